@@ -1,0 +1,146 @@
+package tunnel
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// farewell is how long a refused client may take to read why: a close with
+// unread input would send a reset, and the reset would eat the answer.
+const farewell = time.Second
+
+// A Conn is an accepted connection with a look-ahead buffer: a Protocol reads
+// its preamble with Fill and Buffered, and what it does not Discard is the
+// start of the stream.
+//
+// A Conn is a Stream. It holds no buffer until its first byte arrives.
+type Conn struct {
+	net.Conn
+	Listener string // the address of the listener, as configured
+	Peer     Peer   // the identity proved on this connection, zero if none
+
+	accepted time.Time
+	source   netip.AddrPort // the socket's peer
+	buf      []byte         // read and not consumed
+	handed   bool           // accepted as a Stream: the Server no longer closes it
+}
+
+// NewConn wraps c, which the Conn owns from now on.
+func NewConn(c net.Conn) *Conn {
+	conn := &Conn{Conn: c, accepted: time.Now()}
+	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		ap := a.AddrPort()
+		conn.source = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	}
+	return conn
+}
+
+// Buffered returns the bytes read and not discarded. The slice is valid until
+// the next Fill or Read.
+func (c *Conn) Buffered() []byte { return c.buf }
+
+// Discard consumes the first n buffered bytes.
+func (c *Conn) Discard(n int) { c.buf = c.buf[n:] }
+
+// Fill waits for more bytes and appends them to the look-ahead buffer, at
+// most as many as make limit bytes in all. It is an error to call it with
+// limit bytes buffered. At the end of the stream it returns io.EOF.
+func (c *Conn) Fill(limit int) error {
+	if len(c.buf) >= limit {
+		return io.ErrShortBuffer
+	}
+	return c.fill(limit)
+}
+
+// fillRead is fill for any net.Conn: it holds a small buffer while it waits.
+func (c *Conn) fillRead(limit int) error {
+	p := make([]byte, min(512, limit-len(c.buf)))
+	n, err := c.Conn.Read(p)
+	c.buf = append(c.buf, p[:n]...)
+	if n > 0 {
+		return nil // an error comes again with the next read
+	}
+	return err
+}
+
+// Read returns the buffered bytes first.
+func (c *Conn) Read(p []byte) (int, error) {
+	if len(c.buf) > 0 {
+		n := copy(p, c.buf)
+		c.Discard(n)
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+// CloseWrite half-closes the connection where it can.
+func (c *Conn) CloseWrite() error { return closeWrite(c.Conn) }
+
+// Abort closes the connection so that the peer sees a reset.
+func (c *Conn) Abort() error { return abort(c.Conn) }
+
+// Unwrap implements Unwrapper.
+func (c *Conn) Unwrap() (net.Conn, []byte) {
+	c.handed = true
+	early := c.buf
+	c.buf = nil
+	return c.Conn, early
+}
+
+// Farewell writes msg, the last thing the client is to hear, and closes the
+// connection so that it arrives: the end is sent at once, and what the client
+// still sends is thrown away for at most a second.
+func (c *Conn) Farewell(msg []byte) {
+	_ = c.Conn.SetDeadline(time.Now().Add(farewell))
+	if _, err := c.Conn.Write(msg); err == nil && c.CloseWrite() == nil {
+		_, _ = io.CopyN(io.Discard, c.Conn, 1<<20)
+	}
+	_ = c.Conn.Close()
+}
+
+// NewRequest makes a request of this connection. Its Accept returns the
+// connection itself, what is buffered included; its Refuse aborts it. The
+// protocol fills in where to, and its own Accept and Refuse where it has them.
+func (c *Conn) NewRequest(proto string) *Request {
+	r := &Request{
+		Proto:    proto,
+		Listener: c.Listener,
+		Source:   c.source,
+		Peer:     c.Peer,
+		Accept:   c.Accept,
+		Refuse:   func(error) { _ = c.Abort() },
+		Start:    c.accepted,
+	}
+	if a, ok := c.LocalAddr().(*net.TCPAddr); ok {
+		r.Local = uint16(a.Port)
+	}
+	return r
+}
+
+// Accept ends the preamble: the deadlines are lifted and c is handed on as a
+// Stream. It is the Accept of requests that need no answer to the client.
+func (c *Conn) Accept() (Stream, error) {
+	c.handed = true
+	return c, c.Conn.SetDeadline(time.Time{})
+}
+
+// closeWrite sends the end of the stream.
+func closeWrite(c net.Conn) error {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errNoCloseWrite
+}
+
+// abort ends c so that its peer can tell, where the carrier has a way.
+func abort(c net.Conn) error {
+	switch c := c.(type) {
+	case Aborter:
+		return c.Abort()
+	case interface{ SetLinger(int) error }: // TCP: zero linger turns close into a reset
+		_ = c.SetLinger(0)
+	}
+	return c.Close()
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package tunnel
+
+func (c *Conn) fill(limit int) error { return c.fillRead(limit) }

@@ -1,0 +1,93 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// A Reason says in one word why a request was refused or how a tunnel ended.
+// The same word stands in the log line, the metric label, the wire answer and
+// in "culvert explain". The set is closed: see Reasons.
+type Reason string
+
+// How a connection ends before it has asked for anything.
+const (
+	NoHello      Reason = "no-hello"      // the client left without sending a byte: browsers do, it is no error
+	HelloTimeout Reason = "hello-timeout" // the preamble was not complete in time
+	BadPreamble  Reason = "bad-preamble"  // no protocol of this listener begins like this
+	BadHello     Reason = "bad-hello"     // TLS, but not a ClientHello we can read
+	BadRequest   Reason = "bad-request"   // a malformed head or authority
+	BadMethod    Reason = "bad-method"    // HTTP, but not CONNECT
+	TooLarge     Reason = "too-large"     // a head over its limit
+	Gone         Reason = "gone"          // the client left in the middle of its preamble
+	Overload     Reason = "overload"      // a limit on connections or tunnels is reached
+)
+
+// Why a request is refused.
+const (
+	NoSNI       Reason = "no-sni"       // the hello names nobody, or names an address
+	NoAuth      Reason = "no-auth"      // credentials are required and missing or wrong
+	NoRoute     Reason = "no-route"     // no service has this name and port
+	NotExposed  Reason = "not-exposed"  // the service exists and is private, here or to this caller
+	Denied      Reason = "denied"       // policy says no
+	Prohibited  Reason = "prohibited"   // the address is one the gateway never dials
+	Loop        Reason = "loop"         // the way leads back to this gateway
+	NoEndpoint  Reason = "no-endpoint"  // the service has no endpoint
+	LookupError Reason = "dns-failed"   // the endpoint's DNS name has no address
+	LookupTime  Reason = "dns-timeout"  // the endpoint's DNS name was not resolved in time
+	DialFailed  Reason = "dial-failed"  // every endpoint refused
+	DialTimeout Reason = "dial-timeout" // no endpoint answered in time
+	Unsupported Reason = "unsupported"  // a part of the protocol this gateway does not do
+	Internal    Reason = "internal"     // a fault of the gateway's own
+)
+
+// How a tunnel ends.
+const (
+	Done       Reason = "done"        // both sides closed in order
+	Reset      Reason = "reset"       // a side aborted, and the other was aborted too
+	Idle       Reason = "idle"        // no byte for the idle limit
+	HalfClosed Reason = "half-closed" // one side closed and the other was silent for the limit
+	Drain      Reason = "drain"       // the gateway is stopping
+	Killed     Reason = "killed"      // closed by an operator
+)
+
+// Reasons lists every Reason, in the order of a tunnel's life.
+func Reasons() []Reason {
+	return []Reason{
+		NoHello, HelloTimeout, BadPreamble, BadHello, BadRequest, BadMethod, TooLarge, Gone, Overload,
+		NoSNI, NoAuth, NoRoute, NotExposed, Denied, Prohibited, Loop, NoEndpoint, LookupError, LookupTime,
+		DialFailed, DialTimeout, Unsupported, Internal,
+		Done, Reset, Idle, HalfClosed, Drain, Killed,
+	}
+}
+
+// An Error is a refusal: a Reason for machines and for the wire, and Err for
+// the log, which says what was asked, what happened and what to do.
+type Error struct {
+	Reason Reason
+	Err    error
+}
+
+// Refusef makes an *Error.
+func Refusef(r Reason, format string, args ...any) *Error {
+	return &Error{Reason: r, Err: fmt.Errorf(format, args...)}
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+func (e *Error) Unwrap() error { return e.Err }
+
+// ReasonOf returns the Reason err carries, Internal for an error without one
+// and Done for nil.
+func ReasonOf(err error) Reason {
+	var e *Error
+	switch {
+	case err == nil:
+		return Done
+	case errors.As(err, &e):
+		return e.Reason
+	case errors.Is(err, context.DeadlineExceeded):
+		return DialTimeout
+	}
+	return Internal
+}

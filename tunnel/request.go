@@ -1,0 +1,139 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// A Request is one client's wish to reach one destination. A Protocol makes
+// it; a Handler answers it, once.
+type Request struct {
+	Proto    string         // the protocol that made it: "sni", "connect", "tcp"
+	Listener string         // the address of the listener, as configured
+	Name     Name           // where to, as asked and normalised; zero where the client asked by address
+	Addr     netip.Addr     // where to, where the client asked by address; otherwise invalid
+	Port     uint16         // as asked; 0 where the protocol carries none (SNI)
+	Local    uint16         // the port of the listener
+	ALPN     []string       // what the client offers inside, where it can be seen
+	Source   netip.AddrPort // the socket's peer, or what a trusted hop said of it
+	Peer     Peer           // the verified identity of the caller on this hop; zero if none
+	Start    time.Time      // when the client's connection, or its stream on one, began
+
+	// Accept tells the client yes and returns its stream. Only now may bytes
+	// flow. The stream belongs to the caller of Accept.
+	Accept func() (Stream, error)
+
+	// Refuse tells the client no, in its protocol's own words, and ends its
+	// stream. Exactly one of Accept and Refuse is called, once.
+	Refuse func(error)
+}
+
+// Host returns the destination without its port, as a client would write it.
+func (r *Request) Host() string {
+	if r.Addr.IsValid() {
+		return r.Addr.String()
+	}
+	return r.Name.String()
+}
+
+// Target returns the destination for logs: "host:port", or "host" where the
+// protocol carries no port.
+func (r *Request) Target() string {
+	if r.Port == 0 {
+		return r.Host()
+	}
+	return net.JoinHostPort(r.Host(), strconv.Itoa(int(r.Port)))
+}
+
+// A Peer is who the caller proved to be on this hop. It never comes from
+// anything that was not verified.
+type Peer struct {
+	ID     string // "alice", "spiffe://..."
+	Method string // "basic", "bearer", "mtls"; "" means no identity
+}
+
+// A Handler answers requests. ServeTunnel calls exactly one of req.Accept and
+// req.Refuse. After Accept it may return while the tunnel lives on: the Relay
+// owns it then.
+type Handler interface {
+	ServeTunnel(ctx context.Context, req *Request)
+}
+
+// A HandlerFunc is a Handler made of a function.
+type HandlerFunc func(ctx context.Context, req *Request)
+
+// ServeTunnel calls f.
+func (f HandlerFunc) ServeTunnel(ctx context.Context, req *Request) { f(ctx, req) }
+
+// A Stream is one side of a tunnel. CloseWrite sends the end of the stream
+// and leaves the other direction open; it returns an error that wraps
+// errors.ErrUnsupported where the carrier cannot.
+type Stream interface {
+	net.Conn
+	CloseWrite() error
+}
+
+// An Aborter is a Stream that can end with an error its peer can tell from an
+// orderly end: a TCP reset, an HTTP/2 RST_STREAM. A Stream without it is
+// closed.
+type Aborter interface {
+	Abort() error
+}
+
+// An Unwrapper is a Stream around a net.Conn that it does not translate.
+// Unwrap hands over the net.Conn and the bytes already read from it; the
+// Stream must not be used again. It lets the Relay move bytes in the kernel.
+type Unwrapper interface {
+	Unwrap() (c net.Conn, early []byte)
+}
+
+// A Dialer opens a connection to the next hop.
+type Dialer interface {
+	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// A Resolver finds the route of a request from one snapshot of the table. It
+// refuses with an *Error whose Reason is NoRoute, NotExposed, NoEndpoint,
+// Prohibited, LookupError or LookupTime.
+type Resolver interface {
+	Resolve(ctx context.Context, req *Request) (Route, error)
+}
+
+// A Route says where a request goes: every address is known, so that what is
+// dialed is what was looked at.
+type Route struct {
+	Service    string        // the service's name, for logs, metrics and explain
+	Pattern    string        // what matched: "svc.example.com", "*.example.com:443"
+	Generation uint64        // of the table it came from
+	Endpoints  []Endpoint    // in the order to try
+	Dialer     Dialer        // nil means the Router's
+	Idle       time.Duration // limit without a byte either way; 0 means the Relay's
+	HalfClosed time.Duration // limit half-closed and silent; 0 means the Relay's
+
+	// Report is told of every dial: nil for one that worked. May be nil.
+	Report func(Endpoint, error)
+}
+
+// An Endpoint is one address that serves a service.
+type Endpoint struct {
+	Addr netip.AddrPort
+	Host string // the DNS name Addr came from; "" where the address was written
+
+	// Named says that the route names this very address, so the Guard lets
+	// loopback and link-local ones through.
+	Named bool
+}
+
+func (e Endpoint) String() string {
+	if e.Host == "" {
+		return e.Addr.String()
+	}
+	return e.Host + " (" + e.Addr.String() + ")"
+}
+
+// ErrServerClosed is what Serve returns after Shutdown or Close.
+var ErrServerClosed = errors.New("tunnel: server closed")
