@@ -95,6 +95,9 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 			continue
 		}
 		backoff = 0
+		if !room { // there may have come some while Accept was waiting
+			room = s.Budget.Accept()
+		}
 		s.start(ctx, &ln, c, room)
 	}
 }
