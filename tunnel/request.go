@@ -31,7 +31,7 @@ type Request struct {
 	// stream. Exactly one of Accept and Refuse is called, once.
 	Refuse func(error)
 
-	ended func() // gives the Server its slot back; the Router calls it at the end
+	slot *slot // the connection's place in the Server; nil for a request made elsewhere
 }
 
 // Host returns the destination without its port, as a client would write it.

@@ -46,12 +46,14 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		return
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
+	req.slot.hold() // a source's tunnels count against its share
 	r.Relay.Carry(Tunnel{
 		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed,
 		Ended: func(e End) {
 			r.Budget.Give(1)
 			o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
 			r.end(req, o)
+			req.slot.release()
 		},
 	})
 }
@@ -206,8 +208,5 @@ func (r *Router) end(req *Request, o *Outcome) {
 	o.Lasted = time.Since(o.Start)
 	if r.Observe != nil {
 		r.Observe(o)
-	}
-	if req.ended != nil {
-		req.ended()
 	}
 }
