@@ -324,7 +324,7 @@ func (l *loop) wait() time.Duration {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.flows) == len(l.free) {
+	if len(l.flows) == len(l.free) && len(l.pipes) == 0 {
 		return -1
 	}
 	return l.pause
@@ -653,9 +653,23 @@ func (l *loop) end(f *flow, why Reason, err error) {
 	f.ended(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
 }
 
+// trim closes the empty pipes once bulk has been over for a while.
+func (l *loop) trim() {
+	if len(l.turns) > 0 || l.now-l.turned < int64(time.Second) {
+		return
+	}
+	for _, p := range l.pipes {
+		p.close()
+	}
+	l.npipes -= len(l.pipes)
+	l.budget.Give(int64(2 * len(l.pipes)))
+	l.pipes = nil
+}
+
 // sweep ends the flows that have been silent for longer than they may.
 func (l *loop) sweep() {
 	l.swept = l.now
+	l.trim()
 	var over []order
 	l.mu.Lock()
 	pause := time.Second
