@@ -33,6 +33,7 @@ type copyTunnel struct {
 	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
 	halves  atomic.Int32 // directions that have seen their end
 	writing atomic.Int32 // writes that have not returned
+	lost    atomic.Bool  // one of them failed
 	linger  atomic.Bool  // a side could not be half-closed
 	over    atomic.Bool  // finish was called: what the pumps see now is our own doing
 
@@ -98,6 +99,9 @@ func (ct *copyTunnel) pump(dst, src net.Conn, early []byte, n *atomic.Int64) {
 		ct.finish(Reset, err)
 		return
 	}
+	if ct.settle() {
+		return // an abort, and for the direction that heard of it to report
+	}
 	// The second end closes both, so it need not be half-closed.
 	if ct.halves.Add(1) == 1 {
 		switch err := closeWrite(dst); {
@@ -136,6 +140,9 @@ func (ct *copyTunnel) write(dst net.Conn, p []byte, n *atomic.Int64) error {
 	ct.moved.Store(clock())
 	ct.writing.Add(1)
 	w, err := dst.Write(p)
+	if err != nil {
+		ct.lost.Store(true)
+	}
 	ct.writing.Add(-1)
 	ct.moved.Store(clock())
 	n.Add(int64(w))
@@ -143,6 +150,16 @@ func (ct *copyTunnel) write(dst net.Conn, p []byte, n *atomic.Int64) error {
 		return &lostError{err}
 	}
 	return nil
+}
+
+// settle gives a write that has failed the time to say so, and reports
+// whether one did. A socket tells of its reset once: if the write into it hears
+// of it, the read finds what looks like the end of the stream.
+func (ct *copyTunnel) settle() bool {
+	for i := 0; i < 10 && ct.writing.Load() > 0; i++ {
+		time.Sleep(time.Millisecond)
+	}
+	return ct.lost.Load()
 }
 
 // A lostError is the failure of a write. It is never routine, whatever the
