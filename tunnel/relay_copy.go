@@ -20,7 +20,8 @@ var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
 type copyRelay struct {
 	mu      sync.Mutex // guards what follows
 	tunnels map[*copyTunnel]struct{}
-	empty   chan struct{} // wakes the sweep when the last tunnel is gone; nil while there is no sweep
+	pause   time.Duration // the sweep's, as it last found
+	wake    chan struct{} // to the sweep, when the last tunnel is gone or one with shorter limits came; nil while there is none
 	wg      sync.WaitGroup
 }
 
@@ -58,10 +59,20 @@ func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte
 	r.tunnels[ct] = struct{}{}
 	r.wg.Add(1)
 	go r.run(ct, fromClient, fromServer)
-	if r.empty == nil {
-		r.empty = make(chan struct{}, 1)
+	if r.wake == nil {
+		r.wake = make(chan struct{}, 1)
 		r.wg.Add(1)
-		go r.sweep(r.empty)
+		go r.sweep(r.wake)
+	} else if ct.pause() < r.pause {
+		r.notify()
+	}
+}
+
+// notify wakes the sweep. The caller holds mu.
+func (r *copyRelay) notify() {
+	select {
+	case r.wake <- struct{}{}:
+	default: // it is about to wake
 	}
 }
 
@@ -79,10 +90,7 @@ func (r *copyRelay) run(ct *copyTunnel, fromClient, fromServer []byte) {
 	r.mu.Lock()
 	delete(r.tunnels, ct)
 	if len(r.tunnels) == 0 {
-		select {
-		case r.empty <- struct{}{}:
-		default:
-		}
+		r.notify()
 	}
 	r.mu.Unlock()
 	ct.ended(End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
@@ -185,14 +193,14 @@ func (ct *copyTunnel) finish(why Reason, err error) {
 }
 
 // sweep keeps the limits while there are tunnels.
-func (r *copyRelay) sweep(empty <-chan struct{}) {
+func (r *copyRelay) sweep(wake <-chan struct{}) {
 	defer r.wg.Done()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
-		case <-empty:
+		case <-wake:
 		}
 		open, pause := r.list()
 		if open == nil {
@@ -213,19 +221,27 @@ func (r *copyRelay) list() ([]*copyTunnel, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.tunnels) == 0 {
-		r.empty = nil
+		r.wake = nil
 		return nil, 0
 	}
-	open, pause := make([]*copyTunnel, 0, len(r.tunnels)), time.Second
+	open := make([]*copyTunnel, 0, len(r.tunnels))
+	r.pause = time.Second
 	for ct := range r.tunnels {
 		open = append(open, ct)
-		for _, l := range []time.Duration{ct.idle, ct.half} {
-			if l > 0 {
-				pause = min(pause, max(l/4, time.Millisecond))
-			}
+		r.pause = min(r.pause, ct.pause())
+	}
+	return open, r.pause
+}
+
+// pause is how long the sweep may leave ct alone.
+func (ct *copyTunnel) pause() time.Duration {
+	pause := time.Second
+	for _, l := range []time.Duration{ct.idle, ct.half} {
+		if l > 0 {
+			pause = min(pause, max(l/4, time.Millisecond))
 		}
 	}
-	return open, pause
+	return pause
 }
 
 func (ct *copyTunnel) check(quiet time.Duration) {
