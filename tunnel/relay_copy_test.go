@@ -302,3 +302,19 @@ func TestRelayEarlyBytesBeyondTheSocket(t *testing.T) {
 		}
 	})
 }
+
+// TestRelayShorterLimitThanOthers checks that a new tunnel's limit holds
+// beside older ones that need no looking after for long.
+func TestRelayShorterLimitThanOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &tunnel.Relay{}
+		defer r.Close()
+		carryMem(t, r, true, true, nil)
+		time.Sleep(1100 * time.Millisecond)
+		start := time.Now()
+		_, _, _, _, end := carryMem(t, r, true, true, func(tun *tunnel.Tunnel) { tun.Idle = 100 * time.Millisecond })
+		if e := <-end; e.Reason != tunnel.Idle || time.Since(start) > 130*time.Millisecond {
+			t.Errorf("%s after %v, want idle after 100 ms and a quarter at most", e.Reason, time.Since(start))
+		}
+	})
+}
