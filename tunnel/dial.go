@@ -24,6 +24,9 @@ type NetDialer struct {
 	Guard *Guard // nil refuses what Forbidden lists
 }
 
+// Check returns nil if ep may be dialed.
+func (d *NetDialer) Check(ep Endpoint) error { return d.Guard.Check(ep.Addr, ep.Named) }
+
 // DialEndpoint dials ep.Addr. The caller closes the connection.
 func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error) {
 	nd := net.Dialer{
