@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"culvert.dev/tunnel"
 )
@@ -60,7 +61,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		case err == nil:
 			req := c.NewRequest(p.Name())
 			req.Name = hello.Name
-			req.ALPN = hello.ALPN()
+			req.ALPN = offered(&hello)
 			req.Refuse = func(err error) { p.refuse(c, err) }
 			h.ServeTunnel(ctx, req)
 			return nil
@@ -76,6 +77,23 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 			return lost(c, err)
 		}
 	}
+}
+
+// maxOffered is how many ALPN protocols a Request tells of, the client's first
+// choices. It lives as long as the tunnel, and a hello has room for 30,000;
+// real clients offer three. A rule that must see them all asks the Hello.
+const maxOffered = 32
+
+func offered(h *Hello) []string {
+	list := h.ALPN()
+	if len(list) <= maxOffered {
+		return list
+	}
+	short := make([]string, maxOffered)
+	for i := range short {
+		short[i] = strings.Clone(list[i]) // or the whole list would be kept
+	}
+	return short
 }
 
 // lost says why the client's bytes stopped. There is nobody left to tell, or

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -343,6 +344,30 @@ func TestServeRequestFields(t *testing.T) {
 		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no route"))
 	}), patience)
 	if _, err := v.Write(one(chromium(svc))); err != nil {
+		t.Fatal(err)
+	}
+	if heard, _ := v.hears(t); !bytes.Equal(heard, alert(UnrecognizedName)) {
+		t.Errorf("heard % x, want unrecognized_name", heard)
+	}
+}
+
+// A tunnel does not hold a list of protocols of any length.
+func TestServeManyProtocols(t *testing.T) {
+	all := make([]string, 1000)
+	for i := range all {
+		all[i] = strconv.Itoa(i)
+	}
+	raw := one(hello(alpnExt(all...), sniExt(svc)))
+	if h := mustParse(t, raw); !slices.Equal(h.ALPN(), all) {
+		t.Errorf("the hello has %d protocols, want %d", len(h.ALPN()), len(all))
+	}
+	v := call(t, &Protocol{}, tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+		if !slices.Equal(req.ALPN, all[:maxOffered]) {
+			t.Errorf("the request has %q, want %q", req.ALPN, all[:maxOffered])
+		}
+		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no route"))
+	}), patience)
+	if _, err := v.Write(raw); err != nil {
 		t.Fatal(err)
 	}
 	if heard, _ := v.hears(t); !bytes.Equal(heard, alert(UnrecognizedName)) {
