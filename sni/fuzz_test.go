@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"runtime"
 	"strings"
@@ -33,6 +34,14 @@ func (s *script) RemoteAddr() net.Addr             { return &net.TCPAddr{IP: net
 func (s *script) SetDeadline(time.Time) error      { return nil }
 func (s *script) SetReadDeadline(time.Time) error  { return nil }
 func (s *script) SetWriteDeadline(time.Time) error { return nil }
+
+// small is the seeds without those that are only long: they slow the fuzzer
+// down and show it nothing.
+func small(f *testing.F) map[string][]byte {
+	all := seeds(f)
+	maps.DeleteFunc(all, func(_ string, raw []byte) bool { return len(raw) > 4<<10 })
+	return all
+}
 
 // oracle asks crypto/tls for the server name of a hello. It is false where
 // crypto/tls refuses the hello.
@@ -91,7 +100,7 @@ var stricter = []string{
 // What this package reads, crypto/tls reads the same; what crypto/tls reads
 // and this package refuses, it refuses for a reason that is listed.
 func FuzzParse(f *testing.F) {
-	for _, raw := range seeds(f) {
+	for _, raw := range small(f) {
 		f.Add(raw)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -133,7 +142,7 @@ func FuzzParse(f *testing.F) {
 // Pieces do not matter, an answer stands whatever follows it, and memory is
 // bounded by what was sent.
 func FuzzFeed(f *testing.F) {
-	for _, raw := range seeds(f) {
+	for _, raw := range small(f) {
 		f.Add(raw, uint16(1))
 		f.Add(raw, uint16(1000))
 	}
@@ -218,7 +227,7 @@ func reasoned(err error) error {
 // The handler is called for a hello with a name and for nothing else; the
 // stream is what was sent; the client hears nothing but a well-formed refusal.
 func FuzzServeConn(f *testing.F) {
-	for _, raw := range seeds(f) {
+	for _, raw := range small(f) {
 		f.Add(raw, false)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, silent bool) {
