@@ -18,28 +18,37 @@ type found struct {
 	endpoint netip.AddrPort // the one endpoint asked for by its address, or zero
 }
 
+// Find returns the service a request leads to, whoever asks. Its error is an
+// *tunnel.Error.
+func (t *Table) Find(req *tunnel.Request) (Service, error) {
+	f, err := t.route(req)
+	if err != nil {
+		return Service{}, err
+	}
+	return f.entry.Service, nil
+}
+
 // find finds the service of a request and whether the caller may have it. It
 // does not allocate, errors apart.
 func (t *Table) find(req *tunnel.Request) (found, *tunnel.Error) {
-	if t == nil {
-		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", req.Target())
-	}
-	var (
-		f   found
-		err *tunnel.Error
-	)
-	switch {
-	case req.Addr.IsValid():
-		f, err = t.findAddr(req)
-	case req.Name.IsZero():
-		err = tunnel.Refusef(tunnel.NoRoute, "registry: the request names no destination")
-	default:
-		f, err = t.findName(req)
-	}
+	f, err := t.route(req)
 	if err != nil {
 		return found{}, err
 	}
 	return f, t.visible(f.entry, req)
+}
+
+// route is find that does not ask who asks.
+func (t *Table) route(req *tunnel.Request) (found, *tunnel.Error) {
+	switch {
+	case t == nil:
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", req.Target())
+	case req.Addr.IsValid():
+		return t.findAddr(req)
+	case req.Name.IsZero():
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: the request names no destination")
+	}
+	return t.findName(req)
 }
 
 func (t *Table) findName(req *tunnel.Request) (found, *tunnel.Error) {
