@@ -308,11 +308,10 @@ func (p *Parser) serverName(t uint8, n int) error {
 // parseName takes in the server name, which has arrived.
 func (p *Parser) parseName() error {
 	p.hello.RawName = p.text(p.name)
-	name, err := tunnel.ParseName(p.hello.RawName)
-	switch {
-	case errors.Is(err, tunnel.ErrNameAddress):
-		p.hello.NameErr = fmt.Errorf("sni: %w, which RFC 6066 section 3 does not allow", err)
-	case err != nil:
+	name, err := ParseName(p.hello.RawName)
+	if tunnel.ReasonOf(err) == tunnel.NoSNI {
+		p.hello.NameErr = err
+	} else if err != nil {
 		e := &ParseError{Reason: tunnel.BadHello, Alert: IllegalParameter, Offset: p.name.off, Err: err}
 		if errors.Is(err, tunnel.ErrNameTooLong) {
 			e.Limit = tunnel.MaxNameLen
@@ -322,6 +321,21 @@ func (p *Parser) parseName() error {
 	p.hello.Name = name
 	p.stage = readExtension
 	return nil
+}
+
+// ParseName is tunnel.ParseName with the Reason a server name gets that is not
+// a name: NoSNI for an address and for nothing, BadHello for the rest.
+func ParseName(s string) (tunnel.Name, error) {
+	name, err := tunnel.ParseName(s)
+	switch {
+	case err == nil:
+		return name, nil
+	case errors.Is(err, tunnel.ErrNameAddress):
+		return name, &tunnel.Error{Reason: tunnel.NoSNI, Err: fmt.Errorf("sni: %w, which RFC 6066 section 3 does not allow", err)}
+	case errors.Is(err, tunnel.ErrNameEmpty):
+		return name, &tunnel.Error{Reason: tunnel.NoSNI, Err: ErrNoName}
+	}
+	return name, &tunnel.Error{Reason: tunnel.BadHello, Err: err}
 }
 
 // finish completes the hello.

@@ -111,7 +111,7 @@ func lost(c *tunnel.Conn, err error) error {
 
 // refuse tells the client no and closes c.
 func (p *Protocol) refuse(c *tunnel.Conn, err error) {
-	a := alertOf(err)
+	a := AlertFor(err)
 	if a == 0 || p.Refusal == RefuseClose {
 		_ = c.Abort()
 		return
@@ -120,10 +120,10 @@ func (p *Protocol) refuse(c *tunnel.Conn, err error) {
 	c.Farewell([]byte{21, 3, 3, 0, 2, 2, byte(a)})
 }
 
-// alertOf is the table of what a TLS client hears for each Reason; 0 means
-// nothing. Names that are unknown and names that are private get the same
+// AlertFor is the table of what a TLS client hears for each Reason; 0 means
+// nothing but a close. Names that are unknown and names that are private get the same
 // answer, so that nobody learns of a service by asking.
-func alertOf(err error) Alert {
+func AlertFor(err error) Alert {
 	var bad *ParseError
 	if errors.As(err, &bad) {
 		return bad.Alert

@@ -444,7 +444,7 @@ func TestRefuse(t *testing.T) {
 
 // An error without a Reason is the gateway's own.
 func TestRefuseUnknown(t *testing.T) {
-	if got := alertOf(errors.New("surprise")); got != InternalError {
+	if got := AlertFor(errors.New("surprise")); got != InternalError {
 		t.Errorf("alert %d, want %d", got, InternalError)
 	}
 }

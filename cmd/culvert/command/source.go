@@ -173,7 +173,7 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 		case "sni":
 			p := &sni.Protocol{}
 			if l.Refusal == "close" {
-				p.Refusal = sni.Close
+				p.Refusal = sni.RefuseClose
 			}
 			ps = append(ps, p)
 		case "connect":
