@@ -39,7 +39,7 @@ one a gateway would refuse.`,
 		Example: "  culvert config schema > culvert.schema.json",
 		Args:    args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := cmd.OutOrStdout().Write(file.Schema)
+			_, err := io.WriteString(cmd.OutOrStdout(), file.Schema)
 			return err
 		},
 	}

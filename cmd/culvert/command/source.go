@@ -94,7 +94,7 @@ func (o *sourceOptions) flagRoutes() ([]registry.Service, error) {
 		if err != nil {
 			return nil, usageError("write NAME[:PORT]=HOST:PORT", "--route %q: %w", r, err)
 		}
-		services = append(services, s...)
+		services = append(services, s)
 	}
 	return services, nil
 }
