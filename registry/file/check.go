@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -157,6 +158,7 @@ func (d *decoder) checkListeners() {
 		}
 		taken = append(taken, place{address, n})
 	}
+	sound := len(d.errs) == 0 // else a service that was not understood would seem to be missing
 	var table *registry.Table
 	for i := range d.cfg.Listeners {
 		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
@@ -172,15 +174,15 @@ func (d *decoder) checkListeners() {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
 		}
-		if l.Service.IsZero() || len(d.errs) > 0 {
-			continue // a service that was not understood would seem to be missing
+		if l.Service.IsZero() || !sound {
+			continue
 		}
 		if table == nil {
 			table, _ = registry.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
 		}
 		req := &tunnel.Request{Name: l.Service, Port: l.Port, Local: listenPort(l.Address)}
 		if _, err := table.Find(req); err != nil {
-			d.errorf(at.service, "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.service.Value), err)
+			d.errorf(at.service, "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.service.Value), strings.TrimPrefix(err.Error(), "registry: "))
 		}
 	}
 	if d.at.admin != nil {

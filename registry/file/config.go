@@ -114,7 +114,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 func Load(path string) (*Config, error) {
 	data, err := read(path, maxSize)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	d := parse(path, data)
 	d.readAuthFiles(path, data)
@@ -128,7 +128,7 @@ func Load(path string) (*Config, error) {
 func LoadRoutes(path string) (*Config, error) {
 	data, err := read(path, maxSize)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	c := Default()
 	if c.Services, err = ParseRoutes(path, data); err != nil {
@@ -155,22 +155,22 @@ func read(path string, limit int64) ([]byte, error) {
 	// Stat before open: opening a FIFO would block.
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
+		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("read configuration: %q is not a regular file", path)
+		return nil, fmt.Errorf("%q is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
+		return nil, err
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
+		return nil, err
 	}
 	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("read configuration: %q is larger than the limit of %d bytes", path, limit)
+		return nil, fmt.Errorf("%q is larger than the limit of %d bytes", path, limit)
 	}
 	return data, nil
 }

@@ -87,27 +87,48 @@ func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
 
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
 
-// syntaxError reports an error of the YAML library. It tells the line in its
-// text and no column, so the column is that of the line's first character.
+// syntaxError reports an error of the YAML library, which tells the line where
+// the surroundings of the mistake begin, and no column.
 func (d *decoder) syntaxError(err error, data []byte) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
-	at := &yaml.Node{Line: 1, Column: 1}
+	line := 1
 	if m := yamlLine.FindStringSubmatch(msg); m != nil {
-		at.Line, _ = strconv.Atoi(m[1])
+		line, _ = strconv.Atoi(m[1])
 		msg = msg[len(m[0]):]
 	}
-	lines := bytes.SplitN(data, []byte("\n"), at.Line+1)
-	if at.Line > len(lines) {
-		at.Line = len(lines)
-	}
+	line, text := brokenLine(data, line)
 	hint := "check the indentation, and quote values with : or # in them"
-	line := lines[at.Line-1]
-	trimmed := bytes.TrimLeft(line, " \t")
-	if indent := line[:len(line)-len(trimmed)]; bytes.Contains(indent, []byte("\t")) {
+	trimmed := bytes.TrimLeft(text, " \t")
+	if indent := text[:len(text)-len(trimmed)]; bytes.Contains(indent, []byte("\t")) {
 		hint = "indent with spaces, not with tabs"
 	}
-	at.Column = len(line) - len(trimmed) + 1
-	d.errorf(at, hint, "not YAML: %s", msg)
+	d.errorf(&yaml.Node{Line: line, Column: len(text) - len(trimmed) + 1}, hint, "not YAML: %s", msg)
+}
+
+// brokenLine finds the line that breaks a document: the one after the longest
+// beginning of it that is YAML. It looks from line on, within reason, and
+// returns line itself where it finds nothing better.
+func brokenLine(data []byte, line int) (int, []byte) {
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	line = min(max(line, 1), len(lines))
+	const (
+		most = 8 << 20 // bytes to parse in all
+		far  = 50      // lines that are broken in a row
+	)
+	size := 0
+	for _, l := range lines[:line-1] {
+		size += len(l)
+	}
+	best := line
+	for at, work := line, size; at <= len(lines) && at-best < far && work < most; at++ {
+		var n yaml.Node
+		if err := decodeNode(yaml.NewDecoder(bytes.NewReader(data[:size])), &n); err == nil || errors.Is(err, io.EOF) {
+			best = at
+		}
+		size += len(lines[at-1])
+		work += size
+	}
+	return best, bytes.TrimRight(lines[best-1], "\r\n")
 }
 
 // A field is one key of an object: how it is called and how it is read. The
@@ -261,11 +282,7 @@ func (d *decoder) integer(n *yaml.Node, what string, least, most int) (int, bool
 		return 0, false
 	}
 	if v < least || v > most {
-		limit := fmt.Sprintf("%d to %d", least, most)
-		if most == math.MaxInt32 {
-			limit = fmt.Sprintf("%d or more", least)
-		}
-		d.errorf(n, "", "%s is %d, want %s", what, v, limit)
+		d.errorf(n, "", "%s is %d, want %d to %d", what, v, least, most)
 		return 0, false
 	}
 	return v, true

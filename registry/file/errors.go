@@ -60,7 +60,7 @@ func (e Errors) sorted() error {
 	slices.SortStableFunc(e, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
-	return e[:min(len(e), maxErrors):maxErrors]
+	return e[:min(len(e), maxErrors)]
 }
 
 // meant returns the word of a list that is a slip or two away from s, or "".

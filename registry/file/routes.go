@@ -3,6 +3,7 @@ package file
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -132,6 +133,7 @@ func JoinRoutes(routes []registry.Service) []registry.Service {
 		i, ok := at[k]
 		if !ok {
 			at[k] = len(joined)
+			r.Endpoints = slices.Clip(r.Endpoints) // what is appended is ours
 			joined = append(joined, r)
 			continue
 		}
