@@ -2,6 +2,7 @@ package connect
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -490,4 +491,24 @@ func TestConn(t *testing.T) {
 func answerWith(c net.Conn, s string) net.Conn {
 	_, _ = io.WriteString(c, s)
 	return c
+}
+
+// A server that speaks first, and bytes in both directions at once.
+func TestServerSpeaksFirst(t *testing.T) {
+	r := &router{table: map[string]string{"ssh.test:22": backend(t, echoAfter("SSH-2.0-x\r\n"))}}
+	c, err := (&Dialer{Proxy: serve(t, &Protocol{}, r).addr}).DialContext(t.Context(), "tcp", "ssh.test:22")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	sent := bytes.Repeat([]byte("culvert "), 1<<17)
+	go func() {
+		_, _ = c.Write(sent)
+		_ = c.(tunnel.Stream).CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	if want := append([]byte("SSH-2.0-x\r\n"), sent...); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("got %d bytes, %v, want %d: the banner and what was sent", len(got), err, len(want))
+	}
 }
