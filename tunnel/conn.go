@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,17 +25,23 @@ type Conn struct {
 	accepted time.Time
 	source   netip.AddrPort // the socket's peer
 	buf      []byte         // read and not consumed
+	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
 	handed   bool           // accepted as a Stream: the Server no longer closes it
 }
 
 // NewConn wraps c, which the Conn owns from now on.
 func NewConn(c net.Conn) *Conn {
-	conn := &Conn{Conn: c, accepted: time.Now()}
+	conn := new(Conn)
+	conn.init(c)
+	return conn
+}
+
+func (conn *Conn) init(c net.Conn) {
+	conn.Conn, conn.accepted = c, time.Now()
 	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		ap := a.AddrPort()
 		conn.source = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 	}
-	return conn
 }
 
 // Buffered returns the bytes read and not discarded. The slice is valid until
@@ -51,7 +58,12 @@ func (c *Conn) Fill(limit int) error {
 	if len(c.buf) >= limit {
 		return io.ErrShortBuffer
 	}
-	return c.fill(limit)
+	first := len(c.buf) == 0
+	err := c.fill(limit)
+	if first && len(c.buf) > 0 && c.began.Load() == 0 {
+		c.began.Store(max(1, int64(time.Since(c.accepted))))
+	}
+	return err
 }
 
 // fillRead is fill for any net.Conn: it holds a small buffer while it waits.
@@ -124,23 +136,4 @@ func (c *Conn) NewRequest(proto string) *Request {
 func (c *Conn) Accept() (Stream, error) {
 	c.handed = true
 	return c, c.Conn.SetDeadline(time.Time{})
-}
-
-// closeWrite sends the end of the stream.
-func closeWrite(c net.Conn) error {
-	if w, ok := c.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return errNoCloseWrite
-}
-
-// abort ends c so that its peer can tell, where the carrier has a way.
-func abort(c net.Conn) error {
-	switch c := c.(type) {
-	case Aborter:
-		return c.Abort()
-	case interface{ SetLinger(int) error }: // TCP: zero linger turns close into a reset
-		_ = c.SetLinger(0)
-	}
-	return c.Close()
 }

@@ -30,6 +30,8 @@ type Request struct {
 	// Refuse tells the client no, in its protocol's own words, and ends its
 	// stream. Exactly one of Accept and Refuse is called, once.
 	Refuse func(error)
+
+	ended func() // gives the Server its slot back; the Router calls it at the end
 }
 
 // Host returns the destination without its port, as a client would write it.
