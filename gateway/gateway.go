@@ -90,6 +90,7 @@ type Gateway struct {
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
+	reloads   reloads
 }
 
 // New opens the listeners. Run serves them, or Close gives them back.

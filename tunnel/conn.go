@@ -134,6 +134,9 @@ func (c *Conn) NewRequest(proto string) *Request {
 // Accept ends the preamble: the deadlines are lifted and c is handed on as a
 // Stream. It is the Accept of requests that need no answer to the client.
 func (c *Conn) Accept() (Stream, error) {
+	if err := c.Conn.SetDeadline(time.Time{}); err != nil {
+		return nil, err // the Server closes c
+	}
 	c.handed = true
-	return c, c.Conn.SetDeadline(time.Time{})
+	return c, nil
 }

@@ -25,7 +25,7 @@ import (
 // is not read until the backlog is gone: that is all the back-pressure there is.
 type kernelRelay struct {
 	once  sync.Once
-	loops []*loop
+	loops atomic.Pointer[[]*loop] // set once; nil before
 	next  atomic.Uint32
 	wg    sync.WaitGroup
 }
@@ -53,7 +53,8 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 		return false
 	}
 	k.once.Do(func() { k.start(r) })
-	if len(k.loops) == 0 {
+	loops := k.running()
+	if len(loops) == 0 {
 		return false
 	}
 	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, moved: clock()}
@@ -66,29 +67,38 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 		return false
 	}
 	_, _ = a.Close(), b.Close() // the duplicates live on
-	l := k.loops[int(k.next.Add(1))%len(k.loops)]
+	l := loops[int(k.next.Add(1))%len(loops)]
 	l.adopt(f, fromClient, fromServer)
 	return true
 }
 
 func (k *kernelRelay) start(r *Relay) {
+	var loops []*loop
 	for range runtime.GOMAXPROCS(0) {
 		l, err := newLoop(r.Budget)
 		if err != nil {
-			return // fewer loops, or none: the other path carries
+			break // fewer loops, or none: the other path carries
 		}
-		k.loops = append(k.loops, l)
+		loops = append(loops, l)
 		k.wg.Add(1)
 		go func() {
 			defer k.wg.Done()
 			l.run()
 		}()
 	}
+	k.loops.Store(&loops)
+}
+
+func (k *kernelRelay) running() []*loop {
+	if loops := k.loops.Load(); loops != nil {
+		return *loops
+	}
+	return nil
 }
 
 func (k *kernelRelay) all() []func(Reason) {
 	var kills []func(Reason)
-	for _, l := range k.loops {
+	for _, l := range k.running() {
 		l.mu.Lock()
 		for _, f := range l.flows {
 			if f != nil {
@@ -102,11 +112,11 @@ func (k *kernelRelay) all() []func(Reason) {
 
 func (k *kernelRelay) close() {
 	k.once.Do(func() {}) // never start after this
-	for _, l := range k.loops {
+	for _, l := range k.running() {
 		l.mu.Lock()
 		l.stop = true
-		l.mu.Unlock()
 		l.notify()
+		l.mu.Unlock()
 	}
 	k.wg.Wait()
 }
@@ -170,6 +180,8 @@ type loop struct {
 	kills []order
 	pause time.Duration // between sweeps
 	stop  bool
+
+	released bool // its descriptors are no longer its own
 }
 
 type order struct {
@@ -218,6 +230,12 @@ func (l *loop) adopt(f *flow, fromClient, fromServer []byte) {
 	// Both are added before the loop can look at either: it takes mu first.
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.released { // Close came in between
+		resetFD(f.sides[0].fd)
+		resetFD(f.sides[1].fd)
+		f.ended(End{Reason: Drain, In: f.sides[1].taken, Out: f.sides[0].taken})
+		return
+	}
 	l.place(f)
 	for i := range f.sides {
 		s := &f.sides[i]
@@ -255,8 +273,12 @@ func (l *loop) place(f *flow) {
 	}
 }
 
-// notify wakes the loop.
+// notify wakes the loop. The caller holds mu, so that the descriptor is still
+// the loop's own.
 func (l *loop) notify() {
+	if l.released {
+		return
+	}
 	one := [8]byte{1}
 	_, _ = syscall.Write(int(l.wake), one[:])
 }
@@ -264,8 +286,8 @@ func (l *loop) notify() {
 // kill asks the loop to abort f.
 func (l *loop) kill(f *flow, why Reason) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.kills = append(l.kills, order{f, why})
-	l.mu.Unlock()
 	l.notify()
 }
 
@@ -302,7 +324,7 @@ func (l *loop) wait() time.Duration {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.flows) == len(l.free) {
+	if len(l.flows) == len(l.free) && len(l.pipes) == 0 {
 		return -1
 	}
 	return l.pause
@@ -631,9 +653,23 @@ func (l *loop) end(f *flow, why Reason, err error) {
 	f.ended(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
 }
 
+// trim closes the empty pipes once bulk has been over for a while.
+func (l *loop) trim() {
+	if len(l.turns) > 0 || l.now-l.turned < int64(time.Second) {
+		return
+	}
+	for _, p := range l.pipes {
+		p.close()
+	}
+	l.npipes -= len(l.pipes)
+	l.budget.Give(int64(2 * len(l.pipes)))
+	l.pipes = nil
+}
+
 // sweep ends the flows that have been silent for longer than they may.
 func (l *loop) sweep() {
 	l.swept = l.now
+	l.trim()
 	var over []order
 	l.mu.Lock()
 	pause := time.Second
@@ -661,6 +697,7 @@ func (l *loop) sweep() {
 // release ends what is left and gives everything back.
 func (l *loop) release() {
 	l.mu.Lock()
+	l.released = true
 	left := make([]*flow, 0, len(l.flows)-len(l.free))
 	for _, f := range l.flows {
 		if f != nil {
@@ -676,5 +713,5 @@ func (l *loop) release() {
 	}
 	l.budget.Give(int64(2 * l.npipes))
 	closeFD(l.wake)
-	_ = syscall.Close(l.ep)
+	closeFD(int32(l.ep))
 }
