@@ -26,7 +26,7 @@ func FuzzHead(f *testing.F) {
 		"GET http://example.com/ HTTP/1.1\r\nHost: example.com\r\n\r\n", "GET /\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 		"CONNECT [::1]:1 HTTP/1.1\r\nHost:\t[::1]:1 \r\nA: b\r\n c\r\n\r\n", "CONNECT a:1 HTTP/1.1\nHost: a\n\n",
 		"CONNECT a:1 HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0",
-		"CONNECT a:1 HTTP/1.0\r\n"+strings.Repeat("A:\r\n", 101)+"\r\n", strings.Repeat("A", MaxHead+1)) {
+		"CONNECT a:1 HTTP/1.0\r\n"+strings.Repeat("A:\r\n", 101)+"\r\n") {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -59,7 +59,7 @@ func FuzzHead(f *testing.F) {
 		case head.Len > MaxHead || head.Len > len(b) || !bytes.HasSuffix(b[:head.Len], []byte(hdrEnd)):
 			t.Fatalf("got a head of %d bytes of %d, want the end to be an empty line", head.Len, len(b))
 		}
-		for i := range head.Len {
+		for i := range min(head.Len, 256) { // the rest by piece, above
 			if _, err := ParseHead(b[:i]); err != ErrMore {
 				t.Fatalf("the first %d bytes: got %v, want ErrMore", i, err)
 			}
@@ -135,7 +135,7 @@ func FuzzReply(f *testing.F) {
 		if r.status < 100 || r.status > 999 || r.Len > len(b) {
 			t.Fatalf("got status %d, %d bytes of %d", r.status, r.Len, len(b))
 		}
-		for i := range r.Len {
+		for i := range min(r.Len, 256) {
 			if _, err := parseReply(b[:i]); err != ErrMore {
 				t.Fatalf("the first %d bytes: got %v, want ErrMore", i, err)
 			}

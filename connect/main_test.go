@@ -94,10 +94,10 @@ func exchange(t *testing.T, addr, in string) string {
 
 // A router is the Handler of these tests: it has a table, dials, and carries.
 type router struct {
-	table map[string]string // "name:port" as asked, to the address dialed
-	refer func(*tunnel.Request) error
+	refer func(*tunnel.Request) error // nil refuses nobody
 
-	mu       sync.Mutex
+	mu       sync.Mutex        // guards what follows
+	table    map[string]string // "name:port" as asked, to the address dialed
 	requests []tunnel.Request
 	dials    int
 }
@@ -118,7 +118,9 @@ func (r *router) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 			return
 		}
 	}
+	r.mu.Lock()
 	addr, ok := r.table[req.Target()]
+	r.mu.Unlock()
 	if !ok {
 		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no route for %q", req.Target()))
 		return
@@ -180,6 +182,14 @@ func backend(t *testing.T, f func(net.Conn)) string {
 }
 
 func echo(c net.Conn) { _, _ = io.Copy(c, c) }
+
+// echoAfter speaks first.
+func echoAfter(greeting string) func(net.Conn) {
+	return func(c net.Conn) {
+		_, _ = io.WriteString(c, greeting)
+		echo(c)
+	}
+}
 
 // refusal is the answer that a refused client has to get, to the byte.
 func refusal(status, token string, reason tunnel.Reason, text string, extra ...string) string {

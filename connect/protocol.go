@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -87,9 +86,7 @@ func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	head, err := readHead(ctx, c)
 	if err != nil {
-		if reason := tunnel.ReasonOf(err); reason != tunnel.NoHello && reason != tunnel.Gone {
-			p.refuse(c, nil, err)
-		}
+		p.refuse(c, nil, err)
 		return err
 	}
 	c.Discard(head.Len)
@@ -130,22 +127,17 @@ func readHead(ctx context.Context, c *tunnel.Conn) (Head, error) {
 			return Head{}, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 		if err := c.Fill(MaxHead); err != nil {
-			return Head{}, readError(ctx, len(c.Buffered()), err)
+			return Head{}, readError(ctx, c, err)
 		}
 	}
 }
 
-// readError says why a head ended after n bytes.
-func readError(ctx context.Context, n int, err error) error {
-	switch {
-	case errors.Is(ctx.Err(), context.Canceled):
-		return tunnel.Refusef(tunnel.Drain, "connect: stopped after %d bytes of a head", n)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return tunnel.Refusef(tunnel.HelloTimeout, "connect: the head was not complete in time, %d bytes came", n)
-	case n == 0:
-		return tunnel.Refusef(tunnel.NoHello, "connect: the client left without a byte: %w", err)
+// readError says why a head ended before its end.
+func readError(ctx context.Context, c *tunnel.Conn, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return tunnel.Refusef(tunnel.Drain, "connect: stopped after %d bytes of a head", len(c.Buffered()))
 	}
-	return tunnel.Refusef(tunnel.Gone, "connect: the client left after %d bytes of a head: %w", n, err)
+	return tunnel.PreambleError(c, err)
 }
 
 // checkHead judges what HTTP/1.x has and later versions do not.
@@ -211,11 +203,14 @@ func (p *Protocol) admit(ctx context.Context, req *tunnel.Request, target string
 	return hops, nil
 }
 
-// refuse tells the client no and closes c.
+// refuse tells the client no and closes c. Who has left, or has not begun to
+// speak HTTP, is told nothing.
 func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
 	r := Answer(req, err)
-	if req == nil && len(c.Buffered()) == 0 && (r.Reason == tunnel.HelloTimeout || r.Reason == tunnel.Drain) {
-		_ = c.Close() // who never spoke may not speak HTTP
+	switch silent := req == nil && len(c.Buffered()) == 0; {
+	case r.Reason == tunnel.NoHello, r.Reason == tunnel.Gone,
+		silent && (r.Reason == tunnel.HelloTimeout || r.Reason == tunnel.Drain):
+		_ = c.Close()
 		return
 	}
 	if r.Reason == tunnel.NoAuth && p.Auth != nil {
