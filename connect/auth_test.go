@@ -19,7 +19,7 @@ func unauthorized(challenges ...string) string {
 
 func TestAuth(t *testing.T) {
 	auth := AnyOf{
-		&BasicAuth{Verify: Passwords(map[string]string{"alice": "open:sesame", "bob": "", "zoë": "ключ"})},
+		&BasicAuth{Verify: Passwords(map[string]string{"alice": "open:sesame", "bob": "", "zoë": "ключ", "eve\n": "x", "": "x"})},
 		&Bearer{Verify: Tokens(map[string]string{"ci": "t0ken", "cd": "other"})},
 	}
 	denied := unauthorized(`Basic realm="culvert", charset="UTF-8"`, `Bearer realm="culvert"`)
@@ -39,14 +39,15 @@ func TestAuth(t *testing.T) {
 		{"none", "", tunnel.Peer{}},
 		{"wrong password", basic("alice:sesame"), tunnel.Peer{}},
 		{"unknown user", basic("mallory:open:sesame"), tunnel.Peer{}},
+		{"the colon moved forward", basic("alic:eopen:sesame"), tunnel.Peer{}},
 		{"the colon moved", basic("alice:open:sesame:"), tunnel.Peer{}},
 		{"user in another case", basic("Alice:open:sesame"), tunnel.Peer{}},
 		{"no colon", basic("alice"), tunnel.Peer{}},
 		{"nothing inside", basic(""), tunnel.Peer{}},
-		{"no user", basic(":"), tunnel.Peer{}},
+		{"no user", basic(":x"), tunnel.Peer{}},
 		{"not base64", "Basic alice:open:sesame", tunnel.Peer{}},
 		{"not UTF-8", basic("alice\xff:open:sesame"), tunnel.Peer{}},
-		{"line feed in the user", basic("alice\n:open:sesame"), tunnel.Peer{}},
+		{"line feed in the user", basic("eve\n:x"), tunnel.Peer{}},
 		{"wrong token", "Bearer t0ke", tunnel.Peer{}},
 		{"empty token", "Bearer ", tunnel.Peer{}},
 		{"token as password", "Basic t0ken", tunnel.Peer{}},

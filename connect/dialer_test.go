@@ -309,6 +309,60 @@ func TestDialerContext(t *testing.T) {
 	}
 }
 
+// A stopConn cancels once it has read something.
+type stopConn struct {
+	net.Conn
+	cancel func()
+}
+
+func (c stopConn) Read(p []byte) (int, error) {
+	defer c.cancel()
+	return c.Conn.Read(p)
+}
+
+// A context that ends together with the answer leaves no connection behind.
+func TestDialerContextEndsWithTheAnswer(t *testing.T) {
+	proxy, _ := canned(t, established)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var raw net.Conn
+	d := &Dialer{Proxy: proxy, Dialer: dialerFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		var err error
+		raw, err = new(net.Dialer).DialContext(ctx, network, addr)
+		return stopConn{raw, cancel}, err
+	})}
+	if c, err := d.DialContext(ctx, "tcp", "svc.test:443"); c != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, %v, want context.Canceled", c, err)
+	}
+	if err := raw.SetDeadline(time.Now()); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("got %v, want a closed connection", err)
+	}
+}
+
+// The limits of the answer are not those of the stream.
+func TestDialerLiftsItsDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := net.Pipe()
+		defer server.Close()
+		go func() {
+			_, _ = http.ReadRequest(bufio.NewReader(server))
+			_, _ = io.WriteString(server, established)
+			time.Sleep(time.Hour)
+			_, _ = io.WriteString(server, "late")
+		}()
+		d := &Dialer{Dialer: dialerFunc(func(context.Context, string, string) (net.Conn, error) { return client, nil })}
+		c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		p := make([]byte, 4)
+		if _, err := io.ReadFull(c, p); err != nil || string(p) != "late" {
+			t.Errorf("got %q, %v, want %q", p, err, "late")
+		}
+	})
+}
+
 func TestDialerWithoutProxy(t *testing.T) {
 	ln := listen(t)
 	_ = ln.Close()

@@ -346,6 +346,34 @@ func TestAcceptOfAClientThatLeft(t *testing.T) {
 	_ = server.Close()
 }
 
+func TestAcceptOfAClientThatDoesNotRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := net.Pipe()
+		defer client.Close()
+		defer server.Close()
+		go func() { _, _ = io.WriteString(client, "CONNECT svc.test:1 HTTP/1.0\r\n\r\n") }()
+		err := (&Protocol{}).ServeConn(t.Context(), tunnel.NewConn(server), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+			_, err := req.Accept()
+			wantReason(t, err, tunnel.Gone)
+		}))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Who says that no more is to come, in the middle of a head, gets no answer.
+func TestHalfClosedHead(t *testing.T) {
+	g := serve(t, &Protocol{}, &router{})
+	c := dial(t, g.addr)
+	_, _ = io.WriteString(c, "CONNECT svc.test:443 HTTP/1.0\r\n")
+	_ = c.CloseWrite()
+	if got, err := io.ReadAll(c); len(got) > 0 || err != nil {
+		t.Errorf("got answer %q, %v, want none", got, err)
+	}
+	wantReason(t, g.result(t), tunnel.Gone)
+}
+
 // A head that does not come to its end, by deadline, by the client's leaving
 // and by the gateway's stopping.
 func TestUnfinishedHeads(t *testing.T) {
