@@ -43,7 +43,7 @@ func (g *Guard) add(addr net.Addr, why Reason) {
 	ap := ta.AddrPort()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.own = append(g.own, own{netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), why})
+	g.own = append(g.own, own{netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), why})
 }
 
 // Check returns nil if addr may be dialed and an *Error with the Reason
@@ -89,7 +89,10 @@ func (g *Guard) isLocal(ip netip.Addr) bool {
 		g.mu.RUnlock()
 		addrs := hostAddrs()
 		g.mu.Lock()
-		g.local, g.seen = addrs, time.Now()
+		if addrs != nil { // without descriptors it can't be read: the last one stands
+			g.local = addrs
+		}
+		g.seen = time.Now()
 		g.mu.Unlock()
 		g.mu.RLock()
 	}

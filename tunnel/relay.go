@@ -148,7 +148,7 @@ func unwrap(c net.Conn) (net.Conn, []byte) {
 			return c, early
 		}
 		inner, read := u.Unwrap()
-		c, early = inner, append(read, early...)
+		c, early = inner, append(early, read...) // the outer one read first
 	}
 }
 

@@ -32,6 +32,7 @@ type copyTunnel struct {
 	in, out atomic.Int64
 	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
 	halves  atomic.Int32 // directions that have seen their end
+	writing atomic.Int32 // writes that have not returned
 	linger  atomic.Bool  // a side could not be half-closed
 	over    atomic.Bool  // finish was called: what the pumps see now is our own doing
 
@@ -112,10 +113,8 @@ func (ct *copyTunnel) pump(dst, src net.Conn, early []byte, n *atomic.Int64) {
 
 func (ct *copyTunnel) copy(dst, src net.Conn, early []byte, n *atomic.Int64) error {
 	if len(early) > 0 {
-		w, err := dst.Write(early)
-		n.Add(int64(w))
-		if err != nil {
-			return ended(err)
+		if err := ct.write(dst, early, n); err != nil {
+			return err
 		}
 	}
 	buf := copyBuffers.Get().(*[copyBuffer]byte)
@@ -123,11 +122,8 @@ func (ct *copyTunnel) copy(dst, src net.Conn, early []byte, n *atomic.Int64) err
 	for {
 		nr, rerr := src.Read(buf[:])
 		if nr > 0 {
-			ct.moved.Store(clock())
-			w, werr := dst.Write(buf[:nr])
-			n.Add(int64(w))
-			if werr != nil {
-				return ended(werr)
+			if werr := ct.write(dst, buf[:nr], n); werr != nil {
+				return werr
 			}
 		}
 		if rerr != nil {
@@ -136,9 +132,21 @@ func (ct *copyTunnel) copy(dst, src net.Conn, early []byte, n *atomic.Int64) err
 	}
 }
 
-// ended makes the failure of a write one that is not routine: bytes were lost.
-func ended(err error) error { return &lostError{err} }
+func (ct *copyTunnel) write(dst net.Conn, p []byte, n *atomic.Int64) error {
+	ct.moved.Store(clock())
+	ct.writing.Add(1)
+	w, err := dst.Write(p)
+	ct.writing.Add(-1)
+	ct.moved.Store(clock())
+	n.Add(int64(w))
+	if err != nil {
+		return &lostError{err}
+	}
+	return nil
+}
 
+// A lostError is the failure of a write. It is never routine, whatever the
+// stream calls it: bytes were lost.
 type lostError struct{ err error }
 
 func (e *lostError) Error() string { return e.err.Error() }
@@ -205,7 +213,8 @@ func (r *copyRelay) list() ([]*copyTunnel, time.Duration) {
 
 func (ct *copyTunnel) check(quiet time.Duration) {
 	half := ct.halves.Load() > 0
-	if half && ct.linger.Load() && quiet >= linger {
+	// With bytes on their way an orderly close would make a cut stream look whole.
+	if half && ct.linger.Load() && quiet >= linger && ct.writing.Load() == 0 {
 		ct.finish(Done, nil)
 		return
 	}

@@ -3,7 +3,6 @@
 package tunnel
 
 import (
-	"fmt"
 	"net"
 	"runtime"
 	"sync"
@@ -25,7 +24,7 @@ import (
 // is not read until the backlog is gone: that is all the back-pressure there is.
 type kernelRelay struct {
 	once  sync.Once
-	loops []*loop
+	loops atomic.Pointer[[]*loop] // set once; nil before
 	next  atomic.Uint32
 	wg    sync.WaitGroup
 }
@@ -53,7 +52,8 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 		return false
 	}
 	k.once.Do(func() { k.start(r) })
-	if len(k.loops) == 0 {
+	loops := k.running()
+	if len(loops) == 0 {
 		return false
 	}
 	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, moved: clock()}
@@ -66,29 +66,38 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 		return false
 	}
 	_, _ = a.Close(), b.Close() // the duplicates live on
-	l := k.loops[int(k.next.Add(1))%len(k.loops)]
+	l := loops[int(k.next.Add(1))%len(loops)]
 	l.adopt(f, fromClient, fromServer)
 	return true
 }
 
 func (k *kernelRelay) start(r *Relay) {
+	var loops []*loop
 	for range runtime.GOMAXPROCS(0) {
 		l, err := newLoop(r.Budget)
 		if err != nil {
-			return // fewer loops, or none: the other path carries
+			break // fewer loops, or none: the other path carries
 		}
-		k.loops = append(k.loops, l)
+		loops = append(loops, l)
 		k.wg.Add(1)
 		go func() {
 			defer k.wg.Done()
 			l.run()
 		}()
 	}
+	k.loops.Store(&loops)
+}
+
+func (k *kernelRelay) running() []*loop {
+	if loops := k.loops.Load(); loops != nil {
+		return *loops
+	}
+	return nil
 }
 
 func (k *kernelRelay) all() []func(Reason) {
 	var kills []func(Reason)
-	for _, l := range k.loops {
+	for _, l := range k.running() {
 		l.mu.Lock()
 		for _, f := range l.flows {
 			if f != nil {
@@ -102,51 +111,13 @@ func (k *kernelRelay) all() []func(Reason) {
 
 func (k *kernelRelay) close() {
 	k.once.Do(func() {}) // never start after this
-	for _, l := range k.loops {
+	for _, l := range k.running() {
 		l.mu.Lock()
 		l.stop = true
-		l.mu.Unlock()
 		l.notify()
+		l.mu.Unlock()
 	}
 	k.wg.Wait()
-}
-
-// A flow is one tunnel: sides[0] is the client's socket, sides[1] the
-// service's. It belongs to its loop's goroutine once adopted.
-type flow struct {
-	sides      [2]side
-	moved      int64 // clock of the last byte or end
-	idle, half time.Duration
-	ended      func(End)
-	slot, gen  int32         // where it stands in loop.flows
-	broken     syscall.Errno // what went wrong before the loop had it
-	gone       bool
-}
-
-// A side is one socket of a flow, and the direction that flows into it.
-type side struct {
-	fd     int32
-	events uint32   // what epoll is asked for
-	out    *backlog // what the other side sent and this socket has not taken; nil for nothing
-	taken  int64    // bytes this socket has taken
-	eof    bool     // it has sent its end of stream
-	shut   bool     // it was sent the other side's end of stream
-	bulk   bool     // what it sends is moved in turns, not by events
-	calm   uint8    // calm turns in a row
-}
-
-// A backlog holds the bytes that back-pressure keeps here: in memory, or in a
-// pipe if they came by splice.
-type backlog struct {
-	bytes []byte
-	pipe  pipe
-	n     int // bytes in the pipe
-}
-
-// A turn is a direction in bulk: what side from of f sends.
-type turn struct {
-	f    *flow
-	from int
 }
 
 type loop struct {
@@ -170,6 +141,8 @@ type loop struct {
 	kills []order
 	pause time.Duration // between sweeps
 	stop  bool
+
+	released bool // its descriptors are no longer its own
 }
 
 type order struct {
@@ -218,6 +191,12 @@ func (l *loop) adopt(f *flow, fromClient, fromServer []byte) {
 	// Both are added before the loop can look at either: it takes mu first.
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.released { // Close came in between
+		resetFD(f.sides[0].fd)
+		resetFD(f.sides[1].fd)
+		f.ended(End{Reason: Drain, In: f.sides[1].taken, Out: f.sides[0].taken})
+		return
+	}
 	l.place(f)
 	for i := range f.sides {
 		s := &f.sides[i]
@@ -255,8 +234,12 @@ func (l *loop) place(f *flow) {
 	}
 }
 
-// notify wakes the loop.
+// notify wakes the loop. The caller holds mu, so that the descriptor is still
+// the loop's own.
 func (l *loop) notify() {
+	if l.released {
+		return
+	}
 	one := [8]byte{1}
 	_, _ = syscall.Write(int(l.wake), one[:])
 }
@@ -264,8 +247,8 @@ func (l *loop) notify() {
 // kill asks the loop to abort f.
 func (l *loop) kill(f *flow, why Reason) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.kills = append(l.kills, order{f, why})
-	l.mu.Unlock()
 	l.notify()
 }
 
@@ -302,7 +285,7 @@ func (l *loop) wait() time.Duration {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.flows) == len(l.free) {
+	if len(l.flows) == len(l.free) && len(l.pipes) == 0 {
 		return -1
 	}
 	return l.pause
@@ -340,300 +323,23 @@ func (l *loop) collect(events []syscall.EpollEvent) bool {
 	return !stop
 }
 
-// handle answers one event of side i of f.
-func (l *loop) handle(f *flow, i int, events uint32) {
-	s, p := &f.sides[i], &f.sides[1-i]
-	if events&syscall.EPOLLOUT != 0 && s.out != nil {
-		l.flush(f, i)
-		if f.gone {
-			return
-		}
-	}
-	if events&(syscall.EPOLLIN|syscall.EPOLLHUP|syscall.EPOLLERR) != 0 && !s.bulk {
-		l.pump(f, i)
-	}
-	if events&syscall.EPOLLERR != 0 && !f.gone && (s.eof || p.out != nil || s.bulk) {
-		if errno := socketError(s.fd); errno != 0 {
-			l.fail(f, i, errno)
-		}
-	}
-}
-
-// pump moves what side i sends, by read and write.
-func (l *loop) pump(f *flow, i int) {
-	s, p := &f.sides[i], &f.sides[1-i]
-	if s.eof || p.out != nil {
-		l.arm(f)
+// trim closes the empty pipes once bulk has been over for a while.
+func (l *loop) trim() {
+	if len(l.turns) > 0 || l.now-l.turned < int64(time.Second) {
 		return
 	}
-	n, errno := read(s.fd, l.buf)
-	switch {
-	case errno == syscall.EAGAIN || errno == syscall.EINTR:
-		return // level-triggered: it comes again
-	case errno != 0:
-		l.fail(f, i, errno)
-		return
-	case n == 0:
-		l.finish(f, i)
-		return
+	for _, p := range l.pipes {
+		p.close()
 	}
-	f.moved = l.now
-	if errno := f.offer(1-i, l.buf[:n]); errno != 0 {
-		l.fail(f, 1-i, errno)
-		return
-	}
-	if n == len(l.buf) && !s.bulk {
-		s.bulk, s.calm = true, 0
-		l.turns = append(l.turns, turn{f, i})
-		l.arm(f)
-	} else if p.out != nil {
-		l.arm(f)
-	}
-}
-
-// offer gives p to side i's socket and keeps what it does not take.
-func (f *flow) offer(i int, p []byte) syscall.Errno {
-	s := &f.sides[i]
-	for len(p) > 0 {
-		n, errno := send(s.fd, p)
-		switch errno {
-		case 0:
-			s.taken += int64(n)
-			p = p[n:]
-		case syscall.EINTR:
-		case syscall.EAGAIN:
-			s.out = &backlog{bytes: append([]byte(nil), p...)}
-			return 0
-		default:
-			return errno
-		}
-	}
-	return 0
-}
-
-// flush gives side i its backlog. When that is gone, the end of stream that
-// waited behind it follows, and the other side is read again.
-func (l *loop) flush(f *flow, i int) {
-	s := &f.sides[i]
-	if errno := l.drain(f, s); errno != 0 {
-		l.fail(f, i, errno)
-		return
-	}
-	if s.out != nil {
-		return
-	}
-	if f.sides[1-i].eof {
-		l.finish(f, 1-i)
-		return
-	}
-	l.arm(f)
-}
-
-// drain moves s's backlog into its socket, as far as that takes it.
-func (l *loop) drain(f *flow, s *side) syscall.Errno {
-	o := s.out
-	for o != nil {
-		var n int
-		var errno syscall.Errno
-		if o.n > 0 {
-			n, errno = splice(o.pipe.r, s.fd, o.n)
-		} else {
-			n, errno = send(s.fd, o.bytes)
-		}
-		switch errno {
-		case 0:
-		case syscall.EINTR:
-			continue
-		case syscall.EAGAIN:
-			return 0
-		default:
-			return errno
-		}
-		f.moved = l.now
-		s.taken += int64(n)
-		switch {
-		case o.n > n:
-			o.n -= n
-		case o.n > 0:
-			l.pipes = append(l.pipes, o.pipe)
-			s.out, o = nil, nil
-		case len(o.bytes) > n:
-			o.bytes = o.bytes[n:]
-		default:
-			s.out, o = nil, nil
-		}
-	}
-	return 0
-}
-
-// finish passes on that side i has ended its stream, once all it sent is
-// with the other side. The second end is the tunnel's.
-func (l *loop) finish(f *flow, i int) {
-	s, p := &f.sides[i], &f.sides[1-i]
-	if !s.eof {
-		s.eof, s.bulk, f.moved = true, false, l.now
-	}
-	if p.out == nil && !p.shut {
-		p.shut = true
-		if errno := shutdownWrite(p.fd); errno != 0 {
-			l.fail(f, 1-i, errno)
-			return
-		}
-	}
-	if s.shut && p.shut {
-		l.end(f, Done, nil)
-		return
-	}
-	l.arm(f)
-}
-
-// bulk gives every bulk direction its turn.
-func (l *loop) bulk() {
-	kept := l.turns[:0]
-	for _, t := range l.turns {
-		if !t.f.gone && t.f.sides[t.from].bulk {
-			l.take(t.f, t.from)
-		}
-		if !t.f.gone && t.f.sides[t.from].bulk {
-			kept = append(kept, t)
-		}
-	}
-	clear(l.turns[len(kept):])
-	l.turns = kept
-	l.turned = clock()
-}
-
-// take is one turn of bulk: what side i sends goes through a pipe to the
-// other side.
-func (l *loop) take(f *flow, i int) {
-	s, p := &f.sides[i], &f.sides[1-i]
-	before := p.taken
-	for p.taken-before < bulkTurn {
-		if errno := l.drain(f, p); errno != 0 {
-			l.fail(f, 1-i, errno)
-			return
-		}
-		if p.out != nil {
-			break
-		}
-		pp, ok := l.pipe()
-		if !ok {
-			s.calm = calmTurns // no pipe to be had: events and the loop's own buffer do
-			break
-		}
-		n, errno := splice(s.fd, pp.w, pipeSize)
-		if n > 0 && errno == 0 {
-			f.moved = l.now
-			p.out = &backlog{pipe: pp, n: n}
-			continue
-		}
-		l.pipes = append(l.pipes, pp)
-		switch {
-		case errno == 0:
-			l.finish(f, i)
-			return
-		case errno == syscall.EINTR:
-			continue
-		case errno != syscall.EAGAIN:
-			l.fail(f, i, errno)
-			return
-		}
-		break
-	}
-	if p.taken-before >= bulkCalm {
-		s.calm = 0
-	} else if s.calm++; s.calm >= calmTurns {
-		s.bulk = false
-		l.arm(f)
-	}
-}
-
-// pipe returns an empty pipe. It is false where no more may be had.
-func (l *loop) pipe() (pipe, bool) {
-	if n := len(l.pipes); n > 0 {
-		p := l.pipes[n-1]
-		l.pipes = l.pipes[:n-1]
-		return p, true
-	}
-	if l.npipes >= maxPipes || !l.budget.Take(2) {
-		return pipe{}, false
-	}
-	p, err := newPipe(pipeSize)
-	if err != nil {
-		l.budget.Give(2)
-		return pipe{}, false
-	}
-	l.npipes++
-	return p, true
-}
-
-// wants is what epoll is to watch on side i: input, unless it ended, its
-// backlog at the other side is not gone or bulk polls it; output while it has
-// a backlog of its own. With nothing to watch it is edge-triggered, or a socket
-// that is closed both ways would wake the loop for ever.
-func (f *flow) wants(i int) uint32 {
-	s, p := &f.sides[i], &f.sides[1-i]
-	var w uint32
-	if !s.eof && p.out == nil && !s.bulk {
-		w |= syscall.EPOLLIN
-	}
-	if s.out != nil && !p.bulk {
-		w |= syscall.EPOLLOUT
-	}
-	if w == 0 {
-		w = epollET
-	}
-	return w
-}
-
-// arm tells epoll what changed.
-func (l *loop) arm(f *flow) {
-	for i := range f.sides {
-		s := &f.sides[i]
-		if w := f.wants(i); w != s.events {
-			s.events = w
-			_ = epollControl(l.ep, syscall.EPOLL_CTL_MOD, s.fd, w, f.slot<<1|int32(i), f.gen)
-		}
-	}
-}
-
-// fail ends f because side i reported errno.
-func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
-	who := [...]string{"client", "service"}[i]
-	l.end(f, Reset, fmt.Errorf("%s: %w", who, errno))
-}
-
-// end closes f, in order for Done and with resets for any other reason.
-func (l *loop) end(f *flow, why Reason, err error) {
-	if f.gone {
-		return
-	}
-	f.gone = true
-	for i := range f.sides {
-		s := &f.sides[i]
-		if s.out != nil && s.out.n > 0 { // a pipe with bytes in it is of no use to anyone
-			s.out.pipe.close()
-			l.npipes--
-			l.budget.Give(2)
-		}
-		s.out = nil
-		if why == Done {
-			closeFD(s.fd)
-		} else {
-			resetFD(s.fd)
-		}
-	}
-	l.mu.Lock()
-	l.flows[f.slot] = nil
-	l.gens[f.slot]++
-	l.free = append(l.free, f.slot)
-	l.mu.Unlock()
-	f.ended(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
+	l.npipes -= len(l.pipes)
+	l.budget.Give(int64(2 * len(l.pipes)))
+	l.pipes = nil
 }
 
 // sweep ends the flows that have been silent for longer than they may.
 func (l *loop) sweep() {
 	l.swept = l.now
+	l.trim()
 	var over []order
 	l.mu.Lock()
 	pause := time.Second
@@ -661,6 +367,7 @@ func (l *loop) sweep() {
 // release ends what is left and gives everything back.
 func (l *loop) release() {
 	l.mu.Lock()
+	l.released = true
 	left := make([]*flow, 0, len(l.flows)-len(l.free))
 	for _, f := range l.flows {
 		if f != nil {
@@ -676,5 +383,5 @@ func (l *loop) release() {
 	}
 	l.budget.Give(int64(2 * l.npipes))
 	closeFD(l.wake)
-	_ = syscall.Close(l.ep)
+	closeFD(int32(l.ep))
 }

@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -27,54 +28,77 @@ type Router struct {
 	Budget   *Budget        // a tunnel's second descriptor is taken here; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
 
-	MaxTunnels  int           // 0 means no limit but the Budget's
-	DialTimeout time.Duration // for each address; 0 means DefaultDialTimeout
-	DialTotal   time.Duration // for all; 0 means DefaultDialTotal
+	MaxTunnels  int           // standing or being dialed; 0 means no limit but the Budget's
+	DialTimeout time.Duration // for each address; 0 means DefaultDialTimeout, negative none
+	DialTotal   time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
 	DialMost    int           // addresses tried; 0 means DefaultDialMost
 
-	ids atomic.Uint64
+	ids     atomic.Uint64
+	tunnels atomic.Int64 // reserved
 }
 
 // ServeTunnel answers req. It returns once the Relay has the tunnel.
 func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	o := r.observe(req)
-	client, server, route, err := r.connect(ctx, req, o)
+	server, route, err := r.connect(ctx, req, o)
 	if err != nil {
 		o.Reason, o.Err = ReasonOf(err), err
 		req.Refuse(err)
-		r.end(req, o)
+		r.end(o)
+		return
+	}
+	client, err := r.accept(req, server)
+	if err != nil {
+		o.Reason, o.Err = ReasonOf(err), err
+		r.end(o)
 		return
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
+	req.slot.hold() // a source's tunnels count against its share
 	r.Relay.Carry(Tunnel{
 		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed,
 		Ended: func(e End) {
-			r.Budget.Give(1)
+			r.giveBack()
 			o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
-			r.end(req, o)
+			r.end(o)
+			req.slot.release()
 		},
 	})
 }
 
-// connect takes req as far as two standing ends: resolve, allow, dial, accept.
-func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (client, server net.Conn, route Route, err error) {
-	if route, err = r.Decide(ctx, req); err != nil {
-		return nil, nil, route, err
-	}
+// connect takes req as far as a service that answers: resolve, allow, dial.
+func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server net.Conn, route Route, err error) {
+	ctx, cancel := within(ctx, limit(r.DialTotal, DefaultDialTotal))
+	defer cancel()
+	route, err = r.Decide(ctx, req)
 	o.Service, o.Pattern = route.Service, route.Pattern
-	if !r.reserve() {
-		return nil, nil, route, Refusef(Overload, "%d tunnels are open, the limit: raise it or add a gateway", r.Relay.Open())
+	if err != nil {
+		return nil, route, err
 	}
-	if server, err = r.dial(ctx, &route, o); err != nil {
-		r.Budget.Give(1)
-		return nil, nil, route, err
+	if err := r.reserve(); err != nil {
+		return nil, route, err
 	}
+	defer func() {
+		if server == nil { // refused, or a panic is on its way up
+			r.giveBack()
+		}
+	}()
+	server, err = r.dial(ctx, &route, o)
+	return server, route, err
+}
+
+// accept tells the client yes, and ends server where that fails.
+func (r *Router) accept(req *Request, server net.Conn) (client Stream, err error) {
+	defer func() {
+		if client == nil {
+			_ = abort(server)
+			r.giveBack()
+		}
+	}()
 	if client, err = req.Accept(); err != nil {
-		_ = abort(server)
-		r.Budget.Give(1)
-		return nil, nil, route, &Error{Reason: Gone, Err: fmt.Errorf("the client left before it was told yes: %w", err)}
+		return nil, &Error{Reason: Gone, Err: fmt.Errorf("the client left before it was told yes: %w", err)}
 	}
-	return client, server, route, nil
+	return client, nil
 }
 
 // Forecast is what ServeTunnel would do, short of dialing: the route, and an
@@ -108,7 +132,7 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 // candidates are the endpoints that are tried.
 func (r *Router) candidates(route *Route) []Endpoint {
 	most := r.DialMost
-	if most == 0 {
+	if most <= 0 {
 		most = DefaultDialMost
 	}
 	return route.Endpoints[:min(most, len(route.Endpoints))]
@@ -132,11 +156,22 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 }
 
 // reserve takes what a tunnel needs beyond its client's descriptor.
-func (r *Router) reserve() bool {
-	if r.MaxTunnels > 0 && r.Relay.Open() >= r.MaxTunnels {
-		return false
+func (r *Router) reserve() error {
+	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
+		r.tunnels.Add(-1)
+		return Refusef(Overload, "%d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)
 	}
-	return r.Budget.Take(1)
+	if !r.Budget.Take(1) {
+		r.tunnels.Add(-1)
+		return Refusef(Overload, "the %d descriptors for tunnels are taken", r.Budget.Limit)
+	}
+	return nil
+}
+
+// giveBack returns what reserve took.
+func (r *Router) giveBack() {
+	r.Budget.Give(1)
+	r.tunnels.Add(-1)
 }
 
 // endpointDialer is what a NetDialer can do beyond a Dialer: it knows whether
@@ -147,13 +182,14 @@ type endpointDialer interface {
 
 // dial tries the route's endpoints in order and returns the first connection.
 func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit(r.DialTotal, DefaultDialTotal))
-	defer cancel()
 	for _, ep := range r.candidates(route) {
 		c, err := r.dialOne(ctx, route, ep, o)
 		if err == nil {
 			o.Endpoint = ep.String()
 			return c, nil
+		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, &Error{Reason: Drain, Err: fmt.Errorf("service %s: the dial was given up: %w", route.Service, err)}
 		}
 		if ctx.Err() != nil {
 			break
@@ -163,7 +199,7 @@ func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, 
 }
 
 func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outcome) (c net.Conn, err error) {
-	ctx, cancel := context.WithTimeout(ctx, limit(r.DialTimeout, DefaultDialTimeout))
+	ctx, cancel := within(ctx, limit(r.DialTimeout, DefaultDialTimeout))
 	defer cancel()
 	start := time.Now()
 	dialer := route.Dialer
@@ -175,11 +211,25 @@ func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outc
 	} else {
 		c, err = dialer.DialContext(ctx, "tcp", ep.Addr.String())
 	}
+	if err != nil {
+		c, err = nil, dialError(ep, err)
+	}
 	o.Attempts = append(o.Attempts, Attempt{Endpoint: ep, Took: time.Since(start), Err: err})
-	if why := ReasonOf(err); route.Report != nil && (err == nil || why == DialFailed || why == DialTimeout) {
+	// A dial that we gave up, refused or had no descriptor for says nothing of the endpoint.
+	why := ReasonOf(err)
+	tried := err == nil || (why == DialFailed || why == DialTimeout) && !errors.Is(ctx.Err(), context.Canceled)
+	if route.Report != nil && tried {
 		route.Report(ep, err)
 	}
 	return c, err
+}
+
+// within is context.WithTimeout for which 0 means no limit.
+func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if d == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, d)
 }
 
 // dialFailure sums up failed attempts. An address that must not be dialed
@@ -234,12 +284,9 @@ func (r *Router) observe(req *Request) *Outcome {
 }
 
 // end completes the Outcome and tells of it.
-func (r *Router) end(req *Request, o *Outcome) {
+func (r *Router) end(o *Outcome) {
 	o.Lasted = time.Since(o.Start)
 	if r.Observe != nil {
 		r.Observe(o)
-	}
-	if req.ended != nil {
-		req.ended()
 	}
 }

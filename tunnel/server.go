@@ -37,6 +37,7 @@ type Server struct {
 
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
+	cancels   []context.CancelFunc // end the contexts of connections
 	slots     slots
 	closed    bool
 	panicked  time.Time // when a stack was last logged
@@ -58,7 +59,8 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 }
 
 // Serve accepts connections on ln until Shutdown or Close, and then returns
-// ErrServerClosed. It owns ln. ctx is every connection's context.
+// ErrServerClosed. It owns ln. Every connection's context is made of ctx and
+// ends with Close.
 func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	defer ln.Close()
 	if ln.Name == "" {
@@ -67,7 +69,9 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	if len(ln.Protocols) == 0 {
 		return fmt.Errorf("tunnel: listener %s speaks no protocol", ln.Name)
 	}
-	if !s.track(ln.Listener) {
+	ctx, cancel := context.WithCancel(ctx)
+	if !s.track(ln.Listener, cancel) {
+		cancel()
 		return ErrServerClosed
 	}
 	defer s.untrack(ln.Listener)
@@ -95,6 +99,9 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 			continue
 		}
 		backoff = 0
+		if !room { // there may have come some while Accept was waiting
+			room = s.Budget.Accept()
+		}
 		s.start(ctx, &ln, c, room)
 	}
 }
@@ -120,7 +127,7 @@ func (s *Server) start(ctx context.Context, ln *Listener, c net.Conn, room bool)
 	var refused error
 	switch {
 	case s.closed:
-		refused = ErrServerClosed
+		refused = &Error{Reason: Drain, Err: ErrServerClosed}
 	case !room:
 		refused = Refusef(Overload, "all %d descriptors for connections are taken", s.Budget.Limit)
 	default:
@@ -228,8 +235,11 @@ func (s *Server) tell(k *slot, proto Protocol, err error) {
 	if proto != nil {
 		o.Proto = proto.Name()
 	}
-	if k.evicted.Load() && o.Reason == HelloTimeout {
+	switch {
+	case k.evicted.Load() && o.Reason == HelloTimeout:
 		o.Reason, o.Err = Overload, fmt.Errorf("the oldest of too many unfinished preambles: %w", err)
+	case errors.Is(err, net.ErrClosed) && s.isClosing():
+		o.Reason, o.Err = Drain, ErrServerClosed // it was Close that left, not the client
 	}
 	s.Observe(o)
 }
@@ -293,8 +303,12 @@ func (s *Server) Shutdown(ctx context.Context) error {
 func (s *Server) Close() error {
 	s.stopListening()
 	s.mu.Lock()
-	s.slots.each(func(k *slot) { _ = k.Conn.Conn.Close() })
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	for _, cancel := range s.cancels {
+		cancel()
+	}
+	s.cancels = nil
+	s.slots.each(func(k *slot) { _ = k.Abort() })
 	return nil
 }
 
@@ -307,7 +321,7 @@ func (s *Server) stopListening() {
 	}
 }
 
-func (s *Server) track(ln net.Listener) bool {
+func (s *Server) track(ln net.Listener, cancel context.CancelFunc) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -317,6 +331,7 @@ func (s *Server) track(ln net.Listener) bool {
 		s.listeners = make(map[net.Listener]struct{})
 	}
 	s.listeners[ln] = struct{}{}
+	s.cancels = append(s.cancels, cancel)
 	return true
 }
 

@@ -31,7 +31,8 @@ const (
 	DefaultNewPerSource      = 200
 )
 
-// cap returns limit, or its default for zero; negative means none and is true.
+// capped reports whether n has reached limit, or the default where limit is
+// zero. A negative limit is never reached.
 func capped(n, limit, otherwise int) bool {
 	if limit == 0 {
 		limit = otherwise
@@ -144,6 +145,7 @@ func (t *slots) expire(l *Limits, now time.Time) bool {
 		next = k.next
 		began := k.began.Load()
 		switch {
+		case k.leaving.Load(): // it has its answer, and a limit of its own
 		case began == 0 && first > 0 && now.Sub(k.accepted) >= first,
 			began != 0 && whole > 0 && now.Sub(k.accepted)-time.Duration(began) >= whole:
 			k.wake()
@@ -206,20 +208,33 @@ func (s *source) spend(l *Limits, now time.Time) bool {
 	return true
 }
 
-// ServeTunnel is what the protocol calls: the preamble is over, and the
-// request counts against the slot until its end.
+// ServeTunnel is what the protocol calls: the preamble is over. The
+// connection's goroutine holds the slot while the handler runs; a tunnel that
+// outlives it takes a hold of its own.
 func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 	s := k.server
 	s.mu.Lock()
 	s.slots.finished(k)
-	k.refs++
 	s.mu.Unlock()
-	req.ended = k.release
+	req.slot = k
 	s.Handler.ServeTunnel(ctx, req)
+}
+
+// hold keeps the slot beyond the connection's goroutine, until release.
+func (k *slot) hold() {
+	if k == nil {
+		return
+	}
+	k.server.mu.Lock()
+	defer k.server.mu.Unlock()
+	k.refs++
 }
 
 // release gives up one hold on the slot; the last one gives it back.
 func (k *slot) release() {
+	if k == nil {
+		return
+	}
 	s := k.server
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,10 +1,13 @@
 package command
 
 import (
+	"bufio"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/crypto/bcrypt"
 
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
@@ -36,12 +39,46 @@ one a gateway would refuse.`,
 		Example: "  culvert config schema > culvert.schema.json",
 		Args:    args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := cmd.OutOrStdout().Write(file.Schema)
+			_, err := io.WriteString(cmd.OutOrStdout(), file.Schema)
 			return err
 		},
 	}
-	cmd.AddCommand(check, schema)
+	cmd.AddCommand(check, schema, newPassword())
 	return cmd
+}
+
+func newPassword() *cobra.Command {
+	return &cobra.Command{
+		Use:   "password NAME",
+		Short: "Hash a password for a listener's users file",
+		Long: `Password reads a password, a line on standard input, and prints the line that a
+listener's usersFile wants: the name and a bcrypt hash.`,
+		Example: "  echo wonderland | culvert config password alice >> users.txt",
+		Args:    args(1, "one NAME"),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			return hashPassword(cmd.InOrStdin(), cmd.OutOrStdout(), a[0])
+		},
+	}
+}
+
+func hashPassword(r io.Reader, w io.Writer, name string) error {
+	line, err := bufio.NewReader(io.LimitReader(r, 1024)).ReadString('\n')
+	if err != nil && err != io.EOF {
+		return err
+	}
+	password := strings.TrimRight(line, "\r\n")
+	if password == "" {
+		return usageError("echo PASSWORD | culvert config password NAME", "no password on standard input")
+	}
+	if name == "" || strings.ContainsAny(name, ":$\r\n") {
+		return usageError("use letters and digits", "%q can't be a user's name", name)
+	}
+	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost)
+	if err != nil {
+		return usageError("bcrypt takes 72 bytes at the most", "%w", err)
+	}
+	_, err = fmt.Fprintf(w, "%s:%s\n", name, hash)
+	return err
 }
 
 func checkConfig(w io.Writer, path string) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/connect"
+	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
 
@@ -332,12 +333,27 @@ func (p *prober) refusedByTLS(err error) {
 	var alert tls.AlertError
 	switch {
 	case errors.As(err, &alert):
-		r.Reasons, r.Hint = reasonsOfAlert(uint8(alert))
+		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(alert))
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		r.Answer = "the connection was closed without an answer: " + err.Error()
 		r.Hint = "a listener with \"refusal: close\" refuses like this, and so does a port that speaks no TLS"
 	}
 	p.report.Refusal = r
+}
+
+// reasonsOfAlert says what a gateway may have meant by an alert. The service
+// itself may have sent it just as well.
+func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
+	var reasons []tunnel.Reason
+	for _, r := range tunnel.Reasons() {
+		if sni.AlertFor(&tunnel.Error{Reason: r, Err: errors.New("")}) == a {
+			reasons = append(reasons, r)
+		}
+	}
+	if a == sni.UnrecognizedName {
+		return reasons, "\"culvert explain\" at the gateway tells which; a service may also send this alert itself"
+	}
+	return reasons, ""
 }
 
 func newProbePeer(state *tls.ConnectionState) *probePeer {
