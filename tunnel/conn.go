@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,17 +25,24 @@ type Conn struct {
 	accepted time.Time
 	source   netip.AddrPort // the socket's peer
 	buf      []byte         // read and not consumed
+	leaving  atomic.Bool    // the last answer is on its way
+	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
 	handed   bool           // accepted as a Stream: the Server no longer closes it
 }
 
 // NewConn wraps c, which the Conn owns from now on.
 func NewConn(c net.Conn) *Conn {
-	conn := &Conn{Conn: c, accepted: time.Now()}
+	conn := new(Conn)
+	conn.init(c)
+	return conn
+}
+
+func (conn *Conn) init(c net.Conn) {
+	conn.Conn, conn.accepted = c, time.Now()
 	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		ap := a.AddrPort()
 		conn.source = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 	}
-	return conn
 }
 
 // Buffered returns the bytes read and not discarded. The slice is valid until
@@ -42,7 +50,11 @@ func NewConn(c net.Conn) *Conn {
 func (c *Conn) Buffered() []byte { return c.buf }
 
 // Discard consumes the first n buffered bytes.
-func (c *Conn) Discard(n int) { c.buf = c.buf[n:] }
+func (c *Conn) Discard(n int) {
+	if c.buf = c.buf[n:]; len(c.buf) == 0 {
+		c.buf = nil // a tunnel outlives its preamble by far
+	}
+}
 
 // Fill waits for more bytes and appends them to the look-ahead buffer, at
 // most as many as make limit bytes in all. It is an error to call it with
@@ -51,7 +63,12 @@ func (c *Conn) Fill(limit int) error {
 	if len(c.buf) >= limit {
 		return io.ErrShortBuffer
 	}
-	return c.fill(limit)
+	first := len(c.buf) == 0
+	err := c.fill(limit)
+	if first && len(c.buf) > 0 && c.began.Load() == 0 {
+		c.began.Store(max(1, int64(time.Since(c.accepted))))
+	}
+	return err
 }
 
 // fillRead is fill for any net.Conn: it holds a small buffer while it waits.
@@ -93,6 +110,7 @@ func (c *Conn) Unwrap() (net.Conn, []byte) {
 // connection so that it arrives: the end is sent at once, and what the client
 // still sends is thrown away for at most a second.
 func (c *Conn) Farewell(msg []byte) {
+	c.leaving.Store(true)
 	_ = c.Conn.SetDeadline(time.Now().Add(farewell))
 	if _, err := c.Conn.Write(msg); err == nil && c.CloseWrite() == nil {
 		_, _ = io.CopyN(io.Discard, c.Conn, 1<<20)
@@ -122,25 +140,9 @@ func (c *Conn) NewRequest(proto string) *Request {
 // Accept ends the preamble: the deadlines are lifted and c is handed on as a
 // Stream. It is the Accept of requests that need no answer to the client.
 func (c *Conn) Accept() (Stream, error) {
+	if err := c.Conn.SetDeadline(time.Time{}); err != nil {
+		return nil, err // the Server closes c
+	}
 	c.handed = true
-	return c, c.Conn.SetDeadline(time.Time{})
-}
-
-// closeWrite sends the end of the stream.
-func closeWrite(c net.Conn) error {
-	if w, ok := c.(interface{ CloseWrite() error }); ok {
-		return w.CloseWrite()
-	}
-	return errNoCloseWrite
-}
-
-// abort ends c so that its peer can tell, where the carrier has a way.
-func abort(c net.Conn) error {
-	switch c := c.(type) {
-	case Aborter:
-		return c.Abort()
-	case interface{ SetLinger(int) error }: // TCP: zero linger turns close into a reset
-		_ = c.SetLinger(0)
-	}
-	return c.Close()
+	return c, nil
 }

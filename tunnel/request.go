@@ -24,12 +24,15 @@ type Request struct {
 	Start    time.Time      // when the client's connection, or its stream on one, began
 
 	// Accept tells the client yes and returns its stream. Only now may bytes
-	// flow. The stream belongs to the caller of Accept.
+	// flow. The stream belongs to the caller of Accept. Where Accept fails the
+	// client is gone: it has no stream to hand over and nobody to refuse.
 	Accept func() (Stream, error)
 
 	// Refuse tells the client no, in its protocol's own words, and ends its
 	// stream. Exactly one of Accept and Refuse is called, once.
 	Refuse func(error)
+
+	slot *slot // the connection's place in the Server; nil for a request made elsewhere
 }
 
 // Host returns the destination without its port, as a client would write it.

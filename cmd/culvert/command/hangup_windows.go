@@ -1,0 +1,6 @@
+package command
+
+import "syscall"
+
+// hangup is never sent on Windows: the files are read again when they change.
+const hangup = syscall.SIGHUP

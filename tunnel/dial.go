@@ -1,0 +1,80 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Keepalive of every socket, towards clients and services: a dead peer is
+// found within 75 seconds without traffic, and within 30 with unsent data.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 3}
+
+const userTimeout = 30 * time.Second
+
+// A NetDialer dials TCP addresses that its Guard lets through. It resolves no
+// names: that is the Resolver's part, so that the address that was looked at
+// is the one that is dialed.
+type NetDialer struct {
+	Guard *Guard // nil refuses what Forbidden lists
+}
+
+// Check returns nil if ep may be dialed.
+func (d *NetDialer) Check(ep Endpoint) error { return d.Guard.Check(ep.Addr, ep.Named) }
+
+// DialEndpoint dials ep.Addr. The caller closes the connection.
+func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error) {
+	nd := net.Dialer{
+		KeepAliveConfig: keepAlive,
+		ControlContext: func(_ context.Context, _, addr string, c syscall.RawConn) error {
+			ap, err := netip.ParseAddrPort(addr)
+			if err != nil {
+				return err
+			}
+			if err := d.Guard.Check(ap, ep.Named); err != nil {
+				return err
+			}
+			return setUserTimeout(c)
+		},
+	}
+	c, err := nd.DialTCP(ctx, "tcp", netip.AddrPort{}, ep.Addr)
+	if err != nil {
+		return nil, dialError(ep, err)
+	}
+	return c, nil
+}
+
+// DialContext dials addr, which must be an IP address and a port.
+func (d *NetDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("dial %q: an address and a port are needed: %w", addr, err)
+	}
+	return d.DialEndpoint(ctx, Endpoint{Addr: ap})
+}
+
+// dialError gives err its Reason.
+func dialError(ep Endpoint, err error) error {
+	var refused *Error
+	if errors.As(err, &refused) {
+		return refused
+	}
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err // the address stands in our own text
+	}
+	why := DialFailed
+	var ne net.Error
+	switch {
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.EADDRNOTAVAIL):
+		why = Overload // this host's own lack, which says nothing about the endpoint
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
+		why = DialTimeout
+	}
+	return &Error{Reason: why, Err: fmt.Errorf("dial %s: %w", ep, err)}
+}

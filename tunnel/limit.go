@@ -1,0 +1,49 @@
+package tunnel
+
+import "sync/atomic"
+
+// A Budget counts the descriptors that clients cause, so that they never take
+// the ones kept back for the gateway's own needs: the admin port, reload, DNS.
+// A nil Budget has no limit.
+type Budget struct {
+	Limit int64 // descriptors for connections, tunnels and pipes together
+
+	used atomic.Int64
+}
+
+// polite is how many descriptors Take leaves for connections that will only
+// be told no.
+const polite = 32
+
+// Accept takes one descriptor for an accepted connection.
+func (b *Budget) Accept() bool { return b.take(1, 0) }
+
+// Take takes n descriptors for a dial or a pipe, and leaves a few for
+// connections that can then be refused in their own protocol's words.
+func (b *Budget) Take(n int64) bool { return b.take(n, polite) }
+
+func (b *Budget) take(n, leave int64) bool {
+	if b == nil {
+		return true
+	}
+	if b.used.Add(n) > b.Limit-leave {
+		b.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// Give returns n descriptors.
+func (b *Budget) Give(n int64) {
+	if b != nil {
+		b.used.Add(-n)
+	}
+}
+
+// Used returns how many descriptors are taken.
+func (b *Budget) Used() int64 {
+	if b == nil {
+		return 0
+	}
+	return b.used.Load()
+}

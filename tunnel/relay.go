@@ -1,0 +1,165 @@
+package tunnel
+
+import (
+	"context"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+	"time"
+)
+
+// Limits of a tunnel that its Route leaves at zero.
+const (
+	DefaultIdle       = time.Hour
+	DefaultHalfClosed = time.Minute
+)
+
+// A Relay owns tunnels from the moment both ends stand to their end: it moves
+// the bytes, carries an end of stream as an end of stream and an abort as an
+// abort, keeps the limits and counts exactly.
+//
+// A pair of plain TCP sockets on Linux is held by an event loop, with two
+// descriptors and no goroutine, pipe or buffer while nothing moves. Any other
+// pair takes two goroutines and pooled buffers: there, an abort of a side whose
+// bytes the other side does not take is noticed only when it takes some, or at
+// the idle limit.
+//
+// The zero value is ready to use. Close it to end its goroutines.
+type Relay struct {
+	Idle       time.Duration // without a byte either way; 0 means DefaultIdle, negative none
+	HalfClosed time.Duration // half-closed and silent; 0 means DefaultHalfClosed, negative none
+	Budget     *Budget       // pipes are counted here; nil means no limit
+
+	open   atomic.Int64
+	kernel kernelRelay
+	copies copyRelay
+}
+
+// A Tunnel is what Carry takes over. Neither stream may be used by anyone
+// else from then on.
+type Tunnel struct {
+	Client net.Conn
+	Server net.Conn
+
+	Idle       time.Duration // 0 means the Relay's
+	HalfClosed time.Duration // 0 means the Relay's
+
+	// Ended is called exactly once, when both streams are closed. It is
+	// called on the Relay's own goroutine and must not block.
+	Ended func(End)
+}
+
+// An End says how a tunnel ended.
+type End struct {
+	Reason Reason
+	Err    error // what a side reported, nil after an orderly end
+	In     int64 // bytes taken from the client and given to the service's socket
+	Out    int64 // bytes taken from the service and given to the client's socket
+}
+
+// Carry takes ownership of both streams and returns at once; t.Ended reports
+// the end. Bytes that either stream has already read (see Unwrapper) are
+// passed on first.
+func (r *Relay) Carry(t Tunnel) {
+	t.Idle = limit(t.Idle, r.Idle, DefaultIdle)
+	t.HalfClosed = limit(t.HalfClosed, r.HalfClosed, DefaultHalfClosed)
+	ended := t.Ended
+	r.open.Add(1)
+	t.Ended = func(e End) {
+		ended(e)
+		r.open.Add(-1)
+	}
+	client, fromClient := unwrap(t.Client)
+	server, fromServer := unwrap(t.Server)
+	if r.kernel.carry(r, client, server, fromClient, fromServer, &t) {
+		return
+	}
+	r.copies.carry(client, server, fromClient, fromServer, &t)
+}
+
+// Open returns the number of tunnels that have not ended.
+func (r *Relay) Open() int { return int(r.open.Load()) }
+
+// Wait returns nil when no tunnel is open, or the context's error.
+func (r *Relay) Wait(ctx context.Context) error {
+	const often = 10 * time.Millisecond
+	tick := time.NewTicker(often)
+	defer tick.Stop()
+	for r.open.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// Abort ends every tunnel that is open now, as aborts and never as ends of
+// stream, spread evenly over the given time so that their clients don't all
+// come back at once. It returns early, with the rest aborted at once, when ctx
+// ends.
+func (r *Relay) Abort(ctx context.Context, why Reason, over time.Duration) {
+	kills := append(r.kernel.all(), r.copies.all()...)
+	rand.Shuffle(len(kills), func(i, j int) { kills[i], kills[j] = kills[j], kills[i] })
+	start := time.Now()
+	for i, kill := range kills {
+		due := over * time.Duration(i) / time.Duration(len(kills))
+		if wait := due - time.Since(start); wait > time.Millisecond && ctx.Err() == nil {
+			t := time.NewTimer(wait)
+			select {
+			case <-ctx.Done():
+			case <-t.C:
+			}
+			t.Stop()
+		}
+		kill(why)
+	}
+}
+
+// Close aborts every tunnel, waits for their ends and stops the Relay's
+// goroutines. The Relay can't be used after it.
+func (r *Relay) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 0)
+	defer cancel()
+	r.Abort(ctx, Drain, 0)
+	r.copies.wait()
+	r.kernel.close()
+	return nil
+}
+
+// limit picks the first of the given durations that is not zero; a negative
+// one means no limit and becomes 0.
+func limit(ds ...time.Duration) time.Duration {
+	for _, d := range ds {
+		if d != 0 {
+			return max(d, 0)
+		}
+	}
+	return 0
+}
+
+// unwrap strips the wrappers of c and returns the bytes they had read.
+func unwrap(c net.Conn) (net.Conn, []byte) {
+	var early []byte
+	for {
+		u, ok := c.(Unwrapper)
+		if !ok {
+			return c, early
+		}
+		inner, read := u.Unwrap()
+		c, early = inner, append(early, read...) // the outer one read first
+	}
+}
+
+// silent reports whether a tunnel has been without a byte for longer than its
+// limit allows, and which limit that is.
+func silent(quiet time.Duration, half bool, idle, halfClosed time.Duration) (Reason, bool) {
+	switch {
+	case half && halfClosed > 0 && quiet >= halfClosed:
+		return HalfClosed, true
+	case idle > 0 && quiet >= idle:
+		return Idle, true
+	}
+	return "", false
+}

@@ -1,0 +1,237 @@
+package tunnel
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	copyBuffer = 32 << 10         // bytes held by one direction of a tunnel that is not two TCP sockets
+	linger     = 10 * time.Second // how long a stream without half-close may go on after its other side ended
+)
+
+var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
+
+// A copyRelay carries pairs of streams of any kind, with a goroutine for each
+// direction. One sweep keeps the limits of all of them.
+type copyRelay struct {
+	mu      sync.Mutex // guards what follows
+	tunnels map[*copyTunnel]struct{}
+	empty   chan struct{} // wakes the sweep when the last tunnel is gone; nil while there is no sweep
+	wg      sync.WaitGroup
+}
+
+type copyTunnel struct {
+	client, server net.Conn
+	idle, half     time.Duration
+	ended          func(End)
+
+	in, out atomic.Int64
+	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
+	halves  atomic.Int32 // directions that have seen their end
+	writing atomic.Int32 // writes that have not returned
+	linger  atomic.Bool  // a side could not be half-closed
+	over    atomic.Bool  // finish was called: what the pumps see now is our own doing
+
+	once   sync.Once // the first reason is the one reported
+	reason Reason
+	err    error
+}
+
+// clock is a monotonic clock for timestamps that fit a word.
+func clock() int64 { return int64(time.Since(epoch)) }
+
+var epoch = time.Now()
+
+func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) {
+	ct := &copyTunnel{client: client, server: server, idle: t.Idle, half: t.HalfClosed, ended: t.Ended}
+	ct.moved.Store(clock())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.tunnels == nil {
+		r.tunnels = make(map[*copyTunnel]struct{})
+	}
+	r.tunnels[ct] = struct{}{}
+	r.wg.Add(1)
+	go r.run(ct, fromClient, fromServer)
+	if r.empty == nil {
+		r.empty = make(chan struct{}, 1)
+		r.wg.Add(1)
+		go r.sweep(r.empty)
+	}
+}
+
+// run carries ct to its end.
+func (r *copyRelay) run(ct *copyTunnel, fromClient, fromServer []byte) {
+	defer r.wg.Done()
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		ct.pump(ct.client, ct.server, fromServer, &ct.out)
+	}()
+	ct.pump(ct.server, ct.client, fromClient, &ct.in)
+	<-back
+	ct.finish(Done, nil)
+	r.mu.Lock()
+	delete(r.tunnels, ct)
+	if len(r.tunnels) == 0 {
+		select {
+		case r.empty <- struct{}{}:
+		default:
+		}
+	}
+	r.mu.Unlock()
+	ct.ended(End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
+}
+
+// pump moves one direction to its end and passes that end on.
+func (ct *copyTunnel) pump(dst, src net.Conn, early []byte, n *atomic.Int64) {
+	err := ct.copy(dst, src, early, n)
+	if ct.over.Load() {
+		return
+	}
+	ct.moved.Store(clock()) // an end counts as a sign of life: the half-closed limit starts here
+	if !routine(err) {
+		ct.finish(Reset, err)
+		return
+	}
+	// The second end closes both, so it need not be half-closed.
+	if ct.halves.Add(1) == 1 {
+		switch err := closeWrite(dst); {
+		case errors.Is(err, errors.ErrUnsupported):
+			ct.linger.Store(true)
+		case !routine(err):
+			ct.finish(Reset, err)
+		}
+	} else {
+		_ = closeWrite(dst)
+	}
+}
+
+func (ct *copyTunnel) copy(dst, src net.Conn, early []byte, n *atomic.Int64) error {
+	if len(early) > 0 {
+		if err := ct.write(dst, early, n); err != nil {
+			return err
+		}
+	}
+	buf := copyBuffers.Get().(*[copyBuffer]byte)
+	defer copyBuffers.Put(buf)
+	for {
+		nr, rerr := src.Read(buf[:])
+		if nr > 0 {
+			if werr := ct.write(dst, buf[:nr], n); werr != nil {
+				return werr
+			}
+		}
+		if rerr != nil {
+			return rerr
+		}
+	}
+}
+
+func (ct *copyTunnel) write(dst net.Conn, p []byte, n *atomic.Int64) error {
+	ct.moved.Store(clock())
+	ct.writing.Add(1)
+	w, err := dst.Write(p)
+	ct.writing.Add(-1)
+	ct.moved.Store(clock())
+	n.Add(int64(w))
+	if err != nil {
+		return &lostError{err}
+	}
+	return nil
+}
+
+// A lostError is the failure of a write. It is never routine, whatever the
+// stream calls it: bytes were lost.
+type lostError struct{ err error }
+
+func (e *lostError) Error() string { return e.err.Error() }
+
+// finish closes both streams, in order or as an abort. The first caller's
+// reason stands.
+func (ct *copyTunnel) finish(why Reason, err error) {
+	ct.once.Do(func() {
+		ct.reason, ct.err = why, err
+		ct.over.Store(true)
+		for _, c := range []net.Conn{ct.client, ct.server} {
+			if why == Done {
+				_ = c.Close()
+			} else {
+				_ = abort(c)
+			}
+		}
+	})
+}
+
+// sweep keeps the limits while there are tunnels.
+func (r *copyRelay) sweep(empty <-chan struct{}) {
+	defer r.wg.Done()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-empty:
+		}
+		open, pause := r.list()
+		if open == nil {
+			return
+		}
+		now := clock()
+		for _, ct := range open {
+			ct.check(time.Duration(now - ct.moved.Load()))
+		}
+		timer.Reset(pause)
+	}
+}
+
+// list returns the open tunnels and the time to the next sweep: a quarter of
+// the shortest limit, so that none is overrun by more, and a second at most.
+// Where there is no tunnel, the sweep is over and the next one starts its own.
+func (r *copyRelay) list() ([]*copyTunnel, time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.tunnels) == 0 {
+		r.empty = nil
+		return nil, 0
+	}
+	open, pause := make([]*copyTunnel, 0, len(r.tunnels)), time.Second
+	for ct := range r.tunnels {
+		open = append(open, ct)
+		for _, l := range []time.Duration{ct.idle, ct.half} {
+			if l > 0 {
+				pause = min(pause, max(l/4, time.Millisecond))
+			}
+		}
+	}
+	return open, pause
+}
+
+func (ct *copyTunnel) check(quiet time.Duration) {
+	half := ct.halves.Load() > 0
+	// With bytes on their way an orderly close would make a cut stream look whole.
+	if half && ct.linger.Load() && quiet >= linger && ct.writing.Load() == 0 {
+		ct.finish(Done, nil)
+		return
+	}
+	if why, yes := silent(quiet, half, ct.idle, ct.half); yes {
+		ct.finish(why, nil)
+	}
+}
+
+// all returns a function for each open tunnel that aborts it.
+func (r *copyRelay) all() []func(Reason) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	kills := make([]func(Reason), 0, len(r.tunnels))
+	for ct := range r.tunnels {
+		kills = append(kills, func(why Reason) { ct.finish(why, nil) })
+	}
+	return kills
+}
+
+func (r *copyRelay) wait() { r.wg.Wait() }

@@ -1,0 +1,292 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Limits of the dial that a Router leaves at zero.
+const (
+	DefaultDialTimeout = 3 * time.Second  // for each address
+	DefaultDialTotal   = 10 * time.Second // for all of them, the lookup of names included
+	DefaultDialMost    = 3                // addresses
+)
+
+// A Router is the Handler that decides: it resolves the request, allows it,
+// dials, tells the client yes, and gives both ends to the Relay. Everything
+// that can fail has failed before the client hears yes.
+type Router struct {
+	Resolver Resolver
+	Allow    func(context.Context, *Request, *Route) error // policy; nil allows what the Resolver finds
+	Dialer   Dialer                                        // for routes without their own
+	Relay    *Relay
+	Budget   *Budget        // a tunnel's second descriptor is taken here; nil means no limit
+	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
+
+	MaxTunnels  int           // standing or being dialed; 0 means no limit but the Budget's
+	DialTimeout time.Duration // for each address; 0 means DefaultDialTimeout, negative none
+	DialTotal   time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
+	DialMost    int           // addresses tried; 0 means DefaultDialMost
+
+	ids     atomic.Uint64
+	tunnels atomic.Int64 // reserved
+}
+
+// ServeTunnel answers req. It returns once the Relay has the tunnel.
+func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
+	o := r.observe(req)
+	server, route, err := r.connect(ctx, req, o)
+	if err != nil {
+		o.Reason, o.Err = ReasonOf(err), err
+		req.Refuse(err)
+		r.end(o)
+		return
+	}
+	client, err := r.accept(req, server)
+	if err != nil {
+		o.Reason, o.Err = ReasonOf(err), err
+		r.end(o)
+		return
+	}
+	o.Dialed = time.Since(req.Start) - o.Waited
+	req.slot.hold() // a source's tunnels count against its share
+	r.Relay.Carry(Tunnel{
+		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed,
+		Ended: func(e End) {
+			r.giveBack()
+			o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
+			r.end(o)
+			req.slot.release()
+		},
+	})
+}
+
+// connect takes req as far as a service that answers: resolve, allow, dial.
+func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server net.Conn, route Route, err error) {
+	ctx, cancel := within(ctx, limit(r.DialTotal, DefaultDialTotal))
+	defer cancel()
+	route, err = r.Decide(ctx, req)
+	o.Service, o.Pattern = route.Service, route.Pattern
+	if err != nil {
+		return nil, route, err
+	}
+	if err := r.reserve(); err != nil {
+		return nil, route, err
+	}
+	defer func() {
+		if server == nil { // refused, or a panic is on its way up
+			r.giveBack()
+		}
+	}()
+	server, err = r.dial(ctx, &route, o)
+	return server, route, err
+}
+
+// accept tells the client yes, and ends server where that fails.
+func (r *Router) accept(req *Request, server net.Conn) (client Stream, err error) {
+	defer func() {
+		if client == nil {
+			_ = abort(server)
+			r.giveBack()
+		}
+	}()
+	if client, err = req.Accept(); err != nil {
+		return nil, &Error{Reason: Gone, Err: fmt.Errorf("the client left before it was told yes: %w", err)}
+	}
+	return client, nil
+}
+
+// Forecast is what ServeTunnel would do, short of dialing: the route, and an
+// attempt for each endpoint it would try with the reason why its address must
+// not be dialed, nil if it may. The error is the refusal, also where no address
+// may be dialed. It is how "culvert explain" knows.
+func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, error) {
+	route, err := r.Decide(ctx, req)
+	if err != nil {
+		return route, nil, err
+	}
+	check := func(Endpoint) error { return nil }
+	if d, ok := r.Dialer.(interface{ Check(Endpoint) error }); ok && route.Dialer == nil {
+		check = d.Check
+	}
+	var attempts []Attempt
+	refused := 0
+	for _, ep := range r.candidates(&route) {
+		a := Attempt{Endpoint: ep, Err: check(ep)}
+		if a.Err != nil {
+			refused++
+		}
+		attempts = append(attempts, a)
+	}
+	if refused == len(attempts) {
+		return route, attempts, dialFailure(&route, attempts)
+	}
+	return route, attempts, nil
+}
+
+// candidates are the endpoints that are tried.
+func (r *Router) candidates(route *Route) []Endpoint {
+	most := r.DialMost
+	if most <= 0 {
+		most = DefaultDialMost
+	}
+	return route.Endpoints[:min(most, len(route.Endpoints))]
+}
+
+// Decide resolves req and asks the policy, without dialing.
+func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
+	route, err := r.Resolver.Resolve(ctx, req)
+	if err != nil {
+		return route, err
+	}
+	if r.Allow != nil {
+		if err := r.Allow(ctx, req, &route); err != nil {
+			return route, err
+		}
+	}
+	if len(route.Endpoints) == 0 {
+		return route, Refusef(NoEndpoint, "service %s has no endpoint", route.Service)
+	}
+	return route, nil
+}
+
+// reserve takes what a tunnel needs beyond its client's descriptor.
+func (r *Router) reserve() error {
+	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
+		r.tunnels.Add(-1)
+		return Refusef(Overload, "%d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)
+	}
+	if !r.Budget.Take(1) {
+		r.tunnels.Add(-1)
+		return Refusef(Overload, "the %d descriptors for tunnels are taken", r.Budget.Limit)
+	}
+	return nil
+}
+
+// giveBack returns what reserve took.
+func (r *Router) giveBack() {
+	r.Budget.Give(1)
+	r.tunnels.Add(-1)
+}
+
+// endpointDialer is what a NetDialer can do beyond a Dialer: it knows whether
+// the route named the address.
+type endpointDialer interface {
+	DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error)
+}
+
+// dial tries the route's endpoints in order and returns the first connection.
+func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, error) {
+	for _, ep := range r.candidates(route) {
+		c, err := r.dialOne(ctx, route, ep, o)
+		if err == nil {
+			o.Endpoint = ep.String()
+			return c, nil
+		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, &Error{Reason: Drain, Err: fmt.Errorf("service %s: the dial was given up: %w", route.Service, err)}
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, dialFailure(route, o.Attempts)
+}
+
+func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outcome) (c net.Conn, err error) {
+	ctx, cancel := within(ctx, limit(r.DialTimeout, DefaultDialTimeout))
+	defer cancel()
+	start := time.Now()
+	dialer := route.Dialer
+	if dialer == nil {
+		dialer = r.Dialer
+	}
+	if d, ok := dialer.(endpointDialer); ok {
+		c, err = d.DialEndpoint(ctx, ep)
+	} else {
+		c, err = dialer.DialContext(ctx, "tcp", ep.Addr.String())
+	}
+	if err != nil {
+		c, err = nil, dialError(ep, err)
+	}
+	o.Attempts = append(o.Attempts, Attempt{Endpoint: ep, Took: time.Since(start), Err: err})
+	// A dial that we gave up, refused or had no descriptor for says nothing of the endpoint.
+	why := ReasonOf(err)
+	tried := err == nil || (why == DialFailed || why == DialTimeout) && !errors.Is(ctx.Err(), context.Canceled)
+	if route.Report != nil && tried {
+		route.Report(ep, err)
+	}
+	return c, err
+}
+
+// within is context.WithTimeout for which 0 means no limit.
+func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if d == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, d)
+}
+
+// dialFailure sums up failed attempts. An address that must not be dialed
+// outweighs a timeout, and a timeout a plain failure.
+func dialFailure(route *Route, attempts []Attempt) error {
+	why, texts := DialFailed, make([]string, 0, len(attempts))
+	rank := func(x Reason) int {
+		switch x {
+		case Loop:
+			return 4
+		case Prohibited:
+			return 3
+		case Overload:
+			return 2
+		case DialTimeout:
+			return 1
+		}
+		return 0
+	}
+	errs := make([]error, 0, len(attempts))
+	for _, a := range attempts {
+		if w := ReasonOf(a.Err); rank(w) > rank(why) {
+			why = w
+		}
+		errs = append(errs, a.Err)
+		texts = append(texts, a.Err.Error())
+	}
+	return &Error{Reason: why, Err: &dialErrors{
+		text: fmt.Sprintf("service %s: none of %d endpoints answered: %s", route.Service, len(route.Endpoints), strings.Join(texts, "; ")),
+		errs: errs,
+	}}
+}
+
+// dialErrors is several failures with one text; errors.Is finds each.
+type dialErrors struct {
+	text string
+	errs []error
+}
+
+func (e *dialErrors) Error() string   { return e.text }
+func (e *dialErrors) Unwrap() []error { return e.errs }
+
+// observe begins the Outcome of req.
+func (r *Router) observe(req *Request) *Outcome {
+	if req.Start.IsZero() {
+		req.Start = time.Now()
+	}
+	return &Outcome{
+		ID: r.ids.Add(1), Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source,
+		Peer: req.Peer, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
+	}
+}
+
+// end completes the Outcome and tells of it.
+func (r *Router) end(o *Outcome) {
+	o.Lasted = time.Since(o.Start)
+	if r.Observe != nil {
+		r.Observe(o)
+	}
+}

@@ -1,0 +1,355 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A Listener is a socket that accepts and the protocols it speaks.
+type Listener struct {
+	net.Listener
+	Name string // as configured, for logs; "" means its address
+
+	// Protocols are asked in order whose connection it is. A single one is
+	// not asked: the listener is pinned to it, and its server may speak first.
+	Protocols []Protocol
+}
+
+// A Server accepts connections, holds them to limits until they have asked
+// for something, finds out which protocol they speak and hands them over.
+//
+// The zero value serves with default limits.
+type Server struct {
+	Handler Handler
+	Limits  Limits
+	Budget  *Budget        // each connection takes one descriptor; nil means no limit
+	Observe func(*Outcome) // told of connections that ended without a request; must not block. May be nil
+	Log     *slog.Logger   // accept errors and panics; nil discards
+
+	mu        sync.Mutex // guards what follows
+	listeners map[net.Listener]struct{}
+	cancels   []context.CancelFunc // end the contexts of connections
+	slots     slots
+	closed    bool
+	panicked  time.Time // when a stack was last logged
+	wg        sync.WaitGroup
+}
+
+// Listen opens a listening socket with the options a gateway's sockets have:
+// keepalive and TCP_USER_TIMEOUT, which accepted connections inherit.
+func Listen(ctx context.Context, addr string) (net.Listener, error) {
+	lc := net.ListenConfig{
+		KeepAliveConfig: keepAlive,
+		Control:         func(_, _ string, c syscall.RawConn) error { return setUserTimeout(c) },
+	}
+	ln, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	return ln, nil
+}
+
+// Serve accepts connections on ln until Shutdown or Close, and then returns
+// ErrServerClosed. It owns ln. Every connection's context is made of ctx and
+// ends with Close.
+func (s *Server) Serve(ctx context.Context, ln Listener) error {
+	defer ln.Close()
+	if ln.Name == "" {
+		ln.Name = ln.Addr().String()
+	}
+	if len(ln.Protocols) == 0 {
+		return fmt.Errorf("tunnel: listener %s speaks no protocol", ln.Name)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	if !s.track(ln.Listener, cancel) {
+		cancel()
+		return ErrServerClosed
+	}
+	defer s.untrack(ln.Listener)
+	var backoff time.Duration
+	for {
+		// The slot comes first: what it takes to serve a connection is there
+		// before the connection is.
+		room := s.Budget.Accept()
+		c, err := ln.Accept()
+		if err != nil {
+			if room {
+				s.Budget.Give(1)
+			}
+			if s.isClosing() {
+				return ErrServerClosed
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			backoff = min(max(2*backoff, 5*time.Millisecond), time.Second)
+			s.log().Warn("accept failed, waiting", "listener", ln.Name, "err", err, "wait", backoff)
+			if !s.wait(ctx, backoff) {
+				return ErrServerClosed
+			}
+			continue
+		}
+		backoff = 0
+		if !room { // there may have come some while Accept was waiting
+			room = s.Budget.Accept()
+		}
+		s.start(ctx, &ln, c, room)
+	}
+}
+
+// wait sleeps for d. It is false if the server or ctx is done.
+func (s *Server) wait(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return !s.isClosing()
+	}
+}
+
+// start admits c and serves it on a goroutine of its own, or turns it away.
+func (s *Server) start(ctx context.Context, ln *Listener, c net.Conn, room bool) {
+	k := &slot{server: s, refs: 1}
+	k.Conn.init(c)
+	k.Conn.Listener = ln.Name
+	s.mu.Lock()
+	var refused error
+	switch {
+	case s.closed:
+		refused = &Error{Reason: Drain, Err: ErrServerClosed}
+	case !room:
+		refused = Refusef(Overload, "all %d descriptors for connections are taken", s.Budget.Limit)
+	default:
+		refused = s.slots.admit(k, &s.Limits, time.Now())
+	}
+	if refused == nil {
+		s.wg.Add(1)
+		if !s.slots.sweeping {
+			s.slots.sweeping = true
+			s.wg.Add(1)
+			go s.sweep()
+		}
+	}
+	s.mu.Unlock()
+	if refused != nil {
+		if room {
+			s.Budget.Give(1)
+		}
+		_ = abort(c)
+		s.tell(k, nil, refused)
+		return
+	}
+	go s.serve(ctx, ln, k)
+}
+
+// serve is one connection from its first byte to its hand-over.
+func (s *Server) serve(ctx context.Context, ln *Listener, k *slot) {
+	defer s.wg.Done()
+	defer k.release()
+	var proto Protocol
+	defer func() {
+		if v := recover(); v != nil {
+			s.panicking(v)
+			_ = k.Abort()
+			s.tell(k, proto, Refusef(Internal, "panic: %v", v))
+		}
+	}()
+	proto, err := detect(&k.Conn, ln.Protocols)
+	if err == nil {
+		err = proto.ServeConn(ctx, &k.Conn, k)
+	}
+	if err != nil {
+		s.tell(k, proto, err)
+	}
+	if !k.handed {
+		_ = k.Close()
+	}
+}
+
+// maxSniff is how many bytes the protocols may look at to know their own.
+const maxSniff = 64
+
+// detect asks the protocols whose connection c is, as its first bytes come.
+func detect(c *Conn, protocols []Protocol) (Protocol, error) {
+	if len(protocols) == 1 {
+		return protocols[0], nil
+	}
+	for {
+		if err := c.Fill(maxSniff << 8); err != nil {
+			_ = c.Abort()
+			return nil, PreambleError(c, err)
+		}
+		undecided := false
+		prefix := c.Buffered()
+		for _, p := range protocols {
+			switch p.Sniff(prefix) {
+			case Yes:
+				return p, nil
+			case More:
+				undecided = true
+			}
+		}
+		if !undecided || len(prefix) >= maxSniff {
+			_ = c.Abort()
+			return nil, Refusef(BadPreamble, "%d bytes that begin like no protocol of this listener: %q", len(prefix), prefix[:min(len(prefix), 16)])
+		}
+	}
+}
+
+// PreambleError gives the failure of a read its Reason: NoHello where the
+// client left without a byte, Gone where it left later, HelloTimeout where its
+// time was up. Protocols use it for the errors of Fill.
+func PreambleError(c *Conn, err error) *Error {
+	n := len(c.Buffered())
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return Refusef(HelloTimeout, "the preamble was not complete in time: %d bytes came", n)
+	case n == 0:
+		return &Error{Reason: NoHello, Err: fmt.Errorf("the client left without a byte: %w", err)}
+	case errors.Is(err, io.EOF):
+		return Refusef(Gone, "the client left after %d bytes of its preamble", n)
+	}
+	return &Error{Reason: Gone, Err: fmt.Errorf("the client left after %d bytes of its preamble: %w", n, err)}
+}
+
+// tell reports a connection that ended without a request.
+func (s *Server) tell(k *slot, proto Protocol, err error) {
+	if s.Observe == nil {
+		return
+	}
+	o := &Outcome{
+		Start: k.accepted, Listener: k.Conn.Listener, Source: k.Conn.source, Peer: k.Peer,
+		Reason: ReasonOf(err), Err: err, Lasted: time.Since(k.accepted),
+	}
+	if proto != nil {
+		o.Proto = proto.Name()
+	}
+	switch {
+	case k.evicted.Load() && o.Reason == HelloTimeout:
+		o.Reason, o.Err = Overload, fmt.Errorf("the oldest of too many unfinished preambles: %w", err)
+	case errors.Is(err, net.ErrClosed) && s.isClosing():
+		o.Reason, o.Err = Drain, ErrServerClosed // it was Close that left, not the client
+	}
+	s.Observe(o)
+}
+
+// panicking logs a stack, once a minute at most: an attacker who found the
+// input may send it often.
+func (s *Server) panicking(v any) {
+	s.mu.Lock()
+	quiet := !s.panicked.IsZero() && time.Since(s.panicked) < time.Minute
+	if !quiet {
+		s.panicked = time.Now()
+	}
+	s.mu.Unlock()
+	if quiet {
+		s.log().Error("panic in a connection, its stack was logged less than a minute ago", "panic", v)
+		return
+	}
+	s.log().Error("panic in a connection", "panic", v, "stack", string(debug.Stack()))
+}
+
+// sweep ends preambles whose time is up, as long as there are any. It stands
+// for a timer per connection.
+func (s *Server) sweep() {
+	defer s.wg.Done()
+	const often = 100 * time.Millisecond
+	t := time.NewTicker(often)
+	defer t.Stop()
+	for range t.C {
+		s.mu.Lock()
+		if !s.slots.expire(&s.Limits, time.Now()) {
+			s.slots.sweeping = false
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+	}
+}
+
+// Shutdown stops accepting and waits until every connection has been handed
+// over or has ended. Tunnels that stand are the Relay's to wait for. When ctx
+// ends first, Shutdown closes what is left and returns the context's error.
+// It is safe to call again and at once with Close.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.stopListening()
+	idle := make(chan struct{})
+	go func() {
+		s.wg.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		_ = s.Close()
+		<-idle
+		return ctx.Err()
+	}
+}
+
+// Close stops accepting and aborts every connection that was not handed over.
+func (s *Server) Close() error {
+	s.stopListening()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, cancel := range s.cancels {
+		cancel()
+	}
+	s.cancels = nil
+	s.slots.each(func(k *slot) { _ = k.Abort() })
+	return nil
+}
+
+func (s *Server) stopListening() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for ln := range s.listeners {
+		_ = ln.Close()
+	}
+}
+
+func (s *Server) track(ln net.Listener, cancel context.CancelFunc) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	if s.listeners == nil {
+		s.listeners = make(map[net.Listener]struct{})
+	}
+	s.listeners[ln] = struct{}{}
+	s.cancels = append(s.cancels, cancel)
+	return true
+}
+
+func (s *Server) untrack(ln net.Listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.listeners, ln)
+}
+
+func (s *Server) isClosing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+func (s *Server) log() *slog.Logger {
+	if s.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return s.Log
+}

@@ -1,0 +1,255 @@
+package tunnel
+
+import (
+	"context"
+	"net/netip"
+	"sync/atomic"
+	"time"
+)
+
+// Limits bound what connections may cost before they have asked for anything,
+// and how much of the gateway one source may have. A zero field means its
+// default, a negative one no limit.
+type Limits struct {
+	FirstByte time.Duration // from accept to the first byte; default 10 s
+	Preamble  time.Duration // from the first byte to a complete preamble, whatever comes; default 5 s
+	HalfOpen  int           // unfinished preambles in all; the oldest makes room; default 4,096
+
+	// Per source: an IPv4 address or an IPv6 /64.
+	HalfOpenPerSource int // unfinished preambles; default 256
+	OpenPerSource     int // connections and tunnels; default 2,000
+	NewPerSource      int // new connections a second, and as many at once; default 200
+}
+
+// Default Limits.
+const (
+	DefaultFirstByte         = 10 * time.Second
+	DefaultPreamble          = 5 * time.Second
+	DefaultHalfOpen          = 4096
+	DefaultHalfOpenPerSource = 256
+	DefaultOpenPerSource     = 2000
+	DefaultNewPerSource      = 200
+)
+
+// capped reports whether n has reached limit, or the default where limit is
+// zero. A negative limit is never reached.
+func capped(n, limit, otherwise int) bool {
+	if limit == 0 {
+		limit = otherwise
+	}
+	return limit >= 0 && n >= limit
+}
+
+// A slot is one connection's place in the Server: what it is counted under.
+// It lives until the connection's goroutine and every request made on it have
+// ended, so that a source's tunnels count against its share.
+type slot struct {
+	Conn
+	server  *Server
+	source  *source
+	refs    int32 // guarded by server.mu
+	evicted atomic.Bool
+
+	// The list of unfinished preambles, oldest first. Guarded by server.mu.
+	half       bool
+	prev, next *slot
+}
+
+// slots is the Server's account of its connections. The Server's mu guards it.
+type slots struct {
+	halfOpen       int
+	oldest, newest *slot
+	sources        map[netip.Prefix]*source
+	waiting        map[*slot]struct{} // not handed over: what Close closes
+	sweeping       bool
+}
+
+// A source is what one address has open.
+type source struct {
+	prefix   netip.Prefix
+	open     int
+	halfOpen int
+	tokens   float64 // of the bucket that meters new connections
+	filled   time.Time
+}
+
+// admit counts k in, or says which limit it would break.
+func (t *slots) admit(k *slot, l *Limits, now time.Time) error {
+	src := t.sourceOf(k.Conn.source.Addr(), l, now)
+	switch {
+	case capped(src.open, l.OpenPerSource, DefaultOpenPerSource):
+		return Refusef(Overload, "%s has %d connections open, the limit for one source", src.prefix, src.open)
+	case capped(src.halfOpen, l.HalfOpenPerSource, DefaultHalfOpenPerSource):
+		return Refusef(Overload, "%s has %d unfinished preambles, the limit for one source", src.prefix, src.halfOpen)
+	case !src.spend(l, now):
+		return Refusef(Overload, "%s opens connections faster than one source may", src.prefix)
+	}
+	if capped(t.halfOpen, l.HalfOpen, DefaultHalfOpen) {
+		// Whoever has been at it for longest is the least likely to be honest:
+		// a preamble takes a round trip.
+		t.oldest.evict()
+		t.finished(t.oldest)
+	}
+	k.source, k.half = src, true
+	src.open++
+	src.halfOpen++
+	t.halfOpen++
+	k.prev = t.newest
+	if t.newest != nil {
+		t.newest.next = k
+	} else {
+		t.oldest = k
+	}
+	t.newest = k
+	if t.waiting == nil {
+		t.waiting = make(map[*slot]struct{})
+	}
+	t.waiting[k] = struct{}{}
+	return nil
+}
+
+// finished takes k from the unfinished preambles.
+func (t *slots) finished(k *slot) {
+	if !k.half {
+		return
+	}
+	k.half = false
+	t.halfOpen--
+	k.source.halfOpen--
+	if k.prev != nil {
+		k.prev.next = k.next
+	} else {
+		t.oldest = k.next
+	}
+	if k.next != nil {
+		k.next.prev = k.prev
+	} else {
+		t.newest = k.prev
+	}
+	k.prev, k.next = nil, nil
+}
+
+// drop counts k out.
+func (t *slots) drop(k *slot) {
+	t.finished(k)
+	delete(t.waiting, k)
+	k.source.open--
+}
+
+// expire wakes the connections whose preamble took too long. It is false when
+// none is unfinished.
+func (t *slots) expire(l *Limits, now time.Time) bool {
+	first, whole := limit(l.FirstByte, DefaultFirstByte), limit(l.Preamble, DefaultPreamble)
+	var next *slot
+	for k := t.oldest; k != nil; k = next {
+		next = k.next
+		began := k.began.Load()
+		switch {
+		case k.leaving.Load(): // it has its answer, and a limit of its own
+		case began == 0 && first > 0 && now.Sub(k.accepted) >= first,
+			began != 0 && whole > 0 && now.Sub(k.accepted)-time.Duration(began) >= whole:
+			k.wake()
+			t.finished(k)
+		}
+	}
+	return t.oldest != nil
+}
+
+func (t *slots) each(f func(*slot)) {
+	for k := range t.waiting {
+		f(k)
+	}
+}
+
+// sourceOf finds or makes the account of addr.
+func (t *slots) sourceOf(addr netip.Addr, l *Limits, now time.Time) *source {
+	bits := 32
+	if addr.Is6() {
+		bits = 64
+	}
+	prefix, _ := addr.Prefix(bits) // the zero Prefix stands for sources without an IP address
+	if src := t.sources[prefix]; src != nil {
+		return src
+	}
+	if t.sources == nil {
+		t.sources = make(map[netip.Prefix]*source)
+	}
+	if n := len(t.sources); n >= 1024 && n&(n-1) == 0 { // at each doubling
+		for p, src := range t.sources {
+			if src.open == 0 && now.Sub(src.filled) > time.Second {
+				delete(t.sources, p)
+			}
+		}
+	}
+	src := &source{prefix: prefix, tokens: float64(newPerSource(l)), filled: now}
+	t.sources[prefix] = src
+	return src
+}
+
+func newPerSource(l *Limits) int {
+	if l.NewPerSource == 0 {
+		return DefaultNewPerSource
+	}
+	return l.NewPerSource
+}
+
+// spend takes a token for one new connection.
+func (s *source) spend(l *Limits, now time.Time) bool {
+	rate := newPerSource(l)
+	if rate < 0 {
+		return true
+	}
+	s.tokens = min(s.tokens+now.Sub(s.filled).Seconds()*float64(rate), float64(rate))
+	s.filled = now
+	if s.tokens < 1 {
+		return false
+	}
+	s.tokens--
+	return true
+}
+
+// ServeTunnel is what the protocol calls: the preamble is over. The
+// connection's goroutine holds the slot while the handler runs; a tunnel that
+// outlives it takes a hold of its own.
+func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
+	s := k.server
+	s.mu.Lock()
+	s.slots.finished(k)
+	s.mu.Unlock()
+	req.slot = k
+	s.Handler.ServeTunnel(ctx, req)
+}
+
+// hold keeps the slot beyond the connection's goroutine, until release.
+func (k *slot) hold() {
+	if k == nil {
+		return
+	}
+	k.server.mu.Lock()
+	defer k.server.mu.Unlock()
+	k.refs++
+}
+
+// release gives up one hold on the slot; the last one gives it back.
+func (k *slot) release() {
+	if k == nil {
+		return
+	}
+	s := k.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k.refs--; k.refs == 0 {
+		s.slots.drop(k)
+		s.Budget.Give(1)
+	} else if k.handed {
+		delete(s.slots.waiting, k)
+	}
+}
+
+// wake makes the connection's pending read fail: its time is up.
+func (k *slot) wake() { _ = k.SetReadDeadline(time.Unix(1, 0)) }
+
+func (k *slot) evict() {
+	k.evicted.Store(true)
+	k.wake()
+}
