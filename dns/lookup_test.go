@@ -354,7 +354,11 @@ func TestSingleFlight(t *testing.T) {
 	c.add(time.Hour)
 	wg.Go(func() { expect(t, r, "a.test", "192.0.2.1") })
 	<-arrived
+	start := time.Now()
 	expect(t, r, "a.test", "192.0.2.1")
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("a caller waited %v for the one who asks", took)
+	}
 	close(release)
 	wg.Wait()
 }
