@@ -16,6 +16,7 @@ type row struct {
 	title string
 	more  bool    // more is better
 	digit int     // after the point
+	even  bool    // nothing to be ahead in: any proxy has the same
 	beat  string  // the peer that the target is about
 	ratio float64 // target: at least (or at most) so many times that peer's value
 	limit float64 // target: at most this
@@ -44,7 +45,7 @@ func rows() []row {
 		{id: "idlemem", title: "memory per idle tunnel (PSS), KiB", digit: 2, limit: 12},
 		{id: "idlefds", title: "descriptors per idle tunnel", digit: 2, limit: 2},
 		{id: "halfmem", title: "memory per half-sent hello (PSS), KiB", digit: 2},
-		{id: "halffds", title: "descriptors per half-sent hello", digit: 2},
+		{id: "halffds", title: "descriptors per half-sent hello", digit: 2, even: true},
 	}
 }
 
@@ -73,30 +74,48 @@ func (r results) median(row, peer string) (v, spread float64, ok bool) {
 	return v, spread, true
 }
 
+// ratio returns the median of the rounds' ratios of one peer's value to
+// another's: what disturbed a round met both.
+func (r results) ratio(row, peer, other string) (float64, bool) {
+	a, b := r[row][peer], r[row][other]
+	var ratios []float64
+	for i := range min(len(a), len(b)) {
+		if b[i] != 0 {
+			ratios = append(ratios, a[i]/b[i])
+		}
+	}
+	slices.Sort(ratios)
+	n := len(ratios)
+	if n == 0 {
+		return 0, false
+	}
+	return (ratios[(n-1)/2] + ratios[n/2]) / 2, true
+}
+
 // print writes the table in Markdown. Each cell has the median of the rounds,
-// its ratio to the reference peer's, and half the range.
+// the median ratio to the reference peer, and half the range.
 func (r results) print(w io.Writer, peers []string) {
 	reference := peers[0]
 	if slices.Contains(peers, "haproxy") {
 		reference = "haproxy"
 	}
-	fmt.Fprintf(w, "Each cell: median, ratio to %s, half the range of the rounds. More is better where a unit is per second.\n\n", reference)
+	fmt.Fprintf(w, "Each cell: median, median ratio to %s in the same round, half the range. More is better where a unit is per second.\n\n", reference)
 	fmt.Fprintf(w, "| | %s |\n|---|%s\n", strings.Join(peers, " | "), strings.Repeat("---:|", len(peers)))
 	for _, row := range rows() {
 		if r[row.id] == nil {
 			continue
 		}
 		cells := []string{row.title}
-		ref, _, _ := r.median(row.id, reference)
 		for _, p := range peers {
 			v, spread, ok := r.median(row.id, p)
+			ratio, comparable := r.ratio(row.id, p, reference)
 			switch {
 			case !ok || p == "direct" && costs(row.id):
 				cells = append(cells, "")
-			case ref == 0:
+			case !comparable:
 				cells = append(cells, number(v, row.digit))
 			default:
-				cells = append(cells, fmt.Sprintf("%s ×%.2f ±%.0f%%", number(v, row.digit), v/ref, 100*math.Abs(spread)))
+				cells = append(cells, fmt.Sprintf("%s ×%.2f ±%.0f%%", number(v, row.digit), ratio, 100*math.Abs(spread)))
 			}
 		}
 		fmt.Fprintf(w, "| %s |\n", strings.Join(cells, " | "))
@@ -148,19 +167,19 @@ func (r results) judge(w io.Writer) (short int) {
 		if row.limit > 0 {
 			line(v <= row.limit, "%s: %s, at most %s", row.title, number(v, row.digit), number(row.limit, 0))
 		}
-		if other, _, ok := r.median(row.id, row.beat); ok && row.ratio > 0 && other > 0 {
-			want, good := "at most", v <= row.ratio*other
+		if ratio, ok := r.ratio(row.id, us, row.beat); ok {
+			want, good := "at most", ratio <= row.ratio
 			if row.more {
-				want, good = "at least", v >= row.ratio*other
+				want, good = "at least", ratio >= row.ratio
 			}
-			line(good, "%s: %.2f of %s's, %s %.2f", row.title, v/other, row.beat, want, row.ratio)
+			line(good, "%s: %.2f of %s's, %s %.2f", row.title, ratio, row.beat, want, row.ratio)
 		}
-		if naive, _, ok := r.median(row.id, "naive"); ok && !strings.HasSuffix(row.id, "fds") {
-			good := v < naive
+		if ratio, ok := r.ratio(row.id, us, "naive"); ok && !row.even {
+			good := ratio < 1
 			if row.more {
-				good = v > naive
+				good = ratio > 1
 			}
-			line(good, "%s: ahead of a naive proxy: %s, it has %s", row.title, number(v, row.digit), number(naive, row.digit))
+			line(good, "%s: %.2f of a naive proxy's", row.title, ratio)
 		}
 	}
 	return short
