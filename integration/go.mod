@@ -2,6 +2,4 @@ module culvert.dev/integration
 
 go 1.26.0
 
-require culvert.dev v0.0.0
-
 replace culvert.dev => ../
