@@ -1,0 +1,5 @@
+module culvert.dev/integration
+
+go 1.26.0
+
+replace culvert.dev => ../
