@@ -77,6 +77,12 @@ func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	return tunnel.More
 }
 
+// Complete implements tunnel.Judge: the head has come, or cannot any more.
+func (*Protocol) Complete(prefix []byte) bool {
+	_, err := ParseHead(prefix)
+	return err != ErrMore
+}
+
 // ServeConn implements tunnel.Protocol. It reads one head, calls h at most
 // once, and returns when h does. Where it refuses by itself it has closed c.
 //

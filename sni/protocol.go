@@ -46,6 +46,12 @@ func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
 	return tunnel.No
 }
 
+// Complete implements tunnel.Judge: the hello has come, or cannot any more.
+func (*Protocol) Complete(prefix []byte) bool {
+	_, err := Parse(prefix)
+	return err != ErrMore
+}
+
 // ServeConn reads the ClientHello of c, whatever the first bytes of c are, and
 // calls h once if it names somebody.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {

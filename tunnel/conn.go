@@ -74,10 +74,18 @@ func (c *Conn) Fill(limit int) error {
 	}
 	first := len(c.buf) == 0
 	err := c.fill(limit)
-	if first && len(c.buf) > 0 && c.began.Load() == 0 {
-		c.began.Store(max(1, int64(time.Since(c.accepted))))
+	if first && len(c.buf) > 0 {
+		c.markBegun()
 	}
 	return err
+}
+
+// markBegun notes when the first byte came: the limit for the whole preamble
+// runs from there.
+func (c *Conn) markBegun() {
+	if c.began.Load() == 0 {
+		c.began.Store(max(1, int64(time.Since(c.accepted))))
+	}
 }
 
 // fillRead is fill for any net.Conn: it holds a small buffer while it waits.

@@ -34,6 +34,8 @@ type Server struct {
 	Observe func(*Outcome) // told of connections that ended without a request; must not block. May be nil
 	Log     *slog.Logger   // accept errors and panics; nil discards
 
+	lobby lobby
+
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
 	cancels   []context.CancelFunc // end the contexts of connections
@@ -146,7 +148,10 @@ func (s *Server) start(ctx context.Context, ln *Listener, c net.Conn, room bool)
 		s.tell(k, nil, refused)
 		return
 	}
-	go s.serve(ctx, ln, k)
+	serve := func() { go s.serve(ctx, ln, k) }
+	if !s.lobby.hold(k, ln.Protocols, serve) {
+		serve()
+	}
 }
 
 // serve is one connection from its first byte to its hand-over.
@@ -182,23 +187,20 @@ func detect(c *Conn, protocols []Protocol) (Protocol, error) {
 		return protocols[0], nil
 	}
 	for {
+		if len(c.Buffered()) > 0 {
+			p, decided := sniff(protocols, c.Buffered())
+			if p != nil {
+				return p, nil
+			}
+			if decided {
+				_ = c.Abort()
+				prefix := c.Buffered()
+				return nil, Refusef(BadPreamble, "%d bytes that begin like no protocol of this listener: %q", len(prefix), prefix[:min(len(prefix), 16)])
+			}
+		}
 		if err := c.Fill(maxSniff << 8); err != nil {
 			_ = c.Abort()
 			return nil, PreambleError(c, err)
-		}
-		undecided := false
-		prefix := c.Buffered()
-		for _, p := range protocols {
-			switch p.Sniff(prefix) {
-			case Yes:
-				return p, nil
-			case More:
-				undecided = true
-			}
-		}
-		if !undecided || len(prefix) >= maxSniff {
-			_ = c.Abort()
-			return nil, Refusef(BadPreamble, "%d bytes that begin like no protocol of this listener: %q", len(prefix), prefix[:min(len(prefix), 16)])
 		}
 	}
 }
@@ -287,6 +289,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}()
 	select {
 	case <-idle:
+		s.lobby.close()
 		return nil
 	case <-ctx.Done():
 		_ = s.Close()
@@ -299,12 +302,16 @@ func (s *Server) Shutdown(ctx context.Context) error {
 func (s *Server) Close() error {
 	s.stopListening()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, cancel := range s.cancels {
 		cancel()
 	}
 	s.cancels = nil
-	s.slots.each(func(k *slot) { _ = k.Abort() })
+	s.slots.each(func(k *slot) {
+		_ = k.Abort()
+		s.lobby.out(k)
+	})
+	s.mu.Unlock()
+	s.lobby.close()
 	return nil
 }
 

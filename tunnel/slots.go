@@ -49,6 +49,7 @@ type slot struct {
 	source  *source
 	refs    int32 // guarded by server.mu
 	evicted atomic.Bool
+	guest   *guest // its place in the lobby, nil elsewhere; guarded by the lobby's mu
 
 	// The list of unfinished preambles, oldest first. Guarded by server.mu.
 	half       bool
@@ -247,7 +248,10 @@ func (k *slot) release() {
 }
 
 // wake makes the connection's pending read fail: its time is up.
-func (k *slot) wake() { _ = k.SetReadDeadline(time.Unix(1, 0)) }
+func (k *slot) wake() {
+	_ = k.SetReadDeadline(time.Unix(1, 0))
+	k.server.lobby.out(k)
+}
 
 func (k *slot) evict() {
 	k.evicted.Store(true)

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -153,9 +154,35 @@ func (s *sock) fill(buf []byte, limit int) ([]byte, error) {
 		return buf, fileError(err)
 	}
 	if err := raw.Read(func(fd uintptr) bool { return once(int32(fd)) }); err != nil {
-		return buf, fileError(err)
+		return buf, s.waitError(err)
 	}
 	return buf, result
+}
+
+// readNow reads what there is, 0 bytes for nothing, and io.EOF at the end. It
+// never waits and disregards the deadline.
+func (s *sock) readNow(p []byte) (n int, err error) {
+	err = s.control(func(fd int32) error {
+		var errno syscall.Errno
+		switch n, errno = read(fd, p); {
+		case errno == syscall.EAGAIN || errno == syscall.EINTR:
+			n = 0
+		case errno != 0:
+			n = 0
+			return errno
+		case n == 0:
+			return io.EOF
+		}
+		return nil
+	})
+	return n, err
+}
+
+// is reports whether fd is still the socket's.
+func (s *sock) is(fd int32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fd == fd
 }
 
 // take gives up the socket: a descriptor that is the caller's, and that Go's
@@ -295,9 +322,10 @@ func fileError(err error) error {
 // A sockListener accepts socks. It listens on a descriptor of its own: package
 // net doesn't let anyone wait on one of its listeners.
 type sockListener struct {
-	file *os.File
-	raw  syscall.RawConn
-	addr *net.TCPAddr
+	file   *os.File
+	raw    syscall.RawConn
+	addr   *net.TCPAddr
+	closed atomic.Bool
 }
 
 // listenSocks makes ln's connections socks. They inherit TCP_NODELAY.
@@ -318,11 +346,16 @@ func listenSocks(ln net.Listener) net.Listener {
 		return ln
 	}
 	_ = tl.Close() // the duplicate listens on
-	return &sockListener{file, raw, tl.Addr().(*net.TCPAddr)}
+	return &sockListener{file: file, raw: raw, addr: tl.Addr().(*net.TCPAddr)}
 }
 
 func (l *sockListener) Addr() net.Addr { return l.addr }
-func (l *sockListener) Close() error   { return fileError(l.file.Close()) }
+
+// Close stops listening. Accept returns net.ErrClosed then.
+func (l *sockListener) Close() error {
+	l.closed.Store(true)
+	return fileError(l.file.Close())
+}
 
 func (l *sockListener) Accept() (net.Conn, error) {
 	var s *sock
@@ -346,7 +379,10 @@ func (l *sockListener) Accept() (net.Conn, error) {
 			return true
 		}
 	})
-	if err = fileError(err); err == nil {
+	switch {
+	case err != nil && l.closed.Load():
+		err = net.ErrClosed
+	case err == nil:
 		err = failed
 	}
 	if err != nil {
@@ -415,6 +451,17 @@ func (s *sock) await(ctx context.Context) error {
 	err = raw.Write(func(fd uintptr) bool { return writable(int32(fd)) })
 	if !stop() && ctx.Err() != nil {
 		return ctx.Err()
+	}
+	return s.waitError(err)
+}
+
+// waitError says what ended a wait in the poller: where that was our own close
+// it has a word of its own for it, which errors.Is does not know.
+func (s *sock) waitError(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && s.fd < 0 {
+		return net.ErrClosed
 	}
 	return fileError(err)
 }
