@@ -86,6 +86,7 @@ type Gateway struct {
 	relay     *tunnel.Relay
 	server    *tunnel.Server
 	metrics   *metrics.Metrics
+	access    *admin.AccessLog
 	listeners []tunnel.Listener
 	adminLn   net.Listener
 	started   time.Time
@@ -107,10 +108,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
-	access := &admin.AccessLog{Log: g.log}
+	g.access = &admin.AccessLog{Log: g.log}
 	observe := func(o *tunnel.Outcome) {
 		g.metrics.Observe(o)
-		access.Observe(o)
+		g.access.Observe(o)
 	}
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Log: g.log}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Budget: budget}
@@ -203,6 +204,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
+		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
 	}
 	g.awaitTable(ctx)
 	for _, ln := range g.listeners {
@@ -225,6 +227,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.relay.Close()
 	stop()
 	wg.Wait()
+	g.access.Flush()
 	return err
 }
 
