@@ -150,7 +150,6 @@ func runProbe(ctx context.Context, w io.Writer, o *probeOptions) error {
 // A prober carries one probe through its steps.
 type prober struct {
 	o      *probeOptions
-	name   tunnel.Name
 	port   int
 	tls    *tls.Config
 	roots  *x509.CertPool
@@ -163,8 +162,10 @@ func newProber(o *probeOptions) (*prober, error) {
 	if h, pt, err := net.SplitHostPort(o.target); err == nil {
 		host, port = h, pt
 	}
-	var err error
-	if p.name, err = tunnel.ParseName(host); err != nil && !(errors.Is(err, tunnel.ErrNameAddress) && o.mode == "connect") {
+	// An address is no server name and may be no destination: what a gateway
+	// makes of it is what a probe is for.
+	_, err := tunnel.ParseName(host)
+	if err != nil && !errors.Is(err, tunnel.ErrNameAddress) {
 		return nil, usageError("", "%q is not a name to probe: %w", host, err)
 	}
 	if port != "" {
@@ -324,8 +325,16 @@ func (p *prober) refusedByProxy(err error) {
 	if !errors.As(err, &te) {
 		return
 	}
-	p.report.Refusal = &probeRefusal{Answer: te.Error(), Reasons: []tunnel.Reason{te.Reason}}
+	r := &probeRefusal{Answer: te.Error(), Reasons: []tunnel.Reason{te.Reason}}
+	if te.Reason == tunnel.NoRoute {
+		// What strangers hear of services that are not theirs, too.
+		r.Reasons = append(r.Reasons, tunnel.NotExposed, tunnel.Denied)
+		r.Hint = hintExplain
+	}
+	p.report.Refusal = r
 }
+
+const hintExplain = "\"culvert explain\" at the gateway tells which"
 
 // refusedByTLS notes an alert or a close in place of a handshake.
 func (p *prober) refusedByTLS(err error) {
@@ -346,12 +355,15 @@ func (p *prober) refusedByTLS(err error) {
 func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 	var reasons []tunnel.Reason
 	for _, r := range tunnel.Reasons() {
+		if (&tunnel.Outcome{Reason: r, Endpoint: "any"}).Carried() && r != tunnel.Drain {
+			continue // how tunnels end, and not how requests do
+		}
 		if sni.AlertFor(&tunnel.Error{Reason: r, Err: errors.New("")}) == a {
 			reasons = append(reasons, r)
 		}
 	}
 	if a == sni.UnrecognizedName {
-		return reasons, "\"culvert explain\" at the gateway tells which; a service may also send this alert itself"
+		return reasons, hintExplain + "; a service may also send this alert itself"
 	}
 	return reasons, ""
 }
