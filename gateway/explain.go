@@ -136,7 +136,11 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			}
 		}
 		if !spoken {
-			return nil, tunnel.Refusef(tunnel.BadPreamble, "listener %s does not speak %s", q.Listener, q.Proto)
+			why := tunnel.BadPreamble
+			if _, ok := l.Protocols[0].(*connect.Protocol); ok {
+				why = tunnel.BadRequest // pinned: whatever comes is read as a head
+			}
+			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
 		}
 	}
 	var err error

@@ -37,7 +37,7 @@ func look(t *testing.T, name string) string {
 // environ is what programs are started with: none of the proxies and
 // certificates that may be configured here.
 func environ() []string {
-	env := []string{"LC_ALL=C"}
+	env := []string{"LC_ALL=C", "GORACE=atexit_sleep_ms=0"}
 	for _, name := range []string{"PATH", "HOME", "TMPDIR"} {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)

@@ -258,14 +258,15 @@ func (p *prober) credentials() string {
 
 // handshake speaks TLS to the service, through the tunnel.
 func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
-	tc := tls.Client(conn, p.tls)
+	first := &firstRecord{Conn: conn}
+	tc := tls.Client(first, p.tls)
 	if err := p.step("tls", func() (string, error) {
 		if err := tc.HandshakeContext(ctx); err != nil {
 			return "", err
 		}
 		return tls.VersionName(tc.ConnectionState().Version), nil
 	}); err != nil {
-		p.refusedByTLS(err)
+		p.refusedByTLS(err, first.seen)
 		return err
 	}
 	state := tc.ConnectionState()
@@ -293,9 +294,25 @@ func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
 		return "", err
 	})
 	if err != nil {
-		p.refusedByTLS(err)
+		p.report.Refusal = &probeRefusal{Answer: err.Error(), Hint: "the service itself said so, inside of TLS"}
 	}
 	return err
+}
+
+// A firstRecord keeps the beginning of what comes. A gateway's alert is the
+// first record there is, and in the clear; crypto/tls makes an error of it that
+// does not tell its number.
+type firstRecord struct {
+	net.Conn
+	seen []byte // at most the 7 bytes of an alert
+}
+
+func (c *firstRecord) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if room := 7 - len(c.seen); room > 0 {
+		c.seen = append(c.seen, p[:min(n, room)]...)
+	}
+	return n, err
 }
 
 func (p *prober) verify(state *tls.ConnectionState) error {
@@ -336,13 +353,13 @@ func (p *prober) refusedByProxy(err error) {
 
 const hintExplain = "\"culvert explain\" at the gateway tells which"
 
-// refusedByTLS notes an alert or a close in place of a handshake.
-func (p *prober) refusedByTLS(err error) {
+// refusedByTLS notes an alert or a close in place of a handshake; first is
+// what came first.
+func (p *prober) refusedByTLS(err error, first []byte) {
 	r := &probeRefusal{Answer: err.Error()}
-	var alert tls.AlertError
 	switch {
-	case errors.As(err, &alert):
-		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(alert))
+	case len(first) == 7 && first[0] == 21:
+		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(first[6]))
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		r.Answer = "the connection was closed without an answer: " + err.Error()
 		r.Hint = "a listener with \"refusal: close\" refuses like this, and so does a port that speaks no TLS"
