@@ -59,8 +59,10 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var ce *cliError
 	if !errors.As(err, &ce) {
 		ce = &cliError{err: err, code: exitFailed}
-		if strings.HasPrefix(err.Error(), "unknown command") {
-			ce.code = exitUsage
+		for _, cobras := range []string{"unknown command", "required flag", "if any flags in the group"} {
+			if strings.HasPrefix(err.Error(), cobras) {
+				ce.code = exitUsage
+			}
 		}
 	}
 	if err != errSilent {

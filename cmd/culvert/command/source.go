@@ -75,7 +75,11 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	}
 	c.Admin = o.admin
 	for _, l := range o.listen {
-		if _, _, err := net.SplitHostPort(l); err != nil {
+		_, port, err := net.SplitHostPort(l)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
 			return nil, usageError("write HOST:PORT or :PORT", "--listen %q: %w", l, err)
 		}
 		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
@@ -109,7 +113,7 @@ func (o *sourceOptions) flagRoutes() ([]registry.Service, error) {
 	for _, r := range o.route {
 		s, err := file.ParseRoute(r)
 		if err != nil {
-			return nil, usageError("write NAME[:PORT]=HOST:PORT", "--route %q: %w", r, err)
+			return nil, usageError("write --route NAME[:PORT]=HOST:PORT", "%w", err)
 		}
 		services = append(services, s)
 	}
