@@ -192,7 +192,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, len(g.listeners)+2)
+	failed := make(chan error, len(g.listeners)+3)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -202,6 +202,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		})
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.forget(work) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
@@ -229,6 +230,31 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	wg.Wait()
 	g.access.Flush()
 	return err
+}
+
+// forget drops the metrics of services that are gone, once a minute, so that
+// services that come and go don't use up the labels.
+func (g *Gateway) forget(ctx context.Context) error {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	var seen uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		t := g.registry.Table()
+		if t == nil || t.Generation() == seen {
+			continue
+		}
+		seen = t.Generation()
+		names := make(map[string]bool, t.Len())
+		for s := range t.Services() {
+			names[s.Name] = true
+		}
+		g.metrics.Forget(func(service string) bool { return names[service] })
+	}
 }
 
 // awaitTable gives the sources a moment to say what there is.

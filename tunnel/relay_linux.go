@@ -3,6 +3,7 @@
 package tunnel
 
 import (
+	"errors"
 	"net"
 	"runtime"
 	"sync"
@@ -37,18 +38,14 @@ const (
 	bulkTurn   = 4 * pipeSize           // the most one bulk direction moves before the next one's turn
 	bulkCalm   = 16 << 10               // a turn below this many bytes is a calm one
 	calmTurns  = 8                      // calm turns in a row that end bulk
+	keepAfter  = 5 * time.Second        // the age at which a tunnel's sockets get their keepalive
 	maxEvents  = 256
 )
 
 // carry takes over the tunnel if both ends are TCP sockets. It is false, with
 // nothing changed, where they are not or the kernel won't have them.
 func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) bool {
-	a, ok := client.(*net.TCPConn)
-	if !ok {
-		return false
-	}
-	b, ok := server.(*net.TCPConn)
-	if !ok {
+	if !isSocket(client) || !isSocket(server) {
 		return false
 	}
 	k.once.Do(func() { k.start(r) })
@@ -56,19 +53,27 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 	if len(loops) == 0 {
 		return false
 	}
-	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, moved: clock()}
+	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, born: clock()}
+	f.moved = f.born
 	var err error
-	if f.sides[0].fd, err = duplicate(a); err != nil {
+	if f.sides[0].fd, err = takeFD(client); err != nil {
 		return false
 	}
-	if f.sides[1].fd, err = duplicate(b); err != nil {
-		closeFD(f.sides[0].fd)
-		return false
+	if f.sides[1].fd, err = takeFD(server); err != nil {
+		k.orphan(f.sides[0].fd, server, t)
+		return true
 	}
-	_, _ = a.Close(), b.Close() // the duplicates live on
 	l := loops[int(k.next.Add(1))%len(loops)]
 	l.adopt(f, fromClient, fromServer)
 	return true
+}
+
+// orphan ends a tunnel of which one socket was taken and the other could not
+// be: there are no descriptors left, not even for a moment.
+func (k *kernelRelay) orphan(fd int32, other net.Conn, t *Tunnel) {
+	resetFD(fd)
+	_ = abort(other)
+	t.Ended(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
 func (k *kernelRelay) start(r *Relay) {
@@ -229,9 +234,6 @@ func (l *loop) place(f *flow) {
 	}
 	l.flows[f.slot] = f
 	f.gen = l.gens[f.slot]
-	if len(l.flows)-len(l.free) == 1 {
-		l.notify() // the first flow starts the sweeps
-	}
 }
 
 // notify wakes the loop. The caller holds mu, so that the descriptor is still
@@ -278,17 +280,13 @@ func (l *loop) run() {
 	}
 }
 
-// wait is how long the loop may sleep.
+// wait is how long the loop may sleep. It looks up once a second also where it
+// has no flow: that is cheaper than waking it for every first one.
 func (l *loop) wait() time.Duration {
 	if len(l.turns) > 0 {
 		return bulkPause
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.flows) == len(l.free) && len(l.pipes) == 0 {
-		return -1
-	}
-	return l.pause
+	return l.sweepPause()
 }
 
 func (l *loop) sweepPause() time.Duration {
@@ -351,6 +349,11 @@ func (l *loop) sweep() {
 			if d > 0 {
 				pause = min(pause, max(d/4, time.Millisecond))
 			}
+		}
+		if !f.kept && l.now-f.born >= int64(keepAfter) {
+			f.kept = true
+			keepFD(f.sides[0].fd)
+			keepFD(f.sides[1].fd)
 		}
 		half := f.sides[0].eof != f.sides[1].eof
 		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle, f.half); yes {
