@@ -9,8 +9,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs git python3-minimal iproute2
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node git python3 ip
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip
 
 .PHONY: help
 help: ## list the targets

@@ -20,7 +20,8 @@ type Query struct {
 	Port     uint16     // 0 where the protocol carries none
 	Listener string     // the address of the listener that is asked, as configured
 	Proto    string     // "sni" or "connect"; "" means connect where there is a port, else sni
-	From     netip.Addr // who asks; may be invalid
+	From     netip.Addr // where from; may be invalid
+	As       string     // who asks, as if that were proved; "" means a client without credentials
 }
 
 // Values is q as the admin port takes it.
@@ -32,12 +33,15 @@ func (q Query) Values() url.Values {
 	if q.From.IsValid() {
 		v.Set("from", q.From.String())
 	}
+	if q.As != "" {
+		v.Set("as", q.As)
+	}
 	return v
 }
 
 // queryOf is the Query of v.
 func queryOf(v url.Values) (Query, error) {
-	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto")}
+	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto"), As: v.Get("as")}
 	if p := v.Get("port"); p != "" {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil {
@@ -112,6 +116,9 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			req.Local = uint16(n)
 		}
 	}
+	if q.As != "" {
+		req.Peer = tunnel.Peer{ID: q.As, Method: "stated"}
+	}
 	spoken := false
 	for _, l := range listeners {
 		if l.Address != q.Listener {
@@ -124,9 +131,16 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				return req, nil
 			}
 			spoken = spoken || p.Name() == q.Proto
+			if c, ok := p.(*connect.Protocol); ok && q.Proto == c.Name() && c.Auth != nil && q.As == "" {
+				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+			}
 		}
 		if !spoken {
-			return nil, tunnel.Refusef(tunnel.BadPreamble, "listener %s does not speak %s", q.Listener, q.Proto)
+			why := tunnel.BadPreamble
+			if _, ok := l.Protocols[0].(*connect.Protocol); ok {
+				why = tunnel.BadRequest // pinned: whatever comes is read as a head
+			}
+			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
 		}
 	}
 	var err error

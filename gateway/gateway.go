@@ -205,6 +205,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	run(func() error { return g.forget(work) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
+		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
 	}
 	g.awaitTable(ctx)
 	for _, ln := range g.listeners {

@@ -87,7 +87,7 @@ func checkConfig(w io.Writer, path string) error {
 		return &cliError{err: err, code: exitUsage}
 	}
 	if _, err := gatewayConfig(c); err != nil {
-		return &cliError{err: err, code: exitUsage}
+		return usage(err)
 	}
 	if _, err := registry.Merge(c.Snapshot()); err != nil {
 		return &cliError{err: err, code: exitUsage}

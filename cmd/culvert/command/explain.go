@@ -26,6 +26,7 @@ type explainOptions struct {
 	listener string
 	proto    string
 	from     string
+	as       string
 	output   string
 }
 
@@ -42,6 +43,7 @@ configuration that a gateway would be started with.
 The exit code is 0 for a route and 1 for a refusal.`,
 		Example: `  culvert explain orders.example.com --listener :443 --config culvert.yaml
   culvert explain orders.example.com:443 --listener 127.0.0.1:3128 --routes routes.txt
+  culvert explain orders.example.com:443 --listener :3128 --config culvert.yaml --as alice
   culvert explain orders.example.com --listener :443 --admin 127.0.0.1:9090 -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -56,6 +58,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address")
 	f.StringVar(&o.proto, "proto", "", "sni or connect (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the source address that asks")
+	f.StringVar(&o.as, "as", "", "the user that asks, where a listener wants credentials; they are taken as shown")
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -89,7 +92,7 @@ func runExplain(ctx context.Context, w io.Writer, o *explainOptions) error {
 
 // query makes the question.
 func (o *explainOptions) query() (gateway.Query, error) {
-	q := gateway.Query{Host: o.target, Listener: o.listener, Proto: o.proto}
+	q := gateway.Query{Host: o.target, Listener: o.listener, Proto: o.proto, As: o.as}
 	if host, port, err := net.SplitHostPort(o.target); err == nil {
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || n == 0 {

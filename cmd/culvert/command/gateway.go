@@ -86,7 +86,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	}
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
-		reloader.OnConfig = func(*file.Config) { g.Reloaded(true) }
+		reloader.OnConfig = onConfig(g, log)
 		defer onHangup(reloader.Reload)()
 	}
 	err = g.Run(ctx, now)
@@ -94,6 +94,22 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	defer cancel()
 	_ = out.Close(flush)
 	return err
+}
+
+// onConfig returns what a source calls with every configuration it takes up.
+// The first one is the one that the gateway was started with.
+func onConfig(g *gateway.Gateway, log *slog.Logger) func(*file.Config) {
+	var running *file.Config
+	return func(c *file.Config) {
+		if running == nil {
+			running = c
+			return
+		}
+		g.Reloaded(true)
+		if parts := running.RestartNeeded(c); len(parts) > 0 {
+			log.Warn("the file changed where only a restart takes it up", "parts", parts)
+		}
+	}
 }
 
 // onHangup calls f on every SIGHUP until the returned function is called.

@@ -150,7 +150,6 @@ func runProbe(ctx context.Context, w io.Writer, o *probeOptions) error {
 // A prober carries one probe through its steps.
 type prober struct {
 	o      *probeOptions
-	name   tunnel.Name
 	port   int
 	tls    *tls.Config
 	roots  *x509.CertPool
@@ -163,8 +162,10 @@ func newProber(o *probeOptions) (*prober, error) {
 	if h, pt, err := net.SplitHostPort(o.target); err == nil {
 		host, port = h, pt
 	}
-	var err error
-	if p.name, err = tunnel.ParseName(host); err != nil && !(errors.Is(err, tunnel.ErrNameAddress) && o.mode == "connect") {
+	// An address is no server name and may be no destination: what a gateway
+	// makes of it is what a probe is for.
+	_, err := tunnel.ParseName(host)
+	if err != nil && !errors.Is(err, tunnel.ErrNameAddress) {
 		return nil, usageError("", "%q is not a name to probe: %w", host, err)
 	}
 	if port != "" {
@@ -257,14 +258,15 @@ func (p *prober) credentials() string {
 
 // handshake speaks TLS to the service, through the tunnel.
 func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
-	tc := tls.Client(conn, p.tls)
+	first := &firstRecord{Conn: conn}
+	tc := tls.Client(first, p.tls)
 	if err := p.step("tls", func() (string, error) {
 		if err := tc.HandshakeContext(ctx); err != nil {
 			return "", err
 		}
 		return tls.VersionName(tc.ConnectionState().Version), nil
 	}); err != nil {
-		p.refusedByTLS(err)
+		p.refusedByTLS(err, first.seen)
 		return err
 	}
 	state := tc.ConnectionState()
@@ -292,9 +294,25 @@ func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
 		return "", err
 	})
 	if err != nil {
-		p.refusedByTLS(err)
+		p.report.Refusal = &probeRefusal{Answer: err.Error(), Hint: "the service itself said so, inside of TLS"}
 	}
 	return err
+}
+
+// A firstRecord keeps the beginning of what comes. A gateway's alert is the
+// first record there is, and in the clear; crypto/tls makes an error of it that
+// does not tell its number.
+type firstRecord struct {
+	net.Conn
+	seen []byte // at most the 7 bytes of an alert
+}
+
+func (c *firstRecord) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if room := 7 - len(c.seen); room > 0 {
+		c.seen = append(c.seen, p[:min(n, room)]...)
+	}
+	return n, err
 }
 
 func (p *prober) verify(state *tls.ConnectionState) error {
@@ -324,16 +342,24 @@ func (p *prober) refusedByProxy(err error) {
 	if !errors.As(err, &te) {
 		return
 	}
-	p.report.Refusal = &probeRefusal{Answer: te.Error(), Reasons: []tunnel.Reason{te.Reason}}
+	r := &probeRefusal{Answer: te.Error(), Reasons: []tunnel.Reason{te.Reason}}
+	if te.Reason == tunnel.NoRoute {
+		// What strangers hear of services that are not theirs, too.
+		r.Reasons = append(r.Reasons, tunnel.NotExposed, tunnel.Denied)
+		r.Hint = hintExplain
+	}
+	p.report.Refusal = r
 }
 
-// refusedByTLS notes an alert or a close in place of a handshake.
-func (p *prober) refusedByTLS(err error) {
+const hintExplain = "\"culvert explain\" at the gateway tells which"
+
+// refusedByTLS notes an alert or a close in place of a handshake; first is
+// what came first.
+func (p *prober) refusedByTLS(err error, first []byte) {
 	r := &probeRefusal{Answer: err.Error()}
-	var alert tls.AlertError
 	switch {
-	case errors.As(err, &alert):
-		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(alert))
+	case len(first) == 7 && first[0] == 21:
+		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(first[6]))
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		r.Answer = "the connection was closed without an answer: " + err.Error()
 		r.Hint = "a listener with \"refusal: close\" refuses like this, and so does a port that speaks no TLS"
@@ -346,12 +372,15 @@ func (p *prober) refusedByTLS(err error) {
 func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 	var reasons []tunnel.Reason
 	for _, r := range tunnel.Reasons() {
+		if (&tunnel.Outcome{Reason: r, Endpoint: "any"}).Carried() && r != tunnel.Drain {
+			continue // how tunnels end, and not how requests do
+		}
 		if sni.AlertFor(&tunnel.Error{Reason: r, Err: errors.New("")}) == a {
 			reasons = append(reasons, r)
 		}
 	}
 	if a == sni.UnrecognizedName {
-		return reasons, "\"culvert explain\" at the gateway tells which; a service may also send this alert itself"
+		return reasons, hintExplain + "; a service may also send this alert itself"
 	}
 	return reasons, ""
 }

@@ -34,6 +34,15 @@ func usageError(hint, format string, args ...any) error {
 	return &cliError{err: fmt.Errorf(format, args...), hint: hint, code: exitUsage}
 }
 
+// usage makes err an error of exit code 2, with the hint it may have.
+func usage(err error) error {
+	var ce *cliError
+	if errors.As(err, &ce) {
+		return err
+	}
+	return &cliError{err: err, code: exitUsage}
+}
+
 // errSilent ends a command with exit code 1 that has said all there is to say.
 var errSilent = errors.New("")
 
@@ -50,8 +59,10 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var ce *cliError
 	if !errors.As(err, &ce) {
 		ce = &cliError{err: err, code: exitFailed}
-		if strings.HasPrefix(err.Error(), "unknown command") {
-			ce.code = exitUsage
+		for _, cobras := range []string{"unknown command", "required flag", "if any flags in the group"} {
+			if strings.HasPrefix(err.Error(), cobras) {
+				ce.code = exitUsage
+			}
 		}
 	}
 	if err != errSilent {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/admin"
 	"culvert.dev/connect"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
@@ -66,7 +67,7 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	}
 	c := file.Default()
 	if o.routes != "" {
-		fromFile, err := file.LoadRoutes(o.routes)
+		fromFile, err := o.loadRoutes(o.routes)
 		if err != nil {
 			return nil, configError(err)
 		}
@@ -74,16 +75,35 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	}
 	c.Admin = o.admin
 	for _, l := range o.listen {
-		if _, _, err := net.SplitHostPort(l); err != nil {
+		_, port, err := net.SplitHostPort(l)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
 			return nil, usageError("write HOST:PORT or :PORT", "--listen %q: %w", l, err)
 		}
 		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
 	}
+	if o.routes != "" {
+		return c, nil
+	}
+	var err error
+	c.Services, err = o.flagRoutes()
+	return c, err
+}
+
+// loadRoutes reads the routes file at path and adds the routes of flags: what
+// one name leads to stands together, wherever it was said.
+func (o *sourceOptions) loadRoutes(path string) (*file.Config, error) {
 	flags, err := o.flagRoutes()
 	if err != nil {
 		return nil, err
 	}
-	c.Services = append(c.Services, flags...)
+	c, err := file.LoadRoutes(path)
+	if err != nil {
+		return nil, err
+	}
+	c.Services = file.JoinRoutes(append(c.Services, flags...))
 	return c, nil
 }
 
@@ -93,7 +113,7 @@ func (o *sourceOptions) flagRoutes() ([]registry.Service, error) {
 	for _, r := range o.route {
 		s, err := file.ParseRoute(r)
 		if err != nil {
-			return nil, usageError("write NAME[:PORT]=HOST:PORT", "--route %q: %w", r, err)
+			return nil, usageError("write --route NAME[:PORT]=HOST:PORT", "%w", err)
 		}
 		services = append(services, s)
 	}
@@ -106,19 +126,15 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 		src := &file.Source{Path: o.config, Log: log}
 		return []registry.Source{src}, src, nil
 	}
-	var sources []registry.Source
+	if o.routes != "" {
+		src := &file.Source{Path: o.routes, Load: o.loadRoutes, Log: log}
+		return []registry.Source{src}, src, nil
+	}
 	flags, err := o.flagRoutes()
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(flags) > 0 {
-		sources = append(sources, registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}})
-	}
-	if o.routes == "" {
-		return sources, nil, nil
-	}
-	src := &file.Source{Path: o.routes, Load: file.LoadRoutes, Log: log}
-	return append(sources, src), src, nil
+	return []registry.Source{registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}}}, nil, nil
 }
 
 // gatewayConfig makes what gateway.New takes. Protocols are wired here and
@@ -135,6 +151,12 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		DialTimeout: c.Limits.Dial, DialTotal: c.Limits.DialTotal,
 		Lameduck: orNone(c.Drain.Lameduck), Grace: orNone(c.Drain.Grace),
 		Version: version,
+	}
+	if c.Admin != "" {
+		// Here and not only where it is opened, so that "config check" knows.
+		if err := admin.CheckAddr(c.Admin, false); err != nil {
+			return cfg, usageError("listen on 127.0.0.1, and let what is on this host pass it on", "%w", err)
+		}
 	}
 	via := pseudonym(c)
 	for _, l := range c.Listeners {
@@ -204,7 +226,7 @@ func configError(err error) error {
 	if errors.As(err, &mistakes) {
 		return &cliError{err: err, hint: "nothing was started; \"culvert config check FILE\" says the same without starting", code: exitUsage}
 	}
-	return &cliError{err: err, code: exitUsage}
+	return usage(err)
 }
 
 // runRegistry returns a registry that holds what c says, for commands that
