@@ -42,7 +42,10 @@ func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, er
 			return setUserTimeout(c)
 		},
 	}
-	c, err := nd.DialTCP(ctx, "tcp", netip.AddrPort{}, ep.Addr)
+	// Not DialTCP: it binds even the zero local address, and a port that is
+	// bound before it is connected is one that no other connection of this
+	// host may have, to wherever.
+	c, err := nd.DialContext(ctx, "tcp", ep.Addr.String())
 	if err != nil {
 		return nil, dialError(ep, err)
 	}
