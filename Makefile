@@ -25,11 +25,13 @@ build: ## bin/culvert
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/culvert
 
 .PHONY: test
-test: peers test-unit test-integration ## every test; installs the real peers first
+test: peers ## every test; installs the real peers first
+	$(GO) test -race -shuffle=on -timeout 15m ./...
+	$(MAKE) test-integration
 
 .PHONY: test-unit
 test-unit: ## the tests that need nothing but Go
-	$(GO) test -race -shuffle=on -timeout 15m ./...
+	$(GO) test -tags unit -race -shuffle=on -timeout 15m ./...
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples

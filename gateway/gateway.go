@@ -64,7 +64,7 @@ type Config struct {
 	DialTotal   time.Duration // 0 means tunnel.DefaultDialTotal
 
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
-	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace
+	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
 	Log     *slog.Logger   // nil discards
 	Version string         // for build_info
@@ -254,6 +254,7 @@ func (g *Gateway) drain(now <-chan struct{}) {
 	if grace == 0 {
 		grace = DefaultGrace
 	}
+	lameduck, grace = max(lameduck, 0), max(grace, 0)
 	deadline := time.Now().Add(grace)
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()

@@ -82,6 +82,7 @@ func illegals() []illegal {
 		{"name longer than its list", list(vec16([]byte{0}, u16(9), []byte("svc.test"))), hi, DecodeError, atHost, atName + 1, 0, "9 bytes where 8 are left"},
 		{"bytes left over after the name", list(vec16([]byte{0}, u16(6), []byte("svc.test"))), hi, DecodeError, atHost, atName + 1, 0, "2 bytes left over"},
 		{"extension longer than the rest", patched(atExt+2, 0, 60), hi, DecodeError, atList, atExt, 0, "extension 0 is 60 bytes where 21 are left"},
+		{"extension one byte longer than the rest", one(message([]byte{3, 3}, random, vec8(session), vec16(suites), vec8([]byte{0}), vec16(u16(21), u16(5), make([]byte, 4)))), hi, DecodeError, atList, atExt, 0, "extension 21 is 5 bytes where 4 are left"},
 		{"3 bytes after the last extension", body([]byte{3, 3}, random, vec8(), vec16(suites), vec8([]byte{0}), vec16(sniExt("a.test"), []byte{0, 1, 0})), hi, DecodeError, 71, 71, 0, "a field of 4 bytes where 3 are left"},
 		{"extensions longer than the hello", patched(atExtensions, 0, 200), hi, DecodeError, atExt, atExtensions, 0, "200 bytes where 25 are left"},
 		{"extensions shorter than the hello", patched(atExtensions, 0, 20), hi, DecodeError, atExt, atExtensions, 0, "20 bytes where 25 are left"},

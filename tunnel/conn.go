@@ -25,6 +25,7 @@ type Conn struct {
 	accepted time.Time
 	source   netip.AddrPort // the socket's peer
 	buf      []byte         // read and not consumed
+	leaving  atomic.Bool    // the last answer is on its way
 	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
 	handed   bool           // accepted as a Stream: the Server no longer closes it
 }
@@ -49,7 +50,11 @@ func (conn *Conn) init(c net.Conn) {
 func (c *Conn) Buffered() []byte { return c.buf }
 
 // Discard consumes the first n buffered bytes.
-func (c *Conn) Discard(n int) { c.buf = c.buf[n:] }
+func (c *Conn) Discard(n int) {
+	if c.buf = c.buf[n:]; len(c.buf) == 0 {
+		c.buf = nil // a tunnel outlives its preamble by far
+	}
+}
 
 // Fill waits for more bytes and appends them to the look-ahead buffer, at
 // most as many as make limit bytes in all. It is an error to call it with
@@ -105,6 +110,7 @@ func (c *Conn) Unwrap() (net.Conn, []byte) {
 // connection so that it arrives: the end is sent at once, and what the client
 // still sends is thrown away for at most a second.
 func (c *Conn) Farewell(msg []byte) {
+	c.leaving.Store(true)
 	_ = c.Conn.SetDeadline(time.Now().Add(farewell))
 	if _, err := c.Conn.Write(msg); err == nil && c.CloseWrite() == nil {
 		_, _ = io.CopyN(io.Discard, c.Conn, 1<<20)

@@ -145,6 +145,7 @@ func (t *slots) expire(l *Limits, now time.Time) bool {
 		next = k.next
 		began := k.began.Load()
 		switch {
+		case k.leaving.Load(): // it has its answer, and a limit of its own
 		case began == 0 && first > 0 && now.Sub(k.accepted) >= first,
 			began != 0 && whole > 0 && now.Sub(k.accepted)-time.Duration(began) >= whole:
 			k.wake()

@@ -40,8 +40,8 @@ type Listener struct {
 	Port      uint16      // of Service; 0 means its only one
 }
 
-// Limits bound what clients can take. A count is at least 1 and a duration
-// more than 0, but for Tunnels.
+// Limits bound what clients can take. A count is at least 1, or -1 for no
+// limit, and a duration more than 0, but for Tunnels.
 type Limits struct {
 	Tunnels           int           // open at once; 0 means as many as there are descriptors for
 	HalfOpen          int           // connections without a route yet

@@ -2,6 +2,7 @@ package file
 
 import (
 	"log/slog"
+	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -197,6 +198,17 @@ func countField[T any](key string, least int, at func(*T) *int) field[T] {
 	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) { d.count(n, key, least, at(to)) }}
 }
 
+// limitField is a count for which -1 means no limit.
+func limitField[T any](key string, at func(*T) *int) field[T] {
+	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) {
+		if v, ok := d.integer(n, key, -1, math.MaxInt32); ok && v != 0 {
+			*at(to) = v
+		} else if ok {
+			d.errorf(n, "write -1 for no limit", "%s is 0, which would let nobody in", key)
+		}
+	}}
+}
+
 func durationField[T any](key string, least time.Duration, at func(*T) *time.Duration) field[T] {
 	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) { d.duration(n, key, least, at(to)) }}
 }
@@ -204,10 +216,10 @@ func durationField[T any](key string, least time.Duration, at func(*T) *time.Dur
 // The least limit on time is a millisecond: less is a slip of the unit.
 var limitsFields = []field[Limits]{
 	countField("tunnels", 0, func(l *Limits) *int { return &l.Tunnels }),
-	countField("halfOpen", 1, func(l *Limits) *int { return &l.HalfOpen }),
-	countField("halfOpenPerSource", 1, func(l *Limits) *int { return &l.HalfOpenPerSource }),
-	countField("openPerSource", 1, func(l *Limits) *int { return &l.OpenPerSource }),
-	countField("newPerSource", 1, func(l *Limits) *int { return &l.NewPerSource }),
+	limitField("halfOpen", func(l *Limits) *int { return &l.HalfOpen }),
+	limitField("halfOpenPerSource", func(l *Limits) *int { return &l.HalfOpenPerSource }),
+	limitField("openPerSource", func(l *Limits) *int { return &l.OpenPerSource }),
+	limitField("newPerSource", func(l *Limits) *int { return &l.NewPerSource }),
 	durationField("firstByte", time.Millisecond, func(l *Limits) *time.Duration { return &l.FirstByte }),
 	durationField("hello", time.Millisecond, func(l *Limits) *time.Duration { return &l.Hello }),
 	durationField("idle", time.Millisecond, func(l *Limits) *time.Duration { return &l.Idle }),

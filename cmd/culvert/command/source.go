@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -132,7 +133,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		},
 		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, HalfClosed: c.Limits.HalfClosed,
 		DialTimeout: c.Limits.Dial, DialTotal: c.Limits.DialTotal,
-		Lameduck: c.Drain.Lameduck, Grace: c.Drain.Grace,
+		Lameduck: orNone(c.Drain.Lameduck), Grace: orNone(c.Drain.Grace),
 		Version: version,
 	}
 	via := pseudonym(c)
@@ -144,6 +145,14 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps})
 	}
 	return cfg, nil
+}
+
+// orNone makes the file's 0 the gateway's none: a file that says 0 means it.
+func orNone(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
 }
 
 // pseudonym is what this gateway calls itself in Via: it must differ between
