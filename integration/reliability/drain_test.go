@@ -43,7 +43,10 @@ func TestDrain(t *testing.T) {
 
 	began := time.Now()
 	g.signal(syscall.SIGTERM)
-	testnet.Eventually(t, patience, func() bool { status, _, err := g.get("/readyz"); return err == nil && status == http.StatusServiceUnavailable }, "/readyz says no")
+	testnet.Eventually(t, patience, func() bool {
+		status, _, err := g.get("/readyz")
+		return err == nil && status == http.StatusServiceUnavailable
+	}, "/readyz says no")
 	if took := time.Since(began); took > 100*time.Millisecond+slack/2 {
 		t.Errorf("/readyz said no after %v, limit 100 ms", took)
 	}
