@@ -166,4 +166,3 @@ func NewGuard(cfg Config) (*tunnel.Guard, error) {
 	}
 	return guard, nil
 }
-

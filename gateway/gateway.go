@@ -86,6 +86,7 @@ type Gateway struct {
 	relay     *tunnel.Relay
 	server    *tunnel.Server
 	metrics   *metrics.Metrics
+	access    *admin.AccessLog
 	listeners []tunnel.Listener
 	adminLn   net.Listener
 	started   time.Time
@@ -107,10 +108,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
-	access := &admin.AccessLog{Log: g.log}
+	g.access = &admin.AccessLog{Log: g.log}
 	observe := func(o *tunnel.Outcome) {
 		g.metrics.Observe(o)
-		access.Observe(o)
+		g.access.Observe(o)
 	}
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Log: g.log}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Budget: budget}
@@ -191,7 +192,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, len(g.listeners)+2)
+	failed := make(chan error, len(g.listeners)+3)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -201,6 +202,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		})
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.forget(work) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 	}
@@ -225,7 +227,33 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.relay.Close()
 	stop()
 	wg.Wait()
+	g.access.Flush()
 	return err
+}
+
+// forget drops the metrics of services that are gone, once a minute, so that
+// services that come and go don't use up the labels.
+func (g *Gateway) forget(ctx context.Context) error {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	var seen uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		t := g.registry.Table()
+		if t == nil || t.Generation() == seen {
+			continue
+		}
+		seen = t.Generation()
+		names := make(map[string]bool, t.Len())
+		for s := range t.Services() {
+			names[s.Name] = true
+		}
+		g.metrics.Forget(func(service string) bool { return names[service] })
+	}
 }
 
 // awaitTable gives the sources a moment to say what there is.

@@ -126,7 +126,7 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 	}
 	var byHost map[string]*lookup
 	for _, ep := range eps {
-		if ep.Addr.IsValid() || byHost[ep.Host] != nil {
+		if ep.Addr.IsValid() {
 			continue
 		}
 		if byHost == nil {

@@ -179,6 +179,9 @@ func TestLookupFailures(t *testing.T) {
 			continue
 		}
 		reason, text, _ := strings.Cut(tt.want, " ")
+		if n := strings.Count(err.Error(), `"late.test"`); n > 1 {
+			t.Errorf("%s: one lookup is told %d times: %v", tt.endpoints, n, err)
+		}
 		if string(tunnel.ReasonOf(err)) != reason || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: got %s: %v, want %s", tt.endpoints, tunnel.ReasonOf(err), err, tt.want)
 		}

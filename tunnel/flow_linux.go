@@ -12,11 +12,13 @@ import (
 // service's. It belongs to its loop's goroutine once adopted.
 type flow struct {
 	sides      [2]side
+	born       int64 // clock of its beginning
 	moved      int64 // clock of the last byte or end
 	idle, half time.Duration
 	ended      func(End)
 	slot, gen  int32         // where it stands in loop.flows
 	broken     syscall.Errno // what went wrong before the loop had it
+	kept       bool          // keepalive is set
 	gone       bool
 }
 

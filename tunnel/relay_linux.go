@@ -37,6 +37,7 @@ const (
 	bulkTurn   = 4 * pipeSize           // the most one bulk direction moves before the next one's turn
 	bulkCalm   = 16 << 10               // a turn below this many bytes is a calm one
 	calmTurns  = 8                      // calm turns in a row that end bulk
+	keepAfter  = 5 * time.Second        // the age at which a tunnel's sockets get their keepalive
 	maxEvents  = 256
 )
 
@@ -56,7 +57,8 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 	if len(loops) == 0 {
 		return false
 	}
-	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, moved: clock()}
+	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, born: clock()}
+	f.moved = f.born
 	var err error
 	if f.sides[0].fd, err = duplicate(a); err != nil {
 		return false
@@ -229,9 +231,6 @@ func (l *loop) place(f *flow) {
 	}
 	l.flows[f.slot] = f
 	f.gen = l.gens[f.slot]
-	if len(l.flows)-len(l.free) == 1 {
-		l.notify() // the first flow starts the sweeps
-	}
 }
 
 // notify wakes the loop. The caller holds mu, so that the descriptor is still
@@ -278,17 +277,13 @@ func (l *loop) run() {
 	}
 }
 
-// wait is how long the loop may sleep.
+// wait is how long the loop may sleep. It looks up once a second also where it
+// has no flow: that is cheaper than waking it for every first one.
 func (l *loop) wait() time.Duration {
 	if len(l.turns) > 0 {
 		return bulkPause
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.flows) == len(l.free) && len(l.pipes) == 0 {
-		return -1
-	}
-	return l.pause
+	return l.sweepPause()
 }
 
 func (l *loop) sweepPause() time.Duration {
@@ -351,6 +346,11 @@ func (l *loop) sweep() {
 			if d > 0 {
 				pause = min(pause, max(d/4, time.Millisecond))
 			}
+		}
+		if !f.kept && l.now-f.born >= int64(keepAfter) {
+			f.kept = true
+			keepFD(f.sides[0].fd)
+			keepFD(f.sides[1].fd)
 		}
 		half := f.sides[0].eof != f.sides[1].eof
 		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle, f.half); yes {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -44,13 +43,10 @@ type Server struct {
 	wg        sync.WaitGroup
 }
 
-// Listen opens a listening socket with the options a gateway's sockets have:
-// keepalive and TCP_USER_TIMEOUT, which accepted connections inherit.
+// Listen opens a listening socket for a Server. Keepalive is left to the
+// Relay: until there is a tunnel, deadlines find a client that is gone.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
-	lc := net.ListenConfig{
-		KeepAliveConfig: keepAlive,
-		Control:         func(_, _ string, c syscall.RawConn) error { return setUserTimeout(c) },
-	}
+	lc := net.ListenConfig{KeepAlive: -1}
 	ln, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)

@@ -97,7 +97,7 @@ func (o *sourceOptions) flagRoutes() ([]registry.Service, error) {
 		}
 		services = append(services, s)
 	}
-	return services, nil
+	return file.JoinRoutes(services), nil
 }
 
 // sources returns what feeds the registry, and the one that can reload.
