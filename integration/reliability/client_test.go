@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"culvert.dev/internal/testnet"
 )
@@ -272,16 +273,30 @@ func extension(kind uint16, data []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(nil, kind), vec16(data)...)
 }
 
-// helloBody is a ClientHello that names name, with an extension of padding
-// bytes of zeros, if that is not negative. It has no handshake header.
-func helloBody(name string, padding int) []byte {
-	exts := extension(0, vec16(append([]byte{0}, vec16([]byte(name))...)))
-	if padding >= 0 {
-		exts = append(exts, extension(21, make([]byte, padding))...)
+// serverName is the extension that names name, more than once if asked to.
+func serverName(names ...string) []byte {
+	var list []byte
+	for _, n := range names {
+		list = append(append(list, 0), vec16([]byte(n))...)
 	}
+	return extension(0, vec16(list))
+}
+
+// helloWith is a ClientHello with the given extensions and without its
+// handshake header.
+func helloWith(extensions ...[]byte) []byte {
 	return bytes.Join([][]byte{
-		{3, 3}, bytes.Repeat([]byte{0x5a}, 32), {0}, vec16([]byte{0x13, 1, 0x13, 2}), {1, 0}, vec16(exts),
+		{3, 3}, bytes.Repeat([]byte{0x5a}, 32), {0}, vec16([]byte{0x13, 1, 0x13, 2}), {1, 0}, vec16(extensions...),
 	}, nil)
+}
+
+// helloBody is a ClientHello that names name, with an extension of padding
+// bytes of zeros, if that is not negative.
+func helloBody(name string, padding int) []byte {
+	if padding < 0 {
+		return helloWith(serverName(name))
+	}
+	return helloWith(serverName(name), extension(21, make([]byte, padding)))
 }
 
 // records puts the handshake header in front of body and cuts it into records
@@ -304,7 +319,7 @@ func hello(name string) []byte {
 
 // unprintable reports the first rune of s that must not stand in a log line.
 func unprintable(s string) (rune, bool) {
-	i := strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' })
+	i := strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 	if i < 0 {
 		return 0, false
 	}
