@@ -50,8 +50,10 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var ce *cliError
 	if !errors.As(err, &ce) {
 		ce = &cliError{err: err, code: exitFailed}
-		if strings.HasPrefix(err.Error(), "unknown command") {
-			ce.code = exitUsage
+		for _, usage := range []string{"unknown command", "if any flags in the group"} { // cobra's words
+			if strings.HasPrefix(err.Error(), usage) {
+				ce.code = exitUsage
+			}
 		}
 	}
 	if err != errSilent {
