@@ -30,6 +30,7 @@ type options struct {
 	More     string   // more keys of the configuration
 	Text     bool     // log text, not JSON
 	Wrap     []string // a command that runs the gateway
+	Flags    []string // instead of --config; ADDR and ADMIN stand for the addresses
 	Race     bool     // use the program built with the race detector
 	Stderr   *os.File // where the log goes instead of to logged
 }
@@ -122,7 +123,13 @@ func (g *gateway) run() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	args := append(append([]string(nil), g.opts.Wrap...), bin, "gateway", "--config", g.config)
+	args := append(append([]string(nil), g.opts.Wrap...), bin, "gateway")
+	for _, f := range g.opts.Flags {
+		args = append(args, strings.NewReplacer("ADDR", g.addr, "ADMIN", g.admin).Replace(f))
+	}
+	if g.opts.Flags == nil {
+		args = append(args, "--config", g.config)
+	}
 	g.cmd = exec.Command(args[0], args[1:]...)
 	var read sync.WaitGroup
 	out := g.opts.Stderr
