@@ -24,6 +24,7 @@ type Conn struct {
 
 	accepted time.Time
 	source   netip.AddrPort // the socket's peer
+	local    uint16         // the socket's own port; 0 means it was not asked yet
 	buf      []byte         // read and not consumed
 	leaving  atomic.Bool    // the last answer is on its way
 	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
@@ -37,9 +38,17 @@ func NewConn(c net.Conn) *Conn {
 	return conn
 }
 
+// addresses is what a connection can do that knows its addresses without
+// asking the kernel or making a net.Addr.
+type addresses interface {
+	addrs() (remote netip.AddrPort, localPort uint16)
+}
+
 func (conn *Conn) init(c net.Conn) {
 	conn.Conn, conn.accepted = c, time.Now()
-	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+	if a, ok := c.(addresses); ok {
+		conn.source, conn.local = a.addrs()
+	} else if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		ap := a.AddrPort()
 		conn.source = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 	}
@@ -108,12 +117,17 @@ func (c *Conn) Unwrap() (net.Conn, []byte) {
 
 // Farewell writes msg, the last thing the client is to hear, and closes the
 // connection so that it arrives: the end is sent at once, and what the client
-// still sends is thrown away for at most a second.
+// still sends is thrown away for at most a second and a megabyte.
 func (c *Conn) Farewell(msg []byte) {
 	c.leaving.Store(true)
 	_ = c.Conn.SetDeadline(time.Now().Add(farewell))
 	if _, err := c.Conn.Write(msg); err == nil && c.CloseWrite() == nil {
-		_, _ = io.CopyN(io.Discard, c.Conn, 1<<20)
+		for left := 1 << 20; left > 0; left -= len(c.buf) {
+			c.buf = nil
+			if c.Fill(left) != nil {
+				break
+			}
+		}
 	}
 	_ = c.Conn.Close()
 }
@@ -130,9 +144,12 @@ func (c *Conn) NewRequest(proto string) *Request {
 		Accept:   c.Accept,
 		Refuse:   func(error) { _ = c.Abort() },
 		Start:    c.accepted,
+		Local:    c.local,
 	}
-	if a, ok := c.LocalAddr().(*net.TCPAddr); ok {
-		r.Local = uint16(a.Port)
+	if c.local == 0 {
+		if a, ok := c.LocalAddr().(*net.TCPAddr); ok {
+			r.Local = uint16(a.Port)
+		}
 	}
 	return r
 }

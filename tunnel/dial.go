@@ -21,13 +21,14 @@ const userTimeout = 30 * time.Second // TCP_USER_TIMEOUT, RFC 5482
 
 // keep sets keepAlive and userTimeout on a tunnel's connection.
 func keep(c net.Conn) {
-	tc, ok := c.(*net.TCPConn)
-	if !ok {
-		return
-	}
-	_ = tc.SetKeepAliveConfig(keepAlive)
-	if raw, err := tc.SyscallConn(); err == nil {
-		_ = raw.Control(setUserTimeout)
+	switch c := c.(type) {
+	case interface{ keep() }:
+		c.keep()
+	case *net.TCPConn:
+		_ = c.SetKeepAliveConfig(keepAlive)
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = raw.Control(setUserTimeout)
+		}
 	}
 }
 
@@ -43,19 +44,11 @@ func (d *NetDialer) Check(ep Endpoint) error { return d.Guard.Check(ep.Addr, ep.
 
 // DialEndpoint dials ep.Addr. The caller closes the connection.
 func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error) {
-	nd := net.Dialer{
-		KeepAlive: -1, // the Relay's part
-		ControlContext: func(_ context.Context, _, addr string, _ syscall.RawConn) error {
-			ap, err := netip.ParseAddrPort(addr)
-			if err != nil {
-				return err
-			}
-			return d.Guard.Check(ap, ep.Named)
-		},
+	if err := d.Guard.Check(ep.Addr, ep.Named); err != nil {
+		return nil, err
 	}
-	// Not DialTCP: its local address is never nil, so it binds a port of its own
-	// before it connects, and ports run out 28,000 connections sooner.
-	c, err := nd.DialContext(ctx, "tcp", ep.Addr.String())
+	// The address is a literal: what was checked is what is dialed.
+	c, err := dialTCP(ctx, ep.Addr)
 	if err != nil {
 		return nil, dialError(ep, err)
 	}

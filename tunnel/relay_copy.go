@@ -20,7 +20,8 @@ var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
 type copyRelay struct {
 	mu      sync.Mutex // guards what follows
 	tunnels map[*copyTunnel]struct{}
-	empty   chan struct{} // wakes the sweep when the last tunnel is gone; nil while there is no sweep
+	pause   time.Duration // the sweep's, as it last found
+	wake    chan struct{} // to the sweep, when the last tunnel is gone or one with shorter limits came; nil while there is none
 	wg      sync.WaitGroup
 }
 
@@ -33,6 +34,7 @@ type copyTunnel struct {
 	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
 	halves  atomic.Int32 // directions that have seen their end
 	writing atomic.Int32 // writes that have not returned
+	lost    atomic.Bool  // one of them failed
 	linger  atomic.Bool  // a side could not be half-closed
 	over    atomic.Bool  // finish was called: what the pumps see now is our own doing
 
@@ -59,10 +61,20 @@ func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte
 	r.tunnels[ct] = struct{}{}
 	r.wg.Add(1)
 	go r.run(ct, fromClient, fromServer)
-	if r.empty == nil {
-		r.empty = make(chan struct{}, 1)
+	if r.wake == nil {
+		r.wake = make(chan struct{}, 1)
 		r.wg.Add(1)
-		go r.sweep(r.empty)
+		go r.sweep(r.wake)
+	} else if ct.pause() < r.pause {
+		r.notify()
+	}
+}
+
+// notify wakes the sweep. The caller holds mu.
+func (r *copyRelay) notify() {
+	select {
+	case r.wake <- struct{}{}:
+	default: // it is about to wake
 	}
 }
 
@@ -80,10 +92,7 @@ func (r *copyRelay) run(ct *copyTunnel, fromClient, fromServer []byte) {
 	r.mu.Lock()
 	delete(r.tunnels, ct)
 	if len(r.tunnels) == 0 {
-		select {
-		case r.empty <- struct{}{}:
-		default:
-		}
+		r.notify()
 	}
 	r.mu.Unlock()
 	ct.ended(End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
@@ -99,6 +108,9 @@ func (ct *copyTunnel) pump(dst, src net.Conn, early []byte, n *atomic.Int64) {
 	if !routine(err) {
 		ct.finish(Reset, err)
 		return
+	}
+	if ct.settle() {
+		return // an abort, and for the direction that heard of it to report
 	}
 	// The second end closes both, so it need not be half-closed.
 	if ct.halves.Add(1) == 1 {
@@ -138,6 +150,9 @@ func (ct *copyTunnel) write(dst net.Conn, p []byte, n *atomic.Int64) error {
 	ct.moved.Store(clock())
 	ct.writing.Add(1)
 	w, err := dst.Write(p)
+	if err != nil {
+		ct.lost.Store(true)
+	}
 	ct.writing.Add(-1)
 	ct.moved.Store(clock())
 	n.Add(int64(w))
@@ -145,6 +160,16 @@ func (ct *copyTunnel) write(dst net.Conn, p []byte, n *atomic.Int64) error {
 		return &lostError{err}
 	}
 	return nil
+}
+
+// settle gives a write that has failed the time to say so, and reports
+// whether one did. A socket tells of its reset once: if the write into it hears
+// of it, the read finds what looks like the end of the stream.
+func (ct *copyTunnel) settle() bool {
+	for i := 0; i < 10 && ct.writing.Load() > 0; i++ {
+		time.Sleep(time.Millisecond)
+	}
+	return ct.lost.Load()
 }
 
 // A lostError is the failure of a write. It is never routine, whatever the
@@ -170,14 +195,14 @@ func (ct *copyTunnel) finish(why Reason, err error) {
 }
 
 // sweep keeps the limits while there are tunnels.
-func (r *copyRelay) sweep(empty <-chan struct{}) {
+func (r *copyRelay) sweep(wake <-chan struct{}) {
 	defer r.wg.Done()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-timer.C:
-		case <-empty:
+		case <-wake:
 		}
 		open, pause := r.list()
 		if open == nil {
@@ -198,19 +223,27 @@ func (r *copyRelay) list() ([]*copyTunnel, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.tunnels) == 0 {
-		r.empty = nil
+		r.wake = nil
 		return nil, 0
 	}
-	open, pause := make([]*copyTunnel, 0, len(r.tunnels)), time.Second
+	open := make([]*copyTunnel, 0, len(r.tunnels))
+	r.pause = time.Second
 	for ct := range r.tunnels {
 		open = append(open, ct)
-		for _, l := range []time.Duration{ct.idle, ct.half} {
-			if l > 0 {
-				pause = min(pause, max(l/4, time.Millisecond))
-			}
+		r.pause = min(r.pause, ct.pause())
+	}
+	return open, r.pause
+}
+
+// pause is how long the sweep may leave ct alone.
+func (ct *copyTunnel) pause() time.Duration {
+	pause := time.Second
+	for _, l := range []time.Duration{ct.idle, ct.half} {
+		if l > 0 {
+			pause = min(pause, max(l/4, time.Millisecond))
 		}
 	}
-	return open, pause
+	return pause
 }
 
 func (ct *copyTunnel) check(quiet time.Duration) {

@@ -3,6 +3,7 @@
 package tunnel
 
 import (
+	"errors"
 	"net"
 	"runtime"
 	"sync"
@@ -44,12 +45,7 @@ const (
 // carry takes over the tunnel if both ends are TCP sockets. It is false, with
 // nothing changed, where they are not or the kernel won't have them.
 func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) bool {
-	a, ok := client.(*net.TCPConn)
-	if !ok {
-		return false
-	}
-	b, ok := server.(*net.TCPConn)
-	if !ok {
+	if !isSocket(client) || !isSocket(server) {
 		return false
 	}
 	k.once.Do(func() { k.start(r) })
@@ -60,17 +56,24 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, born: clock()}
 	f.moved = f.born
 	var err error
-	if f.sides[0].fd, err = duplicate(a); err != nil {
+	if f.sides[0].fd, err = takeFD(client); err != nil {
 		return false
 	}
-	if f.sides[1].fd, err = duplicate(b); err != nil {
-		closeFD(f.sides[0].fd)
-		return false
+	if f.sides[1].fd, err = takeFD(server); err != nil {
+		k.orphan(f.sides[0].fd, server, t)
+		return true
 	}
-	_, _ = a.Close(), b.Close() // the duplicates live on
 	l := loops[int(k.next.Add(1))%len(loops)]
 	l.adopt(f, fromClient, fromServer)
 	return true
+}
+
+// orphan ends a tunnel of which one socket was taken and the other could not
+// be: there are no descriptors left, not even for a moment.
+func (k *kernelRelay) orphan(fd int32, other net.Conn, t *Tunnel) {
+	resetFD(fd)
+	_ = abort(other)
+	t.Ended(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
 func (k *kernelRelay) start(r *Relay) {

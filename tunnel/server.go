@@ -51,7 +51,7 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	return ln, nil
+	return listenSocks(ln), nil
 }
 
 // Serve accepts connections on ln until Shutdown or Close, and then returns

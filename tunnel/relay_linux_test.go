@@ -1,0 +1,303 @@
+package tunnel_test
+
+import (
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// descriptors returns how many this process has open.
+func descriptors(t *testing.T) int {
+	t.Helper()
+	d, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(d) - 1 // the one that reads
+}
+
+// settles polls until f is at most want, and returns what it was last.
+func settles(f func() int, want int) int {
+	for deadline := time.Now().Add(patience); ; {
+		n := f()
+		if n <= want || time.Now().After(deadline) {
+			return n
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// TestRelayShortTunnelsLeaveNothing opens and ends 2,000 tunnels in every way
+// there is and counts what is left.
+func TestRelayShortTunnelsLeaveNothing(t *testing.T) {
+	const tunnels, atOnce = 2000, 16
+	shop := newSocketShop(t)
+	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
+		warm := carry(t, r, p, nil) // starts what the Relay keeps
+		warm.finish(t)
+		data := random(100<<10, 16)
+		fds, goroutines := descriptors(t), runtime.NumGoroutine()
+		work := make(chan int)
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		ends := map[tunnel.Reason]int{}
+		for range atOnce {
+			wg.Go(func() {
+				for i := range work {
+					c, err := shop.tunnel(r, p, func(tun *tunnel.Tunnel) {
+						if i%10 == 0 {
+							tun.Idle = time.Millisecond
+						}
+					})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					e := fate(c, i, data)
+					mu.Lock()
+					ends[e.Reason]++
+					mu.Unlock()
+				}
+			})
+		}
+		for i := range tunnels {
+			work <- i
+		}
+		close(work)
+		wg.Wait()
+		if n := settles(func() int { return descriptors(t) }, fds); n > fds {
+			t.Errorf("%d descriptors, %d before", n, fds)
+		}
+		if n := settles(runtime.NumGoroutine, goroutines); n > goroutines {
+			t.Errorf("%d goroutines, %d before", n, goroutines)
+		}
+		if ends[tunnel.Done] < 100 || ends[tunnel.Reset] < 100 || ends[tunnel.Idle] < 10 || r.Open() != 0 {
+			t.Errorf("ends %v, %d open: not every fate was tried", ends, r.Open())
+		}
+	})
+}
+
+// fate ends c in the way that i stands for.
+func fate(c carried, i int, data []byte) tunnel.End {
+	defer c.client.Close()
+	defer c.server.Close()
+	part := data[:rand.IntN(len(data))]
+	switch i % 5 {
+	case 0: // idle, or left alone until the client goes
+		if i%10 != 0 {
+			_ = c.client.Close()
+			_, _ = io.Copy(io.Discard, c.server)
+			_ = c.server.Close()
+		}
+	case 1: // question and answer
+		_, _ = c.client.Write(part[:len(part)/10])
+		_ = c.client.CloseWrite()
+		_, _ = io.Copy(io.Discard, c.server)
+		_, _ = c.server.Write([]byte("answer"))
+		_ = c.server.Close()
+		_, _ = io.Copy(io.Discard, c.client)
+	case 2: // the client aborts
+		_, _ = c.client.Write(part)
+		_ = c.client.SetLinger(0)
+		_ = c.client.Close()
+	case 3: // the service aborts
+		go func() { _, _ = c.client.Write(part) }()
+		_, _ = io.CopyN(io.Discard, c.server, int64(len(part)/2))
+		_ = c.server.SetLinger(0)
+		_ = c.server.Close()
+	case 4: // both close at once, with bytes on their way
+		_, _ = c.client.Write(part[:len(part)/10])
+		_, _ = c.server.Write(part[:len(part)/10])
+		_ = c.client.Close()
+		_ = c.server.Close()
+	}
+	return <-c.end
+}
+
+// TestRelayRestsWithoutPipes checks that bulk leaves no pipe behind.
+func TestRelayRestsWithoutPipes(t *testing.T) {
+	budget := &tunnel.Budget{Limit: 1000}
+	r := &tunnel.Relay{Budget: budget}
+	defer r.Close()
+	data := random(8<<20, 17)
+	c := carry(t, r, paths[0], nil)
+	if err := bothWays(c, data[:1], data[:1]); err != nil {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	if err := bothWays(c, data, data); err != nil {
+		t.Fatal(err)
+	}
+	if budget.Used() == 0 {
+		t.Error("16 MiB went without a pipe: the test shows nothing")
+	}
+	for _, open := range []bool{true, false} { // with the tunnel at rest, and after its end
+		if !open {
+			if err := bothWays(c, data, data); err != nil {
+				t.Fatal(err)
+			}
+			c.finish(t)
+			before -= 4
+		}
+		if n := settles(func() int { return int(budget.Used()) }, 0); n != 0 {
+			t.Errorf("tunnel open %v: %d descriptors still counted for pipes", open, n)
+		}
+		if n := settles(func() int { return descriptors(t) }, before); n > before {
+			t.Errorf("tunnel open %v: %d descriptors, want %d", open, n, before)
+		}
+	}
+}
+
+// cpu returns the processor time this process has used.
+func cpu(t *testing.T) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// TestRelayDoesNotSpin puts a tunnel into each state in which epoll has
+// something to say and nobody can act on it, and looks at the clock.
+func TestRelayDoesNotSpin(t *testing.T) {
+	data := random(32<<20, 18)
+	block := func(c *net.TCPConn) {
+		_ = c.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		if n, err := c.Write(data); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("wrote %d bytes, %v: want it to block", n, err)
+		}
+	}
+	states := []func(c carried){
+		func(carried) {},
+		func(c carried) { _ = c.client.CloseWrite() },
+		func(c carried) { block(c.client) },
+		func(c carried) { block(c.client); block(c.server) },
+		func(c carried) { block(c.client); _ = c.client.CloseWrite() },
+		func(c carried) { block(c.client); _ = c.client.Close() },
+		func(c carried) { // one side ended, the other is blocked and then ends
+			_ = c.server.CloseWrite()
+			_, _ = io.ReadAll(c.client)
+			block(c.client)
+			_ = c.client.CloseWrite()
+		},
+		func(c carried) {
+			_ = c.client.CloseWrite()
+			_, _ = io.ReadAll(c.server)
+			block(c.server)
+			_ = c.server.CloseWrite()
+		},
+	}
+	// For epoll to report a hang-up that nobody can act on, the end of a stream
+	// has to arrive behind bytes that wait for a backlog. How many the sockets
+	// take before there is one can't be told, so many numbers are tried.
+	for n := 32 << 10; n <= 2<<20; n += 32 << 10 {
+		states = append(states, func(c carried) {
+			_ = c.server.CloseWrite()
+			_, _ = io.ReadAll(c.client)
+			_, _ = c.client.Write(data[:n])
+			_ = c.client.CloseWrite()
+		})
+	}
+	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
+		var wg sync.WaitGroup
+		for _, do := range states {
+			c := carryNarrow(t, r, p)
+			wg.Go(func() { do(c) })
+		}
+		wg.Wait()
+		time.Sleep(50 * time.Millisecond) // what is on its way may arrive
+		const watch = 300 * time.Millisecond
+		before := cpu(t)
+		time.Sleep(watch) // the interval is what is measured
+		if used := cpu(t) - before; used > watch/6 {
+			t.Errorf("used %v of processor time in %v of rest", used, watch)
+		}
+		if r.Open() < 20 {
+			t.Errorf("%d tunnels open, want more of the %d at rest", r.Open(), len(states))
+		}
+	})
+}
+
+// TestRelayIdleTunnelsCost counts what 1,000 tunnels at rest take beyond
+// their two sockets.
+func TestRelayIdleTunnelsCost(t *testing.T) {
+	const tunnels = 1000
+	r := &tunnel.Relay{}
+	defer r.Close()
+	carry(t, r, paths[0], nil).finish(t)
+	shop := newSocketShop(t)
+	var inner [2 * tunnels]net.Conn
+	outer := make([]*net.TCPConn, 0, 2*tunnels)
+	defer func() {
+		for _, c := range outer {
+			_ = c.Close()
+		}
+	}()
+	for i := range inner {
+		a, b, err := shop.pair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		outer, inner[i] = append(outer, a), b
+	}
+	memory := func() int {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapInuse + m.StackInuse)
+	}
+	ended := func(tunnel.End) {}
+	fds, goroutines, bytes := descriptors(t), runtime.NumGoroutine(), memory()
+	for i := 0; i < len(inner); i += 2 {
+		r.Carry(tunnel.Tunnel{Client: inner[i], Server: inner[i+1], Ended: ended})
+	}
+	if n := descriptors(t); n > fds {
+		t.Errorf("%d tunnels: %d descriptors, want the %d their sockets had", tunnels, n, fds)
+	}
+	if n := runtime.NumGoroutine(); n > goroutines {
+		t.Errorf("%d tunnels: %d goroutines, want the %d from before", tunnels, n, goroutines)
+	}
+	each := (memory() - bytes) / tunnels
+	t.Logf("%d bytes for each idle tunnel, less what its two net.Conns had", each)
+	if each > 4<<10 {
+		t.Errorf("%d bytes for each idle tunnel, want 4 KiB at most", each)
+	}
+	runtime.KeepAlive(inner)
+	// They are not forgotten: a byte passes through each.
+	for i := 0; i < len(outer); i += 2 {
+		_ = outer[i+1].SetReadDeadline(time.Now().Add(patience))
+		if err := transfer(outer[i], outer[i+1], []byte{byte(i)}); err != nil {
+			t.Fatalf("tunnel %d: %v", i/2, err)
+		}
+	}
+}
+
+// TestRelayAfterClose checks that a Carry that comes too late is told of and
+// leaves no descriptor.
+func TestRelayAfterClose(t *testing.T) {
+	r := &tunnel.Relay{}
+	first := carry(t, r, paths[0], nil)
+	_ = r.Close()
+	if e := first.wait(t); e.Reason != tunnel.Drain {
+		t.Errorf("got %+v, want drain", e)
+	}
+	late := carry(t, r, paths[0], nil)
+	if e := late.wait(t); e.Reason != tunnel.Drain {
+		t.Errorf("after Close: %+v, want drain", e)
+	}
+	_, err := late.client.Read(make([]byte, 1))
+	wantReset(t, "client", err)
+	_, err = late.server.Read(make([]byte, 1))
+	wantReset(t, "service", err)
+}
