@@ -63,7 +63,8 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if len(c.Listeners) == 0 {
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
-	// A log nobody reads must not stop a tunnel.
+	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
+	outliveReaders()
 	out := admin.NewAsyncWriter(stderr)
 	log, err := o.logger(out, c)
 	if err != nil {
