@@ -24,7 +24,9 @@ type Conn struct {
 
 	accepted time.Time
 	source   netip.AddrPort // the socket's peer
+	local    uint16         // the socket's own port; 0 means it was not asked yet
 	buf      []byte         // read and not consumed
+	leaving  atomic.Bool    // the last answer is on its way
 	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
 	handed   bool           // accepted as a Stream: the Server no longer closes it
 }
@@ -36,9 +38,17 @@ func NewConn(c net.Conn) *Conn {
 	return conn
 }
 
+// addresses is what a connection can do that knows its addresses without
+// asking the kernel or making a net.Addr.
+type addresses interface {
+	addrs() (remote netip.AddrPort, localPort uint16)
+}
+
 func (conn *Conn) init(c net.Conn) {
 	conn.Conn, conn.accepted = c, time.Now()
-	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+	if a, ok := c.(addresses); ok {
+		conn.source, conn.local = a.addrs()
+	} else if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		ap := a.AddrPort()
 		conn.source = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 	}
@@ -49,7 +59,11 @@ func (conn *Conn) init(c net.Conn) {
 func (c *Conn) Buffered() []byte { return c.buf }
 
 // Discard consumes the first n buffered bytes.
-func (c *Conn) Discard(n int) { c.buf = c.buf[n:] }
+func (c *Conn) Discard(n int) {
+	if c.buf = c.buf[n:]; len(c.buf) == 0 {
+		c.buf = nil // a tunnel outlives its preamble by far
+	}
+}
 
 // Fill waits for more bytes and appends them to the look-ahead buffer, at
 // most as many as make limit bytes in all. It is an error to call it with
@@ -60,10 +74,18 @@ func (c *Conn) Fill(limit int) error {
 	}
 	first := len(c.buf) == 0
 	err := c.fill(limit)
-	if first && len(c.buf) > 0 && c.began.Load() == 0 {
-		c.began.Store(max(1, int64(time.Since(c.accepted))))
+	if first && len(c.buf) > 0 {
+		c.markBegun()
 	}
 	return err
+}
+
+// markBegun notes when the first byte came: the limit for the whole preamble
+// runs from there.
+func (c *Conn) markBegun() {
+	if c.began.Load() == 0 {
+		c.began.Store(max(1, int64(time.Since(c.accepted))))
+	}
 }
 
 // fillRead is fill for any net.Conn: it holds a small buffer while it waits.
@@ -103,11 +125,17 @@ func (c *Conn) Unwrap() (net.Conn, []byte) {
 
 // Farewell writes msg, the last thing the client is to hear, and closes the
 // connection so that it arrives: the end is sent at once, and what the client
-// still sends is thrown away for at most a second.
+// still sends is thrown away for at most a second and a megabyte.
 func (c *Conn) Farewell(msg []byte) {
+	c.leaving.Store(true)
 	_ = c.Conn.SetDeadline(time.Now().Add(farewell))
 	if _, err := c.Conn.Write(msg); err == nil && c.CloseWrite() == nil {
-		_, _ = io.CopyN(io.Discard, c.Conn, 1<<20)
+		for left := 1 << 20; left > 0; left -= len(c.buf) {
+			c.buf = nil
+			if c.Fill(left) != nil {
+				break
+			}
+		}
 	}
 	_ = c.Conn.Close()
 }
@@ -124,9 +152,12 @@ func (c *Conn) NewRequest(proto string) *Request {
 		Accept:   c.Accept,
 		Refuse:   func(error) { _ = c.Abort() },
 		Start:    c.accepted,
+		Local:    c.local,
 	}
-	if a, ok := c.LocalAddr().(*net.TCPAddr); ok {
-		r.Local = uint16(a.Port)
+	if c.local == 0 {
+		if a, ok := c.LocalAddr().(*net.TCPAddr); ok {
+			r.Local = uint16(a.Port)
+		}
 	}
 	return r
 }

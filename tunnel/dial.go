@@ -11,11 +11,26 @@ import (
 	"time"
 )
 
-// Keepalive of every socket, towards clients and services: a dead peer is
-// found within 75 seconds without traffic, and within 30 with unsent data.
+// Keepalive of every tunnel's sockets: a dead peer is found within 75 seconds
+// without traffic, and within 30 with unacknowledged data. It is set where the
+// tunnel begins and not where the socket does: most connections are over before
+// it could matter, and it is five system calls for each.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 3}
 
-const userTimeout = 30 * time.Second
+const userTimeout = 30 * time.Second // TCP_USER_TIMEOUT, RFC 5482
+
+// keep sets keepAlive and userTimeout on a tunnel's connection.
+func keep(c net.Conn) {
+	switch c := c.(type) {
+	case interface{ keep() }:
+		c.keep()
+	case *net.TCPConn:
+		_ = c.SetKeepAliveConfig(keepAlive)
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = raw.Control(setUserTimeout)
+		}
+	}
+}
 
 // A NetDialer dials TCP addresses that its Guard lets through. It resolves no
 // names: that is the Resolver's part, so that the address that was looked at
@@ -24,22 +39,16 @@ type NetDialer struct {
 	Guard *Guard // nil refuses what Forbidden lists
 }
 
+// Check returns nil if ep may be dialed.
+func (d *NetDialer) Check(ep Endpoint) error { return d.Guard.Check(ep.Addr, ep.Named) }
+
 // DialEndpoint dials ep.Addr. The caller closes the connection.
 func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error) {
-	nd := net.Dialer{
-		KeepAliveConfig: keepAlive,
-		ControlContext: func(_ context.Context, _, addr string, c syscall.RawConn) error {
-			ap, err := netip.ParseAddrPort(addr)
-			if err != nil {
-				return err
-			}
-			if err := d.Guard.Check(ap, ep.Named); err != nil {
-				return err
-			}
-			return setUserTimeout(c)
-		},
+	if err := d.Guard.Check(ep.Addr, ep.Named); err != nil {
+		return nil, err
 	}
-	c, err := nd.DialTCP(ctx, "tcp", netip.AddrPort{}, ep.Addr)
+	// The address is a literal: what was checked is what is dialed.
+	c, err := dialTCP(ctx, ep.Addr)
 	if err != nil {
 		return nil, dialError(ep, err)
 	}

@@ -2,15 +2,23 @@ package tunnel
 
 import "syscall"
 
-const tcpUserTimeout = 18 // TCP_USER_TIMEOUT, RFC 5482; milliseconds
+const (
+	tcpKeepIdle     = 4 // seconds
+	tcpKeepInterval = 5
+	tcpKeepCount    = 6
+	tcpUserTimeout  = 18 // milliseconds
+)
 
 // setUserTimeout bounds how long sent bytes may stay unacknowledged.
-func setUserTimeout(c syscall.RawConn) error {
-	var err error
-	if cerr := c.Control(func(fd uintptr) {
-		err = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(userTimeout.Milliseconds()))
-	}); cerr != nil {
-		return cerr
-	}
-	return err
+func setUserTimeout(fd uintptr) {
+	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(userTimeout.Milliseconds()))
+}
+
+// keepFD is keep for a descriptor.
+func keepFD(fd int32) {
+	_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1)
+	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpKeepIdle, int(keepAlive.Idle.Seconds()))
+	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpKeepInterval, int(keepAlive.Interval.Seconds()))
+	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpKeepCount, keepAlive.Count)
+	setUserTimeout(uintptr(fd))
 }

@@ -8,7 +8,7 @@ import (
 // An Outcome is all there is to say about one request, once, at its end. The
 // log line and the metrics are made from it and nowhere else.
 type Outcome struct {
-	ID       uint64 // of the tunnel, unique in this process
+	ID       uint64 // of the request, unique in this process; 0 where a connection ended without one
 	Start    time.Time
 	Proto    string // "" where no protocol was recognised
 	Listener string

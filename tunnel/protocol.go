@@ -30,6 +30,48 @@ type Protocol interface {
 	ServeConn(ctx context.Context, c *Conn, h Handler) error
 }
 
+// A Judge is a Protocol that can tell from its first bytes whether ServeConn
+// would have to wait for more. Complete is pure and errs on the side of yes.
+// Connections of such protocols wait without a goroutine.
+type Judge interface {
+	Complete(prefix []byte) bool
+}
+
+// judgeable reports whether all of the protocols are Judges.
+func judgeable(protocols []Protocol) bool {
+	for _, p := range protocols {
+		if _, ok := p.(Judge); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// settled reports whether a connection that has sent prefix can be served
+// without waiting: whose it is has been decided, and its preamble is complete.
+func settled(protocols []Protocol, prefix []byte) bool {
+	p, decided := protocols[0], len(protocols) == 1
+	if !decided {
+		p, decided = sniff(protocols, prefix)
+	}
+	return decided && (p == nil || p.(Judge).Complete(prefix))
+}
+
+// sniff asks the protocols whose prefix is. Where that is decided, a nil
+// Protocol stands for nobody's.
+func sniff(protocols []Protocol, prefix []byte) (p Protocol, decided bool) {
+	decided = true
+	for _, p := range protocols {
+		switch p.Sniff(prefix) {
+		case Yes:
+			return p, true
+		case More:
+			decided = false
+		}
+	}
+	return nil, decided || len(prefix) >= maxSniff
+}
+
 // Fixed is the Protocol of a port per service: every connection asks for the
 // same destination, without a byte read, so the server may speak first.
 type Fixed struct {

@@ -80,10 +80,11 @@ func (e *Error) Unwrap() error { return e.Err }
 // ReasonOf returns the Reason err carries, Internal for an error without one
 // and Done for nil.
 func ReasonOf(err error) Reason {
+	if err == nil {
+		return Done
+	}
 	var e *Error
 	switch {
-	case err == nil:
-		return Done
 	case errors.As(err, &e):
 		return e.Reason
 	case errors.Is(err, context.DeadlineExceeded):

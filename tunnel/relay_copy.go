@@ -51,6 +51,8 @@ var epoch = time.Now()
 func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) {
 	ct := &copyTunnel{client: client, server: server, idle: t.Idle, half: t.HalfClosed, ended: t.Ended}
 	ct.moved.Store(clock())
+	keep(client)
+	keep(server)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.tunnels == nil {

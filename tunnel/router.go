@@ -101,8 +101,44 @@ func (r *Router) accept(req *Request, server net.Conn) (client Stream, err error
 	return client, nil
 }
 
-// Decide resolves req and asks the policy, without dialing: all that
-// "culvert explain" needs to say what would happen.
+// Forecast is what ServeTunnel would do, short of dialing: the route, and an
+// attempt for each endpoint it would try with the reason why its address must
+// not be dialed, nil if it may. The error is the refusal, also where no address
+// may be dialed. It is how "culvert explain" knows.
+func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, error) {
+	route, err := r.Decide(ctx, req)
+	if err != nil {
+		return route, nil, err
+	}
+	check := func(Endpoint) error { return nil }
+	if d, ok := r.Dialer.(interface{ Check(Endpoint) error }); ok && route.Dialer == nil {
+		check = d.Check
+	}
+	var attempts []Attempt
+	refused := 0
+	for _, ep := range r.candidates(&route) {
+		a := Attempt{Endpoint: ep, Err: check(ep)}
+		if a.Err != nil {
+			refused++
+		}
+		attempts = append(attempts, a)
+	}
+	if refused == len(attempts) {
+		return route, attempts, dialFailure(&route, attempts)
+	}
+	return route, attempts, nil
+}
+
+// candidates are the endpoints that are tried.
+func (r *Router) candidates(route *Route) []Endpoint {
+	most := r.DialMost
+	if most <= 0 {
+		most = DefaultDialMost
+	}
+	return route.Endpoints[:min(most, len(route.Endpoints))]
+}
+
+// Decide resolves req and asks the policy, without dialing.
 func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 	route, err := r.Resolver.Resolve(ctx, req)
 	if err != nil {
@@ -146,11 +182,7 @@ type endpointDialer interface {
 
 // dial tries the route's endpoints in order and returns the first connection.
 func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, error) {
-	most := r.DialMost
-	if most <= 0 {
-		most = DefaultDialMost
-	}
-	for _, ep := range route.Endpoints[:min(most, len(route.Endpoints))] {
+	for _, ep := range r.candidates(route) {
 		c, err := r.dialOne(ctx, route, ep, o)
 		if err == nil {
 			o.Endpoint = ep.String()

@@ -10,7 +10,6 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -35,6 +34,8 @@ type Server struct {
 	Observe func(*Outcome) // told of connections that ended without a request; must not block. May be nil
 	Log     *slog.Logger   // accept errors and panics; nil discards
 
+	lobby lobby
+
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
 	cancels   []context.CancelFunc // end the contexts of connections
@@ -44,18 +45,15 @@ type Server struct {
 	wg        sync.WaitGroup
 }
 
-// Listen opens a listening socket with the options a gateway's sockets have:
-// keepalive and TCP_USER_TIMEOUT, which accepted connections inherit.
+// Listen opens a listening socket for a Server. Keepalive is left to the
+// Relay: until there is a tunnel, deadlines find a client that is gone.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
-	lc := net.ListenConfig{
-		KeepAliveConfig: keepAlive,
-		Control:         func(_, _ string, c syscall.RawConn) error { return setUserTimeout(c) },
-	}
+	lc := net.ListenConfig{KeepAlive: -1}
 	ln, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	return ln, nil
+	return listenSocks(ln), nil
 }
 
 // Serve accepts connections on ln until Shutdown or Close, and then returns
@@ -150,7 +148,10 @@ func (s *Server) start(ctx context.Context, ln *Listener, c net.Conn, room bool)
 		s.tell(k, nil, refused)
 		return
 	}
-	go s.serve(ctx, ln, k)
+	serve := func() { go s.serve(ctx, ln, k) }
+	if !s.lobby.hold(k, ln.Protocols, serve) {
+		serve()
+	}
 }
 
 // serve is one connection from its first byte to its hand-over.
@@ -186,23 +187,20 @@ func detect(c *Conn, protocols []Protocol) (Protocol, error) {
 		return protocols[0], nil
 	}
 	for {
+		if len(c.Buffered()) > 0 {
+			p, decided := sniff(protocols, c.Buffered())
+			if p != nil {
+				return p, nil
+			}
+			if decided {
+				_ = c.Abort()
+				prefix := c.Buffered()
+				return nil, Refusef(BadPreamble, "%d bytes that begin like no protocol of this listener: %q", len(prefix), prefix[:min(len(prefix), 16)])
+			}
+		}
 		if err := c.Fill(maxSniff << 8); err != nil {
 			_ = c.Abort()
 			return nil, PreambleError(c, err)
-		}
-		undecided := false
-		prefix := c.Buffered()
-		for _, p := range protocols {
-			switch p.Sniff(prefix) {
-			case Yes:
-				return p, nil
-			case More:
-				undecided = true
-			}
-		}
-		if !undecided || len(prefix) >= maxSniff {
-			_ = c.Abort()
-			return nil, Refusef(BadPreamble, "%d bytes that begin like no protocol of this listener: %q", len(prefix), prefix[:min(len(prefix), 16)])
 		}
 	}
 }
@@ -291,6 +289,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}()
 	select {
 	case <-idle:
+		s.lobby.close()
 		return nil
 	case <-ctx.Done():
 		_ = s.Close()
@@ -303,12 +302,16 @@ func (s *Server) Shutdown(ctx context.Context) error {
 func (s *Server) Close() error {
 	s.stopListening()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, cancel := range s.cancels {
 		cancel()
 	}
 	s.cancels = nil
-	s.slots.each(func(k *slot) { _ = k.Abort() })
+	s.slots.each(func(k *slot) {
+		_ = k.Abort()
+		s.lobby.out(k)
+	})
+	s.mu.Unlock()
+	s.lobby.close()
 	return nil
 }
 

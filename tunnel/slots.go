@@ -49,6 +49,7 @@ type slot struct {
 	source  *source
 	refs    int32 // guarded by server.mu
 	evicted atomic.Bool
+	guest   *guest // its place in the lobby, nil elsewhere; guarded by the lobby's mu
 
 	// The list of unfinished preambles, oldest first. Guarded by server.mu.
 	half       bool
@@ -145,6 +146,7 @@ func (t *slots) expire(l *Limits, now time.Time) bool {
 		next = k.next
 		began := k.began.Load()
 		switch {
+		case k.leaving.Load(): // it has its answer, and a limit of its own
 		case began == 0 && first > 0 && now.Sub(k.accepted) >= first,
 			began != 0 && whole > 0 && now.Sub(k.accepted)-time.Duration(began) >= whole:
 			k.wake()
@@ -246,7 +248,10 @@ func (k *slot) release() {
 }
 
 // wake makes the connection's pending read fail: its time is up.
-func (k *slot) wake() { _ = k.SetReadDeadline(time.Unix(1, 0)) }
+func (k *slot) wake() {
+	_ = k.SetReadDeadline(time.Unix(1, 0))
+	k.server.lobby.out(k)
+}
 
 func (k *slot) evict() {
 	k.evicted.Store(true)

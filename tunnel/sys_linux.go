@@ -59,9 +59,34 @@ func socketError(fd int32) syscall.Errno {
 	return syscall.Errno(n)
 }
 
+// isSocket reports whether c is a TCP socket that takeFD can take.
+func isSocket(c net.Conn) bool {
+	switch c.(type) {
+	case *sock, *net.TCPConn:
+		return true
+	}
+	return false
+}
+
+// takeFD takes c's socket from it: c is closed, the descriptor is the
+// caller's and nobody polls it. After an error c is as it was.
+func takeFD(c net.Conn) (int32, error) {
+	switch c := c.(type) {
+	case *sock:
+		return c.take()
+	case *net.TCPConn:
+		fd, err := duplicate(c)
+		if err == nil {
+			_ = c.Close() // the duplicate lives on
+		}
+		return fd, err
+	}
+	return -1, net.ErrClosed
+}
+
 // duplicate returns a second descriptor for c's socket, which stays
 // non-blocking. The first one is c's and closes with c.
-func duplicate(c *net.TCPConn) (int32, error) {
+func duplicate(c syscall.Conn) (int32, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err

@@ -18,10 +18,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // opaque hides that a connection is TCP, so that the Relay copies.
 type opaque struct{ net.Conn }
 
-func (o opaque) CloseWrite() error { return o.Conn.(*net.TCPConn).CloseWrite() }
+func (o opaque) CloseWrite() error { return o.Conn.(interface{ CloseWrite() error }).CloseWrite() }
 
 func (o opaque) Abort() error {
-	_ = o.Conn.(*net.TCPConn).SetLinger(0)
+	_ = o.Conn.(interface{ SetLinger(int) error }).SetLinger(0)
 	return o.Close()
 }
 

@@ -1,0 +1,74 @@
+# culvert: make demo shows it, make test proves it. "make help" lists the rest.
+
+GO        ?= go
+BIN       := bin/culvert
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS   := -X culvert.dev/cmd/culvert/command.version=$(VERSION)
+FUZZTIME  ?= 60s
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
+
+# Real programs the interoperation tests talk to, and the commands that show they are there.
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip
+
+.PHONY: help
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: demo
+demo: ## a CA, services, a gateway and a client on loopback: see it work
+	$(GO) run ./cmd/culvert demo --once
+
+.PHONY: build
+build: ## bin/culvert
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/culvert
+
+.PHONY: test
+test: peers ## every test; installs the real peers first
+	$(GO) test -race -shuffle=on -timeout 15m ./...
+	$(MAKE) test-integration
+
+.PHONY: test-unit
+test-unit: ## the tests that need nothing but Go
+	$(GO) test -tags unit -race -shuffle=on -timeout 15m ./...
+
+.PHONY: test-integration
+test-integration: build ## the tests against real peers, and of the examples
+	cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...
+
+.PHONY: peers
+peers: ## install the real peers, by apt-get on Debian and Ubuntu
+	@missing=; for c in $(PEER_COMMANDS); do command -v $$c >/dev/null 2>&1 || missing="$$missing $$c"; done; \
+	[ -f /usr/lib/nginx/modules/ngx_stream_module.so ] || missing="$$missing nginx-stream"; \
+	if [ -n "$$missing" ]; then \
+	  echo "make: the interoperation tests need$$missing; installing: $(PEERS)"; \
+	  command -v apt-get >/dev/null 2>&1 || { echo "make: no apt-get here: install them yourself, or run make test-unit"; exit 1; }; \
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PEERS); \
+	fi
+
+.PHONY: check
+check: ## format, vet on three systems, static analysis, tidy
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
+	$(GO) vet ./...
+	cd integration && $(GO) vet ./...
+	GOOS=darwin $(GO) vet ./...
+	GOOS=windows $(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
+	cd integration && $(GO) run $(STATICCHECK) ./...
+	$(GO) mod tidy -diff
+	cd integration && $(GO) mod tidy -diff
+	@if $(GO) run $(GOVULNCHECK) -version >/dev/null 2>&1 && curl -fsS -m 10 -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
+	  $(GO) run $(GOVULNCHECK) ./...; else echo "govulncheck: its database can't be reached from here, not run"; fi
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME each
+	@for pkg in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	  done; done
+
+.PHONY: bench
+bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection
+	cd integration && $(GO) run ./bench -culvert ../$(BIN)

@@ -1,0 +1,188 @@
+package admin
+
+import (
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// Limits of what a log line takes from others, in bytes after escaping.
+const (
+	maxField  = tunnel.MaxNameLen                   // a name, an identity, the ALPN list
+	maxTarget = tunnel.MaxNameLen + len("[]:65535") // a name or address with its port
+	maxError  = 1024                                // an error, which may quote several of them
+	maxTried  = 16                                  // attempts
+)
+
+// DefaultOverloads is how many overload refusals are logged each second.
+const DefaultOverloads = 10
+
+// An AccessLog writes one line for each Outcome.
+//
+// A tunnel's line and a refusal that is the client's own doing are of level
+// info, a refusal that is ours to mend is a warning, and a client that left
+// without a byte is debug. Durations are nanoseconds in JSON, as in all of
+// log/slog. Fields without a value are left out.
+//
+// Overload is what happens when there is too much of everything, so of those
+// refusals only the first few in a second have a line; the second's end brings
+// one with the number of the others.
+type AccessLog struct {
+	Log       *slog.Logger // nil discards. Its writer should be an AsyncWriter
+	Overloads int          // overload lines a second; 0 means DefaultOverloads
+
+	mu         sync.Mutex  // guards what follows
+	second     *time.Timer // runs while the second of the first overload line lasts
+	written    int         // overload lines in this second
+	suppressed int         // and those that were not written
+}
+
+// Observe writes o's line. It does not block if the Log doesn't.
+func (l *AccessLog) Observe(o *tunnel.Outcome) {
+	if l.Log == nil || o.Reason == tunnel.Overload && !l.admit() {
+		return
+	}
+	switch {
+	case o.Carried():
+		l.Log.Info("tunnel", fields(o)...)
+	case o.Reason == tunnel.NoHello:
+		l.Log.Debug("left", fields(o)...)
+	case o.Reason == tunnel.Gone:
+		l.Log.Info("left", fields(o)...)
+	case ours(o):
+		l.Log.Warn("refused", fields(o)...)
+	default:
+		l.Log.Info("refused", fields(o)...)
+	}
+}
+
+// Flush writes the number of suppressed lines now. Call it before the log is
+// closed.
+func (l *AccessLog) Flush() {
+	l.mu.Lock()
+	n := l.suppressed
+	if l.second != nil {
+		l.second.Stop()
+		l.second = nil
+	}
+	l.written, l.suppressed = 0, 0
+	l.mu.Unlock()
+	if n > 0 {
+		l.Log.Warn("refusals not logged", "reason", string(tunnel.Overload), "suppressed", n)
+	}
+}
+
+// admit reports whether one more overload line may be written now.
+func (l *AccessLog) admit() bool {
+	most := l.Overloads
+	if most == 0 {
+		most = DefaultOverloads
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.second == nil {
+		l.second = time.AfterFunc(time.Second, l.Flush)
+	}
+	if l.written >= most {
+		l.suppressed++
+		return false
+	}
+	l.written++
+	return true
+}
+
+// ours reports whether a refusal is the gateway's or the service's fault, and
+// not the client's.
+func ours(o *tunnel.Outcome) bool {
+	switch o.Reason {
+	case tunnel.Overload, tunnel.NoEndpoint, tunnel.LookupError, tunnel.LookupTime,
+		tunnel.DialFailed, tunnel.DialTimeout, tunnel.Internal:
+		return true
+	case tunnel.Prohibited, tunnel.Loop:
+		return o.Service != "" // a route leads there; without one the client asked for it
+	}
+	return false
+}
+
+// fields are o's, as arguments of a slog.Logger's methods.
+func fields(o *tunnel.Outcome) []any {
+	f := make([]any, 0, 20)
+	text := func(key, value string, most int) {
+		if value != "" {
+			f = append(f, slog.String(key, clean(value, most)))
+		}
+	}
+	took := func(key string, d time.Duration) {
+		if d != 0 {
+			f = append(f, slog.Duration(key, d.Round(time.Microsecond)))
+		}
+	}
+	if o.ID != 0 {
+		f = append(f, slog.Uint64("id", o.ID))
+	}
+	text("proto", o.Proto, maxField)
+	text("listener", o.Listener, maxField)
+	if o.Source.IsValid() {
+		text("source", o.Source.String(), maxField)
+	}
+	text("target", o.Target, maxTarget)
+	text("service", o.Service, maxField)
+	text("endpoint", o.Endpoint, 2*maxTarget) // a name and an address
+	text("reason", string(o.Reason), maxField)
+	if o.Err != nil {
+		text("err", o.Err.Error(), maxError)
+	}
+	if tried := attempts(o); tried != nil {
+		f = append(f, slog.Any("attempts", tried))
+	}
+	text("peer", o.Peer.ID, maxField)
+	text("peer_method", o.Peer.Method, maxField)
+	text("alpn", join(o.ALPN), maxField)
+	if o.Carried() {
+		f = append(f, slog.Int64("bytes_in", o.BytesIn), slog.Int64("bytes_out", o.BytesOut))
+	}
+	took("waited", o.Waited)
+	took("dialed", o.Dialed)
+	took("lasted", o.Lasted)
+	return f
+}
+
+// join puts commas between protocol names, and stops when there is more than
+// a line will show: a client may offer thousands.
+func join(names []string) string {
+	var b strings.Builder
+	for i, n := range names {
+		if b.Len() > maxField {
+			break
+		}
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(n[:min(len(n), maxField)])
+	}
+	return b.String()
+}
+
+// attempts says what happened at each address, unless the first one worked.
+func attempts(o *tunnel.Outcome) []string {
+	failed := false
+	for i := range o.Attempts {
+		failed = failed || o.Attempts[i].Err != nil
+	}
+	if !failed {
+		return nil
+	}
+	tried := make([]string, 0, min(len(o.Attempts), maxTried))
+	for _, a := range o.Attempts[:min(len(o.Attempts), maxTried)] {
+		ep, how := a.Endpoint.String(), "ok"
+		if a.Err != nil {
+			// The address stands before it already.
+			how = strings.TrimPrefix(a.Err.Error(), "dial "+ep+": ")
+		}
+		tried = append(tried, clean(ep, 2*maxTarget)+" after "+a.Took.Round(time.Microsecond).String()+": "+clean(how, maxField))
+	}
+	return tried
+}

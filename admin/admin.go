@@ -1,0 +1,225 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/url"
+	"sync/atomic"
+	"time"
+)
+
+// Limits of the admin port's connections.
+const (
+	headTime   = 5 * time.Second  // for a request's head
+	idleTime   = 60 * time.Second // between requests
+	answerTime = 60 * time.Second // for an answer; net/http/pprof adds a profile's own time
+	askTime    = 10 * time.Second // for Explain, which may ask DNS
+	stopTime   = 2 * time.Second  // for answers under way when Serve is told to stop
+	maxHead    = 16 << 10         // bytes of a request's head
+	maxConns   = 32               // connections: about half of the descriptors that clients can't take
+)
+
+// Admin serves the admin port:
+//
+//	/         what there is
+//	/healthz  200 as long as the process answers
+//	/readyz   200, or 503 with the reason
+//	/metrics  for Prometheus
+//	/status   JSON
+//	/explain  JSON: what would happen to a request
+//	/debug/pprof/
+//
+// The zero value serves the first three. Set the fields before Handler or
+// Serve; the funcs are called by any number of goroutines.
+type Admin struct {
+	Ready   func() (ok bool, why string)                         // nil means always ready
+	Metrics http.Handler                                         // nil means no /metrics
+	Status  func() any                                           // what /status shows; nil means no /status
+	Explain func(ctx context.Context, q url.Values) (any, error) // an error is the question's: 400. nil means no /explain
+	Pprof   bool                                                 // serve /debug/pprof/
+	Hosts   []string                                             // names by which it is asked, besides IP addresses and localhost
+	Log     *slog.Logger                                         // net/http's complaints; nil discards
+}
+
+// Handler returns the handler, for those who bring their own server. Requests
+// other than GET and HEAD, with a body, or meant for a host that is not this
+// one get an error.
+func (a *Admin) Handler() http.Handler {
+	mux := http.NewServeMux()
+	var shown []string
+	show := func(path string, h http.HandlerFunc) {
+		mux.HandleFunc(path, h)
+		shown = append(shown, path)
+	}
+	show("/healthz", func(w http.ResponseWriter, _ *http.Request) { text(w, http.StatusOK, "ok") })
+	show("/readyz", a.readyz)
+	if a.Metrics != nil {
+		show("/metrics", a.Metrics.ServeHTTP)
+	}
+	if a.Status != nil {
+		show("/status", func(w http.ResponseWriter, _ *http.Request) { a.json(w, a.Status()) })
+	}
+	if a.Explain != nil {
+		show("/explain", a.explain)
+	}
+	if a.Pprof {
+		// One by one: importing net/http/pprof also adds them to
+		// http.DefaultServeMux, which nothing here serves.
+		show("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	mux.HandleFunc("/{$}", func(w http.ResponseWriter, _ *http.Request) { index(w, shown) })
+	return a.guard(mux)
+}
+
+// guard turns away what is no operator's request.
+func (a *Admin) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cache-Control", "no-store")
+		if r.ContentLength != 0 {
+			// net/http would read the body before the next request, for as
+			// long as it takes to come.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(headTime))
+			w.Header().Set("Connection", "close")
+		}
+		switch {
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			w.Header().Set("Allow", "GET, HEAD")
+			text(w, http.StatusMethodNotAllowed, "only GET and HEAD")
+		case r.ContentLength != 0:
+			text(w, http.StatusBadRequest, "no body is wanted")
+		case !a.knownHost(r.Host):
+			text(w, http.StatusMisdirectedRequest, "this is not "+clean(r.Host, maxField)+": ask by IP address or as localhost")
+		case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Dest") != "document":
+			// Another site's page can't read the answer but could have
+			// profiles made all day.
+			text(w, http.StatusForbidden, "asked by another site's page")
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
+	if a.Ready != nil {
+		if ok, why := a.Ready(); !ok {
+			text(w, http.StatusServiceUnavailable, "not ready: "+clean(why, maxError))
+			return
+		}
+	}
+	text(w, http.StatusOK, "ok")
+}
+
+func (a *Admin) explain(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), askTime)
+	defer cancel()
+	q, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		text(w, http.StatusBadRequest, "query: "+clean(err.Error(), maxError))
+		return
+	}
+	v, err := a.Explain(ctx, q)
+	if err != nil {
+		text(w, http.StatusBadRequest, clean(err.Error(), maxError))
+		return
+	}
+	a.json(w, v)
+}
+
+// json answers with v.
+func (a *Admin) json(w http.ResponseWriter, v any) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		a.log().Error("admin: encode an answer", "err", err)
+		text(w, http.StatusInternalServerError, "the answer can't be encoded; the log says why")
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(asciiJSON(b.Bytes()))
+}
+
+func text(w http.ResponseWriter, status int, s string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = fmt.Fprintln(w, s)
+}
+
+func index(w http.ResponseWriter, paths []string) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = fmt.Fprint(w, "<!doctype html>\n<title>culvert</title>\n<h1>culvert</h1>\n<ul>\n")
+	for _, p := range paths {
+		_, _ = fmt.Fprintf(w, "<li><a href=\"%s\">%s</a>\n", p, p)
+	}
+	_, _ = fmt.Fprint(w, "</ul>\n")
+}
+
+// Serve serves the admin port on ln, which it closes, until ctx ends. Answers
+// under way then get two seconds. It returns nil after that, and an error only
+// where accepting fails for good.
+func (a *Admin) Serve(ctx context.Context, ln net.Listener) error {
+	// The answers under way outlive ctx for a moment.
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	srv := &http.Server{
+		Handler:           a.Handler(),
+		ReadHeaderTimeout: headTime,
+		// No ReadTimeout: it would end the context of a long profile.
+		WriteTimeout:                 answerTime,
+		IdleTimeout:                  idleTime,
+		MaxHeaderBytes:               maxHead - 4<<10, // net/http allows 4 KiB more than it is told
+		DisableGeneralOptionsHandler: true,            // it would answer OPTIONS * before the Handler sees it
+		BaseContext:                  func(net.Listener) context.Context { return work },
+		ErrorLog:                     slog.NewLogLogger(a.log().Handler(), slog.LevelWarn),
+		ConnState:                    capConns(),
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(ln) }()
+	select {
+	case err := <-served:
+		_ = srv.Close()
+		return fmt.Errorf("admin port %s: %w", ln.Addr(), err)
+	case <-ctx.Done():
+	}
+	soon, cancel := context.WithTimeout(work, stopTime)
+	defer cancel()
+	if srv.Shutdown(soon) != nil {
+		stop()
+		_ = srv.Close()
+	}
+	<-served
+	return nil
+}
+
+// capConns closes connections that are too many as they come.
+func capConns() func(net.Conn, http.ConnState) {
+	var open atomic.Int64
+	return func(c net.Conn, s http.ConnState) {
+		switch s {
+		case http.StateNew:
+			if open.Add(1) > maxConns {
+				_ = c.Close() // StateClosed follows, and counts it out
+			}
+		case http.StateClosed, http.StateHijacked:
+			open.Add(-1)
+		}
+	}
+}
+
+func (a *Admin) log() *slog.Logger {
+	if a.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return a.Log
+}

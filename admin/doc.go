@@ -1,0 +1,25 @@
+// Package admin is what an operator sees of a gateway: the admin port, and the
+// access log with a writer that never holds up a tunnel.
+//
+//	out := admin.NewAsyncWriter(os.Stderr)
+//	log := slog.New(slog.NewTextHandler(out, nil))
+//	access := &admin.AccessLog{Log: log}
+//	router.Observe = access.Observe
+//
+//	if err := admin.CheckAddr(addr, false); err != nil {
+//		return err
+//	}
+//	ln, err := net.Listen("tcp", addr)
+//	if err != nil {
+//		return err
+//	}
+//	guard.OwnAdmin(ln.Addr()) // or a client could reach it through the gateway
+//	a := &admin.Admin{Ready: ready, Metrics: m.Handler(), Pprof: true, Log: log}
+//	return a.Serve(ctx, ln)
+//
+// The admin port has no passwords: it is for loopback, or for a network that
+// is trusted as a whole. It only ever answers; nothing can be changed by it.
+//
+// What a client sent is escaped before it reaches a log line, a terminal or an
+// answer: no line breaks, no terminal controls, no bidirectional overrides.
+package admin

@@ -1,0 +1,200 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/gateway"
+	"culvert.dev/registry/file"
+	"culvert.dev/tunnel"
+)
+
+type explainOptions struct {
+	sourceOptions
+	target   string
+	listener string
+	proto    string
+	from     string
+	as       string
+	output   string
+}
+
+func newExplain() *cobra.Command {
+	var o explainOptions
+	cmd := &cobra.Command{
+		Use:   "explain NAME[:PORT]",
+		Short: "Say what a request would meet: which route and endpoints, or which refusal",
+		Long: `Explain runs the code that decides for the data path, without dialing, and shows
+what it finds: the route and its endpoints in the order they would be tried, or
+the refusal with its reason. It asks a running gateway with --admin, or reads the
+configuration that a gateway would be started with.
+
+The exit code is 0 for a route and 1 for a refusal.`,
+		Example: `  culvert explain orders.example.com --listener :443 --config culvert.yaml
+  culvert explain orders.example.com:443 --listener 127.0.0.1:3128 --routes routes.txt
+  culvert explain orders.example.com:443 --listener :3128 --config culvert.yaml --as alice
+  culvert explain orders.example.com --listener :443 --admin 127.0.0.1:9090 -o json`,
+		Args: args(1, "one NAME[:PORT]"),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			o.target = a[0]
+			return runExplain(cmd.Context(), cmd.OutOrStdout(), &o)
+		},
+	}
+	o.add(cmd)
+	cmd.Flag("admin").Usage = "address of a running gateway's admin port, to ask it"
+	cmd.Flag("listen").Hidden = true
+	f := cmd.Flags()
+	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address")
+	f.StringVar(&o.proto, "proto", "", "sni or connect (default: connect with a port, sni without)")
+	f.StringVar(&o.from, "from", "", "the source address that asks")
+	f.StringVar(&o.as, "as", "", "the user that asks, where a listener wants credentials; they are taken as shown")
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+func runExplain(ctx context.Context, w io.Writer, o *explainOptions) error {
+	q, err := o.query()
+	if err != nil {
+		return err
+	}
+	var x *gateway.Explanation
+	if o.given() {
+		x, err = explainHere(ctx, o, q)
+	} else if o.admin != "" {
+		x, err = explainThere(ctx, o.admin, q)
+	} else {
+		return usageError("give --config FILE, --route, --routes FILE, or --admin ADDR of a running gateway", "nothing to ask")
+	}
+	if err != nil {
+		return err
+	}
+	if o.output == "json" {
+		err = writeJSON(w, x)
+	} else {
+		printExplanation(w, o.target, x)
+	}
+	if err == nil && x.Reason != "" {
+		return errSilent
+	}
+	return err
+}
+
+// query makes the question.
+func (o *explainOptions) query() (gateway.Query, error) {
+	q := gateway.Query{Host: o.target, Listener: o.listener, Proto: o.proto, As: o.as}
+	if host, port, err := net.SplitHostPort(o.target); err == nil {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n == 0 {
+			return q, usageError("", "port %q is not a number from 1 to 65535", port)
+		}
+		q.Host, q.Port = host, uint16(n)
+	}
+	if o.from != "" {
+		from, err := netip.ParseAddr(o.from)
+		if err != nil {
+			return q, usageError("write an IP address", "--from %q: %w", o.from, err)
+		}
+		q.From = from
+	}
+	return q, nil
+}
+
+// explainHere answers from the configuration a gateway would be started with.
+func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gateway.Explanation, error) {
+	c, err := o.load()
+	if err != nil {
+		return nil, err
+	}
+	if q.Listener, err = pickListener(c, q.Listener); err != nil {
+		return nil, err
+	}
+	reg, err := runRegistry(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := gatewayConfig(c)
+	if err != nil {
+		return nil, err
+	}
+	guard, err := gateway.NewGuard(cfg)
+	if err != nil {
+		return nil, err
+	}
+	router := &tunnel.Router{Resolver: reg, Dialer: &tunnel.NetDialer{Guard: guard}}
+	return gateway.Explain(ctx, router, cfg.Listeners, q), nil
+}
+
+// pickListener finds the listener that is meant.
+func pickListener(c *file.Config, addr string) (string, error) {
+	var all []string
+	for _, l := range c.Listeners {
+		if l.Address == addr {
+			return addr, nil
+		}
+		all = append(all, l.Address)
+	}
+	switch {
+	case addr == "" && len(all) == 1:
+		return all[0], nil
+	case addr == "" && len(all) > 1:
+		return "", usageError("add --listener ADDR", "which listener is asked? There are %s", strings.Join(all, ", "))
+	case len(all) == 0:
+		return addr, nil
+	}
+	return "", usageError("the listeners are "+strings.Join(all, ", "), "there is no listener %q", addr)
+}
+
+// explainThere asks a running gateway.
+func explainThere(ctx context.Context, addr string, q gateway.Query) (*gateway.Explanation, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	u := url.URL{Scheme: "http", Host: addr, Path: "/explain", RawQuery: q.Values().Encode()}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, usageError("write HOST:PORT", "--admin %q: %w", addr, err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, &cliError{err: fmt.Errorf("ask the gateway: %w", err), hint: "is it running with --admin " + addr + "?", code: exitFailed}
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the gateway answered %s: %s", resp.Status, strings.TrimSpace(string(body)))
+	}
+	var x gateway.Explanation
+	if err := json.Unmarshal(body, &x); err != nil {
+		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	}
+	return &x, nil
+}
+
+func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
+	fmt.Fprintf(w, "%s at listener %s by %s\n", target, x.Listener, x.Proto)
+	if x.Reason != "" {
+		fmt.Fprintf(w, "refused: %s\n  %s\n", x.Reason, x.Detail)
+		return
+	}
+	fmt.Fprintf(w, "route:   %s, service %s, table generation %d\n", x.Pattern, x.Service, x.Generation)
+	for i, ep := range x.Endpoints {
+		note := ""
+		if ep.Problem != "" {
+			note = "  would be refused: " + ep.Problem
+		}
+		fmt.Fprintf(w, "  %d. %s%s\n", i+1, ep.Address, note)
+	}
+}

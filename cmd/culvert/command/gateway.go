@@ -1,0 +1,158 @@
+package command
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/admin"
+	"culvert.dev/gateway"
+	"culvert.dev/registry/file"
+)
+
+type gatewayOptions struct {
+	sourceOptions
+	logFormat string
+	logLevel  string
+}
+
+func newGateway() *cobra.Command {
+	var o gatewayOptions
+	cmd := &cobra.Command{
+		Use:   "gateway",
+		Short: "Run a gateway",
+		Long: `Gateway accepts TLS and HTTP CONNECT on the same port, finds the service by the
+name asked for, and passes the bytes through without decrypting them.
+
+What it serves stands in a configuration file, or in flags. The file is read
+again when it changes and on SIGHUP; a file with a mistake is refused and the
+old one stays in force. The first SIGTERM drains: no longer ready at once, then
+no new connections, then what is left is aborted at the end of the grace time.
+The second one ends it now.`,
+		Example: `  culvert gateway --listen :443 --route orders.example.com=10.0.1.7:8443
+  culvert gateway --listen :443 --listen 127.0.0.1:3128 --routes routes.txt --admin 127.0.0.1:9090
+  culvert gateway --config culvert.yaml`,
+		Args: args(0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop, now := signals(cmd.Context())
+			defer stop()
+			return runGateway(ctx, now, cmd.ErrOrStderr(), &o)
+		},
+	}
+	o.add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&o.logFormat, "log-format", "", "text or json (default: the file's, or text)")
+	f.StringVar(&o.logLevel, "log-level", "", "debug, info, warn or error (default: the file's, or info)")
+	_ = cmd.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// runGateway serves until ctx is done and then drains; a close of now ends
+// the drain at once.
+func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *gatewayOptions) error {
+	c, err := o.load()
+	if err != nil {
+		return err
+	}
+	if len(c.Listeners) == 0 {
+		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
+	}
+	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
+	outliveReaders()
+	out := admin.NewAsyncWriter(stderr)
+	log, err := o.logger(out, c)
+	if err != nil {
+		return err
+	}
+	cfg, err := gatewayConfig(c)
+	if err != nil {
+		return err
+	}
+	cfg.Log = log
+	cfg.Dropped = func() float64 { return float64(out.Dropped()) }
+	sources, reloader, err := o.sources(c, log)
+	if err != nil {
+		return err
+	}
+	cfg.Sources = sources
+	g, err := gateway.New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	if reloader != nil {
+		reloader.OnError = func(error) { g.Reloaded(false) }
+		reloader.OnConfig = onConfig(g, log)
+		defer onHangup(reloader.Reload)()
+	}
+	err = g.Run(ctx, now)
+	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = out.Close(flush)
+	return err
+}
+
+// onConfig returns what a source calls with every configuration it takes up.
+// The first one is the one that the gateway was started with.
+func onConfig(g *gateway.Gateway, log *slog.Logger) func(*file.Config) {
+	var running *file.Config
+	return func(c *file.Config) {
+		if running == nil {
+			running = c
+			return
+		}
+		g.Reloaded(true)
+		if parts := running.RestartNeeded(c); len(parts) > 0 {
+			log.Warn("the file changed where only a restart takes it up", "parts", parts)
+		}
+	}
+}
+
+// onHangup calls f on every SIGHUP until the returned function is called.
+func onHangup(f func()) (stop func()) {
+	got := make(chan os.Signal, 1)
+	signal.Notify(got, hangup)
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-got:
+				f()
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(got)
+		close(quit)
+		<-ended
+	}
+}
+
+// logger makes the logger the flags and the file ask for.
+func (o *gatewayOptions) logger(w io.Writer, c *file.Config) (*slog.Logger, error) {
+	level, format := c.Log.Level, c.Log.Format
+	if o.logLevel != "" {
+		if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+			return nil, usageError("use debug, info, warn or error", "--log-level %q", o.logLevel)
+		}
+	}
+	if o.logFormat != "" {
+		format = o.logFormat
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	switch format {
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	case "text":
+		return slog.New(slog.NewTextHandler(w, opts)), nil
+	}
+	return nil, usageError("use text or json", "--log-format %q", format)
+}

@@ -1,0 +1,446 @@
+package command
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/connect"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+type probeOptions struct {
+	target   string // NAME[:PORT]
+	via      string
+	mode     string
+	cert     string
+	key      string
+	ca       string
+	user     string
+	token    string
+	alpn     []string
+	noTLS    bool
+	timeout  time.Duration
+	output   string
+	insecure bool
+}
+
+func newProbe() *cobra.Command {
+	var o probeOptions
+	cmd := &cobra.Command{
+		Use:   "probe NAME[:PORT]",
+		Short: "Dial a service through a gateway and show every step",
+		Long: `Probe dials a service through a gateway the way a client would, and shows each
+step with its time, the certificates the service presented and who it says it
+is. A refusal is shown with its reason. The exit code is 0 if the service was
+reached, 1 if not.
+
+With --mode sni the gateway hears one alert for several reasons, so that
+strangers can't tell a private service from none: "culvert explain" on the
+gateway's side tells them apart.`,
+		Example: `  culvert probe orders.example.com --via gateway.example.com:443 --mode sni
+  culvert probe orders.example.com:443 --via 192.0.2.1:443 --mode connect --user alice:secret
+  culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
+  culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
+		Args: args(1, "one NAME[:PORT]"),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			o.target = a[0]
+			return runProbe(cmd.Context(), cmd.OutOrStdout(), &o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT")
+	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni or connect")
+	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
+	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
+	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
+	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect")
+	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect")
+	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
+	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, --mode connect")
+	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
+	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
+	_ = cmd.MarkFlagRequired("via")
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect"}, cobra.ShellCompDirectiveNoFileComp))
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+// A probeReport is what "culvert probe -o json" prints.
+type probeReport struct {
+	Target   string        `json:"target"`
+	Via      string        `json:"via"`
+	Mode     string        `json:"mode"`
+	Reached  bool          `json:"reached"`
+	Steps    []probeStep   `json:"steps"`
+	Service  *probePeer    `json:"service,omitempty"`
+	Refusal  *probeRefusal `json:"refusal,omitempty"`
+	Duration string        `json:"duration"`
+}
+
+type probeStep struct {
+	Name   string `json:"name"`
+	Took   string `json:"took"`
+	Detail string `json:"detail,omitempty"`
+	Error  string `json:"error,omitempty"`
+}
+
+// A probeRefusal is a no: the reasons are all those the answer may stand for.
+type probeRefusal struct {
+	Answer  string          `json:"answer"`
+	Reasons []tunnel.Reason `json:"reasons,omitempty"`
+	Hint    string          `json:"hint,omitempty"`
+}
+
+type probePeer struct {
+	Version  string      `json:"tls"`
+	ALPN     string      `json:"alpn,omitempty"`
+	Identity string      `json:"identity,omitempty"`
+	Verified bool        `json:"verified"`
+	Problem  string      `json:"problem,omitempty"`
+	Chain    []probeCert `json:"chain"`
+}
+
+type probeCert struct {
+	Subject  string    `json:"subject"`
+	Issuer   string    `json:"issuer"`
+	SANs     []string  `json:"sans,omitempty"`
+	NotAfter time.Time `json:"notAfter"`
+	SHA256   string    `json:"sha256"`
+}
+
+func runProbe(ctx context.Context, w io.Writer, o *probeOptions) error {
+	p, err := newProber(o)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	start := time.Now()
+	failed := p.run(ctx)
+	p.report.Reached = failed == nil
+	p.report.Duration = time.Since(start).Round(time.Microsecond).String()
+	if o.output == "json" {
+		if err := writeJSON(w, p.report); err != nil {
+			return err
+		}
+	} else {
+		p.report.print(w)
+	}
+	if failed != nil {
+		return errSilent
+	}
+	return nil
+}
+
+// A prober carries one probe through its steps.
+type prober struct {
+	o      *probeOptions
+	port   int
+	tls    *tls.Config
+	roots  *x509.CertPool
+	report probeReport
+}
+
+func newProber(o *probeOptions) (*prober, error) {
+	p := &prober{o: o, report: probeReport{Target: o.target, Via: o.via, Mode: o.mode}}
+	host, port := o.target, ""
+	if h, pt, err := net.SplitHostPort(o.target); err == nil {
+		host, port = h, pt
+	}
+	// An address is no server name and may be no destination: what a gateway
+	// makes of it is what a probe is for.
+	_, err := tunnel.ParseName(host)
+	if err != nil && !errors.Is(err, tunnel.ErrNameAddress) {
+		return nil, usageError("", "%q is not a name to probe: %w", host, err)
+	}
+	if port != "" {
+		if p.port, err = strconv.Atoi(port); err != nil || p.port < 1 || p.port > 65535 {
+			return nil, usageError("", "port %q is not a number from 1 to 65535", port)
+		}
+	}
+	switch o.mode {
+	case "sni":
+		if o.user != "" || o.token != "" || o.noTLS {
+			return nil, usageError("use --mode connect", "--user, --token and --no-tls are of no use with --mode sni")
+		}
+	case "connect":
+		if p.port == 0 {
+			p.port = 443
+		}
+	default:
+		return nil, usageError("use --mode sni or --mode connect", "unknown mode %q", o.mode)
+	}
+	if _, _, err := net.SplitHostPort(o.via); err != nil {
+		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
+	}
+	return p, p.loadKeys(host)
+}
+
+func (p *prober) loadKeys(serverName string) error {
+	// The chain is verified after the handshake, so that it can be shown
+	// when it does not verify.
+	p.tls = &tls.Config{ServerName: strings.TrimSuffix(serverName, "."), NextProtos: p.o.alpn, InsecureSkipVerify: true}
+	if p.o.cert != "" || p.o.key != "" {
+		pair, err := tls.LoadX509KeyPair(p.o.cert, p.o.key)
+		if err != nil {
+			return usageError("give both --cert and --key, PEM", "client certificate: %w", err)
+		}
+		p.tls.Certificates = []tls.Certificate{pair}
+	}
+	if p.o.ca != "" {
+		pem, err := os.ReadFile(p.o.ca)
+		if err != nil {
+			return usageError("", "--ca: %w", err)
+		}
+		p.roots = x509.NewCertPool()
+		if !p.roots.AppendCertsFromPEM(pem) {
+			return usageError("", "--ca %s holds no PEM certificate", p.o.ca)
+		}
+	}
+	return nil
+}
+
+// run goes through the steps and returns what stopped it.
+func (p *prober) run(ctx context.Context) error {
+	var conn net.Conn
+	if p.o.mode == "connect" {
+		if err := p.step("tcp + connect", func() (string, error) {
+			d := &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+			var err error
+			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
+			return "the gateway said yes", err
+		}); err != nil {
+			p.refusedByProxy(err)
+			return err
+		}
+	} else if err := p.step("tcp", func() (string, error) {
+		var err error
+		conn, err = new(net.Dialer).DialContext(ctx, "tcp", p.o.via)
+		if err != nil {
+			return "", err
+		}
+		return "connected to " + conn.RemoteAddr().String(), nil
+	}); err != nil {
+		return err
+	}
+	defer conn.Close()
+	if p.o.noTLS {
+		return nil
+	}
+	return p.handshake(ctx, conn)
+}
+
+func (p *prober) credentials() string {
+	switch {
+	case p.o.user != "":
+		user, password, _ := strings.Cut(p.o.user, ":")
+		return connect.BasicCredentials(user, password)
+	case p.o.token != "":
+		return connect.BearerCredentials(p.o.token)
+	}
+	return ""
+}
+
+// handshake speaks TLS to the service, through the tunnel.
+func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
+	first := &firstRecord{Conn: conn}
+	tc := tls.Client(first, p.tls)
+	if err := p.step("tls", func() (string, error) {
+		if err := tc.HandshakeContext(ctx); err != nil {
+			return "", err
+		}
+		return tls.VersionName(tc.ConnectionState().Version), nil
+	}); err != nil {
+		p.refusedByTLS(err, first.seen)
+		return err
+	}
+	state := tc.ConnectionState()
+	peer := newProbePeer(&state)
+	p.report.Service = peer
+	err := p.step("verify", func() (string, error) {
+		return "the chain leads to a trusted root", p.verify(&state)
+	})
+	peer.Verified = err == nil
+	if err != nil {
+		peer.Problem = err.Error()
+		if !p.o.insecure {
+			return err
+		}
+	}
+	// A TLS 1.3 service judges the client's certificate after the client is
+	// done: what it thinks of it arrives with the first read.
+	err = p.step("accepted", func() (string, error) {
+		_ = tc.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		_, err := tc.Read(make([]byte, 1))
+		var ne net.Error
+		if err == nil || errors.As(err, &ne) && ne.Timeout() || errors.Is(err, io.EOF) {
+			return "the service raised no alert", nil
+		}
+		return "", err
+	})
+	if err != nil {
+		p.report.Refusal = &probeRefusal{Answer: err.Error(), Hint: "the service itself said so, inside of TLS"}
+	}
+	return err
+}
+
+// A firstRecord keeps the beginning of what comes. A gateway's alert is the
+// first record there is, and in the clear; crypto/tls makes an error of it that
+// does not tell its number.
+type firstRecord struct {
+	net.Conn
+	seen []byte // at most the 7 bytes of an alert
+}
+
+func (c *firstRecord) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if room := 7 - len(c.seen); room > 0 {
+		c.seen = append(c.seen, p[:min(n, room)]...)
+	}
+	return n, err
+}
+
+func (p *prober) verify(state *tls.ConnectionState) error {
+	opts := x509.VerifyOptions{Roots: p.roots, DNSName: p.tls.ServerName, Intermediates: x509.NewCertPool()}
+	for _, c := range state.PeerCertificates[1:] {
+		opts.Intermediates.AddCert(c)
+	}
+	_, err := state.PeerCertificates[0].Verify(opts)
+	return err
+}
+
+// step runs one step and notes how it went.
+func (p *prober) step(name string, f func() (string, error)) error {
+	start := time.Now()
+	detail, err := f()
+	s := probeStep{Name: name, Took: time.Since(start).Round(time.Microsecond).String(), Detail: detail}
+	if err != nil {
+		s.Detail, s.Error = "", err.Error()
+	}
+	p.report.Steps = append(p.report.Steps, s)
+	return err
+}
+
+// refusedByProxy notes the gateway's no to a CONNECT.
+func (p *prober) refusedByProxy(err error) {
+	var te *tunnel.Error
+	if !errors.As(err, &te) {
+		return
+	}
+	r := &probeRefusal{Answer: te.Error(), Reasons: []tunnel.Reason{te.Reason}}
+	if te.Reason == tunnel.NoRoute {
+		// What strangers hear of services that are not theirs, too.
+		r.Reasons = append(r.Reasons, tunnel.NotExposed, tunnel.Denied)
+		r.Hint = hintExplain
+	}
+	p.report.Refusal = r
+}
+
+const hintExplain = "\"culvert explain\" at the gateway tells which"
+
+// refusedByTLS notes an alert or a close in place of a handshake; first is
+// what came first.
+func (p *prober) refusedByTLS(err error, first []byte) {
+	r := &probeRefusal{Answer: err.Error()}
+	switch {
+	case len(first) == 7 && first[0] == 21:
+		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(first[6]))
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		r.Answer = "the connection was closed without an answer: " + err.Error()
+		r.Hint = "a listener with \"refusal: close\" refuses like this, and so does a port that speaks no TLS"
+	}
+	p.report.Refusal = r
+}
+
+// reasonsOfAlert says what a gateway may have meant by an alert. The service
+// itself may have sent it just as well.
+func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
+	var reasons []tunnel.Reason
+	for _, r := range tunnel.Reasons() {
+		if (&tunnel.Outcome{Reason: r, Endpoint: "any"}).Carried() && r != tunnel.Drain {
+			continue // how tunnels end, and not how requests do
+		}
+		if sni.AlertFor(&tunnel.Error{Reason: r, Err: errors.New("")}) == a {
+			reasons = append(reasons, r)
+		}
+	}
+	if a == sni.UnrecognizedName {
+		return reasons, hintExplain + "; a service may also send this alert itself"
+	}
+	return reasons, ""
+}
+
+func newProbePeer(state *tls.ConnectionState) *probePeer {
+	peer := &probePeer{Version: tls.VersionName(state.Version), ALPN: state.NegotiatedProtocol}
+	for i, c := range state.PeerCertificates {
+		sum := sha256.Sum256(c.Raw)
+		pc := probeCert{Subject: c.Subject.String(), Issuer: c.Issuer.String(), NotAfter: c.NotAfter, SHA256: hex.EncodeToString(sum[:])}
+		for _, u := range c.URIs {
+			pc.SANs = append(pc.SANs, u.String())
+			if i == 0 && u.Scheme == "spiffe" && len(c.URIs) == 1 {
+				peer.Identity = u.String()
+			}
+		}
+		pc.SANs = append(pc.SANs, c.DNSNames...)
+		for _, ip := range c.IPAddresses {
+			pc.SANs = append(pc.SANs, ip.String())
+		}
+		peer.Chain = append(peer.Chain, pc)
+	}
+	return peer
+}
+
+func (r *probeReport) print(w io.Writer) {
+	fmt.Fprintf(w, "%s via %s by %s\n", r.Target, r.Via, r.Mode)
+	for _, s := range r.Steps {
+		if s.Error != "" {
+			fmt.Fprintf(w, "  %-14s %10s  failed: %s\n", s.Name, s.Took, s.Error)
+			continue
+		}
+		fmt.Fprintf(w, "  %-14s %10s  %s\n", s.Name, s.Took, s.Detail)
+	}
+	if p := r.Service; p != nil {
+		identity := p.Identity
+		if identity == "" {
+			identity = "no SPIFFE identity"
+		}
+		fmt.Fprintf(w, "service: %s, %s\n", p.Version, identity)
+		for i, c := range p.Chain {
+			fmt.Fprintf(w, "  %d subject %q issuer %q\n    names %s\n    until %s  sha256 %.16s\n", i, c.Subject, c.Issuer,
+				strings.Join(c.SANs, ", "), c.NotAfter.UTC().Format(time.RFC3339), c.SHA256)
+		}
+	}
+	if f := r.Refusal; f != nil {
+		fmt.Fprintf(w, "refused: %s\n", f.Answer)
+		if len(f.Reasons) > 0 {
+			words := make([]string, len(f.Reasons))
+			for i, x := range f.Reasons {
+				words[i] = string(x)
+			}
+			fmt.Fprintf(w, "reason:  %s\n", strings.Join(words, " or "))
+		}
+		if f.Hint != "" {
+			fmt.Fprintf(w, "hint:    %s\n", f.Hint)
+		}
+	}
+	if r.Reached {
+		fmt.Fprintf(w, "reached in %s\n", r.Duration)
+	} else {
+		fmt.Fprintf(w, "not reached after %s\n", r.Duration)
+	}
+}

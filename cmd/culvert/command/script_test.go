@@ -1,0 +1,149 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+)
+
+// The scripts run this test binary, which is culvert where it is called so.
+func TestMain(m *testing.M) {
+	testscript.Main(leakChecked{m}, map[string]func(){
+		"culvert": func() { os.Exit(Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
+	})
+}
+
+// leakChecked is a testing.M that fails where goroutines are left.
+type leakChecked struct{ m *testing.M }
+
+func (l leakChecked) Run() int {
+	code := l.m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "goroutines left after the tests:", err)
+			code = 1
+		}
+	}
+	return code
+}
+
+// Each file in testdata is a scenario. Besides the commands of testscript
+// there are:
+//
+//	code N culvert ARGS...   run it and want exit code N
+//	until culvert ARGS...    run it until it succeeds, for ten seconds at most
+//	until-file NAME TEXT     wait until a file has TEXT in it
+//	free NAME...             set each variable to a free address of loopback
+//	listen NAME              listen at a free address for the rest of the script
+//	signal NAME              send TERM or HUP to what runs in the background
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(env *testscript.Env) error {
+			// A race detector waits a second at the end of each process.
+			env.Setenv("GORACE", "atexit_sleep_ms=0")
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"code":       cmdCode,
+			"until":      cmdUntil,
+			"until-file": cmdUntilFile,
+			"free":       cmdFree,
+			"listen":     cmdListen,
+			"signal":     cmdSignal,
+		},
+	})
+}
+
+func cmdCode(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: code N COMMAND...")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	var exit *exec.ExitError
+	switch err := ts.Exec(args[1], args[2:]...); {
+	case errors.As(err, &exit):
+		got = exit.ExitCode()
+	case err != nil:
+		ts.Fatalf("%q: %v", args[1:], err)
+	}
+	if got != want {
+		ts.Fatalf("%q: exit code %d, want %d", args[1:], got, want)
+	}
+}
+
+// wait polls until done is true.
+func wait(ts *testscript.TestScript, what string, done func() bool) {
+	const most = 10 * time.Second
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(most); !done(); <-tick.C {
+		if time.Now().After(deadline) {
+			ts.Fatalf("not within %v: %s", most, what)
+		}
+	}
+}
+
+func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: until COMMAND...")
+	}
+	wait(ts, fmt.Sprintf("%q", args), func() bool { return ts.Exec(args[0], args[1:]...) == nil })
+}
+
+func cmdUntilFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: until-file NAME TEXT")
+	}
+	wait(ts, fmt.Sprintf("%s has %q", args[0], args[1]), func() bool {
+		data, _ := os.ReadFile(ts.MkAbs(args[0]))
+		return bytes.Contains(data, []byte(args[1]))
+	})
+}
+
+func cmdFree(ts *testscript.TestScript, neg bool, args []string) {
+	if neg {
+		ts.Fatalf("unsupported: ! free")
+	}
+	for _, name := range args {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		ts.Check(err)
+		defer ln.Close() // all are open at once, and so differ
+		ts.Setenv(name, ln.Addr().String())
+	}
+}
+
+func cmdListen(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: listen NAME")
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	ts.Defer(func() { _ = ln.Close() })
+	ts.Setenv(args[0], ln.Addr().String())
+}
+
+func cmdSignal(ts *testscript.TestScript, neg bool, args []string) {
+	signals := map[string]os.Signal{"TERM": syscall.SIGTERM, "HUP": hangup}
+	if neg || len(args) != 1 || signals[args[0]] == nil {
+		ts.Fatalf("usage: signal TERM|HUP")
+	}
+	for _, c := range ts.BackgroundCmds() {
+		ts.Check(c.Process.Signal(signals[args[0]]))
+	}
+}

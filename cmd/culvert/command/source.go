@@ -1,0 +1,242 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/admin"
+	"culvert.dev/connect"
+	"culvert.dev/dns"
+	"culvert.dev/gateway"
+	"culvert.dev/registry"
+	"culvert.dev/registry/file"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+// sourceOptions are the flags that say what there is to serve: a
+// configuration file, or listeners and routes without one.
+type sourceOptions struct {
+	config string
+	listen []string
+	route  []string
+	routes string
+	admin  string
+}
+
+func (o *sourceOptions) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&o.config, "config", "", "configuration file, YAML")
+	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at; repeatable")
+	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT: whatever port is asked for")
+	f.StringVar(&o.routes, "routes", "", "file with a \"NAME[:PORT] HOST:PORT\" on each line")
+	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, pprof; loopback only")
+	cmd.MarkFlagsMutuallyExclusive("config", "listen")
+	cmd.MarkFlagsMutuallyExclusive("config", "route")
+	cmd.MarkFlagsMutuallyExclusive("config", "routes")
+	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+}
+
+// given reports whether any flag says what to serve.
+func (o *sourceOptions) given() bool {
+	return o.config != "" || len(o.route) > 0 || o.routes != ""
+}
+
+// load reads what the flags name.
+func (o *sourceOptions) load() (*file.Config, error) {
+	if !o.given() {
+		return nil, usageError("give --config FILE, or --listen ADDR with --route NAME=HOST:PORT", "nothing to serve")
+	}
+	if o.config != "" {
+		c, err := file.Load(o.config)
+		if err != nil {
+			return nil, configError(err)
+		}
+		if o.admin != "" {
+			c.Admin = o.admin
+		}
+		return c, nil
+	}
+	c := file.Default()
+	if o.routes != "" {
+		fromFile, err := o.loadRoutes(o.routes)
+		if err != nil {
+			return nil, configError(err)
+		}
+		c = fromFile
+	}
+	c.Admin = o.admin
+	for _, l := range o.listen {
+		_, port, err := net.SplitHostPort(l)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
+			return nil, usageError("write HOST:PORT or :PORT", "--listen %q: %w", l, err)
+		}
+		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
+	}
+	if o.routes != "" {
+		return c, nil
+	}
+	var err error
+	c.Services, err = o.flagRoutes()
+	return c, err
+}
+
+// loadRoutes reads the routes file at path and adds the routes of flags: what
+// one name leads to stands together, wherever it was said.
+func (o *sourceOptions) loadRoutes(path string) (*file.Config, error) {
+	flags, err := o.flagRoutes()
+	if err != nil {
+		return nil, err
+	}
+	c, err := file.LoadRoutes(path)
+	if err != nil {
+		return nil, err
+	}
+	c.Services = file.JoinRoutes(append(c.Services, flags...))
+	return c, nil
+}
+
+// flagRoutes makes the services of --route.
+func (o *sourceOptions) flagRoutes() ([]registry.Service, error) {
+	var services []registry.Service
+	for _, r := range o.route {
+		s, err := file.ParseRoute(r)
+		if err != nil {
+			return nil, usageError("write --route NAME[:PORT]=HOST:PORT", "%w", err)
+		}
+		services = append(services, s)
+	}
+	return file.JoinRoutes(services), nil
+}
+
+// sources returns what feeds the registry, and the one that can reload.
+func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.Source, *file.Source, error) {
+	if o.config != "" {
+		src := &file.Source{Path: o.config, Log: log}
+		return []registry.Source{src}, src, nil
+	}
+	if o.routes != "" {
+		src := &file.Source{Path: o.routes, Load: o.loadRoutes, Log: log}
+		return []registry.Source{src}, src, nil
+	}
+	flags, err := o.flagRoutes()
+	if err != nil {
+		return nil, nil, err
+	}
+	return []registry.Source{registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}}}, nil, nil
+}
+
+// gatewayConfig makes what gateway.New takes. Protocols are wired here and
+// nowhere else.
+func gatewayConfig(c *file.Config) (gateway.Config, error) {
+	cfg := gateway.Config{
+		Lookup: new(dns.Resolver).Lookup,
+		Admin:  c.Admin,
+		Limits: tunnel.Limits{
+			FirstByte: c.Limits.FirstByte, Preamble: c.Limits.Hello, HalfOpen: c.Limits.HalfOpen,
+			HalfOpenPerSource: c.Limits.HalfOpenPerSource, OpenPerSource: c.Limits.OpenPerSource, NewPerSource: c.Limits.NewPerSource,
+		},
+		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, HalfClosed: c.Limits.HalfClosed,
+		DialTimeout: c.Limits.Dial, DialTotal: c.Limits.DialTotal,
+		Lameduck: orNone(c.Drain.Lameduck), Grace: orNone(c.Drain.Grace),
+		Version: version,
+	}
+	if c.Admin != "" {
+		// Here and not only where it is opened, so that "config check" knows.
+		if err := admin.CheckAddr(c.Admin, false); err != nil {
+			return cfg, usageError("listen on 127.0.0.1, and let what is on this host pass it on", "%w", err)
+		}
+	}
+	via := pseudonym(c)
+	for _, l := range c.Listeners {
+		ps, err := protocols(l, via)
+		if err != nil {
+			return cfg, err
+		}
+		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps})
+	}
+	return cfg, nil
+}
+
+// orNone makes the file's 0 the gateway's none: a file that says 0 means it.
+func orNone(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
+// pseudonym is what this gateway calls itself in Via: it must differ between
+// the gateways of a chain and be the same for the replicas of one.
+func pseudonym(c *file.Config) string {
+	if c.Cluster != "" {
+		return "culvert-" + c.Cluster
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unnamed"
+	}
+	return "culvert-" + host + "-" + strconv.Itoa(os.Getpid())
+}
+
+func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
+	if !l.Service.IsZero() {
+		return []tunnel.Protocol{&tunnel.Fixed{To: l.Service, Port: l.Port}}, nil
+	}
+	names := l.Protocols
+	if len(names) == 0 {
+		names = []string{"sni", "connect"}
+	}
+	var ps []tunnel.Protocol
+	for _, name := range names {
+		switch name {
+		case "sni":
+			p := &sni.Protocol{}
+			if l.Refusal == "close" {
+				p.Refusal = sni.RefuseClose
+			}
+			ps = append(ps, p)
+		case "connect":
+			auth, err := authenticator(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+		default:
+			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
+		}
+	}
+	return ps, nil
+}
+
+// configError makes the mistakes of a file an error of exit code 2.
+func configError(err error) error {
+	var mistakes file.Errors
+	if errors.As(err, &mistakes) {
+		return &cliError{err: err, hint: "nothing was started; \"culvert config check FILE\" says the same without starting", code: exitUsage}
+	}
+	return usage(err)
+}
+
+// runRegistry returns a registry that holds what c says, for commands that
+// ask and do not serve.
+func runRegistry(ctx context.Context, c *file.Config) (*registry.Registry, error) {
+	t, err := registry.Merge(c.Snapshot())
+	if err != nil {
+		return nil, err
+	}
+	reg := &registry.Registry{Lookup: new(dns.Resolver).Lookup}
+	reg.Swap(t)
+	return reg, ctx.Err()
+}

@@ -1,0 +1,289 @@
+package connect
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// What a Dialer waits, at most, where its fields say nothing.
+const (
+	defaultWait    = 15 * time.Second
+	defaultTimeout = 5 * time.Second
+)
+
+const (
+	maxInterim = 8   // 1xx answers before the one that counts
+	maxQuote   = 200 // bytes of a refusal's body that are read for the error
+)
+
+// A Dialer reaches its destinations through an HTTP proxy, by CONNECT over
+// HTTP/1.1. It is a tunnel.Dialer, so one can be the way to another. It is
+// safe for concurrent use and keeps no connections.
+type Dialer struct {
+	// Proxy is the address of the proxy, "host:port".
+	Proxy string
+
+	// Dialer is the way to the proxy; nil means a net.Dialer.
+	Dialer tunnel.Dialer
+
+	// TLS, if set, is used to the proxy; without a ServerName it asks for
+	// the host of Proxy. Nil means plaintext.
+	TLS *tls.Config
+
+	// Authorization is the value of Proxy-Authorization: see
+	// BasicCredentials and BearerCredentials. "" sends none.
+	Authorization string
+
+	// Header, if set, returns more fields for a request: for credentials
+	// that change, among others.
+	Header func(ctx context.Context, addr string) (Fields, error)
+
+	// Via is this gateway's pseudonym, which the request carries so that a
+	// Protocol with the same name sees a loop. "" sends only the names of
+	// the proxies the request in ctx came through.
+	Via string
+
+	// Wait is how long the proxy may take to begin its answer: it dials in
+	// that time. The TLS handshake with it is part of it. 0 means 15 s.
+	Wait time.Duration
+
+	// Timeout is how long a head of the proxy's may take from its first byte
+	// to its last. 0 means 5 s.
+	Timeout time.Duration
+}
+
+var _ tunnel.Dialer = (*Dialer)(nil)
+
+// DialContext asks the proxy for addr, a "host:port" that ParseAuthority
+// takes; network is "tcp". The ctx covers all of it and nothing after; it is
+// the only limit on reaching the proxy where Dialer has none of its own.
+//
+// The net.Conn has CloseWrite, belongs to the caller, and begins with what
+// the proxy sent behind its answer. Where that was nothing and there is no
+// TLS, it is the very connection that leads to the proxy; otherwise it is a
+// tunnel.Stream around that, and without TLS a tunnel.Unwrapper.
+//
+// A refusal is a *tunnel.Error with the Reason the proxy gave in Proxy-Status
+// or, failing that, the one its status comes nearest to.
+func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if network != "tcp" {
+		return nil, net.UnknownNetworkError(network)
+	}
+	head, err := d.request(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	way := d.Dialer
+	if way == nil {
+		way = new(net.Dialer)
+	}
+	raw, err := way.DialContext(ctx, "tcp", d.Proxy)
+	if err != nil {
+		return nil, d.failed(ctx, "cannot be reached", err)
+	}
+
+	// A close wakes whatever waits on raw, where a deadline could be
+	// overwritten by one of ours.
+	closed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = raw.Close()
+		close(closed)
+	})
+	conn, err := d.open(ctx, raw, head, addr)
+	if !stop() {
+		<-closed
+		err = d.failed(ctx, "was given up", ctx.Err())
+	}
+	if err == nil {
+		if err = raw.SetDeadline(time.Time{}); err != nil {
+			err = d.failed(ctx, "is gone", err)
+		}
+	}
+	if err != nil {
+		_ = raw.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// request returns the head to send.
+func (d *Dialer) request(ctx context.Context, addr string) ([]byte, error) {
+	to, err := ParseAuthority(addr)
+	if err != nil {
+		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	fields := Fields{{"Host", to.String()}}
+	hops := viaOf(ctx)
+	if d.Via != "" {
+		hops = append(hops[:len(hops):len(hops)], d.Via)
+	}
+	if len(hops) > 0 {
+		fields = append(fields, Field{"Via", "1.1 " + strings.Join(hops, ", 1.1 ")})
+	}
+	if d.Authorization != "" {
+		fields = append(fields, Field{"Proxy-Authorization", d.Authorization})
+	}
+	if d.Header != nil {
+		more, err := d.Header(ctx, addr)
+		if err != nil {
+			return nil, fmt.Errorf("connect: fields for %q: %w", addr, err)
+		}
+		fields = append(fields, more...)
+	}
+	for i, f := range fields {
+		if err := checkField(f, i > 0); err != nil {
+			return nil, err
+		}
+	}
+	b := fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\n", to)
+	return append(fields.append1(b), "\r\n"...), nil
+}
+
+// checkField refuses what would change the request around it. It does not
+// quote the value, which may be a secret.
+func checkField(f Field, more bool) error {
+	ok := f.Name != ""
+	for i := range len(f.Name) {
+		ok = ok && isToken(f.Name[i])
+	}
+	if !ok {
+		return fmt.Errorf("connect: %q is not a field name", f.Name)
+	}
+	for i := range len(f.Value) {
+		if !isValue(f.Value[i]) {
+			return fmt.Errorf("connect: field %s has byte %#02x at offset %d", f.Name, f.Value[i], i)
+		}
+	}
+	if more {
+		for _, ours := range []string{"Host", "Content-Length", "Transfer-Encoding"} {
+			if strings.EqualFold(f.Name, ours) {
+				return fmt.Errorf("connect: field %s cannot be set", f.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// open sends head over raw and reads the answer.
+func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr string) (net.Conn, error) {
+	wait := time.Now().Add(orElse(d.Wait, defaultWait))
+	if err := raw.SetDeadline(wait); err != nil {
+		return nil, d.failed(ctx, "is gone", err)
+	}
+	conn := raw
+	if d.TLS != nil {
+		t := tls.Client(raw, d.tlsConfig())
+		if err := t.HandshakeContext(ctx); err != nil {
+			return nil, d.failed(ctx, "did not complete the TLS handshake", err)
+		}
+		conn = t
+	}
+	if _, err := conn.Write(head); err != nil {
+		return nil, d.failed(ctx, "did not take the request", err)
+	}
+
+	c := tunnel.NewConn(conn) // for its look-ahead
+	for used, interim := 0, 0; ; interim++ {
+		r, err := d.readReply(c, MaxHead-used, wait)
+		if err != nil {
+			return nil, d.failed(ctx, "gave no answer that can be read", err)
+		}
+		c.Discard(r.Len)
+		used += r.Len
+		switch {
+		case r.status/100 == 2:
+			return newStream(conn, bytes.Clone(c.Buffered())), nil
+		case r.status/100 != 1 || r.status == http.StatusSwitchingProtocols:
+			return nil, d.refused(c, r, addr)
+		case interim == maxInterim:
+			return nil, d.failed(ctx, "gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
+		}
+	}
+}
+
+func (d *Dialer) tlsConfig() *tls.Config {
+	cfg := d.TLS.Clone()
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(d.Proxy)
+	}
+	cfg.NextProtos = []string{"http/1.1"}
+	return cfg
+}
+
+// readReply reads one head of at most limit bytes. Its first byte may come
+// until wait, and the rest for Timeout from then on.
+func (d *Dialer) readReply(c *tunnel.Conn, limit int, wait time.Time) (reply, error) {
+	if err := c.SetDeadline(wait); err != nil {
+		return reply{}, err
+	}
+	p := parser{reply: true}
+	begun := false
+	for {
+		if len(c.Buffered()) > 0 && !begun {
+			begun = true
+			if err := c.SetDeadline(time.Now().Add(orElse(d.Timeout, defaultTimeout))); err != nil {
+				return reply{}, err
+			}
+		}
+		err := p.parse(c.Buffered())
+		if err == nil && p.start > limit || err == ErrMore && len(c.Buffered()) >= limit {
+			return reply{}, fmt.Errorf("heads of more than %d bytes", MaxHead)
+		}
+		if err == nil {
+			return reply{Head: p.head(c.Buffered()), status: p.line.status}, nil
+		}
+		if err != ErrMore {
+			return reply{}, err
+		}
+		if err := c.Fill(limit); err != nil {
+			return reply{}, fmt.Errorf("after %d bytes: %w", len(c.Buffered()), err)
+		}
+	}
+}
+
+// refused makes an error of an answer that is not 2xx.
+func (d *Dialer) refused(c *tunnel.Conn, r reply, addr string) error {
+	body := ""
+	if n := r.bodyLen(maxQuote); n > 0 {
+		for len(c.Buffered()) < n && bytes.IndexByte(c.Buffered(), '\n') < 0 {
+			if c.Fill(n) != nil {
+				break // an error without its last words is still one
+			}
+		}
+		line, _, _ := bytes.Cut(c.Buffered()[:min(n, len(c.Buffered()))], []byte("\n"))
+		body = fmt.Sprintf(": %q", bytes.TrimRight(line, "\r"))
+	}
+	reason := r.reason()
+	return tunnel.Refusef(reason, "connect: proxy %q refused %q with status %d, %s%s", d.Proxy, addr, r.status, reason, body)
+}
+
+// failed is for a proxy that cannot be used.
+func (d *Dialer) failed(ctx context.Context, what string, err error) error {
+	var ne net.Error
+	reason := tunnel.DialFailed
+	switch {
+	case ctx.Err() != nil:
+		// The caller's own doing: no Reason but what its context says.
+		return fmt.Errorf("connect: proxy %q %s: %w", d.Proxy, what, ctx.Err())
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
+		reason = tunnel.DialTimeout
+	}
+	return tunnel.Refusef(reason, "connect: proxy %q %s: %w", d.Proxy, what, err)
+}
+
+func orElse(d, otherwise time.Duration) time.Duration {
+	if d > 0 {
+		return d
+	}
+	return otherwise
+}

@@ -1,0 +1,247 @@
+package connect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// established is the yes. It goes to HTTP/1.0 clients too: the version is the
+// proxy's own (RFC 9110 section 2.5), and a 2xx to CONNECT has no
+// Content-Length and no Transfer-Encoding (section 9.3.6).
+const established = "HTTP/1.1 200 Connection Established\r\n\r\n"
+
+// accepting is how long the yes may take to leave. It fits in any socket
+// buffer, so this only ends what is no socket.
+const accepting = time.Second
+
+// A Protocol is the proxy side of CONNECT over HTTP/1.x. The zero value
+// serves everybody who can connect: what may be reached is the Handler's to
+// say. A Protocol is safe for any number of connections at once.
+type Protocol struct {
+	// Auth, if set, has to accept the credentials of every request. It is
+	// asked before the target is looked at, so a 407 says nothing of names.
+	Auth Authenticator
+
+	// Via is this gateway's pseudonym: a request that names it in Via or
+	// CDN-Loop has been here before. Unique among the gateways of a chain;
+	// "" means loops are ended by their length only.
+	Via string
+
+	// ProxyName is who Proxy-Status says is speaking; "" means "culvert".
+	ProxyName string
+}
+
+var _ tunnel.Protocol = (*Protocol)(nil)
+
+// Name returns "connect".
+func (*Protocol) Name() string { return "connect" }
+
+// Openings that have the form of a request line and belong to others.
+var foreign = []string{"PRI * HTTP/2.0\r\n", "SSH-", "PROXY "}
+
+// maxMethod is how much of a method Sniff reads. The longest registered one
+// has 17 bytes.
+const maxMethod = 24
+
+// Sniff says Yes to a word and a space, which is how every HTTP/1.x request
+// begins, whatever its method: ServeConn can then say what is wrong with it.
+// The preface of HTTP/2, SSH and the PROXY protocol are another's.
+func (*Protocol) Sniff(b []byte) tunnel.Verdict {
+	for _, s := range foreign {
+		n := min(len(b), len(s))
+		switch {
+		case string(b[:n]) != s[:n]:
+		case n == len(s):
+			return tunnel.No
+		default:
+			return tunnel.More
+		}
+	}
+	for i, c := range b[:min(len(b), maxMethod+1)] {
+		switch {
+		case c == ' ' && i > 0:
+			return tunnel.Yes
+		case !isToken(c):
+			return tunnel.No
+		}
+	}
+	if len(b) > maxMethod {
+		return tunnel.No
+	}
+	return tunnel.More
+}
+
+// Complete implements tunnel.Judge: the head has come, or cannot any more.
+func (*Protocol) Complete(prefix []byte) bool {
+	_, err := ParseHead(prefix)
+	return err != ErrMore
+}
+
+// ServeConn implements tunnel.Protocol. It reads one head, calls h at most
+// once, and returns when h does. Where it refuses by itself it has closed c.
+//
+// The client's yes is written by req.Accept, whose Stream is c itself: it
+// begins with what the client sent behind its head. The no of req.Refuse is
+// the Refusal of Answer.
+func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	head, err := readHead(ctx, c)
+	if err != nil {
+		p.refuse(c, nil, err)
+		return err
+	}
+	c.Discard(head.Len)
+	req := c.NewRequest(p.Name())
+	if err := checkHead(&head); err != nil {
+		p.refuse(c, nil, err)
+		return err
+	}
+	hops, err := p.admit(ctx, req, head.Target, head.Fields)
+	if err != nil {
+		p.refuse(c, nil, err)
+		return err
+	}
+	req.Accept = func() (tunnel.Stream, error) {
+		_ = c.SetWriteDeadline(time.Now().Add(accepting))
+		if _, err := io.WriteString(c, established); err != nil {
+			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("connect: the client left before it heard yes: %w", err)}
+		}
+		return c.Accept()
+	}
+	req.Refuse = func(err error) { p.refuse(c, req, err) }
+	h.ServeTunnel(withVia(ctx, hops), req)
+	return nil
+}
+
+// readHead reads the head of c and leaves it buffered.
+func readHead(ctx context.Context, c *tunnel.Conn) (Head, error) {
+	var p parser
+	for {
+		err := p.parse(c.Buffered())
+		var he *HeadError
+		switch {
+		case err == nil:
+			return p.head(c.Buffered()), nil
+		case errors.As(err, &he) && he.Limit > 0:
+			return Head{}, &tunnel.Error{Reason: tunnel.TooLarge, Err: err}
+		case err != ErrMore:
+			return Head{}, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+		}
+		if err := c.Fill(MaxHead); err != nil {
+			return Head{}, readError(ctx, c, err)
+		}
+	}
+}
+
+// readError says why a head ended before its end.
+func readError(ctx context.Context, c *tunnel.Conn, err error) error {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return tunnel.Refusef(tunnel.Drain, "connect: stopped after %d bytes of a head", len(c.Buffered()))
+	}
+	return tunnel.PreambleError(c, err)
+}
+
+// checkHead judges what HTTP/1.x has and later versions do not.
+//
+// A Host that is not the target's is let pass: clients leave out the port or
+// copy it from elsewhere, and nothing is ever decided by it (RFC 9112 section
+// 3.2.2 has a proxy ignore it). Two of them, or one that is no host, are an
+// error by section 3.2, and so is none in HTTP/1.1. openssl, ncat and Python
+// send CONNECT in HTTP/1.0 without.
+func checkHead(h *Head) error {
+	if h.Method != "CONNECT" {
+		return tunnel.Refusef(tunnel.BadMethod, "connect: method %q, want CONNECT", clip(h.Method))
+	}
+	host, n := h.Fields.Get("Host")
+	switch {
+	case n > 1:
+		return badRequest("%d Host fields", n)
+	case n == 0 && h.Minor > 0:
+		return badRequest("no Host field in HTTP/1.%d", h.Minor)
+	case !isHost(host):
+		return badRequest("Host field is not a host")
+	}
+	// CONNECT has no content, and a length another proxy believed in is the
+	// start of a smuggled request. "Content-Length: 0" is no exception.
+	for _, name := range []string{"Content-Length", "Transfer-Encoding"} {
+		if _, n := h.Fields.Get(name); n > 0 {
+			return badRequest("CONNECT with %s", name)
+		}
+	}
+	return nil
+}
+
+// admit judges a CONNECT that came by any HTTP version and says in req who
+// asks and where to. It returns the proxies the request came through.
+func (p *Protocol) admit(ctx context.Context, req *tunnel.Request, target string, fields Fields) ([]string, error) {
+	sent, n := fields.Get("Proxy-Authorization")
+	if n > 1 {
+		return nil, badRequest("%d Proxy-Authorization fields", n)
+	}
+	if p.Auth != nil {
+		scheme, credentials, _ := strings.Cut(sent, " ")
+		peer, ok := p.Auth.Authenticate(ctx, strings.ToLower(scheme), strings.TrimLeft(credentials, " "))
+		if !ok && n == 0 {
+			return nil, tunnel.Refusef(tunnel.NoAuth, "connect: no credentials")
+		}
+		if !ok {
+			return nil, tunnel.Refusef(tunnel.NoAuth, "connect: the credentials are not accepted")
+		}
+		req.Peer = peer
+	}
+	to, err := ParseAuthority(target)
+	if err != nil {
+		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
+	hops, loop := fields.hops(p.Via)
+	switch {
+	case loop:
+		return nil, tunnel.Refusef(tunnel.Loop, "connect: the request for %q has been here: Via or CDN-Loop names %q", to, p.Via)
+	case len(hops) >= maxHops:
+		return nil, tunnel.Refusef(tunnel.Loop, "connect: the request for %q came through %d proxies, limit %d", to, len(hops), maxHops-1)
+	}
+	return hops, nil
+}
+
+// refuse tells the client no and closes c. Who has left, or has not begun to
+// speak HTTP, is told nothing.
+func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
+	r := Answer(req, err)
+	switch silent := req == nil && len(c.Buffered()) == 0; {
+	case r.Reason == tunnel.NoHello, r.Reason == tunnel.Gone,
+		silent && (r.Reason == tunnel.HelloTimeout || r.Reason == tunnel.Drain):
+		_ = c.Close()
+		return
+	}
+	if r.Reason == tunnel.NoAuth && p.Auth != nil {
+		for _, challenge := range p.Auth.Challenges() {
+			r.Extra = append(r.Extra, Field{"Proxy-Authenticate", challenge})
+		}
+	}
+	name := p.ProxyName
+	if name == "" {
+		name = "culvert"
+	}
+	c.Farewell(r.append1(nil, name))
+}
+
+func badRequest(format string, args ...any) error {
+	return tunnel.Refusef(tunnel.BadRequest, "connect: "+format, args...)
+}
+
+// isHost reports whether s could be "host", "host:port" or empty: the bytes
+// of RFC 3986 section 3.2.2, without the comma that joins two fields.
+func isHost(s string) bool {
+	for i := range len(s) {
+		if !isAlnum(s[i]) && strings.IndexByte("-._~%!$&'()*+;=:[]", s[i]) < 0 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,230 @@
+// Package dns asks the Domain Name System for the addresses of endpoints.
+//
+//	resolver := &dns.Resolver{}
+//	reg := &registry.Registry{Lookup: resolver.Lookup}
+//
+// The standard library's resolver does not tell how long an answer is good
+// for; this one keeps answers for as long as DNS says, asks once for any
+// number of callers, and serves what it had when the servers are gone.
+//
+// It is a stub: it asks recursive servers and believes them. It does not
+// validate DNSSEC.
+package dns
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	defaultTimeout = 2 * time.Second
+
+	minTTL = time.Second // also of answers that say 0
+	maxTTL = time.Hour
+
+	// maxNegative bounds how long it is believed that a name does not exist:
+	// new names are asked for before they are there.
+	maxNegative = 10 * time.Second
+
+	// failureTTL is how long a failed lookup is not repeated. Callers that
+	// wait for it fail together, not one after the other.
+	failureTTL = time.Second
+
+	// An answer is served for a day after its time if its servers are gone,
+	// and they are asked again every 5 seconds.
+	maxStale = 24 * time.Hour
+	staleTTL = 5 * time.Second
+
+	// otherTTL is for answers the standard library finds, and halfTTL for
+	// those of which one family is missing because its lookup failed.
+	otherTTL = 30 * time.Second
+	halfTTL  = 30 * time.Second
+
+	// grace is how long addresses of one family wait for those of the other:
+	// some servers never answer for AAAA.
+	grace = 300 * time.Millisecond
+
+	maxEntries = 10_000 // names in the cache
+	maxAddrs   = 64     // of one name and family
+)
+
+// A Resolver finds the addresses of names. The zero value uses the system's
+// settings. It is safe for use by many goroutines and must not be copied.
+//
+// /etc/hosts comes first. Where resolv.conf has a search list, names with
+// fewer dots than ndots are tried with it, then as they are; others only as
+// they are, as is a name that ends in a dot. Both files are read again when
+// they change. On systems without resolv.conf the standard library is asked,
+// and what it finds is kept for 30 seconds.
+//
+// Answers are kept for their TTL, within 1 second and 1 hour; that a name does
+// not exist for at most 10 seconds. An answer whose time is over is served for
+// up to a day while the servers do not answer.
+type Resolver struct {
+	Servers []string      // addresses, with or without a port; empty means resolv.conf's, and its search list
+	Timeout time.Duration // of one question, all tries together; 0 means 2 seconds
+
+	ResolvConf string // path; "" means /etc/resolv.conf
+	Hosts      string // path; "" means /etc/hosts
+
+	now func() time.Time // nil means time.Now
+
+	mu    sync.Mutex        // guards cache, and what entries point to
+	cache map[string]*entry // by name: lower case, no trailing dot
+
+	conf  cached[*config]
+	hosts cached[map[string][]netip.Addr]
+}
+
+// An entry is what is known of a name.
+type entry struct {
+	addrs   []netip.Addr
+	err     error         // a *net.DNSError where there are no addrs
+	expires time.Time     // then it is asked for again
+	stale   time.Time     // then addrs are not even served for want of better
+	flight  chan struct{} // closed at the end of the lookup under way; nil if there is none
+}
+
+// Lookup returns the addresses of host: IPv4 first, as a gateway tries one
+// address after the other and IPv6 is what more often leads nowhere. The slice
+// is shared and must not be changed. The error is a *net.DNSError.
+func (r *Resolver) Lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{a}, nil
+	}
+	absolute := strings.HasSuffix(host, ".")
+	name := strings.ToLower(strings.TrimSuffix(host, "."))
+	if name == "localhost" || strings.HasSuffix(name, ".localhost") { // RFC 6761 section 6.3
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	}
+	if name == "" || len(name) > 253 {
+		return nil, &net.DNSError{Err: "not a host name", Name: host, IsNotFound: true}
+	}
+	if addrs := r.fromHosts(name); len(addrs) > 0 {
+		return addrs, nil
+	}
+	conf := r.settings()
+	var last error
+	for _, candidate := range conf.candidates(name, absolute) {
+		addrs, err := r.fromCache(ctx, conf, candidate)
+		if err == nil {
+			return addrs, nil
+		}
+		last = err
+		var de *net.DNSError
+		if errors.As(err, &de) && !de.IsNotFound {
+			break // it might exist: what the next one says is for another name
+		}
+	}
+	return nil, last
+}
+
+func (r *Resolver) clock() time.Time {
+	if r.now != nil {
+		return r.now()
+	}
+	return time.Now()
+}
+
+// fromCache returns what is known of name, or asks. The first caller asks, by
+// its own context; others wait for it, unless there is an old answer. If the
+// first one gives up the next one asks.
+func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]netip.Addr, error) {
+	for {
+		now := r.clock()
+		r.mu.Lock()
+		e := r.cache[name]
+		if e == nil {
+			e = r.insert(name, now)
+		}
+		switch {
+		case now.Before(e.expires):
+			defer r.mu.Unlock()
+			return e.addrs, e.err
+		case e.flight == nil:
+			e.flight = make(chan struct{})
+			r.mu.Unlock()
+			return r.refresh(ctx, conf, name, e)
+		case len(e.addrs) > 0 && now.Before(e.stale):
+			defer r.mu.Unlock()
+			return e.addrs, nil
+		}
+		flight := e.flight
+		r.mu.Unlock()
+		select {
+		case <-flight:
+		case <-ctx.Done():
+			return nil, contextError(ctx, name)
+		}
+	}
+}
+
+// refresh asks for name and puts the answer into e, whose flight is the
+// caller's.
+func (r *Resolver) refresh(ctx context.Context, conf *config, name string, e *entry) ([]netip.Addr, error) {
+	defer func() { // also if the lookup panics, or all others wait for ever
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		close(e.flight)
+		e.flight = nil
+	}()
+	a := r.ask(ctx, conf, name)
+
+	now := r.clock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var de *net.DNSError
+	switch {
+	case a.err == nil:
+		e.addrs, e.err = a.addrs, nil
+		e.expires = now.Add(min(max(a.ttl, minTTL), maxTTL))
+		e.stale = e.expires.Add(maxStale)
+	case ctx.Err() != nil:
+		return nil, a.err // this caller's trouble only
+	case errors.As(a.err, &de) && de.IsNotFound:
+		e.addrs, e.err = nil, a.err
+		e.expires = now.Add(min(max(a.ttl, minTTL), maxNegative))
+	case len(e.addrs) > 0 && now.Before(e.stale):
+		e.expires = now.Add(staleTTL)
+	default:
+		e.addrs, e.err = nil, a.err
+		e.expires = now.Add(failureTTL)
+	}
+	return e.addrs, e.err
+}
+
+// insert makes room for name. The caller holds mu.
+func (r *Resolver) insert(name string, now time.Time) *entry {
+	if r.cache == nil {
+		r.cache = map[string]*entry{}
+	}
+	if len(r.cache) >= maxEntries {
+		for n, e := range r.cache {
+			if e.flight == nil && !now.Before(e.expires) {
+				delete(r.cache, n)
+			}
+		}
+		for n, e := range r.cache { // all fresh: any tenth of them
+			if len(r.cache) <= maxEntries*9/10 {
+				break
+			}
+			if e.flight == nil {
+				delete(r.cache, n)
+			}
+		}
+	}
+	e := &entry{}
+	r.cache[name] = e
+	return e
+}
+
+// contextError is the error of a caller who could not wait.
+func contextError(ctx context.Context, name string) error {
+	err := ctx.Err()
+	return &net.DNSError{Err: err.Error(), UnwrapErr: err, Name: name, IsTimeout: errors.Is(err, context.DeadlineExceeded)}
+}

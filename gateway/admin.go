@@ -1,0 +1,120 @@
+package gateway
+
+import (
+	"context"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/admin"
+	"culvert.dev/tunnel"
+)
+
+// A Status is what /status shows.
+type Status struct {
+	Version    string           `json:"version,omitempty"`
+	Ready      bool             `json:"ready"`
+	Why        string           `json:"why,omitempty"` // it is not ready
+	Started    time.Time        `json:"started"`
+	Tunnels    int              `json:"tunnels"`
+	Listeners  []StatusListener `json:"listeners"`
+	Generation uint64           `json:"generation"` // of the table
+	Services   int              `json:"services"`
+}
+
+// A StatusListener is one listener.
+type StatusListener struct {
+	Configured string   `json:"configured"`
+	Address    string   `json:"address"`
+	Protocols  []string `json:"protocols"`
+}
+
+// Status says how the gateway is.
+func (g *Gateway) Status() Status {
+	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open()}
+	s.Ready, s.Why = g.Ready()
+	for _, ln := range g.listeners {
+		l := StatusListener{Configured: ln.Name, Address: ln.Addr().String()}
+		for _, p := range ln.Protocols {
+			l.Protocols = append(l.Protocols, p.Name())
+		}
+		s.Listeners = append(s.Listeners, l)
+	}
+	if t := g.registry.Table(); t != nil {
+		s.Generation, s.Services = t.Generation(), t.Len()
+	}
+	return s
+}
+
+// admin returns the admin server.
+func (g *Gateway) admin() *admin.Admin {
+	return &admin.Admin{
+		Ready:   g.Ready,
+		Metrics: g.metrics.Handler(),
+		Status:  func() any { return g.Status() },
+		Explain: func(ctx context.Context, v url.Values) (any, error) {
+			q, err := queryOf(v)
+			if err != nil {
+				return nil, err
+			}
+			if q.Listener == "" && len(g.cfg.Listeners) == 1 {
+				q.Listener = g.cfg.Listeners[0].Address
+			}
+			return Explain(ctx, g.router, g.cfg.Listeners, q), nil
+		},
+		Pprof: true,
+		Log:   g.log,
+	}
+}
+
+// reloads counts what Reloaded is told.
+type reloads struct {
+	good, bad atomic.Int64
+	last      atomic.Int64 // unix seconds of the last good one
+}
+
+// Reloaded tells the metrics that a configuration was read again, and whether
+// it was taken up.
+func (g *Gateway) Reloaded(ok bool) {
+	if !ok {
+		g.reloads.bad.Add(1)
+		return
+	}
+	g.reloads.good.Add(1)
+	g.reloads.last.Store(time.Now().Unix())
+}
+
+// gauges registers what the metrics read at each scrape.
+func (g *Gateway) gauges(budget *tunnel.Budget) {
+	m := g.metrics
+	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return float64(g.relay.Open()) })
+	m.Gauge("culvert_descriptors_used", "Descriptors taken by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
+	if budget != nil {
+		m.Gauge("culvert_descriptors_limit", "Descriptors that connections, tunnels and pipes may take.", func() float64 { return float64(budget.Limit) })
+	}
+	m.Gauge("culvert_ready", "1 while the gateway takes traffic.", func() float64 {
+		if ok, _ := g.Ready(); ok {
+			return 1
+		}
+		return 0
+	})
+	m.Gauge("culvert_registry_generation", "Generation of the table that is served.", func() float64 {
+		if t := g.registry.Table(); t != nil {
+			return float64(t.Generation())
+		}
+		return 0
+	})
+	m.Gauge("culvert_registry_services", "Services in the table.", func() float64 {
+		if t := g.registry.Table(); t != nil {
+			return float64(t.Len())
+		}
+		return 0
+	})
+	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
+	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })
+	m.Gauge("culvert_config_last_reload_timestamp_seconds", "When a configuration was last taken up, 0 for not since the start.", func() float64 { return float64(g.reloads.last.Load()) })
+	if g.cfg.Dropped != nil {
+		m.Counter("culvert_log_lines_dropped_total", "Log lines lost because the log was not read.", g.cfg.Dropped)
+	}
+	m.BuildInfo(g.cfg.Version)
+}

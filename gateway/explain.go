@@ -1,0 +1,182 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+// A Query asks what a request would meet.
+type Query struct {
+	Host     string     // a name, or an address for connect
+	Port     uint16     // 0 where the protocol carries none
+	Listener string     // the address of the listener that is asked, as configured
+	Proto    string     // "sni" or "connect"; "" means connect where there is a port, else sni
+	From     netip.Addr // where from; may be invalid
+	As       string     // who asks, as if that were proved; "" means a client without credentials
+}
+
+// Values is q as the admin port takes it.
+func (q Query) Values() url.Values {
+	v := url.Values{"name": {q.Host}, "listener": {q.Listener}, "proto": {q.Proto}}
+	if q.Port != 0 {
+		v.Set("port", strconv.Itoa(int(q.Port)))
+	}
+	if q.From.IsValid() {
+		v.Set("from", q.From.String())
+	}
+	if q.As != "" {
+		v.Set("as", q.As)
+	}
+	return v
+}
+
+// queryOf is the Query of v.
+func queryOf(v url.Values) (Query, error) {
+	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto"), As: v.Get("as")}
+	if p := v.Get("port"); p != "" {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil {
+			return q, fmt.Errorf("port %q is not a number from 1 to 65535", p)
+		}
+		q.Port = uint16(n)
+	}
+	if f := v.Get("from"); f != "" {
+		from, err := netip.ParseAddr(f)
+		if err != nil {
+			return q, fmt.Errorf("from %q is not an IP address", f)
+		}
+		q.From = from
+	}
+	return q, nil
+}
+
+// An Explanation is the answer to a Query.
+type Explanation struct {
+	Listener   string                `json:"listener"`
+	Proto      string                `json:"proto"`
+	Reason     tunnel.Reason         `json:"reason,omitempty"` // of the refusal; "" where there is a route
+	Detail     string                `json:"detail,omitempty"`
+	Service    string                `json:"service,omitempty"`
+	Pattern    string                `json:"pattern,omitempty"`
+	Generation uint64                `json:"generation,omitempty"`
+	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
+}
+
+// An ExplanationEndpoint is one endpoint in the order it would be tried.
+type ExplanationEndpoint struct {
+	Address string `json:"address"`
+	Problem string `json:"problem,omitempty"` // why it must not be dialed
+}
+
+// Explain says what q would meet, by the code that decides for the data path.
+func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Query) *Explanation {
+	if q.Proto == "" {
+		q.Proto = "sni"
+		if q.Port != 0 {
+			q.Proto = "connect"
+		}
+	}
+	x := &Explanation{Listener: q.Listener, Proto: q.Proto}
+	req, err := q.request(listeners, x)
+	if err != nil {
+		x.refuse(err)
+		return x
+	}
+	route, attempts, err := r.Forecast(ctx, req)
+	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
+	for _, a := range attempts {
+		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
+		if a.Err != nil {
+			ep.Problem = a.Err.Error()
+		}
+		x.Endpoints = append(x.Endpoints, ep)
+	}
+	if err != nil {
+		x.refuse(err)
+	}
+	return x
+}
+
+func (x *Explanation) refuse(err error) { x.Reason, x.Detail = tunnel.ReasonOf(err), err.Error() }
+
+// request makes the request that the listener's protocol would make.
+func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, error) {
+	req := &tunnel.Request{Proto: q.Proto, Listener: q.Listener, Start: time.Now(), Source: netip.AddrPortFrom(q.From, 0)}
+	if _, port, err := net.SplitHostPort(q.Listener); err == nil {
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil {
+			req.Local = uint16(n)
+		}
+	}
+	if q.As != "" {
+		req.Peer = tunnel.Peer{ID: q.As, Method: "stated"}
+	}
+	spoken := false
+	for _, l := range listeners {
+		if l.Address != q.Listener {
+			continue
+		}
+		for _, p := range l.Protocols {
+			if f, ok := p.(*tunnel.Fixed); ok {
+				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
+				x.Proto = req.Proto
+				return req, nil
+			}
+			spoken = spoken || p.Name() == q.Proto
+			if c, ok := p.(*connect.Protocol); ok && q.Proto == c.Name() && c.Auth != nil && q.As == "" {
+				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+			}
+		}
+		if !spoken {
+			why := tunnel.BadPreamble
+			if _, ok := l.Protocols[0].(*connect.Protocol); ok {
+				why = tunnel.BadRequest // pinned: whatever comes is read as a head
+			}
+			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
+		}
+	}
+	var err error
+	switch q.Proto {
+	case "sni":
+		req.Name, err = sni.ParseName(q.Host)
+	case "connect":
+		var a connect.Authority
+		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
+			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
+		} else {
+			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+		}
+	default:
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni and connect", q.Proto)
+	}
+	return req, err
+}
+
+// NewGuard returns a guard that knows the addresses cfg listens at, for those
+// who ask without opening them.
+func NewGuard(cfg Config) (*tunnel.Guard, error) {
+	guard := &tunnel.Guard{}
+	for _, l := range cfg.Listeners {
+		addr, err := net.ResolveTCPAddr("tcp", l.Address)
+		if err != nil {
+			return nil, fmt.Errorf("listener %s: %w", l.Address, err)
+		}
+		guard.OwnListener(addr)
+	}
+	if cfg.Admin != "" {
+		addr, err := net.ResolveTCPAddr("tcp", cfg.Admin)
+		if err != nil {
+			return nil, fmt.Errorf("admin port %s: %w", cfg.Admin, err)
+		}
+		guard.OwnAdmin(addr)
+	}
+	return guard, nil
+}

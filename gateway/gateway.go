@@ -1,0 +1,330 @@
+// Package gateway composes the pieces into a running gateway: listeners and
+// their protocols, the registry with its sources, the router, the relay, the
+// admin port, and the order in which they stop.
+//
+//	g, err := gateway.New(ctx, gateway.Config{
+//		Listeners: []gateway.Listener{{Address: ":443", Protocols: []tunnel.Protocol{&sni.Protocol{}, &connect.Protocol{}}}},
+//		Sources:   []registry.Source{&file.Source{Path: "culvert.yaml"}},
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	return g.Run(ctx, nil)
+//
+// It reads no flags and no files: those are the command's.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/admin"
+	"culvert.dev/metrics"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// Defaults of a Config.
+const (
+	DefaultLameduck = 5 * time.Second
+	DefaultGrace    = 30 * time.Second
+)
+
+// firstTable is how long serving waits for the sources at the start. What
+// connects meanwhile waits in the kernel.
+const firstTable = 5 * time.Second
+
+// reserved descriptors are never given to clients: they are for the admin
+// port, DNS, reloading, logs.
+const reserved = 64
+
+// A Config says what a gateway serves and within which limits.
+type Config struct {
+	Listeners []Listener
+	Sources   []registry.Source
+
+	// Lookup resolves the names of endpoints; nil means they have no address.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	Admin       string // address of the admin port; "" means none
+	AdminRemote bool   // let the admin port be reached from other hosts
+
+	Limits      tunnel.Limits
+	MaxTunnels  int           // 0 means as many as there are descriptors for
+	Idle        time.Duration // 0 means tunnel.DefaultIdle
+	HalfClosed  time.Duration // 0 means tunnel.DefaultHalfClosed
+	DialTimeout time.Duration // 0 means tunnel.DefaultDialTimeout
+	DialTotal   time.Duration // 0 means tunnel.DefaultDialTotal
+
+	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
+	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
+
+	Log     *slog.Logger   // nil discards
+	Version string         // for build_info
+	Dropped func() float64 // log lines lost, for the metrics; may be nil
+}
+
+// A Listener is an address and what is spoken there.
+type Listener struct {
+	Address   string
+	Protocols []tunnel.Protocol // asked in order; a single one is pinned
+}
+
+// A Gateway serves from New to the end of Run.
+type Gateway struct {
+	cfg       Config
+	log       *slog.Logger
+	registry  *registry.Registry
+	router    *tunnel.Router
+	relay     *tunnel.Relay
+	server    *tunnel.Server
+	metrics   *metrics.Metrics
+	access    *admin.AccessLog
+	listeners []tunnel.Listener
+	adminLn   net.Listener
+	started   time.Time
+	stopping  atomic.Bool
+	reloads   reloads
+}
+
+// New opens the listeners. Run serves them, or Close gives them back.
+func New(ctx context.Context, cfg Config) (*Gateway, error) {
+	g := &Gateway{cfg: cfg, log: cfg.Log, metrics: metrics.New(), started: time.Now()}
+	if g.log == nil {
+		g.log = slog.New(slog.DiscardHandler)
+	}
+	if len(cfg.Listeners) == 0 {
+		return nil, errors.New("gateway: no listener")
+	}
+	guard, budget := &tunnel.Guard{}, descriptors()
+	if err := g.listen(ctx, guard); err != nil {
+		g.Close()
+		return nil, err
+	}
+	g.access = &admin.AccessLog{Log: g.log}
+	observe := func(o *tunnel.Outcome) {
+		g.metrics.Observe(o)
+		g.access.Observe(o)
+	}
+	g.registry = &registry.Registry{Lookup: cfg.Lookup, Log: g.log}
+	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Budget: budget}
+	g.router = &tunnel.Router{
+		Resolver: g.registry, Dialer: &tunnel.NetDialer{Guard: guard}, Relay: g.relay, Budget: budget,
+		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
+	}
+	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log}
+	g.gauges(budget)
+	return g, nil
+}
+
+// listen opens every socket and tells the guard which are our own.
+func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
+	for _, l := range g.cfg.Listeners {
+		ln, err := tunnel.Listen(ctx, l.Address)
+		if err != nil {
+			return err
+		}
+		guard.OwnListener(ln.Addr())
+		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols})
+	}
+	if g.cfg.Admin == "" {
+		return nil
+	}
+	if err := admin.CheckAddr(g.cfg.Admin, g.cfg.AdminRemote); err != nil {
+		return err
+	}
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", g.cfg.Admin)
+	if err != nil {
+		return fmt.Errorf("admin port: %w", err)
+	}
+	guard.OwnAdmin(ln.Addr())
+	g.adminLn = ln
+	return nil
+}
+
+// Close gives back the sockets of a Gateway that was never run.
+func (g *Gateway) Close() {
+	for _, ln := range g.listeners {
+		_ = ln.Close()
+	}
+	if g.adminLn != nil {
+		_ = g.adminLn.Close()
+	}
+}
+
+// Addrs returns the listeners' addresses, in the order of the Config.
+func (g *Gateway) Addrs() []net.Addr {
+	addrs := make([]net.Addr, len(g.listeners))
+	for i, ln := range g.listeners {
+		addrs[i] = ln.Addr()
+	}
+	return addrs
+}
+
+// AdminAddr returns the admin port's address, nil where there is none.
+func (g *Gateway) AdminAddr() net.Addr {
+	if g.adminLn == nil {
+		return nil
+	}
+	return g.adminLn.Addr()
+}
+
+// Router returns the router, for those who ask what would happen.
+func (g *Gateway) Router() *tunnel.Router { return g.router }
+
+// Registry returns the registry.
+func (g *Gateway) Registry() *registry.Registry { return g.registry }
+
+// Run serves until ctx is done, then drains: it is no longer ready at once,
+// accepts for the lameduck time, then refuses new connections while tunnels
+// may end, and aborts those that are left over the last fifth of the grace
+// time. A close of now, which may be nil, ends the drain at once.
+//
+// It returns nil after a drain, and has closed everything then.
+func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
+	// What serves outlives ctx: a drain goes on after it.
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	failed := make(chan error, len(g.listeners)+3)
+	var wg sync.WaitGroup
+	run := func(f func() error) {
+		wg.Go(func() {
+			if err := f(); err != nil && work.Err() == nil {
+				failed <- err
+			}
+		})
+	}
+	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.forget(work) })
+	if g.adminLn != nil {
+		run(func() error { return g.admin().Serve(work, g.adminLn) })
+		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
+	}
+	g.awaitTable(ctx)
+	for _, ln := range g.listeners {
+		run(func() error {
+			if err := g.server.Serve(work, ln); !errors.Is(err, tunnel.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+		g.drain(now)
+	case err = <-failed:
+		g.stopping.Store(true)
+		_ = g.server.Close()
+	}
+	_ = g.relay.Close()
+	stop()
+	wg.Wait()
+	g.access.Flush()
+	return err
+}
+
+// forget drops the metrics of services that are gone, once a minute, so that
+// services that come and go don't use up the labels.
+func (g *Gateway) forget(ctx context.Context) error {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	var seen uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		t := g.registry.Table()
+		if t == nil || t.Generation() == seen {
+			continue
+		}
+		seen = t.Generation()
+		names := make(map[string]bool, t.Len())
+		for s := range t.Services() {
+			names[s.Name] = true
+		}
+		g.metrics.Forget(func(service string) bool { return names[service] })
+	}
+}
+
+// awaitTable gives the sources a moment to say what there is.
+func (g *Gateway) awaitTable(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstTable)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for g.registry.Table() == nil {
+		select {
+		case <-ctx.Done():
+			g.log.Warn("no source has said anything yet: every request is refused until one does")
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// drain ends a gateway in order.
+func (g *Gateway) drain(now <-chan struct{}) {
+	g.stopping.Store(true)
+	lameduck, grace := g.cfg.Lameduck, g.cfg.Grace
+	if lameduck == 0 {
+		lameduck = DefaultLameduck
+	}
+	if grace == 0 {
+		grace = DefaultGrace
+	}
+	lameduck, grace = max(lameduck, 0), max(grace, 0)
+	deadline := time.Now().Add(grace)
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	go func() {
+		select {
+		case <-now:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	g.log.Info("draining", "tunnels", g.relay.Open(), "lameduck", lameduck, "grace", grace)
+	sleep(ctx, min(lameduck, grace/2))
+
+	last := grace / 5 // of the grace time is for aborts
+	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
+	defer stopWaiting()
+	_ = g.server.Shutdown(orderly)
+	if g.relay.Wait(orderly) == nil {
+		g.log.Info("drained")
+		return
+	}
+	g.log.Warn("aborting what is left", "tunnels", g.relay.Open(), "over", last)
+	g.relay.Abort(ctx, tunnel.Drain, last*9/10)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// Ready says whether the gateway takes traffic, and if not, why.
+func (g *Gateway) Ready() (ok bool, why string) {
+	switch {
+	case g.stopping.Load():
+		return false, "draining"
+	case g.registry.Table() == nil:
+		return false, "no source has said what there is to serve"
+	}
+	return true, ""
+}

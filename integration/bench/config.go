@@ -1,0 +1,133 @@
+//go:build linux
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// Each proxy gets two threads, 100 names, room for 8,000 tunnels and no time
+// limit that a measurement could run into.
+
+func culvertCommand(r rig) (*exec.Cmd, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, `listeners:
+  - address: %s
+limits: {tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1}
+log: {level: error}
+services:
+`, r.listen)
+	for i := range services {
+		fmt.Fprintf(&b, "  - name: %s\n    endpoints: [\"%s\"]\n", serviceName(i), r.target(i))
+	}
+	file, err := r.write("culvert.yaml", b.String())
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command(r.culvert, "gateway", "--config", file), nil
+}
+
+// haproxyCommand uses HAProxy's best configuration for this work that we
+// know: splice in both directions whatever the heuristics say, with large
+// pipes, and the route by a map.
+func haproxyCommand(r rig) (*exec.Cmd, error) {
+	var names strings.Builder
+	for i := range services {
+		fmt.Fprintf(&names, "%s b%d\n", serviceName(i), i)
+	}
+	table, err := r.write("names.map", names.String())
+	if err != nil {
+		return nil, err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `global
+	nbthread 2
+	maxconn 8000
+	maxpipes 1000
+	tune.pipesize %d
+defaults
+	mode tcp
+	option splice-auto
+	option splice-request
+	option splice-response
+	timeout connect 5s
+	timeout client 1h
+	timeout server 1h
+frontend sni
+	bind %s
+	tcp-request inspect-delay 60s
+	tcp-request content accept if { req.ssl_hello_type 1 }
+	use_backend %%[req.ssl_sni,lower,map(%s)]
+`, haproxyPipe, r.listen, table)
+	for i := range services {
+		fmt.Fprintf(&b, "backend b%d\n\tserver s %s\n", i, r.target(i))
+	}
+	file, err := r.write("haproxy.cfg", b.String())
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command("haproxy", "-db", "-q", "-f", file), nil
+}
+
+const haproxyPipe = 1 << 20 // bytes; the most that a pipe may have by default
+
+func nginxCommand(r rig) (*exec.Cmd, error) {
+	var names strings.Builder
+	for i := range services {
+		fmt.Fprintf(&names, "\t\t%s %s;\n", serviceName(i), r.target(i))
+	}
+	file, err := r.write("nginx.conf", fmt.Sprintf(`load_module %s;
+daemon off;
+user root;
+pid %s/pid;
+error_log stderr error;
+worker_processes 2;
+worker_rlimit_nofile 20000;
+events {
+	worker_connections 16384;
+}
+stream {
+	map $ssl_preread_server_name $target {
+		hostnames;
+%s	}
+	preread_timeout 60s;
+	proxy_timeout 1h;
+	proxy_half_close on;
+	server {
+		listen %s reuseport backlog=4096;
+		ssl_preread on;
+		proxy_pass $target;
+	}
+}
+`, nginxModule, r.dir, names.String(), r.listen))
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command("nginx", "-p", r.dir, "-c", file), nil
+}
+
+const nginxModule = "/usr/lib/nginx/modules/ngx_stream_module.so"
+
+func naiveCommand(r rig) (*exec.Cmd, error) {
+	config := naiveConfig{Listen: r.listen, Routes: make(map[string]string)}
+	for i := range services {
+		config.Routes[serviceName(i)] = r.target(i)
+	}
+	data, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	file, err := r.write("naive.json", string(data))
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command(self, "-role", "naive", "-naive-config", file), nil
+}

@@ -1,0 +1,287 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A suite is the whole benchmark: the processes it drives and what they did.
+type suite struct {
+	rig     rig
+	peers   []*peer
+	live    []*running
+	rounds  int
+	slice   time.Duration // of one measurement
+	settle  time.Duration // before memory is read
+	tunnels int           // held idle
+	half    int           // hellos held half sent
+	only    *regexp.Regexp
+	log     io.Writer
+
+	load    *generator
+	results results
+	trouble []string // connections that failed
+}
+
+// A step is one thing that is done with each peer in turn. It returns the
+// values of one or more rows.
+type step struct {
+	name string
+	run  func(ctx context.Context, s *suite, p *running) (map[string]float64, error)
+}
+
+func steps() []step {
+	var all []step
+	for _, n := range []int{1, 64} {
+		all = append(all, step{fmt.Sprintf("conns%d", n), func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			r, cpu, err := s.measure(ctx, p, job{Op: "conns", N: n})
+			return map[string]float64{
+				fmt.Sprintf("conns%d", n):    float64(r.Count) / r.Took.Seconds(),
+				fmt.Sprintf("cpuconns%d", n): micros(cpu) / float64(r.Count),
+			}, err
+		}})
+	}
+	for _, n := range []int{1, 64} {
+		all = append(all, step{fmt.Sprintf("trips%d", n), func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			r, cpu, err := s.measure(ctx, p, job{Op: "trips", N: n})
+			return map[string]float64{
+				fmt.Sprintf("trips%d", n):    float64(r.Count) / r.Took.Seconds(),
+				fmt.Sprintf("p99trips%d", n): micros(r.P99),
+				fmt.Sprintf("cputrips%d", n): micros(cpu) / float64(r.Count),
+			}, err
+		}})
+	}
+	for _, way := range []string{"up", "down"} {
+		for _, n := range []int{1, 16} {
+			id := fmt.Sprintf("%s%d", way, n)
+			all = append(all, step{id, func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+				r, cpu, err := s.measure(ctx, p, job{Op: way, N: n})
+				return map[string]float64{
+					id:         float64(r.Bytes) / 1e6 / r.Took.Seconds(),
+					"cpu" + id: cpu.Seconds() / (float64(r.Bytes) / 1e9),
+				}, err
+			}})
+		}
+	}
+	return append(all,
+		step{"idle", func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			kib, fds, err := s.weigh(ctx, p.peer, job{Op: "hold", N: s.tunnels})
+			return map[string]float64{"idlemem": kib, "idlefds": fds}, err
+		}},
+		step{"half", func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			kib, fds, err := s.weigh(ctx, p.peer, job{Op: "half", N: s.half})
+			return map[string]float64{"halfmem": kib, "halffds": fds}, err
+		}},
+	)
+}
+
+func micros(d time.Duration) float64 { return float64(d) / 1e3 }
+
+// measure does a job and returns what processor time it took the peer. Some
+// work, closing most of all, trails behind the answer and is waited for.
+func (s *suite) measure(ctx context.Context, p *running, j job) (report, time.Duration, error) {
+	j.To, j.Time = p.addr, s.slice
+	before := cpu(p.pids)
+	r, err := s.load.do(ctx, j)
+	if err != nil {
+		return r, 0, err
+	}
+	if err := pause(ctx, 50*time.Millisecond); err != nil {
+		return r, 0, err
+	}
+	if r.Count == 0 && r.Bytes == 0 {
+		return r, 0, fmt.Errorf("nothing was done: %s", r.Err)
+	}
+	if r.Errors > 0 {
+		s.trouble = append(s.trouble, fmt.Sprintf("%s, %s with %d: %d failed, the first with: %s", p.name, j.Op, j.N, r.Errors, r.Err))
+	}
+	return r, cpu(p.pids) - before, nil
+}
+
+// weigh starts the peer afresh, warms it up, and returns the memory in KiB and
+// the descriptors that each of the job's connections costs it.
+func (s *suite) weigh(ctx context.Context, p *peer, j job) (kib, fds float64, err error) {
+	if p.command == nil {
+		return 0, 0, nil
+	}
+	fresh, err := p.start(ctx, s.rig)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer fresh.stop()
+	j.To = fresh.addr
+	if _, err := s.load.do(ctx, job{Op: "conns", To: fresh.addr, N: 8, Time: 100 * time.Millisecond}); err != nil {
+		return 0, 0, err
+	}
+	if err := pause(ctx, s.settle); err != nil {
+		return 0, 0, err
+	}
+	mem0, fds0, err := weight(fresh.pids)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() {
+		if _, rerr := s.load.do(ctx, job{Op: "release"}); err == nil {
+			err = rerr
+		}
+	}()
+	if _, err := s.load.do(ctx, j); err != nil {
+		return 0, 0, err
+	}
+	if err := pause(ctx, s.settle); err != nil {
+		return 0, 0, err
+	}
+	mem1, fds1, err := weight(fresh.pids)
+	n := float64(j.N)
+	return (mem1 - mem0) / n, float64(fds1-fds0) / n, err
+}
+
+func weight(pids []int) (mem float64, fds int, err error) {
+	if mem, err = pss(pids); err != nil {
+		return 0, 0, err
+	}
+	fds, err = descriptors(pids)
+	return mem, fds, err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// run starts all and goes through the rounds. Within a round each step is done
+// with one peer after the other, so that what else the machine does meets all
+// of them.
+func (s *suite) run(ctx context.Context) error {
+	backend, err := startHelper("backend")
+	if err != nil {
+		return err
+	}
+	defer backend.stop()
+	if _, err := fmt.Fscanln(backend.out, &s.rig.backend); err != nil {
+		return fmt.Errorf("the backend's port: %w", err)
+	}
+	loader, err := startHelper("load")
+	if err != nil {
+		return err
+	}
+	defer loader.stop()
+	s.load = &generator{helper: loader}
+
+	for _, p := range s.peers {
+		run, err := p.start(ctx, s.rig)
+		if err != nil {
+			return err
+		}
+		defer run.stop()
+		s.live = append(s.live, run)
+		if _, err := s.load.do(ctx, job{Op: "conns", To: run.addr, N: 16, Time: s.slice / 4}); err != nil {
+			return fmt.Errorf("%s: warm up: %w", p.name, err)
+		}
+	}
+	for round := range s.rounds {
+		for _, st := range steps() {
+			if !s.only.MatchString(st.name) {
+				continue
+			}
+			fmt.Fprintf(s.log, "round %d of %d: %s\n", round+1, s.rounds, st.name)
+			for i := range s.live {
+				p := s.live[(i+round)%len(s.live)] // another one first in each round
+				values, err := st.run(ctx, s, p)
+				if err != nil {
+					return fmt.Errorf("%s: %s: %w", p.name, st.name, err)
+				}
+				for row, v := range values {
+					s.results.add(row, p.name, v)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// A helper is a process of this same program that takes part.
+type helper struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startHelper(role string) (*helper, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	h := &helper{cmd: exec.Command(self, "-role", role)}
+	// One thread: it shares the cores with what is measured.
+	h.cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	h.cmd.Stderr = os.Stderr
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if h.in, err = h.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := h.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	h.out = bufio.NewReader(out)
+	if err := h.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the %s: %w", role, err)
+	}
+	return h, nil
+}
+
+// stop ends the helper, which ends with its standard input.
+func (h *helper) stop() {
+	_ = h.in.Close()
+	_ = h.cmd.Wait()
+}
+
+// A generator sends jobs to the load process.
+type generator struct{ *helper }
+
+func (g *generator) do(ctx context.Context, j job) (report, error) {
+	if j.To == (netip.AddrPort{}) {
+		j.To = netip.MustParseAddrPort("127.0.0.1:1") // of no use to the job, but it must parse
+	}
+	if err := ctx.Err(); err != nil {
+		return report{}, err
+	}
+	line, err := json.Marshal(j)
+	if err != nil {
+		return report{}, err
+	}
+	if _, err := g.in.Write(append(line, '\n')); err != nil {
+		return report{}, fmt.Errorf("the load generator is gone: %w", err)
+	}
+	answer, err := g.out.ReadBytes('\n')
+	if err != nil {
+		return report{}, fmt.Errorf("the load generator is gone: %w", err)
+	}
+	var r report
+	if err := json.Unmarshal(answer, &r); err != nil {
+		return r, fmt.Errorf("the load generator said %q: %w", strings.TrimSpace(string(answer)), err)
+	}
+	if r.Err != "" && r.Errors == 0 {
+		return r, fmt.Errorf("%s with %d: %s", j.Op, j.N, r.Err)
+	}
+	return r, nil
+}

@@ -1,0 +1,66 @@
+//go:build unix
+
+package interop
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// culvert is the path of the binary under test.
+var culvert string
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "culvert-interop-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "interop:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if culvert, err = build(dir); err != nil {
+		fmt.Fprintln(os.Stderr, "interop:", err)
+		return 1
+	}
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "interop: goroutines left after the tests:", err)
+			code = 1
+		}
+	}
+	return code
+}
+
+// build builds culvert into dir, with the race detector if the tests have it:
+// what it finds in the gateway fails the test that started the gateway.
+func build(dir string) (string, error) {
+	if path := os.Getenv("CULVERT"); path != "" {
+		return filepath.Abs(path)
+	}
+	path := filepath.Join(dir, "culvert")
+	args := []string{"build", "-o", path}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "./cmd/culvert")...)
+	cmd.Dir = filepath.Join("..", "..")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build culvert: %w\n%s", err, out)
+	}
+	return path, nil
+}
+
+// patience is how long anything may take that is expected to happen.
+const patience = 20 * time.Second

@@ -1,0 +1,142 @@
+//go:build linux
+
+package reliability
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"culvert.dev/internal/testnet"
+)
+
+// idleTunnels is how many tunnels TestIdleTunnels holds. One process may have
+// 20,000 descriptors on the machines this runs on, and a tunnel takes two.
+var idleTunnels = flag.Int("tunnels", 9000, "idle tunnels to hold")
+
+// roleVar makes the test binary a backend process instead of running tests.
+const roleVar = "CULVERT_RELIABILITY_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVar); role != "" {
+		os.Exit(play(role))
+	}
+	if _, err := program(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	// Parallel tests here wait for deadlines and do no work: there may be more
+	// of them than processors.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "32"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	testnet.Main(m)
+}
+
+var (
+	program     = sync.OnceValues(func() (string, error) { return build("culvert") })
+	raceProgram = sync.OnceValues(func() (string, error) { return build("culvert-race", "-race") })
+)
+
+// build compiles the gateway beside the test binary, where "go test" removes
+// it.
+func build(name string, flags ...string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	out := filepath.Join(filepath.Dir(self), name)
+	cmd := exec.Command("go", append(append([]string{"build", "-o", out}, flags...), "./cmd/culvert")...)
+	cmd.Dir = "../.."
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the gateway: %w\n%s", err, text)
+	}
+	return out, nil
+}
+
+// play is the life of a backend process: it says where it listens, serves,
+// and ends when its standard input does, that is, with its parent.
+func play(role string) int {
+	serve := map[string]func(plain){
+		"echo":    func(c plain) { _, _ = io.CopyBuffer(c, c, make([]byte, 1<<10)); _ = c.CloseWrite() },
+		"discard": func(c plain) { _, _ = io.Copy(io.Discard, c) },
+	}[role]
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil || serve == nil {
+		fmt.Fprintln(os.Stderr, "backend:", role, err)
+		return 1
+	}
+	fmt.Println(ln.Addr())
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(plain{c.(*net.TCPConn)})
+			}()
+		}
+	}()
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return 0
+}
+
+// plain hides TCPConn's ReadFrom and WriteTo: splicing would hold two pipes
+// for each of thousands of connections.
+type plain struct{ tcp *net.TCPConn }
+
+func (p plain) Read(b []byte) (int, error)  { return p.tcp.Read(b) }
+func (p plain) Write(b []byte) (int, error) { return p.tcp.Write(b) }
+func (p plain) CloseWrite() error           { return p.tcp.CloseWrite() }
+func (p plain) Close() error                { return p.tcp.Close() }
+
+// A backend is a process that plays a role.
+type backend struct {
+	addr string
+	cmd  *exec.Cmd
+}
+
+// startBackend starts one that ends with the test.
+func startBackend(t *testing.T, role string) *backend {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &backend{cmd: exec.Command(self)}
+	b.cmd.Env = append(os.Environ(), roleVar+"="+role)
+	b.cmd.Stderr = os.Stderr
+	stdin, err := b.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := b.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = b.cmd.Wait()
+	})
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatalf("backend process %s: %v", role, err)
+	}
+	b.addr = strings.TrimSpace(line)
+	return b
+}

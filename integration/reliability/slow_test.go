@@ -1,0 +1,185 @@
+//go:build linux
+
+package reliability
+
+import (
+	"context"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"culvert.dev/internal/testnet"
+)
+
+// The deadline of a preamble counts from its first byte and no other: 5
+// seconds, and half of one for a busy machine and the sweep that finds it.
+const preambleDeadline, preambleSlack = 5 * time.Second, 500 * time.Millisecond
+
+// A flood of clients that begin and never finish costs little, ends on time,
+// and shuts nobody out.
+func TestSlowClientsShutNobodyOut(t *testing.T) {
+	const (
+		attackers = 5000 // more than the 4,096 unfinished preambles that are kept
+		kept      = 4096
+		honest    = 1000
+		droppers  = 20 // of the attackers send a byte a second
+		cost      = 5 << 10
+	)
+	eachWay(t, func(t *testing.T, w way) {
+		b := testnet.Echo(t)
+		g := start(t, options{Services: service("echo.test", b.Addr())})
+		visit := func(i int) (time.Duration, error) {
+			began := time.Now()
+			c, err := g.dial(1000 + i%50)
+			if err != nil {
+				return 0, err
+			}
+			defer c.Close()
+			err = w.enter(c, "echo.test")
+			return time.Since(began), err
+		}
+		calm := make([]time.Duration, 200)
+		crowd(t, len(calm), 4, func(i int) (err error) { calm[i], err = visit(i); return err })
+		g.collectGarbage()
+		fds, rss := g.descriptors(), g.rss()
+
+		part := w.preamble(strings.Repeat("long.", 20) + "echo.test")[:100]
+		var (
+			wg    sync.WaitGroup
+			begun atomic.Int64
+			lived = make([]time.Duration, attackers) // from accept, as far as a client can tell
+		)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		crowd(t, attackers, 32, func(i int) error {
+			c, err := g.dial(i % 100)
+			if err != nil {
+				return err
+			}
+			accepted := time.Now()
+			send := part
+			if i%(attackers/droppers) == attackers/droppers-1 {
+				send = part[:1]
+				wg.Go(func() { drip(ctx, c, part[1:]) })
+			}
+			if _, err := c.Write(send); err != nil {
+				return err
+			}
+			begun.Add(1)
+			wg.Go(func() {
+				defer c.Close()
+				_ = c.SetReadDeadline(time.Now().Add(patience))
+				_, _ = io.Copy(io.Discard, c)
+				lived[i] = time.Since(accepted)
+			})
+			return nil
+		})
+		open := g.descriptors() - fds
+		grew := g.rss() - rss
+		if open < kept*9/10 || open > kept+50 {
+			t.Errorf("%d of %d unfinished preambles are kept, want about %d", open, attackers, kept)
+		}
+		t.Logf("an unfinished preamble is %d B of RSS, %d B after a collection", grew/int64(open), g.afterGarbage(g.rss, rss)/int64(open))
+		if grew > cost*int64(open) {
+			t.Errorf("%d unfinished preambles made the gateway grow by %d bytes, %d each, limit %d", open, grew, grew/int64(open), cost)
+		}
+
+		times := make([]time.Duration, honest)
+		crowd(t, honest, 4, func(i int) (err error) { times[i], err = visit(i); return err })
+		t.Logf("honest clients: p99 %v, %v with nobody else there", percentile(times, 99), percentile(calm, 99))
+
+		wg.Wait()
+		slices.Sort(lived)
+		t.Logf("attackers lived for %v to %v", lived[0].Round(time.Millisecond), lived[attackers-1].Round(time.Millisecond))
+		if last := lived[attackers-1]; last > preambleDeadline+preambleSlack {
+			t.Errorf("an unfinished preamble was held for %v, limit %v", last, preambleDeadline)
+		}
+		testnet.Eventually(t, time.Second, func() bool { return g.descriptors() <= fds+4 }, "the gateway holds nothing of them any more")
+		if got := b.Accepted(); got != honest+int64(len(calm)) {
+			t.Errorf("the service was dialed %d times, want %d", got, honest+len(calm))
+		}
+	})
+}
+
+// drip sends a byte a second.
+func drip(ctx context.Context, c net.Conn, p []byte) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for i := range p {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if _, err := c.Write(p[i : i+1]); err != nil {
+			return
+		}
+	}
+}
+
+// The deadlines are absolute in every phase: bytes don't renew them, and
+// neither does going from one phase to the next.
+func TestDeadlinesAreAbsolute(t *testing.T) {
+	t.Parallel()
+	const second = time.Second
+	b := testnet.Echo(t)
+	g := start(t, options{Services: service("echo.test", b.Addr())})
+	pinned := start(t, options{Services: service("echo.test", b.Addr()), Listener: ", protocols: [sni]"})
+	pinnedHTTP := start(t, options{Services: service("echo.test", b.Addr()), Listener: ", protocols: [connect]"})
+	whole := hello("echo.test")
+	head := byConnect.preamble("echo.test")
+	fragments := records(helloBody("echo.test", -1), 1)
+	for _, tt := range []struct {
+		name  string
+		to    *gateway
+		first time.Duration // of silence
+		bytes []byte        // then one of them a second
+		want  time.Duration // from accept to the end
+	}{
+		{"silence", g, 0, nil, 10 * second},
+		{"silence where only TLS is spoken", pinned, 0, nil, 10 * second},
+		{"silence where only CONNECT is spoken", pinnedHTTP, 0, nil, 10 * second},
+		{"a hello by the byte", g, 0, whole, 5 * second},
+		{"a hello in records of a byte", g, 0, fragments, 5 * second},
+		{"a head by the byte", g, 0, head, 5 * second},
+		{"a hello by the byte where only TLS is spoken", pinned, 0, whole, 5 * second},
+		{"a head by the byte where only CONNECT is spoken", pinnedHTTP, 0, head, 5 * second},
+		{"an undecided method by the byte", g, 0, []byte("CONNECTCONNECT"), 5 * second},
+		{"silence and then a hello by the byte", g, 4 * second, whole, 9 * second},
+		{"silence and then a head by the byte", g, 9 * second, head, 14 * second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c, err := tt.to.dial(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			accepted := time.Now()
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				select {
+				case <-ctx.Done():
+				case <-time.After(tt.first):
+					if len(tt.bytes) > 0 {
+						_, _ = c.Write(tt.bytes[:1])
+						drip(ctx, c, tt.bytes[1:])
+					}
+				}
+			})
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+			_, _ = io.Copy(io.Discard, c)
+			if lived := time.Since(accepted); lived < tt.want-100*time.Millisecond || lived > tt.want+preambleSlack {
+				t.Errorf("ended after %v, want %v", lived, tt.want)
+			}
+			cancel()
+			wg.Wait()
+		})
+	}
+}

@@ -1,0 +1,134 @@
+package metrics
+
+import (
+	"net/http"
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"culvert.dev/tunnel"
+)
+
+// Metrics counts what the gateway does. Make one with New; it can be used by
+// any number of goroutines.
+type Metrics struct {
+	registry *prometheus.Registry
+	reasons  map[tunnel.Reason]struct{}
+
+	requests     *prometheus.CounterVec   // proto, service, reason
+	refused      *prometheus.CounterVec   // reason
+	bytes        *prometheus.CounterVec   // service, direction
+	dialFailures *prometheus.CounterVec   // service, reason
+	dials        *prometheus.HistogramVec // result
+	tunnels      prometheus.Histogram
+	preamble     prometheus.Histogram
+
+	dialOK, dialFailed prometheus.Observer
+
+	build *prometheus.GaugeVec
+
+	children children
+}
+
+// New returns Metrics with a registry of its own, which also holds the Go
+// runtime's and the process's metrics.
+func New() *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		reasons:  make(map[tunnel.Reason]struct{}),
+		requests: counters("culvert_requests_total",
+			"Requests that are over, refused or carried, by how they ended.", "proto", "service", "reason"),
+		refused: counters("culvert_connections_refused_total",
+			"Connections that ended before they asked for anything.", "reason"),
+		bytes: counters("culvert_tunnel_bytes_total",
+			"Bytes carried by tunnels that are over; direction in is from the client to the service.", "service", "direction"),
+		dialFailures: counters("culvert_dial_failures_total",
+			"Dials of one endpoint that failed; the request may have been served by the next one.", "service", "reason"),
+		dials: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "culvert_dial_duration_seconds",
+			Help:    "Time of one dial of one endpoint; result is ok or failed.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2, 3, 5, 10},
+		}, []string{"result"}),
+		tunnels: histogram("culvert_tunnel_duration_seconds",
+			"Time from accept to end of the connections that were carried.",
+			.01, .1, 1, 10, 60, 300, 1800, 3600, 6*3600, 24*3600, 7*24*3600),
+		preamble: histogram("culvert_preamble_wait_seconds",
+			"Time from accept to the complete request: the client's and its network's.",
+			.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 15),
+		build: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "culvert_build_info",
+			Help: "Always 1; the labels say what is running.",
+		}, []string{"version", "goversion"}),
+	}
+	m.registry.MustRegister(
+		m.requests, m.refused, m.bytes, m.dialFailures, m.dials, m.tunnels, m.preamble,
+		m.build,
+		collectors.NewGoCollector(),
+		// It reads /proc and needs a descriptor for that. Without one it leaves
+		// its metrics out; the scrape still works.
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	for _, r := range tunnel.Reasons() {
+		m.reasons[r] = struct{}{}
+	}
+	m.dialOK = m.dials.WithLabelValues("ok")
+	m.dialFailed = m.dials.WithLabelValues("failed")
+	// A rate needs its first point before the first event.
+	for _, r := range tunnel.Reasons() {
+		if endsConnection(r) {
+			m.refused.WithLabelValues(string(r))
+		}
+	}
+	m.children.init()
+	return m
+}
+
+// endsConnection reports whether r is a way for a connection to end before it
+// asked for anything.
+func endsConnection(r tunnel.Reason) bool {
+	switch r {
+	case tunnel.NoHello, tunnel.HelloTimeout, tunnel.BadPreamble, tunnel.BadHello, tunnel.BadRequest,
+		tunnel.BadMethod, tunnel.TooLarge, tunnel.Gone, tunnel.Overload, tunnel.NoSNI, tunnel.NoAuth:
+		return true
+	}
+	return false
+}
+
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func histogram(name, help string, buckets ...float64) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
+}
+
+// Handler serves the metrics in the formats of Prometheus and OpenMetrics. A
+// collector that fails leaves its metrics out and the others in: a gateway at
+// its limits is when they are needed.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		ErrorHandling:       promhttp.ContinueOnError,
+		MaxRequestsInFlight: 4, // a scrape of 10,000 services takes megabytes
+	})
+}
+
+// BuildInfo sets what culvert_build_info says.
+func (m *Metrics) BuildInfo(version string) {
+	m.build.Reset()
+	m.build.WithLabelValues(label(version), runtime.Version()).Set(1)
+}
+
+// Gauge adds a gauge that is read at each scrape, by any number of goroutines;
+// f must not wait for anything. The name is written in full. A name that is
+// taken or malformed panics: it stands in the source.
+func (m *Metrics) Gauge(name, help string, f func() float64) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f))
+}
+
+// Counter adds a counter that is read at each scrape, as Gauge does. The name
+// ends in _total, and f never goes down.
+func (m *Metrics) Counter(name, help string, f func() float64) {
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, f))
+}

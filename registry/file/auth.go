@@ -1,0 +1,219 @@
+package file
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Limits of files with credentials.
+const (
+	maxAuthSize = 4 << 20 // bytes
+	maxUserLen  = 128     // bytes of a user's name
+
+	// maxCost bounds what one wrong password costs the gateway: at 14 a
+	// bcrypt check takes about a second.
+	maxCost = 14
+)
+
+// An Auth is who may use CONNECT at a listener: whoever shows the password of
+// one of the Users or one of the Tokens.
+type Auth struct {
+	Users  map[string]Hash   // by name, for Proxy-Authorization: Basic
+	Tokens map[Digest]string // names by token, for Proxy-Authorization: Bearer
+
+	UsersFile  string // where more Users are, "" if nowhere
+	TokensFile string // where Tokens are
+}
+
+// A Hash is a bcrypt hash, "$2y$10$...". It does not print itself.
+type Hash string
+
+// A Digest is the SHA-256 of a token. It does not print itself.
+type Digest [sha256.Size]byte
+
+const hidden = "(hidden)"
+
+func (Hash) String() string                 { return hidden }
+func (Hash) GoString() string               { return hidden }
+func (Hash) MarshalText() ([]byte, error)   { return []byte(hidden), nil }
+func (Digest) String() string               { return hidden }
+func (Digest) GoString() string             { return hidden }
+func (Digest) MarshalText() ([]byte, error) { return []byte(hidden), nil }
+
+// users reads a mapping of names to hashes. Its errors quote nothing of it:
+// who mixes up the two sides must not find a hash in the log.
+func (d *decoder) users(n *yaml.Node, to *Auth) {
+	if !d.is(n, yaml.MappingNode, "users") {
+		return
+	}
+	if len(n.Content) == 0 {
+		d.errorf(n, "name users, or leave the key out", "users is empty")
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		if k.Kind != yaml.ScalarNode || v.Kind != yaml.ScalarNode {
+			d.errorf(k, `write NAME: "$2y$..."`, "a user must be a name and a hash")
+			continue
+		}
+		d.addUser(to, k.Value, v.Value, func(hint, msg string) { d.errorf(k, hint, "%s", msg) })
+	}
+}
+
+// addUser checks and adds one user; complain is told what is wrong.
+func (d *decoder) addUser(to *Auth, name, hash string, complain func(hint, msg string)) {
+	switch {
+	case name == "" || len(name) > maxUserLen || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == ':' || r == '$' }):
+		complain("use 1 to 128 characters without : and $", "the name of a user is not usable")
+	case !isBcrypt(hash):
+		complain("make one of cost 14 at most with: htpasswd -nbB NAME PASSWORD", "a user's hash is not bcrypt ($2y$...)")
+	case to.Users[name] != "":
+		complain("keep one of them", "a user is listed twice")
+	default:
+		if to.Users == nil {
+			to.Users = map[string]Hash{}
+		}
+		to.Users[name] = Hash(hash)
+	}
+}
+
+// isBcrypt reports whether s reads as "$2b$CC$" and 53 characters.
+func isBcrypt(s string) bool {
+	if len(s) != 60 || s[0] != '$' || s[1] != '2' || strings.IndexByte("aby", s[2]) < 0 || s[3] != '$' || s[6] != '$' {
+		return false
+	}
+	tens, ones := s[4]-'0', s[5]-'0'
+	if cost := int(tens)*10 + int(ones); tens > 9 || ones > 9 || cost < 4 || cost > maxCost {
+		return false
+	}
+	for _, c := range []byte(s[7:]) {
+		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '/') {
+			return false
+		}
+	}
+	return true
+}
+
+// readAuthFiles reads the credentials that the configuration names and takes
+// the sum of everything that was read.
+func (d *decoder) readAuthFiles(path string, data []byte) {
+	d.cfg.files = []string{path}
+	all := [][]byte{data}
+	for i := range d.cfg.Listeners {
+		at, auth := &d.at.listeners[i], d.cfg.Listeners[i].Auth
+		if auth == nil {
+			continue
+		}
+		if at.users {
+			if why := writable(path); why != "" {
+				d.errorf(at.auth, "chmod go-w it, as it has credentials in it", "%q %s", path, why)
+			}
+		}
+		for _, f := range []struct {
+			node *yaml.Node
+			name *string
+			line func(to *Auth, line string, complain func(hint, msg string))
+		}{
+			{at.usersFile, &auth.UsersFile, func(to *Auth, line string, complain func(hint, msg string)) {
+				name, hash, _ := strings.Cut(line, ":")
+				d.addUser(to, name, hash, complain)
+			}},
+			{at.tokensFile, &auth.TokensFile, addToken},
+		} {
+			if f.node == nil || *f.name == "" {
+				continue
+			}
+			if !filepath.IsAbs(*f.name) {
+				*f.name = filepath.Join(filepath.Dir(path), *f.name)
+			}
+			content, err := read(*f.name, maxAuthSize)
+			if err != nil {
+				d.errorf(f.node, "paths are relative to the configuration file", "%v", err)
+				continue
+			}
+			d.cfg.files = append(d.cfg.files, *f.name)
+			all = append(all, content)
+			if why := writable(*f.name); why != "" {
+				d.errorf(f.node, "chmod go-w it", "%q %s", *f.name, why)
+				continue
+			}
+			d.lines(*f.name, content, func(line string, complain func(hint, msg string)) { f.line(auth, line, complain) })
+		}
+		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens) == 0 {
+			d.errorf(at.auth, "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
+		}
+	}
+	d.cfg.sum = sum(all...)
+}
+
+// lines calls each for every line that is not empty or a comment.
+func (d *decoder) lines(name string, content []byte, each func(line string, complain func(hint, msg string))) {
+	n := 0
+	for line := range strings.Lines(string(content)) {
+		n++
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		each(line, func(hint, msg string) {
+			if len(d.errs) <= 10*maxErrors {
+				d.errs = append(d.errs, &Error{File: name, Line: n, Column: 1, Msg: msg, Hint: hint})
+			}
+		})
+	}
+}
+
+// addToken reads "NAME:SHA256", the digest in hexadecimal. Tokens in clear are
+// not read: who gets to see the file must not get in by it.
+func addToken(to *Auth, line string, complain func(hint, msg string)) {
+	const how = `write NAME:DIGEST, with the digest that printf %s "$TOKEN" | sha256sum prints`
+	name, digits, _ := strings.Cut(line, ":")
+	b, err := hex.DecodeString(digits)
+	if err != nil || len(b) != sha256.Size || name == "" || len(name) > maxUserLen {
+		complain(how, "not a name and the SHA-256 of a token")
+		return
+	}
+	digest := Digest(b)
+	if digest == sha256.Sum256(nil) {
+		complain(how, "this is the digest of an empty token")
+		return
+	}
+	if _, ok := to.Tokens[digest]; ok {
+		complain("give everyone a token of their own", "a token is listed twice")
+		return
+	}
+	if to.Tokens == nil {
+		to.Tokens = map[Digest]string{}
+	}
+	to.Tokens[digest] = name
+}
+
+// writable says who else may change a file with credentials, "" for nobody.
+func writable(path string) string {
+	if runtime.GOOS == "windows" { // its mode bits say nothing of this
+		return ""
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return ""
+	}
+	if mode := info.Mode().Perm(); mode&0o022 != 0 {
+		return "may be written by others (mode " + mode.String() + ")"
+	}
+	return ""
+}
+
+// sum digests contents so that no two lists of them have the same sum.
+func sum(contents ...[]byte) [32]byte {
+	h := sha256.New()
+	for _, c := range contents {
+		s := sha256.Sum256(c)
+		h.Write(s[:])
+	}
+	return [32]byte(h.Sum(nil))
+}

@@ -1,0 +1,282 @@
+package file
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
+)
+
+// check finds what is wrong with the whole though every part of it is right.
+func (d *decoder) check(root *yaml.Node) {
+	d.need(root, "the configuration", "services")
+	d.checkNetworks()
+	for i := range d.cfg.Services {
+		d.checkService(i)
+	}
+	d.checkClaims()
+	d.checkListeners()
+	d.checkLoops()
+	if l := d.cfg.Limits; l.Dial > l.DialTotal {
+		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
+	}
+	if dr := d.cfg.Drain; dr.Lameduck > dr.Grace {
+		d.errorf(keyOf(root, "drain"), "grace counts from the signal and covers lameduck", "lameduck %v is longer than grace %v", dr.Lameduck, dr.Grace)
+	}
+}
+
+func (d *decoder) checkNetworks() {
+	names := map[string]*yaml.Node{}
+	ranges := map[netip.Prefix]*yaml.Node{}
+	for i, network := range d.cfg.Networks {
+		at := &d.at.networks[i]
+		if first := names[network.Name]; first != nil && network.Name != "" {
+			d.errorf(at.name, "put all its cidrs in one place", "network %q is already in line %d", clip(network.Name), first.Line)
+		} else {
+			names[network.Name] = at.name
+		}
+		for j, p := range network.CIDRs {
+			n := at.cidrs[j]
+			if first := ranges[p]; first != nil {
+				d.errorf(n, "an address is in one network, that with the longest range", "range %s is already in line %d", p, first.Line)
+				continue
+			}
+			ranges[p] = n
+		}
+	}
+}
+
+// checkService checks one service by itself.
+func (d *decoder) checkService(i int) {
+	s, at := &d.cfg.Services[i], &d.at.services[i]
+	if at.node.Kind != yaml.MappingNode {
+		return
+	}
+	switch {
+	case has(at.node, "name") && has(at.node, "names"):
+		d.errorf(keyOf(at.node, "names"), "keep names", "a service has either name or names")
+	case !has(at.node, "name") && !has(at.node, "names"):
+		d.errorf(at.node, `add name: host.example.com, or "*.example.com"`, "a service needs a name")
+	}
+	if !has(at.node, "endpoints") {
+		d.errorf(at.node, `add endpoints: ["host:port"]`, "a service needs endpoints")
+	} else if n := at.endpointsKey; n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+		d.errorf(n, `list where it is served: ["host:port"]`, "endpoints is empty")
+	}
+	for j, name := range s.ExposedTo {
+		known := make([]string, len(d.cfg.Networks))
+		for k, network := range d.cfg.Networks {
+			known[k] = network.Name
+		}
+		if slices.Contains(known, name) {
+			continue
+		}
+		hint := "add it to networks"
+		if m := meant(name, known); m != "" {
+			hint = fmt.Sprintf("did you mean %q?", m)
+		}
+		d.errorf(at.views[j], hint, "there is no network %q", clip(name))
+	}
+	if at.portless && !has(at.node, "ports") && d.carriesSNI() {
+		// A TLS hello carries no port, so there would be none to dial.
+		d.errorf(at.endpointsKey, "add the port to the endpoint, or ports to the service", "an endpoint has no port and the service lists none")
+	}
+}
+
+// carriesSNI reports whether a listener takes requests that name no port. One
+// may be given on the command line, so no listener counts as any.
+func (d *decoder) carriesSNI() bool {
+	for _, l := range d.cfg.Listeners {
+		if l.Service.IsZero() && (len(l.Protocols) == 0 || slices.Contains(l.Protocols, "sni")) {
+			return true
+		}
+	}
+	return len(d.cfg.Listeners) == 0
+}
+
+// checkClaims finds names and addresses that two services have.
+func (d *decoder) checkClaims() {
+	type claim struct {
+		what string
+		port uint16
+	}
+	first := map[claim]*yaml.Node{}
+	check := func(n *yaml.Node, kind, what string, ports []uint16) {
+		if len(ports) == 0 {
+			ports = []uint16{0}
+		}
+		for _, port := range ports {
+			c := claim{what, port}
+			if f := first[c]; f != nil {
+				with := "for any port"
+				if port != 0 {
+					with = fmt.Sprintf("with port %d", port)
+				}
+				d.errorf(n, "give one of them other ports, or put the endpoints together", "%s %q %s is already in line %d", kind, what, with, f.Line)
+				break
+			}
+			first[c] = n
+		}
+	}
+	for i := range d.cfg.Services {
+		s, at := &d.cfg.Services[i], &d.at.services[i]
+		if at.ports != nil && len(s.Ports) == 0 {
+			continue // the ports are wrong, so what it claims is not known
+		}
+		for j, p := range s.Names {
+			check(at.names[j], "name", p.String(), s.Ports)
+		}
+		for j, a := range s.Addresses {
+			check(at.addresses[j], "address", a.String(), s.Ports)
+		}
+	}
+}
+
+// A place is a listening address and where the file says so.
+type place struct {
+	address string
+	node    *yaml.Node
+}
+
+func (d *decoder) checkListeners() {
+	var taken []place
+	take := func(address string, n *yaml.Node) {
+		if address == "" {
+			return
+		}
+		for _, p := range taken {
+			if overlap(p.address, address) {
+				d.errorf(n, "one listener carries any number of services; a pinned one needs a port to itself", "%s is already listened at: %s in line %d", address, p.address, p.node.Line)
+				return
+			}
+		}
+		taken = append(taken, place{address, n})
+	}
+	sound := len(d.errs) == 0 // else a service that was not understood would seem to be missing
+	var table *registry.Table
+	for i := range d.cfg.Listeners {
+		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
+		take(l.Address, at.address)
+		if at.service == nil {
+			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") {
+				d.errorf(at.auth, "add connect to its protocols, or leave auth out", "auth has no effect: only CONNECT clients have credentials")
+			}
+			continue
+		}
+		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth} {
+			if n != nil {
+				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
+			}
+		}
+		if l.Service.IsZero() || !sound {
+			continue
+		}
+		if table == nil {
+			table, _ = registry.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
+		}
+		req := &tunnel.Request{Name: l.Service, Port: l.Port, Local: listenPort(l.Address)}
+		if _, err := table.Find(req); err != nil {
+			d.errorf(at.service, "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.service.Value), strings.TrimPrefix(err.Error(), "registry: "))
+		}
+	}
+	if d.at.admin != nil {
+		take(d.cfg.Admin, d.at.admin)
+	}
+}
+
+// checkLoops finds endpoints that are the gateway itself.
+func (d *decoder) checkLoops() {
+	var ours []place
+	for i, l := range d.cfg.Listeners {
+		if l.Address != "" {
+			ours = append(ours, place{l.Address, d.at.listeners[i].address})
+		}
+	}
+	if d.cfg.Admin != "" {
+		ours = append(ours, place{d.cfg.Admin, d.at.admin})
+	}
+	for i := range d.cfg.Services {
+		s, at := &d.cfg.Services[i], &d.at.services[i]
+		for j, ep := range s.Endpoints {
+			ports := s.Ports
+			if ep.Port != 0 {
+				ports = []uint16{ep.Port}
+			}
+			for _, p := range ours {
+				if leadsTo(ep, ports, p.address) {
+					d.errorf(at.endpoints[j], "write where the service itself listens", "endpoint %q leads back to this gateway, which listens at %s (line %d)", ep, p.address, p.node.Line)
+					break
+				}
+			}
+		}
+	}
+}
+
+// leadsTo reports whether an endpoint is the listening address.
+func leadsTo(ep registry.Endpoint, ports []uint16, address string) bool {
+	if !slices.Contains(ports, listenPort(address)) {
+		return false
+	}
+	addrs := []netip.Addr{ep.Addr}
+	if !ep.Addr.IsValid() {
+		if ep.Host != "localhost" {
+			return false // what DNS says is for the guard to judge
+		}
+		addrs = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	}
+	for _, a := range addrs {
+		// Loopback is ours with any listening address that is not specific.
+		if slices.Contains(listenAddrs(address), a) || everywhere(address) && a.IsLoopback() {
+			return true
+		}
+	}
+	return false
+}
+
+// overlap reports whether two listening addresses can't both be had.
+func overlap(a, b string) bool {
+	if listenPort(a) != listenPort(b) {
+		return false
+	}
+	if everywhere(a) || everywhere(b) {
+		return true
+	}
+	for _, addr := range listenAddrs(a) {
+		if slices.Contains(listenAddrs(b), addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func listenPort(address string) uint16 {
+	_, digits, _ := net.SplitHostPort(address)
+	port, _ := strconv.ParseUint(digits, 10, 16)
+	return uint16(port)
+}
+
+// everywhere reports whether address is that of every interface.
+func everywhere(address string) bool {
+	host, _, _ := net.SplitHostPort(address)
+	a, err := netip.ParseAddr(host)
+	return host == "" || err == nil && a.Unmap().IsUnspecified()
+}
+
+// listenAddrs returns the specific addresses of a listening address.
+func listenAddrs(address string) []netip.Addr {
+	host, _, _ := net.SplitHostPort(address)
+	if host == "localhost" {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil
+	}
+	return []netip.Addr{a.Unmap()}
+}

@@ -1,0 +1,176 @@
+package file
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"reflect"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// maxSize is the largest file that is read, in bytes.
+const maxSize = 16 << 20
+
+// A Config is what a file says, defaults filled in.
+type Config struct {
+	Cluster   string // this cluster's id; "" if it has none
+	Networks  []registry.Network
+	Listeners []Listener
+	Admin     string // host:port of the admin server; "" means none
+	Limits    Limits
+	Drain     Drain
+	Log       Log
+	Services  []registry.Service
+
+	files []string // every file that was read
+	sum   [32]byte // of what they contain
+}
+
+// A Listener is an address to accept connections at.
+type Listener struct {
+	Address   string      // host:port; no host means every address of this machine
+	Protocols []string    // of "sni" and "connect"; empty means both
+	Refusal   string      // of a TLS client: "alert" or "close"
+	Auth      *Auth       // of a CONNECT client; nil means none is asked for
+	Service   tunnel.Name // not zero: the one service of a port per service
+	Port      uint16      // of Service; 0 means its only one
+}
+
+// Limits bound what clients can take. A count is at least 1, or -1 for no
+// limit, and a duration more than 0, but for Tunnels.
+type Limits struct {
+	Tunnels           int           // open at once; 0 means as many as there are descriptors for
+	HalfOpen          int           // connections without a route yet
+	HalfOpenPerSource int           // of them, from one IPv4 address or IPv6 /64
+	OpenPerSource     int           // connections from one source
+	NewPerSource      int           // a second, from one source
+	FirstByte         time.Duration // from accept to the first byte
+	Hello             time.Duration // from the first byte to the whole preamble
+	Idle              time.Duration // of a tunnel, without a byte either way
+	HalfClosed        time.Duration // of a tunnel, silent with one side closed
+	Dial              time.Duration // of one address
+	DialTotal         time.Duration // of all addresses of a request
+}
+
+// Drain is how the gateway stops.
+type Drain struct {
+	Lameduck time.Duration // not ready, still accepting
+	Grace    time.Duration // until tunnels are cut, from the signal
+}
+
+// Log is where and how much is logged.
+type Log struct {
+	Format string // "text" or "json"
+	Level  slog.Level
+}
+
+// Default returns the configuration of an empty file.
+func Default() *Config {
+	return &Config{
+		Limits: Limits{
+			HalfOpen: 4096, HalfOpenPerSource: 256, OpenPerSource: 2000, NewPerSource: 200,
+			FirstByte: 10 * time.Second, Hello: 5 * time.Second,
+			Idle: time.Hour, HalfClosed: time.Minute,
+			Dial: 3 * time.Second, DialTotal: 10 * time.Second,
+		},
+		Drain: Drain{Lameduck: 5 * time.Second, Grace: 30 * time.Second},
+		Log:   Log{Format: "text"},
+	}
+}
+
+// Snapshot returns what the registry is to know of c.
+func (c *Config) Snapshot() registry.Snapshot {
+	return registry.Snapshot{Networks: c.Networks, Services: c.Services}
+}
+
+// RestartNeeded names the parts in which next differs from c and which a
+// running gateway does not take up by itself.
+func (c *Config) RestartNeeded(next *Config) []string {
+	var parts []string
+	for _, p := range []struct {
+		name string
+		a, b any
+	}{
+		{"cluster", c.Cluster, next.Cluster},
+		{"listeners", c.Listeners, next.Listeners},
+		{"admin", c.Admin, next.Admin},
+		{"limits", c.Limits, next.Limits},
+		{"drain", c.Drain, next.Drain},
+		{"log", c.Log, next.Log},
+	} {
+		if !reflect.DeepEqual(p.a, p.b) {
+			parts = append(parts, p.name)
+		}
+	}
+	return parts
+}
+
+// Load reads the configuration file at path, of at most 16 MiB, and the files
+// with credentials that it names. Mistakes are returned as Errors.
+func Load(path string) (*Config, error) {
+	data, err := read(path, maxSize)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	d := parse(path, data)
+	d.readAuthFiles(path, data)
+	if err := d.errs.sorted(); err != nil {
+		return nil, err
+	}
+	return &d.cfg, nil
+}
+
+// LoadRoutes is Load for a file of routes, as ParseRoutes reads it.
+func LoadRoutes(path string) (*Config, error) {
+	data, err := read(path, maxSize)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	c := Default()
+	if c.Services, err = ParseRoutes(path, data); err != nil {
+		return nil, err
+	}
+	c.files = []string{path}
+	c.sum = sum(data)
+	return c, nil
+}
+
+// Parse reads a configuration from data, of which name is the file's name in
+// errors. It opens no other file: Auth has the names of its files only.
+// Mistakes are returned as Errors.
+func Parse(name string, data []byte) (*Config, error) {
+	d := parse(name, data)
+	if err := d.errs.sorted(); err != nil {
+		return nil, err
+	}
+	return &d.cfg, nil
+}
+
+// read returns the content of a regular file of at most limit bytes.
+func read(path string, limit int64) ([]byte, error) {
+	// Stat before open: opening a FIFO would block.
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%q is not a regular file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("%q is larger than the limit of %d bytes", path, limit)
+	}
+	return data, nil
+}

@@ -1,0 +1,317 @@
+package file
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A decoder turns YAML nodes into a Config. It goes on after a mistake, so
+// that one run reports all of them.
+type decoder struct {
+	file string
+	errs Errors
+	cfg  Config
+	at   positions
+}
+
+func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
+	if len(d.errs) > 10*maxErrors {
+		return
+	}
+	d.errs = append(d.errs, &Error{
+		File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1),
+		Msg: fmt.Sprintf(format, args...), Hint: hint,
+	})
+}
+
+// parse decodes and checks data.
+func parse(name string, data []byte) *decoder {
+	d := &decoder{file: name, cfg: *Default()}
+	n := d.document(data)
+	if n == nil {
+		return d
+	}
+	object(d, n, "the configuration", configFields, &d.cfg)
+	d.check(n)
+	return d
+}
+
+// document returns the root of the one document in data, or nil.
+func (d *decoder) document(data []byte) *yaml.Node {
+	start := &yaml.Node{Line: 1, Column: 1}
+	if len(data) > maxSize {
+		d.errorf(start, "", "the file has %d bytes, limit %d", len(data), maxSize)
+		return nil
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, second yaml.Node
+	switch err := decodeNode(dec, &doc); {
+	case errors.Is(err, io.EOF) || err == nil && (len(doc.Content) == 0 || isNull(doc.Content[0])):
+		d.errorf(start, "a configuration begins with listeners and services", "the file is empty")
+		return nil
+	case err != nil:
+		d.syntaxError(err, data)
+		return nil
+	}
+	switch err := decodeNode(dec, &second); {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		d.syntaxError(err, data)
+		return nil
+	default:
+		d.errorf(&second, "use one file per gateway, without a line of ---", "the file has a second document")
+		return nil
+	}
+	return doc.Content[0]
+}
+
+// decodeNode turns a panic of the YAML library into an error: what is in a
+// file must not stop a running gateway.
+func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("yaml: the parser gave up: %v", p)
+		}
+	}()
+	return dec.Decode(n)
+}
+
+var yamlLine = regexp.MustCompile(`^line (\d+): `)
+
+// syntaxError reports an error of the YAML library, which tells the line where
+// the surroundings of the mistake begin, and no column.
+func (d *decoder) syntaxError(err error, data []byte) {
+	msg := strings.TrimPrefix(err.Error(), "yaml: ")
+	line := 1
+	if m := yamlLine.FindStringSubmatch(msg); m != nil {
+		line, _ = strconv.Atoi(m[1])
+		msg = msg[len(m[0]):]
+	}
+	line, text := brokenLine(data, line)
+	hint := "check the indentation, and quote values with : or # in them"
+	trimmed := bytes.TrimLeft(text, " \t")
+	if indent := text[:len(text)-len(trimmed)]; bytes.Contains(indent, []byte("\t")) {
+		hint = "indent with spaces, not with tabs"
+	}
+	d.errorf(&yaml.Node{Line: line, Column: len(text) - len(trimmed) + 1}, hint, "not YAML: %s", msg)
+}
+
+// brokenLine finds the line that breaks a document: the one after the longest
+// beginning of it that is YAML. It looks from line on, within reason, and
+// returns line itself where it finds nothing better.
+func brokenLine(data []byte, line int) (int, []byte) {
+	lines := bytes.SplitAfter(data, []byte("\n"))
+	line = min(max(line, 1), len(lines))
+	const (
+		most = 8 << 20 // bytes to parse in all
+		far  = 50      // lines that are broken in a row
+	)
+	size := 0
+	for _, l := range lines[:line-1] {
+		size += len(l)
+	}
+	best := line
+	for at, work := line, size; at <= len(lines) && at-best < far && work < most; at++ {
+		var n yaml.Node
+		if err := decodeNode(yaml.NewDecoder(bytes.NewReader(data[:size])), &n); err == nil || errors.Is(err, io.EOF) {
+			best = at
+		}
+		size += len(lines[at-1])
+		work += size
+	}
+	return best, bytes.TrimRight(lines[best-1], "\r\n")
+}
+
+// A field is one key of an object: how it is called and how it is read. The
+// lists of fields are all the loader knows; the schema is tested against them.
+type field[T any] struct {
+	key  string
+	read func(d *decoder, n *yaml.Node, to *T)
+}
+
+func keysOf[T any](fields []field[T]) []string {
+	keys := make([]string, len(fields))
+	for i, f := range fields {
+		keys[i] = f.key
+	}
+	return keys
+}
+
+// object reads a mapping into to. It reports what is no mapping, unknown and
+// repeated keys, and keys without a value.
+func object[T any](d *decoder, n *yaml.Node, what string, fields []field[T], to *T) {
+	if !d.is(n, yaml.MappingNode, what) {
+		return
+	}
+	seen := map[string]int{}
+next:
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		if k.Kind != yaml.ScalarNode || k.Tag == "!!merge" {
+			d.errorf(k, "write the keys out", "a key of %s must be a word", what)
+			continue
+		}
+		if line, ok := seen[k.Value]; ok {
+			d.errorf(k, "keep one of them", "%q is in %s twice, first in line %d", clip(k.Value), what, line)
+			continue
+		}
+		seen[k.Value] = k.Line
+		for _, f := range fields {
+			if f.key != k.Value {
+				continue
+			}
+			if isNull(v) {
+				d.errorf(k, "give it one, or leave the key out", "%q has no value", k.Value)
+			} else {
+				f.read(d, v, to)
+			}
+			continue next
+		}
+		hint := "known are " + strings.Join(keysOf(fields), ", ")
+		if m := meant(k.Value, keysOf(fields)); m != "" {
+			hint = fmt.Sprintf("did you mean %q?", m)
+		}
+		d.errorf(k, hint, "unknown key %q in %s", clip(k.Value), what)
+	}
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
+
+var kinds = map[yaml.Kind]string{
+	yaml.MappingNode: "keys and values", yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value",
+}
+
+// is reports whether n is of a kind, and complains if it is not.
+func (d *decoder) is(n *yaml.Node, kind yaml.Kind, what string) bool {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		d.errorf(n, "write the value out", "%s is an alias, and aliases are not read", what)
+	case n.Kind != kind:
+		hint := ""
+		if kind == yaml.SequenceNode && n.Kind == yaml.ScalarNode {
+			hint = "write it as a list: [...]"
+		}
+		d.errorf(n, hint, "%s must be %s, and is %s", what, kinds[kind], kinds[n.Kind])
+	default:
+		return true
+	}
+	return false
+}
+
+// list calls each for every element of a sequence.
+func (d *decoder) list(n *yaml.Node, what string, each func(n *yaml.Node)) {
+	if !d.is(n, yaml.SequenceNode, what) {
+		return
+	}
+	for _, v := range n.Content {
+		if isNull(v) {
+			d.errorf(v, "give it a value, or take it out", "%s has an empty element", what)
+			continue
+		}
+		each(v)
+	}
+}
+
+// text returns a scalar as it stands in the file: 1234 is as good as "1234".
+func (d *decoder) text(n *yaml.Node, what string) (string, bool) {
+	if !d.is(n, yaml.ScalarNode, what) {
+		return "", false
+	}
+	switch n.ShortTag() {
+	case "!!str", "!!int", "!!float", "!!bool", "!!timestamp":
+	default:
+		d.errorf(n, "leave the tag out", "%s has the tag %q, which is not read", what, clip(n.ShortTag()))
+		return "", false
+	}
+	if n.Value == "" {
+		d.errorf(n, "give it a value, or leave it out", "%s is empty", what)
+		return "", false
+	}
+	return n.Value, true
+}
+
+// word reads one of a few words.
+func (d *decoder) word(n *yaml.Node, what string, words ...string) (string, bool) {
+	s, ok := d.text(n, what)
+	if !ok {
+		return "", false
+	}
+	for _, w := range words {
+		if s == w {
+			return s, true
+		}
+	}
+	hint := "it is one of " + strings.Join(words, ", ")
+	if m := meant(s, words); m != "" {
+		hint = fmt.Sprintf("did you mean %q?", m)
+	}
+	d.errorf(n, hint, "%s can't be %q", what, clip(s))
+	return "", false
+}
+
+func (d *decoder) boolean(n *yaml.Node, what string, to *bool) {
+	if !d.is(n, yaml.ScalarNode, what) {
+		return
+	}
+	switch {
+	case n.ShortTag() == "!!bool" && strings.EqualFold(n.Value, "true"):
+		*to = true
+	case n.ShortTag() == "!!bool" && strings.EqualFold(n.Value, "false"):
+		*to = false
+	default:
+		d.errorf(n, "write true or false, without quotes", "%s can't be %q", what, clip(n.Value))
+	}
+}
+
+func (d *decoder) integer(n *yaml.Node, what string, least, most int) (int, bool) {
+	if !d.is(n, yaml.ScalarNode, what) {
+		return 0, false
+	}
+	v, err := strconv.Atoi(n.Value)
+	if err != nil || n.ShortTag() != "!!int" && n.ShortTag() != "!!str" {
+		d.errorf(n, "write digits only", "%s must be a whole number, and is %q", what, clip(n.Value))
+		return 0, false
+	}
+	if v < least || v > most {
+		d.errorf(n, "", "%s is %d, want %d to %d", what, v, least, most)
+		return 0, false
+	}
+	return v, true
+}
+
+func (d *decoder) count(n *yaml.Node, what string, least int, to *int) {
+	if v, ok := d.integer(n, what, least, math.MaxInt32); ok {
+		*to = v
+	}
+}
+
+func (d *decoder) duration(n *yaml.Node, what string, least time.Duration, to *time.Duration) {
+	s, ok := d.text(n, what)
+	if !ok {
+		return
+	}
+	v, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		hint := `write it as "30s", "5m" or "1h30m"`
+		if _, err := strconv.Atoi(s); err == nil {
+			hint = fmt.Sprintf("add a unit, for example %ss", s)
+		}
+		d.errorf(n, hint, "%s: %q is not a duration", what, clip(s))
+	case v < least && least > 0:
+		d.errorf(n, "leave the key out for the default", "%s is %v, want %v or more", what, v, least)
+	case v < least:
+		d.errorf(n, "", "%s is negative", what)
+	default:
+		*to = v
+	}
+}

@@ -1,0 +1,106 @@
+package file
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// maxErrors is how many mistakes are reported at once.
+const maxErrors = 20
+
+// An Error is one mistake in a file.
+type Error struct {
+	File   string
+	Line   int    // from 1
+	Column int    // from 1, in characters
+	Msg    string // what is wrong; never a secret
+	Hint   string // what to do about it; may be empty
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Msg)
+	if e.Hint != "" {
+		s += "; " + e.Hint
+	}
+	return s
+}
+
+// Errors are the mistakes found in one go, at most 20, in the order of the
+// file.
+type Errors []*Error
+
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, err := range e {
+		lines[i] = err.Error()
+	}
+	if len(e) == maxErrors {
+		lines = append(lines, fmt.Sprintf("(the first %d mistakes; there may be more)", maxErrors))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap gives errors.As and errors.Is each of them.
+func (e Errors) Unwrap() []error {
+	out := make([]error, len(e))
+	for i, err := range e {
+		out[i] = err
+	}
+	return out
+}
+
+// sorted returns e in the order of the file, the first maxErrors of it, and
+// nil where there is none.
+func (e Errors) sorted() error {
+	if len(e) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(e, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return e[:min(len(e), maxErrors)]
+}
+
+// meant returns the word of a list that is a slip or two away from s, or "".
+func meant(s string, words []string) string {
+	best, distance := "", 3
+	for _, w := range words {
+		if d := edits(strings.ToLower(s), strings.ToLower(w), distance); d < distance && d < len(w) {
+			best, distance = w, d
+		}
+	}
+	return best
+}
+
+// edits is the Levenshtein distance of a and b, or limit if that is less.
+func edits(a, b string, limit int) int {
+	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
+		return limit
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return min(row[len(b)], limit)
+}
+
+func clip(s string) string {
+	const most = 80
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "..."
+}

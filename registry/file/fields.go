@@ -1,0 +1,376 @@
+package file
+
+import (
+	"log/slog"
+	"math"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
+)
+
+// positions are the nodes that checks of the whole point to.
+type positions struct {
+	networks  []networkAt
+	listeners []listenerAt
+	admin     *yaml.Node
+	services  []serviceAt
+}
+
+type networkAt struct {
+	node, name *yaml.Node
+	cidrs      []*yaml.Node
+}
+
+type listenerAt struct {
+	node, address, service, protocols, refusal, auth *yaml.Node
+	users                                            bool // in the file itself
+	usersFile, tokensFile                            *yaml.Node
+}
+
+type serviceAt struct {
+	node, ports, endpointsKey          *yaml.Node
+	names, addresses, endpoints, views []*yaml.Node
+	portless                           bool // an endpoint has no port
+}
+
+var configFields = []field[Config]{
+	{"cluster", func(d *decoder, n *yaml.Node, c *Config) {
+		if s, ok := d.text(n, "cluster"); ok {
+			if _, err := tunnel.ParseName(s); err != nil {
+				d.errorf(n, "use letters, digits and hyphens", "cluster %q: %v", clip(s), err)
+			}
+			c.Cluster = s
+		}
+	}},
+	{"networks", func(d *decoder, n *yaml.Node, c *Config) {
+		d.list(n, "networks", func(n *yaml.Node) {
+			i := len(c.Networks)
+			c.Networks = append(c.Networks, registry.Network{})
+			d.at.networks = append(d.at.networks, networkAt{node: n, name: n})
+			object(d, n, "a network", networkFields, &c.Networks[i])
+			d.need(n, "a network", "name")
+			d.need(n, "a network", "cidrs")
+		})
+	}},
+	{"listeners", func(d *decoder, n *yaml.Node, c *Config) {
+		d.list(n, "listeners", func(n *yaml.Node) {
+			i := len(c.Listeners)
+			c.Listeners = append(c.Listeners, Listener{Refusal: "alert"})
+			d.at.listeners = append(d.at.listeners, listenerAt{node: n})
+			object(d, n, "a listener", listenerFields, &c.Listeners[i])
+			d.need(n, "a listener", "address")
+		})
+	}},
+	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
+		d.at.admin = n
+		d.listenAddress(n, "admin", &c.Admin)
+	}},
+	{"limits", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "limits", limitsFields, &c.Limits) }},
+	{"drain", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "drain", drainFields, &c.Drain) }},
+	{"log", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "log", logFields, &c.Log) }},
+	{"services", func(d *decoder, n *yaml.Node, c *Config) {
+		d.list(n, "services", func(n *yaml.Node) {
+			i := len(c.Services)
+			c.Services = append(c.Services, registry.Service{
+				Exposed: true,
+				Origin:  filepath.Base(d.file) + ":" + strconv.Itoa(n.Line),
+			})
+			d.at.services = append(d.at.services, serviceAt{node: n})
+			object(d, n, "a service", serviceFields, &c.Services[i])
+		})
+		if c.Services == nil {
+			c.Services = []registry.Service{}
+		}
+	}},
+}
+
+// need complains of a key that an object must have and has not.
+func (d *decoder) need(n *yaml.Node, what, key string) {
+	if n.Kind == yaml.MappingNode && !has(n, key) {
+		d.errorf(n, "", "%s needs the key %q", what, key)
+	}
+}
+
+// has reports whether a mapping has a key.
+func has(n *yaml.Node, key string) bool { return keyOf(n, key) != n }
+
+// keyOf returns a key of a mapping, or the mapping if it has no such key.
+func keyOf(n *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i]
+		}
+	}
+	return n
+}
+
+// network returns the positions of the network that is being read.
+func (d *decoder) network() *networkAt { return &d.at.networks[len(d.at.networks)-1] }
+
+var networkFields = []field[registry.Network]{
+	{"name", func(d *decoder, n *yaml.Node, to *registry.Network) {
+		if s, ok := d.text(n, "the name of a network"); ok {
+			to.Name = s
+			d.network().name = n
+		}
+	}},
+	{"cidrs", func(d *decoder, n *yaml.Node, to *registry.Network) {
+		d.list(n, "cidrs", func(n *yaml.Node) {
+			if p, ok := d.cidr(n); ok {
+				to.CIDRs = append(to.CIDRs, p)
+				d.network().cidrs = append(d.network().cidrs, n)
+			}
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "list its address ranges", "cidrs is empty")
+		}
+	}},
+}
+
+// listener returns the positions of the listener that is being read.
+func (d *decoder) listener() *listenerAt { return &d.at.listeners[len(d.at.listeners)-1] }
+
+var listenerFields = []field[Listener]{
+	{"address", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().address = n
+		d.listenAddress(n, "address", &to.Address)
+	}},
+	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().protocols = n
+		d.list(n, "protocols", func(n *yaml.Node) {
+			s, ok := d.word(n, "a protocol", "sni", "connect")
+			switch {
+			case ok && slices.Contains(to.Protocols, s):
+				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
+			case ok:
+				to.Protocols = append(to.Protocols, s)
+			}
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "leave the key out for all protocols", "protocols is empty")
+		}
+	}},
+	{"refusal", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().refusal = n
+		if s, ok := d.word(n, "refusal", "alert", "close"); ok {
+			to.Refusal = s
+		}
+	}},
+	{"auth", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().auth = n
+		to.Auth = &Auth{}
+		object(d, n, "auth", authFields, to.Auth)
+		if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
+			d.errorf(n, "name users, usersFile or tokensFile", "auth is empty and would let nobody in")
+		}
+	}},
+	{"service", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().service = n
+		if s, ok := d.text(n, "service"); ok {
+			to.Service, to.Port = d.target(n, s)
+		}
+	}},
+}
+
+var authFields = []field[Auth]{
+	{"users", func(d *decoder, n *yaml.Node, to *Auth) {
+		d.listener().users = true
+		d.users(n, to)
+	}},
+	{"usersFile", func(d *decoder, n *yaml.Node, to *Auth) {
+		d.listener().usersFile = n
+		to.UsersFile, _ = d.text(n, "usersFile")
+	}},
+	{"tokensFile", func(d *decoder, n *yaml.Node, to *Auth) {
+		d.listener().tokensFile = n
+		to.TokensFile, _ = d.text(n, "tokensFile")
+	}},
+}
+
+// countField and durationField are fields of one value.
+func countField[T any](key string, least int, at func(*T) *int) field[T] {
+	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) { d.count(n, key, least, at(to)) }}
+}
+
+// limitField is a count for which -1 means no limit.
+func limitField[T any](key string, at func(*T) *int) field[T] {
+	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) {
+		if v, ok := d.integer(n, key, -1, math.MaxInt32); ok && v != 0 {
+			*at(to) = v
+		} else if ok {
+			d.errorf(n, "write -1 for no limit", "%s is 0, which would let nobody in", key)
+		}
+	}}
+}
+
+func durationField[T any](key string, least time.Duration, at func(*T) *time.Duration) field[T] {
+	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) { d.duration(n, key, least, at(to)) }}
+}
+
+// The least limit on time is a millisecond: less is a slip of the unit.
+var limitsFields = []field[Limits]{
+	countField("tunnels", 0, func(l *Limits) *int { return &l.Tunnels }),
+	limitField("halfOpen", func(l *Limits) *int { return &l.HalfOpen }),
+	limitField("halfOpenPerSource", func(l *Limits) *int { return &l.HalfOpenPerSource }),
+	limitField("openPerSource", func(l *Limits) *int { return &l.OpenPerSource }),
+	limitField("newPerSource", func(l *Limits) *int { return &l.NewPerSource }),
+	durationField("firstByte", time.Millisecond, func(l *Limits) *time.Duration { return &l.FirstByte }),
+	durationField("hello", time.Millisecond, func(l *Limits) *time.Duration { return &l.Hello }),
+	durationField("idle", time.Millisecond, func(l *Limits) *time.Duration { return &l.Idle }),
+	durationField("halfClosed", time.Millisecond, func(l *Limits) *time.Duration { return &l.HalfClosed }),
+	durationField("dial", time.Millisecond, func(l *Limits) *time.Duration { return &l.Dial }),
+	durationField("dialTotal", time.Millisecond, func(l *Limits) *time.Duration { return &l.DialTotal }),
+}
+
+var drainFields = []field[Drain]{
+	durationField("lameduck", 0, func(l *Drain) *time.Duration { return &l.Lameduck }),
+	durationField("grace", 0, func(l *Drain) *time.Duration { return &l.Grace }),
+}
+
+var logFields = []field[Log]{
+	{"format", func(d *decoder, n *yaml.Node, to *Log) {
+		if s, ok := d.word(n, "format", "text", "json"); ok {
+			to.Format = s
+		}
+	}},
+	{"level", func(d *decoder, n *yaml.Node, to *Log) {
+		levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+		if s, ok := d.word(n, "level", "debug", "info", "warn", "error"); ok {
+			to.Level = levels[s]
+		}
+	}},
+}
+
+// service returns the positions of the service that is being read.
+func (d *decoder) service() *serviceAt { return &d.at.services[len(d.at.services)-1] }
+
+var serviceFields = []field[registry.Service]{
+	{"name", func(d *decoder, n *yaml.Node, to *registry.Service) { d.serviceName(n, to) }},
+	{"names", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.list(n, "names", func(n *yaml.Node) { d.serviceName(n, to) })
+	}},
+	{"ports", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().ports = n
+		d.list(n, "ports", func(n *yaml.Node) {
+			port, ok := d.integer(n, "a port", 1, 65535)
+			switch {
+			case ok && slices.Contains(to.Ports, uint16(port)):
+				d.errorf(n, "keep one of them", "port %d is listed twice", port)
+			case ok:
+				to.Ports = append(to.Ports, uint16(port))
+			}
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "list ports, or leave the key out for any port", "ports is empty")
+		}
+	}},
+	{"exposed", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exposed", &to.Exposed) }},
+	{"exposedTo", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.list(n, "exposedTo", func(n *yaml.Node) {
+			if s, ok := d.text(n, "exposedTo"); ok {
+				to.ExposedTo = append(to.ExposedTo, s)
+				d.service().views = append(d.service().views, n)
+			}
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			// Empty could be read as nobody; in the registry it is everyone.
+			d.errorf(n, "leave the key out for everyone, or write exposed: false for nobody", "exposedTo is empty")
+		}
+	}},
+	{"addresses", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.list(n, "addresses", func(n *yaml.Node) {
+			if a, ok := d.vip(n); ok {
+				to.Addresses = append(to.Addresses, a)
+				d.service().addresses = append(d.service().addresses, n)
+			}
+		})
+	}},
+	{"endpoints", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().endpointsKey = n
+		d.list(n, "endpoints", func(n *yaml.Node) {
+			s, ok := d.text(n, "an endpoint")
+			if !ok {
+				return
+			}
+			ep, err := parseEndpoint(s)
+			if err != nil {
+				d.errorf(n, err.hint, "endpoint %q: %s", clip(s), err.msg)
+				return
+			}
+			d.service().portless = d.service().portless || ep.Port == 0
+			to.Endpoints = append(to.Endpoints, ep)
+			d.service().endpoints = append(d.service().endpoints, n)
+		})
+	}},
+	durationField("idle", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),
+	durationField("halfClosed", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.HalfClosed }),
+}
+
+func (d *decoder) serviceName(n *yaml.Node, to *registry.Service) {
+	s, ok := d.text(n, "the name of a service")
+	if !ok {
+		return
+	}
+	p, err := parsePattern(s)
+	if err != nil {
+		d.errorf(n, err.hint, "name %q: %s", clip(s), err.msg)
+		return
+	}
+	if to.Name == "" {
+		to.Name = p.String()
+	}
+	to.Names = append(to.Names, p)
+	d.service().names = append(d.service().names, n)
+}
+
+func (d *decoder) cidr(n *yaml.Node) (netip.Prefix, bool) {
+	s, ok := d.text(n, "a range")
+	if !ok {
+		return netip.Prefix{}, false
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		hint := "write it as 192.0.2.0/24 or 2001:db8::/32"
+		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+			hint = "did you mean " + netip.PrefixFrom(a, a.BitLen()).String() + "?"
+		}
+		d.errorf(n, hint, "%q is not an address range", clip(s))
+		return netip.Prefix{}, false
+	}
+	if p.Addr().Is4In6() {
+		d.errorf(n, "write it as an IPv4 range", "%q is an IPv4 range in IPv6 form", clip(s))
+		return netip.Prefix{}, false
+	}
+	if p != p.Masked() {
+		d.errorf(n, "did you mean "+p.Masked().String()+"?", "range %q has bits set after the first %d", clip(s), p.Bits())
+		return netip.Prefix{}, false
+	}
+	return p, true
+}
+
+func (d *decoder) vip(n *yaml.Node) (netip.Addr, bool) {
+	s, ok := d.text(n, "an address")
+	if !ok {
+		return netip.Addr{}, false
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		hint := "write an IP address, without a port"
+		if _, err := netip.ParseAddrPort(s); err == nil {
+			hint = "leave the port out: it goes to ports"
+		}
+		d.errorf(n, hint, "%q is not an address", clip(s))
+		return netip.Addr{}, false
+	}
+	if e := destination(a); e != nil {
+		d.errorf(n, e.hint, "address %q: %s", clip(s), e.msg)
+		return netip.Addr{}, false
+	}
+	return a.Unmap(), true
+}

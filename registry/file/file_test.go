@@ -1,0 +1,373 @@
+package file
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+func TestFullFile(t *testing.T) {
+	dir := private(t, "testdata/good")
+	cfg, err := Load(filepath.Join(dir, "full.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Cluster != "west" || cfg.Admin != "127.0.0.1:9090" {
+		t.Errorf("cluster %q, admin %q", cfg.Cluster, cfg.Admin)
+	}
+	defaults := Default()
+	if cfg.Limits != defaults.Limits || cfg.Drain != defaults.Drain || cfg.Log != defaults.Log {
+		t.Errorf("the full file writes the defaults out, got %+v %+v %+v", cfg.Limits, cfg.Drain, cfg.Log)
+	}
+	wantNetworks := []registry.Network{{Name: "office", CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}}
+	if !reflect.DeepEqual(cfg.Networks, wantNetworks) {
+		t.Errorf("networks %+v, want %+v", cfg.Networks, wantNetworks)
+	}
+	if len(cfg.Listeners) != 2 {
+		t.Fatalf("%d listeners, want 2", len(cfg.Listeners))
+	}
+	l := cfg.Listeners[0]
+	if l.Address != ":443" || !slices.Equal(l.Protocols, []string{"sni", "connect"}) || l.Refusal != "alert" || !l.Service.IsZero() {
+		t.Errorf("listener %+v", l)
+	}
+	if len(l.Auth.Users) != 2 || !strings.HasPrefix(string(l.Auth.Users["alice"]), "$2y$10$a") || !strings.HasPrefix(string(l.Auth.Users["bob"]), "$2y$10$b") {
+		t.Errorf("users: %d, want alice of the file and bob of the other", len(l.Auth.Users))
+	}
+	for d, name := range l.Auth.Tokens {
+		if name != "ci" || d[0] != 0x9f {
+			t.Errorf("token of %q", name)
+		}
+	}
+	if len(l.Auth.Tokens) != 1 {
+		t.Errorf("%d tokens, want 1", len(l.Auth.Tokens))
+	}
+	if l := cfg.Listeners[1]; l.Service != tunnel.MustParseName("db.example.com") || l.Port != 5432 {
+		t.Errorf("pinned listener %+v", l)
+	}
+	want := registry.Service{
+		Name: "orders.example.com", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("orders.example.com")}},
+		Ports: []uint16{443}, Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.10")},
+		Endpoints: []registry.Endpoint{
+			{Addr: netip.MustParseAddr("10.0.1.7"), Port: 8443}, {Host: "orders.internal", Port: 8443}, {Addr: netip.MustParseAddr("2001:db8::1"), Port: 8443},
+		},
+		Exposed: true, ExposedTo: []string{"office"}, Idle: time.Hour, Origin: "full.yaml:20",
+	}
+	if !reflect.DeepEqual(cfg.Services[0], want) {
+		t.Errorf("service\ngot  %+v\nwant %+v", cfg.Services[0], want)
+	}
+}
+
+func TestNames(t *testing.T) {
+	data, err := os.ReadFile("testdata/good/names.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := Parse("names.yaml", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "[xn--bcher-kva.example *.xn--bcher-kva.example xn--n3h.example orders.example.com outbound_.443_._.host]"
+	if got := fmt.Sprint(cfg.Services[0].Names); got != want {
+		t.Errorf("names %s, want %s", got, want)
+	}
+	want = "[xn--bcher-kva.internal:443 localhost:8443 10.0.0.1:80]"
+	if got := fmt.Sprint(cfg.Services[0].Endpoints); got != want {
+		t.Errorf("endpoints %s, want %s", got, want)
+	}
+	if !cfg.Services[1].Exposed || cfg.Services[2].Exposed {
+		t.Error("exposed: want true by default and false where the file says so")
+	}
+	if reflect.TypeFor[registry.Service]().NumField() != 10 {
+		t.Error("a service has a new field: is it in the file, the schema and the tests?")
+	}
+}
+
+// A slip in any key of a good file is refused, at its place.
+func TestTypos(t *testing.T) {
+	data, err := os.ReadFile("testdata/good/full.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, keys := range [][]string{keysOf(configFields), keysOf(networkFields), keysOf(listenerFields), keysOf(authFields), keysOf(limitsFields), keysOf(drainFields), keysOf(logFields), keysOf(serviceFields)} {
+		for _, key := range keys {
+			for _, before := range []string{"\n", " ", "{"} {
+				at := bytes.Index(data, []byte(before+key+":"))
+				if at < 0 || bytes.LastIndexByte(data[:at], '#') > bytes.LastIndexByte(data[:at], '\n') { // a comment
+					continue
+				}
+				at++
+				bad := slices.Concat(data[:at], []byte("x"), data[at:])
+				_, err := Parse("full.yaml", bad)
+				var e *Error
+				if !errors.As(err, &e) {
+					t.Errorf("x%s is accepted", key)
+					continue
+				}
+				line := 1 + bytes.Count(data[:at], []byte("\n"))
+				column := at - bytes.LastIndexByte(data[:at], '\n')
+				place := fmt.Sprintf("full.yaml:%d:%d: unknown key \"x%s\"", line, column, key)
+				if !strings.Contains(err.Error(), place) || !strings.Contains(err.Error(), fmt.Sprintf("did you mean %q?", key)) {
+					t.Errorf("x%s: got\n%v\nwant %s", key, err, place)
+				}
+				tried++
+				break
+			}
+		}
+	}
+	if tried < 30 {
+		t.Errorf("%d keys were tried, want 30 and more: the sample lacks some", tried)
+	}
+}
+
+func TestSizeLimit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "big.yaml")
+	if err := os.WriteFile(path, make([]byte, maxSize+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, load := range map[string]func(string) (*Config, error){"Load": Load, "LoadRoutes": LoadRoutes} {
+		if _, err := load(path); err == nil || !strings.Contains(err.Error(), "16777216") {
+			t.Errorf("%s of a file over the limit: %v", name, err)
+		}
+		if _, err := load(t.TempDir()); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s of a directory: %v", name, err)
+		}
+	}
+	if _, err := Parse("big.yaml", make([]byte, maxSize+1)); err == nil || !strings.Contains(err.Error(), "16777216") {
+		t.Errorf("Parse over the limit: %v", err)
+	}
+	if _, err := ParseRoutes("big", make([]byte, maxSize+1)); err == nil || !strings.Contains(err.Error(), "16777216") {
+		t.Errorf("ParseRoutes over the limit: %v", err)
+	}
+}
+
+// Credentials that others may change are not used.
+func TestWritableByOthers(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		return // modes mean nothing there
+	}
+	for _, tt := range []struct {
+		file string
+		mode os.FileMode
+		bad  bool
+	}{
+		{"tokens.txt", 0o600, false}, {"tokens.txt", 0o644, false}, {"tokens.txt", 0o660, true}, {"tokens.txt", 0o602, true},
+		{"users.htpasswd", 0o666, true}, {"full.yaml", 0o664, true}, {"full.yaml", 0o644, false},
+	} {
+		dir := private(t, "testdata/good")
+		if err := os.Chmod(filepath.Join(dir, tt.file), tt.mode); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Load(filepath.Join(dir, "full.yaml"))
+		if got := err != nil && strings.Contains(err.Error(), "may be written by others"); got != tt.bad {
+			t.Errorf("%s with mode %o: %v, want refused %v", tt.file, tt.mode, err, tt.bad)
+		}
+	}
+}
+
+func TestSecretsAreHidden(t *testing.T) {
+	auth := &Auth{Users: map[string]Hash{"alice": "$2y$secret"}, Tokens: map[Digest]string{{1, 2, 0xab, 0xcd}: "ci"}}
+	var logged bytes.Buffer
+	slog.New(slog.NewTextHandler(&logged, nil)).Info("config", "auth", auth)
+	slog.New(slog.NewJSONHandler(&logged, nil)).Info("config", "auth", auth)
+	j, err := json.Marshal(auth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []string{fmt.Sprintf("%v %+v %#v %s", *auth, *auth, *auth, *auth), logged.String(), string(j)} {
+		for _, secret := range []string{"$2y$secret", "171", "abcd", "0xab"} {
+			if strings.Contains(s, secret) {
+				t.Errorf("%q is seen in %s", secret, s)
+			}
+		}
+	}
+}
+
+func TestParseRoute(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{"a.example.com=10.0.0.1:443", "a.example.com [] 10.0.0.1:443"},
+		{"a.example.com:443=10.0.0.1:8443", "a.example.com [443] 10.0.0.1:8443"},
+		{"*.Example.com.=localhost:1", "*.example.com [] localhost:1"},
+		{"bücher.example=[2001:db8::1]:1", "xn--bcher-kva.example [] [2001:db8::1]:1"},
+		{"a.example.com", `error route "a.example.com" has no =: write NAME[:PORT]=HOST:PORT`},
+		{"a.example.com=10.0.0.1", "error the endpoint has no port; write HOST:PORT"},
+		{"a.example.com:0=10.0.0.1:1", `error port "0"`},
+		{"a.example.com:https=10.0.0.1:1", `error port "https"`},
+		{"=10.0.0.1:1", "error name is empty"},
+		{"*=10.0.0.1:1", "error a service can't have every name"},
+		{"a.example.com=", "error name is empty"},
+		{"10.0.0.1=10.0.0.1:1", "error name is an address"},
+		{"a.example.com=b=c:1", "error name has a byte"},
+	} {
+		s, err := ParseRoute(tt.in)
+		got := fmt.Sprint(s.Name, " ", s.Ports)
+		for _, ep := range s.Endpoints {
+			got += " " + ep.String()
+		}
+		if err != nil {
+			got = "error " + err.Error()
+			if text, ok := strings.CutPrefix(tt.want, "error "); ok && strings.Contains(got, text) {
+				continue
+			}
+		}
+		if got != tt.want {
+			t.Errorf("ParseRoute(%q) = %s, want %s", tt.in, got, tt.want)
+		}
+		if err == nil && (!s.Exposed || s.Origin != "--route "+tt.in) {
+			t.Errorf("ParseRoute(%q): %+v, want it exposed, with its origin", tt.in, s)
+		}
+	}
+}
+
+func TestParseRoutes(t *testing.T) {
+	services, err := ParseRoutes("/etc/routes.txt", []byte(`
+# the shop
+orders.example.com:443	10.0.0.1:8443   # one
+orders.example.com:443  10.0.0.2:8443
+Orders.example.com.:443 10.0.0.1:8443
+orders.example.com      10.0.0.3:8443
+*.example.com localhost:9000`+"\r\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range services {
+		got = append(got, fmt.Sprint(s.Name, s.Ports, s.Endpoints, s.Origin))
+	}
+	want := []string{
+		"orders.example.com[443] [10.0.0.1:8443 10.0.0.2:8443]routes.txt:3",
+		"orders.example.com[] [10.0.0.3:8443]routes.txt:6",
+		"*.example.com[] [localhost:9000]routes.txt:7",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if _, err := registry.Merge(registry.Snapshot{Services: services}); err != nil {
+		t.Error(err)
+	}
+
+	_, err = ParseRoutes("routes.txt", []byte("a.example.com 10.0.0.1:1\n a..b 10.0.0.1:1\nücher.example 10.0.0.1 # x\na.example.com:0 b\n\ta b c\nalone\n"))
+	wantErr := []string{
+		"routes.txt:2:2: ", "routes.txt:3:15: ", "the endpoint has no port; write HOST:PORT", "routes.txt:4:1: ", `port "0"`,
+		"routes.txt:5:2: a route has 2 fields, and this line 3; write NAME[:PORT] HOST:PORT", "routes.txt:6:1: ",
+	}
+	for _, w := range wantErr {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("errors lack %q:\n%v", w, err)
+		}
+	}
+	var errs Errors
+	if !errors.As(err, &errs) || len(errs) != 5 {
+		t.Errorf("%d errors, want 5", len(errs))
+	}
+}
+
+func TestJoinRoutesKeepsItsInput(t *testing.T) {
+	a, _ := ParseRoute("a.example.com=10.0.0.1:1")
+	a.Endpoints = append(make([]registry.Endpoint, 0, 8), a.Endpoints...)
+	b, _ := ParseRoute("a.example.com=10.0.0.2:1")
+	in := []registry.Service{a, b}
+	if got := JoinRoutes(in); len(got) != 1 || len(got[0].Endpoints) != 2 {
+		t.Errorf("joined: %+v", got)
+	}
+	if spare := in[0].Endpoints[:2][1]; spare != (registry.Endpoint{}) {
+		t.Errorf("the input's memory was written to: %v", spare)
+	}
+}
+
+func manyRoutes(n int) []byte {
+	var b bytes.Buffer
+	for i := range n {
+		fmt.Fprintf(&b, "svc-%d.example.com:443 10.%d.%d.%d:8443\n", i, i>>16, i>>8&0xff, i&0xff)
+	}
+	return b.Bytes()
+}
+
+func BenchmarkParseRoutes(b *testing.B) {
+	data := manyRoutes(100_000)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ParseRoutes("routes.txt", data); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkParse(b *testing.B) {
+	var buf bytes.Buffer
+	buf.WriteString("services:\n")
+	for i := range 10_000 {
+		fmt.Fprintf(&buf, "  - name: svc-%d.example.com\n    ports: [443]\n    endpoints: [\"10.0.0.1:8443\"]\n", i)
+	}
+	for b.Loop() {
+		if _, err := Parse("services.yaml", buf.Bytes()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, pattern := range []string{"testdata/good/*.yaml", "testdata/bad/*.yaml"} {
+		files, _ := filepath.Glob(pattern)
+		for _, name := range files {
+			data, err := os.ReadFile(name)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(data)
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		lines := bytes.Count(data, []byte("\n")) + bytes.Count(data, []byte("\r")) + 1
+		cfg, err := Parse("fuzz.yaml", data)
+		if err == nil {
+			// What loads is understood in full: it makes a table without conflicts.
+			if _, err := registry.Merge(cfg.Snapshot()); err != nil {
+				t.Errorf("loaded with conflicts: %v", err)
+			}
+			for _, s := range cfg.Services {
+				if len(s.Names) == 0 || len(s.Endpoints) == 0 || s.ExposedTo != nil && len(s.ExposedTo) == 0 {
+					t.Errorf("loaded a service that is not whole: %+v", s)
+				}
+			}
+			return
+		}
+		var errs Errors
+		if !errors.As(err, &errs) || len(errs) == 0 || len(errs) > maxErrors {
+			t.Fatalf("%T with %d errors", err, len(errs))
+		}
+		for _, e := range errs {
+			if e.Line < 1 || e.Column < 1 || e.Msg == "" || e.Line > lines+2 {
+				t.Errorf("an error without a place: %+v in %d lines", e, lines)
+			}
+		}
+	})
+}
+
+func FuzzParseRoutes(f *testing.F) {
+	f.Add([]byte("a.example.com:443 10.0.0.1:8443 # x\n*.b.example 10.0.0.1:1\n"))
+	f.Add([]byte("a b c\n\x00 :0\n[::1]:1 [::1]:1\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		services, err := ParseRoutes("routes.txt", data)
+		if err != nil {
+			return
+		}
+		if _, err := registry.Merge(registry.Snapshot{Services: services}); err != nil {
+			t.Errorf("loaded with conflicts: %v", err)
+		}
+	})
+}

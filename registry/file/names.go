@@ -1,0 +1,193 @@
+package file
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
+	"golang.org/x/net/idna"
+)
+
+// A complaint is an Error without its place.
+type complaint struct {
+	msg, hint string
+	offset    int // in bytes, into what was parsed
+}
+
+func complain(hint, format string, args ...any) *complaint {
+	return &complaint{msg: fmt.Sprintf(format, args...), hint: hint}
+}
+
+// parseName is tunnel.ParseName for what people write: U-labels become
+// A-labels. It also refuses A-labels that no client can mean: those that are
+// no punycode, and those that decode to plain ASCII and so are a second
+// spelling of a name that has a first.
+func parseName(s string) (tunnel.Name, *complaint) {
+	ascii := s
+	for i := range len(s) {
+		if s[i] < utf8.RuneSelf {
+			continue
+		}
+		var err error
+		if ascii, err = idna.Lookup.ToASCII(s); err != nil {
+			return tunnel.Name{}, complain("write the A-labels that DNS has (xn--...)", "not a name that IDNA allows")
+		}
+		break
+	}
+	n, err := tunnel.ParseName(ascii)
+	if err != nil {
+		hint := ""
+		switch {
+		case errors.Is(err, tunnel.ErrNameByte) && strings.Contains(s, "*"):
+			hint = "an asterisk stands alone before the first dot: *.example.com"
+		case errors.Is(err, tunnel.ErrNameAddress):
+			hint = "a service has addresses under the key addresses, apart from its names"
+		}
+		return tunnel.Name{}, complain(hint, "%v", err)
+	}
+	for label := range strings.SplitSeq(n.String(), ".") {
+		if !strings.HasPrefix(label, "xn--") {
+			continue
+		}
+		u, err := idna.Punycode.ToUnicode(label)
+		if err != nil || u == label || isASCII(u) {
+			return tunnel.Name{}, complain("write the label as DNS has it", "label %q is no A-label: it stands for no name outside of ASCII", label)
+		}
+	}
+	return n, nil
+}
+
+func isASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
+}
+
+// parsePattern is tunnel.ParsePattern for what people write.
+func parsePattern(s string) (tunnel.Pattern, *complaint) {
+	rest, wild := strings.CutPrefix(s, "*.")
+	if s == "*" {
+		return tunnel.Pattern{}, complain("name a domain: *.example.com", "a service can't have every name there is")
+	}
+	n, c := parseName(rest)
+	if c != nil {
+		return tunnel.Pattern{}, c
+	}
+	return tunnel.Pattern{Suffix: n, Wildcard: wild}, nil
+}
+
+// cutPort splits "host", "host:port" and "[v6]:port". The port is 0 where
+// there is none, the brackets are gone.
+func cutPort(s string) (host string, port uint16, c *complaint) {
+	if a, err := netip.ParseAddr(s); err == nil && a.Is6() {
+		return "", 0, complain(fmt.Sprintf("write [%s]:port", s), "an IPv6 address needs brackets, or its end could be a port")
+	}
+	if !strings.Contains(s, ":") {
+		return s, 0, nil
+	}
+	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		return s[1 : len(s)-1], 0, nil
+	}
+	host, digits, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", 0, complain("write host:port, or [address]:port for IPv6", "not a host and a port")
+	}
+	port, c = parsePort(digits)
+	return host, port, c
+}
+
+func parsePort(s string) (uint16, *complaint) {
+	v, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || v == 0 || s[0] == '0' {
+		return 0, complain("", "port %q is not a number from 1 to 65535", clip(s))
+	}
+	return uint16(v), nil
+}
+
+// parseEndpoint parses "host[:port]" where host is an address or a DNS name.
+func parseEndpoint(s string) (registry.Endpoint, *complaint) {
+	if strings.Contains(s, "://") {
+		return registry.Endpoint{}, complain("leave the scheme out: bytes are passed on as they are", "an endpoint is host:port, not a URL")
+	}
+	host, port, c := cutPort(s)
+	if c != nil {
+		return registry.Endpoint{}, c
+	}
+	ep := registry.Endpoint{Port: port}
+	if a, err := netip.ParseAddr(host); err == nil {
+		ep.Addr = a.Unmap()
+		return ep, destination(a)
+	}
+	if strings.HasPrefix(host, "*") {
+		return ep, complain("write the name of one host", "an endpoint can't be a wildcard")
+	}
+	n, c := parseName(host)
+	if c != nil {
+		return ep, c
+	}
+	ep.Host = n.String()
+	return ep, nil
+}
+
+// destination complains of an address that nothing can be sent to. Loopback
+// and link-local ones are fine: who writes them into the file means them.
+func destination(a netip.Addr) *complaint {
+	switch u := a.Unmap(); {
+	case a.Zone() != "":
+		return complain("write the address without its zone", "a zone names an interface of one machine only")
+	case u.IsUnspecified():
+		return complain("write the address of one host, 127.0.0.1 for this one", "an unspecified address is no destination")
+	case u.IsMulticast(), u == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return complain("write the address of one host", "a multicast or broadcast address is no destination")
+	}
+	return nil
+}
+
+// target parses the "name[:port]" of a listener's service.
+func (d *decoder) target(n *yaml.Node, s string) (tunnel.Name, uint16) {
+	host, port, c := cutPort(s)
+	if c == nil {
+		var name tunnel.Name
+		if name, c = parseName(host); c == nil {
+			return name, port
+		}
+	}
+	d.errorf(n, c.hint, "service %q: %s", clip(s), c.msg)
+	return tunnel.Name{}, 0
+}
+
+// listenAddress reads "[host]:port" to listen at.
+func (d *decoder) listenAddress(n *yaml.Node, what string, to *string) {
+	s, ok := d.text(n, what)
+	if !ok {
+		return
+	}
+	host, digits, err := net.SplitHostPort(s)
+	if err != nil {
+		hint := "write :443, 192.0.2.1:443 or [2001:db8::1]:443"
+		if _, c := parsePort(s); c == nil {
+			hint = fmt.Sprintf("did you mean %q?", ":"+s)
+		}
+		d.errorf(n, hint, "%s %q is not an address with a port", what, clip(s))
+		return
+	}
+	if _, c := parsePort(digits); c != nil {
+		d.errorf(n, "clients need to know the port", "%s %q: %s", what, clip(s), c.msg)
+		return
+	}
+	if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
+		d.errorf(n, "write an address of this machine, or none for all of them", "%s %q: %q is not an IP address", what, clip(s), clip(host))
+		return
+	}
+	*to = s
+}

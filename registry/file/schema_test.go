@@ -1,0 +1,199 @@
+package file
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+type jsonObject = map[string]any
+
+func schema(t *testing.T) jsonObject {
+	t.Helper()
+	var s jsonObject
+	if err := json.Unmarshal([]byte(Schema), &s); err != nil {
+		t.Fatalf("schema.json: %v", err)
+	}
+	return s
+}
+
+// The schema and the loader know the same keys.
+func TestSchemaHasTheLoadersKeys(t *testing.T) {
+	root := schema(t)
+	defs := root["$defs"].(jsonObject)
+	for name, keys := range map[string][]string{
+		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields),
+		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
+	} {
+		object := root
+		if name != "" {
+			object, _ = defs[name].(jsonObject)
+		}
+		if object["additionalProperties"] != false {
+			t.Errorf("%q allows additional properties", name)
+		}
+		properties, _ := object["properties"].(jsonObject)
+		slices.Sort(keys)
+		if got := slices.Sorted(maps.Keys(properties)); !slices.Equal(got, keys) {
+			t.Errorf("keys of %q: the schema has %v, the loader %v", name, got, keys)
+		}
+		delete(defs, name)
+	}
+	for name, def := range defs {
+		if def.(jsonObject)["properties"] != nil {
+			t.Errorf("the schema has an object %q that the loader does not read", name)
+		}
+	}
+}
+
+// Good files are valid by the schema; those that are wrong by its means are not.
+func TestSchemaValidatesSamples(t *testing.T) {
+	root := schema(t)
+	validate := func(file string) error {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v any
+		if err := yaml.Unmarshal(data, &v); err != nil {
+			return err
+		}
+		return valid(root, root, v, "")
+	}
+	good, _ := filepath.Glob("testdata/good/*.yaml")
+	if len(good) < 4 {
+		t.Fatalf("%d good samples", len(good))
+	}
+	for _, f := range good {
+		if err := validate(f); err != nil {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names"} {
+		if err := validate("testdata/bad/" + f + ".yaml"); err == nil {
+			t.Errorf("%s.yaml is valid by the schema", f)
+		}
+	}
+}
+
+// valid checks v by the few words of JSON Schema that ours uses.
+func valid(root, s jsonObject, v any, at string) error {
+	for word, arg := range s {
+		switch word {
+		case "$schema", "$id", "$defs", "title", "description", "items", "additionalProperties":
+		case "$ref":
+			name := strings.TrimPrefix(arg.(string), "#/$defs/")
+			def, ok := root["$defs"].(jsonObject)[name].(jsonObject)
+			if !ok {
+				return fmt.Errorf("no definition %q", name)
+			}
+			if err := valid(root, def, v, at); err != nil {
+				return err
+			}
+		case "type":
+			if !isType(arg, v) {
+				return fmt.Errorf("%s is %T, want %v", at, v, arg)
+			}
+		case "required":
+			for _, k := range arg.([]any) {
+				if m, ok := v.(jsonObject); ok && m[k.(string)] == nil {
+					return fmt.Errorf("%s lacks %s", at, k)
+				}
+			}
+		case "oneOf":
+			n := 0
+			for _, one := range arg.([]any) {
+				if valid(root, one.(jsonObject), v, at) == nil {
+					n++
+				}
+			}
+			if n != 1 {
+				return fmt.Errorf("%s is %d of %v", at, n, arg)
+			}
+		case "properties":
+			m, _ := v.(jsonObject)
+			for k, e := range m {
+				p, ok := arg.(jsonObject)[k].(jsonObject)
+				if !ok {
+					if s["additionalProperties"] == false {
+						return fmt.Errorf("%s has %s", at, k)
+					}
+					continue
+				}
+				if err := valid(root, p, e, at+"."+k); err != nil {
+					return err
+				}
+			}
+		case "enum":
+			if !slices.Contains(arg.([]any), v) {
+				return fmt.Errorf("%s is %v, want %v", at, v, arg)
+			}
+		case "pattern":
+			if str, ok := v.(string); ok && !regexp.MustCompile(arg.(string)).MatchString(str) {
+				return fmt.Errorf("%s is %q, want %s", at, str, arg)
+			}
+		case "minLength":
+			if str, ok := v.(string); ok && float64(len(str)) < arg.(float64) {
+				return fmt.Errorf("%s is short", at)
+			}
+		case "minItems":
+			if l, ok := v.([]any); ok && float64(len(l)) < arg.(float64) {
+				return fmt.Errorf("%s is short", at)
+			}
+		case "minProperties":
+			if m, ok := v.(jsonObject); ok && float64(len(m)) < arg.(float64) {
+				return fmt.Errorf("%s is short", at)
+			}
+		case "minimum", "maximum":
+			if n, ok := v.(int); ok && (word == "minimum" && float64(n) < arg.(float64) || word == "maximum" && float64(n) > arg.(float64)) {
+				return fmt.Errorf("%s is %d, %s %v", at, n, word, arg)
+			}
+		case "uniqueItems":
+			l, _ := v.([]any)
+			for i, e := range l {
+				if slices.Contains(l[:i], e) {
+					return fmt.Errorf("%s has %v twice", at, e)
+				}
+			}
+		default:
+			return fmt.Errorf("the schema uses %q, which this check does not know", word)
+		}
+	}
+	if l, ok := v.([]any); ok && s["items"] != nil {
+		for i, e := range l {
+			if err := valid(root, s["items"].(jsonObject), e, fmt.Sprintf("%s[%d]", at, i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func isType(want, v any) bool {
+	if list, ok := want.([]any); ok {
+		return slices.ContainsFunc(list, func(w any) bool { return isType(w, v) })
+	}
+	switch v.(type) {
+	case jsonObject:
+		return want == "object"
+	case []any:
+		return want == "array"
+	case string:
+		return want == "string"
+	case bool:
+		return want == "boolean"
+	case int:
+		return want == "integer" || want == "number"
+	case float64:
+		return want == "number"
+	}
+	return false
+}

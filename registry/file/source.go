@@ -1,0 +1,267 @@
+package file
+
+import (
+	"context"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"culvert.dev/registry"
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	// quiet is how long a file must be still before it is read: editors and
+	// copies write in pieces.
+	quiet = 100 * time.Millisecond
+
+	// patience is how long a file that is never still is waited for.
+	patience = 500 * time.Millisecond
+
+	// poll is how often the files are looked at without any notice, for file
+	// systems that give none.
+	poll = 500 * time.Millisecond
+)
+
+// A Source is a configuration file as a registry.Source: it sends the file's
+// services and networks at first and whenever they change. The zero value but
+// for Path is ready; a Source must not be copied and is run once.
+//
+// The file may be rewritten, renamed over, or reached through symbolic links
+// that are swapped, as a Kubernetes ConfigMap does. A file that is missing or
+// wrong changes nothing, and is complained of once.
+type Source struct {
+	Path string
+
+	// Load reads Path. Nil means Load; LoadRoutes is the other choice.
+	Load func(path string) (*Config, error)
+
+	// OnConfig is told of every configuration that was accepted, the first one
+	// included, before its services take effect. It is called by Run. If it is
+	// nil, parts that need a restart to take effect are logged.
+	OnConfig func(*Config)
+
+	// OnError is told of every file that was refused: Errors with all its
+	// mistakes, or what the file system said. It is called by Run. May be nil.
+	OnError func(error)
+
+	// Log is told of the same. Nil discards.
+	Log *slog.Logger
+
+	once   sync.Once
+	reload chan struct{}
+}
+
+func (s *Source) init() { s.once.Do(func() { s.reload = make(chan struct{}, 1) }) }
+
+// Reload makes Run read the file now, as on SIGHUP. It does not wait.
+func (s *Source) Reload() {
+	s.init()
+	select {
+	case s.reload <- struct{}{}:
+	default: // one is on its way already
+	}
+}
+
+// Run implements registry.Source. It returns when ctx is done.
+func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error {
+	s.init()
+	w := watch{log: s.Log}
+	if w.log == nil {
+		w.log = slog.New(slog.DiscardHandler)
+	}
+	w.start()
+	defer w.stop()
+
+	var current *Config
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	for forced := true; ; {
+		// What is watched is set before the file is read: a change after that
+		// is not missed.
+		w.follow(s.files(current))
+		seen := w.stamps()
+		next := s.read(current, forced, w.log)
+		if next != nil {
+			if s.OnConfig != nil {
+				s.OnConfig(next)
+			} else if current != nil {
+				if parts := current.RestartNeeded(next); len(parts) > 0 {
+					w.log.Warn("configuration: needs a restart to take effect", "file", s.Path, "changed", strings.Join(parts, ", "))
+				}
+			}
+			current = next
+			select {
+			case updates <- registry.Update{Source: s.Path, Snapshot: next.Snapshot()}:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			w.follow(s.files(current)) // it may name other files than before
+		}
+		var err error
+		if forced, err = s.wait(ctx, &w, seen, ticker.C); err != nil {
+			return err
+		}
+	}
+}
+
+// files returns every file the configuration is made of.
+func (s *Source) files(c *Config) []string {
+	if c == nil {
+		return []string{s.Path}
+	}
+	return c.files
+}
+
+// read loads the file and returns what is new, or nil.
+func (s *Source) read(current *Config, forced bool, log *slog.Logger) *Config {
+	load := s.Load
+	if load == nil {
+		load = Load
+	}
+	next, err := load(s.Path)
+	switch {
+	case err != nil:
+		if s.OnError != nil {
+			s.OnError(err)
+		}
+		log.Error("configuration refused; the one before stays in force", "file", s.Path, "err", err)
+		return nil
+	case current != nil && next.sum == current.sum:
+		if forced {
+			log.Info("configuration unchanged", "file", s.Path)
+		}
+		return nil
+	}
+	log.Info("configuration read", "file", s.Path, "services", len(next.Services))
+	return next
+}
+
+// wait returns when the files differ from what was seen and are still again,
+// or at once after Reload.
+func (s *Source) wait(ctx context.Context, w *watch, seen stamps, tick <-chan time.Time) (forced bool, err error) {
+	var still, late <-chan time.Time
+	for {
+		touched := false
+		select {
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case <-s.reload:
+			return true, nil
+		case <-still:
+			return false, nil
+		case <-late:
+			return false, nil
+		case ev := <-w.events:
+			// The stamp of a file that is written twice in one tick of the
+			// system's clock may be the same, so its name is enough.
+			touched = w.bases[filepath.Base(ev.Name)]
+		case <-w.errors: // notices were lost
+			touched = true
+		case <-tick:
+		}
+		now := w.stamps()
+		if !touched && maps.Equal(now, seen) {
+			continue
+		}
+		seen = now
+		still = time.After(quiet)
+		if late == nil {
+			late = time.After(patience)
+		}
+	}
+}
+
+// A stamp is what the file system says of a file: by it a change is seen
+// without reading.
+type stamp struct {
+	size     int64
+	modified int64 // nanoseconds
+	mode     fs.FileMode
+	real     string // where the symbolic links lead
+}
+
+type stamps map[string]stamp
+
+// A watch waits for changes of files. It watches their directories, and those
+// that symbolic links lead to: a watch of the file itself would stay with the
+// old one when a new one is renamed over it.
+type watch struct {
+	log     *slog.Logger
+	watcher *fsnotify.Watcher // nil if the system has none left
+	events  <-chan fsnotify.Event
+	errors  <-chan error
+	files   []string
+	bases   map[string]bool // what files and what they link to are called
+	dirs    map[string]bool // that are watched
+}
+
+func (w *watch) start() {
+	w.dirs = map[string]bool{}
+	var err error
+	if w.watcher, err = fsnotify.NewWatcher(); err != nil {
+		w.log.Warn("configuration: no notices of changes from the system, looking at the file instead", "every", poll, "err", err)
+		return
+	}
+	w.events, w.errors = w.watcher.Events, w.watcher.Errors
+}
+
+func (w *watch) stop() {
+	if w.watcher != nil {
+		_ = w.watcher.Close()
+	}
+}
+
+// follow makes files what is watched.
+func (w *watch) follow(files []string) {
+	w.files = slices.Clone(files)
+	w.bases = map[string]bool{}
+	want := map[string]bool{}
+	add := func(path string) {
+		w.bases[filepath.Base(path)] = true
+		want[filepath.Dir(path)] = true
+	}
+	for _, f := range files {
+		add(f)
+		if real, err := filepath.EvalSymlinks(f); err == nil {
+			add(real)
+		}
+	}
+	if w.watcher == nil {
+		return
+	}
+	for dir := range w.dirs {
+		if !want[dir] {
+			_ = w.watcher.Remove(dir)
+			delete(w.dirs, dir)
+		}
+	}
+	for dir := range want {
+		// Also those watched before: a directory that was removed and made
+		// again has lost its watch, and adding one twice does no harm.
+		if err := w.watcher.Add(dir); err == nil {
+			w.dirs[dir] = true
+		}
+	}
+}
+
+// stamps looks at the files.
+func (w *watch) stamps() stamps {
+	all := make(stamps, len(w.files))
+	for _, f := range w.files {
+		info, err := os.Stat(f)
+		if err != nil {
+			all[f] = stamp{size: -1}
+			continue
+		}
+		real, _ := filepath.EvalSymlinks(f)
+		all[f] = stamp{size: info.Size(), modified: info.ModTime().UnixNano(), mode: info.Mode(), real: real}
+	}
+	return all
+}

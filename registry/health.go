@@ -1,0 +1,176 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// penalties is how long an endpoint stands at the end of the order after its
+// first, second, ... failure in a row.
+var penalties = [...]time.Duration{time.Second, 2 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}
+
+const (
+	// trial is how long the first request after a penalty has the endpoint to
+	// itself: a black hole costs one request its dial timeout, not all of them.
+	trial = 5 * time.Second
+
+	// forget is when a failure is no longer held against an endpoint that
+	// nobody has tried since.
+	forget = 5 * time.Minute
+
+	// maxFailing bounds the memory for failing endpoints, as DNS answers are
+	// made by others. Beyond it failures are not remembered.
+	maxFailing = 1 << 16
+)
+
+// A failure is the state of an endpoint that could not be dialed. Endpoints
+// that work have none.
+type failure struct {
+	inARow int
+	until  time.Time // the end of the penalty
+	trial  time.Time // the end of the trial under way, zero if none
+	host   string    // the DNS name the address came from, "" for a written address
+}
+
+// health remembers failing endpoints across tables.
+type health struct {
+	n       atomic.Int64 // of failing, so that requests can tell without the lock that all is well
+	mu      sync.Mutex   // guards failing
+	failing map[netip.AddrPort]failure
+}
+
+// report takes in how a dial of ep ended.
+func (h *health) report(ep tunnel.Endpoint, err error) {
+	switch {
+	case err == nil:
+		if h.n.Load() == 0 {
+			return
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.failing, ep.Addr)
+	case !blames(err):
+		return
+	default:
+		now := time.Now()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		f, known := h.failing[ep.Addr]
+		if known && now.Before(f.until) {
+			return // dials that were under way together are one failure
+		}
+		if !known && len(h.failing) >= maxFailing {
+			h.sweep(now)
+			if len(h.failing) >= maxFailing {
+				return
+			}
+		}
+		f.until = now.Add(penalties[min(f.inARow, len(penalties)-1)])
+		f.inARow++
+		f.trial = time.Time{}
+		f.host = ep.Host
+		if h.failing == nil {
+			h.failing = map[netip.AddrPort]failure{}
+		}
+		h.failing[ep.Addr] = f
+	}
+	h.n.Store(int64(len(h.failing)))
+}
+
+// blames reports whether a dial error is the endpoint's: not that of a client
+// that left, or of a gateway out of descriptors or ports.
+func blames(err error) bool {
+	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
+		if errors.Is(err, ours) {
+			return false
+		}
+	}
+	switch tunnel.ReasonOf(err) {
+	case tunnel.Prohibited, tunnel.Loop:
+		return false
+	}
+	return true
+}
+
+// order moves failing endpoints behind the others, the one due back first at
+// the front of them.
+func (h *health) order(eps []tunnel.Endpoint) {
+	if h.n.Load() == 0 || len(eps) < 2 {
+		return
+	}
+	now := time.Now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	due := func(ep tunnel.Endpoint) time.Time { // zero for one that may be tried now
+		f := h.failing[ep.Addr]
+		switch {
+		case now.Before(f.until):
+			return f.until
+		case now.Before(f.trial):
+			return f.trial
+		}
+		return time.Time{}
+	}
+	slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int { return due(a).Compare(due(b)) })
+	if f, ok := h.failing[eps[0].Addr]; ok && due(eps[0]).IsZero() {
+		f.trial = now.Add(trial)
+		h.failing[eps[0].Addr] = f
+	}
+}
+
+// prune forgets endpoints that are not in t any more.
+func (h *health) prune(t *Table) {
+	if h.n.Load() == 0 {
+		return
+	}
+	h.mu.Lock()
+	gone := maps.Clone(h.failing)
+	h.mu.Unlock()
+
+	// Outside of the lock, as tables are large and requests wait for it.
+	addrs, hosts := map[netip.Addr]bool{}, map[string]bool{}
+	for ap, f := range gone {
+		if f.host != "" {
+			hosts[f.host] = false
+		} else {
+			addrs[ap.Addr()] = false
+		}
+	}
+	for s := range t.Services() {
+		for _, ep := range s.Endpoints {
+			if _, ok := hosts[ep.Host]; ok {
+				hosts[ep.Host] = true
+			} else if _, ok := addrs[ep.Addr.Unmap()]; ok {
+				addrs[ep.Addr.Unmap()] = true
+			}
+		}
+	}
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for ap, f := range gone {
+		if !hosts[f.host] && !addrs[ap.Addr()] {
+			delete(h.failing, ap)
+		}
+	}
+	h.sweep(time.Now())
+	h.n.Store(int64(len(h.failing)))
+}
+
+// sweep drops what is old. The caller holds mu.
+func (h *health) sweep(now time.Time) {
+	for ap, f := range h.failing {
+		if now.Sub(f.until) > forget {
+			delete(h.failing, ap)
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// A found is what a request leads to in a table.
+type found struct {
+	entry    *entry
+	pattern  string
+	port     uint16         // that was asked for, or stands for it; 0 where it is not known
+	endpoint netip.AddrPort // the one endpoint asked for by its address, or zero
+}
+
+// Find returns the service a request leads to, whoever asks. Its error is an
+// *tunnel.Error.
+func (t *Table) Find(req *tunnel.Request) (Service, error) {
+	f, err := t.route(req)
+	if err != nil {
+		return Service{}, err
+	}
+	return f.entry.Service, nil
+}
+
+// find finds the service of a request and whether the caller may have it. It
+// does not allocate, errors apart.
+func (t *Table) find(req *tunnel.Request) (found, *tunnel.Error) {
+	f, err := t.route(req)
+	if err != nil {
+		return found{}, err
+	}
+	return f, t.visible(f.entry, req)
+}
+
+// route is find that does not ask who asks.
+func (t *Table) route(req *tunnel.Request) (found, *tunnel.Error) {
+	switch {
+	case t == nil:
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", req.Target())
+	case req.Addr.IsValid():
+		return t.findAddr(req)
+	case req.Name.IsZero():
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: the request names no destination")
+	}
+	return t.findName(req)
+}
+
+func (t *Table) findName(req *tunnel.Request) (found, *tunnel.Error) {
+	if c, ok := t.exact[req.Name]; ok {
+		return t.pick(c, req)
+	}
+	for parent, ok := req.Name.Parent(); ok; parent, ok = parent.Parent() {
+		if c, ok := t.wild[parent]; ok {
+			return t.pick(c, req)
+		}
+	}
+	return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", req.Name, count(len(t.services)))
+}
+
+func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
+	a := normalAddr(req.Addr)
+	if c, ok := t.addresses[a]; ok {
+		return t.pick(c, req)
+	}
+	// Before endpoints: that a service has an endpoint on loopback is no leave
+	// for clients to name it.
+	if why, bad := tunnel.Forbidden(req.Addr); bad {
+		return found{}, tunnel.Refusef(tunnel.Prohibited, "registry: %q is prohibited: %s", req.Target(), why)
+	}
+	ap := netip.AddrPortFrom(a, req.Port)
+	services := t.endpoints[ap]
+	if len(services) == 0 {
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service has the address %q; %s registered", req.Target(), count(len(t.services)))
+	}
+	e := &t.services[services[0]]
+	for _, i := range services {
+		if t.visible(&t.services[i], req) == nil {
+			e = &t.services[i]
+			break
+		}
+	}
+	return found{entry: e, port: req.Port, endpoint: ap}, nil
+}
+
+// pick applies the port rule to what one pattern leads to.
+func (t *Table) pick(c claims, req *tunnel.Request) (found, *tunnel.Error) {
+	port := req.Port
+	if port == 0 {
+		if len(c) == 1 {
+			return t.found(c[0], c[0].port), nil
+		}
+		port = req.Local
+	}
+	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
+	if ok && port != 0 {
+		return t.found(c[at], port), nil
+	}
+	if c[0].port == 0 {
+		return t.found(c[0], port), nil
+	}
+	ports := make([]string, 0, 8)
+	for i := range c {
+		if i == 8 {
+			ports = append(ports, "...")
+			break
+		}
+		ports = append(ports, fmt.Sprint(c[i].port))
+	}
+	list := strings.Join(ports, ", ")
+	if req.Port == 0 {
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has the ports %s and none was asked for: listen on one of them (this is %d), or use a protocol that names the port", req.Host(), list, req.Local)
+	}
+	return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has no port %d, it has %s", req.Host(), req.Port, list)
+}
+
+func (t *Table) found(c claim, port uint16) found {
+	return found{entry: &t.services[c.service], pattern: c.pattern, port: port}
+}
+
+// visible returns nil if the caller may know of e, and why not otherwise.
+func (t *Table) visible(e *entry, req *tunnel.Request) *tunnel.Error {
+	if !e.Exposed {
+		return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is not exposed", req.Target(), e.Name, orUnknown(e.Origin))
+	}
+	if len(e.ExposedTo) == 0 {
+		return nil
+	}
+	network := t.networks.find(req.Source.Addr())
+	if network >= 0 && slices.Contains(e.views, network) {
+		return nil
+	}
+	where := "no network"
+	if network >= 0 {
+		where = fmt.Sprintf("network %q", t.networks.names[network])
+	}
+	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; the source %s is in %s",
+		req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), where)
+}
+
+func count(n int) string {
+	if n == 1 {
+		return "1 service is"
+	}
+	return fmt.Sprintf("%d services are", n)
+}

@@ -1,0 +1,92 @@
+package registry
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// A Network is a named set of source addresses.
+type Network struct {
+	Name  string
+	CIDRs []netip.Prefix
+}
+
+// A Service is what clients may ask for.
+type Service struct {
+	Name      string           // for logs, metrics and explain; need not be unique
+	Names     []tunnel.Pattern // the names clients ask for
+	Ports     []uint16         // the ports clients may ask for; empty means any
+	Addresses []netip.Addr     // addresses clients may ask for in place of a name
+	Endpoints []Endpoint       // where it is served, in any order; none means NoEndpoint
+
+	Exposed   bool     // false keeps the service private: every request is NotExposed
+	ExposedTo []string // names of the networks that may ask; empty means everyone
+
+	Idle       time.Duration // limit without a byte either way; 0 means the relay's
+	HalfClosed time.Duration // limit half-closed and silent; 0 means the relay's
+	Origin     string        // who says so, for people: "culvert.yaml:12"
+}
+
+// An Endpoint is one place that serves a service: an address or a DNS name.
+// Exactly one of Host and Addr is set.
+type Endpoint struct {
+	Host string     // a DNS name, looked up for every request
+	Addr netip.Addr // or an address
+	Port uint16     // 0 means the port that was asked for
+}
+
+func (e Endpoint) String() string {
+	host := e.Host
+	if e.Addr.IsValid() {
+		host = e.Addr.String()
+	}
+	if e.Port == 0 {
+		return host
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(e.Port)))
+}
+
+// A Snapshot is all that one source knows at one time. Whoever makes one does
+// not change it, or anything it points to, afterwards.
+type Snapshot struct {
+	Networks []Network
+	Services []Service
+}
+
+// An Update replaces what a source said before under the same name.
+type Update struct {
+	Source string // "file", "cluster/west"; a source may use several
+	Snapshot
+}
+
+// A Source finds out what there is. Run sends an Update at first and whenever
+// something changes, each with everything that Source name knows, until ctx is
+// done. Its sends select on ctx.Done.
+//
+// What a source has sent stays in force when it fails: Run returns an error
+// only where it cannot go on, and is called again after a while. It returns
+// nil if there is nothing more to come.
+type Source interface {
+	Run(ctx context.Context, updates chan<- Update) error
+}
+
+// Static is a Source that never changes, as made of command-line flags.
+type Static struct {
+	Name string
+	Snapshot
+}
+
+// Run sends the one update.
+func (s Static) Run(ctx context.Context, updates chan<- Update) error {
+	select {
+	case updates <- Update{Source: s.Name, Snapshot: s.Snapshot}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,247 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+const (
+	// atMost is how often a table is made of updates: a source that flaps
+	// must not take a core.
+	atMost = 100 * time.Millisecond
+
+	// settle is how long the first table waits for sources that have not said
+	// anything yet: a partial table refuses what the gateway in fact serves.
+	settle = 5 * time.Second
+
+	// The wait before a source that failed is run again doubles between these.
+	minRestart = time.Second
+	maxRestart = 30 * time.Second
+)
+
+// A Registry holds the current table and resolves requests by it. The zero
+// value is ready and refuses everything until a table is there. It is safe
+// for use by many goroutines, and must not be copied.
+type Registry struct {
+	// Lookup finds the addresses of an endpoint's DNS name. It is called once
+	// for each name and request, so it should cache. An error with a
+	// Timeout() bool method that says true is LookupTime. Nil means that
+	// endpoints with DNS names have no address.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	// Log is told of new tables, conflicts and failing sources. Nil discards.
+	Log *slog.Logger
+
+	current atomic.Pointer[state]
+	health  health
+
+	mu sync.Mutex // held while a table is swapped in, so that generations go up
+}
+
+// A state is a table and what goes with this one table only.
+type state struct {
+	table *Table
+	turns []atomic.Uint32 // by service: how many requests it has had
+}
+
+// Table returns the current table, nil before the first one.
+func (r *Registry) Table() *Table {
+	s := r.current.Load()
+	if s == nil {
+		return nil
+	}
+	return s.table
+}
+
+// Swap makes t the current table and returns it with its generation. Requests
+// that have begun go on with the table they began with. Endpoints that are in
+// both tables keep their failures, services of the same name their turn.
+func (r *Registry) Swap(t *Table) *Table {
+	if t == nil {
+		t = &Table{}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	old := r.current.Load()
+	next := *t
+	next.generation = 1
+	s := &state{table: &next, turns: make([]atomic.Uint32, len(next.services))}
+	if old != nil {
+		next.generation = old.table.generation + 1
+		carryTurns(old, s)
+	}
+	r.current.Store(s)
+	r.health.prune(&next)
+	return &next
+}
+
+func carryTurns(from, to *state) {
+	turns := make(map[string]uint32, len(from.turns))
+	for i := range from.turns {
+		if n := from.turns[i].Load(); n > 0 {
+			turns[from.table.services[i].Name] = n
+		}
+	}
+	if len(turns) == 0 {
+		return
+	}
+	for i := range to.turns {
+		to.turns[i].Store(turns[to.table.services[i].Name])
+	}
+}
+
+// Run runs the sources and swaps in a table whenever one of them has news,
+// until ctx is done; then it waits for the sources and returns nil. It may be
+// called once.
+//
+// A source that fails keeps the last it said and is run again, after a while.
+// The first table waits for the first word of every source, for at most 5
+// seconds. News are taken up at most every 100 ms.
+func (r *Registry) Run(ctx context.Context, sources ...Source) error {
+	if len(sources) == 0 {
+		return errors.New("registry: no source to run")
+	}
+	log := r.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	news := make(chan message)
+	var running sync.WaitGroup
+	for i, src := range sources {
+		running.Go(func() { runSource(ctx, log, i, src, news) })
+	}
+	defer running.Wait()
+
+	var (
+		known  = map[key]Snapshot{}
+		silent = len(sources) // sources that have neither said anything nor failed
+		heard  = make([]bool, len(sources))
+		dirty  bool
+		late   = time.NewTimer(settle)
+		tick   = time.NewTimer(0)
+		wait   = true // for tick
+	)
+	defer late.Stop()
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case m := <-news:
+			if !heard[m.source] {
+				heard[m.source] = true
+				silent--
+			}
+			if m.update != nil {
+				known[key{m.source, m.update.Source}] = m.update.Snapshot
+				dirty = true
+			}
+		case <-late.C:
+			silent = 0
+		case <-tick.C:
+			wait = false
+		}
+		if !dirty || silent > 0 || wait {
+			continue
+		}
+		r.merge(log, known)
+		dirty, wait = false, true
+		tick.Reset(atMost)
+	}
+}
+
+// A key names what one source said under one name. Keys are ordered by the
+// precedence of what they name.
+type key struct {
+	source int
+	name   string
+}
+
+// merge swaps in the table of everything known.
+func (r *Registry) merge(log *slog.Logger, known map[key]Snapshot) {
+	keys := slices.SortedFunc(maps.Keys(known), func(a, b key) int {
+		if a.source != b.source {
+			return a.source - b.source
+		}
+		if a.name < b.name {
+			return -1
+		}
+		return 1
+	})
+	snapshots := make([]Snapshot, len(keys))
+	for i, k := range keys {
+		snapshots[i] = known[k]
+	}
+	t, err := Merge(snapshots...)
+	if err != nil {
+		log.Warn("registry: sources disagree", "err", err)
+	}
+	t = r.Swap(t)
+	log.Info("registry: table changed", "generation", t.Generation(), "services", t.Len())
+}
+
+// A message is what a source has to say: an update, or nil where its run ended.
+type message struct {
+	source int
+	update *Update
+}
+
+// runSource runs one source, again and again where it fails, and passes on
+// what it says.
+func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news chan<- message) {
+	send := func(m message) {
+		select {
+		case news <- m:
+		case <-ctx.Done():
+		}
+	}
+	for pause := minRestart; ; pause = min(2*pause, maxRestart) {
+		updates := make(chan Update)
+		done := make(chan error, 1)
+		go func() { done <- runSafely(ctx, src, updates) }()
+		var err error
+		for ended := false; !ended; {
+			select {
+			case u := <-updates:
+				send(message{i, &u})
+				pause = minRestart
+			case err = <-done:
+				ended = true
+			}
+		}
+		send(message{i, nil})
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		log.Error("registry: a source failed; what it said last stays in force", "source", fmt.Sprintf("%T", src), "err", err, "again", pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// runSafely turns a panic of a source into its failure: discovery must not
+// take the tunnels down.
+func runSafely(ctx context.Context, src Source, updates chan<- Update) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return src.Run(ctx, updates)
+}
+
+var _ tunnel.Resolver = (*Registry)(nil)

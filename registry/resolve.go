@@ -1,0 +1,212 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"culvert.dev/tunnel"
+)
+
+// Resolve implements tunnel.Resolver: it finds the service by one table, asks
+// whether the caller may have it, and returns its endpoints in the order to
+// try. Every DNS name among them is looked up once, side by side; those that
+// fail are left out as long as any address remains. A refusal is an
+// *tunnel.Error; its text is for the operator and tells more than a stranger
+// should know.
+func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	s := r.current.Load()
+	if s == nil {
+		s = &state{}
+	}
+	f, refusal := s.table.find(req)
+	if refusal != nil {
+		return tunnel.Route{}, refusal
+	}
+	route := tunnel.Route{
+		Service:    f.entry.Name,
+		Pattern:    f.pattern,
+		Generation: s.table.Generation(),
+		Idle:       f.entry.Idle,
+		HalfClosed: f.entry.HalfClosed,
+		Report:     r.health.report,
+	}
+	if f.endpoint.IsValid() {
+		route.Pattern = f.endpoint.String()
+		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}
+		return route, nil
+	}
+	turn := s.turns[f.entry.index].Add(1) - 1
+	eps, err := r.candidates(ctx, req, f, turn)
+	if err != nil {
+		return tunnel.Route{}, err
+	}
+	r.health.order(eps)
+	route.Endpoints = eps
+	return route, nil
+}
+
+// candidates returns every address of the service, beginning with the
+// endpoint whose turn it is. The second address of a DNS name comes after the
+// first of every other endpoint, so that few tries reach many hosts.
+func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f found, turn uint32) ([]tunnel.Endpoint, error) {
+	configured := f.entry.Endpoints
+	n := uint32(len(configured))
+	if n == 0 {
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", f.entry.Name, orUnknown(f.entry.Origin))
+	}
+	answers, failed := r.lookupAll(ctx, configured)
+	for i, a := range answers {
+		answers[i] = arrange(a, turn/n, isLocalhost(configured[i].Host))
+	}
+	eps := make([]tunnel.Endpoint, 0, n)
+	portless := false
+	for row, more := 0, true; more; row++ {
+		more = false
+		for i := range n {
+			at := (turn + i) % n
+			c := &configured[at]
+			port := cmp.Or(c.Port, f.port)
+			switch {
+			case port == 0:
+				portless = true
+			case c.Addr.IsValid():
+				if row == 0 {
+					eps = append(eps, tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), port), Named: true})
+				}
+			case row < len(answers[at]):
+				eps = append(eps, tunnel.Endpoint{
+					Addr:  netip.AddrPortFrom(answers[at][row], port),
+					Host:  c.Host,
+					Named: isLocalhost(c.Host),
+				})
+				more = more || row+1 < len(answers[at])
+			}
+		}
+	}
+	switch {
+	case len(eps) > 0:
+		return eps, nil
+	case portless:
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: the endpoints of service %q have no port and none was asked for: give them one, or list the service's ports", req.Target(), f.entry.Name)
+	}
+	reason := tunnel.LookupError
+	if failed.timeouts == failed.all && failed.all > 0 {
+		reason = tunnel.LookupTime
+	}
+	return nil, tunnel.Refusef(reason, "registry: no endpoint of service %q has an address: %w", f.entry.Name, errors.Join(failed.errs...))
+}
+
+// failures are the lookups that went wrong.
+type failures struct {
+	errs          []error
+	all, timeouts int
+}
+
+func (f *failures) add(host string, err error) {
+	f.errs = append(f.errs, fmt.Errorf("lookup of %q: %w", host, err))
+	f.all++
+	var t interface{ Timeout() bool }
+	if errors.As(err, &t) && t.Timeout() {
+		f.timeouts++
+	}
+}
+
+// lookupAll looks up each DNS name once. The answers stand at the places of
+// their endpoints; there are none where no endpoint has a DNS name.
+func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]netip.Addr, failed failures) {
+	type lookup struct {
+		addrs []netip.Addr
+		err   error
+	}
+	var byHost map[string]*lookup
+	for _, ep := range eps {
+		if ep.Addr.IsValid() {
+			continue
+		}
+		if byHost == nil {
+			byHost = map[string]*lookup{}
+		}
+		byHost[ep.Host] = &lookup{}
+	}
+	if len(byHost) == 0 {
+		return nil, failed
+	}
+	var wg sync.WaitGroup
+	for host, l := range byHost {
+		if len(byHost) == 1 {
+			l.addrs, l.err = r.lookup(ctx, host)
+			break
+		}
+		wg.Go(func() { l.addrs, l.err = r.lookup(ctx, host) })
+	}
+	wg.Wait()
+
+	answers = make([][]netip.Addr, len(eps))
+	for i, ep := range eps {
+		l := byHost[ep.Host]
+		if ep.Addr.IsValid() || l == nil {
+			continue
+		}
+		answers[i] = l.addrs
+		if l.err != nil {
+			failed.add(ep.Host, l.err)
+			l.err = nil // once is enough
+		}
+	}
+	return answers, failed
+}
+
+var localhost = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+
+// isLocalhost reports whether host is loopback by definition, RFC 6761
+// section 6.3. DNS is not asked: it could say anything.
+func isLocalhost(host string) bool {
+	return host == "localhost" || strings.HasSuffix(host, ".localhost")
+}
+
+func (r *Registry) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	if isLocalhost(host) {
+		return localhost, nil
+	}
+	if r.Lookup == nil {
+		return nil, errors.New("no DNS resolver is configured")
+	}
+	addrs, err := r.Lookup(ctx, host)
+	if err == nil && len(addrs) == 0 {
+		err = errors.New("the name has no address")
+	}
+	return addrs, err
+}
+
+// arrange orders the addresses of one answer: those of a family take turns,
+// and the families alternate, beginning with that of the first address. The
+// answer itself belongs to the cache and stays as it is.
+func arrange(answer []netip.Addr, turn uint32, fixed bool) []netip.Addr {
+	if len(answer) < 2 && !slices.ContainsFunc(answer, netip.Addr.Is4In6) || fixed {
+		return answer
+	}
+	var families [2][]netip.Addr // the first address's, the other
+	for _, a := range answer {
+		a = a.Unmap()
+		i := 0
+		if a.Is4() != answer[0].Unmap().Is4() {
+			i = 1
+		}
+		families[i] = append(families[i], a)
+	}
+	out := make([]netip.Addr, 0, len(answer))
+	for i := uint32(0); len(out) < len(answer); i++ {
+		for _, f := range families {
+			if n := uint32(len(f)); i < n {
+				out = append(out, f[(turn+i)%n])
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,342 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"iter"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// A Table is one state of the registry. It never changes, so any number of
+// goroutines may read it, and what one request sees of it fits together. A nil
+// Table is empty.
+type Table struct {
+	generation uint64
+	services   []entry
+	exact      map[tunnel.Name]claims
+	wild       map[tunnel.Name]claims // by what follows "*."
+	addresses  map[netip.Addr]claims
+	endpoints  map[netip.AddrPort][]int32 // endpoints written as addresses; indices of services
+	networks   networks
+}
+
+// An entry is a service in a table.
+type entry struct {
+	Service
+	index int32
+	views []int32 // indices of the networks in ExposedTo; an unknown network has none
+}
+
+// A claim is one pattern or address and port that a service answers to.
+type claim struct {
+	port    uint16 // 0 means any
+	service int32
+	pattern string // "svc.example.com", "*.example.com:443"
+}
+
+// claims are those of one pattern or address, sorted by port.
+type claims []claim
+
+// A Conflict is something of a snapshot that Merge left out.
+type Conflict struct {
+	What    string // `name "a.example.com", port 443`
+	Kept    string // who has it
+	Dropped string // who wanted it too
+}
+
+func (c *Conflict) Error() string {
+	return fmt.Sprintf("%s of %s is left out: %s has it already", c.What, orUnknown(c.Dropped), orUnknown(c.Kept))
+}
+
+// Merge makes a table of snapshots. Where two of them claim the same, the
+// earlier one keeps it, whatever the later one says: the order of sources is
+// the order of precedence. The table is whole and usable in any case; err
+// is Conflicts, with every claim left out, or nil.
+//
+// The table shares memory with the snapshots, which must not change any more.
+func Merge(snapshots ...Snapshot) (*Table, error) {
+	n := 0
+	for i := range snapshots {
+		n += len(snapshots[i].Services)
+	}
+	b := builder{
+		Table: Table{
+			services:  make([]entry, 0, n),
+			exact:     make(map[tunnel.Name]claims, n),
+			wild:      map[tunnel.Name]claims{},
+			addresses: map[netip.Addr]claims{},
+			endpoints: map[netip.AddrPort][]int32{},
+			networks:  networks{byPrefix: map[netip.Prefix]int32{}},
+		},
+		networkIndex: map[string]int32{},
+	}
+	for i := range snapshots {
+		for _, network := range snapshots[i].Networks {
+			b.addNetwork(network)
+		}
+	}
+	for i := range snapshots {
+		for j := range snapshots[i].Services {
+			b.addService(&snapshots[i].Services[j])
+		}
+	}
+	if len(b.conflicts) > 0 {
+		return &b.Table, b.conflicts
+	}
+	return &b.Table, nil
+}
+
+// Generation counts the tables of a Registry: it only goes up. It is 0 in a
+// table that no Registry has taken yet.
+func (t *Table) Generation() uint64 {
+	if t == nil {
+		return 0
+	}
+	return t.generation
+}
+
+// Len returns the number of services.
+func (t *Table) Len() int {
+	if t == nil {
+		return 0
+	}
+	return len(t.services)
+}
+
+// Services iterates over the services in the order of their snapshots. What
+// they point to must not be changed.
+func (t *Table) Services() iter.Seq[Service] {
+	return func(yield func(Service) bool) {
+		if t == nil {
+			return
+		}
+		for i := range t.services {
+			if !yield(t.services[i].Service) {
+				return
+			}
+		}
+	}
+}
+
+// Network returns the name of the network a is in: that with the longest
+// prefix that holds a. It is false for an address in none.
+func (t *Table) Network(a netip.Addr) (string, bool) {
+	if t == nil {
+		return "", false
+	}
+	i := t.networks.find(a)
+	if i < 0 {
+		return "", false
+	}
+	return t.networks.names[i], true
+}
+
+// builder is a Table in the making.
+type builder struct {
+	Table
+	networkIndex map[string]int32
+	conflicts    Conflicts
+}
+
+func (b *builder) conflict(what, kept, dropped string) {
+	b.conflicts = append(b.conflicts, &Conflict{What: what, Kept: kept, Dropped: dropped})
+}
+
+func (b *builder) addNetwork(network Network) {
+	if _, ok := b.networkIndex[network.Name]; ok {
+		// Not a union: a source must not widen a network of another one.
+		b.conflict(fmt.Sprintf("network %q", network.Name), "an earlier source", "a later one")
+		return
+	}
+	i := int32(len(b.networks.names))
+	b.networks.names = append(b.networks.names, network.Name)
+	b.networkIndex[network.Name] = i
+	for _, p := range network.CIDRs {
+		p = normalPrefix(p)
+		if old, ok := b.networks.byPrefix[p]; ok {
+			b.conflict("range "+p.String(), fmt.Sprintf("network %q", b.networks.names[old]), fmt.Sprintf("network %q", network.Name))
+			continue
+		}
+		b.networks.add(p, i)
+	}
+}
+
+func (b *builder) addService(s *Service) {
+	i := int32(len(b.services))
+	e := entry{Service: *s, index: i}
+	for _, name := range s.ExposedTo {
+		if n, ok := b.networkIndex[name]; ok {
+			e.views = append(e.views, n)
+		}
+	}
+	b.services = append(b.services, e)
+
+	for _, p := range s.Names {
+		if p.Suffix.IsZero() {
+			b.conflict("the empty name", "nobody, for it names nothing, but", s.Origin)
+			continue
+		}
+		m := b.exact
+		if p.Wildcard {
+			m = b.wild
+		}
+		m[p.Suffix] = b.claim(m[p.Suffix], "name", p.String(), i)
+	}
+	for _, a := range s.Addresses {
+		a = normalAddr(a)
+		b.addresses[a] = b.claim(b.addresses[a], "address", a.String(), i)
+	}
+	for _, ep := range s.Endpoints {
+		if !ep.Addr.IsValid() {
+			continue
+		}
+		ports := s.Ports
+		if ep.Port != 0 {
+			ports = []uint16{ep.Port}
+		}
+		for _, port := range ports {
+			ap := netip.AddrPortFrom(normalAddr(ep.Addr), port)
+			b.endpoints[ap] = b.reach(b.endpoints[ap], i)
+		}
+	}
+}
+
+// reach adds service i to those by which an endpoint may be asked for, unless
+// one of them is seen by everyone who sees i: 100,000 services may share an
+// endpoint, and a request looks at all that stand here.
+func (b *builder) reach(have []int32, i int32) []int32 {
+	e := &b.services[i]
+	if !e.Exposed && len(have) > 0 {
+		return have
+	}
+	for _, j := range have {
+		h := &b.services[j]
+		if h.Exposed && (len(h.ExposedTo) == 0 || len(e.ExposedTo) > 0 && slices.Equal(h.views, e.views)) {
+			return have
+		}
+	}
+	return append(have, i)
+}
+
+// claim adds what service i wants of one pattern to what is claimed of it.
+func (b *builder) claim(have claims, kind, pattern string, i int32) claims {
+	ports := b.services[i].Ports
+	if len(ports) == 0 {
+		ports = []uint16{0}
+	}
+	for _, port := range ports {
+		at, taken := slices.BinarySearchFunc(have, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
+		if taken {
+			if have[at].service != i { // else the service says it twice, which is no harm
+				b.conflict(describe(kind, pattern, port), b.services[have[at].service].Origin, b.services[i].Origin)
+			}
+			continue
+		}
+		c := claim{port: port, service: i, pattern: pattern}
+		if port != 0 {
+			c.pattern = joinPort(pattern, port)
+		}
+		have = slices.Insert(have, at, c)
+	}
+	return have
+}
+
+func describe(kind, pattern string, port uint16) string {
+	if port == 0 {
+		return fmt.Sprintf("%s %q", kind, pattern)
+	}
+	return fmt.Sprintf("%s %q, port %d", kind, pattern, port)
+}
+
+func joinPort(pattern string, port uint16) string {
+	for i := range len(pattern) {
+		if pattern[i] == ':' { // an IPv6 address
+			return "[" + pattern + "]:" + strconv.Itoa(int(port))
+		}
+	}
+	return pattern + ":" + strconv.Itoa(int(port))
+}
+
+// Conflicts is the error of Merge.
+type Conflicts []*Conflict
+
+func (c Conflicts) Error() string {
+	const most = 10
+	var b strings.Builder
+	for i, one := range c {
+		if i == most {
+			fmt.Fprintf(&b, "; and %d more", len(c)-most)
+			break
+		}
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(one.Error())
+	}
+	return b.String()
+}
+
+func orUnknown(origin string) string {
+	if origin == "" {
+		return "an unnamed source"
+	}
+	return origin
+}
+
+// networks finds the longest prefix of an address with one map lookup for each
+// prefix length in use.
+type networks struct {
+	names    []string
+	byPrefix map[netip.Prefix]int32 // masked
+	bits4    []int                  // longest first
+	bits6    []int
+}
+
+func (n *networks) add(p netip.Prefix, network int32) {
+	n.byPrefix[p] = network
+	bits := &n.bits6
+	if p.Addr().Is4() {
+		bits = &n.bits4
+	}
+	at, ok := slices.BinarySearchFunc(*bits, p.Bits(), func(a, b int) int { return cmp.Compare(b, a) })
+	if !ok {
+		*bits = slices.Insert(*bits, at, p.Bits())
+	}
+}
+
+// find returns the index of a's network, or -1.
+func (n *networks) find(a netip.Addr) int32 {
+	a = normalAddr(a)
+	if !a.IsValid() {
+		return -1
+	}
+	lengths := n.bits6
+	if a.Is4() {
+		lengths = n.bits4
+	}
+	for _, bits := range lengths {
+		p, err := a.Prefix(bits)
+		if err != nil {
+			continue
+		}
+		if i, ok := n.byPrefix[p]; ok {
+			return i
+		}
+	}
+	return -1
+}
+
+// normalAddr gives every address one form: IPv4 as IPv4, without a zone.
+func normalAddr(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
+
+func normalPrefix(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p.Masked()
+}

@@ -1,0 +1,181 @@
+// Package culvert_test holds the rules of the tree: which way imports point,
+// and where each heavy dependency may stand.
+package culvert_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "culvert.dev"
+
+// layers says what each folder may import from this module, and why. A folder
+// that is not listed may import nothing of it: a new one is added here, with
+// its reason.
+var layers = []struct {
+	folder string
+	may    []string
+	why    string
+}{
+	{"tunnel", nil, "the vocabulary stands on the standard library alone, so that everything can stand on it"},
+	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
+	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
+	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
+	{"dns", nil, "the DNS library behind small interfaces of its own"},
+	{"metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
+	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
+	{"internal/testca", nil, "certificates know nothing of tunnels"},
+	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
+	{"gateway", []string{"admin", "connect", "metrics", "registry", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
+	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
+}
+
+// homes names the one folder that may import a heavy dependency.
+var homes = map[string]string{
+	"github.com/spf13/cobra":              "cmd/culvert/command",
+	"github.com/prometheus/client_golang": "metrics",
+	"github.com/miekg/dns":                "dns",
+	"go.yaml.in/yaml":                     "registry/file",
+	"github.com/fsnotify/fsnotify":        "registry/file",
+	"golang.org/x/net/idna":               "registry/file",
+	"golang.org/x/crypto/cryptobyte":      "sni",
+	"golang.org/x/crypto/bcrypt":          "cmd/culvert/command",
+	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
+	"go.uber.org/goleak":                  "*", // tests only, checked below
+	"golang.org/x/net/nettest":            "*",
+	"github.com/prometheus/client_model":  "metrics",
+	"github.com/prometheus/common":        "metrics",
+}
+
+// testOnly dependencies never reach the program.
+var testOnly = []string{"go.uber.org/goleak", "golang.org/x/net/nettest", "github.com/rogpeppe/go-internal", module + "/tunnel/tunneltest", module + "/internal/testnet"}
+
+func TestImportsPointOneWay(t *testing.T) {
+	eachFile(t, func(path string, imports []string) {
+		folder := filepath.ToSlash(filepath.Dir(path))
+		test := strings.HasSuffix(path, "_test.go")
+		for _, imp := range imports {
+			inside, ours := strings.CutPrefix(imp, module+"/")
+			if ours && !test && inside != folder && !allowed(folder, inside) {
+				t.Errorf("%s imports %s: %s", path, imp, reason(folder))
+			}
+			for dep, home := range homes {
+				if (imp == dep || strings.HasPrefix(imp, dep+"/")) && home != "*" && home != folder && !test {
+					t.Errorf("%s imports %s, whose one importing folder is %s", path, imp, home)
+				}
+			}
+			for _, dep := range testOnly {
+				suite := folder == "tunnel/tunneltest" || folder == "internal/testnet"
+				if (imp == dep || strings.HasPrefix(imp, dep+"/")) && !test && !suite {
+					t.Errorf("%s imports %s, which is for tests only", path, imp)
+				}
+			}
+		}
+	})
+}
+
+// Every third-party import has a home, so that a new dependency is a decision.
+func TestDependenciesHaveAHome(t *testing.T) {
+	eachFile(t, func(path string, imports []string) {
+		for _, imp := range imports {
+			first, _, _ := strings.Cut(imp, "/")
+			if !strings.Contains(first, ".") || strings.HasPrefix(imp, module) {
+				continue
+			}
+			known := false
+			for dep := range homes {
+				known = known || imp == dep || strings.HasPrefix(imp, dep+"/")
+			}
+			if !known {
+				t.Errorf("%s imports %s, which has no home in repo_test.go", path, imp)
+			}
+		}
+	})
+}
+
+func TestNoInitFunctions(t *testing.T) {
+	eachFile(t, func(path string, _ []string) {
+		src, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(src), "\nfunc "+"init()") {
+			t.Errorf("%s has an init function: wiring belongs in cmd", path)
+		}
+	})
+}
+
+func allowed(folder, imp string) bool {
+	for _, l := range layers {
+		if l.folder != folder && !strings.HasPrefix(folder, l.folder+"/") || l.folder != folder && isListed(folder) {
+			continue
+		}
+		for _, m := range l.may {
+			if m == "*" || m == imp || strings.HasPrefix(imp, m+"/") && !isListed(imp) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func isListed(folder string) bool {
+	for _, l := range layers {
+		if l.folder == folder {
+			return true
+		}
+	}
+	return false
+}
+
+func reason(folder string) string {
+	for _, l := range layers {
+		if l.folder == folder {
+			return l.why
+		}
+	}
+	return folder + " is not listed in repo_test.go"
+}
+
+// eachFile calls f for every Go file of this module but generated and fixture ones.
+func eachFile(t *testing.T, f func(path string, imports []string)) {
+	t.Helper()
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && path != "." {
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil || d.Name() == "testdata" || strings.HasPrefix(d.Name(), ".") {
+				return filepath.SkipDir
+			}
+		}
+		if !strings.HasSuffix(path, ".go") {
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		var imports []string
+		for _, i := range file.Imports {
+			p, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				return err
+			}
+			imports = append(imports, p)
+		}
+		f(path, imports)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,210 @@
+package sni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// A Refusal is how a client is told no.
+type Refusal uint8
+
+const (
+	// RefuseAlert sends the TLS alert that says why, in the clear, and ends
+	// the connection: every TLS client turns it into an error people can read.
+	RefuseAlert Refusal = iota
+
+	// RefuseClose resets the connection without a word, as Gateway API's
+	// conformance tests want it.
+	RefuseClose
+)
+
+// A Protocol passes TLS on by the name in its ClientHello, which it does not
+// consume: the server gets every byte the client sent. The zero value is
+// ready to use.
+type Protocol struct {
+	Refusal Refusal // zero means RefuseAlert
+}
+
+// Name returns "sni".
+func (*Protocol) Name() string { return "sni" }
+
+// Sniff says Yes to the start of any TLS record and to an SSLv2 hello: what
+// is TLS but no hello is answered in TLS too.
+func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
+	switch lead(prefix) {
+	case leadTLS, leadSSL2:
+		return tunnel.Yes
+	case leadMore:
+		return tunnel.More
+	}
+	return tunnel.No
+}
+
+// Complete implements tunnel.Judge: the hello has come, or cannot any more.
+func (*Protocol) Complete(prefix []byte) bool {
+	_, err := Parse(prefix)
+	return err != ErrMore
+}
+
+// ServeConn reads the ClientHello of c, whatever the first bytes of c are, and
+// calls h once if it names somebody.
+func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	var parser Parser
+	for {
+		hello, err := parser.Feed(c.Buffered())
+		var bad *ParseError
+		switch {
+		case err == nil && hello.NameErr != nil:
+			err := &tunnel.Error{Reason: tunnel.NoSNI, Err: hello.NameErr}
+			p.refuse(c, err)
+			return err
+		case err == nil:
+			req := c.NewRequest(p.Name())
+			req.Name = hello.Name
+			req.ALPN = offered(&hello)
+			req.Refuse = func(err error) { p.refuse(c, err) }
+			h.ServeTunnel(ctx, req)
+			return nil
+		case errors.As(err, &bad):
+			err := &tunnel.Error{Reason: bad.Reason, Err: err}
+			if bad.Reason == tunnel.BadPreamble {
+				return p.notTLS(c, err)
+			}
+			p.refuse(c, err)
+			return err
+		}
+		if err := c.Fill(MaxRaw); err != nil {
+			return lost(c, err)
+		}
+	}
+}
+
+// maxOffered is how many ALPN protocols a Request tells of, the client's first
+// choices. It lives as long as the tunnel, and a hello has room for 30,000;
+// real clients offer three. A rule that must see them all asks the Hello.
+const maxOffered = 32
+
+func offered(h *Hello) []string {
+	list := h.ALPN()
+	if len(list) <= maxOffered {
+		return list
+	}
+	short := make([]string, maxOffered)
+	for i := range short {
+		short[i] = strings.Clone(list[i]) // or the whole list would be kept
+	}
+	return short
+}
+
+// lost says why the client's bytes stopped. There is nobody left to tell, or
+// nothing: a client that is slow on purpose gets no answer.
+func lost(c *tunnel.Conn, err error) error {
+	got := len(c.Buffered())
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return tunnel.Refusef(tunnel.HelloTimeout, "sni: the hello is not complete in time, after %d bytes", got)
+	case got == 0:
+		return tunnel.Refusef(tunnel.NoHello, "sni: the client left without a byte: %w", err)
+	}
+	return tunnel.Refusef(tunnel.Gone, "sni: the client left in its hello, after %d bytes: %w", got, err)
+}
+
+// refuse tells the client no and closes c.
+func (p *Protocol) refuse(c *tunnel.Conn, err error) {
+	a := AlertFor(err)
+	if a == 0 || p.Refusal == RefuseClose {
+		_ = c.Abort()
+		return
+	}
+	// A fatal alert in a record of its own: RFC 8446 section 6.
+	c.Farewell([]byte{21, 3, 3, 0, 2, 2, byte(a)})
+}
+
+// AlertFor is the table of what a TLS client hears for each Reason; 0 means
+// nothing but a close. Names that are unknown and names that are private get the same
+// answer, so that nobody learns of a service by asking.
+func AlertFor(err error) Alert {
+	var bad *ParseError
+	if errors.As(err, &bad) {
+		return bad.Alert
+	}
+	switch tunnel.ReasonOf(err) {
+	case tunnel.NoSNI, tunnel.NoRoute, tunnel.NotExposed:
+		return UnrecognizedName
+	case tunnel.Denied, tunnel.Prohibited, tunnel.NoAuth:
+		return AccessDenied
+	case tunnel.BadHello:
+		return DecodeError
+	case tunnel.NoHello, tunnel.HelloTimeout, tunnel.BadPreamble, tunnel.Gone:
+		return 0
+	}
+	return InternalError // all that is the gateway's or the service's, and not the client's
+}
+
+const maxLine = 4 << 10 // bytes of an HTTP request line that gets an answer
+
+// notTLS answers a client that does not speak TLS, on a listener that speaks
+// nothing else: a few words for HTTP, which a person may have typed, and a
+// reset for the rest.
+func (p *Protocol) notTLS(c *tunnel.Conn, err *tunnel.Error) error {
+	for p.Refusal == RefuseAlert {
+		switch requestLine(c.Buffered()) {
+		case tunnel.Yes:
+			const body = "TLS expected\n"
+			c.Farewell(fmt.Appendf(nil, "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"+
+				"Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
+			return err
+		case tunnel.More:
+			switch ferr := c.Fill(maxLine); {
+			case errors.Is(ferr, io.ErrShortBuffer): // the line is too long to be worth an answer
+			case ferr != nil:
+				return lost(c, ferr)
+			default:
+				continue
+			}
+		}
+		break
+	}
+	_ = c.Abort()
+	return err
+}
+
+// requestLine judges whether b begins with a request line of HTTP/1, RFC 9112
+// section 3.
+func requestLine(b []byte) tunnel.Verdict {
+	const version = " HTTP/1."
+	i := 0
+	for i < len(b) && 'A' <= b[i] && b[i] <= 'Z' {
+		i++
+	}
+	switch {
+	case i > len("UPDATEREDIRECTREF"): // the longest method registered
+		return tunnel.No
+	case i == len(b):
+		return tunnel.More
+	case i == 0 || b[i] != ' ':
+		return tunnel.No
+	}
+	for i++; i < len(b); i++ {
+		switch c := b[i]; {
+		case c == ' ':
+			rest := b[i:min(i+len(version), len(b))]
+			switch {
+			case string(rest) != version[:len(rest)]:
+				return tunnel.No
+			case len(rest) < len(version):
+				return tunnel.More
+			}
+			return tunnel.Yes
+		case c < ' ' || c > '~':
+			return tunnel.No
+		}
+	}
+	return tunnel.More
+}
