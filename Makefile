@@ -27,6 +27,7 @@ build: ## bin/culvert
 .PHONY: test
 test: peers ## every test; installs the real peers first
 	$(GO) test -race -shuffle=on -timeout 15m ./...
+	$(MAKE) fuzz-short
 	$(MAKE) test-integration
 
 .PHONY: test-unit
@@ -62,11 +63,16 @@ check: ## format, vet on three systems, static analysis, tidy
 	@if $(GO) run $(GOVULNCHECK) -version >/dev/null 2>&1 && curl -fsS -m 10 -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
 	  $(GO) run $(GOVULNCHECK) ./...; else echo "govulncheck: its database can't be reached from here, not run"; fi
 
+.PHONY: fuzz-short
+fuzz-short: ## half a minute of each of the two parsers that face the world
+	$(GO) test ./sni -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME each
 	@for pkg in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg || exit 1; \
 	  done; done
 
 .PHONY: bench
