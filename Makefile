@@ -9,8 +9,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft
 
 .PHONY: help
 help: ## list the targets
@@ -37,6 +37,8 @@ test-unit: ## the tests that need nothing but Go
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
 	cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...
+	@if [ "$$(id -u)" = 0 ]; then $(GO) test -tags netns ./internal/testnet/netns; \
+	else echo "make: not root: the test of network namespaces is not run"; fi
 
 .PHONY: peers
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
