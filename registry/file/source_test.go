@@ -52,10 +52,9 @@ type followed struct {
 	*registry.Registry
 	src *Source
 
-	mu      sync.Mutex // guards what follows
-	errs    []error
-	configs []*Config
-	log     bytes.Buffer
+	mu   sync.Mutex // guards what follows
+	errs []error
+	log  bytes.Buffer
 }
 
 func (f *followed) Write(p []byte) (int, error) {

@@ -119,7 +119,7 @@ func (w *watched) state() (moved int, closed bool) {
 // serve runs ServeConn on one end of a connection whose preamble has the given
 // time, and the client on the other. It returns what ServeConn returned and
 // how often it called h.
-func (s *protocolSuite) serve(t *testing.T, limit time.Duration, client func(net.Conn), h tunnel.HandlerFunc) (err error, calls int, w *watched) {
+func (s *protocolSuite) serve(t *testing.T, limit time.Duration, client func(net.Conn), h tunnel.HandlerFunc) (calls int, w *watched, err error) {
 	t.Helper()
 	near, far := net.Pipe()
 	w = &watched{Conn: far}
@@ -139,14 +139,14 @@ func (s *protocolSuite) serve(t *testing.T, limit time.Duration, client func(net
 	_ = far.Close()
 	wg.Wait()
 	_ = near.Close()
-	return err, calls, w
+	return calls, w, err
 }
 
 // request sends the preamble and a little more, in chunks, and checks the
 // request and the stream.
 func (s *protocolSuite) request(t *testing.T, chunk int) {
 	var heard []byte
-	err, calls, _ := s.serve(t, patience, func(c net.Conn) {
+	calls, _, err := s.serve(t, patience, func(c net.Conn) {
 		listened := make(chan struct{})
 		go func() { // yes may have words
 			defer close(listened)
@@ -191,7 +191,7 @@ func (s *protocolSuite) request(t *testing.T, chunk int) {
 // prefixes has the client leave after every proper prefix.
 func (s *protocolSuite) prefixes(t *testing.T) {
 	for n := range len(s.pre.Bytes) {
-		err, calls, _ := s.serve(t, patience, func(c net.Conn) {
+		calls, _, err := s.serve(t, patience, func(c net.Conn) {
 			_, _ = c.Write(s.pre.Bytes[:n])
 			_ = c.Close()
 		}, func(_ context.Context, req *tunnel.Request) { req.Refuse(io.EOF) })
@@ -211,7 +211,7 @@ func (s *protocolSuite) deadline(t *testing.T) {
 		if n < 0 || n >= len(s.pre.Bytes) {
 			continue
 		}
-		err, calls, _ := s.serve(t, 20*time.Millisecond, func(c net.Conn) {
+		calls, _, err := s.serve(t, 20*time.Millisecond, func(c net.Conn) {
 			_, _ = c.Write(s.pre.Bytes[:n])
 			_, _ = io.Copy(io.Discard, c)
 		}, func(_ context.Context, req *tunnel.Request) { req.Refuse(io.EOF) })
@@ -224,7 +224,7 @@ func (s *protocolSuite) deadline(t *testing.T) {
 // refuse refuses with every reason there is.
 func (s *protocolSuite) refuse(t *testing.T) {
 	for _, why := range tunnel.Reasons() {
-		err, calls, w := s.serve(t, patience, func(c net.Conn) {
+		calls, w, err := s.serve(t, patience, func(c net.Conn) {
 			go func() { _, _ = c.Write(s.pre.Bytes) }()
 			if _, err := io.Copy(io.Discard, c); err != nil {
 				t.Errorf("%s: the client waits for its answer: %v", why, err)
