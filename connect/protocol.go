@@ -228,7 +228,15 @@ func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
 	if name == "" {
 		name = "culvert"
 	}
-	c.Farewell(r.append1(nil, name))
+	answer := r.append1(nil, name)
+	if r.Reason == tunnel.HelloTimeout {
+		// It has had its time: nothing is kept for it, not even for as long as
+		// it takes to be sure that the answer arrives.
+		_, _ = c.Write(answer)
+		_ = c.Close()
+		return
+	}
+	c.Farewell(answer)
 }
 
 func badRequest(format string, args ...any) error {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +18,10 @@ import (
 // The deadline of a preamble counts from its first byte and no other: 5
 // seconds, and half of one for a busy machine and the sweep that finds it.
 const preambleDeadline, preambleSlack = 5 * time.Second, 500 * time.Millisecond
+
+// One process plays 5,000 clients that are all ended at once, and is late to
+// notice.
+const crowdSlack = time.Second
 
 // A flood of clients that begin and never finish costs little, ends on time,
 // and shuts nobody out.
@@ -51,9 +54,16 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 		part := w.preamble(strings.Repeat("long.", 20) + "echo.test")[:100]
 		var (
 			wg    sync.WaitGroup
-			begun atomic.Int64
 			lived = make([]time.Duration, attackers) // from accept, as far as a client can tell
+			conns = make([]*net.TCPConn, attackers)
 		)
+		defer func() {
+			for _, c := range conns {
+				if c != nil {
+					_ = c.Close()
+				}
+			}
+		}()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		crowd(t, attackers, 32, func(i int) error {
@@ -61,6 +71,7 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			conns[i] = c
 			accepted := time.Now()
 			send := part
 			if i%(attackers/droppers) == attackers/droppers-1 {
@@ -70,9 +81,7 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 			if _, err := c.Write(send); err != nil {
 				return err
 			}
-			begun.Add(1)
 			wg.Go(func() {
-				defer c.Close()
 				_ = c.SetReadDeadline(time.Now().Add(patience))
 				_, _ = io.Copy(io.Discard, c)
 				lived[i] = time.Since(accepted)
@@ -91,15 +100,20 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 
 		times := make([]time.Duration, honest)
 		crowd(t, honest, 4, func(i int) (err error) { times[i], err = visit(i); return err })
-		t.Logf("honest clients: p99 %v, %v with nobody else there", percentile(times, 99), percentile(calm, 99))
+		usual, p99 := percentile(calm, 99), percentile(times, 99)
+		t.Logf("honest clients: p99 %v, %v with nobody else there", p99, usual)
+		if p99 > 2*usual+200*time.Millisecond { // the attackers' own process is busy, too
+			t.Errorf("honest clients waited %v, twice %v is the limit", p99, usual)
+		}
 
 		wg.Wait()
 		slices.Sort(lived)
 		t.Logf("attackers lived for %v to %v", lived[0].Round(time.Millisecond), lived[attackers-1].Round(time.Millisecond))
-		if last := lived[attackers-1]; last > preambleDeadline+preambleSlack {
+		if last := lived[attackers-1]; last > preambleDeadline+crowdSlack {
 			t.Errorf("an unfinished preamble was held for %v, limit %v", last, preambleDeadline)
 		}
-		testnet.Eventually(t, time.Second, func() bool { return g.descriptors() <= fds+4 }, "the gateway holds nothing of them any more")
+		// Not one of them has closed its end.
+		testnet.Eventually(t, preambleSlack, func() bool { return g.descriptors() <= fds+4 }, "the gateway holds nothing of them any more")
 		if got := b.Accepted(); got != honest+int64(len(calm)) {
 			t.Errorf("the service was dialed %d times, want %d", got, honest+len(calm))
 		}
