@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 
 	"culvert.dev/internal/testnet"
@@ -90,12 +89,6 @@ func (g *gateway) checkRaces(t *testing.T) func() {
 			}
 		}
 	}
-}
-
-// stop ends the gateway at once.
-func (g *gateway) stop() {
-	g.signal(syscall.SIGKILL)
-	<-g.ended
 }
 
 // ask reads JSON from the admin port.
