@@ -9,8 +9,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft
 
 .PHONY: help
 help: ## list the targets
@@ -27,6 +27,7 @@ build: ## bin/culvert
 .PHONY: test
 test: peers ## every test; installs the real peers first
 	$(GO) test -race -shuffle=on -timeout 15m ./...
+	$(MAKE) fuzz-short
 	$(MAKE) test-integration
 
 .PHONY: test-unit
@@ -36,6 +37,8 @@ test-unit: ## the tests that need nothing but Go
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
 	cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...
+	@if [ "$$(id -u)" = 0 ]; then $(GO) test -tags netns ./internal/testnet/netns; \
+	else echo "make: not root: the test of network namespaces is not run"; fi
 
 .PHONY: peers
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
@@ -62,11 +65,16 @@ check: ## format, vet on three systems, static analysis, tidy
 	@if $(GO) run $(GOVULNCHECK) -version >/dev/null 2>&1 && curl -fsS -m 10 -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
 	  $(GO) run $(GOVULNCHECK) ./...; else echo "govulncheck: its database can't be reached from here, not run"; fi
 
+.PHONY: fuzz-short
+fuzz-short: ## half a minute of each of the two parsers that face the world
+	$(GO) test ./sni -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME each
 	@for pkg in $$($(GO) list ./...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg || exit 1; \
 	  done; done
 
 .PHONY: bench

@@ -79,6 +79,8 @@ type script struct {
 	chunk int  // at most, at once
 	reset bool // after total bytes, and not before, instead of the end of stream
 	slow  bool // reads with pauses
+
+	expect int // bytes the other end is to write
 }
 
 // A result is what an end did and saw.
@@ -118,7 +120,7 @@ func (s *script) play(c *net.TCPConn, send, want []byte) (res result) {
 		}
 		res.werr = c.CloseWrite()
 	})
-	buf := make([]byte, 1+rrng.IntN(128<<10))
+	buf := make([]byte, max(1+rrng.IntN(128<<10), s.expect/500))
 	for res.rerr == nil {
 		var n int
 		n, res.rerr = c.Read(buf[:1+rrng.IntN(len(buf))])
@@ -183,6 +185,7 @@ func TestRelayModel(t *testing.T) {
 func playSchedule(shop *socketShop, r *tunnel.Relay, p path, seed uint64, up, down []byte) error {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	cs, ss := newScript(rng), newScript(rng)
+	cs.expect, ss.expect = ss.total, cs.total
 	c, err := shop.tunnel(r, p, nil)
 	if err != nil {
 		return err

@@ -113,6 +113,8 @@ func TestTheGatewayIsNoOpenProxy(t *testing.T) {
 	if refused.Load() != 2*n {
 		t.Errorf("%d of %d were refused", refused.Load(), 2*n)
 	}
+	// The metrics know of a request once its line is written.
+	g.await(t, "logged every refusal", func() bool { return strings.Count(g.output(), `"msg":"refused"`) == 2*n })
 	if tap.Accepted() != 0 || g.dials(t) != 0 {
 		t.Errorf("%d connections reached the service, %d were dialed, want 0", tap.Accepted(), g.dials(t))
 	}

@@ -243,21 +243,25 @@ func exchange(t *testing.T, addr string, raw []byte) answer {
 func TestAHelloCutAnywhereReachesNobody(t *testing.T) {
 	tap := testnet.NewTap(t)
 	g := startGateway(t, "--listen", "127.0.0.1:0", "--route", route(tap.Addr()))
+	cuts := 0
 	for _, raw := range [][]byte{inOne(clientHello(named(svc))), inRecords(clientHello(named(svc)), 11)} {
 		for n := range raw {
+			cuts++
 			c := dial(t, g.addr)
 			_, err := c.Write(raw[:n])
 			must(t, err)
 			must(t, testnet.Abort(c))
 		}
 	}
-	// One that is whole, to know that those before it have been seen to.
+	g.await(t, "logged every client that left", func() bool { return strings.Count(g.output(), `"msg":"left"`) == cuts })
+	// One that is whole, to see that it is counted.
 	exchangeWhole(t, g, tap)
 	if tap.Accepted() != 1 || g.dials(t) != 1 {
 		t.Errorf("%d connections reached the service and %d were dialed, want 1", tap.Accepted(), g.dials(t))
 	}
 }
 
+// exchangeWhole sends a hello that is served, and waits for its tunnel's end.
 func exchangeWhole(t *testing.T, g *gateway, tap *testnet.Tap) {
 	t.Helper()
 	c := dial(t, g.addr)
@@ -268,6 +272,8 @@ func exchangeWhole(t *testing.T, g *gateway, tap *testnet.Tap) {
 		f := tap.Flows()
 		return len(f) > 0 && len(f[len(f)-1].Data) > 0
 	}, "the whole hello at the service")
+	must(t, c.CloseWrite())
+	g.outcome(t, c.LocalAddr().String()) // the metrics know of it by now
 }
 
 // Half a hello and silence end at the deadline, five seconds after the first
