@@ -51,7 +51,6 @@ type way struct {
 	name     string
 	preamble func(target string) []byte // what a client says to reach target
 	yes      string                     // what it hears before the service's bytes
-	silence  string                     // the reason in the log when a preamble never ends
 	// The refusals by reason: the TLS alert or the HTTP status.
 	code map[string]int
 }

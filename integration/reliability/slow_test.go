@@ -30,7 +30,7 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 		attackers = 5000 // more than the 4,096 unfinished preambles that are kept
 		kept      = 4096
 		honest    = 1000
-		droppers  = 20 // of the attackers send a byte a second
+		drippers  = 20 // of the attackers send a byte a second
 		cost      = 5 << 10
 	)
 	eachWay(t, func(t *testing.T, w way) {
@@ -74,7 +74,7 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 			conns[i] = c
 			accepted := time.Now()
 			send := part
-			if i%(attackers/droppers) == attackers/droppers-1 {
+			if i%(attackers/drippers) == attackers/drippers-1 {
 				send = part[:1]
 				wg.Go(func() { drip(ctx, c, part[1:]) })
 			}
