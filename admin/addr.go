@@ -25,7 +25,7 @@ func CheckAddr(addr string, allowRemote bool) error {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Unmap().IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("admin address %q can be reached from other hosts, and the admin port has no passwords: listen on 127.0.0.1:%s, or allow a remote admin port", addr, port)
+	return fmt.Errorf("admin address %q can be reached from other hosts, and the admin port has no passwords: listen on 127.0.0.1:%s", addr, port)
 }
 
 func isLocalhost(host string) bool {

@@ -32,6 +32,7 @@ type side struct {
 	shut   bool     // it was sent the other side's end of stream
 	bulk   bool     // what it sends is moved in turns, not by events
 	calm   uint8    // calm turns in a row
+	late   int32    // bytes meant for it after its own end, counted to a little over goodbye
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a
@@ -87,8 +88,12 @@ func (l *loop) pump(f *flow, i int) {
 	}
 	f.moved = l.now
 	if errno := f.offer(1-i, l.buf[:n]); errno != 0 {
+		p.missed(n)
 		l.fail(f, 1-i, errno)
 		return
+	}
+	if p.eof {
+		p.missed(n)
 	}
 	if n == len(l.buf) && !s.bulk {
 		s.bulk, s.calm = true, 0
@@ -232,6 +237,9 @@ func (l *loop) take(f *flow, i int) {
 		n, errno := splice(s.fd, pp.w, pipeSize)
 		if n > 0 && errno == 0 {
 			f.moved = l.now
+			if p.eof {
+				p.missed(n)
+			}
 			p.out = &backlog{pipe: pp, n: n}
 			continue
 		}
@@ -305,14 +313,31 @@ func (l *loop) arm(f *flow) {
 	}
 }
 
-// fail ends f because side i reported errno.
+// missed counts n bytes that s may not have read.
+func (s *side) missed(n int) {
+	if s.late <= goodbye {
+		s.late += int32(min(n, goodbye+1))
+	}
+}
+
+// fail ends f because side i reported errno. Where it had ended its own stream
+// in order and no more than a goodbye came after that, this is how it closes
+// altogether: the other side gets its reset, and nobody need look into it.
 func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
+	s, p := &f.sides[i], &f.sides[1-i]
+	if s.eof && p.shut && s.out == nil && s.late <= goodbye {
+		l.close(f, Done, nil, true)
+		return
+	}
 	who := [...]string{"client", "service"}[i]
 	l.end(f, Reset, fmt.Errorf("%s: %w", who, errno))
 }
 
 // end closes f, in order for Done and with resets for any other reason.
-func (l *loop) end(f *flow, why Reason, err error) {
+func (l *loop) end(f *flow, why Reason, err error) { l.close(f, why, err, why != Done) }
+
+// close closes f, with resets or in order.
+func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 	if f.gone {
 		return
 	}
@@ -325,10 +350,10 @@ func (l *loop) end(f *flow, why Reason, err error) {
 			l.budget.Give(2)
 		}
 		s.out = nil
-		if why == Done {
-			closeFD(s.fd)
-		} else {
+		if reset {
 			resetFD(s.fd)
+		} else {
+			closeFD(s.fd)
 		}
 	}
 	l.mu.Lock()

@@ -40,6 +40,12 @@ const (
 	calmTurns  = 8                      // calm turns in a row that end bulk
 	keepAfter  = 5 * time.Second        // the age at which a tunnel's sockets get their keepalive
 	maxEvents  = 256
+
+	// goodbye is the most bytes that may find nobody left without the tunnel's
+	// end being called a reset: the close_notify of a TLS client whose server,
+	// as many do, has closed altogether and not only its half. The client still
+	// gets the reset it would have got from the server.
+	goodbye = 128
 )
 
 // carry takes over the tunnel if both ends are TCP sockets. It is false, with

@@ -301,3 +301,35 @@ func TestRelayAfterClose(t *testing.T) {
 	_, err = late.server.Read(make([]byte, 1))
 	wantReset(t, "service", err)
 }
+
+// A service that answers and closes altogether, and a client that says goodbye
+// to nobody: half of all TLS connections end like this.
+func TestRelayCallsAGoodbyeToNobodyDone(t *testing.T) {
+	for _, tc := range []struct {
+		late int
+		want tunnel.Reason
+	}{{0, tunnel.Done}, {31, tunnel.Done}, {64 << 10, tunnel.Reset}} {
+		r := &tunnel.Relay{}
+		c := carry(t, r, paths[0], nil)
+		_, _ = c.server.Write([]byte("answer"))
+		_ = c.server.Close()
+		if got, err := io.ReadAll(c.client); string(got) != "answer" || err != nil {
+			t.Fatalf("got %q, %v", got, err)
+		}
+		_, _ = c.client.Write(make([]byte, tc.late))
+		if tc.late == 0 {
+			_ = c.client.Close()
+		}
+		if e := c.wait(t); e.Reason != tc.want || (e.Err == nil) != (tc.want == tunnel.Done) {
+			t.Errorf("%d late bytes: ended with %+v, want %s", tc.late, e, tc.want)
+		}
+		if tc.late > 0 {
+			_, err := c.client.Write([]byte("more"))
+			for deadline := time.Now().Add(patience); err == nil && time.Now().Before(deadline); {
+				_, err = c.client.Write([]byte("more"))
+			}
+			wantReset(t, "a client that goes on", err)
+		}
+		_ = r.Close()
+	}
+}
