@@ -17,9 +17,9 @@ import (
 // A tunnel at rest is a flow: two descriptors registered for input in the
 // loop's epoll set, and nothing else. A small payload is one read into the
 // loop's own buffer and one write. A direction that fills that buffer turns to
-// bulk: it leaves the epoll set's attention and is looked at every bulkPause
-// instead, so that bytes gather and each splice(2) moves many of them. It
-// returns to events when it has been calm for a while.
+// bulk: it leaves the epoll set's attention and is looked at from time to time
+// instead (see gather), so that bytes gather and each splice(2) moves many of
+// them. It returns to events when it has been calm for a while.
 //
 // What the far side does not take at once waits in a backlog, and its source
 // is not read until the backlog is gone: that is all the back-pressure there is.
@@ -31,14 +31,15 @@ type kernelRelay struct {
 }
 
 const (
-	loopBuffer = 64 << 10               // one read, and the most user memory a blocked tunnel holds each way
-	pipeSize   = 1 << 20                // bytes; a large pipe makes each splice move more
-	maxPipes   = 32                     // per loop, so that all fit below pipe-user-pages-soft (64 MiB)
-	bulkPause  = 200 * time.Microsecond // how long a bulk direction gathers bytes
-	bulkTurn   = 4 * pipeSize           // the most one bulk direction moves before the next one's turn
-	bulkCalm   = 16 << 10               // a turn below this many bytes is a calm one
-	calmTurns  = 8                      // calm turns in a row that end bulk
-	keepAfter  = 5 * time.Second        // the age at which a tunnel's sockets get their keepalive
+	loopBuffer = 64 << 10              // one read, and the most user memory a blocked tunnel holds each way
+	pipeSize   = 1 << 20               // bytes; a large pipe makes each splice move more
+	maxPipes   = 32                    // per loop, so that all fit below pipe-user-pages-soft (64 MiB)
+	bulkPause  = 50 * time.Microsecond // how long bulk gathers bytes, for each direction in it
+	bulkMost   = 4                     // directions that count for that
+	bulkTurn   = 4 * pipeSize          // the most one bulk direction moves before the next one's turn
+	bulkCalm   = 16 << 10              // a turn below this many bytes is a calm one
+	calmTurns  = 8                     // calm turns in a row that end bulk
+	keepAfter  = 5 * time.Second       // the age at which a tunnel's sockets get their keepalive
 	maxEvents  = 256
 
 	// goodbye is the most bytes that may find nobody left without the tunnel's
@@ -277,7 +278,7 @@ func (l *loop) run() {
 				l.handle(r.f, r.side, r.events)
 			}
 		}
-		if len(l.turns) > 0 && l.now-l.turned >= int64(bulkPause) {
+		if len(l.turns) > 0 && l.now-l.turned >= int64(l.gather()) {
 			l.bulk()
 		}
 		if l.now-l.swept >= int64(l.sweepPause()) {
@@ -290,10 +291,14 @@ func (l *loop) run() {
 // has no flow: that is cheaper than waking it for every first one.
 func (l *loop) wait() time.Duration {
 	if len(l.turns) > 0 {
-		return bulkPause
+		return l.gather()
 	}
 	return l.sweepPause()
 }
+
+// gather is the time between bulk turns. One flow alone is not kept waiting;
+// many share the processor, and cost the less the more each turn moves.
+func (l *loop) gather() time.Duration { return bulkPause * time.Duration(min(len(l.turns), bulkMost)) }
 
 func (l *loop) sweepPause() time.Duration {
 	l.mu.Lock()
