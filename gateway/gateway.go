@@ -220,7 +220,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	var err error
 	select {
 	case <-ctx.Done():
-		g.drain(now)
+		g.drain(work, now)
 	case err = <-failed:
 		g.stopping.Store(true)
 		_ = g.server.Close()
@@ -274,7 +274,7 @@ func (g *Gateway) awaitTable(ctx context.Context) {
 }
 
 // drain ends a gateway in order.
-func (g *Gateway) drain(now <-chan struct{}) {
+func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 	g.stopping.Store(true)
 	lameduck, grace := g.cfg.Lameduck, g.cfg.Grace
 	if lameduck == 0 {
@@ -285,7 +285,7 @@ func (g *Gateway) drain(now <-chan struct{}) {
 	}
 	lameduck, grace = max(lameduck, 0), max(grace, 0)
 	deadline := time.Now().Add(grace)
-	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	go func() {
 		select {

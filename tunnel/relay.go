@@ -100,7 +100,7 @@ func (r *Relay) Wait(ctx context.Context) error {
 // come back at once. It returns early, with the rest aborted at once, when ctx
 // ends.
 func (r *Relay) Abort(ctx context.Context, why Reason, over time.Duration) {
-	kills := append(r.kernel.all(), r.copies.all()...)
+	kills := r.kills()
 	rand.Shuffle(len(kills), func(i, j int) { kills[i], kills[j] = kills[j], kills[i] })
 	start := time.Now()
 	for i, kill := range kills {
@@ -117,12 +117,15 @@ func (r *Relay) Abort(ctx context.Context, why Reason, over time.Duration) {
 	}
 }
 
+// kills returns a function for each open tunnel that aborts it.
+func (r *Relay) kills() []func(Reason) { return append(r.kernel.all(), r.copies.all()...) }
+
 // Close aborts every tunnel, waits for their ends and stops the Relay's
 // goroutines. The Relay can't be used after it.
 func (r *Relay) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 0)
-	defer cancel()
-	r.Abort(ctx, Drain, 0)
+	for _, kill := range r.kills() {
+		kill(Drain)
+	}
 	r.copies.wait()
 	r.kernel.close()
 	return nil
