@@ -375,6 +375,10 @@ func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 		if (&tunnel.Outcome{Reason: r, Endpoint: "any"}).Carried() && r != tunnel.Drain {
 			continue // how tunnels end, and not how requests do
 		}
+		switch r {
+		case tunnel.BadRequest, tunnel.BadMethod, tunnel.TooLarge, tunnel.NoAuth, tunnel.Unsupported:
+			continue // words of HTTP's
+		}
 		if sni.AlertFor(&tunnel.Error{Reason: r, Err: errors.New("")}) == a {
 			reasons = append(reasons, r)
 		}
