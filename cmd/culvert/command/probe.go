@@ -375,9 +375,8 @@ func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 		if (&tunnel.Outcome{Reason: r, Endpoint: "any"}).Carried() && r != tunnel.Drain {
 			continue // how tunnels end, and not how requests do
 		}
-		switch r {
-		case tunnel.BadRequest, tunnel.BadMethod, tunnel.TooLarge, tunnel.NoAuth, tunnel.Unsupported:
-			continue // words of HTTP's
+		if onlyHTTP(r) {
+			continue
 		}
 		if sni.AlertFor(&tunnel.Error{Reason: r, Err: errors.New("")}) == a {
 			reasons = append(reasons, r)
@@ -387,6 +386,15 @@ func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 		return reasons, hintExplain + "; a service may also send this alert itself"
 	}
 	return reasons, ""
+}
+
+// onlyHTTP reports whether r is said of an HTTP request and never of a hello.
+func onlyHTTP(r tunnel.Reason) bool {
+	switch r {
+	case tunnel.BadRequest, tunnel.BadMethod, tunnel.TooLarge, tunnel.NoAuth, tunnel.Unsupported:
+		return true
+	}
+	return false
 }
 
 func newProbePeer(state *tls.ConnectionState) *probePeer {
