@@ -79,4 +79,4 @@ fuzz: ## every fuzz target for FUZZTIME each
 
 .PHONY: bench
 bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection
-	cd integration && $(GO) run ./bench -culvert ../$(BIN)
+	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
