@@ -168,20 +168,6 @@ func (g *Gateway) Addrs() []net.Addr {
 	return addrs
 }
 
-// AdminAddr returns the admin port's address, nil where there is none.
-func (g *Gateway) AdminAddr() net.Addr {
-	if g.adminLn == nil {
-		return nil
-	}
-	return g.adminLn.Addr()
-}
-
-// Router returns the router, for those who ask what would happen.
-func (g *Gateway) Router() *tunnel.Router { return g.router }
-
-// Registry returns the registry.
-func (g *Gateway) Registry() *registry.Registry { return g.registry }
-
 // Run serves until ctx is done, then drains: it is no longer ready at once,
 // accepts for the lameduck time, then refuses new connections while tunnels
 // may end, and aborts those that are left over the last fifth of the grace
