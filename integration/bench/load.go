@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -22,6 +23,7 @@ type job struct {
 	N     int            `json:"n"`     // connections at once, or more connections to hold
 	Time  time.Duration  `json:"time"`  // of measuring
 	Names int            `json:"names"` // services to ask for in turn; 0 for all that there usually are
+	Apart int            `json:"apart"` // how far they are from each other in the table; 0 for neighbours
 }
 
 // A report is its answer, a line of JSON on standard output.
@@ -47,6 +49,7 @@ type load struct {
 	held   []int  // descriptors of "hold" and "half"
 	serial int    // of connections
 	names  int    // of the job
+	apart  int    // likewise
 	report report
 }
 
@@ -105,9 +108,7 @@ func loadMain() error {
 }
 
 func (l *load) run(j job) error {
-	if l.names = j.Names; l.names == 0 {
-		l.names = services
-	}
+	l.names, l.apart = cmp.Or(j.Names, services), cmp.Or(j.Apart, 1)
 	switch j.Op {
 	case "conns":
 		return l.conns(j)
@@ -148,7 +149,7 @@ func (l *load) open(to *syscall.SockaddrInet4) (int, error) {
 	}
 	// A stride that is prime to any number of names: neighbours in the table
 	// are not asked for one after the other.
-	l.flows[fd] = flow{at: now(), name: l.serial * 7919 % l.names}
+	l.flows[fd] = flow{at: now(), name: l.serial * 7919 % l.names * l.apart}
 	l.poll.add(fd, syscall.EPOLLOUT)
 	return fd, nil
 }

@@ -55,9 +55,9 @@ func (s *suite) profileOne(ctx context.Context, run *running, name string, j job
 		return err
 	}
 	seconds := max(int(s.slice.Seconds()), 1)
-	kinds := []struct{ file, url, index string }{
-		{name + ".cpu.pprof", "profile", "cpu"},
-		{name + ".allocs.pprof", "allocs", "alloc_space"},
+	kinds := []struct{ file, url, index, sort string }{
+		{name + ".cpu.pprof", "profile", "cpu", "-cum"}, // flat, it is all system calls
+		{name + ".allocs.pprof", "allocs", "alloc_space", "-flat"},
 	}
 	errs := make([]error, len(kinds))
 	var wg sync.WaitGroup
@@ -81,7 +81,7 @@ func (s *suite) profileOne(ctx context.Context, run *running, name string, j job
 			return errs[i]
 		}
 		fmt.Fprintf(out, "\n== %s under %s: %d done, %d MB\n", k.index, name, r.Count, r.Bytes/1e6)
-		top := exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-nodecount=25", "-sample_index="+k.index, s.rig.culvert, filepath.Join(folder, k.file))
+		top := exec.CommandContext(ctx, "go", "tool", "pprof", "-top", k.sort, "-nodecount=25", "-sample_index="+k.index, s.rig.culvert, filepath.Join(folder, k.file))
 		top.Stdout, top.Stderr = out, os.Stderr
 		if err := top.Run(); err != nil {
 			return fmt.Errorf("go tool pprof: %w", err)

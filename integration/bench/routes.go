@@ -11,11 +11,13 @@ import (
 	"time"
 )
 
-const fewRoutes = 10
+const (
+	fewRoutes = 10
+	askedFor  = 10_000 // of many routes; each was asked for once before anything is measured
+)
 
-// routesStep measures new connections with a few routes and with many, of
-// which each is asked for in turn. The two take turns, in short slices, so
-// that what disturbs one disturbs the other.
+// routesStep measures new connections with a few routes and with many. The two
+// take turns, in short slices, so that what disturbs one disturbs the other.
 func routesStep(ctx context.Context, s *suite, _ *running) (map[string]float64, error) {
 	const turns = 6
 	ids := []string{"few", "many"}
@@ -34,7 +36,7 @@ func routesStep(ctx context.Context, s *suite, _ *running) (map[string]float64, 
 	for turn := range turns {
 		for k := range live {
 			i := (turn + k) % len(live)
-			r, err := s.load.do(ctx, job{Op: "conns", To: live[i].addr, N: 64, Time: s.slice / 2, Names: routes[i]})
+			r, err := s.load.do(ctx, live[i].asking(s.slice/2))
 			if err != nil {
 				return nil, err
 			}
@@ -60,11 +62,21 @@ func (s *suite) withRoutes(ctx context.Context, n int) (*running, error) {
 	if err != nil {
 		return nil, fmt.Errorf("with %d routes: %w", n, err)
 	}
-	if _, err := s.load.do(ctx, job{Op: "conns", To: run.addr, N: 16, Time: s.slice / 4, Names: n}); err != nil {
-		run.stop()
-		return nil, err
+	for asked := 0; asked < min(n, askedFor); {
+		r, err := s.load.do(ctx, run.asking(s.slice/4))
+		if err != nil {
+			run.stop()
+			return nil, err
+		}
+		asked += r.Count
 	}
 	return run, nil
+}
+
+// asking is a job of new connections, to names from all over the table.
+func (r *running) asking(d time.Duration) job {
+	names := min(r.rig.routes, askedFor)
+	return job{Op: "conns", To: r.addr, N: 64, Time: d, Names: names, Apart: r.rig.routes / names}
 }
 
 // reloadStep measures round trips with many routes, first in peace and then
