@@ -78,7 +78,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		// The slot comes first: what it takes to serve a connection is there
 		// before the connection is.
 		room := s.Budget.Accept()
-		c, err := ln.Accept()
+		c, err := s.accept(ln.Listener)
 		if err != nil {
 			if room {
 				s.Budget.Give(1)
@@ -102,6 +102,15 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		}
 		s.start(ctx, &ln, c, room)
 	}
+}
+
+// accept accepts a connection, unless memory is so short that nobody is let
+// in: who connects then waits in the kernel.
+func (s *Server) accept(ln net.Listener) (net.Conn, error) {
+	if s.Budget.Pressure() == Full {
+		return nil, errFull
+	}
+	return ln.Accept()
 }
 
 // wait sleeps for d. It is false if the server or ctx is done.
@@ -267,7 +276,8 @@ func (s *Server) sweep() {
 	defer t.Stop()
 	for range t.C {
 		s.mu.Lock()
-		if !s.slots.expire(&s.Limits, time.Now()) {
+		limits := s.Budget.preamble(s.Limits)
+		if !s.slots.expire(&limits, time.Now()) {
 			s.slots.sweeping = false
 			s.mu.Unlock()
 			return
