@@ -23,6 +23,9 @@ import (
 // 20,000 descriptors on the machines this runs on, and a tunnel takes two.
 var idleTunnels = flag.Int("tunnels", 9000, "idle tunnels to hold")
 
+// shortTunnels is how many TestShortTunnelsLeaveNothing opens and ends.
+var shortTunnels = flag.Int("short-tunnels", 20_000, "short tunnels to open and end")
+
 // roleVar makes the test binary a backend process instead of running tests.
 const roleVar = "CULVERT_RELIABILITY_ROLE"
 
