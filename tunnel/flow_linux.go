@@ -20,6 +20,7 @@ type flow struct {
 	broken     syscall.Errno // what went wrong before the loop had it
 	kept       bool          // keepalive is set
 	gone       bool
+	asked      [2]uint8 // looks in a row, for each side; see ask
 }
 
 // A side is one socket of a flow, and the direction that flows into it.

@@ -347,9 +347,11 @@ func (l *loop) trim() {
 
 // sweep ends the flows that have been silent for longer than they may.
 func (l *loop) sweep() {
+	before := l.swept
 	l.swept = l.now
 	l.trim()
 	var over []order
+	var dead []ready
 	l.mu.Lock()
 	pause := time.Second
 	for _, f := range l.flows {
@@ -366,6 +368,9 @@ func (l *loop) sweep() {
 			keepFD(f.sides[0].fd)
 			keepFD(f.sides[1].fd)
 		}
+		if i := f.ask(before, l.now); i >= 0 {
+			dead = append(dead, ready{f: f, side: i})
+		}
 		half := f.sides[0].eof != f.sides[1].eof
 		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle, f.half); yes {
 			over = append(over, order{f, why})
@@ -373,6 +378,9 @@ func (l *loop) sweep() {
 	}
 	l.pause = pause
 	l.mu.Unlock()
+	for _, d := range dead {
+		l.fail(d.f, d.side, syscall.ETIMEDOUT)
+	}
 	for _, o := range over {
 		l.end(o.f, o.why, nil)
 	}
