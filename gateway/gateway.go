@@ -83,6 +83,7 @@ type Gateway struct {
 	log       *slog.Logger
 	registry  *registry.Registry
 	router    *tunnel.Router
+	loops     *tunnel.Loops
 	relay     *tunnel.Relay
 	server    *tunnel.Server
 	metrics   *metrics.Metrics
@@ -114,12 +115,13 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.access.Observe(o)
 	}
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Log: g.log}
-	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Budget: budget}
+	g.loops = &tunnel.Loops{Budget: budget}
+	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: &tunnel.NetDialer{Guard: guard}, Relay: g.relay, Budget: budget,
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
-	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log}
+	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.gauges(budget)
 	return g, nil
 }
@@ -212,6 +214,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		_ = g.server.Close()
 	}
 	_ = g.relay.Close()
+	_ = g.server.Close()
+	_ = g.loops.Close()
 	stop()
 	wg.Wait()
 	g.access.Flush()

@@ -11,12 +11,13 @@ import (
 // A flow is one tunnel: sides[0] is the client's socket, sides[1] the
 // service's. It belongs to its loop's goroutine once adopted.
 type flow struct {
+	relay      *kernelRelay
 	sides      [2]side
 	born       int64 // clock of its beginning
 	moved      int64 // clock of the last byte or end
 	idle, half time.Duration
 	ended      func(End)
-	slot, gen  int32         // where it stands in loop.flows
+	at, gen    int32         // its seat
 	broken     syscall.Errno // what went wrong before the loop had it
 	kept       bool          // keepalive is set
 	gone       bool
@@ -47,6 +48,14 @@ type backlog struct {
 type turn struct {
 	f    *flow
 	from int
+}
+
+// event implements watched.
+func (f *flow) event(l *loop, side int, events uint32) bool {
+	if !f.gone {
+		l.handle(f, side, events)
+	}
+	return true
 }
 
 // handle answers one event of side i of f.
@@ -308,7 +317,7 @@ func (l *loop) arm(f *flow) {
 		s := &f.sides[i]
 		if w := f.wants(i); w != s.events {
 			s.events = w
-			_ = epollControl(l.ep, syscall.EPOLL_CTL_MOD, s.fd, w, f.slot<<1|int32(i), f.gen)
+			_ = l.control(syscall.EPOLL_CTL_MOD, s.fd, w, f.at, f.gen, i)
 		}
 	}
 }
@@ -357,9 +366,9 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 		}
 	}
 	l.mu.Lock()
-	l.flows[f.slot] = nil
-	l.gens[f.slot]++
-	l.free = append(l.free, f.slot)
+	l.vacate(f.at)
 	l.mu.Unlock()
+	l.flows.Add(-1)
 	f.ended(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
+	f.relay.flows.Done()
 }

@@ -28,8 +28,9 @@ const (
 type Relay struct {
 	Idle       time.Duration // without a byte either way; 0 means DefaultIdle, negative none
 	HalfClosed time.Duration // half-closed and silent; 0 means DefaultHalfClosed, negative none
-	Budget     *Budget       // pipes are counted here; nil means no limit
+	Loops      *Loops        // carry pairs of sockets; nil means loops of the Relay's own
 
+	own    Loops
 	open   atomic.Int64
 	kernel kernelRelay
 	copies copyRelay
@@ -118,17 +119,24 @@ func (r *Relay) Abort(ctx context.Context, why Reason, over time.Duration) {
 }
 
 // kills returns a function for each open tunnel that aborts it.
-func (r *Relay) kills() []func(Reason) { return append(r.kernel.all(), r.copies.all()...) }
+func (r *Relay) kills() []func(Reason) { return append(r.kernel.all(r.loops()), r.copies.all()...) }
 
-// Close aborts every tunnel, waits for their ends and stops the Relay's
+// Close aborts every tunnel, waits for their ends and stops the Relay's own
 // goroutines. The Relay can't be used after it.
 func (r *Relay) Close() error {
 	for _, kill := range r.kills() {
 		kill(Drain)
 	}
 	r.copies.wait()
-	r.kernel.close()
-	return nil
+	r.kernel.wait()
+	return r.own.Close()
+}
+
+func (r *Relay) loops() *Loops {
+	if r.Loops != nil {
+		return r.Loops
+	}
+	return &r.own
 }
 
 // limit picks the first of the given durations that is not zero; a negative

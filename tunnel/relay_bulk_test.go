@@ -121,7 +121,7 @@ func TestRelayWithoutPipes(t *testing.T) {
 	data := random(8<<20, 12)
 	for _, p := range paths {
 		budget := &tunnel.Budget{Limit: 1}
-		r := &tunnel.Relay{Budget: budget}
+		r := &tunnel.Relay{Loops: loops(t, budget)}
 		c := carry(t, r, p, nil)
 		if err := bothWays(c, data, data); err != nil {
 			t.Errorf("%s: %v", p.name, err)
@@ -139,7 +139,8 @@ func TestRelayWithoutPipes(t *testing.T) {
 // TestRelayGivesPipesBack kills tunnels whose pipes are full.
 func TestRelayGivesPipesBack(t *testing.T) {
 	budget := &tunnel.Budget{Limit: 1000}
-	r := &tunnel.Relay{Budget: budget}
+	lps := loops(t, budget)
+	r := &tunnel.Relay{Loops: lps}
 	var all []carried
 	for range 4 {
 		c := carryNarrow(t, r, paths[0])
@@ -161,6 +162,7 @@ func TestRelayGivesPipesBack(t *testing.T) {
 		}
 	}
 	_ = r.Close()
+	_ = lps.Close()
 	if n := budget.Used(); n != 0 {
 		t.Errorf("%d descriptors still taken after Close", n)
 	}

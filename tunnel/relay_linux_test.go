@@ -25,6 +25,13 @@ func descriptors(t *testing.T) int {
 	return len(d) - 1 // the one that reads
 }
 
+// loops returns event loops with a budget for their pipes.
+func loops(t *testing.T, b *tunnel.Budget) *tunnel.Loops {
+	l := &tunnel.Loops{Budget: b}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
 // settles polls until f is at most want, and returns what it was last.
 func settles(f func() int, want int) int {
 	for deadline := time.Now().Add(patience); ; {
@@ -126,7 +133,7 @@ func fate(c carried, i int, data []byte) tunnel.End {
 // TestRelayRestsWithoutPipes checks that bulk leaves no pipe behind.
 func TestRelayRestsWithoutPipes(t *testing.T) {
 	budget := &tunnel.Budget{Limit: 1000}
-	r := &tunnel.Relay{Budget: budget}
+	r := &tunnel.Relay{Loops: loops(t, budget)}
 	defer r.Close()
 	data := random(8<<20, 17)
 	c := carry(t, r, paths[0], nil)
