@@ -74,6 +74,8 @@ type kernelLoops struct {
 	loops atomic.Pointer[[]*loop] // set once; nil before
 	next  atomic.Uint32
 	wg    sync.WaitGroup
+
+	stalls atomic.Uint64
 }
 
 // running starts the loops if they never were and returns them. There are
@@ -272,12 +274,14 @@ func (l *loop) serve(k *slot) bool {
 	return l.aboard.CompareAndSwap(k, nil)
 }
 
-// passOn gives the loop that k is served on another goroutine. It does nothing
-// where k is on a goroutine of its own.
-func (k *slot) passOn() {
+// passOn gives the loop that k is served on another goroutine. It is false,
+// with nothing done, where k is on a goroutine of its own.
+func (k *slot) passOn() bool {
 	if l := k.loop; l != nil && l.aboard.Load() == k && l.aboard.CompareAndSwap(k, nil) {
 		go l.run()
+		return true
 	}
+	return false
 }
 
 // watch passes on the loops that have served the same connection since the
@@ -289,8 +293,8 @@ func (k *kernelLoops) watch() (busy bool) {
 		stuck := now != nil && now == l.stuck
 		l.stuck = now
 		l.mu.Unlock()
-		if stuck {
-			now.passOn()
+		if stuck && now.passOn() {
+			k.stalls.Add(1)
 		}
 		busy = busy || now != nil
 	}

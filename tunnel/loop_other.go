@@ -2,10 +2,13 @@
 
 package tunnel
 
-import "context"
+import (
+	"context"
+	"sync/atomic"
+)
 
 // Event loops are not to be had here: connections wait on goroutines.
-type kernelLoops struct{}
+type kernelLoops struct{ stalls atomic.Uint64 }
 
 type loop struct{}
 
@@ -14,8 +17,8 @@ type guest struct{}
 func (*kernelLoops) stop()       {}
 func (*kernelLoops) watch() bool { return false }
 
-func (k *slot) passOn()     {}
-func (k *slot) leaveLobby() {}
+func (k *slot) passOn() bool { return false }
+func (k *slot) leaveLobby()  {}
 
 // attend is false: nobody but the caller accepts.
 func (s *Server) attend(context.Context, *Listener) (error, bool) { return nil, false }

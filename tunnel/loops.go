@@ -22,6 +22,10 @@ func (l *Loops) Close() error {
 	return nil
 }
 
+// Stalls returns how often somebody waited without WillWait and held up a
+// loop.
+func (l *Loops) Stalls() uint64 { return l.stalls.Load() }
+
 // WillWait says that the caller, which serves the request or connection of
 // ctx, is about to wait or to compute for more than a moment. Whoever does so
 // in a Protocol, a Resolver, a Dialer or a policy calls it first: the event

@@ -136,6 +136,13 @@ func TestRelayWithoutPipes(t *testing.T) {
 	}
 }
 
+// loops returns event loops with a budget for their pipes.
+func loops(t *testing.T, b *tunnel.Budget) *tunnel.Loops {
+	l := &tunnel.Loops{Budget: b}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
 // TestRelayGivesPipesBack kills tunnels whose pipes are full.
 func TestRelayGivesPipesBack(t *testing.T) {
 	budget := &tunnel.Budget{Limit: 1000}

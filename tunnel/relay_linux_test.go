@@ -25,13 +25,6 @@ func descriptors(t *testing.T) int {
 	return len(d) - 1 // the one that reads
 }
 
-// loops returns event loops with a budget for their pipes.
-func loops(t *testing.T, b *tunnel.Budget) *tunnel.Loops {
-	l := &tunnel.Loops{Budget: b}
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
 // settles polls until f is at most want, and returns what it was last.
 func settles(f func() int, want int) int {
 	for deadline := time.Now().Add(patience); ; {
