@@ -205,6 +205,10 @@ func (l *loop) notify() {
 // run is the loop. It returns when that is stopped, or passed on: then the
 // other goroutine's run begins with the events that are left.
 func (l *loop) run() {
+	// A thread of its own, or the scheduler moves the loop to another whenever
+	// it has slept: each time, two threads wake.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	for {
 		for l.done < len(l.ready) {
 			r := l.ready[l.done]

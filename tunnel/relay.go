@@ -159,7 +159,11 @@ func unwrap(c net.Conn) (net.Conn, []byte) {
 			return c, early
 		}
 		inner, read := u.Unwrap()
-		c, early = inner, append(early, read...) // the outer one read first
+		if c = inner; early == nil {
+			early = read
+		} else {
+			early = append(early, read...) // the outer one read first
+		}
 	}
 }
 
