@@ -60,7 +60,7 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 	if len(loops) == 0 {
 		return false
 	}
-	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, born: clock()}
+	f := &flow{idle: t.Idle, half: t.HalfClosed, ended: t.Ended, about: t.About, born: clock()}
 	f.moved = f.born
 	var err error
 	if f.sides[0].fd, err = takeFD(client); err != nil {
@@ -107,18 +107,12 @@ func (k *kernelRelay) running() []*loop {
 	return nil
 }
 
-func (k *kernelRelay) all() []func(Reason) {
-	var kills []func(Reason)
+func (k *kernelRelay) all() []listed {
+	var all []listed
 	for _, l := range k.running() {
-		l.mu.Lock()
-		for _, f := range l.flows {
-			if f != nil {
-				kills = append(kills, func(why Reason) { l.kill(f, why) })
-			}
-		}
-		l.mu.Unlock()
+		all = append(all, l.all()...)
 	}
-	return kills
+	return all
 }
 
 func (k *kernelRelay) close() {
@@ -223,7 +217,7 @@ func (l *loop) adopt(f *flow, fromClient, fromServer []byte) {
 		}
 	}
 	if broken != 0 {
-		f.broken = broken
+		f.broken = uint16(broken)
 		l.kills = append(l.kills, order{f, Reset})
 		l.notify()
 	}
@@ -325,7 +319,7 @@ func (l *loop) collect(events []syscall.EpollEvent) bool {
 	l.mu.Unlock()
 	for _, o := range kills {
 		if o.f.broken != 0 {
-			l.fail(o.f, 1, o.f.broken)
+			l.fail(o.f, 1, syscall.Errno(o.f.broken))
 		}
 		l.end(o.f, o.why, nil)
 	}

@@ -8,5 +8,5 @@ import "net"
 type kernelRelay struct{}
 
 func (*kernelRelay) carry(*Relay, net.Conn, net.Conn, []byte, []byte, *Tunnel) bool { return false }
-func (*kernelRelay) all() []func(Reason)                                            { return nil }
+func (*kernelRelay) all() []listed                                                  { return nil }
 func (*kernelRelay) close()                                                         {}
