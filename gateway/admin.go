@@ -62,8 +62,13 @@ func (g *Gateway) admin() *admin.Admin {
 			}
 			return Explain(ctx, g.router, g.cfg.Listeners, q), nil
 		},
-		Pprof: true,
-		Log:   g.log,
+		Pprof:   true,
+		Tunnels: g.relay.List,
+		CloseTunnels: func(match func(*tunnel.Live) bool) int {
+			return g.relay.EndFunc(tunnel.Killed, match)
+		},
+		Control: g.cfg.AdminControl,
+		Log:     g.log,
 	}
 }
 

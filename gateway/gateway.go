@@ -17,7 +17,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -53,8 +52,9 @@ type Config struct {
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	Admin       string // address of the admin port; "" means none
-	AdminRemote bool   // let the admin port be reached from other hosts
+	Admin        string // address of the admin port, HOST:PORT or unix:PATH; "" means none
+	AdminRemote  bool   // let the admin port be reached from other hosts
+	AdminControl bool   // let tunnels be closed by TCP, too, and not only by a socket
 
 	Limits      tunnel.Limits
 	MaxTunnels  int           // 0 means as many as there are descriptors for
@@ -142,9 +142,9 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 	if err := admin.CheckAddr(g.cfg.Admin, g.cfg.AdminRemote); err != nil {
 		return err
 	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", g.cfg.Admin)
+	ln, err := admin.Listen(ctx, g.cfg.Admin)
 	if err != nil {
-		return fmt.Errorf("admin port: %w", err)
+		return err
 	}
 	guard.OwnAdmin(ln.Addr())
 	g.adminLn = ln

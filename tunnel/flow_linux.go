@@ -14,12 +14,14 @@ type flow struct {
 	relay      *kernelRelay
 	sides      [2]side
 	born       int64 // clock of its beginning
-	moved      int64 // clock of the last byte or end
+	moved      int64 // clock of the last byte or end; see touch
 	idle, half time.Duration
 	ended      func(End)
-	at, gen    int32         // its seat
-	broken     syscall.Errno // what went wrong before the loop had it
-	kept       bool          // keepalive is set
+	about      *Outcome
+	at, gen    int32  // its seat
+	phase      uint32 // for the list, atomic: see look
+	broken     uint16 // the errno of what went wrong before the loop had it
+	kept       bool   // keepalive is set
 	gone       bool
 }
 
@@ -28,7 +30,7 @@ type side struct {
 	fd     int32
 	events uint32   // what epoll is asked for
 	out    *backlog // what the other side sent and this socket has not taken; nil for nothing
-	taken  int64    // bytes this socket has taken
+	taken  int64    // bytes this socket has taken; see took
 	eof    bool     // it has sent its end of stream
 	shut   bool     // it was sent the other side's end of stream
 	bulk   bool     // what it sends is moved in turns, not by events
@@ -95,7 +97,7 @@ func (l *loop) pump(f *flow, i int) {
 		l.finish(f, i)
 		return
 	}
-	f.moved = l.now
+	f.touch(l.now)
 	if errno := f.offer(1-i, l.buf[:n]); errno != 0 {
 		p.missed(n)
 		l.fail(f, 1-i, errno)
@@ -120,7 +122,7 @@ func (f *flow) offer(i int, p []byte) syscall.Errno {
 		n, errno := send(s.fd, p)
 		switch errno {
 		case 0:
-			s.taken += int64(n)
+			s.took(n)
 			p = p[n:]
 		case syscall.EINTR:
 		case syscall.EAGAIN:
@@ -171,8 +173,8 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 		default:
 			return errno
 		}
-		f.moved = l.now
-		s.taken += int64(n)
+		f.touch(l.now)
+		s.took(n)
 		switch {
 		case o.n > n:
 			o.n -= n
@@ -193,7 +195,9 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 func (l *loop) finish(f *flow, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	if !s.eof {
-		s.eof, s.bulk, f.moved = true, false, l.now
+		s.eof, s.bulk = true, false
+		f.touch(l.now)
+		f.halve()
 	}
 	if p.out == nil && !p.shut {
 		p.shut = true
@@ -245,7 +249,7 @@ func (l *loop) take(f *flow, i int) {
 		}
 		n, errno := splice(s.fd, pp.w, pipeSize)
 		if n > 0 && errno == 0 {
-			f.moved = l.now
+			f.touch(l.now)
 			if p.eof {
 				p.missed(n)
 			}
@@ -351,6 +355,7 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 		return
 	}
 	f.gone = true
+	f.depart()
 	for i := range f.sides {
 		s := &f.sides[i]
 		if s.out != nil && s.out.n > 0 { // a pipe with bytes in it is of no use to anyone

@@ -263,7 +263,7 @@ func (l *loop) collect(events []syscall.EpollEvent) bool {
 	l.mu.Unlock()
 	for _, o := range kills {
 		if o.f.broken != 0 {
-			l.fail(o.f, 1, o.f.broken)
+			l.fail(o.f, 1, syscall.Errno(o.f.broken))
 		}
 		l.end(o.f, o.why, nil)
 	}

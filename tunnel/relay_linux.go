@@ -53,7 +53,7 @@ func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromS
 	if l == nil {
 		return false
 	}
-	f := &flow{relay: k, idle: t.Idle, half: t.HalfClosed, ended: t.Ended, born: clock()}
+	f := &flow{relay: k, idle: t.Idle, half: t.HalfClosed, ended: t.Ended, about: t.About, born: clock()}
 	f.moved = f.born
 	var err error
 	if f.sides[0].fd, err = takeFD(client); err != nil {
@@ -77,18 +77,12 @@ func (k *kernelRelay) orphan(fd int32, other net.Conn, t *Tunnel) {
 	t.Ended(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
-func (k *kernelRelay) all(loops *Loops) []func(Reason) {
-	var kills []func(Reason)
+func (k *kernelRelay) all(loops *Loops) []listed {
+	var all []listed
 	for _, l := range loops.started() {
-		l.mu.Lock()
-		for _, w := range l.seats {
-			if f, ok := w.(*flow); ok && f.relay == k {
-				kills = append(kills, func(why Reason) { l.kill(f, why) })
-			}
-		}
-		l.mu.Unlock()
+		all = append(all, l.all(k)...)
 	}
-	return kills
+	return all
 }
 
 // wait returns when every flow has ended.
@@ -135,7 +129,7 @@ func (l *loop) welcome(f *flow, broken syscall.Errno) bool {
 		}
 	}
 	if broken != 0 {
-		f.broken = broken
+		f.broken = uint16(broken)
 		l.kills = append(l.kills, order{f, Reset})
 		l.notify()
 	}

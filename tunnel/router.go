@@ -56,7 +56,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	o.Dialed = time.Since(req.Start) - o.Waited
 	req.slot.hold() // a source's tunnels count against its share
 	r.Relay.Carry(Tunnel{
-		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed,
+		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed, About: o,
 		Ended: func(e End) {
 			r.giveBack()
 			o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
