@@ -126,7 +126,7 @@ func (r *Relay) Close() error {
 	for _, kill := range r.kills() {
 		kill(Drain)
 	}
-	r.copies.wait()
+	r.copies.close()
 	r.kernel.close()
 	return nil
 }

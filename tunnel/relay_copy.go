@@ -22,6 +22,7 @@ type copyRelay struct {
 	tunnels map[*copyTunnel]struct{}
 	pause   time.Duration // the sweep's, as it last found
 	wake    chan struct{} // to the sweep, when the last tunnel is gone or one with shorter limits came; nil while there is none
+	closed  bool
 	wg      sync.WaitGroup
 }
 
@@ -53,14 +54,27 @@ func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte
 	ct.moved.Store(clock())
 	keep(client)
 	keep(server)
+	if !r.open(ct) { // Close came in between
+		ct.finish(Drain, nil)
+		ct.ended(End{Reason: Drain})
+		return
+	}
+	go r.run(ct, fromClient, fromServer)
+}
+
+// open lists ct and has the sweep look after it, and counts it for close. It
+// is false after close.
+func (r *copyRelay) open(ct *copyTunnel) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
 	if r.tunnels == nil {
 		r.tunnels = make(map[*copyTunnel]struct{})
 	}
 	r.tunnels[ct] = struct{}{}
 	r.wg.Add(1)
-	go r.run(ct, fromClient, fromServer)
 	if r.wake == nil {
 		r.wake = make(chan struct{}, 1)
 		r.wg.Add(1)
@@ -68,6 +82,7 @@ func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte
 	} else if ct.pause() < r.pause {
 		r.notify()
 	}
+	return true
 }
 
 // notify wakes the sweep. The caller holds mu.
@@ -269,4 +284,14 @@ func (r *copyRelay) all() []func(Reason) {
 	return kills
 }
 
-func (r *copyRelay) wait() { r.wg.Wait() }
+// close aborts every tunnel and waits for their ends. What is carried after it
+// is aborted at once.
+func (r *copyRelay) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	for _, kill := range r.all() {
+		kill(Drain)
+	}
+	r.wg.Wait()
+}
