@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -165,5 +167,100 @@ func TestRelayCallsAGoodbyeToNobodyDone(t *testing.T) {
 			wantReset(t, "a client that goes on", err)
 		}
 		_ = r.Close()
+	}
+}
+
+// TestRelayRunsOutOfPipes has more bulk than pipes: the Budget has room for
+// few, or, from the middle on, the process has no descriptor left to make one
+// of. Bulk goes on without.
+func TestRelayRunsOutOfPipes(t *testing.T) {
+	const flows, size = 6, 4 << 20
+	data := random(size+flows, 24)
+	shop := newSocketShop(t)
+	for _, tt := range []struct {
+		name  string
+		limit int64 // of the Budget; 32 are never for pipes
+		files bool  // none are left, once the first flows have theirs
+	}{{"one", 34, false}, {"three", 38, false}, {"no descriptors", 1000, true}} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := &tunnel.Relay{Budget: &tunnel.Budget{Limit: tt.limit}}
+			all := make([]carried, flows)
+			for i := range all {
+				var err error
+				if all[i], err = shop.tunnel(r, paths[0], nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pour := func(i int) error { return bothWays(all[i], data[i:i+size], data[flows-i:flows-i+size]) }
+			if err := pour(0); err != nil {
+				t.Error(err)
+			}
+			had := r.Budget.Used()
+			if had == 0 {
+				t.Error("no pipe was used: the test shows nothing")
+			}
+			if tt.files {
+				noMoreFiles(t)
+			}
+			var wg sync.WaitGroup
+			for i := range all {
+				wg.Go(func() {
+					if err := pour(i); err != nil {
+						t.Errorf("flow %d: %v", i, err)
+					}
+				})
+			}
+			wg.Wait()
+			if n := r.Budget.Used(); n > tt.limit-32 || tt.files && n > had {
+				t.Errorf("%d descriptors for pipes, %d before: there was no room", n, had)
+			}
+			for i, c := range all {
+				want := int64(size)
+				if i == 0 {
+					want = 2 * size
+				}
+				if e := c.finish(t); e.Reason != tunnel.Done || e.In != want || e.Out != want {
+					t.Errorf("flow %d: %+v", i, e)
+				}
+			}
+			_ = r.Close()
+			if n := r.Budget.Used(); n != 0 {
+				t.Errorf("%d descriptors still taken after Close", n)
+			}
+		})
+	}
+}
+
+// noMoreFiles takes all descriptors that are free until the test ends.
+func noMoreFiles(t *testing.T) {
+	t.Helper()
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open(os.DevNull) // its number is the lowest that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: uint64(null.Fd()), Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was) })
+}
+
+// TestRelayCarriesWithoutDescriptors hands over a pair of sockets that can't
+// be taken, for want of a descriptor to take one with.
+func TestRelayCarriesWithoutDescriptors(t *testing.T) {
+	r := &tunnel.Relay{}
+	defer r.Close()
+	carry(t, r, paths[0], nil).finish(t) // the loop stands
+	c := carry(t, r, paths[0], func(*tunnel.Tunnel) { noMoreFiles(t) })
+	data := random(1<<20, 25)
+	if err := bothWays(c, data, data); err != nil {
+		t.Error(err)
+	}
+	if e := c.finish(t); e.Reason != tunnel.Done || e.In != 1<<20 || e.Out != 1<<20 {
+		t.Errorf("ended with %+v", e)
 	}
 }

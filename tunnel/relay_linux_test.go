@@ -6,7 +6,9 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"os/signal"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -217,5 +219,47 @@ func TestRelayAfterClose(t *testing.T) {
 		wantReset(t, "client", err)
 		_, err = late.server.Read(make([]byte, 1))
 		wantReset(t, "service", err)
+	})
+}
+
+// TestRelayInterrupted has signals rain on the process, as profilers and Go's
+// own scheduler send them, while bulk moves.
+func TestRelayInterrupted(t *testing.T) {
+	data := random(8<<20, 26)
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGUSR1)
+	defer signal.Stop(caught)
+	stop := make(chan struct{})
+	var rain sync.WaitGroup
+	defer rain.Wait()
+	defer close(stop)
+	rain.Go(func() {
+		threads := func() []os.DirEntry { d, _ := os.ReadDir("/proc/self/task"); return d }
+		for tasks := threads(); ; tasks = threads() {
+			for _, task := range tasks { // each thread, and so also the one in epoll_wait
+				tid, _ := strconv.Atoi(task.Name())
+				_ = syscall.Tgkill(os.Getpid(), tid, syscall.SIGUSR1)
+				_ = syscall.Tgkill(os.Getpid(), tid, syscall.SIGURG)
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Microsecond):
+			}
+		}
+	})
+	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
+		c := carryNarrow(t, r, p)
+		for range 2 {
+			if err := bothWays(c, data, data); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(caught) == 0 {
+			t.Error("no signal was caught: the test shows nothing")
+		}
+		if e := c.finish(t); e.Reason != tunnel.Done || e.In != 16<<20 || e.Out != 16<<20 {
+			t.Errorf("ended with %+v", e)
+		}
 	})
 }
