@@ -11,6 +11,7 @@ import (
 const (
 	copyBuffer = 32 << 10         // bytes held by one direction of a tunnel that is not two TCP sockets
 	linger     = 10 * time.Second // how long a stream without half-close may go on after its other side ended
+	stuck      = time.Second      // a write that takes longer may hide that the side nobody reads has aborted
 )
 
 var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
@@ -270,6 +271,12 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 	}
 	if why, yes := silent(quiet, half, ct.idle, ct.half); yes {
 		ct.finish(why, nil)
+		return
+	}
+	if ct.writing.Load() > 0 && quiet >= stuck {
+		if err := errors.Join(broken(ct.client), broken(ct.server)); err != nil {
+			ct.finish(Reset, err)
+		}
 	}
 }
 
