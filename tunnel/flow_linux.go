@@ -135,22 +135,17 @@ func (f *flow) offer(i int, p []byte) syscall.Errno {
 	return 0
 }
 
-// flush gives side i its backlog. When that is gone, the end of stream that
-// waited behind it follows, and the other side is read again.
+// flush gives side i its backlog. When that is gone the other side is read
+// again, and not before, so that its end of stream waits behind the backlog, too.
 func (l *loop) flush(f *flow, i int) {
 	s := &f.sides[i]
 	if errno := l.drain(f, s); errno != 0 {
 		l.fail(f, i, errno)
 		return
 	}
-	if s.out != nil {
-		return
+	if s.out == nil {
+		l.arm(f)
 	}
-	if f.sides[1-i].eof {
-		l.finish(f, 1-i)
-		return
-	}
-	l.arm(f)
 }
 
 // drain moves s's backlog into its socket, as far as that takes it.
@@ -190,21 +185,17 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 	return 0
 }
 
-// finish passes on that side i has ended its stream, once all it sent is
-// with the other side. The second end is the tunnel's.
+// finish passes on that side i has ended its stream: all it sent is with the
+// other side, or it would not have been read. The second end is the tunnel's.
 func (l *loop) finish(f *flow, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
-	if !s.eof {
-		s.eof, s.bulk = true, false
-		f.touch(l.now)
-		f.halve()
-	}
-	if p.out == nil && !p.shut {
-		p.shut = true
-		if errno := shutdownWrite(p.fd); errno != 0 {
-			l.fail(f, 1-i, errno)
-			return
-		}
+	s.eof, s.bulk = true, false
+	f.touch(l.now)
+	f.halve()
+	p.shut = true
+	if errno := shutdownWrite(p.fd); errno != 0 {
+		l.fail(f, 1-i, errno)
+		return
 	}
 	if s.shut && p.shut {
 		l.end(f, Done, nil)

@@ -136,45 +136,6 @@ func TestRelayWithoutPipes(t *testing.T) {
 	}
 }
 
-// loops returns event loops with a budget for their pipes.
-func loops(t *testing.T, b *tunnel.Budget) *tunnel.Loops {
-	l := &tunnel.Loops{Budget: b}
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
-// TestRelayGivesPipesBack kills tunnels whose pipes are full.
-func TestRelayGivesPipesBack(t *testing.T) {
-	budget := &tunnel.Budget{Limit: 1000}
-	lps := loops(t, budget)
-	r := &tunnel.Relay{Loops: lps}
-	var all []carried
-	for range 4 {
-		c := carryNarrow(t, r, paths[0])
-		_ = c.client.SetWriteDeadline(time.Now().Add(150 * time.Millisecond))
-		if _, err := c.client.Write(random(32<<20, 13)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("write into a blocked tunnel: %v", err)
-		}
-		all = append(all, c)
-	}
-	_ = all[0].client.SetLinger(0)
-	_ = all[0].client.Close()
-	if e := all[0].wait(t); e.Reason != tunnel.Reset {
-		t.Errorf("got %+v", e)
-	}
-	r.Abort(t.Context(), tunnel.Killed, 0)
-	for _, c := range all[1:] {
-		if e := c.wait(t); e.Reason != tunnel.Killed {
-			t.Errorf("got %+v", e)
-		}
-	}
-	_ = r.Close()
-	_ = lps.Close()
-	if n := budget.Used(); n != 0 {
-		t.Errorf("%d descriptors still taken after Close", n)
-	}
-}
-
 func TestRelayPingPong(t *testing.T) {
 	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
 		c := carry(t, r, p, nil)

@@ -11,6 +11,7 @@ import (
 const (
 	copyBuffer = 32 << 10         // bytes held by one direction of a tunnel that is not two TCP sockets
 	linger     = 10 * time.Second // how long a stream without half-close may go on after its other side ended
+	stuck      = time.Second      // a write that takes longer may hide that the side nobody reads has aborted
 )
 
 var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
@@ -22,6 +23,7 @@ type copyRelay struct {
 	tunnels map[*copyTunnel]struct{}
 	pause   time.Duration // the sweep's, as it last found
 	wake    chan struct{} // to the sweep, when the last tunnel is gone or one with shorter limits came; nil while there is none
+	closed  bool
 	wg      sync.WaitGroup
 }
 
@@ -54,14 +56,27 @@ func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte
 	ct.moved.Store(clock())
 	keep(client)
 	keep(server)
+	if !r.open(ct) { // Close came in between
+		ct.finish(Drain, nil)
+		ct.ended(End{Reason: Drain})
+		return
+	}
+	go r.run(ct, fromClient, fromServer)
+}
+
+// open lists ct and has the sweep look after it, and counts it for close. It
+// is false after close.
+func (r *copyRelay) open(ct *copyTunnel) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
 	if r.tunnels == nil {
 		r.tunnels = make(map[*copyTunnel]struct{})
 	}
 	r.tunnels[ct] = struct{}{}
 	r.wg.Add(1)
-	go r.run(ct, fromClient, fromServer)
 	if r.wake == nil {
 		r.wake = make(chan struct{}, 1)
 		r.wg.Add(1)
@@ -69,6 +84,7 @@ func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte
 	} else if ct.pause() < r.pause {
 		r.notify()
 	}
+	return true
 }
 
 // notify wakes the sweep. The caller holds mu.
@@ -256,6 +272,12 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 	}
 	if why, yes := silent(quiet, half, ct.idle, ct.half); yes {
 		ct.finish(why, nil)
+		return
+	}
+	if ct.writing.Load() > 0 && quiet >= stuck {
+		if err := errors.Join(broken(ct.client), broken(ct.server)); err != nil {
+			ct.finish(Reset, err)
+		}
 	}
 }
 
@@ -280,4 +302,14 @@ func (ct *copyTunnel) look() (progress, bool) {
 
 func (ct *copyTunnel) kill(why Reason) { ct.finish(why, nil) }
 
-func (r *copyRelay) wait() { r.wg.Wait() }
+// close aborts every tunnel and waits for their ends. What is carried after it
+// is aborted at once.
+func (r *copyRelay) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	for _, t := range r.all() {
+		t.kill(Drain)
+	}
+	r.wg.Wait()
+}

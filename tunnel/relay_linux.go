@@ -46,7 +46,7 @@ const (
 // carry takes over the tunnel if both ends are TCP sockets. It is false, with
 // nothing changed, where they are not or there is no loop to carry them.
 func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) bool {
-	if !isSocket(client) || !isSocket(server) {
+	if !inKernel || !isSocket(client) || !isSocket(server) {
 		return false
 	}
 	l := r.loops().pick(homeOf(client))
