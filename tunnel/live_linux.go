@@ -21,14 +21,9 @@ func (f *flow) touch(now int64) { atomic.StoreInt64(&f.moved, now) }
 // took counts n bytes that s's socket has taken.
 func (s *side) took(n int) { atomic.StoreInt64(&s.taken, s.taken+int64(n)) }
 
-// halve notes that a side has ended its stream.
-func (f *flow) halve() {
-	phase := phaseHalf
-	if f.sides[0].eof == f.sides[1].eof {
-		phase = phaseOpen // both ended: what is left is a backlog
-	}
-	atomic.StoreUint32(&f.phase, phase)
-}
+// halve notes that a side has ended its stream. When the other one does, the
+// tunnel is over.
+func (f *flow) halve() { atomic.StoreUint32(&f.phase, phaseHalf) }
 
 // depart takes f off the lists that are being read.
 func (f *flow) depart() { atomic.StoreUint32(&f.phase, phaseOver) }
