@@ -11,18 +11,46 @@ import (
 // A flow is one tunnel: sides[0] is the client's socket, sides[1] the
 // service's. It belongs to its loop's goroutine once adopted.
 type flow struct {
-	relay      *kernelRelay
+	relay      *Relay
 	sides      [2]side
 	born       int64 // clock of its beginning
 	moved      int64 // clock of the last byte or end; see touch
-	idle, half time.Duration
-	ended      func(End)
-	about      *Outcome
+	idle, half milliseconds
 	at, gen    int32  // its seat
 	phase      uint32 // for the list, atomic: see look
 	broken     uint16 // the errno of what went wrong before the loop had it
 	kept       bool   // keepalive is set
 	gone       bool
+
+	record
+}
+
+// milliseconds is a limit in half the space; 0 means none.
+type milliseconds int32
+
+// millis rounds up, and down to 24 days.
+func millis(d time.Duration) milliseconds {
+	return milliseconds(min((d+time.Millisecond-1)/time.Millisecond, 1<<31-1))
+}
+
+func (m milliseconds) limit() time.Duration { return time.Duration(m) * time.Millisecond }
+
+// pause is how long the sweep may leave f alone: a quarter of its limits, and
+// a second at most.
+func (f *flow) pause() time.Duration {
+	pause := time.Second
+	for _, m := range [...]milliseconds{f.idle, f.half} {
+		if m > 0 {
+			pause = min(pause, max(m.limit()/4, time.Millisecond))
+		}
+	}
+	return pause
+}
+
+// over tells of f's end. Its sockets are closed.
+func (f *flow) over(e End) {
+	f.end(f.relay, e)
+	f.relay.kernel.flows.Done()
 }
 
 // A side is one socket of a flow, and the direction that flows into it.
@@ -365,6 +393,5 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 	l.vacate(f.at)
 	l.mu.Unlock()
 	l.flows.Add(-1)
-	f.ended(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
-	f.relay.flows.Done()
+	f.over(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
 }

@@ -30,7 +30,7 @@ type Live struct {
 // listed is an open tunnel to those who list and end them, whichever way it
 // is carried. Its methods may be called at any time, by anyone.
 type listed interface {
-	about() *Outcome
+	about() *record
 	look() (p progress, open bool)
 	kill(why Reason) // an abort; no more than an order where a loop carries
 }
@@ -60,7 +60,7 @@ func (r *Relay) List() iter.Seq[Live] {
 // Ended, and has another reason where it was about to come anyway.
 func (r *Relay) End(id uint64, why Reason) bool {
 	for _, t := range r.all() {
-		if o := t.about(); o == nil || o.ID != id {
+		if id == 0 || t.about().number() != id {
 			continue
 		}
 		_, open := t.look()
@@ -87,18 +87,12 @@ func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 }
 
 // all returns the open tunnels, in no order.
-func (r *Relay) all() []listed { return append(r.kernel.all(r.loops()), r.copies.all()...) }
+func (r *Relay) all() []listed { return append(r.kernel.all(r), r.copies.all()...) }
 
 // sorted returns them in the order of their IDs.
 func (r *Relay) sorted() []listed {
-	id := func(t listed) uint64 {
-		if o := t.about(); o != nil {
-			return o.ID
-		}
-		return 0
-	}
 	all := r.all()
-	slices.SortFunc(all, func(a, b listed) int { return cmp.Compare(id(a), id(b)) })
+	slices.SortFunc(all, func(a, b listed) int { return cmp.Compare(a.about().number(), b.about().number()) })
 	return all
 }
 
@@ -109,7 +103,7 @@ func live(t listed) (Live, bool) {
 		return Live{}, false
 	}
 	v := Live{In: p.in, Out: p.out, Quiet: time.Duration(max(clock()-p.moved, 0)), HalfClosed: p.half}
-	if o := t.about(); o != nil {
+	if o := t.about().outcome(); o != nil {
 		v.ID, v.Start, v.Proto, v.Listener = o.ID, o.Start, o.Proto, o.Listener
 		v.Source, v.Peer, v.Target = o.Source, o.Peer, o.Target
 		v.Service, v.Pattern, v.Endpoint = o.Service, o.Pattern, o.Endpoint

@@ -34,7 +34,7 @@ type listedFlow struct {
 	l *loop
 }
 
-func (t *listedFlow) about() *Outcome { return t.f.about }
+func (t *listedFlow) about() *record { return &t.f.record }
 
 func (t *listedFlow) look() (progress, bool) {
 	f := t.f
@@ -51,7 +51,7 @@ func (t *listedFlow) kill(why Reason) { t.l.kill(t.f, why) }
 
 // all returns the flows of l that are relay's. The loop waits for no more than
 // a copy of pointers.
-func (l *loop) all(relay *kernelRelay) []listed {
+func (l *loop) all(relay *Relay) []listed {
 	n := int(l.flows.Load())
 	seats := make([]watched, 0, n+n/8+8)
 	l.mu.Lock()

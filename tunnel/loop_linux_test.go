@@ -10,6 +10,7 @@ import (
 	"net"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // A waiter is a protocol of one word: "quick" is answered at once, and any
@@ -143,4 +144,13 @@ func TestLoopsAcceptOnceTheClientHasSpoken(t *testing.T) {
 		t.Errorf("%d connections wait, want the silent one to be with the kernel still", n)
 	}
 	r.await(t, 1) // but not for long: its time runs
+}
+
+// TestTunnelAtRestIsSmall holds the promise of half a KiB for a tunnel at rest:
+// there is a flow, in this size class, the destination as it was asked, and
+// a third more that the heap takes for itself.
+func TestTunnelAtRestIsSmall(t *testing.T) {
+	if size := unsafe.Sizeof(flow{}); size > 352 {
+		t.Errorf("a flow has %d bytes, more than its size class", size)
+	}
 }

@@ -69,20 +69,27 @@ type End struct {
 // the end. Bytes that either stream has already read (see Unwrapper) are
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
-	t.Idle = limit(t.Idle, r.Idle, DefaultIdle)
-	t.HalfClosed = limit(t.HalfClosed, r.HalfClosed, DefaultHalfClosed)
-	ended := t.Ended
+	r.carry(t.Client, t.Server, t.Idle, t.HalfClosed, &record{rare: &rare{t.About, t.Ended}})
+}
+
+// carry is Carry for a request that rec, which is copied, tells of.
+func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *record) {
+	j := job{relay: r, idle: limit(idle, r.Idle, DefaultIdle), half: limit(halfClosed, r.HalfClosed, DefaultHalfClosed), record: rec}
+	j.client, j.fromClient = unwrap(client)
+	j.server, j.fromServer = unwrap(server)
 	r.open.Add(1)
-	t.Ended = func(e End) {
-		ended(e)
-		r.open.Add(-1)
+	if !r.kernel.carry(&j) {
+		r.copies.carry(&j)
 	}
-	client, fromClient := unwrap(t.Client)
-	server, fromServer := unwrap(t.Server)
-	if r.kernel.carry(r, client, server, fromClient, fromServer, &t) {
-		return
-	}
-	r.copies.carry(client, server, fromClient, fromServer, &t)
+}
+
+// A job is a tunnel on its way to whoever will carry it.
+type job struct {
+	relay                  *Relay
+	client, server         net.Conn
+	fromClient, fromServer []byte // read already
+	idle, half             time.Duration
+	record                 *record
 }
 
 // Open returns the number of tunnels that have not ended.

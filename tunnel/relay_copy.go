@@ -30,8 +30,8 @@ type copyRelay struct {
 type copyTunnel struct {
 	client, server net.Conn
 	idle, half     time.Duration
-	ended          func(End)
-	outcome        *Outcome
+	relay          *Relay
+	record         record
 
 	in, out atomic.Int64
 	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
@@ -51,17 +51,17 @@ func clock() int64 { return int64(time.Since(epoch)) }
 
 var epoch = time.Now()
 
-func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) {
-	ct := &copyTunnel{client: client, server: server, idle: t.Idle, half: t.HalfClosed, ended: t.Ended, outcome: t.About}
+func (r *copyRelay) carry(j *job) {
+	ct := &copyTunnel{client: j.client, server: j.server, idle: j.idle, half: j.half, relay: j.relay, record: *j.record}
 	ct.moved.Store(clock())
-	keep(client)
-	keep(server)
+	keep(ct.client)
+	keep(ct.server)
 	if !r.open(ct) { // Close came in between
 		ct.finish(Drain, nil)
-		ct.ended(End{Reason: Drain})
+		ct.record.end(ct.relay, End{Reason: Drain})
 		return
 	}
-	go r.run(ct, fromClient, fromServer)
+	go r.run(ct, j.fromClient, j.fromServer)
 }
 
 // open lists ct and has the sweep look after it, and counts it for close. It
@@ -112,7 +112,7 @@ func (r *copyRelay) run(ct *copyTunnel, fromClient, fromServer []byte) {
 		r.notify()
 	}
 	r.mu.Unlock()
-	ct.ended(End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
+	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
 }
 
 // pump moves one direction to its end and passes that end on.
@@ -292,7 +292,7 @@ func (r *copyRelay) all() []listed {
 	return all
 }
 
-func (ct *copyTunnel) about() *Outcome { return ct.outcome }
+func (ct *copyTunnel) about() *record { return &ct.record }
 
 func (ct *copyTunnel) look() (progress, bool) {
 	return progress{

@@ -45,42 +45,42 @@ const (
 
 // carry takes over the tunnel if both ends are TCP sockets. It is false, with
 // nothing changed, where they are not or there is no loop to carry them.
-func (k *kernelRelay) carry(r *Relay, client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) bool {
-	if !inKernel || !isSocket(client) || !isSocket(server) {
+func (k *kernelRelay) carry(j *job) bool {
+	if !inKernel || !isSocket(j.client) || !isSocket(j.server) {
 		return false
 	}
-	l := r.loops().pick(homeOf(client))
+	home := homeOf(j.client)
+	l := j.relay.loops().pick(home)
 	if l == nil {
 		return false
 	}
-	f := &flow{relay: k, idle: t.Idle, half: t.HalfClosed, ended: t.Ended, about: t.About, born: clock()}
+	f := &flow{relay: j.relay, idle: millis(j.idle), half: millis(j.half), record: *j.record, born: clock()}
 	f.moved = f.born
 	var err error
-	if f.sides[0].fd, err = takeFD(client); err != nil {
+	if f.sides[0].fd, err = takeFD(j.client); err != nil {
 		return false
 	}
 	k.flows.Add(1)
-	if f.sides[1].fd, err = takeFD(server); err != nil {
-		k.orphan(f.sides[0].fd, server, t)
+	if f.sides[1].fd, err = takeFD(j.server); err != nil {
+		k.orphan(f, j.server)
 		return true
 	}
-	l.adopt(f, fromClient, fromServer)
+	l.adopt(f, j.fromClient, j.fromServer)
 	return true
 }
 
 // orphan ends a tunnel of which one socket was taken and the other could not
 // be: there are no descriptors left, not even for a moment.
-func (k *kernelRelay) orphan(fd int32, other net.Conn, t *Tunnel) {
-	defer k.flows.Done()
-	resetFD(fd)
+func (k *kernelRelay) orphan(f *flow, other net.Conn) {
+	resetFD(f.sides[0].fd)
 	_ = abort(other)
-	t.Ended(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
+	f.over(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
-func (k *kernelRelay) all(loops *Loops) []listed {
+func (k *kernelRelay) all(relay *Relay) []listed {
 	var all []listed
-	for _, l := range loops.started() {
-		all = append(all, l.all(k)...)
+	for _, l := range relay.loops().started() {
+		all = append(all, l.all(relay)...)
 	}
 	return all
 }
@@ -100,8 +100,7 @@ func (l *loop) adopt(f *flow, fromClient, fromServer []byte) {
 	if !l.welcome(f, broken) { // Close came in between
 		resetFD(f.sides[0].fd)
 		resetFD(f.sides[1].fd)
-		f.ended(End{Reason: Drain, In: f.sides[1].taken, Out: f.sides[0].taken})
-		f.relay.flows.Done()
+		f.over(End{Reason: Drain, In: f.sides[1].taken, Out: f.sides[0].taken})
 	}
 }
 
@@ -122,11 +121,9 @@ func (l *loop) welcome(f *flow, broken syscall.Errno) bool {
 			broken = err.(syscall.Errno)
 		}
 	}
-	for _, d := range []time.Duration{f.idle, f.half} {
-		if d > 0 && max(d/4, time.Millisecond) < l.pause {
-			l.pause = max(d/4, time.Millisecond)
-			l.notify()
-		}
+	if p := f.pause(); p < l.pause {
+		l.pause = p
+		l.notify()
 	}
 	if broken != 0 {
 		f.broken = uint16(broken)
@@ -179,18 +176,14 @@ func (l *loop) sweep() {
 		if !ok {
 			continue
 		}
-		for _, d := range []time.Duration{f.idle, f.half} {
-			if d > 0 {
-				pause = min(pause, max(d/4, time.Millisecond))
-			}
-		}
+		pause = min(pause, f.pause())
 		if !f.kept && l.now-f.born >= int64(keepAfter) {
 			f.kept = true
 			keepFD(f.sides[0].fd)
 			keepFD(f.sides[1].fd)
 		}
 		half := f.sides[0].eof != f.sides[1].eof
-		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle, f.half); yes {
+		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle.limit(), f.half.limit()); yes {
 			over = append(over, order{f, why})
 		}
 	}

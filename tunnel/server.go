@@ -134,7 +134,7 @@ func (s *Server) wait(ctx context.Context, d time.Duration) bool {
 // admit makes c a slot, which somebody must serve, or turns it away. home is
 // the loop that accepted c, if one did.
 func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool, home *loop) *slot {
-	k := &slot{server: s, ln: ln, loop: home, refs: 1}
+	k := &slot{server: s, ln: ln, loop: home}
 	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
 	k.Conn.Listener = ln.Name
@@ -171,7 +171,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 // serve is one connection from its first byte to its hand-over.
 func (s *Server) serve(k *slot) {
 	defer s.wg.Done()
-	defer k.release()
+	defer k.leave()
 	var proto Protocol
 	defer func() {
 		if v := recover(); v != nil {
