@@ -3,6 +3,7 @@
 package tunnel
 
 import (
+	"net"
 	"syscall"
 )
 
@@ -56,15 +57,32 @@ func (l *loop) hold(g *guest) bool {
 
 // ready reads what there is and reports whether g should be served.
 func (g *guest) ready() bool {
-	more, err := g.k.fillNow(g.sock)
-	if err != nil {
-		return true // whoever serves it will meet the same end
+	p := scratch.Get().(*[scratchSize]byte)
+	n, err := g.sock.readNow(p[:])
+	k := g.k
+	if n > 0 && len(k.buf) == 0 {
+		k.markBegun()
+		if settled(k.ln.Protocols, p[:n]) { // as nearly all are: the bytes stay where they are
+			k.buf, k.scratch = p[:n:n], p
+			return true
+		}
 	}
-	if !more {
-		return false
+	k.buf = append(k.buf, p[:n]...)
+	scratch.Put(p)
+	if n > 0 {
+		g.reads++
 	}
-	g.reads++
-	return g.reads >= maxReads || settled(g.k.ln.Protocols, g.k.buf)
+	// After an error, whoever serves it will meet the same end.
+	return err != nil || n > 0 && (g.reads >= maxReads || settled(k.ln.Protocols, k.buf))
+}
+
+// giveScratch gives back the memory that the preamble of c's connection stood
+// in. The caller has passed it on, and the protocol has no use for it.
+func giveScratch(c net.Conn) {
+	if s, ok := c.(*sock); ok && s.slot != nil && s.slot.scratch != nil {
+		scratch.Put(s.slot.scratch)
+		s.slot.scratch = nil
+	}
 }
 
 // event implements watched.
@@ -100,17 +118,4 @@ func (l *loop) dismiss(g *guest) {
 	g.k.guest = nil
 	l.vacate(g.at)
 	_ = g.sock.control(func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
-}
-
-// fillNow reads what there is without waiting.
-func (c *Conn) fillNow(s *sock) (more bool, err error) {
-	before := len(c.buf)
-	p := scratch.Get().(*[scratchSize]byte)
-	defer scratch.Put(p)
-	n, err := s.readNow(p[:])
-	c.buf = append(c.buf, p[:n]...)
-	if before == 0 && n > 0 {
-		c.markBegun()
-	}
-	return n > 0, err
 }

@@ -66,6 +66,7 @@ func (k *kernelRelay) carry(j *job) bool {
 		return true
 	}
 	l.adopt(f, j.fromClient, j.fromServer)
+	giveScratch(j.client)
 	return true
 }
 

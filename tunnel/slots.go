@@ -50,7 +50,8 @@ type slot struct {
 	ln      *Listener
 	loop    *loop // that accepted it, nil for none
 	source  *source
-	lent    bool // a tunnel holds the place
+	lent    bool               // a tunnel holds the place
+	scratch *[scratchSize]byte // what Conn's buffer began in, if it is to be given back
 	evicted atomic.Bool
 	guest   *guest // its place in the lobby, nil elsewhere; guarded by the loop's mu
 
