@@ -20,6 +20,7 @@ import (
 type edge struct {
 	srv    *tunnel.Server
 	relay  *tunnel.Relay
+	loops  *tunnel.Loops
 	budget *tunnel.Budget
 	addr   string
 	told   chan *tunnel.Outcome
@@ -51,9 +52,10 @@ func newEdge(t *testing.T) *edge {
 	}
 	e.addr = ln.Addr().String()
 	observe := func(o *tunnel.Outcome) { e.told <- o }
-	e.relay = &tunnel.Relay{Budget: e.budget}
+	e.loops = &tunnel.Loops{Budget: e.budget}
+	e.relay = &tunnel.Relay{Loops: e.loops}
 	e.srv = &tunnel.Server{
-		Budget: e.budget, Observe: observe, Limits: tunnel.Limits{NewPerSource: -1},
+		Loops: e.loops, Budget: e.budget, Observe: observe, Limits: tunnel.Limits{NewPerSource: -1},
 		Handler: &tunnel.Router{Budget: e.budget, Observe: observe, Relay: e.relay, Dialer: e, Resolver: resolverFunc(e.resolve)},
 	}
 	go func() {
@@ -127,6 +129,7 @@ func (e *edge) close(t *testing.T) {
 		t.Errorf("shutdown: %v", err)
 	}
 	_ = e.relay.Close()
+	_ = e.loops.Close()
 	_ = e.service.Close()
 	if err := <-e.served; err != tunnel.ErrServerClosed {
 		t.Errorf("serve: %v", err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -26,6 +27,9 @@ func TestAbortAtEveryOffset(t *testing.T) {
 			whole := append(bytes.Clone(preamble), payload...)
 			for n := range len(whole) + 1 {
 				for _, reset := range []bool{false, true} {
+					if n == 0 && reset && runtime.GOOS == "linux" {
+						continue // the kernel never tells of it: TCP_DEFER_ACCEPT
+					}
 					o, want := &tunnel.Outcome{}, []tunnel.Reason{tunnel.Done}
 					c := e.dial(t)
 					_, _ = c.Write(whole[:n])

@@ -11,14 +11,17 @@ import (
 // A flow is one tunnel: sides[0] is the client's socket, sides[1] the
 // service's. It belongs to its loop's goroutine once adopted.
 type flow struct {
+	relay      *kernelRelay
 	sides      [2]side
 	born       int64 // clock of its beginning
-	moved      int64 // clock of the last byte or end
+	moved      int64 // clock of the last byte or end; see touch
 	idle, half time.Duration
 	ended      func(End)
-	slot, gen  int32         // where it stands in loop.flows
-	broken     syscall.Errno // what went wrong before the loop had it
-	kept       bool          // keepalive is set
+	about      *Outcome
+	at, gen    int32  // its seat
+	phase      uint32 // for the list, atomic: see look
+	broken     uint16 // the errno of what went wrong before the loop had it
+	kept       bool   // keepalive is set
 	gone       bool
 }
 
@@ -27,7 +30,7 @@ type side struct {
 	fd     int32
 	events uint32   // what epoll is asked for
 	out    *backlog // what the other side sent and this socket has not taken; nil for nothing
-	taken  int64    // bytes this socket has taken
+	taken  int64    // bytes this socket has taken; see took
 	eof    bool     // it has sent its end of stream
 	shut   bool     // it was sent the other side's end of stream
 	bulk   bool     // what it sends is moved in turns, not by events
@@ -47,6 +50,14 @@ type backlog struct {
 type turn struct {
 	f    *flow
 	from int
+}
+
+// event implements watched.
+func (f *flow) event(l *loop, side int, events uint32) bool {
+	if !f.gone {
+		l.handle(f, side, events)
+	}
+	return true
 }
 
 // handle answers one event of side i of f.
@@ -86,7 +97,7 @@ func (l *loop) pump(f *flow, i int) {
 		l.finish(f, i)
 		return
 	}
-	f.moved = l.now
+	f.touch(l.now)
 	if errno := f.offer(1-i, l.buf[:n]); errno != 0 {
 		p.missed(n)
 		l.fail(f, 1-i, errno)
@@ -111,7 +122,7 @@ func (f *flow) offer(i int, p []byte) syscall.Errno {
 		n, errno := send(s.fd, p)
 		switch errno {
 		case 0:
-			s.taken += int64(n)
+			s.took(n)
 			p = p[n:]
 		case syscall.EINTR:
 		case syscall.EAGAIN:
@@ -157,8 +168,8 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 		default:
 			return errno
 		}
-		f.moved = l.now
-		s.taken += int64(n)
+		f.touch(l.now)
+		s.took(n)
 		switch {
 		case o.n > n:
 			o.n -= n
@@ -178,7 +189,9 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 // other side, or it would not have been read. The second end is the tunnel's.
 func (l *loop) finish(f *flow, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
-	s.eof, s.bulk, f.moved = true, false, l.now
+	s.eof, s.bulk = true, false
+	f.touch(l.now)
+	f.halve()
 	p.shut = true
 	if errno := shutdownWrite(p.fd); errno != 0 {
 		l.fail(f, 1-i, errno)
@@ -227,7 +240,7 @@ func (l *loop) take(f *flow, i int) {
 		}
 		n, errno := splice(s.fd, pp.w, pipeSize)
 		if n > 0 && errno == 0 {
-			f.moved = l.now
+			f.touch(l.now)
 			if p.eof {
 				p.missed(n)
 			}
@@ -299,7 +312,7 @@ func (l *loop) arm(f *flow) {
 		s := &f.sides[i]
 		if w := f.wants(i); w != s.events {
 			s.events = w
-			_ = epollControl(l.ep, syscall.EPOLL_CTL_MOD, s.fd, w, f.slot<<1|int32(i), f.gen)
+			_ = l.control(syscall.EPOLL_CTL_MOD, s.fd, w, f.at, f.gen, i)
 		}
 	}
 }
@@ -333,6 +346,7 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 		return
 	}
 	f.gone = true
+	f.depart()
 	for i := range f.sides {
 		s := &f.sides[i]
 		if s.out != nil && s.out.n > 0 { // a pipe with bytes in it is of no use to anyone
@@ -348,9 +362,9 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 		}
 	}
 	l.mu.Lock()
-	l.flows[f.slot] = nil
-	l.gens[f.slot]++
-	l.free = append(l.free, f.slot)
+	l.vacate(f.at)
 	l.mu.Unlock()
+	l.flows.Add(-1)
 	f.ended(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
+	f.relay.flows.Done()
 }

@@ -28,8 +28,8 @@ const loopData = 8 << 20 // bytes a side sends at most
 
 func newLoopRig(f *testing.F) *loopRig {
 	rig := &loopRig{data: [2][]byte{random(loopData, 20), random(loopData, 21)}, buf: make([]byte, 1<<20)}
-	rig.relays[0] = &tunnel.Relay{Budget: &tunnel.Budget{Limit: 1000}}
-	rig.relays[1] = &tunnel.Relay{Budget: &tunnel.Budget{Limit: 34}} // 32 are never for pipes
+	rig.relays[0] = &tunnel.Relay{Loops: &tunnel.Loops{Budget: &tunnel.Budget{Limit: 1000}}}
+	rig.relays[1] = &tunnel.Relay{Loops: &tunnel.Loops{Budget: &tunnel.Budget{Limit: 34}}} // 32 are never for pipes
 	for i, buffers := range [4][2]int{{}, {256 << 10, 8 << 10}, {8 << 10, 8 << 10}, {256 << 10, 256 << 10}} {
 		lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, c syscall.RawConn) error {
 			return c.Control(func(fd uintptr) { setBuffers(int(fd), buffers) })
@@ -46,6 +46,7 @@ func newLoopRig(f *testing.F) *loopRig {
 		}
 		for _, r := range rig.relays {
 			_ = r.Close()
+			_ = r.Loops.Close()
 		}
 	})
 	return rig
@@ -109,7 +110,7 @@ func (rig *loopRig) leftovers() error {
 
 // descriptors counts this process's, less those of the pipes that the Relays keep.
 func (rig *loopRig) descriptors() int {
-	pipes := func() int { return int(rig.relays[0].Budget.Used() + rig.relays[1].Budget.Used()) }
+	pipes := func() int { return int(rig.relays[0].Loops.Budget.Used() + rig.relays[1].Loops.Budget.Used()) }
 	for {
 		before := pipes()
 		n := 0

@@ -121,7 +121,7 @@ func TestRelayWithoutPipes(t *testing.T) {
 	data := random(8<<20, 12)
 	for _, p := range paths {
 		budget := &tunnel.Budget{Limit: 1}
-		r := &tunnel.Relay{Budget: budget}
+		r := &tunnel.Relay{Loops: loops(t, budget)}
 		c := carry(t, r, p, nil)
 		if err := bothWays(c, data, data); err != nil {
 			t.Errorf("%s: %v", p.name, err)

@@ -31,6 +31,7 @@ type copyTunnel struct {
 	client, server net.Conn
 	idle, half     time.Duration
 	ended          func(End)
+	outcome        *Outcome
 
 	in, out atomic.Int64
 	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
@@ -51,7 +52,7 @@ func clock() int64 { return int64(time.Since(epoch)) }
 var epoch = time.Now()
 
 func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) {
-	ct := &copyTunnel{client: client, server: server, idle: t.Idle, half: t.HalfClosed, ended: t.Ended}
+	ct := &copyTunnel{client: client, server: server, idle: t.Idle, half: t.HalfClosed, ended: t.Ended, outcome: t.About}
 	ct.moved.Store(clock())
 	keep(client)
 	keep(server)
@@ -280,16 +281,26 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 	}
 }
 
-// all returns a function for each open tunnel that aborts it.
-func (r *copyRelay) all() []func(Reason) {
+// all returns the open tunnels.
+func (r *copyRelay) all() []listed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	kills := make([]func(Reason), 0, len(r.tunnels))
+	all := make([]listed, 0, len(r.tunnels))
 	for ct := range r.tunnels {
-		kills = append(kills, func(why Reason) { ct.finish(why, nil) })
+		all = append(all, ct)
 	}
-	return kills
+	return all
 }
+
+func (ct *copyTunnel) about() *Outcome { return ct.outcome }
+
+func (ct *copyTunnel) look() (progress, bool) {
+	return progress{
+		in: ct.in.Load(), out: ct.out.Load(), moved: ct.moved.Load(), half: ct.halves.Load() == 1,
+	}, !ct.over.Load()
+}
+
+func (ct *copyTunnel) kill(why Reason) { ct.finish(why, nil) }
 
 // close aborts every tunnel and waits for their ends. What is carried after it
 // is aborted at once.
@@ -297,8 +308,8 @@ func (r *copyRelay) close() {
 	r.mu.Lock()
 	r.closed = true
 	r.mu.Unlock()
-	for _, kill := range r.all() {
-		kill(Drain)
+	for _, t := range r.all() {
+		t.kill(Drain)
 	}
 	r.wg.Wait()
 }

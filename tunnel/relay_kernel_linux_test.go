@@ -22,7 +22,8 @@ import (
 // TestRelayGivesPipesBack kills tunnels whose pipes are full.
 func TestRelayGivesPipesBack(t *testing.T) {
 	budget := &tunnel.Budget{Limit: 1000}
-	r := &tunnel.Relay{Budget: budget}
+	lps := loops(t, budget)
+	r := &tunnel.Relay{Loops: lps}
 	var all []carried
 	for range 4 {
 		c := carryNarrow(t, r, paths[0])
@@ -44,6 +45,7 @@ func TestRelayGivesPipesBack(t *testing.T) {
 		}
 	}
 	_ = r.Close()
+	_ = lps.Close()
 	if n := budget.Used(); n != 0 {
 		t.Errorf("%d descriptors still taken after Close", n)
 	}
@@ -52,7 +54,7 @@ func TestRelayGivesPipesBack(t *testing.T) {
 // TestRelayRestsWithoutPipes checks that bulk leaves no pipe behind.
 func TestRelayRestsWithoutPipes(t *testing.T) {
 	budget := &tunnel.Budget{Limit: 1000}
-	r := &tunnel.Relay{Budget: budget}
+	r := &tunnel.Relay{Loops: loops(t, budget)}
 	defer r.Close()
 	data := random(8<<20, 17)
 	c := carry(t, r, paths[0], nil)
@@ -183,7 +185,7 @@ func TestRelayRunsOutOfPipes(t *testing.T) {
 		files bool  // none are left, once the first flows have theirs
 	}{{"one", 34, false}, {"three", 38, false}, {"no descriptors", 1000, true}} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := &tunnel.Relay{Budget: &tunnel.Budget{Limit: tt.limit}}
+			r := &tunnel.Relay{Loops: loops(t, &tunnel.Budget{Limit: tt.limit})}
 			all := make([]carried, flows)
 			for i := range all {
 				var err error
@@ -195,7 +197,7 @@ func TestRelayRunsOutOfPipes(t *testing.T) {
 			if err := pour(0); err != nil {
 				t.Error(err)
 			}
-			had := r.Budget.Used()
+			had := r.Loops.Budget.Used()
 			if had == 0 {
 				t.Error("no pipe was used: the test shows nothing")
 			}
@@ -211,7 +213,7 @@ func TestRelayRunsOutOfPipes(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			if n := r.Budget.Used(); n > tt.limit-32 || tt.files && n > had {
+			if n := r.Loops.Budget.Used(); n > tt.limit-32 || tt.files && n > had {
 				t.Errorf("%d descriptors for pipes, %d before: there was no room", n, had)
 			}
 			for i, c := range all {
@@ -224,7 +226,8 @@ func TestRelayRunsOutOfPipes(t *testing.T) {
 				}
 			}
 			_ = r.Close()
-			if n := r.Budget.Used(); n != 0 {
+			_ = r.Loops.Close()
+			if n := r.Loops.Budget.Used(); n != 0 {
 				t.Errorf("%d descriptors still taken after Close", n)
 			}
 		})

@@ -8,5 +8,5 @@ import "net"
 type kernelRelay struct{}
 
 func (*kernelRelay) carry(*Relay, net.Conn, net.Conn, []byte, []byte, *Tunnel) bool { return false }
-func (*kernelRelay) all() []func(Reason)                                            { return nil }
-func (*kernelRelay) close()                                                         {}
+func (*kernelRelay) all(*Loops) []listed                                            { return nil }
+func (*kernelRelay) wait()                                                          {}

@@ -373,3 +373,10 @@ func TestRelayAbortIsReset(t *testing.T) {
 		}
 	})
 }
+
+// loops returns event loops with a budget for their pipes.
+func loops(t *testing.T, b *tunnel.Budget) *tunnel.Loops {
+	l := &tunnel.Loops{Budget: b}
+	t.Cleanup(func() { l.Close() })
+	return l
+}

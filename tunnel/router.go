@@ -56,7 +56,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	o.Dialed = time.Since(req.Start) - o.Waited
 	req.slot.hold() // a source's tunnels count against its share
 	r.Relay.Carry(Tunnel{
-		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed,
+		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed, About: o,
 		Ended: func(e End) {
 			r.giveBack()
 			o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
@@ -68,7 +68,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 
 // connect takes req as far as a service that answers: resolve, allow, dial.
 func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server net.Conn, route Route, err error) {
-	ctx, cancel := within(ctx, limit(r.DialTotal, DefaultDialTotal))
+	ctx, cancel := within(ctx, time.Now(), limit(r.DialTotal, DefaultDialTotal))
 	defer cancel()
 	route, err = r.Decide(ctx, req)
 	o.Service, o.Pattern = route.Service, route.Pattern
@@ -199,9 +199,9 @@ func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, 
 }
 
 func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outcome) (c net.Conn, err error) {
-	ctx, cancel := within(ctx, limit(r.DialTimeout, DefaultDialTimeout))
-	defer cancel()
 	start := time.Now()
+	ctx, cancel := within(ctx, start, limit(r.DialTimeout, DefaultDialTimeout))
+	defer cancel()
 	dialer := route.Dialer
 	if dialer == nil {
 		dialer = r.Dialer
@@ -222,14 +222,6 @@ func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outc
 		route.Report(ep, err)
 	}
 	return c, err
-}
-
-// within is context.WithTimeout for which 0 means no limit.
-func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	if d == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, d)
 }
 
 // dialFailure sums up failed attempts. An address that must not be dialed

@@ -46,10 +46,13 @@ func capped(n, limit, otherwise int) bool {
 type slot struct {
 	Conn
 	server  *Server
+	ctx     slotContext // of the connection
+	ln      *Listener
+	loop    *loop // that accepted it, nil for none
 	source  *source
 	refs    int32 // guarded by server.mu
 	evicted atomic.Bool
-	guest   *guest // its place in the lobby, nil elsewhere; guarded by the lobby's mu
+	guest   *guest // its place in the lobby, nil elsewhere; guarded by the loop's mu
 
 	// The list of unfinished preambles, oldest first. Guarded by server.mu.
 	half       bool
@@ -250,7 +253,7 @@ func (k *slot) release() {
 // wake makes the connection's pending read fail: its time is up.
 func (k *slot) wake() {
 	_ = k.SetReadDeadline(time.Unix(1, 0))
-	k.server.lobby.out(k)
+	k.leaveLobby()
 }
 
 func (k *slot) evict() {
