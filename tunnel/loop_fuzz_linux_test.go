@@ -103,8 +103,8 @@ var loopSeeds = []string{
 	"\x01\xf0\xf0\x07\x05",                                 // a reset behind a backlog
 	"\x01\xf0\xf0\x07\x0d",                                 // and from the side that is blocked
 	"\x01\xf0\xf8\x07\x06",                                 // an abort while both are blocked
-	"\x00\x53\x58\x0c\x02\x00\x10\x20",                     // a goodbye to nobody
-	"\x00\x58\x02\x0c\x02\x40",                             // and one too long for it
+	"\x00\x58\x52\x0c\xf7\x01\xf7\x01\x20",                 // a goodbye to nobody
+	"\x00\x58\x52\x0c\xf7\x01\xf7\x01\xa0",                 // and one too long for it
 	"\x08\x07", "\x0c\x03\x0a\x07", "\x09\xf0\x07",
 	"\x21\x07\xf9\xf0\x03", "\x31\xf8\x07\x0c", "\xa1\xf0\xf8\xf9\xf1\xf0\xf8",
 }
@@ -150,7 +150,7 @@ func (rig *loopRig) play(ctx context.Context, in []byte) error {
 	if err := g.finish(); err != nil {
 		return fmt.Errorf("at the end: %w: %v", err, g)
 	}
-	if err := g.judge(); err != nil {
+	if err := errors.Join(g.judge(), g.blame()); err != nil {
 		return err
 	}
 	g.closeAll()
@@ -363,6 +363,21 @@ func (g *game) finish() error {
 		if p := &g.players[i]; p.fd >= 0 && !p.cut {
 			errno, err := syscall.GetsockoptInt(p.fd, syscall.SOL_SOCKET, syscall.SO_ERROR)
 			p.cut = err == nil && errno != 0
+		}
+	}
+	return nil
+}
+
+// blame checks that a reset is put down to the side it came from.
+func (g *game) blame() error {
+	if g.history.end.Err == nil || !tunnel.InKernel {
+		return nil
+	}
+	text := g.history.end.Err.Error()
+	for i, who := range [2]string{"client: ", "service: "} {
+		other := &g.sides[1-i]
+		if !other.reset && !g.lost(1-i) && !strings.HasPrefix(text, who) {
+			return fmt.Errorf("the error is %q, want one of the %s", text, who)
 		}
 	}
 	return nil

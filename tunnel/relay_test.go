@@ -325,11 +325,14 @@ func TestRelayBackPressure(t *testing.T) {
 }
 
 func TestRelayResetWhileBlocked(t *testing.T) {
+	data := random(32<<20, 6)
 	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
 		for _, byClient := range []bool{true, false} {
-			c := carry(t, r, p, nil)
-			_ = c.client.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
-			_, _ = c.client.Write(random(64<<20, 6))
+			c := carryNarrow(t, r, p)
+			_ = c.client.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+			if n, err := c.client.Write(data); err == nil {
+				t.Fatalf("%d bytes did not block", n)
+			}
 			if runtime.GOOS != "linux" && byClient {
 				_ = c.server.Close() // a goroutine that is blocked writing hears of the reader's end only
 			}
