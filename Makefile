@@ -79,6 +79,18 @@ fuzz: ## every fuzz target for FUZZTIME each
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg || exit 1; \
 	  done; done
 
+.PHONY: soak
+soak: ## a million short tunnels of every fate, and what is left of them: ten minutes
+	cd integration && $(GO) test ./reliability -count=1 -timeout 60m -v -run 'TestShortTunnelsLeaveNothing' -short-tunnels 1000000
+
+# Flags given take the place of writing the page, so that a part of it can't overwrite the whole:
+# make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
+BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
+
 .PHONY: bench
-bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection
+bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
+
+.PHONY: profile
+profile: build ## CPU and allocations of the gateway under each load of bench: bin/profile
+	cd integration && $(GO) run ./bench -culvert ../$(BIN) -profile ../bin/profile $(PROFILEFLAGS)

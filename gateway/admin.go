@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"math"
 	"net/url"
 	"sync/atomic"
 	"time"
@@ -95,9 +96,13 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return float64(g.relay.Open()) })
 	m.Counter("culvert_loop_stalls_total", "Times that a connection waited unannounced and held up an event loop for 100 to 200 ms.", func() float64 { return float64(g.loops.Stalls()) })
 	m.Gauge("culvert_descriptors_used", "Descriptors taken by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
-	if budget != nil {
+	if budget != nil && budget.Limit < math.MaxInt64 {
 		m.Gauge("culvert_descriptors_limit", "Descriptors that connections, tunnels and pipes may take.", func() float64 { return float64(budget.Limit) })
 	}
+	m.Gauge("culvert_backlog_bytes", "Bytes that tunnels hold because a side does not take them.", func() float64 { return float64(budget.Held()) })
+	m.Gauge("culvert_memory_used_bytes", "Memory in use, without garbage, of the limit that is nearest. 0 without a limit.", func() float64 { return float64(g.memory.used.Load()) })
+	m.Gauge("culvert_memory_limit_bytes", "That limit. 0 without one.", func() float64 { return float64(g.memory.of.Load()) })
+	m.Gauge("culvert_memory_pressure", "0 calm, 1 short: requests are refused, 2 full: nothing is accepted.", func() float64 { return float64(budget.Pressure()) })
 	m.Gauge("culvert_ready", "1 while the gateway takes traffic.", func() float64 {
 		if ok, _ := g.Ready(); ok {
 			return 1

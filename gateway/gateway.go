@@ -63,6 +63,16 @@ type Config struct {
 	DialTimeout time.Duration // 0 means tunnel.DefaultDialTimeout
 	DialTotal   time.Duration // 0 means tunnel.DefaultDialTotal
 
+	// Memory is what the Go runtime was told to keep below, in bytes. Where it,
+	// or the cgroup's limit, is nearly reached, connections are refused, and
+	// then none are accepted. 0 means that there is only the cgroup's, negative
+	// that neither is looked at.
+	Memory int64
+
+	// SetMemory tells the runtime another limit, while the kernel holds much of
+	// the cgroup's memory for our sockets. May be nil.
+	SetMemory func(bytes int64)
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -93,6 +103,7 @@ type Gateway struct {
 	started   time.Time
 	stopping  atomic.Bool
 	reloads   reloads
+	memory    memoryWatch
 }
 
 // New opens the listeners. Run serves them, or Close gives them back.
@@ -122,6 +133,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
+	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
 }
@@ -191,6 +203,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.forget(work) })
+	run(func() error { return g.memory.run(work) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"math"
 	"os"
 	"syscall"
 
@@ -12,7 +13,7 @@ import (
 func descriptors() *tunnel.Budget {
 	var lim syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim); err != nil {
-		return nil
+		return &tunnel.Budget{Limit: math.MaxInt64}
 	}
 	open := int64(16)
 	if fds, err := os.ReadDir("/proc/self/fd"); err == nil {

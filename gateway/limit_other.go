@@ -2,7 +2,12 @@
 
 package gateway
 
-import "culvert.dev/tunnel"
+import (
+	"math"
 
-// descriptors returns no limit: what the process may open is not asked here.
-func descriptors() *tunnel.Budget { return nil }
+	"culvert.dev/tunnel"
+)
+
+// descriptors returns a budget without a limit on them: what the process may
+// open is not asked here.
+func descriptors() *tunnel.Budget { return &tunnel.Budget{Limit: math.MaxInt64} }

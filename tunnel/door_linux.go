@@ -114,6 +114,14 @@ func (d *door) close() {
 	_ = d.sock.control(func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
 }
 
+// next accepts a connection, unless memory is so short that nobody is let in.
+func (d *door) next() (*sock, error) {
+	if d.server.Budget.Pressure() == Full {
+		return nil, errFull
+	}
+	return d.sock.accept()
+}
+
 // event implements watched: it accepts a few connections, and serves those
 // that have said all there is to say.
 func (d *door) event(l *loop, _ int, _ uint32) bool {
@@ -121,7 +129,7 @@ func (d *door) event(l *loop, _ int, _ uint32) bool {
 		// The slot comes first: what it takes to serve a connection is there
 		// before the connection is.
 		room := d.server.Budget.Accept()
-		s, err := d.sock.accept()
+		s, err := d.next()
 		if s == nil {
 			if room {
 				d.server.Budget.Give(1)

@@ -70,6 +70,7 @@ type side struct {
 // pipe if they came by splice.
 type backlog struct {
 	bytes []byte
+	held  int // bytes that were made room for, whatever is left of them
 	pipe  pipe
 	n     int // bytes in the pipe
 }
@@ -114,7 +115,7 @@ func (l *loop) pump(f *flow, i int) {
 		l.arm(f)
 		return
 	}
-	n, errno := read(s.fd, l.buf)
+	n, errno := read(s.fd, l.buf[:l.budget.most(len(l.buf))])
 	switch {
 	case errno == syscall.EAGAIN || errno == syscall.EINTR:
 		return // level-triggered: it comes again
@@ -126,7 +127,7 @@ func (l *loop) pump(f *flow, i int) {
 		return
 	}
 	f.touch(l.now)
-	if errno := f.offer(1-i, l.buf[:n]); errno != 0 {
+	if errno := l.offer(f, 1-i, l.buf[:n]); errno != 0 {
 		p.missed(n)
 		l.fail(f, 1-i, errno)
 		return
@@ -144,7 +145,7 @@ func (l *loop) pump(f *flow, i int) {
 }
 
 // offer gives p to side i's socket and keeps what it does not take.
-func (f *flow) offer(i int, p []byte) syscall.Errno {
+func (l *loop) offer(f *flow, i int, p []byte) syscall.Errno {
 	s := &f.sides[i]
 	for len(p) > 0 {
 		n, errno := send(s.fd, p)
@@ -154,7 +155,8 @@ func (f *flow) offer(i int, p []byte) syscall.Errno {
 			p = p[n:]
 		case syscall.EINTR:
 		case syscall.EAGAIN:
-			s.out = &backlog{bytes: append([]byte(nil), p...)}
+			s.out = &backlog{bytes: append([]byte(nil), p...), held: len(p)}
+			l.budget.Hold(len(p))
 			return 0
 		default:
 			return errno
@@ -207,6 +209,7 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 		case len(o.bytes) > n:
 			o.bytes = o.bytes[n:]
 		default:
+			l.budget.Hold(-o.held)
 			s.out, o = nil, nil
 		}
 	}
@@ -381,6 +384,9 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 			s.out.pipe.close()
 			l.npipes--
 			l.budget.Give(2)
+		}
+		if s.out != nil {
+			l.budget.Hold(-s.out.held)
 		}
 		s.out = nil
 		if reset {

@@ -4,11 +4,15 @@ import "sync/atomic"
 
 // A Budget counts the descriptors that clients cause, so that they never take
 // the ones kept back for the gateway's own needs: the admin port, reload, DNS.
-// A nil Budget has no limit.
+// It is also where connections and tunnels learn that memory is short. A nil
+// Budget has no limit.
 type Budget struct {
-	Limit int64 // descriptors for connections, tunnels and pipes together
+	Limit    int64 // descriptors for connections, tunnels and pipes together
+	Backlogs int64 // bytes that back-pressure may keep in memory before tunnels are read in small pieces; 0 means no limit
 
-	used atomic.Int64
+	used     atomic.Int64
+	held     atomic.Int64
+	pressure atomic.Int32
 }
 
 // polite is how many descriptors Take leaves for connections that will only

@@ -91,8 +91,8 @@ func (k *kernelRelay) wait() { k.flows.Wait() }
 
 // adopt passes on the early bytes and puts f in the loop's care.
 func (l *loop) adopt(f *flow, fromClient, fromServer []byte) {
-	broken := f.offer(1, fromClient)
-	if err := f.offer(0, fromServer); broken == 0 {
+	broken := l.offer(f, 1, fromClient)
+	if err := l.offer(f, 0, fromServer); broken == 0 {
 		broken = err
 	}
 	for i := range f.sides {

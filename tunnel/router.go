@@ -147,6 +147,9 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 
 // reserve takes what a tunnel needs beyond its client's descriptor.
 func (r *Router) reserve() error {
+	if p := r.Budget.Pressure(); p != Calm {
+		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
+	}
 	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
 		r.tunnels.Add(-1)
 		return Refusef(Overload, "%d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)

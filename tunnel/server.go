@@ -84,7 +84,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		// The slot comes first: what it takes to serve a connection is there
 		// before the connection is.
 		room := s.Budget.Accept()
-		c, err := ln.Accept()
+		c, err := s.accept(ln.Listener)
 		if err != nil {
 			if room {
 				s.Budget.Give(1)
@@ -117,6 +117,15 @@ func (s *Server) loops() *Loops {
 		return s.Loops
 	}
 	return &s.own
+}
+
+// accept accepts a connection, unless memory is so short that nobody is let
+// in: who connects then waits in the kernel.
+func (s *Server) accept(ln net.Listener) (net.Conn, error) {
+	if s.Budget.Pressure() == Full {
+		return nil, errFull
+	}
+	return ln.Accept()
 }
 
 // wait sleeps for d. It is false if the server or ctx is done.
@@ -281,8 +290,8 @@ func (s *Server) sweep() {
 	defer t.Stop()
 	for range t.C {
 		s.mu.Lock()
-		busy := s.loops().watch()
-		if !s.slots.expire(&s.Limits, time.Now()) && !busy {
+		limits, busy := s.Budget.preamble(s.Limits), s.loops().watch()
+		if !s.slots.expire(&limits, time.Now()) && !busy {
 			s.slots.sweeping = false
 			s.mu.Unlock()
 			return

@@ -10,31 +10,51 @@ import (
 	"strings"
 )
 
-// Each proxy gets two threads, 100 names, room for 8,000 tunnels and no time
+// Each proxy gets two threads, 100 names, room for 9,000 tunnels and no time
 // limit that a measurement could run into.
 
 func culvertCommand(r rig) (*exec.Cmd, error) {
-	var b strings.Builder
-	fmt.Fprintf(&b, `listeners:
-  - address: %s
-limits: {tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1}
-log: {level: error}
-services:
-`, r.listen)
-	for i := range services {
-		fmt.Fprintf(&b, "  - name: %s\n    endpoints: [\"%s\"]\n", serviceName(i), r.target(i))
-	}
-	file, err := r.write("culvert.yaml", b.String())
+	file, err := culvertConfig(r, r.routes)
 	if err != nil {
 		return nil, err
 	}
 	return exec.Command(r.culvert, "gateway", "--config", file), nil
 }
 
+// culvertConfig puts a file with so many routes in place, at once, as an
+// operator would who must not have half of it read.
+func culvertConfig(r rig, routes int) (path string, err error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, `listeners:
+  - address: %s
+admin: %s
+limits: {tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1, firstByte: 60s, hello: 60s}
+log: {level: error}
+services:
+`, r.listen, r.admin)
+	for i := range routes {
+		fmt.Fprintf(&b, "  - name: %s\n    endpoints: [\"%s\"]\n", serviceName(i), r.target(i))
+	}
+	next, err := r.write("culvert.yaml.next", b.String())
+	if err != nil {
+		return "", err
+	}
+	path = strings.TrimSuffix(next, ".next")
+	return path, os.Rename(next, path)
+}
+
 // haproxyCommand uses HAProxy's best configuration for this work that we
 // know: splice in both directions whatever the heuristics say, with large
-// pipes, and the route by a map.
-func haproxyCommand(r rig) (*exec.Cmd, error) {
+// pipes, and the route by a map. A pipe of 0 bytes stands for HAProxy's default.
+func haproxyCommand(pipe int) func(r rig) (*exec.Cmd, error) {
+	tune := ""
+	if pipe > 0 {
+		tune = fmt.Sprintf("tune.pipesize %d", pipe)
+	}
+	return func(r rig) (*exec.Cmd, error) { return haproxyWith(r, tune) }
+}
+
+func haproxyWith(r rig, tune string) (*exec.Cmd, error) {
 	var names strings.Builder
 	for i := range services {
 		fmt.Fprintf(&names, "%s b%d\n", serviceName(i), i)
@@ -46,9 +66,9 @@ func haproxyCommand(r rig) (*exec.Cmd, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, `global
 	nbthread 2
-	maxconn 8000
+	maxconn 8500
 	maxpipes 1000
-	tune.pipesize %d
+	%s
 defaults
 	mode tcp
 	option splice-auto
@@ -62,7 +82,7 @@ frontend sni
 	tcp-request inspect-delay 60s
 	tcp-request content accept if { req.ssl_hello_type 1 }
 	use_backend %%[req.ssl_sni,lower,map(%s)]
-`, haproxyPipe, r.listen, table)
+`, tune, r.listen, table)
 	for i := range services {
 		fmt.Fprintf(&b, "backend b%d\n\tserver s %s\n", i, r.target(i))
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -17,10 +18,12 @@ import (
 // A job is what the load generator is told to do, a line of JSON on its
 // standard input.
 type job struct {
-	Op   string         `json:"op"` // "conns", "trips", "up", "down", "hold", "half", "release"
-	To   netip.AddrPort `json:"to"`
-	N    int            `json:"n"`    // connections at once
-	Time time.Duration  `json:"time"` // of measuring
+	Op    string         `json:"op"` // "conns", "trips", "up", "down", "hold", "half", "release"
+	To    netip.AddrPort `json:"to"`
+	N     int            `json:"n"`     // connections at once, or more connections to hold
+	Time  time.Duration  `json:"time"`  // of measuring
+	Names int            `json:"names"` // services to ask for in turn; 0 for all that there usually are
+	Apart int            `json:"apart"` // how far they are from each other in the table; 0 for neighbours
 }
 
 // A report is its answer, a line of JSON on standard output.
@@ -29,6 +32,7 @@ type report struct {
 	Bytes  uint64        `json:"bytes"` // that arrived
 	Took   time.Duration `json:"took"`
 	P99    time.Duration `json:"p99"`
+	Max    time.Duration `json:"max"`    // the longest round trip
 	Errors int           `json:"errors"` // connections that failed
 	Err    string        `json:"err"`    // the first failure, or why nothing was done
 }
@@ -36,19 +40,23 @@ type report struct {
 // A load runs jobs from one event loop.
 type load struct {
 	poll   *poller
-	echos  [services][]byte // opening and payload, for each name
-	half   []byte           // the first part of a hello
+	echo   *opener // opening and payload
+	head   int     // bytes of its hello
+	half   []byte  // the first part of a hello
 	buf    []byte
 	zeros  []byte
 	flows  []flow // by descriptor
 	held   []int  // descriptors of "hold" and "half"
-	serial int
+	serial int    // of connections
+	names  int    // of the job
+	apart  int    // likewise
 	report report
 }
 
 // A flow is one connection of a job.
 type flow struct {
 	sent bool // the opening
+	name int  // of the service it asks for
 	got  int  // bytes of the round trip under way
 	at   int64
 	tail [8]byte
@@ -60,14 +68,15 @@ func newLoad() (*load, error) {
 		return nil, err
 	}
 	l := &load{poll: poll, buf: make([]byte, 64<<10), zeros: make([]byte, chunk)}
-	for i := range l.echos {
-		h, err := hello(serviceName(i))
-		if err != nil {
-			return nil, err
-		}
-		l.echos[i] = append(opening(h, cmdEcho, 0), make([]byte, payloadLen)...)
+	h, err := hello(serviceName(0))
+	if err != nil {
+		return nil, err
 	}
-	h, err := hello512(serviceName(0))
+	l.head = len(h)
+	if l.echo, err = newOpener(append(opening(h, cmdEcho, 0), make([]byte, payloadLen)...)); err != nil {
+		return nil, err
+	}
+	h, err = hello512(serviceName(0))
 	if err != nil {
 		return nil, err
 	}
@@ -99,6 +108,7 @@ func loadMain() error {
 }
 
 func (l *load) run(j job) error {
+	l.names, l.apart = cmp.Or(j.Names, services), cmp.Or(j.Apart, 1)
 	switch j.Op {
 	case "conns":
 		return l.conns(j)
@@ -137,7 +147,9 @@ func (l *load) open(to *syscall.SockaddrInet4) (int, error) {
 	for fd >= len(l.flows) {
 		l.flows = append(l.flows, flow{})
 	}
-	l.flows[fd] = flow{at: now()}
+	// A stride that is prime to any number of names: neighbours in the table
+	// are not asked for one after the other.
+	l.flows[fd] = flow{at: now(), name: l.serial * 7919 % l.names * l.apart}
 	l.poll.add(fd, syscall.EPOLLOUT)
 	return fd, nil
 }
@@ -207,7 +219,7 @@ func (l *load) conns(j job) error {
 			if l.flows[fd].sent {
 				done, ok = l.answer(fd)
 			} else {
-				ok = l.greet(fd, l.echos[fd%services])
+				ok = l.greet(fd, l.echo.to(l.flows[fd].name))
 			}
 			if ok && !done {
 				continue
@@ -252,7 +264,7 @@ func (l *load) establish(j job) ([]int, error) {
 			if l.flows[fd].sent {
 				done, ok = l.answer(fd)
 			} else {
-				ok = l.greet(fd, l.echos[fd%services])
+				ok = l.greet(fd, l.echo.to(l.flows[fd].name))
 			}
 			if !ok {
 				closeFD(fd)
@@ -316,6 +328,7 @@ func (l *load) trips(j job) error {
 	slices.Sort(times)
 	if len(times) > 0 {
 		l.report.P99 = time.Duration(times[len(times)*99/100])
+		l.report.Max = time.Duration(times[len(times)-1])
 	}
 	return nil
 }
@@ -346,8 +359,7 @@ func (l *load) bulk(j job) error {
 			done := false
 			switch {
 			case !f.sent:
-				h := l.echos[fd%services]
-				done = !l.greet(fd, opening(h[:helloLen(h)], cmd, arg))
+				done = !l.greet(fd, opening(l.echo.to(f.name)[:l.head], cmd, arg))
 				if cmd == cmdUpload {
 					l.poll.mod(fd, syscall.EPOLLOUT)
 				}
@@ -410,18 +422,19 @@ func (l *load) tail(fd int, f *flow) (done bool) {
 	return true
 }
 
-// hold leaves j.N idle tunnels open.
+// hold leaves j.N more idle tunnels open.
 func (l *load) hold(j job) error {
-	var err error
-	l.held, err = l.establish(j)
-	l.report.Count = len(l.held)
+	fds, err := l.establish(j)
+	l.held = append(l.held, fds...)
+	l.report.Count = len(fds)
 	return err
 }
 
-// halfOpen leaves j.N connections open that have sent a part of their hello.
+// halfOpen leaves j.N more connections open that have sent a part of their
+// hello.
 func (l *load) halfOpen(j job) error {
 	to := sockaddr(j.To)
-	for len(l.held) < j.N {
+	for range j.N {
 		fd, err := l.open(to)
 		if err != nil {
 			return err
@@ -432,7 +445,7 @@ func (l *load) halfOpen(j job) error {
 		}
 		l.poll.del(fd)
 	}
-	l.report.Count = len(l.held)
+	l.report.Count = j.N
 	return nil
 }
 

@@ -3,8 +3,9 @@
 // Bench measures culvert beside HAProxy, nginx, a naive Go proxy and a direct
 // connection, on the same work, and prints one table with ratios:
 //
-//	go run ./bench -culvert ../bin/culvert
-//	go run ./bench -quick -only 'haproxy|naive'
+//	go run ./bench -culvert ../bin/culvert -o ../docs/BENCHMARKS.md
+//	go run ./bench -only 'culvert|^haproxy$' -measure 'trips|cpu' -slice 1s
+//	go run ./bench -profile ../bin/profile
 //
 // Everything runs on loopback and shares the machine's cores, so only ratios
 // within a run mean anything. The load generator and the backend are
@@ -34,7 +35,9 @@ type options struct {
 	quick   bool
 	only    string
 	measure string
+	slice   time.Duration
 	out     string
+	profile string
 }
 
 func main() {
@@ -45,16 +48,18 @@ func main() {
 	flag.StringVar(&o.culvert, "culvert", "../bin/culvert", "the culvert `binary`")
 	flag.IntVar(&o.rounds, "rounds", 5, "how often to do everything")
 	flag.BoolVar(&o.quick, "quick", false, "one short round, to see that it works")
-	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, nginx, naive, direct")
-	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half")
-	flag.StringVar(&o.out, "o", "", "write the table to this `file` too")
+	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, haproxy-default, nginx, naive, direct")
+	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, routes, reload")
+	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
+	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
+	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
 	flag.Parse()
 	var err error
 	switch *role {
 	case "":
-		err = benchmark(o)
+		err = begin(o)
 	case "backend":
 		err = backendMain()
 	case "load":
@@ -70,16 +75,12 @@ func main() {
 	}
 }
 
-func benchmark(o options) error {
+func begin(o options) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	only, err := regexp.Compile(o.measure)
 	if err != nil {
 		return fmt.Errorf("-measure: %w", err)
-	}
-	chosen, err := choose(o)
-	if err != nil {
-		return err
 	}
 	dir, err := os.MkdirTemp("", "culvert-bench-")
 	if err != nil {
@@ -88,43 +89,46 @@ func benchmark(o options) error {
 	defer os.RemoveAll(dir)
 	s := &suite{
 		rig:     rig{dir: dir, culvert: o.culvert},
-		peers:   chosen,
 		rounds:  o.rounds,
 		slice:   2 * time.Second,
-		settle:  1500 * time.Millisecond,
-		tunnels: 3000,
-		half:    2000,
+		settle:  500 * time.Millisecond,
+		tunnels: 8000,
+		half:    8000,
+		routes:  100_000,
 		only:    only,
 		log:     os.Stderr,
 		results: make(results),
 	}
 	if o.quick {
-		s.rounds, s.slice, s.settle, s.tunnels, s.half = 1, 300*time.Millisecond, 300*time.Millisecond, 500, 200
+		s.rounds, s.slice, s.settle, s.tunnels, s.half = 1, 300*time.Millisecond, 100*time.Millisecond, 1000, 1000
 	}
-	var names []string
-	var text strings.Builder
-	fmt.Fprintf(&text, "%s, %s, %s. %d rounds of %v.\n\n", machine(), runtime.Version(), time.Now().Format(time.DateOnly), s.rounds, s.slice)
-	for _, p := range chosen {
-		names = append(names, p.name)
-		fmt.Fprintf(&text, "- %s: %s\n", p.name, p.version(ctx))
+	if o.profile != "" {
+		s.slice = 5 * time.Second
 	}
-	text.WriteString("\n")
+	if o.slice > 0 {
+		s.slice = o.slice
+	}
+	if o.profile != "" {
+		return s.profile(ctx, o.profile, os.Stdout)
+	}
+	return s.benchmark(ctx, o)
+}
+
+// benchmark measures, and prints what came of it.
+func (s *suite) benchmark(ctx context.Context, o options) (err error) {
+	if s.peers, err = choose(o); err != nil {
+		return err
+	}
 	if err := s.run(ctx); err != nil {
 		return err
 	}
-	s.results.print(&text, names)
-	text.WriteString("\n")
-	for _, t := range s.trouble {
-		fmt.Fprintf(&text, "TROUBLE  %s\n", t)
-	}
-	if short := s.results.judge(&text); short > 0 {
-		fmt.Fprintf(&text, "\n%d targets fall short.\n", short)
-	}
-	if _, err := io.WriteString(os.Stdout, text.String()); err != nil {
+	var page strings.Builder
+	s.report(ctx, &page, o)
+	if _, err := io.WriteString(os.Stdout, page.String()); err != nil {
 		return err
 	}
 	if o.out != "" {
-		return os.WriteFile(o.out, []byte(text.String()), 0o644)
+		return os.WriteFile(o.out, []byte(page.String()), 0o644)
 	}
 	return nil
 }
@@ -135,7 +139,7 @@ func choose(o options) ([]*peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-only: %w", err)
 	}
-	programs := map[string]string{"culvert": o.culvert, "haproxy": "haproxy", "nginx": "nginx"}
+	programs := map[string]string{us: o.culvert, "haproxy": "haproxy", "haproxy-default": "haproxy", "nginx": "nginx"}
 	var chosen []*peer
 	for _, p := range peers(o.culvert) {
 		if !re.MatchString(p.name) {

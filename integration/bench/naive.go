@@ -10,12 +10,16 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/signal"
+	"runtime"
 	"sync"
+	"syscall"
 )
 
 // naiveMain is the proxy that one writes in an afternoon: it reads the hello,
 // looks up the name, dials, and starts two goroutines with io.Copy. It is told
-// its listener and its routes in a file of JSON.
+// its listener and its routes in a file of JSON, and collects its garbage on
+// SIGUSR1.
 func naiveMain(file string) error {
 	var config naiveConfig
 	data, err := os.ReadFile(file)
@@ -29,6 +33,13 @@ func naiveMain(file string) error {
 	if err != nil {
 		return err
 	}
+	collect := make(chan os.Signal, 1)
+	signal.Notify(collect, syscall.SIGUSR1)
+	go func() {
+		for range collect {
+			runtime.GC()
+		}
+	}()
 	for {
 		c, err := ln.Accept()
 		if err != nil {

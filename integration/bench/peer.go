@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -22,14 +23,20 @@ type peer struct {
 	name    string
 	version func(ctx context.Context) string
 	command func(r rig) (*exec.Cmd, error) // nil for a direct connection
+
+	collect func(ctx context.Context, r *running) error // makes it collect its garbage; nil if it has none
+	tunnels int                                         // the most it can hold; 0 for as many as are asked for
+	bulk    bool                                        // takes part only where bulk is measured
 }
 
 // A rig is what a peer is started with.
 type rig struct {
 	dir     string // its own, for configuration
 	listen  string // address of its listener
+	admin   string // address of its admin port, for a peer that has one
 	backend uint16 // port of the backend, on eight addresses
 	culvert string // path of the binary
+	routes  int    // in culvert's table; the others have what they usually have
 }
 
 // target returns where service i is served.
@@ -45,6 +52,7 @@ func (r rig) write(name, text string) (string, error) {
 // A running is a started peer.
 type running struct {
 	*peer
+	rig  rig
 	addr netip.AddrPort
 	cmd  *exec.Cmd
 	log  string
@@ -65,11 +73,17 @@ func (p *peer) start(ctx context.Context, r rig) (*running, error) {
 	if r.listen, err = freeAddr(); err != nil {
 		return nil, err
 	}
+	if r.admin, err = freeAddr(); err != nil {
+		return nil, err
+	}
+	if r.routes == 0 {
+		r.routes = services
+	}
 	cmd, err := p.command(r)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.name, err)
 	}
-	run := &running{peer: p, cmd: cmd, log: filepath.Join(r.dir, "log"), done: make(chan error, 1)}
+	run := &running{peer: p, rig: r, cmd: cmd, log: filepath.Join(r.dir, "log"), done: make(chan error, 1)}
 	if run.addr, err = netip.ParseAddrPort(r.listen); err != nil {
 		return nil, err
 	}
@@ -118,16 +132,15 @@ func (r *running) ready(ctx context.Context) error {
 			return fmt.Errorf("ended at start: %w", errors.Join(err, last))
 		case <-tick.C:
 		}
-		if last = echoThrough(ctx, r.addr.String()); last == nil {
+		if last = echoThrough(ctx, r.addr.String(), serviceName(r.rig.routes-1)); last == nil {
 			return nil
 		}
 	}
 }
 
-// echoThrough checks that a hello and an echo pass unchanged, for the last
-// service of the table.
-func echoThrough(ctx context.Context, addr string) error {
-	h, err := hello(serviceName(services - 1))
+// echoThrough checks that a hello for name and an echo pass unchanged.
+func echoThrough(ctx context.Context, addr, name string) error {
+	h, err := hello(name)
 	if err != nil {
 		return err
 	}
@@ -163,13 +176,58 @@ func (r *running) stop() {
 
 // peers lists who takes part, in the order of the table.
 func peers(culvert string) []*peer {
+	haproxy := func(ctx context.Context) string { return firstLine(ctx, "haproxy", "-v") }
 	return []*peer{
-		{"culvert", func(ctx context.Context) string { return firstLine(ctx, culvert, "version") }, culvertCommand},
-		{"haproxy", func(ctx context.Context) string { return firstLine(ctx, "haproxy", "-v") }, haproxyCommand},
-		{"nginx", func(ctx context.Context) string { return firstLine(ctx, "nginx", "-v") }, nginxCommand},
-		{"naive", func(context.Context) string { return "two goroutines and io.Copy" }, naiveCommand},
-		{"direct", func(context.Context) string { return "no proxy" }, nil},
+		{
+			name: "culvert", command: culvertCommand, collect: collectCulvert,
+			version: func(ctx context.Context) string { return firstLine(ctx, culvert, "version") },
+		},
+		{name: "haproxy", command: haproxyCommand(haproxyPipe), version: haproxy},
+		{
+			name: "haproxy-default", command: haproxyCommand(0), bulk: true,
+			version: func(context.Context) string { return "the same HAProxy with pipes of the default size, for bulk" },
+		},
+		{
+			name: "nginx", command: nginxCommand,
+			version: func(ctx context.Context) string { return firstLine(ctx, "nginx", "-v") },
+		},
+		{
+			// Six descriptors a tunnel, of 20,000 that a process often may have.
+			name: "naive", command: naiveCommand, collect: collectNaive, tunnels: 3000,
+			version: func(context.Context) string { return "two goroutines and io.Copy" },
+		},
+		{name: "direct", version: func(context.Context) string { return "no proxy" }},
 	}
+}
+
+// collectCulvert asks for a heap profile, which begins with a collection.
+func collectCulvert(ctx context.Context, r *running) error {
+	_, err := fetch(ctx, "http://"+r.rig.admin+"/debug/pprof/heap?gc=1")
+	return err
+}
+
+func collectNaive(_ context.Context, r *running) error {
+	return r.cmd.Process.Signal(syscall.SIGUSR1)
+}
+
+// fetch gets what is at url.
+func fetch(ctx context.Context, url string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	// Nothing is kept: a peer's descriptors are counted.
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("GET %s: %s: %s", url, resp.Status, body)
+	}
+	return body, err
 }
 
 func firstLine(ctx context.Context, name string, args ...string) string {

@@ -24,9 +24,10 @@ type suite struct {
 	live    []*running
 	rounds  int
 	slice   time.Duration // of one measurement
-	settle  time.Duration // before memory is read
+	settle  time.Duration // between looks at memory
 	tunnels int           // held idle
 	half    int           // hellos held half sent
+	routes  int           // in a large table
 	only    *regexp.Regexp
 	log     io.Writer
 
@@ -39,13 +40,23 @@ type suite struct {
 // values of one or more rows.
 type step struct {
 	name string
+	bulk bool // with the peers of bulk, too
+	own  bool // with culvert alone
 	run  func(ctx context.Context, s *suite, p *running) (map[string]float64, error)
+}
+
+// with reports whether the step is done with p.
+func (st *step) with(p *peer) bool {
+	if st.own {
+		return p.name == us
+	}
+	return st.bulk || !p.bulk
 }
 
 func steps() []step {
 	var all []step
 	for _, n := range []int{1, 64} {
-		all = append(all, step{fmt.Sprintf("conns%d", n), func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+		all = append(all, step{name: fmt.Sprintf("conns%d", n), run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
 			r, cpu, err := s.measure(ctx, p, job{Op: "conns", N: n})
 			return map[string]float64{
 				fmt.Sprintf("conns%d", n):    float64(r.Count) / r.Took.Seconds(),
@@ -54,7 +65,7 @@ func steps() []step {
 		}})
 	}
 	for _, n := range []int{1, 64} {
-		all = append(all, step{fmt.Sprintf("trips%d", n), func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+		all = append(all, step{name: fmt.Sprintf("trips%d", n), run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
 			r, cpu, err := s.measure(ctx, p, job{Op: "trips", N: n})
 			return map[string]float64{
 				fmt.Sprintf("trips%d", n):    float64(r.Count) / r.Took.Seconds(),
@@ -66,7 +77,7 @@ func steps() []step {
 	for _, way := range []string{"up", "down"} {
 		for _, n := range []int{1, 16} {
 			id := fmt.Sprintf("%s%d", way, n)
-			all = append(all, step{id, func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			all = append(all, step{name: id, bulk: true, run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
 				r, cpu, err := s.measure(ctx, p, job{Op: way, N: n})
 				return map[string]float64{
 					id:         float64(r.Bytes) / 1e6 / r.Took.Seconds(),
@@ -76,14 +87,16 @@ func steps() []step {
 		}
 	}
 	return append(all,
-		step{"idle", func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
-			kib, fds, err := s.weigh(ctx, p.peer, job{Op: "hold", N: s.tunnels})
+		step{name: "idle", run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			kib, fds, err := s.weigh(ctx, p.peer, "hold", s.tunnels)
 			return map[string]float64{"idlemem": kib, "idlefds": fds}, err
 		}},
-		step{"half", func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
-			kib, fds, err := s.weigh(ctx, p.peer, job{Op: "half", N: s.half})
+		step{name: "half", run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			kib, fds, err := s.weigh(ctx, p.peer, "half", s.half)
 			return map[string]float64{"halfmem": kib, "halffds": fds}, err
 		}},
+		step{name: "routes", own: true, run: routesStep},
+		step{name: "reload", own: true, run: reloadStep},
 	)
 }
 
@@ -110,52 +123,6 @@ func (s *suite) measure(ctx context.Context, p *running, j job) (report, time.Du
 	return r, cpu(p.pids) - before, nil
 }
 
-// weigh starts the peer afresh, warms it up, and returns the memory in KiB and
-// the descriptors that each of the job's connections costs it.
-func (s *suite) weigh(ctx context.Context, p *peer, j job) (kib, fds float64, err error) {
-	if p.command == nil {
-		return 0, 0, nil
-	}
-	fresh, err := p.start(ctx, s.rig)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer fresh.stop()
-	j.To = fresh.addr
-	if _, err := s.load.do(ctx, job{Op: "conns", To: fresh.addr, N: 8, Time: 100 * time.Millisecond}); err != nil {
-		return 0, 0, err
-	}
-	if err := pause(ctx, s.settle); err != nil {
-		return 0, 0, err
-	}
-	mem0, fds0, err := weight(fresh.pids)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer func() {
-		if _, rerr := s.load.do(ctx, job{Op: "release"}); err == nil {
-			err = rerr
-		}
-	}()
-	if _, err := s.load.do(ctx, j); err != nil {
-		return 0, 0, err
-	}
-	if err := pause(ctx, s.settle); err != nil {
-		return 0, 0, err
-	}
-	mem1, fds1, err := weight(fresh.pids)
-	n := float64(j.N)
-	return (mem1 - mem0) / n, float64(fds1-fds0) / n, err
-}
-
-func weight(pids []int) (mem float64, fds int, err error) {
-	if mem, err = pss(pids); err != nil {
-		return 0, 0, err
-	}
-	fds, err = descriptors(pids)
-	return mem, fds, err
-}
-
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -167,25 +134,18 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// us is the peer that all this is about.
+const us = "culvert"
+
 // run starts all and goes through the rounds. Within a round each step is done
 // with one peer after the other, so that what else the machine does meets all
 // of them.
 func (s *suite) run(ctx context.Context) error {
-	backend, err := startHelper("backend")
+	stop, err := s.cast()
 	if err != nil {
 		return err
 	}
-	defer backend.stop()
-	if _, err := fmt.Fscanln(backend.out, &s.rig.backend); err != nil {
-		return fmt.Errorf("the backend's port: %w", err)
-	}
-	loader, err := startHelper("load")
-	if err != nil {
-		return err
-	}
-	defer loader.stop()
-	s.load = &generator{helper: loader}
-
+	defer stop()
 	for _, p := range s.peers {
 		run, err := p.start(ctx, s.rig)
 		if err != nil {
@@ -205,6 +165,9 @@ func (s *suite) run(ctx context.Context) error {
 			fmt.Fprintf(s.log, "round %d of %d: %s\n", round+1, s.rounds, st.name)
 			for i := range s.live {
 				p := s.live[(i+round)%len(s.live)] // another one first in each round
+				if !st.with(p.peer) {
+					continue
+				}
 				values, err := st.run(ctx, s, p)
 				if err != nil {
 					return fmt.Errorf("%s: %s: %w", p.name, st.name, err)
@@ -216,6 +179,28 @@ func (s *suite) run(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// cast starts the backend and the load generator.
+func (s *suite) cast() (stop func(), err error) {
+	backend, err := startHelper("backend")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := fmt.Fscanln(backend.out, &s.rig.backend); err != nil {
+		backend.stop()
+		return nil, fmt.Errorf("the backend's port: %w", err)
+	}
+	loader, err := startHelper("load")
+	if err != nil {
+		backend.stop()
+		return nil, err
+	}
+	s.load = &generator{helper: loader}
+	return func() {
+		loader.stop()
+		backend.stop()
+	}, nil
 }
 
 // A helper is a process of this same program that takes part.

@@ -7,45 +7,54 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// A row is a line of the table.
+// A row is a line of the table. A target is about culvert's value.
 type row struct {
 	id    string
 	title string
 	more  bool    // more is better
 	digit int     // after the point
-	even  bool    // nothing to be ahead in: any proxy has the same
-	beat  string  // the peer that the target is about
-	ratio float64 // target: at least (or at most) so many times that peer's value
+	own   bool    // of culvert alone
 	limit float64 // target: at most this
+	ratio float64 // target: at least (or at most) so many times what than says
+	than  string  // another peer; or the id of another row, of which culvert's own value is meant
 }
 
 func rows() []row {
+	const them = "haproxy"
 	return []row{
-		{id: "conns1", title: "new connections/s, 1 worker", more: true, beat: "haproxy", ratio: 0.8},
-		{id: "conns64", title: "new connections/s, 64 workers", more: true, beat: "haproxy", ratio: 0.8},
-		{id: "cpuconns1", title: "CPU per connection, 1 worker, us", digit: 1},
-		{id: "cpuconns64", title: "CPU per connection, 64 workers, us", digit: 1},
+		{id: "conns1", title: "new connections/s, 1 worker", more: true, than: them, ratio: 1},
+		{id: "conns64", title: "new connections/s, 64 workers", more: true, than: them, ratio: 1},
+		{id: "cpuconns1", title: "CPU per connection, 1 worker, us", digit: 1, than: them, ratio: 1},
+		{id: "cpuconns64", title: "CPU per connection, 64 workers, us", digit: 1, than: them, ratio: 1},
 		{id: "trips1", title: "64-byte round trips/s, 1 connection", more: true},
 		{id: "trips64", title: "64-byte round trips/s, 64 connections", more: true},
-		{id: "p99trips1", title: "round trip p99, 1 connection, us", digit: 1},
-		{id: "p99trips64", title: "round trip p99, 64 connections, us", digit: 1},
-		{id: "cputrips1", title: "CPU per round trip, 1 connection, us", digit: 2},
-		{id: "cputrips64", title: "CPU per round trip, 64 connections, us", digit: 2},
+		{id: "p99trips1", title: "round trip p99, 1 connection, us", digit: 1, than: them, ratio: 1},
+		{id: "p99trips64", title: "round trip p99, 64 connections, us", digit: 1, than: them, ratio: 1},
+		{id: "cputrips1", title: "CPU per round trip, 1 connection, us", digit: 2, than: them, ratio: 0.85},
+		{id: "cputrips64", title: "CPU per round trip, 64 connections, us", digit: 2, than: them, ratio: 0.85},
 		{id: "up1", title: "upload, 1 flow, MB/s", more: true},
 		{id: "up16", title: "upload, 16 flows, MB/s", more: true},
 		{id: "down1", title: "download, 1 flow, MB/s", more: true},
 		{id: "down16", title: "download, 16 flows, MB/s", more: true},
-		{id: "cpuup1", title: "CPU per GB, upload, 1 flow, s", digit: 3, beat: "haproxy", ratio: 0.5},
-		{id: "cpuup16", title: "CPU per GB, upload, 16 flows, s", digit: 3, beat: "haproxy", ratio: 0.5},
-		{id: "cpudown1", title: "CPU per GB, download, 1 flow, s", digit: 3, beat: "haproxy", ratio: 0.5},
-		{id: "cpudown16", title: "CPU per GB, download, 16 flows, s", digit: 3, beat: "haproxy", ratio: 0.5},
-		{id: "idlemem", title: "memory per idle tunnel (PSS), KiB", digit: 2, limit: 12},
+		{id: "cpuup1", title: "CPU per GB, upload, 1 flow, s", digit: 3, than: them, ratio: 0.4},
+		{id: "cpuup16", title: "CPU per GB, upload, 16 flows, s", digit: 3, than: them, ratio: 0.4},
+		{id: "cpudown1", title: "CPU per GB, download, 1 flow, s", digit: 3, than: them, ratio: 0.4},
+		{id: "cpudown16", title: "CPU per GB, download, 16 flows, s", digit: 3, than: them, ratio: 0.4},
+		{id: "idlemem", title: "memory per idle tunnel (PSS), KiB", digit: 2, limit: 0.5},
 		{id: "idlefds", title: "descriptors per idle tunnel", digit: 2, limit: 2},
-		{id: "halfmem", title: "memory per half-sent hello (PSS), KiB", digit: 2},
-		{id: "halffds", title: "descriptors per half-sent hello", digit: 2, even: true},
+		{id: "halfmem", title: "memory per half-sent hello (PSS), KiB", digit: 2, limit: 2},
+		{id: "halffds", title: "descriptors per half-sent hello", digit: 2},
+		{id: "few", title: "new connections/s, 64 workers, 10 routes", more: true, own: true},
+		{id: "many", title: "new connections/s, 64 workers, 100,000 routes", more: true, own: true, than: "few", ratio: 0.95},
+		{id: "reload", title: "reload of 100,000 routes, from the signal, s", digit: 3, own: true, limit: 0.5},
+		{id: "p99calm", title: "round trip p99, 64 connections, 100,000 routes, us", digit: 1, own: true},
+		{id: "p99reload", title: "the same while they are reloaded all the time, us", digit: 1, own: true},
+		{id: "mostcalm", title: "longest round trip, 64 connections, 100,000 routes, ms", digit: 1, own: true},
+		{id: "mostreload", title: "the same while they are reloaded all the time, ms", digit: 1, own: true},
 	}
 }
 
@@ -77,7 +86,10 @@ func (r results) median(row, peer string) (v, spread float64, ok bool) {
 // ratio returns the median of the rounds' ratios of one peer's value to
 // another's: what disturbed a round met both.
 func (r results) ratio(row, peer, other string) (float64, bool) {
-	a, b := r[row][peer], r[row][other]
+	return ratioOf(r[row][peer], r[row][other])
+}
+
+func ratioOf(a, b []float64) (float64, bool) {
 	var ratios []float64
 	for i := range min(len(a), len(b)) {
 		if b[i] != 0 {
@@ -147,10 +159,15 @@ func number(v float64, digits int) string {
 	return whole
 }
 
-// judge writes PASS or SHORT for every target that culvert has, and returns
-// how many fall short.
+// rounded returns v as it is printed: what a reader sees is what is judged.
+func rounded(v float64, digits int) float64 {
+	unit := math.Pow10(digits)
+	return math.Round(v*unit) / unit
+}
+
+// judge writes PASS or SHORT for every target, and returns how many fall
+// short.
 func (r results) judge(w io.Writer) (short int) {
-	const us = "culvert"
 	line := func(ok bool, format string, args ...any) {
 		word := "PASS"
 		if !ok {
@@ -159,27 +176,30 @@ func (r results) judge(w io.Writer) (short int) {
 		}
 		fmt.Fprintf(w, "%-5s  %s\n", word, fmt.Sprintf(format, args...))
 	}
+	titles := make(map[string]string)
 	for _, row := range rows() {
+		titles[row.id] = row.title
 		v, _, ok := r.median(row.id, us)
 		if !ok {
 			continue
 		}
 		if row.limit > 0 {
-			line(v <= row.limit, "%s: %s, at most %s", row.title, number(v, row.digit), number(row.limit, 0))
+			line(rounded(v, row.digit) <= row.limit, "%s: %s, at most %s", row.title, number(v, row.digit), strconv.FormatFloat(row.limit, 'f', -1, 64))
 		}
-		if ratio, ok := r.ratio(row.id, us, row.beat); ok {
+		if row.than == "" {
+			continue
+		}
+		than, other := row.than+"'s", r[row.id][row.than]
+		if title, ok := titles[row.than]; ok {
+			than, other = "that with "+title[strings.LastIndex(title, ", ")+2:], r[row.than][us]
+		}
+		if ratio, ok := ratioOf(r[row.id][us], other); ok {
+			ratio = rounded(ratio, 2)
 			want, good := "at most", ratio <= row.ratio
 			if row.more {
 				want, good = "at least", ratio >= row.ratio
 			}
-			line(good, "%s: %.2f of %s's, %s %.2f", row.title, ratio, row.beat, want, row.ratio)
-		}
-		if ratio, ok := r.ratio(row.id, us, "naive"); ok && !row.even {
-			good := ratio < 1
-			if row.more {
-				good = ratio > 1
-			}
-			line(good, "%s: %.2f of a naive proxy's", row.title, ratio)
+			line(good, "%s: %.2f of %s, %s %.2f", row.title, ratio, than, want, row.ratio)
 		}
 	}
 	return short

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,9 @@ import (
 // idleTunnels is how many tunnels TestIdleTunnels holds. One process may have
 // 20,000 descriptors on the machines this runs on, and a tunnel takes two.
 var idleTunnels = flag.Int("tunnels", 9000, "idle tunnels to hold")
+
+// shortTunnels is how many TestShortTunnelsLeaveNothing opens and ends.
+var shortTunnels = flag.Int("short-tunnels", 20_000, "short tunnels to open and end")
 
 // roleVar makes the test binary a backend process instead of running tests.
 const roleVar = "CULVERT_RELIABILITY_ROLE"
@@ -67,9 +71,13 @@ func build(name string, flags ...string) (string, error) {
 // play is the life of a backend process: it says where it listens, serves,
 // and ends when its standard input does, that is, with its parent.
 func play(role string) int {
+	if role == "ballast" {
+		return ballast()
+	}
 	serve := map[string]func(plain){
 		"echo":    func(c plain) { _, _ = io.CopyBuffer(c, c, make([]byte, 1<<10)); _ = c.CloseWrite() },
 		"discard": func(c plain) { _, _ = io.Copy(io.Discard, c) },
+		"flood":   flood,
 	}[role]
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil || serve == nil {
@@ -91,6 +99,37 @@ func play(role string) int {
 	}()
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return 0
+}
+
+// ballast holds as many MiB more as each line of standard input says.
+func ballast() int {
+	var held [][]byte
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		n, err := strconv.Atoi(in.Text())
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "ballast:", err)
+			return 1
+		}
+		p := make([]byte, n<<20)
+		for i := range p {
+			p[i] = 1
+		}
+		held = append(held, p)
+		fmt.Println(len(held))
+	}
+	return 0
+}
+
+// flood sends without end. What it has under way is little, or thousands of
+// them would take the kernel's memory for sockets.
+func flood(c plain) {
+	_ = c.tcp.SetWriteBuffer(16 << 10)
+	p := make([]byte, 16<<10)
+	for {
+		if _, err := c.Write(p); err != nil {
+			return
+		}
+	}
 }
 
 // plain hides TCPConn's ReadFrom and WriteTo: splicing would hold two pipes

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"strconv"
+	"strings"
 	"time"
 
 	"culvert.dev/registry"
@@ -55,7 +57,39 @@ type Limits struct {
 	HalfClosed        time.Duration // of a tunnel, silent with one side closed
 	Dial              time.Duration // of one address
 	DialTotal         time.Duration // of all addresses of a request
+	Memory            Memory        // of the process
 }
+
+// A Memory is a limit in bytes: 0 for what the system grants the process, as
+// far as that can be found out, and -1 for none.
+type Memory int64
+
+// ParseMemory reads "auto", "none", or a number with one of the units KiB, MiB
+// and GiB.
+func ParseMemory(s string) (Memory, error) {
+	switch s {
+	case "auto":
+		return 0, nil
+	case "none":
+		return -1, nil
+	}
+	for i, unit := range []string{"KiB", "MiB", "GiB"} {
+		digits, ok := strings.CutSuffix(s, unit)
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseInt(digits, 10, 32)
+		m := Memory(n) << (10 * (i + 1))
+		if err != nil || m < leastMemory {
+			return 0, fmt.Errorf("%q is not a whole number of %s, or less than %d MiB", clip(s), unit, leastMemory>>20)
+		}
+		return m, nil
+	}
+	return 0, fmt.Errorf("%q is not auto, none, or a size such as 512MiB", clip(s))
+}
+
+// leastMemory is less than any gateway gets by with.
+const leastMemory = 16 << 20
 
 // Drain is how the gateway stops.
 type Drain struct {

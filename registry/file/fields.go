@@ -227,6 +227,16 @@ var limitsFields = []field[Limits]{
 	durationField("halfClosed", time.Millisecond, func(l *Limits) *time.Duration { return &l.HalfClosed }),
 	durationField("dial", time.Millisecond, func(l *Limits) *time.Duration { return &l.Dial }),
 	durationField("dialTotal", time.Millisecond, func(l *Limits) *time.Duration { return &l.DialTotal }),
+	{"memory", func(d *decoder, n *yaml.Node, to *Limits) {
+		s, ok := d.text(n, "memory")
+		if !ok {
+			return
+		}
+		var err error
+		if to.Memory, err = ParseMemory(s); err != nil {
+			d.errorf(n, "write it as 512MiB or 2GiB; auto takes nine tenths of the cgroup's", "memory: %v", err)
+		}
+	}},
 }
 
 var drainFields = []field[Drain]{

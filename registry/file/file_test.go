@@ -393,3 +393,32 @@ func TestTheAdminPortMayBeASocket(t *testing.T) {
 		t.Errorf("restart needed for %v, want adminControl", got)
 	}
 }
+
+func TestParseMemory(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want Memory
+		bad  bool
+	}{
+		{"auto", 0, false},
+		{"none", -1, false},
+		{"16MiB", 16 << 20, false},
+		{"16384KiB", 16 << 20, false},
+		{"2GiB", 2 << 30, false},
+		{"15MiB", 0, true},
+		{"0GiB", 0, true},
+		{"-5GiB", 0, true},
+		{"9999999999999GiB", 0, true},
+		{"2147483647GiB", 2147483647 << 30, false},
+		{"512", 0, true},
+		{"512MB", 0, true},
+		{"1.5GiB", 0, true},
+		{"MiB", 0, true},
+		{"", 0, true},
+	} {
+		got, err := ParseMemory(tt.in)
+		if got != tt.want || (err != nil) != tt.bad {
+			t.Errorf("ParseMemory(%q) = %d, %v; want %d, an error: %v", tt.in, got, err, tt.want, tt.bad)
+		}
+	}
+}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,6 +22,7 @@ type gatewayOptions struct {
 	logFormat    string
 	logLevel     string
 	adminControl bool
+	memory       string
 }
 
 func newGateway() *cobra.Command {
@@ -50,6 +53,7 @@ The second one ends it now.`,
 	f.BoolVar(&o.adminControl, "admin-control", false, "let tunnels be closed by the admin port over TCP, too; over a socket they always may")
 	f.StringVar(&o.logFormat, "log-format", "", "text or json (default: the file's, or text)")
 	f.StringVar(&o.logLevel, "log-level", "", "debug, info, warn or error (default: the file's, or info)")
+	f.StringVar(&o.memory, "memory-limit", "", "auto, none, or a size such as 512MiB (default: the file's, or auto)")
 	_ = cmd.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -77,6 +81,9 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
+	if err := o.limitMemory(c, &cfg); err != nil {
+		return err
+	}
 	cfg.Log = log
 	cfg.Dropped = func() float64 { return float64(out.Dropped()) }
 	sources, reloader, err := o.sources(c, log)
@@ -98,6 +105,33 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	defer cancel()
 	_ = out.Close(flush)
 	return err
+}
+
+// limitMemory tells the Go runtime what to keep below, and the gateway what it
+// was told. GOMEMLIMIT, which the runtime has read by itself, goes before
+// everything else and is not moved.
+func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) error {
+	memory := c.Limits.Memory
+	if o.memory != "" {
+		var err error
+		if memory, err = file.ParseMemory(o.memory); err != nil {
+			return usageError("use auto, none or a size", "--memory-limit: %w", err)
+		}
+	}
+	if os.Getenv("GOMEMLIMIT") != "" {
+		if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // "off" is that
+			cfg.Memory = limit
+		}
+		return nil
+	}
+	if cfg.Memory = int64(memory); memory == 0 {
+		cfg.Memory = gateway.AutoMemory()
+	}
+	if cfg.Memory > 0 {
+		cfg.SetMemory = func(n int64) { debug.SetMemoryLimit(n) }
+		cfg.SetMemory(cfg.Memory)
+	}
+	return nil
 }
 
 // onConfig returns what a source calls with every configuration it takes up.

@@ -1,0 +1,179 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"runtime/metrics"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// What of the memory may be used before connections are refused, and before
+// none is accepted, in percent. A state is left five points below where it is
+// entered.
+const (
+	shortAt = 85
+	fullAt  = 95
+	calmer  = 5
+)
+
+const (
+	lookEvery    = 250 * time.Millisecond
+	collectEvery = time.Second // at most, and only where memory seems short
+
+	// backlogShare of the limit may be held by tunnels whose other side does
+	// not take what was read.
+	backlogShare = 4
+)
+
+// A memoryWatch tells the budget how short of memory the process is. There are
+// up to two limits: the Go runtime's, on what it has mapped, and the cgroup's,
+// beyond which the kernel kills, on that and on what the kernel holds for us.
+//
+// Garbage is not counted: it is there to be collected, and the runtime lets it
+// grow to its limit.
+type memoryWatch struct {
+	limit  int64   // of the runtime; 0 for none
+	group  *cgroup // nil for none
+	budget *tunnel.Budget
+	log    *slog.Logger
+
+	set func(int64) // moves limit; nil if it must stay
+
+	used      atomic.Int64 // of the limit that is nearer, for the metrics
+	of        atomic.Int64
+	others    int64 // what the cgroup holds beside what the runtime has mapped
+	moved     int64 // where set was told to move limit
+	collected time.Time
+}
+
+// AutoMemory returns what the Go runtime should keep below in the cgroup of
+// this process, in bytes: nine tenths of its limit, since the kernel holds
+// something for us, too. 0 means that there is no limit.
+func AutoMemory() int64 {
+	g := ownCgroup()
+	if g == nil {
+		return 0
+	}
+	if _, limit, ok := g.read(); ok {
+		return limit / 10 * 9
+	}
+	return 0
+}
+
+// watchMemory prepares the watch, which Run runs.
+func (g *Gateway) watchMemory(budget *tunnel.Budget) {
+	w := &g.memory
+	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
+	w.moved = w.limit
+	if w.limit < 0 {
+		return
+	}
+	w.group = ownCgroup()
+	w.measure()
+	if of := w.of.Load(); of > 0 {
+		budget.Backlogs = of / backlogShare
+	}
+}
+
+// next returns the state that follows was when used bytes of limit are in use.
+func next(was tunnel.Pressure, used, limit int64) tunnel.Pressure {
+	at := func(percent int64) bool { return used >= limit/100*percent }
+	switch {
+	case at(fullAt), was == tunnel.Full && at(fullAt-calmer):
+		return tunnel.Full
+	case at(shortAt), was != tunnel.Calm && at(shortAt-calmer):
+		return tunnel.Short
+	}
+	return tunnel.Calm
+}
+
+// run looks at the memory until ctx is done.
+func (w *memoryWatch) run(ctx context.Context) error {
+	if w.limit <= 0 && w.group == nil {
+		return nil
+	}
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		w.look(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (w *memoryWatch) look(ctx context.Context) {
+	garbage := w.measure()
+	was := w.budget.Pressure()
+	// What was allocated since the last collection may be in use or not. Where
+	// that would decide, it is found out.
+	used, of := w.used.Load(), w.of.Load()
+	if next(was, used, of) == tunnel.Calm && next(was, used+garbage, of) != tunnel.Calm && time.Since(w.collected) >= collectEvery {
+		runtime.GC()
+		w.collected = time.Now()
+		w.measure()
+		used, of = w.used.Load(), w.of.Load()
+	}
+	is := next(was, used, of)
+	if is == was {
+		return
+	}
+	w.budget.Press(is)
+	level := slog.LevelWarn
+	if is == tunnel.Calm {
+		level = slog.LevelInfo
+	}
+	w.log.Log(ctx, level, "memory is "+is.String(), "used", used, "limit", of)
+}
+
+// measure sets used and of, and returns how much may be garbage beyond that.
+func (w *memoryWatch) measure() (garbage int64) {
+	samples := []metrics.Sample{
+		{Name: "/memory/classes/total:bytes"},
+		{Name: "/memory/classes/heap/released:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"},
+		{Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/gc/heap/live:bytes"},
+	}
+	metrics.Read(samples)
+	get := func(i int) int64 {
+		if samples[i].Value.Kind() != metrics.KindUint64 {
+			return 0
+		}
+		return int64(samples[i].Value.Uint64())
+	}
+	garbage = max(get(3)-get(4), 0)
+	spare := garbage + get(2) // and free pages, which the runtime gives back when it must
+	mapped := get(0) - get(1)
+	used, of := mapped-spare, w.limit
+	if held, limit, ok := w.group.read(); ok {
+		w.others = max(held-mapped, 0)
+		w.move(limit)
+		if of <= 0 || float64(held-spare)/float64(limit) > float64(used)/float64(of) {
+			used, of = held-spare, limit
+		}
+	}
+	w.used.Store(max(used, 0))
+	w.of.Store(of)
+	return garbage
+}
+
+// move keeps the runtime's limit as far below the cgroup's as what others hold
+// there: the kernel for our sockets, most of all. It leaves it a quarter, or it
+// would do nothing but collect.
+func (w *memoryWatch) move(group int64) {
+	if w.set == nil || w.limit <= 0 {
+		return
+	}
+	to := min(w.limit, max(group/10*9-w.others, w.limit/4))
+	if d := to - w.moved; d > w.limit/50 || d < -w.limit/50 {
+		w.set(to)
+		w.moved = to
+	}
+}

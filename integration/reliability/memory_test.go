@@ -1,0 +1,318 @@
+//go:build linux
+
+package reliability
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert.dev/internal/testnet"
+)
+
+// slowReader asks for a service that sends without end, and takes next to
+// nothing of it.
+func (g *gateway) slowReader(source int, target string) (*net.TCPConn, error) {
+	d := net.Dialer{
+		Timeout:   patience,
+		LocalAddr: &net.TCPAddr{IP: net.ParseIP(sourceIP(source))},
+		Control: func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) {
+				_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10)
+			})
+		},
+	}
+	c, err := d.Dial("tcp", g.addr)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := c.Write(bySNI.preamble(target)); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
+
+// many are connections that are closed together.
+type many struct {
+	mu    sync.Mutex // guards conns
+	conns []net.Conn
+}
+
+func (m *many) add(c net.Conn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.conns = append(m.conns, c)
+}
+
+func (m *many) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns {
+		_ = c.Close()
+	}
+	m.conns = nil
+}
+
+// With little memory, tunnels whose clients don't read are refused in time,
+// one after the other, and those that stand go on. When they leave, there is
+// room again.
+func TestMemoryRunsOut(t *testing.T) {
+	b := testnet.Echo(t)
+	flood := startBackend(t, "flood")
+	g := start(t, options{
+		Services: service("echo.test", b.Addr()) + service("flood.test", flood.addr),
+		More:     "limits: {memory: 24MiB}",
+	})
+	stands := g.tunnel(bySNI, 1, "echo.test")
+	var slow many
+	defer slow.close()
+	const most = 6000
+	opened := 0
+	for ; opened < most && g.reaches(bySNI, "echo.test"); opened += 50 {
+		crowd(t, 50, 8, func(i int) error {
+			c, err := g.slowReader(opened/50+i, "flood.test")
+			if err == nil {
+				slow.add(c)
+			}
+			return err
+		})
+	}
+	m := g.metrics()
+	t.Logf("%d slow readers; in use %.1f MiB of %.0f, backlogs %.1f MiB, RSS %d MiB", opened,
+		m["culvert_memory_used_bytes"]/(1<<20), m["culvert_memory_limit_bytes"]/(1<<20), m["culvert_backlog_bytes"]/(1<<20), g.rss()>>20)
+	if opened >= most {
+		t.Fatal("nothing was ever refused")
+	}
+	for _, w := range []way{bySNI, byConnect} {
+		if r := g.refused(w, 1, "echo.test"); r.code != w.code["overload"] {
+			t.Errorf("%s: while memory is short: %v, want %d", w.name, r, w.code["overload"])
+		}
+	}
+	if err := echo(stands, "still here"); err != nil {
+		t.Errorf("the tunnel that stood: %v", err)
+	}
+	slow.close()
+	left := time.Now()
+	testnet.Eventually(t, 2*time.Second, func() bool { return g.reaches(bySNI, "echo.test") }, "there is room again")
+	t.Logf("new tunnels %v after the slow readers left", time.Since(left).Round(time.Millisecond))
+	if err := echo(stands, "still here"); err != nil {
+		t.Errorf("the tunnel that stood, in the end: %v", err)
+	}
+	testnet.Eventually(t, patience, func() bool { return g.metric("culvert_backlog_bytes") == 0 }, "no backlog is left")
+}
+
+// In a cgroup of 64 MiB, 2,000 slow readers that come at once don't get the
+// gateway killed. When somebody else takes what is left, requests are refused,
+// then nothing is accepted, and both end within two seconds.
+func TestMemoryOfACgroup(t *testing.T) {
+	const limit = 64 << 20
+	group := newCgroup(t, limit)
+	if group == nil {
+		t.Log("no memory cgroup can be made here: only limits that are configured are tested")
+		return
+	}
+	b := testnet.Echo(t)
+	flood := startBackend(t, "flood")
+	g := start(t, options{
+		Services: service("echo.test", b.Addr()) + service("flood.test", flood.addr),
+		Wrap:     []string{"sh", "-c", `echo $$ > "` + group.file("cgroup.procs") + `" && exec "$0" "$@"`},
+	})
+	if got := g.metric("culvert_memory_limit_bytes"); got != limit && got != limit/10*9 {
+		t.Errorf("the limit is %v, want the cgroup's %d or nine tenths of it", got, limit)
+	}
+	stands := g.tunnel(bySNI, 1, "echo.test")
+	var slow many
+	defer slow.close()
+	crowd(t, 2000, 64, func(i int) error {
+		c, err := g.slowReader(i%200, "flood.test")
+		if err == nil {
+			slow.add(c)
+		}
+		return err
+	})
+	most := 0.0
+	for range 20 {
+		g.alive()
+		if err := echo(stands, "still here"); err != nil {
+			t.Fatalf("the tunnel that stood: %v", err)
+		}
+		most = max(most, g.metric("culvert_backlog_bytes"))
+		pause(t.Context(), 100*time.Millisecond)
+	}
+	t.Logf("2,000 slow readers: %v stand, backlogs up to %.1f MiB; the cgroup held %d MiB at most, RSS is %d MiB", g.metric("culvert_tunnels_open")-1,
+		most/(1<<20), group.number("max_usage_in_bytes", "peak")>>20, g.rss()>>20)
+	if most == 0 {
+		t.Error("no slow reader made a backlog: the test tests nothing")
+	}
+
+	// Somebody else takes what is left of the cgroup, MiB by MiB. How much that
+	// is depends on how the slow readers' memory was when it was looked at.
+	eat, drop := group.ballast()
+	for _, state := range []string{"short", "full"} {
+		testnet.Eventually(t, patience, func() bool {
+			if len(g.entries(func(e entry) bool { return e.str("msg") == "memory is "+state })) > 0 {
+				return true
+			}
+			eat(1)
+			pause(t.Context(), 300*time.Millisecond) // longer than from one look to the next
+			return false
+		}, "memory is %s", state)
+		if err := echo(stands, "still here"); err != nil {
+			t.Errorf("memory is %s: the tunnel that stood: %v", state, err)
+		}
+	}
+	// Whoever was being waited for when it became full may still be let in, to
+	// hear no. The next one waits in the kernel, and says all there is to say.
+	first := g.mustDial(1)
+	_ = first.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	_, _ = first.Write(bySNI.preamble("echo.test"))
+	_, _ = first.Read(make([]byte, 7))
+	c := g.mustDial(1)
+	if _, err := c.Write(bySNI.preamble("echo.test")); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	if n, err := c.Read(make([]byte, 1)); n > 0 || testnet.EndingOf(err) != testnet.Open {
+		t.Errorf("a connection while memory is full: %d bytes, %v; want it to wait", n, err)
+	}
+	slow.close()
+	drop()
+	left := time.Now()
+	if err := expect(c, bySNI.carried("echo.test")); err != nil {
+		t.Errorf("the connection that waited: %v", err)
+	}
+	testnet.Eventually(t, 2*time.Second, func() bool { return g.reaches(bySNI, "echo.test") }, "there is room again")
+	t.Logf("served again after %v", time.Since(left).Round(time.Millisecond))
+	if n := group.kills(); n > 0 {
+		t.Errorf("the kernel killed %d processes of the cgroup", n)
+	}
+}
+
+// A cgroup limits memory, by either version's files.
+type cgroup struct {
+	t   *testing.T
+	dir string
+	v2  bool
+}
+
+// newCgroup makes one below that of the test, or returns nil where it may not.
+func newCgroup(t *testing.T, limit int64) *cgroup {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		for _, try := range []cgroup{
+			{t: t, dir: filepath.Join("/sys/fs/cgroup/memory", f[2])},
+			{t: t, dir: filepath.Join("/sys/fs/cgroup", f[2]), v2: true},
+		} {
+			if try.v2 != (f[0] == "0") || !try.v2 && f[1] != "memory" {
+				continue
+			}
+			g := try
+			g.dir = filepath.Join(g.dir, fmt.Sprintf("culvert-%d", os.Getpid()))
+			if os.Mkdir(g.dir, 0o755) != nil {
+				continue
+			}
+			if os.WriteFile(g.limitFile(), []byte(strconv.FormatInt(limit, 10)), 0) != nil {
+				_ = os.Remove(g.dir)
+				continue
+			}
+			t.Cleanup(func() {
+				testnet.Eventually(t, patience, func() bool { return os.Remove(g.dir) == nil }, "the cgroup is empty")
+			})
+			return &g
+		}
+	}
+	return nil
+}
+
+func (g *cgroup) file(name string) string { return filepath.Join(g.dir, name) }
+
+func (g *cgroup) limitFile() string {
+	if g.v2 {
+		return g.file("memory.max")
+	}
+	return g.file("memory.limit_in_bytes")
+}
+
+// ballast starts a process of the group that takes as many MiB as it is told
+// to, until it is dropped.
+func (g *cgroup) ballast() (eat func(mib int), drop func()) {
+	g.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), roleVar+"=ballast")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		g.t.Fatal(err)
+	}
+	drop = sync.OnceFunc(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	g.t.Cleanup(drop)
+	if err := os.WriteFile(g.file("cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+		g.t.Fatal(err)
+	}
+	out := bufio.NewReader(stdout)
+	return func(mib int) {
+		g.t.Helper()
+		if _, err := fmt.Fprintln(in, mib); err != nil {
+			g.t.Fatalf("ballast: %v", err)
+		}
+		if _, err := out.ReadString('\n'); err != nil {
+			g.t.Fatalf("ballast: %v: was it killed?", err)
+		}
+	}, drop
+}
+
+// number reads a file that version 1 calls memory.v1 and version 2 memory.v2.
+func (g *cgroup) number(v1, v2 string) (n int64) {
+	name := v1
+	if g.v2 {
+		name = v2
+	}
+	text, _ := os.ReadFile(g.file("memory." + name))
+	n, _ = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	return n
+}
+
+// kills is how many processes of the group were killed for want of memory.
+func (g *cgroup) kills() (n int64) {
+	g.t.Helper()
+	name := "memory.oom_control"
+	if g.v2 {
+		name = "memory.events"
+	}
+	text, err := os.ReadFile(g.file(name))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	_, after, _ := strings.Cut("\n"+string(text), "\noom_kill ")
+	_, _ = fmt.Sscan(after, &n)
+	return n
+}

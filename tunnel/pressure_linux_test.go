@@ -1,0 +1,65 @@
+//go:build amd64 || arm64
+
+package tunnel_test
+
+import (
+	"bytes"
+	"io"
+	"testing"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// Tunnels that are blocked hold what their Budget gives and a little each,
+// count it exactly, and lose none of it.
+func TestRelayBoundsBacklogs(t *testing.T) {
+	const (
+		tunnels  = 64
+		backlogs = 100 << 10
+		one      = 64 << 10 // a read before there is too much
+		little   = 2 << 10  // and after
+	)
+	budget := &tunnel.Budget{Limit: 1, Backlogs: backlogs} // without pipes
+	r := &tunnel.Relay{Loops: loops(t, budget)}
+	defer r.Close()
+	data := random(4<<20, 23)
+	var blocked []carried
+	for range tunnels {
+		c := carryNarrow(t, r, paths[0])
+		go func() { _, _ = c.client.Write(data) }()
+		blocked = append(blocked, c)
+	}
+	settled := 0
+	for last, deadline := int64(-1), time.Now().Add(patience); settled < 20 && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+		if n := budget.Held(); n == last && n > 0 {
+			settled++
+		} else {
+			last, settled = n, 0
+		}
+	}
+	held := budget.Held()
+	t.Logf("%d blocked tunnels hold %d bytes", tunnels, held)
+	if most := int64(backlogs + one + tunnels*little); held > most {
+		t.Errorf("%d blocked tunnels hold %d bytes, want at most %d", tunnels, held, most)
+	}
+	if held <= backlogs/2 {
+		t.Errorf("%d bytes are held: the limit was never near", held)
+	}
+	for i, c := range blocked[:4] { // these are read after all
+		got := make([]byte, len(data))
+		_ = c.server.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.ReadFull(c.server, got); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("tunnel %d: what came is not what was sent: %v", i, err)
+		}
+	}
+	r.Abort(t.Context(), tunnel.Killed, 0)
+	for _, c := range blocked {
+		c.wait(t)
+		_, _ = c.client.Close(), c.server.Close()
+	}
+	if n := budget.Held(); n != 0 {
+		t.Errorf("%d bytes are counted after the end", n)
+	}
+}

@@ -1,0 +1,110 @@
+package tunnel_test
+
+import (
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+func TestRouterRefusesWhileMemoryIsShort(t *testing.T) {
+	for _, p := range []tunnel.Pressure{tunnel.Calm, tunnel.Short, tunnel.Full, tunnel.Calm} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, routeTo("192.0.2.1:80"))
+			defer b.stop()
+			b.Budget.Press(p)
+			a := &asker{}
+			b.ServeTunnel(t.Context(), a.request())
+			want := 1
+			if p != tunnel.Calm {
+				want = 0
+			}
+			if accepted, refused := a.answers(); accepted != want || refused != 1-want {
+				t.Errorf("memory is %v: %d accepted, %d refused", p, accepted, refused)
+			}
+			if want == 0 {
+				if o := b.last(t); o.Reason != tunnel.Overload {
+					t.Errorf("memory is %v: the reason is %q, want overload", p, o.Reason)
+				}
+				if calls := b.dialer.calls(); len(calls) != 0 {
+					t.Errorf("memory is %v: dialed %q, want nobody", p, calls)
+				}
+			}
+			_ = a.client.Close()
+		})
+	}
+}
+
+// What has begun gets two seconds in all, and what has them behind it goes at
+// once.
+func TestServerHurriesWhileMemoryIsShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		budget := &tunnel.Budget{Limit: 100}
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByte: none}, Budget: budget})
+		old, first := g.dial("198.51.100.1:1")
+		time.Sleep(4 * time.Second)
+		said, second := g.dial("198.51.100.2:1")
+		_, _ = io.WriteString(said, "half a li")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		wantAlive(t, "silent for 5 s while there is memory", first)
+		wantAlive(t, "under way for 1 s", second)
+		budget.Press(tunnel.Short)
+		time.Sleep(200 * time.Millisecond)
+		synctest.Wait()
+		if first.ending() == "open" {
+			t.Error("silent for 5 s while memory is short: still there")
+		}
+		wantAlive(t, "under way for 1.2 s while memory is short", second)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if second.ending() == "open" {
+			t.Error("under way for 2.2 s while memory is short: still there")
+		}
+		_, _ = old.Close(), said.Close()
+		g.stop(t)
+		g.wantReasons(t, tunnel.HelloTimeout, tunnel.HelloTimeout)
+	})
+}
+
+func TestServerAcceptsNobodyWhileMemoryIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		budget := &tunnel.Budget{Limit: 100}
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByte: none}, Budget: budget})
+		synctest.Wait()
+		budget.Press(tunnel.Full)
+		one, first := g.dial("198.51.100.1:1") // it was being waited for
+		synctest.Wait()
+		calls := g.ln.calls.Load()
+		time.Sleep(time.Minute)
+		if n := g.ln.calls.Load(); n != calls {
+			t.Errorf("%d more calls of Accept in a minute, want none", n-calls)
+		}
+		if n := budget.Used(); n != 1 && n != 0 {
+			t.Errorf("%d descriptors are taken while nobody is let in", n)
+		}
+		budget.Press(tunnel.Short)
+		begin := time.Now()
+		two, second := g.dial("198.51.100.2:1")
+		synctest.Wait()
+		if d := time.Since(begin); d > time.Second {
+			t.Errorf("let in after %v, want a second at most", d)
+		}
+		wantAlive(t, "after it was full", second)
+		_, _ = one.Close(), two.Close()
+		_ = first
+		synctest.Wait()
+		g.stop(t)
+	})
+}
+
+func TestPressureOfNobody(t *testing.T) {
+	var b *tunnel.Budget
+	b.Press(tunnel.Full)
+	b.Hold(1)
+	if b.Pressure() != tunnel.Calm || b.Held() != 0 {
+		t.Errorf("a nil Budget is %v and holds %d bytes", b.Pressure(), b.Held())
+	}
+}
