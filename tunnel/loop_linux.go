@@ -278,14 +278,23 @@ func (l *loop) serve(k *slot) bool {
 	return l.aboard.CompareAndSwap(k, nil)
 }
 
-// passOn gives the loop that k is served on another goroutine. It is false,
-// with nothing done, where k is on a goroutine of its own.
-func (k *slot) passOn() bool {
-	if l := k.loop; l != nil && l.aboard.Load() == k && l.aboard.CompareAndSwap(k, nil) {
-		go l.run()
-		return true
+// passOn gives the loop that the calling goroutine serves k on to another
+// goroutine. It does nothing where k is on a goroutine of its own.
+func (k *slot) passOn() {
+	if k.disembark() {
+		// Whoever waits keeps no thread. The loop, which is next to run, most
+		// likely gets this one.
+		runtime.UnlockOSThread()
 	}
-	return false
+}
+
+func (k *slot) disembark() bool {
+	l := k.loop
+	if l == nil || l.aboard.Load() != k || !l.aboard.CompareAndSwap(k, nil) {
+		return false
+	}
+	go l.run()
+	return true
 }
 
 // watch passes on the loops that have served the same connection since the
@@ -297,7 +306,7 @@ func (k *kernelLoops) watch() (busy bool) {
 		stuck := now != nil && now == l.stuck
 		l.stuck = now
 		l.mu.Unlock()
-		if stuck && now.passOn() {
+		if stuck && now.disembark() {
 			k.stalls.Add(1)
 		}
 		busy = busy || now != nil

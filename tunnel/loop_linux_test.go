@@ -8,6 +8,8 @@ import (
 	"context"
 	"io"
 	"net"
+	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -15,13 +17,17 @@ import (
 
 // A waiter is a protocol of one word: "quick" is answered at once, and any
 // other names a way to wait until released.
-type waiter struct{ release chan struct{} }
+type waiter struct {
+	release chan struct{}
+	served  atomic.Int32
+}
 
 func (*waiter) Name() string                { return "waiter" }
 func (*waiter) Sniff([]byte) Verdict        { return Yes }
 func (*waiter) Complete(prefix []byte) bool { return bytes.IndexByte(prefix, '\n') >= 0 }
 
 func (w *waiter) ServeConn(ctx context.Context, c *Conn, h Handler) error {
+	w.served.Add(1)
 	word, _, _ := bytes.Cut(c.Buffered(), []byte("\n"))
 	switch string(word) {
 	case "says so":
@@ -124,6 +130,56 @@ func TestLoopGoesOnWithoutTheOneThatWaits(t *testing.T) {
 			_ = loops.Close()
 		})
 	}
+}
+
+// TestThoseWhoWaitKeepNoThread has many connections wait at once.
+func TestThoseWhoWaitKeepNoThread(t *testing.T) {
+	const waiting = 200
+	threads := func() int {
+		d, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(d)
+	}
+	w := &waiter{release: make(chan struct{})}
+	srv := &Server{Limits: Limits{NewPerSource: -1}}
+	ln, err := Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(t.Context(), Listener{Listener: ln, Protocols: []Protocol{w}}) }()
+	before := threads()
+	var conns []net.Conn
+	for i := range waiting {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		_, _ = io.WriteString(c, []string{"says so\n", "reads\n"}[i%2])
+		conns = append(conns, c)
+	}
+	for deadline := time.Now().Add(10 * time.Second); w.served.Load() < waiting && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	if n := threads() - before; n > waiting/4 {
+		t.Errorf("%d more threads for %d connections that wait", n, waiting)
+	}
+	close(w.release)
+	for i, c := range conns {
+		if i%2 == 1 {
+			_, _ = io.WriteString(c, "more\n")
+		}
+		if got, err := io.ReadAll(c); string(got) != "served\n" || err != nil {
+			t.Fatalf("got %q, %v", got, err)
+		}
+	}
+	_ = srv.Close()
+	<-served
+	_ = srv.Shutdown(t.Context())
 }
 
 // TestLoopsAcceptOnceTheClientHasSpoken leaves clients that say nothing to the

@@ -17,8 +17,8 @@ type guest struct{}
 func (*kernelLoops) stop()       {}
 func (*kernelLoops) watch() bool { return false }
 
-func (k *slot) passOn() bool { return false }
-func (k *slot) leaveLobby()  {}
+func (k *slot) passOn()     {}
+func (k *slot) leaveLobby() {}
 
 // attend is false: nobody but the caller accepts.
 func (s *Server) attend(context.Context, *Listener) (error, bool) { return nil, false }
