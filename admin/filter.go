@@ -103,7 +103,7 @@ func (f *TunnelFilter) Narrows() bool {
 }
 
 // Match reports whether l is meant, whatever the Limit.
-func (f *TunnelFilter) Match(l *tunnel.Live, now time.Time) bool {
+func (f *TunnelFilter) Match(l *tunnel.Live) bool {
 	is := func(want string, names ...string) bool {
 		return want == "" || slices.ContainsFunc(names, func(s string) bool { return strings.EqualFold(s, want) })
 	}
@@ -113,7 +113,7 @@ func (f *TunnelFilter) Match(l *tunnel.Live, now time.Time) bool {
 		(f.Endpoint == "" || is(f.Endpoint, endpointNames(l.Endpoint)...)) &&
 		(f.Peer == "" || f.Peer == l.Peer.ID) &&
 		(!f.Source.IsValid() || f.Source.Contains(l.Source.Addr().Unmap().WithZone(""))) &&
-		(f.OlderThan == 0 || now.Sub(l.Start) >= f.OlderThan) &&
+		(f.OlderThan == 0 || l.Age >= f.OlderThan) &&
 		l.Quiet >= f.QuietFor && l.In+l.Out >= f.MinBytes
 }
 

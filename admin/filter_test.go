@@ -15,16 +15,16 @@ import (
 func lives(now time.Time) []tunnel.Live {
 	return []tunnel.Live{
 		{
-			ID: 1, Start: now.Add(-time.Hour), Proto: "sni", Listener: ":443", Source: netip.MustParseAddrPort("192.0.2.7:4001"),
+			ID: 1, Start: now.Add(-time.Hour), Age: time.Hour, Proto: "sni", Listener: ":443", Source: netip.MustParseAddrPort("192.0.2.7:4001"),
 			Target: "a.example.com", Service: "a", Pattern: "a.example.com", Endpoint: "10.0.0.1:8443", In: 10, Out: 20, Quiet: time.Minute,
 		},
 		{
-			ID: 2, Start: now.Add(-time.Minute), Proto: "connect", Listener: "127.0.0.1:3128", Source: netip.MustParseAddrPort("[::ffff:192.0.2.8]:4002"),
+			ID: 2, Start: now.Add(-time.Minute), Age: time.Minute, Proto: "connect", Listener: "127.0.0.1:3128", Source: netip.MustParseAddrPort("[::ffff:192.0.2.8]:4002"),
 			Peer: tunnel.Peer{ID: "alice", Method: "basic"}, Target: "a.example.com:443", Service: "a", Pattern: "*.example.com",
 			Endpoint: "orders.internal (10.0.0.2:8443)", In: 1 << 20, Out: 1 << 20, HalfClosed: true,
 		},
 		{
-			ID: 30, Start: now.Add(-2 * time.Hour), Proto: "tcp", Listener: ":5432", Source: netip.MustParseAddrPort("[2001:db8::7]:4003"),
+			ID: 30, Start: now.Add(-2 * time.Hour), Age: 2 * time.Hour, Proto: "tcp", Listener: ":5432", Source: netip.MustParseAddrPort("[2001:db8::7]:4003"),
 			Target: "[2001:db8::1]:5432", Service: "db", Endpoint: "[2001:db8::1]:5432", Out: 5 << 20, Quiet: 2 * time.Hour,
 		},
 		{ID: 31, Start: now, Proto: "sni", Target: "b.example.com", Service: "b\x1b[31m", Endpoint: "10.0.0.1:9443"},
@@ -90,7 +90,7 @@ func TestTunnelFilter(t *testing.T) {
 		}
 		var got []uint64
 		for _, l := range lives(now) {
-			if f.Match(&l, now) {
+			if f.Match(&l) {
 				got = append(got, l.ID)
 			}
 		}

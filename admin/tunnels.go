@@ -40,9 +40,9 @@ type Closed struct {
 	Closed []uint64 `json:"closed"` // IDs, in order
 }
 
-func newTunnel(l *tunnel.Live, now time.Time) *Tunnel {
+func newTunnel(l *tunnel.Live) *Tunnel {
 	t := &Tunnel{
-		ID: l.ID, Start: l.Start.UTC(), Age: seconds(now.Sub(l.Start)), Quiet: seconds(l.Quiet), Proto: l.Proto, Listener: l.Listener,
+		ID: l.ID, Start: l.Start.UTC(), Age: seconds(l.Age), Quiet: seconds(l.Quiet), Proto: l.Proto, Listener: l.Listener,
 		Peer: l.Peer.ID, PeerMethod: l.Peer.Method, Target: l.Target, Service: l.Service, Pattern: l.Pattern, Endpoint: l.Endpoint,
 		BytesIn: l.In, BytesOut: l.Out, HalfClosed: l.HalfClosed,
 	}
@@ -108,7 +108,7 @@ func (a *Admin) tunnel(w http.ResponseWriter, r *http.Request) {
 	} else {
 		for l := range a.Tunnels() {
 			if l.ID == id {
-				a.json(w, newTunnel(&l, time.Now()))
+				a.json(w, newTunnel(&l))
 				return
 			}
 		}
@@ -123,11 +123,10 @@ func (a *Admin) list(w http.ResponseWriter, f *TunnelFilter) {
 	out := bufio.NewWriterSize(w, 32<<10)
 	n, between := 0, "[\n  "
 	for l := range a.Tunnels() {
-		now := time.Now()
-		if !f.Match(&l, now) {
+		if !f.Match(&l) {
 			continue
 		}
-		b, err := json.Marshal(newTunnel(&l, now))
+		b, err := json.Marshal(newTunnel(&l))
 		if err == nil {
 			_, _ = out.WriteString(between)
 			_, err = out.Write(asciiJSON(b))
@@ -151,9 +150,9 @@ func (a *Admin) list(w http.ResponseWriter, f *TunnelFilter) {
 
 // end closes the tunnels that f means and returns their IDs.
 func (a *Admin) end(r *http.Request, f *TunnelFilter) []uint64 {
-	closed, now := []uint64{}, time.Now()
+	closed := []uint64{}
 	a.CloseTunnels(func(l *tunnel.Live) bool {
-		if f.Limit > 0 && len(closed) >= f.Limit || !f.Match(l, now) {
+		if f.Limit > 0 && len(closed) >= f.Limit || !f.Match(l) {
 			return false
 		}
 		closed = append(closed, l.ID)

@@ -91,7 +91,7 @@ func TestTunnelsAreListed(t *testing.T) {
 func TestATunnelHasItsFields(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.FixedZone("", 3600))
 	l := lives(now)[1]
-	got, err := json.Marshal(newTunnel(&l, now))
+	got, err := json.Marshal(newTunnel(&l))
 	if err != nil {
 		t.Fatal(err)
 	}

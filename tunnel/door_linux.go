@@ -30,6 +30,9 @@ const (
 	acceptTurn     = 4       // connections that one event accepts
 	epollExclusive = 1 << 28 // EPOLLEXCLUSIVE
 	tcpDeferAccept = 9       // TCP_DEFER_ACCEPT
+
+	// acceptDefer is how long the kernel keeps a client that says nothing.
+	acceptDefer = time.Second
 )
 
 // attend has the loops accept ln's connections until it is closed, and returns
@@ -48,9 +51,9 @@ func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
 	judged := judgeable(ln.Protocols)
 	if judged {
 		// The client speaks first: the kernel need not tell of it before it has.
-		// One that does not is told of after a second, and counted from then.
+		// One that does not is told of after a second (see deferred).
 		_ = sock.control(func(fd int32) error {
-			return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpDeferAccept, 1)
+			return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpDeferAccept, int(acceptDefer/time.Second))
 		})
 	}
 	for _, l := range loops {
@@ -112,6 +115,14 @@ func (d *door) close() {
 	d.shut = true
 	l.vacate(d.at)
 	_ = d.sock.control(func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
+}
+
+// deferred counts the time of k, which was accepted without a byte, from when
+// it connected: that is how long the kernel had it.
+func (s *Server) deferred(k *slot) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k.accepted = k.accepted.Add(-acceptDefer)
 }
 
 // next accepts a connection, unless memory is so short that nobody is let in.

@@ -12,6 +12,7 @@ import (
 type Live struct {
 	ID       uint64 // of the request, as in its Outcome; this and what follows is empty for a Tunnel without About
 	Start    time.Time
+	Age      time.Duration // since Start, whatever the wall clock did
 	Proto    string
 	Listener string
 	Source   netip.AddrPort
@@ -104,7 +105,7 @@ func live(t listed) (Live, bool) {
 	}
 	v := Live{In: p.in, Out: p.out, Quiet: time.Duration(max(clock()-p.moved, 0)), HalfClosed: p.half}
 	if o := t.about().outcome(); o != nil {
-		v.ID, v.Start, v.Proto, v.Listener = o.ID, o.Start, o.Proto, o.Listener
+		v.ID, v.Start, v.Age, v.Proto, v.Listener = o.ID, o.Start, t.about().age(), o.Proto, o.Listener
 		v.Source, v.Peer, v.Target = o.Source, o.Peer, o.Target
 		v.Service, v.Pattern, v.Endpoint = o.Service, o.Pattern, o.Endpoint
 	}

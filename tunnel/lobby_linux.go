@@ -31,7 +31,13 @@ type guest struct {
 // false where the loop is another goroutine's afterwards.
 func (l *loop) receive(k *slot, s *sock) bool {
 	g := &guest{k: k, sock: s}
-	if g.ready() || !l.hold(g) {
+	if g.ready() {
+		return l.serve(k)
+	}
+	if len(k.buf) == 0 {
+		k.server.deferred(k)
+	}
+	if !l.hold(g) {
 		return l.serve(k)
 	}
 	return true

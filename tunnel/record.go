@@ -105,6 +105,14 @@ func (rec *record) number() uint64 {
 	return rec.id
 }
 
+// age returns how long ago the request began.
+func (rec *record) age() time.Duration {
+	if rec.router == nil {
+		return time.Since(rec.rare.whole.Start)
+	}
+	return time.Duration(clock() - rec.began)
+}
+
 // end tells of the end, gives back what the tunnel had taken, and lets relay
 // forget it.
 func (rec *record) end(relay *Relay, e End) {
@@ -116,7 +124,7 @@ func (rec *record) end(relay *Relay, e End) {
 	rec.router.giveBack()
 	o := rec.outcome()
 	o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
-	o.Lasted = time.Duration(clock() - rec.began)
+	o.Lasted = rec.age()
 	rec.router.tell(o)
 	rec.lease.release()
 }

@@ -92,6 +92,7 @@ func TestSourceCaps(t *testing.T) {
 			return err
 		}
 		defer c.Close()
+		_, _ = c.Write([]byte{22}) // or it would wait in the kernel for a second
 		_ = c.SetReadDeadline(time.Now().Add(time.Second))
 		if _, err := c.Read(make([]byte, 1)); !wasReset(err) {
 			return fmt.Errorf("it ended with %v, want a reset at once", err)
