@@ -27,6 +27,7 @@ build: ## bin/culvert
 .PHONY: test
 test: peers ## every test; installs the real peers first
 	$(GO) test -race -shuffle=on -timeout 15m ./...
+	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/...
 	$(MAKE) fuzz-short
 	$(MAKE) test-integration
 
@@ -70,9 +71,10 @@ check: ## format, vet on three systems, static analysis, tidy
 	  $(GO) run $(GOVULNCHECK) ./...; else echo "govulncheck: its database can't be reached from here, not run"; fi
 
 .PHONY: fuzz-short
-fuzz-short: ## half a minute of each of the two parsers that face the world
+fuzz-short: ## half a minute of each of the two parsers that face the world, and a little of the event loop
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 30s -fuzzminimizetime 10x
 	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./tunnel -run '^$$' -fuzz '^FuzzLoop$$' -fuzztime 20s -fuzzminimizetime 10x
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME each

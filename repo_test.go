@@ -29,7 +29,7 @@ var layers = []struct {
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
-	{"dns", nil, "the DNS library behind small interfaces of its own"},
+	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},

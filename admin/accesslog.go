@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -45,17 +46,19 @@ func (l *AccessLog) Observe(o *tunnel.Outcome) {
 	if l.Log == nil || o.Reason == tunnel.Overload && !l.admit() {
 		return
 	}
+	level, what := slog.LevelInfo, "refused"
 	switch {
 	case o.Carried():
-		l.Log.Info("tunnel", fields(o)...)
+		what = "tunnel"
 	case o.Reason == tunnel.NoHello:
-		l.Log.Debug("left", fields(o)...)
+		level, what = slog.LevelDebug, "left"
 	case o.Reason == tunnel.Gone:
-		l.Log.Info("left", fields(o)...)
+		what = "left"
 	case ours(o):
-		l.Log.Warn("refused", fields(o)...)
-	default:
-		l.Log.Info("refused", fields(o)...)
+		level = slog.LevelWarn
+	}
+	if ctx := context.Background(); l.Log.Enabled(ctx, level) {
+		l.Log.Log(ctx, level, what, fields(o)...)
 	}
 }
 

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -8,13 +9,20 @@ import (
 	"strings"
 )
 
-// CheckAddr returns an error if addr is not a HOST:PORT to listen on, or if
-// other hosts could reach it and allowRemote is false. "localhost" is taken to
-// be loopback; any other name, and no host at all, is not.
+// CheckAddr returns an error if addr is neither a HOST:PORT to listen on nor
+// unix:PATH, or if other hosts could reach it and allowRemote is false.
+// "localhost" is taken to be loopback; any other name, and no host at all, is
+// not.
 func CheckAddr(addr string, allowRemote bool) error {
+	if path, ok := SocketPath(addr); ok {
+		if err := checkSocket(path); err != nil {
+			return fmt.Errorf("admin address %q: %w", addr, err)
+		}
+		return nil
+	}
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return fmt.Errorf("admin address %q: want HOST:PORT: %w", addr, err)
+		return fmt.Errorf("admin address %q: want HOST:PORT or unix:PATH: %w", addr, err)
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("admin address %q: port %q: want a number from 0 to 65535", addr, port)
@@ -26,6 +34,22 @@ func CheckAddr(addr string, allowRemote bool) error {
 		return nil
 	}
 	return fmt.Errorf("admin address %q can be reached from other hosts, and the admin port has no passwords: listen on 127.0.0.1:%s", addr, port)
+}
+
+func checkSocket(path string) error {
+	switch {
+	case !sockets:
+		return errors.New("a socket can't be kept to its owner on this system: listen on 127.0.0.1")
+	case path == "":
+		return errors.New("want unix:PATH")
+	case path[0] == '@' || strings.ContainsRune(path, 0):
+		// Linux would take it for an abstract socket, which everybody may
+		// connect to.
+		return errors.New("want the path of a file")
+	case len(path) > maxSocketPath:
+		return fmt.Errorf("the path of a socket has %d bytes, limit %d", len(path), maxSocketPath)
+	}
+	return nil
 }
 
 func isLocalhost(host string) bool {

@@ -5,13 +5,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/pprof"
 	"net/url"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/tunnel"
 )
 
 // Limits of the admin port's connections.
@@ -33,22 +38,34 @@ const (
 //	/metrics  for Prometheus
 //	/status   JSON
 //	/explain  JSON: what would happen to a request
+//	/tunnels  JSON: the open tunnels that fit a filter; see ParseTunnelFilter
+//	/tunnels/ID
 //	/debug/pprof/
 //
 // The zero value serves the first three. Set the fields before Handler or
 // Serve; the funcs are called by any number of goroutines.
+//
+// A DELETE of /tunnels/ID closes that tunnel, and one of /tunnels with a filter
+// those that fit. That is for requests by a unix socket only, unless Control is
+// set: the port has no passwords, so by TCP it would be anyone's on this host.
 type Admin struct {
 	Ready   func() (ok bool, why string)                         // nil means always ready
 	Metrics http.Handler                                         // nil means no /metrics
 	Status  func() any                                           // what /status shows; nil means no /status
 	Explain func(ctx context.Context, q url.Values) (any, error) // an error is the question's: 400. nil means no /explain
 	Pprof   bool                                                 // serve /debug/pprof/
+	Tunnels func() iter.Seq[tunnel.Live]                         // in the order of their IDs; nil means no /tunnels
+	Control bool                                                 // let tunnels be closed by TCP, too
 	Hosts   []string                                             // names by which it is asked, besides IP addresses and localhost
-	Log     *slog.Logger                                         // net/http's complaints; nil discards
+	Log     *slog.Logger                                         // net/http's complaints, and what operators changed; nil discards
+
+	// CloseTunnels ends the open tunnels that match, asked in the order of
+	// their IDs, and returns how many. nil means they can't be closed.
+	CloseTunnels func(match func(*tunnel.Live) bool) int
 }
 
 // Handler returns the handler, for those who bring their own server. Requests
-// other than GET and HEAD, with a body, or meant for a host that is not this
+// other than GET and HEAD (and DELETE of tunnels), with a body, or meant for a host that is not this
 // one get an error.
 func (a *Admin) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -67,6 +84,10 @@ func (a *Admin) Handler() http.Handler {
 	}
 	if a.Explain != nil {
 		show("/explain", a.explain)
+	}
+	if a.Tunnels != nil {
+		show("/tunnels", a.tunnels)
+		mux.HandleFunc("/tunnels/{id}", a.tunnel)
 	}
 	if a.Pprof {
 		// One by one: importing net/http/pprof also adds them to
@@ -93,9 +114,9 @@ func (a *Admin) guard(next http.Handler) http.Handler {
 			w.Header().Set("Connection", "close")
 		}
 		switch {
-		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			w.Header().Set("Allow", "GET, HEAD")
-			text(w, http.StatusMethodNotAllowed, "only GET and HEAD")
+		case !slices.Contains(strings.Split(a.methods(r), ", "), r.Method):
+			w.Header().Set("Allow", a.methods(r))
+			text(w, http.StatusMethodNotAllowed, "only "+a.methods(r))
 		case r.ContentLength != 0:
 			text(w, http.StatusBadRequest, "no body is wanted")
 		case !a.knownHost(r.Host):

@@ -9,7 +9,7 @@
 //	if err := admin.CheckAddr(addr, false); err != nil {
 //		return err
 //	}
-//	ln, err := net.Listen("tcp", addr)
+//	ln, err := admin.Listen(ctx, addr)
 //	if err != nil {
 //		return err
 //	}
@@ -17,8 +17,9 @@
 //	a := &admin.Admin{Ready: ready, Metrics: m.Handler(), Pprof: true, Log: log}
 //	return a.Serve(ctx, ln)
 //
-// The admin port has no passwords: it is for loopback, or for a network that
-// is trusted as a whole. It only ever answers; nothing can be changed by it.
+// The admin port has no passwords: it is for loopback, for a unix socket, whose
+// file's owner alone may ask, or for a network that is trusted as a whole. By
+// TCP it only ever answers; by the socket tunnels can be closed, too.
 //
 // What a client sent is escaped before it reaches a log line, a terminal or an
 // answer: no line breaks, no terminal controls, no bidirectional overrides.

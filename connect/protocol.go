@@ -184,6 +184,7 @@ func (p *Protocol) admit(ctx context.Context, req *tunnel.Request, target string
 		return nil, badRequest("%d Proxy-Authorization fields", n)
 	}
 	if p.Auth != nil {
+		tunnel.WillWait(ctx) // a password is hashed on purpose slowly
 		scheme, credentials, _ := strings.Cut(sent, " ")
 		peer, ok := p.Auth.Authenticate(ctx, strings.ToLower(scheme), strings.TrimLeft(credentials, " "))
 		if !ok && n == 0 {

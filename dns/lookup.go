@@ -19,6 +19,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"culvert.dev/tunnel"
 )
 
 const (
@@ -149,6 +151,7 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 		case e.flight == nil:
 			e.flight = make(chan struct{})
 			r.mu.Unlock()
+			tunnel.WillWait(ctx)
 			return r.refresh(ctx, conf, name, e)
 		case len(e.addrs) > 0 && now.Before(e.stale):
 			defer r.mu.Unlock()
@@ -156,6 +159,7 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 		}
 		flight := e.flight
 		r.mu.Unlock()
+		tunnel.WillWait(ctx)
 		select {
 		case <-flight:
 		case <-ctx.Done():

@@ -63,8 +63,13 @@ func (g *Gateway) admin() *admin.Admin {
 			}
 			return Explain(ctx, g.router, g.cfg.Listeners, q), nil
 		},
-		Pprof: true,
-		Log:   g.log,
+		Pprof:   true,
+		Tunnels: g.relay.List,
+		CloseTunnels: func(match func(*tunnel.Live) bool) int {
+			return g.relay.EndFunc(tunnel.Killed, match)
+		},
+		Control: g.cfg.AdminControl,
+		Log:     g.log,
 	}
 }
 
@@ -89,6 +94,7 @@ func (g *Gateway) Reloaded(ok bool) {
 func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m := g.metrics
 	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return float64(g.relay.Open()) })
+	m.Counter("culvert_loop_stalls_total", "Times that a connection waited unannounced and held up an event loop for 100 to 200 ms.", func() float64 { return float64(g.loops.Stalls()) })
 	m.Gauge("culvert_descriptors_used", "Descriptors taken by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
 	if budget != nil && budget.Limit < math.MaxInt64 {
 		m.Gauge("culvert_descriptors_limit", "Descriptors that connections, tunnels and pipes may take.", func() float64 { return float64(budget.Limit) })

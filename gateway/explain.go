@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"culvert.dev/admin"
 	"culvert.dev/connect"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -171,7 +172,7 @@ func NewGuard(cfg Config) (*tunnel.Guard, error) {
 		}
 		guard.OwnListener(addr)
 	}
-	if cfg.Admin != "" {
+	if _, socket := admin.SocketPath(cfg.Admin); cfg.Admin != "" && !socket {
 		addr, err := net.ResolveTCPAddr("tcp", cfg.Admin)
 		if err != nil {
 			return nil, fmt.Errorf("admin port %s: %w", cfg.Admin, err)

@@ -17,7 +17,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -53,8 +52,9 @@ type Config struct {
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	Admin       string // address of the admin port; "" means none
-	AdminRemote bool   // let the admin port be reached from other hosts
+	Admin        string // address of the admin port, HOST:PORT or unix:PATH; "" means none
+	AdminRemote  bool   // let the admin port be reached from other hosts
+	AdminControl bool   // let tunnels be closed by TCP, too, and not only by a socket
 
 	Limits      tunnel.Limits
 	MaxTunnels  int           // 0 means as many as there are descriptors for
@@ -93,6 +93,7 @@ type Gateway struct {
 	log       *slog.Logger
 	registry  *registry.Registry
 	router    *tunnel.Router
+	loops     *tunnel.Loops
 	relay     *tunnel.Relay
 	server    *tunnel.Server
 	metrics   *metrics.Metrics
@@ -125,12 +126,13 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.access.Observe(o)
 	}
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Log: g.log}
-	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Budget: budget}
+	g.loops = &tunnel.Loops{Budget: budget}
+	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: &tunnel.NetDialer{Guard: guard}, Relay: g.relay, Budget: budget,
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
-	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log}
+	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
@@ -152,9 +154,9 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 	if err := admin.CheckAddr(g.cfg.Admin, g.cfg.AdminRemote); err != nil {
 		return err
 	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", g.cfg.Admin)
+	ln, err := admin.Listen(ctx, g.cfg.Admin)
 	if err != nil {
-		return fmt.Errorf("admin port: %w", err)
+		return err
 	}
 	guard.OwnAdmin(ln.Addr())
 	g.adminLn = ln
@@ -225,6 +227,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		_ = g.server.Close()
 	}
 	_ = g.relay.Close()
+	_ = g.server.Close()
+	_ = g.loops.Close()
 	stop()
 	wg.Wait()
 	g.access.Flush()

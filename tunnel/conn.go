@@ -12,6 +12,8 @@ import (
 // unread input would send a reset, and the reset would eat the answer.
 const farewell = time.Second
 
+const scratchSize = 4 << 10 // bytes; most preambles are smaller
+
 // A Conn is an accepted connection with a look-ahead buffer: a Protocol reads
 // its preamble with Fill and Buffered, and what it does not Discard is the
 // start of the stream.

@@ -4,8 +4,6 @@ package tunnel
 
 import "sync"
 
-const scratchSize = 4 << 10 // bytes; most preambles are smaller
-
 // scratch holds the buffers that reads go to before their length is known.
 var scratch = sync.Pool{New: func() any { return new([scratchSize]byte) }}
 

@@ -24,6 +24,12 @@ const (
 	deadProbes = 3
 )
 
+// A corpse is a flow of which a side is dead.
+type corpse struct {
+	f    *flow
+	side int
+}
+
 // ask looks at both sides of f and returns which one is dead, or -1. It is
 // called by each sweep, last being when the one before was, and mostly does
 // nothing.
@@ -32,23 +38,24 @@ func (f *flow) ask(last, now int64) int {
 	if (last-f.born)/every == (now-f.born)/every {
 		return -1
 	}
-	if now-f.moved > 2*every && f.asked[0] == 0 && f.asked[1] == 0 {
+	if now-f.moved > 2*every && f.sides[0].asked == 0 && f.sides[1].asked == 0 {
 		return -1
 	}
 	for i := range f.sides {
-		under, quiet, probes := underWay(f.sides[i].fd)
+		s := &f.sides[i]
+		under, quiet, probes := underWay(s.fd)
 		switch {
 		case probes >= deadProbes:
 			return i
 		case under == nothing:
-			f.asked[i] = 0
+			s.asked = 0
 			continue
 		case under == unanswered && quiet >= askEvery:
-			f.asked[i]++
+			s.asked++
 		default: // acknowledged of late, or held back by a window that is closed
-			f.asked[i] = 1
+			s.asked = 1
 		}
-		if f.asked[i] >= askMost {
+		if s.asked >= askMost {
 			return i
 		}
 	}

@@ -29,3 +29,6 @@ func (s *Server) Sources() int {
 
 // Reserved returns how many tunnels the Router counts.
 func (r *Router) Reserved() int { return int(r.tunnels.Load()) }
+
+// InKernel is false where the event loop carries nothing.
+const InKernel = inKernel

@@ -11,16 +11,46 @@ import (
 // A flow is one tunnel: sides[0] is the client's socket, sides[1] the
 // service's. It belongs to its loop's goroutine once adopted.
 type flow struct {
+	relay      *Relay
 	sides      [2]side
 	born       int64 // clock of its beginning
-	moved      int64 // clock of the last byte or end
-	idle, half time.Duration
-	ended      func(End)
-	slot, gen  int32         // where it stands in loop.flows
-	broken     syscall.Errno // what went wrong before the loop had it
-	kept       bool          // keepalive is set
+	moved      int64 // clock of the last byte or end; see touch
+	idle, half milliseconds
+	at, gen    int32  // its seat
+	phase      uint32 // for the list, atomic: see look
+	broken     uint16 // the errno of what went wrong before the loop had it
+	kept       bool   // keepalive is set
 	gone       bool
-	asked      [2]uint8 // looks in a row, for each side; see ask
+
+	record
+}
+
+// milliseconds is a limit in half the space; 0 means none.
+type milliseconds int32
+
+// millis rounds up, and down to 24 days.
+func millis(d time.Duration) milliseconds {
+	return milliseconds(min((d+time.Millisecond-1)/time.Millisecond, 1<<31-1))
+}
+
+func (m milliseconds) limit() time.Duration { return time.Duration(m) * time.Millisecond }
+
+// pause is how long the sweep may leave f alone: a quarter of its limits, and
+// a second at most.
+func (f *flow) pause() time.Duration {
+	pause := time.Second
+	for _, m := range [...]milliseconds{f.idle, f.half} {
+		if m > 0 {
+			pause = min(pause, max(m.limit()/4, time.Millisecond))
+		}
+	}
+	return pause
+}
+
+// over tells of f's end. Its sockets are closed.
+func (f *flow) over(e End) {
+	f.end(f.relay, e)
+	f.relay.kernel.flows.Done()
 }
 
 // A side is one socket of a flow, and the direction that flows into it.
@@ -28,12 +58,13 @@ type side struct {
 	fd     int32
 	events uint32   // what epoll is asked for
 	out    *backlog // what the other side sent and this socket has not taken; nil for nothing
-	taken  int64    // bytes this socket has taken
+	taken  int64    // bytes this socket has taken; see took
 	eof    bool     // it has sent its end of stream
 	shut   bool     // it was sent the other side's end of stream
 	bulk   bool     // what it sends is moved in turns, not by events
 	calm   uint8    // calm turns in a row
-	late   int32    // bytes meant for it after its own end, counted to a little over goodbye
+	asked  uint8    // looks in a row that found bytes under way to it; see ask
+	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a
@@ -49,6 +80,14 @@ type backlog struct {
 type turn struct {
 	f    *flow
 	from int
+}
+
+// event implements watched.
+func (f *flow) event(l *loop, side int, events uint32) bool {
+	if !f.gone {
+		l.handle(f, side, events)
+	}
+	return true
 }
 
 // handle answers one event of side i of f.
@@ -88,7 +127,7 @@ func (l *loop) pump(f *flow, i int) {
 		l.finish(f, i)
 		return
 	}
-	f.moved = l.now
+	f.touch(l.now)
 	if errno := l.offer(f, 1-i, l.buf[:n]); errno != 0 {
 		p.missed(n)
 		l.fail(f, 1-i, errno)
@@ -113,7 +152,7 @@ func (l *loop) offer(f *flow, i int, p []byte) syscall.Errno {
 		n, errno := send(s.fd, p)
 		switch errno {
 		case 0:
-			s.taken += int64(n)
+			s.took(n)
 			p = p[n:]
 		case syscall.EINTR:
 		case syscall.EAGAIN:
@@ -127,22 +166,17 @@ func (l *loop) offer(f *flow, i int, p []byte) syscall.Errno {
 	return 0
 }
 
-// flush gives side i its backlog. When that is gone, the end of stream that
-// waited behind it follows, and the other side is read again.
+// flush gives side i its backlog. When that is gone the other side is read
+// again, and not before, so that its end of stream waits behind the backlog, too.
 func (l *loop) flush(f *flow, i int) {
 	s := &f.sides[i]
 	if errno := l.drain(f, s); errno != 0 {
 		l.fail(f, i, errno)
 		return
 	}
-	if s.out != nil {
-		return
+	if s.out == nil {
+		l.arm(f)
 	}
-	if f.sides[1-i].eof {
-		l.finish(f, 1-i)
-		return
-	}
-	l.arm(f)
 }
 
 // drain moves s's backlog into its socket, as far as that takes it.
@@ -165,8 +199,8 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 		default:
 			return errno
 		}
-		f.moved = l.now
-		s.taken += int64(n)
+		f.touch(l.now)
+		s.took(n)
 		switch {
 		case o.n > n:
 			o.n -= n
@@ -183,19 +217,17 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 	return 0
 }
 
-// finish passes on that side i has ended its stream, once all it sent is
-// with the other side. The second end is the tunnel's.
+// finish passes on that side i has ended its stream: all it sent is with the
+// other side, or it would not have been read. The second end is the tunnel's.
 func (l *loop) finish(f *flow, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
-	if !s.eof {
-		s.eof, s.bulk, f.moved = true, false, l.now
-	}
-	if p.out == nil && !p.shut {
-		p.shut = true
-		if errno := shutdownWrite(p.fd); errno != 0 {
-			l.fail(f, 1-i, errno)
-			return
-		}
+	s.eof, s.bulk = true, false
+	f.touch(l.now)
+	f.halve()
+	p.shut = true
+	if errno := shutdownWrite(p.fd); errno != 0 {
+		l.fail(f, 1-i, errno)
+		return
 	}
 	if s.shut && p.shut {
 		l.end(f, Done, nil)
@@ -240,7 +272,7 @@ func (l *loop) take(f *flow, i int) {
 		}
 		n, errno := splice(s.fd, pp.w, pipeSize)
 		if n > 0 && errno == 0 {
-			f.moved = l.now
+			f.touch(l.now)
 			if p.eof {
 				p.missed(n)
 			}
@@ -312,7 +344,7 @@ func (l *loop) arm(f *flow) {
 		s := &f.sides[i]
 		if w := f.wants(i); w != s.events {
 			s.events = w
-			_ = epollControl(l.ep, syscall.EPOLL_CTL_MOD, s.fd, w, f.slot<<1|int32(i), f.gen)
+			_ = l.control(syscall.EPOLL_CTL_MOD, s.fd, w, f.at, f.gen, i)
 		}
 	}
 }
@@ -320,7 +352,7 @@ func (l *loop) arm(f *flow) {
 // missed counts n bytes that s may not have read.
 func (s *side) missed(n int) {
 	if s.late <= goodbye {
-		s.late += int32(min(n, goodbye+1))
+		s.late += int16(min(n, goodbye+1))
 	}
 }
 
@@ -346,6 +378,7 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 		return
 	}
 	f.gone = true
+	f.depart()
 	for i := range f.sides {
 		s := &f.sides[i]
 		if s.out != nil && s.out.n > 0 { // a pipe with bytes in it is of no use to anyone
@@ -364,9 +397,8 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 		}
 	}
 	l.mu.Lock()
-	l.flows[f.slot] = nil
-	l.gens[f.slot]++
-	l.free = append(l.free, f.slot)
+	l.vacate(f.at)
 	l.mu.Unlock()
-	f.ended(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
+	l.flows.Add(-1)
+	f.over(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
 }

@@ -3,188 +3,125 @@
 package tunnel
 
 import (
-	"sync"
+	"net"
 	"syscall"
 )
 
-// A lobby is where connections wait until what they have sent is worth a
-// goroutine: a connection there is its slot, its socket and the bytes it has
-// sent, and no stack. It reads, asks the protocols' Complete, and lets the
+// The lobby is where connections wait until what they have sent is worth a
+// look: a connection there is its slot, its socket and the bytes it has sent,
+// and no stack. A loop reads, asks the protocols' Complete, and lets the
 // connection out when that says yes, when the client is gone, when its time is
 // up, or after a number of reads, since each asks from the first byte again.
 //
 // Nothing is decided here: a connection that is let out is served as if its
 // bytes had just come.
-type lobby struct {
-	once sync.Once
-	ep   int
-	wake int32
-	wg   sync.WaitGroup
 
-	mu     sync.Mutex // guards what follows and the connections that wait
-	guests []*guest
-	free   []int32
-	open   bool
-}
-
-// maxReads is how often a connection is read before it gets a goroutine.
+// maxReads is how often a connection is read before it is served anyway.
 const maxReads = 16
 
 // A guest is one connection in the lobby.
 type guest struct {
-	k         *slot
-	sock      *sock
-	protocols []Protocol
-	leave     func()
-	reads     int
-	at        int32
+	k       *slot
+	sock    *sock
+	reads   int
+	at, gen int32 // its seat
 }
 
-// hold keeps k until it should be served and then calls leave on some
-// goroutine; leave must not block. It is false, with nothing changed, where k
-// should be served at once.
-func (l *lobby) hold(k *slot, protocols []Protocol, leave func()) bool {
-	s, ok := k.Conn.Conn.(*sock)
-	if !ok || !judgeable(protocols) {
-		return false
-	}
-	g := &guest{k: k, sock: s, protocols: protocols, leave: leave}
+// receive serves k, or has it wait in the lobby until it should be. It is
+// false where the loop is another goroutine's afterwards.
+func (l *loop) receive(k *slot, s *sock) bool {
+	g := &guest{k: k, sock: s}
 	if g.ready() {
-		return false
+		return l.serve(k)
 	}
-	l.once.Do(l.start)
+	if len(k.buf) == 0 {
+		k.server.deferred(k)
+	}
+	if !l.hold(g) {
+		return l.serve(k)
+	}
+	return true
+}
+
+// hold seats g. It is false where it should be served at once.
+func (l *loop) hold(g *guest) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.open {
+	if l.released || g.k.evicted.Load() { // out came first
 		return false
 	}
-	if n := len(l.free); n > 0 {
-		g.at = l.free[n-1]
-		l.free = l.free[:n-1]
-	} else {
-		g.at = int32(len(l.guests))
-		l.guests = append(l.guests, nil)
-	}
-	if err := s.control(func(fd int32) error {
-		return epollControl(l.ep, syscall.EPOLL_CTL_ADD, fd, syscall.EPOLLIN, g.at, fd)
+	g.at, g.gen = l.seat(g)
+	if err := g.sock.control(func(fd int32) error {
+		return l.control(syscall.EPOLL_CTL_ADD, fd, syscall.EPOLLIN, g.at, g.gen, 0)
 	}); err != nil {
-		l.free = append(l.free, g.at)
+		l.vacate(g.at)
 		return false
 	}
-	l.guests[g.at] = g
-	k.guest = g
+	g.k.guest = g
 	return true
 }
 
 // ready reads what there is and reports whether g should be served.
 func (g *guest) ready() bool {
-	more, err := g.k.fillNow(g.sock)
-	if err != nil {
-		return true // whoever serves it will meet the same end
+	p := scratch.Get().(*[scratchSize]byte)
+	n, err := g.sock.readNow(p[:])
+	k := g.k
+	if n > 0 && len(k.buf) == 0 {
+		k.markBegun()
+		if settled(k.ln.Protocols, p[:n]) { // as nearly all are: the bytes stay where they are
+			k.buf, k.scratch = p[:n:n], p
+			return true
+		}
 	}
-	if !more {
-		return false
+	k.buf = append(k.buf, p[:n]...)
+	scratch.Put(p)
+	if n > 0 {
+		g.reads++
 	}
-	g.reads++
-	return g.reads >= maxReads || settled(g.protocols, g.k.buf)
+	// After an error, whoever serves it will meet the same end.
+	return err != nil || n > 0 && (g.reads >= maxReads || settled(k.ln.Protocols, k.buf))
 }
 
-// run lets connections out as their bytes come.
-func (l *lobby) run() {
-	defer l.wg.Done()
-	events := make([]syscall.EpollEvent, maxEvents)
-	var leaving []*guest
-	for {
-		n := epollWait(l.ep, events, -1)
-		l.mu.Lock()
-		for _, ev := range events[:n] {
-			if ev.Fd == wakeKey {
-				continue
-			}
-			// The descriptor in the event tells a guest from an older one of its place.
-			if g := l.guests[ev.Fd]; g != nil && g.sock.is(ev.Pad) && g.ready() {
-				l.remove(g)
-				leaving = append(leaving, g)
-			}
-		}
-		open := l.open
-		l.mu.Unlock()
-		for i, g := range leaving {
-			g.leave()
-			leaving[i] = nil
-		}
-		leaving = leaving[:0]
-		if !open {
-			return
-		}
+// giveScratch gives back the memory that the preamble of c's connection stood
+// in. The caller has passed it on, and the protocol has no use for it.
+func giveScratch(c net.Conn) {
+	if s, ok := c.(*sock); ok && s.slot != nil && s.slot.scratch != nil {
+		scratch.Put(s.slot.scratch)
+		s.slot.scratch = nil
 	}
 }
 
-// out lets k out if it is here: its time is up, or the server closes.
-func (l *lobby) out(k *slot) {
+// event implements watched.
+func (g *guest) event(l *loop, _ int, _ uint32) bool {
+	l.mu.Lock()
+	out := g.k.guest == g && g.ready()
+	if out {
+		l.dismiss(g)
+	}
+	l.mu.Unlock()
+	return !out || l.serve(g.k)
+}
+
+// leaveLobby lets k out if it is there: its time is up, or the server closes.
+func (k *slot) leaveLobby() {
+	l := k.loop
+	if l == nil {
+		return
+	}
 	l.mu.Lock()
 	g := k.guest
 	if g != nil {
-		l.remove(g)
+		l.dismiss(g)
 	}
 	l.mu.Unlock()
 	if g != nil {
-		g.leave()
+		go k.server.serve(k)
 	}
 }
 
-// remove takes g off the list and out of the epoll set. The caller holds mu.
-func (l *lobby) remove(g *guest) {
+// dismiss gives up g's seat. The caller holds mu.
+func (l *loop) dismiss(g *guest) {
 	g.k.guest = nil
-	l.guests[g.at] = nil
-	l.free = append(l.free, g.at)
-	_ = g.sock.control(func(fd int32) error { return epollControl(l.ep, syscall.EPOLL_CTL_DEL, fd, 0, 0, 0) })
-}
-
-func (l *lobby) start() {
-	ep, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
-	if err != nil {
-		return
-	}
-	l.ep = ep
-	if l.wake, err = newEventFD(); err == nil {
-		err = epollControl(ep, syscall.EPOLL_CTL_ADD, l.wake, syscall.EPOLLIN|epollET, wakeKey, 0)
-	}
-	if err != nil {
-		_ = syscall.Close(ep)
-		return
-	}
-	l.open = true
-	l.wg.Add(1)
-	go l.run()
-}
-
-// close stops the lobby, which is empty by then.
-func (l *lobby) close() {
-	l.once.Do(func() {})
-	l.mu.Lock()
-	open := l.open
-	l.open = false
-	if open {
-		_, _ = syscall.Write(int(l.wake), []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	}
-	l.mu.Unlock()
-	l.wg.Wait()
-	if open {
-		closeFD(l.wake)
-		_ = syscall.Close(l.ep)
-	}
-}
-
-// fillNow reads what there is without waiting.
-func (c *Conn) fillNow(s *sock) (more bool, err error) {
-	before := len(c.buf)
-	p := scratch.Get().(*[scratchSize]byte)
-	defer scratch.Put(p)
-	n, err := s.readNow(p[:])
-	c.buf = append(c.buf, p[:n]...)
-	if before == 0 && n > 0 {
-		c.markBegun()
-	}
-	return n > 0, err
+	l.vacate(g.at)
+	_ = g.sock.control(func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
 }

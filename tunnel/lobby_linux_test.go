@@ -91,14 +91,15 @@ func (r *lobbyRig) dial(t *testing.T) net.Conn {
 
 // guests returns how many connections wait.
 func (r *lobbyRig) guests() int {
-	l := &r.srv.lobby
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	n := 0
-	for _, g := range l.guests {
-		if g != nil {
-			n++
+	for _, l := range r.srv.own.started() {
+		l.mu.Lock()
+		for _, w := range l.seats {
+			if _, ok := w.(*guest); ok {
+				n++
+			}
 		}
+		l.mu.Unlock()
 	}
 	return n
 }

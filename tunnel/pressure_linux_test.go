@@ -21,7 +21,7 @@ func TestRelayBoundsBacklogs(t *testing.T) {
 		little   = 2 << 10  // and after
 	)
 	budget := &tunnel.Budget{Limit: 1, Backlogs: backlogs} // without pipes
-	r := &tunnel.Relay{Budget: budget}
+	r := &tunnel.Relay{Loops: loops(t, budget)}
 	defer r.Close()
 	data := random(4<<20, 23)
 	var blocked []carried

@@ -21,15 +21,17 @@ const (
 // A pair of plain TCP sockets on Linux is held by an event loop, with two
 // descriptors and no goroutine, pipe or buffer while nothing moves. Any other
 // pair takes two goroutines and pooled buffers: there, an abort of a side whose
-// bytes the other side does not take is noticed only when it takes some, or at
-// the idle limit.
+// bytes the other side does not take is noticed within two seconds where it is
+// a socket on Linux, or TLS over one, and else only when the other side takes
+// some, or at the idle limit.
 //
 // The zero value is ready to use. Close it to end its goroutines.
 type Relay struct {
 	Idle       time.Duration // without a byte either way; 0 means DefaultIdle, negative none
 	HalfClosed time.Duration // half-closed and silent; 0 means DefaultHalfClosed, negative none
-	Budget     *Budget       // pipes are counted here; nil means no limit
+	Loops      *Loops        // carry pairs of sockets; nil means loops of the Relay's own
 
+	own    Loops
 	open   atomic.Int64
 	kernel kernelRelay
 	copies copyRelay
@@ -43,6 +45,12 @@ type Tunnel struct {
 
 	Idle       time.Duration // 0 means the Relay's
 	HalfClosed time.Duration // 0 means the Relay's
+
+	// About is what is known of the request, for the list of live tunnels. It
+	// is read until the tunnel's end and may be for a moment after it; what it
+	// says of the end (Reason, Err, BytesIn, BytesOut, Lasted) is not, so Ended
+	// may write that. May be nil.
+	About *Outcome
 
 	// Ended is called exactly once, when both streams are closed. It is
 	// called on the Relay's own goroutine and must not block.
@@ -61,20 +69,27 @@ type End struct {
 // the end. Bytes that either stream has already read (see Unwrapper) are
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
-	t.Idle = limit(t.Idle, r.Idle, DefaultIdle)
-	t.HalfClosed = limit(t.HalfClosed, r.HalfClosed, DefaultHalfClosed)
-	ended := t.Ended
+	r.carry(t.Client, t.Server, t.Idle, t.HalfClosed, &record{rare: &rare{t.About, t.Ended}})
+}
+
+// carry is Carry for a request that rec, which is copied, tells of.
+func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *record) {
+	j := job{relay: r, idle: limit(idle, r.Idle, DefaultIdle), half: limit(halfClosed, r.HalfClosed, DefaultHalfClosed), record: rec}
+	j.client, j.fromClient = unwrap(client)
+	j.server, j.fromServer = unwrap(server)
 	r.open.Add(1)
-	t.Ended = func(e End) {
-		ended(e)
-		r.open.Add(-1)
+	if !r.kernel.carry(&j) {
+		r.copies.carry(&j)
 	}
-	client, fromClient := unwrap(t.Client)
-	server, fromServer := unwrap(t.Server)
-	if r.kernel.carry(r, client, server, fromClient, fromServer, &t) {
-		return
-	}
-	r.copies.carry(client, server, fromClient, fromServer, &t)
+}
+
+// A job is a tunnel on its way to whoever will carry it.
+type job struct {
+	relay                  *Relay
+	client, server         net.Conn
+	fromClient, fromServer []byte // read already
+	idle, half             time.Duration
+	record                 *record
 }
 
 // Open returns the number of tunnels that have not ended.
@@ -100,35 +115,39 @@ func (r *Relay) Wait(ctx context.Context) error {
 // come back at once. It returns early, with the rest aborted at once, when ctx
 // ends.
 func (r *Relay) Abort(ctx context.Context, why Reason, over time.Duration) {
-	kills := r.kills()
-	rand.Shuffle(len(kills), func(i, j int) { kills[i], kills[j] = kills[j], kills[i] })
+	all := r.all()
+	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	start := time.Now()
-	for i, kill := range kills {
-		due := over * time.Duration(i) / time.Duration(len(kills))
+	for i, t := range all {
+		due := over * time.Duration(i) / time.Duration(len(all))
 		if wait := due - time.Since(start); wait > time.Millisecond && ctx.Err() == nil {
-			t := time.NewTimer(wait)
+			timer := time.NewTimer(wait)
 			select {
 			case <-ctx.Done():
-			case <-t.C:
+			case <-timer.C:
 			}
-			t.Stop()
+			timer.Stop()
 		}
-		kill(why)
+		t.kill(why)
 	}
 }
 
-// kills returns a function for each open tunnel that aborts it.
-func (r *Relay) kills() []func(Reason) { return append(r.kernel.all(), r.copies.all()...) }
-
-// Close aborts every tunnel, waits for their ends and stops the Relay's
+// Close aborts every tunnel, waits for their ends and stops the Relay's own
 // goroutines. The Relay can't be used after it.
 func (r *Relay) Close() error {
-	for _, kill := range r.kills() {
-		kill(Drain)
+	for _, t := range r.all() {
+		t.kill(Drain)
 	}
-	r.copies.wait()
-	r.kernel.close()
-	return nil
+	r.copies.close()
+	r.kernel.wait()
+	return r.own.Close()
+}
+
+func (r *Relay) loops() *Loops {
+	if r.Loops != nil {
+		return r.Loops
+	}
+	return &r.own
 }
 
 // limit picks the first of the given durations that is not zero; a negative
@@ -151,7 +170,11 @@ func unwrap(c net.Conn) (net.Conn, []byte) {
 			return c, early
 		}
 		inner, read := u.Unwrap()
-		c, early = inner, append(early, read...) // the outer one read first
+		if c = inner; early == nil {
+			early = read
+		} else {
+			early = append(early, read...) // the outer one read first
+		}
 	}
 }
 

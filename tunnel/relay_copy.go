@@ -11,6 +11,7 @@ import (
 const (
 	copyBuffer = 32 << 10         // bytes held by one direction of a tunnel that is not two TCP sockets
 	linger     = 10 * time.Second // how long a stream without half-close may go on after its other side ended
+	stuck      = time.Second      // a write that takes longer may hide that the side nobody reads has aborted
 )
 
 var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
@@ -22,13 +23,15 @@ type copyRelay struct {
 	tunnels map[*copyTunnel]struct{}
 	pause   time.Duration // the sweep's, as it last found
 	wake    chan struct{} // to the sweep, when the last tunnel is gone or one with shorter limits came; nil while there is none
+	closed  bool
 	wg      sync.WaitGroup
 }
 
 type copyTunnel struct {
 	client, server net.Conn
 	idle, half     time.Duration
-	ended          func(End)
+	relay          *Relay
+	record         record
 
 	in, out atomic.Int64
 	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
@@ -48,19 +51,32 @@ func clock() int64 { return int64(time.Since(epoch)) }
 
 var epoch = time.Now()
 
-func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte, t *Tunnel) {
-	ct := &copyTunnel{client: client, server: server, idle: t.Idle, half: t.HalfClosed, ended: t.Ended}
+func (r *copyRelay) carry(j *job) {
+	ct := &copyTunnel{client: j.client, server: j.server, idle: j.idle, half: j.half, relay: j.relay, record: *j.record}
 	ct.moved.Store(clock())
-	keep(client)
-	keep(server)
+	keep(ct.client)
+	keep(ct.server)
+	if !r.open(ct) { // Close came in between
+		ct.finish(Drain, nil)
+		ct.record.end(ct.relay, End{Reason: Drain})
+		return
+	}
+	go r.run(ct, j.fromClient, j.fromServer)
+}
+
+// open lists ct and has the sweep look after it, and counts it for close. It
+// is false after close.
+func (r *copyRelay) open(ct *copyTunnel) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
 	if r.tunnels == nil {
 		r.tunnels = make(map[*copyTunnel]struct{})
 	}
 	r.tunnels[ct] = struct{}{}
 	r.wg.Add(1)
-	go r.run(ct, fromClient, fromServer)
 	if r.wake == nil {
 		r.wake = make(chan struct{}, 1)
 		r.wg.Add(1)
@@ -68,6 +84,7 @@ func (r *copyRelay) carry(client, server net.Conn, fromClient, fromServer []byte
 	} else if ct.pause() < r.pause {
 		r.notify()
 	}
+	return true
 }
 
 // notify wakes the sweep. The caller holds mu.
@@ -95,7 +112,7 @@ func (r *copyRelay) run(ct *copyTunnel, fromClient, fromServer []byte) {
 		r.notify()
 	}
 	r.mu.Unlock()
-	ct.ended(End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
+	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
 }
 
 // pump moves one direction to its end and passes that end on.
@@ -255,18 +272,44 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 	}
 	if why, yes := silent(quiet, half, ct.idle, ct.half); yes {
 		ct.finish(why, nil)
+		return
+	}
+	if ct.writing.Load() > 0 && quiet >= stuck {
+		if err := errors.Join(broken(ct.client), broken(ct.server)); err != nil {
+			ct.finish(Reset, err)
+		}
 	}
 }
 
-// all returns a function for each open tunnel that aborts it.
-func (r *copyRelay) all() []func(Reason) {
+// all returns the open tunnels.
+func (r *copyRelay) all() []listed {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	kills := make([]func(Reason), 0, len(r.tunnels))
+	all := make([]listed, 0, len(r.tunnels))
 	for ct := range r.tunnels {
-		kills = append(kills, func(why Reason) { ct.finish(why, nil) })
+		all = append(all, ct)
 	}
-	return kills
+	return all
 }
 
-func (r *copyRelay) wait() { r.wg.Wait() }
+func (ct *copyTunnel) about() *record { return &ct.record }
+
+func (ct *copyTunnel) look() (progress, bool) {
+	return progress{
+		in: ct.in.Load(), out: ct.out.Load(), moved: ct.moved.Load(), half: ct.halves.Load() == 1,
+	}, !ct.over.Load()
+}
+
+func (ct *copyTunnel) kill(why Reason) { ct.finish(why, nil) }
+
+// close aborts every tunnel and waits for their ends. What is carried after it
+// is aborted at once.
+func (r *copyRelay) close() {
+	r.mu.Lock()
+	r.closed = true
+	r.mu.Unlock()
+	for _, t := range r.all() {
+		t.kill(Drain)
+	}
+	r.wg.Wait()
+}

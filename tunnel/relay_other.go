@@ -2,11 +2,9 @@
 
 package tunnel
 
-import "net"
-
 // A kernelRelay is not to be had here: every tunnel takes the other path.
 type kernelRelay struct{}
 
-func (*kernelRelay) carry(*Relay, net.Conn, net.Conn, []byte, []byte, *Tunnel) bool { return false }
-func (*kernelRelay) all() []func(Reason)                                            { return nil }
-func (*kernelRelay) close()                                                         {}
+func (*kernelRelay) carry(*job) bool     { return false }
+func (*kernelRelay) all(*Relay) []listed { return nil }
+func (*kernelRelay) wait()               {}

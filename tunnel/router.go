@@ -40,51 +40,41 @@ type Router struct {
 // ServeTunnel answers req. It returns once the Relay has the tunnel.
 func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	o := r.observe(req)
-	server, route, err := r.connect(ctx, req, o)
+	server, route, dialed, err := r.connect(ctx, req, &o)
 	if err != nil {
-		o.Reason, o.Err = ReasonOf(err), err
 		req.Refuse(err)
-		r.end(o)
+		r.refused(o, err)
 		return
 	}
 	client, err := r.accept(req, server)
 	if err != nil {
-		o.Reason, o.Err = ReasonOf(err), err
-		r.end(o)
+		r.refused(o, err)
 		return
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
-	req.slot.hold() // a source's tunnels count against its share
-	r.Relay.Carry(Tunnel{
-		Client: client, Server: server, Idle: route.Idle, HalfClosed: route.HalfClosed,
-		Ended: func(e End) {
-			r.giveBack()
-			o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
-			r.end(o)
-			req.slot.release()
-		},
-	})
+	rec := r.record(&o, dialed.Endpoint, dialed.Took, req.slot.lend())
+	r.Relay.carry(client, server, route.Idle, route.HalfClosed, &rec)
 }
 
 // connect takes req as far as a service that answers: resolve, allow, dial.
-func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server net.Conn, route Route, err error) {
-	ctx, cancel := within(ctx, limit(r.DialTotal, DefaultDialTotal))
+func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server net.Conn, route Route, dialed Attempt, err error) {
+	ctx, cancel := within(ctx, time.Now(), limit(r.DialTotal, DefaultDialTotal))
 	defer cancel()
 	route, err = r.Decide(ctx, req)
 	o.Service, o.Pattern = route.Service, route.Pattern
 	if err != nil {
-		return nil, route, err
+		return nil, route, dialed, err
 	}
 	if err := r.reserve(); err != nil {
-		return nil, route, err
+		return nil, route, dialed, err
 	}
 	defer func() {
 		if server == nil { // refused, or a panic is on its way up
 			r.giveBack()
 		}
 	}()
-	server, err = r.dial(ctx, &route, o)
-	return server, route, err
+	server, dialed, err = r.dial(ctx, &route, o)
+	return server, route, dialed, err
 }
 
 // accept tells the client yes, and ends server where that fails.
@@ -183,28 +173,30 @@ type endpointDialer interface {
 	DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error)
 }
 
-// dial tries the route's endpoints in order and returns the first connection.
-func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, error) {
+// dial tries the route's endpoints in order and returns the first connection
+// and how it came about. The attempts before it go to o.
+func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, Attempt, error) {
 	for _, ep := range r.candidates(route) {
-		c, err := r.dialOne(ctx, route, ep, o)
-		if err == nil {
-			o.Endpoint = ep.String()
-			return c, nil
+		c, a := r.dialOne(ctx, route, ep)
+		if a.Err == nil {
+			return c, a, nil
 		}
+		o.Attempts = append(o.Attempts, a)
 		if errors.Is(ctx.Err(), context.Canceled) {
-			return nil, &Error{Reason: Drain, Err: fmt.Errorf("service %s: the dial was given up: %w", route.Service, err)}
+			return nil, a, &Error{Reason: Drain, Err: fmt.Errorf("service %s: the dial was given up: %w", route.Service, a.Err)}
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	return nil, dialFailure(route, o.Attempts)
+	return nil, Attempt{}, dialFailure(route, o.Attempts)
 }
 
-func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outcome) (c net.Conn, err error) {
-	ctx, cancel := within(ctx, limit(r.DialTimeout, DefaultDialTimeout))
-	defer cancel()
+func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint) (c net.Conn, a Attempt) {
+	var err error
 	start := time.Now()
+	ctx, cancel := within(ctx, start, limit(r.DialTimeout, DefaultDialTimeout))
+	defer cancel()
 	dialer := route.Dialer
 	if dialer == nil {
 		dialer = r.Dialer
@@ -217,22 +209,14 @@ func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outc
 	if err != nil {
 		c, err = nil, dialError(ep, err)
 	}
-	o.Attempts = append(o.Attempts, Attempt{Endpoint: ep, Took: time.Since(start), Err: err})
+	a = Attempt{Endpoint: ep, Took: time.Since(start), Err: err}
 	// A dial that we gave up, refused or had no descriptor for says nothing of the endpoint.
 	why := ReasonOf(err)
 	tried := err == nil || (why == DialFailed || why == DialTimeout) && !errors.Is(ctx.Err(), context.Canceled)
 	if route.Report != nil && tried {
 		route.Report(ep, err)
 	}
-	return c, err
-}
-
-// within is context.WithTimeout for which 0 means no limit.
-func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	if d == 0 {
-		return context.WithCancel(ctx)
-	}
-	return context.WithTimeout(ctx, d)
+	return c, a
 }
 
 // dialFailure sums up failed attempts. An address that must not be dialed
@@ -276,19 +260,23 @@ func (e *dialErrors) Error() string   { return e.text }
 func (e *dialErrors) Unwrap() []error { return e.errs }
 
 // observe begins the Outcome of req.
-func (r *Router) observe(req *Request) *Outcome {
+func (r *Router) observe(req *Request) Outcome {
 	if req.Start.IsZero() {
 		req.Start = time.Now()
 	}
-	return &Outcome{
+	return Outcome{
 		ID: r.ids.Add(1), Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source,
 		Peer: req.Peer, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
 	}
 }
 
-// end completes the Outcome and tells of it.
-func (r *Router) end(o *Outcome) {
-	o.Lasted = time.Since(o.Start)
+// refused tells of a request that came to no tunnel.
+func (r *Router) refused(o Outcome, err error) {
+	o.Reason, o.Err, o.Lasted = ReasonOf(err), err, time.Since(o.Start)
+	r.tell(&o)
+}
+
+func (r *Router) tell(o *Outcome) {
 	if r.Observe != nil {
 		r.Observe(o)
 	}

@@ -34,7 +34,10 @@ type Server struct {
 	Observe func(*Outcome) // told of connections that ended without a request; must not block. May be nil
 	Log     *slog.Logger   // accept errors and panics; nil discards
 
-	lobby lobby
+	// Loops accept from what Listen opened; nil means loops of the Server's own.
+	Loops *Loops
+
+	own Loops
 
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
@@ -73,6 +76,9 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		return ErrServerClosed
 	}
 	defer s.untrack(ln.Listener)
+	if err, done := s.attend(ctx, &ln); done {
+		return err
+	}
 	var backoff time.Duration
 	for {
 		// The slot comes first: what it takes to serve a connection is there
@@ -100,8 +106,17 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		if !room { // there may have come some while Accept was waiting
 			room = s.Budget.Accept()
 		}
-		s.start(ctx, &ln, c, room)
+		if k := s.admit(ctx, &ln, c, room, nil); k != nil {
+			go s.serve(k)
+		}
 	}
+}
+
+func (s *Server) loops() *Loops {
+	if s.Loops != nil {
+		return s.Loops
+	}
+	return &s.own
 }
 
 // accept accepts a connection, unless memory is so short that nobody is let
@@ -125,9 +140,11 @@ func (s *Server) wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// start admits c and serves it on a goroutine of its own, or turns it away.
-func (s *Server) start(ctx context.Context, ln *Listener, c net.Conn, room bool) {
-	k := &slot{server: s, refs: 1}
+// admit makes c a slot, which somebody must serve, or turns it away. home is
+// the loop that accepted c, if one did.
+func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool, home *loop) *slot {
+	k := &slot{server: s, ln: ln, loop: home}
+	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
 	k.Conn.Listener = ln.Name
 	s.mu.Lock()
@@ -155,18 +172,15 @@ func (s *Server) start(ctx context.Context, ln *Listener, c net.Conn, room bool)
 		}
 		_ = abort(c)
 		s.tell(k, nil, refused)
-		return
+		return nil
 	}
-	serve := func() { go s.serve(ctx, ln, k) }
-	if !s.lobby.hold(k, ln.Protocols, serve) {
-		serve()
-	}
+	return k
 }
 
 // serve is one connection from its first byte to its hand-over.
-func (s *Server) serve(ctx context.Context, ln *Listener, k *slot) {
+func (s *Server) serve(k *slot) {
 	defer s.wg.Done()
-	defer k.release()
+	defer k.leave()
 	var proto Protocol
 	defer func() {
 		if v := recover(); v != nil {
@@ -175,9 +189,9 @@ func (s *Server) serve(ctx context.Context, ln *Listener, k *slot) {
 			s.tell(k, proto, Refusef(Internal, "panic: %v", v))
 		}
 	}()
-	proto, err := detect(&k.Conn, ln.Protocols)
+	proto, err := detect(&k.Conn, k.ln.Protocols)
 	if err == nil {
-		err = proto.ServeConn(ctx, &k.Conn, k)
+		err = proto.ServeConn(&k.ctx, &k.Conn, k)
 	}
 	if err != nil {
 		s.tell(k, proto, err)
@@ -276,8 +290,8 @@ func (s *Server) sweep() {
 	defer t.Stop()
 	for range t.C {
 		s.mu.Lock()
-		limits := s.Budget.preamble(s.Limits)
-		if !s.slots.expire(&limits, time.Now()) {
+		limits, busy := s.Budget.preamble(s.Limits), s.loops().watch()
+		if !s.slots.expire(&limits, time.Now()) && !busy {
 			s.slots.sweeping = false
 			s.mu.Unlock()
 			return
@@ -299,7 +313,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}()
 	select {
 	case <-idle:
-		s.lobby.close()
+		_ = s.own.Close()
 		return nil
 	case <-ctx.Done():
 		_ = s.Close()
@@ -318,10 +332,10 @@ func (s *Server) Close() error {
 	s.cancels = nil
 	s.slots.each(func(k *slot) {
 		_ = k.Abort()
-		s.lobby.out(k)
+		k.leaveLobby()
 	})
 	s.mu.Unlock()
-	s.lobby.close()
+	_ = s.own.Close()
 	return nil
 }
 

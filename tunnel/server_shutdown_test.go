@@ -270,13 +270,16 @@ func TestServerOverTCP(t *testing.T) {
 	}
 	_, err = io.ReadAll(dial("nonsense"))
 	wantReset(t, "a client of no protocol", err)
-	stuck := dial("AA")
-	for deadline := time.Now().Add(patience); ; {
-		if open, _, _ := srv.Account(); open == 1 || time.Now().After(deadline) {
-			break
+	await := func(want int) {
+		for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			if open, _, _ := srv.Account(); open == want || time.Now().After(deadline) {
+				return
+			}
 		}
-		time.Sleep(time.Millisecond)
 	}
+	await(0)
+	stuck := dial("AA")
+	await(1)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := srv.Shutdown(ctx); !errors.Is(err, context.DeadlineExceeded) {

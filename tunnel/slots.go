@@ -41,15 +41,19 @@ func capped(n, limit, otherwise int) bool {
 }
 
 // A slot is one connection's place in the Server: what it is counted under.
-// It lives until the connection's goroutine and every request made on it have
-// ended, so that a source's tunnels count against its share.
+// It lives as long as the connection is served; a tunnel that outlives that has
+// a lease on the place.
 type slot struct {
 	Conn
 	server  *Server
+	ctx     slotContext // of the connection
+	ln      *Listener
+	loop    *loop // that accepted it, nil for none
 	source  *source
-	refs    int32 // guarded by server.mu
+	lent    bool               // a tunnel holds the place
+	scratch *[scratchSize]byte // what Conn's buffer began in, if it is to be given back
 	evicted atomic.Bool
-	guest   *guest // its place in the lobby, nil elsewhere; guarded by the lobby's mu
+	guest   *guest // its place in the lobby, nil elsewhere; guarded by the loop's mu
 
 	// The list of unfinished preambles, oldest first. Guarded by server.mu.
 	half       bool
@@ -130,13 +134,6 @@ func (t *slots) finished(k *slot) {
 	k.prev, k.next = nil, nil
 }
 
-// drop counts k out.
-func (t *slots) drop(k *slot) {
-	t.finished(k)
-	delete(t.waiting, k)
-	k.source.open--
-}
-
 // expire wakes the connections whose preamble took too long. It is false when
 // none is unfinished.
 func (t *slots) expire(l *Limits, now time.Time) bool {
@@ -209,9 +206,7 @@ func (s *source) spend(l *Limits, now time.Time) bool {
 	return true
 }
 
-// ServeTunnel is what the protocol calls: the preamble is over. The
-// connection's goroutine holds the slot while the handler runs; a tunnel that
-// outlives it takes a hold of its own.
+// ServeTunnel is what the protocol calls: the preamble is over.
 func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 	s := k.server
 	s.mu.Lock()
@@ -221,36 +216,53 @@ func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 	s.Handler.ServeTunnel(ctx, req)
 }
 
-// hold keeps the slot beyond the connection's goroutine, until release.
-func (k *slot) hold() {
-	if k == nil {
-		return
-	}
-	k.server.mu.Lock()
-	defer k.server.mu.Unlock()
-	k.refs++
+// A lease is a place that a tunnel holds beyond its connection's goroutine, so
+// that a source's tunnels count against its share. The slot itself is not kept:
+// it is larger than all that a tunnel needs.
+type lease struct {
+	server *Server
+	source *source
 }
 
-// release gives up one hold on the slot; the last one gives it back.
-func (k *slot) release() {
-	if k == nil {
+// lend makes the slot's place the tunnel's, where the connection is the tunnel.
+// Where it carries many, it holds its place itself.
+func (k *slot) lend() lease {
+	if k == nil || !k.handed {
+		return lease{}
+	}
+	k.lent = true
+	return lease{k.server, k.source}
+}
+
+// release gives the place back.
+func (l lease) release() {
+	if l.server == nil {
 		return
 	}
+	l.server.mu.Lock()
+	defer l.server.mu.Unlock()
+	l.source.open--
+	l.server.Budget.Give(1)
+}
+
+// leave gives up the place of a connection whose goroutine is done with it,
+// unless a tunnel has it.
+func (k *slot) leave() {
 	s := k.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if k.refs--; k.refs == 0 {
-		s.slots.drop(k)
+	s.slots.finished(k)
+	delete(s.slots.waiting, k)
+	if !k.lent {
+		k.source.open--
 		s.Budget.Give(1)
-	} else if k.handed {
-		delete(s.slots.waiting, k)
 	}
 }
 
 // wake makes the connection's pending read fail: its time is up.
 func (k *slot) wake() {
 	_ = k.SetReadDeadline(time.Unix(1, 0))
-	k.server.lobby.out(k)
+	k.leaveLobby()
 }
 
 func (k *slot) evict() {

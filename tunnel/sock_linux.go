@@ -22,6 +22,7 @@ import (
 // It is a net.Conn with half-close and may be used by many goroutines.
 type sock struct {
 	local, remote netip.AddrPort // local's address may be unspecified, its port is right
+	slot          *slot          // of a connection that a loop accepted, nil for others
 
 	mu          sync.Mutex // guards what follows; held over system calls that don't block
 	fd          int32      // -1 once closed or taken
@@ -33,10 +34,14 @@ func newSock(fd int32, local, remote netip.AddrPort) *sock {
 	return &sock{fd: fd, local: local, remote: remote}
 }
 
-// wait returns the file to wait with. The caller holds mu.
+// wait returns the file to wait with, and sees to it that no loop waits too.
+// The caller holds mu.
 func (s *sock) wait() (*os.File, error) {
 	if s.fd < 0 {
 		return nil, net.ErrClosed
+	}
+	if s.slot != nil {
+		s.slot.passOn()
 	}
 	if s.file == nil {
 		s.file = os.NewFile(uintptr(s.fd), "tcp") // non-blocking, so it goes to the poller
@@ -58,8 +63,9 @@ func (s *sock) attempt(deadline *time.Time, call func(fd int32) (int, syscall.Er
 	if s.fd < 0 {
 		return 0, 0, nil, net.ErrClosed
 	}
-	if s.file != nil {
-		return 0, 0, s.file, nil
+	if s.file != nil { // which may have to wait
+		f, err = s.wait()
+		return 0, 0, f, err
 	}
 	if !deadline.IsZero() && !time.Now().Before(*deadline) {
 		return 0, 0, nil, os.ErrDeadlineExceeded

@@ -7,19 +7,21 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"sync/atomic"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
 )
 
-// A sockListener accepts socks. It listens on a descriptor of its own: package
-// net doesn't let anyone wait on one of its listeners.
+// A sockListener accepts socks. Go's poller learns of it only where no loop
+// watches it.
 type sockListener struct {
-	file   *os.File
-	raw    syscall.RawConn
-	addr   *net.TCPAddr
-	closed atomic.Bool
+	addr *net.TCPAddr
+	done chan struct{} // closed by Close
+
+	mu   sync.RWMutex // guards what follows; read-held over calls that don't block
+	fd   int32        // -1 once closed
+	file *os.File     // in Go's poller; nil until Accept
 }
 
 // listenSocks makes ln's connections socks. They inherit TCP_NODELAY.
@@ -33,56 +35,103 @@ func listenSocks(ln net.Listener) net.Listener {
 		return ln
 	}
 	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1)
-	file := os.NewFile(uintptr(fd), "listener")
-	raw, err := file.SyscallConn()
-	if err != nil {
-		_ = file.Close()
-		return ln
-	}
 	_ = tl.Close() // the duplicate listens on
-	return &sockListener{file: file, raw: raw, addr: tl.Addr().(*net.TCPAddr)}
+	return &sockListener{fd: fd, addr: tl.Addr().(*net.TCPAddr), done: make(chan struct{})}
 }
 
 func (l *sockListener) Addr() net.Addr { return l.addr }
 
 // Close stops listening. Accept returns net.ErrClosed then.
 func (l *sockListener) Close() error {
-	l.closed.Store(true)
-	return fileError(l.file.Close())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fd < 0 {
+		return net.ErrClosed
+	}
+	if l.file != nil {
+		_ = l.file.Close()
+	} else {
+		closeFD(l.fd)
+	}
+	l.fd, l.file = -1, nil
+	close(l.done)
+	return nil
 }
 
-func (l *sockListener) Accept() (net.Conn, error) {
-	var s *sock
-	var failed error
-	err := l.raw.Read(func(fd uintptr) bool {
-		var from syscall.RawSockaddrAny
-		size := uint32(unsafe.Sizeof(from))
-		for {
-			n, _, errno := syscall.RawSyscall6(syscall.SYS_ACCEPT4, fd, uintptr(unsafe.Pointer(&from)), uintptr(unsafe.Pointer(&size)),
-				syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0, 0)
-			switch errno {
-			case 0:
-				s = newSock(int32(n), l.addr.AddrPort(), rawAddrPort(&from))
-			case syscall.EAGAIN:
-				return false
-			case syscall.EINTR, syscall.ECONNABORTED: // it was gone before we had it
-				continue
-			default:
-				failed = os.NewSyscallError("accept4", errno)
-			}
-			return true
-		}
-	})
-	switch {
-	case err != nil && l.closed.Load():
-		err = net.ErrClosed
-	case err == nil:
-		err = failed
+func (l *sockListener) control(f func(fd int32) error) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.fd < 0 {
+		return net.ErrClosed
 	}
-	if err != nil {
+	return f(l.fd)
+}
+
+// accept returns a connection that is there, and none without an error where
+// there is none or the listener is closed.
+func (l *sockListener) accept() (*sock, error) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	var from syscall.RawSockaddrAny
+	for l.fd >= 0 {
+		size := uint32(unsafe.Sizeof(from))
+		n, _, errno := syscall.RawSyscall6(syscall.SYS_ACCEPT4, uintptr(l.fd), uintptr(unsafe.Pointer(&from)), uintptr(unsafe.Pointer(&size)),
+			syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0, 0)
+		switch errno {
+		case 0:
+			return newSock(int32(n), l.addr.AddrPort(), rawAddrPort(&from)), nil
+		case syscall.EAGAIN:
+			return nil, nil
+		case syscall.EINTR, syscall.ECONNABORTED: // it was gone before we had it
+		default:
+			return nil, os.NewSyscallError("accept4", errno)
+		}
+	}
+	return nil, nil
+}
+
+// Accept waits for a connection.
+func (l *sockListener) Accept() (net.Conn, error) {
+	l.mu.Lock()
+	if l.fd >= 0 && l.file == nil {
+		l.file = os.NewFile(uintptr(l.fd), "listener") // non-blocking, so it goes to the poller
+	}
+	file := l.file
+	l.mu.Unlock()
+	fail := func(err error) (net.Conn, error) {
 		return nil, &net.OpError{Op: "accept", Net: "tcp", Addr: l.addr, Err: err}
 	}
-	return s, nil
+	if file == nil {
+		return fail(net.ErrClosed)
+	}
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return fail(fileError(err))
+	}
+	var s *sock
+	var failed error
+	err = raw.Read(func(uintptr) bool {
+		s, failed = l.accept()
+		return s != nil || failed != nil
+	})
+	switch {
+	case s != nil:
+		return s, nil
+	case failed != nil:
+		return fail(failed)
+	case l.closed():
+		return fail(net.ErrClosed)
+	}
+	return fail(err)
+}
+
+func (l *sockListener) closed() bool {
+	select {
+	case <-l.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // dialTCP connects to addr.
@@ -117,19 +166,24 @@ func (s *sock) connect(ctx context.Context, sa []byte) error {
 	default:
 		return os.NewSyscallError("connect", errno)
 	}
-	if !writable(s.fd) {
+	decided, failed := connected(s.fd)
+	if !decided {
 		if err := s.await(ctx); err != nil {
 			return err
 		}
+		failed = true // for all we know
 	}
-	if errno := socketError(s.fd); errno != 0 {
-		return os.NewSyscallError("connect", errno)
+	if failed {
+		if errno := socketError(s.fd); errno != 0 {
+			return os.NewSyscallError("connect", errno)
+		}
 	}
 	return nil
 }
 
 // await waits in Go's poller until the connect is decided or ctx is done.
 func (s *sock) await(ctx context.Context) error {
+	WillWait(ctx)
 	s.mu.Lock()
 	f, err := s.wait()
 	s.mu.Unlock()
@@ -142,7 +196,7 @@ func (s *sock) await(ctx context.Context) error {
 	}
 	past := time.Unix(1, 0)
 	stop := context.AfterFunc(ctx, func() { _ = f.SetWriteDeadline(past) })
-	err = raw.Write(func(fd uintptr) bool { return writable(int32(fd)) })
+	err = raw.Write(func(fd uintptr) bool { decided, _ := connected(int32(fd)); return decided })
 	if !stop() && ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -160,16 +214,18 @@ func (s *sock) waitError(err error) error {
 	return fileError(err)
 }
 
-// writable reports whether a connect on fd is decided, one way or the other.
-func writable(fd int32) bool {
+// connected reports whether a connect on fd is decided, and whether it may
+// have failed then.
+func connected(fd int32) (decided, failed bool) {
+	const out = 0x4 // POLLOUT
 	p := struct {
 		fd      int32
 		events  int16
 		revents int16
-	}{fd: fd, events: 0x4} // POLLOUT
+	}{fd: fd, events: out}
 	var now syscall.Timespec
 	n, _, errno := syscall.RawSyscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&p)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
-	return errno == 0 && n == 1
+	return errno == 0 && n == 1, p.revents != out
 }
 
 // sockaddr returns addr as connect(2) takes it.

@@ -173,3 +173,11 @@ func epollWait(ep int, events []syscall.EpollEvent, d time.Duration) int {
 	}
 	return n
 }
+
+// homeOf returns the loop that accepted c, nil where none did.
+func homeOf(c net.Conn) *loop {
+	if s, ok := c.(*sock); ok && s.slot != nil {
+		return s.slot.loop
+	}
+	return nil
+}

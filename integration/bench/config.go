@@ -132,8 +132,13 @@ stream {
 
 const nginxModule = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
-func naiveCommand(r rig) (*exec.Cmd, error) {
-	config := naiveConfig{Listen: r.listen, Routes: make(map[string]string)}
+func naiveCommand(r rig) (*exec.Cmd, error) { return naiveWith(r, false) }
+
+// bareCommand is the floor for bulk: the calls of splice and nothing else.
+func bareCommand(r rig) (*exec.Cmd, error) { return naiveWith(r, true) }
+
+func naiveWith(r rig, bare bool) (*exec.Cmd, error) {
+	config := naiveConfig{Listen: r.listen, Routes: make(map[string]string), Bare: bare}
 	for i := range services {
 		config.Routes[serviceName(i)] = r.target(i)
 	}

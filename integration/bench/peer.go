@@ -196,6 +196,10 @@ func peers(culvert string) []*peer {
 			name: "naive", command: naiveCommand, collect: collectNaive, tunnels: 3000,
 			version: func(context.Context) string { return "two goroutines and io.Copy" },
 		},
+		{
+			name: "bare", command: bareCommand, collect: collectNaive, bulk: true,
+			version: func(context.Context) string { return "nothing but splice(2), for bulk: the floor" },
+		},
 		{name: "direct", version: func(context.Context) string { return "no proxy" }},
 	}
 }

@@ -238,14 +238,14 @@ func exchange(t *testing.T, addr string, raw []byte) answer {
 	return a
 }
 
-// A client that leaves in its hello, by a reset at any byte, leaves no trace
+// A client that leaves in its hello, by a reset after any byte, leaves no trace
 // at a service.
 func TestAHelloCutAnywhereReachesNobody(t *testing.T) {
 	tap := testnet.NewTap(t)
 	g := startGateway(t, "--listen", "127.0.0.1:0", "--route", route(tap.Addr()))
 	cuts := 0
 	for _, raw := range [][]byte{inOne(clientHello(named(svc))), inRecords(clientHello(named(svc)), 11)} {
-		for n := range raw {
+		for n := 1; n < len(raw); n++ { // a client that sends nothing never leaves the kernel
 			cuts++
 			c := dial(t, g.addr)
 			_, err := c.Write(raw[:n])

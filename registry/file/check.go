@@ -185,7 +185,7 @@ func (d *decoder) checkListeners() {
 			d.errorf(at.service, "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.service.Value), strings.TrimPrefix(err.Error(), "registry: "))
 		}
 	}
-	if d.at.admin != nil {
+	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
 		take(d.cfg.Admin, d.at.admin)
 	}
 }
@@ -198,7 +198,7 @@ func (d *decoder) checkLoops() {
 			ours = append(ours, place{l.Address, d.at.listeners[i].address})
 		}
 	}
-	if d.cfg.Admin != "" {
+	if d.cfg.Admin != "" && !isSocket(d.cfg.Admin) {
 		ours = append(ours, place{d.cfg.Admin, d.at.admin})
 	}
 	for i := range d.cfg.Services {

@@ -22,7 +22,8 @@ type Config struct {
 	Cluster   string // this cluster's id; "" if it has none
 	Networks  []registry.Network
 	Listeners []Listener
-	Admin     string // host:port of the admin server; "" means none
+	Admin     string // host:port of the admin server, or unix:PATH; "" means none
+	Control   bool   // adminControl: tunnels may be closed by TCP, too
 	Limits    Limits
 	Drain     Drain
 	Log       Log
@@ -132,6 +133,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		{"cluster", c.Cluster, next.Cluster},
 		{"listeners", c.Listeners, next.Listeners},
 		{"admin", c.Admin, next.Admin},
+		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},
 		{"drain", c.Drain, next.Drain},
 		{"log", c.Log, next.Log},

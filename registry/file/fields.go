@@ -69,8 +69,9 @@ var configFields = []field[Config]{
 	}},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
-		d.listenAddress(n, "admin", &c.Admin)
+		d.adminAddress(n, &c.Admin)
 	}},
+	{"adminControl", func(d *decoder, n *yaml.Node, c *Config) { d.boolean(n, "adminControl", &c.Control) }},
 	{"limits", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "limits", limitsFields, &c.Limits) }},
 	{"drain", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "drain", drainFields, &c.Drain) }},
 	{"log", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "log", logFields, &c.Log) }},

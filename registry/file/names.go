@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -187,6 +188,28 @@ func (d *decoder) listenAddress(n *yaml.Node, what string, to *string) {
 	}
 	if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
 		d.errorf(n, "write an address of this machine, or none for all of them", "%s %q: %q is not an IP address", what, clip(s), clip(host))
+		return
+	}
+	*to = s
+}
+
+// socketPrefix begins the address of a socket.
+const socketPrefix = "unix:"
+
+func isSocket(address string) bool { return strings.HasPrefix(address, socketPrefix) }
+
+// adminAddress is listenAddress for the one that may be a socket.
+func (d *decoder) adminAddress(n *yaml.Node, to *string) {
+	if n.Kind != yaml.ScalarNode || !isSocket(n.Value) {
+		d.listenAddress(n, "admin", to)
+		return
+	}
+	s, ok := d.text(n, "admin")
+	if !ok {
+		return
+	}
+	if !path.IsAbs(strings.TrimPrefix(s, socketPrefix)) {
+		d.errorf(n, "write unix:/run/culvert/admin.sock", "admin %q: the path of a socket starts at the root", clip(s))
 		return
 	}
 	*to = s

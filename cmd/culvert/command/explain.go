@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -52,7 +51,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 		},
 	}
 	o.add(cmd)
-	cmd.Flag("admin").Usage = "address of a running gateway's admin port, to ask it"
+	cmd.Flag("admin").Usage = "address of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it"
 	cmd.Flag("listen").Hidden = true
 	f := cmd.Flags()
 	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address")
@@ -159,25 +158,17 @@ func pickListener(c *file.Config, addr string) (string, error) {
 func explainThere(ctx context.Context, addr string, q gateway.Query) (*gateway.Explanation, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	u := url.URL{Scheme: "http", Host: addr, Path: "/explain", RawQuery: q.Values().Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
-	if err != nil {
-		return nil, usageError("write HOST:PORT", "--admin %q: %w", addr, err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return nil, &cliError{err: fmt.Errorf("ask the gateway: %w", err), hint: "is it running with --admin " + addr + "?", code: exitFailed}
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	c, err := newAdminClient(addr)
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the gateway answered %s: %s", resp.Status, strings.TrimSpace(string(body)))
+	body, err := c.do(ctx, http.MethodGet, "/explain", q.Values())
+	if err != nil {
+		return nil, err
 	}
+	defer body.Close()
 	var x gateway.Explanation
-	if err := json.Unmarshal(body, &x); err != nil {
+	if err := json.NewDecoder(io.LimitReader(body, 1<<20)).Decode(&x); err != nil {
 		return nil, fmt.Errorf("the gateway's answer: %w", err)
 	}
 	return &x, nil

@@ -19,9 +19,10 @@ import (
 
 type gatewayOptions struct {
 	sourceOptions
-	logFormat string
-	logLevel  string
-	memory    string
+	logFormat    string
+	logLevel     string
+	adminControl bool
+	memory       string
 }
 
 func newGateway() *cobra.Command {
@@ -38,7 +39,7 @@ old one stays in force. The first SIGTERM drains: no longer ready at once, then
 no new connections, then what is left is aborted at the end of the grace time.
 The second one ends it now.`,
 		Example: `  culvert gateway --listen :443 --route orders.example.com=10.0.1.7:8443
-  culvert gateway --listen :443 --listen 127.0.0.1:3128 --routes routes.txt --admin 127.0.0.1:9090
+  culvert gateway --listen :443 --listen 127.0.0.1:3128 --routes routes.txt --admin unix:/run/culvert/admin.sock
   culvert gateway --config culvert.yaml`,
 		Args: args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,6 +50,7 @@ The second one ends it now.`,
 	}
 	o.add(cmd)
 	f := cmd.Flags()
+	f.BoolVar(&o.adminControl, "admin-control", false, "let tunnels be closed by the admin port over TCP, too; over a socket they always may")
 	f.StringVar(&o.logFormat, "log-format", "", "text or json (default: the file's, or text)")
 	f.StringVar(&o.logLevel, "log-level", "", "debug, info, warn or error (default: the file's, or info)")
 	f.StringVar(&o.memory, "memory-limit", "", "auto, none, or a size such as 512MiB (default: the file's, or auto)")
@@ -64,6 +66,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
+	c.Control = c.Control || o.adminControl
 	if len(c.Listeners) == 0 {
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}

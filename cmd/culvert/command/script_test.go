@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -46,6 +47,8 @@ func (l leakChecked) Run() int {
 //	until-file NAME TEXT     wait until a file has TEXT in it
 //	free NAME...             set each variable to a free address of loopback
 //	listen NAME              listen at a free address for the rest of the script
+//	connect NAME ADDR TARGET open a tunnel by CONNECT for the rest of the script
+//	[!] was-reset NAME       wait until a tunnel is reset; or it is open still
 //	signal NAME              send TERM or HUP to what runs in the background
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -55,6 +58,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// A race detector waits a second at the end of each process.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
+			env.Values["tunnels"] = map[string]net.Conn{}
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
@@ -63,6 +67,8 @@ func TestScripts(t *testing.T) {
 			"until-file": cmdUntilFile,
 			"free":       cmdFree,
 			"listen":     cmdListen,
+			"connect":    cmdConnect,
+			"was-reset":  cmdWasReset,
 			"signal":     cmdSignal,
 		},
 	})
@@ -136,6 +142,45 @@ func cmdListen(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	ts.Defer(func() { _ = ln.Close() })
 	ts.Setenv(args[0], ln.Addr().String())
+}
+
+func cmdConnect(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: connect NAME ADDR TARGET")
+	}
+	c, err := net.DialTimeout("tcp", args[1], 10*time.Second)
+	ts.Check(err)
+	ts.Defer(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_, err = fmt.Fprintf(c, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", args[2])
+	ts.Check(err)
+	answer := make([]byte, len("HTTP/1.1 200"))
+	_, err = io.ReadFull(c, answer)
+	ts.Check(err)
+	if string(answer) != "HTTP/1.1 200" {
+		ts.Fatalf("CONNECT %s: %q", args[2], answer)
+	}
+	ts.Value("tunnels").(map[string]net.Conn)[args[0]] = c
+}
+
+func cmdWasReset(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 1 {
+		ts.Fatalf("usage: [!] was-reset NAME")
+	}
+	c := ts.Value("tunnels").(map[string]net.Conn)[args[0]]
+	if c == nil {
+		ts.Fatalf("no tunnel is called %q", args[0])
+	}
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	if neg { // it is open if it takes a byte and has nothing to say
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		_, err := c.Write([]byte{0})
+		ts.Check(err)
+	}
+	_, err := io.Copy(io.Discard, c) // the rest of the answer comes first
+	if want := map[bool]error{false: syscall.ECONNRESET, true: os.ErrDeadlineExceeded}[neg]; !errors.Is(err, want) {
+		ts.Fatalf("tunnel %s: %v, want %v", args[0], err, want)
+	}
 }
 
 func cmdSignal(ts *testscript.TestScript, neg bool, args []string) {

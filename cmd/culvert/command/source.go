@@ -38,7 +38,7 @@ func (o *sourceOptions) add(cmd *cobra.Command) {
 	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at; repeatable")
 	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT: whatever port is asked for")
 	f.StringVar(&o.routes, "routes", "", "file with a \"NAME[:PORT] HOST:PORT\" on each line")
-	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, pprof; loopback only")
+	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
 	cmd.MarkFlagsMutuallyExclusive("config", "listen")
 	cmd.MarkFlagsMutuallyExclusive("config", "route")
 	cmd.MarkFlagsMutuallyExclusive("config", "routes")
@@ -142,7 +142,7 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{
 		Lookup: new(dns.Resolver).Lookup,
-		Admin:  c.Admin,
+		Admin:  c.Admin, AdminControl: c.Control,
 		Limits: tunnel.Limits{
 			FirstByte: c.Limits.FirstByte, Preamble: c.Limits.Hello, HalfOpen: c.Limits.HalfOpen,
 			HalfOpenPerSource: c.Limits.HalfOpenPerSource, OpenPerSource: c.Limits.OpenPerSource, NewPerSource: c.Limits.NewPerSource,
@@ -155,7 +155,11 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	if c.Admin != "" {
 		// Here and not only where it is opened, so that "config check" knows.
 		if err := admin.CheckAddr(c.Admin, false); err != nil {
-			return cfg, usageError("listen on 127.0.0.1, and let what is on this host pass it on", "%w", err)
+			hint := "listen on 127.0.0.1, and let what is on this host pass it on"
+			if _, socket := admin.SocketPath(c.Admin); socket {
+				hint = "write unix:/run/culvert/admin.sock"
+			}
+			return cfg, usageError(hint, "%w", err)
 		}
 	}
 	via := pseudonym(c)

@@ -1,0 +1,113 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/admin"
+	"culvert.dev/registry/file"
+)
+
+// adminOptions are the flags that say which running gateway is asked.
+type adminOptions struct {
+	addr   string
+	config string
+}
+
+func (o *adminOptions) add(cmd *cobra.Command) {
+	f := cmd.PersistentFlags()
+	f.StringVar(&o.addr, "admin", "", "`ADDR` of the gateway's admin port: HOST:PORT or unix:PATH")
+	f.StringVar(&o.config, "config", "", "the gateway's configuration `FILE`, to take the address from")
+	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
+}
+
+// client returns a client of the gateway that is meant.
+func (o *adminOptions) client() (*adminClient, error) {
+	addr := o.addr
+	if addr == "" && o.config != "" {
+		c, err := file.Load(o.config)
+		if err != nil {
+			return nil, usage(err)
+		}
+		if addr = c.Admin; addr == "" {
+			return nil, usageError("add admin: 127.0.0.1:9090 or admin: unix:/run/culvert/admin.sock to it, and restart the gateway", "%s has no admin port", o.config)
+		}
+	}
+	if addr == "" {
+		return nil, usageError("give --admin ADDR, or --config FILE with an admin address", "which gateway is asked?")
+	}
+	return newAdminClient(addr)
+}
+
+// An adminClient asks the admin port of a running gateway.
+type adminClient struct {
+	addr string
+	host string // of its URLs
+	http *http.Client
+}
+
+func newAdminClient(addr string) (*adminClient, error) {
+	c := &adminClient{addr: addr, host: addr}
+	// Without proxies: it is this host that is asked, or one named on purpose.
+	t := &http.Transport{DisableKeepAlives: true}
+	if path, ok := admin.SocketPath(addr); ok {
+		if err := admin.CheckAddr(addr, true); err != nil {
+			return nil, usageError("", "--admin: %w", err)
+		}
+		c.host = "localhost"
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}
+	} else if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, usageError("write HOST:PORT or unix:PATH", "--admin %q: %w", addr, err)
+	}
+	c.http = &http.Client{Transport: t}
+	return c, nil
+}
+
+// do asks for path. The answer is one of success, and its body the caller's to
+// close.
+func (c *adminClient) do(ctx context.Context, method, path string, q url.Values) (io.ReadCloser, error) {
+	u := url.URL{Scheme: "http", Host: c.host, Path: path, RawQuery: q.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	if err != nil {
+		return nil, usageError("write HOST:PORT or unix:PATH", "--admin %q: %w", c.addr, err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err // without the URL: nobody wrote that
+		}
+		hint := "is it running with --admin " + c.addr + "?"
+		if errors.Is(err, fs.ErrPermission) {
+			hint = "the socket is for the user that runs the gateway: ask as that user"
+		}
+		return nil, &cliError{err: fmt.Errorf("ask the gateway: %w", err), hint: hint, code: exitFailed}
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	said, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	switch {
+	case resp.StatusCode == http.StatusForbidden && method == http.MethodDelete:
+		return nil, &cliError{
+			err:  errors.New("the gateway does not let tunnels be closed over TCP"),
+			hint: "ask by a socket, with the gateway started with --admin unix:/run/culvert/admin.sock; or start it with --admin-control (adminControl: true in its file)",
+			code: exitFailed,
+		}
+	case resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusMethodNotAllowed:
+		return nil, fmt.Errorf("what answers at %s has no %s %s: an older culvert, or something else", c.addr, method, path)
+	}
+	return nil, fmt.Errorf("the gateway answered %s: %s", resp.Status, printable(strings.TrimSpace(string(said))))
+}

@@ -1,0 +1,24 @@
+//go:build !linux || !(amd64 || arm64)
+
+package tunnel
+
+import (
+	"context"
+	"sync/atomic"
+)
+
+// Event loops are not to be had here: connections wait on goroutines.
+type kernelLoops struct{ stalls atomic.Uint64 }
+
+type loop struct{}
+
+type guest struct{}
+
+func (*kernelLoops) stop()       {}
+func (*kernelLoops) watch() bool { return false }
+
+func (k *slot) passOn()     {}
+func (k *slot) leaveLobby() {}
+
+// attend is false: nobody but the caller accepts.
+func (s *Server) attend(context.Context, *Listener) (error, bool) { return nil, false }

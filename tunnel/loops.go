@@ -1,0 +1,56 @@
+package tunnel
+
+import "context"
+
+// Loops are event loops, one for each processor, that watch sockets: those
+// that listen, those whose preamble is on its way, and tunnels. A connection
+// that never has to wait goes from accept to the Relay on one goroutine.
+//
+// A Server and a Relay that are given the same Loops share them; close those
+// after both. The zero value is ready to use. Where there is no epoll, Loops
+// do nothing and each connection takes goroutines instead.
+type Loops struct {
+	Count  int     // 0 means one for each processor that Go uses
+	Budget *Budget // pipes are counted here; nil means no limit
+
+	kernelLoops
+}
+
+// Close stops the loops. What they still watch is closed with a reset.
+func (l *Loops) Close() error {
+	l.stop()
+	return nil
+}
+
+// Stalls returns how often somebody waited without WillWait and held up a
+// loop.
+func (l *Loops) Stalls() uint64 { return l.stalls.Load() }
+
+// WillWait says that the caller, which serves the request or connection of
+// ctx, is about to wait or to compute for more than a moment. Whoever does so
+// in a Protocol, a Resolver, a Dialer or a policy calls it first: the event
+// loop that the caller may be running on goes on with another goroutine. It
+// costs nothing to call it elsewhere, or again.
+//
+// A wait that nobody announced holds up the other connections of its loop for
+// a fifth of a second at most.
+func WillWait(ctx context.Context) {
+	if k, ok := ctx.Value(slotKey{}).(*slot); ok {
+		k.passOn()
+	}
+}
+
+type slotKey struct{}
+
+// A slotContext is the context of a connection. It knows the slot.
+type slotContext struct {
+	context.Context
+	k *slot
+}
+
+func (c *slotContext) Value(key any) any {
+	if key == (slotKey{}) {
+		return c.k
+	}
+	return c.Context.Value(key)
+}
