@@ -37,9 +37,13 @@ test-unit: ## the tests that need nothing but Go
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
-	cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...
-	@if [ "$$(id -u)" = 0 ]; then $(GO) test -tags netns ./internal/testnet/netns; \
-	else echo "make: not root: the test of network namespaces is not run"; fi
+	@# The test of dead peers waits for a minute and does nothing, so it runs beside the others.
+	@netns=; if [ "$$(id -u)" = 0 ]; then \
+	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
+	  (cd integration && exec $(GO) test -tags netns -run '^TestDeadPeers$$' ./reliability) & netns=$$!; \
+	else echo "make: not root: the tests in network namespaces are not run"; fi; \
+	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...); status=$$?; \
+	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
 
 .PHONY: peers
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
@@ -56,7 +60,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
-	cd integration && $(GO) vet ./...
+	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
@@ -94,3 +98,7 @@ bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a dire
 .PHONY: profile
 profile: build ## CPU and allocations of the gateway under each load of bench: bin/profile
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) -profile ../bin/profile $(PROFILEFLAGS)
+
+.PHONY: scale
+scale: build ## as many idle tunnels as twelve processes can hold, and what a million takes: docs/operations/scale.md
+	cd integration && $(GO) run ./bench -culvert ../$(BIN) -scale 12 -o ../docs/operations/scale.md

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"net/http"
+	"regexp"
 	"runtime"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,7 +66,11 @@ func New() *Metrics {
 	m.registry.MustRegister(
 		m.requests, m.refused, m.bytes, m.dialFailures, m.dials, m.tunnels, m.preamble,
 		m.build,
-		collectors.NewGoCollector(),
+		// What the last collection found in use, besides the usual: the heap's
+		// size also counts what is garbage and what is set aside.
+		collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(collectors.GoRuntimeMetricsRule{
+			Matcher: regexp.MustCompile("^/gc/heap/live:bytes$"),
+		})),
 		// It reads /proc and needs a descriptor for that. Without one it leaves
 		// its metrics out; the scrape still works.
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),

@@ -17,7 +17,7 @@ import (
 // it could matter, and it is five system calls for each.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 3}
 
-const userTimeout = 30 * time.Second // TCP_USER_TIMEOUT, RFC 5482
+const userTimeout = 30 * time.Second // TCP_USER_TIMEOUT, RFC 5482; not in the event loop, see ask
 
 // keep sets keepAlive and userTimeout on a tunnel's connection.
 func keep(c net.Conn) {

@@ -14,11 +14,11 @@ func setUserTimeout(fd uintptr) {
 	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(userTimeout.Milliseconds()))
 }
 
-// keepFD is keep for a descriptor.
+// keepFD is keep for a descriptor, without the time for what is unacknowledged:
+// the event loop has something better.
 func keepFD(fd int32) {
 	_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1)
 	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpKeepIdle, int(keepAlive.Idle.Seconds()))
 	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpKeepInterval, int(keepAlive.Interval.Seconds()))
 	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpKeepCount, keepAlive.Count)
-	setUserTimeout(uintptr(fd))
 }

@@ -63,7 +63,8 @@ type side struct {
 	shut   bool     // it was sent the other side's end of stream
 	bulk   bool     // what it sends is moved in turns, not by events
 	calm   uint8    // calm turns in a row
-	late   int32    // bytes meant for it after its own end, counted to a little over goodbye
+	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
+	asked  uint8    // looks in a row; see ask
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a
@@ -351,7 +352,7 @@ func (l *loop) arm(f *flow) {
 // missed counts n bytes that s may not have read.
 func (s *side) missed(n int) {
 	if s.late <= goodbye {
-		s.late += int32(min(n, goodbye+1))
+		s.late += int16(min(n, goodbye+1))
 	}
 }
 

@@ -167,9 +167,15 @@ func (l *loop) trim() {
 
 // sweep ends the flows that have been silent for longer than they may.
 func (l *loop) sweep() {
+	before := l.swept
 	l.swept = l.now
 	l.trim()
 	var over []order
+	type deadSide struct {
+		f *flow
+		i int
+	}
+	var dead []deadSide
 	l.mu.Lock()
 	pause := time.Second
 	for _, w := range l.seats {
@@ -183,6 +189,9 @@ func (l *loop) sweep() {
 			keepFD(f.sides[0].fd)
 			keepFD(f.sides[1].fd)
 		}
+		if i := f.ask(before, l.now); i >= 0 {
+			dead = append(dead, deadSide{f, i})
+		}
 		half := f.sides[0].eof != f.sides[1].eof
 		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle.limit(), f.half.limit()); yes {
 			over = append(over, order{f, why})
@@ -190,6 +199,9 @@ func (l *loop) sweep() {
 	}
 	l.pause = pause
 	l.mu.Unlock()
+	for _, d := range dead {
+		l.fail(d.f, d.i, syscall.ETIMEDOUT)
+	}
 	for _, o := range over {
 		l.end(o.f, o.why, nil)
 	}

@@ -113,6 +113,15 @@ func TestCulvertAlone(t *testing.T) {
 		}
 	}
 	s.only = regexp.MustCompile("trips64")
+	var many strings.Builder
+	if err := s.scale(ctx, 2, &many); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| tunnels held | 200 in", "| descriptors of the gateways for each | 2.00 |"} {
+		if !strings.Contains(many.String(), want) {
+			t.Errorf("no %q in\n%s", want, many.String())
+		}
+	}
 	folder := t.TempDir()
 	var top strings.Builder
 	if err := s.profile(ctx, folder, &top); err != nil {

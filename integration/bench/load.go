@@ -18,7 +18,7 @@ import (
 // A job is what the load generator is told to do, a line of JSON on its
 // standard input.
 type job struct {
-	Op    string         `json:"op"` // "conns", "trips", "up", "down", "hold", "half", "release"
+	Op    string         `json:"op"` // "conns", "trips", "up", "down", "hold", "half", "touch", "release"
 	To    netip.AddrPort `json:"to"`
 	N     int            `json:"n"`     // connections at once, or more connections to hold
 	Time  time.Duration  `json:"time"`  // of measuring
@@ -120,6 +120,8 @@ func (l *load) run(j job) error {
 		return l.hold(j)
 	case "half":
 		return l.halfOpen(j)
+	case "touch":
+		return l.touch()
 	case "release":
 		for _, fd := range l.held {
 			closeFD(fd)
@@ -428,6 +430,35 @@ func (l *load) hold(j job) error {
 	l.held = append(l.held, fds...)
 	l.report.Count = len(fds)
 	return err
+}
+
+// touch sends a payload through every tunnel that is held and waits for all of
+// them to come back.
+func (l *load) touch() error {
+	for _, fd := range l.held {
+		l.flows[fd].got = 0
+		l.poll.add(fd, syscall.EPOLLIN)
+		if n, errno := writeFD(fd, l.zeros[:payloadLen]); n != payloadLen {
+			return fmt.Errorf("a tunnel took %d bytes, %v", n, errno)
+		}
+	}
+	for l.report.Count < len(l.held) {
+		evs, err := l.events()
+		if err != nil {
+			return fmt.Errorf("after %d of %d tunnels: %w", l.report.Count, len(l.held), err)
+		}
+		for _, ev := range evs {
+			whole, ok := l.answer(int(ev.Fd))
+			if !ok {
+				return fmt.Errorf("after %d of %d tunnels: %s", l.report.Count, len(l.held), l.report.Err)
+			}
+			if whole {
+				l.poll.del(int(ev.Fd))
+				l.report.Count++
+			}
+		}
+	}
+	return nil
 }
 
 // halfOpen leaves j.N more connections open that have sent a part of their

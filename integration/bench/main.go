@@ -38,6 +38,7 @@ type options struct {
 	slice   time.Duration
 	out     string
 	profile string
+	scale   int
 }
 
 func main() {
@@ -53,6 +54,7 @@ func main() {
 	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
 	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
 	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")
+	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
 	flag.Parse()
@@ -111,7 +113,23 @@ func begin(o options) error {
 	if o.profile != "" {
 		return s.profile(ctx, o.profile, os.Stdout)
 	}
+	if o.scale > 0 {
+		s.tunnels = 9000
+		var page strings.Builder
+		if err := s.scale(ctx, o.scale, &page); err != nil {
+			return err
+		}
+		return deliver(page.String(), o.out)
+	}
 	return s.benchmark(ctx, o)
+}
+
+// deliver prints a page, and writes it to a file if there is one.
+func deliver(page, file string) error {
+	if _, err := io.WriteString(os.Stdout, page); err != nil || file == "" {
+		return err
+	}
+	return os.WriteFile(file, []byte(page), 0o644)
 }
 
 // benchmark measures, and prints what came of it.
@@ -124,13 +142,7 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	}
 	var page strings.Builder
 	s.report(ctx, &page, o)
-	if _, err := io.WriteString(os.Stdout, page.String()); err != nil {
-		return err
-	}
-	if o.out != "" {
-		return os.WriteFile(o.out, []byte(page.String()), 0o644)
-	}
-	return nil
+	return deliver(page.String(), o.out)
 }
 
 // choose returns the peers that take part and checks that they are there.
