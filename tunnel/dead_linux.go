@@ -24,12 +24,6 @@ const (
 	deadProbes = 3
 )
 
-// A corpse is a flow of which a side is dead.
-type corpse struct {
-	f    *flow
-	side int
-}
-
 // ask looks at both sides of f and returns which one is dead, or -1. It is
 // called by each sweep, last being when the one before was, and mostly does
 // nothing.
@@ -42,20 +36,19 @@ func (f *flow) ask(last, now int64) int {
 		return -1
 	}
 	for i := range f.sides {
-		s := &f.sides[i]
-		under, quiet, probes := underWay(s.fd)
+		under, quiet, probes := underWay(f.sides[i].fd)
 		switch {
 		case probes >= deadProbes:
 			return i
 		case under == nothing:
-			s.asked = 0
+			f.sides[i].asked = 0
 			continue
 		case under == unanswered && quiet >= askEvery:
-			s.asked++
+			f.sides[i].asked++
 		default: // acknowledged of late, or held back by a window that is closed
-			s.asked = 1
+			f.sides[i].asked = 1
 		}
-		if s.asked >= askMost {
+		if f.sides[i].asked >= askMost {
 			return i
 		}
 	}

@@ -63,8 +63,8 @@ type side struct {
 	shut   bool     // it was sent the other side's end of stream
 	bulk   bool     // what it sends is moved in turns, not by events
 	calm   uint8    // calm turns in a row
-	asked  uint8    // looks in a row that found bytes under way to it; see ask
 	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
+	asked  uint8    // looks in a row; see ask
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a

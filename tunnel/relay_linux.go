@@ -171,7 +171,11 @@ func (l *loop) sweep() {
 	l.swept = l.now
 	l.trim()
 	var over []order
-	var dead []corpse
+	type deadSide struct {
+		f *flow
+		i int
+	}
+	var dead []deadSide
 	l.mu.Lock()
 	pause := time.Second
 	for _, w := range l.seats {
@@ -186,7 +190,7 @@ func (l *loop) sweep() {
 			keepFD(f.sides[1].fd)
 		}
 		if i := f.ask(before, l.now); i >= 0 {
-			dead = append(dead, corpse{f, i})
+			dead = append(dead, deadSide{f, i})
 		}
 		half := f.sides[0].eof != f.sides[1].eof
 		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle.limit(), f.half.limit()); yes {
@@ -196,7 +200,7 @@ func (l *loop) sweep() {
 	l.pause = pause
 	l.mu.Unlock()
 	for _, d := range dead {
-		l.fail(d.f, d.side, syscall.ETIMEDOUT)
+		l.fail(d.f, d.i, syscall.ETIMEDOUT)
 	}
 	for _, o := range over {
 		l.end(o.f, o.why, nil)

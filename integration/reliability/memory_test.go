@@ -5,6 +5,7 @@ package reliability
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
