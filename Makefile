@@ -84,7 +84,7 @@ fuzz: ## every fuzz target for FUZZTIME each
 	  done; done
 
 .PHONY: soak
-soak: ## a million short tunnels of every fate, and what is left of them: ten minutes
+soak: ## a million short tunnels of every fate, and what is left of them: five minutes
 	cd integration && $(GO) test ./reliability -count=1 -timeout 60m -v -run 'TestShortTunnelsLeaveNothing' -short-tunnels 1000000
 
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:

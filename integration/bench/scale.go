@@ -17,8 +17,7 @@ import (
 // of its own: each of the three has the descriptors of one process.
 type member struct {
 	suite
-	run  *running
-	stop func()
+	run *running
 }
 
 // A reading is what the machine holds.
