@@ -164,8 +164,8 @@ func (d *decoder) checkListeners() {
 		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
 		take(l.Address, at.address)
 		if at.service == nil {
-			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") {
-				d.errorf(at.auth, "add connect to its protocols, or leave auth out", "auth has no effect: only CONNECT clients have credentials")
+			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") && !slices.Contains(l.Protocols, "socks5") {
+				d.errorf(at.auth, "add connect or socks5 to its protocols, or leave auth out", "auth has no effect: only CONNECT and SOCKS clients have credentials")
 			}
 			continue
 		}

@@ -145,7 +145,7 @@ var listenerFields = []field[Listener]{
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
 		d.list(n, "protocols", func(n *yaml.Node) {
-			s, ok := d.word(n, "a protocol", "sni", "connect")
+			s, ok := d.word(n, "a protocol", "sni", "connect", "socks5")
 			switch {
 			case ok && slices.Contains(to.Protocols, s):
 				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
@@ -154,7 +154,7 @@ var listenerFields = []field[Listener]{
 			}
 		})
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "leave the key out for all protocols", "protocols is empty")
+			d.errorf(n, "leave the key out for sni and connect", "protocols is empty")
 		}
 	}},
 	{"refusal", func(d *decoder, n *yaml.Node, to *Listener) {

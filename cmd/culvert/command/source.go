@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/socks5"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
@@ -217,6 +218,12 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 				return nil, err
 			}
 			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+		case "socks5":
+			verify, err := verifier(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			ps = append(ps, &socks5.Protocol{Verify: verify})
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
 		}
