@@ -64,7 +64,7 @@ func (g *guest) ready() bool {
 		return false
 	}
 	g.reads++
-	return g.reads >= maxReads || settled(g.k.ln.Protocols, g.k.buf)
+	return g.reads >= maxReads || g.k.ln.settled(g.k.buf)
 }
 
 // event implements watched.
