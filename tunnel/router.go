@@ -83,7 +83,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server 
 			r.giveBack()
 		}
 	}()
-	server, err = r.dial(ctx, &route, o)
+	server, err = r.dial(ctx, req, &route, o)
 	return server, route, err
 }
 
@@ -111,7 +111,7 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 		return route, nil, err
 	}
 	check := func(Endpoint) error { return nil }
-	if d, ok := r.Dialer.(interface{ Check(Endpoint) error }); ok && route.Dialer == nil {
+	if d, ok := r.dialer(&route).(interface{ Check(Endpoint) error }); ok {
 		check = d.Check
 	}
 	var attempts []Attempt
@@ -180,10 +180,16 @@ type endpointDialer interface {
 	DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error)
 }
 
+// requestDialer is an endpointDialer that has something of the request to say
+// to whom it dials, before the client's own bytes.
+type requestDialer interface {
+	DialRequest(ctx context.Context, ep Endpoint, req *Request) (net.Conn, error)
+}
+
 // dial tries the route's endpoints in order and returns the first connection.
-func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, error) {
+func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcome) (net.Conn, error) {
 	for _, ep := range r.candidates(route) {
-		c, err := r.dialOne(ctx, route, ep, o)
+		c, err := r.dialOne(ctx, req, route, ep, o)
 		if err == nil {
 			o.Endpoint = ep.String()
 			return c, nil
@@ -198,18 +204,25 @@ func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, 
 	return nil, dialFailure(route, o.Attempts)
 }
 
-func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint, o *Outcome) (c net.Conn, err error) {
+// dialer returns the way out of route.
+func (r *Router) dialer(route *Route) Dialer {
+	if route.Dialer != nil {
+		return route.Dialer
+	}
+	return r.Dialer
+}
+
+func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep Endpoint, o *Outcome) (c net.Conn, err error) {
 	start := time.Now()
 	ctx, cancel := within(ctx, start, limit(r.DialTimeout, DefaultDialTimeout))
 	defer cancel()
-	dialer := route.Dialer
-	if dialer == nil {
-		dialer = r.Dialer
-	}
-	if d, ok := dialer.(endpointDialer); ok {
+	switch d := r.dialer(route).(type) {
+	case requestDialer:
+		c, err = d.DialRequest(ctx, ep, req)
+	case endpointDialer:
 		c, err = d.DialEndpoint(ctx, ep)
-	} else {
-		c, err = dialer.DialContext(ctx, "tcp", ep.Addr.String())
+	default:
+		c, err = d.DialContext(ctx, "tcp", ep.Addr.String())
 	}
 	if err != nil {
 		c, err = nil, dialError(ep, err)
