@@ -21,7 +21,7 @@ type Query struct {
 	Host     string     // a name, or an address for connect and socks5
 	Port     uint16     // 0 where the protocol carries none
 	Listener string     // the address of the listener that is asked, as configured
-	Proto    string     // "sni", "connect" or "socks5"; "" means connect where there is a port, else sni
+	Proto    string     // "sni", "connect", "socks5" or "proxy"; "" means connect where there is a port, else sni
 	From     netip.Addr // where from; may be invalid
 	As       string     // who asks, as if that were proved; "" means a client without credentials
 }
@@ -149,6 +149,10 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 	switch q.Proto {
 	case "sni":
 		req.Name, err = sni.ParseName(q.Host)
+	case "proxy":
+		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
+			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
+		}
 	case "connect", "socks5":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
@@ -157,7 +161,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect and socks5", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, socks5 and proxy", q.Proto)
 	}
 	return req, err
 }

@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
@@ -169,7 +170,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		if err != nil {
 			return cfg, err
 		}
-		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps})
+		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, Preface: preface(l)})
 	}
 	return cfg, nil
 }
@@ -224,11 +225,21 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 				return nil, err
 			}
 			ps = append(ps, &socks5.Protocol{Verify: verify})
+		case "proxy":
+			ps = append(ps, &proxyproto.Protocol{})
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
 		}
 	}
 	return ps, nil
+}
+
+// preface is what the connections of a listener begin with; nil for nothing.
+func preface(l file.Listener) tunnel.Preface {
+	if l.Proxy == nil {
+		return nil
+	}
+	return &proxyproto.Preface{From: l.Proxy.From}
 }
 
 // configError makes the mistakes of a file an error of exit code 2.
