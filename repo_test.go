@@ -27,6 +27,8 @@ var layers = []struct {
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect/proxyproto", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
@@ -34,7 +36,7 @@ var layers = []struct {
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
-	{"gateway", []string{"admin", "connect", "metrics", "registry", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/proxyproto", "connect/socks5", "metrics", "registry", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 
@@ -42,6 +44,7 @@ var layers = []struct {
 var homes = map[string]string{
 	"github.com/spf13/cobra":              "cmd/culvert/command",
 	"github.com/prometheus/client_golang": "metrics",
+	"github.com/pires/go-proxyproto":      "connect/proxyproto",
 	"github.com/miekg/dns":                "dns",
 	"go.yaml.in/yaml":                     "registry/file",
 	"github.com/fsnotify/fsnotify":        "registry/file",

@@ -11,16 +11,17 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/socks5"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
 
 // A Query asks what a request would meet.
 type Query struct {
-	Host     string     // a name, or an address for connect
+	Host     string     // a name, or an address for connect and socks5
 	Port     uint16     // 0 where the protocol carries none
 	Listener string     // the address of the listener that is asked, as configured
-	Proto    string     // "sni" or "connect"; "" means connect where there is a port, else sni
+	Proto    string     // "sni", "connect", "socks5" or "proxy"; "" means connect where there is a port, else sni
 	From     netip.Addr // where from; may be invalid
 	As       string     // who asks, as if that were proved; "" means a client without credentials
 }
@@ -132,7 +133,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				return req, nil
 			}
 			spoken = spoken || p.Name() == q.Proto
-			if c, ok := p.(*connect.Protocol); ok && q.Proto == c.Name() && c.Auth != nil && q.As == "" {
+			if q.Proto == p.Name() && q.As == "" && wantsCredentials(p) {
 				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
 			}
 		}
@@ -148,7 +149,11 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 	switch q.Proto {
 	case "sni":
 		req.Name, err = sni.ParseName(q.Host)
-	case "connect":
+	case "proxy":
+		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
+			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
+		}
+	case "connect", "socks5":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -156,9 +161,20 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni and connect", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, socks5 and proxy", q.Proto)
 	}
 	return req, err
+}
+
+// wantsCredentials reports whether p asks its clients who they are.
+func wantsCredentials(p tunnel.Protocol) bool {
+	switch p := p.(type) {
+	case *connect.Protocol:
+		return p.Auth != nil
+	case *socks5.Protocol:
+		return p.Verify != nil
+	}
+	return false
 }
 
 // NewGuard returns a guard that knows the addresses cfg listens at, for those

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"culvert.dev/admin"
+	"culvert.dev/connect/proxyproto"
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -85,6 +86,7 @@ type Config struct {
 type Listener struct {
 	Address   string
 	Protocols []tunnel.Protocol // asked in order; a single one is pinned
+	Preface   tunnel.Preface    // that every connection begins with; nil means none
 }
 
 // A Gateway serves from New to the end of Run.
@@ -125,17 +127,33 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.metrics.Observe(o)
 		g.access.Observe(o)
 	}
-	g.registry = &registry.Registry{Lookup: cfg.Lookup, Log: g.log}
+	dialer := &tunnel.NetDialer{Guard: guard}
+	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: waysOut(dialer), Log: g.log}
 	g.loops = &tunnel.Loops{Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
-		Resolver: g.registry, Dialer: &tunnel.NetDialer{Guard: guard}, Relay: g.relay, Budget: budget,
+		Resolver: g.registry, Dialer: dialer, Relay: g.relay, Budget: budget,
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
+}
+
+// waysOut returns the way out to those services that have one of their own:
+// they are told of their clients.
+func waysOut(d *tunnel.NetDialer) func(*registry.Service) tunnel.Dialer {
+	v1, v2 := &proxyproto.Dialer{Version: 1, Dialer: d}, &proxyproto.Dialer{Version: 2, Dialer: d}
+	return func(s *registry.Service) tunnel.Dialer {
+		switch s.ProxyProtocol {
+		case 1:
+			return v1
+		case 2:
+			return v2
+		}
+		return nil
+	}
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -146,7 +164,7 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 			return err
 		}
 		guard.OwnListener(ln.Addr())
-		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols})
+		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, Preface: l.Preface})
 	}
 	if g.cfg.Admin == "" {
 		return nil

@@ -29,7 +29,12 @@ type Service struct {
 
 	Idle       time.Duration // limit without a byte either way; 0 means the relay's
 	HalfClosed time.Duration // limit half-closed and silent; 0 means the relay's
-	Origin     string        // who says so, for people: "culvert.yaml:12"
+
+	// ProxyProtocol is the version, 1 or 2, of the PROXY protocol by which
+	// its endpoints are told of the client; 0 means they are not.
+	ProxyProtocol int
+
+	Origin string // who says so, for people: "culvert.yaml:12"
 }
 
 // An Endpoint is one place that serves a service: an address or a DNS name.

@@ -39,6 +39,10 @@ type Registry struct {
 	// endpoints with DNS names have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Dialer returns the way out to a service. It is called for every
+	// request. Nil, and a nil that it returns, mean the Router's.
+	Dialer func(*Service) tunnel.Dialer
+
 	// Log is told of new tables, conflicts and failing sources. Nil discards.
 	Log *slog.Logger
 

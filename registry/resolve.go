@@ -36,6 +36,9 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		HalfClosed: f.entry.HalfClosed,
 		Report:     r.health.report,
 	}
+	if r.Dialer != nil {
+		route.Dialer = r.Dialer(&f.entry.Service)
+	}
 	if f.endpoint.IsValid() {
 		route.Pattern = f.endpoint.String()
 		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}

@@ -371,3 +371,37 @@ func TestFailuresAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// The way out is asked for with the service, whether it was found by name or by
+// an endpoint's address.
+func TestResolveAsksForTheWayOut(t *testing.T) {
+	way := new(tunnel.NetDialer)
+	table, err := Merge(Snapshot{Services: []Service{
+		{Name: "told", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("told.test")}}, Exposed: true, ProxyProtocol: 2, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80}}},
+		{Name: "plain", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("plain.test")}}, Exposed: true, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.2"), Port: 80}}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Registry{Dialer: func(s *Service) tunnel.Dialer {
+		if s.ProxyProtocol == 2 {
+			return way
+		}
+		return nil
+	}}
+	r.Swap(table)
+	for _, row := range []struct {
+		req  tunnel.Request
+		want tunnel.Dialer
+	}{
+		{tunnel.Request{Name: tunnel.MustParseName("told.test"), Port: 80}, way},
+		{tunnel.Request{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80}, way},
+		{tunnel.Request{Name: tunnel.MustParseName("plain.test"), Port: 80}, nil},
+		{tunnel.Request{Addr: netip.MustParseAddr("192.0.2.2"), Port: 80}, nil},
+	} {
+		route, err := r.Resolve(t.Context(), &row.req)
+		if err != nil || route.Dialer != row.want {
+			t.Errorf("%s: got dialer %v, %v, want %v", row.req.Target(), route.Dialer, err, row.want)
+		}
+	}
+}

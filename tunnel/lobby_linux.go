@@ -68,7 +68,7 @@ func (g *guest) ready() bool {
 	k := g.k
 	if n > 0 && len(k.buf) == 0 {
 		k.markBegun()
-		if settled(k.ln.Protocols, p[:n]) { // as nearly all are: the bytes stay where they are
+		if k.ln.settled(p[:n]) { // as nearly all are: the bytes stay where they are
 			k.buf, k.scratch = p[:n:n], p
 			return true
 		}
@@ -79,7 +79,7 @@ func (g *guest) ready() bool {
 		g.reads++
 	}
 	// After an error, whoever serves it will meet the same end.
-	return err != nil || n > 0 && (g.reads >= maxReads || settled(k.ln.Protocols, k.buf))
+	return err != nil || n > 0 && (g.reads >= maxReads || k.ln.settled(k.buf))
 }
 
 // giveScratch gives back the memory that the preamble of c's connection stood

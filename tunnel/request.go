@@ -95,6 +95,9 @@ type Unwrapper interface {
 }
 
 // A Dialer opens a connection to the next hop.
+//
+// One that also has DialEndpoint or DialRequest is asked by those: with the
+// endpoint, whose address the route may name itself, and with the request.
 type Dialer interface {
 	DialContext(ctx context.Context, network, addr string) (net.Conn, error)
 }

@@ -73,7 +73,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server 
 			r.giveBack()
 		}
 	}()
-	server, dialed, err = r.dial(ctx, &route, o)
+	server, dialed, err = r.dial(ctx, req, &route, o)
 	return server, route, dialed, err
 }
 
@@ -101,7 +101,7 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 		return route, nil, err
 	}
 	check := func(Endpoint) error { return nil }
-	if d, ok := r.Dialer.(interface{ Check(Endpoint) error }); ok && route.Dialer == nil {
+	if d, ok := r.dialer(&route).(interface{ Check(Endpoint) error }); ok {
 		check = d.Check
 	}
 	var attempts []Attempt
@@ -173,11 +173,17 @@ type endpointDialer interface {
 	DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error)
 }
 
+// requestDialer is an endpointDialer that has something of the request to say
+// to whom it dials, before the client's own bytes.
+type requestDialer interface {
+	DialRequest(ctx context.Context, ep Endpoint, req *Request) (net.Conn, error)
+}
+
 // dial tries the route's endpoints in order and returns the first connection
 // and how it came about. The attempts before it go to o.
-func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, Attempt, error) {
+func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcome) (net.Conn, Attempt, error) {
 	for _, ep := range r.candidates(route) {
-		c, a := r.dialOne(ctx, route, ep)
+		c, a := r.dialOne(ctx, req, route, ep)
 		if a.Err == nil {
 			return c, a, nil
 		}
@@ -192,19 +198,27 @@ func (r *Router) dial(ctx context.Context, route *Route, o *Outcome) (net.Conn, 
 	return nil, Attempt{}, dialFailure(route, o.Attempts)
 }
 
-func (r *Router) dialOne(ctx context.Context, route *Route, ep Endpoint) (c net.Conn, a Attempt) {
+// dialer returns the way out of route.
+func (r *Router) dialer(route *Route) Dialer {
+	if route.Dialer != nil {
+		return route.Dialer
+	}
+	return r.Dialer
+}
+
+func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep Endpoint) (c net.Conn, a Attempt) {
 	var err error
 	start := time.Now()
 	ctx, cancel := within(ctx, start, limit(r.DialTimeout, DefaultDialTimeout))
 	defer cancel()
-	dialer := route.Dialer
-	if dialer == nil {
-		dialer = r.Dialer
-	}
-	if d, ok := dialer.(endpointDialer); ok {
+	switch d := r.dialer(route).(type) {
+	case requestDialer:
+		c, err = d.DialRequest(ctx, ep, req)
+	case endpointDialer:
 		c, err = d.DialEndpoint(ctx, ep)
-	} else {
-		c, err = dialer.DialContext(ctx, "tcp", ep.Addr.String())
+	default:
+		WillWait(ctx) // for the answer of a further hop
+		c, err = d.DialContext(ctx, "tcp", ep.Addr.String())
 	}
 	if err != nil {
 		c, err = nil, dialError(ep, err)

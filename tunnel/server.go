@@ -21,6 +21,8 @@ type Listener struct {
 	// Protocols are asked in order whose connection it is. A single one is
 	// not asked: the listener is pinned to it, and its server may speak first.
 	Protocols []Protocol
+
+	Preface Preface // that every connection begins with; nil means none
 }
 
 // A Server accepts connections, holds them to limits until they have asked
@@ -189,9 +191,12 @@ func (s *Server) serve(k *slot) {
 			s.tell(k, proto, Refusef(Internal, "panic: %v", v))
 		}
 	}()
-	proto, err := detect(&k.Conn, k.ln.Protocols)
+	ctx, err := k.readPreface()
 	if err == nil {
-		err = proto.ServeConn(&k.ctx, &k.Conn, k)
+		proto, err = detect(&k.Conn, k.ln.Protocols)
+	}
+	if err == nil {
+		err = proto.ServeConn(ctx, &k.Conn, k)
 	}
 	if err != nil {
 		s.tell(k, proto, err)

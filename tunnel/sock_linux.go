@@ -22,7 +22,7 @@ import (
 // It is a net.Conn with half-close and may be used by many goroutines.
 type sock struct {
 	local, remote netip.AddrPort // local's address may be unspecified, its port is right
-	slot          *slot          // of a connection that a loop accepted, nil for others
+	slot          *slot          // whose loop must not wait for this socket: it accepted it, or dials it; nil for none
 
 	mu          sync.Mutex // guards what follows; held over system calls that don't block
 	fd          int32      // -1 once closed or taken

@@ -148,6 +148,7 @@ func dialTCP(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
 		return nil, os.NewSyscallError("socket", errno)
 	}
 	s := newSock(int32(fd), netip.AddrPort{}, addr)
+	s.slot, _ = ctx.Value(slotKey{}).(*slot)
 	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1)
 	if err := s.connect(ctx, sa); err != nil {
 		_ = s.Close()
@@ -183,7 +184,6 @@ func (s *sock) connect(ctx context.Context, sa []byte) error {
 
 // await waits in Go's poller until the connect is decided or ctx is done.
 func (s *sock) await(ctx context.Context) error {
-	WillWait(ctx)
 	s.mu.Lock()
 	f, err := s.wait()
 	s.mu.Unlock()

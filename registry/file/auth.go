@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -21,10 +22,10 @@ const (
 	maxCost = 14
 )
 
-// An Auth is who may use CONNECT at a listener: whoever shows the password of
+// An Auth is who may use CONNECT or SOCKS at a listener: whoever shows the password of
 // one of the Users or one of the Tokens.
 type Auth struct {
-	Users  map[string]Hash   // by name, for Proxy-Authorization: Basic
+	Users  map[string]Hash   // by name, for Proxy-Authorization: Basic and for SOCKS
 	Tokens map[Digest]string // names by token, for Proxy-Authorization: Bearer
 
 	UsersFile  string // where more Users are, "" if nowhere
@@ -146,6 +147,9 @@ func (d *decoder) readAuthFiles(path string, data []byte) {
 		}
 		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens) == 0 {
 			d.errorf(at.auth, "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
+		}
+		if len(d.errs) == 0 && len(auth.Users) == 0 && slices.Contains(d.cfg.Listeners[i].Protocols, "socks5") {
+			d.errorf(at.auth, "add users, or take socks5 from its protocols", "auth names no user: a SOCKS client has no token to show, and nobody would get in")
 		}
 	}
 	d.cfg.sum = sum(all...)

@@ -93,7 +93,7 @@ func (d *decoder) checkService(i int) {
 // may be given on the command line, so no listener counts as any.
 func (d *decoder) carriesSNI() bool {
 	for _, l := range d.cfg.Listeners {
-		if l.Service.IsZero() && (len(l.Protocols) == 0 || slices.Contains(l.Protocols, "sni")) {
+		if l.Service.IsZero() && (len(l.Protocols) == 0 || slices.Contains(l.Protocols, "sni") || slices.Contains(l.Protocols, "proxy")) {
 			return true
 		}
 	}
@@ -163,9 +163,17 @@ func (d *decoder) checkListeners() {
 	for i := range d.cfg.Listeners {
 		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
 		take(l.Address, at.address)
+		if slices.Contains(l.Protocols, "proxy") {
+			switch {
+			case len(l.Protocols) > 1:
+				d.errorf(at.protocols, "give it a listener of its own", "proxy has nothing to be told from the others by")
+			case l.Proxy == nil:
+				d.errorf(at.protocols, "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and nobody is trusted to send one")
+			}
+		}
 		if at.service == nil {
-			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") {
-				d.errorf(at.auth, "add connect to its protocols, or leave auth out", "auth has no effect: only CONNECT clients have credentials")
+			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") && !slices.Contains(l.Protocols, "socks5") {
+				d.errorf(at.auth, "add connect or socks5 to its protocols, or leave auth out", "auth has no effect: only CONNECT and SOCKS clients have credentials")
 			}
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"reflect"
 	"strconv"
@@ -36,11 +37,18 @@ type Config struct {
 // A Listener is an address to accept connections at.
 type Listener struct {
 	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of "sni" and "connect"; empty means both
+	Protocols []string    // of "sni", "connect", "socks5" and "proxy"; empty means the first two
 	Refusal   string      // of a TLS client: "alert" or "close"
-	Auth      *Auth       // of a CONNECT client; nil means none is asked for
+	Auth      *Auth       // of a CONNECT or SOCKS client; nil means none is asked for
+	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol
 	Service   tunnel.Name // not zero: the one service of a port per service
 	Port      uint16      // of Service; 0 means its only one
+}
+
+// A Proxy is what speaks the PROXY protocol in front of a listener, on every
+// connection.
+type Proxy struct {
+	From []netip.Prefix // where from; nobody else may connect
 }
 
 // Limits bound what clients can take. A count is at least 1, or -1 for no

@@ -28,9 +28,9 @@ type networkAt struct {
 }
 
 type listenerAt struct {
-	node, address, service, protocols, refusal, auth *yaml.Node
-	users                                            bool // in the file itself
-	usersFile, tokensFile                            *yaml.Node
+	node, address, service, protocols, refusal, auth, proxy *yaml.Node
+	users                                                   bool // in the file itself
+	usersFile, tokensFile                                   *yaml.Node
 }
 
 type serviceAt struct {
@@ -145,7 +145,7 @@ var listenerFields = []field[Listener]{
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
 		d.list(n, "protocols", func(n *yaml.Node) {
-			s, ok := d.word(n, "a protocol", "sni", "connect")
+			s, ok := d.word(n, "a protocol", "sni", "connect", "socks5", "proxy")
 			switch {
 			case ok && slices.Contains(to.Protocols, s):
 				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
@@ -154,7 +154,7 @@ var listenerFields = []field[Listener]{
 			}
 		})
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "leave the key out for all protocols", "protocols is empty")
+			d.errorf(n, "leave the key out for sni and connect", "protocols is empty")
 		}
 	}},
 	{"refusal", func(d *decoder, n *yaml.Node, to *Listener) {
@@ -170,6 +170,12 @@ var listenerFields = []field[Listener]{
 		if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
 			d.errorf(n, "name users, usersFile or tokensFile", "auth is empty and would let nobody in")
 		}
+	}},
+	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().proxy = n
+		to.Proxy = &Proxy{}
+		object(d, n, "proxyProtocol", proxyFields, to.Proxy)
+		d.need(n, "proxyProtocol", "from")
 	}},
 	{"service", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().service = n
@@ -258,6 +264,26 @@ var logFields = []field[Log]{
 	}},
 }
 
+var proxyFields = []field[Proxy]{
+	{"from", func(d *decoder, n *yaml.Node, to *Proxy) {
+		d.list(n, "from", func(n *yaml.Node) {
+			p, ok := d.cidr(n)
+			switch {
+			case ok && p.Bits() == 0:
+				// Whoever is trusted may claim to be anybody.
+				d.errorf(n, "list the ranges of the proxies in front", "range %s is everybody", p)
+			case ok && slices.Contains(to.From, p):
+				d.errorf(n, "keep one of them", "range %s is listed twice", p)
+			case ok:
+				to.From = append(to.From, p)
+			}
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "list the ranges of the proxies in front", "from is empty and would let nobody in")
+		}
+	}},
+}
+
 // service returns the positions of the service that is being read.
 func (d *decoder) service() *serviceAt { return &d.at.services[len(d.at.services)-1] }
 
@@ -318,6 +344,11 @@ var serviceFields = []field[registry.Service]{
 			to.Endpoints = append(to.Endpoints, ep)
 			d.service().endpoints = append(d.service().endpoints, n)
 		})
+	}},
+	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		if s, ok := d.word(n, "proxyProtocol", "v1", "v2"); ok {
+			to.ProxyProtocol = int(s[1] - '0')
+		}
 	}},
 	durationField("idle", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),
 	durationField("halfClosed", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.HalfClosed }),

@@ -55,6 +55,12 @@ func TestFullFile(t *testing.T) {
 	if len(l.Auth.Tokens) != 1 {
 		t.Errorf("%d tokens, want 1", len(l.Auth.Tokens))
 	}
+	if l.Proxy == nil || !slices.Equal(l.Proxy.From, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}) {
+		t.Errorf("proxy in front %+v", l.Proxy)
+	}
+	if l := cfg.Listeners[1]; l.Proxy != nil || cfg.Services[0].ProxyProtocol != 0 || cfg.Services[1].ProxyProtocol != 2 {
+		t.Errorf("PROXY protocol: in %+v, out %d and %d; want it only where the file says so", l.Proxy, cfg.Services[0].ProxyProtocol, cfg.Services[1].ProxyProtocol)
+	}
 	if l := cfg.Listeners[1]; l.Service != tunnel.MustParseName("db.example.com") || l.Port != 5432 {
 		t.Errorf("pinned listener %+v", l)
 	}
@@ -64,7 +70,7 @@ func TestFullFile(t *testing.T) {
 		Endpoints: []registry.Endpoint{
 			{Addr: netip.MustParseAddr("10.0.1.7"), Port: 8443}, {Host: "orders.internal", Port: 8443}, {Addr: netip.MustParseAddr("2001:db8::1"), Port: 8443},
 		},
-		Exposed: true, ExposedTo: []string{"office"}, Idle: time.Hour, Origin: "full.yaml:20",
+		Exposed: true, ExposedTo: []string{"office"}, Idle: time.Hour, Origin: "full.yaml:21",
 	}
 	if !reflect.DeepEqual(cfg.Services[0], want) {
 		t.Errorf("service\ngot  %+v\nwant %+v", cfg.Services[0], want)
@@ -91,7 +97,7 @@ func TestNames(t *testing.T) {
 	if !cfg.Services[1].Exposed || cfg.Services[2].Exposed {
 		t.Error("exposed: want true by default and false where the file says so")
 	}
-	if reflect.TypeFor[registry.Service]().NumField() != 10 {
+	if reflect.TypeFor[registry.Service]().NumField() != 11 {
 		t.Error("a service has a new field: is it in the file, the schema and the tests?")
 	}
 }

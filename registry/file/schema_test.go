@@ -30,7 +30,7 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	root := schema(t)
 	defs := root["$defs"].(jsonObject)
 	for name, keys := range map[string][]string{
-		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields),
+		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
 	} {
 		object := root

@@ -23,11 +23,11 @@ func authenticator(a *file.Auth) (connect.Authenticator, error) {
 	}
 	var any connect.AnyOf
 	if len(a.Users) > 0 {
-		p, err := newPasswords(a.Users)
+		verify, err := verifier(a)
 		if err != nil {
 			return nil, err
 		}
-		any = append(any, &connect.BasicAuth{Verify: p.verify})
+		any = append(any, &connect.BasicAuth{Verify: verify})
 	}
 	if len(a.Tokens) > 0 {
 		any = append(any, &connect.Bearer{Verify: tokens(a.Tokens)})
@@ -36,6 +36,19 @@ func authenticator(a *file.Auth) (connect.Authenticator, error) {
 		return nil, errors.New("auth names no user and no token")
 	}
 	return any, nil
+}
+
+// verifier makes what checks the passwords of a listener's users; nil for a
+// listener that asks for none.
+func verifier(a *file.Auth) (func(user, password string) bool, error) {
+	if a == nil {
+		return nil, nil
+	}
+	p, err := newPasswords(a.Users)
+	if err != nil {
+		return nil, err
+	}
+	return p.verify, nil
 }
 
 // tokens returns a check of bearer tokens. It looks at every one, whatever

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/socks5"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -55,6 +56,7 @@ gateway's side tells them apart.`,
 		Example: `  culvert probe orders.example.com --via gateway.example.com:443 --mode sni
   culvert probe orders.example.com:443 --via 192.0.2.1:443 --mode connect --user alice:secret
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
+  culvert probe db.example.com:5432 --via 192.0.2.1:1080 --mode socks5 --no-tls
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -64,18 +66,18 @@ gateway's side tells them apart.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT")
-	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni or connect")
+	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni, connect or socks5")
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
-	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect")
+	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect or socks5")
 	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
-	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, --mode connect")
+	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, --mode connect or socks5")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
 	_ = cmd.MarkFlagRequired("via")
-	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect", "socks5"}, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -176,14 +178,17 @@ func newProber(o *probeOptions) (*prober, error) {
 	switch o.mode {
 	case "sni":
 		if o.user != "" || o.token != "" || o.noTLS {
-			return nil, usageError("use --mode connect", "--user, --token and --no-tls are of no use with --mode sni")
+			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect":
+	case "connect", "socks5":
 		if p.port == 0 {
 			p.port = 443
 		}
+		if o.token != "" && o.mode == "socks5" {
+			return nil, usageError("use --user", "--token is of no use with --mode socks5")
+		}
 	default:
-		return nil, usageError("use --mode sni or --mode connect", "unknown mode %q", o.mode)
+		return nil, usageError("use --mode sni, connect or socks5", "unknown mode %q", o.mode)
 	}
 	if _, _, err := net.SplitHostPort(o.via); err != nil {
 		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
@@ -218,9 +223,8 @@ func (p *prober) loadKeys(serverName string) error {
 // run goes through the steps and returns what stopped it.
 func (p *prober) run(ctx context.Context) error {
 	var conn net.Conn
-	if p.o.mode == "connect" {
-		if err := p.step("tcp + connect", func() (string, error) {
-			d := &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+	if d := p.dialer(); d != nil {
+		if err := p.step("tcp + "+p.o.mode, func() (string, error) {
 			var err error
 			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
 			return "the gateway said yes", err
@@ -243,6 +247,19 @@ func (p *prober) run(ctx context.Context) error {
 		return nil
 	}
 	return p.handshake(ctx, conn)
+}
+
+// dialer returns the client of the gateway's protocol; nil for one that needs
+// none.
+func (p *prober) dialer() tunnel.Dialer {
+	switch p.o.mode {
+	case "connect":
+		return &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+	case "socks5":
+		user, password, _ := strings.Cut(p.o.user, ":")
+		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}
+	}
+	return nil
 }
 
 func (p *prober) credentials() string {
@@ -336,16 +353,21 @@ func (p *prober) step(name string, f func() (string, error)) error {
 	return err
 }
 
-// refusedByProxy notes the gateway's no to a CONNECT.
+// refusedByProxy notes the gateway's no to a CONNECT or to SOCKS.
 func (p *prober) refusedByProxy(err error) {
 	var te *tunnel.Error
 	if !errors.As(err, &te) {
 		return
 	}
 	r := &probeRefusal{Answer: te.Error(), Reasons: []tunnel.Reason{te.Reason}}
-	if te.Reason == tunnel.NoRoute {
+	switch {
+	case te.Reason == tunnel.NoRoute:
 		// What strangers hear of services that are not theirs, too.
 		r.Reasons = append(r.Reasons, tunnel.NotExposed, tunnel.Denied)
+		r.Hint = hintExplain
+	case te.Reason == tunnel.Denied && p.o.mode == "socks5":
+		// SOCKS has one reply for all that is not allowed.
+		r.Reasons = []tunnel.Reason{tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied, tunnel.Prohibited}
 		r.Hint = hintExplain
 	}
 	p.report.Refusal = r

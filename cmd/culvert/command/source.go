@@ -14,6 +14,8 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/proxyproto"
+	"culvert.dev/connect/socks5"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
@@ -168,7 +170,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		if err != nil {
 			return cfg, err
 		}
-		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps})
+		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, Preface: preface(l)})
 	}
 	return cfg, nil
 }
@@ -217,11 +219,27 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 				return nil, err
 			}
 			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+		case "socks5":
+			verify, err := verifier(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			ps = append(ps, &socks5.Protocol{Verify: verify})
+		case "proxy":
+			ps = append(ps, &proxyproto.Protocol{})
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
 		}
 	}
 	return ps, nil
+}
+
+// preface is what the connections of a listener begin with; nil for nothing.
+func preface(l file.Listener) tunnel.Preface {
+	if l.Proxy == nil {
+		return nil
+	}
+	return &proxyproto.Preface{From: l.Proxy.From}
 }
 
 // configError makes the mistakes of a file an error of exit code 2.

@@ -1,0 +1,104 @@
+package proxyproto
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// telling is how long the header may take to leave. It fits in any socket
+// buffer, so this only ends what is no socket.
+const telling = time.Second
+
+// An EndpointDialer dials endpoints: a tunnel.NetDialer.
+type EndpointDialer interface {
+	tunnel.Dialer
+	DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error)
+}
+
+// A Dialer dials as another one does and sends a header first, which tells the
+// endpoint of the client: in version 1 its address; in version 2 also the name
+// it asked for (AUTHORITY), the protocol it offered inside, where that is one
+// (ALPN), a name for the connection (UNIQUE_ID), and a checksum (CRC32C).
+//
+// The endpoint has to be one that expects it.
+type Dialer struct {
+	Version int // 1 or 2
+	Dialer  EndpointDialer
+}
+
+var _ tunnel.Dialer = (*Dialer)(nil)
+
+// Check returns nil if ep may be dialed, as a tunnel.NetDialer does.
+func (d *Dialer) Check(ep tunnel.Endpoint) error {
+	if c, ok := d.Dialer.(interface{ Check(tunnel.Endpoint) error }); ok {
+		return c.Check(ep)
+	}
+	return nil
+}
+
+// DialRequest dials ep and tells it of the client that made req. The caller
+// closes the connection.
+//
+// The header's destination is the endpoint's own address: the gateway's, at
+// which the client was, says nothing to a service. A unique id that a proxy in
+// front gave the connection is passed on.
+func (d *Dialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	h := Header{Version: d.Version, Source: unmapped(req.Source), Destination: unmapped(ep.Addr), Authority: req.Name.String()}
+	if !req.Source.IsValid() {
+		h.Source, h.Destination = req.Source, req.Source // UNKNOWN, and UNSPEC
+	}
+	if len(req.ALPN) == 1 {
+		h.ALPN = req.ALPN[0]
+	}
+	if said := FromContext(ctx); said != nil && said.UniqueID != "" {
+		h.UniqueID = said.UniqueID
+	} else {
+		var id [16]byte
+		_, _ = rand.Read(id[:]) // never fails
+		h.UniqueID = hex.EncodeToString(id[:])
+	}
+	b, err := h.Append(nil)
+	if err != nil {
+		return nil, &tunnel.Error{Reason: tunnel.Internal, Err: err}
+	}
+	c, err := d.Dialer.DialEndpoint(ctx, ep)
+	if err != nil {
+		return nil, err
+	}
+	return tell(c, b, ep.String())
+}
+
+// DialContext dials addr on the caller's own behalf: LOCAL in version 2,
+// UNKNOWN in version 1.
+func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	h := Header{Version: d.Version, Local: true}
+	b, err := h.Append(nil)
+	if err != nil {
+		return nil, &tunnel.Error{Reason: tunnel.Internal, Err: err}
+	}
+	c, err := d.Dialer.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return tell(c, b, addr)
+}
+
+// tell sends a header over c, and closes c where that fails.
+func tell(c net.Conn, header []byte, to string) (net.Conn, error) {
+	_ = c.SetWriteDeadline(time.Now().Add(telling))
+	_, err := c.Write(header)
+	if err == nil {
+		err = c.SetWriteDeadline(time.Time{})
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, &tunnel.Error{Reason: tunnel.DialFailed, Err: fmt.Errorf("proxyproto: %s did not take the header: %w", to, err)}
+	}
+	return c, nil
+}

@@ -1,0 +1,74 @@
+package proxyproto
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+
+	"culvert.dev/tunnel"
+)
+
+// A Preface is the header that every connection of a listener begins with.
+//
+// Whoever may send one may claim to be anybody, so a connection from outside
+// of From is reset unheard; and there is no listener that takes connections
+// with and without.
+type Preface struct {
+	// From are the ranges of the proxies in front. The limits on one source
+	// are not held against them: those on all sources are, and what one client
+	// may have is theirs to limit. Empty trusts nobody.
+	From []netip.Prefix
+}
+
+var _ tunnel.Preface = (*Preface)(nil)
+
+// Trusts implements tunnel.Preface.
+func (p *Preface) Trusts(addr netip.Addr) bool {
+	addr = addr.Unmap().WithZone("")
+	return slices.ContainsFunc(p.From, func(r netip.Prefix) bool { return r.Contains(addr) })
+}
+
+// Len implements tunnel.Preface.
+func (*Preface) Len(prefix []byte) int {
+	_, n, err := Parse(prefix)
+	switch err {
+	case nil:
+		return n
+	case ErrMore:
+		return 0
+	}
+	return -1
+}
+
+// Read implements tunnel.Preface. The header is in the context it returns: see
+// FromContext. A connection that does not begin with one is reset.
+func (*Preface) Read(ctx context.Context, c *tunnel.Conn) (context.Context, error) {
+	for {
+		h, n, err := Parse(c.Buffered())
+		switch err {
+		case nil:
+			c.Discard(n)
+			if h.Source.IsValid() {
+				c.SetSource(h.Source)
+			}
+			return context.WithValue(ctx, headerKey{}, &h), nil
+		case ErrMore:
+			if err := c.Fill(headV2 + maxV2); err != nil {
+				_ = c.Abort()
+				return ctx, tunnel.PreambleError(c, err)
+			}
+		default:
+			_ = c.Abort()
+			return ctx, &tunnel.Error{Reason: tunnel.BadPreamble, Err: err}
+		}
+	}
+}
+
+type headerKey struct{}
+
+// FromContext returns the header of a connection whose Preface was read, nil
+// for any other.
+func FromContext(ctx context.Context) *Header {
+	h, _ := ctx.Value(headerKey{}).(*Header)
+	return h
+}

@@ -1,0 +1,421 @@
+package proxyproto
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
+)
+
+// patience is how long anything in these tests may take.
+const patience = 10 * time.Second
+
+// word is a protocol whose preamble is a name that ends with a space. Where
+// judge is set its connections wait on the loop.
+type word struct{ name string }
+
+func (w word) Name() string { return w.name }
+
+func (w word) Sniff(prefix []byte) tunnel.Verdict {
+	switch n := min(len(prefix), len(w.name)); {
+	case string(prefix[:n]) != w.name[:n]:
+		return tunnel.No
+	case n < len(w.name):
+		return tunnel.More
+	}
+	return tunnel.Yes
+}
+
+func (w word) Complete(prefix []byte) bool { return bytes.IndexByte(prefix, ' ') >= 0 }
+
+func (w word) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	for {
+		if said, _, ok := bytes.Cut(c.Buffered(), []byte(" ")); ok {
+			req := c.NewRequest(w.name)
+			req.Name = tunnel.MustParseName(string(said))
+			h.ServeTunnel(ctx, req)
+			return nil
+		}
+		if err := c.Fill(100); err != nil {
+			_ = c.Abort()
+			return tunnel.PreambleError(c, err)
+		}
+	}
+}
+
+// notJudge is a protocol without Complete.
+type notJudge struct{ tunnel.Protocol }
+
+// A gateway is a whole one with a preface.
+type gateway struct {
+	addr     string
+	outcomes chan *tunnel.Outcome
+
+	mu    sync.Mutex // guards what follows
+	asked []tunnel.Request
+}
+
+// serve starts a gateway that takes every request to backend, by way.
+func serve(t *testing.T, p tunnel.Preface, backend string, way tunnel.Dialer, ps ...tunnel.Protocol) *gateway {
+	t.Helper()
+	ln, err := tunnel.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gateway{addr: ln.Addr().String(), outcomes: make(chan *tunnel.Outcome, 1000)}
+	resolve := resolver(func(req *tunnel.Request) (tunnel.Route, error) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.asked = append(g.asked, *req)
+		if req.Name.String() == "nobody.test" {
+			return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "nobody")
+		}
+		return tunnel.Route{Service: "svc", Endpoints: []tunnel.Endpoint{{Addr: netip.MustParseAddrPort(backend), Named: true}}}, nil
+	})
+	observe := func(o *tunnel.Outcome) { g.outcomes <- o }
+	relay := &tunnel.Relay{}
+	srv := &tunnel.Server{
+		Handler: &tunnel.Router{Resolver: resolve, Dialer: way, Relay: relay, Observe: observe}, Observe: observe,
+		Limits: tunnel.Limits{NewPerSource: -1},
+	}
+	served := make(chan error, 1)
+	go func() {
+		served <- srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Protocols: ps, Preface: p})
+	}()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := srv.Shutdown(ctx); err != nil {
+			t.Errorf("shutdown: %v", err)
+		}
+		if err := <-served; err != tunnel.ErrServerClosed {
+			t.Error(err)
+		}
+		_ = relay.Close()
+	})
+	return g
+}
+
+type resolver func(*tunnel.Request) (tunnel.Route, error)
+
+func (r resolver) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	return r(req)
+}
+
+func (g *gateway) requests() []tunnel.Request {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.asked)
+}
+
+func (g *gateway) outcome(t *testing.T) *tunnel.Outcome {
+	t.Helper()
+	select {
+	case o := <-g.outcomes:
+		return o
+	case <-time.After(patience):
+		t.Fatal("a connection has no outcome")
+		return nil
+	}
+}
+
+// backend accepts connections and gives each to f.
+func backend(t *testing.T, f func(*net.TCPConn)) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(patience))
+				f(c.(*net.TCPConn))
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = ln.Close()
+		wg.Wait()
+	})
+	return ln.Addr().String()
+}
+
+func echo(c *net.TCPConn) {
+	_, _ = io.Copy(c, c)
+	_ = c.CloseWrite()
+}
+
+func dial(t *testing.T, addr string) *net.TCPConn {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return c.(*net.TCPConn)
+}
+
+var (
+	loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	straight = &tunnel.NetDialer{}
+)
+
+// Each header, whole and cut anywhere, before a protocol that waits on a loop,
+// one that does not, and one of two.
+func TestPreface(t *testing.T) {
+	svc := backend(t, echo)
+	p := &Preface{From: loopback}
+	for name, ps := range map[string][]tunnel.Protocol{
+		"judge":     {word{"svc.test"}},
+		"two":       {word{"other.test"}, word{"svc.test"}},
+		"not judge": {notJudge{word{"svc.test"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := serve(t, p, svc, straight, ps...)
+			for _, row := range goodRows {
+				for _, cut := range []int{0, 1, len(row.in) - 1, len(row.in), len(row.in) + 3} {
+					c := dial(t, g.addr)
+					local := c.LocalAddr().(*net.TCPAddr).AddrPort()
+					in := append(bytes.Clone(row.in), "svc.test there and back"...)
+					_, _ = c.Write(in[:cut])
+					time.AfterFunc(time.Millisecond, func() {
+						_, _ = c.Write(in[cut:])
+						_ = c.CloseWrite()
+					})
+					got, err := io.ReadAll(c)
+					if string(got) != "svc.test there and back" || err != nil {
+						t.Errorf("%s, cut after %d bytes: got %q, %v", row.name, cut, got, err)
+					}
+					want := row.want.Source
+					if !want.IsValid() {
+						want = local
+					}
+					if o := g.outcome(t); o.Source != want || o.Reason != tunnel.Done {
+						t.Errorf("%s, cut after %d bytes: got %s from %s, want it done from %s", row.name, cut, o.Reason, o.Source, want)
+					}
+				}
+			}
+			for _, req := range g.requests() {
+				if req.Peer != (tunnel.Peer{}) {
+					t.Errorf("a header gave the caller the identity %+v", req.Peer)
+				}
+			}
+		})
+	}
+}
+
+// Each bad header is answered with a reset, and nothing of it is a request.
+func TestPrefaceRefuses(t *testing.T) {
+	g := serve(t, &Preface{From: loopback}, backend(t, echo), straight, word{"svc.test"})
+	for _, row := range badRows {
+		c := dial(t, g.addr)
+		_, _ = c.Write(append(bytes.Clone(row.in), "svc.test "...))
+		if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: got %q, %v, want a reset", row.name, got, err)
+		}
+		if o := g.outcome(t); o.Reason != tunnel.BadPreamble || o.Err == nil || o.Source != c.LocalAddr().(*net.TCPAddr).AddrPort() {
+			t.Errorf("%s: got %s from %s, %v; want %s from the socket's peer", row.name, o.Reason, o.Source, o.Err, tunnel.BadPreamble)
+		}
+	}
+	if n := len(g.requests()); n > 0 {
+		t.Errorf("%d requests, want none", n)
+	}
+}
+
+// Who leaves in a header, or behind one, is told nothing and asks nothing.
+func TestPrefaceCutShort(t *testing.T) {
+	g := serve(t, &Preface{From: loopback}, backend(t, echo), straight, word{"svc.test"})
+	whole := withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place))
+	for n := range len(whole) + 1 {
+		c := dial(t, g.addr)
+		_, _ = c.Write(whole[:n])
+		_ = c.Close()
+		want := tunnel.Gone
+		if n == 0 || n == len(whole) {
+			want = tunnel.NoHello // behind a header a client may leave, as any may
+		}
+		if o := g.outcome(t); o.Reason != want {
+			t.Errorf("left after %d of %d bytes: got %s, %v, want %s", n, len(whole), o.Reason, o.Err, want)
+		}
+	}
+	if n := len(g.requests()); n > 0 {
+		t.Errorf("%d requests, want none", n)
+	}
+}
+
+// A peer that is not trusted is reset whatever it sends, and without a header
+// nobody is served.
+func TestPrefaceTrustsNobodyElse(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		from   []netip.Prefix
+		in     []byte
+		reason tunnel.Reason
+	}{
+		{"untrusted", []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("::/0")}, v2(0x21, 0x11, ends4), tunnel.Denied},
+		{"untrusted, without a header", []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, nil, tunnel.Denied},
+		{"nobody is trusted", nil, v2(0x21, 0x11, ends4), tunnel.Denied},
+		{"trusted, without a header", loopback, nil, tunnel.BadPreamble},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			g := serve(t, &Preface{From: row.from}, backend(t, echo), straight, word{"svc.test"})
+			c := dial(t, g.addr)
+			_, _ = c.Write(append(row.in, "svc.test "...))
+			if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("got %q, %v, want a reset", got, err)
+			}
+			if o := g.outcome(t); o.Reason != row.reason || o.Source != c.LocalAddr().(*net.TCPAddr).AddrPort() {
+				t.Errorf("got %s from %s, %v; want %s from the socket's peer", o.Reason, o.Source, o.Err, row.reason)
+			}
+		})
+	}
+}
+
+func TestTrusts(t *testing.T) {
+	p := &Preface{From: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
+	for addr, want := range map[string]bool{
+		"192.0.2.7": true, "::ffff:192.0.2.7": true, "192.0.3.7": false, "2001:db8::7": true, "2001:db9::7": false, "127.0.0.1": false, "10.0.0.1": false,
+	} {
+		if got := p.Trusts(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s: got %v, want %v", addr, got, want)
+		}
+	}
+	if p.Trusts(netip.Addr{}) {
+		t.Error("no address is trusted")
+	}
+}
+
+// On a listener that does not expect one, a header is nobody's protocol.
+func TestHeaderWhereNoneIsExpected(t *testing.T) {
+	g := serve(t, nil, backend(t, echo), straight, word{"svc.test"}, word{"other.test"})
+	for _, row := range goodRows {
+		c := dial(t, g.addr)
+		_, _ = c.Write(append(bytes.Clone(row.in), "svc.test "...))
+		if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: got %q, %v, want a reset", row.name, got, err)
+		}
+		if o := g.outcome(t); o.Reason != tunnel.BadPreamble {
+			t.Errorf("%s: got %s, want %s", row.name, o.Reason, tunnel.BadPreamble)
+		}
+	}
+}
+
+// A header behind a header is the client's, and no protocol's here.
+func TestSecondHeaderIsData(t *testing.T) {
+	g := serve(t, &Preface{From: loopback}, backend(t, echo), straight, word{"svc.test"}, word{"other.test"})
+	c := dial(t, g.addr)
+	_, _ = c.Write(append(append(v2(0x21, 0x11, ends4), v2(0x21, 0x21, ends6)...), "svc.test "...))
+	if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("got %q, %v, want a reset", got, err)
+	}
+	if o := g.outcome(t); o.Reason != tunnel.BadPreamble || o.Source != ap("198.51.100.7:56789") {
+		t.Errorf("got %s from %s, want %s from the source of the first", o.Reason, o.Source, tunnel.BadPreamble)
+	}
+}
+
+// The stated name routes, and the server speaks first.
+func TestProtocol(t *testing.T) {
+	svc := backend(t, func(c *net.TCPConn) {
+		_, _ = io.WriteString(c, "welcome\n")
+		echo(c)
+	})
+	g := serve(t, &Preface{From: loopback}, svc, straight, &Protocol{})
+	c := dial(t, g.addr)
+	_, _ = c.Write(withCRC(v2(0x21, 0x11, ends4, tlv(2, "SVC.test."), tlv(1, "h2"), place)))
+	got := make([]byte, len("welcome\n"))
+	if _, err := io.ReadFull(c, got); string(got) != "welcome\n" || err != nil {
+		t.Fatalf("got %q, %v, want the server's greeting", got, err)
+	}
+	_, _ = io.WriteString(c, "there and back")
+	_ = c.CloseWrite()
+	if rest, err := io.ReadAll(c); string(rest) != "there and back" || err != nil {
+		t.Errorf("got %q, %v, want what was sent", rest, err)
+	}
+	o := g.outcome(t)
+	if o.Proto != "proxy" || o.Target != "svc.test" || o.Source != ap("198.51.100.7:56789") || !slices.Equal(o.ALPN, []string{"h2"}) || o.Reason != tunnel.Done {
+		t.Errorf("got outcome %+v, want it done by proxy to svc.test with h2", o)
+	}
+	for _, row := range []struct {
+		name   string
+		in     []byte
+		reason tunnel.Reason
+		fin    bool // instead of a reset
+	}{
+		{"health check", v2(0x20, 0), tunnel.NoHello, true},
+		{"no name", v2(0x21, 0x11, ends4), tunnel.NoSNI, false},
+		{"version 1 has no name", []byte("PROXY TCP4 198.51.100.7 192.0.2.1 56789 443\r\n"), tunnel.NoSNI, false},
+		{"empty name", v2(0x21, 0x11, ends4, tlv(2, "")), tunnel.NoSNI, false},
+		{"address", v2(0x21, 0x11, ends4, tlv(2, "127.0.0.1")), tunnel.NoSNI, false},
+		{"two dots", v2(0x21, 0x11, ends4, tlv(2, "a..test")), tunnel.NoSNI, false},
+		{"NUL", v2(0x21, 0x11, ends4, tlv(2, "svc.test\x00.evil")), tunnel.NoSNI, false},
+		{"port", v2(0x21, 0x11, ends4, tlv(2, "svc.test:25")), tunnel.NoSNI, false},
+		{"unknown name", v2(0x21, 0x11, ends4, tlv(2, "nobody.test")), tunnel.NoRoute, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c := dial(t, g.addr)
+			_, _ = c.Write(row.in)
+			got, err := io.ReadAll(c)
+			if len(got) > 0 || (err == nil) != row.fin || !row.fin && !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("got %q, %v, want an orderly end: %v", got, err, row.fin)
+			}
+			if o := g.outcome(t); o.Reason != row.reason || o.Proto != "proxy" {
+				t.Errorf("got %s by %s, %v; want %s by proxy", o.Reason, o.Proto, o.Err, row.reason)
+			}
+		})
+	}
+}
+
+// Without a preface there is no name, and nobody is taken at his word.
+func TestProtocolWithoutPreface(t *testing.T) {
+	g := serve(t, nil, backend(t, echo), straight, &Protocol{})
+	if c, err := net.DialTimeout("tcp", g.addr, patience); err == nil { // it may be reset before this returns
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(patience))
+		_, _ = c.Write(withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place)))
+		if got, err := io.ReadAll(c); len(got) > 0 || err == nil {
+			t.Errorf("got %q, %v, want a reset", got, err)
+		}
+	}
+	if o := g.outcome(t); o.Reason != tunnel.Internal || len(g.requests()) > 0 {
+		t.Errorf("got %s and %d requests, want %s and none", o.Reason, len(g.requests()), tunnel.Internal)
+	}
+}
+
+// fronted is a Protocol with its preface in one, for the suite.
+type fronted struct {
+	Preface
+	Protocol
+}
+
+func (f *fronted) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	ctx, err := f.Preface.Read(ctx, c)
+	if err != nil {
+		return err
+	}
+	return f.Protocol.ServeConn(ctx, c, h)
+}
+
+func TestProtocolSuite(t *testing.T) {
+	tunneltest.TestProtocol(t, &fronted{},
+		tunneltest.Preamble{Title: "name", Bytes: withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place)), Name: tunnel.MustParseName("svc.test")},
+		tunneltest.Preamble{Title: "name and ALPN", Bytes: v2(0x21, 0, tlv(2, "svc.test"), tlv(1, "h2")), Name: tunnel.MustParseName("svc.test"), ALPN: []string{"h2"}},
+	)
+}

@@ -1,0 +1,101 @@
+package socks5
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"testing"
+
+	"culvert.dev/tunnel"
+)
+
+// FuzzServe sends anything to a Protocol, cut anywhere. What is made of it must
+// not depend on the cut, only a request that can be written again is made, and
+// every refusal is said and ends the connection.
+func FuzzServe(f *testing.F) {
+	for _, row := range badRows {
+		f.Add(row.in, 3, false)
+	}
+	for _, row := range passwordRows {
+		f.Add(row.in, 5, true)
+	}
+	f.Add(join(greetNone, askV4, []byte("early")), 4, false)
+	f.Add(join(greetNone, askV6), 4, false)
+	f.Add(join(greetPassword, password("alice", "secret"), askName), 9, true)
+	f.Fuzz(func(t *testing.T, in []byte, cut int, verify bool) {
+		if cut < 0 || cut > len(in) {
+			cut = 0
+		}
+		whole, split := run(t, in, len(in), verify), run(t, in, cut, verify)
+		if whole != split {
+			t.Errorf("whole: %+v; cut after %d bytes: %+v", whole, cut, split)
+		}
+	})
+}
+
+// FuzzRequest reads a request and writes it again.
+func FuzzRequest(f *testing.F) {
+	f.Add(askName)
+	f.Add(askV4)
+	f.Add(askV6)
+	f.Fuzz(func(t *testing.T, in []byte) {
+		to, n, err := parseRequest(in)
+		if err != nil {
+			return
+		}
+		if n > len(in) || to.port == 0 || to.name.IsZero() == !to.addr.IsValid() {
+			t.Fatalf("got %+v of %d bytes from %d", to, n, len(in))
+		}
+		again, m, err := parseRequest(appendRequest(nil, to))
+		if err != nil || again != to || m != len(appendRequest(nil, to)) {
+			t.Fatalf("got %+v, %v, want %+v again", again, err, to)
+		}
+		for i := range n {
+			if _, _, err := parseRequest(in[:i]); err != errMore {
+				t.Fatalf("%d of %d bytes: got %v, want more", i, n, err)
+			}
+		}
+	})
+}
+
+// A result is all that there is to see of a connection.
+type result struct {
+	out    string // said to the client
+	to     destination
+	calls  int
+	early  string
+	reason tunnel.Reason // of a refusal
+}
+
+func run(t *testing.T, in []byte, cut int, verify bool) (r result) {
+	conn := &script{in: [][]byte{bytes.Clone(in[:cut]), bytes.Clone(in[cut:])}}
+	p := &Protocol{}
+	if verify {
+		p.Verify = func(user, password string) bool { return true } // a wrong one waits
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // so that nothing waits
+	err := p.ServeConn(ctx, tunnel.NewConn(conn), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+		r.calls++
+		r.to = destination{req.Name, req.Addr, req.Port}
+		if verify != (req.Peer.ID != "") {
+			t.Errorf("a request by %+v, a password is wanted: %v", req.Peer, verify)
+		}
+		s, err := req.Accept()
+		if err != nil {
+			t.Errorf("Accept: %v", err)
+			return
+		}
+		early, _ := io.ReadAll(s)
+		r.early = string(early)
+		_ = s.Close()
+	}))
+	r.out = string(conn.out)
+	if err != nil {
+		r.reason = tunnel.ReasonOf(err)
+	}
+	if (err == nil) != (r.calls == 1) || !conn.closed {
+		t.Errorf("%d requests, %v, closed %v", r.calls, err, conn.closed)
+	}
+	return r
+}

@@ -1,0 +1,252 @@
+package socks5
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"culvert.dev/tunnel"
+)
+
+// speaking is how long a message to the client may take to leave. It fits in
+// any socket buffer, so this only ends what is no socket.
+const speaking = time.Second
+
+// A wrong password is answered between these after it came, whatever it was
+// that was wrong: so the time tells nothing, and guessing takes its time.
+const (
+	minPenalty = time.Second
+	maxPenalty = minPenalty + minPenalty/4
+)
+
+// A Protocol is the proxy side of SOCKS5. The zero value serves everybody who
+// can connect: what may be reached is the Handler's to say. A Protocol is safe
+// for any number of connections at once.
+type Protocol struct {
+	// Verify, if set, has to accept the user name and password of every
+	// client (RFC 1929), before it is heard where it wants to go; a client
+	// that does not offer them is refused. It has to do the same work for a
+	// user that does not exist, and must not keep or log the password.
+	//
+	// Names and passwords are valid UTF-8 without control characters, and
+	// not empty: Verify sees no others.
+	Verify func(user, password string) bool
+}
+
+var (
+	_ tunnel.Protocol = (*Protocol)(nil)
+	_ tunnel.Judge    = (*Protocol)(nil)
+)
+
+// Name returns "socks5".
+func (*Protocol) Name() string { return "socks5" }
+
+// Sniff says Yes to the version byte of SOCKS5, and to that of SOCKS4 to
+// refuse it in its own words. No other protocol here begins with these.
+func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
+	if prefix[0] == version5 || prefix[0] == version4 {
+		return tunnel.Yes
+	}
+	return tunnel.No
+}
+
+// Complete implements tunnel.Judge: the greeting is there, or can't come any
+// more. The rest of the preamble comes only after an answer, so ServeConn may
+// wait for it all the same; Fill says so to the loop.
+func (*Protocol) Complete(prefix []byte) bool {
+	if len(prefix) > 0 && prefix[0] != version5 {
+		return true
+	}
+	_, _, err := parseGreeting(prefix)
+	return err == nil
+}
+
+// ServeConn greets the client, verifies who it is where that is wanted, reads
+// its request and calls h with it.
+func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	s := session{c: c}
+	err := s.greet(p.Verify != nil)
+	if err == nil && p.Verify != nil {
+		err = s.authenticate(ctx, p.Verify)
+	}
+	var to destination
+	if err == nil {
+		to, err = s.request()
+	}
+	if err != nil {
+		return err
+	}
+	req := c.NewRequest(p.Name())
+	req.Name, req.Addr, req.Port = to.name, to.addr, to.port
+	if p.Verify != nil {
+		req.Peer = s.peer
+	}
+	req.Accept = func() (tunnel.Stream, error) {
+		if err := s.say(answer(Succeeded)); err != nil {
+			return nil, s.lost(err)
+		}
+		return c.Accept()
+	}
+	req.Refuse = func(err error) { c.Farewell(answer(ReplyFor(err))) }
+	h.ServeTunnel(ctx, req)
+	return nil
+}
+
+// A session is a client on its way to a request. What its methods return has
+// been said to the client.
+type session struct {
+	c    *tunnel.Conn
+	read int // bytes of messages that are done with
+	peer tunnel.Peer
+}
+
+// greet agrees on how the client proves who it is.
+func (s *session) greet(verify bool) error {
+	for {
+		b := s.c.Buffered()
+		if len(b) > 0 && b[0] != version5 {
+			return s.foreign(b[0])
+		}
+		methods, n, err := parseGreeting(b)
+		if err == nil {
+			return s.agree(methods, n, verify)
+		}
+		if err := s.fill(); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *session) agree(methods []byte, n int, verify bool) error {
+	want, why, how := byte(methodNone), tunnel.Unsupported, "no authentication (0x00)"
+	if verify {
+		want, why, how = methodPassword, tunnel.NoAuth, "a user name and a password (0x02)"
+	}
+	if !slices.Contains(methods, want) {
+		err := tunnel.Refusef(why, "socks5: the client offers the methods [% x], and this port wants %s", methods[:min(len(methods), 16)], how)
+		s.c.Farewell([]byte{version5, methodRefused})
+		return err
+	}
+	s.took(n)
+	if err := s.say([]byte{version5, want}); err != nil {
+		return s.lost(err)
+	}
+	return nil
+}
+
+// foreign ends a connection that does not speak SOCKS5.
+func (s *session) foreign(first byte) error {
+	if first == version4 {
+		s.c.Farewell([]byte{0, 0x5b, 0, 0, 0, 0, 0, 0}) // request rejected
+		return tunnel.Refusef(tunnel.Unsupported, "socks5: the client speaks SOCKS4: it has to use SOCKS5, with the name left to the proxy (socks5h)")
+	}
+	_ = s.c.Abort()
+	return tunnel.Refusef(tunnel.BadPreamble, "socks5: the first byte is %#02x, want %#02x", first, version5)
+}
+
+// authenticate hears a user name and a password, RFC 1929.
+func (s *session) authenticate(ctx context.Context, verify func(user, password string) bool) error {
+	for {
+		user, password, n, err := parsePassword(s.c.Buffered())
+		if err == errMore {
+			if err := s.fill(); err != nil {
+				return err
+			}
+			continue
+		}
+		came := time.Now()
+		tunnel.WillWait(ctx) // a password is hashed on purpose slowly, and a wrong one waits
+		if err == nil {
+			s.took(n)
+			if usable(user) && usable(password) && verify(user, password) {
+				s.peer = tunnel.Peer{ID: user, Method: "basic"}
+				if err := s.say([]byte{versionAuth, 0}); err != nil {
+					return s.lost(err)
+				}
+				return nil
+			}
+			err = errors.New("the user name or the password is wrong")
+		}
+		penalty(ctx, came)
+		s.c.Farewell([]byte{versionAuth, 1})
+		return tunnel.Refusef(tunnel.NoAuth, "socks5: %w", err)
+	}
+}
+
+// usable is what connect takes in Proxy-Authorization: an ID ends up in logs.
+func usable(s string) bool {
+	return s != "" && utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
+// penalty waits until a wrong password that came then may be answered.
+func penalty(ctx context.Context, came time.Time) {
+	t := time.NewTimer(time.Until(came.Add(minPenalty + rand.N(maxPenalty-minPenalty))))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// request reads where the client wants to go.
+func (s *session) request() (destination, error) {
+	for {
+		to, n, err := parseRequest(s.c.Buffered())
+		if err == nil {
+			s.took(n)
+			return to, nil
+		}
+		if err != errMore {
+			reply := ReplyFor(err)
+			why := tunnel.BadRequest
+			if reply == CommandNotSupported || reply == AddressTypeNotSupported {
+				why = tunnel.Unsupported
+			}
+			s.c.Farewell(answer(reply))
+			return destination{}, tunnel.Refusef(why, "socks5: %w", err)
+		}
+		if err := s.fill(); err != nil {
+			return destination{}, err
+		}
+	}
+}
+
+func (s *session) took(n int) {
+	s.c.Discard(n)
+	s.read += n
+}
+
+// say writes a part of the preamble to the client.
+func (s *session) say(b []byte) error {
+	_ = s.c.SetWriteDeadline(time.Now().Add(speaking))
+	_, err := s.c.Write(b)
+	return err
+}
+
+func (s *session) fill() error {
+	if err := s.c.Fill(readAhead); err != nil {
+		_ = s.c.Abort()
+		return s.lost(err)
+	}
+	return nil
+}
+
+// lost says why the client's bytes stopped. There is nobody left to tell, or
+// nothing: a client that is slow on purpose gets no answer.
+func (s *session) lost(err error) error {
+	got := s.read + len(s.c.Buffered())
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return tunnel.Refusef(tunnel.HelloTimeout, "socks5: the request is not complete in time, after %d bytes", got)
+	case got == 0:
+		return &tunnel.Error{Reason: tunnel.NoHello, Err: fmt.Errorf("socks5: the client left without a byte: %w", err)}
+	}
+	return tunnel.Refusef(tunnel.Gone, "socks5: the client left after %d bytes: %w", got, err)
+}
