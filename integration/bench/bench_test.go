@@ -28,10 +28,13 @@ func TestMain(m *testing.M) {
 // The whole suite runs, over what needs no other program, and fills every
 // row. How fast it was is not looked at.
 func TestSuite(t *testing.T) {
-	all := peers("culvert")
+	chosen, err := choose(options{only: "^(naive|bare|direct)$"})
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := &suite{
 		rig:     rig{dir: t.TempDir()},
-		peers:   all[len(all)-2:], // naive and direct
+		peers:   chosen,
 		rounds:  2,
 		slice:   30 * time.Millisecond,
 		settle:  10 * time.Millisecond,
@@ -48,6 +51,9 @@ func TestSuite(t *testing.T) {
 	}
 	if len(s.trouble) > 0 {
 		t.Errorf("trouble: %q", s.trouble)
+	}
+	if n := len(s.results["up16"]["bare"]); n != s.rounds {
+		t.Errorf("bare's upload: %d values, want %d", n, s.rounds)
 	}
 	for _, row := range rows() {
 		if row.own {
