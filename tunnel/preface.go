@@ -14,7 +14,7 @@ import (
 // for both without a goroutine where all its protocols are Judges.
 type Preface interface {
 	// Trusts reports whether addr, a socket's peer, is a proxy in front. Who
-	// is not is refused unheard. Who is stands for many clients, and the
+	// is not is refused as it comes. Who is stands for many clients, and the
 	// limits on one source are not held against it.
 	Trusts(addr netip.Addr) bool
 
@@ -63,10 +63,6 @@ func (k *slot) readPreface() (context.Context, error) {
 	p := k.ln.Preface
 	if p == nil {
 		return &k.ctx, nil
-	}
-	if peer := k.Conn.source.Addr(); !p.Trusts(peer) {
-		_ = k.Abort()
-		return &k.ctx, Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", peer)
 	}
 	return p.Read(&k.ctx, &k.Conn)
 }

@@ -107,6 +107,10 @@ func TestPreface(t *testing.T) {
 				var a asked
 				g := serveFronted(t, &tunnel.Server{Handler: &a}, &linePreface{"192.0.2.9"}, this, other)
 				client, accepted := g.dial(row.from)
+				synctest.Wait()
+				if early := accepted.ending() != "open"; early != (row.reason == tunnel.Denied) {
+					t.Errorf("before a byte came, the connection is %s", accepted.ending())
+				}
 				_, _ = io.WriteString(client, row.in)
 				synctest.Wait()
 				_ = client.Close()

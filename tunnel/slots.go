@@ -83,6 +83,8 @@ func (t *slots) admit(k *slot, l *Limits, now time.Time) error {
 	src := t.sourceOf(k.Conn.source.Addr(), l, now)
 	switch {
 	case k.ln.fronted(k.Conn.source.Addr()): // it stands for many
+	case k.ln.Preface != nil:
+		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
 	case capped(src.open, l.OpenPerSource, DefaultOpenPerSource):
 		return Refusef(Overload, "%s has %d connections open, the limit for one source", src.prefix, src.open)
 	case capped(src.halfOpen, l.HalfOpenPerSource, DefaultHalfOpenPerSource):

@@ -11,7 +11,7 @@ import (
 // A Preface is the header that every connection of a listener begins with.
 //
 // Whoever may send one may claim to be anybody, so a connection from outside
-// of From is reset unheard; and there is no listener that takes connections
+// of From is reset as it comes; and there is no listener that takes connections
 // with and without.
 type Preface struct {
 	// From are the ranges of the proxies in front. The limits on one source

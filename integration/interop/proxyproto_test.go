@@ -3,6 +3,7 @@
 package interop
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -260,19 +261,27 @@ func TestPROXYIsNeverGuessed(t *testing.T) {
 			local := net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(row.from), 0))
 			d := net.Dialer{LocalAddr: local, Timeout: patience}
 			c, err := d.DialContext(t.Context(), "tcp", row.g.addr)
-			must(t, err)
-			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(patience))
 			source := row.source
-			if source == "" {
-				source = c.LocalAddr().String()
+			if err == nil { // who is not trusted may be reset before this returns
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(patience))
+				if source == "" {
+					source = c.LocalAddr().String()
+				}
+				var got []byte
+				if _, err = io.WriteString(c, row.raw); err == nil {
+					got, err = io.ReadAll(c)
+				}
+				if len(got) > 0 {
+					t.Errorf("got %q", got)
+				}
 			}
-			_, _ = io.WriteString(c, row.raw)
-			got, err := io.ReadAll(c)
-			if len(got) > 0 || testnet.EndingOf(err) != testnet.RST {
-				t.Errorf("got %q and %v, want a reset", got, err)
+			if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+				t.Errorf("got %v, want a reset", err)
 			}
-			row.g.line(t, "logged a connection from "+source, func(l line) bool { return l.Reason == row.reason && l.Source == source })
+			row.g.line(t, "logged a connection from "+source, func(l line) bool {
+				return l.Reason == row.reason && (l.Source == source || source == "" && strings.HasPrefix(l.Source, row.from+":"))
+			})
 		})
 	}
 	if n := len(tap.Flows()); n > 0 {
