@@ -138,13 +138,13 @@ func (r *Refusal) Fields(proxy string) Fields {
 }
 
 // append1 writes the answer as HTTP/1.1.
-func (r *Refusal) append1(b []byte, proxy string) []byte {
+func (r *Refusal) append1(b []byte, fields Fields) []byte {
 	b = append(b, "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(r.Status), 10)
 	b = append(b, ' ')
 	b = append(b, http.StatusText(r.Status)...)
 	b = append(b, "\r\n"...)
-	b = r.Fields(proxy).append1(b)
+	b = fields.append1(b)
 	b = append(b, "Connection: close\r\n\r\n"...)
 	return append(b, r.Body()...)
 }
