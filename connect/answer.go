@@ -39,6 +39,7 @@ var answers = map[tunnel.Reason]answer{
 	tunnel.TooLarge:     {431, "http_request_error", "the request is over a size limit"},
 	tunnel.Gone:         {400, "http_request_error", "the request was cut short"},
 	tunnel.Overload:     {503, "connection_limit_reached", "a connection limit is reached, try again"},
+	tunnel.Flood:        {429, "http_request_error", "too many frames that carry nothing"},
 
 	tunnel.NoSNI:       {400, "http_request_error", "the ClientHello names nobody"},
 	tunnel.NoAuth:      {407, "http_request_denied", "credentials are required and are missing or wrong"},

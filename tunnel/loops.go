@@ -1,6 +1,9 @@
 package tunnel
 
-import "context"
+import (
+	"context"
+	"runtime"
+)
 
 // Loops are event loops, one for each processor, that watch sockets: those
 // that listen, those whose preamble is on its way, and tunnels. A connection
@@ -36,7 +39,11 @@ func (l *Loops) Stalls() uint64 { return l.stalls.Load() }
 // a fifth of a second at most.
 func WillWait(ctx context.Context) {
 	if k, ok := ctx.Value(slotKey{}).(*slot); ok {
-		k.passOn()
+		if k.passOn() {
+			// The loop had a thread of its own. What goes on here may go on for
+			// hours, and needs none.
+			runtime.UnlockOSThread()
+		}
 	}
 }
 

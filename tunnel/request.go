@@ -66,6 +66,13 @@ type Handler interface {
 	ServeTunnel(ctx context.Context, req *Request)
 }
 
+// A Refuser is a Handler that wants to know of requests which a Protocol of
+// many requests refused by itself, so that each has its line in the log: one of
+// a single request says it by ServeConn's error. The client has heard.
+type Refuser interface {
+	Refused(req *Request, err error)
+}
+
 // A HandlerFunc is a Handler made of a function.
 type HandlerFunc func(ctx context.Context, req *Request)
 
