@@ -27,6 +27,7 @@ var layers = []struct {
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect/h2", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
@@ -47,6 +48,7 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "registry/file",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
+	"golang.org/x/net/http2":              "connect/h2",
 	"golang.org/x/crypto/bcrypt":          "cmd/culvert/command",
 	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
 	"go.uber.org/goleak":                  "*", // tests only, checked below

@@ -72,10 +72,7 @@ func (c *conn) charge(cost float64, what string) error {
 
 // begun reports whether the stream id was ever there. The caller holds mu.
 func (c *conn) begun(id uint32) bool {
-	if c.client != (id%2 == 1) {
-		return false // the other side's to begin: a server never does, RFC 9113 section 8.4
-	}
-	return id <= c.last
+	return id%2 == 1 && id <= c.last // even ones are a server's, which begins none
 }
 
 // data is a DATA frame, RFC 9113 section 6.1. It does not go through the
