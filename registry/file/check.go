@@ -164,7 +164,7 @@ func (d *decoder) checkListeners() {
 		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
 		take(l.Address, at.address)
 		if at.service == nil {
-			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") {
+			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") && !slices.Contains(l.Protocols, "connect-h2") {
 				d.errorf(at.auth, "add connect to its protocols, or leave auth out", "auth has no effect: only CONNECT clients have credentials")
 			}
 			continue

@@ -34,7 +34,7 @@ type Config struct {
 // A Listener is an address to accept connections at.
 type Listener struct {
 	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of "sni" and "connect"; empty means both
+	Protocols []string    // of "sni", "connect" and "connect-h2"; empty means all
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT client; nil means none is asked for
 	Service   tunnel.Name // not zero: the one service of a port per service

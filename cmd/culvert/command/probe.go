@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -64,7 +65,7 @@ gateway's side tells them apart.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT")
-	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni or connect")
+	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni, connect or connect-h2")
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
@@ -75,7 +76,7 @@ gateway's side tells them apart.`,
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
 	_ = cmd.MarkFlagRequired("via")
-	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect", "connect-h2"}, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -178,12 +179,12 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect":
+	case "connect", "connect-h2":
 		if p.port == 0 {
 			p.port = 443
 		}
 	default:
-		return nil, usageError("use --mode sni or --mode connect", "unknown mode %q", o.mode)
+		return nil, usageError("use --mode sni, connect or connect-h2", "unknown mode %q", o.mode)
 	}
 	if _, _, err := net.SplitHostPort(o.via); err != nil {
 		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
@@ -218,9 +219,14 @@ func (p *prober) loadKeys(serverName string) error {
 // run goes through the steps and returns what stopped it.
 func (p *prober) run(ctx context.Context) error {
 	var conn net.Conn
-	if p.o.mode == "connect" {
-		if err := p.step("tcp + connect", func() (string, error) {
-			d := &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+	if p.o.mode != "sni" {
+		var d tunnel.Dialer = &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+		if p.o.mode == "connect-h2" {
+			shared := &h2.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+			defer shared.Close()
+			d = shared
+		}
+		if err := p.step("tcp + "+p.o.mode, func() (string, error) {
 			var err error
 			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
 			return "the gateway said yes", err
@@ -391,7 +397,7 @@ func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 // onlyHTTP reports whether r is said of an HTTP request and never of a hello.
 func onlyHTTP(r tunnel.Reason) bool {
 	switch r {
-	case tunnel.BadRequest, tunnel.BadMethod, tunnel.TooLarge, tunnel.NoAuth, tunnel.Unsupported:
+	case tunnel.BadRequest, tunnel.BadMethod, tunnel.TooLarge, tunnel.NoAuth, tunnel.Unsupported, tunnel.Flood:
 		return true
 	}
 	return false
