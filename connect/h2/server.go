@@ -258,27 +258,16 @@ func orReset(err error) error {
 // caller holds c.mu.
 func (s *server) answer(st *Stream, req *tunnel.Request, err error) {
 	c := s.c
-	if c.streams[st.id] != st || st.finished {
+	if c.streams[st.id] != st || st.finish || st.finished {
 		return
 	}
 	r, fields := s.p.rules().Refusal(req, err)
-	pseudo := connect.Fields{{Name: ":status", Value: strconv.Itoa(r.Status)}}
-	body := []byte(r.Body())
-	if len(body) <= min(st.allowed, c.allowed, c.peerFrame) {
-		c.writeHead(st.id, pseudo, fields, false)
-		c.writeData(st, body)
-	} else {
-		rest := fields[:0:0]
-		for _, f := range fields {
-			if f.Name != "Content-Length" && f.Name != "Content-Type" {
-				rest = append(rest, f)
-			}
-		}
-		c.writeHead(st.id, pseudo, rest, true)
-	}
-	st.closed, st.finished = true, true
+	c.writeHead(st.id, connect.Fields{{Name: ":status", Value: strconv.Itoa(r.Status)}}, fields, false)
+	// The line goes the way of any data, as the windows let it.
+	st.closed, st.finish, st.sink = true, true, nil
+	st.pending, st.answered = []byte(r.Body()), clock()
 	st.in.drop()
-	c.sentEnd(st)
+	c.enlist(st)
 }
 
 // turnAway refuses a stream that no Handler was asked about. The caller holds
@@ -379,8 +368,11 @@ func (s *server) tick() {
 		c.failLocked(errIdle)
 	}
 	for _, st := range c.streams {
-		if st.sink != nil && time.Duration(now-st.began) >= blockTime {
+		switch {
+		case st.sink != nil && time.Duration(now-st.began) >= blockTime:
 			st.sink.refuse(st)
+		case st.answered != 0 && time.Duration(now-st.answered) >= blockTime:
+			c.reset(st, http2.ErrCodeCancel) // it does not read its refusal
 		}
 	}
 	s.timer.Reset(next)

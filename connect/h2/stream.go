@@ -48,10 +48,11 @@ type Stream struct {
 
 	readLimit, writeLimit deadline
 
-	head   *Head  // client: the answer, nil before it
-	fresh  bool   // client: nobody has looked at it
-	sink   *sink  // server: the request has a body that nobody wants
-	cancel func() // server: ends the Handler's context
+	head     *Head  // client: the answer, nil before it
+	fresh    bool   // client: nobody has looked at it
+	sink     *sink  // server: the request has a body that nobody wants
+	cancel   func() // server: ends the Handler's context
+	answered int64  // server: when the request was refused, nanoseconds of clock; 0 if not
 }
 
 var (

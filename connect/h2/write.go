@@ -178,16 +178,3 @@ func (c *conn) writeHead(id uint32, pseudo, fields connect.Fields, end bool) {
 	}
 	c.work.Signal()
 }
-
-// writeData sends p in one frame outside of its turn, for answers of a line.
-// It is false where the windows have no room. The caller holds mu.
-func (c *conn) writeData(s *Stream, p []byte) bool {
-	if len(p) > min(s.allowed, c.allowed, c.peerFrame) {
-		return false
-	}
-	s.allowed -= len(p)
-	c.allowed -= len(p)
-	_ = c.fw.WriteData(s.id, true, p)
-	c.work.Signal()
-	return true
-}
