@@ -12,8 +12,8 @@ import (
 	"culvert.dev/tunnel/tunneltest"
 )
 
-// list encodes a header list of names and values.
-func list1(pairs ...string) []byte {
+// fieldList encodes a header list of names and values.
+func fieldList(pairs ...string) []byte {
 	var b bytes.Buffer
 	enc := hpack.NewEncoder(&b)
 	for i := 0; i < len(pairs); i += 2 {
@@ -67,11 +67,11 @@ func TestProtocol(t *testing.T) {
 	}
 	tunneltest.TestProtocol(t, &Protocol{},
 		tunneltest.Preamble{
-			Title: "name", Bytes: opening(list1(":method", "CONNECT", ":authority", "Xyz.example:443")),
+			Title: "name", Bytes: opening(fieldList(":method", "CONNECT", ":authority", "Xyz.example:443")),
 			Name: tunnel.MustParseName("xyz.example"), Port: 443, Wrap: wrap, Unwrap: unwrap,
 		},
 		tunneltest.Preamble{
-			Title: "address", Bytes: opening(list1(":method", "CONNECT", ":authority", "192.0.2.1:8443", "user-agent", "test")),
+			Title: "address", Bytes: opening(fieldList(":method", "CONNECT", ":authority", "192.0.2.1:8443", "user-agent", "test")),
 			Addr: addr.Addr, Port: 8443, Wrap: wrap, Unwrap: unwrap,
 		},
 	)
