@@ -125,9 +125,11 @@ func TestIntegrity(t *testing.T) {
 	down := random(size, 1)
 	sums := make(chan [32]byte, 1)
 	to := backend(t, func(c *net.TCPConn) {
-		go func() { _, _ = c.Write(down); _ = c.CloseWrite() }()
+		sent := make(chan struct{})
+		go func() { defer close(sent); _, _ = c.Write(down); _ = c.CloseWrite() }()
 		h := sha256.New()
 		_, _ = io.Copy(h, c)
+		<-sent
 		sums <- [32]byte(h.Sum(nil))
 	})
 	g := serve(t, table{"svc:1": to}, &Protocol{})
