@@ -276,6 +276,12 @@ func (k *slot) Refused(req *Request, err error) {
 	s.Observe(o)
 }
 
+// Panicked implements Refuser.
+func (k *slot) Panicked(req *Request, v any) {
+	k.server.panicking(v)
+	k.Refused(req, Refusef(Internal, "panic: %v", v))
+}
+
 // panicking logs a stack, once a minute at most: an attacker who found the
 // input may send it often.
 func (s *Server) panicking(v any) {

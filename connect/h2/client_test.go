@@ -429,3 +429,49 @@ func TestExtended(t *testing.T) {
 	_, err = d.Open(t.Context(), &Head{Protocol: "websocket", Scheme: "https", Path: "/other", Authority: "gw:443"})
 	wantReason(t, err, tunnel.NoRoute)
 }
+
+// TestPanicEndsOneTunnel: a fault in the Handler ends the stream it was about,
+// and is told.
+func TestPanicEndsOneTunnel(t *testing.T) {
+	to := backend(t, echo)
+	g := serve(t, panicky{table{"svc:1": to}}, &Protocol{})
+	d := newDialer(t, g.addr)
+	d.Parallel = 1
+	s := open(t, d, "svc:1")
+	ping(t, s, "before")
+	_, err := d.DialContext(t.Context(), "tcp", "panic:1")
+	if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != http2.ErrCodeInternal {
+		t.Errorf("got %v, want a reset with INTERNAL_ERROR", err)
+	}
+	ping(t, s, "after")
+	g.reason(t, tunnel.Internal)
+}
+
+// A panicky Resolver has a fault.
+type panicky struct{ tunnel.Resolver }
+
+func (p panicky) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	if req.Host() == "panic" {
+		panic("a fault")
+	}
+	return p.Resolver.Resolve(ctx, req)
+}
+
+// TestPanicWithNobodyToTell: it goes on where the Server catches it.
+func TestPanicWithNobodyToTell(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	caught := make(chan any, 1)
+	go func() {
+		defer func() { caught <- recover() }()
+		_ = new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(context.Context, *tunnel.Request) { panic("a fault") }))
+	}()
+	r := newRaw(t, near)
+	_, _ = io.WriteString(near, preface)
+	_ = r.fr.WriteSettings()
+	r.connect(1, "svc:1")
+	r.answer(0)
+	if v := <-caught; v == nil {
+		t.Error("the panic was lost")
+	}
+}

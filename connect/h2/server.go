@@ -167,21 +167,18 @@ func (s *server) trailers(st *Stream, b *block) error {
 // serve has the Handler answer one request.
 func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 	defer s.running.Done()
-	defer func() {
-		v := recover()
-		s.c.mu.Lock()
-		s.busy--
-		st.cancel()
-		if v != nil && s.panicked == nil {
-			s.panicked = fmt.Errorf("%v, serving a stream:\n%s", v, debug.Stack())
-		}
-		s.c.mu.Unlock()
-		if v != nil {
-			s.c.fail(&connError{http2.ErrCodeInternal, refuse(tunnel.Internal, "panic: %v", v)})
-		}
-	}()
 	req := s.tc.NewRequest(s.p.Name())
 	req.Start = time.Now()
+	defer func() {
+		v := recover()
+		if v != nil {
+			s.recovered(st, req, v)
+		}
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		s.busy--
+		st.cancel()
+	}()
 	ctx, err := s.admit(ctx, req, head)
 	if err != nil {
 		s.begun()
@@ -202,6 +199,24 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		s.answer(st, req, err)
 	}
 	s.handler.ServeTunnel(ctx, req)
+}
+
+// recovered ends the stream of a request whose Handler panicked, and nothing
+// else where there is somebody to tell.
+func (s *server) recovered(st *Stream, req *tunnel.Request, v any) {
+	s.begun()
+	s.c.mu.Lock()
+	s.c.reset(st, http2.ErrCodeInternal)
+	r, ok := s.handler.(tunnel.Refuser)
+	if !ok && s.panicked == nil {
+		s.panicked = fmt.Errorf("%v, serving a stream:\n%s", v, debug.Stack())
+	}
+	s.c.mu.Unlock()
+	if ok {
+		r.Panicked(req, v)
+		return
+	}
+	s.c.fail(&connError{http2.ErrCodeInternal, refuse(tunnel.Internal, "panic: %v", v)})
 }
 
 // begun notes that a request was made: from here on the connection's time
