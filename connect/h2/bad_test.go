@@ -80,7 +80,7 @@ func TestBadRequests(t *testing.T) {
 			}
 			g := serve(t, routes, p)
 			r := rawClient(t, g.addr)
-			r.request(1, false, c.fields...)
+			_ = r.request(1, false, c.fields...)
 			if c.reason == tunnel.BadMethod {
 				_ = r.fr.WriteData(1, true, nil)
 			}
@@ -105,7 +105,7 @@ func TestBadRequests(t *testing.T) {
 			}
 			// The connection lives on, unless it wants credentials.
 			if !c.auth {
-				r.connect(3, "svc:1")
+				_ = r.connect(3, "svc:1")
 				if a := r.answer(3); a.status != "200" {
 					t.Errorf("the next request on the connection got %+v", a)
 				}
@@ -130,7 +130,7 @@ func TestAuthorities(t *testing.T) {
 		"s vc:1", "svc,other:1", "svc:1,other:1", "*:1", ":1",
 	} {
 		id := uint32(2*i + 1)
-		r.connect(id, authority)
+		_ = r.connect(id, authority)
 		if a := r.answer(id); a.status != "400" {
 			t.Errorf("authority %q: got %+v, want status 400", authority, a)
 		}
@@ -152,24 +152,24 @@ func TestBadConnections(t *testing.T) {
 		{"DATA on a stream never opened", func(r *raw) { _ = r.fr.WriteData(9, false, []byte("x")) }, http2.ErrCodeProtocol, tunnel.BadRequest},
 		{"RST_STREAM on a stream never opened", func(r *raw) { _ = r.fr.WriteRSTStream(9, http2.ErrCodeCancel) }, http2.ErrCodeProtocol, tunnel.BadRequest},
 		{"WINDOW_UPDATE on a stream never opened", func(r *raw) { _ = r.fr.WriteWindowUpdate(9, 1) }, http2.ErrCodeProtocol, tunnel.BadRequest},
-		{"even stream", func(r *raw) { r.connect(2, "svc:1") }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"even stream", func(r *raw) { _ = r.connect(2, "svc:1") }, http2.ErrCodeProtocol, tunnel.BadRequest},
 		{"stream opened twice", func(r *raw) {
-			r.connect(1, "svc:1")
+			_ = r.connect(1, "svc:1")
 			r.answer(1)
 			_ = r.fr.WriteRSTStream(1, http2.ErrCodeCancel)
-			r.connect(1, "svc:1")
+			_ = r.connect(1, "svc:1")
 		}, http2.ErrCodeStreamClosed, tunnel.BadRequest},
-		{"stream number that falls", func(r *raw) { r.connect(5, "svc:1"); r.connect(3, "svc:1") }, http2.ErrCodeStreamClosed, tunnel.BadRequest},
+		{"stream number that falls", func(r *raw) { _ = r.connect(5, "svc:1"); _ = r.connect(3, "svc:1") }, http2.ErrCodeStreamClosed, tunnel.BadRequest},
 		{"PUSH_PROMISE", func(r *raw) {
 			_ = r.fr.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: list, EndHeaders: true})
 		}, http2.ErrCodeProtocol, tunnel.BadRequest},
 		{"frame over 16 KiB", func(r *raw) { _ = r.fr.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, maxFrame+1)) }, http2.ErrCodeFrameSize, tunnel.BadRequest},
 		{"more padding than frame", func(r *raw) {
-			r.connect(1, "svc:1")
+			_ = r.connect(1, "svc:1")
 			_ = r.fr.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{9, 1})
 		}, http2.ErrCodeProtocol, tunnel.BadRequest},
 		{"padded and empty", func(r *raw) {
-			r.connect(1, "svc:1")
+			_ = r.connect(1, "svc:1")
 			_ = r.fr.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, nil)
 		}, http2.ErrCodeFrameSize, tunnel.BadRequest},
 		{"window over 2^31-1", func(r *raw) { _ = r.fr.WriteWindowUpdate(0, 1<<31-1) }, http2.ErrCodeFlowControl, tunnel.BadRequest},
@@ -269,9 +269,9 @@ func TestBadStreams(t *testing.T) {
 		}, http2.ErrCodeStreamClosed},
 		{"HEADERS after END_STREAM", func(r *raw) {
 			_ = r.fr.WriteData(1, true, nil)
-			r.connect(1, "svc:1")
+			_ = r.connect(1, "svc:1")
 		}, http2.ErrCodeStreamClosed},
-		{"HEADERS in a tunnel", func(r *raw) { r.request(1, true, "a", "b") }, http2.ErrCodeProtocol},
+		{"HEADERS in a tunnel", func(r *raw) { _ = r.request(1, true, "a", "b") }, http2.ErrCodeProtocol},
 		{"more DATA than the window", func(r *raw) {
 			for range 5 + maxWindow/maxFrame {
 				_ = r.fr.WriteData(1, false, make([]byte, maxFrame))
@@ -296,7 +296,7 @@ func TestBadStreams(t *testing.T) {
 				addr = serve(t, table{"svc:1": to}, &Protocol{}).addr
 			}
 			r := rawClient(t, addr)
-			r.connect(1, "svc:1")
+			_ = r.connect(1, "svc:1")
 			if a := r.answer(1); a.status != "200" {
 				t.Fatalf("got %+v", a)
 			}
@@ -313,7 +313,7 @@ func TestBadStreams(t *testing.T) {
 func TestBytesAfterARefusal(t *testing.T) {
 	g := serve(t, table{}, &Protocol{})
 	r := rawClient(t, g.addr)
-	r.connect(1, "nobody:1")
+	_ = r.connect(1, "nobody:1")
 	_ = r.fr.WriteData(1, false, bytes.Repeat([]byte("CONNECT svc:1 HTTP/1.1\r\nHost: svc:1\r\n\r\n"), 10))
 	if a := r.answer(1); a.status != "403" {
 		t.Errorf("got %+v, want 403", a)
@@ -321,7 +321,7 @@ func TestBytesAfterARefusal(t *testing.T) {
 	if a := r.answer(1); a.reset != http2.ErrCodeNo {
 		t.Errorf("after the refusal: got %+v, want a reset with NO_ERROR, for the client to stop", a)
 	}
-	r.connect(3, "nobody:1")
+	_ = r.connect(3, "nobody:1")
 	if a := r.answer(3); a.status != "403" {
 		t.Errorf("got %+v, want 403", a)
 	}

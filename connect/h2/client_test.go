@@ -338,10 +338,10 @@ func TestServerTimes(t *testing.T) {
 		most   time.Duration
 		goAway http2.ErrCode
 	}{
-		{"no stream for long", func(r *raw) { r.request(1, true, ":method", "GET", ":scheme", "http", ":path", "/") }, DefaultIdle, DefaultIdle + quiet, http2.ErrCodeNo},
+		{"no stream for long", func(r *raw) { _ = r.request(1, true, ":method", "GET", ":scheme", "http", ":path", "/") }, DefaultIdle, DefaultIdle + quiet, http2.ErrCodeNo},
 		{"a header block that does not end", func(r *raw) {
 			r.mum = true
-			r.connect(1, "nobody:1")
+			_ = r.connect(1, "nobody:1")
 			r.answer(1)
 			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: fieldList(connectSvc...)})
 		}, blockTime, blockTime + time.Second, http2.ErrCodeNo},
@@ -469,7 +469,7 @@ func TestPanicWithNobodyToTell(t *testing.T) {
 	r := newRaw(t, near)
 	_, _ = io.WriteString(near, preface)
 	_ = r.fr.WriteSettings()
-	r.connect(1, "svc:1")
+	_ = r.connect(1, "svc:1")
 	r.answer(0)
 	if v := <-caught; v == nil {
 		t.Error("the panic was lost")

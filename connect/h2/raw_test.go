@@ -46,13 +46,13 @@ func newRaw(t testing.TB, c net.Conn) *raw {
 }
 
 // request sends a header list on stream id.
-func (r *raw) request(id uint32, end bool, pairs ...string) {
-	_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(pairs...), EndHeaders: true, EndStream: end})
+func (r *raw) request(id uint32, end bool, pairs ...string) error {
+	return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(pairs...), EndHeaders: true, EndStream: end})
 }
 
 // connect asks for a tunnel on stream id.
-func (r *raw) connect(id uint32, authority string, more ...string) {
-	r.request(id, false, append([]string{":method", "CONNECT", ":authority", authority}, more...)...)
+func (r *raw) connect(id uint32, authority string, more ...string) error {
+	return r.request(id, false, append([]string{":method", "CONNECT", ":authority", authority}, more...)...)
 }
 
 // next returns the next frame that is none of the connection's routine.
