@@ -27,6 +27,7 @@ var layers = []struct {
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect/h2", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
 	{"connect/proxyproto", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
@@ -36,7 +37,7 @@ var layers = []struct {
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
-	{"gateway", []string{"admin", "connect", "connect/proxyproto", "connect/socks5", "metrics", "registry", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/proxyproto", "connect/socks5", "metrics", "registry", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 
@@ -50,6 +51,7 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "registry/file",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
+	"golang.org/x/net/http2":              "connect/h2",
 	"golang.org/x/crypto/bcrypt":          "cmd/culvert/command",
 	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
 	"go.uber.org/goleak":                  "*", // tests only, checked below

@@ -39,6 +39,7 @@ var answers = map[tunnel.Reason]answer{
 	tunnel.TooLarge:     {431, "http_request_error", "the request is over a size limit"},
 	tunnel.Gone:         {400, "http_request_error", "the request was cut short"},
 	tunnel.Overload:     {503, "connection_limit_reached", "a connection limit is reached, try again"},
+	tunnel.Flood:        {429, "http_request_error", "too many frames that carry nothing"},
 
 	tunnel.NoSNI:       {400, "http_request_error", "the ClientHello names nobody"},
 	tunnel.NoAuth:      {407, "http_request_denied", "credentials are required and are missing or wrong"},
@@ -138,13 +139,13 @@ func (r *Refusal) Fields(proxy string) Fields {
 }
 
 // append1 writes the answer as HTTP/1.1.
-func (r *Refusal) append1(b []byte, proxy string) []byte {
+func (r *Refusal) append1(b []byte, fields Fields) []byte {
 	b = append(b, "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(r.Status), 10)
 	b = append(b, ' ')
 	b = append(b, http.StatusText(r.Status)...)
 	b = append(b, "\r\n"...)
-	b = r.Fields(proxy).append1(b)
+	b = fields.append1(b)
 	b = append(b, "Connection: close\r\n\r\n"...)
 	return append(b, r.Body()...)
 }

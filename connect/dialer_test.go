@@ -211,7 +211,7 @@ func TestReasonsSurviveTheWay(t *testing.T) {
 			continue
 		}
 		r := Answer(&tunnel.Request{Peer: tunnel.Peer{Method: "mtls"}}, tunnel.Refusef(reason, "x"))
-		head, err := parseReply(r.append1(nil, "a gateway"))
+		head, err := parseReply(r.append1(nil, r.Fields("a gateway")))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -213,23 +213,14 @@ func (p *Protocol) admit(ctx context.Context, req *tunnel.Request, target string
 // refuse tells the client no and closes c. Who has left, or has not begun to
 // speak HTTP, is told nothing.
 func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
-	r := Answer(req, err)
+	r, fields := p.Refusal(req, err)
 	switch silent := req == nil && len(c.Buffered()) == 0; {
 	case r.Reason == tunnel.NoHello, r.Reason == tunnel.Gone,
 		silent && (r.Reason == tunnel.HelloTimeout || r.Reason == tunnel.Drain):
 		_ = c.Close()
 		return
 	}
-	if r.Reason == tunnel.NoAuth && p.Auth != nil {
-		for _, challenge := range p.Auth.Challenges() {
-			r.Extra = append(r.Extra, Field{"Proxy-Authenticate", challenge})
-		}
-	}
-	name := p.ProxyName
-	if name == "" {
-		name = "culvert"
-	}
-	answer := r.append1(nil, name)
+	answer := r.append1(nil, fields)
 	if r.Reason == tunnel.HelloTimeout {
 		// It has had its time: nothing is kept for it, not even for as long as
 		// it takes to be sure that the answer arrives.

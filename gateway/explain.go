@@ -11,6 +11,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -21,7 +22,7 @@ type Query struct {
 	Host     string     // a name, or an address for connect and socks5
 	Port     uint16     // 0 where the protocol carries none
 	Listener string     // the address of the listener that is asked, as configured
-	Proto    string     // "sni", "connect", "socks5" or "proxy"; "" means connect where there is a port, else sni
+	Proto    string     // "sni", "connect", "connect-h2", "socks5" or "proxy"; "" means connect where there is a port, else sni
 	From     netip.Addr // where from; may be invalid
 	As       string     // who asks, as if that were proved; "" means a client without credentials
 }
@@ -153,7 +154,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "socks5":
+	case "connect", "connect-h2", "socks5":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -161,7 +162,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, socks5 and proxy", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5 and proxy", q.Proto)
 	}
 	return req, err
 }
@@ -173,6 +174,8 @@ func wantsCredentials(p tunnel.Protocol) bool {
 		return p.Auth != nil
 	case *socks5.Protocol:
 		return p.Verify != nil
+	case *h2.Protocol:
+		return p.Auth != nil
 	}
 	return false
 }

@@ -321,7 +321,21 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 	last := grace / 5 // of the grace time is for aborts
 	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
 	defer stopWaiting()
-	_ = g.server.Shutdown(orderly)
+	// A connection of many tunnels ends with the last of them, so what is
+	// aborted below is also what Shutdown waits for.
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = g.server.Shutdown(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-stopped
+	}()
+	select {
+	case <-stopped:
+	case <-orderly.Done():
+	}
 	if g.relay.Wait(orderly) == nil {
 		g.log.Info("drained")
 		return

@@ -95,7 +95,7 @@ func New() *Metrics {
 func endsConnection(r tunnel.Reason) bool {
 	switch r {
 	case tunnel.NoHello, tunnel.HelloTimeout, tunnel.BadPreamble, tunnel.BadHello, tunnel.BadRequest,
-		tunnel.BadMethod, tunnel.TooLarge, tunnel.Gone, tunnel.Overload, tunnel.NoSNI, tunnel.NoAuth:
+		tunnel.BadMethod, tunnel.TooLarge, tunnel.Gone, tunnel.Overload, tunnel.Flood, tunnel.NoSNI, tunnel.NoAuth:
 		return true
 	}
 	return false

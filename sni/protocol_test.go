@@ -385,6 +385,7 @@ var alerts = map[tunnel.Reason]Alert{
 	tunnel.NoAuth:      AccessDenied,
 	tunnel.BadHello:    DecodeError,
 	tunnel.Overload:    InternalError,
+	tunnel.Flood:       InternalError,
 	tunnel.Loop:        InternalError,
 	tunnel.NoEndpoint:  InternalError,
 	tunnel.LookupError: InternalError,

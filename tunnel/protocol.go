@@ -37,6 +37,12 @@ type Judge interface {
 	Complete(prefix []byte) bool
 }
 
+// A Drainer is a Protocol whose connections carry many requests. Drain asks
+// them to take no more and to end with their last one; it does not wait.
+type Drainer interface {
+	Drain()
+}
+
 // judgeable reports whether all of the protocols are Judges.
 func judgeable(protocols []Protocol) bool {
 	for _, p := range protocols {

@@ -22,6 +22,7 @@ const (
 	TooLarge     Reason = "too-large"     // a head over its limit
 	Gone         Reason = "gone"          // the client left in the middle of its preamble
 	Overload     Reason = "overload"      // a limit on connections or tunnels is reached
+	Flood        Reason = "flood"         // far more frames than bytes: a client that keeps the gateway busy
 )
 
 // Why a request is refused.
@@ -55,7 +56,7 @@ const (
 // Reasons lists every Reason, in the order of a tunnel's life.
 func Reasons() []Reason {
 	return []Reason{
-		NoHello, HelloTimeout, BadPreamble, BadHello, BadRequest, BadMethod, TooLarge, Gone, Overload,
+		NoHello, HelloTimeout, BadPreamble, BadHello, BadRequest, BadMethod, TooLarge, Gone, Overload, Flood,
 		NoSNI, NoAuth, NoRoute, NotExposed, Denied, Prohibited, Loop, NoEndpoint, LookupError, LookupTime,
 		DialFailed, DialTimeout, Unsupported, Internal,
 		Done, Reset, Idle, HalfClosed, Drain, Killed,

@@ -66,6 +66,19 @@ type Handler interface {
 	ServeTunnel(ctx context.Context, req *Request)
 }
 
+// A Refuser is a Handler that wants to know how requests ended which never
+// reached it or which it did not get to answer, so that each has its line in
+// the log. It is for a Protocol of many requests: one of a single request says
+// it by ServeConn's error. The client has heard.
+type Refuser interface {
+	// Refused is for a request that the Protocol refused by itself.
+	Refused(req *Request, err error)
+
+	// Panicked is for one whose ServeTunnel panicked with v. It is called by
+	// the function that recovered, so that the stack can be logged.
+	Panicked(req *Request, v any)
+}
+
 // A HandlerFunc is a Handler made of a function.
 type HandlerFunc func(ctx context.Context, req *Request)
 

@@ -44,6 +44,7 @@ type Server struct {
 	mu        sync.Mutex // guards what follows
 	listeners map[net.Listener]struct{}
 	cancels   []context.CancelFunc // end the contexts of connections
+	drainers  []Drainer
 	slots     slots
 	closed    bool
 	panicked  time.Time // when a stack was last logged
@@ -73,7 +74,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		return fmt.Errorf("tunnel: listener %s speaks no protocol", ln.Name)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	if !s.track(ln.Listener, cancel) {
+	if !s.track(&ln, cancel) {
 		cancel()
 		return ErrServerClosed
 	}
@@ -270,6 +271,31 @@ func (s *Server) tell(k *slot, proto Protocol, err error) {
 	s.Observe(o)
 }
 
+// Refused implements Refuser.
+func (k *slot) Refused(req *Request, err error) {
+	s := k.server
+	s.mu.Lock()
+	s.slots.finished(k)
+	s.mu.Unlock()
+	if s.Observe == nil {
+		return
+	}
+	o := &Outcome{
+		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer,
+		Reason: ReasonOf(err), Err: err, Lasted: time.Since(req.Start),
+	}
+	if req.Name != (Name{}) || req.Addr.IsValid() {
+		o.Target = req.Target()
+	}
+	s.Observe(o)
+}
+
+// Panicked implements Refuser.
+func (k *slot) Panicked(req *Request, v any) {
+	k.server.panicking(v)
+	k.Refused(req, Refusef(Internal, "panic: %v", v))
+}
+
 // panicking logs a stack, once a minute at most: an attacker who found the
 // input may send it often.
 func (s *Server) panicking(v any) {
@@ -306,11 +332,18 @@ func (s *Server) sweep() {
 }
 
 // Shutdown stops accepting and waits until every connection has been handed
-// over or has ended. Tunnels that stand are the Relay's to wait for. When ctx
-// ends first, Shutdown closes what is left and returns the context's error.
-// It is safe to call again and at once with Close.
+// over or has ended; those that carry many requests are asked to (see
+// Drainer). Tunnels that stand are the Relay's to wait for. When ctx ends
+// first, Shutdown closes what is left and returns the context's error. It is
+// safe to call again and at once with Close.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stopListening()
+	s.mu.Lock()
+	drainers := s.drainers
+	s.mu.Unlock()
+	for _, d := range drainers {
+		d.Drain()
+	}
 	idle := make(chan struct{})
 	go func() {
 		s.wg.Wait()
@@ -353,7 +386,7 @@ func (s *Server) stopListening() {
 	}
 }
 
-func (s *Server) track(ln net.Listener, cancel context.CancelFunc) bool {
+func (s *Server) track(ln *Listener, cancel context.CancelFunc) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -362,8 +395,13 @@ func (s *Server) track(ln net.Listener, cancel context.CancelFunc) bool {
 	if s.listeners == nil {
 		s.listeners = make(map[net.Listener]struct{})
 	}
-	s.listeners[ln] = struct{}{}
+	s.listeners[ln.Listener] = struct{}{}
 	s.cancels = append(s.cancels, cancel)
+	for _, p := range ln.Protocols {
+		if d, ok := p.(Drainer); ok {
+			s.drainers = append(s.drainers, d)
+		}
+	}
 	return true
 }
 

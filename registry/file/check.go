@@ -172,7 +172,7 @@ func (d *decoder) checkListeners() {
 			}
 		}
 		if at.service == nil {
-			if at.auth != nil && len(l.Protocols) > 0 && !slices.Contains(l.Protocols, "connect") && !slices.Contains(l.Protocols, "socks5") {
+			if at.auth != nil && len(l.Protocols) > 0 && !slices.ContainsFunc(l.Protocols, hasCredentials) {
 				d.errorf(at.auth, "add connect or socks5 to its protocols, or leave auth out", "auth has no effect: only CONNECT and SOCKS clients have credentials")
 			}
 			continue
@@ -287,4 +287,9 @@ func listenAddrs(address string) []netip.Addr {
 		return nil
 	}
 	return []netip.Addr{a.Unmap()}
+}
+
+// hasCredentials reports whether the clients of a protocol can show who they are.
+func hasCredentials(protocol string) bool {
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "socks5"
 }

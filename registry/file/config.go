@@ -37,7 +37,7 @@ type Config struct {
 // A Listener is an address to accept connections at.
 type Listener struct {
 	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of "sni", "connect", "socks5" and "proxy"; empty means the first two
+	Protocols []string    // of "sni", "connect", "connect-h2", "socks5" and "proxy"; empty means the first three
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT or SOCKS client; nil means none is asked for
 	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol

@@ -145,7 +145,7 @@ var listenerFields = []field[Listener]{
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
 		d.list(n, "protocols", func(n *yaml.Node) {
-			s, ok := d.word(n, "a protocol", "sni", "connect", "socks5", "proxy")
+			s, ok := d.word(n, "a protocol", "sni", "connect", "connect-h2", "socks5", "proxy")
 			switch {
 			case ok && slices.Contains(to.Protocols, s):
 				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)

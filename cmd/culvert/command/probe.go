@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -66,7 +67,7 @@ gateway's side tells them apart.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT")
-	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni, connect or socks5")
+	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni, connect, connect-h2 or socks5")
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
@@ -77,7 +78,7 @@ gateway's side tells them apart.`,
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
 	_ = cmd.MarkFlagRequired("via")
-	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect", "socks5"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect", "connect-h2", "socks5"}, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -180,7 +181,7 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect", "socks5":
+	case "connect", "connect-h2", "socks5":
 		if p.port == 0 {
 			p.port = 443
 		}
@@ -188,7 +189,7 @@ func newProber(o *probeOptions) (*prober, error) {
 			return nil, usageError("use --user", "--token is of no use with --mode socks5")
 		}
 	default:
-		return nil, usageError("use --mode sni, connect or socks5", "unknown mode %q", o.mode)
+		return nil, usageError("use --mode sni, connect, connect-h2 or socks5", "unknown mode %q", o.mode)
 	}
 	if _, _, err := net.SplitHostPort(o.via); err != nil {
 		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
@@ -224,6 +225,9 @@ func (p *prober) loadKeys(serverName string) error {
 func (p *prober) run(ctx context.Context) error {
 	var conn net.Conn
 	if d := p.dialer(); d != nil {
+		if c, ok := d.(io.Closer); ok {
+			defer c.Close()
+		}
 		if err := p.step("tcp + "+p.o.mode, func() (string, error) {
 			var err error
 			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
@@ -255,6 +259,8 @@ func (p *prober) dialer() tunnel.Dialer {
 	switch p.o.mode {
 	case "connect":
 		return &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+	case "connect-h2":
+		return &h2.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
 	case "socks5":
 		user, password, _ := strings.Cut(p.o.user, ":")
 		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}
@@ -413,7 +419,7 @@ func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 // onlyHTTP reports whether r is said of an HTTP request and never of a hello.
 func onlyHTTP(r tunnel.Reason) bool {
 	switch r {
-	case tunnel.BadRequest, tunnel.BadMethod, tunnel.TooLarge, tunnel.NoAuth, tunnel.Unsupported:
+	case tunnel.BadRequest, tunnel.BadMethod, tunnel.TooLarge, tunnel.NoAuth, tunnel.Unsupported, tunnel.Flood:
 		return true
 	}
 	return false

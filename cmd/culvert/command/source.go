@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/dns"
@@ -202,7 +203,7 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 	}
 	names := l.Protocols
 	if len(names) == 0 {
-		names = []string{"sni", "connect"}
+		names = []string{"sni", "connect", "connect-h2"}
 	}
 	var ps []tunnel.Protocol
 	for _, name := range names {
@@ -213,10 +214,14 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 				p.Refusal = sni.RefuseClose
 			}
 			ps = append(ps, p)
-		case "connect":
+		case "connect", "connect-h2":
 			auth, err := authenticator(l.Auth)
 			if err != nil {
 				return nil, err
+			}
+			if name == "connect-h2" {
+				ps = append(ps, &h2.Protocol{Auth: auth, Via: via})
+				continue
 			}
 			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
 		case "socks5":

@@ -136,7 +136,7 @@ func (t *tunnelFilter) add(cmd *cobra.Command, o *adminOptions) {
 	for _, f := range filterFlags {
 		cmd.Flags().String(f.name, "", f.usage)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions([]string{"sni", "connect", "socks5", "proxy", "tcp"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions([]string{"sni", "connect", "connect-h2", "socks5", "proxy", "tcp"}, cobra.ShellCompDirectiveNoFileComp))
 	complete := func(name string, of func(*admin.Tunnel) string) {
 		_ = cmd.RegisterFlagCompletionFunc(name, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return o.complete(cmd.Context(), of), cobra.ShellCompDirectiveNoFileComp

@@ -1,0 +1,328 @@
+package h2
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+var connectSvc = []string{":method", "CONNECT", ":authority", "svc:1"}
+
+func with(more ...string) []string { return append(append([]string(nil), connectSvc...), more...) }
+
+// TestBadRequests is the first table of docs/protocols/connect-h2.md: a
+// request that is refused ends its stream and nothing else.
+func TestBadRequests(t *testing.T) {
+	dials := make(chan struct{}, 100)
+	to := backend(t, func(c *net.TCPConn) { dials <- struct{}{}; echo(c) })
+	closed := listen(t)
+	_ = closed.Close()
+	routes := table{"svc:1": to, "closed:1": closed.Addr().String()}
+	auth := &connect.BasicAuth{Verify: connect.Passwords(map[string]string{"alice": "secret"})}
+	for _, c := range []struct {
+		name   string
+		auth   bool
+		fields []string
+		status string        // "" where the stream is reset
+		reset  http2.ErrCode // where status is ""
+		reason tunnel.Reason
+		error  string // of Proxy-Status
+		extra  string // a field the answer has
+	}{
+		{"GET", false, []string{":method", "GET", ":scheme", "http", ":path", "/", ":authority", "svc"}, "405", 0, tunnel.BadMethod, "http_request_error", "allow"},
+		{"GET of an absolute URL", false, []string{":method", "GET", ":scheme", "http", ":path", "http://svc/", ":authority", "svc:1"}, "405", 0, tunnel.BadMethod, "http_request_error", "allow"},
+		{"extended CONNECT", false, []string{":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":path", "/", ":authority", "svc:1"}, "501", 0, tunnel.Unsupported, "http_request_error", ""},
+		{"extended CONNECT without a path", false, with(":protocol", "websocket", ":scheme", "https"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"no authority", false, []string{":method", "CONNECT"}, "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"CONNECT with scheme and path", false, with(":scheme", "https", ":path", "/"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"CONNECT with path", false, with(":path", "/"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"no method", false, []string{":authority", "svc:1"}, "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"two authorities", false, with(":authority", "svc:1"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"unknown pseudo-header", false, with(":x", "y"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"status in a request", false, with(":status", "200"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"pseudo-header after a field", false, []string{":method", "CONNECT", "a", "b", ":authority", "svc:1"}, "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"capital in a name", false, with("Host", "svc:1"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"colon in a name", false, with("a:b", "c"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"CR in a value", false, with("a", "b\rc"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"LF in a value", false, with("a", "b\nProxy-Authorization: c"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"NUL in the authority", false, []string{":method", "CONNECT", ":authority", "svc\x00.evil:1"}, "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"blank before a value", false, with("a", " b"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"connection", false, with("connection", "close"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"transfer-encoding", false, with("transfer-encoding", "chunked"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"te", false, with("te", "gzip"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"content-length", false, with("content-length", "0"), "400", 0, tunnel.BadRequest, "http_request_error", ""},
+		{"host of another", false, with("host", "other:1"), "400", 0, tunnel.BadRequest, "http_request_error", ""},
+		{"two hosts", false, with("host", "svc:1", "host", "svc:1"), "400", 0, tunnel.BadRequest, "http_request_error", ""},
+		{"list over 16 KiB", false, with("a", strings.Repeat("a", 9000), "b", strings.Repeat("a", 9000)), "431", 0, tunnel.TooLarge, "http_request_error", ""},
+		{"101 fields", false, with(strings.Split(strings.Repeat("a,b,", 101)+"a,b", ",")...), "431", 0, tunnel.TooLarge, "http_request_error", ""},
+		{"no credentials", true, connectSvc, "407", 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
+		{"no credentials, nobody's name", true, []string{":method", "CONNECT", ":authority", "nobody:1"}, "407", 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
+		{"wrong credentials", true, with("proxy-authorization", connect.BasicCredentials("alice", "x")), "407", 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
+		{"two credentials", true, with("proxy-authorization", "a b", "proxy-authorization", "a b"), "400", 0, tunnel.BadRequest, "http_request_error", ""},
+		{"nobody's name", false, []string{":method", "CONNECT", ":authority", "nobody:1"}, "403", 0, tunnel.NoRoute, "http_request_denied", ""},
+		{"service that is down", false, []string{":method", "CONNECT", ":authority", "closed:1"}, "502", 0, tunnel.DialFailed, "connection_refused", ""},
+		{"loop by via", false, with("via", "2 a, 2 here"), "502", 0, tunnel.Loop, "proxy_loop_detected", ""},
+		{"loop by cdn-loop", false, with("cdn-loop", "here"), "502", 0, tunnel.Loop, "proxy_loop_detected", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := &Protocol{Via: "here"}
+			if c.auth {
+				p.Auth = auth
+			}
+			g := serve(t, routes, p)
+			r := rawClient(t, g.addr)
+			_ = r.request(1, false, c.fields...)
+			if c.reason == tunnel.BadMethod {
+				_ = r.fr.WriteData(1, true, nil)
+			}
+			a := r.answer(1)
+			if c.status == "" {
+				if a.reset != c.reset || a.status != "" {
+					t.Errorf("got %+v, want a reset with %v", a, c.reset)
+				}
+			} else {
+				status, _ := a.fields.Get("proxy-status")
+				want := fmt.Sprintf("culvert; error=%s; details=%q", c.error, c.reason)
+				if a.status != c.status || status != want || !strings.HasPrefix(a.body, "culvert: "+string(c.reason)+": ") {
+					t.Errorf("got %+v, want status %s and proxy-status %s", a, c.status, want)
+				}
+				if _, n := a.fields.Get(c.extra); c.extra != "" && n == 0 {
+					t.Errorf("no %s field in %v", c.extra, a.fields)
+				}
+			}
+			o := g.reason(t, c.reason)
+			if o.Proto != "connect-h2" || o.Err == nil || strings.Contains(o.Err.Error(), "secret") {
+				t.Errorf("outcome of %q with error %v", o.Proto, o.Err)
+			}
+			// The connection lives on, unless it wants credentials.
+			if !c.auth {
+				_ = r.connect(3, "svc:1")
+				if a := r.answer(3); a.status != "200" {
+					t.Errorf("the next request on the connection got %+v", a)
+				}
+				<-dials
+			}
+			select {
+			case <-dials:
+				t.Error("something was dialed")
+			default:
+			}
+		})
+	}
+}
+
+// TestAuthorities has the spellings that resolvers do not agree on.
+func TestAuthorities(t *testing.T) {
+	g := serve(t, table{}, &Protocol{})
+	r := rawClient(t, g.addr)
+	for i, authority := range []string{
+		"svc", "svc:", "svc:0", "svc:65536", "svc:080", "svc:http", "user@svc:1", "user:pw@svc:1", "svc:1/", "http://svc:1",
+		"[::1:1", "::1:1", "[fe80::1%25eth0]:1", "[1.2.3.4]:1", "127.1:1", "0x7f.0.0.1:1", "0177.0.0.1:1", "2130706433:1",
+		"s vc:1", "svc,other:1", "svc:1,other:1", "*:1", ":1",
+	} {
+		id := uint32(2*i + 1)
+		_ = r.connect(id, authority)
+		if a := r.answer(id); a.status != "400" {
+			t.Errorf("authority %q: got %+v, want status 400", authority, a)
+		}
+	}
+}
+
+// TestBadConnections is the second table of docs/protocols/connect-h2.md: what
+// ends the connection, with GOAWAY and its code.
+func TestBadConnections(t *testing.T) {
+	to := backend(t, echo)
+	list := fieldList(connectSvc...)
+	for _, c := range []struct {
+		name   string
+		send   func(r *raw)
+		code   http2.ErrCode
+		reason tunnel.Reason
+	}{
+		{"DATA on stream 0", func(r *raw) { _ = r.fr.WriteData(0, false, []byte("x")) }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"DATA on a stream never opened", func(r *raw) { _ = r.fr.WriteData(9, false, []byte("x")) }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"RST_STREAM on a stream never opened", func(r *raw) { _ = r.fr.WriteRSTStream(9, http2.ErrCodeCancel) }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"WINDOW_UPDATE on a stream never opened", func(r *raw) { _ = r.fr.WriteWindowUpdate(9, 1) }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"even stream", func(r *raw) { _ = r.connect(2, "svc:1") }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"stream opened twice", func(r *raw) {
+			_ = r.connect(1, "svc:1")
+			r.answer(1)
+			_ = r.fr.WriteRSTStream(1, http2.ErrCodeCancel)
+			_ = r.connect(1, "svc:1")
+		}, http2.ErrCodeStreamClosed, tunnel.BadRequest},
+		{"stream number that falls", func(r *raw) { _ = r.connect(5, "svc:1"); _ = r.connect(3, "svc:1") }, http2.ErrCodeStreamClosed, tunnel.BadRequest},
+		{"PUSH_PROMISE", func(r *raw) {
+			_ = r.fr.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: list, EndHeaders: true})
+		}, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"frame over 16 KiB", func(r *raw) { _ = r.fr.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, maxFrame+1)) }, http2.ErrCodeFrameSize, tunnel.BadRequest},
+		{"more padding than frame", func(r *raw) {
+			_ = r.connect(1, "svc:1")
+			_ = r.fr.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{9, 1})
+		}, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"padded and empty", func(r *raw) {
+			_ = r.connect(1, "svc:1")
+			_ = r.fr.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, nil)
+		}, http2.ErrCodeFrameSize, tunnel.BadRequest},
+		{"window over 2^31-1", func(r *raw) { _ = r.fr.WriteWindowUpdate(0, 1<<31-1) }, http2.ErrCodeFlowControl, tunnel.BadRequest},
+		{"window update of 0", func(r *raw) { _ = r.fr.WriteWindowUpdate(0, 0) }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"initial window over 2^31-1", func(r *raw) {
+			_ = r.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 31})
+		}, http2.ErrCodeFlowControl, tunnel.BadRequest},
+		{"max frame size of 1", func(r *raw) { _ = r.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1}) }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"SETTINGS of 5 bytes", func(r *raw) { _ = r.fr.WriteRawFrame(http2.FrameSettings, 0, 0, make([]byte, 5)) }, http2.ErrCodeFrameSize, tunnel.BadRequest},
+		{"PING of 7 bytes", func(r *raw) { _ = r.fr.WriteRawFrame(http2.FramePing, 0, 0, make([]byte, 7)) }, http2.ErrCodeFrameSize, tunnel.BadRequest},
+		{"CONTINUATION without HEADERS", func(r *raw) { _ = r.fr.WriteContinuation(1, true, list) }, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"PING inside of a header block", func(r *raw) {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: list})
+			_ = r.fr.WritePing(false, [8]byte{})
+		}, http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"HPACK that can't be read", func(r *raw) {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte{0x80}, EndHeaders: true})
+		}, http2.ErrCodeCompression, tunnel.BadRequest},
+		{"HPACK cut short", func(r *raw) {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: list[:len(list)-1], EndHeaders: true})
+		}, http2.ErrCodeCompression, tunnel.BadRequest},
+		{"header block over 32 KiB", func(r *raw) {
+			b := fillerBlock(40 << 10)
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: b[:maxFrame]})
+			for b = b[maxFrame:]; len(b) > 0; {
+				n := min(len(b), maxFrame)
+				_ = r.fr.WriteContinuation(1, n == len(b), b[:n])
+				b = b[n:]
+			}
+		}, http2.ErrCodeEnhanceYourCalm, tunnel.TooLarge},
+		{"header block in 17 frames", func(r *raw) {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: list})
+			for range 16 {
+				_ = r.fr.WriteContinuation(1, false, []byte{0x82})
+			}
+		}, http2.ErrCodeEnhanceYourCalm, tunnel.TooLarge},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := serve(t, table{"svc:1": to}, &Protocol{})
+			r := rawClient(t, g.addr)
+			c.send(r)
+			if a := r.answer(0); a.goAway != c.code || !a.closed {
+				t.Errorf("got GOAWAY with %v, closed %v; want %v and a close", a.goAway, a.closed, c.code)
+			}
+			_ = r.Close()
+			o := g.outcome(t, "of the connection", func(o *tunnel.Outcome) bool { return o.Reason == c.reason })
+			if o.Proto != "connect-h2" {
+				t.Errorf("outcome of %q", o.Proto)
+			}
+		})
+	}
+}
+
+// TestBadBeginnings has what is no HTTP/2 at all, at a port of its own.
+func TestBadBeginnings(t *testing.T) {
+	for _, c := range []struct {
+		name, send string
+		code       http2.ErrCode
+		reason     tunnel.Reason
+	}{
+		{"HTTP/1", "CONNECT svc:1 HTTP/1.1\r\nHost: svc:1\r\n\r\n", http2.ErrCodeProtocol, tunnel.BadPreamble},
+		{"preface with another end", "PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", http2.ErrCodeProtocol, tunnel.BadPreamble},
+		{"PING first", preface + "\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678", http2.ErrCodeProtocol, tunnel.BadRequest},
+		{"SETTINGS acknowledged first", preface + "\x00\x00\x00\x04\x01\x00\x00\x00\x00", http2.ErrCodeProtocol, tunnel.BadRequest},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := serve(t, table{}, &Protocol{})
+			conn, err := net.Dial("tcp", g.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			r := newRaw(t, conn)
+			_, _ = io.WriteString(conn, c.send)
+			if a := r.answer(0); a.goAway != c.code || !a.closed {
+				t.Errorf("got %+v, want GOAWAY with %v and a close", a, c.code)
+			}
+			_ = conn.Close()
+			g.reason(t, c.reason)
+		})
+	}
+}
+
+// TestBadStreams has what ends a tunnel that stands, and nothing else.
+func TestBadStreams(t *testing.T) {
+	hold := make(chan struct{})
+	to := backend(t, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c); <-hold })
+	t.Cleanup(func() { close(hold) })
+	for _, c := range []struct {
+		name string
+		send func(r *raw)
+		code http2.ErrCode
+	}{
+		{"DATA after END_STREAM", func(r *raw) {
+			_ = r.fr.WriteData(1, true, nil)
+			_ = r.fr.WriteData(1, false, []byte("x"))
+		}, http2.ErrCodeStreamClosed},
+		{"HEADERS after END_STREAM", func(r *raw) {
+			_ = r.fr.WriteData(1, true, nil)
+			_ = r.connect(1, "svc:1")
+		}, http2.ErrCodeStreamClosed},
+		{"HEADERS in a tunnel", func(r *raw) { _ = r.request(1, true, "a", "b") }, http2.ErrCodeProtocol},
+		{"more DATA than the window", func(r *raw) {
+			for range 5 + maxWindow/maxFrame {
+				_ = r.fr.WriteData(1, false, make([]byte, maxFrame))
+			}
+		}, http2.ErrCodeFlowControl},
+		{"window over 2^31-1", func(r *raw) { _ = r.fr.WriteWindowUpdate(1, 1<<31-1) }, http2.ErrCodeFlowControl},
+		{"window update of 0", func(r *raw) { _ = r.fr.WriteWindowUpdate(1, 0) }, http2.ErrCodeProtocol},
+		{"stream that depends on itself", func(r *raw) {
+			_ = r.fr.WritePriority(1, http2.PriorityParam{StreamDep: 1})
+		}, http2.ErrCodeProtocol},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := tunnel.HandlerFunc(nil)
+			addr := ""
+			if c.code == http2.ErrCodeFlowControl && strings.HasPrefix(c.name, "more") {
+				// A tunnel that nobody reads: its window stays as it is.
+				h = func(_ context.Context, req *tunnel.Request) { _, _ = req.Accept() }
+				ln := listen(t)
+				backendServe(t, ln, &Protocol{}, h)
+				addr = ln.Addr().String()
+			} else {
+				addr = serve(t, table{"svc:1": to}, &Protocol{}).addr
+			}
+			r := rawClient(t, addr)
+			_ = r.connect(1, "svc:1")
+			if a := r.answer(1); a.status != "200" {
+				t.Fatalf("got %+v", a)
+			}
+			r.mum = true
+			go c.send(r)
+			if a := r.answer(1); a.reset != c.code {
+				t.Errorf("got %+v, want a reset with %v", a, c.code)
+			}
+		})
+	}
+}
+
+// TestBytesAfterARefusal: what follows a refused head is no request.
+func TestBytesAfterARefusal(t *testing.T) {
+	g := serve(t, table{}, &Protocol{})
+	r := rawClient(t, g.addr)
+	_ = r.connect(1, "nobody:1")
+	_ = r.fr.WriteData(1, false, bytes.Repeat([]byte("CONNECT svc:1 HTTP/1.1\r\nHost: svc:1\r\n\r\n"), 10))
+	if a := r.answer(1); a.status != "403" {
+		t.Errorf("got %+v, want 403", a)
+	}
+	if a := r.answer(1); a.reset != http2.ErrCodeNo {
+		t.Errorf("after the refusal: got %+v, want a reset with NO_ERROR, for the client to stop", a)
+	}
+	_ = r.connect(3, "nobody:1")
+	if a := r.answer(3); a.status != "403" {
+		t.Errorf("got %+v, want 403", a)
+	}
+}

@@ -1,0 +1,291 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+// A client is one connection of a Dialer.
+type client struct {
+	d      *Dialer
+	cancel context.CancelFunc // of the dial
+	ready  chan struct{}      // closed when c or failed is set
+	c      *conn
+	failed error
+
+	// Guarded by d.mu.
+	used int // streams open or about to be
+	most int // that it takes; 0 when it takes no more
+
+	// Guarded by c.mu.
+	timer  *time.Timer
+	since  int64  // when the last stream ended, nanoseconds of clock
+	away   bool   // the peer sent GOAWAY
+	lastOK uint32 // and takes no stream after this one
+}
+
+var _ side = (*client)(nil)
+
+// run is the connection from the dial to its end.
+func (k *client) run(ctx context.Context) {
+	nc, err := k.d.dial(ctx)
+	if err != nil {
+		k.leave()
+		k.failed = err
+		close(k.ready)
+		return
+	}
+	k.c = newConn(nc, k, true)
+	k.since = clock()
+	k.c.input.begun.Store(true)
+	k.c.mu.Lock()
+	k.timer = time.AfterFunc(k.tickEvery(), k.tick)
+	k.c.mu.Unlock()
+	k.c.begin(
+		http2.Setting{ID: http2.SettingEnablePush, Val: 0},
+		http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
+		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxList},
+	)
+	close(k.ready)
+	_ = k.c.run(k.c.first)
+	k.c.mu.Lock()
+	k.timer.Stop()
+	k.c.mu.Unlock()
+	k.leave()
+}
+
+// leave takes k from the pool.
+func (k *client) leave() {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	k.most = 0
+	k.d.remove(k)
+}
+
+// stop ends the connection, whatever it is at.
+func (k *client) stop() {
+	k.cancel()
+	<-k.ready
+	if k.c != nil {
+		k.c.fail(errClosed)
+	}
+}
+
+// giveBack counts a stream out.
+func (k *client) giveBack() {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	k.used--
+}
+
+// open opens the stream that was reserved, and waits for its answer.
+func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, addr string) (*Stream, error) {
+	c := k.c
+	c.mu.Lock()
+	if c.err != nil || k.away || c.last > 1<<31-3 {
+		c.mu.Unlock()
+		k.leave()
+		k.giveBack()
+		return nil, k.d.failure("is not to be used", errUnseen)
+	}
+	c.last = c.last + 1 | 1 // 1, 3, 5: a client's are odd
+	s := c.newStream(c.last)
+	c.writeHead(s.id, pseudo, fields, false)
+	c.mu.Unlock()
+
+	tunnel.WillWait(ctx)
+	limit := time.Now().Add(k.d.wait())
+	for interim := 0; ; interim++ {
+		head, err := s.answer(ctx, limit)
+		if err != nil {
+			_ = s.Abort()
+			if ctx.Err() != nil {
+				return nil, fmt.Errorf("h2: proxy %q was given up: %w", k.d.Proxy, ctx.Err())
+			}
+			return nil, k.d.failure("gave no answer", k.unseen(s, err))
+		}
+		switch {
+		case head.Status/100 == 2:
+			if k.d.Answer != nil {
+				k.d.Answer(ctx, addr, head.Fields)
+			}
+			return s, nil
+		case head.Status/100 != 1:
+			return nil, k.d.refusal(s, head, addr)
+		case interim == maxInterim:
+			_ = s.Abort()
+			return nil, k.d.failure("gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
+		}
+	}
+}
+
+// unseen is errUnseen where the proxy is known not to have looked at s.
+func (k *client) unseen(s *Stream, err error) error {
+	re, ok := errors.AsType[*ResetError](err)
+	k.c.mu.Lock()
+	defer k.c.mu.Unlock()
+	if ok && re.Err == nil && re.Code == http2.ErrCodeRefusedStream || k.away && s.id > k.lastOK {
+		return fmt.Errorf("%w: %w", errUnseen, err)
+	}
+	return err
+}
+
+// errLate is for an answer that does not come. It is a timeout.
+type errLate struct{}
+
+func (errLate) Error() string   { return "no answer in time" }
+func (errLate) Timeout() bool   { return true }
+func (errLate) Temporary() bool { return false }
+
+// answer waits for the next header list of the peer's.
+func (s *Stream) answer(ctx context.Context, limit time.Time) (*Head, error) {
+	wake := func() {
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		s.readable.Broadcast()
+	}
+	defer context.AfterFunc(ctx, wake)()
+	late := time.AfterFunc(time.Until(limit), wake)
+	defer late.Stop()
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	for {
+		switch {
+		case s.fresh:
+			s.fresh = false
+			return s.head, nil
+		case s.ended:
+			return nil, s.readErr
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case !time.Now().Before(limit):
+			return nil, errLate{}
+		}
+		s.readable.Wait()
+	}
+}
+
+// headers implements side: an answer.
+func (k *client) headers(b *block) error {
+	c := k.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.streams[b.id]
+	switch {
+	case s == nil && !c.begun(b.id):
+		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which was never opened", b.id)
+	case s == nil:
+		return c.charge(costFrame, "too many HEADERS on streams that are closed")
+	case b.large:
+		c.reset(s, http2.ErrCodeEnhanceYourCalm)
+		return nil
+	case s.head != nil && s.head.Status/100 != 1 && b.wrong == "" && b.seen == 0 && b.end && s.head.Status/100 != 2:
+		c.ended(s) // trailers of a refusal
+		return nil
+	case b.wrong != "", b.seen != sawStatus, s.head != nil && s.head.Status/100 != 1, b.end && b.head.Status/100 == 1:
+		c.reset(s, http2.ErrCodeProtocol)
+		return nil
+	}
+	if b.head.Status/100 == 1 {
+		if err := c.charge(costFrame, "too many interim answers"); err != nil {
+			return err
+		}
+	}
+	head := b.head
+	s.head, s.fresh = &head, true
+	if b.end {
+		c.ended(s)
+	}
+	s.readable.Broadcast()
+	return nil
+}
+
+// settings implements side.
+func (k *client) settings() {
+	most := min(k.c.peerMost, k.d.streams())
+	k.counted(func() {
+		if k.most > 0 {
+			k.most = most
+		}
+	})
+}
+
+// counted runs f with d.mu held. The caller holds c.mu: that one comes first,
+// and nobody locks it who holds d.mu.
+func (k *client) counted(f func()) {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	f()
+}
+
+// goAway implements side.
+func (k *client) goAway(last uint32) {
+	k.away, k.lastOK = true, last
+	k.counted(func() {
+		k.most = 0
+		k.d.remove(k)
+	})
+	for _, s := range k.c.streams {
+		if s.id > last {
+			s.cut(&ResetError{Code: http2.ErrCodeRefusedStream})
+			k.c.drop(s)
+		}
+	}
+	if len(k.c.streams) == 0 {
+		k.c.failLocked(errDrained)
+	}
+}
+
+// dropped implements side.
+func (k *client) dropped(*Stream) {
+	k.since = clock()
+	k.counted(func() { k.used-- })
+	if k.away && len(k.c.streams) == 0 {
+		k.c.failLocked(errDrained)
+	}
+}
+
+func (k *client) tickEvery() time.Duration {
+	return max(min(orElse(k.d.Ping, DefaultPing), orElse(k.d.Pong, DefaultPong), orElse(k.d.Idle, DefaultIdle))/4, time.Millisecond)
+}
+
+// tick looks after a connection now and then.
+func (k *client) tick() {
+	c := k.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return
+	}
+	now := clock()
+	ping, pong := int64(orElse(k.d.Ping, DefaultPing)), int64(orElse(k.d.Pong, DefaultPong))
+	heard := now - c.heard.Load()
+	switch {
+	case c.pinged != 0 && now-c.pinged >= pong && heard >= pong:
+		c.failLocked(errDead)
+		return
+	case heard >= ping-int64(k.tickEvery()):
+		c.sendPing()
+	}
+	if len(c.streams) == 0 && now-k.since >= int64(orElse(k.d.Idle, DefaultIdle)) {
+		idle := false
+		k.counted(func() {
+			if idle = k.used == 0; idle {
+				k.most = 0
+				k.d.remove(k)
+			}
+		})
+		if idle {
+			c.failLocked(errIdle)
+			return
+		}
+	}
+	k.timer.Reset(k.tickEvery())
+}

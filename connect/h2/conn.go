@@ -1,0 +1,373 @@
+package h2
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"culvert.dev/tunnel"
+)
+
+// Sizes of a connection. The peer may always have connWindow bytes on their
+// way, which fills 1 Gbit/s over 100 ms (12.5 MB), whoever reads: what bounds
+// memory, and one stream's share, is the window of each stream. That begins at
+// streamWindow and doubles while its reader keeps up and the window is what
+// holds the sender, as long as all streams together have grown by no more than
+// growth.
+const (
+	connWindow   = 16 << 20
+	streamWindow = 64 << 10
+	maxWindow    = 16 << 20
+	growth       = 16 << 20
+
+	maxFrame = 16 << 10 // bytes of a frame's payload, RFC 9113 section 4.2: what every peer takes
+	maxSend  = maxFrame // and what is sent in one, so that streams take turns often
+	maxList  = 16 << 10 // bytes of a header list, as RFC 9113 section 6.5.2 counts
+	maxBlock = 32 << 10 // bytes of it encoded
+	maxCount = 100      // fields of it
+	maxParts = 16       // frames of it
+	maxQueue = 64 << 10 // bytes of control frames that the peer has not taken
+)
+
+const (
+	readSize   = 32 << 10
+	batch      = 64 << 10         // bytes of one write
+	writing    = 30 * time.Second // that one write may take
+	farewell   = time.Second      // for the last frames to arrive
+	blockTime  = 5 * time.Second  // from the first frame of a header block to its last
+	unknownRTT = 100 * time.Millisecond
+)
+
+// clock is a monotonic clock for timestamps that fit a word.
+func clock() int64 { return int64(time.Since(epoch)) }
+
+var epoch = time.Now()
+
+// A side is what a server and a client do differently.
+type side interface {
+	// headers gets a complete header block. It is called on the reader's
+	// goroutine, without mu.
+	headers(b *block) error
+	// settings is called with mu held when the peer's came.
+	settings()
+	// goAway is called with mu held: the peer takes no streams after last.
+	goAway(last uint32)
+	// dropped is called with mu held when a stream has ended.
+	dropped(s *Stream)
+}
+
+// A conn is one HTTP/2 connection, of either side.
+type conn struct {
+	nc        net.Conn
+	side      side
+	client    bool
+	abortCode http2.ErrCode
+
+	// The reader's own.
+	input *input
+	br    *bufio.Reader
+	fr    *http2.Framer
+	dec   *hpack.Decoder
+	block block
+
+	heard atomic.Int64 // when a frame last came, nanoseconds of clock
+
+	mu      sync.Mutex // guards what follows
+	streams map[uint32]*Stream
+	last    uint32 // the highest id of a stream that was begun
+	err     error  // why the connection ended; nil before
+	meter   meter
+
+	credit  int // bytes the peer may still send
+	unacked int // bytes that came and that the peer was not told of
+	grown   int // bytes by which windows are larger than streamWindow
+
+	allowed   int // bytes the peer takes
+	initial   int // of them, per new stream
+	peerFrame int // bytes of a frame that the peer takes
+	peerMost  int // streams that the peer takes
+
+	fw      *http2.Framer // writes to control
+	control bytes.Buffer
+	enc     *hpack.Encoder
+	encoded bytes.Buffer
+	ready   list      // streams that may have something to send
+	starved list      // streams that wait for the connection's window
+	work    sync.Cond // the writer waits here
+
+	resets   [256]uint32 // ids of streams that we reset last: the peer may not know yet
+	nreset   int
+	rtt      time.Duration // the shortest seen, 0 before
+	pinged   int64         // when the PING or SETTINGS that has no answer yet was sent; 0 for none
+	pings    uint64        // sent
+	settling bool          // our SETTINGS have not been acknowledged
+
+	written chan struct{} // closed when the writer is done
+}
+
+func newConn(nc net.Conn, s side, client bool) *conn {
+	c := &conn{
+		nc: nc, side: s, client: client, abortCode: http2.ErrCodeConnect,
+		streams: make(map[uint32]*Stream),
+		credit:  connWindow, allowed: 65535, initial: 65535, peerFrame: maxFrame, peerMost: 100,
+		written: make(chan struct{}),
+	}
+	if client {
+		c.abortCode = http2.ErrCodeCancel
+	}
+	c.input = &input{conn: nc}
+	c.br = bufio.NewReaderSize(c.input, readSize)
+	c.fr = http2.NewFramer(nil, c.br)
+	c.fr.SetMaxReadFrameSize(maxFrame)
+	c.dec = hpack.NewDecoder(4096, c.block.field)
+	c.dec.SetMaxStringLength(maxList)
+	c.fw = http2.NewFramer(&c.control, nil)
+	c.enc = hpack.NewEncoder(&c.encoded)
+	c.enc.SetMaxDynamicTableSizeLimit(0) // tunnels have too few heads for it to be worth its memory
+	c.work.L = &c.mu
+	c.heard.Store(clock())
+	return c
+}
+
+// An input reads from the connection and knows how much.
+type input struct {
+	conn  net.Conn
+	n     int64
+	begun atomic.Bool // a request was made: the Server's deadline has had its day
+	haste atomic.Bool // the deadline is the connection's own
+	over  atomic.Bool // the connection has ended
+}
+
+// hurry gives what is to come a time limit, until relax.
+func (in *input) hurry(d time.Duration) {
+	in.haste.Store(true)
+	in.deadline(time.Now().Add(d))
+}
+
+func (in *input) relax() {
+	if in.haste.Swap(false) {
+		in.deadline(time.Time{})
+	}
+}
+
+// deadline sets that of the connection, unless it has ended.
+func (in *input) deadline(t time.Time) {
+	_ = in.conn.SetReadDeadline(t)
+	if in.over.Load() { // it came in between
+		_ = in.conn.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+func (in *input) Read(p []byte) (int, error) {
+	for {
+		n, err := in.conn.Read(p)
+		in.n += int64(n)
+		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && in.begun.Load() && !in.haste.Load() && !in.over.Load() {
+			in.deadline(time.Time{})
+			continue
+		}
+		return n, err
+	}
+}
+
+// A connError ends a connection. The peer hears its code.
+type connError struct {
+	code http2.ErrCode
+	err  *tunnel.Error
+}
+
+func (e *connError) Error() string { return e.err.Error() }
+func (e *connError) Unwrap() error { return e.err }
+
+// protocolError is for a peer that does not speak HTTP/2 right.
+func protocolError(code http2.ErrCode, format string, args ...any) error {
+	return &connError{code, tunnel.Refusef(tunnel.BadRequest, "h2: "+format, args...)}
+}
+
+// flood is for a peer that keeps us busy with nothing.
+func flood(what string) error {
+	return &connError{http2.ErrCodeEnhanceYourCalm, tunnel.Refusef(tunnel.Flood, "h2: %s", what)}
+}
+
+// errIdle and the like end a connection in order.
+var (
+	errIdle    = errors.New("h2: nothing to do")
+	errDrained = errors.New("h2: drained")
+	errClosed  = fmt.Errorf("h2: %w", net.ErrClosed)
+	errDead    = errors.New("h2: the peer does not answer a PING")
+)
+
+// run reads until the connection ends, and says why. When it returns, nothing
+// of the connection runs any more and it is closed.
+func (c *conn) run(first func() error) error {
+	go c.write()
+	err := first()
+	for err == nil {
+		err = c.frame()
+	}
+	c.fail(err)
+	c.mu.Lock()
+	err = c.err // the first reason stands
+	c.mu.Unlock()
+	<-c.written
+	if _, said := errors.AsType[*connError](err); said || errors.Is(err, errDrained) || errors.Is(err, errIdle) {
+		c.linger()
+	}
+	_ = c.nc.Close()
+	return err
+}
+
+// linger has the last frames arrive: a close with unread input would send a
+// reset, and the reset would eat them.
+func (c *conn) linger() {
+	w, ok := c.nc.(interface{ CloseWrite() error })
+	if !ok || w.CloseWrite() != nil {
+		return
+	}
+	_ = c.nc.SetReadDeadline(time.Now().Add(farewell))
+	_, _ = io.CopyN(io.Discard, c.nc, 1<<20)
+}
+
+// fail ends the connection: every stream, and the writer after a GOAWAY.
+func (c *conn) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failLocked(err)
+}
+
+func (c *conn) failLocked(err error) {
+	if c.err != nil {
+		return
+	}
+	c.err = err
+	c.input.over.Store(true)
+	code := http2.ErrCodeNo
+	if ce, ok := errors.AsType[*connError](err); ok {
+		code = ce.code
+		c.control.Reset() // a flooder has not taken them
+	}
+	last := c.last
+	if c.client {
+		last = 0 // we never took a stream of the server's
+	}
+	_ = c.fw.WriteGoAway(last, code, nil)
+	for _, s := range c.streams {
+		s.cut(&ResetError{Err: err})
+		c.drop(s)
+	}
+	c.ready, c.starved = list{}, list{}
+	_ = c.nc.SetWriteDeadline(time.Now().Add(farewell))
+	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // wakes the reader
+	c.work.Signal()
+}
+
+// cut ends both directions of s with err. The caller holds c.mu.
+func (s *Stream) cut(err error) {
+	if s.cancel != nil {
+		s.cancel()
+	}
+	if !s.ended {
+		s.ended = true
+		s.readErr = err
+		s.in.drop()
+	}
+	if s.writeErr == nil {
+		s.writeErr = err
+	}
+	s.finished = true
+	s.wake()
+}
+
+// drop forgets s, whose both directions have ended. The caller holds mu.
+func (c *conn) drop(s *Stream) {
+	if c.streams[s.id] != s {
+		return
+	}
+	delete(c.streams, s.id)
+	c.grown -= s.window - streamWindow
+	c.side.dropped(s)
+}
+
+// settle drops s if both directions have ended. The caller holds mu.
+func (c *conn) settle(s *Stream) {
+	if s.ended && s.finished {
+		c.drop(s)
+	}
+}
+
+// newStream makes the stream id and lists it. The caller holds mu.
+func (c *conn) newStream(id uint32) *Stream {
+	s := &Stream{c: c, id: id, window: streamWindow, credit: streamWindow, allowed: c.initial}
+	s.readable.L, s.writable.L = &c.mu, &c.mu
+	c.streams[id] = s
+	return s
+}
+
+// reset sends RST_STREAM and ends s. The caller holds mu.
+func (c *conn) reset(s *Stream, code http2.ErrCode) {
+	if c.streams[s.id] != s {
+		return
+	}
+	c.resetID(s.id, code)
+	s.cut(&ResetError{Code: code})
+	c.drop(s)
+}
+
+// resetID sends RST_STREAM for a stream that may never have been. The caller
+// holds mu.
+func (c *conn) resetID(id uint32, code http2.ErrCode) {
+	c.resets[c.nreset%len(c.resets)] = id
+	c.nreset++
+	_ = c.fw.WriteRSTStream(id, code)
+	c.work.Signal()
+}
+
+// justReset reports whether the peer may not know yet that id is over. The
+// caller holds mu.
+func (c *conn) justReset(id uint32) bool {
+	for _, r := range c.resets {
+		if r == id {
+			return true
+		}
+	}
+	return false
+}
+
+// took notes that n bytes of s were read. The caller holds mu.
+func (c *conn) took(s *Stream, n int) {
+	if s.ended {
+		return
+	}
+	s.unacked += n
+	if s.unacked < s.window/2 {
+		return
+	}
+	now := clock()
+	more := s.unacked
+	// Half a window went in two round trips or less, and nothing of it waits
+	// here: the window is what holds the sender.
+	rtt := c.rtt
+	if rtt == 0 {
+		rtt = unknownRTT
+	}
+	if s.in.size == 0 && now-s.began <= int64(2*max(rtt, time.Millisecond)) &&
+		s.window < maxWindow && c.grown+s.window <= growth {
+		c.grown += s.window
+		more += s.window
+		s.window *= 2
+	}
+	s.unacked, s.began = 0, now
+	s.credit += more
+	_ = c.fw.WriteWindowUpdate(s.id, uint32(more))
+	c.work.Signal()
+}

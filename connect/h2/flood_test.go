@@ -1,0 +1,176 @@
+package h2
+
+import (
+	"context"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"culvert.dev/tunnel"
+)
+
+// TestFloods sends frames that cost the sender less than the receiver until
+// the connection ends: with ENHANCE_YOUR_CALM, and within the budget.
+func TestFloods(t *testing.T) {
+	id := uint32(1) // of the last stream
+	for _, c := range []struct {
+		name   string
+		first  func(r *raw)
+		repeat func(r *raw) error
+	}{
+		{"rapid reset, CVE-2023-44487", nil, func(r *raw) error {
+			id += 2
+			_ = r.connect(id, "svc:1")
+			return r.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+		}},
+		{"resets that the server is made to send, CVE-2025-8671", nil, func(r *raw) error {
+			id += 2
+			_ = r.connect(id, "svc:1")
+			return r.fr.WriteWindowUpdate(id, 0)
+		}},
+		{"malformed requests", nil, func(r *raw) error { id += 2; return r.connect(id, "svc:1", ":path", "/") }},
+		{"requests that are refused", nil, func(r *raw) error { id += 2; return r.connect(id, "nobody:1") }},
+		{"requests over the limit of streams", nil, func(r *raw) error { id += 2; return r.connect(id, "svc:1") }},
+		{"SETTINGS, CVE-2019-9515", nil, func(r *raw) error { return r.fr.WriteSettings() }},
+		{"PING, CVE-2019-9512", nil, func(r *raw) error { return r.fr.WritePing(false, [8]byte{}) }},
+		{"PRIORITY, CVE-2019-9513", nil, func(r *raw) error {
+			return r.fr.WritePriority(1, http2.PriorityParam{StreamDep: 3, Weight: 1})
+		}},
+		{"empty DATA, CVE-2019-9518", func(r *raw) { _ = r.connect(1, "svc:1") }, func(r *raw) error { return r.fr.WriteData(1, false, nil) }},
+		{"padded DATA without a byte", func(r *raw) { _ = r.connect(1, "svc:1") }, func(r *raw) error {
+			return r.fr.WriteDataPadded(1, false, nil, make([]byte, 3))
+		}},
+		{"empty CONTINUATION, CVE-2023-45288", func(r *raw) {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: fieldList(connectSvc...)})
+		}, func(r *raw) error { return r.fr.WriteContinuation(1, false, nil) }},
+		{"WINDOW_UPDATE", func(r *raw) { _ = r.connect(1, "svc:1") }, func(r *raw) error { return r.fr.WriteWindowUpdate(0, 1) }},
+		{"unknown frames", nil, func(r *raw) error { return r.fr.WriteRawFrame(0x77, 0, 0, nil) }},
+		{"GOAWAY", nil, func(r *raw) error { return r.fr.WriteGoAway(0, http2.ErrCodeNo, nil) }},
+		{"acknowledgements", nil, func(r *raw) error { return r.fr.WriteSettingsAck() }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			id = 1
+			// A pipe holds nothing: what is sent has been read.
+			near, far := net.Pipe()
+			defer near.Close()
+			ended := make(chan error, 1)
+			go func() {
+				ended <- new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+					if req.Host() != "svc" {
+						req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no"))
+						return
+					}
+					_, _ = req.Accept()
+				}))
+			}()
+			r := newRaw(t, near)
+			r.mum = true
+			heard := make(chan answer, 1)
+			go func() { heard <- r.answer(0) }()
+			_, _ = io.WriteString(near, preface)
+			_ = r.fr.WriteSettings()
+			if c.first != nil {
+				c.first(r)
+			}
+			sent := 0
+			for sent < 20_000 && c.repeat(r) == nil {
+				sent++
+			}
+			if a := <-heard; a.goAway != http2.ErrCodeEnhanceYourCalm || !a.closed {
+				t.Errorf("got GOAWAY with %v, closed %v, want ENHANCE_YOUR_CALM and a close", a.goAway, a.closed)
+			}
+			if sent > budget+200 {
+				t.Errorf("%d frames got through", sent)
+			}
+			want := tunnel.Flood
+			if strings.Contains(c.name, "CVE-2023-45288") {
+				want = tunnel.TooLarge // the limit of a block comes first
+			}
+			wantReason(t, <-ended, want)
+		})
+	}
+}
+
+// TestFloodHarmsNobodyElse: a connection that floods ends, and the one beside
+// it does not notice.
+func TestFloodHarmsNobodyElse(t *testing.T) {
+	g := serve(t, table{"svc:1": backend(t, echo)}, &Protocol{})
+	bystander := open(t, newDialer(t, g.addr), "svc:1")
+	r := rawClient(t, g.addr)
+	r.mum = true
+	heard := make(chan answer, 1)
+	go func() { heard <- r.answer(0) }()
+	for r.fr.WritePing(false, [8]byte{}) == nil {
+		ping(t, bystander, "still here")
+	}
+	_ = r.Close()
+	<-heard
+	g.reason(t, tunnel.Flood)
+	ping(t, bystander, "and after")
+}
+
+// TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
+// tunnels, and aborts some.
+func TestHonestTrafficIsNoFlood(t *testing.T) {
+	to := backend(t, echo)
+	g := serve(t, table{"svc:1": to}, &Protocol{})
+	d := newDialer(t, g.addr)
+	d.Parallel = 1
+	c := open(t, d, "svc:1")
+	for i := range 3000 {
+		ping(t, c, "x")
+		if i%2 == 0 {
+			s := open(t, d, "svc:1")
+			if i%40 == 0 {
+				_ = s.Abort()
+				continue
+			}
+			if err := s.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(s); err != nil {
+				t.Fatal(err)
+			}
+			_ = s.Close()
+		}
+	}
+	if n := d.Conns(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, o := range g.outcomes {
+		if o.Reason != tunnel.Done && o.Reason != tunnel.Reset {
+			t.Errorf("outcome %s, %v", o.Reason, o.Err)
+		}
+	}
+}
+
+// TestAnswersThatAreNotRead: what the peer makes us say is bounded, whether
+// it listens or not.
+func TestAnswersThatAreNotRead(t *testing.T) {
+	near, far := net.Pipe() // without a buffer
+	defer near.Close()
+	done := make(chan error, 1)
+	go func() {
+		done <- new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {}))
+	}()
+	_ = near.SetDeadline(time.Now().Add(patience))
+	_, _ = io.WriteString(near, preface)
+	fr := http2.NewFramer(near, near)
+	var err error
+	n := 0
+	for err = fr.WriteSettings(); err == nil && n < 10_000; n++ {
+		err = fr.WritePing(false, [8]byte{})
+	}
+	if err == nil || n > 2*budget {
+		t.Errorf("%d PINGs were taken, and then %v", n, err)
+	}
+	if got := tunnel.ReasonOf(<-done); got != tunnel.Flood {
+		t.Errorf("got reason %s, want flood", got)
+	}
+}

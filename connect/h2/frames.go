@@ -1,0 +1,384 @@
+package h2
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// frame reads one frame and does what it says. An error ends the connection.
+func (c *conn) frame() error {
+	h, err := c.fr.ReadFrameHeader()
+	if err != nil {
+		return c.readError(err)
+	}
+	if h.Type == http2.FrameData {
+		err = c.data(h)
+	} else {
+		var f http2.Frame
+		if f, err = c.fr.ReadFrameForHeader(h); err == nil {
+			err = c.other(f)
+		}
+	}
+	c.heard.Store(clock())
+	if err == nil {
+		return nil
+	}
+	if se, ok := errors.AsType[http2.StreamError](err); ok {
+		return c.streamError(se.StreamID, se.Code)
+	}
+	return c.readError(err)
+}
+
+// readError gives the errors of the Framer the form of ours.
+func (c *conn) readError(err error) error {
+	if errors.Is(err, http2.ErrFrameTooLarge) {
+		return protocolError(http2.ErrCodeFrameSize, "a frame of more than %d bytes", maxFrame)
+	}
+	if code, ok := errors.AsType[http2.ConnectionError](err); ok {
+		if detail := c.fr.ErrorDetail(); detail != nil {
+			return protocolError(http2.ErrCode(code), "%w", detail)
+		}
+		return protocolError(http2.ErrCode(code), "%v", http2.ErrCode(code))
+	}
+	return err
+}
+
+// streamError resets a stream that the peer got wrong. That costs it as much
+// as a reset of its own.
+func (c *conn) streamError(id uint32, code http2.ErrCode) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.streams[id]; s != nil {
+		c.reset(s, code)
+	} else {
+		c.resetID(id, code)
+	}
+	return c.charge(costReset, "too many stream errors")
+}
+
+// charge spends points of the meter. The caller holds mu.
+func (c *conn) charge(cost float64, what string) error {
+	if !c.meter.spend(cost) {
+		return flood(what)
+	}
+	if c.control.Len() > maxQueue {
+		return flood("answers are not read")
+	}
+	return nil
+}
+
+// begun reports whether the stream id was ever there. The caller holds mu.
+func (c *conn) begun(id uint32) bool {
+	return id%2 == 1 && id <= c.last // even ones are a server's, which begins none
+}
+
+// data is a DATA frame, RFC 9113 section 6.1. It does not go through the
+// Framer, which would copy it once more.
+func (c *conn) data(h http2.FrameHeader) error {
+	if h.StreamID == 0 {
+		return protocolError(http2.ErrCodeProtocol, "DATA on stream 0")
+	}
+	padding := 0
+	body := int(h.Length)
+	if h.Flags.Has(http2.FlagDataPadded) {
+		if body == 0 {
+			return protocolError(http2.ErrCodeFrameSize, "padded DATA without a length of padding")
+		}
+		b, err := c.br.ReadByte()
+		if err != nil {
+			return err
+		}
+		if body--; int(b) > body {
+			return protocolError(http2.ErrCodeProtocol, "more padding than frame")
+		}
+		padding = int(b)
+		body -= padding
+	}
+	p, err := c.br.Peek(body) // waits until all of it is there
+	if err != nil {
+		return unexpected(err)
+	}
+	c.mu.Lock()
+	err = c.dataLocked(h, p)
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	_, err = c.br.Discard(body + padding)
+	return unexpected(err)
+}
+
+// unexpected is for an end in the middle of a frame.
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
+	size := int(h.Length)
+	if c.credit -= size; c.credit < 0 {
+		return protocolError(http2.ErrCodeFlowControl, "more DATA than the connection's window of %d bytes", connWindow)
+	}
+	// What bounds memory is the streams' windows: this one is opened again at
+	// once, so that streams nobody reads do not hold up the others.
+	if c.unacked += size; c.unacked >= connWindow/2 {
+		c.credit += c.unacked
+		_ = c.fw.WriteWindowUpdate(0, uint32(c.unacked))
+		c.unacked = 0
+		c.work.Signal()
+	}
+	end := h.Flags.Has(http2.FlagDataEndStream)
+	if len(p) == 0 && !end {
+		if err := c.charge(costEmpty, "too many empty DATA frames"); err != nil {
+			return err
+		}
+	}
+	s := c.streams[h.StreamID]
+	switch {
+	case s == nil && !c.begun(h.StreamID):
+		return protocolError(http2.ErrCodeProtocol, "DATA on stream %d, which was never opened", h.StreamID)
+	case s == nil && c.justReset(h.StreamID):
+		return nil // it was on its way
+	case s == nil:
+		c.resetID(h.StreamID, http2.ErrCodeStreamClosed)
+		return c.charge(costReset, "too much DATA on streams that are closed")
+	case s.ended:
+		c.reset(s, http2.ErrCodeStreamClosed)
+		return c.charge(costReset, "too much DATA on streams that are closed")
+	case c.client && (s.head == nil || s.head.Status/100 == 1):
+		c.reset(s, http2.ErrCodeProtocol)
+		return nil
+	}
+	if s.credit -= size; s.credit < 0 {
+		c.reset(s, http2.ErrCodeFlowControl)
+		return c.charge(costReset, "too much DATA for the windows of streams")
+	}
+	switch {
+	case s.sink != nil:
+		return s.sink.data(s, len(p), end)
+	case !s.closed:
+		s.in.write(p)
+		c.took(s, size-len(p)) // nobody reads padding
+		s.readable.Signal()
+	}
+	if end {
+		c.ended(s)
+	}
+	return nil
+}
+
+// ended notes END_STREAM of the peer's. The caller holds mu.
+func (c *conn) ended(s *Stream) {
+	s.ended = true
+	s.readErr = io.EOF
+	s.readable.Broadcast()
+	c.settle(s)
+}
+
+// other is any frame but DATA.
+func (c *conn) other(f http2.Frame) error {
+	switch f := f.(type) {
+	case *http2.HeadersFrame:
+		return c.headers(f)
+	case *http2.ContinuationFrame:
+		return c.continuation(f)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	id := f.Header().StreamID
+	switch f := f.(type) {
+	case *http2.SettingsFrame:
+		return c.peerSettings(f)
+	case *http2.PingFrame:
+		return c.ping(f)
+	case *http2.WindowUpdateFrame:
+		return c.windowUpdate(id, int(f.Increment))
+	case *http2.RSTStreamFrame:
+		return c.peerReset(id, f.ErrCode)
+	case *http2.GoAwayFrame:
+		c.side.goAway(f.LastStreamID)
+		return c.charge(costFrame, "too many GOAWAY frames")
+	case *http2.PriorityFrame:
+		if f.StreamDep == id {
+			c.resetID(id, http2.ErrCodeProtocol) // RFC 7540 section 5.3.1
+			return c.charge(costReset, "too many stream errors")
+		}
+		return c.charge(costFrame, "too many PRIORITY frames")
+	case *http2.PushPromiseFrame:
+		return protocolError(http2.ErrCodeProtocol, "PUSH_PROMISE, which is not wanted")
+	}
+	return c.charge(costFrame, "too many frames of unknown types") // RFC 9113 section 4.1: ignored
+}
+
+func (c *conn) peerSettings(f *http2.SettingsFrame) error {
+	if f.IsAck() {
+		if c.settling {
+			c.settling = false
+			c.pong()
+		}
+		return c.charge(costFrame, "too many SETTINGS frames")
+	}
+	before := c.initial
+	err := f.ForeachSetting(func(s http2.Setting) error {
+		if err := s.Valid(); err != nil {
+			return err
+		}
+		switch s.ID {
+		case http2.SettingInitialWindowSize:
+			c.initial = int(s.Val)
+		case http2.SettingMaxFrameSize:
+			c.peerFrame = int(s.Val)
+		case http2.SettingMaxConcurrentStreams:
+			c.peerMost = int(min(s.Val, 1<<20))
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, s := range c.streams { // RFC 9113 section 6.9.2
+		if s.allowed += c.initial - before; s.allowed > 1<<31-1 {
+			return protocolError(http2.ErrCodeFlowControl, "a window of more than %d bytes", 1<<31-1)
+		}
+		if s.allowed > 0 && len(s.pending) > 0 {
+			c.enlist(s)
+		}
+	}
+	_ = c.fw.WriteSettingsAck()
+	c.work.Signal()
+	c.side.settings()
+	return c.charge(costSettings, "too many SETTINGS frames")
+}
+
+func (c *conn) ping(f *http2.PingFrame) error {
+	if f.IsAck() {
+		if c.pinged != 0 && !c.settling {
+			c.pong()
+		}
+		return c.charge(costFrame, "too many PING frames")
+	}
+	_ = c.fw.WritePing(true, f.Data)
+	c.work.Signal()
+	return c.charge(costFrame, "too many PING frames")
+}
+
+// pong notes the answer to the PING or SETTINGS that was waited for.
+func (c *conn) pong() {
+	took := time.Duration(clock() - c.pinged)
+	if c.pinged != 0 && (c.rtt == 0 || took < c.rtt) {
+		c.rtt = max(took, 1)
+	}
+	c.pinged = 0
+}
+
+// sendPing asks for a sign of life, unless one is waited for. The caller
+// holds mu.
+func (c *conn) sendPing() {
+	if c.pinged != 0 {
+		return
+	}
+	c.pinged = clock()
+	c.pings++
+	_ = c.fw.WritePing(false, [8]byte{'c', 'u', 'l', 'v', 'e', 'r', 't', byte(c.pings)})
+	c.work.Signal()
+}
+
+func (c *conn) windowUpdate(id uint32, n int) error {
+	if !c.meter.update() {
+		return flood("too many WINDOW_UPDATE frames")
+	}
+	if id == 0 {
+		if c.allowed += n; c.allowed > 1<<31-1 {
+			return protocolError(http2.ErrCodeFlowControl, "a window of more than %d bytes", 1<<31-1)
+		}
+		for c.starved.first != nil {
+			c.ready.push(c.starved.pop())
+		}
+		c.work.Signal()
+		return nil
+	}
+	s := c.streams[id]
+	if s == nil {
+		if !c.begun(id) {
+			return protocolError(http2.ErrCodeProtocol, "WINDOW_UPDATE on stream %d, which was never opened", id)
+		}
+		return nil
+	}
+	if s.allowed += n; s.allowed > 1<<31-1 {
+		c.reset(s, http2.ErrCodeFlowControl)
+		return c.charge(costReset, "too many stream errors")
+	}
+	if s.allowed > 0 && len(s.pending) > 0 {
+		c.enlist(s)
+	}
+	return nil
+}
+
+func (c *conn) peerReset(id uint32, code http2.ErrCode) error {
+	s := c.streams[id]
+	if s == nil {
+		if !c.begun(id) {
+			return protocolError(http2.ErrCodeProtocol, "RST_STREAM on stream %d, which was never opened", id)
+		}
+		return c.charge(costReset, "too many RST_STREAM frames")
+	}
+	s.cut(&ResetError{Code: code})
+	c.drop(s)
+	return c.charge(costReset, "too many RST_STREAM frames")
+}
+
+func (c *conn) headers(f *http2.HeadersFrame) error {
+	if f.HasPriority() && f.Priority.StreamDep == f.StreamID {
+		// The block has to be read even so, or the next one can't be.
+		c.block.bad("a stream that depends on itself")
+	}
+	c.block.id, c.block.end = f.StreamID, f.StreamEnded()
+	return c.part(f.HeaderBlockFragment(), f.HeadersEnded())
+}
+
+func (c *conn) continuation(f *http2.ContinuationFrame) error {
+	return c.part(f.HeaderBlockFragment(), f.HeadersEnded())
+}
+
+// part is one frame of a header block. No other frame comes before its last
+// one, which the Framer sees to.
+func (c *conn) part(p []byte, last bool) error {
+	b := &c.block
+	b.parts++
+	b.size += len(p)
+	if b.parts > maxParts || b.size > maxBlock {
+		return &connError{http2.ErrCodeEnhanceYourCalm, refuse(tooLarge, "a header block of more than %d bytes or %d frames", maxBlock, maxParts)}
+	}
+	if len(p) == 0 {
+		c.mu.Lock()
+		err := c.charge(costEmpty, "too many empty CONTINUATION frames")
+		c.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	c.dec.SetEmitEnabled(!b.full())
+	if _, err := c.dec.Write(p); err != nil {
+		return protocolError(http2.ErrCodeCompression, "header block: %w", err)
+	}
+	if !last {
+		if b.parts == 1 && c.input.begun.Load() {
+			c.input.hurry(blockTime)
+		}
+		return nil
+	}
+	if b.parts > 1 {
+		c.input.relax()
+	}
+	if err := c.dec.Close(); err != nil {
+		return protocolError(http2.ErrCodeCompression, "header block: %w", err)
+	}
+	err := c.side.headers(b)
+	b.reset()
+	return err
+}

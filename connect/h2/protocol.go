@@ -1,0 +1,216 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+// Limits of a connection that a Protocol leaves at zero.
+const (
+	DefaultStreams = 100             // tunnels at once
+	DefaultIdle    = 5 * time.Minute // without a stream
+
+	quiet   = 30 * time.Second // without a frame, after which a PING is sent
+	patient = 15 * time.Second // that its answer may take
+)
+
+// preface is what a client begins with, RFC 9113 section 3.4.
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// sure is how much of it is nobody else's.
+const sure = len("PRI * HTTP/2.0\r\n")
+
+// A Protocol is the proxy side of CONNECT over HTTP/2, and a tunnel.Protocol
+// whose connections carry many tunnels. The zero value serves everybody who
+// can connect: what may be reached is the Handler's to say.
+//
+// Its fields are not to be changed once it serves. It must not be copied.
+type Protocol struct {
+	// Auth, Via and ProxyName are those of connect.Protocol.
+	Auth      connect.Authenticator
+	Via       string
+	ProxyName string
+
+	// Streams is how many tunnels one connection may have at once; 0 means
+	// DefaultStreams. A connection holds at most 64 KiB of unread bytes for
+	// each of them, and 16 MiB more.
+	Streams int
+
+	// Idle is how long a connection may be without a tunnel; 0 means
+	// DefaultIdle.
+	Idle time.Duration
+
+	// Head, if set, sees each plain CONNECT after its credentials and its
+	// target were judged, and may refuse it, change req or set head.Answer.
+	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
+
+	// Extended, if set, is asked for each extended CONNECT (RFC 8441): it
+	// judges it, says in req where to, and may wrap req.Accept. A Protocol
+	// without it says in its SETTINGS that it has no such thing, and answers
+	// 501.
+	Extended func(ctx context.Context, req *tunnel.Request, head *Head) error
+
+	mu       sync.Mutex // guards what follows
+	conns    map[*server]struct{}
+	draining bool
+}
+
+var (
+	_ tunnel.Protocol = (*Protocol)(nil)
+	_ tunnel.Judge    = (*Protocol)(nil)
+)
+
+// Name returns "connect-h2".
+func (*Protocol) Name() string { return "connect-h2" }
+
+// Sniff says Yes to the first line of the client's preface: HTTP/2 with prior
+// knowledge, RFC 9113 section 3.3.
+func (*Protocol) Sniff(b []byte) tunnel.Verdict {
+	n := min(len(b), sure)
+	switch {
+	case string(b[:n]) != preface[:n]:
+		return tunnel.No
+	case n == sure:
+		return tunnel.Yes
+	}
+	return tunnel.More
+}
+
+// Complete implements tunnel.Judge. A connection has a goroutine from the end
+// of its preface on.
+func (*Protocol) Complete(prefix []byte) bool {
+	n := min(len(prefix), len(preface))
+	return n == len(preface) || string(prefix[:n]) != preface[:n]
+}
+
+// Drain asks every connection to open no more tunnels and to end with the
+// last one it has, by GOAWAY. Connections to come are ended at once. It does
+// not wait.
+func (p *Protocol) Drain() {
+	p.mu.Lock()
+	p.draining = true
+	conns := make([]*server, 0, len(p.conns))
+	for s := range p.conns {
+		conns = append(conns, s)
+	}
+	p.mu.Unlock()
+	for _, s := range conns {
+		s.drain()
+	}
+}
+
+// track lists s. It is false while draining.
+func (p *Protocol) track(s *server) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.draining {
+		return false
+	}
+	if p.conns == nil {
+		p.conns = make(map[*server]struct{})
+	}
+	p.conns[s] = struct{}{}
+	return true
+}
+
+func (p *Protocol) untrack(s *server) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, s)
+}
+
+// rules are those of every version of HTTP.
+func (p *Protocol) rules() *connect.Protocol {
+	return &connect.Protocol{Auth: p.Auth, Via: p.Via, ProxyName: p.ProxyName}
+}
+
+func (p *Protocol) streams() int {
+	if p.Streams > 0 {
+		return p.Streams
+	}
+	return DefaultStreams
+}
+
+func (p *Protocol) idle() time.Duration {
+	if p.Idle > 0 {
+		return p.Idle
+	}
+	return DefaultIdle
+}
+
+// ServeConn implements tunnel.Protocol. It calls h for each CONNECT, on a
+// goroutine of its own, and returns when the connection has ended and c is
+// closed. Where the client did something that ends a connection, the error
+// says what, whatever there was before.
+func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) (err error) {
+	tunnel.WillWait(ctx)
+	s := &server{p: p, tc: c, handler: h}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.ctx = ctx
+	s.c = newConn(c, s, false)
+	// The Server closes c where it ends ctx. Others may not.
+	stop := context.AfterFunc(ctx, func() { s.c.fail(&connError{http2.ErrCodeNo, refuse(tunnel.Drain, "stopped")}) })
+	s.timer = time.AfterFunc(patient/3, s.tick)
+	if !p.track(s) {
+		s.drain()
+	}
+	defer p.untrack(s)
+	err = s.c.run(s.preface)
+	stop()
+	cancel()
+	s.c.mu.Lock()
+	s.over = true
+	s.c.mu.Unlock()
+	s.timer.Stop()
+	s.running.Wait()
+	if s.panicked != nil {
+		panic(s.panicked) // on the goroutine where the Server catches it
+	}
+	return s.ending(err)
+}
+
+// preface reads what a client begins with and sends the settings.
+func (s *server) preface() error {
+	b, err := s.c.br.Peek(len(preface))
+	if err != nil {
+		return err
+	}
+	if string(b) != preface {
+		return &connError{http2.ErrCodeProtocol, refuse(tunnel.BadPreamble, "not the preface of HTTP/2: %q", b)}
+	}
+	if _, err := s.c.br.Discard(len(preface)); err != nil {
+		return err
+	}
+	settings := []http2.Setting{
+		{ID: http2.SettingMaxConcurrentStreams, Val: uint32(s.p.streams())},
+		{ID: http2.SettingInitialWindowSize, Val: streamWindow},
+		{ID: http2.SettingMaxHeaderListSize, Val: maxList},
+	}
+	if s.p.Extended != nil {
+		settings = append(settings, http2.Setting{ID: http2.SettingEnableConnectProtocol, Val: 1})
+	}
+	s.c.begin(settings...)
+	return s.c.first()
+}
+
+// ending makes of the end of a connection what ServeConn says of it.
+func (s *server) ending(err error) error {
+	if errors.Is(err, errDrained) || errors.Is(err, errIdle) {
+		return nil
+	}
+	if ce, ok := errors.AsType[*connError](err); ok {
+		return ce.err
+	}
+	if s.c.input.begun.Load() {
+		return nil
+	}
+	return preambleError(s.c.input.n, err)
+}

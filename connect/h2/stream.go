@@ -1,0 +1,272 @@
+package h2
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"culvert.dev/tunnel"
+)
+
+// A Stream is one tunnel on a connection. It is a tunnel.Stream that can
+// half-close in both directions, and a tunnel.Aborter. Any number of
+// goroutines may use it.
+//
+// At rest it holds no buffer and no goroutine.
+type Stream struct {
+	c  *conn
+	id uint32
+
+	// What follows is guarded by c.mu.
+
+	readable sync.Cond
+	in       buffer
+	window   int   // bytes the peer may have on the way or unread here
+	credit   int   // bytes of it that the peer may still send
+	unacked  int   // bytes read here that the peer was not told of
+	began    int64 // when unacked was 0 last, nanoseconds of clock
+	ended    bool  // the peer has sent its end, or a reset
+	readErr  error // what follows the last byte of in
+
+	writable sync.Cond
+	allowed  int    // bytes the peer takes; negative after it changed its mind
+	pending  []byte // of the Write that is at it
+	writing  bool   // a Write is at it
+	finish   bool   // the end is to follow
+	finished bool   // the end, or a reset, was sent
+	writeErr error  // for Writes to come
+
+	closed bool // by our own side
+	listed bool // in one of the connection's lists
+	next   *Stream
+
+	readLimit, writeLimit deadline
+
+	head     *Head  // client: the answer, nil before it
+	fresh    bool   // client: nobody has looked at it
+	sink     *sink  // server: the request has a body that nobody wants
+	cancel   func() // server: ends the Handler's context
+	answered int64  // server: when the request was refused, nanoseconds of clock; 0 if not
+}
+
+var (
+	_ tunnel.Stream  = (*Stream)(nil)
+	_ tunnel.Aborter = (*Stream)(nil)
+)
+
+// A ResetError is how a stream ends that the peer aborted, or whose
+// connection was lost. It is an ECONNRESET.
+type ResetError struct {
+	Code http2.ErrCode // as the peer sent it; ErrCodeNo where there was none
+	Err  error         // what happened to the connection; nil where only the stream ended
+}
+
+func (e *ResetError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("h2: the connection of the stream ended: %v", e.Err)
+	}
+	return fmt.Sprintf("h2: the peer reset the stream: %v", e.Code)
+}
+
+// Unwrap returns ECONNRESET.
+func (e *ResetError) Unwrap() error { return syscall.ECONNRESET }
+
+// Read implements net.Conn. After an orderly end it returns io.EOF, after a
+// reset a *ResetError at once: what was not read by then is lost, as with TCP.
+func (s *Stream) Read(p []byte) (int, error) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	for {
+		switch {
+		case s.closed:
+			return 0, net.ErrClosed
+		case s.readLimit.over():
+			return 0, os.ErrDeadlineExceeded
+		case len(p) == 0:
+			return 0, nil
+		case s.in.size > 0:
+			n := s.in.read(p)
+			s.c.took(s, n)
+			return n, nil
+		case s.readErr != nil:
+			return 0, s.readErr
+		}
+		s.readable.Wait()
+	}
+}
+
+// Write implements net.Conn. It returns when the last byte has been taken by
+// the connection, which is when the peer's windows had room for it.
+func (s *Stream) Write(p []byte) (int, error) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	for s.writing && s.writeError() == nil {
+		s.writable.Wait()
+	}
+	if err := s.writeError(); err != nil || len(p) == 0 {
+		return 0, err
+	}
+	s.writing, s.pending = true, p
+	s.c.enlist(s)
+	var err error
+	for len(s.pending) > 0 {
+		if err = s.writeError(); err != nil {
+			break
+		}
+		s.writable.Wait()
+	}
+	n := len(p) - len(s.pending)
+	s.writing, s.pending = false, nil
+	s.writable.Broadcast() // to the next Write
+	return n, err
+}
+
+func (s *Stream) writeError() error {
+	switch {
+	case s.closed:
+		return net.ErrClosed
+	case s.writeErr != nil:
+		return s.writeErr
+	case s.finish && !s.writing:
+		return fmt.Errorf("h2: write after CloseWrite: %w", io.ErrClosedPipe)
+	case s.writeLimit.over():
+		return os.ErrDeadlineExceeded
+	}
+	return nil
+}
+
+// CloseWrite sends END_STREAM after what was written. The other direction
+// stays open for as long as the peer likes.
+func (s *Stream) CloseWrite() error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	switch {
+	case s.closed:
+		return net.ErrClosed
+	case s.finish:
+		return nil
+	case s.writeErr != nil:
+		return s.writeErr
+	}
+	s.finish = true
+	s.c.enlist(s)
+	return nil
+}
+
+// Close ends both directions. What was written arrives, and then the end,
+// unless a Write is cut short by it: then the peer sees a reset. A peer that
+// goes on sending is told to stop.
+func (s *Stream) Close() error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if s.closed {
+		return net.ErrClosed
+	}
+	cut := len(s.pending) > 0 || s.in.size > 0
+	s.shut()
+	switch {
+	case s.finished:
+		if !s.ended {
+			s.c.reset(s, http2.ErrCodeCancel)
+		}
+	case cut:
+		s.c.reset(s, http2.ErrCodeCancel)
+	default:
+		s.finish = true
+		s.c.enlist(s) // the writer sees closed, and tells a peer that is not done
+	}
+	return nil
+}
+
+// Abort ends both directions with RST_STREAM: CONNECT_ERROR from a proxy (RFC
+// 9113 section 8.5), CANCEL from a client.
+func (s *Stream) Abort() error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if s.closed {
+		return net.ErrClosed
+	}
+	s.shut()
+	s.c.reset(s, s.c.abortCode)
+	return nil
+}
+
+// shut is what Close and Abort have in common. The caller holds c.mu.
+func (s *Stream) shut() {
+	s.closed = true
+	s.in.drop()
+	s.readLimit.stop()
+	s.writeLimit.stop()
+	s.wake()
+}
+
+func (s *Stream) wake() {
+	s.readable.Broadcast()
+	s.writable.Broadcast()
+}
+
+// LocalAddr returns that of the connection.
+func (s *Stream) LocalAddr() net.Addr { return s.c.nc.LocalAddr() }
+
+// RemoteAddr returns that of the connection.
+func (s *Stream) RemoteAddr() net.Addr { return s.c.nc.RemoteAddr() }
+
+// SetDeadline implements net.Conn.
+func (s *Stream) SetDeadline(t time.Time) error {
+	return s.setDeadlines(t, &s.readLimit, &s.writeLimit)
+}
+
+// SetReadDeadline implements net.Conn.
+func (s *Stream) SetReadDeadline(t time.Time) error { return s.setDeadlines(t, &s.readLimit) }
+
+// SetWriteDeadline implements net.Conn.
+func (s *Stream) SetWriteDeadline(t time.Time) error { return s.setDeadlines(t, &s.writeLimit) }
+
+func (s *Stream) setDeadlines(t time.Time, limits ...*deadline) error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if s.closed {
+		return net.ErrClosed
+	}
+	for _, d := range limits {
+		d.set(s, t)
+	}
+	return nil
+}
+
+// A deadline has a timer only while it lies ahead.
+type deadline struct {
+	at    time.Time
+	timer *time.Timer
+}
+
+func (d *deadline) set(s *Stream, at time.Time) {
+	d.stop()
+	d.at = at
+	if at.IsZero() {
+		return
+	}
+	if left := time.Until(at); left > 0 {
+		d.timer = time.AfterFunc(left, func() {
+			s.c.mu.Lock()
+			defer s.c.mu.Unlock()
+			s.wake()
+		})
+	}
+	s.wake()
+}
+
+func (d *deadline) stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+}
+
+func (d *deadline) over() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }

@@ -1,0 +1,180 @@
+package h2
+
+import (
+	"bytes"
+	"encoding/binary"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"culvert.dev/connect"
+)
+
+var batches = sync.Pool{New: func() any { return new([batch]byte) }}
+
+// A list is a queue of streams.
+type list struct{ first, last *Stream }
+
+func (l *list) push(s *Stream) {
+	s.listed, s.next = true, nil
+	if l.last == nil {
+		l.first = s
+	} else {
+		l.last.next = s
+	}
+	l.last = s
+}
+
+func (l *list) pop() *Stream {
+	s := l.first
+	if l.first = s.next; l.first == nil {
+		l.last = nil
+	}
+	s.listed, s.next = false, nil
+	return s
+}
+
+// enlist has the writer look at s. The caller holds mu.
+func (c *conn) enlist(s *Stream) {
+	if s.listed || c.err != nil {
+		return
+	}
+	c.ready.push(s)
+	c.work.Signal()
+}
+
+// write is the writer: control frames first, then a frame for each stream in
+// turn, as much as fits one write. It holds a buffer only while it writes.
+func (c *conn) write() {
+	defer close(c.written)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		for c.control.Len() == 0 && c.ready.first == nil && c.err == nil {
+			c.work.Wait()
+		}
+		ending := c.err != nil
+		buf := batches.Get().(*[batch]byte)
+		b := c.fill(buf[:0])
+		if !ending {
+			_ = c.nc.SetWriteDeadline(time.Now().Add(writing))
+		}
+		c.mu.Unlock()
+		_, err := c.nc.Write(b)
+		batches.Put(buf)
+		c.mu.Lock()
+		if err != nil {
+			c.failLocked(err)
+			return
+		}
+		if ending && c.control.Len() == 0 {
+			return
+		}
+	}
+}
+
+// fill makes the next batch. The caller holds mu.
+func (c *conn) fill(b []byte) []byte {
+	n := min(c.control.Len(), cap(b))
+	b = append(b, c.control.Next(n)...)
+	if c.control.Len() > 0 {
+		return b
+	}
+	if c.control.Cap() > 4<<10 {
+		c.control = bytes.Buffer{}
+	}
+	for c.ready.first != nil && cap(b)-len(b) > frameHead+1 {
+		b = c.turn(c.ready.pop(), b)
+	}
+	return b
+}
+
+const frameHead = 9 // bytes, RFC 9113 section 4.1
+
+// turn appends one frame of s, which goes to the end of its list where there
+// is more. The caller holds mu.
+func (c *conn) turn(s *Stream, b []byte) []byte {
+	if s.finished {
+		return b
+	}
+	n := min(len(s.pending), s.allowed, c.allowed, c.peerFrame, maxSend, cap(b)-len(b)-frameHead)
+	if len(s.pending) > 0 && n <= 0 {
+		if s.allowed > 0 { // it is the connection that has no room
+			c.starved.push(s)
+		}
+		return b // a WINDOW_UPDATE lists it again
+	}
+	end := s.finish && n == len(s.pending)
+	if n == 0 && !end {
+		return b
+	}
+	var flags http2.Flags
+	if end {
+		flags = http2.FlagDataEndStream
+	}
+	b = appendHead(b, n, http2.FrameData, flags, s.id)
+	b = append(b, s.pending[:n]...)
+	s.pending = s.pending[n:]
+	s.allowed -= n
+	c.allowed -= n
+	c.meter.sent()
+	switch {
+	case end:
+		c.sentEnd(s)
+	case len(s.pending) > 0:
+		c.ready.push(s)
+	}
+	if len(s.pending) == 0 && s.writing {
+		s.writable.Broadcast()
+	}
+	return b
+}
+
+// sentEnd notes END_STREAM. The caller holds mu.
+func (c *conn) sentEnd(s *Stream) {
+	s.finished = true
+	if !s.closed || s.ended {
+		c.settle(s)
+		return
+	}
+	// Nobody is there to read what the peer goes on to send. A server says so
+	// with NO_ERROR, RFC 9113 section 8.1.
+	code := http2.ErrCodeNo
+	if c.client {
+		code = http2.ErrCodeCancel
+	}
+	c.reset(s, code)
+}
+
+// appendHead appends a frame's head, RFC 9113 section 4.1.
+func appendHead(b []byte, length int, t http2.FrameType, flags http2.Flags, id uint32) []byte {
+	b = append(b, byte(length>>16), byte(length>>8), byte(length), byte(t), byte(flags))
+	return binary.BigEndian.AppendUint32(b, id)
+}
+
+// writeHead sends a header block. The caller holds mu.
+func (c *conn) writeHead(id uint32, pseudo, fields connect.Fields, end bool) {
+	c.encoded.Reset()
+	for _, fs := range []connect.Fields{pseudo, fields} {
+		for _, f := range fs {
+			name := lower(f.Name)
+			_ = c.enc.WriteField(hpack.HeaderField{Name: name, Value: f.Value, Sensitive: name == "proxy-authorization"})
+		}
+	}
+	block := c.encoded.Bytes()
+	for first := true; first || len(block) > 0; first = false {
+		part := block[:min(len(block), maxFrame)]
+		block = block[len(part):]
+		if first {
+			_ = c.fw.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: part, EndStream: end, EndHeaders: len(block) == 0})
+		} else {
+			_ = c.fw.WriteContinuation(id, len(block) == 0, part)
+		}
+	}
+	if c.encoded.Cap() > 4<<10 {
+		c.encoded = bytes.Buffer{}
+	}
+	c.work.Signal()
+}
