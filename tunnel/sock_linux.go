@@ -181,13 +181,6 @@ func (s *sock) readNow(p []byte) (n int, err error) {
 	return n, err
 }
 
-// is reports whether fd is still the socket's.
-func (s *sock) is(fd int32) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.fd == fd
-}
-
 // take gives up the socket: a descriptor that is the caller's, and that Go's
 // poller does not know.
 func (s *sock) take() (int32, error) {

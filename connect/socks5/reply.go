@@ -58,6 +58,7 @@ var replies = map[tunnel.Reason]Reply{
 	tunnel.Unsupported: CommandNotSupported, // unless it is the type of address
 
 	tunnel.Overload:     GeneralFailure,
+	tunnel.Flood:        GeneralFailure,
 	tunnel.Internal:     GeneralFailure,
 	tunnel.Drain:        GeneralFailure,
 	tunnel.Killed:       GeneralFailure,
