@@ -354,13 +354,13 @@ func (c *conn) took(s *Stream, n int) {
 	}
 	now := clock()
 	more := s.unacked
-	// Half a window went in two round trips or less, and nothing of it waits
-	// here: the window is what holds the sender.
+	// Half a window went in two round trips or less, and little waits here:
+	// the window is what holds the sender.
 	rtt := c.rtt
 	if rtt == 0 {
 		rtt = unknownRTT
 	}
-	if s.in.size == 0 && now-s.began <= int64(2*max(rtt, time.Millisecond)) &&
+	if s.in.size <= s.window/4 && now-s.began <= int64(2*max(rtt, time.Millisecond)) &&
 		s.window < maxWindow && c.grown+s.window <= growth {
 		c.grown += s.window
 		more += s.window

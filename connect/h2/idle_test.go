@@ -13,12 +13,11 @@ import (
 func TestIdleStreamsHoldLittle(t *testing.T) {
 	const n = 500
 	makePipe := pipes(t, &Protocol{Streams: n + 1})
-	a, b, stop, err := makePipe() // what a connection takes
+	_, _, stop, err := makePipe() // what a connection takes
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer stop()
-	_ = a.(*Stream).c
 	measure := func() (heap uint64, goroutines int) {
 		runtime.GC()
 		runtime.GC()
@@ -26,7 +25,6 @@ func TestIdleStreamsHoldLittle(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc, runtime.NumGoroutine()
 	}
-	_ = b
 	heap, goroutines := measure()
 	ends := make([]tunnel.Stream, 0, 2*n)
 	for range n {
@@ -59,7 +57,6 @@ func TestIdleStreamsHoldLittle(t *testing.T) {
 func BenchmarkBulk(b *testing.B) {
 	g := serve(b, table{"svc:1": backend(b, echo)}, &Protocol{})
 	s := open(b, newDialer(b, g.addr), "svc:1")
-	_ = s
 	buf := make([]byte, 64<<10)
 	b.SetBytes(int64(len(buf)))
 	go func() {

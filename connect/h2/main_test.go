@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -173,7 +172,7 @@ func open(t testing.TB, d tunnel.Dialer, addr string) *Stream {
 	return c.(*Stream)
 }
 
-// send writes s and reads the same.
+// ping writes s and reads the same.
 func ping(t testing.TB, c net.Conn, s string) {
 	t.Helper()
 	if _, err := io.WriteString(c, s); err != nil {
@@ -202,5 +201,3 @@ func until(t testing.TB, what string, ok func() bool) {
 		}
 	}
 }
-
-var _ = strings.Contains

@@ -12,6 +12,11 @@ import (
 // pipes returns a maker of streams between a Dialer and a Protocol, without a
 // gateway's Relay between.
 func pipes(t *testing.T, p *Protocol) tunneltest.MakePipe {
+	return pipesOver(t, p, func(addr string) string { return addr })
+}
+
+// pipesOver is pipes over the path that leads to an address.
+func pipesOver(t *testing.T, p *Protocol, path func(addr string) string) tunneltest.MakePipe {
 	ln := listen(t)
 	accepted := make(chan tunnel.Stream)
 	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
@@ -25,7 +30,7 @@ func pipes(t *testing.T, p *Protocol) tunneltest.MakePipe {
 		}
 	})
 	backendServe(t, ln, p, h)
-	d := newDialer(t, ln.Addr().String())
+	d := newDialer(t, path(ln.Addr().String()))
 	turn := make(chan struct{}, 1) // one at a time, so that the ends belong together
 	return func() (a, b tunnel.Stream, stop func(), err error) {
 		turn <- struct{}{}

@@ -60,7 +60,7 @@ func refusalCases() []refusalCase {
 		{"neither TLS nor HTTP", []byte("\x00\x01\x02\x03"), 0, "bad-preamble", "", quiet},
 		{"SSH", []byte("SSH-2.0-x\r\n"), 0, "bad-preamble", "", quiet},
 		{"PROXY protocol", []byte("PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n"), 0, "bad-preamble", "", quiet},
-		{"HTTP/2", []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 0, "bad-preamble", "", quiet},
+		{"HTTP/2 without SETTINGS", []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"), 0, "bad-request", "", quiet},
 	}
 }
 

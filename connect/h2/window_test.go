@@ -1,0 +1,153 @@
+package h2
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// TestWindowsGrowWithUse: over a path of 100 ms the window of a stream whose
+// reader keeps up grows beyond what 1 Gbit/s takes, those of the others stay,
+// and the room it took is given back at its end.
+func TestWindowsGrowWithUse(t *testing.T) {
+	makePipe := pipesOver(t, &Protocol{}, func(addr string) string { return slowPath(t, addr, 50*time.Millisecond) })
+	a, b, stop, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	to := b.(*Stream)
+	c := to.c
+	idle, other, stop2, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop2()
+	go func() {
+		_, _ = a.Write(make([]byte, 128<<20))
+		_ = a.CloseWrite()
+	}()
+	if n, err := io.Copy(io.Discard, b); n != 128<<20 || err != nil {
+		t.Fatalf("%d bytes and %v", n, err)
+	}
+	c.mu.Lock()
+	window, grown, others := to.window, c.grown, other.(*Stream).window
+	c.mu.Unlock()
+	if window < 12_500_000 || window > maxWindow || grown != window-streamWindow || others != streamWindow {
+		t.Errorf("a window of %d bytes, %d grown in all, and one of %d for a stream that moved nothing", window, grown, others)
+	}
+	_, _ = a.Close(), b.Close()
+	until(t, "the room is given back", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.grown == 0
+	})
+	_ = idle.Close()
+}
+
+// slowPath leads to addr, and takes the given time for each way. It returns
+// its address.
+func slowPath(t *testing.T, addr string, delay time.Duration) string {
+	return backend(t, func(near *net.TCPConn) {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		far := c.(*net.TCPConn)
+		defer far.Close()
+		type piece struct {
+			due time.Time
+			b   []byte
+		}
+		var wg sync.WaitGroup
+		for _, way := range [][2]*net.TCPConn{{near, far}, {far, near}} {
+			pieces := make(chan piece, 10_000)
+			wg.Go(func() {
+				defer close(pieces)
+				for {
+					b := make([]byte, 64<<10)
+					n, err := way[0].Read(b)
+					if err != nil {
+						return
+					}
+					pieces <- piece{time.Now().Add(delay), b[:n]}
+				}
+			})
+			wg.Go(func() {
+				for p := range pieces {
+					time.Sleep(time.Until(p.due))
+					_, _ = way[1].Write(p.b)
+				}
+				_ = way[1].CloseWrite()
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// TestSlowReadersGetNoLargerWindow: a window grows for those who read.
+func TestSlowReadersGetNoLargerWindow(t *testing.T) {
+	makePipe := pipes(t, &Protocol{})
+	a, b, stop, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	go func() { _, _ = a.Write(make([]byte, 1<<20)) }()
+	to := b.(*Stream)
+	for range 100 {
+		until(t, "the window is used up", func() bool {
+			to.c.mu.Lock()
+			defer to.c.mu.Unlock()
+			return to.credit == 0 || to.in.size >= streamWindow/2
+		})
+		_, _ = b.Read(make([]byte, 1000))
+	}
+	to.c.mu.Lock()
+	defer to.c.mu.Unlock()
+	if to.window != streamWindow {
+		t.Errorf("the window grew to %d bytes", to.window)
+	}
+}
+
+// TestTLS: both ends work over any connection, and the Dialer insists on the
+// ALPN.
+func TestTLS(t *testing.T) {
+	web := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate
+	defer web.Close()
+	client := web.Client().Transport.(*http.Transport).TLSClientConfig
+	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		s, err := req.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(s, s)
+		_ = s.Close()
+	})
+	for _, alpn := range []string{"h2", "http/1.1"} {
+		ln := tls.NewListener(listen(t), &tls.Config{Certificates: web.TLS.Certificates, NextProtos: []string{alpn}})
+		backendServe(t, ln, &Protocol{}, h)
+		d := newDialer(t, ln.Addr().String())
+		d.TLS = client
+		if alpn != "h2" {
+			_, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			wantReason(t, err, tunnel.DialFailed)
+			continue
+		}
+		s := open(t, d, "svc:1")
+		ping(t, s, "over TLS")
+		_ = s.CloseWrite()
+		if _, err := s.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("got %v, want io.EOF", err)
+		}
+	}
+}
