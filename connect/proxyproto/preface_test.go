@@ -20,13 +20,14 @@ import (
 // patience is how long anything in these tests may take.
 const patience = 10 * time.Second
 
-// word is a protocol whose preamble is a name that ends with a space. Where
-// judge is set its connections wait on the loop.
+// word is a protocol whose preamble is a name that ends with a space. Its
+// connections wait on the loop.
 type word struct{ name string }
 
 func (w word) Name() string { return w.name }
 
 func (w word) Sniff(prefix []byte) tunnel.Verdict {
+	_ = prefix[0] // a protocol is asked about one byte at least
 	switch n := min(len(prefix), len(w.name)); {
 	case string(prefix[:n]) != w.name[:n]:
 		return tunnel.No

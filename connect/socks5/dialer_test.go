@@ -56,8 +56,8 @@ func TestDialerChain(t *testing.T) {
 	}
 }
 
-// canned is a proxy in memory. It hears as many bytes as it is told to and
-// says what is in the script.
+// canned is a proxy that hears as many bytes as it is told to and says what is
+// in the script. Then it ends.
 type canned []exchange
 
 type exchange struct {
@@ -68,12 +68,7 @@ type exchange struct {
 // dial dials addr through p. It returns what came behind the answer.
 func (p canned) dial(t *testing.T, d *Dialer, addr string) (rest []byte, err error) {
 	t.Helper()
-	near, far := net.Pipe()
-	d.Proxy, d.Dialer = "proxy.test:1080", dialerFunc(func(context.Context, string, string) (net.Conn, error) { return near, nil })
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer far.Close()
+	d.Proxy = backend(t, func(far net.Conn) {
 		for _, x := range p {
 			got := make([]byte, len(x.hear))
 			if _, err := io.ReadFull(far, got); err != nil {
@@ -86,13 +81,12 @@ func (p canned) dial(t *testing.T, d *Dialer, addr string) (rest []byte, err err
 				return
 			}
 		}
-	}()
+	})
 	c, err := d.DialContext(t.Context(), "tcp", addr)
 	if err == nil {
 		rest, _ = io.ReadAll(c)
 		_ = c.Close()
 	}
-	<-done
 	return rest, err
 }
 
