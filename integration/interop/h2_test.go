@@ -2,6 +2,8 @@
 
 package interop
 
+//lint:file-ignore SA1019 x/net's Transport is what many programs still use
+
 import (
 	"bytes"
 	"context"
