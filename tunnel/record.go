@@ -67,6 +67,9 @@ func (r *Router) record(o *Outcome, ep Endpoint, took time.Duration, l lease) re
 		waited: o.Waited, dialed: o.Dialed, took: took, host: ep.Host,
 		proto: o.Proto, listener: o.Listener, target: o.Target, service: o.Service, pattern: o.Pattern, alpn: o.ALPN,
 	}
+	if rec.target == rec.pattern {
+		rec.target = rec.pattern // the table's string does for both
+	}
 	var fits, fits2 bool
 	rec.source, fits = pack(o.Source)
 	rec.addr, fits2 = pack(ep.Addr)

@@ -29,6 +29,10 @@ func (g *gateway) slowReader(source int, target string) (*net.TCPConn, error) {
 		Control: func(_, _ string, c syscall.RawConn) error {
 			return c.Control(func(fd uintptr) {
 				_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10)
+				// Loopback's own segments would let each of thousands of sockets
+				// queue megabytes in the kernel, which has one limit for all and
+				// ends the connections of other tests beyond it.
+				_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_MAXSEG, 1400)
 			})
 		},
 	}
