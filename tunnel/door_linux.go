@@ -17,7 +17,8 @@ type door struct {
 	ctx     context.Context
 	ln      *Listener
 	sock    *sockListener
-	judged  bool // its protocols are all Judges
+	judged  bool      // its protocols are all Judges
+	told    time.Time // when the kernel was told to keep clients that say nothing
 	trouble chan<- *door
 
 	loop    *loop
@@ -56,8 +57,9 @@ func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
 			return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpDeferAccept, int(acceptDefer/time.Second))
 		})
 	}
+	told := time.Now()
 	for _, l := range loops {
-		d := &door{server: s, ctx: ctx, ln: ln, sock: sock, judged: judged, trouble: trouble, loop: l}
+		d := &door{server: s, ctx: ctx, ln: ln, sock: sock, judged: judged, told: told, trouble: trouble, loop: l}
 		defer d.close()
 		d.open()
 	}
@@ -118,11 +120,14 @@ func (d *door) close() {
 }
 
 // deferred counts the time of k, which was accepted without a byte, from when
-// it connected: that is how long the kernel had it.
-func (s *Server) deferred(k *slot) {
+// it connected: that is how long the kernel had it, unless it was there before
+// the kernel was told.
+func (s *Server) deferred(k *slot, told time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k.accepted = k.accepted.Add(-acceptDefer)
+	if k.accepted.Sub(told) >= acceptDefer {
+		k.accepted = k.accepted.Add(-acceptDefer)
+	}
 }
 
 // next accepts a connection, unless memory is so short that nobody is let in.
@@ -159,7 +164,7 @@ func (d *door) event(l *loop, _ int, _ uint32) bool {
 			go d.server.serve(k)
 		default:
 			s.slot = k
-			if !l.receive(k, s) {
+			if !l.receive(k, s, d.told) {
 				return false
 			}
 		}

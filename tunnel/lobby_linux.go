@@ -5,6 +5,7 @@ package tunnel
 import (
 	"net"
 	"syscall"
+	"time"
 )
 
 // The lobby is where connections wait until what they have sent is worth a
@@ -27,15 +28,16 @@ type guest struct {
 	at, gen int32 // its seat
 }
 
-// receive serves k, or has it wait in the lobby until it should be. It is
-// false where the loop is another goroutine's afterwards.
-func (l *loop) receive(k *slot, s *sock) bool {
+// receive serves k, or has it wait in the lobby until it should be; told is
+// when the kernel was told to keep those who say nothing. It is false where the
+// loop is another goroutine's afterwards.
+func (l *loop) receive(k *slot, s *sock, told time.Time) bool {
 	g := &guest{k: k, sock: s}
 	if g.ready() {
 		return l.serve(k)
 	}
 	if len(k.buf) == 0 {
-		k.server.deferred(k)
+		k.server.deferred(k, told)
 	}
 	if !l.hold(g) {
 		return l.serve(k)

@@ -116,11 +116,11 @@ func TestMemoryRunsOut(t *testing.T) {
 	testnet.Eventually(t, patience, func() bool { return g.metric("culvert_backlog_bytes") == 0 }, "no backlog is left")
 }
 
-// In a cgroup of 64 MiB, 2,000 slow readers that come at once don't get the
+// In a cgroup of 128 MiB, 2,000 slow readers that come at once don't get the
 // gateway killed. When somebody else takes what is left, requests are refused,
 // then nothing is accepted, and both end within two seconds.
 func TestMemoryOfACgroup(t *testing.T) {
-	const limit = 64 << 20
+	const limit = 128 << 20
 	group := newCgroup(t, limit)
 	if group == nil {
 		t.Log("no memory cgroup can be made here: only limits that are configured are tested")
@@ -163,12 +163,13 @@ func TestMemoryOfACgroup(t *testing.T) {
 	// Somebody else takes what is left of the cgroup, MiB by MiB. How much that
 	// is depends on how the slow readers' memory was when it was looked at.
 	eat, drop := group.ballast()
-	for _, state := range []string{"short", "full"} {
+	for i, state := range []string{"short", "full"} {
+		bite := []int{4, 1}[i] // small where the limit is near
 		testnet.Eventually(t, patience, func() bool {
 			if len(g.entries(func(e entry) bool { return e.str("msg") == "memory is "+state })) > 0 {
 				return true
 			}
-			eat(1)
+			eat(bite)
 			pause(t.Context(), 300*time.Millisecond) // longer than from one look to the next
 			return false
 		}, "memory is %s", state)
