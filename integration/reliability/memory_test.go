@@ -76,7 +76,7 @@ func TestMemoryRunsOut(t *testing.T) {
 	flood := startBackend(t, "flood")
 	g := start(t, options{
 		Services: service("echo.test", b.Addr()) + service("flood.test", flood.addr),
-		More:     "limits: {memory: 24MiB}",
+		More:     "limits: {memory: 20MiB}",
 	})
 	stands := g.tunnel(bySNI, 1, "echo.test")
 	var slow many
