@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -46,21 +45,28 @@ func (l *AccessLog) Observe(o *tunnel.Outcome) {
 	if l.Log == nil || o.Reason == tunnel.Overload && !l.admit() {
 		return
 	}
-	level, what := slog.LevelInfo, "refused"
+	line := (*line)(o)
 	switch {
 	case o.Carried():
-		what = "tunnel"
+		l.Log.Info("tunnel", "", line)
 	case o.Reason == tunnel.NoHello:
-		level, what = slog.LevelDebug, "left"
+		l.Log.Debug("left", "", line)
 	case o.Reason == tunnel.Gone:
-		what = "left"
+		l.Log.Info("left", "", line)
 	case ours(o):
-		level = slog.LevelWarn
-	}
-	if ctx := context.Background(); l.Log.Enabled(ctx, level) {
-		l.Log.Log(ctx, level, what, fields(o)...)
+		l.Log.Warn("refused", "", line)
+	default:
+		l.Log.Info("refused", "", line)
 	}
 }
+
+// A line is an Outcome whose fields are made when a handler wants them: they
+// cost more than the rest, and a level that is off should cost nothing.
+type line tunnel.Outcome
+
+// LogValue implements slog.LogValuer. Under an empty key a group's fields
+// stand by themselves.
+func (l *line) LogValue() slog.Value { return slog.GroupValue(fields((*tunnel.Outcome)(l))...) }
 
 // Flush writes the number of suppressed lines now. Call it before the log is
 // closed.
@@ -111,8 +117,8 @@ func ours(o *tunnel.Outcome) bool {
 }
 
 // fields are o's, as arguments of a slog.Logger's methods.
-func fields(o *tunnel.Outcome) []any {
-	f := make([]any, 0, 20)
+func fields(o *tunnel.Outcome) []slog.Attr {
+	f := make([]slog.Attr, 0, 20)
 	text := func(key, value string, most int) {
 		if value != "" {
 			f = append(f, slog.String(key, clean(value, most)))

@@ -43,7 +43,7 @@ func TestDialer(t *testing.T, setup func(t *testing.T, backend net.Listener) Dia
 		TestStream(t, func() (a, b tunnel.Stream, stop func(), err error) {
 			turn <- struct{}{}
 			defer func() { <-turn }()
-			return connect(context.Background(), d, ln)
+			return connect(t.Context(), d, ln)
 		}, opts)
 	})
 	t.Run("EitherSpeaksFirst", func(t *testing.T) {
