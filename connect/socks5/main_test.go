@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -105,37 +106,9 @@ func (g *gateway) outcome(t *testing.T) *tunnel.Outcome {
 	}
 }
 
-// backend accepts connections and gives each to f.
-func backend(t *testing.T, f func(net.Conn)) (addr string) {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(patience))
-				f(c)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = ln.Close()
-		wg.Wait()
-	})
-	return ln.Addr().String()
-}
-
 func echo(c net.Conn) {
 	_, _ = io.Copy(c, c)
-	_ = c.(*net.TCPConn).CloseWrite()
+	_ = testnet.CloseWrite(c)
 }
 
 // closedPort returns an address nobody listens at.
@@ -158,4 +131,10 @@ func dial(t *testing.T, addr string) *net.TCPConn {
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(patience))
 	return c.(*net.TCPConn)
+}
+
+// backend accepts connections and gives each to f.
+func backend(t testing.TB, f func(net.Conn)) string {
+	t.Helper()
+	return testnet.Serve(t, f).Addr()
 }
