@@ -137,6 +137,30 @@ func (r *Refusal) Fields(proxy string) Fields {
 	}, r.Extra...)
 }
 
+// Send answers req with r in HTTP/1.1 and closes c; req is nil where the
+// request could not be read. Who has left, or has not begun to speak HTTP, is
+// told nothing. proxy is the name in Proxy-Status, "" means "culvert".
+func (r *Refusal) Send(c *tunnel.Conn, req *tunnel.Request, proxy string) {
+	switch silent := req == nil && len(c.Buffered()) == 0; {
+	case r.Reason == tunnel.NoHello, r.Reason == tunnel.Gone,
+		silent && (r.Reason == tunnel.HelloTimeout || r.Reason == tunnel.Drain):
+		_ = c.Close()
+		return
+	}
+	if proxy == "" {
+		proxy = "culvert"
+	}
+	answer := r.append1(nil, proxy)
+	if r.Reason == tunnel.HelloTimeout {
+		// It has had its time: nothing is kept for it, not even for as long as
+		// it takes to be sure that the answer arrives.
+		_, _ = c.Write(answer)
+		_ = c.Close()
+		return
+	}
+	c.Farewell(answer)
+}
+
 // append1 writes the answer as HTTP/1.1.
 func (r *Refusal) append1(b []byte, proxy string) []byte {
 	b = append(b, "HTTP/1.1 "...)
