@@ -30,6 +30,19 @@ type Preamble struct {
 	// Passed says that the preamble is the start of the stream, as a
 	// ClientHello is; otherwise the stream begins behind it.
 	Passed bool
+
+	// Wrap, if set, makes of bytes of the stream what a client of this protocol
+	// sends, and Unwrap is the way back for all that it hears from the first
+	// byte on: for protocols that frame what they carry.
+	Wrap, Unwrap func([]byte) []byte
+}
+
+// early is what the client sends behind the preamble.
+func (p *Preamble) early() []byte {
+	if p.Wrap != nil {
+		return p.Wrap([]byte(early))
+	}
+	return []byte(early)
 }
 
 // TestProtocol checks that p makes the request of each preamble, however it is
@@ -45,7 +58,7 @@ func TestProtocol(t *testing.T, p tunnel.Protocol, preambles ...Preamble) {
 		t.Run(pre.Title, func(t *testing.T) {
 			s := &protocolSuite{p, pre}
 			t.Run("Sniff", s.sniff)
-			t.Run("Whole", func(t *testing.T) { s.request(t, len(pre.Bytes)+len(early)) })
+			t.Run("Whole", func(t *testing.T) { s.request(t, len(pre.Bytes)+len(pre.early())) })
 			t.Run("ByteByByte", func(t *testing.T) { s.request(t, 1) })
 			t.Run("Prefix", s.prefixes)
 			t.Run("Deadline", s.deadline)
@@ -152,7 +165,7 @@ func (s *protocolSuite) request(t *testing.T, chunk int) {
 			defer close(listened)
 			heard, _ = io.ReadAll(c)
 		}()
-		for b := append(bytes.Clone(s.pre.Bytes), early...); len(b) > 0; {
+		for b := append(bytes.Clone(s.pre.Bytes), s.pre.early()...); len(b) > 0; {
 			n, err := c.Write(b[:min(chunk, len(b))])
 			if b = b[n:]; err != nil {
 				t.Errorf("with %d bytes to send: %v", len(b), err)
@@ -182,6 +195,9 @@ func (s *protocolSuite) request(t *testing.T, chunk int) {
 	})
 	if err != nil || calls != 1 {
 		t.Errorf("ServeConn: %v after %d calls of the handler; want nil after one", err, calls)
+	}
+	if s.pre.Unwrap != nil {
+		heard = s.pre.Unwrap(heard)
 	}
 	if !bytes.HasSuffix(heard, []byte(reply)) {
 		t.Errorf("the client heard %q, want it to end with the service's reply", heard)
