@@ -27,6 +27,7 @@ var layers = []struct {
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect/ws", []string{"connect", "tunnel"}, "another way to begin a stream by an HTTP request"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
