@@ -43,9 +43,9 @@ type Options struct {
 	// 0 means DefaultMaxMessage, negative no limit.
 	MaxMessage int64
 
-	// Ping is after how long without a frame sent a ping is. A peer that
-	// answers nothing for three times as long, while it is read from, is taken
-	// for dead. 0 means DefaultPing, negative never.
+	// Ping is after how long without a frame sent a ping is. A peer of
+	// Subprotocol that says nothing for three times as long, while it is read
+	// from, is taken for dead. 0 means DefaultPing, negative never.
 	Ping time.Duration
 }
 
@@ -53,13 +53,12 @@ type Options struct {
 // package comment for how it ends. It is a tunnel.Stream and may be used by
 // many goroutines.
 type Stream struct {
-	rwc    io.ReadWriteCloser
-	conn   net.Conn // rwc where it is one
-	side   Side
-	ends   bool // an empty message is the end of the stream
-	most   int64
-	ping   time.Duration
-	pinger *time.Timer
+	rwc  io.ReadWriteCloser
+	conn net.Conn // rwc where it is one
+	side Side
+	ends bool // an empty message is the end of the stream
+	most int64
+	ping time.Duration
 
 	rmu     sync.Mutex // guards what Read uses, to the blank line
 	br      *bufio.Reader
@@ -82,14 +81,15 @@ type Stream struct {
 	answering atomic.Bool
 	sent      atomic.Int64 // when a frame was last sent, nanoseconds after born
 	heard     atomic.Int64 // when a frame last came
-	reading   atomic.Int64 // since when a Read waits; 0 where none does
+	reading   atomic.Int64 // since when a Read waits; -1 where none does
 	born      time.Time
 	closed    atomic.Bool           // by Close or Abort
 	peer      atomic.Pointer[error] // why nothing can be written any more
 	shut      atomic.Bool           // its close frame has come
 	dead      atomic.Bool           // the peer left too many pings without an answer
 
-	dmu sync.Mutex // held while deadlines are set
+	dmu    sync.Mutex // held while deadlines are set; guards pinger
+	pinger *time.Timer
 }
 
 var (
@@ -110,6 +110,7 @@ func NewStream(rwc io.ReadWriteCloser, side Side, subprotocol string, o Options)
 func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol string, o Options) *Stream {
 	s := &Stream{rwc: rwc, side: side, ends: subprotocol == Subprotocol, most: o.MaxMessage, ping: o.Ping, born: time.Now()}
 	s.conn, _ = rwc.(net.Conn)
+	s.reading.Store(-1)
 	var from io.Reader = rwc
 	if len(early) > 0 {
 		from = io.MultiReader(bytes.NewReader(early), rwc)
@@ -122,7 +123,7 @@ func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol stri
 		s.ping = DefaultPing
 	}
 	if s.ping > 0 {
-		s.pinger = time.AfterFunc(s.ping, s.keepAlive)
+		s.pingIn(s.ping)
 	}
 	return s
 }
@@ -194,13 +195,13 @@ func (s *Stream) read(p []byte) (int, error) {
 // waiting and heardNow note how long the peer has been silent.
 func (s *Stream) waiting() {
 	if s.ping > 0 && s.br.Buffered() == 0 {
-		s.reading.Store(max(1, int64(time.Since(s.born))))
+		s.reading.Store(int64(time.Since(s.born)))
 	}
 }
 
 func (s *Stream) heardNow(any bool) {
 	if s.ping > 0 {
-		s.reading.Store(0)
+		s.reading.Store(-1)
 		if any {
 			s.heard.Store(int64(time.Since(s.born)))
 		}

@@ -135,28 +135,43 @@ func (s *Stream) answerNow() {
 }
 
 // keepAlive sends a ping where nothing was sent for a while, and gives up a
-// peer that has not answered several.
+// peer that says nothing at all. A culvert.v1 peer sends pings of its own,
+// whether or not it is reading; a stranger that is silent may only be slow, and
+// is left to the keepalive of TCP.
 func (s *Stream) keepAlive() {
 	if s.closed.Load() || s.peer.Load() != nil {
 		return
 	}
 	now := time.Since(s.born)
-	if since := time.Duration(s.reading.Load()); since > 0 && now-max(since, time.Duration(s.heard.Load())) >= silences*s.ping {
+	if since := time.Duration(s.reading.Load()); s.ends && since >= 0 && now-max(since, time.Duration(s.heard.Load())) >= silences*s.ping {
 		s.dead.Store(true)
 		_ = abort(s.rwc) // wakes the Read, which says so
 		return
 	}
-	next := s.ping
-	if quiet := now - time.Duration(s.sent.Load()); quiet < s.ping {
-		next = s.ping - quiet
-	} else {
-		s.wmu.Lock()
-		if !s.closeSent && !s.closed.Load() {
-			_, _ = s.send(opPing, nil)
-		}
-		s.wmu.Unlock()
+	quiet := now - time.Duration(s.sent.Load())
+	due := quiet >= s.ping
+	if due {
+		quiet = 0
 	}
-	if !s.closed.Load() {
-		s.pinger.Reset(next)
+	s.pingIn(s.ping - quiet)      // first: what follows may wait for the peer
+	if !due || !s.wmu.TryLock() { // somebody is sending
+		return
+	}
+	defer s.wmu.Unlock()
+	if !s.closeSent && !s.closed.Load() {
+		_, _ = s.send(opPing, nil)
+	}
+}
+
+// pingIn has keepAlive called, unless the stream is left.
+func (s *Stream) pingIn(d time.Duration) {
+	s.dmu.Lock()
+	defer s.dmu.Unlock()
+	switch {
+	case s.closed.Load():
+	case s.pinger == nil:
+		s.pinger = time.AfterFunc(d, s.keepAlive)
+	default:
+		s.pinger.Reset(d)
 	}
 }
