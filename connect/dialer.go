@@ -308,12 +308,14 @@ func (d *Dialer) refused(c *tunnel.Conn, r reply, addr string) error {
 func (d *Dialer) failed(ctx context.Context, what string, err error) error {
 	var ne net.Error
 	reason := tunnel.DialFailed
-	switch {
+	switch why := tunnel.ReasonOf(err); {
 	case ctx.Err() != nil:
 		// The caller's own doing: no Reason but what its context says.
 		return fmt.Errorf("connect: proxy %q %s: %w", d.Proxy, what, ctx.Err())
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
 		reason = tunnel.DialTimeout
+	case why == tunnel.Prohibited, why == tunnel.Loop, why == tunnel.Overload, why == tunnel.DialTimeout:
+		reason = why // of the way to the proxy
 	}
 	return tunnel.Refusef(reason, "connect: proxy %q %s: %w", d.Proxy, what, err)
 }
