@@ -11,6 +11,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -20,7 +21,7 @@ type Query struct {
 	Host     string     // a name, or an address for connect
 	Port     uint16     // 0 where the protocol carries none
 	Listener string     // the address of the listener that is asked, as configured
-	Proto    string     // "sni" or "connect"; "" means connect where there is a port, else sni
+	Proto    string     // "sni", "connect" or "websocket"; "" means connect where there is a port, else sni
 	From     netip.Addr // where from; may be invalid
 	As       string     // who asks, as if that were proved; "" means a client without credentials
 }
@@ -132,13 +133,14 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				return req, nil
 			}
 			spoken = spoken || p.Name() == q.Proto
-			if c, ok := p.(*connect.Protocol); ok && q.Proto == c.Name() && c.Auth != nil && q.As == "" {
+			if asksWho(p) && q.Proto == p.Name() && q.As == "" {
 				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
 			}
 		}
 		if !spoken {
 			why := tunnel.BadPreamble
-			if _, ok := l.Protocols[0].(*connect.Protocol); ok {
+			switch l.Protocols[0].(type) {
+			case *connect.Protocol, *ws.Protocol:
 				why = tunnel.BadRequest // pinned: whatever comes is read as a head
 			}
 			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
@@ -148,7 +150,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 	switch q.Proto {
 	case "sni":
 		req.Name, err = sni.ParseName(q.Host)
-	case "connect":
+	case "connect", "websocket":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -156,9 +158,20 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni and connect", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect and websocket", q.Proto)
 	}
 	return req, err
+}
+
+// asksWho reports whether a protocol wants credentials.
+func asksWho(p tunnel.Protocol) bool {
+	switch p := p.(type) {
+	case *connect.Protocol:
+		return p.Auth != nil
+	case *ws.Protocol:
+		return p.Auth != nil
+	}
+	return false
 }
 
 // NewGuard returns a guard that knows the addresses cfg listens at, for those

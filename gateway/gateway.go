@@ -52,6 +52,10 @@ type Config struct {
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Via is what this gateway calls itself to the gateways it asks, and what
+	// it knows a request by that has been here before. Unique in a chain.
+	Via string
+
 	Admin        string // address of the admin port, HOST:PORT or unix:PATH; "" means none
 	AdminRemote  bool   // let the admin port be reached from other hosts
 	AdminControl bool   // let tunnels be closed by TCP, too, and not only by a socket
@@ -114,11 +118,13 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.metrics.Observe(o)
 		g.access.Observe(o)
 	}
-	g.registry = &registry.Registry{Lookup: cfg.Lookup, Log: g.log}
+	direct := &tunnel.NetDialer{Guard: guard}
+	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
+	g.registry = &registry.Registry{Lookup: cfg.Lookup, Way: ways.Way, Log: g.log}
 	g.loops = &tunnel.Loops{Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
-		Resolver: g.registry, Dialer: &tunnel.NetDialer{Guard: guard}, Relay: g.relay, Budget: budget,
+		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}

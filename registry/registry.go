@@ -39,6 +39,11 @@ type Registry struct {
 	// endpoints with DNS names have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Way returns what dials through the gateways of a service's Via, for
+	// endpoints that are a Host or an address there. It is asked for every
+	// request. Nil refuses requests for such services.
+	Way func(via []Hop) (tunnel.Dialer, error)
+
 	// Log is told of new tables, conflicts and failing sources. Nil discards.
 	Log *slog.Logger
 

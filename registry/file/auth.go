@@ -21,11 +21,11 @@ const (
 	maxCost = 14
 )
 
-// An Auth is who may use CONNECT at a listener: whoever shows the password of
+// An Auth is who may use CONNECT and WebSocket at a listener: whoever shows the password of
 // one of the Users or one of the Tokens.
 type Auth struct {
-	Users  map[string]Hash   // by name, for Proxy-Authorization: Basic
-	Tokens map[Digest]string // names by token, for Proxy-Authorization: Bearer
+	Users  map[string]Hash   // by name, for Basic credentials
+	Tokens map[Digest]string // names by token, for Bearer credentials
 
 	UsersFile  string // where more Users are, "" if nowhere
 	TokensFile string // where Tokens are
@@ -148,6 +148,7 @@ func (d *decoder) readAuthFiles(path string, data []byte) {
 			d.errorf(at.auth, "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
 		}
 	}
+	all = append(all, d.readHopFiles(path)...)
 	d.cfg.sum = sum(all...)
 }
 

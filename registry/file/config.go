@@ -34,9 +34,10 @@ type Config struct {
 // A Listener is an address to accept connections at.
 type Listener struct {
 	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of "sni" and "connect"; empty means both
+	Protocols []string    // of "sni", "connect" and "websocket"; empty means the first two
 	Refusal   string      // of a TLS client: "alert" or "close"
-	Auth      *Auth       // of a CONNECT client; nil means none is asked for
+	Auth      *Auth       // of a CONNECT or WebSocket client; nil means none is asked for
+	WebSocket WebSocket   // of the protocol
 	Service   tunnel.Name // not zero: the one service of a port per service
 	Port      uint16      // of Service; 0 means its only one
 }

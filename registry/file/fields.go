@@ -20,6 +20,7 @@ type positions struct {
 	listeners []listenerAt
 	admin     *yaml.Node
 	services  []serviceAt
+	hops      []hopAt
 }
 
 type networkAt struct {
@@ -28,13 +29,13 @@ type networkAt struct {
 }
 
 type listenerAt struct {
-	node, address, service, protocols, refusal, auth *yaml.Node
-	users                                            bool // in the file itself
-	usersFile, tokensFile                            *yaml.Node
+	node, address, service, protocols, refusal, auth, websocket *yaml.Node
+	users                                                       bool // in the file itself
+	usersFile, tokensFile                                       *yaml.Node
 }
 
 type serviceAt struct {
-	node, ports, endpointsKey          *yaml.Node
+	node, ports, endpointsKey, via     *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -145,7 +146,7 @@ var listenerFields = []field[Listener]{
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
 		d.list(n, "protocols", func(n *yaml.Node) {
-			s, ok := d.word(n, "a protocol", "sni", "connect")
+			s, ok := d.word(n, "a protocol", "sni", "connect", "websocket")
 			switch {
 			case ok && slices.Contains(to.Protocols, s):
 				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
@@ -154,7 +155,7 @@ var listenerFields = []field[Listener]{
 			}
 		})
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "leave the key out for all protocols", "protocols is empty")
+			d.errorf(n, "leave the key out for sni and connect", "protocols is empty")
 		}
 	}},
 	{"refusal", func(d *decoder, n *yaml.Node, to *Listener) {
@@ -170,6 +171,10 @@ var listenerFields = []field[Listener]{
 		if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
 			d.errorf(n, "name users, usersFile or tokensFile", "auth is empty and would let nobody in")
 		}
+	}},
+	{"websocket", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().websocket = n
+		object(d, n, "websocket", websocketFields, &to.WebSocket)
 	}},
 	{"service", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().service = n
@@ -309,6 +314,7 @@ var serviceFields = []field[registry.Service]{
 			d.service().endpoints = append(d.service().endpoints, n)
 		})
 	}},
+	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},
 	durationField("idle", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),
 	durationField("halfClosed", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.HalfClosed }),
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -55,6 +56,7 @@ gateway's side tells them apart.`,
 		Example: `  culvert probe orders.example.com --via gateway.example.com:443 --mode sni
   culvert probe orders.example.com:443 --via 192.0.2.1:443 --mode connect --user alice:secret
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
+  culvert probe orders.example.com --via wss://lb.example.com/ --mode websocket
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -63,19 +65,19 @@ gateway's side tells them apart.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT")
-	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni or connect")
+	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; with --mode websocket also ws:// or wss://HOST[:PORT][/PATH/]")
+	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni, connect or websocket")
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
-	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect")
-	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect")
+	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect or websocket")
+	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect or websocket")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
-	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, --mode connect")
+	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, --mode connect or websocket")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
 	_ = cmd.MarkFlagRequired("via")
-	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect", "websocket"}, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -178,14 +180,18 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect":
+	case "connect", "websocket":
 		if p.port == 0 {
 			p.port = 443
 		}
 	default:
-		return nil, usageError("use --mode sni or --mode connect", "unknown mode %q", o.mode)
+		return nil, usageError("use --mode sni, connect or websocket", "unknown mode %q", o.mode)
 	}
-	if _, _, err := net.SplitHostPort(o.via); err != nil {
+	if o.mode == "websocket" && strings.Contains(o.via, "://") {
+		if err := ws.CheckURL(o.via); err != nil {
+			return nil, usageError("write HOST:PORT, or wss://HOST/", "--via: %w", err)
+		}
+	} else if _, _, err := net.SplitHostPort(o.via); err != nil {
 		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
 	}
 	return p, p.loadKeys(host)
@@ -218,11 +224,10 @@ func (p *prober) loadKeys(serverName string) error {
 // run goes through the steps and returns what stopped it.
 func (p *prober) run(ctx context.Context) error {
 	var conn net.Conn
-	if p.o.mode == "connect" {
-		if err := p.step("tcp + connect", func() (string, error) {
-			d := &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+	if p.o.mode != "sni" {
+		if err := p.step("tcp + "+p.o.mode, func() (string, error) {
 			var err error
-			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
+			conn, err = p.dialer().DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
 			return "the gateway said yes", err
 		}); err != nil {
 			p.refusedByProxy(err)
@@ -243,6 +248,17 @@ func (p *prober) run(ctx context.Context) error {
 		return nil
 	}
 	return p.handshake(ctx, conn)
+}
+
+// dialer is what asks the gateway, by the modes that can.
+func (p *prober) dialer() tunnel.Dialer {
+	switch {
+	case p.o.mode == "connect":
+		return &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+	case strings.Contains(p.o.via, "://"):
+		return &ws.Dialer{URL: p.o.via, Authorization: p.credentials(), TLS: &tls.Config{RootCAs: p.roots}}
+	}
+	return &ws.Dialer{URL: "ws://" + p.o.via, Authorization: p.credentials()}
 }
 
 func (p *prober) credentials() string {

@@ -1,12 +1,14 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
+	"culvert.dev/connect/ws"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
@@ -162,9 +165,9 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			return cfg, usageError(hint, "%w", err)
 		}
 	}
-	via := pseudonym(c)
+	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
-		ps, err := protocols(l, via)
+		ps, err := protocols(l, cfg.Via)
 		if err != nil {
 			return cfg, err
 		}
@@ -202,6 +205,10 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 	if len(names) == 0 {
 		names = []string{"sni", "connect"}
 	}
+	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
+	// asked before it.
+	names = slices.Clone(names)
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	var ps []tunnel.Protocol
 	for _, name := range names {
 		switch name {
@@ -217,11 +224,25 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 				return nil, err
 			}
 			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+		case "websocket":
+			auth, err := authenticator(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			ps = append(ps, &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via})
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
 		}
 	}
 	return ps, nil
+}
+
+// rank orders protocols by how much they take for theirs.
+func rank(protocol string) int {
+	if protocol == "connect" {
+		return 1
+	}
+	return 0
 }
 
 // configError makes the mistakes of a file an error of exit code 2.
@@ -240,7 +261,8 @@ func runRegistry(ctx context.Context, c *file.Config) (*registry.Registry, error
 	if err != nil {
 		return nil, err
 	}
-	reg := &registry.Registry{Lookup: new(dns.Resolver).Lookup}
+	ways := &gateway.Dialers{} // nothing is dialed
+	reg := &registry.Registry{Lookup: new(dns.Resolver).Lookup, Way: ways.Way}
 	reg.Swap(t)
 	return reg, ctx.Err()
 }
