@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	closing  = 2 * time.Second       // for the peer to take a close frame, and then to answer it
-	aborting = 10 * time.Millisecond // for a close frame in front of a reset
+	closing = 2 * time.Second       // for the peer to take a close frame, and then to answer it
+	atOnce  = 10 * time.Millisecond // for a close frame that must not be waited for
 )
 
 // CloseWrite implements tunnel.Stream by an empty message. A peer that has not
@@ -35,16 +35,34 @@ func (s *Stream) CloseWrite() error {
 	return err
 }
 
-// Close ends the stream in order, both directions at once. It does not wait:
-// the close frame is sent and its answer awaited behind it, for two seconds
-// each, and then the connection is closed.
+// Close ends the stream in order, both directions at once. It does not wait for
+// the peer: where the close frame can't be sent at once, that is tried behind
+// it for two seconds, and so its answer is awaited, and then the connection is
+// closed. A program that ends right after Close has said so to the peer.
 func (s *Stream) Close() error {
 	if !s.leave() {
 		return nil
 	}
 	s.wake()
+	if s.conn != nil && s.wmu.TryLock() {
+		_ = s.conn.SetWriteDeadline(time.Now().Add(atOnce))
+		_ = s.sayClose(codeNormal)
+		s.wmu.Unlock()
+	}
 	go s.farewell(codeNormal)
 	return nil
+}
+
+// sayClose sends a close frame, unless one was sent, after all that is owed.
+// The caller holds wmu.
+func (s *Stream) sayClose(code int) (err error) {
+	if !s.closeSent {
+		s.closeSent, err = s.send(opClose, closePayload(code))
+	}
+	if err == nil {
+		err = s.settle()
+	}
+	return err
 }
 
 // Abort ends the stream so that the peer can tell: with close code 1011, where
@@ -63,7 +81,7 @@ func (s *Stream) Abort() error {
 		if !s.closeSent && len(s.owed) == 0 {
 			s.closeSent = true
 			if s.conn != nil {
-				_ = s.conn.SetWriteDeadline(time.Now().Add(aborting))
+				_ = s.conn.SetWriteDeadline(time.Now().Add(atOnce))
 				_, _ = s.send(opClose, closePayload(codeInternal))
 			}
 		}
@@ -103,13 +121,7 @@ func (s *Stream) farewell(code int) {
 	if s.conn != nil {
 		_ = s.conn.SetWriteDeadline(time.Now().Add(closing))
 	}
-	var err error
-	if !s.closeSent {
-		s.closeSent, err = s.send(opClose, closePayload(code))
-	}
-	if err == nil {
-		err = s.settle()
-	}
+	err := s.sayClose(code)
 	s.wmu.Unlock()
 	if err != nil {
 		return
