@@ -122,7 +122,7 @@ var filterFlags = []struct{ name, usage string }{
 	{"target", "that asked for this `NAME[:PORT]`"},
 	{"source", "from this `ADDR` or CIDR"},
 	{"peer", "of the user with this `NAME`"},
-	{"proto", "by this `PROTOCOL`: sni, connect or tcp"},
+	{"proto", "by this `PROTOCOL`: sni, connect, websocket or tcp"},
 	{"listener", "of the listener with this `ADDR`, as configured"},
 	{"endpoint", "to this `ENDPOINT`: its address, with or without port, or DNS name"},
 	{"older-than", "open for at least this `DURATION`"},
@@ -136,7 +136,7 @@ func (t *tunnelFilter) add(cmd *cobra.Command, o *adminOptions) {
 	for _, f := range filterFlags {
 		cmd.Flags().String(f.name, "", f.usage)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions([]string{"sni", "connect", "tcp"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions([]string{"sni", "connect", "websocket", "tcp"}, cobra.ShellCompDirectiveNoFileComp))
 	complete := func(name string, of func(*admin.Tunnel) string) {
 		_ = cmd.RegisterFlagCompletionFunc(name, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return o.complete(cmd.Context(), of), cobra.ShellCompDirectiveNoFileComp
