@@ -83,14 +83,14 @@ func listen(t *testing.T) net.Listener {
 	return ln
 }
 
-// closed is an address nobody listens at, silent one that takes connections
-// and says nothing.
-func closed(t *testing.T) string {
-	ln := listen(t)
-	_ = ln.Close()
-	return ln.Addr().String()
-}
+// closed and alsoClosed are addresses that nobody listens at: one that was
+// free could be taken again.
+const (
+	closed     = "127.0.0.1:1"
+	alsoClosed = "127.0.0.1:2"
+)
 
+// silent is an address that takes connections and says nothing.
 func silent(t *testing.T) string { return listen(t).Addr().String() }
 
 // echo is a service.
@@ -175,10 +175,10 @@ func TestAlternatives(t *testing.T) {
 		hops []registry.Hop
 		want tunnel.Reason // Done if it works
 	}{
-		{"the first is down", []registry.Hop{byConnect(closed(t), far)}, tunnel.Done},
+		{"the first is down", []registry.Hop{byConnect(closed, far)}, tunnel.Done},
 		{"the first is silent", []registry.Hop{byWebSocket(silent(t), far)}, tunnel.Done},
 		{"the first is no gateway", []registry.Hop{byConnect(echo(t), far)}, tunnel.Done},
-		{"all are down", []registry.Hop{byConnect(closed(t), closed(t))}, tunnel.DialFailed},
+		{"all are down", []registry.Hop{byConnect(closed, alsoClosed)}, tunnel.DialFailed},
 		{"all are silent", []registry.Hop{byConnect(silent(t), silent(t))}, tunnel.DialTimeout},
 		{"the first knows no such service", []registry.Hop{byConnect(ignorant, far)}, tunnel.DialFailed},
 	}
@@ -254,7 +254,7 @@ func TestFirstHopIsGuarded(t *testing.T) {
 		"rebound.test:80":  tunnel.Prohibited,
 		"slow.test:80":     tunnel.DialTimeout,
 		"nobody.test:80":   tunnel.DialFailed,
-		closed(t):          tunnel.DialFailed,
+		closed:             tunnel.DialFailed,
 	} {
 		for _, hop := range []registry.Hop{byConnect(to), byWebSocket(to)} {
 			way, err := d.Way([]registry.Hop{hop})

@@ -168,7 +168,7 @@ func TestGoodFrames(t *testing.T) {
 		end         []byte
 	}{
 		"end of the stream":              {Subprotocol, frame(0x82, true, nil)},
-		"end of the stream in fragments": {Subprotocol, join(frame(0x02, true, nil), frame(0x00, true, nil), frame(0x89, true, nil), frame(0x80, true, nil))},
+		"end of the stream in fragments": {Subprotocol, join(frame(0x02, true, nil), frame(0x00, true, nil), frame(0x8a, true, nil), frame(0x80, true, nil))},
 		"close":                          {Subprotocol, closeFrame(1000, true, "bye")},
 		"a stranger's close":             {"", closeFrame(1000, true, "")},
 		"a page's close":                 {"", frame(0x88, true, nil)},
