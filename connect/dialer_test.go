@@ -76,7 +76,7 @@ func TestDialerSends(t *testing.T) {
 		{"[::ffff:192.0.2.1]:1", "192.0.2.1:1"},
 	}
 	for _, row := range rows {
-		ctx := withVia(t.Context(), []string{"gw-0", "gw-1"})
+		ctx := WithVia(t.Context(), []string{"gw-0", "gw-1"})
 		c, err := d.DialContext(ctx, "tcp", row.addr)
 		if err != nil {
 			t.Fatal(err)
