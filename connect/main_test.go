@@ -157,16 +157,6 @@ func carry(a, b tunnel.Stream) {
 	_, _ = a.Close(), b.Close()
 }
 
-func echo(c net.Conn) { _, _ = io.Copy(c, c) }
-
-// echoAfter speaks first.
-func echoAfter(greeting string) func(net.Conn) {
-	return func(c net.Conn) {
-		_, _ = io.WriteString(c, greeting)
-		echo(c)
-	}
-}
-
 // refusal is the answer that a refused client has to get, to the byte.
 func refusal(status, token string, reason tunnel.Reason, text string, extra ...string) string {
 	body := "culvert: " + string(reason) + ": " + text + "\n"

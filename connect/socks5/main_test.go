@@ -2,7 +2,6 @@ package socks5
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -104,11 +103,6 @@ func (g *gateway) outcome(t *testing.T) *tunnel.Outcome {
 		t.Fatal("a connection has no outcome")
 		return nil
 	}
-}
-
-func echo(c net.Conn) {
-	_, _ = io.Copy(c, c)
-	_ = testnet.CloseWrite(c)
 }
 
 // closedPort returns an address nobody listens at.

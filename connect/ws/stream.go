@@ -292,7 +292,7 @@ func (s *Stream) header() (header, error) {
 		if err != errMore {
 			return h, err
 		}
-		if b, err = s.peek(len(b) + 1); err != nil {
+		if _, err = s.peek(len(b) + 1); err != nil {
 			return header{}, err
 		}
 		b, _ = s.br.Peek(min(maxHeader, s.br.Buffered()))
