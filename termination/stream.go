@@ -130,6 +130,11 @@ func (b *below) wasLate() bool {
 	return late
 }
 
+// SetWriteDeadline does nothing. Only crypto/tls calls it: it gives a
+// close_notify five seconds, and who reads slowly is to see the end all the
+// same.
+func (b *below) SetWriteDeadline(time.Time) error { return nil }
+
 // wasCut reports whether the connection ended.
 func (b *below) wasCut() bool {
 	b.mu.Lock()
@@ -183,7 +188,10 @@ func (s *stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
-const chunk = 16 << 10 // bytes; what a record holds
+const (
+	chunk   = 16 << 10    // bytes; what a record holds
+	closing = time.Second // for a close_notify to leave
+)
 
 func (s *stream) Write(p []byte) (int, error) {
 	s.writing.Lock()
@@ -213,12 +221,22 @@ func (s *stream) writable() error {
 	return nil
 }
 
-// CloseWrite sends close_notify.
+// CloseWrite sends close_notify, after all that was written.
 func (s *stream) CloseWrite() error {
 	s.mu.Lock()
 	s.ended = true
 	s.mu.Unlock()
-	return s.Conn.CloseWrite()
+	err := s.Conn.CloseWrite()
+	if err == nil && s.below.wasLate() {
+		err = os.ErrDeadlineExceeded
+	}
+	return err
+}
+
+// Close closes the connection, with a close_notify if that can be sent soon.
+func (s *stream) Close() error {
+	_ = s.below.Conn.SetWriteDeadline(time.Now().Add(closing))
+	return s.Conn.Close()
 }
 
 // Abort cuts the connection below TLS: what is missing is a close_notify.
@@ -226,12 +244,12 @@ func (s *stream) Abort() error { return s.below.Abort() }
 
 func (s *stream) SetDeadline(t time.Time) error {
 	s.limits(t)
-	return s.Conn.SetDeadline(t)
+	return s.below.Conn.SetDeadline(t)
 }
 
 func (s *stream) SetWriteDeadline(t time.Time) error {
 	s.limits(t)
-	return s.Conn.SetWriteDeadline(t)
+	return s.below.Conn.SetWriteDeadline(t)
 }
 
 func (s *stream) limits(t time.Time) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"culvert.dev/connect"
@@ -134,4 +135,40 @@ func (d tlsOver) DialContext(ctx context.Context, network, addr string) (net.Con
 	b := &below{Conn: raw, left: -1}
 	t := tls.Client(b, d.cfg)
 	return &stream{Conn: t, below: b}, t.HandshakeContext(ctx)
+}
+
+// TestSlowReaderSeesTheEnd: an end waits for who reads slowly, longer than
+// crypto/tls would.
+func TestSlowReaderSeesTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := newCA(t, "example.test")
+		r, err := newRing(&Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		near, far := net.Pipe() // holds nothing
+		below := &below{Conn: far, left: -1}
+		server := &stream{Conn: tls.Server(below, r.config), below: below}
+		client := tls.Client(near, roots(ca, "gw.example.test"))
+		go func() { _ = client.Handshake() }()
+		if err := server.Handshake(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() {
+			_, _ = server.Write([]byte("all of it"))
+			ended <- server.CloseWrite()
+		}()
+		if _, err := io.ReadFull(client, make([]byte, 9)); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Hour)
+		if got, err := io.ReadAll(client); len(got) > 0 || err != nil {
+			t.Errorf("after an hour: %q and %v, want the end", got, err)
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		_, _ = server.Close(), near.Close()
+	})
 }

@@ -2,7 +2,6 @@ package file
 
 import (
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -153,37 +152,11 @@ func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(s
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for _, at := range d.at.hops {
 		hop := &d.cfg.Services[at.service].Via[at.hop]
-		content := func(n *yaml.Node, what string) []byte {
-			if n == nil {
-				return nil
-			}
-			name, ok := d.text(n, what)
-			if !ok {
-				return nil
-			}
-			if !filepath.IsAbs(name) {
-				name = filepath.Join(filepath.Dir(path), name)
-			}
-			b, err := read(name, maxAuthSize)
-			if err != nil {
-				d.errorf(n, "paths are relative to the configuration file", "%v", err)
-				return nil
-			}
-			d.cfg.files = append(d.cfg.files, name)
-			all = append(all, b)
-			if why := writable(name); why != "" {
-				d.errorf(n, "chmod go-w it", "%q %s", name, why)
-			}
-			return b
-		}
-		hop.Roots = string(content(at.rootFile, "caFile"))
-		if at.rootFile != nil && hop.Roots != "" && !strings.Contains(hop.Roots, "-----BEGIN CERTIFICATE-----") {
-			d.errorf(at.rootFile, "write certificates in PEM", "caFile has no certificate in it")
-		}
+		hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
 		if at.tokenFile == nil {
 			continue
 		}
-		token := strings.TrimSpace(string(content(at.tokenFile, "tokenFile")))
+		token := strings.TrimSpace(string(d.content(path, at.tokenFile, "tokenFile", &all)))
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			d.errorf(at.tokenFile, "put the one token into it and nothing else", "tokenFile has more than one word in it, or what no token has")
 			continue
