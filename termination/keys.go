@@ -164,3 +164,14 @@ func (r *ring) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
 	}
 	return r.first, nil
 }
+
+// Config returns what k means to crypto/tls, for whoever ends TLS in another
+// way than a Protocol. Who the client is says PeerOf, which has been asked when
+// the handshake is complete.
+func (k *Keys) Config(alpn ...string) (*tls.Config, error) {
+	r, err := newRing(k, alpn)
+	if err != nil {
+		return nil, err
+	}
+	return r.config, nil
+}
