@@ -20,6 +20,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
@@ -40,6 +41,7 @@ type probeOptions struct {
 	timeout  time.Duration
 	output   string
 	insecure bool
+	peers    []string
 }
 
 func newProbe() *cobra.Command {
@@ -60,6 +62,8 @@ gateway's side tells them apart.`,
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
   culvert probe db.example.com:5432 --via 192.0.2.1:1080 --mode socks5 --no-tls
   culvert probe orders.example.com --via wss://lb.example.com/ --mode websocket
+  culvert probe orders.example.com --via https://gateway.example.com:443 --mode connect-h2
+  culvert probe db.example.com:5432 --via 192.0.2.1:15008 --mode hbone --cert me.pem --key me.key --ca ca.pem --peer spiffe://example.com --no-tls
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -68,13 +72,14 @@ gateway's side tells them apart.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; with --mode websocket also ws:// or wss://HOST[:PORT][/PATH/]")
+	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; for TLS https://HOST:PORT with --mode connect or connect-h2, and wss://HOST[:PORT][/PATH/] with --mode websocket")
 	f.StringVar(&o.mode, "mode", "sni", "how to ask: "+oneOf(probeModes))
-	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
+	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM, for the service and for a gateway that ends TLS")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
-	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
+	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services and gateways, PEM (default: the system's)")
 	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, any --mode but sni")
 	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2 or websocket")
+	f.StringSliceVar(&o.peers, "peer", nil, "SPIFFE ids the gateway may have with --mode hbone, or spiffe://DOMAIN (default: its certificate has its name)")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
 	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
@@ -183,7 +188,13 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect", "connect-h2", "socks5", "websocket":
+	case "connect", "connect-h2", "hbone", "socks5", "websocket":
+		if o.mode == "hbone" && (o.user != "" || o.token != "") {
+			return nil, usageError("use --cert and --key", "--user and --token are of no use with --mode hbone")
+		}
+		if o.mode == "hbone" && o.cert == "" {
+			return nil, usageError("give --cert and --key", "--mode hbone needs a client certificate")
+		}
 		if p.port == 0 {
 			p.port = 443
 		}
@@ -197,7 +208,7 @@ func newProber(o *probeOptions) (*prober, error) {
 		if err := ws.CheckURL(o.via); err != nil {
 			return nil, usageError("write HOST:PORT, or wss://HOST/", "--via: %w", err)
 		}
-	} else if _, _, err := net.SplitHostPort(o.via); err != nil {
+	} else if _, _, err := net.SplitHostPort(p.gateway()); err != nil {
 		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
 	}
 	return p, p.loadKeys(host)
@@ -259,6 +270,22 @@ func (p *prober) run(ctx context.Context) error {
 	return p.handshake(ctx, conn)
 }
 
+// gateway returns the address of the gateway, without the scheme that says TLS.
+func (p *prober) gateway() string {
+	if p.o.mode == "connect" || p.o.mode == "connect-h2" {
+		return strings.TrimPrefix(p.o.via, "https://")
+	}
+	return p.o.via
+}
+
+// secure is what the gateway's own TLS is spoken with; nil for none.
+func (p *prober) secure() *tls.Config {
+	if p.o.mode != "hbone" && p.gateway() == p.o.via {
+		return nil
+	}
+	return &tls.Config{RootCAs: p.roots, Certificates: p.tls.Certificates}
+}
+
 // oneOf lists words for people: "a, b or c".
 func oneOf(words []string) string {
 	last := len(words) - 1
@@ -266,16 +293,18 @@ func oneOf(words []string) string {
 }
 
 // probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "socks5", "websocket"}
+var probeModes = []string{"sni", "connect", "connect-h2", "hbone", "socks5", "websocket"}
 
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
 func (p *prober) dialer() tunnel.Dialer {
 	switch p.o.mode {
 	case "connect":
-		return &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+		return &connect.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
 	case "connect-h2":
-		return &h2.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+		return &h2.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
+	case "hbone":
+		return &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Peers: p.o.peers}
 	case "socks5":
 		user, password, _ := strings.Cut(p.o.user, ":")
 		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}
