@@ -88,6 +88,8 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	made := &through{way}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
+		// The connections of ways that nobody uses any more end by themselves.
+		d.keep = d.keep[max(0, len(d.keep)-maxMade):]
 	}
 	d.made[key] = made
 	return made, nil
