@@ -110,7 +110,7 @@ func TestDouble(t *testing.T) {
 	plain := backend(t, echo)
 	t.Run("theirs through ours", func(t *testing.T) {
 		m := &mesh{t, m.ca}
-		outer := m.gateway(m.gateway(plain))
+		outer := cable(t, m.gateway(m.gateway(plain)))
 		inner := m.client("alice")
 		inner.ServerName = "svc.test"
 		d := istio.NewDoubleDialer(istio.Config{ProxyAddress: outer, TLS: m.client("alice")}, istio.Config{ProxyAddress: outer, TLS: inner}, inner)

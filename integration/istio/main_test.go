@@ -196,6 +196,31 @@ func dial(t *testing.T, d tunnel.Dialer, addr string) net.Conn {
 	return c
 }
 
+// cable leads to addr until the test ends, and is cut before what is at addr
+// stops: a Transport of x/net that is nested in another one's stream spins for
+// ever where that stream is reset, for it takes the error for one of its own.
+func cable(t *testing.T, addr string) string {
+	t.Helper()
+	ends := make(chan net.Conn, 2)
+	near := backend(t, func(c *net.TCPConn) {
+		out, err := net.Dial("tcp", addr)
+		if err != nil {
+			return
+		}
+		defer out.Close()
+		ends <- c
+		ends <- out
+		go func() { _, _ = io.Copy(out, c) }()
+		_, _ = io.Copy(c, out)
+	})
+	t.Cleanup(func() {
+		for range cap(ends) {
+			_ = (<-ends).Close()
+		}
+	})
+	return near
+}
+
 // exchange writes s and reads the same.
 func exchange(c net.Conn, s string) error {
 	written := make(chan error, 1)
