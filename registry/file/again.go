@@ -82,6 +82,7 @@ func itemsOf(data []byte) (items []item) {
 				items[n-1].to = from
 			}
 			items = append(items, item{from: from, line: line})
+			registry.Yield(line)
 		case in <= indent:
 			items[len(items)-1].to = from
 			return items
@@ -103,6 +104,7 @@ func (d *decoder) remember(data []byte, items []item) {
 	r.head, r.tail = around(data, items)
 	r.services = make([]text, len(items))
 	for i, it := range items {
+		registry.Yield(i)
 		if len(d.cfg.Services[i].Via) == 0 {
 			r.services[i] = text{digestOf(data[it.from:it.to]), it.line}
 		}
@@ -137,6 +139,7 @@ func parseAgain(name string, data []byte, current *Config) *decoder {
 	was := make([]int, len(items))
 	fresh := 0
 	for i, it := range items {
+		registry.Yield(i)
 		text := data[it.from:it.to]
 		at, same := known[digestOf(text)]
 		if same && (i < len(items)-1 || fresh > 0) { // one is always read: a list of none would be a mistake
@@ -179,6 +182,7 @@ func (d *decoder) restore(current *Config, items []item, was []int) {
 			next++
 			continue
 		}
+		registry.Yield(i)
 		all[i], d.at.services[i] = current.Services[from], same
 		if line := items[i].line; line != current.reading.services[from].line {
 			all[i].Origin = d.origin(line)

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
@@ -253,12 +254,13 @@ func read(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
+	var b bytes.Buffer
+	b.Grow(int(min(info.Size(), limit)) + bytes.MinRead)
+	if _, err := b.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, err
 	}
-	if int64(len(data)) > limit {
+	if int64(b.Len()) > limit {
 		return nil, fmt.Errorf("%q is larger than the limit of %d bytes", path, limit)
 	}
-	return data, nil
+	return b.Bytes(), nil
 }
