@@ -32,13 +32,14 @@ var layers = []struct {
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/ws", []string{"connect", "tunnel"}, "another way to begin a stream by an HTTP request"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
-	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
+	{"registry/file", []string{"registry", "registry/ports", "tunnel"}, "a source knows the table and no other source"},
+	{"registry/ports", nil, "which port is whose is arithmetic and a file"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
-	{"gateway", []string{"admin", "connect", "connect/h2", "connect/proxyproto", "connect/socks5", "connect/ws", "metrics", "registry", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/proxyproto", "connect/socks5", "connect/ws", "metrics", "registry", "registry/ports", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 
