@@ -5,53 +5,17 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
+
+	"culvert.dev/registry"
 )
 
 // DefaultKeep is how long the port of a service that is gone is given to
 // nobody else.
 const DefaultKeep = 24 * time.Hour
 
-// A Range is the ports from First to Last, both included.
-type Range struct{ First, Last uint16 }
-
-// ParseRange reads "20000-20999". A single port is a range, too.
-func ParseRange(s string) (Range, error) {
-	first, last, found := strings.Cut(s, "-")
-	if !found {
-		last = first
-	}
-	var r Range
-	for _, p := range []struct {
-		text string
-		to   *uint16
-	}{{first, &r.First}, {last, &r.Last}} {
-		v, err := strconv.ParseUint(p.text, 10, 16)
-		if err != nil || v == 0 || p.text[0] == '0' {
-			return Range{}, fmt.Errorf("%q is not a number from 1 to 65535", p.text)
-		}
-		*p.to = uint16(v)
-	}
-	if r.First > r.Last {
-		return Range{}, fmt.Errorf("it ends with %d, before it begins with %d", r.Last, r.First)
-	}
-	return r, nil
-}
-
-func (r Range) String() string {
-	if r.First == r.Last {
-		return strconv.Itoa(int(r.First))
-	}
-	return fmt.Sprintf("%d-%d", r.First, r.Last)
-}
-
-// Len returns the number of ports.
-func (r Range) Len() int { return int(r.Last) - int(r.First) + 1 }
-
-// Contains reports whether port is in the range.
-func (r Range) Contains(port uint16) bool { return r.First <= port && port <= r.Last }
+// A Range is the ports there are to give.
+type Range = registry.PortRange
 
 // A Key is what gets a port: one port of one service in one protocol.
 type Key struct {

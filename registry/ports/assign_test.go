@@ -35,26 +35,6 @@ func portOf(all []Assignment, k Key) uint16 {
 	return 0
 }
 
-func TestParseRange(t *testing.T) {
-	for s, want := range map[string]Range{"20000-20999": {20000, 20999}, "443": {443, 443}, "1-65535": {1, 65535}, "7-7": {7, 7}} {
-		got, err := ParseRange(s)
-		if got != want || err != nil {
-			t.Errorf("%q: got %v, %v", s, got, err)
-		}
-		if back, err := ParseRange(got.String()); back != got || err != nil {
-			t.Errorf("%q: its text %q is %v, %v", s, got, back, err)
-		}
-	}
-	for _, s := range []string{"", "-", "1-", "-1", "0-9", "00-9", "1-2-3", "9-1", "1-65536", "a-b", "1 - 2", "+1-2", "0x10-0x20", "1–9"} {
-		if got, err := ParseRange(s); err == nil {
-			t.Errorf("%q: got %v, want an error", s, got)
-		}
-	}
-	if n := (Range{1, 65535}).Len(); n != 65535 {
-		t.Errorf("length of every port: %d", n)
-	}
-}
-
 // The ports of a fresh start hang on nothing but the names.
 func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
 	p := Plan{Range: Range{20000, 20099}, Now: noon}
