@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strconv"
 	"strings"
@@ -29,6 +30,8 @@ type Config struct {
 	Drain     Drain
 	Log       Log
 	Services  []registry.Service
+
+	ServicePorts *ServicePorts // nil means that no service has a port to itself
 
 	files []string // every file that was read
 	sum   [32]byte // of what they contain
@@ -144,6 +147,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 	}{
 		{"cluster", c.Cluster, next.Cluster},
 		{"listeners", c.Listeners, next.Listeners},
+		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},
@@ -166,6 +170,9 @@ func Load(path string) (*Config, error) {
 	}
 	d := parse(path, data)
 	d.readAuthFiles(path, data)
+	if p := d.cfg.ServicePorts; p != nil && p.State != "" && !filepath.IsAbs(p.State) {
+		p.State = filepath.Join(filepath.Dir(path), p.State)
+	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 
 var (
 	noon  = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	small = Range{20000, 20009}
+	small = Range{First: 20000, Last: 20009}
 )
 
 func key(service string) Key { return Key{Protocol: "tcp", Service: service} }
@@ -37,7 +37,7 @@ func portOf(all []Assignment, k Key) uint16 {
 
 // The ports of a fresh start hang on nothing but the names.
 func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
-	p := Plan{Range: Range{20000, 20099}, Now: noon}
+	p := Plan{Range: Range{First: 20000, Last: 20099}, Now: noon}
 	keys := keysNamed(60)
 	first, failed := p.Assign(keys, nil)
 	if len(first) != 60 || failed != nil {
@@ -69,7 +69,7 @@ func TestAssignSamePortForBothProtocols(t *testing.T) {
 // A service keeps its port while others come and go, gets it back when it
 // returns, and nobody else gets it for as long as it is kept.
 func TestAssignKeepsPorts(t *testing.T) {
-	p := Plan{Range: Range{20000, 20001}, Now: noon, Keep: time.Hour}
+	p := Plan{Range: Range{First: 20000, Last: 20001}, Now: noon, Keep: time.Hour}
 	a, b, c := key("a"), key("b"), key("c")
 	all, failed := p.Assign([]Key{a, b}, nil)
 	if failed != nil {
@@ -114,7 +114,7 @@ func TestAssignKeepsPorts(t *testing.T) {
 // A port that never was anybody's goes before one that was, and of those that
 // were the one that was left first.
 func TestAssignPrefersPortsThatWereNobodys(t *testing.T) {
-	p := Plan{Range: Range{20000, 20002}, Now: noon, Keep: time.Nanosecond}
+	p := Plan{Range: Range{First: 20000, Last: 20002}, Now: noon, Keep: time.Nanosecond}
 	start := p.start(key("new"))
 	at := func(i int) uint16 { return 20000 + uint16((start+i)%3) }
 	have := []Assignment{
@@ -169,7 +169,7 @@ func TestAssignByChance(t *testing.T) {
 	const rounds, universe = 100, 40
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		p := Plan{Range: Range{20000, 20000 + uint16(r.IntN(45))}, Now: noon, Keep: time.Hour}
+		p := Plan{Range: Range{First: 20000, Last: 20000 + uint16(r.IntN(45))}, Now: noon, Keep: time.Hour}
 		taken := map[uint16]bool{}
 		p.Taken = func(_ string, port uint16) string {
 			if taken[port] {
@@ -262,7 +262,7 @@ func check(t *testing.T, p *Plan, keys []Key, before, after []Assignment, failed
 // Many services that a small range has no room for are told so in no time.
 func TestAssignManyWithoutRoom(t *testing.T) {
 	asked := 0
-	p := Plan{Range: Range{20000, 20999}, Now: noon, Taken: func(string, uint16) string { asked++; return "" }}
+	p := Plan{Range: Range{First: 20000, Last: 20999}, Now: noon, Taken: func(string, uint16) string { asked++; return "" }}
 	all, failed := p.Assign(keysNamed(30000), nil)
 	if len(all) != 1000 || len(failed) != 29000 {
 		t.Errorf("%d assignments, %d failures", len(all), len(failed))
@@ -273,7 +273,7 @@ func TestAssignManyWithoutRoom(t *testing.T) {
 }
 
 func BenchmarkAssign(b *testing.B) {
-	p := Plan{Range: Range{20000, 20999}, Now: noon}
+	p := Plan{Range: Range{First: 20000, Last: 20999}, Now: noon}
 	keys := keysNamed(1000)
 	have, _ := p.Assign(keys, nil)
 	for b.Loop() {
