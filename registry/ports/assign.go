@@ -68,12 +68,14 @@ type Plan struct {
 // same arguments in any order.
 //
 // An assignment outside of the range, which was another one once, is moved into
-// it, or dropped where its service is gone.
+// it, or dropped where its service is gone. A service that did not tell its ports
+// apart and now has a single one keeps its assignment, and the other way round.
 func (p *Plan) Assign(keys []Key, have []Assignment) ([]Assignment, []Failure) {
 	wanted := make(map[Key]bool, len(keys))
 	for _, k := range keys {
 		wanted[k] = true
 	}
+	have = inherit(wanted, have)
 	boards := map[string]*board{}
 	boardOf := func(protocol string) *board {
 		b := boards[protocol]
@@ -119,6 +121,33 @@ func (p *Plan) Assign(keys []Key, have []Assignment) ([]Assignment, []Failure) {
 		return cmp.Or(cmp.Compare(a.Assigned, b.Assigned), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return all, failures
+}
+
+// inherit returns have, with the assignment of a service for any port as that
+// for its one port where that is what is wanted now, and the reverse.
+func inherit(wanted map[Key]bool, have []Assignment) []Assignment {
+	type service struct{ protocol, name string }
+	want, stand := map[service][]Key{}, map[service]int{}
+	for k := range wanted {
+		s := service{k.Protocol, k.Service}
+		want[s] = append(want[s], k)
+	}
+	for _, a := range have {
+		if a.Gone.IsZero() {
+			stand[service{a.Protocol, a.Service}]++
+		}
+	}
+	out, renamed := slices.Clone(have), map[Key]bool{}
+	for i := range out {
+		a := &out[i]
+		s := service{a.Protocol, a.Service}
+		if keys := want[s]; a.Gone.IsZero() && stand[s] == 1 && len(keys) == 1 && (a.Port == 0) != (keys[0].Port == 0) {
+			a.Port = keys[0].Port
+			renamed[a.Key] = true
+		}
+	}
+	// What it had in that way before is nobody's: there must not be two.
+	return slices.DeleteFunc(out, func(a Assignment) bool { return renamed[a.Key] && !a.Gone.IsZero() })
 }
 
 func (p *Plan) keep() time.Duration {

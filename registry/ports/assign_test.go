@@ -162,6 +162,38 @@ func TestAssignMovesIntoAnotherRange(t *testing.T) {
 	}
 }
 
+// A service that begins or ends to tell its only port is the same one.
+func TestAssignKeepsThePortOfAServiceThatNamesIts(t *testing.T) {
+	p := Plan{Range: small, Now: noon}
+	anyPort, one, two := Key{"tcp", "a", 0}, Key{"tcp", "a", 25}, Key{"tcp", "a", 587}
+	all, _ := p.Assign([]Key{anyPort, key("b")}, nil)
+	first := portOf(all, anyPort)
+	for i, k := range []Key{one, anyPort, one, anyPort} {
+		if all, _ = p.Assign([]Key{k, key("b")}, all); portOf(all, k) != first || len(all) != 2 {
+			t.Errorf("change %d: %s has port %d of %v, want %d", i, k, portOf(all, k), all, first)
+		}
+	}
+	// With two it can't be told which it is.
+	all, _ = p.Assign([]Key{one, two, key("b")}, all)
+	if portOf(all, one) == first || portOf(all, two) == first {
+		t.Errorf("one of two ports has that of any: %v", all)
+	}
+	// What it had before as one of two does not stand in the way.
+	all, _ = p.Assign([]Key{two, key("b")}, all)
+	second := portOf(all, two)
+	all, _ = p.Assign([]Key{anyPort, key("b")}, all)
+	if got := portOf(all, anyPort); got != second {
+		t.Errorf("got %d, want %d: %v", got, second, all)
+	}
+	seen := map[Key]bool{}
+	for _, a := range all {
+		if seen[a.Key] {
+			t.Errorf("%s is there twice: %v", a.Key, all)
+		}
+		seen[a.Key] = true
+	}
+}
+
 // Whatever comes and goes: no two services share a port, what stays keeps its
 // port, a port that is kept is nobody else's, a key fails only if there is no
 // port, and neither a restart nor a second look changes anything.
@@ -243,7 +275,7 @@ func check(t *testing.T, p *Plan, keys []Key, before, after []Assignment, failed
 	for _, a := range before {
 		now := owner[port{a.Protocol, a.Assigned}]
 		kept := a.Gone.IsZero() || p.Now.Sub(a.Gone) < p.Keep
-		if kept && now.Key != a.Key {
+		if kept && now.Key != a.Key && now.Service != a.Service {
 			t.Errorf("port %d was %s's, gone %v, and is %s's", a.Assigned, a.Key, a.Gone, now.Key)
 		}
 		if slices.Contains(keys, a.Key) && now.Key == a.Key && now.Since != a.Since {
