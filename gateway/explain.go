@@ -129,9 +129,14 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			continue
 		}
 		for _, p := range l.Protocols {
-			if f, ok := p.(*tunnel.Fixed); ok {
+			switch f := p.(type) {
+			case *tunnel.Fixed:
 				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
 				x.Proto = req.Proto
+				return req, nil
+			case *direct:
+				f.request(req)
+				req.Proto, x.Proto = f.Name(), f.Name()
 				return req, nil
 			}
 			spoken = spoken || p.Name() == q.Proto

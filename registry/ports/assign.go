@@ -57,9 +57,9 @@ type Plan struct {
 	Keep  time.Duration // how long the port of a service that is gone is nobody's; 0 means DefaultKeep
 	Now   time.Time
 
-	// Taken returns who has a port that must not be given to anyone new, or ""
-	// for nobody. An assignment that stands is not asked about. May be nil.
-	Taken func(protocol string, port uint16) string
+	// Taken reports whether a port must not be given to anyone new. What stands
+	// is not asked about. May be nil.
+	Taken func(protocol string, port uint16) bool
 }
 
 // Assign returns the assignments, those of services that are gone included, and
@@ -202,7 +202,7 @@ func (b *board) assign(k Key) error {
 				until = free
 			}
 			count.kept++
-		case p.Taken != nil && p.Taken(b.protocol, port) != "":
+		case p.Taken != nil && p.Taken(b.protocol, port):
 			count.taken++
 		case !one.used:
 			b.put(Assignment{Key: k, Assigned: port, Since: p.Now})

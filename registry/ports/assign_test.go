@@ -132,12 +132,7 @@ func TestAssignPrefersPortsThatWereNobodys(t *testing.T) {
 }
 
 func TestAssignSkipsWhatIsTaken(t *testing.T) {
-	p := Plan{Range: small, Now: noon, Taken: func(protocol string, port uint16) string {
-		if protocol == "tcp" && port != 20004 {
-			return "somebody"
-		}
-		return ""
-	}}
+	p := Plan{Range: small, Now: noon, Taken: func(protocol string, port uint16) bool { return protocol == "tcp" && port != 20004 }}
 	all, failed := p.Assign([]Key{key("a"), key("b")}, []Assignment{{Key: key("old"), Assigned: 20001}})
 	if got := portOf(all, key("a")); got != 20004 {
 		t.Errorf("a has port %d, want 20004", got)
@@ -203,12 +198,7 @@ func TestAssignByChance(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		p := Plan{Range: Range{First: 20000, Last: 20000 + uint16(r.IntN(45))}, Now: noon, Keep: time.Hour}
 		taken := map[uint16]bool{}
-		p.Taken = func(_ string, port uint16) string {
-			if taken[port] {
-				return "somebody"
-			}
-			return ""
-		}
+		p.Taken = func(_ string, port uint16) bool { return taken[port] }
 		var all []Assignment
 		names := keysNamed(universe)
 		for i := range names {
@@ -284,7 +274,7 @@ func check(t *testing.T, p *Plan, keys []Key, before, after []Assignment, failed
 	}
 	for _, f := range failed {
 		for n := p.Range.First; n <= p.Range.Last; n++ {
-			if a, ok := owner[port{f.Protocol, n}]; p.Taken(f.Protocol, n) == "" && (!ok || !a.Gone.IsZero() && p.Now.Sub(a.Gone) >= p.Keep) {
+			if a, ok := owner[port{f.Protocol, n}]; !p.Taken(f.Protocol, n) && (!ok || !a.Gone.IsZero() && p.Now.Sub(a.Gone) >= p.Keep) {
 				t.Errorf("%s has none, and %d is free", f.Key, n)
 			}
 		}
@@ -294,7 +284,7 @@ func check(t *testing.T, p *Plan, keys []Key, before, after []Assignment, failed
 // Many services that a small range has no room for are told so in no time.
 func TestAssignManyWithoutRoom(t *testing.T) {
 	asked := 0
-	p := Plan{Range: Range{First: 20000, Last: 20999}, Now: noon, Taken: func(string, uint16) string { asked++; return "" }}
+	p := Plan{Range: Range{First: 20000, Last: 20999}, Now: noon, Taken: func(string, uint16) bool { asked++; return false }}
 	all, failed := p.Assign(keysNamed(30000), nil)
 	if len(all) != 1000 || len(failed) != 29000 {
 		t.Errorf("%d assignments, %d failures", len(all), len(failed))
