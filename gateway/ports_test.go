@@ -67,8 +67,9 @@ func (l *logbook) String() string {
 
 // A site is where gateways with ports for services run, one after the other.
 type site struct {
-	t   *testing.T
-	cfg ServicePorts
+	t      *testing.T
+	cfg    ServicePorts
+	limits tunnel.Limits
 }
 
 // newSite finds an address and ports that nobody has.
@@ -79,7 +80,7 @@ func newSite(t *testing.T, n uint16) *site {
 		addr = netip.AddrFrom4([4]byte{127, byte(64 + rand.IntN(64)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
 	}
 	first := 20000 + uint16(rand.IntN(10000))
-	return &site{t, ServicePorts{
+	return &site{t: t, cfg: ServicePorts{
 		Range: registry.PortRange{First: first, Last: first + n - 1}, Address: addr,
 		State: filepath.Join(t.TempDir(), "ports.json"),
 	}}
@@ -101,7 +102,7 @@ func (s *site) start(services ...registry.Service) *running {
 	cfg := s.cfg
 	var err error
 	r.Gateway, err = New(s.t.Context(), Config{
-		Sources: []registry.Source{r.feed}, ServicePorts: &cfg, Lameduck: -1, Grace: time.Second,
+		Sources: []registry.Source{r.feed}, ServicePorts: &cfg, Limits: s.limits, Lameduck: -1, Grace: time.Second,
 		Log: slog.New(slog.NewTextHandler(r.log, nil)),
 	})
 	if err != nil {
@@ -293,7 +294,9 @@ func TestServicePortsAreExplained(t *testing.T) {
 	addr := r.address("mail.test")
 	c := r.greeted(addr, "hello")
 	_ = c.Close()
-	testnet.Eventually(t, soon, func() bool { return strings.Contains(r.log.String(), "msg=tunnel") || strings.Contains(r.log.String(), "listener="+addr) }, "the tunnel is logged")
+	testnet.Eventually(t, soon, func() bool {
+		return strings.Contains(r.log.String(), "msg=tunnel") || strings.Contains(r.log.String(), "listener="+addr)
+	}, "the tunnel is logged")
 	for _, want := range []string{"listener=" + addr, "proto=tcp", "target=mail.test:25", "service=mail.test"} {
 		if !strings.Contains(r.log.String(), want) {
 			t.Errorf("the log lacks %q", want)
@@ -316,16 +319,7 @@ func TestServicePortsOfPrivateServices(t *testing.T) {
 	if _, ok := r.said()["none.test:0"]; ok {
 		t.Errorf("a private service has a port: %v", r.said())
 	}
-	c, err := net.Dial("tcp", r.address("some.test"))
-	if err == nil {
-		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(soon))
-		_, err = c.Read(make([]byte, 1))
-	}
-	if !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("a client that may not: %v, want a reset", err)
-	}
-	testnet.Eventually(t, soon, func() bool { return strings.Contains(r.log.String(), "reason=not-exposed") }, "the refusal is logged")
+	r.wantReset(r.address("some.test"), tunnel.NotExposed)
 	if dialed.Accepted() != 0 {
 		t.Error("the service was dialed")
 	}
@@ -493,44 +487,5 @@ func TestServicePortsByChance(t *testing.T) {
 			_, _ = fmt.Sscanf(one.Name, "s%d.test", &n)
 			_ = r.greeted(addr, fmt.Sprintf("hello %02d", n)).Close()
 		}
-	}
-}
-
-func TestForecastPorts(t *testing.T) {
-	s := newSite(t, 2)
-	old := time.Now().Add(-time.Hour).UTC().Truncate(time.Second)
-	kept := []ports.Assignment{{Key: ports.Key{Protocol: "tcp", Service: "a.test"}, Assigned: s.cfg.Range.First, Since: old}}
-	if err := (ports.State{Path: s.cfg.State}).Save(kept); err != nil {
-		t.Fatal(err)
-	}
-	tab, err := registry.Merge(registry.Snapshot{Services: []registry.Service{
-		published("c.test", registry.Endpoint{}), published("a.test", registry.Endpoint{}), published("b.test", registry.Endpoint{}, 53),
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := ForecastPorts(s.cfg, tab)
-	if err != nil || len(list) != 3 {
-		t.Fatalf("got %+v, %v", list, err)
-	}
-	for i, want := range []ServicePort{
-		{Name: "a.test", Assigned: s.cfg.Range.First, State: PortAssigned, Since: old},
-		{Name: "b.test", Port: 53, Assigned: s.cfg.Range.Last, State: PortNew},
-		{Name: "c.test", State: PortFull},
-	} {
-		got := list[i]
-		if got.Name != want.Name || got.Port != want.Port || got.Assigned != want.Assigned || got.State != want.State || !got.Since.Equal(want.Since) || got.Service != want.Name {
-			t.Errorf("got %+v\nwant %+v", got, want)
-		}
-	}
-	if after, err := (ports.State{Path: s.cfg.State}).Load(); err != nil || !slices.Equal(after, kept) {
-		t.Errorf("the state was changed: %v, %v", after, err)
-	}
-	if err := os.WriteFile(s.cfg.State, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var se *StateError
-	if _, err := ForecastPorts(s.cfg, tab); !errors.As(err, &se) {
-		t.Errorf("a broken state: %v", err)
 	}
 }
