@@ -85,7 +85,8 @@ func (p *Plan) Assign(keys []Key, have []Assignment) ([]Assignment, []Failure) {
 		}
 		return b
 	}
-	for _, a := range have {
+	for i, a := range have {
+		registry.Yield(i)
 		if !p.Range.Contains(a.Assigned) {
 			continue
 		}
@@ -104,7 +105,8 @@ func (p *Plan) Assign(keys []Key, have []Assignment) ([]Assignment, []Failure) {
 	}
 	slices.SortFunc(fresh, Key.Compare)
 	var failures []Failure
-	for _, k := range fresh {
+	for i, k := range fresh {
+		registry.Yield(i)
 		if err := boardOf(k.Protocol).assign(k); err != nil {
 			failures = append(failures, Failure{k, err})
 		}
