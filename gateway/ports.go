@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -67,14 +68,22 @@ type servicePorts struct {
 // An ownPort is a listener of one service.
 type ownPort struct {
 	net.Listener
+	direct
 	assigned uint16
 }
 
 // A direct is the Protocol of a port that was assigned: as Fixed, but the number
-// of the port means nothing, though it may be one that a service has.
-type direct struct{ tunnel.Fixed }
+// of the port means nothing, though it may be one that a service has; and what
+// it leads to may change while it is served.
+type direct struct {
+	tunnel.Fixed // for what is the same; its fields are not used
+	to           atomic.Pointer[registry.Published]
+}
 
-func (d *direct) request(req *tunnel.Request) { req.Name, req.Port, req.Local = d.To, d.Port, 0 }
+func (d *direct) request(req *tunnel.Request) {
+	to := d.to.Load()
+	req.Name, req.Port, req.Local = to.Name, to.Port, 0
+}
 
 // ServeConn makes the one Request.
 func (d *direct) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
@@ -165,14 +174,16 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	saved := p.save(next)
 	if !saved {
 		// What is not on the disk is not promised to anybody.
-		next = p.have
-		for key := range opened {
-			if p.has(key, p.open[key].assigned) {
-				continue
+		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
+			if !a.Gone.IsZero() || p.had(a) {
+				return false
 			}
-			p.close(key)
-			failed = append(failed, ports.Failure{Key: key, Err: errors.New(p.unsaved)})
-		}
+			if opened[a.Key] {
+				p.close(a.Key)
+			}
+			failed = append(failed, ports.Failure{Key: a.Key, Err: errors.New(p.unsaved)})
+			return true
+		})
 	}
 	wanted := map[ports.Key]uint16{}
 	for _, a := range next {
@@ -195,15 +206,15 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 			closed++
 		}
 	}
+	for key, o := range p.open {
+		w := wishes[key]
+		o.to.Store(&w)
+	}
 	begun := 0
 	for key := range opened {
 		if o := p.open[key]; o != nil {
 			begun++
-			w := wishes[key]
-			p.serve(ctx, tunnel.Listener{
-				Listener: o.Listener, Name: p.cfg.at(o.assigned),
-				Protocols: []tunnel.Protocol{&direct{tunnel.Fixed{To: w.Name, Port: w.Port}}},
-			})
+			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: p.cfg.at(o.assigned), Protocols: []tunnel.Protocol{&o.direct}})
 		}
 	}
 	p.tell(begun, closed, failed)
@@ -230,9 +241,27 @@ func (p *servicePorts) save(next []ports.Assignment) bool {
 	return true
 }
 
-// has reports whether the state gives a port to a key.
-func (p *servicePorts) has(key ports.Key, port uint16) bool {
-	return slices.ContainsFunc(p.have, func(a ports.Assignment) bool { return a.Key == key && a.Assigned == port })
+// had reports whether a port is its service's by the state.
+func (p *servicePorts) had(a ports.Assignment) bool {
+	return slices.ContainsFunc(p.have, func(h ports.Assignment) bool {
+		return h.Service == a.Service && h.Protocol == a.Protocol && h.Assigned == a.Assigned
+	})
+}
+
+// handOver makes the listeners of services that are known by another key now
+// those of that: a service that has begun to tell its port keeps the one it has.
+func (p *servicePorts) handOver(next []ports.Assignment) {
+	at := make(map[place]ports.Key, len(p.open))
+	for key, o := range p.open {
+		at[place{key.Protocol, o.assigned}] = key
+	}
+	for _, a := range next {
+		was, ok := at[place{a.Protocol, a.Assigned}]
+		if ok && a.Gone.IsZero() && was != a.Key && was.Service == a.Service {
+			p.open[a.Key] = p.open[was]
+			delete(p.open, was)
+		}
+	}
 }
 
 // assign finds a port for each key and opens those that are not open. Ports that
@@ -254,6 +283,7 @@ func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []por
 	for {
 		var full []ports.Failure
 		next, full = plan.Assign(keys, next)
+		p.handOver(next)
 		again := false
 		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
 			if o := p.open[a.Key]; !a.Gone.IsZero() || o != nil && o.assigned == a.Assigned || bad[a.Key] != nil {
@@ -306,7 +336,7 @@ func (p *servicePorts) listen(ctx context.Context, a ports.Assignment) error {
 		return err
 	}
 	p.guard.OwnListener(ln.Addr())
-	p.open[a.Key] = &ownPort{ln, a.Assigned}
+	p.open[a.Key] = &ownPort{Listener: ln, assigned: a.Assigned}
 	return nil
 }
 
@@ -375,7 +405,9 @@ func (p *servicePorts) listeners() []Listener {
 	list, _ := p.status()
 	for _, s := range list {
 		if name, err := tunnel.ParseName(s.Name); err == nil && s.State == PortOpen {
-			all = append(all, Listener{Address: s.Address, Protocols: []tunnel.Protocol{&direct{tunnel.Fixed{To: name, Port: s.Port}}}})
+			d := &direct{}
+			d.to.Store(&registry.Published{Name: name, Port: s.Port})
+			all = append(all, Listener{Address: s.Address, Protocols: []tunnel.Protocol{d}})
 		}
 	}
 	return all
