@@ -28,6 +28,10 @@ type Service struct {
 	Exposed   bool     // false keeps the service private: every request is NotExposed
 	ExposedTo []string // names of the networks that may ask; empty means everyone
 
+	// Publish gives it a port of the gateway's to itself, if the gateway has
+	// ports to give and it is exposed.
+	Publish bool
+
 	Idle       time.Duration // limit without a byte either way; 0 means the relay's
 	HalfClosed time.Duration // limit half-closed and silent; 0 means the relay's
 
