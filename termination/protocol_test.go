@@ -479,6 +479,25 @@ func TestPeerOf(t *testing.T) {
 	}
 }
 
+// TestALPN: what is offered has to be something that is spoken, and nothing
+// need be.
+func TestALPN(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	for offer, want := range map[string]string{"": "", "h2": "h2", "http/1.1": "http/1.1", "imap http/1.1 h2": "h2"} {
+		c := dial(t, tlsDialer{roots(ca, "gw.test", strings.Fields(offer)...)}, g.addr)
+		if got := c.(*stream).ConnectionState().NegotiatedProtocol; got != want {
+			t.Errorf("offered %q: got %q, want %q", offer, got, want)
+		}
+		_ = c.Close()
+	}
+	_, err := tlsDialer{roots(ca, "gw.test", "imap")}.DialContext(t.Context(), "tcp", g.addr)
+	if err == nil || !strings.Contains(err.Error(), "no application protocol") {
+		t.Errorf("got %v, want the alert no_application_protocol", err)
+	}
+	g.reason(t, tunnel.BadHello)
+}
+
 // TestNoKeys: a Protocol that was given none refuses, and passes on the rest.
 func TestNoKeys(t *testing.T) {
 	ca := newCA(t, "example.test")
