@@ -163,7 +163,7 @@ func TestServicePortsAreNotPortsOfServices(t *testing.T) {
 // A new service passes over a port that another process has; one that had it
 // before waits for it, and everybody is told.
 func TestServicePortsHeldByOthers(t *testing.T) {
-	s := newSite(t, 3)
+	s := newSite(t, 5)
 	a, b := published("a.test", greeter(t, "a")), published("b.test", greeter(t, "b"))
 	plan := ports.Plan{Range: s.cfg.Range, Now: time.Now()}
 	would, _ := plan.Assign([]ports.Key{{Protocol: "tcp", Service: "a.test"}}, nil)
