@@ -163,7 +163,7 @@ func TestServicePortsAreNotPortsOfServices(t *testing.T) {
 // A new service passes over a port that another process has; one that had it
 // before waits for it, and everybody is told.
 func TestServicePortsHeldByOthers(t *testing.T) {
-	s := newSite(t, 3)
+	s := newSite(t, 5)
 	a, b := published("a.test", greeter(t, "a")), published("b.test", greeter(t, "b"))
 	plan := ports.Plan{Range: s.cfg.Range, Now: time.Now()}
 	would, _ := plan.Assign([]ports.Key{{Protocol: "tcp", Service: "a.test"}}, nil)
@@ -185,7 +185,7 @@ func TestServicePortsHeldByOthers(t *testing.T) {
 	r.end()
 
 	second := hold(addr)
-	r = s.start(a, b)
+	r = s.start(b, a)
 	r.greeted(r.address("b.test"), "b")
 	status := r.Status().ServicePorts.Ports[0]
 	if status.Name != "a.test" || status.State != PortHeld || status.Address != addr || !strings.Contains(status.Problem, "another process has the port") {
@@ -197,6 +197,7 @@ func TestServicePortsHeldByOthers(t *testing.T) {
 	if log := r.log.String(); !strings.Contains(log, `msg="a service has no port of its own" service="tcp a.test"`) {
 		t.Error("the log does not say whose port is held")
 	}
+	r.change(a, b, published("c.test", greeter(t, "c")))
 	_ = second.Close()
 	testnet.Eventually(t, soon, func() bool { return r.said()["a.test:0"] == "open "+addr[strings.LastIndex(addr, ":")+1:] }, "the port is taken when it is free")
 	r.greeted(addr, "a")

@@ -68,8 +68,12 @@ func (s State) read() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() {
+	tooLarge := fmt.Errorf("%q is larger than the limit of %d bytes", s.Path, maxState)
+	switch {
+	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("%q is not a regular file", s.Path)
+	case info.Size() > maxState:
+		return nil, tooLarge
 	}
 	f, err := os.Open(s.Path)
 	if err != nil {
@@ -81,7 +85,7 @@ func (s State) read() ([]byte, error) {
 		return nil, err
 	}
 	if len(data) > maxState {
-		return nil, fmt.Errorf("%q is larger than the limit of %d bytes", s.Path, maxState)
+		return nil, tooLarge
 	}
 	return data, nil
 }
