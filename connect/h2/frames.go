@@ -235,6 +235,8 @@ func (c *conn) peerSettings(f *http2.SettingsFrame) error {
 			c.peerFrame = int(s.Val)
 		case http2.SettingMaxConcurrentStreams:
 			c.peerMost = int(min(s.Val, 1<<20))
+		case http2.SettingEnableConnectProtocol:
+			c.extends = s.Val == 1
 		}
 		return nil
 	})
