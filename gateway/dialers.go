@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -32,8 +33,9 @@ type Dialers struct {
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
-	mu   sync.Mutex // guards made
-	made map[string]*through
+	mu    sync.Mutex // guards what follows
+	made  map[string]*through
+	pools []io.Closer // of the carriers in made that keep connections
 }
 
 // maxMade is how many ways are kept. There are as many as different lists of
@@ -66,6 +68,7 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	if way, ok := d.made[key]; ok {
 		return way, nil
 	}
+	var pools []io.Closer
 	var way tunnel.Dialer = (*first)(d)
 	for _, hop := range hops {
 		var anyOf alternatives
@@ -75,6 +78,9 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 				return nil, err
 			}
 			anyOf = append(anyOf, one)
+			if pool, ok := one.(io.Closer); ok {
+				pools = append(pools, pool)
+			}
 		}
 		if len(anyOf) == 0 {
 			return nil, errors.New("gateway: a hop leads nowhere")
@@ -84,16 +90,31 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	made := &through{way}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
+		d.pools = nil // there may be streams on them, and they end by themselves when there are none
 	}
 	d.made[key] = made
+	d.pools = append(d.pools, pools...)
 	return made, nil
+}
+
+// Close ends the connections that carriers keep, with the streams on them. The
+// ways can't be used after it.
+func (d *Dialers) Close() error {
+	d.mu.Lock()
+	pools := d.pools
+	d.pools = nil
+	d.mu.Unlock()
+	for _, pool := range pools {
+		_ = pool.Close()
+	}
+	return nil
 }
 
 // keyOf is the same for hops that are the same, and for no others.
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q;", h.Proto, h.To, string(h.Token), h.Roots)
+		fmt.Fprintf(&b, "%q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.Roots, h.HTTP2)
 	}
 	return b.String()
 }
@@ -119,10 +140,14 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
 	case "websocket":
-		if err := ws.CheckURL(to); err != nil {
+		if _, _, err := ws.ParseURL(to); err != nil {
 			return nil, err
 		}
-		return &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+		one := &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}
+		if h.HTTP2 {
+			return NewWebSocketDialer(one), nil
+		}
+		return one, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
 }

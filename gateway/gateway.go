@@ -97,6 +97,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -131,8 +132,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.access.Observe(o)
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
-	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
-	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
+	g.ways = &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
+	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: g.ways.To, Log: g.log}
 	g.loops = &tunnel.Loops{Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
@@ -236,6 +237,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.relay.Close()
 	_ = g.server.Close()
 	_ = g.loops.Close()
+	_ = g.ways.Close()
 	stop()
 	wg.Wait()
 	g.access.Flush()

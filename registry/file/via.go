@@ -75,6 +75,9 @@ func (d *decoder) via(n *yaml.Node, to *registry.Service) {
 		if n.Kind == yaml.MappingNode && has(n, "connect") == has(n, "websocket") {
 			d.errorf(n, "write {connect: gw.example.com:443} or {websocket: wss://gw.example.com/}", "a hop has either connect or websocket")
 		}
+		if hop := to.Via[len(to.Via)-1]; hop.HTTP2 && slices.ContainsFunc(hop.To, func(s string) bool { return !strings.HasPrefix(s, "wss://") }) {
+			d.errorf(n, "leave http2 out, or ask by wss", "http2 has no effect: it is for WebSockets by TLS")
+		}
 	})
 	switch {
 	case n.Kind == yaml.SequenceNode && len(n.Content) == 0:
@@ -115,6 +118,7 @@ var hopFields = []field[registry.Hop]{
 			return c
 		})
 	}},
+	{"http2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "http2", &to.HTTP2) }},
 	{"tokenFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].tokenFile = n }},
 	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].rootFile = n }},
 }
