@@ -164,7 +164,7 @@ func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
 	case !s.closed:
 		s.in.write(p)
 		c.took(s, size-len(p)) // nobody reads padding
-		s.readable.Signal()
+		s.canRead()
 	}
 	if end {
 		c.ended(s)
@@ -176,7 +176,7 @@ func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
 func (c *conn) ended(s *Stream) {
 	s.ended = true
 	s.readErr = io.EOF
-	s.readable.Broadcast()
+	s.canRead()
 	c.settle(s)
 }
 

@@ -1,0 +1,86 @@
+//go:build amd64 || arm64
+
+package tunnel
+
+import (
+	"net"
+	"syscall"
+)
+
+// A perch is a seat in an event loop from which a pump waits for its socket.
+type perch struct {
+	loop   *loop // nil for a pump that cannot
+	at     int32 // the seat, while seated; both guarded by the loop's mu
+	seated bool
+}
+
+func (p *pump) canPerch() bool {
+	if isSocket(p.src) {
+		p.loop = p.ct.relay.loops().pick(nil)
+	}
+	return p.loop != nil
+}
+
+// settle has the loop wait for p's socket. It is false where it cannot.
+func (p *pump) settle() bool {
+	l := p.loop
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.released:
+		return false
+	case p.state.Load() != parked: // the tunnel was ended, and who did it found nobody seated
+		return true
+	}
+	at, gen := l.seat(p)
+	if err := control(p.src, func(fd int32) error {
+		return l.control(syscall.EPOLL_CTL_ADD, fd, syscall.EPOLLIN, at, gen, 0)
+	}); err != nil {
+		l.vacate(at)
+		return false
+	}
+	p.at, p.seated = at, true
+	return true
+}
+
+// leave gives up the seat.
+func (p *pump) leave() {
+	l := p.loop
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !p.seated {
+		return
+	}
+	p.seated = false
+	l.vacate(p.at)
+	// Of a socket that is closed the kernel has seen to it.
+	_ = control(p.src, func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
+}
+
+// event implements watched.
+func (p *pump) event(*loop, int, uint32) bool {
+	p.wake()
+	return true
+}
+
+// control calls f with the descriptor of c, a socket, unless that is closed.
+func control(c net.Conn, f func(fd int32) error) error {
+	switch c := c.(type) {
+	case *sock:
+		return c.control(f)
+	case syscall.Conn:
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var failed error
+		if err := raw.Control(func(fd uintptr) { failed = f(int32(fd)) }); err != nil {
+			return err
+		}
+		return failed
+	}
+	return net.ErrClosed
+}

@@ -1,0 +1,10 @@
+//go:build !linux || !(amd64 || arm64)
+
+package tunnel
+
+// A perch is not to be had here: who waits for a socket keeps a goroutine.
+type perch struct{}
+
+func (*pump) canPerch() bool { return false }
+func (*pump) settle() bool   { return false }
+func (*pump) leave()         {}
