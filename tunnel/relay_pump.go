@@ -8,12 +8,14 @@ import (
 	"time"
 )
 
-// rest is how long a direction without a byte keeps its goroutine and buffer.
-// Then it is parked, where its source can be waited for without them: a Waker,
-// or a socket where there is an event loop.
+// rest is how long a pump keeps a goroutine that waits for a socket. Then it is
+// parked, if there is an event loop to do the waiting.
 const rest = time.Second
 
-// A pump is one direction of a copyTunnel.
+// A pump is one direction of a copyTunnel. What it costs depends on its source:
+// a Waker has a goroutine and a buffer only while there are bytes; a socket has
+// a buffer only then, and a goroutine for a while longer, since its wait in Go's
+// poller is the faster one; any other stream has both until its end.
 type pump struct {
 	ct       *copyTunnel
 	src, dst net.Conn
@@ -23,8 +25,8 @@ type pump struct {
 	state  atomic.Int32
 	dozing atomic.Bool // the source was given a deadline to have it parked
 
-	parks bool   // it may be
-	again func() // wake, made once
+	waker Waker  // the source, if it is one
+	again func() // wake, made once for it
 	perch        // where a socket is waited for
 }
 
@@ -34,12 +36,14 @@ const (
 	parked
 )
 
+var errParked = errors.New("tunnel: parked")
+
 func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
 	p.ct, p.src, p.dst = ct, src, dst
-	if _, ok := src.(Waker); ok {
-		p.parks, p.again = true, p.wake
+	if w, ok := src.(Waker); ok {
+		p.waker, p.again = w, p.wake
 	} else {
-		p.parks = p.canPerch()
+		p.findPerch()
 	}
 }
 
@@ -52,11 +56,11 @@ func (p *pump) start(early []byte) {
 	}
 }
 
-// run moves bytes until the end, or until there are none for a while.
+// run moves bytes until the end, or until p is parked.
 func (p *pump) run(early []byte) {
-	err, parked := p.copy(early)
-	if parked {
-		return
+	err := p.copy(early)
+	if err == errParked {
+		return // and not ours any more
 	}
 	p.passOn(err)
 	if p.ct.open.Add(-1) == 0 {
@@ -64,62 +68,87 @@ func (p *pump) run(early []byte) {
 	}
 }
 
-// copy is false where p was not parked: its direction is over, with err.
-func (p *pump) copy(early []byte) (err error, parked bool) {
+func (p *pump) copy(early []byte) error {
 	if len(early) > 0 {
 		if err := p.write(early); err != nil {
-			return err, false
+			return err
 		}
 	}
-	for {
-		if err := p.read(); !p.dozing.Load() || !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err, false
-		}
-		_ = p.src.SetReadDeadline(time.Time{})
-		p.dozing.Store(false)
-		if p.park() {
-			return nil, true
-		}
+	switch {
+	case p.waker != nil:
+		return p.copyWaker()
+	case p.perches():
+		return p.copySocket()
 	}
+	return p.copyAny()
 }
 
-// read moves bytes until the source has no more to give.
-func (p *pump) read() error {
+func (p *pump) copyWaker() error {
+	buf := copyBuffers.Get().(*[copyBuffer]byte)
+	defer copyBuffers.Put(buf)
+	for !p.park() {
+		if err := p.step(buf); err != nil {
+			return err
+		}
+	}
+	return errParked
+}
+
+func (p *pump) copyAny() error {
 	buf := copyBuffers.Get().(*[copyBuffer]byte)
 	defer copyBuffers.Put(buf)
 	for {
-		n, err := p.src.Read(buf[:])
-		if n > 0 {
-			if err := p.write(buf[:n]); err != nil {
-				return err
-			}
-		}
-		if err != nil {
+		if err := p.step(buf); err != nil {
 			return err
 		}
 	}
 }
 
-// doze has a pump parked that waits for its source longer than it should hold
-// a goroutine and a buffer for.
+// step is one read and one write.
+func (p *pump) step(buf *[copyBuffer]byte) error {
+	n, err := p.src.Read(buf[:])
+	if n > 0 {
+		if err := p.write(buf[:n]); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// awake is for a read that ended with err: nil where that was to have p parked,
+// and it could not be after all.
+func (p *pump) awake(err error) error {
+	if !p.dozing.Load() || !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	_ = p.src.SetReadDeadline(time.Time{})
+	p.dozing.Store(false)
+	if p.park() {
+		return errParked
+	}
+	return nil
+}
+
+// doze has a pump parked that has waited for its socket for longer than it
+// should keep a goroutine.
 func (p *pump) doze(now int64) {
-	if p.parks && p.state.Load() == moving && now-p.moved.Load() >= int64(rest) && !p.dozing.Swap(true) {
-		_ = p.src.SetReadDeadline(time.Unix(1, 0)) // which ends the Read
+	if p.perches() && p.state.Load() == moving && now-p.moved.Load() >= int64(rest) && !p.dozing.Swap(true) {
+		_ = p.src.SetReadDeadline(time.Unix(1, 0)) // which ends the read
 	}
 }
 
 // park gives up the caller's goroutine. It is false where there is something
 // to read, or no way to wait for it: then the caller goes on.
 func (p *pump) park() bool {
-	if !p.parks {
+	if p.waker == nil && !p.perches() {
 		return false
 	}
-	p.moved.Store(clock())
 	p.state.Store(parked) // before it is known that there is nothing: somebody may wake it at once
 	waits := false
-	if w, ok := p.src.(Waker); ok {
-		waits = !w.WakeRead(p.again)
+	if p.waker != nil {
+		waits = !p.waker.WakeRead(p.again)
 	} else {
+		p.moved.Store(clock()) // or it would doze as soon as it wakes
 		waits = p.settle()
 	}
 	return waits || !p.state.CompareAndSwap(parked, moving)

@@ -3,6 +3,7 @@
 package tunnel
 
 import (
+	"io"
 	"net"
 	"syscall"
 )
@@ -14,12 +15,13 @@ type perch struct {
 	seated bool
 }
 
-func (p *pump) canPerch() bool {
+func (p *pump) findPerch() {
 	if isSocket(p.src) {
 		p.loop = p.ct.relay.loops().pick(nil)
 	}
-	return p.loop != nil
 }
+
+func (p *pump) perches() bool { return p.loop != nil }
 
 // settle has the loop wait for p's socket. It is false where it cannot.
 func (p *pump) settle() bool {
@@ -64,6 +66,74 @@ func (p *pump) leave() {
 func (p *pump) event(*loop, int, uint32) bool {
 	p.wake()
 	return true
+}
+
+// copySocket reads into a buffer that it has only while there are bytes.
+func (p *pump) copySocket() error {
+	raw, err := rawSocket(p.src)
+	if err != nil {
+		return err
+	}
+	var (
+		buf   *[copyBuffer]byte
+		n     int
+		errno syscall.Errno
+	)
+	try := func(fd uintptr) bool {
+		buf = copyBuffers.Get().(*[copyBuffer]byte)
+		for {
+			if n, errno = read(int32(fd), buf[:]); errno != syscall.EINTR {
+				break
+			}
+		}
+		if errno == syscall.EAGAIN {
+			copyBuffers.Put(buf)
+			return false
+		}
+		return true
+	}
+	for {
+		switch err := raw.Read(try); {
+		case err != nil:
+			if s, ok := p.src.(*sock); ok {
+				err = s.waitError(err)
+			}
+			if err = p.awake(err); err != nil {
+				return err
+			}
+			continue
+		case errno == 0 && n > 0:
+			err = p.write(buf[:n])
+			copyBuffers.Put(buf)
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		copyBuffers.Put(buf)
+		if errno != 0 {
+			return errno
+		}
+		return io.EOF
+	}
+}
+
+// rawSocket returns what waits for c, a socket, in Go's poller.
+func rawSocket(c net.Conn) (syscall.RawConn, error) {
+	switch c := c.(type) {
+	case *sock:
+		c.mu.Lock()
+		f, err := c.wait()
+		c.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		raw, err := f.SyscallConn()
+		return raw, fileError(err)
+	case syscall.Conn:
+		return c.SyscallConn()
+	}
+	return nil, net.ErrClosed
 }
 
 // control calls f with the descriptor of c, a socket, unless that is closed.

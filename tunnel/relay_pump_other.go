@@ -5,6 +5,8 @@ package tunnel
 // A perch is not to be had here: who waits for a socket keeps a goroutine.
 type perch struct{}
 
-func (*pump) canPerch() bool { return false }
-func (*pump) settle() bool   { return false }
-func (*pump) leave()         {}
+func (*pump) findPerch()        {}
+func (*pump) perches() bool     { return false }
+func (*pump) copySocket() error { panic("unreachable") }
+func (*pump) settle() bool      { return false }
+func (*pump) leave()            {}
