@@ -152,6 +152,9 @@ func (r *Relay) loops() *Loops {
 	return &r.own
 }
 
+// sideNames are for errors, in the order of sides and pumps.
+var sideNames = [2]string{"client", "service"}
+
 // limit picks the first of the given durations that is not zero; a negative
 // one means no limit and becomes 0.
 func limit(ds ...time.Duration) time.Duration {

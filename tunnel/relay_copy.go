@@ -2,8 +2,10 @@ package tunnel
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -38,8 +40,9 @@ type copyTunnel struct {
 	halves  atomic.Int32 // directions that have seen their end
 	writing atomic.Int32 // writes that have not returned
 	lost    atomic.Bool  // one of them failed
-	linger  atomic.Bool  // a side could not be half-closed
-	over    atomic.Bool  // finish was called: what the pumps see now is our own doing
+	pulse   pulse
+	linger  atomic.Bool // a side could not be half-closed
+	over    atomic.Bool // finish was called: what the pumps see now is our own doing
 
 	once   sync.Once // the first reason is the one reported
 	reason Reason
@@ -196,6 +199,7 @@ func (ct *copyTunnel) finish(why Reason, err error) {
 // sweep keeps the limits while there are tunnels.
 func (r *copyRelay) sweep(wake <-chan struct{}) {
 	defer r.wg.Done()
+	before := clock()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -210,10 +214,14 @@ func (r *copyRelay) sweep(wake <-chan struct{}) {
 		now := clock()
 		for _, ct := range open {
 			ct.check(time.Duration(now - ct.moved.Load()))
+			if who := ct.ask(before, now); who != "" {
+				ct.finish(Reset, fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT))
+			}
 			for i := range ct.pumps {
 				ct.pumps[i].doze(now)
 			}
 		}
+		before = now
 		timer.Reset(pause)
 	}
 }
