@@ -48,9 +48,9 @@ type Dialer struct {
 	Via           string
 	Wait, Timeout time.Duration
 
-	// Extended, if set, is asked first for every destination of a wss URL. It
-	// sends r as an extended CONNECT and returns the stream of a 200, which
-	// the Dialer owns from then on, and its fields. Where it returns an error
+	// Extended, if set, is asked first for every destination. It sends r as an
+	// extended CONNECT and returns the stream of a 200, which the Dialer owns
+	// from then on, and its fields. Where it returns an error
 	// that is errors.ErrUnsupported, the handshake is made over HTTP/1.1; any
 	// other error stands.
 	Extended func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error)
@@ -63,7 +63,7 @@ type Dialer struct {
 // 5: the handshake over HTTP/2 and HTTP/3. There is no key in it, as nobody
 // takes it for anything else.
 type Extended struct {
-	Scheme string // "https"
+	Scheme string // "https", or "http" for ws
 	Host   string // :authority
 	Path   string
 	Fields connect.Fields // the rest
@@ -89,7 +89,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	if d.Extended != nil && at.secure {
+	if d.Extended != nil {
 		if c, err := d.extended(ctx, at, to, addr); err == nil || !errors.Is(err, errors.ErrUnsupported) {
 			return c, err
 		}
@@ -133,7 +133,11 @@ func (d *Dialer) extended(ctx context.Context, at place, to connect.Authority, a
 	if err != nil {
 		return nil, err
 	}
-	conn, answer, err := d.Extended(ctx, &Extended{Scheme: "https", Host: at.host, Path: path, Fields: fields})
+	scheme := "http"
+	if at.secure {
+		scheme = "https"
+	}
+	conn, answer, err := d.Extended(ctx, &Extended{Scheme: scheme, Host: at.host, Path: path, Fields: fields})
 	if err != nil {
 		return nil, err
 	}
