@@ -93,6 +93,7 @@ soak: ## a million short tunnels of every fate, and what is left of them: five m
 
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
+# make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench
