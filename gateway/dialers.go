@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/ws"
 	"culvert.dev/registry"
@@ -33,9 +35,9 @@ type Dialers struct {
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
-	mu    sync.Mutex // guards what follows
-	made  map[string]*through
-	pools []io.Closer // of the carriers in made that keep connections
+	mu   sync.Mutex // guards made
+	made map[string]*through
+	keep []io.Closer // that have connections, to be closed
 }
 
 // maxMade is how many ways are kept. There are as many as different lists of
@@ -68,7 +70,6 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	if way, ok := d.made[key]; ok {
 		return way, nil
 	}
-	var pools []io.Closer
 	var way tunnel.Dialer = (*first)(d)
 	for _, hop := range hops {
 		var anyOf alternatives
@@ -78,9 +79,6 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 				return nil, err
 			}
 			anyOf = append(anyOf, one)
-			if pool, ok := one.(io.Closer); ok {
-				pools = append(pools, pool)
-			}
 		}
 		if len(anyOf) == 0 {
 			return nil, errors.New("gateway: a hop leads nowhere")
@@ -90,31 +88,18 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	made := &through{way}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
-		d.pools = nil // there may be streams on them, and they end by themselves when there are none
+		// The connections of ways that nobody uses any more end by themselves.
+		d.keep = d.keep[max(0, len(d.keep)-maxMade):]
 	}
 	d.made[key] = made
-	d.pools = append(d.pools, pools...)
 	return made, nil
-}
-
-// Close ends the connections that carriers keep, with the streams on them. The
-// ways can't be used after it.
-func (d *Dialers) Close() error {
-	d.mu.Lock()
-	pools := d.pools
-	d.pools = nil
-	d.mu.Unlock()
-	for _, pool := range pools {
-		_ = pool.Close()
-	}
-	return nil
 }
 
 // keyOf is the same for hops that are the same, and for no others.
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.Roots, h.HTTP2)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.HTTP2)
 	}
 	return b.String()
 }
@@ -132,11 +117,27 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 			return nil, fmt.Errorf("gateway: the roots for %q hold no certificate", to)
 		}
 	}
+	if h.Certificate != "" {
+		pair, err := tls.X509KeyPair([]byte(h.Certificate), []byte(h.Key))
+		if err != nil {
+			return nil, fmt.Errorf("gateway: the certificate for %q: %w", to, err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
 	switch h.Proto {
-	case "connect":
+	case "hbone":
+		one := &hbone.Dialer{Gateway: to, Dialer: way, TLS: cfg, Peers: h.Peers, Via: d.Via}
+		if len(h.Behind) == 0 {
+			return d.own(one), nil
+		}
+		return d.own(&hbone.Double{Outer: one, TLS: cfg, Peers: h.Behind}), nil
+	case "connect", "connect-h2":
 		addr, secure := strings.CutPrefix(to, "https://")
 		if !secure {
 			cfg = nil
+		}
+		if h.Proto == "connect-h2" {
+			return d.own(&h2.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}), nil
 		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
 	case "websocket":
@@ -145,11 +146,34 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		}
 		one := &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}
 		if h.HTTP2 {
-			return NewWebSocketDialer(one), nil
+			return d.own(NewWebSocketDialer(one)), nil
 		}
 		return one, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
+}
+
+// own notes that way is to be closed in the end. The caller holds mu.
+func (d *Dialers) own(way pooled) tunnel.Dialer {
+	d.keep = append(d.keep, way)
+	return way
+}
+
+// A pooled is a way that keeps connections.
+type pooled interface {
+	tunnel.Dialer
+	io.Closer
+}
+
+// Close ends the connections that ways keep, with the streams on them.
+func (d *Dialers) Close() {
+	d.mu.Lock()
+	keep := d.keep
+	d.keep, d.made = nil, nil
+	d.mu.Unlock()
+	for _, c := range keep {
+		_ = c.Close()
+	}
 }
 
 // first dials the first hop, which is a host and a port.
@@ -259,6 +283,11 @@ type through struct{ way tunnel.Dialer }
 func (t *through) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
 	tunnel.WillWait(ctx) // for each gateway in turn
 	return t.way.DialContext(ctx, "tcp", ep.String())
+}
+
+// DialRequest is DialEndpoint on behalf of req.
+func (t *through) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	return t.DialEndpoint(hbone.WithRequest(ctx, req), ep)
 }
 
 // DialContext implements tunnel.Dialer.

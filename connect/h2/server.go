@@ -281,7 +281,11 @@ func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Ref
 	if head.Refusal != nil {
 		return head.Refusal(req, err)
 	}
-	return s.p.rules().Refusal(req, err)
+	r := s.p.rules().Refusal(req, err)
+	if s.p.Status != nil {
+		r.Status = s.p.Status(r)
+	}
+	return r
 }
 
 // answer says no to the stream. The caller holds c.mu.
@@ -302,7 +306,7 @@ func (s *server) answer(st *Stream, r *connect.Refusal) {
 // turnAway refuses a stream that no Handler was asked about. The caller holds
 // c.mu.
 func (s *server) turnAway(st *Stream, err error) {
-	r := s.p.rules().Refusal(nil, err)
+	r := s.refusal(&Head{}, nil, err)
 	s.answer(st, &r)
 	s.refused(nil, err)
 }

@@ -7,6 +7,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/gateway"
@@ -14,16 +15,18 @@ import (
 )
 
 // probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "websocket-h2"}
+var probeModes = []string{"sni", "connect", "connect-h2", "hbone", "socks5", "websocket", "websocket-h2"}
 
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
 func (p *prober) dialer() tunnel.Dialer {
 	switch p.o.mode {
 	case "connect":
-		return &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+		return &connect.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
 	case "connect-h2":
-		return &h2.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
+		return &h2.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
+	case "hbone":
+		return &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Peers: p.o.peers}
 	case "socks5":
 		user, password, _ := strings.Cut(p.o.user, ":")
 		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}
