@@ -99,7 +99,7 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.HTTP2)
 	}
 	return b.String()
 }
@@ -141,10 +141,14 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
 	case "websocket":
-		if err := ws.CheckURL(to); err != nil {
+		if _, _, err := ws.ParseURL(to); err != nil {
 			return nil, err
 		}
-		return &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+		one := &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}
+		if h.HTTP2 {
+			return d.own(NewWebSocketDialer(one)), nil
+		}
+		return one, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
 }
