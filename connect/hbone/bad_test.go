@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-
 	"culvert.dev/connect/h2"
 	"culvert.dev/tunnel"
 )
