@@ -288,7 +288,8 @@ func TestLimits(t *testing.T) {
 		}
 	})
 	t.Run("inside", func(t *testing.T) {
-		g := serve(t, table{}, limits, terminating(t, keys, true))
+		// As long as a handshake may take on a machine that is busy.
+		g := serve(t, table{}, tunnel.Limits{Preamble: 2 * time.Second}, terminating(t, keys, true))
 		cfg := roots(ca, "gw.test")
 		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
 		c := dial(t, tlsDialer{cfg}, g.addr)
@@ -297,7 +298,7 @@ func TestLimits(t *testing.T) {
 		g.reason(t, tunnel.HelloTimeout)
 	})
 	t.Run("nothing inside", func(t *testing.T) {
-		g := serve(t, table{}, limits, terminating(t, keys, true))
+		g := serve(t, table{}, tunnel.Limits{}, terminating(t, keys, true))
 		cfg := roots(ca, "gw.test")
 		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
 		c := dial(t, tlsDialer{cfg}, g.addr)
@@ -314,7 +315,7 @@ func TestLimits(t *testing.T) {
 		}
 	})
 	t.Run("a stranger inside", func(t *testing.T) {
-		g := serve(t, table{}, limits, terminating(t, &Keys{Certificates: keys.Certificates}, true))
+		g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keys.Certificates}, true))
 		c := dial(t, tlsDialer{roots(ca, "gw.test")}, g.addr)
 		_, _ = c.Write([]byte{0, 1, 2, 3})
 		_, _ = io.ReadAll(c)
