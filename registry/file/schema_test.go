@@ -32,7 +32,8 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	for name, keys := range map[string][]string{
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
-		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "servicePorts": keysOf(servicePortsFields),
+		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
+		"servicePorts": keysOf(servicePortsFields),
 	} {
 		object := root
 		if name != "" {
