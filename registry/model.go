@@ -68,6 +68,7 @@ type Hop struct {
 	To    []string // where it is; those after the first are for when it can't be used
 	Token Secret   // to show there; "" for none
 	Roots string   // PEM certificates to verify it by; "" means the system's
+	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
 
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret // PEM, of Certificate

@@ -95,7 +95,7 @@ func TestVia(t *testing.T) {
 	}
 	via[0].Roots, via[0].Token = "", ""
 	hops := []registry.Hop{
-		{Proto: "websocket", To: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}},
+		{Proto: "websocket", To: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}, HTTP2: true},
 		{Proto: "connect", To: []string{"10.0.0.1:3128", "https://gw.inner.example.com:443"}},
 	}
 	if !reflect.DeepEqual(via, hops) {
