@@ -28,6 +28,7 @@ var layers = []struct {
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/h2", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
+	{"connect/h3", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
 	{"connect/proxyproto", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/ws", []string{"connect", "tunnel"}, "another way to begin a stream by an HTTP request"},
@@ -53,6 +54,8 @@ var homes = map[string]string{
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
 	"golang.org/x/net/http2":              "connect/h2",
+	"github.com/quic-go/quic-go":          "connect/h3",
+	"github.com/quic-go/qpack":            "connect/h3",
 	"golang.org/x/crypto/bcrypt":          "cmd/culvert/command",
 	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
 	"go.uber.org/goleak":                  "*", // tests only, checked below
