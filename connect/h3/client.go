@@ -215,6 +215,7 @@ func (k *client) ask(s *Stream, head []byte) (*Head, error) {
 func (k *client) unseen(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	if ok && re.Err == nil && re.Code == RequestRejected {
+		k.leave() // it would reject the next one, too
 		return fmt.Errorf("%w: %w", errUnseen, err)
 	}
 	return err

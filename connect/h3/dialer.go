@@ -86,7 +86,8 @@ type Dialer struct {
 	Idle time.Duration
 
 	mu     sync.Mutex // guards what follows
-	pool   []*client
+	pool   []*client            // that take more streams
+	conns  map[*client]struct{} // all of them
 	closed bool
 	wg     sync.WaitGroup // connections
 }
@@ -195,6 +196,10 @@ func (d *Dialer) start(ctx context.Context) *client {
 	}
 	k := &client{d: d, most: most, lastOK: -1, ready: make(chan struct{}), streams: make(map[quic.StreamID]*Stream)}
 	d.pool = append(d.pool, k)
+	if d.conns == nil {
+		d.conns = make(map[*client]struct{})
+	}
+	d.conns[k] = struct{}{}
 	// Others may wait for this connection when the one who asked for it has
 	// given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), orElse(d.Wait, DefaultWait))
@@ -202,6 +207,9 @@ func (d *Dialer) start(ctx context.Context) *client {
 	d.wg.Go(func() {
 		defer cancel()
 		k.run(ctx)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.conns, k)
 	})
 	return k
 }
@@ -222,17 +230,20 @@ func (d *Dialer) remove(k *client) {
 func (d *Dialer) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	pool := d.pool
+	conns := make([]*client, 0, len(d.conns))
+	for k := range d.conns {
+		conns = append(conns, k)
+	}
 	d.pool = nil
 	d.mu.Unlock()
-	for _, k := range pool {
+	for _, k := range conns {
 		k.stop()
 	}
 	d.wg.Wait()
 	return nil
 }
 
-// Conns returns how many connections there are.
+// Conns returns how many connections there are that take more streams.
 func (d *Dialer) Conns() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
