@@ -365,6 +365,7 @@ func TestBytesAfterARefusal(t *testing.T) {
 
 // TestServerTimes has the time limits of a server's connection.
 func TestServerTimes(t *testing.T) {
+	t.Parallel()
 	t.Run("no request", func(t *testing.T) {
 		g := serve(t, table{}, &Server{Limits: tunnel.Limits{FirstByte: 50 * time.Millisecond, NewPerSource: -1}})
 		r := rawClient(t, g.addr)
