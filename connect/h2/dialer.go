@@ -72,7 +72,7 @@ type Dialer struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex           // guards what follows
 	pool   []*client            // that take more streams
 	conns  map[*client]struct{} // all of them
 	closed bool

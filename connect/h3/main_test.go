@@ -108,7 +108,8 @@ func serveHandler(t testing.TB, s *Server, h tunnel.Handler) string {
 		s.Limits = tunnel.Limits{NewPerSource: -1, OpenPerSource: -1}
 	}
 	served := make(chan error, 1)
-	go func() { served <- s.Serve(context.WithoutCancel(t.Context()), pc, h) }()
+	ctx := context.WithoutCancel(t.Context())
+	go func() { served <- s.Serve(ctx, pc, h) }()
 	t.Cleanup(func() {
 		_ = s.Close()
 		select {
