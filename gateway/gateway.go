@@ -52,6 +52,10 @@ type Config struct {
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Loops is how many event loops there are; 0 means one for each processor
+	// that Go uses. It is best one less.
+	Loops int
+
 	// Via is what this gateway calls itself to the gateways it asks, and what
 	// it knows a request by that has been here before. Unique in a chain.
 	Via string
@@ -133,7 +137,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
-	g.loops = &tunnel.Loops{Budget: budget}
+	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,12 +84,22 @@ func Merge(snapshots ...Snapshot) (*Table, error) {
 	for i := range snapshots {
 		for j := range snapshots[i].Services {
 			b.addService(&snapshots[i].Services[j])
+			Yield(j)
 		}
 	}
 	if len(b.conflicts) > 0 {
 		return &b.Table, b.conflicts
 	}
 	return &b.Table, nil
+}
+
+// Yield lets others run now and then, in the i-th turn of a loop over all
+// services. Whoever computes without a break keeps its processor for 10 ms, and
+// the tunnels of an event loop wait for as long.
+func Yield(i int) {
+	if i%64 == 63 {
+		runtime.Gosched()
+	}
 }
 
 // Generation counts the tables of a Registry: it only goes up. It is 0 in a

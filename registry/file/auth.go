@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"culvert.dev/registry"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -215,10 +216,16 @@ func writable(path string) string {
 
 // sum digests contents so that no two lists of them have the same sum.
 func sum(contents ...[]byte) [32]byte {
-	h := sha256.New()
+	all, one := sha256.New(), sha256.New()
 	for _, c := range contents {
-		s := sha256.Sum256(c)
-		h.Write(s[:])
+		one.Reset()
+		n := 0
+		for part := range slices.Chunk(c, 4<<10) {
+			one.Write(part)
+			registry.Yield(n)
+			n++
+		}
+		all.Write(one.Sum(nil))
 	}
-	return [32]byte(h.Sum(nil))
+	return [32]byte(all.Sum(nil))
 }

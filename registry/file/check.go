@@ -54,8 +54,8 @@ func (d *decoder) checkNetworks() {
 
 // checkService checks one service by itself.
 func (d *decoder) checkService(i int) {
-	s, at := &d.cfg.Services[i], &d.at.services[i]
-	if at.node.Kind != yaml.MappingNode {
+	s, at := &d.cfg.Services[i], d.at.services[i]
+	if at.node == nil || at.node.Kind != yaml.MappingNode { // it was read before, or can't be read
 		return
 	}
 	switch {
@@ -105,14 +105,15 @@ func (d *decoder) carriesSNI() bool {
 	return len(d.cfg.Listeners) == 0
 }
 
-// checkClaims finds names and addresses that two services have.
+// checkClaims finds names and addresses that two services have. Those that
+// were read before have no two among themselves, and add none.
 func (d *decoder) checkClaims() {
 	type claim struct {
 		what string
 		port uint16
 	}
 	first := map[claim]*yaml.Node{}
-	check := func(n *yaml.Node, kind, what string, ports []uint16) {
+	check := func(n *yaml.Node, kind, what string, ports []uint16, add bool) {
 		if len(ports) == 0 {
 			ports = []uint16{0}
 		}
@@ -126,19 +127,24 @@ func (d *decoder) checkClaims() {
 				d.errorf(n, "give one of them other ports, or put the endpoints together", "%s %q %s is already in line %d", kind, what, with, f.Line)
 				break
 			}
-			first[c] = n
+			if add {
+				first[c] = n
+			}
 		}
 	}
-	for i := range d.cfg.Services {
-		s, at := &d.cfg.Services[i], &d.at.services[i]
-		if at.ports != nil && len(s.Ports) == 0 {
-			continue // the ports are wrong, so what it claims is not known
-		}
-		for j, p := range s.Names {
-			check(at.names[j], "name", p.String(), s.Ports)
-		}
-		for j, a := range s.Addresses {
-			check(at.addresses[j], "address", a.String(), s.Ports)
+	for _, before := range []bool{false, true} {
+		for i := range d.cfg.Services {
+			registry.Yield(i)
+			s, at := &d.cfg.Services[i], d.at.services[i]
+			if (at.node == nil) != before || at.ports != nil && len(s.Ports) == 0 {
+				continue // not its turn; or the ports are wrong, so what it claims is not known
+			}
+			for j, p := range s.Names {
+				check(at.names[j], "name", p.String(), s.Ports, !before)
+			}
+			for j, a := range s.Addresses {
+				check(at.addresses[j], "address", a.String(), s.Ports, !before)
+			}
 		}
 	}
 }
@@ -218,7 +224,8 @@ func (d *decoder) checkLoops() {
 		ours = append(ours, place{d.cfg.Admin, d.at.admin})
 	}
 	for i := range d.cfg.Services {
-		s, at := &d.cfg.Services[i], &d.at.services[i]
+		s, at := &d.cfg.Services[i], d.at.services[i]
+		registry.Yield(i)
 		if len(s.Via) > 0 {
 			continue // its endpoints are seen from elsewhere
 		}

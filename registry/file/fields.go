@@ -19,7 +19,7 @@ type positions struct {
 	networks  []networkAt
 	listeners []listenerAt
 	admin     *yaml.Node
-	services  []serviceAt
+	services  []*serviceAt
 	hops      []hopAt
 }
 
@@ -81,15 +81,19 @@ var configFields = []field[Config]{
 			i := len(c.Services)
 			c.Services = append(c.Services, registry.Service{
 				Exposed: true,
-				Origin:  filepath.Base(d.file) + ":" + strconv.Itoa(n.Line),
+				Origin:  d.origin(n.Line),
 			})
-			d.at.services = append(d.at.services, serviceAt{node: n})
+			d.at.services = append(d.at.services, &serviceAt{node: n})
 			object(d, n, "a service", serviceFields, &c.Services[i])
 		})
 		if c.Services == nil {
 			c.Services = []registry.Service{}
 		}
 	}},
+}
+
+func (d *decoder) origin(line int) string {
+	return filepath.Base(d.file) + ":" + strconv.Itoa(line)
 }
 
 // need complains of a key that an object must have and has not.
@@ -290,7 +294,7 @@ var proxyFields = []field[Proxy]{
 }
 
 // service returns the positions of the service that is being read.
-func (d *decoder) service() *serviceAt { return &d.at.services[len(d.at.services)-1] }
+func (d *decoder) service() *serviceAt { return d.at.services[len(d.at.services)-1] }
 
 var serviceFields = []field[registry.Service]{
 	{"name", func(d *decoder, n *yaml.Node, to *registry.Service) { d.serviceName(n, to) }},

@@ -73,7 +73,7 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	}
 	c := file.Default()
 	if o.routes != "" {
-		fromFile, err := o.loadRoutes(o.routes)
+		fromFile, err := o.loadRoutes(o.routes, nil)
 		if err != nil {
 			return nil, configError(err)
 		}
@@ -100,14 +100,14 @@ func (o *sourceOptions) load() (*file.Config, error) {
 
 // loadRoutes reads the routes file at path and adds the routes of flags: what
 // one name leads to stands together, wherever it was said.
-func (o *sourceOptions) loadRoutes(path string) (*file.Config, error) {
+func (o *sourceOptions) loadRoutes(path string, current *file.Config) (*file.Config, error) {
 	flags, err := o.flagRoutes()
 	if err != nil {
 		return nil, err
 	}
-	c, err := file.LoadRoutes(path)
-	if err != nil {
-		return nil, err
+	c, err := file.ReloadRoutes(path, current)
+	if err != nil || c == current {
+		return c, err
 	}
 	c.Services = file.JoinRoutes(append(c.Services, flags...))
 	return c, nil
