@@ -30,6 +30,7 @@ var layers = []struct {
 	{"connect/h2", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
 	{"connect/proxyproto", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
