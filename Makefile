@@ -9,7 +9,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks nghttp2-client
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client
 PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load
 
 .PHONY: help
@@ -49,6 +49,7 @@ test-integration: build ## the tests against real peers, and of the examples
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	@missing=; for c in $(PEER_COMMANDS); do command -v $$c >/dev/null 2>&1 || missing="$$missing $$c"; done; \
 	[ -f /usr/lib/nginx/modules/ngx_stream_module.so ] || missing="$$missing nginx-stream"; \
+	/usr/bin/python3 -c 'import websocket' 2>/dev/null || missing="$$missing python3-websocket"; \
 	if [ -n "$$missing" ]; then \
 	  echo "make: the interoperation tests need$$missing; installing: $(PEERS)"; \
 	  command -v apt-get >/dev/null 2>&1 || { echo "make: no apt-get here: install them yourself, or run make test-unit"; exit 1; }; \

@@ -129,13 +129,37 @@ func dialError(err error) string {
 func (r *Refusal) Body() string { return "culvert: " + string(r.Reason) + ": " + r.Text + "\n" }
 
 // Fields returns the field lines of the answer, without those that belong to
-// one HTTP version. proxy is the name in Proxy-Status.
+// one HTTP version. proxy is the name in Proxy-Status, "" means "culvert".
 func (r *Refusal) Fields(proxy string) Fields {
+	if proxy == "" {
+		proxy = "culvert"
+	}
 	return append(Fields{
 		{"Proxy-Status", sfItem(proxy) + "; error=" + r.Error + `; details="` + string(r.Reason) + `"`},
 		{"Content-Type", "text/plain; charset=utf-8"},
 		{"Content-Length", strconv.Itoa(len(r.Body()))},
 	}, r.Extra...)
+}
+
+// Send answers req with r in HTTP/1.1 and closes c; req is nil where the
+// request could not be read. Who has left, or has not begun to speak HTTP, is
+// told nothing. proxy is as in Fields.
+func (r *Refusal) Send(c *tunnel.Conn, req *tunnel.Request, proxy string) {
+	switch silent := req == nil && len(c.Buffered()) == 0; {
+	case r.Reason == tunnel.NoHello, r.Reason == tunnel.Gone,
+		silent && (r.Reason == tunnel.HelloTimeout || r.Reason == tunnel.Drain):
+		_ = c.Close()
+		return
+	}
+	answer := r.append1(nil, r.Fields(proxy))
+	if r.Reason == tunnel.HelloTimeout {
+		// It has had its time: nothing is kept for it, not even for as long as
+		// it takes to be sure that the answer arrives.
+		_, _ = c.Write(answer)
+		_ = c.Close()
+		return
+	}
+	c.Farewell(answer)
 }
 
 // append1 writes the answer as HTTP/1.1.

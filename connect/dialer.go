@@ -83,13 +83,32 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, err
 	}
+	conn, early, err := d.Exchange(ctx, head, addr, func(status int, _ Fields) (bool, error) { return status/100 == 2, nil })
+	if err != nil {
+		return nil, err
+	}
+	return newStream(conn, early), nil
+}
+
+// Exchange reaches the proxy, sends it head, and reads its answer. It is what
+// carriers share whose streams begin with an HTTP/1.1 request: of d it uses
+// Proxy, Dialer, TLS, Wait and Timeout. addr is for errors.
+//
+// The function yes judges the answer, which is any but an interim one; 101
+// counts. Where it says false, the answer is a refusal and becomes a
+// *tunnel.Error as with DialContext; where it says an error, the answer is no
+// answer to head.
+//
+// The conn belongs to the caller, has no deadline, and has sent early behind
+// its answer.
+func (d *Dialer) Exchange(ctx context.Context, head []byte, addr string, yes func(status int, fields Fields) (bool, error)) (conn net.Conn, early []byte, err error) {
 	way := d.Dialer
 	if way == nil {
 		way = new(net.Dialer)
 	}
 	raw, err := way.DialContext(ctx, "tcp", d.Proxy)
 	if err != nil {
-		return nil, d.failed(ctx, "cannot be reached", err)
+		return nil, nil, d.failed(ctx, "cannot be reached", err)
 	}
 
 	// A close wakes whatever waits on raw, where a deadline could be
@@ -99,7 +118,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 		_ = raw.Close()
 		close(closed)
 	})
-	conn, err := d.open(ctx, raw, head, addr)
+	conn, early, err = d.open(ctx, raw, head, addr, yes)
 	if !stop() {
 		<-closed
 		err = d.failed(ctx, "was given up", ctx.Err())
@@ -111,9 +130,9 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	}
 	if err != nil {
 		_ = raw.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return conn, nil
+	return conn, early, nil
 }
 
 // request returns the head to send.
@@ -123,12 +142,8 @@ func (d *Dialer) request(ctx context.Context, addr string) ([]byte, error) {
 		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 	}
 	fields := Fields{{"Host", to.String()}}
-	hops := viaOf(ctx)
-	if d.Via != "" {
-		hops = append(hops[:len(hops):len(hops)], d.Via)
-	}
-	if len(hops) > 0 {
-		fields = append(fields, Field{"Via", "1.1 " + strings.Join(hops, ", 1.1 ")})
+	if via, ok := ViaField(ctx, "1.1", d.Via); ok {
+		fields = append(fields, via)
 	}
 	if d.Authorization != "" {
 		fields = append(fields, Field{"Proxy-Authorization", d.Authorization})
@@ -145,8 +160,26 @@ func (d *Dialer) request(ctx context.Context, addr string) ([]byte, error) {
 			return nil, err
 		}
 	}
-	b := fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\n", to)
-	return append(fields.append1(b), "\r\n"...), nil
+	return fields.Request("CONNECT", to.String()), nil
+}
+
+// Check refuses fields that would change the request around them: what is no
+// name or no value, and Host, Content-Length and Transfer-Encoding. Its error
+// quotes no value.
+func (f Fields) Check() error {
+	for _, field := range f {
+		if err := checkField(field, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Request returns the head of an HTTP/1.1 request with these fields, which
+// are not checked.
+func (f Fields) Request(method, target string) []byte {
+	b := fmt.Appendf(nil, "%s %s HTTP/1.1\r\n", method, target)
+	return append(f.append1(b), "\r\n"...)
 }
 
 // checkField refuses what would change the request around it. It does not
@@ -175,38 +208,42 @@ func checkField(f Field, more bool) error {
 }
 
 // open sends head over raw and reads the answer.
-func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr string) (net.Conn, error) {
+func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr string, yes func(int, Fields) (bool, error)) (net.Conn, []byte, error) {
 	wait := time.Now().Add(orElse(d.Wait, defaultWait))
 	if err := raw.SetDeadline(wait); err != nil {
-		return nil, d.failed(ctx, "is gone", err)
+		return nil, nil, d.failed(ctx, "is gone", err)
 	}
 	conn := raw
 	if d.TLS != nil {
 		t := tls.Client(raw, d.tlsConfig())
 		if err := t.HandshakeContext(ctx); err != nil {
-			return nil, d.failed(ctx, "did not complete the TLS handshake", err)
+			return nil, nil, d.failed(ctx, "did not complete the TLS handshake", err)
 		}
 		conn = t
 	}
 	if _, err := conn.Write(head); err != nil {
-		return nil, d.failed(ctx, "did not take the request", err)
+		return nil, nil, d.failed(ctx, "did not take the request", err)
 	}
 
 	c := tunnel.NewConn(conn) // for its look-ahead
 	for used, interim := 0, 0; ; interim++ {
 		r, err := d.readReply(c, MaxHead-used, wait)
 		if err != nil {
-			return nil, d.failed(ctx, "gave no answer that can be read", err)
+			return nil, nil, d.failed(ctx, "gave no answer that can be read", err)
 		}
 		c.Discard(r.Len)
 		used += r.Len
-		switch {
-		case r.status/100 == 2:
-			return newStream(conn, bytes.Clone(c.Buffered())), nil
-		case r.status/100 != 1 || r.status == http.StatusSwitchingProtocols:
-			return nil, d.refused(c, r, addr)
-		case interim == maxInterim:
-			return nil, d.failed(ctx, "gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
+		if r.status/100 != 1 || r.status == http.StatusSwitchingProtocols {
+			switch ok, err := yes(r.status, r.Fields); {
+			case err != nil:
+				return nil, nil, d.failed(ctx, "gave a wrong answer", err)
+			case !ok:
+				return nil, nil, d.refused(c, r, addr)
+			}
+			return conn, bytes.Clone(c.Buffered()), nil
+		}
+		if interim == maxInterim {
+			return nil, nil, d.failed(ctx, "gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
 		}
 	}
 }
@@ -271,12 +308,14 @@ func (d *Dialer) refused(c *tunnel.Conn, r reply, addr string) error {
 func (d *Dialer) failed(ctx context.Context, what string, err error) error {
 	var ne net.Error
 	reason := tunnel.DialFailed
-	switch {
+	switch why := tunnel.ReasonOf(err); {
 	case ctx.Err() != nil:
 		// The caller's own doing: no Reason but what its context says.
 		return fmt.Errorf("connect: proxy %q %s: %w", d.Proxy, what, ctx.Err())
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
 		reason = tunnel.DialTimeout
+	case why == tunnel.Prohibited, why == tunnel.Loop, why == tunnel.Overload, why == tunnel.DialTimeout:
+		reason = why // of the way to the proxy
 	}
 	return tunnel.Refusef(reason, "connect: proxy %q %s: %w", d.Proxy, what, err)
 }

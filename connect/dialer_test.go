@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -41,7 +42,7 @@ func canned(t *testing.T, reply string) (addr string, heads chan string) {
 }
 
 func TestDialerThroughProtocol(t *testing.T) {
-	r := &router{table: map[string]string{"svc.test:443": backend(t, echo)}}
+	r := &router{table: map[string]string{"svc.test:443": testnet.Echo(t).Addr()}}
 	g := serve(t, &Protocol{Auth: &BasicAuth{Verify: Passwords(map[string]string{"alice": "secret"})}}, r)
 	d := &Dialer{Proxy: g.addr, Authorization: BasicCredentials("alice", "secret")}
 	c, err := d.DialContext(t.Context(), "tcp", "SVC.test:443")
@@ -75,7 +76,7 @@ func TestDialerSends(t *testing.T) {
 		{"[::ffff:192.0.2.1]:1", "192.0.2.1:1"},
 	}
 	for _, row := range rows {
-		ctx := withVia(t.Context(), []string{"gw-0", "gw-1"})
+		ctx := WithVia(t.Context(), []string{"gw-0", "gw-1"})
 		c, err := d.DialContext(ctx, "tcp", row.addr)
 		if err != nil {
 			t.Fatal(err)
@@ -292,7 +293,7 @@ func TestDialerContext(t *testing.T) {
 	}
 
 	// Once the stream stands, the context has no say.
-	r := &router{table: map[string]string{"svc.test:443": backend(t, echo)}}
+	r := &router{table: map[string]string{"svc.test:443": testnet.Echo(t).Addr()}}
 	ctx, cancel = context.WithCancel(t.Context())
 	c, err := (&Dialer{Proxy: serve(t, &Protocol{}, r).addr}).DialContext(ctx, "tcp", "svc.test:443")
 	if err != nil {

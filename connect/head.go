@@ -2,10 +2,13 @@ package connect
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
+
+	"culvert.dev/tunnel"
 )
 
 // Limits of a head, request line and the empty line at its end included.
@@ -81,6 +84,27 @@ func ParseHead(b []byte) (Head, error) {
 		return Head{}, err
 	}
 	return p.head(b), nil
+}
+
+// ReadHead reads the head of c and leaves it buffered; Discard its Len. The
+// deadline is that of c, and ctx tells a drain. Its error is a *tunnel.Error.
+func ReadHead(ctx context.Context, c *tunnel.Conn) (Head, error) {
+	var p parser
+	for {
+		err := p.parse(c.Buffered())
+		var he *HeadError
+		switch {
+		case err == nil:
+			return p.head(c.Buffered()), nil
+		case errors.As(err, &he) && he.Limit > 0:
+			return Head{}, &tunnel.Error{Reason: tunnel.TooLarge, Err: err}
+		case err != ErrMore:
+			return Head{}, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+		}
+		if err := c.Fill(MaxHead); err != nil {
+			return Head{}, readError(ctx, c, err)
+		}
+	}
 }
 
 // A parser is ParseHead for a head that comes in pieces: parse is called with

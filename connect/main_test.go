@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -156,41 +157,6 @@ func carry(a, b tunnel.Stream) {
 	_, _ = a.Close(), b.Close()
 }
 
-// backend accepts connections and gives each to f.
-func backend(t *testing.T, f func(net.Conn)) string {
-	t.Helper()
-	ln := listen(t)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(patience))
-				f(c)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = ln.Close()
-		wg.Wait()
-	})
-	return ln.Addr().String()
-}
-
-func echo(c net.Conn) { _, _ = io.Copy(c, c) }
-
-// echoAfter speaks first.
-func echoAfter(greeting string) func(net.Conn) {
-	return func(c net.Conn) {
-		_, _ = io.WriteString(c, greeting)
-		echo(c)
-	}
-}
-
 // refusal is the answer that a refused client has to get, to the byte.
 func refusal(status, token string, reason tunnel.Reason, text string, extra ...string) string {
 	body := "culvert: " + string(reason) + ": " + text + "\n"
@@ -222,4 +188,10 @@ func wantReason(t *testing.T, err error, want tunnel.Reason) {
 	if !errors.As(err, &te) || te.Reason != want {
 		t.Errorf("got error %v (reason %q), want reason %q", err, tunnel.ReasonOf(err), want)
 	}
+}
+
+// backend accepts connections and gives each to f.
+func backend(t testing.TB, f func(net.Conn)) string {
+	t.Helper()
+	return testnet.Serve(t, f).Addr()
 }

@@ -90,7 +90,7 @@ func (*Protocol) Complete(prefix []byte) bool {
 // begins with what the client sent behind its head. The no of req.Refuse is
 // the Refusal of Answer.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	head, err := readHead(ctx, c)
+	head, err := ReadHead(ctx, c)
 	if err != nil {
 		p.refuse(c, nil, err)
 		return err
@@ -114,28 +114,8 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		return c.Accept()
 	}
 	req.Refuse = func(err error) { p.refuse(c, req, err) }
-	h.ServeTunnel(withVia(ctx, hops), req)
+	h.ServeTunnel(WithVia(ctx, hops), req)
 	return nil
-}
-
-// readHead reads the head of c and leaves it buffered.
-func readHead(ctx context.Context, c *tunnel.Conn) (Head, error) {
-	var p parser
-	for {
-		err := p.parse(c.Buffered())
-		var he *HeadError
-		switch {
-		case err == nil:
-			return p.head(c.Buffered()), nil
-		case errors.As(err, &he) && he.Limit > 0:
-			return Head{}, &tunnel.Error{Reason: tunnel.TooLarge, Err: err}
-		case err != ErrMore:
-			return Head{}, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
-		}
-		if err := c.Fill(MaxHead); err != nil {
-			return Head{}, readError(ctx, c, err)
-		}
-	}
 }
 
 // readError says why a head ended before its end.
@@ -200,35 +180,13 @@ func (p *Protocol) admit(ctx context.Context, req *tunnel.Request, target string
 		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 	}
 	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
-	hops, loop := fields.hops(p.Via)
-	switch {
-	case loop:
-		return nil, tunnel.Refusef(tunnel.Loop, "connect: the request for %q has been here: Via or CDN-Loop names %q", to, p.Via)
-	case len(hops) >= maxHops:
-		return nil, tunnel.Refusef(tunnel.Loop, "connect: the request for %q came through %d proxies, limit %d", to, len(hops), maxHops-1)
-	}
-	return hops, nil
+	return fields.Hops(p.Via, to)
 }
 
-// refuse tells the client no and closes c. Who has left, or has not begun to
-// speak HTTP, is told nothing.
+// refuse tells the client no and closes c.
 func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
-	r, fields := p.Refusal(req, err)
-	switch silent := req == nil && len(c.Buffered()) == 0; {
-	case r.Reason == tunnel.NoHello, r.Reason == tunnel.Gone,
-		silent && (r.Reason == tunnel.HelloTimeout || r.Reason == tunnel.Drain):
-		_ = c.Close()
-		return
-	}
-	answer := r.append1(nil, fields)
-	if r.Reason == tunnel.HelloTimeout {
-		// It has had its time: nothing is kept for it, not even for as long as
-		// it takes to be sure that the answer arrives.
-		_, _ = c.Write(answer)
-		_ = c.Close()
-		return
-	}
-	c.Farewell(answer)
+	r := p.Refusal(req, err)
+	r.Send(c, req, p.ProxyName)
 }
 
 func badRequest(format string, args ...any) error {

@@ -62,12 +62,14 @@ var tokenReasons = map[string]tunnel.Reason{
 // and 503 for whatever they could not connect to.
 var statusReasons = map[int]tunnel.Reason{
 	400: tunnel.BadRequest,
+	401: tunnel.NoAuth,
 	404: tunnel.NoRoute,
 	405: tunnel.Unsupported,
 	407: tunnel.NoAuth,
 	408: tunnel.HelloTimeout,
 	414: tunnel.TooLarge,
 	429: tunnel.Overload,
+	426: tunnel.Unsupported,
 	431: tunnel.TooLarge,
 	500: tunnel.Internal,
 	501: tunnel.Unsupported,

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -62,7 +63,7 @@ func TestBehindServer(t *testing.T) {
 		})
 		return ln.Addr().String()
 	}
-	up, down := start(backend(t, echoAfter("welcome "))), start(closed.Addr().String())
+	up, down := start(testnet.Greeting(t, "welcome ").Addr()), start(closed.Addr().String())
 	rows := []struct {
 		name, addr, in, want string
 		reason               tunnel.Reason

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/net/nettest"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -119,7 +120,7 @@ func answerWith(c net.Conn, s string) net.Conn {
 
 // A server that speaks first, and bytes in both directions at once.
 func TestServerSpeaksFirst(t *testing.T) {
-	r := &router{table: map[string]string{"ssh.test:22": backend(t, echoAfter("SSH-2.0-x\r\n"))}}
+	r := &router{table: map[string]string{"ssh.test:22": testnet.Greeting(t, "SSH-2.0-x\r\n").Addr()}}
 	c, err := (&Dialer{Proxy: serve(t, &Protocol{}, r).addr}).DialContext(t.Context(), "tcp", "ssh.test:22")
 	if err != nil {
 		t.Fatal(err)

@@ -19,23 +19,18 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string
 	if err != nil {
 		return ctx, err
 	}
-	return withVia(ctx, hops), nil
+	return WithVia(ctx, hops), nil
 }
 
-// Refusal is Answer with the challenges of p.Auth, and the field lines in
-// p's name. Of no version of HTTP are connection-specific ones among them.
-func (p *Protocol) Refusal(req *tunnel.Request, err error) (Refusal, Fields) {
+// Refusal is Answer with the challenges of p.Auth.
+func (p *Protocol) Refusal(req *tunnel.Request, err error) Refusal {
 	r := Answer(req, err)
 	if r.Reason == tunnel.NoAuth && p.Auth != nil {
 		for _, challenge := range p.Auth.Challenges() {
 			r.Extra = append(r.Extra, Field{"Proxy-Authenticate", challenge})
 		}
 	}
-	name := p.ProxyName
-	if name == "" {
-		name = "culvert"
-	}
-	return r, r.Fields(name)
+	return r
 }
 
 // ReplyReason returns the Reason of a proxy's refusal: the word itself where a
@@ -45,11 +40,3 @@ func ReplyReason(status int, fields Fields) tunnel.Reason {
 	r := reply{Head: Head{Fields: fields}, status: status}
 	return r.reason()
 }
-
-// Hops returns the proxies that the request of ctx came through, nearest
-// last, for the Via of a Dialer.
-func Hops(ctx context.Context) []string { return viaOf(ctx) }
-
-// CheckField refuses a field that could not be sent as it is. It does not
-// quote the value, which may be a secret.
-func CheckField(f Field) error { return checkField(f, true) }

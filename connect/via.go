@@ -3,6 +3,8 @@ package connect
 import (
 	"context"
 	"strings"
+
+	"culvert.dev/tunnel"
 )
 
 // Limits of a chain of proxies. A chain that goes round without anybody's
@@ -14,10 +16,10 @@ const (
 
 type viaKey struct{}
 
-// withVia keeps the proxies a request came through for the Dialer that sends
+// WithVia keeps the proxies a request came through for the Dialer that sends
 // it on: a loop over two gateways is seen only where each passes on the
 // other's name.
-func withVia(ctx context.Context, hops []string) context.Context {
+func WithVia(ctx context.Context, hops []string) context.Context {
 	if len(hops) == 0 {
 		return ctx
 	}
@@ -27,6 +29,31 @@ func withVia(ctx context.Context, hops []string) context.Context {
 func viaOf(ctx context.Context) []string {
 	hops, _ := ctx.Value(viaKey{}).([]string)
 	return hops
+}
+
+// ViaField returns the Via of a request that this gateway, whose pseudonym is
+// own, sends on in ctx by a version of HTTP, such as "1.1". It is false where
+// there is nobody to name: own is "" and the request came through nobody.
+func ViaField(ctx context.Context, version, own string) (Field, bool) {
+	hops := viaOf(ctx)
+	if own != "" {
+		hops = append(hops[:len(hops):len(hops)], own)
+	}
+	return Field{"Via", version + " " + strings.Join(hops, ", "+version+" ")}, len(hops) > 0
+}
+
+// Hops returns the proxies that a request for to came through, for WithVia.
+// It refuses one that names id, which has been here before, and one that came
+// through too many.
+func (f Fields) Hops(id string, to Authority) ([]string, error) {
+	hops, loop := f.hops(id)
+	switch {
+	case loop:
+		return nil, tunnel.Refusef(tunnel.Loop, "connect: the request for %q has been here: Via or CDN-Loop names %q", to, id)
+	case len(hops) >= maxHops:
+		return nil, tunnel.Refusef(tunnel.Loop, "connect: the request for %q came through %d proxies, limit %d", to, len(hops), maxHops-1)
+	}
+	return hops, nil
 }
 
 // hops returns the received-by of every entry of the Via fields (RFC 9110

@@ -13,6 +13,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/socks5"
+	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -22,7 +23,7 @@ type Query struct {
 	Host     string     // a name, or an address for connect and socks5
 	Port     uint16     // 0 where the protocol carries none
 	Listener string     // the address of the listener that is asked, as configured
-	Proto    string     // "sni", "connect", "connect-h2", "socks5" or "proxy"; "" means connect where there is a port, else sni
+	Proto    string     // a protocol's name, or "" for connect where there is a port, else sni
 	From     netip.Addr // where from; may be invalid
 	As       string     // who asks, as if that were proved; "" means a client without credentials
 }
@@ -140,7 +141,8 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		}
 		if !spoken {
 			why := tunnel.BadPreamble
-			if _, ok := l.Protocols[0].(*connect.Protocol); ok {
+			switch l.Protocols[0].(type) {
+			case *connect.Protocol, *ws.Protocol:
 				why = tunnel.BadRequest // pinned: whatever comes is read as a head
 			}
 			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
@@ -154,7 +156,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "connect-h2", "socks5":
+	case "connect", "connect-h2", "socks5", "websocket":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -162,7 +164,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5 and proxy", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5, websocket and proxy", q.Proto)
 	}
 	return req, err
 }
@@ -175,6 +177,8 @@ func wantsCredentials(p tunnel.Protocol) bool {
 	case *socks5.Protocol:
 		return p.Verify != nil
 	case *h2.Protocol:
+		return p.Auth != nil
+	case *ws.Protocol:
 		return p.Auth != nil
 	}
 	return false

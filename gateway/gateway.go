@@ -25,7 +25,6 @@ import (
 	"time"
 
 	"culvert.dev/admin"
-	"culvert.dev/connect/proxyproto"
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -52,6 +51,10 @@ type Config struct {
 
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	// Via is what this gateway calls itself to the gateways it asks, and what
+	// it knows a request by that has been here before. Unique in a chain.
+	Via string
 
 	Admin        string // address of the admin port, HOST:PORT or unix:PATH; "" means none
 	AdminRemote  bool   // let the admin port be reached from other hosts
@@ -127,33 +130,19 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.metrics.Observe(o)
 		g.access.Observe(o)
 	}
-	dialer := &tunnel.NetDialer{Guard: guard}
-	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: waysOut(dialer), Log: g.log}
+	direct := &tunnel.NetDialer{Guard: guard}
+	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
+	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
 	g.loops = &tunnel.Loops{Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
-		Resolver: g.registry, Dialer: dialer, Relay: g.relay, Budget: budget,
+		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
-}
-
-// waysOut returns the way out to those services that have one of their own:
-// they are told of their clients.
-func waysOut(d *tunnel.NetDialer) func(*registry.Service) tunnel.Dialer {
-	v1, v2 := &proxyproto.Dialer{Version: 1, Dialer: d}, &proxyproto.Dialer{Version: 2, Dialer: d}
-	return func(s *registry.Service) tunnel.Dialer {
-		switch s.ProxyProtocol {
-		case 1:
-			return v1
-		case 2:
-			return v2
-		}
-		return nil
-	}
 }
 
 // listen opens every socket and tells the guard which are our own.

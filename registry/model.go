@@ -22,7 +22,8 @@ type Service struct {
 	Names     []tunnel.Pattern // the names clients ask for
 	Ports     []uint16         // the ports clients may ask for; empty means any
 	Addresses []netip.Addr     // addresses clients may ask for in place of a name
-	Endpoints []Endpoint       // where it is served, in any order; none means NoEndpoint
+	Endpoints []Endpoint       // where it is served, in any order; none means NoEndpoint, or with Via what was asked for
+	Via       []Hop            // the gateways on the way there, nearest first; none means directly
 
 	Exposed   bool     // false keeps the service private: every request is NotExposed
 	ExposedTo []string // names of the networks that may ask; empty means everyone
@@ -55,6 +56,22 @@ func (e Endpoint) String() string {
 	}
 	return net.JoinHostPort(host, strconv.Itoa(int(e.Port)))
 }
+
+// A Hop is a further gateway on the way to a service. The last one is asked
+// for the service's endpoints, by the names they have there.
+type Hop struct {
+	Proto string   // how it is asked: "connect" or "websocket"
+	To    []string // where it is; those after the first are for when it can't be used
+	Token Secret   // to show there; "" for none
+	Roots string   // PEM certificates to verify it by; "" means the system's
+}
+
+// A Secret does not print itself.
+type Secret string
+
+func (Secret) String() string               { return "(hidden)" }
+func (Secret) GoString() string             { return "(hidden)" }
+func (Secret) MarshalText() ([]byte, error) { return []byte("(hidden)"), nil }
 
 // A Snapshot is all that one source knows at one time. Whoever makes one does
 // not change it, or anything it points to, afterwards.

@@ -39,9 +39,11 @@ type Registry struct {
 	// endpoints with DNS names have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	// Dialer returns the way out to a service. It is called for every
-	// request. Nil, and a nil that it returns, mean the Router's.
-	Dialer func(*Service) tunnel.Dialer
+	// Dialer returns the way out to a service: through the gateways of its Via,
+	// or telling endpoints of their client. It is called for every request.
+	// Nil, and a nil that it returns, mean the Router's. A service that has a
+	// Via is refused where Dialer is nil.
+	Dialer func(*Service) (tunnel.Dialer, error)
 
 	// Log is told of new tables, conflicts and failing sources. Nil discards.
 	Log *slog.Logger

@@ -37,7 +37,11 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		Report:     r.health.report,
 	}
 	if r.Dialer != nil {
-		route.Dialer = r.Dialer(&f.entry.Service)
+		way, err := r.Dialer(&f.entry.Service)
+		if err != nil {
+			return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to service %q of %s: %w", f.entry.Name, orUnknown(f.entry.Origin), err)}
+		}
+		route.Dialer = way
 	}
 	if f.endpoint.IsValid() {
 		route.Pattern = f.endpoint.String()
@@ -45,12 +49,43 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		return route, nil
 	}
 	turn := s.turns[f.entry.index].Add(1) - 1
+	if len(f.entry.Via) > 0 {
+		return r.through(req, f, route, turn)
+	}
 	eps, err := r.candidates(ctx, req, f, turn)
 	if err != nil {
 		return tunnel.Route{}, err
 	}
 	r.health.order(eps)
 	route.Endpoints = eps
+	return route, nil
+}
+
+// through completes the route of a service behind further gateways. Its
+// endpoints are names and addresses there, so nothing is looked up, and what
+// becomes of a dial says nothing of an address.
+func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, turn uint32) (tunnel.Route, error) {
+	if route.Dialer == nil {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.Unsupported, "registry: service %q of %s is behind another gateway, and there is no way there", f.entry.Name, orUnknown(f.entry.Origin))
+	}
+	route.Report = nil
+	configured := f.entry.Endpoints
+	if len(configured) == 0 {
+		configured = []Endpoint{{Host: req.Host(), Addr: req.Addr}}
+	}
+	n := uint32(len(configured))
+	for i := range n {
+		c := &configured[(turn+i)%n]
+		port := cmp.Or(c.Port, f.port)
+		if port == 0 {
+			return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the next gateway for and none was asked for: list the service's ports", req.Target(), f.entry.Name)
+		}
+		ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), port), Named: true}
+		if !c.Addr.IsValid() {
+			ep.Host = c.Host
+		}
+		route.Endpoints = append(route.Endpoints, ep)
+	}
 	return route, nil
 }
 

@@ -383,11 +383,11 @@ func TestResolveAsksForTheWayOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Registry{Dialer: func(s *Service) tunnel.Dialer {
+	r := &Registry{Dialer: func(s *Service) (tunnel.Dialer, error) {
 		if s.ProxyProtocol == 2 {
-			return way
+			return way, nil
 		}
-		return nil
+		return nil, nil
 	}}
 	r.Swap(table)
 	for _, row := range []struct {

@@ -192,7 +192,7 @@ func (b *builder) addService(s *Service) {
 		b.addresses[a] = b.claim(b.addresses[a], "address", a.String(), i)
 	}
 	for _, ep := range s.Endpoints {
-		if !ep.Addr.IsValid() {
+		if !ep.Addr.IsValid() || len(s.Via) > 0 { // an address there is another's here
 			continue
 		}
 		ports := s.Ports

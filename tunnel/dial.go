@@ -19,8 +19,16 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interv
 
 const userTimeout = 30 * time.Second // TCP_USER_TIMEOUT, RFC 5482; not in the event loop, see ask
 
-// keep sets keepAlive and userTimeout on a tunnel's connection.
+// keep sets keepAlive and userTimeout on a tunnel's connection, or on the one
+// below it.
 func keep(c net.Conn) {
+	for {
+		over, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		c = over.NetConn()
+	}
 	switch c := c.(type) {
 	case interface{ keep() }:
 		c.keep()

@@ -141,7 +141,8 @@ type Route struct {
 	Report func(Endpoint, error)
 }
 
-// An Endpoint is one address that serves a service.
+// An Endpoint is one address that serves a service. Behind a Route's own Dialer
+// it may be a Host and the port of Addr, whose address is known elsewhere only.
 type Endpoint struct {
 	Addr netip.AddrPort
 	Host string // the DNS name Addr came from; "" where the address was written
@@ -154,6 +155,9 @@ type Endpoint struct {
 func (e Endpoint) String() string {
 	if e.Host == "" {
 		return e.Addr.String()
+	}
+	if !e.Addr.IsValid() {
+		return net.JoinHostPort(e.Host, strconv.Itoa(int(e.Addr.Port())))
 	}
 	return e.Host + " (" + e.Addr.String() + ")"
 }

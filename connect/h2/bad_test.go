@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -23,7 +24,7 @@ func with(more ...string) []string { return append(append([]string(nil), connect
 // request that is refused ends its stream and nothing else.
 func TestBadRequests(t *testing.T) {
 	dials := make(chan struct{}, 100)
-	to := backend(t, func(c *net.TCPConn) { dials <- struct{}{}; echo(c) })
+	to := backend(t, func(c net.Conn) { dials <- struct{}{}; echo(c) })
 	closed := listen(t)
 	_ = closed.Close()
 	routes := table{"svc:1": to, "closed:1": closed.Addr().String()}
@@ -140,7 +141,7 @@ func TestAuthorities(t *testing.T) {
 // TestBadConnections is the second table of docs/protocols/connect-h2.md: what
 // ends the connection, with GOAWAY and its code.
 func TestBadConnections(t *testing.T) {
-	to := backend(t, echo)
+	to := testnet.Echo(t).Addr()
 	list := fieldList(connectSvc...)
 	for _, c := range []struct {
 		name   string
@@ -256,7 +257,7 @@ func TestBadBeginnings(t *testing.T) {
 // TestBadStreams has what ends a tunnel that stands, and nothing else.
 func TestBadStreams(t *testing.T) {
 	hold := make(chan struct{})
-	to := backend(t, func(c *net.TCPConn) { _, _ = io.Copy(io.Discard, c); <-hold })
+	to := backend(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c); <-hold })
 	t.Cleanup(func() { close(hold) })
 	for _, c := range []struct {
 		name string

@@ -17,13 +17,14 @@ import (
 	"golang.org/x/net/http2"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
 // TestThousandStreams has 1,000 tunnels open at once, through a gateway that
 // takes 100 on each connection.
 func TestThousandStreams(t *testing.T) {
-	g := serve(t, table{"svc:1": backend(t, echo)}, &Protocol{})
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
 	d := newDialer(t, g.addr)
 	d.Idle = time.Minute
 	var wg sync.WaitGroup
@@ -70,9 +71,9 @@ func random(n int, seed byte) []byte {
 // connection, and take no more than their own windows.
 func TestStalledStreams(t *testing.T) {
 	hold := make(chan struct{})
-	big := backend(t, func(c *net.TCPConn) { <-hold })
+	big := backend(t, func(c net.Conn) { <-hold })
 	t.Cleanup(func() { close(hold) })
-	g := serve(t, table{"big:1": big, "small:1": backend(t, echo)}, &Protocol{})
+	g := serve(t, table{"big:1": big, "small:1": testnet.Echo(t).Addr()}, &Protocol{})
 	d := newDialer(t, g.addr)
 	d.Parallel = 1
 	for range 20 {
@@ -124,9 +125,9 @@ func TestIntegrity(t *testing.T) {
 	const size = 32 << 20
 	down := random(size, 1)
 	sums := make(chan [32]byte, 1)
-	to := backend(t, func(c *net.TCPConn) {
+	to := backend(t, func(c net.Conn) {
 		sent := make(chan struct{})
-		go func() { defer close(sent); _, _ = c.Write(down); _ = c.CloseWrite() }()
+		go func() { defer close(sent); _, _ = c.Write(down); _ = testnet.CloseWrite(c) }()
 		h := sha256.New()
 		_, _ = io.Copy(h, c)
 		<-sent
@@ -162,12 +163,12 @@ func TestEndsThroughAGateway(t *testing.T) {
 	how := make(chan error, 1)
 	for _, c := range []struct {
 		name    string
-		backend func(*net.TCPConn)
+		backend func(net.Conn)
 		client  func(*Stream) error // what the client sees
 		want    func(error) bool
 		far     func(error) bool // what the backend sees; nil if it does not look
 	}{
-		{"the client ends, the reply follows", func(c *net.TCPConn) {
+		{"the client ends, the reply follows", func(c net.Conn) {
 			b, _ := io.ReadAll(c)
 			_, _ = c.Write(bytes.Repeat(b, 1<<20))
 		}, func(s *Stream) error {
@@ -179,8 +180,8 @@ func TestEndsThroughAGateway(t *testing.T) {
 			}
 			return err
 		}, func(err error) bool { return err == nil }, nil},
-		{"the service ends, the upload follows", func(c *net.TCPConn) {
-			_ = c.CloseWrite()
+		{"the service ends, the upload follows", func(c net.Conn) {
+			_ = testnet.CloseWrite(c)
 			n, err := io.Copy(io.Discard, c)
 			if n != 1<<20 {
 				t.Errorf("%d bytes", n)
@@ -192,9 +193,9 @@ func TestEndsThroughAGateway(t *testing.T) {
 			_ = s.CloseWrite()
 			return err
 		}, func(err error) bool { return err == nil }, func(err error) bool { return err == nil }},
-		{"the service aborts", func(c *net.TCPConn) {
+		{"the service aborts", func(c net.Conn) {
 			_, _ = c.Read(make([]byte, 1))
-			_ = c.SetLinger(0)
+			_ = testnet.Abort(c)
 		}, func(s *Stream) error {
 			_, _ = s.Write([]byte("x"))
 			_, err := io.ReadAll(s)
@@ -203,7 +204,7 @@ func TestEndsThroughAGateway(t *testing.T) {
 			re, ok := errors.AsType[*ResetError](err)
 			return ok && re.Code == http2.ErrCodeConnect && errors.Is(err, syscall.ECONNRESET)
 		}, nil},
-		{"the client aborts", func(c *net.TCPConn) {
+		{"the client aborts", func(c net.Conn) {
 			_, _ = c.Read(make([]byte, 1))
 			_, err := c.Read(make([]byte, 1))
 			how <- err
@@ -213,7 +214,7 @@ func TestEndsThroughAGateway(t *testing.T) {
 			_, err := s.Read(make([]byte, 1))
 			return err
 		}, func(err error) bool { return errors.Is(err, net.ErrClosed) }, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }},
-		{"the client's connection is cut", func(c *net.TCPConn) {
+		{"the client's connection is cut", func(c net.Conn) {
 			_, _ = c.Read(make([]byte, 1))
 			_, err := c.Read(make([]byte, 1))
 			how <- err
@@ -243,7 +244,7 @@ func TestEndsThroughAGateway(t *testing.T) {
 // TestGoAway: streams a proxy still serves go on, new ones go elsewhere.
 func TestGoAway(t *testing.T) {
 	p := &Protocol{}
-	g := serve(t, table{"svc:1": backend(t, echo)}, p)
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
 	d := newDialer(t, g.addr)
 	d.Idle = time.Minute
 	s := open(t, d, "svc:1")
@@ -272,7 +273,7 @@ func TestGoAway(t *testing.T) {
 // TestRefusedStreamIsTriedElsewhere: a request that a proxy says it did not
 // look at goes to another connection before the caller hears of it.
 func TestRefusedStreamIsTriedElsewhere(t *testing.T) {
-	g := serve(t, table{"svc:1": backend(t, echo)}, &Protocol{Streams: 1})
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Streams: 1})
 	d := newDialer(t, g.addr)
 	d.Idle = time.Minute
 	first := open(t, d, "svc:1")
@@ -383,7 +384,7 @@ func TestFields(t *testing.T) {
 		heads <- head
 		return nil
 	}}
-	to := backend(t, echo)
+	to := testnet.Echo(t).Addr()
 	g := serve(t, table{"*": to}, p)
 	d := newDialer(t, g.addr)
 	answers := make(chan connect.Fields, 1)
@@ -417,7 +418,7 @@ func TestExtended(t *testing.T) {
 		req.Name, req.Port = tunnel.MustParseName("svc"), 1
 		return nil
 	}}
-	g := serve(t, table{"svc:1": backend(t, echo)}, p)
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
 	d := newDialer(t, g.addr)
 	s, err := d.Open(t.Context(), &Head{Protocol: "websocket", Scheme: "https", Path: "/svc", Authority: "gw:443"})
 	if err != nil {
@@ -433,7 +434,7 @@ func TestExtended(t *testing.T) {
 // TestPanicEndsOneTunnel: a fault in the Handler ends the stream it was about,
 // and is told.
 func TestPanicEndsOneTunnel(t *testing.T) {
-	to := backend(t, echo)
+	to := testnet.Echo(t).Addr()
 	g := serve(t, panicky{table{"svc:1": to}}, &Protocol{})
 	d := newDialer(t, g.addr)
 	d.Parallel = 1

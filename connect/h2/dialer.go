@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"sync"
 	"time"
 
@@ -141,12 +140,9 @@ func (d *Dialer) request(ctx context.Context, head *Head) (pseudo, fields connec
 			connect.Field{Name: ":scheme", Value: head.Scheme}, connect.Field{Name: ":path", Value: head.Path})
 	}
 	pseudo = append(pseudo, connect.Field{Name: ":authority", Value: head.Authority})
-	hops := connect.Hops(ctx)
-	if d.Via != "" {
-		hops = append(hops[:len(hops):len(hops)], d.Via)
-	}
-	if len(hops) > 0 {
-		fields = append(fields, connect.Field{Name: "via", Value: "2 " + strings.Join(hops, ", 2 ")})
+	if via, ok := connect.ViaField(ctx, "2", d.Via); ok {
+		via.Name = "via"
+		fields = append(fields, via)
 	}
 	if d.Authorization != "" {
 		fields = append(fields, connect.Field{Name: "proxy-authorization", Value: d.Authorization})
@@ -159,10 +155,8 @@ func (d *Dialer) request(ctx context.Context, head *Head) (pseudo, fields connec
 		}
 		fields = append(fields, more...)
 	}
-	for _, f := range fields {
-		if err := connect.CheckField(f); err != nil {
-			return nil, nil, err
-		}
+	if err := fields.Check(); err != nil {
+		return nil, nil, err
 	}
 	for _, f := range pseudo {
 		if !isValue(f.Value) {

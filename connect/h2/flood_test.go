@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -98,7 +99,7 @@ func TestFloods(t *testing.T) {
 // TestFloodHarmsNobodyElse: a connection that floods ends, and the one beside
 // it does not notice.
 func TestFloodHarmsNobodyElse(t *testing.T) {
-	g := serve(t, table{"svc:1": backend(t, echo)}, &Protocol{})
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
 	bystander := open(t, newDialer(t, g.addr), "svc:1")
 	r := rawClient(t, g.addr)
 	r.mum = true
@@ -116,7 +117,7 @@ func TestFloodHarmsNobodyElse(t *testing.T) {
 // TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
 // tunnels, and aborts some.
 func TestHonestTrafficIsNoFlood(t *testing.T) {
-	to := backend(t, echo)
+	to := testnet.Echo(t).Addr()
 	g := serve(t, table{"svc:1": to}, &Protocol{})
 	d := newDialer(t, g.addr)
 	d.Parallel = 1

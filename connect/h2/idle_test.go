@@ -5,6 +5,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -55,7 +56,7 @@ func TestIdleStreamsHoldLittle(t *testing.T) {
 }
 
 func BenchmarkBulk(b *testing.B) {
-	g := serve(b, table{"svc:1": backend(b, echo)}, &Protocol{})
+	g := serve(b, table{"svc:1": testnet.Echo(b).Addr()}, &Protocol{})
 	s := open(b, newDialer(b, g.addr), "svc:1")
 	buf := make([]byte, 64<<10)
 	b.SetBytes(int64(len(buf)))

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -124,32 +125,7 @@ func listen(t testing.TB) net.Listener {
 	return ln
 }
 
-// backend accepts connections and gives each to f.
-func backend(t testing.TB, f func(*net.TCPConn)) string {
-	t.Helper()
-	ln := listen(t)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(2 * patience))
-				f(c.(*net.TCPConn))
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = ln.Close()
-		wg.Wait()
-	})
-	return ln.Addr().String()
-}
-
-func echo(c *net.TCPConn) { _, _ = io.Copy(c, c) }
+func echo(c net.Conn) { _, _ = io.Copy(c, c) }
 
 // newDialer returns a Dialer that ends with the test.
 func newDialer(t testing.TB, proxy string) *Dialer {
@@ -200,4 +176,10 @@ func until(t testing.TB, what string, ok func() bool) {
 			t.Fatalf("waited in vain: %s", what)
 		}
 	}
+}
+
+// backend accepts connections and gives each to f.
+func backend(t testing.TB, f func(net.Conn)) string {
+	t.Helper()
+	return testnet.Serve(t, f).Addr()
 }

@@ -276,7 +276,8 @@ func (s *server) answer(st *Stream, req *tunnel.Request, err error) {
 	if c.streams[st.id] != st || st.finish || st.finished {
 		return
 	}
-	r, fields := s.p.rules().Refusal(req, err)
+	r := s.p.rules().Refusal(req, err)
+	fields := r.Fields(s.p.ProxyName)
 	c.writeHead(st.id, connect.Fields{{Name: ":status", Value: strconv.Itoa(r.Status)}}, fields, false)
 	// The line goes the way of any data, as the windows let it.
 	st.closed, st.finish, st.sink = true, true, nil

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -56,20 +57,19 @@ func TestWindowsGrowWithUse(t *testing.T) {
 // slowPath leads to addr, and takes the given time for each way. It returns
 // its address.
 func slowPath(t *testing.T, addr string, delay time.Duration) string {
-	return backend(t, func(near *net.TCPConn) {
-		c, err := net.Dial("tcp", addr)
+	return backend(t, func(near net.Conn) {
+		far, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		far := c.(*net.TCPConn)
 		defer far.Close()
 		type piece struct {
 			due time.Time
 			b   []byte
 		}
 		var wg sync.WaitGroup
-		for _, way := range [][2]*net.TCPConn{{near, far}, {far, near}} {
+		for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
 			pieces := make(chan piece, 10_000)
 			wg.Go(func() {
 				defer close(pieces)
@@ -87,7 +87,7 @@ func slowPath(t *testing.T, addr string, delay time.Duration) string {
 					time.Sleep(time.Until(p.due))
 					_, _ = way[1].Write(p.b)
 				}
-				_ = way[1].CloseWrite()
+				_ = testnet.CloseWrite(way[1])
 			})
 		}
 		wg.Wait()

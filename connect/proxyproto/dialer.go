@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -45,11 +46,19 @@ func (d *Dialer) Check(ep tunnel.Endpoint) error {
 // DialRequest dials ep and tells it of the client that made req. The caller
 // closes the connection.
 //
-// The header's destination is the endpoint's own address: the gateway's, at
-// which the client was, says nothing to a service. A unique id that a proxy in
+// The header's destination is the endpoint's own address, or none in
+// particular where it has a name only: the gateway's, at which the client was,
+// says nothing to a service. A unique id that a proxy in
 // front gave the connection is passed on.
 func (d *Dialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
 	h := Header{Version: d.Version, Source: unmapped(req.Source), Destination: unmapped(ep.Addr), Authority: req.Name.String()}
+	if !ep.Addr.Addr().IsValid() {
+		none := netip.IPv4Unspecified()
+		if h.Source.Addr().Is6() {
+			none = netip.IPv6Unspecified()
+		}
+		h.Destination = netip.AddrPortFrom(none, ep.Addr.Port())
+	}
 	if !req.Source.IsValid() {
 		h.Source, h.Destination = req.Source, req.Source // UNKNOWN, and UNSPEC
 	}

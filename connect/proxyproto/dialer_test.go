@@ -7,6 +7,7 @@ import (
 	"net"
 	"testing"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -16,7 +17,7 @@ import (
 func receiver(t *testing.T) (addr string, heard chan Header) {
 	t.Helper()
 	heard = make(chan Header, 10)
-	return backend(t, func(c *net.TCPConn) {
+	return backend(t, func(c net.Conn) {
 		conn := tunnel.NewConn(c)
 		ctx, err := (&Preface{}).Read(context.Background(), conn)
 		if err != nil {
@@ -25,7 +26,7 @@ func receiver(t *testing.T) (addr string, heard chan Header) {
 		}
 		heard <- *FromContext(ctx)
 		_, _ = io.Copy(conn, conn)
-		_ = c.CloseWrite()
+		_ = testnet.CloseWrite(c)
 	}), heard
 }
 

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -130,37 +131,9 @@ func (g *gateway) outcome(t *testing.T) *tunnel.Outcome {
 	}
 }
 
-// backend accepts connections and gives each to f.
-func backend(t *testing.T, f func(*net.TCPConn)) (addr string) {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(patience))
-				f(c.(*net.TCPConn))
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = ln.Close()
-		wg.Wait()
-	})
-	return ln.Addr().String()
-}
-
-func echo(c *net.TCPConn) {
+func echo(c net.Conn) {
 	_, _ = io.Copy(c, c)
-	_ = c.CloseWrite()
+	_ = testnet.CloseWrite(c)
 }
 
 func dial(t *testing.T, addr string) *net.TCPConn {
@@ -195,7 +168,7 @@ var (
 // Each header, whole and cut anywhere, before a protocol that waits on a loop,
 // one that does not, and one of two.
 func TestPreface(t *testing.T) {
-	svc := backend(t, echo)
+	svc := testnet.Echo(t).Addr()
 	p := &Preface{From: loopback}
 	for name, ps := range map[string][]tunnel.Protocol{
 		"judge":     {word{"svc.test"}},
@@ -238,7 +211,7 @@ func TestPreface(t *testing.T) {
 
 // Each bad header is answered with a reset, and nothing of it is a request.
 func TestPrefaceRefuses(t *testing.T) {
-	g := serve(t, &Preface{From: loopback}, backend(t, echo), straight, word{"svc.test"})
+	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 	for _, row := range badRows {
 		c := dial(t, g.addr)
 		if got, err := talk(c, append(bytes.Clone(row.in), "svc.test "...)); len(got) > 0 || !isReset(err) {
@@ -255,7 +228,7 @@ func TestPrefaceRefuses(t *testing.T) {
 
 // Who leaves in a header, or behind one, is told nothing and asks nothing.
 func TestPrefaceCutShort(t *testing.T) {
-	g := serve(t, &Preface{From: loopback}, backend(t, echo), straight, word{"svc.test"})
+	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 	whole := withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place))
 	for n := range len(whole) + 1 {
 		c := dial(t, g.addr)
@@ -289,7 +262,7 @@ func TestPrefaceTrustsNobodyElse(t *testing.T) {
 		{"trusted, without a header", loopback, nil, tunnel.BadPreamble},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			g := serve(t, &Preface{From: row.from}, backend(t, echo), straight, word{"svc.test"})
+			g := serve(t, &Preface{From: row.from}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 			c, err := net.DialTimeout("tcp", g.addr, patience)
 			if err == nil { // it may be reset before this returns
 				defer c.Close()
@@ -325,7 +298,7 @@ func TestTrusts(t *testing.T) {
 
 // On a listener that does not expect one, a header is nobody's protocol.
 func TestHeaderWhereNoneIsExpected(t *testing.T) {
-	g := serve(t, nil, backend(t, echo), straight, word{"svc.test"}, word{"other.test"})
+	g := serve(t, nil, testnet.Echo(t).Addr(), straight, word{"svc.test"}, word{"other.test"})
 	for _, row := range goodRows {
 		c := dial(t, g.addr)
 		if got, err := talk(c, append(bytes.Clone(row.in), "svc.test "...)); len(got) > 0 || !isReset(err) {
@@ -339,7 +312,7 @@ func TestHeaderWhereNoneIsExpected(t *testing.T) {
 
 // A header behind a header is the client's, and no protocol's here.
 func TestSecondHeaderIsData(t *testing.T) {
-	g := serve(t, &Preface{From: loopback}, backend(t, echo), straight, word{"svc.test"}, word{"other.test"})
+	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"}, word{"other.test"})
 	c := dial(t, g.addr)
 	if got, err := talk(c, append(append(v2(0x21, 0x11, ends4), v2(0x21, 0x21, ends6)...), "svc.test "...)); len(got) > 0 || !isReset(err) {
 		t.Errorf("got %q, %v, want a reset", got, err)
@@ -351,7 +324,7 @@ func TestSecondHeaderIsData(t *testing.T) {
 
 // The stated name routes, and the server speaks first.
 func TestProtocol(t *testing.T) {
-	svc := backend(t, func(c *net.TCPConn) {
+	svc := backend(t, func(c net.Conn) {
 		_, _ = io.WriteString(c, "welcome\n")
 		echo(c)
 	})
@@ -402,7 +375,7 @@ func TestProtocol(t *testing.T) {
 
 // Without a preface there is no name, and nobody is taken at his word.
 func TestProtocolWithoutPreface(t *testing.T) {
-	g := serve(t, nil, backend(t, echo), straight, &Protocol{})
+	g := serve(t, nil, testnet.Echo(t).Addr(), straight, &Protocol{})
 	if c, err := net.DialTimeout("tcp", g.addr, patience); err == nil { // it may be reset before this returns
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(patience))
@@ -434,4 +407,10 @@ func TestProtocolSuite(t *testing.T) {
 		tunneltest.Preamble{Title: "name", Bytes: withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place)), Name: tunnel.MustParseName("svc.test")},
 		tunneltest.Preamble{Title: "name and ALPN", Bytes: v2(0x21, 0, tlv(2, "svc.test"), tlv(1, "h2")), Name: tunnel.MustParseName("svc.test"), ALPN: []string{"h2"}},
 	)
+}
+
+// backend accepts connections and gives each to f.
+func backend(t testing.TB, f func(net.Conn)) string {
+	t.Helper()
+	return testnet.Serve(t, f).Addr()
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -93,7 +94,7 @@ var passwordRows = []badRow{
 }
 
 func TestBadInput(t *testing.T) {
-	table := map[string]string{"svc.test:443": backend(t, echo), "down.test:443": closedPort(t)}
+	table := map[string]string{"svc.test:443": testnet.Echo(t).Addr(), "down.test:443": closedPort(t)}
 	for _, port := range []struct {
 		name string
 		p    *Protocol

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -41,7 +42,7 @@ func TestDialer(t *testing.T) {
 
 // One Dialer is the way of another.
 func TestDialerChain(t *testing.T) {
-	far := serve(t, map[string]string{"svc.test:443": backend(t, echo)}, &Protocol{})
+	far := serve(t, map[string]string{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{})
 	near := serve(t, map[string]string{"far.test:1080": far.addr}, &Protocol{Verify: onlyAlice})
 	d := &Dialer{Proxy: "far.test:1080", Dialer: &Dialer{Proxy: near.addr, User: "alice", Password: "secret"}}
 	c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")

@@ -2,7 +2,6 @@ package socks5
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -11,6 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -105,39 +105,6 @@ func (g *gateway) outcome(t *testing.T) *tunnel.Outcome {
 	}
 }
 
-// backend accepts connections and gives each to f.
-func backend(t *testing.T, f func(net.Conn)) (addr string) {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(patience))
-				f(c)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = ln.Close()
-		wg.Wait()
-	})
-	return ln.Addr().String()
-}
-
-func echo(c net.Conn) {
-	_, _ = io.Copy(c, c)
-	_ = c.(*net.TCPConn).CloseWrite()
-}
-
 // closedPort returns an address nobody listens at.
 func closedPort(t *testing.T) string {
 	t.Helper()
@@ -158,4 +125,10 @@ func dial(t *testing.T, addr string) *net.TCPConn {
 	t.Cleanup(func() { _ = c.Close() })
 	_ = c.SetDeadline(time.Now().Add(patience))
 	return c.(*net.TCPConn)
+}
+
+// backend accepts connections and gives each to f.
+func backend(t testing.TB, f func(net.Conn)) string {
+	t.Helper()
+	return testnet.Serve(t, f).Addr()
 }

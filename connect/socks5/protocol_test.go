@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -68,7 +69,7 @@ var longName = strings.Repeat(strings.Repeat("a", 62)+".", 4)[:252] + "b"
 
 // What a client hears until yes, to the byte.
 func TestProtocolSays(t *testing.T) {
-	g := serve(t, map[string]string{"svc.test:443": backend(t, echo)}, &Protocol{Verify: onlyAlice})
+	g := serve(t, map[string]string{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{Verify: onlyAlice})
 	c := dial(t, g.addr)
 	for _, step := range []struct {
 		name      string
@@ -143,7 +144,7 @@ func TestProtocolYesAfterTheDial(t *testing.T) {
 func TestProtocolLongest(t *testing.T) {
 	user, secret := strings.Repeat("u", 255), strings.Repeat("p", 255)
 	verify := func(u, p string) bool { return u == user && p == secret }
-	g := serve(t, map[string]string{longName + ":65535": backend(t, echo)}, &Protocol{Verify: verify})
+	g := serve(t, map[string]string{longName + ":65535": testnet.Echo(t).Addr()}, &Protocol{Verify: verify})
 	all := join([]byte{5, 255}, bytes.Repeat([]byte{2}, 255), password(user, secret), nameRequest(longName, 65535), []byte("early"))
 	for _, chunk := range []int{len(all), 1} {
 		c := dial(t, g.addr)

@@ -148,15 +148,17 @@ func TestDeadPeers(t *testing.T) {
 			})
 		}
 	})
-	ended := g.entries(func(e entry) bool { return e.str("reason") == "reset" })
 	dead := 0
 	for _, tt := range cases {
 		if tt.limit > 0 {
 			dead++
 		}
 	}
-	if len(ended) != dead {
-		t.Errorf("%d lines of the log with a reset, want %d", len(ended), dead)
+	// The peer hears the reset before the line is written.
+	resets := func() int { return len(g.entries(func(e entry) bool { return e.str("reason") == "reset" })) }
+	testnet.Eventually(t, patience, func() bool { return resets() >= dead }, "%d lines of the log with a reset", dead)
+	if n := resets(); n != dead {
+		t.Errorf("%d lines of the log with a reset, want %d", n, dead)
 	}
 }
 

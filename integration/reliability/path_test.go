@@ -9,5 +9,5 @@ const (
 	buildTags        = ""
 	tunnelBytes      = 6 << 10 // of an idle one
 	tunnelGoroutines = 0
-	reloadGrowth     = 10 // the part of its memory by which it may grow
+	reloadGrowth     = 4 // the part of its resident memory by which it may grow: the runtime keeps some for later
 )

@@ -113,7 +113,8 @@ func TestReloadsAreNotNoticed(t *testing.T) {
 	}
 
 	pid := g.cmd.Process.Pid
-	var rss int64
+	live := func() int64 { return int64(g.metric("go_gc_heap_live_bytes")) }
+	var rss, heap int64
 	var slowest time.Duration
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -135,23 +136,27 @@ func TestReloadsAreNotNoticed(t *testing.T) {
 		slowest = max(slowest, time.Since(began))
 		if n == 4 { // the heap has its working size by then
 			g.collectGarbage()
-			rss = g.rss()
+			rss, heap = g.rss(), live()
 		}
 	}
-	grew := g.afterGarbage(g.rss, rss)
+	g.collectGarbage()
+	grew, kept := g.rss()-rss, live()-heap
 	for opened.Load() < fresh && !t.Failed() {
 		pause(ctx, every)
 	}
 	cancel()
 	wg.Wait()
 
-	t.Logf("%d reloads, the slowest took effect after %v; RSS %d KiB, %+d KiB since the fourth; %d new connections, flip.test reached by %d more",
-		reloads, slowest.Round(time.Millisecond), rss>>10, grew>>10, opened.Load(), flips.Load())
+	t.Logf("%d reloads, the slowest took effect after %v; RSS %d KiB, %+d KiB since the fourth, live %d KiB, %+d KiB; %d new connections, flip.test reached by %d more",
+		reloads, slowest.Round(time.Millisecond), rss>>10, grew>>10, heap>>10, kept>>10, opened.Load(), flips.Load())
 	if slowest > effect {
 		t.Errorf("a reload took effect after %v, limit %v", slowest, effect)
 	}
 	if grew > rss/reloadGrowth {
 		t.Errorf("%d reloads made the gateway grow from %d by %d bytes, limit %d", reloads-4, rss, grew, rss/reloadGrowth)
+	}
+	if kept > heap/4 {
+		t.Errorf("%d reloads made the live heap grow from %d by %d bytes, limit %d", reloads-4, heap, kept, heap/4)
 	}
 	if n := private.Accepted(); n != 0 {
 		t.Errorf("the private endpoint was dialed %d times: a decision was made of two tables", n)

@@ -22,11 +22,11 @@ const (
 	maxCost = 14
 )
 
-// An Auth is who may use CONNECT or SOCKS at a listener: whoever shows the password of
-// one of the Users or one of the Tokens.
+// An Auth is who may use a listener's CONNECT, SOCKS and WebSocket: whoever
+// shows the password of one of the Users or one of the Tokens.
 type Auth struct {
-	Users  map[string]Hash   // by name, for Proxy-Authorization: Basic and for SOCKS
-	Tokens map[Digest]string // names by token, for Proxy-Authorization: Bearer
+	Users  map[string]Hash   // by name, for Basic credentials and for SOCKS
+	Tokens map[Digest]string // names by token, for Bearer credentials
 
 	UsersFile  string // where more Users are, "" if nowhere
 	TokensFile string // where Tokens are
@@ -152,6 +152,7 @@ func (d *decoder) readAuthFiles(path string, data []byte) {
 			d.errorf(at.auth, "add users, or take socks5 from its protocols", "auth names no user: a SOCKS client has no token to show, and nobody would get in")
 		}
 	}
+	all = append(all, d.readHopFiles(path)...)
 	d.cfg.sum = sum(all...)
 }
 

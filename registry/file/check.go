@@ -64,10 +64,15 @@ func (d *decoder) checkService(i int) {
 	case !has(at.node, "name") && !has(at.node, "names"):
 		d.errorf(at.node, `add name: host.example.com, or "*.example.com"`, "a service needs a name")
 	}
-	if !has(at.node, "endpoints") {
+	if !has(at.node, "endpoints") && at.via != nil {
+		// The last gateway is asked for what this one was asked for.
+	} else if !has(at.node, "endpoints") {
 		d.errorf(at.node, `add endpoints: ["host:port"]`, "a service needs endpoints")
 	} else if n := at.endpointsKey; n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, `list where it is served: ["host:port"]`, "endpoints is empty")
+	}
+	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil && d.carriesSNI() {
+		d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
 	}
 	for j, name := range s.ExposedTo {
 		known := make([]string, len(d.cfg.Networks))
@@ -173,11 +178,14 @@ func (d *decoder) checkListeners() {
 		}
 		if at.service == nil {
 			if at.auth != nil && len(l.Protocols) > 0 && !slices.ContainsFunc(l.Protocols, hasCredentials) {
-				d.errorf(at.auth, "add connect or socks5 to its protocols, or leave auth out", "auth has no effect: only CONNECT and SOCKS clients have credentials")
+				d.errorf(at.auth, "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
+			}
+			if at.websocket != nil && !slices.Contains(l.Protocols, "websocket") {
+				d.errorf(at.websocket, "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
@@ -211,6 +219,9 @@ func (d *decoder) checkLoops() {
 	}
 	for i := range d.cfg.Services {
 		s, at := &d.cfg.Services[i], &d.at.services[i]
+		if len(s.Via) > 0 {
+			continue // its endpoints are seen from elsewhere
+		}
 		for j, ep := range s.Endpoints {
 			ports := s.Ports
 			if ep.Port != 0 {
@@ -291,5 +302,5 @@ func listenAddrs(address string) []netip.Addr {
 
 // hasCredentials reports whether the clients of a protocol can show who they are.
 func hasCredentials(protocol string) bool {
-	return protocol == "connect" || protocol == "connect-h2" || protocol == "socks5"
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "socks5" || protocol == "websocket"
 }

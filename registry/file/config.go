@@ -34,13 +34,17 @@ type Config struct {
 	sum   [32]byte // of what they contain
 }
 
+// Protocols are those a Listener may be asked to speak.
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy"}
+
 // A Listener is an address to accept connections at.
 type Listener struct {
 	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of "sni", "connect", "connect-h2", "socks5" and "proxy"; empty means the first three
+	Protocols []string    // of Protocols; empty means the first three
 	Refusal   string      // of a TLS client: "alert" or "close"
-	Auth      *Auth       // of a CONNECT or SOCKS client; nil means none is asked for
+	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
 	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol
+	WebSocket WebSocket   // of the protocol
 	Service   tunnel.Name // not zero: the one service of a port per service
 	Port      uint16      // of Service; 0 means its only one
 }

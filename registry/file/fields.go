@@ -20,6 +20,7 @@ type positions struct {
 	listeners []listenerAt
 	admin     *yaml.Node
 	services  []serviceAt
+	hops      []hopAt
 }
 
 type networkAt struct {
@@ -28,13 +29,13 @@ type networkAt struct {
 }
 
 type listenerAt struct {
-	node, address, service, protocols, refusal, auth, proxy *yaml.Node
-	users                                                   bool // in the file itself
-	usersFile, tokensFile                                   *yaml.Node
+	node, address, service, protocols, refusal, auth, proxy, websocket *yaml.Node
+	users                                                              bool // in the file itself
+	usersFile, tokensFile                                              *yaml.Node
 }
 
 type serviceAt struct {
-	node, ports, endpointsKey          *yaml.Node
+	node, ports, endpointsKey, via     *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -145,7 +146,7 @@ var listenerFields = []field[Listener]{
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
 		d.list(n, "protocols", func(n *yaml.Node) {
-			s, ok := d.word(n, "a protocol", "sni", "connect", "connect-h2", "socks5", "proxy")
+			s, ok := d.word(n, "a protocol", Protocols...)
 			switch {
 			case ok && slices.Contains(to.Protocols, s):
 				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
@@ -176,6 +177,10 @@ var listenerFields = []field[Listener]{
 		to.Proxy = &Proxy{}
 		object(d, n, "proxyProtocol", proxyFields, to.Proxy)
 		d.need(n, "proxyProtocol", "from")
+	}},
+	{"websocket", func(d *decoder, n *yaml.Node, to *Listener) {
+		d.listener().websocket = n
+		object(d, n, "websocket", websocketFields, &to.WebSocket)
 	}},
 	{"service", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().service = n
@@ -350,6 +355,7 @@ var serviceFields = []field[registry.Service]{
 			to.ProxyProtocol = int(s[1] - '0')
 		}
 	}},
+	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},
 	durationField("idle", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),
 	durationField("halfClosed", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.HalfClosed }),
 }

@@ -77,6 +77,39 @@ func TestFullFile(t *testing.T) {
 	}
 }
 
+func TestVia(t *testing.T) {
+	cfg, err := Load(filepath.Join(private(t, "testdata/good"), "via.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := WebSocket{Path: "/edge/", Hosts: []string{"gw.example.com"}, Origins: []string{"https://app.example.com"}}
+	if got := cfg.Listeners[0].WebSocket; !reflect.DeepEqual(got, want) {
+		t.Errorf("websocket %+v, want %+v", got, want)
+	}
+	if s := cfg.Services[0]; len(s.Endpoints) != 0 || !reflect.DeepEqual(s.Via, []registry.Hop{{Proto: "connect", To: []string{"gw.west.example.com:443"}}}) {
+		t.Errorf("service %+v, want it behind one gateway", s)
+	}
+	via := cfg.Services[1].Via
+	if len(via) != 2 || !strings.HasPrefix(via[0].Roots, "-----BEGIN CERTIFICATE-----") || via[0].Token != "t0ken-of-this-gateway" {
+		t.Fatalf("via %+v, want two hops, the first with token and roots", via)
+	}
+	via[0].Roots, via[0].Token = "", ""
+	hops := []registry.Hop{
+		{Proto: "websocket", To: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}},
+		{Proto: "connect", To: []string{"10.0.0.1:3128", "https://gw.inner.example.com:443"}},
+	}
+	if !reflect.DeepEqual(via, hops) {
+		t.Errorf("via %+v, want %+v", via, hops)
+	}
+	if len(cfg.files) != 4 {
+		t.Errorf("files %q, want the tokens, the token and the roots followed too", cfg.files)
+	}
+	hops[0].Token = "t0ken"
+	if s := fmt.Sprintf("%v %+v %#v", hops, hops, hops); strings.Contains(s, "t0ken") {
+		t.Errorf("a printed hop shows its token: %s", s)
+	}
+}
+
 func TestNames(t *testing.T) {
 	data, err := os.ReadFile("testdata/good/names.yaml")
 	if err != nil {
@@ -97,7 +130,7 @@ func TestNames(t *testing.T) {
 	if !cfg.Services[1].Exposed || cfg.Services[2].Exposed {
 		t.Error("exposed: want true by default and false where the file says so")
 	}
-	if reflect.TypeFor[registry.Service]().NumField() != 11 {
+	if reflect.TypeFor[registry.Service]().NumField() != 12 {
 		t.Error("a service has a new field: is it in the file, the schema and the tests?")
 	}
 }
@@ -109,7 +142,7 @@ func TestTypos(t *testing.T) {
 		t.Fatal(err)
 	}
 	tried := 0
-	for _, keys := range [][]string{keysOf(configFields), keysOf(networkFields), keysOf(listenerFields), keysOf(authFields), keysOf(limitsFields), keysOf(drainFields), keysOf(logFields), keysOf(serviceFields)} {
+	for _, keys := range [][]string{keysOf(configFields), keysOf(networkFields), keysOf(listenerFields), keysOf(authFields), keysOf(limitsFields), keysOf(drainFields), keysOf(logFields), keysOf(serviceFields), keysOf(websocketFields), keysOf(hopFields)} {
 		for _, key := range keys {
 			for _, before := range []string{"\n", " ", "{"} {
 				at := bytes.Index(data, []byte(before+key+":"))
@@ -353,7 +386,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("loaded with conflicts: %v", err)
 			}
 			for _, s := range cfg.Services {
-				if len(s.Names) == 0 || len(s.Endpoints) == 0 || s.ExposedTo != nil && len(s.ExposedTo) == 0 {
+				if len(s.Names) == 0 || len(s.Endpoints)+len(s.Via) == 0 || s.ExposedTo != nil && len(s.ExposedTo) == 0 {
 					t.Errorf("loaded a service that is not whole: %+v", s)
 				}
 			}

@@ -58,7 +58,7 @@ func TestBadFiles(t *testing.T) {
 					t.Errorf("an error without a place: %+v", e)
 				}
 			}
-			for _, secret := range []string{"hunter2", "$2y$10", "9f86d0"} {
+			for _, secret := range []string{"hunter2", "$2y$10", "9f86d0", "t0ken-of"} {
 				if strings.Contains(strings.ToLower(got), secret) {
 					t.Errorf("the errors tell the secret %q:\n%s", secret, got)
 				}

@@ -32,6 +32,7 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	for name, keys := range map[string][]string{
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
+		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields),
 	} {
 		object := root
 		if name != "" {
@@ -117,6 +118,10 @@ func valid(root, s jsonObject, v any, at string) error {
 			}
 			if n != 1 {
 				return fmt.Errorf("%s is %d of %v", at, n, arg)
+			}
+		case "anyOf":
+			if !slices.ContainsFunc(arg.([]any), func(one any) bool { return valid(root, one.(jsonObject), v, at) == nil }) {
+				return fmt.Errorf("%s is none of %v", at, arg)
 			}
 		case "properties":
 			m, _ := v.(jsonObject)

@@ -31,11 +31,11 @@ type Preamble struct {
 	// ClientHello is; otherwise the stream begins behind it.
 	Passed bool
 
-	// Wrap and Unwrap are for protocols whose connections carry more than one
-	// stream: Wrap makes what the client sends of the stream's bytes, and
-	// Unwrap finds those in what the client has heard, with over when its
-	// stream has ended. The client then leaves, since such a protocol waits
-	// for more. Both nil means that bytes are sent as they are.
+	// Wrap and Unwrap are for protocols that frame what they carry: Wrap makes
+	// what the client sends of the stream's bytes, and Unwrap finds those in
+	// all that the client has heard, with over when its stream has ended and
+	// the connection has not, which may carry others. The client then leaves.
+	// Both nil means that bytes are sent as they are.
 	Wrap   func(stream []byte) []byte
 	Unwrap func(heard []byte) (stream []byte, over bool)
 }
@@ -61,7 +61,10 @@ func (p *Preamble) hear(c net.Conn) (stream []byte, err error) {
 		if over {
 			return stream, c.Close()
 		}
-		if err != nil {
+		switch {
+		case err == io.EOF:
+			return stream, nil
+		case err != nil:
 			return stream, err
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/socks5"
+	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -58,6 +59,7 @@ gateway's side tells them apart.`,
   culvert probe orders.example.com:443 --via 192.0.2.1:443 --mode connect --user alice:secret
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
   culvert probe db.example.com:5432 --via 192.0.2.1:1080 --mode socks5 --no-tls
+  culvert probe orders.example.com --via wss://lb.example.com/ --mode websocket
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -66,19 +68,19 @@ gateway's side tells them apart.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT")
-	f.StringVar(&o.mode, "mode", "sni", "how to ask: sni, connect, connect-h2 or socks5")
+	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; with --mode websocket also ws:// or wss://HOST[:PORT][/PATH/]")
+	f.StringVar(&o.mode, "mode", "sni", "how to ask: "+oneOf(probeModes))
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
-	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect or socks5")
-	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect")
+	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, any --mode but sni")
+	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2 or websocket")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
-	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, --mode connect or socks5")
+	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
 	_ = cmd.MarkFlagRequired("via")
-	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]string{"sni", "connect", "connect-h2", "socks5"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(probeModes, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -181,7 +183,7 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect", "connect-h2", "socks5":
+	case "connect", "connect-h2", "socks5", "websocket":
 		if p.port == 0 {
 			p.port = 443
 		}
@@ -189,9 +191,13 @@ func newProber(o *probeOptions) (*prober, error) {
 			return nil, usageError("use --user", "--token is of no use with --mode socks5")
 		}
 	default:
-		return nil, usageError("use --mode sni, connect, connect-h2 or socks5", "unknown mode %q", o.mode)
+		return nil, usageError("use --mode "+oneOf(probeModes), "unknown mode %q", o.mode)
 	}
-	if _, _, err := net.SplitHostPort(o.via); err != nil {
+	if o.mode == "websocket" && strings.Contains(o.via, "://") {
+		if err := ws.CheckURL(o.via); err != nil {
+			return nil, usageError("write HOST:PORT, or wss://HOST/", "--via: %w", err)
+		}
+	} else if _, _, err := net.SplitHostPort(o.via); err != nil {
 		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
 	}
 	return p, p.loadKeys(host)
@@ -253,6 +259,15 @@ func (p *prober) run(ctx context.Context) error {
 	return p.handshake(ctx, conn)
 }
 
+// oneOf lists words for people: "a, b or c".
+func oneOf(words []string) string {
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// probeModes are the ways to ask a gateway.
+var probeModes = []string{"sni", "connect", "connect-h2", "socks5", "websocket"}
+
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
 func (p *prober) dialer() tunnel.Dialer {
@@ -264,6 +279,11 @@ func (p *prober) dialer() tunnel.Dialer {
 	case "socks5":
 		user, password, _ := strings.Cut(p.o.user, ":")
 		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}
+	case "websocket":
+		if strings.Contains(p.o.via, "://") {
+			return &ws.Dialer{URL: p.o.via, Authorization: p.credentials(), TLS: &tls.Config{RootCAs: p.roots}}
+		}
+		return &ws.Dialer{URL: "ws://" + p.o.via, Authorization: p.credentials()}
 	}
 	return nil
 }

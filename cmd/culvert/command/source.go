@@ -1,12 +1,14 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
+	"culvert.dev/connect/ws"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
@@ -165,9 +168,9 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			return cfg, usageError(hint, "%w", err)
 		}
 	}
-	via := pseudonym(c)
+	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
-		ps, err := protocols(l, via)
+		ps, err := protocols(l, cfg.Via)
 		if err != nil {
 			return cfg, err
 		}
@@ -205,6 +208,10 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 	if len(names) == 0 {
 		names = []string{"sni", "connect", "connect-h2"}
 	}
+	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
+	// asked before it.
+	names = slices.Clone(names)
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	var ps []tunnel.Protocol
 	for _, name := range names {
 		switch name {
@@ -232,6 +239,12 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 			ps = append(ps, &socks5.Protocol{Verify: verify})
 		case "proxy":
 			ps = append(ps, &proxyproto.Protocol{})
+		case "websocket":
+			auth, err := authenticator(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			ps = append(ps, &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via})
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
 		}
@@ -245,6 +258,14 @@ func preface(l file.Listener) tunnel.Preface {
 		return nil
 	}
 	return &proxyproto.Preface{From: l.Proxy.From}
+}
+
+// rank orders protocols by how much they take for theirs.
+func rank(protocol string) int {
+	if protocol == "connect" {
+		return 1
+	}
+	return 0
 }
 
 // configError makes the mistakes of a file an error of exit code 2.
@@ -263,7 +284,8 @@ func runRegistry(ctx context.Context, c *file.Config) (*registry.Registry, error
 	if err != nil {
 		return nil, err
 	}
-	reg := &registry.Registry{Lookup: new(dns.Resolver).Lookup}
+	ways := &gateway.Dialers{} // nothing is dialed
+	reg := &registry.Registry{Lookup: new(dns.Resolver).Lookup, Dialer: ways.To}
 	reg.Swap(t)
 	return reg, ctx.Err()
 }

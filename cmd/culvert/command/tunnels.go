@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/admin"
+	"culvert.dev/registry/file"
 )
 
 // askTime is the limit for one question about tunnels: the answer may be long.
@@ -117,12 +118,15 @@ func (c *adminClient) tunnels(ctx context.Context, q url.Values) ([]admin.Tunnel
 // A tunnelFilter is the flags that say which tunnels are meant.
 type tunnelFilter struct{ cmd *cobra.Command }
 
+// tunnelProtocols are those of listeners, and of ports for one service.
+var tunnelProtocols = append(slices.Clone(file.Protocols), "tcp")
+
 var filterFlags = []struct{ name, usage string }{
 	{"service", "of this service, by its `NAME`"},
 	{"target", "that asked for this `NAME[:PORT]`"},
 	{"source", "from this `ADDR` or CIDR"},
 	{"peer", "of the user with this `NAME`"},
-	{"proto", "by this `PROTOCOL`: sni, connect, socks5, proxy or tcp"},
+	{"proto", "by this `PROTOCOL`: " + oneOf(tunnelProtocols)},
 	{"listener", "of the listener with this `ADDR`, as configured"},
 	{"endpoint", "to this `ENDPOINT`: its address, with or without port, or DNS name"},
 	{"older-than", "open for at least this `DURATION`"},
@@ -136,7 +140,7 @@ func (t *tunnelFilter) add(cmd *cobra.Command, o *adminOptions) {
 	for _, f := range filterFlags {
 		cmd.Flags().String(f.name, "", f.usage)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions([]string{"sni", "connect", "connect-h2", "socks5", "proxy", "tcp"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions(tunnelProtocols, cobra.ShellCompDirectiveNoFileComp))
 	complete := func(name string, of func(*admin.Tunnel) string) {
 		_ = cmd.RegisterFlagCompletionFunc(name, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return o.complete(cmd.Context(), of), cobra.ShellCompDirectiveNoFileComp

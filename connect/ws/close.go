@@ -1,0 +1,241 @@
+package ws
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+const (
+	closing = 2 * time.Second       // for the peer to take a close frame, and then to answer it
+	atOnce  = 10 * time.Millisecond // for a close frame that must not be waited for
+)
+
+// CloseWrite implements tunnel.Stream by an empty message. A peer that has not
+// agreed on Subprotocol would not know it: then it is errors.ErrUnsupported.
+func (s *Stream) CloseWrite() error {
+	if !s.ends {
+		return fmt.Errorf("ws: the peer does not speak %s: %w", Subprotocol, errors.ErrUnsupported)
+	}
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	if gone := (*closeError)(nil); s.ended || s.peer.Load() != nil && errors.As(*s.peer.Load(), &gone) && gone.orderly() {
+		return nil // nothing is left to be said
+	}
+	if err := s.writable(); err != nil {
+		return err
+	}
+	begun, err := s.send(opBinary, nil)
+	s.ended = begun
+	return err
+}
+
+// Close ends the stream in order, both directions at once. It does not wait for
+// the peer: where the close frame can't be sent at once, that is tried behind
+// it for two seconds, and so its answer is awaited, and then the connection is
+// closed. A program that ends right after Close has said so to the peer.
+func (s *Stream) Close() error {
+	if !s.leave() {
+		return nil
+	}
+	s.wake()
+	if s.conn != nil && s.wmu.TryLock() {
+		_ = s.conn.SetWriteDeadline(time.Now().Add(atOnce))
+		_ = s.sayClose(codeNormal)
+		s.wmu.Unlock()
+	}
+	go s.farewell(codeNormal)
+	return nil
+}
+
+// sayClose sends a close frame, unless one was sent, after all that is owed.
+// The caller holds wmu.
+func (s *Stream) sayClose(code int) (err error) {
+	if !s.closeSent {
+		s.closeSent, err = s.send(opClose, closePayload(code))
+	}
+	if err == nil {
+		err = s.settle()
+	}
+	return err
+}
+
+// Abort ends the stream so that the peer can tell: with close code 1011, where
+// that can be sent at once, and a reset. A peer that has been told which rule
+// it broke is left the time to read it.
+func (s *Stream) Abort() error {
+	if !s.leave() {
+		return nil
+	}
+	if code := int(s.reply.Load()); code != 0 {
+		s.wake()
+		go s.farewell(code)
+		return nil
+	}
+	if s.wmu.TryLock() {
+		if !s.closeSent && len(s.owed) == 0 {
+			s.closeSent = true
+			if s.conn != nil {
+				_ = s.conn.SetWriteDeadline(time.Now().Add(atOnce))
+				_, _ = s.send(opClose, closePayload(codeInternal))
+			}
+		}
+		s.wmu.Unlock()
+	}
+	return abort(s.rwc)
+}
+
+// leave is true for the first who ends the stream.
+func (s *Stream) leave() bool {
+	s.dmu.Lock()
+	defer s.dmu.Unlock()
+	if s.closed.Swap(true) {
+		return false
+	}
+	if s.pinger != nil {
+		s.pinger.Stop()
+	}
+	return true
+}
+
+// wake ends every Read and Write that waits.
+func (s *Stream) wake() {
+	if s.conn != nil {
+		_ = s.conn.SetDeadline(time.Unix(1, 0))
+	}
+}
+
+// farewell is the closing handshake, section 7.1.1, and the end.
+func (s *Stream) farewell(code int) {
+	defer s.rwc.Close()
+	// One without deadlines is closed under whoever waits for it.
+	if s.conn == nil {
+		defer time.AfterFunc(2*closing, func() { _ = s.rwc.Close() }).Stop()
+	}
+	s.wmu.Lock()
+	if s.conn != nil {
+		_ = s.conn.SetWriteDeadline(time.Now().Add(closing))
+	}
+	err := s.sayClose(code)
+	s.wmu.Unlock()
+	if err != nil {
+		return
+	}
+	s.rmu.Lock()
+	defer s.rmu.Unlock()
+	if s.conn != nil {
+		_ = s.conn.SetReadDeadline(time.Now().Add(closing))
+	}
+	s.drain()
+}
+
+// drain reads to the peer's close frame. A close with unread input would send
+// a reset, which could overtake what the peer has not read yet.
+func (s *Stream) drain() {
+	var v *violation
+	if errors.As(s.rerr, &v) {
+		// What it sends is no frames to us. It goes by the close frame.
+		if w, ok := s.rwc.(tunnel.Stream); ok {
+			_ = w.CloseWrite()
+		}
+		_, _ = io.Copy(io.Discard, s.br)
+		return
+	}
+	if s.peer.Load() != nil {
+		return // its close frame has come, or its connection is gone
+	}
+	s.rerr = nil // an end of the stream is not yet that of the frames
+	for s.rerr == nil {
+		if s.left > 0 {
+			n, err := s.br.Discard(int(min(s.left, 1<<20)))
+			if s.left -= uint64(n); s.left == 0 {
+				s.frameEnd()
+			}
+			if err != nil {
+				return
+			}
+			continue
+		}
+		if s.next() != nil {
+			return
+		}
+		if s.rerr == io.EOF && s.peer.Load() == nil {
+			s.rerr = nil
+		}
+	}
+}
+
+// abort ends c so that its peer can tell. A TLS connection is cut below the
+// TLS: its own Close says close_notify, which is an orderly end.
+func abort(c io.Closer) error {
+	switch c := c.(type) {
+	case tunnel.Aborter:
+		return c.Abort()
+	case *tls.Conn:
+		return abort(c.NetConn())
+	case interface{ SetLinger(int) error }:
+		_ = c.SetLinger(0)
+	}
+	return c.Close()
+}
+
+// NetConn returns the connection below, for what looks at its socket. It is
+// nil where there is none.
+func (s *Stream) NetConn() net.Conn {
+	if c, ok := s.conn.(*tunnel.Conn); ok {
+		return c.Conn
+	}
+	return s.conn
+}
+
+// SetDeadline implements net.Conn.
+func (s *Stream) SetDeadline(t time.Time) error { return s.setDeadline(net.Conn.SetDeadline, t) }
+
+// SetReadDeadline implements net.Conn.
+func (s *Stream) SetReadDeadline(t time.Time) error {
+	return s.setDeadline(net.Conn.SetReadDeadline, t)
+}
+
+// SetWriteDeadline implements net.Conn. It holds for pings and pongs too.
+func (s *Stream) SetWriteDeadline(t time.Time) error {
+	return s.setDeadline(net.Conn.SetWriteDeadline, t)
+}
+
+func (s *Stream) setDeadline(set func(net.Conn, time.Time) error, t time.Time) error {
+	s.dmu.Lock()
+	defer s.dmu.Unlock()
+	switch {
+	case s.closed.Load():
+		return net.ErrClosed
+	case s.conn == nil:
+		return fmt.Errorf("ws: the carrier has no deadlines: %w", errors.ErrUnsupported)
+	}
+	return set(s.conn, t)
+}
+
+// LocalAddr implements net.Conn.
+func (s *Stream) LocalAddr() net.Addr {
+	if s.conn == nil {
+		return unknown{}
+	}
+	return s.conn.LocalAddr()
+}
+
+// RemoteAddr implements net.Conn.
+func (s *Stream) RemoteAddr() net.Addr {
+	if s.conn == nil {
+		return unknown{}
+	}
+	return s.conn.RemoteAddr()
+}
+
+// unknown is the address of what is no net.Conn.
+type unknown struct{}
+
+func (unknown) Network() string { return "websocket" }
+func (unknown) String() string  { return "unknown" }

@@ -1,0 +1,213 @@
+package ws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+// accepting is how long the yes may take to leave. It fits in any socket
+// buffer, so this only ends what is no socket.
+const accepting = time.Second
+
+// A Protocol is the server side. The zero value serves everybody but browsers:
+// what may be reached is the Handler's to say. It is safe for any number of
+// connections at once.
+type Protocol struct {
+	// Path is in front of the destination, or all of the path where the
+	// destination is in Culvert-Target. It begins and ends with a slash; ""
+	// means DefaultPath.
+	Path string
+
+	// Hosts, if there are any, are the names that the Host field may have,
+	// in lower case and without a port.
+	Hosts []string
+
+	// Origins are what the Origin field may be, as browsers send it:
+	// "https://app.example.com". A request with any other is refused, and
+	// where there are none so is every request with an Origin: a page must not
+	// use what its visitor can reach.
+	Origins []string
+
+	// Auth, if set, has to accept the Authorization field of every request.
+	// Cookies authenticate nobody.
+	Auth connect.Authenticator
+
+	// Via is this gateway's pseudonym, as in connect.Protocol.
+	Via string
+
+	// ProxyName is who Proxy-Status says is speaking; "" means "culvert".
+	ProxyName string
+
+	// Options are those of the streams.
+	Options Options
+}
+
+var (
+	_ tunnel.Protocol = (*Protocol)(nil)
+	_ tunnel.Judge    = (*Protocol)(nil)
+)
+
+// Name returns "websocket".
+func (*Protocol) Name() string { return "websocket" }
+
+const opening = "GET "
+
+// Sniff says Yes to "GET ", be it a handshake or not. On a listener with
+// connect, which says Yes to every method, this Protocol is asked first.
+func (*Protocol) Sniff(b []byte) tunnel.Verdict {
+	n := min(len(b), len(opening))
+	switch {
+	case string(b[:n]) != opening[:n]:
+		return tunnel.No
+	case n < len(opening):
+		return tunnel.More
+	}
+	return tunnel.Yes
+}
+
+// Complete implements tunnel.Judge: the head has come, or cannot any more.
+func (*Protocol) Complete(prefix []byte) bool {
+	_, err := connect.ParseHead(prefix)
+	return err != connect.ErrMore
+}
+
+// ServeConn implements tunnel.Protocol. It reads one head, calls h at most
+// once, and returns when h does. Where it refuses by itself it has closed c.
+//
+// The client hears 101 by req.Accept, which returns a *Stream, and an HTTP
+// answer by req.Refuse: that of connect.Answer, with 401 in place of 407.
+func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	head, err := connect.ReadHead(ctx, c)
+	if err != nil {
+		p.refuse(c, nil, err)
+		return err
+	}
+	c.Discard(head.Len)
+	req := c.NewRequest(p.Name())
+	u, err := checkUpgrade(&head)
+	if err != nil {
+		p.refuse(c, nil, err)
+		return err
+	}
+	host, _ := head.Fields.Get("Host")
+	ctx, err = p.Admit(ctx, req, host, head.Target, head.Fields)
+	if err != nil {
+		p.refuse(c, nil, err)
+		return err
+	}
+	req.Accept = func() (tunnel.Stream, error) {
+		_ = c.SetWriteDeadline(time.Now().Add(accepting))
+		if _, err := io.WriteString(c, u.answer()); err != nil {
+			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("ws: the client left before it heard yes: %w", err)}
+		}
+		s, err := c.Accept()
+		if err != nil {
+			return nil, err
+		}
+		return NewStream(s, Server, u.subprotocol, p.Options), nil
+	}
+	req.Refuse = func(err error) { p.refuse(c, req, err) }
+	h.ServeTunnel(ctx, req)
+	return nil
+}
+
+// answer is the yes.
+func (u *upgrade) answer() string {
+	s := "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + acceptKey(u.key) + "\r\n"
+	if u.subprotocol != "" {
+		s += "Sec-WebSocket-Protocol: " + u.subprotocol + "\r\n"
+	}
+	return s + "\r\n"
+}
+
+// Admit judges what a handshake has in every HTTP version: who may ask, and
+// where to. host is its Host or :authority, target its path. It completes req
+// and returns the context for the Handler, which knows the gateways the
+// request came through.
+func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target string, fields connect.Fields) (context.Context, error) {
+	if len(p.Hosts) > 0 && !slices.Contains(p.Hosts, bare(host)) {
+		return nil, refuse(tunnel.BadRequest, http.StatusMisdirectedRequest, nil, "host %q is not served here", clip(host))
+	}
+	switch origin, n := fields.Get("Origin"); {
+	case n > 1:
+		return nil, bad("%d Origin fields", n)
+	case n == 1 && !slices.Contains(p.Origins, strings.ToLower(origin)):
+		return nil, refuse(tunnel.Denied, http.StatusForbidden, nil, "origin %q is not allowed", clip(origin))
+	}
+	sent, n := fields.Get("Authorization")
+	if n > 1 {
+		return nil, bad("%d Authorization fields", n)
+	}
+	if p.Auth != nil {
+		tunnel.WillWait(ctx) // a password is hashed on purpose slowly
+		scheme, credentials, _ := strings.Cut(sent, " ")
+		peer, ok := p.Auth.Authenticate(ctx, strings.ToLower(scheme), strings.TrimLeft(credentials, " "))
+		switch {
+		case !ok && n == 0:
+			return nil, tunnel.Refusef(tunnel.NoAuth, "ws: no credentials")
+		case !ok:
+			return nil, tunnel.Refusef(tunnel.NoAuth, "ws: the credentials are not accepted")
+		}
+		req.Peer = peer
+	}
+	path := p.Path
+	if path == "" {
+		path = DefaultPath
+	}
+	to, err := destination(target, path, fields)
+	if err != nil {
+		return nil, err
+	}
+	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
+	hops, err := fields.Hops(p.Via, to)
+	if err != nil {
+		return nil, err
+	}
+	return connect.WithVia(ctx, hops), nil
+}
+
+// bare returns a host without its port, in lower case.
+func bare(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return strings.ToLower(strings.TrimSuffix(host, "."))
+}
+
+// Answer is connect.Answer with what is different for a WebSocket: the server
+// is an origin and no proxy, so it asks for Authorization by 401.
+func (p *Protocol) Answer(req *tunnel.Request, err error) connect.Refusal {
+	r := connect.Answer(req, err)
+	if reason := tunnel.ReasonOf(err); req == nil && (reason == tunnel.BadRequest || reason == tunnel.Denied) {
+		r.Text = strings.TrimPrefix(r.Text, "ws: ")
+	}
+	if s := (*statusError)(nil); errors.As(err, &s) {
+		r.Status, r.Extra = s.status, s.extra
+		r.Text = strings.TrimPrefix(s.Error(), "ws: ")
+		r.Reason = tunnel.ReasonOf(err) // said by this package, of what the client sent
+	}
+	if r.Reason == tunnel.NoAuth {
+		r.Status = http.StatusUnauthorized
+		if p.Auth != nil {
+			for _, challenge := range p.Auth.Challenges() {
+				r.Extra = append(r.Extra, connect.Field{Name: "WWW-Authenticate", Value: challenge})
+			}
+		}
+	}
+	return r
+}
+
+func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
+	r := p.Answer(req, err)
+	r.Send(c, req, p.ProxyName)
+}

@@ -1,0 +1,354 @@
+package ws
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// Defaults of Options.
+const (
+	DefaultMaxMessage = 1 << 20          // bytes
+	DefaultPing       = 20 * time.Second // below the minute after which load balancers end silent connections
+)
+
+const (
+	readBuffer = 4 << 10 // bytes; larger reads go around it
+	maxEmpty   = 100     // frames without data in a second
+	silences   = 3       // pings without any answer that a peer may leave
+)
+
+// A Side is who one is in a WebSocket: clients mask what they send.
+type Side bool
+
+// The two sides.
+const (
+	Client Side = false
+	Server Side = true
+)
+
+// Options are the limits of a Stream.
+type Options struct {
+	// MaxMessage is the most that a peer may put into one message, in bytes.
+	// Nothing is held in memory for it: a message is handed on as it arrives.
+	// 0 means DefaultMaxMessage, negative no limit.
+	MaxMessage int64
+
+	// Ping is after how long without a frame sent a ping is. A peer of
+	// Subprotocol that says nothing for three times as long, while it is read
+	// from, is taken for dead. 0 means DefaultPing, negative never.
+	Ping time.Duration
+}
+
+// A Stream is the byte stream in a WebSocket's binary messages: see the
+// package comment for how it ends. It is a tunnel.Stream and may be used by
+// many goroutines.
+type Stream struct {
+	rwc  io.ReadWriteCloser
+	conn net.Conn // rwc where it is one
+	side Side
+	ends bool // an empty message is the end of the stream
+	most int64
+	ping time.Duration
+
+	rmu     sync.Mutex // guards what Read uses, to the blank line
+	br      *bufio.Reader
+	left    uint64  // of the current frame's payload
+	key     [4]byte // of the current frame
+	pos     int     // in the current frame, modulo 4
+	final   bool    // the current frame is its message's last
+	message bool    // in a message
+	size    uint64  // of the message so far
+	rerr    error   // every Read from now on
+	meter   meter
+
+	wmu       sync.Mutex // guards what Write uses, to the blank line
+	owed      []byte     // of a frame that was begun
+	ended     bool       // the end of the stream was sent
+	closeSent bool
+
+	pong      atomic.Pointer[[]byte] // payload of the pong that is owed
+	reply     atomic.Int32           // code of the close frame that is owed; 0 for none
+	answering atomic.Bool
+	sent      atomic.Int64 // when a frame was last sent, nanoseconds after born
+	heard     atomic.Int64 // when a frame last came
+	reading   atomic.Int64 // since when a Read waits; -1 where none does
+	born      time.Time
+	closed    atomic.Bool           // by Close or Abort
+	peer      atomic.Pointer[error] // why nothing can be written any more
+	shut      atomic.Bool           // its close frame has come
+	dead      atomic.Bool           // the peer left too many pings without an answer
+
+	dmu    sync.Mutex // held while deadlines are set; guards pinger
+	pinger *time.Timer
+}
+
+var (
+	_ tunnel.Stream  = (*Stream)(nil)
+	_ tunnel.Aborter = (*Stream)(nil)
+)
+
+// NewStream returns the stream in rwc, on which the handshake is over. It owns
+// rwc. The subprotocol is what the handshake chose, "" for none: with
+// Subprotocol the stream can half-close. rwc may be any carrier of bytes,
+// such as a stream of HTTP/2 (RFC 8441); where it is no net.Conn, the Stream
+// has no deadlines.
+func NewStream(rwc io.ReadWriteCloser, side Side, subprotocol string, o Options) *Stream {
+	return newStream(rwc, nil, side, subprotocol, o)
+}
+
+// newStream is NewStream where early has been read from rwc already.
+func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol string, o Options) *Stream {
+	s := &Stream{rwc: rwc, side: side, ends: subprotocol == Subprotocol, most: o.MaxMessage, ping: o.Ping, born: time.Now()}
+	s.conn, _ = rwc.(net.Conn)
+	s.reading.Store(-1)
+	var from io.Reader = rwc
+	if len(early) > 0 {
+		from = io.MultiReader(bytes.NewReader(early), rwc)
+	}
+	s.br = bufio.NewReaderSize(from, readBuffer)
+	if s.most == 0 {
+		s.most = DefaultMaxMessage
+	}
+	if s.ping == 0 {
+		s.ping = DefaultPing
+	}
+	if s.ping > 0 {
+		s.pingIn(s.ping)
+	}
+	return s
+}
+
+// errCut is what a Read gets where the connection ends and the stream does not.
+var errCut = fmt.Errorf("ws: the connection ended without a close frame: %w", io.ErrUnexpectedEOF)
+
+// A closeError is a close frame that is no orderly end.
+type closeError struct {
+	code   int
+	reason string
+}
+
+func (e *closeError) Error() string {
+	return fmt.Sprintf("ws: the peer closed with code %d, %q", e.code, e.reason)
+}
+
+// orderly reports whether the peer meant the end of the stream. Pages close
+// without a code.
+func (e *closeError) orderly() bool { return e.code == codeNormal || e.code == codeNone }
+
+// Read returns what the peer has sent. The end of the stream is io.EOF; a
+// connection that ends before it, and a peer that breaks the protocol, are
+// errors.
+func (s *Stream) Read(p []byte) (int, error) {
+	s.rmu.Lock()
+	defer s.rmu.Unlock()
+	n, err := s.read(p)
+	if err != nil && s.closed.Load() {
+		err = net.ErrClosed
+	}
+	return n, err
+}
+
+func (s *Stream) read(p []byte) (int, error) {
+	if s.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	for {
+		if s.rerr != nil {
+			return 0, s.rerr
+		}
+		if len(p) == 0 {
+			return 0, nil
+		}
+		if s.left == 0 {
+			if err := s.next(); err != nil {
+				return 0, s.failed(err)
+			}
+			continue
+		}
+		s.waiting()
+		n, err := s.br.Read(p[:min(uint64(len(p)), s.left)])
+		s.heardNow(n > 0)
+		if n > 0 {
+			mask(p[:n], s.key, s.pos)
+			s.pos = (s.pos + n) & 3
+			if s.left -= uint64(n); s.left == 0 {
+				s.frameEnd()
+			}
+			return n, nil
+		}
+		if err != nil {
+			return 0, s.failed(err)
+		}
+	}
+}
+
+// waiting and heardNow note how long the peer has been silent.
+func (s *Stream) waiting() {
+	if s.ping > 0 && s.br.Buffered() == 0 {
+		s.reading.Store(int64(time.Since(s.born)))
+	}
+}
+
+func (s *Stream) heardNow(any bool) {
+	if s.ping > 0 {
+		s.reading.Store(-1)
+		if any {
+			s.heard.Store(int64(time.Since(s.born)))
+		}
+	}
+}
+
+// peek is bufio's, which keeps what it has for the next try where it fails.
+func (s *Stream) peek(n int) ([]byte, error) {
+	if s.br.Buffered() >= n {
+		return s.br.Peek(n)
+	}
+	s.waiting()
+	b, err := s.br.Peek(n)
+	s.heardNow(err == nil)
+	return b, err
+}
+
+// failed makes of an error what Read says, and keeps it where it is final.
+func (s *Stream) failed(err error) error {
+	var ne net.Error
+	var v *violation
+	switch {
+	case s.dead.Load():
+		err = fmt.Errorf("ws: no answer to %d pings: %w", silences, os.ErrDeadlineExceeded)
+	case errors.As(err, &v):
+		s.answer(v.code)
+	case errors.Is(err, io.EOF) && s.rerr == nil:
+		err = errCut
+	case errors.As(err, &ne) && ne.Timeout():
+		return err // a deadline of the caller's: nothing is lost
+	}
+	if s.rerr == nil {
+		s.rerr = err
+	}
+	s.over(s.rerr)
+	return s.rerr
+}
+
+// next reads up to the payload of the next frame with data, and handles what
+// has none. It leaves the stream as it was where it has to wait for more and
+// cannot.
+func (s *Stream) next() error {
+	h, err := s.header()
+	if err != nil {
+		return err
+	}
+	if h.opcode >= opClose {
+		return s.control(h)
+	}
+	switch {
+	case h.length == 0 && !s.meter.allow(time.Now()):
+		return errFlood
+	case h.opcode == opContinuation && !s.message:
+		return violated(codeProtocol, "continuation of no message")
+	case h.opcode == opBinary && s.message:
+		return violated(codeProtocol, "message inside of another")
+	}
+	if !s.message {
+		s.message, s.size = true, 0
+	}
+	if s.size += h.length; s.most > 0 && s.size > uint64(s.most) { // neither is over 2^63
+		return violated(codeTooBig, "message of more than %d bytes", s.most)
+	}
+	_, _ = s.br.Discard(h.size)
+	s.left, s.key, s.pos, s.final = h.length, h.key, 0, h.fin
+	if s.left > 0 {
+		return nil
+	}
+	end := s.final && s.size == 0
+	s.frameEnd()
+	if end && s.ends {
+		s.rerr = io.EOF
+	}
+	return nil
+}
+
+func (s *Stream) frameEnd() {
+	if s.final {
+		s.message = false
+	}
+}
+
+// header returns the next header, which stays buffered.
+func (s *Stream) header() (header, error) {
+	b, _ := s.br.Peek(min(maxHeader, s.br.Buffered()))
+	for {
+		h, err := parseHeader(b, s.side == Server)
+		if err != errMore {
+			return h, err
+		}
+		if _, err = s.peek(len(b) + 1); err != nil {
+			return header{}, err
+		}
+		b, _ = s.br.Peek(min(maxHeader, s.br.Buffered()))
+	}
+}
+
+// control reads and handles a control frame.
+func (s *Stream) control(h header) error {
+	b, err := s.peek(h.size + int(h.length))
+	if err != nil {
+		return err
+	}
+	if !s.meter.allow(time.Now()) {
+		return errFlood
+	}
+	payload := bytes.Clone(b[h.size:])
+	_, _ = s.br.Discard(len(b))
+	mask(payload, h.key, 0)
+	switch h.opcode {
+	case opPing:
+		s.pong.Store(&payload) // of several the last one is answered, section 5.5.3
+		s.answer(0)
+	case opClose:
+		code, reason, err := parseClose(payload)
+		if err != nil {
+			return err
+		}
+		gone := &closeError{code, reason}
+		if s.rerr = gone; gone.orderly() {
+			s.rerr = io.EOF
+		}
+		s.over(gone)
+		s.shut.Store(true)
+		s.answer(code)
+	}
+	return nil
+}
+
+// over has writes fail from now on. The first reason stands.
+func (s *Stream) over(err error) {
+	err = fmt.Errorf("ws: nothing can be sent: %w", err)
+	s.peer.CompareAndSwap(nil, &err)
+}
+
+// A meter counts frames that cost work and carry nothing.
+type meter struct {
+	since time.Time
+	n     int
+}
+
+var errFlood = violated(codePolicy, "more than %d frames without data in a second", maxEmpty)
+
+func (m *meter) allow(now time.Time) bool {
+	if now.Sub(m.since) >= time.Second {
+		m.since, m.n = now, 0
+	}
+	m.n++
+	return m.n <= maxEmpty
+}

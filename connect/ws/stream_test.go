@@ -1,0 +1,155 @@
+package ws
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert.dev/internal/testca"
+	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
+)
+
+// pair returns the two sides of a WebSocket over TCP.
+func pair(subprotocol string, o Options) (client, server *Stream, err error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer ln.Close()
+	out, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		return nil, nil, err
+	}
+	in, err := ln.Accept()
+	if err != nil {
+		return nil, nil, err
+	}
+	return NewStream(out, Client, subprotocol, o), NewStream(in, Server, subprotocol, o), nil
+}
+
+func TestStream(t *testing.T) {
+	for name, row := range map[string]struct {
+		subprotocol string
+		opts        tunneltest.Options
+	}{
+		"culvert.v1": {Subprotocol, tunneltest.Options{}},
+		"strangers":  {"", tunneltest.Options{NoHalfClose: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tunneltest.TestStream(t, func() (a, b tunnel.Stream, stop func(), err error) {
+				client, server, err := pair(row.subprotocol, Options{})
+				if err != nil {
+					return nil, nil, nil, err
+				}
+				return client, server, func() { _, _ = client.Close(), server.Close() }, nil
+			}, row.opts)
+		})
+	}
+}
+
+func TestDialer(t *testing.T) {
+	setup := func(d *Dialer) func(t *testing.T, backend net.Listener) tunneltest.Dialer {
+		return func(t *testing.T, backend net.Listener) tunneltest.Dialer {
+			const closed = "127.0.0.1:1" // nobody's, where a port that was free may be taken again
+			g := serve(t, table{"svc.test:443": backend.Addr().String(), "down.test:443": closed}, &Protocol{})
+			here := *d
+			here.URL += "ws://" + g.addr
+			return tunneltest.Dialer{Dialer: &here, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
+				"nobody.test:443": tunnel.NoRoute,
+				"down.test:443":   tunnel.DialFailed,
+				"svc.test":        tunnel.BadRequest,
+			}}
+		}
+	}
+	t.Run("path", func(t *testing.T) { tunneltest.TestDialer(t, setup(&Dialer{}), tunneltest.Options{}) })
+	t.Run("field", func(t *testing.T) {
+		tunneltest.TestDialer(t, setup(&Dialer{InField: true}), tunneltest.Options{Streams: 1000})
+	})
+}
+
+// wss, to something that ends the TLS and passes on what is in it.
+func TestDialerTLS(t *testing.T) {
+	ca, err := testca.New("ws.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://ws.test/lb", DNSNames: []string{"lb.test"}, Usage: testca.ServerOnly})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := serve(t, table{"svc.test:443": backend(t, echo)}, &Protocol{Path: "/edge/"})
+	front := terminate(t, g.addr, &tls.Config{Certificates: cert.ServerConfig().Certificates})
+	d := &Dialer{URL: "wss://lb.test/edge/", TLS: &tls.Config{RootCAs: ca.Pool()}, Dialer: via(front)}
+	open := func() *Stream {
+		t.Helper()
+		c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(patience))
+		return c.(*Stream)
+	}
+	want := strings.Repeat("there and back ", 10000)
+	c := open()
+	go func() {
+		_, _ = io.WriteString(c, want)
+		_ = c.CloseWrite()
+	}()
+	if got, err := io.ReadAll(c); string(got) != want || err != nil {
+		t.Errorf("got %d bytes, %v, want the %d that were sent and their end", len(got), err, len(want))
+	}
+	_ = c.Close()
+	if o := g.outcome(t); o.Reason != tunnel.Done {
+		t.Errorf("got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Done)
+	}
+
+	c = open()
+	_, _ = io.WriteString(c, "x")
+	_, _ = io.ReadFull(c, make([]byte, 1))
+	_ = c.Abort()
+	if o := g.outcome(t); o.Reason != tunnel.Reset {
+		t.Errorf("after an abort: got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Reset)
+	}
+
+	d.TLS = nil // the system's roots do not know the CA
+	if _, err := d.DialContext(t.Context(), "tcp", "svc.test:443"); tunnel.ReasonOf(err) != tunnel.DialFailed {
+		t.Errorf("with a certificate of nobody's: got %v, want %s", err, tunnel.DialFailed)
+	}
+}
+
+// via dials one address, whatever is asked for.
+type via string
+
+func (v via) DialContext(ctx context.Context, network, _ string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, network, string(v))
+}
+
+// terminate is a load balancer at its simplest: bytes in TLS in, bytes out.
+func terminate(t *testing.T, to string, cfg *tls.Config) string {
+	return backend(t, func(c net.Conn) {
+		in := tls.Server(c, cfg)
+		out, err := net.Dial("tcp", to)
+		if err != nil {
+			return
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if _, err := io.Copy(in, out); err == nil {
+				_ = in.CloseWrite()
+			}
+			_ = c.Close()
+		}()
+		if _, err := io.Copy(out, in); err == nil {
+			_ = out.(*net.TCPConn).CloseWrite()
+			<-done
+		}
+		_ = out.Close()
+		<-done
+	})
+}

@@ -1,0 +1,177 @@
+package ws
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// maxFrame is the most that is sent in one frame and message: what the Relay
+// writes at once.
+const maxFrame = 32 << 10
+
+var frames = sync.Pool{New: func() any { return new([maxHeader + maxFrame]byte) }}
+
+// Write sends p in binary messages. What a deadline cuts short within a frame
+// counts as written, and is sent before whatever comes next.
+func (s *Stream) Write(p []byte) (n int, err error) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	for first := true; first || len(p) > 0; first = false {
+		if err := s.writable(); err != nil || len(p) == 0 { // an empty message would be an end
+			return n, err
+		}
+		part := p[:min(len(p), maxFrame)]
+		begun, err := s.send(opBinary, part)
+		if begun {
+			n += len(part)
+		}
+		if err != nil {
+			if s.closed.Load() {
+				err = net.ErrClosed
+			}
+			return n, err
+		}
+		p = p[len(part):]
+	}
+	return n, nil
+}
+
+// writable says why nothing can be written any more. The caller holds wmu.
+func (s *Stream) writable() error {
+	switch why := s.peer.Load(); {
+	case s.closed.Load():
+		return net.ErrClosed
+	case s.ended:
+		return fmt.Errorf("ws: write after the end of the stream: %w", io.ErrClosedPipe)
+	case why != nil:
+		return *why
+	case s.closeSent:
+		return fmt.Errorf("ws: write after a close frame: %w", io.ErrClosedPipe)
+	}
+	return nil
+}
+
+// send sends one frame, after what is owed of the one before. It reports
+// whether any of the frame is on its way: then the rest is owed. The caller
+// holds wmu.
+func (s *Stream) send(opcode byte, payload []byte) (begun bool, err error) {
+	if err := s.settle(); err != nil {
+		return false, err
+	}
+	var key *[4]byte
+	if s.side == Client {
+		key = new([4]byte)
+		_, _ = rand.Read(key[:]) // never fails
+	}
+	buf := frames.Get().(*[maxHeader + maxFrame]byte)
+	defer frames.Put(buf)
+	b := appendHeader(buf[:0], opcode, len(payload), key)
+	at := len(b)
+	b = append(b, payload...)
+	if key != nil {
+		mask(b[at:], *key, 0)
+	}
+	n, err := s.rwc.Write(b)
+	if n > 0 && n < len(b) {
+		s.owed = bytes.Clone(b[n:])
+	}
+	if n > 0 && s.ping > 0 {
+		s.sent.Store(int64(time.Since(s.born)))
+	}
+	return n > 0, err
+}
+
+// settle sends what is owed of a frame. The caller holds wmu.
+func (s *Stream) settle() error {
+	if len(s.owed) == 0 {
+		return nil
+	}
+	n, err := s.rwc.Write(s.owed)
+	if s.owed = s.owed[n:]; len(s.owed) == 0 {
+		s.owed = nil
+	}
+	return err
+}
+
+// answer sees to it that what is owed to the peer is sent: a pong, and a close
+// frame where code is not 0. It does not wait, as who reads must not wait for
+// a peer that does not.
+func (s *Stream) answer(code int) {
+	if code != 0 {
+		s.reply.CompareAndSwap(0, int32(code))
+	}
+	if s.answering.CompareAndSwap(false, true) {
+		go s.answerNow()
+	}
+}
+
+// answerNow sends what is owed, and ends with the connection at the latest.
+func (s *Stream) answerNow() {
+	for {
+		s.wmu.Lock()
+		if payload := s.pong.Swap(nil); payload != nil && !s.closeSent {
+			_, _ = s.send(opPong, *payload)
+		}
+		code := int(s.reply.Load())
+		if code != 0 && !s.closeSent {
+			s.closeSent, _ = s.send(opClose, closePayload(code))
+		}
+		done := s.closeSent && len(s.owed) == 0 && s.side == Server && s.shut.Load()
+		s.wmu.Unlock()
+		if done {
+			_ = s.rwc.Close() // the server is first, section 7.1.1, and a client waits for it
+			return
+		}
+		s.answering.Store(false)
+		if s.pong.Load() == nil && int(s.reply.Load()) == code || !s.answering.CompareAndSwap(false, true) {
+			return
+		}
+	}
+}
+
+// keepAlive sends a ping where nothing was sent for a while, and gives up a
+// peer that says nothing at all. A culvert.v1 peer sends pings of its own,
+// whether or not it is reading; a stranger that is silent may only be slow, and
+// is left to the keepalive of TCP.
+func (s *Stream) keepAlive() {
+	if s.closed.Load() || s.peer.Load() != nil {
+		return
+	}
+	now := time.Since(s.born)
+	if since := time.Duration(s.reading.Load()); s.ends && since >= 0 && now-max(since, time.Duration(s.heard.Load())) >= silences*s.ping {
+		s.dead.Store(true)
+		_ = abort(s.rwc) // wakes the Read, which says so
+		return
+	}
+	quiet := now - time.Duration(s.sent.Load())
+	due := quiet >= s.ping
+	if due {
+		quiet = 0
+	}
+	s.pingIn(s.ping - quiet)      // first: what follows may wait for the peer
+	if !due || !s.wmu.TryLock() { // somebody is sending
+		return
+	}
+	defer s.wmu.Unlock()
+	if !s.closeSent && !s.closed.Load() {
+		_, _ = s.send(opPing, nil)
+	}
+}
+
+// pingIn has keepAlive called, unless the stream is left.
+func (s *Stream) pingIn(d time.Duration) {
+	s.dmu.Lock()
+	defer s.dmu.Unlock()
+	switch {
+	case s.closed.Load():
+	case s.pinger == nil:
+		s.pinger = time.AfterFunc(d, s.keepAlive)
+	default:
+		s.pinger.Reset(d)
+	}
+}

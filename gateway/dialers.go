@@ -1,0 +1,243 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/proxyproto"
+	"culvert.dev/connect/ws"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// Dialers make the ways out of a gateway that lead through others: each hop is
+// a tunnel.Dialer that is given the one before it. This is the one place where
+// a carrier becomes a way out.
+type Dialers struct {
+	// Direct dials the first hop's addresses; its guard judges them.
+	Direct *tunnel.NetDialer
+
+	// Lookup finds the addresses of the first hop's name; nil means it has none.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	// Via is this gateway's pseudonym, which every request carries.
+	Via string
+
+	mu   sync.Mutex // guards made
+	made map[string]*through
+}
+
+// maxMade is how many ways are kept. There are as many as different lists of
+// hops in the configurations so far; beyond that all are made anew.
+const maxMade = 1024
+
+// To returns the way out to a service: through the gateways of its Via, and
+// telling its endpoints of their client where it says so. It is nil where the
+// Router's does. It is registry.Registry.Dialer.
+func (d *Dialers) To(s *registry.Service) (tunnel.Dialer, error) {
+	if len(s.Via) == 0 && s.ProxyProtocol == 0 {
+		return nil, nil
+	}
+	way, err := d.way(s.Via)
+	if err != nil || s.ProxyProtocol == 0 {
+		return way, err
+	}
+	return &proxyproto.Dialer{Version: s.ProxyProtocol, Dialer: way}, nil
+}
+
+// way returns what dials through hops, in order. Ways that are equal share
+// one, so that carriers may keep connections.
+func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
+	if len(hops) == 0 {
+		return d.Direct, nil
+	}
+	key := keyOf(hops)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if way, ok := d.made[key]; ok {
+		return way, nil
+	}
+	var way tunnel.Dialer = (*first)(d)
+	for _, hop := range hops {
+		var anyOf alternatives
+		for _, to := range hop.To {
+			one, err := d.hop(&hop, to, way)
+			if err != nil {
+				return nil, err
+			}
+			anyOf = append(anyOf, one)
+		}
+		if len(anyOf) == 0 {
+			return nil, errors.New("gateway: a hop leads nowhere")
+		}
+		way = anyOf
+	}
+	made := &through{way}
+	if d.made == nil || len(d.made) >= maxMade {
+		d.made = make(map[string]*through)
+	}
+	d.made[key] = made
+	return made, nil
+}
+
+// keyOf is the same for hops that are the same, and for no others.
+func keyOf(hops []registry.Hop) string {
+	var b strings.Builder
+	for _, h := range hops {
+		fmt.Fprintf(&b, "%q %q %q %q;", h.Proto, h.To, string(h.Token), h.Roots)
+	}
+	return b.String()
+}
+
+// hop returns what asks the gateway at to, which it reaches by way.
+func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dialer, error) {
+	credentials := ""
+	if h.Token != "" {
+		credentials = connect.BearerCredentials(string(h.Token))
+	}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if h.Roots != "" {
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM([]byte(h.Roots)) {
+			return nil, fmt.Errorf("gateway: the roots for %q hold no certificate", to)
+		}
+	}
+	switch h.Proto {
+	case "connect":
+		addr, secure := strings.CutPrefix(to, "https://")
+		if !secure {
+			cfg = nil
+		}
+		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+	case "websocket":
+		if err := ws.CheckURL(to); err != nil {
+			return nil, err
+		}
+		return &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+	}
+	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
+}
+
+// first dials the first hop, which is a host and a port.
+type first Dialers
+
+const maxFirst = 3 // addresses of the first hop that are tried
+
+// DialContext implements tunnel.Dialer.
+func (d *first) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
+	to, err := connect.ParseAuthority(addr)
+	if err != nil {
+		return nil, err
+	}
+	eps := []tunnel.Endpoint{{Addr: netip.AddrPortFrom(to.Addr, to.Port), Named: true}}
+	if !to.Addr.IsValid() {
+		if eps, err = d.lookup(ctx, to); err != nil {
+			return nil, err
+		}
+	}
+	var last error
+	for _, ep := range eps[:min(len(eps), maxFirst)] {
+		c, err := d.Direct.DialEndpoint(ctx, ep)
+		if err == nil {
+			return c, nil
+		}
+		last = err
+	}
+	return nil, last
+}
+
+func (d *first) lookup(ctx context.Context, to connect.Authority) ([]tunnel.Endpoint, error) {
+	host := to.Name.String()
+	local := host == "localhost" || strings.HasSuffix(host, ".localhost") // RFC 6761 section 6.3
+	addrs := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	if !local {
+		if d.Lookup == nil {
+			return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q: no DNS resolver is configured", to)
+		}
+		var err error
+		if addrs, err = d.Lookup(ctx, host); err != nil {
+			why := tunnel.LookupError
+			if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+				why = tunnel.LookupTime
+			}
+			return nil, tunnel.Refusef(why, "lookup of gateway %q: %w", to, err)
+		}
+	}
+	eps := make([]tunnel.Endpoint, len(addrs))
+	for i, a := range addrs {
+		eps[i] = tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: local}
+	}
+	if len(eps) == 0 {
+		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q has no address", to)
+	}
+	return eps, nil
+}
+
+// alternatives are gateways of which one is enough. The client has heard
+// nothing yet, so the next one may be tried where one can't be used; where it
+// has decided against the request, that stands.
+type alternatives []tunnel.Dialer
+
+// DialContext implements tunnel.Dialer.
+func (a alternatives) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	var errs []error
+	for i, d := range a {
+		c, err := dialShare(ctx, d, addr, len(a)-i)
+		if err == nil {
+			return c, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil || !another(err) {
+			return nil, err
+		}
+	}
+	if len(errs) == 1 {
+		return nil, errs[0]
+	}
+	return nil, &tunnel.Error{Reason: tunnel.ReasonOf(errs[len(errs)-1]), Err: errors.Join(errs...)}
+}
+
+// dialShare gives d its share of the time there is for so many: one that does
+// not answer must leave some for the next.
+func dialShare(ctx context.Context, d tunnel.Dialer, addr string, shares int) (net.Conn, error) {
+	if end, ok := ctx.Deadline(); ok && shares > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(shares))
+		defer cancel()
+	}
+	return d.DialContext(ctx, "tcp", addr)
+}
+
+// another reports whether err is no decision about the request.
+func another(err error) bool {
+	switch tunnel.ReasonOf(err) {
+	case tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied, tunnel.Prohibited, tunnel.Loop, tunnel.BadRequest, tunnel.TooLarge:
+		return false
+	}
+	return true
+}
+
+// through is a way to endpoints whose names and addresses are those of the
+// last hop.
+type through struct{ way tunnel.Dialer }
+
+// DialEndpoint dials ep by its name, where it has one.
+func (t *through) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
+	tunnel.WillWait(ctx) // for each gateway in turn
+	return t.way.DialContext(ctx, "tcp", ep.String())
+}
+
+// DialContext implements tunnel.Dialer.
+func (t *through) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	tunnel.WillWait(ctx)
+	return t.way.DialContext(ctx, network, addr)
+}
