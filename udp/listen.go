@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 )
 
@@ -15,17 +16,20 @@ type buffer [maxDatagram]byte
 
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
+// Scheme is in front of an address of UDP where one of TCP could stand.
+const Scheme = "udp://"
+
 // receiveBuffer is what is asked of the kernel for a listener, in bytes. It
 // gives what it is told to (net.core.rmem_max on Linux).
 const receiveBuffer = 4 << 20
 
-// Listen opens a socket for a Server. addr is HOST:PORT; no host means every
-// address of this host.
+// Listen opens a socket for a Server. addr is HOST:PORT, with or without
+// Scheme; no host means every address of this host.
 func Listen(ctx context.Context, addr string) (*net.UDPConn, error) {
 	var lc net.ListenConfig
-	c, err := lc.ListenPacket(ctx, "udp", addr)
+	c, err := lc.ListenPacket(ctx, "udp", strings.TrimPrefix(addr, Scheme))
 	if err != nil {
-		return nil, fmt.Errorf("listen on udp %s: %w", addr, err)
+		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
 	conn := c.(*net.UDPConn) // as the network is "udp"
 	_ = conn.SetReadBuffer(receiveBuffer)
