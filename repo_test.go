@@ -32,6 +32,7 @@ var layers = []struct {
 	{"connect/proxyproto", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/ws", []string{"connect", "tunnel"}, "another way to begin a stream by an HTTP request"},
+	{"udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
@@ -39,7 +40,7 @@ var layers = []struct {
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
-	{"gateway", []string{"admin", "connect", "connect/h2", "connect/proxyproto", "connect/socks5", "connect/ws", "metrics", "registry", "sni", "tunnel"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/proxyproto", "connect/socks5", "connect/ws", "metrics", "registry", "sni", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 

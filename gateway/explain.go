@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"culvert.dev/admin"
@@ -16,6 +17,7 @@ import (
 	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // A Query asks what a request would meet.
@@ -88,12 +90,23 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		if q.Port != 0 {
 			q.Proto = "connect"
 		}
+		for _, l := range listeners {
+			if l.Address == q.Listener && l.Datagrams != nil {
+				q.Proto = l.Datagrams.Proto()
+			}
+		}
 	}
 	x := &Explanation{Listener: q.Listener, Proto: q.Proto}
 	req, err := q.request(listeners, x)
 	if err != nil {
 		x.refuse(err)
 		return x
+	}
+	if req.Proto == "quic" || req.Proto == "udp" {
+		req.Datagrams = &udp.Dialer{}
+		if d, ok := r.Dialer.(*tunnel.NetDialer); ok {
+			req.Datagrams = &udp.Dialer{Guard: d.Guard}
+		}
 	}
 	route, attempts, err := r.Forecast(ctx, req)
 	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
@@ -115,7 +128,7 @@ func (x *Explanation) refuse(err error) { x.Reason, x.Detail = tunnel.ReasonOf(e
 // request makes the request that the listener's protocol would make.
 func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, error) {
 	req := &tunnel.Request{Proto: q.Proto, Listener: q.Listener, Start: time.Now(), Source: netip.AddrPortFrom(q.From, 0)}
-	if _, port, err := net.SplitHostPort(q.Listener); err == nil {
+	if _, port, err := net.SplitHostPort(strings.TrimPrefix(q.Listener, udp.Scheme)); err == nil {
 		if n, err := strconv.ParseUint(port, 10, 16); err == nil {
 			req.Local = uint16(n)
 		}
@@ -127,6 +140,13 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 	for _, l := range listeners {
 		if l.Address != q.Listener {
 			continue
+		}
+		if d := l.Datagrams; d != nil && !d.Service.IsZero() {
+			req.Proto, req.Name, req.Port = d.Proto(), d.Service, d.Port
+			x.Proto = req.Proto
+			return req, nil
+		} else if d != nil {
+			spoken = q.Proto == d.Proto()
 		}
 		for _, p := range l.Protocols {
 			if f, ok := p.(*tunnel.Fixed); ok {
@@ -141,16 +161,18 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		}
 		if !spoken {
 			why := tunnel.BadPreamble
-			switch l.Protocols[0].(type) {
-			case *connect.Protocol, *ws.Protocol:
-				why = tunnel.BadRequest // pinned: whatever comes is read as a head
+			if len(l.Protocols) > 0 {
+				switch l.Protocols[0].(type) {
+				case *connect.Protocol, *ws.Protocol:
+					why = tunnel.BadRequest // pinned: whatever comes is read as a head
+				}
 			}
 			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
 		}
 	}
 	var err error
 	switch q.Proto {
-	case "sni":
+	case "sni", "quic":
 		req.Name, err = sni.ParseName(q.Host)
 	case "proxy":
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
@@ -164,7 +186,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5, websocket and proxy", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5, websocket, proxy and quic", q.Proto)
 	}
 	return req, err
 }
@@ -189,7 +211,13 @@ func wantsCredentials(p tunnel.Protocol) bool {
 func NewGuard(cfg Config) (*tunnel.Guard, error) {
 	guard := &tunnel.Guard{}
 	for _, l := range cfg.Listeners {
-		addr, err := net.ResolveTCPAddr("tcp", l.Address)
+		var addr net.Addr
+		var err error
+		if hostport, ok := strings.CutPrefix(l.Address, udp.Scheme); ok {
+			addr, err = net.ResolveUDPAddr("udp", hostport)
+		} else {
+			addr, err = net.ResolveTCPAddr("tcp", l.Address)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("listener %s: %w", l.Address, err)
 		}

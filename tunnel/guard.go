@@ -24,33 +24,45 @@ type Guard struct {
 type own struct {
 	addr netip.AddrPort // an unspecified address stands for every one of this host
 	why  Reason
+	udp  bool // the address is one of UDP and not of TCP
 }
 
 // localAge is how old the list of this host's addresses may be.
 const localAge = 5 * time.Second
 
-// OwnListener makes addr, a listener of this gateway, refused as Loop.
+// OwnListener makes addr, a listener of this gateway, refused as Loop. It is
+// for addresses of TCP and of UDP, which are told apart.
 func (g *Guard) OwnListener(addr net.Addr) { g.add(addr, Loop) }
 
 // OwnAdmin makes addr, an admin port of this gateway, refused as Prohibited.
 func (g *Guard) OwnAdmin(addr net.Addr) { g.add(addr, Prohibited) }
 
 func (g *Guard) add(addr net.Addr, why Reason) {
-	ta, ok := addr.(*net.TCPAddr)
-	if !ok {
+	var ap netip.AddrPort
+	_, udp := addr.(*net.UDPAddr)
+	switch a := addr.(type) {
+	case *net.TCPAddr:
+		ap = a.AddrPort()
+	case *net.UDPAddr:
+		ap = a.AddrPort()
+	default:
 		return
 	}
-	ap := ta.AddrPort()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.own = append(g.own, own{netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), why})
+	g.own = append(g.own, own{netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), why, udp})
 }
 
-// Check returns nil if addr may be dialed and an *Error with the Reason
+// Check returns nil if addr may be dialed by TCP and an *Error with the Reason
 // otherwise. named says that the route names this very address.
-func (g *Guard) Check(addr netip.AddrPort, named bool) error {
+func (g *Guard) Check(addr netip.AddrPort, named bool) error { return g.check(addr, named, false) }
+
+// CheckUDP is Check for an address of UDP.
+func (g *Guard) CheckUDP(addr netip.AddrPort, named bool) error { return g.check(addr, named, true) }
+
+func (g *Guard) check(addr netip.AddrPort, named, udp bool) error {
 	ip := addr.Addr().Unmap().WithZone("")
-	if why := g.isOwn(ip, addr.Port()); why == Loop {
+	if why := g.isOwn(ip, addr.Port(), udp); why == Loop {
 		return Refusef(Loop, "%s is a listener of this gateway", addr)
 	} else if why != "" {
 		return Refusef(why, "%s is the admin port of this gateway", addr)
@@ -64,14 +76,14 @@ func (g *Guard) Check(addr netip.AddrPort, named bool) error {
 	return nil
 }
 
-func (g *Guard) isOwn(ip netip.Addr, port uint16) Reason {
+func (g *Guard) isOwn(ip netip.Addr, port uint16, udp bool) Reason {
 	if g == nil {
 		return ""
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	for _, o := range g.own {
-		if o.addr.Port() != port {
+		if o.addr.Port() != port || o.udp != udp {
 			continue
 		}
 		if o.addr.Addr() == ip || o.addr.Addr().IsUnspecified() && (ip.IsLoopback() || ip.IsUnspecified() || g.isLocal(ip)) ||

@@ -38,12 +38,12 @@ type Config struct {
 }
 
 // Protocols are those a Listener may be asked to speak.
-var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy"}
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic"}
 
-// A Listener is an address to accept connections at.
+// A Listener is an address to accept connections at, or datagrams.
 type Listener struct {
-	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of Protocols; empty means the first three
+	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
+	Protocols []string    // of Protocols; empty means the first three, and for UDP quic
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
 	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol
@@ -51,6 +51,9 @@ type Listener struct {
 	Service   tunnel.Name // not zero: the one service of a port per service
 	Port      uint16      // of Service; 0 means its only one
 }
+
+// UDP reports whether l is for datagrams.
+func (l *Listener) UDP() bool { return isUDP(l.Address) }
 
 // A Proxy is what speaks the PROXY protocol in front of a listener, on every
 // connection.
@@ -69,6 +72,7 @@ type Limits struct {
 	FirstByte         time.Duration // from accept to the first byte
 	Hello             time.Duration // from the first byte to the whole preamble
 	Idle              time.Duration // of a tunnel, without a byte either way
+	UDPIdle           time.Duration // of a session of UDP, without a datagram either way
 	HalfClosed        time.Duration // of a tunnel, silent with one side closed
 	Dial              time.Duration // of one address
 	DialTotal         time.Duration // of all addresses of a request
@@ -124,7 +128,7 @@ func Default() *Config {
 		Limits: Limits{
 			HalfOpen: 4096, HalfOpenPerSource: 256, OpenPerSource: 2000, NewPerSource: 200,
 			FirstByte: 10 * time.Second, Hello: 5 * time.Second,
-			Idle: time.Hour, HalfClosed: time.Minute,
+			Idle: time.Hour, UDPIdle: 2 * time.Minute, HalfClosed: time.Minute,
 			Dial: 3 * time.Second, DialTotal: 10 * time.Second,
 		},
 		Drain: Drain{Lameduck: 5 * time.Second, Grace: 30 * time.Second},

@@ -119,7 +119,7 @@ func (c *adminClient) tunnels(ctx context.Context, q url.Values) ([]admin.Tunnel
 type tunnelFilter struct{ cmd *cobra.Command }
 
 // tunnelProtocols are those of listeners, and of ports for one service.
-var tunnelProtocols = append(slices.Clone(file.Protocols), "tcp")
+var tunnelProtocols = append(slices.Clone(file.Protocols), "tcp", "udp")
 
 var filterFlags = []struct{ name, usage string }{
 	{"service", "of this service, by its `NAME`"},
