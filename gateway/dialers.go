@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/ws"
 	"culvert.dev/registry"
@@ -34,6 +37,7 @@ type Dialers struct {
 
 	mu   sync.Mutex // guards made
 	made map[string]*through
+	keep []io.Closer // that have connections, to be closed
 }
 
 // maxMade is how many ways are kept. There are as many as different lists of
@@ -84,6 +88,8 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	made := &through{way}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
+		// The connections of ways that nobody uses any more end by themselves.
+		d.keep = d.keep[max(0, len(d.keep)-maxMade):]
 	}
 	d.made[key] = made
 	return made, nil
@@ -93,7 +99,7 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q;", h.Proto, h.To, string(h.Token), h.Roots)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind)
 	}
 	return b.String()
 }
@@ -111,11 +117,27 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 			return nil, fmt.Errorf("gateway: the roots for %q hold no certificate", to)
 		}
 	}
+	if h.Certificate != "" {
+		pair, err := tls.X509KeyPair([]byte(h.Certificate), []byte(h.Key))
+		if err != nil {
+			return nil, fmt.Errorf("gateway: the certificate for %q: %w", to, err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
 	switch h.Proto {
-	case "connect":
+	case "hbone":
+		one := &hbone.Dialer{Gateway: to, Dialer: way, TLS: cfg, Peers: h.Peers, Via: d.Via}
+		if len(h.Behind) == 0 {
+			return d.own(one), nil
+		}
+		return d.own(&hbone.Double{Outer: one, TLS: cfg, Peers: h.Behind}), nil
+	case "connect", "connect-h2":
 		addr, secure := strings.CutPrefix(to, "https://")
 		if !secure {
 			cfg = nil
+		}
+		if h.Proto == "connect-h2" {
+			return d.own(&h2.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}), nil
 		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
 	case "websocket":
@@ -125,6 +147,29 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		return &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
+}
+
+// own notes that way is to be closed in the end. The caller holds mu.
+func (d *Dialers) own(way pooled) tunnel.Dialer {
+	d.keep = append(d.keep, way)
+	return way
+}
+
+// A pooled is a way that keeps connections.
+type pooled interface {
+	tunnel.Dialer
+	io.Closer
+}
+
+// Close ends the connections that ways keep, with the streams on them.
+func (d *Dialers) Close() {
+	d.mu.Lock()
+	keep := d.keep
+	d.keep, d.made = nil, nil
+	d.mu.Unlock()
+	for _, c := range keep {
+		_ = c.Close()
+	}
 }
 
 // first dials the first hop, which is a host and a port.
@@ -234,6 +279,11 @@ type through struct{ way tunnel.Dialer }
 func (t *through) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
 	tunnel.WillWait(ctx) // for each gateway in turn
 	return t.way.DialContext(ctx, "tcp", ep.String())
+}
+
+// DialRequest is DialEndpoint on behalf of req.
+func (t *through) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	return t.DialEndpoint(hbone.WithRequest(ctx, req), ep)
 }
 
 // DialContext implements tunnel.Dialer.

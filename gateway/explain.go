@@ -13,9 +13,11 @@ import (
 	"culvert.dev/admin"
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
+	"culvert.dev/termination"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -102,6 +104,9 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		x.refuse(err)
 		return x
 	}
+	if req == nil {
+		return x // it is no request yet, which Detail says
+	}
 	if req.Proto == "quic" || req.Proto == "udp" {
 		req.Datagrams = &udp.Dialer{}
 		if d, ok := r.Dialer.(*tunnel.NetDialer); ok {
@@ -148,7 +153,13 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		} else if d != nil {
 			spoken = q.Proto == d.Proto()
 		}
-		for _, p := range l.Protocols {
+		for _, p := range flat(l.Protocols) {
+			if t, ok := p.(*termination.Protocol); ok && q.Proto == "sni" {
+				if name, err := sni.ParseName(q.Host); err == nil && t.Owns(name) {
+					x.Detail = "TLS ends here; inside is spoken " + names(t.Inner)
+					return nil, nil
+				}
+			}
 			if f, ok := p.(*tunnel.Fixed); ok {
 				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
 				x.Proto = req.Proto
@@ -178,7 +189,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "connect-h2", "socks5", "websocket":
+	case "connect", "connect-h2", "hbone", "socks5", "websocket":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -186,9 +197,32 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5, websocket, proxy and quic", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, hbone, socks5, websocket, proxy and quic", q.Proto)
 	}
 	return req, err
+}
+
+// flat returns protocols and those that are spoken inside of them.
+func flat(protocols []tunnel.Protocol) []tunnel.Protocol {
+	var all []tunnel.Protocol
+	for _, p := range protocols {
+		all = append(all, p)
+		if t, ok := p.(*termination.Protocol); ok {
+			if !t.All {
+				all = append(all, t.Hello)
+			}
+			all = append(all, t.Inner...)
+		}
+	}
+	return all
+}
+
+func names(protocols []tunnel.Protocol) string {
+	list := make([]string, len(protocols))
+	for i, p := range protocols {
+		list[i] = p.Name()
+	}
+	return strings.Join(list, ", ")
 }
 
 // wantsCredentials reports whether p asks its clients who they are.
@@ -202,6 +236,8 @@ func wantsCredentials(p tunnel.Protocol) bool {
 		return p.Auth != nil
 	case *ws.Protocol:
 		return p.Auth != nil
+	case *hbone.Protocol:
+		return true
 	}
 	return false
 }

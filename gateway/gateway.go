@@ -105,6 +105,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -142,6 +143,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
+	g.ways = ways
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
@@ -256,6 +258,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.relay.Close()
 	_ = g.server.Close()
 	_ = g.datagrams.server.Close()
+	g.ways.Close()
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()

@@ -60,10 +60,20 @@ func (e Endpoint) String() string {
 // A Hop is a further gateway on the way to a service. The last one is asked
 // for the service's endpoints, by the names they have there.
 type Hop struct {
-	Proto string   // how it is asked: "connect" or "websocket"
+	Proto string   // how it is asked: "connect", "connect-h2", "websocket" or "hbone"
 	To    []string // where it is; those after the first are for when it can't be used
 	Token Secret   // to show there; "" for none
 	Roots string   // PEM certificates to verify it by; "" means the system's
+
+	Certificate string // PEM, to show there; "" for none
+	Key         Secret // PEM, of Certificate
+
+	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain"
+	// for any of a trust domain, of hbone; empty means that its certificate must
+	// have its name. Behind says who may be behind it, in double HBONE: nobody
+	// is where it is empty.
+	Peers  []string
+	Behind []string
 }
 
 // A Secret does not print itself.

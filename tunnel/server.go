@@ -281,7 +281,7 @@ func (k *slot) Refused(req *Request, err error) {
 		return
 	}
 	o := &Outcome{
-		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer,
+		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer, Said: req.Said,
 		Reason: ReasonOf(err), Err: err, Lasted: time.Since(req.Start),
 	}
 	if req.Name != (Name{}) || req.Addr.IsValid() {

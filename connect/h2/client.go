@@ -247,7 +247,7 @@ func (k *client) goAway(last uint32) {
 func (k *client) dropped(*Stream) {
 	k.since = clock()
 	k.counted(func() { k.used-- })
-	if k.away && len(k.c.streams) == 0 {
+	if (k.away || k.d.Single) && len(k.c.streams) == 0 {
 		k.c.failLocked(errDrained)
 	}
 }

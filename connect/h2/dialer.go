@@ -63,6 +63,9 @@ type Dialer struct {
 	// allows; 0 means DefaultStreams.
 	Streams int
 
+	// Single has each stream on a connection of its own, which ends with it.
+	Single bool
+
 	// Ping is how long a connection may be silent before it is asked for a
 	// sign of life, Pong how long the answer may take: one that is dead is
 	// found after both. 0 means DefaultPing and DefaultPong.
@@ -167,6 +170,9 @@ func (d *Dialer) reserve(ctx context.Context) (*client, error) {
 // pick returns the connection with the fewest streams, nil where a new one is
 // to be opened. The caller holds mu.
 func (d *Dialer) pick() *client {
+	if d.Single {
+		return nil
+	}
 	var best *client
 	for _, k := range d.pool {
 		if k.used < k.most && (best == nil || k.used < best.used) {

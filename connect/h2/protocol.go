@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -47,6 +48,12 @@ type Protocol struct {
 	// DefaultIdle.
 	Idle time.Duration
 
+	// Label is what Name returns, for a protocol that is made of this one; ""
+	// means "connect-h2". Status, if set, is how such a one says no: it is
+	// given the status that any other does.
+	Label  string
+	Status func(r connect.Refusal) int
+
 	// Head, if set, sees each plain CONNECT after its credentials and its
 	// target were judged, and may refuse it, change req or set head.Answer.
 	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
@@ -67,8 +74,8 @@ var (
 	_ tunnel.Judge    = (*Protocol)(nil)
 )
 
-// Name returns "connect-h2".
-func (*Protocol) Name() string { return "connect-h2" }
+// Name returns "connect-h2", or Label.
+func (p *Protocol) Name() string { return cmp.Or(p.Label, "connect-h2") }
 
 // Sniff says Yes to the first line of the client's preface: HTTP/2 with prior
 // knowledge, RFC 9113 section 3.3.

@@ -271,6 +271,9 @@ func (s *server) answer(st *Stream, req *tunnel.Request, err error) {
 		return
 	}
 	r := s.p.rules().Refusal(req, err)
+	if s.p.Status != nil {
+		r.Status = s.p.Status(r)
+	}
 	fields := r.Fields(s.p.ProxyName)
 	c.writeHead(st.id, connect.Fields{{Name: ":status", Value: strconv.Itoa(r.Status)}}, fields, false)
 	// The line goes the way of any data, as the windows let it.

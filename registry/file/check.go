@@ -98,7 +98,7 @@ func (d *decoder) checkService(i int) {
 // may be given on the command line, so no listener counts as any.
 func (d *decoder) carriesSNI() bool {
 	for _, l := range d.cfg.Listeners {
-		if l.Service.IsZero() && (len(l.Protocols) == 0 || slices.ContainsFunc(l.Protocols, namesNoPort)) {
+		if l.Service.IsZero() && slices.ContainsFunc(l.Outer(), namesNoPort) {
 			return true
 		}
 	}
@@ -183,16 +183,17 @@ func (d *decoder) checkListeners() {
 				d.errorf(at.protocols, "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and nobody is trusted to send one")
 			}
 		}
+		d.checkTLS(l, at)
 		if at.service == nil {
-			if at.auth != nil && !l.UDP() && len(l.Protocols) > 0 && !slices.ContainsFunc(l.Protocols, hasCredentials) {
+			if at.auth != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
 				d.errorf(at.auth, "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
-			if at.websocket != nil && !l.UDP() && !slices.Contains(l.Protocols, "websocket") {
+			if at.websocket != nil && !l.UDP() && !slices.Contains(l.spoken(), "websocket") {
 				d.errorf(at.websocket, "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket, "tls": at.tls.node} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}

@@ -43,7 +43,8 @@ var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", 
 // A Listener is an address to accept connections at, or datagrams.
 type Listener struct {
 	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
-	Protocols []string    // of Protocols; empty means the first three, and for UDP quic
+	Protocols []string    // of Protocols, in the clear; empty means the first three, with TLS none, and for UDP quic
+	TLS       *TLS        // that ends here; nil means that none does
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
 	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol
@@ -150,7 +151,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		a, b any
 	}{
 		{"cluster", c.Cluster, next.Cluster},
-		{"listeners", c.Listeners, next.Listeners},
+		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},
@@ -162,6 +163,17 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		}
 	}
 	return parts
+}
+
+// fixed returns what of listeners stays as it is while they are open.
+func fixed(listeners []Listener) []Listener {
+	out := slices.Clone(listeners)
+	for i := range out {
+		if out[i].TLS != nil {
+			out[i].TLS = &TLS{Protocols: out[i].TLS.Protocols}
+		}
+	}
+	return out
 }
 
 // Load reads the configuration file at path, of at most 16 MiB, and the files
@@ -185,7 +197,7 @@ func Reload(path string, current *Config) (*Config, error) {
 		d = parse(path, data)
 		d.remember(data, itemsOf(data))
 	}
-	d.readAuthFiles(path, data)
+	d.readFiles(path, data)
 	if err := d.errs.sorted(); err != nil {
 		return nil, err
 	}

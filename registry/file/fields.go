@@ -32,6 +32,7 @@ type listenerAt struct {
 	node, address, service, protocols, refusal, auth, proxy, websocket *yaml.Node
 	users                                                              bool // in the file itself
 	usersFile, tokensFile                                              *yaml.Node
+	tls                                                                tlsAt
 }
 
 type serviceAt struct {
@@ -149,15 +150,7 @@ var listenerFields = []field[Listener]{
 	}},
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
-		d.list(n, "protocols", func(n *yaml.Node) {
-			s, ok := d.word(n, "a protocol", Protocols...)
-			switch {
-			case ok && slices.Contains(to.Protocols, s):
-				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
-			case ok:
-				to.Protocols = append(to.Protocols, s)
-			}
-		})
+		d.protocols(n, Protocols, &to.Protocols)
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "leave the key out for sni and connect", "protocols is empty")
 		}
@@ -182,6 +175,7 @@ var listenerFields = []field[Listener]{
 		object(d, n, "proxyProtocol", proxyFields, to.Proxy)
 		d.need(n, "proxyProtocol", "from")
 	}},
+	{"tls", func(d *decoder, n *yaml.Node, to *Listener) { d.tls(n, to) }},
 	{"websocket", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().websocket = n
 		object(d, n, "websocket", websocketFields, &to.WebSocket)

@@ -32,7 +32,7 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	for name, keys := range map[string][]string{
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
-		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields),
+		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
 	} {
 		object := root
 		if name != "" {

@@ -1,14 +1,11 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,16 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/admin"
-	"culvert.dev/connect"
-	"culvert.dev/connect/h2"
-	"culvert.dev/connect/proxyproto"
-	"culvert.dev/connect/socks5"
-	"culvert.dev/connect/ws"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
-	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -145,8 +136,7 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 	return []registry.Source{registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}}}, nil, nil
 }
 
-// gatewayConfig makes what gateway.New takes. Protocols are wired here and
-// nowhere else.
+// gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{
 		Lookup: new(dns.Resolver).Lookup,
@@ -206,74 +196,6 @@ func pseudonym(c *file.Config) string {
 		host = "unnamed"
 	}
 	return "culvert-" + host + "-" + strconv.Itoa(os.Getpid())
-}
-
-func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
-	if !l.Service.IsZero() {
-		return []tunnel.Protocol{&tunnel.Fixed{To: l.Service, Port: l.Port}}, nil
-	}
-	names := l.Protocols
-	if len(names) == 0 {
-		names = []string{"sni", "connect", "connect-h2"}
-	}
-	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
-	// asked before it.
-	names = slices.Clone(names)
-	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
-	var ps []tunnel.Protocol
-	for _, name := range names {
-		switch name {
-		case "sni":
-			p := &sni.Protocol{}
-			if l.Refusal == "close" {
-				p.Refusal = sni.RefuseClose
-			}
-			ps = append(ps, p)
-		case "connect", "connect-h2":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			if name == "connect-h2" {
-				ps = append(ps, &h2.Protocol{Auth: auth, Via: via})
-				continue
-			}
-			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
-		case "socks5":
-			verify, err := verifier(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			ps = append(ps, &socks5.Protocol{Verify: verify})
-		case "proxy":
-			ps = append(ps, &proxyproto.Protocol{})
-		case "websocket":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			ps = append(ps, &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via})
-		default:
-			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
-		}
-	}
-	return ps, nil
-}
-
-// preface is what the connections of a listener begin with; nil for nothing.
-func preface(l file.Listener) tunnel.Preface {
-	if l.Proxy == nil {
-		return nil
-	}
-	return &proxyproto.Preface{From: l.Proxy.From}
-}
-
-// rank orders protocols by how much they take for theirs.
-func rank(protocol string) int {
-	if protocol == "connect" {
-		return 1
-	}
-	return 0
 }
 
 // configError makes the mistakes of a file an error of exit code 2.
