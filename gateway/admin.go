@@ -42,7 +42,7 @@ func (g *Gateway) Status() Status {
 		}
 		if ln.Datagrams != nil {
 			l.Address = udp.Scheme + l.Address
-			l.Protocols = append(l.Protocols, ln.Datagrams.Proto())
+			l.Protocols = append(l.Protocols, ln.Datagrams.Protos()...)
 		}
 		s.Listeners = append(s.Listeners, l)
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -95,6 +96,9 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		for _, l := range listeners {
 			if l.Address == q.Listener && l.Datagrams != nil {
 				q.Proto = l.Datagrams.Proto()
+				if q.Port != 0 && l.Datagrams.HTTP3 != nil {
+					q.Proto = "connect-h3"
+				}
 			}
 		}
 	}
@@ -151,7 +155,16 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			x.Proto = req.Proto
 			return req, nil
 		} else if d != nil {
-			spoken = q.Proto == d.Proto()
+			spoken = slices.Contains(d.Protos(), q.Proto)
+			if d.HTTP3 != nil {
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "quic" && d.HTTP3.Owns(name) {
+					x.Detail = "QUIC ends here; inside is spoken connect-h3"
+					return nil, nil
+				}
+				if q.Proto == "connect-h3" && q.As == "" && d.HTTP3.Auth != nil {
+					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+				}
+			}
 		}
 		for _, p := range flat(l.Protocols) {
 			if t, ok := p.(*termination.Protocol); ok && q.Proto == "sni" {
@@ -189,7 +202,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "connect-h2", "hbone", "socks5", "websocket":
+	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -197,7 +210,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, hbone, socks5, websocket, proxy and quic", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, hbone, socks5, websocket, proxy and quic", q.Proto)
 	}
 	return req, err
 }

@@ -155,6 +155,11 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.datagrams.server = &udp.Server{
 		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, Idle: cfg.UDPIdle, Observe: observe, Log: g.log,
 	}
+	for _, l := range cfg.Listeners {
+		if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
+			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
+		}
+	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
@@ -246,7 +251,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		})
 		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
 	}
-	g.datagrams.run(work, run, g.log)
+	g.datagrams.run(work, run, g.router, g.log)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -257,7 +262,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
-	_ = g.datagrams.server.Close()
+	g.datagrams.stop()
 	g.ways.Close()
 	_ = g.loops.Close()
 	stop()
@@ -340,7 +345,10 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
+		var ending sync.WaitGroup
+		ending.Go(func() { g.datagrams.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
+		ending.Wait()
 	}()
 	defer func() {
 		cancel()

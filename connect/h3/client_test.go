@@ -226,8 +226,8 @@ func TestGoAway(t *testing.T) {
 	d.Lookup = func(context.Context, string) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 	}
-	d.Listen = func(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
-		pc, err := listenAny(ctx, to)
+	d.Listen = func(ctx context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
+		pc, err := Listen(ctx, to)
 		mu.Lock()
 		defer mu.Unlock()
 		return redirected{pc, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr))}, err
@@ -431,12 +431,12 @@ func TestListenMayRefuse(t *testing.T) {
 		return []netip.Addr{netip.MustParseAddr("192.0.2.1"), to.Addr()}, nil
 	}
 	var asked []netip.AddrPort
-	d.Listen = func(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
+	d.Listen = func(ctx context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
 		asked = append(asked, to)
 		if !to.Addr().IsLoopback() {
 			return nil, tunnel.Refusef(tunnel.Prohibited, "%s is not to be dialed", to)
 		}
-		return listenAny(ctx, to)
+		return Listen(ctx, to)
 	}
 	ping(t, open(t, d, "svc:1"), "x")
 	if len(asked) != 2 || asked[1] != to {
@@ -444,7 +444,7 @@ func TestListenMayRefuse(t *testing.T) {
 	}
 	_ = d.Close()
 	d = newDialer(t, "192.0.2.1:443")
-	d.Listen = func(_ context.Context, to netip.AddrPort) (net.PacketConn, error) {
+	d.Listen = func(_ context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
 		return nil, tunnel.Refusef(tunnel.Prohibited, "%s is not to be dialed", to)
 	}
 	_, err := d.DialContext(t.Context(), "tcp", "svc:1")

@@ -50,10 +50,11 @@ type Dialer struct {
 	// means the resolver of this host.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	// Listen opens a UDP socket that may be used to reach the proxy at to, and
-	// nothing else; each connection has its own. It is where a guard may refuse
-	// the address. The Dialer closes it. Nil means any local address and port.
-	Listen func(ctx context.Context, to netip.AddrPort) (net.PacketConn, error)
+	// Listen opens a UDP socket that may be used to reach the proxy at to, an
+	// address of host, and nothing else; each connection has its own. It is where
+	// a guard may refuse the address. The Dialer closes it. Nil means the
+	// function Listen.
+	Listen func(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error)
 
 	// TLS is used to the proxy, with the ALPN "h3" and without 0-RTT; without a
 	// ServerName it asks for the host of Proxy. Nil means the roots of this host.
@@ -303,11 +304,7 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(shares))
 		defer cancel()
 	}
-	listen := d.Listen
-	if listen == nil {
-		listen = listenAny
-	}
-	pc, err := listen(ctx, to)
+	pc, err := d.listen(ctx, to)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -325,7 +322,20 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 	return qc, tr, nil
 }
 
-func listenAny(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
+func (d *Dialer) listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
+	if d.Listen == nil {
+		return Listen(ctx, to)
+	}
+	host, _, err := net.SplitHostPort(d.Proxy)
+	if err != nil {
+		return nil, err
+	}
+	return d.Listen(ctx, host, to)
+}
+
+// Listen opens a UDP socket of the kind of address that to is, at any local
+// address and port. It is what a Dialer does by itself.
+func Listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
 	network := "udp4"
 	if to.Addr().Is6() {
 		network = "udp6"

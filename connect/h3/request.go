@@ -32,6 +32,7 @@ type serverConn struct {
 	tr      *quic.Transport
 	handler tunnel.Handler
 	local   uint16
+	peer    tunnel.Peer
 	running sync.WaitGroup // requests whose Handler has not returned
 
 	grown int64 // by which its window grew; guarded by s.mu

@@ -43,6 +43,10 @@ type Server struct {
 	Via       string
 	ProxyName string
 
+	// Identify, if set, says who the client of a connection is by what TLS has
+	// verified of it. It is asked once for each connection; an error ends it.
+	Identify func(*tls.ConnectionState) (tunnel.Peer, error)
+
 	// Name is the listener's, as configured, for logs; "" means its address.
 	Name string
 
@@ -152,13 +156,23 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 		_ = qc.CloseWithError(quic.ApplicationErrorCode(InternalError), "")
 		return
 	}
-	if err := s.arrived(a); err != nil {
+	err := s.arrived(a)
+	if err != nil {
 		_ = qc.CloseWithError(quic.ApplicationErrorCode(ExcessiveLoad), err.Error())
 		s.tell(a, err)
 		return
 	}
 	k := &serverConn{s: s, a: a, tr: tr, handler: h, since: clock(), local: addrPort(qc.LocalAddr()).Port()}
 	k.c = &conn{qc: qc, side: k}
+	if s.Identify != nil {
+		cs := qc.ConnectionState().TLS
+		if k.peer, err = s.Identify(&cs); err != nil {
+			err = refuse(tunnel.NoAuth, "the client's certificate: %w", err)
+			_ = qc.CloseWithError(quic.ApplicationErrorCode(GeneralProtocol), "") // TLS should have refused it
+			s.tell(a, err)
+			return
+		}
+	}
 	s.mu.Lock()
 	if s.conns == nil {
 		s.conns = make(map[*quic.Conn]*serverConn)
@@ -364,5 +378,5 @@ func handshakeError(err error) *tunnel.Error {
 // newRequest makes the request of a stream, as far as its connection is known.
 func (k *serverConn) newRequest() *tunnel.Request {
 	source := addrPort(k.c.qc.RemoteAddr()) // as of now: a client may change it
-	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, Local: k.local, Start: time.Now()}
+	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, Local: k.local, Peer: k.peer, Start: time.Now()}
 }

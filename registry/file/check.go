@@ -236,6 +236,9 @@ func (d *decoder) checkNetwork(l *Listener, at *listenerAt) {
 		name string
 		node *yaml.Node
 	}{{"auth", at.auth}, {"proxyProtocol", at.proxy}, {"websocket", at.websocket}} {
+		if key.name == "auth" && l.TLS != nil {
+			continue // of connect-h3
+		}
 		if key.node != nil && (at.service == nil || key.name == "proxyProtocol") { // else it is said below
 			d.errorf(key.node, "leave it out", "%s has no effect: this listener is of UDP", key.name)
 		}
@@ -344,5 +347,5 @@ func namesNoPort(protocol string) bool {
 
 // hasCredentials reports whether the clients of a protocol can show who they are.
 func hasCredentials(protocol string) bool {
-	return protocol == "connect" || protocol == "connect-h2" || protocol == "socks5" || protocol == "websocket"
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "socks5" || protocol == "websocket"
 }

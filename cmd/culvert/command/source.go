@@ -163,9 +163,11 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		if l.UDP() {
-			cfg.Listeners = append(cfg.Listeners, gateway.Listener{
-				Address: l.Address, Datagrams: &gateway.Datagrams{Service: l.Service, Port: l.Port, Silent: l.Refusal == "close"},
-			})
+			d, err := datagrams(l, cfg.Via)
+			if err != nil {
+				return cfg, err
+			}
+			cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Datagrams: d})
 			continue
 		}
 		ps, err := protocols(l, cfg.Via)
