@@ -7,7 +7,7 @@ import "time"
 // known is made of frames that cost the sender less than the receiver.
 const (
 	MeterBudget = 1000 // points, to begin with and at most
-	meterRefill = 200  // points a second
+	MeterRefill = 200  // points a second
 
 	CostFrame   = 1 // a frame that is neither of a request nor of its data
 	CostRequest = 1 // given back when the request is accepted
@@ -25,7 +25,7 @@ type Meter struct {
 func (m *Meter) Spend(cost float64) bool {
 	now := time.Now()
 	if !m.at.IsZero() {
-		m.spent = max(0, m.spent-now.Sub(m.at).Seconds()*meterRefill)
+		m.spent = max(0, m.spent-now.Sub(m.at).Seconds()*MeterRefill)
 	}
 	m.at = now
 	m.spent += cost

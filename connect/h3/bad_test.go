@@ -356,11 +356,11 @@ func TestBytesAfterARefusal(t *testing.T) {
 	if a := r.request(":method", "CONNECT", ":authority", "nobody:1").answer(); a.status != 403 {
 		t.Errorf("got %+v, want 403", a)
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.outcomes) != 2 {
-		t.Errorf("%d outcomes for two requests", len(g.outcomes))
-	}
+	until(t, "both are told of", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return len(g.outcomes) == 2
+	})
 }
 
 // TestServerTimes has the time limits of a server's connection.

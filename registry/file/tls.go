@@ -163,6 +163,10 @@ func (d *decoder) protocols(n *yaml.Node, known []string, to *[]string) {
 			d.errorf(n, "write tls: {protocols: [hbone], ...}", "hbone is spoken inside of TLS")
 			return
 		}
+		if n.Value == "connect-h3" && !slices.Contains(known, "connect-h3") {
+			d.errorf(n, "write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 is spoken where QUIC ends")
+			return
+		}
 		s, ok := d.word(n, "a protocol", known...)
 		switch {
 		case ok && slices.Contains(*to, s):
