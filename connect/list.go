@@ -33,8 +33,16 @@ type HeaderList struct {
 	Fields Fields
 
 	// Answer are field lines to send with the 200. A hook of the carrier's may
-	// set them.
+	// set them; a Dialer that is given the list sets them to those that came.
 	Answer Fields
+
+	// Stream, if a hook of the carrier's sets it, makes of a stream that was
+	// accepted what its Handler gets.
+	Stream func(tunnel.Stream) tunnel.Stream
+
+	// Refusal, if a hook of the carrier's sets it, is what the client hears of
+	// an error, in place of what all of CONNECT says.
+	Refusal func(req *tunnel.Request, err error) Refusal
 }
 
 // A ListReader makes a HeaderList of fields as they are decoded, and judges
@@ -178,14 +186,22 @@ func (r *ListReader) Request() {
 	}
 }
 
-// AdmitList is Admit for a plain CONNECT that came as a header list, with what
-// such a list may get wrong.
-func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *HeaderList) (context.Context, error) {
-	if _, n := list.Fields.Get("content-length"); n > 0 {
-		return ctx, badRequest("CONNECT with content-length")
+// Check refuses a CONNECT, extended or not, for what is malformed in HTTP and
+// not in its carrier.
+func (l *HeaderList) Check() error {
+	if _, n := l.Fields.Get("content-length"); n > 0 {
+		return badRequest("CONNECT with content-length")
 	}
-	if host, n := list.Fields.Get("host"); n > 1 || n == 1 && host != list.Authority { // RFC 9113 section 8.3.1, RFC 9114 section 4.3.1
-		return ctx, badRequest("host field that is not the :authority")
+	if host, n := l.Fields.Get("host"); n > 1 || n == 1 && host != l.Authority { // RFC 9113 section 8.3.1, RFC 9114 section 4.3.1
+		return badRequest("host field that is not the :authority")
+	}
+	return nil
+}
+
+// AdmitList is Admit for a plain CONNECT that came as a header list.
+func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *HeaderList) (context.Context, error) {
+	if err := list.Check(); err != nil {
+		return ctx, err
 	}
 	return p.Admit(ctx, req, list.Authority, list.Fields)
 }

@@ -139,7 +139,7 @@ func TestHTTP3HopIsGuarded(t *testing.T) {
 		return nil, errors.New("no such name")
 	}}
 	t.Cleanup(d.Close)
-	for to, want := range map[string]tunnel.Reason{"metadata.test:80": tunnel.Prohibited, "nobody.test:80": tunnel.DialFailed} {
+	for to, want := range map[string]tunnel.Reason{"metadata.test:80": tunnel.Prohibited, "nobody.test:80": tunnel.LookupError} {
 		way, err := d.way([]registry.Hop{byHTTP3("", to)})
 		if err != nil {
 			t.Fatal(err)

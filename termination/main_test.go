@@ -3,7 +3,6 @@ package termination
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -230,13 +229,5 @@ func ping(t testing.TB, c net.Conn, s string) {
 	got := make([]byte, len(s))
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != s {
 		t.Fatalf("got %q and %v back, want %q", got, err, s)
-	}
-}
-
-func wantReason(t testing.TB, err error, want tunnel.Reason) {
-	t.Helper()
-	var te *tunnel.Error
-	if !errors.As(err, &te) || te.Reason != want {
-		t.Errorf("got error %v (reason %q), want reason %q", err, tunnel.ReasonOf(err), want)
 	}
 }

@@ -290,6 +290,12 @@ func TestBadInput(t *testing.T) {
 		{"SSLv2", true, []byte{0x80, 46, 1, 0, 2}, 0, tunnel.BadHello},
 		{"TLS 1.1 at most", true, versionHello(own, tls.VersionTLS11), 70, tunnel.BadHello},
 		{"TLS 1.2 at most, where 1.3 is the least", true, versionHello(own, tls.VersionTLS12), 70, tunnel.BadHello},
+		{"an address for a name", true, renamed(own, "1.2.3.4"), 112, tunnel.NoSNI},
+		{"a NUL in the name", true, renamed(own, "gw.te\x00t"), 47, tunnel.BadHello},
+		{"an empty label", true, renamed(own, "gw..tst"), 47, tunnel.BadHello},
+		{"a name with its last dot, which crypto/tls does not take", true, renamed(own, "gwtest."), 50, tunnel.BadHello},
+		{"HTTP", true, []byte("GET / HTTP/1.1\r\n\r\n"), 0, tunnel.BadPreamble},
+		{"SSH", true, []byte("SSH-2.0-x\r\n"), 0, tunnel.BadPreamble},
 		{"no name, where names decide", false, nameHello(t, ""), 112, tunnel.NoSNI},
 		{"a name that nobody has", false, nameHello(t, "nobody.test"), 112, tunnel.NoRoute},
 	} {
@@ -306,12 +312,20 @@ func TestBadInput(t *testing.T) {
 			if alert != tt.alert {
 				t.Errorf("heard %x, the alert %d; want %d", heard[max(0, len(heard)-16):], alert, tt.alert)
 			}
+			if got := string(heard); tt.name == "HTTP" && !strings.HasSuffix(got, "\r\n\r\nTLS expected\n") {
+				t.Errorf("heard %q, want to be told", got)
+			}
 			g.reason(t, tt.reason)
 			if n := g.count(); n != 1 {
 				t.Errorf("%d outcomes, want one", n)
 			}
 		})
 	}
+}
+
+// renamed puts another name of seven bytes into the hello for gw.test.
+func renamed(hello []byte, name string) []byte {
+	return bytes.Replace(hello, []byte("gw.test"), []byte(name), 1)
 }
 
 func nameHello(t *testing.T, name string) []byte {
@@ -463,6 +477,25 @@ func TestPeerOf(t *testing.T) {
 	if p, err := PeerOf(&tls.ConnectionState{}, nil); p != (tunnel.Peer{}) || err != nil {
 		t.Errorf("nothing was verified: %+v and %v, want nobody", p, err)
 	}
+}
+
+// TestALPN: what is offered has to be something that is spoken, and nothing
+// need be.
+func TestALPN(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	for offer, want := range map[string]string{"": "", "h2": "h2", "http/1.1": "http/1.1", "imap http/1.1 h2": "h2"} {
+		c := dial(t, tlsDialer{roots(ca, "gw.test", strings.Fields(offer)...)}, g.addr)
+		if got := c.(*stream).ConnectionState().NegotiatedProtocol; got != want {
+			t.Errorf("offered %q: got %q, want %q", offer, got, want)
+		}
+		_ = c.Close()
+	}
+	_, err := tlsDialer{roots(ca, "gw.test", "imap")}.DialContext(t.Context(), "tcp", g.addr)
+	if err == nil || !strings.Contains(err.Error(), "no application protocol") {
+		t.Errorf("got %v, want the alert no_application_protocol", err)
+	}
+	g.reason(t, tunnel.BadHello)
 }
 
 // TestNoKeys: a Protocol that was given none refuses, and passes on the rest.

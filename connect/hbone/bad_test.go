@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/net/http2"
-
 	"culvert.dev/connect/h2"
 	"culvert.dev/tunnel"
 )
@@ -30,7 +28,7 @@ func TestBadRequests(t *testing.T) {
 		case "full.test":
 			return tunnel.Route{}, tunnel.Refusef(tunnel.Overload, "no room for %q", req.Target())
 		}
-		return routes.Resolve(nil, req)
+		return routes.Resolve(t.Context(), req)
 	}))
 	d := m.newDialer(g.addr, id("gw"))
 	for _, tt := range []struct {
@@ -72,7 +70,7 @@ func TestBadRequests(t *testing.T) {
 
 	cfg := m.client("alice")
 	cfg.InsecureSkipVerify = true // the server has no name to verify
-	web := &http2.Transport{TLSClientConfig: cfg}
+	web := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}
 	defer web.CloseIdleConnections()
 	resp, err := web.RoundTrip(&http.Request{Method: "GET", URL: mustURL("https://" + g.addr + "/"), Header: http.Header{}})
 	if err != nil {

@@ -59,7 +59,7 @@ func TestInnerIsNotPooled(t *testing.T) {
 		to := []string{one.addr, two.addr}[turn%2]
 		turn++
 		chosen[to]++
-		return table{"svc.test:80": to}.Resolve(nil, req)
+		return table{"svc.test:80": to}.Resolve(t.Context(), req)
 	}))
 	d := &Double{Outer: m.newDialer(outer.addr, id("gw")), TLS: m.client("alice"), Peers: []string{"spiffe://cluster.local"}}
 	defer d.Close()
