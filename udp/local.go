@@ -120,7 +120,7 @@ func (d *door) answerOf(b []byte, to netip.AddrPort) netip.Addr {
 	if version, _, scid, long := readHeader(b); long && version != 0 {
 		for _, p := range d.byAddr[c] {
 			if p.session.state == local {
-				p.session.ids.size = len(scid)
+				p.session.ids.heard, p.session.ids.size = string(scid), len(scid)
 				p.session.ids.add(p.session, scid)
 				break
 			}

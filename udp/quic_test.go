@@ -184,8 +184,7 @@ func TestQUICProof(t *testing.T) {
 	if st := r.s.Stats(); st.HalfOpen != 1 {
 		t.Fatalf("%+v, want half open", st)
 	}
-	moved := newPeer(t)
-	moved.say(r.addr, short(serverID, "guessed"))
+	newPeer(t).say(r.addr, short("guessed", "data"))
 	svc.silent()
 	client.say(r.addr, short(serverID, "proof"))
 	svc.hear(short(serverID, "proof"))

@@ -47,6 +47,9 @@ type session struct {
 	sent     atomic.Int64 // datagrams of the client
 	moved    atomic.Int64 // when a datagram was last carried, from start
 	answered atomic.Bool
+	spoken   atomic.Bool  // a datagram of the client's was the last
+	turns    atomic.Int32 // of the service, see convinced
+	sure     atomic.Bool  // proven by what the service does
 
 	// Guarded by the Server's mu.
 	state   state
@@ -312,6 +315,7 @@ func (k *session) toService(p *path, sock *socket, b []byte) error {
 	k.moved.Store(now)
 	p.moved.Store(now)
 	k.sent.Add(1)
+	k.spoken.Store(true)
 	if err := sock.send(b); err != nil {
 		return err
 	}
@@ -346,15 +350,31 @@ func (k *session) toClient(p *path, b []byte) {
 	if k.opening != nil && len(b) > 0 && b[0]&0x80 != 0 && !k.heard(b) {
 		defer k.end(tunnel.Unsupported, errors.New("the service speaks other versions of QUIC: the client may begin again"))
 	}
-	if !k.answered.Swap(true) && k.opening == nil {
-		k.prove()
-	}
 	now := int64(time.Since(k.start))
 	k.moved.Store(now)
 	p.moved.Store(now)
-	if k.d.wire.send(b, p.client.addr, p.client.local) == nil {
-		k.out.Add(int64(len(b)))
+	if k.d.wire.send(b, p.client.addr, p.client.local) != nil {
+		return
 	}
+	out, in := k.out.Add(int64(len(b))), k.in.Load()
+	first := !k.answered.Swap(true)
+	if k.opening == nil && first || k.opening != nil && !k.sure.Load() && k.convinced(b, in, out) { // of UDP an answer is all the proof there can be
+		k.sure.Store(true)
+		k.prove()
+	}
+}
+
+// convinced reports whether a QUIC service that says b behaves as one that
+// knows that its client hears it: it has said more than three times what it
+// got (RFC 9000 section 8.1), or has answered in 1-RTT packets some times. What
+// it repeats before that is its handshake, in long headers (RFC 9002 section
+// 6.2.1).
+func (k *session) convinced(b []byte, in, out int64) bool {
+	const enough = 3
+	if len(b) > 0 && b[0]&0x80 == 0 && k.spoken.Swap(false) {
+		k.turns.Add(1)
+	}
+	return out > 3*in || k.turns.Load() >= enough
 }
 
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
