@@ -19,9 +19,10 @@ type Datagrams struct {
 	Silent  bool        // QUIC clients are told nothing where they are refused
 
 	// End serves the QUIC connections to names for which Own is true, which
-	// end here, until ctx is done or c is closed. c is theirs alone, and is
-	// closed after End has returned. Both are nil where none end here.
-	End func(ctx context.Context, c net.PacketConn) error
+	// end here, until ctx is done. c is a socket of theirs alone, which also
+	// makes their connection ids; it is closed after End has returned. Both are
+	// nil where none end here.
+	End func(ctx context.Context, c *udp.Local) error
 	Own func(tunnel.Name) bool
 }
 
@@ -41,7 +42,7 @@ type datagrams struct {
 
 type datagramListener struct {
 	udp.Listener
-	end func(context.Context, net.PacketConn) error
+	end func(context.Context, *udp.Local) error
 }
 
 // listen opens the socket of l.

@@ -79,6 +79,9 @@ func (i *ids) forget(k *session) {
 func (d *door) quic(b []byte, c client) {
 	s := d.s
 	version, dcid, scid, long := readHeader(b)
+	if d.own(b, dcid, long, c) {
+		return
+	}
 	s.mu.Lock()
 	k, p := d.find(b, dcid, long, c)
 	if k == nil && long {
@@ -121,6 +124,31 @@ func (d *door) quic(b []byte, c client) {
 		s.mu.Unlock()
 		s.dropped.Add(1)
 	}
+}
+
+// own hands a datagram to an id of the Local's on.
+func (d *door) own(b, id []byte, long bool, c client) bool {
+	l := d.ln.Local
+	if l == nil {
+		return false
+	}
+	if !long && len(b) > LocalIDLen {
+		id = b[1 : 1+LocalIDLen]
+	}
+	if !l.owns(id) {
+		return false
+	}
+	d.s.mu.Lock()
+	for _, p := range d.byAddr[c] {
+		if k := p.session; k.state == local {
+			k.proven()
+			k.moved.Store(int64(time.Since(k.start)))
+			break
+		}
+	}
+	d.s.mu.Unlock()
+	l.push(b, c.addr)
+	return true
 }
 
 // find returns the session that a datagram is of, and its path if its client

@@ -32,8 +32,7 @@ func (w *world) serveHTTP3(t *testing.T) *quicService {
 	t.Helper()
 	pc, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	must(t, err)
-	tlsConf := w.service.ServerConfig()
-	tlsConf.ClientAuth = tls.VerifyClientCertIfGiven
+	tlsConf := &tls.Config{Certificates: []tls.Certificate{w.service.TLS}, ClientAuth: tls.RequestClientCert}
 	srv := &http3.Server{TLSConfig: http3.ConfigureTLSConfig(tlsConf), Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		id := "nobody"
 		if len(r.TLS.PeerCertificates) > 0 {
@@ -58,21 +57,20 @@ func (w *world) serveHTTP3(t *testing.T) *quicService {
 	return &quicService{addr: pc.LocalAddr().String()}
 }
 
-// ngtcp2's client, whose port changes under it in the middle, and Chromium.
+// ngtcp2's client and Chromium.
 func TestQUICOtherClients(t *testing.T) {
 	w := newWorld(t)
 	s := w.serveHTTP3(t)
-	g := quicGateway(t, "--route", route(s.addr))
+	// ngtcp2's client names localhost where it is given an address.
+	g := quicGateway(t, "--route", route(s.addr), "--route", "localhost="+s.addr)
 	_, port, err := net.SplitHostPort(strings.TrimPrefix(g.addr, "udp://"))
 	must(t, err)
 	for name, args := range map[string][]string{
-		"ngtcp2":            nil,
-		"ngtcp2, version 2": {"--version=0x6b3343cf"},
-		"ngtcp2, rebinding": {"--change-local-addr=30ms", "--nat-rebinding"},
+		"ngtcp2": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			args = append(args, "-q", "--timeout=10s", "--exit-on-all-streams-close", "--sni="+svc, "--download="+dir,
+			args = append(args, "-q", "--timeout=10s", "--exit-on-all-streams-close", "--download="+dir,
 				"--cert="+w.cert, "--key="+w.key, "127.0.0.1", port, "https://"+svc+":"+port+"/8000000")
 			_, errs, code := command(t, "gtlsclient", args...)
 			got, err := os.ReadFile(filepath.Join(dir, "8000000"))
@@ -101,6 +99,17 @@ func TestQUICOtherServices(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			port := freePort(t)
 			p := start(t, "gtlsserver", append(args, "-q", "-d", dir, "127.0.0.1", port, w.svcKey, w.svcCert)...)
+			p.await(t, "listened", func() bool { // as a closed port says so
+				c, err := net.Dial("udp", "127.0.0.1:"+port)
+				must(t, err)
+				defer c.Close()
+				for range 2 {
+					if _, err := c.Write([]byte{0}); err != nil {
+						return false
+					}
+				}
+				return true
+			})
 			g := quicGateway(t, "--route", route("127.0.0.1:"+port))
 			conf := w.client.ClientConfig(svc)
 			tr := &http3.Transport{TLSClientConfig: conf, QUICConfig: &quic.Config{HandshakeIdleTimeout: patience}}
@@ -115,6 +124,16 @@ func TestQUICOtherServices(t *testing.T) {
 			var b bytes.Buffer
 			if n, err := b.ReadFrom(resp.Body); n != 3_000_000 || err != nil {
 				t.Errorf("%d bytes, %v", n, err)
+			}
+
+			// ngtcp2 at both ends.
+			g = quicGateway(t, "--route", "localhost=127.0.0.1:"+port)
+			_, gport, err := net.SplitHostPort(strings.TrimPrefix(g.addr, "udp://"))
+			must(t, err)
+			to := t.TempDir()
+			_, errs, _ := command(t, "gtlsclient", "-q", "--timeout=10s", "--exit-on-all-streams-close", "--download="+to, "127.0.0.1", gport, "https://localhost:"+gport+"/file")
+			if got, err := os.Stat(filepath.Join(to, "file")); err != nil || got.Size() != 3_000_000 {
+				t.Errorf("%v, %v\n%s", got, err, errs)
 			}
 		})
 	}
@@ -149,8 +168,11 @@ func TestDNSOverUDP(t *testing.T) {
 	}
 	const clients = 1000
 	failed := make(chan error, clients)
+	few := make(chan struct{}, 50) // at once: a socket's buffer has room for 250
 	for i := range clients {
+		few <- struct{}{}
 		go func() {
+			defer func() { <-few }()
 			c := dns.Client{Timeout: patience}
 			m, _, err := c.Exchange(new(dns.Msg).SetQuestion(fmt.Sprintf("n%d.example.test.", i), dns.TypeTXT), addr)
 			if err == nil && (len(m.Answer) != 1 || m.Answer[0].Header().Name != m.Question[0].Name) {
@@ -193,7 +215,7 @@ func TestSteadyUDP(t *testing.T) {
 	b := make([]byte, size)
 	_ = c.SetDeadline(time.Now().Add(patience))
 	for sent, got := 0, 0; got < n; {
-		for ; sent < n && sent-got < window; sent++ {
+		for ; sent < n && sent-got < min(window, got+1); sent++ {
 			binary.BigEndian.PutUint32(b, uint32(sent))
 			if _, err := c.Write(b); err != nil {
 				t.Fatal(err)
@@ -228,7 +250,7 @@ func TestUDPFlood(t *testing.T) {
 	defer flood.Close()
 	before := rss(t, g)
 	rnd := rand.New(rand.NewPCG(1, 2))
-	b := make([]byte, 1300)
+	b := make([]byte, 1304)
 	for i := range 100_000 {
 		for j := 0; j < len(b); j += 8 {
 			binary.BigEndian.PutUint64(b[j:], rnd.Uint64())
@@ -277,7 +299,6 @@ func rss(t *testing.T, g *gateway) (n int) {
 	must(t, err)
 	return n * os.Getpagesize()
 }
-
 
 // spki is the hash of the service's key, as Chromium wants it.
 func (w *world) spki() string {
