@@ -11,21 +11,15 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/quic-go/quic-go"
 
-	gw "culvert.dev/gateway"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
-	"culvert.dev/registry"
-	"culvert.dev/tunnel"
-	"culvert.dev/udp"
 )
 
 const echoALPN = "echo/1"
@@ -216,96 +210,6 @@ services:
     endpoints: ["%s"]
 `, listeners, freePort(t), limits, svc, addr)))
 }
-
-// A relay stands between client and gateway, and does to their datagrams what
-// networks do.
-type relay struct {
-	front *net.UDPConn
-	to    *net.UDPAddr
-
-	first  atomic.Int64 // long headers of the client's before anything came back
-	heard  atomic.Bool
-	mess   func(i int, b []byte) [][]byte // what becomes of the client's i-th datagram; nil: itself
-	mu     sync.Mutex                     // guards what follows
-	back   *net.UDPConn                   // to the gateway
-	client *net.UDPAddr
-	wg     sync.WaitGroup
-}
-
-func newRelay(t *testing.T, g *gateway, mess func(i int, b []byte) [][]byte) *relay {
-	t.Helper()
-	to, err := net.ResolveUDPAddr("udp", strings.TrimPrefix(g.addr, "udp://"))
-	must(t, err)
-	r := &relay{to: to, mess: mess}
-	r.front, err = net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	must(t, err)
-	r.rebind(t)
-	r.wg.Go(r.forth)
-	t.Cleanup(func() {
-		_ = r.front.Close()
-		r.mu.Lock()
-		_ = r.back.Close()
-		r.mu.Unlock()
-		r.wg.Wait()
-	})
-	return r
-}
-
-// rebind gives the client another address, as a NAT does.
-func (r *relay) rebind(t *testing.T) {
-	t.Helper()
-	back, err := net.DialUDP("udp", nil, r.to)
-	must(t, err)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.back != nil {
-		_ = r.back.Close()
-	}
-	r.back = back
-	r.wg.Go(func() {
-		b := make([]byte, 1<<16)
-		for {
-			n, err := back.Read(b)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err != nil {
-				continue
-			}
-			r.heard.Store(true)
-			r.mu.Lock()
-			client := r.client
-			r.mu.Unlock()
-			_, _ = r.front.WriteToUDP(b[:n], client)
-		}
-	})
-}
-
-func (r *relay) forth() {
-	b := make([]byte, 1<<16)
-	for i := 0; ; i++ {
-		n, from, err := r.front.ReadFromUDP(b)
-		if err != nil {
-			return
-		}
-		if b[0]&0x80 != 0 && !r.heard.Load() {
-			r.first.Add(1)
-		}
-		r.mu.Lock()
-		r.client = from
-		back := r.back
-		r.mu.Unlock()
-		all := [][]byte{b[:n]}
-		if r.mess != nil {
-			all = r.mess(i, append([]byte(nil), b[:n]...))
-		}
-		for _, d := range all {
-			_, _ = back.Write(d)
-		}
-	}
-}
-
-func (r *relay) addr() string { return r.front.LocalAddr().String() }
 
 // A post-quantum hello over two Initials and more, mutual TLS between the ends,
 // megabytes both ways, and one line in the log.
@@ -571,84 +475,5 @@ services: [{name: %s, endpoints: ["%s"]}]
 	}
 	if l := g.outcome(t, c.source()); l.Reason != "drain" {
 		t.Errorf("the line: %+v", l)
-	}
-}
-
-// localIDs are connection ids by which the gateway knows the library's packets.
-type localIDs struct{ *udp.Local }
-
-func (l localIDs) GenerateConnectionID() (quic.ConnectionID, error) {
-	return quic.ConnectionIDFromBytes(l.NewID()), nil
-}
-func (l localIDs) ConnectionIDLen() int { return udp.LocalIDLen }
-
-// Names of the gateway's own end at a QUIC library behind the same port, and
-// the others pass: the seam for HTTP/3. Both follow a client to a new address,
-// and the library also one that moves on purpose.
-func TestQUICEndsHere(t *testing.T) {
-	w := newWorld(t)
-	s := w.serveQUIC(t, nil)
-	own := &quicService{}
-	name, err := tunnel.ParseName("gateway.example.test")
-	must(t, err)
-	target, err := tunnel.ParseName(svc)
-	must(t, err)
-	to := netip.MustParseAddrPort(s.addr)
-	g, err := gw.New(t.Context(), gw.Config{
-		Listeners: []gw.Listener{{Address: "udp://127.0.0.1:0", Datagrams: &gw.Datagrams{
-			Own: func(n tunnel.Name) bool { return n == name },
-			End: func(ctx context.Context, c *udp.Local) error {
-				tr := &quic.Transport{Conn: c, ConnectionIDGenerator: localIDs{c}}
-				done := w.echo(t, tr, &quic.Config{}, own)
-				<-ctx.Done()
-				err := tr.Close()
-				<-done
-				return err
-			},
-		}}},
-		Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []registry.Service{{
-			Name: svc, Names: []tunnel.Pattern{{Suffix: target}}, Exposed: true, Endpoints: []registry.Endpoint{{Addr: to.Addr(), Port: to.Port()}},
-		}}}}},
-		Lameduck: -1, Grace: -1,
-	})
-	must(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- g.Run(ctx, nil) }()
-	t.Cleanup(func() {
-		stop()
-		must(t, <-ended)
-	})
-	r := newRelay(t, &gateway{addr: g.Addrs()[0].String()}, nil)
-	c := w.quicClient(t)
-	c.tls.InsecureSkipVerify = true // the certificate has the service's name
-	here, there := c.mustDial(r.addr(), name.String()), c.mustDial(r.addr(), svc)
-	for range 3 {
-		for _, conn := range []*quic.Conn{here, there} {
-			if id := c.exchange(conn, 200_000); id != clientID {
-				t.Errorf("the client is %q, want %q", id, clientID)
-			}
-		}
-		r.rebind(t)
-	}
-	if a, b := len(own.conns), len(s.conns); a != 1 || b != 1 {
-		t.Errorf("%d connections end here and %d at the service, want one each", a, b)
-	}
-
-	// On purpose: the client validates another path and switches to it.
-	pc, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	must(t, err)
-	defer pc.Close()
-	tr := &quic.Transport{Conn: pc}
-	defer tr.Close()
-	direct := c.mustDial(g.Addrs()[0].String(), name.String())
-	c.exchange(direct, 1000)
-	path, err := direct.AddPath(tr)
-	must(t, err)
-	must(t, path.Probe(t.Context()))
-	must(t, path.Switch())
-	c.exchange(direct, 200_000)
-	if from := own.last().RemoteAddr().String(); from != pc.LocalAddr().String() {
-		t.Errorf("the library sees %s, want the new path, %s", from, pc.LocalAddr())
 	}
 }
