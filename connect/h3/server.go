@@ -85,9 +85,26 @@ type Server struct {
 	wg       sync.WaitGroup // connections
 }
 
+// An idMaker makes connection ids, all of one length.
+type idMaker interface{ NewID() []byte }
+
+type generator struct {
+	idMaker
+	n int
+}
+
+func (g generator) GenerateConnectionID() (quic.ConnectionID, error) {
+	return quic.ConnectionIDFromBytes(g.NewID()), nil
+}
+
+func (g generator) ConnectionIDLen() int { return g.n }
+
 // Serve serves what comes to pc until Shutdown or Close, and then returns
 // tunnel.ErrServerClosed; earlier only where pc fails. It owns pc. Every
 // request's context is made of ctx.
+//
+// Where pc has a method NewID() []byte, that makes the connection ids: it is a
+// part of a socket that finds its packets by them.
 func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler) error {
 	defer pc.Close()
 	if s.TLS == nil {
@@ -102,6 +119,9 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 		ConnContext: func(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
 			return s.knock(ctx, info, name)
 		},
+	}
+	if ids, ok := pc.(idMaker); ok {
+		tr.ConnectionIDGenerator = generator{ids, len(ids.NewID())}
 	}
 	if !s.track(tr) {
 		return tunnel.ErrServerClosed
