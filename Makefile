@@ -57,6 +57,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 	  $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PEERS); \
 	fi
+	@integration/newcurl.sh $(CURDIR)/bin/newcurl
 
 .PHONY: check
 check: ## format, vet on three systems, static analysis, tidy

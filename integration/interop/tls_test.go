@@ -80,6 +80,27 @@ func TestCurlByAProxyThatEndsTLS(t *testing.T) {
 }
 
 // nghttp2's CONNECT, by Node, inside of TLS with a client certificate.
+// curl asks proxies by HTTP/2 from 8.1 on. Two transfers share a tunnel, which
+// ends with the connection: curl does not end it before.
+func TestCurlByHTTP2(t *testing.T) {
+	w := newWorld(t)
+	g, own, _ := startTLS(t, w, "required", w.nginx(t))
+	want := "dn=CN=web serial=" + w.serial() + " proto=HTTP/2.0 sni=" + svc + "\n"
+	out, errs, code := command(t, "../../bin/newcurl/curl", "-sS", "-v", "--proxy-http2", "--cacert", w.ca, "--cert", w.cert, "--key", w.key,
+		"--proxy-cacert", w.ca, "--proxy-cert", w.cert, "--proxy-key", w.key, "-x", "https://"+own, "https://"+svc+"/", "https://"+svc+":443/again")
+	if out != want+want || code != 0 || !strings.Contains(errs, "CONNECT tunnel: HTTP/2 negotiated") {
+		t.Errorf("curl: exit code %d, got %q, %s, want %q twice, by HTTP/2", code, out, errs, want)
+	}
+	g.line(t, "logged the tunnel and whose it was", func(l line) bool {
+		return l.Proto == "connect-h2" && l.Reason == "reset" && l.Peer == clientID && l.Target == svc+":443"
+	})
+	_, errs, code = command(t, "../../bin/newcurl/curl", "-sS", "--proxy-http2", "--proxy-cacert", w.ca, "--proxy-cert", w.cert, "--proxy-key", w.key,
+		"-x", "https://"+own, "https://nobody.example.test/")
+	if code == 0 || !strings.Contains(errs, "403") {
+		t.Errorf("curl to a name there is not: exit code %d, %s, want 403", code, errs)
+	}
+}
+
 func TestNodeTunnelsOverHTTP2InsideOfTLS(t *testing.T) {
 	w := newWorld(t)
 	g, own, _ := startTLS(t, w, "optional", w.nginx(t))
