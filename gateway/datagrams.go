@@ -20,9 +20,10 @@ type Datagrams struct {
 	Silent  bool        // QUIC clients are told nothing where they are refused
 
 	// End serves the QUIC connections to names for which Own is true, which
-	// end here, until ctx is done or c is closed. c is theirs alone, and is
-	// closed after End has returned. Both are nil where none end here.
-	End func(ctx context.Context, c net.PacketConn) error
+	// end here, until ctx is done. c is a socket of theirs alone, which also
+	// makes their connection ids; it is closed after End has returned. Both are
+	// nil where none end here.
+	End func(ctx context.Context, c *udp.Local) error
 	Own func(tunnel.Name) bool
 
 	// HTTP3, if set, is End and Own for CONNECT over HTTP/3; all of QUIC ends
@@ -56,7 +57,7 @@ type datagrams struct {
 
 type datagramListener struct {
 	udp.Listener
-	end   func(context.Context, net.PacketConn) error
+	end   func(context.Context, *udp.Local) error
 	http3 *HTTP3
 }
 
@@ -134,7 +135,7 @@ func (d *datagrams) run(ctx context.Context, run func(func() error), h tunnel.Ha
 		})
 		end := ln.end
 		if ln.http3 != nil {
-			end = func(ctx context.Context, c net.PacketConn) error { return ln.http3.serve(ctx, c, h) }
+			end = func(ctx context.Context, c *udp.Local) error { return ln.http3.serve(ctx, c, h) }
 		}
 		if end != nil {
 			run(func() error {

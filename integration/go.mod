@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	culvert.dev v0.0.0
+	github.com/miekg/dns v1.1.73
 	github.com/quic-go/quic-go v0.65.0
 	github.com/summerwind/h2spec v2.2.1+incompatible
 	go.uber.org/goleak v1.3.0

@@ -1,6 +1,10 @@
 package udp
 
 import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"hash/maphash"
 	"net"
 	"net/netip"
 	"os"
@@ -14,12 +18,20 @@ const (
 	localBytes = 4 << 20 // of them all
 )
 
+// LocalIDLen is how long a Local's connection ids are, in bytes.
+const LocalIDLen = 12
+
 // A Local is the part of a Listener's traffic that ends here: the connections
 // to names of the gateway's own, and what nobody else knows. It is a
 // net.PacketConn for a QUIC library, which sees clients at their own addresses
 // and follows them when they move. Make one with NewLocal.
+//
+// The library should take its connection ids from NewID: by those its packets
+// are known wherever they come from, also those of a client that has sessions
+// with services from the same socket.
 type Local struct {
 	conn  *net.UDPConn
+	seed  maphash.Seed
 	queue chan localDatagram
 	size  atomic.Int64 // bytes in queue
 	done  chan struct{}
@@ -40,7 +52,28 @@ var _ net.PacketConn = (*Local)(nil)
 // NewLocal makes a Local for the Listener whose Conn is c. Closing it leaves
 // c open.
 func NewLocal(c *net.UDPConn) *Local {
-	return &Local{conn: c, queue: make(chan localDatagram, localQueue), done: make(chan struct{}), read: deadline{passed: make(chan struct{})}}
+	return &Local{conn: c, seed: maphash.MakeSeed(), queue: make(chan localDatagram, localQueue), done: make(chan struct{}), read: deadline{passed: make(chan struct{})}}
+}
+
+// NewID returns a connection id of LocalIDLen bytes. It can't be told from
+// random ones but by this Local.
+func (l *Local) NewID() []byte {
+	id := make([]byte, LocalIDLen)
+	_, _ = rand.Read(id) // which never fails
+	copy(id[localRandom:], l.mark(id))
+	return id
+}
+
+// localRandom is how much of an id is random; the rest is its mark.
+const localRandom = 6
+
+func (l *Local) mark(id []byte) []byte {
+	return binary.BigEndian.AppendUint64(nil, maphash.Bytes(l.seed, id[:localRandom]))[:LocalIDLen-localRandom]
+}
+
+// owns reports whether id was made by NewID, chance aside.
+func (l *Local) owns(id []byte) bool {
+	return len(id) == LocalIDLen && bytes.Equal(id[localRandom:], l.mark(id))
 }
 
 func (l *Local) attach(d *door) {
@@ -120,7 +153,7 @@ func (d *door) answerOf(b []byte, to netip.AddrPort) netip.Addr {
 	if version, _, scid, long := readHeader(b); long && version != 0 {
 		for _, p := range d.byAddr[c] {
 			if p.session.state == local {
-				p.session.ids.size = len(scid)
+				p.session.ids.heard, p.session.ids.size = string(scid), len(scid)
 				p.session.ids.add(p.session, scid)
 				break
 			}

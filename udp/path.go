@@ -12,7 +12,7 @@ import (
 const (
 	maxPaths    = 4                // of a session; the quietest makes room
 	pathQuiet   = 30 * time.Second // of a path that is no longer used, while another one is
-	pathWaiting = 8                // datagrams held until its socket is there
+	pathWaiting = 64 << 10         // bytes held until its socket is there
 )
 
 // A path is how a session's client is reached: a client that moves has a
@@ -26,14 +26,29 @@ type path struct {
 	sock    *socket // nil before the session is carried, and where it is local
 	extra   bool    // the socket is counted by the Budget, and not by the session
 	closed  bool    // nobody may use it
+	refused bool    // the client may not have the service from there
 	waiting [][]byte
+	size    int // of waiting
 }
 
 // hold keeps a datagram until there is a socket for it. The caller holds mu.
 func (p *path) hold(b []byte) {
-	if len(p.waiting) < pathWaiting && !p.closed {
-		p.waiting = append(p.waiting, append([]byte(nil), b...))
+	s := p.session.d.s
+	if p.closed || p.refused || p.size+len(b) > pathWaiting || s.waiting+len(b) > maxAllWaiting {
+		s.dropped.Add(1)
+		return
 	}
+	p.waiting = append(p.waiting, append([]byte(nil), b...))
+	p.size += len(b)
+	s.waiting += len(b)
+}
+
+// release returns what hold has kept. The caller holds mu.
+func (p *path) release() [][]byte {
+	w := p.waiting
+	p.session.d.s.waiting -= p.size
+	p.waiting, p.size = nil, 0
+	return w
 }
 
 // forget takes p from the door and closes its socket. The caller holds mu.
@@ -47,7 +62,8 @@ func (d *door) forget(p *path) {
 	if d.answers[p.client.addr] == p.client {
 		delete(d.answers, p.client.addr)
 	}
-	p.closed, p.waiting = true, nil
+	p.closed = true
+	p.release()
 	if p.sock != nil {
 		_ = p.sock.Close()
 		if p.extra {
@@ -105,6 +121,10 @@ func (k *session) follow(p *path) {
 		err = tunnel.Refusef(tunnel.Overload, "all descriptors for tunnels are taken")
 	}
 	if err != nil {
+		s.mu.Lock()
+		p.refused = true
+		p.release()
+		s.mu.Unlock()
 		s.log().Info("a client moved and is not followed", "proto", req.Proto, "target", req.Target(), "from", k.req.Source, "to", p.client.addr, "reason", string(tunnel.ReasonOf(err)), "err", err)
 		return
 	}
@@ -123,10 +143,9 @@ func (k *session) follow(p *path) {
 		return
 	}
 	p.sock, p.extra = sock, true
-	for _, b := range p.waiting {
+	for _, b := range p.release() {
 		err = errors.Join(err, k.toService(p, sock, b))
 	}
-	p.waiting = nil
 	s.mu.Unlock()
 	if err != nil {
 		k.lost(err)

@@ -37,7 +37,9 @@ func readHeader(b []byte) (version uint32, dcid, scid []byte, ok bool) {
 // the Server's mu.
 type ids struct {
 	first string   // what the client made up
+	peer  string   // what the client wants to be called by
 	known []string // those in byID
+	heard string   // the service's own, of its handshake
 	size  int      // of the service's; 0 before one is known
 	none  bool     // the service has none
 }
@@ -76,12 +78,18 @@ func (i *ids) forget(k *session) {
 // quic takes a datagram to its session, or begins one.
 func (d *door) quic(b []byte, c client) {
 	s := d.s
-	version, dcid, _, long := readHeader(b)
+	version, dcid, scid, long := readHeader(b)
+	if d.own(b, dcid, long, c) {
+		return
+	}
 	s.mu.Lock()
 	k, p := d.find(b, dcid, long, c)
+	if k == nil && long {
+		k, p = d.guess(b, dcid, scid, c)
+	}
 	if k == nil {
 		s.mu.Unlock()
-		d.newcomer(b, c, dcid, long)
+		d.newcomer(b, c, dcid, scid, long)
 		return
 	}
 	if long {
@@ -98,14 +106,14 @@ func (d *door) quic(b []byte, c client) {
 			}
 			s.mu.Lock()
 		}
-		if k.ids.size > 0 && version != 0 && string(dcid) != k.ids.first {
-			k.proven() // it has read an id of the service's
+		if version != 0 && k.ids.heard != "" && string(dcid) == k.ids.heard {
+			k.proven() // it has read the service's id
 		}
 	}
 	switch {
 	case p != nil && !p.closed:
 		k.deliver(p, b)
-	case k.state == carried && !k.half, k.state == local:
+	case k.state == carried && k.ids.size > 0 && (!k.half || len(k.paths) < 2), k.state == local:
 		k.move(c, b)
 		isLocal := k.state == local
 		s.mu.Unlock()
@@ -116,6 +124,31 @@ func (d *door) quic(b []byte, c client) {
 		s.mu.Unlock()
 		s.dropped.Add(1)
 	}
+}
+
+// own hands a datagram to an id of the Local's on.
+func (d *door) own(b, id []byte, long bool, c client) bool {
+	l := d.ln.Local
+	if l == nil {
+		return false
+	}
+	if !long && len(b) > LocalIDLen {
+		id = b[1 : 1+LocalIDLen]
+	}
+	if !l.owns(id) {
+		return false
+	}
+	d.s.mu.Lock()
+	for _, p := range d.byAddr[c] {
+		if k := p.session; k.state == local {
+			k.proven()
+			k.moved.Store(int64(time.Since(k.start)))
+			break
+		}
+	}
+	d.s.mu.Unlock()
+	l.push(b, c.addr)
+	return true
 }
 
 // find returns the session that a datagram is of, and its path if its client
@@ -149,7 +182,9 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 	for _, p := range here {
 		for _, id := range p.session.ids.known {
 			if id != p.session.ids.first && len(b) > len(id) && string(b[1:1+len(id)]) == id {
-				p.session.proven()
+				if id == p.session.ids.heard {
+					p.session.proven()
+				}
 				return p.session, p
 			}
 		}
@@ -158,6 +193,9 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 		for n := maxIDLen; n >= leastIDLen; n-- {
 			if d.idLen[n] > 0 && len(b) > n {
 				if k := d.byID[string(b[1:1+n])]; k != nil {
+					if string(b[1:1+n]) == k.ids.heard {
+						k.proven()
+					}
 					return k, nil
 				}
 			}
@@ -175,10 +213,31 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 	switch n := k.ids.size; {
 	case k.ids.none:
 		k.proven()
-	case len(here) == 1 && n >= leastIDLen && len(b) > n && !k.half:
+	case len(here) == 1 && n >= leastIDLen && len(b) > n:
 		k.ids.add(k, b[1:1+n]) // a service's ids have one length, nearly always
 	}
 	return k, p
+}
+
+// guess returns the session of a client that uses an id, in a long header,
+// that it was given in private: some take the first one there is, and finish
+// the handshake with it. The client's own id says which session is meant, and
+// what can be read of the datagram must be of it. The caller holds mu.
+func (d *door) guess(b, dcid, scid []byte, c client) (*session, *path) {
+	for _, p := range slices.Clone(d.byAddr[c]) {
+		k := p.session
+		if k.state != carried || k.ids.size != len(dcid) || k.ids.peer != string(scid) {
+			continue
+		}
+		d.s.mu.Unlock()
+		ok := k.opening.Check(b)
+		d.s.mu.Lock()
+		if ok && !p.closed {
+			k.ids.add(k, dcid)
+			return k, p
+		}
+	}
+	return nil, nil
 }
 
 // age is how long nothing was carried.
@@ -187,7 +246,7 @@ func (p *path) age() time.Duration {
 }
 
 // newcomer takes a datagram of no session.
-func (d *door) newcomer(b []byte, c client, dcid []byte, long bool) {
+func (d *door) newcomer(b []byte, c client, dcid, scid []byte, long bool) {
 	s := d.s
 	if !long {
 		if d.ln.Local != nil {
@@ -225,7 +284,7 @@ func (d *door) newcomer(b []byte, c client, dcid []byte, long bool) {
 		return
 	}
 	k.opening, k.req = o, req
-	k.ids.first = string(dcid)
+	k.ids.first, k.ids.peer = string(dcid), string(scid)
 	k.ids.add(k, dcid)
 	switch v {
 	case tunnel.More:
@@ -318,7 +377,7 @@ func (k *session) heard(b []byte) bool {
 	if len(scid) == 0 {
 		k.ids.none = true
 	} else {
-		k.ids.size = len(scid)
+		k.ids.heard, k.ids.size = string(scid), len(scid)
 		k.ids.add(k, scid)
 	}
 	return true

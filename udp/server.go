@@ -34,7 +34,7 @@ const (
 
 // Limits of what waits for a route.
 const (
-	maxWaiting     = 16 << 10 // bytes that one session may have sent before its route is known
+	maxWaiting     = 64 << 10 // bytes that one session may have sent before its route is known
 	maxAllWaiting  = 16 << 20 // bytes of all sessions
 	linesPerSecond = 10       // Outcomes of datagrams that nobody knows what to do with
 )

@@ -47,6 +47,9 @@ type session struct {
 	sent     atomic.Int64 // datagrams of the client
 	moved    atomic.Int64 // when a datagram was last carried, from start
 	answered atomic.Bool
+	spoken   atomic.Bool  // a datagram of the client's was the last
+	turns    atomic.Int32 // of the service, see convinced
+	sure     atomic.Bool  // proven by what the service does
 
 	// Guarded by the Server's mu.
 	state   state
@@ -63,42 +66,6 @@ type session struct {
 	ended   tunnel.End    // how, without counts
 
 	prev, next *session
-}
-
-// A list is of sessions that are not proven, oldest first.
-type list struct {
-	n              int
-	oldest, newest *session
-}
-
-func (l *list) add(k *session) {
-	l.n++
-	k.half, k.prev = true, l.newest
-	if l.newest != nil {
-		l.newest.next = k
-	} else {
-		l.oldest = k
-	}
-	l.newest = k
-}
-
-func (l *list) remove(k *session) {
-	if !k.half {
-		return
-	}
-	l.n--
-	k.half = false
-	if k.prev != nil {
-		k.prev.next = k.next
-	} else {
-		l.oldest = k.next
-	}
-	if k.next != nil {
-		k.next.prev = k.prev
-	} else {
-		l.newest = k.prev
-	}
-	k.prev, k.next = nil, nil
 }
 
 func (d *door) proto() string {
@@ -312,6 +279,7 @@ func (k *session) toService(p *path, sock *socket, b []byte) error {
 	k.moved.Store(now)
 	p.moved.Store(now)
 	k.sent.Add(1)
+	k.spoken.Store(true)
 	if err := sock.send(b); err != nil {
 		return err
 	}
@@ -346,15 +314,31 @@ func (k *session) toClient(p *path, b []byte) {
 	if k.opening != nil && len(b) > 0 && b[0]&0x80 != 0 && !k.heard(b) {
 		defer k.end(tunnel.Unsupported, errors.New("the service speaks other versions of QUIC: the client may begin again"))
 	}
-	if !k.answered.Swap(true) && k.opening == nil {
-		k.prove()
-	}
 	now := int64(time.Since(k.start))
 	k.moved.Store(now)
 	p.moved.Store(now)
-	if k.d.wire.send(b, p.client.addr, p.client.local) == nil {
-		k.out.Add(int64(len(b)))
+	if k.d.wire.send(b, p.client.addr, p.client.local) != nil {
+		return
 	}
+	out, in := k.out.Add(int64(len(b))), k.in.Load()
+	first := !k.answered.Swap(true)
+	if k.opening == nil && first || k.opening != nil && !k.sure.Load() && k.convinced(b, in, out) { // of UDP an answer is all the proof there can be
+		k.sure.Store(true)
+		k.prove()
+	}
+}
+
+// convinced reports whether a QUIC service that says b behaves as one that
+// knows that its client hears it: it has said more than three times what it
+// got (RFC 9000 section 8.1), or has answered in 1-RTT packets some times. What
+// it repeats before that is its handshake, in long headers (RFC 9002 section
+// 6.2.1).
+func (k *session) convinced(b []byte, in, out int64) bool {
+	const enough = 3
+	if len(b) > 0 && b[0]&0x80 == 0 && k.spoken.Swap(false) {
+		k.turns.Add(1)
+	}
+	return out > 3*in || k.turns.Load() >= enough
 }
 
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
@@ -465,45 +449,3 @@ func (k *session) Progress() (in, out int64, moved time.Time) {
 
 // Kill implements tunnel.Carrier.
 func (k *session) Kill(why tunnel.Reason) { k.end(why, nil) }
-
-// expired says whether a session's time is up. The caller holds mu.
-func (k *session) expired(now time.Time) (tunnel.Reason, bool) {
-	switch k.state {
-	case asking:
-		most := limit(k.d.s.Limits.Preamble, tunnel.DefaultPreamble)
-		return tunnel.HelloTimeout, most > 0 && now.Sub(k.start) >= most
-	case carried, local:
-		idle := k.quiet()
-		return tunnel.Idle, idle > 0 && now.Sub(k.start)-time.Duration(k.moved.Load()) >= idle
-	case refused:
-		return "", now.Sub(k.since) >= refusedFor
-	}
-	return "", false
-}
-
-// quiet is how long a session may be quiet, 0 for ever.
-func (k *session) quiet() time.Duration {
-	idle := k.idle
-	if k.state == local {
-		idle = max(limit(k.d.s.Idle, DefaultIdle), 0)
-	}
-	settled := !k.half
-	if k.opening == nil {
-		// A question or two and the answers are over when they are. Who sends
-		// and never hears is served for as long as he goes on.
-		settled = k.sent.Load() > 2 && (k.answered.Load() || time.Duration(k.moved.Load()) >= proof)
-	}
-	if !settled && (idle == 0 || idle > brief) {
-		return brief
-	}
-	return idle
-}
-
-// expire ends a session whose time is up.
-func (k *session) expire(why tunnel.Reason) {
-	var err error
-	if why == tunnel.HelloTimeout {
-		err = errors.New("the hello is not complete in time")
-	}
-	k.end(why, err)
-}
