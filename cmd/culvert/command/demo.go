@@ -59,8 +59,8 @@ type demo struct {
 
 	// Where the gateway listens: on one port for all protocols that can be
 	// told apart, on others for what can't.
-	addr, https, hbone, proxy, orders string
-	far                               string // the last of three gateways
+	addr, https, hbone, proxy, orders, quic string
+	far                                     string // the last of three gateways
 }
 
 func runDemo(ctx context.Context, w io.Writer, once bool) error {

@@ -20,6 +20,7 @@ import (
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // gateways starts the gateway of the scene, and two more in front of it. done
@@ -39,7 +40,7 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 		c := file.Default()
 		c.Drain = file.Drain{Grace: 2 * time.Second}
 		for _, l := range listeners {
-			l.Address = "127.0.0.1:0"
+			l.Address += "127.0.0.1:0"
 			c.Listeners = append(c.Listeners, l)
 		}
 		cfg, err := gatewayConfig(c)
@@ -67,11 +68,12 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 		file.Listener{TLS: &file.TLS{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}},
 		file.Listener{Protocols: []string{"proxy"}, Proxy: &file.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}},
 		file.Listener{Service: tunnel.MustParseName("orders." + demoDomain), Port: 443},
+		file.Listener{Address: udp.Scheme, TLS: &file.TLS{Certificates: own}},
 	)
 	if err != nil {
 		return done, err
 	}
-	d.addr, d.https, d.hbone, d.proxy, d.orders = at[0], at[1], at[2], at[3], at[4]
+	d.addr, d.https, d.hbone, d.proxy, d.orders, d.quic = at[0], at[1], at[2], at[3], at[4], at[5]
 	d.say("gateway at %s: TLS, HTTP CONNECT, HTTP/2, SOCKS and WebSocket on one port. It has no key of any service", d.addr)
 
 	near := d.addr
@@ -101,6 +103,7 @@ func (d *demo) traffic(ctx context.Context) {
 		{"by CONNECT, with TLS to the gateway", "connect", "https://" + d.https},
 		{"by CONNECT over HTTP/2", "connect-h2", d.addr},
 		{"by CONNECT over HTTP/2, with TLS to the gateway", "connect-h2", "https://" + d.https},
+		{"by CONNECT over HTTP/3", "connect-h3", d.quic},
 		{"by HBONE", "hbone", d.hbone},
 		{"by SOCKS5", "socks5", d.addr},
 		{"by WebSocket", "websocket", d.addr},
