@@ -37,10 +37,11 @@ test-unit: ## the tests that need nothing but Go
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
-	@# The test of dead peers waits for a minute and does nothing, so it runs beside the others.
+	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
-	  (cd integration && exec $(GO) test -tags netns -run '^TestDeadPeers$$' ./reliability) & netns=$$!; \
+	  (cd integration && for tags in netns netns,copyrelay; do \
+	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \
 	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
@@ -92,6 +93,7 @@ soak: ## a million short tunnels of every fate, and what is left of them: five m
 
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
+# make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench

@@ -35,14 +35,19 @@ type Dialers struct {
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
-	mu   sync.Mutex // guards made
+	mu   sync.Mutex // guards what follows
 	made map[string]*through
-	keep []io.Closer // that have connections, to be closed
+	seen map[*registry.Hop]*through // by the first of its hops, in the table that has them
+	keep []io.Closer                // that have connections, to be closed
 }
 
 // maxMade is how many ways are kept. There are as many as different lists of
-// hops in the configurations so far; beyond that all are made anew.
-const maxMade = 1024
+// hops in the configurations so far; beyond that all are made anew. The places
+// in tables that are known to have such a list are maxSeen at most.
+const (
+	maxMade = 1024
+	maxSeen = 64 << 10
+)
 
 // To returns the way out to a service: through the gateways of its Via, and
 // telling its endpoints of their client where it says so. It is nil where the
@@ -64,9 +69,27 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	if len(hops) == 0 {
 		return d.Direct, nil
 	}
-	key := keyOf(hops)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// A table never changes, so that the same place holds the same hops.
+	if way, ok := d.seen[&hops[0]]; ok {
+		return way, nil
+	}
+	way, err := d.shared(hops)
+	if err != nil {
+		return nil, err
+	}
+	if d.seen == nil || len(d.seen) >= maxSeen {
+		d.seen = make(map[*registry.Hop]*through)
+	}
+	d.seen[&hops[0]] = way
+	return way, nil
+}
+
+// shared returns the way by hops that are equal, or makes one. The caller holds
+// mu.
+func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
+	key := keyOf(hops)
 	if way, ok := d.made[key]; ok {
 		return way, nil
 	}
@@ -99,7 +122,7 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.HTTP2)
 	}
 	return b.String()
 }
@@ -141,10 +164,14 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
 	case "websocket":
-		if err := ws.CheckURL(to); err != nil {
+		if _, _, err := ws.ParseURL(to); err != nil {
 			return nil, err
 		}
-		return &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+		one := &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}
+		if h.HTTP2 {
+			return d.own(NewWebSocketDialer(one)), nil
+		}
+		return one, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
 }

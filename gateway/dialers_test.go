@@ -27,6 +27,7 @@ func start(t *testing.T, name string, services ...registry.Service) (addr string
 	return startWith(t, name, []tunnel.Protocol{&sni.Protocol{}, &ws.Protocol{Via: name}, &connect.Protocol{Via: name}}, services...)
 }
 
+// startWith runs one with other protocols.
 func startWith(t *testing.T, name string, protocols []tunnel.Protocol, services ...registry.Service) (addr string) {
 	t.Helper()
 	g, err := New(t.Context(), Config{

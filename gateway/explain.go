@@ -135,15 +135,19 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			continue
 		}
 		for _, p := range flat(l.Protocols) {
-			if t, ok := p.(*termination.Protocol); ok && q.Proto == "sni" {
-				if name, err := sni.ParseName(q.Host); err == nil && t.Owns(name) {
-					x.Detail = "TLS ends here; inside is spoken " + names(t.Inner)
+			switch f := p.(type) {
+			case *termination.Protocol:
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
+					x.Detail = "TLS ends here; inside is spoken " + names(f.Inner)
 					return nil, nil
 				}
-			}
-			if f, ok := p.(*tunnel.Fixed); ok {
+			case *tunnel.Fixed:
 				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
 				x.Proto = req.Proto
+				return req, nil
+			case *direct:
+				f.request(req)
+				req.Proto, x.Proto = f.Name(), f.Name()
 				return req, nil
 			}
 			spoken = spoken || p.Name() == q.Proto

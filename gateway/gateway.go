@@ -81,6 +81,10 @@ type Config struct {
 	// the cgroup's memory for our sockets. May be nil.
 	SetMemory func(bytes int64)
 
+	// ServicePorts are ports to give to services; nil means that none has one to
+	// itself.
+	ServicePorts *ServicePorts
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -109,6 +113,7 @@ type Gateway struct {
 	metrics   *metrics.Metrics
 	access    *admin.AccessLog
 	listeners []tunnel.Listener
+	ports     *servicePorts // nil for none
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -122,7 +127,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
@@ -146,6 +151,14 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
+	if cfg.ServicePorts != nil {
+		var err error
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			g.Close()
+			return nil, err
+		}
+		g.registry.OnTable = g.ports.changed
+	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
@@ -213,6 +226,18 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 				failed <- err
 			}
 		})
+	}
+	if g.ports != nil {
+		g.ports.serve = func(ctx context.Context, ln tunnel.Listener) {
+			run(func() error {
+				err := g.server.Serve(ctx, ln)
+				if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+					g.log.Error("a service's own port is no longer served", "listener", ln.Name, "err", err)
+				}
+				return nil
+			})
+		}
+		run(func() error { return g.ports.run(work) })
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.forget(work) })
@@ -356,6 +381,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "draining"
 	case g.registry.Table() == nil:
 		return false, "no source has said what there is to serve"
+	}
+	if g.ports != nil {
+		if _, settled := g.ports.status(); !settled {
+			return false, "the ports of services are not open yet"
+		}
 	}
 	return true, ""
 }

@@ -28,6 +28,10 @@ type Service struct {
 	Exposed   bool     // false keeps the service private: every request is NotExposed
 	ExposedTo []string // names of the networks that may ask; empty means everyone
 
+	// Publish gives it a port of the gateway's to itself, if the gateway has
+	// ports to give and it is exposed.
+	Publish bool
+
 	Idle       time.Duration // limit without a byte either way; 0 means the relay's
 	HalfClosed time.Duration // limit half-closed and silent; 0 means the relay's
 
@@ -64,6 +68,7 @@ type Hop struct {
 	To    []string // where it is; those after the first are for when it can't be used
 	Token Secret   // to show there; "" for none
 	Roots string   // PEM certificates to verify it by; "" means the system's
+	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
 
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret // PEM, of Certificate

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -15,8 +16,8 @@ import (
 // always, and what Forbidden lists unless the route names the address itself.
 // A nil Guard refuses what Forbidden lists.
 type Guard struct {
-	mu    sync.RWMutex // guards what follows
-	own   []own
+	mu    sync.RWMutex            // guards what follows
+	own   map[uint16][]own        // by port: a gateway may have thousands
 	local map[netip.Addr]struct{} // the addresses of this host
 	seen  time.Time               // when local was read
 }
@@ -35,15 +36,46 @@ func (g *Guard) OwnListener(addr net.Addr) { g.add(addr, Loop) }
 // OwnAdmin makes addr, an admin port of this gateway, refused as Prohibited.
 func (g *Guard) OwnAdmin(addr net.Addr) { g.add(addr, Prohibited) }
 
-func (g *Guard) add(addr net.Addr, why Reason) {
-	ta, ok := addr.(*net.TCPAddr)
+// Disown takes back one OwnListener or OwnAdmin of addr.
+func (g *Guard) Disown(addr net.Addr) {
+	ap, ok := ownAddr(addr)
 	if !ok {
 		return
 	}
-	ap := ta.AddrPort()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.own = append(g.own, own{netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), why})
+	have := g.own[ap.Port()]
+	i := slices.IndexFunc(have, func(o own) bool { return o.addr == ap })
+	if i < 0 {
+		return
+	}
+	if len(have) == 1 {
+		delete(g.own, ap.Port())
+		return
+	}
+	g.own[ap.Port()] = slices.Concat(have[:i], have[i+1:]) // somebody may be reading have
+}
+
+func (g *Guard) add(addr net.Addr, why Reason) {
+	ap, ok := ownAddr(addr)
+	if !ok {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.own == nil {
+		g.own = make(map[uint16][]own)
+	}
+	g.own[ap.Port()] = append(g.own[ap.Port()], own{ap, why})
+}
+
+func ownAddr(addr net.Addr) (netip.AddrPort, bool) {
+	ta, ok := addr.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	ap := ta.AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), true
 }
 
 // Check returns nil if addr may be dialed and an *Error with the Reason
@@ -70,10 +102,7 @@ func (g *Guard) isOwn(ip netip.Addr, port uint16) Reason {
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	for _, o := range g.own {
-		if o.addr.Port() != port {
-			continue
-		}
+	for _, o := range g.own[port] {
 		if o.addr.Addr() == ip || o.addr.Addr().IsUnspecified() && (ip.IsLoopback() || ip.IsUnspecified() || g.isLocal(ip)) ||
 			ip.IsUnspecified() && o.addr.Addr().IsLoopback() {
 			return o.why

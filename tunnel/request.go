@@ -118,6 +118,17 @@ type Unwrapper interface {
 	Unwrap() (c net.Conn, early []byte)
 }
 
+// A Waker is a Stream that can be waited for without a goroutine in its Read.
+// WakeRead reports whether a Read would return at once. Where it would not, wake
+// is called when that changes: by bytes, by the end, by an error or by Close.
+// It may be called once more for nothing, on any goroutine and under any lock,
+// and neither waits nor uses the Stream. Of several calls of WakeRead the last
+// one counts. It is what the Relay needs to hold an idle tunnel without a stack
+// and a buffer.
+type Waker interface {
+	WakeRead(wake func()) (ready bool)
+}
+
 // A Dialer opens a connection to the next hop.
 //
 // One that also has DialEndpoint or DialRequest is asked by those: with the

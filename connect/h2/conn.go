@@ -92,10 +92,11 @@ type conn struct {
 	unacked int // bytes that came and that the peer was not told of
 	grown   int // bytes by which windows are larger than streamWindow
 
-	allowed   int // bytes the peer takes
-	initial   int // of them, per new stream
-	peerFrame int // bytes of a frame that the peer takes
-	peerMost  int // streams that the peer takes
+	allowed   int  // bytes the peer takes
+	initial   int  // of them, per new stream
+	peerFrame int  // bytes of a frame that the peer takes
+	peerMost  int  // streams that the peer takes
+	extends   bool // the peer takes extended CONNECT, RFC 8441
 
 	fw      *http2.Framer // writes to control
 	control bytes.Buffer

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -46,8 +47,9 @@ type Dialer struct {
 	Header        func(ctx context.Context, addr string) (connect.Fields, error)
 	Via           string
 
-	// TLS, if set, is used to the proxy, with the ALPN "h2"; without a
-	// ServerName it asks for the host of Proxy. Nil means plaintext.
+	// TLS, if set, is used to the proxy, with the ALPN "h2" and what else its
+	// NextProtos name; without a ServerName it asks for the host of Proxy. Nil
+	// means plaintext.
 	TLS *tls.Config
 
 	// Answer, if set, sees the field lines of each 200.
@@ -110,7 +112,10 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 
 // Open is DialContext for a request of the caller's making: an extended
 // CONNECT where head has a Protocol, and with head.Fields besides those of the
-// Dialer. It calls Answer with head.Authority.
+// Dialer. It calls Answer with head.Authority, and sets head.Answer.
+//
+// An extended CONNECT is sent to a proxy that has said it takes them, and is
+// ErrNotSpoken for any other.
 func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
 	pseudo, fields, err := d.request(ctx, head)
 	if err != nil {
@@ -121,7 +126,7 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
 		if err != nil {
 			return nil, err
 		}
-		s, err := k.open(ctx, pseudo, fields, head.Authority)
+		s, err := k.open(ctx, pseudo, fields, head)
 		if err == nil {
 			return s, nil
 		}
@@ -131,6 +136,10 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
 		}
 	}
 }
+
+// ErrNotSpoken is for a proxy that does not speak HTTP/2, or that does and asks
+// for a request of this kind by HTTP/1.1.
+var ErrNotSpoken = errors.New("HTTP/2 is not the way")
 
 // errUnseen is for a request that the proxy is sure not to have acted on.
 var errUnseen = errors.New("h2: the proxy took no more streams on this connection")
@@ -228,7 +237,7 @@ func (d *Dialer) pick() *client {
 // start opens a connection, which the caller does not wait for. The caller
 // holds mu.
 func (d *Dialer) start(ctx context.Context) *client {
-	k := &client{d: d, most: d.streams(), ready: make(chan struct{})}
+	k := &client{d: d, most: d.streams(), ready: make(chan struct{}), met: make(chan struct{})}
 	d.pool = append(d.pool, k)
 	// Others may wait for this connection when the one who asked for it has
 	// given up.
@@ -299,7 +308,9 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	if cfg.ServerName == "" {
 		cfg.ServerName, _, _ = net.SplitHostPort(d.Proxy)
 	}
-	cfg.NextProtos = []string{"h2"}
+	if !slices.Contains(cfg.NextProtos, "h2") {
+		cfg.NextProtos = append([]string{"h2"}, cfg.NextProtos...)
+	}
 	t := tls.Client(raw, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
@@ -307,7 +318,7 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	}
 	if p := t.ConnectionState().NegotiatedProtocol; p != "h2" {
 		_ = raw.Close()
-		return nil, d.failure("does not speak HTTP/2", fmt.Errorf("it chose the protocol %q", p))
+		return nil, d.failure("does not speak HTTP/2", fmt.Errorf("%w: it chose the protocol %q", ErrNotSpoken, p))
 	}
 	return t, nil
 }

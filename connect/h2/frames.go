@@ -164,7 +164,7 @@ func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
 	case !s.closed:
 		s.in.write(p)
 		c.took(s, size-len(p)) // nobody reads padding
-		s.readable.Signal()
+		s.canRead()
 	}
 	if end {
 		c.ended(s)
@@ -176,7 +176,7 @@ func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
 func (c *conn) ended(s *Stream) {
 	s.ended = true
 	s.readErr = io.EOF
-	s.readable.Broadcast()
+	s.canRead()
 	c.settle(s)
 }
 
@@ -235,6 +235,8 @@ func (c *conn) peerSettings(f *http2.SettingsFrame) error {
 			c.peerFrame = int(s.Val)
 		case http2.SettingMaxConcurrentStreams:
 			c.peerMost = int(min(s.Val, 1<<20))
+		case http2.SettingEnableConnectProtocol:
+			c.extends = s.Val == 1
 		}
 		return nil
 	})

@@ -22,8 +22,16 @@ type Head struct {
 	Fields connect.Fields
 
 	// Answer are field lines to send with the 200. A hook of the Protocol's
-	// may set them.
+	// may set them; Dialer.Open sets them to those that came.
 	Answer connect.Fields
+
+	// Stream, if a hook of the Protocol's sets it, makes of a stream that was
+	// accepted what its Handler gets.
+	Stream func(*Stream) tunnel.Stream
+
+	// Refusal, if a hook of the Protocol's sets it, is what the client hears of
+	// an error, in place of what all of CONNECT says.
+	Refusal func(req *tunnel.Request, err error) connect.Refusal
 
 	method string
 }

@@ -58,11 +58,13 @@ type Protocol struct {
 	// target were judged, and may refuse it, change req or set head.Answer.
 	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
 
-	// Extended, if set, is asked for each extended CONNECT (RFC 8441): it
-	// judges it, says in req where to, and may wrap req.Accept. A Protocol
-	// without it says in its SETTINGS that it has no such thing, and answers
-	// 501.
-	Extended func(ctx context.Context, req *tunnel.Request, head *Head) error
+	// Extended, if set, is asked for each extended CONNECT (RFC 8441), whose
+	// credentials nobody has judged: it judges all of it, says in req where to
+	// and who asks for it, and returns the context for the Handler. It may set
+	// head.Answer, head.Stream and head.Refusal, the last one also where it
+	// returns an error. A Protocol without it says in its SETTINGS that it has
+	// no such thing, and answers 501.
+	Extended func(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error)
 
 	mu       sync.Mutex // guards what follows
 	conns    map[*server]struct{}

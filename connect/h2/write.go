@@ -160,7 +160,7 @@ func (c *conn) writeHead(id uint32, pseudo, fields connect.Fields, end bool) {
 	for _, fs := range []connect.Fields{pseudo, fields} {
 		for _, f := range fs {
 			name := lower(f.Name)
-			_ = c.enc.WriteField(hpack.HeaderField{Name: name, Value: f.Value, Sensitive: name == "proxy-authorization"})
+			_ = c.enc.WriteField(hpack.HeaderField{Name: name, Value: f.Value, Sensitive: name == "proxy-authorization" || name == "authorization"})
 		}
 	}
 	block := c.encoded.Bytes()

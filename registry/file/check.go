@@ -22,6 +22,7 @@ func (d *decoder) check(root *yaml.Node) {
 	}
 	d.checkClaims()
 	d.checkListeners()
+	d.checkServicePorts()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
@@ -71,9 +72,15 @@ func (d *decoder) checkService(i int) {
 	} else if n := at.endpointsKey; n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, `list where it is served: ["host:port"]`, "endpoints is empty")
 	}
-	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil && d.carriesSNI() {
-		d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil {
+		switch {
+		case d.carriesSNI():
+			d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+		case d.hasOwnPort(s):
+			d.errorf(at.via, "add ports to the service, or endpoints, or ownPort: false", "the service's own port names none to ask the next gateway for, and the service lists none")
+		}
 	}
+	d.checkOwnPort(s, at.ownPort)
 	for j, name := range s.ExposedTo {
 		known := make([]string, len(d.cfg.Networks))
 		for k, network := range d.cfg.Networks {
@@ -88,8 +95,9 @@ func (d *decoder) checkService(i int) {
 		}
 		d.errorf(at.views[j], hint, "there is no network %q", clip(name))
 	}
-	if at.portless && !has(at.node, "ports") && d.carriesSNI() {
-		// A TLS hello carries no port, so there would be none to dial.
+	if at.portless && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
+		// A TLS hello carries no port, and who connects to a service's own says
+		// nothing at all, so there would be none to dial.
 		d.errorf(at.endpointsKey, "add the port to the endpoint, or ports to the service", "an endpoint has no port and the service lists none")
 	}
 }
@@ -235,6 +243,7 @@ func (d *decoder) checkLoops() {
 			if ep.Port != 0 {
 				ports = []uint16{ep.Port}
 			}
+			d.leadsToOwnPort(ep, ports, at.endpoints[j])
 			for _, p := range ours {
 				if leadsTo(ep, ports, p.address) {
 					d.errorf(at.endpoints[j], "write where the service itself listens", "endpoint %q leads back to this gateway, which listens at %s (line %d)", ep, p.address, p.node.Line)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -31,6 +32,8 @@ type Config struct {
 	Drain     Drain
 	Log       Log
 	Services  []registry.Service
+
+	ServicePorts *ServicePorts // nil means that no service has a port to itself
 
 	files   []string // every file that was read
 	sum     [32]byte // of what they contain
@@ -148,6 +151,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 	}{
 		{"cluster", c.Cluster, next.Cluster},
 		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
+		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},
@@ -194,6 +198,9 @@ func Reload(path string, current *Config) (*Config, error) {
 		d.remember(data, itemsOf(data))
 	}
 	d.readFiles(path, data)
+	if p := d.cfg.ServicePorts; p != nil && p.State != "" && !filepath.IsAbs(p.State) {
+		p.State = filepath.Join(filepath.Dir(path), p.State)
+	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ type positions struct {
 	admin     *yaml.Node
 	services  []*serviceAt
 	hops      []hopAt
+	ports     servicePortsAt
 }
 
 type networkAt struct {
@@ -37,6 +38,7 @@ type listenerAt struct {
 
 type serviceAt struct {
 	node, ports, endpointsKey, via     *yaml.Node
+	ownPort                            *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -69,6 +71,7 @@ var configFields = []field[Config]{
 			d.need(n, "a listener", "address")
 		})
 	}},
+	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)
@@ -81,8 +84,8 @@ var configFields = []field[Config]{
 		d.list(n, "services", func(n *yaml.Node) {
 			i := len(c.Services)
 			c.Services = append(c.Services, registry.Service{
-				Exposed: true,
-				Origin:  d.origin(n.Line),
+				Exposed: true, Publish: true,
+				Origin: d.origin(n.Line),
 			})
 			d.at.services = append(d.at.services, &serviceAt{node: n})
 			object(d, n, "a service", serviceFields, &c.Services[i])
@@ -311,6 +314,10 @@ var serviceFields = []field[registry.Service]{
 		}
 	}},
 	{"exposed", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exposed", &to.Exposed) }},
+	{"ownPort", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().ownPort = n
+		d.boolean(n, "ownPort", &to.Publish)
+	}},
 	{"exposedTo", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.list(n, "exposedTo", func(n *yaml.Node) {
 			if s, ok := d.text(n, "exposedTo"); ok {

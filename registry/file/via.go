@@ -108,6 +108,9 @@ func (d *decoder) checkHop(n *yaml.Node) {
 		}
 		d.need(n, "a hop by hbone", "certificateFile")
 	}
+	if has(n, "http2") && !has(n, "websocket") {
+		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is of websocket alone")
+	}
 	if has(n, "certificateFile") != has(n, "keyFile") {
 		d.errorf(n, "give both", "certificateFile and keyFile belong together")
 	}
@@ -169,6 +172,7 @@ var hopFields = []field[registry.Hop]{
 			return c
 		})
 	}},
+	{"http2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "http2", &to.HTTP2) }},
 	{"certificateFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.certificate = n }},
 	{"keyFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.key = n }},
 	{"peers", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "peers", &to.Peers) }},

@@ -68,7 +68,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	c.Control = c.Control || o.adminControl
-	if len(c.Listeners) == 0 {
+	if len(c.Listeners) == 0 && c.ServicePorts == nil {
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
@@ -95,7 +95,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	cfg.Loops = spareProcessor()
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
-		return err
+		return stateError(err)
 	}
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }

@@ -15,10 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/connect"
-	"culvert.dev/connect/h2"
-	"culvert.dev/connect/hbone"
-	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -69,13 +65,13 @@ gateway's side tells them apart.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; for TLS https://HOST:PORT with --mode connect or connect-h2, and wss://HOST[:PORT][/PATH/] with --mode websocket")
+	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; for TLS https://HOST:PORT with --mode connect or connect-h2, and wss://HOST[:PORT][/PATH/] with --mode websocket or websocket-h2")
 	f.StringVar(&o.mode, "mode", "sni", "how to ask: "+oneOf(probeModes))
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM, for the service and for a gateway that ends TLS")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services and gateways, PEM (default: the system's)")
 	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, any --mode but sni")
-	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2 or websocket")
+	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, websocket or websocket-h2")
 	f.StringSliceVar(&o.peers, "peer", nil, "SPIFFE ids the gateway may have with --mode hbone, or spiffe://DOMAIN (default: its certificate has its name)")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
 	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni")
@@ -142,7 +138,7 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect", "connect-h2", "hbone", "socks5", "websocket":
+	case "connect", "connect-h2", "hbone", "socks5", "websocket", "websocket-h2":
 		if o.mode == "hbone" && (o.user != "" || o.token != "") {
 			return nil, usageError("use --cert and --key", "--user and --token are of no use with --mode hbone")
 		}
@@ -158,8 +154,8 @@ func newProber(o *probeOptions) (*prober, error) {
 	default:
 		return nil, usageError("use --mode "+oneOf(probeModes), "unknown mode %q", o.mode)
 	}
-	if o.mode == "websocket" && strings.Contains(o.via, "://") {
-		if err := ws.CheckURL(o.via); err != nil {
+	if strings.HasPrefix(o.mode, "websocket") && strings.Contains(o.via, "://") {
+		if _, _, err := ws.ParseURL(o.via); err != nil {
 			return nil, usageError("write HOST:PORT, or wss://HOST/", "--via: %w", err)
 		}
 	} else if _, _, err := net.SplitHostPort(p.gateway()); err != nil {
@@ -202,7 +198,7 @@ func (p *prober) run(ctx context.Context) error {
 		if err := p.step("tcp + "+p.o.mode, func() (string, error) {
 			var err error
 			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
-			return "the gateway said yes", err
+			return "the gateway said yes" + overHTTP2(conn), err
 		}); err != nil {
 			p.refusedByProxy(err)
 			return err
@@ -244,42 +240,6 @@ func (p *prober) secure() *tls.Config {
 func oneOf(words []string) string {
 	last := len(words) - 1
 	return strings.Join(words[:last], ", ") + " or " + words[last]
-}
-
-// probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "hbone", "socks5", "websocket"}
-
-// dialer returns the client of the gateway's protocol; nil for one that needs
-// none.
-func (p *prober) dialer() tunnel.Dialer {
-	switch p.o.mode {
-	case "connect":
-		return &connect.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
-	case "connect-h2":
-		return &h2.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
-	case "hbone":
-		return &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Peers: p.o.peers}
-	case "socks5":
-		user, password, _ := strings.Cut(p.o.user, ":")
-		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}
-	case "websocket":
-		if strings.Contains(p.o.via, "://") {
-			return &ws.Dialer{URL: p.o.via, Authorization: p.credentials(), TLS: &tls.Config{RootCAs: p.roots}}
-		}
-		return &ws.Dialer{URL: "ws://" + p.o.via, Authorization: p.credentials()}
-	}
-	return nil
-}
-
-func (p *prober) credentials() string {
-	switch {
-	case p.o.user != "":
-		user, password, _ := strings.Cut(p.o.user, ":")
-		return connect.BasicCredentials(user, password)
-	case p.o.token != "":
-		return connect.BearerCredentials(p.o.token)
-	}
-	return ""
 }
 
 // handshake speaks TLS to the service, through the tunnel.

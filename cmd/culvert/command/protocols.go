@@ -125,6 +125,8 @@ func speak(names []string, l *file.Listener, via string) ([]tunnel.Protocol, err
 	names = slices.Clone(names)
 	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
 	var ps []tunnel.Protocol
+	var carrier *h2.Protocol
+	var sockets *ws.Protocol
 	for _, name := range names {
 		switch name {
 		case "sni":
@@ -135,7 +137,8 @@ func speak(names []string, l *file.Listener, via string) ([]tunnel.Protocol, err
 				return nil, err
 			}
 			if name == "connect-h2" {
-				ps = append(ps, &h2.Protocol{Auth: auth, Via: via})
+				carrier = &h2.Protocol{Auth: auth, Via: via}
+				ps = append(ps, carrier)
 				continue
 			}
 			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
@@ -154,10 +157,14 @@ func speak(names []string, l *file.Listener, via string) ([]tunnel.Protocol, err
 			if err != nil {
 				return nil, err
 			}
-			ps = append(ps, &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via})
+			sockets = &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via}
+			ps = append(ps, sockets)
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
 		}
+	}
+	if carrier != nil && sockets != nil {
+		gateway.TakeWebSockets(carrier, sockets)
 	}
 	return ps, nil
 }

@@ -158,6 +158,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			return cfg, usageError(hint, "%w", err)
 		}
 	}
+	cfg.ServicePorts = servicePorts(c)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		ps, err := protocols(l, cfg.Via)
@@ -167,6 +168,15 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, Preface: preface(l)})
 	}
 	return cfg, nil
+}
+
+// servicePorts are the ports that c has to give to services; nil for none.
+func servicePorts(c *file.Config) *gateway.ServicePorts {
+	if c.ServicePorts == nil {
+		return nil
+	}
+	p := gateway.ServicePorts(*c.ServicePorts)
+	return &p
 }
 
 // orNone makes the file's 0 the gateway's none: a file that says 0 means it.
