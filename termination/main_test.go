@@ -50,11 +50,18 @@ func (t table) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, er
 
 func serve(t testing.TB, routes tunnel.Resolver, limits tunnel.Limits, protocols ...tunnel.Protocol) *gateway {
 	t.Helper()
+	return serveListener(t, routes, limits, tunnel.Listener{Protocols: protocols})
+}
+
+// serveListener is serve for a Listener whose socket is to be opened.
+func serveListener(t testing.TB, routes tunnel.Resolver, limits tunnel.Limits, l tunnel.Listener) *gateway {
+	t.Helper()
 	limits.NewPerSource, limits.OpenPerSource = -1, -1
 	ln, err := tunnel.Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.Listener = ln
 	g := &gateway{addr: ln.Addr().String(), relay: &tunnel.Relay{}, changed: make(chan struct{}, 1)}
 	observe := func(o *tunnel.Outcome) {
 		g.mu.Lock()
@@ -71,7 +78,7 @@ func serve(t testing.TB, routes tunnel.Resolver, limits tunnel.Limits, protocols
 	}
 	served := make(chan error, 1)
 	go func() {
-		served <- g.srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Protocols: protocols})
+		served <- g.srv.Serve(context.WithoutCancel(t.Context()), l)
 	}()
 	t.Cleanup(func() {
 		_ = g.relay.Close()

@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/proxyproto"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -406,4 +409,56 @@ func ExampleProtocol() {
 	p := &Protocol{Hello: &sni.Protocol{}, Inner: []tunnel.Protocol{&connect.Protocol{}}}
 	fmt.Println(p.Use(&Keys{}))
 	// Output: termination: no certificate
+}
+
+// TestDrain: protocols inside are asked to end as those outside are.
+func TestDrain(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true))
+	d := &h2.Dialer{Proxy: g.addr, TLS: roots(ca, "gw.test")}
+	defer d.Close()
+	c := dial(t, d, "plain:1")
+	ping(t, c, "before")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	drained := make(chan error, 1)
+	go func() { drained <- g.srv.Shutdown(ctx) }()
+	for deadline := time.Now().Add(patience); d.Conns() > 0; time.Sleep(time.Millisecond) { // GOAWAY takes it from the pool
+		if time.Now().After(deadline) {
+			t.Fatal("the client was not asked to leave")
+		}
+	}
+	ping(t, c, "while draining")
+	_ = c.Close()
+	if err := <-drained; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBehindAProxy: the source is whom the proxy in front names.
+func TestBehindAProxy(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serveListener(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, tunnel.Listener{
+		Protocols: []tunnel.Protocol{terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true)},
+		Preface:   &proxyproto.Preface{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
+	})
+	way := dialerFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil {
+			_, err = io.WriteString(c, "PROXY TCP4 192.0.2.7 192.0.2.1 1000 443\r\n")
+		}
+		return c, err
+	})
+	c := dial(t, &connect.Dialer{Proxy: g.addr, Dialer: tlsOver{way, roots(ca, "gw.test")}}, "plain:1")
+	ping(t, c, "hello")
+	_ = c.Close()
+	if o := g.reason(t, tunnel.Done); o.Source.String() != "192.0.2.7:1000" {
+		t.Errorf("the source is %v, want the one in the header", o.Source)
+	}
+}
+
+type dialerFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func (f dialerFunc) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	return f(ctx, network, addr)
 }

@@ -50,7 +50,7 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 		err = p.Use(k)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listener %s: %w", l.Address, err)
+		return nil, usageError("the names in tls are of its certificates, and without any its certificates must have one that is no wildcard", "listener %s: %w", l.Address, err)
 	}
 	return outer, nil
 }
