@@ -129,6 +129,7 @@ func TestServersThatSpeakFirst(t *testing.T) {
 		"shell.example.test": "127.0.0.1:" + shell,
 		"mail.example.test":  serveMail(t, mails),
 		"db.example.test":    testnet.Greeting(t, mysqlGreeting).Addr(),
+		"down.example.test":  w.addr + ":1", // an address of this test's own
 	}
 	w.write(t, services)
 	letter := w.world.write(t, "letter.txt", "Subject: hello\r\n\r\nthrough the gateway\r\n")
@@ -172,6 +173,15 @@ func TestServersThatSpeakFirst(t *testing.T) {
 	}
 	g = w.start(t)
 	try("at first")
+	for name, want := range map[string]string{
+		"mail.example.test": `it speaks first: "220 mail.example.test ready\r\n"`,
+		"down.example.test": "the connection was ended without a word",
+	} {
+		out, errs, code := command(t, "culvert", "probe", name, "--via", before[name], "--mode", "tcp", "--no-tls")
+		if !strings.Contains(out, want) || (code == 0) != (name == "mail.example.test") {
+			t.Errorf("probe of %s: exit code %d, got %q, %s", name, code, out, errs)
+		}
+	}
 	g.line(t, "logged a tunnel of ssh", func(l line) bool {
 		return l.Proto == "tcp" && l.Service == "shell.example.test" && l.Reason == "done" && l.In > 0 && l.Out > 0
 	})

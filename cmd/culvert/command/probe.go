@@ -54,6 +54,7 @@ gateway's side tells them apart.`,
   culvert probe orders.example.com:443 --via 192.0.2.1:443 --mode connect --user alice:secret
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
   culvert probe db.example.com:5432 --via 192.0.2.1:1080 --mode socks5 --no-tls
+  culvert probe db.example.com --via 192.0.2.1:20017 --mode tcp --no-tls
   culvert probe orders.example.com --via wss://lb.example.com/ --mode websocket
   culvert probe orders.example.com --via https://gateway.example.com:443 --mode connect-h2
   culvert probe orders.example.com --via gateway.example.com:443 --mode connect-h3
@@ -139,6 +140,10 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
+	case "tcp":
+		if o.user != "" || o.token != "" {
+			return nil, usageError("leave them out", "--user and --token are of no use with --mode tcp: nothing is asked for there")
+		}
 	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2":
 		if o.mode == "hbone" && (o.user != "" || o.token != "") {
 			return nil, usageError("use --cert and --key", "--user and --token are of no use with --mode hbone")
@@ -216,10 +221,16 @@ func (p *prober) run(ctx context.Context) error {
 		}
 		return "connected to " + conn.RemoteAddr().String(), nil
 	}); err != nil {
+		if errors.Is(err, syscall.ECONNRESET) { // it was as quick as the handshake
+			p.refusedByReset(err)
+		}
 		return err
 	}
 	defer conn.Close()
-	if p.o.noTLS {
+	switch {
+	case p.o.noTLS && p.o.mode == "tcp":
+		return p.listen(ctx, conn)
+	case p.o.noTLS:
 		return nil
 	}
 	return p.handshake(ctx, conn)

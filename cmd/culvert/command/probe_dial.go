@@ -1,9 +1,15 @@
 package command
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"net"
+	"os"
 	"strings"
+	"syscall"
+	"time"
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
@@ -16,7 +22,7 @@ import (
 )
 
 // probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2"}
+var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2", "tcp"}
 
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
@@ -56,6 +62,42 @@ func (p *prober) credentials() string {
 		return connect.BearerCredentials(p.o.token)
 	}
 	return ""
+}
+
+// firstWords is how long a service that speaks first is waited for.
+const firstWords = time.Second
+
+// listen waits for what the service says first, at a port of its own: there is
+// no other sign that it was reached.
+func (p *prober) listen(ctx context.Context, conn net.Conn) error {
+	err := p.step("service", func() (string, error) {
+		deadline := time.Now().Add(firstWords)
+		if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+			deadline = d
+		}
+		_ = conn.SetReadDeadline(deadline)
+		said := make([]byte, 64)
+		n, err := conn.Read(said)
+		switch {
+		case n > 0:
+			return fmt.Sprintf("it speaks first: %q", said[:n]), nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return "it waits for the client: the connection stays open", nil
+		}
+		return "", err
+	})
+	p.refusedByReset(err)
+	return err
+}
+
+// refusedByReset notes a connection to a port of a service's own that was ended.
+func (p *prober) refusedByReset(err error) {
+	if err != nil && p.o.mode == "tcp" && !errors.Is(err, syscall.ECONNREFUSED) {
+		p.report.Refusal = &probeRefusal{
+			Answer: "the connection was ended without a word: " + err.Error(),
+			Hint:   "a gateway refuses like this at a port of a service's own, and so may the service: \"culvert explain\" with --listener tells of the gateway",
+		}
+	}
 }
 
 // overHTTP2 says so of a WebSocket that shares a connection: where it might,
