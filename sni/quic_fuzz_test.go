@@ -24,6 +24,9 @@ func FuzzQUIC(f *testing.F) {
 	} {
 		f.Add(d, d)
 	}
+	for _, datagrams := range captured(f) {
+		f.Add(datagrams[0], datagrams[len(datagrams)-1])
+	}
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		before := bytes.Clone(a)
 		limit := uint64(2*len(a) + 2*len(b) + MaxQUICHello + 8<<10)

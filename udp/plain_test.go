@@ -289,6 +289,19 @@ func TestAnswersComeFromWhereTheyWereAsked(t *testing.T) {
 	}
 }
 
+func TestIPv6(t *testing.T) {
+	conn := listen(t, "[::1]:0")
+	r := newRig(t, Listener{Conn: conn, Service: name(t, "svc.test")}, nil)
+	svc, client := &peer{listen(t, "[::1]:0"), t}, &peer{listen(t, "[::1]:0"), t}
+	t.Cleanup(func() { _, _ = svc.Close(), client.Close() })
+	r.route("svc.test", svc.addr())
+	client.say(r.addr, []byte("ping"))
+	svc.say(svc.hear([]byte("ping")), []byte("pong"))
+	if from := client.hear([]byte("pong")); from != r.addr {
+		t.Errorf("the answer is from %s, want %s", from, r.addr)
+	}
+}
+
 // Who sends for long and never hears is served; who asks once is soon forgotten.
 func TestHowLongASessionMayBeQuiet(t *testing.T) {
 	minute := time.Minute

@@ -73,7 +73,7 @@ func TestQUICEndsHere(t *testing.T) {
 		}
 		r.rebind(t)
 	}
-	if a, b := len(own.conns), len(s.conns); a != 1 || b != 1 {
+	if a, b := own.count(), s.count(); a != 1 || b != 1 {
 		t.Errorf("%d connections end here and %d at the service, want one each", a, b)
 	}
 

@@ -95,6 +95,13 @@ func (w *world) echo(t *testing.T, tr *quic.Transport, cfg *quic.Config, s *quic
 	return done
 }
 
+// count is how many connections there were.
+func (s *quicService) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
 // last is the connection that was accepted last.
 func (s *quicService) last() *quic.Conn {
 	s.mu.Lock()
@@ -309,7 +316,7 @@ func TestQUICManyNamesOfOneSocket(t *testing.T) {
 			c.exchange(conn, 20_000)
 		}
 	}
-	if a, b := len(one.conns), len(two.conns); a != 5 || b != 5 {
+	if a, b := one.count(), two.count(); a != 5 || b != 5 {
 		t.Errorf("the services have %d and %d connections, want 5 each", a, b)
 	}
 }
@@ -440,7 +447,7 @@ services:
 			t.Errorf("the line: %+v", l)
 		}
 	})
-	if n := len(s.conns); n != 0 {
+	if n := s.count(); n != 0 {
 		t.Errorf("the service has %d connections", n)
 	}
 }
