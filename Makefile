@@ -9,8 +9,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client chromium
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load chromium
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils chromium
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig chromium
 
 .PHONY: help
 help: ## list the targets
@@ -75,7 +75,10 @@ check: ## format, vet on three systems, static analysis, tidy
 .PHONY: fuzz-short
 fuzz-short: ## half a minute of each of the parsers that face the world, and a little of the event loop
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUIC$$' -fuzztime 15s -fuzzminimizetime 10x
+	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUICFrames$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./connect/h3 -run '^$$' -fuzz '^FuzzRequest$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/socks5 -run '^$$' -fuzz '^FuzzServe$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/proxyproto -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./tunnel -run '^$$' -fuzz '^FuzzLoop$$' -fuzztime 20s -fuzzminimizetime 10x

@@ -28,11 +28,13 @@ var layers = []struct {
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/h2", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
+	{"connect/h3", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
 	{"connect/hbone", []string{"connect", "connect/h2", "tunnel"}, "HBONE is CONNECT over HTTP/2 with more to say, and knows no other carrier"},
 	{"connect/proxyproto", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/ws", []string{"connect", "tunnel"}, "another way to begin a stream by an HTTP request"},
 	{"termination", []string{"tunnel"}, "what is inside of TLS is given to it, and so is who reads the hello"},
+	{"udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/ports", []string{"registry"}, "which port is whose is arithmetic and a file"},
@@ -41,7 +43,7 @@ var layers = []struct {
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
-	{"gateway", []string{"admin", "connect", "connect/h2", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "metrics", "registry", "registry/ports", "sni", "termination", "tunnel"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "metrics", "registry", "registry/ports", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 
@@ -56,6 +58,8 @@ var homes = map[string]string{
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
 	"golang.org/x/net/http2":              "connect/h2",
+	"github.com/quic-go/quic-go":          "connect/h3",
+	"github.com/quic-go/qpack":            "connect/h3",
 	"golang.org/x/crypto/bcrypt":          "cmd/culvert/command",
 	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
 	"go.uber.org/goleak":                  "*", // tests only, checked below

@@ -9,6 +9,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // A Status is what /status shows.
@@ -42,10 +43,14 @@ type StatusListener struct {
 func (g *Gateway) Status() Status {
 	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open()}
 	s.Ready, s.Why = g.Ready()
-	for _, ln := range g.listeners {
-		l := StatusListener{Configured: ln.Name, Address: ln.Addr().String()}
+	for i, ln := range g.cfg.Listeners {
+		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}
 		for _, p := range ln.Protocols {
 			l.Protocols = append(l.Protocols, p.Name())
+		}
+		if ln.Datagrams != nil {
+			l.Address = udp.Scheme + l.Address
+			l.Protocols = append(l.Protocols, ln.Datagrams.Protos()...)
 		}
 		s.Listeners = append(s.Listeners, l)
 	}
@@ -106,6 +111,9 @@ func (g *Gateway) Reloaded(ok bool) {
 func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m := g.metrics
 	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return float64(g.relay.Open()) })
+	m.Gauge("culvert_udp_sessions", "Sessions of UDP, those without a route yet among them.", func() float64 { return float64(g.datagrams.server.Stats().Sessions) })
+	m.Gauge("culvert_udp_sessions_half_open", "Of them, those whose client is not proven to hear the answers.", func() float64 { return float64(g.datagrams.server.Stats().HalfOpen) })
+	m.Counter("culvert_udp_dropped_total", "Datagrams of clients that were of no session and began none, or did not fit.", func() float64 { return float64(g.datagrams.server.Stats().Dropped) })
 	m.Counter("culvert_loop_stalls_total", "Times that a connection waited unannounced and held up an event loop for 100 to 200 ms.", func() float64 { return float64(g.loops.Stalls()) })
 	m.Gauge("culvert_descriptors_used", "Descriptors taken by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
 	if budget != nil && budget.Limit < math.MaxInt64 {

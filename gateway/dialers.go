@@ -15,6 +15,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/ws"
@@ -35,14 +36,19 @@ type Dialers struct {
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
-	mu   sync.Mutex // guards made
+	mu   sync.Mutex // guards what follows
 	made map[string]*through
-	keep []io.Closer // that have connections, to be closed
+	seen map[*registry.Hop]*through // by the first of its hops, in the table that has them
+	keep []io.Closer                // that have connections, to be closed
 }
 
 // maxMade is how many ways are kept. There are as many as different lists of
-// hops in the configurations so far; beyond that all are made anew.
-const maxMade = 1024
+// hops in the configurations so far; beyond that all are made anew. The places
+// in tables that are known to have such a list are maxSeen at most.
+const (
+	maxMade = 1024
+	maxSeen = 64 << 10
+)
 
 // To returns the way out to a service: through the gateways of its Via, and
 // telling its endpoints of their client where it says so. It is nil where the
@@ -64,9 +70,27 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	if len(hops) == 0 {
 		return d.Direct, nil
 	}
-	key := keyOf(hops)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// A table never changes, so that the same place holds the same hops.
+	if way, ok := d.seen[&hops[0]]; ok {
+		return way, nil
+	}
+	way, err := d.shared(hops)
+	if err != nil {
+		return nil, err
+	}
+	if d.seen == nil || len(d.seen) >= maxSeen {
+		d.seen = make(map[*registry.Hop]*through)
+	}
+	d.seen[&hops[0]] = way
+	return way, nil
+}
+
+// shared returns the way by hops that are equal, or makes one. The caller holds
+// mu.
+func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
+	key := keyOf(hops)
 	if way, ok := d.made[key]; ok {
 		return way, nil
 	}
@@ -140,6 +164,11 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 			return d.own(&h2.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}), nil
 		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+	case "connect-h3":
+		if way != tunnel.Dialer((*first)(d)) {
+			return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only where it is the first gateway: streams carry no datagrams", to)
+		}
+		return d.own(&h3.Dialer{Proxy: to, TLS: cfg, Authorization: credentials, Via: d.Via, Lookup: d.addresses, Listen: d.socket}), nil
 	case "websocket":
 		if _, _, err := ws.ParseURL(to); err != nil {
 			return nil, err
@@ -206,29 +235,50 @@ func (d *first) DialContext(ctx context.Context, _, addr string) (net.Conn, erro
 
 func (d *first) lookup(ctx context.Context, to connect.Authority) ([]tunnel.Endpoint, error) {
 	host := to.Name.String()
-	local := host == "localhost" || strings.HasSuffix(host, ".localhost") // RFC 6761 section 6.3
-	addrs := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
-	if !local {
-		if d.Lookup == nil {
-			return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q: no DNS resolver is configured", to)
-		}
-		var err error
-		if addrs, err = d.Lookup(ctx, host); err != nil {
-			why := tunnel.LookupError
-			if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
-				why = tunnel.LookupTime
-			}
-			return nil, tunnel.Refusef(why, "lookup of gateway %q: %w", to, err)
-		}
+	addrs, err := (*Dialers)(d).addresses(ctx, host)
+	if err != nil {
+		return nil, err
 	}
 	eps := make([]tunnel.Endpoint, len(addrs))
 	for i, a := range addrs {
-		eps[i] = tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: local}
-	}
-	if len(eps) == 0 {
-		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q has no address", to)
+		eps[i] = tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: isLocal(host)}
 	}
 	return eps, nil
+}
+
+// isLocal reports whether host is a name for this host, RFC 6761 section 6.3.
+func isLocal(host string) bool { return host == "localhost" || strings.HasSuffix(host, ".localhost") }
+
+// addresses returns those of the first hop's name; there is at least one.
+func (d *Dialers) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
+	if isLocal(host) {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	}
+	if d.Lookup == nil {
+		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q: no DNS resolver is configured", host)
+	}
+	addrs, err := d.Lookup(ctx, host)
+	if err != nil {
+		why := tunnel.LookupError
+		if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+			why = tunnel.LookupTime
+		}
+		return nil, tunnel.Refusef(why, "lookup of gateway %q: %w", host, err)
+	}
+	if len(addrs) == 0 {
+		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q has no address", host)
+	}
+	return addrs, nil
+}
+
+// socket opens a UDP socket to reach the first hop at the address to, of a host
+// that the configuration names.
+func (d *Dialers) socket(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error) {
+	_, err := netip.ParseAddr(host)
+	if err := d.Direct.Guard.CheckUDP(to, err == nil || isLocal(host)); err != nil {
+		return nil, err
+	}
+	return h3.Listen(ctx, to)
 }
 
 // alternatives are gateways of which one is enough. The client has heard

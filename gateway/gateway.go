@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // Defaults of a Config.
@@ -67,6 +69,7 @@ type Config struct {
 	Limits      tunnel.Limits
 	MaxTunnels  int           // 0 means as many as there are descriptors for
 	Idle        time.Duration // 0 means tunnel.DefaultIdle
+	UDPIdle     time.Duration // of sessions of UDP; 0 means udp.DefaultIdle
 	HalfClosed  time.Duration // 0 means tunnel.DefaultHalfClosed
 	DialTimeout time.Duration // 0 means tunnel.DefaultDialTimeout
 	DialTotal   time.Duration // 0 means tunnel.DefaultDialTotal
@@ -95,9 +98,10 @@ type Config struct {
 
 // A Listener is an address and what is spoken there.
 type Listener struct {
-	Address   string
+	Address   string            // HOST:PORT, or udp://HOST:PORT
 	Protocols []tunnel.Protocol // asked in order; a single one is pinned
 	Preface   tunnel.Preface    // that every connection begins with; nil means none
+	Datagrams *Datagrams        // of an address of UDP, in place of the others; nil at TCP
 }
 
 // A Gateway serves from New to the end of Run.
@@ -113,6 +117,8 @@ type Gateway struct {
 	metrics   *metrics.Metrics
 	access    *admin.AccessLog
 	listeners []tunnel.Listener
+	datagrams *datagrams
+	addrs     []net.Addr    // of all listeners, in the order of the Config
 	ports     *servicePorts // nil for none
 	adminLn   net.Listener
 	started   time.Time
@@ -151,6 +157,14 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
+	g.datagrams.server = &udp.Server{
+		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, Idle: cfg.UDPIdle, Observe: observe, Log: g.log,
+	}
+	for _, l := range cfg.Listeners {
+		if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
+			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
+		}
+	}
 	if cfg.ServicePorts != nil {
 		var err error
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
@@ -166,12 +180,23 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 
 // listen opens every socket and tells the guard which are our own.
 func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
+	g.datagrams = &datagrams{}
 	for _, l := range g.cfg.Listeners {
+		if l.Datagrams != nil {
+			addr, err := g.datagrams.listen(ctx, l)
+			if err != nil {
+				return err
+			}
+			guard.OwnListener(addr)
+			g.addrs = append(g.addrs, addr)
+			continue
+		}
 		ln, err := tunnel.Listen(ctx, l.Address)
 		if err != nil {
 			return err
 		}
 		guard.OwnListener(ln.Addr())
+		g.addrs = append(g.addrs, ln.Addr())
 		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, Preface: l.Preface})
 	}
 	if g.cfg.Admin == "" {
@@ -194,19 +219,14 @@ func (g *Gateway) Close() {
 	for _, ln := range g.listeners {
 		_ = ln.Close()
 	}
+	g.datagrams.close()
 	if g.adminLn != nil {
 		_ = g.adminLn.Close()
 	}
 }
 
 // Addrs returns the listeners' addresses, in the order of the Config.
-func (g *Gateway) Addrs() []net.Addr {
-	addrs := make([]net.Addr, len(g.listeners))
-	for i, ln := range g.listeners {
-		addrs[i] = ln.Addr()
-	}
-	return addrs
-}
+func (g *Gateway) Addrs() []net.Addr { return slices.Clone(g.addrs) }
 
 // Run serves until ctx is done, then drains: it is no longer ready at once,
 // accepts for the lameduck time, then refuses new connections while tunnels
@@ -218,7 +238,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, len(g.listeners)+3)
+	failed := make(chan error, 2*len(g.cfg.Listeners)+3)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -256,6 +276,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		})
 		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
 	}
+	g.datagrams.run(work, run, g.router, g.log)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -266,6 +287,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
+	g.datagrams.stop()
 	g.ways.Close()
 	_ = g.loops.Close()
 	stop()
@@ -342,12 +364,16 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 	last := grace / 5 // of the grace time is for aborts
 	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
 	defer stopWaiting()
+	g.datagrams.server.Drain()
 	// A connection of many tunnels ends with the last of them, so what is
 	// aborted below is also what Shutdown waits for.
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
+		var ending sync.WaitGroup
+		ending.Go(func() { g.datagrams.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
+		ending.Wait()
 	}()
 	defer func() {
 		cancel()

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -163,7 +164,7 @@ func TestServicePortsAreNotPortsOfServices(t *testing.T) {
 // A new service passes over a port that another process has; one that had it
 // before waits for it, and everybody is told.
 func TestServicePortsHeldByOthers(t *testing.T) {
-	s := newSite(t, 3)
+	s := newSite(t, 5)
 	a, b := published("a.test", greeter(t, "a")), published("b.test", greeter(t, "b"))
 	plan := ports.Plan{Range: s.cfg.Range, Now: time.Now()}
 	would, _ := plan.Assign([]ports.Key{{Protocol: "tcp", Service: "a.test"}}, nil)
@@ -185,7 +186,7 @@ func TestServicePortsHeldByOthers(t *testing.T) {
 	r.end()
 
 	second := hold(addr)
-	r = s.start(a, b)
+	r = s.start(b, a)
 	r.greeted(r.address("b.test"), "b")
 	status := r.Status().ServicePorts.Ports[0]
 	if status.Name != "a.test" || status.State != PortHeld || status.Address != addr || !strings.Contains(status.Problem, "another process has the port") {
@@ -197,6 +198,7 @@ func TestServicePortsHeldByOthers(t *testing.T) {
 	if log := r.log.String(); !strings.Contains(log, `msg="a service has no port of its own" service="tcp a.test"`) {
 		t.Error("the log does not say whose port is held")
 	}
+	r.change(a, b, published("c.test", greeter(t, "c")))
 	_ = second.Close()
 	testnet.Eventually(t, soon, func() bool { return r.said()["a.test:0"] == "open "+addr[strings.LastIndex(addr, ":")+1:] }, "the port is taken when it is free")
 	r.greeted(addr, "a")
@@ -311,4 +313,37 @@ func TestServicePortsByChance(t *testing.T) {
 			_ = r.greeted(addr, fmt.Sprintf("hello %02d", n)).Close()
 		}
 	}
+}
+
+// A thousand ports open and close at once; each costs a descriptor and a
+// goroutine, and nothing is left of them.
+func TestAThousandServicePorts(t *testing.T) {
+	const n = 1000
+	s := newSite(t, n)
+	ep := greeter(t, "hello")
+	var all []registry.Service
+	for i := range n {
+		all = append(all, published(fmt.Sprintf("s%d.test", i), ep))
+	}
+	r := s.start(all[0])
+	goroutines, descriptors := runtime.NumGoroutine(), r.loops.Budget.Used()
+	r.change(all...)
+	for name, state := range r.said() {
+		if !strings.HasPrefix(state, PortOpen) {
+			t.Fatalf("%s: %s", name, state)
+		}
+	}
+	if got := r.loops.Budget.Used() - descriptors; got != n-1 {
+		t.Errorf("%d descriptors are counted for %d ports", got, n-1)
+	}
+	if got := runtime.NumGoroutine() - goroutines; got > n+10 {
+		t.Errorf("%d goroutines for %d ports", got, n-1)
+	}
+	c := r.greeted(r.address("s7.test"), "hello")
+	_ = r.greeted(r.address("s999.test"), "hello").Close()
+	r.change(all[0])
+	r.still(c)
+	testnet.Eventually(t, soon, func() bool {
+		return runtime.NumGoroutine() < goroutines+10 && r.loops.Budget.Used() <= descriptors+2
+	}, "the ports are given back")
 }

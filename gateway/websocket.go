@@ -31,7 +31,7 @@ func TakeWebSockets(carrier *h2.Protocol, p *ws.Protocol) {
 			Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields,
 		})
 		head.Answer = answer
-		head.Stream = func(s *h2.Stream) tunnel.Stream { return ws.NewStream(s, ws.Server, subprotocol, p.Options) }
+		head.Stream = func(s tunnel.Stream) tunnel.Stream { return ws.NewStream(s, ws.Server, subprotocol, p.Options) }
 		return ctx, err
 	}
 }

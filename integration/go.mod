@@ -4,6 +4,8 @@ go 1.26.0
 
 require (
 	culvert.dev v0.0.0
+	github.com/miekg/dns v1.1.73
+	github.com/quic-go/quic-go v0.65.0
 	github.com/summerwind/h2spec v2.2.1+incompatible
 	go.uber.org/goleak v1.3.0
 	golang.org/x/net v0.62.0
@@ -40,6 +42,7 @@ require (
 	github.com/fatih/color v1.19.0 // indirect
 	github.com/mattn/go-colorable v0.1.14 // indirect
 	github.com/mattn/go-isatty v0.0.22 // indirect
+	github.com/quic-go/qpack v0.6.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
 	istio.io/istio v0.0.0-20260827124520-eed52ebb66ad

@@ -64,7 +64,7 @@ func (e Endpoint) String() string {
 // A Hop is a further gateway on the way to a service. The last one is asked
 // for the service's endpoints, by the names they have there.
 type Hop struct {
-	Proto string   // how it is asked: "connect", "connect-h2", "websocket" or "hbone"
+	Proto string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket" or "hbone"
 	To    []string // where it is; those after the first are for when it can't be used
 	Token Secret   // to show there; "" for none
 	Roots string   // PEM certificates to verify it by; "" means the system's

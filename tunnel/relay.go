@@ -33,10 +33,11 @@ type Relay struct {
 	HalfClosed time.Duration // half-closed and silent; 0 means DefaultHalfClosed, negative none
 	Loops      *Loops        // carry pairs of sockets; nil means loops of the Relay's own
 
-	own    Loops
-	open   atomic.Int64
-	kernel kernelRelay
-	copies copyRelay
+	own      Loops
+	open     atomic.Int64
+	kernel   kernelRelay
+	copies   copyRelay
+	sessions sessions
 }
 
 // A Tunnel is what Carry takes over. Neither stream may be used by anyone

@@ -24,6 +24,10 @@ type Request struct {
 	Said     *Said          // what the caller says of itself; nil for nothing
 	Start    time.Time      // when the client's connection, or its stream on one, began
 
+	// Datagrams is what dials where the client asks for datagrams, and nil
+	// where it asks for a stream. Such a request is for Router.Open.
+	Datagrams Dialer
+
 	// Accept tells the client yes and returns its stream. Only now may bytes
 	// flow. The stream belongs to the caller of Accept. Where Accept fails the
 	// client is gone: it has no stream to hand over and nobody to refuse.

@@ -231,22 +231,22 @@ func (k *client) headers(b *block) error {
 		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which was never opened", b.id)
 	case s == nil:
 		return c.charge(costFrame, "too many HEADERS on streams that are closed")
-	case b.large:
+	case b.Large():
 		c.reset(s, http2.ErrCodeEnhanceYourCalm)
 		return nil
-	case s.head != nil && s.head.Status/100 != 1 && b.wrong == "" && b.seen == 0 && b.end && s.head.Status/100 != 2:
+	case s.head != nil && s.head.Status/100 != 1 && b.wrong == "" && b.IsTrailers() && b.end && s.head.Status/100 != 2:
 		c.ended(s) // trailers of a refusal
 		return nil
-	case b.wrong != "", b.seen != sawStatus, s.head != nil && s.head.Status/100 != 1, b.end && b.head.Status/100 == 1:
+	case b.wrong != "", !b.IsAnswer(), s.head != nil && s.head.Status/100 != 1, b.end && b.List.Status/100 == 1:
 		c.reset(s, http2.ErrCodeProtocol)
 		return nil
 	}
-	if b.head.Status/100 == 1 {
+	if b.List.Status/100 == 1 {
 		if err := c.charge(costFrame, "too many interim answers"); err != nil {
 			return err
 		}
 	}
-	head := b.head
+	head := b.List
 	s.head, s.fresh = &head, true
 	if b.end {
 		c.ended(s)

@@ -270,6 +270,22 @@ func TestGoAway(t *testing.T) {
 	}
 }
 
+// TestCloseAfterGoAway: Close ends the connections that take no more streams,
+// too.
+func TestCloseAfterGoAway(t *testing.T) {
+	p := &Protocol{}
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
+	d := newDialer(t, g.addr)
+	s := open(t, d, "svc:1")
+	ping(t, s, "before")
+	p.Drain()
+	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
+	_ = d.Close()
+	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("after Close: %v, want a reset", err)
+	}
+}
+
 // TestRefusedStreamIsTriedElsewhere: a request that a proxy says it did not
 // look at goes to another connection before the caller hears of it.
 func TestRefusedStreamIsTriedElsewhere(t *testing.T) {

@@ -1,14 +1,11 @@
 package h2
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -26,10 +23,9 @@ const (
 )
 
 const (
-	spread     = 8   // streams on every connection, before there is one more
-	maxInterim = 8   // 1xx answers before the one that counts
-	maxQuote   = 200 // bytes of a refusal's body that are read for the error
-	tries      = 3   // connections that may refuse a stream unseen before the dial fails
+	spread     = 8 // streams on every connection, before there is one more
+	maxInterim = 8 // 1xx answers before the one that counts
+	tries      = 3 // connections that may refuse a stream unseen before the dial fails
 )
 
 // A Dialer reaches its destinations through an HTTP proxy, by CONNECT over
@@ -81,8 +77,9 @@ type Dialer struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	mu     sync.Mutex // guards what follows
-	pool   []*client
+	mu     sync.Mutex           // guards what follows
+	pool   []*client            // that take more streams
+	conns  map[*client]struct{} // all of them
 	closed bool
 	wg     sync.WaitGroup // connections
 }
@@ -117,7 +114,8 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 // An extended CONNECT is sent to a proxy that has said it takes them, and is
 // ErrNotSpoken for any other.
 func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
-	pseudo, fields, err := d.request(ctx, head)
+	asker := connect.Asker{Version: "2", Via: d.Via, Authorization: d.Authorization, Header: d.Header}
+	pseudo, fields, err := asker.Lists(ctx, head)
 	if err != nil {
 		return nil, err
 	}
@@ -143,40 +141,6 @@ var ErrNotSpoken = errors.New("HTTP/2 is not the way")
 
 // errUnseen is for a request that the proxy is sure not to have acted on.
 var errUnseen = errors.New("h2: the proxy took no more streams on this connection")
-
-// request returns the header list to send.
-func (d *Dialer) request(ctx context.Context, head *Head) (pseudo, fields connect.Fields, err error) {
-	pseudo = connect.Fields{{Name: ":method", Value: http.MethodConnect}}
-	if head.Protocol != "" {
-		pseudo = append(pseudo, connect.Field{Name: ":protocol", Value: head.Protocol},
-			connect.Field{Name: ":scheme", Value: head.Scheme}, connect.Field{Name: ":path", Value: head.Path})
-	}
-	pseudo = append(pseudo, connect.Field{Name: ":authority", Value: head.Authority})
-	if via, ok := connect.ViaField(ctx, "2", d.Via); ok {
-		via.Name = "via"
-		fields = append(fields, via)
-	}
-	if d.Authorization != "" {
-		fields = append(fields, connect.Field{Name: "proxy-authorization", Value: d.Authorization})
-	}
-	fields = append(fields, head.Fields...)
-	if d.Header != nil {
-		more, err := d.Header(ctx, head.Authority)
-		if err != nil {
-			return nil, nil, fmt.Errorf("h2: fields for %q: %w", head.Authority, err)
-		}
-		fields = append(fields, more...)
-	}
-	if err := fields.Check(); err != nil {
-		return nil, nil, err
-	}
-	for _, f := range pseudo {
-		if !isValue(f.Value) {
-			return nil, nil, fmt.Errorf("h2: %s has a byte that none may have", f.Name)
-		}
-	}
-	return pseudo, fields, nil
-}
 
 // reserve finds a connection with room for a stream, or opens one, and counts
 // the stream in.
@@ -239,6 +203,10 @@ func (d *Dialer) pick() *client {
 func (d *Dialer) start(ctx context.Context) *client {
 	k := &client{d: d, most: d.streams(), ready: make(chan struct{}), met: make(chan struct{})}
 	d.pool = append(d.pool, k)
+	if d.conns == nil {
+		d.conns = make(map[*client]struct{})
+	}
+	d.conns[k] = struct{}{}
 	// Others may wait for this connection when the one who asked for it has
 	// given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.wait())
@@ -246,6 +214,9 @@ func (d *Dialer) start(ctx context.Context) *client {
 	d.wg.Go(func() {
 		defer cancel()
 		k.run(ctx)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.conns, k)
 	})
 	return k
 }
@@ -274,17 +245,20 @@ func (d *Dialer) remove(k *client) {
 func (d *Dialer) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	pool := d.pool
+	conns := make([]*client, 0, len(d.conns))
+	for k := range d.conns {
+		conns = append(conns, k)
+	}
 	d.pool = nil
 	d.mu.Unlock()
-	for _, k := range pool {
+	for _, k := range conns {
 		k.stop()
 	}
 	d.wg.Wait()
 	return nil
 }
 
-// Conns returns how many connections there are.
+// Conns returns how many connections there are that take more streams.
 func (d *Dialer) Conns() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -324,35 +298,13 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 }
 
 // failure is for a proxy that cannot be used.
-func (d *Dialer) failure(what string, err error) error {
-	var ne net.Error
-	reason := tunnel.DialFailed
-	if te := (*tunnel.Error)(nil); errors.As(err, &te) && te.Reason != tunnel.Internal {
-		reason = te.Reason
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout() {
-		reason = tunnel.DialTimeout
-	}
-	return refuse(reason, "proxy %q %s: %w", d.Proxy, what, err)
-}
+func (d *Dialer) failure(what string, err error) error { return connect.Unusable(d.Proxy, what, err) }
 
 // refusal makes an error of an answer that is not 2xx.
 func (d *Dialer) refusal(s *Stream, head *Head, addr string) error {
 	_ = s.SetReadDeadline(time.Now().Add(farewell))
-	line := make([]byte, 0, maxQuote)
-	for len(line) < maxQuote && bytes.IndexByte(line, '\n') < 0 {
-		n, err := s.Read(line[len(line):cap(line)])
-		if line = line[:len(line)+n]; err != nil {
-			break
-		}
-	}
-	_ = s.Close()
-	quote := ""
-	if line, _, _ = bytes.Cut(line, []byte("\n")); len(line) > 0 {
-		quote = fmt.Sprintf(": %q", line)
-	}
-	reason := connect.ReplyReason(head.Status, head.Fields)
-	return refuse(reason, "proxy %q refused %q with status %d, %s%s", d.Proxy, addr, head.Status, reason, quote)
+	defer s.Close()
+	return connect.Refused(d.Proxy, addr, head, s)
 }
 
 func orElse(d, otherwise time.Duration) time.Duration {

@@ -27,7 +27,7 @@ func TestExtended(t *testing.T) {
 			return nil, tunnel.Refusef(tunnel.NoRoute, "%+v", head)
 		}
 		head.Answer = connect.Fields{{Name: "A", Value: "b"}}
-		head.Stream = func(s *Stream) tunnel.Stream { wrapped <- s; return s }
+		head.Stream = func(s tunnel.Stream) tunnel.Stream { wrapped <- s.(*Stream); return s }
 		req.Name, req.Port = tunnel.MustParseName(strings.TrimPrefix(head.Path, "/")), 1
 		return ctx, nil
 	}}

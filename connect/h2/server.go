@@ -86,7 +86,6 @@ func preambleError(n int64, err error) error {
 
 // headers implements side: a request, or what must not come after one.
 func (s *server) headers(b *block) error {
-	b.request()
 	c := s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,6 +95,7 @@ func (s *server) headers(b *block) error {
 	if st := c.streams[b.id]; st != nil {
 		return s.trailers(st, b)
 	}
+	b.Request()
 	switch {
 	case b.id%2 == 0:
 		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which is not a client's", b.id)
@@ -112,9 +112,9 @@ func (s *server) headers(b *block) error {
 	if s.since == 0 {
 		s.since = clock() // from here on a connection may be idle
 	}
-	if b.wrong != "" {
+	if wrong := b.malformed(); wrong != "" {
 		c.resetID(b.id, http2.ErrCodeProtocol)
-		s.refused(nil, refuse(tunnel.BadRequest, "%s", b.wrong))
+		s.refused(nil, refuse(tunnel.BadRequest, "%s", wrong))
 		return c.charge(costReset, "too many malformed requests")
 	}
 	if len(c.streams) >= s.p.streams() || s.busy >= s.p.streams() {
@@ -130,11 +130,11 @@ func (s *server) headers(b *block) error {
 	if b.end {
 		st.ended, st.readErr = true, io.EOF
 	}
-	switch head := b.head; {
-	case b.large:
-		s.turnAway(st, refuse(tooLarge, "a header list of more than %d bytes or %d fields", maxList, maxCount))
-	case head.method != "CONNECT":
-		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", clip(head.method))
+	switch head := b.List; {
+	case b.Large():
+		s.turnAway(st, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
+	case head.Method != "CONNECT":
+		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", clip(head.Method))
 		if st.sink = newSink(&head, s, err); st.sink == nil {
 			c.reset(st, http2.ErrCodeProtocol)
 		} else if b.end {
@@ -157,7 +157,7 @@ func (s *server) trailers(st *Stream, b *block) error {
 	switch {
 	case st.ended:
 		code = http2.ErrCodeStreamClosed
-	case st.sink != nil && b.end && b.wrong == "a request without :method" && b.seen == 0:
+	case st.sink != nil && b.end && b.wrong == "" && b.IsTrailers():
 		return st.sink.data(st, 0, true)
 	}
 	s.c.reset(st, code)
@@ -240,11 +240,8 @@ func (s *server) admit(ctx context.Context, req *tunnel.Request, head *Head) (co
 	if head.Protocol != "" && s.p.Extended == nil {
 		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", clip(head.Protocol))
 	}
-	if _, n := head.Fields.Get("content-length"); n > 0 {
-		return ctx, refuse(tunnel.BadRequest, "CONNECT with content-length")
-	}
-	if host, n := head.Fields.Get("host"); n > 1 || n == 1 && host != head.Authority { // RFC 9113 section 8.3.1
-		return ctx, refuse(tunnel.BadRequest, "host field that is not the :authority")
+	if err := head.Check(); err != nil {
+		return ctx, err
 	}
 	if head.Protocol != "" {
 		return s.p.Extended(ctx, req, head)
@@ -264,7 +261,7 @@ func (s *server) accept(st *Stream, head *Head) error {
 	if s.c.streams[st.id] != st || st.finished {
 		return refuse(tunnel.Gone, "the client left before it heard yes: %w", orReset(st.writeErr))
 	}
-	s.c.meter.giveBack(costRequest)
+	s.c.meter.GiveBack(costRequest)
 	s.c.writeHead(st.id, connect.Fields{{Name: ":status", Value: "200"}}, head.Answer, false)
 	return nil
 }

@@ -4,11 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
-
-	"golang.org/x/net/http2"
 
 	"culvert.dev/connect/h2"
 	"culvert.dev/tunnel"
@@ -30,7 +27,7 @@ func TestBadRequests(t *testing.T) {
 		case "full.test":
 			return tunnel.Route{}, tunnel.Refusef(tunnel.Overload, "no room for %q", req.Target())
 		}
-		return routes.Resolve(nil, req)
+		return routes.Resolve(t.Context(), req)
 	}))
 	d := m.newDialer(g.addr, id("gw"))
 	for _, tt := range []struct {
@@ -72,23 +69,15 @@ func TestBadRequests(t *testing.T) {
 
 	cfg := m.client("alice")
 	cfg.InsecureSkipVerify = true // the server has no name to verify
-	web := &http2.Transport{TLSClientConfig: cfg}
+	web := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}}
 	defer web.CloseIdleConnections()
-	resp, err := web.RoundTrip(&http.Request{Method: "GET", URL: mustURL("https://" + g.addr + "/"), Header: http.Header{}})
+	resp, err := web.Get("https://" + g.addr + "/")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = resp.Body.Close()
-	if resp.StatusCode != 405 {
-		t.Errorf("GET: status %d, want 405", resp.StatusCode)
+	if resp.StatusCode != 405 || resp.ProtoMajor != 2 {
+		t.Errorf("GET: status %d by %s, want 405 by HTTP/2", resp.StatusCode, resp.Proto)
 	}
 	g.reason(t, tunnel.BadMethod)
-}
-
-func mustURL(s string) *url.URL {
-	u, err := url.Parse(s)
-	if err != nil {
-		panic(err)
-	}
-	return u
 }

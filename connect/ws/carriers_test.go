@@ -29,7 +29,7 @@ func carriers(t *testing.T) []carrier {
 	p := &Protocol{}
 	extended := &h2.Protocol{Extended: func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
 		ctx, subprotocol, _, err := p.AdmitExtended(ctx, req, &Extended{Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields})
-		head.Stream = func(s *h2.Stream) tunnel.Stream { return NewStream(s, Server, subprotocol, p.Options) }
+		head.Stream = func(s tunnel.Stream) tunnel.Stream { return NewStream(s, Server, subprotocol, p.Options) }
 		return ctx, err
 	}}
 	return append(all, carrier{"over HTTP/2", extended, func(t *testing.T, g *gateway) net.Conn {

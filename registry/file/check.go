@@ -106,7 +106,7 @@ func (d *decoder) checkService(i int) {
 // may be given on the command line, so no listener counts as any.
 func (d *decoder) carriesSNI() bool {
 	for _, l := range d.cfg.Listeners {
-		if l.Service.IsZero() && slices.ContainsFunc(l.Outer(), func(p string) bool { return p == "sni" || p == "proxy" }) {
+		if l.Service.IsZero() && slices.ContainsFunc(l.Outer(), namesNoPort) {
 			return true
 		}
 	}
@@ -182,6 +182,7 @@ func (d *decoder) checkListeners() {
 	for i := range d.cfg.Listeners {
 		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
 		take(l.Address, at.address)
+		d.checkNetwork(l, at)
 		if slices.Contains(l.Protocols, "proxy") {
 			switch {
 			case len(l.Protocols) > 1:
@@ -192,10 +193,10 @@ func (d *decoder) checkListeners() {
 		}
 		d.checkTLS(l, at)
 		if at.service == nil {
-			if at.auth != nil && !slices.ContainsFunc(l.spoken(), hasCredentials) {
+			if at.auth != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
 				d.errorf(at.auth, "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
-			if at.websocket != nil && !slices.Contains(l.spoken(), "websocket") {
+			if at.websocket != nil && !l.UDP() && !slices.Contains(l.spoken(), "websocket") {
 				d.errorf(at.websocket, "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
 			}
 			continue
@@ -221,11 +222,42 @@ func (d *decoder) checkListeners() {
 	}
 }
 
+// checkNetwork finds what goes with TCP alone at a listener of UDP, and the
+// other way round.
+func (d *decoder) checkNetwork(l *Listener, at *listenerAt) {
+	if !l.UDP() {
+		if slices.Contains(l.Protocols, "quic") {
+			hint := "give it a listener of its own: address: " + udpPrefix + l.Address
+			if l.Address == "" {
+				hint = "give it a listener of its own"
+			}
+			d.errorf(at.protocols, hint, "quic is carried by UDP, and this listener is of TCP")
+		}
+		return
+	}
+	for _, p := range l.Protocols {
+		if p != "quic" {
+			d.errorf(at.protocols, "leave protocols out, or write [quic]", "%s is carried by TCP, and this listener is of UDP", p)
+		}
+	}
+	for _, key := range []struct {
+		name string
+		node *yaml.Node
+	}{{"auth", at.auth}, {"proxyProtocol", at.proxy}, {"websocket", at.websocket}} {
+		if key.name == "auth" && l.TLS != nil {
+			continue // of connect-h3
+		}
+		if key.node != nil && (at.service == nil || key.name == "proxyProtocol") { // else it is said below
+			d.errorf(key.node, "leave it out", "%s has no effect: this listener is of UDP", key.name)
+		}
+	}
+}
+
 // checkLoops finds endpoints that are the gateway itself.
 func (d *decoder) checkLoops() {
 	var ours []place
 	for i, l := range d.cfg.Listeners {
-		if l.Address != "" {
+		if l.Address != "" && !l.UDP() { // endpoints may be of TCP, of UDP or of both
 			ours = append(ours, place{l.Address, d.at.listeners[i].address})
 		}
 	}
@@ -277,7 +309,7 @@ func leadsTo(ep registry.Endpoint, ports []uint16, address string) bool {
 
 // overlap reports whether two listening addresses can't both be had.
 func overlap(a, b string) bool {
-	if listenPort(a) != listenPort(b) {
+	if isUDP(a) != isUDP(b) || listenPort(a) != listenPort(b) {
 		return false
 	}
 	if everywhere(a) || everywhere(b) {
@@ -292,21 +324,21 @@ func overlap(a, b string) bool {
 }
 
 func listenPort(address string) uint16 {
-	_, digits, _ := net.SplitHostPort(address)
+	_, digits, _ := net.SplitHostPort(strings.TrimPrefix(address, udpPrefix))
 	port, _ := strconv.ParseUint(digits, 10, 16)
 	return uint16(port)
 }
 
 // everywhere reports whether address is that of every interface.
 func everywhere(address string) bool {
-	host, _, _ := net.SplitHostPort(address)
+	host, _, _ := net.SplitHostPort(strings.TrimPrefix(address, udpPrefix))
 	a, err := netip.ParseAddr(host)
 	return host == "" || err == nil && a.Unmap().IsUnspecified()
 }
 
 // listenAddrs returns the specific addresses of a listening address.
 func listenAddrs(address string) []netip.Addr {
-	host, _, _ := net.SplitHostPort(address)
+	host, _, _ := net.SplitHostPort(strings.TrimPrefix(address, udpPrefix))
 	if host == "localhost" {
 		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 	}
@@ -317,7 +349,12 @@ func listenAddrs(address string) []netip.Addr {
 	return []netip.Addr{a.Unmap()}
 }
 
+// namesNoPort reports whether requests by a protocol name no port.
+func namesNoPort(protocol string) bool {
+	return protocol == "sni" || protocol == "proxy" || protocol == "quic"
+}
+
 // hasCredentials reports whether the clients of a protocol can show who they are.
 func hasCredentials(protocol string) bool {
-	return protocol == "connect" || protocol == "connect-h2" || protocol == "socks5" || protocol == "websocket"
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "socks5" || protocol == "websocket"
 }

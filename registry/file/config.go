@@ -41,12 +41,12 @@ type Config struct {
 }
 
 // Protocols are those a Listener may be asked to speak.
-var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy"}
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic"}
 
-// A Listener is an address to accept connections at.
+// A Listener is an address to accept connections at, or datagrams.
 type Listener struct {
-	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of Protocols, in the clear; empty means the first three, or with TLS none
+	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
+	Protocols []string    // of Protocols, in the clear; empty means the first three, with TLS none, and for UDP quic
 	TLS       *TLS        // that ends here; nil means that none does
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
@@ -55,6 +55,9 @@ type Listener struct {
 	Service   tunnel.Name // not zero: the one service of a port per service
 	Port      uint16      // of Service; 0 means its only one
 }
+
+// UDP reports whether l is for datagrams.
+func (l *Listener) UDP() bool { return isUDP(l.Address) }
 
 // A Proxy is what speaks the PROXY protocol in front of a listener, on every
 // connection.
@@ -73,6 +76,7 @@ type Limits struct {
 	FirstByte         time.Duration // from accept to the first byte
 	Hello             time.Duration // from the first byte to the whole preamble
 	Idle              time.Duration // of a tunnel, without a byte either way
+	UDPIdle           time.Duration // of a session of UDP, without a datagram either way
 	HalfClosed        time.Duration // of a tunnel, silent with one side closed
 	Dial              time.Duration // of one address
 	DialTotal         time.Duration // of all addresses of a request
@@ -128,7 +132,7 @@ func Default() *Config {
 		Limits: Limits{
 			HalfOpen: 4096, HalfOpenPerSource: 256, OpenPerSource: 2000, NewPerSource: 200,
 			FirstByte: 10 * time.Second, Hello: 5 * time.Second,
-			Idle: time.Hour, HalfClosed: time.Minute,
+			Idle: time.Hour, UDPIdle: 2 * time.Minute, HalfClosed: time.Minute,
 			Dial: 3 * time.Second, DialTotal: 10 * time.Second,
 		},
 		Drain: Drain{Lameduck: 5 * time.Second, Grace: 30 * time.Second},

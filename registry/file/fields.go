@@ -149,7 +149,7 @@ func (d *decoder) listener() *listenerAt { return &d.at.listeners[len(d.at.liste
 var listenerFields = []field[Listener]{
 	{"address", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().address = n
-		d.listenAddress(n, "address", &to.Address)
+		d.listenerAddress(n, &to.Address)
 	}},
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
@@ -236,6 +236,7 @@ var limitsFields = []field[Limits]{
 	durationField("firstByte", time.Millisecond, func(l *Limits) *time.Duration { return &l.FirstByte }),
 	durationField("hello", time.Millisecond, func(l *Limits) *time.Duration { return &l.Hello }),
 	durationField("idle", time.Millisecond, func(l *Limits) *time.Duration { return &l.Idle }),
+	durationField("udpIdle", time.Millisecond, func(l *Limits) *time.Duration { return &l.UDPIdle }),
 	durationField("halfClosed", time.Millisecond, func(l *Limits) *time.Duration { return &l.HalfClosed }),
 	durationField("dial", time.Millisecond, func(l *Limits) *time.Duration { return &l.Dial }),
 	durationField("dialTotal", time.Millisecond, func(l *Limits) *time.Duration { return &l.DialTotal }),

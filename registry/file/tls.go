@@ -14,12 +14,12 @@ import (
 )
 
 // Inner are the protocols that a listener's TLS may have inside.
-var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket"}
+var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3"}
 
 // A TLS is how a listener ends TLS by itself. What is read of its files is
 // taken up by a running gateway, and all else but Protocols.
 type TLS struct {
-	Protocols    []string // of Inner; empty means connect and connect-h2
+	Protocols    []string // of Inner; empty means connect and connect-h2, and for UDP connect-h3
 	Certificates []KeyPair
 	Names        []tunnel.Pattern // that end here; empty means the certificates', without wildcards
 	ClientCA     string           // PEM certificates to verify clients by; "" means that none is asked for a certificate
@@ -48,6 +48,8 @@ func (l *Listener) Outer() []string {
 		return l.Protocols
 	case l.TLS != nil:
 		return nil
+	case l.UDP():
+		return []string{"quic"}
 	}
 	return Protocols[:3]
 }
@@ -59,6 +61,8 @@ func (l *Listener) Inner() []string {
 		return nil
 	case len(l.TLS.Protocols) > 0:
 		return l.TLS.Protocols
+	case l.UDP():
+		return []string{"connect-h3"}
 	}
 	return Inner[:2]
 }
@@ -159,6 +163,10 @@ func (d *decoder) protocols(n *yaml.Node, known []string, to *[]string) {
 			d.errorf(n, "write tls: {protocols: [hbone], ...}", "hbone is spoken inside of TLS")
 			return
 		}
+		if n.Value == "connect-h3" && !slices.Contains(known, "connect-h3") {
+			d.errorf(n, "write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 is spoken where QUIC ends")
+			return
+		}
 		s, ok := d.word(n, "a protocol", known...)
 		switch {
 		case ok && slices.Contains(*to, s):
@@ -181,6 +189,18 @@ func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 		d.errorf(at.tls.protocols, "give one of them a listener of its own", "hbone and connect-h2 begin alike, and can't be told apart")
 	case has("hbone") && (at.tls.clientCA == nil || l.TLS.Optional):
 		d.errorf(at.tls.protocols, "add clientCAFile, and leave clientCertificates out", "hbone needs to know who is calling, by a client certificate")
+	}
+	for _, p := range l.TLS.Protocols {
+		if (p == "connect-h3") != l.UDP() {
+			network, other := "TCP", "UDP"
+			if l.UDP() {
+				network, other = other, network
+			}
+			d.errorf(at.tls.protocols, "leave it out", "%s is carried by %s, and this listener is of %s", p, other, network)
+		}
+	}
+	if l.UDP() && l.TLS.MinVersion == tls.VersionTLS12 {
+		d.errorf(at.tls.node, "leave minVersion out", "QUIC has no TLS before 1.3")
 	}
 	for key, n := range map[string]*yaml.Node{"clientCertificates": at.tls.clients, "trustDomains": at.tls.domains} {
 		if n != nil && at.tls.clientCA == nil {

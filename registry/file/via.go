@@ -73,6 +73,9 @@ func (d *decoder) via(n *yaml.Node, to *registry.Service) {
 		to.Via = append(to.Via, registry.Hop{})
 		object(d, n, "a hop", hopFields, &to.Via[len(to.Via)-1])
 		d.checkHop(n)
+		if len(to.Via) > 1 && has(n, "connect-h3") {
+			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
+		}
 	})
 	switch {
 	case n.Kind == yaml.SequenceNode && len(n.Content) == 0:
@@ -88,13 +91,13 @@ func (d *decoder) checkHop(n *yaml.Node) {
 		return
 	}
 	ways := 0
-	for _, way := range []string{"connect", "connect-h2", "websocket", "hbone"} {
+	for _, way := range []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone"} {
 		if has(n, way) {
 			ways++
 		}
 	}
 	if ways != 1 {
-		d.errorf(n, "write {connect: gw.example.com:443}, or the same with connect-h2 or hbone, or {websocket: wss://gw.example.com/}", "a hop has one of connect, connect-h2, websocket and hbone")
+		d.errorf(n, "write {connect: gw.example.com:443}, or the same with connect-h2, connect-h3 or hbone, or {websocket: wss://gw.example.com/}", "a hop has one of connect, connect-h2, connect-h3, websocket and hbone")
 		return
 	}
 	for _, key := range []string{"peers", "behind"} {
@@ -151,6 +154,7 @@ func (d *decoder) ids(n *yaml.Node, what string, to *[]string) {
 var hopFields = []field[registry.Hop]{
 	{"connect", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect", to, address("https://")) }},
 	{"connect-h2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h2", to, address("https://")) }},
+	{"connect-h3", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h3", to, address("")) }},
 	{"hbone", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "hbone", to, address("")) }},
 	{"websocket", func(d *decoder, n *yaml.Node, to *registry.Hop) {
 		d.hop(n, "websocket", to, func(s string) *complaint {

@@ -173,6 +173,9 @@ func TestAssignKeepsThePortOfAServiceThatNamesIts(t *testing.T) {
 	if portOf(all, one) == first || portOf(all, two) == first {
 		t.Errorf("one of two ports has that of any: %v", all)
 	}
+	if all, _ := p.Assign([]Key{anyPort, key("b")}, all); portOf(all, anyPort) != first || len(all) != 4 {
+		t.Errorf("any port does not have %d, which it had: %v", first, all)
+	}
 	// What it had before as one of two does not stand in the way.
 	all, _ = p.Assign([]Key{two, key("b")}, all)
 	second := portOf(all, two)

@@ -55,7 +55,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	cmd.Flag("listen").Hidden = true
 	f := cmd.Flags()
 	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address")
-	f.StringVar(&o.proto, "proto", "", oneOf(allProtocols[:len(allProtocols)-1])+" (default: connect with a port, sni without)")
+	f.StringVar(&o.proto, "proto", "", oneOf(allProtocols[:len(allProtocols)-2])+" (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the source address that asks")
 	f.StringVar(&o.as, "as", "", "the user that asks, where a listener wants credentials; they are taken as shown")
 	addOutput(cmd, &o.output)

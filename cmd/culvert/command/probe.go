@@ -56,6 +56,7 @@ gateway's side tells them apart.`,
   culvert probe db.example.com:5432 --via 192.0.2.1:1080 --mode socks5 --no-tls
   culvert probe orders.example.com --via wss://lb.example.com/ --mode websocket
   culvert probe orders.example.com --via https://gateway.example.com:443 --mode connect-h2
+  culvert probe orders.example.com --via gateway.example.com:443 --mode connect-h3
   culvert probe db.example.com:5432 --via 192.0.2.1:15008 --mode hbone --cert me.pem --key me.key --ca ca.pem --peer spiffe://example.com --no-tls
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
@@ -71,7 +72,7 @@ gateway's side tells them apart.`,
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services and gateways, PEM (default: the system's)")
 	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, any --mode but sni")
-	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, websocket or websocket-h2")
+	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, connect-h3, websocket or websocket-h2")
 	f.StringSliceVar(&o.peers, "peer", nil, "SPIFFE ids the gateway may have with --mode hbone, or spiffe://DOMAIN (default: its certificate has its name)")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
 	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni")
@@ -138,7 +139,7 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect", "connect-h2", "hbone", "socks5", "websocket", "websocket-h2":
+	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2":
 		if o.mode == "hbone" && (o.user != "" || o.token != "") {
 			return nil, usageError("use --cert and --key", "--user and --token are of no use with --mode hbone")
 		}
@@ -195,7 +196,11 @@ func (p *prober) run(ctx context.Context) error {
 		if c, ok := d.(io.Closer); ok {
 			defer c.Close()
 		}
-		if err := p.step("tcp + "+p.o.mode, func() (string, error) {
+		below := "tcp + "
+		if p.o.mode == "connect-h3" {
+			below = "udp + "
+		}
+		if err := p.step(below+p.o.mode, func() (string, error) {
 			var err error
 			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
 			return "the gateway said yes" + overHTTP2(conn), err
@@ -222,7 +227,7 @@ func (p *prober) run(ctx context.Context) error {
 
 // gateway returns the address of the gateway, without the scheme that says TLS.
 func (p *prober) gateway() string {
-	if p.o.mode == "connect" || p.o.mode == "connect-h2" {
+	if p.o.mode == "connect" || p.o.mode == "connect-h2" || p.o.mode == "connect-h3" {
 		return strings.TrimPrefix(p.o.via, "https://")
 	}
 	return p.o.via
@@ -230,7 +235,7 @@ func (p *prober) gateway() string {
 
 // secure is what the gateway's own TLS is spoken with; nil for none.
 func (p *prober) secure() *tls.Config {
-	if p.o.mode != "hbone" && p.gateway() == p.o.via {
+	if p.o.mode != "hbone" && p.o.mode != "connect-h3" && p.gateway() == p.o.via {
 		return nil
 	}
 	return &tls.Config{RootCAs: p.roots, Certificates: p.tls.Certificates}

@@ -7,6 +7,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
@@ -15,7 +16,7 @@ import (
 )
 
 // probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "hbone", "socks5", "websocket", "websocket-h2"}
+var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2"}
 
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
@@ -25,6 +26,8 @@ func (p *prober) dialer() tunnel.Dialer {
 		return &connect.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
 	case "connect-h2":
 		return &h2.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
+	case "connect-h3":
+		return &h3.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
 	case "hbone":
 		return &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Peers: p.o.peers}
 	case "socks5":

@@ -21,7 +21,7 @@ import (
 )
 
 // allProtocols are those a request may have come by.
-var allProtocols = append(slices.Clone(file.Protocols), "hbone", "tcp")
+var allProtocols = append(slices.Clone(file.Protocols), "hbone", "connect-h3", "tcp", "udp")
 
 // protocols makes what a listener speaks. They are wired here and nowhere else.
 func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
@@ -53,6 +53,27 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 		return nil, fmt.Errorf("listener %s: %w", l.Address, err)
 	}
 	return outer, nil
+}
+
+// datagrams makes what is carried from a listener of UDP.
+func datagrams(l file.Listener, via string) (*gateway.Datagrams, error) {
+	d := &gateway.Datagrams{Service: l.Service, Port: l.Port, Silent: l.Refusal == "close"}
+	if l.TLS == nil {
+		return d, nil
+	}
+	auth, err := authenticator(l.Auth)
+	if err != nil {
+		return nil, err
+	}
+	d.HTTP3 = &gateway.HTTP3{Auth: auth, Via: via, Alone: len(l.Outer()) == 0}
+	k, err := keys(l.TLS)
+	if err == nil {
+		err = d.HTTP3.Use(k)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listener %s: %w", l.Address, err)
+	}
+	return d, nil
 }
 
 // offered is what ALPN is told of the inner protocols.
@@ -103,6 +124,9 @@ func useKeys(listeners []gateway.Listener, c *file.Config) error {
 			if t, ok := p.(*termination.Protocol); ok && err == nil {
 				err = t.Use(k)
 			}
+		}
+		if d := listeners[at].Datagrams; d != nil && d.HTTP3 != nil && err == nil {
+			err = d.HTTP3.Use(k)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("listener %s keeps its keys: %w", l.Address, err))

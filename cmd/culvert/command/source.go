@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +18,7 @@ import (
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // sourceOptions are the flags that say what there is to serve: a
@@ -32,7 +34,7 @@ type sourceOptions struct {
 func (o *sourceOptions) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "configuration file, YAML")
-	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at; repeatable")
+	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at, or udp://ADDR for QUIC; repeatable")
 	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT: whatever port is asked for")
 	f.StringVar(&o.routes, "routes", "", "file with a \"NAME[:PORT] HOST:PORT\" on each line")
 	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
@@ -72,12 +74,12 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	}
 	c.Admin = o.admin
 	for _, l := range o.listen {
-		_, port, err := net.SplitHostPort(l)
+		_, port, err := net.SplitHostPort(strings.TrimPrefix(l, udp.Scheme))
 		if err == nil {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return nil, usageError("write HOST:PORT or :PORT", "--listen %q: %w", l, err)
+			return nil, usageError("write HOST:PORT or :PORT, or udp://HOST:PORT for QUIC", "--listen %q: %w", l, err)
 		}
 		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
 	}
@@ -143,7 +145,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			FirstByte: c.Limits.FirstByte, Preamble: c.Limits.Hello, HalfOpen: c.Limits.HalfOpen,
 			HalfOpenPerSource: c.Limits.HalfOpenPerSource, OpenPerSource: c.Limits.OpenPerSource, NewPerSource: c.Limits.NewPerSource,
 		},
-		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, HalfClosed: c.Limits.HalfClosed,
+		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, UDPIdle: c.Limits.UDPIdle, HalfClosed: c.Limits.HalfClosed,
 		DialTimeout: c.Limits.Dial, DialTotal: c.Limits.DialTotal,
 		Lameduck: orNone(c.Drain.Lameduck), Grace: orNone(c.Drain.Grace),
 		Version: version,
@@ -161,6 +163,14 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg.ServicePorts = servicePorts(c)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
+		if l.UDP() {
+			d, err := datagrams(l, cfg.Via)
+			if err != nil {
+				return cfg, err
+			}
+			cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Datagrams: d})
+			continue
+		}
 		ps, err := protocols(l, cfg.Via)
 		if err != nil {
 			return cfg, err
