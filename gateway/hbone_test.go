@@ -3,6 +3,7 @@ package gateway
 import (
 	"crypto/tls"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"culvert.dev/connect"
@@ -116,5 +117,40 @@ func TestHopOfAnother(t *testing.T) {
 	h.To = append(h.To, right)
 	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSecureWaysAreShared: a connection is shared by those who show the same
+// certificate, and expect the same of the other side.
+func TestSecureWaysAreShared(t *testing.T) {
+	ca := newCA(t)
+	d := &Dialers{}
+	defer d.Close()
+	way := func(h registry.Hop) tunnel.Dialer {
+		t.Helper()
+		w, err := d.way([]registry.Hop{h})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	h := hop(t, ca, "gw", closed)
+	if way(h) != way(h) {
+		t.Error("the same hop is two ways")
+	}
+	for name, change := range map[string]func(*registry.Hop){
+		"certificate": func(o *registry.Hop) { *o = hop(t, ca, "gw", closed) }, // with a key of its own
+		"peers":       func(o *registry.Hop) { o.Peers = []string{"spiffe://example.test"} },
+		"behind":      func(o *registry.Hop) { o.Behind = o.Peers },
+	} {
+		other := h
+		change(&other)
+		if way(other) == way(h) {
+			t.Errorf("another %s is the same way", name)
+		}
+	}
+	h.Key = registry.Secret(h.Certificate)
+	if _, err := d.way([]registry.Hop{h}); err == nil || strings.Contains(err.Error(), "BEGIN") {
+		t.Errorf("got %v, want an error without the key", err)
 	}
 }

@@ -138,6 +138,7 @@ func (r *running) change(services ...registry.Service) {
 	before := r.registry.Table().Generation()
 	r.feed <- registry.Snapshot{Services: services}
 	testnet.Eventually(r.t, soon, func() bool {
+		t := r.registry.Table() // before what is said of it
 		list := r.Status().ServicePorts.Ports
 		standing := 0
 		for _, p := range list {
@@ -145,8 +146,8 @@ func (r *running) change(services ...registry.Service) {
 				standing++
 			}
 		}
-		want := r.registry.Table().Publishable()
-		if r.registry.Table().Generation() <= before || standing != len(want) {
+		want := t.Publishable()
+		if t.Generation() <= before || standing != len(want) {
 			return false
 		}
 		for _, w := range want {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -312,4 +313,37 @@ func TestServicePortsByChance(t *testing.T) {
 			_ = r.greeted(addr, fmt.Sprintf("hello %02d", n)).Close()
 		}
 	}
+}
+
+// A thousand ports open and close at once; each costs a descriptor and a
+// goroutine, and nothing is left of them.
+func TestAThousandServicePorts(t *testing.T) {
+	const n = 1000
+	s := newSite(t, n)
+	ep := greeter(t, "hello")
+	var all []registry.Service
+	for i := range n {
+		all = append(all, published(fmt.Sprintf("s%d.test", i), ep))
+	}
+	r := s.start(all[0])
+	goroutines, descriptors := runtime.NumGoroutine(), r.loops.Budget.Used()
+	r.change(all...)
+	for name, state := range r.said() {
+		if !strings.HasPrefix(state, PortOpen) {
+			t.Fatalf("%s: %s", name, state)
+		}
+	}
+	if got := r.loops.Budget.Used() - descriptors; got != n-1 {
+		t.Errorf("%d descriptors are counted for %d ports", got, n-1)
+	}
+	if got := runtime.NumGoroutine() - goroutines; got > n+10 {
+		t.Errorf("%d goroutines for %d ports", got, n-1)
+	}
+	c := r.greeted(r.address("s7.test"), "hello")
+	_ = r.greeted(r.address("s999.test"), "hello").Close()
+	r.change(all[0])
+	r.still(c)
+	testnet.Eventually(t, soon, func() bool {
+		return runtime.NumGoroutine() < goroutines+10 && r.loops.Budget.Used() <= descriptors+2
+	}, "the ports are given back")
 }

@@ -81,6 +81,14 @@ func (b *below) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// NetConn returns the socket, whose keepalive the Relay sets.
+func (b *below) NetConn() net.Conn {
+	if c, ok := b.Conn.(*tunnel.Conn); ok {
+		return c.Conn
+	}
+	return b.Conn
+}
+
 // Write is called by one at a time.
 func (b *below) Write(p []byte) (int, error) {
 	b.mu.Lock()

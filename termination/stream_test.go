@@ -172,3 +172,30 @@ func TestSlowReaderSeesTheEnd(t *testing.T) {
 		_, _ = server.Close(), near.Close()
 	})
 }
+
+// TestSocket: who looks below finds the socket, to keep it alive.
+func TestSocket(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	raw, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	for _, below := range []*below{{Conn: raw}, {Conn: tunnel.NewConn(raw)}} {
+		var c net.Conn = &stream{Conn: tls.Server(below, &tls.Config{}), below: below}
+		for {
+			over, ok := c.(interface{ NetConn() net.Conn })
+			if !ok {
+				break
+			}
+			c = over.NetConn()
+		}
+		if c != raw {
+			t.Errorf("below is a %T, want the socket", c)
+		}
+	}
+}

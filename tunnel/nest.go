@@ -10,9 +10,7 @@ import (
 // connection to the Server, with one place, one deadline for the whole
 // preamble and one source; peer is who was proved to be calling.
 func (c *Conn) Nest(inner net.Conn, peer Peer) *Conn {
-	n := &Conn{Conn: inner, Listener: c.Listener, Peer: peer, outer: c, accepted: c.accepted, source: c.source, local: c.local}
-	n.began.Store(c.began.Load())
-	return n
+	return &Conn{Conn: inner, Listener: c.Listener, Peer: peer, outer: c, accepted: c.accepted, source: c.source, local: c.local}
 }
 
 // hand notes that c belongs to whoever has it as a Stream, and with it what it

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/url"
 	"strings"
 	"testing"
 
@@ -70,23 +69,15 @@ func TestBadRequests(t *testing.T) {
 
 	cfg := m.client("alice")
 	cfg.InsecureSkipVerify = true // the server has no name to verify
-	web := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}
+	web := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}}
 	defer web.CloseIdleConnections()
-	resp, err := web.RoundTrip(&http.Request{Method: "GET", URL: mustURL("https://" + g.addr + "/"), Header: http.Header{}})
+	resp, err := web.Get("https://" + g.addr + "/")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = resp.Body.Close()
-	if resp.StatusCode != 405 {
-		t.Errorf("GET: status %d, want 405", resp.StatusCode)
+	if resp.StatusCode != 405 || resp.ProtoMajor != 2 {
+		t.Errorf("GET: status %d by %s, want 405 by HTTP/2", resp.StatusCode, resp.Proto)
 	}
 	g.reason(t, tunnel.BadMethod)
-}
-
-func mustURL(s string) *url.URL {
-	u, err := url.Parse(s)
-	if err != nil {
-		panic(err)
-	}
-	return u
 }

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
 	"net"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -76,7 +78,11 @@ func TestInnerIsNotPooled(t *testing.T) {
 	if n := d.Outer.Conns(); n != 1 {
 		t.Errorf("%d outer connections, want one for all", n)
 	}
-	until(t, "the inner connections to go", func() bool { return d.h2.Conns() == 0 })
+	for deadline := time.Now().Add(given / 2); d.h2.Conns() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d inner connections are left", d.h2.Conns())
+		}
+	}
 }
 
 type resolverFunc func(*tunnel.Request) (tunnel.Route, error)
@@ -122,6 +128,20 @@ func TestServerIdentity(t *testing.T) {
 				wantReason(t, err, tunnel.DialFailed)
 			}
 		})
+	}
+}
+
+// TestKnown: one URI is an identity, and of several anybody could pick one.
+func TestKnown(t *testing.T) {
+	gw, other := &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/gw"}, &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/other"}
+	for _, tt := range []struct {
+		uris []*url.URL
+		ok   bool
+	}{{nil, false}, {[]*url.URL{gw}, true}, {[]*url.URL{other}, false}, {[]*url.URL{gw, other}, false}, {[]*url.URL{gw, gw}, false}} {
+		err := known(&x509.Certificate{URIs: tt.uris}, []string{"spiffe://cluster.local/gw"})
+		if (err == nil) != tt.ok {
+			t.Errorf("%v: got %v, want it accepted: %v", tt.uris, err, tt.ok)
+		}
 	}
 }
 

@@ -222,13 +222,3 @@ func wantReason(t testing.TB, err error, want tunnel.Reason) {
 		t.Errorf("got error %v (reason %q), want reason %q", err, tunnel.ReasonOf(err), want)
 	}
 }
-
-// until polls ok.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}

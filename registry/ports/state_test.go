@@ -79,6 +79,37 @@ func TestStateFollowsALink(t *testing.T) {
 	}
 }
 
+// What somebody left who was killed is in nobody's way, and a link that stands
+// there is not followed.
+func TestStateAfterAKill(t *testing.T) {
+	dir := t.TempDir()
+	s, other := State{filepath.Join(dir, "ports.json")}, filepath.Join(dir, "other")
+	if err := os.WriteFile(other, []byte("mine"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, leave := range []func() error{
+		func() error { return os.WriteFile(s.Path+".new", []byte("{"), 0o644) },
+		func() error { return os.Symlink(other, s.Path+".new") },
+	} {
+		if err := leave(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Save(sample); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.Load(); !slices.Equal(got, sample) || err != nil {
+			t.Errorf("got %v, %v", got, err)
+		}
+		if info, err := os.Lstat(s.Path); err != nil || info.Mode() != 0o600 {
+			t.Errorf("mode %v, %v, want 0600 of a regular file", info.Mode(), err)
+		}
+	}
+	if data, _ := os.ReadFile(other); string(data) != "mine" {
+		t.Errorf("the file that a link led to is %q", data)
+	}
+	wantFiles(t, s.Path, "other", "ports.json")
+}
+
 // A file that can't be written leaves the one that is there, and nothing else.
 func TestStateNotWritten(t *testing.T) {
 	dir := t.TempDir()
