@@ -122,9 +122,15 @@ func TestBackPressure(t *testing.T) {
 }
 
 // TestEndAfterACutWrite: a stream whose last write was cut short can't end as
-// if it were whole.
+// if it were whole, and no other one hears of it.
 func TestEndAfterACutWrite(t *testing.T) {
 	makePipe := pipes(t, &Server{})
+	other, echoed, stop, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	go func() { _, _ = io.Copy(echoed, echoed) }()
 	for name, end := range map[string]func(tunnel.Stream) error{
 		"CloseWrite": tunnel.Stream.CloseWrite,
 		"Close":      func(s tunnel.Stream) error { return s.Close() },
@@ -142,6 +148,8 @@ func TestEndAfterACutWrite(t *testing.T) {
 		if _, err := io.Copy(io.Discard, b); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%s: the other side saw %v, want a reset", name, err)
 		}
+		_ = other.SetDeadline(time.Now().Add(patience))
+		ping(t, other, name)
 		stop()
 	}
 }

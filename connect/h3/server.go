@@ -85,11 +85,26 @@ type Server struct {
 	wg       sync.WaitGroup // connections
 }
 
+// An idMaker makes connection ids, all of one length.
+type idMaker interface{ NewID() []byte }
+
+type generator struct {
+	idMaker
+	n int
+}
+
+func (g generator) GenerateConnectionID() (quic.ConnectionID, error) {
+	return quic.ConnectionIDFromBytes(g.NewID()), nil
+}
+
+func (g generator) ConnectionIDLen() int { return g.n }
+
 // Serve serves what comes to pc until Shutdown or Close, and then returns
 // tunnel.ErrServerClosed; earlier only where pc fails. It owns pc. Every
-// request's context is made of ctx. Where pc has a method NewID() []byte, the
-// ids of connections are its: it shares its port with others and tells packets
-// by them.
+// request's context is made of ctx.
+//
+// Where pc has a method NewID() []byte, that makes the connection ids: it is a
+// part of a socket that finds its packets by them.
 func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler) error {
 	defer pc.Close()
 	if s.TLS == nil {
@@ -105,8 +120,8 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 			return s.knock(ctx, info, name)
 		},
 	}
-	if ids, ok := pc.(interface{ NewID() []byte }); ok {
-		tr.ConnectionIDGenerator = idMaker{ids}
+	if ids, ok := pc.(idMaker); ok {
+		tr.ConnectionIDGenerator = generator{ids, len(ids.NewID())}
 	}
 	if !s.track(tr) {
 		return tunnel.ErrServerClosed
@@ -135,17 +150,6 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 		s.accept(ctx, qc, tr, &running, h)
 	}
 }
-
-// An idMaker gives connections ids that their socket makes.
-type idMaker struct{ socket interface{ NewID() []byte } }
-
-// GenerateConnectionID implements quic.ConnectionIDGenerator.
-func (m idMaker) GenerateConnectionID() (quic.ConnectionID, error) {
-	return quic.ConnectionIDFromBytes(m.socket.NewID()), nil
-}
-
-// ConnectionIDLen implements quic.ConnectionIDGenerator.
-func (m idMaker) ConnectionIDLen() int { return len(m.socket.NewID()) }
 
 // tlsConfig is what QUIC is given of the Server's TLS.
 func tlsConfig(base *tls.Config) *tls.Config {
