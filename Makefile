@@ -37,10 +37,11 @@ test-unit: ## the tests that need nothing but Go
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
-	@# The test of dead peers waits for a minute and does nothing, so it runs beside the others.
+	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
-	  (cd integration && exec $(GO) test -tags netns -run '^TestDeadPeers$$' ./reliability) & netns=$$!; \
+	  (cd integration && for tags in netns netns,copyrelay; do \
+	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \
 	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
@@ -49,7 +50,7 @@ test-integration: build ## the tests against real peers, and of the examples
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	@missing=; for c in $(PEER_COMMANDS); do command -v $$c >/dev/null 2>&1 || missing="$$missing $$c"; done; \
 	[ -f /usr/lib/nginx/modules/ngx_stream_module.so ] || missing="$$missing nginx-stream"; \
-	/usr/bin/python3 -c 'import websocket' 2>/dev/null || missing="$$missing python3-websocket"; \
+	for m in websocket socks; do /usr/bin/python3 -c "import $$m" 2>/dev/null || missing="$$missing python3-$$m"; done; \
 	if [ -n "$$missing" ]; then \
 	  echo "make: the interoperation tests need$$missing; installing: $(PEERS)"; \
 	  command -v apt-get >/dev/null 2>&1 || { echo "make: no apt-get here: install them yourself, or run make test-unit"; exit 1; }; \
@@ -77,6 +78,7 @@ fuzz-short: ## half a minute of each of the parsers that face the world, and a l
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUIC$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUICFrames$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./connect/h3 -run '^$$' -fuzz '^FuzzRequest$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/socks5 -run '^$$' -fuzz '^FuzzServe$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/proxyproto -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./tunnel -run '^$$' -fuzz '^FuzzLoop$$' -fuzztime 20s -fuzzminimizetime 10x
@@ -94,6 +96,7 @@ soak: ## a million short tunnels of every fate, and what is left of them: five m
 
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
+# make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench

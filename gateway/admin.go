@@ -22,6 +22,14 @@ type Status struct {
 	Listeners  []StatusListener `json:"listeners"`
 	Generation uint64           `json:"generation"` // of the table
 	Services   int              `json:"services"`
+
+	ServicePorts *StatusPorts `json:"servicePorts,omitempty"`
+}
+
+// StatusPorts are the ports of services.
+type StatusPorts struct {
+	Range string        `json:"range"`
+	Ports []ServicePort `json:"ports"` // by name; those that are kept for nobody, too
 }
 
 // A StatusListener is one listener.
@@ -42,12 +50,16 @@ func (g *Gateway) Status() Status {
 		}
 		if ln.Datagrams != nil {
 			l.Address = udp.Scheme + l.Address
-			l.Protocols = append(l.Protocols, ln.Datagrams.Proto())
+			l.Protocols = append(l.Protocols, ln.Datagrams.Protos()...)
 		}
 		s.Listeners = append(s.Listeners, l)
 	}
 	if t := g.registry.Table(); t != nil {
 		s.Generation, s.Services = t.Generation(), t.Len()
+	}
+	if g.ports != nil {
+		list, _ := g.ports.status()
+		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
 	}
 	return s
 }
@@ -66,7 +78,7 @@ func (g *Gateway) admin() *admin.Admin {
 			if q.Listener == "" && len(g.cfg.Listeners) == 1 {
 				q.Listener = g.cfg.Listeners[0].Address
 			}
-			return Explain(ctx, g.router, g.cfg.Listeners, q), nil
+			return Explain(ctx, g.router, append(g.ports.listeners(), g.cfg.Listeners...), q), nil
 		},
 		Pprof:   true,
 		Tunnels: g.relay.List,
@@ -128,6 +140,10 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 			return float64(t.Len())
 		}
 		return 0
+	})
+	m.Gauge("culvert_service_ports_open", "Ports of services that are listened at.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
+	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
+		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })

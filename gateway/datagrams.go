@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"sync"
 
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -24,25 +25,40 @@ type Datagrams struct {
 	// nil where none end here.
 	End func(ctx context.Context, c *udp.Local) error
 	Own func(tunnel.Name) bool
+
+	// HTTP3, if set, is End and Own for CONNECT over HTTP/3; all of QUIC ends
+	// there where it is Alone.
+	HTTP3 *HTTP3
 }
 
-// Proto is how requests by d are called.
-func (d *Datagrams) Proto() string {
-	if d.Service.IsZero() {
-		return "quic"
+// Proto is how requests by d are called where nothing is said of them.
+func (d *Datagrams) Proto() string { return d.Protos()[0] }
+
+// Protos are how requests by d may be called.
+func (d *Datagrams) Protos() []string {
+	switch {
+	case !d.Service.IsZero():
+		return []string{"udp"}
+	case d.HTTP3 == nil:
+		return []string{"quic"}
+	case d.HTTP3.Alone:
+		return []string{"connect-h3"}
 	}
-	return "udp"
+	return []string{"quic", "connect-h3"}
 }
 
 // datagrams are the listeners of UDP and who serves them.
 type datagrams struct {
 	server    *udp.Server
 	listeners []datagramListener
+	pinned    []pinned
+	http3     []*HTTP3 // at all of them
 }
 
 type datagramListener struct {
 	udp.Listener
-	end func(context.Context, *udp.Local) error
+	end   func(context.Context, *udp.Local) error
+	http3 *HTTP3
 }
 
 // listen opens the socket of l.
@@ -51,13 +67,24 @@ func (d *datagrams) listen(ctx context.Context, l Listener) (net.Addr, error) {
 	if err != nil {
 		return nil, err
 	}
+	h := l.Datagrams.HTTP3
+	if h != nil {
+		d.http3 = append(d.http3, h)
+	}
+	if h != nil && h.Alone {
+		d.pinned = append(d.pinned, pinned{h, conn, l.Address})
+		return conn.LocalAddr(), nil
+	}
 	ln := datagramListener{Listener: udp.Listener{
 		Conn: conn, Name: l.Address, Service: l.Datagrams.Service, Port: l.Datagrams.Port, Silent: l.Datagrams.Silent, Own: l.Datagrams.Own,
-	}, end: l.Datagrams.End}
+	}, end: l.Datagrams.End, http3: h}
+	if h != nil {
+		ln.Own = h.Owns
+	}
 	if ln.Service.IsZero() {
 		ln.Open = func() udp.Opening { return new(sni.QUIC) }
 	}
-	if ln.end != nil {
+	if ln.end != nil || h != nil {
 		ln.Local = udp.NewLocal(conn)
 	}
 	d.listeners = append(d.listeners, ln)
@@ -72,10 +99,33 @@ func (d *datagrams) close() {
 	for _, ln := range d.listeners {
 		_ = ln.Conn.Close()
 	}
+	for _, p := range d.pinned {
+		_ = p.conn.Close()
+	}
+}
+
+// shutdown drains what ends here, and waits for it.
+func (d *datagrams) shutdown(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, h := range d.http3 {
+		wg.Go(func() { _ = h.server.Shutdown(ctx) })
+	}
+	wg.Wait()
+}
+
+// stop ends everything.
+func (d *datagrams) stop() {
+	for _, h := range d.http3 {
+		_ = h.server.Close()
+	}
+	_ = d.server.Close()
 }
 
 // run serves every listener, each by a function given to run.
-func (d *datagrams) run(ctx context.Context, run func(func() error), log *slog.Logger) {
+func (d *datagrams) run(ctx context.Context, run func(func() error), h tunnel.Handler, log *slog.Logger) {
+	for _, p := range d.pinned {
+		run(func() error { return p.run(ctx, h, log) })
+	}
 	for _, ln := range d.listeners {
 		run(func() error {
 			if err := d.server.Serve(ctx, ln.Listener); !errors.Is(err, tunnel.ErrServerClosed) {
@@ -83,10 +133,14 @@ func (d *datagrams) run(ctx context.Context, run func(func() error), log *slog.L
 			}
 			return nil
 		})
-		if ln.end != nil {
+		end := ln.end
+		if ln.http3 != nil {
+			end = func(ctx context.Context, c *udp.Local) error { return ln.http3.serve(ctx, c, h) }
+		}
+		if end != nil {
 			run(func() error {
 				defer ln.Local.Close()
-				return ln.end(ctx, ln.Local)
+				return end(ctx, ln.Local)
 			})
 		}
 		log.Info("serving", "listener", ln.Name, "address", ln.Conn.LocalAddr().String())

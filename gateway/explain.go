@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,9 +14,11 @@ import (
 	"culvert.dev/admin"
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
+	"culvert.dev/termination"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -93,6 +96,9 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		for _, l := range listeners {
 			if l.Address == q.Listener && l.Datagrams != nil {
 				q.Proto = l.Datagrams.Proto()
+				if q.Port != 0 && l.Datagrams.HTTP3 != nil {
+					q.Proto = "connect-h3"
+				}
 			}
 		}
 	}
@@ -101,6 +107,9 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 	if err != nil {
 		x.refuse(err)
 		return x
+	}
+	if req == nil {
+		return x // it is no request yet, which Detail says
 	}
 	if req.Proto == "quic" || req.Proto == "udp" {
 		req.Datagrams = &udp.Dialer{}
@@ -146,12 +155,31 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			x.Proto = req.Proto
 			return req, nil
 		} else if d != nil {
-			spoken = q.Proto == d.Proto()
+			spoken = slices.Contains(d.Protos(), q.Proto)
+			if d.HTTP3 != nil {
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "quic" && d.HTTP3.Owns(name) {
+					x.Detail = "QUIC ends here; inside is spoken connect-h3"
+					return nil, nil
+				}
+				if q.Proto == "connect-h3" && q.As == "" && d.HTTP3.Auth != nil {
+					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+				}
+			}
 		}
-		for _, p := range l.Protocols {
-			if f, ok := p.(*tunnel.Fixed); ok {
+		for _, p := range flat(l.Protocols) {
+			switch f := p.(type) {
+			case *termination.Protocol:
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
+					x.Detail = "TLS ends here; inside is spoken " + names(f.Inner)
+					return nil, nil
+				}
+			case *tunnel.Fixed:
 				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
 				x.Proto = req.Proto
+				return req, nil
+			case *direct:
+				f.request(req)
+				req.Proto, x.Proto = f.Name(), f.Name()
 				return req, nil
 			}
 			spoken = spoken || p.Name() == q.Proto
@@ -178,7 +206,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "connect-h2", "socks5", "websocket":
+	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -186,9 +214,32 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5, websocket, proxy and quic", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, hbone, socks5, websocket, proxy and quic", q.Proto)
 	}
 	return req, err
+}
+
+// flat returns protocols and those that are spoken inside of them.
+func flat(protocols []tunnel.Protocol) []tunnel.Protocol {
+	var all []tunnel.Protocol
+	for _, p := range protocols {
+		all = append(all, p)
+		if t, ok := p.(*termination.Protocol); ok {
+			if !t.All {
+				all = append(all, t.Hello)
+			}
+			all = append(all, t.Inner...)
+		}
+	}
+	return all
+}
+
+func names(protocols []tunnel.Protocol) string {
+	list := make([]string, len(protocols))
+	for i, p := range protocols {
+		list[i] = p.Name()
+	}
+	return strings.Join(list, ", ")
 }
 
 // wantsCredentials reports whether p asks its clients who they are.
@@ -202,6 +253,8 @@ func wantsCredentials(p tunnel.Protocol) bool {
 		return p.Auth != nil
 	case *ws.Protocol:
 		return p.Auth != nil
+	case *hbone.Protocol:
+		return true
 	}
 	return false
 }

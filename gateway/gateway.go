@@ -54,6 +54,10 @@ type Config struct {
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Loops is how many event loops there are; 0 means one for each processor
+	// that Go uses. It is best one less.
+	Loops int
+
 	// Via is what this gateway calls itself to the gateways it asks, and what
 	// it knows a request by that has been here before. Unique in a chain.
 	Via string
@@ -80,6 +84,10 @@ type Config struct {
 	// the cgroup's memory for our sockets. May be nil.
 	SetMemory func(bytes int64)
 
+	// ServicePorts are ports to give to services; nil means that none has one to
+	// itself.
+	ServicePorts *ServicePorts
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -101,6 +109,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -109,7 +118,8 @@ type Gateway struct {
 	access    *admin.AccessLog
 	listeners []tunnel.Listener
 	datagrams *datagrams
-	addrs     []net.Addr // of all listeners, in the order of the Config
+	addrs     []net.Addr    // of all listeners, in the order of the Config
+	ports     *servicePorts // nil for none
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -123,7 +133,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
@@ -138,8 +148,9 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
+	g.ways = ways
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
-	g.loops = &tunnel.Loops{Budget: budget}
+	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
@@ -148,6 +159,19 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams.server = &udp.Server{
 		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, Idle: cfg.UDPIdle, Observe: observe, Log: g.log,
+	}
+	for _, l := range cfg.Listeners {
+		if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
+			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
+		}
+	}
+	if cfg.ServicePorts != nil {
+		var err error
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			g.Close()
+			return nil, err
+		}
+		g.registry.OnTable = g.ports.changed
 	}
 	g.watchMemory(budget)
 	g.gauges(budget)
@@ -223,6 +247,18 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 			}
 		})
 	}
+	if g.ports != nil {
+		g.ports.serve = func(ctx context.Context, ln tunnel.Listener) {
+			run(func() error {
+				err := g.server.Serve(ctx, ln)
+				if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+					g.log.Error("a service's own port is no longer served", "listener", ln.Name, "err", err)
+				}
+				return nil
+			})
+		}
+		run(func() error { return g.ports.run(work) })
+	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.forget(work) })
 	run(func() error { return g.memory.run(work) })
@@ -240,7 +276,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		})
 		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
 	}
-	g.datagrams.run(work, run, g.log)
+	g.datagrams.run(work, run, g.router, g.log)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -251,7 +287,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
-	_ = g.datagrams.server.Close()
+	g.datagrams.stop()
+	g.ways.Close()
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()
@@ -333,7 +370,10 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
+		var ending sync.WaitGroup
+		ending.Go(func() { g.datagrams.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
+		ending.Wait()
 	}()
 	defer func() {
 		cancel()
@@ -367,6 +407,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "draining"
 	case g.registry.Table() == nil:
 		return false, "no source has said what there is to serve"
+	}
+	if g.ports != nil {
+		if _, settled := g.ports.status(); !settled {
+			return false, "the ports of services are not open yet"
+		}
 	}
 	return true, ""
 }

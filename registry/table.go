@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,9 @@ type Table struct {
 	addresses  map[netip.Addr]claims
 	endpoints  map[netip.AddrPort][]int32 // endpoints written as addresses; indices of services
 	networks   networks
+
+	published   []Published // sorted by what is assigned
+	publishedAs map[tunnel.Name][]Published
 }
 
 // An entry is a service in a table.
@@ -83,12 +87,22 @@ func Merge(snapshots ...Snapshot) (*Table, error) {
 	for i := range snapshots {
 		for j := range snapshots[i].Services {
 			b.addService(&snapshots[i].Services[j])
+			Yield(j)
 		}
 	}
 	if len(b.conflicts) > 0 {
 		return &b.Table, b.conflicts
 	}
 	return &b.Table, nil
+}
+
+// Yield lets others run now and then, in the i-th turn of a loop over all
+// services. Whoever computes without a break keeps its processor for 10 ms, and
+// the tunnels of an event loop wait for as long.
+func Yield(i int) {
+	if i%64 == 63 {
+		runtime.Gosched()
+	}
 }
 
 // Generation counts the tables of a Registry: it only goes up. It is 0 in a

@@ -139,9 +139,14 @@ func (d *door) next() (*sock, error) {
 }
 
 // event implements watched: it accepts a few connections, and serves those
-// that have said all there is to say.
+// that have said all there is to say. Of a loop with nothing else to do it
+// accepts one: the loop looks again before it sleeps.
 func (d *door) event(l *loop, _ int, _ uint32) bool {
-	for range acceptTurn {
+	turn := acceptTurn
+	if len(l.ready) == 1 {
+		turn = 1
+	}
+	for range turn {
 		// The slot comes first: what it takes to serve a connection is there
 		// before the connection is.
 		room := d.server.Budget.Accept()

@@ -64,7 +64,7 @@ type side struct {
 	bulk   bool     // what it sends is moved in turns, not by events
 	calm   uint8    // calm turns in a row
 	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
-	asked  uint8    // looks in a row; see ask
+	asked  asked
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a
@@ -218,18 +218,22 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 }
 
 // finish passes on that side i has ended its stream: all it sent is with the
-// other side, or it would not have been read. The second end is the tunnel's.
+// other side, or it would not have been read. The second end is the tunnel's,
+// and closing a socket says it too, unless something was sent to one that had
+// ended: that may have been reset by then, which a close would not tell.
 func (l *loop) finish(f *flow, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	s.eof, s.bulk = true, false
 	f.touch(l.now)
 	f.halve()
 	p.shut = true
-	if errno := shutdownWrite(p.fd); errno != 0 {
-		l.fail(f, 1-i, errno)
-		return
+	if !s.shut || p.late > 0 {
+		if errno := shutdownWrite(p.fd); errno != 0 {
+			l.fail(f, 1-i, errno)
+			return
+		}
 	}
-	if s.shut && p.shut {
+	if s.shut {
 		l.end(f, Done, nil)
 		return
 	}
@@ -365,8 +369,7 @@ func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
 		l.close(f, Done, nil, true)
 		return
 	}
-	who := [...]string{"client", "service"}[i]
-	l.end(f, Reset, fmt.Errorf("%s: %w", who, errno))
+	l.end(f, Reset, fmt.Errorf("%s: %w", sideNames[i], errno))
 }
 
 // end closes f, in order for Done and with resets for any other reason.

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -15,8 +16,8 @@ import (
 // always, and what Forbidden lists unless the route names the address itself.
 // A nil Guard refuses what Forbidden lists.
 type Guard struct {
-	mu    sync.RWMutex // guards what follows
-	own   []own
+	mu    sync.RWMutex            // guards what follows
+	own   map[uint16][]own        // by port: a gateway may have thousands
 	local map[netip.Addr]struct{} // the addresses of this host
 	seen  time.Time               // when local was read
 }
@@ -37,20 +38,49 @@ func (g *Guard) OwnListener(addr net.Addr) { g.add(addr, Loop) }
 // OwnAdmin makes addr, an admin port of this gateway, refused as Prohibited.
 func (g *Guard) OwnAdmin(addr net.Addr) { g.add(addr, Prohibited) }
 
-func (g *Guard) add(addr net.Addr, why Reason) {
-	var ap netip.AddrPort
-	_, udp := addr.(*net.UDPAddr)
-	switch a := addr.(type) {
-	case *net.TCPAddr:
-		ap = a.AddrPort()
-	case *net.UDPAddr:
-		ap = a.AddrPort()
-	default:
+// Disown takes back one OwnListener or OwnAdmin of addr.
+func (g *Guard) Disown(addr net.Addr) {
+	ap, udp, ok := ownAddr(addr)
+	if !ok {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.own = append(g.own, own{netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), why, udp})
+	have := g.own[ap.Port()]
+	i := slices.IndexFunc(have, func(o own) bool { return o.addr == ap && o.udp == udp })
+	if i < 0 {
+		return
+	}
+	if len(have) == 1 {
+		delete(g.own, ap.Port())
+		return
+	}
+	g.own[ap.Port()] = slices.Concat(have[:i], have[i+1:]) // somebody may be reading have
+}
+
+func (g *Guard) add(addr net.Addr, why Reason) {
+	ap, udp, ok := ownAddr(addr)
+	if !ok {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.own == nil {
+		g.own = make(map[uint16][]own)
+	}
+	g.own[ap.Port()] = append(g.own[ap.Port()], own{ap, why, udp})
+}
+
+func ownAddr(addr net.Addr) (ap netip.AddrPort, udp, ok bool) {
+	switch a := addr.(type) {
+	case *net.TCPAddr:
+		ap = a.AddrPort()
+	case *net.UDPAddr:
+		ap, udp = a.AddrPort(), true
+	default:
+		return ap, false, false
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), udp, true
 }
 
 // Check returns nil if addr may be dialed by TCP and an *Error with the Reason
@@ -82,8 +112,8 @@ func (g *Guard) isOwn(ip netip.Addr, port uint16, udp bool) Reason {
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	for _, o := range g.own {
-		if o.addr.Port() != port || o.udp != udp {
+	for _, o := range g.own[port] {
+		if o.udp != udp {
 			continue
 		}
 		if o.addr.Addr() == ip || o.addr.Addr().IsUnspecified() && (ip.IsLoopback() || ip.IsUnspecified() || g.isLocal(ip)) ||

@@ -10,7 +10,7 @@ import "context"
 // after both. The zero value is ready to use. Where there is no epoll, Loops
 // do nothing and each connection takes goroutines instead.
 type Loops struct {
-	Count  int     // 0 means one for each processor that Go uses
+	Count  int     // 0 means one for each processor that Go uses; it is best one less
 	Budget *Budget // pipes are counted here; nil means no limit
 
 	kernelLoops

@@ -149,7 +149,7 @@ func dialTCP(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
 	}
 	s := newSock(int32(fd), netip.AddrPort{}, addr)
 	s.slot, _ = ctx.Value(slotKey{}).(*slot)
-	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_NODELAY, 1)
+	noDelay(s.fd)
 	if err := s.connect(ctx, sa); err != nil {
 		_ = s.Close()
 		return nil, err

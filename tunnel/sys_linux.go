@@ -44,6 +44,12 @@ func shutdownWrite(fd int32) syscall.Errno {
 
 func closeFD(fd int32) { _, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, uintptr(fd), 0, 0) }
 
+// noDelay has fd send small pieces at once.
+func noDelay(fd int32) {
+	on := int32(1)
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_SETSOCKOPT, uintptr(fd), syscall.IPPROTO_TCP, syscall.TCP_NODELAY, uintptr(unsafe.Pointer(&on)), 4, 0)
+}
+
 // resetFD closes fd with a reset, whatever is unread or unsent.
 func resetFD(fd int32) {
 	_ = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1})

@@ -22,6 +22,7 @@ func (d *decoder) check(root *yaml.Node) {
 	}
 	d.checkClaims()
 	d.checkListeners()
+	d.checkServicePorts()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
@@ -54,8 +55,8 @@ func (d *decoder) checkNetworks() {
 
 // checkService checks one service by itself.
 func (d *decoder) checkService(i int) {
-	s, at := &d.cfg.Services[i], &d.at.services[i]
-	if at.node.Kind != yaml.MappingNode {
+	s, at := &d.cfg.Services[i], d.at.services[i]
+	if at.node == nil || at.node.Kind != yaml.MappingNode { // it was read before, or can't be read
 		return
 	}
 	switch {
@@ -71,9 +72,15 @@ func (d *decoder) checkService(i int) {
 	} else if n := at.endpointsKey; n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, `list where it is served: ["host:port"]`, "endpoints is empty")
 	}
-	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil && d.carriesSNI() {
-		d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil {
+		switch {
+		case d.carriesSNI():
+			d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+		case d.hasOwnPort(s):
+			d.errorf(at.via, "add ports to the service, or endpoints, or ownPort: false", "the service's own port names none to ask the next gateway for, and the service lists none")
+		}
 	}
+	d.checkOwnPort(s, at.ownPort)
 	for j, name := range s.ExposedTo {
 		known := make([]string, len(d.cfg.Networks))
 		for k, network := range d.cfg.Networks {
@@ -88,8 +95,9 @@ func (d *decoder) checkService(i int) {
 		}
 		d.errorf(at.views[j], hint, "there is no network %q", clip(name))
 	}
-	if at.portless && !has(at.node, "ports") && d.carriesSNI() {
-		// A TLS hello carries no port, so there would be none to dial.
+	if at.portless && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
+		// A TLS hello carries no port, and who connects to a service's own says
+		// nothing at all, so there would be none to dial.
 		d.errorf(at.endpointsKey, "add the port to the endpoint, or ports to the service", "an endpoint has no port and the service lists none")
 	}
 }
@@ -98,21 +106,22 @@ func (d *decoder) checkService(i int) {
 // may be given on the command line, so no listener counts as any.
 func (d *decoder) carriesSNI() bool {
 	for _, l := range d.cfg.Listeners {
-		if l.Service.IsZero() && (len(l.Protocols) == 0 || slices.ContainsFunc(l.Protocols, namesNoPort)) {
+		if l.Service.IsZero() && slices.ContainsFunc(l.Outer(), namesNoPort) {
 			return true
 		}
 	}
 	return len(d.cfg.Listeners) == 0
 }
 
-// checkClaims finds names and addresses that two services have.
+// checkClaims finds names and addresses that two services have. Those that
+// were read before have no two among themselves, and add none.
 func (d *decoder) checkClaims() {
 	type claim struct {
 		what string
 		port uint16
 	}
 	first := map[claim]*yaml.Node{}
-	check := func(n *yaml.Node, kind, what string, ports []uint16) {
+	check := func(n *yaml.Node, kind, what string, ports []uint16, add bool) {
 		if len(ports) == 0 {
 			ports = []uint16{0}
 		}
@@ -126,19 +135,24 @@ func (d *decoder) checkClaims() {
 				d.errorf(n, "give one of them other ports, or put the endpoints together", "%s %q %s is already in line %d", kind, what, with, f.Line)
 				break
 			}
-			first[c] = n
+			if add {
+				first[c] = n
+			}
 		}
 	}
-	for i := range d.cfg.Services {
-		s, at := &d.cfg.Services[i], &d.at.services[i]
-		if at.ports != nil && len(s.Ports) == 0 {
-			continue // the ports are wrong, so what it claims is not known
-		}
-		for j, p := range s.Names {
-			check(at.names[j], "name", p.String(), s.Ports)
-		}
-		for j, a := range s.Addresses {
-			check(at.addresses[j], "address", a.String(), s.Ports)
+	for _, before := range []bool{false, true} {
+		for i := range d.cfg.Services {
+			registry.Yield(i)
+			s, at := &d.cfg.Services[i], d.at.services[i]
+			if (at.node == nil) != before || at.ports != nil && len(s.Ports) == 0 {
+				continue // not its turn; or the ports are wrong, so what it claims is not known
+			}
+			for j, p := range s.Names {
+				check(at.names[j], "name", p.String(), s.Ports, !before)
+			}
+			for j, a := range s.Addresses {
+				check(at.addresses[j], "address", a.String(), s.Ports, !before)
+			}
 		}
 	}
 }
@@ -177,16 +191,17 @@ func (d *decoder) checkListeners() {
 				d.errorf(at.protocols, "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and nobody is trusted to send one")
 			}
 		}
+		d.checkTLS(l, at)
 		if at.service == nil {
-			if at.auth != nil && !l.UDP() && len(l.Protocols) > 0 && !slices.ContainsFunc(l.Protocols, hasCredentials) {
+			if at.auth != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
 				d.errorf(at.auth, "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
-			if at.websocket != nil && !l.UDP() && !slices.Contains(l.Protocols, "websocket") {
+			if at.websocket != nil && !l.UDP() && !slices.Contains(l.spoken(), "websocket") {
 				d.errorf(at.websocket, "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket, "tls": at.tls.node} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
@@ -229,6 +244,9 @@ func (d *decoder) checkNetwork(l *Listener, at *listenerAt) {
 		name string
 		node *yaml.Node
 	}{{"auth", at.auth}, {"proxyProtocol", at.proxy}, {"websocket", at.websocket}} {
+		if key.name == "auth" && l.TLS != nil {
+			continue // of connect-h3
+		}
 		if key.node != nil && (at.service == nil || key.name == "proxyProtocol") { // else it is said below
 			d.errorf(key.node, "leave it out", "%s has no effect: this listener is of UDP", key.name)
 		}
@@ -247,7 +265,8 @@ func (d *decoder) checkLoops() {
 		ours = append(ours, place{d.cfg.Admin, d.at.admin})
 	}
 	for i := range d.cfg.Services {
-		s, at := &d.cfg.Services[i], &d.at.services[i]
+		s, at := &d.cfg.Services[i], d.at.services[i]
+		registry.Yield(i)
 		if len(s.Via) > 0 {
 			continue // its endpoints are seen from elsewhere
 		}
@@ -256,6 +275,7 @@ func (d *decoder) checkLoops() {
 			if ep.Port != 0 {
 				ports = []uint16{ep.Port}
 			}
+			d.leadsToOwnPort(ep, ports, at.endpoints[j])
 			for _, p := range ours {
 				if leadsTo(ep, ports, p.address) {
 					d.errorf(at.endpoints[j], "write where the service itself listens", "endpoint %q leads back to this gateway, which listens at %s (line %d)", ep, p.address, p.node.Line)
@@ -336,5 +356,5 @@ func namesNoPort(protocol string) bool {
 
 // hasCredentials reports whether the clients of a protocol can show who they are.
 func hasCredentials(protocol string) bool {
-	return protocol == "connect" || protocol == "connect-h2" || protocol == "socks5" || protocol == "websocket"
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "socks5" || protocol == "websocket"
 }

@@ -1,12 +1,15 @@
 package file
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,8 +33,11 @@ type Config struct {
 	Log       Log
 	Services  []registry.Service
 
-	files []string // every file that was read
-	sum   [32]byte // of what they contain
+	ServicePorts *ServicePorts // nil means that no service has a port to itself
+
+	files   []string // every file that was read
+	sum     [32]byte // of what they contain
+	reading reading  // of the first of them
 }
 
 // Protocols are those a Listener may be asked to speak.
@@ -40,7 +46,8 @@ var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", 
 // A Listener is an address to accept connections at, or datagrams.
 type Listener struct {
 	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
-	Protocols []string    // of Protocols; empty means the first three, and for UDP quic
+	Protocols []string    // of Protocols, in the clear; empty means the first three, with TLS none, and for UDP quic
+	TLS       *TLS        // that ends here; nil means that none does
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
 	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol
@@ -147,7 +154,8 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		a, b any
 	}{
 		{"cluster", c.Cluster, next.Cluster},
-		{"listeners", c.Listeners, next.Listeners},
+		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
+		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},
@@ -161,26 +169,78 @@ func (c *Config) RestartNeeded(next *Config) []string {
 	return parts
 }
 
+// fixed returns what of listeners stays as it is while they are open.
+func fixed(listeners []Listener) []Listener {
+	out := slices.Clone(listeners)
+	for i := range out {
+		if out[i].TLS != nil {
+			out[i].TLS = &TLS{Protocols: out[i].TLS.Protocols}
+		}
+	}
+	return out
+}
+
 // Load reads the configuration file at path, of at most 16 MiB, and the files
 // with credentials that it names. Mistakes are returned as Errors.
-func Load(path string) (*Config, error) {
+func Load(path string) (*Config, error) { return Reload(path, nil) }
+
+// Reload is Load for a file that was read before, as current, which may be
+// nil. It returns current itself where nothing has changed, and otherwise takes
+// from it what is the same. Its time goes by what has changed: of 100,000
+// services, those that are as they were cost little.
+func Reload(path string, current *Config) (*Config, error) {
 	data, err := read(path, maxSize)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
-	d := parse(path, data)
-	d.readAuthFiles(path, data)
+	if current.unchanged(path, data) {
+		return current, nil
+	}
+	d := parseAgain(path, data, current)
+	if d == nil {
+		d = parse(path, data)
+		d.remember(data, itemsOf(data))
+	}
+	d.readFiles(path, data)
+	if p := d.cfg.ServicePorts; p != nil && p.State != "" && !filepath.IsAbs(p.State) {
+		p.State = filepath.Join(filepath.Dir(path), p.State)
+	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err
 	}
 	return &d.cfg, nil
 }
 
+// unchanged reports whether c was read from data, and from other files that
+// are as they were and nobody else may write to. c may be nil.
+func (c *Config) unchanged(path string, data []byte) bool {
+	if c == nil || len(c.files) == 0 || c.files[0] != path {
+		return false
+	}
+	all := [][]byte{data}
+	for _, name := range c.files[1:] {
+		b, err := read(name, maxAuthSize)
+		if err != nil || writable(name) != "" {
+			return false
+		}
+		all = append(all, b)
+	}
+	secret := slices.ContainsFunc(c.Listeners, func(l Listener) bool { return l.Auth != nil })
+	return sum(all...) == c.sum && !(secret && writable(path) != "")
+}
+
 // LoadRoutes is Load for a file of routes, as ParseRoutes reads it.
-func LoadRoutes(path string) (*Config, error) {
+func LoadRoutes(path string) (*Config, error) { return ReloadRoutes(path, nil) }
+
+// ReloadRoutes is LoadRoutes for a file that was read before, as current, which
+// may be nil. It returns current itself where nothing has changed.
+func ReloadRoutes(path string, current *Config) (*Config, error) {
 	data, err := read(path, maxSize)
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	if current.unchanged(path, data) {
+		return current, nil
 	}
 	c := Default()
 	if c.Services, err = ParseRoutes(path, data); err != nil {
@@ -217,12 +277,13 @@ func read(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
+	var b bytes.Buffer
+	b.Grow(int(min(info.Size(), limit)) + bytes.MinRead)
+	if _, err := b.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
 		return nil, err
 	}
-	if int64(len(data)) > limit {
+	if int64(b.Len()) > limit {
 		return nil, fmt.Errorf("%q is larger than the limit of %d bytes", path, limit)
 	}
-	return data, nil
+	return b.Bytes(), nil
 }

@@ -35,14 +35,22 @@ func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
 
 // parse decodes and checks data.
 func parse(name string, data []byte) *decoder {
-	d := &decoder{file: name, cfg: *Default()}
-	n := d.document(data)
-	if n == nil {
-		return d
+	d, root := decode(name, data)
+	if root != nil {
+		d.check(root)
 	}
-	object(d, n, "the configuration", configFields, &d.cfg)
-	d.check(n)
 	return d
+}
+
+// decode reads data, and judges its parts but not the whole. The root is nil
+// where it is no document.
+func decode(name string, data []byte) (*decoder, *yaml.Node) {
+	d := &decoder{file: name, cfg: *Default()}
+	root := d.document(data)
+	if root != nil {
+		object(d, root, "the configuration", configFields, &d.cfg)
+	}
+	return d, root
 }
 
 // document returns the root of the one document in data, or nil.

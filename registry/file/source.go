@@ -39,8 +39,9 @@ const (
 type Source struct {
 	Path string
 
-	// Load reads Path. Nil means Load; LoadRoutes is the other choice.
-	Load func(path string) (*Config, error)
+	// Load reads Path, and returns current itself where it would be the same.
+	// Nil means Reload; ReloadRoutes is the other choice.
+	Load func(path string, current *Config) (*Config, error)
 
 	// OnConfig is told of every configuration that was accepted, the first one
 	// included, before its services take effect. It is called by Run. If it is
@@ -123,9 +124,9 @@ func (s *Source) files(c *Config) []string {
 func (s *Source) read(current *Config, forced bool, log *slog.Logger) *Config {
 	load := s.Load
 	if load == nil {
-		load = Load
+		load = Reload
 	}
-	next, err := load(s.Path)
+	next, err := load(s.Path, current)
 	switch {
 	case err != nil:
 		if s.OnError != nil {
@@ -133,7 +134,7 @@ func (s *Source) read(current *Config, forced bool, log *slog.Logger) *Config {
 		}
 		log.Error("configuration refused; the one before stays in force", "file", s.Path, "err", err)
 		return nil
-	case current != nil && next.sum == current.sum:
+	case next == current:
 		if forced {
 			log.Info("configuration unchanged", "file", s.Path)
 		}

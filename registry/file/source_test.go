@@ -249,7 +249,7 @@ func TestOnConfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "routes.txt")
 	write(t, path, "a.test 192.0.2.1:1\n")
 	got := make(chan *Config, 10)
-	src := &Source{Path: path, Load: LoadRoutes, OnConfig: func(c *Config) { got <- c }}
+	src := &Source{Path: path, Load: ReloadRoutes, OnConfig: func(c *Config) { got <- c }}
 	var reg registry.Registry
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -1,14 +1,11 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,16 +13,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/admin"
-	"culvert.dev/connect"
-	"culvert.dev/connect/h2"
-	"culvert.dev/connect/proxyproto"
-	"culvert.dev/connect/socks5"
-	"culvert.dev/connect/ws"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
-	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -75,7 +66,7 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	}
 	c := file.Default()
 	if o.routes != "" {
-		fromFile, err := o.loadRoutes(o.routes)
+		fromFile, err := o.loadRoutes(o.routes, nil)
 		if err != nil {
 			return nil, configError(err)
 		}
@@ -102,14 +93,14 @@ func (o *sourceOptions) load() (*file.Config, error) {
 
 // loadRoutes reads the routes file at path and adds the routes of flags: what
 // one name leads to stands together, wherever it was said.
-func (o *sourceOptions) loadRoutes(path string) (*file.Config, error) {
+func (o *sourceOptions) loadRoutes(path string, current *file.Config) (*file.Config, error) {
 	flags, err := o.flagRoutes()
 	if err != nil {
 		return nil, err
 	}
-	c, err := file.LoadRoutes(path)
-	if err != nil {
-		return nil, err
+	c, err := file.ReloadRoutes(path, current)
+	if err != nil || c == current {
+		return c, err
 	}
 	c.Services = file.JoinRoutes(append(c.Services, flags...))
 	return c, nil
@@ -145,8 +136,7 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 	return []registry.Source{registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}}}, nil, nil
 }
 
-// gatewayConfig makes what gateway.New takes. Protocols are wired here and
-// nowhere else.
+// gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{
 		Lookup: new(dns.Resolver).Lookup,
@@ -170,12 +160,15 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			return cfg, usageError(hint, "%w", err)
 		}
 	}
+	cfg.ServicePorts = servicePorts(c)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		if l.UDP() {
-			cfg.Listeners = append(cfg.Listeners, gateway.Listener{
-				Address: l.Address, Datagrams: &gateway.Datagrams{Service: l.Service, Port: l.Port, Silent: l.Refusal == "close"},
-			})
+			d, err := datagrams(l, cfg.Via)
+			if err != nil {
+				return cfg, err
+			}
+			cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Datagrams: d})
 			continue
 		}
 		ps, err := protocols(l, cfg.Via)
@@ -185,6 +178,15 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, Preface: preface(l)})
 	}
 	return cfg, nil
+}
+
+// servicePorts are the ports that c has to give to services; nil for none.
+func servicePorts(c *file.Config) *gateway.ServicePorts {
+	if c.ServicePorts == nil {
+		return nil
+	}
+	p := gateway.ServicePorts(*c.ServicePorts)
+	return &p
 }
 
 // orNone makes the file's 0 the gateway's none: a file that says 0 means it.
@@ -206,74 +208,6 @@ func pseudonym(c *file.Config) string {
 		host = "unnamed"
 	}
 	return "culvert-" + host + "-" + strconv.Itoa(os.Getpid())
-}
-
-func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
-	if !l.Service.IsZero() {
-		return []tunnel.Protocol{&tunnel.Fixed{To: l.Service, Port: l.Port}}, nil
-	}
-	names := l.Protocols
-	if len(names) == 0 {
-		names = []string{"sni", "connect", "connect-h2"}
-	}
-	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
-	// asked before it.
-	names = slices.Clone(names)
-	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
-	var ps []tunnel.Protocol
-	for _, name := range names {
-		switch name {
-		case "sni":
-			p := &sni.Protocol{}
-			if l.Refusal == "close" {
-				p.Refusal = sni.RefuseClose
-			}
-			ps = append(ps, p)
-		case "connect", "connect-h2":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			if name == "connect-h2" {
-				ps = append(ps, &h2.Protocol{Auth: auth, Via: via})
-				continue
-			}
-			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
-		case "socks5":
-			verify, err := verifier(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			ps = append(ps, &socks5.Protocol{Verify: verify})
-		case "proxy":
-			ps = append(ps, &proxyproto.Protocol{})
-		case "websocket":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			ps = append(ps, &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via})
-		default:
-			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
-		}
-	}
-	return ps, nil
-}
-
-// preface is what the connections of a listener begin with; nil for nothing.
-func preface(l file.Listener) tunnel.Preface {
-	if l.Proxy == nil {
-		return nil
-	}
-	return &proxyproto.Preface{From: l.Proxy.From}
-}
-
-// rank orders protocols by how much they take for theirs.
-func rank(protocol string) int {
-	if protocol == "connect" {
-		return 1
-	}
-	return 0
 }
 
 // configError makes the mistakes of a file an error of exit code 2.
