@@ -363,6 +363,7 @@ func TestQUICCheck(t *testing.T) {
 		{"another hello after a Retry", retry, [][]byte{to(serverID, nil, crypto(0, other))}, false},
 		{"keys of the server's id without a Retry", nil, [][]byte{to(serverID, nil, crypto(0, msg))}, false},
 		{"another connection coalesced", nil, [][]byte{join(to(firstID, nil, crypto(0, msg)), to(serverID, nil, crypto(0, other)))}, false},
+		{"another id coalesced", nil, [][]byte{join(to(firstID, nil, crypto(0, msg)), to(serverID, firstID, ack(false)))}, false},
 		{"another connection behind Handshake", nil, [][]byte{join(handshake, to(firstID, nil, crypto(0, other)))}, false},
 		{"an Initial after Handshake", nil, [][]byte{handshake, to(serverID, firstID, ack(false))}, false},
 		{"an Initial in a small datagram", nil, [][]byte{small}, false},

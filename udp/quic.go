@@ -181,7 +181,7 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 	// taken for part of a packet.
 	for _, p := range here {
 		for _, id := range p.session.ids.known {
-			if id != p.session.ids.first && len(b) > len(id) && string(b[1:1+len(id)]) == id {
+			if len(b) > len(id) && string(b[1:1+len(id)]) == id {
 				if id == p.session.ids.heard {
 					p.session.proven()
 				}
