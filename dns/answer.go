@@ -62,6 +62,9 @@ func (x *exchange) begin(from netip.AddrPort) bool {
 	if x.s.Observe != nil {
 		x.begun = time.Now()
 	}
+	if x.view == "" {
+		x.view = x.s.view(x.from.Addr())
+	}
 	x.result = Result{Transport: x.transport, From: x.from, View: x.view, Rcode: rcodeDrop}
 	if !x.fromSomebody() {
 		x.result.Reason = tunnel.Prohibited
@@ -155,10 +158,6 @@ func (x *exchange) mayRecurse() bool {
 // no, or somebody else's.
 func (x *exchange) decide() bool {
 	s := x.s
-	if x.view == "" {
-		x.view = s.view(x.from.Addr())
-		x.result.View = x.view
-	}
 	zone, own := s.zones.of(x.q.name)
 	if s.Forward != nil && own {
 		// Of two zones that hold the name the inner one counts.
@@ -179,8 +178,9 @@ func (x *exchange) decide() bool {
 			zone = x.q.name // a host by itself
 		}
 		x.local(table, zone)
-	case own && x.q.name == zone:
-		x.local(table, zone) // there is a SOA, if nothing else
+	case own && (x.a.Status == Above || x.q.name == zone): // it has a SOA, if nothing else
+		x.a.reset()
+		x.local(table, zone)
 	case own:
 		x.no(table, zone, dns.RcodeNameError)
 	default:

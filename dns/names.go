@@ -62,11 +62,15 @@ type Question struct {
 type Status uint8
 
 const (
-	// Absent: the name and every name below it have no record of any type.
-	// In the server's zones that is NXDOMAIN; other names are forwarded.
+	// Absent: neither the name nor a name below it is in the table, for this
+	// view. In the server's zones that is NXDOMAIN; elsewhere it is forwarded.
 	Absent Status = iota
-	// Exists: the name, or one below it, has records of some type in this
-	// view (RFC 8020). Without one of the type asked for the answer is NODATA.
+	// Above: names below it are in the table, it is not itself. In the
+	// server's zones it exists and has no records (RFC 8020); elsewhere it is
+	// forwarded, as the table that has api.example.com does not speak for com.
+	Above
+	// Exists: the name is the table's, in a zone or by itself. Without a
+	// record of the type asked for the answer is NODATA.
 	Exists
 	// Unknown: the part of the table that would know has never been loaded.
 	// The answer is SERVFAIL: resolvers believe a NXDOMAIN, and for a while.
