@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
-	"net"
 	"slices"
 	"sync"
 	"time"
@@ -202,8 +201,8 @@ func (f *Forwarder) usable(e *reply, now time.Time) bool {
 // of the wait.
 func (f *Forwarder) resolve(ctx context.Context, key []byte, q *query) (e *reply, age uint32, how Source) {
 	f.init()
-	fl, err := f.fly(ctx, key, q)
-	if err != nil {
+	fl := f.fly(ctx, key, q)
+	if fl == nil {
 		return nil, 0, ""
 	}
 	old, _ := f.cache.get(key)
@@ -233,17 +232,24 @@ func (f *Forwarder) resolve(ctx context.Context, key []byte, q *query) (e *reply
 	return nil, 0, FromCache
 }
 
-// fly returns the flight of a question, which it begins if there is none. A
-// flight outlives who began it: others wait too, and a late answer is good
+// fly returns the flight of a question, which it begins if there is none; nil
+// after Close. A flight outlives who began it: others wait too, and a late answer is good
 // for the cache.
-func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) (*flight, error) {
+func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) *flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return nil, net.ErrClosed
+		return nil
 	}
 	if fl := f.flights[string(key)]; fl != nil {
-		return fl, nil
+		return fl
+	}
+	// One may have ended since the cache was looked at: it puts its answer
+	// there before it goes.
+	if e, _, stale := f.known(key); e != nil && !stale && !e.failed {
+		fl := &flight{done: make(chan struct{}), e: e}
+		close(fl.done)
+		return fl
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askFor)
 	fl := &flight{done: make(chan struct{}), cancel: cancel}
@@ -260,7 +266,7 @@ func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) (*flight, err
 		f.mu.Unlock()
 		close(fl.done)
 	})
-	return fl, nil
+	return fl
 }
 
 // keep puts what came of a flight into the cache.
