@@ -75,6 +75,7 @@ check: ## format, vet on three systems, static analysis, tidy
 fuzz-short: ## half a minute of each of the parsers that face the world, and a little of the event loop
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 30s -fuzzminimizetime 10x
 	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./dns -run '^$$' -fuzz '^FuzzQuery$$' -fuzztime 20s -fuzzminimizetime 10x
 	$(GO) test ./connect/socks5 -run '^$$' -fuzz '^FuzzServe$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/proxyproto -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./tunnel -run '^$$' -fuzz '^FuzzLoop$$' -fuzztime 20s -fuzzminimizetime 10x

@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 )
 
 const soa = "mesh.internal. 5 IN SOA ns.mesh.internal. hostmaster.mesh.internal. 1700000000 3600 600 86400 5"
@@ -84,8 +87,8 @@ func TestCaseIsKept(t *testing.T) {
 
 func TestViews(t *testing.T) {
 	r := start(t, &Server{Views: []View{
-		{Name: "east", Sources: prefixes("127.0.1.0/24", "127.0.3.7/32")},
 		{Name: "west", Sources: prefixes("127.0.2.0/24", "127.0.3.0/24")},
+		{Name: "east", Sources: prefixes("127.0.1.0/24", "127.0.3.7/32")},
 	}})
 	for from, want := range map[string]string{
 		"127.0.0.1": "203.0.113.1", "127.0.1.1": "10.1.0.1", "127.0.2.9": "10.2.0.1",
@@ -171,6 +174,27 @@ func TestTruncation512And1232(t *testing.T) {
 	r.table.Store(tab)
 	if res := r.ask(t, UDP, q("_a._tcp.mesh.internal", dns.TypeSRV)); res.Truncated || len(res.Answer) != 1 || len(res.Extra) == 0 || len(res.Extra) == 100 {
 		t.Errorf("SRV: truncated %v, %d answers, %d additional", res.Truncated, len(res.Answer), len(res.Extra))
+	}
+}
+
+// With the OPT too no answer is over the limit, and none is cut that fits.
+func TestEverySize(t *testing.T) {
+	r := start(t, &Server{})
+	m := q("t.mesh.internal", dns.TypeTXT)
+	m.SetEdns0(1232, false)
+	fits := 0
+	for n := 1100; n < 1240; n++ {
+		r.table.Store(newTable(map[string]Answer{"t.mesh.internal": {Texts: []string{strings.Repeat("x", n)}}}))
+		b := r.raw(t, UDP, message(t, m, nil))
+		if len(b) > udpSize {
+			t.Fatalf("%d bytes, limit %d", len(b), udpSize)
+		}
+		if b[2]&(bitTC>>8) == 0 {
+			fits = len(b)
+		}
+	}
+	if fits != udpSize {
+		t.Errorf("the longest answer that is not cut is %d bytes, limit %d", fits, udpSize)
 	}
 }
 
@@ -427,5 +451,63 @@ func TestShutdownHasAnEnd(t *testing.T) {
 	cancel()
 	if err := r.Shutdown(ctx); err != context.Canceled {
 		t.Errorf("%v, want context.Canceled", err)
+	}
+}
+
+// What tells where a message was sent to makes its answer leave from there. A
+// socket of all addresses needs it: clients take an answer from another
+// address for somebody else's.
+func TestAnswersLeaveFromWhereTheyWereAsked(t *testing.T) {
+	for _, network := range []string{"udp4", "udp6"} {
+		ip := net.IPv4(127, 0, 0, 1)
+		if network == "udp6" {
+			ip = net.IPv6loopback
+		}
+		c, err := net.ListenUDP(network, &net.UDPAddr{IP: ip})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if !pinReplies(c) {
+			if runtime.GOOS == "linux" {
+				t.Errorf("%s: the system does not tell", network)
+			}
+			continue
+		}
+		client, err := net.DialUDP(network, nil, c.LocalAddr().(*net.UDPAddr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		if _, err := client.Write([]byte("?")); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = client.SetDeadline(time.Now().Add(10 * time.Second))
+		b, oob := make([]byte, 10), make([]byte, 128)
+		_, n, _, from, err := c.ReadMsgUDPAddrPort(b, oob)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back := replyFrom(oob[:n])
+		var m4 ipv4.ControlMessage
+		var m6 ipv6.ControlMessage
+		if network == "udp4" {
+			// The source to be used is where the system writes the destination.
+			if err := m4.Parse(back); runtime.GOOS == "linux" && err != nil || len(back) == 0 {
+				t.Errorf("%s: %x, %v", network, back, err)
+			}
+		} else if err := m6.Parse(back); err != nil || !m6.Dst.Equal(ip) {
+			t.Errorf("%s: from %v, %v, want %v", network, m6.Dst, err, ip)
+		}
+		if _, _, err := c.WriteMsgUDPAddrPort([]byte("!"), back, from); err != nil {
+			t.Errorf("%s: %v", network, err)
+		}
+		if _, err := client.Read(b); err != nil || b[0] != '!' {
+			t.Errorf("%s: %q, %v", network, b[:1], err)
+		}
+	}
+	if replyFrom(nil) != nil || replyFrom([]byte{1, 2, 3}) != nil {
+		t.Error("an address out of nothing")
 	}
 }
