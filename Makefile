@@ -9,8 +9,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client chromium bind9-dnsutils knot-dnsutils unbound dnsmasq-base
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load chromium dig kdig unbound dnsmasq
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils unbound dnsmasq-base chromium
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig kdig unbound dnsmasq chromium
 
 .PHONY: help
 help: ## list the targets
@@ -37,10 +37,11 @@ test-unit: ## the tests that need nothing but Go
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
-	@# The test of dead peers waits for a minute and does nothing, so it runs beside the others.
+	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
-	  (cd integration && exec $(GO) test -tags netns -run '^TestDeadPeers$$' ./reliability) & netns=$$!; \
+	  (cd integration && for tags in netns netns,copyrelay; do \
+	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \
 	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
@@ -56,6 +57,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 	  $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PEERS); \
 	fi
+	@integration/newcurl.sh $(CURDIR)/bin/newcurl
 
 .PHONY: check
 check: ## format, vet on three systems, static analysis, tidy
@@ -74,8 +76,11 @@ check: ## format, vet on three systems, static analysis, tidy
 .PHONY: fuzz-short
 fuzz-short: ## half a minute of each of the parsers that face the world, and a little of the event loop
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUIC$$' -fuzztime 15s -fuzzminimizetime 10x
+	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUICFrames$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
 	$(GO) test ./dns -run '^$$' -fuzz '^FuzzQuery$$' -fuzztime 20s -fuzzminimizetime 10x
+	$(GO) test ./connect/h3 -run '^$$' -fuzz '^FuzzRequest$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/socks5 -run '^$$' -fuzz '^FuzzServe$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/proxyproto -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./tunnel -run '^$$' -fuzz '^FuzzLoop$$' -fuzztime 20s -fuzzminimizetime 10x
@@ -93,6 +98,7 @@ soak: ## a million short tunnels of every fate, and what is left of them: five m
 
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
+# make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench

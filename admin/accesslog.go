@@ -118,7 +118,7 @@ func ours(o *tunnel.Outcome) bool {
 
 // fields are o's, as arguments of a slog.Logger's methods.
 func fields(o *tunnel.Outcome) []slog.Attr {
-	f := make([]slog.Attr, 0, 20)
+	f := make([]slog.Attr, 0, 24)
 	text := func(key, value string, most int) {
 		if value != "" {
 			f = append(f, slog.String(key, clean(value, most)))
@@ -150,6 +150,11 @@ func fields(o *tunnel.Outcome) []slog.Attr {
 	text("peer", o.Peer.ID, maxField)
 	text("peer_method", o.Peer.Method, maxField)
 	text("alpn", join(o.ALPN), maxField)
+	if said := o.Said; said != nil {
+		text("trace", said.Trace, maxField)
+		text("baggage", said.Baggage, maxError)
+		text("forwarded", said.Forwarded, maxField)
+	}
 	if o.Carried() {
 		f = append(f, slog.Int64("bytes_in", o.BytesIn), slog.Int64("bytes_out", o.BytesOut))
 	}

@@ -306,18 +306,32 @@ func (d *Dialer) refused(c *tunnel.Conn, r reply, addr string) error {
 
 // failed is for a proxy that cannot be used.
 func (d *Dialer) failed(ctx context.Context, what string, err error) error {
-	var ne net.Error
-	reason := tunnel.DialFailed
-	switch why := tunnel.ReasonOf(err); {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		// The caller's own doing: no Reason but what its context says.
 		return fmt.Errorf("connect: proxy %q %s: %w", d.Proxy, what, ctx.Err())
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
-		reason = tunnel.DialTimeout
-	case why == tunnel.Prohibited, why == tunnel.Loop, why == tunnel.Overload, why == tunnel.DialTimeout:
-		reason = why // of the way to the proxy
 	}
-	return tunnel.Refusef(reason, "connect: proxy %q %s: %w", d.Proxy, what, err)
+	e := Unusable(d.Proxy, what, err)
+	switch e.Reason {
+	case tunnel.DialTimeout, tunnel.Prohibited, tunnel.Loop, tunnel.Overload: // of the way to the proxy
+	default:
+		e.Reason = tunnel.DialFailed
+	}
+	return e
+}
+
+// Unusable makes an error of a proxy that can't be used, whichever version of
+// HTTP it was to speak: what goes on behind its name, err is the reason. A
+// Reason that err has, of the way to the proxy, stands.
+func Unusable(proxy, what string, err error) *tunnel.Error {
+	var ne net.Error
+	reason := tunnel.DialFailed
+	if why := tunnel.ReasonOf(err); why != tunnel.Internal {
+		reason = why
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &ne) && ne.Timeout() {
+		reason = tunnel.DialTimeout
+	}
+	return tunnel.Refusef(reason, "connect: proxy %q %s: %w", proxy, what, err)
 }
 
 func orElse(d, otherwise time.Duration) time.Duration {

@@ -9,6 +9,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // A Status is what /status shows.
@@ -21,6 +22,14 @@ type Status struct {
 	Listeners  []StatusListener `json:"listeners"`
 	Generation uint64           `json:"generation"` // of the table
 	Services   int              `json:"services"`
+
+	ServicePorts *StatusPorts `json:"servicePorts,omitempty"`
+}
+
+// StatusPorts are the ports of services.
+type StatusPorts struct {
+	Range string        `json:"range"`
+	Ports []ServicePort `json:"ports"` // by name; those that are kept for nobody, too
 }
 
 // A StatusListener is one listener.
@@ -34,15 +43,23 @@ type StatusListener struct {
 func (g *Gateway) Status() Status {
 	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open()}
 	s.Ready, s.Why = g.Ready()
-	for _, ln := range g.listeners {
-		l := StatusListener{Configured: ln.Name, Address: ln.Addr().String()}
+	for i, ln := range g.cfg.Listeners {
+		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}
 		for _, p := range ln.Protocols {
 			l.Protocols = append(l.Protocols, p.Name())
+		}
+		if ln.Datagrams != nil {
+			l.Address = udp.Scheme + l.Address
+			l.Protocols = append(l.Protocols, ln.Datagrams.Protos()...)
 		}
 		s.Listeners = append(s.Listeners, l)
 	}
 	if t := g.registry.Table(); t != nil {
 		s.Generation, s.Services = t.Generation(), t.Len()
+	}
+	if g.ports != nil {
+		list, _ := g.ports.status()
+		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
 	}
 	return s
 }
@@ -61,7 +78,7 @@ func (g *Gateway) admin() *admin.Admin {
 			if q.Listener == "" && len(g.cfg.Listeners) == 1 {
 				q.Listener = g.cfg.Listeners[0].Address
 			}
-			return Explain(ctx, g.router, g.cfg.Listeners, q), nil
+			return Explain(ctx, g.router, append(g.ports.listeners(), g.cfg.Listeners...), q), nil
 		},
 		Pprof:   true,
 		Tunnels: g.relay.List,
@@ -94,6 +111,9 @@ func (g *Gateway) Reloaded(ok bool) {
 func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m := g.metrics
 	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return float64(g.relay.Open()) })
+	m.Gauge("culvert_udp_sessions", "Sessions of UDP, those without a route yet among them.", func() float64 { return float64(g.datagrams.server.Stats().Sessions) })
+	m.Gauge("culvert_udp_sessions_half_open", "Of them, those whose client is not proven to hear the answers.", func() float64 { return float64(g.datagrams.server.Stats().HalfOpen) })
+	m.Counter("culvert_udp_dropped_total", "Datagrams of clients that were of no session and began none, or did not fit.", func() float64 { return float64(g.datagrams.server.Stats().Dropped) })
 	m.Counter("culvert_loop_stalls_total", "Times that a connection waited unannounced and held up an event loop for 100 to 200 ms.", func() float64 { return float64(g.loops.Stalls()) })
 	m.Gauge("culvert_descriptors_used", "Descriptors taken by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
 	if budget != nil && budget.Limit < math.MaxInt64 {
@@ -120,6 +140,10 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 			return float64(t.Len())
 		}
 		return 0
+	})
+	m.Gauge("culvert_service_ports_open", "Ports of services that are listened at.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
+	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
+		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -13,6 +14,9 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/h3"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/ws"
 	"culvert.dev/registry"
@@ -32,13 +36,19 @@ type Dialers struct {
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
-	mu   sync.Mutex // guards made
+	mu   sync.Mutex // guards what follows
 	made map[string]*through
+	seen map[*registry.Hop]*through // by the first of its hops, in the table that has them
+	keep []io.Closer                // that have connections, to be closed
 }
 
 // maxMade is how many ways are kept. There are as many as different lists of
-// hops in the configurations so far; beyond that all are made anew.
-const maxMade = 1024
+// hops in the configurations so far; beyond that all are made anew. The places
+// in tables that are known to have such a list are maxSeen at most.
+const (
+	maxMade = 1024
+	maxSeen = 64 << 10
+)
 
 // To returns the way out to a service: through the gateways of its Via, and
 // telling its endpoints of their client where it says so. It is nil where the
@@ -60,9 +70,27 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	if len(hops) == 0 {
 		return d.Direct, nil
 	}
-	key := keyOf(hops)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// A table never changes, so that the same place holds the same hops.
+	if way, ok := d.seen[&hops[0]]; ok {
+		return way, nil
+	}
+	way, err := d.shared(hops)
+	if err != nil {
+		return nil, err
+	}
+	if d.seen == nil || len(d.seen) >= maxSeen {
+		d.seen = make(map[*registry.Hop]*through)
+	}
+	d.seen[&hops[0]] = way
+	return way, nil
+}
+
+// shared returns the way by hops that are equal, or makes one. The caller holds
+// mu.
+func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
+	key := keyOf(hops)
 	if way, ok := d.made[key]; ok {
 		return way, nil
 	}
@@ -84,6 +112,8 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 	made := &through{way}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
+		// The connections of ways that nobody uses any more end by themselves.
+		d.keep = d.keep[max(0, len(d.keep)-maxMade):]
 	}
 	d.made[key] = made
 	return made, nil
@@ -93,7 +123,7 @@ func (d *Dialers) way(hops []registry.Hop) (proxyproto.EndpointDialer, error) {
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q;", h.Proto, h.To, string(h.Token), h.Roots)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.HTTP2)
 	}
 	return b.String()
 }
@@ -111,20 +141,68 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 			return nil, fmt.Errorf("gateway: the roots for %q hold no certificate", to)
 		}
 	}
+	if h.Certificate != "" {
+		pair, err := tls.X509KeyPair([]byte(h.Certificate), []byte(h.Key))
+		if err != nil {
+			return nil, fmt.Errorf("gateway: the certificate for %q: %w", to, err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
 	switch h.Proto {
-	case "connect":
+	case "hbone":
+		one := &hbone.Dialer{Gateway: to, Dialer: way, TLS: cfg, Peers: h.Peers, Via: d.Via}
+		if len(h.Behind) == 0 {
+			return d.own(one), nil
+		}
+		return d.own(&hbone.Double{Outer: one, TLS: cfg, Peers: h.Behind}), nil
+	case "connect", "connect-h2":
 		addr, secure := strings.CutPrefix(to, "https://")
 		if !secure {
 			cfg = nil
 		}
+		if h.Proto == "connect-h2" {
+			return d.own(&h2.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}), nil
+		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+	case "connect-h3":
+		if way != tunnel.Dialer((*first)(d)) {
+			return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only where it is the first gateway: streams carry no datagrams", to)
+		}
+		return d.own(&h3.Dialer{Proxy: to, TLS: cfg, Authorization: credentials, Via: d.Via, Lookup: d.addresses, Listen: d.socket}), nil
 	case "websocket":
-		if err := ws.CheckURL(to); err != nil {
+		if _, _, err := ws.ParseURL(to); err != nil {
 			return nil, err
 		}
-		return &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+		one := &ws.Dialer{URL: to, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}
+		if h.HTTP2 {
+			return d.own(NewWebSocketDialer(one)), nil
+		}
+		return one, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
+}
+
+// own notes that way is to be closed in the end. The caller holds mu.
+func (d *Dialers) own(way pooled) tunnel.Dialer {
+	d.keep = append(d.keep, way)
+	return way
+}
+
+// A pooled is a way that keeps connections.
+type pooled interface {
+	tunnel.Dialer
+	io.Closer
+}
+
+// Close ends the connections that ways keep, with the streams on them.
+func (d *Dialers) Close() {
+	d.mu.Lock()
+	keep := d.keep
+	d.keep, d.made = nil, nil
+	d.mu.Unlock()
+	for _, c := range keep {
+		_ = c.Close()
+	}
 }
 
 // first dials the first hop, which is a host and a port.
@@ -157,29 +235,50 @@ func (d *first) DialContext(ctx context.Context, _, addr string) (net.Conn, erro
 
 func (d *first) lookup(ctx context.Context, to connect.Authority) ([]tunnel.Endpoint, error) {
 	host := to.Name.String()
-	local := host == "localhost" || strings.HasSuffix(host, ".localhost") // RFC 6761 section 6.3
-	addrs := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
-	if !local {
-		if d.Lookup == nil {
-			return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q: no DNS resolver is configured", to)
-		}
-		var err error
-		if addrs, err = d.Lookup(ctx, host); err != nil {
-			why := tunnel.LookupError
-			if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
-				why = tunnel.LookupTime
-			}
-			return nil, tunnel.Refusef(why, "lookup of gateway %q: %w", to, err)
-		}
+	addrs, err := (*Dialers)(d).addresses(ctx, host)
+	if err != nil {
+		return nil, err
 	}
 	eps := make([]tunnel.Endpoint, len(addrs))
 	for i, a := range addrs {
-		eps[i] = tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: local}
-	}
-	if len(eps) == 0 {
-		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q has no address", to)
+		eps[i] = tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: isLocal(host)}
 	}
 	return eps, nil
+}
+
+// isLocal reports whether host is a name for this host, RFC 6761 section 6.3.
+func isLocal(host string) bool { return host == "localhost" || strings.HasSuffix(host, ".localhost") }
+
+// addresses returns those of the first hop's name; there is at least one.
+func (d *Dialers) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
+	if isLocal(host) {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	}
+	if d.Lookup == nil {
+		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q: no DNS resolver is configured", host)
+	}
+	addrs, err := d.Lookup(ctx, host)
+	if err != nil {
+		why := tunnel.LookupError
+		if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+			why = tunnel.LookupTime
+		}
+		return nil, tunnel.Refusef(why, "lookup of gateway %q: %w", host, err)
+	}
+	if len(addrs) == 0 {
+		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q has no address", host)
+	}
+	return addrs, nil
+}
+
+// socket opens a UDP socket to reach the first hop at the address to, of a host
+// that the configuration names.
+func (d *Dialers) socket(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error) {
+	_, err := netip.ParseAddr(host)
+	if err := d.Direct.Guard.CheckUDP(to, err == nil || isLocal(host)); err != nil {
+		return nil, err
+	}
+	return h3.Listen(ctx, to)
 }
 
 // alternatives are gateways of which one is enough. The client has heard
@@ -234,6 +333,11 @@ type through struct{ way tunnel.Dialer }
 func (t *through) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
 	tunnel.WillWait(ctx) // for each gateway in turn
 	return t.way.DialContext(ctx, "tcp", ep.String())
+}
+
+// DialRequest is DialEndpoint on behalf of req.
+func (t *through) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	return t.DialEndpoint(hbone.WithRequest(ctx, req), ep)
 }
 
 // DialContext implements tunnel.Dialer.

@@ -24,8 +24,14 @@ const patience = 10 * time.Second
 // start runs a gateway that serves services, by every protocol on one port.
 func start(t *testing.T, name string, services ...registry.Service) (addr string) {
 	t.Helper()
+	return startWith(t, name, []tunnel.Protocol{&sni.Protocol{}, &ws.Protocol{Via: name}, &connect.Protocol{Via: name}}, services...)
+}
+
+// startWith runs one with other protocols.
+func startWith(t *testing.T, name string, protocols []tunnel.Protocol, services ...registry.Service) (addr string) {
+	t.Helper()
 	g, err := New(t.Context(), Config{
-		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}, &ws.Protocol{Via: name}, &connect.Protocol{Via: name}}}},
+		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: protocols}},
 		Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: services}}},
 		Via:       name,
 		Lameduck:  -1, Grace: -1, DialTimeout: time.Second,

@@ -6,16 +6,21 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"culvert.dev/admin"
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
+	"culvert.dev/termination"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // A Query asks what a request would meet.
@@ -88,12 +93,29 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		if q.Port != 0 {
 			q.Proto = "connect"
 		}
+		for _, l := range listeners {
+			if l.Address == q.Listener && l.Datagrams != nil {
+				q.Proto = l.Datagrams.Proto()
+				if q.Port != 0 && l.Datagrams.HTTP3 != nil {
+					q.Proto = "connect-h3"
+				}
+			}
+		}
 	}
 	x := &Explanation{Listener: q.Listener, Proto: q.Proto}
 	req, err := q.request(listeners, x)
 	if err != nil {
 		x.refuse(err)
 		return x
+	}
+	if req == nil {
+		return x // it is no request yet, which Detail says
+	}
+	if req.Proto == "quic" || req.Proto == "udp" {
+		req.Datagrams = &udp.Dialer{}
+		if d, ok := r.Dialer.(*tunnel.NetDialer); ok {
+			req.Datagrams = &udp.Dialer{Guard: d.Guard}
+		}
 	}
 	route, attempts, err := r.Forecast(ctx, req)
 	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
@@ -115,7 +137,7 @@ func (x *Explanation) refuse(err error) { x.Reason, x.Detail = tunnel.ReasonOf(e
 // request makes the request that the listener's protocol would make.
 func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, error) {
 	req := &tunnel.Request{Proto: q.Proto, Listener: q.Listener, Start: time.Now(), Source: netip.AddrPortFrom(q.From, 0)}
-	if _, port, err := net.SplitHostPort(q.Listener); err == nil {
+	if _, port, err := net.SplitHostPort(strings.TrimPrefix(q.Listener, udp.Scheme)); err == nil {
 		if n, err := strconv.ParseUint(port, 10, 16); err == nil {
 			req.Local = uint16(n)
 		}
@@ -128,10 +150,36 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if l.Address != q.Listener {
 			continue
 		}
-		for _, p := range l.Protocols {
-			if f, ok := p.(*tunnel.Fixed); ok {
+		if d := l.Datagrams; d != nil && !d.Service.IsZero() {
+			req.Proto, req.Name, req.Port = d.Proto(), d.Service, d.Port
+			x.Proto = req.Proto
+			return req, nil
+		} else if d != nil {
+			spoken = slices.Contains(d.Protos(), q.Proto)
+			if d.HTTP3 != nil {
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "quic" && d.HTTP3.Owns(name) {
+					x.Detail = "QUIC ends here; inside is spoken connect-h3"
+					return nil, nil
+				}
+				if q.Proto == "connect-h3" && q.As == "" && d.HTTP3.Auth != nil {
+					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+				}
+			}
+		}
+		for _, p := range flat(l.Protocols) {
+			switch f := p.(type) {
+			case *termination.Protocol:
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
+					x.Detail = "TLS ends here; inside is spoken " + names(f.Inner)
+					return nil, nil
+				}
+			case *tunnel.Fixed:
 				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
 				x.Proto = req.Proto
+				return req, nil
+			case *direct:
+				f.request(req)
+				req.Proto, x.Proto = f.Name(), f.Name()
 				return req, nil
 			}
 			spoken = spoken || p.Name() == q.Proto
@@ -141,22 +189,24 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		}
 		if !spoken {
 			why := tunnel.BadPreamble
-			switch l.Protocols[0].(type) {
-			case *connect.Protocol, *ws.Protocol:
-				why = tunnel.BadRequest // pinned: whatever comes is read as a head
+			if len(l.Protocols) > 0 {
+				switch l.Protocols[0].(type) {
+				case *connect.Protocol, *ws.Protocol:
+					why = tunnel.BadRequest // pinned: whatever comes is read as a head
+				}
 			}
 			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
 		}
 	}
 	var err error
 	switch q.Proto {
-	case "sni":
+	case "sni", "quic":
 		req.Name, err = sni.ParseName(q.Host)
 	case "proxy":
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "connect-h2", "socks5", "websocket":
+	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -164,9 +214,32 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, socks5, websocket and proxy", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, hbone, socks5, websocket, proxy and quic", q.Proto)
 	}
 	return req, err
+}
+
+// flat returns protocols and those that are spoken inside of them.
+func flat(protocols []tunnel.Protocol) []tunnel.Protocol {
+	var all []tunnel.Protocol
+	for _, p := range protocols {
+		all = append(all, p)
+		if t, ok := p.(*termination.Protocol); ok {
+			if !t.All {
+				all = append(all, t.Hello)
+			}
+			all = append(all, t.Inner...)
+		}
+	}
+	return all
+}
+
+func names(protocols []tunnel.Protocol) string {
+	list := make([]string, len(protocols))
+	for i, p := range protocols {
+		list[i] = p.Name()
+	}
+	return strings.Join(list, ", ")
 }
 
 // wantsCredentials reports whether p asks its clients who they are.
@@ -180,6 +253,8 @@ func wantsCredentials(p tunnel.Protocol) bool {
 		return p.Auth != nil
 	case *ws.Protocol:
 		return p.Auth != nil
+	case *hbone.Protocol:
+		return true
 	}
 	return false
 }
@@ -189,7 +264,13 @@ func wantsCredentials(p tunnel.Protocol) bool {
 func NewGuard(cfg Config) (*tunnel.Guard, error) {
 	guard := &tunnel.Guard{}
 	for _, l := range cfg.Listeners {
-		addr, err := net.ResolveTCPAddr("tcp", l.Address)
+		var addr net.Addr
+		var err error
+		if hostport, ok := strings.CutPrefix(l.Address, udp.Scheme); ok {
+			addr, err = net.ResolveUDPAddr("udp", hostport)
+		} else {
+			addr, err = net.ResolveTCPAddr("tcp", l.Address)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("listener %s: %w", l.Address, err)
 		}

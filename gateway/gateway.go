@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // Defaults of a Config.
@@ -67,6 +69,7 @@ type Config struct {
 	Limits      tunnel.Limits
 	MaxTunnels  int           // 0 means as many as there are descriptors for
 	Idle        time.Duration // 0 means tunnel.DefaultIdle
+	UDPIdle     time.Duration // of sessions of UDP; 0 means udp.DefaultIdle
 	HalfClosed  time.Duration // 0 means tunnel.DefaultHalfClosed
 	DialTimeout time.Duration // 0 means tunnel.DefaultDialTimeout
 	DialTotal   time.Duration // 0 means tunnel.DefaultDialTotal
@@ -81,6 +84,10 @@ type Config struct {
 	// the cgroup's memory for our sockets. May be nil.
 	SetMemory func(bytes int64)
 
+	// ServicePorts are ports to give to services; nil means that none has one to
+	// itself.
+	ServicePorts *ServicePorts
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -91,9 +98,10 @@ type Config struct {
 
 // A Listener is an address and what is spoken there.
 type Listener struct {
-	Address   string
+	Address   string            // HOST:PORT, or udp://HOST:PORT
 	Protocols []tunnel.Protocol // asked in order; a single one is pinned
 	Preface   tunnel.Preface    // that every connection begins with; nil means none
+	Datagrams *Datagrams        // of an address of UDP, in place of the others; nil at TCP
 }
 
 // A Gateway serves from New to the end of Run.
@@ -101,6 +109,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -108,6 +117,9 @@ type Gateway struct {
 	metrics   *metrics.Metrics
 	access    *admin.AccessLog
 	listeners []tunnel.Listener
+	datagrams *datagrams
+	addrs     []net.Addr    // of all listeners, in the order of the Config
+	ports     *servicePorts // nil for none
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -121,7 +133,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
@@ -136,6 +148,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
+	g.ways = ways
 	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
@@ -144,6 +157,22 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
+	g.datagrams.server = &udp.Server{
+		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, Idle: cfg.UDPIdle, Observe: observe, Log: g.log,
+	}
+	for _, l := range cfg.Listeners {
+		if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
+			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
+		}
+	}
+	if cfg.ServicePorts != nil {
+		var err error
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			g.Close()
+			return nil, err
+		}
+		g.registry.OnTable = g.ports.changed
+	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
@@ -151,12 +180,23 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 
 // listen opens every socket and tells the guard which are our own.
 func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
+	g.datagrams = &datagrams{}
 	for _, l := range g.cfg.Listeners {
+		if l.Datagrams != nil {
+			addr, err := g.datagrams.listen(ctx, l)
+			if err != nil {
+				return err
+			}
+			guard.OwnListener(addr)
+			g.addrs = append(g.addrs, addr)
+			continue
+		}
 		ln, err := tunnel.Listen(ctx, l.Address)
 		if err != nil {
 			return err
 		}
 		guard.OwnListener(ln.Addr())
+		g.addrs = append(g.addrs, ln.Addr())
 		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, Preface: l.Preface})
 	}
 	if g.cfg.Admin == "" {
@@ -179,19 +219,14 @@ func (g *Gateway) Close() {
 	for _, ln := range g.listeners {
 		_ = ln.Close()
 	}
+	g.datagrams.close()
 	if g.adminLn != nil {
 		_ = g.adminLn.Close()
 	}
 }
 
 // Addrs returns the listeners' addresses, in the order of the Config.
-func (g *Gateway) Addrs() []net.Addr {
-	addrs := make([]net.Addr, len(g.listeners))
-	for i, ln := range g.listeners {
-		addrs[i] = ln.Addr()
-	}
-	return addrs
-}
+func (g *Gateway) Addrs() []net.Addr { return slices.Clone(g.addrs) }
 
 // Run serves until ctx is done, then drains: it is no longer ready at once,
 // accepts for the lameduck time, then refuses new connections while tunnels
@@ -203,7 +238,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, len(g.listeners)+3)
+	failed := make(chan error, 2*len(g.cfg.Listeners)+3)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -211,6 +246,18 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 				failed <- err
 			}
 		})
+	}
+	if g.ports != nil {
+		g.ports.serve = func(ctx context.Context, ln tunnel.Listener) {
+			run(func() error {
+				err := g.server.Serve(ctx, ln)
+				if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+					g.log.Error("a service's own port is no longer served", "listener", ln.Name, "err", err)
+				}
+				return nil
+			})
+		}
+		run(func() error { return g.ports.run(work) })
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.forget(work) })
@@ -229,6 +276,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		})
 		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
 	}
+	g.datagrams.run(work, run, g.router, g.log)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -239,6 +287,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
+	g.datagrams.stop()
+	g.ways.Close()
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()
@@ -314,12 +364,16 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 	last := grace / 5 // of the grace time is for aborts
 	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
 	defer stopWaiting()
+	g.datagrams.server.Drain()
 	// A connection of many tunnels ends with the last of them, so what is
 	// aborted below is also what Shutdown waits for.
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
+		var ending sync.WaitGroup
+		ending.Go(func() { g.datagrams.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
+		ending.Wait()
 	}()
 	defer func() {
 		cancel()
@@ -353,6 +407,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "draining"
 	case g.registry.Table() == nil:
 		return false, "no source has said what there is to serve"
+	}
+	if g.ports != nil {
+		if _, settled := g.ports.status(); !settled {
+			return false, "the ports of services are not open yet"
+		}
 	}
 	return true, ""
 }

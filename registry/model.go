@@ -28,6 +28,10 @@ type Service struct {
 	Exposed   bool     // false keeps the service private: every request is NotExposed
 	ExposedTo []string // names of the networks that may ask; empty means everyone
 
+	// Publish gives it a port of the gateway's to itself, if the gateway has
+	// ports to give and it is exposed.
+	Publish bool
+
 	Idle       time.Duration // limit without a byte either way; 0 means the relay's
 	HalfClosed time.Duration // limit half-closed and silent; 0 means the relay's
 
@@ -60,10 +64,21 @@ func (e Endpoint) String() string {
 // A Hop is a further gateway on the way to a service. The last one is asked
 // for the service's endpoints, by the names they have there.
 type Hop struct {
-	Proto string   // how it is asked: "connect" or "websocket"
+	Proto string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket" or "hbone"
 	To    []string // where it is; those after the first are for when it can't be used
 	Token Secret   // to show there; "" for none
 	Roots string   // PEM certificates to verify it by; "" means the system's
+	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
+
+	Certificate string // PEM, to show there; "" for none
+	Key         Secret // PEM, of Certificate
+
+	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain"
+	// for any of a trust domain, of hbone; empty means that its certificate must
+	// have its name. Behind says who may be behind it, in double HBONE: nobody
+	// is where it is empty.
+	Peers  []string
+	Behind []string
 }
 
 // A Secret does not print itself.

@@ -45,6 +45,10 @@ type Registry struct {
 	// Via is refused where Dialer is nil.
 	Dialer func(*Service) (tunnel.Dialer, error)
 
+	// OnTable is called whenever another table has become current, but for those
+	// that Publish makes. It must not block. May be nil.
+	OnTable func()
+
 	// Log is told of new tables, conflicts and failing sources. Nil discards.
 	Log *slog.Logger
 
@@ -71,10 +75,14 @@ func (r *Registry) Table() *Table {
 
 // Swap makes t the current table and returns it with its generation. Requests
 // that have begun go on with the table they began with. Endpoints that are in
-// both tables keep their failures, services of the same name their turn.
+// both tables keep their failures, services of the same name their turn, and
+// those that are still to have a port of their own the one that is published.
 func (r *Registry) Swap(t *Table) *Table {
 	if t == nil {
 		t = &Table{}
+	}
+	if r.OnTable != nil {
+		defer r.OnTable()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,6 +94,7 @@ func (r *Registry) Swap(t *Table) *Table {
 	if old != nil {
 		next.generation = old.table.generation + 1
 		carryTurns(old, s)
+		next.publish(old.table.published)
 	}
 	r.current.Store(s)
 	r.health.prune(&next)

@@ -24,6 +24,9 @@ type Table struct {
 	addresses  map[netip.Addr]claims
 	endpoints  map[netip.AddrPort][]int32 // endpoints written as addresses; indices of services
 	networks   networks
+
+	published   []Published // sorted by what is assigned
+	publishedAs map[tunnel.Name][]Published
 }
 
 // An entry is a service in a table.

@@ -28,6 +28,10 @@
 // For the same reason a list with two names is an error here, and so is an
 // extension that occurs twice.
 //
+// QUIC carries the same hello, in encrypted packets to which everybody has the
+// keys. A QUIC reads it from the client's first datagrams, of version 1 and 2,
+// in whatever order and pieces they come.
+//
 // What it does not do: decrypt, terminate, judge versions or cipher suites, or
 // open an Encrypted ClientHello. A hello with ECH is routed by its outer name;
 // a GREASE one cannot be told from it and must not be.

@@ -29,6 +29,10 @@ const (
 // ready to use.
 type Protocol struct {
 	Refusal Refusal // zero means RefuseAlert
+
+	// Nameless makes a request, with a zero Name, of a hello that has no
+	// server name extension. It is for whoever serves all names alike.
+	Nameless bool
 }
 
 // Name returns "sni".
@@ -60,7 +64,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		hello, err := parser.Feed(c.Buffered())
 		var bad *ParseError
 		switch {
-		case err == nil && hello.NameErr != nil:
+		case err == nil && hello.NameErr != nil && !(p.Nameless && hello.NameErr == ErrNoName):
 			err := &tunnel.Error{Reason: tunnel.NoSNI, Err: hello.NameErr}
 			p.refuse(c, err)
 			return err

@@ -31,6 +31,7 @@ type Conn struct {
 	leaving  atomic.Bool    // the last answer is on its way
 	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
 	handed   bool           // accepted as a Stream: the Server no longer closes it
+	outer    *Conn          // what this one is carried in, see Nest; nil for a connection of its own
 }
 
 // NewConn wraps c, which the Conn owns from now on.
@@ -119,7 +120,7 @@ func (c *Conn) Abort() error { return abort(c.Conn) }
 
 // Unwrap implements Unwrapper.
 func (c *Conn) Unwrap() (net.Conn, []byte) {
-	c.handed = true
+	c.hand()
 	early := c.buf
 	c.buf = nil
 	return c.Conn, early
@@ -129,7 +130,9 @@ func (c *Conn) Unwrap() (net.Conn, []byte) {
 // connection so that it arrives: the end is sent at once, and what the client
 // still sends is thrown away for at most a second and a megabyte.
 func (c *Conn) Farewell(msg []byte) {
-	c.leaving.Store(true)
+	for o := c; o != nil; o = o.outer {
+		o.leaving.Store(true)
+	}
 	_ = c.Conn.SetDeadline(time.Now().Add(farewell))
 	if _, err := c.Conn.Write(msg); err == nil && c.CloseWrite() == nil {
 		for left := 1 << 20; left > 0; left -= len(c.buf) {
@@ -170,6 +173,6 @@ func (c *Conn) Accept() (Stream, error) {
 	if err := c.Conn.SetDeadline(time.Time{}); err != nil {
 		return nil, err // the Server closes c
 	}
-	c.handed = true
+	c.hand()
 	return c, nil
 }

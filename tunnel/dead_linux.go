@@ -12,7 +12,7 @@ import (
 // under way, and can't tell one that is gone from one that is there and does
 // not read: it also ends a connection whose window was closed for so long,
 // though each probe is answered. A paused download is no dead peer. So the
-// sweep asks the kernel what it knows instead, of flows that have bytes under
+// sweeps ask the kernel what it knows instead, of tunnels that have bytes under
 // way and of no others: while there are none, keepalive does it.
 
 const (
@@ -24,35 +24,70 @@ const (
 	deadProbes = 3
 )
 
-// ask looks at both sides of f and returns which one is dead, or -1. It is
-// called by each sweep, last being when the one before was, and mostly does
-// nothing.
-func (f *flow) ask(last, now int64) int {
+// asked is how many looks in a row at a socket have found bytes under way, and
+// nothing acknowledged since the first.
+type asked uint8
+
+// due reports whether a sweep is to look at a tunnel that was born and moved
+// its last byte then. It is asked by each sweep, last being when the one before
+// was, and is mostly false.
+func due(born, moved, last, now int64, a, b asked) bool {
 	every := int64(askEvery)
-	if (last-f.born)/every == (now-f.born)/every {
-		return -1
+	return (last-born)/every != (now-born)/every && (now-moved <= 2*every || a > 0 || b > 0)
+}
+
+// dead takes a look at a socket, and reports whether its peer is gone.
+func (a *asked) dead(fd int32) bool {
+	under, quiet, probes := underWay(fd)
+	switch {
+	case probes >= deadProbes:
+		return true
+	case under == nothing:
+		*a = 0
+	case under == unanswered && quiet >= askEvery:
+		*a++
+	default: // acknowledged of late, or held back by a window that is closed
+		*a = 1
 	}
-	if now-f.moved > 2*every && f.sides[0].asked == 0 && f.sides[1].asked == 0 {
-		return -1
-	}
-	for i := range f.sides {
-		under, quiet, probes := underWay(f.sides[i].fd)
-		switch {
-		case probes >= deadProbes:
-			return i
-		case under == nothing:
-			f.sides[i].asked = 0
-			continue
-		case under == unanswered && quiet >= askEvery:
-			f.sides[i].asked++
-		default: // acknowledged of late, or held back by a window that is closed
-			f.sides[i].asked = 1
-		}
-		if f.sides[i].asked >= askMost {
-			return i
+	return *a >= askMost
+}
+
+// ask looks at both sides of f and returns which one is dead, or -1.
+func (f *flow) ask(last, now int64) int {
+	if due(f.born, f.moved, last, now, f.sides[0].asked, f.sides[1].asked) {
+		for i := range f.sides {
+			if f.sides[i].asked.dead(f.sides[i].fd) {
+				return i
+			}
 		}
 	}
 	return -1
+}
+
+// A pulse is what a copyTunnel needs for the same. It is the sweep's alone.
+type pulse struct {
+	born  int64
+	asked [2]asked
+}
+
+// ask looks at the sockets of ct, or below its streams, and returns the name
+// of the side that is dead, or "". Streams that share a socket have none: what
+// they share looks after it by itself.
+func (ct *copyTunnel) ask(last, now int64) string {
+	p := &ct.pulse
+	if p.born == 0 {
+		p.born = now
+	}
+	if due(p.born, ct.moved.Load(), last, now, p.asked[0], p.asked[1]) {
+		for i, who := range sideNames {
+			gone := false
+			_ = control(below(ct.pumps[i].src), func(fd int32) error { gone = p.asked[i].dead(fd); return nil })
+			if gone {
+				return who
+			}
+		}
+	}
+	return ""
 }
 
 type way int

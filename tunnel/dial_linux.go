@@ -6,16 +6,9 @@ const (
 	tcpKeepIdle     = 4 // seconds
 	tcpKeepInterval = 5
 	tcpKeepCount    = 6
-	tcpUserTimeout  = 18 // milliseconds
 )
 
-// setUserTimeout bounds how long sent bytes may stay unacknowledged.
-func setUserTimeout(fd uintptr) {
-	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(userTimeout.Milliseconds()))
-}
-
-// keepFD is keep for a descriptor, without the time for what is unacknowledged:
-// the event loop has something better.
+// keepFD is keep for a descriptor.
 func keepFD(fd int32) {
 	_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_KEEPALIVE, 1)
 	_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpKeepIdle, int(keepAlive.Idle.Seconds()))

@@ -32,3 +32,10 @@ func (r *Router) Reserved() int { return int(r.tunnels.Load()) }
 
 // InKernel is false where the event loop carries nothing.
 const InKernel = inKernel
+
+// Listeners returns how many listeners s knows of.
+func (s *Server) Listeners() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.listeners)
+}

@@ -64,7 +64,7 @@ type side struct {
 	bulk   bool     // what it sends is moved in turns, not by events
 	calm   uint8    // calm turns in a row
 	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
-	asked  uint8    // looks in a row; see ask
+	asked  asked
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a
@@ -369,8 +369,7 @@ func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
 		l.close(f, Done, nil, true)
 		return
 	}
-	who := [...]string{"client", "service"}[i]
-	l.end(f, Reset, fmt.Errorf("%s: %w", who, errno))
+	l.end(f, Reset, fmt.Errorf("%s: %w", sideNames[i], errno))
 }
 
 // end closes f, in order for Done and with resets for any other reason.

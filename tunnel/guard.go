@@ -3,6 +3,7 @@ package tunnel
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -15,8 +16,8 @@ import (
 // always, and what Forbidden lists unless the route names the address itself.
 // A nil Guard refuses what Forbidden lists.
 type Guard struct {
-	mu    sync.RWMutex // guards what follows
-	own   []own
+	mu    sync.RWMutex            // guards what follows
+	own   map[uint16][]own        // by port: a gateway may have thousands
 	local map[netip.Addr]struct{} // the addresses of this host
 	seen  time.Time               // when local was read
 }
@@ -24,33 +25,74 @@ type Guard struct {
 type own struct {
 	addr netip.AddrPort // an unspecified address stands for every one of this host
 	why  Reason
+	udp  bool // the address is one of UDP and not of TCP
 }
 
 // localAge is how old the list of this host's addresses may be.
 const localAge = 5 * time.Second
 
-// OwnListener makes addr, a listener of this gateway, refused as Loop.
+// OwnListener makes addr, a listener of this gateway, refused as Loop. It is
+// for addresses of TCP and of UDP, which are told apart.
 func (g *Guard) OwnListener(addr net.Addr) { g.add(addr, Loop) }
 
 // OwnAdmin makes addr, an admin port of this gateway, refused as Prohibited.
 func (g *Guard) OwnAdmin(addr net.Addr) { g.add(addr, Prohibited) }
 
-func (g *Guard) add(addr net.Addr, why Reason) {
-	ta, ok := addr.(*net.TCPAddr)
+// Disown takes back one OwnListener or OwnAdmin of addr.
+func (g *Guard) Disown(addr net.Addr) {
+	ap, udp, ok := ownAddr(addr)
 	if !ok {
 		return
 	}
-	ap := ta.AddrPort()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.own = append(g.own, own{netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), why})
+	have := g.own[ap.Port()]
+	i := slices.IndexFunc(have, func(o own) bool { return o.addr == ap && o.udp == udp })
+	if i < 0 {
+		return
+	}
+	if len(have) == 1 {
+		delete(g.own, ap.Port())
+		return
+	}
+	g.own[ap.Port()] = slices.Concat(have[:i], have[i+1:]) // somebody may be reading have
 }
 
-// Check returns nil if addr may be dialed and an *Error with the Reason
+func (g *Guard) add(addr net.Addr, why Reason) {
+	ap, udp, ok := ownAddr(addr)
+	if !ok {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.own == nil {
+		g.own = make(map[uint16][]own)
+	}
+	g.own[ap.Port()] = append(g.own[ap.Port()], own{ap, why, udp})
+}
+
+func ownAddr(addr net.Addr) (ap netip.AddrPort, udp, ok bool) {
+	switch a := addr.(type) {
+	case *net.TCPAddr:
+		ap = a.AddrPort()
+	case *net.UDPAddr:
+		ap, udp = a.AddrPort(), true
+	default:
+		return ap, false, false
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), udp, true
+}
+
+// Check returns nil if addr may be dialed by TCP and an *Error with the Reason
 // otherwise. named says that the route names this very address.
-func (g *Guard) Check(addr netip.AddrPort, named bool) error {
+func (g *Guard) Check(addr netip.AddrPort, named bool) error { return g.check(addr, named, false) }
+
+// CheckUDP is Check for an address of UDP.
+func (g *Guard) CheckUDP(addr netip.AddrPort, named bool) error { return g.check(addr, named, true) }
+
+func (g *Guard) check(addr netip.AddrPort, named, udp bool) error {
 	ip := addr.Addr().Unmap().WithZone("")
-	if why := g.isOwn(ip, addr.Port()); why == Loop {
+	if why := g.isOwn(ip, addr.Port(), udp); why == Loop {
 		return Refusef(Loop, "%s is a listener of this gateway", addr)
 	} else if why != "" {
 		return Refusef(why, "%s is the admin port of this gateway", addr)
@@ -64,14 +106,14 @@ func (g *Guard) Check(addr netip.AddrPort, named bool) error {
 	return nil
 }
 
-func (g *Guard) isOwn(ip netip.Addr, port uint16) Reason {
+func (g *Guard) isOwn(ip netip.Addr, port uint16, udp bool) Reason {
 	if g == nil {
 		return ""
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	for _, o := range g.own {
-		if o.addr.Port() != port {
+	for _, o := range g.own[port] {
+		if o.udp != udp {
 			continue
 		}
 		if o.addr.Addr() == ip || o.addr.Addr().IsUnspecified() && (ip.IsLoopback() || ip.IsUnspecified() || g.isLocal(ip)) ||

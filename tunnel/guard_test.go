@@ -209,3 +209,51 @@ func TestNetDialer(t *testing.T) {
 		t.Errorf("dial without time: %v, want dial-timeout", err)
 	}
 }
+
+// What is given up may be dialed again; what was owned twice is owned still.
+func TestGuardDisown(t *testing.T) {
+	var g tunnel.Guard
+	one, other := netip.MustParseAddrPort("127.0.0.1:443"), netip.MustParseAddrPort("127.0.0.2:443")
+	check := func(when string, wantOne, wantOther bool) {
+		t.Helper()
+		for addr, want := range map[netip.AddrPort]bool{one: wantOne, other: wantOther} {
+			if got := tunnel.ReasonOf(g.Check(addr, true)) == tunnel.Loop; got != want {
+				t.Errorf("%s: %s is refused as our own: %v, want %v", when, addr, got, want)
+			}
+		}
+	}
+	g.Disown(tcpAddr("127.0.0.1:443")) // nothing is ours yet
+	g.OwnListener(tcpAddr("127.0.0.1:443"))
+	g.OwnListener(tcpAddr("127.0.0.1:443"))
+	g.OwnListener(tcpAddr("127.0.0.2:443"))
+	check("owned", true, true)
+	g.Disown(tcpAddr("[::ffff:127.0.0.1]:443"))
+	check("one of two given up", true, true)
+	g.Disown(tcpAddr("127.0.0.1:443"))
+	check("given up", false, true)
+	g.Disown(tcpAddr("127.0.0.1:443"))
+	g.Disown(&net.UnixAddr{Name: "x"})
+	g.Disown(tcpAddr("127.0.0.2:443"))
+	check("all given up", false, false)
+}
+
+// Listeners come and go while addresses are looked at.
+func TestGuardDisownWhileChecked(t *testing.T) {
+	var g tunnel.Guard
+	g.OwnListener(tcpAddr("0.0.0.0:443"))
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			a := tcpAddr("198.51.100.1:443")
+			for range 200 {
+				if i%2 == 0 {
+					g.OwnListener(a)
+					g.Disown(a)
+				} else if tunnel.ReasonOf(g.Check(netip.MustParseAddrPort("127.0.0.1:443"), true)) != tunnel.Loop {
+					t.Error("the listener that stays is not refused")
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -88,7 +88,9 @@ func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 }
 
 // all returns the open tunnels, in no order.
-func (r *Relay) all() []listed { return append(r.kernel.all(r), r.copies.all()...) }
+func (r *Relay) all() []listed {
+	return r.sessions.appendAll(append(r.kernel.all(r), r.copies.all()...))
+}
 
 // sorted returns them in the order of their IDs.
 func (r *Relay) sorted() []listed {

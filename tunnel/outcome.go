@@ -14,6 +14,7 @@ type Outcome struct {
 	Listener string
 	Source   netip.AddrPort
 	Peer     Peer
+	Said     *Said  // nil for nothing
 	Target   string // as asked, at most 253 bytes and a port; "" where nothing was asked
 	ALPN     []string
 	Service  string // of the route; "" where there is none

@@ -73,7 +73,7 @@ func (r *Router) record(o *Outcome, ep Endpoint, took time.Duration, l lease) re
 	var fits, fits2 bool
 	rec.source, fits = pack(o.Source)
 	rec.addr, fits2 = pack(ep.Addr)
-	if !fits || !fits2 || o.Peer != (Peer{}) || len(o.Attempts) > 0 {
+	if !fits || !fits2 || o.Peer != (Peer{}) || o.Said != nil || len(o.Attempts) > 0 {
 		whole := *o
 		whole.Endpoint = ep.String()
 		whole.Attempts = append(whole.Attempts, Attempt{Endpoint: ep, Took: took})

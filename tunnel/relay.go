@@ -20,7 +20,9 @@ const (
 //
 // A pair of plain TCP sockets on Linux is held by an event loop, with two
 // descriptors and no goroutine, pipe or buffer while nothing moves. Any other
-// pair takes two goroutines and pooled buffers: there, an abort of a side whose
+// pair takes two goroutines and pooled buffers, while bytes move: a direction
+// that is quiet gives them up where its source is a Waker or, on Linux, a
+// socket. There, an abort of a side whose
 // bytes the other side does not take is noticed within two seconds where it is
 // a socket on Linux, or TLS over one, and else only when the other side takes
 // some, or at the idle limit.
@@ -31,10 +33,11 @@ type Relay struct {
 	HalfClosed time.Duration // half-closed and silent; 0 means DefaultHalfClosed, negative none
 	Loops      *Loops        // carry pairs of sockets; nil means loops of the Relay's own
 
-	own    Loops
-	open   atomic.Int64
-	kernel kernelRelay
-	copies copyRelay
+	own      Loops
+	open     atomic.Int64
+	kernel   kernelRelay
+	copies   copyRelay
+	sessions sessions
 }
 
 // A Tunnel is what Carry takes over. Neither stream may be used by anyone
@@ -149,6 +152,9 @@ func (r *Relay) loops() *Loops {
 	}
 	return &r.own
 }
+
+// sideNames are for errors, in the order of sides and pumps.
+var sideNames = [2]string{"client", "service"}
 
 // limit picks the first of the given durations that is not zero; a negative
 // one means no limit and becomes 0.

@@ -2,9 +2,10 @@ package tunnel
 
 import (
 	"errors"
-	"net"
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -17,7 +18,8 @@ const (
 var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
 
 // A copyRelay carries pairs of streams of any kind, with a goroutine for each
-// direction. One sweep keeps the limits of all of them.
+// direction that moves bytes, and for those that cannot be parked. One sweep
+// keeps the limits of all of them.
 type copyRelay struct {
 	mu      sync.Mutex // guards what follows
 	tunnels map[*copyTunnel]struct{}
@@ -28,18 +30,19 @@ type copyRelay struct {
 }
 
 type copyTunnel struct {
-	client, server net.Conn
-	idle, half     time.Duration
-	relay          *Relay
-	record         record
+	idle, half time.Duration
+	relay      *Relay
+	record     record
+	pumps      [2]pump // what the client sends, and what the service does
 
-	in, out atomic.Int64
 	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
+	open    atomic.Int32 // pumps that have not ended
 	halves  atomic.Int32 // directions that have seen their end
 	writing atomic.Int32 // writes that have not returned
 	lost    atomic.Bool  // one of them failed
-	linger  atomic.Bool  // a side could not be half-closed
-	over    atomic.Bool  // finish was called: what the pumps see now is our own doing
+	pulse   pulse
+	linger  atomic.Bool // a side could not be half-closed
+	over    atomic.Bool // finish was called: what the pumps see now is our own doing
 
 	once   sync.Once // the first reason is the one reported
 	reason Reason
@@ -52,16 +55,20 @@ func clock() int64 { return int64(time.Since(epoch)) }
 var epoch = time.Now()
 
 func (r *copyRelay) carry(j *job) {
-	ct := &copyTunnel{client: j.client, server: j.server, idle: j.idle, half: j.half, relay: j.relay, record: *j.record}
+	ct := &copyTunnel{idle: j.idle, half: j.half, relay: j.relay, record: *j.record}
 	ct.moved.Store(clock())
-	keep(ct.client)
-	keep(ct.server)
+	ct.open.Store(int32(len(ct.pumps)))
+	ct.pumps[0].init(ct, j.client, j.server)
+	ct.pumps[1].init(ct, j.server, j.client)
+	keep(j.client)
+	keep(j.server)
 	if !r.open(ct) { // Close came in between
 		ct.finish(Drain, nil)
 		ct.record.end(ct.relay, End{Reason: Drain})
 		return
 	}
-	go r.run(ct, j.fromClient, j.fromServer)
+	ct.pumps[0].start(j.fromClient)
+	ct.pumps[1].start(j.fromServer)
 }
 
 // open lists ct and has the sweep look after it, and counts it for close. It
@@ -95,16 +102,9 @@ func (r *copyRelay) notify() {
 	}
 }
 
-// run carries ct to its end.
-func (r *copyRelay) run(ct *copyTunnel, fromClient, fromServer []byte) {
+// ended is called by the last pump of ct to end.
+func (r *copyRelay) ended(ct *copyTunnel) {
 	defer r.wg.Done()
-	back := make(chan struct{})
-	go func() {
-		defer close(back)
-		ct.pump(ct.client, ct.server, fromServer, &ct.out)
-	}()
-	ct.pump(ct.server, ct.client, fromClient, &ct.in)
-	<-back
 	ct.finish(Done, nil)
 	r.mu.Lock()
 	delete(r.tunnels, ct)
@@ -112,12 +112,12 @@ func (r *copyRelay) run(ct *copyTunnel, fromClient, fromServer []byte) {
 		r.notify()
 	}
 	r.mu.Unlock()
-	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.in.Load(), Out: ct.out.Load()})
+	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.pumps[0].n.Load(), Out: ct.pumps[1].n.Load()})
 }
 
-// pump moves one direction to its end and passes that end on.
-func (ct *copyTunnel) pump(dst, src net.Conn, early []byte, n *atomic.Int64) {
-	err := ct.copy(dst, src, early, n)
+// passOn passes on the end of what p moves.
+func (p *pump) passOn(err error) {
+	ct, dst := p.ct, p.dst
 	if ct.over.Load() {
 		return
 	}
@@ -142,37 +142,19 @@ func (ct *copyTunnel) pump(dst, src net.Conn, early []byte, n *atomic.Int64) {
 	}
 }
 
-func (ct *copyTunnel) copy(dst, src net.Conn, early []byte, n *atomic.Int64) error {
-	if len(early) > 0 {
-		if err := ct.write(dst, early, n); err != nil {
-			return err
-		}
-	}
-	buf := copyBuffers.Get().(*[copyBuffer]byte)
-	defer copyBuffers.Put(buf)
-	for {
-		nr, rerr := src.Read(buf[:])
-		if nr > 0 {
-			if werr := ct.write(dst, buf[:nr], n); werr != nil {
-				return werr
-			}
-		}
-		if rerr != nil {
-			return rerr
-		}
-	}
-}
-
-func (ct *copyTunnel) write(dst net.Conn, p []byte, n *atomic.Int64) error {
+func (p *pump) write(b []byte) error {
+	ct := p.ct
 	ct.moved.Store(clock())
 	ct.writing.Add(1)
-	w, err := dst.Write(p)
+	w, err := p.dst.Write(b)
 	if err != nil {
 		ct.lost.Store(true)
 	}
 	ct.writing.Add(-1)
-	ct.moved.Store(clock())
-	n.Add(int64(w))
+	now := clock()
+	ct.moved.Store(now)
+	p.moved.Store(now)
+	p.n.Add(int64(w))
 	if err != nil {
 		return &lostError{err}
 	}
@@ -201,12 +183,15 @@ func (ct *copyTunnel) finish(why Reason, err error) {
 	ct.once.Do(func() {
 		ct.reason, ct.err = why, err
 		ct.over.Store(true)
-		for _, c := range []net.Conn{ct.client, ct.server} {
-			if why == Done {
+		for i := range ct.pumps {
+			if c := ct.pumps[i].src; why == Done {
 				_ = c.Close()
 			} else {
 				_ = abort(c)
 			}
+		}
+		for i := range ct.pumps {
+			ct.pumps[i].wake()
 		}
 	})
 }
@@ -214,6 +199,7 @@ func (ct *copyTunnel) finish(why Reason, err error) {
 // sweep keeps the limits while there are tunnels.
 func (r *copyRelay) sweep(wake <-chan struct{}) {
 	defer r.wg.Done()
+	before := clock()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -228,7 +214,14 @@ func (r *copyRelay) sweep(wake <-chan struct{}) {
 		now := clock()
 		for _, ct := range open {
 			ct.check(time.Duration(now - ct.moved.Load()))
+			if who := ct.ask(before, now); who != "" {
+				ct.finish(Reset, fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT))
+			}
+			for i := range ct.pumps {
+				ct.pumps[i].doze(now)
+			}
 		}
+		before = now
 		timer.Reset(pause)
 	}
 }
@@ -275,7 +268,7 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 		return
 	}
 	if ct.writing.Load() > 0 && quiet >= stuck {
-		if err := errors.Join(broken(ct.client), broken(ct.server)); err != nil {
+		if err := errors.Join(broken(ct.pumps[0].src), broken(ct.pumps[1].src)); err != nil {
 			ct.finish(Reset, err)
 		}
 	}
@@ -296,7 +289,7 @@ func (ct *copyTunnel) about() *record { return &ct.record }
 
 func (ct *copyTunnel) look() (progress, bool) {
 	return progress{
-		in: ct.in.Load(), out: ct.out.Load(), moved: ct.moved.Load(), half: ct.halves.Load() == 1,
+		in: ct.pumps[0].n.Load(), out: ct.pumps[1].n.Load(), moved: ct.moved.Load(), half: ct.halves.Load() == 1,
 	}, !ct.over.Load()
 }
 

@@ -21,7 +21,12 @@ type Request struct {
 	ALPN     []string       // what the client offers inside, where it can be seen
 	Source   netip.AddrPort // the socket's peer, or what a trusted hop said of it
 	Peer     Peer           // the verified identity of the caller on this hop; zero if none
+	Said     *Said          // what the caller says of itself; nil for nothing
 	Start    time.Time      // when the client's connection, or its stream on one, began
+
+	// Datagrams is what dials where the client asks for datagrams, and nil
+	// where it asks for a stream. Such a request is for Router.Open.
+	Datagrams Dialer
 
 	// Accept tells the client yes and returns its stream. Only now may bytes
 	// flow. The stream belongs to the caller of Accept. Where Accept fails the
@@ -57,6 +62,16 @@ func (r *Request) Target() string {
 type Peer struct {
 	ID     string // "alice", "spiffe://..."
 	Method string // "basic", "bearer", "mtls"; "" means no identity
+}
+
+// Said is what a caller says of itself and of where it comes from, and nobody
+// has verified. It is for logs and for whom the request is passed on to, and
+// never for a decision. Each is bounded by the protocol that read it. It is not
+// changed once it is in a Request.
+type Said struct {
+	Trace     string // traceparent, W3C Trace Context
+	Baggage   string // baggage, W3C: the workload's names
+	Forwarded string // forwarded, RFC 7239: whom the caller speaks for
 }
 
 // A Handler answers requests. ServeTunnel calls exactly one of req.Accept and
@@ -105,6 +120,17 @@ type Aborter interface {
 // Stream must not be used again. It lets the Relay move bytes in the kernel.
 type Unwrapper interface {
 	Unwrap() (c net.Conn, early []byte)
+}
+
+// A Waker is a Stream that can be waited for without a goroutine in its Read.
+// WakeRead reports whether a Read would return at once. Where it would not, wake
+// is called when that changes: by bytes, by the end, by an error or by Close.
+// It may be called once more for nothing, on any goroutine and under any lock,
+// and neither waits nor uses the Stream. Of several calls of WakeRead the last
+// one counts. It is what the Relay needs to hold an idle tunnel without a stack
+// and a buffer.
+type Waker interface {
+	WakeRead(wake func()) (ready bool)
 }
 
 // A Dialer opens a connection to the next hop.

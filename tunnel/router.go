@@ -142,6 +142,9 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 	if len(route.Endpoints) == 0 {
 		return route, Refusef(NoEndpoint, "service %s has no endpoint", route.Service)
 	}
+	if req.Datagrams != nil {
+		return route, route.datagrams(req.Datagrams)
+	}
 	return route, nil
 }
 
@@ -280,7 +283,7 @@ func (r *Router) observe(req *Request) Outcome {
 	}
 	return Outcome{
 		ID: r.ids.Add(1), Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source,
-		Peer: req.Peer, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
+		Peer: req.Peer, Said: req.Said, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
 	}
 }
 

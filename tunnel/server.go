@@ -23,6 +23,11 @@ type Listener struct {
 	Protocols []Protocol
 
 	Preface Preface // that every connection begins with; nil means none
+
+	// Guarded by the Server's mu.
+	cancel context.CancelFunc // ends the contexts of its connections
+	conns  int                // that have such a context
+	over   bool               // Serve has returned
 }
 
 // A Server accepts connections, holds them to limits until they have asked
@@ -41,9 +46,8 @@ type Server struct {
 
 	own Loops
 
-	mu        sync.Mutex // guards what follows
-	listeners map[net.Listener]struct{}
-	cancels   []context.CancelFunc // end the contexts of connections
+	mu        sync.Mutex             // guards what follows
+	listeners map[*Listener]struct{} // being served, or with connections left
 	drainers  []Drainer
 	slots     slots
 	closed    bool
@@ -65,6 +69,9 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 // Serve accepts connections on ln until Shutdown or Close, and then returns
 // ErrServerClosed. It owns ln. Every connection's context is made of ctx and
 // ends with Close.
+//
+// One listener of several may be closed by itself: Serve returns net.ErrClosed
+// then, and the connections that came by it go on.
 func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	defer ln.Close()
 	if ln.Name == "" {
@@ -73,12 +80,12 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	if len(ln.Protocols) == 0 {
 		return fmt.Errorf("tunnel: listener %s speaks no protocol", ln.Name)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	if !s.track(&ln, cancel) {
-		cancel()
+	ctx, ln.cancel = context.WithCancel(ctx)
+	if !s.track(&ln) {
+		ln.cancel()
 		return ErrServerClosed
 	}
-	defer s.untrack(ln.Listener)
+	defer s.untrack(&ln)
 	if err, done := s.attend(ctx, &ln); done {
 		return err
 	}
@@ -96,7 +103,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 				return ErrServerClosed
 			}
 			if errors.Is(err, net.ErrClosed) {
-				return err
+				return net.ErrClosed
 			}
 			backoff = min(max(2*backoff, 5*time.Millisecond), time.Second)
 			s.log().Warn("accept failed, waiting", "listener", ln.Name, "err", err, "wait", backoff)
@@ -155,12 +162,15 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 	switch {
 	case s.closed:
 		refused = &Error{Reason: Drain, Err: ErrServerClosed}
+	case ln.over: // it was closed as the connection came
+		refused = &Error{Reason: Drain, Err: net.ErrClosed}
 	case !room:
 		refused = Refusef(Overload, "all %d descriptors for connections are taken", s.Budget.Limit)
 	default:
 		refused = s.slots.admit(k, &s.Limits, time.Now())
 	}
 	if refused == nil {
+		ln.conns++
 		s.wg.Add(1)
 		if !s.slots.sweeping {
 			s.slots.sweeping = true
@@ -281,7 +291,7 @@ func (k *slot) Refused(req *Request, err error) {
 		return
 	}
 	o := &Outcome{
-		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer,
+		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer, Said: req.Said,
 		Reason: ReasonOf(err), Err: err, Lasted: time.Since(req.Start),
 	}
 	if req.Name != (Name{}) || req.Addr.IsValid() {
@@ -364,10 +374,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 func (s *Server) Close() error {
 	s.stopListening()
 	s.mu.Lock()
-	for _, cancel := range s.cancels {
-		cancel()
+	for ln := range s.listeners {
+		ln.cancel()
 	}
-	s.cancels = nil
 	s.slots.each(func(k *slot) {
 		_ = k.Abort()
 		k.leaveLobby()
@@ -382,21 +391,20 @@ func (s *Server) stopListening() {
 	defer s.mu.Unlock()
 	s.closed = true
 	for ln := range s.listeners {
-		_ = ln.Close()
+		_ = ln.Close() // again does no harm
 	}
 }
 
-func (s *Server) track(ln *Listener, cancel context.CancelFunc) bool {
+func (s *Server) track(ln *Listener) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return false
 	}
 	if s.listeners == nil {
-		s.listeners = make(map[net.Listener]struct{})
+		s.listeners = make(map[*Listener]struct{})
 	}
-	s.listeners[ln.Listener] = struct{}{}
-	s.cancels = append(s.cancels, cancel)
+	s.listeners[ln] = struct{}{}
 	for _, p := range ln.Protocols {
 		if d, ok := p.(Drainer); ok {
 			s.drainers = append(s.drainers, d)
@@ -405,10 +413,20 @@ func (s *Server) track(ln *Listener, cancel context.CancelFunc) bool {
 	return true
 }
 
-func (s *Server) untrack(ln net.Listener) {
+func (s *Server) untrack(ln *Listener) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.listeners, ln)
+	ln.over = true
+	s.forget(ln)
+}
+
+// forget drops a listener that nobody needs any more: listeners that come and
+// go leave nothing behind. The caller holds mu.
+func (s *Server) forget(ln *Listener) {
+	if ln.over && ln.conns == 0 {
+		ln.cancel()
+		delete(s.listeners, ln)
+	}
 }
 
 func (s *Server) isClosing() bool {

@@ -256,6 +256,8 @@ func (k *slot) leave() {
 	defer s.mu.Unlock()
 	s.slots.finished(k)
 	delete(s.slots.waiting, k)
+	k.ln.conns--
+	s.forget(k.ln)
 	if !k.lent {
 		k.source.open--
 		s.Budget.Give(1)

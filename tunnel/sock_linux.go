@@ -245,7 +245,7 @@ func (s *sock) CloseWrite() error {
 
 // keep sets the keepalive of a tunnel's socket.
 func (s *sock) keep() {
-	_ = s.control(func(fd int32) error { keepFD(fd); setUserTimeout(uintptr(fd)); return nil })
+	_ = s.control(func(fd int32) error { keepFD(fd); return nil })
 }
 
 func (s *sock) control(f func(fd int32) error) error {

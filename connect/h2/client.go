@@ -17,6 +17,7 @@ type client struct {
 	d      *Dialer
 	cancel context.CancelFunc // of the dial
 	ready  chan struct{}      // closed when c or failed is set
+	met    chan struct{}      // closed when the peer's settings have come, or the end
 	c      *conn
 	failed error
 
@@ -27,6 +28,7 @@ type client struct {
 	// Guarded by c.mu.
 	timer  *time.Timer
 	since  int64  // when the last stream ended, nanoseconds of clock
+	known  bool   // met is closed
 	away   bool   // the peer sent GOAWAY
 	lastOK uint32 // and takes no stream after this one
 }
@@ -57,8 +59,18 @@ func (k *client) run(ctx context.Context) {
 	_ = k.c.run(k.c.first)
 	k.c.mu.Lock()
 	k.timer.Stop()
+	k.meet()
 	k.c.mu.Unlock()
 	k.leave()
+}
+
+// meet notes that the peer's settings are known, or never will be. The caller
+// holds c.mu.
+func (k *client) meet() {
+	if !k.known {
+		k.known = true
+		close(k.met)
+	}
 }
 
 // leave takes k from the pool.
@@ -85,9 +97,41 @@ func (k *client) giveBack() {
 	k.used--
 }
 
-// open opens the stream that was reserved, and waits for its answer.
-func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, addr string) (*Stream, error) {
-	c := k.c
+// extended waits until it is known whether the peer takes extended CONNECT,
+// which must not be tried on it before (RFC 8441 section 3).
+func (k *client) extended(ctx context.Context) error {
+	late := time.NewTimer(k.d.wait())
+	defer late.Stop()
+	select {
+	case <-k.met:
+	default:
+		tunnel.WillWait(ctx)
+		select {
+		case <-k.met:
+		case <-ctx.Done():
+			return fmt.Errorf("h2: proxy %q was given up: %w", k.d.Proxy, ctx.Err())
+		case <-late.C:
+			return k.d.failure("sent no settings", errLate{})
+		}
+	}
+	k.c.mu.Lock()
+	defer k.c.mu.Unlock()
+	if k.c.err == nil && !k.c.extends {
+		return k.d.failure("has no extended CONNECT", ErrNotSpoken)
+	}
+	return nil
+}
+
+// open opens the stream that was reserved, and waits for its answer, whose
+// fields it sets in head.
+func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *Head) (*Stream, error) {
+	c, addr := k.c, head.Authority
+	if head.Protocol != "" {
+		if err := k.extended(ctx); err != nil {
+			k.giveBack()
+			return nil, err
+		}
+	}
 	c.mu.Lock()
 	if c.err != nil || k.away || c.last > 1<<31-3 {
 		c.mu.Unlock()
@@ -103,7 +147,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, addr s
 	tunnel.WillWait(ctx)
 	limit := time.Now().Add(k.d.wait())
 	for interim := 0; ; interim++ {
-		head, err := s.answer(ctx, limit)
+		got, err := s.answer(ctx, limit)
 		if err != nil {
 			_ = s.Abort()
 			if ctx.Err() != nil {
@@ -112,13 +156,14 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, addr s
 			return nil, k.d.failure("gave no answer", k.unseen(s, err))
 		}
 		switch {
-		case head.Status/100 == 2:
+		case got.Status/100 == 2:
 			if k.d.Answer != nil {
-				k.d.Answer(ctx, addr, head.Fields)
+				k.d.Answer(ctx, addr, got.Fields)
 			}
+			head.Answer = got.Fields
 			return s, nil
-		case head.Status/100 != 1:
-			return nil, k.d.refusal(s, head, addr)
+		case got.Status/100 != 1:
+			return nil, k.d.refusal(s, got, addr)
 		case interim == maxInterim:
 			_ = s.Abort()
 			return nil, k.d.failure("gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
@@ -131,6 +176,9 @@ func (k *client) unseen(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	k.c.mu.Lock()
 	defer k.c.mu.Unlock()
+	if ok && re.Err == nil && re.Code == http2.ErrCodeHTTP11Required {
+		return fmt.Errorf("%w: %w", ErrNotSpoken, err)
+	}
 	if ok && re.Err == nil && re.Code == http2.ErrCodeRefusedStream || k.away && s.id > k.lastOK {
 		return fmt.Errorf("%w: %w", errUnseen, err)
 	}
@@ -183,22 +231,22 @@ func (k *client) headers(b *block) error {
 		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which was never opened", b.id)
 	case s == nil:
 		return c.charge(costFrame, "too many HEADERS on streams that are closed")
-	case b.large:
+	case b.Large():
 		c.reset(s, http2.ErrCodeEnhanceYourCalm)
 		return nil
-	case s.head != nil && s.head.Status/100 != 1 && b.wrong == "" && b.seen == 0 && b.end && s.head.Status/100 != 2:
+	case s.head != nil && s.head.Status/100 != 1 && b.wrong == "" && b.IsTrailers() && b.end && s.head.Status/100 != 2:
 		c.ended(s) // trailers of a refusal
 		return nil
-	case b.wrong != "", b.seen != sawStatus, s.head != nil && s.head.Status/100 != 1, b.end && b.head.Status/100 == 1:
+	case b.wrong != "", !b.IsAnswer(), s.head != nil && s.head.Status/100 != 1, b.end && b.List.Status/100 == 1:
 		c.reset(s, http2.ErrCodeProtocol)
 		return nil
 	}
-	if b.head.Status/100 == 1 {
+	if b.List.Status/100 == 1 {
 		if err := c.charge(costFrame, "too many interim answers"); err != nil {
 			return err
 		}
 	}
-	head := b.head
+	head := b.List
 	s.head, s.fresh = &head, true
 	if b.end {
 		c.ended(s)
@@ -209,6 +257,7 @@ func (k *client) headers(b *block) error {
 
 // settings implements side.
 func (k *client) settings() {
+	k.meet()
 	most := min(k.c.peerMost, k.d.streams())
 	k.counted(func() {
 		if k.most > 0 {
@@ -247,7 +296,7 @@ func (k *client) goAway(last uint32) {
 func (k *client) dropped(*Stream) {
 	k.since = clock()
 	k.counted(func() { k.used-- })
-	if k.away && len(k.c.streams) == 0 {
+	if (k.away || k.d.Single) && len(k.c.streams) == 0 {
 		k.c.failLocked(errDrained)
 	}
 }

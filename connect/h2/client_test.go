@@ -270,6 +270,22 @@ func TestGoAway(t *testing.T) {
 	}
 }
 
+// TestCloseAfterGoAway: Close ends the connections that take no more streams,
+// too.
+func TestCloseAfterGoAway(t *testing.T) {
+	p := &Protocol{}
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
+	d := newDialer(t, g.addr)
+	s := open(t, d, "svc:1")
+	ping(t, s, "before")
+	p.Drain()
+	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
+	_ = d.Close()
+	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("after Close: %v, want a reset", err)
+	}
+}
+
 // TestRefusedStreamIsTriedElsewhere: a request that a proxy says it did not
 // look at goes to another connection before the caller hears of it.
 func TestRefusedStreamIsTriedElsewhere(t *testing.T) {
@@ -407,28 +423,6 @@ func TestFields(t *testing.T) {
 	if got, _ := (<-answers).Get("baggage"); got != "of=server" {
 		t.Errorf("baggage of the answer: %q", got)
 	}
-}
-
-// TestExtended: an extended CONNECT goes to the hook, which says where to.
-func TestExtended(t *testing.T) {
-	p := &Protocol{Extended: func(_ context.Context, req *tunnel.Request, head *Head) error {
-		if head.Protocol != "websocket" || head.Path != "/svc" || head.Scheme != "https" {
-			return tunnel.Refusef(tunnel.NoRoute, "%+v", head)
-		}
-		req.Name, req.Port = tunnel.MustParseName("svc"), 1
-		return nil
-	}}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
-	d := newDialer(t, g.addr)
-	s, err := d.Open(t.Context(), &Head{Protocol: "websocket", Scheme: "https", Path: "/svc", Authority: "gw:443"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	_ = s.SetDeadline(time.Now().Add(patience))
-	ping(t, s, "x")
-	_, err = d.Open(t.Context(), &Head{Protocol: "websocket", Scheme: "https", Path: "/other", Authority: "gw:443"})
-	wantReason(t, err, tunnel.NoRoute)
 }
 
 // TestPanicEndsOneTunnel: a fault in the Handler ends the stream it was about,

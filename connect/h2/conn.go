@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"culvert.dev/connect"
 	"culvert.dev/tunnel"
 )
 
@@ -32,9 +33,8 @@ const (
 
 	maxFrame = 16 << 10 // bytes of a frame's payload, RFC 9113 section 4.2: what every peer takes
 	maxSend  = maxFrame // and what is sent in one, so that streams take turns often
-	maxList  = 16 << 10 // bytes of a header list, as RFC 9113 section 6.5.2 counts
+	maxList  = connect.MaxList
 	maxBlock = 32 << 10 // bytes of it encoded
-	maxCount = 100      // fields of it
 	maxParts = 16       // frames of it
 	maxQueue = 64 << 10 // bytes of control frames that the peer has not taken
 )
@@ -92,10 +92,11 @@ type conn struct {
 	unacked int // bytes that came and that the peer was not told of
 	grown   int // bytes by which windows are larger than streamWindow
 
-	allowed   int // bytes the peer takes
-	initial   int // of them, per new stream
-	peerFrame int // bytes of a frame that the peer takes
-	peerMost  int // streams that the peer takes
+	allowed   int  // bytes the peer takes
+	initial   int  // of them, per new stream
+	peerFrame int  // bytes of a frame that the peer takes
+	peerMost  int  // streams that the peer takes
+	extends   bool // the peer takes extended CONNECT, RFC 8441
 
 	fw      *http2.Framer // writes to control
 	control bytes.Buffer

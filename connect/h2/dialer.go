@@ -1,14 +1,12 @@
 package h2
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,10 +23,9 @@ const (
 )
 
 const (
-	spread     = 8   // streams on every connection, before there is one more
-	maxInterim = 8   // 1xx answers before the one that counts
-	maxQuote   = 200 // bytes of a refusal's body that are read for the error
-	tries      = 3   // connections that may refuse a stream unseen before the dial fails
+	spread     = 8 // streams on every connection, before there is one more
+	maxInterim = 8 // 1xx answers before the one that counts
+	tries      = 3 // connections that may refuse a stream unseen before the dial fails
 )
 
 // A Dialer reaches its destinations through an HTTP proxy, by CONNECT over
@@ -46,8 +43,9 @@ type Dialer struct {
 	Header        func(ctx context.Context, addr string) (connect.Fields, error)
 	Via           string
 
-	// TLS, if set, is used to the proxy, with the ALPN "h2"; without a
-	// ServerName it asks for the host of Proxy. Nil means plaintext.
+	// TLS, if set, is used to the proxy, with the ALPN "h2" and what else its
+	// NextProtos name; without a ServerName it asks for the host of Proxy. Nil
+	// means plaintext.
 	TLS *tls.Config
 
 	// Answer, if set, sees the field lines of each 200.
@@ -67,6 +65,9 @@ type Dialer struct {
 	// allows; 0 means DefaultStreams.
 	Streams int
 
+	// Single has each stream on a connection of its own, which ends with it.
+	Single bool
+
 	// Ping is how long a connection may be silent before it is asked for a
 	// sign of life, Pong how long the answer may take: one that is dead is
 	// found after both. 0 means DefaultPing and DefaultPong.
@@ -76,8 +77,9 @@ type Dialer struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	mu     sync.Mutex // guards what follows
-	pool   []*client
+	mu     sync.Mutex           // guards what follows
+	pool   []*client            // that take more streams
+	conns  map[*client]struct{} // all of them
 	closed bool
 	wg     sync.WaitGroup // connections
 }
@@ -107,9 +109,13 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 
 // Open is DialContext for a request of the caller's making: an extended
 // CONNECT where head has a Protocol, and with head.Fields besides those of the
-// Dialer. It calls Answer with head.Authority.
+// Dialer. It calls Answer with head.Authority, and sets head.Answer.
+//
+// An extended CONNECT is sent to a proxy that has said it takes them, and is
+// ErrNotSpoken for any other.
 func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
-	pseudo, fields, err := d.request(ctx, head)
+	asker := connect.Asker{Version: "2", Via: d.Via, Authorization: d.Authorization, Header: d.Header}
+	pseudo, fields, err := asker.Lists(ctx, head)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +124,7 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
 		if err != nil {
 			return nil, err
 		}
-		s, err := k.open(ctx, pseudo, fields, head.Authority)
+		s, err := k.open(ctx, pseudo, fields, head)
 		if err == nil {
 			return s, nil
 		}
@@ -129,42 +135,12 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
 	}
 }
 
+// ErrNotSpoken is for a proxy that does not speak HTTP/2, or that does and asks
+// for a request of this kind by HTTP/1.1.
+var ErrNotSpoken = errors.New("HTTP/2 is not the way")
+
 // errUnseen is for a request that the proxy is sure not to have acted on.
 var errUnseen = errors.New("h2: the proxy took no more streams on this connection")
-
-// request returns the header list to send.
-func (d *Dialer) request(ctx context.Context, head *Head) (pseudo, fields connect.Fields, err error) {
-	pseudo = connect.Fields{{Name: ":method", Value: http.MethodConnect}}
-	if head.Protocol != "" {
-		pseudo = append(pseudo, connect.Field{Name: ":protocol", Value: head.Protocol},
-			connect.Field{Name: ":scheme", Value: head.Scheme}, connect.Field{Name: ":path", Value: head.Path})
-	}
-	pseudo = append(pseudo, connect.Field{Name: ":authority", Value: head.Authority})
-	if via, ok := connect.ViaField(ctx, "2", d.Via); ok {
-		via.Name = "via"
-		fields = append(fields, via)
-	}
-	if d.Authorization != "" {
-		fields = append(fields, connect.Field{Name: "proxy-authorization", Value: d.Authorization})
-	}
-	fields = append(fields, head.Fields...)
-	if d.Header != nil {
-		more, err := d.Header(ctx, head.Authority)
-		if err != nil {
-			return nil, nil, fmt.Errorf("h2: fields for %q: %w", head.Authority, err)
-		}
-		fields = append(fields, more...)
-	}
-	if err := fields.Check(); err != nil {
-		return nil, nil, err
-	}
-	for _, f := range pseudo {
-		if !isValue(f.Value) {
-			return nil, nil, fmt.Errorf("h2: %s has a byte that none may have", f.Name)
-		}
-	}
-	return pseudo, fields, nil
-}
 
 // reserve finds a connection with room for a stream, or opens one, and counts
 // the stream in.
@@ -203,6 +179,9 @@ func (d *Dialer) reserve(ctx context.Context) (*client, error) {
 // pick returns the connection with the fewest streams, nil where a new one is
 // to be opened. The caller holds mu.
 func (d *Dialer) pick() *client {
+	if d.Single {
+		return nil
+	}
 	var best *client
 	for _, k := range d.pool {
 		if k.used < k.most && (best == nil || k.used < best.used) {
@@ -222,8 +201,12 @@ func (d *Dialer) pick() *client {
 // start opens a connection, which the caller does not wait for. The caller
 // holds mu.
 func (d *Dialer) start(ctx context.Context) *client {
-	k := &client{d: d, most: d.streams(), ready: make(chan struct{})}
+	k := &client{d: d, most: d.streams(), ready: make(chan struct{}), met: make(chan struct{})}
 	d.pool = append(d.pool, k)
+	if d.conns == nil {
+		d.conns = make(map[*client]struct{})
+	}
+	d.conns[k] = struct{}{}
 	// Others may wait for this connection when the one who asked for it has
 	// given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.wait())
@@ -231,6 +214,9 @@ func (d *Dialer) start(ctx context.Context) *client {
 	d.wg.Go(func() {
 		defer cancel()
 		k.run(ctx)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.conns, k)
 	})
 	return k
 }
@@ -259,17 +245,20 @@ func (d *Dialer) remove(k *client) {
 func (d *Dialer) Close() error {
 	d.mu.Lock()
 	d.closed = true
-	pool := d.pool
+	conns := make([]*client, 0, len(d.conns))
+	for k := range d.conns {
+		conns = append(conns, k)
+	}
 	d.pool = nil
 	d.mu.Unlock()
-	for _, k := range pool {
+	for _, k := range conns {
 		k.stop()
 	}
 	d.wg.Wait()
 	return nil
 }
 
-// Conns returns how many connections there are.
+// Conns returns how many connections there are that take more streams.
 func (d *Dialer) Conns() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -293,7 +282,9 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	if cfg.ServerName == "" {
 		cfg.ServerName, _, _ = net.SplitHostPort(d.Proxy)
 	}
-	cfg.NextProtos = []string{"h2"}
+	if !slices.Contains(cfg.NextProtos, "h2") {
+		cfg.NextProtos = append([]string{"h2"}, cfg.NextProtos...)
+	}
 	t := tls.Client(raw, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
@@ -301,41 +292,19 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	}
 	if p := t.ConnectionState().NegotiatedProtocol; p != "h2" {
 		_ = raw.Close()
-		return nil, d.failure("does not speak HTTP/2", fmt.Errorf("it chose the protocol %q", p))
+		return nil, d.failure("does not speak HTTP/2", fmt.Errorf("%w: it chose the protocol %q", ErrNotSpoken, p))
 	}
 	return t, nil
 }
 
 // failure is for a proxy that cannot be used.
-func (d *Dialer) failure(what string, err error) error {
-	var ne net.Error
-	reason := tunnel.DialFailed
-	if te := (*tunnel.Error)(nil); errors.As(err, &te) && te.Reason != tunnel.Internal {
-		reason = te.Reason
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout() {
-		reason = tunnel.DialTimeout
-	}
-	return refuse(reason, "proxy %q %s: %w", d.Proxy, what, err)
-}
+func (d *Dialer) failure(what string, err error) error { return connect.Unusable(d.Proxy, what, err) }
 
 // refusal makes an error of an answer that is not 2xx.
 func (d *Dialer) refusal(s *Stream, head *Head, addr string) error {
 	_ = s.SetReadDeadline(time.Now().Add(farewell))
-	line := make([]byte, 0, maxQuote)
-	for len(line) < maxQuote && bytes.IndexByte(line, '\n') < 0 {
-		n, err := s.Read(line[len(line):cap(line)])
-		if line = line[:len(line)+n]; err != nil {
-			break
-		}
-	}
-	_ = s.Close()
-	quote := ""
-	if line, _, _ = bytes.Cut(line, []byte("\n")); len(line) > 0 {
-		quote = fmt.Sprintf(": %q", line)
-	}
-	reason := connect.ReplyReason(head.Status, head.Fields)
-	return refuse(reason, "proxy %q refused %q with status %d, %s%s", d.Proxy, addr, head.Status, reason, quote)
+	defer s.Close()
+	return connect.Refused(d.Proxy, addr, head, s)
 }
 
 func orElse(d, otherwise time.Duration) time.Duration {

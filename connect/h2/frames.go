@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"culvert.dev/tunnel"
 )
 
 // frame reads one frame and does what it says. An error ends the connection.
@@ -61,7 +63,7 @@ func (c *conn) streamError(id uint32, code http2.ErrCode) error {
 
 // charge spends points of the meter. The caller holds mu.
 func (c *conn) charge(cost float64, what string) error {
-	if !c.meter.spend(cost) {
+	if !c.meter.Spend(cost) {
 		return flood(what)
 	}
 	if c.control.Len() > maxQueue {
@@ -164,7 +166,7 @@ func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
 	case !s.closed:
 		s.in.write(p)
 		c.took(s, size-len(p)) // nobody reads padding
-		s.readable.Signal()
+		s.canRead()
 	}
 	if end {
 		c.ended(s)
@@ -176,7 +178,7 @@ func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
 func (c *conn) ended(s *Stream) {
 	s.ended = true
 	s.readErr = io.EOF
-	s.readable.Broadcast()
+	s.canRead()
 	c.settle(s)
 }
 
@@ -235,6 +237,8 @@ func (c *conn) peerSettings(f *http2.SettingsFrame) error {
 			c.peerFrame = int(s.Val)
 		case http2.SettingMaxConcurrentStreams:
 			c.peerMost = int(min(s.Val, 1<<20))
+		case http2.SettingEnableConnectProtocol:
+			c.extends = s.Val == 1
 		}
 		return nil
 	})
@@ -335,7 +339,7 @@ func (c *conn) peerReset(id uint32, code http2.ErrCode) error {
 func (c *conn) headers(f *http2.HeadersFrame) error {
 	if f.HasPriority() && f.Priority.StreamDep == f.StreamID {
 		// The block has to be read even so, or the next one can't be.
-		c.block.bad("a stream that depends on itself")
+		c.block.wrong = "a stream that depends on itself"
 	}
 	c.block.id, c.block.end = f.StreamID, f.StreamEnded()
 	return c.part(f.HeaderBlockFragment(), f.HeadersEnded())
@@ -352,7 +356,7 @@ func (c *conn) part(p []byte, last bool) error {
 	b.parts++
 	b.size += len(p)
 	if b.parts > maxParts || b.size > maxBlock {
-		return &connError{http2.ErrCodeEnhanceYourCalm, refuse(tooLarge, "a header block of more than %d bytes or %d frames", maxBlock, maxParts)}
+		return &connError{http2.ErrCodeEnhanceYourCalm, refuse(tunnel.TooLarge, "a header block of more than %d bytes or %d frames", maxBlock, maxParts)}
 	}
 	if len(p) == 0 {
 		c.mu.Lock()
@@ -362,7 +366,7 @@ func (c *conn) part(p []byte, last bool) error {
 			return err
 		}
 	}
-	c.dec.SetEmitEnabled(!b.full())
+	c.dec.SetEmitEnabled(!b.Full())
 	if _, err := c.dec.Write(p); err != nil {
 		return protocolError(http2.ErrCodeCompression, "header block: %w", err)
 	}

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -47,15 +48,23 @@ type Protocol struct {
 	// DefaultIdle.
 	Idle time.Duration
 
+	// Label is what Name returns, for a protocol that is made of this one; ""
+	// means "connect-h2". Status, if set, is how such a one says no: it is
+	// given the status that any other does.
+	Label  string
+	Status func(r connect.Refusal) int
+
 	// Head, if set, sees each plain CONNECT after its credentials and its
 	// target were judged, and may refuse it, change req or set head.Answer.
 	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
 
-	// Extended, if set, is asked for each extended CONNECT (RFC 8441): it
-	// judges it, says in req where to, and may wrap req.Accept. A Protocol
-	// without it says in its SETTINGS that it has no such thing, and answers
-	// 501.
-	Extended func(ctx context.Context, req *tunnel.Request, head *Head) error
+	// Extended, if set, is asked for each extended CONNECT (RFC 8441), whose
+	// credentials nobody has judged: it judges all of it, says in req where to
+	// and who asks for it, and returns the context for the Handler. It may set
+	// head.Answer, head.Stream and head.Refusal, the last one also where it
+	// returns an error. A Protocol without it says in its SETTINGS that it has
+	// no such thing, and answers 501.
+	Extended func(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error)
 
 	mu       sync.Mutex // guards what follows
 	conns    map[*server]struct{}
@@ -67,8 +76,8 @@ var (
 	_ tunnel.Judge    = (*Protocol)(nil)
 )
 
-// Name returns "connect-h2".
-func (*Protocol) Name() string { return "connect-h2" }
+// Name returns "connect-h2", or Label.
+func (p *Protocol) Name() string { return cmp.Or(p.Label, "connect-h2") }
 
 // Sniff says Yes to the first line of the client's preface: HTTP/2 with prior
 // knowledge, RFC 9113 section 3.3.

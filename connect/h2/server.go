@@ -86,7 +86,6 @@ func preambleError(n int64, err error) error {
 
 // headers implements side: a request, or what must not come after one.
 func (s *server) headers(b *block) error {
-	b.request()
 	c := s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,6 +95,7 @@ func (s *server) headers(b *block) error {
 	if st := c.streams[b.id]; st != nil {
 		return s.trailers(st, b)
 	}
+	b.Request()
 	switch {
 	case b.id%2 == 0:
 		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which is not a client's", b.id)
@@ -112,9 +112,9 @@ func (s *server) headers(b *block) error {
 	if s.since == 0 {
 		s.since = clock() // from here on a connection may be idle
 	}
-	if b.wrong != "" {
+	if wrong := b.malformed(); wrong != "" {
 		c.resetID(b.id, http2.ErrCodeProtocol)
-		s.refused(nil, refuse(tunnel.BadRequest, "%s", b.wrong))
+		s.refused(nil, refuse(tunnel.BadRequest, "%s", wrong))
 		return c.charge(costReset, "too many malformed requests")
 	}
 	if len(c.streams) >= s.p.streams() || s.busy >= s.p.streams() {
@@ -130,11 +130,11 @@ func (s *server) headers(b *block) error {
 	if b.end {
 		st.ended, st.readErr = true, io.EOF
 	}
-	switch head := b.head; {
-	case b.large:
-		s.turnAway(st, refuse(tooLarge, "a header list of more than %d bytes or %d fields", maxList, maxCount))
-	case head.method != "CONNECT":
-		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", clip(head.method))
+	switch head := b.List; {
+	case b.Large():
+		s.turnAway(st, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
+	case head.Method != "CONNECT":
+		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", clip(head.Method))
 		if st.sink = newSink(&head, s, err); st.sink == nil {
 			c.reset(st, http2.ErrCodeProtocol)
 		} else if b.end {
@@ -157,7 +157,7 @@ func (s *server) trailers(st *Stream, b *block) error {
 	switch {
 	case st.ended:
 		code = http2.ErrCodeStreamClosed
-	case st.sink != nil && b.end && b.wrong == "a request without :method" && b.seen == 0:
+	case st.sink != nil && b.end && b.wrong == "" && b.IsTrailers():
 		return st.sink.data(st, 0, true)
 	}
 	s.c.reset(st, code)
@@ -182,21 +182,29 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 	ctx, err := s.admit(ctx, req, head)
 	if err != nil {
 		s.begun()
+		r := s.refusal(head, nil, err)
 		s.c.mu.Lock()
-		s.answer(st, nil, err)
+		s.answer(st, &r)
 		s.c.mu.Unlock()
 		s.told(req, err)
 		return
 	}
-	accept := func() (tunnel.Stream, error) { return s.accept(st, head) }
-	if req.Accept == nil {
-		req.Accept = accept
+	req.Accept = func() (tunnel.Stream, error) {
+		err := s.accept(st, head)
+		switch {
+		case err != nil:
+			return nil, err
+		case head.Stream != nil:
+			return head.Stream(st), nil
+		}
+		return st, nil
 	}
 	req.Refuse = func(err error) {
 		s.begun()
+		r := s.refusal(head, req, err)
 		s.c.mu.Lock()
 		defer s.c.mu.Unlock()
-		s.answer(st, req, err)
+		s.answer(st, &r)
 	}
 	s.handler.ServeTunnel(ctx, req)
 }
@@ -229,18 +237,14 @@ func (s *server) begun() {
 
 // admit judges a request before the Handler does.
 func (s *server) admit(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error) {
-	req.Accept = nil
+	if head.Protocol != "" && s.p.Extended == nil {
+		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", clip(head.Protocol))
+	}
+	if err := head.Check(); err != nil {
+		return ctx, err
+	}
 	if head.Protocol != "" {
-		if s.p.Extended == nil {
-			return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", clip(head.Protocol))
-		}
-		return ctx, s.p.Extended(ctx, req, head)
-	}
-	if _, n := head.Fields.Get("content-length"); n > 0 {
-		return ctx, refuse(tunnel.BadRequest, "CONNECT with content-length")
-	}
-	if host, n := head.Fields.Get("host"); n > 1 || n == 1 && host != head.Authority { // RFC 9113 section 8.3.1
-		return ctx, refuse(tunnel.BadRequest, "host field that is not the :authority")
+		return s.p.Extended(ctx, req, head)
 	}
 	ctx, err := s.p.rules().Admit(ctx, req, head.Authority, head.Fields)
 	if err == nil && s.p.Head != nil {
@@ -250,16 +254,16 @@ func (s *server) admit(ctx context.Context, req *tunnel.Request, head *Head) (co
 }
 
 // accept says yes.
-func (s *server) accept(st *Stream, head *Head) (tunnel.Stream, error) {
+func (s *server) accept(st *Stream, head *Head) error {
 	s.begun()
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.c.streams[st.id] != st || st.finished {
-		return nil, refuse(tunnel.Gone, "the client left before it heard yes: %w", orReset(st.writeErr))
+		return refuse(tunnel.Gone, "the client left before it heard yes: %w", orReset(st.writeErr))
 	}
-	s.c.meter.giveBack(costRequest)
+	s.c.meter.GiveBack(costRequest)
 	s.c.writeHead(st.id, connect.Fields{{Name: ":status", Value: "200"}}, head.Answer, false)
-	return st, nil
+	return nil
 }
 
 func orReset(err error) error {
@@ -269,14 +273,24 @@ func orReset(err error) error {
 	return err
 }
 
-// answer says no to the stream. req is nil where it could not be read. The
-// caller holds c.mu.
-func (s *server) answer(st *Stream, req *tunnel.Request, err error) {
+// refusal is what the client hears of err. req is nil where it was not admitted.
+func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Refusal {
+	if head.Refusal != nil {
+		return head.Refusal(req, err)
+	}
+	r := s.p.rules().Refusal(req, err)
+	if s.p.Status != nil {
+		r.Status = s.p.Status(r)
+	}
+	return r
+}
+
+// answer says no to the stream. The caller holds c.mu.
+func (s *server) answer(st *Stream, r *connect.Refusal) {
 	c := s.c
 	if c.streams[st.id] != st || st.finish || st.finished {
 		return
 	}
-	r := s.p.rules().Refusal(req, err)
 	fields := r.Fields(s.p.ProxyName)
 	c.writeHead(st.id, connect.Fields{{Name: ":status", Value: strconv.Itoa(r.Status)}}, fields, false)
 	// The line goes the way of any data, as the windows let it.
@@ -289,7 +303,8 @@ func (s *server) answer(st *Stream, req *tunnel.Request, err error) {
 // turnAway refuses a stream that no Handler was asked about. The caller holds
 // c.mu.
 func (s *server) turnAway(st *Stream, err error) {
-	s.answer(st, nil, err)
+	r := s.refusal(&Head{}, nil, err)
+	s.answer(st, &r)
 	s.refused(nil, err)
 }
 

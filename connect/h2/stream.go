@@ -26,6 +26,7 @@ type Stream struct {
 	// What follows is guarded by c.mu.
 
 	readable sync.Cond
+	waker    func() // to be called when a Read would not wait, and then no more; nil for nobody
 	in       buffer
 	window   int   // bytes the peer may have on the way or unread here
 	credit   int   // bytes of it that the peer may still send
@@ -58,6 +59,7 @@ type Stream struct {
 var (
 	_ tunnel.Stream  = (*Stream)(nil)
 	_ tunnel.Aborter = (*Stream)(nil)
+	_ tunnel.Waker   = (*Stream)(nil)
 )
 
 // A ResetError is how a stream ends that the peer aborted, or whose
@@ -98,6 +100,26 @@ func (s *Stream) Read(p []byte) (int, error) {
 			return 0, s.readErr
 		}
 		s.readable.Wait()
+	}
+}
+
+// WakeRead implements tunnel.Waker.
+func (s *Stream) WakeRead(wake func()) (ready bool) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if s.closed || s.readLimit.over() || s.in.size > 0 || s.readErr != nil {
+		return true
+	}
+	s.waker = wake
+	return false
+}
+
+// canRead wakes who waits to read. The caller holds c.mu.
+func (s *Stream) canRead() {
+	s.readable.Broadcast()
+	if wake := s.waker; wake != nil {
+		s.waker = nil
+		wake()
 	}
 }
 
@@ -207,7 +229,7 @@ func (s *Stream) shut() {
 }
 
 func (s *Stream) wake() {
-	s.readable.Broadcast()
+	s.canRead()
 	s.writable.Broadcast()
 }
 

@@ -3,6 +3,7 @@ package h2
 import (
 	"bytes"
 	"encoding/binary"
+	"strings"
 	"sync"
 	"time"
 
@@ -159,8 +160,8 @@ func (c *conn) writeHead(id uint32, pseudo, fields connect.Fields, end bool) {
 	c.encoded.Reset()
 	for _, fs := range []connect.Fields{pseudo, fields} {
 		for _, f := range fs {
-			name := lower(f.Name)
-			_ = c.enc.WriteField(hpack.HeaderField{Name: name, Value: f.Value, Sensitive: name == "proxy-authorization"})
+			name := strings.ToLower(f.Name)
+			_ = c.enc.WriteField(hpack.HeaderField{Name: name, Value: f.Value, Sensitive: name == "proxy-authorization" || name == "authorization"})
 		}
 	}
 	block := c.encoded.Bytes()

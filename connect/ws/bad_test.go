@@ -62,9 +62,9 @@ func TestBadFrames(t *testing.T) {
 		{"close code 1011", closeFrame(1011, true, ""), 1011},
 		{"close code 4000", closeFrame(4000, true, ""), 4000},
 	}
-	for _, subprotocol := range []string{"", Subprotocol} {
+	for _, over := range carriers(t) {
 		for _, row := range rows {
-			t.Run(row.name+" "+subprotocol, func(t *testing.T) {
+			t.Run(row.name+" "+over.name, func(t *testing.T) {
 				type seen struct {
 					bytes string
 					err   error
@@ -73,8 +73,8 @@ func TestBadFrames(t *testing.T) {
 				g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
 					b, err := io.ReadAll(c)
 					service <- seen{string(b[:min(len(b), 4)]), err}
-				})}, &Protocol{})
-				c := open(t, g, subprotocol)
+				})}, over.protocol)
+				c := over.open(t, g)
 				_, _ = c.Write(good)
 				_, _ = c.Write(row.in)
 				if got := closeOf(t, c); got != row.code {
@@ -89,64 +89,6 @@ func TestBadFrames(t *testing.T) {
 					t.Errorf("got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Reset)
 				}
 			})
-		}
-	}
-}
-
-// open does the handshake by hand.
-func open(t *testing.T, g *gateway, subprotocol string) net.Conn {
-	t.Helper()
-	c := dial(t, g.addr)
-	var fields []string
-	if subprotocol != "" {
-		fields = append(fields, "Sec-WebSocket-Protocol: "+subprotocol)
-	}
-	_, _ = io.WriteString(c, handshake("/.culvert/tunnel/svc.test:443", fields...))
-	var head []byte
-	for b := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")); head = append(head, b...) {
-		if _, err := io.ReadFull(c, b); err != nil {
-			t.Fatalf("after %q: %v", head, err)
-		}
-	}
-	if !bytes.HasPrefix(head, []byte("HTTP/1.1 101 ")) {
-		t.Fatalf("got %q, want 101", head)
-	}
-	return c
-}
-
-// next reads one frame of a server's.
-func next(t *testing.T, c io.Reader) (header, []byte) {
-	t.Helper()
-	var b []byte
-	for {
-		h, err := parseHeader(b, false)
-		if err == nil {
-			payload := make([]byte, h.length)
-			if _, err := io.ReadFull(c, payload); err != nil {
-				t.Fatal(err)
-			}
-			return h, payload
-		}
-		if err != errMore {
-			t.Fatal(err)
-		}
-		b = append(b, 0)
-		if _, err := io.ReadFull(c, b[len(b)-1:]); err != nil {
-			t.Fatalf("after %x: %v", b[:len(b)-1], err)
-		}
-	}
-}
-
-// closeOf reads up to the close frame and returns its code.
-func closeOf(t *testing.T, c io.Reader) int {
-	t.Helper()
-	for {
-		if h, payload := next(t, c); h.opcode == opClose {
-			code, _, err := parseClose(payload)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return code
 		}
 	}
 }
@@ -218,38 +160,43 @@ func TestCutStream(t *testing.T) {
 		"in a payload":   frame(0x82, true, []byte("good and more"))[:14],
 		"in a message":   frame(0x02, true, []byte("good")),
 	} {
-		service := make(chan error, 1)
-		g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
-			_, err := io.ReadAll(c)
-			service <- err
-		})}, &Protocol{})
-		c := open(t, g, Subprotocol)
-		_, _ = c.Write(in)
-		_ = c.(*net.TCPConn).CloseWrite()
-		if err := <-service; err == nil {
-			t.Errorf("%s: the service saw an orderly end, want an abort", name)
-		}
-		_ = c.Close()
-		if o := g.outcome(t); o.Reason != tunnel.Reset {
-			t.Errorf("%s: got outcome %s, want %s", name, o.Reason, tunnel.Reset)
+		for _, over := range carriers(t) {
+			name := name + " " + over.name
+			service := make(chan error, 1)
+			g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
+				_, err := io.ReadAll(c)
+				service <- err
+			})}, over.protocol)
+			c := over.open(t, g)
+			_, _ = c.Write(in)
+			_ = c.(tunnel.Stream).CloseWrite()
+			if err := <-service; err == nil {
+				t.Errorf("%s: the service saw an orderly end, want an abort", name)
+			}
+			_ = c.Close()
+			if o := g.outcome(t); o.Reason != tunnel.Reset {
+				t.Errorf("%s: got outcome %s, want %s", name, o.Reason, tunnel.Reset)
+			}
 		}
 	}
 }
 
 // A service that aborts: the client sees code 1011, or a reset at the least.
 func TestServiceAborts(t *testing.T) {
-	g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
-		_, _ = io.ReadFull(c, make([]byte, 1))
-		_ = c.(*net.TCPConn).SetLinger(0)
-	})}, &Protocol{})
-	c := open(t, g, "")
-	_, _ = c.Write(frame(0x82, true, []byte("x")))
-	got, err := io.ReadAll(c)
-	if err == nil || len(got) > 0 && !bytes.Equal(got, closeFrame(1011, false, "")) {
-		t.Errorf("got %x, %v, want close code 1011 or nothing, and a reset", got, err)
-	}
-	if o := g.outcome(t); o.Reason != tunnel.Reset {
-		t.Errorf("got outcome %s, want %s", o.Reason, tunnel.Reset)
+	for _, over := range carriers(t) {
+		g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
+			_, _ = io.ReadFull(c, make([]byte, 1))
+			_ = c.(*net.TCPConn).SetLinger(0)
+		})}, over.protocol)
+		c := over.open(t, g)
+		_, _ = c.Write(frame(0x82, true, []byte("x")))
+		got, err := io.ReadAll(c)
+		if err == nil || len(got) > 0 && !bytes.Equal(got, closeFrame(1011, false, "")) {
+			t.Errorf("%s: got %x, %v, want close code 1011 or nothing, and a reset", over.name, got, err)
+		}
+		if o := g.outcome(t); o.Reason != tunnel.Reset {
+			t.Errorf("%s: got outcome %s, want %s", over.name, o.Reason, tunnel.Reset)
+		}
 	}
 }
 
@@ -355,14 +302,14 @@ func TestCloseUnanswered(t *testing.T) {
 
 // The carrier may be any pair of byte streams, such as a stream of HTTP/2.
 func TestAnyCarrier(t *testing.T) {
-	type carrier struct {
+	type halves struct {
 		io.Reader
 		io.WriteCloser
 	}
 	fromClient, toServer := io.Pipe()
 	fromServer, toClient := io.Pipe()
-	client := NewStream(carrier{fromServer, toServer}, Client, Subprotocol, Options{})
-	server := NewStream(carrier{fromClient, toClient}, Server, Subprotocol, Options{})
+	client := NewStream(halves{fromServer, toServer}, Client, Subprotocol, Options{})
+	server := NewStream(halves{fromClient, toClient}, Server, Subprotocol, Options{})
 	go func() {
 		_, _ = io.Copy(server, server)
 		_ = server.CloseWrite()
@@ -434,11 +381,11 @@ func TestDialerSends(t *testing.T) {
 		want       string
 	}{
 		{Dialer{}, "", "Svc.Test.:443", "GET /.culvert/tunnel/svc.test:443 HTTP/1.1\r\nHost: ADDR\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" +
-			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: KEY\r\nSec-WebSocket-Protocol: culvert.v1\r\nVia: 1.1 gw-0\r\n\r\n"},
+			"Sec-WebSocket-Key: KEY\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: culvert.v1\r\nVia: 1.1 gw-0\r\n\r\n"},
 		{Dialer{Via: "gw-1", Authorization: "Bearer t0ken"}, "/edge/x/", "[2001:DB8::0:1]:80", "GET /edge/x/%5B2001:db8::1%5D:80 HTTP/1.1\r\nHost: ADDR\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" +
-			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: KEY\r\nSec-WebSocket-Protocol: culvert.v1\r\nVia: 1.1 gw-0, 1.1 gw-1\r\nAuthorization: Bearer t0ken\r\n\r\n"},
+			"Sec-WebSocket-Key: KEY\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: culvert.v1\r\nVia: 1.1 gw-0, 1.1 gw-1\r\nAuthorization: Bearer t0ken\r\n\r\n"},
 		{Dialer{InField: true}, "/", "svc.test:443", "GET /.culvert/tunnel/ HTTP/1.1\r\nHost: ADDR\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" +
-			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: KEY\r\nSec-WebSocket-Protocol: culvert.v1\r\nCulvert-Target: svc.test:443\r\nVia: 1.1 gw-0\r\n\r\n"},
+			"Sec-WebSocket-Key: KEY\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: culvert.v1\r\nCulvert-Target: svc.test:443\r\nVia: 1.1 gw-0\r\n\r\n"},
 	}
 	for _, row := range rows {
 		heads := make(chan string, 1)

@@ -19,7 +19,7 @@ import (
 
 // A Dialer reaches its destinations through a gateway, by WebSocket. It is a
 // tunnel.Dialer, so one can be the way to another. It is safe for concurrent
-// use and keeps no connections.
+// use and keeps no connections; what Extended does may.
 type Dialer struct {
 	// URL is where the gateway is: "ws://host[:port][/path/]", or "wss" for
 	// TLS. The destination goes behind the path; without one that is
@@ -48,8 +48,25 @@ type Dialer struct {
 	Via           string
 	Wait, Timeout time.Duration
 
+	// Extended, if set, is asked first for every destination. It sends r as an
+	// extended CONNECT and returns the stream of a 200, which the Dialer owns
+	// from then on, and its fields. Where it returns an error
+	// that is errors.ErrUnsupported, the handshake is made over HTTP/1.1; any
+	// other error stands.
+	Extended func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error)
+
 	// Options are those of the streams.
 	Options Options
+}
+
+// Extended is what an extended CONNECT for "websocket" says, RFC 8441 section
+// 5: the handshake over HTTP/2 and HTTP/3. There is no key in it, as nobody
+// takes it for anything else.
+type Extended struct {
+	Scheme string // "https", or "http" for ws
+	Host   string // :authority
+	Path   string
+	Fields connect.Fields // the rest
 }
 
 var _ tunnel.Dialer = (*Dialer)(nil)
@@ -72,13 +89,24 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, err
 	}
+	if d.Extended != nil {
+		if c, err := d.extended(ctx, at, to, addr); err == nil || !errors.Is(err, errors.ErrUnsupported) {
+			return c, err
+		}
+	}
 	var nonce [16]byte
 	_, _ = rand.Read(nonce[:]) // never fails
 	key := base64.StdEncoding.EncodeToString(nonce[:])
-	head, err := d.request(ctx, at, to, addr, key)
+	path, fields, err := d.request(ctx, at, to, addr, "1.1")
 	if err != nil {
 		return nil, err
 	}
+	head := append(connect.Fields{
+		{Name: "Host", Value: at.host},
+		{Name: "Upgrade", Value: "websocket"},
+		{Name: "Connection", Value: "Upgrade"},
+		{Name: "Sec-WebSocket-Key", Value: key},
+	}, fields...).Request("GET", path)
 	way := connect.Dialer{Proxy: at.addr, Dialer: d.Dialer, Wait: d.Wait, Timeout: d.Timeout}
 	if at.secure {
 		if way.TLS = d.TLS; way.TLS == nil {
@@ -99,24 +127,43 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	return newStream(conn, early, Client, subprotocol, d.Options), nil
 }
 
-// request returns the head to send.
-func (d *Dialer) request(ctx context.Context, at place, to connect.Authority, addr, key string) ([]byte, error) {
-	fields := connect.Fields{
-		{Name: "Host", Value: at.host},
-		{Name: "Upgrade", Value: "websocket"},
-		{Name: "Connection", Value: "Upgrade"},
+// extended asks for addr by extended CONNECT.
+func (d *Dialer) extended(ctx context.Context, at place, to connect.Authority, addr string) (net.Conn, error) {
+	path, fields, err := d.request(ctx, at, to, addr, "2")
+	if err != nil {
+		return nil, err
+	}
+	scheme := "http"
+	if at.secure {
+		scheme = "https"
+	}
+	conn, answer, err := d.Extended(ctx, &Extended{Scheme: scheme, Host: at.host, Path: path, Fields: fields})
+	if err != nil {
+		return nil, err
+	}
+	subprotocol, err := checkChoice(answer)
+	if err != nil {
+		_ = abort(conn)
+		return nil, &tunnel.Error{Reason: tunnel.DialFailed, Err: err}
+	}
+	return NewStream(conn, Client, subprotocol, d.Options), nil
+}
+
+// request returns the path, and the fields that are those of every version of
+// HTTP.
+func (d *Dialer) request(ctx context.Context, at place, to connect.Authority, addr, http string) (path string, fields connect.Fields, err error) {
+	fields = connect.Fields{
 		{Name: "Sec-WebSocket-Version", Value: version},
-		{Name: "Sec-WebSocket-Key", Value: key},
 		{Name: "Sec-WebSocket-Protocol", Value: Subprotocol},
 	}
-	path := at.path
+	path = at.path
 	if d.InField {
 		fields = append(fields, connect.Field{Name: TargetField, Value: to.String()})
 	} else {
 		path += strings.NewReplacer("[", "%5B", "]", "%5D").Replace(to.String())
 	}
 	more := connect.Fields{}
-	if via, ok := connect.ViaField(ctx, "1.1", d.Via); ok {
+	if via, ok := connect.ViaField(ctx, http, d.Via); ok {
 		more = append(more, via)
 	}
 	if d.Authorization != "" {
@@ -125,26 +172,34 @@ func (d *Dialer) request(ctx context.Context, at place, to connect.Authority, ad
 	if d.Header != nil {
 		given, err := d.Header(ctx, addr)
 		if err != nil {
-			return nil, fmt.Errorf("ws: fields for %q: %w", addr, err)
+			return "", nil, fmt.Errorf("ws: fields for %q: %w", addr, err)
 		}
 		more = append(more, given...)
 	}
 	if err := more.Check(); err != nil {
-		return nil, err
+		return "", nil, err
 	}
-	return append(fields, more...).Request("GET", path), nil
+	return path, append(fields, more...), nil
 }
 
 // checkAnswer judges a 101, RFC 6455 section 4.1, and returns the subprotocol.
 func checkAnswer(f connect.Fields, key string) (string, error) {
 	accept, n := f.Get("Sec-WebSocket-Accept")
-	_, extensions := f.Get("Sec-WebSocket-Extensions")
-	sub, subs := f.Get("Sec-WebSocket-Protocol")
 	switch {
 	case !lists(f, "Upgrade", "websocket") || !lists(f, "Connection", "upgrade"):
 		return "", errors.New("ws: 101, but not to WebSocket")
 	case n != 1 || accept != acceptKey(key):
 		return "", errors.New("ws: Sec-WebSocket-Accept does not answer the key: something in between made it up or kept it from an earlier request")
+	}
+	return checkChoice(f)
+}
+
+// checkChoice judges what a server chose of what it was offered, and returns
+// the subprotocol.
+func checkChoice(f connect.Fields) (string, error) {
+	_, extensions := f.Get("Sec-WebSocket-Extensions")
+	sub, subs := f.Get("Sec-WebSocket-Protocol")
+	switch {
 	case extensions > 0:
 		return "", errors.New("ws: an extension was chosen that was not offered")
 	case subs > 1 || subs == 1 && sub != Subprotocol:
@@ -161,10 +216,11 @@ type place struct {
 	secure bool
 }
 
-// CheckURL returns nil for what Dialer.URL can be.
-func CheckURL(s string) error {
-	_, err := parseURL(s)
-	return err
+// ParseURL returns the "host:port" that a Dialer of that URL connects to, and
+// whether by TLS, or why there can be none.
+func ParseURL(s string) (addr string, secure bool, err error) {
+	p, err := parseURL(s)
+	return p.addr, p.secure, err
 }
 
 func parseURL(s string) (place, error) {

@@ -53,6 +53,7 @@
 // load balancers see bytes in both directions. A ping is no byte of the stream:
 // the limits of a Relay for idle and half-closed tunnels count without them.
 //
-// The package speaks no HTTP/2; NewStream and Protocol.Admit are what RFC 8441
-// needs of it. It offers no compression.
+// The package speaks no HTTP/2. What a WebSocket is there (RFC 8441) is behind
+// two seams: Protocol.AdmitExtended and Dialer.Extended. It offers no
+// compression.
 package ws

@@ -85,12 +85,8 @@ func checkUpgrade(h *connect.Head) (u upgrade, err error) {
 	if !lists(h.Fields, "Connection", "upgrade") {
 		return u, bad("Connection does not name upgrade")
 	}
-	switch v, n := h.Fields.Get("Sec-WebSocket-Version"); {
-	case n > 1:
-		return u, bad("%d Sec-WebSocket-Version fields", n)
-	case v != version:
-		return u, refuse(tunnel.BadRequest, http.StatusUpgradeRequired,
-			connect.Fields{{Name: "Sec-WebSocket-Version", Value: version}, {Name: "Upgrade", Value: "websocket"}}, "WebSocket version %q, want %s", clip(v), version)
+	if err := checkVersion(h.Fields, http.StatusUpgradeRequired, connect.Field{Name: "Upgrade", Value: "websocket"}); err != nil {
+		return u, err
 	}
 	key, n := h.Fields.Get("Sec-WebSocket-Key")
 	raw, err := base64.StdEncoding.Strict().DecodeString(key)
@@ -102,6 +98,19 @@ func checkUpgrade(h *connect.Head) (u upgrade, err error) {
 	}
 	u.key, u.subprotocol = key, choose(h.Fields)
 	return u, nil
+}
+
+// checkVersion judges Sec-WebSocket-Version; another one is refused with the
+// status, and with fields besides the version that would do.
+func checkVersion(f connect.Fields, status int, more ...connect.Field) error {
+	switch v, n := f.Get("Sec-WebSocket-Version"); {
+	case n > 1:
+		return bad("%d Sec-WebSocket-Version fields", n)
+	case v != version:
+		return refuse(tunnel.BadRequest, status, append(connect.Fields{{Name: "Sec-WebSocket-Version", Value: version}}, more...),
+			"WebSocket version %q, want %s", clip(v), version)
+	}
+	return nil
 }
 
 // choose picks a subprotocol that the client asks for, "" for none.

@@ -176,6 +176,26 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 	return connect.WithVia(ctx, hops), nil
 }
 
+// AdmitExtended is Admit for an extended CONNECT for "websocket", RFC 8441
+// section 5, with what is left there of the rest of a handshake. The answer to
+// it has the fields that are returned; the stream is then NewStream's, of the
+// subprotocol. HTTP/2 has no 426, so another version is refused with 400.
+func (p *Protocol) AdmitExtended(ctx context.Context, req *tunnel.Request, r *Extended) (_ context.Context, subprotocol string, answer connect.Fields, err error) {
+	if s := strings.ToLower(r.Scheme); s != "http" && s != "https" {
+		return nil, "", nil, bad("scheme %q, want https", clip(r.Scheme))
+	}
+	if err := checkVersion(r.Fields, http.StatusBadRequest); err != nil {
+		return nil, "", nil, err
+	}
+	if ctx, err = p.Admit(ctx, req, r.Host, r.Path, r.Fields); err != nil {
+		return nil, "", nil, err
+	}
+	if subprotocol = choose(r.Fields); subprotocol != "" {
+		answer = connect.Fields{{Name: "sec-websocket-protocol", Value: subprotocol}}
+	}
+	return ctx, subprotocol, answer, nil
+}
+
 // bare returns a host without its port, in lower case.
 func bare(host string) string {
 	if h, _, err := net.SplitHostPort(host); err == nil {

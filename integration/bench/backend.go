@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -114,8 +115,9 @@ func (b *backend) open(fd int, c *backendConn, p []byte) {
 	if c.head != nil {
 		p = append(c.head, p...)
 	}
+	p, whole := b.unwrapped(fd, p)
 	end := helloLen(p) + commandLen
-	if len(p) < 5 || len(p) < end {
+	if !whole || len(p) < 5 || len(p) < end {
 		c.head = append([]byte(nil), p...)
 		return
 	}
@@ -130,6 +132,8 @@ func (b *backend) open(fd int, c *backendConn, p []byte) {
 		}
 	case cmdUpload:
 		c.count = uint64(len(rest))
+	case cmdStall:
+		b.poll.mod(fd, 0) // its end is still an event
 	case cmdDownload:
 		c.until = time.Now().Add(time.Duration(arg) * time.Millisecond)
 		b.poll.mod(fd, syscall.EPOLLOUT)
@@ -137,6 +141,28 @@ func (b *backend) open(fd int, c *backendConn, p []byte) {
 		fmt.Fprintf(os.Stderr, "bench: the backend got the command %q: a proxy changed the stream\n", c.state)
 		b.close(fd)
 	}
+}
+
+// unwrapped returns p without what a proxy may put before the stream: a PROXY
+// header, version 2, or a CONNECT, which is answered. It is false where p is
+// not all of that.
+func (b *backend) unwrapped(fd int, p []byte) ([]byte, bool) {
+	const head = 16 // bytes, the last two of them the length of the rest
+	switch {
+	case len(p) > 0 && p[0] == '\r':
+		if len(p) < head || len(p) < head+int(binary.BigEndian.Uint16(p[head-2:])) {
+			return p, false
+		}
+		return p[head+int(binary.BigEndian.Uint16(p[head-2:])):], true
+	case len(p) > 0 && p[0] == 'C':
+		_, rest, whole := bytes.Cut(p, []byte("\r\n\r\n"))
+		if !whole {
+			return p, false
+		}
+		writeFD(fd, []byte("HTTP/1.1 200 OK\r\n\r\n"))
+		return rest, true
+	}
+	return p, true
 }
 
 // echo sends back what fits a socket buffer; more is never asked of it.

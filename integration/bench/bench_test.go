@@ -42,6 +42,8 @@ func TestSuite(t *testing.T) {
 		half:    48,
 		only:    regexp.MustCompile(""),
 		log:     io.Discard,
+		steps:   steps(),
+		role:    "load",
 		results: make(results),
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -96,6 +98,8 @@ func TestCulvertAlone(t *testing.T) {
 		routes:  300,
 		only:    regexp.MustCompile("idle|half|routes|reload"),
 		log:     io.Discard,
+		steps:   steps(),
+		role:    "load",
 		results: make(results),
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -112,7 +116,7 @@ func TestCulvertAlone(t *testing.T) {
 		}
 	}
 	var page strings.Builder
-	s.report(ctx, &page, options{measure: "idle"})
+	s.report(ctx, &page, options{measure: "idle"}, &suite{})
 	for _, want := range []string{"# Benchmarks\n", "- culvert: culvert ", "| reload of", "PASS   descriptors per idle tunnel: 2.00", `-measure "idle"`} {
 		if !strings.Contains(page.String(), want) {
 			t.Errorf("no %q in the page:\n%s", want, page.String())
@@ -140,6 +144,52 @@ func TestCulvertAlone(t *testing.T) {
 	}
 	if !strings.Contains(top.String(), "flat%") {
 		t.Errorf("no top in\n%s", top.String())
+	}
+}
+
+// Every carrier does every step, and each fills its columns.
+func TestCarriers(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "culvert")
+	build := exec.Command("go", "build", "-o", bin, "./cmd/culvert")
+	build.Dir = "../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	s := &suite{
+		rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 30 * time.Millisecond, settle: 10 * time.Millisecond,
+		tunnels: 150, only: regexp.MustCompile(""), log: io.Discard, results: make(results),
+	}
+	ways, err := s.carriers(options{only: "culvert"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := ways.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if len(ways.trouble) > 0 {
+		t.Errorf("trouble: %q", ways.trouble)
+	}
+	var names []string
+	for _, c := range carriers() {
+		names = append(names, c.name)
+		for _, column := range carrierRows() {
+			v, _, ok := ways.results.median(column.id, c.name)
+			if want := column.id != "beside" || c.shared; ok != want || want && v <= 0 && !costs(column.id) {
+				t.Errorf("%s: %s: %v, %v; want a value: %v", c.name, column.id, v, ok, want)
+			}
+		}
+	}
+	var page strings.Builder
+	ways.reportCarriers(&page)
+	for _, want := range append(names, "## Carriers") {
+		if !strings.Contains(page.String(), "| "+want+" |") && !strings.Contains(page.String(), "\n"+want+"\n") {
+			t.Errorf("no %q in\n%s", want, page.String())
+		}
+	}
+	if ways, err = s.carriers(options{carrier: "^connect$"}); err != nil || len(ways.peers) != 1 || ways.peers[0].name != "connect" {
+		t.Errorf("-carrier ^connect$: %v, %v, want that line alone", ways, err)
 	}
 }
 

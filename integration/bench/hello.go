@@ -89,6 +89,7 @@ func helloLen(p []byte) int {
 const (
 	commandLen  = 16
 	cmdEcho     = 'E' // the backend sends back what it gets
+	cmdStall    = 'S' // the backend reads nothing more
 	cmdUpload   = 'U' // it counts to the end of the stream, and sends the count in 8 bytes
 	cmdDownload = 'D' // it sends for so many milliseconds, and then the end of the stream
 	payloadLen  = 64  // bytes of a round trip

@@ -24,6 +24,8 @@ type job struct {
 	Time  time.Duration  `json:"time"`  // of measuring
 	Names int            `json:"names"` // services to ask for in turn; 0 for all that there usually are
 	Apart int            `json:"apart"` // how far they are from each other in the table; 0 for neighbours
+
+	Carrier string `json:"carrier"` // how the proxy is asked, for a caller
 }
 
 // A report is its answer, a line of JSON on standard output.

@@ -1,10 +1,12 @@
 //go:build linux
 
 // Bench measures culvert beside HAProxy, nginx, a naive Go proxy and a direct
-// connection, on the same work, and prints one table with ratios:
+// connection, on the same work, and prints one table with ratios; and culvert's
+// carriers beside each other, in a second one:
 //
 //	go run ./bench -culvert ../bin/culvert -o ../docs/BENCHMARKS.md
 //	go run ./bench -only 'culvert|^haproxy$' -measure 'trips|cpu' -slice 1s
+//	go run ./bench -carrier 'connect-h2|^sni$' -measure idle -rounds 1
 //	go run ./bench -profile ../bin/profile
 //
 // Everything runs on loopback and shares the machine's cores, so only ratios
@@ -39,6 +41,7 @@ type options struct {
 	out     string
 	profile string
 	scale   int
+	carrier string
 }
 
 func main() {
@@ -54,6 +57,7 @@ func main() {
 	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
 	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
 	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")
+	flag.StringVar(&o.carrier, "carrier", "", "carriers to measure, a `regexp` of lines of their table, or none: sni, connect, connect-h2, ...")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
@@ -66,6 +70,8 @@ func main() {
 		err = backendMain()
 	case "load":
 		err = loadMain()
+	case "carry":
+		err = carryMain()
 	case "naive":
 		err = naiveMain(*naive)
 	default:
@@ -99,6 +105,8 @@ func begin(o options) error {
 		routes:  100_000,
 		only:    only,
 		log:     os.Stderr,
+		steps:   steps(),
+		role:    "load",
 		results: make(results),
 	}
 	if o.quick {
@@ -134,15 +142,43 @@ func deliver(page, file string) error {
 
 // benchmark measures, and prints what came of it.
 func (s *suite) benchmark(ctx context.Context, o options) (err error) {
-	if s.peers, err = choose(o); err != nil {
+	ways, err := s.carriers(o)
+	if err != nil {
 		return err
 	}
-	if err := s.run(ctx); err != nil {
-		return err
+	// Who wants some carriers wants nothing else.
+	if o.carrier == "" || o.carrier == "none" {
+		if s.peers, err = choose(o); err != nil {
+			return err
+		}
+		if err := s.run(ctx); err != nil {
+			return err
+		}
+	}
+	if len(ways.peers) > 0 {
+		if err := ways.run(ctx); err != nil {
+			return err
+		}
 	}
 	var page strings.Builder
-	s.report(ctx, &page, o)
+	s.report(ctx, &page, o, ways)
 	return deliver(page.String(), o.out)
+}
+
+// carriers is the part of the suite that measures them.
+func (s *suite) carriers(o options) (*suite, error) {
+	lines, err := regexp.Compile(o.carrier)
+	if err != nil {
+		return nil, fmt.Errorf("-carrier: %w", err)
+	}
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, fmt.Errorf("-only: %w", err)
+	}
+	ways := *s
+	ways.steps, ways.role, ways.results, ways.tunnels = carrierSteps(), "carry", make(results), min(s.tunnels, 2000)
+	ways.peers = contestants(func(line, proxy string) bool { return lines.MatchString(line) && only.MatchString(proxy) })
+	return &ways, nil
 }
 
 // choose returns the peers that take part and checks that they are there.

@@ -27,6 +27,9 @@ type peer struct {
 	collect func(ctx context.Context, r *running) error // makes it collect its garbage; nil if it has none
 	tunnels int                                         // the most it can hold; 0 for as many as are asked for
 	bulk    bool                                        // takes part only where bulk is measured
+
+	carrier *carrier                                     // how it is asked, for a caller; nil for the hello alone
+	ready   func(ctx context.Context, addr string) error // whether it carries; nil asks by a hello
 }
 
 // A rig is what a peer is started with.
@@ -67,7 +70,7 @@ func (p *peer) start(ctx context.Context, r rig) (*running, error) {
 		return &running{peer: p, addr: addr}, err
 	}
 	var err error
-	if r.dir, err = os.MkdirTemp(r.dir, p.name+"-"); err != nil {
+	if r.dir, err = os.MkdirTemp(r.dir, "peer-"); err != nil {
 		return nil, err
 	}
 	if r.listen, err = freeAddr(); err != nil {
@@ -98,7 +101,7 @@ func (p *peer) start(ctx context.Context, r rig) (*running, error) {
 		return nil, fmt.Errorf("%s: %w", p.name, err)
 	}
 	go func() { run.done <- cmd.Wait() }()
-	if err := run.ready(ctx); err != nil {
+	if err := run.await(ctx); err != nil {
 		run.stop()
 		text, _ := os.ReadFile(run.log)
 		return nil, fmt.Errorf("%s: %w\n%s", p.name, err, text)
@@ -117,7 +120,8 @@ func freeAddr() (string, error) {
 	return ln.Addr().String(), nil
 }
 
-func (r *running) ready(ctx context.Context) error {
+// await waits until r carries.
+func (r *running) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -132,7 +136,12 @@ func (r *running) ready(ctx context.Context) error {
 			return fmt.Errorf("ended at start: %w", errors.Join(err, last))
 		case <-tick.C:
 		}
-		if last = echoThrough(ctx, r.addr.String(), serviceName(r.rig.routes-1)); last == nil {
+		if r.ready != nil {
+			last = r.ready(ctx, r.addr.String())
+		} else {
+			last = echoThrough(ctx, r.addr.String(), serviceName(r.rig.routes-1))
+		}
+		if last == nil {
 			return nil
 		}
 	}

@@ -27,12 +27,16 @@ mean something; a range says how noisy the machine was. Why a gigabyte costs wha
 `
 
 // report writes the whole page.
-func (s *suite) report(ctx context.Context, w io.Writer, o options) {
+func (s *suite) report(ctx context.Context, w io.Writer, o options, ways *suite) {
 	io.WriteString(w, preface)
 	fmt.Fprintf(w, "%s, %s, %s. %d rounds of %v; %d tunnels, %d hellos.\n\n",
 		machine(), runtime.Version(), time.Now().Format(time.DateOnly), s.rounds, s.slice, s.tunnels, s.half)
-	if o.only != "" || o.measure != "" || o.quick {
-		fmt.Fprintf(w, "A part of it: -only %q -measure %q -quick=%v.\n\n", o.only, o.measure, o.quick)
+	if o.only != "" || o.measure != "" || o.carrier != "" || o.quick {
+		fmt.Fprintf(w, "A part of it: -only %q -measure %q -carrier %q -quick=%v.\n\n", o.only, o.measure, o.carrier, o.quick)
+	}
+	defer ways.reportCarriers(w)
+	if len(s.peers) == 0 {
+		return
 	}
 	var names []string
 	for _, p := range s.peers {
@@ -49,5 +53,36 @@ func (s *suite) report(ctx context.Context, w io.Writer, o options) {
 	io.WriteString(w, "```\n")
 	if short > 0 {
 		fmt.Fprintf(w, "\n%d fall short.\n", short)
+	}
+}
+
+const carriersPreface = `
+## Carriers
+
+The same work by every way through culvert, and by the nearest thing that HAProxy does: it passes CONNECT on to services that answer it, over
+HTTP/1.1. The load generator dials as programs do and costs more than the one above, so these figures are to be compared with each other
+and not with those. 1 and 64 are tunnels at once; connect-h2 and websocket over h2 have all 64 on one connection, the others have one each.
+
+- **Memory** is of %d idle tunnels, that have each carried something: what the proxy holds for them, and not their services.
+- **Beside a stalled one**: round trips on one tunnel while the service of another on the same connection takes nothing of what is
+  sent to it. A trip that has not come back when the measurement ends (%v) counts as long as it was waited for.
+
+Each cell: median, and median ratio to %s in the same round.
+
+`
+
+// reportCarriers writes the part of the page that is about them.
+func (s *suite) reportCarriers(w io.Writer) {
+	if len(s.peers) == 0 {
+		return
+	}
+	var names []string
+	for _, p := range s.peers {
+		names = append(names, p.name)
+	}
+	fmt.Fprintf(w, carriersPreface, s.tunnels, s.slice, names[0])
+	s.results.printCarriers(w, names)
+	for _, t := range s.trouble {
+		fmt.Fprintf(w, "\nTROUBLE  %s\n", t)
 	}
 }

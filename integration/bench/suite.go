@@ -30,6 +30,8 @@ type suite struct {
 	routes  int           // in a large table
 	only    *regexp.Regexp
 	log     io.Writer
+	steps   []step
+	role    string // of the load generator
 
 	load    *generator
 	results results
@@ -42,13 +44,19 @@ type step struct {
 	name string
 	bulk bool // with the peers of bulk, too
 	own  bool // with culvert alone
-	run  func(ctx context.Context, s *suite, p *running) (map[string]float64, error)
+
+	shared bool // with carriers whose tunnels share connections
+
+	run func(ctx context.Context, s *suite, p *running) (map[string]float64, error)
 }
 
 // with reports whether the step is done with p.
 func (st *step) with(p *peer) bool {
-	if st.own {
+	switch {
+	case st.own:
 		return p.name == us
+	case st.shared:
+		return p.carrier.shared
 	}
 	return st.bulk || !p.bulk
 }
@@ -105,9 +113,9 @@ func micros(d time.Duration) float64 { return float64(d) / 1e3 }
 // measure does a job and returns what processor time it took the peer. Some
 // work, closing most of all, trails behind the answer and is waited for.
 func (s *suite) measure(ctx context.Context, p *running, j job) (report, time.Duration, error) {
-	j.To, j.Time = p.addr, s.slice
+	j.Time = s.slice
 	before := cpu(p.pids)
-	r, err := s.load.do(ctx, j)
+	r, err := s.do(ctx, p, j)
 	if err != nil {
 		return r, 0, err
 	}
@@ -121,6 +129,15 @@ func (s *suite) measure(ctx context.Context, p *running, j job) (report, time.Du
 		s.trouble = append(s.trouble, fmt.Sprintf("%s, %s with %d: %d failed, the first with: %s", p.name, j.Op, j.N, r.Errors, r.Err))
 	}
 	return r, cpu(p.pids) - before, nil
+}
+
+// do does a job that goes through p.
+func (s *suite) do(ctx context.Context, p *running, j job) (report, error) {
+	j.To = p.addr
+	if p.carrier != nil {
+		j.Carrier = p.carrier.name
+	}
+	return s.load.do(ctx, j)
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -153,12 +170,12 @@ func (s *suite) run(ctx context.Context) error {
 		}
 		defer run.stop()
 		s.live = append(s.live, run)
-		if _, err := s.load.do(ctx, job{Op: "conns", To: run.addr, N: 16, Time: s.slice / 4}); err != nil {
+		if _, err := s.do(ctx, run, job{Op: "conns", N: 16, Time: s.slice / 4}); err != nil {
 			return fmt.Errorf("%s: warm up: %w", p.name, err)
 		}
 	}
 	for round := range s.rounds {
-		for _, st := range steps() {
+		for _, st := range s.steps {
 			if !s.only.MatchString(st.name) {
 				continue
 			}
@@ -191,7 +208,7 @@ func (s *suite) cast() (stop func(), err error) {
 		backend.stop()
 		return nil, fmt.Errorf("the backend's port: %w", err)
 	}
-	loader, err := startHelper("load")
+	loader, err := startHelper(s.role)
 	if err != nil {
 		backend.stop()
 		return nil, err

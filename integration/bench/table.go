@@ -104,6 +104,35 @@ func ratioOf(a, b []float64) (float64, bool) {
 	return (ratios[(n-1)/2] + ratios[n/2]) / 2, true
 }
 
+// printCarriers writes their table, a carrier in each line. Each cell has the
+// median of the rounds, and its ratio to the first line's.
+func (r results) printCarriers(w io.Writer, names []string) {
+	var columns []row
+	var titles []string
+	for _, column := range carrierRows() {
+		if r[column.id] != nil {
+			columns, titles = append(columns, column), append(titles, column.title)
+		}
+	}
+	fmt.Fprintf(w, "| | %s |\n|---|%s\n", strings.Join(titles, " | "), strings.Repeat("---:|", len(columns)))
+	for _, name := range names {
+		cells := []string{name}
+		for _, column := range columns {
+			v, _, ok := r.median(column.id, name)
+			ratio, comparable := r.ratio(column.id, name, names[0])
+			switch {
+			case !ok:
+				cells = append(cells, "")
+			case !comparable:
+				cells = append(cells, number(v, column.digit))
+			default:
+				cells = append(cells, fmt.Sprintf("%s ×%.2f", number(v, column.digit), ratio))
+			}
+		}
+		fmt.Fprintf(w, "| %s |\n", strings.Join(cells, " | "))
+	}
+}
+
 // print writes the table in Markdown. Each cell has the median of the rounds,
 // the median ratio to the reference peer, and half the range.
 func (r results) print(w io.Writer, peers []string) {

@@ -24,7 +24,7 @@ func (s *suite) weigh(ctx context.Context, p *peer, op string, n int) (kib, fds 
 		return 0, 0, err
 	}
 	defer fresh.stop()
-	if _, err := s.load.do(ctx, job{Op: "conns", To: fresh.addr, N: 8, Time: 100 * time.Millisecond}); err != nil {
+	if _, err := s.do(ctx, fresh, job{Op: "conns", N: 8, Time: 100 * time.Millisecond}); err != nil {
 		return 0, 0, err
 	}
 	defer func() {
@@ -35,7 +35,7 @@ func (s *suite) weigh(ctx context.Context, p *peer, op string, n int) (kib, fds 
 	var mem [2]float64
 	var open [2]int
 	for i, more := range []int{n / 4, n - n/4} {
-		if _, err := s.load.do(ctx, job{Op: op, To: fresh.addr, N: more}); err != nil {
+		if _, err := s.do(ctx, fresh, job{Op: op, N: more}); err != nil {
 			return 0, 0, err
 		}
 		if mem[i], open[i], err = s.settled(ctx, fresh); err != nil {

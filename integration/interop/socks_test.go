@@ -5,7 +5,6 @@ package interop
 import (
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -164,25 +163,7 @@ else:
 // ssh reaches a server behind the gateway by its name, through nc.
 func TestSSHBySOCKS(t *testing.T) {
 	w := newWorld(t)
-	dir := filepath.Join(w.dir, "ssh")
-	must(t, os.MkdirAll(dir, 0o700))
-	for _, name := range []string{"host", "client"} {
-		if _, errs, code := command(t, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, name)); code != 0 {
-			t.Fatalf("ssh-keygen: %s", errs)
-		}
-	}
-	public, err := os.ReadFile(filepath.Join(dir, "client.pub"))
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(dir, "authorized"), public, 0o600))
-	if os.Geteuid() == 0 {
-		must(t, os.MkdirAll("/run/sshd", 0o755)) // where sshd gives up its rights; its init script makes it
-	}
-	port := freePort(t)
-	sshd := start(t, "/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-h", filepath.Join(dir, "host"), "-p", port,
-		"-o", "ListenAddress=127.0.0.1", "-o", "PidFile=none", "-o", "StrictModes=no", "-o", "UsePAM=no",
-		"-o", "AuthorizedKeysFile="+filepath.Join(dir, "authorized"), "-o", "PasswordAuthentication=no", "-o", "KbdInteractiveAuthentication=no",
-		"-o", "ForceCommand=echo through the gateway")
-	sshd.listens(t, "127.0.0.1:"+port)
+	dir, port := w.sshd(t)
 	g := startSocks(t, w, service("shell.example.test", "127.0.0.1:"+port))
 	out, errs, code := command(t, "ssh", "-F", "/dev/null", "-i", filepath.Join(dir, "client"), "-o", "BatchMode=yes",
 		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "IdentitiesOnly=yes",

@@ -133,6 +133,32 @@ http {
 	return addr
 }
 
+// sshd starts an OpenSSH server on a port of loopback that tells everyone the
+// same. The key "client" of the folder lets in.
+func (w *world) sshd(t *testing.T) (dir, port string) {
+	t.Helper()
+	dir = filepath.Join(w.dir, "ssh")
+	must(t, os.MkdirAll(dir, 0o700))
+	for _, name := range []string{"host", "client"} {
+		if _, errs, code := command(t, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", filepath.Join(dir, name)); code != 0 {
+			t.Fatalf("ssh-keygen: %s", errs)
+		}
+	}
+	public, err := os.ReadFile(filepath.Join(dir, "client.pub"))
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "authorized"), public, 0o600))
+	if os.Geteuid() == 0 {
+		must(t, os.MkdirAll("/run/sshd", 0o755)) // where sshd gives up its rights; its init script makes it
+	}
+	port = freePort(t)
+	sshd := start(t, "/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-h", filepath.Join(dir, "host"), "-p", port,
+		"-o", "ListenAddress=127.0.0.1", "-o", "PidFile=none", "-o", "StrictModes=no", "-o", "UsePAM=no",
+		"-o", "AuthorizedKeysFile="+filepath.Join(dir, "authorized"), "-o", "PasswordAuthentication=no", "-o", "KbdInteractiveAuthentication=no",
+		"-o", "ForceCommand=echo through the gateway")
+	sshd.listens(t, "127.0.0.1:"+port)
+	return dir, port
+}
+
 // route is a --route of the service, for any port.
 func route(addr string) string { return svc + "=" + addr }
 

@@ -101,9 +101,9 @@ func isBcrypt(s string) bool {
 	return true
 }
 
-// readAuthFiles reads the credentials that the configuration names and takes
-// the sum of everything that was read.
-func (d *decoder) readAuthFiles(path string, data []byte) {
+// readFiles reads the credentials and keys that the configuration names and
+// takes the sum of everything that was read.
+func (d *decoder) readFiles(path string, data []byte) {
 	d.cfg.files = []string{path}
 	all := [][]byte{data}
 	for i := range d.cfg.Listeners {
@@ -149,10 +149,11 @@ func (d *decoder) readAuthFiles(path string, data []byte) {
 		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens) == 0 {
 			d.errorf(at.auth, "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
 		}
-		if len(d.errs) == 0 && len(auth.Users) == 0 && slices.Contains(d.cfg.Listeners[i].Protocols, "socks5") {
+		if len(d.errs) == 0 && len(auth.Users) == 0 && slices.Contains(d.cfg.Listeners[i].spoken(), "socks5") {
 			d.errorf(at.auth, "add users, or take socks5 from its protocols", "auth names no user: a SOCKS client has no token to show, and nobody would get in")
 		}
 	}
+	all = append(all, d.readTLSFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)
 	d.cfg.sum = sum(all...)
 }

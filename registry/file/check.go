@@ -22,6 +22,7 @@ func (d *decoder) check(root *yaml.Node) {
 	}
 	d.checkClaims()
 	d.checkListeners()
+	d.checkServicePorts()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
@@ -71,9 +72,15 @@ func (d *decoder) checkService(i int) {
 	} else if n := at.endpointsKey; n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, `list where it is served: ["host:port"]`, "endpoints is empty")
 	}
-	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil && d.carriesSNI() {
-		d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil {
+		switch {
+		case d.carriesSNI():
+			d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+		case d.hasOwnPort(s):
+			d.errorf(at.via, "add ports to the service, or endpoints, or ownPort: false", "the service's own port names none to ask the next gateway for, and the service lists none")
+		}
 	}
+	d.checkOwnPort(s, at.ownPort)
 	for j, name := range s.ExposedTo {
 		known := make([]string, len(d.cfg.Networks))
 		for k, network := range d.cfg.Networks {
@@ -88,8 +95,9 @@ func (d *decoder) checkService(i int) {
 		}
 		d.errorf(at.views[j], hint, "there is no network %q", clip(name))
 	}
-	if at.portless && !has(at.node, "ports") && d.carriesSNI() {
-		// A TLS hello carries no port, so there would be none to dial.
+	if at.portless && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
+		// A TLS hello carries no port, and who connects to a service's own says
+		// nothing at all, so there would be none to dial.
 		d.errorf(at.endpointsKey, "add the port to the endpoint, or ports to the service", "an endpoint has no port and the service lists none")
 	}
 }
@@ -98,7 +106,7 @@ func (d *decoder) checkService(i int) {
 // may be given on the command line, so no listener counts as any.
 func (d *decoder) carriesSNI() bool {
 	for _, l := range d.cfg.Listeners {
-		if l.Service.IsZero() && (len(l.Protocols) == 0 || slices.Contains(l.Protocols, "sni") || slices.Contains(l.Protocols, "proxy")) {
+		if l.Service.IsZero() && slices.ContainsFunc(l.Outer(), namesNoPort) {
 			return true
 		}
 	}
@@ -174,6 +182,7 @@ func (d *decoder) checkListeners() {
 	for i := range d.cfg.Listeners {
 		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
 		take(l.Address, at.address)
+		d.checkNetwork(l, at)
 		if slices.Contains(l.Protocols, "proxy") {
 			switch {
 			case len(l.Protocols) > 1:
@@ -182,16 +191,17 @@ func (d *decoder) checkListeners() {
 				d.errorf(at.protocols, "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and nobody is trusted to send one")
 			}
 		}
+		d.checkTLS(l, at)
 		if at.service == nil {
-			if at.auth != nil && len(l.Protocols) > 0 && !slices.ContainsFunc(l.Protocols, hasCredentials) {
+			if at.auth != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
 				d.errorf(at.auth, "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
-			if at.websocket != nil && !slices.Contains(l.Protocols, "websocket") {
+			if at.websocket != nil && !l.UDP() && !slices.Contains(l.spoken(), "websocket") {
 				d.errorf(at.websocket, "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket, "tls": at.tls.node} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
@@ -212,11 +222,42 @@ func (d *decoder) checkListeners() {
 	}
 }
 
+// checkNetwork finds what goes with TCP alone at a listener of UDP, and the
+// other way round.
+func (d *decoder) checkNetwork(l *Listener, at *listenerAt) {
+	if !l.UDP() {
+		if slices.Contains(l.Protocols, "quic") {
+			hint := "give it a listener of its own: address: " + udpPrefix + l.Address
+			if l.Address == "" {
+				hint = "give it a listener of its own"
+			}
+			d.errorf(at.protocols, hint, "quic is carried by UDP, and this listener is of TCP")
+		}
+		return
+	}
+	for _, p := range l.Protocols {
+		if p != "quic" {
+			d.errorf(at.protocols, "leave protocols out, or write [quic]", "%s is carried by TCP, and this listener is of UDP", p)
+		}
+	}
+	for _, key := range []struct {
+		name string
+		node *yaml.Node
+	}{{"auth", at.auth}, {"proxyProtocol", at.proxy}, {"websocket", at.websocket}} {
+		if key.name == "auth" && l.TLS != nil {
+			continue // of connect-h3
+		}
+		if key.node != nil && (at.service == nil || key.name == "proxyProtocol") { // else it is said below
+			d.errorf(key.node, "leave it out", "%s has no effect: this listener is of UDP", key.name)
+		}
+	}
+}
+
 // checkLoops finds endpoints that are the gateway itself.
 func (d *decoder) checkLoops() {
 	var ours []place
 	for i, l := range d.cfg.Listeners {
-		if l.Address != "" {
+		if l.Address != "" && !l.UDP() { // endpoints may be of TCP, of UDP or of both
 			ours = append(ours, place{l.Address, d.at.listeners[i].address})
 		}
 	}
@@ -234,6 +275,7 @@ func (d *decoder) checkLoops() {
 			if ep.Port != 0 {
 				ports = []uint16{ep.Port}
 			}
+			d.leadsToOwnPort(ep, ports, at.endpoints[j])
 			for _, p := range ours {
 				if leadsTo(ep, ports, p.address) {
 					d.errorf(at.endpoints[j], "write where the service itself listens", "endpoint %q leads back to this gateway, which listens at %s (line %d)", ep, p.address, p.node.Line)
@@ -267,7 +309,7 @@ func leadsTo(ep registry.Endpoint, ports []uint16, address string) bool {
 
 // overlap reports whether two listening addresses can't both be had.
 func overlap(a, b string) bool {
-	if listenPort(a) != listenPort(b) {
+	if isUDP(a) != isUDP(b) || listenPort(a) != listenPort(b) {
 		return false
 	}
 	if everywhere(a) || everywhere(b) {
@@ -282,21 +324,21 @@ func overlap(a, b string) bool {
 }
 
 func listenPort(address string) uint16 {
-	_, digits, _ := net.SplitHostPort(address)
+	_, digits, _ := net.SplitHostPort(strings.TrimPrefix(address, udpPrefix))
 	port, _ := strconv.ParseUint(digits, 10, 16)
 	return uint16(port)
 }
 
 // everywhere reports whether address is that of every interface.
 func everywhere(address string) bool {
-	host, _, _ := net.SplitHostPort(address)
+	host, _, _ := net.SplitHostPort(strings.TrimPrefix(address, udpPrefix))
 	a, err := netip.ParseAddr(host)
 	return host == "" || err == nil && a.Unmap().IsUnspecified()
 }
 
 // listenAddrs returns the specific addresses of a listening address.
 func listenAddrs(address string) []netip.Addr {
-	host, _, _ := net.SplitHostPort(address)
+	host, _, _ := net.SplitHostPort(strings.TrimPrefix(address, udpPrefix))
 	if host == "localhost" {
 		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 	}
@@ -307,7 +349,12 @@ func listenAddrs(address string) []netip.Addr {
 	return []netip.Addr{a.Unmap()}
 }
 
+// namesNoPort reports whether requests by a protocol name no port.
+func namesNoPort(protocol string) bool {
+	return protocol == "sni" || protocol == "proxy" || protocol == "quic"
+}
+
 // hasCredentials reports whether the clients of a protocol can show who they are.
 func hasCredentials(protocol string) bool {
-	return protocol == "connect" || protocol == "connect-h2" || protocol == "socks5" || protocol == "websocket"
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "socks5" || protocol == "websocket"
 }

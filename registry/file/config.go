@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -32,18 +33,21 @@ type Config struct {
 	Log       Log
 	Services  []registry.Service
 
+	ServicePorts *ServicePorts // nil means that no service has a port to itself
+
 	files   []string // every file that was read
 	sum     [32]byte // of what they contain
 	reading reading  // of the first of them
 }
 
 // Protocols are those a Listener may be asked to speak.
-var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy"}
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic"}
 
-// A Listener is an address to accept connections at.
+// A Listener is an address to accept connections at, or datagrams.
 type Listener struct {
-	Address   string      // host:port; no host means every address of this machine
-	Protocols []string    // of Protocols; empty means the first three
+	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
+	Protocols []string    // of Protocols, in the clear; empty means the first three, with TLS none, and for UDP quic
+	TLS       *TLS        // that ends here; nil means that none does
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
 	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol
@@ -51,6 +55,9 @@ type Listener struct {
 	Service   tunnel.Name // not zero: the one service of a port per service
 	Port      uint16      // of Service; 0 means its only one
 }
+
+// UDP reports whether l is for datagrams.
+func (l *Listener) UDP() bool { return isUDP(l.Address) }
 
 // A Proxy is what speaks the PROXY protocol in front of a listener, on every
 // connection.
@@ -69,6 +76,7 @@ type Limits struct {
 	FirstByte         time.Duration // from accept to the first byte
 	Hello             time.Duration // from the first byte to the whole preamble
 	Idle              time.Duration // of a tunnel, without a byte either way
+	UDPIdle           time.Duration // of a session of UDP, without a datagram either way
 	HalfClosed        time.Duration // of a tunnel, silent with one side closed
 	Dial              time.Duration // of one address
 	DialTotal         time.Duration // of all addresses of a request
@@ -124,7 +132,7 @@ func Default() *Config {
 		Limits: Limits{
 			HalfOpen: 4096, HalfOpenPerSource: 256, OpenPerSource: 2000, NewPerSource: 200,
 			FirstByte: 10 * time.Second, Hello: 5 * time.Second,
-			Idle: time.Hour, HalfClosed: time.Minute,
+			Idle: time.Hour, UDPIdle: 2 * time.Minute, HalfClosed: time.Minute,
 			Dial: 3 * time.Second, DialTotal: 10 * time.Second,
 		},
 		Drain: Drain{Lameduck: 5 * time.Second, Grace: 30 * time.Second},
@@ -146,7 +154,8 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		a, b any
 	}{
 		{"cluster", c.Cluster, next.Cluster},
-		{"listeners", c.Listeners, next.Listeners},
+		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
+		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},
@@ -158,6 +167,17 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		}
 	}
 	return parts
+}
+
+// fixed returns what of listeners stays as it is while they are open.
+func fixed(listeners []Listener) []Listener {
+	out := slices.Clone(listeners)
+	for i := range out {
+		if out[i].TLS != nil {
+			out[i].TLS = &TLS{Protocols: out[i].TLS.Protocols}
+		}
+	}
+	return out
 }
 
 // Load reads the configuration file at path, of at most 16 MiB, and the files
@@ -181,7 +201,10 @@ func Reload(path string, current *Config) (*Config, error) {
 		d = parse(path, data)
 		d.remember(data, itemsOf(data))
 	}
-	d.readAuthFiles(path, data)
+	d.readFiles(path, data)
+	if p := d.cfg.ServicePorts; p != nil && p.State != "" && !filepath.IsAbs(p.State) {
+		p.State = filepath.Join(filepath.Dir(path), p.State)
+	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err
 	}

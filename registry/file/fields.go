@@ -21,6 +21,7 @@ type positions struct {
 	admin     *yaml.Node
 	services  []*serviceAt
 	hops      []hopAt
+	ports     servicePortsAt
 }
 
 type networkAt struct {
@@ -32,10 +33,12 @@ type listenerAt struct {
 	node, address, service, protocols, refusal, auth, proxy, websocket *yaml.Node
 	users                                                              bool // in the file itself
 	usersFile, tokensFile                                              *yaml.Node
+	tls                                                                tlsAt
 }
 
 type serviceAt struct {
 	node, ports, endpointsKey, via     *yaml.Node
+	ownPort                            *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -68,6 +71,7 @@ var configFields = []field[Config]{
 			d.need(n, "a listener", "address")
 		})
 	}},
+	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)
@@ -80,8 +84,8 @@ var configFields = []field[Config]{
 		d.list(n, "services", func(n *yaml.Node) {
 			i := len(c.Services)
 			c.Services = append(c.Services, registry.Service{
-				Exposed: true,
-				Origin:  d.origin(n.Line),
+				Exposed: true, Publish: true,
+				Origin: d.origin(n.Line),
 			})
 			d.at.services = append(d.at.services, &serviceAt{node: n})
 			object(d, n, "a service", serviceFields, &c.Services[i])
@@ -145,19 +149,11 @@ func (d *decoder) listener() *listenerAt { return &d.at.listeners[len(d.at.liste
 var listenerFields = []field[Listener]{
 	{"address", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().address = n
-		d.listenAddress(n, "address", &to.Address)
+		d.listenerAddress(n, &to.Address)
 	}},
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().protocols = n
-		d.list(n, "protocols", func(n *yaml.Node) {
-			s, ok := d.word(n, "a protocol", Protocols...)
-			switch {
-			case ok && slices.Contains(to.Protocols, s):
-				d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
-			case ok:
-				to.Protocols = append(to.Protocols, s)
-			}
-		})
+		d.protocols(n, Protocols, &to.Protocols)
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "leave the key out for sni and connect", "protocols is empty")
 		}
@@ -182,6 +178,7 @@ var listenerFields = []field[Listener]{
 		object(d, n, "proxyProtocol", proxyFields, to.Proxy)
 		d.need(n, "proxyProtocol", "from")
 	}},
+	{"tls", func(d *decoder, n *yaml.Node, to *Listener) { d.tls(n, to) }},
 	{"websocket", func(d *decoder, n *yaml.Node, to *Listener) {
 		d.listener().websocket = n
 		object(d, n, "websocket", websocketFields, &to.WebSocket)
@@ -239,6 +236,7 @@ var limitsFields = []field[Limits]{
 	durationField("firstByte", time.Millisecond, func(l *Limits) *time.Duration { return &l.FirstByte }),
 	durationField("hello", time.Millisecond, func(l *Limits) *time.Duration { return &l.Hello }),
 	durationField("idle", time.Millisecond, func(l *Limits) *time.Duration { return &l.Idle }),
+	durationField("udpIdle", time.Millisecond, func(l *Limits) *time.Duration { return &l.UDPIdle }),
 	durationField("halfClosed", time.Millisecond, func(l *Limits) *time.Duration { return &l.HalfClosed }),
 	durationField("dial", time.Millisecond, func(l *Limits) *time.Duration { return &l.Dial }),
 	durationField("dialTotal", time.Millisecond, func(l *Limits) *time.Duration { return &l.DialTotal }),
@@ -317,6 +315,10 @@ var serviceFields = []field[registry.Service]{
 		}
 	}},
 	{"exposed", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exposed", &to.Exposed) }},
+	{"ownPort", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().ownPort = n
+		d.boolean(n, "ownPort", &to.Publish)
+	}},
 	{"exposedTo", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.list(n, "exposedTo", func(n *yaml.Node) {
 			if s, ok := d.text(n, "exposedTo"); ok {

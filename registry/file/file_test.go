@@ -70,7 +70,7 @@ func TestFullFile(t *testing.T) {
 		Endpoints: []registry.Endpoint{
 			{Addr: netip.MustParseAddr("10.0.1.7"), Port: 8443}, {Host: "orders.internal", Port: 8443}, {Addr: netip.MustParseAddr("2001:db8::1"), Port: 8443},
 		},
-		Exposed: true, ExposedTo: []string{"office"}, Idle: time.Hour, Origin: "full.yaml:21",
+		Exposed: true, Publish: true, ExposedTo: []string{"office"}, Idle: time.Hour, Origin: "full.yaml:21",
 	}
 	if !reflect.DeepEqual(cfg.Services[0], want) {
 		t.Errorf("service\ngot  %+v\nwant %+v", cfg.Services[0], want)
@@ -95,7 +95,7 @@ func TestVia(t *testing.T) {
 	}
 	via[0].Roots, via[0].Token = "", ""
 	hops := []registry.Hop{
-		{Proto: "websocket", To: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}},
+		{Proto: "websocket", To: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}, HTTP2: true},
 		{Proto: "connect", To: []string{"10.0.0.1:3128", "https://gw.inner.example.com:443"}},
 	}
 	if !reflect.DeepEqual(via, hops) {
@@ -130,7 +130,7 @@ func TestNames(t *testing.T) {
 	if !cfg.Services[1].Exposed || cfg.Services[2].Exposed {
 		t.Error("exposed: want true by default and false where the file says so")
 	}
-	if reflect.TypeFor[registry.Service]().NumField() != 12 {
+	if reflect.TypeFor[registry.Service]().NumField() != 13 {
 		t.Error("a service has a new field: is it in the file, the schema and the tests?")
 	}
 }

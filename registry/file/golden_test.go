@@ -58,7 +58,7 @@ func TestBadFiles(t *testing.T) {
 					t.Errorf("an error without a place: %+v", e)
 				}
 			}
-			for _, secret := range []string{"hunter2", "$2y$10", "9f86d0", "t0ken-of"} {
+			for _, secret := range []string{"hunter2", "$2y$10", "9f86d0", "t0ken-of", "mighageamb"} {
 				if strings.Contains(strings.ToLower(got), secret) {
 					t.Errorf("the errors tell the secret %q:\n%s", secret, got)
 				}
@@ -81,6 +81,13 @@ func TestGoodFiles(t *testing.T) {
 		}
 		if _, err := registry.Merge(cfg.Snapshot()); err != nil {
 			t.Errorf("%s: %v", f, err)
+		}
+		for _, l := range cfg.Listeners {
+			if l.TLS != nil {
+				if s := fmt.Sprintf("%v %+v %#v", *l.TLS, *l.TLS, *l.TLS); strings.Contains(s, "PRIVATE KEY") || !strings.Contains(s, "CERTIFICATE") {
+					t.Errorf("%s: a printed configuration shows its keys: %s", f, s)
+				}
+			}
 		}
 		if s := fmt.Sprintf("%v %+v %#v", cfg.Listeners, cfg.Listeners, cfg.Listeners); strings.Contains(s, "$2y$") {
 			t.Errorf("%s: a printed configuration shows its hashes: %s", f, s)

@@ -193,6 +193,33 @@ func (d *decoder) listenAddress(n *yaml.Node, what string, to *string) {
 	*to = s
 }
 
+// udpPrefix begins the address of a listener for datagrams.
+const udpPrefix = "udp://"
+
+func isUDP(address string) bool { return strings.HasPrefix(address, udpPrefix) }
+
+// listenerAddress is listenAddress for one that may be of UDP.
+func (d *decoder) listenerAddress(n *yaml.Node, to *string) {
+	if n.Kind != yaml.ScalarNode || !strings.Contains(n.Value, "://") {
+		d.listenAddress(n, "address", to)
+		return
+	}
+	if !isUDP(n.Value) {
+		d.errorf(n, "write udp://:443 for UDP, and :443 for TCP", "address %q: only udp:// may be in front", clip(n.Value))
+		return
+	}
+	inner := *n
+	inner.Value = strings.TrimPrefix(n.Value, udpPrefix)
+	if _, _, err := net.SplitHostPort(inner.Value); err != nil {
+		d.errorf(n, "write udp://:443, udp://192.0.2.1:443 or udp://[2001:db8::1]:443", "address %q is not an address with a port", clip(n.Value))
+		return
+	}
+	var address string
+	if d.listenAddress(&inner, "address", &address); address != "" {
+		*to = udpPrefix + address
+	}
+}
+
 // socketPrefix begins the address of a socket.
 const socketPrefix = "unix:"
 

@@ -32,7 +32,8 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	for name, keys := range map[string][]string{
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
-		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields),
+		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
+		"servicePorts": keysOf(servicePortsFields),
 	} {
 		object := root
 		if name != "" {
@@ -78,7 +79,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin"} {
+	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports"} {
 		if err := validate("testdata/bad/" + f + ".yaml"); err == nil {
 			t.Errorf("%s.yaml is valid by the schema", f)
 		}

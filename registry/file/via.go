@@ -2,7 +2,6 @@ package file
 
 import (
 	"net/url"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -63,6 +62,7 @@ var websocketFields = []field[WebSocket]{
 type hopAt struct {
 	service, hop        int
 	tokenFile, rootFile *yaml.Node
+	pair                pairAt
 }
 
 // via reads the gateways on the way to a service.
@@ -72,8 +72,9 @@ func (d *decoder) via(n *yaml.Node, to *registry.Service) {
 		d.at.hops = append(d.at.hops, hopAt{service: len(d.at.services) - 1, hop: len(to.Via)})
 		to.Via = append(to.Via, registry.Hop{})
 		object(d, n, "a hop", hopFields, &to.Via[len(to.Via)-1])
-		if n.Kind == yaml.MappingNode && has(n, "connect") == has(n, "websocket") {
-			d.errorf(n, "write {connect: gw.example.com:443} or {websocket: wss://gw.example.com/}", "a hop has either connect or websocket")
+		d.checkHop(n)
+		if len(to.Via) > 1 && has(n, "connect-h3") {
+			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
 		}
 	})
 	switch {
@@ -84,17 +85,77 @@ func (d *decoder) via(n *yaml.Node, to *registry.Service) {
 	}
 }
 
+// checkHop finds keys of a hop that do not go together.
+func (d *decoder) checkHop(n *yaml.Node) {
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	ways := 0
+	for _, way := range []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone"} {
+		if has(n, way) {
+			ways++
+		}
+	}
+	if ways != 1 {
+		d.errorf(n, "write {connect: gw.example.com:443}, or the same with connect-h2, connect-h3 or hbone, or {websocket: wss://gw.example.com/}", "a hop has one of connect, connect-h2, connect-h3, websocket and hbone")
+		return
+	}
+	for _, key := range []string{"peers", "behind"} {
+		if has(n, key) && !has(n, "hbone") {
+			d.errorf(keyOf(n, key), "leave it out", "%s has no effect: it is of hbone alone", key)
+		}
+	}
+	if has(n, "hbone") {
+		if has(n, "tokenFile") {
+			d.errorf(keyOf(n, "tokenFile"), "leave it out", "tokenFile has no effect: hbone knows its callers by their certificates")
+		}
+		d.need(n, "a hop by hbone", "certificateFile")
+	}
+	if has(n, "http2") && !has(n, "websocket") {
+		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is of websocket alone")
+	}
+	if has(n, "certificateFile") != has(n, "keyFile") {
+		d.errorf(n, "give both", "certificateFile and keyFile belong together")
+	}
+}
+
+// address checks a host and port; with prefix, one that may come first.
+func address(prefix string) func(string) *complaint {
+	return func(s string) *complaint {
+		if prefix != "" {
+			s, _ = strings.CutPrefix(s, prefix)
+		}
+		ep, c := parseEndpoint(s)
+		switch {
+		case c == nil && ep.Port == 0 && prefix == "":
+			c = complain("write host:port", "it has no port")
+		case c == nil && ep.Port == 0:
+			c = complain("write host:port, or https://host:port for TLS", "it has no port")
+		}
+		return c
+	}
+}
+
+// ids reads SPIFFE ids, or trust domains with their scheme.
+func (d *decoder) ids(n *yaml.Node, what string, to *[]string) {
+	d.list(n, what, func(n *yaml.Node) {
+		s, ok := d.text(n, "a SPIFFE id")
+		if ok && (!strings.HasPrefix(s, "spiffe://") || strings.HasSuffix(s, "/")) {
+			d.errorf(n, "write spiffe://domain/path, or spiffe://domain for any of it", "%q is not a SPIFFE id", clip(s))
+			return
+		}
+		*to = append(*to, s)
+	})
+	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+		d.errorf(n, "", "%s is empty", what)
+	}
+}
+
 var hopFields = []field[registry.Hop]{
-	{"connect", func(d *decoder, n *yaml.Node, to *registry.Hop) {
-		d.hop(n, "connect", to, func(s string) *complaint {
-			rest, _ := strings.CutPrefix(s, "https://")
-			ep, c := parseEndpoint(rest)
-			if c == nil && ep.Port == 0 {
-				c = complain("write host:port, or https://host:port for TLS", "it has no port")
-			}
-			return c
-		})
-	}},
+	{"connect", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect", to, address("https://")) }},
+	{"connect-h2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h2", to, address("https://")) }},
+	{"connect-h3", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h3", to, address("")) }},
+	{"hbone", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "hbone", to, address("")) }},
 	{"websocket", func(d *decoder, n *yaml.Node, to *registry.Hop) {
 		d.hop(n, "websocket", to, func(s string) *complaint {
 			const hint = "write ws://host:port/ or wss://host/, with a path that ends with a slash if there is one"
@@ -115,6 +176,11 @@ var hopFields = []field[registry.Hop]{
 			return c
 		})
 	}},
+	{"http2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "http2", &to.HTTP2) }},
+	{"certificateFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.certificate = n }},
+	{"keyFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.key = n }},
+	{"peers", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "peers", &to.Peers) }},
+	{"behind", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "behind", &to.Behind) }},
 	{"tokenFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].tokenFile = n }},
 	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].rootFile = n }},
 }
@@ -153,37 +219,15 @@ func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(s
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for _, at := range d.at.hops {
 		hop := &d.cfg.Services[at.service].Via[at.hop]
-		content := func(n *yaml.Node, what string) []byte {
-			if n == nil {
-				return nil
-			}
-			name, ok := d.text(n, what)
-			if !ok {
-				return nil
-			}
-			if !filepath.IsAbs(name) {
-				name = filepath.Join(filepath.Dir(path), name)
-			}
-			b, err := read(name, maxAuthSize)
-			if err != nil {
-				d.errorf(n, "paths are relative to the configuration file", "%v", err)
-				return nil
-			}
-			d.cfg.files = append(d.cfg.files, name)
-			all = append(all, b)
-			if why := writable(name); why != "" {
-				d.errorf(n, "chmod go-w it", "%q %s", name, why)
-			}
-			return b
-		}
-		hop.Roots = string(content(at.rootFile, "caFile"))
-		if at.rootFile != nil && hop.Roots != "" && !strings.Contains(hop.Roots, "-----BEGIN CERTIFICATE-----") {
-			d.errorf(at.rootFile, "write certificates in PEM", "caFile has no certificate in it")
+		hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
+		if at.pair.certificate != nil && at.pair.key != nil {
+			pair, _ := d.pair(path, at.pair, &all)
+			hop.Certificate, hop.Key = pair.Certificate, pair.Key
 		}
 		if at.tokenFile == nil {
 			continue
 		}
-		token := strings.TrimSpace(string(content(at.tokenFile, "tokenFile")))
+		token := strings.TrimSpace(string(d.content(path, at.tokenFile, "tokenFile", &all)))
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			d.errorf(at.tokenFile, "put the one token into it and nothing else", "tokenFile has more than one word in it, or what no token has")
 			continue

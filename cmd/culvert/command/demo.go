@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -18,11 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/connect"
-	"culvert.dev/gateway"
 	"culvert.dev/internal/testca"
 	"culvert.dev/registry"
-	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
 
@@ -33,8 +29,9 @@ func newDemo() *cobra.Command {
 		Short: "See it work: a CA, services with mutual TLS, a gateway and a client, all on loopback",
 		Long: `Demo makes a CA, starts two services that demand a client certificate, a private
 one, and a gateway in front of them, all on loopback and in this process. Then a
-client goes through the gateway to each of them, by SNI and by HTTP CONNECT, and
-is refused where it should be.
+client reaches the first service by every way there is, through a chain of three
+gateways too, and each time the service sees its certificate. It is refused
+where it should be.
 
 It stays, and prints commands to try with curl and openssl, until it is
 interrupted; with --once it exits: 0 if everything went as it should, 1 if not.`,
@@ -58,8 +55,12 @@ type demo struct {
 	dir   string
 	ca    *testca.CA
 	web   *testca.Pair // the client
-	addr  string       // of the gateway
 	fails int
+
+	// Where the gateway listens: on one port for all protocols that can be
+	// told apart, on others for what can't.
+	addr, https, hbone, proxy, orders, quic string
+	far                                     string // the last of three gateways
 }
 
 func runDemo(ctx context.Context, w io.Writer, once bool) error {
@@ -118,28 +119,17 @@ func (d *demo) start(ctx context.Context) (done func(), err error) {
 			private = ", private"
 		}
 		d.say("service %s.%s at %s: serves only those who show a certificate of the CA%s", name, demoDomain, addr, private)
-		services = append(services, registry.Service{
-			Name:      name + "." + demoDomain,
-			Names:     []tunnel.Pattern{{Suffix: tunnel.MustParseName(name + "." + demoDomain)}},
-			Ports:     []uint16{443},
-			Endpoints: []registry.Endpoint{{Addr: addr.Addr(), Port: addr.Port()}},
-			Exposed:   private == "",
-		})
+		s := demoService(name)
+		s.Endpoints = []registry.Endpoint{{Addr: addr.Addr(), Port: addr.Port()}}
+		s.Exposed = private == ""
+		services = append(services, s)
 	}
-	g, err := gateway.New(ctx, gateway.Config{
-		Listeners: []gateway.Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}, &connect.Protocol{}}}},
-		Sources:   []registry.Source{registry.Static{Name: "demo", Snapshot: registry.Snapshot{Services: services}}},
-		Log:       slog.New(slog.DiscardHandler),
-		Lameduck:  -1, Grace: 2 * time.Second,
-	})
-	if err != nil {
-		return nil, err
-	}
-	d.addr = g.Addrs()[0].String()
-	d.say("gateway at %s: TLS and HTTP CONNECT on one port. It holds no key and no certificate", d.addr)
-	end := make(chan error, 1)
-	go func() { end <- g.Run(ctx, nil) }()
-	return func() { <-end }, nil
+	return d.gateways(ctx, services)
+}
+
+func demoService(name string) registry.Service {
+	name += "." + demoDomain
+	return registry.Service{Name: name, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName(name)}}, Ports: []uint16{443}, Exposed: true}
 }
 
 // serve starts one HTTPS service that demands a client certificate.
@@ -169,62 +159,6 @@ func (d *demo) serve(ctx context.Context, name string) (netip.AddrPort, error) {
 	return ln.Addr().(*net.TCPAddr).AddrPort(), nil
 }
 
-// traffic is what the client does.
-func (d *demo) traffic(ctx context.Context) {
-	fmt.Fprintln(d.w)
-	for _, service := range []string{"orders", "stock"} {
-		host := service + "." + demoDomain
-		want := fmt.Sprintf("%s here, you are spiffe://%s/ns/shop/sa/web", service, demoDomain)
-		for _, how := range []string{"sni", "connect"} {
-			d.expect(fmt.Sprintf("%s by %s", host, how), want, func() (string, error) { return d.get(ctx, how, host, true) })
-		}
-	}
-	d.expect("orders."+demoDomain+" by sni without a certificate: the service itself says no", "certificate required",
-		func() (string, error) { return d.get(ctx, "sni", "orders."+demoDomain, false) })
-	d.expect("payroll."+demoDomain+" by sni: private, the gateway says no", "unrecognized name",
-		func() (string, error) { return d.get(ctx, "sni", "payroll."+demoDomain, true) })
-	d.expect("nobody."+demoDomain+" by connect: no such service, the gateway says no", "no-route",
-		func() (string, error) { return d.get(ctx, "connect", "nobody."+demoDomain, true) })
-	d.expect("127.0.0.1 by connect: not an open proxy, the gateway says no", "prohibited",
-		func() (string, error) { return d.get(ctx, "connect", "127.0.0.1", true) })
-}
-
-// get asks host for / through the gateway and returns its answer.
-func (d *demo) get(ctx context.Context, how, host string, withCert bool) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	var dialer tunnel.Dialer = new(net.Dialer)
-	addr := d.addr
-	if how == "connect" {
-		dialer, addr = &connect.Dialer{Proxy: d.addr}, net.JoinHostPort(host, "443")
-	}
-	raw, err := dialer.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return "", err
-	}
-	defer raw.Close()
-	cfg := d.web.ClientConfig(host)
-	if !withCert {
-		cfg.Certificates = nil
-	}
-	c := tls.Client(raw, cfg)
-	if err := c.HandshakeContext(ctx); err != nil {
-		return "", err
-	}
-	deadline, _ := ctx.Deadline()
-	_ = c.SetDeadline(deadline)
-	if _, err := fmt.Fprintf(c, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", host); err != nil {
-		return "", err
-	}
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
-	return strings.TrimSpace(string(body)), err
-}
-
 // expect runs one step and says whether its answer or error holds want.
 func (d *demo) expect(what, want string, step func() (string, error)) {
 	got, err := step()
@@ -236,7 +170,7 @@ func (d *demo) expect(what, want string, step func() (string, error)) {
 		mark, got = "FAIL", fmt.Sprintf("%s (want %q)", got, want)
 		d.fails++
 	}
-	fmt.Fprintf(d.w, "%s %s\n       %s\n", mark, what, got)
+	fmt.Fprintf(d.w, "%s %-69s  %s\n", mark, what, got)
 }
 
 func (d *demo) say(format string, a ...any) { fmt.Fprintf(d.w, format+"\n", a...) }

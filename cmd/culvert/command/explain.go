@@ -55,7 +55,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	cmd.Flag("listen").Hidden = true
 	f := cmd.Flags()
 	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address")
-	f.StringVar(&o.proto, "proto", "", oneOf(file.Protocols)+" (default: connect with a port, sni without)")
+	f.StringVar(&o.proto, "proto", "", oneOf(allProtocols[:len(allProtocols)-2])+" (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the source address that asks")
 	f.StringVar(&o.as, "as", "", "the user that asks, where a listener wants credentials; they are taken as shown")
 	addOutput(cmd, &o.output)
@@ -178,6 +178,10 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 	fmt.Fprintf(w, "%s at listener %s by %s\n", target, x.Listener, x.Proto)
 	if x.Reason != "" {
 		fmt.Fprintf(w, "refused: %s\n  %s\n", x.Reason, x.Detail)
+		return
+	}
+	if x.Detail != "" {
+		fmt.Fprintln(w, x.Detail)
 		return
 	}
 	fmt.Fprintf(w, "route:   %s, service %s, table generation %d\n", x.Pattern, x.Service, x.Generation)

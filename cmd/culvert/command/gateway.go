@@ -68,7 +68,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	c.Control = c.Control || o.adminControl
-	if len(c.Listeners) == 0 {
+	if len(c.Listeners) == 0 && c.ServicePorts == nil {
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
@@ -95,11 +95,11 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	cfg.Loops = spareProcessor()
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
-		return err
+		return stateError(err)
 	}
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
-		reloader.OnConfig = onConfig(g, log)
+		reloader.OnConfig = onConfig(g, cfg.Listeners, log)
 		defer onHangup(reloader.Reload)()
 	}
 	err = g.Run(ctx, now)
@@ -150,9 +150,12 @@ func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) error 
 
 // onConfig returns what a source calls with every configuration it takes up.
 // The first one is the one that the gateway was started with.
-func onConfig(g *gateway.Gateway, log *slog.Logger) func(*file.Config) {
+func onConfig(g *gateway.Gateway, listeners []gateway.Listener, log *slog.Logger) func(*file.Config) {
 	var running *file.Config
 	return func(c *file.Config) {
+		if err := useKeys(listeners, c); err != nil {
+			log.Error("certificates", "err", err)
+		}
 		if running == nil {
 			running = c
 			return

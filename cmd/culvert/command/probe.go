@@ -2,12 +2,9 @@ package command
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -18,9 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/connect"
-	"culvert.dev/connect/h2"
-	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -40,6 +34,7 @@ type probeOptions struct {
 	timeout  time.Duration
 	output   string
 	insecure bool
+	peers    []string
 }
 
 func newProbe() *cobra.Command {
@@ -59,7 +54,11 @@ gateway's side tells them apart.`,
   culvert probe orders.example.com:443 --via 192.0.2.1:443 --mode connect --user alice:secret
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
   culvert probe db.example.com:5432 --via 192.0.2.1:1080 --mode socks5 --no-tls
+  culvert probe db.example.com --via 192.0.2.1:20017 --mode tcp --no-tls
   culvert probe orders.example.com --via wss://lb.example.com/ --mode websocket
+  culvert probe orders.example.com --via https://gateway.example.com:443 --mode connect-h2
+  culvert probe orders.example.com --via gateway.example.com:443 --mode connect-h3
+  culvert probe db.example.com:5432 --via 192.0.2.1:15008 --mode hbone --cert me.pem --key me.key --ca ca.pem --peer spiffe://example.com --no-tls
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -68,13 +67,14 @@ gateway's side tells them apart.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; with --mode websocket also ws:// or wss://HOST[:PORT][/PATH/]")
+	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; for TLS https://HOST:PORT with --mode connect or connect-h2, and wss://HOST[:PORT][/PATH/] with --mode websocket or websocket-h2")
 	f.StringVar(&o.mode, "mode", "sni", "how to ask: "+oneOf(probeModes))
-	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM")
+	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM, for the service and for a gateway that ends TLS")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
-	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services, PEM (default: the system's)")
+	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services and gateways, PEM (default: the system's)")
 	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, any --mode but sni")
-	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2 or websocket")
+	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, connect-h3, websocket or websocket-h2")
+	f.StringSliceVar(&o.peers, "peer", nil, "SPIFFE ids the gateway may have with --mode hbone, or spiffe://DOMAIN (default: its certificate has its name)")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
 	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
@@ -83,49 +83,6 @@ gateway's side tells them apart.`,
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(probeModes, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
-}
-
-// A probeReport is what "culvert probe -o json" prints.
-type probeReport struct {
-	Target   string        `json:"target"`
-	Via      string        `json:"via"`
-	Mode     string        `json:"mode"`
-	Reached  bool          `json:"reached"`
-	Steps    []probeStep   `json:"steps"`
-	Service  *probePeer    `json:"service,omitempty"`
-	Refusal  *probeRefusal `json:"refusal,omitempty"`
-	Duration string        `json:"duration"`
-}
-
-type probeStep struct {
-	Name   string `json:"name"`
-	Took   string `json:"took"`
-	Detail string `json:"detail,omitempty"`
-	Error  string `json:"error,omitempty"`
-}
-
-// A probeRefusal is a no: the reasons are all those the answer may stand for.
-type probeRefusal struct {
-	Answer  string          `json:"answer"`
-	Reasons []tunnel.Reason `json:"reasons,omitempty"`
-	Hint    string          `json:"hint,omitempty"`
-}
-
-type probePeer struct {
-	Version  string      `json:"tls"`
-	ALPN     string      `json:"alpn,omitempty"`
-	Identity string      `json:"identity,omitempty"`
-	Verified bool        `json:"verified"`
-	Problem  string      `json:"problem,omitempty"`
-	Chain    []probeCert `json:"chain"`
-}
-
-type probeCert struct {
-	Subject  string    `json:"subject"`
-	Issuer   string    `json:"issuer"`
-	SANs     []string  `json:"sans,omitempty"`
-	NotAfter time.Time `json:"notAfter"`
-	SHA256   string    `json:"sha256"`
 }
 
 func runProbe(ctx context.Context, w io.Writer, o *probeOptions) error {
@@ -183,7 +140,17 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "connect", "connect-h2", "socks5", "websocket":
+	case "tcp":
+		if o.user != "" || o.token != "" {
+			return nil, usageError("leave them out", "--user and --token are of no use with --mode tcp: nothing is asked for there")
+		}
+	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2":
+		if o.mode == "hbone" && (o.user != "" || o.token != "") {
+			return nil, usageError("use --cert and --key", "--user and --token are of no use with --mode hbone")
+		}
+		if o.mode == "hbone" && o.cert == "" {
+			return nil, usageError("give --cert and --key", "--mode hbone needs a client certificate")
+		}
 		if p.port == 0 {
 			p.port = 443
 		}
@@ -193,11 +160,11 @@ func newProber(o *probeOptions) (*prober, error) {
 	default:
 		return nil, usageError("use --mode "+oneOf(probeModes), "unknown mode %q", o.mode)
 	}
-	if o.mode == "websocket" && strings.Contains(o.via, "://") {
-		if err := ws.CheckURL(o.via); err != nil {
+	if strings.HasPrefix(o.mode, "websocket") && strings.Contains(o.via, "://") {
+		if _, _, err := ws.ParseURL(o.via); err != nil {
 			return nil, usageError("write HOST:PORT, or wss://HOST/", "--via: %w", err)
 		}
-	} else if _, _, err := net.SplitHostPort(o.via); err != nil {
+	} else if _, _, err := net.SplitHostPort(p.gateway()); err != nil {
 		return nil, usageError("write HOST:PORT", "--via %q: %w", o.via, err)
 	}
 	return p, p.loadKeys(host)
@@ -234,10 +201,14 @@ func (p *prober) run(ctx context.Context) error {
 		if c, ok := d.(io.Closer); ok {
 			defer c.Close()
 		}
-		if err := p.step("tcp + "+p.o.mode, func() (string, error) {
+		below := "tcp + "
+		if p.o.mode == "connect-h3" {
+			below = "udp + "
+		}
+		if err := p.step(below+p.o.mode, func() (string, error) {
 			var err error
 			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
-			return "the gateway said yes", err
+			return "the gateway said yes" + overHTTP2(conn), err
 		}); err != nil {
 			p.refusedByProxy(err)
 			return err
@@ -250,53 +221,41 @@ func (p *prober) run(ctx context.Context) error {
 		}
 		return "connected to " + conn.RemoteAddr().String(), nil
 	}); err != nil {
+		if errors.Is(err, syscall.ECONNRESET) { // it was as quick as the handshake
+			p.refusedByReset(err)
+		}
 		return err
 	}
 	defer conn.Close()
-	if p.o.noTLS {
+	switch {
+	case p.o.noTLS && p.o.mode == "tcp":
+		return p.listen(ctx, conn)
+	case p.o.noTLS:
 		return nil
 	}
 	return p.handshake(ctx, conn)
+}
+
+// gateway returns the address of the gateway, without the scheme that says TLS.
+func (p *prober) gateway() string {
+	if p.o.mode == "connect" || p.o.mode == "connect-h2" || p.o.mode == "connect-h3" {
+		return strings.TrimPrefix(p.o.via, "https://")
+	}
+	return p.o.via
+}
+
+// secure is what the gateway's own TLS is spoken with; nil for none.
+func (p *prober) secure() *tls.Config {
+	if p.o.mode != "hbone" && p.o.mode != "connect-h3" && p.gateway() == p.o.via {
+		return nil
+	}
+	return &tls.Config{RootCAs: p.roots, Certificates: p.tls.Certificates}
 }
 
 // oneOf lists words for people: "a, b or c".
 func oneOf(words []string) string {
 	last := len(words) - 1
 	return strings.Join(words[:last], ", ") + " or " + words[last]
-}
-
-// probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "socks5", "websocket"}
-
-// dialer returns the client of the gateway's protocol; nil for one that needs
-// none.
-func (p *prober) dialer() tunnel.Dialer {
-	switch p.o.mode {
-	case "connect":
-		return &connect.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
-	case "connect-h2":
-		return &h2.Dialer{Proxy: p.o.via, Authorization: p.credentials()}
-	case "socks5":
-		user, password, _ := strings.Cut(p.o.user, ":")
-		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}
-	case "websocket":
-		if strings.Contains(p.o.via, "://") {
-			return &ws.Dialer{URL: p.o.via, Authorization: p.credentials(), TLS: &tls.Config{RootCAs: p.roots}}
-		}
-		return &ws.Dialer{URL: "ws://" + p.o.via, Authorization: p.credentials()}
-	}
-	return nil
-}
-
-func (p *prober) credentials() string {
-	switch {
-	case p.o.user != "":
-		user, password, _ := strings.Cut(p.o.user, ":")
-		return connect.BasicCredentials(user, password)
-	case p.o.token != "":
-		return connect.BearerCredentials(p.o.token)
-	}
-	return ""
 }
 
 // handshake speaks TLS to the service, through the tunnel.
@@ -443,64 +402,4 @@ func onlyHTTP(r tunnel.Reason) bool {
 		return true
 	}
 	return false
-}
-
-func newProbePeer(state *tls.ConnectionState) *probePeer {
-	peer := &probePeer{Version: tls.VersionName(state.Version), ALPN: state.NegotiatedProtocol}
-	for i, c := range state.PeerCertificates {
-		sum := sha256.Sum256(c.Raw)
-		pc := probeCert{Subject: c.Subject.String(), Issuer: c.Issuer.String(), NotAfter: c.NotAfter, SHA256: hex.EncodeToString(sum[:])}
-		for _, u := range c.URIs {
-			pc.SANs = append(pc.SANs, u.String())
-			if i == 0 && u.Scheme == "spiffe" && len(c.URIs) == 1 {
-				peer.Identity = u.String()
-			}
-		}
-		pc.SANs = append(pc.SANs, c.DNSNames...)
-		for _, ip := range c.IPAddresses {
-			pc.SANs = append(pc.SANs, ip.String())
-		}
-		peer.Chain = append(peer.Chain, pc)
-	}
-	return peer
-}
-
-func (r *probeReport) print(w io.Writer) {
-	fmt.Fprintf(w, "%s via %s by %s\n", r.Target, r.Via, r.Mode)
-	for _, s := range r.Steps {
-		if s.Error != "" {
-			fmt.Fprintf(w, "  %-14s %10s  failed: %s\n", s.Name, s.Took, s.Error)
-			continue
-		}
-		fmt.Fprintf(w, "  %-14s %10s  %s\n", s.Name, s.Took, s.Detail)
-	}
-	if p := r.Service; p != nil {
-		identity := p.Identity
-		if identity == "" {
-			identity = "no SPIFFE identity"
-		}
-		fmt.Fprintf(w, "service: %s, %s\n", p.Version, identity)
-		for i, c := range p.Chain {
-			fmt.Fprintf(w, "  %d subject %q issuer %q\n    names %s\n    until %s  sha256 %.16s\n", i, c.Subject, c.Issuer,
-				strings.Join(c.SANs, ", "), c.NotAfter.UTC().Format(time.RFC3339), c.SHA256)
-		}
-	}
-	if f := r.Refusal; f != nil {
-		fmt.Fprintf(w, "refused: %s\n", f.Answer)
-		if len(f.Reasons) > 0 {
-			words := make([]string, len(f.Reasons))
-			for i, x := range f.Reasons {
-				words[i] = string(x)
-			}
-			fmt.Fprintf(w, "reason:  %s\n", strings.Join(words, " or "))
-		}
-		if f.Hint != "" {
-			fmt.Fprintf(w, "hint:    %s\n", f.Hint)
-		}
-	}
-	if r.Reached {
-		fmt.Fprintf(w, "reached in %s\n", r.Duration)
-	} else {
-		fmt.Fprintf(w, "not reached after %s\n", r.Duration)
-	}
 }

@@ -1,31 +1,24 @@
 package command
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"culvert.dev/admin"
-	"culvert.dev/connect"
-	"culvert.dev/connect/h2"
-	"culvert.dev/connect/proxyproto"
-	"culvert.dev/connect/socks5"
-	"culvert.dev/connect/ws"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
-	"culvert.dev/sni"
 	"culvert.dev/tunnel"
+	"culvert.dev/udp"
 )
 
 // sourceOptions are the flags that say what there is to serve: a
@@ -41,7 +34,7 @@ type sourceOptions struct {
 func (o *sourceOptions) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "configuration file, YAML")
-	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at; repeatable")
+	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at, or udp://ADDR for QUIC; repeatable")
 	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT: whatever port is asked for")
 	f.StringVar(&o.routes, "routes", "", "file with a \"NAME[:PORT] HOST:PORT\" on each line")
 	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
@@ -81,12 +74,12 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	}
 	c.Admin = o.admin
 	for _, l := range o.listen {
-		_, port, err := net.SplitHostPort(l)
+		_, port, err := net.SplitHostPort(strings.TrimPrefix(l, udp.Scheme))
 		if err == nil {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return nil, usageError("write HOST:PORT or :PORT", "--listen %q: %w", l, err)
+			return nil, usageError("write HOST:PORT or :PORT, or udp://HOST:PORT for QUIC", "--listen %q: %w", l, err)
 		}
 		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
 	}
@@ -143,8 +136,7 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 	return []registry.Source{registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}}}, nil, nil
 }
 
-// gatewayConfig makes what gateway.New takes. Protocols are wired here and
-// nowhere else.
+// gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{
 		Lookup: new(dns.Resolver).Lookup,
@@ -153,7 +145,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			FirstByte: c.Limits.FirstByte, Preamble: c.Limits.Hello, HalfOpen: c.Limits.HalfOpen,
 			HalfOpenPerSource: c.Limits.HalfOpenPerSource, OpenPerSource: c.Limits.OpenPerSource, NewPerSource: c.Limits.NewPerSource,
 		},
-		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, HalfClosed: c.Limits.HalfClosed,
+		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, UDPIdle: c.Limits.UDPIdle, HalfClosed: c.Limits.HalfClosed,
 		DialTimeout: c.Limits.Dial, DialTotal: c.Limits.DialTotal,
 		Lameduck: orNone(c.Drain.Lameduck), Grace: orNone(c.Drain.Grace),
 		Version: version,
@@ -168,8 +160,17 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			return cfg, usageError(hint, "%w", err)
 		}
 	}
+	cfg.ServicePorts = servicePorts(c)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
+		if l.UDP() {
+			d, err := datagrams(l, cfg.Via)
+			if err != nil {
+				return cfg, err
+			}
+			cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Datagrams: d})
+			continue
+		}
 		ps, err := protocols(l, cfg.Via)
 		if err != nil {
 			return cfg, err
@@ -177,6 +178,15 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, Preface: preface(l)})
 	}
 	return cfg, nil
+}
+
+// servicePorts are the ports that c has to give to services; nil for none.
+func servicePorts(c *file.Config) *gateway.ServicePorts {
+	if c.ServicePorts == nil {
+		return nil
+	}
+	p := gateway.ServicePorts(*c.ServicePorts)
+	return &p
 }
 
 // orNone makes the file's 0 the gateway's none: a file that says 0 means it.
@@ -198,74 +208,6 @@ func pseudonym(c *file.Config) string {
 		host = "unnamed"
 	}
 	return "culvert-" + host + "-" + strconv.Itoa(os.Getpid())
-}
-
-func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
-	if !l.Service.IsZero() {
-		return []tunnel.Protocol{&tunnel.Fixed{To: l.Service, Port: l.Port}}, nil
-	}
-	names := l.Protocols
-	if len(names) == 0 {
-		names = []string{"sni", "connect", "connect-h2"}
-	}
-	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
-	// asked before it.
-	names = slices.Clone(names)
-	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
-	var ps []tunnel.Protocol
-	for _, name := range names {
-		switch name {
-		case "sni":
-			p := &sni.Protocol{}
-			if l.Refusal == "close" {
-				p.Refusal = sni.RefuseClose
-			}
-			ps = append(ps, p)
-		case "connect", "connect-h2":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			if name == "connect-h2" {
-				ps = append(ps, &h2.Protocol{Auth: auth, Via: via})
-				continue
-			}
-			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
-		case "socks5":
-			verify, err := verifier(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			ps = append(ps, &socks5.Protocol{Verify: verify})
-		case "proxy":
-			ps = append(ps, &proxyproto.Protocol{})
-		case "websocket":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			ps = append(ps, &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via})
-		default:
-			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
-		}
-	}
-	return ps, nil
-}
-
-// preface is what the connections of a listener begin with; nil for nothing.
-func preface(l file.Listener) tunnel.Preface {
-	if l.Proxy == nil {
-		return nil
-	}
-	return &proxyproto.Preface{From: l.Proxy.From}
-}
-
-// rank orders protocols by how much they take for theirs.
-func rank(protocol string) int {
-	if protocol == "connect" {
-		return 1
-	}
-	return 0
 }
 
 // configError makes the mistakes of a file an error of exit code 2.

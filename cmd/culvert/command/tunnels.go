@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/admin"
-	"culvert.dev/registry/file"
 )
 
 // askTime is the limit for one question about tunnels: the answer may be long.
@@ -119,7 +118,7 @@ func (c *adminClient) tunnels(ctx context.Context, q url.Values) ([]admin.Tunnel
 type tunnelFilter struct{ cmd *cobra.Command }
 
 // tunnelProtocols are those of listeners, and of ports for one service.
-var tunnelProtocols = append(slices.Clone(file.Protocols), "tcp")
+var tunnelProtocols = allProtocols
 
 var filterFlags = []struct{ name, usage string }{
 	{"service", "of this service, by its `NAME`"},

@@ -1,7 +1,8 @@
 // Usage: node h2.js GATEWAY NAME CA CERT KEY
 //
 // Two tunnels on one HTTP/2 connection, each with a TLS session to the service
-// inside: node's HTTP/2 is nghttp2.
+// inside: node's HTTP/2 is nghttp2. GATEWAY is HOST:PORT, or https://HOST:PORT for
+// one that ends TLS and is shown the same certificate.
 const fs = require('fs');
 const http2 = require('http2');
 const https = require('https');
@@ -10,7 +11,7 @@ const tls = require('tls');
 const [gateway, name, ca, cert, key] = process.argv.slice(2);
 const identity = { ca: fs.readFileSync(ca), cert: fs.readFileSync(cert), key: fs.readFileSync(key) };
 
-const session = http2.connect(`http://${gateway}`);
+const session = http2.connect(gateway.includes('://') ? gateway : `http://${gateway}`, identity);
 
 function tunnel(authority) {
   return new Promise((resolve, reject) => {

@@ -1,0 +1,241 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/gateway"
+	"culvert.dev/registry"
+	"culvert.dev/registry/file"
+	"culvert.dev/tunnel"
+)
+
+type portsOptions struct {
+	admin  string
+	config string
+	output string
+}
+
+func newPorts() *cobra.Command {
+	var o portsOptions
+	cmd := &cobra.Command{
+		Use:   "ports [NAME...]",
+		Short: "List the ports that services have to themselves",
+		Long: `Ports lists which port of the gateway is which service's, where the configuration
+has servicePorts, or those of the services that are named. It asks a running
+gateway with --admin, or reads the configuration and the state that a gateway
+would be started with; then it says which port a new service would get, and
+opens none.
+
+STATE is open, or assigned where no gateway is asked; held where another process
+has the port; full where none is left; failed for any other trouble; new for a
+port that would be assigned; and kept for one whose service is gone and which
+nobody else gets yet.
+
+The exit code is 1 where a service that is named has no port.`,
+		Example: `  culvert ports --admin unix:/run/culvert/admin.sock
+  culvert ports --config culvert.yaml
+  culvert ports db.example.com --admin 127.0.0.1:9090 -o json | jq '.[].assigned'`,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			return runPorts(cmd.Context(), cmd.OutOrStdout(), &o, names)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it")
+	f.StringVar(&o.config, "config", "", "the configuration `FILE` of a gateway, to look without one")
+	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+	cmd.MarkFlagsMutuallyExclusive("admin", "config")
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+func runPorts(ctx context.Context, w io.Writer, o *portsOptions, names []string) error {
+	var status *gateway.StatusPorts
+	var err error
+	switch {
+	case o.admin != "":
+		status, err = askPorts(ctx, o.admin)
+	case o.config != "":
+		status, err = readPorts(o.config)
+	default:
+		return usageError("give --admin ADDR of a running gateway, or --config FILE", "which gateway is asked?")
+	}
+	if err != nil {
+		return err
+	}
+	list, err := namedPorts(status.Ports, names)
+	if err != nil {
+		return err
+	}
+	if o.output == "json" {
+		err = writeJSON(w, list)
+	} else {
+		err = printPorts(w, status.Range, list)
+	}
+	if err == nil && len(names) > 0 && !slices.ContainsFunc(list, func(s gateway.ServicePort) bool { return s.Assigned != 0 }) {
+		return errSilent
+	}
+	return err
+}
+
+// askPorts asks a running gateway.
+func askPorts(ctx context.Context, addr string) (*gateway.StatusPorts, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	c, err := newAdminClient(addr)
+	if err != nil {
+		return nil, err
+	}
+	body, err := c.do(ctx, http.MethodGet, "/status", nil)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	var s gateway.Status
+	if err := json.NewDecoder(body).Decode(&s); err != nil {
+		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	}
+	if s.ServicePorts == nil {
+		return nil, noServicePorts("the gateway gives no ports to services", "its configuration")
+	}
+	return s.ServicePorts, nil
+}
+
+// readPorts looks at the configuration and the state.
+func readPorts(path string) (*gateway.StatusPorts, error) {
+	c, err := file.Load(path)
+	if err != nil {
+		return nil, usage(err)
+	}
+	cfg := servicePorts(c)
+	if cfg == nil {
+		return nil, noServicePorts(path+" gives no ports to services", "it")
+	}
+	t, err := registry.Merge(c.Snapshot())
+	if err != nil {
+		return nil, usage(err)
+	}
+	list, err := gateway.ForecastPorts(*cfg, t)
+	if err != nil {
+		return nil, stateError(err)
+	}
+	return &gateway.StatusPorts{Range: cfg.Range.String(), Ports: list}, nil
+}
+
+func noServicePorts(what, where string) error {
+	return &cliError{
+		err:  errors.New(what),
+		hint: "add servicePorts: {range: 20000-20999, state: /var/lib/culvert/ports.json} to " + where + ", and restart it",
+		code: exitFailed,
+	}
+}
+
+// stateError adds a hint to an error of the state.
+func stateError(err error) error {
+	if _, ok := errors.AsType[*gateway.StateError](err); !ok {
+		return err
+	}
+	return &cliError{
+		err:  err,
+		hint: "restore the file, or see to its rights; if it is removed, ports are assigned anew and may be others than clients know",
+		code: exitFailed,
+	}
+}
+
+// namedPorts returns those of list that are of the named services; all of them
+// where none is named.
+func namedPorts(list []gateway.ServicePort, names []string) ([]gateway.ServicePort, error) {
+	if len(names) == 0 {
+		return list, nil
+	}
+	var some []gateway.ServicePort
+	for _, text := range names {
+		name, err := tunnel.ParseName(text)
+		if err != nil {
+			return nil, usageError("write the name that clients ask for", "%q: %w", text, err)
+		}
+		before := len(some)
+		for _, s := range list {
+			if s.Name == name.String() || s.Service == name.String() {
+				some = append(some, s)
+			}
+		}
+		if len(some) == before {
+			return nil, &cliError{
+				err:  fmt.Errorf("no port is for %q", text),
+				hint: "a service has one if it is exposed, has a name without *, and no ownPort: false",
+				code: exitFailed,
+			}
+		}
+	}
+	return some, nil
+}
+
+// printPorts prints a table, and the troubles below it.
+func printPorts(w io.Writer, of string, list []gateway.ServicePort) error {
+	if len(list) == 0 {
+		_, err := fmt.Fprintf(w, "no service has a port of its own; the range is %s\n", of)
+		return err
+	}
+	rows := [][]string{{"PORT", "NAME", "SERVICE PORT", "PROTOCOL", "STATE", "LISTENS AT"}}
+	for _, s := range list {
+		port, its, at := "-", "any", "-"
+		if s.Assigned != 0 {
+			port = strconv.Itoa(int(s.Assigned))
+		}
+		if s.Port != 0 {
+			its = strconv.Itoa(int(s.Port))
+		}
+		if s.State == gateway.PortOpen {
+			at = s.Address
+		}
+		state := s.State
+		if !s.Until.IsZero() {
+			state += " until " + s.Until.UTC().Format(time.RFC3339)
+		}
+		rows = append(rows, []string{port, printable(s.Name), its, s.Protocol, state, at})
+	}
+	if err := printColumns(w, rows); err != nil {
+		return err
+	}
+	for _, s := range list {
+		if s.Problem == "" {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "%s: %s\n", printable(s.Name), printable(s.Problem)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printColumns prints rows, the first column to the right.
+func printColumns(w io.Writer, rows [][]string) error {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], len([]rune(cell)))
+		}
+	}
+	for _, row := range rows {
+		var line strings.Builder
+		fmt.Fprintf(&line, "%*s", widths[0], row[0])
+		for i, cell := range row[1:] {
+			fmt.Fprintf(&line, "  %-*s", widths[i+1], cell)
+		}
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}

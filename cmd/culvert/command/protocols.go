@@ -1,0 +1,210 @@
+package command
+
+import (
+	"cmp"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
+	"culvert.dev/connect/proxyproto"
+	"culvert.dev/connect/socks5"
+	"culvert.dev/connect/ws"
+	"culvert.dev/gateway"
+	"culvert.dev/registry/file"
+	"culvert.dev/sni"
+	"culvert.dev/termination"
+	"culvert.dev/tunnel"
+)
+
+// allProtocols are those a request may have come by.
+var allProtocols = append(slices.Clone(file.Protocols), "hbone", "connect-h3", "tcp", "udp")
+
+// protocols makes what a listener speaks. They are wired here and nowhere else.
+func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
+	if !l.Service.IsZero() {
+		return []tunnel.Protocol{&tunnel.Fixed{To: l.Service, Port: l.Port}}, nil
+	}
+	outer, err := speak(l.Outer(), &l, via)
+	if err != nil || l.TLS == nil {
+		return outer, err
+	}
+	inner, err := speak(l.Inner(), &l, via)
+	if err != nil {
+		return nil, err
+	}
+	p := &termination.Protocol{Inner: inner, ALPN: offered(l.Inner())}
+	at := slices.IndexFunc(outer, func(p tunnel.Protocol) bool { return p.Name() == "sni" })
+	if at >= 0 {
+		p.Hello = outer[at].(*sni.Protocol)
+		outer[at] = p
+	} else {
+		p.Hello, p.All = &sni.Protocol{Refusal: refusal(&l), Nameless: true}, true
+		outer = append([]tunnel.Protocol{p}, outer...)
+	}
+	k, err := keys(l.TLS)
+	if err == nil {
+		err = p.Use(k)
+	}
+	if err != nil {
+		return nil, usageError("the names in tls are of its certificates, and without any its certificates must have one that is no wildcard", "listener %s: %w", l.Address, err)
+	}
+	return outer, nil
+}
+
+// datagrams makes what is carried from a listener of UDP.
+func datagrams(l file.Listener, via string) (*gateway.Datagrams, error) {
+	d := &gateway.Datagrams{Service: l.Service, Port: l.Port, Silent: l.Refusal == "close"}
+	if l.TLS == nil {
+		return d, nil
+	}
+	auth, err := authenticator(l.Auth)
+	if err != nil {
+		return nil, err
+	}
+	d.HTTP3 = &gateway.HTTP3{Auth: auth, Via: via, Alone: len(l.Outer()) == 0}
+	k, err := keys(l.TLS)
+	if err == nil {
+		err = d.HTTP3.Use(k)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listener %s: %w", l.Address, err)
+	}
+	return d, nil
+}
+
+// offered is what ALPN is told of the inner protocols.
+func offered(inner []string) []string {
+	var alpn []string
+	if slices.Contains(inner, "connect-h2") || slices.Contains(inner, "hbone") {
+		alpn = append(alpn, "h2")
+	}
+	if slices.Contains(inner, "connect") || slices.Contains(inner, "websocket") {
+		alpn = append(alpn, "http/1.1")
+	}
+	if slices.Contains(inner, "socks5") {
+		return nil // it has no name in ALPN, and who offers others may speak it
+	}
+	return alpn
+}
+
+// keys makes of a listener's files what TLS is ended with.
+func keys(t *file.TLS) (*termination.Keys, error) {
+	k := &termination.Keys{Names: t.Names, Optional: t.Optional, TrustDomains: t.TrustDomains, MinVersion: t.MinVersion}
+	for _, p := range t.Certificates {
+		pair, err := p.X509()
+		if err != nil {
+			return nil, err
+		}
+		k.Certificates = append(k.Certificates, pair)
+	}
+	if t.ClientCA != "" {
+		k.ClientCAs = x509.NewCertPool()
+		if !k.ClientCAs.AppendCertsFromPEM([]byte(t.ClientCA)) {
+			return nil, errors.New("clientCAFile has no certificate in it")
+		}
+	}
+	return k, nil
+}
+
+// useKeys gives the listeners of a running gateway the keys of c, those of
+// them that end TLS in both.
+func useKeys(listeners []gateway.Listener, c *file.Config) error {
+	var errs []error
+	for _, l := range c.Listeners {
+		at := slices.IndexFunc(listeners, func(r gateway.Listener) bool { return r.Address == l.Address })
+		if l.TLS == nil || at < 0 {
+			continue
+		}
+		k, err := keys(l.TLS)
+		for _, p := range listeners[at].Protocols {
+			if t, ok := p.(*termination.Protocol); ok && err == nil {
+				err = t.Use(k)
+			}
+		}
+		if d := listeners[at].Datagrams; d != nil && d.HTTP3 != nil && err == nil {
+			err = d.HTTP3.Use(k)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listener %s keeps its keys: %w", l.Address, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func refusal(l *file.Listener) sni.Refusal {
+	if l.Refusal == "close" {
+		return sni.RefuseClose
+	}
+	return sni.RefuseAlert
+}
+
+// speak makes the protocols of those names.
+func speak(names []string, l *file.Listener, via string) ([]tunnel.Protocol, error) {
+	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
+	// asked before it.
+	names = slices.Clone(names)
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	var ps []tunnel.Protocol
+	var carrier *h2.Protocol
+	var sockets *ws.Protocol
+	for _, name := range names {
+		switch name {
+		case "sni":
+			ps = append(ps, &sni.Protocol{Refusal: refusal(l)})
+		case "connect", "connect-h2":
+			auth, err := authenticator(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			if name == "connect-h2" {
+				carrier = &h2.Protocol{Auth: auth, Via: via}
+				ps = append(ps, carrier)
+				continue
+			}
+			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+		case "hbone":
+			ps = append(ps, &hbone.Protocol{Via: via})
+		case "socks5":
+			verify, err := verifier(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			ps = append(ps, &socks5.Protocol{Verify: verify})
+		case "proxy":
+			ps = append(ps, &proxyproto.Protocol{})
+		case "websocket":
+			auth, err := authenticator(l.Auth)
+			if err != nil {
+				return nil, err
+			}
+			sockets = &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via}
+			ps = append(ps, sockets)
+		default:
+			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)
+		}
+	}
+	if carrier != nil && sockets != nil {
+		gateway.TakeWebSockets(carrier, sockets)
+	}
+	return ps, nil
+}
+
+// preface is what the connections of a listener begin with; nil for nothing.
+func preface(l file.Listener) tunnel.Preface {
+	if l.Proxy == nil {
+		return nil
+	}
+	return &proxyproto.Preface{From: l.Proxy.From}
+}
+
+// rank orders protocols by how much they take for theirs.
+func rank(protocol string) int {
+	if protocol == "connect" {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,106 @@
+package h2
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
+)
+
+// TestExtended: an extended CONNECT goes to the hook, which says where to.
+func TestExtended(t *testing.T) {
+	wrapped := make(chan *Stream, 1)
+	p := &Protocol{Extended: func(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error) {
+		head.Refusal = func(req *tunnel.Request, err error) connect.Refusal {
+			return connect.Refusal{Status: 418, Reason: tunnel.ReasonOf(err), Error: "http_request_error", Text: "no"}
+		}
+		if head.Protocol != "websocket" || head.Scheme != "https" {
+			return nil, tunnel.Refusef(tunnel.NoRoute, "%+v", head)
+		}
+		head.Answer = connect.Fields{{Name: "A", Value: "b"}}
+		head.Stream = func(s tunnel.Stream) tunnel.Stream { wrapped <- s.(*Stream); return s }
+		req.Name, req.Port = tunnel.MustParseName(strings.TrimPrefix(head.Path, "/")), 1
+		return ctx, nil
+	}}
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
+	d := newDialer(t, g.addr)
+	head := &Head{Protocol: "websocket", Scheme: "https", Path: "/svc", Authority: "gw:443"}
+	s, err := d.Open(t.Context(), head)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_ = s.SetDeadline(time.Now().Add(patience))
+	ping(t, s, "x")
+	if got, _ := head.Answer.Get("a"); got != "b" || len(wrapped) != 1 {
+		t.Errorf("got fields %v and %d streams made into others, want a: b, and 1", head.Answer, len(wrapped))
+	}
+	for what, head := range map[string]*Head{
+		"by the hook":    {Protocol: "websocket", Scheme: "gopher", Path: "/svc", Authority: "gw:443"},
+		"by the Handler": {Protocol: "websocket", Scheme: "https", Path: "/other", Authority: "gw:443"},
+	} {
+		_, err = d.Open(t.Context(), head)
+		if wantReason(t, err, tunnel.NoRoute); err == nil || !strings.Contains(err.Error(), "with status 418") {
+			t.Errorf("refused %s: got %v, want status 418", what, err)
+		}
+	}
+}
+
+// TestExtendedFields: what no CONNECT may have, an extended one may not have.
+func TestExtendedFields(t *testing.T) {
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Extended: func(ctx context.Context, req *tunnel.Request, _ *Head) (context.Context, error) {
+		req.Name, req.Port = tunnel.MustParseName("svc"), 1
+		return ctx, nil
+	}})
+	r := rawClient(t, g.addr)
+	for i, c := range []struct {
+		name, value, status string
+	}{{"content-length", "0", "400"}, {"host", "other:1", "400"}, {"host", "svc:1", "200"}} {
+		id := uint32(2*i + 1)
+		_ = r.request(id, false, ":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":path", "/", ":authority", "svc:1", c.name, c.value)
+		if a := r.answer(id); a.status != c.status {
+			t.Errorf("%s: %s: got %+v, want status %s", c.name, c.value, a, c.status)
+		}
+	}
+}
+
+// TestNotSpoken: who takes no extended CONNECT, or wants HTTP/1.1 for it, is
+// told from one that refuses.
+func TestNotSpoken(t *testing.T) {
+	head := &Head{Protocol: "websocket", Scheme: "https", Path: "/svc", Authority: "gw:443"}
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
+	d := newDialer(t, g.addr)
+	if _, err := d.Open(t.Context(), head); !errors.Is(err, ErrNotSpoken) {
+		t.Errorf("got %v from a proxy without extended CONNECT, want ErrNotSpoken", err)
+	}
+	ping(t, open(t, d, "svc:1"), "x") // on the same connection
+	if n := d.Conns(); n != 1 {
+		t.Errorf("got %d connections, want 1", n)
+	}
+	want11 := backend(t, func(c net.Conn) {
+		r := newRaw(t, c)
+		_, _ = io.ReadFull(c, make([]byte, len(preface)))
+		_ = r.fr.WriteSettings(http2.Setting{ID: http2.SettingEnableConnectProtocol, Val: 1})
+		if f, err := r.next(); err == nil {
+			_ = r.fr.WriteRSTStream(f.Header().StreamID, http2.ErrCodeHTTP11Required)
+		}
+		_, _ = r.next()
+	})
+	if _, err := newDialer(t, want11).Open(t.Context(), head); !errors.Is(err, ErrNotSpoken) {
+		t.Errorf("got %v from a proxy that wants HTTP/1.1, want ErrNotSpoken", err)
+	}
+	mute := backend(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	d = newDialer(t, mute)
+	d.Wait = 10 * time.Millisecond
+	_, err := d.Open(t.Context(), head)
+	wantReason(t, err, tunnel.DialTimeout)
+}

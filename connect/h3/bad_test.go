@@ -1,0 +1,439 @@
+package h3
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go/quicvarint"
+
+	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
+)
+
+var connectSvc = []string{":method", "CONNECT", ":authority", "svc:1"}
+
+func with(more ...string) []string { return append(append([]string(nil), connectSvc...), more...) }
+
+// TestBadRequests is the first table of docs/protocols/connect-h3.md: a
+// request that is refused ends its stream and nothing else.
+func TestBadRequests(t *testing.T) {
+	dials := make(chan struct{}, 100)
+	to := backend(t, func(c net.Conn) { dials <- struct{}{}; echo(c) })
+	closed := listen(t)
+	_ = closed.Close()
+	routes := table{"svc:1": to, "closed:1": closed.Addr().String()}
+	auth := &connect.BasicAuth{Verify: connect.Passwords(map[string]string{"alice": "secret"})}
+	for _, c := range []struct {
+		name   string
+		auth   bool
+		fields []string
+		status int     // 0 where the stream is reset
+		reset  ErrCode // where status is 0
+		reason tunnel.Reason
+		error  string // of Proxy-Status
+		extra  string // a field the answer has
+	}{
+		{"GET", false, []string{":method", "GET", ":scheme", "https", ":path", "/", ":authority", "svc"}, 405, 0, tunnel.BadMethod, "http_request_error", "allow"},
+		{"GET of an absolute URL", false, []string{":method", "GET", ":scheme", "https", ":path", "https://svc/", ":authority", "svc:1"}, 405, 0, tunnel.BadMethod, "http_request_error", "allow"},
+		{"extended CONNECT", false, []string{":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":path", "/", ":authority", "svc:1"}, 501, 0, tunnel.Unsupported, "http_request_error", ""},
+		{"CONNECT-UDP", false, []string{":method", "CONNECT", ":protocol", "connect-udp", ":scheme", "https", ":path", "/.well-known/masque/udp/svc/1/", ":authority", "gw"}, 501, 0, tunnel.Unsupported, "http_request_error", ""},
+		{"extended CONNECT without a path", false, with(":protocol", "websocket", ":scheme", "https"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"no authority", false, []string{":method", "CONNECT"}, 0, MessageError, tunnel.BadRequest, "", ""},
+		{"CONNECT with scheme and path", false, with(":scheme", "https", ":path", "/"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"CONNECT with path", false, with(":path", "/"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"no method", false, []string{":authority", "svc:1"}, 0, MessageError, tunnel.BadRequest, "", ""},
+		{"two authorities", false, with(":authority", "svc:1"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"unknown pseudo-header", false, with(":x", "y"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"status in a request", false, with(":status", "200"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"pseudo-header after a field", false, []string{":method", "CONNECT", "a", "b", ":authority", "svc:1"}, 0, MessageError, tunnel.BadRequest, "", ""},
+		{"capital in a name", false, with("Host", "svc:1"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"colon in a name", false, with("a:b", "c"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"CR in a value", false, with("a", "b\rc"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"LF in a value", false, with("a", "b\nProxy-Authorization: c"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"NUL in the authority", false, []string{":method", "CONNECT", ":authority", "svc\x00.evil:1"}, 0, MessageError, tunnel.BadRequest, "", ""},
+		{"blank before a value", false, with("a", " b"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"connection", false, with("connection", "close"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"transfer-encoding", false, with("transfer-encoding", "chunked"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"te", false, with("te", "gzip"), 0, MessageError, tunnel.BadRequest, "", ""},
+		{"content-length", false, with("content-length", "0"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
+		{"host of another", false, with("host", "other:1"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
+		{"two hosts", false, with("host", "svc:1", "host", "svc:1"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
+		{"list over 16 KiB", false, with("a", strings.Repeat("a", 9000), "b", strings.Repeat("a", 9000)), 431, 0, tunnel.TooLarge, "http_request_error", ""},
+		{"section over 32 KiB", false, with("a", strings.Repeat("~", 30<<10)), 431, 0, tunnel.TooLarge, "http_request_error", ""},
+		{"101 fields", false, with(strings.Split(strings.Repeat("a,b,", 101)+"a,b", ",")...), 431, 0, tunnel.TooLarge, "http_request_error", ""},
+		{"no credentials", true, connectSvc, 407, 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
+		{"no credentials, nobody's name", true, []string{":method", "CONNECT", ":authority", "nobody:1"}, 407, 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
+		{"wrong credentials", true, with("proxy-authorization", connect.BasicCredentials("alice", "x")), 407, 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
+		{"two credentials", true, with("proxy-authorization", "a b", "proxy-authorization", "a b"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
+		{"nobody's name", false, []string{":method", "CONNECT", ":authority", "nobody:1"}, 403, 0, tunnel.NoRoute, "http_request_denied", ""},
+		{"service that is down", false, []string{":method", "CONNECT", ":authority", "closed:1"}, 502, 0, tunnel.DialFailed, "connection_refused", ""},
+		{"loop by via", false, with("via", "2 a, 3 here"), 502, 0, tunnel.Loop, "proxy_loop_detected", ""},
+		{"loop by cdn-loop", false, with("cdn-loop", "here"), 502, 0, tunnel.Loop, "proxy_loop_detected", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &Server{Via: "here"}
+			if c.auth {
+				s.Auth = auth
+			}
+			g := serve(t, routes, s)
+			r := rawClient(t, g.addr)
+			r.begin()
+			a := r.request(c.fields...).answer()
+			if c.status == 0 {
+				if a.reset != c.reset || a.status != 0 {
+					t.Errorf("got %+v, want a reset with %v", a, c.reset)
+				}
+			} else {
+				status, _ := a.fields.Get("proxy-status")
+				want := fmt.Sprintf("culvert; error=%s; details=%q", c.error, c.reason)
+				if a.status != c.status || status != want || !strings.HasPrefix(a.body, "culvert: "+string(c.reason)+": ") || !a.end {
+					t.Errorf("got %+v, want status %d and proxy-status %s", a, c.status, want)
+				}
+				if _, n := a.fields.Get(c.extra); c.extra != "" && n == 0 {
+					t.Errorf("no %s field in %v", c.extra, a.fields)
+				}
+			}
+			o := g.reason(t, c.reason)
+			if o.Proto != "connect-h3" || o.Err == nil || strings.Contains(o.Err.Error(), "secret") || !o.Source.IsValid() || o.Listener != g.addr {
+				t.Errorf("outcome %+v", o)
+			}
+			// The connection lives on, unless it wants credentials.
+			if !c.auth {
+				if a := r.request(connectSvc...).answer(); a.status != 200 {
+					t.Errorf("the next request on the connection got %+v", a)
+				}
+				<-dials
+			}
+			select {
+			case <-dials:
+				t.Error("something was dialed")
+			default:
+			}
+		})
+	}
+}
+
+// TestAuthorities has the spellings that resolvers do not agree on.
+func TestAuthorities(t *testing.T) {
+	g := serve(t, table{}, &Server{})
+	r := rawClient(t, g.addr)
+	for _, authority := range []string{
+		"svc", "svc:", "svc:0", "svc:65536", "svc:080", "svc:http", "user@svc:1", "user:pw@svc:1", "svc:1/", "http://svc:1",
+		"[::1:1", "::1:1", "[fe80::1%25eth0]:1", "[1.2.3.4]:1", "127.1:1", "0x7f.0.0.1:1", "0177.0.0.1:1", "2130706433:1",
+		"s vc:1", "svc,other:1", "svc:1,other:1", "*:1", ":1",
+	} {
+		if a := r.request(":method", "CONNECT", ":authority", authority).answer(); a.status != 400 {
+			t.Errorf("authority %q: got %+v, want status 400", authority, a)
+		}
+	}
+}
+
+// TestEveryRefusal: each Reason has its answer.
+func TestEveryRefusal(t *testing.T) {
+	why := make(chan tunnel.Reason, 1)
+	addr := serveHandler(t, &Server{}, tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+		req.Refuse(tunnel.Refusef(<-why, "refused to see what happens"))
+	}))
+	r := rawClient(t, addr)
+	for _, reason := range tunnel.Reasons() {
+		why <- reason
+		a := r.request(connectSvc...).answer()
+		if want := connect.Answer(nil, tunnel.Refusef(reason, "")).Status; a.status != want || !a.end {
+			t.Errorf("%s: got %+v, want status %d and the end", reason, a, want)
+		}
+	}
+}
+
+// TestRequestsInPieces: a request is the same however it is cut, what follows
+// it is kept, no prefix of it is one, and its end comes too early anywhere.
+func TestRequestsInPieces(t *testing.T) {
+	type asked struct {
+		target string
+		first  string
+	}
+	got := make(chan asked, 1)
+	g := tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+		s, err := req.Accept()
+		if err != nil {
+			return
+		}
+		b := make([]byte, 5)
+		_, _ = io.ReadFull(s, b)
+		got <- asked{req.Target(), string(b)}
+		_ = s.Close()
+	})
+	var told []tunnel.Reason
+	tell := make(chan tunnel.Reason, 1)
+	addr := serveHandler(t, &Server{Observe: func(o *tunnel.Outcome) { tell <- o.Reason }}, g)
+	// With frames of an extension before and behind.
+	whole := append(appendFrameHead(nil, 0x21, 3), "abc"...)
+	whole = append(whole, headOf(":method", "CONNECT", ":authority", "Xyz.example:443")...)
+	head := len(whole)
+	whole = append(whole, append(appendFrameHead(nil, 0x40, 2), "xx"...)...)
+	whole = append(whole, append(appendFrameHead(nil, frameData, 2), "ea"...)...)
+	whole = append(whole, append(appendFrameHead(nil, frameData, 3), "rly"...)...)
+	r := rawClient(t, addr)
+	for _, size := range []int{1, 2, 3, 7, len(whole)} {
+		s := r.open(nil)
+		for b := whole; len(b) > 0; b = b[min(size, len(b)):] {
+			_, _ = s.qs.Write(b[:min(size, len(b))])
+			if size < 7 {
+				time.Sleep(time.Microsecond) // most go in packets of their own
+			}
+		}
+		if a := <-got; a != (asked{"xyz.example:443", "early"}) {
+			t.Errorf("in pieces of %d bytes: got %+v", size, a)
+		}
+		s.reset(RequestCancelled)
+	}
+	for n := range head {
+		r := rawClient(t, addr)
+		s := r.open(whole[:n])
+		_ = s.qs.Close()
+		want := FrameError
+		if n == 0 || n == 5 { // between frames
+			if a := s.answer(); a.reset != RequestIncomplete {
+				t.Errorf("ended after %d bytes: got %+v, want H3_REQUEST_INCOMPLETE", n, a)
+			}
+			want = 0
+		}
+		if want != 0 {
+			if code := r.ended(); code != want {
+				t.Errorf("ended after %d bytes: got %v, want %v", n, code, want)
+			}
+		}
+		told = append(told, <-tell)
+		_ = r.qc.CloseWithError(0, "")
+	}
+	for n, reason := range told {
+		if want := map[bool]tunnel.Reason{true: tunnel.Gone, false: tunnel.BadRequest}[n == 0 || n == 5]; reason != want {
+			t.Errorf("ended after %d bytes: told of %s, want %s", n, reason, want)
+		}
+	}
+}
+
+// TestBadConnections is the second table of docs/protocols/connect-h3.md: what
+// ends the connection, with its code.
+func TestBadConnections(t *testing.T) {
+	control := func(frames ...byte) func(r *raw) {
+		return func(r *raw) { r.uni(append(appendSettings([]byte{streamControl}), frames...)) }
+	}
+	uni := func(b ...byte) func(r *raw) { return func(r *raw) { r.uni(b) } }
+	first := func(b ...byte) func(r *raw) { return func(r *raw) { r.begin(); r.open(b) } }
+	inTunnel := func(b ...byte) func(r *raw) {
+		return func(r *raw) {
+			s := r.request(connectSvc...)
+			if a := s.answer(); a.status != 200 {
+				r.t.Fatalf("got %+v", a)
+			}
+			_, _ = s.qs.Write(b)
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		send   func(r *raw)
+		code   ErrCode
+		reason tunnel.Reason
+	}{
+		{"control stream without SETTINGS", uni(varints(streamControl, frameGoAway, 1, 0)...), MissingSettings, tunnel.BadRequest},
+		{"SETTINGS twice", control(appendSettings(nil)...), FrameUnexpected, tunnel.BadRequest},
+		{"DATA on the control stream", control(varints(frameData, 0)...), FrameUnexpected, tunnel.BadRequest},
+		{"HEADERS on the control stream", control(varints(frameHeaders, 0)...), FrameUnexpected, tunnel.BadRequest},
+		{"PUSH_PROMISE on the control stream", control(varints(framePushPromise, 0)...), FrameUnexpected, tunnel.BadRequest},
+		{"a frame of HTTP/2 on the control stream", control(varints(0x6, 0)...), FrameUnexpected, tunnel.BadRequest},
+		{"a setting twice", uni(varints(streamControl, frameSettings, 4, 0x21, 1, 0x21, 1)...), SettingsError, tunnel.BadRequest},
+		{"a setting of HTTP/2", uni(varints(streamControl, frameSettings, 2, 0x4, 1)...), SettingsError, tunnel.BadRequest},
+		{"a setting out of its range", uni(varints(streamControl, frameSettings, 2, 0x8, 2)...), SettingsError, tunnel.BadRequest},
+		{"SETTINGS cut short", uni(varints(streamControl, frameSettings, 1, 0x21)...), FrameError, tunnel.BadRequest},
+		{"SETTINGS over 4 KiB", uni(varints(streamControl, frameSettings, 5000)...), ExcessiveLoad, tunnel.TooLarge},
+		{"frame over 4 KiB on the control stream", control(varints(0x21, 5000)...), ExcessiveLoad, tunnel.TooLarge},
+		{"GOAWAY that is no number", control(varints(frameGoAway, 2, 0, 0)...), FrameError, tunnel.BadRequest},
+		{"CANCEL_PUSH", control(varints(frameCancelPush, 1, 0)...), IDError, tunnel.BadRequest},
+		{"priority of a push", control(varints(framePriorityPush, 1, 0)...), IDError, tunnel.BadRequest},
+		{"second control stream", func(r *raw) { r.begin(); r.begin() }, StreamCreation, tunnel.BadRequest},
+		{"second encoder stream", func(r *raw) { r.uni(varints(streamEncoder)); r.uni(varints(streamEncoder)) }, StreamCreation, tunnel.BadRequest},
+		{"push stream", uni(varints(streamPush, 0)...), StreamCreation, tunnel.BadRequest},
+		{"end of the control stream", func(r *raw) { _ = r.begin().Close() }, ClosedCritical, tunnel.BadRequest},
+		{"reset of the control stream", func(r *raw) {
+			s := r.begin()
+			r.request(connectSvc...).answer() // by then it has been read
+			s.CancelWrite(0)
+		}, ClosedCritical, tunnel.BadRequest},
+		{"end of the control stream inside of a frame", func(r *raw) { _ = r.uni(varints(streamControl, frameSettings, 2)).Close() }, FrameError, tunnel.BadRequest},
+		{"end of the decoder stream", func(r *raw) { _ = r.uni(varints(streamDecoder)).Close() }, ClosedCritical, tunnel.BadRequest},
+		{"entry for the dynamic table", uni(append(varints(streamEncoder), 0x20, 0x41, 'a', 1, 'b')...), EncoderStream, tunnel.BadRequest},
+		{"DATA before HEADERS", first(varints(frameData, 0)...), FrameUnexpected, tunnel.BadRequest},
+		{"SETTINGS before HEADERS", first(appendSettings(nil)...), FrameUnexpected, tunnel.BadRequest},
+		{"a frame of HTTP/2 before HEADERS", first(varints(0x9, 0)...), FrameUnexpected, tunnel.BadRequest},
+		{"QPACK with the dynamic table", first(append(varints(frameHeaders, 3), 0, 0, 0x80)...), DecompressionFailed, tunnel.BadRequest},
+		{"QPACK that waits for the dynamic table", first(append(varints(frameHeaders, 3), 1, 0, 0xd1)...), DecompressionFailed, tunnel.BadRequest},
+		{"QPACK cut short", first(append(varints(frameHeaders, 4), 0, 0, 0x5f, 0x1d)...), DecompressionFailed, tunnel.BadRequest},
+		{"QPACK without a field", first(append(varints(frameHeaders, 1), 0)...), DecompressionFailed, tunnel.BadRequest},
+		{"HEADERS in a tunnel", inTunnel(headOf("a", "b")...), FrameUnexpected, tunnel.BadRequest},
+		{"a frame of HTTP/2 in a tunnel", inTunnel(varints(0x2, 0)...), FrameUnexpected, tunnel.BadRequest},
+		{"end of a tunnel inside of a frame", func(r *raw) {
+			s := r.request(connectSvc...)
+			s.answer()
+			_, _ = s.qs.Write(append(appendFrameHead(nil, frameData, 5), "cut"...))
+			_ = s.qs.Close()
+		}, FrameError, tunnel.BadRequest},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			how := make(chan error, 1)
+			to := backend(t, func(c net.Conn) {
+				_, err := io.Copy(io.Discard, c)
+				how <- err
+			})
+			g := serve(t, table{"svc:1": to}, &Server{})
+			r := rawClient(t, g.addr)
+			c.send(r)
+			if code := r.ended(); code != c.code {
+				t.Errorf("the connection ended with %v, want %v", code, c.code)
+			}
+			o := g.outcome(t, "of the connection", func(o *tunnel.Outcome) bool { return o.Reason == c.reason })
+			if o.Proto != "connect-h3" {
+				t.Errorf("outcome of %q", o.Proto)
+			}
+			if strings.Contains(c.name, "tunnel") {
+				if err := <-how; testnet.EndingOf(orEOF(err)) != testnet.RST {
+					t.Errorf("the service saw %v, want a reset", err)
+				}
+			}
+		})
+	}
+}
+
+// orEOF gives the end that io.Copy hides its error again.
+func orEOF(err error) error {
+	if err == nil {
+		return io.EOF
+	}
+	return err
+}
+
+// TestWhatIsIgnored: RFC 9114 has extensions be nothing, and a peer may have a
+// dynamic table of its own.
+func TestWhatIsIgnored(t *testing.T) {
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	r := rawClient(t, g.addr)
+	r.uni(append(appendSettings([]byte{streamControl}), varints(0x21, 1, 0, frameGoAway, 1, 0, frameMaxPushID, 1, 7, framePriorityUpdate, 1, 0)...))
+	r.uni(append(varints(streamEncoder), 0x20))
+	r.uni(append(varints(streamDecoder), 0x40, 0x44))
+	r.uni(varints(0x21, 1, 2, 3))
+	_ = r.uni(nil).Close()
+	s := r.open(append(varints(0x21, 0), headOf(connectSvc...)...))
+	if a := s.answer(); a.status != 200 {
+		t.Fatalf("got %+v", a)
+	}
+	_, _ = s.qs.Write(append(varints(0x21, 300), make([]byte, 300)...))
+	_, _ = s.qs.Write(varints(frameData, 0))
+	s.data("hello")
+	typ, err := s.in.next()
+	if err != nil || typ != frameData {
+		t.Fatalf("got a frame of type %#x and %v", typ, err)
+	}
+	if b, err := s.in.payload(); string(b) != "hello" {
+		t.Errorf("got %q and %v back", b, err)
+	}
+}
+
+// TestBytesAfterARefusal: what follows a refused head is no request.
+func TestBytesAfterARefusal(t *testing.T) {
+	g := serve(t, table{}, &Server{})
+	r := rawClient(t, g.addr)
+	s := r.open(append(headOf(":method", "CONNECT", ":authority", "nobody:1"), headOf(connectSvc...)...))
+	s.data(strings.Repeat("CONNECT svc:1 HTTP/1.1\r\nHost: svc:1\r\n\r\n", 10))
+	if a := s.answer(); a.status != 403 || !a.end {
+		t.Errorf("got %+v, want 403", a)
+	}
+	until(t, "the client is told to stop", func() bool { _, err := s.qs.Write(make([]byte, 1000)); return err != nil })
+	if a := r.request(":method", "CONNECT", ":authority", "nobody:1").answer(); a.status != 403 {
+		t.Errorf("got %+v, want 403", a)
+	}
+	until(t, "both are told of", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return len(g.outcomes) == 2
+	})
+}
+
+// TestServerTimes has the time limits of a server's connection.
+func TestServerTimes(t *testing.T) {
+	t.Parallel()
+	t.Run("no request", func(t *testing.T) {
+		g := serve(t, table{}, &Server{Limits: tunnel.Limits{FirstByte: 50 * time.Millisecond, NewPerSource: -1}})
+		r := rawClient(t, g.addr)
+		r.begin()
+		if code := r.ended(); code != NoError {
+			t.Errorf("got %v", code)
+		}
+		g.reason(t, tunnel.HelloTimeout)
+	})
+	t.Run("no tunnel for long", func(t *testing.T) {
+		g := serve(t, table{}, &Server{Idle: 50 * time.Millisecond})
+		r := rawClient(t, g.addr)
+		r.request(":method", "CONNECT", ":authority", "nobody:1").answer()
+		if code := r.ended(); code != NoError {
+			t.Errorf("got %v", code)
+		}
+	})
+	t.Run("a head that is not complete", func(t *testing.T) {
+		g := serve(t, table{}, &Server{})
+		r := rawClient(t, g.addr)
+		b := headOf(connectSvc...)
+		start := time.Now()
+		a := r.open(b[:len(b)-1]).answer()
+		if took := time.Since(start); a.status != 408 || took < headTime || took > headTime+2*time.Second {
+			t.Errorf("after %v: got %+v, want 408", took, a)
+		}
+		g.reason(t, tunnel.HelloTimeout)
+	})
+}
+
+// TestDrainRejects: a request behind the last GOAWAY is rejected, one before it
+// is served.
+func TestDrainRejects(t *testing.T) {
+	srv := &Server{}
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, srv)
+	r := rawClient(t, g.addr)
+	r.begin()
+	s := r.request(connectSvc...)
+	s.answer()
+	in, err := r.qc.AcceptUniStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := frameReader{r: in}
+	if kind, err := f.number(); err != nil || kind != streamControl {
+		t.Fatalf("a stream of type %d, %v", kind, err)
+	}
+	srv.Drain()
+	var ids []uint64
+	for len(ids) < 2 {
+		typ, err := f.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := f.payload()
+		if typ == frameGoAway {
+			id, _, _ := quicvarint.Parse(b)
+			ids = append(ids, id)
+			if a := r.request(connectSvc...).answer(); len(ids) == 1 && a.status != 200 || len(ids) == 2 && a.reset != RequestRejected {
+				t.Errorf("after GOAWAY with %d: got %+v", id, a)
+			}
+		}
+	}
+	if ids[0] != lastID || ids[1] != 8 {
+		t.Errorf("GOAWAY with %v, want %d and then 8", ids, uint64(lastID))
+	}
+	// Nobody else is let in.
+	d := newDialer(t, g.addr)
+	_, err = d.DialContext(t.Context(), "tcp", "svc:1")
+	wantReason(t, err, tunnel.DialFailed)
+}

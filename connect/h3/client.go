@@ -1,0 +1,297 @@
+package h3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+// A client is one connection of a Dialer.
+type client struct {
+	d      *Dialer
+	cancel context.CancelFunc // of the dial
+	ready  chan struct{}      // closed when c or failed is set
+	c      *conn
+	failed error
+
+	// Guarded by d.mu.
+	used int // streams open or about to be
+	most int // that it takes; 0 when it takes no more
+
+	mu      sync.Mutex // guards what follows; locked before d.mu
+	timer   *time.Timer
+	streams map[quic.StreamID]*Stream
+	since   int64 // when the last stream ended, nanoseconds of clock
+	away    bool  // the peer sent GOAWAY
+	lastOK  int64 // and takes no stream from this number on; -1 before
+	over    bool  // run is about to return
+}
+
+func (k *client) isServer() bool { return false }
+
+// run is the connection from the dial to its end.
+func (k *client) run(ctx context.Context) {
+	qc, tr, err := k.d.dial(ctx)
+	if err != nil {
+		k.leave()
+		k.failed = err
+		close(k.ready)
+		return
+	}
+	defer tr.Conn.Close()
+	defer tr.Close()
+	k.c = &conn{qc: qc, side: k}
+	k.since = clock()
+	if err := k.c.begin(); err != nil {
+		k.c.fail(err)
+	}
+	k.mu.Lock()
+	k.timer = time.AfterFunc(k.tickEvery(), k.tick)
+	k.mu.Unlock()
+	k.c.running.Go(k.c.acceptUni)
+	close(k.ready)
+	<-qc.Context().Done()
+	k.mu.Lock()
+	k.over = true
+	k.timer.Stop()
+	k.mu.Unlock()
+	k.leave()
+	k.c.running.Wait()
+}
+
+// leave takes k from the pool.
+func (k *client) leave() {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	k.most = 0
+	k.d.remove(k)
+}
+
+// stop ends the connection, whatever it is at.
+func (k *client) stop() {
+	k.cancel()
+	<-k.ready
+	if k.c == nil {
+		return
+	}
+	k.mu.Lock()
+	rest := k.settled()
+	if len(k.streams) > 0 {
+		rest = 0
+	}
+	if rest > 0 && !k.over {
+		k.away = true // tick ends it
+		k.timer.Reset(rest)
+		k.mu.Unlock()
+		return
+	}
+	k.mu.Unlock()
+	k.c.fail(errClosed)
+}
+
+// settled returns how long it takes until what streams that were closed have
+// sent has arrived, but for the worst of losses: nobody tells when it has. The
+// caller holds mu.
+func (k *client) settled() time.Duration {
+	linger := min(50*time.Millisecond+8*k.c.roundTrip(), time.Second)
+	return linger - time.Duration(clock()-k.since)
+}
+
+// giveBack counts a stream out.
+func (k *client) giveBack() {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	k.used--
+}
+
+// patientFor is how long a stream waits for the proxy to allow one more: a
+// stream that ended may not be counted out there yet.
+const patientFor = 200 * time.Millisecond
+
+// openStream opens the stream that was reserved.
+func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
+	qs, err := k.c.qc.OpenStream()
+	if _, full := errors.AsType[*quic.StreamLimitReachedError](err); full {
+		wait, cancel := context.WithTimeout(ctx, patientFor)
+		defer cancel()
+		if qs, err = k.c.qc.OpenStreamSync(wait); err != nil && wait.Err() != nil {
+			k.d.mu.Lock()
+			if k.most > 0 {
+				k.most = max(1, min(k.most, k.used-1)) // it allows fewer than was thought
+			}
+			k.d.mu.Unlock()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errUnseen, err)
+	}
+	return qs, nil
+}
+
+// open opens a stream with a request, and waits for its answer.
+func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, error) {
+	qs, err := k.openStream(ctx)
+	if err != nil {
+		k.giveBack()
+		if ctx.Err() != nil {
+			return nil, k.d.givenUp(ctx)
+		}
+		return nil, connect.Unusable(k.d.Proxy, "is not to be used", err)
+	}
+	s := newStream(k.c, qs)
+	k.mu.Lock()
+	gone := k.away
+	k.streams[qs.StreamID()] = s
+	s.ended = func() { k.dropped(qs.StreamID()) }
+	k.mu.Unlock()
+	if gone {
+		_ = s.Abort()
+		return nil, connect.Unusable(k.d.Proxy, "is not to be used", errUnseen)
+	}
+
+	limit := time.Now().Add(orElse(k.d.Wait, DefaultWait))
+	_ = qs.SetReadDeadline(limit)
+	_ = qs.SetWriteDeadline(limit)
+	stop := context.AfterFunc(ctx, func() { // wakes what waits
+		_ = qs.SetReadDeadline(time.Unix(1, 0))
+		_ = qs.SetWriteDeadline(time.Unix(1, 0))
+	})
+	answer, err := k.ask(s, head)
+	if !stop() {
+		_ = s.Abort()
+		return nil, k.d.givenUp(ctx)
+	}
+	if err != nil {
+		_ = s.Abort()
+		return nil, connect.Unusable(k.d.Proxy, "gave no answer", err)
+	}
+	_ = qs.SetWriteDeadline(time.Time{})
+	if answer.Status/100 != 2 {
+		s.refusal = true
+		_ = qs.SetReadDeadline(time.Now().Add(accepting))
+		defer s.Close()
+		return nil, connect.Refused(k.d.Proxy, addr, answer, s)
+	}
+	_ = qs.SetReadDeadline(time.Time{})
+	if k.d.Answer != nil {
+		k.d.Answer(ctx, addr, answer.Fields)
+	}
+	return s, nil
+}
+
+// ask sends a request and returns the answer.
+func (k *client) ask(s *Stream, head []byte) (*Head, error) {
+	if _, err := s.qs.Write(head); err != nil {
+		return nil, k.unseen(s, s.translate(err))
+	}
+	for interim := 0; ; interim++ {
+		r, err := s.readHead()
+		switch {
+		case err == errTooLarge || err == nil && r.Large():
+			return nil, tunnel.Refusef(tunnel.DialFailed, "h3: an answer with more than %d bytes or %d fields", maxList, connect.MaxListFields)
+		case err != nil:
+			s.reading.Lock()
+			err = s.failed(err)
+			s.reading.Unlock()
+			return nil, k.unseen(s, err)
+		case !r.IsAnswer():
+			return nil, refuse(tunnel.DialFailed, "an answer that is none: %q", r.Wrong())
+		case r.List.Status/100 != 1:
+			return &r.List, nil
+		case interim == maxInterim:
+			return nil, fmt.Errorf("h3: more than %d interim answers", maxInterim)
+		}
+	}
+}
+
+// unseen is errUnseen where the proxy is known not to have looked at s.
+func (k *client) unseen(s *Stream, err error) error {
+	re, ok := errors.AsType[*ResetError](err)
+	if ok && re.Err == nil && re.Code == RequestRejected {
+		k.leave() // it would reject the next one, too
+		return fmt.Errorf("%w: %w", errUnseen, err)
+	}
+	return err
+}
+
+// goAway implements side.
+func (k *client) goAway(id uint64) *connError {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case id%4 != 0 || id > lastID:
+		return wrong(IDError, "GOAWAY with %d, which is no request's", id)
+	case k.lastOK >= 0 && int64(id) > k.lastOK:
+		return wrong(IDError, "GOAWAY with %d after one with %d", id, k.lastOK)
+	}
+	k.away, k.lastOK = true, int64(id)
+	k.leave()
+	for n, s := range k.streams {
+		if int64(n) >= k.lastOK {
+			s.cut(&ResetError{Code: RequestRejected})
+		}
+	}
+	if len(k.streams) == 0 && !k.over {
+		k.timer.Reset(max(k.settled(), 0))
+	}
+	return nil
+}
+
+// dropped counts a stream out that was closed here.
+func (k *client) dropped(id quic.StreamID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.streams, id)
+	k.since = clock()
+	k.giveBack()
+	if k.away && len(k.streams) == 0 && !k.over {
+		k.timer.Reset(k.settled())
+	}
+}
+
+func (k *client) tickEvery() time.Duration {
+	return max(min(orElse(k.d.Idle, DefaultIdle)/4, 5*time.Second), time.Millisecond)
+}
+
+// tick looks after a connection now and then.
+func (k *client) tick() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.over {
+		return
+	}
+	next := k.tickEvery()
+	if len(k.streams) == 0 {
+		rest := k.settled()
+		switch {
+		case k.away && rest <= 0:
+			k.c.running.Go(func() { k.c.fail(errDrained) })
+			return
+		case k.away:
+			next = rest
+		case rest <= 0 && time.Duration(clock()-k.since) >= orElse(k.d.Idle, DefaultIdle) && k.unused():
+			k.c.running.Go(func() { k.c.fail(errIdle) })
+			return
+		}
+	}
+	k.timer.Reset(max(next, time.Millisecond))
+}
+
+// unused takes k from the pool if nobody is about to use it.
+func (k *client) unused() bool {
+	k.d.mu.Lock()
+	defer k.d.mu.Unlock()
+	if k.used > 0 {
+		return false
+	}
+	k.most = 0
+	k.d.remove(k)
+	return true
+}

@@ -1,0 +1,486 @@
+package h3
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
+)
+
+// TestThousandStreams has 1,000 tunnels open at once, through a gateway that
+// takes 100 on each connection.
+func TestThousandStreams(t *testing.T) {
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	d := newDialer(t, g.addr)
+	d.Idle = time.Minute
+	var wg sync.WaitGroup
+	streams := make([]*Stream, 1000)
+	for i := range streams {
+		wg.Go(func() {
+			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			if err != nil {
+				t.Errorf("stream %d: %v", i, err)
+				return
+			}
+			streams[i] = c.(*Stream)
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	if n := d.Conns(); n < 10 || n > 20 {
+		t.Errorf("%d connections for 1000 streams of 100 each", n)
+	}
+	for i, s := range streams {
+		wg.Go(func() {
+			_ = s.SetDeadline(time.Now().Add(3 * patience))
+			want := random(1000, byte(i))
+			go func() { _, _ = s.Write(want); _ = s.CloseWrite() }()
+			got, err := io.ReadAll(s)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("stream %d: %d bytes and %v back", i, len(got), err)
+			}
+			_ = s.Close()
+		})
+	}
+	wg.Wait()
+}
+
+func random(n int, seed byte) []byte {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
+	return b
+}
+
+// TestStalledStreams: streams that nobody reads hold up no other on the same
+// connection, and take no more than their own windows.
+func TestStalledStreams(t *testing.T) {
+	makePipe := pipes(t, &Server{})
+	small, echoed, stop, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	go func() { _, _ = io.Copy(echoed, echoed) }()
+	for range 60 {
+		a, _, stop, err := makePipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		_ = a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+		go func() { _, _ = a.Write(make([]byte, 64<<20)) }()
+	}
+	_ = small.SetDeadline(time.Now().Add(patience))
+	worst := time.Duration(0)
+	for range 200 {
+		start := time.Now()
+		ping(t, small, "hello")
+		worst = max(worst, time.Since(start))
+	}
+	if worst > time.Second {
+		t.Errorf("a round trip beside stalled streams took %v", worst)
+	}
+}
+
+// TestBackPressure: who does not read stops who writes, at the stream's window.
+func TestBackPressure(t *testing.T) {
+	makePipe := pipes(t, &Server{})
+	a, b, stop, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	_ = a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+	n, err := a.Write(make([]byte, 1<<20))
+	if n < streamWindow-100 || n > streamWindow+2<<10 || err == nil { // with the head of the request, and a packet
+		t.Errorf("wrote %d bytes and %v, want about %d, the window, and a timeout", n, err, streamWindow)
+	}
+	_ = a.SetWriteDeadline(time.Time{})
+	if _, err := io.ReadFull(b, make([]byte, n)); err != nil {
+		t.Error(err)
+	}
+	// The frame that was cut short goes on.
+	want := random(3<<20, 1)
+	go func() { _, _ = a.Write(want) }()
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("after the deadline: %v, equal %v", err, bytes.Equal(got, want))
+	}
+}
+
+// TestEndAfterACutWrite: a stream whose last write was cut short can't end as
+// if it were whole, and no other one hears of it.
+func TestEndAfterACutWrite(t *testing.T) {
+	makePipe := pipes(t, &Server{})
+	other, echoed, stop, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	go func() { _, _ = io.Copy(echoed, echoed) }()
+	for name, end := range map[string]func(tunnel.Stream) error{
+		"CloseWrite": tunnel.Stream.CloseWrite,
+		"Close":      func(s tunnel.Stream) error { return s.Close() },
+	} {
+		a, b, stop, err := makePipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = a.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+		if _, err := a.Write(make([]byte, 1<<20)); err == nil {
+			t.Fatal("a write beyond the window worked")
+		}
+		_ = end(a)
+		_ = b.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.Copy(io.Discard, b); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: the other side saw %v, want a reset", name, err)
+		}
+		_ = other.SetDeadline(time.Now().Add(patience))
+		ping(t, other, name)
+		stop()
+	}
+}
+
+// TestEndsThroughAGateway is promises P7 and P8: exact bytes, an end is an end
+// and an abort an abort, in both directions.
+func TestEndsThroughAGateway(t *testing.T) {
+	b := testnet.NewBackend(t)
+	g := serve(t, table{"svc:1": b.Addr()}, &Server{})
+	d := newDialer(t, g.addr)
+	dial := b.Through(func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", "svc:1") }, nil)
+	testnet.TestEndings(t, dial, testnet.Transparent())
+	var wg sync.WaitGroup
+	seeds := make(chan uint64)
+	for range 3 {
+		wg.Go(func() {
+			for seed := range seeds {
+				testnet.Run(t.Context(), t, dial, testnet.Random(seed, 2<<20))
+			}
+		})
+	}
+	for seed := range uint64(30) {
+		seeds <- seed
+	}
+	close(seeds)
+	wg.Wait()
+	until(t, "the tunnels end", func() bool { return g.relay.Open() == 0 })
+}
+
+// TestLostConnection: what is on a connection that is lost is aborted.
+func TestLostConnection(t *testing.T) {
+	how := make(chan error, 1)
+	g := serve(t, table{"svc:1": backend(t, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 1))
+		_, err := c.Read(make([]byte, 1))
+		how <- err
+	})}, &Server{})
+	s := open(t, newDialer(t, g.addr), "svc:1")
+	_, _ = s.Write([]byte("x"))
+	time.AfterFunc(20*time.Millisecond, func() { _ = s.c.qc.CloseWithError(0x177, "") })
+	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the client saw %v", err)
+	}
+	if err := <-how; !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the service saw %v", err)
+	}
+}
+
+// TestCodes: an abort has the codes of RFC 9114 sections 4.1.1 and 4.4.
+func TestCodes(t *testing.T) {
+	makePipe := pipes(t, &Server{})
+	for _, c := range []struct {
+		who  string
+		want ErrCode
+	}{{"client", RequestCancelled}, {"server", ConnectError}} {
+		a, b, stop, err := makePipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.who == "server" {
+			a, b = b, a
+		}
+		_ = a.(*Stream).Abort()
+		_ = b.SetReadDeadline(time.Now().Add(patience))
+		_, err = b.Read(make([]byte, 1))
+		if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != c.want {
+			t.Errorf("an abort by the %s: got %v, want %v", c.who, err, c.want)
+		}
+		stop()
+	}
+}
+
+// TestGoAway: streams a proxy still serves go on, new ones go elsewhere.
+func TestGoAway(t *testing.T) {
+	s1, s2 := &Server{}, &Server{}
+	to := testnet.Echo(t).Addr()
+	g1, g2 := serve(t, table{"svc:1": to}, s1), serve(t, table{"svc:1": to}, s2)
+	addr := g1.addr
+	d := newDialer(t, "gw.test:1")
+	d.Idle = time.Minute
+	var mu sync.Mutex
+	d.Lookup = func(context.Context, string) ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+	}
+	d.Listen = func(ctx context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
+		pc, err := Listen(ctx, to)
+		mu.Lock()
+		defer mu.Unlock()
+		return redirected{pc, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr))}, err
+	}
+	s := open(t, d, "svc:1")
+	ping(t, s, "before")
+	mu.Lock()
+	addr = g2.addr
+	mu.Unlock()
+	s1.Drain()
+	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
+	ping(t, s, "after GOAWAY")
+	ping(t, open(t, d, "svc:1"), "elsewhere")
+	done := make(chan error, 1)
+	go func() { done <- s1.Shutdown(t.Context()) }()
+	ping(t, s, "during Shutdown")
+	select {
+	case err := <-done:
+		t.Fatalf("Shutdown returned %v with a tunnel open", err)
+	default:
+	}
+	_ = s.CloseWrite()
+	if _, err := io.ReadAll(s); err != nil {
+		t.Error(err)
+	}
+	_ = s.Close()
+	start := time.Now()
+	if err := <-done; err != nil || time.Since(start) > farewell {
+		t.Errorf("after %v: %v", time.Since(start), err)
+	}
+}
+
+// TestCloseAfterGoAway: Close ends the connections that take no more streams,
+// too.
+func TestCloseAfterGoAway(t *testing.T) {
+	srv := &Server{}
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, srv)
+	d := newDialer(t, g.addr)
+	s := open(t, d, "svc:1")
+	ping(t, s, "before")
+	srv.Drain()
+	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
+	_ = d.Close()
+	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("after Close: %v, want a reset", err)
+	}
+}
+
+// A redirected socket sends all it is given to one address, and has all come
+// from where it was sent to.
+type redirected struct {
+	net.PacketConn
+	to net.Addr
+}
+
+func (r redirected) WriteTo(p []byte, _ net.Addr) (int, error) { return r.PacketConn.WriteTo(p, r.to) }
+
+// TestRefusedStreamIsTriedElsewhere: a request that a proxy has no room for, or
+// says it did not look at, goes to another connection before the caller hears
+// of it.
+func TestRefusedStreamIsTriedElsewhere(t *testing.T) {
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{Streams: 1})
+	d := newDialer(t, g.addr)
+	d.Idle = time.Minute
+	first := open(t, d, "svc:1")
+	second := open(t, d, "svc:1")
+	ping(t, first, "one")
+	ping(t, second, "two")
+	if n := d.Conns(); n != 2 {
+		t.Errorf("%d connections, want 2", n)
+	}
+}
+
+// TestRejectedStreamIsTriedElsewhere has a proxy that resets the first request
+// with H3_REQUEST_REJECTED.
+func TestRejectedStreamIsTriedElsewhere(t *testing.T) {
+	p := rawProxy(t)
+	d := newDialer(t, p.addr)
+	d.Idle = time.Minute
+	go func() {
+		first := p.accept(t)
+		first.stream(t).reset(RequestRejected)
+		s := p.accept(t).stream(t)
+		_, _ = s.qs.Write(appendHead(nil, connect.Fields{{Name: ":status", Value: "200"}}))
+		_, _ = s.qs.Write(append(appendFrameHead(nil, frameData, 2), "ok"...))
+	}()
+	s := open(t, d, "svc:1")
+	if _, err := io.ReadFull(s, make([]byte, 2)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDeadPeerIsFound: a connection that is silent ends, and what is on it is
+// reset.
+func TestDeadPeerIsFound(t *testing.T) {
+	r := newRelay(t, serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{}).addr)
+	d := newDialer(t, r.addr)
+	d.Ping, d.Pong = 100*time.Millisecond, 300*time.Millisecond
+	s := open(t, d, "svc:1")
+	ping(t, s, "x")
+	r.silence.Store(true)
+	start := time.Now()
+	_, err := s.Read(make([]byte, 1))
+	if took := time.Since(start); !errors.Is(err, syscall.ECONNRESET) || took > 5*time.Second {
+		t.Errorf("after %v: %v, want a reset", took, err)
+	}
+}
+
+// TestAnswersThatAreNone: a proxy's mistakes are errors of the dial, soon.
+func TestAnswersThatAreNone(t *testing.T) {
+	status := func(s string, more ...connect.Field) []byte {
+		return appendHead(nil, append(connect.Fields{{Name: ":status", Value: s}}, more...))
+	}
+	for _, c := range []struct {
+		name   string
+		answer []byte
+		more   bool // goes on until it is stopped
+		want   tunnel.Reason
+	}{
+		{"a request", appendHead(nil, connect.Fields{{Name: ":method", Value: "GET"}}), false, tunnel.DialFailed},
+		{"status of two digits", status("20"), false, tunnel.DialFailed},
+		{"interim without end", status("103"), true, tunnel.DialFailed},
+		{"a list over 16 KiB", status("200", connect.Field{Name: "a", Value: string(bytes.Repeat([]byte("~"), 17<<10))}), false, tunnel.DialFailed},
+		{"a section over 32 KiB", appendFrameHead(nil, frameHeaders, 33<<10), false, tunnel.DialFailed},
+		{"DATA", appendFrameHead(nil, frameData, 5), false, tunnel.DialFailed},
+		{"unknown frames without end", appendFrameHead(nil, 0x77, 0), true, tunnel.DialFailed},
+		{"nothing", nil, false, tunnel.DialTimeout},
+		{"half a head", status("200")[:3], false, tunnel.DialTimeout},
+		{"QPACK that can't be decoded", append(appendFrameHead(nil, frameHeaders, 3), 0x7f, 0, 0), false, tunnel.DialFailed},
+		{"a refusal with trailers", append(status("503", connect.Field{Name: "proxy-status", Value: "x; error=dns_error"}), appendHead(nil, connect.Fields{{Name: "a", Value: "b"}})...), false, tunnel.LookupError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := rawProxy(t)
+			d := newDialer(t, p.addr)
+			d.Wait = time.Second
+			go func() {
+				s := p.accept(t).stream(t)
+				for {
+					if _, err := s.qs.Write(c.answer); err != nil || !c.more {
+						return
+					}
+				}
+			}()
+			_, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			wantReason(t, err, c.want)
+		})
+	}
+}
+
+// TestFields: what a Dialer sends arrives, and what a Server's hook answers is
+// seen.
+func TestFields(t *testing.T) {
+	heads := make(chan *Head, 1)
+	g := serve(t, table{"*": testnet.Echo(t).Addr()}, &Server{Head: func(_ context.Context, req *tunnel.Request, head *Head) error {
+		head.Answer = connect.Fields{{Name: "Baggage", Value: "of=server"}}
+		req.Peer = tunnel.Peer{ID: "x", Method: "test"}
+		heads <- head
+		return nil
+	}})
+	d := newDialer(t, g.addr)
+	answers := make(chan connect.Fields, 1)
+	d.Via, d.Authorization = "me", connect.BearerCredentials("t")
+	d.Header = func(context.Context, string) (connect.Fields, error) {
+		return connect.Fields{{Name: "Forwarded", Value: `for="192.0.2.1:5"`}}, nil
+	}
+	d.Answer = func(_ context.Context, _ string, fields connect.Fields) { answers <- fields }
+	s := open(t, d, "10.0.0.1:8080")
+	ping(t, s, "x")
+	head := <-heads
+	for name, want := range map[string]string{"via": "3 me", "proxy-authorization": "Bearer t", "forwarded": `for="192.0.2.1:5"`} {
+		if got, n := head.Fields.Get(name); got != want || n != 1 {
+			t.Errorf("%s: got %q (%d), want %q", name, got, n, want)
+		}
+	}
+	if head.Authority != "10.0.0.1:8080" {
+		t.Errorf("authority %q", head.Authority)
+	}
+	if got, _ := (<-answers).Get("baggage"); got != "of=server" {
+		t.Errorf("baggage of the answer: %q", got)
+	}
+}
+
+// TestTLSIsChecked: a proxy with another name, or with another protocol, is
+// none.
+func TestTLSIsChecked(t *testing.T) {
+	g := serve(t, table{}, &Server{})
+	d := newDialer(t, g.addr)
+	d.TLS.ServerName = "other.test"
+	_, err := d.DialContext(t.Context(), "tcp", "svc:1")
+	wantReason(t, err, tunnel.DialFailed)
+	g.reason(t, tunnel.BadHello)
+}
+
+// TestListenMayRefuse: the address of the proxy is looked at before anything is
+// sent there, and every address in turn.
+func TestListenMayRefuse(t *testing.T) {
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	to := netip.MustParseAddrPort(g.addr)
+	d := newDialer(t, net.JoinHostPort("gw.test", g.addr[len("127.0.0.1:"):]))
+	d.Lookup = func(context.Context, string) ([]netip.Addr, error) {
+		return []netip.Addr{netip.MustParseAddr("192.0.2.1"), to.Addr()}, nil
+	}
+	var asked []netip.AddrPort
+	d.Listen = func(ctx context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
+		asked = append(asked, to)
+		if !to.Addr().IsLoopback() {
+			return nil, tunnel.Refusef(tunnel.Prohibited, "%s is not to be dialed", to)
+		}
+		return Listen(ctx, to)
+	}
+	ping(t, open(t, d, "svc:1"), "x")
+	if len(asked) != 2 || asked[1] != to {
+		t.Errorf("asked for %v", asked)
+	}
+	_ = d.Close()
+	d = newDialer(t, "192.0.2.1:443")
+	d.Listen = func(_ context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
+		return nil, tunnel.Refusef(tunnel.Prohibited, "%s is not to be dialed", to)
+	}
+	_, err := d.DialContext(t.Context(), "tcp", "svc:1")
+	wantReason(t, err, tunnel.Prohibited)
+}
+
+// TestPanicEndsOneTunnel: a fault in the Handler ends the stream it was about,
+// and is told.
+func TestPanicEndsOneTunnel(t *testing.T) {
+	g := serve(t, panicky{table{"svc:1": testnet.Echo(t).Addr()}}, &Server{})
+	d := newDialer(t, g.addr)
+	d.Parallel = 1
+	s := open(t, d, "svc:1")
+	ping(t, s, "before")
+	_, err := d.DialContext(t.Context(), "tcp", "panic:1")
+	if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != InternalError {
+		t.Errorf("got %v, want a reset with H3_INTERNAL_ERROR", err)
+	}
+	ping(t, s, "after")
+	g.reason(t, tunnel.Internal)
+}
+
+// A panicky Resolver has a fault.
+type panicky struct{ tunnel.Resolver }
+
+func (p panicky) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	if req.Host() == "panic" {
+		panic("a fault")
+	}
+	return p.Resolver.Resolve(ctx, req)
+}

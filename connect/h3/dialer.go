@@ -1,0 +1,352 @@
+package h3
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+// What a Dialer does where its fields say nothing.
+const (
+	DefaultWait     = 15 * time.Second
+	DefaultParallel = 4
+	DefaultPing     = 10 * time.Second
+	DefaultPong     = 10 * time.Second
+)
+
+const (
+	spread     = 8 // streams on every connection, before there is one more
+	maxInterim = 8 // 1xx answers before the one that counts
+	tries      = 3 // connections that may refuse a stream unseen before the dial fails
+	maxAddrs   = 3 // addresses of the proxy that are tried
+)
+
+// A Dialer reaches its destinations through an HTTP proxy, by CONNECT over
+// HTTP/3. It is a tunnel.Dialer. It keeps connections to the proxy and shares
+// them between its dials. Close it to end them.
+//
+// Its connections survive that this host's address or port changes on the way
+// to the proxy, as behind a NAT that forgets.
+//
+// Its fields are not to be changed once it dials. It must not be copied.
+type Dialer struct {
+	// Proxy, Authorization, Header and Via are those of connect.Dialer.
+	Proxy         string
+	Authorization string
+	Header        func(ctx context.Context, addr string) (connect.Fields, error)
+	Via           string
+
+	// Lookup finds the addresses of the proxy's host, where that is a name; nil
+	// means the resolver of this host.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	// Listen opens a UDP socket that may be used to reach the proxy at to, an
+	// address of host, and nothing else; each connection has its own. It is where
+	// a guard may refuse the address. The Dialer closes it. Nil means the
+	// function Listen.
+	Listen func(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error)
+
+	// TLS is used to the proxy, with the ALPN "h3" and without 0-RTT; without a
+	// ServerName it asks for the host of Proxy. Nil means the roots of this host.
+	TLS *tls.Config
+
+	// Answer, if set, sees the field lines of each 200.
+	Answer func(ctx context.Context, addr string, fields connect.Fields)
+
+	// Wait is how long reaching the proxy and its answer may take, each; 0
+	// means DefaultWait.
+	Wait time.Duration
+
+	// Parallel is how many connections there may be for the sake of speed: one
+	// more is opened when each of those there are has many streams. Beyond it,
+	// one is opened only when the others take no more. 0 means
+	// DefaultParallel.
+	Parallel int
+
+	// Streams is the most a connection is used for at once, whatever the proxy
+	// allows; 0 means DefaultStreams.
+	Streams int
+
+	// Ping is how long a connection may be silent before it is asked for a
+	// sign of life, Pong how long the answer may take: one that is dead is
+	// found after both. 0 means DefaultPing and DefaultPong.
+	Ping, Pong time.Duration
+
+	// Idle is how long a connection without a stream is kept; 0 means
+	// DefaultIdle.
+	Idle time.Duration
+
+	mu     sync.Mutex           // guards what follows
+	pool   []*client            // that take more streams
+	conns  map[*client]struct{} // all of them
+	closed bool
+	wg     sync.WaitGroup // connections
+}
+
+var _ tunnel.Dialer = (*Dialer)(nil)
+
+// DialContext asks the proxy for addr, a "host:port" that
+// connect.ParseAuthority takes; network is "tcp". The ctx covers the dial and
+// nothing after.
+//
+// The net.Conn is a *Stream and belongs to the caller. A refusal is a
+// *tunnel.Error with the Reason that connect.ReplyReason finds.
+func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if network != "tcp" {
+		return nil, net.UnknownNetworkError(network)
+	}
+	to, err := connect.ParseAuthority(addr)
+	if err != nil {
+		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	asker := connect.Asker{Version: "3", Via: d.Via, Authorization: d.Authorization, Header: d.Header}
+	pseudo, fields, err := asker.Lists(ctx, &Head{Authority: to.String()})
+	if err != nil {
+		return nil, err
+	}
+	head := appendHead(nil, pseudo, fields)
+	for try := 1; ; try++ {
+		k, err := d.reserve(ctx)
+		if err != nil {
+			return nil, err
+		}
+		s, err := k.open(ctx, head, to.String())
+		if err == nil {
+			return s, nil
+		}
+		// The proxy has not seen the request: another connection may do.
+		if !errors.Is(err, errUnseen) || try == tries || ctx.Err() != nil {
+			return nil, err
+		}
+	}
+}
+
+// errUnseen is for a request that the proxy is sure not to have acted on.
+var errUnseen = errors.New("h3: the proxy took no more streams on this connection")
+
+// reserve finds a connection with room for a stream, or opens one, and counts
+// the stream in.
+func (d *Dialer) reserve(ctx context.Context) (*client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, d.givenUp(ctx)
+	}
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil, errClosed
+	}
+	k := d.pick()
+	if k == nil {
+		k = d.start(ctx)
+	}
+	k.used++
+	d.mu.Unlock()
+	tunnel.WillWait(ctx)
+	select {
+	case <-k.ready:
+	case <-ctx.Done():
+		k.giveBack()
+		return nil, d.givenUp(ctx)
+	}
+	if k.failed != nil {
+		return nil, k.failed
+	}
+	return k, nil
+}
+
+// givenUp is for a caller who gave up: no Reason but what its context says.
+func (d *Dialer) givenUp(ctx context.Context) error {
+	return fmt.Errorf("h3: proxy %q was given up: %w", d.Proxy, ctx.Err())
+}
+
+// pick returns the connection with the fewest streams, nil where a new one is
+// to be opened. The caller holds mu.
+func (d *Dialer) pick() *client {
+	var best *client
+	for _, k := range d.pool {
+		if k.used < k.most && (best == nil || k.used < best.used) {
+			best = k
+		}
+	}
+	parallel := d.Parallel
+	if parallel <= 0 {
+		parallel = DefaultParallel
+	}
+	if best != nil && best.used >= spread && len(d.pool) < parallel {
+		return nil
+	}
+	return best
+}
+
+// start opens a connection, which the caller does not wait for. The caller
+// holds mu.
+func (d *Dialer) start(ctx context.Context) *client {
+	most := d.Streams
+	if most <= 0 {
+		most = DefaultStreams
+	}
+	k := &client{d: d, most: most, lastOK: -1, ready: make(chan struct{}), streams: make(map[quic.StreamID]*Stream)}
+	d.pool = append(d.pool, k)
+	if d.conns == nil {
+		d.conns = make(map[*client]struct{})
+	}
+	d.conns[k] = struct{}{}
+	// Others may wait for this connection when the one who asked for it has
+	// given up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), orElse(d.Wait, DefaultWait))
+	k.cancel = cancel
+	d.wg.Go(func() {
+		defer cancel()
+		k.run(ctx)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.conns, k)
+	})
+	return k
+}
+
+// remove takes k from the pool. The caller holds mu.
+func (d *Dialer) remove(k *client) {
+	for i := range d.pool {
+		if d.pool[i] == k {
+			d.pool = append(d.pool[:i:i], d.pool[i+1:]...)
+			return
+		}
+	}
+}
+
+// Close ends every connection, with the streams on it, and waits for their
+// ends. What was written to streams that were closed before has a moment to
+// arrive.
+func (d *Dialer) Close() error {
+	d.mu.Lock()
+	d.closed = true
+	conns := make([]*client, 0, len(d.conns))
+	for k := range d.conns {
+		conns = append(conns, k)
+	}
+	d.pool = nil
+	d.mu.Unlock()
+	for _, k := range conns {
+		k.stop()
+	}
+	d.wg.Wait()
+	return nil
+}
+
+// Conns returns how many connections there are that take more streams.
+func (d *Dialer) Conns() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.pool)
+}
+
+// dial reaches the proxy. What it returns besides the connection is to be
+// closed after it.
+func (d *Dialer) dial(ctx context.Context) (*quic.Conn, *quic.Transport, error) {
+	to, err := connect.ParseAuthority(d.Proxy)
+	if err != nil {
+		return nil, nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	cfg := &tls.Config{}
+	if d.TLS != nil {
+		cfg = d.TLS.Clone()
+	}
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(d.Proxy)
+	}
+	cfg.NextProtos, cfg.MinVersion, cfg.ClientSessionCache = []string{"h3"}, tls.VersionTLS13, nil
+	addrs := []netip.Addr{to.Addr}
+	if !to.Addr.IsValid() {
+		if addrs, err = d.lookup(ctx, to.Name.String()); err != nil {
+			return nil, nil, connect.Unusable(d.Proxy, "has no address", err)
+		}
+	}
+	addrs = addrs[:min(len(addrs), maxAddrs)]
+	for i, addr := range addrs {
+		var qc *quic.Conn
+		var tr *quic.Transport
+		qc, tr, err = d.dialOne(ctx, netip.AddrPortFrom(addr.Unmap(), to.Port), cfg, len(addrs)-i)
+		if err == nil {
+			return qc, tr, nil
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = errors.New("the lookup found none")
+	}
+	return nil, nil, connect.Unusable(d.Proxy, "cannot be reached", err)
+}
+
+func (d *Dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	if d.Lookup != nil {
+		return d.Lookup(ctx, host)
+	}
+	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+}
+
+// dialOne tries one address, for its share of the time there is.
+func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config, shares int) (*quic.Conn, *quic.Transport, error) {
+	if end, ok := ctx.Deadline(); ok && shares > 1 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(shares))
+		defer cancel()
+	}
+	pc, err := d.listen(ctx, to)
+	if err != nil {
+		return nil, nil, err
+	}
+	ping, pong := orElse(d.Ping, DefaultPing), orElse(d.Pong, DefaultPong)
+	conf := quicConfig()
+	conf.MaxIdleTimeout, conf.KeepAlivePeriod = ping+pong, ping
+	conf.MaxIncomingStreams = -1 // RFC 9114 section 6.1: a server opens none
+	tr := &quic.Transport{Conn: pc}
+	qc, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(to), cfg, conf)
+	if err != nil {
+		_ = tr.Close()
+		_ = pc.Close()
+		return nil, nil, err
+	}
+	return qc, tr, nil
+}
+
+func (d *Dialer) listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
+	if d.Listen == nil {
+		return Listen(ctx, to)
+	}
+	host, _, err := net.SplitHostPort(d.Proxy)
+	if err != nil {
+		return nil, err
+	}
+	return d.Listen(ctx, host, to)
+}
+
+// Listen opens a UDP socket of the kind of address that to is, at any local
+// address and port. It is what a Dialer does by itself.
+func Listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
+	network := "udp4"
+	if to.Addr().Is6() {
+		network = "udp6"
+	}
+	var lc net.ListenConfig
+	return lc.ListenPacket(ctx, network, ":0")
+}
+
+func orElse(d, otherwise time.Duration) time.Duration {
+	if d > 0 {
+		return d
+	}
+	return otherwise
+}

@@ -1,0 +1,150 @@
+package h3
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
+)
+
+// TestFloods sends what costs the sender less than the receiver until the
+// connection ends: with H3_EXCESSIVE_LOAD, and within the budget.
+func TestFloods(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		first  func(r *raw) *rawStream // may be nil
+		repeat func(r *raw, s *rawStream) error
+	}{
+		{"rapid reset, CVE-2023-44487", nil, func(r *raw, _ *rawStream) error {
+			return r.try(headOf(connectSvc...), true)
+		}},
+		{"resets without a request", nil, func(r *raw, _ *rawStream) error { return r.try(nil, true) }},
+		{"malformed requests", nil, func(r *raw, _ *rawStream) error { return r.try(headOf(with(":path", "/")...), false) }},
+		{"requests that are refused", nil, func(r *raw, _ *rawStream) error {
+			return r.try(headOf(":method", "CONNECT", ":authority", "nobody:1"), false)
+		}},
+		{"streams of unknown types", nil, func(r *raw, _ *rawStream) error {
+			s, err := r.qc.OpenUniStreamSync(r.t.Context())
+			if err == nil {
+				_, err = s.Write([]byte{0x21})
+				s.CancelWrite(0)
+			}
+			if r.qc.Context().Err() == nil {
+				return nil
+			}
+			return err
+		}},
+		{"frames on the control stream", nil, func(r *raw, _ *rawStream) error { return nil }},
+		{"empty DATA, CVE-2019-9518", tunnelOf, func(_ *raw, s *rawStream) error { _, err := s.qs.Write(varints(frameData, 0)); return err }},
+		{"unknown frames in a tunnel", tunnelOf, func(_ *raw, s *rawStream) error { _, err := s.qs.Write(varints(0x21, 0)); return err }},
+		{"unknown frames before a request", func(r *raw) *rawStream { return r.open(nil) }, func(_ *raw, s *rawStream) error { _, err := s.qs.Write(varints(0x21, 0)); return err }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := serve(t, table{"svc:1": testnet.Discard(t).Addr()}, &Server{})
+			r := rawClient(t, g.addr)
+			control := r.begin()
+			var s *rawStream
+			if c.first != nil {
+				s = c.first(r)
+			}
+			start := time.Now()
+			for n := 0; r.qc.Context().Err() == nil; n++ {
+				if n > 200_000 {
+					t.Fatal("it goes on and on")
+				}
+				if c.name == "frames on the control stream" {
+					_, _ = control.Write(varints(framePriorityUpdate, 1, 0))
+				} else if c.repeat(r, s) != nil {
+					break
+				}
+			}
+			if code := r.ended(); code != ExcessiveLoad {
+				t.Errorf("the connection ended with %v, want H3_EXCESSIVE_LOAD", code)
+			}
+			g.reason(t, tunnel.Flood)
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			most := connect.MeterBudget + int(time.Since(start).Seconds()*connect.MeterRefill) + 500
+			if n := len(g.outcomes); n > most {
+				t.Errorf("%d requests got through, want at most %d", n, most)
+			}
+		})
+	}
+}
+
+// try opens a request stream that begins with b, and gives it up.
+func (r *raw) try(b []byte, reset bool) error {
+	s, err := r.qc.OpenStreamSync(r.t.Context())
+	if err != nil {
+		return err
+	}
+	_, _ = s.Write(b)
+	if reset {
+		s.CancelWrite(0x10c)
+		s.CancelRead(0x10c)
+		return nil
+	}
+	_, _ = io.Copy(io.Discard, s)
+	_ = s.Close()
+	return nil
+}
+
+// tunnelOf opens a tunnel.
+func tunnelOf(r *raw) *rawStream {
+	s := r.request(connectSvc...)
+	s.answer()
+	return s
+}
+
+// TestFloodHarmsNobodyElse: a connection that floods ends, and the one beside
+// it does not notice.
+func TestFloodHarmsNobodyElse(t *testing.T) {
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	bystander := open(t, newDialer(t, g.addr), "svc:1")
+	r := rawClient(t, g.addr)
+	for r.try(headOf(connectSvc...), true) == nil {
+		ping(t, bystander, "still here")
+	}
+	g.reason(t, tunnel.Flood)
+	ping(t, bystander, "and after")
+}
+
+// TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
+// tunnels, and aborts some.
+func TestHonestTrafficIsNoFlood(t *testing.T) {
+	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	d := newDialer(t, g.addr)
+	d.Parallel = 1
+	c := open(t, d, "svc:1")
+	for i := range 3000 {
+		_ = c.SetDeadline(time.Now().Add(patience))
+		ping(t, c, "x")
+		if i%2 == 0 {
+			s := open(t, d, "svc:1")
+			if i%40 == 0 {
+				_ = s.Abort()
+				continue
+			}
+			if err := s.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadAll(s); err != nil {
+				t.Fatal(err)
+			}
+			_ = s.Close()
+		}
+	}
+	if n := d.Conns(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, o := range g.outcomes {
+		if o.Reason != tunnel.Done && o.Reason != tunnel.Reset && o.Reason != tunnel.Gone && o.Reason != tunnel.Drain {
+			t.Errorf("outcome %s, %v", o.Reason, o.Err)
+		}
+	}
+}

@@ -1,0 +1,402 @@
+package h3
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+// Limits of a connection that a Server leaves at zero.
+const (
+	DefaultStreams = 100             // tunnels at once
+	DefaultIdle    = 5 * time.Minute // without a tunnel
+
+	silence = 30 * time.Second // without a packet, after which a connection has ended; half of it, and it is asked for a sign of life
+)
+
+// proto is what requests and outcomes are of.
+const proto = "connect-h3"
+
+// A Server is the proxy side of CONNECT over HTTP/3. It makes a tunnel.Request
+// of each, as a tunnel.Protocol does for what comes over TCP, and hands it to
+// a tunnel.Handler.
+//
+// Its fields are not to be changed once it serves. It must not be copied.
+type Server struct {
+	// TLS has the certificates. QUIC is always TLS 1.3; the ALPN is "h3", and
+	// there is neither 0-RTT nor resumption, whatever TLS says.
+	TLS *tls.Config
+
+	// Auth, Via and ProxyName are those of connect.Protocol.
+	Auth      connect.Authenticator
+	Via       string
+	ProxyName string
+
+	// Identify, if set, says who the client of a connection is by what TLS has
+	// verified of it. It is asked once for each connection; an error ends it.
+	Identify func(*tls.ConnectionState) (tunnel.Peer, error)
+
+	// Name is the listener's, as configured, for logs; "" means its address.
+	Name string
+
+	// Streams is how many tunnels one connection may have at once; 0 means
+	// DefaultStreams.
+	Streams int
+
+	// Idle is how long a connection may be without a tunnel; 0 means
+	// DefaultIdle.
+	Idle time.Duration
+
+	// Head, if set, sees each CONNECT after its credentials and its target were
+	// judged, and may refuse it, change req or set head.Answer.
+	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
+
+	// Limits are those of tunnel.Server. A handshake counts as a preamble until
+	// it is complete; from there FirstByte is the time for the first request.
+	Limits tunnel.Limits
+
+	// Grow is by how many bytes the windows of all connections together may
+	// grow beyond what each begins with; 0 means 256 MiB.
+	Grow int64
+
+	Budget  *tunnel.Budget        // how short memory is; nil means never
+	Observe func(*tunnel.Outcome) // told of what ended without reaching the Handler; must not block. May be nil
+	Log     *slog.Logger          // panics; nil discards
+
+	mu       sync.Mutex // guards what follows
+	gate     gate
+	grown    int64
+	conns    map[*quic.Conn]*serverConn
+	sockets  map[*quic.Transport]struct{}
+	draining bool
+	closed   bool
+	panicked time.Time      // when a stack was last logged
+	wg       sync.WaitGroup // connections
+}
+
+// An idMaker makes connection ids, all of one length.
+type idMaker interface{ NewID() []byte }
+
+type generator struct {
+	idMaker
+	n int
+}
+
+func (g generator) GenerateConnectionID() (quic.ConnectionID, error) {
+	return quic.ConnectionIDFromBytes(g.NewID()), nil
+}
+
+func (g generator) ConnectionIDLen() int { return g.n }
+
+// Serve serves what comes to pc until Shutdown or Close, and then returns
+// tunnel.ErrServerClosed; earlier only where pc fails. It owns pc. Every
+// request's context is made of ctx.
+//
+// Where pc has a method NewID() []byte, that makes the connection ids: it is a
+// part of a socket that finds its packets by them.
+func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler) error {
+	defer pc.Close()
+	if s.TLS == nil {
+		return errors.New("h3: a Server needs a TLS configuration")
+	}
+	name := s.Name
+	if name == "" {
+		name = pc.LocalAddr().String()
+	}
+	tr := &quic.Transport{
+		Conn: pc, ConnectionIDLength: 8, VerifySourceAddress: s.mustRetry,
+		ConnContext: func(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
+			return s.knock(ctx, info, name)
+		},
+	}
+	if ids, ok := pc.(idMaker); ok {
+		tr.ConnectionIDGenerator = generator{ids, len(ids.NewID())}
+	}
+	if !s.track(tr) {
+		return tunnel.ErrServerClosed
+	}
+	cfg := quicConfig()
+	cfg.MaxIdleTimeout, cfg.KeepAlivePeriod = silence, silence/2
+	cfg.MaxIncomingStreams = int64(s.streams())
+	cfg.AllowConnectionWindowIncrease = s.mayGrow
+	ln, err := tr.Listen(tlsConfig(s.TLS), cfg)
+	if err != nil {
+		s.untrack(tr)
+		return fmt.Errorf("h3: listen on %s: %w", pc.LocalAddr(), err)
+	}
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer s.untrack(tr)
+	for {
+		qc, err := ln.Accept(ctx)
+		if err != nil {
+			s.endConns(tr)
+			if s.isClosed() || ctx.Err() != nil {
+				return tunnel.ErrServerClosed
+			}
+			return fmt.Errorf("h3: accept on %s: %w", name, err)
+		}
+		s.accept(ctx, qc, tr, &running, h)
+	}
+}
+
+// tlsConfig is what QUIC is given of the Server's TLS.
+func tlsConfig(base *tls.Config) *tls.Config {
+	cfg := base.Clone()
+	cfg.NextProtos = []string{"h3"}
+	cfg.MinVersion = tls.VersionTLS13
+	cfg.SessionTicketsDisabled = true
+	if choose := cfg.GetConfigForClient; choose != nil {
+		cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			chosen, err := choose(hello)
+			if chosen == nil || err != nil {
+				return chosen, err
+			}
+			return tlsConfig(chosen), nil
+		}
+	}
+	return cfg
+}
+
+// accept serves a connection whose handshake is complete.
+func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, running *sync.WaitGroup, h tunnel.Handler) {
+	a, ok := qc.Context().Value(attemptKey{}).(*attempt)
+	if !ok {
+		_ = qc.CloseWithError(quic.ApplicationErrorCode(InternalError), "")
+		return
+	}
+	err := s.arrived(a)
+	if err != nil {
+		_ = qc.CloseWithError(quic.ApplicationErrorCode(ExcessiveLoad), err.Error())
+		s.tell(a, err)
+		return
+	}
+	k := &serverConn{s: s, a: a, tr: tr, handler: h, since: clock(), local: addrPort(qc.LocalAddr()).Port()}
+	k.c = &conn{qc: qc, side: k}
+	if s.Identify != nil {
+		cs := qc.ConnectionState().TLS
+		if k.peer, err = s.Identify(&cs); err != nil {
+			err = refuse(tunnel.NoAuth, "the client's certificate: %w", err)
+			_ = qc.CloseWithError(quic.ApplicationErrorCode(GeneralProtocol), "") // TLS should have refused it
+			s.tell(a, err)
+			return
+		}
+	}
+	s.mu.Lock()
+	if s.conns == nil {
+		s.conns = make(map[*quic.Conn]*serverConn)
+	}
+	s.conns[qc] = k
+	draining, closed := s.draining, s.closed
+	s.wg.Add(1)
+	s.mu.Unlock()
+	running.Go(func() {
+		defer s.wg.Done()
+		switch {
+		case closed:
+			k.c.fail(errClosed)
+		case draining:
+			k.drain()
+		}
+		k.run(ctx)
+		s.mu.Lock()
+		delete(s.conns, qc)
+		s.grown -= k.grown
+		s.mu.Unlock()
+	})
+}
+
+// mayGrow is asked before a connection's window grows by n bytes.
+func (s *Server) mayGrow(qc *quic.Conn, n uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	most := s.Grow
+	if most == 0 {
+		most = 256 << 20
+	}
+	if s.grown+int64(n) > most || s.Budget.Pressure() != tunnel.Calm {
+		return false
+	}
+	k := s.conns[qc]
+	if k == nil {
+		return false
+	}
+	k.grown += int64(n)
+	s.grown += int64(n)
+	return true
+}
+
+// Drain asks every connection to open no more tunnels and to end with the
+// last one it has, by GOAWAY. New connections are refused. It does not wait.
+func (s *Server) Drain() {
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	for _, k := range s.connsOf(nil) {
+		k.drain()
+	}
+}
+
+// connsOf returns the connections of a socket, of all where tr is nil.
+func (s *Server) connsOf(tr *quic.Transport) []*serverConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var conns []*serverConn
+	for _, k := range s.conns {
+		if tr == nil || k.tr == tr {
+			conns = append(conns, k)
+		}
+	}
+	return conns
+}
+
+// Shutdown drains and waits until every connection has ended, and then ends
+// Serve. When ctx ends first, Shutdown closes what is left and returns the
+// context's error. It is safe to call again and at once with Close.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.Drain()
+	idle := make(chan struct{})
+	go func() {
+		s.wg.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		return s.Close()
+	case <-ctx.Done():
+		_ = s.Close()
+		<-idle
+		return ctx.Err()
+	}
+}
+
+// Close ends every connection, which aborts the tunnels on it, and ends Serve.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	sockets := make([]*quic.Transport, 0, len(s.sockets))
+	for tr := range s.sockets {
+		sockets = append(sockets, tr)
+	}
+	s.mu.Unlock()
+	for _, tr := range sockets {
+		s.endConns(tr)
+	}
+	return nil
+}
+
+// endConns ends the connections of a socket, and its use.
+func (s *Server) endConns(tr *quic.Transport) {
+	for _, k := range s.connsOf(tr) {
+		k.c.fail(errClosed)
+	}
+	_ = tr.Close()
+}
+
+func (s *Server) track(tr *quic.Transport) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.draining {
+		return false
+	}
+	if s.sockets == nil {
+		s.sockets = make(map[*quic.Transport]struct{})
+	}
+	s.sockets[tr] = struct{}{}
+	return true
+}
+
+func (s *Server) untrack(tr *quic.Transport) {
+	_ = tr.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sockets, tr)
+}
+
+func (s *Server) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// rules are those of every version of HTTP.
+func (s *Server) rules() *connect.Protocol {
+	return &connect.Protocol{Auth: s.Auth, Via: s.Via, ProxyName: s.ProxyName}
+}
+
+func (s *Server) streams() int {
+	if s.Streams > 0 {
+		return s.Streams
+	}
+	return DefaultStreams
+}
+
+// tell reports what ended without a request.
+func (s *Server) tell(a *attempt, err error) {
+	s.told(&tunnel.Request{Proto: proto, Listener: a.listener, Source: a.addr, Start: a.start}, err)
+}
+
+// told reports a request that did not reach the Handler.
+func (s *Server) told(req *tunnel.Request, err error) {
+	if s.Observe == nil {
+		return
+	}
+	o := &tunnel.Outcome{
+		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer,
+		Reason: tunnel.ReasonOf(err), Err: err, Lasted: time.Since(req.Start),
+	}
+	if req.Addr.IsValid() || req.Name != (tunnel.Name{}) {
+		o.Target = req.Target()
+	}
+	s.Observe(o)
+}
+
+// panicking logs a stack, once a minute at most: an attacker who found the
+// input may send it often.
+func (s *Server) panicking(req *tunnel.Request, v any) {
+	stack := debug.Stack()
+	s.mu.Lock()
+	quiet := !s.panicked.IsZero() && time.Since(s.panicked) < time.Minute
+	if !quiet {
+		s.panicked = time.Now()
+	}
+	s.mu.Unlock()
+	log := s.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	if quiet {
+		log.Error("panic in a tunnel, its stack was logged less than a minute ago", "panic", v)
+	} else {
+		log.Error("panic in a tunnel", "panic", v, "stack", string(stack))
+	}
+	s.told(req, refuse(tunnel.Internal, "panic: %v", v))
+}
+
+// handshakeError gives a handshake that failed its Reason.
+func handshakeError(err error) *tunnel.Error {
+	if te, ok := errors.AsType[*quic.TransportError](err); ok && te.ErrorCode.IsCryptoError() {
+		return refuse(tunnel.BadHello, "the TLS handshake failed: %w", err)
+	}
+	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+		return refuse(tunnel.HelloTimeout, "the handshake was not complete in time: %w", err)
+	}
+	return refuse(tunnel.Gone, "the client left in the middle of its handshake: %w", err)
+}
+
+// newRequest makes the request of a stream, as far as its connection is known.
+func (k *serverConn) newRequest() *tunnel.Request {
+	source := addrPort(k.c.qc.RemoteAddr()) // as of now: a client may change it
+	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, Local: k.local, Peer: k.peer, Start: time.Now()}
+}

@@ -1,0 +1,63 @@
+package h3
+
+import (
+	"context"
+	"net"
+	"testing"
+
+	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
+)
+
+// pipes returns a maker of streams between a Dialer and a Server, without a
+// gateway's Relay between.
+func pipes(t *testing.T, s *Server) tunneltest.MakePipe {
+	return pipesOver(t, s, func(addr string) string { return addr })
+}
+
+// pipesOver is pipes over the path that leads to an address.
+func pipesOver(t *testing.T, s *Server, path func(addr string) string) tunneltest.MakePipe {
+	accepted := make(chan tunnel.Stream)
+	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		s, err := req.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case accepted <- s:
+		case <-ctx.Done():
+		}
+	})
+	d := newDialer(t, path(serveHandler(t, s, h)))
+	turn := make(chan struct{}, 1) // one at a time, so that the ends belong together
+	return func() (a, b tunnel.Stream, stop func(), err error) {
+		turn <- struct{}{}
+		defer func() { <-turn }()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		c, err := d.DialContext(ctx, "tcp", "svc:1")
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		a = c.(*Stream)
+		b = <-accepted
+		return a, b, func() { _, _ = a.Close(), b.Close() }, nil
+	}
+}
+
+func TestStream(t *testing.T) {
+	tunneltest.TestStream(t, pipes(t, &Server{}), tunneltest.Options{})
+}
+
+// TestDialer runs the suite through a whole gateway.
+func TestDialer(t *testing.T) {
+	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
+		closed := listen(t)
+		_ = closed.Close()
+		g := serve(t, table{"svc:1": backend.Addr().String(), "closed:1": closed.Addr().String()}, &Server{})
+		return tunneltest.Dialer{
+			Dialer: newDialer(t, g.addr), Addr: "svc:1",
+			Refused: map[string]tunnel.Reason{"nobody:1": tunnel.NoRoute, "closed:1": tunnel.DialFailed, "svc:0": tunnel.BadRequest},
+		}
+	}, tunneltest.Options{})
+}

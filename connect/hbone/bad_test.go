@@ -1,0 +1,83 @@
+package hbone
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"culvert.dev/connect/h2"
+	"culvert.dev/tunnel"
+)
+
+// TestBadRequests is the table of docs/protocols/hbone.md: the stream ends and
+// the connection goes on.
+func TestBadRequests(t *testing.T) {
+	m := newMesh(t)
+	routes := table{"svc.test:80": backend(t, echo), "down.test:80": "127.0.0.1:1", "secret.test:80": "private"}
+	g := serve(t, m.server("gw"), resolverFunc(func(req *tunnel.Request) (tunnel.Route, error) {
+		switch req.Host() {
+		case "127.0.0.1":
+			return tunnel.Route{}, tunnel.Refusef(tunnel.Prohibited, "%q is prohibited", req.Target())
+		case "denied.test":
+			return tunnel.Route{}, tunnel.Refusef(tunnel.Denied, "%q is denied", req.Target())
+		case "empty.test":
+			return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "%q has no endpoint", req.Target())
+		case "full.test":
+			return tunnel.Route{}, tunnel.Refusef(tunnel.Overload, "no room for %q", req.Target())
+		}
+		return routes.Resolve(t.Context(), req)
+	}))
+	d := m.newDialer(g.addr, id("gw"))
+	for _, tt := range []struct {
+		authority string
+		status    int
+		reason    tunnel.Reason
+	}{
+		{"svc.test", 400, tunnel.BadRequest},
+		{"svc.test:0", 400, tunnel.BadRequest},
+		{"svc.test:80/path", 400, tunnel.BadRequest},
+		{"user@svc.test:80", 400, tunnel.BadRequest},
+		{"0x7f000001:80", 400, tunnel.BadRequest},
+		{"127.0.0.1:80", 400, tunnel.Prohibited},
+		{"192.0.2.1:80", 503, tunnel.NoRoute},
+		{"other.test:80", 503, tunnel.NoRoute},
+		{"down.test:80", 503, tunnel.DialFailed},
+		{"empty.test:80", 503, tunnel.NoEndpoint},
+		{"full.test:80", 503, tunnel.Overload},
+		{"secret.test:80", 401, tunnel.NotExposed},
+		{"denied.test:80", 401, tunnel.Denied},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		s, err := d.inner().Open(ctx, &h2.Head{Authority: tt.authority})
+		cancel()
+		if err == nil {
+			_ = s.Close()
+		}
+		wantReason(t, err, tt.reason)
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("status %d", tt.status)) {
+			t.Errorf("%s: got %v, want status %d", tt.authority, err, tt.status)
+		}
+		if o := g.reason(t, tt.reason); o.Proto != "hbone" || o.Peer.ID != id("alice") {
+			t.Errorf("%s: outcome of %q by %+v, want hbone by alice", tt.authority, o.Proto, o.Peer)
+		}
+	}
+	if n := d.Conns(); n != 1 {
+		t.Errorf("%d connections, want the one to have gone on", n)
+	}
+
+	cfg := m.client("alice")
+	cfg.InsecureSkipVerify = true // the server has no name to verify
+	web := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}}
+	defer web.CloseIdleConnections()
+	resp, err := web.Get("https://" + g.addr + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != 405 || resp.ProtoMajor != 2 {
+		t.Errorf("GET: status %d by %s, want 405 by HTTP/2", resp.StatusCode, resp.Proto)
+	}
+	g.reason(t, tunnel.BadMethod)
+}

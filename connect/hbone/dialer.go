@@ -1,0 +1,218 @@
+package hbone
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/tunnel"
+)
+
+// What a Dialer keeps to, as ztunnel does.
+const (
+	ping    = 10 * time.Second
+	pong    = 20 * time.Second
+	streams = 100             // on a connection
+	idle    = 5 * time.Minute // without one
+	given   = 10 * time.Second
+)
+
+// A Dialer reaches its destinations through an HBONE server, and shares its
+// connections between them. It is a tunnel.Dialer. Close it to end them.
+//
+// Its fields are not to be changed once it dials. It must not be copied.
+type Dialer struct {
+	// Gateway is the server, "host:port". Dialer is the way to it; nil means a
+	// net.Dialer.
+	Gateway string
+	Dialer  tunnel.Dialer
+
+	// TLS has the client's own certificate, and the RootCAs to verify the
+	// server's by.
+	TLS *tls.Config
+
+	// Peers are who the server may be: SPIFFE ids, or "spiffe://domain" for
+	// any of a trust domain. Empty means that its certificate must have the
+	// name or address of Gateway, as with any TLS; no name is asked for in
+	// either case.
+	Peers []string
+
+	// Baggage describes the workloads on this side, for requests that say
+	// nothing of that themselves. Via is that of connect.Dialer.
+	Baggage string
+	Via     string
+
+	once sync.Once
+	h2   h2.Dialer
+}
+
+var _ tunnel.Dialer = (*Dialer)(nil)
+
+func (d *Dialer) inner() *h2.Dialer {
+	d.once.Do(func() {
+		d.h2.Proxy, d.h2.Via, d.h2.Header = d.Gateway, d.Via, header(d.Baggage)
+		d.h2.Dialer = &secure{way: d.Dialer, keys: d.TLS, peers: d.Peers}
+		d.h2.Streams, d.h2.Idle, d.h2.Ping, d.h2.Pong = streams, idle, ping, pong
+	})
+	return &d.h2
+}
+
+func header(baggage string) func(context.Context, string) (connect.Fields, error) {
+	return func(ctx context.Context, _ string) (connect.Fields, error) { return fields(ctx, baggage), nil }
+}
+
+// DialContext asks the server for addr, a "host:port" that
+// connect.ParseAuthority takes; network is "tcp". The net.Conn is an *h2.Stream
+// and belongs to the caller. A refusal is a *tunnel.Error.
+func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	return d.inner().DialContext(ctx, network, addr)
+}
+
+// Close ends every connection, with the streams on it.
+func (d *Dialer) Close() error { return d.inner().Close() }
+
+// Conns returns how many connections there are.
+func (d *Dialer) Conns() int { return d.inner().Conns() }
+
+// A Double reaches destinations that are behind two HBONE servers: the outer
+// one is asked for the destination, and the connection it gives leads to an
+// inner one, of its choice, that is asked for it again. The outer server sees
+// who asks and for what, and nothing of what is said.
+//
+// Connections to the outer server are shared. Those to the inner one are not:
+// all that are on one go to one endpoint.
+//
+// Its fields are not to be changed once it dials. It must not be copied.
+type Double struct {
+	Outer *Dialer
+
+	// TLS, Peers and Baggage are those of a Dialer, for the inner server. What
+	// it must be is said by Peers: without any, its certificate must have the
+	// name that is dialed.
+	TLS     *tls.Config
+	Peers   []string
+	Baggage string
+
+	once sync.Once
+	h2   h2.Dialer
+}
+
+var _ tunnel.Dialer = (*Double)(nil)
+
+// DialContext is that of a Dialer.
+func (d *Double) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	d.once.Do(func() {
+		d.h2.Proxy, d.h2.Header = "behind "+d.Outer.Gateway, header(d.Baggage)
+		d.h2.Dialer = innerWay{&secure{way: d.Outer, keys: d.TLS, peers: d.Peers}}
+		d.h2.Single, d.h2.Idle, d.h2.Ping, d.h2.Pong = true, given, ping, pong
+	})
+	to, err := connect.ParseAuthority(addr)
+	if err != nil {
+		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	// Each connection is for one dial, whose ctx tells it where to.
+	return d.h2.DialContext(context.WithValue(ctx, targetKey{}, to.String()), network, addr)
+}
+
+// Close ends every connection, those of Outer included.
+func (d *Double) Close() error { return errors.Join(d.h2.Close(), d.Outer.Close()) }
+
+type targetKey struct{}
+
+// An innerWay leads to the server that is behind another one, by the name that
+// the ctx has.
+type innerWay struct{ *secure }
+
+func (w innerWay) DialContext(ctx context.Context, network, _ string) (net.Conn, error) {
+	addr, _ := ctx.Value(targetKey{}).(string)
+	return w.secure.DialContext(ctx, network, addr)
+}
+
+// secure is a way that ends in TLS as HBONE has it.
+type secure struct {
+	way   tunnel.Dialer
+	keys  *tls.Config
+	peers []string
+}
+
+// DialContext implements tunnel.Dialer.
+func (s *secure) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	way := s.way
+	if way == nil {
+		way = new(net.Dialer)
+	}
+	raw, err := way.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	t := tls.Client(raw, s.config(addr))
+	if err := t.HandshakeContext(ctx); err != nil {
+		_ = raw.Close()
+		return nil, fmt.Errorf("hbone: TLS handshake: %w", err)
+	}
+	if p := t.ConnectionState().NegotiatedProtocol; p != "h2" {
+		_ = raw.Close()
+		return nil, fmt.Errorf("hbone: the server does not speak HTTP/2: it chose the protocol %q", p)
+	}
+	return t, nil
+}
+
+func (s *secure) config(addr string) *tls.Config {
+	cfg := &tls.Config{}
+	if s.keys != nil {
+		cfg = s.keys.Clone()
+	}
+	host, _, _ := net.SplitHostPort(addr)
+	cfg.ServerName = "" // an HBONE client names nobody
+	cfg.NextProtos = []string{"h2"}
+	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
+	cfg.ClientSessionCache = nil
+	// What crypto/tls does not verify without a name, VerifyConnection does.
+	cfg.InsecureSkipVerify = true
+	roots, now := cfg.RootCAs, cfg.Time
+	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+		opts := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool()}
+		if now != nil {
+			opts.CurrentTime = now()
+		}
+		if len(s.peers) == 0 {
+			opts.DNSName = host
+		}
+		for _, c := range cs.PeerCertificates[1:] {
+			opts.Intermediates.AddCert(c)
+		}
+		leaf := cs.PeerCertificates[0]
+		if _, err := leaf.Verify(opts); err != nil {
+			return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
+		}
+		if len(s.peers) == 0 {
+			return nil
+		}
+		return known(leaf, s.peers)
+	}
+	return cfg
+}
+
+// known reports whether a leaf that was verified is one of peers.
+func known(leaf *x509.Certificate, peers []string) error {
+	if n := len(leaf.URIs); n != 1 {
+		return fmt.Errorf("hbone: the server's certificate has %d URIs, want one", n)
+	}
+	id := leaf.URIs[0].String()
+	if !slices.ContainsFunc(peers, func(p string) bool {
+		domain := strings.Count(p, "/") == 2
+		return id == p || domain && strings.HasPrefix(id, p+"/")
+	}) {
+		return fmt.Errorf("hbone: the server is %q, want one of %q", id, peers)
+	}
+	return nil
+}

@@ -1,0 +1,341 @@
+package hbone
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
+)
+
+func TestDialer(t *testing.T) {
+	m := newMesh(t)
+	tunneltest.TestDialer(t, func(t *testing.T, ln net.Listener) tunneltest.Dialer {
+		m := &mesh{m.CA, t}
+		g := serve(t, m.server("gw"), table{"svc.test:443": ln.Addr().String(), "down.test:443": "127.0.0.1:1", "secret.test:443": "private"})
+		d := m.newDialer(g.addr, id("gw"))
+		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
+			"other.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed, "secret.test:443": tunnel.NotExposed, "192.0.2.1:443": tunnel.NoRoute,
+		}}
+	}, tunneltest.Options{})
+}
+
+// TestDouble has the outer server choose an inner one, which it can't read.
+func TestDouble(t *testing.T) {
+	m := newMesh(t)
+	tunneltest.TestDialer(t, func(t *testing.T, ln net.Listener) tunneltest.Dialer {
+		m := &mesh{m.CA, t}
+		inner := serve(t, m.server("workload"), table{"svc.test:443": ln.Addr().String(), "down.test:443": "127.0.0.1:1"})
+		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.addr, "down.test:443": inner.addr, "unknown.test:443": inner.addr})
+		d := &Double{Outer: m.newDialer(outer.addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
+		t.Cleanup(func() { _ = d.Close() })
+		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
+			"other.test:443": tunnel.NoRoute, "unknown.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed,
+		}}
+	}, tunneltest.Options{Bytes: 2 << 20})
+}
+
+// TestInnerIsNotPooled: each dial has an inner connection of its own, on one
+// outer connection, and it goes with its stream.
+func TestInnerIsNotPooled(t *testing.T) {
+	m := newMesh(t)
+	plain := backend(t, echo)
+	var mu sync.Mutex
+	chosen := map[string]int{}
+	one, two := serve(t, m.server("workload"), table{"svc.test:80": plain}), serve(t, m.server("workload"), table{"svc.test:80": plain})
+	turn := 0
+	outer := serve(t, m.server("gw"), resolverFunc(func(req *tunnel.Request) (tunnel.Route, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		to := []string{one.addr, two.addr}[turn%2]
+		turn++
+		chosen[to]++
+		return table{"svc.test:80": to}.Resolve(t.Context(), req)
+	}))
+	d := &Double{Outer: m.newDialer(outer.addr, id("gw")), TLS: m.client("alice"), Peers: []string{"spiffe://cluster.local"}}
+	defer d.Close()
+	for range 6 {
+		c := dial(t, d, "svc.test:80")
+		pingPong(t, c, "hello")
+		_ = c.Close()
+	}
+	mu.Lock()
+	if chosen[one.addr] != 3 || chosen[two.addr] != 3 {
+		t.Errorf("endpoints were chosen %v times, want 3 each", chosen)
+	}
+	mu.Unlock()
+	if n := d.Outer.Conns(); n != 1 {
+		t.Errorf("%d outer connections, want one for all", n)
+	}
+	for deadline := time.Now().Add(given / 2); d.h2.Conns() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d inner connections are left", d.h2.Conns())
+		}
+	}
+}
+
+type resolverFunc func(*tunnel.Request) (tunnel.Route, error)
+
+func (f resolverFunc) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	return f(req)
+}
+
+// TestServerIdentity: whom a Dialer takes for its server.
+func TestServerIdentity(t *testing.T) {
+	m, other := newMesh(t), newMesh(t)
+	plain := table{"svc.test:80": backend(t, echo)}
+	g := serve(t, m.server("gw", "localhost"), plain)
+	_, port, _ := net.SplitHostPort(g.addr)
+	for _, tt := range []struct {
+		name, addr string
+		peers      []string
+		tls        *tls.Config
+		want       string // in the error; "" for none
+	}{
+		{"the very one", g.addr, []string{id("x"), id("gw")}, m.client("alice"), ""},
+		{"of a trust domain", g.addr, []string{"spiffe://cluster.local"}, m.client("alice"), ""},
+		{"by its name", "localhost:" + port, nil, m.client("alice"), ""},
+		{"another one", g.addr, []string{id("other")}, m.client("alice"), `the server is "spiffe://cluster.local/ns/test/sa/gw"`},
+		{"of another trust domain", g.addr, []string{"spiffe://cluster"}, m.client("alice"), "want one of"},
+		{"a longer name", g.addr, []string{id("g")}, m.client("alice"), "want one of"},
+		{"an address it does not have", g.addr, nil, m.client("alice"), "doesn't contain any IP SANs"},
+		{"of another CA", g.addr, []string{id("gw")}, other.client("alice"), "unknown authority"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := &Dialer{Gateway: tt.addr, TLS: tt.tls, Peers: tt.peers}
+			defer d.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			c, err := d.DialContext(ctx, "tcp", "svc.test:80")
+			if err == nil {
+				_ = c.Close()
+			}
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+			if err != nil {
+				wantReason(t, err, tunnel.DialFailed)
+			}
+		})
+	}
+}
+
+// TestKnown: one URI is an identity, and of several anybody could pick one.
+func TestKnown(t *testing.T) {
+	gw, other := &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/gw"}, &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/other"}
+	for _, tt := range []struct {
+		uris []*url.URL
+		ok   bool
+	}{{nil, false}, {[]*url.URL{gw}, true}, {[]*url.URL{other}, false}, {[]*url.URL{gw, other}, false}, {[]*url.URL{gw, gw}, false}} {
+		err := known(&x509.Certificate{URIs: tt.uris}, []string{"spiffe://cluster.local/gw"})
+		if (err == nil) != tt.ok {
+			t.Errorf("%v: got %v, want it accepted: %v", tt.uris, err, tt.ok)
+		}
+	}
+}
+
+// TestCallers: without a certificate that is verified, nobody is heard.
+func TestCallers(t *testing.T) {
+	m, other := newMesh(t), newMesh(t)
+	g := serve(t, m.server("gw"), table{"svc.test:80": backend(t, echo)})
+	for name, cfg := range map[string]*tls.Config{
+		"none":          {RootCAs: m.Pool()},
+		"of another CA": {RootCAs: m.Pool(), Certificates: other.client("mallory").Certificates},
+	} {
+		d := &Dialer{Gateway: g.addr, TLS: cfg, Peers: []string{id("gw")}}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		if c, err := d.DialContext(ctx, "tcp", "svc.test:80"); err == nil {
+			_ = c.Close()
+			t.Errorf("%s: was let in", name)
+		}
+		cancel()
+		_ = d.Close()
+	}
+	g.reason(t, tunnel.NoAuth)
+
+	// Nor where TLS would let them in.
+	keys := m.server("gw")
+	keys.Optional, keys.TrustDomains = true, nil
+	g = serve(t, keys, table{"svc.test:80": backend(t, echo)})
+	d := &Dialer{Gateway: g.addr, TLS: &tls.Config{RootCAs: m.Pool()}, Peers: []string{id("gw")}}
+	defer d.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := d.DialContext(ctx, "tcp", "svc.test:80")
+	wantReason(t, err, tunnel.NoAuth)
+	if err != nil && !strings.Contains(err.Error(), "status 401") {
+		t.Errorf("got %v, want status 401", err)
+	}
+	if o := g.reason(t, tunnel.NoAuth); o.Proto != "hbone" || o.Target != "svc.test:80" {
+		t.Errorf("outcome of %q for %q, want hbone and the target", o.Proto, o.Target)
+	}
+}
+
+// TestWhoAsks: the peer is who the certificate says, and what the fields say
+// is passed on and no more.
+func TestWhoAsks(t *testing.T) {
+	m := newMesh(t)
+	second := serve(t, m.server("second"), table{"svc.test:80": backend(t, echo)})
+	d := &Dialer{Gateway: second.addr, TLS: m.client("alice"), Peers: []string{id("second")}, Baggage: "k8s.cluster.name=west"}
+	defer d.Close()
+	c := dial(t, d, "svc.test:80")
+	pingPong(t, c, "hello")
+	_ = c.Close()
+	o := second.reason(t, tunnel.Done)
+	if want := (tunnel.Peer{ID: id("alice"), Method: "mtls"}); o.Peer != want || o.Proto != "hbone" {
+		t.Errorf("%s by %+v, want hbone by %+v", o.Proto, o.Peer, want)
+	}
+	if o.Said == nil || !isTrace(o.Said.Trace) || o.Said.Baggage != "k8s.cluster.name=west" || o.Said.Forwarded != "" {
+		t.Errorf("it said %+v, want a trace and the dialer's baggage", o.Said)
+	}
+
+	req := &tunnel.Request{
+		Source: c.LocalAddr().(*net.TCPAddr).AddrPort(),
+		Said:   &tunnel.Said{Trace: o.Said.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999"`},
+	}
+	third := serve(t, m.server("third"), table{"svc.test:80": backend(t, echo)})
+	ctx, cancel := context.WithTimeout(WithRequest(t.Context(), req), patience)
+	defer cancel()
+	on := m.newDialer(third.addr, id("third"))
+	c, err := on.DialContext(ctx, "tcp", "svc.test:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	o2 := third.reason(t, tunnel.Done)
+	want := tunnel.Said{Trace: o.Said.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999", for="` + req.Source.String() + `"`}
+	if o2.Said == nil || *o2.Said != want {
+		t.Errorf("it said %+v, want what its caller said: %+v", o2.Said, want)
+	}
+}
+
+// TestFields: what is malformed or too long is not there.
+func TestFields(t *testing.T) {
+	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	f := func(pairs ...string) (fs connect.Fields) {
+		for i := 0; i < len(pairs); i += 2 {
+			fs = append(fs, connect.Field{Name: pairs[i], Value: pairs[i+1]})
+		}
+		return fs
+	}
+	for _, tt := range []struct {
+		name   string
+		fields connect.Fields
+		want   tunnel.Said
+	}{
+		{"all", f("baggage", "a=b", "forwarded", "for=x", "traceparent", trace), tunnel.Said{Trace: trace, Baggage: "a=b", Forwarded: "for=x"}},
+		{"several of baggage", f("baggage", "a=b", "x", "y", "baggage", "c=d"), tunnel.Said{Baggage: "a=b, c=d"}},
+		{"two traces", f("traceparent", trace, "traceparent", trace), tunnel.Said{}},
+		{"no trace id", f("traceparent", "00-00000000000000000000000000000000-b7ad6b7169203331-01"), tunnel.Said{}},
+		{"no parent id", f("traceparent", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"), tunnel.Said{}},
+		{"capitals", f("traceparent", strings.ToUpper(trace)), tunnel.Said{}},
+		{"another version", f("traceparent", "01"+trace[2:]), tunnel.Said{}},
+		{"too short", f("traceparent", trace[:54]), tunnel.Said{}},
+		{"too long", f("traceparent", trace+"-"), tunnel.Said{}},
+		{"no hyphen", f("traceparent", strings.Replace(trace, "c-b", "cab", 1)), tunnel.Said{}},
+		{"baggage at its limit", f("baggage", strings.Repeat("a", maxBaggage)), tunnel.Said{Baggage: strings.Repeat("a", maxBaggage)}},
+		{"baggage over it", f("baggage", strings.Repeat("a", maxBaggage+1)), tunnel.Said{}},
+		{"baggage over it in two", f("baggage", strings.Repeat("a", maxBaggage), "baggage", "b"), tunnel.Said{}},
+		{"forwarded over it", f("forwarded", strings.Repeat("a", maxForwarded+1)), tunnel.Said{}},
+		{"not ASCII", f("baggage", "a=\u00e9", "forwarded", "for=\x7f"), tunnel.Said{}},
+		{"a tab", f("baggage", "a=\tb"), tunnel.Said{}},
+	} {
+		got := said(tt.fields)
+		if tt.want == (tunnel.Said{}) && got != nil || tt.want != (tunnel.Said{}) && (got == nil || *got != tt.want) {
+			t.Errorf("%s: got %.100v, want %.100v", tt.name, got, tt.want)
+		}
+	}
+	if a, b := newTrace(), newTrace(); !isTrace(a) || !isTrace(b) || a == b {
+		t.Errorf("new traces %q and %q, want two that differ", a, b)
+	}
+}
+
+// TestThousandStreams has 1,000 tunnels at once, 100 on a connection.
+func TestThousandStreams(t *testing.T) {
+	m := newMesh(t)
+	g := serve(t, m.server("gw"), table{"svc.test:80": backend(t, echo)})
+	d := m.newDialer(g.addr, id("gw"))
+	d.inner().Idle = idle
+	conns := make([]net.Conn, 1000)
+	var wg sync.WaitGroup
+	for i := range conns {
+		wg.Go(func() {
+			c, err := d.DialContext(t.Context(), "tcp", "svc.test:80")
+			if err != nil {
+				t.Errorf("stream %d: %v", i, err)
+				return
+			}
+			conns[i] = c
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	if n := d.Conns(); n < 10 || n > 20 {
+		t.Errorf("%d connections for 1,000 streams", n)
+	}
+	for i, c := range conns {
+		wg.Go(func() {
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(patience))
+			want := bytes.Repeat([]byte{byte(i)}, 3000+i)
+			go func() { _, _ = c.Write(want); _ = c.(tunnel.Stream).CloseWrite() }()
+			if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("stream %d: %d bytes and %v back, want %d", i, len(got), err, len(want))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestALPN: a server that speaks something else is not used.
+func TestALPN(t *testing.T) {
+	m := newMesh(t)
+	cert := m.issue("gw")
+	to := backend(t, func(c *net.TCPConn) {
+		_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}).Handshake()
+		_, _ = io.Copy(io.Discard, c)
+	})
+	d := m.newDialer(to, id("gw"))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	_, err := d.DialContext(ctx, "tcp", "svc.test:80")
+	if err == nil || !strings.Contains(err.Error(), "does not speak HTTP/2") {
+		t.Errorf("got %v, want that it does not speak HTTP/2", err)
+	}
+	wantReason(t, err, tunnel.DialFailed)
+}
+
+// TestHandshake: the client names nobody, offers h2 alone and TLS 1.3 alone.
+func TestHandshake(t *testing.T) {
+	m := newMesh(t)
+	seen := make(chan *tls.ClientHelloInfo, 1)
+	to := backend(t, func(c *net.TCPConn) {
+		_ = tls.Server(c, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			seen <- h
+			return nil, errors.New("seen enough")
+		}}).Handshake()
+	})
+	d := m.newDialer(strings.Replace(to, "127.0.0.1", "localhost", 1), id("gw"))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := d.DialContext(ctx, "tcp", "svc.test:80"); err == nil {
+		t.Error("a dial worked that could not")
+	}
+	h := <-seen
+	if h.ServerName != "" || len(h.SupportedProtos) != 1 || h.SupportedProtos[0] != "h2" || len(h.SupportedVersions) != 1 {
+		t.Errorf("the hello names %q, offers %q and versions %x; want nobody, h2, and 1.3", h.ServerName, h.SupportedProtos, h.SupportedVersions)
+	}
+}

@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+	"culvert.dev/udp"
+)
+
+// Datagrams are what is carried from an address of UDP: those for one Service,
+// or QUIC by the names in its hellos.
+type Datagrams struct {
+	Service tunnel.Name // zero: QUIC
+	Port    uint16      // of Service; 0 where it has only one
+	Silent  bool        // QUIC clients are told nothing where they are refused
+
+	// End serves the QUIC connections to names for which Own is true, which
+	// end here, until ctx is done. c is a socket of theirs alone, which also
+	// makes their connection ids; it is closed after End has returned. Both are
+	// nil where none end here.
+	End func(ctx context.Context, c *udp.Local) error
+	Own func(tunnel.Name) bool
+
+	// HTTP3, if set, is End and Own for CONNECT over HTTP/3; all of QUIC ends
+	// there where it is Alone.
+	HTTP3 *HTTP3
+}
+
+// Proto is how requests by d are called where nothing is said of them.
+func (d *Datagrams) Proto() string { return d.Protos()[0] }
+
+// Protos are how requests by d may be called.
+func (d *Datagrams) Protos() []string {
+	switch {
+	case !d.Service.IsZero():
+		return []string{"udp"}
+	case d.HTTP3 == nil:
+		return []string{"quic"}
+	case d.HTTP3.Alone:
+		return []string{"connect-h3"}
+	}
+	return []string{"quic", "connect-h3"}
+}
+
+// datagrams are the listeners of UDP and who serves them.
+type datagrams struct {
+	server    *udp.Server
+	listeners []datagramListener
+	pinned    []pinned
+	http3     []*HTTP3 // at all of them
+}
+
+type datagramListener struct {
+	udp.Listener
+	end   func(context.Context, *udp.Local) error
+	http3 *HTTP3
+}
+
+// listen opens the socket of l.
+func (d *datagrams) listen(ctx context.Context, l Listener) (net.Addr, error) {
+	conn, err := udp.Listen(ctx, l.Address)
+	if err != nil {
+		return nil, err
+	}
+	h := l.Datagrams.HTTP3
+	if h != nil {
+		d.http3 = append(d.http3, h)
+	}
+	if h != nil && h.Alone {
+		d.pinned = append(d.pinned, pinned{h, conn, l.Address})
+		return conn.LocalAddr(), nil
+	}
+	ln := datagramListener{Listener: udp.Listener{
+		Conn: conn, Name: l.Address, Service: l.Datagrams.Service, Port: l.Datagrams.Port, Silent: l.Datagrams.Silent, Own: l.Datagrams.Own,
+	}, end: l.Datagrams.End, http3: h}
+	if h != nil {
+		ln.Own = h.Owns
+	}
+	if ln.Service.IsZero() {
+		ln.Open = func() udp.Opening { return new(sni.QUIC) }
+	}
+	if ln.end != nil || h != nil {
+		ln.Local = udp.NewLocal(conn)
+	}
+	d.listeners = append(d.listeners, ln)
+	return conn.LocalAddr(), nil
+}
+
+// close gives back sockets that were never served.
+func (d *datagrams) close() {
+	if d == nil {
+		return
+	}
+	for _, ln := range d.listeners {
+		_ = ln.Conn.Close()
+	}
+	for _, p := range d.pinned {
+		_ = p.conn.Close()
+	}
+}
+
+// shutdown drains what ends here, and waits for it.
+func (d *datagrams) shutdown(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, h := range d.http3 {
+		wg.Go(func() { _ = h.server.Shutdown(ctx) })
+	}
+	wg.Wait()
+}
+
+// stop ends everything.
+func (d *datagrams) stop() {
+	for _, h := range d.http3 {
+		_ = h.server.Close()
+	}
+	_ = d.server.Close()
+}
+
+// run serves every listener, each by a function given to run.
+func (d *datagrams) run(ctx context.Context, run func(func() error), h tunnel.Handler, log *slog.Logger) {
+	for _, p := range d.pinned {
+		run(func() error { return p.run(ctx, h, log) })
+	}
+	for _, ln := range d.listeners {
+		run(func() error {
+			if err := d.server.Serve(ctx, ln.Listener); !errors.Is(err, tunnel.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+		end := ln.end
+		if ln.http3 != nil {
+			end = func(ctx context.Context, c *udp.Local) error { return ln.http3.serve(ctx, c, h) }
+		}
+		if end != nil {
+			run(func() error {
+				defer ln.Local.Close()
+				return end(ctx, ln.Local)
+			})
+		}
+		log.Info("serving", "listener", ln.Name, "address", ln.Conn.LocalAddr().String())
+	}
+}

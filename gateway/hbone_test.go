@@ -1,0 +1,156 @@
+package gateway
+
+import (
+	"crypto/tls"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
+	"culvert.dev/internal/testca"
+	"culvert.dev/registry"
+	"culvert.dev/sni"
+	"culvert.dev/termination"
+	"culvert.dev/tunnel"
+)
+
+// startTLS runs a gateway that ends all TLS and speaks inner inside.
+func startTLS(t *testing.T, ca *testca.CA, name string, inner tunnel.Protocol, services ...registry.Service) (addr string) {
+	t.Helper()
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://" + ca.TrustDomain + "/" + name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}, All: true, Inner: []tunnel.Protocol{inner}, ALPN: []string{"h2"}}
+	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: ca.Pool()}); err != nil {
+		t.Fatal(err)
+	}
+	return startWith(t, name, []tunnel.Protocol{p}, services...)
+}
+
+// hop is a hop by HBONE, of a gateway called name.
+func hop(t *testing.T, ca *testca.CA, name, addr string) registry.Hop {
+	t.Helper()
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://" + ca.TrustDomain + "/client-of-" + name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return registry.Hop{
+		Proto: "hbone", To: []string{addr}, Certificate: string(pair.CertPEM), Key: registry.Secret(pair.KeyPEM),
+		Roots: string(ca.CertPEM), Peers: []string{"spiffe://" + ca.TrustDomain + "/" + name},
+	}
+}
+
+func newCA(t *testing.T) *testca.CA {
+	t.Helper()
+	ca, err := testca.New("example.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+// TestSecureChain goes through connect-h2, in the clear and in TLS, and HBONE.
+func TestSecureChain(t *testing.T) {
+	ca := newCA(t)
+	last := startTLS(t, ca, "last", &hbone.Protocol{Via: "last"}, service(echo(t)))
+	middle := startTLS(t, ca, "middle", &hbone.Protocol{Via: "middle"}, service("", hop(t, ca, "last", last)))
+	first := start(t, "first", service("", hop(t, ca, "middle", middle)))
+	for range 3 {
+		if err := check(t, &connect.Dialer{Proxy: first}); err != nil {
+			t.Error(err)
+		}
+	}
+
+	plain := startWith(t, "plain", []tunnel.Protocol{&h2.Protocol{Via: "plain"}}, service(echo(t)))
+	edge := start(t, "edge", service("", registry.Hop{Proto: "connect-h2", To: []string{plain}}))
+	for range 3 {
+		if err := check(t, &connect.Dialer{Proxy: edge}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestBehind is double HBONE: the outer gateway passes on what it can't read.
+func TestBehind(t *testing.T) {
+	ca := newCA(t)
+	inner := startTLS(t, ca, "inner", &hbone.Protocol{}, service(echo(t)))
+	outer := startTLS(t, ca, "outer", &hbone.Protocol{}, service(inner))
+	h := hop(t, ca, "outer", outer)
+	h.Behind = []string{"spiffe://example.test/inner"}
+	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); err != nil {
+		t.Error(err)
+	}
+	h.Behind = []string{"spiffe://example.test/outer"} // who is behind is not who is in front
+	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); tunnel.ReasonOf(err) != tunnel.DialFailed {
+		t.Errorf("got %v, want %s: another one is behind", err, tunnel.DialFailed)
+	}
+}
+
+// TestSecureLoop: a request that comes back by HBONE is known by its Via.
+func TestSecureLoop(t *testing.T) {
+	ca := newCA(t)
+	ap := netip.MustParseAddrPort(closed)
+	s := service("")
+	s.Endpoints = []registry.Endpoint{{Addr: ap.Addr(), Port: ap.Port()}}
+	last := startTLS(t, ca, "one", &hbone.Protocol{Via: "one"}, s)
+	first := start(t, "one", service("", hop(t, ca, "one", last)))
+	if err := check(t, &connect.Dialer{Proxy: first}); tunnel.ReasonOf(err) != tunnel.Loop {
+		t.Errorf("got %v, want %s", err, tunnel.Loop)
+	}
+}
+
+// TestHopOfAnother: a gateway that can't prove who it is is not used, and the
+// next one is.
+func TestHopOfAnother(t *testing.T) {
+	ca := newCA(t)
+	other := startTLS(t, newCA(t), "right", &hbone.Protocol{}, service(echo(t)))
+	wrong := startTLS(t, ca, "wrong", &hbone.Protocol{}, service(echo(t)))
+	right := startTLS(t, ca, "right", &hbone.Protocol{}, service(echo(t)))
+	h := hop(t, ca, "right", other)
+	h.To = []string{other, wrong}
+	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); tunnel.ReasonOf(err) != tunnel.DialFailed {
+		t.Errorf("got %v, want %s: nobody is who it should be", err, tunnel.DialFailed)
+	}
+	h.To = append(h.To, right)
+	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSecureWaysAreShared: a connection is shared by those who show the same
+// certificate, and expect the same of the other side.
+func TestSecureWaysAreShared(t *testing.T) {
+	ca := newCA(t)
+	d := &Dialers{}
+	defer d.Close()
+	way := func(h registry.Hop) tunnel.Dialer {
+		t.Helper()
+		w, err := d.way([]registry.Hop{h})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w
+	}
+	h := hop(t, ca, "gw", closed)
+	if way(h) != way(h) {
+		t.Error("the same hop is two ways")
+	}
+	for name, change := range map[string]func(*registry.Hop){
+		"certificate": func(o *registry.Hop) { *o = hop(t, ca, "gw", closed) }, // with a key of its own
+		"peers":       func(o *registry.Hop) { o.Peers = []string{"spiffe://example.test"} },
+		"behind":      func(o *registry.Hop) { o.Behind = o.Peers },
+	} {
+		other := h
+		change(&other)
+		if way(other) == way(h) {
+			t.Errorf("another %s is the same way", name)
+		}
+	}
+	h.Key = registry.Secret(h.Certificate)
+	if _, err := d.way([]registry.Hop{h}); err == nil || strings.Contains(err.Error(), "BEGIN") {
+		t.Errorf("got %v, want an error without the key", err)
+	}
+}

@@ -1,0 +1,90 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"sync/atomic"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h3"
+	"culvert.dev/termination"
+	"culvert.dev/tunnel"
+)
+
+// An HTTP3 ends QUIC at an address of UDP and takes CONNECT over HTTP/3. Its
+// keys may be changed while it serves; it has none before Use.
+type HTTP3 struct {
+	Auth connect.Authenticator // nil asks for no credentials
+	Via  string                // this gateway's pseudonym
+
+	// Alone says that nothing else is at the address: all connections end here,
+	// whatever name they ask for, and those that ask for none.
+	Alone bool
+
+	names  termination.Protocol // knows which end here
+	keys   atomic.Pointer[http3Keys]
+	server h3.Server
+}
+
+type http3Keys struct {
+	config  *tls.Config
+	domains []string // of the clients' certificates
+}
+
+// Use has QUIC ended with k from the next connection on. Where it returns an
+// error, nothing has changed.
+func (p *HTTP3) Use(k *termination.Keys) error {
+	cfg, err := k.Config("h3")
+	if err != nil {
+		return err
+	}
+	p.names.All = p.Alone
+	if err := p.names.Use(k); err != nil {
+		return err
+	}
+	p.keys.Store(&http3Keys{cfg, k.TrustDomains})
+	return nil
+}
+
+// Owns reports whether connections to n end here.
+func (p *HTTP3) Owns(n tunnel.Name) bool { return p.names.Owns(n) }
+
+// prepare says whose requests are whose.
+func (p *HTTP3) prepare(g *Gateway, name string, budget *tunnel.Budget, observe func(*tunnel.Outcome)) {
+	s := &p.server
+	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		if k := p.keys.Load(); k != nil {
+			return k.config, nil
+		}
+		return nil, errors.New("gateway: no certificate for HTTP/3")
+	}}
+	s.Identify = func(cs *tls.ConnectionState) (tunnel.Peer, error) {
+		return termination.PeerOf(cs, p.keys.Load().domains)
+	}
+	s.Auth, s.Via, s.Name = p.Auth, p.Via, name
+	s.Limits, s.Budget, s.Observe, s.Log = g.cfg.Limits, budget, observe, g.log
+}
+
+// serve takes what comes to c, which it owns, until the server is shut down.
+func (p *HTTP3) serve(ctx context.Context, c net.PacketConn, h tunnel.Handler) error {
+	if err := p.server.Serve(ctx, c, h); !errors.Is(err, tunnel.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// A pinned is a socket at which there is HTTP/3 and nothing else: it needs
+// nobody to tell its connections from others'.
+type pinned struct {
+	*HTTP3
+	conn *net.UDPConn
+	name string
+}
+
+func (p *pinned) run(ctx context.Context, h tunnel.Handler, log *slog.Logger) error {
+	log.Info("serving", "listener", p.name, "address", p.conn.LocalAddr().String())
+	return p.serve(ctx, p.conn, h)
+}

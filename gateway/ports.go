@@ -1,0 +1,443 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/registry/ports"
+	"culvert.dev/tunnel"
+)
+
+// ServicePorts are ports to give to services: each that is Publishable gets one
+// to itself, and the same one for as long as it is there.
+type ServicePorts struct {
+	Range   registry.PortRange
+	Address netip.Addr    // to listen at; the zero Addr means every address
+	State   string        // path of the file that keeps who has which port; one gateway's alone
+	Keep    time.Duration // how long nobody else gets the port of a service that is gone; 0 means ports.DefaultKeep
+}
+
+// at returns the address of a port, as listeners have theirs configured.
+func (c *ServicePorts) at(port uint16) string {
+	host := ""
+	if c.Address.IsValid() {
+		host = c.Address.String()
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// Waits before a port that can't be had is tried again double between these.
+const (
+	minPortRetry = time.Second
+	maxPortRetry = 30 * time.Second
+)
+
+// portsToSay is how many services without a port get a line of their own in the
+// log at a time.
+const portsToSay = 10
+
+// servicePorts keeps the listeners of services as the table says.
+type servicePorts struct {
+	cfg    ServicePorts
+	g      *Gateway
+	guard  *tunnel.Guard
+	budget *tunnel.Budget
+	news   chan struct{}                                 // there is another table; room for one
+	serve  func(ctx context.Context, tl tunnel.Listener) // does not wait
+
+	// Of run's goroutine alone.
+	have    []ports.Assignment
+	open    map[ports.Key]*ownPort
+	said    map[ports.Key]string // problems that the log knows
+	unsaved string               // why the state could not be written last, likewise
+
+	mu      sync.Mutex // guards what follows
+	list    []ServicePort
+	settled bool // the first table has been dealt with
+}
+
+// An ownPort is a listener of one service.
+type ownPort struct {
+	net.Listener
+	direct
+	assigned uint16
+}
+
+// A direct is the Protocol of a port that was assigned: as Fixed, but the number
+// of the port means nothing, though it may be one that a service has; and what
+// it leads to may change while it is served.
+type direct struct {
+	tunnel.Fixed // for what is the same; its fields are not used
+	to           atomic.Pointer[registry.Published]
+}
+
+func (d *direct) request(req *tunnel.Request) {
+	to := d.to.Load()
+	req.Name, req.Port, req.Local = to.Name, to.Port, 0
+}
+
+// ServeConn makes the one Request.
+func (d *direct) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	req := c.NewRequest(d.Name())
+	d.request(req)
+	h.ServeTunnel(ctx, req)
+	return nil
+}
+
+// newServicePorts reads who has which port. The configured listeners are open
+// already: a second gateway by mistake has failed before it touches the state.
+func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*servicePorts, error) {
+	p := &servicePorts{
+		cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget,
+		news: make(chan struct{}, 1), open: map[ports.Key]*ownPort{}, said: map[ports.Key]string{},
+	}
+	state := ports.State{Path: p.cfg.State}
+	var err error
+	if p.have, err = state.Load(); err != nil {
+		return nil, &StateError{err}
+	}
+	if p.have == nil { // the first start: better said now than with the first service
+		if err := state.Save(nil); err != nil {
+			return nil, &StateError{err}
+		}
+	}
+	if system, clash := ephemeral(p.cfg.Range); clash {
+		g.log.Warn("service ports: the system gives ports of this range to outgoing connections, so that a service may find its own taken",
+			"range", p.cfg.Range.String(), "system", system.String(), "hint", "choose another range, or reserve it: net.ipv4.ip_local_reserved_ports")
+	}
+	return p, nil
+}
+
+// A StateError is a state of ServicePorts that can't be read or written.
+type StateError struct{ err error }
+
+func (e *StateError) Error() string { return "service ports: " + e.err.Error() }
+
+// Unwrap returns what went wrong.
+func (e *StateError) Unwrap() error { return e.err }
+
+// changed says that there is another table.
+func (p *servicePorts) changed() {
+	select {
+	case p.news <- struct{}{}:
+	default:
+	}
+}
+
+// run follows the table until ctx is done.
+func (p *servicePorts) run(ctx context.Context) error {
+	defer func() {
+		for key := range p.open {
+			p.close(key)
+		}
+	}()
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	for wait := minPortRetry; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.news:
+			wait = minPortRetry
+		case <-retry.C:
+			wait = min(2*wait, maxPortRetry)
+		}
+		if p.g.stopping.Load() {
+			continue
+		}
+		if whole := p.update(ctx); whole {
+			retry.Stop()
+		} else {
+			retry.Reset(wait)
+		}
+	}
+}
+
+// update brings the listeners in line with the current table. It is false where
+// a service has no port that may have one later, table or no table.
+func (p *servicePorts) update(ctx context.Context) (whole bool) {
+	t := p.g.registry.Table()
+	if t == nil {
+		return true
+	}
+	wishes, keys := wishesOf(t)
+	next, opened, failed := p.assign(ctx, keys)
+	saved := p.save(next)
+	if !saved {
+		// What is not on the disk is not promised to anybody.
+		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
+			if !a.Gone.IsZero() || p.had(a) {
+				return false
+			}
+			if opened[a.Key] {
+				p.close(a.Key)
+			}
+			failed = append(failed, ports.Failure{Key: a.Key, Err: errors.New(p.unsaved)})
+			return true
+		})
+	}
+	wanted := map[ports.Key]uint16{}
+	for _, a := range next {
+		if a.Gone.IsZero() {
+			wanted[a.Key] = a.Assigned
+		}
+	}
+	var published []registry.Published
+	for key, o := range p.open {
+		if w, ok := wishes[key]; ok && wanted[key] == o.assigned {
+			w.Assigned = o.assigned
+			published = append(published, w)
+		}
+	}
+	p.g.registry.Publish(published)
+	closed := 0
+	for key, o := range p.open {
+		if _, ok := wishes[key]; !ok || wanted[key] != o.assigned {
+			p.close(key)
+			closed++
+		}
+	}
+	for key, o := range p.open {
+		w := wishes[key]
+		o.to.Store(&w)
+	}
+	begun := 0
+	for key := range opened {
+		if o := p.open[key]; o != nil {
+			begun++
+			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: p.cfg.at(o.assigned), Protocols: []tunnel.Protocol{&o.direct}})
+		}
+	}
+	p.tell(begun, closed, failed)
+	list := describe(&p.cfg, wishes, next, failed, func(a ports.Assignment) bool { return p.open[a.Key] != nil })
+	p.mu.Lock()
+	p.list, p.settled = list, true
+	p.mu.Unlock()
+	return saved && len(failed) == 0
+}
+
+// save keeps what was assigned. It is false where that can't be written.
+func (p *servicePorts) save(next []ports.Assignment) bool {
+	if slices.Equal(next, p.have) {
+		return true
+	}
+	if err := (ports.State{Path: p.cfg.State}).Save(next); err != nil {
+		if said := err.Error(); said != p.unsaved {
+			p.unsaved = said
+			p.g.log.Error("service ports: nothing new is assigned", "err", err)
+		}
+		return false
+	}
+	p.have, p.unsaved = next, ""
+	return true
+}
+
+// had reports whether a port is its service's by the state.
+func (p *servicePorts) had(a ports.Assignment) bool {
+	return slices.ContainsFunc(p.have, func(h ports.Assignment) bool {
+		return h.Service == a.Service && h.Protocol == a.Protocol && h.Assigned == a.Assigned
+	})
+}
+
+// handOver makes the listeners of services that are known by another key now
+// those of that: a service that has begun to tell its port keeps the one it has.
+func (p *servicePorts) handOver(next []ports.Assignment) {
+	at := make(map[place]ports.Key, len(p.open))
+	for key, o := range p.open {
+		at[place{key.Protocol, o.assigned}] = key
+	}
+	for _, a := range next {
+		was, ok := at[place{a.Protocol, a.Assigned}]
+		if ok && a.Gone.IsZero() && was != a.Key && was.Service == a.Service {
+			p.open[a.Key] = p.open[was]
+			delete(p.open, was)
+		}
+	}
+}
+
+// assign finds a port for each key and opens those that are not open. Ports that
+// turn out to be another process's are passed over, unless they have been
+// somebody's since before: those stay what they are and fail.
+func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []ports.Assignment, opened map[ports.Key]bool, failed []ports.Failure) {
+	known := make(map[ports.Key]uint16, len(p.have))
+	for _, a := range p.have {
+		known[a.Key] = a.Assigned
+	}
+	ours := p.g.ownPorts()
+	held := map[place]bool{}
+	plan := ports.Plan{
+		Range: p.cfg.Range, Keep: p.cfg.Keep, Now: time.Now().UTC().Truncate(time.Second),
+		Taken: func(protocol string, port uint16) bool { return ours[port] || held[place{protocol, port}] },
+	}
+	opened, bad := map[ports.Key]bool{}, map[ports.Key]error{}
+	next = p.have
+	for {
+		var full []ports.Failure
+		next, full = plan.Assign(keys, next)
+		p.handOver(next)
+		again := false
+		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
+			if o := p.open[a.Key]; !a.Gone.IsZero() || o != nil && o.assigned == a.Assigned || bad[a.Key] != nil {
+				return false
+			}
+			err := p.listen(ctx, a)
+			if err == nil {
+				opened[a.Key] = true
+				return false
+			}
+			if known[a.Key] == a.Assigned || !inUse(err) {
+				bad[a.Key] = err
+				return false
+			}
+			held[place{a.Protocol, a.Assigned}], again = true, true
+			return true
+		})
+		if !again {
+			failed = full
+			break
+		}
+	}
+	for key, err := range bad {
+		failed = append(failed, ports.Failure{Key: key, Err: err})
+	}
+	return next, opened, failed
+}
+
+// A place is a port of a protocol.
+type place struct {
+	protocol string
+	port     uint16
+}
+
+// inUse reports whether err is that another socket has the port.
+func inUse(err error) bool {
+	const windows = syscall.Errno(10048) // WSAEADDRINUSE
+	errno, ok := errors.AsType[syscall.Errno](err)
+	return ok && (errno == syscall.EADDRINUSE || errno == windows)
+}
+
+// listen opens the port of an assignment.
+func (p *servicePorts) listen(ctx context.Context, a ports.Assignment) error {
+	if !p.budget.Take(1) {
+		return errors.New("every descriptor is taken")
+	}
+	ln, err := tunnel.Listen(ctx, p.cfg.at(a.Assigned))
+	if err != nil {
+		p.budget.Give(1)
+		return err
+	}
+	p.guard.OwnListener(ln.Addr())
+	p.open[a.Key] = &ownPort{Listener: ln, assigned: a.Assigned}
+	return nil
+}
+
+// close gives up the port of a key. The tunnels that came by it stand.
+func (p *servicePorts) close(key ports.Key) {
+	o := p.open[key]
+	delete(p.open, key)
+	_ = o.Close()
+	p.guard.Disown(o.Addr())
+	p.budget.Give(1)
+}
+
+// tell logs what has changed.
+func (p *servicePorts) tell(begun, closed int, failed []ports.Failure) {
+	slices.SortFunc(failed, func(a, b ports.Failure) int { return a.Compare(b.Key) })
+	now := make(map[ports.Key]string, len(failed))
+	more := 0
+	for i, f := range failed {
+		now[f.Key] = f.Err.Error()
+		switch {
+		case p.said[f.Key] == now[f.Key]:
+		case i < portsToSay:
+			p.g.log.Warn("a service has no port of its own", "service", f.Key.String(), "err", f.Err)
+		default:
+			more++
+		}
+	}
+	if more > 0 {
+		p.g.log.Warn("more services have no port of their own", "services", more)
+	}
+	if begun > 0 || closed > 0 || len(p.said) != len(now) {
+		p.g.log.Info("serving the ports of services", "opened", begun, "closed", closed, "open", len(p.open), "without", len(now), "range", p.cfg.Range.String())
+	}
+	p.said = now
+}
+
+// status returns what /status shows; settled is false before the first table
+// has been dealt with.
+func (p *servicePorts) status() (list []ServicePort, settled bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.list, p.settled
+}
+
+// count returns how many ports are meant.
+func (p *servicePorts) count(meant func(*ServicePort) bool) float64 {
+	if p == nil {
+		return 0
+	}
+	list, _ := p.status()
+	n := 0
+	for i := range list {
+		if meant(&list[i]) {
+			n++
+		}
+	}
+	return float64(n)
+}
+
+// listeners returns the ports as listeners, for those who ask what they do.
+func (p *servicePorts) listeners() []Listener {
+	if p == nil {
+		return nil
+	}
+	var all []Listener
+	list, _ := p.status()
+	for _, s := range list {
+		if name, err := tunnel.ParseName(s.Name); err == nil && s.State == PortOpen {
+			d := &direct{}
+			d.to.Store(&registry.Published{Name: name, Port: s.Port})
+			all = append(all, Listener{Address: s.Address, Protocols: []tunnel.Protocol{d}})
+		}
+	}
+	return all
+}
+
+// ownPorts returns the ports that the configured listeners and the admin port
+// have.
+func (g *Gateway) ownPorts() map[uint16]bool {
+	all := map[uint16]bool{}
+	add := func(addr net.Addr) {
+		if a, ok := addr.(*net.TCPAddr); ok {
+			all[uint16(a.Port)] = true
+		}
+	}
+	for _, ln := range g.listeners {
+		add(ln.Addr())
+	}
+	if g.adminLn != nil {
+		add(g.adminLn.Addr())
+	}
+	return all
+}
+
+// wishesOf returns what of a table is to have a port, by key.
+func wishesOf(t *registry.Table) (map[ports.Key]registry.Published, []ports.Key) {
+	list := t.Publishable()
+	wishes, keys := make(map[ports.Key]registry.Published, len(list)), make([]ports.Key, len(list))
+	for i, w := range list {
+		keys[i] = ports.Key{Protocol: w.Protocol, Service: w.Name.String(), Port: w.Port}
+		wishes[keys[i]] = w
+	}
+	return wishes, keys
+}

@@ -1,0 +1,109 @@
+package gateway
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/registry/ports"
+)
+
+// What may be said of the port of a service.
+const (
+	PortOpen     = "open"     // it is listened at
+	PortAssigned = "assigned" // it is the service's, whether somebody listens there or not
+	PortNew      = "new"      // it would be the service's if a gateway started
+	PortHeld     = "held"     // it is the service's, and another process has it
+	PortFull     = "full"     // there is none left
+	PortFailed   = "failed"   // it can't be had, for another reason
+	PortKept     = "kept"     // the service is gone, and nobody else gets it yet
+)
+
+// A ServicePort is the port of a service, or that it has none.
+type ServicePort struct {
+	Protocol string    `json:"protocol"`
+	Name     string    `json:"name"`           // by which the service is asked for
+	Port     uint16    `json:"port,omitempty"` // of the service; left out where it does not tell its ports apart
+	Service  string    `json:"service,omitempty"`
+	Assigned uint16    `json:"assigned,omitempty"` // left out where there is none
+	Address  string    `json:"address,omitempty"`  // that is listened at
+	State    string    `json:"state"`
+	Problem  string    `json:"problem,omitempty"`
+	Since    time.Time `json:"since,omitzero"`     // when it was assigned
+	Until    time.Time `json:"keptUntil,omitzero"` // of a service that is gone
+}
+
+// describe says what has become of wishes, ordered by name, port and protocol.
+func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []ports.Assignment, failed []ports.Failure, isOpen func(ports.Assignment) bool) []ServicePort {
+	problems := make(map[ports.Key]error, len(failed))
+	for _, f := range failed {
+		problems[f.Key] = f.Err
+	}
+	list := make([]ServicePort, 0, len(wishes))
+	seen := make(map[ports.Key]bool, len(wishes))
+	for _, a := range all {
+		s := ServicePort{Protocol: a.Protocol, Name: a.Service, Port: a.Port, Assigned: a.Assigned, Address: cfg.at(a.Assigned), Since: a.Since, State: PortAssigned}
+		switch err := problems[a.Key]; {
+		case !a.Gone.IsZero():
+			s.State, s.Until = PortKept, a.Gone.Add(cmp.Or(cfg.Keep, ports.DefaultKeep))
+			if !s.Until.After(time.Now()) {
+				continue // whoever needs it has it
+			}
+			list = append(list, s)
+			continue
+		case isOpen(a):
+			s.State = PortOpen
+		case inUse(err):
+			s.State, s.Problem = PortHeld, "another process has the port: "+err.Error()
+		case err != nil:
+			s.State, s.Problem = PortFailed, err.Error()
+		}
+		s.Service = wishes[a.Key].Service
+		seen[a.Key] = true
+		list = append(list, s)
+	}
+	for key, w := range wishes {
+		if seen[key] {
+			continue
+		}
+		s := ServicePort{Protocol: key.Protocol, Name: key.Service, Port: key.Port, Service: w.Service, State: PortFailed}
+		if err := problems[key]; err != nil {
+			s.Problem = err.Error()
+			if _, full := errors.AsType[*ports.Exhausted](err); full {
+				s.State = PortFull
+			}
+		}
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b ServicePort) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	return list
+}
+
+// ForecastPorts says which ports the services of t have and would have, by the
+// state that is kept, without opening any. A StateError tells that that can't be
+// read.
+func ForecastPorts(cfg ServicePorts, t *registry.Table) ([]ServicePort, error) {
+	have, err := ports.State{Path: cfg.State}.Load()
+	if err != nil {
+		return nil, &StateError{err}
+	}
+	wishes, keys := wishesOf(t)
+	plan := ports.Plan{Range: cfg.Range, Keep: cfg.Keep, Now: time.Now().UTC().Truncate(time.Second)}
+	next, failed := plan.Assign(keys, have)
+	list := describe(&cfg, wishes, next, failed, func(ports.Assignment) bool { return false })
+	known := make(map[ports.Key]uint16, len(have))
+	for _, a := range have {
+		known[a.Key] = a.Assigned
+	}
+	for i := range list {
+		key := ports.Key{Protocol: list[i].Protocol, Service: list[i].Name, Port: list[i].Port}
+		if list[i].State == PortAssigned && known[key] != list[i].Assigned {
+			list[i].State, list[i].Since = PortNew, time.Time{}
+		}
+	}
+	return list, nil
+}

@@ -1,0 +1,98 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/ws"
+	"culvert.dev/tunnel"
+)
+
+// Here WebSocket and HTTP/2, which know nothing of each other, become RFC 8441.
+
+// TakeWebSockets has carrier take extended CONNECT for "websocket" by the rules
+// of p: its paths, hosts, origins and credentials. It is to be called before
+// carrier serves.
+func TakeWebSockets(carrier *h2.Protocol, p *ws.Protocol) {
+	carrier.Extended = func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
+		if head.Protocol != "websocket" {
+			return nil, tunnel.Refusef(tunnel.Unsupported, "extended CONNECT for %.80q", head.Protocol)
+		}
+		req.Proto = p.Name()
+		head.Refusal = p.Answer
+		ctx, subprotocol, answer, err := p.AdmitExtended(ctx, req, &ws.Extended{
+			Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields,
+		})
+		head.Answer = answer
+		head.Stream = func(s tunnel.Stream) tunnel.Stream { return ws.NewStream(s, ws.Server, subprotocol, p.Options) }
+		return ctx, err
+	}
+}
+
+// relearn is for how long a load balancer that did not take WebSockets over
+// HTTP/2 is not asked again.
+const relearn = 10 * time.Minute
+
+// A WebSocketDialer is a ws.Dialer whose streams share connections of HTTP/2
+// where its URL is wss and the other side takes them there, as it says by ALPN
+// and in its settings. Where it does not, each stream has a connection of its
+// own, as those of a ws.Dialer have. Close it to end its connections.
+type WebSocketDialer struct {
+	ws.Dialer
+
+	pool    *h2.Dialer   // nil where the URL is not wss
+	without atomic.Int64 // until then HTTP/2 is not tried, Unix nanoseconds
+}
+
+var _ tunnel.Dialer = (*WebSocketDialer)(nil)
+
+// NewWebSocketDialer makes one of d, which it copies.
+func NewWebSocketDialer(d *ws.Dialer) *WebSocketDialer {
+	w := &WebSocketDialer{Dialer: *d}
+	addr, secure, err := ws.ParseURL(d.URL)
+	if err != nil || !secure { // a dial says what is wrong with the URL
+		return w
+	}
+	cfg := &tls.Config{}
+	if d.TLS != nil {
+		cfg = d.TLS.Clone()
+	}
+	// Without the second one, servers that have only that would say no to the
+	// handshake, which could mean anything.
+	cfg.NextProtos = []string{"h2", "http/1.1"}
+	w.pool = &h2.Dialer{Proxy: addr, Dialer: d.Dialer, TLS: cfg, Wait: d.Wait}
+	w.Extended = w.extended
+	return w
+}
+
+// extended is ws.Dialer.Extended.
+func (w *WebSocketDialer) extended(ctx context.Context, r *ws.Extended) (net.Conn, connect.Fields, error) {
+	if time.Now().UnixNano() < w.without.Load() {
+		return nil, nil, errors.ErrUnsupported
+	}
+	head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
+	s, err := w.pool.Open(ctx, head)
+	switch {
+	case errors.Is(err, h2.ErrNotSpoken):
+		w.without.Store(time.Now().Add(relearn).UnixNano())
+		return nil, nil, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	case err != nil:
+		return nil, nil, err
+	}
+	return s, head.Answer, nil
+}
+
+// Close ends the connections that streams share, with the streams on them.
+func (w *WebSocketDialer) Close() error {
+	if w.pool == nil {
+		return nil
+	}
+	return w.pool.Close()
+}

@@ -1,0 +1,109 @@
+//go:build linux
+
+package reliability
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"culvert.dev/connect/h2"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
+)
+
+// streamBytes of an idle tunnel that shares its connection, whatever the build.
+const streamBytes = 4 << 10
+
+// Many tunnels over few connections: one at rest holds no goroutine and no
+// buffer either, be it new or has it been used, and works when it is wanted.
+func TestIdleStreams(t *testing.T) {
+	const n, conns = 5000, 50
+	echo := startBackend(t, "echo")
+	g := start(t, options{Services: service("echo.test", echo.addr)})
+	var source atomic.Int32
+	d := &h2.Dialer{
+		Proxy: g.addr, Parallel: conns, Ping: time.Hour,
+		Dialer: dialFunc(func() (net.Conn, error) { return dialFrom(int(source.Add(1)), g.addr) }),
+	}
+	defer d.Close()
+	open := func() (*h2.Stream, error) {
+		c, err := d.DialContext(t.Context(), "tcp", "echo.test:443")
+		if err != nil {
+			return nil, err
+		}
+		return c.(*h2.Stream), nil
+	}
+
+	// What the connections and the first tunnels take is not what a tunnel does.
+	crowd(t, 2*conns*8, 16, func(i int) error {
+		s, err := open()
+		if err == nil {
+			defer s.Close()
+			_, _ = s.Write([]byte{7})
+			_, err = io.ReadFull(s, make([]byte, 1))
+		}
+		return err
+	})
+	testnet.Eventually(t, patience, func() bool { return g.metric("culvert_tunnels_open") == 0 }, "the first tunnels are gone")
+	g.collectGarbage()
+	rss, goroutines := g.rss(), g.metric("go_goroutines")
+	threads := d.Conns()
+
+	streams := make([]*h2.Stream, n)
+	began := time.Now()
+	crowd(t, n, 16, func(i int) (err error) {
+		streams[i], err = open()
+		return err
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	opened := time.Since(began)
+	judge := func(what string) {
+		t.Helper()
+		var more float64
+		testnet.Eventually(t, patience, func() bool { more = g.metric("go_goroutines") - goroutines; return more <= 20+2*conns },
+			"%d tunnels make no goroutines, but those of their connections", n)
+		// What thousands of goroutines used at once comes back little by little.
+		grew, left, began := g.rss()-rss, int64(0), time.Now()
+		defer func() {
+			t.Logf("%s: a tunnel %d B of RSS, %d B after %v; %v goroutines more", what, grew/n, left/n, time.Since(began).Round(time.Millisecond), more)
+		}()
+		testnet.Eventually(t, patience, func() bool { left = g.afterGarbage(g.rss, rss); return left <= streamBytes*n },
+			"%d tunnels hold at most %d bytes each", n, streamBytes)
+	}
+	t.Logf("%d tunnels over %d connections (%d before) in %v", n, d.Conns(), threads, opened.Round(time.Millisecond))
+	judge("new")
+	crowd(t, n, 16, func(i int) error {
+		s := streams[i]
+		_ = s.SetDeadline(time.Now().Add(patience))
+		if _, err := s.Write([]byte{byte(i)}); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(s, make([]byte, 1))
+		return err
+	})
+	judge("used")
+	crowd(t, n, 16, func(i int) error {
+		s := streams[i]
+		_ = s.SetDeadline(time.Now().Add(patience))
+		if err := s.CloseWrite(); err != nil {
+			return err
+		}
+		_, err := io.Copy(io.Discard, s)
+		_ = s.Close()
+		return err
+	})
+	testnet.Eventually(t, patience, func() bool { return g.metric("culvert_tunnels_open") == 0 }, "the tunnels end in order")
+}
+
+// dialFunc is a Dialer that goes where it will.
+type dialFunc func() (net.Conn, error)
+
+func (f dialFunc) DialContext(context.Context, string, string) (net.Conn, error) { return f() }
+
+var _ tunnel.Dialer = dialFunc(nil)

@@ -1,0 +1,131 @@
+package file
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
+)
+
+// ServicePorts are ports to give to services, one to each.
+type ServicePorts struct {
+	Range   registry.PortRange
+	Address netip.Addr    // to listen at; the zero Addr means every address of this machine
+	State   string        // path of the file that keeps who has which port
+	Keep    time.Duration // how long nobody else gets the port of a service that is gone
+}
+
+// defaultKeep is the default of Keep.
+const defaultKeep = 24 * time.Hour
+
+// servicePortsAt is where servicePorts stand.
+type servicePortsAt struct{ rng, address *yaml.Node }
+
+var servicePortsFields = []field[ServicePorts]{
+	{"range", func(d *decoder, n *yaml.Node, to *ServicePorts) {
+		d.at.ports.rng = n
+		s, ok := d.text(n, "range")
+		if !ok {
+			return
+		}
+		var err error
+		if to.Range, err = registry.ParsePortRange(s); err != nil {
+			d.errorf(n, "write it as 20000-20999", "range %q: %v", clip(s), err)
+		}
+	}},
+	{"address", func(d *decoder, n *yaml.Node, to *ServicePorts) {
+		d.at.ports.address = n
+		s, ok := d.text(n, "address")
+		if !ok {
+			return
+		}
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			hint := "write an address of this machine, or leave the key out for all of them"
+			if _, err := netip.ParseAddrPort(s); err == nil {
+				hint = "leave the port out: the range says which"
+			}
+			d.errorf(n, hint, "%q is not an IP address", clip(s))
+			return
+		}
+		to.Address = a.Unmap()
+	}},
+	{"state", func(d *decoder, n *yaml.Node, to *ServicePorts) { to.State, _ = d.text(n, "state") }},
+	durationField("keep", time.Millisecond, func(p *ServicePorts) *time.Duration { return &p.Keep }),
+}
+
+func (d *decoder) servicePorts(n *yaml.Node, c *Config) {
+	c.ServicePorts = &ServicePorts{Keep: defaultKeep}
+	object(d, n, "servicePorts", servicePortsFields, c.ServicePorts)
+	d.need(n, "servicePorts", "range")
+	d.need(n, "servicePorts", "state")
+}
+
+// hasOwnPort reports whether a service is to get a port to itself.
+func (d *decoder) hasOwnPort(s *registry.Service) bool {
+	return d.cfg.ServicePorts != nil && s.Publish && s.Exposed && hasExactName(s)
+}
+
+func hasExactName(s *registry.Service) bool {
+	return slices.ContainsFunc(s.Names, func(p tunnel.Pattern) bool { return !p.Wildcard })
+}
+
+// checkOwnPort finds a service that asks for a port of its own and can't have
+// one.
+func (d *decoder) checkOwnPort(s *registry.Service, n *yaml.Node) {
+	switch {
+	case n == nil:
+	case d.cfg.ServicePorts == nil:
+		d.errorf(n, "add servicePorts: {range: 20000-20999, state: ...}, or leave it out", "ownPort has no effect: there are no servicePorts")
+	case s.Publish && !s.Exposed:
+		d.errorf(n, "leave one of them out", "a service that is not exposed has no port of its own")
+	case s.Publish && len(s.Names) > 0 && !hasExactName(s):
+		d.errorf(n, "add a name without *, or leave it out", "a service of wildcards has no port of its own: nobody could tell which name is meant")
+	}
+}
+
+// listensAt returns the address of a port of servicePorts.
+func (p *ServicePorts) listensAt(port uint16) (address string, ok bool) {
+	if p == nil || p.Range.First == 0 || !p.Range.Contains(port) {
+		return "", false
+	}
+	host := ""
+	if p.Address.IsValid() {
+		host = p.Address.String()
+		if p.Address.Is6() {
+			host = "[" + host + "]"
+		}
+	}
+	return fmt.Sprintf("%s:%d", host, port), true
+}
+
+// checkServicePorts finds listeners in the range of servicePorts.
+func (d *decoder) checkServicePorts() {
+	check := func(address string, n *yaml.Node) {
+		ours, ok := d.cfg.ServicePorts.listensAt(listenPort(address))
+		if ok && address != "" && overlap(ours, address) {
+			d.errorf(n, "give it a port outside of the range", "%s is in the range %s of servicePorts (line %d)", address, d.cfg.ServicePorts.Range, d.at.ports.rng.Line)
+		}
+	}
+	for i, l := range d.cfg.Listeners {
+		check(l.Address, d.at.listeners[i].address)
+	}
+	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
+		check(d.cfg.Admin, d.at.admin)
+	}
+}
+
+// leadsToOwnPort finds an endpoint of this machine in the range of servicePorts:
+// whoever comes first would have its port.
+func (d *decoder) leadsToOwnPort(ep registry.Endpoint, ports []uint16, n *yaml.Node) {
+	for _, port := range ports {
+		if ours, ok := d.cfg.ServicePorts.listensAt(port); ok && leadsTo(ep, []uint16{port}, ours) {
+			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), of which any port may be this gateway's", ep, d.cfg.ServicePorts.Range, d.at.ports.rng.Line)
+			return
+		}
+	}
+}

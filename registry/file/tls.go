@@ -1,0 +1,284 @@
+package file
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
+)
+
+// Inner are the protocols that a listener's TLS may have inside.
+var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3"}
+
+// A TLS is how a listener ends TLS by itself. What is read of its files is
+// taken up by a running gateway, and all else but Protocols.
+type TLS struct {
+	Protocols    []string // of Inner; empty means connect and connect-h2, and for UDP connect-h3
+	Certificates []KeyPair
+	Names        []tunnel.Pattern // that end here; empty means the certificates', without wildcards
+	ClientCA     string           // PEM certificates to verify clients by; "" means that none is asked for a certificate
+	Optional     bool             // clients may come without a certificate
+	TrustDomains []string         // of which clients must have a SPIFFE id; empty means any identity
+	MinVersion   uint16           // 0 means TLS 1.3
+}
+
+// A KeyPair is a certificate with its chain, and its key: PEM.
+type KeyPair struct {
+	Certificate string
+	Key         registry.Secret
+}
+
+// X509 returns the pair for crypto/tls. The loader has seen that it is one.
+func (p KeyPair) X509() (tls.Certificate, error) {
+	return tls.X509KeyPair([]byte(p.Certificate), []byte(p.Key))
+}
+
+// Outer returns the protocols that the listener speaks in the clear. With TLS,
+// "sni" says that TLS for names that are not the listener's own goes on to
+// services.
+func (l *Listener) Outer() []string {
+	switch {
+	case len(l.Protocols) > 0:
+		return l.Protocols
+	case l.TLS != nil:
+		return nil
+	case l.UDP():
+		return []string{"quic"}
+	}
+	return Protocols[:3]
+}
+
+// Inner returns the protocols that the listener speaks inside of TLS.
+func (l *Listener) Inner() []string {
+	switch {
+	case l.TLS == nil:
+		return nil
+	case len(l.TLS.Protocols) > 0:
+		return l.TLS.Protocols
+	case l.UDP():
+		return []string{"connect-h3"}
+	}
+	return Inner[:2]
+}
+
+// spoken returns all that the listener speaks.
+func (l *Listener) spoken() []string { return append(slices.Clone(l.Outer()), l.Inner()...) }
+
+// A tlsAt is where the file says what of a listener's TLS.
+type tlsAt struct {
+	node, protocols, clientCA, clients, domains *yaml.Node
+	pairs                                       []pairAt
+}
+
+// A pairAt is where the file names the files of a key pair.
+type pairAt struct{ node, certificate, key *yaml.Node }
+
+func (d *decoder) tls(n *yaml.Node, to *Listener) {
+	to.TLS = &TLS{}
+	at := &d.listener().tls
+	at.node = n
+	at.pairs = []pairAt{{node: n}}
+	object(d, n, "tls", tlsFields, to.TLS)
+	d.need(n, "tls", "certificateFile")
+	d.need(n, "tls", "keyFile")
+}
+
+var tlsFields = []field[TLS]{
+	{"certificateFile", func(d *decoder, n *yaml.Node, _ *TLS) { d.listener().tls.pairs[0].certificate = n }},
+	{"keyFile", func(d *decoder, n *yaml.Node, _ *TLS) { d.listener().tls.pairs[0].key = n }},
+	{"certificates", func(d *decoder, n *yaml.Node, _ *TLS) {
+		d.list(n, "certificates", func(n *yaml.Node) {
+			at := pairAt{node: n}
+			object(d, n, "a certificate", pairFields, &at)
+			d.need(n, "a certificate", "certificateFile")
+			d.need(n, "a certificate", "keyFile")
+			d.listener().tls.pairs = append(d.listener().tls.pairs, at)
+		})
+	}},
+	{"names", func(d *decoder, n *yaml.Node, to *TLS) {
+		d.list(n, "names", func(n *yaml.Node) {
+			s, ok := d.text(n, "a name")
+			if !ok {
+				return
+			}
+			p, c := parsePattern(s)
+			if c != nil {
+				d.errorf(n, c.hint, "name %q: %s", clip(s), c.msg)
+				return
+			}
+			to.Names = append(to.Names, p)
+		})
+	}},
+	{"protocols", func(d *decoder, n *yaml.Node, to *TLS) {
+		d.listener().tls.protocols = n
+		d.protocols(n, Inner, &to.Protocols)
+	}},
+	{"clientCAFile", func(d *decoder, n *yaml.Node, _ *TLS) { d.listener().tls.clientCA = n }},
+	{"clientCertificates", func(d *decoder, n *yaml.Node, to *TLS) {
+		d.listener().tls.clients = n
+		s, _ := d.word(n, "clientCertificates", "required", "optional")
+		to.Optional = s == "optional"
+	}},
+	{"trustDomains", func(d *decoder, n *yaml.Node, to *TLS) {
+		d.listener().tls.domains = n
+		d.list(n, "trustDomains", func(n *yaml.Node) {
+			s, ok := d.text(n, "a trust domain")
+			if ok && strings.ContainsFunc(s, func(r rune) bool {
+				return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-._", r))
+			}) {
+				d.errorf(n, "write cluster.local, without spiffe:// and in lower case", "%q is not a trust domain", clip(s))
+				return
+			}
+			to.TrustDomains = append(to.TrustDomains, s)
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "leave the key out to take any identity", "trustDomains is empty")
+		}
+	}},
+	{"minVersion", func(d *decoder, n *yaml.Node, to *TLS) {
+		switch s, _ := d.word(n, "minVersion", "1.2", "1.3"); s {
+		case "1.2":
+			to.MinVersion = tls.VersionTLS12
+		case "1.3":
+			to.MinVersion = tls.VersionTLS13
+		}
+	}},
+}
+
+var pairFields = []field[pairAt]{
+	{"certificateFile", func(_ *decoder, n *yaml.Node, to *pairAt) { to.certificate = n }},
+	{"keyFile", func(_ *decoder, n *yaml.Node, to *pairAt) { to.key = n }},
+}
+
+// protocols reads a list of some of known.
+func (d *decoder) protocols(n *yaml.Node, known []string, to *[]string) {
+	d.list(n, "protocols", func(n *yaml.Node) {
+		if n.Value == "hbone" && !slices.Contains(known, "hbone") {
+			d.errorf(n, "write tls: {protocols: [hbone], ...}", "hbone is spoken inside of TLS")
+			return
+		}
+		if n.Value == "connect-h3" && !slices.Contains(known, "connect-h3") {
+			d.errorf(n, "write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 is spoken where QUIC ends")
+			return
+		}
+		s, ok := d.word(n, "a protocol", known...)
+		switch {
+		case ok && slices.Contains(*to, s):
+			d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
+		case ok:
+			*to = append(*to, s)
+		}
+	})
+}
+
+// checkTLS finds what of a listener's TLS does not go together.
+func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
+	if l.TLS == nil {
+		return
+	}
+	switch has := func(s string) bool { return slices.Contains(l.TLS.Protocols, s) }; {
+	case slices.Contains(l.Protocols, "proxy"):
+		d.errorf(at.tls.node, "give it a listener of its own", "tls has no effect: with proxy, nothing is read from the client but its PROXY header")
+	case has("hbone") && has("connect-h2"):
+		d.errorf(at.tls.protocols, "give one of them a listener of its own", "hbone and connect-h2 begin alike, and can't be told apart")
+	case has("hbone") && (at.tls.clientCA == nil || l.TLS.Optional):
+		d.errorf(at.tls.protocols, "add clientCAFile, and leave clientCertificates out", "hbone needs to know who is calling, by a client certificate")
+	}
+	for _, p := range l.TLS.Protocols {
+		if (p == "connect-h3") != l.UDP() {
+			network, other := "TCP", "UDP"
+			if l.UDP() {
+				network, other = other, network
+			}
+			d.errorf(at.tls.protocols, "leave it out", "%s is carried by %s, and this listener is of %s", p, other, network)
+		}
+	}
+	if l.UDP() && l.TLS.MinVersion == tls.VersionTLS12 {
+		d.errorf(at.tls.node, "leave minVersion out", "QUIC has no TLS before 1.3")
+	}
+	for key, n := range map[string]*yaml.Node{"clientCertificates": at.tls.clients, "trustDomains": at.tls.domains} {
+		if n != nil && at.tls.clientCA == nil {
+			d.errorf(n, "add clientCAFile", "%s has no effect: there is nothing to verify a client's certificate by", key)
+		}
+	}
+}
+
+// readTLSFiles reads the certificates, keys and CAs of listeners, and returns
+// what they contain.
+func (d *decoder) readTLSFiles(path string) (all [][]byte) {
+	for i := range d.cfg.Listeners {
+		to, at := d.cfg.Listeners[i].TLS, &d.at.listeners[i].tls
+		if to == nil {
+			continue
+		}
+		for _, p := range at.pairs {
+			pair, ok := d.pair(path, p, &all)
+			if ok {
+				to.Certificates = append(to.Certificates, pair)
+			}
+		}
+		to.ClientCA = d.roots(path, at.clientCA, "clientCAFile", &all)
+	}
+	return all
+}
+
+// pair reads a certificate and its key.
+func (d *decoder) pair(path string, at pairAt, all *[][]byte) (pair KeyPair, ok bool) {
+	pair.Certificate = string(d.content(path, at.certificate, "certificateFile", all))
+	pair.Key = registry.Secret(d.content(path, at.key, "keyFile", all))
+	if pair.Certificate == "" || pair.Key == "" {
+		return pair, false
+	}
+	_, err := pair.X509()
+	if err != nil { // which quotes nothing of either file
+		d.errorf(at.certificate, "write PEM: the certificate and what it was signed by, and in keyFile its key", "certificate and key: %v", strings.TrimPrefix(err.Error(), "tls: "))
+	}
+	return pair, err == nil
+}
+
+// roots reads certificates to verify others by; "" where n is nil.
+func (d *decoder) roots(path string, n *yaml.Node, what string, all *[][]byte) string {
+	pem := d.content(path, n, what, all)
+	if n == nil || pem == nil {
+		return ""
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(pem) {
+		d.errorf(n, "write certificates in PEM", "%s has no certificate in it", what)
+	}
+	return string(pem)
+}
+
+// content reads a file that n names, relative to the one at path; nil where it
+// can't be. What it contains is added to all.
+func (d *decoder) content(path string, n *yaml.Node, what string, all *[][]byte) []byte {
+	if n == nil {
+		return nil
+	}
+	name, ok := d.text(n, what)
+	if !ok {
+		return nil
+	}
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(filepath.Dir(path), name)
+	}
+	b, err := read(name, maxAuthSize)
+	if err == nil && len(b) == 0 {
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		d.errorf(n, "paths are relative to the configuration file", "%s: %v", what, err)
+		return nil
+	}
+	d.cfg.files = append(d.cfg.files, name)
+	*all = append(*all, b)
+	if why := writable(name); why != "" {
+		d.errorf(n, "chmod go-w it", "%q %s", name, why)
+	}
+	return b
+}

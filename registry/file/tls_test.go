@@ -1,0 +1,99 @@
+package file
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"culvert.dev/registry"
+)
+
+func TestTLS(t *testing.T) {
+	dir := private(t, "testdata/good")
+	path := filepath.Join(dir, "tls.yaml")
+	cfg, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct{ outer, inner string }{
+		{"[sni connect]", "[connect connect-h2 websocket]"},
+		{"[]", "[hbone]"},
+		{"[]", "[connect connect-h2]"},
+	} {
+		l := &cfg.Listeners[i]
+		if outer, inner := fmt.Sprint(l.Outer()), fmt.Sprint(l.Inner()); outer != want.outer || inner != want.inner {
+			t.Errorf("listener %d speaks %s and inside %s, want %s and %s", i, outer, inner, want.outer, want.inner)
+		}
+	}
+	if l := (&Listener{}); fmt.Sprint(l.Outer(), l.Inner()) != "[sni connect connect-h2] []" {
+		t.Errorf("a listener that says nothing speaks %s and inside %s", l.Outer(), l.Inner())
+	}
+	hbone := cfg.Listeners[1].TLS
+	if len(hbone.Certificates) != 2 || hbone.Optional || fmt.Sprint(hbone.Names, hbone.TrustDomains) != "[gw.example.com *.in.example.net] [example.test cluster.local]" {
+		t.Errorf("got %+v", hbone)
+	}
+	for _, p := range hbone.Certificates {
+		if _, err := p.X509(); err != nil {
+			t.Error(err)
+		}
+	}
+	last := cfg.Listeners[2].TLS
+	if !last.Optional || last.MinVersion != 0x0303 || last.ClientCA == "" {
+		t.Errorf("got %+v, want optional client certificates and TLS 1.2", last)
+	}
+
+	// A new key is a change that needs no restart, another protocol is one that does.
+	for _, name := range []string{"gw.crt", "gw.key"} {
+		b, err := os.ReadFile(filepath.Join(dir, strings.Replace(name, "gw", "second", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next.sum == cfg.sum {
+		t.Error("a new certificate is not seen as a change")
+	}
+	if parts := cfg.RestartNeeded(next); len(parts) > 0 {
+		t.Errorf("a new certificate needs a restart: %q", parts)
+	}
+	next.Listeners[1].TLS.Protocols = []string{"connect"}
+	if parts := cfg.RestartNeeded(next); !reflect.DeepEqual(parts, []string{"listeners"}) {
+		t.Errorf("another protocol inside needs a restart of %q, want listeners", parts)
+	}
+}
+
+func TestViaHBONE(t *testing.T) {
+	cfg, err := Load(filepath.Join(private(t, "testdata/good"), "via-hbone.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	via := cfg.Services[0].Via
+	for i := range via {
+		if !strings.HasPrefix(via[i].Certificate, "-----BEGIN CERT") || !strings.HasPrefix(string(via[i].Key), "-----BEGIN PRIVATE") {
+			t.Errorf("hop %d has no certificate or no key", i)
+		}
+		if s := fmt.Sprintf("%v %+v %#v", via[i], via[i], via[i]); strings.Contains(s, "PRIVATE KEY") {
+			t.Errorf("a printed hop shows its key: %s", s)
+		}
+		via[i].Certificate, via[i].Key, via[i].Roots = "", "", ""
+	}
+	want := []registry.Hop{
+		{Proto: "connect-h2", To: []string{"gw.example.com:443", "https://gw2.example.com:443"}},
+		{
+			Proto: "hbone", To: []string{"eastwest.example.com:15008"},
+			Peers: []string{"spiffe://cluster.local/ns/istio-system/sa/eastwest"}, Behind: []string{"spiffe://cluster.local"},
+		},
+	}
+	if !reflect.DeepEqual(via, want) {
+		t.Errorf("via %+v, want %+v", via, want)
+	}
+}

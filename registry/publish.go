@@ -1,0 +1,167 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// A PortRange is the ports from First to Last, both included.
+type PortRange struct{ First, Last uint16 }
+
+// ParsePortRange reads "20000-20999". A single port is a range, too.
+func ParsePortRange(s string) (PortRange, error) {
+	first, last, found := strings.Cut(s, "-")
+	if !found {
+		last = first
+	}
+	var r PortRange
+	for _, p := range []struct {
+		text string
+		to   *uint16
+	}{{first, &r.First}, {last, &r.Last}} {
+		v, err := strconv.ParseUint(p.text, 10, 16)
+		if err != nil || v == 0 || p.text[0] == '0' {
+			return PortRange{}, fmt.Errorf("%q is not a number from 1 to 65535", p.text)
+		}
+		*p.to = uint16(v)
+	}
+	if r.First > r.Last {
+		return PortRange{}, fmt.Errorf("it ends with %d, before it begins with %d", r.Last, r.First)
+	}
+	return r, nil
+}
+
+func (r PortRange) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
+// Len returns the number of ports.
+func (r PortRange) Len() int { return int(r.Last) - int(r.First) + 1 }
+
+// Contains reports whether port is in the range.
+func (r PortRange) Contains(port uint16) bool { return r.First <= port && port <= r.Last }
+
+// A Published is a port of a service that has a port of the gateway's to
+// itself.
+type Published struct {
+	Protocol string      // "tcp"
+	Service  string      // the service's name
+	Name     tunnel.Name // by which the service is asked for
+	Port     uint16      // of the service; 0 for one that does not tell its ports apart
+	Assigned uint16      // of the gateway
+}
+
+// wish is p without what it was given.
+func (p Published) wish() Published {
+	p.Assigned = 0
+	return p
+}
+
+// Publishable returns what is to have a port of its own: each port of each
+// service that is exposed and says Publish, by the first of its names that
+// leads to it. A service of wildcards has no such name. Nothing is assigned yet.
+func (t *Table) Publishable() []Published {
+	if t == nil {
+		return nil
+	}
+	var all []Published
+	for i := range t.services {
+		Yield(i)
+		e := &t.services[i]
+		if !e.Publish || !e.Exposed {
+			continue
+		}
+		ports := e.Ports
+		if len(ports) == 0 {
+			ports = []uint16{0}
+		}
+		for _, port := range ports {
+			at := slices.IndexFunc(e.Names, func(p tunnel.Pattern) bool { return !p.Wildcard && t.claims(p.Suffix, port) == e.index })
+			if at >= 0 {
+				all = append(all, Published{Protocol: "tcp", Service: e.Name, Name: e.Names[at].Suffix, Port: port})
+			}
+		}
+	}
+	return all
+}
+
+// claims returns the index of the service that has a name and port, or -1.
+func (t *Table) claims(name tunnel.Name, port uint16) int32 {
+	c := t.exact[name]
+	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
+	if !ok {
+		return -1
+	}
+	return c[at].service
+}
+
+// Published returns the ports that services have to themselves, in the order of
+// the assigned ones. The slice must not be changed.
+func (t *Table) Published() []Published {
+	if t == nil {
+		return nil
+	}
+	return t.published
+}
+
+// PublishedAs returns those of Published that lead to what is asked for by name.
+func (t *Table) PublishedAs(name tunnel.Name) []Published {
+	if t == nil {
+		return nil
+	}
+	return t.publishedAs[name]
+}
+
+// publish sets which ports services have, without those that t knows nothing
+// of.
+func (t *Table) publish(list []Published) {
+	t.published, t.publishedAs = nil, nil
+	if len(list) == 0 {
+		return
+	}
+	known := make(map[Published]bool)
+	for _, p := range t.Publishable() {
+		known[p] = true
+	}
+	for _, p := range list {
+		if known[p.wish()] {
+			t.published = append(t.published, p)
+		}
+	}
+	slices.SortFunc(t.published, func(a, b Published) int {
+		return cmp.Or(cmp.Compare(a.Assigned, b.Assigned), cmp.Compare(a.Protocol, b.Protocol))
+	})
+	t.publishedAs = make(map[tunnel.Name][]Published, len(t.published))
+	for _, p := range t.published {
+		t.publishedAs[p.Name] = append(t.publishedAs[p.Name], p)
+	}
+}
+
+// Publish says which ports services have to themselves: what Published returns
+// from now on. It is kept as tables change, for as long as a service is
+// Publishable, so it need not be said again. It returns the current table, which
+// is another one where something has changed, and nil before the first one.
+func (r *Registry) Publish(list []Published) *Table {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := r.current.Load()
+	if old == nil {
+		return nil
+	}
+	next := *old.table
+	next.publish(list)
+	if slices.Equal(next.published, old.table.published) {
+		return old.table
+	}
+	next.generation++
+	r.current.Store(&state{table: &next, turns: old.turns})
+	return &next
+}

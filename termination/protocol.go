@@ -1,0 +1,150 @@
+package termination
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync/atomic"
+
+	"culvert.dev/tunnel"
+)
+
+// A Protocol ends TLS and serves what is inside. Its fields are not to be
+// changed once it serves, and it must not be copied.
+type Protocol struct {
+	// Hello reads every hello and serves those that are for others: an
+	// *sni.Protocol, and with All one that is Nameless. It must not consume
+	// the hello.
+	Hello Hello
+
+	// All has TLS end here whatever name is asked for, if any.
+	All bool
+
+	// Inner are the protocols spoken inside of TLS, asked in order whose the
+	// stream is. ALPN is what of them clients may ask for; empty means that
+	// ALPN is not spoken.
+	Inner []tunnel.Protocol
+	ALPN  []string
+
+	ring atomic.Pointer[ring]
+}
+
+// A Hello is a Protocol that makes its request of a ClientHello.
+type Hello interface {
+	tunnel.Protocol
+	tunnel.Judge
+}
+
+var (
+	_ tunnel.Protocol = (*Protocol)(nil)
+	_ tunnel.Judge    = (*Protocol)(nil)
+	_ tunnel.Drainer  = (*Protocol)(nil)
+)
+
+// Use makes k the keys of the connections to come. Where it fails, those
+// before stay. A Protocol without any refuses what would end here.
+func (p *Protocol) Use(k *Keys) error {
+	r, err := newRing(k, p.ALPN)
+	if err != nil {
+		return err
+	}
+	if !p.All && len(r.names) == 0 {
+		return errors.New("termination: no certificate has a name that could end here, wildcards aside: list the names")
+	}
+	p.ring.Store(r)
+	return nil
+}
+
+// Owns reports whether TLS for n ends here.
+func (p *Protocol) Owns(n tunnel.Name) bool {
+	r := p.ring.Load()
+	return p.All || r != nil && r.owns(n)
+}
+
+// Name returns "tls".
+func (*Protocol) Name() string { return "tls" }
+
+// Sniff is that of Hello.
+func (p *Protocol) Sniff(prefix []byte) tunnel.Verdict { return p.Hello.Sniff(prefix) }
+
+// Complete is that of Hello: until there is a hello, nobody waits.
+func (p *Protocol) Complete(prefix []byte) bool { return p.Hello.Complete(prefix) }
+
+// Drain implements tunnel.Drainer for the protocols inside.
+func (p *Protocol) Drain() {
+	for _, inner := range p.Inner {
+		if d, ok := inner.(tunnel.Drainer); ok {
+			d.Drain()
+		}
+	}
+}
+
+// ServeConn implements tunnel.Protocol.
+func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	r := p.ring.Load() // one set of keys for all that follows
+	var own *tunnel.Request
+	err := p.Hello.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		if p.All || r != nil && r.owns(req.Name) {
+			own = req // which ends here, and its request is yet to come
+			return
+		}
+		h.ServeTunnel(ctx, req)
+	}))
+	switch {
+	case err != nil || own == nil:
+		return err
+	case r == nil:
+		err := tunnel.Refusef(tunnel.Internal, "termination: there is no certificate yet")
+		own.Refuse(err)
+		return err
+	}
+	tunnel.WillWait(ctx) // a signature takes a while, and so does the client
+	below := &below{Conn: c, left: MaxHandshake}
+	t := tls.Server(below, r.config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		return failed(ctx, c, below, err)
+	}
+	cs := t.ConnectionState()
+	if name, _ := tunnel.ParseName(cs.ServerName); name != own.Name {
+		// Two parsers, and what the first one judged is not what this one saw.
+		_ = c.Abort()
+		return tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", own.Name, name)
+	}
+	peer, err := PeerOf(&cs, nil) // whom VerifyConnection has let pass
+	if err != nil {
+		_ = c.Abort()
+		return err
+	}
+	below.carry()
+	return tunnel.ServeInner(ctx, c.Nest(&stream{Conn: t, below: below}, peer), p.Inner, h)
+}
+
+// failed ends a connection whose handshake failed. An alert that was sent
+// arrives.
+func failed(ctx context.Context, c *tunnel.Conn, b *below, err error) error {
+	why := tunnel.BadHello
+	switch bad := (*tls.CertificateVerificationError)(nil); {
+	case ctx.Err() != nil:
+		why = tunnel.Drain
+		_ = c.Abort()
+	case errors.Is(err, errTooLong):
+		why = tunnel.TooLarge
+		_ = c.Abort()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		_ = c.Abort()
+		return tunnel.Refusef(tunnel.HelloTimeout, "termination: the handshake is not complete in time, after %d bytes", b.taken())
+	case errors.Is(err, io.EOF), b.broken(), strings.Contains(err.Error(), "remote error"):
+		why = tunnel.Gone // and perhaps said why, by an alert
+		_ = c.Close()
+	case errors.As(err, &bad), tunnel.ReasonOf(err) == tunnel.NoAuth, strings.Contains(err.Error(), "provide a certificate"):
+		why = tunnel.NoAuth
+		c.Farewell(nil)
+	default:
+		c.Farewell(nil)
+	}
+	return &tunnel.Error{Reason: why, Err: fmt.Errorf("termination: handshake: %w", err)}
+}

@@ -1,0 +1,464 @@
+package termination
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/proxyproto"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+// TestNames: what ends here is the gateway's own, and what does not goes on
+// with every byte as it was.
+func TestNames(t *testing.T) {
+	ca, other := newCA(t, "example.test"), newCA(t, "service.test")
+	service := issue(t, other, "svc", "svc.test", "a.wild.test", "deep.a.wild.test")
+	passed := backend(t, func(c *net.TCPConn) {
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{service.TLS}})
+		_, _ = io.Copy(s, s)
+	})
+	keys := &Keys{Certificates: []tls.Certificate{
+		issue(t, ca, "gw", "gw.test").TLS, issue(t, ca, "two", "two.test", "*.wild.test").TLS,
+	}}
+	p := terminating(t, keys, false)
+	g := serve(t, table{"svc.test": passed, "a.wild.test": passed, "plain": backend(t, echo)}, tunnel.Limits{}, p, &connect.Protocol{})
+	for _, name := range []string{"gw.test", "GW.Test", "two.test"} {
+		c := dial(t, &connect.Dialer{Proxy: g.addr, TLS: roots(ca, name)}, "plain:1")
+		ping(t, c, "inside of TLS, which ended at the gateway as "+name)
+	}
+	for _, name := range []string{"svc.test", "a.wild.test"} { // a wildcard says what may be, not what is
+		c := dial(t, tlsDialer{roots(other, name)}, g.addr)
+		ping(t, c, "inside of TLS, which ended at the service as "+name)
+	}
+	_, err := tlsDialer{roots(ca, "nobody.test")}.DialContext(t.Context(), "tcp", g.addr)
+	if err == nil || !strings.Contains(err.Error(), "unrecognized name") {
+		t.Errorf("a name that nobody has: %v, want the alert unrecognized_name", err)
+	}
+	c := dial(t, &connect.Dialer{Proxy: g.addr}, "plain:1")
+	ping(t, c, "in the clear, on the same port")
+
+	keys.Names = []tunnel.Pattern{{Suffix: tunnel.MustParseName("wild.test"), Wildcard: true}}
+	if err := p.Use(keys); err != nil {
+		t.Fatal(err)
+	}
+	c = dial(t, &connect.Dialer{Proxy: g.addr, TLS: roots(ca, "a.wild.test")}, "plain:1")
+	ping(t, c, "the wildcard is one of the names")
+	for name, want := range map[string]bool{"a.wild.test": true, "a.b.wild.test": true, "wild.test": false, "gw.test": false} {
+		if got := p.Owns(tunnel.MustParseName(name)); got != want {
+			t.Errorf("%s ends here: %v, want %v", name, got, want)
+		}
+	}
+}
+
+// TestPassedUntouched: the hello of a name that is not ours reaches its service
+// as it was sent.
+func TestPassedUntouched(t *testing.T) {
+	ca := newCA(t, "example.test")
+	got := make(chan []byte, 1)
+	to := backend(t, func(c *net.TCPConn) {
+		b, _ := io.ReadAll(c)
+		got <- b
+	})
+	g := serve(t, table{"svc.test": to}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	hello := append(helloFor(t, "svc.test"), "what follows"...)
+	c := dial(t, new(net.Dialer), g.addr)
+	for _, b := range hello {
+		_, _ = c.Write([]byte{b})
+	}
+	_ = c.(*net.TCPConn).CloseWrite()
+	if b := <-got; !bytes.Equal(b, hello) {
+		t.Errorf("the service got %d bytes, not the %d that were sent", len(b), len(hello))
+	}
+}
+
+// helloFor returns the ClientHello of crypto/tls.
+func helloFor(t testing.TB, name string) []byte {
+	t.Helper()
+	a, b := net.Pipe()
+	defer b.Close()
+	go func() { _ = tls.Client(a, &tls.Config{ServerName: name, InsecureSkipVerify: true}).Handshake() }()
+	head := make([]byte, 5)
+	if _, err := io.ReadFull(b, head); err != nil {
+		t.Fatal(err)
+	}
+	rest := make([]byte, int(head[3])<<8|int(head[4]))
+	if _, err := io.ReadFull(b, rest); err != nil {
+		t.Fatal(err)
+	}
+	return append(head, rest...)
+}
+
+// TestNoName: where all TLS ends here, who names nobody is shown the first
+// certificate, and who names somebody the one that has the name.
+func TestNoName(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{
+		issue(t, ca, "first", "first.test").TLS, issue(t, ca, "second", "second.test", "*.wild.test").TLS,
+	}}, true))
+	for name, want := range map[string]string{"": "first", "second.test": "second", "a.wild.test": "second", "a.b.wild.test": "first", "nobody.test": "first"} {
+		var shown string
+		cfg := &tls.Config{ServerName: name, InsecureSkipVerify: true, VerifyConnection: func(cs tls.ConnectionState) error {
+			shown = cs.PeerCertificates[0].Subject.CommonName
+			return nil
+		}}
+		c := dial(t, tlsDialer{cfg}, g.addr)
+		_ = c.Close()
+		if shown != want {
+			t.Errorf("who asks for %q is shown %q, want %q", name, shown, want)
+		}
+	}
+}
+
+// TestKeysChange: new keys are for new connections, and no connection takes
+// anything of another along.
+func TestKeysChange(t *testing.T) {
+	old, fresh := newCA(t, "old.test"), newCA(t, "fresh.test")
+	p := terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, old, "gw", "gw.test").TLS}, ClientCAs: old.Pool()}, false)
+	g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, p)
+	cfg := roots(old, "gw.test")
+	cfg.Certificates = []tls.Certificate{issue(t, old, "alice").TLS}
+	cfg.ClientSessionCache = tls.NewLRUClientSessionCache(10)
+	held := dial(t, &connect.Dialer{Proxy: g.addr, TLS: cfg}, "plain:1")
+	ping(t, held, "before")
+	for range 3 {
+		c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.(*stream).ConnectionState().DidResume {
+			t.Error("a session was resumed")
+		}
+		_ = c.Close()
+	}
+	if err := p.Use(&Keys{}); err == nil {
+		t.Error("keys without a certificate are taken")
+	}
+	if err := p.Use(&Keys{Certificates: []tls.Certificate{issue(t, fresh, "gw", "gw.test").TLS}, ClientCAs: fresh.Pool()}); err != nil {
+		t.Fatal(err)
+	}
+	ping(t, held, "after")
+	if c, err := (tlsDialer{cfg}).DialContext(t.Context(), "tcp", g.addr); err == nil {
+		_ = c.Close()
+		t.Error("a new connection is shown the old certificate")
+	}
+	cfg = roots(fresh, "gw.test")
+	cfg.Certificates = []tls.Certificate{issue(t, fresh, "bob").TLS}
+	ping(t, dial(t, &connect.Dialer{Proxy: g.addr, TLS: cfg}, "plain:1"), "new")
+}
+
+// TestBadKeys: what can't be meant is refused before anybody connects.
+func TestBadKeys(t *testing.T) {
+	ca := newCA(t, "example.test")
+	certs := []tls.Certificate{issue(t, ca, "gw", "gw.test", "*.wild.test").TLS}
+	name := func(s string) []tunnel.Pattern {
+		p, err := tunnel.ParsePattern(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []tunnel.Pattern{p}
+	}
+	for want, k := range map[string]Keys{
+		"no certificate":           {},
+		"a certificate is empty":   {Certificates: []tls.Certificate{{}}},
+		"has the name \"b.test\"":  {Certificates: certs, Names: name("b.test")},
+		"has the name \"*.b.test":  {Certificates: certs, Names: name("*.b.test")},
+		"is not a trust domain":    {Certificates: certs, ClientCAs: ca.Pool(), TrustDomains: []string{"Example.test"}},
+		"no CA to verify":          {Certificates: certs, Optional: true},
+		"and no CA to":             {Certificates: certs, TrustDomains: []string{"example.test"}},
+		"TLS 1.1 is too old":       {Certificates: certs, MinVersion: tls.VersionTLS11},
+		"a name that could end":    {Certificates: []tls.Certificate{issue(t, ca, "svid").TLS}},
+		"wildcards aside":          {Certificates: []tls.Certificate{issue(t, ca, "svid", "*.wild.test").TLS}},
+		"a name of a certificate:": {Certificates: []tls.Certificate{issue(t, ca, "svid", "a..test").TLS}},
+	} {
+		if err := new(Protocol).Use(&k); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: got %v, want %q", k, err, want)
+		}
+	}
+	for _, ok := range []string{"gw.test", "a.wild.test", "*.wild.test"} {
+		if err := new(Protocol).Use(&Keys{Certificates: certs, Names: name(ok)}); err != nil {
+			t.Errorf("%s: %v", ok, err)
+		}
+	}
+}
+
+// TestBadInput is the table of docs/protocols/tls.md.
+func TestBadInput(t *testing.T) {
+	ca := newCA(t, "example.test")
+	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}
+	own := helloFor(t, "gw.test")
+	for _, tt := range []struct {
+		name   string
+		all    bool
+		send   []byte
+		alert  byte // the alert's number in the clear; 0 for none
+		reason tunnel.Reason
+	}{
+		{"a connection without a byte", true, nil, 0, tunnel.NoHello},
+		{"half a hello", true, own[:100], 0, tunnel.Gone},
+		{"no more than a hello", true, own, 0, tunnel.Gone},
+		{"garbage behind the hello", true, append(bytes.Clone(own), "\x16\x03\x03\x00\x05abcde"...), 0, tunnel.BadHello}, // its alert is encrypted
+		{"an alert first", true, []byte{21, 3, 3, 0, 2, 1, 0}, 10, tunnel.BadHello},
+		{"a record of 16,385 bytes", true, []byte{22, 3, 1, 0x40, 1}, 22, tunnel.BadHello},
+		{"a record of 0 bytes", true, []byte{22, 3, 1, 0, 0}, 10, tunnel.BadHello},
+		{"a hello of 70,000 bytes", true, []byte{22, 3, 1, 0x10, 0, 1, 1, 0x11, 0x70}, 47, tunnel.BadHello},
+		{"SSLv2", true, []byte{0x80, 46, 1, 0, 2}, 0, tunnel.BadHello},
+		{"TLS 1.1 at most", true, versionHello(own, tls.VersionTLS11), 70, tunnel.BadHello},
+		{"TLS 1.2 at most, where 1.3 is the least", true, versionHello(own, tls.VersionTLS12), 70, tunnel.BadHello},
+		{"an address for a name", true, renamed(own, "1.2.3.4"), 112, tunnel.NoSNI},
+		{"a NUL in the name", true, renamed(own, "gw.te\x00t"), 47, tunnel.BadHello},
+		{"an empty label", true, renamed(own, "gw..tst"), 47, tunnel.BadHello},
+		{"a name with its last dot, which crypto/tls does not take", true, renamed(own, "gwtest."), 50, tunnel.BadHello},
+		{"HTTP", true, []byte("GET / HTTP/1.1\r\n\r\n"), 0, tunnel.BadPreamble},
+		{"SSH", true, []byte("SSH-2.0-x\r\n"), 0, tunnel.BadPreamble},
+		{"no name, where names decide", false, nameHello(t, ""), 112, tunnel.NoSNI},
+		{"a name that nobody has", false, nameHello(t, "nobody.test"), 112, tunnel.NoRoute},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g := serve(t, table{}, tunnel.Limits{}, terminating(t, keys, tt.all))
+			c := dial(t, new(net.Dialer), g.addr)
+			_, _ = c.Write(tt.send)
+			_ = c.(*net.TCPConn).CloseWrite()
+			heard, _ := io.ReadAll(c)
+			var alert byte
+			if n := len(heard); n >= 7 && heard[n-7] == 21 {
+				alert = heard[n-1]
+			}
+			if alert != tt.alert {
+				t.Errorf("heard %x, the alert %d; want %d", heard[max(0, len(heard)-16):], alert, tt.alert)
+			}
+			if got := string(heard); tt.name == "HTTP" && !strings.HasSuffix(got, "\r\n\r\nTLS expected\n") {
+				t.Errorf("heard %q, want to be told", got)
+			}
+			g.reason(t, tt.reason)
+			if n := g.count(); n != 1 {
+				t.Errorf("%d outcomes, want one", n)
+			}
+		})
+	}
+}
+
+// renamed puts another name of seven bytes into the hello for gw.test.
+func renamed(hello []byte, name string) []byte {
+	return bytes.Replace(hello, []byte("gw.test"), []byte(name), 1)
+}
+
+func nameHello(t *testing.T, name string) []byte {
+	if name != "" {
+		return helloFor(t, name)
+	}
+	return helloFor(t, "192.0.2.1") // crypto/tls leaves out what is no name
+}
+
+// versionHello takes supported_versions out of a hello, by making it an
+// extension that nobody knows, so that version is the highest it offers.
+func versionHello(hello []byte, version uint16) []byte {
+	b := bytes.Clone(hello)
+	b[9], b[10] = byte(version>>8), byte(version)
+	i := bytes.LastIndex(b, []byte{0, 43, 0, 5, 4, 3, 4, 3, 3}) // supported_versions: 1.3 and 1.2
+	if i < 0 {
+		panic("the hello has no supported_versions")
+	}
+	b[i], b[i+1] = 0xfe, 0xfe
+	return b
+}
+
+// TestLimits: handshake and the preamble inside have one deadline together,
+// whatever comes, and the handshake has a limit in bytes.
+func TestLimits(t *testing.T) {
+	ca := newCA(t, "example.test")
+	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}, ClientCAs: ca.Pool()}
+	limits := tunnel.Limits{Preamble: 300 * time.Millisecond}
+
+	t.Run("handshake", func(t *testing.T) {
+		g := serve(t, table{}, limits, terminating(t, keys, true))
+		c := dial(t, new(net.Dialer), g.addr)
+		_, _ = c.Write(helloFor(t, "gw.test"))
+		_, _ = io.ReadAll(c)
+		if o := g.reason(t, tunnel.HelloTimeout); o.Lasted > patience/2 {
+			t.Errorf("it took %v", o.Lasted)
+		}
+	})
+	t.Run("inside", func(t *testing.T) {
+		// As long as a handshake may take on a machine that is busy.
+		g := serve(t, table{}, tunnel.Limits{Preamble: 2 * time.Second}, terminating(t, keys, true))
+		cfg := roots(ca, "gw.test")
+		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
+		c := dial(t, tlsDialer{cfg}, g.addr)
+		_, _ = io.WriteString(c, "CONNECT svc.test:443 HTTP/1.1\r\n")
+		go func() { _, _ = io.ReadAll(c) }()
+		g.reason(t, tunnel.HelloTimeout)
+	})
+	t.Run("nothing inside", func(t *testing.T) {
+		g := serve(t, table{}, tunnel.Limits{}, terminating(t, keys, true))
+		cfg := roots(ca, "gw.test")
+		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
+		c := dial(t, tlsDialer{cfg}, g.addr)
+		_ = c.Close()
+		if o := g.reason(t, tunnel.NoHello); o.Source.String() != c.LocalAddr().String() {
+			t.Errorf("the source is %v, want %v", o.Source, c.LocalAddr())
+		}
+	})
+	t.Run("bytes", func(t *testing.T) {
+		b := &below{Conn: zeros{}, left: MaxHandshake}
+		n, err := io.Copy(io.Discard, b)
+		if n != MaxHandshake || !errors.Is(err, errTooLong) {
+			t.Errorf("read %d bytes and %v, want %d and the limit", n, err, MaxHandshake)
+		}
+	})
+	t.Run("a stranger inside", func(t *testing.T) {
+		g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keys.Certificates}, true))
+		c := dial(t, tlsDialer{roots(ca, "gw.test")}, g.addr)
+		_, _ = c.Write([]byte{0, 1, 2, 3})
+		_, _ = io.ReadAll(c)
+		g.reason(t, tunnel.BadPreamble)
+	})
+}
+
+// zeros never ends.
+type zeros struct{ net.Conn }
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// TestOneConnection: what is inside counts as the connection it came in, until
+// the tunnel's end.
+func TestOneConnection(t *testing.T) {
+	ca := newCA(t, "example.test")
+	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}
+	p := terminating(t, keys, true)
+	ln, err := tunnel.Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay := &tunnel.Relay{}
+	srv := &tunnel.Server{
+		Handler: &tunnel.Router{Relay: relay, Dialer: &tunnel.NetDialer{}, Resolver: table{"plain": backend(t, echo)}},
+		Limits:  tunnel.Limits{OpenPerSource: 1, NewPerSource: -1},
+	}
+	served := make(chan error, 1)
+	go func() {
+		served <- srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Protocols: []tunnel.Protocol{p}})
+	}()
+	defer func() {
+		_ = relay.Close()
+		_ = srv.Close()
+		<-served
+	}()
+	d := &connect.Dialer{Proxy: ln.Addr().String(), TLS: roots(ca, "gw.test")}
+	c := dial(t, d, "plain:1")
+	ping(t, c, "the first")
+	if c2, err := d.DialContext(t.Context(), "tcp", "plain:1"); err == nil {
+		_ = c2.Close()
+		t.Error("a second connection of a source that may have one was let in")
+	}
+	_ = c.Close()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		c, err := d.DialContext(t.Context(), "tcp", "plain:1")
+		if err == nil {
+			_ = c.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after the first one's end: %v", err)
+		}
+	}
+}
+
+// TestALPN: what is offered has to be something that is spoken, and nothing
+// need be.
+func TestALPN(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	for offer, want := range map[string]string{"": "", "h2": "h2", "http/1.1": "http/1.1", "imap http/1.1 h2": "h2"} {
+		c := dial(t, tlsDialer{roots(ca, "gw.test", strings.Fields(offer)...)}, g.addr)
+		if got := c.(*stream).ConnectionState().NegotiatedProtocol; got != want {
+			t.Errorf("offered %q: got %q, want %q", offer, got, want)
+		}
+		_ = c.Close()
+	}
+	_, err := tlsDialer{roots(ca, "gw.test", "imap")}.DialContext(t.Context(), "tcp", g.addr)
+	if err == nil || !strings.Contains(err.Error(), "no application protocol") {
+		t.Errorf("got %v, want the alert no_application_protocol", err)
+	}
+	g.reason(t, tunnel.BadHello)
+}
+
+// TestNoKeys: a Protocol that was given none refuses, and passes on the rest.
+func TestNoKeys(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{}, tunnel.Limits{}, &Protocol{Hello: &sni.Protocol{Nameless: true}, All: true})
+	_, err := tlsDialer{roots(ca, "gw.test")}.DialContext(t.Context(), "tcp", g.addr)
+	if err == nil || !strings.Contains(err.Error(), "internal error") {
+		t.Errorf("got %v, want the alert internal_error", err)
+	}
+	g.reason(t, tunnel.Internal)
+}
+
+func ExampleProtocol() {
+	p := &Protocol{Hello: &sni.Protocol{}, Inner: []tunnel.Protocol{&connect.Protocol{}}}
+	fmt.Println(p.Use(&Keys{}))
+	// Output: termination: no certificate
+}
+
+// TestDrain: protocols inside are asked to end as those outside are.
+func TestDrain(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true))
+	d := &h2.Dialer{Proxy: g.addr, TLS: roots(ca, "gw.test")}
+	defer d.Close()
+	c := dial(t, d, "plain:1")
+	ping(t, c, "before")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	drained := make(chan error, 1)
+	go func() { drained <- g.srv.Shutdown(ctx) }()
+	for deadline := time.Now().Add(patience); d.Conns() > 0; time.Sleep(time.Millisecond) { // GOAWAY takes it from the pool
+		if time.Now().After(deadline) {
+			t.Fatal("the client was not asked to leave")
+		}
+	}
+	ping(t, c, "while draining")
+	_ = c.Close()
+	if err := <-drained; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBehindAProxy: the source is whom the proxy in front names.
+func TestBehindAProxy(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serveListener(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, tunnel.Listener{
+		Protocols: []tunnel.Protocol{terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true)},
+		Preface:   &proxyproto.Preface{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
+	})
+	way := dialerFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil {
+			_, err = io.WriteString(c, "PROXY TCP4 192.0.2.7 192.0.2.1 1000 443\r\n")
+		}
+		return c, err
+	})
+	c := dial(t, &connect.Dialer{Proxy: g.addr, Dialer: tlsOver{way, roots(ca, "gw.test")}}, "plain:1")
+	ping(t, c, "hello")
+	_ = c.Close()
+	if o := g.reason(t, tunnel.Done); o.Source.String() != "192.0.2.7:1000" {
+		t.Errorf("the source is %v, want the one in the header", o.Source)
+	}
+}
+
+type dialerFunc func(ctx context.Context, network, addr string) (net.Conn, error)
+
+func (f dialerFunc) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	return f(ctx, network, addr)
+}

@@ -1,0 +1,12 @@
+//go:build !linux || !(amd64 || arm64)
+
+package tunnel
+
+// A perch is not to be had here: who waits for a socket keeps a goroutine.
+type perch struct{}
+
+func (*pump) findPerch()        {}
+func (*pump) perches() bool     { return false }
+func (*pump) copySocket() error { panic("unreachable") }
+func (*pump) settle() bool      { return false }
+func (*pump) leave()            {}

@@ -1,0 +1,142 @@
+package tunnel
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Session is what a Router has let through for somebody else than its Relay
+// to carry: datagrams, which have no end of stream and no order. It is decided
+// as any request is, it is on the Relay's list of what is open, counts there
+// and is ended there, and it has one Outcome.
+type Session struct {
+	Conn     net.Conn // to the service; whoever called Open closes it, before End
+	Endpoint Endpoint
+	Route    Route
+
+	relay   *Relay
+	record  record
+	carrier Carrier
+	ended   atomic.Bool
+}
+
+// A Carrier is asked about the Session that it carries. Its methods may be
+// called at any time, by anyone, until End has returned and for a moment after.
+type Carrier interface {
+	// Progress returns the bytes that were taken to the service and to the
+	// client, and when one last was.
+	Progress() (in, out int64, moved time.Time)
+
+	// Kill ends the session: End is called with why, before Kill returns or
+	// soon after.
+	Kill(why Reason)
+}
+
+// Open takes req, which is for datagrams, as far as a service: resolve, allow,
+// dial, by the same steps as ServeTunnel. It calls neither req.Accept nor
+// req.Refuse. After an error the Outcome has been told, and the client is the
+// caller's to tell; after none the caller calls Carry, and End once.
+//
+// That an address of UDP could be dialed says nothing of who is there, so the
+// route's Report hears of failures only. See Session.Failed.
+func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
+	o := r.observe(req)
+	server, route, dialed, err := r.connect(ctx, req, &o)
+	if err != nil {
+		r.refused(o, err)
+		return nil, err
+	}
+	o.Dialed = time.Since(req.Start) - o.Waited
+	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
+	s.record = r.record(&o, dialed.Endpoint, dialed.Took, lease{})
+	return s, nil
+}
+
+// datagrams makes d the way out of route, which must not have one of its own:
+// those are for streams.
+func (r *Route) datagrams(d Dialer) error {
+	if r.Dialer != nil {
+		return Refusef(Unsupported, "service %s is reached by a proxy protocol or through another gateway, which carry no datagrams", r.Service)
+	}
+	r.Dialer = d
+	if report := r.Report; report != nil {
+		r.Report = func(ep Endpoint, err error) {
+			if err != nil {
+				report(ep, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Carry puts s on the list of what is open.
+func (s *Session) Carry(c Carrier) {
+	s.carrier = c
+	s.relay.open.Add(1)
+	s.relay.sessions.add(s)
+}
+
+// Failed reports that the endpoint turned out not to be there, as an ICMP
+// message says.
+func (s *Session) Failed(err error) {
+	if s.Route.Report != nil {
+		s.Route.Report(s.Endpoint, &Error{Reason: DialFailed, Err: fmt.Errorf("dial %s: %w", s.Endpoint, err)})
+	}
+}
+
+// End takes s from the list, gives back what it had taken, and tells its
+// Outcome. Calls after the first do nothing.
+func (s *Session) End(e End) {
+	if s.ended.Swap(true) {
+		return
+	}
+	if s.carrier == nil { // it was given up before Carry
+		s.relay.open.Add(1)
+	}
+	s.relay.sessions.remove(s)
+	s.record.end(s.relay, e)
+}
+
+// about, look and kill implement listed.
+func (s *Session) about() *record { return &s.record }
+
+func (s *Session) look() (p progress, open bool) {
+	in, out, moved := s.carrier.Progress()
+	return progress{in: in, out: out, moved: clock() - int64(time.Since(moved))}, !s.ended.Load()
+}
+
+func (s *Session) kill(why Reason) { s.carrier.Kill(why) }
+
+// sessions are those that a Relay lists.
+type sessions struct {
+	mu  sync.Mutex // guards all
+	all map[*Session]struct{}
+}
+
+func (l *sessions) add(s *Session) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.all == nil {
+		l.all = make(map[*Session]struct{})
+	}
+	l.all[s] = struct{}{}
+}
+
+func (l *sessions) remove(s *Session) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.all, s)
+}
+
+func (l *sessions) appendAll(to []listed) []listed {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for s := range l.all {
+		to = append(to, s)
+	}
+	return to
+}

@@ -1,0 +1,86 @@
+package udp
+
+import (
+	"errors"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// A list is of sessions that are not proven, oldest first.
+type list struct {
+	n              int
+	oldest, newest *session
+}
+
+func (l *list) add(k *session) {
+	l.n++
+	k.half, k.prev = true, l.newest
+	if l.newest != nil {
+		l.newest.next = k
+	} else {
+		l.oldest = k
+	}
+	l.newest = k
+}
+
+func (l *list) remove(k *session) {
+	if !k.half {
+		return
+	}
+	l.n--
+	k.half = false
+	if k.prev != nil {
+		k.prev.next = k.next
+	} else {
+		l.oldest = k.next
+	}
+	if k.next != nil {
+		k.next.prev = k.prev
+	} else {
+		l.newest = k.prev
+	}
+	k.prev, k.next = nil, nil
+}
+
+// expired says whether a session's time is up. The caller holds mu.
+func (k *session) expired(now time.Time) (tunnel.Reason, bool) {
+	switch k.state {
+	case asking:
+		most := limit(k.d.s.Limits.Preamble, tunnel.DefaultPreamble)
+		return tunnel.HelloTimeout, most > 0 && now.Sub(k.start) >= most
+	case carried, local:
+		idle := k.quiet()
+		return tunnel.Idle, idle > 0 && now.Sub(k.start)-time.Duration(k.moved.Load()) >= idle
+	case refused:
+		return "", now.Sub(k.since) >= refusedFor
+	}
+	return "", false
+}
+
+// quiet is how long a session may be quiet, 0 for ever.
+func (k *session) quiet() time.Duration {
+	idle := k.idle
+	if k.state == local {
+		idle = max(limit(k.d.s.Idle, DefaultIdle), 0)
+	}
+	settled := !k.half
+	if k.opening == nil {
+		// A question or two and the answers are over when they are. Who sends
+		// and never hears is served for as long as he goes on.
+		settled = k.sent.Load() > 2 && (k.answered.Load() || time.Duration(k.moved.Load()) >= proof)
+	}
+	if !settled && (idle == 0 || idle > brief) {
+		return brief
+	}
+	return idle
+}
+
+// expire ends a session whose time is up.
+func (k *session) expire(why tunnel.Reason) {
+	var err error
+	if why == tunnel.HelloTimeout {
+		err = errors.New("the hello is not complete in time")
+	}
+	k.end(why, err)
+}

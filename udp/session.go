@@ -1,0 +1,451 @@
+package udp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime/debug"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// A client is who a datagram is from, and where it came to if that needs to be
+// known for an answer.
+type client struct {
+	addr  netip.AddrPort
+	local netip.Addr
+}
+
+// A state is how far a session has come.
+type state uint8
+
+const (
+	asking  state = iota // the hello is not complete
+	opening              // the route is not known
+	carried              // there is a socket to a service
+	local                // it ends here: a Local has it
+	refused              // it has been told no, and may not have heard
+	over
+)
+
+// refusedFor is how long a refusal is remembered.
+const refusedFor = 3 * time.Second
+
+// A session is what one client sends to one service and hears from it.
+type session struct {
+	d       *door
+	src     *source
+	req     tunnel.Request
+	opening Opening   // nil where there is one service
+	start   time.Time // monotonic, as all that is compared with it
+
+	in, out  atomic.Int64 // bytes
+	sent     atomic.Int64 // datagrams of the client
+	moved    atomic.Int64 // when a datagram was last carried, from start
+	answered atomic.Bool
+	spoken   atomic.Bool  // a datagram of the client's was the last
+	turns    atomic.Int32 // of the service, see convinced
+	sure     atomic.Bool  // proven by what the service does
+
+	// Guarded by the Server's mu.
+	state   state
+	half    bool // on the list of those not proven
+	waiting [][]byte
+	size    int // of waiting
+	paths   []*path
+	ids     ids
+	tun     *tunnel.Session
+	idle    time.Duration // 0 means no limit
+	answer  []byte        // of one refused
+	strikes int           // datagrams since
+	since   time.Time     // it was refused
+	ended   tunnel.End    // how, without counts
+
+	prev, next *session
+}
+
+func (d *door) proto() string {
+	if d.ln.Open != nil {
+		return "quic"
+	}
+	return "udp"
+}
+
+// request begins the request of a new session.
+func (d *door) request(c client) tunnel.Request {
+	return tunnel.Request{
+		Proto: d.proto(), Listener: d.ln.Name, Name: d.ln.Service, Port: d.ln.Port, Local: d.port,
+		Source: c.addr, Start: time.Now(), Datagrams: d.s.dialer(),
+	}
+}
+
+// plain takes a datagram to the one service.
+func (d *door) plain(b []byte, c client) {
+	s := d.s
+	s.mu.Lock()
+	if paths := d.byAddr[c]; len(paths) > 0 {
+		paths[0].session.deliver(paths[0], b)
+		return
+	}
+	k, crowded, err := d.admit(c)
+	if err != nil {
+		s.mu.Unlock()
+		d.drop(c, err)
+		return
+	}
+	k.req = d.request(c)
+	k.hold(b)
+	k.begin()
+	s.mu.Unlock()
+	crowded.crowdedOut()
+}
+
+// admit makes a session for a client. It may cost the oldest one of which
+// nothing is proven, which the caller ends once it has given up mu.
+func (d *door) admit(c client) (k, crowded *session, err error) {
+	s, now := d.s, time.Now()
+	if s.draining {
+		return nil, nil, tunnel.Refusef(tunnel.Drain, "the gateway is stopping")
+	}
+	if p := s.Budget.Pressure(); p != tunnel.Calm {
+		return nil, nil, tunnel.Refusef(tunnel.Overload, "memory is %s: raise its limit or add a gateway", p)
+	}
+	src := s.sources.of(c.addr.Addr(), &s.Limits, now)
+	if err := src.admit(&s.Limits, now); err != nil {
+		return nil, nil, err
+	}
+	if capped(s.half.n, limit(s.Limits.HalfOpen, tunnel.DefaultHalfOpen)) {
+		crowded = s.half.oldest
+		s.half.remove(crowded)
+		crowded.src.halfOpen--
+	}
+	k = &session{d: d, src: src, start: now}
+	k.paths = []*path{{session: k, client: c}}
+	d.byAddr[c] = append(d.byAddr[c], k.paths[0])
+	d.sessions[k] = struct{}{}
+	s.sessions++
+	src.open++
+	src.halfOpen++
+	s.half.add(k)
+	if !s.sweeping {
+		s.sweeping = true
+		s.wg.Add(1)
+		go s.sweep()
+	}
+	return k, crowded, nil
+}
+
+// crowdedOut ends a session that made room, if there is one.
+func (k *session) crowdedOut() {
+	if k != nil {
+		k.end(tunnel.Overload, errors.New("the oldest of too many sessions of which nothing is proven"))
+	}
+}
+
+// hold keeps a datagram until there is a socket for it. The caller holds mu.
+func (k *session) hold(b []byte) {
+	s := k.d.s
+	if k.size+len(b) > maxWaiting || s.waiting+len(b) > maxAllWaiting {
+		s.dropped.Add(1)
+		return
+	}
+	k.waiting = append(k.waiting, append([]byte(nil), b...))
+	k.size += len(b)
+	s.waiting += len(b)
+}
+
+// release returns what hold has kept. The caller holds mu.
+func (k *session) release() [][]byte {
+	w := k.waiting
+	k.d.s.waiting -= k.size
+	k.waiting, k.size = nil, 0
+	return w
+}
+
+// begin finds out who serves a session. The caller holds mu.
+func (k *session) begin() {
+	k.state = opening
+	k.d.s.wg.Add(1)
+	go k.open()
+}
+
+func (k *session) open() {
+	s := k.d.s
+	defer s.wg.Done()
+	defer k.recovered()
+	tun, err := s.Router.Open(k.d.ctx, &k.req)
+	if err != nil {
+		k.refuse(err)
+		return
+	}
+	sock, err := k.d.socket(tun.Conn)
+	if err != nil {
+		_ = tun.Conn.Close()
+		tun.End(tunnel.End{Reason: tunnel.Internal, Err: err})
+		k.refuse(err)
+		return
+	}
+	s.mu.Lock()
+	if k.state != opening { // it was ended meanwhile
+		s.mu.Unlock()
+		_ = sock.Close()
+		tun.End(k.ended)
+		return
+	}
+	p := k.paths[0]
+	k.state, k.tun, p.sock = carried, tun, sock
+	k.idle = max(limit(tun.Route.Idle, limit(s.Idle, DefaultIdle)), 0)
+	tun.Carry(k)
+	for _, b := range k.release() { // within mu, so that nothing overtakes it
+		err = errors.Join(err, k.toService(p, sock, b))
+	}
+	s.mu.Unlock()
+	if err != nil {
+		k.lost(err)
+	}
+	k.pump(p, sock)
+}
+
+// recovered ends a session whose goroutine panicked: one bad connection stays
+// one.
+func (k *session) recovered() {
+	if v := recover(); v != nil {
+		s := k.d.s
+		s.log().Error("panic in a session", "panic", v, "stack", string(debug.Stack()))
+		err := fmt.Errorf("panic: %v", v)
+		s.mu.Lock()
+		early := k.tun == nil
+		s.mu.Unlock()
+		if early {
+			s.tell(k.outcome(tunnel.Internal, err))
+		}
+		k.end(tunnel.Internal, err)
+	}
+}
+
+// socket makes c, which a Dialer has connected, what datagrams go through.
+func (d *door) socket(c net.Conn) (*socket, error) {
+	u, ok := c.(*net.UDPConn)
+	if !ok {
+		return nil, fmt.Errorf("udp: the dialer made a %T, want a *net.UDPConn", c)
+	}
+	if d.ln.Open != nil {
+		dontFragment(u)
+	}
+	return newSocket(u)
+}
+
+// deliver takes a datagram of the client on. The caller holds mu, which
+// deliver gives up.
+func (k *session) deliver(p *path, b []byte) {
+	s := k.d.s
+	switch k.state {
+	case asking, opening:
+		k.hold(b)
+	case carried:
+		sock := p.sock
+		if sock == nil {
+			p.hold(b)
+			break
+		}
+		s.mu.Unlock()
+		if err := k.toService(p, sock, b); err != nil {
+			k.lost(err)
+		}
+		return
+	case local:
+		s.mu.Unlock()
+		k.moved.Store(int64(time.Since(k.start)))
+		k.d.ln.Local.push(b, p.client.addr)
+		return
+	case refused:
+		k.strikes++
+		if a := k.answer; a != nil && len(b) > len(a) && k.strikes&(k.strikes-1) == 0 { // ever more rarely
+			s.mu.Unlock()
+			_ = k.d.wire.send(a, p.client.addr, p.client.local)
+			return
+		}
+	}
+	s.mu.Unlock()
+}
+
+// toService sends a datagram and counts it.
+func (k *session) toService(p *path, sock *socket, b []byte) error {
+	now := int64(time.Since(k.start))
+	k.moved.Store(now)
+	p.moved.Store(now)
+	k.sent.Add(1)
+	k.spoken.Store(true)
+	if err := sock.send(b); err != nil {
+		return err
+	}
+	k.in.Add(int64(len(b)))
+	return nil
+}
+
+// pump takes the service's datagrams to the client until the socket is closed.
+func (k *session) pump(p *path, sock *socket) {
+	var soft int
+	for {
+		b, n, err := sock.receive()
+		switch {
+		case err == nil:
+			soft = 0
+			k.toClient(p, b[:n])
+			buffers.Put(b)
+			continue
+		case errors.Is(err, net.ErrClosed):
+			return
+		}
+		// A router that can't reach the service just now says so more softly
+		// than its host, whose port is closed.
+		if soft++; isRefused(err) || soft > 16 {
+			k.lost(err)
+			return
+		}
+	}
+}
+
+func (k *session) toClient(p *path, b []byte) {
+	if k.opening != nil && len(b) > 0 && b[0]&0x80 != 0 && !k.heard(b) {
+		defer k.end(tunnel.Unsupported, errors.New("the service speaks other versions of QUIC: the client may begin again"))
+	}
+	now := int64(time.Since(k.start))
+	k.moved.Store(now)
+	p.moved.Store(now)
+	if k.d.wire.send(b, p.client.addr, p.client.local) != nil {
+		return
+	}
+	out, in := k.out.Add(int64(len(b))), k.in.Load()
+	first := !k.answered.Swap(true)
+	if k.opening == nil && first || k.opening != nil && !k.sure.Load() && k.convinced(b, in, out) { // of UDP an answer is all the proof there can be
+		k.sure.Store(true)
+		k.prove()
+	}
+}
+
+// convinced reports whether a QUIC service that says b behaves as one that
+// knows that its client hears it: it has said more than three times what it
+// got (RFC 9000 section 8.1), or has answered in 1-RTT packets some times. What
+// it repeats before that is its handshake, in long headers (RFC 9002 section
+// 6.2.1).
+func (k *session) convinced(b []byte, in, out int64) bool {
+	const enough = 3
+	if len(b) > 0 && b[0]&0x80 == 0 && k.spoken.Swap(false) {
+		k.turns.Add(1)
+	}
+	return out > 3*in || k.turns.Load() >= enough
+}
+
+func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// lost ends a session whose service is not there any more, or never was.
+func (k *session) lost(err error) {
+	if errors.Is(err, net.ErrClosed) {
+		return
+	}
+	s := k.d.s
+	s.mu.Lock()
+	tun := k.tun
+	s.mu.Unlock()
+	why := tunnel.Reset
+	if !k.answered.Load() {
+		why = tunnel.DialFailed
+	}
+	if tun != nil {
+		tun.Failed(err)
+	}
+	k.end(why, fmt.Errorf("the service can't be reached: %w", err))
+}
+
+// prove takes a session from those of which nothing is proven.
+func (k *session) prove() {
+	s := k.d.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k.proven()
+}
+
+// proven is prove for one who holds mu.
+func (k *session) proven() {
+	if k.half && k.state != over {
+		k.d.s.half.remove(k)
+		k.src.halfOpen--
+	}
+}
+
+// refuse tells the client no. The Outcome has been told.
+func (k *session) refuse(err error) {
+	s := k.d.s
+	var answer []byte
+	if k.opening != nil && !k.d.ln.Silent {
+		answer = k.opening.Refuse(err)
+	}
+	s.mu.Lock()
+	if k.state == over {
+		s.mu.Unlock()
+		return
+	}
+	s.refused.Add(1)
+	k.state, k.answer, k.since = refused, answer, time.Now()
+	k.release()
+	c := k.paths[0].client
+	s.mu.Unlock()
+	if answer != nil {
+		_ = k.d.wire.send(answer, c.addr, c.local)
+	}
+}
+
+// end ends a session, once. Its client hears nothing.
+func (k *session) end(why tunnel.Reason, err error) {
+	d, s := k.d, k.d.s
+	s.mu.Lock()
+	was := k.state
+	if was == over {
+		s.mu.Unlock()
+		return
+	}
+	k.proven()
+	k.state, k.ended = over, tunnel.End{Reason: why, Err: err}
+	k.release()
+	paths, tun := k.paths, k.tun
+	k.paths = nil
+	for _, p := range paths {
+		d.forget(p)
+	}
+	k.ids.forget(k)
+	delete(d.sessions, k)
+	s.sessions--
+	k.src.open--
+	s.mu.Unlock()
+	if tun != nil {
+		tun.End(tunnel.End{Reason: why, Err: err, In: k.in.Load(), Out: k.out.Load()})
+	} else if was == asking {
+		s.refused.Add(1)
+		s.tell(k.outcome(why, err))
+	}
+}
+
+// outcome is of a session that came to no request.
+func (k *session) outcome(why tunnel.Reason, err error) *tunnel.Outcome {
+	o := &tunnel.Outcome{
+		Start: k.req.Start, Proto: k.req.Proto, Listener: k.req.Listener, Source: k.req.Source,
+		Reason: why, Err: err, Lasted: time.Since(k.start),
+	}
+	if !k.req.Name.IsZero() {
+		o.Target = k.req.Target()
+	}
+	return o
+}
+
+// Progress implements tunnel.Carrier.
+func (k *session) Progress() (in, out int64, moved time.Time) {
+	return k.in.Load(), k.out.Load(), k.start.Add(time.Duration(k.moved.Load()))
+}
+
+// Kill implements tunnel.Carrier.
+func (k *session) Kill(why tunnel.Reason) { k.end(why, nil) }
