@@ -162,11 +162,15 @@ func appendKey(b []byte, q *query) []byte {
 }
 
 // newReply packs an answer that has been checked. It is nil for one that
-// can't be written again, or does not fit into a message.
+// can't be written again so that it can be read, or does not fit into a
+// message: clients are not given what was made to break them.
 func newReply(m *dns.Msg, questionLen int) *reply {
 	m.Compress = true
 	b, err := m.Pack()
 	if err != nil || len(b) > maxMessage-64 || len(b) < headerLen+questionLen {
+		return nil
+	}
+	if new(dns.Msg).Unpack(b) != nil {
 		return nil
 	}
 	e := &reply{rcode: m.Rcode, counts: [3]uint16{uint16(len(m.Answer)), uint16(len(m.Ns)), uint16(len(m.Extra))}}

@@ -73,3 +73,85 @@ func FuzzQuery(f *testing.F) {
 		}
 	})
 }
+
+// FuzzReply looks for answers of upstreams that crash the forwarder, or that
+// it passes on with what was not asked for.
+func FuzzReply(f *testing.F) {
+	for _, list := range [][]string{
+		{"a.test. 60 IN A 192.0.2.1"}, {"a.test. 60 IN CNAME b.test.", "b.test. 60 IN A 10.0.0.1"}, {"b.test. 60 IN A 192.0.2.1"},
+		{"a.test. 60 IN HTTPS 1 . alpn=h2 ipv4hint=10.0.0.1"}, {"a.test. 60 IN CNAME a.test."},
+	} {
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeHTTPS} {
+			m := q("a.test", qtype)
+			m.Response = true
+			for _, s := range list {
+				rr, err := dns.NewRR(s)
+				if err != nil {
+					f.Fatal(err)
+				}
+				m.Answer = append(m.Answer, rr)
+			}
+			m.Ns = []dns.RR{&dns.SOA{Hdr: dns.RR_Header{Name: "test.", Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 60}, Ns: "a.", Mbox: "b."}}
+			m.Compress = true
+			b, err := m.Pack()
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(b, qtype == dns.TypeA)
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte, a bool) {
+		qtype := dns.TypeHTTPS
+		if a {
+			qtype = dns.TypeA
+		}
+		m := q("A.test", qtype)
+		raw, err := m.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var in query
+		if parseQuery(raw, &in) != dns.RcodeSuccess || len(b) < len(raw) {
+			return
+		}
+		copy(b[headerLen:], in.raw) // what does not repeat the question is not read
+		b[0], b[1], b[2], b[4], b[5] = 0, 0, 0x80, 0, 1
+		if fits(b, b, &in) != isAnswer {
+			t.Fatal("an answer does not fit")
+		}
+		got := new(dns.Msg)
+		if got.Unpack(b) != nil {
+			return
+		}
+		c := check{name: in.name, qtype: qtype}
+		if c.clean(got) != nil {
+			return
+		}
+		e := newReply(got, len(in.raw))
+		if e == nil {
+			return
+		}
+		var w writer
+		w.begin(nil, &in, bitRA, e.rcode, maxMessage)
+		if !w.paste(e, 5, false) {
+			return
+		}
+		out := new(dns.Msg)
+		if err := out.Unpack(w.end(e.rcode)); err != nil {
+			t.Fatalf("what is passed on can't be read: %v", err)
+		}
+		if len(out.Extra) > 0 || len(out.Answer) != len(got.Answer) {
+			t.Fatalf("%v", out)
+		}
+		for _, rr := range out.Answer {
+			if t2 := rr.Header().Rrtype; t2 != qtype && t2 != dns.TypeCNAME {
+				t.Fatalf("a %s was not asked for", dns.TypeToString[t2])
+			}
+			if a, ok := rr.(*dns.A); ok {
+				if addr, _ := netip.AddrFromSlice(a.A); isOurs(addr) {
+					t.Fatalf("%v", a)
+				}
+			}
+		}
+	})
+}

@@ -70,7 +70,8 @@ func TestRateLimit(t *testing.T) {
 
 // A flood from anywhere takes no memory.
 func TestFloodTakesNoMemory(t *testing.T) {
-	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, Rate: 10}
+	table := shop()
+	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return table }, Rate: 10}
 	s.init()
 	x := s.take(UDP, "")
 	b := message(t, q(known, dns.TypeA), nil)
