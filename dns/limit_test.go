@@ -92,8 +92,16 @@ func TestFloodTakesNoMemory(t *testing.T) {
 func TestShares(t *testing.T) {
 	s := shares{all: 5, each: 2}
 	a, b, c := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::2")
-	if !s.take(a) || !s.take(a) || s.take(a) || !s.take(b) || s.crowded() != true || !s.take(c) || s.take(b) {
-		t.Error("shares are not of two")
+	for i, tt := range []struct {
+		from netip.Addr
+		want bool
+	}{{a, true}, {a, true}, {a, false}, {b, true}, {c, true}, {b, false}} { // b and c are of one /64
+		if got := s.take(tt.from); got != tt.want {
+			t.Errorf("%d: %v gets a place: %v, want %v", i, tt.from, got, tt.want)
+		}
+	}
+	if !s.crowded() {
+		t.Error("4 of 5 places taken, and not crowded")
 	}
 	if !s.take(netip.MustParseAddr("192.0.2.2")) || s.take(netip.MustParseAddr("192.0.2.3")) {
 		t.Error("places are not five")
