@@ -267,6 +267,20 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 		ct.finish(why, nil)
 		return
 	}
+	// Nobody reads from a side that has ended, and nobody may have anything to
+	// write to it for long.
+	if half {
+		for i := range ct.pumps {
+			b, ok := ct.pumps[i].src.(interface{ Broken() error })
+			if !ok {
+				continue
+			}
+			if err := b.Broken(); err != nil {
+				ct.finish(Reset, err)
+				return
+			}
+		}
+	}
 	if ct.writing.Load() > 0 && quiet >= stuck {
 		if err := errors.Join(broken(ct.pumps[0].src), broken(ct.pumps[1].src)); err != nil {
 			ct.finish(Reset, err)

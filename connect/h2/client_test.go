@@ -241,6 +241,25 @@ func TestEndsThroughAGateway(t *testing.T) {
 	}
 }
 
+// TestCutAfterItsEnd: a client that has ended its stream and then goes away
+// ends the tunnel, though nobody reads from it any more.
+func TestCutAfterItsEnd(t *testing.T) {
+	ended, done := make(chan error, 1), make(chan struct{})
+	defer close(done)
+	g := serve(t, table{"svc:1": backend(t, func(c net.Conn) {
+		_, err := io.ReadAll(c)
+		ended <- err
+		<-done
+	})}, &Protocol{})
+	s := open(t, newDialer(t, g.addr), "svc:1")
+	_ = s.CloseWrite()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	_ = s.c.nc.Close()
+	g.reason(t, tunnel.Reset)
+}
+
 // TestGoAway: streams a proxy still serves go on, new ones go elsewhere.
 func TestGoAway(t *testing.T) {
 	p := &Protocol{}

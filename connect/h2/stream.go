@@ -163,6 +163,18 @@ func (s *Stream) writeError() error {
 	return nil
 }
 
+// Broken returns why what is written from now on can't arrive: the peer has
+// reset the stream, or the connection has ended. It is nil while it could, and
+// after CloseWrite. The Relay asks it of a Stream that it no longer reads.
+func (s *Stream) Broken() error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if s.finish {
+		return nil
+	}
+	return s.writeErr
+}
+
 // CloseWrite sends END_STREAM after what was written. The other direction
 // stays open for as long as the peer likes.
 func (s *Stream) CloseWrite() error {

@@ -484,3 +484,22 @@ func (p panicky) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route
 	}
 	return p.Resolver.Resolve(ctx, req)
 }
+
+// TestCutAfterItsEnd: a client that has ended its stream and then goes away
+// ends the tunnel, though nobody reads from it any more.
+func TestCutAfterItsEnd(t *testing.T) {
+	ended, done := make(chan error, 1), make(chan struct{})
+	defer close(done)
+	g := serve(t, table{"svc:1": backend(t, func(c net.Conn) {
+		_, err := io.ReadAll(c)
+		ended <- err
+		<-done
+	})}, &Server{})
+	s := open(t, newDialer(t, g.addr), "svc:1")
+	_ = s.CloseWrite()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	_ = s.c.qc.CloseWithError(0, "")
+	g.reason(t, tunnel.Reset)
+}

@@ -103,6 +103,20 @@ func (s *Stream) translate(err error) error {
 	return &ResetError{Err: err}
 }
 
+// Broken returns why what is written from now on can't arrive: the peer wants
+// no more of the stream, or the connection has ended. It is nil while it could,
+// and after CloseWrite. The Relay asks it of a Stream that it no longer reads.
+func (s *Stream) Broken() error {
+	if !s.writing.TryLock() {
+		return nil // a Write finds out by itself
+	}
+	defer s.writing.Unlock()
+	if ctx := s.qs.Context(); !s.finished && ctx.Err() != nil {
+		return s.translate(context.Cause(ctx))
+	}
+	return nil
+}
+
 // Read implements net.Conn. After an orderly end it returns io.EOF, after a
 // reset a *ResetError at once: what was not read by then is lost, as with TCP.
 func (s *Stream) Read(p []byte) (int, error) {
