@@ -18,13 +18,14 @@ const rateSlots = 1 << 16
 // A rateLimit counts the responses by UDP to each network in each second, as
 // a source address there is nobody's proof of anything.
 type rateLimit struct {
+	began time.Time // seconds are counted from here
 	seed  maphash.Seed
 	limit uint32                   // a second
 	slots [rateSlots]atomic.Uint64 // second << 32 | count
 }
 
 func newRateLimit(limit int) *rateLimit {
-	return &rateLimit{seed: maphash.MakeSeed(), limit: uint32(limit)}
+	return &rateLimit{seed: maphash.MakeSeed(), limit: uint32(limit), began: time.Now()}
 }
 
 // take counts one response to from. It is true while the second's rate is not
@@ -33,7 +34,7 @@ func newRateLimit(limit int) *rateLimit {
 // question.
 func (r *rateLimit) take(from netip.Addr, now time.Time) (ok, slip bool) {
 	slot := &r.slots[maphash.Comparable(r.seed, network(from))%rateSlots]
-	second := uint64(uint32(now.Unix())) << 32
+	second := uint64(uint32(now.Sub(r.began)/time.Second)+1) << 32
 	for {
 		old := slot.Load()
 		count := second | 1
