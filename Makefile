@@ -81,6 +81,8 @@ fuzz-short: ## half a minute of each of the parsers that face the world, and a l
 	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
 	$(GO) test ./dns -run '^$$' -fuzz '^FuzzQuery$$' -fuzztime 20s -fuzzminimizetime 10x
 	$(GO) test ./dns -run '^$$' -fuzz '^FuzzReply$$' -fuzztime 20s -fuzzminimizetime 10x
+	$(GO) test ./connect/h2 -run '^$$' -fuzz '^FuzzServer$$' -fuzztime 15s -fuzzminimizetime 10x
+	$(GO) test ./connect/ws -run '^$$' -fuzz '^FuzzFrames$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/h3 -run '^$$' -fuzz '^FuzzRequest$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/socks5 -run '^$$' -fuzz '^FuzzServe$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/proxyproto -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 15s -fuzzminimizetime 10x

@@ -166,6 +166,16 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%d outcomes of one client at once, want one", n)
 		}
 	})
+	for _, why := range []tunnel.Reason{tunnel.NotExposed, tunnel.NoEndpoint} {
+		t.Run(string(why), func(t *testing.T) {
+			r, svc := plainRig(t, func(s *Server) { s.Router.Resolver = refusing{why} })
+			client := newPeer(t)
+			client.say(r.addr, []byte("ping"))
+			r.outcome(1, why)
+			client.silent()
+			svc.silent()
+		})
+	}
 	t.Run("an address that must not be dialed", func(t *testing.T) {
 		r, svc := plainRig(t, nil)
 		r.mu.Lock()
@@ -207,6 +217,13 @@ func TestRefusals(t *testing.T) {
 		r.outcome(1, tunnel.Overload)
 		svc.silent()
 	})
+}
+
+// refusing has a no for everybody.
+type refusing struct{ why tunnel.Reason }
+
+func (r refusing) Resolve(context.Context, *tunnel.Request) (tunnel.Route, error) {
+	return tunnel.Route{}, tunnel.Refusef(r.why, "not for you")
 }
 
 // throughDialer gives every route a way out of its own.

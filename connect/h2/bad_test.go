@@ -57,7 +57,11 @@ func TestBadRequests(t *testing.T) {
 		{"LF in a value", false, with("a", "b\nProxy-Authorization: c"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
 		{"NUL in the authority", false, []string{":method", "CONNECT", ":authority", "svc\x00.evil:1"}, "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
 		{"blank before a value", false, with("a", " b"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"blank behind a value", false, with("a", "b "), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
 		{"connection", false, with("connection", "close"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"proxy-connection", false, with("proxy-connection", "keep-alive"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"keep-alive", false, with("keep-alive", "timeout=5"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
+		{"upgrade", false, with("upgrade", "websocket"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
 		{"transfer-encoding", false, with("transfer-encoding", "chunked"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
 		{"te", false, with("te", "gzip"), "", http2.ErrCodeProtocol, tunnel.BadRequest, "", ""},
 		{"content-length", false, with("content-length", "0"), "400", 0, tunnel.BadRequest, "http_request_error", ""},
@@ -134,6 +138,33 @@ func TestAuthorities(t *testing.T) {
 		_ = r.connect(id, authority)
 		if a := r.answer(id); a.status != "400" {
 			t.Errorf("authority %q: got %+v, want status 400", authority, a)
+		}
+	}
+}
+
+// TestEveryRefusal: each Reason has its answer, and ends its stream.
+func TestEveryRefusal(t *testing.T) {
+	near, far := net.Pipe()
+	why := make(chan tunnel.Reason, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+			req.Refuse(tunnel.Refusef(<-why, "refused to see what happens"))
+		}))
+	}()
+	defer func() { _ = near.Close(); <-done }()
+	r := newRaw(t, near)
+	_, _ = io.WriteString(near, preface)
+	_ = r.fr.WriteSettings()
+	for i, reason := range tunnel.Reasons() {
+		id := uint32(2*i + 1)
+		why <- reason
+		_ = r.connect(id, "svc:1")
+		a, want := r.answer(id), connect.Answer(nil, tunnel.Refusef(reason, ""))
+		status, _ := a.fields.Get("proxy-status")
+		if a.status != fmt.Sprint(want.Status) || status != fmt.Sprintf("culvert; error=%s; details=%q", want.Error, want.Reason) {
+			t.Errorf("%s: got %+v, want %+v", reason, a, want)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -18,6 +20,14 @@ import (
 // the connection ends: with ENHANCE_YOUR_CALM, and within the budget.
 func TestFloods(t *testing.T) {
 	id := uint32(1) // of the last stream
+	// A field of 3 KiB in the dynamic table, and then a request that refers to
+	// it as often as fits into a frame: 48 MiB of header list in 16 KiB.
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	_ = enc.WriteField(hpack.HeaderField{Name: "x", Value: strings.Repeat("x", 3<<10)})
+	plant := append(fieldList(connectSvc...), block.Bytes()...)
+	bomb := append(fieldList(connectSvc...), bytes.Repeat([]byte{0x80 | 62}, maxFrame-100)...)
+	large := append(fieldList(connectSvc...), fillerBlock(12 << 10)[len(fieldList(connectSvc...)):]...)
 	for _, c := range []struct {
 		name   string
 		first  func(r *raw)
@@ -36,6 +46,17 @@ func TestFloods(t *testing.T) {
 		{"malformed requests", nil, func(r *raw) error { id += 2; return r.connect(id, "svc:1", ":path", "/") }},
 		{"requests that are refused", nil, func(r *raw) error { id += 2; return r.connect(id, "nobody:1") }},
 		{"requests over the limit of streams", nil, func(r *raw) error { id += 2; return r.connect(id, "svc:1") }},
+		{"HPACK bomb", func(r *raw) {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: plant, EndHeaders: true})
+		}, func(r *raw) error {
+			id += 2
+			return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: bomb, EndHeaders: true})
+		}},
+		{"requests of 12 KiB that are aborted", nil, func(r *raw) error {
+			id += 2
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: large, EndHeaders: true})
+			return r.fr.WriteRSTStream(id, http2.ErrCodeCancel)
+		}},
 		{"SETTINGS, CVE-2019-9515", nil, func(r *raw) error { return r.fr.WriteSettings() }},
 		{"PING, CVE-2019-9512", nil, func(r *raw) error { return r.fr.WritePing(false, [8]byte{}) }},
 		{"PRIORITY, CVE-2019-9513", nil, func(r *raw) error {
@@ -84,7 +105,11 @@ func TestFloods(t *testing.T) {
 			if a := <-heard; a.goAway != http2.ErrCodeEnhanceYourCalm || !a.closed {
 				t.Errorf("got GOAWAY with %v, closed %v, want ENHANCE_YOUR_CALM and a close", a.goAway, a.closed)
 			}
-			if sent > budget+200 {
+			most := budget + 200
+			if c.name == "HPACK bomb" {
+				most = budget/costList + 20 // each takes the receiver nearly half a millisecond
+			}
+			if sent > most {
 				t.Errorf("%d frames got through", sent)
 			}
 			want := tunnel.Flood

@@ -382,6 +382,14 @@ func (c *conn) part(p []byte, last bool) error {
 	if err := c.dec.Close(); err != nil {
 		return protocolError(http2.ErrCodeCompression, "header block: %w", err)
 	}
+	if b.Full() {
+		c.mu.Lock()
+		err := c.charge(costList, "too many header lists that are malformed or over a limit")
+		c.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
 	err := c.side.headers(b)
 	b.reset()
 	return err

@@ -11,6 +11,7 @@ const (
 	costReset    = connect.CostReset
 	costEmpty    = connect.CostEmpty // CONTINUATION, too: CVE-2023-45288
 	costSettings = 10                // CVE-2019-9515
+	costList     = 10                // a header list that is malformed or over a limit: HPACK makes megabytes of one frame
 
 	updatesPerData = 10 // WINDOW_UPDATEs that one DATA frame of ours calls for
 )

@@ -3,6 +3,7 @@ package hbone
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,7 +16,8 @@ import (
 // the connection goes on.
 func TestBadRequests(t *testing.T) {
 	m := newMesh(t)
-	routes := table{"svc.test:80": backend(t, echo), "down.test:80": "127.0.0.1:1", "secret.test:80": "private"}
+	dials := make(chan struct{}, 100)
+	routes := table{"svc.test:80": backend(t, func(c *net.TCPConn) { dials <- struct{}{}; echo(c) }), "down.test:80": "127.0.0.1:1", "secret.test:80": "private"}
 	g := serve(t, m.server("gw"), resolverFunc(func(req *tunnel.Request) (tunnel.Route, error) {
 		switch req.Host() {
 		case "127.0.0.1":
@@ -24,6 +26,10 @@ func TestBadRequests(t *testing.T) {
 			return tunnel.Route{}, tunnel.Refusef(tunnel.Denied, "%q is denied", req.Target())
 		case "empty.test":
 			return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "%q has no endpoint", req.Target())
+		case "slow.test":
+			return tunnel.Route{}, tunnel.Refusef(tunnel.DialTimeout, "%q does not answer", req.Target())
+		case "stopping.test":
+			return tunnel.Route{}, tunnel.Refusef(tunnel.Drain, "stopping")
 		case "full.test":
 			return tunnel.Route{}, tunnel.Refusef(tunnel.Overload, "no room for %q", req.Target())
 		}
@@ -45,7 +51,9 @@ func TestBadRequests(t *testing.T) {
 		{"other.test:80", 503, tunnel.NoRoute},
 		{"down.test:80", 503, tunnel.DialFailed},
 		{"empty.test:80", 503, tunnel.NoEndpoint},
+		{"slow.test:80", 503, tunnel.DialTimeout},
 		{"full.test:80", 503, tunnel.Overload},
+		{"stopping.test:80", 503, tunnel.Drain},
 		{"secret.test:80", 401, tunnel.NotExposed},
 		{"denied.test:80", 401, tunnel.Denied},
 	} {
@@ -62,6 +70,9 @@ func TestBadRequests(t *testing.T) {
 		if o := g.reason(t, tt.reason); o.Proto != "hbone" || o.Peer.ID != id("alice") {
 			t.Errorf("%s: outcome of %q by %+v, want hbone by alice", tt.authority, o.Proto, o.Peer)
 		}
+	}
+	if len(dials) > 0 {
+		t.Error("something was dialed")
 	}
 	if n := d.Conns(); n != 1 {
 		t.Errorf("%d connections, want the one to have gone on", n)

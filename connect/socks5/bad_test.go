@@ -87,6 +87,7 @@ var passwordRows = []badRow{
 	{"no methods", []byte{5, 0}, []byte{5, 0xff}, tunnel.NoAuth},
 	{"request in place of the password", join([]byte{5, 2, 0, 2}, askName), []byte{5, 2, 1, 1}, tunnel.NoAuth},
 	{"wrong password", join(greetPassword, password("alice", "guess"), askName), []byte{5, 2, 1, 1}, tunnel.NoAuth},
+	{"unknown user", join(greetPassword, password("mallory", "secret"), askName), []byte{5, 2, 1, 1}, tunnel.NoAuth},
 	{"empty password", join(greetPassword, password("alice", ""), askName), []byte{5, 2, 1, 1}, tunnel.NoAuth},
 	{"empty user", join(greetPassword, password("", ""), askName), []byte{5, 2, 1, 1}, tunnel.NoAuth},
 	{"right password behind a wrong one", join(greetPassword, password("alice", "guess"), password("alice", "secret"), askName), []byte{5, 2, 1, 1}, tunnel.NoAuth},

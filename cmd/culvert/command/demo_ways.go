@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"culvert.dev/connect/proxyproto"
 	"culvert.dev/gateway"
 	"culvert.dev/internal/testca"
 	"culvert.dev/registry"
@@ -140,13 +139,7 @@ func (d *demo) open(ctx context.Context, mode, to, host string) (net.Conn, error
 		if err != nil {
 			return nil, err
 		}
-		client, server := c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
-		h := proxyproto.Header{Version: 2, Source: client, Destination: server, Authority: host}
-		b, err := h.Append(nil)
-		if err == nil {
-			_, err = c.Write(b)
-		}
-		return c, err
+		return c, sayName(c, host)
 	}
 	p := &prober{o: &probeOptions{mode: mode, via: to}, roots: d.ca.Pool(), tls: d.web.ClientConfig(host)}
 	dialer := p.dialer()

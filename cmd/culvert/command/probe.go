@@ -55,6 +55,7 @@ gateway's side tells them apart.`,
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
   culvert probe db.example.com:5432 --via 192.0.2.1:1080 --mode socks5 --no-tls
   culvert probe db.example.com --via 192.0.2.1:20017 --mode tcp --no-tls
+  culvert probe orders.example.com --via 192.0.2.1:444 --mode proxy
   culvert probe orders.example.com --via wss://lb.example.com/ --mode websocket
   culvert probe orders.example.com --via https://gateway.example.com:443 --mode connect-h2
   culvert probe orders.example.com --via gateway.example.com:443 --mode connect-h3
@@ -72,7 +73,7 @@ gateway's side tells them apart.`,
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM, for the service and for a gateway that ends TLS")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services and gateways, PEM (default: the system's)")
-	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, any --mode but sni")
+	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect, connect-h2, connect-h3, socks5, websocket or websocket-h2")
 	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, connect-h3, websocket or websocket-h2")
 	f.StringSliceVar(&o.peers, "peer", nil, "SPIFFE ids the gateway may have with --mode hbone, or spiffe://DOMAIN (default: its certificate has its name)")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
@@ -140,9 +141,9 @@ func newProber(o *probeOptions) (*prober, error) {
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
 		}
-	case "tcp":
+	case "tcp", "proxy":
 		if o.user != "" || o.token != "" {
-			return nil, usageError("leave them out", "--user and --token are of no use with --mode tcp: nothing is asked for there")
+			return nil, usageError("leave them out", "--user and --token are of no use with --mode %s: nobody is asked for them there", o.mode)
 		}
 	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2":
 		if o.mode == "hbone" && (o.user != "" || o.token != "") {
@@ -227,8 +228,16 @@ func (p *prober) run(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
+	if p.o.mode == "proxy" {
+		if err := p.step("proxy", func() (string, error) {
+			return "the gateway was told the name", sayName(conn, p.tls.ServerName)
+		}); err != nil {
+			p.refusedByReset(err)
+			return err
+		}
+	}
 	switch {
-	case p.o.noTLS && p.o.mode == "tcp":
+	case p.o.noTLS && (p.o.mode == "tcp" || p.o.mode == "proxy"):
 		return p.listen(ctx, conn)
 	case p.o.noTLS:
 		return nil
@@ -368,6 +377,10 @@ func (p *prober) refusedByTLS(err error, first []byte) {
 	case len(first) == 7 && first[0] == 21:
 		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(first[6]))
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		if p.o.mode == "proxy" || p.o.mode == "tcp" {
+			p.refusedByReset(err)
+			return
+		}
 		r.Answer = "the connection was closed without an answer: " + err.Error()
 		r.Hint = "a listener with \"refusal: close\" refuses like this, and so does a port that speaks no TLS"
 	}

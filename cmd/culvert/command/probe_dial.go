@@ -15,6 +15,7 @@ import (
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
+	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/gateway"
@@ -22,7 +23,7 @@ import (
 )
 
 // probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2", "tcp"}
+var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2", "proxy", "tcp"}
 
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
@@ -64,11 +65,23 @@ func (p *prober) credentials() string {
 	return ""
 }
 
+// sayName sends a PROXY header, version 2, as a proxy in front does that knows
+// whom its client asks for.
+func sayName(c net.Conn, name string) error {
+	client, server := c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()
+	h := proxyproto.Header{Version: 2, Source: client, Destination: server, Authority: name}
+	b, err := h.Append(nil)
+	if err == nil {
+		_, err = c.Write(b)
+	}
+	return err
+}
+
 // firstWords is how long a service that speaks first is waited for.
 const firstWords = time.Second
 
-// listen waits for what the service says first, at a port of its own: there is
-// no other sign that it was reached.
+// listen waits for what the service says first, where the gateway says nothing:
+// there is no other sign that it was reached.
 func (p *prober) listen(ctx context.Context, conn net.Conn) error {
 	err := p.step("service", func() (string, error) {
 		deadline := time.Now().Add(firstWords)
@@ -90,9 +103,19 @@ func (p *prober) listen(ctx context.Context, conn net.Conn) error {
 	return err
 }
 
-// refusedByReset notes a connection to a port of a service's own that was ended.
+// refusedByReset notes a connection that was ended where the gateway has no words
+// for it: at a port of a service's own, and after a PROXY header.
 func (p *prober) refusedByReset(err error) {
-	if err != nil && p.o.mode == "tcp" && !errors.Is(err, syscall.ECONNREFUSED) {
+	if err == nil || errors.Is(err, syscall.ECONNREFUSED) {
+		return
+	}
+	switch p.o.mode {
+	case "proxy":
+		p.report.Refusal = &probeRefusal{
+			Answer: "the connection was ended without a word: " + err.Error(),
+			Hint:   "a gateway refuses like this after a PROXY header, also who is not in the listener's proxyProtocol.from: its log has the reason",
+		}
+	case "tcp":
 		p.report.Refusal = &probeRefusal{
 			Answer: "the connection was ended without a word: " + err.Error(),
 			Hint:   "a gateway refuses like this at a port of a service's own, and so may the service: \"culvert explain\" with --listener tells of the gateway",
