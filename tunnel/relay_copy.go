@@ -275,7 +275,12 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 			if !ok {
 				continue
 			}
-			if err := b.Broken(); err != nil {
+			switch err := b.Broken(); {
+			case err == nil:
+			case routine(err): // it has closed altogether, in order
+				ct.finish(Done, nil)
+				return
+			default:
 				ct.finish(Reset, err)
 				return
 			}

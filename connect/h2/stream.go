@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -165,12 +166,17 @@ func (s *Stream) writeError() error {
 
 // Broken returns why what is written from now on can't arrive: the peer has
 // reset the stream, or the connection has ended. It is nil while it could, and
-// after CloseWrite. The Relay asks it of a Stream that it no longer reads.
+// after CloseWrite, and net.ErrClosed where the peer has ended its own stream
+// and wants no more of ours. The Relay asks it of a Stream that it no longer
+// reads.
 func (s *Stream) Broken() error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.finish {
 		return nil
+	}
+	if re, ok := errors.AsType[*ResetError](s.writeErr); ok && s.readErr == io.EOF && re.Err == nil && re.Code == http2.ErrCodeCancel {
+		return net.ErrClosed
 	}
 	return s.writeErr
 }

@@ -105,14 +105,19 @@ func (s *Stream) translate(err error) error {
 
 // Broken returns why what is written from now on can't arrive: the peer wants
 // no more of the stream, or the connection has ended. It is nil while it could,
-// and after CloseWrite. The Relay asks it of a Stream that it no longer reads.
+// and after CloseWrite, and net.ErrClosed where the peer just wants no more of
+// it. The Relay asks it of a Stream that has ended and is no longer read.
 func (s *Stream) Broken() error {
 	if !s.writing.TryLock() {
 		return nil // a Write finds out by itself
 	}
 	defer s.writing.Unlock()
 	if ctx := s.qs.Context(); !s.finished && ctx.Err() != nil {
-		return s.translate(context.Cause(ctx))
+		err := s.translate(context.Cause(ctx))
+		if re, ok := errors.AsType[*ResetError](err); ok && re.Err == nil && re.Code == RequestCancelled {
+			return net.ErrClosed
+		}
+		return err
 	}
 	return nil
 }
