@@ -38,7 +38,7 @@ func RouteTo(addr string) tunnel.Route {
 
 // A Setup is what a Gateway is made of. Protocols and Resolver are needed.
 type Setup struct {
-	Protocols []tunnel.Protocol
+	Protocols []tunnel.Protocol // a Drainer among them serves this Gateway and no later one
 	Resolver  tunnel.Resolver
 	Preface   tunnel.Preface // nil means none
 	Dialer    tunnel.Dialer  // nil means a NetDialer, whose dials are counted
