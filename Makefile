@@ -9,8 +9,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils chromium
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig chromium
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils unbound dnsmasq-base chromium
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig kdig unbound dnsmasq chromium
 
 .PHONY: help
 help: ## list the targets
@@ -79,6 +79,8 @@ fuzz-short: ## half a minute of each of the parsers that face the world, and a l
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUIC$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./sni -run '^$$' -fuzz '^FuzzQUICFrames$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect -run '^$$' -fuzz '^FuzzHead$$' -fuzztime 30s -fuzzminimizetime 10x
+	$(GO) test ./dns -run '^$$' -fuzz '^FuzzQuery$$' -fuzztime 20s -fuzzminimizetime 10x
+	$(GO) test ./dns -run '^$$' -fuzz '^FuzzReply$$' -fuzztime 20s -fuzzminimizetime 10x
 	$(GO) test ./connect/h3 -run '^$$' -fuzz '^FuzzRequest$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/socks5 -run '^$$' -fuzz '^FuzzServe$$' -fuzztime 15s -fuzzminimizetime 10x
 	$(GO) test ./connect/proxyproto -run '^$$' -fuzz '^FuzzParse$$' -fuzztime 15s -fuzzminimizetime 10x

@@ -53,6 +53,8 @@ var homes = map[string]string{
 	"github.com/prometheus/client_golang": "metrics",
 	"github.com/pires/go-proxyproto":      "connect/proxyproto",
 	"github.com/miekg/dns":                "dns",
+	"golang.org/x/net/ipv4":               "dns",
+	"golang.org/x/net/ipv6":               "dns",
 	"go.yaml.in/yaml":                     "registry/file",
 	"github.com/fsnotify/fsnotify":        "registry/file",
 	"golang.org/x/net/idna":               "registry/file",

@@ -106,12 +106,14 @@ func parseResolvConf(data []byte) *config {
 	return c
 }
 
-func withPort(server string) string {
-	if a, err := netip.ParseAddr(server); err == nil {
-		return netip.AddrPortFrom(a, 53).String()
+func withPort(server string) string { return withDefaultPort(server, "53") }
+
+func withDefaultPort(server, port string) string {
+	if _, err := netip.ParseAddr(server); err == nil {
+		return net.JoinHostPort(server, port)
 	}
 	if _, _, err := net.SplitHostPort(server); err != nil {
-		return net.JoinHostPort(server, "53")
+		return net.JoinHostPort(server, port)
 	}
 	return server
 }

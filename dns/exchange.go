@@ -42,7 +42,7 @@ func (r *Resolver) ask(ctx context.Context, conf *config, name string) answer {
 		return answer{addrs: addrs, ttl: otherTTL, err: err}
 	}
 
-	q := query{servers: conf.servers, step: max(timeout/tries, time.Millisecond)}
+	q := lookupRound{servers: conf.servers, step: max(timeout/tries, time.Millisecond)}
 	types := [2]uint16{dns.TypeA, dns.TypeAAAA}
 	var found [2]answer
 	done := make(chan int, len(types))
@@ -88,14 +88,14 @@ func isNotFound(err error) bool {
 	return errors.As(err, &de) && de.IsNotFound
 }
 
-// A query is how a question is asked.
-type query struct {
+// A lookupRound is how a question of a Resolver is asked.
+type lookupRound struct {
 	servers []string
 	step    time.Duration // before the next try begins beside those under way
 }
 
 // addresses asks for one family, and follows CNAMEs where the server did not.
-func (q query) addresses(ctx context.Context, name string, qtype uint16) answer {
+func (q lookupRound) addresses(ctx context.Context, name string, qtype uint16) answer {
 	asked, ttl := dns.Fqdn(name), maxTTL
 	for links := 0; ; {
 		m, err := q.exchange(ctx, asked, qtype)
@@ -170,7 +170,7 @@ func same(a, b string) bool { return strings.EqualFold(dns.Fqdn(a), dns.Fqdn(b))
 // exchange returns the first answer to a question: NOERROR or NXDOMAIN. A try
 // that fails is followed by the next at once; one that takes its time is not
 // given up, the next is begun beside it.
-func (q query) exchange(ctx context.Context, name string, qtype uint16) (*dns.Msg, error) {
+func (q lookupRound) exchange(ctx context.Context, name string, qtype uint16) (*dns.Msg, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()

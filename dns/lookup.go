@@ -1,14 +1,3 @@
-// Package dns asks the Domain Name System for the addresses of endpoints.
-//
-//	resolver := &dns.Resolver{}
-//	reg := &registry.Registry{Lookup: resolver.Lookup}
-//
-// The standard library's resolver does not tell how long an answer is good
-// for; this one keeps answers for as long as DNS says, asks once for any
-// number of callers, and serves what it had when the servers are gone.
-//
-// It is a stub: it asks recursive servers and believes them. It does not
-// validate DNSSEC.
 package dns
 
 import (

@@ -47,8 +47,8 @@ const relearn = 10 * time.Minute
 type WebSocketDialer struct {
 	ws.Dialer
 
-	pool    *h2.Dialer   // nil where the URL is not wss
-	without atomic.Int64 // until then HTTP/2 is not tried, Unix nanoseconds
+	pool    *h2.Dialer                // nil where the URL is not wss
+	without atomic.Pointer[time.Time] // until then HTTP/2 is not tried; nil for no such time
 }
 
 var _ tunnel.Dialer = (*WebSocketDialer)(nil)
@@ -74,14 +74,15 @@ func NewWebSocketDialer(d *ws.Dialer) *WebSocketDialer {
 
 // extended is ws.Dialer.Extended.
 func (w *WebSocketDialer) extended(ctx context.Context, r *ws.Extended) (net.Conn, connect.Fields, error) {
-	if time.Now().UnixNano() < w.without.Load() {
+	if until := w.without.Load(); until != nil && time.Now().Before(*until) {
 		return nil, nil, errors.ErrUnsupported
 	}
 	head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
 	s, err := w.pool.Open(ctx, head)
 	switch {
 	case errors.Is(err, h2.ErrNotSpoken):
-		w.without.Store(time.Now().Add(relearn).UnixNano())
+		until := time.Now().Add(relearn)
+		w.without.Store(&until)
 		return nil, nil, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	case err != nil:
 		return nil, nil, err

@@ -159,6 +159,10 @@ func TestCarriers(t *testing.T) {
 		rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 30 * time.Millisecond, settle: 10 * time.Millisecond,
 		tunnels: 150, only: regexp.MustCompile(""), log: io.Discard, results: make(results),
 	}
+	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
+	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
+		t.Fatal(err)
+	}
 	ways, err := s.carriers(options{only: "culvert"})
 	if err != nil {
 		t.Fatal(err)

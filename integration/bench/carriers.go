@@ -11,6 +11,8 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/h3"
+	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/tunnel"
@@ -44,6 +46,10 @@ func carriers() []carrier {
 			dial: func(to string) tunnel.Dialer { return oneConnection(to) }},
 		{name: "websocket over h2", prefix: "svc", shared: true,
 			dial: func(to string) tunnel.Dialer { return overHTTP2(to) }},
+		{name: "hbone", prefix: "svc", shared: true,
+			dial: func(to string) tunnel.Dialer { return &hbone.Dialer{Gateway: apart(to), TLS: toProxy()} }},
+		{name: "connect-h3", prefix: "svc", shared: true,
+			dial: func(to string) tunnel.Dialer { return &h3.Dialer{Proxy: to, TLS: toProxy(), Parallel: 1} }},
 	}
 }
 
@@ -110,18 +116,22 @@ func carriersCommand(r rig) (*exec.Cmd, error) {
 	return exec.Command(r.culvert, "gateway", "--config", file), nil
 }
 
-// carriersConfig has every way in on one port, and each service a second time
+// carriersConfig has every way in on one port, but for TLS that ends there, and each service a second time
 // with a PROXY header.
 func carriersConfig(r rig) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, `listeners:
   - address: %s
     protocols: [sni, connect, connect-h2, socks5, websocket]
-admin: %s
+  - address: %s
+    tls: {protocols: [hbone], certificateFile: %[3]s, keyFile: %[4]s, clientCAFile: %[5]s}
+  - address: udp://%[1]s
+    tls: {certificateFile: %[3]s, keyFile: %[4]s}
+admin: %[6]s
 limits: {tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1, firstByte: 60s, hello: 60s}
 log: {level: error}
 services:
-`, r.listen, r.admin)
+`, r.listen, apart(r.listen), keyFile("bench.crt"), keyFile("bench.key"), keyFile("ca.crt"), r.admin)
 	for i := range services {
 		for prefix, more := range map[string]string{"svc": "", "prx": "    proxyProtocol: v2\n"} {
 			c := carrier{prefix: prefix}

@@ -24,6 +24,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
@@ -95,6 +96,9 @@ func begin(o options) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	if err := makeKeys(filepath.Join(dir, "keys")); err != nil {
+		return err
+	}
 	s := &suite{
 		rig:     rig{dir: dir, culvert: o.culvert},
 		rounds:  o.rounds,

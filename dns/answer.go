@@ -1,0 +1,495 @@
+package dns
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"culvert.dev/tunnel"
+)
+
+const rcodeDrop = -1
+
+// An exchange is one message and what is answered to it. It is used again for
+// the next one, with its memory.
+type exchange struct {
+	s         *Server
+	transport Transport
+	from      netip.AddrPort
+	view      string
+	viaUDP    bool
+
+	in  []byte // the message
+	out []byte // the answer; empty if there is none
+
+	q      query
+	a      Answer
+	extra  Answer
+	addrs  []netip.Addr
+	key    []byte
+	missed bool // no table was ever loaded: a no of others is not to be believed
+	begun  time.Time
+	result Result
+}
+
+// take returns an exchange for a message from a client.
+func (s *Server) take(t Transport, view string) *exchange {
+	x := s.exchanges.Get().(*exchange)
+	x.transport, x.view, x.viaUDP = t, view, t == UDP
+	if cap(x.in) < maxQuery {
+		x.in = make([]byte, maxQuery)
+	}
+	return x
+}
+
+func (s *Server) give(x *exchange) {
+	if cap(x.out) > 4*maxQuery {
+		x.out = nil
+	}
+	s.exchanges.Put(x)
+}
+
+// begin makes the answer to x.in, unless others have to be asked: then it is
+// false, and finish must be called, which may wait. The listener's view is in
+// x.view.
+func (x *exchange) begin(from netip.AddrPort) bool {
+	x.out, x.missed = x.out[:0], false
+	x.from = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
+	if x.s.Observe != nil {
+		x.begun = time.Now()
+	}
+	if x.view == "" {
+		x.view = x.s.view(x.from.Addr())
+	}
+	x.result = Result{Transport: x.transport, From: x.from, View: x.view, Rcode: rcodeDrop}
+	if !x.fromSomebody() {
+		x.result.Reason = tunnel.Prohibited
+		return true
+	}
+	rcode := parseQuery(x.in, &x.q)
+	x.result.Type = Type(x.q.qtype)
+	if x.viaUDP && x.s.rate != nil && !within(x.s.Recursion, x.from.Addr()) && !within(x.s.Unlimited, x.from.Addr()) {
+		if ok, slip := x.s.rate.take(x.from.Addr(), x.s.clock()); !ok {
+			x.result.Reason = tunnel.Flood
+			if slip && rcode == dns.RcodeSuccess {
+				x.empty(bitTC, dns.RcodeSuccess)
+			}
+			return true
+		}
+	}
+	switch {
+	case rcode == drop:
+		x.result.Reason = tunnel.BadRequest
+	case rcode == dns.RcodeFormatError:
+		x.refuse(rcode, tunnel.BadRequest)
+	case rcode != dns.RcodeSuccess:
+		x.refuse(rcode, tunnel.Unsupported)
+	case x.q.version != 0:
+		x.refuse(dns.RcodeBadVers, tunnel.Unsupported)
+	case x.q.class != dns.ClassINET || x.q.qtype != dns.TypeANY && isMeta(x.q.qtype):
+		x.refuse(dns.RcodeRefused, tunnel.Unsupported) // CHAOS's version.bind, transfers, TKEY
+	default:
+		return x.decide()
+	}
+	return true
+}
+
+// fromSomebody is false for sources that make two servers answer each other,
+// by UDP: ports of services that answer anything, and our own socket.
+func (x *exchange) fromSomebody() bool {
+	if !x.viaUDP {
+		return true
+	}
+	switch x.from.Port() {
+	case 0, 7, 13, 17, 19, 37, 53, 123:
+		return false
+	}
+	a := x.from.Addr()
+	return !a.IsMulticast() && !a.IsUnspecified() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
+
+// isMeta reports whether no record has this type: RFC 6895 section 3.1.
+func isMeta(t uint16) bool { return t == 0 || t == dns.TypeOPT || t >= 128 && t <= 255 }
+
+// limit is how long the answer may be.
+func (x *exchange) limit() int {
+	if x.viaUDP {
+		return min(x.q.size, udpSize)
+	}
+	return maxMessage
+}
+
+// empty answers without a record.
+func (x *exchange) empty(flags uint16, rcode int, options ...ede) {
+	var w writer
+	w.begin(x.out, &x.q, flags, rcode, x.limit())
+	x.out = w.end(rcode, options...)
+	x.result.Rcode = rcode
+}
+
+// refuse answers with no more bytes than were sent.
+func (x *exchange) refuse(rcode int, why tunnel.Reason) {
+	x.result.Reason = why
+	x.empty(0, rcode)
+}
+
+// fail answers SERVFAIL, and to those who understand it, why.
+func (x *exchange) fail(why tunnel.Reason, option ede) {
+	x.result.Reason = why
+	x.empty(x.recursive(), dns.RcodeServerFailure, option)
+}
+
+func (x *exchange) recursive() uint16 {
+	if x.mayRecurse() {
+		return bitRA
+	}
+	return 0
+}
+
+func (x *exchange) mayRecurse() bool {
+	return x.s.Forward != nil && within(x.s.Recursion, x.from.Addr())
+}
+
+// decide is begin for a well-formed question: the table's name, the zone's
+// no, or somebody else's.
+func (x *exchange) decide() bool {
+	s := x.s
+	zone, own := s.zones.of(x.q.name)
+	if s.Forward != nil && own {
+		// Of two zones that hold the name the inner one counts.
+		if inner, ok := s.Forward.zoneOf(x.q.name); ok && len(inner) > len(zone) {
+			own = false
+		}
+	}
+	table, missing := s.table()
+	x.a.reset()
+	if table != nil {
+		table.Answer(Question{Name: x.q.name, Type: Type(x.q.qtype), View: x.view, From: x.from.Addr()}, &x.a)
+	}
+	switch {
+	case own && missing || x.a.Status == Unknown:
+		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNotReady))
+	case x.a.Status == Exists:
+		if !own {
+			zone = x.q.name // a host by itself
+		}
+		x.local(table, zone)
+	case own && (x.a.Status == Above || x.q.name == zone): // it has a SOA, if nothing else
+		x.a.reset()
+		x.local(table, zone)
+	case own:
+		x.no(table, zone, dns.RcodeNameError)
+	default:
+		x.missed = missing
+		return x.elsewhere()
+	}
+	return true
+}
+
+// no answers that a name or a type is not there.
+func (x *exchange) no(table Names, zone string, rcode int) {
+	var w writer
+	w.begin(x.out, &x.q, bitAA|x.recursive(), rcode, x.limit())
+	if !w.soa(inAuthority, zone, serial(table), x.s.noTL) {
+		w.truncate()
+	}
+	x.out = w.end(rcode)
+	x.result.Rcode, x.result.Source = rcode, FromTable
+}
+
+// serial changes when the table does.
+func serial(table Names) uint32 {
+	if table == nil {
+		return 1
+	}
+	return uint32(table.Updated().Unix())
+}
+
+// local answers a name that exists with what x.a has.
+func (x *exchange) local(table Names, zone string) {
+	var w writer
+	w.begin(x.out, &x.q, bitAA|x.recursive(), dns.RcodeSuccess, x.limit())
+	if !x.records(&w, table, zone) {
+		w.truncate()
+	} else if w.counts[inAnswer] == 0 && !w.soa(inAuthority, zone, serial(table), x.s.noTL) {
+		w.truncate()
+	}
+	x.out = w.end(dns.RcodeSuccess)
+	x.result.Rcode, x.result.Source = dns.RcodeSuccess, FromTable
+}
+
+// records writes the answer section. It is false if that does not fit.
+func (x *exchange) records(w *writer, table Names, zone string) bool {
+	ttl := x.s.ttl
+	if x.a.TTL != 0 {
+		ttl = wireTTL(x.a.TTL, maxTTL)
+	}
+	if x.a.Alias != "" && x.q.qtype != dns.TypeANY {
+		return x.aliases(w, table, ttl)
+	}
+	a := &x.a
+	switch x.q.qtype {
+	case dns.TypeA, dns.TypeAAAA:
+		return x.writeAddrs(w, inAnswer, "", a.Addrs, x.q.qtype == dns.TypeAAAA, ttl)
+	case dns.TypeSRV:
+		for i := range a.Services[:min(len(a.Services), maxRecords)] {
+			if !w.service(&a.Services[i], ttl) {
+				return false
+			}
+		}
+		x.targets(w, table, ttl)
+	case dns.TypeHTTPS, dns.TypeSVCB:
+		for i := range a.Bindings[:min(len(a.Bindings), maxRecords)] {
+			if !w.binding(x.q.qtype, &a.Bindings[i], ttl) {
+				return false
+			}
+		}
+	case dns.TypePTR:
+		for _, h := range a.Hosts[:min(len(a.Hosts), maxRecords)] {
+			if !w.record(inAnswer, "", dns.TypePTR, ttl, func(w *writer) bool { return w.name(h, true) }) {
+				return false
+			}
+		}
+	case dns.TypeTXT:
+		for _, t := range a.Texts[:min(len(a.Texts), maxRecords)] {
+			if !w.text(t, ttl) {
+				return false
+			}
+		}
+	case dns.TypeANY:
+		return w.unspecific(ttl)
+	case dns.TypeSOA, dns.TypeNS:
+		if x.q.name == zone {
+			if x.q.qtype == dns.TypeSOA {
+				return w.soa(inAnswer, zone, serial(table), x.s.noTL)
+			}
+			return w.record(inAnswer, "", dns.TypeNS, ttl, func(w *writer) bool { return w.name(join2("ns", zone), true) })
+		}
+	}
+	return true
+}
+
+// unspecific is the answer to ANY, RFC 8482 section 4.2.
+func (w *writer) unspecific(ttl uint32) bool {
+	return w.record(inAnswer, "", dns.TypeHINFO, ttl, func(w *writer) bool {
+		w.b = append(w.b, "\x07RFC8482\x00"...)
+		return true
+	})
+}
+
+// aliases writes the chain of CNAMEs from the name asked for, as far as the
+// table has it, and what is at its end.
+func (x *exchange) aliases(w *writer, table Names, ttl uint32) bool {
+	owner := ""
+	for range maxChain {
+		target := trimName(x.a.Alias)
+		if !w.record(inAnswer, owner, dns.TypeCNAME, ttl, func(w *writer) bool { return w.name(target, true) }) {
+			return false
+		}
+		if x.q.qtype == dns.TypeCNAME {
+			return true
+		}
+		owner = target
+		x.a.reset()
+		table.Answer(Question{Name: target, Type: Type(x.q.qtype), View: x.view, From: x.from.Addr()}, &x.a)
+		if x.a.Alias == "" {
+			break
+		}
+	}
+	if x.a.Alias != "" {
+		return true // a chain without an end: the asker has seen enough of it
+	}
+	switch x.q.qtype {
+	case dns.TypeA, dns.TypeAAAA:
+		return x.writeAddrs(w, inAnswer, owner, x.a.Addrs, x.q.qtype == dns.TypeAAAA, ttl)
+	}
+	return true
+}
+
+// targets adds the addresses of SRV targets, as far as they fit.
+func (x *exchange) targets(w *writer, table Names, ttl uint32) {
+	for i := range x.a.Services[:min(len(x.a.Services), 8)] {
+		target := trimName(x.a.Services[i].Target)
+		if target == "" {
+			continue
+		}
+		for _, t := range [...]Type{TypeA, TypeAAAA} {
+			x.extra.reset()
+			table.Answer(Question{Name: target, Type: t, View: x.view, From: x.from.Addr()}, &x.extra)
+			if !x.writeAddrs(w, inAdditional, target, x.extra.Addrs, t == TypeAAAA, ttl) {
+				return
+			}
+		}
+	}
+}
+
+func (x *exchange) writeAddrs(w *writer, section int, owner string, addrs []Addr, six bool, ttl uint32) bool {
+	for _, a := range x.order(addrs, six) {
+		if !w.addr(section, owner, a, ttl) {
+			return false
+		}
+	}
+	return true
+}
+
+// order returns the addresses of one family in the order they are told this
+// time. Chance deals the turns: a counter would give always the same half to
+// those who ask twice, for A and AAAA.
+func (x *exchange) order(addrs []Addr, six bool) []netip.Addr {
+	out := x.addrs[:0]
+	for len(addrs) > 0 && len(out) < maxRecords {
+		start, total, n := len(out), uint32(0), 0
+		for n < len(addrs) && addrs[n].Rank == addrs[0].Rank {
+			if a := addrs[n].Addr.Unmap(); a.IsValid() && a.Is6() == six {
+				total += uint32(max(addrs[n].Weight, 1))
+				out = append(out, a)
+			}
+			n++
+		}
+		if run := out[start:]; len(run) > 1 {
+			at := rand.Uint32N(total)
+			first := 0
+			for _, a := range addrs[:n] {
+				if u := a.Addr.Unmap(); !u.IsValid() || u.Is6() != six {
+					continue
+				}
+				weight := uint32(max(a.Weight, 1))
+				if at < weight {
+					break
+				}
+				at -= weight
+				first++
+			}
+			rotate(run, first)
+		}
+		addrs = addrs[n:]
+	}
+	x.addrs = out
+	return out[:min(len(out), maxRecords)]
+}
+
+// rotate puts the one at n first.
+func rotate(a []netip.Addr, n int) {
+	reverse(a[:n])
+	reverse(a[n:])
+	reverse(a)
+}
+
+func reverse(a []netip.Addr) {
+	for i, j := 0, len(a)-1; i < j; i, j = i+1, j-1 {
+		a[i], a[j] = a[j], a[i]
+	}
+}
+
+// elsewhere answers a name that is not the server's: by a refusal, from the
+// cache, or not yet, and then it is false and the exchange has a place to
+// wait in.
+func (x *exchange) elsewhere() bool {
+	switch {
+	case !x.mayRecurse():
+		x.refuse(dns.RcodeRefused, tunnel.Denied)
+		return true
+	case x.q.flags&bitRD == 0:
+		// "Answer only from what you have" is asked to learn what others ask.
+		x.refuse(dns.RcodeRefused, tunnel.Denied)
+		return true
+	case x.special():
+		return true
+	case x.q.qtype == dns.TypeANY:
+		var w writer
+		w.begin(x.out, &x.q, bitRA, dns.RcodeSuccess, x.limit())
+		if !w.unspecific(x.s.ttl) {
+			w.truncate()
+		}
+		x.out = w.end(dns.RcodeSuccess)
+		x.result.Rcode = dns.RcodeSuccess
+		return true
+	}
+	x.key = appendKey(x.key[:0], &x.q)
+	if e, age, stale := x.s.Forward.known(x.key); e != nil {
+		x.give(e, age, stale)
+		return true
+	}
+	if !x.s.forwards.take(x.from.Addr()) {
+		x.refuse(dns.RcodeRefused, tunnel.Overload)
+		return true
+	}
+	return false
+}
+
+// finish asks others. It waits for two seconds at most.
+func (x *exchange) finish(ctx context.Context) {
+	defer x.s.forwards.give(x.from.Addr())
+	e, age, how := x.s.Forward.resolve(ctx, x.key, &x.q)
+	switch {
+	case e != nil:
+		x.give(e, age, how == FromStale)
+		x.result.Source = how
+	case how == FromCache: // a failure, remembered or just seen
+		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNoReachableAuthority))
+	default:
+		x.fail(tunnel.LookupTime, 1+ede(dns.ExtendedErrorCodeNetworkError))
+	}
+}
+
+// give answers with what others said.
+func (x *exchange) give(e *reply, age uint32, stale bool) {
+	if x.missed && e.negative {
+		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNotReady))
+		return
+	}
+	if e.failed {
+		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNoReachableAuthority))
+		return
+	}
+	var w writer
+	w.begin(x.out, &x.q, bitRA, e.rcode, x.limit())
+	if !w.paste(e, age, stale) {
+		w.truncate()
+	}
+	x.result.Source = FromCache
+	var option ede
+	if stale {
+		x.result.Source, option = FromStale, 1+ede(dns.ExtendedErrorCodeStaleAnswer)
+		if e.rcode == dns.RcodeNameError {
+			option = 1 + ede(dns.ExtendedErrorCodeStaleNXDOMAINAnswer)
+		}
+	} else if e.stripped {
+		x.result.Reason, option = tunnel.Prohibited, 1+ede(dns.ExtendedErrorCodeFiltered)
+	}
+	x.out = w.end(e.rcode, option)
+	x.result.Rcode = e.rcode
+}
+
+// special answers names that no resolver is to be asked for: RFC 6761 for
+// localhost and invalid, RFC 7686 for onion.
+func (x *exchange) special() bool {
+	top := x.q.name[strings.LastIndexByte(x.q.name, '.')+1:]
+	switch top {
+	case "localhost":
+		x.a.reset()
+		x.a.Addrs = append(x.a.Addrs, Addr{Addr: netip.AddrFrom4([4]byte{127, 0, 0, 1})}, Addr{Addr: netip.IPv6Loopback()})
+		x.local(nil, top)
+	case "invalid", "onion":
+		x.no(nil, top, dns.RcodeNameError)
+	default:
+		return false
+	}
+	return true
+}
+
+// done tells what became of the message.
+func (x *exchange) done() {
+	x.result.Size = len(x.out)
+	if x.result.Reason != "" {
+		x.s.complain.add(x.s.Log, &x.result, x.s.clock())
+	}
+	if x.s.Observe != nil {
+		x.result.Took = time.Since(x.begun)
+		x.s.Observe(&x.result)
+	}
+}

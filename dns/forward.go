@@ -1,0 +1,395 @@
+package dns
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	askFor    = 1900 * time.Millisecond // all tries of one question, so that SERVFAIL comes within 2 s
+	staleFrom = 1800 * time.Millisecond // then an old answer is better than none yet, RFC 8767 section 5
+	stepAfter = 600 * time.Millisecond  // then the next try begins beside those under way
+
+	defaultCache = 32 << 20
+	defaultCap   = time.Hour
+	defaultFloor = time.Second
+	negativeCap  = time.Minute
+	failedFor    = time.Second     // a failure without an old answer
+	recheck      = 5 * time.Second // the same with one
+
+	downAfter = time.Second // without an answer an upstream is asked last, for a time that doubles
+	downMost  = 30 * time.Second
+)
+
+// An Upstream is a recursive resolver.
+type Upstream struct {
+	Addr string      // host:port or an address, with 53 or 853 as its port
+	TLS  *tls.Config // DNS over TLS, RFC 7858; nil means UDP, and TCP for what UDP can't carry
+}
+
+// A Forwarder has questions answered by other resolvers, and remembers. The
+// zero value asks those of resolv.conf. Fields are set before the first use
+// and not changed. It must not be copied.
+//
+// Every question goes out with an id, a port and a pattern of capitals that
+// can't be guessed. An answer is taken only from where the question went, if
+// it repeats it to the letter; of its records only those that were asked for,
+// and the chain of CNAMEs to them.
+type Forwarder struct {
+	// Upstreams are asked in this order; those that did not answer lately come
+	// last. Empty means those of ResolvConf, read again when it changes.
+	Upstreams  []Upstream
+	ResolvConf string // "" means /etc/resolv.conf
+
+	// Zones have upstreams of their own: the innermost counts, by labels.
+	Zones map[string][]Upstream
+
+	// Private lists zones, beside Zones, that may have private and loopback
+	// addresses; "." is all. Elsewhere these are taken out of answers: a page
+	// must not reach what is near its reader by a name of its own (DNS
+	// rebinding).
+	Private []string
+
+	CacheBytes int           // 0 means 32 MiB, less than 0 that nothing is kept but for the questions under way
+	MinTTL     time.Duration // floor of the TTL that is believed; 0 means 1 s, less than 0 none
+	MaxTTL     time.Duration // cap; 0 means 1 h
+	MaxStale   time.Duration // how long after its time an answer is served if nothing better comes; 0 means 24 h, less than 0 not at all
+
+	now func() time.Time // nil means time.Now
+
+	once    sync.Once // for what follows
+	zones   zoneSet
+	private zoneSet
+	groups  map[string][]*upstream // by zone
+	cache   *cache
+	conf    cached[*config]
+
+	mu      sync.Mutex // guards what follows
+	closed  bool
+	flights map[string]*flight
+	system  map[string]*upstream // those of resolv.conf, by address
+	wg      sync.WaitGroup       // flights
+}
+
+// A flight is a question on its way, for everyone who asks the same.
+type flight struct {
+	done   chan struct{} // closed when e and err are set
+	cancel context.CancelFunc
+	e      *reply
+	err    error
+}
+
+func (f *Forwarder) init() {
+	f.once.Do(func() {
+		zones := make([]string, 0, len(f.Zones))
+		f.groups = map[string][]*upstream{}
+		for z, ups := range f.Zones {
+			zones = append(zones, z)
+			f.groups[trimName(z)] = newUpstreams(ups)
+		}
+		f.zones = newZoneSet(zones)
+		f.private = newZoneSet(slices.Concat(zones, f.Private))
+		if _, all := f.private[""]; all && !slices.ContainsFunc(f.Private, func(z string) bool { return trimName(z) == "" }) {
+			delete(f.private, "") // upstreams for everything make nothing private
+		}
+		if len(f.Upstreams) > 0 {
+			f.groups[""] = newUpstreams(f.Upstreams)
+		}
+		f.cache = newCache(max(cmp.Or(f.CacheBytes, defaultCache), 0))
+		f.flights = map[string]*flight{}
+		f.system = map[string]*upstream{}
+	})
+}
+
+func newUpstreams(list []Upstream) []*upstream {
+	ups := make([]*upstream, len(list))
+	for i, u := range list {
+		port := "53"
+		if u.TLS != nil {
+			port = "853"
+		}
+		ups[i] = &upstream{addr: withDefaultPort(u.Addr, port), tls: u.TLS}
+	}
+	return ups
+}
+
+func (f *Forwarder) clock() time.Time {
+	if f.now != nil {
+		return f.now()
+	}
+	return time.Now()
+}
+
+// zoneOf returns the zone with upstreams of its own that name is in.
+func (f *Forwarder) zoneOf(name string) (string, bool) {
+	f.init()
+	return f.zones.of(name)
+}
+
+// upstreams returns whom to ask for name, the most promising first.
+func (f *Forwarder) upstreams(name string) []*upstream {
+	group := f.groups[""]
+	if zone, ok := f.zones.of(name); ok {
+		group = f.groups[zone]
+	} else if group == nil {
+		group = f.fromSystem()
+	}
+	now := f.clock()
+	ups := slices.Clone(group)
+	slices.SortStableFunc(ups, func(a, b *upstream) int { return cmp.Compare(a.down(now), b.down(now)) })
+	return ups
+}
+
+func (f *Forwarder) fromSystem() []*upstream {
+	path := cmp.Or(f.ResolvConf, "/etc/resolv.conf")
+	conf := f.conf.get(path, f.clock(), parseResolvConf)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ups := make([]*upstream, 0, len(conf.servers))
+	for _, addr := range conf.servers {
+		u := f.system[addr]
+		if u == nil {
+			u = &upstream{addr: addr}
+			f.system[addr] = u
+		}
+		ups = append(ups, u)
+	}
+	for addr := range f.system {
+		if !slices.Contains(conf.servers, addr) {
+			delete(f.system, addr)
+		}
+	}
+	return ups
+}
+
+// known returns what need not be asked for: its age in seconds and whether
+// its time is over.
+func (f *Forwarder) known(key []byte) (e *reply, age uint32, stale bool) {
+	f.init()
+	now := f.clock()
+	e, retry := f.cache.get(key)
+	switch {
+	case e == nil:
+	case now.Before(e.expires):
+		return e, f.age(e, now), false
+	case now.Before(retry) && f.usable(e, now):
+		return e, 0, true
+	}
+	return nil, 0, false
+}
+
+func (f *Forwarder) age(e *reply, now time.Time) uint32 {
+	return uint32(max(now.Sub(e.stored), 0) / time.Second)
+}
+
+// usable reports whether e may be served after its time.
+func (f *Forwarder) usable(e *reply, now time.Time) bool {
+	most := cmp.Or(f.MaxStale, maxStale)
+	return !e.failed && now.Before(e.expires.Add(most))
+}
+
+// resolve asks, or waits for who asks the same. How is FromUpstream or
+// FromStale; where e is nil it is FromCache for a failure and "" for an end
+// of the wait.
+func (f *Forwarder) resolve(ctx context.Context, key []byte, q *query) (e *reply, age uint32, how Source) {
+	f.init()
+	fl := f.fly(ctx, key, q)
+	if fl == nil {
+		return nil, 0, ""
+	}
+	old, _ := f.cache.get(key)
+	var late <-chan time.Time
+	if old != nil && f.usable(old, f.clock()) {
+		t := time.NewTimer(staleFrom)
+		defer t.Stop()
+		late = t.C
+	} else {
+		old = nil
+	}
+	select {
+	case <-fl.done:
+	case <-late:
+		return old, 0, FromStale
+	case <-ctx.Done():
+		return nil, 0, ""
+	}
+	switch {
+	case fl.err == nil:
+		return fl.e, 0, FromUpstream
+	case old != nil:
+		return old, 0, FromStale
+	case errors.Is(fl.err, context.DeadlineExceeded):
+		return nil, 0, ""
+	}
+	return nil, 0, FromCache
+}
+
+// fly returns the flight of a question, which it begins if there is none; nil
+// after Close. A flight outlives who began it: others wait too, and a late answer is good
+// for the cache.
+func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) *flight {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	if fl := f.flights[string(key)]; fl != nil {
+		return fl
+	}
+	// One may have ended since the cache was looked at: it puts its answer
+	// there before it goes.
+	if e, _, stale := f.known(key); e != nil && !stale && !e.failed {
+		fl := &flight{done: make(chan struct{}), e: e}
+		close(fl.done)
+		return fl
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askFor)
+	fl := &flight{done: make(chan struct{}), cancel: cancel}
+	k := string(key)
+	f.flights[k] = fl
+	asked := *q
+	asked.raw = slices.Clone(q.raw) // the asker's memory is soon another's
+	f.wg.Go(func() {
+		defer cancel()
+		fl.e, fl.err = f.ask(ctx, &asked)
+		f.keep([]byte(k), fl)
+		f.mu.Lock()
+		delete(f.flights, k)
+		f.mu.Unlock()
+		close(fl.done)
+	})
+	return fl
+}
+
+// keep puts what came of a flight into the cache.
+func (f *Forwarder) keep(key []byte, fl *flight) {
+	now := f.clock()
+	if fl.err == nil {
+		if fl.e.expires.After(fl.e.stored) {
+			f.cache.put(key, fl.e)
+		}
+		return
+	}
+	if old, _ := f.cache.get(key); old != nil && f.usable(old, now) {
+		f.cache.later(key, now.Add(recheck))
+		return
+	}
+	f.cache.put(key, &reply{rcode: dns.RcodeServerFailure, failed: true, stored: now, expires: now.Add(failedFor)})
+}
+
+// ask asks the upstreams and makes a reply of the answer.
+func (f *Forwarder) ask(ctx context.Context, q *query) (*reply, error) {
+	m, err := race(ctx, f.upstreams(q.name), q, f.clock)
+	if err != nil {
+		return nil, err
+	}
+	_, private := f.private.of(q.name)
+	c := check{name: q.name, qtype: q.qtype, do: q.do, private: private}
+	if err := c.clean(m); err != nil {
+		return nil, err
+	}
+	// The entry's names point into a question of any case.
+	m.Question = []dns.Question{{Name: c.fqdn, Qtype: q.qtype, Qclass: dns.ClassINET}}
+	e := newReply(m, len(q.raw))
+	if e == nil {
+		return nil, errUnusable
+	}
+	e.negative, e.stripped = c.negative, c.stripped
+	e.stored = f.clock()
+	keep := f.keepFor(m, &c)
+	e.expires = e.stored.Add(keep)
+	e.clampTTLs(uint32(keep / time.Second))
+	return e, nil
+}
+
+// keepFor is how long an answer is believed: the shortest TTL of its records,
+// within the limits; a no without SOA, not at all (RFC 2308 section 5).
+func (f *Forwarder) keepFor(m *dns.Msg, c *check) time.Duration {
+	most := cmp.Or(f.MaxTTL, defaultCap)
+	ttl := most
+	if c.negative {
+		ttl = min(most, negativeCap)
+		soa := false
+		for _, rr := range m.Ns {
+			if s, ok := rr.(*dns.SOA); ok {
+				soa = true
+				ttl = min(ttl, time.Duration(min(s.Hdr.Ttl, s.Minttl))*time.Second)
+			}
+		}
+		if !soa {
+			return 0
+		}
+	}
+	for _, rr := range m.Answer {
+		ttl = min(ttl, time.Duration(rr.Header().Ttl)*time.Second)
+	}
+	floor := cmp.Or(f.MinTTL, defaultFloor)
+	return max(ttl, min(max(floor, 0), most))
+}
+
+// clampTTLs makes no TTL longer than limit: nobody keeps the answer for longer
+// than we do.
+func (e *reply) clampTTLs(limit uint32) {
+	for _, at := range e.ttls {
+		p := e.wire[at:]
+		if ttl := binary.BigEndian.Uint32(p); ttl > limit {
+			binary.BigEndian.PutUint32(p, limit)
+		}
+	}
+}
+
+// Health tells of every upstream in use whether it is asked last because it
+// did not answer.
+func (f *Forwarder) Health() map[string]bool {
+	f.init()
+	now := f.clock()
+	up := map[string]bool{}
+	for _, group := range f.groups {
+		for _, u := range group {
+			up[u.addr] = u.down(now) == 0
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, u := range f.system {
+		up[u.addr] = u.down(now) == 0
+	}
+	return up
+}
+
+// CacheSize is how many bytes the cache takes, about.
+func (f *Forwarder) CacheSize() int {
+	f.init()
+	return f.cache.bytes()
+}
+
+// Close ends the questions that are under way, and the connections, and
+// returns when that is done. What is asked later fails.
+func (f *Forwarder) Close() error {
+	f.init()
+	f.mu.Lock()
+	f.closed = true
+	for _, fl := range f.flights {
+		fl.cancel()
+	}
+	groups := make([][]*upstream, 0, len(f.groups))
+	for _, g := range f.groups {
+		groups = append(groups, g)
+	}
+	f.mu.Unlock()
+	f.wg.Wait()
+	for _, g := range groups {
+		for _, u := range g {
+			u.closeIdle()
+		}
+	}
+	return nil
+}

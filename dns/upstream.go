@@ -1,0 +1,330 @@
+package dns
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	maxForgeries = 3 // answers to something else, and the question is asked by TCP
+	idleConns    = 4 // of an upstream by TLS
+	idleFor      = 10 * time.Second
+)
+
+var (
+	errUnusable = errors.New("dns: an upstream's answer can't be used")
+	errForged   = errors.New("dns: answers that are not to the question")
+	errNobody   = errors.New("dns: no upstream is configured")
+)
+
+// An upstream is a resolver that is asked.
+type upstream struct {
+	addr string
+	tls  *tls.Config
+
+	mu      sync.Mutex // guards what follows
+	fails   int
+	downTil time.Time
+	idle    []idleConn // by TLS, the last used at the end
+}
+
+type idleConn struct {
+	net.Conn
+	since time.Time
+}
+
+// down is 0 for an upstream that answers, or is due to be tried again, and
+// else the larger the longer it is not.
+func (u *upstream) down(now time.Time) time.Duration {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return max(u.downTil.Sub(now), 0)
+}
+
+// told notes whether a try was answered.
+func (u *upstream) told(err error, now time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if err == nil {
+		u.fails, u.downTil = 0, time.Time{}
+		return
+	}
+	u.downTil = now.Add(min(downAfter<<min(u.fails, 10), downMost))
+	u.fails++
+}
+
+// race asks one upstream after the other, at most three times in all. A try
+// that fails is followed at once; one that takes its time gets company.
+func race(ctx context.Context, ups []*upstream, q *query, clock func() time.Time) (*dns.Msg, error) {
+	if len(ups) == 0 {
+		return nil, errNobody
+	}
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	type result struct {
+		m   *dns.Msg
+		err error
+	}
+	results := make(chan result, tries)
+	started, open := 0, 0
+	start := func() {
+		u := ups[started%len(ups)]
+		started++
+		open++
+		wg.Go(func() {
+			begun := time.Now()
+			m, err := u.ask(ctx, q)
+			if err == nil && m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
+				err = fmt.Errorf("dns: %s answers %s", u.addr, rcodeWord(m.Rcode))
+			}
+			// To lose a race is no fault, but to be overtaken by one who began later is.
+			if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= stepAfter {
+				u.told(err, clock())
+			}
+			results <- result{m, err}
+		})
+	}
+	start()
+	step := time.NewTicker(stepAfter)
+	defer step.Stop()
+	var last error
+	for open > 0 {
+		select {
+		case <-step.C:
+			if started < tries {
+				start()
+			}
+		case res := <-results:
+			open--
+			if res.err == nil {
+				return res.m, nil
+			}
+			last = res.err
+			if started < tries && ctx.Err() == nil {
+				start()
+			}
+		}
+	}
+	if err := outer.Err(); err != nil {
+		return nil, err
+	}
+	return nil, last
+}
+
+func rcodeWord(rcode int) string {
+	if s := dns.RcodeToString[rcode]; s != "" {
+		return s
+	}
+	return fmt.Sprint(rcode)
+}
+
+// ask asks u once, by what can carry the answer.
+func (u *upstream) ask(ctx context.Context, q *query) (*dns.Msg, error) {
+	if u.tls != nil {
+		return u.byTLS(ctx, q)
+	}
+	m, err := u.byUDP(ctx, q)
+	if errors.Is(err, errForged) || err == nil && m.Truncated {
+		// What was cut short, or may be somebody's guesses.
+		c, end, err := dial(ctx, "tcp", u.addr)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+		return byStream(c, q)
+	}
+	return m, err
+}
+
+// outgoing makes the message for an upstream: an id from the system's random
+// source, and by each letter's case a bit more for who wants to guess it.
+func outgoing(q *query) []byte {
+	var random [2 + maxWire/8 + 1]byte
+	_, _ = rand.Read(random[:]) // it never fails: crypto/rand
+	b := make([]byte, 2, 2+headerLen+len(q.raw)+11)
+	b = append(b, random[0], random[1])
+	flags := bitRD | q.flags&bitCD
+	b = binary.BigEndian.AppendUint16(b, flags)
+	b = append(b, 0, 1, 0, 0, 0, 0, 0, 1)
+	at := len(b)
+	b = append(b, q.raw...)
+	for i := range b[at : at+q.labels] {
+		// Lengths of labels are below 64 and so are not letters.
+		if c := b[at+i] | 0x20; 'a' <= c && c <= 'z' {
+			b[at+i] = c &^ (random[2+i/8] >> (i % 8) & 1 << 5)
+		}
+	}
+	b = append(b, 0, 0, byte(dns.TypeOPT))
+	b = binary.BigEndian.AppendUint16(b, udpSize)
+	do := byte(0)
+	if q.do {
+		do = 0x80
+	}
+	b = append(b, 0, 0, do, 0, 0, 0)
+	binary.BigEndian.PutUint16(b, uint16(len(b)-2))
+	return b
+}
+
+// What a message is, seen from the question that went out.
+const (
+	isAnswer = iota
+	isOther
+	isWrongCase
+)
+
+// fits compares the head of a message with that of the question out, both
+// without the length before them.
+func fits(b, out []byte, q *query) int {
+	end := headerLen + len(q.raw)
+	switch {
+	case len(b) < end || b[0] != out[0] || b[1] != out[1] || b[2]&0xf8 != 0x80, // QR, opcode 0
+		b[4] != 0 || b[5] != 1:
+		return isOther
+	case bytes.Equal(b[headerLen:end], out[headerLen:end]):
+		return isAnswer
+	case bytes.EqualFold(b[headerLen:headerLen+q.labels], out[headerLen:headerLen+q.labels]) &&
+		bytes.Equal(b[headerLen+q.labels:end], out[headerLen+q.labels:end]):
+		return isWrongCase
+	}
+	return isOther
+}
+
+func (u *upstream) byUDP(ctx context.Context, q *query) (*dns.Msg, error) {
+	c, end, err := dial(ctx, "udp", u.addr) // a port of its own, and other senders are not heard
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	out := outgoing(q)[2:]
+	if _, err := c.Write(out); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 4096)
+	for forged := 0; ; {
+		n, err := c.Read(buf)
+		if err != nil {
+			return nil, err
+		}
+		switch fits(buf[:n], out, q) {
+		case isAnswer:
+			m := new(dns.Msg)
+			if err = m.Unpack(buf[:n]); err == nil || buf[2]&(bitTC>>8) != 0 {
+				m.Truncated = m.Truncated || err != nil
+				return m, nil
+			}
+		case isWrongCase:
+			// A server that does not keep the case, or a guess that is nearly
+			// right: TCP tells.
+			return nil, errForged
+		}
+		if forged++; forged >= maxForgeries {
+			return nil, errForged
+		}
+	}
+}
+
+// byStream asks by a connection on which nothing else is asked at the time.
+// Guessing is no use there, and so the case need not be kept.
+func byStream(c io.ReadWriter, q *query) (*dns.Msg, error) {
+	out := outgoing(q)
+	if _, err := c.Write(out); err != nil {
+		return nil, err
+	}
+	var size [2]byte
+	if _, err := io.ReadFull(c, size[:]); err != nil {
+		return nil, err
+	}
+	b := make([]byte, binary.BigEndian.Uint16(size[:]))
+	if _, err := io.ReadFull(c, b); err != nil {
+		return nil, err
+	}
+	if fits(b, out[2:], q) == isOther {
+		return nil, errForged
+	}
+	m := new(dns.Msg)
+	if err := m.Unpack(b); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// byTLS asks by a connection that is idle, or a new one. An idle one that
+// has gone in the meantime is no failure.
+func (u *upstream) byTLS(ctx context.Context, q *query) (*dns.Msg, error) {
+	for {
+		c := u.takeIdle()
+		fresh := c == nil
+		if fresh {
+			var d net.Dialer
+			raw, err := d.DialContext(ctx, "tcp", u.addr)
+			if err != nil {
+				return nil, err
+			}
+			tc := tls.Client(raw, u.tls)
+			if err := tc.HandshakeContext(ctx); err != nil {
+				_ = raw.Close()
+				return nil, err
+			}
+			c = tc
+		}
+		stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+		m, err := byStream(c, q)
+		if err == nil && stop() {
+			u.putIdle(c)
+			return m, nil
+		}
+		stop()
+		_ = c.Close()
+		if err == nil || fresh || ctx.Err() != nil || errors.Is(err, errForged) {
+			return m, err
+		}
+	}
+}
+
+func (u *upstream) takeIdle() net.Conn {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for n := len(u.idle); n > 0; n = len(u.idle) {
+		c := u.idle[n-1]
+		u.idle = u.idle[:n-1]
+		if time.Since(c.since) < idleFor {
+			return c.Conn
+		}
+		_ = c.Close()
+	}
+	return nil
+}
+
+func (u *upstream) putIdle(c net.Conn) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.idle) >= idleConns {
+		_ = u.idle[0].Close()
+		u.idle = append(u.idle[:0], u.idle[1:]...)
+	}
+	u.idle = append(u.idle, idleConn{c, time.Now()})
+}
+
+func (u *upstream) closeIdle() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, c := range u.idle {
+		_ = c.Close()
+	}
+	u.idle = nil
+}
