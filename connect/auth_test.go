@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 const needAuth = "credentials are required and are missing or wrong"
@@ -73,7 +74,7 @@ func TestAuth(t *testing.T) {
 				if got != denied {
 					t.Errorf("got answer\n%s\nwant\n%s", got, denied)
 				}
-				wantReason(t, g.result(t), tunnel.NoAuth)
+				tunneltest.WantReason(t, g.result(t), tunnel.NoAuth)
 				if len(asked) != 0 {
 					t.Errorf("got %d requests at the Handler, want none", len(asked))
 				}

@@ -19,6 +19,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // canned is a proxy that reads a head and says reply, whatever was asked. It
@@ -26,7 +27,7 @@ import (
 func canned(t *testing.T, reply string) (addr string, heads chan string) {
 	t.Helper()
 	heads = make(chan string, 10)
-	return backend(t, func(c net.Conn) {
+	return testnet.Service(t, func(c net.Conn) {
 		br, head := bufio.NewReader(c), ""
 		for !strings.HasSuffix(head, hdrEnd) {
 			line, err := br.ReadString('\n')
@@ -260,7 +261,7 @@ func TestDialerTimeouts(t *testing.T) {
 			})
 			start := time.Now()
 			_, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
-			wantReason(t, err, tunnel.DialTimeout)
+			tunneltest.WantReason(t, err, tunnel.DialTimeout)
 			if took := time.Since(start); took != row.took {
 				t.Errorf("%s: took %v, want %v", row.name, took, row.took)
 			}
@@ -270,7 +271,7 @@ func TestDialerTimeouts(t *testing.T) {
 
 func TestDialerContext(t *testing.T) {
 	arrived := make(chan struct{}, 10)
-	silent := backend(t, func(c net.Conn) {
+	silent := testnet.Service(t, func(c net.Conn) {
 		arrived <- struct{}{}
 		_, _ = io.Copy(io.Discard, c)
 	})
@@ -365,16 +366,14 @@ func TestDialerLiftsItsDeadlines(t *testing.T) {
 }
 
 func TestDialerWithoutProxy(t *testing.T) {
-	ln := listen(t)
-	_ = ln.Close()
-	_, err := (&Dialer{Proxy: ln.Addr().String()}).DialContext(t.Context(), "tcp", "svc.test:443")
-	wantReason(t, err, tunnel.DialFailed)
+	_, err := (&Dialer{Proxy: testnet.ClosedPort(t)}).DialContext(t.Context(), "tcp", "svc.test:443")
+	tunneltest.WantReason(t, err, tunnel.DialFailed)
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("got error %v, want ECONNREFUSED in it", err)
 	}
-	hangup := backend(t, func(net.Conn) {})
+	hangup := testnet.Service(t, func(net.Conn) {})
 	_, err = (&Dialer{Proxy: hangup}).DialContext(t.Context(), "tcp", "svc.test:443")
-	wantReason(t, err, tunnel.DialFailed)
+	tunneltest.WantReason(t, err, tunnel.DialFailed)
 }
 
 // A chain of two gateways that lead to each other ends at the first that
@@ -394,7 +393,7 @@ func TestLoopOverTwoGateways(t *testing.T) {
 	b = serve(t, &Protocol{Via: "gw-b"}, chain("gw-b", &c)).addr
 	c = serve(t, &Protocol{}, chain("", &a)).addr // one that tells no name
 	_, err := (&Dialer{Proxy: b}).DialContext(t.Context(), "tcp", "svc.test:443")
-	wantReason(t, err, tunnel.Loop)
+	tunneltest.WantReason(t, err, tunnel.Loop)
 }
 
 func TestDialerOverTLS(t *testing.T) {
@@ -405,7 +404,7 @@ func TestDialerOverTLS(t *testing.T) {
 	roots.AddCert(srv.Certificate())
 
 	early := established + "early"
-	addr := backend(t, func(c net.Conn) {
+	addr := testnet.Service(t, func(c net.Conn) {
 		s := tls.Server(c, &tls.Config{Certificates: srv.TLS.Certificates, NextProtos: []string{"h2", "http/1.1"}})
 		if _, err := http.ReadRequest(bufio.NewReader(s)); err != nil {
 			return
@@ -437,7 +436,7 @@ func TestDialerOverTLS(t *testing.T) {
 		func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, addr)
 		})}).DialContext(t.Context(), "tcp", "svc.test:443")
-	wantReason(t, err, tunnel.DialFailed)
+	tunneltest.WantReason(t, err, tunnel.DialFailed)
 	if unknown := (x509.UnknownAuthorityError{}); !errors.As(err, &unknown) {
 		t.Errorf("got error %v, want an unknown authority", err)
 	}

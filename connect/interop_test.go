@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // A world is a service that demands client certificates, and a gateway that
@@ -192,7 +193,7 @@ func TestCurl(t *testing.T) {
 	t.Run("--proxy-anyauth", func(t *testing.T) { // a 407, then a new connection
 		w := newWorld(t, basic)
 		wantOutput(t, w.mustRun(t, "", curl(w, "--proxy-anyauth", "--proxy-user", "alice:secret", page)...), greeting)
-		wantReason(t, w.gw.result(t), tunnel.NoAuth)
+		tunneltest.WantReason(t, w.gw.result(t), tunnel.NoAuth)
 		if err := w.gw.result(t); err != nil {
 			t.Errorf("second connection: %v", err)
 		}

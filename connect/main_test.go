@@ -2,7 +2,6 @@ package connect
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"strconv"
@@ -22,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is how long anything in these tests may take.
 const patience = 10 * time.Second
 
-// A gateway serves a Protocol on loopback.
+// A gateway serves a Protocol on loopback, and nothing before or behind it.
 type gateway struct {
 	addr string
 	errs chan error // what ServeConn returned, one for each connection
@@ -30,7 +29,7 @@ type gateway struct {
 
 func serve(t *testing.T, p *Protocol, h tunnel.Handler) *gateway {
 	t.Helper()
-	ln := listen(t)
+	ln := testnet.Listen(t)
 	g := &gateway{addr: ln.Addr().String(), errs: make(chan error, 100)}
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -57,31 +56,10 @@ func serve(t *testing.T, p *Protocol, h tunnel.Handler) *gateway {
 	return g
 }
 
-func listen(t *testing.T) net.Listener {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ln.Close() })
-	return ln
-}
-
-func dial(t *testing.T, addr string) *net.TCPConn {
-	t.Helper()
-	c, err := net.DialTimeout("tcp", addr, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
-	return c.(*net.TCPConn)
-}
-
 // exchange sends in and returns all that comes back until the end.
 func exchange(t *testing.T, addr, in string) string {
 	t.Helper()
-	c := dial(t, addr)
+	c := testnet.Connect(t, addr)
 	if _, err := io.WriteString(c, in); err != nil {
 		t.Fatal(err)
 	}
@@ -180,18 +158,4 @@ func (g *gateway) result(t *testing.T) error {
 		t.Fatal("ServeConn does not return")
 		return nil
 	}
-}
-
-func wantReason(t *testing.T, err error, want tunnel.Reason) {
-	t.Helper()
-	var te *tunnel.Error
-	if !errors.As(err, &te) || te.Reason != want {
-		t.Errorf("got error %v (reason %q), want reason %q", err, tunnel.ReasonOf(err), want)
-	}
-}
-
-// backend accepts connections and gives each to f.
-func backend(t testing.TB, f func(net.Conn)) string {
-	t.Helper()
-	return testnet.Serve(t, f).Addr()
 }

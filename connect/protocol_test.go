@@ -15,7 +15,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 const (
@@ -111,7 +113,7 @@ func TestRefusedHeads(t *testing.T) {
 			if got := exchange(t, g.addr, row.in+to("svc.test:443")); got != row.want {
 				t.Errorf("got answer\n%s\nwant\n%s", got, row.want)
 			}
-			wantReason(t, g.result(t), row.reason)
+			tunneltest.WantReason(t, g.result(t), row.reason)
 		})
 	}
 	if asked, _ := r.asked(); len(asked) != 0 {
@@ -265,14 +267,14 @@ func TestEarlyBytes(t *testing.T) {
 	early := "\x16\x03\x01\x02\x00CONNECT other.test:443 HTTP/1.1\r\nHost: x\r\n\r\n" + strings.Repeat("0123456789", 5000)
 	for _, piece := range []int{1, 7, 1448, 1 << 20} {
 		got := make(chan string, 1)
-		addr := backend(t, func(c net.Conn) {
+		addr := testnet.Service(t, func(c net.Conn) {
 			b, _ := io.ReadAll(c)
 			got <- string(b)
 			_, _ = io.WriteString(c, "bye")
 		})
 		r := &router{table: map[string]string{"svc.test:443": addr}}
 		g := serve(t, &Protocol{}, r)
-		c := dial(t, g.addr)
+		c := testnet.Connect(t, g.addr)
 		in := "CONNECT svc.test:443 HTTP/1.1\r\nHost: svc.test:443\r\n\r\n" + early
 		if piece == 1 {
 			in = in[:2000]
@@ -338,7 +340,7 @@ func TestAcceptOfAClientThatLeft(t *testing.T) {
 	err := (&Protocol{}).ServeConn(t.Context(), tunnel.NewConn(server), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
 		_, _ = server.Read(make([]byte, 1)) // until the client is gone
 		_, err := req.Accept()
-		wantReason(t, err, tunnel.Gone)
+		tunneltest.WantReason(t, err, tunnel.Gone)
 	}))
 	if err != nil {
 		t.Error(err)
@@ -354,7 +356,7 @@ func TestAcceptOfAClientThatDoesNotRead(t *testing.T) {
 		go func() { _, _ = io.WriteString(client, "CONNECT svc.test:1 HTTP/1.0\r\n\r\n") }()
 		err := (&Protocol{}).ServeConn(t.Context(), tunnel.NewConn(server), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
 			_, err := req.Accept()
-			wantReason(t, err, tunnel.Gone)
+			tunneltest.WantReason(t, err, tunnel.Gone)
 		}))
 		if err != nil {
 			t.Error(err)
@@ -365,13 +367,13 @@ func TestAcceptOfAClientThatDoesNotRead(t *testing.T) {
 // Who says that no more is to come, in the middle of a head, gets no answer.
 func TestHalfClosedHead(t *testing.T) {
 	g := serve(t, &Protocol{}, &router{})
-	c := dial(t, g.addr)
+	c := testnet.Connect(t, g.addr)
 	_, _ = io.WriteString(c, "CONNECT svc.test:443 HTTP/1.0\r\n")
 	_ = c.CloseWrite()
 	if got, err := io.ReadAll(c); len(got) > 0 || err != nil {
 		t.Errorf("got answer %q, %v, want none", got, err)
 	}
-	wantReason(t, g.result(t), tunnel.Gone)
+	tunneltest.WantReason(t, g.result(t), tunnel.Gone)
 }
 
 // A head that does not come to its end, by deadline, by the client's leaving
@@ -421,7 +423,7 @@ func TestUnfinishedHeads(t *testing.T) {
 				} else if got, err := io.ReadAll(client); string(got) != row.want || err != nil {
 					t.Errorf("got answer %q, %v, want %q", got, err, row.want)
 				}
-				wantReason(t, <-done, row.reason)
+				tunneltest.WantReason(t, <-done, row.reason)
 			})
 		})
 	}

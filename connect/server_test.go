@@ -1,73 +1,34 @@
 package connect
 
 import (
-	"context"
-	"errors"
 	"io"
-	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
-
-// A staticRoute is a Resolver of one service.
-type staticRoute struct {
-	target string
-	addr   string
-}
-
-func (r staticRoute) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
-	if req.Target() != r.target {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "no service has the name and port %q", req.Target())
-	}
-	ep := tunnel.Endpoint{Addr: netip.MustParseAddrPort(r.addr), Named: true}
-	return tunnel.Route{Service: "svc", Endpoints: []tunnel.Endpoint{ep}}, nil
-}
 
 // The protocol in its place: behind the server's detection and deadlines, in
 // front of the router and the relay.
 func TestBehindServer(t *testing.T) {
-	outcomes := make(chan tunnel.Outcome, 10)
-	observe := func(o *tunnel.Outcome) { outcomes <- *o }
-	closed := listen(t)
-	_ = closed.Close()
-	relay := &tunnel.Relay{}
-	t.Cleanup(func() {
-		if err := relay.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	start := func(addr string) string {
-		srv := &tunnel.Server{
-			Handler: &tunnel.Router{Resolver: staticRoute{"svc.test:443", addr}, Dialer: &tunnel.NetDialer{}, Relay: relay, Observe: observe},
-			Limits:  tunnel.Limits{Preamble: 200 * time.Millisecond},
-			Observe: observe,
-		}
-		ln := listen(t)
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			other := &tunnel.Fixed{} // a second protocol, so that the first is asked
-			if err := srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Protocols: []tunnel.Protocol{&Protocol{}, other}}); !errors.Is(err, tunnel.ErrServerClosed) {
-				t.Errorf("got %v from Serve", err)
-			}
+	start := func(service string) *tunneltest.Gateway {
+		return tunneltest.Serve(t, tunneltest.Setup{
+			Protocols: []tunnel.Protocol{&Protocol{}, &tunnel.Fixed{}}, // with a second one the first is asked
+			Resolver:  tunneltest.Table{"svc.test:443": service},
+			Limits:    tunnel.Limits{Preamble: 200 * time.Millisecond},
+			Socket:    testnet.Listen(t),
 		})
-		t.Cleanup(func() {
-			if err := srv.Shutdown(t.Context()); err != nil && !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-			wg.Wait()
-		})
-		return ln.Addr().String()
 	}
-	up, down := start(testnet.Greeting(t, "welcome ").Addr()), start(closed.Addr().String())
+	up, down := start(testnet.Greeting(t, "welcome ").Addr()), start(testnet.ClosedPort(t))
 	rows := []struct {
-		name, addr, in, want string
-		reason               tunnel.Reason
-		target               string
+		name     string
+		gw       *tunneltest.Gateway
+		in, want string
+		reason   tunnel.Reason
+		target   string
 	}{
 		{"a tunnel", up, "CONNECT svc.test:443 HTTP/1.0\r\n\r\nearly", established + "welcome early", tunnel.Done, "svc.test:443"},
 		{"no route", up, "CONNECT svc.test:80 HTTP/1.0\r\n\r\nearly", hidden, tunnel.NoRoute, "svc.test:80"},
@@ -79,7 +40,7 @@ func TestBehindServer(t *testing.T) {
 			refusal("400 Bad Request", "http_request_error", tunnel.BadRequest, `authority "svc.test" has no port`), tunnel.BadRequest, ""},
 	}
 	for _, row := range rows {
-		c := dial(t, row.addr)
+		c := testnet.Connect(t, row.gw.Addr)
 		if _, err := io.WriteString(c, row.in); err != nil {
 			t.Fatal(err)
 		}
@@ -90,13 +51,8 @@ func TestBehindServer(t *testing.T) {
 			t.Errorf("%s: got answer %q, %v, want %q", row.name, got, err, row.want)
 		}
 		_ = c.Close()
-		select {
-		case o := <-outcomes:
-			if o.Reason != row.reason || o.Proto != "connect" || o.Target != row.target {
-				t.Errorf("%s: got outcome %+v, want reason %q, target %q", row.name, o, row.reason, row.target)
-			}
-		case <-time.After(patience):
-			t.Errorf("%s: no outcome", row.name)
+		if o := row.gw.Outcome(t); o.Reason != row.reason || o.Proto != "connect" || o.Target != row.target {
+			t.Errorf("%s: got outcome %+v, want reason %q, target %q", row.name, o, row.reason, row.target)
 		}
 	}
 }

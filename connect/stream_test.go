@@ -19,8 +19,8 @@ import (
 // The stream behind early bytes is a stream in every respect.
 func TestStream(t *testing.T) {
 	pair := func(t *testing.T) (*stream, *net.TCPConn) {
-		ln := listen(t)
-		out := dial(t, ln.Addr().String())
+		ln := testnet.Listen(t)
+		out := testnet.Connect(t, ln.Addr().String())
 		in, err := ln.Accept()
 		if err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/ws"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -75,16 +76,6 @@ func byWebSocket(to ...string) registry.Hop {
 	return h
 }
 
-func listen(t *testing.T) net.Listener {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ln.Close() })
-	return ln
-}
-
 // closed and alsoClosed are addresses that nobody listens at: one that was
 // free could be taken again.
 const (
@@ -93,31 +84,7 @@ const (
 )
 
 // silent is an address that takes connections and says nothing.
-func silent(t *testing.T) string { return listen(t).Addr().String() }
-
-// echo is a service.
-func echo(t *testing.T) string {
-	ln := listen(t)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(patience))
-				_, _ = io.Copy(c, c)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		_ = ln.Close()
-		wg.Wait()
-	})
-	return ln.Addr().String()
-}
+func silent(t *testing.T) string { return testnet.Listen(t).Addr().String() }
 
 // check sends a little to svc.test by d and wants it back, and its end.
 func check(t *testing.T, d tunnel.Dialer) error {
@@ -144,7 +111,7 @@ func check(t *testing.T, d tunnel.Dialer) error {
 
 // Every way in, over chains that mix the ways out.
 func TestChain(t *testing.T) {
-	far := start(t, "far", service(echo(t)))
+	far := start(t, "far", service(testnet.Echo(t).Addr()))
 	middle := start(t, "middle", service("", byConnect(far)))
 	at := netip.MustParseAddrPort(far)
 	first := start(t, "first", registry.Service{ // carries to the far gateway, and knows nothing of its services
@@ -170,7 +137,7 @@ func TestChain(t *testing.T) {
 // The next gateway is tried before the client hears anything, where one is
 // down, silent, full or stopping; a no stands.
 func TestAlternatives(t *testing.T) {
-	far := start(t, "far", service(echo(t)))
+	far := start(t, "far", service(testnet.Echo(t).Addr()))
 	ignorant := start(t, "ignorant")
 	rows := []struct {
 		name string
@@ -179,7 +146,7 @@ func TestAlternatives(t *testing.T) {
 	}{
 		{"the first is down", []registry.Hop{byConnect(closed, far)}, tunnel.Done},
 		{"the first is silent", []registry.Hop{byWebSocket(silent(t), far)}, tunnel.Done},
-		{"the first is no gateway", []registry.Hop{byConnect(echo(t), far)}, tunnel.Done},
+		{"the first is no gateway", []registry.Hop{byConnect(testnet.Echo(t).Addr(), far)}, tunnel.Done},
 		{"all are down", []registry.Hop{byConnect(closed, alsoClosed)}, tunnel.DialFailed},
 		{"all are silent", []registry.Hop{byConnect(silent(t), silent(t))}, tunnel.DialTimeout},
 		{"the first knows no such service", []registry.Hop{byConnect(ignorant, far)}, tunnel.DialFailed},
@@ -196,7 +163,7 @@ func TestAlternatives(t *testing.T) {
 
 // Two gateways that each think the other knows: the first sees its own name.
 func TestLoop(t *testing.T) {
-	ln := listen(t) // a port for the one that is not there yet
+	ln := testnet.Listen(t) // a port for the one that is not there yet
 	for _, hop := range []func(...string) registry.Hop{byConnect, byWebSocket} {
 		second := ""
 		first := start(t, "first", service("", registry.Hop{Proto: "connect", To: []string{ln.Addr().String()}}))
@@ -207,7 +174,7 @@ func TestLoop(t *testing.T) {
 				t.Errorf("got %v, want %s", err, tunnel.Loop)
 			}
 		}
-		ln = listen(t)
+		ln = testnet.Listen(t)
 	}
 }
 

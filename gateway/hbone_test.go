@@ -10,6 +10,7 @@ import (
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/hbone"
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/termination"
@@ -55,7 +56,7 @@ func newCA(t *testing.T) *testca.CA {
 // TestSecureChain goes through connect-h2, in the clear and in TLS, and HBONE.
 func TestSecureChain(t *testing.T) {
 	ca := newCA(t)
-	last := startTLS(t, ca, "last", &hbone.Protocol{Via: "last"}, service(echo(t)))
+	last := startTLS(t, ca, "last", &hbone.Protocol{Via: "last"}, service(testnet.Echo(t).Addr()))
 	middle := startTLS(t, ca, "middle", &hbone.Protocol{Via: "middle"}, service("", hop(t, ca, "last", last)))
 	first := start(t, "first", service("", hop(t, ca, "middle", middle)))
 	for range 3 {
@@ -64,7 +65,7 @@ func TestSecureChain(t *testing.T) {
 		}
 	}
 
-	plain := startWith(t, "plain", []tunnel.Protocol{&h2.Protocol{Via: "plain"}}, service(echo(t)))
+	plain := startWith(t, "plain", []tunnel.Protocol{&h2.Protocol{Via: "plain"}}, service(testnet.Echo(t).Addr()))
 	edge := start(t, "edge", service("", registry.Hop{Proto: "connect-h2", To: []string{plain}}))
 	for range 3 {
 		if err := check(t, &connect.Dialer{Proxy: edge}); err != nil {
@@ -76,7 +77,7 @@ func TestSecureChain(t *testing.T) {
 // TestBehind is double HBONE: the outer gateway passes on what it can't read.
 func TestBehind(t *testing.T) {
 	ca := newCA(t)
-	inner := startTLS(t, ca, "inner", &hbone.Protocol{}, service(echo(t)))
+	inner := startTLS(t, ca, "inner", &hbone.Protocol{}, service(testnet.Echo(t).Addr()))
 	outer := startTLS(t, ca, "outer", &hbone.Protocol{}, service(inner))
 	h := hop(t, ca, "outer", outer)
 	h.Behind = []string{"spiffe://example.test/inner"}
@@ -106,9 +107,9 @@ func TestSecureLoop(t *testing.T) {
 // next one is.
 func TestHopOfAnother(t *testing.T) {
 	ca := newCA(t)
-	other := startTLS(t, newCA(t), "right", &hbone.Protocol{}, service(echo(t)))
-	wrong := startTLS(t, ca, "wrong", &hbone.Protocol{}, service(echo(t)))
-	right := startTLS(t, ca, "right", &hbone.Protocol{}, service(echo(t)))
+	other := startTLS(t, newCA(t), "right", &hbone.Protocol{}, service(testnet.Echo(t).Addr()))
+	wrong := startTLS(t, ca, "wrong", &hbone.Protocol{}, service(testnet.Echo(t).Addr()))
+	right := startTLS(t, ca, "right", &hbone.Protocol{}, service(testnet.Echo(t).Addr()))
 	h := hop(t, ca, "right", other)
 	h.To = []string{other, wrong}
 	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); tunnel.ReasonOf(err) != tunnel.DialFailed {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"culvert.dev/connect/h3"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/termination"
 	"culvert.dev/tunnel"
@@ -68,17 +69,8 @@ func startHTTP3(t *testing.T, alone bool, grace time.Duration, services ...regis
 	}
 	t.Cleanup(func() { _ = stop() })
 	addr = g.Addrs()[0].String()
-	until(t, func() bool { ok, _ := g.Ready(); return ok })
+	testnet.Eventually(t, patience, func() bool { ok, _ := g.Ready(); return ok }, "the gateway is ready")
 	return addr, roots, stop
-}
-
-func until(t *testing.T, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("waited in vain")
-		}
-	}
 }
 
 func byHTTP3(roots string, to ...string) registry.Hop {
@@ -89,7 +81,7 @@ func byHTTP3(roots string, to ...string) registry.Hop {
 // beside QUIC that goes on.
 func TestHTTP3IsAHop(t *testing.T) {
 	for _, alone := range []bool{true, false} {
-		far, roots, _ := startHTTP3(t, alone, 0, service(echo(t)))
+		far, roots, _ := startHTTP3(t, alone, 0, service(testnet.Echo(t).Addr()))
 		hop := byHTTP3(roots, far)
 		if !alone { // its connections are told by their name, and an address is none
 			hop.To = []string{"gw.test:" + far[len("127.0.0.1:"):]}
@@ -157,7 +149,7 @@ func TestHTTP3HopIsGuarded(t *testing.T) {
 // the last one has ended.
 func TestHTTP3Drains(t *testing.T) {
 	for _, alone := range []bool{true, false} {
-		far, roots, stop := startHTTP3(t, alone, time.Minute, service(echo(t)))
+		far, roots, stop := startHTTP3(t, alone, time.Minute, service(testnet.Echo(t).Addr()))
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM([]byte(roots))
 		d := &h3.Dialer{Proxy: far, TLS: &tls.Config{RootCAs: pool, ServerName: "gw.test"}}
@@ -167,7 +159,7 @@ func TestHTTP3Drains(t *testing.T) {
 		}
 		stopped := make(chan error, 1)
 		go func() { stopped <- stop() }()
-		until(t, func() bool { return d.Conns() == 0 }) // GOAWAY has come
+		testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool") // GOAWAY has come
 		_ = c.SetDeadline(time.Now().Add(patience))
 		if _, err := io.WriteString(c, "still here"); err != nil {
 			t.Error(err)

@@ -15,6 +15,7 @@ import (
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/ws"
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -40,7 +41,7 @@ func newBalancer(t *testing.T, to string, alpn ...string) *balancer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln := listen(t)
+	ln := testnet.Listen(t)
 	_, port, _ := net.SplitHostPort(ln.Addr().String())
 	b := &balancer{url: "wss://localhost:" + port + "/", tls: &tls.Config{RootCAs: ca.Pool()}, ca: ca}
 	cfg := &tls.Config{Certificates: []tls.Certificate{leaf.TLS}, NextProtos: alpn}
@@ -141,7 +142,7 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 // Where HTTP/2 is not to be had, or takes no WebSockets, HTTP/1.1 is used, and
 // that is not found out anew for each stream.
 func TestWebSocketFallsBack(t *testing.T) {
-	to := service(echo(t))
+	to := service(testnet.Echo(t).Addr())
 	without := startWith(t, "without", []tunnel.Protocol{&ws.Protocol{}, &h2.Protocol{}}, to)
 	with := startWith(t, "with", both(&ws.Protocol{}), to)
 	for _, row := range []struct {
@@ -171,7 +172,7 @@ func TestWebSocketFallsBack(t *testing.T) {
 // A way out by wss shares connections where it may, and their end is the
 // gateway's.
 func TestWebSocketHop(t *testing.T) {
-	far := startWith(t, "far", both(&ws.Protocol{Via: "far"}), service(echo(t)))
+	far := startWith(t, "far", both(&ws.Protocol{Via: "far"}), service(testnet.Echo(t).Addr()))
 	for shared, want := range map[bool]string{true: `["h2"]`, false: `["http/1.1" "http/1.1" "http/1.1"]`} {
 		b := newBalancer(t, far, "h2", "http/1.1")
 		near := start(t, "near", service("", registry.Hop{Proto: "websocket", To: []string{b.url}, Roots: string(b.ca.CertPEM), HTTP2: shared}))
@@ -192,7 +193,7 @@ func TestRefusedWebSocketsOverHTTP2(t *testing.T) {
 	const path = "/.culvert/tunnel/svc.test:443"
 	auth := connect.AnyOf{&connect.Bearer{Verify: connect.Tokens(map[string]string{"bob": "t0ken"})}}
 	dialed := make(chan struct{}, 100)
-	backend := listen(t)
+	backend := testnet.Listen(t)
 	go func() {
 		for {
 			c, err := backend.Accept()
@@ -293,7 +294,7 @@ func TestRefusedWebSocketsOverHTTP2(t *testing.T) {
 func TestAcceptedWebSocketsOverHTTP2(t *testing.T) {
 	auth := connect.AnyOf{&connect.Bearer{Verify: connect.Tokens(map[string]string{"bob": "t0ken"})}}
 	p := &ws.Protocol{Auth: auth, Hosts: []string{"gw.test"}, Origins: []string{"https://app.test"}}
-	d := &h2.Dialer{Proxy: startWith(t, "gw-1", both(p), service(echo(t)))}
+	d := &h2.Dialer{Proxy: startWith(t, "gw-1", both(p), service(testnet.Echo(t).Addr()))}
 	t.Cleanup(func() { _ = d.Close() })
 	for _, row := range []struct{ name, path, fields, subprotocol string }{
 		{"in the path", "/.culvert/tunnel/svc.test:443", "", ""},

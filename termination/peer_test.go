@@ -11,7 +11,9 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestClients: who a client is, by its certificate, and whom the gateway does
@@ -60,21 +62,21 @@ func TestClients(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.keys.Certificates = []tls.Certificate{gw}
-			g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, terminating(t, &tt.keys, false))
+			g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, &tt.keys, false))
 			cfg := roots(ca, "gw.test")
 			if tt.cert != nil {
 				cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return tt.cert, nil }
 			}
 			if tt.alert == "" {
-				c := dial(t, &connect.Dialer{Proxy: g.addr, TLS: cfg}, "plain:1")
-				ping(t, c, "hello")
+				c := tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, TLS: cfg}, "plain:1")
+				testnet.Ping(t, c, "hello")
 				_ = c.Close()
-				if o := g.reason(t, tunnel.Done); o.Peer != tt.peer {
+				if o := g.Reason(t, tunnel.Done); o.Peer != tt.peer {
 					t.Errorf("the peer is %+v, want %+v", o.Peer, tt.peer)
 				}
 				return
 			}
-			c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.addr)
+			c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.Addr)
 			if err == nil { // TLS 1.3: the client is done before its certificate was looked at
 				_ = c.SetDeadline(time.Now().Add(patience))
 				_, err = c.Read(make([]byte, 1))
@@ -83,7 +85,7 @@ func TestClients(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.alert) {
 				t.Errorf("the client hears %v, want %q", err, tt.alert)
 			}
-			if o := g.reason(t, tunnel.NoAuth); o.Peer != (tunnel.Peer{}) || o.Proto != "tls" {
+			if o := g.Reason(t, tunnel.NoAuth); o.Peer != (tunnel.Peer{}) || o.Proto != "tls" {
 				t.Errorf("outcome of %q with peer %+v, want tls and none", o.Proto, o.Peer)
 			}
 		})

@@ -16,8 +16,10 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/proxyproto"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestNames: what ends here is the gateway's own, and what does not goes on
@@ -25,7 +27,7 @@ import (
 func TestNames(t *testing.T) {
 	ca, other := newCA(t, "example.test"), newCA(t, "service.test")
 	service := issue(t, other, "svc", "svc.test", "a.wild.test", "deep.a.wild.test")
-	passed := backend(t, func(c *net.TCPConn) {
+	passed := testnet.Service(t, func(c net.Conn) {
 		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{service.TLS}})
 		_, _ = io.Copy(s, s)
 	})
@@ -33,28 +35,28 @@ func TestNames(t *testing.T) {
 		issue(t, ca, "gw", "gw.test").TLS, issue(t, ca, "two", "two.test", "*.wild.test").TLS,
 	}}
 	p := terminating(t, keys, false)
-	g := serve(t, table{"svc.test": passed, "a.wild.test": passed, "plain": backend(t, echo)}, tunnel.Limits{}, p, &connect.Protocol{})
+	g := serve(t, table{"svc.test": passed, "a.wild.test": passed, "plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, p, &connect.Protocol{})
 	for _, name := range []string{"gw.test", "GW.Test", "two.test"} {
-		c := dial(t, &connect.Dialer{Proxy: g.addr, TLS: roots(ca, name)}, "plain:1")
-		ping(t, c, "inside of TLS, which ended at the gateway as "+name)
+		c := tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, TLS: roots(ca, name)}, "plain:1")
+		testnet.Ping(t, c, "inside of TLS, which ended at the gateway as "+name)
 	}
 	for _, name := range []string{"svc.test", "a.wild.test"} { // a wildcard says what may be, not what is
-		c := dial(t, tlsDialer{roots(other, name)}, g.addr)
-		ping(t, c, "inside of TLS, which ended at the service as "+name)
+		c := tunneltest.Dial(t, tlsDialer{roots(other, name)}, g.Addr)
+		testnet.Ping(t, c, "inside of TLS, which ended at the service as "+name)
 	}
-	_, err := tlsDialer{roots(ca, "nobody.test")}.DialContext(t.Context(), "tcp", g.addr)
+	_, err := tlsDialer{roots(ca, "nobody.test")}.DialContext(t.Context(), "tcp", g.Addr)
 	if err == nil || !strings.Contains(err.Error(), "unrecognized name") {
 		t.Errorf("a name that nobody has: %v, want the alert unrecognized_name", err)
 	}
-	c := dial(t, &connect.Dialer{Proxy: g.addr}, "plain:1")
-	ping(t, c, "in the clear, on the same port")
+	c := tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr}, "plain:1")
+	testnet.Ping(t, c, "in the clear, on the same port")
 
 	keys.Names = []tunnel.Pattern{{Suffix: tunnel.MustParseName("wild.test"), Wildcard: true}}
 	if err := p.Use(keys); err != nil {
 		t.Fatal(err)
 	}
-	c = dial(t, &connect.Dialer{Proxy: g.addr, TLS: roots(ca, "a.wild.test")}, "plain:1")
-	ping(t, c, "the wildcard is one of the names")
+	c = tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, TLS: roots(ca, "a.wild.test")}, "plain:1")
+	testnet.Ping(t, c, "the wildcard is one of the names")
 	for name, want := range map[string]bool{"a.wild.test": true, "a.b.wild.test": true, "wild.test": false, "gw.test": false} {
 		if got := p.Owns(tunnel.MustParseName(name)); got != want {
 			t.Errorf("%s ends here: %v, want %v", name, got, want)
@@ -67,13 +69,13 @@ func TestNames(t *testing.T) {
 func TestPassedUntouched(t *testing.T) {
 	ca := newCA(t, "example.test")
 	got := make(chan []byte, 1)
-	to := backend(t, func(c *net.TCPConn) {
+	to := testnet.Service(t, func(c net.Conn) {
 		b, _ := io.ReadAll(c)
 		got <- b
 	})
 	g := serve(t, table{"svc.test": to}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
 	hello := append(helloFor(t, "svc.test"), "what follows"...)
-	c := dial(t, new(net.Dialer), g.addr)
+	c := tunneltest.Dial(t, new(net.Dialer), g.Addr)
 	for _, b := range hello {
 		_, _ = c.Write([]byte{b})
 	}
@@ -104,7 +106,7 @@ func helloFor(t testing.TB, name string) []byte {
 // certificate, and who names somebody the one that has the name.
 func TestNoName(t *testing.T) {
 	ca := newCA(t, "example.test")
-	g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{
+	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{
 		issue(t, ca, "first", "first.test").TLS, issue(t, ca, "second", "second.test", "*.wild.test").TLS,
 	}}, true))
 	for name, want := range map[string]string{"": "first", "second.test": "second", "a.wild.test": "second", "a.b.wild.test": "first", "nobody.test": "first"} {
@@ -113,7 +115,7 @@ func TestNoName(t *testing.T) {
 			shown = cs.PeerCertificates[0].Subject.CommonName
 			return nil
 		}}
-		c := dial(t, tlsDialer{cfg}, g.addr)
+		c := tunneltest.Dial(t, tlsDialer{cfg}, g.Addr)
 		_ = c.Close()
 		if shown != want {
 			t.Errorf("who asks for %q is shown %q, want %q", name, shown, want)
@@ -126,14 +128,14 @@ func TestNoName(t *testing.T) {
 func TestKeysChange(t *testing.T) {
 	old, fresh := newCA(t, "old.test"), newCA(t, "fresh.test")
 	p := terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, old, "gw", "gw.test").TLS}, ClientCAs: old.Pool()}, false)
-	g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, p)
+	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, p)
 	cfg := roots(old, "gw.test")
 	cfg.Certificates = []tls.Certificate{issue(t, old, "alice").TLS}
 	cfg.ClientSessionCache = tls.NewLRUClientSessionCache(10)
-	held := dial(t, &connect.Dialer{Proxy: g.addr, TLS: cfg}, "plain:1")
-	ping(t, held, "before")
+	held := tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, TLS: cfg}, "plain:1")
+	testnet.Ping(t, held, "before")
 	for range 3 {
-		c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.addr)
+		c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.Addr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,14 +150,14 @@ func TestKeysChange(t *testing.T) {
 	if err := p.Use(&Keys{Certificates: []tls.Certificate{issue(t, fresh, "gw", "gw.test").TLS}, ClientCAs: fresh.Pool()}); err != nil {
 		t.Fatal(err)
 	}
-	ping(t, held, "after")
-	if c, err := (tlsDialer{cfg}).DialContext(t.Context(), "tcp", g.addr); err == nil {
+	testnet.Ping(t, held, "after")
+	if c, err := (tlsDialer{cfg}).DialContext(t.Context(), "tcp", g.Addr); err == nil {
 		_ = c.Close()
 		t.Error("a new connection is shown the old certificate")
 	}
 	cfg = roots(fresh, "gw.test")
 	cfg.Certificates = []tls.Certificate{issue(t, fresh, "bob").TLS}
-	ping(t, dial(t, &connect.Dialer{Proxy: g.addr, TLS: cfg}, "plain:1"), "new")
+	testnet.Ping(t, tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, TLS: cfg}, "plain:1"), "new")
 }
 
 // TestBadKeys: what can't be meant is refused before anybody connects.
@@ -227,7 +229,7 @@ func TestBadInput(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			g := serve(t, table{}, tunnel.Limits{}, terminating(t, keys, tt.all))
-			c := dial(t, new(net.Dialer), g.addr)
+			c := tunneltest.Dial(t, new(net.Dialer), g.Addr)
 			_, _ = c.Write(tt.send)
 			_ = c.(*net.TCPConn).CloseWrite()
 			heard, _ := io.ReadAll(c)
@@ -241,8 +243,8 @@ func TestBadInput(t *testing.T) {
 			if got := string(heard); tt.name == "HTTP" && !strings.HasSuffix(got, "\r\n\r\nTLS expected\n") {
 				t.Errorf("heard %q, want to be told", got)
 			}
-			g.reason(t, tt.reason)
-			if n := g.count(); n != 1 {
+			g.Reason(t, tt.reason)
+			if n := len(g.Outcomes()); n != 1 {
 				t.Errorf("%d outcomes, want one", n)
 			}
 		})
@@ -283,10 +285,10 @@ func TestLimits(t *testing.T) {
 
 	t.Run("handshake", func(t *testing.T) {
 		g := serve(t, table{}, limits, terminating(t, keys, true))
-		c := dial(t, new(net.Dialer), g.addr)
+		c := tunneltest.Dial(t, new(net.Dialer), g.Addr)
 		_, _ = c.Write(helloFor(t, "gw.test"))
 		_, _ = io.ReadAll(c)
-		if o := g.reason(t, tunnel.HelloTimeout); o.Lasted > patience/2 {
+		if o := g.Reason(t, tunnel.HelloTimeout); o.Lasted > patience/2 {
 			t.Errorf("it took %v", o.Lasted)
 		}
 	})
@@ -295,18 +297,18 @@ func TestLimits(t *testing.T) {
 		g := serve(t, table{}, tunnel.Limits{Preamble: 2 * time.Second}, terminating(t, keys, true))
 		cfg := roots(ca, "gw.test")
 		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
-		c := dial(t, tlsDialer{cfg}, g.addr)
+		c := tunneltest.Dial(t, tlsDialer{cfg}, g.Addr)
 		_, _ = io.WriteString(c, "CONNECT svc.test:443 HTTP/1.1\r\n")
 		go func() { _, _ = io.ReadAll(c) }()
-		g.reason(t, tunnel.HelloTimeout)
+		g.Reason(t, tunnel.HelloTimeout)
 	})
 	t.Run("nothing inside", func(t *testing.T) {
 		g := serve(t, table{}, tunnel.Limits{}, terminating(t, keys, true))
 		cfg := roots(ca, "gw.test")
 		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
-		c := dial(t, tlsDialer{cfg}, g.addr)
+		c := tunneltest.Dial(t, tlsDialer{cfg}, g.Addr)
 		_ = c.Close()
-		if o := g.reason(t, tunnel.NoHello); o.Source.String() != c.LocalAddr().String() {
+		if o := g.Reason(t, tunnel.NoHello); o.Source.String() != c.LocalAddr().String() {
 			t.Errorf("the source is %v, want %v", o.Source, c.LocalAddr())
 		}
 	})
@@ -319,10 +321,10 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("a stranger inside", func(t *testing.T) {
 		g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keys.Certificates}, true))
-		c := dial(t, tlsDialer{roots(ca, "gw.test")}, g.addr)
+		c := tunneltest.Dial(t, tlsDialer{roots(ca, "gw.test")}, g.Addr)
 		_, _ = c.Write([]byte{0, 1, 2, 3})
 		_, _ = io.ReadAll(c)
-		g.reason(t, tunnel.BadPreamble)
+		g.Reason(t, tunnel.BadPreamble)
 	})
 }
 
@@ -343,7 +345,7 @@ func TestOneConnection(t *testing.T) {
 	}
 	relay := &tunnel.Relay{}
 	srv := &tunnel.Server{
-		Handler: &tunnel.Router{Relay: relay, Dialer: &tunnel.NetDialer{}, Resolver: table{"plain": backend(t, echo)}},
+		Handler: &tunnel.Router{Relay: relay, Dialer: &tunnel.NetDialer{}, Resolver: table{"plain": testnet.Echo(t).Addr()}},
 		Limits:  tunnel.Limits{OpenPerSource: 1, NewPerSource: -1},
 	}
 	served := make(chan error, 1)
@@ -356,8 +358,8 @@ func TestOneConnection(t *testing.T) {
 		<-served
 	}()
 	d := &connect.Dialer{Proxy: ln.Addr().String(), TLS: roots(ca, "gw.test")}
-	c := dial(t, d, "plain:1")
-	ping(t, c, "the first")
+	c := tunneltest.Dial(t, d, "plain:1")
+	testnet.Ping(t, c, "the first")
 	if c2, err := d.DialContext(t.Context(), "tcp", "plain:1"); err == nil {
 		_ = c2.Close()
 		t.Error("a second connection of a source that may have one was let in")
@@ -381,28 +383,28 @@ func TestALPN(t *testing.T) {
 	ca := newCA(t, "example.test")
 	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
 	for offer, want := range map[string]string{"": "", "h2": "h2", "http/1.1": "http/1.1", "imap http/1.1 h2": "h2"} {
-		c := dial(t, tlsDialer{roots(ca, "gw.test", strings.Fields(offer)...)}, g.addr)
+		c := tunneltest.Dial(t, tlsDialer{roots(ca, "gw.test", strings.Fields(offer)...)}, g.Addr)
 		if got := c.(*stream).ConnectionState().NegotiatedProtocol; got != want {
 			t.Errorf("offered %q: got %q, want %q", offer, got, want)
 		}
 		_ = c.Close()
 	}
-	_, err := tlsDialer{roots(ca, "gw.test", "imap")}.DialContext(t.Context(), "tcp", g.addr)
+	_, err := tlsDialer{roots(ca, "gw.test", "imap")}.DialContext(t.Context(), "tcp", g.Addr)
 	if err == nil || !strings.Contains(err.Error(), "no application protocol") {
 		t.Errorf("got %v, want the alert no_application_protocol", err)
 	}
-	g.reason(t, tunnel.BadHello)
+	g.Reason(t, tunnel.BadHello)
 }
 
 // TestNoKeys: a Protocol that was given none refuses, and passes on the rest.
 func TestNoKeys(t *testing.T) {
 	ca := newCA(t, "example.test")
 	g := serve(t, table{}, tunnel.Limits{}, &Protocol{Hello: &sni.Protocol{Nameless: true}, All: true})
-	_, err := tlsDialer{roots(ca, "gw.test")}.DialContext(t.Context(), "tcp", g.addr)
+	_, err := tlsDialer{roots(ca, "gw.test")}.DialContext(t.Context(), "tcp", g.Addr)
 	if err == nil || !strings.Contains(err.Error(), "internal error") {
 		t.Errorf("got %v, want the alert internal_error", err)
 	}
-	g.reason(t, tunnel.Internal)
+	g.Reason(t, tunnel.Internal)
 }
 
 func ExampleProtocol() {
@@ -414,21 +416,21 @@ func ExampleProtocol() {
 // TestDrain: protocols inside are asked to end as those outside are.
 func TestDrain(t *testing.T) {
 	ca := newCA(t, "example.test")
-	g := serve(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true))
-	d := &h2.Dialer{Proxy: g.addr, TLS: roots(ca, "gw.test")}
+	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true))
+	d := &h2.Dialer{Proxy: g.Addr, TLS: roots(ca, "gw.test")}
 	defer d.Close()
-	c := dial(t, d, "plain:1")
-	ping(t, c, "before")
+	c := tunneltest.Dial(t, d, "plain:1")
+	testnet.Ping(t, c, "before")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	drained := make(chan error, 1)
-	go func() { drained <- g.srv.Shutdown(ctx) }()
+	go func() { drained <- g.Server.Shutdown(ctx) }()
 	for deadline := time.Now().Add(patience); d.Conns() > 0; time.Sleep(time.Millisecond) { // GOAWAY takes it from the pool
 		if time.Now().After(deadline) {
 			t.Fatal("the client was not asked to leave")
 		}
 	}
-	ping(t, c, "while draining")
+	testnet.Ping(t, c, "while draining")
 	_ = c.Close()
 	if err := <-drained; err != nil {
 		t.Error(err)
@@ -438,7 +440,8 @@ func TestDrain(t *testing.T) {
 // TestBehindAProxy: the source is whom the proxy in front names.
 func TestBehindAProxy(t *testing.T) {
 	ca := newCA(t, "example.test")
-	g := serveListener(t, table{"plain": backend(t, echo)}, tunnel.Limits{}, tunnel.Listener{
+	g := tunneltest.Serve(t, tunneltest.Setup{
+		Resolver:  table{"plain": testnet.Echo(t).Addr()},
 		Protocols: []tunnel.Protocol{terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true)},
 		Preface:   &proxyproto.Preface{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
 	})
@@ -449,10 +452,10 @@ func TestBehindAProxy(t *testing.T) {
 		}
 		return c, err
 	})
-	c := dial(t, &connect.Dialer{Proxy: g.addr, Dialer: tlsOver{way, roots(ca, "gw.test")}}, "plain:1")
-	ping(t, c, "hello")
+	c := tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, Dialer: tlsOver{way, roots(ca, "gw.test")}}, "plain:1")
+	testnet.Ping(t, c, "hello")
 	_ = c.Close()
-	if o := g.reason(t, tunnel.Done); o.Source.String() != "192.0.2.7:1000" {
+	if o := g.Reason(t, tunnel.Done); o.Source.String() != "192.0.2.7:1000" {
 		t.Errorf("the source is %v, want the one in the header", o.Source)
 	}
 }

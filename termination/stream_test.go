@@ -11,6 +11,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -74,7 +75,7 @@ func TestDialers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tunneltest.TestDialer(t, func(t *testing.T, ln net.Listener) tunneltest.Dialer {
 				g := serve(t, table{"svc.test": ln.Addr().String(), "down.test": "127.0.0.1:1"}, tunnel.Limits{}, terminating(t, keys, true))
-				return tunneltest.Dialer{Dialer: make(t, g.addr), Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
+				return tunneltest.Dialer{Dialer: make(t, g.Addr), Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 					"other.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed,
 				}}
 			}, tunneltest.Options{})
@@ -87,12 +88,12 @@ func TestEndings(t *testing.T) {
 	ca := newCA(t, "example.test")
 	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
 	seen := make(chan error, 1)
-	g := serve(t, table{"svc.test": backend(t, func(c *net.TCPConn) {
+	g := serve(t, table{"svc.test": testnet.Service(t, func(c net.Conn) {
 		_, err := io.Copy(io.Discard, c)
 		seen <- err
 		_, _ = io.WriteString(c, "after your end")
 	})}, tunnel.Limits{}, terminating(t, keys, true))
-	c := dial(t, &connect.Dialer{Proxy: g.addr, Dialer: tlsDialer{roots(ca, "gw.example.test")}}, "svc.test:443").(tunnel.Stream)
+	c := tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, Dialer: tlsDialer{roots(ca, "gw.example.test")}}, "svc.test:443").(tunnel.Stream)
 	_, _ = io.WriteString(c, "hello")
 	_ = c.CloseWrite()
 	if err := <-seen; err != nil {
@@ -103,13 +104,13 @@ func TestEndings(t *testing.T) {
 	}
 
 	d := &rawDialer{}
-	c = dial(t, &connect.Dialer{Proxy: g.addr, Dialer: tlsOver{d, roots(ca, "gw.example.test")}}, "svc.test:443").(tunnel.Stream)
+	c = tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, Dialer: tlsOver{d, roots(ca, "gw.example.test")}}, "svc.test:443").(tunnel.Stream)
 	_, _ = io.WriteString(c, "hello")
 	_ = d.last.(*net.TCPConn).CloseWrite() // a FIN, and nothing in TLS
 	if err := <-seen; err == nil {
 		t.Error("a connection that was cut looked to the service like one that had ended")
 	}
-	g.reason(t, tunnel.Reset)
+	g.Reason(t, tunnel.Reset)
 }
 
 // A rawDialer knows what it dialed last.

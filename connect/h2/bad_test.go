@@ -14,6 +14,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 var connectSvc = []string{":method", "CONNECT", ":authority", "svc:1"}
@@ -24,10 +25,10 @@ func with(more ...string) []string { return append(append([]string(nil), connect
 // request that is refused ends its stream and nothing else.
 func TestBadRequests(t *testing.T) {
 	dials := make(chan struct{}, 100)
-	to := backend(t, func(c net.Conn) { dials <- struct{}{}; echo(c) })
-	closed := listen(t)
+	to := testnet.Service(t, func(c net.Conn) { dials <- struct{}{}; _, _ = io.Copy(c, c) })
+	closed := testnet.Listen(t)
 	_ = closed.Close()
-	routes := table{"svc:1": to, "closed:1": closed.Addr().String()}
+	routes := tunneltest.Table{"svc:1": to, "closed:1": closed.Addr().String()}
 	auth := &connect.BasicAuth{Verify: connect.Passwords(map[string]string{"alice": "secret"})}
 	for _, c := range []struct {
 		name   string
@@ -84,7 +85,7 @@ func TestBadRequests(t *testing.T) {
 				p.Auth = auth
 			}
 			g := serve(t, routes, p)
-			r := rawClient(t, g.addr)
+			r := rawClient(t, g.Addr)
 			_ = r.request(1, false, c.fields...)
 			if c.reason == tunnel.BadMethod {
 				_ = r.fr.WriteData(1, true, nil)
@@ -104,7 +105,7 @@ func TestBadRequests(t *testing.T) {
 					t.Errorf("no %s field in %v", c.extra, a.fields)
 				}
 			}
-			o := g.reason(t, c.reason)
+			o := g.Reason(t, c.reason)
 			if o.Proto != "connect-h2" || o.Err == nil || strings.Contains(o.Err.Error(), "secret") {
 				t.Errorf("outcome of %q with error %v", o.Proto, o.Err)
 			}
@@ -127,8 +128,8 @@ func TestBadRequests(t *testing.T) {
 
 // TestAuthorities has the spellings that resolvers do not agree on.
 func TestAuthorities(t *testing.T) {
-	g := serve(t, table{}, &Protocol{})
-	r := rawClient(t, g.addr)
+	g := serve(t, tunneltest.Table{}, &Protocol{})
+	r := rawClient(t, g.Addr)
 	for i, authority := range []string{
 		"svc", "svc:", "svc:0", "svc:65536", "svc:080", "svc:http", "user@svc:1", "user:pw@svc:1", "svc:1/", "http://svc:1",
 		"[::1:1", "::1:1", "[fe80::1%25eth0]:1", "[1.2.3.4]:1", "127.1:1", "0x7f.0.0.1:1", "0177.0.0.1:1", "2130706433:1",
@@ -240,14 +241,14 @@ func TestBadConnections(t *testing.T) {
 		}, http2.ErrCodeEnhanceYourCalm, tunnel.TooLarge},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := serve(t, table{"svc:1": to}, &Protocol{})
-			r := rawClient(t, g.addr)
+			g := serve(t, tunneltest.Table{"svc:1": to}, &Protocol{})
+			r := rawClient(t, g.Addr)
 			c.send(r)
 			if a := r.answer(0); a.goAway != c.code || !a.closed {
 				t.Errorf("got GOAWAY with %v, closed %v; want %v and a close", a.goAway, a.closed, c.code)
 			}
 			_ = r.Close()
-			o := g.outcome(t, "of the connection", func(o *tunnel.Outcome) bool { return o.Reason == c.reason })
+			o := g.Find(t, "of the connection", func(o *tunnel.Outcome) bool { return o.Reason == c.reason })
 			if o.Proto != "connect-h2" {
 				t.Errorf("outcome of %q", o.Proto)
 			}
@@ -268,8 +269,8 @@ func TestBadBeginnings(t *testing.T) {
 		{"SETTINGS acknowledged first", preface + "\x00\x00\x00\x04\x01\x00\x00\x00\x00", http2.ErrCodeProtocol, tunnel.BadRequest},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := serve(t, table{}, &Protocol{})
-			conn, err := net.Dial("tcp", g.addr)
+			g := serve(t, tunneltest.Table{}, &Protocol{})
+			conn, err := net.Dial("tcp", g.Addr)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -280,7 +281,7 @@ func TestBadBeginnings(t *testing.T) {
 				t.Errorf("got %+v, want GOAWAY with %v and a close", a, c.code)
 			}
 			_ = conn.Close()
-			g.reason(t, c.reason)
+			g.Reason(t, c.reason)
 		})
 	}
 }
@@ -288,7 +289,7 @@ func TestBadBeginnings(t *testing.T) {
 // TestBadStreams has what ends a tunnel that stands, and nothing else.
 func TestBadStreams(t *testing.T) {
 	hold := make(chan struct{})
-	to := backend(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c); <-hold })
+	to := testnet.Service(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c); <-hold })
 	t.Cleanup(func() { close(hold) })
 	for _, c := range []struct {
 		name string
@@ -321,11 +322,11 @@ func TestBadStreams(t *testing.T) {
 			if c.code == http2.ErrCodeFlowControl && strings.HasPrefix(c.name, "more") {
 				// A tunnel that nobody reads: its window stays as it is.
 				h = func(_ context.Context, req *tunnel.Request) { _, _ = req.Accept() }
-				ln := listen(t)
+				ln := testnet.Listen(t)
 				backendServe(t, ln, &Protocol{}, h)
 				addr = ln.Addr().String()
 			} else {
-				addr = serve(t, table{"svc:1": to}, &Protocol{}).addr
+				addr = serve(t, tunneltest.Table{"svc:1": to}, &Protocol{}).Addr
 			}
 			r := rawClient(t, addr)
 			_ = r.connect(1, "svc:1")
@@ -343,8 +344,8 @@ func TestBadStreams(t *testing.T) {
 
 // TestBytesAfterARefusal: what follows a refused head is no request.
 func TestBytesAfterARefusal(t *testing.T) {
-	g := serve(t, table{}, &Protocol{})
-	r := rawClient(t, g.addr)
+	g := serve(t, tunneltest.Table{}, &Protocol{})
+	r := rawClient(t, g.Addr)
 	_ = r.connect(1, "nobody:1")
 	_ = r.fr.WriteData(1, false, bytes.Repeat([]byte("CONNECT svc:1 HTTP/1.1\r\nHost: svc:1\r\n\r\n"), 10))
 	if a := r.answer(1); a.status != "403" {

@@ -19,13 +19,14 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestThousandStreams has 1,000 tunnels open at once, through a gateway that
 // takes 100 on each connection.
 func TestThousandStreams(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
+	d := newDialer(t, g.Addr)
 	d.Idle = time.Minute
 	var wg sync.WaitGroup
 	streams := make([]*Stream, 1000)
@@ -71,10 +72,10 @@ func random(n int, seed byte) []byte {
 // connection, and take no more than their own windows.
 func TestStalledStreams(t *testing.T) {
 	hold := make(chan struct{})
-	big := backend(t, func(c net.Conn) { <-hold })
+	big := testnet.Service(t, func(c net.Conn) { <-hold })
 	t.Cleanup(func() { close(hold) })
-	g := serve(t, table{"big:1": big, "small:1": testnet.Echo(t).Addr()}, &Protocol{})
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"big:1": big, "small:1": testnet.Echo(t).Addr()}, &Protocol{})
+	d := newDialer(t, g.Addr)
 	d.Parallel = 1
 	for range 20 {
 		s := open(t, d, "big:1")
@@ -84,7 +85,7 @@ func TestStalledStreams(t *testing.T) {
 	worst := time.Duration(0)
 	for range 200 {
 		start := time.Now()
-		ping(t, small, "hello")
+		testnet.Ping(t, small, "hello")
 		worst = max(worst, time.Since(start))
 	}
 	if n := d.Conns(); n != 1 {
@@ -125,7 +126,7 @@ func TestIntegrity(t *testing.T) {
 	const size = 32 << 20
 	down := random(size, 1)
 	sums := make(chan [32]byte, 1)
-	to := backend(t, func(c net.Conn) {
+	to := testnet.Service(t, func(c net.Conn) {
 		sent := make(chan struct{})
 		go func() { defer close(sent); _, _ = c.Write(down); _ = testnet.CloseWrite(c) }()
 		h := sha256.New()
@@ -133,8 +134,8 @@ func TestIntegrity(t *testing.T) {
 		<-sent
 		sums <- [32]byte(h.Sum(nil))
 	})
-	g := serve(t, table{"svc:1": to}, &Protocol{})
-	s := open(t, newDialer(t, g.addr), "svc:1")
+	g := serve(t, tunneltest.Table{"svc:1": to}, &Protocol{})
+	s := open(t, newDialer(t, g.Addr), "svc:1")
 	up := random(size, 2)
 	go func() {
 		r := rand.New(rand.NewPCG(1, 2))
@@ -226,8 +227,8 @@ func TestEndsThroughAGateway(t *testing.T) {
 		}, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := serve(t, table{"svc:1": backend(t, c.backend)}, &Protocol{})
-			s := open(t, newDialer(t, g.addr), "svc:1")
+			g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, c.backend)}, &Protocol{})
+			s := open(t, newDialer(t, g.Addr), "svc:1")
 			if err := c.client(s); !c.want(err) {
 				t.Errorf("the client saw %v", err)
 			}
@@ -246,34 +247,34 @@ func TestEndsThroughAGateway(t *testing.T) {
 func TestCutAfterItsEnd(t *testing.T) {
 	ended, done := make(chan error, 1), make(chan struct{})
 	defer close(done)
-	g := serve(t, table{"svc:1": backend(t, func(c net.Conn) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, func(c net.Conn) {
 		_, err := io.ReadAll(c)
 		ended <- err
 		<-done
 	})}, &Protocol{})
-	s := open(t, newDialer(t, g.addr), "svc:1")
+	s := open(t, newDialer(t, g.Addr), "svc:1")
 	_ = s.CloseWrite()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 	_ = s.c.nc.Close()
-	g.reason(t, tunnel.Reset)
+	g.Reason(t, tunnel.Reset)
 }
 
 // TestGoAway: streams a proxy still serves go on, new ones go elsewhere.
 func TestGoAway(t *testing.T) {
 	p := &Protocol{}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, p)
+	d := newDialer(t, g.Addr)
 	d.Idle = time.Minute
 	s := open(t, d, "svc:1")
-	ping(t, s, "before")
+	testnet.Ping(t, s, "before")
 	p.Drain()
-	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
-	ping(t, s, "after GOAWAY")
+	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
+	testnet.Ping(t, s, "after GOAWAY")
 	done := make(chan error, 1)
-	go func() { done <- g.srv.Shutdown(t.Context()) }()
-	ping(t, s, "during Shutdown")
+	go func() { done <- g.Server.Shutdown(t.Context()) }()
+	testnet.Ping(t, s, "during Shutdown")
 	select {
 	case err := <-done:
 		t.Fatalf("Shutdown returned %v with a tunnel open", err)
@@ -293,12 +294,12 @@ func TestGoAway(t *testing.T) {
 // too.
 func TestCloseAfterGoAway(t *testing.T) {
 	p := &Protocol{}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, p)
+	d := newDialer(t, g.Addr)
 	s := open(t, d, "svc:1")
-	ping(t, s, "before")
+	testnet.Ping(t, s, "before")
 	p.Drain()
-	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
+	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
 	_ = d.Close()
 	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("after Close: %v, want a reset", err)
@@ -308,14 +309,14 @@ func TestCloseAfterGoAway(t *testing.T) {
 // TestRefusedStreamIsTriedElsewhere: a request that a proxy says it did not
 // look at goes to another connection before the caller hears of it.
 func TestRefusedStreamIsTriedElsewhere(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Streams: 1})
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Streams: 1})
+	d := newDialer(t, g.Addr)
 	d.Idle = time.Minute
 	first := open(t, d, "svc:1")
 	// Whether or not the proxy's limit is known by now.
 	second := open(t, d, "svc:1")
-	ping(t, first, "one")
-	ping(t, second, "two")
+	testnet.Ping(t, first, "one")
+	testnet.Ping(t, second, "two")
 	if n := d.Conns(); n != 2 {
 		t.Errorf("%d connections, want 2", n)
 	}
@@ -420,8 +421,8 @@ func TestFields(t *testing.T) {
 		return nil
 	}}
 	to := testnet.Echo(t).Addr()
-	g := serve(t, table{"*": to}, p)
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"*": to}, p)
+	d := newDialer(t, g.Addr)
 	answers := make(chan connect.Fields, 1)
 	d.Via, d.Authorization = "me", connect.BearerCredentials("t")
 	d.Header = func(context.Context, string) (connect.Fields, error) {
@@ -429,7 +430,7 @@ func TestFields(t *testing.T) {
 	}
 	d.Answer = func(_ context.Context, _ string, fields connect.Fields) { answers <- fields }
 	s := open(t, d, "10.0.0.1:8080")
-	ping(t, s, "x")
+	testnet.Ping(t, s, "x")
 	head := <-heads
 	for name, want := range map[string]string{"via": "2 me", "proxy-authorization": "Bearer t", "forwarded": `for="192.0.2.1:5"`} {
 		if got, n := head.Fields.Get(name); got != want || n != 1 {
@@ -448,17 +449,17 @@ func TestFields(t *testing.T) {
 // and is told.
 func TestPanicEndsOneTunnel(t *testing.T) {
 	to := testnet.Echo(t).Addr()
-	g := serve(t, panicky{table{"svc:1": to}}, &Protocol{})
-	d := newDialer(t, g.addr)
+	g := serve(t, panicky{tunneltest.Table{"svc:1": to}}, &Protocol{})
+	d := newDialer(t, g.Addr)
 	d.Parallel = 1
 	s := open(t, d, "svc:1")
-	ping(t, s, "before")
+	testnet.Ping(t, s, "before")
 	_, err := d.DialContext(t.Context(), "tcp", "panic:1")
 	if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != http2.ErrCodeInternal {
 		t.Errorf("got %v, want a reset with INTERNAL_ERROR", err)
 	}
-	ping(t, s, "after")
-	g.reason(t, tunnel.Internal)
+	testnet.Ping(t, s, "after")
+	g.Reason(t, tunnel.Internal)
 }
 
 // A panicky Resolver has a fault.

@@ -14,6 +14,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestExtended: an extended CONNECT goes to the hook, which says where to.
@@ -31,8 +32,8 @@ func TestExtended(t *testing.T) {
 		req.Name, req.Port = tunnel.MustParseName(strings.TrimPrefix(head.Path, "/")), 1
 		return ctx, nil
 	}}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, p)
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, p)
+	d := newDialer(t, g.Addr)
 	head := &Head{Protocol: "websocket", Scheme: "https", Path: "/svc", Authority: "gw:443"}
 	s, err := d.Open(t.Context(), head)
 	if err != nil {
@@ -40,7 +41,7 @@ func TestExtended(t *testing.T) {
 	}
 	defer s.Close()
 	_ = s.SetDeadline(time.Now().Add(patience))
-	ping(t, s, "x")
+	testnet.Ping(t, s, "x")
 	if got, _ := head.Answer.Get("a"); got != "b" || len(wrapped) != 1 {
 		t.Errorf("got fields %v and %d streams made into others, want a: b, and 1", head.Answer, len(wrapped))
 	}
@@ -49,7 +50,7 @@ func TestExtended(t *testing.T) {
 		"by the Handler": {Protocol: "websocket", Scheme: "https", Path: "/other", Authority: "gw:443"},
 	} {
 		_, err = d.Open(t.Context(), head)
-		if wantReason(t, err, tunnel.NoRoute); err == nil || !strings.Contains(err.Error(), "with status 418") {
+		if tunneltest.WantReason(t, err, tunnel.NoRoute); err == nil || !strings.Contains(err.Error(), "with status 418") {
 			t.Errorf("refused %s: got %v, want status 418", what, err)
 		}
 	}
@@ -57,11 +58,11 @@ func TestExtended(t *testing.T) {
 
 // TestExtendedFields: what no CONNECT may have, an extended one may not have.
 func TestExtendedFields(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Extended: func(ctx context.Context, req *tunnel.Request, _ *Head) (context.Context, error) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Extended: func(ctx context.Context, req *tunnel.Request, _ *Head) (context.Context, error) {
 		req.Name, req.Port = tunnel.MustParseName("svc"), 1
 		return ctx, nil
 	}})
-	r := rawClient(t, g.addr)
+	r := rawClient(t, g.Addr)
 	for i, c := range []struct {
 		name, value, status string
 	}{{"content-length", "0", "400"}, {"host", "other:1", "400"}, {"host", "svc:1", "200"}} {
@@ -77,16 +78,16 @@ func TestExtendedFields(t *testing.T) {
 // told from one that refuses.
 func TestNotSpoken(t *testing.T) {
 	head := &Head{Protocol: "websocket", Scheme: "https", Path: "/svc", Authority: "gw:443"}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
+	d := newDialer(t, g.Addr)
 	if _, err := d.Open(t.Context(), head); !errors.Is(err, ErrNotSpoken) {
 		t.Errorf("got %v from a proxy without extended CONNECT, want ErrNotSpoken", err)
 	}
-	ping(t, open(t, d, "svc:1"), "x") // on the same connection
+	testnet.Ping(t, open(t, d, "svc:1"), "x") // on the same connection
 	if n := d.Conns(); n != 1 {
 		t.Errorf("got %d connections, want 1", n)
 	}
-	want11 := backend(t, func(c net.Conn) {
+	want11 := testnet.Service(t, func(c net.Conn) {
 		r := newRaw(t, c)
 		_, _ = io.ReadFull(c, make([]byte, len(preface)))
 		_ = r.fr.WriteSettings(http2.Setting{ID: http2.SettingEnableConnectProtocol, Val: 1})
@@ -98,9 +99,9 @@ func TestNotSpoken(t *testing.T) {
 	if _, err := newDialer(t, want11).Open(t.Context(), head); !errors.Is(err, ErrNotSpoken) {
 		t.Errorf("got %v from a proxy that wants HTTP/1.1, want ErrNotSpoken", err)
 	}
-	mute := backend(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	mute := testnet.Service(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	d = newDialer(t, mute)
 	d.Wait = 10 * time.Millisecond
 	_, err := d.Open(t.Context(), head)
-	wantReason(t, err, tunnel.DialTimeout)
+	tunneltest.WantReason(t, err, tunnel.DialTimeout)
 }

@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestFloods sends frames that cost the sender less than the receiver until
@@ -116,7 +117,7 @@ func TestFloods(t *testing.T) {
 			if strings.Contains(c.name, "CVE-2023-45288") {
 				want = tunnel.TooLarge // the limit of a block comes first
 			}
-			wantReason(t, <-ended, want)
+			tunneltest.WantReason(t, <-ended, want)
 		})
 	}
 }
@@ -124,31 +125,31 @@ func TestFloods(t *testing.T) {
 // TestFloodHarmsNobodyElse: a connection that floods ends, and the one beside
 // it does not notice.
 func TestFloodHarmsNobodyElse(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
-	bystander := open(t, newDialer(t, g.addr), "svc:1")
-	r := rawClient(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
+	bystander := open(t, newDialer(t, g.Addr), "svc:1")
+	r := rawClient(t, g.Addr)
 	r.mum = true
 	heard := make(chan answer, 1)
 	go func() { heard <- r.answer(0) }()
 	for r.fr.WritePing(false, [8]byte{}) == nil {
-		ping(t, bystander, "still here")
+		testnet.Ping(t, bystander, "still here")
 	}
 	_ = r.Close()
 	<-heard
-	g.reason(t, tunnel.Flood)
-	ping(t, bystander, "and after")
+	g.Reason(t, tunnel.Flood)
+	testnet.Ping(t, bystander, "and after")
 }
 
 // TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
 // tunnels, and aborts some.
 func TestHonestTrafficIsNoFlood(t *testing.T) {
 	to := testnet.Echo(t).Addr()
-	g := serve(t, table{"svc:1": to}, &Protocol{})
-	d := newDialer(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc:1": to}, &Protocol{})
+	d := newDialer(t, g.Addr)
 	d.Parallel = 1
 	c := open(t, d, "svc:1")
 	for i := range 3000 {
-		ping(t, c, "x")
+		testnet.Ping(t, c, "x")
 		if i%2 == 0 {
 			s := open(t, d, "svc:1")
 			if i%40 == 0 {
@@ -167,9 +168,7 @@ func TestHonestTrafficIsNoFlood(t *testing.T) {
 	if n := d.Conns(); n != 1 {
 		t.Errorf("%d connections", n)
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, o := range g.outcomes {
+	for _, o := range g.Outcomes() {
 		if o.Reason != tunnel.Done && o.Reason != tunnel.Reset {
 			t.Errorf("outcome %s, %v", o.Reason, o.Err)
 		}

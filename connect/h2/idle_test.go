@@ -7,6 +7,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestIdleStreamsHoldLittle: a stream at rest is its struct and its place in
@@ -41,11 +42,11 @@ func TestIdleStreamsHoldLittle(t *testing.T) {
 		ends = append(ends, a, b)
 	}
 	conns := 0
-	until(t, "the writers are done", func() bool {
+	testnet.Eventually(t, patience, func() bool {
 		_, now := measure()
 		conns = (now - goroutines) / 4 // a reader and a writer on either side
 		return now-goroutines < 30
-	})
+	}, "the writers are done")
 	after, _ := measure()
 	each := (int64(after) - int64(heap)) / (2 * n)
 	t.Logf("%d bytes a stream and side, of them %d the struct; %d more connections", each, unsafe.Sizeof(Stream{}), conns)
@@ -56,8 +57,8 @@ func TestIdleStreamsHoldLittle(t *testing.T) {
 }
 
 func BenchmarkBulk(b *testing.B) {
-	g := serve(b, table{"svc:1": testnet.Echo(b).Addr()}, &Protocol{})
-	s := open(b, newDialer(b, g.addr), "svc:1")
+	g := serve(b, tunneltest.Table{"svc:1": testnet.Echo(b).Addr()}, &Protocol{})
+	s := open(b, newDialer(b, g.Addr), "svc:1")
 	buf := make([]byte, 64<<10)
 	b.SetBytes(int64(len(buf)))
 	go func() {

@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -17,7 +18,7 @@ func pipes(t *testing.T, p *Protocol) tunneltest.MakePipe {
 
 // pipesOver is pipes over the path that leads to an address.
 func pipesOver(t *testing.T, p *Protocol, path func(addr string) string) tunneltest.MakePipe {
-	ln := listen(t)
+	ln := testnet.Listen(t)
 	accepted := make(chan tunnel.Stream)
 	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
 		s, err := req.Accept()
@@ -71,7 +72,7 @@ func backendServe(t testing.TB, ln net.Listener, p tunnel.Protocol, h tunnel.Han
 		_ = ln.Close()
 		cancel()
 		<-done
-		until(t, "the connections end", func() bool { return len(conns) == 0 })
+		testnet.Eventually(t, patience, func() bool { return len(conns) == 0 }, "the connections end")
 	})
 }
 
@@ -82,11 +83,11 @@ func TestStream(t *testing.T) {
 // TestDialer runs the suite through a whole gateway.
 func TestDialer(t *testing.T) {
 	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
-		closed := listen(t)
+		closed := testnet.Listen(t)
 		_ = closed.Close()
-		g := serve(t, table{"svc:1": backend.Addr().String(), "closed:1": closed.Addr().String()}, &Protocol{})
+		g := serve(t, tunneltest.Table{"svc:1": backend.Addr().String(), "closed:1": closed.Addr().String()}, &Protocol{})
 		return tunneltest.Dialer{
-			Dialer: newDialer(t, g.addr), Addr: "svc:1",
+			Dialer: newDialer(t, g.Addr), Addr: "svc:1",
 			Refused: map[string]tunnel.Reason{"nobody:1": tunnel.NoRoute, "closed:1": tunnel.DialFailed, "svc:0": tunnel.BadRequest},
 		}
 	}, tunneltest.Options{})

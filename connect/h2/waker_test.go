@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestWakeRead: what would end a Read wakes who waits for that, once.
@@ -60,9 +62,9 @@ func TestWakeRead(t *testing.T) {
 // socket, has none of the gateway's; and whatever happens then is carried.
 func TestIdleTunnelsHoldNoGoroutine(t *testing.T) {
 	const n = 60
-	ln := listen(t)
-	g := serve(t, table{"svc:1": ln.Addr().String()}, &Protocol{})
-	d := newDialer(t, g.addr)
+	ln := testnet.Listen(t)
+	g := serve(t, tunneltest.Table{"svc:1": ln.Addr().String()}, &Protocol{})
+	d := newDialer(t, g.Addr)
 	d.Idle, d.Parallel = time.Minute, 1
 	pair := func() (*Stream, *net.TCPConn) {
 		s := open(t, d, "svc:1")
@@ -79,7 +81,7 @@ func TestIdleTunnelsHoldNoGoroutine(t *testing.T) {
 	streams, conns := make([]*Stream, n), make([]*net.TCPConn, n)
 	atRest := func(when string) {
 		t.Helper()
-		until(t, "no goroutine for "+when, func() bool { return runtime.NumGoroutine() <= base+5 })
+		testnet.Eventually(t, patience, func() bool { return runtime.NumGoroutine() <= base+5 }, "%s", "no goroutine for "+when)
 	}
 	for i := range streams {
 		streams[i], conns[i] = pair()
@@ -120,7 +122,7 @@ func TestIdleTunnelsHoldNoGoroutine(t *testing.T) {
 				t.Errorf("got %q, %v, want a reset", got, err)
 			}
 		case 5: // by an operator
-			killed := g.relay.EndFunc(tunnel.Killed, func(v *tunnel.Live) bool { return v.In == 4 && v.Out == 4 && !v.HalfClosed })
+			killed := g.Relay.EndFunc(tunnel.Killed, func(v *tunnel.Live) bool { return v.In == 4 && v.Out == 4 && !v.HalfClosed })
 			if i == 5 && killed == 0 {
 				t.Error("no tunnel was there to be killed")
 			}

@@ -13,6 +13,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestWindowsGrowWithUse: over a path of 100 ms the window of a stream whose
@@ -46,18 +47,18 @@ func TestWindowsGrowWithUse(t *testing.T) {
 		t.Errorf("a window of %d bytes, %d grown in all, and one of %d for a stream that moved nothing", window, grown, others)
 	}
 	_, _ = a.Close(), b.Close()
-	until(t, "the room is given back", func() bool {
+	testnet.Eventually(t, patience, func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.grown == 0
-	})
+	}, "the room is given back")
 	_ = idle.Close()
 }
 
 // slowPath leads to addr, and takes the given time for each way. It returns
 // its address.
 func slowPath(t *testing.T, addr string, delay time.Duration) string {
-	return backend(t, func(near net.Conn) {
+	return testnet.Service(t, func(near net.Conn) {
 		far, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Error(err)
@@ -105,11 +106,11 @@ func TestSlowReadersGetNoLargerWindow(t *testing.T) {
 	go func() { _, _ = a.Write(make([]byte, 1<<20)) }()
 	to := b.(*Stream)
 	for range 100 {
-		until(t, "the window is used up", func() bool {
+		testnet.Eventually(t, patience, func() bool {
 			to.c.mu.Lock()
 			defer to.c.mu.Unlock()
 			return to.credit == 0 || to.in.size >= streamWindow/2
-		})
+		}, "the window is used up")
 		_, _ = b.Read(make([]byte, 1000))
 	}
 	to.c.mu.Lock()
@@ -134,17 +135,17 @@ func TestTLS(t *testing.T) {
 		_ = s.Close()
 	})
 	for _, alpn := range []string{"h2", "http/1.1"} {
-		ln := tls.NewListener(listen(t), &tls.Config{Certificates: web.TLS.Certificates, NextProtos: []string{alpn}})
+		ln := tls.NewListener(testnet.Listen(t), &tls.Config{Certificates: web.TLS.Certificates, NextProtos: []string{alpn}})
 		backendServe(t, ln, &Protocol{}, h)
 		d := newDialer(t, ln.Addr().String())
 		d.TLS = client
 		if alpn != "h2" {
 			_, err := d.DialContext(t.Context(), "tcp", "svc:1")
-			wantReason(t, err, tunnel.DialFailed)
+			tunneltest.WantReason(t, err, tunnel.DialFailed)
 			continue
 		}
 		s := open(t, d, "svc:1")
-		ping(t, s, "over TLS")
+		testnet.Ping(t, s, "over TLS")
 		_ = s.CloseWrite()
 		if _, err := s.Read(make([]byte, 1)); err != io.EOF {
 			t.Errorf("got %v, want io.EOF", err)

@@ -14,6 +14,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 var connectSvc = []string{":method", "CONNECT", ":authority", "svc:1"}
@@ -24,10 +25,10 @@ func with(more ...string) []string { return append(append([]string(nil), connect
 // request that is refused ends its stream and nothing else.
 func TestBadRequests(t *testing.T) {
 	dials := make(chan struct{}, 100)
-	to := backend(t, func(c net.Conn) { dials <- struct{}{}; echo(c) })
-	closed := listen(t)
+	to := testnet.Service(t, func(c net.Conn) { dials <- struct{}{}; _, _ = io.Copy(c, c) })
+	closed := testnet.Listen(t)
 	_ = closed.Close()
-	routes := table{"svc:1": to, "closed:1": closed.Addr().String()}
+	routes := tunneltest.Table{"svc:1": to, "closed:1": closed.Addr().String()}
 	auth := &connect.BasicAuth{Verify: connect.Passwords(map[string]string{"alice": "secret"})}
 	for _, c := range []struct {
 		name   string
@@ -103,7 +104,7 @@ func TestBadRequests(t *testing.T) {
 					t.Errorf("no %s field in %v", c.extra, a.fields)
 				}
 			}
-			o := g.reason(t, c.reason)
+			o := g.Reason(t, c.reason)
 			if o.Proto != "connect-h3" || o.Err == nil || strings.Contains(o.Err.Error(), "secret") || !o.Source.IsValid() || o.Listener != g.addr {
 				t.Errorf("outcome %+v", o)
 			}
@@ -125,7 +126,7 @@ func TestBadRequests(t *testing.T) {
 
 // TestAuthorities has the spellings that resolvers do not agree on.
 func TestAuthorities(t *testing.T) {
-	g := serve(t, table{}, &Server{})
+	g := serve(t, tunneltest.Table{}, &Server{})
 	r := rawClient(t, g.addr)
 	for _, authority := range []string{
 		"svc", "svc:", "svc:0", "svc:65536", "svc:080", "svc:http", "user@svc:1", "user:pw@svc:1", "svc:1/", "http://svc:1",
@@ -290,17 +291,17 @@ func TestBadConnections(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			how := make(chan error, 1)
-			to := backend(t, func(c net.Conn) {
+			to := testnet.Service(t, func(c net.Conn) {
 				_, err := io.Copy(io.Discard, c)
 				how <- err
 			})
-			g := serve(t, table{"svc:1": to}, &Server{})
+			g := serve(t, tunneltest.Table{"svc:1": to}, &Server{})
 			r := rawClient(t, g.addr)
 			c.send(r)
 			if code := r.ended(); code != c.code {
 				t.Errorf("the connection ended with %v, want %v", code, c.code)
 			}
-			o := g.outcome(t, "of the connection", func(o *tunnel.Outcome) bool { return o.Reason == c.reason })
+			o := g.Find(t, "of the connection", func(o *tunnel.Outcome) bool { return o.Reason == c.reason })
 			if o.Proto != "connect-h3" {
 				t.Errorf("outcome of %q", o.Proto)
 			}
@@ -324,7 +325,7 @@ func orEOF(err error) error {
 // TestWhatIsIgnored: RFC 9114 has extensions be nothing, and a peer may have a
 // dynamic table of its own.
 func TestWhatIsIgnored(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
 	r := rawClient(t, g.addr)
 	r.uni(append(appendSettings([]byte{streamControl}), varints(0x21, 1, 0, frameGoAway, 1, 0, frameMaxPushID, 1, 7, framePriorityUpdate, 1, 0)...))
 	r.uni(append(varints(streamEncoder), 0x20))
@@ -349,38 +350,34 @@ func TestWhatIsIgnored(t *testing.T) {
 
 // TestBytesAfterARefusal: what follows a refused head is no request.
 func TestBytesAfterARefusal(t *testing.T) {
-	g := serve(t, table{}, &Server{})
+	g := serve(t, tunneltest.Table{}, &Server{})
 	r := rawClient(t, g.addr)
 	s := r.open(append(headOf(":method", "CONNECT", ":authority", "nobody:1"), headOf(connectSvc...)...))
 	s.data(strings.Repeat("CONNECT svc:1 HTTP/1.1\r\nHost: svc:1\r\n\r\n", 10))
 	if a := s.answer(); a.status != 403 || !a.end {
 		t.Errorf("got %+v, want 403", a)
 	}
-	until(t, "the client is told to stop", func() bool { _, err := s.qs.Write(make([]byte, 1000)); return err != nil })
+	testnet.Eventually(t, patience, func() bool { _, err := s.qs.Write(make([]byte, 1000)); return err != nil }, "the client is told to stop")
 	if a := r.request(":method", "CONNECT", ":authority", "nobody:1").answer(); a.status != 403 {
 		t.Errorf("got %+v, want 403", a)
 	}
-	until(t, "both are told of", func() bool {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return len(g.outcomes) == 2
-	})
+	testnet.Eventually(t, patience, func() bool { return len(g.Outcomes()) == 2 }, "both are told of")
 }
 
 // TestServerTimes has the time limits of a server's connection.
 func TestServerTimes(t *testing.T) {
 	t.Parallel()
 	t.Run("no request", func(t *testing.T) {
-		g := serve(t, table{}, &Server{Limits: tunnel.Limits{FirstByte: 50 * time.Millisecond, NewPerSource: -1}})
+		g := serve(t, tunneltest.Table{}, &Server{Limits: tunnel.Limits{FirstByte: 50 * time.Millisecond, NewPerSource: -1}})
 		r := rawClient(t, g.addr)
 		r.begin()
 		if code := r.ended(); code != NoError {
 			t.Errorf("got %v", code)
 		}
-		g.reason(t, tunnel.HelloTimeout)
+		g.Reason(t, tunnel.HelloTimeout)
 	})
 	t.Run("no tunnel for long", func(t *testing.T) {
-		g := serve(t, table{}, &Server{Idle: 50 * time.Millisecond})
+		g := serve(t, tunneltest.Table{}, &Server{Idle: 50 * time.Millisecond})
 		r := rawClient(t, g.addr)
 		r.request(":method", "CONNECT", ":authority", "nobody:1").answer()
 		if code := r.ended(); code != NoError {
@@ -388,7 +385,7 @@ func TestServerTimes(t *testing.T) {
 		}
 	})
 	t.Run("a head that is not complete", func(t *testing.T) {
-		g := serve(t, table{}, &Server{})
+		g := serve(t, tunneltest.Table{}, &Server{})
 		r := rawClient(t, g.addr)
 		b := headOf(connectSvc...)
 		start := time.Now()
@@ -396,7 +393,7 @@ func TestServerTimes(t *testing.T) {
 		if took := time.Since(start); a.status != 408 || took < headTime || took > headTime+2*time.Second {
 			t.Errorf("after %v: got %+v, want 408", took, a)
 		}
-		g.reason(t, tunnel.HelloTimeout)
+		g.Reason(t, tunnel.HelloTimeout)
 	})
 }
 
@@ -404,7 +401,7 @@ func TestServerTimes(t *testing.T) {
 // is served.
 func TestDrainRejects(t *testing.T) {
 	srv := &Server{}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, srv)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, srv)
 	r := rawClient(t, g.addr)
 	r.begin()
 	s := r.request(connectSvc...)
@@ -439,5 +436,5 @@ func TestDrainRejects(t *testing.T) {
 	// Nobody else is let in.
 	d := newDialer(t, g.addr)
 	_, err = d.DialContext(t.Context(), "tcp", "svc:1")
-	wantReason(t, err, tunnel.DialFailed)
+	tunneltest.WantReason(t, err, tunnel.DialFailed)
 }

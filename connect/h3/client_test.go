@@ -16,12 +16,13 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestThousandStreams has 1,000 tunnels open at once, through a gateway that
 // takes 100 on each connection.
 func TestThousandStreams(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
 	d := newDialer(t, g.addr)
 	d.Idle = time.Minute
 	var wg sync.WaitGroup
@@ -87,7 +88,7 @@ func TestStalledStreams(t *testing.T) {
 	worst := time.Duration(0)
 	for range 200 {
 		start := time.Now()
-		ping(t, small, "hello")
+		testnet.Ping(t, small, "hello")
 		worst = max(worst, time.Since(start))
 	}
 	if worst > time.Second {
@@ -149,7 +150,7 @@ func TestEndAfterACutWrite(t *testing.T) {
 			t.Errorf("%s: the other side saw %v, want a reset", name, err)
 		}
 		_ = other.SetDeadline(time.Now().Add(patience))
-		ping(t, other, name)
+		testnet.Ping(t, other, name)
 		stop()
 	}
 }
@@ -158,7 +159,7 @@ func TestEndAfterACutWrite(t *testing.T) {
 // and an abort an abort, in both directions.
 func TestEndsThroughAGateway(t *testing.T) {
 	b := testnet.NewBackend(t)
-	g := serve(t, table{"svc:1": b.Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": b.Addr()}, &Server{})
 	d := newDialer(t, g.addr)
 	dial := b.Through(func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", "svc:1") }, nil)
 	testnet.TestEndings(t, dial, testnet.Transparent())
@@ -176,13 +177,13 @@ func TestEndsThroughAGateway(t *testing.T) {
 	}
 	close(seeds)
 	wg.Wait()
-	until(t, "the tunnels end", func() bool { return g.relay.Open() == 0 })
+	testnet.Eventually(t, patience, func() bool { return g.relay.Open() == 0 }, "the tunnels end")
 }
 
 // TestLostConnection: what is on a connection that is lost is aborted.
 func TestLostConnection(t *testing.T) {
 	how := make(chan error, 1)
-	g := serve(t, table{"svc:1": backend(t, func(c net.Conn) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))
 		_, err := c.Read(make([]byte, 1))
 		how <- err
@@ -226,7 +227,7 @@ func TestCodes(t *testing.T) {
 func TestGoAway(t *testing.T) {
 	s1, s2 := &Server{}, &Server{}
 	to := testnet.Echo(t).Addr()
-	g1, g2 := serve(t, table{"svc:1": to}, s1), serve(t, table{"svc:1": to}, s2)
+	g1, g2 := serve(t, tunneltest.Table{"svc:1": to}, s1), serve(t, tunneltest.Table{"svc:1": to}, s2)
 	addr := g1.addr
 	d := newDialer(t, "gw.test:1")
 	d.Idle = time.Minute
@@ -241,17 +242,17 @@ func TestGoAway(t *testing.T) {
 		return redirected{pc, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr))}, err
 	}
 	s := open(t, d, "svc:1")
-	ping(t, s, "before")
+	testnet.Ping(t, s, "before")
 	mu.Lock()
 	addr = g2.addr
 	mu.Unlock()
 	s1.Drain()
-	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
-	ping(t, s, "after GOAWAY")
-	ping(t, open(t, d, "svc:1"), "elsewhere")
+	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
+	testnet.Ping(t, s, "after GOAWAY")
+	testnet.Ping(t, open(t, d, "svc:1"), "elsewhere")
 	done := make(chan error, 1)
 	go func() { done <- s1.Shutdown(t.Context()) }()
-	ping(t, s, "during Shutdown")
+	testnet.Ping(t, s, "during Shutdown")
 	select {
 	case err := <-done:
 		t.Fatalf("Shutdown returned %v with a tunnel open", err)
@@ -272,12 +273,12 @@ func TestGoAway(t *testing.T) {
 // too.
 func TestCloseAfterGoAway(t *testing.T) {
 	srv := &Server{}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, srv)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, srv)
 	d := newDialer(t, g.addr)
 	s := open(t, d, "svc:1")
-	ping(t, s, "before")
+	testnet.Ping(t, s, "before")
 	srv.Drain()
-	until(t, "the connection left the pool", func() bool { return d.Conns() == 0 })
+	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
 	_ = d.Close()
 	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("after Close: %v, want a reset", err)
@@ -297,13 +298,13 @@ func (r redirected) WriteTo(p []byte, _ net.Addr) (int, error) { return r.Packet
 // says it did not look at, goes to another connection before the caller hears
 // of it.
 func TestRefusedStreamIsTriedElsewhere(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{Streams: 1})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Streams: 1})
 	d := newDialer(t, g.addr)
 	d.Idle = time.Minute
 	first := open(t, d, "svc:1")
 	second := open(t, d, "svc:1")
-	ping(t, first, "one")
-	ping(t, second, "two")
+	testnet.Ping(t, first, "one")
+	testnet.Ping(t, second, "two")
 	if n := d.Conns(); n != 2 {
 		t.Errorf("%d connections, want 2", n)
 	}
@@ -331,11 +332,11 @@ func TestRejectedStreamIsTriedElsewhere(t *testing.T) {
 // TestDeadPeerIsFound: a connection that is silent ends, and what is on it is
 // reset.
 func TestDeadPeerIsFound(t *testing.T) {
-	r := newRelay(t, serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{}).addr)
+	r := newRelay(t, serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{}).addr)
 	d := newDialer(t, r.addr)
 	d.Ping, d.Pong = 100*time.Millisecond, 300*time.Millisecond
 	s := open(t, d, "svc:1")
-	ping(t, s, "x")
+	testnet.Ping(t, s, "x")
 	r.silence.Store(true)
 	start := time.Now()
 	_, err := s.Read(make([]byte, 1))
@@ -380,7 +381,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 				}
 			}()
 			_, err := d.DialContext(t.Context(), "tcp", "svc:1")
-			wantReason(t, err, c.want)
+			tunneltest.WantReason(t, err, c.want)
 		})
 	}
 }
@@ -389,7 +390,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 // seen.
 func TestFields(t *testing.T) {
 	heads := make(chan *Head, 1)
-	g := serve(t, table{"*": testnet.Echo(t).Addr()}, &Server{Head: func(_ context.Context, req *tunnel.Request, head *Head) error {
+	g := serve(t, tunneltest.Table{"*": testnet.Echo(t).Addr()}, &Server{Head: func(_ context.Context, req *tunnel.Request, head *Head) error {
 		head.Answer = connect.Fields{{Name: "Baggage", Value: "of=server"}}
 		req.Peer = tunnel.Peer{ID: "x", Method: "test"}
 		heads <- head
@@ -403,7 +404,7 @@ func TestFields(t *testing.T) {
 	}
 	d.Answer = func(_ context.Context, _ string, fields connect.Fields) { answers <- fields }
 	s := open(t, d, "10.0.0.1:8080")
-	ping(t, s, "x")
+	testnet.Ping(t, s, "x")
 	head := <-heads
 	for name, want := range map[string]string{"via": "3 me", "proxy-authorization": "Bearer t", "forwarded": `for="192.0.2.1:5"`} {
 		if got, n := head.Fields.Get(name); got != want || n != 1 {
@@ -421,18 +422,18 @@ func TestFields(t *testing.T) {
 // TestTLSIsChecked: a proxy with another name, or with another protocol, is
 // none.
 func TestTLSIsChecked(t *testing.T) {
-	g := serve(t, table{}, &Server{})
+	g := serve(t, tunneltest.Table{}, &Server{})
 	d := newDialer(t, g.addr)
 	d.TLS.ServerName = "other.test"
 	_, err := d.DialContext(t.Context(), "tcp", "svc:1")
-	wantReason(t, err, tunnel.DialFailed)
-	g.reason(t, tunnel.BadHello)
+	tunneltest.WantReason(t, err, tunnel.DialFailed)
+	g.Reason(t, tunnel.BadHello)
 }
 
 // TestListenMayRefuse: the address of the proxy is looked at before anything is
 // sent there, and every address in turn.
 func TestListenMayRefuse(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
 	to := netip.MustParseAddrPort(g.addr)
 	d := newDialer(t, net.JoinHostPort("gw.test", g.addr[len("127.0.0.1:"):]))
 	d.Lookup = func(context.Context, string) ([]netip.Addr, error) {
@@ -446,7 +447,7 @@ func TestListenMayRefuse(t *testing.T) {
 		}
 		return Listen(ctx, to)
 	}
-	ping(t, open(t, d, "svc:1"), "x")
+	testnet.Ping(t, open(t, d, "svc:1"), "x")
 	if len(asked) != 2 || asked[1] != to {
 		t.Errorf("asked for %v", asked)
 	}
@@ -456,23 +457,23 @@ func TestListenMayRefuse(t *testing.T) {
 		return nil, tunnel.Refusef(tunnel.Prohibited, "%s is not to be dialed", to)
 	}
 	_, err := d.DialContext(t.Context(), "tcp", "svc:1")
-	wantReason(t, err, tunnel.Prohibited)
+	tunneltest.WantReason(t, err, tunnel.Prohibited)
 }
 
 // TestPanicEndsOneTunnel: a fault in the Handler ends the stream it was about,
 // and is told.
 func TestPanicEndsOneTunnel(t *testing.T) {
-	g := serve(t, panicky{table{"svc:1": testnet.Echo(t).Addr()}}, &Server{})
+	g := serve(t, panicky{tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}}, &Server{})
 	d := newDialer(t, g.addr)
 	d.Parallel = 1
 	s := open(t, d, "svc:1")
-	ping(t, s, "before")
+	testnet.Ping(t, s, "before")
 	_, err := d.DialContext(t.Context(), "tcp", "panic:1")
 	if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != InternalError {
 		t.Errorf("got %v, want a reset with H3_INTERNAL_ERROR", err)
 	}
-	ping(t, s, "after")
-	g.reason(t, tunnel.Internal)
+	testnet.Ping(t, s, "after")
+	g.Reason(t, tunnel.Internal)
 }
 
 // A panicky Resolver has a fault.
@@ -490,7 +491,7 @@ func (p panicky) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route
 func TestCutAfterItsEnd(t *testing.T) {
 	ended, done := make(chan error, 1), make(chan struct{})
 	defer close(done)
-	g := serve(t, table{"svc:1": backend(t, func(c net.Conn) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, func(c net.Conn) {
 		_, err := io.ReadAll(c)
 		ended <- err
 		<-done
@@ -501,5 +502,5 @@ func TestCutAfterItsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = s.c.qc.CloseWithError(0, "")
-	g.reason(t, tunnel.Reset)
+	g.Reason(t, tunnel.Reset)
 }

@@ -8,6 +8,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestFloods sends what costs the sender less than the receiver until the
@@ -43,7 +44,7 @@ func TestFloods(t *testing.T) {
 		{"unknown frames before a request", func(r *raw) *rawStream { return r.open(nil) }, func(_ *raw, s *rawStream) error { _, err := s.qs.Write(varints(0x21, 0)); return err }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := serve(t, table{"svc:1": testnet.Discard(t).Addr()}, &Server{})
+			g := serve(t, tunneltest.Table{"svc:1": testnet.Discard(t).Addr()}, &Server{})
 			r := rawClient(t, g.addr)
 			control := r.begin()
 			var s *rawStream
@@ -64,11 +65,9 @@ func TestFloods(t *testing.T) {
 			if code := r.ended(); code != ExcessiveLoad {
 				t.Errorf("the connection ended with %v, want H3_EXCESSIVE_LOAD", code)
 			}
-			g.reason(t, tunnel.Flood)
-			g.mu.Lock()
-			defer g.mu.Unlock()
+			g.Reason(t, tunnel.Flood)
 			most := connect.MeterBudget + int(time.Since(start).Seconds()*connect.MeterRefill) + 500
-			if n := len(g.outcomes); n > most {
+			if n := len(g.Outcomes()); n > most {
 				t.Errorf("%d requests got through, want at most %d", n, most)
 			}
 		})
@@ -102,26 +101,26 @@ func tunnelOf(r *raw) *rawStream {
 // TestFloodHarmsNobodyElse: a connection that floods ends, and the one beside
 // it does not notice.
 func TestFloodHarmsNobodyElse(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
 	bystander := open(t, newDialer(t, g.addr), "svc:1")
 	r := rawClient(t, g.addr)
 	for r.try(headOf(connectSvc...), true) == nil {
-		ping(t, bystander, "still here")
+		testnet.Ping(t, bystander, "still here")
 	}
-	g.reason(t, tunnel.Flood)
-	ping(t, bystander, "and after")
+	g.Reason(t, tunnel.Flood)
+	testnet.Ping(t, bystander, "and after")
 }
 
 // TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
 // tunnels, and aborts some.
 func TestHonestTrafficIsNoFlood(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
 	d := newDialer(t, g.addr)
 	d.Parallel = 1
 	c := open(t, d, "svc:1")
 	for i := range 3000 {
 		_ = c.SetDeadline(time.Now().Add(patience))
-		ping(t, c, "x")
+		testnet.Ping(t, c, "x")
 		if i%2 == 0 {
 			s := open(t, d, "svc:1")
 			if i%40 == 0 {
@@ -140,9 +139,7 @@ func TestHonestTrafficIsNoFlood(t *testing.T) {
 	if n := d.Conns(); n != 1 {
 		t.Errorf("%d connections", n)
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, o := range g.outcomes {
+	for _, o := range g.Outcomes() {
 		if o.Reason != tunnel.Done && o.Reason != tunnel.Reset && o.Reason != tunnel.Gone && o.Reason != tunnel.Drain {
 			t.Errorf("outcome %s, %v", o.Reason, o.Err)
 		}

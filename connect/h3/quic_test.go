@@ -18,6 +18,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestMigration: a client whose port changes keeps its tunnels, with what was
@@ -25,12 +26,12 @@ import (
 func TestMigration(t *testing.T) {
 	sources := make(chan netip.AddrPort, 10)
 	srv := &Server{Head: func(_ context.Context, req *tunnel.Request, _ *Head) error { sources <- req.Source; return nil }}
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, srv)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, srv)
 	r := newRelay(t, g.addr)
 	d := newDialer(t, r.addr)
 	d.Idle = time.Minute
 	s := open(t, d, "svc:1")
-	ping(t, s, "before")
+	testnet.Ping(t, s, "before")
 	want := random(4<<20, 1)
 	go func() { _, _ = s.Write(want) }()
 	got := make([]byte, len(want))
@@ -44,7 +45,7 @@ func TestMigration(t *testing.T) {
 		t.Error("other bytes came back than were sent")
 	}
 	first := <-sources
-	ping(t, open(t, d, "svc:1"), "a new tunnel on the old connection")
+	testnet.Ping(t, open(t, d, "svc:1"), "a new tunnel on the old connection")
 	if second := <-sources; second == first || second.Addr() != first.Addr() {
 		t.Errorf("the source was %v and is %v, want another port", first, second)
 	}
@@ -58,7 +59,7 @@ func TestMigration(t *testing.T) {
 // than it sent.
 func TestUnprovenAddresses(t *testing.T) {
 	t.Parallel()
-	g := serve(t, table{}, &Server{})
+	g := serve(t, tunneltest.Table{}, &Server{})
 	// Each has a connection id of its own.
 	changed := func(change func(p []byte) []byte) func(*testing.T) [][]byte {
 		return func(t *testing.T) [][]byte { return [][]byte{change(firstPackets(t, 1)[0])} }
@@ -145,7 +146,7 @@ func firstPackets(t *testing.T, n int) [][]byte {
 // served.
 func TestRetry(t *testing.T) {
 	t.Parallel()
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
 	half := func() int {
 		g.srv.mu.Lock()
 		defer g.srv.mu.Unlock()
@@ -156,7 +157,7 @@ func TestRetry(t *testing.T) {
 		if _, err := socket(t).WriteTo(firstPackets(t, 1)[0], to); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the handshake begins", func() bool { return half() == i+1 })
+		testnet.Eventually(t, patience, func() bool { return half() == i+1 }, "the handshake begins")
 	}
 	pc := socket(t)
 	packet := firstPackets(t, 1)[0]
@@ -170,10 +171,10 @@ func TestRetry(t *testing.T) {
 	if n := half(); n != retryFromSource {
 		t.Errorf("%d unfinished handshakes, want %d: a Retry costs none", n, retryFromSource)
 	}
-	ping(t, open(t, newDialer(t, g.addr), "svc:1"), "let in after a Retry")
+	testnet.Ping(t, open(t, newDialer(t, g.addr), "svc:1"), "let in after a Retry")
 	// What does not go on is forgotten, and told of.
-	g.reason(t, tunnel.HelloTimeout)
-	until(t, "the handshakes are given up", func() bool { return half() == 0 })
+	g.Reason(t, tunnel.HelloTimeout)
+	testnet.Eventually(t, patience, func() bool { return half() == 0 }, "the handshakes are given up")
 }
 
 // TestLimits: a source has its share of handshakes and connections.
@@ -185,23 +186,23 @@ func TestLimits(t *testing.T) {
 		"of a source":     {HalfOpenPerSource: 1, NewPerSource: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{Limits: limits})
+			g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Limits: limits})
 			d := newDialer(t, g.addr)
 			if limits.OpenPerSource+limits.NewPerSource > 0 {
 				d.Idle = time.Minute
-				ping(t, open(t, d, "svc:1"), "the first")
+				testnet.Ping(t, open(t, d, "svc:1"), "the first")
 			} else {
 				to, _ := net.ResolveUDPAddr("udp", g.addr)
 				_, _ = socket(t).WriteTo(firstPackets(t, 1)[0], to)
-				until(t, "a handshake begins", func() bool {
+				testnet.Eventually(t, patience, func() bool {
 					g.srv.mu.Lock()
 					defer g.srv.mu.Unlock()
 					return g.srv.gate.half == 1
-				})
+				}, "a handshake begins")
 			}
 			_, err := newDialer(t, g.addr).DialContext(t.Context(), "tcp", "svc:1")
-			wantReason(t, err, tunnel.DialFailed)
-			g.reason(t, tunnel.Overload)
+			tunneltest.WantReason(t, err, tunnel.DialFailed)
+			g.Reason(t, tunnel.Overload)
 		})
 	}
 }
@@ -209,19 +210,19 @@ func TestLimits(t *testing.T) {
 // TestMemoryIsFull: nobody is let in while it is.
 func TestMemoryIsFull(t *testing.T) {
 	b := new(tunnel.Budget)
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{Budget: b})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Budget: b})
 	b.Press(tunnel.Full)
 	_, err := newDialer(t, g.addr).DialContext(t.Context(), "tcp", "svc:1")
-	wantReason(t, err, tunnel.DialFailed)
-	g.reason(t, tunnel.Overload)
+	tunneltest.WantReason(t, err, tunnel.DialFailed)
+	g.Reason(t, tunnel.Overload)
 	b.Press(tunnel.Calm)
-	ping(t, open(t, newDialer(t, g.addr), "svc:1"), "again")
+	testnet.Ping(t, open(t, newDialer(t, g.addr), "svc:1"), "again")
 }
 
 // TestNoEarlyData: a client that would send its request before the handshake is
 // complete gets no ticket to do it with, whatever the TLS configuration says.
 func TestNoEarlyData(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
 	cfg := clientTLS()
 	cfg.NextProtos = []string{"h3"}
 	cache := &tickets{ClientSessionCache: tls.NewLRUClientSessionCache(10)}
@@ -262,7 +263,7 @@ func (c *tickets) Put(key string, cs *tls.ClientSessionState) {
 // TestTransportParameters: there are no datagrams, no server-initiated requests
 // and no more streams than said.
 func TestTransportParameters(t *testing.T) {
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{Streams: 3})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Streams: 3})
 	r := rawClient(t, g.addr)
 	if cs := r.qc.ConnectionState(); cs.SupportsDatagrams.Remote || cs.TLS.NegotiatedProtocol != "h3" || cs.TLS.Version != tls.VersionTLS13 {
 		t.Errorf("%+v", cs.SupportsDatagrams)
@@ -279,7 +280,7 @@ func TestTransportParameters(t *testing.T) {
 
 // TestOtherALPN: who does not speak HTTP/3 is told so in the handshake.
 func TestOtherALPN(t *testing.T) {
-	g := serve(t, table{}, &Server{})
+	g := serve(t, tunneltest.Table{}, &Server{})
 	cfg := clientTLS()
 	cfg.NextProtos = []string{"doq"}
 	tr := &quic.Transport{Conn: socket(t)}
@@ -290,7 +291,7 @@ func TestOtherALPN(t *testing.T) {
 	if !ok || te.ErrorCode != 0x100+120 { // RFC 7301 section 3.2, RFC 9001 section 4.8
 		t.Errorf("got %v, want the alert no_application_protocol", err)
 	}
-	g.reason(t, tunnel.BadHello)
+	g.Reason(t, tunnel.BadHello)
 }
 
 // TestSocketFails: Serve returns when its socket is no more, and all of its
@@ -309,7 +310,7 @@ func TestSocketFails(t *testing.T) {
 		}))
 	}()
 	d := newDialer(t, pc.LocalAddr().String())
-	ping(t, open(t, d, "svc:1"), "x")
+	testnet.Ping(t, open(t, d, "svc:1"), "x")
 	_ = pc.Close()
 	select {
 	case err := <-served:
@@ -337,11 +338,11 @@ func TestContextEndsServe(t *testing.T) {
 	d := newDialer(t, pc.LocalAddr().String())
 	dialed := make(chan error, 1)
 	go func() { _, err := d.DialContext(t.Context(), "tcp", "svc:1"); dialed <- err }()
-	until(t, "the request is made", func() bool {
+	testnet.Eventually(t, patience, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.conns) == 1
-	})
+	}, "the request is made")
 	cancel()
 	if err := <-served; err != tunnel.ErrServerClosed {
 		t.Errorf("Serve returned %v", err)
@@ -388,10 +389,10 @@ func TestIdleStreamsHoldLittle(t *testing.T) {
 		}
 		ends = append(ends, a, b)
 	}
-	until(t, "the writers are done", func() bool {
+	testnet.Eventually(t, patience, func() bool {
 		_, now := measure()
 		return now-goroutines < 100 // of a few more connections
-	})
+	}, "the writers are done")
 	after, _ := measure()
 	each := (int64(after) - int64(heap)) / (2 * n)
 	t.Logf("%d bytes a stream and side", each)
@@ -434,7 +435,7 @@ func TestWindowsGrowWithUse(t *testing.T) {
 // nothing while memory is short, and what ends gives its part back.
 func TestGrowthIsBounded(t *testing.T) {
 	b := new(tunnel.Budget)
-	g := serve(t, table{"svc:1": testnet.Echo(t).Addr()}, &Server{Grow: 10 << 20, Budget: b})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Grow: 10 << 20, Budget: b})
 	r := rawClient(t, g.addr)
 	r.request(connectSvc...).answer()
 	g.srv.mu.Lock()
@@ -446,7 +447,7 @@ func TestGrowthIsBounded(t *testing.T) {
 		t.Error("of 10 MiB, 6 and 4 may be had, and 6 and 6 not")
 	}
 	_ = r.qc.CloseWithError(0, "")
-	until(t, "the room is given back", func() bool { g.srv.mu.Lock(); defer g.srv.mu.Unlock(); return g.srv.grown == 0 })
+	testnet.Eventually(t, patience, func() bool { g.srv.mu.Lock(); defer g.srv.mu.Unlock(); return g.srv.grown == 0 }, "the room is given back")
 	b.Press(tunnel.Short)
 	if g.srv.mayGrow(qc, 1) {
 		t.Error("a window grew while memory is short")

@@ -3,21 +3,22 @@ package hbone
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
 
 	"culvert.dev/connect/h2"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // TestBadRequests is the table of docs/protocols/hbone.md: the stream ends and
 // the connection goes on.
 func TestBadRequests(t *testing.T) {
 	m := newMesh(t)
-	dials := make(chan struct{}, 100)
-	routes := table{"svc.test:80": backend(t, func(c *net.TCPConn) { dials <- struct{}{}; echo(c) }), "down.test:80": "127.0.0.1:1", "secret.test:80": "private"}
+	svc := testnet.Echo(t)
+	routes := table{"svc.test:80": svc.Addr(), "down.test:80": "127.0.0.1:1", "secret.test:80": "private"}
 	g := serve(t, m.server("gw"), resolverFunc(func(req *tunnel.Request) (tunnel.Route, error) {
 		switch req.Host() {
 		case "127.0.0.1":
@@ -35,7 +36,7 @@ func TestBadRequests(t *testing.T) {
 		}
 		return routes.Resolve(t.Context(), req)
 	}))
-	d := m.newDialer(g.addr, id("gw"))
+	d := m.newDialer(g.Addr, id("gw"))
 	for _, tt := range []struct {
 		authority string
 		status    int
@@ -63,15 +64,15 @@ func TestBadRequests(t *testing.T) {
 		if err == nil {
 			_ = s.Close()
 		}
-		wantReason(t, err, tt.reason)
+		tunneltest.WantReason(t, err, tt.reason)
 		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("status %d", tt.status)) {
 			t.Errorf("%s: got %v, want status %d", tt.authority, err, tt.status)
 		}
-		if o := g.reason(t, tt.reason); o.Proto != "hbone" || o.Peer.ID != id("alice") {
+		if o := g.Reason(t, tt.reason); o.Proto != "hbone" || o.Peer.ID != id("alice") {
 			t.Errorf("%s: outcome of %q by %+v, want hbone by alice", tt.authority, o.Proto, o.Peer)
 		}
 	}
-	if len(dials) > 0 {
+	if svc.Accepted() > 0 {
 		t.Error("something was dialed")
 	}
 	if n := d.Conns(); n != 1 {
@@ -82,7 +83,7 @@ func TestBadRequests(t *testing.T) {
 	cfg.InsecureSkipVerify = true // the server has no name to verify
 	web := &http.Client{Transport: &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}}
 	defer web.CloseIdleConnections()
-	resp, err := web.Get("https://" + g.addr + "/")
+	resp, err := web.Get("https://" + g.Addr + "/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,5 +91,5 @@ func TestBadRequests(t *testing.T) {
 	if resp.StatusCode != 405 || resp.ProtoMajor != 2 {
 		t.Errorf("GET: status %d by %s, want 405 by HTTP/2", resp.StatusCode, resp.Proto)
 	}
-	g.reason(t, tunnel.BadMethod)
+	g.Reason(t, tunnel.BadMethod)
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -24,7 +25,7 @@ func TestDialer(t *testing.T) {
 	tunneltest.TestDialer(t, func(t *testing.T, ln net.Listener) tunneltest.Dialer {
 		m := &mesh{m.CA, t}
 		g := serve(t, m.server("gw"), table{"svc.test:443": ln.Addr().String(), "down.test:443": "127.0.0.1:1", "secret.test:443": "private"})
-		d := m.newDialer(g.addr, id("gw"))
+		d := m.newDialer(g.Addr, id("gw"))
 		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 			"other.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed, "secret.test:443": tunnel.NotExposed, "192.0.2.1:443": tunnel.NoRoute,
 		}}
@@ -37,8 +38,8 @@ func TestDouble(t *testing.T) {
 	tunneltest.TestDialer(t, func(t *testing.T, ln net.Listener) tunneltest.Dialer {
 		m := &mesh{m.CA, t}
 		inner := serve(t, m.server("workload"), table{"svc.test:443": ln.Addr().String(), "down.test:443": "127.0.0.1:1"})
-		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.addr, "down.test:443": inner.addr, "unknown.test:443": inner.addr})
-		d := &Double{Outer: m.newDialer(outer.addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
+		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.Addr, "down.test:443": inner.Addr, "unknown.test:443": inner.Addr})
+		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
 		t.Cleanup(func() { _ = d.Close() })
 		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 			"other.test:443": tunnel.NoRoute, "unknown.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed,
@@ -50,7 +51,7 @@ func TestDouble(t *testing.T) {
 // outer connection, and it goes with its stream.
 func TestInnerIsNotPooled(t *testing.T) {
 	m := newMesh(t)
-	plain := backend(t, echo)
+	plain := testnet.Echo(t).Addr()
 	var mu sync.Mutex
 	chosen := map[string]int{}
 	one, two := serve(t, m.server("workload"), table{"svc.test:80": plain}), serve(t, m.server("workload"), table{"svc.test:80": plain})
@@ -58,20 +59,20 @@ func TestInnerIsNotPooled(t *testing.T) {
 	outer := serve(t, m.server("gw"), resolverFunc(func(req *tunnel.Request) (tunnel.Route, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		to := []string{one.addr, two.addr}[turn%2]
+		to := []string{one.Addr, two.Addr}[turn%2]
 		turn++
 		chosen[to]++
 		return table{"svc.test:80": to}.Resolve(t.Context(), req)
 	}))
-	d := &Double{Outer: m.newDialer(outer.addr, id("gw")), TLS: m.client("alice"), Peers: []string{"spiffe://cluster.local"}}
+	d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{"spiffe://cluster.local"}}
 	defer d.Close()
 	for range 6 {
-		c := dial(t, d, "svc.test:80")
-		pingPong(t, c, "hello")
+		c := tunneltest.Dial(t, d, "svc.test:80")
+		testnet.Ping(t, c, "hello")
 		_ = c.Close()
 	}
 	mu.Lock()
-	if chosen[one.addr] != 3 || chosen[two.addr] != 3 {
+	if chosen[one.Addr] != 3 || chosen[two.Addr] != 3 {
 		t.Errorf("endpoints were chosen %v times, want 3 each", chosen)
 	}
 	mu.Unlock()
@@ -94,23 +95,23 @@ func (f resolverFunc) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Ro
 // TestServerIdentity: whom a Dialer takes for its server.
 func TestServerIdentity(t *testing.T) {
 	m, other := newMesh(t), newMesh(t)
-	plain := table{"svc.test:80": backend(t, echo)}
+	plain := table{"svc.test:80": testnet.Echo(t).Addr()}
 	g := serve(t, m.server("gw", "localhost"), plain)
-	_, port, _ := net.SplitHostPort(g.addr)
+	_, port, _ := net.SplitHostPort(g.Addr)
 	for _, tt := range []struct {
 		name, addr string
 		peers      []string
 		tls        *tls.Config
 		want       string // in the error; "" for none
 	}{
-		{"the very one", g.addr, []string{id("x"), id("gw")}, m.client("alice"), ""},
-		{"of a trust domain", g.addr, []string{"spiffe://cluster.local"}, m.client("alice"), ""},
+		{"the very one", g.Addr, []string{id("x"), id("gw")}, m.client("alice"), ""},
+		{"of a trust domain", g.Addr, []string{"spiffe://cluster.local"}, m.client("alice"), ""},
 		{"by its name", "localhost:" + port, nil, m.client("alice"), ""},
-		{"another one", g.addr, []string{id("other")}, m.client("alice"), `the server is "spiffe://cluster.local/ns/test/sa/gw"`},
-		{"of another trust domain", g.addr, []string{"spiffe://cluster"}, m.client("alice"), "want one of"},
-		{"a longer name", g.addr, []string{id("g")}, m.client("alice"), "want one of"},
-		{"an address it does not have", g.addr, nil, m.client("alice"), "doesn't contain any IP SANs"},
-		{"of another CA", g.addr, []string{id("gw")}, other.client("alice"), "unknown authority"},
+		{"another one", g.Addr, []string{id("other")}, m.client("alice"), `the server is "spiffe://cluster.local/ns/test/sa/gw"`},
+		{"of another trust domain", g.Addr, []string{"spiffe://cluster"}, m.client("alice"), "want one of"},
+		{"a longer name", g.Addr, []string{id("g")}, m.client("alice"), "want one of"},
+		{"an address it does not have", g.Addr, nil, m.client("alice"), "doesn't contain any IP SANs"},
+		{"of another CA", g.Addr, []string{id("gw")}, other.client("alice"), "unknown authority"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := &Dialer{Gateway: tt.addr, TLS: tt.tls, Peers: tt.peers}
@@ -125,7 +126,7 @@ func TestServerIdentity(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 			if err != nil {
-				wantReason(t, err, tunnel.DialFailed)
+				tunneltest.WantReason(t, err, tunnel.DialFailed)
 			}
 		})
 	}
@@ -148,12 +149,12 @@ func TestKnown(t *testing.T) {
 // TestCallers: without a certificate that is verified, nobody is heard.
 func TestCallers(t *testing.T) {
 	m, other := newMesh(t), newMesh(t)
-	g := serve(t, m.server("gw"), table{"svc.test:80": backend(t, echo)})
+	g := serve(t, m.server("gw"), table{"svc.test:80": testnet.Echo(t).Addr()})
 	for name, cfg := range map[string]*tls.Config{
 		"none":          {RootCAs: m.Pool()},
 		"of another CA": {RootCAs: m.Pool(), Certificates: other.client("mallory").Certificates},
 	} {
-		d := &Dialer{Gateway: g.addr, TLS: cfg, Peers: []string{id("gw")}}
+		d := &Dialer{Gateway: g.Addr, TLS: cfg, Peers: []string{id("gw")}}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		if c, err := d.DialContext(ctx, "tcp", "svc.test:80"); err == nil {
 			_ = c.Close()
@@ -162,22 +163,22 @@ func TestCallers(t *testing.T) {
 		cancel()
 		_ = d.Close()
 	}
-	g.reason(t, tunnel.NoAuth)
+	g.Reason(t, tunnel.NoAuth)
 
 	// Nor where TLS would let them in.
 	keys := m.server("gw")
 	keys.Optional, keys.TrustDomains = true, nil
-	g = serve(t, keys, table{"svc.test:80": backend(t, echo)})
-	d := &Dialer{Gateway: g.addr, TLS: &tls.Config{RootCAs: m.Pool()}, Peers: []string{id("gw")}}
+	g = serve(t, keys, table{"svc.test:80": testnet.Echo(t).Addr()})
+	d := &Dialer{Gateway: g.Addr, TLS: &tls.Config{RootCAs: m.Pool()}, Peers: []string{id("gw")}}
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, err := d.DialContext(ctx, "tcp", "svc.test:80")
-	wantReason(t, err, tunnel.NoAuth)
+	tunneltest.WantReason(t, err, tunnel.NoAuth)
 	if err != nil && !strings.Contains(err.Error(), "status 401") {
 		t.Errorf("got %v, want status 401", err)
 	}
-	if o := g.reason(t, tunnel.NoAuth); o.Proto != "hbone" || o.Target != "svc.test:80" {
+	if o := g.Reason(t, tunnel.NoAuth); o.Proto != "hbone" || o.Target != "svc.test:80" {
 		t.Errorf("outcome of %q for %q, want hbone and the target", o.Proto, o.Target)
 	}
 }
@@ -186,13 +187,13 @@ func TestCallers(t *testing.T) {
 // is passed on and no more.
 func TestWhoAsks(t *testing.T) {
 	m := newMesh(t)
-	second := serve(t, m.server("second"), table{"svc.test:80": backend(t, echo)})
-	d := &Dialer{Gateway: second.addr, TLS: m.client("alice"), Peers: []string{id("second")}, Baggage: "k8s.cluster.name=west"}
+	second := serve(t, m.server("second"), table{"svc.test:80": testnet.Echo(t).Addr()})
+	d := &Dialer{Gateway: second.Addr, TLS: m.client("alice"), Peers: []string{id("second")}, Baggage: "k8s.cluster.name=west"}
 	defer d.Close()
-	c := dial(t, d, "svc.test:80")
-	pingPong(t, c, "hello")
+	c := tunneltest.Dial(t, d, "svc.test:80")
+	testnet.Ping(t, c, "hello")
 	_ = c.Close()
-	o := second.reason(t, tunnel.Done)
+	o := second.Reason(t, tunnel.Done)
 	if want := (tunnel.Peer{ID: id("alice"), Method: "mtls"}); o.Peer != want || o.Proto != "hbone" {
 		t.Errorf("%s by %+v, want hbone by %+v", o.Proto, o.Peer, want)
 	}
@@ -204,16 +205,16 @@ func TestWhoAsks(t *testing.T) {
 		Source: c.LocalAddr().(*net.TCPAddr).AddrPort(),
 		Said:   &tunnel.Said{Trace: o.Said.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999"`},
 	}
-	third := serve(t, m.server("third"), table{"svc.test:80": backend(t, echo)})
+	third := serve(t, m.server("third"), table{"svc.test:80": testnet.Echo(t).Addr()})
 	ctx, cancel := context.WithTimeout(WithRequest(t.Context(), req), patience)
 	defer cancel()
-	on := m.newDialer(third.addr, id("third"))
+	on := m.newDialer(third.Addr, id("third"))
 	c, err := on.DialContext(ctx, "tcp", "svc.test:80")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	o2 := third.reason(t, tunnel.Done)
+	o2 := third.Reason(t, tunnel.Done)
 	want := tunnel.Said{Trace: o.Said.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999", for="` + req.Source.String() + `"`}
 	if o2.Said == nil || *o2.Said != want {
 		t.Errorf("it said %+v, want what its caller said: %+v", o2.Said, want)
@@ -264,8 +265,8 @@ func TestFields(t *testing.T) {
 // TestThousandStreams has 1,000 tunnels at once, 100 on a connection.
 func TestThousandStreams(t *testing.T) {
 	m := newMesh(t)
-	g := serve(t, m.server("gw"), table{"svc.test:80": backend(t, echo)})
-	d := m.newDialer(g.addr, id("gw"))
+	g := serve(t, m.server("gw"), table{"svc.test:80": testnet.Echo(t).Addr()})
+	d := m.newDialer(g.Addr, id("gw"))
 	d.inner().Idle = idle
 	conns := make([]net.Conn, 1000)
 	var wg sync.WaitGroup
@@ -304,7 +305,7 @@ func TestThousandStreams(t *testing.T) {
 func TestALPN(t *testing.T) {
 	m := newMesh(t)
 	cert := m.issue("gw")
-	to := backend(t, func(c *net.TCPConn) {
+	to := testnet.Service(t, func(c net.Conn) {
 		_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}).Handshake()
 		_, _ = io.Copy(io.Discard, c)
 	})
@@ -315,14 +316,14 @@ func TestALPN(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "does not speak HTTP/2") {
 		t.Errorf("got %v, want that it does not speak HTTP/2", err)
 	}
-	wantReason(t, err, tunnel.DialFailed)
+	tunneltest.WantReason(t, err, tunnel.DialFailed)
 }
 
 // TestHandshake: the client names nobody, offers h2 alone and TLS 1.3 alone.
 func TestHandshake(t *testing.T) {
 	m := newMesh(t)
 	seen := make(chan *tls.ClientHelloInfo, 1)
-	to := backend(t, func(c *net.TCPConn) {
+	to := testnet.Service(t, func(c net.Conn) {
 		_ = tls.Server(c, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 			seen <- h
 			return nil, errors.New("seen enough")

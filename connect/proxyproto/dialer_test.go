@@ -17,7 +17,7 @@ import (
 func receiver(t *testing.T) (addr string, heard chan Header) {
 	t.Helper()
 	heard = make(chan Header, 10)
-	return backend(t, func(c net.Conn) {
+	return testnet.Service(t, func(c net.Conn) {
 		conn := tunnel.NewConn(c)
 		ctx, err := (&Preface{}).Read(context.Background(), conn)
 		if err != nil {
@@ -49,7 +49,7 @@ func TestDialer(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			svc, heard := receiver(t)
 			g := serve(t, &Preface{From: loopback}, svc, &Dialer{Version: row.version, Dialer: straight}, word{"svc.test"})
-			c := dial(t, g.addr)
+			c := testnet.Connect(t, g.Addr)
 			_, _ = c.Write(append(row.in, "svc.test early"...))
 			_ = c.CloseWrite()
 			if got, err := io.ReadAll(c); string(got) != "svc.test early" || err != nil {
@@ -67,7 +67,7 @@ func TestDialer(t *testing.T) {
 			if got != want {
 				t.Errorf("the service heard %+v, want %+v", got, want)
 			}
-			if o := g.outcome(t); o.Reason != tunnel.Done || o.BytesIn != int64(len("svc.test early")) {
+			if o := g.Outcome(t); o.Reason != tunnel.Done || o.BytesIn != int64(len("svc.test early")) {
 				t.Errorf("got %s, %d bytes in; want done, and the header not counted", o.Reason, o.BytesIn)
 			}
 		})
@@ -171,15 +171,10 @@ func (d namedDialer) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.
 func TestDialerSuite(t *testing.T) {
 	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
 		g := serve(t, &Preface{From: loopback}, backend.Addr().String(), straight, &tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1})
-		closed, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = closed.Close()
 		return tunneltest.Dialer{
 			Dialer:  &Dialer{Version: 2, Dialer: namedDialer{}},
-			Addr:    g.addr,
-			Refused: map[string]tunnel.Reason{closed.Addr().String(): tunnel.DialFailed},
+			Addr:    g.Addr,
+			Refused: map[string]tunnel.Reason{testnet.ClosedPort(t): tunnel.DialFailed},
 		}
 	}, tunneltest.Options{})
 }
@@ -188,8 +183,8 @@ func TestDialerSuite(t *testing.T) {
 func TestGatewaysInARow(t *testing.T) {
 	svc, heard := receiver(t)
 	far := serve(t, &Preface{From: loopback}, svc, &Dialer{Version: 1, Dialer: straight}, word{"svc.test"})
-	near := serve(t, nil, far.addr, &Dialer{Version: 2, Dialer: straight}, word{"svc.test"})
-	c := dial(t, near.addr)
+	near := serve(t, nil, far.Addr, &Dialer{Version: 2, Dialer: straight}, word{"svc.test"})
+	c := testnet.Connect(t, near.Addr)
 	_, _ = c.Write([]byte("svc.test there and back"))
 	_ = c.CloseWrite()
 	if got, err := io.ReadAll(c); string(got) != "svc.test there and back" || err != nil {
@@ -199,7 +194,7 @@ func TestGatewaysInARow(t *testing.T) {
 	if got := <-heard; got.Source != local {
 		t.Errorf("the service heard of %s, want %s", got.Source, local)
 	}
-	if o := far.outcome(t); o.Source != local {
+	if o := far.Outcome(t); o.Source != local {
 		t.Errorf("the far gateway saw %s, want %s", o.Source, local)
 	}
 }

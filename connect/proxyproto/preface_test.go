@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -58,93 +57,23 @@ func (w word) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) e
 // notJudge is a protocol without Complete.
 type notJudge struct{ tunnel.Protocol }
 
-// A gateway is a whole one with a preface.
-type gateway struct {
-	addr     string
-	outcomes chan *tunnel.Outcome
-
-	mu    sync.Mutex // guards what follows
-	asked []tunnel.Request
-}
-
-// serve starts a gateway that takes every request to backend, by way.
-func serve(t *testing.T, p tunnel.Preface, backend string, way tunnel.Dialer, ps ...tunnel.Protocol) *gateway {
+// serve starts a gateway that takes every request to backend, by way, and whose
+// connections end by themselves.
+func serve(t *testing.T, p tunnel.Preface, backend string, way tunnel.Dialer, ps ...tunnel.Protocol) *tunneltest.Gateway {
 	t.Helper()
-	ln, err := tunnel.Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &gateway{addr: ln.Addr().String(), outcomes: make(chan *tunnel.Outcome, 1000)}
-	resolve := resolver(func(req *tunnel.Request) (tunnel.Route, error) {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.asked = append(g.asked, *req)
-		if req.Name.String() == "nobody.test" {
-			return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "nobody")
-		}
-		return tunnel.Route{Service: "svc", Endpoints: []tunnel.Endpoint{{Addr: netip.MustParseAddrPort(backend), Named: true}}}, nil
+	return tunneltest.Serve(t, tunneltest.Setup{
+		Protocols: ps, Preface: p, Resolver: everybody{backend}, Dialer: way, Limits: tunnel.Limits{NewPerSource: -1}, Drained: true,
 	})
-	observe := func(o *tunnel.Outcome) { g.outcomes <- o }
-	relay := &tunnel.Relay{}
-	srv := &tunnel.Server{
-		Handler: &tunnel.Router{Resolver: resolve, Dialer: way, Relay: relay, Observe: observe}, Observe: observe,
-		Limits: tunnel.Limits{NewPerSource: -1},
+}
+
+// everybody is a Resolver by which all but nobody.test lead to one service.
+type everybody struct{ service string }
+
+func (e everybody) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	if req.Name.String() == "nobody.test" {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "nobody")
 	}
-	served := make(chan error, 1)
-	go func() {
-		served <- srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Protocols: ps, Preface: p})
-	}()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := srv.Shutdown(ctx); err != nil {
-			t.Errorf("shutdown: %v", err)
-		}
-		if err := <-served; err != tunnel.ErrServerClosed {
-			t.Error(err)
-		}
-		_ = relay.Close()
-	})
-	return g
-}
-
-type resolver func(*tunnel.Request) (tunnel.Route, error)
-
-func (r resolver) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
-	return r(req)
-}
-
-func (g *gateway) requests() []tunnel.Request {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return slices.Clone(g.asked)
-}
-
-func (g *gateway) outcome(t *testing.T) *tunnel.Outcome {
-	t.Helper()
-	select {
-	case o := <-g.outcomes:
-		return o
-	case <-time.After(patience):
-		t.Fatal("a connection has no outcome")
-		return nil
-	}
-}
-
-func echo(c net.Conn) {
-	_, _ = io.Copy(c, c)
-	_ = testnet.CloseWrite(c)
-}
-
-func dial(t *testing.T, addr string) *net.TCPConn {
-	t.Helper()
-	c, err := net.DialTimeout("tcp", addr, patience)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(patience))
-	return c.(*net.TCPConn)
+	return tunneltest.RouteTo(e.service), nil
 }
 
 // talk sends in and returns what comes until the end. Where the other side is
@@ -179,7 +108,7 @@ func TestPreface(t *testing.T) {
 			g := serve(t, p, svc, straight, ps...)
 			for _, row := range goodRows {
 				for _, cut := range []int{0, 1, len(row.in) - 1, len(row.in), len(row.in) + 3} {
-					c := dial(t, g.addr)
+					c := testnet.Connect(t, g.Addr)
 					local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 					in := append(bytes.Clone(row.in), "svc.test there and back"...)
 					_, _ = c.Write(in[:cut])
@@ -195,12 +124,12 @@ func TestPreface(t *testing.T) {
 					if !want.IsValid() {
 						want = local
 					}
-					if o := g.outcome(t); o.Source != want || o.Reason != tunnel.Done {
+					if o := g.Outcome(t); o.Source != want || o.Reason != tunnel.Done {
 						t.Errorf("%s, cut after %d bytes: got %s from %s, want it done from %s", row.name, cut, o.Reason, o.Source, want)
 					}
 				}
 			}
-			for _, req := range g.requests() {
+			for _, req := range g.Requests() {
 				if req.Peer != (tunnel.Peer{}) {
 					t.Errorf("a header gave the caller the identity %+v", req.Peer)
 				}
@@ -213,15 +142,15 @@ func TestPreface(t *testing.T) {
 func TestPrefaceRefuses(t *testing.T) {
 	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 	for _, row := range badRows {
-		c := dial(t, g.addr)
+		c := testnet.Connect(t, g.Addr)
 		if got, err := talk(c, append(bytes.Clone(row.in), "svc.test "...)); len(got) > 0 || !isReset(err) {
 			t.Errorf("%s: got %q, %v, want a reset", row.name, got, err)
 		}
-		if o := g.outcome(t); o.Reason != tunnel.BadPreamble || o.Err == nil || o.Source != c.LocalAddr().(*net.TCPAddr).AddrPort() {
+		if o := g.Outcome(t); o.Reason != tunnel.BadPreamble || o.Err == nil || o.Source != c.LocalAddr().(*net.TCPAddr).AddrPort() {
 			t.Errorf("%s: got %s from %s, %v; want %s from the socket's peer", row.name, o.Reason, o.Source, o.Err, tunnel.BadPreamble)
 		}
 	}
-	if n := len(g.requests()); n > 0 {
+	if n := len(g.Requests()); n > 0 {
 		t.Errorf("%d requests, want none", n)
 	}
 }
@@ -231,18 +160,18 @@ func TestPrefaceCutShort(t *testing.T) {
 	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 	whole := withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place))
 	for n := range len(whole) + 1 {
-		c := dial(t, g.addr)
+		c := testnet.Connect(t, g.Addr)
 		_, _ = c.Write(whole[:n])
 		_ = c.Close()
 		want := tunnel.Gone
 		if n == 0 || n == len(whole) {
 			want = tunnel.NoHello // behind a header a client may leave, as any may
 		}
-		if o := g.outcome(t); o.Reason != want {
+		if o := g.Outcome(t); o.Reason != want {
 			t.Errorf("left after %d of %d bytes: got %s, %v, want %s", n, len(whole), o.Reason, o.Err, want)
 		}
 	}
-	if n := len(g.requests()); n > 0 {
+	if n := len(g.Requests()); n > 0 {
 		t.Errorf("%d requests, want none", n)
 	}
 }
@@ -263,7 +192,7 @@ func TestPrefaceTrustsNobodyElse(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			g := serve(t, &Preface{From: row.from}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
-			c, err := net.DialTimeout("tcp", g.addr, patience)
+			c, err := net.DialTimeout("tcp", g.Addr, patience)
 			if err == nil { // it may be reset before this returns
 				defer c.Close()
 				_ = c.SetDeadline(time.Now().Add(patience))
@@ -275,7 +204,7 @@ func TestPrefaceTrustsNobodyElse(t *testing.T) {
 			if !isReset(err) {
 				t.Errorf("got %v, want a reset", err)
 			}
-			if o := g.outcome(t); o.Reason != row.reason || !o.Source.Addr().IsLoopback() {
+			if o := g.Outcome(t); o.Reason != row.reason || !o.Source.Addr().IsLoopback() {
 				t.Errorf("got %s from %s, %v; want %s from the socket's peer", o.Reason, o.Source, o.Err, row.reason)
 			}
 		})
@@ -300,11 +229,11 @@ func TestTrusts(t *testing.T) {
 func TestHeaderWhereNoneIsExpected(t *testing.T) {
 	g := serve(t, nil, testnet.Echo(t).Addr(), straight, word{"svc.test"}, word{"other.test"})
 	for _, row := range goodRows {
-		c := dial(t, g.addr)
+		c := testnet.Connect(t, g.Addr)
 		if got, err := talk(c, append(bytes.Clone(row.in), "svc.test "...)); len(got) > 0 || !isReset(err) {
 			t.Errorf("%s: got %q, %v, want a reset", row.name, got, err)
 		}
-		if o := g.outcome(t); o.Reason != tunnel.BadPreamble {
+		if o := g.Outcome(t); o.Reason != tunnel.BadPreamble {
 			t.Errorf("%s: got %s, want %s", row.name, o.Reason, tunnel.BadPreamble)
 		}
 	}
@@ -313,23 +242,20 @@ func TestHeaderWhereNoneIsExpected(t *testing.T) {
 // A header behind a header is the client's, and no protocol's here.
 func TestSecondHeaderIsData(t *testing.T) {
 	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"}, word{"other.test"})
-	c := dial(t, g.addr)
+	c := testnet.Connect(t, g.Addr)
 	if got, err := talk(c, append(append(v2(0x21, 0x11, ends4), v2(0x21, 0x21, ends6)...), "svc.test "...)); len(got) > 0 || !isReset(err) {
 		t.Errorf("got %q, %v, want a reset", got, err)
 	}
-	if o := g.outcome(t); o.Reason != tunnel.BadPreamble || o.Source != ap("198.51.100.7:56789") {
+	if o := g.Outcome(t); o.Reason != tunnel.BadPreamble || o.Source != ap("198.51.100.7:56789") {
 		t.Errorf("got %s from %s, want %s from the source of the first", o.Reason, o.Source, tunnel.BadPreamble)
 	}
 }
 
 // The stated name routes, and the server speaks first.
 func TestProtocol(t *testing.T) {
-	svc := backend(t, func(c net.Conn) {
-		_, _ = io.WriteString(c, "welcome\n")
-		echo(c)
-	})
+	svc := testnet.Greeting(t, "welcome\n").Addr()
 	g := serve(t, &Preface{From: loopback}, svc, straight, &Protocol{})
-	c := dial(t, g.addr)
+	c := testnet.Connect(t, g.Addr)
 	_, _ = c.Write(withCRC(v2(0x21, 0x11, ends4, tlv(2, "SVC.test."), tlv(1, "h2"), place)))
 	got := make([]byte, len("welcome\n"))
 	if _, err := io.ReadFull(c, got); string(got) != "welcome\n" || err != nil {
@@ -340,7 +266,7 @@ func TestProtocol(t *testing.T) {
 	if rest, err := io.ReadAll(c); string(rest) != "there and back" || err != nil {
 		t.Errorf("got %q, %v, want what was sent", rest, err)
 	}
-	o := g.outcome(t)
+	o := g.Outcome(t)
 	if o.Proto != "proxy" || o.Target != "svc.test" || o.Source != ap("198.51.100.7:56789") || !slices.Equal(o.ALPN, []string{"h2"}) || o.Reason != tunnel.Done {
 		t.Errorf("got outcome %+v, want it done by proxy to svc.test with h2", o)
 	}
@@ -361,12 +287,12 @@ func TestProtocol(t *testing.T) {
 		{"unknown name", v2(0x21, 0x11, ends4, tlv(2, "nobody.test")), tunnel.NoRoute, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			c := dial(t, g.addr)
+			c := testnet.Connect(t, g.Addr)
 			got, err := talk(c, row.in)
 			if len(got) > 0 || (err == nil) != row.fin || !row.fin && !isReset(err) {
 				t.Errorf("got %q, %v, want an orderly end: %v", got, err, row.fin)
 			}
-			if o := g.outcome(t); o.Reason != row.reason || o.Proto != "proxy" {
+			if o := g.Outcome(t); o.Reason != row.reason || o.Proto != "proxy" {
 				t.Errorf("got %s by %s, %v; want %s by proxy", o.Reason, o.Proto, o.Err, row.reason)
 			}
 		})
@@ -376,15 +302,15 @@ func TestProtocol(t *testing.T) {
 // Without a preface there is no name, and nobody is taken at his word.
 func TestProtocolWithoutPreface(t *testing.T) {
 	g := serve(t, nil, testnet.Echo(t).Addr(), straight, &Protocol{})
-	if c, err := net.DialTimeout("tcp", g.addr, patience); err == nil { // it may be reset before this returns
+	if c, err := net.DialTimeout("tcp", g.Addr, patience); err == nil { // it may be reset before this returns
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(patience))
 		if got, err := talk(c.(*net.TCPConn), withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place))); len(got) > 0 || !isReset(err) {
 			t.Errorf("got %q, %v, want a reset", got, err)
 		}
 	}
-	if o := g.outcome(t); o.Reason != tunnel.Internal || len(g.requests()) > 0 {
-		t.Errorf("got %s and %d requests, want %s and none", o.Reason, len(g.requests()), tunnel.Internal)
+	if o := g.Outcome(t); o.Reason != tunnel.Internal || len(g.Requests()) > 0 {
+		t.Errorf("got %s and %d requests, want %s and none", o.Reason, len(g.Requests()), tunnel.Internal)
 	}
 }
 
@@ -407,10 +333,4 @@ func TestProtocolSuite(t *testing.T) {
 		tunneltest.Preamble{Title: "name", Bytes: withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place)), Name: tunnel.MustParseName("svc.test")},
 		tunneltest.Preamble{Title: "name and ALPN", Bytes: v2(0x21, 0, tlv(2, "svc.test"), tlv(1, "h2")), Name: tunnel.MustParseName("svc.test"), ALPN: []string{"h2"}},
 	)
-}
-
-// backend accepts connections and gives each to f.
-func backend(t testing.TB, f func(net.Conn)) string {
-	t.Helper()
-	return testnet.Serve(t, f).Addr()
 }

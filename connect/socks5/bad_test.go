@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // A badRow is something no tunnel may come of: what is sent, what the client
@@ -95,7 +96,7 @@ var passwordRows = []badRow{
 }
 
 func TestBadInput(t *testing.T) {
-	table := map[string]string{"svc.test:443": testnet.Echo(t).Addr(), "down.test:443": closedPort(t)}
+	table := tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr(), "down.test:443": testnet.ClosedPort(t)}
 	for _, port := range []struct {
 		name string
 		p    *Protocol
@@ -109,7 +110,7 @@ func TestBadInput(t *testing.T) {
 				t.Run(row.name, func(t *testing.T) {
 					t.Parallel()
 					g := serve(t, table, port.p)
-					c := dial(t, g.addr)
+					c := testnet.Connect(t, g.Addr)
 					_, _ = c.Write(row.in)
 					got, err := io.ReadAll(c)
 					switch {
@@ -121,7 +122,7 @@ func TestBadInput(t *testing.T) {
 						t.Errorf("got % x, %v, want % x and the end", got, err, row.out)
 					}
 					_ = c.Close() // the gateway waits a second for it
-					o := g.outcome(t)
+					o := g.Outcome(t)
 					if o.Reason != row.reason || o.Proto != "socks5" || o.Err == nil {
 						t.Errorf("got outcome %s of %q, %v; want %s of socks5", o.Reason, o.Proto, o.Err, row.reason)
 					}
@@ -129,7 +130,7 @@ func TestBadInput(t *testing.T) {
 					if row.reason == tunnel.DialFailed {
 						want = 1
 					}
-					if n := g.dialed(); n != want {
+					if n := g.Dials(); n != want {
 						t.Errorf("%d dials, want %d", n, want)
 					}
 				})
@@ -216,14 +217,14 @@ func TestNoOpenProxy(t *testing.T) {
 			join(greetNone, []byte{5, 1, 0, 4, 0x20, 1, b, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, b, 187}),
 			join(greetNone, nameRequest(strings.Repeat("x", 1+i%63)+".test", 443)),
 		}[i%3]
-		c := dial(t, g.addr)
+		c := testnet.Connect(t, g.Addr)
 		_, _ = c.Write(in)
 		if got, err := io.ReadAll(c); !bytes.HasPrefix(got, []byte{5, 0, 5}) || got[3] == byte(Succeeded) || err != nil {
 			t.Errorf("% x: got % x, %v, want a refusal", in, got, err)
 		}
 		_ = c.Close()
 	}
-	if n := g.dialed(); n > 0 {
+	if n := g.Dials(); n > 0 {
 		t.Errorf("%d dials, want none", n)
 	}
 }

@@ -19,9 +19,9 @@ func TestDialer(t *testing.T) {
 	for name, verify := range map[string]func(string, string) bool{"open": nil, "password": onlyAlice} {
 		t.Run(name, func(t *testing.T) {
 			tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
-				g := serve(t, map[string]string{"svc.test:443": backend.Addr().String(), "down.test:443": closedPort(t)}, &Protocol{Verify: verify})
+				g := serve(t, tunneltest.Table{"svc.test:443": backend.Addr().String(), "down.test:443": testnet.ClosedPort(t)}, &Protocol{Verify: verify})
 				return tunneltest.Dialer{
-					Dialer: &Dialer{Proxy: g.addr, User: "alice", Password: "secret"},
+					Dialer: &Dialer{Proxy: g.Addr, User: "alice", Password: "secret"},
 					Addr:   "SVC.test:443",
 					Refused: map[string]tunnel.Reason{
 						"nobody.test:443":    tunnel.Denied,
@@ -42,9 +42,9 @@ func TestDialer(t *testing.T) {
 
 // One Dialer is the way of another.
 func TestDialerChain(t *testing.T) {
-	far := serve(t, map[string]string{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{})
-	near := serve(t, map[string]string{"far.test:1080": far.addr}, &Protocol{Verify: onlyAlice})
-	d := &Dialer{Proxy: "far.test:1080", Dialer: &Dialer{Proxy: near.addr, User: "alice", Password: "secret"}}
+	far := serve(t, tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{})
+	near := serve(t, tunneltest.Table{"far.test:1080": far.Addr}, &Protocol{Verify: onlyAlice})
+	d := &Dialer{Proxy: "far.test:1080", Dialer: &Dialer{Proxy: near.Addr, User: "alice", Password: "secret"}}
 	c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +69,7 @@ type exchange struct {
 // dial dials addr through p. It returns what came behind the answer.
 func (p canned) dial(t *testing.T, d *Dialer, addr string) (rest []byte, err error) {
 	t.Helper()
-	d.Proxy = backend(t, func(far net.Conn) {
+	d.Proxy = testnet.Service(t, func(far net.Conn) {
 		for _, x := range p {
 			got := make([]byte, len(x.hear))
 			if _, err := io.ReadFull(far, got); err != nil {
@@ -171,7 +171,7 @@ func TestDialerAsks(t *testing.T) {
 }
 
 func TestDialerRefusesToAsk(t *testing.T) {
-	d := &Dialer{Proxy: closedPort(t), User: "alice"}
+	d := &Dialer{Proxy: testnet.ClosedPort(t), User: "alice"}
 	if _, err := d.DialContext(t.Context(), "tcp", "svc.test:443"); err == nil {
 		t.Error("a user without a password was let pass")
 	}

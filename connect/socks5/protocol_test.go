@@ -69,8 +69,8 @@ var longName = strings.Repeat(strings.Repeat("a", 62)+".", 4)[:252] + "b"
 
 // What a client hears until yes, to the byte.
 func TestProtocolSays(t *testing.T) {
-	g := serve(t, map[string]string{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{Verify: onlyAlice})
-	c := dial(t, g.addr)
+	g := serve(t, tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{Verify: onlyAlice})
+	c := testnet.Connect(t, g.Addr)
 	for _, step := range []struct {
 		name      string
 		out, want []byte
@@ -92,7 +92,7 @@ func TestProtocolSays(t *testing.T) {
 	if rest, err := io.ReadAll(c); len(rest) > 0 || err != nil {
 		t.Errorf("after the end: got %q, %v", rest, err)
 	}
-	o := g.outcome(t)
+	o := g.Outcome(t)
 	if o.Reason != tunnel.Done || o.Peer != (tunnel.Peer{ID: "alice", Method: "basic"}) || o.Proto != "socks5" || o.Target != "svc.test:443" {
 		t.Errorf("got outcome %s by %+v, %s to %s; want done by alice, socks5 to svc.test:443", o.Reason, o.Peer, o.Proto, o.Target)
 	}
@@ -144,10 +144,10 @@ func TestProtocolYesAfterTheDial(t *testing.T) {
 func TestProtocolLongest(t *testing.T) {
 	user, secret := strings.Repeat("u", 255), strings.Repeat("p", 255)
 	verify := func(u, p string) bool { return u == user && p == secret }
-	g := serve(t, map[string]string{longName + ":65535": testnet.Echo(t).Addr()}, &Protocol{Verify: verify})
+	g := serve(t, tunneltest.Table{longName + ":65535": testnet.Echo(t).Addr()}, &Protocol{Verify: verify})
 	all := join([]byte{5, 255}, bytes.Repeat([]byte{2}, 255), password(user, secret), nameRequest(longName, 65535), []byte("early"))
 	for _, chunk := range []int{len(all), 1} {
-		c := dial(t, g.addr)
+		c := testnet.Connect(t, g.Addr)
 		for b := all; len(b) > 0; b = b[min(chunk, len(b)):] {
 			if _, err := c.Write(b[:min(chunk, len(b))]); err != nil {
 				t.Fatal(err)
@@ -158,7 +158,7 @@ func TestProtocolLongest(t *testing.T) {
 		if got, err := io.ReadAll(c); !bytes.Equal(got, want) || err != nil {
 			t.Errorf("in chunks of %d: got % x, %v, want % x", chunk, got, err, want)
 		}
-		if o := g.outcome(t); o.Reason != tunnel.Done || o.Peer.ID != user {
+		if o := g.Outcome(t); o.Reason != tunnel.Done || o.Peer.ID != user {
 			t.Errorf("in chunks of %d: got %s, %v", chunk, o.Reason, o.Err)
 		}
 	}

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 func join(frames ...[]byte) []byte { return bytes.Join(frames, nil) }
@@ -70,10 +72,10 @@ func TestBadFrames(t *testing.T) {
 					err   error
 				}
 				service := make(chan seen, 1)
-				g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
+				g := serve(t, tunneltest.Table{"svc.test:443": testnet.Service(t, func(c net.Conn) {
 					b, err := io.ReadAll(c)
 					service <- seen{string(b[:min(len(b), 4)]), err}
-				})}, over.protocol)
+				})}, over.protocol())
 				c := over.open(t, g)
 				_, _ = c.Write(good)
 				_, _ = c.Write(row.in)
@@ -85,7 +87,7 @@ func TestBadFrames(t *testing.T) {
 					t.Errorf("the service saw %q and %v, want at most what was good, and an abort", got.bytes, got.err)
 				}
 				_ = c.Close()
-				if o := g.outcome(t); o.Reason != tunnel.Reset {
+				if o := g.Outcome(t); o.Reason != tunnel.Reset {
 					t.Errorf("got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Reset)
 				}
 			})
@@ -118,13 +120,13 @@ func TestGoodFrames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := make(chan string, 1)
-			g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
+			g := serve(t, tunneltest.Table{"svc.test:443": testnet.Service(t, func(c net.Conn) {
 				b, err := io.ReadAll(c)
 				if err != nil {
 					t.Errorf("the service: %v", err)
 				}
 				got <- string(b)
-				_ = c.(*net.TCPConn).CloseWrite()
+				_ = testnet.CloseWrite(c)
 			})}, &Protocol{})
 			c := open(t, g, row.subprotocol)
 			go func() { _, _ = c.Write(join(in, row.end)) }()
@@ -145,7 +147,7 @@ func TestGoodFrames(t *testing.T) {
 			if rest, err := io.ReadAll(c); len(rest) > 0 || err != nil && !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("got %x, %v after the close frame, want the end", rest, err)
 			}
-			if o := g.outcome(t); o.Reason != tunnel.Done {
+			if o := g.Outcome(t); o.Reason != tunnel.Done {
 				t.Errorf("got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Done)
 			}
 		})
@@ -163,10 +165,10 @@ func TestCutStream(t *testing.T) {
 		for _, over := range carriers(t) {
 			name := name + " " + over.name
 			service := make(chan error, 1)
-			g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
+			g := serve(t, tunneltest.Table{"svc.test:443": testnet.Service(t, func(c net.Conn) {
 				_, err := io.ReadAll(c)
 				service <- err
-			})}, over.protocol)
+			})}, over.protocol())
 			c := over.open(t, g)
 			_, _ = c.Write(in)
 			_ = c.(tunnel.Stream).CloseWrite()
@@ -174,7 +176,7 @@ func TestCutStream(t *testing.T) {
 				t.Errorf("%s: the service saw an orderly end, want an abort", name)
 			}
 			_ = c.Close()
-			if o := g.outcome(t); o.Reason != tunnel.Reset {
+			if o := g.Outcome(t); o.Reason != tunnel.Reset {
 				t.Errorf("%s: got outcome %s, want %s", name, o.Reason, tunnel.Reset)
 			}
 		}
@@ -184,17 +186,17 @@ func TestCutStream(t *testing.T) {
 // A service that aborts: the client sees code 1011, or a reset at the least.
 func TestServiceAborts(t *testing.T) {
 	for _, over := range carriers(t) {
-		g := serve(t, table{"svc.test:443": backend(t, func(c net.Conn) {
+		g := serve(t, tunneltest.Table{"svc.test:443": testnet.Service(t, func(c net.Conn) {
 			_, _ = io.ReadFull(c, make([]byte, 1))
-			_ = c.(*net.TCPConn).SetLinger(0)
-		})}, over.protocol)
+			_ = testnet.Abort(c)
+		})}, over.protocol())
 		c := over.open(t, g)
 		_, _ = c.Write(frame(0x82, true, []byte("x")))
 		got, err := io.ReadAll(c)
 		if err == nil || len(got) > 0 && !bytes.Equal(got, closeFrame(1011, false, "")) {
 			t.Errorf("%s: got %x, %v, want close code 1011 or nothing, and a reset", over.name, got, err)
 		}
-		if o := g.outcome(t); o.Reason != tunnel.Reset {
+		if o := g.Outcome(t); o.Reason != tunnel.Reset {
 			t.Errorf("%s: got outcome %s, want %s", over.name, o.Reason, tunnel.Reset)
 		}
 	}
@@ -353,7 +355,7 @@ func TestDialerRefusesAnswers(t *testing.T) {
 		{"nothing", "", "", tunnel.DialFailed},
 	}
 	for _, row := range rows {
-		addr := backend(t, func(c net.Conn) {
+		addr := testnet.Service(t, func(c net.Conn) {
 			conn := tunnel.NewConn(c)
 			head, err := connect.ReadHead(context.Background(), conn)
 			if err != nil {
@@ -389,7 +391,7 @@ func TestDialerSends(t *testing.T) {
 	}
 	for _, row := range rows {
 		heads := make(chan string, 1)
-		addr := backend(t, func(c net.Conn) {
+		addr := testnet.Service(t, func(c net.Conn) {
 			conn := tunnel.NewConn(c)
 			head, err := connect.ReadHead(context.Background(), conn)
 			if err != nil {

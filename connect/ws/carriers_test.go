@@ -10,30 +10,34 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // A carrier is what a WebSocket's bytes go over.
 type carrier struct {
 	name     string
-	protocol tunnel.Protocol
-	open     func(t *testing.T, g *gateway) net.Conn // on which the handshake is over
+	protocol func() tunnel.Protocol                             // a new one for each gateway: with that it is drained
+	open     func(t *testing.T, g *tunneltest.Gateway) net.Conn // on which the handshake is over
 }
 
 // carriers are a connection, with each subprotocol, and a stream of HTTP/2.
 func carriers(t *testing.T) []carrier {
 	var all []carrier
 	for _, subprotocol := range []string{"", Subprotocol} {
-		all = append(all, carrier{"over TCP " + subprotocol, &Protocol{}, func(t *testing.T, g *gateway) net.Conn { return open(t, g, subprotocol) }})
+		all = append(all, carrier{"over TCP " + subprotocol, func() tunnel.Protocol { return &Protocol{} }, func(t *testing.T, g *tunneltest.Gateway) net.Conn { return open(t, g, subprotocol) }})
 	}
 	p := &Protocol{}
-	extended := &h2.Protocol{Extended: func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
-		ctx, subprotocol, _, err := p.AdmitExtended(ctx, req, &Extended{Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields})
-		head.Stream = func(s tunnel.Stream) tunnel.Stream { return NewStream(s, Server, subprotocol, p.Options) }
-		return ctx, err
-	}}
-	return append(all, carrier{"over HTTP/2", extended, func(t *testing.T, g *gateway) net.Conn {
-		d := &h2.Dialer{Proxy: g.addr}
+	extended := func() tunnel.Protocol {
+		return &h2.Protocol{Extended: func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
+			ctx, subprotocol, _, err := p.AdmitExtended(ctx, req, &Extended{Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields})
+			head.Stream = func(s tunnel.Stream) tunnel.Stream { return NewStream(s, Server, subprotocol, p.Options) }
+			return ctx, err
+		}}
+	}
+	return append(all, carrier{"over HTTP/2", extended, func(t *testing.T, g *tunneltest.Gateway) net.Conn {
+		d := &h2.Dialer{Proxy: g.Addr}
 		t.Cleanup(func() { _ = d.Close() })
 		s, err := d.Open(t.Context(), &h2.Head{
 			Protocol: "websocket", Scheme: "https", Authority: "gw.test", Path: "/.culvert/tunnel/svc.test:443",
@@ -48,9 +52,9 @@ func carriers(t *testing.T) []carrier {
 }
 
 // open does the handshake by hand.
-func open(t *testing.T, g *gateway, subprotocol string) net.Conn {
+func open(t *testing.T, g *tunneltest.Gateway, subprotocol string) net.Conn {
 	t.Helper()
-	c := dial(t, g.addr)
+	c := testnet.Connect(t, g.Addr)
 	var fields []string
 	if subprotocol != "" {
 		fields = append(fields, "Sec-WebSocket-Protocol: "+subprotocol)

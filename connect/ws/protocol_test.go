@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -53,11 +54,11 @@ func TestAccepted(t *testing.T) {
 		{"IPv6", handshake("/.culvert/tunnel/%5b2001:db8::1%5D:443"), yes + "\r\n", "[2001:db8::1]:443"},
 		{"a cookie", handshake("/.culvert/tunnel/svc.test:443", "Cookie: session=alice"), yes + "\r\n", "svc.test:443"},
 	}
-	addr := backend(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
-	g := serve(t, table{"svc.test:443": addr, "[2001:db8::1]:443": addr}, &Protocol{})
+	addr := testnet.Service(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	g := serve(t, tunneltest.Table{"svc.test:443": addr, "[2001:db8::1]:443": addr}, &Protocol{})
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			c := dial(t, g.addr)
+			c := testnet.Connect(t, g.Addr)
 			_, _ = io.WriteString(c, row.in)
 			got := make([]byte, len(row.want))
 			if _, err := io.ReadFull(c, got); err != nil || string(got) != row.want {
@@ -67,7 +68,7 @@ func TestAccepted(t *testing.T) {
 			if rest, err := io.ReadAll(c); !bytes.Equal(rest, closeFrame(1000, false, "")) || err != nil {
 				t.Errorf("got %x, %v after the close frame, want it answered", rest, err)
 			}
-			if o := g.outcome(t); o.Reason != tunnel.Done || o.Target != row.target || o.Proto != "websocket" || o.Peer.ID != "" {
+			if o := g.Outcome(t); o.Reason != tunnel.Done || o.Target != row.target || o.Proto != "websocket" || o.Peer.ID != "" {
 				t.Errorf("got outcome %+v, want %s of %s by nobody", o, tunnel.Done, row.target)
 			}
 		})
@@ -162,10 +163,10 @@ func TestRefusedHandshakes(t *testing.T) {
 		{"slow", sample[:len(sample)-1], refusal("408 Request Timeout", "http_request_error", tunnel.HelloTimeout, "the request was not complete in time"), tunnel.HelloTimeout},
 	}
 	dialed := make(chan struct{}, 1)
-	g := serve(t, table{"svc.test:443": backend(t, func(net.Conn) { dialed <- struct{}{} })}, &Protocol{Via: "gw-1"})
+	g := serve(t, tunneltest.Table{"svc.test:443": testnet.Service(t, func(net.Conn) { dialed <- struct{}{} })}, &Protocol{Via: "gw-1"})
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
-			c := dial(t, g.addr)
+			c := testnet.Connect(t, g.Addr)
 			in := row.in
 			if row.name != "slow" {
 				in += sample
@@ -178,7 +179,7 @@ func TestRefusedHandshakes(t *testing.T) {
 				t.Errorf("got answer\n%s\n%v, want\n%s", got, err, row.want)
 			}
 			_ = c.Close() // the gateway waits a second for it
-			if o := g.outcome(t); o.Reason != row.reason {
+			if o := g.Outcome(t); o.Reason != row.reason {
 				t.Errorf("got outcome %s, %v, want %s", o.Reason, o.Err, row.reason)
 			}
 		})
@@ -204,7 +205,7 @@ func TestHostsAndOrigins(t *testing.T) {
 		{"origin below the right one", []string{"Origin: https://app.test.evil.test"}, 403},
 		{"plain origin", []string{"Origin: http://app.test"}, 403},
 	}
-	g := serve(t, table{"svc.test:443": backend(t, echo)}, &Protocol{Hosts: []string{"gw.test"}, Origins: []string{"https://app.test"}})
+	g := serve(t, tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{Hosts: []string{"gw.test"}, Origins: []string{"https://app.test"}})
 	for _, row := range rows {
 		if got := status(t, g, handshake("/.culvert/tunnel/svc.test:443", row.fields...)); got != row.status {
 			t.Errorf("%s: got status %d, want %d", row.name, got, row.status)
@@ -213,9 +214,9 @@ func TestHostsAndOrigins(t *testing.T) {
 }
 
 // status sends a handshake and returns the status of its answer.
-func status(t *testing.T, g *gateway, in string) int {
+func status(t *testing.T, g *tunneltest.Gateway, in string) int {
 	t.Helper()
-	c := dial(t, g.addr)
+	c := testnet.Connect(t, g.Addr)
 	defer c.Close()
 	_, _ = io.WriteString(c, in)
 	line, err := bufio.NewReader(c).ReadString('\n')
@@ -231,7 +232,7 @@ func TestAuthorization(t *testing.T) {
 		&connect.BasicAuth{Verify: connect.Passwords(map[string]string{"alice": "secret"})},
 		&connect.Bearer{Verify: connect.Tokens(map[string]string{"bob": "t0ken"})},
 	}
-	g := serve(t, table{"svc.test:443": backend(t, echo)}, &Protocol{Auth: auth})
+	g := serve(t, tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{Auth: auth})
 	for name, fields := range map[string][]string{
 		"none":                {},
 		"wrong password":      {"Authorization: " + connect.BasicCredentials("alice", "guess")},
@@ -239,7 +240,7 @@ func TestAuthorization(t *testing.T) {
 		"Proxy-Authorization": {"Proxy-Authorization: " + connect.BearerCredentials("t0ken")},
 		"unknown scheme":      {"Authorization: Digest x"},
 	} {
-		c := dial(t, g.addr)
+		c := testnet.Connect(t, g.Addr)
 		_, _ = io.WriteString(c, handshake("/.culvert/tunnel/svc.test:443", fields...))
 		got, err := io.ReadAll(c)
 		want := refusal("401 Unauthorized", "http_request_denied", tunnel.NoAuth, "credentials are required and are missing or wrong",
@@ -248,26 +249,26 @@ func TestAuthorization(t *testing.T) {
 			t.Errorf("%s: got answer\n%s\n%v, want\n%s", name, got, err, want)
 		}
 		_ = c.Close()
-		if o := g.outcome(t); o.Reason != tunnel.NoAuth {
+		if o := g.Outcome(t); o.Reason != tunnel.NoAuth {
 			t.Errorf("%s: got outcome %s, want %s", name, o.Reason, tunnel.NoAuth)
 		}
 	}
 	if got := status(t, g, handshake("/.culvert/tunnel/svc.test:443", "Authorization: "+connect.BearerCredentials("t0ken"), "authorization: Basic x")); got != 400 {
 		t.Errorf("two Authorization fields: got status %d, want 400", got)
 	}
-	g.outcome(t)
+	g.Outcome(t)
 	for id, credentials := range map[string]string{"alice": connect.BasicCredentials("alice", "secret"), "bob": connect.BearerCredentials("t0ken")} {
-		d := &Dialer{URL: "ws://" + g.addr, Authorization: credentials}
+		d := &Dialer{URL: "ws://" + g.Addr, Authorization: credentials}
 		c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
 		if err != nil {
 			t.Fatalf("%s: %v", id, err)
 		}
 		_ = c.Close()
-		if o := g.outcome(t); o.Peer.ID != id {
+		if o := g.Outcome(t); o.Peer.ID != id {
 			t.Errorf("got outcome of peer %+v, want %s", o.Peer, id)
 		}
 	}
-	_, err := (&Dialer{URL: "ws://" + g.addr}).DialContext(t.Context(), "tcp", "svc.test:443")
+	_, err := (&Dialer{URL: "ws://" + g.Addr}).DialContext(t.Context(), "tcp", "svc.test:443")
 	if tunnel.ReasonOf(err) != tunnel.NoAuth {
 		t.Errorf("dial without credentials: got %v, want %s", err, tunnel.NoAuth)
 	}
@@ -275,10 +276,10 @@ func TestAuthorization(t *testing.T) {
 
 // One port takes CONNECT and WebSocket, and the first word decides.
 func TestBesideConnect(t *testing.T) {
-	g := serve(t, table{"svc.test:443": backend(t, echo)}, &Protocol{}, &connect.Protocol{})
+	g := serve(t, tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{}, &connect.Protocol{})
 	for name, d := range map[string]tunnel.Dialer{
-		"websocket": &Dialer{URL: "ws://" + g.addr},
-		"connect":   &connect.Dialer{Proxy: g.addr},
+		"websocket": &Dialer{URL: "ws://" + g.Addr},
+		"connect":   &connect.Dialer{Proxy: g.Addr},
 	} {
 		c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
 		if err != nil {
@@ -290,11 +291,11 @@ func TestBesideConnect(t *testing.T) {
 			t.Errorf("%s: got %q, %v, want what was sent", name, got, err)
 		}
 		_ = c.Close()
-		if o := g.outcome(t); o.Proto != name || o.Reason != tunnel.Done {
+		if o := g.Outcome(t); o.Proto != name || o.Reason != tunnel.Done {
 			t.Errorf("got outcome %s of %s, want %s of %s", o.Reason, o.Proto, tunnel.Done, name)
 		}
 	}
-	c := dial(t, g.addr)
+	c := testnet.Connect(t, g.Addr)
 	_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\n\r\n")
 	if got, _ := io.ReadAll(c); !strings.HasPrefix(string(got), "HTTP/1.1 405 ") {
 		t.Errorf("got %q to a POST, want 405", got)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -56,9 +57,9 @@ func TestDialer(t *testing.T) {
 	setup := func(d *Dialer) func(t *testing.T, backend net.Listener) tunneltest.Dialer {
 		return func(t *testing.T, backend net.Listener) tunneltest.Dialer {
 			const closed = "127.0.0.1:1" // nobody's, where a port that was free may be taken again
-			g := serve(t, table{"svc.test:443": backend.Addr().String(), "down.test:443": closed}, &Protocol{})
+			g := serve(t, tunneltest.Table{"svc.test:443": backend.Addr().String(), "down.test:443": closed}, &Protocol{})
 			here := *d
-			here.URL += "ws://" + g.addr
+			here.URL += "ws://" + g.Addr
 			return tunneltest.Dialer{Dialer: &here, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 				"nobody.test:443": tunnel.NoRoute,
 				"down.test:443":   tunnel.DialFailed,
@@ -82,8 +83,8 @@ func TestDialerTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := serve(t, table{"svc.test:443": backend(t, echo)}, &Protocol{Path: "/edge/"})
-	front := terminate(t, g.addr, &tls.Config{Certificates: cert.ServerConfig().Certificates})
+	g := serve(t, tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{Path: "/edge/"})
+	front := terminate(t, g.Addr, &tls.Config{Certificates: cert.ServerConfig().Certificates})
 	d := &Dialer{URL: "wss://lb.test/edge/", TLS: &tls.Config{RootCAs: ca.Pool()}, Dialer: via(front)}
 	open := func() *Stream {
 		t.Helper()
@@ -104,7 +105,7 @@ func TestDialerTLS(t *testing.T) {
 		t.Errorf("got %d bytes, %v, want the %d that were sent and their end", len(got), err, len(want))
 	}
 	_ = c.Close()
-	if o := g.outcome(t); o.Reason != tunnel.Done {
+	if o := g.Outcome(t); o.Reason != tunnel.Done {
 		t.Errorf("got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Done)
 	}
 
@@ -112,7 +113,7 @@ func TestDialerTLS(t *testing.T) {
 	_, _ = io.WriteString(c, "x")
 	_, _ = io.ReadFull(c, make([]byte, 1))
 	_ = c.Abort()
-	if o := g.outcome(t); o.Reason != tunnel.Reset {
+	if o := g.Outcome(t); o.Reason != tunnel.Reset {
 		t.Errorf("after an abort: got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Reset)
 	}
 
@@ -131,7 +132,7 @@ func (v via) DialContext(ctx context.Context, network, _ string) (net.Conn, erro
 
 // terminate is a load balancer at its simplest: bytes in TLS in, bytes out.
 func terminate(t *testing.T, to string, cfg *tls.Config) string {
-	return backend(t, func(c net.Conn) {
+	return testnet.Service(t, func(c net.Conn) {
 		in := tls.Server(c, cfg)
 		out, err := net.Dial("tcp", to)
 		if err != nil {

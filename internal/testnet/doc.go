@@ -24,10 +24,11 @@
 // TestEndings runs the six half-close and abort scenarios over the same dial
 // function: an end of stream must arrive as one, and an abort as an abort.
 //
-// The servers (Echo, Discard, Greeting, ServeTLS, Tap, or Serve for one's
-// own) stand behind what is tested, and a Recorder in the middle of a path
-// keeps its bytes. All listen on loopback and end with their test. The package
-// netns below makes network namespaces.
+// The servers (Echo, Discard, Greeting, ServeTLS, Tap, or Serve and Service for
+// one's own) stand behind what is tested, and a Recorder in the middle of a
+// path keeps its bytes. All listen on loopback and end with their test. Listen,
+// Connect and Ping are a client's. The package netns below makes network
+// namespaces.
 //
 // Nothing here sleeps to give others time: Eventually polls with a deadline,
 // and the chaos pair's stalls change the timing and never the outcome.

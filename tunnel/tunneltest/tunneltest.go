@@ -10,6 +10,16 @@
 //
 // The suites know nothing of the carrier: what it can't do is said in Options,
 // and is then tested to be refused as the interface says.
+//
+// Serve starts a whole gateway around Protocols, for tests of what only shows
+// behind the Server's detection and in front of the Router and the Relay:
+//
+//	g := tunneltest.Serve(t, tunneltest.Setup{
+//		Protocols: []tunnel.Protocol{&Protocol{}},
+//		Resolver:  tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()},
+//	})
+//	... // a client of g.Addr
+//	if o := g.Outcome(t); o.Reason != tunnel.Done {
 package tunneltest
 
 import (

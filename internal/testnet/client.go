@@ -1,0 +1,69 @@
+package testnet
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// What is waited for at most, where a test would otherwise hang.
+const (
+	clientTime  = 10 * time.Second // a client's connection
+	serviceTime = 40 * time.Second // a service's, which is to outlast its clients
+)
+
+// Service starts a server as Serve does and returns its address. Reads and
+// writes of its connections fail after 40 s, so that a handler's test ends.
+func Service(t testing.TB, handle func(net.Conn)) string {
+	t.Helper()
+	return Serve(t, func(c net.Conn) {
+		_ = c.SetDeadline(time.Now().Add(serviceTime))
+		handle(c)
+	}).Addr()
+}
+
+// Listen listens on loopback. The listener is closed with the test, if not
+// before.
+func Listen(t testing.TB) net.Listener {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("testnet: %v", err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	return ln
+}
+
+// ClosedPort returns an address where nobody listened a moment ago.
+func ClosedPort(t testing.TB) string {
+	t.Helper()
+	ln := Listen(t)
+	_ = ln.Close()
+	return ln.Addr().String()
+}
+
+// Connect connects to addr. The connection may be used for 10 s, and is closed
+// with the test.
+func Connect(t testing.TB, addr string) *net.TCPConn {
+	t.Helper()
+	c, err := net.DialTimeout("tcp", addr, clientTime)
+	if err != nil {
+		t.Fatalf("testnet: %v", err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(clientTime))
+	return c.(*net.TCPConn)
+}
+
+// Ping writes s to an echo and reads the same.
+func Ping(t testing.TB, c net.Conn, s string) {
+	t.Helper()
+	if _, err := io.WriteString(c, s); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(s))
+	if _, err := io.ReadFull(c, got); err != nil || string(got) != s {
+		t.Fatalf("got %q and %v back, want %q", got, err, s)
+	}
+}
