@@ -29,9 +29,9 @@ func newDemo() *cobra.Command {
 		Short: "See it work: a CA, services with mutual TLS, a gateway and a client, all on loopback",
 		Long: `Demo makes a CA, starts two services that demand a client certificate, a private
 one, and a gateway in front of them, all on loopback and in this process. Then a
-client reaches the first service by every way there is, through a chain of three
-gateways too, and each time the service sees its certificate. It is refused
-where it should be.
+client reaches the first service by every protocol that carries streams, through
+a chain of three gateways too, and each time the service sees its certificate.
+It is refused where it should be.
 
 It stays, and prints commands to try with curl and openssl, until it is
 interrupted; with --once it exits: 0 if everything went as it should, 1 if not.`,
