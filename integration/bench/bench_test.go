@@ -46,7 +46,7 @@ func TestSuite(t *testing.T) {
 		role:    "load",
 		results: make(results),
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	if err := s.run(ctx); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestCulvertAlone(t *testing.T) {
 		role:    "load",
 		results: make(results),
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	if err := s.run(ctx); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestCarriers(t *testing.T) {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	s := &suite{
-		rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 30 * time.Millisecond, settle: 10 * time.Millisecond,
+		rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 200 * time.Millisecond, settle: 10 * time.Millisecond,
 		tunnels: 150, only: regexp.MustCompile(""), log: io.Discard, results: make(results),
 	}
 	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
@@ -167,7 +167,7 @@ func TestCarriers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	if err := ways.run(ctx); err != nil {
 		t.Fatal(err)
