@@ -167,10 +167,22 @@ func seconds(ttl uint32) time.Duration { return min(time.Duration(ttl)*time.Seco
 // same reports whether two names are the same but for case.
 func same(a, b string) bool { return strings.EqualFold(dns.Fqdn(a), dns.Fqdn(b)) }
 
-// exchange returns the first answer to a question: NOERROR or NXDOMAIN. A try
-// that fails is followed by the next at once; one that takes its time is not
-// given up, the next is begun beside it.
+// exchange returns the first answer to a question: NOERROR or NXDOMAIN.
 func (q lookupRound) exchange(ctx context.Context, name string, qtype uint16) (*dns.Msg, error) {
+	m, err := hedge(ctx, q.step, func(ctx context.Context, i int) (*dns.Msg, error) {
+		return try(ctx, q.servers[i%len(q.servers)], name, qtype)
+	})
+	if err != nil && ctx.Err() != nil {
+		return nil, contextError(ctx, strings.TrimSuffix(name, "."))
+	}
+	return m, err
+}
+
+// hedge returns the first answer of several tries, or the last error where all
+// fail. A try that fails is followed by the next at once; one that takes longer
+// than step is not given up, the next is begun beside it.
+func hedge(ctx context.Context, step time.Duration, ask func(ctx context.Context, try int) (*dns.Msg, error)) (*dns.Msg, error) {
+	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -183,21 +195,21 @@ func (q lookupRound) exchange(ctx context.Context, name string, qtype uint16) (*
 	results := make(chan result, tries)
 	started, open := 0, 0
 	start := func() {
-		server := q.servers[started%len(q.servers)]
+		try := started
 		started++
 		open++
 		wg.Go(func() {
-			m, err := try(ctx, server, name, qtype)
+			m, err := ask(ctx, try)
 			results <- result{m, err}
 		})
 	}
 	start()
-	step := time.NewTicker(q.step)
-	defer step.Stop()
+	tick := time.NewTicker(step)
+	defer tick.Stop()
 	var last error
 	for open > 0 {
 		select {
-		case <-step.C:
+		case <-tick.C:
 			if started < tries {
 				start()
 			}
@@ -206,16 +218,14 @@ func (q lookupRound) exchange(ctx context.Context, name string, qtype uint16) (*
 			if res.err == nil {
 				return res.m, nil
 			}
-			if last == nil || ctx.Err() == nil {
-				last = res.err
-			}
+			last = res.err
 			if started < tries && ctx.Err() == nil {
 				start()
 			}
 		}
 	}
-	if ctx.Err() != nil {
-		return nil, contextError(ctx, strings.TrimSuffix(name, "."))
+	if err := outer.Err(); err != nil {
+		return nil, err
 	}
 	return nil, last
 }
@@ -234,10 +244,7 @@ func try(ctx context.Context, server, name string, qtype uint16) (*dns.Msg, erro
 		fail.Err, fail.UnwrapErr = err.Error(), err
 		fail.IsTimeout = errors.As(err, &ne) && ne.Timeout()
 	case m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError:
-		fail.Err = "the server answers " + dns.RcodeToString[m.Rcode]
-		if fail.Err == "the server answers " {
-			fail.Err += fmt.Sprint(m.Rcode)
-		}
+		fail.Err = "the server answers " + rcodeWord(m.Rcode)
 		fail.IsTemporary = true
 	default:
 		return m, nil

@@ -64,66 +64,24 @@ func (u *upstream) told(err error, now time.Time) {
 	u.fails++
 }
 
-// race asks one upstream after the other, at most three times in all. A try
-// that fails is followed at once; one that takes its time gets company.
+// race asks one upstream after the other, at most three times in all.
 func race(ctx context.Context, ups []*upstream, q *query, clock func() time.Time) (*dns.Msg, error) {
 	if len(ups) == 0 {
 		return nil, errNobody
 	}
-	outer := ctx
-	ctx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
-
-	type result struct {
-		m   *dns.Msg
-		err error
-	}
-	results := make(chan result, tries)
-	started, open := 0, 0
-	start := func() {
-		u := ups[started%len(ups)]
-		started++
-		open++
-		wg.Go(func() {
-			begun := time.Now()
-			m, err := u.ask(ctx, q)
-			if err == nil && m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
-				err = fmt.Errorf("dns: %s answers %s", u.addr, rcodeWord(m.Rcode))
-			}
-			// To lose a race is no fault, but to be overtaken by one who began later is.
-			if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= stepAfter {
-				u.told(err, clock())
-			}
-			results <- result{m, err}
-		})
-	}
-	start()
-	step := time.NewTicker(stepAfter)
-	defer step.Stop()
-	var last error
-	for open > 0 {
-		select {
-		case <-step.C:
-			if started < tries {
-				start()
-			}
-		case res := <-results:
-			open--
-			if res.err == nil {
-				return res.m, nil
-			}
-			last = res.err
-			if started < tries && ctx.Err() == nil {
-				start()
-			}
+	return hedge(ctx, stepAfter, func(ctx context.Context, i int) (*dns.Msg, error) {
+		u := ups[i%len(ups)]
+		begun := time.Now()
+		m, err := u.ask(ctx, q)
+		if err == nil && m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
+			err = fmt.Errorf("dns: %s answers %s", u.addr, rcodeWord(m.Rcode))
 		}
-	}
-	if err := outer.Err(); err != nil {
-		return nil, err
-	}
-	return nil, last
+		// To lose a race is no fault, but to be overtaken by one who began later is.
+		if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= stepAfter {
+			u.told(err, clock())
+		}
+		return m, err
+	})
 }
 
 func rcodeWord(rcode int) string {
