@@ -6,9 +6,9 @@ func (s *Server) Account() (open, halfOpen, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	perSource := 0
-	for _, src := range s.slots.sources {
-		open += src.open
-		perSource += src.halfOpen
+	for _, src := range s.slots.sources.accounts {
+		open += src.Open
+		perSource += src.HalfOpen
 	}
 	listed := 0
 	for k := s.slots.oldest; k != nil; k = k.next {
@@ -24,7 +24,7 @@ func (s *Server) Account() (open, halfOpen, waiting int) {
 func (s *Server) Sources() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.slots.sources)
+	return len(s.slots.sources.accounts)
 }
 
 // Reserved returns how many tunnels the Router counts.

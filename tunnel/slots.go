@@ -1,8 +1,8 @@
 package tunnel
 
 import (
+	"cmp"
 	"context"
-	"net/netip"
 	"sync/atomic"
 	"time"
 )
@@ -40,6 +40,17 @@ func capped(n, limit, otherwise int) bool {
 	return limit >= 0 && n >= limit
 }
 
+// Crowded reports whether n unfinished preambles, or what stands for them, are
+// as many as there may be in all.
+func (l *Limits) Crowded(n int) bool { return capped(n, l.HalfOpen, DefaultHalfOpen) }
+
+func (l *Limits) newPerSource() int {
+	if l.NewPerSource == 0 {
+		return DefaultNewPerSource
+	}
+	return l.NewPerSource
+}
+
 // A slot is one connection's place in the Server: what it is counted under.
 // It lives as long as the connection is served; a tunnel that outlives that has
 // a lease on the place.
@@ -49,7 +60,7 @@ type slot struct {
 	ctx     slotContext // of the connection
 	ln      *Listener
 	loop    *loop // that accepted it, nil for none
-	source  *source
+	source  *Source
 	lent    bool               // a tunnel holds the place
 	scratch *[scratchSize]byte // what Conn's buffer began in, if it is to be given back
 	evicted atomic.Bool
@@ -64,43 +75,35 @@ type slot struct {
 type slots struct {
 	halfOpen       int
 	oldest, newest *slot
-	sources        map[netip.Prefix]*source
+	sources        Sources
 	waiting        map[*slot]struct{} // not handed over: what Close closes
 	sweeping       bool
 }
 
-// A source is what one address has open.
-type source struct {
-	prefix   netip.Prefix
-	open     int
-	halfOpen int
-	tokens   float64 // of the bucket that meters new connections
-	filled   time.Time
-}
-
 // admit counts k in, or says which limit it would break.
 func (t *slots) admit(k *slot, l *Limits, now time.Time) error {
-	src := t.sourceOf(k.Conn.source.Addr(), l, now)
+	src := t.sources.Of(k.Conn.source.Addr(), l, now)
 	switch {
 	case k.ln.fronted(k.Conn.source.Addr()): // it stands for many
 	case k.ln.Preface != nil:
 		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
-	case capped(src.open, l.OpenPerSource, DefaultOpenPerSource):
-		return Refusef(Overload, "%s has %d connections open, the limit for one source", src.prefix, src.open)
-	case capped(src.halfOpen, l.HalfOpenPerSource, DefaultHalfOpenPerSource):
-		return Refusef(Overload, "%s has %d unfinished preambles, the limit for one source", src.prefix, src.halfOpen)
-	case !src.spend(l, now):
-		return Refusef(Overload, "%s opens connections faster than one source may", src.prefix)
+	default:
+		if err := cmp.Or(src.MayOpen(l, "connections"), src.MayBegin(l, "unfinished preambles")); err != nil {
+			return err
+		}
+		if err := src.Spend(l, now, "connections"); err != nil {
+			return err
+		}
 	}
-	if capped(t.halfOpen, l.HalfOpen, DefaultHalfOpen) {
+	if l.Crowded(t.halfOpen) {
 		// Whoever has been at it for longest is the least likely to be honest:
 		// a preamble takes a round trip.
 		t.oldest.evict()
 		t.finished(t.oldest)
 	}
 	k.source, k.half = src, true
-	src.open++
-	src.halfOpen++
+	src.Open++
+	src.HalfOpen++
 	t.halfOpen++
 	k.prev = t.newest
 	if t.newest != nil {
@@ -123,7 +126,7 @@ func (t *slots) finished(k *slot) {
 	}
 	k.half = false
 	t.halfOpen--
-	k.source.halfOpen--
+	k.source.HalfOpen--
 	if k.prev != nil {
 		k.prev.next = k.next
 	} else {
@@ -162,53 +165,6 @@ func (t *slots) each(f func(*slot)) {
 	}
 }
 
-// sourceOf finds or makes the account of addr.
-func (t *slots) sourceOf(addr netip.Addr, l *Limits, now time.Time) *source {
-	bits := 32
-	if addr.Is6() {
-		bits = 64
-	}
-	prefix, _ := addr.Prefix(bits) // the zero Prefix stands for sources without an IP address
-	if src := t.sources[prefix]; src != nil {
-		return src
-	}
-	if t.sources == nil {
-		t.sources = make(map[netip.Prefix]*source)
-	}
-	if n := len(t.sources); n >= 1024 && n&(n-1) == 0 { // at each doubling
-		for p, src := range t.sources {
-			if src.open == 0 && now.Sub(src.filled) > time.Second {
-				delete(t.sources, p)
-			}
-		}
-	}
-	src := &source{prefix: prefix, tokens: float64(newPerSource(l)), filled: now}
-	t.sources[prefix] = src
-	return src
-}
-
-func newPerSource(l *Limits) int {
-	if l.NewPerSource == 0 {
-		return DefaultNewPerSource
-	}
-	return l.NewPerSource
-}
-
-// spend takes a token for one new connection.
-func (s *source) spend(l *Limits, now time.Time) bool {
-	rate := newPerSource(l)
-	if rate < 0 {
-		return true
-	}
-	s.tokens = min(s.tokens+now.Sub(s.filled).Seconds()*float64(rate), float64(rate))
-	s.filled = now
-	if s.tokens < 1 {
-		return false
-	}
-	s.tokens--
-	return true
-}
-
 // ServeTunnel is what the protocol calls: the preamble is over.
 func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 	s := k.server
@@ -224,7 +180,7 @@ func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 // it is larger than all that a tunnel needs.
 type lease struct {
 	server *Server
-	source *source
+	source *Source
 }
 
 // lend makes the slot's place the tunnel's, where the connection is the tunnel.
@@ -244,7 +200,7 @@ func (l lease) release() {
 	}
 	l.server.mu.Lock()
 	defer l.server.mu.Unlock()
-	l.source.open--
+	l.source.Open--
 	l.server.Budget.Give(1)
 }
 
@@ -259,7 +215,7 @@ func (k *slot) leave() {
 	k.ln.conns--
 	s.forget(k.ln)
 	if !k.lent {
-		k.source.open--
+		k.source.Open--
 		s.Budget.Give(1)
 	}
 }

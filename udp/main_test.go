@@ -78,9 +78,9 @@ func newRig(t testing.TB, ln Listener, change func(*Server)) *rig {
 		if r.s.waiting != 0 {
 			t.Errorf("%d bytes waiting at the end", r.s.waiting)
 		}
-		for _, src := range r.s.sources {
-			if src.open != 0 || src.halfOpen != 0 {
-				t.Errorf("%s has %d open, %d half open at the end", src.prefix, src.open, src.halfOpen)
+		for src := range r.s.sources.All() {
+			if src.Open != 0 || src.HalfOpen != 0 {
+				t.Errorf("%s has %d open, %d half open at the end", src, src.Open, src.HalfOpen)
 			}
 		}
 	})

@@ -90,7 +90,7 @@ type Server struct {
 
 	mu       sync.Mutex // guards what follows, and the doors' maps
 	doors    map[*door]struct{}
-	sources  sources
+	sources  tunnel.Sources
 	half     list // sessions that are not proven
 	sessions int
 	waiting  int // bytes
@@ -202,7 +202,7 @@ func (s *Server) track(d *door) bool {
 		return false
 	}
 	if s.doors == nil {
-		s.doors, s.sources, s.quit = make(map[*door]struct{}), make(sources), make(chan struct{})
+		s.doors, s.quit = make(map[*door]struct{}), make(chan struct{})
 	}
 	s.doors[d] = struct{}{}
 	return true
@@ -303,7 +303,7 @@ func (s *Server) sweep() {
 		}
 		if left == 0 {
 			s.sweeping = false
-			s.sources.forget(now)
+			s.sources.Forget(now)
 			s.mu.Unlock()
 			return
 		}
@@ -360,4 +360,12 @@ func (m *meter) take(now time.Time) bool {
 	}
 	m.n++
 	return m.n <= linesPerSecond
+}
+
+// limit is n, or otherwise where n is zero.
+func limit(n, otherwise time.Duration) time.Duration {
+	if n == 0 {
+		return otherwise
+	}
+	return n
 }

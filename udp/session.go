@@ -1,6 +1,7 @@
 package udp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -38,7 +39,7 @@ const refusedFor = 3 * time.Second
 // A session is what one client sends to one service and hears from it.
 type session struct {
 	d       *door
-	src     *source
+	src     *tunnel.Source
 	req     tunnel.Request
 	opening Opening   // nil where there is one service
 	start   time.Time // monotonic, as all that is compared with it
@@ -114,22 +115,25 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 	if p := s.Budget.Pressure(); p != tunnel.Calm {
 		return nil, nil, tunnel.Refusef(tunnel.Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
-	src := s.sources.of(c.addr.Addr(), &s.Limits, now)
-	if err := src.admit(&s.Limits, now); err != nil {
+	src := s.sources.Of(c.addr.Addr(), &s.Limits, now)
+	if err := cmp.Or(src.MayOpen(&s.Limits, "sessions"), src.MayBegin(&s.Limits, "sessions of which nothing is proven")); err != nil {
 		return nil, nil, err
 	}
-	if capped(s.half.n, limit(s.Limits.HalfOpen, tunnel.DefaultHalfOpen)) {
+	if err := src.Spend(&s.Limits, now, "sessions"); err != nil {
+		return nil, nil, err
+	}
+	if s.Limits.Crowded(s.half.n) {
 		crowded = s.half.oldest
 		s.half.remove(crowded)
-		crowded.src.halfOpen--
+		crowded.src.HalfOpen--
 	}
 	k = &session{d: d, src: src, start: now}
 	k.paths = []*path{{session: k, client: c}}
 	d.byAddr[c] = append(d.byAddr[c], k.paths[0])
 	d.sessions[k] = struct{}{}
 	s.sessions++
-	src.open++
-	src.halfOpen++
+	src.Open++
+	src.HalfOpen++
 	s.half.add(k)
 	if !s.sweeping {
 		s.sweeping = true
@@ -374,7 +378,7 @@ func (k *session) prove() {
 func (k *session) proven() {
 	if k.half && k.state != over {
 		k.d.s.half.remove(k)
-		k.src.halfOpen--
+		k.src.HalfOpen--
 	}
 }
 
@@ -420,7 +424,7 @@ func (k *session) end(why tunnel.Reason, err error) {
 	k.ids.forget(k)
 	delete(d.sessions, k)
 	s.sessions--
-	k.src.open--
+	k.src.Open--
 	s.mu.Unlock()
 	if tun != nil {
 		tun.End(tunnel.End{Reason: why, Err: err, In: k.in.Load(), Out: k.out.Load()})
