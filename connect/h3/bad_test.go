@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -189,7 +190,7 @@ func TestRequestsInPieces(t *testing.T) {
 		for b := whole; len(b) > 0; b = b[min(size, len(b)):] {
 			_, _ = s.qs.Write(b[:min(size, len(b))])
 			if size < 7 {
-				time.Sleep(time.Microsecond) // most go in packets of their own
+				runtime.Gosched() // most go in packets of their own
 			}
 		}
 		if a := <-got; a != (asked{"xyz.example:443", "early"}) {

@@ -29,7 +29,7 @@ func TestDialer(t *testing.T) {
 		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 			"other.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed, "secret.test:443": tunnel.NotExposed, "192.0.2.1:443": tunnel.NoRoute,
 		}}
-	}, tunneltest.Options{})
+	}, tunneltest.Options{Streams: 1000})
 }
 
 // TestDouble has the outer server choose an inner one, which it can't read.

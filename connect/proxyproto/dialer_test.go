@@ -176,7 +176,7 @@ func TestDialerSuite(t *testing.T) {
 			Addr:    g.Addr,
 			Refused: map[string]tunnel.Reason{testnet.ClosedPort(t): tunnel.DialFailed},
 		}
-	}, tunneltest.Options{})
+	}, tunneltest.Options{Streams: 1000})
 }
 
 // Two gateways pass on whose connection it is.

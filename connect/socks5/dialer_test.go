@@ -35,7 +35,7 @@ func TestDialer(t *testing.T) {
 						"[fe80::1%eth0]:443": tunnel.BadRequest,
 					},
 				}
-			}, tunneltest.Options{})
+			}, tunneltest.Options{Streams: 1000})
 		})
 	}
 }
