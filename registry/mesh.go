@@ -31,9 +31,9 @@ func (m Mesh) zone() string {
 	return m.Zone
 }
 
-// names returns the names of a service in the mesh: the one of its cluster, and
-// the short one, which belongs to the default namespace.
-func (m Mesh) names(id ID) (full, short tunnel.Name, err error) {
+// Names returns the names of a service in the mesh: the one of its cluster, and
+// the short one, which belongs to the default namespace and is zero in others.
+func (m Mesh) Names(id ID) (full, short tunnel.Name, err error) {
 	full, err = tunnel.ParseName(id.Service + "." + id.namespace() + ".svc." + id.Cluster + "." + m.zone())
 	if err == nil && id.namespace() == DefaultNamespace {
 		short, err = tunnel.ParseName(id.Service + "." + id.Cluster)
@@ -41,8 +41,8 @@ func (m Mesh) names(id ID) (full, short tunnel.Name, err error) {
 	return full, short, err
 }
 
-// setName returns the name of a service in the cluster set.
-func (id ID) setName() (tunnel.Name, error) {
+// SetName returns the name of a service in the cluster set.
+func (id ID) SetName() (tunnel.Name, error) {
 	return tunnel.ParseName(id.Service + "." + id.namespace() + clustersetSuffix)
 }
 
@@ -61,7 +61,7 @@ func (b *builder) addMeshNames(i int32) {
 	if e.ID == (ID{}) {
 		return
 	}
-	full, short, err := b.mesh.names(e.ID)
+	full, short, err := b.mesh.Names(e.ID)
 	if err != nil {
 		b.conflict(fmt.Sprintf("the mesh name of %q (%v)", e.Name, err), "nobody", e.Origin)
 		return
@@ -71,10 +71,13 @@ func (b *builder) addMeshNames(i int32) {
 			b.exact[name] = b.claim(b.exact[name], "name", name.String(), i)
 		}
 	}
+	if len(e.Names) == 0 {
+		e.Names = []tunnel.Pattern{{Suffix: full}}
+	}
 	if !e.Exported {
 		return
 	}
-	if set, err := e.ID.setName(); err == nil {
+	if set, err := e.ID.SetName(); err == nil {
 		if b.sets[set] == nil {
 			b.setNames = append(b.setNames, set)
 		}
