@@ -22,6 +22,7 @@ type positions struct {
 	services  []*serviceAt
 	hops      []hopAt
 	ports     servicePortsAt
+	dns       dnsAt
 }
 
 type networkAt struct {
@@ -72,6 +73,7 @@ var configFields = []field[Config]{
 		})
 	}},
 	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
+	{"dns", func(d *decoder, n *yaml.Node, c *Config) { d.dns(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)

@@ -33,7 +33,8 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
 		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
-		"servicePorts": keysOf(servicePortsFields),
+		"servicePorts": keysOf(servicePortsFields), "dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
+		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
 	} {
 		object := root
 		if name != "" {
@@ -79,7 +80,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports"} {
+	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports", "dns-values"} {
 		if err := validate("testdata/bad/" + f + ".yaml"); err == nil {
 			t.Errorf("%s.yaml is valid by the schema", f)
 		}
