@@ -214,6 +214,7 @@ func (d *decoder) checkListeners() {
 	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
 		take(d.cfg.Admin, d.at.admin)
 	}
+	d.checkDNS(taken)
 }
 
 // checkNetwork finds what goes with TCP alone at a listener of UDP, and the
@@ -257,6 +258,13 @@ func (d *decoder) checkLoops() {
 	}
 	if d.cfg.Admin != "" && !isSocket(d.cfg.Admin) {
 		ours = append(ours, place{d.cfg.Admin, d.at.admin})
+	}
+	if d.cfg.DNS != nil {
+		for i, l := range d.cfg.DNS.Listeners {
+			if l.Address != "" && l.Transport != "udp" {
+				ours = append(ours, place{l.Address, d.at.dns.listeners[i]})
+			}
+		}
 	}
 	for i := range d.cfg.Services {
 		s, at := &d.cfg.Services[i], d.at.services[i]

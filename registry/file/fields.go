@@ -23,6 +23,7 @@ type positions struct {
 	hops      []hopAt
 	ports     servicePortsAt
 	mesh      meshAt
+	dns       dnsAt
 }
 
 type networkAt struct {
@@ -54,7 +55,7 @@ var configFields = []field[Config]{
 			c.Cluster = s
 		}
 	}},
-	{"zone", func(d *decoder, n *yaml.Node, c *Config) { d.zone(n, c) }},
+	{"zone", func(d *decoder, n *yaml.Node, c *Config) { d.meshZone(n, c) }},
 	{"network", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.mesh.network = n
 		c.Mesh.Network, _ = d.text(n, "network")
@@ -78,6 +79,7 @@ var configFields = []field[Config]{
 		})
 	}},
 	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
+	{"dns", func(d *decoder, n *yaml.Node, c *Config) { d.dns(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)

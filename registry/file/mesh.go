@@ -16,7 +16,7 @@ var transports = []string{"sni", "connect", "connect-h2", "connect-h3", "websock
 // A meshAt is where the file says what has to do with networks and names.
 type meshAt struct{ zone, network *yaml.Node }
 
-func (d *decoder) zone(n *yaml.Node, c *Config) {
+func (d *decoder) meshZone(n *yaml.Node, c *Config) {
 	d.at.mesh.zone = n
 	s, ok := d.text(n, "zone")
 	if !ok {

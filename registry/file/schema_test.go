@@ -36,6 +36,8 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
 		"servicePorts": keysOf(servicePortsFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
 		"namedPort": keysOf(portFields), "endpoint": keysOf(endpointFields),
+		"dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
+		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
 	} {
 		object := root
 		if name != "" {
@@ -81,7 +83,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports"} {
+	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports", "dns-values"} {
 		if err := validate("testdata/bad/" + f + ".yaml"); err == nil {
 			t.Errorf("%s.yaml is valid by the schema", f)
 		}
