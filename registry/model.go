@@ -50,16 +50,16 @@ func (g *Gateway) Takes(transport string) bool {
 // zero Check is none.
 type Check struct {
 	Kind     string        // "tcp", "tls" or "http"; "" means that nobody looks
-	Host     string        // for tls its SNI, for http its Host; "" means the service's first name
+	Host     string        // for tls its SNI, for http its Host; "" means the service's first name, for tls that of any service there
 	Path     string        // for http; "" means "/"
 	Interval time.Duration // 0 means DefaultCheckInterval
-	Timeout  time.Duration // 0 means DefaultCheckTimeout
+	Timeout  time.Duration // of a try, half of Interval at most, for two to fit; 0 means DefaultCheckTimeout
 }
 
 // Defaults of a Check.
 const (
 	DefaultCheckInterval = time.Second
-	DefaultCheckTimeout  = time.Second
+	DefaultCheckTimeout  = time.Second / 2
 )
 
 // A Service is what clients may ask for.

@@ -24,6 +24,7 @@ type Table struct {
 	addresses  map[netip.Addr]claims
 	endpoints  map[netip.AddrPort][]int32 // endpoints written as addresses; indices of services
 	networks   networks
+	known      []Network // that networks are made of
 
 	published   []Published // sorted by what is assigned
 	publishedAs map[tunnel.Name][]Published
@@ -137,6 +138,15 @@ func (t *Table) Services() iter.Seq[Service] {
 	}
 }
 
+// Networks returns the networks, with those of their ranges, too, that another
+// one has. The slice must not be changed.
+func (t *Table) Networks() []Network {
+	if t == nil {
+		return nil
+	}
+	return t.known
+}
+
 // Network returns the name of the network a is in: that with the longest
 // prefix that holds a. It is false for an address in none.
 func (t *Table) Network(a netip.Addr) (string, bool) {
@@ -170,6 +180,8 @@ func (b *builder) addNetwork(network Network) {
 	i := int32(len(b.networks.names))
 	b.networks.names = append(b.networks.names, network.Name)
 	b.networkIndex[network.Name] = i
+	network.Gateways = completeGateways(network.Gateways)
+	b.known = append(b.known, network)
 	for _, p := range network.CIDRs {
 		p = normalPrefix(p)
 		if old, ok := b.networks.byPrefix[p]; ok {
@@ -183,6 +195,7 @@ func (b *builder) addNetwork(network Network) {
 func (b *builder) addService(s *Service) {
 	i := int32(len(b.services))
 	e := entry{Service: *s, index: i}
+	e.Check = s.Check.complete(s.Names)
 	for _, name := range s.ExposedTo {
 		if n, ok := b.networkIndex[name]; ok {
 			e.views = append(e.views, n)
