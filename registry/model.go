@@ -172,10 +172,16 @@ type Snapshot struct {
 	Services []Service
 }
 
-// An Update replaces what a source said before under the same name.
+// An Update replaces what a source said before under the same name. One with
+// the very slices it had before confirms that, and makes no new table.
 type Update struct {
 	Source string // "file", "cluster/west"; a source may use several
 	Snapshot
+
+	// Err, if it is not nil, says that the source can't see any more what
+	// there is. What it said before stays in force, and the Snapshot counts for
+	// nothing; the next Update without an Err ends it. See Registry.Stale.
+	Err error
 }
 
 // A Source finds out what there is. Run sends an Update at first and whenever
