@@ -200,6 +200,9 @@ func (h *health) list() []Health {
 
 // whose says of what in t the addresses of list are.
 func whose(t *Table, list []Health) {
+	if t == nil {
+		return
+	}
 	byAddr, byHost := map[netip.Addr][]*Health{}, map[string][]*Health{}
 	for i := range list {
 		h := &list[i]
@@ -217,8 +220,8 @@ func whose(t *Table, list []Health) {
 		}
 		for _, h := range candidates {
 			if ep.Port == h.Addr.Port() || ep.Port == 0 && (len(ports) == 0 || slices.Contains(ports, h.Addr.Port())) {
-				if ep.Network != "" {
-					h.Network = ep.Network
+				if i := t.network(ep); i >= 0 {
+					h.Network = t.all[i].Name
 				}
 				found(h)
 			}
@@ -244,7 +247,7 @@ func whose(t *Table, list []Health) {
 			})
 		}
 	}
-	for _, n := range t.Networks() {
+	for n := range t.Networks() {
 		for _, g := range n.Gateways {
 			each(&g.Address, nil, func(h *Health) { h.Gateway = n.Name })
 			each(&g.Public, nil, func(h *Health) { h.Gateway = n.Name })

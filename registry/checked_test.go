@@ -132,8 +132,10 @@ func TestChecksAreCompleted(t *testing.T) {
 		if want.Host == "b.test" {
 			want.Host = "" // a gateway is of no service
 		}
-		if got := tab.Networks()[0].Gateways[0].Check; got != want {
-			t.Errorf("of a gateway: %+v becomes %+v, want %+v", row.in, got, want)
+		for n := range tab.Networks() {
+			if got := n.Gateways[0].Check; got != want {
+				t.Errorf("of a gateway: %+v becomes %+v, want %+v", row.in, got, want)
+			}
 		}
 		if gateways[0].Check != row.in {
 			t.Error("what the source has said was changed")
@@ -156,7 +158,7 @@ func TestHealthSaysWhoseAndSince(t *testing.T) {
 		far.Endpoints, far.Via = []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 443}}, []Hop{{Proto: "connect", To: []string{"x"}}}
 		tab, err := Merge(Snapshot{
 			Services: append(services, named, far),
-			Networks: []Network{{Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Gateways: []Gateway{
+			Networks: []Network{{Name: "east"}, {Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Gateways: []Gateway{
 				{Address: Endpoint{Addr: netip.MustParseAddr("192.0.2.9"), Port: 443}, Public: Endpoint{Host: "gw.test", Port: 443}},
 			}}},
 		})

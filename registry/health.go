@@ -176,7 +176,7 @@ func (h *health) prune(t *Table) {
 			here(&s.Endpoints[i])
 		}
 	}
-	for _, n := range t.Networks() {
+	for n := range t.Networks() {
 		for i := range n.Gateways {
 			here(&n.Gateways[i].Address)
 			here(&n.Gateways[i].Public)

@@ -33,6 +33,9 @@ const (
 // value is ready and refuses everything until a table is there. It is safe
 // for use by many goroutines, and must not be copied.
 type Registry struct {
+	// Mesh is how tables are made.
+	Mesh Mesh
+
 	// Lookup finds the addresses of an endpoint's DNS name. It is called once
 	// for each name and request, so it should cache. An error with a
 	// Timeout() bool method that says true is LookupTime. Nil means that
@@ -210,7 +213,7 @@ func (r *Registry) merge(log *slog.Logger, known map[key]Snapshot) {
 	for i, k := range keys {
 		snapshots[i] = known[k]
 	}
-	t, err := Merge(snapshots...)
+	t, err := r.Mesh.Merge(snapshots...)
 	if err != nil {
 		log.Warn("registry: sources disagree", "err", err)
 	}
