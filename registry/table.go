@@ -160,6 +160,23 @@ func (t *Table) Services() iter.Seq[Service] {
 	}
 }
 
+// Networks iterates over the networks. What they point to must not be changed.
+func (t *Table) Networks() iter.Seq[*Network] {
+	return func(yield func(*Network) bool) {
+		if t == nil {
+			return
+		}
+		for i := range t.all {
+			if !yield(&t.all[i].Network) {
+				return
+			}
+		}
+	}
+}
+
+// Reaches reports whether ep can be reached from where we are without a gateway.
+func (t *Table) Reaches(ep *Endpoint) bool { return t.direct(t.network(ep), t.here) }
+
 // Network returns the name of the network a is in: that with the longest
 // prefix that holds a. It is false for an address in none.
 func (t *Table) Network(a netip.Addr) (string, bool) {
@@ -194,6 +211,7 @@ func (b *builder) addNetwork(network Network) {
 	}
 	i := int32(len(b.networks.names))
 	b.networks.names = append(b.networks.names, network.Name)
+	network.Gateways = completeGateways(network.Gateways)
 	b.all = append(b.all, placed{Network: network})
 	b.networkIndex[network.Name] = i
 	for _, p := range network.CIDRs {
@@ -210,6 +228,7 @@ func (b *builder) addNetwork(network Network) {
 func (b *builder) append(s *Service) int32 {
 	i := int32(len(b.services))
 	e := entry{Service: *s, index: i, home: -1}
+	e.Check = s.Check.complete(s.Names)
 	for _, name := range s.ExposedTo {
 		if n, ok := b.networkIndex[name]; ok {
 			e.views = append(e.views, n)
