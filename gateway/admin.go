@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"iter"
 	"math"
 	"net/url"
 	"sync/atomic"
@@ -80,8 +81,10 @@ func (g *Gateway) admin() *admin.Admin {
 			}
 			return Explain(ctx, g.router, append(g.ports.listeners(), g.cfg.Listeners...), q), nil
 		},
-		Pprof:   true,
-		Tunnels: g.relay.List,
+		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
+		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
+		Pprof:    true,
+		Tunnels:  g.relay.List,
 		CloseTunnels: func(match func(*tunnel.Live) bool) int {
 			return g.relay.EndFunc(tunnel.Killed, match)
 		},

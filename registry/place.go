@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"culvert.dev/tunnel"
@@ -263,6 +264,26 @@ func (t *Table) Places(name tunnel.Name, from string) (places []Place, ok bool) 
 		}
 	}
 	return places, len(places) > 0
+}
+
+// Refusal says why Places has nothing of a name: it is an *tunnel.Error.
+func (t *Table) Refusal(name tunnel.Name, from string) error {
+	if t == nil {
+		return tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", name)
+	}
+	m, ok := t.match(name)
+	if !ok {
+		return tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", name, count(len(t.services)))
+	}
+	e := &t.services[m.claims[0].service]
+	if !e.Exposed {
+		return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is not exposed", name, e.Name, orUnknown(e.Origin))
+	}
+	where := "none"
+	if from != "" {
+		where = strconv.Quote(from)
+	}
+	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; who asks is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
 }
 
 // Above reports whether there are names below name.
