@@ -39,7 +39,7 @@ var layers = []struct {
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/leases", []string{"registry"}, "who keeps which place is arithmetic and a file, whatever the places are"},
 	{"registry/ports", []string{"registry", "registry/leases"}, "which port is whose is arithmetic and a file"},
-	{"registry/vips", []string{"registry", "registry/leases"}, "which address is whose is arithmetic and a file"},
+	{"registry/vips", []string{"registry", "registry/leases", "tunnel"}, "which address is whose is arithmetic and a file"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},

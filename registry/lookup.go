@@ -16,6 +16,7 @@ type found struct {
 	pattern  string
 	port     uint16         // that was asked for, or stands for it; 0 where it is not known
 	endpoint netip.AddrPort // the one endpoint asked for by its address, or zero
+	name     tunnel.Name    // of one asked for by its VIP, which nobody else knows, or zero
 }
 
 // Find returns the service a request leads to, whoever asks. Its error is an
@@ -67,6 +68,9 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 	a := normalAddr(req.Addr)
 	if c, ok := t.addresses[a]; ok {
 		return t.pick(c, req)
+	}
+	if f, err, ok := t.findVIP(a, req); ok {
+		return f, err
 	}
 	// Before endpoints: that a service has an endpoint on loopback is no leave
 	// for clients to name it.

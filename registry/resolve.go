@@ -72,6 +72,9 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, tur
 	configured := f.entry.Endpoints
 	if len(configured) == 0 {
 		configured = []Endpoint{{Host: req.Host(), Addr: req.Addr}}
+		if !f.name.IsZero() {
+			configured[0] = Endpoint{Host: f.name.String()}
+		}
 	}
 	n := uint32(len(configured))
 	for i := range n {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"culvert.dev/registry"
 )
 
 const (
@@ -164,6 +166,7 @@ func Encode[E any](list string, entries []E) ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "{\"version\": %d, %q: [", version, list)
 	for i := range entries {
+		registry.Yield(i)
 		line, err := json.Marshal(&entries[i])
 		if err != nil {
 			return nil, err
