@@ -17,9 +17,9 @@ type VIPWish struct {
 	Service string // the service's name, for people
 
 	// Keys are what it may be known by for longer than a table stands, the best
-	// first: "CLUSTER/NAMESPACE/SERVICE" if it has an ID, and each of its names,
-	// with a port where another service has the name, too. No two services of a
-	// table share one.
+	// first: "CLUSTER/NAMESPACE/SERVICE" if it has an ID, without the cluster if it
+	// is of several, and each of its names, with a port where another service has
+	// the name, too. No two services of a table share one.
 	Keys []string
 }
 
@@ -32,9 +32,10 @@ type VIP struct {
 
 // vips are who has which address.
 type vips struct {
-	list []VIP // in the order of services
-	of   map[int32]VIP
-	by   map[netip.Addr]int32
+	list   []VIP // in the order of services
+	of     map[int32]VIP
+	by     map[netip.Addr]int32
+	claims map[int32]claims // of a service's ports, for either of its addresses
 }
 
 // WantVIPs returns which services are to have an address of their own: those
@@ -71,7 +72,11 @@ func (t *Table) eachVIPWish(each func(i int32, w VIPWish)) {
 		w := VIPWish{Service: e.Name}
 		if e.ID != (ID{}) && !known[e.ID] {
 			known[e.ID] = true
-			w.Keys = append(w.Keys, e.ID.Cluster+"/"+cmp.Or(e.ID.Namespace, DefaultNamespace)+"/"+e.ID.Service)
+			key := e.ID.namespace() + "/" + e.ID.Service
+			if e.ID.Cluster != "" { // else it is of the cluster set
+				key = e.ID.Cluster + "/" + key
+			}
+			w.Keys = append(w.Keys, key)
 		}
 		for _, p := range e.Names {
 			if _, ok := t.exact[p.Suffix]; !ok || p.Wildcard {
@@ -139,17 +144,8 @@ func (t *Table) findVIP(a netip.Addr, req *tunnel.Request) (f found, refusal *tu
 	if !ok {
 		return found{}, nil, false
 	}
-	e := &t.services[i]
-	var few [8]claim
-	c := few[:0]
-	for _, port := range orAny(e.Ports) {
-		c = append(c, claim{port: port, service: e.index, pattern: "vip"})
-	}
-	slices.SortFunc(c, func(a, b claim) int { return cmp.Compare(a.port, b.port) })
-	f, refusal = t.pick(c, req)
-	if at := slices.IndexFunc(e.Names, func(p tunnel.Pattern) bool { return !p.Wildcard }); at >= 0 {
-		f.name = e.Names[at].Suffix
-	}
+	f, refusal = t.pick(match{claims: t.vips.claims[int32(i)]}, req)
+	f.vip = true
 	return f, refusal, true
 }
 
@@ -164,7 +160,7 @@ func (t *Table) assignVIPs(list []VIP) {
 	for _, v := range list {
 		given[v.Key] = v
 	}
-	next := &vips{of: make(map[int32]VIP, len(list)), by: make(map[netip.Addr]int32, 2*len(list))}
+	next := &vips{of: make(map[int32]VIP, len(list)), by: make(map[netip.Addr]int32, 2*len(list)), claims: make(map[int32]claims, len(list))}
 	free := func(a netip.Addr) netip.Addr {
 		a = normalAddr(a)
 		_, listed := t.addresses[a]
@@ -187,6 +183,7 @@ func (t *Table) assignVIPs(list []VIP) {
 			}
 			if v.V4.IsValid() || v.V6.IsValid() {
 				next.of[i] = v
+				next.claims[i] = t.services[i].vipClaims()
 				next.list = append(next.list, v)
 			}
 			return
@@ -195,6 +192,17 @@ func (t *Table) assignVIPs(list []VIP) {
 	if len(next.list) > 0 {
 		t.vips = next
 	}
+}
+
+// vipClaims returns what e answers to at its VIPs.
+func (e *entry) vipClaims() claims {
+	ports := orAny(e.Ports)
+	c := make(claims, len(ports))
+	for i, port := range ports {
+		c[i] = claim{port: port, service: e.index, pattern: "vip"}
+	}
+	slices.SortFunc(c, func(a, b claim) int { return cmp.Compare(a.port, b.port) })
+	return c
 }
 
 // AssignVIPs says which addresses services have to themselves: what VIPs and
@@ -211,8 +219,8 @@ func (r *Registry) AssignVIPs(list []VIP) *Table {
 }
 
 // Occupied returns what of a range is somebody's: ranges of networks, but for
-// those of every address there is, and the addresses that services list or have
-// endpoints at.
+// those of every address there is, their gateways, and the addresses that
+// services list or have endpoints at.
 func (t *Table) Occupied(of netip.Prefix) []netip.Prefix {
 	if t == nil {
 		return nil
@@ -227,6 +235,12 @@ func (t *Table) Occupied(of netip.Prefix) []netip.Prefix {
 	add := func(a netip.Addr) {
 		if a = normalAddr(a); of.Contains(a) {
 			all = append(all, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	for i := range t.all {
+		for _, g := range t.all[i].Gateways {
+			add(g.Address.Addr)
+			add(g.Public.Addr)
 		}
 	}
 	for i := range t.services {

@@ -226,14 +226,14 @@ func TestOccupied(t *testing.T) {
 	far.Endpoints, far.Via = []Endpoint{{Addr: netip.MustParseAddr("10.9.0.9"), Port: 1}}, []Hop{{}}
 	networks := []Network{
 		{Name: "world", CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}},
-		{Name: "ten", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.9.0.16/28"), netip.MustParsePrefix("10.10.0.0/16")}},
+		{Name: "ten", Gateways: []Gateway{{Address: Endpoint{Addr: netip.MustParseAddr("10.9.0.5"), Port: 443}, Public: Endpoint{Host: "gw.test", Port: 443}}}, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.9.0.16/28"), netip.MustParsePrefix("10.10.0.0/16")}},
 	}
 	tab, err := Merge(Snapshot{Networks: networks, Services: []Service{a, far}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for of, want := range map[string]string{
-		"10.9.0.0/24": "[10.0.0.0/8 10.9.0.7/32 10.9.0.8/32 10.9.0.16/28]",
+		"10.9.0.0/24": "[10.0.0.0/8 10.9.0.5/32 10.9.0.7/32 10.9.0.8/32 10.9.0.16/28]",
 		"240.0.0.0/4": "[]",
 		"fd00::/64":   "[fd00::7/128]",
 	} {
