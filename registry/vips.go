@@ -297,6 +297,24 @@ func CheckVIPRange(p netip.Prefix) error {
 	return nil
 }
 
+// maxVIPs is how many addresses of a range are given: of IPv6 that is a quarter
+// of a /64, so that they can be counted.
+const maxVIPs = 1 << 62
+
+// VIPsIn returns how many addresses of a range are given to services. The first
+// one is left out, which is that of the network, or of any of its routers (RFC
+// 4291 section 2.6.1), and of IPv4 the last one, which is for broadcast.
+func VIPsIn(p netip.Prefix) uint64 {
+	host := p.Addr().BitLen() - p.Bits()
+	switch {
+	case p.Addr().Is4():
+		return 1<<host - 2
+	case host <= 62:
+		return 1<<host - 1
+	}
+	return maxVIPs
+}
+
 // DefaultVIPRanges returns the ranges for the VIPs of a cluster that names none:
 // 240.0.0.0/4, which nobody has (RFC 1112 section 4), and a /64 of a ULA
 // (RFC 4193) that follows from the cluster's name, so that two clusters differ.

@@ -167,13 +167,10 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// maxPlaces is how many addresses of a range are given: of IPv6 that is a
-// quarter of a /64, so that places can be counted.
-const maxPlaces = 1 << 62
+// maxOffset is more than any place is from the first address of a range.
+const maxOffset = 1 << 62
 
-// A block is the addresses of a range as places. The first one is left out,
-// which is that of the network, or of any of its routers (RFC 4291 section
-// 2.6.1), and of IPv4 the last one, which is for broadcast.
+// A block is the addresses of a range as places, as registry.VIPsIn counts them.
 type block struct {
 	prefix netip.Prefix
 	places uint64
@@ -185,13 +182,7 @@ type span struct{ first, end uint64 }
 
 // blockOf returns the block of a range without those addresses that are taken.
 func blockOf(p netip.Prefix, taken []netip.Prefix) *block {
-	b := &block{prefix: p, places: maxPlaces}
-	if host := p.Addr().BitLen() - p.Bits(); host <= 62 {
-		b.places = 1<<host - 1
-		if p.Addr().Is4() {
-			b.places--
-		}
-	}
+	b := &block{prefix: p, places: registry.VIPsIn(p)}
 	for _, t := range taken {
 		switch {
 		case !t.Overlaps(p):
@@ -206,7 +197,7 @@ func blockOf(p netip.Prefix, taken []netip.Prefix) *block {
 		if !ok {
 			continue
 		}
-		n := uint64(maxPlaces)
+		n := uint64(maxOffset)
 		if host := t.Addr().BitLen() - t.Bits(); host < 62 {
 			n = 1 << host
 		}
@@ -234,7 +225,7 @@ func (b *block) offset(a netip.Addr) (uint64, bool) {
 	x, first := a.As16(), b.prefix.Addr().As16()
 	high := binary.BigEndian.Uint64(x[:8]) - binary.BigEndian.Uint64(first[:8])
 	low := binary.BigEndian.Uint64(x[8:]) - binary.BigEndian.Uint64(first[8:]) // a prefix has no bits there that could borrow
-	return low, high == 0 && low <= maxPlaces
+	return low, high == 0 && low <= maxOffset
 }
 
 // place returns the place of an address, if it has one.
