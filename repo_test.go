@@ -40,6 +40,7 @@ var layers = []struct {
 	{"registry/leases", []string{"registry"}, "who keeps which place is arithmetic and a file, whatever the places are"},
 	{"registry/ports", []string{"registry", "registry/leases"}, "which port is whose is arithmetic and a file"},
 	{"registry/vips", []string{"registry", "registry/leases", "tunnel"}, "which address is whose is arithmetic and a file"},
+	{"names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -239,8 +240,8 @@ func (e *entry) named(label, cluster string) []Endpoint {
 			break
 		}
 	}
-	if at < 0 && cluster == "" {
-		at = e.numbered(label)
+	if at < 0 {
+		at = e.numbered(label, cluster)
 	}
 	if at < 0 {
 		return nil
@@ -260,10 +261,11 @@ func (e *entry) in(ep *Endpoint, cluster string) bool {
 }
 
 // numbered returns the index of the endpoint with a number or an address for a
-// label, or -1.
-func (e *entry) numbered(label string) int {
+// label, or -1. In the cluster set there are no numbers, as nobody counts over
+// clusters.
+func (e *entry) numbered(label, cluster string) int {
 	if n, err := strconv.ParseUint(label, 10, 31); err == nil {
-		if int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
+		if cluster == "" && int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
 			return int(n)
 		}
 		return -1
@@ -273,7 +275,7 @@ func (e *entry) numbered(label string) int {
 		return -1
 	}
 	for i := range e.Endpoints {
-		if e.Endpoints[i].Addr == a {
+		if e.Endpoints[i].Addr == a && e.in(&e.Endpoints[i], cluster) {
 			return i
 		}
 	}
@@ -308,4 +310,20 @@ func Dashed(a netip.Addr) string {
 		s += "0"
 	}
 	return s
+}
+
+// EndpointName returns what an endpoint of a headless service is called, below
+// one of the service's names; "" for one with neither a name nor an address.
+func EndpointName(s *Service, ep *Endpoint, name string) string {
+	label := ep.Name
+	if label == "" && ep.Addr.IsValid() {
+		label = Dashed(ep.Addr)
+	}
+	if label == "" {
+		return ""
+	}
+	if strings.HasSuffix(name, clustersetSuffix) {
+		label += "." + cmp.Or(ep.Cluster, s.ID.Cluster)
+	}
+	return label + "." + name
 }

@@ -326,6 +326,7 @@ var serviceFields = []field[registry.Service]{
 		d.boolean(n, "exported", &to.Exported)
 	}},
 	{"headless", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "headless", &to.Headless) }},
+	{"alpn", func(d *decoder, n *yaml.Node, to *registry.Service) { d.alpn(n, to) }},
 	{"network", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		if _, ok := d.text(n, "network"); ok {
 			d.service().network = n

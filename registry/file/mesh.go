@@ -157,6 +157,21 @@ func (d *decoder) port(n *yaml.Node, to *registry.Service) {
 	}
 }
 
+// alpn reads what the TLS of a service speaks, RFC 7301.
+func (d *decoder) alpn(n *yaml.Node, to *registry.Service) {
+	d.list(n, "alpn", func(n *yaml.Node) {
+		s, ok := d.text(n, "a protocol")
+		switch {
+		case ok && (len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == ',' || r == '\\' })):
+			d.errorf(n, "write it as h2 or http/1.1", "%q is not the name of a protocol", clip(s))
+		case ok && slices.Contains(to.ALPN, s):
+			d.errorf(n, "keep one of them", "%q is listed twice", clip(s))
+		case ok:
+			to.ALPN = append(to.ALPN, s)
+		}
+	})
+}
+
 var portFields = []field[registry.NamedPort]{
 	{"port", func(d *decoder, n *yaml.Node, to *registry.NamedPort) {
 		if v, ok := d.integer(n, "a port", 1, 65535); ok {
