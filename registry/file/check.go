@@ -24,6 +24,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkClaims()
 	d.checkListeners()
 	d.checkServicePorts()
+	d.checkVIPs()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
@@ -82,6 +83,7 @@ func (d *decoder) checkService(i int) {
 		}
 	}
 	d.checkOwnPort(s, at.ownPort)
+	d.checkVIP(s, at)
 	for j, name := range s.ExposedTo {
 		d.knownNetwork(at.views[j], name)
 	}
