@@ -52,6 +52,16 @@ type Server struct {
 	// longest prefix counts.
 	Views []View
 
+	// Lookup finds the addresses of the table's Targets, and how long they are
+	// good for, as Resolver.LookupTTL does. It should cache, and come to an end
+	// within 1.8 seconds, after which the question is answered without. Nil
+	// means that targets have no address.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
+	// Usable tells whether an address of a Target, with its port, is worth
+	// telling; others are told only where there is nothing else to tell. It
+	// must be quick. Nil means that all are.
+	Usable func(netip.AddrPort) bool
+
 	// TTL of the table's answers; 0 means 5 s, less than 0 means TTL 0.
 	TTL time.Duration
 	// NegativeTTL is how long it is believed that a name or type is not
@@ -95,7 +105,8 @@ type Server struct {
 	mu      sync.Mutex // guards what follows
 	closing bool
 	stops   map[*stopper]struct{}
-	wg      sync.WaitGroup // of stops
+	lookups map[string]*finding // under way, by host
+	wg      sync.WaitGroup      // of stops
 }
 
 type sourceView struct {

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -31,9 +32,9 @@ func (m Mesh) zone() string {
 	return m.Zone
 }
 
-// names returns the names of a service in the mesh: the one of its cluster, and
-// the short one, which belongs to the default namespace.
-func (m Mesh) names(id ID) (full, short tunnel.Name, err error) {
+// Names returns the names of a service in the mesh: the one of its cluster, and
+// the short one, which belongs to the default namespace and is zero in others.
+func (m Mesh) Names(id ID) (full, short tunnel.Name, err error) {
 	full, err = tunnel.ParseName(id.Service + "." + id.namespace() + ".svc." + id.Cluster + "." + m.zone())
 	if err == nil && id.namespace() == DefaultNamespace {
 		short, err = tunnel.ParseName(id.Service + "." + id.Cluster)
@@ -41,8 +42,8 @@ func (m Mesh) names(id ID) (full, short tunnel.Name, err error) {
 	return full, short, err
 }
 
-// setName returns the name of a service in the cluster set.
-func (id ID) setName() (tunnel.Name, error) {
+// SetName returns the name of a service in the cluster set.
+func (id ID) SetName() (tunnel.Name, error) {
 	return tunnel.ParseName(id.Service + "." + id.namespace() + clustersetSuffix)
 }
 
@@ -61,7 +62,7 @@ func (b *builder) addMeshNames(i int32) {
 	if e.ID == (ID{}) {
 		return
 	}
-	full, short, err := b.mesh.names(e.ID)
+	full, short, err := b.mesh.Names(e.ID)
 	if err != nil {
 		b.conflict(fmt.Sprintf("the mesh name of %q (%v)", e.Name, err), "nobody", e.Origin)
 		return
@@ -71,10 +72,13 @@ func (b *builder) addMeshNames(i int32) {
 			b.exact[name] = b.claim(b.exact[name], "name", name.String(), i)
 		}
 	}
+	if len(e.Names) == 0 {
+		e.Names = []tunnel.Pattern{{Suffix: full}}
+	}
 	if !e.Exported {
 		return
 	}
-	if set, err := e.ID.setName(); err == nil {
+	if set, err := e.ID.SetName(); err == nil {
 		if b.sets[set] == nil {
 			b.setNames = append(b.setNames, set)
 		}
@@ -236,8 +240,8 @@ func (e *entry) named(label, cluster string) []Endpoint {
 			break
 		}
 	}
-	if at < 0 && cluster == "" {
-		at = e.numbered(label)
+	if at < 0 {
+		at = e.numbered(label, cluster)
 	}
 	if at < 0 {
 		return nil
@@ -257,10 +261,11 @@ func (e *entry) in(ep *Endpoint, cluster string) bool {
 }
 
 // numbered returns the index of the endpoint with a number or an address for a
-// label, or -1.
-func (e *entry) numbered(label string) int {
+// label, or -1. In the cluster set there are no numbers, as nobody counts over
+// clusters.
+func (e *entry) numbered(label, cluster string) int {
 	if n, err := strconv.ParseUint(label, 10, 31); err == nil {
-		if int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
+		if cluster == "" && int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
 			return int(n)
 		}
 		return -1
@@ -270,7 +275,7 @@ func (e *entry) numbered(label string) int {
 		return -1
 	}
 	for i := range e.Endpoints {
-		if e.Endpoints[i].Addr == a {
+		if e.Endpoints[i].Addr == a && e.in(&e.Endpoints[i], cluster) {
 			return i
 		}
 	}
@@ -305,4 +310,20 @@ func Dashed(a netip.Addr) string {
 		s += "0"
 	}
 	return s
+}
+
+// EndpointName returns what an endpoint of a headless service is called, below
+// one of the service's names; "" for one with neither a name nor an address.
+func EndpointName(s *Service, ep *Endpoint, name string) string {
+	label := ep.Name
+	if label == "" && ep.Addr.IsValid() {
+		label = Dashed(ep.Addr)
+	}
+	if label == "" {
+		return ""
+	}
+	if strings.HasSuffix(name, clustersetSuffix) {
+		label += "." + cmp.Or(ep.Cluster, s.ID.Cluster)
+	}
+	return label + "." + name
 }

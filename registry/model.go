@@ -76,6 +76,7 @@ type Service struct {
 	ID       ID
 	Exported bool        // by SERVICE.NAMESPACE.svc.clusterset.local, too, beside its namesakes of other clusters
 	Headless bool        // each of its endpoints may be asked for: by its name, index or address before one of the service's names
+	ALPN     []string    // that its TLS speaks, for HTTPS records; empty means that nothing is said
 	Named    []NamedPort // of Ports, those that have names
 
 	VIP   bool  // an address is found for it, of its own for as long as it stays

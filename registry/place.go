@@ -12,10 +12,11 @@ import (
 // A Place is where a service is, for who stands in one network: at endpoints
 // that can be reached from there, or else behind gateways.
 type Place struct {
-	Service *Service // of the table; must not be changed
-	Pattern string   // that matched what was asked
-	Port    uint16   // that was asked for, or stands for it; 0 where it is not known
-	One     bool     // one endpoint was asked for, and not all
+	Service *Service      // of the table; must not be changed
+	Pattern string        // that matched what was asked
+	Port    uint16        // that was asked for, or stands for it; 0 where it is not known
+	VIPs    [2]netip.Addr // of IPv4 and IPv6, that the service has to itself; zero for none
+	One     bool          // one endpoint was asked for, and not all
 
 	Endpoints []Endpoint // to be reached directly; must not be changed
 	Entries   []Entry    // where there are none of those: the nearest network's first
@@ -67,6 +68,7 @@ func (b *builder) settle() {
 		e := &b.services[i]
 		if e.Headless {
 			b.headless++
+			b.own(e)
 		}
 		if len(e.Via) > 0 || len(e.Endpoints) == 0 {
 			continue
@@ -90,6 +92,39 @@ func (b *builder) settle() {
 			e.groups[at].endpoints = append(e.groups[at].endpoints, *ep)
 		}
 	}
+}
+
+// An owner is the endpoint of a headless service that has an address.
+type owner struct{ service, endpoint int32 }
+
+// own notes who has the addresses of a headless service; the first one stays.
+func (b *builder) own(e *entry) {
+	for i := range e.Endpoints {
+		a := e.Endpoints[i].Addr
+		if _, ok := b.owners[a]; !ok && a.IsValid() && len(e.Via) == 0 {
+			b.owners[a] = owner{e.index, int32(i)}
+		}
+	}
+}
+
+// Reverse returns the name of what has an address, for who stands in network
+// from: an endpoint of a headless service that can be reached from there.
+func (t *Table) Reverse(a netip.Addr, from string) []string {
+	if t == nil {
+		return nil
+	}
+	in := t.indexOf(from)
+	o, ok := t.owners[normalAddr(a)]
+	if !ok {
+		return nil
+	}
+	e := &t.services[o.service]
+	ep := &e.Endpoints[o.endpoint]
+	name, ok := e.callable()
+	if !ok || !t.exposedTo(e, in) || !t.direct(t.network(ep), in) {
+		return nil
+	}
+	return []string{EndpointName(&e.Service, ep, name.String())}
 }
 
 // network returns the index of the network an endpoint is in, or -1.
@@ -264,7 +299,7 @@ func (b *builder) addAllAbove() {
 				continue
 			}
 			for i := range e.Endpoints { // the clusters' own names are not there, but those below them are
-				if ep := &e.Endpoints[i]; ep.Name != "" {
+				if ep := &e.Endpoints[i]; ep.Name != "" || ep.Addr.IsValid() {
 					b.above[cmp.Or(ep.Cluster, e.ID.Cluster)+"."+name.String()] = struct{}{}
 				}
 			}

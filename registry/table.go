@@ -25,11 +25,12 @@ type Table struct {
 	endpoints  map[netip.AddrPort][]int32 // endpoints written as addresses; indices of services
 	networks   networks
 
-	all          []placed            // in the order of their indices
-	networkIndex map[string]int32    // by name
-	here         int32               // the network we are in, or -1
-	headless     int                 // how many services are
-	above        map[string]struct{} // names that have others below them
+	all          []placed             // in the order of their indices
+	networkIndex map[string]int32     // by name
+	here         int32                // the network we are in, or -1
+	headless     int                  // how many services are
+	owners       map[netip.Addr]owner // endpoints of headless services
+	above        map[string]struct{}  // names that have others below them
 
 	published   []Published // sorted by what is assigned
 	publishedAs map[tunnel.Name][]Published
@@ -91,6 +92,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 
 			networkIndex: map[string]int32{},
 			above:        map[string]struct{}{},
+			owners:       map[netip.Addr]owner{},
 		},
 		mesh: m,
 		sets: map[tunnel.Name][]int32{},
