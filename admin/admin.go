@@ -35,7 +35,7 @@ const (
 //
 //	/         what there is
 //	/healthz  200 as long as the process answers
-//	/readyz   200, or 503 with the reason
+//	/readyz   200, maybe with what is amiss, or 503 with the reason
 //	/metrics  for Prometheus
 //	/status   JSON
 //	/explain  JSON: what would happen to a request
@@ -52,7 +52,7 @@ const (
 // those that fit. That is for requests by a unix socket only, unless Control is
 // set: the port has no passwords, so by TCP it would be anyone's on this host.
 type Admin struct {
-	Ready    func() (ok bool, why string)                          // nil means always ready
+	Ready    func() (ok bool, why string)                          // why may also say what is amiss though it is ready. nil means always ready
 	Metrics  http.Handler                                          // nil means no /metrics
 	Status   func() any                                            // what /status shows; nil means no /status
 	Explain  func(ctx context.Context, q url.Values) (any, error)  // an error is the question's: 400. nil means no /explain
@@ -144,8 +144,12 @@ func (a *Admin) guard(next http.Handler) http.Handler {
 
 func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
 	if a.Ready != nil {
-		if ok, why := a.Ready(); !ok {
+		switch ok, why := a.Ready(); {
+		case !ok:
 			text(w, http.StatusServiceUnavailable, "not ready: "+clean(why, maxError))
+			return
+		case why != "":
+			text(w, http.StatusOK, "ok, but "+clean(why, maxError))
 			return
 		}
 	}

@@ -17,14 +17,16 @@ import (
 type Status struct {
 	Version    string           `json:"version,omitempty"`
 	Ready      bool             `json:"ready"`
-	Why        string           `json:"why,omitempty"` // it is not ready
+	Why        string           `json:"why,omitempty"` // it is not ready, or what it serves may be old
 	Started    time.Time        `json:"started"`
 	Tunnels    int              `json:"tunnels"`
 	Listeners  []StatusListener `json:"listeners"`
 	Generation uint64           `json:"generation"` // of the table
 	Services   int              `json:"services"`
 
-	ServicePorts *StatusPorts `json:"servicePorts,omitempty"`
+	Stale        *StatusStale   `json:"stale,omitempty"` // while the table may be old
+	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
+	Health       []StatusHealth `json:"health,omitempty"` // the worst first
 }
 
 // StatusPorts are the ports of services.
@@ -58,6 +60,7 @@ func (g *Gateway) Status() Status {
 	if t := g.registry.Table(); t != nil {
 		s.Generation, s.Services = t.Generation(), t.Len()
 	}
+	s.Stale, s.Health = g.staleStatus(), g.health()
 	if g.ports != nil {
 		list, _ := g.ports.status()
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
@@ -144,6 +147,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 		}
 		return 0
 	})
+	g.healthGauges(m)
 	m.Gauge("culvert_service_ports_open", "Ports of services that are listened at.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })

@@ -28,6 +28,7 @@ import (
 	"culvert.dev/admin"
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
+	"culvert.dev/registry/checks"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -112,6 +113,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	checker   *checks.Checker
 	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
@@ -174,8 +176,9 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 			g.Close()
 			return nil, err
 		}
-		g.registry.OnTable = g.ports.changed
 	}
+	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
+	g.registry.OnTable = g.tableChanged
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
@@ -263,6 +266,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		run(func() error { return g.ports.run(work) })
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.forget(work) })
 	run(func() error { return g.memory.run(work) })
 	if g.adminLn != nil {
@@ -403,7 +407,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Ready says whether the gateway takes traffic, and if not, why.
+// Ready says whether the gateway takes traffic, and if not, why. If it does, why
+// says that what it serves may be old, or nothing.
 func (g *Gateway) Ready() (ok bool, why string) {
 	switch {
 	case g.stopping.Load():
@@ -416,5 +421,5 @@ func (g *Gateway) Ready() (ok bool, why string) {
 			return false, "the ports of services are not open yet"
 		}
 	}
-	return true, ""
+	return true, g.stale()
 }

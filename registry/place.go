@@ -109,12 +109,20 @@ func (b *builder) own(e *entry) {
 }
 
 // Reverse returns the name of what has an address, for who stands in network
-// from: an endpoint of a headless service that can be reached from there.
+// from: a service of which that is the VIP, or an endpoint of a headless one that
+// can be reached from there.
 func (t *Table) Reverse(a netip.Addr, from string) []string {
 	if t == nil {
 		return nil
 	}
 	in := t.indexOf(from)
+	if i, ok := t.ByVIP(a); ok {
+		e := &t.services[i]
+		if name, ok := e.callable(); ok && t.exposedTo(e, in) {
+			return []string{name.String()}
+		}
+		return nil
+	}
 	o, ok := t.owners[normalAddr(a)]
 	if !ok {
 		return nil
@@ -227,6 +235,7 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 func (t *Table) place(f found, from int32) Place {
 	eps, beyond := t.reach(f, from)
 	p := Place{Service: &f.entry.Service, Pattern: f.pattern, Port: f.port, One: f.one != nil, Endpoints: eps}
+	p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
 	name := ""
 	if from >= 0 {
 		name = t.all[from].Name

@@ -84,6 +84,7 @@ func (d *decoder) checkService(i int) {
 	}
 	d.checkOwnPort(s, at.ownPort)
 	d.checkVIP(s, at)
+	d.checkHealthCheck(s, at)
 	for j, name := range s.ExposedTo {
 		d.knownNetwork(at.views[j], name)
 	}
