@@ -24,6 +24,7 @@ type Status struct {
 	Services   int              `json:"services"`
 
 	ServicePorts *StatusPorts `json:"servicePorts,omitempty"`
+	DNS          *StatusDNS   `json:"dns,omitempty"`
 }
 
 // StatusPorts are the ports of services.
@@ -41,7 +42,7 @@ type StatusListener struct {
 
 // Status says how the gateway is.
 func (g *Gateway) Status() Status {
-	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open()}
+	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.cfg.DNS.status()}
 	s.Ready, s.Why = g.Ready()
 	for i, ln := range g.cfg.Listeners {
 		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}
