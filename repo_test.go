@@ -38,6 +38,7 @@ var layers = []struct {
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/ports", []string{"registry"}, "which port is whose is arithmetic and a file"},
+	{"names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},

@@ -51,6 +51,9 @@ type Config struct {
 	Listeners []Listener
 	Sources   []registry.Source
 
+	// Mesh is the zone of its names, and the network the gateway is in.
+	Mesh registry.Mesh
+
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
@@ -156,7 +159,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
 	g.ways = ways
-	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{

@@ -50,16 +50,16 @@ func (g *Gateway) Takes(transport string) bool {
 // zero Check is none.
 type Check struct {
 	Kind     string        // "tcp", "tls" or "http"; "" means that nobody looks
-	Host     string        // for tls its SNI, for http its Host; "" means the service's first name
+	Host     string        // for tls its SNI, for http its Host; "" means the service's first name, for tls that of any service there
 	Path     string        // for http; "" means "/"
 	Interval time.Duration // 0 means DefaultCheckInterval
-	Timeout  time.Duration // 0 means DefaultCheckTimeout
+	Timeout  time.Duration // of a try, half of Interval at most, for two to fit; 0 means DefaultCheckTimeout
 }
 
 // Defaults of a Check.
 const (
 	DefaultCheckInterval = time.Second
-	DefaultCheckTimeout  = time.Second
+	DefaultCheckTimeout  = time.Second / 2
 )
 
 // A Service is what clients may ask for.
@@ -76,6 +76,7 @@ type Service struct {
 	ID       ID
 	Exported bool        // by SERVICE.NAMESPACE.svc.clusterset.local, too, beside its namesakes of other clusters
 	Headless bool        // each of its endpoints may be asked for: by its name, index or address before one of the service's names
+	ALPN     []string    // that its TLS speaks, for HTTPS records; empty means that nothing is said
 	Named    []NamedPort // of Ports, those that have names
 
 	VIP   bool  // an address is found for it, of its own for as long as it stays
@@ -172,10 +173,16 @@ type Snapshot struct {
 	Services []Service
 }
 
-// An Update replaces what a source said before under the same name.
+// An Update replaces what a source said before under the same name. One with
+// the very slices it had before confirms that, and makes no new table.
 type Update struct {
 	Source string // "file", "cluster/west"; a source may use several
 	Snapshot
+
+	// Err, if it is not nil, says that the source can't see any more what
+	// there is. What it said before stays in force, and the Snapshot counts for
+	// nothing; the next Update without an Err ends it. See Registry.Stale.
+	Err error
 }
 
 // A Source finds out what there is. Run sends an Update at first and whenever

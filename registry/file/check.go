@@ -17,6 +17,7 @@ import (
 func (d *decoder) check(root *yaml.Node) {
 	d.need(root, "the configuration", "services")
 	d.checkNetworks()
+	d.checkMesh()
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}
@@ -62,7 +63,7 @@ func (d *decoder) checkService(i int) {
 	switch {
 	case has(at.node, "name") && has(at.node, "names"):
 		d.errorf(keyOf(at.node, "names"), "keep names", "a service has either name or names")
-	case !has(at.node, "name") && !has(at.node, "names"):
+	case !has(at.node, "name") && !has(at.node, "names") && !has(at.node, "mesh"):
 		d.errorf(at.node, `add name: host.example.com, or "*.example.com"`, "a service needs a name")
 	}
 	if !has(at.node, "endpoints") && at.via != nil {
@@ -82,19 +83,9 @@ func (d *decoder) checkService(i int) {
 	}
 	d.checkOwnPort(s, at.ownPort)
 	for j, name := range s.ExposedTo {
-		known := make([]string, len(d.cfg.Networks))
-		for k, network := range d.cfg.Networks {
-			known[k] = network.Name
-		}
-		if slices.Contains(known, name) {
-			continue
-		}
-		hint := "add it to networks"
-		if m := meant(name, known); m != "" {
-			hint = fmt.Sprintf("did you mean %q?", m)
-		}
-		d.errorf(at.views[j], hint, "there is no network %q", clip(name))
+		d.knownNetwork(at.views[j], name)
 	}
+	d.checkPlaces(s, at)
 	if at.portless && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
 		// A TLS hello carries no port, and who connects to a service's own says
 		// nothing at all, so there would be none to dial.
@@ -149,6 +140,9 @@ func (d *decoder) checkClaims() {
 			}
 			for j, p := range s.Names {
 				check(at.names[j], "name", p.String(), s.Ports, !before)
+			}
+			for _, name := range d.meshNames(s, at) {
+				check(at.id, "name", name, s.Ports, !before)
 			}
 			for j, a := range s.Addresses {
 				check(at.addresses[j], "address", a.String(), s.Ports, !before)
@@ -210,7 +204,7 @@ func (d *decoder) checkListeners() {
 			continue
 		}
 		if table == nil {
-			table, _ = registry.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
+			table, _ = d.cfg.Mesh.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
 		}
 		req := &tunnel.Request{Name: l.Service, Port: l.Port, Local: listenPort(l.Address)}
 		if _, err := table.Find(req); err != nil {

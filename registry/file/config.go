@@ -23,7 +23,8 @@ const maxSize = 16 << 20
 
 // A Config is what a file says, defaults filled in.
 type Config struct {
-	Cluster   string // this cluster's id; "" if it has none
+	Cluster   string        // this cluster's id; "" if it has none
+	Mesh      registry.Mesh // the zone of its names, and the network the gateway is in
 	Networks  []registry.Network
 	Listeners []Listener
 	Admin     string // host:port of the admin server, or unix:PATH; "" means none
@@ -163,6 +164,8 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		a, b any
 	}{
 		{"cluster", c.Cluster, next.Cluster},
+		{"zone", c.Mesh.Zone, next.Mesh.Zone},
+		{"network", c.Mesh.Network, next.Mesh.Network},
 		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
 		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"dns", fixedDNS(c.DNS), fixedDNS(next.DNS)},

@@ -22,12 +22,14 @@ type positions struct {
 	services  []*serviceAt
 	hops      []hopAt
 	ports     servicePortsAt
+	mesh      meshAt
 	dns       dnsAt
 }
 
 type networkAt struct {
 	node, name *yaml.Node
 	cidrs      []*yaml.Node
+	near       []*yaml.Node
 }
 
 type listenerAt struct {
@@ -39,7 +41,7 @@ type listenerAt struct {
 
 type serviceAt struct {
 	node, ports, endpointsKey, via     *yaml.Node
-	ownPort                            *yaml.Node
+	ownPort, id, exported, network     *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -53,6 +55,11 @@ var configFields = []field[Config]{
 			c.Cluster = s
 		}
 	}},
+	{"zone", func(d *decoder, n *yaml.Node, c *Config) { d.meshZone(n, c) }},
+	{"network", func(d *decoder, n *yaml.Node, c *Config) {
+		d.at.mesh.network = n
+		c.Mesh.Network, _ = d.text(n, "network")
+	}},
 	{"networks", func(d *decoder, n *yaml.Node, c *Config) {
 		d.list(n, "networks", func(n *yaml.Node) {
 			i := len(c.Networks)
@@ -60,7 +67,6 @@ var configFields = []field[Config]{
 			d.at.networks = append(d.at.networks, networkAt{node: n, name: n})
 			object(d, n, "a network", networkFields, &c.Networks[i])
 			d.need(n, "a network", "name")
-			d.need(n, "a network", "cidrs")
 		})
 	}},
 	{"listeners", func(d *decoder, n *yaml.Node, c *Config) {
@@ -143,6 +149,9 @@ var networkFields = []field[registry.Network]{
 			d.errorf(n, "list its address ranges", "cidrs is empty")
 		}
 	}},
+	{"near", func(d *decoder, n *yaml.Node, to *registry.Network) { d.near(n, to) }},
+	{"gateways", func(d *decoder, n *yaml.Node, to *registry.Network) { d.gateways(n, to) }},
+	{"via", func(d *decoder, n *yaml.Node, to *registry.Network) { d.hops(n, &to.Via) }},
 }
 
 // listener returns the positions of the listener that is being read.
@@ -303,17 +312,21 @@ var serviceFields = []field[registry.Service]{
 	}},
 	{"ports", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.service().ports = n
-		d.list(n, "ports", func(n *yaml.Node) {
-			port, ok := d.integer(n, "a port", 1, 65535)
-			switch {
-			case ok && slices.Contains(to.Ports, uint16(port)):
-				d.errorf(n, "keep one of them", "port %d is listed twice", port)
-			case ok:
-				to.Ports = append(to.Ports, uint16(port))
-			}
-		})
+		d.list(n, "ports", func(n *yaml.Node) { d.port(n, to) })
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "list ports, or leave the key out for any port", "ports is empty")
+		}
+	}},
+	{"mesh", func(d *decoder, n *yaml.Node, to *registry.Service) { d.id(n, to) }},
+	{"exported", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().exported = n
+		d.boolean(n, "exported", &to.Exported)
+	}},
+	{"headless", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "headless", &to.Headless) }},
+	{"alpn", func(d *decoder, n *yaml.Node, to *registry.Service) { d.alpn(n, to) }},
+	{"network", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		if _, ok := d.text(n, "network"); ok {
+			d.service().network = n
 		}
 	}},
 	{"exposed", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exposed", &to.Exposed) }},
@@ -343,20 +356,7 @@ var serviceFields = []field[registry.Service]{
 	}},
 	{"endpoints", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.service().endpointsKey = n
-		d.list(n, "endpoints", func(n *yaml.Node) {
-			s, ok := d.text(n, "an endpoint")
-			if !ok {
-				return
-			}
-			ep, err := parseEndpoint(s)
-			if err != nil {
-				d.errorf(n, err.hint, "endpoint %q: %s", clip(s), err.msg)
-				return
-			}
-			d.service().portless = d.service().portless || ep.Port == 0
-			to.Endpoints = append(to.Endpoints, ep)
-			d.service().endpoints = append(d.service().endpoints, n)
-		})
+		d.list(n, "endpoints", func(n *yaml.Node) { d.endpoint(n, to) })
 	}},
 	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		if s, ok := d.word(n, "proxyProtocol", "v1", "v2"); ok {

@@ -71,7 +71,7 @@ func (d *decoder) hasOwnPort(s *registry.Service) bool {
 }
 
 func hasExactName(s *registry.Service) bool {
-	return slices.ContainsFunc(s.Names, func(p tunnel.Pattern) bool { return !p.Wildcard })
+	return s.ID.Service != "" || slices.ContainsFunc(s.Names, func(p tunnel.Pattern) bool { return !p.Wildcard })
 }
 
 // checkOwnPort finds a service that asks for a port of its own and can't have
