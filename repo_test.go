@@ -44,7 +44,7 @@ var layers = []struct {
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
-	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "metrics", "registry", "registry/ports", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "metrics", "names", "registry", "registry/ports", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"culvert.dev/dns"
 	"culvert.dev/metrics"
+	mesh "culvert.dev/names"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -21,8 +22,8 @@ type DNS struct {
 	Listeners []DNSListener
 
 	// Server has the zones, the limits, and Forward, which is closed at the end
-	// of Run. Names, ViewOf and Lookup are the gateway's to set where they are
-	// nil, Log and Observe in any case.
+	// of Run. Names, ViewOf, Lookup and Usable are the gateway's to set where they
+	// are nil, Log and Observe in any case.
 	Server *dns.Server
 
 	pair    atomic.Pointer[tls.Certificate]
@@ -137,7 +138,10 @@ func (d *DNS) close() {
 func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 	s := d.Server
 	if s.Names == nil {
-		s.Names = func() dns.Names { return nil }
+		s.Names = (&mesh.Source{Registry: g.registry}).Names
+	}
+	if s.Usable == nil {
+		s.Usable = g.registry.Healthy
 	}
 	if s.ViewOf == nil {
 		s.ViewOf = func(a netip.Addr) string {
