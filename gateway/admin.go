@@ -27,6 +27,7 @@ type Status struct {
 	Stale        *StatusStale   `json:"stale,omitempty"` // while the table may be old
 	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
 	Health       []StatusHealth `json:"health,omitempty"` // the worst first
+	DNS          *StatusDNS     `json:"dns,omitempty"`
 }
 
 // StatusPorts are the ports of services.
@@ -44,7 +45,7 @@ type StatusListener struct {
 
 // Status says how the gateway is.
 func (g *Gateway) Status() Status {
-	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open()}
+	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.cfg.DNS.status()}
 	s.Ready, s.Why = g.Ready()
 	for i, ln := range g.cfg.Listeners {
 		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}

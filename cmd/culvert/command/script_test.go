@@ -9,7 +9,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -49,6 +51,8 @@ func (l leakChecked) Run() int {
 //	listen NAME              listen at a free address for the rest of the script
 //	connect NAME ADDR TARGET open a tunnel by CONNECT for the rest of the script
 //	[!] was-reset NAME       wait until a tunnel is reset; or it is open still
+//	answers ADDR NAME WANT   wait until a DNS server by UDP has these addresses for a name, or
+//	                         says "no such host", or "server misbehaving"
 //	signal NAME              send TERM or HUP to what runs in the background
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -69,6 +73,7 @@ func TestScripts(t *testing.T) {
 			"listen":     cmdListen,
 			"connect":    cmdConnect,
 			"was-reset":  cmdWasReset,
+			"answers":    cmdAnswers,
 			"signal":     cmdSignal,
 		},
 	})
@@ -181,6 +186,29 @@ func cmdWasReset(ts *testscript.TestScript, neg bool, args []string) {
 	if want := map[bool]error{false: syscall.ECONNRESET, true: os.ErrDeadlineExceeded}[neg]; !errors.Is(err, want) {
 		ts.Fatalf("tunnel %s: %v, want %v", args[0], err, want)
 	}
+}
+
+func cmdAnswers(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: answers ADDR NAME WANT")
+	}
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "udp", args[0])
+	}}
+	got := ""
+	ts.Defer(func() { ts.Logf("the last answer for %s: %s", args[1], got) })
+	wait(ts, fmt.Sprintf("%s has %s", args[1], args[2]), func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		addrs, err := resolver.LookupHost(ctx, args[1])
+		slices.Sort(addrs)
+		got = strings.Join(addrs, " ")
+		var de *net.DNSError
+		if errors.As(err, &de) {
+			got = de.Err
+		}
+		return got == args[2]
+	})
 }
 
 func cmdSignal(ts *testscript.TestScript, neg bool, args []string) {

@@ -162,6 +162,10 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		}
 	}
 	cfg.ServicePorts = servicePorts(c)
+	var err error
+	if cfg.DNS, err = dnsServer(c); err != nil {
+		return cfg, err
+	}
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		if l.UDP() {
