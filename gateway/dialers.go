@@ -110,7 +110,10 @@ func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
 		}
 		way = anyOf
 	}
-	made := &through{way}
+	made := &through{way: way}
+	for _, hop := range hops {
+		made.hops = append(made.hops, hop.Proto+" "+strings.Join(hop.To, " or "))
+	}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
 		// The connections of ways that nobody uses any more end by themselves.
@@ -333,7 +336,21 @@ func another(err error) bool {
 
 // through is a way to endpoints whose names and addresses are those of the
 // last hop.
-type through struct{ way tunnel.Dialer }
+type through struct {
+	way  tunnel.Dialer
+	hops []string // for people
+}
+
+// hopsOf says which gateways way leads through.
+func hopsOf(way tunnel.Dialer) []string {
+	if p, ok := way.(*proxyproto.Dialer); ok {
+		way, _ = p.Dialer.(tunnel.Dialer)
+	}
+	if t, ok := way.(*through); ok {
+		return t.hops
+	}
+	return nil
+}
 
 // DialEndpoint dials ep by its name, where it has one.
 func (t *through) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
