@@ -77,6 +77,7 @@ type Explanation struct {
 	Service    string                `json:"service,omitempty"`
 	Pattern    string                `json:"pattern,omitempty"`
 	Generation uint64                `json:"generation,omitempty"`
+	Via        []string              `json:"via,omitempty"` // the gateways on the way, nearest first: "connect gw.example.com:443"
 	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
 }
 
@@ -118,7 +119,7 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		}
 	}
 	route, attempts, err := r.Forecast(ctx, req)
-	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
+	x.Service, x.Pattern, x.Generation, x.Via = route.Service, route.Pattern, route.Generation, hopsOf(route.Dialer)
 	for _, a := range attempts {
 		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
 		if a.Err != nil {
