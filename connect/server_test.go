@@ -56,3 +56,11 @@ func TestBehindServer(t *testing.T) {
 		}
 	}
 }
+
+// TestDrain: the end of a gateway.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: routes})
+		return tunneltest.Draining{Served: g.With(&Dialer{Proxy: g.Addr}, "svc.test:443"), Socket: g.Addr, Begin: "CONN"}
+	})
+}

@@ -2,8 +2,12 @@ package h2
 
 import (
 	"context"
+	"errors"
 	"net"
 	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -91,4 +95,63 @@ func TestDialer(t *testing.T) {
 			Refused: map[string]tunnel.Reason{"nobody:1": tunnel.NoRoute, "closed:1": tunnel.DialFailed, "svc:0": tunnel.BadRequest},
 		}
 	}, tunneltest.Options{})
+}
+
+// TestDrain: the end of a gateway. A request behind the last GOAWAY is refused
+// so that the client may try it elsewhere, RFC 9113 section 8.7.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := serve(t, routes, &Protocol{})
+		d := newDialer(t, g.Addr)
+		d.Idle = time.Minute
+		return tunneltest.Draining{
+			Served: g.With(d, "svc:1"), Socket: g.Addr, Begin: "PRI * ",
+			Told: func() bool { return d.Conns() == 0 },
+			Late: func(t *testing.T) func() { return late(t, g.Addr) },
+			Cut: func(err error) bool {
+				re, ok := errors.AsType[*ResetError](err)
+				return ok && re.Code == http2.ErrCodeConnect
+			},
+		}
+	})
+}
+
+// late has a raw client ask between the two GOAWAYs, which is served, and
+// behind the last one, which is refused: it may try elsewhere, RFC 9113 section
+// 8.7.
+func late(t *testing.T, addr string) (ask func()) {
+	r := rawClient(t, addr)
+	_ = r.connect(1, "svc:1")
+	if a := r.answer(1); a.status != "200" {
+		t.Fatalf("got %+v", a)
+	}
+	goAway := func() uint32 {
+		for {
+			f, err := r.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f, ok := f.(*http2.GoAwayFrame); ok {
+				return f.LastStreamID
+			}
+		}
+	}
+	return func() {
+		if id := goAway(); id != 1<<31-1 {
+			t.Errorf("the first GOAWAY has stream %d, want none that is not taken", id)
+		}
+		_ = r.connect(3, "svc:1")
+		if a := r.answer(3); a.status != "200" {
+			t.Errorf("a request that is on its way: got %+v, want 200", a)
+		}
+		if id := goAway(); id != 3 {
+			t.Errorf("the last GOAWAY has stream %d, want 3", id)
+		}
+		_ = r.connect(5, "svc:1")
+		if a := r.answer(5); a.reset != http2.ErrCodeRefusedStream || a.status != "" {
+			t.Errorf("a request behind the last GOAWAY: got %+v, want REFUSED_STREAM", a)
+		}
+		_ = r.fr.WriteRSTStream(1, http2.ErrCodeCancel)
+		_ = r.fr.WriteRSTStream(3, http2.ErrCodeCancel)
+	}
 }

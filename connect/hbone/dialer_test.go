@@ -14,7 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -339,4 +342,23 @@ func TestHandshake(t *testing.T) {
 	if h.ServerName != "" || len(h.SupportedProtos) != 1 || h.SupportedProtos[0] != "h2" || len(h.SupportedVersions) != 1 {
 		t.Errorf("the hello names %q, offers %q and versions %x; want nobody, h2, and 1.3", h.ServerName, h.SupportedProtos, h.SupportedVersions)
 	}
+}
+
+// TestDrain: the end of a gateway.
+func TestDrain(t *testing.T) {
+	m := newMesh(t)
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		m := &mesh{m.CA, t}
+		g := serve(t, m.server("gw"), routes)
+		d := m.newDialer(g.Addr, id("gw"))
+		d.inner().Idle = idle
+		return tunneltest.Draining{
+			Served: g.With(d, "svc.test:443"), Socket: g.Addr, Begin: "\x16\x03",
+			Told: func() bool { return d.Conns() == 0 },
+			Cut: func(err error) bool {
+				re, ok := errors.AsType[*h2.ResetError](err)
+				return ok && re.Code == http2.ErrCodeConnect
+			},
+		}
+	})
 }

@@ -3,9 +3,11 @@ package ws
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -152,5 +154,19 @@ func terminate(t *testing.T, to string, cfg *tls.Config) string {
 		}
 		_ = out.Close()
 		<-done
+	})
+}
+
+// TestDrain: the end of a gateway.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: routes})
+		return tunneltest.Draining{
+			Served: g.With(&Dialer{URL: "ws://" + g.Addr}, "svc.test:443"), Socket: g.Addr, Begin: "GET /",
+			Cut: func(err error) bool { // the code where it could be said
+				said, ok := errors.AsType[*closeError](err)
+				return ok && said.code == codeInternal || errors.Is(err, syscall.ECONNRESET)
+			},
+		}
 	})
 }

@@ -173,3 +173,11 @@ func TestStreamWithoutHalfClose(t *testing.T) {
 type plain struct{ net.Conn }
 
 func (plain) CloseWrite() error { return errors.ErrUnsupported }
+
+// TestDrain runs the suite for a port per service.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&tunnel.Fixed{To: tunnel.MustParseName("svc"), Port: 1}}, Resolver: routes})
+		return tunneltest.Draining{Served: g.With(&namedDialer{}, g.Addr)}
+	})
+}
