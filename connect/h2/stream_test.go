@@ -153,5 +153,6 @@ func late(t *testing.T, addr string) (ask func()) {
 		}
 		_ = r.fr.WriteRSTStream(1, http2.ErrCodeCancel)
 		_ = r.fr.WriteRSTStream(3, http2.ErrCodeCancel)
+		_ = r.Close()
 	}
 }

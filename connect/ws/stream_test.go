@@ -41,7 +41,7 @@ func TestStream(t *testing.T) {
 		opts        tunneltest.Options
 	}{
 		"culvert.v1": {Subprotocol, tunneltest.Options{}},
-		"strangers":  {"", tunneltest.Options{NoHalfClose: true}},
+		"strangers":  {"", tunneltest.Options{NoHalfClose: true, Streams: 1000}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tunneltest.TestStream(t, func() (a, b tunnel.Stream, stop func(), err error) {

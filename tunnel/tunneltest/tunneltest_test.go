@@ -82,8 +82,8 @@ func (r resolver) Resolve(context.Context, *tunnel.Request) (tunnel.Route, error
 	return tunnel.Route{Service: "svc", Endpoints: []tunnel.Endpoint{r.to}}, nil
 }
 
-// TestRelay runs the suites over plain TCP through a whole gateway, on each of
-// the Relay's paths.
+// TestRelay runs the suites over plain TCP through a whole gateway with a port
+// per service, on each of the Relay's paths.
 func TestRelay(t *testing.T) {
 	for name, dialer := range map[string]tunnel.Dialer{"kernel": &namedDialer{}, "copy": &opaqueDialer{}} {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestRelay(t *testing.T) {
 					Addr:    gateway(t, backend.Addr(), dialer),
 					Refused: map[string]tunnel.Reason{closed.Addr().String(): tunnel.DialFailed},
 				}
-			}, tunneltest.Options{})
+			}, tunneltest.Options{Streams: 1000})
 		})
 	}
 }
