@@ -88,3 +88,12 @@ func TestDrain(t *testing.T) {
 		return tunneltest.Draining{Served: g.With(&Dialer{Proxy: g.Addr}, "svc.test:443"), Socket: g.Addr, Begin: "CONN"}
 	})
 }
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: tunneltest.Table{"svc.test:443": service}})
+		return &Dialer{Proxy: g.Addr}, "svc.test:443"
+	}, nil)
+}

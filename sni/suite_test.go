@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -55,4 +56,13 @@ func TestDrain(t *testing.T) {
 			Preamble: suiteHello, No: alert(InternalError),
 		}
 	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: tunneltest.Table{"svc.test": service}})
+		return new(net.Dialer), g.Addr
+	}, suiteHello)
 }

@@ -209,3 +209,12 @@ func TestDrain(t *testing.T) {
 		return tunneltest.Draining{Served: g.With(&Dialer{Version: 2, Dialer: namedDialer{}}, g.Addr), Socket: g.Addr, Begin: "PROXY"}
 	})
 }
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		g := serve(t, &Preface{From: loopback}, service, straight, &tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1})
+		return &Dialer{Version: 2, Dialer: namedDialer{}}, g.Addr
+	}, nil)
+}

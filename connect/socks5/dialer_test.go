@@ -226,3 +226,11 @@ func TestDrain(t *testing.T) {
 		return tunneltest.Draining{Served: g.With(&Dialer{Proxy: g.Addr}, "svc.test:443"), Socket: g.Addr, Begin: "\x05\x01"}
 	})
 }
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		return &Dialer{Proxy: serve(t, tunneltest.Table{"svc.test:443": service}, &Protocol{}).Addr}, "svc.test:443"
+	}, nil)
+}

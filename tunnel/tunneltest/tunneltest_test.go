@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -48,14 +49,14 @@ func (*opaqueDialer) DialEndpoint() {}
 
 // gateway starts a gateway with one listener that leads to backend, and
 // returns its address.
-func gateway(t *testing.T, backend net.Addr, dialer tunnel.Dialer) string {
+func gateway(t *testing.T, backend string, dialer tunnel.Dialer) string {
 	t.Helper()
 	ln, err := tunnel.Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	relay := &tunnel.Relay{}
-	to := tunnel.Endpoint{Addr: netip.MustParseAddrPort(backend.String()), Named: true}
+	to := tunnel.Endpoint{Addr: netip.MustParseAddrPort(backend), Named: true}
 	srv := &tunnel.Server{
 		Handler: &tunnel.Router{Relay: relay, Dialer: dialer, Resolver: resolver{to}},
 		Limits:  tunnel.Limits{NewPerSource: -1},
@@ -95,7 +96,7 @@ func TestRelay(t *testing.T) {
 				_ = closed.Close()
 				return tunneltest.Dialer{
 					Dialer:  &namedDialer{},
-					Addr:    gateway(t, backend.Addr(), dialer),
+					Addr:    gateway(t, backend.Addr().String(), dialer),
 					Refused: map[string]tunnel.Reason{closed.Addr().String(): tunnel.DialFailed},
 				}
 			}, tunneltest.Options{Streams: 1000})
@@ -180,4 +181,12 @@ func TestDrain(t *testing.T) {
 		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&tunnel.Fixed{To: tunnel.MustParseName("svc"), Port: 1}}, Resolver: routes})
 		return tunneltest.Draining{Served: g.With(&namedDialer{}, g.Addr)}
 	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		return &namedDialer{}, gateway(t, service, &namedDialer{})
+	}, nil)
 }
