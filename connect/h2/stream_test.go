@@ -23,33 +23,10 @@ func pipes(t *testing.T, p *Protocol) tunneltest.MakePipe {
 // pipesOver is pipes over the path that leads to an address.
 func pipesOver(t *testing.T, p *Protocol, path func(addr string) string) tunneltest.MakePipe {
 	ln := testnet.Listen(t)
-	accepted := make(chan tunnel.Stream)
-	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
-		s, err := req.Accept()
-		if err != nil {
-			return
-		}
-		select {
-		case accepted <- s:
-		case <-ctx.Done():
-		}
-	})
-	backendServe(t, ln, p, h)
-	d := newDialer(t, path(ln.Addr().String()))
-	turn := make(chan struct{}, 1) // one at a time, so that the ends belong together
-	return func() (a, b tunnel.Stream, stop func(), err error) {
-		turn <- struct{}{}
-		defer func() { <-turn }()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		c, err := d.DialContext(ctx, "tcp", "svc:1")
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		a = c.(*Stream)
-		b = <-accepted
-		return a, b, func() { _, _ = a.Close(), b.Close() }, nil
-	}
+	return tunneltest.Pipes(t, func(h tunnel.Handler) tunnel.Dialer {
+		backendServe(t, ln, p, h)
+		return newDialer(t, path(ln.Addr().String()))
+	}, "svc:1")
 }
 
 // backendServe serves p on ln without a Server.
@@ -155,4 +132,35 @@ func late(t *testing.T, addr string) (ask func()) {
 		_ = r.fr.WriteRSTStream(3, http2.ErrCodeCancel)
 		_ = r.Close()
 	}
+}
+
+// TestShared is of streams on one connection.
+func TestShared(t *testing.T) {
+	tunneltest.TestShared(t, tunneltest.Shared{
+		Serve: func(t *testing.T, routes tunnel.Resolver, streams, conns int) tunneltest.Served {
+			g := serve(t, routes, &Protocol{Streams: streams})
+			d := newDialer(t, g.Addr)
+			d.Idle, d.Parallel = time.Minute, conns
+			return g.With(d, "svc:1")
+		},
+		Pipes: func(t *testing.T, streams int) tunneltest.MakePipe { return pipes(t, &Protocol{Streams: streams}) },
+		Cut:   func(c net.Conn) { _ = c.(*Stream).c.nc.Close() },
+		Least: streamWindow, Most: streamWindow, Idle: 2 << 10,
+		Aborted: func(err error, byTheServer bool) bool {
+			re, ok := errors.AsType[*ResetError](err)
+			return ok && (byTheServer && re.Code == http2.ErrCodeConnect || !byTheServer && re.Code == http2.ErrCodeCancel)
+		},
+		Panicking: func(err error) bool {
+			re, ok := errors.AsType[*ResetError](err)
+			return ok && re.Code == http2.ErrCodeInternal
+		},
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		return newDialer(t, serve(t, tunneltest.Table{"svc:1": service}, &Protocol{}).Addr), "svc:1"
+	}, nil)
 }

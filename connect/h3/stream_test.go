@@ -1,7 +1,6 @@
 package h3
 
 import (
-	"context"
 	"errors"
 	"net"
 	"testing"
@@ -23,32 +22,9 @@ func pipes(t *testing.T, s *Server) tunneltest.MakePipe {
 
 // pipesOver is pipes over the path that leads to an address.
 func pipesOver(t *testing.T, s *Server, path func(addr string) string) tunneltest.MakePipe {
-	accepted := make(chan tunnel.Stream)
-	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
-		s, err := req.Accept()
-		if err != nil {
-			return
-		}
-		select {
-		case accepted <- s:
-		case <-ctx.Done():
-		}
-	})
-	d := newDialer(t, path(serveHandler(t, s, h)))
-	turn := make(chan struct{}, 1) // one at a time, so that the ends belong together
-	return func() (a, b tunnel.Stream, stop func(), err error) {
-		turn <- struct{}{}
-		defer func() { <-turn }()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		c, err := d.DialContext(ctx, "tcp", "svc:1")
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		a = c.(*Stream)
-		b = <-accepted
-		return a, b, func() { _, _ = a.Close(), b.Close() }, nil
-	}
+	return tunneltest.Pipes(t, func(h tunnel.Handler) tunnel.Dialer {
+		return newDialer(t, path(serveHandler(t, s, h)))
+	}, "svc:1")
 }
 
 func TestStream(t *testing.T) {
@@ -75,7 +51,7 @@ func TestDrain(t *testing.T) {
 		d := newDialer(t, g.addr)
 		d.Idle = time.Minute
 		return tunneltest.Draining{
-			Served: tunneltest.Served{Record: &g.Record, Relay: g.relay, Server: g.srv, Dialer: d, Addr: "svc:1"},
+			Served: g.with(d),
 			Told:   func() bool { return d.Conns() == 0 },
 			Late:   func(t *testing.T) func() { return late(t, g.addr) },
 			Cut: func(err error) bool {
@@ -129,4 +105,39 @@ func late(t *testing.T, addr string) (ask func()) {
 		}
 		_ = r.qc.CloseWithError(quic.ApplicationErrorCode(NoError), "") // or the gateway gives it three seconds for that
 	}
+}
+
+// TestShared is of streams on one connection.
+func TestShared(t *testing.T) {
+	tunneltest.TestShared(t, tunneltest.Shared{
+		Serve: func(t *testing.T, routes tunnel.Resolver, streams, conns int) tunneltest.Served {
+			g := serve(t, routes, &Server{Streams: streams})
+			d := newDialer(t, g.addr)
+			d.Idle, d.Parallel = time.Minute, conns
+			return g.with(d)
+		},
+		Pipes: func(t *testing.T, streams int) tunneltest.MakePipe { return pipes(t, &Server{Streams: streams}) },
+		Cut:   func(c net.Conn) { _ = c.(*Stream).c.qc.CloseWithError(0x177, "") },
+		Least: streamWindow - 100, Most: streamWindow + 2<<10, // with the head of the request, and a packet
+		Idle: 4 << 10,
+		Aborted: func(err error, byTheServer bool) bool { // RFC 9114 sections 4.1.1 and 4.4
+			re, ok := errors.AsType[*ResetError](err)
+			return ok && (byTheServer && re.Code == ConnectError || !byTheServer && re.Code == RequestCancelled)
+		},
+		Panicking: func(err error) bool {
+			re, ok := errors.AsType[*ResetError](err)
+			return ok && re.Code == InternalError
+		},
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	var g *gateway
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		g = serve(t, tunneltest.Table{"svc:1": service}, &Server{})
+		return newDialer(t, g.addr), "svc:1"
+	}, nil)
+	testnet.Eventually(t, patience, func() bool { return g.relay.Open() == 0 }, "the tunnels end")
 }
