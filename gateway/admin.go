@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"iter"
 	"math"
 	"net/url"
 	"sync/atomic"
@@ -26,6 +27,7 @@ type Status struct {
 	Stale        *StatusStale   `json:"stale,omitempty"` // while the table may be old
 	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
 	Health       []StatusHealth `json:"health,omitempty"` // the worst first
+	DNS          *StatusDNS     `json:"dns,omitempty"`
 }
 
 // StatusPorts are the ports of services.
@@ -43,7 +45,7 @@ type StatusListener struct {
 
 // Status says how the gateway is.
 func (g *Gateway) Status() Status {
-	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open()}
+	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.cfg.DNS.status()}
 	s.Ready, s.Why = g.Ready()
 	for i, ln := range g.cfg.Listeners {
 		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}
@@ -83,8 +85,10 @@ func (g *Gateway) admin() *admin.Admin {
 			}
 			return Explain(ctx, g.router, append(g.ports.listeners(), g.cfg.Listeners...), q), nil
 		},
-		Pprof:   true,
-		Tunnels: g.relay.List,
+		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
+		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
+		Pprof:    true,
+		Tunnels:  g.relay.List,
 		CloseTunnels: func(match func(*tunnel.Live) bool) int {
 			return g.relay.EndFunc(tunnel.Killed, match)
 		},

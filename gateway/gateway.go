@@ -92,6 +92,10 @@ type Config struct {
 	// itself.
 	ServicePorts *ServicePorts
 
+	// DNS is what is answered by DNS; nil means nothing. With it a gateway may
+	// have no listener for streams.
+	DNS *DNS
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -138,10 +142,13 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
+	if cfg.DNS != nil {
+		budget.Limit = max(budget.Limit-dnsDescriptors, budget.Limit/2)
+	}
 	if err := g.listen(ctx, guard); err != nil {
 		g.Close()
 		return nil, err
@@ -179,6 +186,9 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.registry.OnTable = g.tableChanged
+	if cfg.DNS != nil {
+		cfg.DNS.prepare(ctx, g)
+	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
@@ -205,6 +215,11 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 		g.addrs = append(g.addrs, ln.Addr())
 		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, Preface: l.Preface})
 	}
+	if g.cfg.DNS != nil {
+		if err := g.cfg.DNS.listen(ctx, guard); err != nil {
+			return err
+		}
+	}
 	if g.cfg.Admin == "" {
 		return nil
 	}
@@ -226,6 +241,7 @@ func (g *Gateway) Close() {
 		_ = ln.Close()
 	}
 	g.datagrams.close()
+	g.cfg.DNS.close()
 	if g.adminLn != nil {
 		_ = g.adminLn.Close()
 	}
@@ -244,7 +260,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, 2*len(g.cfg.Listeners)+3)
+	d := g.cfg.DNS
+	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+3)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -273,6 +290,9 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
 	}
+	if d != nil {
+		d.run(work, run, g.log)
+	}
 	g.awaitTable(ctx)
 	for _, ln := range g.listeners {
 		run(func() error {
@@ -294,6 +314,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
+	d.stop()
 	g.datagrams.stop()
 	g.ways.Close()
 	_ = g.loops.Close()
@@ -379,6 +400,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 		defer close(stopped)
 		var ending sync.WaitGroup
 		ending.Go(func() { g.datagrams.shutdown(ctx) })
+		ending.Go(func() { g.cfg.DNS.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
 		ending.Wait()
 	}()

@@ -110,6 +110,29 @@ func TestVia(t *testing.T) {
 	}
 }
 
+// The user that a gateway is shown, by SOCKS and by CONNECT.
+func TestViaSOCKS(t *testing.T) {
+	cfg, err := Load(filepath.Join(private(t, "testdata/good"), "via-socks5.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const password = "hunter2 of: this gateway"
+	hops := []registry.Hop{
+		{Proto: "socks5", To: []string{"proxy.example.com:1080"}, User: "alice", Password: password},
+		{Proto: "connect", To: []string{"gw.example.com:3128"}, User: "alice", Password: password},
+		{Proto: "socks5", To: []string{"10.0.0.1:1080", "10.0.0.2:1080"}},
+	}
+	if via := cfg.Services[0].Via; !reflect.DeepEqual(via, hops) {
+		t.Errorf("via %+v, want %+v", via, hops)
+	}
+	if len(cfg.files) != 3 {
+		t.Errorf("files %q, want that of the user followed too", cfg.files)
+	}
+	if s := fmt.Sprintf("%v %+v %#v", hops, hops, hops); strings.Contains(s, "hunter2") {
+		t.Errorf("a printed hop shows its password: %s", s)
+	}
+}
+
 func TestNames(t *testing.T) {
 	data, err := os.ReadFile("testdata/good/names.yaml")
 	if err != nil {

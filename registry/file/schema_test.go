@@ -34,7 +34,7 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
 		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
-		"servicePorts": keysOf(servicePortsFields), "check": keysOf(checkFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
+		"servicePorts": keysOf(servicePortsFields), "vips": keysOf(vipsFields), "check": keysOf(checkFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
 		"namedPort": keysOf(portFields), "endpoint": keysOf(endpointFields),
 		"dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
 		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
