@@ -91,6 +91,10 @@ type Config struct {
 	// itself.
 	ServicePorts *ServicePorts
 
+	// VIPs are addresses to give to services; nil means that none has one to
+	// itself.
+	VIPs *VIPs
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -123,6 +127,7 @@ type Gateway struct {
 	datagrams *datagrams
 	addrs     []net.Addr    // of all listeners, in the order of the Config
 	ports     *servicePorts // nil for none
+	vips      *vipKeeper    // nil for none
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -168,17 +173,36 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
 		}
 	}
-	if cfg.ServicePorts != nil {
-		var err error
-		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
-			g.Close()
-			return nil, err
-		}
-		g.registry.OnTable = g.ports.changed
+	if err := g.openStates(guard, budget); err != nil {
+		g.Close()
+		return nil, err
 	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
+}
+
+// openStates reads what services have been given.
+func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
+	var followers []*follower
+	if g.cfg.ServicePorts != nil {
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			return err
+		}
+		followers = append(followers, &g.ports.follower)
+	}
+	if g.cfg.VIPs != nil {
+		if g.vips, err = newVIPKeeper(g); err != nil {
+			return err
+		}
+		followers = append(followers, &g.vips.follower)
+	}
+	g.registry.OnTable = func() {
+		for _, f := range followers {
+			f.changed()
+		}
+	}
+	return nil
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -241,7 +265,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, 2*len(g.cfg.Listeners)+3)
+	failed := make(chan error, 2*len(g.cfg.Listeners)+4)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -261,6 +285,9 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 			})
 		}
 		run(func() error { return g.ports.run(work) })
+	}
+	if g.vips != nil {
+		run(func() error { return g.vips.run(work) })
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.forget(work) })
@@ -415,6 +442,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		if _, settled := g.ports.status(); !settled {
 			return false, "the ports of services are not open yet"
 		}
+	}
+	if _, settled := g.vips.status(); !settled {
+		return false, "services have not got their addresses yet"
 	}
 	return true, ""
 }

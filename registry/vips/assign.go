@@ -103,7 +103,7 @@ func (p *Plan) Assign(wishes []registry.VIPWish, have []Assignment) ([]Assignmen
 			full.What = fmt.Sprintf("address is free in %s", r)
 		}
 		for _, k := range without {
-			failures = append(failures, Failure{k, family(r.Addr()), full})
+			failures = append(failures, Failure{k, Family(r.Addr()), full})
 		}
 	}
 	slices.SortFunc(failures, func(a, b Failure) int {
@@ -160,7 +160,8 @@ func Table(all []Assignment) []registry.VIP {
 	return list
 }
 
-func family(a netip.Addr) string {
+// Family returns "IPv4" or "IPv6".
+func Family(a netip.Addr) string {
 	if a.Is4() {
 		return "IPv4"
 	}

@@ -272,7 +272,7 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPWish, before, after []Ass
 		if a.Gone.IsZero() != slices.ContainsFunc(wishes, func(w registry.VIPWish) bool { return w.Service == a.Service }) {
 			t.Errorf("%+v is there or gone, and should not be", a)
 		}
-		owner[a.Address], of[has{a.Service, family(a.Address)}] = a, a
+		owner[a.Address], of[has{a.Service, Family(a.Address)}] = a, a
 	}
 	for _, a := range before {
 		kept := a.Gone.IsZero() || leases.Kept(a.Gone, p.Now, p.Keep)

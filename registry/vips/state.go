@@ -56,7 +56,7 @@ func parse(data []byte) ([]Assignment, error) {
 	all := make([]Assignment, 0, len(f.VIPs))
 	for i, e := range f.VIPs {
 		other, twice := addresses[e.Address]
-		key := has{e.Service, family(e.Address)}
+		key := has{e.Service, Family(e.Address)}
 		switch {
 		case e.Service == "":
 			return nil, fmt.Errorf("entry %d names no service", i+1)

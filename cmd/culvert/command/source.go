@@ -161,6 +161,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		}
 	}
 	cfg.ServicePorts = servicePorts(c)
+	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		if l.UDP() {
@@ -229,5 +230,12 @@ func runRegistry(ctx context.Context, c *file.Config) (*registry.Registry, error
 	ways := &gateway.Dialers{} // nothing is dialed
 	reg := &registry.Registry{Lookup: new(dns.Resolver).Lookup, Dialer: ways.To}
 	reg.Swap(t)
+	if c.VIPs != nil {
+		list, err := gateway.ForecastVIPs(gateway.VIPs(*c.VIPs), t)
+		if err != nil {
+			return nil, stateError(err)
+		}
+		reg.AssignVIPs(list)
+	}
 	return reg, ctx.Err()
 }
