@@ -138,6 +138,9 @@ func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure)
 			k.log.Warn("a service has no address of its own", "service", failed[i].Service, "family", failed[i].Family, "err", failed[i].Err)
 		},
 		func(n int) { k.log.Warn("more services have no address of their own", "addresses", n) })
+	if slices.Equal(before, after) {
+		return
+	}
 	had, given, left, moved := make(map[lacking]netip.Addr, len(before)), 0, 0, 0
 	for _, a := range before {
 		if a.Gone.IsZero() {

@@ -152,7 +152,11 @@ func syntax(data []byte, err error) error {
 // or the new one, whole. Only its owner may read or write it.
 func Save[E any](f File, entries []E) error {
 	data, err := Encode(f.List, entries)
-	if err == nil {
+	switch {
+	case err != nil:
+	case len(data) > MaxSize: // and could not be read again
+		err = fmt.Errorf("%d entries take %d bytes, limit %d", len(entries), len(data), MaxSize)
+	default:
 		err = replace(f.Path, data)
 	}
 	if err != nil {

@@ -55,6 +55,29 @@ func TestFileSaysWhatItIsOf(t *testing.T) {
 	}
 }
 
+// What could not be read again is not written.
+func TestFileDoesNotOutgrowItsReader(t *testing.T) {
+	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
+	few := []entry{{"a", TimesOf(noon, time.Time{})}}
+	if err := Save(f, few); err != nil {
+		t.Fatal(err)
+	}
+	many := make([]entry, 9)
+	for i := range many {
+		many[i].Service = strings.Repeat("a", MaxSize/8)
+	}
+	if err := Save(f, many); err == nil || !strings.Contains(err.Error(), "write the assigned things: 9 entries take ") {
+		t.Errorf("got %v", err)
+	}
+	if all, err := Load(f, func(data []byte) ([]entry, error) {
+		var c content
+		err := Parse(data, &c)
+		return c.Services, err
+	}); err != nil || len(all) != 1 {
+		t.Errorf("what was there before: %v, %v", all, err)
+	}
+}
+
 // writer is the path that a process started by the test below writes to.
 const writer = "CULVERT_TEST_LEASES_WRITER"
 
