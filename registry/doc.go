@@ -27,9 +27,9 @@
 //   - none was asked for (SNI carries none): the only port there is, else the
 //     rule above with the port of the listener the client came in at.
 //
-// A request by address matches a service's Addresses under the same port rule,
-// or the address and port of an endpoint written as an IP address. An address
-// on tunnel.Forbidden's list is reached by the former only.
+// A request by address matches a service's Addresses, or its VIPs, under the
+// same port rule, or the address and port of an endpoint written as an IP
+// address. One on tunnel.Forbidden's list is reached by the former two only.
 //
 // # Who may ask
 //

@@ -133,12 +133,13 @@ func noServicePorts(what, where string) error {
 
 // stateError adds a hint to an error of the state.
 func stateError(err error) error {
-	if _, ok := errors.AsType[*gateway.StateError](err); !ok {
+	state, ok := errors.AsType[*gateway.StateError](err)
+	if !ok {
 		return err
 	}
 	return &cliError{
 		err:  err,
-		hint: "restore the file, or see to its rights; if it is removed, ports are assigned anew and may be others than clients know",
+		hint: "restore the file, or see to its rights; if it is removed, " + state.What + " are assigned anew and may be others than clients know",
 		code: exitFailed,
 	}
 }
