@@ -36,6 +36,7 @@ var layers = []struct {
 	{"termination", []string{"tunnel"}, "what is inside of TLS is given to it, and so is who reads the hello"},
 	{"udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
+	{"registry/checks", []string{"registry", "tunnel"}, "a check knows the table and how to dial"},
 	{"registry/file", []string{"registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/leases", []string{"registry"}, "who keeps which place is arithmetic and a file, whatever the places are"},
 	{"registry/ports", []string{"registry", "registry/leases"}, "which port is whose is arithmetic and a file"},
@@ -46,7 +47,7 @@ var layers = []struct {
 	{"admin", []string{"tunnel"}, "the admin port is given what it shows"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
-	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "metrics", "registry", "registry/ports", "registry/vips", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "metrics", "names", "registry", "registry/checks", "registry/ports", "registry/vips", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 

@@ -51,6 +51,9 @@ type Server struct {
 	// Views tell the network of the asker where the listener does not. The
 	// longest prefix counts.
 	Views []View
+	// ViewOf tells it where Views don't: networks of a table change with it. It
+	// must be quick. Nil means that nobody else knows.
+	ViewOf func(netip.Addr) string
 
 	// Lookup finds the addresses of the table's Targets, and how long they are
 	// good for, as Resolver.LookupTTL does. It should cache, and come to an end
@@ -149,6 +152,14 @@ type Result struct {
 	Took      time.Duration
 }
 
+// Code is the response code as a word, "NXDOMAIN"; "none" for no answer.
+func (r *Result) Code() string {
+	if r.Rcode == rcodeDrop {
+		return "none"
+	}
+	return rcodeWord(r.Rcode)
+}
+
 // init makes the fields into what the hot path uses.
 func (s *Server) init() {
 	s.once.Do(func() {
@@ -205,6 +216,9 @@ func (s *Server) view(a netip.Addr) string {
 		if v.source.Contains(a) {
 			return v.view
 		}
+	}
+	if s.ViewOf != nil {
+		return s.ViewOf(a)
 	}
 	return ""
 }

@@ -28,6 +28,7 @@ import (
 	"culvert.dev/admin"
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
+	"culvert.dev/registry/checks"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -95,6 +96,10 @@ type Config struct {
 	// itself.
 	VIPs *VIPs
 
+	// DNS is what is answered by DNS; nil means nothing. With it a gateway may
+	// have no listener for streams.
+	DNS *DNS
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -116,6 +121,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	checker   *checks.Checker
 	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
@@ -141,10 +147,13 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
+	if cfg.DNS != nil {
+		budget.Limit = max(budget.Limit-dnsDescriptors, budget.Limit/2)
+	}
 	if err := g.listen(ctx, guard); err != nil {
 		g.Close()
 		return nil, err
@@ -177,6 +186,11 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
+	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
+	g.registry.OnTable = g.tableChanged
+	if cfg.DNS != nil {
+		cfg.DNS.prepare(ctx, g)
+	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
@@ -184,25 +198,15 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 
 // openStates reads what services have been given.
 func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
-	var followers []*follower
 	if g.cfg.ServicePorts != nil {
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
 			return err
 		}
-		followers = append(followers, &g.ports.follower)
 	}
 	if g.cfg.VIPs != nil {
-		if g.vips, err = newVIPKeeper(g); err != nil {
-			return err
-		}
-		followers = append(followers, &g.vips.follower)
+		g.vips, err = newVIPKeeper(g)
 	}
-	g.registry.OnTable = func() {
-		for _, f := range followers {
-			f.changed()
-		}
-	}
-	return nil
+	return err
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -226,6 +230,11 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 		g.addrs = append(g.addrs, ln.Addr())
 		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, Preface: l.Preface})
 	}
+	if g.cfg.DNS != nil {
+		if err := g.cfg.DNS.listen(ctx, guard); err != nil {
+			return err
+		}
+	}
 	if g.cfg.Admin == "" {
 		return nil
 	}
@@ -247,6 +256,7 @@ func (g *Gateway) Close() {
 		_ = ln.Close()
 	}
 	g.datagrams.close()
+	g.cfg.DNS.close()
 	if g.adminLn != nil {
 		_ = g.adminLn.Close()
 	}
@@ -265,7 +275,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, 2*len(g.cfg.Listeners)+4)
+	d := g.cfg.DNS
+	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+4)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -290,11 +301,15 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		run(func() error { return g.vips.run(work) })
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.forget(work) })
 	run(func() error { return g.memory.run(work) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
+	}
+	if d != nil {
+		d.run(work, run, g.log)
 	}
 	g.awaitTable(ctx)
 	for _, ln := range g.listeners {
@@ -317,6 +332,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
+	d.stop()
 	g.datagrams.stop()
 	g.ways.Close()
 	_ = g.loops.Close()
@@ -402,6 +418,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 		defer close(stopped)
 		var ending sync.WaitGroup
 		ending.Go(func() { g.datagrams.shutdown(ctx) })
+		ending.Go(func() { g.cfg.DNS.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
 		ending.Wait()
 	}()
@@ -430,7 +447,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Ready says whether the gateway takes traffic, and if not, why.
+// Ready says whether the gateway takes traffic, and if not, why. If it does, why
+// says that what it serves may be old, or nothing.
 func (g *Gateway) Ready() (ok bool, why string) {
 	switch {
 	case g.stopping.Load():
@@ -446,5 +464,5 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	if _, settled := g.vips.status(); !settled {
 		return false, "services have not got their addresses yet"
 	}
-	return true, ""
+	return true, g.stale()
 }

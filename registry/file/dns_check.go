@@ -1,8 +1,11 @@
 package file
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+
+	"culvert.dev/registry"
 )
 
 // checkDNS finds what does not go together. Taken are the addresses of others.
@@ -102,7 +105,9 @@ func (c *Config) DNSZones() []string {
 	return c.defaultZones()
 }
 
-func (c *Config) defaultZones() []string { return []string{"mesh.internal", "svc.clusterset.local"} }
+func (c *Config) defaultZones() []string {
+	return []string{cmp.Or(c.Mesh.Zone, registry.DefaultZone), "svc." + registry.Clusterset}
+}
 
 // readDNSFiles reads the certificate and the key, and returns what they
 // contain.

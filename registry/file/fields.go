@@ -44,6 +44,7 @@ type serviceAt struct {
 	node, ports, endpointsKey, via     *yaml.Node
 	ownPort, id, exported, network     *yaml.Node
 	vip                                *yaml.Node
+	check                              *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -369,6 +370,10 @@ var serviceFields = []field[registry.Service]{
 		if s, ok := d.word(n, "proxyProtocol", "v1", "v2"); ok {
 			to.ProxyProtocol = int(s[1] - '0')
 		}
+	}},
+	{"check", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().check = n
+		d.healthCheck(n, &to.Check)
 	}},
 	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},
 	durationField("idle", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),
