@@ -12,7 +12,7 @@ import (
 
 	"culvert.dev/dns"
 	"culvert.dev/metrics"
-	mesh "culvert.dev/names"
+	"culvert.dev/names"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -138,7 +138,7 @@ func (d *DNS) close() {
 func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 	s := d.Server
 	if s.Names == nil {
-		s.Names = (&mesh.Source{Registry: g.registry}).Names
+		s.Names = (&names.Source{Registry: g.registry}).Names
 	}
 	if s.Usable == nil {
 		s.Usable = g.registry.Healthy

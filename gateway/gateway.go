@@ -28,6 +28,7 @@ import (
 	"culvert.dev/admin"
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
+	"culvert.dev/registry/checks"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -95,6 +96,10 @@ type Config struct {
 	// have no listener for streams.
 	DNS *DNS
 
+	// VIPs are addresses to give to services; nil means that none has one to
+	// itself.
+	VIPs *VIPs
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -116,6 +121,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	checker   *checks.Checker
 	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
@@ -127,6 +133,7 @@ type Gateway struct {
 	datagrams *datagrams
 	addrs     []net.Addr    // of all listeners, in the order of the Config
 	ports     *servicePorts // nil for none
+	vips      *vipKeeper    // nil for none
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -175,20 +182,35 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
 		}
 	}
-	if cfg.ServicePorts != nil {
-		var err error
-		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
-			g.Close()
-			return nil, err
-		}
-		g.registry.OnTable = g.ports.changed
+	if err := g.openStates(guard, budget); err != nil {
+		g.Close()
+		return nil, err
 	}
+	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
+	g.follow(g.checker.Changed)
 	if cfg.DNS != nil {
 		cfg.DNS.prepare(ctx, g)
 	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
+}
+
+// openStates reads what services have been given.
+func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
+	if g.cfg.ServicePorts != nil {
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			return err
+		}
+		g.follow(g.ports.changed)
+	}
+	if g.cfg.VIPs != nil {
+		if g.vips, err = newVIPKeeper(g); err != nil {
+			return err
+		}
+		g.follow(g.vips.changed)
+	}
+	return nil
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -258,7 +280,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	d := g.cfg.DNS
-	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+3)
+	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+4)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -279,7 +301,11 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		}
 		run(func() error { return g.ports.run(work) })
 	}
+	if g.vips != nil {
+		run(func() error { return g.vips.run(work) })
+	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.forget(work) })
 	run(func() error { return g.memory.run(work) })
 	if g.adminLn != nil {
@@ -425,7 +451,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Ready says whether the gateway takes traffic, and if not, why.
+// Ready says whether the gateway takes traffic, and if not, why. If it does, why
+// says that what it serves may be old, or nothing.
 func (g *Gateway) Ready() (ok bool, why string) {
 	switch {
 	case g.stopping.Load():
@@ -438,5 +465,8 @@ func (g *Gateway) Ready() (ok bool, why string) {
 			return false, "the ports of services are not open yet"
 		}
 	}
-	return true, ""
+	if _, settled := g.vips.status(); !settled {
+		return false, "services have not got their addresses yet"
+	}
+	return true, g.stale()
 }

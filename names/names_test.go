@@ -206,6 +206,41 @@ func TestAnswerLeavesOutWhatIsDown(t *testing.T) {
 	}
 }
 
+// Those in a network where somebody takes what is sent to VIPs are told of them,
+// and nobody else is.
+func TestAnswerVIPs(t *testing.T) {
+	src := source(t)
+	src.VIPs = func(network string) bool { return network == "east" }
+	s := registry.Snapshot{Services: []registry.Service{{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, VIP: true,
+		Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.1.5.1:8443")}}},
+		Networks: []registry.Network{{Name: "east"}}}
+	table, err := registry.Merge(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.Registry.Swap(table)
+	src.Registry.AssignVIPs([]registry.VIP{{Key: src.Registry.Table().WantVIPs()[0].Keys[0], V4: netip.MustParseAddr("240.1.2.3"), V6: netip.MustParseAddr("fd00::7")}})
+	for _, c := range []struct {
+		name string
+		typ  dns.Type
+		view string
+		want string
+	}{
+		{"web.example.com", dns.TypeA, "east", "exists 0:240.1.2.3, 0:fd00::7"},
+		{"web.example.com", dns.TypeA, "", "exists 0:10.1.5.1"},
+		{"_https._tcp.web.example.com", dns.TypeSRV, "east", "exists 0 1 web.example.com:443"},
+		{"_https._tcp.web.example.com", dns.TypeSRV, "", "exists 0 1 web.example.com:8443"},
+		{"3.2.1.240.in-addr.arpa", dns.TypePTR, "east", "exists web.example.com"},
+		{"4.2.1.240.in-addr.arpa", dns.TypePTR, "east", "absent "},
+	} {
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: c.name, Type: c.typ, View: c.view}, &a)
+		if got := said(&a); got != c.want {
+			t.Errorf("%s %s from %q:\n got %s\nwant %s", c.typ, c.name, c.view, got, c.want)
+		}
+	}
+}
+
 // A new table is in the next answer, and an old one is not kept.
 func TestNamesFollowTheTable(t *testing.T) {
 	src := &Source{Registry: &registry.Registry{}}

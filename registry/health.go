@@ -108,7 +108,7 @@ func Blames(err error) bool {
 		}
 	}
 	switch tunnel.ReasonOf(err) {
-	case tunnel.Prohibited, tunnel.Loop:
+	case tunnel.Prohibited, tunnel.Loop, tunnel.Overload:
 		return false
 	}
 	return true

@@ -17,6 +17,7 @@ type found struct {
 	port     uint16         // that was asked for, or stands for it; 0 where it is not known
 	endpoint netip.AddrPort // the one endpoint asked for by its address, or zero
 	one      []Endpoint     // of the entry, the one that was asked for; nil for all
+	vip      bool           // it was asked for by its VIP, which nobody but us knows
 }
 
 // Find returns the service a request leads to, whoever asks. Its error is an
@@ -63,6 +64,9 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 	a := normalAddr(req.Addr)
 	if c, ok := t.addresses[a]; ok {
 		return t.pick(match{claims: c}, req)
+	}
+	if f, err, ok := t.findVIP(a, req); ok {
+		return f, err
 	}
 	// Before endpoints: that a service has an endpoint on loopback is no leave
 	// for clients to name it.

@@ -142,11 +142,14 @@ func (e Endpoint) String() string {
 // A Hop is a further gateway on the way to a service. The last one is asked
 // for the service's endpoints, by the names they have there.
 type Hop struct {
-	Proto string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket" or "hbone"
+	Proto string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket", "hbone" or "socks5"
 	To    []string // where it is; those after the first are for when it can't be used
 	Token Secret   // to show there; "" for none
+	User  string   // to show there, with Password; "" for nobody
 	Roots string   // PEM certificates to verify it by; "" means the system's
 	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
+
+	Password Secret // of User
 
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret // PEM, of Certificate

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"culvert.dev/tunnel"
@@ -108,12 +109,20 @@ func (b *builder) own(e *entry) {
 }
 
 // Reverse returns the name of what has an address, for who stands in network
-// from: an endpoint of a headless service that can be reached from there.
+// from: a service of which that is the VIP, or an endpoint of a headless one that
+// can be reached from there.
 func (t *Table) Reverse(a netip.Addr, from string) []string {
 	if t == nil {
 		return nil
 	}
 	in := t.indexOf(from)
+	if i, ok := t.ByVIP(a); ok {
+		e := &t.services[i]
+		if name, ok := e.callable(); ok && t.exposedTo(e, in) {
+			return []string{name.String()}
+		}
+		return nil
+	}
 	o, ok := t.owners[normalAddr(a)]
 	if !ok {
 		return nil
@@ -226,6 +235,7 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 func (t *Table) place(f found, from int32) Place {
 	eps, beyond := t.reach(f, from)
 	p := Place{Service: &f.entry.Service, Pattern: f.pattern, Port: f.port, One: f.one != nil, Endpoints: eps}
+	p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
 	name := ""
 	if from >= 0 {
 		name = t.all[from].Name
@@ -263,6 +273,26 @@ func (t *Table) Places(name tunnel.Name, from string) (places []Place, ok bool) 
 		}
 	}
 	return places, len(places) > 0
+}
+
+// Refusal says why Places has nothing of a name: it is an *tunnel.Error.
+func (t *Table) Refusal(name tunnel.Name, from string) error {
+	if t == nil {
+		return tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", name)
+	}
+	m, ok := t.match(name)
+	if !ok {
+		return tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", name, count(len(t.services)))
+	}
+	e := &t.services[m.claims[0].service]
+	if !e.Exposed {
+		return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is not exposed", name, e.Name, orUnknown(e.Origin))
+	}
+	where := "none"
+	if from != "" {
+		where = strconv.Quote(from)
+	}
+	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; who asks is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
 }
 
 // Above reports whether there are names below name.

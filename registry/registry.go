@@ -49,7 +49,7 @@ type Registry struct {
 	Dialer func(*Service) (tunnel.Dialer, error)
 
 	// OnTable is called whenever another table has become current, but for those
-	// that Publish makes. It must not block. May be nil.
+	// that Publish and AssignVIPs make. It must not block. May be nil.
 	OnTable func()
 
 	// Log is told of new tables, conflicts and failing sources. Nil discards.
@@ -80,7 +80,7 @@ func (r *Registry) Table() *Table {
 // Swap makes t the current table and returns it with its generation. Requests
 // that have begun go on with the table they began with. Endpoints that are in
 // both tables keep their failures, services of the same name their turn, and
-// those that are still to have a port of their own the one that is published.
+// those that are still to have a port or an address of their own the one they have.
 func (r *Registry) Swap(t *Table) *Table {
 	if t == nil {
 		t = &Table{}
@@ -99,6 +99,7 @@ func (r *Registry) Swap(t *Table) *Table {
 		next.generation = old.table.generation + 1
 		carryTurns(old, s)
 		next.publish(old.table.published)
+		next.assignVIPs(old.table.AllVIPs())
 	}
 	r.current.Store(s)
 	r.health.prune(&next)

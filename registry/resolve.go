@@ -80,6 +80,13 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 	}
 	if len(configured) == 0 {
 		configured = []Endpoint{{Host: req.Host(), Addr: req.Addr}}
+		if f.vip {
+			name, ok := f.entry.callable()
+			if !ok {
+				return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the next gateway for", req.Target(), f.entry.Name)
+			}
+			configured[0] = Endpoint{Host: name.String()}
+		}
 	}
 	n := uint32(len(configured))
 	for i := range n {

@@ -34,6 +34,7 @@ type Table struct {
 
 	published   []Published // sorted by what is assigned
 	publishedAs map[tunnel.Name][]Published
+	vips        *vips // nil for none
 }
 
 // An entry is a service in a table.

@@ -24,6 +24,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkClaims()
 	d.checkListeners()
 	d.checkServicePorts()
+	d.checkVIPs()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
@@ -82,6 +83,8 @@ func (d *decoder) checkService(i int) {
 		}
 	}
 	d.checkOwnPort(s, at.ownPort)
+	d.checkVIP(s, at)
+	d.checkHealthCheck(s, at)
 	for j, name := range s.ExposedTo {
 		d.knownNetwork(at.views[j], name)
 	}
@@ -207,8 +210,14 @@ func (d *decoder) checkListeners() {
 			table, _ = d.cfg.Mesh.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
 		}
 		req := &tunnel.Request{Name: l.Service, Port: l.Port, Local: listenPort(l.Address)}
-		if _, err := table.Find(req); err != nil {
+		s, err := table.Find(req)
+		switch {
+		case err != nil:
 			d.errorf(at.service, "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.service.Value), strings.TrimPrefix(err.Error(), "registry: "))
+		case l.UDP() && len(s.Via) > 0:
+			d.errorf(at.service, "leave via out of the service, or listen at UDP where the service is", "service %q has via: the gateways on the way carry streams, and this listener is of UDP", clip(at.service.Value))
+		case l.UDP() && s.ProxyProtocol != 0:
+			d.errorf(at.service, "leave proxyProtocol out of the service", "service %q has proxyProtocol: its header is of streams, and this listener is of UDP", clip(at.service.Value))
 		}
 	}
 	if d.at.admin != nil && !isSocket(d.cfg.Admin) {

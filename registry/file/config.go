@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -35,6 +34,7 @@ type Config struct {
 	Services  []registry.Service
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
+	VIPs         *VIPs         // nil means that no service has an address to itself
 	DNS          *DNS          // nil means that nothing is answered by DNS
 
 	files   []string // every file that was read
@@ -168,6 +168,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		{"network", c.Mesh.Network, next.Mesh.Network},
 		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
 		{"servicePorts", c.ServicePorts, next.ServicePorts},
+		{"vips", c.VIPs, next.VIPs},
 		{"dns", fixedDNS(c.DNS), fixedDNS(next.DNS)},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
@@ -215,8 +216,11 @@ func Reload(path string, current *Config) (*Config, error) {
 		d.remember(data, itemsOf(data))
 	}
 	d.readFiles(path, data)
-	if p := d.cfg.ServicePorts; p != nil && p.State != "" && !filepath.IsAbs(p.State) {
-		p.State = filepath.Join(filepath.Dir(path), p.State)
+	if p := d.cfg.ServicePorts; p != nil && p.State != "" {
+		p.State = d.beside(p.State)
+	}
+	if v := d.cfg.VIPs; v != nil && v.State != "" {
+		v.State = d.beside(v.State)
 	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err

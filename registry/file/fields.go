@@ -22,6 +22,7 @@ type positions struct {
 	services  []*serviceAt
 	hops      []hopAt
 	ports     servicePortsAt
+	vips      vipsAt
 	mesh      meshAt
 	dns       dnsAt
 }
@@ -42,6 +43,8 @@ type listenerAt struct {
 type serviceAt struct {
 	node, ports, endpointsKey, via     *yaml.Node
 	ownPort, id, exported, network     *yaml.Node
+	vip                                *yaml.Node
+	check                              *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -79,6 +82,7 @@ var configFields = []field[Config]{
 		})
 	}},
 	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
+	{"vips", func(d *decoder, n *yaml.Node, c *Config) { d.vips(n, c) }},
 	{"dns", func(d *decoder, n *yaml.Node, c *Config) { d.dns(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
@@ -334,6 +338,10 @@ var serviceFields = []field[registry.Service]{
 		d.service().ownPort = n
 		d.boolean(n, "ownPort", &to.Publish)
 	}},
+	{"vip", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().vip = n
+		d.boolean(n, "vip", &to.VIP)
+	}},
 	{"exposedTo", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.list(n, "exposedTo", func(n *yaml.Node) {
 			if s, ok := d.text(n, "exposedTo"); ok {
@@ -362,6 +370,10 @@ var serviceFields = []field[registry.Service]{
 		if s, ok := d.word(n, "proxyProtocol", "v1", "v2"); ok {
 			to.ProxyProtocol = int(s[1] - '0')
 		}
+	}},
+	{"check", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().check = n
+		d.healthCheck(n, &to.Check)
 	}},
 	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},
 	durationField("idle", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),

@@ -110,6 +110,29 @@ func TestVia(t *testing.T) {
 	}
 }
 
+// The user that a gateway is shown, by SOCKS and by CONNECT.
+func TestViaSOCKS(t *testing.T) {
+	cfg, err := Load(filepath.Join(private(t, "testdata/good"), "via-socks5.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const password = "hunter2 of: this gateway"
+	hops := []registry.Hop{
+		{Proto: "socks5", To: []string{"proxy.example.com:1080"}, User: "alice", Password: password},
+		{Proto: "connect", To: []string{"gw.example.com:3128"}, User: "alice", Password: password},
+		{Proto: "socks5", To: []string{"10.0.0.1:1080", "10.0.0.2:1080"}},
+	}
+	if via := cfg.Services[0].Via; !reflect.DeepEqual(via, hops) {
+		t.Errorf("via %+v, want %+v", via, hops)
+	}
+	if len(cfg.files) != 3 {
+		t.Errorf("files %q, want that of the user followed too", cfg.files)
+	}
+	if s := fmt.Sprintf("%v %+v %#v", hops, hops, hops); strings.Contains(s, "hunter2") {
+		t.Errorf("a printed hop shows its password: %s", s)
+	}
+}
+
 func TestNames(t *testing.T) {
 	data, err := os.ReadFile("testdata/good/names.yaml")
 	if err != nil {
@@ -135,6 +158,33 @@ func TestNames(t *testing.T) {
 	}
 }
 
+func TestChecks(t *testing.T) {
+	cfg, err := Load("testdata/good/checks.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []registry.Check
+	for _, g := range cfg.Networks[0].Gateways {
+		got = append(got, g.Check)
+	}
+	for _, s := range cfg.Services {
+		got = append(got, s.Check)
+	}
+	want := []registry.Check{
+		{Kind: "tcp"}, {}, {Kind: "tls", Interval: 5 * time.Second, Host: "gw.example.com"},
+		{Kind: "tcp"},
+		{Kind: "tls", Interval: time.Second, Timeout: time.Second / 2, Host: "check.example.com"},
+		{Kind: "http", Interval: 10 * time.Second, Timeout: 3 * time.Second, Path: "/healthz?full=1"},
+		{}, {},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("checks\n%+v, want\n%+v", got, want)
+	}
+	if reflect.TypeFor[registry.Check]().NumField() != len(checkFields) {
+		t.Error("a check has a new field: is it in the file, the schema and the tests?")
+	}
+}
+
 func TestMesh(t *testing.T) {
 	t.Chdir(private(t, "testdata/good"))
 	cfg, err := Load("mesh.yaml")
@@ -148,6 +198,15 @@ func TestMesh(t *testing.T) {
 		t.Errorf("via of a network: %+v", v)
 	}
 	cfg.Networks[1].Via = nil
+	for i := range cfg.Networks {
+		for j := range cfg.Networks[i].Gateways {
+			g := &cfg.Networks[i].Gateways[j]
+			if g.Check != (registry.Check{Kind: "tcp"}) {
+				t.Errorf("gateway %s has the check %+v, want tcp by default", g.Address, g.Check)
+			}
+			g.Check = registry.Check{}
+		}
+	}
 	want := []registry.Network{
 		{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Near: []string{"south", "west"}, Gateways: []registry.Gateway{
 			{Address: ep("10.1.0.2:443"), Public: ep("192.0.2.1:443")}, {Address: ep("10.1.0.3:443"), Public: ep("192.0.2.2:443")}}},

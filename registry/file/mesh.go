@@ -47,10 +47,10 @@ func (d *decoder) near(n *yaml.Node, to *registry.Network) {
 func (d *decoder) gateways(n *yaml.Node, to *registry.Network) {
 	d.list(n, "gateways", func(n *yaml.Node) {
 		if n.Kind == yaml.ScalarNode { // an address and nothing else
-			to.Gateways = append(to.Gateways, registry.Gateway{Address: d.gatewayAddress(n, "a gateway")})
+			to.Gateways = append(to.Gateways, registry.Gateway{Address: d.gatewayAddress(n, "a gateway"), Check: gatewayCheck})
 			return
 		}
-		to.Gateways = append(to.Gateways, registry.Gateway{})
+		to.Gateways = append(to.Gateways, registry.Gateway{Check: gatewayCheck})
 		object(d, n, "a gateway", gatewayFields, &to.Gateways[len(to.Gateways)-1])
 		d.need(n, "a gateway", "address")
 	})
@@ -89,6 +89,7 @@ var gatewayFields = []field[registry.Gateway]{
 			to.Weight = uint16(v)
 		}
 	}},
+	{"check", func(d *decoder, n *yaml.Node, to *registry.Gateway) { d.healthCheck(n, &to.Check) }},
 }
 
 // id reads what a service is called in its cluster.

@@ -34,7 +34,7 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
 		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
-		"servicePorts": keysOf(servicePortsFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
+		"servicePorts": keysOf(servicePortsFields), "vips": keysOf(vipsFields), "check": keysOf(checkFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
 		"namedPort": keysOf(portFields), "endpoint": keysOf(endpointFields),
 		"dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
 		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
@@ -83,7 +83,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports", "dns-values"} {
+	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports", "checks", "dns-values"} {
 		if err := validate("testdata/bad/" + f + ".yaml"); err == nil {
 			t.Errorf("%s.yaml is valid by the schema", f)
 		}
