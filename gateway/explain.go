@@ -171,7 +171,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			switch f := p.(type) {
 			case *termination.Protocol:
 				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
-					x.Detail = "TLS ends here; inside is spoken " + names(f.Inner)
+					x.Detail = "TLS ends here; inside is spoken " + namesOf(f.Inner)
 					return nil, nil
 				}
 			case *tunnel.Fixed:
@@ -235,7 +235,7 @@ func flat(protocols []tunnel.Protocol) []tunnel.Protocol {
 	return all
 }
 
-func names(protocols []tunnel.Protocol) string {
+func namesOf(protocols []tunnel.Protocol) string {
 	list := make([]string, len(protocols))
 	for i, p := range protocols {
 		list[i] = p.Name()

@@ -140,41 +140,6 @@ func TestFloodHarmsNobodyElse(t *testing.T) {
 	testnet.Ping(t, bystander, "and after")
 }
 
-// TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
-// tunnels, and aborts some.
-func TestHonestTrafficIsNoFlood(t *testing.T) {
-	to := testnet.Echo(t).Addr()
-	g := serve(t, tunneltest.Table{"svc:1": to}, &Protocol{})
-	d := newDialer(t, g.Addr)
-	d.Parallel = 1
-	c := open(t, d, "svc:1")
-	for i := range 3000 {
-		testnet.Ping(t, c, "x")
-		if i%2 == 0 {
-			s := open(t, d, "svc:1")
-			if i%40 == 0 {
-				_ = s.Abort()
-				continue
-			}
-			if err := s.CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadAll(s); err != nil {
-				t.Fatal(err)
-			}
-			_ = s.Close()
-		}
-	}
-	if n := d.Conns(); n != 1 {
-		t.Errorf("%d connections", n)
-	}
-	for _, o := range g.Outcomes() {
-		if o.Reason != tunnel.Done && o.Reason != tunnel.Reset {
-			t.Errorf("outcome %s, %v", o.Reason, o.Err)
-		}
-	}
-}
-
 // TestAnswersThatAreNotRead: what the peer makes us say is bounded, whether
 // it listens or not.
 func TestAnswersThatAreNotRead(t *testing.T) {

@@ -106,6 +106,7 @@ func (s *server) headers(b *block) error {
 	}
 	if s.final {
 		c.resetID(b.id, http2.ErrCodeRefusedStream) // the client may try elsewhere
+		s.refused(nil, refuse(tunnel.Drain, "a request after the last GOAWAY"))
 		return c.charge(costRequest, "too many requests on a connection that is about to end")
 	}
 	c.last = b.id

@@ -385,13 +385,13 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"gateway/ports.go UTC":             "likewise",
 		"gateway/ports_status.go Truncate": "likewise",
 		"gateway/ports_status.go UTC":      "likewise",
-		"registry/ports/assign.go UTC":     "likewise",
-		"registry/ports/state.go UTC":      "likewise",
+		"registry/leases/plan.go UTC":      "likewise",
+		"registry/leases/file.go UTC":      "likewise",
 	}
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"termination", "udp", "registry", "registry/file", "registry/ports", "gateway", "admin", "metrics", "dns"} {
+		"termination", "udp", "registry", "registry/file", "registry/leases", "registry/ports", "gateway", "admin", "metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)

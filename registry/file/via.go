@@ -61,7 +61,7 @@ var websocketFields = []field[WebSocket]{
 
 // A hopAt is where the file names the files of a hop.
 type hopAt struct {
-	service, hop        int
+	hop                 *registry.Hop
 	tokenFile, rootFile *yaml.Node
 	userFile            *yaml.Node
 	pair                pairAt
@@ -70,20 +70,28 @@ type hopAt struct {
 // via reads the gateways on the way to a service.
 func (d *decoder) via(n *yaml.Node, to *registry.Service) {
 	d.service().via = n
+	d.hops(n, &to.Via)
+}
+
+func (d *decoder) hops(n *yaml.Node, to *[]registry.Hop) {
+	first := len(d.at.hops)
 	d.list(n, "via", func(n *yaml.Node) {
-		d.at.hops = append(d.at.hops, hopAt{service: len(d.at.services) - 1, hop: len(to.Via)})
-		to.Via = append(to.Via, registry.Hop{})
-		object(d, n, "a hop", hopFields, &to.Via[len(to.Via)-1])
+		d.at.hops = append(d.at.hops, hopAt{})
+		*to = append(*to, registry.Hop{})
+		object(d, n, "a hop", hopFields, &(*to)[len(*to)-1])
 		d.checkHop(n)
-		if len(to.Via) > 1 && has(n, "connect-h3") {
+		if len(*to) > 1 && has(n, "connect-h3") {
 			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
 		}
 	})
+	for i := range d.at.hops[first:] {
+		d.at.hops[first+i].hop = &(*to)[i] // which stay where they are from now on
+	}
 	switch {
 	case n.Kind == yaml.SequenceNode && len(n.Content) == 0:
 		d.errorf(n, "leave the key out to go there directly", "via is empty")
-	case len(to.Via) > maxVia:
-		d.errorf(n, "", "via has %d gateways, limit %d", len(to.Via), maxVia)
+	case len(*to) > maxVia:
+		d.errorf(n, "", "via has %d gateways, limit %d", len(*to), maxVia)
 	}
 }
 
@@ -236,7 +244,7 @@ func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(s
 // they contain.
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for _, at := range d.at.hops {
-		hop := &d.cfg.Services[at.service].Via[at.hop]
+		hop := at.hop
 		hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
 		if at.pair.certificate != nil && at.pair.key != nil {
 			pair, _ := d.pair(path, at.pair, &all)

@@ -3,6 +3,7 @@ package tunneltest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"runtime"
 	"testing"
@@ -17,6 +18,10 @@ type Dialer struct {
 
 	// Addr is the address that reaches the backend given to the setup.
 	Addr string
+
+	// Preamble is what the backend gets ahead of the stream, from a carrier
+	// that passes on what it reads; nil means nothing.
+	Preamble []byte
 
 	// Refused are addresses that can't be reached, each with the Reason of the
 	// error that says so.
@@ -138,6 +143,10 @@ func connect(ctx context.Context, d Dialer, ln net.Listener) (a, b tunnel.Stream
 	if far == nil {
 		_ = near.Close()
 		return nil, nil, nil, errors.New("the dial worked, and the backend saw no connection")
+	}
+	if err := receive(far, d.Preamble); err != nil {
+		_, _ = near.Close(), far.Close()
+		return nil, nil, nil, fmt.Errorf("the preamble: %w", err)
 	}
 	return stream(near), stream(far), func() { _, _ = near.Close(), far.Close() }, nil
 }

@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -56,6 +58,8 @@ func (l leakChecked) Run() int {
 //	serve-quic NAME DIR NAME serve QUIC with DIR/NAME.crt, to those with a certificate of DIR/ca.crt
 //	connect NAME ADDR TARGET open a tunnel by CONNECT for the rest of the script
 //	[!] was-reset NAME       wait until a tunnel is reset; or it is open still
+//	answers ADDR NAME WANT   wait until a DNS server by UDP has these addresses for a name, or
+//	                         says "no such host", or "server misbehaving"
 //	signal NAME              send TERM or HUP to what runs in the background
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -78,6 +82,7 @@ func TestScripts(t *testing.T) {
 			"serve-quic": cmdServeQUIC,
 			"connect":    cmdConnect,
 			"was-reset":  cmdWasReset,
+			"answers":    cmdAnswers,
 			"signal":     cmdSignal,
 		},
 	})
@@ -237,6 +242,29 @@ func cmdWasReset(ts *testscript.TestScript, neg bool, args []string) {
 	if want := map[bool]error{false: syscall.ECONNRESET, true: os.ErrDeadlineExceeded}[neg]; !errors.Is(err, want) {
 		ts.Fatalf("tunnel %s: %v, want %v", args[0], err, want)
 	}
+}
+
+func cmdAnswers(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: answers ADDR NAME WANT")
+	}
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "udp", args[0])
+	}}
+	got := ""
+	ts.Defer(func() { ts.Logf("the last answer for %s: %s", args[1], got) })
+	wait(ts, fmt.Sprintf("%s has %s", args[1], args[2]), func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		addrs, err := resolver.LookupHost(ctx, args[1])
+		slices.Sort(addrs)
+		got = strings.Join(addrs, " ")
+		var de *net.DNSError
+		if errors.As(err, &de) {
+			got = de.Err
+		}
+		return got == args[2]
+	})
 }
 
 func cmdSignal(ts *testscript.TestScript, neg bool, args []string) {
