@@ -10,12 +10,9 @@ import (
 )
 
 const (
-	copyBuffer = 32 << 10         // bytes held by one direction of a tunnel that is not two TCP sockets
-	linger     = 10 * time.Second // how long a stream without half-close may go on after its other side ended
-	stuck      = time.Second      // a write that takes longer may hide that the side nobody reads has aborted
+	linger = 10 * time.Second // how long a stream without half-close may go on after its other side ended
+	stuck  = time.Second      // a write that takes longer may hide that the side nobody reads has aborted
 )
-
-var copyBuffers = sync.Pool{New: func() any { return new([copyBuffer]byte) }}
 
 // A copyRelay carries pairs of streams of any kind, with a goroutine for each
 // direction that moves bytes, and for those that cannot be parked. One sweep
@@ -142,11 +139,16 @@ func (p *pump) passOn(err error) {
 	}
 }
 
-func (p *pump) write(b []byte) error {
+// write gives b to the other side. The budget counts the held bytes that are
+// kept in memory for as long as that takes: where the other side does not read,
+// until the tunnel's end.
+func (p *pump) write(b []byte, held int) error {
 	ct := p.ct
 	ct.moved.Store(clock())
 	ct.writing.Add(1)
+	p.budget.Hold(held)
 	w, err := p.dst.Write(b)
+	p.budget.Hold(-held)
 	if err != nil {
 		ct.lost.Store(true)
 	}
@@ -187,7 +189,7 @@ func (ct *copyTunnel) finish(why Reason, err error) {
 			if c := ct.pumps[i].src; why == Done {
 				_ = c.Close()
 			} else {
-				_ = abort(c)
+				_ = abortFor(c, why)
 			}
 		}
 		for i := range ct.pumps {

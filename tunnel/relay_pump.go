@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -19,6 +20,7 @@ const rest = time.Second
 type pump struct {
 	ct       *copyTunnel
 	src, dst net.Conn
+	budget   *Budget // counts the buffer while a write keeps it
 
 	n      atomic.Int64 // bytes that dst has taken
 	moved  atomic.Int64 // when it last took some, nanoseconds of clock
@@ -39,7 +41,7 @@ const (
 var errParked = errors.New("tunnel: parked")
 
 func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
-	p.ct, p.src, p.dst = ct, src, dst
+	p.ct, p.src, p.dst, p.budget = ct, src, dst, ct.relay.loops().Budget
 	if w, ok := src.(Waker); ok {
 		p.waker, p.again = w, p.wake
 	} else {
@@ -70,7 +72,7 @@ func (p *pump) run(early []byte) {
 
 func (p *pump) copy(early []byte) error {
 	if len(early) > 0 {
-		if err := p.write(early); err != nil {
+		if err := p.write(early, len(early)); err != nil {
 			return err
 		}
 	}
@@ -84,10 +86,8 @@ func (p *pump) copy(early []byte) error {
 }
 
 func (p *pump) copyWaker() error {
-	buf := copyBuffers.Get().(*[copyBuffer]byte)
-	defer copyBuffers.Put(buf)
 	for !p.park() {
-		if err := p.step(buf); err != nil {
+		if err := p.step(); err != nil {
 			return err
 		}
 	}
@@ -95,24 +95,53 @@ func (p *pump) copyWaker() error {
 }
 
 func (p *pump) copyAny() error {
-	buf := copyBuffers.Get().(*[copyBuffer]byte)
-	defer copyBuffers.Put(buf)
 	for {
-		if err := p.step(buf); err != nil {
+		if err := p.step(); err != nil {
 			return err
 		}
 	}
 }
 
 // step is one read and one write.
-func (p *pump) step(buf *[copyBuffer]byte) error {
-	n, err := p.src.Read(buf[:])
+func (p *pump) step() error {
+	buf := p.budget.buffer()
+	defer buf.free()
+	n, err := p.src.Read(*buf)
 	if n > 0 {
-		if err := p.write(buf[:n]); err != nil {
+		if err := p.write((*buf)[:n], len(*buf)); err != nil {
 			return err
 		}
 	}
 	return err
+}
+
+// A copyBuffer is what a pump reads into: of the size that its budget allowed
+// when it was taken.
+type copyBuffer []byte
+
+const copySize = 32 << 10 // bytes
+
+var copyBuffers, shortBuffers = newCopyBuffers(copySize), newCopyBuffers(shortRead)
+
+func newCopyBuffers(n int) *sync.Pool {
+	return &sync.Pool{New: func() any { return new(copyBuffer(make([]byte, n))) }}
+}
+
+// buffer returns a buffer, a small one while memory is short or too much of it
+// is held. The caller frees it.
+func (b *Budget) buffer() *copyBuffer {
+	if b.most(copySize) < copySize {
+		return shortBuffers.Get().(*copyBuffer)
+	}
+	return copyBuffers.Get().(*copyBuffer)
+}
+
+func (b *copyBuffer) free() {
+	if len(*b) < copySize {
+		shortBuffers.Put(b)
+	} else {
+		copyBuffers.Put(b)
+	}
 }
 
 // awake is for a read that ended with err: nil where that was to have p parked,

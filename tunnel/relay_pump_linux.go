@@ -75,19 +75,19 @@ func (p *pump) copySocket() error {
 		return err
 	}
 	var (
-		buf   *[copyBuffer]byte
+		buf   *copyBuffer
 		n     int
 		errno syscall.Errno
 	)
 	try := func(fd uintptr) bool {
-		buf = copyBuffers.Get().(*[copyBuffer]byte)
+		buf = p.budget.buffer()
 		for {
-			if n, errno = read(int32(fd), buf[:]); errno != syscall.EINTR {
+			if n, errno = read(int32(fd), *buf); errno != syscall.EINTR {
 				break
 			}
 		}
 		if errno == syscall.EAGAIN {
-			copyBuffers.Put(buf)
+			buf.free()
 			return false
 		}
 		return true
@@ -103,14 +103,14 @@ func (p *pump) copySocket() error {
 			}
 			continue
 		case errno == 0 && n > 0:
-			err = p.write(buf[:n])
-			copyBuffers.Put(buf)
+			err = p.write((*buf)[:n], len(*buf))
+			buf.free()
 			if err != nil {
 				return err
 			}
 			continue
 		}
-		copyBuffers.Put(buf)
+		buf.free()
 		if errno != 0 {
 			return errno
 		}

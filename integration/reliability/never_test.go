@@ -398,17 +398,15 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"admin/tunnels.go UTC":             "likewise",
 		"gateway/admin.go Unix":            "a timestamp in a metric",
 		"dns/answer.go Unix":               "the SOA's serial number",
-		"gateway/ports.go Truncate":        "since when a service has its port, kept on disk for days",
-		"gateway/ports.go UTC":             "likewise",
-		"gateway/ports_status.go Truncate": "likewise",
-		"gateway/ports_status.go UTC":      "likewise",
-		"registry/ports/assign.go UTC":     "likewise",
-		"registry/ports/state.go UTC":      "likewise",
+		"gateway/assigned.go Truncate":     "since when a service has its port or address, kept on disk for days",
+		"gateway/assigned.go UTC":          "likewise",
+		"registry/leases/plan.go UTC":      "likewise",
+		"registry/leases/file.go UTC":      "likewise",
 	}
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"termination", "udp", "registry", "registry/file", "registry/ports", "gateway", "admin", "metrics", "dns"} {
+		"termination", "udp", "registry", "registry/file", "registry/leases", "registry/ports", "registry/vips", "gateway", "admin", "metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)
