@@ -92,13 +92,13 @@ type Config struct {
 	// itself.
 	ServicePorts *ServicePorts
 
-	// VIPs are addresses to give to services; nil means that none has one to
-	// itself.
-	VIPs *VIPs
-
 	// DNS is what is answered by DNS; nil means nothing. With it a gateway may
 	// have no listener for streams.
 	DNS *DNS
+
+	// VIPs are addresses to give to services; nil means that none has one to
+	// itself.
+	VIPs *VIPs
 
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
@@ -187,7 +187,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
-	g.registry.OnTable = g.tableChanged
+	g.follow(g.checker.Changed)
 	if cfg.DNS != nil {
 		cfg.DNS.prepare(ctx, g)
 	}
@@ -202,11 +202,15 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
 			return err
 		}
+		g.follow(g.ports.changed)
 	}
 	if g.cfg.VIPs != nil {
-		g.vips, err = newVIPKeeper(g)
+		if g.vips, err = newVIPKeeper(g); err != nil {
+			return err
+		}
+		g.follow(g.vips.changed)
 	}
-	return err
+	return nil
 }
 
 // listen opens every socket and tells the guard which are our own.

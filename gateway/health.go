@@ -31,15 +31,15 @@ type StatusHealth struct {
 	Network  string    `json:"network,omitempty"`      // that it is in
 }
 
-// tableChanged tells those who follow the table.
-func (g *Gateway) tableChanged() {
-	if g.ports != nil {
-		g.ports.changed()
+// follow has changed called for every table, after those that were given before.
+func (g *Gateway) follow(changed func()) {
+	before := g.registry.OnTable
+	g.registry.OnTable = func() {
+		if before != nil {
+			before()
+		}
+		changed()
 	}
-	if g.vips != nil {
-		g.vips.changed()
-	}
-	g.checker.Changed()
 }
 
 // stale says how old the table is, "" while every source is in touch.

@@ -3,6 +3,7 @@
 package reliability
 
 import (
+	"context"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -18,7 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
 )
 
 // A service hears of a client only once the client has said all of where it
@@ -321,7 +325,7 @@ func TestStuckLogStopsNothing(t *testing.T) {
 }
 
 // A client on loopback is a client like any other: what it says of itself in
-// headers is not believed.
+// headers is not believed, over HTTP/1 and HTTP/2 (must-nevers N5 and N36).
 func TestLoopbackIsNotTrusted(t *testing.T) {
 	b := testnet.Echo(t)
 	g := start(t, options{
@@ -342,6 +346,19 @@ func TestLoopbackIsNotTrusted(t *testing.T) {
 		testnet.Eventually(t, patience, func() bool {
 			return len(g.entries(func(e entry) bool { return e.str("source") == source && e.str("reason") == "not-exposed" })) == 1
 		}, "%q: the log has the source %s", s, source)
+	}
+	for _, s := range spoofs {
+		name, value, _ := strings.Cut(s, ": ")
+		if name == "Proxy-Connection" {
+			continue // is malformed in HTTP/2
+		}
+		d := &h2.Dialer{Proxy: g.addr, Dialer: dialFunc(func() (net.Conn, error) { return g.dial(1) }), Header: func(context.Context, string) (connect.Fields, error) {
+			return connect.Fields{{Name: strings.ToLower(name), Value: value}}, nil
+		}}
+		if _, err := d.DialContext(t.Context(), "tcp", "office.test:443"); tunnel.ReasonOf(err) != tunnel.NoRoute {
+			t.Errorf("%q over HTTP/2 got %v, want %s", s, err, tunnel.NoRoute)
+		}
+		_ = d.Close()
 	}
 	if r := g.refused(bySNI, 1, "office.test"); r.code != 112 {
 		t.Errorf("SNI got %v, want 112", r)

@@ -48,6 +48,8 @@ func (c *Checker) follow() {
 		}
 	}
 	for _, it := range c.items {
+		registry.Yield(i)
+		i++
 		if it.generation != generation && (it.Host == "" || !it.Addr.Addr().IsValid()) { // else it is its name's
 			c.drop(it)
 		}

@@ -162,11 +162,11 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		}
 	}
 	cfg.ServicePorts = servicePorts(c)
-	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	var err error
 	if cfg.DNS, err = dnsServer(c); err != nil {
 		return cfg, err
 	}
+	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		if l.UDP() {
