@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -36,6 +37,50 @@ func TestDocumentationNamesTestsThatExist(t *testing.T) {
 	}
 	if n < 100 {
 		t.Errorf("the documentation names %d tests: they are not found", n)
+	}
+}
+
+// Every row of a test that the tables of bad input name is there: in the last
+// column, which is headed "test", stands what "go test -run" takes.
+func TestDocumentationNamesRowsThatExist(t *testing.T) {
+	tests := map[string]string{ // by document
+		"socks5.md": "connect/socks5", "proxy-protocol.md": "connect/proxyproto",
+	}
+	quoted := regexp.MustCompile("`([^`]+)`")
+	for doc, folder := range tests {
+		var source strings.Builder
+		files, _ := filepath.Glob(folder + "/*_test.go")
+		for _, f := range files {
+			source.WriteString(read(t, f))
+		}
+		rows, in := 0, false
+		for line := range strings.Lines(read(t, "docs/protocols/"+doc)) {
+			cells := strings.Split(strings.TrimSpace(line), "|")
+			if len(cells) < 3 {
+				in = false
+				continue
+			}
+			last := strings.TrimSpace(cells[len(cells)-2])
+			if last == "test" {
+				in = true
+				continue
+			}
+			for _, m := range quoted.FindAllStringSubmatch(last, -1) {
+				parts := strings.Split(m[1], "/")
+				row := parts[len(parts)-1]
+				if !in || strings.HasPrefix(row, "Test") || row == "tunnel" || row == "Prefix" || row == "..." {
+					continue
+				}
+				name, _ := strings.CutSuffix(row, "...")
+				name = strings.ReplaceAll(name, "_", " ")
+				if rows++; !strings.Contains(source.String(), name) {
+					t.Errorf("%s names the row %q, which no test in %s has", doc, row, folder)
+				}
+			}
+		}
+		if rows < 20 {
+			t.Errorf("%s names %d rows of tests: they are not found", doc, rows)
+		}
 	}
 }
 

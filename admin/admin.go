@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -34,10 +35,12 @@ const (
 //
 //	/         what there is
 //	/healthz  200 as long as the process answers
-//	/readyz   200, or 503 with the reason
+//	/readyz   200, maybe with what is amiss, or 503 with the reason
 //	/metrics  for Prometheus
 //	/status   JSON
 //	/explain  JSON: what would happen to a request
+//	/resolve  JSON: what a name means, from each network
+//	/registry JSON, a line for each service: what there is, and what changes
 //	/tunnels  JSON: the open tunnels that fit a filter; see ParseTunnelFilter
 //	/tunnels/ID
 //	/debug/pprof/
@@ -49,15 +52,17 @@ const (
 // those that fit. That is for requests by a unix socket only, unless Control is
 // set: the port has no passwords, so by TCP it would be anyone's on this host.
 type Admin struct {
-	Ready   func() (ok bool, why string)                         // nil means always ready
-	Metrics http.Handler                                         // nil means no /metrics
-	Status  func() any                                           // what /status shows; nil means no /status
-	Explain func(ctx context.Context, q url.Values) (any, error) // an error is the question's: 400. nil means no /explain
-	Pprof   bool                                                 // serve /debug/pprof/
-	Tunnels func() iter.Seq[tunnel.Live]                         // in the order of their IDs; nil means no /tunnels
-	Control bool                                                 // let tunnels be closed by TCP, too
-	Hosts   []string                                             // names by which it is asked, besides IP addresses and localhost
-	Log     *slog.Logger                                         // net/http's complaints, and what operators changed; nil discards
+	Ready    func() (ok bool, why string)                          // why may also say what is amiss though it is ready. nil means always ready
+	Metrics  http.Handler                                          // nil means no /metrics
+	Status   func() any                                            // what /status shows; nil means no /status
+	Explain  func(ctx context.Context, q url.Values) (any, error)  // an error is the question's: 400. nil means no /explain
+	Resolve  func(ctx context.Context, q url.Values) (any, error)  // likewise of /resolve
+	Registry func(ctx context.Context, q url.Values) iter.Seq[any] // the lines of /registry, until ctx is done; a nil one says that more will come later. nil means no /registry
+	Pprof    bool                                                  // serve /debug/pprof/
+	Tunnels  func() iter.Seq[tunnel.Live]                          // in the order of their IDs; nil means no /tunnels
+	Control  bool                                                  // let tunnels be closed by TCP, too
+	Hosts    []string                                              // names by which it is asked, besides IP addresses and localhost
+	Log      *slog.Logger                                          // net/http's complaints, and what operators changed; nil discards
 
 	// CloseTunnels ends the open tunnels that match, asked in the order of
 	// their IDs, and returns how many. nil means they can't be closed.
@@ -83,7 +88,13 @@ func (a *Admin) Handler() http.Handler {
 		show("/status", func(w http.ResponseWriter, _ *http.Request) { a.json(w, a.Status()) })
 	}
 	if a.Explain != nil {
-		show("/explain", a.explain)
+		show("/explain", a.question(a.Explain))
+	}
+	if a.Resolve != nil {
+		show("/resolve", a.question(a.Resolve))
+	}
+	if a.Registry != nil {
+		show("/registry", a.registry)
 	}
 	if a.Tunnels != nil {
 		show("/tunnels", a.tunnels)
@@ -133,28 +144,67 @@ func (a *Admin) guard(next http.Handler) http.Handler {
 
 func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
 	if a.Ready != nil {
-		if ok, why := a.Ready(); !ok {
+		switch ok, why := a.Ready(); {
+		case !ok:
 			text(w, http.StatusServiceUnavailable, "not ready: "+clean(why, maxError))
+			return
+		case why != "":
+			text(w, http.StatusOK, "ok, but "+clean(why, maxError))
 			return
 		}
 	}
 	text(w, http.StatusOK, "ok")
 }
 
-func (a *Admin) explain(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), askTime)
-	defer cancel()
+// question serves what ask answers.
+func (a *Admin) question(ask func(context.Context, url.Values) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), askTime)
+		defer cancel()
+		q, err := url.ParseQuery(r.URL.RawQuery)
+		if err != nil {
+			text(w, http.StatusBadRequest, "query: "+clean(err.Error(), maxError))
+			return
+		}
+		v, err := ask(ctx, q)
+		if err != nil {
+			text(w, http.StatusBadRequest, clean(err.Error(), maxError))
+			return
+		}
+		a.json(w, v)
+	}
+}
+
+// registry serves /registry: a line of JSON for each service, and with watch for
+// each change, for as long as the client reads.
+func (a *Admin) registry(w http.ResponseWriter, r *http.Request) {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		text(w, http.StatusBadRequest, "query: "+clean(err.Error(), maxError))
 		return
 	}
-	v, err := a.Explain(ctx, q)
-	if err != nil {
-		text(w, http.StatusBadRequest, clean(err.Error(), maxError))
-		return
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	control := http.NewResponseController(w)
+	out := bufio.NewWriterSize(w, 64<<10)
+	var line bytes.Buffer
+	for v := range a.Registry(r.Context(), q) {
+		if v == nil {
+			_ = control.SetWriteDeadline(time.Now().Add(answerTime))
+			if out.Flush() != nil || control.Flush() != nil {
+				return
+			}
+			continue
+		}
+		line.Reset()
+		if err := json.NewEncoder(&line).Encode(v); err != nil {
+			a.log().Error("admin: encode an answer", "err", err)
+			return
+		}
+		if _, err := out.Write(asciiJSON(line.Bytes())); err != nil {
+			return
+		}
 	}
-	a.json(w, v)
+	_ = out.Flush()
 }
 
 // json answers with v.

@@ -58,6 +58,8 @@ func body(t *testing.T, r *http.Response) string {
 func TestEndpoints(t *testing.T) {
 	notReady := full()
 	notReady.Ready = func() (bool, string) { return false, "draining\r\n\x1b[31m" }
+	amiss := full()
+	amiss.Ready = func() (bool, string) { return true, "the table is 3m0s old\r\n" }
 	broken := full()
 	broken.Status = func() any { return func() {} }
 	for _, tt := range []struct {
@@ -71,6 +73,7 @@ func TestEndpoints(t *testing.T) {
 		{"health", full(), "/healthz", 200, "ok\n"},
 		{"ready", full(), "/readyz", 200, "ok\n"},
 		{"not ready", notReady, "/readyz", 503, "not ready: draining\\r\\n\\x1b[31m\n"},
+		{"ready with something amiss", amiss, "/readyz", 200, "ok, but the table is 3m0s old\\r\\n\n"},
 		{"not ready but alive", notReady, "/healthz", 200, "ok\n"},
 		{"metrics", full(), "/metrics", 200, "culvert_tunnels_open 3\n"},
 		{"status", full(), "/status", 200, "{\n  \"name\": \"a\\u202e\\u009bb\",\n  \"tunnels\": 3\n}\n"},

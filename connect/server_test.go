@@ -2,6 +2,8 @@ package connect
 
 import (
 	"io"
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -55,4 +57,43 @@ func TestBehindServer(t *testing.T) {
 			t.Errorf("%s: got outcome %+v, want reason %q, target %q", row.name, o, row.reason, row.target)
 		}
 	}
+}
+
+func TestProtocol(t *testing.T) {
+	svc := tunnel.MustParseName("svc.test")
+	tunneltest.TestProtocol(t, &Protocol{},
+		tunneltest.Preamble{Title: "HTTP/1.1", Bytes: []byte("CONNECT SVC.test:443 HTTP/1.1\r\nHost: svc.test:443\r\n\r\n"), Name: svc, Port: 443},
+		tunneltest.Preamble{Title: "HTTP/1.0 without Host", Bytes: []byte("CONNECT svc.test:443 HTTP/1.0\r\n\r\n"), Name: svc, Port: 443},
+		tunneltest.Preamble{Title: "address", Bytes: []byte("CONNECT 192.0.2.7:443 HTTP/1.1\r\nHost: x\r\n\r\n"), Addr: netip.MustParseAddr("192.0.2.7"), Port: 443},
+	)
+}
+
+// TestDialer runs the suite through a whole gateway.
+func TestDialer(t *testing.T) {
+	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
+		g := tunneltest.Serve(t, tunneltest.Setup{
+			Protocols: []tunnel.Protocol{&Protocol{}},
+			Resolver:  tunneltest.Table{"svc.test:443": backend.Addr().String(), "down.test:443": testnet.ClosedPort(t)},
+		})
+		return tunneltest.Dialer{Dialer: &Dialer{Proxy: g.Addr}, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
+			"nobody.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed, "svc.test:0": tunnel.BadRequest, "svc.test": tunnel.BadRequest,
+		}}
+	}, tunneltest.Options{Streams: 1000})
+}
+
+// TestDrain: the end of a gateway.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: routes})
+		return tunneltest.Draining{Served: g.With(&Dialer{Proxy: g.Addr}, "svc.test:443"), Socket: g.Addr, Begin: "CONN"}
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: tunneltest.Table{"svc.test:443": service}})
+		return &Dialer{Proxy: g.Addr}, "svc.test:443"
+	}, nil)
 }

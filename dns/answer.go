@@ -31,7 +31,12 @@ type exchange struct {
 	extra  Answer
 	addrs  []netip.Addr
 	key    []byte
-	missed bool // no table was ever loaded: a no of others is not to be believed
+	missed bool                // no table was ever loaded: a no of others is not to be believed
+	table  Names               // that is waited for Targets of; else nil
+	zone   string              // of the name, then
+	found  map[string]*finding // of Targets; nil as long as nobody looked
+	aim    aim
+	merged []Addr
 	begun  time.Time
 	result Result
 }
@@ -57,7 +62,7 @@ func (s *Server) give(x *exchange) {
 // false, and finish must be called, which may wait. The listener's view is in
 // x.view.
 func (x *exchange) begin(from netip.AddrPort) bool {
-	x.out, x.missed = x.out[:0], false
+	x.out, x.missed, x.table, x.found = x.out[:0], false, nil, nil
 	x.from = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
 	if x.s.Observe != nil {
 		x.begun = time.Now()
@@ -177,10 +182,10 @@ func (x *exchange) decide() bool {
 		if !own {
 			zone = x.q.name // a host by itself
 		}
-		x.local(table, zone)
+		return x.local(table, zone)
 	case own && (x.a.Status == Above || x.q.name == zone): // it has a SOA, if nothing else
 		x.a.reset()
-		x.local(table, zone)
+		return x.local(table, zone) // true: there is nothing to look up
 	case own:
 		x.no(table, zone, dns.RcodeNameError)
 	default:
@@ -209,17 +214,32 @@ func serial(table Names) uint32 {
 	return uint32(table.Updated().Unix())
 }
 
-// local answers a name that exists with what x.a has.
-func (x *exchange) local(table Names, zone string) {
+// local answers a name that exists with what x.a has. It is false if targets
+// have to be looked up before.
+func (x *exchange) local(table Names, zone string) bool {
 	var w writer
 	w.begin(x.out, &x.q, bitAA|x.recursive(), dns.RcodeSuccess, x.limit())
-	if !x.records(&w, table, zone) {
+	x.aim = aimed
+	ok := x.records(&w, table, zone)
+	switch x.aim {
+	case aimWaits:
+		x.table, x.zone = table, zone
+		return false
+	case aimRefused:
+		x.refuse(dns.RcodeRefused, tunnel.Overload)
+		return true
+	case aimFailed:
+		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNetworkError))
+		return true
+	}
+	if !ok {
 		w.truncate()
 	} else if w.counts[inAnswer] == 0 && !w.soa(inAuthority, zone, serial(table), x.s.noTL) {
 		w.truncate()
 	}
 	x.out = w.end(dns.RcodeSuccess)
 	x.result.Rcode, x.result.Source = dns.RcodeSuccess, FromTable
+	return true
 }
 
 // records writes the answer section. It is false if that does not fit.
@@ -234,7 +254,7 @@ func (x *exchange) records(w *writer, table Names, zone string) bool {
 	a := &x.a
 	switch x.q.qtype {
 	case dns.TypeA, dns.TypeAAAA:
-		return x.writeAddrs(w, inAnswer, "", a.Addrs, x.q.qtype == dns.TypeAAAA, ttl)
+		return x.addresses(w, "", ttl)
 	case dns.TypeSRV:
 		for i := range a.Services[:min(len(a.Services), maxRecords)] {
 			if !w.service(&a.Services[i], ttl) {
@@ -305,7 +325,7 @@ func (x *exchange) aliases(w *writer, table Names, ttl uint32) bool {
 	}
 	switch x.q.qtype {
 	case dns.TypeA, dns.TypeAAAA:
-		return x.writeAddrs(w, inAnswer, owner, x.a.Addrs, x.q.qtype == dns.TypeAAAA, ttl)
+		return x.addresses(w, owner, ttl)
 	}
 	return true
 }
@@ -424,6 +444,10 @@ func (x *exchange) elsewhere() bool {
 // finish asks others. It waits for two seconds at most.
 func (x *exchange) finish(ctx context.Context) {
 	defer x.s.forwards.give(x.from.Addr())
+	if x.table != nil {
+		x.resolve(ctx)
+		return
+	}
 	e, age, how := x.s.Forward.resolve(ctx, x.key, &x.q)
 	switch {
 	case e != nil:

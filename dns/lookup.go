@@ -85,26 +85,49 @@ type entry struct {
 // address after the other and IPv6 is what more often leads nowhere. The slice
 // is shared and must not be changed. The error is a *net.DNSError.
 func (r *Resolver) Lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	addrs, _, err := r.LookupTTL(ctx, host)
+	return addrs, err
+}
+
+// LookupTTL is Lookup that tells how long the addresses are good for: up to
+// an hour, and 5 seconds for those that are served for want of better.
+func (r *Resolver) LookupTTL(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error) {
+	addrs, until, err := r.lookup(ctx, host)
+	if err != nil {
+		return nil, 0, err
+	}
+	if ttl = maxTTL; !until.IsZero() {
+		if ttl = until.Sub(r.clock()); ttl <= 0 {
+			ttl = staleTTL
+		}
+	}
+	return addrs, ttl, nil
+}
+
+// lookup is Lookup that tells when addresses are to be asked for again; zero
+// for those that nobody is asked for.
+func (r *Resolver) lookup(ctx context.Context, host string) ([]netip.Addr, time.Time, error) {
+	var always time.Time
 	if a, err := netip.ParseAddr(host); err == nil {
-		return []netip.Addr{a}, nil
+		return []netip.Addr{a}, always, nil
 	}
 	absolute := strings.HasSuffix(host, ".")
 	name := strings.ToLower(strings.TrimSuffix(host, "."))
 	if name == "localhost" || strings.HasSuffix(name, ".localhost") { // RFC 6761 section 6.3
-		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, always, nil
 	}
 	if name == "" || len(name) > 253 {
-		return nil, &net.DNSError{Err: "not a host name", Name: host, IsNotFound: true}
+		return nil, always, &net.DNSError{Err: "not a host name", Name: host, IsNotFound: true}
 	}
 	if addrs := r.fromHosts(name); len(addrs) > 0 {
-		return addrs, nil
+		return addrs, always, nil
 	}
 	conf := r.settings()
 	var last error
 	for _, candidate := range conf.candidates(name, absolute) {
-		addrs, err := r.fromCache(ctx, conf, candidate)
+		addrs, until, err := r.fromCache(ctx, conf, candidate)
 		if err == nil {
-			return addrs, nil
+			return addrs, until, nil
 		}
 		last = err
 		var de *net.DNSError
@@ -112,7 +135,7 @@ func (r *Resolver) Lookup(ctx context.Context, host string) ([]netip.Addr, error
 			break // it might exist: what the next one says is for another name
 		}
 	}
-	return nil, last
+	return nil, always, last
 }
 
 func (r *Resolver) clock() time.Time {
@@ -125,7 +148,7 @@ func (r *Resolver) clock() time.Time {
 // fromCache returns what is known of name, or asks. The first caller asks, by
 // its own context; others wait for it, unless there is an old answer. If the
 // first one gives up the next one asks.
-func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]netip.Addr, error) {
+func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]netip.Addr, time.Time, error) {
 	for {
 		now := r.clock()
 		r.mu.Lock()
@@ -136,7 +159,7 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 		switch {
 		case now.Before(e.expires):
 			defer r.mu.Unlock()
-			return e.addrs, e.err
+			return e.addrs, e.expires, e.err
 		case e.flight == nil:
 			e.flight = make(chan struct{})
 			r.mu.Unlock()
@@ -144,7 +167,7 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 			return r.refresh(ctx, conf, name, e)
 		case len(e.addrs) > 0 && now.Before(e.stale):
 			defer r.mu.Unlock()
-			return e.addrs, nil
+			return e.addrs, e.expires, nil
 		}
 		flight := e.flight
 		r.mu.Unlock()
@@ -152,14 +175,14 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 		select {
 		case <-flight:
 		case <-ctx.Done():
-			return nil, contextError(ctx, name)
+			return nil, time.Time{}, contextError(ctx, name)
 		}
 	}
 }
 
 // refresh asks for name and puts the answer into e, whose flight is the
 // caller's.
-func (r *Resolver) refresh(ctx context.Context, conf *config, name string, e *entry) ([]netip.Addr, error) {
+func (r *Resolver) refresh(ctx context.Context, conf *config, name string, e *entry) ([]netip.Addr, time.Time, error) {
 	defer func() { // also if the lookup panics, or all others wait for ever
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -178,7 +201,7 @@ func (r *Resolver) refresh(ctx context.Context, conf *config, name string, e *en
 		e.expires = now.Add(min(max(a.ttl, minTTL), maxTTL))
 		e.stale = e.expires.Add(maxStale)
 	case ctx.Err() != nil:
-		return nil, a.err // this caller's trouble only
+		return nil, time.Time{}, a.err // this caller's trouble only
 	case errors.As(a.err, &de) && de.IsNotFound:
 		e.addrs, e.err = nil, a.err
 		e.expires = now.Add(min(max(a.ttl, minTTL), maxNegative))
@@ -188,7 +211,7 @@ func (r *Resolver) refresh(ctx context.Context, conf *config, name string, e *en
 		e.addrs, e.err = nil, a.err
 		e.expires = now.Add(failureTTL)
 	}
-	return e.addrs, e.err
+	return e.addrs, e.expires, e.err
 }
 
 // insert makes room for name. The caller holds mu.

@@ -84,6 +84,7 @@ type Answer struct {
 
 	Alias    string    // a CNAME: of the name itself, whatever the type; nothing else is read then
 	Addrs    []Addr    // for A and AAAA; of the other family and invalid ones are passed over
+	Targets  []Target  // for the same: names whose addresses are among Addrs, by rank
 	Services []Service // for SRV
 	Bindings []Binding // for HTTPS and SVCB
 	Hosts    []string  // for PTR
@@ -98,6 +99,16 @@ func (a *Answer) reset() { *a = Answer{} }
 // with twice the weight twice as often.
 type Addr struct {
 	Addr   netip.Addr
+	Rank   uint8
+	Weight uint16 // 0 means 1
+}
+
+// A Target is a DNS name in place of an Addr: the table does not know its
+// addresses, and must not wait for them. Each of them has the rank and the
+// weight. Of a name's targets the first 16 are looked up.
+type Target struct {
+	Host   string
+	Port   uint16 // that Server.Usable is asked with
 	Rank   uint8
 	Weight uint16 // 0 means 1
 }

@@ -51,6 +51,19 @@ type Server struct {
 	// Views tell the network of the asker where the listener does not. The
 	// longest prefix counts.
 	Views []View
+	// ViewOf tells it where Views don't: networks of a table change with it. It
+	// must be quick. Nil means that nobody else knows.
+	ViewOf func(netip.Addr) string
+
+	// Lookup finds the addresses of the table's Targets, and how long they are
+	// good for, as Resolver.LookupTTL does. It should cache, and come to an end
+	// within 1.8 seconds, after which the question is answered without. Nil
+	// means that targets have no address.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
+	// Usable tells whether an address of a Target, with its port, is worth
+	// telling; others are told only where there is nothing else to tell. It
+	// must be quick. Nil means that all are.
+	Usable func(netip.AddrPort) bool
 
 	// TTL of the table's answers; 0 means 5 s, less than 0 means TTL 0.
 	TTL time.Duration
@@ -95,7 +108,8 @@ type Server struct {
 	mu      sync.Mutex // guards what follows
 	closing bool
 	stops   map[*stopper]struct{}
-	wg      sync.WaitGroup // of stops
+	lookups map[string]*finding // under way, by host
+	wg      sync.WaitGroup      // of stops
 }
 
 type sourceView struct {
@@ -136,6 +150,14 @@ type Result struct {
 	Source    Source
 	Size      int // bytes of the answer
 	Took      time.Duration
+}
+
+// Code is the response code as a word, "NXDOMAIN"; "none" for no answer.
+func (r *Result) Code() string {
+	if r.Rcode == rcodeDrop {
+		return "none"
+	}
+	return rcodeWord(r.Rcode)
 }
 
 // init makes the fields into what the hot path uses.
@@ -194,6 +216,9 @@ func (s *Server) view(a netip.Addr) string {
 		if v.source.Contains(a) {
 			return v.view
 		}
+	}
+	if s.ViewOf != nil {
+		return s.ViewOf(a)
 	}
 	return ""
 }

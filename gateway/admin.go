@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"iter"
 	"math"
 	"net/url"
 	"sync/atomic"
@@ -16,14 +17,18 @@ import (
 type Status struct {
 	Version    string           `json:"version,omitempty"`
 	Ready      bool             `json:"ready"`
-	Why        string           `json:"why,omitempty"` // it is not ready
+	Why        string           `json:"why,omitempty"` // it is not ready, or what it serves may be old
 	Started    time.Time        `json:"started"`
 	Tunnels    int              `json:"tunnels"`
 	Listeners  []StatusListener `json:"listeners"`
 	Generation uint64           `json:"generation"` // of the table
 	Services   int              `json:"services"`
 
-	ServicePorts *StatusPorts `json:"servicePorts,omitempty"`
+	Stale        *StatusStale   `json:"stale,omitempty"` // while the table may be old
+	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
+	VIPs         *StatusVIPs    `json:"vips,omitempty"`
+	Health       []StatusHealth `json:"health,omitempty"` // the worst first
+	DNS          *StatusDNS     `json:"dns,omitempty"`
 }
 
 // StatusPorts are the ports of services.
@@ -41,7 +46,7 @@ type StatusListener struct {
 
 // Status says how the gateway is.
 func (g *Gateway) Status() Status {
-	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open()}
+	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.cfg.DNS.status()}
 	s.Ready, s.Why = g.Ready()
 	for i, ln := range g.cfg.Listeners {
 		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}
@@ -57,9 +62,14 @@ func (g *Gateway) Status() Status {
 	if t := g.registry.Table(); t != nil {
 		s.Generation, s.Services = t.Generation(), t.Len()
 	}
+	s.Stale, s.Health = g.staleStatus(), g.health()
 	if g.ports != nil {
 		list, _ := g.ports.status()
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
+	}
+	if g.vips != nil {
+		state, _ := g.vips.status()
+		s.VIPs = &state
 	}
 	return s
 }
@@ -80,8 +90,10 @@ func (g *Gateway) admin() *admin.Admin {
 			}
 			return Explain(ctx, g.router, append(g.ports.listeners(), g.cfg.Listeners...), q), nil
 		},
-		Pprof:   true,
-		Tunnels: g.relay.List,
+		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
+		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
+		Pprof:    true,
+		Tunnels:  g.relay.List,
 		CloseTunnels: func(match func(*tunnel.Live) bool) int {
 			return g.relay.EndFunc(tunnel.Killed, match)
 		},
@@ -141,10 +153,13 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 		}
 		return 0
 	})
+	g.healthGauges(m)
 	m.Gauge("culvert_service_ports_open", "Ports of services that are listened at.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
+	m.Gauge("culvert_vips_services", "Services that have an address to themselves.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
+	m.Gauge("culvert_vips_missing", "Addresses that services want and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "When a configuration was last taken up, 0 for not since the start.", func() float64 { return float64(g.reloads.last.Load()) })

@@ -19,15 +19,8 @@ type Datagrams struct {
 	Port    uint16      // of Service; 0 where it has only one
 	Silent  bool        // QUIC clients are told nothing where they are refused
 
-	// End serves the QUIC connections to names for which Own is true, which
-	// end here, until ctx is done. c is a socket of theirs alone, which also
-	// makes their connection ids; it is closed after End has returned. Both are
-	// nil where none end here.
-	End func(ctx context.Context, c *udp.Local) error
-	Own func(tunnel.Name) bool
-
-	// HTTP3, if set, is End and Own for CONNECT over HTTP/3; all of QUIC ends
-	// there where it is Alone.
+	// HTTP3, if set, is where QUIC to names of the gateway's own ends; all of
+	// QUIC does where it is Alone.
 	HTTP3 *HTTP3
 }
 
@@ -57,8 +50,7 @@ type datagrams struct {
 
 type datagramListener struct {
 	udp.Listener
-	end   func(context.Context, *udp.Local) error
-	http3 *HTTP3
+	http3 *HTTP3 // nil for none
 }
 
 // listen opens the socket of l.
@@ -76,16 +68,13 @@ func (d *datagrams) listen(ctx context.Context, l Listener) (net.Addr, error) {
 		return conn.LocalAddr(), nil
 	}
 	ln := datagramListener{Listener: udp.Listener{
-		Conn: conn, Name: l.Address, Service: l.Datagrams.Service, Port: l.Datagrams.Port, Silent: l.Datagrams.Silent, Own: l.Datagrams.Own,
-	}, end: l.Datagrams.End, http3: h}
+		Conn: conn, Name: l.Address, Service: l.Datagrams.Service, Port: l.Datagrams.Port, Silent: l.Datagrams.Silent,
+	}, http3: h}
 	if h != nil {
-		ln.Own = h.Owns
+		ln.Own, ln.Local = h.Owns, udp.NewLocal(conn)
 	}
 	if ln.Service.IsZero() {
 		ln.Open = func() udp.Opening { return new(sni.QUIC) }
-	}
-	if ln.end != nil || h != nil {
-		ln.Local = udp.NewLocal(conn)
 	}
 	d.listeners = append(d.listeners, ln)
 	return conn.LocalAddr(), nil
@@ -133,14 +122,10 @@ func (d *datagrams) run(ctx context.Context, run func(func() error), h tunnel.Ha
 			}
 			return nil
 		})
-		end := ln.end
 		if ln.http3 != nil {
-			end = func(ctx context.Context, c *udp.Local) error { return ln.http3.serve(ctx, c, h) }
-		}
-		if end != nil {
 			run(func() error {
 				defer ln.Local.Close()
-				return end(ctx, ln.Local)
+				return ln.http3.serve(ctx, ln.Local, h)
 			})
 		}
 		log.Info("serving", "listener", ln.Name, "address", ln.Conn.LocalAddr().String())

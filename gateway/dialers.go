@@ -18,6 +18,7 @@ import (
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/proxyproto"
+	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -109,7 +110,10 @@ func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
 		}
 		way = anyOf
 	}
-	made := &through{way}
+	made := &through{way: way}
+	for _, hop := range hops {
+		made.hops = append(made.hops, hop.Proto+" "+strings.Join(hop.To, " or "))
+	}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
 		// The connections of ways that nobody uses any more end by themselves.
@@ -123,7 +127,7 @@ func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.HTTP2)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.HTTP2)
 	}
 	return b.String()
 }
@@ -131,8 +135,11 @@ func keyOf(hops []registry.Hop) string {
 // hop returns what asks the gateway at to, which it reaches by way.
 func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dialer, error) {
 	credentials := ""
-	if h.Token != "" {
+	switch {
+	case h.Token != "":
 		credentials = connect.BearerCredentials(string(h.Token))
+	case h.User != "":
+		credentials = connect.BasicCredentials(h.User, string(h.Password))
 	}
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
 	if h.Roots != "" {
@@ -169,6 +176,8 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 			return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only where it is the first gateway: streams carry no datagrams", to)
 		}
 		return d.own(&h3.Dialer{Proxy: to, TLS: cfg, Authorization: credentials, Via: d.Via, Lookup: d.addresses, Listen: d.socket}), nil
+	case "socks5":
+		return &socks5.Dialer{Proxy: to, Dialer: way, User: h.User, Password: string(h.Password)}, nil
 	case "websocket":
 		if _, _, err := ws.ParseURL(to); err != nil {
 			return nil, err
@@ -327,7 +336,21 @@ func another(err error) bool {
 
 // through is a way to endpoints whose names and addresses are those of the
 // last hop.
-type through struct{ way tunnel.Dialer }
+type through struct {
+	way  tunnel.Dialer
+	hops []string // for people
+}
+
+// hopsOf says which gateways way leads through.
+func hopsOf(way tunnel.Dialer) []string {
+	if p, ok := way.(*proxyproto.Dialer); ok {
+		way, _ = p.Dialer.(tunnel.Dialer)
+	}
+	if t, ok := way.(*through); ok {
+		return t.hops
+	}
+	return nil
+}
 
 // DialEndpoint dials ep by its name, where it has one.
 func (t *through) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {

@@ -31,12 +31,18 @@ func start(t *testing.T, name string, services ...registry.Service) (addr string
 // startWith runs one with other protocols.
 func startWith(t *testing.T, name string, protocols []tunnel.Protocol, services ...registry.Service) (addr string) {
 	t.Helper()
-	g, err := New(t.Context(), Config{
+	return startConfig(t, Config{
 		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: protocols}},
 		Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: services}}},
 		Via:       name,
-		Lameduck:  -1, Grace: -1, DialTimeout: time.Second,
 	})
+}
+
+// startConfig runs one that has all but what it dials and stops by.
+func startConfig(t *testing.T, cfg Config) (addr string) {
+	t.Helper()
+	cfg.Lameduck, cfg.Grace, cfg.DialTimeout = -1, -1, time.Second
+	g, err := New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +50,7 @@ func startWith(t *testing.T, name string, protocols []tunnel.Protocol, services 
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := g.Run(ctx, nil); err != nil {
-			t.Errorf("gateway %s: %v", name, err)
+			t.Errorf("gateway %s: %v", cfg.Via, err)
 		}
 	})
 	t.Cleanup(func() {
@@ -225,7 +231,7 @@ func TestFirstHopIsGuarded(t *testing.T) {
 		"nobody.test:80":   tunnel.DialFailed,
 		closed:             tunnel.DialFailed,
 	} {
-		for _, hop := range []registry.Hop{byConnect(to), byWebSocket(to)} {
+		for _, hop := range []registry.Hop{byConnect(to), byWebSocket(to), bySOCKS(to)} {
 			way, err := d.way([]registry.Hop{hop})
 			if err != nil {
 				t.Fatal(err)
@@ -252,9 +258,9 @@ func TestWaysAreShared(t *testing.T) {
 	if way(byConnect("a.test:1", "b.test:1")) != a {
 		t.Error("the same hops are two ways")
 	}
-	token := byConnect("a.test:1", "b.test:1")
-	token.Token = "t0ken"
-	for _, other := range [][]registry.Hop{{byConnect("a.test:1")}, {byConnect("a.test:1"), byConnect("b.test:1")}, {byWebSocket("a.test:1", "b.test:1")}, {token}} {
+	token, user := byConnect("a.test:1", "b.test:1"), byConnect("a.test:1", "b.test:1")
+	token.Token, user.User, user.Password = "t0ken", "alice", "secret"
+	for _, other := range [][]registry.Hop{{byConnect("a.test:1")}, {byConnect("a.test:1"), byConnect("b.test:1")}, {byWebSocket("a.test:1", "b.test:1")}, {token}, {user}} {
 		if way(other...) == a {
 			t.Errorf("%+v is the same way as two alternatives by CONNECT", other)
 		}

@@ -77,6 +77,7 @@ type Explanation struct {
 	Service    string                `json:"service,omitempty"`
 	Pattern    string                `json:"pattern,omitempty"`
 	Generation uint64                `json:"generation,omitempty"`
+	Via        []string              `json:"via,omitempty"` // the gateways on the way, nearest first: "connect gw.example.com:443"
 	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
 }
 
@@ -118,7 +119,7 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		}
 	}
 	route, attempts, err := r.Forecast(ctx, req)
-	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
+	x.Service, x.Pattern, x.Generation, x.Via = route.Service, route.Pattern, route.Generation, hopsOf(route.Dialer)
 	for _, a := range attempts {
 		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
 		if a.Err != nil {
@@ -170,7 +171,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			switch f := p.(type) {
 			case *termination.Protocol:
 				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
-					x.Detail = "TLS ends here; inside is spoken " + names(f.Inner)
+					x.Detail = "TLS ends here; inside is spoken " + namesOf(f.Inner)
 					return nil, nil
 				}
 			case *tunnel.Fixed:
@@ -234,7 +235,7 @@ func flat(protocols []tunnel.Protocol) []tunnel.Protocol {
 	return all
 }
 
-func names(protocols []tunnel.Protocol) string {
+func namesOf(protocols []tunnel.Protocol) string {
 	list := make([]string, len(protocols))
 	for i, p := range protocols {
 		list[i] = p.Name()

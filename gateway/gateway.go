@@ -17,6 +17,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -28,6 +29,7 @@ import (
 	"culvert.dev/admin"
 	"culvert.dev/metrics"
 	"culvert.dev/registry"
+	"culvert.dev/registry/checks"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -50,6 +52,9 @@ const reserved = 64
 type Config struct {
 	Listeners []Listener
 	Sources   []registry.Source
+
+	// Mesh is the zone of its names, and the network the gateway is in.
+	Mesh registry.Mesh
 
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
@@ -88,6 +93,14 @@ type Config struct {
 	// itself.
 	ServicePorts *ServicePorts
 
+	// DNS is what is answered by DNS; nil means nothing. With it a gateway may
+	// have no listener for streams.
+	DNS *DNS
+
+	// VIPs are addresses to give to services; nil means that none has one to
+	// itself.
+	VIPs *VIPs
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -109,6 +122,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	checker   *checks.Checker
 	ways      *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
@@ -120,6 +134,7 @@ type Gateway struct {
 	datagrams *datagrams
 	addrs     []net.Addr    // of all listeners, in the order of the Config
 	ports     *servicePorts // nil for none
+	vips      *vipKeeper    // nil for none
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -133,10 +148,13 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
+	if cfg.DNS != nil {
+		budget.Limit = max(budget.Limit-dnsDescriptors, budget.Limit/2)
+	}
 	if err := g.listen(ctx, guard); err != nil {
 		g.Close()
 		return nil, err
@@ -149,7 +167,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
 	g.ways = ways
-	g.registry = &registry.Registry{Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
@@ -165,17 +183,35 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
 		}
 	}
-	if cfg.ServicePorts != nil {
-		var err error
-		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
-			g.Close()
-			return nil, err
-		}
-		g.registry.OnTable = g.ports.changed
+	if err := g.openStates(guard, budget); err != nil {
+		g.Close()
+		return nil, err
+	}
+	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
+	g.follow(g.checker.Changed)
+	if cfg.DNS != nil {
+		cfg.DNS.prepare(ctx, g)
 	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
+}
+
+// openStates reads what services have been given.
+func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
+	if g.cfg.ServicePorts != nil {
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			return err
+		}
+		g.follow(g.ports.changed)
+	}
+	if g.cfg.VIPs != nil {
+		if g.vips, err = newVIPKeeper(g); err != nil {
+			return err
+		}
+		g.follow(g.vips.changed)
+	}
+	return nil
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -199,6 +235,11 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 		g.addrs = append(g.addrs, ln.Addr())
 		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, Preface: l.Preface})
 	}
+	if g.cfg.DNS != nil {
+		if err := g.cfg.DNS.listen(ctx, guard); err != nil {
+			return err
+		}
+	}
 	if g.cfg.Admin == "" {
 		return nil
 	}
@@ -220,6 +261,7 @@ func (g *Gateway) Close() {
 		_ = ln.Close()
 	}
 	g.datagrams.close()
+	g.cfg.DNS.close()
 	if g.adminLn != nil {
 		_ = g.adminLn.Close()
 	}
@@ -238,7 +280,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, 2*len(g.cfg.Listeners)+3)
+	d := g.cfg.DNS
+	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+4)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -259,12 +302,19 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		}
 		run(func() error { return g.ports.run(work) })
 	}
+	if g.vips != nil {
+		run(func() error { return g.vips.run(work) })
+	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.forget(work) })
 	run(func() error { return g.memory.run(work) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
+	}
+	if d != nil {
+		d.run(work, run, g.log)
 	}
 	g.awaitTable(ctx)
 	for _, ln := range g.listeners {
@@ -287,6 +337,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
+	d.stop()
 	g.datagrams.stop()
 	g.ways.Close()
 	_ = g.loops.Close()
@@ -372,6 +423,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 		defer close(stopped)
 		var ending sync.WaitGroup
 		ending.Go(func() { g.datagrams.shutdown(ctx) })
+		ending.Go(func() { g.cfg.DNS.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
 		ending.Wait()
 	}()
@@ -400,12 +452,16 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Ready says whether the gateway takes traffic, and if not, why.
+// Ready says whether the gateway takes traffic, and if not, why. If it does, why
+// says that what it serves may be old, or nothing.
 func (g *Gateway) Ready() (ok bool, why string) {
 	switch {
 	case g.stopping.Load():
 		return false, "draining"
 	case g.registry.Table() == nil:
+		if source, _, err := g.registry.Stale(); err != nil {
+			return false, fmt.Sprintf("no source has said what there is to serve; source %s: %s", source, firstLine(err))
+		}
 		return false, "no source has said what there is to serve"
 	}
 	if g.ports != nil {
@@ -413,5 +469,8 @@ func (g *Gateway) Ready() (ok bool, why string) {
 			return false, "the ports of services are not open yet"
 		}
 	}
-	return true, ""
+	if _, settled := g.vips.status(); !settled {
+		return false, "services have not got their addresses yet"
+	}
+	return true, g.stale()
 }

@@ -137,3 +137,18 @@ func (m *Metrics) Gauge(name, help string, f func() float64) {
 func (m *Metrics) Counter(name, help string, f func() float64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, f))
 }
+
+// Gauges adds gauges of one name, told apart by a label; of is by its values,
+// which are words that stand in the source, too.
+func (m *Metrics) Gauges(name, help, label string, of map[string]func() float64) {
+	for value, f := range of {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{label: value}}, f))
+	}
+}
+
+// Counters adds counters of one name, as Gauges does.
+func (m *Metrics) Counters(name, help, label string, of map[string]func() float64) {
+	for value, f := range of {
+		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{label: value}}, f))
+	}
+}

@@ -99,6 +99,8 @@ func TestHandler(t *testing.T) {
 	fill(m)
 	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return 7 })
 	m.Counter("culvert_log_lines_dropped_total", "Log lines dropped.", func() float64 { return 5 })
+	m.Gauges("culvert_checked", "Addresses.", "state", map[string]func() float64{"up": func() float64 { return 3 }, "down": func() float64 { return 4 }})
+	m.Counters("culvert_checks_total", "Probes.", "result", map[string]func() float64{"passed": func() float64 { return 8 }, "failed": func() float64 { return 9 }})
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if w.Code != http.StatusOK {
@@ -106,7 +108,8 @@ func TestHandler(t *testing.T) {
 	}
 	for _, want := range []string{
 		`culvert_build_info{goversion="go`, `version="v1.2.3"} 1`,
-		"culvert_tunnels_open 7\n", "culvert_log_lines_dropped_total 5\n",
+		"culvert_tunnels_open 7\n", `culvert_checked{state="up"} 3`, `culvert_checked{state="down"} 4`,
+		`culvert_checks_total{result="passed"} 8`, `culvert_checks_total{result="failed"} 9`, "culvert_log_lines_dropped_total 5\n",
 		`culvert_requests_total{proto="sni",reason="done",service="orders"} 2`,
 		"go_goroutines ",
 	} {

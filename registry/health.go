@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -36,17 +37,25 @@ const (
 // that work have none.
 type failure struct {
 	inARow int
+	since  time.Time // of the first
 	until  time.Time // the end of the penalty
 	trial  time.Time // the end of the trial under way, zero if none
 	host   string    // the DNS name the address came from, "" for a written address
+	err    error     // of the last
 }
 
-// health remembers failing endpoints across tables.
+// health remembers across tables which addresses fail, by what dials and by
+// what checks say of them. Where they differ, the worse word counts.
 type health struct {
-	n       atomic.Int64 // of failing, so that requests can tell without the lock that all is well
-	mu      sync.Mutex   // guards failing
+	n       atomic.Int64 // of failing and down, so that requests can tell without the lock that all is well
+	mu      sync.RWMutex // guards what follows
 	failing map[netip.AddrPort]failure
+	checked map[Target]verdict
+	down    map[netip.AddrPort]int // by how many of the checked
 }
+
+// count brings n up to date. The caller holds mu.
+func (h *health) count() { h.n.Store(int64(len(h.failing) + len(h.down))) }
 
 // report takes in how a dial of ep ended.
 func (h *health) report(ep tunnel.Endpoint, err error) {
@@ -58,7 +67,7 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		delete(h.failing, ep.Addr)
-	case !blames(err):
+	case !Blames(err):
 		return
 	default:
 		now := time.Now()
@@ -74,6 +83,10 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 				return
 			}
 		}
+		if !known {
+			f.since = now
+		}
+		f.err = err
 		f.until = now.Add(penalties[min(f.inARow, len(penalties)-1)])
 		f.inARow++
 		f.trial = time.Time{}
@@ -83,26 +96,26 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 		}
 		h.failing[ep.Addr] = f
 	}
-	h.n.Store(int64(len(h.failing)))
+	h.count()
 }
 
-// blames reports whether a dial error is the endpoint's: not that of a client
+// Blames reports whether a dial error is the endpoint's: not that of a client
 // that left, or of a gateway out of descriptors or ports.
-func blames(err error) bool {
+func Blames(err error) bool {
 	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
 		if errors.Is(err, ours) {
 			return false
 		}
 	}
 	switch tunnel.ReasonOf(err) {
-	case tunnel.Prohibited, tunnel.Loop:
+	case tunnel.Prohibited, tunnel.Loop, tunnel.Overload:
 		return false
 	}
 	return true
 }
 
 // order moves failing endpoints behind the others, the one due back first at
-// the front of them.
+// the front of them, and behind those the ones that a check says are down.
 func (h *health) order(eps []tunnel.Endpoint) {
 	if h.n.Load() == 0 || len(eps) < 2 {
 		return
@@ -110,21 +123,27 @@ func (h *health) order(eps []tunnel.Endpoint) {
 	now := time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	due := func(ep tunnel.Endpoint) time.Time { // zero for one that may be tried now
-		f := h.failing[ep.Addr]
-		switch {
-		case now.Before(f.until):
-			return f.until
-		case now.Before(f.trial):
-			return f.trial
-		}
-		return time.Time{}
-	}
-	slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int { return due(a).Compare(due(b)) })
-	if f, ok := h.failing[eps[0].Addr]; ok && due(eps[0]).IsZero() {
+	slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int {
+		return cmp.Or(cmp.Compare(min(h.down[a.Addr], 1), min(h.down[b.Addr], 1)), h.due(a.Addr, now).Compare(h.due(b.Addr, now)))
+	})
+	first := eps[0].Addr
+	if f, ok := h.failing[first]; ok && h.down[first] == 0 && h.due(first, now).IsZero() {
 		f.trial = now.Add(trial)
-		h.failing[eps[0].Addr] = f
+		h.failing[first] = f
 	}
+}
+
+// due is when an address that failed may be tried again, zero for now. The
+// caller holds mu.
+func (h *health) due(ap netip.AddrPort, now time.Time) time.Time {
+	f := h.failing[ap]
+	switch {
+	case now.Before(f.until):
+		return f.until
+	case now.Before(f.trial):
+		return f.trial
+	}
+	return time.Time{}
 }
 
 // prune forgets endpoints that are not in t any more.
@@ -145,13 +164,22 @@ func (h *health) prune(t *Table) {
 			addrs[ap.Addr()] = false
 		}
 	}
+	here := func(ep *Endpoint) {
+		if _, ok := hosts[ep.Host]; ok {
+			hosts[ep.Host] = true
+		} else if _, ok := addrs[ep.Addr.Unmap()]; ok {
+			addrs[ep.Addr.Unmap()] = true
+		}
+	}
 	for s := range t.Services() {
-		for _, ep := range s.Endpoints {
-			if _, ok := hosts[ep.Host]; ok {
-				hosts[ep.Host] = true
-			} else if _, ok := addrs[ep.Addr.Unmap()]; ok {
-				addrs[ep.Addr.Unmap()] = true
-			}
+		for i := range s.Endpoints {
+			here(&s.Endpoints[i])
+		}
+	}
+	for n := range t.Networks() {
+		for i := range n.Gateways {
+			here(&n.Gateways[i].Address)
+			here(&n.Gateways[i].Public)
 		}
 	}
 
@@ -163,7 +191,7 @@ func (h *health) prune(t *Table) {
 		}
 	}
 	h.sweep(time.Now())
-	h.n.Store(int64(len(h.failing)))
+	h.count()
 }
 
 // sweep drops what is old. The caller holds mu.

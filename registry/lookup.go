@@ -16,6 +16,8 @@ type found struct {
 	pattern  string
 	port     uint16         // that was asked for, or stands for it; 0 where it is not known
 	endpoint netip.AddrPort // the one endpoint asked for by its address, or zero
+	one      []Endpoint     // of the entry, the one that was asked for; nil for all
+	vip      bool           // it was asked for by its VIP, which nobody but us knows
 }
 
 // Find returns the service a request leads to, whoever asks. Its error is an
@@ -52,13 +54,8 @@ func (t *Table) route(req *tunnel.Request) (found, *tunnel.Error) {
 }
 
 func (t *Table) findName(req *tunnel.Request) (found, *tunnel.Error) {
-	if c, ok := t.exact[req.Name]; ok {
-		return t.pick(c, req)
-	}
-	for parent, ok := req.Name.Parent(); ok; parent, ok = parent.Parent() {
-		if c, ok := t.wild[parent]; ok {
-			return t.pick(c, req)
-		}
+	if m, ok := t.match(req.Name); ok {
+		return t.pick(m, req)
 	}
 	return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", req.Name, count(len(t.services)))
 }
@@ -66,7 +63,10 @@ func (t *Table) findName(req *tunnel.Request) (found, *tunnel.Error) {
 func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 	a := normalAddr(req.Addr)
 	if c, ok := t.addresses[a]; ok {
-		return t.pick(c, req)
+		return t.pick(match{claims: c}, req)
+	}
+	if f, err, ok := t.findVIP(a, req); ok {
+		return f, err
 	}
 	// Before endpoints: that a service has an endpoint on loopback is no leave
 	// for clients to name it.
@@ -85,24 +85,31 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 			break
 		}
 	}
-	return found{entry: e, port: req.Port, endpoint: ap}, nil
+	f := found{entry: e, port: req.Port, endpoint: ap}
+	for i := range e.Endpoints {
+		if ep := &e.Endpoints[i]; ep.Addr.IsValid() && normalAddr(ep.Addr) == a && (ep.Port == 0 || ep.Port == req.Port) {
+			f.one = e.Endpoints[i : i+1 : i+1]
+			break
+		}
+	}
+	return f, nil
 }
 
 // pick applies the port rule to what one pattern leads to.
-func (t *Table) pick(c claims, req *tunnel.Request) (found, *tunnel.Error) {
-	port := req.Port
+func (t *Table) pick(m match, req *tunnel.Request) (found, *tunnel.Error) {
+	c, port := m.claims, req.Port
 	if port == 0 {
 		if len(c) == 1 {
-			return t.found(c[0], c[0].port), nil
+			return t.lead(m, c[0], c[0].port, req)
 		}
 		port = req.Local
 	}
 	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
 	if ok && port != 0 {
-		return t.found(c[at], port), nil
+		return t.lead(m, c[at], port, req)
 	}
 	if c[0].port == 0 {
-		return t.found(c[0], port), nil
+		return t.lead(m, c[0], port, req)
 	}
 	ports := make([]string, 0, 8)
 	for i := range c {
@@ -119,8 +126,24 @@ func (t *Table) pick(c claims, req *tunnel.Request) (found, *tunnel.Error) {
 	return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has no port %d, it has %s", req.Host(), req.Port, list)
 }
 
-func (t *Table) found(c claim, port uint16) found {
-	return found{entry: &t.services[c.service], pattern: c.pattern, port: port}
+// found is what a claim of a match leads to. It is false for an endpoint that is
+// not this service's.
+func (t *Table) found(m match, c claim, port uint16) (found, bool) {
+	f := found{entry: &t.services[c.service], pattern: c.pattern, port: port}
+	if m.label != "" {
+		f.one = f.entry.named(m.label, m.cluster)
+		return f, f.one != nil
+	}
+	return f, true
+}
+
+// lead is found for a request.
+func (t *Table) lead(m match, c claim, port uint16, req *tunnel.Request) (found, *tunnel.Error) {
+	f, ok := t.found(m, c, port)
+	if !ok {
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: service %q has no endpoint %q at port %d", f.entry.Name, m.label, port)
+	}
+	return f, nil
 }
 
 // visible returns nil if the caller may know of e, and why not otherwise.
@@ -132,7 +155,7 @@ func (t *Table) visible(e *entry, req *tunnel.Request) *tunnel.Error {
 		return nil
 	}
 	network := t.networks.find(req.Source.Addr())
-	if network >= 0 && slices.Contains(e.views, network) {
+	if t.exposedTo(e, network) {
 		return nil
 	}
 	where := "no network"

@@ -4,17 +4,63 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
 	"culvert.dev/tunnel"
 )
 
-// A Network is a named set of source addresses.
+// A Network is a named set of addresses that reach each other directly.
 type Network struct {
 	Name  string
 	CIDRs []netip.Prefix
+
+	Near     []string  // other networks, the nearest first; those not named come after them
+	Gateways []Gateway // how those outside reach what is in it
+	Via      []Hop     // how a gateway of another network does; none means by SNI, at Gateways
 }
+
+// A Gateway is a place where a network is entered.
+type Gateway struct {
+	Address    Endpoint // as those in its network know it, with a port
+	Public     Endpoint // as all others know it; zero means as Address
+	Transports []string // what is spoken there: "sni", "connect", ...; empty means sni
+	Weight     uint16   // beside the other gateways of its network; 0 means 1
+	Check      Check
+}
+
+// As returns where the gateway of network is, for who stands in from.
+func (g *Gateway) As(network, from string) Endpoint {
+	if from == network || g.Public == (Endpoint{}) {
+		return g.Address
+	}
+	return g.Public
+}
+
+// Takes reports whether the gateway speaks a transport.
+func (g *Gateway) Takes(transport string) bool {
+	if len(g.Transports) == 0 {
+		return transport == "sni"
+	}
+	return slices.Contains(g.Transports, transport)
+}
+
+// A Check says how it is found out whether what listens at an address works. The
+// zero Check is none.
+type Check struct {
+	Kind     string        // "tcp", "tls" or "http"; "" means that nobody looks
+	Host     string        // for tls its SNI, for http its Host; "" means the service's first name, for tls that of any service there
+	Path     string        // for http; "" means "/"
+	Interval time.Duration // 0 means DefaultCheckInterval
+	Timeout  time.Duration // of a try, half of Interval at most, for two to fit; 0 means DefaultCheckTimeout
+}
+
+// Defaults of a Check.
+const (
+	DefaultCheckInterval = time.Second
+	DefaultCheckTimeout  = time.Second / 2
+)
 
 // A Service is what clients may ask for.
 type Service struct {
@@ -24,6 +70,17 @@ type Service struct {
 	Addresses []netip.Addr     // addresses clients may ask for in place of a name
 	Endpoints []Endpoint       // where it is served, in any order; none means NoEndpoint, or with Via what was asked for
 	Via       []Hop            // the gateways on the way there, nearest first; none means directly
+
+	// ID gives it the names of a mesh: SERVICE.NAMESPACE.svc.CLUSTER.ZONE and
+	// others. The zero ID gives it none.
+	ID       ID
+	Exported bool        // by SERVICE.NAMESPACE.svc.clusterset.local, too, beside its namesakes of other clusters
+	Headless bool        // each of its endpoints may be asked for: by its name, index or address before one of the service's names
+	ALPN     []string    // that its TLS speaks, for HTTPS records; empty means that nothing is said
+	Named    []NamedPort // of Ports, those that have names
+
+	VIP   bool  // an address is found for it, of its own for as long as it stays
+	Check Check // of its endpoints
 
 	Exposed   bool     // false keeps the service private: every request is NotExposed
 	ExposedTo []string // names of the networks that may ask; empty means everyone
@@ -42,12 +99,33 @@ type Service struct {
 	Origin string // who says so, for people: "culvert.yaml:12"
 }
 
+// An ID is what a service is called in its cluster.
+type ID struct {
+	Service   string // "db", one label
+	Namespace string // "" means DefaultNamespace
+	Cluster   string // "west", one label
+}
+
+// DefaultNamespace is the namespace of who has none.
+const DefaultNamespace = "default"
+
+// A NamedPort is a port with a name, for SRV records: RFC 2782.
+type NamedPort struct {
+	Name     string // "postgres", without the underscore
+	Protocol string // "tcp" or "udp"
+	Port     uint16
+}
+
 // An Endpoint is one place that serves a service: an address or a DNS name.
 // Exactly one of Host and Addr is set.
 type Endpoint struct {
 	Host string     // a DNS name, looked up for every request
 	Addr netip.Addr // or an address
 	Port uint16     // 0 means the port that was asked for
+
+	Name    string // of it among the service's, one label: "db-0"; "" for none
+	Network string // that it is in; "" means the one that has its address, or the registry's own
+	Cluster string // that it is in; "" means the service's
 }
 
 func (e Endpoint) String() string {
@@ -64,11 +142,14 @@ func (e Endpoint) String() string {
 // A Hop is a further gateway on the way to a service. The last one is asked
 // for the service's endpoints, by the names they have there.
 type Hop struct {
-	Proto string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket" or "hbone"
+	Proto string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket", "hbone" or "socks5"
 	To    []string // where it is; those after the first are for when it can't be used
 	Token Secret   // to show there; "" for none
+	User  string   // to show there, with Password; "" for nobody
 	Roots string   // PEM certificates to verify it by; "" means the system's
 	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
+
+	Password Secret // of User
 
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret // PEM, of Certificate
@@ -95,10 +176,16 @@ type Snapshot struct {
 	Services []Service
 }
 
-// An Update replaces what a source said before under the same name.
+// An Update replaces what a source said before under the same name. One with
+// the very slices it had before confirms that, and makes no new table.
 type Update struct {
 	Source string // "file", "cluster/west"; a source may use several
 	Snapshot
+
+	// Err, if it is not nil, says that the source can't see any more what
+	// there is. What it said before stays in force, and the Snapshot counts for
+	// nothing; the next Update without an Err ends it. See Registry.Stale.
+	Err error
 }
 
 // A Source finds out what there is. Run sends an Update at first and whenever

@@ -79,11 +79,7 @@ func (t *Table) Publishable() []Published {
 		if !e.Publish || !e.Exposed {
 			continue
 		}
-		ports := e.Ports
-		if len(ports) == 0 {
-			ports = []uint16{0}
-		}
-		for _, port := range ports {
+		for _, port := range orAny(e.Ports) {
 			at := slices.IndexFunc(e.Names, func(p tunnel.Pattern) bool { return !p.Wildcard && t.claims(p.Suffix, port) == e.index })
 			if at >= 0 {
 				all = append(all, Published{Protocol: "tcp", Service: e.Name, Name: e.Names[at].Suffix, Port: port})
@@ -150,6 +146,17 @@ func (t *Table) publish(list []Published) {
 // Publishable, so it need not be said again. It returns the current table, which
 // is another one where something has changed, and nil before the first one.
 func (r *Registry) Publish(list []Published) *Table {
+	return r.change(func(next *Table) bool {
+		before := next.published
+		next.publish(list)
+		return !slices.Equal(next.published, before)
+	})
+}
+
+// change makes a table of the current one by edit, which may set what stands
+// beside the services only and says whether that is another one. It returns nil
+// before the first table.
+func (r *Registry) change(edit func(next *Table) bool) *Table {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old := r.current.Load()
@@ -157,8 +164,7 @@ func (r *Registry) Publish(list []Published) *Table {
 		return nil
 	}
 	next := *old.table
-	next.publish(list)
-	if slices.Equal(next.published, old.table.published) {
+	if !edit(&next) {
 		return old.table
 	}
 	next.generation++

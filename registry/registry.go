@@ -33,6 +33,9 @@ const (
 // value is ready and refuses everything until a table is there. It is safe
 // for use by many goroutines, and must not be copied.
 type Registry struct {
+	// Mesh is how tables are made.
+	Mesh Mesh
+
 	// Lookup finds the addresses of an endpoint's DNS name. It is called once
 	// for each name and request, so it should cache. An error with a
 	// Timeout() bool method that says true is LookupTime. Nil means that
@@ -46,7 +49,7 @@ type Registry struct {
 	Dialer func(*Service) (tunnel.Dialer, error)
 
 	// OnTable is called whenever another table has become current, but for those
-	// that Publish makes. It must not block. May be nil.
+	// that Publish and AssignVIPs make. It must not block. May be nil.
 	OnTable func()
 
 	// Log is told of new tables, conflicts and failing sources. Nil discards.
@@ -54,6 +57,7 @@ type Registry struct {
 
 	current atomic.Pointer[state]
 	health  health
+	fresh   freshness
 
 	mu sync.Mutex // held while a table is swapped in, so that generations go up
 }
@@ -76,7 +80,7 @@ func (r *Registry) Table() *Table {
 // Swap makes t the current table and returns it with its generation. Requests
 // that have begun go on with the table they began with. Endpoints that are in
 // both tables keep their failures, services of the same name their turn, and
-// those that are still to have a port of their own the one that is published.
+// those that are still to have a port or an address of their own the one they have.
 func (r *Registry) Swap(t *Table) *Table {
 	if t == nil {
 		t = &Table{}
@@ -95,6 +99,7 @@ func (r *Registry) Swap(t *Table) *Table {
 		next.generation = old.table.generation + 1
 		carryTurns(old, s)
 		next.publish(old.table.published)
+		next.assignVIPs(old.table.AllVIPs())
 	}
 	r.current.Store(s)
 	r.health.prune(&next)
@@ -121,6 +126,8 @@ func carryTurns(from, to *state) {
 // called once.
 //
 // A source that fails keeps the last it said and is run again, after a while.
+// As long as one does not see what there is, Stale says so, and so does the
+// log every 10 minutes.
 // The first table waits for the first word of every source, for at most 5
 // seconds. News are taken up at most every 100 ms.
 func (r *Registry) Run(ctx context.Context, sources ...Source) error {
@@ -149,6 +156,8 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	)
 	defer late.Stop()
 	defer tick.Stop()
+	remind := time.NewTicker(remindStale)
+	defer remind.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -158,10 +167,17 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 				heard[m.source] = true
 				silent--
 			}
-			if m.update != nil {
-				known[key{m.source, m.update.Source}] = m.update.Snapshot
+			r.fresh.hear(log, &m)
+			if m.update == nil || m.update.Err != nil {
+				break
+			}
+			k := key{m.source, m.update.Source}
+			if before, ok := known[k]; !ok || !before.is(&m.update.Snapshot) {
+				known[k] = m.update.Snapshot
 				dirty = true
 			}
+		case <-remind.C:
+			r.fresh.remind(log)
 		case <-late.C:
 			silent = 0
 		case <-tick.C:
@@ -198,7 +214,7 @@ func (r *Registry) merge(log *slog.Logger, known map[key]Snapshot) {
 	for i, k := range keys {
 		snapshots[i] = known[k]
 	}
-	t, err := Merge(snapshots...)
+	t, err := r.Mesh.Merge(snapshots...)
 	if err != nil {
 		log.Warn("registry: sources disagree", "err", err)
 	}
@@ -206,10 +222,13 @@ func (r *Registry) merge(log *slog.Logger, known map[key]Snapshot) {
 	log.Info("registry: table changed", "generation", t.Generation(), "services", t.Len())
 }
 
-// A message is what a source has to say: an update, or nil where its run ended.
+// A message is what a source has to say: an update, or nil where its run ended,
+// for what reason, if any.
 type message struct {
 	source int
 	update *Update
+	kind   string // of the source, for people
+	err    error
 }
 
 // runSource runs one source, again and again where it fails, and passes on
@@ -229,14 +248,17 @@ func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news ch
 		for ended := false; !ended; {
 			select {
 			case u := <-updates:
-				send(message{i, &u})
+				send(message{source: i, update: &u})
 				pause = minRestart
 			case err = <-done:
 				ended = true
 			}
 		}
-		send(message{i, nil})
-		if err == nil || ctx.Err() != nil {
+		if ctx.Err() != nil {
+			return
+		}
+		send(message{source: i, kind: fmt.Sprintf("%T", src), err: err})
+		if err == nil {
 			return
 		}
 		log.Error("registry: a source failed; what it said last stays in force", "source", fmt.Sprintf("%T", src), "err", err, "again", pause)

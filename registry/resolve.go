@@ -45,14 +45,20 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	}
 	if f.endpoint.IsValid() {
 		route.Pattern = f.endpoint.String()
-		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}
-		return route, nil
 	}
 	turn := s.turns[f.entry.index].Add(1) - 1
 	if len(f.entry.Via) > 0 {
-		return r.through(req, f, route, turn)
+		return r.through(req, f, route, f.entry.Endpoints, turn)
 	}
-	eps, err := r.candidates(ctx, req, f, turn)
+	configured, beyond := s.table.reach(f, s.table.here)
+	if len(beyond) > 0 {
+		return r.beyond(ctx, req, s.table, f, route, turn)
+	}
+	if f.endpoint.IsValid() {
+		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}
+		return route, nil
+	}
+	eps, err := r.candidates(ctx, req, f, configured, turn)
 	if err != nil {
 		return tunnel.Route{}, err
 	}
@@ -64,14 +70,23 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 // through completes the route of a service behind further gateways. Its
 // endpoints are names and addresses there, so nothing is looked up, and what
 // becomes of a dial says nothing of an address.
-func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, turn uint32) (tunnel.Route, error) {
+func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, configured []Endpoint, turn uint32) (tunnel.Route, error) {
 	if route.Dialer == nil {
 		return tunnel.Route{}, tunnel.Refusef(tunnel.Unsupported, "registry: service %q of %s is behind another gateway, and there is no way there", f.entry.Name, orUnknown(f.entry.Origin))
 	}
 	route.Report = nil
-	configured := f.entry.Endpoints
+	if f.one != nil {
+		configured = f.one
+	}
 	if len(configured) == 0 {
 		configured = []Endpoint{{Host: req.Host(), Addr: req.Addr}}
+		if f.vip {
+			name, ok := f.entry.callable()
+			if !ok {
+				return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the next gateway for", req.Target(), f.entry.Name)
+			}
+			configured[0] = Endpoint{Host: name.String()}
+		}
 	}
 	n := uint32(len(configured))
 	for i := range n {
@@ -89,11 +104,97 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, tur
 	return route, nil
 }
 
+// beyond completes the route of a service in networks that are not ours: through
+// the nearest one's Via, or by SNI to its gateways, which read the name again.
+func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f found, route tunnel.Route, turn uint32) (tunnel.Route, error) {
+	p := t.place(f, t.here)
+	asked := Endpoint{Host: req.Host()}
+	if req.Addr.IsValid() && f.one == nil { // a VIP of ours, which nobody there has heard of
+		name, ok := f.entry.callable()
+		if !ok {
+			return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.beyond.Name)
+		}
+		asked.Host = name.String()
+	} else if req.Addr.IsValid() {
+		asked = Endpoint{Addr: req.Addr}
+	}
+	if len(p.beyond.Via) > 0 {
+		s := f.entry.Service
+		s.Via = p.beyond.Via
+		if r.Dialer != nil {
+			way, err := r.Dialer(&s)
+			if err != nil {
+				return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.beyond.Name, err)}
+			}
+			route.Dialer = way
+		}
+		return r.through(req, f, route, []Endpoint{asked}, turn)
+	}
+	if req.Proto != "sni" {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q, whose gateways are asked by SNI alone: a %s request can't go there unless the network has a via", req.Target(), f.entry.Name, p.beyond.Name, req.Proto)
+	}
+	if p.from(req.Source.Addr()) {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.Loop, "registry: %q: service %q is in network %q, whose gateway %s asks for it here", req.Target(), f.entry.Name, p.beyond.Name, req.Source.Addr())
+	}
+	var gateways []Endpoint
+	for rank, from := 0, 0; from < len(p.Entries); rank++ {
+		to := from
+		for to < len(p.Entries) && p.Entries[to].Rank == p.Entries[from].Rank {
+			to++
+		}
+		gateways = append(gateways, turns(p.Entries[from:to], "sni", turn)...)
+		from = to
+	}
+	if len(gateways) == 0 {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: no gateway of network %q takes SNI", req.Target(), p.beyond.Name)
+	}
+	eps, err := r.candidates(ctx, req, f, gateways, 0)
+	if err != nil {
+		return tunnel.Route{}, err
+	}
+	r.health.order(eps)
+	route.Endpoints = eps
+	return route, nil
+}
+
+// callable returns a name of e that is no wildcard.
+func (e *entry) callable() (tunnel.Name, bool) {
+	for _, p := range e.Names {
+		if !p.Wildcard {
+			return p.Suffix, true
+		}
+	}
+	return tunnel.Name{}, false
+}
+
+// turns returns the addresses of the gateways that take a transport, beginning
+// with the one whose turn it is by weight.
+func turns(entries []Entry, transport string, turn uint32) []Endpoint {
+	var eps []Endpoint
+	var weights []uint32
+	total := uint32(0)
+	for _, e := range entries {
+		if !e.Gateway.Takes(transport) {
+			continue
+		}
+		w := uint32(cmp.Or(e.Gateway.Weight, 1))
+		eps, weights, total = append(eps, e.Address), append(weights, w), total+w
+	}
+	if len(eps) < 2 {
+		return eps
+	}
+	first, at := 0, turn%total
+	for at >= weights[first] {
+		at -= weights[first]
+		first++
+	}
+	return append(eps[first:len(eps):len(eps)], eps[:first]...)
+}
+
 // candidates returns every address of the service, beginning with the
 // endpoint whose turn it is. The second address of a DNS name comes after the
 // first of every other endpoint, so that few tries reach many hosts.
-func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f found, turn uint32) ([]tunnel.Endpoint, error) {
-	configured := f.entry.Endpoints
+func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f found, configured []Endpoint, turn uint32) ([]tunnel.Endpoint, error) {
 	n := uint32(len(configured))
 	if n == 0 {
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", f.entry.Name, orUnknown(f.entry.Origin))

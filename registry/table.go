@@ -25,8 +25,16 @@ type Table struct {
 	endpoints  map[netip.AddrPort][]int32 // endpoints written as addresses; indices of services
 	networks   networks
 
+	all          []placed             // in the order of their indices
+	networkIndex map[string]int32     // by name
+	here         int32                // the network we are in, or -1
+	headless     int                  // how many services are
+	owners       map[netip.Addr]owner // endpoints of headless services
+	above        map[string]struct{}  // names that have others below them
+
 	published   []Published // sorted by what is assigned
 	publishedAs map[tunnel.Name][]Published
+	vips        *vips // nil for none
 }
 
 // An entry is a service in a table.
@@ -34,6 +42,9 @@ type entry struct {
 	Service
 	index int32
 	views []int32 // indices of the networks in ExposedTo; an unknown network has none
+
+	home   int32   // the network its endpoints are in, or -1
+	groups []group // its endpoints by network, where there is more than one
 }
 
 // A claim is one pattern or address and port that a service answers to.
@@ -63,7 +74,10 @@ func (c *Conflict) Error() string {
 // is Conflicts, with every claim left out, or nil.
 //
 // The table shares memory with the snapshots, which must not change any more.
-func Merge(snapshots ...Snapshot) (*Table, error) {
+func Merge(snapshots ...Snapshot) (*Table, error) { return Mesh{}.Merge(snapshots...) }
+
+// Merge is the function Merge with the names and the place of a mesh.
+func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 	n := 0
 	for i := range snapshots {
 		n += len(snapshots[i].Services)
@@ -76,8 +90,13 @@ func Merge(snapshots ...Snapshot) (*Table, error) {
 			addresses: map[netip.Addr]claims{},
 			endpoints: map[netip.AddrPort][]int32{},
 			networks:  networks{byPrefix: map[netip.Prefix]int32{}},
+
+			networkIndex: map[string]int32{},
+			above:        map[string]struct{}{},
+			owners:       map[netip.Addr]owner{},
 		},
-		networkIndex: map[string]int32{},
+		mesh: m,
+		sets: map[tunnel.Name][]int32{},
 	}
 	for i := range snapshots {
 		for _, network := range snapshots[i].Networks {
@@ -90,6 +109,13 @@ func Merge(snapshots ...Snapshot) (*Table, error) {
 			Yield(j)
 		}
 	}
+	for i := range b.services { // after the names that services say themselves, which come first
+		b.addMeshNames(int32(i))
+		Yield(i)
+	}
+	b.addSets()
+	b.settle()
+	b.addAllAbove()
 	if len(b.conflicts) > 0 {
 		return &b.Table, b.conflicts
 	}
@@ -137,6 +163,23 @@ func (t *Table) Services() iter.Seq[Service] {
 	}
 }
 
+// Networks iterates over the networks. What they point to must not be changed.
+func (t *Table) Networks() iter.Seq[*Network] {
+	return func(yield func(*Network) bool) {
+		if t == nil {
+			return
+		}
+		for i := range t.all {
+			if !yield(&t.all[i].Network) {
+				return
+			}
+		}
+	}
+}
+
+// Reaches reports whether ep can be reached from where we are without a gateway.
+func (t *Table) Reaches(ep *Endpoint) bool { return t.direct(t.network(ep), t.here) }
+
 // Network returns the name of the network a is in: that with the longest
 // prefix that holds a. It is false for an address in none.
 func (t *Table) Network(a netip.Addr) (string, bool) {
@@ -153,8 +196,10 @@ func (t *Table) Network(a netip.Addr) (string, bool) {
 // builder is a Table in the making.
 type builder struct {
 	Table
-	networkIndex map[string]int32
-	conflicts    Conflicts
+	mesh      Mesh
+	sets      map[tunnel.Name][]int32 // services by what they are called in the cluster set
+	setNames  []tunnel.Name           // of sets, in the order of their first services
+	conflicts Conflicts
 }
 
 func (b *builder) conflict(what, kept, dropped string) {
@@ -169,6 +214,8 @@ func (b *builder) addNetwork(network Network) {
 	}
 	i := int32(len(b.networks.names))
 	b.networks.names = append(b.networks.names, network.Name)
+	network.Gateways = completeGateways(network.Gateways)
+	b.all = append(b.all, placed{Network: network})
 	b.networkIndex[network.Name] = i
 	for _, p := range network.CIDRs {
 		p = normalPrefix(p)
@@ -180,16 +227,22 @@ func (b *builder) addNetwork(network Network) {
 	}
 }
 
-func (b *builder) addService(s *Service) {
+// append adds a service that claims nothing yet.
+func (b *builder) append(s *Service) int32 {
 	i := int32(len(b.services))
-	e := entry{Service: *s, index: i}
+	e := entry{Service: *s, index: i, home: -1}
+	e.Check = s.Check.complete(s.Names)
 	for _, name := range s.ExposedTo {
 		if n, ok := b.networkIndex[name]; ok {
 			e.views = append(e.views, n)
 		}
 	}
 	b.services = append(b.services, e)
+	return i
+}
 
+func (b *builder) addService(s *Service) {
+	i := b.append(s)
 	for _, p := range s.Names {
 		if p.Suffix.IsZero() {
 			b.conflict("the empty name", "nobody, for it names nothing, but", s.Origin)

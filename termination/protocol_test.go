@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"culvert.dev/connect"
-	"culvert.dev/connect/h2"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
@@ -411,30 +410,6 @@ func ExampleProtocol() {
 	p := &Protocol{Hello: &sni.Protocol{}, Inner: []tunnel.Protocol{&connect.Protocol{}}}
 	fmt.Println(p.Use(&Keys{}))
 	// Output: termination: no certificate
-}
-
-// TestDrain: protocols inside are asked to end as those outside are.
-func TestDrain(t *testing.T) {
-	ca := newCA(t, "example.test")
-	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true))
-	d := &h2.Dialer{Proxy: g.Addr, TLS: roots(ca, "gw.test")}
-	defer d.Close()
-	c := tunneltest.Dial(t, d, "plain:1")
-	testnet.Ping(t, c, "before")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	drained := make(chan error, 1)
-	go func() { drained <- g.Server.Shutdown(ctx) }()
-	for deadline := time.Now().Add(patience); d.Conns() > 0; time.Sleep(time.Millisecond) { // GOAWAY takes it from the pool
-		if time.Now().After(deadline) {
-			t.Fatal("the client was not asked to leave")
-		}
-	}
-	testnet.Ping(t, c, "while draining")
-	_ = c.Close()
-	if err := <-drained; err != nil {
-		t.Error(err)
-	}
 }
 
 // TestBehindAProxy: the source is whom the proxy in front names.

@@ -200,3 +200,31 @@ func TestSocket(t *testing.T) {
 		}
 	}
 }
+
+// TestDrain: the end of a gateway, with both versions of CONNECT inside.
+// Protocols inside are asked to end as those outside are.
+func TestDrain(t *testing.T) {
+	ca := newCA(t, "example.test")
+	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	start := func(t *testing.T, routes tunnel.Resolver) *tunneltest.Gateway {
+		return serve(t, routes, tunnel.Limits{}, terminating(t, keys, true))
+	}
+	t.Run("connect", func(t *testing.T) {
+		tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+			g := start(t, routes)
+			d := &connect.Dialer{Proxy: g.Addr, Dialer: tlsDialer{roots(ca, "gw.example.test", "http/1.1")}}
+			return tunneltest.Draining{Served: g.With(d, "svc.test:443"), Socket: g.Addr, Begin: "\x16\x03"}
+		})
+	})
+	t.Run("connect-h2", func(t *testing.T) {
+		tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+			g := start(t, routes)
+			d := &h2.Dialer{Proxy: g.Addr, TLS: roots(ca, "gw.example.test")}
+			t.Cleanup(func() { _ = d.Close() })
+			return tunneltest.Draining{
+				Served: g.With(d, "svc.test:443"), Socket: g.Addr, Begin: "\x16\x03",
+				Told: func() bool { return d.Conns() == 0 },
+			}
+		})
+	})
+}

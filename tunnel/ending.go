@@ -30,6 +30,14 @@ func abort(c net.Conn) error {
 	return c.Close()
 }
 
+// abortFor is abort, which tells c's peer why where the carrier has words for it.
+func abortFor(c net.Conn, why Reason) error {
+	if t, ok := c.(Teller); ok {
+		return t.AbortFor(why)
+	}
+	return abort(c)
+}
+
 // routine reports whether err is an ending that a tunnel may have in the
 // ordinary course: the end of a stream, or our own close. It is the only
 // judge of that; each Stream turns its carrier's own words into these.

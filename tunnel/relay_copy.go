@@ -189,7 +189,7 @@ func (ct *copyTunnel) finish(why Reason, err error) {
 			if c := ct.pumps[i].src; why == Done {
 				_ = c.Close()
 			} else {
-				_ = abort(c)
+				_ = abortFor(c, why)
 			}
 		}
 		for i := range ct.pumps {

@@ -115,6 +115,11 @@ type Aborter interface {
 	Abort() error
 }
 
+// A Teller is an Aborter that has words for why its stream ends.
+type Teller interface {
+	AbortFor(why Reason) error
+}
+
 // An Unwrapper is a Stream around a net.Conn that it does not translate.
 // Unwrap hands over the net.Conn and the bytes already read from it; the
 // Stream must not be used again. It lets the Relay move bytes in the kernel.

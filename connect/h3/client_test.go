@@ -19,107 +19,10 @@ import (
 	"culvert.dev/tunnel/tunneltest"
 )
 
-// TestThousandStreams has 1,000 tunnels open at once, through a gateway that
-// takes 100 on each connection.
-func TestThousandStreams(t *testing.T) {
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
-	d := newDialer(t, g.addr)
-	d.Idle = time.Minute
-	var wg sync.WaitGroup
-	streams := make([]*Stream, 1000)
-	for i := range streams {
-		wg.Go(func() {
-			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
-			if err != nil {
-				t.Errorf("stream %d: %v", i, err)
-				return
-			}
-			streams[i] = c.(*Stream)
-		})
-	}
-	wg.Wait()
-	if t.Failed() {
-		return
-	}
-	if n := d.Conns(); n < 10 || n > 20 {
-		t.Errorf("%d connections for 1000 streams of 100 each", n)
-	}
-	for i, s := range streams {
-		wg.Go(func() {
-			_ = s.SetDeadline(time.Now().Add(3 * patience))
-			want := random(1000, byte(i))
-			go func() { _, _ = s.Write(want); _ = s.CloseWrite() }()
-			got, err := io.ReadAll(s)
-			if err != nil || !bytes.Equal(got, want) {
-				t.Errorf("stream %d: %d bytes and %v back", i, len(got), err)
-			}
-			_ = s.Close()
-		})
-	}
-	wg.Wait()
-}
-
 func random(n int, seed byte) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b)
 	return b
-}
-
-// TestStalledStreams: streams that nobody reads hold up no other on the same
-// connection, and take no more than their own windows.
-func TestStalledStreams(t *testing.T) {
-	makePipe := pipes(t, &Server{})
-	small, echoed, stop, err := makePipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
-	go func() { _, _ = io.Copy(echoed, echoed) }()
-	for range 60 {
-		a, _, stop, err := makePipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer stop()
-		_ = a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
-		go func() { _, _ = a.Write(make([]byte, 64<<20)) }()
-	}
-	_ = small.SetDeadline(time.Now().Add(patience))
-	worst := time.Duration(0)
-	for range 200 {
-		start := time.Now()
-		testnet.Ping(t, small, "hello")
-		worst = max(worst, time.Since(start))
-	}
-	if worst > time.Second {
-		t.Errorf("a round trip beside stalled streams took %v", worst)
-	}
-}
-
-// TestBackPressure: who does not read stops who writes, at the stream's window.
-func TestBackPressure(t *testing.T) {
-	makePipe := pipes(t, &Server{})
-	a, b, stop, err := makePipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
-	_ = a.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
-	n, err := a.Write(make([]byte, 1<<20))
-	if n < streamWindow-100 || n > streamWindow+2<<10 || err == nil { // with the head of the request, and a packet
-		t.Errorf("wrote %d bytes and %v, want about %d, the window, and a timeout", n, err, streamWindow)
-	}
-	_ = a.SetWriteDeadline(time.Time{})
-	if _, err := io.ReadFull(b, make([]byte, n)); err != nil {
-		t.Error(err)
-	}
-	// The frame that was cut short goes on.
-	want := random(3<<20, 1)
-	go func() { _, _ = a.Write(want) }()
-	got := make([]byte, len(want))
-	if _, err := io.ReadFull(b, got); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("after the deadline: %v, equal %v", err, bytes.Equal(got, want))
-	}
 }
 
 // TestEndAfterACutWrite: a stream whose last write was cut short can't end as
@@ -151,74 +54,6 @@ func TestEndAfterACutWrite(t *testing.T) {
 		}
 		_ = other.SetDeadline(time.Now().Add(patience))
 		testnet.Ping(t, other, name)
-		stop()
-	}
-}
-
-// TestEndsThroughAGateway is promises P7 and P8: exact bytes, an end is an end
-// and an abort an abort, in both directions.
-func TestEndsThroughAGateway(t *testing.T) {
-	b := testnet.NewBackend(t)
-	g := serve(t, tunneltest.Table{"svc:1": b.Addr()}, &Server{})
-	d := newDialer(t, g.addr)
-	dial := b.Through(func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", "svc:1") }, nil)
-	testnet.TestEndings(t, dial, testnet.Transparent())
-	var wg sync.WaitGroup
-	seeds := make(chan uint64)
-	for range 3 {
-		wg.Go(func() {
-			for seed := range seeds {
-				testnet.Run(t.Context(), t, dial, testnet.Random(seed, 2<<20))
-			}
-		})
-	}
-	for seed := range uint64(30) {
-		seeds <- seed
-	}
-	close(seeds)
-	wg.Wait()
-	testnet.Eventually(t, patience, func() bool { return g.relay.Open() == 0 }, "the tunnels end")
-}
-
-// TestLostConnection: what is on a connection that is lost is aborted.
-func TestLostConnection(t *testing.T) {
-	how := make(chan error, 1)
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, func(c net.Conn) {
-		_, _ = c.Read(make([]byte, 1))
-		_, err := c.Read(make([]byte, 1))
-		how <- err
-	})}, &Server{})
-	s := open(t, newDialer(t, g.addr), "svc:1")
-	_, _ = s.Write([]byte("x"))
-	time.AfterFunc(20*time.Millisecond, func() { _ = s.c.qc.CloseWithError(0x177, "") })
-	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the client saw %v", err)
-	}
-	if err := <-how; !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the service saw %v", err)
-	}
-}
-
-// TestCodes: an abort has the codes of RFC 9114 sections 4.1.1 and 4.4.
-func TestCodes(t *testing.T) {
-	makePipe := pipes(t, &Server{})
-	for _, c := range []struct {
-		who  string
-		want ErrCode
-	}{{"client", RequestCancelled}, {"server", ConnectError}} {
-		a, b, stop, err := makePipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c.who == "server" {
-			a, b = b, a
-		}
-		_ = a.(*Stream).Abort()
-		_ = b.SetReadDeadline(time.Now().Add(patience))
-		_, err = b.Read(make([]byte, 1))
-		if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != c.want {
-			t.Errorf("an abort by the %s: got %v, want %v", c.who, err, c.want)
-		}
 		stop()
 	}
 }
@@ -269,22 +104,6 @@ func TestGoAway(t *testing.T) {
 	}
 }
 
-// TestCloseAfterGoAway: Close ends the connections that take no more streams,
-// too.
-func TestCloseAfterGoAway(t *testing.T) {
-	srv := &Server{}
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, srv)
-	d := newDialer(t, g.addr)
-	s := open(t, d, "svc:1")
-	testnet.Ping(t, s, "before")
-	srv.Drain()
-	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
-	_ = d.Close()
-	if _, err := s.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("after Close: %v, want a reset", err)
-	}
-}
-
 // A redirected socket sends all it is given to one address, and has all come
 // from where it was sent to.
 type redirected struct {
@@ -293,22 +112,6 @@ type redirected struct {
 }
 
 func (r redirected) WriteTo(p []byte, _ net.Addr) (int, error) { return r.PacketConn.WriteTo(p, r.to) }
-
-// TestRefusedStreamIsTriedElsewhere: a request that a proxy has no room for, or
-// says it did not look at, goes to another connection before the caller hears
-// of it.
-func TestRefusedStreamIsTriedElsewhere(t *testing.T) {
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Streams: 1})
-	d := newDialer(t, g.addr)
-	d.Idle = time.Minute
-	first := open(t, d, "svc:1")
-	second := open(t, d, "svc:1")
-	testnet.Ping(t, first, "one")
-	testnet.Ping(t, second, "two")
-	if n := d.Conns(); n != 2 {
-		t.Errorf("%d connections, want 2", n)
-	}
-}
 
 // TestRejectedStreamIsTriedElsewhere has a proxy that resets the first request
 // with H3_REQUEST_REJECTED.
@@ -458,49 +261,4 @@ func TestListenMayRefuse(t *testing.T) {
 	}
 	_, err := d.DialContext(t.Context(), "tcp", "svc:1")
 	tunneltest.WantReason(t, err, tunnel.Prohibited)
-}
-
-// TestPanicEndsOneTunnel: a fault in the Handler ends the stream it was about,
-// and is told.
-func TestPanicEndsOneTunnel(t *testing.T) {
-	g := serve(t, panicky{tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}}, &Server{})
-	d := newDialer(t, g.addr)
-	d.Parallel = 1
-	s := open(t, d, "svc:1")
-	testnet.Ping(t, s, "before")
-	_, err := d.DialContext(t.Context(), "tcp", "panic:1")
-	if re, ok := errors.AsType[*ResetError](err); !ok || re.Code != InternalError {
-		t.Errorf("got %v, want a reset with H3_INTERNAL_ERROR", err)
-	}
-	testnet.Ping(t, s, "after")
-	g.Reason(t, tunnel.Internal)
-}
-
-// A panicky Resolver has a fault.
-type panicky struct{ tunnel.Resolver }
-
-func (p panicky) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
-	if req.Host() == "panic" {
-		panic("a fault")
-	}
-	return p.Resolver.Resolve(ctx, req)
-}
-
-// TestCutAfterItsEnd: a client that has ended its stream and then goes away
-// ends the tunnel, though nobody reads from it any more.
-func TestCutAfterItsEnd(t *testing.T) {
-	ended, done := make(chan error, 1), make(chan struct{})
-	defer close(done)
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Service(t, func(c net.Conn) {
-		_, err := io.ReadAll(c)
-		ended <- err
-		<-done
-	})}, &Server{})
-	s := open(t, newDialer(t, g.addr), "svc:1")
-	_ = s.CloseWrite()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
-	_ = s.c.qc.CloseWithError(0, "")
-	g.Reason(t, tunnel.Reset)
 }

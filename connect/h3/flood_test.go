@@ -110,38 +110,3 @@ func TestFloodHarmsNobodyElse(t *testing.T) {
 	g.Reason(t, tunnel.Flood)
 	testnet.Ping(t, bystander, "and after")
 }
-
-// TestHonestTrafficIsNoFlood moves many small pieces, opens and ends many
-// tunnels, and aborts some.
-func TestHonestTrafficIsNoFlood(t *testing.T) {
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
-	d := newDialer(t, g.addr)
-	d.Parallel = 1
-	c := open(t, d, "svc:1")
-	for i := range 3000 {
-		_ = c.SetDeadline(time.Now().Add(patience))
-		testnet.Ping(t, c, "x")
-		if i%2 == 0 {
-			s := open(t, d, "svc:1")
-			if i%40 == 0 {
-				_ = s.Abort()
-				continue
-			}
-			if err := s.CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadAll(s); err != nil {
-				t.Fatal(err)
-			}
-			_ = s.Close()
-		}
-	}
-	if n := d.Conns(); n != 1 {
-		t.Errorf("%d connections", n)
-	}
-	for _, o := range g.Outcomes() {
-		if o.Reason != tunnel.Done && o.Reason != tunnel.Reset && o.Reason != tunnel.Gone && o.Reason != tunnel.Drain {
-			t.Errorf("outcome %s, %v", o.Reason, o.Err)
-		}
-	}
-}

@@ -69,6 +69,11 @@ func serve(t testing.TB, routes tunnel.Resolver, s *Server) *gateway {
 	return g
 }
 
+// with is g and a client of it, as the suites see them.
+func (g *gateway) with(d *Dialer) tunneltest.Served {
+	return tunneltest.Served{Record: &g.Record, Relay: g.relay, Server: g.srv, Dialer: d, Addr: "svc:1"}
+}
+
 // serveHandler has s serve on loopback, and returns where.
 func serveHandler(t testing.TB, s *Server, h tunnel.Handler) string {
 	t.Helper()

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -356,50 +355,6 @@ func TestContextEndsServe(t *testing.T) {
 	if err := s.Serve(t.Context(), socket(t), nil); err != tunnel.ErrServerClosed {
 		t.Errorf("Serve after Shutdown returned %v", err)
 	}
-}
-
-// TestIdleStreamsHoldLittle is promise P4: what a stream at rest costs, on
-// either side.
-func TestIdleStreamsHoldLittle(t *testing.T) {
-	const n = 500
-	makePipe := pipes(t, &Server{Streams: n + 1})
-	_, _, stop, err := makePipe() // what a connection takes
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
-	measure := func() (heap uint64, goroutines int) {
-		runtime.GC()
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc, runtime.NumGoroutine()
-	}
-	heap, goroutines := measure()
-	ends := make([]tunnel.Stream, 0, 2*n)
-	for range n {
-		a, b, stop, err := makePipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer stop()
-		go func() { _, _ = a.Write([]byte("hello")) }() // has been used
-		if _, err := b.Read(make([]byte, 5)); err != nil {
-			t.Fatal(err)
-		}
-		ends = append(ends, a, b)
-	}
-	testnet.Eventually(t, patience, func() bool {
-		_, now := measure()
-		return now-goroutines < 100 // of a few more connections
-	}, "the writers are done")
-	after, _ := measure()
-	each := (int64(after) - int64(heap)) / (2 * n)
-	t.Logf("%d bytes a stream and side", each)
-	if each > 4<<10 {
-		t.Errorf("%d bytes for each stream and side", each)
-	}
-	runtime.KeepAlive(ends)
 }
 
 // TestWindowsGrowWithUse: the window of a stream whose reader keeps up grows,

@@ -112,6 +112,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 	if !k.enter(int64(qs.StreamID())) {
 		st := newStream(k.c, qs)
 		st.reset(RequestRejected) // the client may try elsewhere
+		k.s.told(k.newRequest(), refuse(tunnel.Drain, "a request after the last GOAWAY"))
 		k.fail(k.c.charge(connect.CostRequest, "requests on a connection that is about to end"))
 		return
 	}

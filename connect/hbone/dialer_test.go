@@ -1,7 +1,6 @@
 package hbone
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -14,7 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -44,7 +46,7 @@ func TestDouble(t *testing.T) {
 		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 			"other.test:443": tunnel.NoRoute, "unknown.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed,
 		}}
-	}, tunneltest.Options{Bytes: 2 << 20})
+	}, tunneltest.Options{Bytes: 2 << 20, Streams: 1000})
 }
 
 // TestInnerIsNotPooled: each dial has an inner connection of its own, on one
@@ -265,40 +267,10 @@ func TestFields(t *testing.T) {
 // TestThousandStreams has 1,000 tunnels at once, 100 on a connection.
 func TestThousandStreams(t *testing.T) {
 	m := newMesh(t)
-	g := serve(t, m.server("gw"), table{"svc.test:80": testnet.Echo(t).Addr()})
+	g := serve(t, m.server("gw"), table{"svc:1": testnet.Echo(t).Addr()})
 	d := m.newDialer(g.Addr, id("gw"))
 	d.inner().Idle = idle
-	conns := make([]net.Conn, 1000)
-	var wg sync.WaitGroup
-	for i := range conns {
-		wg.Go(func() {
-			c, err := d.DialContext(t.Context(), "tcp", "svc.test:80")
-			if err != nil {
-				t.Errorf("stream %d: %v", i, err)
-				return
-			}
-			conns[i] = c
-		})
-	}
-	wg.Wait()
-	if t.Failed() {
-		return
-	}
-	if n := d.Conns(); n < 10 || n > 20 {
-		t.Errorf("%d connections for 1,000 streams", n)
-	}
-	for i, c := range conns {
-		wg.Go(func() {
-			defer c.Close()
-			_ = c.SetDeadline(time.Now().Add(patience))
-			want := bytes.Repeat([]byte{byte(i)}, 3000+i)
-			go func() { _, _ = c.Write(want); _ = c.(tunnel.Stream).CloseWrite() }()
-			if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, want) {
-				t.Errorf("stream %d: %d bytes and %v back, want %d", i, len(got), err, len(want))
-			}
-		})
-	}
-	wg.Wait()
+	tunneltest.TestThousand(t, g.With(d, "svc:1"))
 }
 
 // TestALPN: a server that speaks something else is not used.
@@ -339,4 +311,33 @@ func TestHandshake(t *testing.T) {
 	if h.ServerName != "" || len(h.SupportedProtos) != 1 || h.SupportedProtos[0] != "h2" || len(h.SupportedVersions) != 1 {
 		t.Errorf("the hello names %q, offers %q and versions %x; want nobody, h2, and 1.3", h.ServerName, h.SupportedProtos, h.SupportedVersions)
 	}
+}
+
+// TestDrain: the end of a gateway.
+func TestDrain(t *testing.T) {
+	m := newMesh(t)
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		m := &mesh{m.CA, t}
+		g := serve(t, m.server("gw"), routes)
+		d := m.newDialer(g.Addr, id("gw"))
+		d.inner().Idle = idle
+		return tunneltest.Draining{
+			Served: g.With(d, "svc.test:443"), Socket: g.Addr, Begin: "\x16\x03",
+			Told: func() bool { return d.Conns() == 0 },
+			Cut: func(err error) bool {
+				re, ok := errors.AsType[*h2.ResetError](err)
+				return ok && re.Code == http2.ErrCodeConnect
+			},
+		}
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		m := newMesh(t)
+		g := serve(t, m.server("gw"), table{"svc.test:80": service})
+		return m.newDialer(g.Addr, id("gw")), "svc.test:80"
+	}, nil)
 }

@@ -198,3 +198,23 @@ func TestGatewaysInARow(t *testing.T) {
 		t.Errorf("the far gateway saw %s, want %s", o.Source, local)
 	}
 }
+
+// TestDrain: the end of a gateway that reads headers.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{
+			Protocols: []tunnel.Protocol{&tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1}},
+			Preface:   &Preface{From: loopback}, Resolver: routes,
+		})
+		return tunneltest.Draining{Served: g.With(&Dialer{Version: 2, Dialer: namedDialer{}}, g.Addr), Socket: g.Addr, Begin: "PROXY"}
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		g := serve(t, &Preface{From: loopback}, service, straight, &tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1})
+		return &Dialer{Version: 2, Dialer: namedDialer{}}, g.Addr
+	}, nil)
+}

@@ -209,6 +209,11 @@ func (d *Dialer) failed(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("socks5: proxy %q %s: %w", d.Proxy, what, ctx.Err())
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
 		reason = tunnel.DialTimeout
+	default:
+		switch why := tunnel.ReasonOf(err); why {
+		case tunnel.Prohibited, tunnel.Loop, tunnel.Overload: // of the way to the proxy
+			reason = why
+		}
 	}
 	return tunnel.Refusef(reason, "socks5: proxy %q %s: %w", d.Proxy, what, err)
 }

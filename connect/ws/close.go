@@ -1,6 +1,7 @@
 package ws
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -65,10 +66,19 @@ func (s *Stream) sayClose(code int) (err error) {
 	return err
 }
 
-// Abort ends the stream so that the peer can tell: with close code 1011, where
-// that can be sent at once, and a reset. A peer that has been told which rule
-// it broke is left the time to read it.
-func (s *Stream) Abort() error {
+// codes are what a peer is told of an abort; of other Reasons it is told
+// codeInternal.
+var codes = map[tunnel.Reason]int{
+	tunnel.Drain: codeGoingAway,
+}
+
+// Abort is AbortFor no Reason that there are words for: with close code 1011.
+func (s *Stream) Abort() error { return s.AbortFor("") }
+
+// AbortFor ends the stream so that the peer can tell: with the close code for
+// why, where that can be sent at once, and a reset. A peer that has been told
+// which rule it broke is left the time to read it. It implements tunnel.Teller.
+func (s *Stream) AbortFor(why tunnel.Reason) error {
 	if !s.leave() {
 		return nil
 	}
@@ -82,7 +92,7 @@ func (s *Stream) Abort() error {
 			s.closeSent = true
 			if s.conn != nil {
 				_ = s.conn.SetWriteDeadline(time.Now().Add(atOnce))
-				_, _ = s.send(opClose, closePayload(codeInternal))
+				_, _ = s.send(opClose, closePayload(cmp.Or(codes[why], codeInternal)))
 			}
 		}
 		s.wmu.Unlock()

@@ -31,7 +31,7 @@
 //
 //	the end of a direction    82 00, or masked 82 80 kk kk kk kk
 //	Close: an orderly end     close code 1000
-//	Abort                     close code 1011 if it can be sent at once, and a TCP reset
+//	Abort                     close code 1011, or 1001 in a drain, if it can be sent at once, and a TCP reset
 //
 // What is read as an orderly end is code 1000 and a close frame without a code,
 // as pages send it. All else is an abort: another code, and a connection that

@@ -95,6 +95,7 @@ type Stream struct {
 var (
 	_ tunnel.Stream  = (*Stream)(nil)
 	_ tunnel.Aborter = (*Stream)(nil)
+	_ tunnel.Teller  = (*Stream)(nil)
 )
 
 // NewStream returns the stream in rwc, on which the handshake is over. It owns

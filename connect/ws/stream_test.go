@@ -3,9 +3,11 @@ package ws
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,7 +41,7 @@ func TestStream(t *testing.T) {
 		opts        tunneltest.Options
 	}{
 		"culvert.v1": {Subprotocol, tunneltest.Options{}},
-		"strangers":  {"", tunneltest.Options{NoHalfClose: true}},
+		"strangers":  {"", tunneltest.Options{NoHalfClose: true, Streams: 1000}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tunneltest.TestStream(t, func() (a, b tunnel.Stream, stop func(), err error) {
@@ -153,4 +155,26 @@ func terminate(t *testing.T, to string, cfg *tls.Config) string {
 		_ = out.Close()
 		<-done
 	})
+}
+
+// TestDrain: the end of a gateway.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: routes})
+		return tunneltest.Draining{
+			Served: g.With(&Dialer{URL: "ws://" + g.Addr}, "svc.test:443"), Socket: g.Addr, Begin: "GET /",
+			Cut: func(err error) bool { // the code where it could be said
+				said, ok := errors.AsType[*closeError](err)
+				return ok && said.code == codeGoingAway || errors.Is(err, syscall.ECONNRESET)
+			},
+		}
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		return &Dialer{URL: "ws://" + serve(t, tunneltest.Table{"svc.test:443": service}, &Protocol{}).Addr}, "svc.test:443"
+	}, nil)
 }

@@ -46,7 +46,8 @@ type step struct {
 	trips bool // with the peers of round trips, too
 	own   bool // with culvert alone
 
-	shared bool // with carriers whose tunnels share connections
+	shared  bool // with carriers whose tunnels share connections
+	streams bool // with carriers of streams
 
 	run func(ctx context.Context, s *suite, p *running) (map[string]float64, error)
 }
@@ -58,6 +59,8 @@ func (st *step) with(p *peer) bool {
 		return p.name == us
 	case st.shared:
 		return p.carrier.shared
+	case st.streams:
+		return !p.carrier.single
 	}
 	return (st.bulk || !p.bulk) && (st.trips || !p.trips)
 }

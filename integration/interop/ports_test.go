@@ -115,10 +115,6 @@ func serveMail(t *testing.T, got chan<- string) string {
 	}).Addr()
 }
 
-// mysqlGreeting is the first packet of a MySQL server: protocol 10, a version,
-// a thread and a salt.
-const mysqlGreeting = "\x4a\x00\x00\x00\x0a8.0.36\x00\x08\x00\x00\x00abcdefgh\x00\xff\xff\xff\x02\x00\xff\xdf\x15\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00ijklmnopqrst\x00caching_sha2_password\x00"
-
 // Servers that speak first are reached by real clients at ports of their own.
 // The ports are the same after a reload, a restart and a kill.
 func TestServersThatSpeakFirst(t *testing.T) {
@@ -128,7 +124,7 @@ func TestServersThatSpeakFirst(t *testing.T) {
 	services := map[string]string{
 		"shell.example.test": "127.0.0.1:" + shell,
 		"mail.example.test":  serveMail(t, mails),
-		"db.example.test":    testnet.Greeting(t, mysqlGreeting).Addr(),
+		"db.example.test":    serveMySQL(t),
 		"down.example.test":  w.addr + ":1", // an address of this test's own
 	}
 	w.write(t, services)
@@ -163,12 +159,8 @@ func TestServersThatSpeakFirst(t *testing.T) {
 				t.Errorf("%s: %s: got the mail %q", when, name, mail)
 			}
 		}
-		c := dial(t, before["db.example.test"])
-		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(patience))
-		got := make([]byte, len(mysqlGreeting))
-		if _, err := io.ReadFull(c, got); err != nil || string(got) != mysqlGreeting {
-			t.Errorf("%s: the greeting of a database: %q, %v", when, got, err)
+		if got, err := askMySQL(t, before["db.example.test"], mysqlPassword); got != mysqlAnswer || err != nil {
+			t.Errorf("%s: MySQL: got %q, %v, want %q", when, got, err, mysqlAnswer)
 		}
 	}
 	g = w.start(t)

@@ -77,6 +77,35 @@ func TestReadAgain(t *testing.T) {
 	}
 }
 
+// What a hop names is read into its own service, though those before it were not
+// read again.
+func TestReadAgainFilesOfHops(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const text = "services:\n- name: a.example\n  endpoints: [10.0.0.1:1]\n- name: b.example\n  endpoints: [10.0.0.2:1]\n" +
+		"- name: c.example\n  ports: [1]\n  via: [{connect: \"gw.example:1\", tokenFile: token}]\n"
+	write("token", "first")
+	write("culvert.yaml", text)
+	path := filepath.Join(dir, "culvert.yaml")
+	before, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("token", "second")
+	after, err := Reload(path, before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(after.Services[2].Via[0].Token); got != "second" {
+		t.Errorf("token %q after it has changed, want the second", got)
+	}
+}
+
 // Services that were not read again are those that were, not copies.
 func TestReadAgainKeepsWhatIsTheSame(t *testing.T) {
 	var b strings.Builder

@@ -155,6 +155,7 @@ func (d *decoder) readFiles(path string, data []byte) {
 	}
 	all = append(all, d.readTLSFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)
+	all = append(all, d.readDNSFiles(path)...)
 	d.cfg.sum = sum(all...)
 }
 

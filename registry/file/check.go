@@ -17,12 +17,14 @@ import (
 func (d *decoder) check(root *yaml.Node) {
 	d.need(root, "the configuration", "services")
 	d.checkNetworks()
+	d.checkMesh()
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}
 	d.checkClaims()
 	d.checkListeners()
 	d.checkServicePorts()
+	d.checkVIPs()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
@@ -62,7 +64,7 @@ func (d *decoder) checkService(i int) {
 	switch {
 	case has(at.node, "name") && has(at.node, "names"):
 		d.errorf(keyOf(at.node, "names"), "keep names", "a service has either name or names")
-	case !has(at.node, "name") && !has(at.node, "names"):
+	case !has(at.node, "name") && !has(at.node, "names") && !has(at.node, "mesh"):
 		d.errorf(at.node, `add name: host.example.com, or "*.example.com"`, "a service needs a name")
 	}
 	if !has(at.node, "endpoints") && at.via != nil {
@@ -81,20 +83,12 @@ func (d *decoder) checkService(i int) {
 		}
 	}
 	d.checkOwnPort(s, at.ownPort)
+	d.checkVIP(s, at)
+	d.checkHealthCheck(s, at)
 	for j, name := range s.ExposedTo {
-		known := make([]string, len(d.cfg.Networks))
-		for k, network := range d.cfg.Networks {
-			known[k] = network.Name
-		}
-		if slices.Contains(known, name) {
-			continue
-		}
-		hint := "add it to networks"
-		if m := meant(name, known); m != "" {
-			hint = fmt.Sprintf("did you mean %q?", m)
-		}
-		d.errorf(at.views[j], hint, "there is no network %q", clip(name))
+		d.knownNetwork(at.views[j], name)
 	}
+	d.checkPlaces(s, at)
 	if at.portless && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
 		// A TLS hello carries no port, and who connects to a service's own says
 		// nothing at all, so there would be none to dial.
@@ -149,6 +143,9 @@ func (d *decoder) checkClaims() {
 			}
 			for j, p := range s.Names {
 				check(at.names[j], "name", p.String(), s.Ports, !before)
+			}
+			for _, name := range d.meshNames(s, at) {
+				check(at.id, "name", name, s.Ports, !before)
 			}
 			for j, a := range s.Addresses {
 				check(at.addresses[j], "address", a.String(), s.Ports, !before)
@@ -210,16 +207,23 @@ func (d *decoder) checkListeners() {
 			continue
 		}
 		if table == nil {
-			table, _ = registry.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
+			table, _ = d.cfg.Mesh.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
 		}
 		req := &tunnel.Request{Name: l.Service, Port: l.Port, Local: listenPort(l.Address)}
-		if _, err := table.Find(req); err != nil {
+		s, err := table.Find(req)
+		switch {
+		case err != nil:
 			d.errorf(at.service, "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.service.Value), strings.TrimPrefix(err.Error(), "registry: "))
+		case l.UDP() && len(s.Via) > 0:
+			d.errorf(at.service, "leave via out of the service, or listen at UDP where the service is", "service %q has via: the gateways on the way carry streams, and this listener is of UDP", clip(at.service.Value))
+		case l.UDP() && s.ProxyProtocol != 0:
+			d.errorf(at.service, "leave proxyProtocol out of the service", "service %q has proxyProtocol: its header is of streams, and this listener is of UDP", clip(at.service.Value))
 		}
 	}
 	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
 		take(d.cfg.Admin, d.at.admin)
 	}
+	d.checkDNS(taken)
 }
 
 // checkNetwork finds what goes with TCP alone at a listener of UDP, and the
@@ -263,6 +267,13 @@ func (d *decoder) checkLoops() {
 	}
 	if d.cfg.Admin != "" && !isSocket(d.cfg.Admin) {
 		ours = append(ours, place{d.cfg.Admin, d.at.admin})
+	}
+	if d.cfg.DNS != nil {
+		for i, l := range d.cfg.DNS.Listeners {
+			if l.Address != "" && l.Transport != "udp" {
+				ours = append(ours, place{l.Address, d.at.dns.listeners[i]})
+			}
+		}
 	}
 	for i := range d.cfg.Services {
 		s, at := &d.cfg.Services[i], d.at.services[i]

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -23,7 +22,8 @@ const maxSize = 16 << 20
 
 // A Config is what a file says, defaults filled in.
 type Config struct {
-	Cluster   string // this cluster's id; "" if it has none
+	Cluster   string        // this cluster's id; "" if it has none
+	Mesh      registry.Mesh // the zone of its names, and the network the gateway is in
 	Networks  []registry.Network
 	Listeners []Listener
 	Admin     string // host:port of the admin server, or unix:PATH; "" means none
@@ -34,6 +34,8 @@ type Config struct {
 	Services  []registry.Service
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
+	VIPs         *VIPs         // nil means that no service has an address to itself
+	DNS          *DNS          // nil means that nothing is answered by DNS
 
 	files   []string // every file that was read
 	sum     [32]byte // of what they contain
@@ -96,6 +98,14 @@ func ParseMemory(s string) (Memory, error) {
 	case "none":
 		return -1, nil
 	}
+	if !strings.HasSuffix(s, "iB") {
+		return 0, fmt.Errorf("%q is not auto, none, or a size such as 512MiB", clip(s))
+	}
+	return parseSize(s, leastMemory)
+}
+
+// parseSize reads a number with one of the units KiB, MiB and GiB.
+func parseSize(s string, least Memory) (Memory, error) {
 	for i, unit := range []string{"KiB", "MiB", "GiB"} {
 		digits, ok := strings.CutSuffix(s, unit)
 		if !ok {
@@ -103,12 +113,12 @@ func ParseMemory(s string) (Memory, error) {
 		}
 		n, err := strconv.ParseInt(digits, 10, 32)
 		m := Memory(n) << (10 * (i + 1))
-		if err != nil || m < leastMemory {
-			return 0, fmt.Errorf("%q is not a whole number of %s, or less than %d MiB", clip(s), unit, leastMemory>>20)
+		if err != nil || m < least {
+			return 0, fmt.Errorf("%q is not a whole number of %s, or less than %d MiB", clip(s), unit, least>>20)
 		}
 		return m, nil
 	}
-	return 0, fmt.Errorf("%q is not auto, none, or a size such as 512MiB", clip(s))
+	return 0, fmt.Errorf("%q is not a size such as 512MiB", clip(s))
 }
 
 // leastMemory is less than any gateway gets by with.
@@ -154,8 +164,12 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		a, b any
 	}{
 		{"cluster", c.Cluster, next.Cluster},
+		{"zone", c.Mesh.Zone, next.Mesh.Zone},
+		{"network", c.Mesh.Network, next.Mesh.Network},
 		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
 		{"servicePorts", c.ServicePorts, next.ServicePorts},
+		{"vips", c.VIPs, next.VIPs},
+		{"dns", fixedDNS(c.DNS), fixedDNS(next.DNS)},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},
@@ -202,8 +216,11 @@ func Reload(path string, current *Config) (*Config, error) {
 		d.remember(data, itemsOf(data))
 	}
 	d.readFiles(path, data)
-	if p := d.cfg.ServicePorts; p != nil && p.State != "" && !filepath.IsAbs(p.State) {
-		p.State = filepath.Join(filepath.Dir(path), p.State)
+	if p := d.cfg.ServicePorts; p != nil && p.State != "" {
+		p.State = d.beside(p.State)
+	}
+	if v := d.cfg.VIPs; v != nil && v.State != "" {
+		v.State = d.beside(v.State)
 	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err

@@ -22,11 +22,15 @@ type positions struct {
 	services  []*serviceAt
 	hops      []hopAt
 	ports     servicePortsAt
+	vips      vipsAt
+	mesh      meshAt
+	dns       dnsAt
 }
 
 type networkAt struct {
 	node, name *yaml.Node
 	cidrs      []*yaml.Node
+	near       []*yaml.Node
 }
 
 type listenerAt struct {
@@ -38,7 +42,9 @@ type listenerAt struct {
 
 type serviceAt struct {
 	node, ports, endpointsKey, via     *yaml.Node
-	ownPort                            *yaml.Node
+	ownPort, id, exported, network     *yaml.Node
+	vip                                *yaml.Node
+	check                              *yaml.Node
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -52,6 +58,11 @@ var configFields = []field[Config]{
 			c.Cluster = s
 		}
 	}},
+	{"zone", func(d *decoder, n *yaml.Node, c *Config) { d.meshZone(n, c) }},
+	{"network", func(d *decoder, n *yaml.Node, c *Config) {
+		d.at.mesh.network = n
+		c.Mesh.Network, _ = d.text(n, "network")
+	}},
 	{"networks", func(d *decoder, n *yaml.Node, c *Config) {
 		d.list(n, "networks", func(n *yaml.Node) {
 			i := len(c.Networks)
@@ -59,7 +70,6 @@ var configFields = []field[Config]{
 			d.at.networks = append(d.at.networks, networkAt{node: n, name: n})
 			object(d, n, "a network", networkFields, &c.Networks[i])
 			d.need(n, "a network", "name")
-			d.need(n, "a network", "cidrs")
 		})
 	}},
 	{"listeners", func(d *decoder, n *yaml.Node, c *Config) {
@@ -72,6 +82,8 @@ var configFields = []field[Config]{
 		})
 	}},
 	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
+	{"vips", func(d *decoder, n *yaml.Node, c *Config) { d.vips(n, c) }},
+	{"dns", func(d *decoder, n *yaml.Node, c *Config) { d.dns(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)
@@ -141,6 +153,9 @@ var networkFields = []field[registry.Network]{
 			d.errorf(n, "list its address ranges", "cidrs is empty")
 		}
 	}},
+	{"near", func(d *decoder, n *yaml.Node, to *registry.Network) { d.near(n, to) }},
+	{"gateways", func(d *decoder, n *yaml.Node, to *registry.Network) { d.gateways(n, to) }},
+	{"via", func(d *decoder, n *yaml.Node, to *registry.Network) { d.hops(n, &to.Via) }},
 }
 
 // listener returns the positions of the listener that is being read.
@@ -301,23 +316,31 @@ var serviceFields = []field[registry.Service]{
 	}},
 	{"ports", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.service().ports = n
-		d.list(n, "ports", func(n *yaml.Node) {
-			port, ok := d.integer(n, "a port", 1, 65535)
-			switch {
-			case ok && slices.Contains(to.Ports, uint16(port)):
-				d.errorf(n, "keep one of them", "port %d is listed twice", port)
-			case ok:
-				to.Ports = append(to.Ports, uint16(port))
-			}
-		})
+		d.list(n, "ports", func(n *yaml.Node) { d.port(n, to) })
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "list ports, or leave the key out for any port", "ports is empty")
+		}
+	}},
+	{"mesh", func(d *decoder, n *yaml.Node, to *registry.Service) { d.id(n, to) }},
+	{"exported", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().exported = n
+		d.boolean(n, "exported", &to.Exported)
+	}},
+	{"headless", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "headless", &to.Headless) }},
+	{"alpn", func(d *decoder, n *yaml.Node, to *registry.Service) { d.alpn(n, to) }},
+	{"network", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		if _, ok := d.text(n, "network"); ok {
+			d.service().network = n
 		}
 	}},
 	{"exposed", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exposed", &to.Exposed) }},
 	{"ownPort", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.service().ownPort = n
 		d.boolean(n, "ownPort", &to.Publish)
+	}},
+	{"vip", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().vip = n
+		d.boolean(n, "vip", &to.VIP)
 	}},
 	{"exposedTo", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.list(n, "exposedTo", func(n *yaml.Node) {
@@ -341,25 +364,16 @@ var serviceFields = []field[registry.Service]{
 	}},
 	{"endpoints", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.service().endpointsKey = n
-		d.list(n, "endpoints", func(n *yaml.Node) {
-			s, ok := d.text(n, "an endpoint")
-			if !ok {
-				return
-			}
-			ep, err := parseEndpoint(s)
-			if err != nil {
-				d.errorf(n, err.hint, "endpoint %q: %s", clip(s), err.msg)
-				return
-			}
-			d.service().portless = d.service().portless || ep.Port == 0
-			to.Endpoints = append(to.Endpoints, ep)
-			d.service().endpoints = append(d.service().endpoints, n)
-		})
+		d.list(n, "endpoints", func(n *yaml.Node) { d.endpoint(n, to) })
 	}},
 	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		if s, ok := d.word(n, "proxyProtocol", "v1", "v2"); ok {
 			to.ProxyProtocol = int(s[1] - '0')
 		}
+	}},
+	{"check", func(d *decoder, n *yaml.Node, to *registry.Service) {
+		d.service().check = n
+		d.healthCheck(n, &to.Check)
 	}},
 	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},
 	durationField("idle", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),

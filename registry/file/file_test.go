@@ -110,6 +110,29 @@ func TestVia(t *testing.T) {
 	}
 }
 
+// The user that a gateway is shown, by SOCKS and by CONNECT.
+func TestViaSOCKS(t *testing.T) {
+	cfg, err := Load(filepath.Join(private(t, "testdata/good"), "via-socks5.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const password = "hunter2 of: this gateway"
+	hops := []registry.Hop{
+		{Proto: "socks5", To: []string{"proxy.example.com:1080"}, User: "alice", Password: password},
+		{Proto: "connect", To: []string{"gw.example.com:3128"}, User: "alice", Password: password},
+		{Proto: "socks5", To: []string{"10.0.0.1:1080", "10.0.0.2:1080"}},
+	}
+	if via := cfg.Services[0].Via; !reflect.DeepEqual(via, hops) {
+		t.Errorf("via %+v, want %+v", via, hops)
+	}
+	if len(cfg.files) != 3 {
+		t.Errorf("files %q, want that of the user followed too", cfg.files)
+	}
+	if s := fmt.Sprintf("%v %+v %#v", hops, hops, hops); strings.Contains(s, "hunter2") {
+		t.Errorf("a printed hop shows its password: %s", s)
+	}
+}
+
 func TestNames(t *testing.T) {
 	data, err := os.ReadFile("testdata/good/names.yaml")
 	if err != nil {
@@ -130,9 +153,93 @@ func TestNames(t *testing.T) {
 	if !cfg.Services[1].Exposed || cfg.Services[2].Exposed {
 		t.Error("exposed: want true by default and false where the file says so")
 	}
-	if reflect.TypeFor[registry.Service]().NumField() != 13 {
+	if reflect.TypeFor[registry.Service]().NumField() != 20 {
 		t.Error("a service has a new field: is it in the file, the schema and the tests?")
 	}
+}
+
+func TestChecks(t *testing.T) {
+	cfg, err := Load("testdata/good/checks.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []registry.Check
+	for _, g := range cfg.Networks[0].Gateways {
+		got = append(got, g.Check)
+	}
+	for _, s := range cfg.Services {
+		got = append(got, s.Check)
+	}
+	want := []registry.Check{
+		{Kind: "tcp"}, {}, {Kind: "tls", Interval: 5 * time.Second, Host: "gw.example.com"}, {}, {Kind: "tcp"}, {Kind: "tcp"},
+		{Kind: "tcp"},
+		{Kind: "tls", Interval: time.Second, Timeout: time.Second / 2, Host: "check.example.com"},
+		{Kind: "http", Interval: 10 * time.Second, Timeout: 3 * time.Second, Path: "/healthz?full=1"},
+		{}, {},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("checks\n%+v, want\n%+v", got, want)
+	}
+	if reflect.TypeFor[registry.Check]().NumField() != len(checkFields) {
+		t.Error("a check has a new field: is it in the file, the schema and the tests?")
+	}
+}
+
+func TestMesh(t *testing.T) {
+	t.Chdir(private(t, "testdata/good"))
+	cfg, err := Load("mesh.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Mesh != (registry.Mesh{Zone: "mesh.example", Network: "east"}) {
+		t.Errorf("mesh %+v", cfg.Mesh)
+	}
+	if v := cfg.Networks[1].Via; len(v) != 1 || v[0].Token == "" || v[0].Roots == "" || v[0].Proto != "connect-h2" {
+		t.Errorf("via of a network: %+v", v)
+	}
+	cfg.Networks[1].Via = nil
+	for i := range cfg.Networks {
+		for j := range cfg.Networks[i].Gateways {
+			g := &cfg.Networks[i].Gateways[j]
+			if g.Check != (registry.Check{Kind: "tcp"}) {
+				t.Errorf("gateway %s has the check %+v, want tcp by default", g.Address, g.Check)
+			}
+			g.Check = registry.Check{}
+		}
+	}
+	want := []registry.Network{
+		{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Near: []string{"south", "west"}, Gateways: []registry.Gateway{
+			{Address: ep("10.1.0.2:443"), Public: ep("192.0.2.1:443")}, {Address: ep("10.1.0.3:443"), Public: ep("192.0.2.2:443")}}},
+		{Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{
+			{Address: ep("gw.west.example:15443"), Weight: 3, Transports: []string{"sni", "connect-h2"}}, {Address: ep("gw2.west.example:15443")}}},
+		{Name: "south", Gateways: []registry.Gateway{{Address: ep("203.0.113.1:443")}}},
+	}
+	if !reflect.DeepEqual(cfg.Networks, want) {
+		t.Errorf("networks\n%+v, want\n%+v", cfg.Networks, want)
+	}
+	web, db := cfg.Services[0], cfg.Services[1]
+	if web.ID != (registry.ID{Service: "web", Namespace: "shop", Cluster: "one"}) || !web.Exported || web.Name != "web.shop.one" ||
+		!reflect.DeepEqual(web.Named, []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}) || !reflect.DeepEqual(web.Ports, []uint16{443}) {
+		t.Errorf("web: %+v", web)
+	}
+	in := func(e registry.Endpoint, name, network string) registry.Endpoint {
+		e.Name, e.Network = name, network
+		return e
+	}
+	if want := []registry.Endpoint{in(ep("10.9.5.1"), "db-0", "west"), in(ep("10.9.5.2"), "db-1", "west"), in(ep("10.3.5.2"), "db-2", "south")}; !reflect.DeepEqual(db.Endpoints, want) || !db.Headless {
+		t.Errorf("endpoints of db: %+v, want %+v", db.Endpoints, want)
+	}
+	if _, err := cfg.Mesh.Merge(cfg.Snapshot()); err != nil {
+		t.Error(err)
+	}
+}
+
+func ep(s string) registry.Endpoint {
+	e, c := parseEndpoint(s)
+	if c != nil {
+		panic(c.msg)
+	}
+	return e
 }
 
 // A slip in any key of a good file is refused, at its place.
@@ -142,7 +249,7 @@ func TestTypos(t *testing.T) {
 		t.Fatal(err)
 	}
 	tried := 0
-	for _, keys := range [][]string{keysOf(configFields), keysOf(networkFields), keysOf(listenerFields), keysOf(authFields), keysOf(limitsFields), keysOf(drainFields), keysOf(logFields), keysOf(serviceFields), keysOf(websocketFields), keysOf(hopFields)} {
+	for _, keys := range [][]string{keysOf(configFields), keysOf(networkFields), keysOf(listenerFields), keysOf(authFields), keysOf(limitsFields), keysOf(drainFields), keysOf(logFields), keysOf(serviceFields), keysOf(websocketFields), keysOf(hopFields), keysOf(gatewayFields), keysOf(idFields), keysOf(endpointFields)} {
 		for _, key := range keys {
 			for _, before := range []string{"\n", " ", "{"} {
 				at := bytes.Index(data, []byte(before+key+":"))
@@ -382,11 +489,11 @@ func FuzzParse(f *testing.F) {
 		cfg, err := Parse("fuzz.yaml", data)
 		if err == nil {
 			// What loads is understood in full: it makes a table without conflicts.
-			if _, err := registry.Merge(cfg.Snapshot()); err != nil {
+			if _, err := cfg.Mesh.Merge(cfg.Snapshot()); err != nil && !strings.Contains(err.Error(), registry.Clusterset) {
 				t.Errorf("loaded with conflicts: %v", err)
 			}
 			for _, s := range cfg.Services {
-				if len(s.Names) == 0 || len(s.Endpoints)+len(s.Via) == 0 || s.ExposedTo != nil && len(s.ExposedTo) == 0 {
+				if len(s.Names) == 0 && s.ID.Service == "" || len(s.Endpoints)+len(s.Via) == 0 || s.ExposedTo != nil && len(s.ExposedTo) == 0 {
 					t.Errorf("loaded a service that is not whole: %+v", s)
 				}
 			}

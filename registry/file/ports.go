@@ -71,7 +71,7 @@ func (d *decoder) hasOwnPort(s *registry.Service) bool {
 }
 
 func hasExactName(s *registry.Service) bool {
-	return slices.ContainsFunc(s.Names, func(p tunnel.Pattern) bool { return !p.Wildcard })
+	return s.ID.Service != "" || slices.ContainsFunc(s.Names, func(p tunnel.Pattern) bool { return !p.Wildcard })
 }
 
 // checkOwnPort finds a service that asks for a port of its own and can't have
@@ -107,12 +107,17 @@ func (p *ServicePorts) listensAt(port uint16) (address string, ok bool) {
 func (d *decoder) checkServicePorts() {
 	check := func(address string, n *yaml.Node) {
 		ours, ok := d.cfg.ServicePorts.listensAt(listenPort(address))
-		if ok && address != "" && overlap(ours, address) {
+		if ok && listenPort(address) != 0 && overlap(ours, address) {
 			d.errorf(n, "give it a port outside of the range", "%s is in the range %s of servicePorts (line %d)", address, d.cfg.ServicePorts.Range, d.at.ports.rng.Line)
 		}
 	}
 	for i, l := range d.cfg.Listeners {
 		check(l.Address, d.at.listeners[i].address)
+	}
+	if d.cfg.DNS != nil {
+		for i, l := range d.cfg.DNS.Listeners {
+			check(l.place(), d.at.dns.listeners[i])
+		}
 	}
 	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
 		check(d.cfg.Admin, d.at.admin)

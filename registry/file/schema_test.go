@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -33,7 +34,10 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
 		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
 		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
-		"servicePorts": keysOf(servicePortsFields),
+		"servicePorts": keysOf(servicePortsFields), "vips": keysOf(vipsFields), "check": keysOf(checkFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
+		"namedPort": keysOf(portFields), "endpoint": keysOf(endpointFields),
+		"dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
+		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
 	} {
 		object := root
 		if name != "" {
@@ -79,7 +83,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports"} {
+	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports", "checks", "dns-values"} {
 		if err := validate("testdata/bad/" + f + ".yaml"); err == nil {
 			t.Errorf("%s.yaml is valid by the schema", f)
 		}
@@ -124,6 +128,16 @@ func valid(root, s jsonObject, v any, at string) error {
 			if !slices.ContainsFunc(arg.([]any), func(one any) bool { return valid(root, one.(jsonObject), v, at) == nil }) {
 				return fmt.Errorf("%s is none of %v", at, arg)
 			}
+		case "allOf":
+			for _, one := range arg.([]any) {
+				if err := valid(root, one.(jsonObject), v, at); err != nil {
+					return err
+				}
+			}
+		case "not":
+			if valid(root, arg.(jsonObject), v, at) == nil {
+				return fmt.Errorf("%s is %v", at, arg)
+			}
 		case "properties":
 			m, _ := v.(jsonObject)
 			for k, e := range m {
@@ -165,7 +179,7 @@ func valid(root, s jsonObject, v any, at string) error {
 		case "uniqueItems":
 			l, _ := v.([]any)
 			for i, e := range l {
-				if slices.Contains(l[:i], e) {
+				if slices.ContainsFunc(l[:i], func(o any) bool { return reflect.DeepEqual(o, e) }) {
 					return fmt.Errorf("%s has %v twice", at, e)
 				}
 			}

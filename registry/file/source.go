@@ -35,7 +35,8 @@ const (
 //
 // The file may be rewritten, renamed over, or reached through symbolic links
 // that are swapped, as a Kubernetes ConfigMap does. A file that is missing or
-// wrong changes nothing, and is complained of once.
+// wrong changes nothing, and is complained of once; the registry is told that
+// what it has may be old.
 type Source struct {
 	Path string
 
@@ -81,6 +82,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	defer w.stop()
 
 	var current *Config
+	var lost error // the file can't be read, so that current may be old
 	ticker := time.NewTicker(poll)
 	defer ticker.Stop()
 	for forced := true; ; {
@@ -88,7 +90,8 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		// is not missed.
 		w.follow(s.files(current))
 		seen := w.stamps()
-		next := s.read(current, forced, w.log)
+		next, err := s.read(current, forced, w.log)
+		update := registry.Update{Source: s.Path, Err: err}
 		if next != nil {
 			if s.OnConfig != nil {
 				s.OnConfig(next)
@@ -98,14 +101,19 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 				}
 			}
 			current = next
+			w.follow(s.files(current)) // it may name other files than before
+		}
+		if next != nil || err != nil || lost != nil {
+			if err == nil {
+				update.Snapshot = current.Snapshot() // which is what it was, where the file is back
+			}
 			select {
-			case updates <- registry.Update{Source: s.Path, Snapshot: next.Snapshot()}:
+			case updates <- update:
 			case <-ctx.Done():
 				return ctx.Err()
 			}
-			w.follow(s.files(current)) // it may name other files than before
 		}
-		var err error
+		lost = err
 		if forced, err = s.wait(ctx, &w, seen, ticker.C); err != nil {
 			return err
 		}
@@ -120,8 +128,8 @@ func (s *Source) files(c *Config) []string {
 	return c.files
 }
 
-// read loads the file and returns what is new, or nil.
-func (s *Source) read(current *Config, forced bool, log *slog.Logger) *Config {
+// read loads the file and returns what is new, nil for nothing.
+func (s *Source) read(current *Config, forced bool, log *slog.Logger) (*Config, error) {
 	load := s.Load
 	if load == nil {
 		load = Reload
@@ -133,15 +141,15 @@ func (s *Source) read(current *Config, forced bool, log *slog.Logger) *Config {
 			s.OnError(err)
 		}
 		log.Error("configuration refused; the one before stays in force", "file", s.Path, "err", err)
-		return nil
+		return nil, err
 	case next == current:
 		if forced {
 			log.Info("configuration unchanged", "file", s.Path)
 		}
-		return nil
+		return nil, nil
 	}
 	log.Info("configuration read", "file", s.Path, "services", len(next.Services))
-	return next
+	return next, nil
 }
 
 // wait returns when the files differ from what was seen and are still again,

@@ -406,3 +406,40 @@ func TestSourceWithoutNotices(t *testing.T) {
 		t.Errorf("a change without notice took %v", took)
 	}
 }
+
+// A file that is gone or broken leaves the table as it is, and says so until it
+// can be read again. The same file again is no new table.
+func TestSourceSaysWhenItIsLost(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "culvert.yaml")
+	write(t, path, config(1, "a.test"))
+	f := follow(t, path)
+	stale := func(want string) func() bool {
+		return func() bool {
+			source, since, err := f.Stale()
+			if want == "" {
+				return source == "" && since.IsZero() && err == nil
+			}
+			return source == path && !since.IsZero() && err != nil && strings.Contains(err.Error(), want)
+		}
+	}
+	eventually(t, "the first table", func() bool { return f.serves("a.test") })
+	if !stale("")() {
+		t.Error("stale from the start")
+	}
+	if err := os.Rename(path, path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "that the file is gone", stale("no such file"))
+	write(t, path, "services: [{}]\n")
+	eventually(t, "that the file is refused", stale("a service needs a name"))
+	if err := os.Rename(path+".away", path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "that the file is back", stale(""))
+	if !f.serves("a.test") {
+		t.Error("a.test is not served any more")
+	}
+	if n := f.Table().Generation(); n != 1 {
+		t.Errorf("generation %d, want 1: nothing has changed", n)
+	}
+}

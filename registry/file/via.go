@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode"
 
 	"culvert.dev/registry"
 	"go.yaml.in/yaml/v3"
@@ -60,28 +61,37 @@ var websocketFields = []field[WebSocket]{
 
 // A hopAt is where the file names the files of a hop.
 type hopAt struct {
-	service, hop        int
+	hop                 *registry.Hop
 	tokenFile, rootFile *yaml.Node
+	userFile            *yaml.Node
 	pair                pairAt
 }
 
 // via reads the gateways on the way to a service.
 func (d *decoder) via(n *yaml.Node, to *registry.Service) {
 	d.service().via = n
+	d.hops(n, &to.Via)
+}
+
+func (d *decoder) hops(n *yaml.Node, to *[]registry.Hop) {
+	first := len(d.at.hops)
 	d.list(n, "via", func(n *yaml.Node) {
-		d.at.hops = append(d.at.hops, hopAt{service: len(d.at.services) - 1, hop: len(to.Via)})
-		to.Via = append(to.Via, registry.Hop{})
-		object(d, n, "a hop", hopFields, &to.Via[len(to.Via)-1])
+		d.at.hops = append(d.at.hops, hopAt{})
+		*to = append(*to, registry.Hop{})
+		object(d, n, "a hop", hopFields, &(*to)[len(*to)-1])
 		d.checkHop(n)
-		if len(to.Via) > 1 && has(n, "connect-h3") {
+		if len(*to) > 1 && has(n, "connect-h3") {
 			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
 		}
 	})
+	for i := range d.at.hops[first:] {
+		d.at.hops[first+i].hop = &(*to)[i] // which stay where they are from now on
+	}
 	switch {
 	case n.Kind == yaml.SequenceNode && len(n.Content) == 0:
 		d.errorf(n, "leave the key out to go there directly", "via is empty")
-	case len(to.Via) > maxVia:
-		d.errorf(n, "", "via has %d gateways, limit %d", len(to.Via), maxVia)
+	case len(*to) > maxVia:
+		d.errorf(n, "", "via has %d gateways, limit %d", len(*to), maxVia)
 	}
 }
 
@@ -91,13 +101,13 @@ func (d *decoder) checkHop(n *yaml.Node) {
 		return
 	}
 	ways := 0
-	for _, way := range []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone"} {
+	for _, way := range []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone", "socks5"} {
 		if has(n, way) {
 			ways++
 		}
 	}
 	if ways != 1 {
-		d.errorf(n, "write {connect: gw.example.com:443}, or the same with connect-h2, connect-h3 or hbone, or {websocket: wss://gw.example.com/}", "a hop has one of connect, connect-h2, connect-h3, websocket and hbone")
+		d.errorf(n, "write {connect: gw.example.com:443}, or the same with connect-h2, connect-h3, hbone or socks5, or {websocket: wss://gw.example.com/}", "a hop has one of connect, connect-h2, connect-h3, websocket, hbone and socks5")
 		return
 	}
 	for _, key := range []string{"peers", "behind"} {
@@ -106,10 +116,24 @@ func (d *decoder) checkHop(n *yaml.Node) {
 		}
 	}
 	if has(n, "hbone") {
-		if has(n, "tokenFile") {
-			d.errorf(keyOf(n, "tokenFile"), "leave it out", "tokenFile has no effect: hbone knows its callers by their certificates")
+		for _, key := range []string{"tokenFile", "userFile"} {
+			if has(n, key) {
+				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: hbone knows its callers by their certificates", key)
+			}
 		}
 		d.need(n, "a hop by hbone", "certificateFile")
+	}
+	if has(n, "socks5") {
+		if has(n, "tokenFile") {
+			d.errorf(keyOf(n, "tokenFile"), "use userFile", "tokenFile has no effect: socks5 knows its callers by a name and a password")
+		}
+		for _, key := range []string{"certificateFile", "keyFile", "caFile"} {
+			if has(n, key) {
+				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: socks5 has no TLS of its own", key)
+			}
+		}
+	} else if has(n, "tokenFile") && has(n, "userFile") {
+		d.errorf(keyOf(n, "userFile"), "keep one of them", "a hop shows either a token or a user")
 	}
 	if has(n, "http2") && !has(n, "websocket") {
 		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is of websocket alone")
@@ -156,6 +180,7 @@ var hopFields = []field[registry.Hop]{
 	{"connect-h2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h2", to, address("https://")) }},
 	{"connect-h3", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h3", to, address("")) }},
 	{"hbone", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "hbone", to, address("")) }},
+	{"socks5", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "socks5", to, address("")) }},
 	{"websocket", func(d *decoder, n *yaml.Node, to *registry.Hop) {
 		d.hop(n, "websocket", to, func(s string) *complaint {
 			const hint = "write ws://host:port/ or wss://host/, with a path that ends with a slash if there is one"
@@ -166,7 +191,7 @@ var hopFields = []field[registry.Hop]{
 			case u.Scheme != "ws" && u.Scheme != "wss", u.Hostname() == "":
 				return complain(hint, "it does not begin with ws:// or wss:// and a host")
 			case u.User != nil:
-				return complain("use tokenFile", "it has credentials in it")
+				return complain("use userFile", "it has credentials in it")
 			case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
 				return complain(hint, "it has a query")
 			case u.Path != "" && !strings.HasSuffix(u.Path, "/"):
@@ -182,6 +207,7 @@ var hopFields = []field[registry.Hop]{
 	{"peers", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "peers", &to.Peers) }},
 	{"behind", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "behind", &to.Behind) }},
 	{"tokenFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].tokenFile = n }},
+	{"userFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].userFile = n }},
 	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].rootFile = n }},
 }
 
@@ -218,11 +244,14 @@ func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(s
 // they contain.
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for _, at := range d.at.hops {
-		hop := &d.cfg.Services[at.service].Via[at.hop]
+		hop := at.hop
 		hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
 		if at.pair.certificate != nil && at.pair.key != nil {
 			pair, _ := d.pair(path, at.pair, &all)
 			hop.Certificate, hop.Key = pair.Certificate, pair.Key
+		}
+		if at.userFile != nil {
+			hop.User, hop.Password = d.userOf(at.userFile, d.content(path, at.userFile, "userFile", &all))
 		}
 		if at.tokenFile == nil {
 			continue
@@ -235,4 +264,20 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 		hop.Token = registry.Secret(token)
 	}
 	return all
+}
+
+// maxShown is how long a name and a password for a gateway may be, RFC 1929.
+const maxShown = 255 // bytes
+
+// userOf reads "NAME:PASSWORD". Its errors quote nothing of it.
+func (d *decoder) userOf(n *yaml.Node, content []byte) (user string, password registry.Secret) {
+	if content == nil {
+		return "", "" // which was said
+	}
+	user, secret, _ := strings.Cut(strings.TrimRight(string(content), "\r\n"), ":")
+	if user == "" || secret == "" || len(user) > maxShown || len(secret) > maxShown || strings.ContainsFunc(user+secret, unicode.IsControl) {
+		d.errorf(n, "put the one line NAME:PASSWORD into it, of at most 255 bytes each", "userFile has no name and password in it")
+		return "", ""
+	}
+	return user, registry.Secret(secret)
 }

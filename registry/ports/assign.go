@@ -3,16 +3,16 @@ package ports
 import (
 	"cmp"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"time"
 
 	"culvert.dev/registry"
+	"culvert.dev/registry/leases"
 )
 
 // DefaultKeep is how long the port of a service that is gone is given to
 // nobody else.
-const DefaultKeep = 24 * time.Hour
+const DefaultKeep = leases.DefaultKeep
 
 // A Range is the ports there are to give.
 type Range = registry.PortRange
@@ -72,57 +72,59 @@ type Plan struct {
 // apart and now has a single one keeps its assignment, and the other way round.
 func (p *Plan) Assign(keys []Key, have []Assignment) ([]Assignment, []Failure) {
 	wanted := make(map[Key]bool, len(keys))
+	byProtocol := map[string][]Key{}
 	for _, k := range keys {
+		if !wanted[k] {
+			byProtocol[k.Protocol] = append(byProtocol[k.Protocol], k)
+		}
 		wanted[k] = true
 	}
-	have = inherit(wanted, have)
-	boards := map[string]*board{}
-	boardOf := func(protocol string) *board {
-		b := boards[protocol]
-		if b == nil {
-			b = &board{protocol: protocol, plan: p, places: make([]place, p.Range.Len())}
-			boards[protocol] = b
-		}
-		return b
-	}
-	for i, a := range have {
-		registry.Yield(i)
-		if !p.Range.Contains(a.Assigned) {
-			continue
-		}
-		switch {
-		case wanted[a.Key]:
-			a.Gone = time.Time{}
-			delete(wanted, a.Key)
-		case a.Gone.IsZero():
-			a.Gone = p.Now
-		}
-		boardOf(a.Protocol).put(a)
-	}
-	fresh := make([]Key, 0, len(wanted))
-	for k := range wanted {
-		fresh = append(fresh, k)
-	}
-	slices.SortFunc(fresh, Key.Compare)
-	var failures []Failure
-	for i, k := range fresh {
-		registry.Yield(i)
-		if err := boardOf(k.Protocol).assign(k); err != nil {
-			failures = append(failures, Failure{k, err})
+	leased := map[string][]leases.Lease[Key]{}
+	for _, a := range inherit(wanted, have) {
+		if p.Range.Contains(a.Assigned) {
+			leased[a.Protocol] = append(leased[a.Protocol], leases.Lease[Key]{Key: a.Key, Place: uint64(a.Assigned - p.Range.First), Since: a.Since, Gone: a.Gone})
+			if byProtocol[a.Protocol] == nil {
+				byProtocol[a.Protocol] = []Key{} // all of it is gone
+			}
 		}
 	}
 	var all []Assignment
-	for _, b := range boards {
-		for i := range b.places {
-			if b.places[i].used {
-				all = append(all, b.places[i].Assignment)
-			}
+	var failures []Failure
+	for protocol, keys := range byProtocol {
+		plan := p.leases(protocol)
+		next, without, full := plan.Assign(keys, leased[protocol])
+		for _, l := range next {
+			all = append(all, Assignment{Key: l.Key, Assigned: p.Range.First + uint16(l.Place), Since: l.Since, Gone: l.Gone})
+		}
+		if full != nil {
+			full.What = fmt.Sprintf("%s port is free in %s", protocol, p.Range)
+		}
+		for _, k := range without {
+			failures = append(failures, Failure{k, full})
 		}
 	}
 	slices.SortFunc(all, func(a, b Assignment) int {
 		return cmp.Or(cmp.Compare(a.Assigned, b.Assigned), cmp.Compare(a.Protocol, b.Protocol))
 	})
+	slices.SortFunc(failures, func(a, b Failure) int { return a.Compare(b.Key) })
 	return all, failures
+}
+
+// leases returns the plan for one protocol.
+func (p *Plan) leases(protocol string) *leases.Plan[Key] {
+	plan := &leases.Plan[Key]{
+		Places: uint64(p.Range.Len()), Keep: cmp.Or(p.Keep, DefaultKeep), Now: p.Now,
+		Start: start, Compare: Key.Compare,
+	}
+	if p.Taken != nil {
+		plan.Taken = func(place uint64) uint64 {
+			if p.Taken(protocol, p.Range.First+uint16(place)) {
+				return 1
+			}
+			return 0
+		}
+	}
+	return plan
 }
 
 // inherit returns have, with the assignment of a service for any port as that
@@ -152,88 +154,9 @@ func inherit(wanted map[Key]bool, have []Assignment) []Assignment {
 	return slices.DeleteFunc(out, func(a Assignment) bool { return renamed[a.Key] && !a.Gone.IsZero() })
 }
 
-func (p *Plan) keep() time.Duration {
-	if p.Keep == 0 {
-		return DefaultKeep
-	}
-	return p.Keep
-}
-
 // start is where the search for k's port begins. It does not depend on the
 // protocol: a service of TCP and UDP most likely has one port for both.
-func (p *Plan) start(k Key) int {
-	h := fnv.New64a()
-	_, _ = fmt.Fprintf(h, "%s:%d", k.Service, k.Port)
-	return int(h.Sum64() % uint64(p.Range.Len()))
-}
-
-// A board is the ports of one protocol.
-type board struct {
-	protocol string
-	plan     *Plan
-	places   []place // by port less the range's first
-	full     bool    // no port was free for the last key, so none is for the next
-	why      error
-}
-
-type place struct {
-	Assignment
-	used bool
-}
-
-func (b *board) put(a Assignment) { b.places[a.Assigned-b.plan.Range.First] = place{a, true} }
-
-// assign gives k a port that never was another's; or else that which has been
-// nobody's for the longest.
-func (b *board) assign(k Key) error {
-	if b.full {
-		return b.why
-	}
-	p := b.plan
-	var count struct{ kept, taken int }
-	var until time.Time // when the first one that is kept may be had
-	oldest := -1
-	start := p.start(k)
-	for i := range b.places {
-		at := (start + i) % len(b.places)
-		port := p.Range.First + uint16(at)
-		switch one := &b.places[at]; {
-		case one.used && one.Gone.IsZero():
-		case one.used && p.Now.Sub(one.Gone) < p.keep():
-			if free := one.Gone.Add(p.keep()); count.kept == 0 || free.Before(until) {
-				until = free
-			}
-			count.kept++
-		case p.Taken != nil && p.Taken(b.protocol, port):
-			count.taken++
-		case !one.used:
-			b.put(Assignment{Key: k, Assigned: port, Since: p.Now})
-			return nil
-		case oldest < 0 || one.Gone.Before(b.places[oldest].Gone):
-			oldest = at
-		}
-	}
-	if oldest >= 0 {
-		b.put(Assignment{Key: k, Assigned: p.Range.First + uint16(oldest), Since: p.Now})
-		return nil
-	}
-	b.full, b.why = true, p.exhausted(b.protocol, count.kept, count.taken, until)
-	return b.why
-}
-
-// exhausted says why there is no port, and when there may be one.
-func (p *Plan) exhausted(protocol string, kept, taken int, until time.Time) error {
-	said := fmt.Sprintf("no %s port is free in %s: %d of %d are other services'", protocol, p.Range, p.Range.Len()-kept-taken, p.Range.Len())
-	if taken > 0 {
-		said += fmt.Sprintf(", %d are taken by others", taken)
-	}
-	if kept > 0 {
-		said += fmt.Sprintf(", %d are kept for services that are gone, the first until %s", kept, until.UTC().Format(time.RFC3339))
-	}
-	return &Exhausted{said}
-}
+func start(k Key) uint64 { return leases.Hash(fmt.Sprintf("%s:%d", k.Service, k.Port)) }
 
 // Exhausted is the error of a Failure for which there is no port left.
-type Exhausted struct{ said string }
-
-func (e *Exhausted) Error() string { return e.said }
+type Exhausted = leases.Exhausted

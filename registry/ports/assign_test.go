@@ -115,7 +115,7 @@ func TestAssignKeepsPorts(t *testing.T) {
 // were the one that was left first.
 func TestAssignPrefersPortsThatWereNobodys(t *testing.T) {
 	p := Plan{Range: Range{First: 20000, Last: 20002}, Now: noon, Keep: time.Nanosecond}
-	start := p.start(key("new"))
+	start := int(start(key("new")) % uint64(p.Range.Len()))
 	at := func(i int) uint16 { return 20000 + uint16((start+i)%3) }
 	have := []Assignment{
 		{Key: key("left late"), Assigned: at(0), Gone: noon.Add(-time.Hour)},

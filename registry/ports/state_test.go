@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert.dev/registry/leases"
 )
 
 var sample = []Assignment{
@@ -174,7 +176,7 @@ func TestStateRefused(t *testing.T) {
 	if err := os.WriteFile(big.Path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(big.Path, maxState+1); err != nil {
+	if err := os.Truncate(big.Path, leases.MaxSize+1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := big.Load(); err == nil || !strings.Contains(err.Error(), "larger than the limit") {
@@ -184,7 +186,7 @@ func TestStateRefused(t *testing.T) {
 
 // Whatever is in a file, it is refused or kept as it is by writing and reading.
 func FuzzState(f *testing.F) {
-	good, err := encode(stateFile{Version: 1, Ports: []entry{{Protocol: "tcp", Service: "a", Port: 1, Assigned: 2, Since: noon}}})
+	good, err := leases.Encode("ports", []entry{{Protocol: "tcp", Service: "a", Port: 1, Assigned: 2, Times: leases.TimesOf(noon, time.Time{})}})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -59,6 +59,7 @@ type Gateway struct {
 	Relay  *tunnel.Relay
 
 	resolver tunnel.Resolver
+	closed   chan struct{} // when it listens no more
 
 	mu       sync.Mutex // guards what follows
 	requests []tunnel.Request
@@ -80,7 +81,7 @@ func Serve(t testing.TB, s Setup) *Gateway {
 	if s.Limits == (tunnel.Limits{}) {
 		s.Limits = tunnel.Limits{NewPerSource: -1, OpenPerSource: -1}
 	}
-	g := &Gateway{Addr: s.Socket.Addr().String(), Relay: &tunnel.Relay{}, resolver: s.Resolver}
+	g := &Gateway{Addr: s.Socket.Addr().String(), Relay: &tunnel.Relay{}, resolver: s.Resolver, closed: make(chan struct{})}
 	if s.Dialer == nil {
 		s.Dialer = &counted{&tunnel.NetDialer{}, g}
 	}
@@ -91,6 +92,7 @@ func Serve(t testing.TB, s Setup) *Gateway {
 	}
 	served := make(chan error, 1)
 	go func() {
+		defer close(g.closed)
 		served <- g.Server.Serve(ctx, tunnel.Listener{Listener: s.Socket, Protocols: s.Protocols, Preface: s.Preface})
 	}()
 	t.Cleanup(func() {

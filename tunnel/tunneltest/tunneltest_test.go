@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -48,14 +49,14 @@ func (*opaqueDialer) DialEndpoint() {}
 
 // gateway starts a gateway with one listener that leads to backend, and
 // returns its address.
-func gateway(t *testing.T, backend net.Addr, dialer tunnel.Dialer) string {
+func gateway(t *testing.T, backend string, dialer tunnel.Dialer) string {
 	t.Helper()
 	ln, err := tunnel.Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	relay := &tunnel.Relay{}
-	to := tunnel.Endpoint{Addr: netip.MustParseAddrPort(backend.String()), Named: true}
+	to := tunnel.Endpoint{Addr: netip.MustParseAddrPort(backend), Named: true}
 	srv := &tunnel.Server{
 		Handler: &tunnel.Router{Relay: relay, Dialer: dialer, Resolver: resolver{to}},
 		Limits:  tunnel.Limits{NewPerSource: -1},
@@ -82,8 +83,8 @@ func (r resolver) Resolve(context.Context, *tunnel.Request) (tunnel.Route, error
 	return tunnel.Route{Service: "svc", Endpoints: []tunnel.Endpoint{r.to}}, nil
 }
 
-// TestRelay runs the suites over plain TCP through a whole gateway, on each of
-// the Relay's paths.
+// TestRelay runs the suites over plain TCP through a whole gateway with a port
+// per service, on each of the Relay's paths.
 func TestRelay(t *testing.T) {
 	for name, dialer := range map[string]tunnel.Dialer{"kernel": &namedDialer{}, "copy": &opaqueDialer{}} {
 		t.Run(name, func(t *testing.T) {
@@ -95,10 +96,10 @@ func TestRelay(t *testing.T) {
 				_ = closed.Close()
 				return tunneltest.Dialer{
 					Dialer:  &namedDialer{},
-					Addr:    gateway(t, backend.Addr(), dialer),
+					Addr:    gateway(t, backend.Addr().String(), dialer),
 					Refused: map[string]tunnel.Reason{closed.Addr().String(): tunnel.DialFailed},
 				}
-			}, tunneltest.Options{})
+			}, tunneltest.Options{Streams: 1000})
 		})
 	}
 }
@@ -173,3 +174,19 @@ func TestStreamWithoutHalfClose(t *testing.T) {
 type plain struct{ net.Conn }
 
 func (plain) CloseWrite() error { return errors.ErrUnsupported }
+
+// TestDrain runs the suite for a port per service.
+func TestDrain(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&tunnel.Fixed{To: tunnel.MustParseName("svc"), Port: 1}}, Resolver: routes})
+		return tunneltest.Draining{Served: g.With(&namedDialer{}, g.Addr)}
+	})
+}
+
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		return &namedDialer{}, gateway(t, service, &namedDialer{})
+	}, nil)
+}

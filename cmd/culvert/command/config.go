@@ -92,6 +92,10 @@ func checkConfig(w io.Writer, path string) error {
 	if _, err := registry.Merge(c.Snapshot()); err != nil {
 		return &cliError{err: err, code: exitUsage}
 	}
-	fmt.Fprintf(w, "%s: good: %d listeners, %d services\n", path, len(c.Listeners), len(c.Services))
+	fmt.Fprintf(w, "%s: good: %d listeners, %d services", path, len(c.Listeners), len(c.Services))
+	if c.DNS != nil {
+		fmt.Fprintf(w, ", DNS at %d addresses", len(c.DNS.Listeners))
+	}
+	fmt.Fprintln(w)
 	return nil
 }

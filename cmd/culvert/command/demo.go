@@ -2,18 +2,15 @@ package command
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -29,8 +26,8 @@ func newDemo() *cobra.Command {
 		Short: "See it work: a CA, services with mutual TLS, a gateway and a client, all on loopback",
 		Long: `Demo makes a CA, starts two services that demand a client certificate, a private
 one, and a gateway in front of them, all on loopback and in this process. Then a
-client reaches the first service by every protocol that carries streams, through
-a chain of three gateways too, and each time the service sees its certificate.
+client reaches the first service by every way there is, by QUIC and through a
+chain of three gateways too, and each time the service sees its certificate.
 It is refused where it should be.
 
 It stays, and prints commands to try with curl and openssl, until it is
@@ -59,8 +56,14 @@ type demo struct {
 
 	// Where the gateway listens: on one port for all protocols that can be
 	// told apart, on others for what can't.
-	addr, https, hbone, proxy, orders, quic string
-	far                                     string // the last of three gateways
+	addr, https, hbone, proxy, orders, http3, quic, udp string
+	far                                                 string // the last of three gateways
+	bySOCKS, twice, told                                string // those of one more
+
+	services sync.WaitGroup // those that end with the context
+
+	// Where orders also listens: where connections begin with a PROXY header.
+	ordersProxy netip.AddrPort
 }
 
 func runDemo(ctx context.Context, w io.Writer, once bool) error {
@@ -130,33 +133,6 @@ func (d *demo) start(ctx context.Context) (done func(), err error) {
 func demoService(name string) registry.Service {
 	name += "." + demoDomain
 	return registry.Service{Name: name, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName(name)}}, Ports: []uint16{443}, Exposed: true}
-}
-
-// serve starts one HTTPS service that demands a client certificate.
-func (d *demo) serve(ctx context.Context, name string) (netip.AddrPort, error) {
-	pair, err := d.ca.Issue(testca.Options{
-		SPIFFEID: "spiffe://" + demoDomain + "/ns/shop/sa/" + name,
-		DNSNames: []string{name + "." + demoDomain},
-		Usage:    testca.ServerOnly,
-	})
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	srv := &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			id, _ := testca.PeerID(r.TLS.PeerCertificates[0])
-			fmt.Fprintf(w, "%s here, you are %s\n", name, id)
-		}),
-		ReadHeaderTimeout: 5 * time.Second,
-		ErrorLog:          slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-	}
-	go func() { _ = srv.Serve(tls.NewListener(ln, pair.ServerConfig())) }()
-	context.AfterFunc(ctx, func() { _ = srv.Close() })
-	return ln.Addr().(*net.TCPAddr).AddrPort(), nil
 }
 
 // expect runs one step and says whether its answer or error holds want.

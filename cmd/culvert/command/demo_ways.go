@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/connect/h3"
 	"culvert.dev/gateway"
 	"culvert.dev/internal/testca"
 	"culvert.dev/registry"
@@ -33,7 +34,7 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 	}
 	own := []file.KeyPair{{Certificate: string(pair.CertPEM), Key: registry.Secret(pair.KeyPEM)}}
 	var wg sync.WaitGroup
-	done = wg.Wait
+	done = func() { wg.Wait(); d.services.Wait() }
 	started := 0
 	start := func(services []registry.Service, listeners ...file.Listener) (addrs []string, err error) {
 		c := file.Default()
@@ -68,11 +69,13 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 		file.Listener{Protocols: []string{"proxy"}, Proxy: &file.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}},
 		file.Listener{Service: tunnel.MustParseName("orders." + demoDomain), Port: 443},
 		file.Listener{Address: udp.Scheme, TLS: &file.TLS{Certificates: own}},
+		file.Listener{Address: udp.Scheme},
+		file.Listener{Address: udp.Scheme, Service: tunnel.MustParseName("orders." + demoDomain), Port: 443},
 	)
 	if err != nil {
 		return done, err
 	}
-	d.addr, d.https, d.hbone, d.proxy, d.orders, d.quic = at[0], at[1], at[2], at[3], at[4], at[5]
+	d.addr, d.https, d.hbone, d.proxy, d.orders, d.http3, d.quic, d.udp = at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7]
 	d.say("gateway at %s: TLS, HTTP CONNECT, HTTP/2, SOCKS and WebSocket on one port. It has no key of any service", d.addr)
 
 	near := d.addr
@@ -89,6 +92,28 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 	}
 	d.far = near
 	d.say("two more gateways, from the last of which, %s, orders is three gateways away", d.far)
+
+	// One more each: that asks the first by SOCKS5, that is in front of it in
+	// double HBONE, and that tells orders of its clients.
+	s := demoService("orders")
+	s.Via = []registry.Hop{{Proto: "socks5", To: []string{d.addr}}}
+	if at, err = start([]registry.Service{s}, file.Listener{}); err != nil {
+		return done, err
+	}
+	d.bySOCKS = at[0]
+	s = demoService("orders")
+	behind := netip.MustParseAddrPort(d.hbone)
+	s.Endpoints = []registry.Endpoint{{Addr: behind.Addr(), Port: behind.Port()}}
+	if at, err = start([]registry.Service{s}, file.Listener{TLS: &file.TLS{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}}); err != nil {
+		return done, err
+	}
+	d.twice = at[0]
+	s = demoService("orders")
+	s.Endpoints, s.ProxyProtocol = []registry.Endpoint{{Addr: d.ordersProxy.Addr(), Port: d.ordersProxy.Port()}}, 2
+	if at, err = start([]registry.Service{s}, file.Listener{}); err != nil {
+		return done, err
+	}
+	d.told = at[0]
 	return done, nil
 }
 
@@ -102,17 +127,23 @@ func (d *demo) traffic(ctx context.Context) {
 		{"by CONNECT, with TLS to the gateway", "connect", "https://" + d.https},
 		{"by CONNECT over HTTP/2", "connect-h2", d.addr},
 		{"by CONNECT over HTTP/2, with TLS to the gateway", "connect-h2", "https://" + d.https},
-		{"by CONNECT over HTTP/3", "connect-h3", d.quic},
+		{"by CONNECT over HTTP/3", "connect-h3", d.http3},
 		{"by HBONE", "hbone", d.hbone},
+		{"by HBONE in HBONE, through two gateways", "hbone-twice", d.twice},
 		{"by SOCKS5", "socks5", d.addr},
 		{"by WebSocket", "websocket", d.addr},
 		{"by WebSocket over HTTP/2", "websocket-h2", d.addr},
 		{"by the name in a PROXY header", "proxy", d.proxy},
 		{"by a port of its own", "sni", d.orders},
+		{"by QUIC that goes on by its name", "quic", d.quic},
+		{"by a port of UDP of its own", "quic", d.udp},
+		{"through two gateways, by SNI and SOCKS5", "sni", d.bySOCKS},
 		{"through three gateways, by SNI, HTTP/2 and WebSocket", "sni", d.far},
 	} {
 		d.reaches(ctx, orders+" "+way.title, way.mode, way.to, orders)
 	}
+	d.expect(orders+" by SNI, and a PROXY header says where from", "sa/web at 127.0.0.1",
+		func() (string, error) { return d.get(ctx, "sni", d.told, orders, true) })
 	d.reaches(ctx, "stock."+demoDomain+" by SNI on the same port", "sni", d.addr, "stock."+demoDomain)
 	d.expect(orders+" by SNI without a certificate: the service itself says no", "certificate required",
 		func() (string, error) { return d.get(ctx, "sni", d.addr, orders, false) })
@@ -141,7 +172,11 @@ func (d *demo) open(ctx context.Context, mode, to, host string) (net.Conn, error
 		}
 		return c, sayName(c, host)
 	}
-	p := &prober{o: &probeOptions{mode: mode, via: to}, roots: d.ca.Pool(), tls: d.web.ClientConfig(host)}
+	o := &probeOptions{mode: mode, via: to}
+	if mode == "hbone-twice" {
+		o.mode, o.behind = "hbone", []string{"spiffe://" + demoDomain + "/ns/edge/sa/gateway"}
+	}
+	p := &prober{o: o, roots: d.ca.Pool(), tls: d.web.ClientConfig(host)}
 	dialer := p.dialer()
 	if dialer == nil {
 		return new(net.Dialer).DialContext(ctx, "tcp", to)
@@ -156,6 +191,9 @@ func (d *demo) open(ctx context.Context, mode, to, host string) (net.Conn, error
 func (d *demo) get(ctx context.Context, mode, to, host string, withCert bool) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	if mode == "quic" {
+		return d.ask(ctx, to, host)
+	}
 	raw, err := d.open(ctx, mode, to, host)
 	if err != nil {
 		return "", err
@@ -180,5 +218,22 @@ func (d *demo) get(ctx context.Context, mode, to, host string, withCert bool) (s
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	// Where the service says which address it was told of, it is this one.
+	if _, from, ok := strings.Cut(strings.TrimSpace(string(body)), " at "); ok && from != raw.LocalAddr().String() {
+		return "", fmt.Errorf("the service was told of %s, and the client is at %s", from, raw.LocalAddr())
+	}
 	return strings.TrimSpace(string(body)), err
+}
+
+// ask is get by QUIC.
+func (d *demo) ask(ctx context.Context, to, host string) (string, error) {
+	cfg := d.web.ClientConfig(host)
+	cfg.NextProtos = []string{demoALPN}
+	c, err := h3.DialPlain(ctx, to, cfg)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	answer, err := c.Ask(ctx, nil)
+	return string(answer), err
 }

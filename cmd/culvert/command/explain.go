@@ -185,6 +185,9 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		return
 	}
 	fmt.Fprintf(w, "route:   %s, service %s, table generation %d\n", x.Pattern, x.Service, x.Generation)
+	for _, hop := range x.Via {
+		fmt.Fprintf(w, "via:     %s\n", hop)
+	}
 	for i, ep := range x.Endpoints {
 		note := ""
 		if ep.Problem != "" {

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"math"
@@ -24,6 +25,7 @@ type gatewayOptions struct {
 	logLevel     string
 	adminControl bool
 	memory       string
+	onlyDNS      bool
 }
 
 func newGateway() *cobra.Command {
@@ -50,14 +52,19 @@ The second one ends it now.`,
 		},
 	}
 	o.add(cmd)
+	cmd.Flags().BoolVar(&o.adminControl, "admin-control", false, "let tunnels be closed by the admin port over TCP, too; over a socket they always may")
+	o.addRuntime(cmd)
+	return cmd
+}
+
+// addRuntime adds the flags of a process that serves.
+func (o *gatewayOptions) addRuntime(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.BoolVar(&o.adminControl, "admin-control", false, "let tunnels be closed by the admin port over TCP, too; over a socket they always may")
 	f.StringVar(&o.logFormat, "log-format", "", "text or json (default: the file's, or text)")
 	f.StringVar(&o.logLevel, "log-level", "", "debug, info, warn or error (default: the file's, or info)")
 	f.StringVar(&o.memory, "memory-limit", "", "auto, none, or a size such as 512MiB (default: the file's, or auto)")
 	_ = cmd.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
-	return cmd
 }
 
 // runGateway serves until ctx is done and then drains; a close of now ends
@@ -68,7 +75,12 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	c.Control = c.Control || o.adminControl
-	if len(c.Listeners) == 0 && c.ServicePorts == nil {
+	switch {
+	case o.onlyDNS && c.DNS == nil:
+		return usageError("add dns: {listen: [\"udp://:53\", \"tcp://:53\"]} to the file", "nothing to answer by DNS")
+	case o.onlyDNS:
+		c.Listeners, c.ServicePorts = nil, nil
+	case len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil:
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
@@ -95,11 +107,11 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	cfg.Loops = spareProcessor()
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
-		return stateError(err)
+		return stateError(dnsError(err))
 	}
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
-		reloader.OnConfig = onConfig(g, cfg.Listeners, log)
+		reloader.OnConfig = onConfig(g, &cfg, log)
 		defer onHangup(reloader.Reload)()
 	}
 	err = g.Run(ctx, now)
@@ -150,10 +162,10 @@ func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) error 
 
 // onConfig returns what a source calls with every configuration it takes up.
 // The first one is the one that the gateway was started with.
-func onConfig(g *gateway.Gateway, listeners []gateway.Listener, log *slog.Logger) func(*file.Config) {
+func onConfig(g *gateway.Gateway, cfg *gateway.Config, log *slog.Logger) func(*file.Config) {
 	var running *file.Config
 	return func(c *file.Config) {
-		if err := useKeys(listeners, c); err != nil {
+		if err := errors.Join(useKeys(cfg.Listeners, c), useDNSKeys(cfg.DNS, c)); err != nil {
 			log.Error("certificates", "err", err)
 		}
 		if running == nil {

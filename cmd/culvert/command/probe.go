@@ -35,6 +35,8 @@ type probeOptions struct {
 	output   string
 	insecure bool
 	peers    []string
+	behind   []string
+	send     string
 }
 
 func newProbe() *cobra.Command {
@@ -60,6 +62,8 @@ gateway's side tells them apart.`,
   culvert probe orders.example.com --via https://gateway.example.com:443 --mode connect-h2
   culvert probe orders.example.com --via gateway.example.com:443 --mode connect-h3
   culvert probe db.example.com:5432 --via 192.0.2.1:15008 --mode hbone --cert me.pem --key me.key --ca ca.pem --peer spiffe://example.com --no-tls
+  culvert probe www.example.com --via gateway.example.com:443 --mode quic
+  culvert probe dns.example.com --via 192.0.2.1:53 --mode udp --send '\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x01'
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -76,8 +80,10 @@ gateway's side tells them apart.`,
 	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect, connect-h2, connect-h3, socks5, websocket or websocket-h2")
 	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, connect-h3, websocket or websocket-h2")
 	f.StringSliceVar(&o.peers, "peer", nil, "SPIFFE ids the gateway may have with --mode hbone, or spiffe://DOMAIN (default: its certificate has its name)")
-	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service")
-	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni")
+	f.StringSliceVar(&o.behind, "behind", nil, "with --mode hbone, double HBONE: SPIFFE ids that who is behind the gateway may have, or spiffe://DOMAIN")
+	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service (default with --mode quic: h3)")
+	f.StringVar(&o.send, "send", "", "with --mode udp, what to send to the service, which it should answer: text, \\x00 and the like for bytes")
+	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni and quic")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
 	_ = cmd.MarkFlagRequired("via")
@@ -116,6 +122,7 @@ type prober struct {
 	port   int
 	tls    *tls.Config
 	roots  *x509.CertPool
+	send   []byte
 	report probeReport
 }
 
@@ -136,11 +143,22 @@ func newProber(o *probeOptions) (*prober, error) {
 			return nil, usageError("", "port %q is not a number from 1 to 65535", port)
 		}
 	}
+	if len(o.behind) > 0 && o.mode != "hbone" {
+		return nil, usageError("use --mode hbone", "--behind is of no use with --mode %s", o.mode)
+	}
+	if o.send != "" && o.mode != "udp" {
+		return nil, usageError("use --mode udp", "--send is of no use with --mode %s", o.mode)
+	}
 	switch o.mode {
-	case "sni":
+	case "sni", "quic":
 		if o.user != "" || o.token != "" || o.noTLS {
-			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode sni")
+			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode %s", o.mode)
 		}
+	case "udp":
+		if p.send, err = unescape(o.send); err != nil || len(p.send) == 0 {
+			return nil, usageError("give --send TEXT, with \\x00 and the like for bytes", "--mode udp needs something to send that the service answers, and %q is nothing of the kind", o.send)
+		}
+		fallthrough
 	case "tcp", "proxy":
 		if o.user != "" || o.token != "" {
 			return nil, usageError("leave them out", "--user and --token are of no use with --mode %s: nobody is asked for them there", o.mode)
@@ -197,6 +215,12 @@ func (p *prober) loadKeys(serverName string) error {
 
 // run goes through the steps and returns what stopped it.
 func (p *prober) run(ctx context.Context) error {
+	switch p.o.mode {
+	case "quic":
+		return p.quic(ctx)
+	case "udp":
+		return p.udp(ctx)
+	}
 	var conn net.Conn
 	if d := p.dialer(); d != nil {
 		if c, ok := d.(io.Closer); ok {
@@ -271,6 +295,7 @@ func oneOf(words []string) string {
 func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
 	first := &firstRecord{Conn: conn}
 	tc := tls.Client(first, p.tls)
+	start := time.Now()
 	if err := p.step("tls", func() (string, error) {
 		if err := tc.HandshakeContext(ctx); err != nil {
 			return "", err
@@ -280,11 +305,31 @@ func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
 		p.refusedByTLS(err, first.seen)
 		return err
 	}
-	state := tc.ConnectionState()
-	peer := newProbePeer(&state)
+	state, wait := tc.ConnectionState(), acceptance(start)
+	return p.judge(&state, func() error {
+		_ = tc.SetReadDeadline(time.Now().Add(wait))
+		_, err := tc.Read(make([]byte, 1))
+		if err == nil || isTimeout(err) || errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	})
+}
+
+// acceptance is how long a service has to say what it thinks of its client's
+// certificate, after a handshake since start: what it thinks takes a round trip
+// to come, as the handshake did.
+func acceptance(start time.Time) time.Duration {
+	return 100*time.Millisecond + 4*time.Since(start)
+}
+
+// judge reports who the service is, and what it thinks of its client:
+// accepted waits for that.
+func (p *prober) judge(state *tls.ConnectionState, accepted func() error) error {
+	peer := newProbePeer(state)
 	p.report.Service = peer
 	err := p.step("verify", func() (string, error) {
-		return "the chain leads to a trusted root", p.verify(&state)
+		return "the chain leads to a trusted root", p.verify(state)
 	})
 	peer.Verified = err == nil
 	if err != nil {
@@ -296,13 +341,7 @@ func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
 	// A TLS 1.3 service judges the client's certificate after the client is
 	// done: what it thinks of it arrives with the first read.
 	err = p.step("accepted", func() (string, error) {
-		_ = tc.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
-		_, err := tc.Read(make([]byte, 1))
-		var ne net.Error
-		if err == nil || errors.As(err, &ne) && ne.Timeout() || errors.Is(err, io.EOF) {
-			return "the service raised no alert", nil
-		}
-		return "", err
+		return "the service raised no alert", accepted()
 	})
 	if err != nil {
 		p.report.Refusal = &probeRefusal{Answer: err.Error(), Hint: "the service itself said so, inside of TLS"}

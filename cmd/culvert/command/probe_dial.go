@@ -23,7 +23,7 @@ import (
 )
 
 // probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2", "proxy", "tcp"}
+var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2", "proxy", "tcp", "quic", "udp"}
 
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
@@ -36,7 +36,11 @@ func (p *prober) dialer() tunnel.Dialer {
 	case "connect-h3":
 		return &h3.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
 	case "hbone":
-		return &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Peers: p.o.peers}
+		one := &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Peers: p.o.peers}
+		if len(p.o.behind) == 0 {
+			return one
+		}
+		return &hbone.Double{Outer: one, TLS: p.secure(), Peers: p.o.behind}
 	case "socks5":
 		user, password, _ := strings.Cut(p.o.user, ":")
 		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}

@@ -3,19 +3,26 @@ package command
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+
+	"culvert.dev/connect/h3"
 )
 
 // The scripts run this test binary, which is culvert where it is called so.
@@ -47,8 +54,12 @@ func (l leakChecked) Run() int {
 //	until-file NAME TEXT     wait until a file has TEXT in it
 //	free NAME...             set each variable to a free address of loopback
 //	listen NAME              listen at a free address for the rest of the script
+//	echo-udp NAME            answer datagrams with themselves, at a free address
+//	serve-quic NAME DIR NAME serve QUIC with DIR/NAME.crt, to those with a certificate of DIR/ca.crt
 //	connect NAME ADDR TARGET open a tunnel by CONNECT for the rest of the script
 //	[!] was-reset NAME       wait until a tunnel is reset; or it is open still
+//	answers ADDR NAME WANT   wait until a DNS server by UDP has these addresses for a name, or
+//	                         says "no such host", or "server misbehaving"
 //	signal NAME              send TERM or HUP to what runs in the background
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
@@ -67,8 +78,11 @@ func TestScripts(t *testing.T) {
 			"until-file": cmdUntilFile,
 			"free":       cmdFree,
 			"listen":     cmdListen,
+			"echo-udp":   cmdEchoUDP,
+			"serve-quic": cmdServeQUIC,
 			"connect":    cmdConnect,
 			"was-reset":  cmdWasReset,
+			"answers":    cmdAnswers,
 			"signal":     cmdSignal,
 		},
 	})
@@ -144,6 +158,53 @@ func cmdListen(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv(args[0], ln.Addr().String())
 }
 
+func cmdEchoUDP(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: echo-udp NAME")
+	}
+	pc := freeUDP(ts, args[0])
+	go func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := pc.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = pc.WriteTo(b[:n], from)
+		}
+	}()
+}
+
+func cmdServeQUIC(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: serve-quic NAME DIR NAME")
+	}
+	file := func(name string) string { return ts.MkAbs(filepath.Join(args[1], name)) }
+	pair, err := tls.LoadX509KeyPair(file(args[2]+".crt"), file(args[2]+".key"))
+	ts.Check(err)
+	roots, err := os.ReadFile(file("ca.crt"))
+	ts.Check(err)
+	cfg := &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: x509.NewCertPool(), NextProtos: []string{"h3"}}
+	cfg.ClientCAs.AppendCertsFromPEM(roots)
+	pc := freeUDP(ts, args[0])
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = h3.ServePlain(ctx, pc, cfg, func(*tls.ConnectionState, []byte) []byte { return nil })
+	}()
+	ts.Defer(func() { cancel(); <-ended })
+}
+
+// freeUDP opens a socket for the rest of the script.
+func freeUDP(ts *testscript.TestScript, name string) net.PacketConn {
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	ts.Check(err)
+	ts.Defer(func() { _ = pc.Close() })
+	ts.Setenv(name, pc.LocalAddr().String())
+	return pc
+}
+
 func cmdConnect(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: connect NAME ADDR TARGET")
@@ -181,6 +242,29 @@ func cmdWasReset(ts *testscript.TestScript, neg bool, args []string) {
 	if want := map[bool]error{false: syscall.ECONNRESET, true: os.ErrDeadlineExceeded}[neg]; !errors.Is(err, want) {
 		ts.Fatalf("tunnel %s: %v, want %v", args[0], err, want)
 	}
+}
+
+func cmdAnswers(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: answers ADDR NAME WANT")
+	}
+	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "udp", args[0])
+	}}
+	got := ""
+	ts.Defer(func() { ts.Logf("the last answer for %s: %s", args[1], got) })
+	wait(ts, fmt.Sprintf("%s has %s", args[1], args[2]), func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		addrs, err := resolver.LookupHost(ctx, args[1])
+		slices.Sort(addrs)
+		got = strings.Join(addrs, " ")
+		var de *net.DNSError
+		if errors.As(err, &de) {
+			got = de.Err
+		}
+		return got == args[2]
+	})
 }
 
 func cmdSignal(ts *testscript.TestScript, neg bool, args []string) {

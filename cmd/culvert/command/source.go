@@ -139,6 +139,7 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 // gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{
+		Mesh:   c.Mesh,
 		Lookup: new(dns.Resolver).Lookup,
 		Admin:  c.Admin, AdminControl: c.Control,
 		Limits: tunnel.Limits{
@@ -161,6 +162,11 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 		}
 	}
 	cfg.ServicePorts = servicePorts(c)
+	var err error
+	if cfg.DNS, err = dnsServer(c); err != nil {
+		return cfg, err
+	}
+	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		if l.UDP() {
@@ -222,12 +228,19 @@ func configError(err error) error {
 // runRegistry returns a registry that holds what c says, for commands that
 // ask and do not serve.
 func runRegistry(ctx context.Context, c *file.Config) (*registry.Registry, error) {
-	t, err := registry.Merge(c.Snapshot())
+	t, err := c.Mesh.Merge(c.Snapshot())
 	if err != nil {
 		return nil, err
 	}
 	ways := &gateway.Dialers{} // nothing is dialed
-	reg := &registry.Registry{Lookup: new(dns.Resolver).Lookup, Dialer: ways.To}
+	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: ways.To}
 	reg.Swap(t)
+	if c.VIPs != nil {
+		list, err := gateway.ForecastVIPs(gateway.VIPs(*c.VIPs), t)
+		if err != nil {
+			return nil, stateError(err)
+		}
+		reg.AssignVIPs(list)
+	}
 	return reg, ctx.Err()
 }

@@ -1,0 +1,133 @@
+package command
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/dns"
+	"culvert.dev/gateway"
+	"culvert.dev/registry/file"
+)
+
+func newDNS() *cobra.Command {
+	o := gatewayOptions{onlyDNS: true}
+	cmd := &cobra.Command{
+		Use:   "dns",
+		Short: "Run a DNS server and no gateway",
+		Long: `Dns answers the names of the configuration file, as they are meant from the
+network of who asks, and has other resolvers answer the rest for those who may
+ask. It needs dns: in the file; what the file says of listeners for streams is
+for gateways. A gateway answers by DNS too, if its file has dns: in it.
+
+The file is read again when it changes and on SIGHUP. The first SIGTERM drains:
+no longer ready at once, and no answers after the lameduck time. The second one
+ends it now.`,
+		Example: `  culvert dns --config culvert.yaml
+  culvert dns --config culvert.yaml --admin 127.0.0.1:9091 --log-level debug`,
+		Args: args(0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.config == "" {
+				return usageError("give --config FILE", "nothing to answer from")
+			}
+			ctx, stop, now := signals(cmd.Context())
+			defer stop()
+			return runGateway(ctx, now, cmd.ErrOrStderr(), &o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.config, "config", "", "configuration file, YAML")
+	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, status, pprof; HOST:PORT on loopback, or unix:PATH")
+	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+	o.addRuntime(cmd)
+	return cmd
+}
+
+// dnsServer makes what c says of DNS; nil where it says nothing.
+func dnsServer(c *file.Config) (*gateway.DNS, error) {
+	if c.DNS == nil {
+		return nil, nil
+	}
+	s := &dns.Server{
+		Zones: c.DNSZones(), TTL: orNone(c.DNS.TTL), NegativeTTL: orNone(c.DNS.NegativeTTL),
+		Recursion: c.DNS.Recursion, Unlimited: c.DNS.Unlimited, Rate: c.DNS.Rate,
+	}
+	if len(c.DNS.Recursion) > 0 {
+		s.Forward = forwarder(c.DNS)
+	}
+	d := &gateway.DNS{Server: s}
+	if len(c.DNS.VIPs) > 0 {
+		d.VIPs = func(network string) bool { return slices.Contains(c.DNS.VIPs, network) }
+	}
+	for _, l := range c.DNS.Listeners {
+		d.Listeners = append(d.Listeners, gateway.DNSListener{Transport: dns.Transport(l.Transport), Address: l.Address, View: l.View})
+	}
+	return d, useDNSKeys(d, c)
+}
+
+// forwarder is who has other resolvers answer.
+func forwarder(c *file.DNS) *dns.Forwarder {
+	upstreams := func(list []file.DNSUpstream) (ups []dns.Upstream) {
+		for _, u := range list {
+			up := dns.Upstream{Addr: u.Address}
+			if u.TLS {
+				up.TLS = &tls.Config{ServerName: u.Name}
+				if host, _, err := net.SplitHostPort(u.Address); err == nil && u.Name == "" {
+					up.TLS.ServerName = host // its certificate has the address
+				}
+			}
+			ups = append(ups, up)
+		}
+		return ups
+	}
+	f := &dns.Forwarder{
+		Upstreams: upstreams(c.Upstreams), Private: c.Private, CacheBytes: int(c.Cache.Size),
+		MinTTL: orNone(c.Cache.MinTTL), MaxTTL: max(c.Cache.MaxTTL, time.Second), MaxStale: orNone(c.Cache.MaxStale),
+	}
+	for _, z := range c.Forward {
+		if f.Zones == nil {
+			f.Zones = map[string][]dns.Upstream{}
+		}
+		f.Zones[z.Zone] = upstreams(z.Upstreams)
+	}
+	return f
+}
+
+// useDNSKeys gives d the certificate of c, if it has one.
+func useDNSKeys(d *gateway.DNS, c *file.Config) error {
+	if d == nil || c.DNS == nil || c.DNS.Certificate == (file.KeyPair{}) {
+		return nil
+	}
+	pair, err := c.DNS.Certificate.X509()
+	if err != nil {
+		return fmt.Errorf("dns keeps its keys: %w", err)
+	}
+	d.Use(pair)
+	return nil
+}
+
+// dnsError adds to an error of a listener what is known of port 53.
+func dnsError(err error) error {
+	e, ok := errors.AsType[*gateway.DNSError](err)
+	if !ok {
+		return err
+	}
+	_, port, _ := net.SplitHostPort(e.Listener.Address)
+	hint := ""
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		hint = fmt.Sprintf("ports below 1024 are for root and for who has CAP_NET_BIND_SERVICE: AmbientCapabilities= of a systemd unit, or setcap cap_net_bind_service=ep; or listen at another port than %s, and have port 53 sent on", port)
+	case errors.Is(err, syscall.EADDRINUSE) && port == "53":
+		hint = "another resolver is there: systemd-resolved has 127.0.0.53 and 127.0.0.54, so list the addresses of this machine in place of \":53\", or write DNSStubListener=no in resolved.conf"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		hint = "that is no address of this machine; write \":" + port + "\" for all of them"
+	}
+	return &cliError{err: err, hint: hint, code: exitFailed}
+}

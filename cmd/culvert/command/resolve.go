@@ -1,0 +1,171 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/gateway"
+	"culvert.dev/names"
+)
+
+type resolveOptions struct {
+	admin  string
+	config string
+	from   string
+	output string
+}
+
+func newResolve() *cobra.Command {
+	var o resolveOptions
+	cmd := &cobra.Command{
+		Use:   "resolve NAME",
+		Short: "Say what a name means, from each network, and why",
+		Long: `Resolve shows what a name means to those in each network: the endpoints, where
+they are reached directly, or else the gateways that lead there, and the addresses
+that DNS answers. It is the answer that DNS, the gateway and explain go by.
+
+It asks a running gateway with --admin, which knows what is healthy, or reads the
+configuration that one would be started with.
+
+The exit code is 1 where the name means nothing from any network asked for.`,
+		Example: `  culvert resolve db.example.com --config culvert.yaml
+  culvert resolve db-0.db.west --from east --admin unix:/run/culvert/admin.sock
+  culvert resolve db.example.com --from 192.0.2.7 --config culvert.yaml -o json`,
+		Args: args(1, "one NAME"),
+		RunE: func(cmd *cobra.Command, a []string) error {
+			return runResolve(cmd.Context(), cmd.OutOrStdout(), &o, a[0])
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it")
+	f.StringVar(&o.config, "config", "", "the configuration `FILE` of a gateway, to look without one")
+	f.StringVar(&o.from, "from", "", "`NETWORK` that asks, an address in it, or none (default: all of them)")
+	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+	cmd.MarkFlagsMutuallyExclusive("admin", "config")
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+func runResolve(ctx context.Context, w io.Writer, o *resolveOptions, name string) error {
+	var r *gateway.Resolution
+	var err error
+	switch {
+	case o.admin != "":
+		r, err = resolveThere(ctx, o, name)
+	case o.config != "":
+		r, err = resolveHere(ctx, o, name)
+	default:
+		return usageError("give --admin ADDR of a running gateway, or --config FILE", "which gateway is asked?")
+	}
+	if err != nil {
+		return err
+	}
+	if o.output == "json" {
+		err = writeJSON(w, r)
+	} else {
+		err = printResolution(w, r, o.admin != "")
+	}
+	for _, v := range r.Views {
+		if v.Reason == "" {
+			return err
+		}
+	}
+	if err == nil {
+		err = errSilent
+	}
+	return err
+}
+
+// resolveThere asks a running gateway.
+func resolveThere(ctx context.Context, o *resolveOptions, name string) (*gateway.Resolution, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	c, err := newAdminClient(o.admin)
+	if err != nil {
+		return nil, err
+	}
+	body, err := c.do(ctx, "GET", "/resolve", url.Values{"name": {name}, "from": {o.from}})
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	var r gateway.Resolution
+	if err := json.NewDecoder(body).Decode(&r); err != nil {
+		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	}
+	return &r, nil
+}
+
+// resolveHere answers from the configuration a gateway would be started with.
+func resolveHere(ctx context.Context, o *resolveOptions, name string) (*gateway.Resolution, error) {
+	c, err := (&sourceOptions{config: o.config}).load()
+	if err != nil {
+		return nil, err
+	}
+	reg, err := runRegistry(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	r, err := gateway.ResolveFrom(&names.Source{Registry: reg}, name, o.from)
+	if err != nil {
+		return nil, usageError("", "%w", err)
+	}
+	return r, nil
+}
+
+func printResolution(w io.Writer, r *gateway.Resolution, live bool) error {
+	health := func(ok bool) string {
+		switch {
+		case !live: // nobody has looked
+			return "-"
+		case ok:
+			return "healthy"
+		}
+		return "failing"
+	}
+	for _, v := range r.Views {
+		where := "from " + v.Network
+		if v.Network == "" {
+			where = "from no network"
+		}
+		if v.Here {
+			where += ", where the gateway is"
+		}
+		fmt.Fprintf(w, "%s\n", where)
+		if v.Reason != "" {
+			fmt.Fprintf(w, "  nothing: %s (%s)\n", v.Reason, strings.TrimPrefix(v.Detail, "registry: "))
+			continue
+		}
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, s := range v.Services {
+			fmt.Fprintf(t, "  service %s, by %s: %s\n", s.Service, s.Pattern, s.Why)
+			for _, ep := range s.Endpoints {
+				fmt.Fprintf(t, "    %s\t%s\t%s\n", ep.Address, health(ep.Healthy), ep.Name)
+			}
+			for _, g := range s.Gateways {
+				fmt.Fprintf(t, "    %s\t%s\tnetwork %s, weight %d, by %s\n", g.Address, health(g.Healthy), g.Network, g.Weight, strings.Join(g.Transports, ", "))
+			}
+			for _, a := range s.VIPs {
+				fmt.Fprintf(t, "    %s\tVIP\t\n", a)
+			}
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		answer := strings.Join(v.DNS, " ")
+		if answer == "" {
+			answer = "no address"
+		}
+		if _, err := fmt.Fprintf(w, "  DNS: %s\n", answer); err != nil {
+			return err
+		}
+	}
+	return nil
+}

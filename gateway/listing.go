@@ -1,0 +1,206 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"net/netip"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A RegistryEvent is a line of /registry: a service that is in the table, or with
+// watch one that came, changed or went.
+type RegistryEvent struct {
+	Event      string         `json:"event"` // "is", "added", "changed", "removed"; "network" for a network
+	Generation uint64         `json:"generation"`
+	Service    *ListedService `json:"service,omitempty"`
+	Network    *ListedNetwork `json:"network,omitempty"`
+}
+
+// A ListedService is a service in the table.
+type ListedService struct {
+	Name      string           `json:"name"`
+	Names     []string         `json:"names"`
+	Cluster   string           `json:"cluster,omitempty"`
+	Namespace string           `json:"namespace,omitempty"`
+	Exported  bool             `json:"exported,omitempty"`
+	Headless  bool             `json:"headless,omitempty"`
+	Ports     []uint16         `json:"ports,omitempty"` // none means any
+	Exposed   bool             `json:"exposed"`
+	ExposedTo []string         `json:"exposedTo,omitempty"` // none means everyone
+	Addresses []netip.Addr     `json:"addresses,omitempty"`
+	Endpoints []ListedEndpoint `json:"endpoints"`
+	Via       []string         `json:"via,omitempty"` // the gateways on the way there
+	Origin    string           `json:"origin,omitempty"`
+}
+
+// A ListedEndpoint is an endpoint of a service.
+type ListedEndpoint struct {
+	Address string `json:"address"`
+	Name    string `json:"name,omitempty"`
+	Network string `json:"network,omitempty"`
+	Cluster string `json:"cluster,omitempty"`
+}
+
+// A ListedNetwork is a network in the table.
+type ListedNetwork struct {
+	Name     string          `json:"name"`
+	CIDRs    []netip.Prefix  `json:"cidrs,omitempty"`
+	Near     []string        `json:"near,omitempty"`
+	Gateways []ListedGateway `json:"gateways,omitempty"`
+	Here     bool            `json:"here,omitempty"`
+}
+
+// A ListedGateway is a gateway of a network.
+type ListedGateway struct {
+	Address    string   `json:"address"`
+	Public     string   `json:"public,omitempty"`
+	Transports []string `json:"transports,omitempty"`
+	Weight     uint16   `json:"weight"`
+}
+
+func listService(t *registry.Table, s *registry.Service) *ListedService {
+	l := &ListedService{
+		Name: s.Name, Cluster: s.ID.Cluster, Namespace: s.ID.Namespace, Exported: s.Exported, Headless: s.Headless, Ports: s.Ports,
+		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Addresses: s.Addresses, Origin: s.Origin, Names: []string{}, Endpoints: []ListedEndpoint{},
+	}
+	for _, n := range s.Names {
+		l.Names = append(l.Names, n.String())
+	}
+	for _, hop := range s.Via {
+		l.Via = append(l.Via, hop.Proto+" "+strings.Join(hop.To, ", "))
+	}
+	for i := range s.Endpoints {
+		ep := &s.Endpoints[i]
+		one := ListedEndpoint{Address: ep.String(), Name: ep.Name, Network: ep.Network, Cluster: ep.Cluster}
+		if one.Network == "" && len(s.Via) == 0 {
+			one.Network, _ = t.Network(ep.Addr)
+		}
+		l.Endpoints = append(l.Endpoints, one)
+	}
+	return l
+}
+
+func listNetwork(n *registry.Network, here string) *ListedNetwork {
+	l := &ListedNetwork{Name: n.Name, CIDRs: n.CIDRs, Near: n.Near, Here: n.Name == here}
+	for i := range n.Gateways {
+		g := &n.Gateways[i]
+		one := ListedGateway{Address: g.Address.String(), Transports: g.Transports, Weight: cmp.Or(g.Weight, 1)}
+		if g.Public != (registry.Endpoint{}) {
+			one.Public = g.Public.String()
+		}
+		l.Gateways = append(l.Gateways, one)
+	}
+	return l
+}
+
+// watchEvery is how often a watched table is looked at.
+const watchEvery = 100 * time.Millisecond
+
+// ListRegistry yields the services of reg's table, or those with a name; with
+// networks its networks; and with watch, until ctx ends, what changes of them: nil
+// where there is no more for now.
+func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) iter.Seq[any] {
+	name, watch := q.Get("name"), q.Get("watch") != ""
+	wanted := func(s *registry.Service) bool {
+		return name == "" || s.Name == name || slices.ContainsFunc(s.Names, func(p tunnel.Pattern) bool { return p.String() == name })
+	}
+	return func(yield func(any) bool) {
+		t := reg.Table()
+		if q.Get("networks") != "" {
+			for n := range t.Networks() {
+				if !yield(RegistryEvent{Event: "network", Generation: t.Generation(), Network: listNetwork(n, reg.Mesh.Network)}) {
+					return
+				}
+			}
+			return
+		}
+		for s := range t.Services() {
+			if wanted(&s) && !yield(RegistryEvent{Event: "is", Generation: t.Generation(), Service: listService(t, &s)}) {
+				return
+			}
+		}
+		if !watch || !yield(nil) {
+			return
+		}
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			next := reg.Table()
+			if next.Generation() == t.Generation() {
+				continue
+			}
+			for event, s := range difference(t, next) {
+				in := next
+				if event == "removed" {
+					in = t
+				}
+				if wanted(&s) && !yield(RegistryEvent{Event: event, Generation: next.Generation(), Service: listService(in, &s)}) {
+					return
+				}
+			}
+			if !yield(nil) {
+				return
+			}
+			t = next
+		}
+	}
+}
+
+// difference yields the services in which two tables differ, wherever their
+// files have them.
+func difference(from, to *registry.Table) iter.Seq2[string, registry.Service] {
+	return func(yield func(string, registry.Service) bool) {
+		old := make(map[string][]registry.Service, from.Len())
+		i := 0
+		for s := range from.Services() {
+			old[s.Name] = append(old[s.Name], s)
+			registry.Yield(i)
+			i++
+		}
+		for s := range to.Services() {
+			registry.Yield(i)
+			i++
+			list := old[s.Name]
+			same := slices.IndexFunc(list, func(o registry.Service) bool { return sameService(&o, &s) })
+			event := "added"
+			switch {
+			case same >= 0:
+				old[s.Name] = slices.Delete(list, same, same+1)
+				continue
+			case len(list) > 0:
+				event = "changed"
+				old[s.Name] = list[1:]
+			}
+			if !yield(event, s) {
+				return
+			}
+		}
+		for s := range from.Services() {
+			if list := old[s.Name]; len(list) > 0 {
+				old[s.Name] = list[1:]
+				if !yield("removed", list[0]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func sameService(a, b *registry.Service) bool {
+	x, y := *a, *b
+	x.Origin, y.Origin = "", ""
+	return reflect.DeepEqual(&x, &y)
+}

@@ -1,0 +1,332 @@
+package names
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/dns"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A Source makes dns.Names of a registry's table. It must not be copied.
+type Source struct {
+	Registry *registry.Registry
+
+	// VIPs reports whether those in a network are told the addresses that
+	// services have to themselves, in place of where they are: somebody there
+	// takes what is sent to them. Nil means nobody is.
+	VIPs func(network string) bool
+
+	current atomic.Pointer[Table]
+}
+
+// Names returns the table that holds now, nil before the first one. It is
+// dns.Server.Names.
+func (s *Source) Names() dns.Names {
+	t := s.Registry.Table()
+	if t == nil {
+		return nil
+	}
+	if n := s.current.Load(); n != nil && n.table == t {
+		return n
+	}
+	n := &Table{table: t, source: s, loaded: time.Now()}
+	s.current.Store(n)
+	return n
+}
+
+// A Table answers from one table of the registry.
+type Table struct {
+	table  *registry.Table
+	source *Source
+	loaded time.Time
+}
+
+// Updated implements dns.Names: it is now, unless a source is lost.
+func (t *Table) Updated() time.Time {
+	if source, since, _ := t.source.Registry.Stale(); source != "" {
+		return since
+	}
+	return t.loaded
+}
+
+// version is that of the specification of names in the cluster set.
+var version = []string{"1.0.0"}
+
+// Answer implements dns.Names.
+func (t *Table) Answer(q dns.Question, a *dns.Answer) {
+	if q.View == "" {
+		q.View, _ = t.table.Network(q.From)
+	}
+	if q.Name == "dns-version."+registry.Clusterset {
+		a.Status, a.Texts = dns.Exists, version
+		return
+	}
+	if addr, ok := reverse(q.Name); ok {
+		if a.Hosts = t.table.Reverse(addr, q.View); len(a.Hosts) > 0 {
+			a.Status = dns.Exists
+		}
+		return
+	}
+	first, second, rest := prefixed(q.Name)
+	name, err := tunnel.ParseName(rest)
+	if err != nil {
+		return
+	}
+	places, ok := t.table.Places(name, q.View)
+	switch {
+	case !ok && t.table.Above(rest) && first == "":
+		a.Status = dns.Above
+	case !ok:
+	case first == "":
+		t.own(q, a, places)
+	case second == "":
+		if slices.ContainsFunc(places, func(p registry.Place) bool { return named(&p, "", first[1:]) != nil }) {
+			a.Status = dns.Above
+		}
+	case second == "_https":
+		port, err := strconv.ParseUint(first[1:], 10, 16)
+		if at := slices.IndexFunc(places, func(p registry.Place) bool { return has(&p, uint16(port)) }); err == nil && at >= 0 {
+			a.Status = dns.Exists
+			t.bind(q, a, places[at:at+1], rest, uint16(port))
+		}
+	default:
+		t.services(q, a, places, first[1:], second[1:], rest)
+	}
+}
+
+// prefixed splits what begins with an underscore from a name: "_web._tcp" of
+// "_web._tcp.example.com". One of the two alone is returned as the first.
+func prefixed(name string) (first, second, rest string) {
+	if !strings.HasPrefix(name, "_") {
+		return "", "", name
+	}
+	first, rest, _ = strings.Cut(name, ".")
+	if !strings.HasPrefix(rest, "_") {
+		return first, "", rest
+	}
+	second, rest, _ = strings.Cut(rest, ".")
+	return first, second, rest
+}
+
+// own answers what is asked of a service's own name.
+func (t *Table) own(q dns.Question, a *dns.Answer, places []registry.Place) {
+	a.Status = dns.Exists
+	switch q.Type {
+	case dns.TypeA, dns.TypeAAAA:
+		for i := range places {
+			t.addresses(q, a, &places[i])
+		}
+		if len(a.Addrs)+len(a.Targets) == 0 && slices.ContainsFunc(places, none) {
+			*a = dns.Answer{}
+		}
+	case dns.TypeHTTPS:
+		t.bind(q, a, places, q.Name, 443)
+	}
+}
+
+// none reports whether p is a headless service without any endpoint, whose name
+// does not exist.
+func none(p registry.Place) bool { return p.Service.Headless && len(p.Service.Endpoints) == 0 }
+
+// addresses adds where p is. What does not work is left out, as long as
+// something else remains.
+func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Place) {
+	if t.vips(q.View, p) {
+		for _, v := range p.VIPs {
+			a.Addrs = append(a.Addrs, dns.Addr{Addr: v})
+		}
+		return
+	}
+	all := false
+	for {
+		for i := range p.Endpoints {
+			ep := &p.Endpoints[i]
+			t.add(a, ep, cmp.Or(ep.Port, p.Port, firstPort(p)), 0, 0, all)
+		}
+		for i := range p.Entries {
+			if e := &p.Entries[i]; e.Gateway.Takes("sni") {
+				t.add(a, &e.Address, e.Address.Port, e.Rank, e.Gateway.Weight, all)
+			}
+		}
+		if len(a.Addrs)+len(a.Targets) > 0 || all {
+			return
+		}
+		all = true // nothing works, so nothing is better than the rest
+	}
+}
+
+// vips reports whether those in a network are told the addresses that p's
+// service has to itself. One endpoint has none.
+func (t *Table) vips(network string, p *registry.Place) bool {
+	return p.VIPs != [2]netip.Addr{} && !p.One && t.source.VIPs != nil && t.source.VIPs(network)
+}
+
+// add adds one address if it works, or is wanted in any case.
+func (t *Table) add(a *dns.Answer, ep *registry.Endpoint, port uint16, rank int, weight uint16, all bool) {
+	r := uint8(min(rank, 255))
+	if !ep.Addr.IsValid() {
+		a.Targets = append(a.Targets, dns.Target{Host: ep.Host, Port: port, Rank: r, Weight: weight})
+		return
+	}
+	if !all && !t.source.Registry.Healthy(netip.AddrPortFrom(ep.Addr, port)) {
+		return
+	}
+	if slices.ContainsFunc(a.Addrs, func(have dns.Addr) bool { return have.Addr == ep.Addr }) {
+		return
+	}
+	a.Addrs = append(a.Addrs, dns.Addr{Addr: ep.Addr, Rank: r, Weight: weight})
+}
+
+func firstPort(p *registry.Place) uint16 {
+	if len(p.Service.Ports) == 0 {
+		return 0
+	}
+	return p.Service.Ports[0]
+}
+
+// has reports whether p takes a port.
+func has(p *registry.Place, port uint16) bool {
+	return port != 0 && (p.Port == port || p.Port == 0 && (len(p.Service.Ports) == 0 || slices.Contains(p.Service.Ports, port)))
+}
+
+// named returns the port of p with a name and protocol; with the name "", any.
+func named(p *registry.Place, name, protocol string) *registry.NamedPort {
+	for i := range p.Service.Named {
+		n := &p.Service.Named[i]
+		if (name == "" || n.Name == name) && n.Protocol == protocol && (p.Port == 0 || p.Port == n.Port) {
+			return n
+		}
+	}
+	return nil
+}
+
+// services answers _PORT._PROTO.NAME, RFC 2782: also where the question is for
+// another type, as the name exists.
+func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place, port, protocol, name string) {
+	for i := range places {
+		p := &places[i]
+		n := named(p, port, protocol)
+		if n == nil {
+			continue
+		}
+		a.Status = dns.Exists
+		switch {
+		case t.vips(q.View, p):
+			a.Services = append(a.Services, dns.Service{Weight: 1, Port: n.Port, Target: name})
+		case len(p.Entries) > 0:
+			t.behind(a, p, name)
+		case p.Service.Headless && !p.One:
+			for j := range p.Endpoints {
+				ep := &p.Endpoints[j]
+				to := cmp.Or(ep.Port, n.Port)
+				if label := registry.EndpointName(p.Service, ep, name); label != "" && (!ep.Addr.IsValid() || t.source.Registry.Healthy(netip.AddrPortFrom(ep.Addr, to))) {
+					a.Services = append(a.Services, dns.Service{Weight: 1, Port: to, Target: label})
+				}
+			}
+		default:
+			to := n.Port
+			if len(p.Endpoints) > 0 && p.Endpoints[0].Port != 0 {
+				to = p.Endpoints[0].Port
+			}
+			a.Services = append(a.Services, dns.Service{Weight: 1, Port: to, Target: name})
+		}
+	}
+}
+
+// behind adds the ports of the gateways in front of p: each once, as the name
+// has the addresses of all.
+func (t *Table) behind(a *dns.Answer, p *registry.Place, name string) {
+	for i := range p.Entries {
+		e := &p.Entries[i]
+		if !e.Gateway.Takes("sni") || slices.ContainsFunc(a.Services, func(s dns.Service) bool { return s.Port == e.Address.Port }) {
+			continue
+		}
+		a.Services = append(a.Services, dns.Service{Priority: uint16(e.Rank), Weight: 1, Port: e.Address.Port, Target: name})
+	}
+}
+
+// bind answers HTTPS, RFC 9460, for https://NAME with a port.
+func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Place, name string, port uint16) {
+	target := ""
+	if name != q.Name {
+		target = name
+	}
+	for i := range places {
+		p := &places[i]
+		if !has(p, port) {
+			continue
+		}
+		if len(p.Entries) == 0 {
+			b := dns.Binding{Target: target, ALPN: p.Service.ALPN}
+			if to := endpointPort(p, port); to != 443 {
+				b.Port = to
+			}
+			a.Bindings = append(a.Bindings, b)
+			continue
+		}
+		var ports []uint16
+		for j := range p.Entries {
+			if e := &p.Entries[j]; e.Gateway.Takes("sni") && !slices.Contains(ports, e.Address.Port) {
+				ports = append(ports, e.Address.Port)
+			}
+		}
+		for k, to := range ports {
+			b := dns.Binding{Priority: uint16(k + 1), Target: target, ALPN: p.Service.ALPN}
+			if to != 443 {
+				b.Port = to
+			}
+			for j := range p.Entries { // only these have this port
+				e := &p.Entries[j]
+				if e.Address.Port == to && e.Address.Addr.IsValid() && t.source.Registry.Healthy(netip.AddrPortFrom(e.Address.Addr, to)) {
+					b.Hints = append(b.Hints, e.Address.Addr)
+				}
+			}
+			a.Bindings = append(a.Bindings, b)
+		}
+	}
+}
+
+// endpointPort returns where a port of p's is at its endpoints.
+func endpointPort(p *registry.Place, port uint16) uint16 {
+	if len(p.Endpoints) > 0 && p.Endpoints[0].Port != 0 {
+		return p.Endpoints[0].Port
+	}
+	return port
+}
+
+// reverse returns the address that a name of in-addr.arpa or ip6.arpa is of: RFC
+// 1035 section 3.5, RFC 3596 section 2.5.
+func reverse(name string) (netip.Addr, bool) {
+	if digits, ok := strings.CutSuffix(name, ".in-addr.arpa"); ok {
+		var b [4]byte
+		for i := range b {
+			label, rest, more := strings.Cut(digits, ".")
+			n, err := strconv.ParseUint(label, 10, 8)
+			if err != nil || more != (i < 3) || len(label) > 1 && label[0] == '0' {
+				return netip.Addr{}, false
+			}
+			b[3-i], digits = byte(n), rest
+		}
+		return netip.AddrFrom4(b), true
+	}
+	digits, ok := strings.CutSuffix(name, ".ip6.arpa")
+	if !ok || len(digits) != 63 {
+		return netip.Addr{}, false
+	}
+	var b [16]byte
+	for i := range 32 {
+		n, err := strconv.ParseUint(digits[2*i:2*i+1], 16, 8)
+		if err != nil || i < 31 && digits[2*i+1] != '.' {
+			return netip.Addr{}, false
+		}
+		b[15-i/2] |= byte(n) << (4 * (i % 2))
+	}
+	return netip.AddrFrom16(b), true
+}

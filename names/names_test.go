@@ -1,0 +1,334 @@
+package names
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"culvert.dev/dns"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func ep(s string) registry.Endpoint {
+	ap := netip.MustParseAddrPort(s)
+	return registry.Endpoint{Addr: ap.Addr(), Port: ap.Port()}
+}
+
+func hosted(s, name string) registry.Endpoint {
+	e := ep(s)
+	e.Name = name
+	return e
+}
+
+func pattern(s string) []tunnel.Pattern {
+	p, err := tunnel.ParsePattern(s)
+	if err != nil {
+		panic(err)
+	}
+	return []tunnel.Pattern{p}
+}
+
+// source has a cluster in east, one in west, and gateways in front of both.
+func source(t *testing.T) *Source {
+	t.Helper()
+	s := registry.Snapshot{
+		Networks: []registry.Network{
+			{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/32")}, Gateways: []registry.Gateway{
+				{Address: ep("10.1.0.2:443"), Public: ep("192.0.2.1:443")},
+				{Address: ep("10.1.0.3:443"), Public: ep("192.0.2.2:443"), Weight: 3},
+				{Address: ep("10.1.0.4:80"), Public: ep("192.0.2.3:80"), Transports: []string{"connect"}},
+			}},
+			{Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{
+				{Address: ep("198.51.100.1:15443")}, {Address: registry.Endpoint{Host: "lb.example.net", Port: 15443}},
+			}},
+		},
+		Services: []registry.Service{
+			{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, ALPN: []string{"h2"},
+				ID: registry.ID{Service: "web", Namespace: "shop", Cluster: "one"}, Exported: true,
+				Named:     []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}},
+				Endpoints: []registry.Endpoint{ep("10.1.5.1:8443"), ep("10.1.5.2:8443"), ep("[fd00:1::5]:8443")}},
+			{Name: "db", Names: pattern("db.example.com"), Ports: []uint16{5432}, Exposed: true, Headless: true, Exported: true,
+				ID:        registry.ID{Service: "db", Cluster: "two"},
+				Named:     []registry.NamedPort{{Name: "postgres", Protocol: "tcp", Port: 5432}},
+				Endpoints: []registry.Endpoint{hosted("10.2.5.1:5432", "db-0"), hosted("10.2.5.2:5432", "db-1"), ep("10.2.5.3:5432")}},
+			{Name: "wild", Names: pattern("*.apps.example.com"), Exposed: true, Endpoints: []registry.Endpoint{ep("10.1.6.1:443")}},
+			{Name: "secret", Names: pattern("secret.example.com"), Exposed: true, ExposedTo: []string{"west"}, Endpoints: []registry.Endpoint{ep("10.1.7.1:443")}},
+			{Name: "empty", Names: pattern("empty.example.com"), Exposed: true, Headless: true},
+		},
+	}
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "east"}}
+	table, err := reg.Mesh.Merge(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.Swap(table)
+	return &Source{Registry: reg}
+}
+
+// said is an answer in a line.
+func said(a *dns.Answer) string {
+	var all []string
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	for _, x := range a.Addrs {
+		s := fmt.Sprintf("%d:%s", x.Rank, x.Addr)
+		if x.Weight > 1 {
+			s += fmt.Sprintf("*%d", x.Weight)
+		}
+		all = append(all, s)
+	}
+	for _, x := range a.Targets {
+		add("%d:%s:%d", x.Rank, x.Host, x.Port)
+	}
+	for _, x := range a.Services {
+		add("%d %d %s:%d", x.Priority, x.Weight, x.Target, x.Port)
+	}
+	for _, x := range a.Bindings {
+		add("%d %q alpn=%v port=%d hints=%v", x.Priority, x.Target, x.ALPN, x.Port, x.Hints)
+	}
+	all = append(all, a.Hosts...)
+	all = append(all, a.Texts...)
+	return [...]string{"absent", "above", "exists", "unknown"}[a.Status] + " " + strings.Join(all, ", ")
+}
+
+func TestAnswer(t *testing.T) {
+	src := source(t)
+	const shop = "web.shop.svc.one.mesh.internal"
+	for _, c := range []struct {
+		name string
+		typ  dns.Type
+		view string
+		want string
+	}{
+		{"web.example.com", dns.TypeA, "east", "exists 0:10.1.5.1, 0:10.1.5.2, 0:fd00:1::5"},
+		{"web.example.com", dns.TypeA, "west", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
+		{"web.example.com", dns.TypeA, "", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
+		{"web.example.com", dns.TypeTXT, "", "exists "},
+		{shop, dns.TypeA, "east", "exists 0:10.1.5.1, 0:10.1.5.2, 0:fd00:1::5"},
+		{"web.shop.svc.clusterset.local", dns.TypeA, "west", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
+		{"svc.one.mesh.internal", dns.TypeA, "east", "above "},
+		{"nobody.shop.svc.one.mesh.internal", dns.TypeA, "east", "absent "},
+		{"x.apps.example.com", dns.TypeA, "east", "exists 0:10.1.6.1"},
+		{"secret.example.com", dns.TypeA, "east", "absent "},
+		{"secret.example.com", dns.TypeA, "", "absent "},
+		{"secret.example.com", dns.TypeA, "west", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
+		{"empty.example.com", dns.TypeA, "east", "absent "},
+		{`a\032b.example.com`, dns.TypeA, "east", "absent "},
+
+		// Behind a load balancer that has a name, and one by one.
+		{"db.example.com", dns.TypeA, "east", "exists 0:198.51.100.1, 0:lb.example.net:15443"},
+		{"db-1.db.two", dns.TypeA, "west", "exists 0:10.2.5.2"},
+		{"db-1.db.two", dns.TypeA, "east", "exists 0:198.51.100.1, 0:lb.example.net:15443"},
+		{"10-2-5-3.db.two", dns.TypeA, "west", "exists 0:10.2.5.3"},
+		{"db-1.two.db.default.svc.clusterset.local", dns.TypeA, "west", "exists 0:10.2.5.2"},
+		{"two.db.default.svc.clusterset.local", dns.TypeA, "west", "above "},
+
+		{"_https._tcp." + shop, dns.TypeSRV, "east", "exists 0 1 " + shop + ":8443"},
+		{"_https._tcp." + shop, dns.TypeSRV, "west", "exists 0 1 " + shop + ":443"},
+		{"_https._udp." + shop, dns.TypeSRV, "east", "absent "},
+		{"_http._tcp." + shop, dns.TypeSRV, "east", "absent "},
+		{"_tcp." + shop, dns.TypeSRV, "east", "above "},
+		{"_udp." + shop, dns.TypeSRV, "east", "absent "},
+		{"_https._tcp." + shop, dns.TypeA, "east", "exists 0 1 " + shop + ":8443"},
+		{"_postgres._tcp.db.default.svc.clusterset.local", dns.TypeSRV, "west", "exists " +
+			"0 1 db-0.two.db.default.svc.clusterset.local:5432, 0 1 db-1.two.db.default.svc.clusterset.local:5432, 0 1 10-2-5-3.two.db.default.svc.clusterset.local:5432"},
+		{"_postgres._tcp.db.two", dns.TypeSRV, "west", "exists 0 1 db-0.db.two:5432, 0 1 db-1.db.two:5432, 0 1 10-2-5-3.db.two:5432"},
+		{"_postgres._tcp.db.two", dns.TypeSRV, "east", "exists 0 1 db.two:15443"},
+		{"_postgres._tcp.db-0.db.two", dns.TypeSRV, "west", "exists 0 1 db-0.db.two:5432"},
+
+		{"web.example.com", dns.TypeHTTPS, "east", `exists 0 "" alpn=[h2] port=8443 hints=[]`},
+		{"web.example.com", dns.TypeHTTPS, "west", `exists 1 "" alpn=[h2] port=0 hints=[192.0.2.1 192.0.2.2]`},
+		{"db.example.com", dns.TypeHTTPS, "east", "exists "},
+		{"_5432._https.db.example.com", dns.TypeHTTPS, "east", `exists 1 "db.example.com" alpn=[] port=15443 hints=[198.51.100.1]`},
+		{"_444._https.db.example.com", dns.TypeHTTPS, "east", "absent "},
+
+		{"dns-version.clusterset.local", dns.TypeTXT, "", "exists 1.0.0"},
+		{"1.5.2.10.in-addr.arpa", dns.TypePTR, "west", "exists db-0.db.example.com"},
+		{"1.5.2.10.in-addr.arpa", dns.TypePTR, "east", "absent "},
+		{"1.5.1.10.in-addr.arpa", dns.TypePTR, "east", "absent "},
+		{"01.5.2.10.in-addr.arpa", dns.TypePTR, "west", "absent "},
+		{"x.1.5.2.10.in-addr.arpa", dns.TypePTR, "west", "absent "},
+	} {
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: c.name, Type: c.typ, View: c.view}, &a)
+		if got := said(&a); got != c.want {
+			t.Errorf("%s %s from %q:\n got %s\nwant %s", c.typ, c.name, c.view, got, c.want)
+		}
+	}
+}
+
+// Without a view the address of who asks decides.
+func TestAnswerByAddress(t *testing.T) {
+	src := source(t)
+	for from, want := range map[string]string{"10.1.200.1": "exists 0:10.1.6.1", "10.2.200.1": "exists 0:192.0.2.1, 0:192.0.2.2*3", "203.0.113.1": "exists 0:192.0.2.1, 0:192.0.2.2*3"} {
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: "x.apps.example.com", Type: dns.TypeA, From: netip.MustParseAddr(from)}, &a)
+		if got := said(&a); got != want {
+			t.Errorf("from %s: %s, want %s", from, got, want)
+		}
+	}
+}
+
+// What does not work is left out, but never the last.
+func TestAnswerLeavesOutWhatIsDown(t *testing.T) {
+	src := source(t)
+	ask := func(view string) string {
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: "web.example.com", Type: dns.TypeA, View: view}, &a)
+		return said(&a)
+	}
+	down := func(s string, err error) {
+		src.Registry.Checked(registry.Target{Addr: netip.MustParseAddrPort(s)}, err)
+	}
+	dead := errors.New("connection refused")
+	for _, step := range []struct {
+		addr       string
+		err        error
+		east, west string
+	}{
+		{"10.1.5.1:8443", dead, "exists 0:10.1.5.2, 0:fd00:1::5", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
+		{"192.0.2.2:443", dead, "exists 0:10.1.5.2, 0:fd00:1::5", "exists 0:192.0.2.1"},
+		{"192.0.2.1:443", dead, "exists 0:10.1.5.2, 0:fd00:1::5", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
+		{"192.0.2.1:443", nil, "exists 0:10.1.5.2, 0:fd00:1::5", "exists 0:192.0.2.1"},
+		{"10.1.5.1:8443", nil, "exists 0:10.1.5.1, 0:10.1.5.2, 0:fd00:1::5", "exists 0:192.0.2.1"},
+	} {
+		down(step.addr, step.err)
+		if east, west := ask("east"), ask("west"); east != step.east || west != step.west {
+			t.Errorf("%s %v:\n got %s, %s\nwant %s, %s", step.addr, step.err, east, west, step.east, step.west)
+		}
+	}
+}
+
+// Those in a network where somebody takes what is sent to VIPs are told of them,
+// and nobody else is.
+func TestAnswerVIPs(t *testing.T) {
+	src := source(t)
+	src.VIPs = func(network string) bool { return network == "east" }
+	s := registry.Snapshot{Services: []registry.Service{{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, VIP: true,
+		Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.1.5.1:8443")}}},
+		Networks: []registry.Network{{Name: "east"}}}
+	table, err := registry.Merge(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.Registry.Swap(table)
+	src.Registry.AssignVIPs([]registry.VIP{{Key: src.Registry.Table().WantVIPs()[0].Keys[0], V4: netip.MustParseAddr("240.1.2.3"), V6: netip.MustParseAddr("fd00::7")}})
+	for _, c := range []struct {
+		name string
+		typ  dns.Type
+		view string
+		want string
+	}{
+		{"web.example.com", dns.TypeA, "east", "exists 0:240.1.2.3, 0:fd00::7"},
+		{"web.example.com", dns.TypeA, "", "exists 0:10.1.5.1"},
+		{"_https._tcp.web.example.com", dns.TypeSRV, "east", "exists 0 1 web.example.com:443"},
+		{"_https._tcp.web.example.com", dns.TypeSRV, "", "exists 0 1 web.example.com:8443"},
+		{"3.2.1.240.in-addr.arpa", dns.TypePTR, "east", "exists web.example.com"},
+		{"4.2.1.240.in-addr.arpa", dns.TypePTR, "east", "absent "},
+	} {
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: c.name, Type: c.typ, View: c.view}, &a)
+		if got := said(&a); got != c.want {
+			t.Errorf("%s %s from %q:\n got %s\nwant %s", c.typ, c.name, c.view, got, c.want)
+		}
+	}
+}
+
+// A new table is in the next answer, and an old one is not kept.
+func TestNamesFollowTheTable(t *testing.T) {
+	src := &Source{Registry: &registry.Registry{}}
+	if n := src.Names(); n != nil {
+		t.Fatalf("names before there is a table: %v", n)
+	}
+	src = source(t)
+	first := src.Names()
+	if src.Names() != first {
+		t.Error("names are made anew for each question")
+	}
+	src.Registry.Swap(&registry.Table{})
+	if src.Names() == first {
+		t.Error("names are those of the table before")
+	}
+}
+
+// Addresses of the reverse zones read back.
+func TestReverse(t *testing.T) {
+	for _, s := range []string{"10.2.5.1", "255.0.0.9", "fd00:1::5", "2001:db8:1:2:3:4:5:6"} {
+		a := netip.MustParseAddr(s)
+		if got, ok := reverse(arpa(a)); !ok || got != a {
+			t.Errorf("%s: %v, %t", arpa(a), got, ok)
+		}
+	}
+	for _, s := range []string{"in-addr.arpa", "1.2.3.in-addr.arpa", "256.1.1.1.in-addr.arpa", "1.ip6.arpa", strings.Repeat("g.", 32) + "ip6.arpa", "example.com"} {
+		if a, ok := reverse(s); ok {
+			t.Errorf("%s is %v", s, a)
+		}
+	}
+}
+
+func arpa(a netip.Addr) string {
+	var labels []string
+	if a.Is4() {
+		for _, b := range a.As4() {
+			labels = append(labels, fmt.Sprint(b))
+		}
+		slices.Reverse(labels)
+		return strings.Join(labels, ".") + ".in-addr.arpa"
+	}
+	for _, b := range a.As16() {
+		labels = append(labels, fmt.Sprintf("%x", b>>4), fmt.Sprintf("%x", b&15))
+	}
+	slices.Reverse(labels)
+	return strings.Join(labels, ".") + ".ip6.arpa"
+}
+
+func FuzzAnswer(f *testing.F) {
+	for _, s := range []string{"web.example.com", "_https._tcp.web.example.com", "db-0.two.db.default.svc.clusterset.local", "10-2-5-3.db.two", "fd00--1.db.two", "1.5.2.10.in-addr.arpa", "_._.", "-.db.two", "0.db.two"} {
+		f.Add(s, uint16(1), "west")
+	}
+	f.Fuzz(func(t *testing.T, name string, typ uint16, view string) {
+		src := fuzzed
+		if src == nil {
+			src = source(t)
+			fuzzed = src
+		}
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: name, Type: dns.Type(typ), View: view}, &a)
+		if a.Status != dns.Exists && len(a.Addrs)+len(a.Targets)+len(a.Services)+len(a.Bindings)+len(a.Hosts)+len(a.Texts) > 0 {
+			t.Errorf("%q: records of a name that is not there: %s", name, said(&a))
+		}
+		for _, x := range a.Addrs {
+			if view != "east" && x.Addr.Is4() && x.Addr.As4()[0] == 10 && x.Addr.As4()[1] == 1 {
+				t.Errorf("%q from %q: told %s", name, view, x.Addr)
+			}
+		}
+	})
+}
+
+var fuzzed *Source
+
+func BenchmarkAnswer(b *testing.B) {
+	s := registry.Snapshot{}
+	for i := range 100_000 {
+		s.Services = append(s.Services, registry.Service{Name: fmt.Sprint(i), Names: pattern(fmt.Sprintf("svc-%d.example.com", i)), Exposed: true, Endpoints: []registry.Endpoint{ep("10.1.5.1:443")}})
+	}
+	reg := &registry.Registry{}
+	table, _ := registry.Merge(s)
+	reg.Swap(table)
+	src := &Source{Registry: reg}
+	b.ReportAllocs()
+	for b.Loop() {
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: "svc-777.example.com", Type: dns.TypeA}, &a)
+		if len(a.Addrs) != 1 {
+			b.Fatal(said(&a))
+		}
+	}
+}

@@ -1,0 +1,260 @@
+package registry
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// complete returns c with its defaults, and without what has no meaning for
+// its kind, so that checks that ask the same are equal. A table has no others.
+func (c Check) complete(names []tunnel.Pattern) Check {
+	if c.Kind == "" {
+		return Check{}
+	}
+	c.Interval = cmp.Or(c.Interval, DefaultCheckInterval)
+	c.Timeout = min(cmp.Or(c.Timeout, DefaultCheckTimeout), c.Interval/2)
+	switch c.Kind {
+	case "http":
+		c.Path = cmp.Or(c.Path, "/")
+		if c.Host == "" {
+			c.Host = firstName(names)
+		}
+	case "tls":
+		// Without a host it is not the service's own: 100,000 of them may have
+		// one endpoint, and whether there is TLS is not a matter of the name.
+		c.Path = ""
+	default:
+		c.Host, c.Path = "", ""
+	}
+	return c
+}
+
+// firstName is the first name that is no wildcard, or "".
+func firstName(names []tunnel.Pattern) string {
+	for _, p := range names {
+		if !p.Wildcard && !p.Suffix.IsZero() {
+			return p.Suffix.String()
+		}
+	}
+	return ""
+}
+
+func completeGateways(gateways []Gateway) []Gateway {
+	gateways = slices.Clone(gateways) // what a source has said stays as it is
+	for i := range gateways {
+		gateways[i].Check = gateways[i].Check.complete(nil)
+	}
+	return gateways
+}
+
+// A Target is an address and how it is checked.
+type Target struct {
+	Addr  netip.AddrPort
+	Host  string // the DNS name the address came from; "" for a written one
+	Check Check
+
+	// ProxyProtocol is the version of the header that connections there begin
+	// with; 0 for none.
+	ProxyProtocol int
+}
+
+// A verdict is what a check has found.
+type verdict struct {
+	since time.Time // of the state
+	err   error     // nil where it works
+}
+
+// Checked takes in what a check has found: nil where t works, and otherwise
+// what is wrong. An address is down as long as one of its checks says so: it
+// stands behind all others then, and is not Healthy. A check that finds it well
+// ends what failed dials have brought upon it.
+func (r *Registry) Checked(t Target, err error) { r.health.check(t, err) }
+
+// Unchecked forgets what a check has found, as it is made no more.
+func (r *Registry) Unchecked(t Target) {
+	h := &r.health
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.mark(t.Addr, h.checked[t].err, nil)
+	delete(h.checked, t)
+	h.count()
+}
+
+// Healthy reports whether ap is neither down by a check nor waiting out a
+// failed dial. It takes no lock while all is well. What is not healthy may be
+// left out of an answer as long as something else remains.
+func (r *Registry) Healthy(ap netip.AddrPort) bool {
+	h := &r.health
+	if h.n.Load() == 0 {
+		return true
+	}
+	now := time.Now()
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return h.down[ap] == 0 && h.due(ap, now).IsZero()
+}
+
+func (h *health) check(t Target, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v, known := h.checked[t]
+	if !known || (v.err == nil) != (err == nil) {
+		h.mark(t.Addr, v.err, err)
+		v.since = time.Now()
+	}
+	v.err = err
+	if h.checked == nil {
+		h.checked = map[Target]verdict{}
+	}
+	h.checked[t] = v
+	if err == nil {
+		delete(h.failing, t.Addr)
+	}
+	h.count()
+}
+
+// mark counts how many checks say that ap is down, as one of them changes. The
+// caller holds mu.
+func (h *health) mark(ap netip.AddrPort, before, after error) {
+	switch {
+	case before == nil && after != nil:
+		if h.down == nil {
+			h.down = map[netip.AddrPort]int{}
+		}
+		h.down[ap]++
+	case before != nil && after == nil:
+		if h.down[ap]--; h.down[ap] == 0 {
+			delete(h.down, ap)
+		}
+	}
+}
+
+// States of a Health.
+const (
+	StateDown    = "down"    // a check says so
+	StateFailing = "failing" // it could not be dialed, and is tried last for a while
+	StateSuspect = "suspect" // the while is over, and nobody has reached it since
+	StateUp      = "up"      // a check says so
+)
+
+// A Health is what is known of an address.
+type Health struct {
+	Addr     netip.AddrPort
+	Host     string   // the DNS name it came from; "" for a written one
+	Services []string // that have it, at most maxNamed
+	More     int      // services beside those
+	Gateway  string   // the network whose gateway it is; "" for none
+	Network  string   // it is in; "" where that is not known
+
+	State string
+	Since time.Time // of the state; of the first failure in a row
+	Err   error     // the last; nil where it works
+	Check Check     // that says so; zero where dials do
+
+	counted int // the last service, from 1, that has it by several endpoints maybe
+}
+
+// maxNamed is how many services a Health names: 100,000 may have one endpoint.
+const maxNamed = 8
+
+// Health returns what is known of addresses that are checked, and of those that
+// could not be dialed: the worst first, then by address. It looks through the
+// whole table, so it is for people.
+func (r *Registry) Health() []Health {
+	list := r.health.list()
+	if len(list) == 0 {
+		return nil
+	}
+	whose(r.Table(), list)
+	worst := []string{StateDown, StateFailing, StateSuspect, StateUp}
+	slices.SortFunc(list, func(a, b Health) int {
+		return cmp.Or(
+			cmp.Compare(slices.Index(worst, a.State), slices.Index(worst, b.State)), a.Addr.Compare(b.Addr), cmp.Compare(a.Host, b.Host),
+			cmp.Compare(a.Check.Kind, b.Check.Kind), cmp.Compare(a.Check.Host, b.Check.Host), cmp.Compare(a.Check.Path, b.Check.Path),
+			cmp.Compare(a.Check.Interval, b.Check.Interval), cmp.Compare(a.Check.Timeout, b.Check.Timeout))
+	})
+	return list
+}
+
+func (h *health) list() []Health {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	list := make([]Health, 0, len(h.checked)+len(h.failing))
+	for t, v := range h.checked {
+		one := Health{Addr: t.Addr, Host: t.Host, Check: t.Check, State: StateUp, Since: v.since, Err: v.err}
+		if v.err != nil {
+			one.State = StateDown
+		}
+		list = append(list, one)
+	}
+	now := time.Now()
+	for ap, f := range h.failing {
+		one := Health{Addr: ap, Host: f.host, State: StateSuspect, Since: f.since, Err: f.err}
+		if !h.due(ap, now).IsZero() {
+			one.State = StateFailing
+		}
+		list = append(list, one)
+	}
+	return list
+}
+
+// whose says of what in t the addresses of list are.
+func whose(t *Table, list []Health) {
+	if t == nil {
+		return
+	}
+	byAddr, byHost := map[netip.Addr][]*Health{}, map[string][]*Health{}
+	for i := range list {
+		h := &list[i]
+		h.Network, _ = t.Network(h.Addr.Addr())
+		if h.Host != "" {
+			byHost[h.Host] = append(byHost[h.Host], h)
+		} else {
+			byAddr[h.Addr.Addr()] = append(byAddr[h.Addr.Addr()], h)
+		}
+	}
+	each := func(ep *Endpoint, ports []uint16, found func(*Health)) {
+		candidates := byHost[ep.Host]
+		if ep.Addr.IsValid() {
+			candidates = byAddr[ep.Addr.Unmap()]
+		}
+		for _, h := range candidates {
+			if ep.Port == h.Addr.Port() || ep.Port == 0 && (len(ports) == 0 || slices.Contains(ports, h.Addr.Port())) {
+				if i := t.network(ep); i >= 0 {
+					h.Network = t.all[i].Name
+				}
+				found(h)
+			}
+		}
+	}
+	i := 0
+	for s := range t.Services() {
+		Yield(i)
+		i++
+		if len(s.Via) > 0 {
+			continue // its endpoints are another's
+		}
+		for j := range s.Endpoints {
+			each(&s.Endpoints[j], s.Ports, func(h *Health) {
+				switch {
+				case h.counted == i:
+				case len(h.Services) < maxNamed:
+					h.Services = append(h.Services, s.Name)
+				default:
+					h.More++
+				}
+				h.counted = i
+			})
+		}
+	}
+	for n := range t.Networks() {
+		for _, g := range n.Gateways {
+			each(&g.Address, nil, func(h *Health) { h.Gateway = n.Name })
+			each(&g.Public, nil, func(h *Health) { h.Gateway = n.Name })
+		}
+	}
+}

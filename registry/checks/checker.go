@@ -1,0 +1,383 @@
+package checks
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+const (
+	maxProbes = 64 // under way
+	maxDown   = 16 // of them, of addresses that are down
+
+	// spread is the longest that a first probe waits.
+	spread = 5 * time.Second
+
+	// lookEvery is how often a DNS name is looked up, at most.
+	lookEvery = 5 * time.Second
+
+	// lookTime is how long a lookup may take.
+	lookTime = 5 * time.Second
+
+	// maxAddrs is how many addresses of a name are asked: others make them.
+	maxAddrs = 64
+
+	// back is how many probes in a row must work to bring an address back.
+	back = 2
+)
+
+// A Checker asks what a registry has. Set the fields and call Run, once.
+type Checker struct {
+	Registry *registry.Registry // whose current table is followed, and which is told
+
+	// Dial connects to an address by TCP; its guard has the last word. The
+	// caller closes the connection. It is (*tunnel.NetDialer).DialEndpoint.
+	Dial func(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error)
+
+	// Lookup finds the addresses of a DNS name; nil means that those with names
+	// are not asked. It is called every few seconds, so it should cache.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	// Budget is where each probe takes a descriptor; one that gets none says
+	// nothing. Nil means no limit.
+	Budget *tunnel.Budget
+
+	// Log is told of every address that goes down or comes back. Nil discards.
+	Log *slog.Logger
+
+	once    sync.Once
+	changed chan struct{}
+
+	passed, failed, up, down atomic.Int64
+
+	// What follows is Run's alone.
+	items   map[registry.Target]*item
+	queues  [2]queue // of what is not known to be down, and of what is
+	running [2]int
+	results chan result
+	work    sync.WaitGroup
+}
+
+// An item is something to be asked: an address, or, where its Target has none
+// but its port, a DNS name.
+type item struct {
+	registry.Target
+	name       string    // for SNI where the check has no host
+	what       string    // that has it, for the log
+	due        time.Time // of the next probe
+	at         int       // in its queue; -1 while it is asked
+	queue      int       // of queues
+	verdict    verdict   // of an address
+	inARow     int       // probes that worked, while it is down
+	children   []*item   // of a DNS name: its addresses
+	generation uint64    // of the table that had it last
+	gone       bool      // it is in no table any more
+}
+
+type verdict int
+
+const (
+	unknown verdict = iota
+	up
+	down
+)
+
+// A result is what became of an item's probes.
+type result struct {
+	*item
+	err   error
+	addrs []netip.Addr // of a DNS name
+}
+
+// Counts says how things are.
+type Counts struct {
+	Up, Down       int64 // addresses, by what their checks say; one whose first is not over is neither
+	Passed, Failed int64 // probes so far
+}
+
+// Counts returns what there is to count. It may be called at any time.
+func (c *Checker) Counts() Counts {
+	return Counts{Up: c.up.Load(), Down: c.down.Load(), Passed: c.passed.Load(), Failed: c.failed.Load()}
+}
+
+func (c *Checker) init() { c.once.Do(func() { c.changed = make(chan struct{}, 1) }) }
+
+// Changed has Run look at the current table. It does not wait.
+func (c *Checker) Changed() {
+	c.init()
+	select {
+	case c.changed <- struct{}{}:
+	default: // it has yet to look
+	}
+}
+
+// Run asks until ctx is done, and then waits for what is under way. It returns
+// nil.
+func (c *Checker) Run(ctx context.Context) error {
+	c.init()
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.items = map[registry.Target]*item{}
+	c.results = make(chan result, maxProbes) // so that nobody waits for who has gone
+	defer c.work.Wait()
+	c.follow()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		if next, ok := c.start(ctx); ok {
+			timer.Reset(time.Until(next))
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.changed:
+			c.follow()
+		case r := <-c.results:
+			c.take(r)
+		case <-timer.C:
+		}
+	}
+}
+
+// start begins the probes that are due, as far as there is room, and returns
+// when the next one is.
+func (c *Checker) start(ctx context.Context) (next time.Time, ok bool) {
+	now := time.Now()
+	for q, most := range [2]int{maxProbes - maxDown, maxDown} {
+		for len(c.queues[q]) > 0 && c.running[q] < most {
+			it := c.queues[q][0]
+			if it.due.After(now) {
+				if !ok || it.due.Before(next) {
+					next, ok = it.due, true
+				}
+				break
+			}
+			heap.Pop(&c.queues[q])
+			c.running[q]++
+			ask := *it // the item goes on changing
+			c.work.Go(func() {
+				r := c.ask(ctx, &ask)
+				r.item = it
+				c.results <- r
+			})
+		}
+	}
+	return next, ok
+}
+
+// ask makes the probes of one turn, or the lookup.
+func (c *Checker) ask(ctx context.Context, it *item) result {
+	if !it.Addr.Addr().IsValid() {
+		addrs, err := c.lookup(ctx, it.Host)
+		return result{addrs: addrs, err: err}
+	}
+	err := c.count(c.probe(ctx, it))
+	if err != nil && it.verdict != down && registry.Blames(err) && ctx.Err() == nil {
+		err = c.count(c.probe(ctx, it))
+	}
+	return result{err: err}
+}
+
+func (c *Checker) count(err error) error {
+	switch {
+	case err == nil:
+		c.passed.Add(1)
+	case registry.Blames(err):
+		c.failed.Add(1)
+	}
+	return err
+}
+
+// take takes in what became of an item, and puts it back.
+func (c *Checker) take(r result) {
+	it := r.item
+	c.running[it.queue]--
+	if it.gone {
+		return
+	}
+	every := it.Check.Interval
+	if it.Addr.Addr().IsValid() {
+		c.judge(it, r.err)
+	} else {
+		every = max(every, lookEvery)
+		if r.err == nil { // else the addresses it had are asked on
+			c.adopt(it, r.addrs)
+		}
+	}
+	it.due = it.due.Add(every)
+	if now := time.Now(); it.due.Before(now) { // there was no room for it in time
+		it.due = now
+	}
+	c.push(it)
+}
+
+// judge takes in what a turn has said of an address.
+func (c *Checker) judge(it *item, err error) {
+	switch {
+	case err != nil && !registry.Blames(err):
+		return
+	case err != nil:
+		it.inARow = 0
+		if it.verdict != down {
+			c.turn(it, down)
+			c.Log.Warn("check: an address is down", it.attrs("err", err)...)
+		}
+	case it.verdict == down:
+		if it.inARow++; it.inARow < back {
+			return
+		}
+		c.turn(it, up)
+		c.Log.Info("check: an address is back", it.attrs()...)
+	case it.verdict == unknown:
+		c.turn(it, up)
+	}
+	c.Registry.Checked(it.Target, err)
+}
+
+// turn changes what is known of an address.
+func (c *Checker) turn(it *item, to verdict) {
+	switch it.verdict {
+	case up:
+		c.up.Add(-1)
+	case down:
+		c.down.Add(-1)
+	}
+	switch to {
+	case up:
+		c.up.Add(1)
+	case down:
+		c.down.Add(1)
+	}
+	it.verdict, it.inARow = to, 0
+}
+
+func (it *item) attrs(more ...any) []any {
+	attrs := []any{"address", it.Addr.String(), "of", it.what, "check", it.Check.Kind}
+	if it.Host != "" {
+		attrs = append(attrs, "host", it.Host)
+	}
+	return append(attrs, more...)
+}
+
+// push puts an item into its queue. What is down but has answered needs no long
+// time any more.
+func (c *Checker) push(it *item) {
+	it.queue = 0
+	if it.verdict == down && it.inARow == 0 {
+		it.queue = 1
+	}
+	heap.Push(&c.queues[it.queue], it)
+}
+
+// add begins to ask it.
+func (c *Checker) add(it *item) {
+	if it.Addr.Addr().IsValid() {
+		it.due = time.Now().Add(rand.N(min(it.Check.Interval, spread)))
+	} else {
+		it.due = time.Now().Add(rand.N(min(it.Check.Interval, spread) / 4)) // its addresses wait again
+	}
+	c.items[it.Target] = it
+	c.push(it)
+}
+
+// drop asks it no more.
+func (c *Checker) drop(it *item) {
+	for _, child := range it.children {
+		c.drop(child)
+	}
+	it.gone, it.children = true, nil
+	delete(c.items, it.Target)
+	if it.at >= 0 {
+		heap.Remove(&c.queues[it.queue], it.at)
+	}
+	if it.verdict != unknown {
+		c.turn(it, unknown)
+		c.Registry.Unchecked(it.Target)
+	}
+}
+
+// adopt makes addrs the addresses of a name.
+func (c *Checker) adopt(parent *item, addrs []netip.Addr) {
+	addrs = addrs[:min(len(addrs), maxAddrs)]
+	var keep []*item
+	for _, child := range parent.children {
+		if slices.Contains(addrs, child.Addr.Addr()) {
+			keep = append(keep, child)
+			continue
+		}
+		c.drop(child)
+	}
+	for _, a := range addrs {
+		t := parent.Target
+		t.Addr = netip.AddrPortFrom(a, t.Addr.Port())
+		child, ok := c.items[t]
+		if !ok {
+			child = &item{Target: t}
+			c.add(child)
+			keep = append(keep, child)
+		}
+		child.name, child.what = parent.name, parent.what
+	}
+	parent.children = keep
+}
+
+// lookup returns the addresses of a name, in the one form they have in the
+// registry.
+func (c *Checker) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	if isLocalhost(host) {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	}
+	if c.Lookup == nil {
+		return nil, errors.New("no DNS resolver is configured")
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	answer, err := c.Lookup(ctx, host)
+	addrs := make([]netip.Addr, 0, len(answer))
+	for _, a := range answer { // which belongs to the cache
+		if a = a.Unmap(); !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs, err
+}
+
+// A queue is a heap of items by when they are due.
+type queue []*item
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].at, q[j].at = i, j
+}
+
+// Push implements heap.Interface.
+func (q *queue) Push(x any) {
+	it := x.(*item)
+	it.at = len(*q)
+	*q = append(*q, it)
+}
+
+// Pop implements heap.Interface.
+func (q *queue) Pop() any {
+	old := *q
+	it := old[len(old)-1]
+	old[len(old)-1] = nil
+	*q, it.at = old[:len(old)-1], -1
+	return it
+}

@@ -1,0 +1,81 @@
+package checks
+
+import (
+	"net/netip"
+	"strings"
+
+	"culvert.dev/registry"
+)
+
+// follow makes what is asked that of the current table.
+func (c *Checker) follow() {
+	t := c.Registry.Table()
+	generation := t.Generation()
+	i := 0
+	for s := range t.Services() {
+		registry.Yield(i)
+		i++
+		if s.Check.Kind == "" || len(s.Via) > 0 {
+			continue
+		}
+		name := ""
+		for _, p := range s.Names {
+			if !p.Wildcard {
+				name = p.Suffix.String()
+				break
+			}
+		}
+		for j := range s.Endpoints {
+			ep := &s.Endpoints[j]
+			if !t.Reaches(ep) {
+				continue // whoever is there asks it
+			}
+			ports := s.Ports
+			if ep.Port != 0 {
+				ports = []uint16{ep.Port}
+			}
+			for _, port := range ports {
+				c.want(generation, registry.Target{
+					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Check: s.Check, ProxyProtocol: s.ProxyProtocol,
+				}, name, s.Name)
+			}
+		}
+	}
+	for n := range t.Networks() {
+		for j := range n.Gateways {
+			g := &n.Gateways[j]
+			if ep := g.As(n.Name, c.Registry.Mesh.Network); g.Check.Kind != "" && ep.Port != 0 {
+				c.want(generation, registry.Target{Addr: netip.AddrPortFrom(ep.Addr.Unmap(), ep.Port), Host: ep.Host, Check: g.Check}, "", "the gateways of "+n.Name)
+			}
+		}
+	}
+	for _, it := range c.items {
+		registry.Yield(i)
+		i++
+		if it.generation != generation && (it.Host == "" || !it.Addr.Addr().IsValid()) { // else it is its name's
+			c.drop(it)
+		}
+	}
+}
+
+// want notes that t is to be asked. Who wants it first gives the name.
+func (c *Checker) want(generation uint64, t registry.Target, name, what string) {
+	it, ok := c.items[t]
+	if !ok {
+		it = &item{Target: t}
+		c.add(it)
+	}
+	if it.generation == generation && ok {
+		return
+	}
+	it.generation, it.name, it.what = generation, name, what
+	for _, child := range it.children {
+		child.name, child.what = name, what
+	}
+}
+
+// isLocalhost reports whether host is loopback by definition, RFC 6761 section
+// 6.3.
+func isLocalhost(host string) bool {
+	return host == "localhost" || strings.HasSuffix(host, ".localhost")
+}

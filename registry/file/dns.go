@@ -1,0 +1,360 @@
+package file
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A DNS is what is answered by DNS. What is read of its files is taken up
+// while it runs.
+type DNS struct {
+	Listeners   []DNSListener
+	Certificate KeyPair // of those by TLS and HTTPS; zero if there are none
+
+	Zones       []string      // its own; empty means the mesh's and svc.clusterset.local
+	TTL         time.Duration // of the table's answers
+	NegativeTTL time.Duration
+
+	Upstreams []DNSUpstream // that are asked for the rest; empty means those of resolv.conf
+	Forward   []DNSForward  // zones with others
+	Private   []string      // zones that may have private addresses, beside those of Forward
+	VIPs      []string      // networks whose askers are told the VIPs of services
+	Recursion []netip.Prefix
+	Unlimited []netip.Prefix
+	Rate      int // responses a second by UDP to a network; -1 for no limit
+	Cache     DNSCache
+}
+
+// DNSTransports are what a DNSListener may speak.
+var DNSTransports = []string{"udp", "tcp", "tls", "https"}
+
+// A DNSListener is where questions are taken.
+type DNSListener struct {
+	Transport string // of DNSTransports
+	Address   string // host:port; no host means every address of this machine
+	View      string // the network of all who ask here; "" means that of their address
+}
+
+func (l DNSListener) String() string { return l.Transport + "://" + l.Address }
+
+// place is the address as those of the other listeners are written.
+func (l DNSListener) place() string {
+	if l.Transport == "udp" {
+		return udpPrefix + l.Address
+	}
+	return l.Address
+}
+
+// A DNSUpstream is a resolver to ask.
+type DNSUpstream struct {
+	Address string // host:port
+	TLS     bool   // by TLS, and not in the clear
+	Name    string // of its certificate; "" means its address
+}
+
+// A DNSForward is a zone that has resolvers of its own.
+type DNSForward struct {
+	Zone      string
+	Upstreams []DNSUpstream
+}
+
+// A DNSCache is how much of others' answers is kept, and how long.
+type DNSCache struct {
+	Size     Memory // of all answers, about
+	MinTTL   time.Duration
+	MaxTTL   time.Duration
+	MaxStale time.Duration // that an answer is served after its time, where there is no better
+}
+
+func defaultDNS() *DNS {
+	return &DNS{
+		TTL: 5 * time.Second, NegativeTTL: 5 * time.Second, Rate: 1000,
+		Cache: DNSCache{Size: 32 << 20, MinTTL: time.Second, MaxTTL: time.Hour, MaxStale: 24 * time.Hour},
+	}
+}
+
+// A dnsAt is where the file says what of DNS.
+type dnsAt struct {
+	node, tls        *yaml.Node
+	pair             pairAt
+	listeners, views []*yaml.Node
+	vips             []*yaml.Node
+	zones            []*yaml.Node
+	forward          []*yaml.Node
+	upstreams        []*yaml.Node // as those of all, those of zones
+	addresses        []string     // of upstreams
+	needsRecursion   map[string]*yaml.Node
+}
+
+var dnsFields = []field[DNS]{
+	{"listen", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.list(n, "listen", func(n *yaml.Node) {
+			l := DNSListener{}
+			d.at.dns.listeners = append(d.at.dns.listeners, n)
+			d.at.dns.views = append(d.at.dns.views, nil)
+			if n.Kind == yaml.MappingNode {
+				object(d, n, "a listener", dnsListenerFields, &l)
+				d.need(n, "a listener", "address")
+			} else {
+				d.dnsAddress(n, &l)
+			}
+			to.Listeners = append(to.Listeners, l)
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "list where to take questions: [udp://:53, tcp://:53]", "listen is empty")
+		}
+	}},
+	{"tls", func(d *decoder, n *yaml.Node, _ *DNS) {
+		d.at.dns.tls = n
+		object(d, n, "tls", pairFields, &d.at.dns.pair)
+		d.need(n, "tls", "certificateFile")
+		d.need(n, "tls", "keyFile")
+	}},
+	{"zones", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.zones(n, "zones", &to.Zones, &d.at.dns.zones)
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "leave the key out for the mesh's", "zones is empty")
+		}
+	}},
+	durationField("ttl", 0, func(c *DNS) *time.Duration { return &c.TTL }),
+	durationField("negativeTTL", 0, func(c *DNS) *time.Duration { return &c.NegativeTTL }),
+	{"upstreams", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.at.dns.needs("upstreams", n)
+		d.upstreams(n, &to.Upstreams)
+	}},
+	{"forward", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.at.dns.needs("forward", n)
+		d.list(n, "forward", func(n *yaml.Node) {
+			var f DNSForward
+			d.at.dns.forward = append(d.at.dns.forward, n)
+			object(d, n, "a zone to forward", dnsForwardFields, &f)
+			d.need(n, "a zone to forward", "zone")
+			d.need(n, "a zone to forward", "upstreams")
+			to.Forward = append(to.Forward, f)
+		})
+	}},
+	{"private", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.at.dns.needs("private", n)
+		var at []*yaml.Node
+		d.zones(n, "private", &to.Private, &at)
+	}},
+	{"vips", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.list(n, "vips", func(n *yaml.Node) {
+			if s, ok := d.text(n, "vips"); ok {
+				to.VIPs = append(to.VIPs, s)
+				d.at.dns.vips = append(d.at.dns.vips, n)
+			}
+		})
+	}},
+	{"recursion", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.sources(n, "recursion", &to.Recursion, "list the ranges of your own clients", "would make this an open resolver, for everybody to attack others with")
+	}},
+	{"unlimited", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.sources(n, "unlimited", &to.Unlimited, "list the resolvers that ask for many, or write rate: -1", "is everybody")
+	}},
+	limitField("rate", func(c *DNS) *int { return &c.Rate }),
+	{"cache", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.at.dns.needs("cache", n)
+		object(d, n, "cache", dnsCacheFields, &to.Cache)
+	}},
+}
+
+var dnsListenerFields = []field[DNSListener]{
+	{"address", func(d *decoder, n *yaml.Node, to *DNSListener) {
+		d.at.dns.listeners[len(d.at.dns.listeners)-1] = n
+		d.dnsAddress(n, to)
+	}},
+	{"view", func(d *decoder, n *yaml.Node, to *DNSListener) {
+		if s, ok := d.text(n, "view"); ok {
+			to.View = s
+			d.at.dns.views[len(d.at.dns.views)-1] = n
+		}
+	}},
+}
+
+var dnsForwardFields = []field[DNSForward]{
+	{"zone", func(d *decoder, n *yaml.Node, to *DNSForward) {
+		d.at.dns.forward[len(d.at.dns.forward)-1] = n
+		to.Zone, _ = d.zone(n)
+	}},
+	{"upstreams", func(d *decoder, n *yaml.Node, to *DNSForward) { d.upstreams(n, &to.Upstreams) }},
+}
+
+var dnsCacheFields = []field[DNSCache]{
+	{"size", func(d *decoder, n *yaml.Node, to *DNSCache) {
+		s, ok := d.text(n, "size")
+		if !ok {
+			return
+		}
+		size, err := parseSize(s, leastCache)
+		if err != nil {
+			d.errorf(n, "write it as 32MiB", "size: %v", err)
+			return
+		}
+		to.Size = size
+	}},
+	durationField("minTTL", 0, func(c *DNSCache) *time.Duration { return &c.MinTTL }),
+	durationField("maxTTL", time.Second, func(c *DNSCache) *time.Duration { return &c.MaxTTL }),
+	durationField("maxStale", 0, func(c *DNSCache) *time.Duration { return &c.MaxStale }),
+}
+
+// leastCache is less than a cache of any use.
+const leastCache = 1 << 20
+
+// needs notes a key that is of no effect where nobody may ask for the names of
+// others.
+func (at *dnsAt) needs(key string, n *yaml.Node) {
+	if at.needsRecursion == nil {
+		at.needsRecursion = map[string]*yaml.Node{}
+	}
+	at.needsRecursion[key] = n
+}
+
+func (d *decoder) dns(n *yaml.Node, c *Config) {
+	d.at.dns.node = n
+	c.DNS = defaultDNS()
+	object(d, n, "dns", dnsFields, c.DNS)
+	d.need(n, "dns", "listen")
+}
+
+// dnsAddress reads "udp://:53", and for HTTPS a path.
+func (d *decoder) dnsAddress(n *yaml.Node, to *DNSListener) {
+	const hint = "write udp://:53, tcp://:53, tls://:853 or https://:443/dns-query"
+	s, ok := d.text(n, "an address")
+	if !ok {
+		return
+	}
+	transport, address, found := strings.Cut(s, "://")
+	if !found || !slices.Contains(DNSTransports, transport) {
+		d.errorf(n, hint, "address %q begins with none of udp://, tcp://, tls:// and https://", clip(s))
+		return
+	}
+	address, path, slash := strings.Cut(address, "/")
+	if slash && (transport != "https" || path != "dns-query") {
+		d.errorf(n, hint, "address %q: questions are taken at /dns-query by HTTPS, and there is no other path", clip(s))
+		return
+	}
+	inner := *n
+	inner.Value = address
+	if d.listenAddress(&inner, "address", &to.Address); to.Address != "" {
+		to.Transport = transport
+	}
+}
+
+// zones reads a list of zones, and where they stand.
+func (d *decoder) zones(n *yaml.Node, what string, to *[]string, at *[]*yaml.Node) {
+	d.list(n, what, func(n *yaml.Node) {
+		z, ok := d.zone(n)
+		switch {
+		case !ok:
+		case slices.Contains(*to, z):
+			d.errorf(n, "keep one of them", "zone %q is listed twice", z)
+		default:
+			*to, *at = append(*to, z), append(*at, n)
+		}
+	})
+}
+
+// zone reads the name of a zone, in lower case and without a dot at its end.
+func (d *decoder) zone(n *yaml.Node) (string, bool) {
+	s, ok := d.text(n, "a zone")
+	if !ok {
+		return "", false
+	}
+	name, c := parseName(strings.TrimSuffix(s, "."))
+	if c != nil {
+		hint := c.hint
+		if s == "." || s == "*" {
+			hint = "write upstreams for all other names"
+		}
+		d.errorf(n, hint, "zone %q: %s", clip(s), c.msg)
+		return "", false
+	}
+	return name.String(), true
+}
+
+// upstreams reads a list of "ADDRESS[:PORT]" and "tls://ADDRESS[:PORT][#NAME]".
+func (d *decoder) upstreams(n *yaml.Node, to *[]DNSUpstream) {
+	d.list(n, "upstreams", func(n *yaml.Node) {
+		s, ok := d.text(n, "an upstream")
+		if !ok {
+			return
+		}
+		u, c := parseUpstream(s)
+		switch {
+		case c != nil:
+			d.errorf(n, c.hint, "upstream %q: %s", clip(s), c.msg)
+		case slices.Contains(*to, u):
+			d.errorf(n, "keep one of them", "upstream %q is listed twice", clip(s))
+		default:
+			*to = append(*to, u)
+			d.at.dns.upstreams = append(d.at.dns.upstreams, n)
+			d.at.dns.addresses = append(d.at.dns.addresses, u.Address)
+		}
+	})
+	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+		d.errorf(n, "list the resolvers to ask: [192.0.2.53]", "upstreams is empty")
+	}
+}
+
+func parseUpstream(s string) (u DNSUpstream, c *complaint) {
+	const hint = "write 192.0.2.53, 192.0.2.53:5353 or tls://192.0.2.53:853#dns.example.com"
+	rest, secure := strings.CutPrefix(s, "tls://")
+	rest, name, named := strings.Cut(rest, "#")
+	if strings.Contains(rest, "://") || strings.Contains(rest, "/") {
+		return u, complain(hint, "a resolver is asked in the clear, or by tls://")
+	}
+	port := uint16(53)
+	if u.TLS = secure; secure {
+		port = 853
+	}
+	if named {
+		if !secure {
+			return u, complain(hint, "only a certificate has a name, and there is none in the clear")
+		}
+		n, c := parseName(name)
+		if c != nil {
+			return u, c
+		}
+		u.Name = n.String()
+	}
+	host, given := rest, uint16(0)
+	if a, err := netip.ParseAddr(rest); err != nil || !a.Is6() {
+		if host, given, c = cutPort(rest); c != nil {
+			return u, c
+		}
+	}
+	a, err := netip.ParseAddr(host)
+	if err != nil {
+		return u, complain(hint, "a resolver is an IP address: who would look its name up?")
+	}
+	if c := destination(a); c != nil {
+		return u, c
+	}
+	u.Address = net.JoinHostPort(a.Unmap().String(), fmt.Sprint(cmp.Or(given, port)))
+	return u, nil
+}
+
+// sources reads ranges of which none may be everybody.
+func (d *decoder) sources(n *yaml.Node, what string, to *[]netip.Prefix, hint, why string) {
+	d.list(n, what, func(n *yaml.Node) {
+		p, ok := d.cidr(n)
+		// The largest ranges that are one party's own: 10.0.0.0/8 and fc00::/7.
+		switch {
+		case !ok:
+		case p.Addr().Is4() && p.Bits() < 8 || p.Addr().Is6() && p.Bits() < 7:
+			d.errorf(n, hint, "range %s in %s %s", p, what, why)
+		case slices.Contains(*to, p):
+			d.errorf(n, "keep one of them", "range %s is listed twice", p)
+		default:
+			*to = append(*to, p)
+		}
+	})
+}

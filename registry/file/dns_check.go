@@ -1,0 +1,126 @@
+package file
+
+import (
+	"cmp"
+	"slices"
+
+	"culvert.dev/registry"
+)
+
+// checkDNS finds what does not go together. Taken are the addresses of others.
+func (d *decoder) checkDNS(taken []place) {
+	c, at := d.cfg.DNS, &d.at.dns
+	if c == nil {
+		return
+	}
+	secure := false
+	for i, l := range c.Listeners {
+		n := at.listeners[i]
+		if l.Address == "" {
+			continue
+		}
+		if l.Transport == "tls" || l.Transport == "https" {
+			secure = true
+			if at.tls == nil {
+				d.errorf(n, "add tls: {certificateFile: ..., keyFile: ...} to dns", "%s needs a certificate", l)
+			}
+		}
+		clash := slices.IndexFunc(taken, func(p place) bool { return overlap(p.address, l.place()) })
+		if clash >= 0 {
+			p := taken[clash]
+			d.errorf(n, "give it an address or a port of its own", "%s is already listened at: %s in line %d", l, p.address, p.node.Line)
+			continue
+		}
+		taken = append(taken, place{l.place(), n})
+	}
+	if at.tls != nil && !secure {
+		d.errorf(at.tls, "add tls://:853 or https://:443/dns-query to listen, or leave it out", "tls has no effect: nothing is listened to by TLS or HTTPS")
+	}
+	d.checkDNSViews(c)
+	d.checkDNSForward(c)
+	for i, n := range at.upstreams {
+		for j, l := range c.Listeners {
+			ep, _ := parseEndpoint(at.addresses[i])
+			if l.Address != "" && leadsTo(ep, []uint16{ep.Port}, l.Address) {
+				d.errorf(n, "write the resolver that is to be asked", "upstream %s leads back to this server, which listens at %s (line %d)", at.addresses[i], l, at.listeners[j].Line)
+				break
+			}
+		}
+	}
+	if c.Cache.MinTTL > c.Cache.MaxTTL {
+		d.errorf(at.needsRecursion["cache"], "", "minTTL %v is longer than maxTTL %v", c.Cache.MinTTL, c.Cache.MaxTTL)
+	}
+}
+
+func (d *decoder) checkDNSViews(c *DNS) {
+	for i, l := range c.Listeners {
+		if l.View != "" {
+			d.knownNetwork(d.at.dns.views[i], l.View)
+		}
+	}
+	for i, name := range c.VIPs {
+		d.knownNetwork(d.at.dns.vips[i], name)
+		if d.cfg.VIPs == nil {
+			d.errorf(d.at.dns.vips[i], "add vips: {state: ...} to the configuration", "vips has no effect: no service has an address to itself")
+		}
+	}
+}
+
+// checkDNSForward finds zones that are somebody else's already, and what is
+// forwarded for nobody.
+func (d *decoder) checkDNSForward(c *DNS) {
+	at := &d.at.dns
+	for i, f := range c.Forward {
+		if f.Zone == "" {
+			continue
+		}
+		own := c.Zones
+		if len(own) == 0 {
+			own = d.cfg.defaultZones()
+		}
+		if slices.Contains(own, f.Zone) {
+			d.errorf(at.forward[i], "take it out of zones, or out of forward", "zone %q is answered here and not forwarded", f.Zone)
+		}
+		if first := slices.IndexFunc(c.Forward, func(g DNSForward) bool { return g.Zone == f.Zone }); first < i {
+			d.errorf(at.forward[i], "keep one of them", "zone %q is already in line %d", f.Zone, at.forward[first].Line)
+		}
+	}
+	if len(c.Recursion) > 0 || has(at.node, "recursion") {
+		return
+	}
+	for key, n := range at.needsRecursion {
+		d.errorf(n, "add recursion: [10.0.0.0/8], the ranges of your own clients", "%s has no effect: nobody may ask for the names of others", key)
+	}
+}
+
+// DNSZones returns the zones that DNS answers by itself.
+func (c *Config) DNSZones() []string {
+	if c.DNS != nil && len(c.DNS.Zones) > 0 {
+		return c.DNS.Zones
+	}
+	return c.defaultZones()
+}
+
+func (c *Config) defaultZones() []string {
+	return []string{cmp.Or(c.Mesh.Zone, registry.DefaultZone), "svc." + registry.Clusterset}
+}
+
+// readDNSFiles reads the certificate and the key, and returns what they
+// contain.
+func (d *decoder) readDNSFiles(path string) (all [][]byte) {
+	if d.cfg.DNS == nil || d.at.dns.tls == nil {
+		return nil
+	}
+	d.cfg.DNS.Certificate, _ = d.pair(path, d.at.dns.pair, &all)
+	return all
+}
+
+// fixedDNS returns what of c stays as it is while it runs.
+func fixedDNS(c *DNS) *DNS {
+	if c == nil {
+		return nil
+	}
+	out := *c
+	out.Certificate = KeyPair{}
+	return &out
+}

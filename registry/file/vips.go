@@ -1,0 +1,149 @@
+package file
+
+import (
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"culvert.dev/registry"
+	"go.yaml.in/yaml/v3"
+)
+
+// VIPs are addresses to give to services, one of each range to one.
+type VIPs struct {
+	Ranges []netip.Prefix // at most one of a family
+	State  string         // path of the file that keeps who has which address
+	Keep   time.Duration  // how long nobody else gets the addresses of a service that is gone
+}
+
+// vipsAt is where vips stand.
+type vipsAt struct {
+	node, state *yaml.Node
+	ranges      []*yaml.Node
+}
+
+var vipsFields = []field[VIPs]{
+	{"ranges", func(d *decoder, n *yaml.Node, to *VIPs) {
+		d.list(n, "ranges", func(n *yaml.Node) {
+			p, ok := d.cidr(n)
+			if !ok {
+				return
+			}
+			if err := registry.CheckVIPRange(p); err != nil {
+				d.errorf(n, "leave ranges out, or write 240.0.0.0/4, or a range that nobody else has", "range %s can't be of vips: %v", p, err)
+				return
+			}
+			if i := slices.IndexFunc(to.Ranges, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }); i >= 0 {
+				d.errorf(n, "keep one of them", "a service has one address of a family, and %s is of the same as %s", p, to.Ranges[i])
+				return
+			}
+			to.Ranges = append(to.Ranges, p)
+			d.at.vips.ranges = append(d.at.vips.ranges, n)
+		})
+		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+			d.errorf(n, "leave the key out for 240.0.0.0/4 and a range of IPv6", "ranges is empty")
+		}
+	}},
+	{"state", func(d *decoder, n *yaml.Node, to *VIPs) {
+		d.at.vips.state = n
+		to.State, _ = d.text(n, "state")
+	}},
+	durationField("keep", time.Millisecond, func(p *VIPs) *time.Duration { return &p.Keep }),
+}
+
+func (d *decoder) vips(n *yaml.Node, c *Config) {
+	d.at.vips.node = n
+	c.VIPs = &VIPs{Keep: defaultKeep}
+	object(d, n, "vips", vipsFields, c.VIPs)
+	d.need(n, "vips", "state")
+}
+
+// checkVIP finds a service that asks for an address of its own and can't have
+// one.
+func (d *decoder) checkVIP(s *registry.Service, at *serviceAt) {
+	switch {
+	case !s.VIP:
+	case d.cfg.VIPs == nil:
+		d.errorf(at.vip, "add vips: {state: vips.json}, or leave it out", "vip has no effect: there are no vips")
+	case !s.Exposed:
+		d.errorf(at.vip, "leave one of them out", "a service that is not exposed has no address of its own")
+	case len(s.Names) > 0 && !hasExactName(s) && at.id == nil:
+		d.errorf(at.vip, "add a name without *, or mesh, or leave it out", "a service of wildcards has no address of its own: nobody could tell which name is meant")
+	}
+}
+
+// checkVIPs finds ranges that are somebody else's, and fills in those that the
+// file leaves out.
+func (d *decoder) checkVIPs() {
+	c, at := d.cfg.VIPs, &d.at.vips
+	if c == nil || at.node.Kind != yaml.MappingNode {
+		return
+	}
+	if p := d.cfg.ServicePorts; p != nil && c.State != "" && d.beside(p.State) == d.beside(c.State) {
+		d.errorf(at.state, "give each a file of its own", "servicePorts keep theirs in %q, too", clip(c.State))
+	}
+	if !has(at.node, "ranges") {
+		if d.cfg.Cluster == "" {
+			d.errorf(at.node, "add cluster to the configuration, or ranges: [240.0.0.0/4, fd12:3456:789a::/64] to vips", "vips needs ranges: that of IPv6 is made from the name of the cluster, which has none")
+			return
+		}
+		c.Ranges = registry.DefaultVIPRanges(d.cfg.Cluster)
+	}
+	services := uint64(0)
+	for i := range d.cfg.Services {
+		if s := &d.cfg.Services[i]; s.VIP && s.Exposed {
+			services++
+		}
+	}
+	for i, r := range c.Ranges {
+		n := at.node
+		if i < len(at.ranges) {
+			n = at.ranges[i]
+		}
+		if most := registry.VIPsIn(r); services > most {
+			d.errorf(n, "choose a larger range", "range %s has %d addresses to give, and %d services want one", r, most, services)
+		}
+		for j := range d.cfg.Networks {
+			for k, p := range d.cfg.Networks[j].CIDRs {
+				if p.Bits() > 0 && p.Overlaps(r) { // a network of everything stands for the rest of the world
+					d.errorf(n, "choose another range, which nobody has", "range %s of vips overlaps %s of network %q (line %d)", r, p, clip(d.cfg.Networks[j].Name), d.at.networks[j].cidrs[k].Line)
+				}
+			}
+		}
+		d.checkVIPListeners(r, n)
+	}
+}
+
+// checkVIPListeners finds addresses of our own in a range.
+func (d *decoder) checkVIPListeners(r netip.Prefix, n *yaml.Node) {
+	check := func(address string, at *yaml.Node) {
+		for _, a := range listenAddrs(address) {
+			if r.Contains(a) {
+				d.errorf(n, "choose another range, which nobody has", "range %s of vips has %s in it, which is listened at (line %d)", r, a, at.Line)
+			}
+		}
+	}
+	for i, l := range d.cfg.Listeners {
+		check(l.Address, d.at.listeners[i].address)
+	}
+	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
+		check(d.cfg.Admin, d.at.admin)
+	}
+	if d.cfg.DNS != nil {
+		for i, l := range d.cfg.DNS.Listeners {
+			check(l.Address, d.at.dns.listeners[i])
+		}
+	}
+	if p := d.cfg.ServicePorts; p != nil && d.at.ports.address != nil && r.Contains(p.Address) {
+		d.errorf(n, "choose another range, which nobody has", "range %s of vips has %s in it, which servicePorts listen at (line %d)", r, p.Address, d.at.ports.address.Line)
+	}
+}
+
+// beside returns a path as it is from here, where it is written in the file.
+func (d *decoder) beside(path string) string {
+	if path == "" || filepath.IsAbs(path) {
+		return filepath.Clean(path)
+	}
+	return filepath.Join(filepath.Dir(d.file), path)
+}

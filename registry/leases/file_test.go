@@ -1,0 +1,138 @@
+package leases
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+type entry struct {
+	Service string `json:"service"`
+	Times
+}
+
+type content struct {
+	Version  int     `json:"version"`
+	Services []entry `json:"services"`
+}
+
+func fileAt(path string) File {
+	return File{Path: path, What: "assigned things", List: "services"}
+}
+
+func TestFileSaysWhatItIsOf(t *testing.T) {
+	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
+	parsed := 0
+	parse := func(data []byte) ([]entry, error) {
+		parsed++
+		var c content
+		err := Parse(data, &c)
+		return c.Services, err
+	}
+	if all, err := Load(f, parse); all != nil || err != nil || parsed != 0 {
+		t.Errorf("without a file: %v, %v, parsed %d times", all, err, parsed)
+	}
+	gone := noon.Add(time.Hour)
+	if err := Save(f, []entry{{"a", TimesOf(noon, time.Time{})}, {"b", TimesOf(noon, gone)}}); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := Load(f, parse); err != nil || len(all) != 2 || !all[0].Left().IsZero() || !all[1].Left().Equal(gone) || !all[1].Since.Equal(noon) {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	if err := os.WriteFile(f.Path, []byte(`{"version": 3}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("the assigned things in %q can't be used: it is of version 3, and this culvert reads version 1", f.Path)
+	if all, err := Load(f, parse); all != nil || err == nil || err.Error() != want {
+		t.Errorf("got %v, %v\nwant %s", all, err, want)
+	}
+	if err := Save(fileAt(t.TempDir()), []entry{}); err == nil || !strings.HasPrefix(err.Error(), "write the assigned things: ") {
+		t.Errorf("a folder: got %v", err)
+	}
+}
+
+// What could not be read again is not written.
+func TestFileDoesNotOutgrowItsReader(t *testing.T) {
+	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
+	few := []entry{{"a", TimesOf(noon, time.Time{})}}
+	if err := Save(f, few); err != nil {
+		t.Fatal(err)
+	}
+	many := make([]entry, 9)
+	for i := range many {
+		many[i].Service = strings.Repeat("a", MaxSize/8)
+	}
+	if err := Save(f, many); err == nil || !strings.Contains(err.Error(), "write the assigned things: 9 entries take ") {
+		t.Errorf("got %v", err)
+	}
+	if all, err := Load(f, func(data []byte) ([]entry, error) {
+		var c content
+		err := Parse(data, &c)
+		return c.Services, err
+	}); err != nil || len(all) != 1 {
+		t.Errorf("what was there before: %v, %v", all, err)
+	}
+}
+
+// writer is the path that a process started by the test below writes to.
+const writer = "CULVERT_TEST_LEASES_WRITER"
+
+// A process that is killed while it writes leaves a file that is whole.
+func TestFileSurvivesKills(t *testing.T) {
+	const rounds, entries = 12, 2000
+	if path := os.Getenv(writer); path != "" {
+		for n := 0; ; n++ { // until it is killed
+			list := make([]entry, entries)
+			for i := range list {
+				list[i] = entry{fmt.Sprintf("s%d-%d", n, i), TimesOf(noon, time.Time{})}
+			}
+			if err := Save(fileAt(path), list); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			fmt.Println("saved") // the reader counts them
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "state.json")
+	for round := range rounds {
+		cmd := exec.Command(self, "-test.run", "^TestFileSurvivesKills$")
+		cmd.Env = append(os.Environ(), writer+"="+path)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// After one that is done it is in the middle of the next, each time
+		// somewhere else.
+		if _, err := out.Read(make([]byte, 6*(1+round%3))); err != nil {
+			t.Fatal(err)
+		}
+		pause := time.NewTimer(time.Duration(round) * 300 * time.Microsecond)
+		<-pause.C
+		if err := cmd.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait()
+		var c content
+		if _, err := Load(fileAt(path), func(data []byte) ([]entry, error) { return nil, Parse(data, &c) }); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		if len(c.Services) != entries || c.Services[0].Service[:2] != c.Services[entries-1].Service[:2] {
+			t.Fatalf("round %d: %d entries, from %v to the last", round, len(c.Services), c.Services[:1])
+		}
+		files, err := os.ReadDir(filepath.Dir(path))
+		if err != nil || len(files) > 2 {
+			t.Errorf("round %d: %v, %v, want the state and at most what was begun", round, files, err)
+		}
+	}
+}

@@ -1,0 +1,329 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// DefaultZone is the zone of a Mesh that has no other.
+const DefaultZone = "mesh.internal"
+
+// Clusterset is the zone of what clusters export to all others: the
+// multi-cluster services DNS specification, KEP-1645.
+const Clusterset = "clusterset.local"
+
+// A Mesh says how snapshots are read: what makes their names, and where they are
+// looked at from. The zero Mesh is ready.
+type Mesh struct {
+	Zone    string // that services with an ID have their names in; "" means DefaultZone
+	Network string // the one we are in ourselves, and endpoints without another; "" for none
+}
+
+// zone returns the suffix of mesh names.
+func (m Mesh) zone() string {
+	if m.Zone == "" {
+		return DefaultZone
+	}
+	return m.Zone
+}
+
+// Names returns the names of a service in the mesh: the one of its cluster, and
+// the short one, which belongs to the default namespace and is zero in others.
+func (m Mesh) Names(id ID) (full, short tunnel.Name, err error) {
+	full, err = tunnel.ParseName(id.Service + "." + id.namespace() + ".svc." + id.Cluster + "." + m.zone())
+	if err == nil && id.namespace() == DefaultNamespace {
+		short, err = tunnel.ParseName(id.Service + "." + id.Cluster)
+	}
+	return full, short, err
+}
+
+// SetName returns the name of a service in the cluster set.
+func (id ID) SetName() (tunnel.Name, error) {
+	return tunnel.ParseName(id.Service + "." + id.namespace() + clustersetSuffix)
+}
+
+const clustersetSuffix = ".svc." + Clusterset
+
+func (id ID) namespace() string {
+	if id.Namespace == "" {
+		return DefaultNamespace
+	}
+	return id.Namespace
+}
+
+// addMeshNames claims what service i is called by its ID.
+func (b *builder) addMeshNames(i int32) {
+	e := &b.services[i]
+	if e.ID == (ID{}) {
+		return
+	}
+	full, short, err := b.mesh.Names(e.ID)
+	if err != nil {
+		b.conflict(fmt.Sprintf("the mesh name of %q (%v)", e.Name, err), "nobody", e.Origin)
+		return
+	}
+	for _, name := range []tunnel.Name{full, short} {
+		if !name.IsZero() {
+			b.exact[name] = b.claim(b.exact[name], "name", name.String(), i)
+		}
+	}
+	if len(e.Names) == 0 {
+		e.Names = []tunnel.Pattern{{Suffix: full}}
+	}
+	if !e.Exported {
+		return
+	}
+	if set, err := e.ID.SetName(); err == nil {
+		if b.sets[set] == nil {
+			b.setNames = append(b.setNames, set)
+		}
+		b.sets[set] = append(b.sets[set], i)
+	}
+}
+
+// addSets claims the names of the cluster set. One that several clusters export
+// leads to all of their endpoints, as a service made for it.
+func (b *builder) addSets() {
+	for _, name := range b.setNames {
+		members := b.sets[name]
+		first := &b.services[members[0]]
+		if len(members) == 1 {
+			b.exact[name] = b.claim(b.exact[name], "name", name.String(), first.index)
+			continue
+		}
+		s := first.Service
+		s.Name, s.Names, s.Addresses, s.ID, s.Exported = name.String(), nil, nil, ID{Service: s.ID.Service, Namespace: s.ID.Namespace}, false
+		s.Publish, s.Endpoints, s.Ports, s.Named = false, nil, nil, nil
+		for _, m := range members {
+			member := &b.services[m]
+			if why := first.apart(member); why != "" {
+				b.conflict(fmt.Sprintf("what %q adds to %q (%s)", member.Name, name, why), first.Origin, member.Origin)
+				continue
+			}
+			for _, ep := range member.Endpoints {
+				if ep.Cluster == "" {
+					ep.Cluster = member.ID.Cluster
+				}
+				if ep.Port == 0 && len(member.Ports) == 1 {
+					ep.Port = member.Ports[0]
+				}
+				s.Endpoints = append(s.Endpoints, ep)
+			}
+			s.VIP = s.VIP || member.VIP
+			s.Ports = union(s.Ports, member.Ports)
+			s.Named = union(s.Named, member.Named)
+		}
+		i := b.append(&s)
+		b.exact[name] = b.claim(b.exact[name], "name", name.String(), i)
+	}
+}
+
+func union[T comparable](to, from []T) []T {
+next:
+	for _, v := range from {
+		for _, have := range to {
+			if have == v {
+				continue next
+			}
+		}
+		to = append(to, v)
+	}
+	return to
+}
+
+// apart says why a service of another cluster can't be one with e, or "". The
+// one that was there first decides, as the specification has it of exports.
+func (e *entry) apart(o *entry) string {
+	switch {
+	case e == o:
+		return ""
+	case e.Headless != o.Headless:
+		return "one of them is headless"
+	case e.Exposed != o.Exposed, !sameSet(e.views, o.views), len(e.ExposedTo) != len(o.ExposedTo):
+		return "they are exposed to different networks"
+	case len(e.Via) > 0 || len(o.Via) > 0:
+		return "one of them is reached via another gateway"
+	case e.ProxyProtocol != o.ProxyProtocol:
+		return "they speak different versions of the PROXY protocol"
+	}
+	return ""
+}
+
+func sameSet(a, b []int32) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for _, v := range a {
+		found := false
+		for _, w := range b {
+			found = found || v == w
+		}
+		if !found {
+			return false
+		}
+	}
+	return true
+}
+
+// A match is what a name leads to, whatever the port.
+type match struct {
+	claims
+	label   string // of one endpoint of a headless service; "" for the service
+	cluster string // of that endpoint, in the cluster set; "" for any
+}
+
+// match finds what name leads to: the exact name, an endpoint of a headless
+// service, the wildcard with the longest suffix.
+func (t *Table) match(name tunnel.Name) (match, bool) {
+	if c, ok := t.exact[name]; ok {
+		return match{claims: c}, true
+	}
+	if m, ok := t.matchEndpoint(name); ok {
+		return m, true
+	}
+	for parent, ok := name.Parent(); ok; parent, ok = parent.Parent() {
+		if c, ok := t.wild[parent]; ok {
+			return match{claims: c}, true
+		}
+	}
+	return match{}, false
+}
+
+// matchEndpoint finds ENDPOINT.NAME, where NAME is a headless service's, and in
+// the cluster set HOST.CLUSTER.NAME: there CLUSTER.NAME must not exist.
+func (t *Table) matchEndpoint(name tunnel.Name) (m match, ok bool) {
+	if t.headless == 0 {
+		return m, false
+	}
+	parent, ok := name.Parent()
+	if !ok {
+		return m, false
+	}
+	m.label = name.String()[:len(name.String())-len(parent.String())-1]
+	if strings.HasSuffix(parent.String(), clustersetSuffix) {
+		set, ok := parent.Parent()
+		if !ok {
+			return m, false
+		}
+		m.cluster = parent.String()[:len(parent.String())-len(set.String())-1]
+		parent = set
+		if !strings.HasSuffix(parent.String(), clustersetSuffix) {
+			return m, false
+		}
+	}
+	if m.claims, ok = t.exact[parent]; !ok {
+		return m, false
+	}
+	for _, c := range m.claims {
+		if len(t.services[c.service].named(m.label, m.cluster)) > 0 {
+			return m, true
+		}
+	}
+	return m, false
+}
+
+// named returns the one endpoint called label, within e.Endpoints: by its name,
+// its place in the list, or its address with dashes.
+func (e *entry) named(label, cluster string) []Endpoint {
+	if !e.Headless {
+		return nil
+	}
+	at := -1
+	for i := range e.Endpoints {
+		if ep := &e.Endpoints[i]; ep.Name == label && e.in(ep, cluster) {
+			at = i
+			break
+		}
+	}
+	if at < 0 {
+		at = e.numbered(label, cluster)
+	}
+	if at < 0 {
+		return nil
+	}
+	return e.Endpoints[at : at+1 : at+1]
+}
+
+// in reports whether ep is in a cluster, "" being any.
+func (e *entry) in(ep *Endpoint, cluster string) bool {
+	if cluster == "" {
+		return true
+	}
+	if ep.Cluster != "" {
+		return ep.Cluster == cluster
+	}
+	return e.ID.Cluster == cluster
+}
+
+// numbered returns the index of the endpoint with a number or an address for a
+// label, or -1. In the cluster set there are no numbers, as nobody counts over
+// clusters.
+func (e *entry) numbered(label, cluster string) int {
+	if n, err := strconv.ParseUint(label, 10, 31); err == nil {
+		if cluster == "" && int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
+			return int(n)
+		}
+		return -1
+	}
+	a, ok := parseDashed(label)
+	if !ok {
+		return -1
+	}
+	for i := range e.Endpoints {
+		if e.Endpoints[i].Addr == a && e.in(&e.Endpoints[i], cluster) {
+			return i
+		}
+	}
+	return -1
+}
+
+// parseDashed reads an address whose dots or colons are dashes, "10-1-2-3" or
+// "fd00--1". One that begins or ends with a dash has a zero there: a label may
+// not.
+func parseDashed(label string) (netip.Addr, bool) {
+	if !strings.Contains(label, "-") || len(label) > 39+2 {
+		return netip.Addr{}, false
+	}
+	if a, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ".")); err == nil {
+		return a, true
+	}
+	a, err := netip.ParseAddr(strings.ReplaceAll(label, "-", ":"))
+	return a, err == nil
+}
+
+// Dashed is how an address is written as the label of an endpoint.
+func Dashed(a netip.Addr) string {
+	s := a.Unmap().WithZone("").String()
+	if a.Unmap().Is4() {
+		return strings.ReplaceAll(s, ".", "-")
+	}
+	s = strings.ReplaceAll(s, ":", "-")
+	if strings.HasPrefix(s, "-") {
+		s = "0" + s
+	}
+	if strings.HasSuffix(s, "-") {
+		s += "0"
+	}
+	return s
+}
+
+// EndpointName returns what an endpoint of a headless service is called, below
+// one of the service's names; "" for one with neither a name nor an address.
+func EndpointName(s *Service, ep *Endpoint, name string) string {
+	label := ep.Name
+	if label == "" && ep.Addr.IsValid() {
+		label = Dashed(ep.Addr)
+	}
+	if label == "" {
+		return ""
+	}
+	if strings.HasSuffix(name, clustersetSuffix) {
+		label += "." + cmp.Or(ep.Cluster, s.ID.Cluster)
+	}
+	return label + "." + name
+}

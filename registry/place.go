@@ -1,0 +1,359 @@
+package registry
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// A Place is where a service is, for who stands in one network: at endpoints
+// that can be reached from there, or else behind gateways.
+type Place struct {
+	Service *Service      // of the table; must not be changed
+	Pattern string        // that matched what was asked
+	Port    uint16        // that was asked for, or stands for it; 0 where it is not known
+	VIPs    [2]netip.Addr // of IPv4 and IPv6, that the service has to itself; zero for none
+	One     bool          // one endpoint was asked for, and not all
+
+	Endpoints []Endpoint // to be reached directly; must not be changed
+	Entries   []Entry    // where there are none of those: the nearest network's first
+
+	beyond *placed // the nearest of the networks it is in; nil where Endpoints is not empty
+}
+
+// An Entry is a gateway that leads to a service.
+type Entry struct {
+	Gateway *Gateway
+	Network string   // that it leads into
+	Address Endpoint // of it, for who asked
+	Rank    int      // 0 for the nearest network's
+}
+
+// A placed network is one in a table.
+type placed struct {
+	Network
+	near []int32 // of Near, those that are in the table
+}
+
+// entered reports whether there are ways into n for those outside. A network
+// without one is reached from everywhere.
+func (n *placed) entered() bool { return len(n.Gateways) > 0 || len(n.Via) > 0 }
+
+// A group is those of a service's endpoints that are in one network, and no
+// index of a network is -1.
+type group struct {
+	network   int32
+	endpoints []Endpoint
+}
+
+// settle puts the endpoints of every service in their networks.
+func (b *builder) settle() {
+	b.here = -1
+	if i, ok := b.networkIndex[b.mesh.Network]; ok {
+		b.here = i
+	}
+	for i := range b.all {
+		n := &b.all[i]
+		for _, name := range n.Near {
+			if j, ok := b.networkIndex[name]; ok {
+				n.near = append(n.near, j)
+			}
+		}
+	}
+	for i := range b.services {
+		Yield(i)
+		e := &b.services[i]
+		if e.Headless {
+			b.headless++
+			b.own(e)
+		}
+		if len(e.Via) > 0 || len(e.Endpoints) == 0 {
+			continue
+		}
+		home, same := b.network(&e.Endpoints[0]), true
+		for j := range e.Endpoints[1:] {
+			same = same && b.network(&e.Endpoints[1+j]) == home
+		}
+		e.home = home
+		if same {
+			continue
+		}
+		for j := range e.Endpoints {
+			ep := &e.Endpoints[j]
+			in := b.network(ep)
+			at := slices.IndexFunc(e.groups, func(g group) bool { return g.network == in })
+			if at < 0 {
+				at = len(e.groups)
+				e.groups = append(e.groups, group{network: in})
+			}
+			e.groups[at].endpoints = append(e.groups[at].endpoints, *ep)
+		}
+	}
+}
+
+// An owner is the endpoint of a headless service that has an address.
+type owner struct{ service, endpoint int32 }
+
+// own notes who has the addresses of a headless service; the first one stays.
+func (b *builder) own(e *entry) {
+	for i := range e.Endpoints {
+		a := e.Endpoints[i].Addr
+		if _, ok := b.owners[a]; !ok && a.IsValid() && len(e.Via) == 0 {
+			b.owners[a] = owner{e.index, int32(i)}
+		}
+	}
+}
+
+// Reverse returns the name of what has an address, for who stands in network
+// from: a service of which that is the VIP, or an endpoint of a headless one that
+// can be reached from there.
+func (t *Table) Reverse(a netip.Addr, from string) []string {
+	if t == nil {
+		return nil
+	}
+	in := t.indexOf(from)
+	if i, ok := t.ByVIP(a); ok {
+		e := &t.services[i]
+		if name, ok := e.callable(); ok && t.exposedTo(e, in) {
+			return []string{name.String()}
+		}
+		return nil
+	}
+	o, ok := t.owners[normalAddr(a)]
+	if !ok {
+		return nil
+	}
+	e := &t.services[o.service]
+	ep := &e.Endpoints[o.endpoint]
+	name, ok := e.callable()
+	if !ok || !t.exposedTo(e, in) || !t.direct(t.network(ep), in) {
+		return nil
+	}
+	return []string{EndpointName(&e.Service, ep, name.String())}
+}
+
+// network returns the index of the network an endpoint is in, or -1.
+func (t *Table) network(ep *Endpoint) int32 {
+	if ep.Network != "" {
+		if i, ok := t.networkIndex[ep.Network]; ok {
+			return i
+		}
+	}
+	if ep.Addr.IsValid() {
+		if i := t.networks.find(ep.Addr); i >= 0 {
+			return i
+		}
+	}
+	return t.here
+}
+
+// indexOf returns the index of a network by its name, or -1.
+func (t *Table) indexOf(name string) int32 {
+	if i, ok := t.networkIndex[name]; ok && name != "" {
+		return i
+	}
+	return -1
+}
+
+// direct reports whether what is in network can be reached from another without
+// a gateway.
+func (t *Table) direct(network, from int32) bool {
+	return network == from || network < 0 || !t.all[network].entered()
+}
+
+// reach says where f is for who stands in network from. It does not allocate
+// where there are endpoints of one network.
+func (t *Table) reach(f found, from int32) (eps []Endpoint, beyond []int32) {
+	e := f.entry
+	switch {
+	case len(e.Via) > 0:
+		// Behind the gateways of where we are, whoever asks.
+		if t.here >= 0 {
+			return nil, []int32{t.here}
+		}
+		return nil, nil
+	case f.one != nil:
+		in := t.network(&f.one[0])
+		if t.direct(in, from) {
+			return f.one, nil
+		}
+		return nil, []int32{in}
+	case len(e.groups) == 0:
+		if t.direct(e.home, from) {
+			return e.Endpoints, nil
+		}
+		return nil, []int32{e.home}
+	}
+	for _, g := range e.groups {
+		if g.network == from {
+			return g.endpoints, nil
+		}
+	}
+	for _, g := range e.groups {
+		if t.direct(g.network, from) {
+			eps = append(eps, g.endpoints...)
+		} else {
+			beyond = append(beyond, g.network)
+		}
+	}
+	if len(eps) > 0 {
+		return eps, nil
+	}
+	t.sortByDistance(beyond, from)
+	return nil, beyond
+}
+
+// from reports whether a is one of the gateways of p: who asks from there has
+// another table. Loopback says nothing.
+func (p *Place) from(a netip.Addr) bool {
+	a = normalAddr(a)
+	return a.IsValid() && !a.IsLoopback() && slices.ContainsFunc(p.Entries, func(e Entry) bool {
+		return e.Gateway.Address.Addr == a || e.Gateway.Public.Addr == a
+	})
+}
+
+// sortByDistance puts those networks first that from says are near.
+func (t *Table) sortByDistance(networks []int32, from int32) {
+	if from < 0 || len(networks) < 2 {
+		return
+	}
+	near := t.all[from].near
+	distance := func(n int32) int {
+		if at := slices.Index(near, n); at >= 0 {
+			return at
+		}
+		return len(near)
+	}
+	slices.SortStableFunc(networks, func(a, b int32) int { return distance(a) - distance(b) })
+}
+
+// place is reach for those who want to know all of it.
+func (t *Table) place(f found, from int32) Place {
+	eps, beyond := t.reach(f, from)
+	p := Place{Service: &f.entry.Service, Pattern: f.pattern, Port: f.port, One: f.one != nil, Endpoints: eps}
+	p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
+	name := ""
+	if from >= 0 {
+		name = t.all[from].Name
+	}
+	for rank, i := range beyond {
+		n := &t.all[i]
+		if rank == 0 {
+			p.beyond = n
+		}
+		for j := range n.Gateways {
+			g := &n.Gateways[j]
+			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank})
+		}
+	}
+	return p
+}
+
+// Places says where what is called name is for who stands in network from, "" for
+// one in none. There may be several services of the name, each with ports of its
+// own; those that from may not have are left out. It is false where that leaves
+// nothing: there is no such name, for them.
+func (t *Table) Places(name tunnel.Name, from string) (places []Place, ok bool) {
+	if t == nil {
+		return nil, false
+	}
+	m, ok := t.match(name)
+	if !ok {
+		return nil, false
+	}
+	in := t.indexOf(from)
+	for _, c := range m.claims {
+		f, ok := t.found(m, c, c.port)
+		if ok && t.exposedTo(f.entry, in) {
+			places = append(places, t.place(f, in))
+		}
+	}
+	return places, len(places) > 0
+}
+
+// Refusal says why Places has nothing of a name: it is an *tunnel.Error.
+func (t *Table) Refusal(name tunnel.Name, from string) error {
+	if t == nil {
+		return tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", name)
+	}
+	m, ok := t.match(name)
+	if !ok {
+		return tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", name, count(len(t.services)))
+	}
+	e := &t.services[m.claims[0].service]
+	if !e.Exposed {
+		return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is not exposed", name, e.Name, orUnknown(e.Origin))
+	}
+	where := "none"
+	if from != "" {
+		where = strconv.Quote(from)
+	}
+	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; who asks is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
+}
+
+// Above reports whether there are names below name.
+func (t *Table) Above(name string) bool {
+	if t == nil {
+		return false
+	}
+	_, ok := t.above[name]
+	return ok
+}
+
+// addAllAbove fills above.
+func (b *builder) addAllAbove() {
+	i := 0
+	for name := range b.exact {
+		Yield(i)
+		i++
+		b.addAbove(name, false)
+	}
+	for name := range b.wild {
+		b.addAbove(name, true)
+	}
+	if b.headless == 0 {
+		return
+	}
+	for name, c := range b.exact {
+		for _, c := range c {
+			e := &b.services[c.service]
+			if !e.Headless {
+				continue
+			}
+			b.above[name.String()] = struct{}{}
+			if !strings.HasSuffix(name.String(), clustersetSuffix) {
+				continue
+			}
+			for i := range e.Endpoints { // the clusters' own names are not there, but those below them are
+				if ep := &e.Endpoints[i]; ep.Name != "" || ep.Addr.IsValid() {
+					b.above[cmp.Or(ep.Cluster, e.ID.Cluster)+"."+name.String()] = struct{}{}
+				}
+			}
+		}
+	}
+}
+
+// addAbove notes that there are names below each parent of name.
+func (b *builder) addAbove(name tunnel.Name, self bool) {
+	if self {
+		if _, ok := b.above[name.String()]; ok {
+			return
+		}
+		b.above[name.String()] = struct{}{}
+	}
+	for parent, ok := name.Parent(); ok; parent, ok = parent.Parent() {
+		if _, ok := b.above[parent.String()]; ok {
+			return
+		}
+		b.above[parent.String()] = struct{}{}
+	}
+}
+
+// exposedTo reports whether those in a network may have e.
+func (t *Table) exposedTo(e *entry, network int32) bool {
+	return e.Exposed && (len(e.ExposedTo) == 0 || network >= 0 && slices.Contains(e.views, network))
+}

@@ -1,0 +1,87 @@
+package registry
+
+import (
+	"cmp"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// remindStale is how often the log says again that a source is lost.
+const remindStale = 10 * time.Minute
+
+// freshness remembers which sources are lost. What they said stays in force
+// without a limit of time: a table that is old serves more than none.
+type freshness struct {
+	mu   sync.Mutex // guards lost
+	lost map[key]loss
+}
+
+// A loss is of a source that does not see what there is.
+type loss struct {
+	source string
+	since  time.Time
+	err    error
+}
+
+// Stale returns which source has been lost for longest, since when and why; ""
+// while every source is in touch.
+func (r *Registry) Stale() (source string, since time.Time, err error) {
+	f := &r.fresh
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var longest loss
+	for _, l := range f.lost {
+		if longest.err == nil || l.since.Before(longest.since) || l.since.Equal(longest.since) && l.source < longest.source {
+			longest = l
+		}
+	}
+	return longest.source, longest.since, longest.err
+}
+
+// hear takes in what a source has said of itself.
+func (f *freshness) hear(log *slog.Logger, m *message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	k, source, err := key{source: m.source}, m.kind, m.err // of all its names
+	if m.update != nil {
+		k.name, source, err = m.update.Source, m.update.Source, m.update.Err
+	}
+	if err != nil {
+		since := time.Now()
+		if before, ok := f.lost[k]; ok {
+			since = before.since
+		}
+		if f.lost == nil {
+			f.lost = map[key]loss{}
+		}
+		f.lost[k] = loss{cmp.Or(source, "unnamed"), since, err}
+		return
+	}
+	if m.update == nil { // it has nothing more to say
+		return
+	}
+	for _, k := range []key{k, {source: m.source}} {
+		if l, ok := f.lost[k]; ok {
+			delete(f.lost, k)
+			log.Info("registry: a source is back", "source", l.source, "after", time.Since(l.since).Round(time.Millisecond))
+		}
+	}
+}
+
+func (f *freshness) remind(log *slog.Logger) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, l := range f.lost {
+		log.Warn("registry: a source is lost; what it said last stays in force", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
+	}
+}
+
+// is reports whether s and o are the same slices, and not only equal ones.
+func (s *Snapshot) is(o *Snapshot) bool {
+	return same(s.Services, o.Services) && same(s.Networks, o.Networks)
+}
+
+func same[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}

@@ -1,0 +1,330 @@
+package registry
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// A VIPWish is a service that is to have an address of its own.
+type VIPWish struct {
+	Service string // the service's name, for people
+
+	// Keys are what it may be known by for longer than a table stands, the best
+	// first: "CLUSTER/NAMESPACE/SERVICE" if it has an ID, without the cluster if it
+	// is of several, and each of its names, with a port where another service has
+	// the name, too. No two services of a table share one.
+	Keys []string
+}
+
+// A VIP is the addresses that a service has to itself, one of a family. A family
+// that it has none of is the zero Addr.
+type VIP struct {
+	Key    string // one of its VIPWish's
+	V4, V6 netip.Addr
+}
+
+// vips are who has which address.
+type vips struct {
+	list   []VIP                // in the order of services
+	claims []claims             // of their ports, for either of their addresses
+	of     map[int32]int32      // places in the two, by service
+	by     map[netip.Addr]int32 // services
+}
+
+// WantVIPs returns which services are to have an address of their own: those
+// that are exposed and say VIP, and that can be told from others by an ID or by
+// a name that is no wildcard. Nothing is assigned yet.
+func (t *Table) WantVIPs() []VIPWish {
+	var all []VIPWish
+	t.eachVIPWish(func(_ int32, w VIPWish) { all = append(all, w) })
+	return all
+}
+
+func (t *Table) eachVIPWish(each func(i int32, w VIPWish)) {
+	if t == nil {
+		return
+	}
+	known := map[ID]bool{}
+	owners := map[tunnel.Name]int32{} // of names that several services have
+	owner := func(name tunnel.Name) int32 {
+		c := t.exact[name]
+		if len(c) == 1 {
+			return c[0].service
+		}
+		if _, ok := owners[name]; !ok && len(c) > 0 {
+			owners[name] = slices.MinFunc(c, func(a, b claim) int { return cmp.Compare(a.service, b.service) }).service
+		}
+		return owners[name]
+	}
+	for i := range t.services {
+		Yield(i)
+		e := &t.services[i]
+		if !e.VIP || !e.Exposed {
+			continue
+		}
+		w := VIPWish{Service: e.Name}
+		if e.ID != (ID{}) && !known[e.ID] {
+			known[e.ID] = true
+			key := e.ID.namespace() + "/" + e.ID.Service
+			if e.ID.Cluster != "" { // else it is of the cluster set
+				key = e.ID.Cluster + "/" + key
+			}
+			w.Keys = append(w.Keys, key)
+		}
+		for _, p := range e.Names {
+			if _, ok := t.exact[p.Suffix]; !ok || p.Wildcard {
+				continue
+			}
+			if owner(p.Suffix) == e.index {
+				w.Keys = append(w.Keys, p.Suffix.String())
+				continue
+			}
+			for _, port := range orAny(e.Ports) {
+				if t.claims(p.Suffix, port) == e.index {
+					w.Keys = append(w.Keys, joinPort(p.Suffix.String(), port))
+					break
+				}
+			}
+		}
+		if len(w.Keys) > 0 {
+			each(e.index, w)
+		}
+	}
+}
+
+var anyPort = []uint16{0}
+
+// orAny returns the ports that a service's claims are of.
+func orAny(ports []uint16) []uint16 {
+	if len(ports) == 0 {
+		return anyPort
+	}
+	return ports
+}
+
+// VIPs returns the addresses that the i-th of Services has to itself, each the
+// zero Addr where it has none. It does not allocate.
+func (t *Table) VIPs(i int) (v4, v6 netip.Addr) {
+	if t == nil || t.vips == nil {
+		return netip.Addr{}, netip.Addr{}
+	}
+	at, ok := t.vips.of[int32(i)]
+	if !ok {
+		return netip.Addr{}, netip.Addr{}
+	}
+	v := &t.vips.list[at]
+	return v.V4, v.V6
+}
+
+// ByVIP returns which of Services has an address to itself, whoever asks. It
+// does not allocate.
+func (t *Table) ByVIP(a netip.Addr) (i int, ok bool) {
+	if t == nil || t.vips == nil {
+		return 0, false
+	}
+	at, ok := t.vips.by[normalAddr(a)]
+	return int(at), ok
+}
+
+// AllVIPs returns the addresses that services have to themselves, in the order
+// of services. The slice must not be changed.
+func (t *Table) AllVIPs() []VIP {
+	if t == nil || t.vips == nil {
+		return nil
+	}
+	return t.vips.list
+}
+
+// findVIP is findAddr for an address that is a service's own.
+func (t *Table) findVIP(a netip.Addr, req *tunnel.Request) (f found, refusal *tunnel.Error, ok bool) {
+	i, ok := t.ByVIP(a)
+	if !ok {
+		return found{}, nil, false
+	}
+	f, refusal = t.pick(match{claims: t.vips.claims[t.vips.of[int32(i)]]}, req)
+	f.vip = true
+	return f, refusal, true
+}
+
+// assignVIPs sets which addresses services have, without those that t knows
+// nothing of, and without those that are somebody's by name.
+func (t *Table) assignVIPs(list []VIP) {
+	t.vips = nil
+	if len(list) == 0 {
+		return
+	}
+	given := make(map[string]VIP, len(list))
+	for _, v := range list {
+		given[v.Key] = v
+	}
+	next := &vips{of: make(map[int32]int32, len(list)), by: make(map[netip.Addr]int32, 2*len(list))}
+	free := func(a netip.Addr) netip.Addr {
+		a = normalAddr(a)
+		_, listed := t.addresses[a]
+		if _, twice := next.by[a]; listed || twice {
+			return netip.Addr{}
+		}
+		return a
+	}
+	t.eachVIPWish(func(i int32, w VIPWish) {
+		for _, k := range w.Keys {
+			v, ok := given[k]
+			if !ok {
+				continue
+			}
+			v.V4, v.V6 = free(v.V4), free(v.V6)
+			for _, a := range [...]netip.Addr{v.V4, v.V6} {
+				if a.IsValid() {
+					next.by[a] = i
+				}
+			}
+			if v.V4.IsValid() || v.V6.IsValid() {
+				next.of[i] = int32(len(next.list))
+				next.list = append(next.list, v)
+				next.claims = append(next.claims, t.services[i].vipClaims())
+			}
+			return
+		}
+	})
+	if len(next.list) > 0 {
+		t.vips = next
+	}
+}
+
+// vipClaims returns what e answers to at its VIPs.
+func (e *entry) vipClaims() claims {
+	ports := orAny(e.Ports)
+	c := make(claims, len(ports))
+	for i, port := range ports {
+		c[i] = claim{port: port, service: e.index, pattern: "vip"}
+	}
+	slices.SortFunc(c, func(a, b claim) int { return cmp.Compare(a.port, b.port) })
+	return c
+}
+
+// AssignVIPs says which addresses services have to themselves: what VIPs and
+// ByVIP return from now on. It is kept as tables change, for as long as a
+// service is among WantVIPs, so it need not be said again. It returns the current
+// table, which is another one where something has changed, and nil before the
+// first one.
+func (r *Registry) AssignVIPs(list []VIP) *Table {
+	return r.change(func(next *Table) bool {
+		before := next.AllVIPs()
+		next.assignVIPs(list)
+		return !slices.Equal(next.AllVIPs(), before)
+	})
+}
+
+// Occupied returns what of a range is somebody's: ranges of networks, but for
+// those of every address there is, their gateways, and the addresses that
+// services list or have endpoints at.
+func (t *Table) Occupied(of netip.Prefix) []netip.Prefix {
+	if t == nil {
+		return nil
+	}
+	var all []netip.Prefix
+	for p := range t.networks.byPrefix {
+		// A network of all addresses stands for the rest of the world.
+		if p.Overlaps(of) && p.Bits() > 0 {
+			all = append(all, p)
+		}
+	}
+	add := func(a netip.Addr) {
+		if a = normalAddr(a); of.Contains(a) {
+			all = append(all, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	for i := range t.all {
+		for _, g := range t.all[i].Gateways {
+			add(g.Address.Addr)
+			add(g.Public.Addr)
+		}
+	}
+	for i := range t.services {
+		Yield(i)
+		e := &t.services[i]
+		for _, a := range e.Addresses {
+			add(a)
+		}
+		if len(e.Via) > 0 { // an address there is another's here
+			continue
+		}
+		for _, ep := range e.Endpoints {
+			add(ep.Addr)
+		}
+	}
+	return all
+}
+
+// notForVIPs are ranges that mean something to hosts or to the gateway.
+var notForVIPs = []struct {
+	prefix netip.Prefix
+	why    string
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), "addresses of this host"},
+	{netip.MustParsePrefix("127.0.0.0/8"), "loopback"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "link-local addresses"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "multicast"},
+	{netip.MustParsePrefix("::/16"), "loopback, and forms of IPv4"},
+	{netip.MustParsePrefix("64:ff9b::/32"), "NAT64, a form of IPv4"},
+	{netip.MustParsePrefix("2001::/32"), "Teredo, a form of IPv4"},
+	{netip.MustParsePrefix("2002::/16"), "6to4, a form of IPv4"},
+	{netip.MustParsePrefix("fe80::/10"), "link-local addresses"},
+	{netip.MustParsePrefix("fec0::/10"), "site-local addresses (RFC 3879)"},
+	{netip.MustParsePrefix("ff00::/8"), "multicast"},
+}
+
+// CheckVIPRange returns nil if VIPs may be of a range, and why not otherwise.
+func CheckVIPRange(p netip.Prefix) error {
+	most := 126
+	if p.Addr().Is4() {
+		most = 30
+	}
+	switch {
+	case !p.IsValid() || p != p.Masked() || p.Addr().Is4In6():
+		return errors.New("it is not an address range")
+	case p.Bits() > most:
+		return fmt.Errorf("it is too small: it can have at most %d bits, /%d", most, most)
+	}
+	for _, n := range notForVIPs {
+		if p.Overlaps(n.prefix) {
+			return fmt.Errorf("%s are %s", n.prefix, n.why)
+		}
+	}
+	return nil
+}
+
+// maxVIPs is how many addresses of a range are given: of IPv6 that is a quarter
+// of a /64, so that they can be counted.
+const maxVIPs = 1 << 62
+
+// VIPsIn returns how many addresses of a range are given to services. The first
+// one is left out, which is that of the network, or of any of its routers (RFC
+// 4291 section 2.6.1), and of IPv4 the last one, which is for broadcast.
+func VIPsIn(p netip.Prefix) uint64 {
+	host := p.Addr().BitLen() - p.Bits()
+	switch {
+	case p.Addr().Is4():
+		return 1<<host - 2
+	case host <= 62:
+		return 1<<host - 1
+	}
+	return maxVIPs
+}
+
+// DefaultVIPRanges returns the ranges for the VIPs of a cluster that names none:
+// 240.0.0.0/4, which nobody has (RFC 1112 section 4), and a /64 of a ULA
+// (RFC 4193) that follows from the cluster's name, so that two clusters differ.
+func DefaultVIPRanges(cluster string) []netip.Prefix {
+	h := sha256.Sum256([]byte("culvert vips " + strings.ToLower(cluster)))
+	ula := [16]byte{0xfd} // and 40 bits of a hash, a subnet of 16 bits, 64 of the host
+	copy(ula[1:6], h[:])
+	return []netip.Prefix{netip.MustParsePrefix("240.0.0.0/4"), netip.PrefixFrom(netip.AddrFrom16(ula), 64)}
+}
