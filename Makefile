@@ -37,6 +37,7 @@ test-unit: ## the tests that need nothing but Go
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
+	@# The suite of reliability runs over both of the relay's paths.
 	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
@@ -44,7 +45,8 @@ test-integration: build ## the tests against real peers, and of the examples
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \
-	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...); status=$$?; \
+	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./... && \
+	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
 
 .PHONY: peers
@@ -64,7 +66,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
-	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks
+	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks && $(GO) vet -tags copyrelay ./reliability
 	cd integration/coredns && $(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 // The whole suite runs, over what needs no other program, and fills every
 // row. How fast it was is not looked at.
 func TestSuite(t *testing.T) {
-	chosen, err := choose(options{only: "^(naive|bare|direct)$"})
+	chosen, err := choose(options{only: "^(naive|bare|floor|direct)$"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,6 +56,9 @@ func TestSuite(t *testing.T) {
 	}
 	if n := len(s.results["up16"]["bare"]); n != s.rounds {
 		t.Errorf("bare's upload: %d values, want %d", n, s.rounds)
+	}
+	if n, other := len(s.results["cputrips1"]["floor"]), len(s.results["conns1"]["floor"]); n != s.rounds || other != 0 {
+		t.Errorf("the floor's round trips: %d values, want %d; and %d of its connections, want none", n, s.rounds, other)
 	}
 	for _, row := range rows() {
 		if row.own {

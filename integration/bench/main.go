@@ -53,7 +53,7 @@ func main() {
 	flag.StringVar(&o.culvert, "culvert", "../bin/culvert", "the culvert `binary`")
 	flag.IntVar(&o.rounds, "rounds", 5, "how often to do everything")
 	flag.BoolVar(&o.quick, "quick", false, "one short round, to see that it works")
-	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, haproxy-default, nginx, naive, direct")
+	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, haproxy-default, nginx, naive, bare, floor, direct")
 	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, routes, reload")
 	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
 	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
