@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -30,7 +31,9 @@ func FuzzHead(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		head, err := ParseHead(b)
+		var head Head
+		var err error
+		testnet.Bounded(t, 2*len(b)+12<<10, func() { head, err = ParseHead(b) }) // with the list of 100 fields
 
 		// Piece by piece it is the same head, or the same error.
 		var p parser
@@ -93,7 +96,9 @@ func FuzzAuthority(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		a, err := ParseAuthority(s)
+		var a Authority
+		var err error
+		testnet.Bounded(t, 2*len(s)+4<<10, func() { a, err = ParseAuthority(s) })
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\r\n\x00\x1b") {
 				t.Fatalf("error %q has controls", err)
@@ -128,7 +133,9 @@ func FuzzReply(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := parseReply(b)
+		var r reply
+		var err error
+		testnet.Bounded(t, 2*len(b)+4<<10, func() { r, err = parseReply(b) })
 		if err != nil {
 			return
 		}

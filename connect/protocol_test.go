@@ -33,7 +33,8 @@ const (
 )
 
 // Heads that are refused before the Handler hears of them. Each is followed
-// by a good request in the same segment, which must not be answered.
+// by a good request in the same segment, which must not be answered (must-never
+// N30).
 func TestRefusedHeads(t *testing.T) {
 	malformed := func(text string) string {
 		return refusal("400 Bad Request", "http_request_error", tunnel.BadRequest, text)

@@ -26,6 +26,7 @@ type Status struct {
 
 	Stale        *StatusStale   `json:"stale,omitempty"` // while the table may be old
 	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
+	VIPs         *StatusVIPs    `json:"vips,omitempty"`
 	Health       []StatusHealth `json:"health,omitempty"` // the worst first
 	DNS          *StatusDNS     `json:"dns,omitempty"`
 }
@@ -65,6 +66,10 @@ func (g *Gateway) Status() Status {
 	if g.ports != nil {
 		list, _ := g.ports.status()
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
+	}
+	if g.vips != nil {
+		state, _ := g.vips.status()
+		s.VIPs = &state
 	}
 	return s
 }
@@ -153,6 +158,8 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
+	m.Gauge("culvert_vips_services", "Services that have an address to themselves.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
+	m.Gauge("culvert_vips_missing", "Addresses that services want and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "When a configuration was last taken up, 0 for not since the start.", func() float64 { return float64(g.reloads.last.Load()) })

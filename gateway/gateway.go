@@ -17,6 +17,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -96,6 +97,10 @@ type Config struct {
 	// have no listener for streams.
 	DNS *DNS
 
+	// VIPs are addresses to give to services; nil means that none has one to
+	// itself.
+	VIPs *VIPs
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 
@@ -129,6 +134,7 @@ type Gateway struct {
 	datagrams *datagrams
 	addrs     []net.Addr    // of all listeners, in the order of the Config
 	ports     *servicePorts // nil for none
+	vips      *vipKeeper    // nil for none
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -177,21 +183,35 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
 		}
 	}
-	if cfg.ServicePorts != nil {
-		var err error
-		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
-			g.Close()
-			return nil, err
-		}
+	if err := g.openStates(guard, budget); err != nil {
+		g.Close()
+		return nil, err
 	}
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
-	g.registry.OnTable = g.tableChanged
+	g.follow(g.checker.Changed)
 	if cfg.DNS != nil {
 		cfg.DNS.prepare(ctx, g)
 	}
 	g.watchMemory(budget)
 	g.gauges(budget)
 	return g, nil
+}
+
+// openStates reads what services have been given.
+func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
+	if g.cfg.ServicePorts != nil {
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			return err
+		}
+		g.follow(g.ports.changed)
+	}
+	if g.cfg.VIPs != nil {
+		if g.vips, err = newVIPKeeper(g); err != nil {
+			return err
+		}
+		g.follow(g.vips.changed)
+	}
+	return nil
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -261,7 +281,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	d := g.cfg.DNS
-	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+3)
+	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+4)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -281,6 +301,9 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 			})
 		}
 		run(func() error { return g.ports.run(work) })
+	}
+	if g.vips != nil {
+		run(func() error { return g.vips.run(work) })
 	}
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.checker.Run(work) })
@@ -436,12 +459,18 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case g.stopping.Load():
 		return false, "draining"
 	case g.registry.Table() == nil:
+		if source, _, err := g.registry.Stale(); err != nil {
+			return false, fmt.Sprintf("no source has said what there is to serve; source %s: %s", source, firstLine(err))
+		}
 		return false, "no source has said what there is to serve"
 	}
 	if g.ports != nil {
 		if _, settled := g.ports.status(); !settled {
 			return false, "the ports of services are not open yet"
 		}
+	}
+	if _, settled := g.vips.status(); !settled {
+		return false, "services have not got their addresses yet"
 	}
 	return true, g.stale()
 }

@@ -31,12 +31,15 @@ type StatusHealth struct {
 	Network  string    `json:"network,omitempty"`      // that it is in
 }
 
-// tableChanged tells those who follow the table.
-func (g *Gateway) tableChanged() {
-	if g.ports != nil {
-		g.ports.changed()
+// follow has changed called for every table, after those that were given before.
+func (g *Gateway) follow(changed func()) {
+	before := g.registry.OnTable
+	g.registry.OnTable = func() {
+		if before != nil {
+			before()
+		}
+		changed()
 	}
-	g.checker.Changed()
 }
 
 // stale says how old the table is, "" while every source is in touch.
@@ -45,8 +48,13 @@ func (g *Gateway) stale() string {
 	if err == nil {
 		return ""
 	}
-	what, _, _ := strings.Cut(err.Error(), "\n") // a file may have many mistakes
-	return fmt.Sprintf("the table is %s old: source %s: %s", time.Since(since).Round(time.Second), source, what)
+	return fmt.Sprintf("the table is %s old: source %s: %s", time.Since(since).Round(time.Second), source, firstLine(err))
+}
+
+// firstLine is the first of an error's: a file may have many mistakes.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }
 
 func (g *Gateway) staleStatus() *StatusStale {

@@ -21,8 +21,18 @@ const (
 )
 
 const (
-	lookEvery    = 250 * time.Millisecond
-	collectEvery = time.Second // at most, and only where memory seems short
+	lookEvery = 250 * time.Millisecond
+
+	// And sooner, where as many descriptors were taken as may come to use up
+	// crowdShare percent of the limit: a crowd that comes at once must find out
+	// that memory is short before it is full.
+	crowdShare = 5
+	costly     = 32 << 10 // bytes that one may come to cost: a buffer, a goroutine and what they belong to
+
+	// The runtime is asked to collect garbage where memory seems short: once a
+	// second, or sooner where that takes one part in so many of the time.
+	collectEvery = time.Second
+	collectPart  = 10
 
 	// backlogShare of the limit may be held by tunnels whose other side does
 	// not take what was read.
@@ -48,6 +58,7 @@ type memoryWatch struct {
 	others    int64 // what the cgroup holds beside what the runtime has mapped
 	moved     int64 // where set was told to move limit
 	collected time.Time
+	took      time.Duration // by the last collection
 }
 
 // AutoMemory returns what the Go runtime should keep below in the cgroup of
@@ -96,27 +107,38 @@ func (w *memoryWatch) run(ctx context.Context) error {
 	if w.limit <= 0 && w.group == nil {
 		return nil
 	}
-	tick := time.NewTicker(lookEvery)
-	defer tick.Stop()
+	timer := time.NewTimer(lookEvery)
+	defer timer.Stop()
 	for {
 		w.look(ctx)
+		timer.Reset(lookEvery)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-timer.C:
+		case <-w.budget.Crowd(crowd(w.of.Load())):
 		}
 	}
 }
 
+// crowd is how many descriptors may be taken before the next look.
+func crowd(limit int64) int64 { return max(limit/100*crowdShare/costly, 1) }
+
 func (w *memoryWatch) look(ctx context.Context) {
 	garbage := w.measure()
 	was := w.budget.Pressure()
-	// What was allocated since the last collection may be in use or not. Where
-	// that would decide, it is found out.
 	used, of := w.used.Load(), w.of.Load()
-	if next(was, used, of) == tunnel.Calm && next(was, used+garbage, of) != tunnel.Calm && time.Since(w.collected) >= collectEvery {
+	// What was allocated since the last collection may be in use or not: where
+	// that would decide, it is found out. And while memory is short, those who
+	// held it may be gone: their stacks go with a collection, what they left in
+	// pools with two.
+	unsure := next(was, used, of) == tunnel.Calm && next(was, used+garbage, of) != tunnel.Calm
+	idle := time.Since(w.collected)
+	if cheap := idle >= collectPart*w.took; unsure && (cheap || idle >= collectEvery) || was != tunnel.Calm && cheap {
+		begin := time.Now()
 		runtime.GC()
 		w.collected = time.Now()
+		w.took = w.collected.Sub(begin)
 		w.measure()
 		used, of = w.used.Load(), w.of.Load()
 	}

@@ -34,6 +34,14 @@ func TestPressureFollowsMemory(t *testing.T) {
 	}
 }
 
+func TestCrowdsAreLookedAt(t *testing.T) {
+	for limit, want := range map[int64]int64{0: 1, 1 << 20: 1, 64 << 20: 102, 1 << 30: 1638} {
+		if got := crowd(limit); got != want {
+			t.Errorf("a limit of %d: the next look after %d descriptors, want %d", limit, got, want)
+		}
+	}
+}
+
 // The runtime's limit makes room for what others hold in the cgroup, in steps
 // that are worth it, and never leaves the runtime with less than a quarter.
 func TestTheRuntimeMakesRoom(t *testing.T) {

@@ -35,30 +35,19 @@ func (c *ServicePorts) at(port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// Waits before a port that can't be had is tried again double between these.
-const (
-	minPortRetry = time.Second
-	maxPortRetry = 30 * time.Second
-)
-
-// portsToSay is how many services without a port get a line of their own in the
-// log at a time.
-const portsToSay = 10
-
 // servicePorts keeps the listeners of services as the table says.
 type servicePorts struct {
+	follower
 	cfg    ServicePorts
 	g      *Gateway
 	guard  *tunnel.Guard
 	budget *tunnel.Budget
-	news   chan struct{}                                 // there is another table; room for one
 	serve  func(ctx context.Context, tl tunnel.Listener) // does not wait
 
 	// Of run's goroutine alone.
-	have    []ports.Assignment
-	open    map[ports.Key]*ownPort
-	said    map[ports.Key]string // problems that the log knows
-	unsaved string               // why the state could not be written last, likewise
+	*ledger[ports.Assignment]
+	open map[ports.Key]*ownPort
+	said troubles[ports.Key]
 
 	mu      sync.Mutex // guards what follows
 	list    []ServicePort
@@ -97,40 +86,18 @@ func (d *direct) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler
 // already: a second gateway by mistake has failed before it touches the state.
 func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*servicePorts, error) {
 	p := &servicePorts{
-		cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget,
-		news: make(chan struct{}, 1), open: map[ports.Key]*ownPort{}, said: map[ports.Key]string{},
+		follower: newFollower(), cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget, open: map[ports.Key]*ownPort{},
 	}
 	state := ports.State{Path: p.cfg.State}
 	var err error
-	if p.have, err = state.Load(); err != nil {
-		return nil, &StateError{err}
-	}
-	if p.have == nil { // the first start: better said now than with the first service
-		if err := state.Save(nil); err != nil {
-			return nil, &StateError{err}
-		}
+	if p.ledger, err = openLedger("service ports", "ports", g.log, state.Load, state.Save); err != nil {
+		return nil, err
 	}
 	if system, clash := ephemeral(p.cfg.Range); clash {
 		g.log.Warn("service ports: the system gives ports of this range to outgoing connections, so that a service may find its own taken",
 			"range", p.cfg.Range.String(), "system", system.String(), "hint", "choose another range, or reserve it: net.ipv4.ip_local_reserved_ports")
 	}
 	return p, nil
-}
-
-// A StateError is a state of ServicePorts that can't be read or written.
-type StateError struct{ err error }
-
-func (e *StateError) Error() string { return "service ports: " + e.err.Error() }
-
-// Unwrap returns what went wrong.
-func (e *StateError) Unwrap() error { return e.err }
-
-// changed says that there is another table.
-func (p *servicePorts) changed() {
-	select {
-	case p.news <- struct{}{}:
-	default:
-	}
 }
 
 // run follows the table until ctx is done.
@@ -140,26 +107,8 @@ func (p *servicePorts) run(ctx context.Context) error {
 			p.close(key)
 		}
 	}()
-	retry := time.NewTimer(time.Hour)
-	defer retry.Stop()
-	for wait := minPortRetry; ; {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-p.news:
-			wait = minPortRetry
-		case <-retry.C:
-			wait = min(2*wait, maxPortRetry)
-		}
-		if p.g.stopping.Load() {
-			continue
-		}
-		if whole := p.update(ctx); whole {
-			retry.Stop()
-		} else {
-			retry.Reset(wait)
-		}
-	}
+	p.follow(ctx, &p.g.stopping, p.update)
+	return nil
 }
 
 // update brings the listeners in line with the current table. It is false where
@@ -225,22 +174,6 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	return saved && len(failed) == 0
 }
 
-// save keeps what was assigned. It is false where that can't be written.
-func (p *servicePorts) save(next []ports.Assignment) bool {
-	if slices.Equal(next, p.have) {
-		return true
-	}
-	if err := (ports.State{Path: p.cfg.State}).Save(next); err != nil {
-		if said := err.Error(); said != p.unsaved {
-			p.unsaved = said
-			p.g.log.Error("service ports: nothing new is assigned", "err", err)
-		}
-		return false
-	}
-	p.have, p.unsaved = next, ""
-	return true
-}
-
 // had reports whether a port is its service's by the state.
 func (p *servicePorts) had(a ports.Assignment) bool {
 	return slices.ContainsFunc(p.have, func(h ports.Assignment) bool {
@@ -275,7 +208,7 @@ func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []por
 	ours := p.g.ownPorts()
 	held := map[place]bool{}
 	plan := ports.Plan{
-		Range: p.cfg.Range, Keep: p.cfg.Keep, Now: time.Now().UTC().Truncate(time.Second),
+		Range: p.cfg.Range, Keep: p.cfg.Keep, Now: now(),
 		Taken: func(protocol string, port uint16) bool { return ours[port] || held[place{protocol, port}] },
 	}
 	opened, bad := map[ports.Key]bool{}, map[ports.Key]error{}
@@ -352,25 +285,16 @@ func (p *servicePorts) close(key ports.Key) {
 // tell logs what has changed.
 func (p *servicePorts) tell(begun, closed int, failed []ports.Failure) {
 	slices.SortFunc(failed, func(a, b ports.Failure) int { return a.Compare(b.Key) })
-	now := make(map[ports.Key]string, len(failed))
-	more := 0
-	for i, f := range failed {
-		now[f.Key] = f.Err.Error()
-		switch {
-		case p.said[f.Key] == now[f.Key]:
-		case i < portsToSay:
-			p.g.log.Warn("a service has no port of its own", "service", f.Key.String(), "err", f.Err)
-		default:
-			more++
-		}
+	before := len(p.said)
+	p.said.tell(len(failed),
+		func(i int) (ports.Key, error) { return failed[i].Key, failed[i].Err },
+		func(i int) {
+			p.g.log.Warn("a service has no port of its own", "service", failed[i].Key.String(), "err", failed[i].Err)
+		},
+		func(n int) { p.g.log.Warn("more services have no port of their own", "services", n) })
+	if begun > 0 || closed > 0 || before != len(p.said) {
+		p.g.log.Info("serving the ports of services", "opened", begun, "closed", closed, "open", len(p.open), "without", len(p.said), "range", p.cfg.Range.String())
 	}
-	if more > 0 {
-		p.g.log.Warn("more services have no port of their own", "services", more)
-	}
-	if begun > 0 || closed > 0 || len(p.said) != len(now) {
-		p.g.log.Info("serving the ports of services", "opened", begun, "closed", closed, "open", len(p.open), "without", len(now), "range", p.cfg.Range.String())
-	}
-	p.said = now
 }
 
 // status returns what /status shows; settled is false before the first table

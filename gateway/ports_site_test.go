@@ -95,31 +95,35 @@ type running struct {
 // start runs a gateway until the end of the test, or end.
 func (s *site) start(services ...registry.Service) *running {
 	s.t.Helper()
-	r := &running{t: s.t, feed: make(feed), log: &logbook{}}
 	cfg := s.cfg
+	return launch(s.t, Config{ServicePorts: &cfg, Limits: s.limits}, services...)
+}
+
+// launch runs a gateway that is told its services until the end of the test, or
+// end.
+func launch(t *testing.T, cfg Config, services ...registry.Service) *running {
+	t.Helper()
+	r := &running{t: t, feed: make(feed), log: &logbook{}}
+	cfg.Sources, cfg.Lameduck, cfg.Grace, cfg.Log = []registry.Source{r.feed}, -1, time.Second, slog.New(slog.NewTextHandler(r.log, nil))
 	var err error
-	r.Gateway, err = New(s.t.Context(), Config{
-		Sources: []registry.Source{r.feed}, ServicePorts: &cfg, Limits: s.limits, Lameduck: -1, Grace: time.Second,
-		Log: slog.New(slog.NewTextHandler(r.log, nil)),
-	})
-	if err != nil {
-		s.t.Fatal(err)
+	if r.Gateway, err = New(t.Context(), cfg); err != nil {
+		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(s.t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx, nil) }()
 	r.end = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
-			s.t.Errorf("run: %v", err)
+			t.Errorf("run: %v", err)
 		}
-		if s.t.Failed() {
-			s.t.Logf("the log:\n%s", r.log)
+		if t.Failed() {
+			t.Logf("the log:\n%s", r.log)
 		}
 	})
-	s.t.Cleanup(r.end)
+	t.Cleanup(r.end)
 	r.feed <- registry.Snapshot{Services: services}
-	testnet.Eventually(s.t, soon, func() bool { ok, _ := r.Ready(); return ok }, "the gateway is ready")
+	testnet.Eventually(t, soon, func() bool { ok, _ := r.Ready(); return ok }, "the gateway is ready")
 	return r
 }
 

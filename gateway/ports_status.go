@@ -89,10 +89,10 @@ func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []
 func ForecastPorts(cfg ServicePorts, t *registry.Table) ([]ServicePort, error) {
 	have, err := ports.State{Path: cfg.State}.Load()
 	if err != nil {
-		return nil, &StateError{err}
+		return nil, &StateError{"service ports", "ports", err}
 	}
 	wishes, keys := wishesOf(t)
-	plan := ports.Plan{Range: cfg.Range, Keep: cfg.Keep, Now: time.Now().UTC().Truncate(time.Second)}
+	plan := ports.Plan{Range: cfg.Range, Keep: cfg.Keep, Now: now()}
 	next, failed := plan.Assign(keys, have)
 	list := describe(&cfg, wishes, next, failed, func(ports.Assignment) bool { return false })
 	known := make(map[ports.Key]uint16, len(have))

@@ -27,9 +27,9 @@
 //   - none was asked for (SNI carries none): the only port there is, else the
 //     rule above with the port of the listener the client came in at.
 //
-// A request by address matches a service's Addresses under the same port rule,
-// or the address and port of an endpoint written as an IP address. An address
-// on tunnel.Forbidden's list is reached by the former only.
+// A request by address matches a service's Addresses, or its VIPs, under the
+// same port rule, or the address and port of an endpoint written as an IP
+// address. One on tunnel.Forbidden's list is reached by the former two only.
 //
 // # Who may ask
 //
@@ -43,8 +43,10 @@
 // Endpoints take turns. One that could not be dialed stands at the end of the
 // order for 1, 2, 10, 20 and then 30 seconds after each failure in a row, and
 // after that one request at a time may try it first; a dial that works clears
-// it. No endpoint is ever left out: where all fail, the one that is due back
-// first is tried first.
+// it, and so does a check (package checks) that passes. Those that a check says
+// are down stand behind all others for as long. No endpoint is ever left out:
+// where all fail, the one that is due back first is tried first. Whoever
+// answers with several addresses at once may leave out those not Healthy.
 //
 // An endpoint that is a DNS name is looked up once per request, and all
 // addresses of the answer are candidates. "localhost" is not looked up.

@@ -32,10 +32,10 @@ type VIP struct {
 
 // vips are who has which address.
 type vips struct {
-	list   []VIP // in the order of services
-	of     map[int32]VIP
-	by     map[netip.Addr]int32
-	claims map[int32]claims // of a service's ports, for either of its addresses
+	list   []VIP                // in the order of services
+	claims []claims             // of their ports, for either of their addresses
+	of     map[int32]int32      // places in the two, by service
+	by     map[netip.Addr]int32 // services
 }
 
 // WantVIPs returns which services are to have an address of their own: those
@@ -115,7 +115,11 @@ func (t *Table) VIPs(i int) (v4, v6 netip.Addr) {
 	if t == nil || t.vips == nil {
 		return netip.Addr{}, netip.Addr{}
 	}
-	v := t.vips.of[int32(i)]
+	at, ok := t.vips.of[int32(i)]
+	if !ok {
+		return netip.Addr{}, netip.Addr{}
+	}
+	v := &t.vips.list[at]
 	return v.V4, v.V6
 }
 
@@ -144,7 +148,7 @@ func (t *Table) findVIP(a netip.Addr, req *tunnel.Request) (f found, refusal *tu
 	if !ok {
 		return found{}, nil, false
 	}
-	f, refusal = t.pick(match{claims: t.vips.claims[int32(i)]}, req)
+	f, refusal = t.pick(match{claims: t.vips.claims[t.vips.of[int32(i)]]}, req)
 	f.vip = true
 	return f, refusal, true
 }
@@ -160,7 +164,7 @@ func (t *Table) assignVIPs(list []VIP) {
 	for _, v := range list {
 		given[v.Key] = v
 	}
-	next := &vips{of: make(map[int32]VIP, len(list)), by: make(map[netip.Addr]int32, 2*len(list)), claims: make(map[int32]claims, len(list))}
+	next := &vips{of: make(map[int32]int32, len(list)), by: make(map[netip.Addr]int32, 2*len(list))}
 	free := func(a netip.Addr) netip.Addr {
 		a = normalAddr(a)
 		_, listed := t.addresses[a]
@@ -182,9 +186,9 @@ func (t *Table) assignVIPs(list []VIP) {
 				}
 			}
 			if v.V4.IsValid() || v.V6.IsValid() {
-				next.of[i] = v
-				next.claims[i] = t.services[i].vipClaims()
+				next.of[i] = int32(len(next.list))
 				next.list = append(next.list, v)
+				next.claims = append(next.claims, t.services[i].vipClaims())
 			}
 			return
 		}

@@ -10,11 +10,11 @@ import (
 	"io"
 	"maps"
 	"net"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -152,11 +152,7 @@ func FuzzFeed(f *testing.F) {
 		}
 		var want Hello
 		var wantErr error
-		limit := uint64(2*len(raw) + 4<<10)
-		used := allocated(limit, func() { want, wantErr = Parse(raw) })
-		if used > limit {
-			t.Errorf("%d bytes allocated for %d, limit %d", used, len(raw), limit)
-		}
+		testnet.Bounded(t, 2*len(raw)+4<<10, func() { want, wantErr = Parse(raw) })
 		_ = want.ALPN()
 
 		var p Parser
@@ -190,20 +186,6 @@ func FuzzFeed(f *testing.F) {
 			t.Errorf("Sniff wants more, Parse = %v", wantErr)
 		}
 	})
-}
-
-// allocated returns how many bytes f allocates. It tries again where that is
-// over the limit: other goroutines allocate too.
-func allocated(limit uint64, f func()) uint64 {
-	least := ^uint64(0)
-	for try := 0; try < 5 && least > limit; try++ {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		f()
-		runtime.ReadMemStats(&after)
-		least = min(least, after.TotalAlloc-before.TotalAlloc)
-	}
-	return least
 }
 
 // alike compares errors but for their text, which may quote what had arrived.

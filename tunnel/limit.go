@@ -13,6 +13,9 @@ type Budget struct {
 	used     atomic.Int64
 	held     atomic.Int64
 	pressure atomic.Int32
+
+	crowded chan struct{}
+	crowdAt atomic.Int64 // of used; 0 for never, and before crowded is made
 }
 
 // polite is how many descriptors Take leaves for connections that will only
@@ -30,11 +33,32 @@ func (b *Budget) take(n, leave int64) bool {
 	if b == nil {
 		return true
 	}
-	if b.used.Add(n) > b.Limit-leave {
+	used := b.used.Add(n)
+	if used > b.Limit-leave {
 		b.used.Add(-n)
 		return false
 	}
+	if at := b.crowdAt.Load(); at > 0 && used >= at && b.crowdAt.CompareAndSwap(at, 0) {
+		select {
+		case b.crowded <- struct{}{}:
+		default:
+		}
+	}
 	return true
+}
+
+// Crowd returns a channel that receives once n descriptors more than now are
+// taken. It is for one goroutine; a call replaces the one before.
+func (b *Budget) Crowd(n int64) <-chan struct{} {
+	if b.crowded == nil {
+		b.crowded = make(chan struct{}, 1)
+	}
+	select {
+	case <-b.crowded: // of the call before
+	default:
+	}
+	b.crowdAt.Store(b.used.Load() + n)
+	return b.crowded
 }
 
 // Give returns n descriptors.

@@ -108,3 +108,45 @@ func TestPressureOfNobody(t *testing.T) {
 		t.Errorf("a nil Budget is %v and holds %d bytes", b.Pressure(), b.Held())
 	}
 }
+
+// Whoever watches the memory hears of a crowd once, and when it is one by
+// what is taken, not by who came and went.
+func TestCrowd(t *testing.T) {
+	b := &tunnel.Budget{Limit: 1000}
+	heard := func(c <-chan struct{}) bool {
+		select {
+		case <-c:
+			return true
+		default:
+			return false
+		}
+	}
+	b.Take(7) // before anybody asked
+	crowd := b.Crowd(10)
+	for range 100 {
+		b.Take(9)
+		b.Give(9)
+	}
+	if heard(crowd) {
+		t.Error("9 at once are no crowd of 10")
+	}
+	b.Take(9)
+	b.Accept()
+	if !heard(crowd) {
+		t.Error("10 are, and nothing was heard")
+	}
+	for range 100 {
+		b.Accept()
+	}
+	if heard(crowd) {
+		t.Error("heard twice of the same")
+	}
+	b.Crowd(5)
+	b.Take(5)
+	if crowd = b.Crowd(5); heard(crowd) {
+		t.Error("heard of what had been asked before")
+	}
+	if b.Take(1000) || heard(crowd) {
+		t.Error("what is refused is not taken")
+	}
+}

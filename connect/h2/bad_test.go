@@ -342,7 +342,8 @@ func TestBadStreams(t *testing.T) {
 	}
 }
 
-// TestBytesAfterARefusal: what follows a refused head is no request.
+// TestBytesAfterARefusal is must-never N30: what follows a refused head is no
+// request.
 func TestBytesAfterARefusal(t *testing.T) {
 	g := serve(t, tunneltest.Table{}, &Protocol{})
 	r := rawClient(t, g.Addr)

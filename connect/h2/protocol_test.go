@@ -2,12 +2,16 @@ package h2
 
 import (
 	"bytes"
+	"io"
+	"net"
+	"slices"
 	"testing"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -75,4 +79,44 @@ func TestProtocol(t *testing.T) {
 			Addr: addr.Addr, Port: 8443, Wrap: wrap, Unwrap: unwrap,
 		},
 	)
+}
+
+// TestTwoUsersOfOneConnection is must-never N29: the tunnels of two users over
+// one connection, and those of one after another, have each a connection to the
+// service of their own.
+func TestTwoUsersOfOneConnection(t *testing.T) {
+	heard := make(chan string, 3)
+	to := testnet.Service(t, func(c net.Conn) {
+		b, _ := io.ReadAll(c)
+		heard <- string(b)
+	})
+	users := connect.Passwords(map[string]string{"alice": "a-secret", "bob": "b-secret"})
+	g := serve(t, tunneltest.Table{"svc:1": to}, &Protocol{Auth: &connect.BasicAuth{Verify: users}})
+	r := rawClient(t, g.Addr)
+	for i, user := range []string{"alice", "bob", "alice"} {
+		id := uint32(2*i + 1)
+		_ = r.connect(id, "svc:1", "proxy-authorization", connect.BasicCredentials(user, user[:1]+"-secret"))
+		if a := r.answer(id); a.status != "200" {
+			t.Fatalf("%s: got %+v", user, a)
+		}
+	}
+	for i, text := range []string{"from alice", "from bob", "from alice again"} {
+		_ = r.fr.WriteData(uint32(2*i+1), true, []byte(text))
+	}
+	got := []string{<-heard, <-heard, <-heard}
+	slices.Sort(got)
+	if want := []string{"from alice", "from alice again", "from bob"}; !slices.Equal(got, want) {
+		t.Errorf("the service's connections heard %q, want %q", got, want)
+	}
+	testnet.Eventually(t, patience, func() bool { return len(g.Outcomes()) == 3 }, "the tunnels end")
+	if n := g.Dials(); n != 3 {
+		t.Errorf("%d dials for three tunnels", n)
+	}
+	peers := map[string]int{}
+	for _, o := range g.Outcomes() {
+		peers[o.Peer.ID]++
+	}
+	if peers["alice"] != 2 || peers["bob"] != 1 {
+		t.Errorf("the tunnels are of %v, want two of alice's and one of bob's", peers)
+	}
 }

@@ -145,7 +145,7 @@ func TestShared(t *testing.T) {
 		},
 		Pipes: func(t *testing.T, streams int) tunneltest.MakePipe { return pipes(t, &Protocol{Streams: streams}) },
 		Cut:   func(c net.Conn) { _ = c.(*Stream).c.nc.Close() },
-		Least: streamWindow, Most: streamWindow, Idle: 2 << 10,
+		Least: streamWindow, Most: streamWindow, Idle: 2 << 10, Fair: true,
 		Aborted: func(err error, byTheServer bool) bool {
 			re, ok := errors.AsType[*ResetError](err)
 			return ok && (byTheServer && re.Code == http2.ErrCodeConnect || !byTheServer && re.Code == http2.ErrCodeCancel)

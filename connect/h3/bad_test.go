@@ -347,7 +347,8 @@ func TestWhatIsIgnored(t *testing.T) {
 	}
 }
 
-// TestBytesAfterARefusal: what follows a refused head is no request.
+// TestBytesAfterARefusal is must-never N30: what follows a refused head is no
+// request.
 func TestBytesAfterARefusal(t *testing.T) {
 	g := serve(t, tunneltest.Table{}, &Server{})
 	r := rawClient(t, g.addr)

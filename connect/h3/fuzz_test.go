@@ -10,6 +10,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -112,7 +113,8 @@ func FuzzRequest(f *testing.F) {
 			}
 			return is
 		}
-		whole := run(len(input) + 1)
+		var whole fate
+		testnet.Bounded(t, 10*len(input)+64<<10, func() { whole = run(len(input) + 1) }) // with what the test takes
 		for _, size := range []int{1, 3} {
 			if pieces := run(size); pieces != whole {
 				t.Errorf("in pieces of %d bytes: %+v, whole: %+v", size, pieces, whole)
@@ -152,7 +154,8 @@ func FuzzControl(f *testing.F) {
 			return nil
 		}
 		for _, side := range []side{&serverConn{}, &client{d: &Dialer{}, lastOK: -1, over: true}} {
-			whole := run(len(input)+1, side)
+			var whole *connError
+			testnet.Bounded(t, 10*len(input)+8<<10, func() { whole = run(len(input)+1, side) })
 			if c, ok := side.(*client); ok {
 				c.lastOK = -1
 			}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -19,7 +20,10 @@ func FuzzFields(f *testing.F) {
 	f.Add("baggage", strings.Repeat("a", maxBaggage-2), "baggage", "b")
 	f.Add("traceparent", "00-00000000000000000000000000000000-0000000000000000-00", "", "")
 	f.Fuzz(func(t *testing.T, name1, value1, name2, value2 string) {
-		s := said(connect.Fields{{Name: name1, Value: value1}, {Name: name2, Value: value2}})
+		var s *tunnel.Said
+		testnet.Bounded(t, 2*(len(name1)+len(value1)+len(name2)+len(value2))+4<<10, func() {
+			s = said(connect.Fields{{Name: name1, Value: value1}, {Name: name2, Value: value2}})
+		})
 		if s == nil {
 			return
 		}

@@ -138,7 +138,8 @@ func TestPreface(t *testing.T) {
 	}
 }
 
-// Each bad header is answered with a reset, and nothing of it is a request.
+// Each bad header is answered with a reset, and nothing of it, or behind it, is
+// a request (must-never N30).
 func TestPrefaceRefuses(t *testing.T) {
 	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 	for _, row := range badRows {
@@ -177,7 +178,8 @@ func TestPrefaceCutShort(t *testing.T) {
 }
 
 // A peer that is not trusted is reset whatever it sends, and without a header
-// nobody is served.
+// nobody is served: nobody says where another connection comes from whom the
+// listener does not trust with it (must-never N5).
 func TestPrefaceTrustsNobodyElse(t *testing.T) {
 	for _, row := range []struct {
 		name   string

@@ -141,7 +141,7 @@ func TestBadInput(t *testing.T) {
 
 // Each row gets the same answer however it is cut in two: a request smuggled
 // into the segment of a greeting or of a password is no other than one that
-// comes when it should.
+// comes when it should, and one behind a refusal is none (must-never N30).
 func TestBadInputAtEverySplit(t *testing.T) {
 	for _, port := range []struct {
 		p    *Protocol

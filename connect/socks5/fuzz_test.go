@@ -6,6 +6,7 @@ import (
 	"io"
 	"testing"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -26,7 +27,9 @@ func FuzzServe(f *testing.F) {
 		if cut < 0 || cut > len(in) {
 			cut = 0
 		}
-		whole, split := run(t, in, len(in), verify), run(t, in, cut, verify)
+		var whole result
+		testnet.Bounded(t, 10*len(in)+64<<10, func() { whole = run(t, in, len(in), verify) }) // with what the test takes
+		split := run(t, in, cut, verify)
 		if whole != split {
 			t.Errorf("whole: %+v; cut after %d bytes: %+v", whole, cut, split)
 		}
@@ -39,7 +42,10 @@ func FuzzRequest(f *testing.F) {
 	f.Add(askV4)
 	f.Add(askV6)
 	f.Fuzz(func(t *testing.T, in []byte) {
-		to, n, err := parseRequest(in)
+		var to destination
+		var n int
+		var err error
+		testnet.Bounded(t, 2*len(in)+4<<10, func() { to, n, err = parseRequest(in) })
 		if err != nil {
 			return
 		}

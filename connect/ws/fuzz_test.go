@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -110,6 +111,11 @@ func FuzzFrames(f *testing.F) {
 		if chunk = chunk & 0xffff; chunk == 0 {
 			chunk = 1
 		}
+		testnet.Bounded(t, 2*len(in)+16<<10, func() { // a Stream has a buffer
+			s := NewStream(nothing{bytes.NewReader(in)}, Server, Subprotocol, Options{Ping: -1})
+			_, _ = io.Copy(io.Discard, struct{ io.Reader }{s})
+			_ = s.Abort()
+		})
 		s := NewStream(nothing{bytes.NewReader(in)}, Server, Subprotocol, Options{Ping: -1})
 		defer s.Abort()
 		var got []byte
@@ -147,12 +153,15 @@ func FuzzHandshake(f *testing.F) {
 		if err != nil {
 			return
 		}
-		u, err := checkUpgrade(&head)
-		req := &tunnel.Request{}
-		if err == nil {
-			host, _ := head.Fields.Get("Host")
-			_, err = p.Admit(t.Context(), req, host, head.Target, head.Fields)
-		}
+		var u upgrade
+		var req *tunnel.Request
+		testnet.Bounded(t, 10*len(in)+4<<10, func() { // an error quotes what was asked for
+			req = &tunnel.Request{}
+			if u, err = checkUpgrade(&head); err == nil {
+				host, _ := head.Fields.Get("Host")
+				_, err = p.Admit(t.Context(), req, host, head.Target, head.Fields)
+			}
+		})
 		if err != nil {
 			var e *tunnel.Error
 			if r := p.Answer(nil, err); !errors.As(err, &e) || r.Status < 400 || strings.ContainsAny(r.Text, "\r\n\x00\x1b") {

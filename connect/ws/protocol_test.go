@@ -89,7 +89,7 @@ func refusal(status, token string, reason tunnel.Reason, text string, extra ...s
 }
 
 // Handshakes that are refused. Each is followed by a good one in the same
-// segment, which must not be answered, and nothing is dialed.
+// segment, which must not be answered (must-never N30), and nothing is dialed.
 func TestRefusedHandshakes(t *testing.T) {
 	const path = "/.culvert/tunnel/svc.test:443"
 	malformed := func(text string) string {

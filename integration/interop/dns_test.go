@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -20,8 +19,7 @@ import (
 	"culvert.dev/internal/testca"
 )
 
-// dnsNames is a table for dig and kdig, and what unbound and dnsmasq forward
-// to.
+// dnsNames is a table for dig and kdig.
 type dnsNames map[string]dns.Answer
 
 func (n dnsNames) Answer(q dns.Question, a *dns.Answer) {
@@ -227,70 +225,4 @@ func TestDigEDNS(t *testing.T) {
 			}
 		}
 	}
-}
-
-// A forwarder of ours before unbound before a server of ours; and unbound and
-// dnsmasq that know our zone as a stub.
-func TestResolversForwardToUs(t *testing.T) {
-	d := ourDNS(t)
-	free := func() string { return freePort(t) }
-	dir := t.TempDir()
-	w := &world{dir: dir}
-
-	unbound := free()
-	conf := w.write(t, "unbound.conf", fmt.Sprintf(`server:
-	interface: 127.0.0.1@%[1]s
-	do-daemonize: no
-	use-syslog: no
-	username: ""
-	chroot: ""
-	directory: %[2]s
-	pidfile: ""
-	do-not-query-localhost: no
-	do-ip6: no
-	module-config: "iterator"
-	domain-insecure: "mesh.internal"
-	private-address: 10.0.0.0/8
-	private-domain: "mesh.internal"
-	local-zone: "internal." transparent
-forward-zone:
-	name: "mesh.internal"
-	forward-addr: 127.0.0.1@%[3]s
-remote-control:
-	control-enable: no
-`, unbound, dir, d.port["udp"]))
-	p := start(t, "/usr/sbin/unbound", "-d", "-c", conf)
-	p.listens(t, "127.0.0.1:"+unbound)
-
-	dnsmasq := free()
-	p = start(t, "/usr/sbin/dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--user=", "--pid-file=",
-		"--listen-address=127.0.0.1", "--bind-interfaces", "--port="+dnsmasq, "--server=/mesh.internal/127.0.0.1#"+d.port["udp"],
-		"--stop-dns-rebind", "--rebind-domain-ok=/mesh.internal/")
-	p.listens(t, "127.0.0.1:"+dnsmasq)
-
-	ours := startDNS(t, &dns.Server{
-		Recursion: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
-		Forward:   forwarder(t, map[string][]dns.Upstream{"mesh.internal": {{Addr: "127.0.0.1:" + unbound}}}),
-	})
-	for name, port := range map[string]string{"unbound": unbound, "dnsmasq": dnsmasq, "culvert before unbound": ours.port["udp"]} {
-		for _, c := range []struct{ name, qtype, want, status string }{
-			{"web.shop.svc.mesh.internal", "A", "10.0.0.1", "NOERROR"},
-			{"web.shop.svc.mesh.internal", "AAAA", "fd00::1", "NOERROR"},
-			{"web.shop.svc.mesh.internal", "TXT", "", "NOERROR"},
-			{"_https._tcp.web.shop.svc.mesh.internal", "SRV", "1 5 443 web.shop.svc.mesh.internal.", "NOERROR"},
-			{"nobody.shop.svc.mesh.internal", "A", "", "NXDOMAIN"},
-			{"many.shop.svc.mesh.internal", "A", "10.9.0.", "NOERROR"},
-		} {
-			out := tool(t, "dig", "@127.0.0.1", "-p", port, c.name, c.qtype)
-			if !strings.Contains(out, "status: "+c.status) || !strings.Contains(out, c.want) {
-				t.Errorf("by %s, %s %s: want %s and %q in\n%s", name, c.name, c.qtype, c.status, c.want, out)
-			}
-		}
-	}
-}
-
-func forwarder(t *testing.T, zones map[string][]dns.Upstream) *dns.Forwarder {
-	f := &dns.Forwarder{Zones: zones, ResolvConf: "/dev/null"}
-	t.Cleanup(func() { _ = f.Close() })
-	return f
 }

@@ -14,8 +14,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// culvert is the path of the binary under test.
-var culvert string
+// culvert is the path of the binary under test, and buildDir where programs are
+// built.
+var culvert, buildDir string
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -29,6 +30,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
+	buildDir = dir
 	if culvert, err = build(dir); err != nil {
 		fmt.Fprintln(os.Stderr, "interop:", err)
 		return 1

@@ -3,6 +3,7 @@
 package reliability
 
 import (
+	"context"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -18,7 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
 )
 
 // A service hears of a client only once the client has said all of where it
@@ -321,7 +325,7 @@ func TestStuckLogStopsNothing(t *testing.T) {
 }
 
 // A client on loopback is a client like any other: what it says of itself in
-// headers is not believed.
+// headers is not believed, over HTTP/1 and HTTP/2 (must-nevers N5 and N36).
 func TestLoopbackIsNotTrusted(t *testing.T) {
 	b := testnet.Echo(t)
 	g := start(t, options{
@@ -342,6 +346,19 @@ func TestLoopbackIsNotTrusted(t *testing.T) {
 		testnet.Eventually(t, patience, func() bool {
 			return len(g.entries(func(e entry) bool { return e.str("source") == source && e.str("reason") == "not-exposed" })) == 1
 		}, "%q: the log has the source %s", s, source)
+	}
+	for _, s := range spoofs {
+		name, value, _ := strings.Cut(s, ": ")
+		if name == "Proxy-Connection" {
+			continue // is malformed in HTTP/2
+		}
+		d := &h2.Dialer{Proxy: g.addr, Dialer: dialFunc(func() (net.Conn, error) { return g.dial(1) }), Header: func(context.Context, string) (connect.Fields, error) {
+			return connect.Fields{{Name: strings.ToLower(name), Value: value}}, nil
+		}}
+		if _, err := d.DialContext(t.Context(), "tcp", "office.test:443"); tunnel.ReasonOf(err) != tunnel.NoRoute {
+			t.Errorf("%q over HTTP/2 got %v, want %s", s, err, tunnel.NoRoute)
+		}
+		_ = d.Close()
 	}
 	if r := g.refused(bySNI, 1, "office.test"); r.code != 112 {
 		t.Errorf("SNI got %v, want 112", r)
@@ -381,17 +398,15 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"admin/tunnels.go UTC":             "likewise",
 		"gateway/admin.go Unix":            "a timestamp in a metric",
 		"dns/answer.go Unix":               "the SOA's serial number",
-		"gateway/ports.go Truncate":        "since when a service has its port, kept on disk for days",
-		"gateway/ports.go UTC":             "likewise",
-		"gateway/ports_status.go Truncate": "likewise",
-		"gateway/ports_status.go UTC":      "likewise",
+		"gateway/assigned.go Truncate":     "since when a service has its port or address, kept on disk for days",
+		"gateway/assigned.go UTC":          "likewise",
 		"registry/leases/plan.go UTC":      "likewise",
 		"registry/leases/file.go UTC":      "likewise",
 	}
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"termination", "udp", "registry", "registry/file", "registry/leases", "registry/ports", "gateway", "admin", "metrics", "dns"} {
+		"termination", "udp", "registry", "registry/file", "registry/leases", "registry/ports", "registry/vips", "gateway", "admin", "metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)

@@ -60,22 +60,23 @@ func (t Times) Left() time.Time {
 	return *t.Gone
 }
 
-// Load reads the file and passes what is in it to parse. One that is not there
+// Load reads the file and returns what parse finds in it. One that is not there
 // is empty: parse is not called. One that can't be read or understood as a whole
 // is an error: whoever went on without it would give services other places than
 // their clients know.
-func (f File) Load(parse func(data []byte) error) error {
+func Load[A any](f File, parse func(data []byte) ([]A, error)) ([]A, error) {
 	data, err := f.read()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return nil, nil
 	}
 	if err != nil {
-		return fmt.Errorf("read the %s: %w", f.What, err)
+		return nil, fmt.Errorf("read the %s: %w", f.What, err)
 	}
-	if err := parse(data); err != nil {
-		return fmt.Errorf("the %s in %q can't be used: %w", f.What, f.Path, err)
+	all, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("the %s in %q can't be used: %w", f.What, f.Path, err)
 	}
-	return nil
+	return all, nil
 }
 
 func (f File) read() ([]byte, error) {
@@ -151,7 +152,11 @@ func syntax(data []byte, err error) error {
 // or the new one, whole. Only its owner may read or write it.
 func Save[E any](f File, entries []E) error {
 	data, err := Encode(f.List, entries)
-	if err == nil {
+	switch {
+	case err != nil:
+	case len(data) > MaxSize: // and could not be read again
+		err = fmt.Errorf("%d entries take %d bytes, limit %d", len(entries), len(data), MaxSize)
+	default:
 		err = replace(f.Path, data)
 	}
 	if err != nil {

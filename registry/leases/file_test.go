@@ -27,33 +27,54 @@ func fileAt(path string) File {
 func TestFileSaysWhatItIsOf(t *testing.T) {
 	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
 	parsed := 0
-	parse := func(data []byte) error {
+	parse := func(data []byte) ([]entry, error) {
 		parsed++
-		return Parse(data, &content{})
+		var c content
+		err := Parse(data, &c)
+		return c.Services, err
 	}
-	if err := f.Load(parse); err != nil || parsed != 0 {
-		t.Errorf("without a file: %v, parsed %d times", err, parsed)
+	if all, err := Load(f, parse); all != nil || err != nil || parsed != 0 {
+		t.Errorf("without a file: %v, %v, parsed %d times", all, err, parsed)
 	}
 	gone := noon.Add(time.Hour)
 	if err := Save(f, []entry{{"a", TimesOf(noon, time.Time{})}, {"b", TimesOf(noon, gone)}}); err != nil {
 		t.Fatal(err)
 	}
-	var c content
-	if err := f.Load(func(data []byte) error { return Parse(data, &c) }); err != nil {
-		t.Fatal(err)
-	}
-	if len(c.Services) != 2 || !c.Services[0].Left().IsZero() || !c.Services[1].Left().Equal(gone) || !c.Services[1].Since.Equal(noon) {
-		t.Errorf("got %+v", c)
+	if all, err := Load(f, parse); err != nil || len(all) != 2 || !all[0].Left().IsZero() || !all[1].Left().Equal(gone) || !all[1].Since.Equal(noon) {
+		t.Errorf("got %+v, %v", all, err)
 	}
 	if err := os.WriteFile(f.Path, []byte(`{"version": 3}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	want := fmt.Sprintf("the assigned things in %q can't be used: it is of version 3, and this culvert reads version 1", f.Path)
-	if err := f.Load(parse); err == nil || err.Error() != want {
-		t.Errorf("got %v\nwant %s", err, want)
+	if all, err := Load(f, parse); all != nil || err == nil || err.Error() != want {
+		t.Errorf("got %v, %v\nwant %s", all, err, want)
 	}
 	if err := Save(fileAt(t.TempDir()), []entry{}); err == nil || !strings.HasPrefix(err.Error(), "write the assigned things: ") {
 		t.Errorf("a folder: got %v", err)
+	}
+}
+
+// What could not be read again is not written.
+func TestFileDoesNotOutgrowItsReader(t *testing.T) {
+	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
+	few := []entry{{"a", TimesOf(noon, time.Time{})}}
+	if err := Save(f, few); err != nil {
+		t.Fatal(err)
+	}
+	many := make([]entry, 9)
+	for i := range many {
+		many[i].Service = strings.Repeat("a", MaxSize/8)
+	}
+	if err := Save(f, many); err == nil || !strings.Contains(err.Error(), "write the assigned things: 9 entries take ") {
+		t.Errorf("got %v", err)
+	}
+	if all, err := Load(f, func(data []byte) ([]entry, error) {
+		var c content
+		err := Parse(data, &c)
+		return c.Services, err
+	}); err != nil || len(all) != 1 {
+		t.Errorf("what was there before: %v, %v", all, err)
 	}
 }
 
@@ -103,7 +124,7 @@ func TestFileSurvivesKills(t *testing.T) {
 		}
 		_ = cmd.Wait()
 		var c content
-		if err := fileAt(path).Load(func(data []byte) error { return Parse(data, &c) }); err != nil {
+		if _, err := Load(fileAt(path), func(data []byte) ([]entry, error) { return nil, Parse(data, &c) }); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		if len(c.Services) != entries || c.Services[0].Service[:2] != c.Services[entries-1].Service[:2] {

@@ -36,13 +36,7 @@ func (s State) file() leases.File {
 // Load reads the file. One that is not there is empty. One that can't be read
 // or understood as a whole is an error: whoever went on without it would give
 // services other ports than their clients know.
-func (s State) Load() (all []Assignment, err error) {
-	err = s.file().Load(func(data []byte) (err error) {
-		all, err = parse(data)
-		return err
-	})
-	return all, err
-}
+func (s State) Load() ([]Assignment, error) { return leases.Load(s.file(), parse) }
 
 // parse reads the content of a file and takes nothing for granted: two services
 // of one port, and what this version does not know, are errors.

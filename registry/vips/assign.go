@@ -71,6 +71,7 @@ type Plan struct {
 // gone.
 func (p *Plan) Assign(wishes []registry.VIPWish, have []Assignment) ([]Assignment, []Failure) {
 	keys := keysOf(wishes, have)
+	have = p.forget(keys, have)
 	var failures []Failure
 	all := make([]Assignment, 0, 2*len(keys))
 	for _, r := range slices.SortedFunc(slices.Values(p.Ranges), func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) }) {
@@ -103,13 +104,44 @@ func (p *Plan) Assign(wishes []registry.VIPWish, have []Assignment) ([]Assignmen
 			full.What = fmt.Sprintf("address is free in %s", r)
 		}
 		for _, k := range without {
-			failures = append(failures, Failure{k, family(r.Addr()), full})
+			failures = append(failures, Failure{k, Family(r.Addr()), full})
 		}
 	}
 	slices.SortFunc(failures, func(a, b Failure) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Family, b.Family))
 	})
 	return all, failures
+}
+
+// remembered is how many addresses of services that are long gone are not given
+// to others as long as there are more. Services that come and go would fill the
+// state with them: there are more addresses than it has room for.
+const remembered = 10_000
+
+// forget returns have without those that may be had again and were left first,
+// but for the last of them.
+func (p *Plan) forget(keys []string, have []Assignment) []Assignment {
+	var left []time.Time
+	old := func(a Assignment) bool {
+		return !a.Gone.IsZero() && !leases.Kept(a.Gone, p.Now, cmp.Or(p.Keep, DefaultKeep))
+	}
+	for _, a := range have {
+		if old(a) {
+			left = append(left, a.Gone)
+		}
+	}
+	if len(left) <= remembered {
+		return have
+	}
+	slices.SortFunc(left, time.Time.Compare)
+	last := left[len(left)-remembered-1] // that is forgotten, with all that were left then
+	wanted := make(map[string]bool, len(keys))
+	for _, k := range keys {
+		wanted[k] = true
+	}
+	return slices.DeleteFunc(slices.Clone(have), func(a Assignment) bool {
+		return old(a) && !a.Gone.After(last) && !wanted[a.Service]
+	})
 }
 
 // keysOf returns the key that each service goes by: the first that stands in
@@ -160,7 +192,8 @@ func Table(all []Assignment) []registry.VIP {
 	return list
 }
 
-func family(a netip.Addr) string {
+// Family returns "IPv4" or "IPv6".
+func Family(a netip.Addr) string {
 	if a.Is4() {
 		return "IPv4"
 	}

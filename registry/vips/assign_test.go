@@ -272,7 +272,7 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPWish, before, after []Ass
 		if a.Gone.IsZero() != slices.ContainsFunc(wishes, func(w registry.VIPWish) bool { return w.Service == a.Service }) {
 			t.Errorf("%+v is there or gone, and should not be", a)
 		}
-		owner[a.Address], of[has{a.Service, family(a.Address)}] = a, a
+		owner[a.Address], of[has{a.Service, Family(a.Address)}] = a, a
 	}
 	for _, a := range before {
 		kept := a.Gone.IsZero() || leases.Kept(a.Gone, p.Now, p.Keep)
@@ -299,6 +299,39 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPWish, before, after []Ass
 				t.Errorf("%s has no %s address, and %s is free", f.Service, f.Family, a)
 			}
 		}
+	}
+}
+
+// Services that come and go for years leave a state of no more than so many
+// that are gone; the last of them, and those that come back, have their own.
+func TestAssignForgets(t *testing.T) {
+	p := Plan{Ranges: registry.DefaultVIPRanges("west"), Now: noon, Keep: time.Hour}
+	var all []Assignment
+	at := func(i int) registry.VIPWish { return wish(fmt.Sprintf("s%d.example.com", i)) }
+	for round := range 40 {
+		p.Now = p.Now.Add(2 * time.Hour)
+		wishes := []registry.VIPWish{wish("stays")}
+		for i := range 500 {
+			wishes = append(wishes, at(500*round+i))
+		}
+		if round == 39 {
+			wishes = append(wishes, at(0))
+		}
+		before := all
+		all, _ = p.Assign(wishes, all)
+		for _, name := range []string{"stays", at(500*round - 1).Service, at(500*round - 500).Service} {
+			i := slices.IndexFunc(before, func(a Assignment) bool { return a.Service == name })
+			if i >= 0 && !slices.ContainsFunc(all, func(a Assignment) bool { return a.Service == name && a.Address == before[i].Address }) {
+				t.Errorf("round %d: %s, which was there a while ago, is forgotten", round, name)
+			}
+		}
+	}
+	if n := len(all); n < remembered || n > remembered+2*(2*500+2) {
+		t.Errorf("%d assignments, want about %d", n, remembered)
+	}
+	first, _ := p.Assign([]registry.VIPWish{at(0)}, nil)
+	if vipsOf(all, at(0).Service) != vipsOf(first, at(0).Service) {
+		t.Errorf("who came back after all has %s, want %s", vipsOf(all, at(0).Service), vipsOf(first, at(0).Service))
 	}
 }
 

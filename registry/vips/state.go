@@ -35,13 +35,7 @@ func (s State) file() leases.File {
 // Load reads the file. One that is not there is empty. One that can't be read
 // or understood as a whole is an error: whoever went on without it would give
 // services other addresses than their clients know.
-func (s State) Load() (all []Assignment, err error) {
-	err = s.file().Load(func(data []byte) (err error) {
-		all, err = parse(data)
-		return err
-	})
-	return all, err
-}
+func (s State) Load() ([]Assignment, error) { return leases.Load(s.file(), parse) }
 
 // parse reads the content of a file and takes nothing for granted: two services
 // of one address, two addresses of one family, and what this version does not
@@ -56,7 +50,7 @@ func parse(data []byte) ([]Assignment, error) {
 	all := make([]Assignment, 0, len(f.VIPs))
 	for i, e := range f.VIPs {
 		other, twice := addresses[e.Address]
-		key := has{e.Service, family(e.Address)}
+		key := has{e.Service, Family(e.Address)}
 		switch {
 		case e.Service == "":
 			return nil, fmt.Errorf("entry %d names no service", i+1)

@@ -99,7 +99,7 @@ func FuzzState(f *testing.F) {
 		seen := map[string]bool{}
 		entries := make([]entry, len(all))
 		for i, a := range all {
-			key := a.Service + " " + family(a.Address)
+			key := a.Service + " " + Family(a.Address)
 			if a.Service == "" || !a.Address.IsValid() || a.Address != a.Address.Unmap().WithZone("") || seen[key] || seen[a.Address.String()] {
 				t.Errorf("accepted %+v", a)
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -76,6 +77,10 @@ func TestDialer(t *testing.T, setup func(t *testing.T, backend net.Listener) Dia
 			stop()
 		}
 	})
+	t.Run("NotReused", func(t *testing.T) {
+		d, ln := start(t)
+		notReused(t, d, ln)
+	})
 	t.Run("Refused", func(t *testing.T) {
 		d, _ := start(t)
 		for addr, want := range d.Refused {
@@ -114,6 +119,39 @@ func TestDialer(t *testing.T, setup func(t *testing.T, backend net.Listener) Dia
 		}
 	})
 	wantNoMore(t, before)
+}
+
+// notReused is must-never N29: each dial has a connection of the backend's to
+// itself, from its beginning to its end, whoever shares the way there.
+func notReused(t *testing.T, d Dialer, ln net.Listener) {
+	var ends []tunnel.Stream
+	for i := range 4 {
+		a, b, stop, err := connect(t.Context(), d, ln) // accepts one for each dial
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		_, _ = a.SetDeadline(time.Now().Add(patience)), b.SetDeadline(time.Now().Add(patience))
+		_, _ = a.Write([]byte{byte(i)})
+		if err := receive(b, []byte{byte(i)}); err != nil {
+			t.Errorf("tunnel %d: %v", i, err)
+		}
+		if ends = append(ends, b); i%2 == 0 {
+			continue
+		}
+		_ = a.Close() // ends the backend's connection, for nobody else to have
+		if _, err := b.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("tunnel %d was closed, and its backend read %v", i, err)
+		}
+	}
+	for i, b := range ends {
+		if i%2 == 0 { // got nothing that was another's
+			_ = b.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+			if n, err := b.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("tunnel %d: its backend read %d bytes more and %v", i, n, err)
+			}
+		}
+	}
 }
 
 // connect dials through d and accepts at ln.

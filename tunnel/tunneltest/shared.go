@@ -35,6 +35,7 @@ type Shared struct {
 	Cut       func(c net.Conn)                       // cuts the connection of a client's stream
 	Least     int                                    // bytes that a stream takes whose reader does not read
 	Most      int                                    // and that it takes at the most
+	Fair      bool                                   // a stream that was read fast and is no more holds up no other
 	Idle      int64                                  // bytes that a stream at rest may hold, on each side
 	Aborted   func(err error, byTheServer bool) bool // whether err has the carrier's code for an abort
 	Panicking func(err error) bool                   // whether err is a dial's whose Handler had a fault
@@ -48,6 +49,9 @@ func TestShared(t *testing.T, c Shared) {
 		TestThousand(t, c.Serve(t, named{"svc": echoing(t)}, 0, 0))
 	})
 	t.Run("Stalled", c.stalled)
+	if c.Fair {
+		t.Run("StalledFast", c.stalledFast)
+	}
 	t.Run("BackPressure", c.backPressure)
 	t.Run("Aborts", c.aborts)
 	t.Run("Lost", c.lost)
@@ -189,23 +193,50 @@ func TestThousand(t *testing.T, g Served) {
 // stalled: streams that nobody reads hold up no other on the same connection,
 // and take no more than their own windows.
 func (c Shared) stalled(t *testing.T) {
+	makePipe := c.Pipes(t, 0)
+	small, echoed, stop, err := makePipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	go func() { _, _ = io.Copy(echoed, echoed) }()
+	for range 60 {
+		a, _, stop, err := makePipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		_ = a.SetWriteDeadline(time.Now().Add(patience))
+		go func() { _, _ = a.Write(make([]byte, 64<<20)) }()
+	}
+	pingsSoon(t, small)
+}
+
+// stalledFast: nor do streams whose readers were fast before they stopped.
+func (c Shared) stalledFast(t *testing.T) {
 	hold := make(chan struct{})
 	routes := named{"big": serving(t, func(net.Conn) { <-hold }), "svc": echoing(t)}
 	t.Cleanup(func() { close(hold) })
 	g := c.Serve(t, routes, 0, 1)
-	for range 60 {
+	for range 20 { // the relay reads them into the service's socket until that is full
 		s := g.open(t, "big")
 		go func() { _, _ = s.Write(make([]byte, 64<<20)) }()
 	}
-	small := g.open(t, "svc")
+	pingsSoon(t, g.open(t, "svc"))
+	if n := g.pool().Conns(); n != 1 {
+		t.Errorf("%d connections, want all on one", n)
+	}
+}
+
+// pingsSoon has an echo answer 200 times, each time within a second.
+func pingsSoon(t *testing.T, c net.Conn) {
+	t.Helper()
+	_ = c.SetDeadline(time.Now().Add(patience))
 	worst := time.Duration(0)
 	for range 200 {
 		start := time.Now()
-		ping(t, small)
+		ping(t, c)
 		worst = max(worst, time.Since(start))
-	}
-	if n := g.pool().Conns(); n != 1 {
-		t.Fatalf("%d connections, want all on one", n)
 	}
 	if worst > time.Second {
 		t.Errorf("a round trip beside stalled streams took %v", worst)

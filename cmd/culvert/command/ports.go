@@ -2,11 +2,9 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,20 +88,13 @@ func runPorts(ctx context.Context, w io.Writer, o *portsOptions, names []string)
 
 // askPorts asks a running gateway.
 func askPorts(ctx context.Context, addr string) (*gateway.StatusPorts, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
 	c, err := newAdminClient(addr)
 	if err != nil {
 		return nil, err
 	}
-	body, err := c.do(ctx, http.MethodGet, "/status", nil)
+	s, err := c.status(ctx)
 	if err != nil {
 		return nil, err
-	}
-	defer body.Close()
-	var s gateway.Status
-	if err := json.NewDecoder(body).Decode(&s); err != nil {
-		return nil, fmt.Errorf("the gateway's answer: %w", err)
 	}
 	if s.ServicePorts == nil {
 		return nil, noServicePorts("the gateway gives no ports to services", "its configuration")
@@ -142,12 +133,13 @@ func noServicePorts(what, where string) error {
 
 // stateError adds a hint to an error of the state.
 func stateError(err error) error {
-	if _, ok := errors.AsType[*gateway.StateError](err); !ok {
+	state, ok := errors.AsType[*gateway.StateError](err)
+	if !ok {
 		return err
 	}
 	return &cliError{
 		err:  err,
-		hint: "restore the file, or see to its rights; if it is removed, ports are assigned anew and may be others than clients know",
+		hint: "restore the file, or see to its rights; if it is removed, " + state.What + " are assigned anew and may be others than clients know",
 		code: exitFailed,
 	}
 }

@@ -93,7 +93,7 @@ right service inside. It never decrypts: mutual TLS goes end to end.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError(fmt.Sprintf("see %q", cmd.CommandPath()+" --help"), "%w", err)
 	})
-	root.AddCommand(newGateway(), newDNS(), newProbe(), newExplain(), newTunnels(), newPorts(), newResolve(), newRegistry(), newConfig(), newCA(), newDemo(), newVersion())
+	root.AddCommand(newGateway(), newDNS(), newProbe(), newExplain(), newStatus(), newTunnels(), newPorts(), newResolve(), newRegistry(), newConfig(), newCA(), newDemo(), newVersion())
 	return root
 }
 

@@ -166,6 +166,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	if cfg.DNS, err = dnsServer(c); err != nil {
 		return cfg, err
 	}
+	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	cfg.Via = pseudonym(c)
 	for _, l := range c.Listeners {
 		if l.UDP() {
@@ -234,5 +235,12 @@ func runRegistry(ctx context.Context, c *file.Config) (*registry.Registry, error
 	ways := &gateway.Dialers{} // nothing is dialed
 	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: ways.To}
 	reg.Swap(t)
+	if c.VIPs != nil {
+		list, err := gateway.ForecastVIPs(gateway.VIPs(*c.VIPs), t)
+		if err != nil {
+			return nil, stateError(err)
+		}
+		reg.AssignVIPs(list)
+	}
 	return reg, ctx.Err()
 }

@@ -1,0 +1,205 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/gateway"
+	"culvert.dev/registry"
+)
+
+type statusOptions struct {
+	admin  adminOptions
+	down   bool
+	output string
+}
+
+func newStatus() *cobra.Command {
+	var o statusOptions
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say how a running gateway is, and what it serves",
+		Long: `Status asks a running gateway at its admin port whether it is ready, what it
+listens at, how old what it serves may be, and how the endpoints and gateways are
+that it knows something of: those that are checked, and those that could not be
+dialed. What is worst comes first.
+
+STATE is down where a check says so; failing where a dial failed and the address
+is tried last for a while; suspect where the while is over and nobody has reached
+it since; and up where a check says so. BY is the kind of the check, or dial.
+
+The exit code is 1 where the gateway is not ready.`,
+		Example: `  culvert status --admin unix:/run/culvert/admin.sock
+  culvert status --config culvert.yaml --down
+  culvert status --admin 127.0.0.1:9090 -o json | jq -r '.health[] | select(.state == "down").address'`,
+		Args: args(0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return runStatus(cmd.Context(), cmd.OutOrStdout(), &o)
+		},
+	}
+	o.admin.add(cmd)
+	cmd.Flags().BoolVar(&o.down, "down", false, "of the addresses, only those that are not up")
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
+	c, err := o.admin.client()
+	if err != nil {
+		return err
+	}
+	s, err := c.status(ctx)
+	if err != nil {
+		return err
+	}
+	all := s.Health
+	if o.down {
+		s.Health = nil
+		for _, h := range all {
+			if h.State != registry.StateUp {
+				s.Health = append(s.Health, h)
+			}
+		}
+	}
+	if o.output == "json" {
+		err = writeJSON(w, s)
+	} else {
+		err = printStatus(w, s, all)
+	}
+	if err == nil && !s.Ready {
+		return errSilent
+	}
+	return err
+}
+
+// status asks a running gateway how it is.
+func (c *adminClient) status(ctx context.Context) (*gateway.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	body, err := c.do(ctx, http.MethodGet, "/status", nil)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	var s gateway.Status
+	if err := json.NewDecoder(body).Decode(&s); err != nil {
+		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	}
+	return &s, nil
+}
+
+// printStatus prints s, and counts all that it knows of.
+func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) error {
+	var b strings.Builder
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(&b, "%-10s %s\n", what+":", printable(fmt.Sprintf(format, args...)))
+	}
+	ready := "yes"
+	if !s.Ready {
+		ready = "no"
+	}
+	if s.Why != "" {
+		ready += map[bool]string{true: ", but ", false: ": "}[s.Ready] + s.Why
+	}
+	if s.Version != "" {
+		line("version", "%s", s.Version)
+	}
+	line("ready", "%s", ready)
+	line("up", "%s, since %s", humanSeconds(time.Since(s.Started).Seconds()), s.Started.UTC().Format(time.RFC3339))
+	table := "in touch with every source"
+	if s.Stale != nil {
+		table = fmt.Sprintf("%s old: source %s is lost", humanSeconds(time.Since(s.Stale.Since).Seconds()), s.Stale.Source)
+	}
+	line("table", "generation %d, %s, %s", s.Generation, plural(s.Services, "service"), table)
+	line("tunnels", "%d open", s.Tunnels)
+	for _, l := range s.Listeners {
+		line("listener", "%s (%s)", l.Address, strings.Join(l.Protocols, ", "))
+	}
+	if s.DNS != nil {
+		printDNSStatus(line, s.DNS)
+	}
+	up := 0
+	for _, h := range all {
+		if h.State == registry.StateUp {
+			up++
+		}
+	}
+	if len(all) > 0 {
+		line("health", "%d of %s up", up, plural(len(all), "address"))
+	} else {
+		line("health", "no address is checked, and none has failed")
+	}
+	if _, err := io.WriteString(w, b.String()); err != nil || len(s.Health) == 0 {
+		return err
+	}
+	rows := [][]string{{"FOR", "STATE", "ADDRESS", "BY", "OF", "ERROR"}}
+	for _, h := range s.Health {
+		address := h.Address
+		if h.Host != "" {
+			address = h.Host + " " + h.Address
+		}
+		rows = append(rows, []string{
+			humanSeconds(time.Since(h.Since).Seconds()), h.State, printable(address),
+			h.By, printable(ofWhat(&h)), printable(h.Error),
+		})
+	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return printColumns(w, rows)
+}
+
+// printDNSStatus prints where DNS is answered, and whether those answer who are
+// asked for the rest.
+func printDNSStatus(line func(what, format string, args ...any), s *gateway.StatusDNS) {
+	for _, l := range s.Listeners {
+		view := ""
+		if l.View != "" {
+			view = " for network " + l.View
+		}
+		line("dns", "%s%s", l.Address, view)
+	}
+	for _, upstream := range slices.Sorted(maps.Keys(s.Upstreams)) {
+		line("upstream", "%s %s", upstream, map[bool]string{true: "answers", false: "is silent"}[s.Upstreams[upstream]])
+	}
+}
+
+// ofWhat says what has an address.
+func ofWhat(h *gateway.StatusHealth) string {
+	const most = 2
+	var of []string
+	if h.Gateway != "" {
+		of = append(of, "gateway of "+h.Gateway)
+	}
+	more := h.More
+	for i, s := range h.Services {
+		if i < most {
+			of = append(of, s)
+		} else {
+			more++
+		}
+	}
+	if more > 0 {
+		of = append(of, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(of, ", ")
+}
+
+func plural(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "s"):
+		what += "e"
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

@@ -1,0 +1,142 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// What is here is of all that gives something to services and keeps it on the
+// disk: ports, addresses.
+
+// A StateError is a state that can't be read or written.
+type StateError struct {
+	Of   string // "service ports", "vips"
+	What string // it gives: "ports", "addresses"
+	err  error
+}
+
+func (e *StateError) Error() string { return e.Of + ": " + e.err.Error() }
+
+// Unwrap returns what went wrong.
+func (e *StateError) Unwrap() error { return e.err }
+
+// now is when something was given or left, as a state has it.
+func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
+
+// Waits before what can't be had is tried again double between these.
+const (
+	minRetry = time.Second
+	maxRetry = 30 * time.Second
+)
+
+// A follower does something for each table.
+type follower struct {
+	news chan struct{} // there is another table; room for one
+}
+
+func newFollower() follower { return follower{make(chan struct{}, 1)} }
+
+// changed says that there is another table.
+func (f *follower) changed() {
+	select {
+	case f.news <- struct{}{}:
+	default:
+	}
+}
+
+// follow calls update for each table until ctx is done, and as long as update
+// returns false again after a while. It pauses while stopping.
+func (f *follower) follow(ctx context.Context, stopping *atomic.Bool, update func(ctx context.Context) (whole bool)) {
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	for wait := minRetry; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.news:
+			wait = minRetry
+		case <-retry.C:
+			wait = min(2*wait, maxRetry)
+		}
+		if stopping.Load() {
+			continue
+		}
+		if update(ctx) {
+			retry.Stop()
+		} else {
+			retry.Reset(wait)
+		}
+	}
+}
+
+// A ledger is what was given, as it is on the disk.
+type ledger[A comparable] struct {
+	of      string // "service ports", for the log
+	write   func([]A) error
+	log     *slog.Logger
+	have    []A
+	unsaved string // why the state could not be written last
+}
+
+// openLedger reads what was given. It writes an empty state where there is none:
+// better said at the start that it can't be than with the first service.
+func openLedger[A comparable](of, what string, log *slog.Logger, read func() ([]A, error), write func([]A) error) (*ledger[A], error) {
+	l := &ledger[A]{of: of, write: write, log: log}
+	var err error
+	if l.have, err = read(); err == nil && l.have == nil {
+		err = write(nil)
+	}
+	if err != nil {
+		return nil, &StateError{of, what, err}
+	}
+	return l, nil
+}
+
+// save keeps what is given now. It is false where that can't be written: what is
+// not on the disk is not to be promised to anybody.
+func (l *ledger[A]) save(next []A) bool {
+	if slices.Equal(next, l.have) {
+		return true
+	}
+	if err := l.write(next); err != nil {
+		if said := err.Error(); said != l.unsaved {
+			l.unsaved = said
+			l.log.Error(l.of+": nothing new is assigned", "err", err)
+		}
+		return false
+	}
+	l.have, l.unsaved = next, ""
+	return true
+}
+
+// mostToSay is how many services without what they want get a line of their own
+// in the log at a time.
+const mostToSay = 10
+
+// troubles are problems that the log knows.
+type troubles[K comparable] map[K]string
+
+// tell passes on what the log does not know yet: the first few one by one, and
+// how many more there are.
+func (t *troubles[K]) tell(n int, at func(i int) (K, error), one, more func(i int)) {
+	known := make(troubles[K], n)
+	rest := 0
+	for i := range n {
+		key, err := at(i)
+		known[key] = err.Error()
+		switch {
+		case (*t)[key] == known[key]:
+		case i < mostToSay:
+			one(i)
+		default:
+			rest++
+		}
+	}
+	if rest > 0 {
+		more(rest)
+	}
+	*t = known
+}

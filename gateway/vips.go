@@ -1,0 +1,192 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/registry/vips"
+)
+
+// VIPs are addresses to give to services: each that wants one gets one of each
+// range to itself, and the same one for as long as it is there.
+type VIPs struct {
+	Ranges []netip.Prefix // one of a family, as registry.CheckVIPRange wants them
+	State  string         // path of the file that keeps who has which address; one gateway's alone
+	Keep   time.Duration  // how long nobody else gets the addresses of a service that is gone; 0 means vips.DefaultKeep
+}
+
+// A StatusVIPs is how many services have addresses to themselves.
+type StatusVIPs struct {
+	Ranges   []string `json:"ranges"`
+	Services int      `json:"services"` // that have at least one
+	Missing  int      `json:"missing"`  // addresses that services want and do not have
+	Kept     int      `json:"kept"`     // addresses that are nobody's yet, as their services are gone
+	Problems []string `json:"problems,omitempty"`
+}
+
+// vipKeeper gives addresses to the services of the table.
+type vipKeeper struct {
+	follower
+	cfg VIPs
+	g   *Gateway
+
+	// Of run's goroutine alone.
+	*ledger[vips.Assignment]
+	said troubles[lacking]
+
+	mu      sync.Mutex // guards what follows
+	state   StatusVIPs
+	settled bool // the first table has been dealt with
+}
+
+// A lacking is an address that a service has not.
+type lacking struct{ service, family string }
+
+// newVIPKeeper reads who has which address. The configured listeners are open
+// already: a second gateway by mistake has failed before it touches the state.
+func newVIPKeeper(g *Gateway) (*vipKeeper, error) {
+	k := &vipKeeper{follower: newFollower(), cfg: *g.cfg.VIPs, g: g}
+	for _, r := range k.cfg.Ranges {
+		if err := registry.CheckVIPRange(r); err != nil {
+			return nil, fmt.Errorf("vips: range %s: %w", r, err)
+		}
+		k.state.Ranges = append(k.state.Ranges, r.String())
+	}
+	state := vips.State{Path: k.cfg.State}
+	var err error
+	k.ledger, err = openLedger("vips", "addresses", g.log, state.Load, state.Save)
+	return k, err
+}
+
+// run follows the table until ctx is done.
+func (k *vipKeeper) run(ctx context.Context) error {
+	k.follow(ctx, &k.g.stopping, k.update)
+	return nil
+}
+
+// plan returns what addresses are given by, for a table.
+func (c *VIPs) plan(t *registry.Table) *vips.Plan {
+	p := &vips.Plan{Ranges: c.Ranges, Keep: c.Keep, Now: now()}
+	for _, r := range c.Ranges {
+		p.Taken = append(p.Taken, t.Occupied(r)...)
+	}
+	return p
+}
+
+// update gives the services of the current table their addresses. It is false
+// where one has none that may have one later, table or no table.
+func (k *vipKeeper) update(context.Context) (whole bool) {
+	t := k.g.registry.Table()
+	if t == nil {
+		return true
+	}
+	next, failed := k.cfg.plan(t).Assign(t.WantVIPs(), k.have)
+	before := k.have
+	saved := k.save(next)
+	if !saved {
+		known := make(map[vips.Assignment]bool, len(before))
+		for _, a := range before {
+			known[held(a)] = true
+		}
+		next = slices.DeleteFunc(next, func(a vips.Assignment) bool {
+			if !a.Gone.IsZero() || known[held(a)] {
+				return false
+			}
+			failed = append(failed, vips.Failure{Service: a.Service, Family: vips.Family(a.Address), Err: errors.New(k.unsaved)})
+			return true
+		})
+	}
+	list := vips.Table(next)
+	k.g.registry.AssignVIPs(list)
+	k.tell(before, next, failed)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.settled = true
+	k.state.Services, k.state.Missing, k.state.Kept, k.state.Problems = len(list), len(failed), 0, nil
+	for i := range next {
+		if !next[i].Gone.IsZero() {
+			k.state.Kept++
+		}
+	}
+	for _, f := range failed[:min(len(failed), mostToSay)] {
+		k.state.Problems = append(k.state.Problems, fmt.Sprintf("%s has no %s address: %v", f.Service, f.Family, f.Err))
+	}
+	return saved && len(failed) == 0
+}
+
+// held is a without its times.
+func held(a vips.Assignment) vips.Assignment {
+	return vips.Assignment{Service: a.Service, Address: a.Address}
+}
+
+// tell logs what has changed.
+func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure) {
+	slices.SortFunc(failed, func(a, b vips.Failure) int {
+		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Family, b.Family))
+	})
+	missing := len(k.said)
+	k.said.tell(len(failed),
+		func(i int) (lacking, error) { return lacking{failed[i].Service, failed[i].Family}, failed[i].Err },
+		func(i int) {
+			k.log.Warn("a service has no address of its own", "service", failed[i].Service, "family", failed[i].Family, "err", failed[i].Err)
+		},
+		func(n int) { k.log.Warn("more services have no address of their own", "addresses", n) })
+	if slices.Equal(before, after) {
+		return
+	}
+	had, given, left, moved := make(map[lacking]netip.Addr, len(before)), 0, 0, 0
+	for _, a := range before {
+		if a.Gone.IsZero() {
+			had[lacking{a.Service, vips.Family(a.Address)}] = a.Address
+		}
+	}
+	for _, a := range after {
+		key := lacking{a.Service, vips.Family(a.Address)}
+		was, ok := had[key]
+		switch {
+		case !a.Gone.IsZero():
+			if ok && was == a.Address {
+				left++
+			}
+		case !ok:
+			given++
+		case was != a.Address:
+			if moved++; moved <= mostToSay {
+				k.log.Warn("a service has another address now: the one it had is somebody else's, or of another range", "service", a.Service, "was", was, "now", a.Address)
+			}
+		}
+	}
+	if given > 0 || left > 0 || moved > 0 || missing != len(k.said) {
+		k.log.Info("services have addresses of their own", "given", given, "left", left, "moved", moved, "without", len(k.said), "ranges", k.state.Ranges)
+	}
+}
+
+// status returns what /status shows; settled is false before the first table
+// has been dealt with.
+func (k *vipKeeper) status() (s StatusVIPs, settled bool) {
+	if k == nil {
+		return StatusVIPs{}, true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.state, k.settled
+}
+
+// ForecastVIPs says which addresses the services of t have and would have, by the
+// state that is kept, for a Registry that is asked without a gateway. A
+// StateError tells that the state can't be read.
+func ForecastVIPs(cfg VIPs, t *registry.Table) ([]registry.VIP, error) {
+	have, err := vips.State{Path: cfg.State}.Load()
+	if err != nil {
+		return nil, &StateError{"vips", "addresses", err}
+	}
+	next, _ := cfg.plan(t).Assign(t.WantVIPs(), have)
+	return vips.Table(next), nil
+}
