@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"github.com/miekg/dns"
 
@@ -22,6 +23,12 @@ import (
 const (
 	dohPath = "/dns-query"
 	dohType = "application/dns-message"
+
+	// A connection that brings more than mostIdle bytes beyond askedBytes for
+	// each of its questions is not there to ask: the HTTP/2 of net/http answers
+	// PING and SETTINGS and takes PRIORITY without an end.
+	mostIdle   = 32 << 10
+	askedBytes = 2 * maxQuery
 )
 
 // ServeHTTPS answers by HTTPS, RFC 8484, on HTTP/1.1 and HTTP/2, until
@@ -42,7 +49,15 @@ func (s *Server) ServeHTTPS(ctx context.Context, ln net.Listener, conf *tls.Conf
 		ReadHeaderTimeout: tcpRead, ReadTimeout: tcpRead, WriteTimeout: tcpWrite, IdleTimeout: tcpIdle,
 		MaxHeaderBytes: 2 * maxQuery,
 		BaseContext:    func(net.Listener) context.Context { return ctx },
-		ErrorLog:       log.New(io.Discard, "", 0), // handshakes that fail, mostly
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if t, ok := c.(*tls.Conn); ok {
+				if counted, ok := t.NetConn().(*countedConn); ok {
+					return context.WithValue(ctx, connKey{}, counted)
+				}
+			}
+			return ctx
+		},
+		ErrorLog: log.New(io.Discard, "", 0), // handshakes that fail, mostly
 	}
 	srv.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
 	drain := make(chan struct{})
@@ -86,16 +101,44 @@ func (l *countedListener) Accept() (net.Conn, error) {
 		}
 		from := addrPort(c.RemoteAddr())
 		if l.s.webConns.take(from.Addr()) {
-			return &countedConn{Conn: c, give: sync.OnceFunc(func() { l.s.webConns.give(from.Addr()) })}, nil
+			return &countedConn{
+				Conn: c, give: sync.OnceFunc(func() { l.s.webConns.give(from.Addr()) }),
+				flood: sync.OnceFunc(func() { l.s.refusedConn(HTTPS, from, l.view, tunnel.Flood) }),
+			}, nil
 		}
 		_ = c.Close()
-		l.s.refusedConn(HTTPS, from, l.view)
+		l.s.refusedConn(HTTPS, from, l.view, tunnel.Overload)
 	}
 }
 
+// connKey finds the countedConn of a request.
+type connKey struct{}
+
+// A countedConn is one client's connection, from below TLS.
 type countedConn struct {
 	net.Conn
-	give func()
+	give, flood func()
+	spare       atomic.Int64 // bytes that came and were of no question
+}
+
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.spare.Add(int64(n)) > mostIdle {
+		c.flood()
+		_ = c.Close()
+		return 0, net.ErrClosed
+	}
+	return n, err
+}
+
+// asked takes what came for a question's.
+func (c *countedConn) asked() {
+	for {
+		spare := c.spare.Load()
+		if c.spare.CompareAndSwap(spare, max(spare-askedBytes, 0)) {
+			return
+		}
+	}
 }
 
 func (c *countedConn) Close() error {
@@ -112,6 +155,9 @@ func (s *Server) Handler(view string) http.Handler {
 		if err != nil {
 			http.Error(rw, "no address", http.StatusBadRequest)
 			return
+		}
+		if c, ok := r.Context().Value(connKey{}).(*countedConn); ok {
+			c.asked()
 		}
 		x := s.take(HTTPS, view)
 		status, why := x.readHTTP(rw, r)

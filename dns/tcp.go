@@ -66,7 +66,7 @@ func (s *Server) serveStreams(ctx context.Context, ln net.Listener, conf *tls.Co
 		from := addrPort(c.RemoteAddr())
 		if !s.conns.take(from.Addr()) {
 			_ = c.Close()
-			s.refusedConn(t, from, view)
+			s.refusedConn(t, from, view, tunnel.Overload)
 			continue
 		}
 		wg.Go(func() {
@@ -85,9 +85,10 @@ func addrPort(a net.Addr) netip.AddrPort {
 	return ap
 }
 
-// refusedConn tells of a connection that there was no place for.
-func (s *Server) refusedConn(t Transport, from netip.AddrPort, view string) {
-	r := Result{Transport: t, From: from, View: view, Rcode: rcodeDrop, Reason: tunnel.Overload}
+// refusedConn tells of a connection that there was no place for, or that was
+// ended.
+func (s *Server) refusedConn(t Transport, from netip.AddrPort, view string, why tunnel.Reason) {
+	r := Result{Transport: t, From: from, View: view, Rcode: rcodeDrop, Reason: why}
 	s.complain.add(s.Log, &r, s.clock())
 	if s.Observe != nil {
 		s.Observe(&r)

@@ -68,13 +68,14 @@ func (p *dnsPage) run(t *testing.T, path string, args ...string) *process {
 	return startCmd(t, cmd)
 }
 
-// culvert starts ours with the page's configuration.
-func (p *dnsPage) culvert(t *testing.T) {
+// culvert starts ours with the page's configuration, and waits for its answers.
+func (p *dnsPage) culvert(t *testing.T, args ...string) {
 	t.Helper()
 	conf := p.write(t, "culvert.yaml", p.blocks(t, "yaml", 1)[0])
-	c := p.run(t, culvert, "dns", "--config", conf)
+	c := p.run(t, culvert, append([]string{"dns", "--config", conf}, args...)...)
 	c.await(t, "answered", func() bool {
-		return strings.Contains(tool(t, "dig", "@127.0.0.1", "-p", p.ports["5353"], "+tries=1", "web.shop.svc.west.mesh.internal"), "10.1.0.7")
+		out, _, _ := command(t, "dig", "@127.0.0.1", "-p", p.ports["5353"], "+tries=1", "+time=1", "web.shop.svc.west.mesh.internal")
+		return strings.Contains(out, "10.1.0.7")
 	})
 }
 
@@ -190,12 +191,8 @@ func TestDNSPerf(t *testing.T) {
 // What was asked is in the metrics of the process.
 func TestDNSMetricsOfAProcess(t *testing.T) {
 	p := newDNSPage(t)
-	conf := p.write(t, "culvert.yaml", p.blocks(t, "yaml", 1)[0])
 	admin := "127.0.0.1:" + freePort(t)
-	c := p.run(t, culvert, "dns", "--config", conf, "--admin", admin)
-	c.await(t, "answered", func() bool {
-		return strings.Contains(tool(t, "dig", "@127.0.0.1", "-p", p.ports["5353"], "+tries=1", "web.shop.svc.west.mesh.internal"), "10.1.0.7")
-	})
+	p.culvert(t, "--admin", admin)
 	want := `culvert_dns_queries_total{rcode="NOERROR",source="table",transport="udp",view="west"}`
 	testnet.Eventually(t, patience, func() bool { return strings.Contains(tool(t, "curl", "-sS", "http://"+admin+"/metrics"), want) }, "the metrics have %s", want)
 }
