@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -27,6 +28,7 @@ var layers = []struct {
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect/connecttest", []string{"connect", "internal/testnet", "tunnel", "tunnel/tunneltest"}, "the tests of any version know no version"},
 	{"connect/h2", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
 	{"connect/h3", []string{"connect", "tunnel"}, "a carrier of CONNECT shares its rules and answers, and knows no other carrier"},
 	{"connect/hbone", []string{"connect", "connect/h2", "tunnel"}, "HBONE is CONNECT over HTTP/2 with more to say, and knows no other carrier"},
@@ -75,7 +77,7 @@ var homes = map[string]string{
 }
 
 // testOnly dependencies never reach the program.
-var testOnly = []string{"go.uber.org/goleak", "golang.org/x/net/nettest", "github.com/rogpeppe/go-internal", module + "/tunnel/tunneltest", module + "/internal/testnet"}
+var testOnly = []string{"go.uber.org/goleak", "golang.org/x/net/nettest", "github.com/rogpeppe/go-internal", module + "/tunnel/tunneltest", module + "/connect/connecttest", module + "/internal/testnet"}
 
 func TestImportsPointOneWay(t *testing.T) {
 	eachFile(t, func(path string, imports []string) {
@@ -92,7 +94,7 @@ func TestImportsPointOneWay(t *testing.T) {
 				}
 			}
 			for _, dep := range testOnly {
-				suite := folder == "tunnel/tunneltest" || folder == "internal/testnet"
+				suite := slices.Contains([]string{"tunnel/tunneltest", "connect/connecttest", "internal/testnet"}, folder)
 				if (imp == dep || strings.HasPrefix(imp, dep+"/")) && !test && !suite {
 					t.Errorf("%s imports %s, which is for tests only", path, imp)
 				}

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -104,41 +103,6 @@ func TestServerTimes(t *testing.T) {
 				_ = near.Close()
 			})
 		})
-	}
-}
-
-// TestFields: what a Dialer sends arrives, and what a Protocol's hook answers
-// is seen.
-func TestFields(t *testing.T) {
-	heads := make(chan *Head, 1)
-	p := &Protocol{Head: func(_ context.Context, req *tunnel.Request, head *Head) error {
-		head.Answer = connect.Fields{{Name: "Baggage", Value: "of=server"}}
-		req.Peer = tunnel.Peer{ID: "x", Method: "test"}
-		heads <- head
-		return nil
-	}}
-	to := testnet.Echo(t).Addr()
-	g := serve(t, tunneltest.Table{"*": to}, p)
-	d := newDialer(t, g.Addr)
-	answers := make(chan connect.Fields, 1)
-	d.Via, d.Authorization = "me", connect.BearerCredentials("t")
-	d.Header = func(context.Context, string) (connect.Fields, error) {
-		return connect.Fields{{Name: "Forwarded", Value: `for="192.0.2.1:5"`}}, nil
-	}
-	d.Answer = func(_ context.Context, _ string, fields connect.Fields) { answers <- fields }
-	s := open(t, d, "10.0.0.1:8080")
-	testnet.Ping(t, s, "x")
-	head := <-heads
-	for name, want := range map[string]string{"via": "2 me", "proxy-authorization": "Bearer t", "forwarded": `for="192.0.2.1:5"`} {
-		if got, n := head.Fields.Get(name); got != want || n != 1 {
-			t.Errorf("%s: got %q (%d), want %q", name, got, n, want)
-		}
-	}
-	if head.Authority != "10.0.0.1:8080" {
-		t.Errorf("authority %q", head.Authority)
-	}
-	if got, _ := (<-answers).Get("baggage"); got != "of=server" {
-		t.Errorf("baggage of the answer: %q", got)
 	}
 }
 

@@ -29,6 +29,7 @@ func TestFloods(t *testing.T) {
 	plant := append(fieldList(connectSvc...), block.Bytes()...)
 	bomb := append(fieldList(connectSvc...), bytes.Repeat([]byte{0x80 | 64}, maxFrame-100)...) // behind its own two fields
 	large := append(fieldList(connectSvc...), fillerBlock(12 << 10)[len(fieldList(connectSvc...)):]...)
+	refused := append(fieldList(":method", "CONNECT", ":authority", "nobody:1"), large[len(fieldList(connectSvc...)):]...)
 	for _, c := range []struct {
 		name   string
 		first  func(r *raw)
@@ -52,6 +53,10 @@ func TestFloods(t *testing.T) {
 		}, func(r *raw) error {
 			id += 2
 			return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: bomb, EndHeaders: true})
+		}},
+		{"requests of 12 KiB that are refused", nil, func(r *raw) error {
+			id += 2
+			return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: refused, EndHeaders: true})
 		}},
 		{"requests of 12 KiB that are aborted", nil, func(r *raw) error {
 			id += 2
@@ -108,10 +113,10 @@ func TestFloods(t *testing.T) {
 			}
 			most := budget + 200
 			switch c.name {
+			case "requests of 12 KiB that are refused":
+				most = budget/12 + 20 // each takes a tenth of a millisecond
 			case "HPACK bomb":
 				most = budget/(2*(costList+15)) + 10 // each takes the receiver more than half a millisecond
-			case "requests of 12 KiB that are aborted":
-				most = budget/12 + 20 // and each of these a tenth of one
 			}
 			if sent > most {
 				t.Errorf("%d frames got through", sent)

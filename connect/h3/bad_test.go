@@ -2,7 +2,6 @@ package h3
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -19,124 +18,6 @@ import (
 var connectSvc = []string{":method", "CONNECT", ":authority", "svc:1"}
 
 func with(more ...string) []string { return append(append([]string(nil), connectSvc...), more...) }
-
-// TestBadRequests is the first table of docs/protocols/connect-h3.md: a
-// request that is refused ends its stream and nothing else.
-func TestBadRequests(t *testing.T) {
-	dials := make(chan struct{}, 100)
-	to := testnet.Service(t, func(c net.Conn) { dials <- struct{}{}; _, _ = io.Copy(c, c) })
-	closed := testnet.Listen(t)
-	_ = closed.Close()
-	routes := tunneltest.Table{"svc:1": to, "closed:1": closed.Addr().String()}
-	auth := &connect.BasicAuth{Verify: connect.Passwords(map[string]string{"alice": "secret"})}
-	for _, c := range []struct {
-		name   string
-		auth   bool
-		fields []string
-		status int     // 0 where the stream is reset
-		reset  ErrCode // where status is 0
-		reason tunnel.Reason
-		error  string // of Proxy-Status
-		extra  string // a field the answer has
-	}{
-		{"GET", false, []string{":method", "GET", ":scheme", "https", ":path", "/", ":authority", "svc"}, 405, 0, tunnel.BadMethod, "http_request_error", "allow"},
-		{"GET of an absolute URL", false, []string{":method", "GET", ":scheme", "https", ":path", "https://svc/", ":authority", "svc:1"}, 405, 0, tunnel.BadMethod, "http_request_error", "allow"},
-		{"extended CONNECT", false, []string{":method", "CONNECT", ":protocol", "websocket", ":scheme", "https", ":path", "/", ":authority", "svc:1"}, 501, 0, tunnel.Unsupported, "http_request_error", ""},
-		{"CONNECT-UDP", false, []string{":method", "CONNECT", ":protocol", "connect-udp", ":scheme", "https", ":path", "/.well-known/masque/udp/svc/1/", ":authority", "gw"}, 501, 0, tunnel.Unsupported, "http_request_error", ""},
-		{"extended CONNECT without a path", false, with(":protocol", "websocket", ":scheme", "https"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"no authority", false, []string{":method", "CONNECT"}, 0, MessageError, tunnel.BadRequest, "", ""},
-		{"CONNECT with scheme and path", false, with(":scheme", "https", ":path", "/"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"CONNECT with path", false, with(":path", "/"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"no method", false, []string{":authority", "svc:1"}, 0, MessageError, tunnel.BadRequest, "", ""},
-		{"two authorities", false, with(":authority", "svc:1"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"unknown pseudo-header", false, with(":x", "y"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"status in a request", false, with(":status", "200"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"pseudo-header after a field", false, []string{":method", "CONNECT", "a", "b", ":authority", "svc:1"}, 0, MessageError, tunnel.BadRequest, "", ""},
-		{"capital in a name", false, with("Host", "svc:1"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"colon in a name", false, with("a:b", "c"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"CR in a value", false, with("a", "b\rc"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"LF in a value", false, with("a", "b\nProxy-Authorization: c"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"NUL in the authority", false, []string{":method", "CONNECT", ":authority", "svc\x00.evil:1"}, 0, MessageError, tunnel.BadRequest, "", ""},
-		{"blank before a value", false, with("a", " b"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"blank behind a value", false, with("a", "b "), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"connection", false, with("connection", "close"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"proxy-connection", false, with("proxy-connection", "keep-alive"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"keep-alive", false, with("keep-alive", "timeout=5"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"upgrade", false, with("upgrade", "websocket"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"transfer-encoding", false, with("transfer-encoding", "chunked"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"te", false, with("te", "gzip"), 0, MessageError, tunnel.BadRequest, "", ""},
-		{"content-length", false, with("content-length", "0"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
-		{"host of another", false, with("host", "other:1"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
-		{"two hosts", false, with("host", "svc:1", "host", "svc:1"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
-		{"list over 16 KiB", false, with("a", strings.Repeat("a", 9000), "b", strings.Repeat("a", 9000)), 431, 0, tunnel.TooLarge, "http_request_error", ""},
-		{"section over 32 KiB", false, with("a", strings.Repeat("~", 30<<10)), 431, 0, tunnel.TooLarge, "http_request_error", ""},
-		{"101 fields", false, with(strings.Split(strings.Repeat("a,b,", 101)+"a,b", ",")...), 431, 0, tunnel.TooLarge, "http_request_error", ""},
-		{"no credentials", true, connectSvc, 407, 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
-		{"no credentials, nobody's name", true, []string{":method", "CONNECT", ":authority", "nobody:1"}, 407, 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
-		{"wrong credentials", true, with("proxy-authorization", connect.BasicCredentials("alice", "x")), 407, 0, tunnel.NoAuth, "http_request_denied", "proxy-authenticate"},
-		{"two credentials", true, with("proxy-authorization", "a b", "proxy-authorization", "a b"), 400, 0, tunnel.BadRequest, "http_request_error", ""},
-		{"nobody's name", false, []string{":method", "CONNECT", ":authority", "nobody:1"}, 403, 0, tunnel.NoRoute, "http_request_denied", ""},
-		{"service that is down", false, []string{":method", "CONNECT", ":authority", "closed:1"}, 502, 0, tunnel.DialFailed, "connection_refused", ""},
-		{"loop by via", false, with("via", "2 a, 3 here"), 502, 0, tunnel.Loop, "proxy_loop_detected", ""},
-		{"loop by cdn-loop", false, with("cdn-loop", "here"), 502, 0, tunnel.Loop, "proxy_loop_detected", ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := &Server{Via: "here"}
-			if c.auth {
-				s.Auth = auth
-			}
-			g := serve(t, routes, s)
-			r := rawClient(t, g.addr)
-			r.begin()
-			a := r.request(c.fields...).answer()
-			if c.status == 0 {
-				if a.reset != c.reset || a.status != 0 {
-					t.Errorf("got %+v, want a reset with %v", a, c.reset)
-				}
-			} else {
-				status, _ := a.fields.Get("proxy-status")
-				want := fmt.Sprintf("culvert; error=%s; details=%q", c.error, c.reason)
-				if a.status != c.status || status != want || !strings.HasPrefix(a.body, "culvert: "+string(c.reason)+": ") || !a.end {
-					t.Errorf("got %+v, want status %d and proxy-status %s", a, c.status, want)
-				}
-				if _, n := a.fields.Get(c.extra); c.extra != "" && n == 0 {
-					t.Errorf("no %s field in %v", c.extra, a.fields)
-				}
-			}
-			o := g.Reason(t, c.reason)
-			if o.Proto != "connect-h3" || o.Err == nil || strings.Contains(o.Err.Error(), "secret") || !o.Source.IsValid() || o.Listener != g.addr {
-				t.Errorf("outcome %+v", o)
-			}
-			// The connection lives on, unless it wants credentials.
-			if !c.auth {
-				if a := r.request(connectSvc...).answer(); a.status != 200 {
-					t.Errorf("the next request on the connection got %+v", a)
-				}
-				<-dials
-			}
-			select {
-			case <-dials:
-				t.Error("something was dialed")
-			default:
-			}
-		})
-	}
-}
-
-// TestAuthorities has the spellings that resolvers do not agree on.
-func TestAuthorities(t *testing.T) {
-	g := serve(t, tunneltest.Table{}, &Server{})
-	r := rawClient(t, g.addr)
-	for _, authority := range []string{
-		"svc", "svc:", "svc:0", "svc:65536", "svc:080", "svc:http", "user@svc:1", "user:pw@svc:1", "svc:1/", "http://svc:1",
-		"[::1:1", "::1:1", "[fe80::1%25eth0]:1", "[1.2.3.4]:1", "127.1:1", "0x7f.0.0.1:1", "0177.0.0.1:1", "2130706433:1",
-		"s vc:1", "svc,other:1", "svc:1,other:1", "*:1", ":1",
-	} {
-		if a := r.request(":method", "CONNECT", ":authority", authority).answer(); a.status != 400 {
-			t.Errorf("authority %q: got %+v, want status 400", authority, a)
-		}
-	}
-}
 
 // TestEveryRefusal: each Reason has its answer.
 func TestEveryRefusal(t *testing.T) {

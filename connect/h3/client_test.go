@@ -189,39 +189,6 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// TestFields: what a Dialer sends arrives, and what a Server's hook answers is
-// seen.
-func TestFields(t *testing.T) {
-	heads := make(chan *Head, 1)
-	g := serve(t, tunneltest.Table{"*": testnet.Echo(t).Addr()}, &Server{Head: func(_ context.Context, req *tunnel.Request, head *Head) error {
-		head.Answer = connect.Fields{{Name: "Baggage", Value: "of=server"}}
-		req.Peer = tunnel.Peer{ID: "x", Method: "test"}
-		heads <- head
-		return nil
-	}})
-	d := newDialer(t, g.addr)
-	answers := make(chan connect.Fields, 1)
-	d.Via, d.Authorization = "me", connect.BearerCredentials("t")
-	d.Header = func(context.Context, string) (connect.Fields, error) {
-		return connect.Fields{{Name: "Forwarded", Value: `for="192.0.2.1:5"`}}, nil
-	}
-	d.Answer = func(_ context.Context, _ string, fields connect.Fields) { answers <- fields }
-	s := open(t, d, "10.0.0.1:8080")
-	testnet.Ping(t, s, "x")
-	head := <-heads
-	for name, want := range map[string]string{"via": "3 me", "proxy-authorization": "Bearer t", "forwarded": `for="192.0.2.1:5"`} {
-		if got, n := head.Fields.Get(name); got != want || n != 1 {
-			t.Errorf("%s: got %q (%d), want %q", name, got, n, want)
-		}
-	}
-	if head.Authority != "10.0.0.1:8080" {
-		t.Errorf("authority %q", head.Authority)
-	}
-	if got, _ := (<-answers).Get("baggage"); got != "of=server" {
-		t.Errorf("baggage of the answer: %q", got)
-	}
-}
-
 // TestTLSIsChecked: a proxy with another name, or with another protocol, is
 // none.
 func TestTLSIsChecked(t *testing.T) {
