@@ -40,6 +40,7 @@ test-integration: build ## the tests against real peers, and of the examples
 	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
+	  (cd integration && $(GO) test -tags netns ./networks) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \
@@ -63,7 +64,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
-	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability
+	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks
 	cd integration/coredns && $(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
@@ -79,7 +80,7 @@ check: ## format, vet on three systems, static analysis, tidy
 FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 \
 	connect/h2:FuzzServer:15 connect/h3:FuzzRequest:12 connect/h3:FuzzControl:10 connect/hbone:FuzzFields:8 \
 	connect/ws:FuzzHandshake:10 connect/ws:FuzzFrames:12 connect/socks5:FuzzRequest:8 connect/socks5:FuzzServe:12 \
-	connect/proxyproto:FuzzParse:12 dns:FuzzQuery:12 dns:FuzzReply:12 tunnel:FuzzLoop:15
+	connect/proxyproto:FuzzParse:12 dns:FuzzQuery:12 dns:FuzzReply:12 udp:FuzzHeader:5 tunnel:FuzzLoop:15
 
 .PHONY: fuzz-short
 fuzz-short: ## a few seconds of each of the parsers that face the world, and of the event loop

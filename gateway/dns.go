@@ -26,6 +26,10 @@ type DNS struct {
 	// are nil, Log and Observe in any case.
 	Server *dns.Server
 
+	// VIPs reports whether those in a network are told the addresses that services
+	// have to themselves; nil means nobody is.
+	VIPs func(network string) bool
+
 	pair    atomic.Pointer[tls.Certificate]
 	sockets []dnsSocket
 }
@@ -138,7 +142,7 @@ func (d *DNS) close() {
 func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 	s := d.Server
 	if s.Names == nil {
-		s.Names = (&names.Source{Registry: g.registry}).Names
+		s.Names = (&names.Source{Registry: g.registry, VIPs: d.VIPs}).Names
 	}
 	if s.Usable == nil {
 		s.Usable = g.registry.Healthy

@@ -17,6 +17,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -458,6 +459,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case g.stopping.Load():
 		return false, "draining"
 	case g.registry.Table() == nil:
+		if source, _, err := g.registry.Stale(); err != nil {
+			return false, fmt.Sprintf("no source has said what there is to serve; source %s: %s", source, firstLine(err))
+		}
 		return false, "no source has said what there is to serve"
 	}
 	if g.ports != nil {

@@ -48,8 +48,13 @@ func (g *Gateway) stale() string {
 	if err == nil {
 		return ""
 	}
-	what, _, _ := strings.Cut(err.Error(), "\n") // a file may have many mistakes
-	return fmt.Sprintf("the table is %s old: source %s: %s", time.Since(since).Round(time.Second), source, what)
+	return fmt.Sprintf("the table is %s old: source %s: %s", time.Since(since).Round(time.Second), source, firstLine(err))
+}
+
+// firstLine is the first of an error's: a file may have many mistakes.
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }
 
 func (g *Gateway) staleStatus() *StatusStale {

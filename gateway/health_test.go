@@ -81,6 +81,11 @@ func TestHealthOfARunningGateway(t *testing.T) {
 		Services: []registry.Service{{Name: "a.test", Names: []tunnel.Pattern{p}, Exposed: true, Check: check, Endpoints: []registry.Endpoint{{Addr: at.Addr(), Port: at.Port()}}}},
 		Networks: []registry.Network{{Name: "west", Gateways: []registry.Gateway{{Address: registry.Endpoint{Addr: ours.Addr(), Port: ours.Port()}, Check: check}}}},
 	}
+	source <- registry.Update{Source: "told", Err: errors.New("not yet")}
+	testnet.Eventually(t, soon, func() bool {
+		ok, why := g.Ready()
+		return !ok && why == "no source has said what there is to serve; source told: not yet"
+	}, "it is said why there is no table")
 	source <- registry.Update{Source: "told"} // with nothing to check
 	testnet.Eventually(t, soon, func() bool { return g.Status().Generation == 1 }, "the first table is there")
 	source <- registry.Update{Source: "told", Snapshot: there}

@@ -56,6 +56,10 @@ type Target struct {
 	Addr  netip.AddrPort
 	Host  string // the DNS name the address came from; "" for a written one
 	Check Check
+
+	// ProxyProtocol is the version of the header that connections there begin
+	// with; 0 for none.
+	ProxyProtocol int
 }
 
 // A verdict is what a check has found.

@@ -15,20 +15,22 @@ import (
 // waits: a connection that has to, for a name or for a service far away, passes
 // the loop on to another goroutine first and keeps its own (see serve).
 type loop struct {
-	ep     int
-	wake   int32
-	budget *Budget
-	ended  func()
-	now    int64 // clock
-	buf    []byte
-	events []syscall.EpollEvent
-	ready  []ready // what the events are for
-	done   int     // of ready
-	turns  []turn
-	pipes  []pipe // empty ones
-	npipes int
-	swept  int64 // clock of the last sweep
-	turned int64 // clock of the last bulk turn
+	ep      int
+	wake    int32
+	budget  *Budget
+	ended   func()
+	now     int64 // clock
+	buf     []byte
+	events  []syscall.EpollEvent
+	ready   []ready // what the events are for
+	done    int     // of ready
+	turns   []turn
+	pipes   []pipe // empty ones
+	npipes  int
+	swept   int64 // clock of the last sweep
+	turned  int64 // clock of the last bulk turn
+	yielded int64 // clock of the last yield
+	sleeps  int   // since then
 
 	aboard atomic.Pointer[slot] // whom the loop's goroutine serves now
 	flows  atomic.Int32         // how many of the seats are tunnels
@@ -67,6 +69,9 @@ type order struct {
 const (
 	wakeKey   = -1
 	maxEvents = 256
+
+	yieldEvery  = 6 * time.Millisecond // less than the monitor's ten
+	yieldSleeps = 8                    // in that time, below which the loop is at rest
 )
 
 type kernelLoops struct {
@@ -225,6 +230,7 @@ func (l *loop) run() {
 		}
 		n := epollPoll(l.ep, l.events)
 		if n == 0 {
+			l.yield()
 			n = epollWait(l.ep, l.events, l.wait())
 		}
 		l.now = clock()
@@ -233,6 +239,23 @@ func (l *loop) run() {
 			return
 		}
 	}
+}
+
+// yield gives way once before a sleep, of a loop that wakes often. One that
+// never did would look to the runtime's monitor like a goroutine that keeps its
+// processor to itself: the monitor takes that away every ten milliseconds and
+// then looks each 20 µs whether it should do so again (docs/adr/0006).
+func (l *loop) yield() {
+	l.sleeps++
+	if l.now-l.yielded < int64(yieldEvery) {
+		return
+	}
+	if l.sleeps >= yieldSleeps {
+		runtime.UnlockOSThread() // or it would take two more threads to come back
+		runtime.Gosched()
+		runtime.LockOSThread()
+	}
+	l.yielded, l.sleeps = l.now, 0
 }
 
 // wait is how long the loop may sleep. It looks up once a second also where it

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -178,5 +179,82 @@ func BenchmarkBulk(b *testing.B) {
 		if _, err := s.Read(in); err != nil {
 			break
 		}
+	}
+}
+
+// TestAnswersThatAreNone: a proxy's mistakes are errors of the dial, soon.
+func TestAnswersThatAreNone(t *testing.T) {
+	answer := func(r *raw, id uint32, end bool, pairs ...string) error {
+		return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(pairs...), EndHeaders: true, EndStream: end})
+	}
+	for _, c := range []struct {
+		name   string
+		answer func(r *raw, id uint32) error
+		more   bool // goes on until it is stopped
+		want   tunnel.Reason
+	}{
+		{"a request", func(r *raw, id uint32) error { return answer(r, id, false, ":method", "GET") }, false, tunnel.DialFailed},
+		{"status of two digits", func(r *raw, id uint32) error { return answer(r, id, false, ":status", "20") }, false, tunnel.DialFailed},
+		{"two statuses", func(r *raw, id uint32) error { return answer(r, id, false, ":status", "200", ":status", "200") }, false, tunnel.DialFailed},
+		{"interim without end", func(r *raw, id uint32) error { return answer(r, id, false, ":status", "103") }, true, tunnel.DialFailed},
+		{"a list over 16 KiB", func(r *raw, id uint32) error {
+			return answer(r, id, false, ":status", "200", "a", strings.Repeat("a", 17<<10))
+		}, false, tunnel.DialFailed},
+		{"a block over 32 KiB", func(r *raw, id uint32) error {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fillerBlock(15 << 10)})
+			_ = r.fr.WriteContinuation(id, false, fillerBlock(15<<10))
+			return r.fr.WriteContinuation(id, false, fillerBlock(15<<10))
+		}, false, tunnel.DialFailed},
+		{"empty parts without end", func(r *raw, id uint32) error {
+			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(":status", "200")})
+			for range 100 {
+				_ = r.fr.WriteContinuation(id, false, nil)
+			}
+			return nil
+		}, false, tunnel.DialFailed},
+		{"DATA", func(r *raw, id uint32) error { return r.fr.WriteData(id, false, []byte("hello")) }, false, tunnel.DialFailed},
+		{"the end", func(r *raw, id uint32) error { return answer(r, id, true, ":status", "200") }, false, ""},
+		{"unknown frames without end", func(r *raw, id uint32) error { return r.fr.WriteRawFrame(0x77, 0, id, nil) }, true, tunnel.DialFailed},
+		{"nothing", func(*raw, uint32) error { return nil }, false, tunnel.DialTimeout},
+		{"half a head", func(r *raw, id uint32) error {
+			return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(":status", "200")})
+		}, false, tunnel.DialTimeout},
+		{"HPACK that can't be decoded", func(r *raw, id uint32) error {
+			return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: []byte{0xff, 0xff, 0xff, 0xff}, EndHeaders: true})
+		}, false, tunnel.DialFailed},
+		{"a refusal with trailers", func(r *raw, id uint32) error {
+			_ = answer(r, id, false, ":status", "503", "proxy-status", "x; error=dns_error")
+			return answer(r, id, true, "a", "b")
+		}, false, tunnel.LookupError},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addr := testnet.Service(t, func(nc net.Conn) {
+				r := newRaw(t, nc)
+				if _, err := io.ReadFull(nc, make([]byte, len(preface))); err != nil {
+					return
+				}
+				_ = r.fr.WriteSettings()
+				for {
+					f, err := r.fr.ReadFrame()
+					if err != nil {
+						return
+					}
+					if h, ok := f.(*http2.HeadersFrame); ok {
+						for c.answer(r, h.StreamID) == nil && c.more {
+						}
+					}
+				}
+			})
+			d := newDialer(t, addr)
+			d.Wait = time.Second
+			s, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			if err == nil {
+				_ = s.Close()
+			}
+			if c.want == "" && err == nil {
+				return
+			}
+			tunneltest.WantReason(t, err, c.want)
+		})
 	}
 }

@@ -384,7 +384,7 @@ func (c *conn) part(p []byte, last bool) error {
 	}
 	if b.Full() {
 		c.mu.Lock()
-		err := c.charge(costList, "too many header lists that are malformed or over a limit")
+		err := c.charge(costList+b.cost(), "too many header lists that are malformed or over a limit")
 		c.mu.Unlock()
 		if err != nil {
 			return err

@@ -100,14 +100,14 @@ func (s *server) headers(b *block) error {
 	case b.id%2 == 0:
 		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which is not a client's", b.id)
 	case b.id <= c.last && c.justReset(b.id):
-		return c.charge(costRequest, "too many HEADERS on streams that are closed")
+		return c.charge(costRequest+b.cost(), "too many HEADERS on streams that are closed")
 	case b.id <= c.last:
 		return protocolError(http2.ErrCodeStreamClosed, "HEADERS on stream %d, which is closed", b.id)
 	}
 	if s.final {
 		c.resetID(b.id, http2.ErrCodeRefusedStream) // the client may try elsewhere
 		s.refused(nil, refuse(tunnel.Drain, "a request after the last GOAWAY"))
-		return c.charge(costRequest, "too many requests on a connection that is about to end")
+		return c.charge(costRequest+b.cost(), "too many requests on a connection that is about to end")
 	}
 	c.last = b.id
 	if s.since == 0 {
@@ -116,17 +116,19 @@ func (s *server) headers(b *block) error {
 	if wrong := b.malformed(); wrong != "" {
 		c.resetID(b.id, http2.ErrCodeProtocol)
 		s.refused(nil, refuse(tunnel.BadRequest, "%s", wrong))
-		return c.charge(costReset, "too many malformed requests")
+		return c.charge(costReset+b.cost(), "too many malformed requests")
 	}
 	if len(c.streams) >= s.p.streams() || s.busy >= s.p.streams() {
 		c.resetID(b.id, http2.ErrCodeRefusedStream)
 		s.refused(nil, refuse(tunnel.Overload, "%d streams are open on this connection, the limit", len(c.streams)))
-		return c.charge(costReset, "too many requests over the limit of streams")
+		return c.charge(costReset+b.cost(), "too many requests over the limit of streams")
 	}
-	if err := c.charge(costRequest, "too many requests that are not accepted"); err != nil {
+	cost := costRequest + b.cost()
+	if err := c.charge(cost, "too many requests that are not accepted"); err != nil {
 		return err
 	}
 	st := c.newStream(b.id)
+	st.cost = uint16(cost)
 	st.began = clock()
 	if b.end {
 		st.ended, st.readErr = true, io.EOF
@@ -162,7 +164,7 @@ func (s *server) trailers(st *Stream, b *block) error {
 		return st.sink.data(st, 0, true)
 	}
 	s.c.reset(st, code)
-	return s.c.charge(costReset, "too many stream errors")
+	return s.c.charge(costReset+b.cost(), "too many stream errors")
 }
 
 // serve has the Handler answer one request.
@@ -262,7 +264,7 @@ func (s *server) accept(st *Stream, head *Head) error {
 	if s.c.streams[st.id] != st || st.finished {
 		return refuse(tunnel.Gone, "the client left before it heard yes: %w", orReset(st.writeErr))
 	}
-	s.c.meter.GiveBack(costRequest)
+	s.c.meter.GiveBack(float64(st.cost))
 	s.c.writeHead(st.id, connect.Fields{{Name: ":status", Value: "200"}}, head.Answer, false)
 	return nil
 }

@@ -44,8 +44,9 @@ type Stream struct {
 	finished bool   // the end, or a reset, was sent
 	writeErr error  // for Writes to come
 
-	closed bool // by our own side
-	listed bool // in one of the connection's lists
+	closed bool   // by our own side
+	listed bool   // in one of the connection's lists
+	cost   uint16 // server: of the request, in points; given back with the yes
 	next   *Stream
 
 	readLimit, writeLimit deadline

@@ -165,7 +165,7 @@ func TestDrain(t *testing.T) {
 			Served: g.With(&Dialer{URL: "ws://" + g.Addr}, "svc.test:443"), Socket: g.Addr, Begin: "GET /",
 			Cut: func(err error) bool { // the code where it could be said
 				said, ok := errors.AsType[*closeError](err)
-				return ok && said.code == codeInternal || errors.Is(err, syscall.ECONNRESET)
+				return ok && said.code == codeGoingAway || errors.Is(err, syscall.ECONNRESET)
 			},
 		}
 	})

@@ -50,6 +50,9 @@ func backendMain() error {
 		b.listeners[fd] = true
 		b.poll.add(fd, syscall.EPOLLIN)
 	}
+	if err := serveDatagrams(port); err != nil {
+		return err
+	}
 	fmt.Println(port)
 	b.poll.add(int(os.Stdin.Fd()), syscall.EPOLLIN)
 	for {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -25,10 +26,17 @@ type carrier struct {
 	prefix string                           // of the names of its services
 	dial   func(proxy string) tunnel.Dialer // nil where the hello says where to
 	shared bool                             // its tunnels share connections
+	single bool                             // it carries datagrams one by one, and no streams
+	most   int                              // idle tunnels that are weighed; 0 for as many as of others
 
-	// rival is the nearest thing that HAProxy does; nil for nothing like it.
+	// rival is the nearest thing that HAProxy does, or by says who; nil for
+	// nothing like it.
 	rival func(r rig) (*exec.Cmd, error)
+	by    string
 }
+
+// rivalName is who else does it.
+func (c *carrier) rivalName() string { return cmp.Or(c.by, "haproxy") }
 
 // carriers lists them. Whoever adds one adds a row here, and its protocol to
 // carriersConfig.
@@ -36,6 +44,10 @@ func carriers() []carrier {
 	return []carrier{
 		{name: "sni", prefix: "svc", rival: haproxyCommand(haproxyPipe)},
 		{name: "proxyProtocol out", prefix: "prx"},
+		{name: "proxyProtocol in", prefix: "svc",
+			dial: func(to string) tunnel.Dialer { return behindProxy(by(to, proxiedHost)) }},
+		{name: "port per service", prefix: "svc",
+			dial: func(to string) tunnel.Dialer { return toPort(by(to, ownHost)) }},
 		{name: "connect", prefix: "svc", rival: haproxyHTTP(""),
 			dial: func(to string) tunnel.Dialer { return &connect.Dialer{Proxy: to} }},
 		{name: "socks5", prefix: "svc",
@@ -50,6 +62,10 @@ func carriers() []carrier {
 			dial: func(to string) tunnel.Dialer { return &hbone.Dialer{Gateway: apart(to), TLS: toProxy()} }},
 		{name: "connect-h3", prefix: "svc", shared: true,
 			dial: func(to string) tunnel.Dialer { return &h3.Dialer{Proxy: to, TLS: toProxy(), Parallel: 1} }},
+		{name: "quic passthrough", prefix: "svc", most: 400, rival: nginxDatagrams, by: "nginx",
+			dial: func(to string) tunnel.Dialer { return toQUIC(by(to, byNameHost)) }},
+		{name: "udp", prefix: "svc", single: true, rival: nginxDatagrams, by: "nginx",
+			dial: func(to string) tunnel.Dialer { return toUDP(by(to, udpHost)) }},
 	}
 }
 
@@ -99,10 +115,10 @@ func contestants(chosen func(line, proxy string) bool) []*peer {
 			return (&caller{carrier: &c, to: addr}).echo(ctx)
 		}
 		if chosen(c.name, us) {
-			all = append(all, &peer{name: c.name, carrier: &c, ready: ready, command: carriersCommand, collect: collectCulvert})
+			all = append(all, &peer{name: c.name, carrier: &c, ready: ready, command: carriersCommand, collect: collectCulvert, tunnels: c.most})
 		}
-		if line := c.name + ", haproxy"; c.rival != nil && chosen(line, "haproxy") {
-			all = append(all, &peer{name: line, carrier: &c, ready: ready, command: c.rival})
+		if line := c.name + ", " + c.rivalName(); c.rival != nil && chosen(line, c.rivalName()) {
+			all = append(all, &peer{name: line, carrier: &c, ready: ready, command: c.rival, tunnels: c.most})
 		}
 	}
 	return all
@@ -116,8 +132,8 @@ func carriersCommand(r rig) (*exec.Cmd, error) {
 	return exec.Command(r.culvert, "gateway", "--config", file), nil
 }
 
-// carriersConfig has every way in on one port, but for TLS that ends there, and each service a second time
-// with a PROXY header.
+// carriersConfig has every way in on one port, but for TLS that ends there and what can't be told apart, and each
+// service a second time with a PROXY header.
 func carriersConfig(r rig) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, `listeners:
@@ -127,11 +143,22 @@ func carriersConfig(r rig) (string, error) {
     tls: {protocols: [hbone], certificateFile: %[3]s, keyFile: %[4]s, clientCAFile: %[5]s}
   - address: udp://%[1]s
     tls: {certificateFile: %[3]s, keyFile: %[4]s}
+  - address: %[7]s
+    protocols: [sni]
+    proxyProtocol: {from: [127.0.0.0/8]}
+  - address: %[8]s
+    service: %[9]s
+  - address: udp://%[10]s
+  - address: udp://%[11]s
+    service: udp.bench.test
 admin: %[6]s
-limits: {tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1, firstByte: 60s, hello: 60s}
+limits: {udpIdle: 1h, tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1, firstByte: 60s, hello: 60s}
 log: {level: error}
 services:
-`, r.listen, apart(r.listen), keyFile("bench.crt"), keyFile("bench.key"), keyFile("ca.crt"), r.admin)
+  - {name: udp.bench.test, endpoints: ["%[12]s:%[14]d"]}
+  - {name: %[15]s, endpoints: ["%[13]s:%[14]d"]}
+`, r.listen, apart(r.listen), keyFile("bench.crt"), keyFile("bench.key"), keyFile("ca.crt"), r.admin,
+		by(r.listen, proxiedHost), by(r.listen, ownHost), serviceName(0), by(r.listen, byNameHost), by(r.listen, udpHost), echoHost, quicHost, r.backend, quicName)
 	for i := range services {
 		for prefix, more := range map[string]string{"svc": "", "prx": "    proxyProtocol: v2\n"} {
 			c := carrier{prefix: prefix}
@@ -187,7 +214,7 @@ func carrierSteps() []step {
 		}})
 		for _, way := range []string{"up", "down"} {
 			id := fmt.Sprintf("%s%d", way, n)
-			all = append(all, step{name: id, run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+			all = append(all, step{name: id, streams: true, run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
 				r, cpu, err := s.measure(ctx, p, job{Op: way, N: n})
 				return map[string]float64{
 					id:         float64(r.Bytes) / 1e6 / r.Took.Seconds(),

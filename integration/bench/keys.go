@@ -27,7 +27,7 @@ func makeKeys(dir string) error {
 		return err
 	}
 	pair, err := ca.Issue(testca.Options{
-		SPIFFEID: identity, IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2)}, Usage: testca.Both,
+		SPIFFEID: identity, DNSNames: []string{quicName}, IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2)}, Usage: testca.Both,
 	})
 	if err != nil {
 		return err
@@ -40,6 +40,9 @@ func makeKeys(dir string) error {
 	}
 	return os.Setenv(keysVar, dir)
 }
+
+// haveKeys reports whether makeKeys was called for this process.
+func haveKeys() bool { return os.Getenv(keysVar) != "" }
 
 func keyFile(name string) string { return filepath.Join(os.Getenv(keysVar), name) }
 
@@ -57,7 +60,4 @@ func toProxy() *tls.Config {
 }
 
 // apart is a second address with the same port: what ends TLS listens there.
-func apart(addr string) string {
-	_, port, _ := net.SplitHostPort(addr)
-	return net.JoinHostPort("127.0.0.2", port)
-}
+func apart(addr string) string { return by(addr, "127.0.0.2") }

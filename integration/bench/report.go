@@ -62,8 +62,10 @@ const carriersPreface = `
 The same work by every way through culvert, and by the nearest thing that HAProxy does: it passes CONNECT on to services that answer it, over
 HTTP/1.1. The load generator dials as programs do and costs more than the one above, so these figures are to be compared with each other
 and not with those. 1 and 64 are tunnels at once; connect-h2 and websocket over h2 have all 64 on one connection, the others have one each.
+UDP is echoed datagram by datagram, so twice its trips are datagrams a second; nginx passes datagrams on by their port and reads no names. In
+QUIC passthrough a tunnel is a connection of quic-go's, from client to service: what it takes is mostly theirs.
 
-- **Memory** is of %d idle tunnels, that have each carried something: what the proxy holds for them, and not their services.
+- **Memory** is of %d idle tunnels (400 of QUIC), that have each carried something: what the proxy holds for them, and not their services.
 - **Beside a stalled one**: round trips on one tunnel while the service of another on the same connection takes nothing of what is
   sent to it. A trip that has not come back when the measurement ends (%v) counts as long as it was waited for.
 

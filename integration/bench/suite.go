@@ -45,7 +45,8 @@ type step struct {
 	bulk bool // with the peers of bulk, too
 	own  bool // with culvert alone
 
-	shared bool // with carriers whose tunnels share connections
+	shared  bool // with carriers whose tunnels share connections
+	streams bool // with carriers of streams
 
 	run func(ctx context.Context, s *suite, p *running) (map[string]float64, error)
 }
@@ -57,6 +58,8 @@ func (st *step) with(p *peer) bool {
 		return p.name == us
 	case st.shared:
 		return p.carrier.shared
+	case st.streams:
+		return !p.carrier.single
 	}
 	return st.bulk || !p.bulk
 }

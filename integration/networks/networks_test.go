@@ -317,7 +317,7 @@ func TestNamesFromThreeNetworks(t *testing.T) {
 
 	t.Run("a gateway dies", func(t *testing.T) {
 		testnet.Eventually(t, patience, func() bool {
-			out, err := exec.Command("curl", "-sf", "--unix-socket", s.socket("out-dns"), "http://localhost/status").Output()
+			out, err := exec.Command(culvert, "status", "--admin", "unix:"+s.socket("out-dns")).Output()
 			return err == nil && bytes.Contains(out, []byte("192.0.2.1:443")) && s.dig(s.out, "web.example.com") == "192.0.2.1 192.0.2.2"
 		}, "both gateways are checked and well")
 		died := time.Now()

@@ -28,6 +28,9 @@
 //   - http: a GET in the clear. A status of 200 to 399 is well; redirects are
 //     not followed. Of the body 16 KiB are read, for a close in order.
 //
+// Where connections begin with a PROXY header, so do these: with one that says
+// that nobody is behind them.
+//
 // Each has a Timeout, and is made twice before an address is down: a packet may
 // be lost, but what is dead is out within the Interval. Two that work in a row
 // bring it back; the very first counts at once. What is this host's own fault, a

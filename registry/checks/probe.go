@@ -33,14 +33,16 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	if err != nil {
 		return err
 	}
-	if it.Check.Kind == "tcp" {
-		_ = conn.Close()
-		return nil
-	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
+	if header := proxyHeaders[it.ProxyProtocol]; header != "" {
+		if _, err := io.WriteString(conn, header); err != nil {
+			return fmt.Errorf("send a PROXY header: %w", err)
+		}
+	}
 	switch it.Check.Kind {
+	case "tcp":
 	case "tls":
 		name := it.Check.Host
 		if name == "" {
@@ -64,6 +66,13 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 		return fmt.Errorf("%s: nothing that ends the check came within %v", it.Check.Kind, it.Check.Timeout)
 	}
 	return err
+}
+
+// proxyHeaders say, by version, that nobody is behind the connection: it is the
+// sender's own. PROXY protocol sections 2.1 and 2.2, LOCAL.
+var proxyHeaders = map[int]string{
+	1: "PROXY UNKNOWN\r\n",
+	2: "\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00",
 }
 
 // askTLS sends a ClientHello and looks for a record of TLS in answer: RFC 8446

@@ -92,6 +92,27 @@ func TestProbeTCP(t *testing.T) {
 	}
 }
 
+// Who expects a PROXY header gets one, before anything else.
+func TestProbeSendsAProxyHeader(t *testing.T) {
+	heard := make(chan string, 1)
+	ap := serve(t, func(c net.Conn) {
+		b := make([]byte, 4096)
+		n, _ := io.ReadAtLeast(c, b, 17) // of either header, and more
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		heard <- string(b[:n])
+	})
+	c := &Checker{Dial: (&tunnel.NetDialer{}).DialEndpoint}
+	for version, want := range map[int]string{0: "", 1: "PROXY UNKNOWN\r\n", 2: "\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"} {
+		for kind, after := range map[string]string{"tcp": "", "http": "GET /up HTTP/1.1\r\n"} {
+			it := &item{Target: registry.Target{Addr: ap, ProxyProtocol: version, Check: registry.Check{Kind: kind, Path: "/up", Timeout: 10 * time.Second}}}
+			wants(t, kind, c.probe(t.Context(), it), "")
+			if got := <-heard; !strings.HasPrefix(got, want+after) || after == "" && got != want {
+				t.Errorf("%s, version %d: the server heard %q, want %q", kind, version, got, want+after)
+			}
+		}
+	}
+}
+
 // The guard has the last word, and its word is not the address's fault.
 func TestProbeAsksTheGuard(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

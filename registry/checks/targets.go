@@ -18,7 +18,7 @@ func (c *Checker) follow() {
 		if s.Check.Kind == "" || len(s.Via) > 0 {
 			continue
 		}
-		name, what := "", s.Name
+		name := ""
 		for _, p := range s.Names {
 			if !p.Wildcard {
 				name = p.Suffix.String()
@@ -35,7 +35,9 @@ func (c *Checker) follow() {
 				ports = []uint16{ep.Port}
 			}
 			for _, port := range ports {
-				c.want(generation, *ep, port, s.Check, name, what)
+				c.want(generation, registry.Target{
+					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Check: s.Check, ProxyProtocol: s.ProxyProtocol,
+				}, name, s.Name)
 			}
 		}
 	}
@@ -43,7 +45,7 @@ func (c *Checker) follow() {
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
 			if ep := g.As(n.Name, c.Registry.Mesh.Network); g.Check.Kind != "" && ep.Port != 0 {
-				c.want(generation, ep, ep.Port, g.Check, "", "the gateways of "+n.Name)
+				c.want(generation, registry.Target{Addr: netip.AddrPortFrom(ep.Addr.Unmap(), ep.Port), Host: ep.Host, Check: g.Check}, "", "the gateways of "+n.Name)
 			}
 		}
 	}
@@ -56,9 +58,8 @@ func (c *Checker) follow() {
 	}
 }
 
-// want notes that ep is to be asked at port. Who wants it first gives the name.
-func (c *Checker) want(generation uint64, ep registry.Endpoint, port uint16, check registry.Check, name, what string) {
-	t := registry.Target{Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Check: check}
+// want notes that t is to be asked. Who wants it first gives the name.
+func (c *Checker) want(generation uint64, t registry.Target, name, what string) {
 	it, ok := c.items[t]
 	if !ok {
 		it = &item{Target: t}

@@ -25,6 +25,7 @@ type DNS struct {
 	Upstreams []DNSUpstream // that are asked for the rest; empty means those of resolv.conf
 	Forward   []DNSForward  // zones with others
 	Private   []string      // zones that may have private addresses, beside those of Forward
+	VIPs      []string      // networks whose askers are told the VIPs of services
 	Recursion []netip.Prefix
 	Unlimited []netip.Prefix
 	Rate      int // responses a second by UDP to a network; -1 for no limit
@@ -84,6 +85,7 @@ type dnsAt struct {
 	node, tls        *yaml.Node
 	pair             pairAt
 	listeners, views []*yaml.Node
+	vips             []*yaml.Node
 	zones            []*yaml.Node
 	forward          []*yaml.Node
 	upstreams        []*yaml.Node // as those of all, those of zones
@@ -142,6 +144,14 @@ var dnsFields = []field[DNS]{
 		d.at.dns.needs("private", n)
 		var at []*yaml.Node
 		d.zones(n, "private", &to.Private, &at)
+	}},
+	{"vips", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.list(n, "vips", func(n *yaml.Node) {
+			if s, ok := d.text(n, "vips"); ok {
+				to.VIPs = append(to.VIPs, s)
+				d.at.dns.vips = append(d.at.dns.vips, n)
+			}
+		})
 	}},
 	{"recursion", func(d *decoder, n *yaml.Node, to *DNS) {
 		d.sources(n, "recursion", &to.Recursion, "list the ranges of your own clients", "would make this an open resolver, for everybody to attack others with")

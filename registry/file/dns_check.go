@@ -2,7 +2,6 @@ package file
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"culvert.dev/registry"
@@ -54,19 +53,16 @@ func (d *decoder) checkDNS(taken []place) {
 }
 
 func (d *decoder) checkDNSViews(c *DNS) {
-	known := make([]string, len(d.cfg.Networks))
-	for i, network := range d.cfg.Networks {
-		known[i] = network.Name
-	}
 	for i, l := range c.Listeners {
-		if l.View == "" || slices.Contains(known, l.View) {
-			continue
+		if l.View != "" {
+			d.knownNetwork(d.at.dns.views[i], l.View)
 		}
-		hint := "add it to networks"
-		if m := meant(l.View, known); m != "" {
-			hint = fmt.Sprintf("did you mean %q?", m)
+	}
+	for i, name := range c.VIPs {
+		d.knownNetwork(d.at.dns.vips[i], name)
+		if d.cfg.VIPs == nil {
+			d.errorf(d.at.dns.vips[i], "add vips: {state: ...} to the configuration", "vips has no effect: no service has an address to itself")
 		}
-		d.errorf(d.at.dns.views[i], hint, "there is no network %q", clip(l.View))
 	}
 }
 

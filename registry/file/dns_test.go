@@ -42,6 +42,7 @@ func TestDNS(t *testing.T) {
 		},
 		Forward:   []DNSForward{{Zone: "corp.example", Upstreams: []DNSUpstream{{Address: "10.0.0.53:5353"}}}},
 		Private:   []string{"lan.example"},
+		VIPs:      []string{"office"},
 		Recursion: ranges("127.0.0.0/8", "10.0.0.0/8", "fd00::/8"), Unlimited: ranges("192.0.2.53/32"), Rate: -1,
 		Cache: DNSCache{Size: 64 << 20, MaxTTL: 10 * time.Minute},
 	}

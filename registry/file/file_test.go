@@ -171,7 +171,7 @@ func TestChecks(t *testing.T) {
 		got = append(got, s.Check)
 	}
 	want := []registry.Check{
-		{Kind: "tcp"}, {}, {Kind: "tls", Interval: 5 * time.Second, Host: "gw.example.com"},
+		{Kind: "tcp"}, {}, {Kind: "tls", Interval: 5 * time.Second, Host: "gw.example.com"}, {}, {Kind: "tcp"}, {Kind: "tcp"},
 		{Kind: "tcp"},
 		{Kind: "tls", Interval: time.Second, Timeout: time.Second / 2, Host: "check.example.com"},
 		{Kind: "http", Interval: 10 * time.Second, Timeout: 3 * time.Second, Path: "/healthz?full=1"},

@@ -20,6 +20,11 @@ const leastInterval = 100 * time.Millisecond
 // gatewayCheck is the check of gateways for which the file says nothing.
 var gatewayCheck = registry.Check{Kind: "tcp"}
 
+// onlyUDP reports whether a gateway takes nothing that TCP carries.
+func onlyUDP(transports []string) bool {
+	return len(transports) > 0 && !slices.ContainsFunc(transports, func(t string) bool { return t != "quic" && t != "connect-h3" })
+}
+
 // healthCheck reads how it is found out whether something works: the kind, or an
 // object with it.
 func (d *decoder) healthCheck(n *yaml.Node, to *registry.Check) {

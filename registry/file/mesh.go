@@ -51,7 +51,11 @@ func (d *decoder) gateways(n *yaml.Node, to *registry.Network) {
 			return
 		}
 		to.Gateways = append(to.Gateways, registry.Gateway{Check: gatewayCheck})
-		object(d, n, "a gateway", gatewayFields, &to.Gateways[len(to.Gateways)-1])
+		g := &to.Gateways[len(to.Gateways)-1]
+		object(d, n, "a gateway", gatewayFields, g)
+		if onlyUDP(g.Transports) && g.Check == gatewayCheck && !has(n, "check") {
+			g.Check = registry.Check{} // nobody may be there by TCP
+		}
 		d.need(n, "a gateway", "address")
 	})
 	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {

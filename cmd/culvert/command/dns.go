@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"slices"
 	"syscall"
 	"time"
 
@@ -62,6 +63,9 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 		s.Forward = forwarder(c.DNS)
 	}
 	d := &gateway.DNS{Server: s}
+	if len(c.DNS.VIPs) > 0 {
+		d.VIPs = func(network string) bool { return slices.Contains(c.DNS.VIPs, network) }
+	}
 	for _, l := range c.DNS.Listeners {
 		d.Listeners = append(d.Listeners, gateway.DNSListener{Transport: dns.Transport(l.Transport), Address: l.Address, View: l.View})
 	}

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -122,6 +124,9 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	for _, l := range s.Listeners {
 		line("listener", "%s (%s)", l.Address, strings.Join(l.Protocols, ", "))
 	}
+	if s.DNS != nil {
+		printDNSStatus(line, s.DNS)
+	}
 	up := 0
 	for _, h := range all {
 		if h.State == registry.StateUp {
@@ -151,6 +156,21 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 		return err
 	}
 	return printColumns(w, rows)
+}
+
+// printDNSStatus prints where DNS is answered, and whether those answer who are
+// asked for the rest.
+func printDNSStatus(line func(what, format string, args ...any), s *gateway.StatusDNS) {
+	for _, l := range s.Listeners {
+		view := ""
+		if l.View != "" {
+			view = " for network " + l.View
+		}
+		line("dns", "%s%s", l.Address, view)
+	}
+	for _, upstream := range slices.Sorted(maps.Keys(s.Upstreams)) {
+		line("upstream", "%s %s", upstream, map[bool]string{true: "answers", false: "is silent"}[s.Upstreams[upstream]])
+	}
 }
 
 // ofWhat says what has an address.

@@ -1,0 +1,198 @@
+//go:build linux
+
+package reliability
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
+	"culvert.dev/connect/h2"
+	"culvert.dev/internal/testnet"
+)
+
+// A flooder is a client of HTTP/2 that wants to cost more than it pays.
+type flooder struct {
+	net.Conn
+	*http2.Framer
+	id    uint32 // of its last stream
+	calm  chan http2.ErrCode
+	plant []byte // a request whose one field, of 3 KiB, goes into the dynamic table
+	bomb  []byte // one that refers to it as often as fits into a frame
+	large []byte // one of 12 KiB
+	small []byte
+}
+
+// newFlooder connects and says what a connection begins with.
+func newFlooder(c net.Conn) *flooder {
+	f := &flooder{Conn: c, Framer: http2.NewFramer(c, c), id: 1, calm: make(chan http2.ErrCode, 1)}
+	f.AllowIllegalWrites = true
+	list := func(value string) []byte {
+		var b bytes.Buffer
+		enc := hpack.NewEncoder(&b)
+		for _, h := range []hpack.HeaderField{{Name: ":method", Value: "CONNECT"}, {Name: ":authority", Value: "nobody.test:443"}, {Name: "x", Value: value}} {
+			_ = enc.WriteField(h)
+		}
+		return b.Bytes()
+	}
+	f.plant, f.large, f.small = list(strings.Repeat("x", 3<<10)), list(strings.Repeat("~", 9<<10)), list("")
+	f.bomb = append(list(""), bytes.Repeat([]byte{0x80 | 65}, 15<<10)...) // behind its own three fields
+	_, _ = io.WriteString(c, http2.ClientPreface)
+	_ = f.WriteSettings()
+	go func() {
+		defer close(f.calm)
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				return
+			}
+			if g, ok := frame.(*http2.GoAwayFrame); ok {
+				f.calm <- g.ErrCode
+				return
+			}
+		}
+	}()
+	return f
+}
+
+// request opens a stream with the given header block.
+func (f *flooder) request(block []byte) error {
+	f.id += 2
+	return f.WriteHeaders(http2.HeadersFrameParam{StreamID: f.id, BlockFragment: block, EndHeaders: true})
+}
+
+// floods are those that a stock server of Go's takes a core for as long as they
+// last, each sent again and again.
+var floods = []struct {
+	name   string
+	first  func(f *flooder)
+	repeat func(f *flooder) error
+}{
+	{"rapid reset", nil, func(f *flooder) error {
+		_ = f.request(f.small)
+		return f.WriteRSTStream(f.id, http2.ErrCodeCancel)
+	}},
+	{"SETTINGS", nil, func(f *flooder) error { return f.WriteSettings() }},
+	{"PRIORITY", nil, func(f *flooder) error { return f.WritePriority(1, http2.PriorityParam{StreamDep: 3}) }},
+	{"PING", nil, func(f *flooder) error { return f.WritePing(false, [8]byte{}) }},
+	{"HPACK bomb", func(f *flooder) { _ = f.request(f.plant) }, func(f *flooder) error { return f.request(f.bomb) }},
+	{"requests of 12 KiB", nil, func(f *flooder) error { return f.request(f.large) }},
+	{"empty DATA", func(f *flooder) { _ = f.request(f.plant) }, func(f *flooder) error { return f.WriteData(f.id, false, nil) }},
+	{"CONTINUATION", func(f *flooder) {
+		_ = f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: f.plant})
+	}, func(f *flooder) error { return f.WriteContinuation(1, false, []byte{0x40, 1, 'a', 1, 'b'}) }},
+}
+
+// inundate sends until the gateway has said that it has had enough, and returns
+// what it said.
+func inundate(g *gateway, first func(*flooder), repeat func(*flooder) error) (http2.ErrCode, error) {
+	c, err := g.dial(7)
+	if err != nil {
+		return 0, err
+	}
+	f := newFlooder(c)
+	defer f.Close()
+	_ = f.SetDeadline(time.Now().Add(patience))
+	if first != nil {
+		first(f)
+	}
+	for range 200_000 {
+		select {
+		case code := <-f.calm:
+			return code, nil
+		default:
+		}
+		if repeat(f) != nil {
+			break
+		}
+	}
+	return <-f.calm, nil
+}
+
+// A flood of HTTP/2 costs the gateway 50 ms of a processor, and who asks beside
+// it does not notice (promise P16).
+func TestFloodsAreCheap(t *testing.T) {
+	const conns, budget = 10, 50 * time.Millisecond
+	echo := startBackend(t, "echo")
+	g := start(t, options{Services: service("echo.test", echo.addr)})
+	d := &h2.Dialer{Proxy: g.addr, Dialer: dialFunc(func() (net.Conn, error) { return g.dial(1) })}
+	defer d.Close()
+	bystander, err := d.DialContext(t.Context(), "tcp", "echo.test:443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bystander.Close()
+	for _, c := range floods {
+		t.Run(c.name, func(t *testing.T) {
+			before := g.cpu() // in steps of 10 ms
+			for range conns {
+				if code, err := inundate(g, c.first, c.repeat); code != http2.ErrCodeEnhanceYourCalm {
+					t.Fatalf("the flood ended with %v, %v, want ENHANCE_YOUR_CALM", code, err)
+				}
+			}
+			each := (g.cpu() - before) / conns
+			t.Logf("%v of a processor", each)
+			if each > budget {
+				t.Errorf("a flood took %v of a processor, want at most %v", each, budget)
+			}
+		})
+	}
+	t.Run("bystander", func(t *testing.T) {
+		// What a machine of two processors has left when it runs this test's own
+		// side too differs from one moment to the next: the promise has to hold
+		// in one of a few.
+		var calm, flooded time.Duration
+		const noise = 100 * time.Microsecond // of the scheduler
+		for range 15 {
+			calm, flooded = p99(t, bystander, nil), p99(t, bystander, func() {
+				for _, c := range floods[:4] {
+					_, _ = inundate(g, c.first, c.repeat)
+				}
+			})
+			if flooded <= calm*11/10+noise {
+				break
+			}
+		}
+		t.Logf("the 99th percentile of a round trip: %v, beside floods %v", calm, flooded)
+		if flooded > calm*11/10+noise {
+			t.Errorf("beside floods the 99th percentile of a round trip is %v, and %v without: more than a tenth longer", flooded, calm)
+		}
+	})
+	testnet.Eventually(t, patience, func() bool {
+		return len(g.entries(func(e entry) bool { return e.str("reason") == "flood" })) >= conns*(len(floods)-1)
+	}, "the log has a line for each")
+}
+
+// p99 is the 99th percentile of what an echo takes, while f runs.
+func p99(t *testing.T, c net.Conn, f func()) time.Duration {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if f != nil {
+			f()
+		}
+	}()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	took := make([]time.Duration, 2000)
+	for i := range took {
+		start := time.Now()
+		if _, err := c.Write([]byte{7}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		took[i] = time.Since(start)
+	}
+	<-done
+	slices.Sort(took)
+	return took[len(took)*99/100]
+}
