@@ -105,10 +105,11 @@ soak: ## a million short tunnels of every fate, and what is left of them: five m
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
 # make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
+# make bench BENCHFLAGS="-dns 'culvert|unbound' -rounds 1"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench
-bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection: docs/BENCHMARKS.md
+bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
 
 .PHONY: profile

@@ -313,3 +313,27 @@ func TestChoose(t *testing.T) {
 		t.Error("nobody to measure, and no error")
 	}
 }
+
+// The part about DNS servers runs, over those that need not be built, and fills
+// their rows.
+func TestDNSServers(t *testing.T) {
+	s := &suite{rig: rig{dir: t.TempDir()}, rounds: 1, slice: time.Second, log: io.Discard}
+	b, err := s.newDNS(options{dns: "unbound|dnsmasq"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := b.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var page bytes.Buffer
+	b.report(ctx, &page)
+	for _, row := range dnsRows() {
+		for _, p := range b.peers {
+			if v, _, ok := b.results.median(row.id, p.name); !row.own && (!ok || v <= 0) {
+				t.Errorf("%s of %s: %v, %v\n%s", row.title, p.name, v, ok, page.String())
+			}
+		}
+	}
+}

@@ -41,6 +41,7 @@ type rig struct {
 	backend uint16 // port of the backend, on eight addresses
 	culvert string // path of the binary
 	routes  int    // in culvert's table; the others have what they usually have
+	origin  string // address of the resolver that DNS servers forward to
 }
 
 // target returns where service i is served.
