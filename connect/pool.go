@@ -45,7 +45,7 @@ type Pool[C Pooled] struct {
 // Pooled is a connection of a Pool, which embeds a Place.
 type Pooled interface {
 	comparable
-	place() *Place
+	PoolPlace() *Place
 
 	// Run is the connection from the dial, for which ctx is, to its end. It calls
 	// Ready, once, and Leave before it returns.
@@ -65,7 +65,8 @@ type Place struct {
 	most   int // that it takes; 0 when it takes no more
 }
 
-func (l *Place) place() *Place { return l }
+// PoolPlace implements Pooled for who embeds l.
+func (l *Place) PoolPlace() *Place { return l }
 
 // Ready says that the connection is there, or with an error that it never will
 // be.
@@ -156,7 +157,7 @@ func (p *Pool[C]) reserve(ctx context.Context) (none C, err error) {
 	if !ok {
 		k = p.start(ctx)
 	}
-	l := k.place()
+	l := k.PoolPlace()
 	l.used++
 	p.mu.Unlock()
 	select {
@@ -185,7 +186,7 @@ func (p *Pool[C]) pick() (best C, ok bool) {
 		return best, false
 	}
 	for _, k := range p.open {
-		if l := k.place(); l.used < l.most && (!ok || l.used < best.place().used) {
+		if l := k.PoolPlace(); l.used < l.most && (!ok || l.used < best.PoolPlace().used) {
 			best, ok = k, true
 		}
 	}
@@ -193,7 +194,7 @@ func (p *Pool[C]) pick() (best C, ok bool) {
 	if parallel <= 0 {
 		parallel = DefaultParallel
 	}
-	if ok && best.place().used >= spread && len(p.open) < parallel {
+	if ok && best.PoolPlace().used >= spread && len(p.open) < parallel {
 		return best, false
 	}
 	return best, ok
@@ -203,7 +204,7 @@ func (p *Pool[C]) pick() (best C, ok bool) {
 // holds mu.
 func (p *Pool[C]) start(ctx context.Context) C {
 	k := p.New()
-	l := k.place()
+	l := k.PoolPlace()
 	l.pool, l.mu, l.most, l.ready = p, &p.mu, p.Streams, make(chan struct{})
 	p.open = append(p.open, k)
 	p.all = append(p.all, k)
@@ -226,7 +227,7 @@ func (p *Pool[C]) start(ctx context.Context) C {
 func (p *Pool[C]) leave(l *Place) { p.open = without(p.open, l) }
 
 func without[C Pooled](list []C, l *Place) []C {
-	i := slices.IndexFunc(list, func(k C) bool { return k.place() == l })
+	i := slices.IndexFunc(list, func(k C) bool { return k.PoolPlace() == l })
 	if i < 0 {
 		return list
 	}
@@ -242,7 +243,7 @@ func (p *Pool[C]) Close() {
 	p.open = nil
 	p.mu.Unlock()
 	for _, k := range all {
-		l := k.place()
+		l := k.PoolPlace()
 		l.cancel()
 		<-l.ready
 		if l.failed == nil {
