@@ -23,8 +23,8 @@ func TestReadmesDoWhatTheySay(t *testing.T) {
 	root := filepath.Join("..", "..")
 	readmes, err := filepath.Glob(filepath.Join(root, "examples", "*", "README.md"))
 	must(t, err)
-	if len(readmes) < 2 {
-		t.Fatalf("%d examples, want at least 2", len(readmes))
+	if len(readmes) < 3 {
+		t.Fatalf("%d examples, want at least 3", len(readmes))
 	}
 	for _, readme := range append(readmes, filepath.Join(root, "README.md"), filepath.Join(root, "docs", "operations", "gateway.md")) {
 		t.Run(strings.TrimPrefix(readme, root+"/"), func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestReadmesDoWhatTheySay(t *testing.T) {
 			cmd := exec.Command(look(t, "bash"), "-c", "set -euo pipefail\n"+script+"\necho '"+end+"'\n")
 			cmd.Dir = dir
 			cmd.Env = append(environ(), "PATH="+filepath.Dir(culvert)+":"+os.Getenv("PATH"))
-			for _, program := range []string{"curl", "openssl"} {
+			for _, program := range []string{"curl", "openssl", "dig"} {
 				look(t, program)
 			}
 			p := startCmd(t, cmd)
