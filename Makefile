@@ -37,6 +37,7 @@ test-unit: ## the tests that need nothing but Go
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
+	@# The suite of reliability runs over both of the relay's paths.
 	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
@@ -44,7 +45,8 @@ test-integration: build ## the tests against real peers, and of the examples
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \
-	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./...); status=$$?; \
+	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./... && \
+	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
 
 .PHONY: peers
@@ -64,7 +66,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
-	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks
+	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks && $(GO) vet -tags copyrelay ./reliability
 	cd integration/coredns && $(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
@@ -103,16 +105,17 @@ fuzz: ## every fuzz target for FUZZTIME each
 	  done; done
 
 .PHONY: soak
-soak: ## a million short tunnels of every fate, and what is left of them: five minutes
-	cd integration && $(GO) test ./reliability -count=1 -timeout 60m -v -run 'TestShortTunnelsLeaveNothing' -short-tunnels 1000000
+soak: ## a million short tunnels of every fate and what is left of them, and 2 GiB by each way: ten minutes
+	cd integration && $(GO) test ./reliability -count=1 -timeout 60m -v -run 'TestShortTunnelsLeaveNothing|TestBytesArriveExactly|TestDialersCarryExactly' -short-tunnels 1000000 -volume 2048
 
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
 # make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
+# make bench BENCHFLAGS="-dns 'culvert|unbound' -rounds 1"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench
-bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection: docs/BENCHMARKS.md
+bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
 
 .PHONY: profile

@@ -26,9 +26,9 @@ type Status struct {
 
 	Stale        *StatusStale   `json:"stale,omitempty"` // while the table may be old
 	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
-	VIPs         *StatusVIPs    `json:"vips,omitempty"`
 	Health       []StatusHealth `json:"health,omitempty"` // the worst first
 	DNS          *StatusDNS     `json:"dns,omitempty"`
+	VIPs         *StatusVIPs    `json:"vips,omitempty"`
 }
 
 // StatusPorts are the ports of services.

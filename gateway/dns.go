@@ -173,12 +173,6 @@ func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 			return float64(n)
 		})
 	}
-	g.metrics.Gauge("culvert_dns_table_age_seconds", "Since the source of names last said that they are true; -1 if it never did.", func() float64 {
-		if age, ok := s.Age(); ok {
-			return age.Seconds()
-		}
-		return -1
-	})
 }
 
 // observeDNS counts every question, and logs those that were not answered, for
@@ -241,7 +235,6 @@ func (d *DNS) stop() {
 type StatusDNS struct {
 	Listeners []StatusDNSListener `json:"listeners"`
 	Zones     []string            `json:"zones"`
-	Age       *float64            `json:"tableAgeSeconds,omitempty"` // none: there was no table yet
 	Cache     int                 `json:"cacheBytes"`
 	Upstreams map[string]bool     `json:"upstreams,omitempty"` // whether they answer, by address
 }
@@ -262,10 +255,6 @@ func (d *DNS) status() *StatusDNS {
 		l := &d.sockets[i]
 		scheme := string(l.Transport) + "://"
 		s.Listeners = append(s.Listeners, StatusDNSListener{Configured: scheme + l.Address, Address: scheme + l.addr().String(), View: l.View})
-	}
-	if age, ok := d.Server.Age(); ok {
-		seconds := age.Seconds()
-		s.Age = &seconds
 	}
 	if f := d.Server.Forward; f != nil {
 		s.Cache, s.Upstreams = f.CacheSize(), f.Health()

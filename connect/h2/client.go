@@ -14,16 +14,11 @@ import (
 
 // A client is one connection of a Dialer.
 type client struct {
-	d      *Dialer
-	cancel context.CancelFunc // of the dial
-	ready  chan struct{}      // closed when c or failed is set
-	met    chan struct{}      // closed when the peer's settings have come, or the end
-	c      *conn
-	failed error
+	connect.Place // what it does is done with c.mu held, or without
 
-	// Guarded by d.mu.
-	used int // streams open or about to be
-	most int // that it takes; 0 when it takes no more
+	d   *Dialer
+	met chan struct{} // closed when the peer's settings have come, or the end
+	c   *conn
 
 	// Guarded by c.mu.
 	timer  *time.Timer
@@ -35,13 +30,12 @@ type client struct {
 
 var _ side = (*client)(nil)
 
-// run is the connection from the dial to its end.
-func (k *client) run(ctx context.Context) {
+// Run implements connect.Pooled.
+func (k *client) Run(ctx context.Context) {
 	nc, err := k.d.dial(ctx)
 	if err != nil {
-		k.leave()
-		k.failed = err
-		close(k.ready)
+		k.Leave()
+		k.Ready(err)
 		return
 	}
 	k.c = newConn(nc, k, true)
@@ -55,13 +49,13 @@ func (k *client) run(ctx context.Context) {
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
 		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxList},
 	)
-	close(k.ready)
+	k.Ready(nil)
 	_ = k.c.run(k.c.first)
 	k.c.mu.Lock()
 	k.timer.Stop()
 	k.meet()
 	k.c.mu.Unlock()
-	k.leave()
+	k.Leave()
 }
 
 // meet notes that the peer's settings are known, or never will be. The caller
@@ -73,29 +67,8 @@ func (k *client) meet() {
 	}
 }
 
-// leave takes k from the pool.
-func (k *client) leave() {
-	k.d.mu.Lock()
-	defer k.d.mu.Unlock()
-	k.most = 0
-	k.d.remove(k)
-}
-
-// stop ends the connection, whatever it is at.
-func (k *client) stop() {
-	k.cancel()
-	<-k.ready
-	if k.c != nil {
-		k.c.fail(errClosed)
-	}
-}
-
-// giveBack counts a stream out.
-func (k *client) giveBack() {
-	k.d.mu.Lock()
-	defer k.d.mu.Unlock()
-	k.used--
-}
+// Stop implements connect.Pooled.
+func (k *client) Stop() { k.c.fail(errClosed) }
 
 // extended waits until it is known whether the peer takes extended CONNECT,
 // which must not be tried on it before (RFC 8441 section 3).
@@ -109,7 +82,7 @@ func (k *client) extended(ctx context.Context) error {
 		select {
 		case <-k.met:
 		case <-ctx.Done():
-			return fmt.Errorf("h2: proxy %q was given up: %w", k.d.Proxy, ctx.Err())
+			return k.d.pool.GivenUp(ctx)
 		case <-late.C:
 			return k.d.failure("sent no settings", errLate{})
 		}
@@ -128,16 +101,16 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	c, addr := k.c, head.Authority
 	if head.Protocol != "" {
 		if err := k.extended(ctx); err != nil {
-			k.giveBack()
+			k.GiveBack()
 			return nil, err
 		}
 	}
 	c.mu.Lock()
 	if c.err != nil || k.away || c.last > 1<<31-3 {
 		c.mu.Unlock()
-		k.leave()
-		k.giveBack()
-		return nil, k.d.failure("is not to be used", errUnseen)
+		k.Leave()
+		k.GiveBack()
+		return nil, k.d.failure("is not to be used", connect.ErrUnseen)
 	}
 	c.last = c.last + 1 | 1 // 1, 3, 5: a client's are odd
 	s := c.newStream(c.last)
@@ -151,7 +124,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 		if err != nil {
 			_ = s.Abort()
 			if ctx.Err() != nil {
-				return nil, fmt.Errorf("h2: proxy %q was given up: %w", k.d.Proxy, ctx.Err())
+				return nil, k.d.pool.GivenUp(ctx)
 			}
 			return nil, k.d.failure("gave no answer", k.unseen(s, err))
 		}
@@ -171,7 +144,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	}
 }
 
-// unseen is errUnseen where the proxy is known not to have looked at s.
+// unseen is ErrUnseen where the proxy is known not to have looked at s.
 func (k *client) unseen(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	k.c.mu.Lock()
@@ -180,7 +153,7 @@ func (k *client) unseen(s *Stream, err error) error {
 		return fmt.Errorf("%w: %w", ErrNotSpoken, err)
 	}
 	if ok && re.Err == nil && re.Code == http2.ErrCodeRefusedStream || k.away && s.id > k.lastOK {
-		return fmt.Errorf("%w: %w", errUnseen, err)
+		return fmt.Errorf("%w: %w", connect.ErrUnseen, err)
 	}
 	return err
 }
@@ -258,29 +231,13 @@ func (k *client) headers(b *block) error {
 // settings implements side.
 func (k *client) settings() {
 	k.meet()
-	most := min(k.c.peerMost, k.d.streams())
-	k.counted(func() {
-		if k.most > 0 {
-			k.most = most
-		}
-	})
-}
-
-// counted runs f with d.mu held. The caller holds c.mu: that one comes first,
-// and nobody locks it who holds d.mu.
-func (k *client) counted(f func()) {
-	k.d.mu.Lock()
-	defer k.d.mu.Unlock()
-	f()
+	k.Most(min(k.c.peerMost, k.d.streams()))
 }
 
 // goAway implements side.
 func (k *client) goAway(last uint32) {
 	k.away, k.lastOK = true, last
-	k.counted(func() {
-		k.most = 0
-		k.d.remove(k)
-	})
+	k.Leave()
 	for _, s := range k.c.streams {
 		if s.id > last {
 			s.cut(&ResetError{Code: http2.ErrCodeRefusedStream})
@@ -295,7 +252,7 @@ func (k *client) goAway(last uint32) {
 // dropped implements side.
 func (k *client) dropped(*Stream) {
 	k.since = clock()
-	k.counted(func() { k.used-- })
+	k.GiveBack()
 	if (k.away || k.d.Single) && len(k.c.streams) == 0 {
 		k.c.failLocked(errDrained)
 	}
@@ -324,14 +281,7 @@ func (k *client) tick() {
 		c.sendPing()
 	}
 	if len(c.streams) == 0 && now-k.since >= int64(orElse(k.d.Idle, DefaultIdle)) {
-		idle := false
-		k.counted(func() {
-			if idle = k.used == 0; idle {
-				k.most = 0
-				k.d.remove(k)
-			}
-		})
-		if idle {
+		if k.LeaveUnused() {
 			c.failLocked(errIdle)
 			return
 		}

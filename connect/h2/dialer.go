@@ -17,16 +17,12 @@ import (
 // What a Dialer does where its fields say nothing.
 const (
 	DefaultWait     = 15 * time.Second
-	DefaultParallel = 4
+	DefaultParallel = connect.DefaultParallel
 	DefaultPing     = 10 * time.Second
 	DefaultPong     = 5 * time.Second
 )
 
-const (
-	spread     = 8 // streams on every connection, before there is one more
-	maxInterim = 8 // 1xx answers before the one that counts
-	tries      = 3 // connections that may refuse a stream unseen before the dial fails
-)
+const maxInterim = 8 // 1xx answers before the one that counts
 
 // A Dialer reaches its destinations through an HTTP proxy, by CONNECT over
 // HTTP/2: cleartext with prior knowledge, or TLS. It is a tunnel.Dialer, so
@@ -77,11 +73,17 @@ type Dialer struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	mu     sync.Mutex           // guards what follows
-	pool   []*client            // that take more streams
-	conns  map[*client]struct{} // all of them
-	closed bool
-	wg     sync.WaitGroup // connections
+	once sync.Once // for pool
+	pool connect.Pool[*client]
+}
+
+// conns returns the pool, made by the Dialer's fields.
+func (d *Dialer) conns() *connect.Pool[*client] {
+	d.once.Do(func() {
+		d.pool.Proxy, d.pool.Parallel, d.pool.Streams, d.pool.Single, d.pool.Wait = d.Proxy, d.Parallel, d.streams(), d.Single, d.wait()
+		d.pool.New = func() *client { return &client{d: d, met: make(chan struct{})} }
+	})
+	return &d.pool
 }
 
 var _ tunnel.Dialer = (*Dialer)(nil)
@@ -119,107 +121,17 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	for try := 1; ; try++ {
-		k, err := d.reserve(ctx)
-		if err != nil {
-			return nil, err
-		}
-		s, err := k.open(ctx, pseudo, fields, head)
-		if err == nil {
-			return s, nil
-		}
-		// The proxy has not seen the request: another connection may do.
-		if !errors.Is(err, errUnseen) || try == tries || ctx.Err() != nil {
-			return nil, err
-		}
-	}
+	var s *Stream
+	err = d.conns().Try(ctx, func(k *client) (err error) {
+		s, err = k.open(ctx, pseudo, fields, head)
+		return err
+	})
+	return s, err
 }
 
 // ErrNotSpoken is for a proxy that does not speak HTTP/2, or that does and asks
 // for a request of this kind by HTTP/1.1.
 var ErrNotSpoken = errors.New("HTTP/2 is not the way")
-
-// errUnseen is for a request that the proxy is sure not to have acted on.
-var errUnseen = errors.New("h2: the proxy took no more streams on this connection")
-
-// reserve finds a connection with room for a stream, or opens one, and counts
-// the stream in.
-func (d *Dialer) reserve(ctx context.Context) (*client, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("h2: proxy %q: %w", d.Proxy, err)
-	}
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		return nil, errClosed
-	}
-	k := d.pick()
-	if k == nil {
-		k = d.start(ctx)
-	}
-	k.used++
-	d.mu.Unlock()
-	select {
-	case <-k.ready:
-	default:
-		tunnel.WillWait(ctx)
-		select {
-		case <-k.ready:
-		case <-ctx.Done():
-			k.giveBack()
-			return nil, fmt.Errorf("h2: proxy %q was given up: %w", d.Proxy, ctx.Err())
-		}
-	}
-	if k.failed != nil {
-		return nil, k.failed
-	}
-	return k, nil
-}
-
-// pick returns the connection with the fewest streams, nil where a new one is
-// to be opened. The caller holds mu.
-func (d *Dialer) pick() *client {
-	if d.Single {
-		return nil
-	}
-	var best *client
-	for _, k := range d.pool {
-		if k.used < k.most && (best == nil || k.used < best.used) {
-			best = k
-		}
-	}
-	parallel := d.Parallel
-	if parallel <= 0 {
-		parallel = DefaultParallel
-	}
-	if best != nil && best.used >= spread && len(d.pool) < parallel {
-		return nil
-	}
-	return best
-}
-
-// start opens a connection, which the caller does not wait for. The caller
-// holds mu.
-func (d *Dialer) start(ctx context.Context) *client {
-	k := &client{d: d, most: d.streams(), ready: make(chan struct{}), met: make(chan struct{})}
-	d.pool = append(d.pool, k)
-	if d.conns == nil {
-		d.conns = make(map[*client]struct{})
-	}
-	d.conns[k] = struct{}{}
-	// Others may wait for this connection when the one who asked for it has
-	// given up.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.wait())
-	k.cancel = cancel
-	d.wg.Go(func() {
-		defer cancel()
-		k.run(ctx)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		delete(d.conns, k)
-	})
-	return k
-}
 
 func (d *Dialer) streams() int {
 	if d.Streams > 0 {
@@ -230,40 +142,15 @@ func (d *Dialer) streams() int {
 
 func (d *Dialer) wait() time.Duration { return orElse(d.Wait, DefaultWait) }
 
-// remove takes k from the pool. The caller holds mu.
-func (d *Dialer) remove(k *client) {
-	for i := range d.pool {
-		if d.pool[i] == k {
-			d.pool = append(d.pool[:i:i], d.pool[i+1:]...)
-			return
-		}
-	}
-}
-
 // Close ends every connection, with the streams on it, and waits for their
 // ends.
 func (d *Dialer) Close() error {
-	d.mu.Lock()
-	d.closed = true
-	conns := make([]*client, 0, len(d.conns))
-	for k := range d.conns {
-		conns = append(conns, k)
-	}
-	d.pool = nil
-	d.mu.Unlock()
-	for _, k := range conns {
-		k.stop()
-	}
-	d.wg.Wait()
+	d.conns().Close()
 	return nil
 }
 
 // Conns returns how many connections there are that take more streams.
-func (d *Dialer) Conns() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return len(d.pool)
-}
+func (d *Dialer) Conns() int { return d.conns().Conns() }
 
 // dial reaches the proxy.
 func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {

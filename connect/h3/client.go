@@ -15,17 +15,12 @@ import (
 
 // A client is one connection of a Dialer.
 type client struct {
-	d      *Dialer
-	cancel context.CancelFunc // of the dial
-	ready  chan struct{}      // closed when c or failed is set
-	c      *conn
-	failed error
+	connect.Place // what it does is done with mu held, or without
 
-	// Guarded by d.mu.
-	used int // streams open or about to be
-	most int // that it takes; 0 when it takes no more
+	d *Dialer
+	c *conn
 
-	mu      sync.Mutex // guards what follows; locked before d.mu
+	mu      sync.Mutex // guards what follows
 	timer   *time.Timer
 	streams map[quic.StreamID]*Stream
 	since   int64 // when the last stream ended, nanoseconds of clock
@@ -36,13 +31,12 @@ type client struct {
 
 func (k *client) isServer() bool { return false }
 
-// run is the connection from the dial to its end.
-func (k *client) run(ctx context.Context) {
+// Run implements connect.Pooled.
+func (k *client) Run(ctx context.Context) {
 	qc, tr, err := k.d.dial(ctx)
 	if err != nil {
-		k.leave()
-		k.failed = err
-		close(k.ready)
+		k.Leave()
+		k.Ready(err)
 		return
 	}
 	defer tr.Conn.Close()
@@ -56,31 +50,18 @@ func (k *client) run(ctx context.Context) {
 	k.timer = time.AfterFunc(k.tickEvery(), k.tick)
 	k.mu.Unlock()
 	k.c.running.Go(k.c.acceptUni)
-	close(k.ready)
+	k.Ready(nil)
 	<-qc.Context().Done()
 	k.mu.Lock()
 	k.over = true
 	k.timer.Stop()
 	k.mu.Unlock()
-	k.leave()
+	k.Leave()
 	k.c.running.Wait()
 }
 
-// leave takes k from the pool.
-func (k *client) leave() {
-	k.d.mu.Lock()
-	defer k.d.mu.Unlock()
-	k.most = 0
-	k.d.remove(k)
-}
-
-// stop ends the connection, whatever it is at.
-func (k *client) stop() {
-	k.cancel()
-	<-k.ready
-	if k.c == nil {
-		return
-	}
+// Stop implements connect.Pooled.
+func (k *client) Stop() {
 	k.mu.Lock()
 	rest := k.settled()
 	if len(k.streams) > 0 {
@@ -104,13 +85,6 @@ func (k *client) settled() time.Duration {
 	return linger - time.Duration(clock()-k.since)
 }
 
-// giveBack counts a stream out.
-func (k *client) giveBack() {
-	k.d.mu.Lock()
-	defer k.d.mu.Unlock()
-	k.used--
-}
-
 // patientFor is how long a stream waits for the proxy to allow one more: a
 // stream that ended may not be counted out there yet.
 const patientFor = 200 * time.Millisecond
@@ -122,15 +96,11 @@ func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 		wait, cancel := context.WithTimeout(ctx, patientFor)
 		defer cancel()
 		if qs, err = k.c.qc.OpenStreamSync(wait); err != nil && wait.Err() != nil {
-			k.d.mu.Lock()
-			if k.most > 0 {
-				k.most = max(1, min(k.most, k.used-1)) // it allows fewer than was thought
-			}
-			k.d.mu.Unlock()
+			k.Full() // it allows fewer than was thought
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errUnseen, err)
+		return nil, fmt.Errorf("%w: %w", connect.ErrUnseen, err)
 	}
 	return qs, nil
 }
@@ -139,9 +109,9 @@ func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, error) {
 	qs, err := k.openStream(ctx)
 	if err != nil {
-		k.giveBack()
+		k.GiveBack()
 		if ctx.Err() != nil {
-			return nil, k.d.givenUp(ctx)
+			return nil, k.d.pool.GivenUp(ctx)
 		}
 		return nil, connect.Unusable(k.d.Proxy, "is not to be used", err)
 	}
@@ -153,7 +123,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	k.mu.Unlock()
 	if gone {
 		_ = s.Abort()
-		return nil, connect.Unusable(k.d.Proxy, "is not to be used", errUnseen)
+		return nil, connect.Unusable(k.d.Proxy, "is not to be used", connect.ErrUnseen)
 	}
 
 	limit := time.Now().Add(orElse(k.d.Wait, DefaultWait))
@@ -166,7 +136,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	answer, err := k.ask(s, head)
 	if !stop() {
 		_ = s.Abort()
-		return nil, k.d.givenUp(ctx)
+		return nil, k.d.pool.GivenUp(ctx)
 	}
 	if err != nil {
 		_ = s.Abort()
@@ -211,12 +181,12 @@ func (k *client) ask(s *Stream, head []byte) (*Head, error) {
 	}
 }
 
-// unseen is errUnseen where the proxy is known not to have looked at s.
+// unseen is ErrUnseen where the proxy is known not to have looked at s.
 func (k *client) unseen(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	if ok && re.Err == nil && re.Code == RequestRejected {
-		k.leave() // it would reject the next one, too
-		return fmt.Errorf("%w: %w", errUnseen, err)
+		k.Leave() // it would reject the next one, too
+		return fmt.Errorf("%w: %w", connect.ErrUnseen, err)
 	}
 	return err
 }
@@ -232,7 +202,7 @@ func (k *client) goAway(id uint64) *connError {
 		return wrong(IDError, "GOAWAY with %d after one with %d", id, k.lastOK)
 	}
 	k.away, k.lastOK = true, int64(id)
-	k.leave()
+	k.Leave()
 	for n, s := range k.streams {
 		if int64(n) >= k.lastOK {
 			s.cut(&ResetError{Code: RequestRejected})
@@ -250,7 +220,7 @@ func (k *client) dropped(id quic.StreamID) {
 	defer k.mu.Unlock()
 	delete(k.streams, id)
 	k.since = clock()
-	k.giveBack()
+	k.GiveBack()
 	if k.away && len(k.streams) == 0 && !k.over {
 		k.timer.Reset(k.settled())
 	}
@@ -276,22 +246,10 @@ func (k *client) tick() {
 			return
 		case k.away:
 			next = rest
-		case rest <= 0 && time.Duration(clock()-k.since) >= orElse(k.d.Idle, DefaultIdle) && k.unused():
+		case rest <= 0 && time.Duration(clock()-k.since) >= orElse(k.d.Idle, DefaultIdle) && k.LeaveUnused():
 			k.c.running.Go(func() { k.c.fail(errIdle) })
 			return
 		}
 	}
 	k.timer.Reset(max(next, time.Millisecond))
-}
-
-// unused takes k from the pool if nobody is about to use it.
-func (k *client) unused() bool {
-	k.d.mu.Lock()
-	defer k.d.mu.Unlock()
-	if k.used > 0 {
-		return false
-	}
-	k.most = 0
-	k.d.remove(k)
-	return true
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -19,15 +18,13 @@ import (
 // What a Dialer does where its fields say nothing.
 const (
 	DefaultWait     = 15 * time.Second
-	DefaultParallel = 4
+	DefaultParallel = connect.DefaultParallel
 	DefaultPing     = 10 * time.Second
 	DefaultPong     = 10 * time.Second
 )
 
 const (
-	spread     = 8 // streams on every connection, before there is one more
 	maxInterim = 8 // 1xx answers before the one that counts
-	tries      = 3 // connections that may refuse a stream unseen before the dial fails
 	maxAddrs   = 3 // addresses of the proxy that are tried
 )
 
@@ -86,11 +83,20 @@ type Dialer struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	mu     sync.Mutex           // guards what follows
-	pool   []*client            // that take more streams
-	conns  map[*client]struct{} // all of them
-	closed bool
-	wg     sync.WaitGroup // connections
+	once sync.Once // for pool
+	pool connect.Pool[*client]
+}
+
+// conns returns the pool, made by the Dialer's fields.
+func (d *Dialer) conns() *connect.Pool[*client] {
+	d.once.Do(func() {
+		d.pool.Proxy, d.pool.Parallel, d.pool.Streams, d.pool.Wait = d.Proxy, d.Parallel, d.Streams, orElse(d.Wait, DefaultWait)
+		if d.pool.Streams <= 0 {
+			d.pool.Streams = DefaultStreams
+		}
+		d.pool.New = func() *client { return &client{d: d, lastOK: -1, streams: make(map[quic.StreamID]*Stream)} }
+	})
+	return &d.pool
 }
 
 var _ tunnel.Dialer = (*Dialer)(nil)
@@ -115,141 +121,27 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 		return nil, err
 	}
 	head := appendHead(nil, pseudo, fields)
-	for try := 1; ; try++ {
-		k, err := d.reserve(ctx)
-		if err != nil {
-			return nil, err
-		}
-		s, err := k.open(ctx, head, to.String())
-		if err == nil {
-			return s, nil
-		}
-		// The proxy has not seen the request: another connection may do.
-		if !errors.Is(err, errUnseen) || try == tries || ctx.Err() != nil {
-			return nil, err
-		}
-	}
-}
-
-// errUnseen is for a request that the proxy is sure not to have acted on.
-var errUnseen = errors.New("h3: the proxy took no more streams on this connection")
-
-// reserve finds a connection with room for a stream, or opens one, and counts
-// the stream in.
-func (d *Dialer) reserve(ctx context.Context) (*client, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, d.givenUp(ctx)
-	}
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		return nil, errClosed
-	}
-	k := d.pick()
-	if k == nil {
-		k = d.start(ctx)
-	}
-	k.used++
-	d.mu.Unlock()
-	tunnel.WillWait(ctx)
-	select {
-	case <-k.ready:
-	case <-ctx.Done():
-		k.giveBack()
-		return nil, d.givenUp(ctx)
-	}
-	if k.failed != nil {
-		return nil, k.failed
-	}
-	return k, nil
-}
-
-// givenUp is for a caller who gave up: no Reason but what its context says.
-func (d *Dialer) givenUp(ctx context.Context) error {
-	return fmt.Errorf("h3: proxy %q was given up: %w", d.Proxy, ctx.Err())
-}
-
-// pick returns the connection with the fewest streams, nil where a new one is
-// to be opened. The caller holds mu.
-func (d *Dialer) pick() *client {
-	var best *client
-	for _, k := range d.pool {
-		if k.used < k.most && (best == nil || k.used < best.used) {
-			best = k
-		}
-	}
-	parallel := d.Parallel
-	if parallel <= 0 {
-		parallel = DefaultParallel
-	}
-	if best != nil && best.used >= spread && len(d.pool) < parallel {
-		return nil
-	}
-	return best
-}
-
-// start opens a connection, which the caller does not wait for. The caller
-// holds mu.
-func (d *Dialer) start(ctx context.Context) *client {
-	most := d.Streams
-	if most <= 0 {
-		most = DefaultStreams
-	}
-	k := &client{d: d, most: most, lastOK: -1, ready: make(chan struct{}), streams: make(map[quic.StreamID]*Stream)}
-	d.pool = append(d.pool, k)
-	if d.conns == nil {
-		d.conns = make(map[*client]struct{})
-	}
-	d.conns[k] = struct{}{}
-	// Others may wait for this connection when the one who asked for it has
-	// given up.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), orElse(d.Wait, DefaultWait))
-	k.cancel = cancel
-	d.wg.Go(func() {
-		defer cancel()
-		k.run(ctx)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		delete(d.conns, k)
+	var s *Stream
+	err = d.conns().Try(ctx, func(k *client) (err error) {
+		s, err = k.open(ctx, head, to.String())
+		return err
 	})
-	return k
-}
-
-// remove takes k from the pool. The caller holds mu.
-func (d *Dialer) remove(k *client) {
-	for i := range d.pool {
-		if d.pool[i] == k {
-			d.pool = append(d.pool[:i:i], d.pool[i+1:]...)
-			return
-		}
+	if err != nil {
+		return nil, err
 	}
+	return s, nil
 }
 
 // Close ends every connection, with the streams on it, and waits for their
 // ends. What was written to streams that were closed before has a moment to
 // arrive.
 func (d *Dialer) Close() error {
-	d.mu.Lock()
-	d.closed = true
-	conns := make([]*client, 0, len(d.conns))
-	for k := range d.conns {
-		conns = append(conns, k)
-	}
-	d.pool = nil
-	d.mu.Unlock()
-	for _, k := range conns {
-		k.stop()
-	}
-	d.wg.Wait()
+	d.conns().Close()
 	return nil
 }
 
 // Conns returns how many connections there are that take more streams.
-func (d *Dialer) Conns() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return len(d.pool)
-}
+func (d *Dialer) Conns() int { return d.conns().Conns() }
 
 // dial reaches the proxy. What it returns besides the connection is to be
 // closed after it.

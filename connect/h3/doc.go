@@ -31,6 +31,9 @@
 // Frames that carry nothing cost their sender points, as in HTTP/2; who runs
 // out of them is a flood, and the connection ends with H3_EXCESSIVE_LOAD.
 //
+// DialPlain and ServePlain are QUIC without HTTP, for probing and showing a
+// service behind a gateway that passes QUIC on: no other package has quic-go.
+//
 // There is no 0-RTT, no resumption, no server push, no QPACK dynamic table, no
 // datagram and no priority, and 405 is answered to what is not a CONNECT.
 package h3

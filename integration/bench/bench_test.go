@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 // The whole suite runs, over what needs no other program, and fills every
 // row. How fast it was is not looked at.
 func TestSuite(t *testing.T) {
-	chosen, err := choose(options{only: "^(naive|bare|direct)$"})
+	chosen, err := choose(options{only: "^(naive|bare|floor|direct)$"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,6 +56,9 @@ func TestSuite(t *testing.T) {
 	}
 	if n := len(s.results["up16"]["bare"]); n != s.rounds {
 		t.Errorf("bare's upload: %d values, want %d", n, s.rounds)
+	}
+	if n, other := len(s.results["cputrips1"]["floor"]), len(s.results["conns1"]["floor"]); n != s.rounds || other != 0 {
+		t.Errorf("the floor's round trips: %d values, want %d; and %d of its connections, want none", n, s.rounds, other)
 	}
 	for _, row := range rows() {
 		if row.own {
@@ -308,5 +311,29 @@ func TestChoose(t *testing.T) {
 	}
 	if _, err := choose(options{only: "squid"}); err == nil {
 		t.Error("nobody to measure, and no error")
+	}
+}
+
+// The part about DNS servers runs, over those that need not be built, and fills
+// their rows.
+func TestDNSServers(t *testing.T) {
+	s := &suite{rig: rig{dir: t.TempDir()}, rounds: 1, slice: time.Second, log: io.Discard}
+	b, err := s.newDNS(options{dns: "unbound|dnsmasq"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := b.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var page bytes.Buffer
+	b.report(ctx, &page)
+	for _, row := range dnsRows() {
+		for _, p := range b.peers {
+			if v, _, ok := b.results.median(row.id, p.name); !row.own && (!ok || v <= 0) {
+				t.Errorf("%s of %s: %v, %v\n%s", row.title, p.name, v, ok, page.String())
+			}
+		}
 	}
 }

@@ -132,13 +132,16 @@ stream {
 
 const nginxModule = "/usr/lib/nginx/modules/ngx_stream_module.so"
 
-func naiveCommand(r rig) (*exec.Cmd, error) { return naiveWith(r, false) }
+func naiveCommand(r rig) (*exec.Cmd, error) { return naiveWith(r, naiveConfig{}) }
 
 // bareCommand is the floor for bulk: the calls of splice and nothing else.
-func bareCommand(r rig) (*exec.Cmd, error) { return naiveWith(r, true) }
+func bareCommand(r rig) (*exec.Cmd, error) { return naiveWith(r, naiveConfig{Bare: true}) }
 
-func naiveWith(r rig, bare bool) (*exec.Cmd, error) {
-	config := naiveConfig{Listen: r.listen, Routes: make(map[string]string), Bare: bare}
+// floorCommand is the floor for round trips.
+func floorCommand(r rig) (*exec.Cmd, error) { return naiveWith(r, naiveConfig{Floor: r.target(0)}) }
+
+func naiveWith(r rig, config naiveConfig) (*exec.Cmd, error) {
+	config.Listen, config.Routes = r.listen, make(map[string]string)
 	for i := range services {
 		config.Routes[serviceName(i)] = r.target(i)
 	}

@@ -2,11 +2,12 @@
 
 // Bench measures culvert beside HAProxy, nginx, a naive Go proxy and a direct
 // connection, on the same work, and prints one table with ratios; and culvert's
-// carriers beside each other, in a second one:
+// carriers beside each other, in a second one; and DNS servers, in a third:
 //
 //	go run ./bench -culvert ../bin/culvert -o ../docs/BENCHMARKS.md
 //	go run ./bench -only 'culvert|^haproxy$' -measure 'trips|cpu' -slice 1s
 //	go run ./bench -carrier 'connect-h2|^sni$' -measure idle -rounds 1
+//	go run ./bench -dns 'culvert|unbound' -rounds 1
 //	go run ./bench -profile ../bin/profile
 //
 // Everything runs on loopback and shares the machine's cores, so only ratios
@@ -43,6 +44,7 @@ type options struct {
 	profile string
 	scale   int
 	carrier string
+	dns     string
 }
 
 func main() {
@@ -53,12 +55,13 @@ func main() {
 	flag.StringVar(&o.culvert, "culvert", "../bin/culvert", "the culvert `binary`")
 	flag.IntVar(&o.rounds, "rounds", 5, "how often to do everything")
 	flag.BoolVar(&o.quick, "quick", false, "one short round, to see that it works")
-	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, haproxy-default, nginx, naive, direct")
+	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, haproxy-default, nginx, naive, bare, floor, direct")
 	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, routes, reload")
 	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
 	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
 	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")
 	flag.StringVar(&o.carrier, "carrier", "", "carriers to measure, a `regexp` of lines of their table, or none: sni, connect, connect-h2, ...")
+	flag.StringVar(&o.dns, "dns", "", "DNS servers to measure, a `regexp`, or none: culvert, coredns, unbound, dnsmasq")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
@@ -150,8 +153,19 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	// Who wants some carriers wants nothing else.
-	if o.carrier == "" || o.carrier == "none" {
+	// Who wants some carriers or DNS servers wants nothing else.
+	named := func(s string) bool { return s != "" && s != "none" }
+	if named(o.dns) && !named(o.carrier) {
+		ways.peers = nil
+	}
+	if named(o.carrier) && !named(o.dns) || o.only != "" && !named(o.dns) {
+		o.dns = "none"
+	}
+	answers, err := s.newDNS(o)
+	if err != nil {
+		return err
+	}
+	if !named(o.carrier) && !named(o.dns) {
 		if s.peers, err = choose(o); err != nil {
 			return err
 		}
@@ -164,8 +178,14 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
+	if len(answers.peers) > 0 {
+		if err := answers.run(ctx); err != nil {
+			return err
+		}
+	}
 	var page strings.Builder
 	s.report(ctx, &page, o, ways)
+	answers.report(ctx, &page)
 	return deliver(page.String(), o.out)
 }
 

@@ -30,6 +30,9 @@ func naiveMain(file string) error {
 	if err := json.Unmarshal(data, &config); err != nil {
 		return err
 	}
+	if config.Floor != "" {
+		return floor(config.Listen, config.Floor)
+	}
 	ln, err := net.Listen("tcp", config.Listen)
 	if err != nil {
 		return err
@@ -53,7 +56,8 @@ func naiveMain(file string) error {
 type naiveConfig struct {
 	Listen string
 	Routes map[string]string
-	Bare   bool // splice by bare system calls
+	Bare   bool   // splice by bare system calls
+	Floor  string // pass round trips to this address, and no more
 }
 
 func (n *naiveConfig) serve(client *net.TCPConn) {

@@ -27,6 +27,7 @@ type peer struct {
 	collect func(ctx context.Context, r *running) error // makes it collect its garbage; nil if it has none
 	tunnels int                                         // the most it can hold; 0 for as many as are asked for
 	bulk    bool                                        // takes part only where bulk is measured
+	trips   bool                                        // takes part only where round trips are
 
 	carrier *carrier                                     // how it is asked, for a caller; nil for the hello alone
 	ready   func(ctx context.Context, addr string) error // whether it carries; nil asks by a hello
@@ -40,6 +41,7 @@ type rig struct {
 	backend uint16 // port of the backend, on eight addresses
 	culvert string // path of the binary
 	routes  int    // in culvert's table; the others have what they usually have
+	origin  string // address of the resolver that DNS servers forward to
 }
 
 // target returns where service i is served.
@@ -208,6 +210,12 @@ func peers(culvert string) []*peer {
 		{
 			name: "bare", command: bareCommand, collect: collectNaive, bulk: true,
 			version: func(context.Context) string { return "nothing but splice(2), for bulk: the floor" },
+		},
+		{
+			name: "floor", command: floorCommand, trips: true,
+			version: func(context.Context) string {
+				return "nothing but epoll_wait(2), read(2) and write(2), for round trips: the floor"
+			},
 		},
 		{name: "direct", version: func(context.Context) string { return "no proxy" }},
 	}

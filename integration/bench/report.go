@@ -15,7 +15,8 @@ const preface = `# Benchmarks
 
 Written by ` + "`make bench`" + ` and not edited. It runs culvert, HAProxy, nginx, a naive Go proxy and no proxy at all on the same work in
 the same run, in turn within each round. Load generator and backend share the cores with what is measured, on loopback, so only ratios
-mean something; a range says how noisy the machine was. Why a gigabyte costs what it does: [adr/0003](adr/0003-cost-of-bulk.md).
+mean something; a range says how noisy the machine was. Why a gigabyte costs what it does: [adr/0003](adr/0003-cost-of-bulk.md); and a
+round trip: [adr/0006](adr/0006-cost-of-a-round-trip.md).
 
 - **New connections**: connect, send a ClientHello of 1.5 KiB and 64 bytes, get the 64 back through the proxy, close.
 - **Round trips**: 64 bytes to the service and back, one under way on each connection.
@@ -31,8 +32,8 @@ func (s *suite) report(ctx context.Context, w io.Writer, o options, ways *suite)
 	io.WriteString(w, preface)
 	fmt.Fprintf(w, "%s, %s, %s. %d rounds of %v; %d tunnels, %d hellos.\n\n",
 		machine(), runtime.Version(), time.Now().Format(time.DateOnly), s.rounds, s.slice, s.tunnels, s.half)
-	if o.only != "" || o.measure != "" || o.carrier != "" || o.quick {
-		fmt.Fprintf(w, "A part of it: -only %q -measure %q -carrier %q -quick=%v.\n\n", o.only, o.measure, o.carrier, o.quick)
+	if o.only != "" || o.measure != "" || o.carrier != "" || o.dns != "" || o.quick {
+		fmt.Fprintf(w, "A part of it: -only %q -measure %q -carrier %q -dns %q -quick=%v.\n\n", o.only, o.measure, o.carrier, o.dns, o.quick)
 	}
 	defer ways.reportCarriers(w)
 	if len(s.peers) == 0 {

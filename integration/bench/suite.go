@@ -41,9 +41,10 @@ type suite struct {
 // A step is one thing that is done with each peer in turn. It returns the
 // values of one or more rows.
 type step struct {
-	name string
-	bulk bool // with the peers of bulk, too
-	own  bool // with culvert alone
+	name  string
+	bulk  bool // with the peers of bulk, too
+	trips bool // with the peers of round trips, too
+	own   bool // with culvert alone
 
 	shared  bool // with carriers whose tunnels share connections
 	streams bool // with carriers of streams
@@ -61,7 +62,7 @@ func (st *step) with(p *peer) bool {
 	case st.streams:
 		return !p.carrier.single
 	}
-	return st.bulk || !p.bulk
+	return (st.bulk || !p.bulk) && (st.trips || !p.trips)
 }
 
 func steps() []step {
@@ -76,7 +77,7 @@ func steps() []step {
 		}})
 	}
 	for _, n := range []int{1, 64} {
-		all = append(all, step{name: fmt.Sprintf("trips%d", n), run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+		all = append(all, step{name: fmt.Sprintf("trips%d", n), trips: true, run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
 			r, cpu, err := s.measure(ctx, p, job{Op: "trips", N: n})
 			return map[string]float64{
 				fmt.Sprintf("trips%d", n):    float64(r.Count) / r.Took.Seconds(),

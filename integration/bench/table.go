@@ -141,8 +141,13 @@ func (r results) print(w io.Writer, peers []string) {
 		reference = "haproxy"
 	}
 	fmt.Fprintf(w, "Each cell: median, median ratio to %s in the same round, half the range. More is better where a unit is per second.\n\n", reference)
+	r.table(w, peers, reference, rows())
+}
+
+// table writes a line for each of rows that has values.
+func (r results) table(w io.Writer, peers []string, reference string, rows []row) {
 	fmt.Fprintf(w, "| | %s |\n|---|%s\n", strings.Join(peers, " | "), strings.Repeat("---:|", len(peers)))
-	for _, row := range rows() {
+	for _, row := range rows {
 		if r[row.id] == nil {
 			continue
 		}

@@ -18,16 +18,13 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// volume is what the chaos pair moves by each way.
-const volume = 128 << 20
-
 // Every byte arrives, in order and once, whatever the sizes and the pauses; an
 // abort leaves an exact prefix and never looks like an end.
 func TestBytesArriveExactly(t *testing.T) {
 	eachWay(t, func(t *testing.T, w way) {
 		b := testnet.NewBackend(t)
 		g := start(t, options{Services: service("chaos.test", b.Addr())})
-		chaos(t, g, w, b, volume)
+		chaos(t, g, w, b, *volume<<20)
 	})
 }
 
@@ -72,7 +69,7 @@ func TestDialersCarryExactly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dial := b.Through(func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", "chaos.test:443") }, nil)
 			testnet.TestEndings(t, dial, testnet.Transparent())
-			chaosOver(t, dial, volume)
+			chaosOver(t, dial, *volume<<20)
 		})
 	}
 }

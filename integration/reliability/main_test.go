@@ -24,6 +24,9 @@ import (
 // 20,000 descriptors on the machines this runs on, and a tunnel takes two.
 var idleTunnels = flag.Int("tunnels", 9000, "idle tunnels to hold")
 
+// volume is what the chaos pair moves by each way, in MiB.
+var volume = flag.Int64("volume", 128, "MiB for the chaos pair to move by each way")
+
 // shortTunnels is how many TestShortTunnelsLeaveNothing opens and ends.
 var shortTunnels = flag.Int("short-tunnels", 20_000, "short tunnels to open and end")
 

@@ -116,15 +116,15 @@ func TestMemoryRunsOut(t *testing.T) {
 	testnet.Eventually(t, patience, func() bool { return g.metric("culvert_backlog_bytes") == 0 }, "no backlog is left")
 }
 
-// In a cgroup of 128 MiB, 2,000 slow readers that come at once don't get the
-// gateway killed. When somebody else takes what is left, requests are refused,
-// then nothing is accepted, and both end within two seconds.
-func TestMemoryOfACgroup(t *testing.T) {
-	const limit = 128 << 20
+// crowded returns a gateway in a cgroup with a limit, on which 2,000 readers of a
+// flood do not read, and a tunnel that stands beside them; nil where no cgroup can
+// be made.
+func crowded(t *testing.T, limit int64) (*gateway, *cgroup, net.Conn, *many) {
+	t.Helper()
 	group := newCgroup(t, limit)
 	if group == nil {
 		t.Log("no memory cgroup can be made here: only limits that are configured are tested")
-		return
+		return nil, nil, nil, nil
 	}
 	b := testnet.Echo(t)
 	flood := startBackend(t, "flood")
@@ -132,12 +132,12 @@ func TestMemoryOfACgroup(t *testing.T) {
 		Services: service("echo.test", b.Addr()) + service("flood.test", flood.addr),
 		Wrap:     []string{"sh", "-c", `echo $$ > "` + group.file("cgroup.procs") + `" && exec "$0" "$@"`},
 	})
-	if got := g.metric("culvert_memory_limit_bytes"); got != limit && got != limit/10*9 {
+	if got := g.metric("culvert_memory_limit_bytes"); got != float64(limit) && got != float64(limit/10*9) {
 		t.Errorf("the limit is %v, want the cgroup's %d or nine tenths of it", got, limit)
 	}
 	stands := g.tunnel(bySNI, 1, "echo.test")
 	var slow many
-	defer slow.close()
+	t.Cleanup(slow.close)
 	crowd(t, 2000, 64, func(i int) error {
 		c, err := g.slowReader(i%200, "flood.test")
 		if err == nil {
@@ -158,6 +158,22 @@ func TestMemoryOfACgroup(t *testing.T) {
 		most/(1<<20), group.number("max_usage_in_bytes", "peak")>>20, g.rss()>>20)
 	if most == 0 {
 		t.Error("no slow reader made a backlog: the test tests nothing")
+	}
+	return g, group, stands, &slow
+}
+
+// 2,000 slow readers that come at once don't get the gateway killed, though its
+// cgroup has 64 MiB (promise P14).
+func TestSlowReadersInASmallCgroup(t *testing.T) {
+	crowded(t, 64<<20)
+}
+
+// When somebody else takes what is left of the cgroup, requests are refused, then
+// nothing is accepted, and both end within two seconds.
+func TestMemoryOfACgroup(t *testing.T) {
+	g, group, stands, slow := crowded(t, 128<<20)
+	if g == nil {
+		return
 	}
 
 	// Somebody else takes what is left of the cgroup, MiB by MiB. How much that

@@ -397,6 +397,7 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"tunnel/record.go UnixNano":        "when a tunnel began, to be shown; its age is kept beside it",
 		"admin/tunnels.go UTC":             "likewise",
 		"gateway/admin.go Unix":            "a timestamp in a metric",
+		"gateway/health.go UTC":            "since when something is so, to be shown in the status",
 		"dns/answer.go Unix":               "the SOA's serial number",
 		"gateway/assigned.go Truncate":     "since when a service has its port or address, kept on disk for days",
 		"gateway/assigned.go UTC":          "likewise",
@@ -406,7 +407,7 @@ func TestTimesAreMonotonic(t *testing.T) {
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"termination", "udp", "registry", "registry/file", "registry/leases", "registry/ports", "registry/vips", "gateway", "admin", "metrics", "dns"} {
+		"termination", "udp", "registry", "registry/checks", "registry/file", "registry/leases", "registry/ports", "registry/vips", "gateway", "admin", "metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)

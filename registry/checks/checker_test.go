@@ -429,7 +429,7 @@ func TestNames(t *testing.T) {
 // Thousands don't go out at once, are asked in time, and those that are dead
 // don't keep the others waiting.
 func TestMany(t *testing.T) {
-	const many, dead = 3000, 300
+	const many, dead = 1500, 600
 	within(t, registry.Mesh{}, func(w *world) {
 		var services []registry.Service
 		addr := func(i int) string { return fmt.Sprintf("10.0.%d.%d", i>>8, i&255) }
@@ -446,7 +446,7 @@ func TestMany(t *testing.T) {
 			t.Errorf("%+v, want all up", got)
 		}
 		w.mu.Lock()
-		if w.most > 20 { // 600 in a second, of 2 ms each
+		if w.most > 20 { // 300 in a second, of 2 ms each
 			t.Errorf("%d probes at once, want few", w.most)
 		}
 		for i := range dead {
