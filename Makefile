@@ -86,9 +86,15 @@ FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:Fuz
 
 .PHONY: fuzz-short
 fuzz-short: ## a few seconds of each of the parsers that face the world, and of the event loop
+	@# The fuzzer may call it a failure when its time is over as it starts something: then it has found no input that fails.
 	@for t in $(FUZZ_SHORT); do \
 	  pkg=$${t%%:*}; of=$${t#*:}; f=$${of%:*}; echo "fuzz $$pkg $$f"; \
-	  $(GO) test ./$$pkg -run '^$$' -fuzz "^$$f\$$" -fuzztime $${of#*:}s -fuzzminimizetime 10x || exit 1; \
+	  out=$$($(GO) test ./$$pkg -run '^$$' -fuzz "^$$f\$$" -fuzztime $${of#*:}s -fuzzminimizetime 10x 2>&1); status=$$?; \
+	  echo "$$out"; \
+	  [ $$status = 0 ] || case "$$out" in \
+	  *"Failing input"*|*"seed corpus"*) exit 1;; \
+	  *"    context deadline exceeded"*) echo "make: no input failed in the time";; \
+	  *) exit 1;; esac; \
 	done
 
 .PHONY: fuzz
