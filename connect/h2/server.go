@@ -137,7 +137,7 @@ func (s *server) headers(b *block) error {
 	case b.Large():
 		s.turnAway(st, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
 	case head.Method != "CONNECT":
-		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", clip(head.Method))
+		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", connect.Clip(head.Method))
 		if st.sink = newSink(&head, s, err); st.sink == nil {
 			c.reset(st, http2.ErrCodeProtocol)
 		} else if b.end {
@@ -241,7 +241,7 @@ func (s *server) begun() {
 // admit judges a request before the Handler does.
 func (s *server) admit(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error) {
 	if head.Protocol != "" && s.p.Extended == nil {
-		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", clip(head.Protocol))
+		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", connect.Clip(head.Protocol))
 	}
 	if err := head.Check(); err != nil {
 		return ctx, err
@@ -453,12 +453,3 @@ func (k *sink) data(st *Stream, n int, end bool) error {
 }
 
 func (k *sink) refuse(st *Stream) { k.s.turnAway(st, k.err) }
-
-// clip shortens what a client sent to what an error may quote.
-func clip(s string) string {
-	const most = 80
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "..."
-}

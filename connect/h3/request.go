@@ -139,7 +139,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 		return
 	}
 	if list.Method != http.MethodConnect {
-		k.answer(st, req, nil, refuse(tunnel.BadMethod, "method %q, want CONNECT", clip(list.Method)))
+		k.answer(st, req, nil, refuse(tunnel.BadMethod, "method %q, want CONNECT", connect.Clip(list.Method)))
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -291,7 +291,7 @@ func (k *serverConn) unreadable(st *Stream, req *tunnel.Request, err error) {
 // admit judges a request before the Handler does.
 func (k *serverConn) admit(ctx context.Context, req *tunnel.Request, list *Head) (context.Context, error) {
 	if list.Protocol != "" {
-		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", clip(list.Protocol))
+		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", connect.Clip(list.Protocol))
 	}
 	ctx, err := k.s.rules().AdmitList(ctx, req, list)
 	if err == nil && k.s.Head != nil {
@@ -420,13 +420,4 @@ func (k *serverConn) tick() {
 		next = goodbye
 	}
 	k.timer.Reset(next)
-}
-
-// clip shortens what a client sent to what an error may quote.
-func clip(s string) string {
-	const most = 80
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "..."
 }

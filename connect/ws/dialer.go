@@ -203,7 +203,7 @@ func checkChoice(f connect.Fields) (string, error) {
 	case extensions > 0:
 		return "", errors.New("ws: an extension was chosen that was not offered")
 	case subs > 1 || subs == 1 && sub != Subprotocol:
-		return "", fmt.Errorf("ws: subprotocol %q was chosen, which was not offered", clip(sub))
+		return "", fmt.Errorf("ws: subprotocol %q was chosen, which was not offered", connect.Clip(sub))
 	}
 	return sub, nil
 }
@@ -226,7 +226,7 @@ func ParseURL(s string) (addr string, secure bool, err error) {
 func parseURL(s string) (place, error) {
 	u, err := url.Parse(s)
 	wrong := func(why string) (place, error) {
-		return place{}, fmt.Errorf("ws: URL %q %s", clip(s), why)
+		return place{}, fmt.Errorf("ws: URL %q %s", connect.Clip(s), why)
 	}
 	switch {
 	case err != nil:

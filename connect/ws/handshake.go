@@ -63,7 +63,7 @@ type upgrade struct {
 // has not, RFC 6455 section 4.2.1.
 func checkUpgrade(h *connect.Head) (u upgrade, err error) {
 	if h.Method != http.MethodGet {
-		return u, refuse(tunnel.BadMethod, http.StatusMethodNotAllowed, connect.Fields{{Name: "Allow", Value: "GET"}}, "method %q, want GET", clip(h.Method))
+		return u, refuse(tunnel.BadMethod, http.StatusMethodNotAllowed, connect.Fields{{Name: "Allow", Value: "GET"}}, "method %q, want GET", connect.Clip(h.Method))
 	}
 	host, n := h.Fields.Get("Host")
 	switch {
@@ -108,7 +108,7 @@ func checkVersion(f connect.Fields, status int, more ...connect.Field) error {
 		return bad("%d Sec-WebSocket-Version fields", n)
 	case v != version:
 		return refuse(tunnel.BadRequest, status, append(connect.Fields{{Name: "Sec-WebSocket-Version", Value: version}}, more...),
-			"WebSocket version %q, want %s", clip(v), version)
+			"WebSocket version %q, want %s", connect.Clip(v), version)
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ func destination(target, prefix string, f connect.Fields) (connect.Authority, er
 		rest, ok = "", true
 	}
 	if !ok {
-		return connect.Authority{}, refuse(tunnel.BadRequest, http.StatusNotFound, nil, "path %q is not below %q", clip(target), prefix)
+		return connect.Authority{}, refuse(tunnel.BadRequest, http.StatusNotFound, nil, "path %q is not below %q", connect.Clip(target), prefix)
 	}
 	sent, n := f.Get(TargetField)
 	switch {
@@ -180,13 +180,4 @@ func destination(target, prefix string, f connect.Fields) (connect.Authority, er
 		return connect.Authority{}, &tunnel.Error{Reason: tunnel.BadRequest, Err: fmt.Errorf("ws: %s", strings.TrimPrefix(err.Error(), "connect: "))}
 	}
 	return to, nil
-}
-
-// clip shortens what the other side sent to what an error may quote.
-func clip(s string) string {
-	const most = 80
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "..."
 }

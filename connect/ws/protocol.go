@@ -136,13 +136,13 @@ func (u *upgrade) answer() string {
 // request came through.
 func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target string, fields connect.Fields) (context.Context, error) {
 	if len(p.Hosts) > 0 && !slices.Contains(p.Hosts, bare(host)) {
-		return nil, refuse(tunnel.BadRequest, http.StatusMisdirectedRequest, nil, "host %q is not served here", clip(host))
+		return nil, refuse(tunnel.BadRequest, http.StatusMisdirectedRequest, nil, "host %q is not served here", connect.Clip(host))
 	}
 	switch origin, n := fields.Get("Origin"); {
 	case n > 1:
 		return nil, bad("%d Origin fields", n)
-	case n == 1 && !slices.Contains(p.Origins, strings.ToLower(origin)):
-		return nil, refuse(tunnel.Denied, http.StatusForbidden, nil, "origin %q is not allowed", clip(origin))
+	case n == 1 && !slices.ContainsFunc(p.Origins, func(o string) bool { return len(o) == len(origin) && strings.EqualFold(o, origin) }):
+		return nil, refuse(tunnel.Denied, http.StatusForbidden, nil, "origin %q is not allowed", connect.Clip(origin))
 	}
 	sent, n := fields.Get("Authorization")
 	if n > 1 {
@@ -182,7 +182,7 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 // subprotocol. HTTP/2 has no 426, so another version is refused with 400.
 func (p *Protocol) AdmitExtended(ctx context.Context, req *tunnel.Request, r *Extended) (_ context.Context, subprotocol string, answer connect.Fields, err error) {
 	if s := strings.ToLower(r.Scheme); s != "http" && s != "https" {
-		return nil, "", nil, bad("scheme %q, want https", clip(r.Scheme))
+		return nil, "", nil, bad("scheme %q, want https", connect.Clip(r.Scheme))
 	}
 	if err := checkVersion(r.Fields, http.StatusBadRequest); err != nil {
 		return nil, "", nil, err

@@ -186,16 +186,21 @@ func (s *site) dig(ns *netns.NS, question ...string) string {
 // network's resolver says.
 func (s *site) curl(ns *netns.NS, args ...string) (string, error) {
 	s.t.Helper()
+	file := func(name string) string { return filepath.Join(s.dir, name) }
+	return s.resolving(ns, "", append([]string{"curl", "-sS", "-m", "10", "--cacert", file("ca.crt"), "--cert", file("client.crt"), "--key", file("client.key")}, args...)...)
+}
+
+// resolving runs a program in a network, with a resolv.conf that has the network's
+// resolver and more lines.
+func (s *site) resolving(ns *netns.NS, more string, args ...string) (string, error) {
+	s.t.Helper()
 	conf := filepath.Join(s.dir, s.resolver[ns]+".conf")
-	if err := os.WriteFile(conf, []byte("nameserver "+s.resolver[ns]+"\noptions timeout:1 attempts:2\n"), 0o644); err != nil {
+	if err := os.WriteFile(conf, []byte("nameserver "+s.resolver[ns]+"\noptions timeout:1 attempts:2\n"+more), 0o644); err != nil {
 		s.t.Fatal(err)
 	}
 	// A mount namespace of its own: nobody else's resolver is touched.
-	script := `mount --bind "$1" /etc/resolv.conf && shift && exec curl -sS -m 10 --cacert "$1" --cert "$2" --key "$3" "$@"`
-	script = strings.Replace(script, `"$@"`, `"${@:4}"`, 1)
-	file := func(name string) string { return filepath.Join(s.dir, name) }
-	cmd := ns.Command(s.t.Context(), "unshare", append([]string{"-m", "bash", "-c", script, "curl", conf, file("ca.crt"), file("client.crt"), file("client.key")}, args...)...)
-	out, err := cmd.CombinedOutput()
+	const script = `mount --bind "$1" /etc/resolv.conf && shift && exec "$@"`
+	out, err := ns.Command(s.t.Context(), "unshare", append([]string{"-m", "sh", "-c", script, "sh", conf}, args...)...).CombinedOutput()
 	return string(out), err
 }
 
@@ -311,6 +316,21 @@ func TestNamesFromThreeNetworks(t *testing.T) {
 			got, err := s.curl(c.ns, append([]string{"https://" + c.name + "/"}, c.proxy...)...)
 			if want := c.who + as + c.name; err != nil || got != want {
 				t.Errorf("%s in %s by %q: %q, %v, want %q", c.name, c.ns.Name, c.proxy, got, err, want)
+			}
+		}
+	})
+
+	// As a pod has it: short names are tried with each suffix first.
+	t.Run("search list", func(t *testing.T) {
+		const search = "search default.svc.one.mesh.internal svc.one.mesh.internal one.mesh.internal\noptions ndots:5\n"
+		for _, c := range []struct{ name, want string }{
+			{"db-1.db", "10.1.5.12"}, {"db-1.db.default", "10.1.5.12"}, {"db-2.db.default.svc", "10.1.5.13"},
+			{"web.example.com", "10.1.5.1"}, {"db-0.db.one", "10.1.5.11"}, {"nobody", ""}, {"nobody.example.com", ""},
+		} {
+			out, err := s.resolving(s.east, search, "getent", "ahostsv4", c.name)
+			got, _, _ := strings.Cut(out, " ")
+			if got != c.want || (err == nil) != (c.want != "") {
+				t.Errorf("%s: %q, %v, want %q", c.name, out, err, c.want)
 			}
 		}
 	})

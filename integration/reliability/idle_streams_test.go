@@ -21,7 +21,7 @@ const streamBytes = 4 << 10
 // Many tunnels over few connections: one at rest holds no goroutine and no
 // buffer either, be it new or has it been used, and works when it is wanted.
 func TestIdleStreams(t *testing.T) {
-	const n, conns = 5000, 50
+	n, conns := *idleStreams, 50
 	echo := startBackend(t, "echo")
 	g := start(t, options{Services: service("echo.test", echo.addr)})
 	var source atomic.Int32
@@ -66,14 +66,14 @@ func TestIdleStreams(t *testing.T) {
 	judge := func(what string) {
 		t.Helper()
 		var more float64
-		testnet.Eventually(t, patience, func() bool { more = g.metric("go_goroutines") - goroutines; return more <= 20+2*conns },
+		testnet.Eventually(t, patience, func() bool { more = g.metric("go_goroutines") - goroutines; return more <= float64(20+2*conns) },
 			"%d tunnels make no goroutines, but those of their connections", n)
 		// What thousands of goroutines used at once comes back little by little.
 		grew, left, began := g.rss()-rss, int64(0), time.Now()
 		defer func() {
-			t.Logf("%s: a tunnel %d B of RSS, %d B after %v; %v goroutines more", what, grew/n, left/n, time.Since(began).Round(time.Millisecond), more)
+			t.Logf("%s: a tunnel %d B of RSS, %d B after %v; %v goroutines more", what, grew/int64(n), left/int64(n), time.Since(began).Round(time.Millisecond), more)
 		}()
-		testnet.Eventually(t, patience, func() bool { left = g.afterGarbage(g.rss, rss); return left <= streamBytes*n },
+		testnet.Eventually(t, patience, func() bool { left = g.afterGarbage(g.rss, rss); return left <= int64(streamBytes*n) },
 			"%d tunnels hold at most %d bytes each", n, streamBytes)
 	}
 	t.Logf("%d tunnels over %d connections (%d before) in %v", n, d.Conns(), threads, opened.Round(time.Millisecond))
