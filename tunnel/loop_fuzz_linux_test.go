@@ -236,6 +236,7 @@ func (g *game) act(ctx context.Context, a byte) error {
 
 func (g *game) write(i, n int) error {
 	p, from := &g.players[i], &g.sides[1-i]
+	over := g.lost(1 - i) // it closed on bytes that it had not read, so the tunnel may have ended by now
 	for n = min(n, loopData-p.sent); n > 0 && !p.fin; {
 		w, err := syscall.SendmsgN(p.fd, p.send[p.sent:p.sent+n], nil, nil, syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL)
 		switch {
@@ -249,7 +250,7 @@ func (g *game) write(i, n int) error {
 		}
 		p.sent += w
 		n -= w
-		if w > 128 && p.eof && from.closed {
+		if w > 128 && p.eof && from.closed && !over {
 			g.loud = true
 		}
 	}
