@@ -123,7 +123,7 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 			return
 		}
 		for s := range t.Services() {
-			if wanted(&s) && !yield(RegistryEvent{Event: "is", Generation: t.Generation(), Service: listService(t, &s)}) {
+			if wanted(s) && !yield(RegistryEvent{Event: "is", Generation: t.Generation(), Service: listService(t, s)}) {
 				return
 			}
 		}
@@ -147,7 +147,7 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 				if event == "removed" {
 					in = t
 				}
-				if wanted(&s) && !yield(RegistryEvent{Event: event, Generation: next.Generation(), Service: listService(in, &s)}) {
+				if wanted(s) && !yield(RegistryEvent{Event: event, Generation: next.Generation(), Service: listService(in, s)}) {
 					return
 				}
 			}
@@ -161,9 +161,9 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 
 // difference yields the services in which two tables differ, wherever their
 // files have them.
-func difference(from, to *registry.Table) iter.Seq2[string, registry.Service] {
-	return func(yield func(string, registry.Service) bool) {
-		old := make(map[string][]registry.Service, from.Len())
+func difference(from, to *registry.Table) iter.Seq2[string, *registry.Service] {
+	return func(yield func(string, *registry.Service) bool) {
+		old := make(map[string][]*registry.Service, from.Len())
 		i := 0
 		for s := range from.Services() {
 			old[s.Name] = append(old[s.Name], s)
@@ -174,7 +174,7 @@ func difference(from, to *registry.Table) iter.Seq2[string, registry.Service] {
 			registry.Yield(i)
 			i++
 			list := old[s.Name]
-			same := slices.IndexFunc(list, func(o registry.Service) bool { return sameService(&o, &s) })
+			same := slices.IndexFunc(list, func(o *registry.Service) bool { return sameService(o, s) })
 			event := "added"
 			switch {
 			case same >= 0:

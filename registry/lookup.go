@@ -27,7 +27,7 @@ func (t *Table) Find(req *tunnel.Request) (Service, error) {
 	if err != nil {
 		return Service{}, err
 	}
-	return f.entry.Service, nil
+	return *f.entry.Service, nil
 }
 
 // find finds the service of a request and whether the caller may have it. It

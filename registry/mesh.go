@@ -73,7 +73,9 @@ func (b *builder) addMeshNames(i int32) {
 		}
 	}
 	if len(e.Names) == 0 {
-		e.Names = []tunnel.Pattern{{Suffix: full}}
+		s := *e.Service
+		s.Names = []tunnel.Pattern{{Suffix: full}}
+		e.Service = &s
 	}
 	if !e.Exported {
 		return
@@ -96,7 +98,7 @@ func (b *builder) addSets() {
 			b.exact[name] = b.claim(b.exact[name], "name", name.String(), first.index)
 			continue
 		}
-		s := first.Service
+		s := *first.Service
 		s.Name, s.Names, s.Addresses, s.ID, s.Exported = name.String(), nil, nil, ID{Service: s.ID.Service, Namespace: s.ID.Namespace}, false
 		s.Publish, s.Endpoints, s.Ports, s.Named = false, nil, nil, nil
 		for _, m := range members {

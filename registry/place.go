@@ -133,7 +133,7 @@ func (t *Table) Reverse(a netip.Addr, from string) []string {
 	if !ok || !t.exposedTo(e, in) || !t.direct(t.network(ep), in) {
 		return nil
 	}
-	return []string{EndpointName(&e.Service, ep, name.String())}
+	return []string{EndpointName(e.Service, ep, name.String())}
 }
 
 // network returns the index of the network an endpoint is in, or -1.
@@ -234,7 +234,7 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 // place is reach for those who want to know all of it.
 func (t *Table) place(f found, from int32) Place {
 	eps, beyond := t.reach(f, from)
-	p := Place{Service: &f.entry.Service, Pattern: f.pattern, Port: f.port, One: f.one != nil, Endpoints: eps}
+	p := Place{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, One: f.one != nil, Endpoints: eps}
 	p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
 	name := ""
 	if from >= 0 {

@@ -37,7 +37,7 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		Report:     r.health.report,
 	}
 	if r.Dialer != nil {
-		way, err := r.Dialer(&f.entry.Service)
+		way, err := r.Dialer(f.entry.Service)
 		if err != nil {
 			return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to service %q of %s: %w", f.entry.Name, orUnknown(f.entry.Origin), err)}
 		}
@@ -119,7 +119,7 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 		asked = Endpoint{Addr: req.Addr}
 	}
 	if len(p.beyond.Via) > 0 {
-		s := f.entry.Service
+		s := *f.entry.Service
 		s.Via = p.beyond.Via
 		if r.Dialer != nil {
 			way, err := r.Dialer(&s)

@@ -39,7 +39,7 @@ type Table struct {
 
 // An entry is a service in a table.
 type entry struct {
-	Service
+	*Service // the snapshot's own, unless something is added to it
 	index int32
 	views []int32 // indices of the networks in ExposedTo; an unknown network has none
 
@@ -150,8 +150,8 @@ func (t *Table) Len() int {
 
 // Services iterates over the services in the order of their snapshots. What
 // they point to must not be changed.
-func (t *Table) Services() iter.Seq[Service] {
-	return func(yield func(Service) bool) {
+func (t *Table) Services() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
 		if t == nil {
 			return
 		}
@@ -230,8 +230,12 @@ func (b *builder) addNetwork(network Network) {
 // append adds a service that claims nothing yet.
 func (b *builder) append(s *Service) int32 {
 	i := int32(len(b.services))
-	e := entry{Service: *s, index: i, home: -1}
-	e.Check = s.Check.complete(s.Names)
+	if check := s.Check.complete(s.Names); check != s.Check {
+		whole := *s
+		whole.Check = check
+		s = &whole
+	}
+	e := entry{Service: s, index: i, home: -1}
 	for _, name := range s.ExposedTo {
 		if n, ok := b.networkIndex[name]; ok {
 			e.views = append(e.views, n)

@@ -124,7 +124,7 @@ func JoinRoutes(routes []registry.Service) []registry.Service {
 		port uint16
 	}
 	at := make(map[key]int, len(routes))
-	joined := routes[:0:0]
+	joined := make([]registry.Service, 0, len(routes)) // growing it would cost more than all the rest
 	for _, r := range routes {
 		k := key{name: r.Name}
 		if len(r.Ports) > 0 {
