@@ -102,7 +102,9 @@ func (o *sourceOptions) loadRoutes(path string, current *file.Config) (*file.Con
 	if err != nil || c == current {
 		return c, err
 	}
-	c.Services = file.JoinRoutes(append(c.Services, flags...))
+	if len(flags) > 0 { // else they are joined
+		c.Services = file.JoinRoutes(append(c.Services, flags...))
+	}
 	return c, nil
 }
 
