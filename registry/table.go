@@ -40,8 +40,8 @@ type Table struct {
 // An entry is a service in a table.
 type entry struct {
 	*Service // the snapshot's own, unless something is added to it
-	index int32
-	views []int32 // indices of the networks in ExposedTo; an unknown network has none
+	index    int32
+	views    []int32 // indices of the networks in ExposedTo; an unknown network has none
 
 	home   int32   // the network its endpoints are in, or -1
 	groups []group // its endpoints by network, where there is more than one
