@@ -50,7 +50,7 @@ func source(t *testing.T) *Source {
 				{Address: ep("198.51.100.1:15443")}, {Address: registry.Endpoint{Host: "lb.example.net", Port: 15443}},
 			}},
 		},
-		Services: []registry.Service{
+		Services: []*registry.Service{
 			{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, ALPN: []string{"h2"},
 				ID: registry.ID{Service: "web", Namespace: "shop", Cluster: "one"}, Exported: true,
 				Named:     []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}},
@@ -211,7 +211,7 @@ func TestAnswerLeavesOutWhatIsDown(t *testing.T) {
 func TestAnswerVIPs(t *testing.T) {
 	src := source(t)
 	src.VIPs = func(network string) bool { return network == "east" }
-	s := registry.Snapshot{Services: []registry.Service{{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, VIP: true,
+	s := registry.Snapshot{Services: []*registry.Service{{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, VIP: true,
 		Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.1.5.1:8443")}}},
 		Networks: []registry.Network{{Name: "east"}}}
 	table, err := registry.Merge(s)
@@ -317,7 +317,7 @@ var fuzzed *Source
 func BenchmarkAnswer(b *testing.B) {
 	s := registry.Snapshot{}
 	for i := range 100_000 {
-		s.Services = append(s.Services, registry.Service{Name: fmt.Sprint(i), Names: pattern(fmt.Sprintf("svc-%d.example.com", i)), Exposed: true, Endpoints: []registry.Endpoint{ep("10.1.5.1:443")}})
+		s.Services = append(s.Services, &registry.Service{Name: fmt.Sprint(i), Names: pattern(fmt.Sprintf("svc-%d.example.com", i)), Exposed: true, Endpoints: []registry.Endpoint{ep("10.1.5.1:443")}})
 	}
 	reg := &registry.Registry{}
 	table, _ := registry.Merge(s)

@@ -173,7 +173,7 @@ func (Secret) MarshalText() ([]byte, error) { return []byte("(hidden)"), nil }
 // not change it, or anything it points to, afterwards.
 type Snapshot struct {
 	Networks []Network
-	Services []Service
+	Services []*Service
 }
 
 // An Update replaces what a source said before under the same name. One with

@@ -57,7 +57,7 @@ func (d *decoder) checkNetworks() {
 
 // checkService checks one service by itself.
 func (d *decoder) checkService(i int) {
-	s, at := &d.cfg.Services[i], d.at.services[i]
+	s, at := d.cfg.Services[i], d.at.services[i]
 	if at.node == nil || at.node.Kind != yaml.MappingNode { // it was read before, or can't be read
 		return
 	}
@@ -137,7 +137,7 @@ func (d *decoder) checkClaims() {
 	for _, before := range []bool{false, true} {
 		for i := range d.cfg.Services {
 			registry.Yield(i)
-			s, at := &d.cfg.Services[i], d.at.services[i]
+			s, at := d.cfg.Services[i], d.at.services[i]
 			if (at.node == nil) != before || at.ports != nil && len(s.Ports) == 0 {
 				continue // not its turn; or the ports are wrong, so what it claims is not known
 			}
@@ -276,7 +276,7 @@ func (d *decoder) checkLoops() {
 		}
 	}
 	for i := range d.cfg.Services {
-		s, at := &d.cfg.Services[i], d.at.services[i]
+		s, at := d.cfg.Services[i], d.at.services[i]
 		registry.Yield(i)
 		if len(s.Via) > 0 {
 			continue // its endpoints are seen from elsewhere

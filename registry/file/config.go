@@ -31,7 +31,7 @@ type Config struct {
 	Limits    Limits
 	Drain     Drain
 	Log       Log
-	Services  []registry.Service
+	Services  []*registry.Service
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself

@@ -94,16 +94,13 @@ var configFields = []field[Config]{
 	{"log", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "log", logFields, &c.Log) }},
 	{"services", func(d *decoder, n *yaml.Node, c *Config) {
 		d.list(n, "services", func(n *yaml.Node) {
-			i := len(c.Services)
-			c.Services = append(c.Services, registry.Service{
-				Exposed: true, Publish: true,
-				Origin: d.origin(n.Line),
-			})
+			s := &registry.Service{Exposed: true, Publish: true, Origin: d.origin(n.Line)}
+			c.Services = append(c.Services, s)
 			d.at.services = append(d.at.services, &serviceAt{node: n})
-			object(d, n, "a service", serviceFields, &c.Services[i])
+			object(d, n, "a service", serviceFields, s)
 		})
 		if c.Services == nil {
-			c.Services = []registry.Service{}
+			c.Services = []*registry.Service{}
 		}
 	}},
 }

@@ -72,7 +72,7 @@ func TestFullFile(t *testing.T) {
 		},
 		Exposed: true, Publish: true, ExposedTo: []string{"office"}, Idle: time.Hour, Origin: "full.yaml:21",
 	}
-	if !reflect.DeepEqual(cfg.Services[0], want) {
+	if !reflect.DeepEqual(*cfg.Services[0], want) {
 		t.Errorf("service\ngot  %+v\nwant %+v", cfg.Services[0], want)
 	}
 }
