@@ -51,6 +51,8 @@ var layers = []struct {
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
 	{"kube/client", nil, "where the API server is has nothing to do with what is asked of it"},
 	{"kube/gatewayapi", []string{"kube/client", "registry", "tunnel"}, "a source knows the table and no other source"},
+	{"kube/discovery", []string{"kube/client", "registry", "tunnel"}, "a source knows the table and no other source"},
+	{"kube/mcs", []string{"kube/client", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
 	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "metrics", "names", "registry", "registry/checks", "registry/ports", "registry/vips", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
