@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var discard = slog.New(slog.DiscardHandler)
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
