@@ -53,6 +53,10 @@ type Config struct {
 	Listeners []Listener
 	Sources   []registry.Source
 
+	// SourcesListen says that the sources may bring listeners, so that none has
+	// to be configured. They are opened in any case.
+	SourcesListen bool
+
 	// Mesh is the zone of its names, and the network the gateway is in.
 	Mesh registry.Mesh
 
@@ -135,6 +139,7 @@ type Gateway struct {
 	addrs     []net.Addr    // of all listeners, in the order of the Config
 	ports     *servicePorts // nil for none
 	vips      *vipKeeper    // nil for none
+	fronts    *fronts
 	adminLn   net.Listener
 	started   time.Time
 	stopping  atomic.Bool
@@ -148,7 +153,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && !cfg.SourcesListen {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
@@ -187,6 +192,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
+	g.fronts = newFronts(g, guard, budget)
+	g.follow(g.fronts.changed)
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.follow(g.checker.Changed)
 	if cfg.DNS != nil {
@@ -305,6 +312,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	if g.vips != nil {
 		run(func() error { return g.vips.run(work) })
 	}
+	g.fronts.serve = g.serveFronts(run)
+	run(func() error { return g.fronts.run(work) })
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.forget(work) })
@@ -367,6 +376,9 @@ func (g *Gateway) forget(ctx context.Context) error {
 		names := make(map[string]bool, t.Len())
 		for s := range t.Services() {
 			names[s.Name] = true
+		}
+		for r := range t.Rules() {
+			names[r.Name] = true
 		}
 		g.metrics.Forget(func(service string) bool { return names[service] })
 	}
@@ -468,6 +480,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		if _, settled := g.ports.status(); !settled {
 			return false, "the ports of services are not open yet"
 		}
+	}
+	if _, settled := g.fronts.status(); !settled {
+		return false, "the listeners that sources know of are not open yet"
 	}
 	if _, settled := g.vips.status(); !settled {
 		return false, "services have not got their addresses yet"
