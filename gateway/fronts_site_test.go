@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -196,7 +198,9 @@ func wasCut(err error) bool {
 func (e *edge) plainly(port uint16) string {
 	e.t.Helper()
 	c, err := net.DialTimeout("tcp", e.at(port), soon)
-	if err != nil {
+	if wasCut(err) { // before connect had returned
+		return "cut"
+	} else if err != nil {
 		return err.Error()
 	}
 	defer c.Close()
@@ -210,6 +214,19 @@ func (e *edge) plainly(port uint16) string {
 	default:
 		return err.Error()
 	}
+}
+
+// logs waits for a line of the log that has all of parts.
+func (e *edge) logs(parts ...string) {
+	e.t.Helper()
+	testnet.Eventually(e.t, soon, func() bool {
+		for line := range strings.Lines(e.log.String()) {
+			if !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
+				return true
+			}
+		}
+		return false
+	}, "the log has a line of %q", parts)
 }
 
 // works checks that an open stream carries.
