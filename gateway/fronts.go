@@ -53,7 +53,7 @@ type fronts struct {
 	list    []StatusFront
 	errs    map[string]error
 	serving map[string]*openFront
-	settled bool // the first table has been dealt with
+	settled uint64 // the generation of the table that has been dealt with last; 0 before the first
 }
 
 // An openFront is a listener of the table that is open. One of its sockets is nil.
@@ -166,7 +166,7 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 		}
 	}
 	f.tell(opened, closed, names, errs)
-	f.publish(list, errs, opened+closed > 0)
+	f.publish(t, list, errs, opened+closed > 0)
 	return whole
 }
 
@@ -179,10 +179,10 @@ func (f *fronts) describe(l *registry.Listener, err error) StatusFront {
 }
 
 // publish says how things are, and that they are not as before.
-func (f *fronts) publish(list []StatusFront, errs map[string]error, changed bool) {
+func (f *fronts) publish(t *registry.Table, list []StatusFront, errs map[string]error, changed bool) {
 	f.mu.Lock()
-	changed = changed || !f.settled || !maps.EqualFunc(f.errs, errs, func(a, b error) bool { return a.Error() == b.Error() })
-	f.list, f.errs, f.settled, f.serving = list, errs, true, maps.Clone(f.open)
+	changed = changed || f.settled == 0 || !maps.EqualFunc(f.errs, errs, func(a, b error) bool { return a.Error() == b.Error() })
+	f.list, f.errs, f.settled, f.serving = list, errs, t.Generation(), maps.Clone(f.open)
 	f.mu.Unlock()
 	if changed {
 		select {
@@ -313,7 +313,7 @@ func (f *fronts) tell(opened, closed int, names []string, errs map[string]error)
 func (f *fronts) status() (list []StatusFront, settled bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.list, f.settled
+	return f.list, f.settled > 0
 }
 
 // count returns how many listeners have a problem, or have none.
@@ -404,7 +404,7 @@ func explainFront(f *front, p tunnel.Protocol, q *Query, req *tunnel.Request, x 
 	case *plainFront:
 		p.direct(req)
 		req.Proto = cmp.Or(map[string]string{registry.UDP: "udp"}[has.Protocol], "tcp")
-		x.Proto = req.Proto
+		x.Proto, x.Listener = req.Proto, req.Listener
 		return req, nil
 	case *tlsFront:
 		if q.Host != "" {
@@ -420,7 +420,7 @@ func explainFront(f *front, p tunnel.Protocol, q *Query, req *tunnel.Request, x 
 				return nil, &tunnel.Error{Reason: tunnel.Internal, Err: k.err}
 			}
 		}
-		x.Proto = req.Proto
+		x.Proto, x.Listener = req.Proto, req.Listener
 		return req, nil
 	}
 	return nil, tunnel.Refusef(tunnel.Internal, "listener %s has a protocol that can't be explained", has.Name)
