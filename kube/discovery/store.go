@@ -249,17 +249,17 @@ func (r *run) convertOne(k key) {
 	if old != nil {
 		r.forget(old.problems)
 	}
-	switch {
-	case old == nil && next == nil:
-		return
-	case old != nil && next != nil && old.created.Equal(next.created):
+	if old != nil && next != nil {
 		if reflect.DeepEqual(old.out, next.out) {
 			next.out = old.out // an unchanged service keeps its pointer
 		} else {
 			r.modified = true
 		}
-		*old = *next
-		return
+		if old.created.Equal(next.created) { // and its place
+			*old = *next
+			return
+		}
+		r.modified = true
 	}
 	if old != nil {
 		if at, ok := slices.BinarySearchFunc(r.order, old, compareItems); ok {
