@@ -159,6 +159,9 @@ func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...
 // if nobody is, who still serves while it ends.
 func (t *translation) reach(k backendKey, label, port string) *registry.Service {
 	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
+	if k.port > 0 && k.port <= 65535 {
+		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
+	}
 	var ready, ending []registry.Endpoint
 	for _, slice := range t.slices(k.namespace, label, k.name) {
 		for _, p := range slice.Ports {

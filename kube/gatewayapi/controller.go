@@ -12,7 +12,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -37,12 +36,11 @@ type Plane interface {
 type Config struct {
 	Settings
 
-	REST     *rest.Config         // of the API server: see kube/client
-	Source   string               // of the registry's; "" means "gateway-api"
-	Plane    Plane                // nil means that all listeners open at once
-	Lease    types.NamespacedName // held by the one of several replicas that writes; without a name all do
-	Identity string               // of this replica; it must have one if there is a Lease
-	Log      *slog.Logger         // nil discards
+	REST   *rest.Config // of the API server: see kube/client
+	Source string       // of the registry's; "" means "gateway-api"
+	Plane  Plane        // nil means that all listeners open at once
+	Leads  func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
+	Log    *slog.Logger // nil discards
 }
 
 // A Controller is a registry.Source, and writes the status of what it reads.
@@ -59,9 +57,6 @@ func New(cfg Config) (*Controller, error) {
 	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse(nil)}
 	if cfg.REST == nil {
 		return nil, errors.New("gatewayapi: no API server")
-	}
-	if cfg.Lease.Name != "" && cfg.Identity == "" {
-		return nil, errors.New("gatewayapi: a lease needs an identity")
 	}
 	rc := rest.CopyConfig(cfg.REST)
 	rc.Wrap(c.pulse.Wrap)
@@ -109,13 +104,13 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	if r.store, err = newStore(c.clients, c.cfg.Namespaces, log, r.dirty); err != nil {
 		return fmt.Errorf("gatewayapi: %w", err)
 	}
-	r.writer = newWriter(c.clients, r.store, log)
+	r.writer = newWriter(c.clients, r.store, c.cfg.Leads, log)
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { r.store.run(ctx) })
-	wg.Go(func() { r.write(ctx) })
+	wg.Go(func() { r.writer.run(ctx) })
 	if c.pulse != nil {
 		wg.Go(func() { r.feel(ctx) })
 	}
@@ -148,18 +143,6 @@ func (r *run) source() string {
 		return r.cfg.Source
 	}
 	return "gateway-api"
-}
-
-// write writes status while this replica is the one that does.
-func (r *run) write(ctx context.Context) {
-	if r.cfg.Lease.Name == "" {
-		r.writer.run(ctx)
-		return
-	}
-	lease := client.Lease{Client: r.clients.core, Namespace: r.cfg.Lease.Namespace, Name: r.cfg.Lease.Name, Identity: r.cfg.Identity, Log: r.log}
-	if err := lease.Run(ctx, r.writer.run); err != nil && ctx.Err() == nil {
-		r.log.Error("kubernetes: no lease, so no status is written", "err", err)
-	}
 }
 
 // loop makes the table whenever something has changed.

@@ -37,13 +37,13 @@ func (t *translation) emit() {
 			}
 			sections := t.sections(ls)
 			for _, a := range g.bound {
-				protocol := ls[0].family()
-				name := fmt.Sprintf("%s/%s/%s/%d", g.Namespace, g.Name, protocol, p.port)
+				protocol, at := ls[0].family(), ""
 				if a.Bind.IsValid() {
-					name += "@" + a.Bind.String()
+					at = "@" + a.Bind.String()
 				}
+				name := fmt.Sprintf("%s/%s/%s/%d%s", g.Namespace, g.Name, protocol, p.port, at)
 				t.res.Snapshot.Listeners = append(t.res.Snapshot.Listeners, &registry.Listener{
-					Name: name, Protocol: protocol, Address: a.Bind, Port: uint16(p.port), Sections: sections,
+					Name: name, Protocol: protocol, Address: a.Bind, Port: uint16(p.port), Sections: named(sections, at),
 					Origin: "Gateway " + g.Namespace + "/" + g.Name,
 				})
 				for _, l := range ls {
@@ -75,6 +75,20 @@ func (t *translation) sections(ls []*listener) []*registry.Section {
 			}
 			out = append(out, s)
 		}
+	}
+	return out
+}
+
+// named returns sections with a name of their own for each address.
+func named(sections []*registry.Section, at string) []*registry.Section {
+	if at == "" {
+		return sections
+	}
+	out := make([]*registry.Section, len(sections))
+	for i, s := range sections {
+		one := *s
+		one.Name += at
+		out[i] = &one
 	}
 	return out
 }

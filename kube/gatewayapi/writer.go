@@ -29,6 +29,7 @@ const (
 	conflicts  = 5                // tries against others who write the same object
 	firstRetry = time.Second      // after a failure; the next time twice that
 	lastRetry  = 30 * time.Second // and no longer
+	askLead    = time.Second      // from one question to the next whether we lead
 )
 
 // A writer brings the status of objects to what was last wanted. It writes what
@@ -36,6 +37,7 @@ const (
 type writer struct {
 	clients
 	store *store
+	leads func() bool
 	log   *slog.Logger
 	said  client.Once
 
@@ -45,8 +47,11 @@ type writer struct {
 	fresh  chan struct{} // closed with the next result
 }
 
-func newWriter(c clients, s *store, log *slog.Logger) *writer {
-	return &writer{clients: c, store: s, log: log, fresh: make(chan struct{})}
+func newWriter(c clients, s *store, leads func() bool, log *slog.Logger) *writer {
+	if leads == nil {
+		leads = func() bool { return true }
+	}
+	return &writer{clients: c, store: s, leads: leads, log: log, fresh: make(chan struct{})}
 }
 
 // want says what is to be written.
@@ -70,7 +75,9 @@ func (w *writer) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		res, world, fresh := w.latest()
 		var again <-chan time.Time
-		if res != nil && w.writeAll(ctx, w.tasks(res, world), fresh) {
+		if !w.leads() {
+			again = time.After(askLead)
+		} else if res != nil && w.writeAll(ctx, w.tasks(res, world), fresh) {
 			again = time.After(retry)
 			retry = min(2*retry, lastRetry)
 		} else {
@@ -114,6 +121,9 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 	}
 loop:
 	for _, t := range tasks {
+		if !w.leads() {
+			break
+		}
 		select {
 		case todo <- t:
 		case <-fresh:
