@@ -81,7 +81,11 @@ func FuzzHead(f *testing.F) {
 			t.Fatalf("got %s %q 1.%d, net/http reads %s %q 1.%d", head.Method, head.Target, head.Minor, req.Method, req.RequestURI, req.ProtoMinor)
 		}
 		for name, values := range req.Header {
-			if v, n := head.Fields.Get(name); n != len(values) || v != values[0] {
+			v, n := head.Fields.Get(name)
+			if name == "Content-Length" && n > 1 {
+				n = 1 // of several that say the same, net/http keeps one
+			}
+			if n != len(values) || v != values[0] {
 				t.Fatalf("field %q: got %d, first %q, net/http reads %q", name, n, v, values)
 			}
 		}

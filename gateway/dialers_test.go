@@ -23,13 +23,13 @@ import (
 const patience = 10 * time.Second
 
 // start runs a gateway that serves services, by every protocol on one port.
-func start(t *testing.T, name string, services ...registry.Service) (addr string) {
+func start(t *testing.T, name string, services ...*registry.Service) (addr string) {
 	t.Helper()
 	return startWith(t, name, []tunnel.Protocol{&sni.Protocol{}, &ws.Protocol{Via: name}, &connect.Protocol{Via: name}}, services...)
 }
 
 // startWith runs one with other protocols.
-func startWith(t *testing.T, name string, protocols []tunnel.Protocol, services ...registry.Service) (addr string) {
+func startWith(t *testing.T, name string, protocols []tunnel.Protocol, services ...*registry.Service) (addr string) {
 	t.Helper()
 	return startConfig(t, Config{
 		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: protocols}},
@@ -61,8 +61,8 @@ func startConfig(t *testing.T, cfg Config) (addr string) {
 }
 
 // service is svc.test:443, directly or by hops.
-func service(addr string, hops ...registry.Hop) registry.Service {
-	s := registry.Service{
+func service(addr string, hops ...registry.Hop) *registry.Service {
+	s := &registry.Service{
 		Name: "svc", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("svc.test")}}, Ports: []uint16{443}, Exposed: true, Via: hops,
 	}
 	if addr != "" {
@@ -120,11 +120,11 @@ func TestChain(t *testing.T) {
 	far := start(t, "far", service(testnet.Echo(t).Addr()))
 	middle := start(t, "middle", service("", byConnect(far)))
 	at := netip.MustParseAddrPort(far)
-	first := start(t, "first", registry.Service{ // carries to the far gateway, and knows nothing of its services
+	first := start(t, "first", &registry.Service{ // carries to the far gateway, and knows nothing of its services
 		Name: "far", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("far.gw.test")}}, Exposed: true,
 		Endpoints: []registry.Endpoint{{Addr: at.Addr(), Port: at.Port()}},
 	})
-	for name, near := range map[string]registry.Service{
+	for name, near := range map[string]*registry.Service{
 		"one hop":               service("", byConnect(far)),
 		"each gateway knows on": service("", byWebSocket(middle)),
 		"hop through hop":       service("", byWebSocket(first), byConnect("far.gw.test:8080")),

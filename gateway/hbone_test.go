@@ -18,7 +18,7 @@ import (
 )
 
 // startTLS runs a gateway that ends all TLS and speaks inner inside.
-func startTLS(t *testing.T, ca *testca.CA, name string, inner tunnel.Protocol, services ...registry.Service) (addr string) {
+func startTLS(t *testing.T, ca *testca.CA, name string, inner tunnel.Protocol, services ...*registry.Service) (addr string) {
 	t.Helper()
 	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://" + ca.TrustDomain + "/" + name})
 	if err != nil {

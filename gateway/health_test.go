@@ -78,7 +78,7 @@ func TestHealthOfARunningGateway(t *testing.T) {
 	}
 	check := registry.Check{Kind: "tcp", Interval: registry.DefaultCheckInterval / 10}
 	there := registry.Snapshot{
-		Services: []registry.Service{{Name: "a.test", Names: []tunnel.Pattern{p}, Exposed: true, Check: check, Endpoints: []registry.Endpoint{{Addr: at.Addr(), Port: at.Port()}}}},
+		Services: []*registry.Service{{Name: "a.test", Names: []tunnel.Pattern{p}, Exposed: true, Check: check, Endpoints: []registry.Endpoint{{Addr: at.Addr(), Port: at.Port()}}}},
 		Networks: []registry.Network{{Name: "west", Gateways: []registry.Gateway{{Address: registry.Endpoint{Addr: ours.Addr(), Port: ours.Port()}, Check: check}}}},
 	}
 	source <- registry.Update{Source: "told", Err: errors.New("not yet")}

@@ -44,7 +44,7 @@ func gatewayKeys(t *testing.T) (*termination.Keys, string) {
 
 // startHTTP3 starts a gateway whose one listener is of UDP, and returns its
 // address, the roots to verify it by, and what stops it in order.
-func startHTTP3(t *testing.T, alone bool, grace time.Duration, services ...registry.Service) (addr, roots string, stop func() error) {
+func startHTTP3(t *testing.T, alone bool, grace time.Duration, services ...*registry.Service) (addr, roots string, stop func() error) {
 	t.Helper()
 	keys, roots := gatewayKeys(t)
 	h := &HTTP3{Via: "far", Alone: alone}

@@ -93,7 +93,7 @@ type running struct {
 }
 
 // start runs a gateway until the end of the test, or end.
-func (s *site) start(services ...registry.Service) *running {
+func (s *site) start(services ...*registry.Service) *running {
 	s.t.Helper()
 	cfg := s.cfg
 	return launch(s.t, Config{ServicePorts: &cfg, Limits: s.limits}, services...)
@@ -101,7 +101,7 @@ func (s *site) start(services ...registry.Service) *running {
 
 // launch runs a gateway that is told its services until the end of the test, or
 // end.
-func launch(t *testing.T, cfg Config, services ...registry.Service) *running {
+func launch(t *testing.T, cfg Config, services ...*registry.Service) *running {
 	t.Helper()
 	r := &running{t: t, feed: make(feed), log: &logbook{}}
 	cfg.Sources, cfg.Lameduck, cfg.Grace, cfg.Log = []registry.Source{r.feed}, -1, time.Second, slog.New(slog.NewTextHandler(r.log, nil))
@@ -137,7 +137,7 @@ func (r *running) said() map[string]string {
 }
 
 // change gives the gateway other services and waits until it has taken them up.
-func (r *running) change(services ...registry.Service) {
+func (r *running) change(services ...*registry.Service) {
 	r.t.Helper()
 	before := r.registry.Table().Generation()
 	r.feed <- registry.Snapshot{Services: services}
@@ -225,8 +225,8 @@ func greeter(t *testing.T, hello string) registry.Endpoint {
 	return registry.Endpoint{Addr: s.AddrPort().Addr(), Port: s.AddrPort().Port()}
 }
 
-func published(name string, ep registry.Endpoint, ports ...uint16) registry.Service {
-	return registry.Service{
+func published(name string, ep registry.Endpoint, ports ...uint16) *registry.Service {
+	return &registry.Service{
 		Name: name, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName(name)}}, Ports: ports,
 		Endpoints: []registry.Endpoint{ep}, Exposed: true, Publish: true, Origin: "test:1",
 	}

@@ -18,7 +18,7 @@ func TestForecastPorts(t *testing.T) {
 	if err := (ports.State{Path: s.cfg.State}).Save(kept); err != nil {
 		t.Fatal(err)
 	}
-	tab, err := registry.Merge(registry.Snapshot{Services: []registry.Service{
+	tab, err := registry.Merge(registry.Snapshot{Services: []*registry.Service{
 		published("c.test", registry.Endpoint{}), published("a.test", registry.Endpoint{}), published("b.test", registry.Endpoint{}, 53),
 	}})
 	if err != nil {

@@ -286,14 +286,14 @@ func TestServicePortsWhenTheStateCannotBeWritten(t *testing.T) {
 func TestServicePortsByChance(t *testing.T) {
 	s := newSite(t, 40)
 	rnd := rand.New(rand.NewPCG(1, 2))
-	var all []registry.Service
+	var all []*registry.Service
 	for i := range 12 {
 		all = append(all, published(fmt.Sprintf("s%d.test", i), greeter(t, fmt.Sprintf("hello %02d", i))))
 	}
 	at := map[string]string{}
 	var r *running
 	for round := range 8 {
-		services := slices.DeleteFunc(slices.Clone(all), func(registry.Service) bool { return rnd.IntN(3) == 0 })
+		services := slices.DeleteFunc(slices.Clone(all), func(*registry.Service) bool { return rnd.IntN(3) == 0 })
 		if round%4 == 0 {
 			if r != nil {
 				r.end()
@@ -321,7 +321,7 @@ func TestAThousandServicePorts(t *testing.T) {
 	const n = 1000
 	s := newSite(t, n)
 	ep := greeter(t, "hello")
-	var all []registry.Service
+	var all []*registry.Service
 	for i := range n {
 		all = append(all, published(fmt.Sprintf("s%d.test", i), ep))
 	}

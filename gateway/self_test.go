@@ -46,7 +46,7 @@ func TestNamesThatLeadBack(t *testing.T) {
 			{Name: "here", CIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
 			{Name: "there", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Gateways: []registry.Gateway{{Address: registry.Endpoint{Addr: own.Addr(), Port: own.Port()}}}},
 		},
-		Services: []registry.Service{
+		Services: []*registry.Service{
 			{Name: "ring", Names: name("ring.mesh.internal"), Ports: port, Exposed: true, Endpoints: []registry.Endpoint{{Host: "ring.mesh.internal"}}},
 			{Name: "one", Names: name("one.mesh.internal"), Ports: port, Exposed: true, Endpoints: []registry.Endpoint{{Host: "two.mesh.internal"}}},
 			{Name: "two", Names: name("two.mesh.internal"), Ports: port, Exposed: true, Endpoints: []registry.Endpoint{{Host: "one.mesh.internal"}}},

@@ -18,15 +18,15 @@ func bySOCKS(to ...string) registry.Hop {
 }
 
 // startSOCKS runs a gateway that speaks nothing but SOCKS5, to alice.
-func startSOCKS(t *testing.T, name string, services ...registry.Service) (addr string) {
+func startSOCKS(t *testing.T, name string, services ...*registry.Service) (addr string) {
 	t.Helper()
 	return startWith(t, name, []tunnel.Protocol{&socks5.Protocol{Verify: func(user, password string) bool { return user == "alice" && password == "secret" }}}, services...)
 }
 
 // leadsTo is a service that a hop in the middle asks for: another gateway.
-func leadsTo(name, addr string) registry.Service {
+func leadsTo(name, addr string) *registry.Service {
 	at := netip.MustParseAddrPort(addr)
-	return registry.Service{
+	return &registry.Service{
 		Name: name, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName(name)}}, Ports: []uint16{1080}, Exposed: true,
 		Endpoints: []registry.Endpoint{{Addr: at.Addr(), Port: at.Port()}},
 	}
@@ -37,9 +37,9 @@ func leadsTo(name, addr string) registry.Service {
 func TestChainSOCKS(t *testing.T) {
 	echo := service(testnet.Echo(t).Addr())
 	far, farSOCKS := start(t, "far", echo), startSOCKS(t, "far", echo)
-	to := []registry.Service{leadsTo("far.gw.test", far), leadsTo("fars.gw.test", farSOCKS)}
+	to := []*registry.Service{leadsTo("far.gw.test", far), leadsTo("fars.gw.test", farSOCKS)}
 	middle, middleSOCKS := start(t, "middle", to...), startSOCKS(t, "middle", to...)
-	to = []registry.Service{leadsTo("middle.gw.test", middle), leadsTo("middles.gw.test", middleSOCKS)}
+	to = []*registry.Service{leadsTo("middle.gw.test", middle), leadsTo("middles.gw.test", middleSOCKS)}
 	first, firstSOCKS := start(t, "first", to...), startSOCKS(t, "first", to...)
 	for name, hops := range map[string][]registry.Hop{
 		"alone":  {bySOCKS(farSOCKS)},
@@ -96,7 +96,7 @@ func TestSOCKSLoop(t *testing.T) {
 	run := func(hop registry.Hop) (addr string) {
 		return startConfig(t, Config{
 			Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&socks5.Protocol{}}}},
-			Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []registry.Service{service("", hop)}}}},
+			Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{service("", hop)}}}},
 			Limits:    tunnel.Limits{NewPerSource: perSource},
 			Log:       slog.New(slog.NewTextHandler(&log, nil)),
 		})

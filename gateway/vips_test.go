@@ -46,12 +46,12 @@ func (s *vipSite) config() Config {
 	}
 }
 
-func (s *vipSite) start(services ...registry.Service) *running {
+func (s *vipSite) start(services ...*registry.Service) *running {
 	s.t.Helper()
 	return launch(s.t, s.config(), services...)
 }
 
-func withVIP(name string, ep registry.Endpoint, ports ...uint16) registry.Service {
+func withVIP(name string, ep registry.Endpoint, ports ...uint16) *registry.Service {
 	s := published(name, ep, ports...)
 	s.Publish, s.VIP = false, true
 	return s
@@ -73,7 +73,7 @@ func (r *running) vips() map[string]string {
 
 // tell gives the gateway other services and waits until what is wanted of their
 // addresses is so.
-func (r *running) tell(want func(map[string]string) bool, services ...registry.Service) map[string]string {
+func (r *running) tell(want func(map[string]string) bool, services ...*registry.Service) map[string]string {
 	r.t.Helper()
 	before := r.registry.Table().Generation()
 	r.feed <- registry.Snapshot{Services: services}
@@ -189,7 +189,7 @@ func TestVIPsOfPrivateServices(t *testing.T) {
 
 // The gateway behind is asked for the name: it has other addresses, if any.
 func TestVIPsThroughAGateway(t *testing.T) {
-	far := start(t, "far", registry.Service{
+	far := start(t, "far", &registry.Service{
 		Name: "far", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("db.test")}}, Exposed: true, Endpoints: []registry.Endpoint{greeter(t, "far")},
 	})
 	s := newVIPSite(t, "240.0.0.0/4")
@@ -221,7 +221,7 @@ func TestVIPsExhausted(t *testing.T) {
 	// A network that has all of a range takes its addresses; others stay.
 	before := r.vips()
 	r.feed <- registry.Snapshot{
-		Services: []registry.Service{withVIP("a.test", ep), withVIP("b.test", ep)},
+		Services: []*registry.Service{withVIP("a.test", ep), withVIP("b.test", ep)},
 		Networks: []registry.Network{{Name: "ten", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}},
 	}
 	testnet.Eventually(t, soon, func() bool {
@@ -300,7 +300,7 @@ func TestVIPsWhenTheStateCannotBeWritten(t *testing.T) {
 	if err := os.Rename(folder, folder+".away"); err != nil {
 		t.Fatal(err)
 	}
-	r.feed <- registry.Snapshot{Services: []registry.Service{a, b}}
+	r.feed <- registry.Snapshot{Services: []*registry.Service{a, b}}
 	testnet.Eventually(t, soon, func() bool { return r.Status().VIPs.Missing == 2 }, "b.test has no address")
 	if got := r.vips(); len(got) != 1 || got["a.test"] != had {
 		t.Errorf("got %v, want a.test with %s", got, had)
@@ -323,7 +323,7 @@ func TestVIPsWhenTheStateCannotBeWritten(t *testing.T) {
 // What a forecast says is what a gateway does.
 func TestForecastVIPs(t *testing.T) {
 	s := newVIPSite(t, "10.9.0.0/24", "fd12:3456:789a::/64")
-	services := []registry.Service{withVIP("a.test", greeter(t, "a")), withVIP("b.test", greeter(t, "b"))}
+	services := []*registry.Service{withVIP("a.test", greeter(t, "a")), withVIP("b.test", greeter(t, "b"))}
 	tab, err := registry.Merge(registry.Snapshot{Services: services})
 	if err != nil {
 		t.Fatal(err)
@@ -352,14 +352,14 @@ func TestVIPsByChance(t *testing.T) {
 	s := newVIPSite(t, "10.9.0.0/24", "fd12:3456:789a::/120")
 	rnd := rand.New(rand.NewPCG(1, 2))
 	ep := greeter(t, "hello")
-	var all []registry.Service
+	var all []*registry.Service
 	for i := range 40 {
 		all = append(all, withVIP(fmt.Sprintf("s%d.test", i), ep))
 	}
 	at := map[string]string{}
 	var r *running
 	for round := range 12 {
-		services := slices.DeleteFunc(slices.Clone(all), func(registry.Service) bool { return rnd.IntN(3) == 0 })
+		services := slices.DeleteFunc(slices.Clone(all), func(*registry.Service) bool { return rnd.IntN(3) == 0 })
 		if round%4 == 0 {
 			if r != nil {
 				r.end()

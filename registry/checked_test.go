@@ -119,7 +119,7 @@ func TestChecksAreCompleted(t *testing.T) {
 		s := service(t, "a.test")
 		s.Names, s.Check = patterns(t, "*.a.test", "b.test"), row.in
 		gateways := []Gateway{{Address: Endpoint{Host: "gw.test", Port: 1}, Check: row.in}}
-		tab, err := Merge(Snapshot{Services: []Service{s}, Networks: []Network{{Name: "west", Gateways: gateways}}})
+		tab, err := Merge(Snapshot{Services: []*Service{s}, Networks: []Network{{Name: "west", Gateways: gateways}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +146,7 @@ func TestChecksAreCompleted(t *testing.T) {
 func TestHealthSaysWhoseAndSince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		var services []Service
+		var services []*Service
 		for i := range maxNamed + 3 {
 			s := service(t, fmt.Sprintf("s%02d.test", i), 443)
 			s.Endpoints = []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1")}, {Addr: netip.MustParseAddr("192.0.2.1"), Port: 443}}

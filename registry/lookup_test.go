@@ -16,7 +16,7 @@ func TestPortRule(t *testing.T) {
 		service(t, "any.test"),
 		service(t, "one.test", 443),
 		service(t, "two.test", 443, 8443),
-		service(t, "mix.test", 443), Service{Name: "mix-rest", Names: patterns(t, "mix.test"), Exposed: true, Origin: "mix:2"},
+		service(t, "mix.test", 443), &Service{Name: "mix-rest", Names: patterns(t, "mix.test"), Exposed: true, Origin: "mix:2"},
 		service(t, "*.wild.test"),
 		service(t, "exact.wild.test", 5432),
 		service(t, "*.deep.wild.test", 22),
@@ -141,7 +141,7 @@ func TestExposure(t *testing.T) {
 			{Name: "lab", CIDRs: prefixes("10.1.0.0/16", "2001:db8:1::/48")},
 			{Name: "host", CIDRs: prefixes("10.1.2.3/32")},
 		},
-		Services: []Service{everyone, office, both, unknown, private},
+		Services: []*Service{everyone, office, both, unknown, private},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -195,15 +195,15 @@ func TestSharedEndpoint(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		source   string
-		services []Service
+		services []*Service
 		want     string
 	}{
-		{"10.0.0.1", []Service{private, lab, office, open}, "office.test"},
-		{"10.1.0.1", []Service{private, lab, office, open}, "lab.test"},
-		{"8.8.8.8", []Service{private, lab, office, open}, "open.test"},
-		{"8.8.8.8", []Service{open, private, lab}, "open.test"},
-		{"8.8.8.8", []Service{private, lab, office}, "not-exposed"},
-		{"10.0.0.1", []Service{lab, office, private}, "office.test"},
+		{"10.0.0.1", []*Service{private, lab, office, open}, "office.test"},
+		{"10.1.0.1", []*Service{private, lab, office, open}, "lab.test"},
+		{"8.8.8.8", []*Service{private, lab, office, open}, "open.test"},
+		{"8.8.8.8", []*Service{open, private, lab}, "open.test"},
+		{"8.8.8.8", []*Service{private, lab, office}, "not-exposed"},
+		{"10.0.0.1", []*Service{lab, office, private}, "office.test"},
 	} {
 		tab, err := Merge(Snapshot{Networks: networks, Services: tt.services})
 		if err != nil {
@@ -243,7 +243,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // reference finds a service by reading them all.
-func reference(services []Service, req *tunnel.Request) (int, bool) {
+func reference(services []*Service, req *tunnel.Request) (int, bool) {
 	best := -1 // the best pattern: exact is longer than any wildcard
 	var at []int
 	for i, s := range services {
@@ -299,10 +299,10 @@ func TestLookupAgainstReference(t *testing.T) {
 	}
 	found := 0
 	for range 300 {
-		var services []Service
+		var services []*Service
 		claimed := map[string]bool{}
 		for i := range rng.IntN(12) {
-			s := Service{Name: fmt.Sprint(i), Exposed: true}
+			s := &Service{Name: fmt.Sprint(i), Exposed: true}
 			for port := range uint16(4) {
 				if port > 0 && rng.IntN(3) == 0 {
 					s.Ports = append(s.Ports, port)
@@ -354,7 +354,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	office.ExposedTo = []string{"office"}
 	tab, err := Merge(Snapshot{
 		Networks: []Network{{Name: "office", CIDRs: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}}},
-		Services: []Service{service(t, "a.test", 443, 8443), service(t, "*.wild.test"), office},
+		Services: []*Service{service(t, "a.test", 443, 8443), service(t, "*.wild.test"), office},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -370,8 +370,8 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func many(t testing.TB, n int) []Service {
-	services := make([]Service, 0, n)
+func many(t testing.TB, n int) []*Service {
+	services := make([]*Service, 0, n)
 	for i := range n {
 		name := fmt.Sprintf("svc-%d.example.com", i)
 		if i%10 == 0 {

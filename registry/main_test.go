@@ -24,14 +24,14 @@ func patterns(t testing.TB, names ...string) []tunnel.Pattern {
 }
 
 // service makes an exposed service with one endpoint.
-func service(t testing.TB, name string, ports ...uint16) Service {
-	return Service{
+func service(t testing.TB, name string, ports ...uint16) *Service {
+	return &Service{
 		Name: name, Names: patterns(t, name), Ports: ports, Exposed: true, Origin: name + ".yaml:1",
 		Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 8443}},
 	}
 }
 
-func table(t testing.TB, services ...Service) *Table {
+func table(t testing.TB, services ...*Service) *Table {
 	t.Helper()
 	tab, err := Merge(Snapshot{Services: services})
 	if err != nil {

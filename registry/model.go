@@ -92,6 +92,10 @@ type Service struct {
 	Idle       time.Duration // limit without a byte either way; 0 means the relay's
 	HalfClosed time.Duration // limit half-closed and silent; 0 means the relay's
 
+	// TLS is spoken by the gateway to its endpoints, upon what the client sends;
+	// nil means that bytes go on as they come.
+	TLS *BackendTLS
+
 	// ProxyProtocol is the version, 1 or 2, of the PROXY protocol by which
 	// its endpoints are told of the client; 0 means they are not.
 	ProxyProtocol int
@@ -122,6 +126,7 @@ type Endpoint struct {
 	Host string     // a DNS name, looked up for every request
 	Addr netip.Addr // or an address
 	Port uint16     // 0 means the port that was asked for
+	For  uint16     // the one of the service's ports that it serves; 0 means all
 
 	Name    string // of it among the service's, one label: "db-0"; "" for none
 	Network string // that it is in; "" means the one that has its address, or the registry's own
@@ -172,8 +177,9 @@ func (Secret) MarshalText() ([]byte, error) { return []byte("(hidden)"), nil }
 // A Snapshot is all that one source knows at one time. Whoever makes one does
 // not change it, or anything it points to, afterwards.
 type Snapshot struct {
-	Networks []Network
-	Services []Service
+	Networks  []Network
+	Services  []*Service
+	Listeners []*Listener
 }
 
 // An Update replaces what a source said before under the same name. One with

@@ -30,7 +30,7 @@ func mesh() registry.Snapshot {
 			{Name: "south", CIDRs: prefixes("10.3.0.0/16"), Gateways: []registry.Gateway{gw("203.0.113.1:443", "", 0), gw("203.0.113.2:8443", "", 0, "connect")}},
 			{Name: "office", CIDRs: prefixes("10.9.0.0/16")},
 		},
-		Services: []registry.Service{
+		Services: []*registry.Service{
 			{Name: "web", Names: patterns("web.example.com"), Ports: []uint16{443}, Endpoints: endpoints("10.1.5.1:443", "10.1.5.2:443"), Exposed: true,
 				ID: registry.ID{Service: "web", Cluster: "one", Namespace: "shop"}, Exported: true},
 			{Name: "db", Names: patterns("db.example.com"), Ports: []uint16{5432}, Headless: true, Exposed: true, Exported: true,

@@ -28,7 +28,7 @@ func TestParsePortRange(t *testing.T) {
 	}
 }
 
-func publishedService(t *testing.T, name string, ports ...uint16) Service {
+func publishedService(t *testing.T, name string, ports ...uint16) *Service {
 	s := service(t, name, ports...)
 	s.Publish = true
 	return s
@@ -65,10 +65,10 @@ func TestPublishable(t *testing.T) {
 	late.Names = append(late.Names, patterns(t, "late.test")...)
 	hidden := publishedService(t, "one.test", 443) // all of it is
 	hidden.Name = "hidden"
-	tab, _ := Merge(Snapshot{Services: []Service{
+	tab, _ := Merge(Snapshot{Services: []*Service{
 		publishedService(t, "one.test", 443), publishedService(t, "any.test"), publishedService(t, "two.test", 5432, 25),
 		private, unwanted, wild, both,
-	}}, Snapshot{Services: []Service{late, hidden}})
+	}}, Snapshot{Services: []*Service{late, hidden}})
 	wantSaid(t, "publishable", tab.Publishable(),
 		"tcp one.test=one.test:443", "tcp any.test=any.test:0", "tcp two.test=two.test:5432", "tcp two.test=two.test:25",
 		"tcp *.both.test=mail.both.test:25", "tcp late=late.test:443", "tcp late=one.test:8443")

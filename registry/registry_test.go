@@ -36,8 +36,8 @@ func TestMergeConflicts(t *testing.T) {
 	lab.Name = "lab"
 
 	tab, err := Merge(
-		Snapshot{Networks: []Network{office("192.0.2.0/24")}, Services: []Service{first}},
-		Snapshot{Networks: []Network{office("0.0.0.0/0"), lab}, Services: []Service{second}},
+		Snapshot{Networks: []Network{office("192.0.2.0/24")}, Services: []*Service{first}},
+		Snapshot{Networks: []Network{office("0.0.0.0/0"), lab}, Services: []*Service{second}},
 	)
 	var conflicts Conflicts
 	if !errors.As(err, &conflicts) {
@@ -141,7 +141,7 @@ func TestRun(t *testing.T) {
 		r := &Registry{Log: slog.New(slog.NewTextHandler(&log, nil))}
 		ctx, cancel := context.WithCancel(t.Context())
 		a, b := newScript("a"), newScript("b")
-		static := Static{Name: "flags", Snapshot: Snapshot{Services: []Service{service(t, "flag.test")}}}
+		static := Static{Name: "flags", Snapshot: Snapshot{Services: []*Service{service(t, "flag.test")}}}
 		done := make(chan error)
 		go func() { done <- r.Run(ctx, a, b, static) }()
 		synctest.Wait()
@@ -149,7 +149,7 @@ func TestRun(t *testing.T) {
 		if r.Table() != nil {
 			t.Error("there is a table before every source has spoken")
 		}
-		a.do <- Snapshot{Services: []Service{service(t, "a1.test"), service(t, "a2.test")}}
+		a.do <- Snapshot{Services: []*Service{service(t, "a1.test"), service(t, "a2.test")}}
 		synctest.Wait()
 		if r.Table() != nil {
 			t.Error("there is a table before the second source has spoken")
@@ -158,7 +158,7 @@ func TestRun(t *testing.T) {
 		synctest.Wait()
 		serves(t, r, "a1.test", "a2.test", "flag.test", "-b.test") // it has waited long enough
 
-		b.do <- Snapshot{Services: []Service{service(t, "b.test"), service(t, "a2.test")}}
+		b.do <- Snapshot{Services: []*Service{service(t, "b.test"), service(t, "a2.test")}}
 		time.Sleep(atMost)
 		synctest.Wait()
 		serves(t, r, "a1.test", "a2.test", "b.test", "flag.test")
@@ -182,7 +182,7 @@ func TestRun(t *testing.T) {
 
 		// And goes on when it is back.
 		time.Sleep(2 * time.Second)
-		a.do <- Snapshot{Services: []Service{service(t, "a1.test")}}
+		a.do <- Snapshot{Services: []*Service{service(t, "a1.test")}}
 		synctest.Wait()
 		serves(t, r, "a1.test", "a2.test", "b.test") // a2 is b's now
 		b.do <- Snapshot{}
@@ -193,7 +193,7 @@ func TestRun(t *testing.T) {
 		// A source that flaps makes few tables.
 		before := r.Table().Generation()
 		for i := range 1000 {
-			b.do <- Snapshot{Services: []Service{service(t, fmt.Sprintf("b%d.test", i))}}
+			b.do <- Snapshot{Services: []*Service{service(t, fmt.Sprintf("b%d.test", i))}}
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(atMost)
@@ -242,7 +242,7 @@ func (s *syncBuffer) String() string {
 func TestHotSwap(t *testing.T) {
 	r := &Registry{}
 	tableOf := func(n int) *Table {
-		var services []Service
+		var services []*Service
 		for i := range 50 {
 			s := service(t, fmt.Sprintf("s%d.test", i))
 			s.Endpoints = []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: uint16(n)}, {Addr: netip.MustParseAddr("192.0.2.2"), Port: uint16(n)}}

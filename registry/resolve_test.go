@@ -376,7 +376,7 @@ func TestFailuresAreBounded(t *testing.T) {
 // an endpoint's address.
 func TestResolveAsksForTheWayOut(t *testing.T) {
 	way := new(tunnel.NetDialer)
-	table, err := Merge(Snapshot{Services: []Service{
+	table, err := Merge(Snapshot{Services: []*Service{
 		{Name: "told", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("told.test")}}, Exposed: true, ProxyProtocol: 2, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80}}},
 		{Name: "plain", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("plain.test")}}, Exposed: true, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.2"), Port: 80}}},
 	}})

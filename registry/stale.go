@@ -79,7 +79,7 @@ func (f *freshness) remind(log *slog.Logger) {
 
 // is reports whether s and o are the same slices, and not only equal ones.
 func (s *Snapshot) is(o *Snapshot) bool {
-	return same(s.Services, o.Services) && same(s.Networks, o.Networks)
+	return same(s.Services, o.Services) && same(s.Networks, o.Networks) && same(s.Listeners, o.Listeners)
 }
 
 func same[T any](a, b []T) bool {

@@ -54,7 +54,7 @@ func TestStaleBeatsPartial(t *testing.T) {
 				t.Errorf("generation %d, want %d", n, generation)
 			}
 		}
-		west := Update{Source: "west", Snapshot: Snapshot{Services: []Service{service(t, "a.test")}}}
+		west := Update{Source: "west", Snapshot: Snapshot{Services: []*Service{service(t, "a.test")}}}
 		say(west)
 		want("", 0, "", 1)
 
@@ -80,7 +80,7 @@ func TestStaleBeatsPartial(t *testing.T) {
 		if n := strings.Count(log.String(), `msg="registry: a source is back" source=west after=1h0m`); n != 1 {
 			t.Errorf("it was said %d times that it is back, want once:\n%s", n, log.String())
 		}
-		say(Update{Source: "west", Snapshot: Snapshot{Services: []Service{service(t, "a.test")}}})
+		say(Update{Source: "west", Snapshot: Snapshot{Services: []*Service{service(t, "a.test")}}})
 		want("", 0, "", 2)
 
 		// A run that fails is a loss, too, till the source has spoken again. The

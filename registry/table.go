@@ -105,7 +105,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 	}
 	for i := range snapshots {
 		for j := range snapshots[i].Services {
-			b.addService(&snapshots[i].Services[j])
+			b.addService(snapshots[i].Services[j])
 			Yield(j)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-func vipService(t testing.TB, name string, ports ...uint16) Service {
+func vipService(t testing.TB, name string, ports ...uint16) *Service {
 	s := service(t, name, ports...)
 	s.VIP = true
 	return s
@@ -31,9 +31,9 @@ func TestWantVIPs(t *testing.T) {
 	late.Name = "late"
 	hidden := vipService(t, "one.test", 443) // all of it is
 	hidden.Name = "hidden"
-	tab, _ := Merge(Snapshot{Services: []Service{
+	tab, _ := Merge(Snapshot{Services: []*Service{
 		vipService(t, "one.test", 443), vipService(t, "two.test", 1, 2), private, unwanted, vipService(t, "*.wild.test"), both, meshed, only, same,
-	}}, Snapshot{Services: []Service{late, hidden}})
+	}}, Snapshot{Services: []*Service{late, hidden}})
 	var got []string
 	for _, w := range tab.WantVIPs() {
 		got = append(got, w.Service+"="+strings.Join(w.Keys, ","))
@@ -228,7 +228,7 @@ func TestOccupied(t *testing.T) {
 		{Name: "world", CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}},
 		{Name: "ten", Gateways: []Gateway{{Address: Endpoint{Addr: netip.MustParseAddr("10.9.0.5"), Port: 443}, Public: Endpoint{Host: "gw.test", Port: 443}}}, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.9.0.16/28"), netip.MustParsePrefix("10.10.0.0/16")}},
 	}
-	tab, err := Merge(Snapshot{Networks: networks, Services: []Service{a, far}})
+	tab, err := Merge(Snapshot{Networks: networks, Services: []*Service{a, far}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func TestVIPRanges(t *testing.T) {
 
 // 65,000 services of one name are told apart by their ports in no time.
 func TestWantVIPsOfOneName(t *testing.T) {
-	var services []Service
+	var services []*Service
 	for port := range 65000 {
 		services = append(services, vipService(t, "a.test", uint16(port+1)))
 	}
@@ -301,7 +301,7 @@ func TestWantVIPsOfOneName(t *testing.T) {
 }
 
 func BenchmarkSwapWithVIPs100k(b *testing.B) {
-	var services []Service
+	var services []*Service
 	var list []VIP
 	for i := range 100_000 {
 		s := vipService(b, fmt.Sprintf("s%d.test", i))

@@ -91,8 +91,8 @@ func (m *mesh) gateway(addr string) string {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort(addr)
-	service := func(name string, private bool, at netip.AddrPort) registry.Service {
-		return registry.Service{
+	service := func(name string, private bool, at netip.AddrPort) *registry.Service {
+		return &registry.Service{
 			Name: name, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName(name)}}, Ports: []uint16{80}, Exposed: !private,
 			Addresses: map[string][]netip.Addr{"svc.test": {netip.MustParseAddr("10.96.0.10")}}[name],
 			Endpoints: []registry.Endpoint{{Addr: at.Addr(), Port: at.Port()}},
@@ -102,7 +102,7 @@ func (m *mesh) gateway(addr string) string {
 	local.Ports = nil // any
 	g, err := gateway.New(t.Context(), gateway.Config{
 		Listeners: []gateway.Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{p}}},
-		Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []registry.Service{
+		Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{
 			service("svc.test", false, at), service("down.test", false, netip.MustParseAddrPort("127.0.0.1:1")), service("private.test", true, at), local,
 		}}}},
 		Limits:   tunnel.Limits{NewPerSource: -1, OpenPerSource: -1, HalfOpenPerSource: -1},

@@ -130,12 +130,12 @@ func (w *world) swap(snapshot registry.Snapshot) {
 	w.registry.Swap(t)
 }
 
-func service(name string, check registry.Check, endpoints ...string) registry.Service {
+func service(name string, check registry.Check, endpoints ...string) *registry.Service {
 	p, err := tunnel.ParsePattern(name)
 	if err != nil {
 		panic(err)
 	}
-	s := registry.Service{Name: name, Names: []tunnel.Pattern{p}, Exposed: true, Check: check, Origin: name}
+	s := &registry.Service{Name: name, Names: []tunnel.Pattern{p}, Exposed: true, Check: check, Origin: name}
 	for _, e := range endpoints {
 		host, port, _ := strings.Cut(e, "/")
 		ep := registry.Endpoint{Host: host}
@@ -181,7 +181,7 @@ func after(d time.Duration) {
 func TestDownAndBack(t *testing.T) {
 	within(t, registry.Mesh{}, func(w *world) {
 		const ap = "192.0.2.1:443"
-		w.swap(registry.Snapshot{Services: []registry.Service{service("a.test", tcp, "192.0.2.1/443")}})
+		w.swap(registry.Snapshot{Services: []*registry.Service{service("a.test", tcp, "192.0.2.1/443")}})
 		after(time.Second + time.Millisecond)
 		if n := w.dialed(ap); n != 1 && n != 2 || !w.isNamed(ap) {
 			t.Errorf("%d dials in the first second, named %t; want 1 or 2, and named", n, w.isNamed(ap))
@@ -248,7 +248,7 @@ func TestOneLostPacket(t *testing.T) {
 			}
 			return w.dial(ctx, ep)
 		}
-		w.swap(registry.Snapshot{Services: []registry.Service{service("a.test", tcp, "192.0.2.1/443")}})
+		w.swap(registry.Snapshot{Services: []*registry.Service{service("a.test", tcp, "192.0.2.1/443")}})
 		for range 100 {
 			after(100 * time.Millisecond)
 			if w.down(ap) {
@@ -269,7 +269,7 @@ func TestOneLostPacket(t *testing.T) {
 func TestOurOwnFault(t *testing.T) {
 	within(t, registry.Mesh{}, func(w *world) {
 		const ap = "192.0.2.1:443"
-		w.swap(registry.Snapshot{Services: []registry.Service{service("a.test", tcp, "192.0.2.1/443")}})
+		w.swap(registry.Snapshot{Services: []*registry.Service{service("a.test", tcp, "192.0.2.1/443")}})
 		after(2 * time.Second)
 		for _, err := range []error{tunnel.Refusef(tunnel.Loop, "ours"), tunnel.Refusef(tunnel.Prohibited, "no"), tunnel.Refusef(tunnel.Overload, "no descriptors")} {
 			w.dialed(ap)
@@ -336,7 +336,7 @@ func TestWhatIsAsked(t *testing.T) {
 		portless.Ports = []uint16{1, 2}
 		via := service("via.test", tcp, "192.0.2.4/1")
 		via.Via = []registry.Hop{{Proto: "connect", To: []string{"x:1"}}}
-		all := registry.Snapshot{Networks: networks, Services: []registry.Service{
+		all := registry.Snapshot{Networks: networks, Services: []*registry.Service{
 			service("a.test", tcp, "192.0.2.1/1", "198.51.100.1/1", "::ffff:192.0.2.1/1"),
 			service("b.test", tcp, "192.0.2.1/1"),
 			service("c.test", registry.Check{Kind: "tcp", Interval: 5 * time.Second}, "192.0.2.2/1"),
@@ -376,7 +376,7 @@ func TestNames(t *testing.T) {
 		w.dns["db.test"] = "192.0.2.1 ::ffff:192.0.2.2 192.0.2.1"
 		w.set("192.0.2.2:5432", errRefused)
 		s := service("a.test", tcp, "db.test/5432", "localhost/1", "nowhere.test/1")
-		w.swap(registry.Snapshot{Services: []registry.Service{s}})
+		w.swap(registry.Snapshot{Services: []*registry.Service{s}})
 		after(3 * time.Second)
 		if w.down("192.0.2.1:5432") || !w.down("192.0.2.2:5432") {
 			t.Errorf("down: %t %t, want false true", w.down("192.0.2.1:5432"), w.down("192.0.2.2:5432"))
@@ -413,7 +413,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%d dials in 20 s while DNS fails, want 20: what was known is asked on", n)
 		}
 		s.Endpoints = s.Endpoints[1:]
-		w.swap(registry.Snapshot{Services: []registry.Service{s}})
+		w.swap(registry.Snapshot{Services: []*registry.Service{s}})
 		after(time.Second)
 		w.dialed("192.0.2.3:5432")
 		after(5 * time.Second)
@@ -431,7 +431,7 @@ func TestNames(t *testing.T) {
 func TestMany(t *testing.T) {
 	const many, dead = 1500, 600
 	within(t, registry.Mesh{}, func(w *world) {
-		var services []registry.Service
+		var services []*registry.Service
 		addr := func(i int) string { return fmt.Sprintf("10.0.%d.%d", i>>8, i&255) }
 		check := registry.Check{Kind: "tcp", Interval: 5 * time.Second, Timeout: time.Second}
 		for i := range many {

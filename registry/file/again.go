@@ -172,7 +172,7 @@ func parseAgain(name string, data []byte, current *Config) *decoder {
 // What it places in d.at for them is only there to be complained of.
 func (d *decoder) restore(current *Config, items []item, was []int) {
 	read, at := d.cfg.Services, d.at.services
-	all := make([]registry.Service, len(items))
+	all := make([]*registry.Service, len(items))
 	d.at.services = make([]*serviceAt, len(items))
 	same := &serviceAt{}
 	most, next := 0, 0
@@ -185,7 +185,9 @@ func (d *decoder) restore(current *Config, items []item, was []int) {
 		registry.Yield(i)
 		all[i], d.at.services[i] = current.Services[from], same
 		if line := items[i].line; line != current.reading.services[from].line {
-			all[i].Origin = d.origin(line)
+			moved := *all[i]
+			moved.Origin = d.origin(line)
+			all[i] = &moved
 		}
 		most = max(most, len(all[i].Names), len(all[i].Addresses), len(all[i].Endpoints))
 	}

@@ -133,7 +133,7 @@ func TestReadAgainKeepsWhatIsTheSame(t *testing.T) {
 		t.Fatalf("a line more: got the same configuration, %v", err)
 	}
 	for _, i := range []int{0, 498, 501, 998} {
-		a, b := &first.Services[i], &second.Services[i]
+		a, b := first.Services[i], second.Services[i]
 		if &a.Endpoints[0] != &b.Endpoints[0] {
 			t.Errorf("service %d was read again", i)
 		}

@@ -15,7 +15,9 @@ import (
 
 // check finds what is wrong with the whole though every part of it is right.
 func (d *decoder) check(root *yaml.Node) {
-	d.need(root, "the configuration", "services")
+	if d.cfg.Kubernetes == nil { // which may bring them
+		d.need(root, "the configuration", "services")
+	}
 	d.checkNetworks()
 	d.checkMesh()
 	for i := range d.cfg.Services {
@@ -25,6 +27,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkListeners()
 	d.checkServicePorts()
 	d.checkVIPs()
+	d.checkKubernetes()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
@@ -57,7 +60,7 @@ func (d *decoder) checkNetworks() {
 
 // checkService checks one service by itself.
 func (d *decoder) checkService(i int) {
-	s, at := &d.cfg.Services[i], d.at.services[i]
+	s, at := d.cfg.Services[i], d.at.services[i]
 	if at.node == nil || at.node.Kind != yaml.MappingNode { // it was read before, or can't be read
 		return
 	}
@@ -137,7 +140,7 @@ func (d *decoder) checkClaims() {
 	for _, before := range []bool{false, true} {
 		for i := range d.cfg.Services {
 			registry.Yield(i)
-			s, at := &d.cfg.Services[i], d.at.services[i]
+			s, at := d.cfg.Services[i], d.at.services[i]
 			if (at.node == nil) != before || at.ports != nil && len(s.Ports) == 0 {
 				continue // not its turn; or the ports are wrong, so what it claims is not known
 			}
@@ -276,7 +279,7 @@ func (d *decoder) checkLoops() {
 		}
 	}
 	for i := range d.cfg.Services {
-		s, at := &d.cfg.Services[i], d.at.services[i]
+		s, at := d.cfg.Services[i], d.at.services[i]
 		registry.Yield(i)
 		if len(s.Via) > 0 {
 			continue // its endpoints are seen from elsewhere

@@ -31,11 +31,12 @@ type Config struct {
 	Limits    Limits
 	Drain     Drain
 	Log       Log
-	Services  []registry.Service
+	Services  []*registry.Service
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
 	DNS          *DNS          // nil means that nothing is answered by DNS
+	Kubernetes   *Kubernetes   // nil means that there is none
 
 	files   []string // every file that was read
 	sum     [32]byte // of what they contain
@@ -170,6 +171,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"vips", c.VIPs, next.VIPs},
 		{"dns", fixedDNS(c.DNS), fixedDNS(next.DNS)},
+		{"kubernetes", c.Kubernetes, next.Kubernetes},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},

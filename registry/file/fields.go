@@ -16,15 +16,16 @@ import (
 
 // positions are the nodes that checks of the whole point to.
 type positions struct {
-	networks  []networkAt
-	listeners []listenerAt
-	admin     *yaml.Node
-	services  []*serviceAt
-	hops      []hopAt
-	ports     servicePortsAt
-	vips      vipsAt
-	mesh      meshAt
-	dns       dnsAt
+	networks   []networkAt
+	listeners  []listenerAt
+	admin      *yaml.Node
+	services   []*serviceAt
+	hops       []hopAt
+	ports      servicePortsAt
+	vips       vipsAt
+	kubernetes kubernetesAt
+	mesh       meshAt
+	dns        dnsAt
 }
 
 type networkAt struct {
@@ -84,6 +85,7 @@ var configFields = []field[Config]{
 	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
 	{"vips", func(d *decoder, n *yaml.Node, c *Config) { d.vips(n, c) }},
 	{"dns", func(d *decoder, n *yaml.Node, c *Config) { d.dns(n, c) }},
+	{"kubernetes", func(d *decoder, n *yaml.Node, c *Config) { d.kubernetes(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)
@@ -94,16 +96,13 @@ var configFields = []field[Config]{
 	{"log", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "log", logFields, &c.Log) }},
 	{"services", func(d *decoder, n *yaml.Node, c *Config) {
 		d.list(n, "services", func(n *yaml.Node) {
-			i := len(c.Services)
-			c.Services = append(c.Services, registry.Service{
-				Exposed: true, Publish: true,
-				Origin: d.origin(n.Line),
-			})
+			s := &registry.Service{Exposed: true, Publish: true, Origin: d.origin(n.Line)}
+			c.Services = append(c.Services, s)
 			d.at.services = append(d.at.services, &serviceAt{node: n})
-			object(d, n, "a service", serviceFields, &c.Services[i])
+			object(d, n, "a service", serviceFields, s)
 		})
 		if c.Services == nil {
-			c.Services = []registry.Service{}
+			c.Services = []*registry.Service{}
 		}
 	}},
 }

@@ -263,7 +263,7 @@ func (d *decoder) checkMesh() {
 	first := map[registry.ID]place{}
 	for i := range d.cfg.Services {
 		registry.Yield(i)
-		s, at := &d.cfg.Services[i], d.at.services[i]
+		s, at := d.cfg.Services[i], d.at.services[i]
 		if s.ID.Service == "" {
 			continue
 		}

@@ -14,10 +14,10 @@ import (
 // ParseRoute parses the "NAME[:PORT]=HOST:PORT" of a command line into an
 // exposed service with one endpoint. NAME may be a wildcard, "*.example.com";
 // without a PORT the service takes whatever port is asked for.
-func ParseRoute(s string) (registry.Service, error) {
+func ParseRoute(s string) (*registry.Service, error) {
 	name, endpoint, ok := strings.Cut(s, "=")
 	if !ok {
-		return registry.Service{}, fmt.Errorf("route %q has no =: write NAME[:PORT]=HOST:PORT", clip(s))
+		return nil, fmt.Errorf("route %q has no =: write NAME[:PORT]=HOST:PORT", clip(s))
 	}
 	svc, c := route(name, endpoint)
 	if c != nil {
@@ -25,7 +25,7 @@ func ParseRoute(s string) (registry.Service, error) {
 		if c.hint != "" {
 			err = fmt.Errorf("%w; %s", err, c.hint)
 		}
-		return registry.Service{}, err
+		return nil, err
 	}
 	svc.Origin = "--route " + s
 	return svc, nil
@@ -34,9 +34,9 @@ func ParseRoute(s string) (registry.Service, error) {
 // ParseRoutes reads a "NAME[:PORT] HOST:PORT" per line. What follows a # is a
 // comment. Lines with the same NAME[:PORT] are endpoints of one service.
 // Mistakes are returned as Errors.
-func ParseRoutes(name string, data []byte) ([]registry.Service, error) {
+func ParseRoutes(name string, data []byte) ([]*registry.Service, error) {
 	var errs Errors
-	services := make([]registry.Service, 0, strings.Count(string(data), "\n")+1)
+	services := make([]*registry.Service, 0, strings.Count(string(data), "\n")+1)
 	if len(data) > maxSize {
 		return nil, Errors{{File: name, Line: 1, Column: 1, Msg: fmt.Sprintf("the file has %d bytes, limit %d", len(data), maxSize)}}
 	}
@@ -86,17 +86,17 @@ func column(line string, offset int) int { return len([]rune(line[:min(offset, l
 
 // route makes a service of one route. The offset of a complaint is 0 where
 // the name is at fault and 1 where the endpoint is.
-func route(name, endpoint string) (registry.Service, *complaint) {
+func route(name, endpoint string) (*registry.Service, *complaint) {
 	host, port, c := name, uint16(0), (*complaint)(nil)
 	if i := strings.LastIndexByte(name, ':'); i >= 0 {
 		host = name[:i]
 		if port, c = parsePort(name[i+1:]); c != nil {
-			return registry.Service{}, c
+			return nil, c
 		}
 	}
 	p, c := parsePattern(host)
 	if c != nil {
-		return registry.Service{}, c
+		return nil, c
 	}
 	ep, c := parseEndpoint(endpoint)
 	if c == nil && ep.Port == 0 {
@@ -104,9 +104,9 @@ func route(name, endpoint string) (registry.Service, *complaint) {
 	}
 	if c != nil {
 		c.offset = 1
-		return registry.Service{}, c
+		return nil, c
 	}
-	svc := registry.Service{
+	svc := &registry.Service{
 		Name: p.String(), Names: []tunnel.Pattern{p}, Exposed: true,
 		Endpoints: []registry.Endpoint{ep},
 	}
@@ -118,13 +118,14 @@ func route(name, endpoint string) (registry.Service, *complaint) {
 
 // JoinRoutes puts the endpoints of routes with the same name and port into one
 // service, in place of the first of them. An endpoint given twice counts once.
-func JoinRoutes(routes []registry.Service) []registry.Service {
+func JoinRoutes(routes []*registry.Service) []*registry.Service {
 	type key struct {
 		name string
 		port uint16
 	}
 	at := make(map[key]int, len(routes))
-	joined := make([]registry.Service, 0, len(routes)) // growing it would cost more than all the rest
+	joined := make([]*registry.Service, 0, len(routes)) // growing it would cost more than all the rest
+	ours := map[int]bool{}                              // of joined, those that are copies
 	for _, r := range routes {
 		k := key{name: r.Name}
 		if len(r.Ports) > 0 {
@@ -133,13 +134,17 @@ func JoinRoutes(routes []registry.Service) []registry.Service {
 		i, ok := at[k]
 		if !ok {
 			at[k] = len(joined)
-			r.Endpoints = slices.Clip(r.Endpoints) // what is appended is ours
 			joined = append(joined, r)
 			continue
 		}
+		if !ours[i] {
+			s := *joined[i]
+			s.Endpoints = slices.Clone(s.Endpoints)
+			joined[i], ours[i] = &s, true
+		}
 		joined[i].Endpoints = append(joined[i].Endpoints, r.Endpoints...)
 	}
-	for i := range joined {
+	for i := range ours {
 		joined[i].Endpoints = unique(joined[i].Endpoints)
 	}
 	return joined

@@ -30,6 +30,9 @@ func TestParseRoute(t *testing.T) {
 		{"a.example.com=b=c:1", "error name has a byte"},
 	} {
 		s, err := ParseRoute(tt.in)
+		if err != nil {
+			s = &registry.Service{}
+		}
 		got := fmt.Sprint(s.Name, " ", s.Ports)
 		for _, ep := range s.Endpoints {
 			got += " " + ep.String()
@@ -96,7 +99,7 @@ func TestJoinRoutesKeepsItsInput(t *testing.T) {
 	a, _ := ParseRoute("a.example.com=10.0.0.1:1")
 	a.Endpoints = append(make([]registry.Endpoint, 0, 8), a.Endpoints...)
 	b, _ := ParseRoute("a.example.com=10.0.0.2:1")
-	in := []registry.Service{a, b}
+	in := []*registry.Service{a, b}
 	if got := JoinRoutes(in); len(got) != 1 || len(got[0].Endpoints) != 2 {
 		t.Errorf("joined: %+v", got)
 	}

@@ -92,7 +92,7 @@ func (d *decoder) checkVIPs() {
 	}
 	services := uint64(0)
 	for i := range d.cfg.Services {
-		if s := &d.cfg.Services[i]; s.VIP && s.Exposed {
+		if s := d.cfg.Services[i]; s.VIP && s.Exposed {
 			services++
 		}
 	}

@@ -111,7 +111,7 @@ func (d *demo) start(ctx context.Context) (done func(), err error) {
 	}
 	d.say("made a CA for trust domain %s and a certificate for the client, spiffe://%[1]s/ns/shop/sa/web", demoDomain)
 
-	var services []registry.Service
+	var services []*registry.Service
 	for _, name := range []string{"orders", "stock", "payroll"} {
 		addr, err := d.serve(ctx, name)
 		if err != nil {
@@ -130,9 +130,9 @@ func (d *demo) start(ctx context.Context) (done func(), err error) {
 	return d.gateways(ctx, services)
 }
 
-func demoService(name string) registry.Service {
+func demoService(name string) *registry.Service {
 	name += "." + demoDomain
-	return registry.Service{Name: name, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName(name)}}, Ports: []uint16{443}, Exposed: true}
+	return &registry.Service{Name: name, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName(name)}}, Ports: []uint16{443}, Exposed: true}
 }
 
 // expect runs one step and says whether its answer or error holds want.

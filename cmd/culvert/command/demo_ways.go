@@ -25,7 +25,7 @@ import (
 
 // gateways starts the gateway of the scene, and two more in front of it. done
 // waits for their end, after ctx's.
-func (d *demo) gateways(ctx context.Context, services []registry.Service) (done func(), err error) {
+func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done func(), err error) {
 	pair, err := d.ca.Issue(testca.Options{
 		SPIFFEID: "spiffe://" + demoDomain + "/ns/edge/sa/gateway", DNSNames: []string{"localhost"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usage: testca.ServerOnly,
 	})
@@ -36,7 +36,7 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 	var wg sync.WaitGroup
 	done = func() { wg.Wait(); d.services.Wait() }
 	started := 0
-	start := func(services []registry.Service, listeners ...file.Listener) (addrs []string, err error) {
+	start := func(services []*registry.Service, listeners ...file.Listener) (addrs []string, err error) {
 		c := file.Default()
 		c.Drain = file.Drain{Grace: 2 * time.Second}
 		for _, l := range listeners {
@@ -85,7 +85,7 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 		}
 		s := demoService("orders")
 		s.Via = []registry.Hop{hop}
-		if at, err = start([]registry.Service{s}, file.Listener{}); err != nil {
+		if at, err = start([]*registry.Service{s}, file.Listener{}); err != nil {
 			return done, err
 		}
 		near = at[0]
@@ -97,20 +97,20 @@ func (d *demo) gateways(ctx context.Context, services []registry.Service) (done 
 	// double HBONE, and that tells orders of its clients.
 	s := demoService("orders")
 	s.Via = []registry.Hop{{Proto: "socks5", To: []string{d.addr}}}
-	if at, err = start([]registry.Service{s}, file.Listener{}); err != nil {
+	if at, err = start([]*registry.Service{s}, file.Listener{}); err != nil {
 		return done, err
 	}
 	d.bySOCKS = at[0]
 	s = demoService("orders")
 	behind := netip.MustParseAddrPort(d.hbone)
 	s.Endpoints = []registry.Endpoint{{Addr: behind.Addr(), Port: behind.Port()}}
-	if at, err = start([]registry.Service{s}, file.Listener{TLS: &file.TLS{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}}); err != nil {
+	if at, err = start([]*registry.Service{s}, file.Listener{TLS: &file.TLS{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}}); err != nil {
 		return done, err
 	}
 	d.twice = at[0]
 	s = demoService("orders")
 	s.Endpoints, s.ProxyProtocol = []registry.Endpoint{{Addr: d.ordersProxy.Addr(), Port: d.ordersProxy.Port()}}, 2
-	if at, err = start([]registry.Service{s}, file.Listener{}); err != nil {
+	if at, err = start([]*registry.Service{s}, file.Listener{}); err != nil {
 		return done, err
 	}
 	d.told = at[0]

@@ -109,8 +109,8 @@ func (o *sourceOptions) loadRoutes(path string, current *file.Config) (*file.Con
 }
 
 // flagRoutes makes the services of --route.
-func (o *sourceOptions) flagRoutes() ([]registry.Service, error) {
-	var services []registry.Service
+func (o *sourceOptions) flagRoutes() ([]*registry.Service, error) {
+	var services []*registry.Service
 	for _, r := range o.route {
 		s, err := file.ParseRoute(r)
 		if err != nil {

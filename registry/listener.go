@@ -1,0 +1,83 @@
+package registry
+
+import (
+	"net/netip"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// Protocols of a Listener.
+const (
+	TLS  = "tls"  // by the name in the hello, passed on or ended here
+	TCP  = "tcp"  // every connection to the one section
+	UDP  = "udp"  // every datagram to the one section
+	HTTP = "http" // nothing is carried: a client hears that HTTP is not routed
+)
+
+// A Listener is where clients come in that a Source knows of and not the
+// configuration: a port of a Gateway of Gateway API. What they may ask for is in its
+// Sections and nowhere else, whatever services there are. The gateway opens it,
+// and closes it when it has left the table; tunnels that came by it stand.
+type Listener struct {
+	Name     string // unique among all listeners, the same as long as it is the same: "default/edge/tls/443"
+	Protocol string
+	Address  netip.Addr // to listen at; the zero Addr means every address
+	Port     uint16
+	Sections []*Section // of TLS one for each host; one of TCP and UDP
+	Origin   string     // who says so, for people
+}
+
+// A Section is the part of a listener that is for one host, with the rules that
+// lead on from there. Of several the one with the exact host is it, or else
+// the one with the longest wildcard, or else the one for any; where none is, or
+// none of its rules, the client is refused, without a word of TLS.
+type Section struct {
+	Name  string         // unique among all sections: requests say it as their Listener
+	Host  tunnel.Pattern // zero means any. A wildcard stands for one label or more
+	Ends  *Ends          // nil passes TLS on; of TLS only
+	Rules []*Rule        // in order of precedence
+
+	// Istio has names of the form "outbound_.PORT_.SUBSET_.SERVICE" lead to that
+	// service and port, among all that are exposed: auto-passthrough.
+	Istio bool
+}
+
+// Ends says how TLS ends here.
+type Ends struct {
+	Certificates []KeyPair // at least one; the one with the name asked for is shown, or the first
+	ClientCAs    string    // PEM, to verify clients by; "" means that none is asked for a certificate
+	Optional     bool      // clients may come without one, or with one that can't be verified, and then have no identity
+}
+
+// A KeyPair is a certificate with its chain, and its key, in PEM.
+type KeyPair struct {
+	Certificate string
+	Key         Secret
+}
+
+// A Rule leads from names to backends.
+type Rule struct {
+	Name     string           // for logs and metrics: "tlsroute/default/web"
+	Names    []tunnel.Pattern // of TLS; empty means any
+	Backends []Backend        // each gets its share of the requests
+	Idle     time.Duration    // limit without a byte either way; 0 means the relay's
+	Origin   string           // who says so, for people
+}
+
+// A Backend is where a share of the requests of a rule goes.
+type Backend struct {
+	Weight  uint32   // of the sum of all; 0 means none
+	Service *Service // its Names, Ports and exposure are not looked at, but for what a further gateway is asked for
+	Broken  string   // unless "", why this share is refused
+}
+
+// A BackendTLS says how a gateway speaks TLS to what it dials. What it can't
+// verify is refused; it never falls back to anything less.
+type BackendTLS struct {
+	ServerName  string   // in the hello, and in the certificate where there are no SANs
+	Roots       string   // PEM, to verify by; "" means the system's
+	SANs        []string // one of which the certificate must have: DNS names, or URIs if they have a "://"
+	Certificate string   // PEM, to show there; "" for none
+	Key         Secret   // PEM, of Certificate
+}
