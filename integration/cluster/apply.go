@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -148,7 +150,7 @@ func (c *Cluster) established(ctx context.Context) error {
 		}
 		var waiting []string
 		for _, d := range list.Items {
-			if !hasCondition(d.Object, "Established") {
+			if !HasCondition(d.Object, "Established") {
 				waiting = append(waiting, d.GetName())
 			}
 		}
@@ -159,8 +161,8 @@ func (c *Cluster) established(ctx context.Context) error {
 	})
 }
 
-// hasCondition says whether status.conditions has one that is True.
-func hasCondition(o map[string]any, name string) bool {
+// HasCondition says whether status.conditions of an object has one that is True.
+func HasCondition(o map[string]any, name string) bool {
 	conditions, _, _ := unstructured.NestedSlice(o, "status", "conditions")
 	for _, c := range conditions {
 		c, ok := c.(map[string]any)
@@ -240,4 +242,11 @@ func (c *Cluster) unready(ctx context.Context, namespace string) error {
 		}
 	}
 	return nil
+}
+
+// Ready says whether a pod is.
+func Ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }

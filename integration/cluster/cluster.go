@@ -226,6 +226,9 @@ func (c *Cluster) close(t testing.TB) {
 				t.Logf("%s ended by itself:\n%s", p.Name, p.Tail(20))
 			}
 		}
+		for _, sub := range []string{"etcd", "pods"} {
+			_ = os.RemoveAll(filepath.Join(c.Dir, sub))
+		}
 		return
 	}
 	if err := os.RemoveAll(c.Dir); err != nil {

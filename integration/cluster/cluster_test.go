@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,7 +78,8 @@ func waitEndpoints(t *testing.T, c *cluster.Cluster, want int, unwanted string) 
 
 // podOf asks an echo server for its pod.
 func podOf(addr string) (string, error) {
-	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	dialer := net.Dialer{Timeout: time.Second}
+	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}}
 	res, err := client.Get("http://" + addr)
 	if err != nil {
 		return "", err
@@ -214,13 +214,4 @@ func TestClustersAreApartUnlessConnected(t *testing.T) {
 	if err := dial(); err == nil {
 		t.Errorf("a pod of %s reaches %s of %s after Disconnect", a.Name, addr, b.Name)
 	}
-}
-
-func ready(pod *corev1.Pod) bool {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
