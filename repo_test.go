@@ -70,6 +70,7 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "registry/file",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
+	"golang.org/x/sys/windows":            "registry/leases", // LockFileEx, which syscall lacks
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",

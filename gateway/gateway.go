@@ -204,7 +204,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
-// openStates reads what services have been given.
+// openStates reads what services have been given, which no other process keeps
+// then until closeStates.
 func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
 	if g.cfg.ServicePorts != nil {
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
@@ -219,6 +220,16 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 		g.follow(g.vips.changed)
 	}
 	return nil
+}
+
+// closeStates lets other processes have what openStates has read.
+func (g *Gateway) closeStates() {
+	if g.ports != nil {
+		g.ports.ledger.close()
+	}
+	if g.vips != nil {
+		g.vips.ledger.close()
+	}
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -262,7 +273,7 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 	return nil
 }
 
-// Close gives back the sockets of a Gateway that was never run.
+// Close gives back the sockets and the states of a Gateway that was never run.
 func (g *Gateway) Close() {
 	for _, ln := range g.listeners {
 		_ = ln.Close()
@@ -272,6 +283,7 @@ func (g *Gateway) Close() {
 	if g.adminLn != nil {
 		_ = g.adminLn.Close()
 	}
+	g.closeStates()
 }
 
 // Addrs returns the listeners' addresses, in the order of the Config.
@@ -352,6 +364,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()
+	g.closeStates()
 	g.access.Flush()
 	return err
 }
