@@ -54,6 +54,7 @@ var layers = []struct {
 	{"kube/discovery", []string{"kube/client", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"kube/mcs", []string{"kube/client", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
 	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "metrics", "names", "registry", "registry/checks", "registry/ports", "registry/vips", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
+	{"deploy", nil, "manifests know nothing of the program that they start"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
 
@@ -67,6 +68,7 @@ var homes = map[string]string{
 	"golang.org/x/net/ipv4":               "dns",
 	"golang.org/x/net/ipv6":               "dns",
 	"go.yaml.in/yaml":                     "registry/file",
+	"sigs.k8s.io/yaml":                    "deploy", // Helm's: what is written by it is the same to the byte
 	"github.com/fsnotify/fsnotify":        "registry/file",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",

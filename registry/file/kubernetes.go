@@ -49,7 +49,7 @@ type GatewayAPI struct {
 // A PublicAddress is an address to listen at, and what others know it by.
 type PublicAddress struct {
 	Address netip.Addr // the zero Addr means every address
-	Public  string     // an address or host name; "" means as Address
+	Public  netip.Addr // the zero Addr means as Address
 }
 
 // DefaultControllerName is that of a GatewayAPI that names no other.
@@ -151,16 +151,7 @@ var gatewayAPIFields = []field[GatewayAPI]{
 var publicAddressFields = []field[PublicAddress]{
 	{"address", func(d *decoder, n *yaml.Node, to *PublicAddress) { d.address(n, &to.Address) }},
 	{"public", func(d *decoder, n *yaml.Node, to *PublicAddress) {
-		s, ok := d.text(n, "a public address")
-		if !ok {
-			return
-		}
-		_, aerr := netip.ParseAddr(s)
-		_, nerr := tunnel.ParseName(s)
-		if aerr != nil && nerr != nil {
-			d.errorf(n, "write 203.0.113.7, 2001:db8::7 or gw.example.com", "%q is neither an address nor a host name", clip(s))
-		}
-		to.Public = s
+		d.address(n, &to.Public)
 	}},
 }
 

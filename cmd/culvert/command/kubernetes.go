@@ -9,11 +9,14 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"culvert.dev/gateway"
 	"culvert.dev/kube/client"
 	"culvert.dev/kube/discovery"
+	"culvert.dev/kube/gatewayapi"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
@@ -27,7 +30,14 @@ type cluster struct {
 	core    kubernetes.Interface
 	leads   atomic.Bool // this replica writes
 	sources []registry.Source
+	plane   *plane // nil where nothing is listened at for Kubernetes
 }
+
+// A plane is a gateway as the controller of Gateway API sees it. The gateway is
+// made after what it is fed by.
+type plane struct{ *gateway.Gateway }
+
+func (p *plane) Changed() <-chan struct{} { return p.ListenersChanged() }
 
 // newCluster makes what c says of Kubernetes; nil where it says nothing. No
 // request is made yet.
@@ -49,7 +59,39 @@ func newCluster(c *file.Config, log *slog.Logger) (*cluster, error) {
 			return nil, err
 		}
 	}
+	if c.Kubernetes.GatewayAPI != nil {
+		if err := k.serve(); err != nil {
+			return nil, err
+		}
+	}
 	return k, nil
+}
+
+// serve adds the source of listeners.
+func (k *cluster) serve() error {
+	api := k.cfg.Kubernetes.GatewayAPI
+	k.plane = &plane{}
+	cfg := gatewayapi.Config{
+		Settings: gatewayapi.Settings{
+			Controller: api.ControllerName, Namespaces: k.cfg.Kubernetes.Namespaces,
+			PublicService: types.NamespacedName(api.Service),
+		},
+		REST: k.rest, Plane: k.plane, Leads: k.leads.Load, Log: k.log,
+	}
+	for _, a := range api.Addresses {
+		switch {
+		case a.Address.IsValid():
+			cfg.Addresses = append(cfg.Addresses, gatewayapi.Address{Bind: a.Address, Public: a.Public})
+		case a.Public.IsValid():
+			cfg.PublicAddresses = append(cfg.PublicAddresses, a.Public)
+		}
+	}
+	c, err := gatewayapi.New(cfg)
+	if err != nil {
+		return err
+	}
+	k.sources = append(k.sources, c)
+	return nil
 }
 
 // discover adds the sources of services.
@@ -85,18 +127,42 @@ func (k *cluster) source(name string) *discovery.Source {
 	return s
 }
 
-// run does what is left to one of several replicas, until ctx is done.
-func (k *cluster) run(ctx context.Context) error {
+// feeds returns what of Kubernetes is a source.
+func (k *cluster) feeds() []registry.Source {
 	if k == nil {
 		return nil
 	}
+	return k.sources
+}
+
+// start begins what g's sources don't do, and returns what ends it and waits.
+func (k *cluster) start(ctx context.Context, g *gateway.Gateway) (stop func()) {
+	if k.plane != nil {
+		k.plane.Gateway = g
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain writes, too
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := k.lead(ctx); err != nil {
+			k.log.Error("kubernetes: nobody writes what has become of its objects", "err", err)
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// lead does what is left to one of several replicas, until ctx is done.
+func (k *cluster) lead(ctx context.Context) error {
 	name, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("kubernetes: a name for this replica: %w", err)
 	}
 	lease := client.Lease{
 		Client: k.core, Namespace: k.cfg.Kubernetes.Leader.Namespace, Name: k.cfg.Kubernetes.Leader.Name,
-		Identity: name + "_" + k.cfg.Cluster, Log: k.log,
+		Identity: fmt.Sprintf("%s_%d", name, os.Getpid()), Log: k.log,
 	}
 	err = lease.Run(ctx, func(ctx context.Context) {
 		k.leads.Store(true)
