@@ -105,20 +105,18 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
-	k8s, err := newCluster(c, log)
+	k8s, err := newKube(c, log)
 	if err != nil {
 		return err
 	}
-	cfg.Sources = append(sources, k8s.feeds()...)
+	cfg.Sources = append(sources, k8s.Sources()...)
 	cfg.SourcesListen = c.Listens()
 	cfg.Loops = spareProcessor()
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
 		return stateError(dnsError(err))
 	}
-	if k8s != nil {
-		defer k8s.start(ctx, g)()
-	}
+	defer k8s.Start(ctx, g)()
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
 		reloader.OnConfig = onConfig(g, &cfg, log)
