@@ -88,11 +88,14 @@ func (v *view) expose(out *registry.Service, s *service, x *exposure, exported b
 	case x.expose && len(x.networks) == 0:
 	case x.expose:
 		out.ExposedTo = x.networks
-		if exported {
+		if slices.Contains(v.clusterSet, Everyone) && exported {
+			out.ExposedTo = nil
+		} else if exported {
 			out.ExposedTo = slices.Concat(x.networks, v.clusterSet)
 		}
 	case len(v.clusterSet) == 0:
 		return
+	case slices.Contains(v.clusterSet, Everyone):
 	default:
 		out.ExposedTo = slices.Clone(v.clusterSet)
 	}

@@ -19,6 +19,9 @@ import (
 // make a thousand tables.
 const atMost = 100 * time.Millisecond
 
+// Everyone stands for all networks in a ClusterSet.
+const Everyone = "*"
+
 // DefaultGatewayNamespace is where Services may say that they are gateways.
 const DefaultGatewayNamespace = "culvert-system"
 
@@ -54,7 +57,7 @@ type Source struct {
 	GatewayNamespaces []string
 
 	// ClusterSet are the networks that exported services are exposed to, beside
-	// those that their annotations name; empty means none.
+	// those that their annotations name; empty means none, and Everyone everybody.
 	ClusterSet []string
 
 	// Events reports whether what is refused is to be written down as Events,
