@@ -298,6 +298,19 @@ func TestRulesAndExportsAtAnyTime(t *testing.T) {
 	})
 }
 
+func TestAwaitExports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, svc("shop", "web"), eps("shop", "web", "web-1", "10.1.0.1"))
+		src := &Source{Client: r.api, Cluster: "west", ClusterSet: []string{"east"}, AwaitExports: true}
+		r.start(src)
+		r.none(time.Minute)
+		src.SetExports(map[types.NamespacedName]bool{{Namespace: "shop", Name: "web"}: true})
+		if got, want := listing(r.one(moment).Snapshot), "web.shop.west to east at [10.1.0.1]"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
 func TestWhatIsRefusedIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bad := svc("shop", "web", "expose", "maybe")
@@ -368,14 +381,14 @@ func TestEventsAreFew(t *testing.T) {
 func TestSourceIsChecked(t *testing.T) {
 	r := newRig(t)
 	for _, tt := range []struct {
-		src  Source
+		src  *Source
 		want string
 	}{
-		{Source{Cluster: "west"}, "no client"},
-		{Source{Client: r.api}, `cluster "" is not one label`},
-		{Source{Client: r.api, Cluster: "a.b"}, `cluster "a.b" is not one label`},
-		{Source{Client: r.api, Cluster: "west", Prefer: "ipv5"}, `prefer "ipv5"`},
-		{Source{Client: r.api, Cluster: "west", Rules: Rules{Deny: []string{"["}}}, "no pattern"},
+		{&Source{Cluster: "west"}, "no client"},
+		{&Source{Client: r.api}, `cluster "" is not one label`},
+		{&Source{Client: r.api, Cluster: "a.b"}, `cluster "a.b" is not one label`},
+		{&Source{Client: r.api, Cluster: "west", Prefer: "ipv5"}, `prefer "ipv5"`},
+		{&Source{Client: r.api, Cluster: "west", Rules: Rules{Deny: []string{"["}}}, "no pattern"},
 	} {
 		if err := tt.src.Run(t.Context(), nil); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("got %v, want an error with %q", err, tt.want)
