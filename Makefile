@@ -28,7 +28,6 @@ build: ## bin/culvert
 test: peers ## every test; installs the real peers first
 	$(GO) test -race -shuffle=on -timeout 15m ./...
 	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/...
-	$(MAKE) fuzz-short
 	$(MAKE) test-integration
 
 .PHONY: test-unit
@@ -48,6 +47,20 @@ test-integration: build ## the tests against real peers, and of the examples
 	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./... && \
 	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
+
+# Flags of the suite, as in: make conformance CONFORMANCEFLAGS="-run-test TLSRouteSimpleSameNamespace"
+CONFORMANCEFLAGS   ?=
+CONFORMANCE_REPORT ?= $(CURDIR)/docs/conformance/gateway-api-v1.6.3-report.yaml
+# The programs that clusters need are built with the same flags: what is compiled serves all.
+CLUSTER_TEST := CGO_ENABLED=0 VERSION=$(VERSION) $(GO) test -trimpath -count=1 -timeout 30m
+
+.PHONY: conformance
+conformance: ## the Gateway API's conformance suite, on a real control plane: docs/conformance
+	cd integration/cluster && CONFORMANCE_REPORT=$(CONFORMANCE_REPORT) $(CLUSTER_TEST) ./conformance -run '^TestConformance$$' -v $(CONFORMANCEFLAGS)
+
+.PHONY: test-cluster
+test-cluster: ## the tests in clusters of a real control plane, without the conformance suite
+	cd integration/cluster && $(CLUSTER_TEST) -skip '^TestConformance$$' -p 1 ./...
 
 .PHONY: peers
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
@@ -69,6 +82,7 @@ check: ## format, vet on three systems, static analysis, tidy
 	$(GO) vet ./...
 	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks && $(GO) vet -tags copyrelay ./reliability
 	cd integration/coredns && $(GO) vet ./...
+	cd integration/cluster && $(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
@@ -76,10 +90,13 @@ check: ## format, vet on three systems, static analysis, tidy
 	$(GO) mod tidy -diff
 	cd integration && $(GO) mod tidy -diff
 	cd integration/coredns && $(GO) mod tidy -diff
+	cd integration/cluster && $(GO) mod tidy -diff
+	cd integration/cluster/controlplane && $(GO) mod tidy -diff
 	@if $(GO) run $(GOVULNCHECK) -version >/dev/null 2>&1 && curl -fsS -m 10 -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
 	  $(GO) run $(GOVULNCHECK) ./...; else echo "govulncheck: its database can't be reached from here, not run"; fi
 
-# Package, target and seconds: about four minutes with what it takes to build them.
+# Package, target and seconds: about four minutes with what it takes to build them. No part of "make test", which must say the
+# same of the same tree: what fuzzers have found is kept in testdata/fuzz and tried there.
 FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 \
 	connect/h2:FuzzServer:15 connect/h3:FuzzRequest:12 connect/h3:FuzzControl:10 connect/hbone:FuzzFields:8 \
 	connect/ws:FuzzHandshake:10 connect/ws:FuzzFrames:12 connect/socks5:FuzzRequest:8 connect/socks5:FuzzServe:12 \

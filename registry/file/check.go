@@ -15,7 +15,9 @@ import (
 
 // check finds what is wrong with the whole though every part of it is right.
 func (d *decoder) check(root *yaml.Node) {
-	d.need(root, "the configuration", "services")
+	if d.cfg.Kubernetes == nil { // which may bring them
+		d.need(root, "the configuration", "services")
+	}
 	d.checkNetworks()
 	d.checkMesh()
 	for i := range d.cfg.Services {
@@ -25,6 +27,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkListeners()
 	d.checkServicePorts()
 	d.checkVIPs()
+	d.checkKubernetes()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)

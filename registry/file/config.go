@@ -36,6 +36,7 @@ type Config struct {
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
 	DNS          *DNS          // nil means that nothing is answered by DNS
+	Kubernetes   *Kubernetes   // nil means that there is none
 
 	files   []string // every file that was read
 	sum     [32]byte // of what they contain
@@ -155,6 +156,9 @@ func (c *Config) Snapshot() registry.Snapshot {
 	return registry.Snapshot{Networks: c.Networks, Services: c.Services}
 }
 
+// Listens reports whether what is learnt brings listeners of its own.
+func (c *Config) Listens() bool { return c.Kubernetes != nil && c.Kubernetes.GatewayAPI != nil }
+
 // RestartNeeded names the parts in which next differs from c and which a
 // running gateway does not take up by itself.
 func (c *Config) RestartNeeded(next *Config) []string {
@@ -170,6 +174,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"vips", c.VIPs, next.VIPs},
 		{"dns", fixedDNS(c.DNS), fixedDNS(next.DNS)},
+		{"kubernetes", c.Kubernetes, next.Kubernetes},
 		{"admin", c.Admin, next.Admin},
 		{"adminControl", c.Control, next.Control},
 		{"limits", c.Limits, next.Limits},

@@ -16,15 +16,16 @@ import (
 
 // positions are the nodes that checks of the whole point to.
 type positions struct {
-	networks  []networkAt
-	listeners []listenerAt
-	admin     *yaml.Node
-	services  []*serviceAt
-	hops      []hopAt
-	ports     servicePortsAt
-	vips      vipsAt
-	mesh      meshAt
-	dns       dnsAt
+	networks   []networkAt
+	listeners  []listenerAt
+	admin      *yaml.Node
+	services   []*serviceAt
+	hops       []hopAt
+	ports      servicePortsAt
+	vips       vipsAt
+	kubernetes kubernetesAt
+	mesh       meshAt
+	dns        dnsAt
 }
 
 type networkAt struct {
@@ -84,6 +85,7 @@ var configFields = []field[Config]{
 	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
 	{"vips", func(d *decoder, n *yaml.Node, c *Config) { d.vips(n, c) }},
 	{"dns", func(d *decoder, n *yaml.Node, c *Config) { d.dns(n, c) }},
+	{"kubernetes", func(d *decoder, n *yaml.Node, c *Config) { d.kubernetes(n, c) }},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)
