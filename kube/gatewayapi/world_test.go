@@ -425,3 +425,12 @@ func pool(ss ...string) func(*World) {
 		}
 	}
 }
+
+// conditions that are true.
+func conditions(kinds ...string) []metav1.Condition {
+	var cs []metav1.Condition
+	for _, k := range kinds {
+		cs = append(cs, is(k, true, k, ""))
+	}
+	return cs
+}
