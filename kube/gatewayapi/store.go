@@ -60,8 +60,9 @@ func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*
 				return nil, err
 			}
 			err := inf.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-				s.failed(sh, i, ns, err)
-				cache.DefaultWatchErrorHandler(ctx, r, err)
+				if !s.failed(sh, i, ns, err) {
+					cache.DefaultWatchErrorHandler(ctx, r, err)
+				}
 			})
 			if err != nil {
 				return nil, err
@@ -76,16 +77,16 @@ func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*
 	return s, nil
 }
 
-// failed says what an administrator must do for a watch, once; everything else
-// client-go tries again by itself.
-func (s *store) failed(sh *shelf, i int, namespace string, err error) {
+// failed says what an administrator must do for a watch, once, and is false if
+// there is nothing of that kind. client-go tries again by itself.
+func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	verb := "list"
 	if strings.Contains(err.Error(), "cannot watch") {
 		verb = "watch"
 	}
 	text, ok := client.Denied(verb, sh.resource, err)
 	if !ok {
-		return
+		return false
 	}
 	if sh.said.New(namespace, text) {
 		level := slog.LevelWarn
@@ -95,6 +96,7 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) {
 		s.log.Log(context.Background(), level, "kubernetes: "+text, "namespace", namespace)
 	}
 	sh.once[i].Do(func() { close(sh.known[i]) })
+	return true
 }
 
 // run keeps the watches until ctx is done.
