@@ -75,6 +75,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	  $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PEERS); \
 	fi
 	@integration/newcurl.sh $(CURDIR)/bin/newcurl
+	@integration/resolved.sh $(CURDIR)/bin/resolved
 
 .PHONY: check
 check: ## format, vet on three systems, static analysis, tidy
