@@ -101,12 +101,7 @@ func said(a *dns.Answer) string {
 func TestAnswer(t *testing.T) {
 	src := source(t)
 	const shop = "web.shop.svc.one.mesh.internal"
-	for _, c := range []struct {
-		name string
-		typ  dns.Type
-		view string
-		want string
-	}{
+	ask(t, src, []question{
 		{"web.example.com", dns.TypeA, "east", "exists 0:10.1.5.1, 0:10.1.5.2, 0:fd00:1::5"},
 		{"web.example.com", dns.TypeA, "west", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
 		{"web.example.com", dns.TypeA, "", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
@@ -155,11 +150,24 @@ func TestAnswer(t *testing.T) {
 		{"1.5.1.10.in-addr.arpa", dns.TypePTR, "east", "absent "},
 		{"01.5.2.10.in-addr.arpa", dns.TypePTR, "west", "absent "},
 		{"x.1.5.2.10.in-addr.arpa", dns.TypePTR, "west", "absent "},
-	} {
+	})
+}
+
+// A question is one from a view, and what is said to it.
+type question struct {
+	name string
+	typ  dns.Type
+	view string
+	want string
+}
+
+func ask(t *testing.T, src *Source, questions []question) {
+	t.Helper()
+	for _, q := range questions {
 		var a dns.Answer
-		src.Names().Answer(dns.Question{Name: c.name, Type: c.typ, View: c.view}, &a)
-		if got := said(&a); got != c.want {
-			t.Errorf("%s %s from %q:\n got %s\nwant %s", c.typ, c.name, c.view, got, c.want)
+		src.Names().Answer(dns.Question{Name: q.name, Type: q.typ, View: q.view}, &a)
+		if got := said(&a); got != q.want {
+			t.Errorf("%s %s from %q:\n got %s\nwant %s", q.typ, q.name, q.view, got, q.want)
 		}
 	}
 }
@@ -220,25 +228,14 @@ func TestAnswerVIPs(t *testing.T) {
 	}
 	src.Registry.Swap(table)
 	src.Registry.AssignVIPs([]registry.VIP{{Key: src.Registry.Table().WantVIPs()[0].Keys[0], V4: netip.MustParseAddr("240.1.2.3"), V6: netip.MustParseAddr("fd00::7")}})
-	for _, c := range []struct {
-		name string
-		typ  dns.Type
-		view string
-		want string
-	}{
+	ask(t, src, []question{
 		{"web.example.com", dns.TypeA, "east", "exists 0:240.1.2.3, 0:fd00::7"},
 		{"web.example.com", dns.TypeA, "", "exists 0:10.1.5.1"},
 		{"_https._tcp.web.example.com", dns.TypeSRV, "east", "exists 0 1 web.example.com:443"},
 		{"_https._tcp.web.example.com", dns.TypeSRV, "", "exists 0 1 web.example.com:8443"},
 		{"3.2.1.240.in-addr.arpa", dns.TypePTR, "east", "exists web.example.com"},
 		{"4.2.1.240.in-addr.arpa", dns.TypePTR, "east", "absent "},
-	} {
-		var a dns.Answer
-		src.Names().Answer(dns.Question{Name: c.name, Type: c.typ, View: c.view}, &a)
-		if got := said(&a); got != c.want {
-			t.Errorf("%s %s from %q:\n got %s\nwant %s", c.typ, c.name, c.view, got, c.want)
-		}
-	}
+	})
 }
 
 // A new table is in the next answer, and an old one is not kept.

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -42,35 +41,6 @@ func (w *world) haproxy(t *testing.T, addr, rest string) *process {
 `+rest))
 	p.listens(t, addr)
 	return p
-}
-
-// nginxStream starts nginx with what stands in its stream block, and as much
-// of http.
-func (w *world) nginxStream(t *testing.T, addr, stream, http string) {
-	t.Helper()
-	dir := filepath.Join(w.dir, "nginx-stream")
-	must(t, os.MkdirAll(dir, 0o700))
-	conf := fmt.Sprintf(`load_module /usr/lib/nginx/modules/ngx_stream_module.so;
-daemon off;
-master_process off;
-pid %[1]s/pid;
-error_log stderr warn;
-events {}
-stream {
-	%[2]s
-}
-http {
-	access_log off;
-	client_body_temp_path %[1]s/body;
-	proxy_temp_path %[1]s/proxy;
-	fastcgi_temp_path %[1]s/fastcgi;
-	uwsgi_temp_path %[1]s/uwsgi;
-	scgi_temp_path %[1]s/scgi;
-	%[3]s
-}
-`, dir, stream, http)
-	p := start(t, "nginx", "-p", dir, "-e", "stderr", "-c", w.write(t, "nginx-stream.conf", conf))
-	p.listens(t, addr)
 }
 
 // get fetches the service's page by way of addr, from an address that can be
@@ -117,7 +87,7 @@ func TestPROXYFromHAProxyAndNginx(t *testing.T) {
 	}
 	t.Run("nginx", func(t *testing.T) {
 		addr := "127.0.0.1:" + freePort(t)
-		w.nginxStream(t, addr, fmt.Sprintf("server { listen %s; proxy_pass %s; proxy_protocol on; }", addr, g.addr), "")
+		w.runNginx(t, "nginx-proxied", addr, fmt.Sprintf("server { listen %s; proxy_pass %s; proxy_protocol on; }", addr, g.addr), "")
 		if got := w.get(t, addr, "127.0.1.99"); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -216,7 +186,7 @@ func TestPROXYToHAProxyAndNginx(t *testing.T) {
 		t.Run("nginx "+version, func(t *testing.T) {
 			w := newWorld(t)
 			addr := "127.0.0.1:" + freePort(t)
-			w.nginxStream(t, addr, "", fmt.Sprintf(`server {
+			w.runNginx(t, "nginx-proxied", addr, "", fmt.Sprintf(`server {
 		listen %s ssl proxy_protocol;
 		ssl_certificate %s;
 		ssl_certificate_key %s;

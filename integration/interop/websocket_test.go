@@ -50,37 +50,21 @@ func (w *world) nginxBefore(t *testing.T, gateway, options string) (addr string)
 	t.Helper()
 	addr = "127.0.0.1:" + freePort(t)
 	cert, key, _ := w.loadBalancer(t)
-	dir := filepath.Join(w.dir, "nginx-lb")
-	must(t, os.MkdirAll(dir, 0o700))
-	conf := fmt.Sprintf(`daemon off;
-master_process off;
-pid %[1]s/pid;
-error_log stderr warn;
-events {}
-http {
-	access_log off;
-	client_body_temp_path %[1]s/body;
-	proxy_temp_path %[1]s/proxy;
-	fastcgi_temp_path %[1]s/fastcgi;
-	uwsgi_temp_path %[1]s/uwsgi;
-	scgi_temp_path %[1]s/scgi;
+	w.runNginx(t, "nginx-lb", addr, "", fmt.Sprintf(`
 	server {
-		listen %[2]s ssl %[7]s;
-		ssl_certificate %[3]s;
-		ssl_certificate_key %[4]s;
+		listen %[1]s ssl %[6]s;
+		ssl_certificate %[2]s;
+		ssl_certificate_key %[3]s;
 		location /edge/ {
-			proxy_pass http://%[5]s;
+			proxy_pass http://%[4]s;
 			proxy_http_version 1.1;
 			proxy_set_header Upgrade $http_upgrade;
 			proxy_set_header Connection "upgrade";
 			proxy_set_header Host $host;
-			proxy_read_timeout %[6]d;
-			proxy_send_timeout %[6]d;
+			proxy_read_timeout %[5]d;
+			proxy_send_timeout %[5]d;
 		}
-	}
-}
-`, dir, addr, cert, key, gateway, int(silence/time.Second), options)
-	start(t, "nginx", "-p", dir, "-e", "stderr", "-c", w.write(t, "nginx-lb.conf", conf)).listens(t, addr)
+	}`, addr, cert, key, gateway, int(silence/time.Second), options))
 	return addr
 }
 

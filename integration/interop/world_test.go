@@ -101,36 +101,48 @@ func whoami(rw http.ResponseWriter, r *http.Request) {
 func (w *world) nginx(t *testing.T) (addr string) {
 	t.Helper()
 	addr = "127.0.0.1:" + freePort(t)
-	dir := filepath.Join(w.dir, "nginx")
+	w.runNginx(t, "nginx", addr, "", fmt.Sprintf(`
+	server {
+		listen %[1]s ssl http2;
+		ssl_certificate %[2]s;
+		ssl_certificate_key %[3]s;
+		ssl_client_certificate %[4]s;
+		ssl_verify_client on;
+		default_type text/plain;
+		location / {
+			return 200 "dn=$ssl_client_s_dn serial=$ssl_client_serial proto=$server_protocol sni=$ssl_server_name\n";
+		}
+	}`, addr, w.svcCert, w.svcKey, w.ca))
+	return addr
+}
+
+// runNginx starts an nginx of what stands in its http block and, if it has one,
+// in stream, and waits until it listens at addr.
+func (w *world) runNginx(t *testing.T, name, addr, stream, http string) {
+	t.Helper()
+	dir := filepath.Join(w.dir, name)
 	must(t, os.MkdirAll(dir, 0o700))
-	conf := fmt.Sprintf(`daemon off;
+	module := ""
+	if stream != "" {
+		module = "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\n"
+		stream = "stream {\n" + stream + "\n}\n"
+	}
+	conf := fmt.Sprintf(`%[2]sdaemon off;
 master_process off;
 pid %[1]s/pid;
 error_log stderr warn;
 events {}
-http {
+%[3]shttp {
 	access_log off;
 	client_body_temp_path %[1]s/body;
 	proxy_temp_path %[1]s/proxy;
 	fastcgi_temp_path %[1]s/fastcgi;
 	uwsgi_temp_path %[1]s/uwsgi;
 	scgi_temp_path %[1]s/scgi;
-	server {
-		listen %[2]s ssl http2;
-		ssl_certificate %[3]s;
-		ssl_certificate_key %[4]s;
-		ssl_client_certificate %[5]s;
-		ssl_verify_client on;
-		default_type text/plain;
-		location / {
-			return 200 "dn=$ssl_client_s_dn serial=$ssl_client_serial proto=$server_protocol sni=$ssl_server_name\n";
-		}
-	}
+	%[4]s
 }
-`, dir, addr, w.svcCert, w.svcKey, w.ca)
-	p := start(t, "nginx", "-p", dir, "-e", "stderr", "-c", w.write(t, "nginx.conf", conf))
-	p.listens(t, addr)
-	return addr
+`, dir, module, stream, http)
+	start(t, "nginx", "-p", dir, "-e", "stderr", "-c", w.write(t, name+".conf", conf)).listens(t, addr)
 }
 
 // sshd starts an OpenSSH server on a port of loopback that tells everyone the
