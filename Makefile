@@ -52,6 +52,20 @@ test-integration: build ## the tests against real peers, and of the examples
 	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
 
+# Flags of the suite, as in: make conformance CONFORMANCEFLAGS="-run-test TLSRouteSimpleSameNamespace"
+CONFORMANCEFLAGS   ?=
+CONFORMANCE_REPORT ?= $(CURDIR)/docs/conformance/gateway-api-v1.6.3-report.yaml
+# The programs that clusters need are built with the same flags: what is compiled serves all.
+CLUSTER_TEST := CGO_ENABLED=0 VERSION=$(VERSION) $(GO) test -trimpath -count=1 -timeout 30m
+
+.PHONY: conformance
+conformance: ## the Gateway API's conformance suite, on a real control plane: docs/conformance
+	cd integration/cluster && CONFORMANCE_REPORT=$(CONFORMANCE_REPORT) $(CLUSTER_TEST) ./conformance -run '^TestConformance$$' -v $(CONFORMANCEFLAGS)
+
+.PHONY: test-cluster
+test-cluster: ## the tests in clusters of a real control plane, without the conformance suite
+	cd integration/cluster && $(CLUSTER_TEST) -skip '^TestConformance$$' -p 1 ./...
+
 .PHONY: peers
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	@missing=; for c in $(PEER_COMMANDS); do command -v $$c >/dev/null 2>&1 || missing="$$missing $$c"; done; \
@@ -64,6 +78,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	  $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PEERS); \
 	fi
 	@integration/newcurl.sh $(CURDIR)/bin/newcurl
+	@integration/resolved.sh $(CURDIR)/bin/resolved
 
 .PHONY: check
 check: ## format, vet on three systems, static analysis, tidy
@@ -72,6 +87,7 @@ check: ## format, vet on three systems, static analysis, tidy
 	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks && $(GO) vet -tags copyrelay ./reliability
 	cd integration/coredns && $(GO) vet ./...
 	cd integration/deploy && $(GO) vet ./...
+	cd integration/cluster && $(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
@@ -80,6 +96,8 @@ check: ## format, vet on three systems, static analysis, tidy
 	cd integration && $(GO) mod tidy -diff
 	cd integration/coredns && $(GO) mod tidy -diff
 	cd integration/deploy && $(GO) mod tidy -diff
+	cd integration/cluster && $(GO) mod tidy -diff
+	cd integration/cluster/controlplane && $(GO) mod tidy -diff
 	@if $(GO) run $(GOVULNCHECK) -version >/dev/null 2>&1 && curl -fsS -m 10 -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
 	  $(GO) run $(GOVULNCHECK) ./...; else echo "govulncheck: its database can't be reached from here, not run"; fi
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"net/url"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,8 @@ type Status struct {
 	Health       []StatusHealth `json:"health,omitempty"` // the worst first
 	DNS          *StatusDNS     `json:"dns,omitempty"`
 	VIPs         *StatusVIPs    `json:"vips,omitempty"`
+
+	SourceListeners []StatusFront `json:"sourceListeners,omitempty"`
 }
 
 // StatusPorts are the ports of services.
@@ -68,6 +71,7 @@ func (g *Gateway) Status() Status {
 		list, _ := g.ports.status()
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
 	}
+	s.SourceListeners, _ = g.fronts.status()
 	if g.vips != nil {
 		state, _ := g.vips.status()
 		s.VIPs = &state
@@ -130,7 +134,7 @@ func (g *Gateway) admin() *admin.Admin {
 			if q.Listener == "" && len(g.cfg.Listeners) == 1 {
 				q.Listener = g.cfg.Listeners[0].Address
 			}
-			return Explain(ctx, g.router, append(g.ports.listeners(), g.cfg.Listeners...), q), nil
+			return Explain(ctx, g.router, slices.Concat(g.ports.listeners(), g.fronts.listeners(), g.cfg.Listeners), q), nil
 		},
 		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
 		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
@@ -200,6 +204,8 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
+	m.Gauge("culvert_source_listeners_open", "Listeners that sources know of and that are served.", func() float64 { return g.fronts.count(false) })
+	m.Gauge("culvert_source_listeners_missing", "Listeners that sources know of and that can't be opened, or of which a part can't be served.", func() float64 { return g.fronts.count(true) })
 	m.Gauge("culvert_vips_services", "Services that have an address to themselves.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
 	m.Gauge("culvert_vips_missing", "Addresses that services want and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })

@@ -41,6 +41,9 @@ type Dialers struct {
 	made map[string]*through
 	seen map[*registry.Hop]*through // by the first of its hops, in the table that has them
 	keep []io.Closer                // that have connections, to be closed
+
+	tls     map[string]*backendTLS               // by what it says
+	tlsSeen map[*registry.BackendTLS]*backendTLS // by where it is in a table
 }
 
 // maxMade is how many ways are kept. There are as many as different lists of
@@ -52,17 +55,28 @@ const (
 )
 
 // To returns the way out to a service: through the gateways of its Via, and
-// telling its endpoints of their client where it says so. It is nil where the
-// Router's does. It is registry.Registry.Dialer.
+// telling its endpoints of their client and speaking TLS to them where it says
+// so. It is nil where the Router's does. It is registry.Registry.Dialer.
 func (d *Dialers) To(s *registry.Service) (tunnel.Dialer, error) {
-	if len(s.Via) == 0 && s.ProxyProtocol == 0 {
+	if len(s.Via) == 0 && s.ProxyProtocol == 0 && s.TLS == nil {
 		return nil, nil
 	}
 	way, err := d.way(s.Via)
-	if err != nil || s.ProxyProtocol == 0 {
-		return way, err
+	if err != nil {
+		return nil, err
 	}
-	return &proxyproto.Dialer{Version: s.ProxyProtocol, Dialer: way}, nil
+	var to tunnel.Dialer = way
+	if s.ProxyProtocol != 0 {
+		to = &proxyproto.Dialer{Version: s.ProxyProtocol, Dialer: way} // the header comes before TLS
+	}
+	if s.TLS == nil {
+		return to, nil
+	}
+	b, err := d.backendTLS(s.TLS)
+	if err != nil {
+		return nil, err
+	}
+	return &tlsDialer{to, b}, nil
 }
 
 // way returns what dials through hops, in order. Ways that are equal share
@@ -207,7 +221,7 @@ type pooled interface {
 func (d *Dialers) Close() {
 	d.mu.Lock()
 	keep := d.keep
-	d.keep, d.made = nil, nil
+	d.keep, d.made, d.tls, d.tlsSeen = nil, nil, nil, nil
 	d.mu.Unlock()
 	for _, c := range keep {
 		_ = c.Close()
@@ -343,6 +357,9 @@ type through struct {
 
 // hopsOf says which gateways way leads through.
 func hopsOf(way tunnel.Dialer) []string {
+	if p, ok := way.(*tlsDialer); ok {
+		way = p.way
+	}
 	if p, ok := way.(*proxyproto.Dialer); ok {
 		way, _ = p.Dialer.(tunnel.Dialer)
 	}

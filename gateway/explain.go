@@ -178,6 +178,12 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
 				x.Proto = req.Proto
 				return req, nil
+			case *tlsFront:
+				return explainFront(&f.front, f, q, req, x)
+			case *plainFront:
+				return explainFront(&f.front, f, q, req, x)
+			case *httpFront:
+				return explainFront(&f.front, f, q, req, x)
 			case *direct:
 				f.request(req)
 				req.Proto, x.Proto = f.Name(), f.Name()

@@ -53,6 +53,10 @@ type Config struct {
 	Listeners []Listener
 	Sources   []registry.Source
 
+	// SourcesListen says that the sources may bring listeners, so that none has
+	// to be configured. They are opened in any case.
+	SourcesListen bool
+
 	// Mesh is the zone of its names, and the network the gateway is in.
 	Mesh registry.Mesh
 
@@ -140,6 +144,7 @@ type Gateway struct {
 	addrs     []net.Addr    // of all listeners, in the order of the Config
 	ports     *servicePorts // nil for none
 	vips      *vipKeeper    // nil for none
+	fronts    *fronts
 	adminLn   net.Listener
 	healthLn  net.Listener
 	started   time.Time
@@ -154,7 +159,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && !cfg.SourcesListen {
 		return nil, errors.New("gateway: no listener")
 	}
 	guard, budget := &tunnel.Guard{}, descriptors()
@@ -193,6 +198,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
+	g.fronts = newFronts(g, guard, budget)
+	g.follow(g.fronts.changed)
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.follow(g.checker.Changed)
 	if cfg.DNS != nil {
@@ -203,7 +210,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
-// openStates reads what services have been given.
+// openStates reads what services have been given, which no other process keeps
+// then until closeStates.
 func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
 	if g.cfg.ServicePorts != nil {
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
@@ -218,6 +226,16 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 		g.follow(g.vips.changed)
 	}
 	return nil
+}
+
+// closeStates lets other processes have what openStates has read.
+func (g *Gateway) closeStates() {
+	if g.ports != nil {
+		g.ports.ledger.close()
+	}
+	if g.vips != nil {
+		g.vips.ledger.close()
+	}
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -249,7 +267,7 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 	return g.listenAdmin(ctx, guard)
 }
 
-// Close gives back the sockets of a Gateway that was never run.
+// Close gives back the sockets and the states of a Gateway that was never run.
 func (g *Gateway) Close() {
 	for _, ln := range g.listeners {
 		_ = ln.Close()
@@ -261,6 +279,7 @@ func (g *Gateway) Close() {
 			_ = ln.Close()
 		}
 	}
+	g.closeStates()
 }
 
 // Addrs returns the listeners' addresses, in the order of the Config.
@@ -301,6 +320,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	if g.vips != nil {
 		run(func() error { return g.vips.run(work) })
 	}
+	g.fronts.serve = g.serveFronts(run)
+	run(func() error { return g.fronts.run(work) })
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.forget(work) })
@@ -343,6 +364,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()
+	g.closeStates()
 	g.access.Flush()
 	return err
 }
@@ -367,6 +389,9 @@ func (g *Gateway) forget(ctx context.Context) error {
 		names := make(map[string]bool, t.Len())
 		for s := range t.Services() {
 			names[s.Name] = true
+		}
+		for r := range t.Rules() {
+			names[r.Name] = true
 		}
 		g.metrics.Forget(func(service string) bool { return names[service] })
 	}
@@ -468,6 +493,9 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		if _, settled := g.ports.status(); !settled {
 			return false, "the ports of services are not open yet"
 		}
+	}
+	if _, settled := g.fronts.status(); !settled {
+		return false, "the listeners that sources know of are not open yet"
 	}
 	if _, settled := g.vips.status(); !settled {
 		return false, "services have not got their addresses yet"

@@ -148,7 +148,7 @@ func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Place) {
 	for {
 		for i := range p.Endpoints {
 			ep := &p.Endpoints[i]
-			t.add(a, ep, cmp.Or(ep.Port, p.Port, firstPort(p)), 0, 0, all)
+			t.add(a, ep, cmp.Or(ep.Port, ep.For, p.Port, firstPort(p)), 0, 0, all)
 		}
 		for i := range p.Entries {
 			if e := &p.Entries[i]; e.Gateway.Takes("sni") {
@@ -172,7 +172,10 @@ func (t *Table) vips(network string, p *registry.Place) bool {
 func (t *Table) add(a *dns.Answer, ep *registry.Endpoint, port uint16, rank int, weight uint16, all bool) {
 	r := uint8(min(rank, 255))
 	if !ep.Addr.IsValid() {
-		a.Targets = append(a.Targets, dns.Target{Host: ep.Host, Port: port, Rank: r, Weight: weight})
+		// One that serves several ports is there for each of them.
+		if !slices.ContainsFunc(a.Targets, func(have dns.Target) bool { return ep.For != 0 && have.Host == ep.Host && have.Rank == r }) {
+			a.Targets = append(a.Targets, dns.Target{Host: ep.Host, Port: port, Rank: r, Weight: weight})
+		}
 		return
 	}
 	if !all && !t.source.Registry.Healthy(netip.AddrPortFrom(ep.Addr, port)) {
@@ -225,17 +228,16 @@ func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place,
 		case p.Service.Headless && !p.One:
 			for j := range p.Endpoints {
 				ep := &p.Endpoints[j]
+				if !ep.Serves(n.Port) {
+					continue
+				}
 				to := cmp.Or(ep.Port, n.Port)
 				if label := registry.EndpointName(p.Service, ep, name); label != "" && (!ep.Addr.IsValid() || t.source.Registry.Healthy(netip.AddrPortFrom(ep.Addr, to))) {
 					a.Services = append(a.Services, dns.Service{Weight: 1, Port: to, Target: label})
 				}
 			}
 		default:
-			to := n.Port
-			if len(p.Endpoints) > 0 && p.Endpoints[0].Port != 0 {
-				to = p.Endpoints[0].Port
-			}
-			a.Services = append(a.Services, dns.Service{Weight: 1, Port: to, Target: name})
+			a.Services = append(a.Services, dns.Service{Weight: 1, Port: endpointPort(p, n.Port), Target: name})
 		}
 	}
 }
@@ -295,8 +297,10 @@ func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Place, nam
 
 // endpointPort returns where a port of p's is at its endpoints.
 func endpointPort(p *registry.Place, port uint16) uint16 {
-	if len(p.Endpoints) > 0 && p.Endpoints[0].Port != 0 {
-		return p.Endpoints[0].Port
+	for i := range p.Endpoints {
+		if ep := &p.Endpoints[i]; ep.Serves(port) {
+			return cmp.Or(ep.Port, port)
+		}
 	}
 	return port
 }

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 	"time"
@@ -217,13 +218,13 @@ func whose(t *Table, list []Health) {
 			byAddr[h.Addr.Addr()] = append(byAddr[h.Addr.Addr()], h)
 		}
 	}
-	each := func(ep *Endpoint, ports []uint16, found func(*Health)) {
+	each := func(ep *Endpoint, s *Service, found func(*Health)) {
 		candidates := byHost[ep.Host]
 		if ep.Addr.IsValid() {
 			candidates = byAddr[ep.Addr.Unmap()]
 		}
 		for _, h := range candidates {
-			if ep.Port == h.Addr.Port() || ep.Port == 0 && (len(ports) == 0 || slices.Contains(ports, h.Addr.Port())) {
+			if ports := ep.At(s); len(ports) == 0 || slices.Contains(ports, h.Addr.Port()) {
 				if i := t.network(ep); i >= 0 {
 					h.Network = t.all[i].Name
 				}
@@ -232,29 +233,32 @@ func whose(t *Table, list []Health) {
 		}
 	}
 	i := 0
-	for s := range t.Services() {
-		Yield(i)
-		i++
-		if len(s.Via) > 0 {
-			continue // its endpoints are another's
-		}
-		for j := range s.Endpoints {
-			each(&s.Endpoints[j], s.Ports, func(h *Health) {
-				switch {
-				case h.counted == i:
-				case len(h.Services) < maxNamed:
-					h.Services = append(h.Services, s.Name)
-				default:
-					h.More++
-				}
-				h.counted = i
-			})
+	for _, all := range []iter.Seq[*Service]{t.Services(), t.Backends()} {
+		for s := range all {
+			Yield(i)
+			i++
+			if len(s.Via) > 0 {
+				continue // its endpoints are another's
+			}
+			for j := range s.Endpoints {
+				each(&s.Endpoints[j], s, func(h *Health) {
+					switch {
+					case h.counted == i || slices.Contains(h.Services, s.Name): // a backend may be a service, too
+					case len(h.Services) < maxNamed:
+						h.Services = append(h.Services, s.Name)
+					default:
+						h.More++
+					}
+					h.counted = i
+				})
+			}
 		}
 	}
+	none := &Service{}
 	for n := range t.Networks() {
 		for _, g := range n.Gateways {
-			each(&g.Address, nil, func(h *Health) { h.Gateway = n.Name })
-			each(&g.Public, nil, func(h *Health) { h.Gateway = n.Name })
+			each(&g.Address, none, func(h *Health) { h.Gateway = n.Name })
+			each(&g.Public, none, func(h *Health) { h.Gateway = n.Name })
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -171,9 +172,11 @@ func (h *health) prune(t *Table) {
 			addrs[ep.Addr.Unmap()] = true
 		}
 	}
-	for s := range t.Services() {
-		for i := range s.Endpoints {
-			here(&s.Endpoints[i])
+	for _, all := range []iter.Seq[*Service]{t.Services(), t.Backends()} {
+		for s := range all {
+			for i := range s.Endpoints {
+				here(&s.Endpoints[i])
+			}
 		}
 	}
 	for n := range t.Networks() {

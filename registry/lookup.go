@@ -18,6 +18,8 @@ type found struct {
 	endpoint netip.AddrPort // the one endpoint asked for by its address, or zero
 	one      []Endpoint     // of the entry, the one that was asked for; nil for all
 	vip      bool           // it was asked for by its VIP, which nobody but us knows
+	rule     *rule          // whose backend it is; nil for none
+	turn     int32          // of the backend, among the state's
 }
 
 // Find returns the service a request leads to, whoever asks. Its error is an
@@ -87,7 +89,7 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 	}
 	f := found{entry: e, port: req.Port, endpoint: ap}
 	for i := range e.Endpoints {
-		if ep := &e.Endpoints[i]; ep.Addr.IsValid() && normalAddr(ep.Addr) == a && (ep.Port == 0 || ep.Port == req.Port) {
+		if ep := &e.Endpoints[i]; ep.Addr.IsValid() && normalAddr(ep.Addr) == a && cmp.Or(ep.Port, ep.For, req.Port) == req.Port {
 			f.one = e.Endpoints[i : i+1 : i+1]
 			break
 		}
@@ -131,7 +133,7 @@ func (t *Table) pick(m match, req *tunnel.Request) (found, *tunnel.Error) {
 func (t *Table) found(m match, c claim, port uint16) (found, bool) {
 	f := found{entry: &t.services[c.service], pattern: c.pattern, port: port}
 	if m.label != "" {
-		f.one = f.entry.named(m.label, m.cluster)
+		f.one = f.entry.named(m.label, m.cluster, port)
 		return f, f.one != nil
 	}
 	return f, true

@@ -222,7 +222,7 @@ func (t *Table) matchEndpoint(name tunnel.Name) (m match, ok bool) {
 		return m, false
 	}
 	for _, c := range m.claims {
-		if len(t.services[c.service].named(m.label, m.cluster)) > 0 {
+		if len(t.services[c.service].named(m.label, m.cluster, c.port)) > 0 {
 			return m, true
 		}
 	}
@@ -230,20 +230,21 @@ func (t *Table) matchEndpoint(name tunnel.Name) (m match, ok bool) {
 }
 
 // named returns the one endpoint called label, within e.Endpoints: by its name,
-// its place in the list, or its address with dashes.
-func (e *entry) named(label, cluster string) []Endpoint {
+// its place in the list, or its address with dashes. Of those that serve one port
+// each it is the one for port.
+func (e *entry) named(label, cluster string, port uint16) []Endpoint {
 	if !e.Headless {
 		return nil
 	}
 	at := -1
 	for i := range e.Endpoints {
-		if ep := &e.Endpoints[i]; ep.Name == label && e.in(ep, cluster) {
+		if ep := &e.Endpoints[i]; ep.Name == label && e.in(ep, cluster) && ep.Serves(port) {
 			at = i
 			break
 		}
 	}
 	if at < 0 {
-		at = e.numbered(label, cluster)
+		at = e.numbered(label, cluster, port)
 	}
 	if at < 0 {
 		return nil
@@ -265,10 +266,10 @@ func (e *entry) in(ep *Endpoint, cluster string) bool {
 // numbered returns the index of the endpoint with a number or an address for a
 // label, or -1. In the cluster set there are no numbers, as nobody counts over
 // clusters.
-func (e *entry) numbered(label, cluster string) int {
+func (e *entry) numbered(label, cluster string, port uint16) int {
 	if n, err := strconv.ParseUint(label, 10, 31); err == nil {
 		if cluster == "" && int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
-			return int(n)
+			return e.nth(int(n), port)
 		}
 		return -1
 	}
@@ -277,9 +278,24 @@ func (e *entry) numbered(label, cluster string) int {
 		return -1
 	}
 	for i := range e.Endpoints {
-		if e.Endpoints[i].Addr == a && e.in(&e.Endpoints[i], cluster) {
+		if e.Endpoints[i].Addr == a && e.in(&e.Endpoints[i], cluster) && e.Endpoints[i].Serves(port) {
 			return i
 		}
+	}
+	return -1
+}
+
+// nth returns the index of the n-th endpoint, from 0, that serves port: the same
+// one for every port where each serves all of them, one after the other.
+func (e *entry) nth(n int, port uint16) int {
+	for i := range e.Endpoints {
+		if !e.Endpoints[i].Serves(port) {
+			continue
+		}
+		if n == 0 {
+			return i
+		}
+		n--
 	}
 	return -1
 }

@@ -133,6 +133,20 @@ type Endpoint struct {
 	Cluster string // that it is in; "" means the service's
 }
 
+// Serves reports whether e is for a port of its service; 0 stands for any.
+func (e *Endpoint) Serves(port uint16) bool { return e.For == 0 || port == 0 || e.For == port }
+
+// At returns the ports where e is found, of a service s that it serves.
+func (e *Endpoint) At(s *Service) []uint16 {
+	switch {
+	case e.Port != 0:
+		return []uint16{e.Port}
+	case e.For != 0:
+		return []uint16{e.For}
+	}
+	return s.Ports
+}
+
 func (e Endpoint) String() string {
 	host := e.Host
 	if e.Addr.IsValid() {

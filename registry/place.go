@@ -71,28 +71,55 @@ func (b *builder) settle() {
 			b.headless++
 			b.own(e)
 		}
-		if len(e.Via) > 0 || len(e.Endpoints) == 0 {
-			continue
-		}
-		home, same := b.network(&e.Endpoints[0]), true
-		for j := range e.Endpoints[1:] {
-			same = same && b.network(&e.Endpoints[1+j]) == home
-		}
-		e.home = home
-		if same {
-			continue
-		}
-		for j := range e.Endpoints {
-			ep := &e.Endpoints[j]
-			in := b.network(ep)
-			at := slices.IndexFunc(e.groups, func(g group) bool { return g.network == in })
-			if at < 0 {
-				at = len(e.groups)
-				e.groups = append(e.groups, group{network: in})
-			}
-			e.groups[at].endpoints = append(e.groups[at].endpoints, *ep)
+		b.put(e)
+	}
+	if b.fronts != nil {
+		for i := range b.fronts.backends {
+			Yield(i)
+			b.put(&b.fronts.backends[i])
 		}
 	}
+}
+
+// put puts the endpoints of one service in their networks.
+func (b *builder) put(e *entry) {
+	if len(e.Via) > 0 || len(e.Endpoints) == 0 {
+		return
+	}
+	home, same := b.network(&e.Endpoints[0]), true
+	for j := range e.Endpoints {
+		same = same && b.network(&e.Endpoints[j]) == home
+		e.split = e.split || e.Endpoints[j].For != 0
+	}
+	e.home = home
+	if same {
+		return
+	}
+	for j := range e.Endpoints {
+		ep := &e.Endpoints[j]
+		in := b.network(ep)
+		at := slices.IndexFunc(e.groups, func(g group) bool { return g.network == in })
+		if at < 0 {
+			at = len(e.groups)
+			e.groups = append(e.groups, group{network: in})
+		}
+		e.groups[at].endpoints = append(e.groups[at].endpoints, *ep)
+	}
+}
+
+// serving returns those of eps, which are e's, that serve a port; 0 stands for
+// any. It allocates where endpoints serve one port each.
+func (e *entry) serving(eps []Endpoint, port uint16) []Endpoint {
+	if !e.split || port == 0 || !slices.ContainsFunc(eps, func(ep Endpoint) bool { return !ep.Serves(port) }) {
+		return eps
+	}
+	some := make([]Endpoint, 0, len(eps))
+	for i := range eps {
+		if eps[i].Serves(port) {
+			some = append(some, eps[i])
+		}
+	}
+	return some
 }
 
 // An owner is the endpoint of a headless service that has an address.
@@ -234,8 +261,13 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 // place is reach for those who want to know all of it.
 func (t *Table) place(f found, from int32) Place {
 	eps, beyond := t.reach(f, from)
+	if f.one == nil {
+		eps = f.entry.serving(eps, f.port)
+	}
 	p := Place{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, One: f.one != nil, Endpoints: eps}
-	p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
+	if f.rule == nil {
+		p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
+	}
 	name := ""
 	if from >= 0 {
 		name = t.all[from].Name

@@ -168,6 +168,6 @@ func (r *Registry) change(edit func(next *Table) bool) *Table {
 		return old.table
 	}
 	next.generation++
-	r.current.Store(&state{table: &next, turns: old.turns})
+	r.current.Store(&state{table: &next, turns: old.turns, ruled: old.ruled})
 	return &next
 }

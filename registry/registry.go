@@ -65,7 +65,8 @@ type Registry struct {
 // A state is a table and what goes with this one table only.
 type state struct {
 	table *Table
-	turns []atomic.Uint32 // by service: how many requests it has had
+	turns []atomic.Uint32 // by service, and after those by the turn of rules and backends: how many requests it has had
+	ruled int32           // where those of rules begin
 }
 
 // Table returns the current table, nil before the first one.
@@ -94,7 +95,7 @@ func (r *Registry) Swap(t *Table) *Table {
 	old := r.current.Load()
 	next := *t
 	next.generation = 1
-	s := &state{table: &next, turns: make([]atomic.Uint32, len(next.services))}
+	s := newState(&next)
 	if old != nil {
 		next.generation = old.table.generation + 1
 		carryTurns(old, s)
@@ -106,9 +107,18 @@ func (r *Registry) Swap(t *Table) *Table {
 	return &next
 }
 
+func newState(t *Table) *state {
+	n := len(t.services)
+	if t.fronts != nil {
+		n += int(t.fronts.turns)
+	}
+	return &state{table: t, turns: make([]atomic.Uint32, n), ruled: int32(len(t.services))}
+}
+
 func carryTurns(from, to *state) {
-	turns := make(map[string]uint32, len(from.turns))
-	for i := range from.turns {
+	carryRuleTurns(from, to)
+	turns := make(map[string]uint32, from.ruled)
+	for i := range from.turns[:from.ruled] {
 		if n := from.turns[i].Load(); n > 0 {
 			turns[from.table.services[i].Name] = n
 		}
@@ -116,8 +126,23 @@ func carryTurns(from, to *state) {
 	if len(turns) == 0 {
 		return
 	}
-	for i := range to.turns {
+	for i := range to.turns[:to.ruled] {
 		to.turns[i].Store(turns[to.table.services[i].Name])
+	}
+}
+
+func carryRuleTurns(from, to *state) {
+	var turns map[turnKey]uint32
+	from.eachTurn(func(k turnKey, turn int32) {
+		if n := from.turns[turn].Load(); n > 0 {
+			if turns == nil {
+				turns = make(map[turnKey]uint32)
+			}
+			turns[k] = n
+		}
+	})
+	if turns != nil {
+		to.eachTurn(func(k turnKey, turn int32) { to.turns[turn].Store(turns[k]) })
 	}
 }
 

@@ -24,9 +24,13 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	if s == nil {
 		s = &state{}
 	}
-	f, refusal := s.table.find(req)
+	f, refusal := s.find(req)
 	if refusal != nil {
-		return tunnel.Route{}, refusal
+		route := tunnel.Route{}
+		if f.rule != nil { // whose share it was
+			route.Service = f.rule.Name
+		}
+		return route, refusal
 	}
 	route := tunnel.Route{
 		Service:    f.entry.Name,
@@ -35,6 +39,13 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		Idle:       f.entry.Idle,
 		HalfClosed: f.entry.HalfClosed,
 		Report:     r.health.report,
+	}
+	turn := f.entry.index
+	if f.rule != nil {
+		turn, route.Service = f.turn, f.rule.Name
+		if f.rule.Idle != 0 {
+			route.Idle = f.rule.Idle
+		}
 	}
 	if r.Dialer != nil {
 		way, err := r.Dialer(f.entry.Service)
@@ -46,25 +57,36 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	if f.endpoint.IsValid() {
 		route.Pattern = f.endpoint.String()
 	}
-	turn := s.turns[f.entry.index].Add(1) - 1
+	n := s.turns[turn].Add(1) - 1
 	if len(f.entry.Via) > 0 {
-		return r.through(req, f, route, f.entry.Endpoints, turn)
+		return r.through(req, f, route, f.entry.serving(f.entry.Endpoints, f.port), n)
 	}
 	configured, beyond := s.table.reach(f, s.table.here)
 	if len(beyond) > 0 {
-		return r.beyond(ctx, req, s.table, f, route, turn)
+		return r.beyond(ctx, req, s.table, f, route, n)
 	}
 	if f.endpoint.IsValid() {
 		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}
 		return route, nil
 	}
-	eps, err := r.candidates(ctx, req, f, configured, turn)
+	if f.one == nil {
+		configured = f.entry.serving(configured, f.port)
+	}
+	eps, err := r.candidates(ctx, req, f, configured, n)
 	if err != nil {
 		return tunnel.Route{}, err
 	}
 	r.health.order(eps)
 	route.Endpoints = eps
 	return route, nil
+}
+
+// find finds the service of a request: of all, or of those of a section.
+func (s *state) find(req *tunnel.Request) (found, *tunnel.Error) {
+	if s.table.confined(req) {
+		return s.lead(req)
+	}
+	return s.table.find(req)
 }
 
 // through completes the route of a service behind further gateways. Its
@@ -80,7 +102,7 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 	}
 	if len(configured) == 0 {
 		configured = []Endpoint{{Host: req.Host(), Addr: req.Addr}}
-		if f.vip {
+		if f.vip || f.rule != nil {
 			name, ok := f.entry.callable()
 			if !ok {
 				return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the next gateway for", req.Target(), f.entry.Name)
@@ -109,9 +131,9 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f found, route tunnel.Route, turn uint32) (tunnel.Route, error) {
 	p := t.place(f, t.here)
 	asked := Endpoint{Host: req.Host()}
-	if req.Addr.IsValid() && f.one == nil { // a VIP of ours, which nobody there has heard of
+	if f.rule != nil || req.Addr.IsValid() && f.one == nil { // it has another name there; and of a VIP of ours nobody has heard
 		name, ok := f.entry.callable()
-		if !ok {
+		if !ok && (f.rule == nil || len(p.beyond.Via) > 0) {
 			return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.beyond.Name)
 		}
 		asked.Host = name.String()

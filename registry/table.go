@@ -35,6 +35,8 @@ type Table struct {
 	published   []Published // sorted by what is assigned
 	publishedAs map[tunnel.Name][]Published
 	vips        *vips // nil for none
+
+	fronts *fronts // nil where there is no listener
 }
 
 // An entry is a service in a table.
@@ -45,6 +47,7 @@ type entry struct {
 
 	home   int32   // the network its endpoints are in, or -1
 	groups []group // its endpoints by network, where there is more than one
+	split  bool    // there are endpoints that serve one port only
 }
 
 // A claim is one pattern or address and port that a service answers to.
@@ -114,6 +117,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 		Yield(i)
 	}
 	b.addSets()
+	b.addListeners(snapshots)
 	b.settle()
 	b.addAllAbove()
 	if len(b.conflicts) > 0 {
@@ -266,11 +270,7 @@ func (b *builder) addService(s *Service) {
 		if !ep.Addr.IsValid() || len(s.Via) > 0 { // an address there is another's here
 			continue
 		}
-		ports := s.Ports
-		if ep.Port != 0 {
-			ports = []uint16{ep.Port}
-		}
-		for _, port := range ports {
+		for _, port := range ep.At(s) {
 			ap := netip.AddrPortFrom(normalAddr(ep.Addr), port)
 			b.endpoints[ap] = b.reach(b.endpoints[ap], i)
 		}

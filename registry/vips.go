@@ -247,18 +247,23 @@ func (t *Table) Occupied(of netip.Prefix) []netip.Prefix {
 			add(g.Public.Addr)
 		}
 	}
-	for i := range t.services {
-		Yield(i)
-		e := &t.services[i]
+	occupy := func(e *Service) {
 		for _, a := range e.Addresses {
 			add(a)
 		}
 		if len(e.Via) > 0 { // an address there is another's here
-			continue
+			return
 		}
 		for _, ep := range e.Endpoints {
 			add(ep.Addr)
 		}
+	}
+	for i := range t.services {
+		Yield(i)
+		occupy(t.services[i].Service)
+	}
+	for s := range t.Backends() {
+		occupy(s)
 	}
 	return all
 }

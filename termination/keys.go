@@ -24,9 +24,11 @@ type Keys struct {
 
 	// ClientCAs verify the certificates of clients; nil means that none is
 	// asked for, and nobody has an identity. Optional lets clients come
-	// without one.
-	ClientCAs *x509.CertPool
-	Optional  bool
+	// without one. Unverified also lets those come whose certificate can't be
+	// verified, or tells of nobody in particular; they have no identity.
+	ClientCAs  *x509.CertPool
+	Optional   bool
+	Unverified bool
 
 	// TrustDomains, unless empty, are those of which a client must have a
 	// SPIFFE id: certificates without one are then refused, too.
@@ -38,6 +40,7 @@ type Keys struct {
 // A ring is Keys made ready for use.
 type ring struct {
 	config *tls.Config
+	verify func(*tls.ConnectionState) // of Unverified: finds the chains that crypto/tls did not look for
 	names  []tunnel.Pattern
 	exact  map[tunnel.Name][]*tls.Certificate
 	wild   map[tunnel.Name][]*tls.Certificate // by what is behind "*."
@@ -46,6 +49,11 @@ type ring struct {
 
 // newRing checks k and makes it a ring. The inner protocols are told by alpn.
 func newRing(k *Keys, alpn []string) (*ring, error) {
+	return makeRing(k, alpn, len(k.Names) == 0)
+}
+
+// makeRing is newRing; with own, what the certificates name ends here.
+func makeRing(k *Keys, alpn []string, own bool) (*ring, error) {
 	if len(k.Certificates) == 0 {
 		return nil, errors.New("termination: no certificate")
 	}
@@ -54,7 +62,7 @@ func newRing(k *Keys, alpn []string) (*ring, error) {
 		exact: make(map[tunnel.Name][]*tls.Certificate), wild: make(map[tunnel.Name][]*tls.Certificate),
 	}
 	for i := range k.Certificates {
-		if err := r.add(&k.Certificates[i], len(k.Names) == 0); err != nil {
+		if err := r.add(&k.Certificates[i], own); err != nil {
 			return nil, err
 		}
 	}
@@ -68,7 +76,7 @@ func newRing(k *Keys, alpn []string) (*ring, error) {
 			return nil, fmt.Errorf("termination: %q is not a trust domain", d)
 		}
 	}
-	if k.ClientCAs == nil && (len(k.TrustDomains) > 0 || k.Optional) {
+	if k.ClientCAs == nil && (len(k.TrustDomains) > 0 || k.Optional || k.Unverified) {
 		return nil, errors.New("termination: trust domains or optional client certificates, and no CA to verify certificates by")
 	}
 	least := k.MinVersion
@@ -93,6 +101,11 @@ func newRing(k *Keys, alpn []string) (*ring, error) {
 		if k.Optional {
 			r.config.ClientAuth = tls.VerifyClientCertIfGiven
 		}
+		if k.Unverified {
+			r.config.ClientAuth = tls.RequestClientCert
+			r.verify = func(cs *tls.ConnectionState) { verifyClient(cs, k.ClientCAs, domains) }
+			return r, nil
+		}
 		r.config.VerifyConnection = func(cs tls.ConnectionState) error {
 			_, err := PeerOf(&cs, domains)
 			return err
@@ -116,8 +129,9 @@ func (r *ring) add(c *tls.Certificate, own bool) error {
 	for _, s := range leaf.DNSNames {
 		p, err := tunnel.ParsePattern(s)
 		switch {
-		case err != nil:
+		case err != nil && own:
 			return fmt.Errorf("termination: a name of a certificate: %w", err)
+		case err != nil: // nobody can ask for it
 		case p.Wildcard:
 			r.wild[p.Suffix] = append(r.wild[p.Suffix], c)
 		default:

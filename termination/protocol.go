@@ -102,25 +102,38 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		own.Refuse(err)
 		return err
 	}
+	inner, err := r.end(ctx, c, own.Name)
+	if err != nil {
+		return err
+	}
+	return tunnel.ServeInner(ctx, inner, p.Inner, h)
+}
+
+// end ends TLS on c, whose hello was read for a name and is still there, and
+// returns what is inside. After an error c has been ended.
+func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name) (*tunnel.Conn, error) {
 	tunnel.WillWait(ctx) // a signature takes a while, and so does the client
 	below := &below{Conn: c, left: MaxHandshake}
 	t := tls.Server(below, r.config)
 	if err := t.HandshakeContext(ctx); err != nil {
-		return failed(ctx, c, below, err)
+		return nil, failed(ctx, c, below, err)
 	}
 	cs := t.ConnectionState()
-	if name, _ := tunnel.ParseName(cs.ServerName); name != own.Name {
+	if name, _ := tunnel.ParseName(cs.ServerName); name != asked {
 		// Two parsers, and what the first one judged is not what this one saw.
 		_ = c.Abort()
-		return tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", own.Name, name)
+		return nil, tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked, name)
+	}
+	if r.verify != nil {
+		r.verify(&cs)
 	}
 	peer, err := PeerOf(&cs, nil) // whom VerifyConnection has let pass
 	if err != nil {
 		_ = c.Abort()
-		return err
+		return nil, err
 	}
 	below.carry()
-	return tunnel.ServeInner(ctx, c.Nest(&stream{Conn: t, below: below}, peer), p.Inner, h)
+	return c.Nest(&stream{Conn: t, below: below}, peer), nil
 }
 
 // failed ends a connection whose handshake failed. An alert that was sent

@@ -18,6 +18,7 @@ type Request struct {
 	Addr     netip.Addr     // where to, where the client asked by address; otherwise invalid
 	Port     uint16         // as asked; 0 where the protocol carries none (SNI)
 	Local    uint16         // the port of the listener
+	Confined bool           // only what that part of a listener has may be asked for that Listener names
 	ALPN     []string       // what the client offers inside, where it can be seen
 	Source   netip.AddrPort // the socket's peer, or what a trusted hop said of it
 	Peer     Peer           // the verified identity of the caller on this hop; zero if none

@@ -48,6 +48,10 @@ type Listener struct {
 	Service tunnel.Name // not zero: every datagram is for it
 	Port    uint16      // of Service; 0 where it has only one
 
+	// To, in place of Service, says what a new session is for: it fills in its
+	// request. It must not wait.
+	To func(req *tunnel.Request)
+
 	Open   func() Opening // otherwise: reads who a new QUIC connection is for
 	Silent bool           // tell nobody why not
 
@@ -121,12 +125,16 @@ type door struct {
 
 // Serve carries what comes to ln until Close, and then returns
 // tunnel.ErrServerClosed. It owns ln.Conn. ctx is that of every session.
+//
+// One listener of several may be closed by itself, by its Conn: Serve returns
+// net.ErrClosed then, and the sessions that came by it have ended: only that
+// socket could tell their clients anything.
 func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	defer ln.Conn.Close()
 	if ln.Name == "" {
 		ln.Name = ln.Conn.LocalAddr().String()
 	}
-	if ln.Service.IsZero() && ln.Open == nil {
+	if ln.Service.IsZero() && ln.Open == nil && ln.To == nil {
 		return fmt.Errorf("udp: listener %s carries nothing", ln.Name)
 	}
 	ctx, cancel := context.WithCancel(ctx)

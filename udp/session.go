@@ -99,6 +99,9 @@ func (d *door) plain(b []byte, c client) {
 		return
 	}
 	k.req = d.request(c)
+	if d.ln.To != nil {
+		d.ln.To(&k.req)
+	}
 	k.hold(b)
 	k.begin()
 	s.mu.Unlock()

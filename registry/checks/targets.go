@@ -12,11 +12,11 @@ func (c *Checker) follow() {
 	t := c.Registry.Table()
 	generation := t.Generation()
 	i := 0
-	for s := range t.Services() {
+	want := func(s *registry.Service) {
 		registry.Yield(i)
 		i++
 		if s.Check.Kind == "" || len(s.Via) > 0 {
-			continue
+			return
 		}
 		name := ""
 		for _, p := range s.Names {
@@ -30,16 +30,18 @@ func (c *Checker) follow() {
 			if !t.Reaches(ep) {
 				continue // whoever is there asks it
 			}
-			ports := s.Ports
-			if ep.Port != 0 {
-				ports = []uint16{ep.Port}
-			}
-			for _, port := range ports {
+			for _, port := range ep.At(s) {
 				c.want(generation, registry.Target{
 					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Check: s.Check, ProxyProtocol: s.ProxyProtocol,
 				}, name, s.Name)
 			}
 		}
+	}
+	for s := range t.Services() {
+		want(s)
+	}
+	for s := range t.Backends() {
+		want(s)
 	}
 	for n := range t.Networks() {
 		for j := range n.Gateways {

@@ -82,7 +82,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return usageError("add dns: {listen: [\"udp://:53\", \"tcp://:53\"]} to the file", "nothing to answer by DNS")
 	case o.onlyDNS:
 		c.Listeners, c.ServicePorts = nil, nil
-	case len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil:
+	case len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil && !c.Listens():
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
@@ -105,12 +105,18 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
-	cfg.Sources = sources
+	k8s, err := newKube(c, log)
+	if err != nil {
+		return err
+	}
+	cfg.Sources = append(sources, k8s.Sources()...)
+	cfg.SourcesListen = c.Listens()
 	cfg.Loops = spareProcessor()
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
 		return stateError(dnsError(err))
 	}
+	defer k8s.Start(ctx, g)()
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
 		reloader.OnConfig = onConfig(g, &cfg, log)

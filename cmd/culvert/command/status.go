@@ -124,6 +124,13 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	for _, l := range s.Listeners {
 		line("listener", "%s (%s)", l.Address, strings.Join(l.Protocols, ", "))
 	}
+	for _, l := range s.SourceListeners {
+		problem := ""
+		if l.Problem != "" {
+			problem = ": " + l.Problem
+		}
+		line("listener", "%s (%s) of %s, %s%s", l.Address, l.Protocol, l.Name, l.State, problem)
+	}
 	if s.DNS != nil {
 		printDNSStatus(line, s.DNS)
 	}

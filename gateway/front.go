@@ -1,0 +1,234 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"culvert.dev/registry"
+	"culvert.dev/sni"
+	"culvert.dev/termination"
+	"culvert.dev/tunnel"
+)
+
+// A front is what is said at a listener of the table: its Protocol. What it has
+// is changed at once, for the connections to come.
+type front struct {
+	registry *registry.Registry
+	at       string // the address that is listened at
+	has      atomic.Pointer[offer]
+}
+
+// An offer is what a front has by one table. It is not changed.
+type offer struct {
+	*registry.Listener
+	table *registry.Table
+	keys  map[string]*keys // by section
+}
+
+// keys are what TLS ends by in a section.
+type keys struct {
+	of   *registry.Ends
+	ring *termination.Ring
+	err  error // why there is no ring: nothing ends there then
+}
+
+// newOffer makes l of a table ready. What is the same as before is kept.
+func newOffer(t *registry.Table, l *registry.Listener, before *offer) *offer {
+	o := &offer{Listener: l, table: t}
+	for i, s := range l.Sections {
+		registry.Yield(i)
+		if s.Ends == nil || l.Protocol != registry.TLS {
+			continue
+		}
+		if o.keys == nil {
+			o.keys = make(map[string]*keys)
+		}
+		if before != nil && before.keys[s.Name] != nil && sameEnds(before.keys[s.Name].of, s.Ends) {
+			o.keys[s.Name] = before.keys[s.Name]
+			continue
+		}
+		k := &keys{of: s.Ends}
+		k.ring, k.err = newRing(s.Ends)
+		o.keys[s.Name] = k
+	}
+	return o
+}
+
+// problem says which sections can't be served.
+func (o *offer) problem() error {
+	var errs []error
+	for _, s := range o.Sections {
+		if k := o.keys[s.Name]; k != nil && k.err != nil {
+			errs = append(errs, fmt.Errorf("section %q: %w", s.Name, k.err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func sameEnds(a, b *registry.Ends) bool {
+	return a == b || a.ClientCAs == b.ClientCAs && a.Optional == b.Optional && slices.Equal(a.Certificates, b.Certificates)
+}
+
+func newRing(e *registry.Ends) (*termination.Ring, error) {
+	// Unlike the gateway's own names these are for clients of any kind.
+	k := &termination.Keys{MinVersion: tls.VersionTLS12}
+	for i := range e.Certificates {
+		pair, err := tls.X509KeyPair([]byte(e.Certificates[i].Certificate), []byte(e.Certificates[i].Key))
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(e.Certificates), err)
+		}
+		k.Certificates = append(k.Certificates, pair)
+	}
+	if e.ClientCAs != "" {
+		k.ClientCAs, k.Optional, k.Unverified = x509.NewCertPool(), e.Optional, e.Optional
+		if !k.ClientCAs.AppendCertsFromPEM([]byte(e.ClientCAs)) {
+			return nil, errors.New("the CAs for clients hold no certificate")
+		}
+	}
+	return termination.NewRing(k)
+}
+
+// refuse ends a connection whose request goes nowhere. It takes the Router's
+// part, as TLS must not begin for who will get nothing.
+func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
+	req.Refuse(err)
+	if r, ok := h.(tunnel.Refuser); ok {
+		r.Refused(req, err) // the log knows whom it asked for
+		return nil
+	}
+	return err
+}
+
+// A tlsFront is the Protocol of a TLS listener: of each hello the name says
+// which section it is for, and that one whether it is passed on or TLS ends.
+// Who is not served is cut off without a word, as Gateway API has it.
+type tlsFront struct{ front }
+
+var _ tunnel.Judge = (*tlsFront)(nil)
+
+// hello reads them all: a client that names nobody may be served by who serves
+// any name.
+var hello = sni.Protocol{Refusal: sni.RefuseClose, Nameless: true}
+
+// Name returns "tls".
+func (*tlsFront) Name() string { return "tls" }
+
+// Sniff and Complete are those of package sni.
+func (*tlsFront) Sniff(prefix []byte) tunnel.Verdict { return hello.Sniff(prefix) }
+
+// Complete implements tunnel.Judge.
+func (*tlsFront) Complete(prefix []byte) bool { return hello.Complete(prefix) }
+
+// ServeConn implements tunnel.Protocol.
+func (f *tlsFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	has := f.has.Load() // one for all that follows
+	var ends *tunnel.Request
+	if err := hello.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		if f.direct(has, req) {
+			h.ServeTunnel(ctx, req)
+		} else {
+			ends = req
+		}
+	})); err != nil || ends == nil {
+		return err
+	}
+	// A client that has been shown a certificate has been told yes.
+	if err := f.registry.Table().Hopeless(ends); err != nil {
+		return refuse(ends, h, err)
+	}
+	k := has.keys[ends.Listener]
+	if k.err != nil {
+		return refuse(ends, h, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("section %q: %w", ends.Listener, k.err)})
+	}
+	inner, err := k.ring.End(ctx, c, ends.Name)
+	if err != nil {
+		return err
+	}
+	req := inner.NewRequest("tls")
+	req.Name, req.Listener, req.Confined, req.ALPN = ends.Name, ends.Listener, true, ends.ALPN
+	h.ServeTunnel(ctx, req)
+	return nil
+}
+
+// direct says what req leads to, and reports whether TLS is passed on there.
+func (f *tlsFront) direct(has *offer, req *tunnel.Request) bool {
+	req.Confined = true // to nothing, unless there is a section
+	s := has.table.SectionOf(has.Name, req.Name)
+	if s == nil {
+		return true
+	}
+	if s.Istio {
+		if name, port, _, ok := sni.ParseIstio(req.Name); ok {
+			req.Name, req.Port, req.Listener, req.Confined = name, port, f.at, false
+			return true
+		}
+	}
+	req.Listener = s.Name
+	return s.Ends == nil
+}
+
+// A plainFront is the Protocol of a TCP listener, and what a UDP one asks for:
+// all there is goes by the one section.
+type plainFront struct{ front }
+
+// Name returns "tcp".
+func (*plainFront) Name() string { return "tcp" }
+
+// Sniff says Yes to anything.
+func (*plainFront) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
+
+// ServeConn makes the one Request.
+func (f *plainFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	req := c.NewRequest(f.Name())
+	f.direct(req)
+	h.ServeTunnel(ctx, req)
+	return nil
+}
+
+func (f *plainFront) direct(req *tunnel.Request) {
+	has := f.has.Load()
+	req.Confined = true
+	if s := has.table.SectionOf(has.Name, tunnel.Name{}); s != nil {
+		req.Listener = s.Name
+	}
+}
+
+// An httpFront is the Protocol of a listener for HTTP, which is not routed.
+type httpFront struct{ front }
+
+var _ tunnel.Judge = (*httpFront)(nil)
+
+// Name returns "http".
+func (*httpFront) Name() string { return "http" }
+
+// Sniff says Yes to anything.
+func (*httpFront) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
+
+// Complete implements tunnel.Judge: whatever comes, it is not served.
+func (*httpFront) Complete([]byte) bool { return true }
+
+// ServeConn tells a client of HTTP that there is none here, and cuts off one of
+// HTTPS.
+func (f *httpFront) ServeConn(ctx context.Context, c *tunnel.Conn, _ tunnel.Handler) error {
+	if len(c.Buffered()) == 0 {
+		if err := c.Fill(1 << 10); err != nil {
+			_ = c.Abort()
+			return tunnel.PreambleError(c, err)
+		}
+	}
+	const handshake = 22 // a record of TLS, RFC 8446 section 5.1
+	if c.Buffered()[0] == handshake {
+		_ = c.Abort()
+		return tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTPS is not routed", c.Listener)
+	}
+	tunnel.WillWait(ctx)
+	const body = "This gateway routes no HTTP.\n"
+	c.Farewell(fmt.Appendf(nil, "HTTP/1.1 501 Not Implemented\r\nContent-Type: text/plain; charset=utf-8\r\n"+
+		"Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
+	return tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTP is not routed", c.Listener)
+}

@@ -1,0 +1,451 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"math/bits"
+	"net/netip"
+
+	"culvert.dev/tunnel"
+)
+
+// fronts are the listeners of a table, made ready.
+type fronts struct {
+	byName   map[string]*front
+	sections map[string]*section
+	list     []*front
+	refused  []refusedListener
+	backends []entry // of rules: each Service once
+	turns    int32   // how many counters rules and their backends need
+}
+
+type refusedListener struct {
+	*Listener
+	err error
+}
+
+// A front is a listener in a table. Of its sections one is found as one of a
+// section's rules is.
+type front struct {
+	*Listener
+	byHost choice[*section]
+}
+
+// A section is one in a table.
+type section struct {
+	*Section
+	byName choice[*rule]
+	rules  int
+}
+
+// A rule is one in a table.
+type rule struct {
+	*Rule
+	section  string
+	turn     int32 // its counter, among those of fronts
+	total    uint64
+	backends []backend
+}
+
+type backend struct {
+	weight uint64
+	broken string
+	entry  int32 // of fronts; -1 for a broken one
+	turn   int32 // its own counter, which is for its endpoints
+	port   uint16
+}
+
+// A choice is of what has names: the one with the exact name, or else the one
+// with the longest wildcard, or else the one for any.
+type choice[T any] struct {
+	exact, wild map[tunnel.Name]T // wild by what follows "*."
+	any         T
+	hasAny      bool
+}
+
+// add is false, and returns who is there, where p is taken. The zero Pattern
+// means any.
+func (c *choice[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
+	if p.Suffix.IsZero() {
+		if c.hasAny {
+			return c.any, false
+		}
+		c.any, c.hasAny = to, true
+		return to, true
+	}
+	m := &c.exact
+	if p.Wildcard {
+		m = &c.wild
+	}
+	if have, taken := (*m)[p.Suffix]; taken {
+		return have, false
+	}
+	if *m == nil {
+		*m = make(map[tunnel.Name]T)
+	}
+	(*m)[p.Suffix] = to
+	return to, true
+}
+
+// find returns what is meant by a name, and which Pattern has matched. The zero
+// Name is matched by any only. It does not allocate.
+func (c *choice[T]) find(name tunnel.Name) (to T, by tunnel.Pattern, ok bool) {
+	if to, ok = c.exact[name]; ok {
+		return to, tunnel.Pattern{Suffix: name}, true
+	}
+	if len(c.wild) > 0 {
+		for parent, more := name.Parent(); more; parent, more = parent.Parent() {
+			if to, ok = c.wild[parent]; ok {
+				return to, tunnel.Pattern{Suffix: parent, Wildcard: true}, true
+			}
+		}
+	}
+	return c.any, tunnel.Pattern{}, c.hasAny
+}
+
+// matched says what of a rule has matched, for people.
+func matched(p tunnel.Pattern) string {
+	if p.Suffix.IsZero() {
+		return "*"
+	}
+	return p.String() // which allocates for a wildcard only
+}
+
+// Listeners iterates over the listeners in the order of their snapshots, without
+// those that are refused. What they point to must not be changed.
+func (t *Table) Listeners() iter.Seq[*Listener] {
+	return func(yield func(*Listener) bool) {
+		if t == nil || t.fronts == nil {
+			return
+		}
+		for _, f := range t.fronts.list {
+			if !yield(f.Listener) {
+				return
+			}
+		}
+	}
+}
+
+// RefusedListeners iterates over the listeners that can't be, and says why: an
+// earlier one has their name, or the address and port.
+func (t *Table) RefusedListeners() iter.Seq2[*Listener, error] {
+	return func(yield func(*Listener, error) bool) {
+		if t == nil || t.fronts == nil {
+			return
+		}
+		for _, r := range t.fronts.refused {
+			if !yield(r.Listener, r.err) {
+				return
+			}
+		}
+	}
+}
+
+// SectionOf returns the section of a listener that is for a name, of TLS, and
+// nil where there is none. The zero Name stands for a client that asks for
+// nobody, whom only a section for any host serves.
+func (t *Table) SectionOf(listener string, name tunnel.Name) *Section {
+	if t == nil || t.fronts == nil {
+		return nil
+	}
+	f := t.fronts.byName[listener]
+	if f == nil {
+		return nil
+	}
+	s, _, ok := f.byHost.find(name)
+	if !ok {
+		return nil
+	}
+	return s.Section
+}
+
+// Rules iterates over the rules of all sections.
+func (t *Table) Rules() iter.Seq[*Rule] {
+	return func(yield func(*Rule) bool) {
+		for l := range t.Listeners() {
+			for _, s := range l.Sections {
+				for _, r := range s.Rules {
+					if !yield(r) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// Backends iterates over the services that rules lead to, each once. What they
+// point to must not be changed.
+func (t *Table) Backends() iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		if t == nil || t.fronts == nil {
+			return
+		}
+		for i := range t.fronts.backends {
+			if !yield(t.fronts.backends[i].Service) {
+				return
+			}
+		}
+	}
+}
+
+// A place is where at most one listener can be.
+type socket struct {
+	udp  bool
+	addr netip.AddrPort
+}
+
+// addListeners makes the listeners of snapshots ready.
+func (b *builder) addListeners(snapshots []Snapshot) {
+	var f *fronts
+	sockets := map[socket]*Listener{}
+	entries := map[*Service]int32{}
+	i := 0
+	for s := range snapshots {
+		for _, l := range snapshots[s].Listeners {
+			if f == nil {
+				f = &fronts{byName: map[string]*front{}, sections: map[string]*section{}}
+				b.fronts = f
+			}
+			at := socket{l.Protocol == UDP, netip.AddrPortFrom(normalAddr(l.Address), l.Port)}
+			what, kept := "", ""
+			switch before := f.byName[l.Name]; {
+			case l.Name == "" || l.Port == 0:
+				what, kept = fmt.Sprintf("listener %q, port %d", l.Name, l.Port), "nobody, for it has no name or no port, but"
+			case l.Protocol != TLS && l.Protocol != TCP && l.Protocol != UDP && l.Protocol != HTTP:
+				what, kept = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "nobody, for it is none, but"
+			case before != nil:
+				what, kept = fmt.Sprintf("listener %q", l.Name), before.Origin
+			case sockets[at] != nil:
+				what, kept = fmt.Sprintf("%s of listener %q", at, l.Name), fmt.Sprintf("listener %q of %s", sockets[at].Name, orUnknown(sockets[at].Origin))
+			}
+			if what != "" {
+				b.conflict(what, kept, l.Origin)
+				f.refused = append(f.refused, refusedListener{l, b.conflicts[len(b.conflicts)-1]})
+				continue
+			}
+			sockets[at] = l
+			one := &front{Listener: l}
+			f.byName[l.Name] = one
+			f.list = append(f.list, one)
+			for _, s := range l.Sections {
+				Yield(i)
+				i++
+				b.addSection(one, s, entries)
+			}
+		}
+	}
+}
+
+func (s socket) String() string {
+	network := "tcp"
+	if s.udp {
+		network = "udp"
+	}
+	if !s.addr.Addr().IsValid() {
+		return fmt.Sprintf("port %d of %s", s.addr.Port(), network)
+	}
+	return fmt.Sprintf("%s of %s", s.addr, network)
+}
+
+func (b *builder) addSection(l *front, s *Section, entries map[*Service]int32) {
+	f := b.fronts
+	if _, taken := f.sections[s.Name]; taken || s.Name == "" {
+		b.conflict(fmt.Sprintf("section %q", s.Name), "an earlier listener", l.Origin)
+		return
+	}
+	one := &section{Section: s}
+	host := s.Host
+	if l.Protocol != TLS {
+		host = tunnel.Pattern{}
+	}
+	if have, ok := l.byHost.add(host, one); !ok {
+		b.conflict(fmt.Sprintf("host %q of listener %q", matched(host), l.Name), fmt.Sprintf("section %q", have.Name), fmt.Sprintf("section %q", s.Name))
+		return
+	}
+	f.sections[s.Name] = one
+	for i, r := range s.Rules {
+		Yield(i)
+		b.addRule(l, one, r, entries)
+	}
+}
+
+func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]int32) {
+	f := b.fronts
+	one := &rule{Rule: r, section: s.Name, turn: f.turns, backends: make([]backend, len(r.Backends))}
+	f.turns++
+	s.rules++
+	for i := range r.Backends {
+		from := &r.Backends[i]
+		to := &one.backends[i]
+		to.weight, to.broken, to.entry = uint64(from.Weight), from.Broken, -1
+		one.total += to.weight
+		if to.broken == "" && from.Service == nil {
+			to.broken = "it leads to no service"
+		}
+		if to.broken != "" {
+			continue
+		}
+		to.turn = f.turns
+		f.turns++
+		if len(from.Service.Ports) > 0 {
+			to.port = from.Service.Ports[0]
+		}
+		at, ok := entries[from.Service]
+		if !ok {
+			at = int32(len(f.backends))
+			entries[from.Service] = at
+			f.backends = append(f.backends, entry{Service: from.Service, index: -1, home: -1})
+			if check := from.Service.Check.complete(from.Service.Names); check != from.Service.Check {
+				whole := *from.Service
+				whole.Check = check
+				f.backends[at].Service = &whole
+			}
+		}
+		to.entry = at
+	}
+	claim := func(p tunnel.Pattern) {
+		if have, ok := s.byName.add(p, one); !ok && have != one {
+			b.conflict(fmt.Sprintf("name %q of section %q", matched(p), s.Name), have.origin(), one.origin())
+		}
+	}
+	if l.Protocol != TLS || len(r.Names) == 0 {
+		claim(tunnel.Pattern{})
+		return
+	}
+	for _, p := range r.Names {
+		if p.Suffix.IsZero() {
+			b.conflict(fmt.Sprintf("the empty name of rule %q", r.Name), "nobody, for it names nothing, but", r.Origin)
+			continue
+		}
+		claim(p)
+	}
+}
+
+func (r *rule) origin() string {
+	if r.Origin == "" {
+		return r.Name
+	}
+	return r.Name + " of " + r.Origin
+}
+
+// confined reports whether only a section's rules count for req.
+func (t *Table) confined(req *tunnel.Request) bool {
+	if req.Confined {
+		return true
+	}
+	if t == nil || t.fronts == nil {
+		return false
+	}
+	_, ok := t.fronts.sections[req.Listener]
+	return ok
+}
+
+// rule finds the rule for what is asked within a section, and what of it has
+// matched.
+func (t *Table) rule(req *tunnel.Request) (*rule, tunnel.Pattern, *tunnel.Error) {
+	var s *section
+	if t != nil && t.fronts != nil {
+		s = t.fronts.sections[req.Listener]
+	}
+	switch {
+	case s == nil && t != nil && t.fronts != nil && t.fronts.byName[req.Listener] != nil:
+		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: no section of listener %q is for %q", req.Listener, req.Name)
+	case s == nil:
+		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is gone", req.Listener)
+	case req.Addr.IsValid():
+		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q leads to no addresses, and %q was asked for", req.Listener, req.Target())
+	case !s.Host.Suffix.IsZero() && !s.Host.Matches(req.Name) && !req.Name.IsZero():
+		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is for %q, and %q was asked for", req.Listener, s.Host, req.Name)
+	}
+	r, by, ok := s.byName.find(req.Name)
+	if !ok {
+		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: no rule of section %q is for %q; it has %d", req.Listener, req.Name, s.rules)
+	}
+	return r, by, nil
+}
+
+// Hopeless says why req, which is confined to a section, is refused whichever
+// backend's turn it is, and returns nil where it may have better luck: it is to
+// be asked before a client is promised anything.
+func (t *Table) Hopeless(req *tunnel.Request) error {
+	r, _, refusal := t.rule(req)
+	if refusal != nil {
+		return refusal
+	}
+	why := errors.New("it has no backend with a weight")
+	for i := range r.backends {
+		b := &r.backends[i]
+		switch {
+		case b.weight == 0:
+		case b.broken != "":
+			why = errors.New(b.broken)
+		default:
+			e := &t.fronts.backends[b.entry]
+			if len(e.Endpoints) > 0 || len(e.Via) > 0 {
+				return nil
+			}
+			why = fmt.Errorf("service %q has no endpoint", e.Name)
+		}
+	}
+	return tunnel.Refusef(tunnel.NoEndpoint, "registry: rule %q of %s leads nowhere: %w", r.Name, orUnknown(r.Origin), why)
+}
+
+// golden is the golden ratio's fraction, in units of 1/2^64: its multiples are
+// spread evenly over any stretch, so that a few requests already are shared as
+// the weights say.
+const golden = 0x9E3779B97F4A7C15
+
+// lead is find for a request that is confined to a section: it counts.
+func (s *state) lead(req *tunnel.Request) (found, *tunnel.Error) {
+	r, by, refusal := s.table.rule(req)
+	if refusal != nil {
+		return found{}, refusal
+	}
+	if r.total == 0 {
+		return found{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: rule %q of %s has no backend with a weight", r.Name, orUnknown(r.Origin))
+	}
+	n := s.turns[s.ruled+r.turn].Add(1) - 1
+	at, _ := bits.Mul64(uint64(n)*golden, r.total)
+	b := &r.backends[0]
+	for i := 1; at >= b.weight; i++ {
+		at -= b.weight
+		b = &r.backends[i]
+	}
+	if b.broken != "" {
+		return found{rule: r}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %s: a backend of rule %q of %s, with %d of %d of the requests: %s", req.Listener, r.Name, orUnknown(r.Origin), b.weight, r.total, b.broken)
+	}
+	return found{entry: &s.table.fronts.backends[b.entry], pattern: matched(by), port: b.port, rule: r, turn: s.ruled + b.turn}, nil
+}
+
+// A turnKey says whose a counter of a rule is, whatever table it is in.
+type turnKey struct{ section, rule, service string }
+
+// eachTurn calls f with every counter of rules and backends.
+func (s *state) eachTurn(f func(k turnKey, turn int32)) {
+	if s.table == nil || s.table.fronts == nil {
+		return
+	}
+	of := func(r *rule) {
+		f(turnKey{r.section, r.Name, ""}, s.ruled+r.turn)
+		for i := range r.backends {
+			if b := &r.backends[i]; b.entry >= 0 {
+				f(turnKey{r.section, r.Name, s.table.fronts.backends[b.entry].Name + "/"}, s.ruled+b.turn)
+			}
+		}
+	}
+	i := 0
+	for _, sec := range s.table.fronts.sections {
+		for _, m := range []map[tunnel.Name]*rule{sec.byName.exact, sec.byName.wild} {
+			for _, r := range m {
+				Yield(i)
+				i++
+				of(r)
+			}
+		}
+		if sec.byName.hasAny {
+			of(sec.byName.any)
+		}
+	}
+}
