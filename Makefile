@@ -33,6 +33,7 @@ test: peers ## every test; installs the real peers first
 	$(GO) test -race -shuffle=on -timeout 15m ./...
 	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/...
 	$(MAKE) test-integration
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) test-cluster; else echo "make: not root: the tests in clusters are not run"; fi
 
 .PHONY: test-unit
 test-unit: ## the tests that need nothing but Go
