@@ -337,7 +337,7 @@ func TestControllerSaysWhatIsForbidden(t *testing.T) {
 		}
 		b.gw.PrependReactor("list", "udproutes", deny)
 		b.gw.PrependReactor("update", "tlsroutes", deny)
-		b.core.PrependReactor("patch", "serviceaccounts", deny)
+		b.core.PrependReactor("get", "serviceaccounts", deny)
 		b.core.PrependReactor("create", "events", deny)
 		missing := func(a ktesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewGenericServerResponse(404, "list", schema.GroupResource{Resource: "serviceimports"}, "", "", 0, true)
@@ -352,7 +352,7 @@ func TestControllerSaysWhatIsForbidden(t *testing.T) {
 		for _, want := range []string{
 			"may not list udproutes.gateway.networking.k8s.io",
 			"may not update tlsroutes/status.gateway.networking.k8s.io",
-			"may not patch serviceaccounts",
+			"may not update serviceaccounts",
 			"can't list serviceimports.multicluster.x-k8s.io",
 		} {
 			if n := strings.Count(b.log.String(), want); n != 1 {

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -262,9 +261,4 @@ func (s *store) world() *World {
 		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
 		Objects:      s,
 	}
-}
-
-// account finds the ServiceAccount of a Gateway.
-func (s *store) account(n types.NamespacedName) *corev1.ServiceAccount {
-	return get[corev1.ServiceAccount](s, "serviceaccounts", n.Namespace, n.Name)
 }
