@@ -195,7 +195,8 @@ func TestDenied(t *testing.T) {
 				objects(r)
 				r.setFail(deny(tt.deny))
 				r.start(&Source{Client: r.api, Cluster: "west", Namespaces: tt.namespaces, Log: r.logger()})
-				u := r.one(moment)
+				r.none(moment) // once is not believed
+				u := r.one(10 * time.Second)
 				if (u.Err == nil) != (tt.want != "") || listing(u.Snapshot) != tt.want {
 					t.Errorf("update %v\n%s\nwant\n%s", u.Err, listing(u.Snapshot), tt.want)
 				}
@@ -217,6 +218,23 @@ func TestDenied(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An API server that has just started may deny everything for a moment.
+func TestDeniedForAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, svc("shop", "web", "expose", "true"), eps("shop", "web", "web-1", "10.1.0.1"))
+		r.setFail(func(verb, resource, _ string) error { return denied(verb, resource) })
+		r.start(&Source{Client: r.api, Cluster: "west", Log: r.logger()})
+		r.none(moment)
+		r.setFail(nil)
+		if got, want := listing(r.one(10*time.Second).Snapshot), "web.shop.west to everyone at [10.1.0.1]"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		if r.log.Len() > 0 {
+			t.Errorf("the log says\n%s", r.log.String())
+		}
+	})
 }
 
 // A permission that is taken away while we run is a loss, and narrows nothing
