@@ -4,6 +4,7 @@ import (
 	"context"
 	"iter"
 	"math"
+	"net"
 	"net/url"
 	"slices"
 	"sync/atomic"
@@ -76,6 +77,47 @@ func (g *Gateway) Status() Status {
 		s.VIPs = &state
 	}
 	return s
+}
+
+// listenAdmin opens the admin port and the health port, and has the guard keep
+// clients from them.
+func (g *Gateway) listenAdmin(ctx context.Context, guard *tunnel.Guard) error {
+	for _, p := range []struct {
+		address string
+		remote  bool
+		to      *net.Listener
+	}{
+		{g.cfg.Admin, g.cfg.AdminRemote, &g.adminLn},
+		{g.cfg.Health, true, &g.healthLn},
+	} {
+		if p.address == "" {
+			continue
+		}
+		if err := admin.CheckAddr(p.address, p.remote); err != nil {
+			return err
+		}
+		ln, err := admin.Listen(ctx, p.address)
+		if err != nil {
+			return err
+		}
+		guard.OwnAdmin(ln.Addr())
+		*p.to = ln
+	}
+	return nil
+}
+
+// probes returns the server of the health port. What it answers tells nothing
+// of clients, and changes nothing.
+func (g *Gateway) probes() *admin.Admin {
+	return &admin.Admin{Ready: g.Ready, Metrics: g.metrics.Handler(), Log: g.log}
+}
+
+// HealthAddr returns the address of the health port; nil means that there is none.
+func (g *Gateway) HealthAddr() net.Addr {
+	if g.healthLn == nil {
+		return nil
+	}
+	return g.healthLn.Addr()
 }
 
 // admin returns the admin server.

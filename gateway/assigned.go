@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -72,28 +73,45 @@ func (f *follower) follow(ctx context.Context, stopping *atomic.Bool, update fun
 	}
 }
 
-// A ledger is what was given, as it is on the disk.
+// A store is a file that keeps what was given: ports.State, vips.State.
+type store[A any] interface {
+	Lock() (io.Closer, error)
+	Load() ([]A, error)
+	Save([]A) error
+}
+
+// A ledger is what was given, as it is on the disk. That is this process's until
+// close.
 type ledger[A comparable] struct {
 	of      string // "service ports", for the log
-	write   func([]A) error
+	state   store[A]
+	lock    io.Closer
 	log     *slog.Logger
 	have    []A
 	unsaved string // why the state could not be written last
 }
 
-// openLedger reads what was given. It writes an empty state where there is none:
-// better said at the start that it can't be than with the first service.
-func openLedger[A comparable](of, what string, log *slog.Logger, read func() ([]A, error), write func([]A) error) (*ledger[A], error) {
-	l := &ledger[A]{of: of, write: write, log: log}
+// openLedger reads what was given, unless another process keeps it. It writes an
+// empty state where there is none: better said at the start that it can't be than
+// with the first service.
+func openLedger[A comparable](of, what string, log *slog.Logger, state store[A]) (*ledger[A], error) {
+	l := &ledger[A]{of: of, state: state, log: log}
 	var err error
-	if l.have, err = read(); err == nil && l.have == nil {
-		err = write(nil)
+	if l.lock, err = state.Lock(); err != nil {
+		return nil, &StateError{of, what, err}
+	}
+	if l.have, err = state.Load(); err == nil && l.have == nil {
+		err = state.Save(nil)
 	}
 	if err != nil {
+		l.close()
 		return nil, &StateError{of, what, err}
 	}
 	return l, nil
 }
+
+// close gives the state back. Nothing is saved after it.
+func (l *ledger[A]) close() { _ = l.lock.Close() }
 
 // save keeps what is given now. It is false where that can't be written: what is
 // not on the disk is not to be promised to anybody.
@@ -101,7 +119,7 @@ func (l *ledger[A]) save(next []A) bool {
 	if slices.Equal(next, l.have) {
 		return true
 	}
-	if err := l.write(next); err != nil {
+	if err := l.state.Save(next); err != nil {
 		if said := err.Error(); said != l.unsaved {
 			l.unsaved = said
 			l.log.Error(l.of+": nothing new is assigned", "err", err)

@@ -348,14 +348,19 @@ func (f *fronts) listeners() []Listener {
 	return all
 }
 
-// ListenerErrors returns what is wrong with listeners that sources know of, by
-// their names: those that can't be opened, which are tried again, those of which
-// a section can't be served, and those that stand behind an earlier one of the
-// same name or address. The others of the table are open; see Status.
+// ListenerErrors returns the listeners that sources know of by their names: nil
+// for those that are open, and else what is wrong. One can't be opened, which is
+// tried again, or a section of it can't be served, or it stands behind an earlier
+// one of the same name or address. Those that are not there have not been tried.
 func (g *Gateway) ListenerErrors() map[string]error {
 	g.fronts.mu.Lock()
 	defer g.fronts.mu.Unlock()
-	return maps.Clone(g.fronts.errs)
+	all := make(map[string]error, len(g.fronts.serving))
+	for name := range g.fronts.serving {
+		all[name] = nil
+	}
+	maps.Copy(all, g.fronts.errs)
+	return all
 }
 
 // ListenersChanged receives when a listener that a source knows of was opened or

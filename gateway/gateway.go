@@ -75,6 +75,11 @@ type Config struct {
 	AdminRemote  bool   // let the admin port be reached from other hosts
 	AdminControl bool   // let tunnels be closed by TCP, too, and not only by a socket
 
+	// Health is the address, HOST:PORT, of a port with /healthz, /readyz and
+	// /metrics and nothing else, which other hosts may reach: for probes and for
+	// Prometheus. "" means none.
+	Health string
+
 	Limits      tunnel.Limits
 	MaxTunnels  int           // 0 means as many as there are descriptors for
 	Idle        time.Duration // 0 means tunnel.DefaultIdle
@@ -141,6 +146,7 @@ type Gateway struct {
 	vips      *vipKeeper    // nil for none
 	fronts    *fronts
 	adminLn   net.Listener
+	healthLn  net.Listener
 	started   time.Time
 	stopping  atomic.Bool
 	reloads   reloads
@@ -204,7 +210,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
-// openStates reads what services have been given.
+// openStates reads what services have been given, which no other process keeps
+// then until closeStates.
 func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
 	if g.cfg.ServicePorts != nil {
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
@@ -219,6 +226,16 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 		g.follow(g.vips.changed)
 	}
 	return nil
+}
+
+// closeStates lets other processes have what openStates has read.
+func (g *Gateway) closeStates() {
+	if g.ports != nil {
+		g.ports.ledger.close()
+	}
+	if g.vips != nil {
+		g.vips.ledger.close()
+	}
 }
 
 // listen opens every socket and tells the guard which are our own.
@@ -247,31 +264,22 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 			return err
 		}
 	}
-	if g.cfg.Admin == "" {
-		return nil
-	}
-	if err := admin.CheckAddr(g.cfg.Admin, g.cfg.AdminRemote); err != nil {
-		return err
-	}
-	ln, err := admin.Listen(ctx, g.cfg.Admin)
-	if err != nil {
-		return err
-	}
-	guard.OwnAdmin(ln.Addr())
-	g.adminLn = ln
-	return nil
+	return g.listenAdmin(ctx, guard)
 }
 
-// Close gives back the sockets of a Gateway that was never run.
+// Close gives back the sockets and the states of a Gateway that was never run.
 func (g *Gateway) Close() {
 	for _, ln := range g.listeners {
 		_ = ln.Close()
 	}
 	g.datagrams.close()
 	g.cfg.DNS.close()
-	if g.adminLn != nil {
-		_ = g.adminLn.Close()
+	for _, ln := range []net.Listener{g.adminLn, g.healthLn} {
+		if ln != nil {
+			_ = ln.Close()
+		}
 	}
+	g.closeStates()
 }
 
 // Addrs returns the listeners' addresses, in the order of the Config.
@@ -288,7 +296,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	d := g.cfg.DNS
-	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+4)
+	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+5)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -322,6 +330,10 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
 	}
+	if g.healthLn != nil {
+		run(func() error { return g.probes().Serve(work, g.healthLn) })
+		g.log.Info("serving the health port", "address", g.healthLn.Addr().String())
+	}
 	if d != nil {
 		d.run(work, run, g.log)
 	}
@@ -352,6 +364,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()
+	g.closeStates()
 	g.access.Flush()
 	return err
 }

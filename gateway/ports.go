@@ -88,9 +88,8 @@ func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*s
 	p := &servicePorts{
 		follower: newFollower(), cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget, open: map[ports.Key]*ownPort{},
 	}
-	state := ports.State{Path: p.cfg.State}
 	var err error
-	if p.ledger, err = openLedger("service ports", "ports", g.log, state.Load, state.Save); err != nil {
+	if p.ledger, err = openLedger("service ports", "ports", g.log, ports.State{Path: p.cfg.State}); err != nil {
 		return nil, err
 	}
 	if system, clash := ephemeral(p.cfg.Range); clash {

@@ -59,10 +59,11 @@ func newVIPKeeper(g *Gateway) (*vipKeeper, error) {
 		}
 		k.state.Ranges = append(k.state.Ranges, r.String())
 	}
-	state := vips.State{Path: k.cfg.State}
 	var err error
-	k.ledger, err = openLedger("vips", "addresses", g.log, state.Load, state.Save)
-	return k, err
+	if k.ledger, err = openLedger("vips", "addresses", g.log, vips.State{Path: k.cfg.State}); err != nil {
+		return nil, err
+	}
+	return k, nil
 }
 
 // run follows the table until ctx is done.

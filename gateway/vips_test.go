@@ -285,6 +285,38 @@ func TestVIPsOfABrokenState(t *testing.T) {
 	}
 }
 
+// Two gateways never have one state, whichever it is, and who could not start
+// has given back all that it had.
+func TestStatesAreOneGatewaysAlone(t *testing.T) {
+	s, p := newVIPSite(t, "240.0.0.0/4"), newSite(t, 2)
+	both := func() (*Gateway, error) {
+		cfg := s.config()
+		cfg.Sources, cfg.ServicePorts = []registry.Source{make(feed)}, &p.cfg
+		return New(t.Context(), cfg)
+	}
+	r := s.start(withVIP("a.test", greeter(t, "a")))
+	for range 2 { // the second time the ports would be held if the first had kept them
+		var se *StateError
+		g, err := both()
+		if err == nil {
+			g.Close()
+		}
+		if !errors.As(err, &se) || se.Of != "vips" || !strings.Contains(err.Error(), "another process keeps them") {
+			t.Errorf("a second gateway: got %v, want a StateError of the VIPs", err)
+		}
+	}
+	r.end()
+	g, err := both()
+	if err != nil {
+		t.Fatalf("after the first: %v", err)
+	}
+	g.Close()
+	if g, err = both(); err != nil {
+		t.Fatalf("after one that was never run: %v", err)
+	}
+	g.Close()
+}
+
 // What can't be kept is not given: a new service gets its addresses when the
 // state can be written, and those that have theirs don't notice.
 func TestVIPsWhenTheStateCannotBeWritten(t *testing.T) {

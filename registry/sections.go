@@ -215,19 +215,19 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 				b.fronts = f
 			}
 			at := socket{l.Protocol == UDP, netip.AddrPortFrom(normalAddr(l.Address), l.Port)}
-			what, kept := "", ""
+			what, kept, why := "", "", ""
 			switch before := f.byName[l.Name]; {
 			case l.Name == "" || l.Port == 0:
-				what, kept = fmt.Sprintf("listener %q, port %d", l.Name, l.Port), "nobody, for it has no name or no port, but"
+				what, why = fmt.Sprintf("listener %q, port %d", l.Name, l.Port), "it has no name, or no port"
 			case l.Protocol != TLS && l.Protocol != TCP && l.Protocol != UDP && l.Protocol != HTTP:
-				what, kept = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "nobody, for it is none, but"
+				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "there is no such protocol"
 			case before != nil:
 				what, kept = fmt.Sprintf("listener %q", l.Name), before.Origin
 			case sockets[at] != nil:
 				what, kept = fmt.Sprintf("%s of listener %q", at, l.Name), fmt.Sprintf("listener %q of %s", sockets[at].Name, orUnknown(sockets[at].Origin))
 			}
 			if what != "" {
-				b.conflict(what, kept, l.Origin)
+				b.conflicts = append(b.conflicts, &Conflict{What: what, Kept: kept, Dropped: l.Origin, Why: why})
 				f.refused = append(f.refused, refusedListener{l, b.conflicts[len(b.conflicts)-1]})
 				continue
 			}
@@ -322,7 +322,7 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 	}
 	for _, p := range r.Names {
 		if p.Suffix.IsZero() {
-			b.conflict(fmt.Sprintf("the empty name of rule %q", r.Name), "nobody, for it names nothing, but", r.Origin)
+			b.refuse(fmt.Sprintf("the empty name of rule %q", r.Name), r.Origin, "it names nothing")
 			continue
 		}
 		claim(p)

@@ -159,14 +159,6 @@ func TestResolversOfTheDocs(t *testing.T) {
 			t.Errorf("%v: %s", ask, out)
 		}
 	}
-
-	// There is no systemd-resolved here: what the page writes for it is at
-	// least for our server and our zones.
-	for _, block := range p.blocks(t, "ini", 2) {
-		if strings.Contains(block, "[Resolve]") && block != "[Resolve]\nDNS=127.0.0.1:"+p.ports["5353"]+"\nDomains=~mesh.internal ~clusterset.local\n" {
-			t.Errorf("for systemd-resolved:\n%s", block)
-		}
-	}
 }
 
 // dnsperf gets an answer to every question. By HTTPS h2load asks: dnsperf 2.10

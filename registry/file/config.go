@@ -156,6 +156,9 @@ func (c *Config) Snapshot() registry.Snapshot {
 	return registry.Snapshot{Networks: c.Networks, Services: c.Services}
 }
 
+// Listens reports whether what is learnt brings listeners of its own.
+func (c *Config) Listens() bool { return c.Kubernetes != nil && c.Kubernetes.GatewayAPI != nil }
+
 // RestartNeeded names the parts in which next differs from c and which a
 // running gateway does not take up by itself.
 func (c *Config) RestartNeeded(next *Config) []string {

@@ -33,6 +33,9 @@ type Discovery struct {
 	Allow    []string // NAMESPACE/NAME, with * and ?, of what annotations may expose; empty means everything
 	Deny     []string // likewise, of what they may not, whatever Allow says
 	Suffixes []string // domains that annotations may take names of; empty means none
+	Prefer   string   // "ipv4", "ipv6" or "both", of pods that have both; "" means each Service's first
+	PodCIDRs bool     // what Nodes have for their pods is of Network. Not where several clusters have the same
+	Gateways []string // namespaces whose Services may say that they are gateways; empty means culvert-system
 	Clusters string   // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
 }
 
@@ -46,7 +49,7 @@ type GatewayAPI struct {
 // A PublicAddress is an address to listen at, and what others know it by.
 type PublicAddress struct {
 	Address netip.Addr // the zero Addr means every address
-	Public  string     // an address or host name; "" means as Address
+	Public  netip.Addr // the zero Addr means as Address
 }
 
 // DefaultControllerName is that of a GatewayAPI that names no other.
@@ -64,14 +67,7 @@ var kubernetesFields = []field[Kubernetes]{
 	{"kubeconfig", func(d *decoder, n *yaml.Node, to *Kubernetes) { to.Kubeconfig, _ = d.text(n, "kubeconfig") }},
 	{"context", func(d *decoder, n *yaml.Node, to *Kubernetes) { to.Context, _ = d.text(n, "context") }},
 	{"namespaces", func(d *decoder, n *yaml.Node, to *Kubernetes) {
-		d.list(n, "namespaces", func(n *yaml.Node) {
-			if s, ok := d.label(n, "a namespace"); ok {
-				to.Namespaces = append(to.Namespaces, s)
-			}
-		})
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "leave the key out for the whole cluster", "namespaces is empty")
-		}
+		d.namespaces(n, "namespaces", "the whole cluster", &to.Namespaces)
 	}},
 	{"discovery", func(d *decoder, n *yaml.Node, to *Kubernetes) {
 		to.Discovery = &Discovery{}
@@ -109,6 +105,13 @@ var discoveryFields = []field[Discovery]{
 			}
 			to.Suffixes = append(to.Suffixes, name.String())
 		})
+	}},
+	{"prefer", func(d *decoder, n *yaml.Node, to *Discovery) {
+		to.Prefer, _ = d.word(n, "prefer", "ipv4", "ipv6", "both")
+	}},
+	{"podCIDRs", func(d *decoder, n *yaml.Node, to *Discovery) { d.boolean(n, "podCIDRs", &to.PodCIDRs) }},
+	{"gatewayNamespaces", func(d *decoder, n *yaml.Node, to *Discovery) {
+		d.namespaces(n, "gatewayNamespaces", "culvert-system", &to.Gateways)
 	}},
 	{"clusters", func(d *decoder, n *yaml.Node, to *Discovery) {
 		to.Clusters, _ = d.label(n, "the namespace of clusters")
@@ -148,16 +151,7 @@ var gatewayAPIFields = []field[GatewayAPI]{
 var publicAddressFields = []field[PublicAddress]{
 	{"address", func(d *decoder, n *yaml.Node, to *PublicAddress) { d.address(n, &to.Address) }},
 	{"public", func(d *decoder, n *yaml.Node, to *PublicAddress) {
-		s, ok := d.text(n, "a public address")
-		if !ok {
-			return
-		}
-		_, aerr := netip.ParseAddr(s)
-		_, nerr := tunnel.ParseName(s)
-		if aerr != nil && nerr != nil {
-			d.errorf(n, "write 203.0.113.7, 2001:db8::7 or gw.example.com", "%q is neither an address nor a host name", clip(s))
-		}
-		to.Public = s
+		d.address(n, &to.Public)
 	}},
 }
 
@@ -165,6 +159,18 @@ func (d *decoder) kubernetes(n *yaml.Node, c *Config) {
 	d.at.kubernetes.node = n
 	c.Kubernetes = &Kubernetes{Leader: defaultLeader}
 	object(d, n, "kubernetes", kubernetesFields, c.Kubernetes)
+}
+
+// namespaces reads a list of them. Without the key it is otherwise.
+func (d *decoder) namespaces(n *yaml.Node, what, otherwise string, to *[]string) {
+	d.list(n, what, func(n *yaml.Node) {
+		if s, ok := d.label(n, "a namespace"); ok {
+			*to = append(*to, s)
+		}
+	})
+	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+		d.errorf(n, "leave the key out for "+otherwise, "%s is empty", what)
+	}
 }
 
 // address reads an address to listen at, without a port.
@@ -236,5 +242,8 @@ func (d *decoder) checkKubernetes() {
 	}
 	if k.Discovery.Network == "" {
 		k.Discovery.Network = d.cfg.Cluster
+	}
+	if k.Kubeconfig == "" && d.cfg.Mesh.Network == "" {
+		d.cfg.Mesh.Network = k.Discovery.Network // a pod is where the pods are
 	}
 }

@@ -358,7 +358,7 @@ func (d *decoder) knownNetwork(n *yaml.Node, name string) {
 	for i, network := range d.cfg.Networks {
 		known[i] = network.Name
 	}
-	if name == "" || slices.Contains(known, name) {
+	if name == "" || slices.Contains(known, name) || d.cfg.Kubernetes != nil && d.cfg.Kubernetes.Discovery != nil { // which brings networks
 		return
 	}
 	hint := "add it to networks"

@@ -13,5 +13,6 @@
 // the place its hash leads to, or the next one that is free: who starts from
 // nothing with the same keys gets the same places.
 //
-// A Plan is pure. A File keeps what it says on the disk.
+// A Plan is pure. A File keeps what it says on the disk, and one process at a time
+// writes it.
 package leases

@@ -28,7 +28,7 @@ const (
 //	  {"service": "db.example.com", "assigned": 20017, "since": "2026-01-02T15:04:05Z"}
 //	]}
 //
-// Nobody locks it: it is one process's alone.
+// It is one process's alone: who is to Save it has the Lock.
 type File struct {
 	Path string
 	What string // is in it, for errors: "assigned ports"

@@ -2,6 +2,11 @@
 // and the same one for as long as it is there.
 //
 //	state := ports.State{Path: "/var/lib/culvert/ports.json"}
+//	lock, err := state.Lock() // until the process ends
+//	if err != nil {
+//		return err // another process gives these ports
+//	}
+//	defer lock.Close()
 //	have, err := state.Load()
 //	if err != nil {
 //		return err // never start over by itself: clients know these ports

@@ -2,6 +2,7 @@ package ports
 
 import (
 	"fmt"
+	"io"
 
 	"culvert.dev/registry/leases"
 )
@@ -32,6 +33,10 @@ type entry struct {
 func (s State) file() leases.File {
 	return leases.File{Path: s.Path, What: "assigned ports", List: "ports"}
 }
+
+// Lock makes the file this process's until what it returns is closed, which is
+// the caller's to do. It is leases.ErrHeld at once where another process has it.
+func (s State) Lock() (io.Closer, error) { return s.file().Lock() }
 
 // Load reads the file. One that is not there is empty. One that can't be read
 // or understood as a whole is an error: whoever went on without it would give
@@ -73,7 +78,8 @@ func parse(data []byte) ([]Assignment, error) {
 }
 
 // Save writes the file anew: after a crash at any moment there is the old one
-// or the new one, whole. Only its owner may read or write it.
+// or the new one, whole. Only its owner may read or write it. Who calls it has the
+// Lock.
 func (s State) Save(all []Assignment) error {
 	entries := make([]entry, len(all))
 	for i, a := range all {

@@ -2,6 +2,11 @@
 // and one of IPv6, and the same one for as long as it is there.
 //
 //	state := vips.State{Path: "/var/lib/culvert/vips.json"}
+//	lock, err := state.Lock() // until the process ends
+//	if err != nil {
+//		return err // another process gives these addresses
+//	}
+//	defer lock.Close()
 //	have, err := state.Load()
 //	if err != nil {
 //		return err // never start over by itself: clients know these addresses

@@ -24,6 +24,7 @@ type gatewayOptions struct {
 	logFormat    string
 	logLevel     string
 	adminControl bool
+	health       string
 	memory       string
 	onlyDNS      bool
 }
@@ -62,6 +63,7 @@ func (o *gatewayOptions) addRuntime(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.logFormat, "log-format", "", "text or json (default: the file's, or text)")
 	f.StringVar(&o.logLevel, "log-level", "", "debug, info, warn or error (default: the file's, or info)")
+	f.StringVar(&o.health, "health", "", "address of the health port: /healthz, /readyz and /metrics alone, for probes from other hosts")
 	f.StringVar(&o.memory, "memory-limit", "", "auto, none, or a size such as 512MiB (default: the file's, or auto)")
 	_ = cmd.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
@@ -80,7 +82,8 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return usageError("add dns: {listen: [\"udp://:53\", \"tcp://:53\"]} to the file", "nothing to answer by DNS")
 	case o.onlyDNS:
 		c.Listeners, c.ServicePorts = nil, nil
-	case len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil:
+		answersOnly(c)
+	case len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil && !c.Listens():
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
@@ -97,18 +100,24 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err := o.limitMemory(c, &cfg); err != nil {
 		return err
 	}
-	cfg.Log = log
+	cfg.Log, cfg.Health = log, o.health
 	cfg.Dropped = func() float64 { return float64(out.Dropped()) }
 	sources, reloader, err := o.sources(c, log)
 	if err != nil {
 		return err
 	}
-	cfg.Sources = sources
+	k8s, err := newKube(c, log)
+	if err != nil {
+		return err
+	}
+	cfg.Sources = append(sources, k8s.Sources()...)
+	cfg.SourcesListen = c.Listens()
 	cfg.Loops = spareProcessor()
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
 		return stateError(dnsError(err))
 	}
+	defer k8s.Start(ctx, g)()
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
 		reloader.OnConfig = onConfig(g, &cfg, log)

@@ -15,6 +15,7 @@ import (
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
+	"culvert.dev/registry/leases"
 	"culvert.dev/tunnel"
 )
 
@@ -137,11 +138,11 @@ func stateError(err error) error {
 	if !ok {
 		return err
 	}
-	return &cliError{
-		err:  err,
-		hint: "restore the file, or see to its rights; if it is removed, " + state.What + " are assigned anew and may be others than clients know",
-		code: exitFailed,
+	hint := "restore the file, or see to its rights; if it is removed, " + state.What + " are assigned anew and may be others than clients know"
+	if errors.Is(err, leases.ErrHeld) {
+		hint = "end the one that runs (fuser FILE.lock tells which), or give each a state of its own; a gateway answers by DNS, too, if its file has dns:"
 	}
+	return &cliError{err: err, hint: hint, code: exitFailed}
 }
 
 // namedPorts returns those of list that are of the named services; all of them

@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -52,6 +55,7 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	callAs(root, os.Args[0])
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
@@ -74,6 +78,25 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return ce.code
 }
 
+// callAs has the help of root and of all its commands say how the program was
+// called: by the name of kubectl's plugin it is "kubectl culvert".
+func callAs(root *cobra.Command, program string) {
+	const asPlugin = "kubectl culvert"
+	if strings.TrimSuffix(filepath.Base(program), ".exe") != "kubectl-culvert" {
+		return
+	}
+	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: asPlugin}
+	line := regexp.MustCompile(`(?m)^(  |.*\| )culvert `)
+	var each func(cmd *cobra.Command)
+	each = func(cmd *cobra.Command) {
+		cmd.Example = line.ReplaceAllString(cmd.Example, "${1}"+asPlugin+" ")
+		for _, sub := range cmd.Commands() {
+			each(sub)
+		}
+	}
+	each(root)
+}
+
 // New returns the root command.
 func New() *cobra.Command {
 	root := &cobra.Command{
@@ -93,7 +116,7 @@ right service inside. It never decrypts: mutual TLS goes end to end.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError(fmt.Sprintf("see %q", cmd.CommandPath()+" --help"), "%w", err)
 	})
-	root.AddCommand(newGateway(), newDNS(), newProbe(), newExplain(), newStatus(), newTunnels(), newPorts(), newResolve(), newRegistry(), newConfig(), newCA(), newDemo(), newVersion())
+	root.AddCommand(newGateway(), newDNS(), newProbe(), newExplain(), newStatus(), newTunnels(), newPorts(), newResolve(), newRegistry(), newConfig(), newCA(), newInstall(), newDemo(), newVersion())
 	return root
 }
 

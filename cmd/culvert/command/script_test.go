@@ -27,9 +27,8 @@ import (
 
 // The scripts run this test binary, which is culvert where it is called so.
 func TestMain(m *testing.M) {
-	testscript.Main(leakChecked{m}, map[string]func(){
-		"culvert": func() { os.Exit(Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) },
-	})
+	culvert := func() { os.Exit(Main(context.Background(), os.Args[1:], os.Stdout, os.Stderr)) }
+	testscript.Main(leakChecked{m}, map[string]func(){"culvert": culvert, "kubectl-culvert": culvert})
 }
 
 // leakChecked is a testing.M that fails where goroutines are left.

@@ -1,0 +1,368 @@
+package deploy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"culvert.dev/registry/file"
+)
+
+// valuesOf are the chart's values with assignments and files over them.
+func valuesOf(t *testing.T, over string, sets ...string) map[string]any {
+	t.Helper()
+	values, err := Defaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if over != "" {
+		v, err := ParseValues([]byte(over))
+		if err != nil {
+			t.Fatal(err)
+		}
+		Merge(values, v)
+	}
+	for _, s := range sets {
+		if err := Set(values, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return values
+}
+
+func render(t *testing.T, values map[string]any) []Object {
+	t.Helper()
+	before, _ := yaml.Marshal(values)
+	objects, err := Render(Release{Name: "culvert", Namespace: "culvert-system"}, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after, _ := yaml.Marshal(values); !bytes.Equal(before, after) {
+		t.Errorf("rendering changed the values: %s\nbefore: %s", after, before)
+	}
+	return objects
+}
+
+// ids are the kinds and names of objects.
+func ids(objects []Object) []string {
+	var out []string
+	for _, o := range objects {
+		id := o.Kind + " " + o.Name
+		if o.Namespace != "" && o.Namespace != "culvert-system" {
+			id = o.Kind + " " + o.Namespace + "/" + o.Name
+		}
+		out = append(out, id)
+	}
+	return out
+}
+
+// at returns what of fields is at a path, nil if there is nothing.
+func at(fields any, path ...string) any {
+	for _, key := range path {
+		m, _ := fields.(map[string]any)
+		fields = m[key]
+	}
+	return fields
+}
+
+// Each feature brings its objects and takes away none, alone and with others.
+func TestEveryVariantHasItsObjects(t *testing.T) {
+	features := []struct{ set, name string }{
+		{"gateway.kind=DaemonSet", "daemonset"}, {"dns.enabled=true", "dns"}, {"namespaces=[shop, stock]", "namespaces"},
+		{"gatewayAPI.enabled=true", "gatewayAPI"}, {"multiCluster.enabled=true", "multiCluster"},
+		{"gateway.hostNetwork=true", "hostNetwork"}, {"serviceMonitor.enabled=true", "monitor"}, {"discovery.clusters=remote", "clusters"},
+	}
+	for bits := range 1 << len(features) {
+		on, sets := map[string]bool{}, []string(nil)
+		for i, f := range features {
+			if bits>>i&1 == 1 {
+				on[f.name], sets = true, append(sets, f.set)
+			}
+		}
+		want := []string{"NetworkPolicy culvert", "PodDisruptionBudget culvert", "ServiceAccount culvert", "ConfigMap culvert",
+			"ClusterRole culvert-system:culvert", "ClusterRoleBinding culvert-system:culvert", "Role culvert", "RoleBinding culvert", "Service culvert"}
+		if on["daemonset"] {
+			want = append(want, "DaemonSet culvert")
+		} else {
+			want = append(want, "Deployment culvert")
+		}
+		accounts := []string{"culvert-system:culvert"}
+		if on["dns"] {
+			want = append(want, "NetworkPolicy culvert-dns", "PodDisruptionBudget culvert-dns", "ServiceAccount culvert-dns", "ConfigMap culvert-dns",
+				"ClusterRole culvert-system:culvert-dns", "ClusterRoleBinding culvert-system:culvert-dns", "Service culvert-dns", "Deployment culvert-dns")
+			accounts = append(accounts, "culvert-system:culvert-dns")
+		}
+		for _, a := range accounts {
+			if on["namespaces"] {
+				want = append(want, "Role shop/"+a, "Role stock/"+a, "RoleBinding shop/"+a, "RoleBinding stock/"+a)
+			}
+			if on["clusters"] {
+				want = append(want, "Role remote/"+a+":clusters", "RoleBinding remote/"+a+":clusters")
+			}
+		}
+		if on["gatewayAPI"] {
+			want = append(want, "GatewayClass culvert")
+		}
+		if on["monitor"] {
+			want = append(want, "ServiceMonitor culvert", "Service culvert-metrics")
+			if on["dns"] {
+				want = append(want, "ServiceMonitor culvert-dns", "Service culvert-dns-metrics")
+			}
+		}
+		name := strings.Join(slices.Sorted(maps.Keys(on)), "+")
+		t.Run(name, func(t *testing.T) {
+			objects := render(t, valuesOf(t, "", sets...))
+			got := ids(objects)
+			slices.Sort(got)
+			slices.Sort(want)
+			if !slices.Equal(got, want) {
+				t.Errorf("got  %q\nwant %q", got, want)
+			}
+			whole(t, objects)
+		})
+	}
+}
+
+// The files of values in testdata/good are good, whole, and have other values
+// than the defaults for everything that is a choice.
+func TestGoodValues(t *testing.T) {
+	files, err := filepath.Glob("testdata/good/*.yaml")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, f := range files {
+		t.Run(filepath.Base(f), func(t *testing.T) {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole(t, render(t, valuesOf(t, string(text))))
+		})
+	}
+}
+
+// whole finds what of objects does not fit together.
+func whole(t *testing.T, objects []Object) {
+	t.Helper()
+	there := map[string]bool{}
+	for _, id := range ids(objects) {
+		if there[id] {
+			t.Errorf("%s is there twice", id)
+		}
+		there[id] = true
+	}
+	for i, o := range objects {
+		if i > 0 && inOrder(objects[i-1], o) > 0 {
+			t.Errorf("%s comes after %s", o.Kind, objects[i-1].Kind)
+		}
+		if strings.Contains(o.Text, "\t") || strings.Contains(o.Text, " \n") {
+			t.Errorf("%s %s has tabs or spaces at the end of a line", o.Kind, o.Name)
+		}
+		if at(o.Fields, "metadata", "labels", "app.kubernetes.io/name") != "culvert" {
+			t.Errorf("%s %s has no labels", o.Kind, o.Name)
+		}
+		if namespaced := o.Namespace != ""; namespaced == slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "GatewayClass"}, o.Kind) {
+			t.Errorf("%s %s is in namespace %q", o.Kind, o.Name, o.Namespace)
+		}
+		switch o.Kind {
+		case "ConfigMap":
+			if _, err := file.Parse("culvert.yaml", []byte(fmt.Sprint(at(o.Fields, "data", "culvert.yaml")))); err != nil {
+				t.Errorf("%s: %v", o.Name, err)
+			}
+		case "RoleBinding", "ClusterRoleBinding":
+			ref := fmt.Sprintf("%s %s", at(o.Fields, "roleRef", "kind"), at(o.Fields, "roleRef", "name"))
+			if o.Namespace != "" && o.Namespace != "culvert-system" {
+				ref = fmt.Sprintf("%s %s/%s", at(o.Fields, "roleRef", "kind"), o.Namespace, at(o.Fields, "roleRef", "name"))
+			}
+			if !there[ref] {
+				t.Errorf("%s %s gives %s, which is not there", o.Kind, o.Name, ref)
+			}
+		case "Deployment", "DaemonSet":
+			wholeWorkload(t, o, objects)
+		}
+	}
+}
+
+// wholeWorkload finds what a workload refers to that is not there.
+func wholeWorkload(t *testing.T, o Object, objects []Object) {
+	t.Helper()
+	pod := at(o.Fields, "spec", "template", "spec")
+	labels, _ := at(o.Fields, "spec", "template", "metadata", "labels").(map[string]any)
+	ports := map[string]bool{}
+	containers := at(pod, "containers").([]any)
+	for _, p := range at(containers[0], "ports").([]any) {
+		name := fmt.Sprint(at(p, "name"))
+		if ports[name] {
+			t.Errorf("%s %s has two ports %q", o.Kind, o.Name, name)
+		}
+		ports[name] = true
+	}
+	selects := func(selector any) bool {
+		m, _ := selector.(map[string]any)
+		for k, v := range m {
+			if labels[k] != v {
+				return false
+			}
+		}
+		return len(m) > 0
+	}
+	if !selects(at(o.Fields, "spec", "selector", "matchLabels")) {
+		t.Errorf("%s %s does not select its own pods", o.Kind, o.Name)
+	}
+	selected := map[string]bool{}
+	for _, s := range objects {
+		switch s.Kind {
+		case "Service":
+			if !selects(at(s.Fields, "spec", "selector")) {
+				continue
+			}
+			for _, p := range at(s.Fields, "spec", "ports").([]any) {
+				if !ports[fmt.Sprint(at(p, "targetPort"))] {
+					t.Errorf("service %s leads to port %v, which pods of %s do not have", s.Name, at(p, "targetPort"), o.Name)
+				}
+			}
+		case "PodDisruptionBudget":
+			selected[s.Kind] = selected[s.Kind] || selects(at(s.Fields, "spec", "selector", "matchLabels"))
+		case "NetworkPolicy":
+			selected[s.Kind] = selected[s.Kind] || selects(at(s.Fields, "spec", "podSelector", "matchLabels"))
+		}
+	}
+	for _, s := range objects {
+		if (s.Kind == "PodDisruptionBudget" || s.Kind == "NetworkPolicy") && !selected[s.Kind] {
+			t.Errorf("no %s is of the pods of %s", s.Kind, o.Name)
+		}
+	}
+	id := slices.IndexFunc(objects, func(s Object) bool {
+		return s.Kind == "ServiceAccount" && s.Name == at(pod, "serviceAccountName")
+	})
+	made := slices.ContainsFunc(objects, func(s Object) bool { return s.Kind == "ServiceAccount" })
+	if made && id < 0 {
+		t.Errorf("%s runs as %v, which is not there", o.Name, at(pod, "serviceAccountName"))
+	}
+}
+
+// What the chart says of a pod is what Pod Security calls restricted, but where
+// it has the node's network.
+func TestPodsAreRestricted(t *testing.T) {
+	for _, o := range render(t, valuesOf(t, "", "dns.enabled=true")) {
+		if o.Kind != "Deployment" {
+			continue
+		}
+		pod := at(o.Fields, "spec", "template", "spec")
+		container := at(pod, "containers").([]any)[0]
+		for _, want := range []struct {
+			of    any
+			path  string
+			value any
+		}{
+			{pod, "securityContext runAsNonRoot", true}, {pod, "securityContext runAsUser", 65532.0},
+			{pod, "securityContext seccompProfile type", "RuntimeDefault"}, {pod, "hostNetwork", nil},
+			{container, "securityContext allowPrivilegeEscalation", false},
+			{container, "securityContext readOnlyRootFilesystem", true}, {container, "securityContext privileged", nil},
+			{container, "securityContext capabilities add", nil}, {container, "livenessProbe httpGet path", "/healthz"},
+			{container, "readinessProbe httpGet path", "/readyz"}, {pod, "terminationGracePeriodSeconds", 40.0},
+		} {
+			if got := at(want.of, strings.Fields(want.path)...); got != want.value {
+				t.Errorf("%s: %s is %v, want %v", o.Name, want.path, got, want.value)
+			}
+		}
+		if got := fmt.Sprint(at(container, "securityContext", "capabilities", "drop")); got != "[ALL]" {
+			t.Errorf("%s drops %s, want all capabilities", o.Name, got)
+		}
+	}
+}
+
+// A change that a running gateway takes up starts no new pods, and one that it
+// does not take up does.
+func TestPodsRestartWhereTheyMust(t *testing.T) {
+	sum := func(sets ...string) any {
+		for _, o := range render(t, valuesOf(t, "", sets...)) {
+			if o.Kind == "Deployment" {
+				return at(o.Fields, "spec", "template", "metadata", "annotations", "culvert.dev/restart-sum")
+			}
+		}
+		return nil
+	}
+	base := sum()
+	if got := sum(`config.services=[{name: a.example.com, endpoints: ["10.0.0.1:1"]}]`, "config.networks=[{name: a, cidrs: [10.0.0.0/8]}]"); got != base || base == nil {
+		t.Errorf("services and networks: got %v, want %v", got, base)
+	}
+	for _, set := range []string{"cluster=east", "config.limits.idle=2h", "gateway.listeners=[{address: ':8443'}]", "discovery.allow=[a/b]", "log.level=warn"} {
+		if got := sum(set); got == base {
+			t.Errorf("%s: the sum is the same", set)
+		}
+	}
+}
+
+// The namespace allows the pods that come to it.
+func TestNamespace(t *testing.T) {
+	for set, want := range map[string]string{"gateway.hostNetwork=false": "restricted", "gateway.hostNetwork=true": "privileged"} {
+		objects, err := Render(Release{Name: "culvert", Namespace: "edge", CreateNamespace: true}, valuesOf(t, "", set))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := at(objects[0].Fields, "metadata", "labels", "pod-security.kubernetes.io/enforce")
+		if objects[0].Kind != "Namespace" || objects[0].Name != "edge" || got != want {
+			t.Errorf("%s: got %s %s, %v; want it first, and %s", set, objects[0].Kind, objects[0].Name, got, want)
+		}
+	}
+}
+
+// Bad names of a release are refused, before they are refused by an API server
+// one after the other.
+func TestBadReleases(t *testing.T) {
+	for _, r := range []Release{
+		{Name: "", Namespace: "a"}, {Name: "a", Namespace: ""}, {Name: "A", Namespace: "a"}, {Name: "a", Namespace: "a.b"},
+		{Name: "-a", Namespace: "a"}, {Name: "a\nb: c", Namespace: "a"}, {Name: strings.Repeat("a", 54), Namespace: "a"},
+	} {
+		if _, err := Render(r, valuesOf(t, "")); err == nil || !strings.Contains(err.Error(), "want letters, digits and hyphens") {
+			t.Errorf("%+v: got %v", r, err)
+		}
+	}
+	objects, err := Render(Release{Name: "edge", Namespace: "a"}, valuesOf(t, ""))
+	if err != nil || !slices.Contains(ids(objects), "ConfigMap a/edge-culvert") {
+		t.Errorf("another name: got %q, %v", ids(objects), err)
+	}
+}
+
+// Both ways of writing say the same.
+func TestWriting(t *testing.T) {
+	objects := render(t, valuesOf(t, ""))
+	var y, j bytes.Buffer
+	if err := WriteYAML(&y, objects); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteJSON(&j, objects); err != nil {
+		t.Fatal(err)
+	}
+	again, err := split("test", y.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct {
+		Kind  string
+		Items []map[string]any
+	}
+	if err := json.Unmarshal(j.Bytes(), &list); err != nil || list.Kind != "List" {
+		t.Fatalf("%v, kind %q", err, list.Kind)
+	}
+	if len(again) != len(objects) || len(list.Items) != len(objects) {
+		t.Fatalf("%d documents and %d items of %d objects", len(again), len(list.Items), len(objects))
+	}
+	for i := range objects {
+		a, _ := json.Marshal(again[i].Fields)
+		b, _ := json.Marshal(list.Items[i])
+		c, _ := json.Marshal(objects[i].Fields)
+		if !bytes.Equal(a, c) || !bytes.Equal(b, c) {
+			t.Errorf("%s %s is written otherwise", objects[i].Kind, objects[i].Name)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+{{/* Of (list to from): puts what from has into to, maps into maps. Says nothing. */}}
+{{- define "culvert.merge" -}}
+{{- $to := index . 0 -}}
+{{- range $key, $value := index . 1 -}}
+{{- if and (kindIs "map" $value) (kindIs "map" (index $to $key)) -}}
+{{- include "culvert.merge" (list (index $to $key) $value) -}}
+{{- else -}}
+{{- $_ := set $to $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What gateways and DNS servers are told alike. Of (list $ config): adds to config. */}}
+{{- define "culvert.commonConfig" -}}
+{{- $root := index . 0 -}}
+{{- $c := index . 1 -}}
+{{- $v := $root.Values -}}
+{{- $_ := set $c "admin" "unix:/run/culvert/admin.sock" -}}
+{{- $_ := set $c "cluster" $v.cluster -}}
+{{- $_ := set $c "log" (dict "format" $v.log.format "level" $v.log.level) -}}
+{{- $_ := set $c "drain" (dict "lameduck" (printf "%vs" $v.drain.lameduck) "grace" (printf "%vs" $v.drain.grace)) -}}
+{{- if include "culvert.kubernetes" $root -}}
+{{- $k := dict "leader" (printf "%s/%s" $root.Release.Namespace (include "culvert.fullname" $root)) -}}
+{{- with $v.namespaces -}}
+{{- $_ := set $k "namespaces" . -}}
+{{- end -}}
+{{- if $v.discovery.enabled -}}
+{{- $d := dict "gatewayNamespaces" ($v.discovery.gatewayNamespaces | default (list $root.Release.Namespace)) -}}
+{{- with $v.network -}}
+{{- $_ := set $d "network" . -}}
+{{- end -}}
+{{- range $key := list "zone" "allow" "deny" "suffixes" "prefer" "podCIDRs" "clusters" -}}
+{{- with index $v.discovery $key -}}
+{{- $_ := set $d $key . -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $k "discovery" $d -}}
+{{- end -}}
+{{- if $v.multiCluster.enabled -}}
+{{- $_ := set $k "multiCluster" true -}}
+{{- end -}}
+{{- $_ := set $c "kubernetes" $k -}}
+{{- else -}}
+{{- $_ := set $c "services" list -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "culvert.gatewayConfig" -}}
+{{- $c := dict -}}
+{{- include "culvert.commonConfig" (list . $c) -}}
+{{- $v := .Values -}}
+{{- if $v.gateway.listeners -}}
+{{- $_ := set $c "listeners" $v.gateway.listeners -}}
+{{- else if not $v.gatewayAPI.enabled -}}
+{{- $_ := set $c "listeners" (list (dict "address" ":443")) -}}
+{{- end -}}
+{{- if $v.gatewayAPI.enabled -}}
+{{- $g := dict "controllerName" $v.gatewayAPI.controllerName -}}
+{{- with $v.gatewayAPI.addresses -}}
+{{- $_ := set $g "addresses" . -}}
+{{- end -}}
+{{- if and $v.gateway.enabled $v.gateway.service.enabled -}}
+{{- $_ := set $g "service" (printf "%s/%s" .Release.Namespace (include "culvert.fullname" .)) -}}
+{{- end -}}
+{{- $_ := set (index $c "kubernetes") "gatewayAPI" $g -}}
+{{- end -}}
+{{- include "culvert.merge" (list $c (deepCopy $v.config)) -}}
+{{- include "culvert.merge" (list $c (deepCopy $v.gateway.config)) -}}
+{{- toYaml $c -}}
+{{- end -}}
+
+{{- define "culvert.dnsConfig" -}}
+{{- $c := dict -}}
+{{- include "culvert.commonConfig" (list . $c) -}}
+{{- $v := .Values -}}
+{{- if not $v.discovery.enabled -}}
+{{- $_ := unset $c "kubernetes" -}}
+{{- $_ := set $c "services" list -}}
+{{- end -}}
+{{- $d := dict "listen" (list "udp://:53" "tcp://:53") -}}
+{{- with $v.dns.zones -}}
+{{- $_ := set $d "zones" . -}}
+{{- end -}}
+{{- with $v.dns.recursion -}}
+{{- $_ := set $d "recursion" . -}}
+{{- end -}}
+{{- $_ := set $c "dns" $d -}}
+{{- include "culvert.merge" (list $c (deepCopy $v.config)) -}}
+{{- include "culvert.merge" (list $c (deepCopy $v.dns.config)) -}}
+{{- toYaml $c -}}
+{{- end -}}
+
+{{/* A sum of what of a configuration is taken up by a restart only: the rest is when the file changes. */}}
+{{- define "culvert.restartSum" -}}
+{{- omit (fromYaml .) "services" "networks" | toYaml | sha256sum -}}
+{{- end -}}

@@ -1,0 +1,82 @@
+// Package client is what every controller here needs of the Kubernetes API and
+// none should do twice: where the API server is, whether it answers, what it
+// forbids, and who of several replicas writes.
+//
+//	cfg, err := client.Config{Kubeconfig: path, Version: version}.REST()
+//	pulse := client.NewPulse(nil)
+//	cfg.Wrap(pulse.Wrap)
+//	core, err := kubernetes.NewForConfig(client.Protobuf(cfg))
+//
+// It reads no flags and no environment but what a pod is given: without a
+// kubeconfig it is the service account mounted there.
+package client
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// What may be asked of the API server per second, and at once. client-go's own
+// 5 and 10 make a controller look broken when a thousand routes need a status;
+// the API server has priorities of its own to defend itself with.
+const (
+	QPS   = 200
+	Burst = 400
+)
+
+// A Config says where the API server is.
+type Config struct {
+	Kubeconfig string // a file; "" means that of the pod
+	Context    string // of the file's; "" means the current one
+	Version    string // of the program, for the user agent; "" means "dev"
+}
+
+// REST returns what clients are made of.
+func (c Config) REST() (*rest.Config, error) {
+	cfg, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	version := c.Version
+	if version == "" {
+		version = "dev"
+	}
+	cfg.UserAgent = fmt.Sprintf("culvert/%s (%s/%s)", version, runtime.GOOS, runtime.GOARCH)
+	cfg.QPS, cfg.Burst = QPS, Burst
+	return cfg, nil
+}
+
+func (c Config) load() (*rest.Config, error) {
+	if c.Kubeconfig == "" {
+		if c.Context != "" {
+			return nil, fmt.Errorf("kubernetes: context %q without a kubeconfig", c.Context)
+		}
+		cfg, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) {
+			return nil, errors.New("kubernetes: no kubeconfig, and this is no pod: it has no KUBERNETES_SERVICE_HOST")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("kubernetes: the pod's service account: %w", err)
+		}
+		return cfg, nil
+	}
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: c.Context}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: kubeconfig %q, context %q: %w", c.Kubeconfig, c.Context, err)
+	}
+	return cfg, nil
+}
+
+// Protobuf returns a copy of cfg for clients of built-in kinds, which can be
+// sent in a third of the bytes. Custom ones can't.
+func Protobuf(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	cfg.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	return cfg
+}

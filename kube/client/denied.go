@@ -1,0 +1,44 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Denied says in one line what stands in the way of a verb on a resource, if it
+// is something that only an administrator can change: "may not list
+// tlsroutes.gateway.networking.k8s.io: ..." where RBAC forbids it, and that the
+// API server has no such resource where a CRD is missing. It is false for what
+// goes away by itself, such as a server that can't be reached.
+func Denied(verb string, res schema.GroupResource, err error) (string, bool) {
+	switch {
+	case apierrors.IsForbidden(err):
+		return fmt.Sprintf("may not %s %s: %s", verb, res, reason(err)), true
+	case apierrors.IsUnauthorized(err):
+		return fmt.Sprintf("may not %s %s: the API server does not know who asks: %s", verb, res, reason(err)), true
+	case apierrors.IsNotFound(err) && !named(err):
+		return fmt.Sprintf("can't %s %s: the API server has no such resource; is its CRD installed?", verb, res), true
+	}
+	return "", false
+}
+
+// named reports whether a 404 is for lack of an object, not of its kind.
+func named(err error) bool {
+	var s apierrors.APIStatus
+	return errors.As(err, &s) && s.Status().Details != nil && s.Status().Details.Name != ""
+}
+
+// reason is the API server's own words, without what wraps them, in one line.
+func reason(err error) string {
+	text := err.Error()
+	var s apierrors.APIStatus
+	if errors.As(err, &s) && s.Status().Message != "" && s.Status().Status == metav1.StatusFailure {
+		text = s.Status().Message
+	}
+	return strings.Join(strings.Fields(text), " ")
+}

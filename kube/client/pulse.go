@@ -1,0 +1,77 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+)
+
+// A Pulse notices whether the API server answers, by the requests that are made
+// anyway. client-go's informers try again for as long as it takes and tell
+// nobody, so that a controller that only listens to them never learns that
+// what it knows has grown old.
+type Pulse struct {
+	beat func(error) // may be nil
+
+	mu   sync.Mutex
+	err  error         // of the last request; nil is an answer
+	turn chan struct{} // closed at the next change
+}
+
+// NewPulse returns a Pulse that thinks that all is well. It calls beat, unless it
+// is nil, at each change from answers to none and back, with nil for the
+// latter; beat must not make requests.
+func NewPulse(beat func(error)) *Pulse {
+	return &Pulse{beat: beat, turn: make(chan struct{})}
+}
+
+// Wrap is for rest.Config.Wrap.
+func (p *Pulse) Wrap(rt http.RoundTripper) http.RoundTripper { return pulsed{p, rt} }
+
+// Err returns why the API server does not answer, or nil if it does, and a
+// channel that is closed when that changes.
+func (p *Pulse) Err() (error, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err, p.turn
+}
+
+func (p *Pulse) set(err error) {
+	p.mu.Lock()
+	changed := (p.err == nil) != (err == nil)
+	p.err = err
+	if changed {
+		close(p.turn)
+		p.turn = make(chan struct{})
+	}
+	p.mu.Unlock()
+	if changed && p.beat != nil {
+		p.beat(err)
+	}
+}
+
+type pulsed struct {
+	*Pulse
+	next http.RoundTripper
+}
+
+func (p pulsed) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := p.next.RoundTrip(req)
+	switch {
+	case err == nil && res.StatusCode == http.StatusServiceUnavailable:
+		// From a load balancer before it, or from itself while it starts or stops.
+		p.set(fmt.Errorf("%s %s: %s", req.Method, req.URL.Path, res.Status))
+	case err == nil:
+		p.set(nil)
+	case errors.Is(err, context.Canceled) || req.Context().Err() != nil:
+		// Given up by us, which says nothing about the server.
+	default:
+		p.set(err)
+	}
+	return res, err
+}
+
+// WrappedRoundTripper lets client-go find the transport, to close what is idle.
+func (p pulsed) WrappedRoundTripper() http.RoundTripper { return p.next }

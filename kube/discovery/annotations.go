@@ -1,0 +1,337 @@
+package discovery
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// The annotations, without their prefix. Those of exposure may stand at a
+// Namespace, too, for all of its services that do not say it themselves.
+const (
+	noteExpose        = "expose"
+	noteNetworks      = "networks"
+	noteNames         = "names"
+	noteOwnPort       = "own-port"
+	noteVIP           = "vip"
+	noteExported      = "exported"
+	noteProxyProtocol = "proxy-protocol"
+	noteALPN          = "alpn"
+	noteIdle          = "idle"
+	noteHalfClosed    = "half-closed"
+	noteCheck         = "check"
+
+	noteGateway    = "gateway"
+	notePort       = "gateway-port"
+	noteTransports = "gateway-transports"
+	noteWeight     = "gateway-weight"
+)
+
+// Limits of what one annotation may hold.
+const (
+	maxNames    = 64
+	maxNetworks = 64
+	maxALPN     = 16
+)
+
+// A Problem is something that is refused. It is comparable: the same is said
+// once.
+type Problem struct {
+	Kind      string // "Service", "Namespace" or "Secret"
+	Namespace string
+	Name      string
+	Key       string // the annotation; "" where none is at fault
+	Value     string
+	Text      string // what is wrong, and what comes of it
+}
+
+func (p Problem) String() string {
+	if p.Key == "" {
+		return p.Text
+	}
+	return fmt.Sprintf("annotation %s%s: %q: %s", prefix, p.Key, clip(p.Value), p.Text)
+}
+
+// exposure is what the annotations of a service and of its namespace say.
+type exposure struct {
+	expose     bool
+	mine       bool // expose stands at the service
+	refused    bool // expose is there and says no
+	networks   []string
+	everyone   bool // networks says so
+	names      []tunnel.Pattern
+	ownPort    bool
+	vip        bool
+	exported   bool
+	proxy      int
+	alpn       []string
+	idle       time.Duration
+	halfClosed time.Duration
+	check      registry.Check
+
+	closed bool // something is malformed that must not be guessed
+}
+
+// A noteKind says what an annotation is for. What is wrong with one that
+// closes keeps the service closed; any other is ignored.
+type noteKind struct {
+	key     string
+	closes  bool
+	inherit bool // may stand at a Namespace
+	parse   func(x *exposure, value string) error
+}
+
+// kinds are in the order in which they are read.
+func kinds() []noteKind { return noteKinds[:] }
+
+var noteKinds = [...]noteKind{
+	{noteExpose, true, true, func(x *exposure, v string) error { return parseBool(v, &x.expose) }},
+	{noteNetworks, true, true, parseNetworks},
+	{noteNames, false, false, parseNames},
+	{noteOwnPort, false, true, func(x *exposure, v string) error { return parseBool(v, &x.ownPort) }},
+	{noteVIP, false, true, func(x *exposure, v string) error { return parseBool(v, &x.vip) }},
+	{noteExported, false, true, func(x *exposure, v string) error { return parseBool(v, &x.exported) }},
+	{noteProxyProtocol, true, true, parseProxyProtocol}, // without the header bytes would be misread
+	{noteALPN, false, true, parseALPN},
+	{noteIdle, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
+	{noteHalfClosed, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.halfClosed) }},
+	{noteCheck, false, true, func(x *exposure, v string) error { return parseCheck(v, &x.check) }},
+}
+
+// parseNotes reads the annotations of a service, and of its namespace, nil for
+// one of which nothing is known.
+func parseNotes(s *service, ns *namespace) (x exposure, problems []Problem) {
+	for _, k := range kinds() {
+		v, ok := s.notes[k.key]
+		p := Problem{Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: k.key}
+		mine := ok
+		if !ok && ns != nil && k.inherit {
+			v, ok = ns.notes[k.key]
+			p.Kind, p.Namespace, p.Name = "Namespace", "", ns.name
+		}
+		if !ok {
+			continue
+		}
+		if k.key == noteExpose {
+			x.mine = mine
+		}
+		if err := k.parse(&x, v); err != nil {
+			p.Value, p.Text = clip(v), err.Error()+"; "+k.consequence()
+			x.closed = x.closed || k.closes
+			problems = append(problems, p)
+			continue
+		}
+		if k.key == noteExpose {
+			x.refused = !x.expose
+		}
+	}
+	problems = append(problems, unknown(s.notes, Problem{Kind: "Service", Namespace: s.Namespace, Name: s.Name}, &x)...)
+	if ns != nil {
+		problems = append(problems, unknown(ns.notes, Problem{Kind: "Namespace", Name: ns.name}, &x)...)
+	}
+	return x, problems
+}
+
+func (k *noteKind) consequence() string {
+	switch {
+	case k.closes:
+		return "the service is not exposed"
+	case k.key == noteNames:
+		return "that name is left out"
+	}
+	return "it is ignored"
+}
+
+// unknown complains of keys that nobody reads. One that was meant to close the
+// service, by the looks of it, does.
+func unknown(notes map[string]string, at Problem, x *exposure) (problems []Problem) {
+	known := []string{noteGateway, notePort, noteTransports, noteWeight}
+	for _, k := range kinds() {
+		known = append(known, k.key)
+	}
+	for _, got := range slices.Sorted(maps.Keys(notes)) {
+		if slices.Contains(known, got) {
+			if k := slices.IndexFunc(kinds(), func(k noteKind) bool { return k.key == got }); at.Kind == "Namespace" && k >= 0 && !kinds()[k].inherit {
+				p := at
+				p.Key, p.Value, p.Text = got, clip(notes[got]), "it is for a Service, and ignored at a Namespace"
+				problems = append(problems, p)
+			}
+			continue
+		}
+		for _, k := range kinds() {
+			if !near(got, k.key) {
+				continue
+			}
+			p := at
+			p.Key, p.Value, p.Text = clip(got), clip(notes[got]), fmt.Sprintf("did you mean %s%s? %s", prefix, k.key, k.consequence())
+			x.closed = x.closed || k.closes
+			problems = append(problems, p)
+			break
+		}
+	}
+	return problems
+}
+
+// near reports whether two words differ by two letters at most.
+func near(a, b string) bool {
+	if len(a) > len(b)+2 || len(b) > len(a)+2 {
+		return false
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		diagonal := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := diagonal
+			if a[i-1] != b[j-1] {
+				cost++
+			}
+			diagonal, row[j] = row[j], min(cost, row[j]+1, row[j-1]+1)
+		}
+	}
+	return row[len(b)] <= 2
+}
+
+func parseBool(v string, to *bool) error {
+	switch v {
+	case "true":
+		*to = true
+	case "false":
+		*to = false
+	default:
+		return fmt.Errorf(`write "true" or "false"`)
+	}
+	return nil
+}
+
+// items splits a list at its commas.
+func items(v string, most int) ([]string, error) {
+	list := strings.Split(v, ",")
+	if len(list) > most {
+		return nil, fmt.Errorf("it has %d items, limit %d", len(list), most)
+	}
+	for i, s := range list {
+		if list[i] = strings.TrimSpace(s); list[i] == "" {
+			return nil, fmt.Errorf("item %d is empty", i+1)
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list), nil
+}
+
+func parseNetworks(x *exposure, v string) error {
+	if strings.TrimSpace(v) == "" {
+		return fmt.Errorf(`empty could be nobody or everyone; write "*" for everyone`)
+	}
+	list, err := items(v, maxNetworks)
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		switch {
+		case s == "*" && len(list) > 1:
+			return fmt.Errorf(`"*" is everyone, and stands alone`)
+		case s != "*" && strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == '*' }):
+			return fmt.Errorf("%q is not the name of a network", clip(s))
+		}
+	}
+	if list[0] == "*" {
+		x.everyone = true
+		return nil
+	}
+	x.networks = list
+	return nil
+}
+
+// parseNames takes the names that are good even if others of the list are not.
+func parseNames(x *exposure, v string) error {
+	list, err := items(v, maxNames)
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		p, bad := tunnel.ParsePattern(s)
+		if bad != nil {
+			err = bad
+			continue
+		}
+		x.names = append(x.names, p)
+	}
+	return err
+}
+
+func parseProxyProtocol(x *exposure, v string) error {
+	switch v {
+	case "v1":
+		x.proxy = 1
+	case "v2":
+		x.proxy = 2
+	default:
+		return fmt.Errorf(`write "v1" or "v2"`)
+	}
+	return nil
+}
+
+// parseALPN reads the identifiers of protocols, RFC 7301, in the order of
+// preference.
+func parseALPN(x *exposure, v string) error {
+	list := strings.Split(v, ",")
+	if len(list) > maxALPN {
+		return fmt.Errorf("it has %d items, limit %d", len(list), maxALPN)
+	}
+	var all []string
+	for i, s := range list {
+		s = strings.TrimSpace(s)
+		if s == "" || len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == '\\' }) {
+			return fmt.Errorf("item %d is not the name of a protocol", i+1)
+		}
+		if !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	x.alpn = all
+	return nil
+}
+
+func parseDuration(v string, to *time.Duration) error {
+	d, err := time.ParseDuration(v)
+	if err != nil || d < time.Millisecond {
+		return fmt.Errorf("write a duration such as 90s or 1h30m")
+	}
+	*to = d
+	return nil
+}
+
+// parseCheck reads "tcp", "tls", "http" or "none", and for http a path after a
+// colon: "http:/healthz".
+func parseCheck(v string, to *registry.Check) error {
+	kind, path, ok := strings.Cut(v, ":")
+	switch {
+	case kind == "none" && !ok:
+		*to = registry.Check{}
+	case (kind == "tcp" || kind == "tls" || kind == "http") && !ok:
+		*to = registry.Check{Kind: kind}
+	case kind == "http" && strings.HasPrefix(path, "/") && len(path) <= 1024 && !strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' }):
+		*to = registry.Check{Kind: kind, Path: path}
+	default:
+		return fmt.Errorf("write tcp, tls, http, http:/PATH or none")
+	}
+	return nil
+}
+
+// clip keeps what is quoted short.
+func clip(s string) string {
+	const most = 128
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "..."
+}

@@ -1,0 +1,355 @@
+package discovery
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert.dev/kube/client"
+	"culvert.dev/registry"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/validation"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// What is said at a Secret with a kubeconfig.
+const (
+	LabelCluster  = prefix + "cluster" // and names the cluster
+	NoteNetwork   = prefix + "network" // annotation; the cluster's name, if it is not there
+	KubeconfigKey = "kubeconfig"       // of the Secret's data
+)
+
+// gather is how long the first words of clusters are waited for, to say them
+// together: a table with half of the clusters refuses what the others serve.
+// The registry waits a little longer.
+const gather = 4 * time.Second
+
+// Clusters are further clusters as one registry.Source: each is a kubeconfig,
+// under the key of that name, in a Secret with the label culvert.dev/cluster: NAME.
+// They come, change and go with their Secrets; a cluster whose Secret turns bad
+// stays as it was. Client and Namespace are needed.
+type Clusters struct {
+	Client    kubernetes.Interface // of the cluster that has the Secrets
+	Namespace string               // that they are in
+
+	// Own is the cluster that is known without a Secret; no Secret may be of it.
+	Own string
+
+	// New returns the Source of a cluster, to be completed with its Client,
+	// Cluster and Network. Nil means a zero Source.
+	New func(name string) *Source
+
+	// Connect makes a client of a kubeconfig that has been found harmless. Nil
+	// means client-go's, by protobuf.
+	Connect func(*rest.Config) (kubernetes.Interface, error)
+
+	// OnCluster is told of each cluster whose discovery begins, and what it
+	// returns, if that is not nil, is called when it has ended. May be nil.
+	OnCluster func(name string, cfg *rest.Config, src *Source) (ended func())
+
+	// Log is told of what is refused. Nil discards.
+	Log *slog.Logger
+}
+
+// A secret is what is used of a Secret.
+type secret struct {
+	name    string
+	created time.Time
+	cluster string
+	network string
+	config  *rest.Config
+	bad     error             // why config is nil
+	sum     [sha256.Size]byte // of all of it
+}
+
+func secretOf(s *corev1.Secret) *secret {
+	out := &secret{name: s.Name, created: s.CreationTimestamp.Time, cluster: s.Labels[LabelCluster], network: s.Annotations[NoteNetwork]}
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q ", out.cluster, out.network)
+	h.Write(s.Data[KubeconfigKey])
+	h.Sum(out.sum[:0])
+	switch {
+	case !isCluster(out.cluster):
+		out.bad = fmt.Errorf("label %s: %q is no name of a cluster: it is not one label of a DNS name", LabelCluster, clip(out.cluster))
+	case len(s.Data[KubeconfigKey]) == 0:
+		out.bad = fmt.Errorf("it has no key %q", KubeconfigKey)
+	default:
+		out.config, out.bad = parseKubeconfig(s.Data[KubeconfigKey])
+	}
+	return out
+}
+
+// A fleet is what is known while Clusters.Run runs.
+type fleet struct {
+	*Clusters
+	log     *slog.Logger
+	signal  chan struct{}
+	updates chan registry.Update // of all clusters
+	running sync.WaitGroup
+
+	mu      sync.Mutex // guards the following
+	secrets map[string]*secret
+	synced  bool
+	err     error
+
+	members map[string]*member // by cluster; of the loop alone, as the next
+	failed  map[string]bool    // clusters that were said to be lost, and never ran
+	said    client.Once
+}
+
+// A member is a cluster whose discovery runs.
+type member struct {
+	*secret
+	stop func() // and waits
+}
+
+func (c *Clusters) source() string { return "clusters/" + c.Namespace }
+
+// Run implements registry.Source. It returns when ctx is done. What it says of
+// itself, by the name "clusters/NAMESPACE", is only whether the Secrets can be
+// seen.
+func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) error {
+	if c.Client == nil || c.Namespace == "" {
+		return errors.New("discovery: clusters need a client, and the namespace of their Secrets")
+	}
+	f := &fleet{
+		Clusters: c, log: c.Log, signal: make(chan struct{}, 1), updates: make(chan registry.Update),
+		secrets: map[string]*secret{}, members: map[string]*member{}, failed: map[string]bool{},
+	}
+	if f.log == nil {
+		f.log = slog.New(slog.DiscardHandler)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer f.running.Wait()
+	defer cancel()
+	f.watch(ctx)
+	return f.loop(ctx, updates)
+}
+
+// loop starts and stops discoveries, and passes on what they say.
+func (f *fleet) loop(ctx context.Context, out chan<- registry.Update) error {
+	send := func(u registry.Update) error {
+		select {
+		case out <- u:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	var (
+		begun, lost bool
+		waiting     = map[string]bool{} // clusters that have not said anything yet; nil when that is over
+		held        []registry.Update
+		late        = time.After(gather)
+	)
+	for {
+		var own []registry.Update // what is to be said of clusters that do not run
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case u := <-f.updates:
+			if waiting != nil {
+				delete(waiting, u.Source)
+				held = append(held, u)
+			} else if err := send(u); err != nil {
+				return err
+			}
+		case <-late:
+			waiting = nil
+		case <-f.signal:
+			synced, err := f.state()
+			if (err != nil) != lost {
+				lost = err != nil
+				if lost {
+					f.log.Warn("discovery: the Secrets of clusters can't be seen; those that are known go on", "err", err)
+				}
+				if !lost && begun || lost {
+					own = append(own, registry.Update{Source: f.source(), Err: err})
+				}
+			}
+			if !synced {
+				break
+			}
+			own = append(own, f.apply(ctx)...)
+			if !begun {
+				begun = true
+				own = append(own, registry.Update{Source: f.source()})
+				for name := range f.members {
+					if waiting != nil {
+						waiting["cluster/"+name] = true
+					}
+				}
+			}
+		}
+		if waiting != nil {
+			held = append(held, own...)
+			if !begun || len(waiting) > 0 {
+				continue
+			}
+			waiting = nil
+			own = nil
+		}
+		for _, u := range append(held, own...) {
+			if err := send(u); err != nil {
+				return err
+			}
+		}
+		held = nil
+	}
+}
+
+// apply makes the running discoveries those of the Secrets, and returns what is
+// to be said of the others.
+func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
+	f.mu.Lock()
+	want := map[string]*secret{}
+	wrong := map[*secret]error{}
+	for _, s := range slices.SortedFunc(maps.Values(f.secrets), func(a, b *secret) int {
+		return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.name, b.name))
+	}) {
+		why := s.bad
+		switch other := want[s.cluster]; {
+		case f.Own != "" && s.cluster == f.Own:
+			why = fmt.Errorf("cluster %q is known without it", s.cluster)
+		case other != nil:
+			why = fmt.Errorf("cluster %q is that of Secret %q already", s.cluster, other.name)
+		case isCluster(s.cluster):
+			want[s.cluster] = s
+		}
+		wrong[s] = why
+		f.complain(s, why)
+	}
+	f.mu.Unlock()
+
+	for _, name := range slices.Sorted(maps.Keys(f.members)) {
+		m := f.members[name]
+		s := want[name]
+		if s != nil && (s.config == nil || s.sum == m.sum) {
+			continue // what it says stays in force where the new one is bad
+		}
+		m.stop()
+		delete(f.members, name)
+		if s == nil {
+			f.log.Info("discovery: a cluster is gone", "cluster", name)
+			say = append(say, registry.Update{Source: "cluster/" + name})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if f.members[name] != nil || want[name].config == nil {
+			continue
+		}
+		if err := f.start(ctx, want[name]); err != nil {
+			f.log.Error("discovery: a cluster can't be had", "cluster", name, "secret", f.Namespace+"/"+want[name].name, "err", err)
+			say = append(say, registry.Update{Source: "cluster/" + name, Err: err})
+			f.failed[name] = true
+			continue
+		}
+		delete(f.failed, name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if s := want[name]; wrong[s] != nil && f.members[name] == nil {
+			say = append(say, registry.Update{Source: "cluster/" + name, Err: fmt.Errorf("discovery: Secret %s/%s: %w", f.Namespace, s.name, wrong[s])})
+			f.failed[name] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.failed)) {
+		if want[name] == nil { // nobody waits for it any more
+			say = append(say, registry.Update{Source: "cluster/" + name})
+			delete(f.failed, name)
+		}
+	}
+	return say
+}
+
+func isCluster(name string) bool { return len(validation.NameIsDNSLabel(name, false)) == 0 }
+
+// complain says once what is wrong with a Secret.
+func (f *fleet) complain(s *secret, why error) {
+	text := ""
+	if why != nil {
+		text = why.Error()
+	}
+	if f.said.New(s.name, text) {
+		f.log.Error("discovery: a Secret with a kubeconfig is refused", "secret", f.Namespace+"/"+s.name, "cluster", clip(s.cluster), "err", text)
+	}
+}
+
+// start begins the discovery of a cluster.
+func (f *fleet) start(ctx context.Context, s *secret) error {
+	connect := f.Connect
+	if connect == nil {
+		connect = func(cfg *rest.Config) (kubernetes.Interface, error) {
+			return kubernetes.NewForConfig(client.Protobuf(cfg))
+		}
+	}
+	core, err := connect(s.config)
+	if err != nil {
+		return fmt.Errorf("discovery: Secret %s/%s: %w", f.Namespace, s.name, err)
+	}
+	src := &Source{}
+	if f.New != nil {
+		src = f.New(s.cluster)
+	}
+	src.Client, src.Cluster, src.Network = core, s.cluster, s.network
+	if src.Log == nil {
+		src.Log = f.log
+	}
+	f.log.Info("discovery: a cluster is there", "cluster", s.cluster, "secret", f.Namespace+"/"+s.name, "server", s.config.Host)
+	var ended func()
+	if f.OnCluster != nil {
+		ended = f.OnCluster(s.cluster, s.config, src)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	f.running.Go(func() {
+		defer close(done)
+		if ended != nil {
+			defer ended()
+		}
+		f.keep(ctx, src)
+	})
+	f.members[s.cluster] = &member{secret: s, stop: func() {
+		cancel()
+		<-done
+	}}
+	return nil
+}
+
+// keep runs a Source until ctx is done, again where it fails.
+func (f *fleet) keep(ctx context.Context, src *Source) {
+	for pause := time.Second; ; pause = min(2*pause, 30*time.Second) {
+		err := runSafely(ctx, src, f.updates)
+		if ctx.Err() != nil {
+			return
+		}
+		f.log.Error("discovery: a cluster failed; what it said last stays in force", "cluster", src.Cluster, "err", err, "again", pause)
+		select {
+		case f.updates <- registry.Update{Source: src.name(), Err: err}:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// runSafely turns a panic of one cluster's discovery into its failure.
+func runSafely(ctx context.Context, src *Source, updates chan<- registry.Update) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return src.Run(ctx, updates)
+}

@@ -1,0 +1,160 @@
+package discovery
+
+import (
+	"slices"
+	"strings"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// A view is what a conversion depends on beside the objects.
+type view struct {
+	cluster    string
+	network    string
+	zone       string
+	prefer     string
+	clusterSet []string
+	rules      *Rules
+	blind      bool // Namespaces can't be read
+}
+
+// convert makes the registry's service of a Service, nil for one without a port
+// of TCP. It is pure; ns is nil where there is no such Namespace, or it is not
+// known. One that is not exposed has neither names nor endpoints.
+func (v *view) convert(s *service, ns *namespace, of []*slice, exported bool) (*registry.Service, []Problem) {
+	if len(s.ports) > 0 && !servesTCP(s) {
+		return nil, nil
+	}
+	x, problems := parseNotes(s, ns)
+	out := &registry.Service{
+		Name:     s.Name + "." + s.Namespace + "." + v.cluster,
+		ID:       registry.ID{Service: s.Name, Namespace: s.Namespace, Cluster: v.cluster},
+		Headless: s.headless,
+		Origin:   v.cluster + ": Service " + s.Namespace + "/" + s.Name,
+	}
+	v.addPorts(out, s)
+	refuse := func(key, text string) {
+		p := Problem{Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: key, Text: text}
+		if key != "" {
+			p.Value = clip(s.notes[key])
+		}
+		problems = append(problems, p)
+	}
+	v.expose(out, s, &x, exported, refuse)
+	if !out.Exposed {
+		return out, problems
+	}
+	for _, p := range x.names {
+		if !v.rules.claims(s.Namespace, p) {
+			refuse(noteNames, "the administrator does not allow namespace "+s.Namespace+" the name "+p.String()+"; that name is left out")
+			continue
+		}
+		out.Names = append(out.Names, p)
+	}
+	out.Publish, out.VIP, out.ALPN = x.ownPort, x.vip, x.alpn
+	out.ProxyProtocol, out.Idle, out.HalfClosed, out.Check = x.proxy, x.idle, x.halfClosed, x.check
+	if s.kind == corev1.ServiceTypeExternalName {
+		out.Endpoints = v.externalName(s)
+		return out, problems
+	}
+	out.Endpoints = v.endpoints(s, of)
+	return out, problems
+}
+
+// expose decides who may have a service.
+func (v *view) expose(out *registry.Service, s *service, x *exposure, exported bool, refuse func(key, text string)) {
+	exported = (exported || x.exported && x.expose) && !x.refused
+	if x.closed || !x.expose && !exported {
+		return
+	}
+	if v.blind && x.expose && !x.everyone && len(x.networks) == 0 {
+		refuse(noteExpose, "namespaces can't be read, and what this one says may narrow it: add culvert.dev/networks; the service is not exposed")
+		x.expose = false
+		if !exported {
+			return
+		}
+	}
+	if why := v.rules.refuses(s.Namespace, s.Name); why != "" {
+		refuse(noteExpose, why+"; the service is not exposed")
+		return
+	}
+	if why := v.external(s); why != "" {
+		refuse("", why+"; the service is not exposed")
+		return
+	}
+	switch {
+	case x.expose && len(x.networks) == 0:
+	case x.expose:
+		out.ExposedTo = x.networks
+		if slices.Contains(v.clusterSet, Everyone) && exported {
+			out.ExposedTo = nil
+		} else if exported {
+			out.ExposedTo = slices.Concat(x.networks, v.clusterSet)
+		}
+	case len(v.clusterSet) == 0:
+		return
+	case slices.Contains(v.clusterSet, Everyone):
+	default:
+		out.ExposedTo = slices.Clone(v.clusterSet)
+	}
+	slices.Sort(out.ExposedTo)
+	out.ExposedTo = slices.Compact(out.ExposedTo)
+	out.Exposed, out.Exported = true, exported && s.kind != corev1.ServiceTypeExternalName
+}
+
+// external returns what is wrong with an ExternalName, or "".
+func (v *view) external(s *service) string {
+	if s.kind != corev1.ServiceTypeExternalName {
+		return ""
+	}
+	if v.rules.NoExternalNames {
+		return "the administrator allows no ExternalName"
+	}
+	name, err := tunnel.ParseName(s.external)
+	if err != nil {
+		return "its externalName: " + err.Error()
+	}
+	if name.String() == "localhost" || strings.HasSuffix(name.String(), ".localhost") {
+		return "its externalName is localhost"
+	}
+	// The name of another service must not be a way around the rules.
+	if l := strings.Split(name.String(), "."); len(l) >= 3 && l[2] == "svc" {
+		if why := v.rules.refuses(l[1], l[0]); why != "" {
+			return "its externalName is service " + l[1] + "/" + l[0] + ": " + why
+		}
+	}
+	return ""
+}
+
+func (v *view) externalName(s *service) []registry.Endpoint {
+	name, _ := tunnel.ParseName(s.external) // was looked at before
+	return []registry.Endpoint{{Host: name.String(), Network: v.network, Cluster: v.cluster}}
+}
+
+func servesTCP(s *service) bool {
+	return slices.ContainsFunc(s.ports, func(p servicePort) bool { return p.protocol == corev1.ProtocolTCP })
+}
+
+// addPorts fills in the ports of TCP, and the names of those, and of UDP where
+// its port is one of TCP, too: no table knows a port by its protocol, and what is
+// of UDP alone must not be offered to clients of TCP.
+func (v *view) addPorts(out *registry.Service, s *service) {
+	for _, p := range s.ports {
+		if p.protocol == corev1.ProtocolTCP {
+			out.Ports = append(out.Ports, p.port)
+		}
+	}
+	for _, p := range s.ports {
+		if p.name == "" || !slices.Contains(out.Ports, p.port) {
+			continue
+		}
+		switch p.protocol {
+		case corev1.ProtocolTCP:
+			out.Named = append(out.Named, registry.NamedPort{Name: p.name, Protocol: "tcp", Port: p.port})
+		case corev1.ProtocolUDP:
+			out.Named = append(out.Named, registry.NamedPort{Name: p.name, Protocol: "udp", Port: p.port})
+		}
+	}
+}

@@ -1,0 +1,347 @@
+package discovery
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func space(name string, notes ...string) *namespace {
+	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for i := 0; i < len(notes); i += 2 {
+		metav1.SetMetaDataAnnotation(&n.ObjectMeta, prefix+notes[i], notes[i+1])
+	}
+	return namespaceOf(n)
+}
+
+// exposedTo is how a test has who may ask: "nobody", "everyone" or networks.
+func exposedTo(s *registry.Service) string {
+	switch {
+	case !s.Exposed:
+		return "nobody"
+	case len(s.ExposedTo) == 0:
+		return "everyone"
+	}
+	return strings.Join(s.ExposedTo, ",")
+}
+
+func TestExposure(t *testing.T) {
+	rules := &Rules{}
+	strict := &Rules{Allow: []string{"shop", "stock/api-*"}, Deny: []string{"*/internal-*", "shop/cellar"}}
+	for _, tt := range []struct {
+		name     string
+		svc      []string // annotations
+		ns       *namespace
+		as       string // NAMESPACE/NAME, "shop/web" if ""
+		rules    *Rules
+		exported bool
+		set      string // ClusterSet
+		blind    bool
+		want     string
+		problem  string // part of the only problem; "" for none
+	}{
+		{name: "by default", want: "nobody"},
+		{name: "exposed", svc: []string{"expose", "true"}, want: "everyone"},
+		{name: "by its namespace", ns: space("shop", "expose", "true"), want: "everyone"},
+		{name: "not, though its namespace is", svc: []string{"expose", "false"}, ns: space("shop", "expose", "true"), want: "nobody"},
+		{name: "though its namespace is not", svc: []string{"expose", "true"}, ns: space("shop", "expose", "false"), want: "everyone"},
+		{name: "to networks", svc: []string{"expose", "true", "networks", "b, a,b"}, want: "a,b"},
+		{name: "to the networks of its namespace", svc: []string{"expose", "true"}, ns: space("shop", "networks", "a"), want: "a"},
+		{name: "to networks of its own", svc: []string{"expose", "true", "networks", "b"}, ns: space("shop", "networks", "a"), want: "b"},
+		{name: "to everyone, though its namespace is not", svc: []string{"expose", "true", "networks", "*"}, ns: space("shop", "networks", "a"), want: "everyone"},
+		{name: "networks alone", svc: []string{"networks", "a"}, want: "nobody"},
+		{name: "neither true nor false", svc: []string{"expose", "yes"}, want: "nobody", problem: `annotation culvert.dev/expose: "yes": write "true" or "false"; the service is not exposed`},
+		{name: "neither, at the namespace", ns: space("shop", "expose", "True"), want: "nobody", problem: "not exposed"},
+		{name: "neither, at the namespace, and not asked", svc: []string{"expose", "true"}, ns: space("shop", "expose", "True"), want: "everyone"},
+		{name: "to no network", svc: []string{"expose", "true", "networks", ""}, want: "nobody", problem: "nobody or everyone"},
+		{name: "to an empty one", svc: []string{"expose", "true", "networks", "a,,b"}, want: "nobody", problem: "item 2 is empty"},
+		{name: "to what is none", svc: []string{"expose", "true", "networks", "a b"}, want: "nobody", problem: "not the name of a network"},
+		{name: "to everyone and one", svc: []string{"expose", "true", "networks", "*,a"}, want: "nobody", problem: "stands alone"},
+		{name: "to malformed ones of the namespace", svc: []string{"expose", "true"}, ns: space("shop", "networks", ","), want: "nobody", problem: "item 1 is empty"},
+		{name: "networks misspelt", svc: []string{"expose", "true", "network", "a"}, want: "nobody", problem: "did you mean culvert.dev/networks?"},
+		{name: "expose misspelt", svc: []string{"exposed", "true"}, want: "nobody", problem: "did you mean culvert.dev/expose?"},
+		{name: "networks misspelt at the namespace", svc: []string{"expose", "true"}, ns: space("shop", "netwroks", "a"), want: "nobody", problem: "did you mean culvert.dev/networks?"},
+		{name: "a key of somebody else", svc: []string{"expose", "true", "something-new", "a"}, want: "everyone"},
+		{name: "no version of the PROXY protocol", svc: []string{"expose", "true", "proxy-protocol", "3"}, want: "nobody", problem: `write "v1" or "v2"; the service is not exposed`},
+		{name: "something harmless is wrong", svc: []string{"expose", "true", "idle", "long"}, want: "everyone", problem: "90s or 1h30m; it is ignored"},
+		{name: "names at a namespace", svc: []string{"expose", "true"}, ns: space("shop", "names", "a.example.com"), want: "everyone", problem: "for a Service, and ignored at a Namespace"},
+
+		{name: "allowed", svc: []string{"expose", "true"}, rules: strict, want: "everyone"},
+		{name: "allowed by its name", svc: []string{"expose", "true"}, as: "stock/api-1", rules: strict, want: "everyone"},
+		{name: "not allowed", svc: []string{"expose", "true"}, as: "stock/db", rules: strict, want: "nobody", problem: "the administrator does not allow it"},
+		{name: "not allowed by the namespace", ns: space("else", "expose", "true"), as: "else/db", rules: strict, want: "nobody", problem: "does not allow"},
+		{name: "allowed and denied", svc: []string{"expose", "true"}, as: "shop/cellar", rules: strict, want: "nobody", problem: `the administrator denies "shop/cellar"`},
+		{name: "denied by its name", svc: []string{"expose", "true"}, as: "shop/internal-db", rules: strict, want: "nobody", problem: "denies"},
+		{name: "denied, and does not ask", as: "shop/cellar", rules: strict, want: "nobody"},
+		{name: "denied, and exported", as: "shop/cellar", rules: strict, exported: true, set: "a", want: "nobody", problem: "denies"},
+
+		{name: "exported", exported: true, set: "b,a", want: "a,b"},
+		{name: "exported to no networks", exported: true, want: "nobody"},
+		{name: "exported and exposed", svc: []string{"expose", "true"}, exported: true, set: "a", want: "everyone"},
+		{name: "exported and exposed to another network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a", want: "a,b"},
+		{name: "exported and refused", svc: []string{"expose", "false"}, exported: true, set: "a", want: "nobody"},
+		{name: "exported and malformed", svc: []string{"networks", ""}, exported: true, set: "a", want: "nobody", problem: "networks"},
+		{name: "exported by an annotation alone", svc: []string{"exported", "true"}, set: "a", want: "nobody"},
+		{name: "exported and exposed by annotations", svc: []string{"expose", "true", "networks", "b", "exported", "true"}, set: "a", want: "a,b"},
+
+		{name: "blind", svc: []string{"expose", "true"}, blind: true, want: "nobody", problem: "namespaces can't be read"},
+		{name: "blind, and said to whom", svc: []string{"expose", "true", "networks", "a"}, blind: true, want: "a"},
+		{name: "blind, and for everyone", svc: []string{"expose", "true", "networks", "*"}, blind: true, want: "everyone"},
+		{name: "blind and exported", svc: []string{"expose", "true"}, exported: true, set: "a", blind: true, want: "a", problem: "namespaces can't be read"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ns, name := "shop", "web"
+			if tt.as != "" {
+				ns, name, _ = strings.Cut(tt.as, "/")
+			}
+			v := view{cluster: "west", network: "west", rules: rules, blind: tt.blind}
+			if tt.rules != nil {
+				v.rules = tt.rules
+			}
+			if tt.set != "" {
+				v.clusterSet = strings.Split(tt.set, ",")
+			}
+			got, problems := v.convert(serviceOf(svc(ns, name, tt.svc...)), tt.ns, []*slice{sliceOf(eps(ns, name, "a", "10.1.0.1"))}, tt.exported)
+			if exposedTo(got) != tt.want {
+				t.Errorf("exposed to %s, want %s", exposedTo(got), tt.want)
+			}
+			switch {
+			case tt.problem == "" && len(problems) > 0:
+				t.Errorf("problems %v, want none", problems)
+			case tt.problem != "" && (len(problems) != 1 || !strings.Contains(problems[0].String(), tt.problem)):
+				t.Errorf("problems %v, want one with %q", problems, tt.problem)
+			}
+			if has := len(got.Endpoints) > 0; has != got.Exposed {
+				t.Errorf("endpoints %v of a service that is exposed: %v", got.Endpoints, got.Exposed)
+			}
+			if got.Exported && (!got.Exposed || !tt.exported && !slices.Contains(tt.svc, "exported")) {
+				t.Errorf("exported, exposed to %s", exposedTo(got))
+			}
+			if got.ID != (registry.ID{Service: name, Namespace: ns, Cluster: "west"}) {
+				t.Errorf("ID %+v", got.ID)
+			}
+		})
+	}
+}
+
+func TestAnnotations(t *testing.T) {
+	pattern := func(list ...string) (out []tunnel.Pattern) {
+		for _, s := range list {
+			p, err := tunnel.ParsePattern(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, p)
+		}
+		return out
+	}
+	long := strings.Repeat("a.example.com,", 64) + "a.example.com"
+	rules := &Rules{Names: []NameRule{
+		{Suffix: tunnel.MustParseName("example.com"), Namespaces: []string{"shop", "st*"}}, {Suffix: tunnel.MustParseName("any.test")},
+	}}
+	for _, tt := range []struct {
+		key, value string
+		want       registry.Service // only what the annotation is for
+		problem    string
+	}{
+		{"own-port", "true", registry.Service{Publish: true}, ""},
+		{"own-port", "false", registry.Service{}, ""},
+		{"own-port", "1", registry.Service{}, "it is ignored"},
+		{"vip", "true", registry.Service{VIP: true}, ""},
+		{"vip", "", registry.Service{}, "it is ignored"},
+		{"proxy-protocol", "v1", registry.Service{ProxyProtocol: 1}, ""},
+		{"proxy-protocol", "v2", registry.Service{ProxyProtocol: 2}, ""},
+		{"exported", "true", registry.Service{Exported: true}, ""},
+		{"exported", "t", registry.Service{}, "it is ignored"},
+		{"idle", "90s", registry.Service{Idle: 90 * time.Second}, ""},
+		{"idle", "0s", registry.Service{}, "write a duration"},
+		{"idle", "-1h", registry.Service{}, "write a duration"},
+		{"idle", "90", registry.Service{}, "write a duration"},
+		{"half-closed", "1h30m", registry.Service{HalfClosed: 90 * time.Minute}, ""},
+		{"alpn", "h2, http/1.1,h2", registry.Service{ALPN: []string{"h2", "http/1.1"}}, ""},
+		{"alpn", "h2,", registry.Service{}, "item 2"},
+		{"alpn", "h 2", registry.Service{}, "item 1"},
+		{"alpn", strings.Repeat("x,", 16) + "x", registry.Service{}, "17 items, limit 16"},
+		{"check", "tcp", registry.Service{Check: registry.Check{Kind: "tcp"}}, ""},
+		{"check", "none", registry.Service{}, ""},
+		{"check", "http:/healthz", registry.Service{Check: registry.Check{Kind: "http", Path: "/healthz"}}, ""},
+		{"check", "http:healthz", registry.Service{}, "write tcp, tls"},
+		{"check", "tcp:/x", registry.Service{}, "write tcp, tls"},
+		{"check", "http:/a b", registry.Service{}, "write tcp, tls"},
+		{"check", "grpc", registry.Service{}, "write tcp, tls"},
+		{"names", "shop.example.com", registry.Service{Names: pattern("shop.example.com")}, ""},
+		{"names", "*.shop.example.com, a.any.test,A.any.test.", registry.Service{Names: pattern("*.shop.example.com", "a.any.test", "a.any.test")}, ""},
+		{"names", "example.com,*.example.com", registry.Service{Names: pattern("*.example.com", "example.com")}, ""},
+		{"names", "example.org", registry.Service{}, "does not allow namespace shop the name example.org; that name is left out"},
+		{"names", "badexample.com", registry.Service{}, "does not allow"},
+		{"names", "*.com", registry.Service{}, "does not allow"},
+		{"names", "com", registry.Service{}, "does not allow"},
+		{"names", "a.example.com,b.example.net", registry.Service{Names: pattern("a.example.com")}, "b.example.net"},
+		{"names", "web.shop.svc.east.mesh.internal", registry.Service{}, "does not allow"},
+		{"names", "*", registry.Service{}, "that name is left out"},
+		{"names", "10.1.0.1", registry.Service{}, "that name is left out"},
+		{"names", "a.example.com,a b", registry.Service{Names: pattern("a.example.com")}, "that name is left out"},
+		{"names", "a.example.com,", registry.Service{}, "item 2 is empty"},
+		{"names", long, registry.Service{}, "65 items, limit 64"},
+	} {
+		t.Run(tt.key+"="+clip(tt.value), func(t *testing.T) {
+			v := view{cluster: "west", rules: rules}
+			got, problems := v.convert(serviceOf(svc("shop", "web", "expose", "true", tt.key, tt.value)), nil, nil, false)
+			only := registry.Service{
+				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, Idle: got.Idle,
+				HalfClosed: got.HalfClosed, ALPN: got.ALPN, Check: got.Check, Names: got.Names,
+			}
+			if !reflect.DeepEqual(only, tt.want) {
+				t.Errorf("got  %+v\nwant %+v", only, tt.want)
+			}
+			if !got.Exposed {
+				t.Error("the service is not exposed")
+			}
+			switch {
+			case tt.problem == "" && len(problems) > 0:
+				t.Errorf("problems %v, want none", problems)
+			case tt.problem != "" && (len(problems) != 1 || !strings.Contains(problems[0].String(), tt.problem)):
+				t.Errorf("problems %v, want one with %q", problems, tt.problem)
+			case tt.problem != "" && (problems[0].Key != tt.key || problems[0].Value != clip(tt.value)):
+				t.Errorf("the problem is of %s: %q, want %s: %q", problems[0].Key, problems[0].Value, tt.key, tt.value)
+			}
+		})
+	}
+}
+
+func TestPorts(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		ports []corev1.ServicePort
+		want  string
+	}{
+		{"one", []corev1.ServicePort{port("https", 443, "")}, "[443] [{https tcp 443}]"},
+		{"without a name", []corev1.ServicePort{port("", 443, corev1.ProtocolTCP)}, "[443] []"},
+		{"UDP beside TCP", []corev1.ServicePort{port("dns", 53, corev1.ProtocolUDP), port("dns-tcp", 53, corev1.ProtocolTCP)}, "[53] [{dns udp 53} {dns-tcp tcp 53}]"},
+		{"UDP at a port of its own", []corev1.ServicePort{port("quic", 444, corev1.ProtocolUDP), port("https", 443, corev1.ProtocolTCP)}, "[443] [{https tcp 443}]"},
+		{"UDP alone", []corev1.ServicePort{port("dns", 53, corev1.ProtocolUDP)}, "none"},
+		{"SCTP alone", []corev1.ServicePort{port("x", 53, corev1.ProtocolSCTP)}, "none"},
+		{"out of range", []corev1.ServicePort{port("a", 70000, ""), port("b", 80, "")}, "[80] [{b tcp 80}]"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := svc("shop", "web")
+			s.Spec.Ports = tt.ports
+			v := view{cluster: "west", rules: &Rules{}}
+			out, _ := v.convert(serviceOf(s), nil, nil, false)
+			got := "none"
+			if out != nil {
+				got = fmt.Sprint(out.Ports, out.Named)
+			}
+			if got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestExternalName(t *testing.T) {
+	for _, tt := range []struct {
+		name, host string
+		rules      Rules
+		want       string
+		problem    string
+	}{
+		{"a host", "DB.Example.com.", Rules{}, "db.example.com", ""},
+		{"an address", "10.1.0.1", Rules{}, "", "name is an address"},
+		{"nothing", "", Rules{}, "", "name is empty"},
+		{"localhost", "LocalHost", Rules{}, "", "localhost"},
+		{"below localhost", "a.localhost", Rules{}, "", "localhost"},
+		{"not allowed at all", "db.example.com", Rules{NoExternalNames: true}, "", "no ExternalName"},
+		{"another service", "db.stock.svc.cluster.local", Rules{}, "db.stock.svc.cluster.local", ""},
+		{"around the rules", "db.stock.svc.cluster.local", Rules{Deny: []string{"stock/*"}}, "", `service stock/db: the administrator denies "stock/*"`},
+		{"around them, in short", "db.stock.svc", Rules{Allow: []string{"shop"}}, "", "does not allow it"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := svc("shop", "web", "expose", "true", "exported", "true")
+			s.Spec.Type, s.Spec.ExternalName, s.Spec.ClusterIP, s.Spec.Ports = corev1.ServiceTypeExternalName, tt.host, "", nil
+			v := view{cluster: "west", network: "west", rules: &tt.rules}
+			got, problems := v.convert(serviceOf(s), nil, nil, false)
+			if written(got.Endpoints) != tt.want || got.Exposed != (tt.want != "") {
+				t.Errorf("endpoints %s, exposed to %s; want %q", written(got.Endpoints), exposedTo(got), tt.want)
+			}
+			if got.Exported {
+				t.Error("it is exported, which an ExternalName can't be")
+			}
+			if (tt.problem == "") != (len(problems) == 0) || len(problems) > 0 && !strings.Contains(problems[0].String(), tt.problem) {
+				t.Errorf("problems %v, want one with %q", problems, tt.problem)
+			}
+		})
+	}
+}
+
+func TestRulesCheck(t *testing.T) {
+	for _, tt := range []struct {
+		rules Rules
+		want  string
+	}{
+		{Rules{Allow: []string{"shop", "st?ck/a*"}, Deny: []string{"[a-c]/x"}}, ""},
+		{Rules{Allow: []string{"shop["}}, `allow: "shop[" is no pattern`},
+		{Rules{Deny: []string{""}}, `deny: "" is no pattern`},
+		{Rules{Deny: []string{"a/b/c"}}, `deny: "a/b/c" is no pattern`},
+		{Rules{Names: []NameRule{{}}}, "no suffix"},
+		{Rules{Names: []NameRule{{Suffix: tunnel.MustParseName("a.b"), Namespaces: []string{"["}}}}, `"[" is no pattern`},
+	} {
+		err := tt.rules.Check()
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("Check(%+v) = %v, want %q", tt.rules, err, tt.want)
+		}
+	}
+	// What Check has missed must not open anything.
+	if bad := (&Rules{Deny: []string{"shop["}}); bad.refuses("shop", "web") == "" {
+		t.Error("a malformed pattern denies nothing")
+	}
+	if bad := (&Rules{Allow: []string{"shop["}}); bad.refuses("shop[", "web") == "" {
+		t.Error("a malformed pattern allows something")
+	}
+}
+
+func FuzzAnnotations(f *testing.F) {
+	for _, k := range kinds() {
+		for _, v := range []string{"true", "a,b", "*.x.example.com,y", "v2", "90s", "http:/x", "", ",", "\xff", strings.Repeat("a", 300)} {
+			f.Add(k.key, v, "networks", "a")
+		}
+	}
+	rules := &Rules{Deny: []string{"shop/denied"}, Names: []NameRule{{Suffix: tunnel.MustParseName("example.com")}}}
+	f.Fuzz(func(t *testing.T, key1, value1, key2, value2 string) {
+		v := view{cluster: "west", rules: rules, clusterSet: []string{"set"}}
+		notes := []string{key1, value1, key2, value2}
+		for _, s := range []*corev1.Service{svc("shop", "web", notes...), svc("shop", "denied", notes...)} {
+			c := serviceOf(s)
+			got, problems := v.convert(c, space("shop", key2, value1), nil, true)
+			if got.Exposed && s.Name == "denied" {
+				t.Fatalf("%q exposes what is denied", notes)
+			}
+			for _, n := range got.Names {
+				if n.String() != "example.com" && !strings.HasSuffix(n.String(), ".example.com") {
+					t.Fatalf("%q claims %s", notes, n)
+				}
+			}
+			for _, n := range got.ExposedTo {
+				if n == "" || n == "*" {
+					t.Fatalf("%q exposes to %q", notes, got.ExposedTo)
+				}
+			}
+			if got.Exposed && len(got.ExposedTo) == 0 && c.notes["networks"] != "" && c.notes["networks"] != "*" && strings.TrimSpace(c.notes["networks"]) != "*" {
+				t.Fatalf("%q exposes to everyone", notes)
+			}
+			for _, p := range problems {
+				if len(p.String()) > 1000 {
+					t.Fatalf("a problem has %d bytes", len(p.String()))
+				}
+			}
+		}
+	})
+}

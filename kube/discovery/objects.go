@@ -1,0 +1,305 @@
+package discovery
+
+import (
+	"hash/fnv"
+	"net/netip"
+	"strings"
+	"time"
+	"unique"
+
+	"culvert.dev/tunnel"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// What is kept of the API's objects. It is a small part of each, and strings
+// that many of them have are there once.
+
+type key = types.NamespacedName
+
+// A service is what is used of a Service.
+type service struct {
+	key
+	uid     types.UID
+	created time.Time
+	notes   map[string]string // annotations below culvert.dev/, without that; and the label gateway
+
+	kind      corev1.ServiceType
+	headless  bool
+	local     bool   // traffic from outside stays on the node it came to
+	external  string // ExternalName
+	ports     []servicePort
+	addresses []netip.Addr // ClusterIPs
+	outer     []netip.Addr // externalIPs
+	ingress   []string     // of a load balancer: addresses and names
+	v6        bool         // is its first family
+}
+
+type servicePort struct {
+	name     string
+	protocol corev1.Protocol
+	port     uint16
+	node     uint16
+}
+
+// prefix is of everything that is ours.
+const prefix = "culvert.dev/"
+
+func ownNotes(annotations map[string]string) (notes map[string]string) {
+	for k, v := range annotations {
+		if short, ok := strings.CutPrefix(k, prefix); ok {
+			if notes == nil {
+				notes = map[string]string{}
+			}
+			notes[short] = v
+		}
+	}
+	return notes
+}
+
+func serviceOf(s *corev1.Service) *service {
+	out := &service{
+		key:      key{Namespace: s.Namespace, Name: s.Name},
+		uid:      s.UID,
+		created:  s.CreationTimestamp.Time,
+		notes:    ownNotes(s.Annotations),
+		kind:     s.Spec.Type,
+		headless: s.Spec.ClusterIP == corev1.ClusterIPNone,
+		local:    s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+		v6:       len(s.Spec.IPFamilies) > 0 && s.Spec.IPFamilies[0] == corev1.IPv6Protocol,
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		out.external, out.headless = s.Spec.ExternalName, false
+	}
+	if network, ok := s.Labels[prefix+noteGateway]; ok && out.notes[noteGateway] == "" {
+		if out.notes == nil {
+			out.notes = map[string]string{}
+		}
+		out.notes[noteGateway] = network
+	}
+	for _, p := range s.Spec.Ports {
+		if p.Port < 1 || p.Port > 65535 {
+			continue
+		}
+		protocol := p.Protocol
+		if protocol == "" {
+			protocol = corev1.ProtocolTCP
+		}
+		port := servicePort{name: shared(p.Name), protocol: protocol, port: uint16(p.Port)}
+		if p.NodePort > 0 && p.NodePort <= 65535 {
+			port.node = uint16(p.NodePort)
+		}
+		out.ports = append(out.ports, port)
+	}
+	out.addresses = addresses(s.Spec.ClusterIPs)
+	if len(s.Spec.ClusterIPs) == 0 {
+		out.addresses = addresses([]string{s.Spec.ClusterIP})
+	}
+	out.outer = addresses(s.Spec.ExternalIPs)
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		switch {
+		case in.IP != "":
+			out.ingress = append(out.ingress, in.IP)
+		case in.Hostname != "":
+			out.ingress = append(out.ingress, in.Hostname)
+		}
+	}
+	return out
+}
+
+// addresses parses those that are addresses.
+func addresses(list []string) (out []netip.Addr) {
+	for _, s := range list {
+		if a, err := netip.ParseAddr(s); err == nil {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out
+}
+
+// shared returns s, in the one copy that there is of it.
+func shared(s string) string {
+	if s == "" {
+		return ""
+	}
+	return unique.Make(s).Value()
+}
+
+// A slice is what is used of an EndpointSlice.
+type slice struct {
+	service   key
+	ports     []slicePort
+	endpoints []endpoint
+}
+
+type slicePort struct {
+	name string
+	tcp  bool
+	port uint16 // 0 means as the service's
+}
+
+type endpoint struct {
+	addr  netip.Addr
+	pod   uint64   // a hash of who it is; 0 where that is not said
+	host  string   // its hostname
+	node  string   // that it is on
+	zones []string // hints
+	state state
+}
+
+// A state is what may be done with an endpoint.
+type state uint8
+
+const (
+	notReady state = iota
+	draining       // terminating, but it still serves
+	ready
+)
+
+// sliceOf returns what is used of an EndpointSlice, nil if it is not of a
+// service or has no addresses.
+func sliceOf(s *discoveryv1.EndpointSlice) *slice {
+	name := s.Labels[discoveryv1.LabelServiceName]
+	if name == "" || s.AddressType == discoveryv1.AddressTypeFQDN {
+		return nil
+	}
+	out := &slice{service: key{Namespace: s.Namespace, Name: name}}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		port := slicePort{tcp: p.Protocol == nil || *p.Protocol == "" || *p.Protocol == corev1.ProtocolTCP}
+		if p.Name != nil {
+			port.name = shared(*p.Name)
+		}
+		if p.Port != nil {
+			if *p.Port < 1 || *p.Port > 65535 {
+				continue
+			}
+			port.port = uint16(*p.Port)
+		}
+		out.ports = append(out.ports, port)
+	}
+	out.endpoints = make([]endpoint, 0, len(s.Endpoints))
+	for i := range s.Endpoints {
+		if e, ok := endpointOf(&s.Endpoints[i]); ok {
+			out.endpoints = append(out.endpoints, e)
+		}
+	}
+	return out
+}
+
+func endpointOf(e *discoveryv1.Endpoint) (out endpoint, ok bool) {
+	if len(e.Addresses) == 0 {
+		return out, false
+	}
+	// The others of the list are the same by definition: "fungible".
+	a, err := netip.ParseAddr(e.Addresses[0])
+	if err != nil {
+		return out, false
+	}
+	out.addr = a.Unmap()
+	if _, never := tunnel.Forbidden(out.addr); never {
+		return out, false // the API server refuses them, too; an address in the table would be dialed
+	}
+	out.state = stateOf(e.Conditions)
+	if e.Hostname != nil && isLabel(*e.Hostname) {
+		out.host = strings.ToLower(*e.Hostname)
+	}
+	if e.NodeName != nil {
+		out.node = shared(*e.NodeName)
+	}
+	if e.Hints != nil {
+		for _, z := range e.Hints.ForZones {
+			out.zones = append(out.zones, shared(z.Name))
+		}
+	}
+	if t := e.TargetRef; t != nil {
+		h := fnv.New64a()
+		if t.UID != "" {
+			h.Write([]byte(t.UID))
+		} else {
+			h.Write([]byte(t.Kind + "/" + t.Namespace + "/" + t.Name))
+		}
+		out.pod = h.Sum64()
+	}
+	return out, true
+}
+
+func stateOf(c discoveryv1.EndpointConditions) state {
+	isReady := c.Ready == nil || *c.Ready
+	serving := isReady
+	if c.Serving != nil {
+		serving = *c.Serving
+	}
+	switch {
+	case isReady:
+		return ready
+	case serving && c.Terminating != nil && *c.Terminating:
+		return draining
+	}
+	return notReady
+}
+
+// isLabel reports whether s is one label of a name as Kubernetes has them.
+func isLabel(s string) bool {
+	if s == "" || len(s) > tunnel.MaxLabelLen || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// A node is what is used of a Node.
+type node struct {
+	name       string
+	ready      bool // and not to be left out
+	outer, own []netip.Addr
+	pods       []netip.Prefix
+}
+
+func nodeOf(n *corev1.Node) *node {
+	out := &node{name: n.Name}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out.ready = c.Status == corev1.ConditionTrue
+		}
+	}
+	if _, no := n.Labels[corev1.LabelNodeExcludeBalancers]; no {
+		out.ready = false
+	}
+	for _, a := range n.Status.Addresses {
+		switch a.Type {
+		case corev1.NodeExternalIP:
+			out.outer = append(out.outer, addresses([]string{a.Address})...)
+		case corev1.NodeInternalIP:
+			out.own = append(out.own, addresses([]string{a.Address})...)
+		}
+	}
+	ranges := n.Spec.PodCIDRs
+	if len(ranges) == 0 {
+		ranges = []string{n.Spec.PodCIDR}
+	}
+	for _, r := range ranges {
+		if p, err := netip.ParsePrefix(r); err == nil {
+			out.pods = append(out.pods, p.Masked())
+		}
+	}
+	return out
+}
+
+// A namespace is what is used of a Namespace.
+type namespace struct {
+	name  string
+	uid   types.UID
+	notes map[string]string
+}
+
+func namespaceOf(n *corev1.Namespace) *namespace {
+	return &namespace{name: n.Name, uid: n.UID, notes: ownNotes(n.Annotations)}
+}

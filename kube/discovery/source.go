@@ -1,0 +1,152 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// atMost is how often there is an Update: a rollout of a thousand pods must not
+// make a thousand tables.
+const atMost = 100 * time.Millisecond
+
+// Everyone stands for all networks in a ClusterSet.
+const Everyone = "*"
+
+// DefaultGatewayNamespace is where Services may say that they are gateways.
+const DefaultGatewayNamespace = "culvert-system"
+
+// Which address of a pod with two of them is its endpoint.
+const (
+	PreferIPv4 = "ipv4"
+	PreferIPv6 = "ipv6"
+	PreferBoth = "both" // two endpoints, so that DNS has A and AAAA
+)
+
+// A Source is one cluster as a registry.Source, by the name "cluster/CLUSTER".
+// Client and Cluster are needed; the zero value is good for all else. It must not
+// be copied, nor changed once it runs.
+type Source struct {
+	Client  kubernetes.Interface // with a limit of requests, if any, well above client-go's
+	Cluster string               // its name, one label
+
+	Network   string         // that its pods are in; "" means one that is called as the cluster
+	NoNetwork bool           // Network is declared elsewhere, with its gateways: nothing is said of it
+	CIDRs     []netip.Prefix // of Network, so that it is known who asks from there
+	PodCIDRs  bool           // and those that Nodes have for their pods. Not if they are the same in several clusters
+
+	Namespaces []string // that are watched; empty means all
+	Zone       string   // that we are in; "" ignores hints
+	Prefer     string   // "" means each service's first family
+
+	// Rules are the administrator's; see SetRules.
+	Rules Rules
+
+	// GatewayNamespaces are where Services may say that they are gateways;
+	// empty means DefaultGatewayNamespace. Whoever can write there can take
+	// all that comes from other networks.
+	GatewayNamespaces []string
+
+	// ClusterSet are the networks that exported services are exposed to, beside
+	// those that their annotations name; empty means none, and Everyone everybody.
+	ClusterSet []string
+
+	// Events reports whether what is refused is to be written down as Events,
+	// too; nil means never. Of several replicas one should.
+	Events func() bool
+
+	// Log is told of what is refused, forbidden and lost. Nil discards.
+	Log *slog.Logger
+
+	once    sync.Once
+	changed chan struct{} // has room for one
+
+	mu      sync.Mutex // guards the rest
+	rules   *Rules     // instead of Rules
+	exports map[types.NamespacedName]bool
+	stale   bool // rules or exports are not applied yet
+}
+
+func (s *Source) init() { s.once.Do(func() { s.changed = make(chan struct{}, 1) }) }
+
+func (s *Source) kick() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// SetRules makes r the rules from now on. It may be called at any time.
+func (s *Source) SetRules(r Rules) {
+	s.init()
+	s.mu.Lock()
+	s.rules, s.stale = &r, true
+	s.mu.Unlock()
+	s.kick()
+}
+
+// SetExports makes those the services that are exported to the cluster set,
+// beside those whose annotations say so. It may be called at any time; exports
+// must not be changed afterwards.
+func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
+	s.init()
+	s.mu.Lock()
+	s.exports, s.stale = exports, true
+	s.mu.Unlock()
+	s.kick()
+}
+
+// name is what the source says it is, for people and for the registry.
+func (s *Source) name() string { return "cluster/" + s.Cluster }
+
+func (s *Source) network() string {
+	if s.Network == "" {
+		return s.Cluster
+	}
+	return s.Network
+}
+
+func (s *Source) check() error {
+	if s.Client == nil {
+		return errors.New("discovery: no client")
+	}
+	if _, err := tunnel.ParseName("a." + s.Cluster + ".x"); err != nil || !isLabel(s.Cluster) {
+		return fmt.Errorf("discovery: cluster %q is not one label of a DNS name", s.Cluster)
+	}
+	switch s.Prefer {
+	case "", PreferIPv4, PreferIPv6, PreferBoth:
+	default:
+		return fmt.Errorf("discovery: prefer %q is none of ipv4, ipv6 and both", s.Prefer)
+	}
+	if err := s.Rules.Check(); err != nil {
+		return fmt.Errorf("discovery: %w", err)
+	}
+	return nil
+}
+
+// Run implements registry.Source. It returns when ctx is done.
+func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error {
+	s.init()
+	if err := s.check(); err != nil {
+		return err
+	}
+	log := s.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	r := newRun(s, log.With("cluster", s.Cluster))
+	ctx, cancel := context.WithCancel(ctx)
+	defer r.running.Wait()
+	defer cancel()
+	r.watch(ctx)
+	return r.loop(ctx, updates)
+}

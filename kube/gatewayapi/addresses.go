@@ -1,0 +1,260 @@
+package gatewayapi
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// assignAddresses says at which addresses each Gateway listens, and then which
+// of several Gateways at one address has which port.
+func (t *translation) assignAddresses() {
+	if t.wild() {
+		for _, g := range t.order {
+			t.everywhere(g)
+		}
+	} else {
+		t.assignEach()
+	}
+	t.claimPorts()
+}
+
+// wild reports whether listeners are at all addresses of the machine: one at
+// every address beside one at a particular one can't be.
+func (t *translation) wild() bool {
+	return len(t.w.Addresses) == 0 || slices.ContainsFunc(t.w.Addresses, func(a Address) bool { return a.Bind.IsUnspecified() })
+}
+
+// everywhere has g listen at all addresses.
+func (t *translation) everywhere(g *gateway) {
+	public := t.public()
+	g.bound = []Address{{}}
+	if len(g.Spec.Addresses) == 0 || !slices.ContainsFunc(g.Spec.Addresses, func(a gwv1.GatewaySpecAddress) bool { return a.Value != "" }) {
+		g.published = public
+		if len(public) == 0 {
+			g.unfound = "culvert listens on all addresses and does not know how clients reach them: configure its public addresses, or the Service before it"
+		}
+		return
+	}
+	var bad []string
+	for _, a := range g.Spec.Addresses {
+		i := slices.IndexFunc(public, func(p gwv1.GatewayStatusAddress) bool { return sameAddr(p.Value, a.Value) })
+		if a.Value != "" && i < 0 {
+			bad = append(bad, strconv.Quote(a.Value))
+		} else if i >= 0 {
+			g.published = append(g.published, public[i])
+		}
+	}
+	if bad != nil {
+		g.unusable = "not among the addresses of culvert: " + strings.Join(bad, ", ")
+	}
+	if g.published == nil {
+		g.bound = nil
+	}
+}
+
+// public are the addresses that clients know of a process that listens everywhere.
+func (t *translation) public() []gwv1.GatewayStatusAddress {
+	var as []gwv1.GatewayStatusAddress
+	for _, a := range t.w.Addresses {
+		if a.Public.IsValid() {
+			as = append(as, ipAddress(a.Public))
+		}
+	}
+	for _, a := range t.w.PublicAddresses {
+		as = append(as, ipAddress(a))
+	}
+	n := t.w.PublicService
+	if n.Name == "" {
+		return as
+	}
+	s := t.service(n.Namespace, n.Name)
+	if s == nil {
+		return as
+	}
+	before := len(as)
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		if ip, err := netip.ParseAddr(in.IP); err == nil {
+			as = append(as, ipAddress(ip))
+		} else if in.Hostname != "" {
+			typ := gwv1.HostnameAddressType
+			as = append(as, gwv1.GatewayStatusAddress{Type: &typ, Value: in.Hostname})
+		}
+	}
+	if len(as) > before || s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		return as
+	}
+	for _, ip := range s.Spec.ClusterIPs {
+		if ip, err := netip.ParseAddr(ip); err == nil {
+			as = append(as, ipAddress(ip))
+		}
+	}
+	return as
+}
+
+func ipAddress(a netip.Addr) gwv1.GatewayStatusAddress {
+	typ := gwv1.IPAddressType
+	return gwv1.GatewayStatusAddress{Type: &typ, Value: a.Unmap().String()}
+}
+
+// sameAddr compares addresses as people write them.
+func sameAddr(a, b string) bool {
+	x, errX := netip.ParseAddr(a)
+	y, errY := netip.ParseAddr(b)
+	if errX != nil || errY != nil {
+		return a == b
+	}
+	return x.Unmap() == y.Unmap()
+}
+
+// find returns the address of ours that clients know as s.
+func (t *translation) find(s string) (Address, bool) {
+	for _, a := range t.w.Addresses {
+		if sameAddr(a.public().String(), s) {
+			return a, true
+		}
+	}
+	return Address{}, false
+}
+
+func (a Address) public() netip.Addr {
+	if a.Public.IsValid() {
+		return a.Public
+	}
+	return a.Bind
+}
+
+// assignEach gives every Gateway addresses of its own. Those that have some keep
+// them: first those whose status has them, whoever is older, then those that ask
+// for particular ones, and then the others, oldest first. An address that nobody
+// has goes before one that can be shared because the ports differ.
+func (t *translation) assignEach() {
+	users := map[netip.Addr][]*gateway{}
+	take := func(g *gateway, a Address) {
+		if !slices.Contains(g.bound, a) {
+			g.bound = append(g.bound, a)
+			g.published = append(g.published, ipAddress(a.public()))
+			users[a.Bind] = append(users[a.Bind], g)
+		}
+	}
+	var open []*gateway // that are to get one
+	for _, g := range t.order {
+		wants, has := len(g.Spec.Addresses) == 0, false
+		var bad []string
+		for _, s := range g.Spec.Addresses {
+			a, ok := t.find(s.Value)
+			switch {
+			case s.Value == "":
+				wants = true
+			case ok:
+				take(g, a)
+			default:
+				bad = append(bad, strconv.Quote(s.Value))
+			}
+		}
+		if bad != nil {
+			g.unusable = "not among the addresses that culvert may use: " + strings.Join(bad, ", ")
+		}
+		if !wants {
+			continue
+		}
+		for _, s := range g.Status.Addresses {
+			a, ok := t.find(s.Value)
+			if ok && !has && !slices.Contains(g.bound, a) {
+				take(g, a)
+				has = true
+			}
+		}
+		if !has {
+			open = append(open, g)
+		}
+	}
+	for _, g := range open {
+		if a, ok := t.choose(g, users); ok {
+			take(g, a)
+		} else if len(g.bound) == 0 {
+			g.unfound = fmt.Sprintf("each of the %d addresses has another Gateway with one of these ports; give culvert more, or this Gateway other ports", len(t.w.Addresses))
+		}
+	}
+}
+
+// choose finds an address for a Gateway that has none.
+func (t *translation) choose(g *gateway, users map[netip.Addr][]*gateway) (Address, bool) {
+	for _, a := range t.w.Addresses {
+		if len(users[a.Bind]) == 0 {
+			return a, true
+		}
+	}
+	for _, a := range t.w.Addresses {
+		if !slices.ContainsFunc(users[a.Bind], func(o *gateway) bool { return o != g && clash(o, g) }) {
+			return a, true
+		}
+	}
+	return Address{}, false
+}
+
+// clash reports whether two Gateways can't be at one address.
+func clash(a, b *gateway) bool {
+	at := map[place]bool{}
+	for _, l := range a.all() {
+		at[l.place()] = l.isAccepted() || at[l.place()]
+	}
+	return slices.ContainsFunc(b.all(), func(l *listener) bool { return l.isAccepted() && at[l.place()] })
+}
+
+// claimPorts settles who has a port of an address that several Gateways are at:
+// whose listener is in force by its status, or else the oldest. The others hear
+// that the port is taken, and nothing changes for who had it.
+func (t *translation) claimPorts() {
+	type spot struct {
+		netip.Addr
+		place
+	}
+	claims := map[spot]*gateway{}
+	for _, incumbents := range []bool{true, false} {
+		for _, g := range t.order {
+			if !g.isAccepted() {
+				continue
+			}
+			for _, l := range g.all() {
+				if !l.isAccepted() || incumbents && !(l.wasProgrammed() && g.wasAt()) {
+					continue
+				}
+				for _, a := range g.bound {
+					s := spot{a.Bind, l.place()}
+					if claims[s] == nil {
+						claims[s] = g
+					}
+				}
+			}
+		}
+	}
+	for _, g := range t.order {
+		for _, l := range g.all() {
+			if !l.isAccepted() {
+				continue
+			}
+			for _, a := range g.bound {
+				if by := claims[spot{a.Bind, l.place()}]; by != nil && by != g {
+					l.refused = is(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonPortUnavailable),
+						fmt.Sprintf("another Gateway has port %d of this address", l.spec.Port))
+				}
+			}
+		}
+	}
+}
+
+// wasAt reports whether g's status has all the addresses that it is at.
+func (g *gateway) wasAt() bool {
+	for _, p := range g.published {
+		if !slices.ContainsFunc(g.Status.Addresses, func(s gwv1.GatewayStatusAddress) bool { return sameAddr(s.Value, p.Value) }) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,227 @@
+package gatewayapi
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/tunnel"
+)
+
+// A route is one of any kind: what they differ in is a few fields.
+type route struct {
+	metav1.Object
+	kind      string
+	parents   []gwv1.ParentReference
+	hostnames []gwv1.Hostname
+	refs      []gwv1.BackendRef // of its one rule; of HTTP all rules' together
+	ruleName  string
+
+	hosts    []tunnel.Pattern // that hostnames say
+	badHosts []string         // of hostnames, those that are none
+	backends []*backend
+	resolved metav1.Condition // ResolvedRefs, the same for each parent
+}
+
+// An attachment is of a route to a listener.
+type attachment struct {
+	route *route
+	hosts []tunnel.Pattern // of the route, those that the listener has any of; empty means that there is no question of hosts
+}
+
+func (r *route) key() RouteKey { return RouteKey{r.kind, key(r.Object)} }
+
+func (r *route) String() string {
+	return strings.ToLower(r.kind) + "/" + r.GetNamespace() + "/" + r.GetName()
+}
+
+// routes are all that there are, in order of precedence within each kind.
+func (t *translation) routes() []*route {
+	var rs []*route
+	for _, o := range sorted(t.w.TLSRoutes) {
+		r := &route{Object: o, kind: tlsRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames}
+		for _, rule := range o.Spec.Rules {
+			r.refs = append(r.refs, rule.BackendRefs...)
+		}
+		rs = append(rs, r)
+	}
+	for _, o := range sorted(t.w.TCPRoutes) {
+		r := &route{Object: o, kind: tcpRoute, parents: o.Spec.ParentRefs}
+		for _, rule := range o.Spec.Rules {
+			r.refs = append(r.refs, rule.BackendRefs...)
+		}
+		rs = append(rs, r)
+	}
+	for _, o := range sorted(t.w.UDPRoutes) {
+		r := &route{Object: o, kind: udpRoute, parents: o.Spec.ParentRefs}
+		for _, rule := range o.Spec.Rules {
+			r.refs = append(r.refs, rule.BackendRefs...)
+		}
+		rs = append(rs, r)
+	}
+	return append(rs, t.httpRoutes()...)
+}
+
+// attachRoutes finds the listeners of every route, and says what became of each
+// of its parents.
+func (t *translation) attachRoutes() {
+	for _, r := range t.routes() {
+		r.parseHosts()
+		st := RouteStatus{Others: t.others(r)}
+		if !t.concerns(r) {
+			t.res.Routes[r.key()] = st
+			continue
+		}
+		t.resolveBackends(r)
+		for _, ref := range r.parents {
+			g, listeners, ok := t.parent(r, ref)
+			if !ok || slices.ContainsFunc(st.Parents, func(p gwv1.RouteParentStatus) bool { return sameParent(p.ParentRef, ref, r.GetNamespace()) }) {
+				continue
+			}
+			accepted := t.attach(r, ref, listeners)
+			if accepted.Status == metav1.ConditionTrue {
+				t.notePolicies(r, g)
+			}
+			st.Parents = append(st.Parents, gwv1.RouteParentStatus{
+				ParentRef: ref, ControllerName: t.controller,
+				Conditions: observe(r.GetGeneration(), []metav1.Condition{accepted, r.resolved}),
+			})
+		}
+		t.res.Routes[r.key()] = st
+	}
+}
+
+// concerns reports whether a route has any parent of ours.
+func (t *translation) concerns(r *route) bool {
+	return slices.ContainsFunc(r.parents, func(ref gwv1.ParentReference) bool {
+		_, _, ok := t.parent(r, ref)
+		return ok
+	})
+}
+
+// parentName is the namespaced name that a route's reference means.
+func parentName(ref gwv1.ParentReference, home string) types.NamespacedName {
+	return types.NamespacedName{Namespace: string(deref(ref.Namespace, gwv1.Namespace(home))), Name: string(ref.Name)}
+}
+
+// parent finds what a reference is to: one of our Gateways with its own
+// listeners, or a ListenerSet of one with the set's. It is false for all
+// others, of which we say nothing.
+func (t *translation) parent(r *route, ref gwv1.ParentReference) (*gateway, []*listener, bool) {
+	if deref(ref.Group, gwv1.GroupName) != gwv1.GroupName {
+		return nil, nil, false
+	}
+	name := parentName(ref, r.GetNamespace())
+	switch deref(ref.Kind, "Gateway") {
+	case "Gateway":
+		if g := t.gateways[name]; g != nil {
+			return g, g.own, true
+		}
+	case "ListenerSet":
+		if s := t.sets[name]; s != nil {
+			return s.gw, s.entries, true
+		}
+	}
+	return nil, nil, false
+}
+
+// others says which entries of a route's status that have our name are not ours
+// to remove: those of a Gateway that exists but is of a class that another
+// instance serves, or that lies where we do not look.
+func (t *translation) others(r *route) func(gwv1.ParentReference) bool {
+	home := r.GetNamespace()
+	return func(ref gwv1.ParentReference) bool {
+		name := parentName(ref, home)
+		if len(t.w.Namespaces) != 0 && !slices.Contains(t.w.Namespaces, name.Namespace) {
+			return true
+		}
+		return deref(ref.Kind, "Gateway") == "Gateway" && t.foreign[name] && slices.ContainsFunc(r.parents, func(p gwv1.ParentReference) bool { return sameParent(p, ref, home) })
+	}
+}
+
+// sameParent compares references by what they mean.
+func sameParent(a, b gwv1.ParentReference, home string) bool {
+	return deref(a.Group, gwv1.GroupName) == deref(b.Group, gwv1.GroupName) && deref(a.Kind, "Gateway") == deref(b.Kind, "Gateway") &&
+		parentName(a, home) == parentName(b, home) &&
+		deref(a.SectionName, "") == deref(b.SectionName, "") && deref(a.Port, 0) == deref(b.Port, 0)
+}
+
+// attach finds those of a parent's listeners that take a route, and says
+// whether there are any: in the order in which they can fail to.
+func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener) metav1.Condition {
+	const kind = string(gwv1.RouteConditionAccepted)
+	var named, takers []*listener
+	for _, l := range all {
+		if ref.SectionName != nil && *ref.SectionName != "" && *ref.SectionName != l.spec.Name || ref.Port != nil && *ref.Port != l.spec.Port {
+			continue
+		}
+		named = append(named, l)
+		if l.takes(r.kind) && t.takesNamespace(l, r.GetNamespace()) {
+			takers = append(takers, l)
+		}
+	}
+	switch {
+	case len(named) == 0:
+		return is(kind, false, string(gwv1.RouteReasonNoMatchingParent), fmt.Sprintf("there is no listener with section name %q and port %d", deref(ref.SectionName, ""), deref(ref.Port, 0)))
+	case len(takers) == 0:
+		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), fmt.Sprintf("no listener takes a %s of namespace %q", r.kind, r.GetNamespace()))
+	case len(r.badHosts) > 0 && len(r.hosts) == 0:
+		return is(kind, false, string(gwv1.RouteReasonUnsupportedValue), "no hostname can be used: "+strings.Join(r.badHosts, ", "))
+	}
+	attached := false
+	for _, l := range takers {
+		a := &attachment{route: r}
+		if len(r.hosts) > 0 {
+			for _, h := range r.hosts {
+				if _, ok := meet(h, l.host); ok {
+					a.hosts = append(a.hosts, h)
+				}
+			}
+			if a.hosts == nil {
+				continue
+			}
+		}
+		attached = true
+		if !l.attached[r.key()] {
+			l.attached[r.key()] = true
+			l.rules = append(l.rules, a)
+		}
+	}
+	if !attached {
+		return is(kind, false, string(gwv1.RouteReasonNoMatchingListenerHostname), "no listener has any of the hostnames")
+	}
+	message := "accepted"
+	switch {
+	case r.kind == httpRoute:
+		message = "accepted, but " + noHTTP
+	case len(r.badHosts) > 0:
+		message = "accepted without hostnames that can't be used: " + strings.Join(r.badHosts, ", ")
+	}
+	return is(kind, true, string(gwv1.RouteReasonAccepted), message)
+}
+
+// takesNamespace reports whether l takes routes of a namespace.
+func (t *translation) takesNamespace(l *listener, namespace string) bool {
+	from, selector := gwv1.NamespacesFromSame, (*metav1.LabelSelector)(nil)
+	if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil {
+		from, selector = deref(a.Namespaces.From, gwv1.NamespacesFromSame), a.Namespaces.Selector
+	}
+	return t.selects(from, selector, l.owner().GetNamespace(), namespace)
+}
+
+func (r *route) parseHosts() {
+	for _, h := range r.hostnames {
+		p, err := tunnel.ParsePattern(string(h))
+		if err != nil {
+			r.badHosts = append(r.badHosts, fmt.Sprintf("%q (%v)", h, err))
+			continue
+		}
+		if !slices.Contains(r.hosts, p) {
+			r.hosts = append(r.hosts, p)
+		}
+	}
+}

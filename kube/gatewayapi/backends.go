@@ -1,0 +1,241 @@
+package gatewayapi
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"culvert.dev/registry"
+)
+
+// A targetKey names what a route leads to, or a policy is for.
+type targetKey struct {
+	group, kind, namespace, name string
+}
+
+func (k targetKey) String() string { return k.kind + " " + k.namespace + "/" + k.name }
+
+// A backendKey is that with a port.
+type backendKey struct {
+	targetKey
+	port     int32
+	protocol corev1.Protocol
+}
+
+// A backend is a reference of a route, resolved.
+type backend struct {
+	backendKey
+	weight   uint32
+	portName string
+	service  *registry.Service // nil if broken
+	reason   string            // of ResolvedRefs, if broken
+	broken   string            // why it can't be reached at all
+
+	secured map[*gateway]registry.Backend // with the policy that is for it
+}
+
+const serviceImportKind = "ServiceImport"
+
+// resolveBackends finds what a route leads to. What can't be found keeps its
+// share of the weight, and that share is refused: it must not be the others'.
+func (t *translation) resolveBackends(r *route) {
+	const kind = string(gwv1.RouteConditionResolvedRefs)
+	r.resolved = is(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")
+	var reason string
+	var wrong []string
+	for _, ref := range r.refs {
+		b := t.resolve(r, ref)
+		if w := deref(ref.Weight, 1); w > 0 {
+			b.weight = uint32(w)
+		}
+		r.backends = append(r.backends, b)
+		if b.reason != "" {
+			reason = cmp.Or(reason, b.reason)
+			wrong = append(wrong, b.broken)
+		}
+	}
+	if reason != "" {
+		r.resolved = is(kind, false, reason, strings.Join(wrong, "; "))
+	}
+}
+
+// resolve finds one reference. The backend is the caller's own.
+func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
+	k := backendKey{
+		targetKey: targetKey{string(deref(ref.Group, "")), string(deref(ref.Kind, "Service")), string(deref(ref.Namespace, gwv1.Namespace(r.GetNamespace()))), string(ref.Name)},
+		port:      deref(ref.Port, 0),
+		protocol:  corev1.ProtocolTCP,
+	}
+	if r.kind == udpRoute {
+		k.protocol = corev1.ProtocolUDP
+	}
+	fail := func(reason gwv1.RouteConditionReason, format string, args ...any) *backend {
+		return &backend{backendKey: k, reason: string(reason), broken: fmt.Sprintf(format, args...)}
+	}
+	isImport := k.group == mcsv1.GroupName && k.kind == serviceImportKind
+	if !isImport && (k.group != "" || k.kind != "Service") {
+		return fail(gwv1.RouteReasonInvalidKind, "backend of kind %q, group %q: culvert knows Services and ServiceImports", k.kind, k.group)
+	}
+	if !t.granted(referrer{gwv1.GroupName, r.kind, r.GetNamespace()}, k.group, k.kind, k.namespace, k.name) {
+		return fail(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %q lets a %s of %q refer to %s %q", k.namespace, r.kind, r.GetNamespace(), k.kind, k.name)
+	}
+	b := t.backends[k]
+	if b == nil {
+		if isImport {
+			b = t.imported(k)
+		} else {
+			b = t.served(k)
+		}
+		t.backends[k] = b
+	}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, reason: b.reason, broken: b.broken}
+}
+
+// served finds a Service's port and who is behind it. The port is the Service's;
+// its pods may have it under another number, and EndpointSlices know it by name.
+func (t *translation) served(k backendKey) *backend {
+	b := &backend{backendKey: k}
+	s := t.service(k.namespace, k.name)
+	if s == nil {
+		b.fail(gwv1.RouteReasonBackendNotFound, "there is no %s", k)
+		return b
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		// It may lead anywhere, past everything that guards a namespace: CVE-2021-25740.
+		b.fail(gwv1.RouteReasonInvalidKind, "%s is an ExternalName, which culvert does not follow", k)
+		return b
+	}
+	var other string
+	for _, p := range s.Spec.Ports {
+		if p.Port != k.port {
+			continue
+		}
+		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
+			b.portName = p.Name
+			b.service = t.reach(k, serviceLabel, p.Name)
+			return b
+		}
+		other = string(cmp.Or(p.Protocol, corev1.ProtocolTCP))
+	}
+	if other != "" {
+		b.fail(gwv1.RouteReasonUnsupportedProtocol, "port %d of %s is of %s, not %s", k.port, k, other, k.protocol)
+	} else {
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s has no port %d", k, k.port)
+	}
+	return b
+}
+
+// imported is served for a service of other clusters.
+func (t *translation) imported(k backendKey) *backend {
+	b := &backend{backendKey: k}
+	i := t.serviceImport(k.namespace, k.name)
+	if i == nil {
+		b.fail(gwv1.RouteReasonBackendNotFound, "there is no %s", k)
+		return b
+	}
+	for _, p := range i.Spec.Ports {
+		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol && (p.Port == k.port || k.port == 0 && len(i.Spec.Ports) == 1) {
+			b.portName = p.Name
+			b.service = t.reach(k, importLabel, p.Name)
+			return b
+		}
+	}
+	b.fail(gwv1.RouteReasonBackendNotFound, "%s has no port %d of %s", k, k.port, k.protocol)
+	return b
+}
+
+func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...any) {
+	b.reason, b.broken = string(reason), fmt.Sprintf(format, args...)
+}
+
+// reach makes the service of the table out of EndpointSlices: who is ready, or
+// if nobody is, who still serves while it ends.
+func (t *translation) reach(k backendKey, label, port string) *registry.Service {
+	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
+	if k.port > 0 && k.port <= 65535 {
+		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
+	}
+	var ready, ending []registry.Endpoint
+	for _, slice := range t.slices(k.namespace, label, k.name) {
+		for _, p := range slice.Ports {
+			if deref(p.Name, "") != port || deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || deref(p.Port, 0) < 1 || deref(p.Port, 0) > 65535 {
+				continue
+			}
+			for i := range slice.Endpoints {
+				e := &slice.Endpoints[i]
+				to, ok := endpoint(slice.AddressType, e, uint16(*p.Port))
+				switch c := e.Conditions; {
+				case !ok:
+				case deref(c.Ready, true):
+					ready = append(ready, to)
+				case deref(c.Serving, false) && deref(c.Terminating, false):
+					ending = append(ending, to)
+				}
+			}
+		}
+	}
+	if s.Endpoints = ready; len(ready) == 0 {
+		s.Endpoints = ending
+	}
+	// Slices come in any order, and one endpoint may be in two while it moves.
+	slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), strings.Compare(a.Host, b.Host), int(a.Port)-int(b.Port))
+	})
+	s.Endpoints = slices.Compact(s.Endpoints)
+	return s
+}
+
+// endpoint takes the first address of an endpoint: several of them are the same pod.
+func endpoint(typ discoveryv1.AddressType, e *discoveryv1.Endpoint, port uint16) (registry.Endpoint, bool) {
+	if len(e.Addresses) == 0 {
+		return registry.Endpoint{}, false
+	}
+	if typ == discoveryv1.AddressTypeFQDN {
+		return registry.Endpoint{Host: e.Addresses[0], Port: port}, true
+	}
+	a, err := netip.ParseAddr(e.Addresses[0])
+	return registry.Endpoint{Addr: a, Port: port}, err == nil
+}
+
+// forRule is a backend as a rule has it; tls says that it is to be reached as
+// its policy says, if it has one.
+func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend {
+	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken}
+	if !tls || b.service == nil {
+		return plain
+	}
+	p := t.policyFor(b)
+	if p == nil {
+		return plain
+	}
+	if secured, ok := b.secured[g]; ok {
+		return secured
+	}
+	secured := registry.Backend{Weight: b.weight}
+	switch {
+	case p.tls == nil:
+		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + p.why()
+	case g.clientErr != nil:
+		secured.Broken = g.clientErr.Message
+	default:
+		s := *b.service
+		how := *p.tls
+		if g.client != nil {
+			how.Certificate, how.Key = g.client.Certificate, g.client.Key
+		}
+		s.TLS = &how
+		secured.Service = &s
+	}
+	if b.secured == nil {
+		b.secured = map[*gateway]registry.Backend{}
+	}
+	b.secured[g] = secured
+	return secured
+}

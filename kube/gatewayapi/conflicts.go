@@ -1,0 +1,156 @@
+package gatewayapi
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/tunnel"
+)
+
+// A place is a port of a transport: what listeners can quarrel about.
+type place struct {
+	udp  bool
+	port int32
+}
+
+func (l *listener) place() place { return place{l.family() == familyUDP, l.spec.Port} }
+
+// An occupant is what has a place already, or a part of it by hostname.
+type occupant struct {
+	family string
+	hosts  map[tunnel.Pattern]bool
+}
+
+// findConflicts finds listeners that can't be told apart. Of those of one object
+// none wins, since it is not for us to guess which was meant; between objects
+// those that come first keep what they have: the Gateway, and then the oldest
+// set.
+func (g *gateway) findConflicts() {
+	taken := map[place]*occupant{}
+	join(taken, g.own)
+	for _, s := range g.sets {
+		join(taken, s.entries)
+	}
+}
+
+// join adds the listeners of one object to those that are there.
+func join(taken map[place]*occupant, ls []*listener) {
+	var new []*listener
+	for _, l := range ls {
+		if l.refused.Type != "" {
+			continue
+		}
+		if o := taken[l.place()]; o != nil {
+			if reason, message := o.against(l); reason != "" {
+				l.setConflict(reason, message)
+				continue
+			}
+		}
+		new = append(new, l)
+	}
+	// Conflicts among themselves: each with any other counts, not only with one before.
+	for i, a := range new {
+		for _, b := range new[i+1:] {
+			if a.place() != b.place() {
+				continue
+			}
+			o := &occupant{family: a.family(), hosts: map[tunnel.Pattern]bool{a.host: true}}
+			reason, _ := o.against(b)
+			if reason == "" {
+				continue
+			}
+			for _, pair := range [][2]*listener{{a, b}, {b, a}} {
+				if pair[0].conflict.Type == "" {
+					pair[0].setConflict(reason, fmt.Sprintf("%s and listener %s of port %d can't be told apart, and neither is served", pair[0].spec.Protocol, pair[1].spec.Name, pair[1].spec.Port))
+				}
+			}
+		}
+	}
+	for _, l := range new {
+		o := taken[l.place()]
+		if o == nil {
+			o = &occupant{family: l.family(), hosts: map[tunnel.Pattern]bool{}}
+			taken[l.place()] = o
+		}
+		if o.family != l.family() {
+			o.family = "several" // which nobody fits: what the Gateway left undecided no set decides
+		}
+		o.hosts[l.host] = true
+	}
+}
+
+// against says why l can't be beside o at one place, or "".
+func (o *occupant) against(l *listener) (reason, message string) {
+	switch {
+	case o.family != l.family():
+		return string(gwv1.ListenerReasonProtocolConflict), fmt.Sprintf("port %d is taken by another protocol than %s", l.spec.Port, l.spec.Protocol)
+	case !l.hasHost():
+		// Two that have nothing but the port to be told by.
+		return string(gwv1.ListenerEntryReasonListenerConflict), fmt.Sprintf("port %d of %s is taken", l.spec.Port, l.spec.Protocol)
+	case o.hosts[l.host]:
+		return string(gwv1.ListenerReasonHostnameConflict), fmt.Sprintf("hostname %q of port %d is taken", deref(l.spec.Hostname, ""), l.spec.Port)
+	}
+	return "", ""
+}
+
+func (l *listener) setConflict(reason, message string) {
+	l.conflict = is(string(gwv1.ListenerConditionConflicted), true, reason, message)
+}
+
+// findOverlaps finds listeners that end or pass TLS for names that another one
+// of the port has, too. That is legal; but a client that keeps to one connection
+// for several names may come by the wrong one.
+func (g *gateway) findOverlaps() {
+	at := map[place][]*listener{}
+	for _, l := range g.all() {
+		if l.family() == familyTLS && l.isAccepted() {
+			at[l.place()] = append(at[l.place()], l)
+		}
+	}
+	for _, ls := range at {
+		for i, a := range ls {
+			for _, b := range ls[i+1:] {
+				if _, ok := meet(a.host, b.host); !ok {
+					continue
+				}
+				a.setOverlap(b)
+				b.setOverlap(a)
+			}
+		}
+	}
+}
+
+func (l *listener) setOverlap(other *listener) {
+	if l.overlap.Type != "" {
+		return
+	}
+	message := fmt.Sprintf("names of listener %s are names of this one, too", other.spec.Name)
+	if other.set != l.set {
+		message = "names of a listener of another object are names of this one, too"
+	}
+	l.overlap = metav1.Condition{
+		Type: string(gwv1.ListenerConditionOverlappingTLSConfig), Status: metav1.ConditionTrue,
+		Reason: string(gwv1.ListenerReasonOverlappingHostnames), Message: message,
+	}
+}
+
+// meet returns the names that two patterns have in common: always all of one of
+// them, or none. The zero Pattern is every name.
+func meet(a, b tunnel.Pattern) (tunnel.Pattern, bool) {
+	switch any := (tunnel.Pattern{}); {
+	case a == any:
+		return b, true
+	case b == any, a == b:
+		return a, true
+	case within(a, b):
+		return a, true
+	case within(b, a):
+		return b, true
+	}
+	return tunnel.Pattern{}, false
+}
+
+// within reports whether every name of a is one of the wildcard b.
+func within(a, b tunnel.Pattern) bool { return b.Wildcard && b.Matches(a.Suffix) }

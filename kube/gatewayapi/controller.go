@@ -1,0 +1,281 @@
+package gatewayapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	gwclient "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned"
+	"sigs.k8s.io/gateway-api/pkg/consts"
+	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
+
+	"culvert.dev/kube/client"
+	"culvert.dev/registry"
+)
+
+// A Plane is what opens the listeners of the table.
+type Plane interface {
+	// ListenerErrors has the listeners that have been tried, by
+	// registry.Listener.Name: nil is open, and an error why it is not.
+	ListenerErrors() map[string]error
+	// Changed is sent to when that has changed.
+	Changed() <-chan struct{}
+}
+
+// A Config is what a Controller needs. REST is all that it must have.
+type Config struct {
+	Settings
+
+	REST   *rest.Config // of the API server: see kube/client
+	Source string       // of the registry's; "" means "gateway-api"
+	Plane  Plane        // nil means that all listeners open at once
+	Leads  func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
+	Log    *slog.Logger // nil discards
+}
+
+// A Controller is a registry.Source, and writes the status of what it reads.
+type Controller struct {
+	cfg     Config
+	clients clients
+	pulse   *client.Pulse // nil in tests
+	bundle  func(context.Context) (string, error)
+	memo    *memo
+}
+
+// New makes a Controller. It asks nothing of the API server yet.
+func New(cfg Config) (*Controller, error) {
+	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse(nil)}
+	if cfg.REST == nil {
+		return nil, errors.New("gatewayapi: no API server")
+	}
+	rc := rest.CopyConfig(cfg.REST)
+	rc.Wrap(c.pulse.Wrap)
+	var err error
+	if c.clients.core, err = kubernetes.NewForConfig(client.Protobuf(rc)); err != nil {
+		return nil, fmt.Errorf("gatewayapi: %w", err)
+	}
+	if c.clients.gw, err = gwclient.NewForConfig(rc); err != nil {
+		return nil, fmt.Errorf("gatewayapi: %w", err)
+	}
+	if c.clients.mcs, err = mcsclient.NewForConfig(rc); err != nil {
+		return nil, fmt.Errorf("gatewayapi: %w", err)
+	}
+	crds, err := metadata.NewForConfig(rc)
+	if err != nil {
+		return nil, fmt.Errorf("gatewayapi: %w", err)
+	}
+	c.bundle = func(ctx context.Context) (string, error) {
+		crd, err := crds.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}).
+			Get(ctx, "gatewayclasses.gateway.networking.k8s.io", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		return crd.Annotations[consts.BundleVersionAnnotation], nil
+	}
+	return c, nil
+}
+
+// How often the table is made anew.
+const (
+	settle   = 10 * time.Millisecond  // from the first change, for others that belong to it
+	interval = 100 * time.Millisecond // from one time to the next
+	patience = 2 * time.Second        // for an API server that does not answer, before that is said
+)
+
+// Run is of registry.Source: it sends an Update at first and at each change, until ctx is
+// done.
+func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) error {
+	log := c.cfg.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1)}
+	var err error
+	if r.store, err = newStore(c.clients, c.cfg.Namespaces, log, r.dirty); err != nil {
+		return fmt.Errorf("gatewayapi: %w", err)
+	}
+	r.writer = newWriter(c.clients, r.store, c.cfg.Leads, log)
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() { r.store.run(ctx) })
+	wg.Go(func() { r.writer.run(ctx) })
+	if c.pulse != nil {
+		wg.Go(func() { r.feel(ctx) })
+	}
+	return r.loop(ctx)
+}
+
+// A run is one call of Run.
+type run struct {
+	*Controller
+	log     *slog.Logger
+	store   *store
+	writer  *writer
+	updates chan<- registry.Update
+	changed chan struct{} // has one if anything has changed
+
+	version string             // of the CRDs
+	mu      sync.Mutex         // guards last
+	last    *registry.Snapshot // that was sent
+}
+
+func (r *run) dirty() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (r *run) source() string {
+	if r.cfg.Source != "" {
+		return r.cfg.Source
+	}
+	return "gateway-api"
+}
+
+// loop makes the table whenever something has changed.
+func (r *run) loop(ctx context.Context) error {
+	if !r.store.wait(ctx) {
+		return ctx.Err()
+	}
+	if r.bundle != nil {
+		var err error
+		if r.version, err = r.bundle(ctx); err != nil {
+			r.log.Debug("kubernetes: the version of the CRDs is not known", "err", err)
+		}
+	}
+	var plane <-chan struct{}
+	if r.cfg.Plane != nil {
+		plane = r.cfg.Plane.Changed()
+	}
+	r.dirty()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-plane:
+		case <-r.changed:
+		}
+		if !sleep(ctx, settle) {
+			return ctx.Err()
+		}
+		select { // what came meanwhile is in this one
+		case <-r.changed:
+		default:
+		}
+		if err := r.rebuild(ctx); err != nil {
+			return err
+		}
+		if !sleep(ctx, interval-settle) {
+			return ctx.Err()
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// rebuild makes the table, sends it if it is another than before, and has status
+// written.
+func (r *run) rebuild(ctx context.Context) error {
+	r.store.looking.Store(true)
+	w := r.store.world()
+	w.Settings, w.Bundle, w.memo = r.cfg.Settings, r.version, r.memo
+	if r.cfg.Plane != nil {
+		if w.Plane = maps.Clone(r.cfg.Plane.ListenerErrors()); w.Plane == nil {
+			w.Plane = map[string]error{}
+		}
+	}
+	res := Translate(w)
+	r.store.uses.Store(&res.Uses)
+	r.store.looking.Store(false)
+
+	if err := r.publish(ctx, &res.Snapshot); err != nil {
+		return err
+	}
+	r.writer.want(res, w)
+	return nil
+}
+
+// publish sends a snapshot, unless it is as the last one was.
+func (r *run) publish(ctx context.Context, next *registry.Snapshot) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last != nil && reflect.DeepEqual(r.last, next) {
+		return nil
+	}
+	r.last = next
+	return r.send(ctx, registry.Update{Source: r.source(), Snapshot: *next})
+}
+
+// confirm sends the last snapshot again.
+func (r *run) confirm(ctx context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.last == nil {
+		return nil // the first one is yet to come
+	}
+	return r.send(ctx, registry.Update{Source: r.source(), Snapshot: *r.last})
+}
+
+func (r *run) send(ctx context.Context, u registry.Update) error {
+	select {
+	case r.updates <- u:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// feel says when the API server is lost, and when it is back. What was sent last
+// stays in force meanwhile.
+func (r *run) feel(ctx context.Context) {
+	lost := false
+	for {
+		err, turn := r.pulse.Err()
+		if err != nil && !lost {
+			select {
+			case <-ctx.Done():
+				return
+			case <-turn:
+				continue
+			case <-time.After(patience):
+			}
+			lost = true
+			if r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)}) != nil {
+				return
+			}
+		}
+		if err == nil && lost {
+			lost = false
+			if r.confirm(ctx) != nil {
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-turn:
+		}
+	}
+}

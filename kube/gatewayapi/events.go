@@ -1,0 +1,88 @@
+package gatewayapi
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/kube/client"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// A note is what an operator should hear of, beside the condition that says it.
+type note struct{ reason, message string }
+
+// notesOf are refusals that are in after and were not in before.
+func notesOf(before, after []metav1.Condition) []note {
+	var ns []note
+	for _, c := range after {
+		if c.Status != metav1.ConditionFalse || c.Reason == string(gwv1.GatewayReasonPending) {
+			continue
+		}
+		if !slices.Contains([]string{"Accepted", "Programmed", "ResolvedRefs"}, c.Type) {
+			continue
+		}
+		same := func(b metav1.Condition) bool {
+			return b.Type == c.Type && b.Status == c.Status && b.Reason == c.Reason && b.Message == c.Message
+		}
+		n := note{c.Reason, c.Type + ": " + c.Message}
+		if !slices.ContainsFunc(before, same) && !slices.Contains(ns, n) {
+			ns = append(ns, n)
+		}
+	}
+	return ns
+}
+
+// note makes Events of what happened to an object. An Event's name is made of
+// what it says, so that no replica says it again while it is there.
+func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {
+	kind := kindOf(o)
+	for _, n := range notes {
+		sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", o.GetUID(), n.reason, n.message))
+		now := metav1.NewTime(time.Now())
+		e := &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: short(o.GetName(), 200) + "." + hex.EncodeToString(sum[:8])},
+			InvolvedObject: corev1.ObjectReference{APIVersion: gwv1.GroupVersion.String(), Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID()},
+			Type:           corev1.EventTypeWarning, Reason: n.reason, Message: n.message, Count: 1,
+			FirstTimestamp: now, LastTimestamp: now,
+			Source: corev1.EventSource{Component: fieldManager}, ReportingController: DefaultController,
+		}
+		_, err := w.core.CoreV1().Events(o.GetNamespace()).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
+		if err == nil || apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
+			continue
+		}
+		if text, ok := client.Denied("create", schema.GroupResource{Resource: "events"}, err); ok {
+			if w.said.New("events", text) {
+				w.log.Warn("kubernetes: " + text)
+			}
+			return
+		}
+		w.log.Debug("kubernetes: no event", "err", err)
+	}
+}
+
+func kindOf(o metav1.Object) string {
+	switch o.(type) {
+	case *gwv1.Gateway:
+		return "Gateway"
+	case *gwv1.ListenerSet:
+		return "ListenerSet"
+	case *gwv1.TLSRoute:
+		return tlsRoute
+	case *gwv1.TCPRoute:
+		return tcpRoute
+	case *gwv1.UDPRoute:
+		return udpRoute
+	case *gwv1.HTTPRoute:
+		return httpRoute
+	}
+	return "BackendTLSPolicy"
+}

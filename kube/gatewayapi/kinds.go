@@ -1,0 +1,134 @@
+package gatewayapi
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	gwclient "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
+)
+
+// Clients are of the API groups that are read and written.
+type clients struct {
+	core kubernetes.Interface
+	gw   gwclient.Interface
+	mcs  mcsclient.Interface
+}
+
+// A kind is a resource that is watched.
+type kind struct {
+	resource schema.GroupResource
+	object   runtime.Object
+	cluster  bool // it has no namespaces
+	optional bool // that it is missing is nothing to warn of
+	refers   bool // it matters only if a Result uses it
+	in       func(namespace string) *cache.ListWatch
+	indexers cache.Indexers
+}
+
+// The index of EndpointSlices by what they are of, under each of the two labels.
+func byLabel(label string) cache.IndexFunc {
+	return func(o any) ([]string, error) {
+		m, err := meta.Accessor(o)
+		if err != nil {
+			return nil, err
+		}
+		if name := m.GetLabels()[label]; name != "" {
+			return []string{m.GetNamespace() + "/" + name}, nil
+		}
+		return nil, nil
+	}
+}
+
+// lists is what typed clients have in common.
+type lists[L runtime.Object] interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}
+
+// from makes a ListWatch of a typed client.
+func from[L runtime.Object](of func(namespace string) lists[L], tweak func(*metav1.ListOptions)) func(string) *cache.ListWatch {
+	return func(namespace string) *cache.ListWatch {
+		c := of(namespace)
+		return &cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				if tweak != nil {
+					tweak(&o)
+				}
+				return c.List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				if tweak != nil {
+					tweak(&o)
+				}
+				return c.Watch(ctx, o)
+			},
+		}
+	}
+}
+
+// kinds are all that are watched, with the client of each.
+func (c clients) kinds() []kind {
+	gw := func(resource string) schema.GroupResource {
+		return schema.GroupResource{Group: gwv1.GroupName, Resource: resource}
+	}
+	core := func(resource string) schema.GroupResource { return schema.GroupResource{Resource: resource} }
+	g, k := c.gw.GatewayV1(), c.core.CoreV1()
+	// Certificates are of this type; tokens and passwords, which are not for us, are
+	// not even sent.
+	certificates := func(o *metav1.ListOptions) { o.FieldSelector = "type=" + string(corev1.SecretTypeTLS) }
+	return []kind{
+		{resource: gw("gatewayclasses"), object: &gwv1.GatewayClass{}, cluster: true, in: from(func(string) lists[*gwv1.GatewayClassList] { return g.GatewayClasses() }, nil)},
+		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: from(func(ns string) lists[*gwv1.GatewayList] { return g.Gateways(ns) }, nil)},
+		{resource: gw("listenersets"), object: &gwv1.ListenerSet{}, in: from(func(ns string) lists[*gwv1.ListenerSetList] { return g.ListenerSets(ns) }, nil)},
+		{resource: gw("tlsroutes"), object: &gwv1.TLSRoute{}, in: from(func(ns string) lists[*gwv1.TLSRouteList] { return g.TLSRoutes(ns) }, nil)},
+		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: from(func(ns string) lists[*gwv1.TCPRouteList] { return g.TCPRoutes(ns) }, nil)},
+		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: from(func(ns string) lists[*gwv1.UDPRouteList] { return g.UDPRoutes(ns) }, nil)},
+		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: from(func(ns string) lists[*gwv1.HTTPRouteList] { return g.HTTPRoutes(ns) }, nil)},
+		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: from(func(ns string) lists[*gwv1.ReferenceGrantList] { return g.ReferenceGrants(ns) }, nil)},
+		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: from(func(ns string) lists[*gwv1.BackendTLSPolicyList] { return g.BackendTLSPolicies(ns) }, nil)},
+		{resource: core("namespaces"), object: &corev1.Namespace{}, cluster: true, refers: true, in: from(func(string) lists[*corev1.NamespaceList] { return k.Namespaces() }, nil)},
+		{resource: core("services"), object: &corev1.Service{}, refers: true, in: from(func(ns string) lists[*corev1.ServiceList] { return k.Services(ns) }, nil)},
+		{resource: core("secrets"), object: &corev1.Secret{}, refers: true, in: from(func(ns string) lists[*corev1.SecretList] { return k.Secrets(ns) }, certificates)},
+		{resource: core("configmaps"), object: &corev1.ConfigMap{}, refers: true, in: from(func(ns string) lists[*corev1.ConfigMapList] { return k.ConfigMaps(ns) }, nil)},
+		{
+			resource: schema.GroupResource{Group: discoveryv1.GroupName, Resource: "endpointslices"}, object: &discoveryv1.EndpointSlice{}, refers: true,
+			in:       from(func(ns string) lists[*discoveryv1.EndpointSliceList] { return c.core.DiscoveryV1().EndpointSlices(ns) }, nil),
+			indexers: cache.Indexers{serviceLabel: byLabel(serviceLabel), importLabel: byLabel(importLabel)},
+		},
+		{
+			resource: schema.GroupResource{Group: mcsv1.GroupName, Resource: "serviceimports"}, object: &mcsv1.ServiceImport{}, refers: true, optional: true,
+			in: from(func(ns string) lists[*mcsv1.ServiceImportList] { return c.mcs.MulticlusterV1beta1().ServiceImports(ns) }, nil),
+		},
+	}
+}
+
+// slim drops what is never looked at, and is most of some objects.
+func slim(o any) (any, error) {
+	m, err := meta.Accessor(o)
+	if err != nil {
+		return o, nil // a tombstone: nothing to be dropped
+	}
+	m.SetManagedFields(nil)
+	switch o := o.(type) {
+	case *corev1.ConfigMap:
+		ca, ok := o.Data[caKey]
+		o.Data, o.BinaryData = nil, nil
+		if ok {
+			o.Data = map[string]string{caKey: ca}
+		}
+	case *corev1.Namespace:
+		o.Annotations = nil
+	}
+	return o, nil
+}

@@ -1,0 +1,12 @@
+package gatewayapi
+
+import "culvert.dev/registry"
+
+// l4Rules are those of a TCP or UDP listener: the one of the oldest route, which
+// has it all. The others are attached, and wait.
+func (t *translation) l4Rules(l *listener) []*registry.Rule {
+	if len(l.rules) == 0 {
+		return nil
+	}
+	return []*registry.Rule{t.rule(l, l.rules[0].route)}
+}

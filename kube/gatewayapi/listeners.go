@@ -1,0 +1,276 @@
+package gatewayapi
+
+import (
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// Kinds of routes.
+const (
+	tlsRoute  = "TLSRoute"
+	tcpRoute  = "TCPRoute"
+	udpRoute  = "UDPRoute"
+	httpRoute = "HTTPRoute"
+)
+
+// A listener is one of a Gateway or a ListenerSet: the API has two types with
+// the same fields for it.
+type listener struct {
+	gw   *gateway
+	set  *listenerSet // nil for one of the Gateway's own
+	spec gwv1.Listener
+	host tunnel.Pattern // zero is any
+
+	kinds    []gwv1.RouteGroupKind // of routes that may attach
+	badKinds metav1.Condition      // zero if those that are asked for are all known
+
+	refused  metav1.Condition // Accepted is False; zero if it is not
+	conflict metav1.Condition // Conflicted is True; zero if it is not
+	refs     metav1.Condition // ResolvedRefs is False, of certificates; zero if it is not
+	overlap  metav1.Condition // OverlappingTLSConfig; zero if it is not
+
+	ends   *registry.Ends // how TLS ends here, if it does and can
+	broken bool           // TLS is to end here and can't
+
+	attached map[RouteKey]bool
+	rules    []*attachment // routes that lead on from here
+
+	names      []string // of the registry's listeners that it is of
+	openErr    error    // of one of those
+	unassigned bool     // openErr says that the address is none of this machine's
+}
+
+func (t *translation) newListener(g *gateway, s *listenerSet, spec gwv1.Listener) *listener {
+	l := &listener{gw: g, set: s, spec: spec, attached: map[RouteKey]bool{}}
+	l.findKinds()
+	const kind = string(gwv1.ListenerConditionAccepted)
+	if l.family() == "" {
+		l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedProtocol), fmt.Sprintf("protocol %q: culvert knows HTTP, HTTPS, TLS, TCP and UDP", spec.Protocol))
+		return l
+	}
+	if spec.Port < 1 || spec.Port > 65535 {
+		l.refused = is(kind, false, string(gwv1.ListenerReasonPortUnavailable), fmt.Sprintf("port %d: there are 1 to 65535", spec.Port))
+		return l
+	}
+	if h := deref(spec.Hostname, ""); h != "" && l.hasHost() {
+		p, err := tunnel.ParsePattern(string(h))
+		if err != nil {
+			l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("hostname %q: %v", h, err))
+			return l
+		}
+		l.host = p
+	}
+	if spec.Protocol == gwv1.TLSProtocolType || spec.Protocol == gwv1.HTTPSProtocolType {
+		if spec.TLS == nil && spec.Protocol == gwv1.TLSProtocolType {
+			l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedValue), "protocol TLS needs tls.mode")
+		}
+		switch m := l.mode(); m {
+		case gwv1.TLSModeTerminate, gwv1.TLSModePassthrough:
+		default:
+			l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("tls.mode %q: culvert knows Passthrough and Terminate", m))
+		}
+	}
+	return l
+}
+
+// Families: listeners of one can share a port.
+const (
+	familyHTTP = "http"
+	familyTLS  = "tls"
+	familyTCP  = "tcp"
+	familyUDP  = "udp"
+)
+
+func (l *listener) family() string {
+	switch l.spec.Protocol {
+	case gwv1.HTTPProtocolType:
+		return familyHTTP
+	case gwv1.HTTPSProtocolType, gwv1.TLSProtocolType:
+		return familyTLS
+	case gwv1.TCPProtocolType:
+		return familyTCP
+	case gwv1.UDPProtocolType:
+		return familyUDP
+	}
+	return ""
+}
+
+// hasHost reports whether a listener is told from others by its hostname.
+func (l *listener) hasHost() bool {
+	return l.family() == familyHTTP || l.family() == familyTLS
+}
+
+func (l *listener) mode() gwv1.TLSModeType {
+	if l.spec.TLS == nil {
+		return gwv1.TLSModeTerminate
+	}
+	return deref(l.spec.TLS.Mode, gwv1.TLSModeTerminate)
+}
+
+// terminates reports whether TLS ends at l.
+func (l *listener) terminates() bool {
+	return l.family() == familyTLS && l.mode() == gwv1.TLSModeTerminate
+}
+
+// findKinds says which routes l may have: those of its protocol, or of those
+// only the ones it names.
+func (l *listener) findKinds() {
+	l.kinds = []gwv1.RouteGroupKind{} // for it to say that there are none
+	var can string
+	switch l.spec.Protocol {
+	case gwv1.HTTPProtocolType, gwv1.HTTPSProtocolType:
+		can = httpRoute
+	case gwv1.TLSProtocolType:
+		can = tlsRoute
+	case gwv1.TCPProtocolType:
+		can = tcpRoute
+	case gwv1.UDPProtocolType:
+		can = udpRoute
+	default:
+		return
+	}
+	group := gwv1.Group(gwv1.GroupName)
+	if l.spec.AllowedRoutes == nil || len(l.spec.AllowedRoutes.Kinds) == 0 {
+		l.kinds = append(l.kinds, gwv1.RouteGroupKind{Group: &group, Kind: gwv1.Kind(can)})
+		return
+	}
+	for _, k := range l.spec.AllowedRoutes.Kinds {
+		if deref(k.Group, group) != group || string(k.Kind) != can {
+			l.badKinds = is(string(gwv1.ListenerConditionResolvedRefs), false, string(gwv1.ListenerReasonInvalidRouteKinds),
+				fmt.Sprintf("kind %q of group %q: a listener of protocol %s takes %s", k.Kind, deref(k.Group, group), l.spec.Protocol, can))
+			continue
+		}
+		if len(l.kinds) == 0 {
+			l.kinds = append(l.kinds, gwv1.RouteGroupKind{Group: &group, Kind: k.Kind})
+		}
+	}
+}
+
+func (l *listener) takes(kind string) bool {
+	return slices.ContainsFunc(l.kinds, func(k gwv1.RouteGroupKind) bool { return string(k.Kind) == kind })
+}
+
+// owner is the object that l is written in.
+func (l *listener) owner() metav1.Object {
+	if l.set != nil {
+		return l.set.ListenerSet
+	}
+	return l.gw.Gateway
+}
+
+// ownerKind is the kind of that.
+func (l *listener) ownerKind() string {
+	if l.set != nil {
+		return "ListenerSet"
+	}
+	return "Gateway"
+}
+
+// String is what a section is called, and what people read.
+func (l *listener) String() string {
+	k := types.NamespacedName{Namespace: l.owner().GetNamespace(), Name: l.owner().GetName()}
+	kind := "gateway/"
+	if l.set != nil {
+		kind = "listenerset/"
+	}
+	return kind + k.String() + "/" + string(l.spec.Name)
+}
+
+// isAccepted reports whether l is to be served, if its owner is.
+func (l *listener) isAccepted() bool { return l.refused.Type == "" && l.conflict.Type == "" }
+
+// verdict is the condition Accepted.
+func (l *listener) verdict() metav1.Condition {
+	const kind = string(gwv1.ListenerConditionAccepted)
+	switch {
+	case l.conflict.Type != "":
+		return is(kind, false, l.conflict.Reason, l.conflict.Message)
+	case l.refused.Type != "":
+		return l.refused
+	}
+	message := "accepted"
+	if l.spec.Protocol == gwv1.HTTPProtocolType || l.spec.Protocol == gwv1.HTTPSProtocolType {
+		message = "accepted, but " + noHTTP
+	}
+	return is(kind, true, string(gwv1.ListenerReasonAccepted), message)
+}
+
+// resolvedRefs is the condition ResolvedRefs.
+func (l *listener) resolvedRefs() metav1.Condition {
+	switch {
+	case l.refs.Type != "":
+		return l.refs
+	case l.badKinds.Type != "":
+		return l.badKinds
+	}
+	return is(string(gwv1.ListenerConditionResolvedRefs), true, string(gwv1.ListenerReasonResolvedRefs), "all references are resolved")
+}
+
+// programmed is the condition Programmed of l.
+func (t *translation) programmed(l *listener) metav1.Condition {
+	const kind = string(gwv1.ListenerConditionProgrammed)
+	switch {
+	case l.conflict.Type != "":
+		return is(kind, false, l.conflict.Reason, l.conflict.Message)
+	case !l.isAccepted():
+		return is(kind, false, string(gwv1.ListenerReasonInvalid), l.refused.Message)
+	case l.broken:
+		return is(kind, false, string(gwv1.ListenerReasonInvalid), l.refs.Message)
+	case !l.gw.isAccepted():
+		return is(kind, false, string(gwv1.ListenerReasonInvalid), "the Gateway is not accepted")
+	case len(l.gw.bound) == 0:
+		return is(kind, false, string(gwv1.ListenerReasonPending), "the Gateway has no address")
+	case l.openErr != nil:
+		return is(kind, false, string(gwv1.ListenerReasonPortUnavailable), l.openErr.Error())
+	}
+	for _, name := range l.names {
+		if _, known := t.w.Plane[name]; !known && t.w.Plane != nil && !l.wasProgrammed() {
+			return is(kind, false, string(gwv1.ListenerReasonPending), "being opened")
+		}
+	}
+	return is(kind, true, string(gwv1.ListenerReasonProgrammed), "in force")
+}
+
+// wasProgrammed reports whether l's status says so: it has the last word as long
+// as the data plane has said nothing, as after a restart.
+func (l *listener) wasProgrammed() bool {
+	conds := func() []metav1.Condition {
+		if l.set != nil {
+			for _, s := range l.set.Status.Listeners {
+				if s.Name == l.spec.Name {
+					return s.Conditions
+				}
+			}
+			return nil
+		}
+		for _, s := range l.gw.Status.Listeners {
+			if s.Name == l.spec.Name {
+				return s.Conditions
+			}
+		}
+		return nil
+	}()
+	return slices.ContainsFunc(conds, func(c metav1.Condition) bool {
+		return c.Type == string(gwv1.ListenerConditionProgrammed) && c.Status == metav1.ConditionTrue
+	})
+}
+
+// listenerConditions are all of l's.
+func (t *translation) listenerConditions(l *listener) []metav1.Condition {
+	conflict := l.conflict
+	if conflict.Type == "" {
+		conflict = is(string(gwv1.ListenerConditionConflicted), false, string(gwv1.ListenerReasonNoConflicts), "no conflicts")
+	}
+	conds := []metav1.Condition{l.verdict(), t.programmed(l), l.resolvedRefs(), conflict}
+	if l.overlap.Type != "" {
+		conds = append(conds, l.overlap)
+	}
+	return conds
+}

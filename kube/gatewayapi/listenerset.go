@@ -1,0 +1,145 @@
+package gatewayapi
+
+import (
+	"fmt"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// A listenerSet is one whose Gateway is ours.
+type listenerSet struct {
+	*gwv1.ListenerSet
+	gw      *gateway
+	denied  string // why the Gateway does not take it; "" if it does
+	entries []*listener
+}
+
+// readListenerSets finds the sets of our Gateways, and which of them may be theirs.
+func (t *translation) readListenerSets() {
+	for _, o := range sorted(t.w.ListenerSets) {
+		ref := o.Spec.ParentRef
+		if deref(ref.Group, gwv1.GroupName) != gwv1.GroupName || deref(ref.Kind, "Gateway") != "Gateway" {
+			continue
+		}
+		g := t.gateways[types.NamespacedName{Namespace: string(deref(ref.Namespace, gwv1.Namespace(o.Namespace))), Name: string(ref.Name)}]
+		if g == nil {
+			continue
+		}
+		s := &listenerSet{ListenerSet: o, gw: g}
+		s.denied = t.denySet(g, o)
+		t.sets[key(o)] = s
+		if s.denied != "" {
+			g.held = append(g.held, s)
+			continue
+		}
+		for i := range o.Spec.Listeners {
+			e := o.Spec.Listeners[i]
+			s.entries = append(s.entries, t.newListener(g, s, gwv1.Listener{
+				Name: e.Name, Hostname: e.Hostname, Port: e.Port, Protocol: e.Protocol, TLS: e.TLS, AllowedRoutes: e.AllowedRoutes,
+			}))
+		}
+		g.sets = append(g.sets, s)
+	}
+}
+
+func (t *translation) denySet(g *gateway, o *gwv1.ListenerSet) string {
+	var from gwv1.FromNamespaces
+	var selector *metav1.LabelSelector
+	if a := g.Spec.AllowedListeners; a != nil && a.Namespaces != nil {
+		from, selector = deref(a.Namespaces.From, gwv1.NamespacesFromNone), a.Namespaces.Selector
+	}
+	if from == "" || from == gwv1.NamespacesFromNone {
+		return "the Gateway takes no ListenerSets: see its allowedListeners"
+	}
+	if !t.selects(from, selector, g.Namespace, o.Namespace) {
+		return fmt.Sprintf("the Gateway takes no ListenerSets of namespace %q: see its allowedListeners", o.Namespace)
+	}
+	return ""
+}
+
+// selects reports whether an object of namespace home takes those of namespace.
+func (t *translation) selects(from gwv1.FromNamespaces, selector *metav1.LabelSelector, home, namespace string) bool {
+	switch from {
+	case gwv1.NamespacesFromAll:
+		return true
+	case gwv1.NamespacesFromSame:
+		return home == namespace
+	case gwv1.NamespacesFromSelector:
+		// No selector selects nothing, an empty one everything, and one that can't be
+		// read nothing.
+		s, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil {
+			return false
+		}
+		n := t.namespace(namespace)
+		return n != nil && s.Matches(labels.Set(n.Labels))
+	}
+	return false
+}
+
+// valid reports whether an entry is good for anything: it is accepted, and has
+// what it needs.
+func (l *listener) valid() bool { return l.isAccepted() && !l.broken }
+
+// accepted is the set's condition Accepted.
+func (s *listenerSet) accepted() metav1.Condition {
+	const kind = string(gwv1.ListenerSetConditionAccepted)
+	if s.denied != "" {
+		return is(kind, false, string(gwv1.ListenerSetReasonNotAllowed), s.denied)
+	}
+	if !s.gw.isAccepted() {
+		return is(kind, false, string(gwv1.ListenerSetReasonParentNotAccepted), "the Gateway is not accepted")
+	}
+	var bad []string
+	for _, l := range s.entries {
+		if !l.valid() {
+			bad = append(bad, string(l.spec.Name))
+		}
+	}
+	switch {
+	case len(bad) == 0:
+		return is(kind, true, string(gwv1.ListenerSetReasonAccepted), "all listeners are accepted")
+	case len(bad) == len(s.entries):
+		return is(kind, false, string(gwv1.ListenerSetReasonListenersNotValid), "no listener is valid: "+strings.Join(bad, ", "))
+	}
+	return is(kind, true, string(gwv1.ListenerSetReasonListenersNotValid), "these listeners are not valid, the others are: "+strings.Join(bad, ", "))
+}
+
+func (t *translation) setProgrammed(s *listenerSet) metav1.Condition {
+	const kind = string(gwv1.ListenerSetConditionProgrammed)
+	if c := s.accepted(); c.Status != metav1.ConditionTrue {
+		reason := c.Reason
+		if reason == string(gwv1.ListenerSetReasonParentNotAccepted) {
+			reason = "ParentNotProgrammed"
+		}
+		return is(kind, false, reason, c.Message)
+	}
+	var last metav1.Condition
+	for _, l := range s.entries {
+		if !l.valid() {
+			continue
+		}
+		if last = t.programmed(l); last.Status == metav1.ConditionTrue {
+			return is(kind, true, string(gwv1.ListenerSetReasonProgrammed), "in force")
+		}
+	}
+	if len(s.gw.bound) == 0 {
+		return is(kind, false, "ParentNotProgrammed", "the Gateway has no address")
+	}
+	return is(kind, false, last.Reason, last.Message)
+}
+
+func (t *translation) setStatus(s *listenerSet) gwv1.ListenerSetStatus {
+	st := gwv1.ListenerSetStatus{Conditions: observe(s.Generation, []metav1.Condition{s.accepted(), t.setProgrammed(s)})}
+	for _, l := range s.entries {
+		st.Listeners = append(st.Listeners, gwv1.ListenerEntryStatus{
+			Name: l.spec.Name, SupportedKinds: l.kinds, AttachedRoutes: int32(len(l.attached)),
+			Conditions: observe(s.Generation, t.listenerConditions(l)),
+		})
+	}
+	return st
+}

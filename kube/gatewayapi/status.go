@@ -1,0 +1,181 @@
+package gatewayapi
+
+import (
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// Types of conditions that are ours to write. Others belong to others, and are
+// neither changed nor removed.
+var (
+	ownGateway  = []string{"Accepted", "Programmed", "ResolvedRefs", "InsecureFrontendValidationMode"}
+	ownListener = []string{"Accepted", "Programmed", "ResolvedRefs", "Conflicted", "OverlappingTLSConfig"}
+	ownSet      = []string{"Accepted", "Programmed"}
+	ownClass    = []string{"Accepted", "SupportedVersion"}
+	ownRoute    = []string{"Accepted", "ResolvedRefs", "PartiallyInvalid"}
+	ownPolicy   = []string{"Accepted", "ResolvedRefs"}
+)
+
+// Limits of lists in the API.
+const (
+	maxParents   = 32
+	maxAncestors = 16
+)
+
+// mergeConditions returns have with want in it. A condition keeps its place and,
+// as long as its status is the same, the time of its last transition. One
+// that was written for a newer generation than we know of is left alone: somebody
+// knows more, and we will, too.
+func mergeConditions(have, want []metav1.Condition, own []string, now metav1.Time) []metav1.Condition {
+	out := make([]metav1.Condition, 0, len(have)+len(want))
+	for _, h := range have {
+		i := slices.IndexFunc(want, func(w metav1.Condition) bool { return w.Type == h.Type })
+		switch {
+		case i >= 0 && h.ObservedGeneration > want[i].ObservedGeneration:
+			out = append(out, h)
+		case i >= 0:
+			w := want[i]
+			w.LastTransitionTime = h.LastTransitionTime
+			if w.Status != h.Status || h.LastTransitionTime.IsZero() {
+				w.LastTransitionTime = now
+			}
+			out = append(out, w)
+		case !slices.Contains(own, h.Type):
+			out = append(out, h)
+		}
+	}
+	for _, w := range want {
+		if !slices.ContainsFunc(out, func(o metav1.Condition) bool { return o.Type == w.Type }) {
+			w.LastTransitionTime = now
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func mergeClass(have gwv1.GatewayClassStatus, want ClassStatus, now metav1.Time) gwv1.GatewayClassStatus {
+	have.Conditions = mergeConditions(have.Conditions, want.Conditions, ownClass, now)
+	have.SupportedFeatures = want.Features
+	return have
+}
+
+// newer reports whether conditions that are ours are of a newer generation than
+// the one that want is of: then nothing of want is written.
+func newer(have, want []metav1.Condition, own []string) bool {
+	if len(want) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(have, func(c metav1.Condition) bool {
+		return slices.Contains(own, c.Type) && c.ObservedGeneration > want[0].ObservedGeneration
+	})
+}
+
+func mergeGateway(have, want gwv1.GatewayStatus, now metav1.Time) gwv1.GatewayStatus {
+	if newer(have.Conditions, want.Conditions, ownGateway) {
+		return have
+	}
+	out := want
+	out.Conditions = mergeConditions(have.Conditions, want.Conditions, ownGateway, now)
+	out.Listeners = nil
+	for _, w := range want.Listeners {
+		for _, h := range have.Listeners {
+			if h.Name == w.Name {
+				w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownListener, now)
+			}
+		}
+		w.Conditions = stamped(w.Conditions, now)
+		out.Listeners = append(out.Listeners, w)
+	}
+	return out
+}
+
+func mergeSet(have, want gwv1.ListenerSetStatus, now metav1.Time) gwv1.ListenerSetStatus {
+	if newer(have.Conditions, want.Conditions, ownSet) {
+		return have
+	}
+	out := want
+	out.Conditions = mergeConditions(have.Conditions, want.Conditions, ownSet, now)
+	out.Listeners = nil
+	for _, w := range want.Listeners {
+		for _, h := range have.Listeners {
+			if h.Name == w.Name {
+				w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownListener, now)
+			}
+		}
+		if len(w.SupportedKinds) == 0 {
+			w.SupportedKinds = nil // as it comes back
+		}
+		w.Conditions = stamped(w.Conditions, now)
+		out.Listeners = append(out.Listeners, w)
+	}
+	return out
+}
+
+// stamped gives a time to conditions that are new.
+func stamped(cs []metav1.Condition, now metav1.Time) []metav1.Condition {
+	cs = slices.Clone(cs)
+	for i := range cs {
+		if cs[i].LastTransitionTime.IsZero() {
+			cs[i].LastTransitionTime = now
+		}
+	}
+	return cs
+}
+
+// mergeParents keeps what others say of a route.
+func mergeParents(have []gwv1.RouteParentStatus, want RouteStatus, controller gwv1.GatewayController, home string, now metav1.Time) []gwv1.RouteParentStatus {
+	out := []gwv1.RouteParentStatus{}
+	done := make([]bool, len(want.Parents))
+	for _, h := range have {
+		if h.ControllerName != controller {
+			out = append(out, h)
+			continue
+		}
+		i := slices.IndexFunc(want.Parents, func(w gwv1.RouteParentStatus) bool { return sameParent(w.ParentRef, h.ParentRef, home) })
+		switch {
+		case i >= 0 && !done[i]:
+			done[i] = true
+			w := want.Parents[i]
+			w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownRoute, now)
+			out = append(out, w)
+		case i < 0 && want.Others != nil && want.Others(h.ParentRef):
+			out = append(out, h)
+		}
+	}
+	for i, w := range want.Parents {
+		if !done[i] && len(out) < maxParents {
+			w.Conditions = stamped(w.Conditions, now)
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+// mergeAncestors keeps what others say of a policy. There is room for sixteen,
+// and who comes later has none.
+func mergeAncestors(have, want []gwv1.PolicyAncestorStatus, controller gwv1.GatewayController, home string, now metav1.Time) []gwv1.PolicyAncestorStatus {
+	out := []gwv1.PolicyAncestorStatus{}
+	done := make([]bool, len(want))
+	for _, h := range have {
+		if h.ControllerName != controller {
+			out = append(out, h)
+			continue
+		}
+		i := slices.IndexFunc(want, func(w gwv1.PolicyAncestorStatus) bool { return sameParent(w.AncestorRef, h.AncestorRef, home) })
+		if i >= 0 && !done[i] {
+			done[i] = true
+			w := want[i]
+			w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownPolicy, now)
+			out = append(out, w)
+		}
+	}
+	for i, w := range want {
+		if !done[i] && len(out) < maxAncestors {
+			w.Conditions = stamped(w.Conditions, now)
+			out = append(out, w)
+		}
+	}
+	return out
+}

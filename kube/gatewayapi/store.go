@@ -1,0 +1,264 @@
+package gatewayapi
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"culvert.dev/kube/client"
+)
+
+// A store has all that is watched, as it was last heard of.
+type store struct {
+	log   *slog.Logger
+	kinds map[string]*shelf // by resource
+	dirty func()
+
+	uses    atomic.Pointer[map[Use]bool]
+	looking atomic.Bool // a translation is under way, and may use anything
+	written sync.Map    // resourceVersions that we have written ourselves, by UID
+}
+
+// A shelf has the objects of one kind: from one watch, or one for each namespace.
+type shelf struct {
+	kind
+	informers []cache.SharedIndexInformer
+	known     []chan struct{} // closed when it is known what there is, or that it may not be
+	once      []sync.Once
+	said      client.Once
+}
+
+// newStore makes the watches, and starts none.
+func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*store, error) {
+	s := &store{log: log, kinds: map[string]*shelf{}, dirty: dirty}
+	s.uses.Store(&map[Use]bool{})
+	for _, k := range c.kinds() {
+		sh := &shelf{kind: k}
+		in := namespaces
+		if len(in) == 0 || k.cluster {
+			in = []string{metav1.NamespaceAll}
+		}
+		for range in {
+			sh.known = append(sh.known, make(chan struct{}))
+		}
+		sh.once = make([]sync.Once, len(in))
+		for i, ns := range in {
+			// The fake clients of tests can't stream lists, and say so to this.
+			lw := cache.ToListWatcherWithWatchListSemantics(k.in(ns), c.core)
+			inf := cache.NewSharedIndexInformerWithOptions(lw, k.object, cache.SharedIndexInformerOptions{Indexers: k.indexers, ObjectDescription: k.resource.String()})
+			if err := inf.SetTransform(slim); err != nil {
+				return nil, err
+			}
+			err := inf.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+				if !s.failed(sh, i, ns, err) {
+					cache.DefaultWatchErrorHandler(ctx, r, err)
+				}
+			})
+			if err != nil {
+				return nil, err
+			}
+			if _, err := inf.AddEventHandler(s.handler(sh)); err != nil {
+				return nil, err
+			}
+			sh.informers = append(sh.informers, inf)
+		}
+		s.kinds[k.resource.Resource] = sh
+	}
+	return s, nil
+}
+
+// failed says what an administrator must do for a watch, once, and is false if
+// there is nothing of that kind. client-go tries again by itself.
+func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
+	verb := "list"
+	if strings.Contains(err.Error(), "cannot watch") {
+		verb = "watch"
+	}
+	text, ok := client.Denied(verb, sh.resource, err)
+	if !ok {
+		return false
+	}
+	if sh.said.New(namespace, text) {
+		level := slog.LevelWarn
+		if sh.optional {
+			level = slog.LevelInfo
+		}
+		s.log.Log(context.Background(), level, "kubernetes: "+text, "namespace", namespace)
+	}
+	sh.once[i].Do(func() { close(sh.known[i]) })
+	return true
+}
+
+// run keeps the watches until ctx is done.
+func (s *store) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, sh := range s.kinds {
+		for i, inf := range sh.informers {
+			wg.Go(func() { inf.RunWithContext(ctx) })
+			wg.Go(func() {
+				select {
+				case <-inf.HasSyncedChecker().Done():
+					sh.once[i].Do(func() { close(sh.known[i]) })
+					s.dirty()
+				case <-ctx.Done():
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+// wait waits until it is known of every kind what there is, or that we may not
+// know. It is false if ctx was done before.
+func (s *store) wait(ctx context.Context) bool {
+	for _, sh := range s.kinds {
+		for _, known := range sh.known {
+			select {
+			case <-known:
+			case <-ctx.Done():
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// handler tells of changes that may matter.
+func (s *store) handler(sh *shelf) cache.ResourceEventHandler {
+	changed := func(o any) {
+		if !sh.refers || s.looking.Load() {
+			s.dirty()
+			return
+		}
+		if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
+			o = d.Obj
+		}
+		uses := *s.uses.Load()
+		for _, u := range usesOf(o) {
+			if uses[u] {
+				s.dirty()
+				return
+			}
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    changed,
+		DeleteFunc: changed,
+		UpdateFunc: func(_, o any) {
+			if m, ok := o.(metav1.Object); ok {
+				if v, ok := s.written.Load(m.GetUID()); ok && v == m.GetResourceVersion() {
+					return // by ourselves: it says what we know
+				}
+			}
+			changed(o)
+		},
+	}
+}
+
+// usesOf says as what an object may be used.
+func usesOf(o any) []Use {
+	switch o := o.(type) {
+	case *corev1.Namespace:
+		return []Use{{"Namespace", "", o.Name}}
+	case *corev1.Service:
+		return []Use{{"Service", o.Namespace, o.Name}}
+	case *corev1.Secret:
+		return []Use{{"Secret", o.Namespace, o.Name}}
+	case *corev1.ConfigMap:
+		return []Use{{"ConfigMap", o.Namespace, o.Name}}
+	case *mcsv1.ServiceImport:
+		return []Use{{"ServiceImport", o.Namespace, o.Name}}
+	case *discoveryv1.EndpointSlice:
+		return []Use{
+			{"EndpointSlice:" + serviceLabel, o.Namespace, o.Labels[serviceLabel]},
+			{"EndpointSlice:" + importLabel, o.Namespace, o.Labels[importLabel]},
+		}
+	}
+	return nil
+}
+
+// all are the objects of a resource.
+func all[T any](s *store, resource string) []T {
+	var out []T
+	for _, inf := range s.kinds[resource].informers {
+		for _, o := range inf.GetStore().List() {
+			out = append(out, o.(T))
+		}
+	}
+	return out
+}
+
+// get finds an object of a resource; it is nil if there is none.
+func get[T any](s *store, resource, namespace, name string) *T {
+	key := name
+	if namespace != "" {
+		key = namespace + "/" + name
+	}
+	for _, inf := range s.kinds[resource].informers {
+		if o, ok, err := inf.GetStore().GetByKey(key); err == nil && ok {
+			return o.(*T)
+		}
+	}
+	return nil
+}
+
+// The store is Objects.
+
+func (s *store) Namespace(name string) *corev1.Namespace {
+	return get[corev1.Namespace](s, "namespaces", "", name)
+}
+
+func (s *store) Service(namespace, name string) *corev1.Service {
+	return get[corev1.Service](s, "services", namespace, name)
+}
+
+func (s *store) Secret(namespace, name string) *corev1.Secret {
+	return get[corev1.Secret](s, "secrets", namespace, name)
+}
+
+func (s *store) ConfigMap(namespace, name string) *corev1.ConfigMap {
+	return get[corev1.ConfigMap](s, "configmaps", namespace, name)
+}
+
+func (s *store) Import(namespace, name string) *mcsv1.ServiceImport {
+	return get[mcsv1.ServiceImport](s, "serviceimports", namespace, name)
+}
+
+func (s *store) Slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
+	var out []*discoveryv1.EndpointSlice
+	for _, inf := range s.kinds["endpointslices"].informers {
+		found, err := inf.GetIndexer().ByIndex(label, namespace+"/"+name)
+		if err != nil {
+			continue
+		}
+		for _, o := range found {
+			out = append(out, o.(*discoveryv1.EndpointSlice))
+		}
+	}
+	return out
+}
+
+// world is what there is now.
+func (s *store) world() *World {
+	return &World{
+		Classes:      all[*gwv1.GatewayClass](s, "gatewayclasses"),
+		Gateways:     all[*gwv1.Gateway](s, "gateways"),
+		ListenerSets: all[*gwv1.ListenerSet](s, "listenersets"),
+		TLSRoutes:    all[*gwv1.TLSRoute](s, "tlsroutes"),
+		TCPRoutes:    all[*gwv1.TCPRoute](s, "tcproutes"),
+		UDPRoutes:    all[*gwv1.UDPRoute](s, "udproutes"),
+		HTTPRoutes:   all[*gwv1.HTTPRoute](s, "httproutes"),
+		Grants:       all[*gwv1.ReferenceGrant](s, "referencegrants"),
+		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
+		Objects:      s,
+	}
+}

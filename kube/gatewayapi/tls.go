@@ -1,0 +1,285 @@
+package gatewayapi
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/registry"
+)
+
+// autoPassthrough is the key of tls.options that makes a Passthrough listener
+// an Istio east-west gateway: names "outbound_.PORT_.SUBSET_.SERVICE" lead to
+// that service, if it is exposed.
+const autoPassthrough = "culvert.dev/auto-passthrough"
+
+// caKey is the key of a ConfigMap that has certificates of CAs.
+const caKey = "ca.crt"
+
+// resolveTLS finds the certificates of a Gateway's listeners, those that
+// their clients' are verified by, and the one that backends are shown.
+func (t *translation) resolveTLS(g *gateway) {
+	t.resolveClient(g)
+	for _, l := range g.all() {
+		if l.family() != familyTLS || l.refused.Type != "" {
+			continue
+		}
+		if !l.terminates() {
+			continue
+		}
+		l.ends = &registry.Ends{}
+		t.resolveCertificates(l)
+		t.resolveValidation(l)
+		if l.broken || l.refused.Type != "" {
+			l.ends = nil
+		}
+	}
+	g.insecure = insecure(g.Spec.TLS)
+}
+
+// insecure reports whether a part of a frontend lets clients in that can't be verified.
+func insecure(c *gwv1.GatewayTLSConfig) bool {
+	if c == nil || c.Frontend == nil {
+		return false
+	}
+	falls := func(v *gwv1.FrontendTLSValidation) bool { return v != nil && v.Mode == gwv1.AllowInsecureFallback }
+	if falls(c.Frontend.Default.Validation) {
+		return true
+	}
+	for _, p := range c.Frontend.PerPort {
+		if falls(p.TLS.Validation) {
+			return true
+		}
+	}
+	return false
+}
+
+// resolveCertificates finds the certificates of a listener where TLS ends. It is
+// served with those that are good, and refuses everybody where none is.
+func (t *translation) resolveCertificates(l *listener) {
+	const kind = string(gwv1.ListenerConditionResolvedRefs)
+	from := referrer{gwv1.GroupName, l.ownerKind(), l.owner().GetNamespace()}
+	var refs []gwv1.SecretObjectReference
+	if l.spec.TLS != nil {
+		refs = l.spec.TLS.CertificateRefs
+	}
+	for i := range refs {
+		pair, denied, err := t.keyPair(from, refs[i])
+		switch {
+		case denied:
+			l.refs = is(kind, false, string(gwv1.ListenerReasonRefNotPermitted), err.Error())
+		case err != nil && l.refs.Reason != string(gwv1.ListenerReasonRefNotPermitted):
+			l.refs = is(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), err.Error())
+		case err == nil:
+			l.ends.Certificates = append(l.ends.Certificates, *pair)
+		}
+	}
+	if len(l.ends.Certificates) == 0 {
+		l.broken = true
+		if l.refs.Type == "" {
+			l.refs = is(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), "TLS is to end here, but there are no certificateRefs")
+		}
+	}
+}
+
+// keyPair finds the certificate and key of a Secret; denied says that the error
+// is for lack of a grant.
+func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pair *registry.KeyPair, denied bool, err error) {
+	if group, kind := deref(ref.Group, ""), deref(ref.Kind, "Secret"); group != "" || kind != "Secret" {
+		return nil, false, fmt.Errorf("certificate of kind %q, group %q: culvert knows Secrets", kind, group)
+	}
+	namespace := string(deref(ref.Namespace, gwv1.Namespace(from.namespace)))
+	if !t.granted(from, "", "Secret", namespace, string(ref.Name)) {
+		return nil, true, fmt.Errorf("no ReferenceGrant of namespace %q lets a %s of %q refer to Secret %q", namespace, from.kind, from.namespace, ref.Name)
+	}
+	s := t.secret(namespace, string(ref.Name))
+	if s == nil {
+		return nil, false, fmt.Errorf("there is no Secret %q of type %s in namespace %q", ref.Name, corev1.SecretTypeTLS, namespace)
+	}
+	pair, err = t.memo.pair(s)
+	if err != nil {
+		return nil, false, fmt.Errorf("Secret %s/%s: %w", namespace, ref.Name, err)
+	}
+	return pair, false, nil
+}
+
+// resolveClient finds what a Gateway shows to backends that it speaks TLS to.
+func (t *translation) resolveClient(g *gateway) {
+	if g.Spec.TLS == nil || g.Spec.TLS.Backend == nil || g.Spec.TLS.Backend.ClientCertificateRef == nil {
+		return
+	}
+	pair, denied, err := t.keyPair(referrer{gwv1.GroupName, "Gateway", g.Namespace}, *g.Spec.TLS.Backend.ClientCertificateRef)
+	if err == nil {
+		g.client = pair
+		return
+	}
+	reason := gwv1.GatewayReasonInvalidClientCertificateRef
+	if denied {
+		reason = gwv1.GatewayReasonRefNotPermitted
+	}
+	c := is(string(gwv1.GatewayConditionResolvedRefs), false, string(reason), "backend.clientCertificateRef: "+err.Error())
+	g.clientErr = &c
+}
+
+// resolveValidation finds what a listener's clients are verified by. The API has
+// this for HTTPS; here it is for TLS listeners with mode Terminate as well. What
+// is asked for and can't be had closes the listener, and never opens it.
+func (t *translation) resolveValidation(l *listener) {
+	v := validation(l.gw.Spec.TLS, l.spec.Port)
+	if v == nil {
+		return
+	}
+	from := referrer{gwv1.GroupName, "Gateway", l.gw.Namespace}
+	var roots strings.Builder
+	good := 0
+	for _, ref := range v.CACertificateRefs {
+		bundle, reason, err := t.bundle(from, string(ref.Group), string(ref.Kind), string(deref(ref.Namespace, gwv1.Namespace(l.gw.Namespace))), string(ref.Name))
+		if err != nil {
+			if l.refs.Type == "" {
+				l.refs = is(string(gwv1.ListenerConditionResolvedRefs), false, string(reason), "frontend validation: "+err.Error())
+			}
+			continue
+		}
+		roots.WriteString(bundle)
+		good++
+	}
+	if good == 0 {
+		l.refused = is(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonNoValidCACertificate), "clients are to be verified, but none of the CA certificates can be used")
+		return
+	}
+	l.ends.ClientCAs = roots.String()
+	l.ends.Optional = v.Mode == gwv1.AllowInsecureFallback
+}
+
+// validation is the one of a port, or else the Gateway's.
+func validation(c *gwv1.GatewayTLSConfig, port int32) *gwv1.FrontendTLSValidation {
+	if c == nil || c.Frontend == nil {
+		return nil
+	}
+	for _, p := range c.Frontend.PerPort {
+		if p.Port == port {
+			return p.TLS.Validation
+		}
+	}
+	return c.Frontend.Default.Validation
+}
+
+// bundle finds certificates of CAs.
+func (t *translation) bundle(from referrer, group, kind, namespace, name string) (string, gwv1.ListenerConditionReason, error) {
+	if group != "" || kind != "ConfigMap" {
+		return "", gwv1.ListenerReasonInvalidCACertificateKind, fmt.Errorf("CA certificates of kind %q, group %q: culvert knows ConfigMaps", kind, group)
+	}
+	if !t.granted(from, "", "ConfigMap", namespace, name) {
+		return "", gwv1.ListenerReasonRefNotPermitted, fmt.Errorf("no ReferenceGrant of namespace %q lets a %s of %q refer to ConfigMap %q", namespace, from.kind, from.namespace, name)
+	}
+	m := t.configMap(namespace, name)
+	if m == nil {
+		return "", gwv1.ListenerReasonInvalidCACertificateRef, fmt.Errorf("there is no ConfigMap %q in namespace %q", name, namespace)
+	}
+	bundle, err := t.memo.roots(m)
+	if err != nil {
+		return "", gwv1.ListenerReasonInvalidCACertificateRef, fmt.Errorf("ConfigMap %s/%s: %w", namespace, name, err)
+	}
+	return bundle, "", nil
+}
+
+// A memo keeps what was made of Secrets and ConfigMaps, which takes a
+// thousand times longer to make than to find. It changes nothing of what follows.
+type memo struct {
+	mu    sync.Mutex // guards the maps
+	pairs map[*corev1.Secret]memoPair
+	cas   map[*corev1.ConfigMap]memoCA
+}
+
+type memoPair struct {
+	pair *registry.KeyPair
+	err  error
+}
+
+type memoCA struct {
+	pem string
+	err error
+}
+
+func newMemo() *memo {
+	return &memo{pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{}}
+}
+
+func (m *memo) pair(s *corev1.Secret) (*registry.KeyPair, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.pairs) > 10_000 {
+		clear(m.pairs) // of Secrets that have been replaced, mostly
+	}
+	got, ok := m.pairs[s]
+	if !ok {
+		got.pair, got.err = parsePair(s)
+		m.pairs[s] = got
+	}
+	return got.pair, got.err
+}
+
+func (m *memo) roots(c *corev1.ConfigMap) (string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.cas) > 10_000 {
+		clear(m.cas)
+	}
+	got, ok := m.cas[c]
+	if !ok {
+		got.pem, got.err = parseRoots(c)
+		m.cas[c] = got
+	}
+	return got.pem, got.err
+}
+
+func parsePair(s *corev1.Secret) (*registry.KeyPair, error) {
+	if s.Type != corev1.SecretTypeTLS {
+		return nil, fmt.Errorf("is of type %q, not %q", s.Type, corev1.SecretTypeTLS)
+	}
+	cert, key := s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
+	if _, err := tls.X509KeyPair(cert, key); err != nil {
+		return nil, fmt.Errorf("its %s and %s are no pair: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
+	}
+	return &registry.KeyPair{Certificate: string(cert), Key: registry.Secret(key)}, nil
+}
+
+// parseRoots takes the certificates out of a bundle, and nothing that is between
+// them. One that can't be read spoils it.
+func parseRoots(m *corev1.ConfigMap) (string, error) {
+	data, ok := m.Data[caKey]
+	if !ok {
+		return "", fmt.Errorf("has no key %q", caKey)
+	}
+	var out strings.Builder
+	for rest := []byte(data); ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
+			return "", fmt.Errorf("key %q: %w", caKey, err)
+		}
+		out.Write(pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes}))
+	}
+	if out.Len() == 0 {
+		return "", errors.New(`key "` + caKey + `" has no certificate in PEM`)
+	}
+	return out.String(), nil
+}
+
+// auto reports whether a listener is an Istio east-west gateway.
+func (l *listener) auto() bool {
+	return l.spec.Protocol == gwv1.TLSProtocolType && l.mode() == gwv1.TLSModePassthrough &&
+		l.spec.TLS != nil && l.spec.TLS.Options[autoPassthrough] == "true"
+}

@@ -1,0 +1,162 @@
+package gatewayapi
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+// Translate says what follows from w: the table's listeners, and the status of
+// every object that is ours. It looks at no clock and does no I/O, and gives
+// the same for the same.
+func Translate(w *World) *Result {
+	t := &translation{
+		w: w,
+		res: &Result{
+			Classes:      map[string]ClassStatus{},
+			Gateways:     map[types.NamespacedName]gwv1.GatewayStatus{},
+			ListenerSets: map[types.NamespacedName]gwv1.ListenerSetStatus{},
+			Routes:       make(map[RouteKey]RouteStatus, len(w.TLSRoutes)+len(w.TCPRoutes)+len(w.UDPRoutes)+len(w.HTTPRoutes)),
+			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
+			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
+			Uses:         map[Use]bool{},
+		},
+		controller: gwv1.GatewayController(cmp.Or(w.Controller, DefaultController)),
+		classes:    map[string]bool{},
+		gateways:   map[types.NamespacedName]*gateway{},
+		foreign:    map[types.NamespacedName]bool{},
+		sets:       map[types.NamespacedName]*listenerSet{},
+		backends:   map[backendKey]*backend{},
+		memo:       w.memo,
+	}
+	if t.memo == nil {
+		t.memo = newMemo()
+	}
+	t.readClasses()
+	t.readGrants()
+	t.readPolicies()
+	t.readGateways()
+	t.readListenerSets()
+	for _, g := range t.order {
+		g.findConflicts()
+		t.resolveTLS(g)
+		g.findOverlaps()
+	}
+	t.assignAddresses()
+	t.attachRoutes()
+	t.emit()
+	t.writeStatus()
+	return t.res
+}
+
+// A translation is one call of Translate.
+type translation struct {
+	w          *World
+	res        *Result
+	memo       *memo
+	controller gwv1.GatewayController
+
+	classes  map[string]bool                       // that are ours, and accepted
+	gateways map[types.NamespacedName]*gateway     // of those
+	order    []*gateway                            // the same, oldest first
+	foreign  map[types.NamespacedName]bool         // Gateways that are not ours
+	sets     map[types.NamespacedName]*listenerSet // of our gateways
+	grants   map[string][]*gwv1.ReferenceGrant     // by namespace
+	policies map[targetKey][]targeting             // by what they are for, oldest first
+	all      []*policy
+	backends map[backendKey]*backend
+}
+
+// The next ones look for objects, and remember that.
+
+func (t *translation) namespace(name string) *corev1.Namespace {
+	t.res.Uses[Use{"Namespace", "", name}] = true
+	return t.w.Objects.Namespace(name)
+}
+
+func (t *translation) service(namespace, name string) *corev1.Service {
+	t.res.Uses[Use{"Service", namespace, name}] = true
+	return t.w.Objects.Service(namespace, name)
+}
+
+func (t *translation) secret(namespace, name string) *corev1.Secret {
+	t.res.Uses[Use{"Secret", namespace, name}] = true
+	return t.w.Objects.Secret(namespace, name)
+}
+
+func (t *translation) configMap(namespace, name string) *corev1.ConfigMap {
+	t.res.Uses[Use{"ConfigMap", namespace, name}] = true
+	return t.w.Objects.ConfigMap(namespace, name)
+}
+
+func (t *translation) serviceImport(namespace, name string) *mcsv1.ServiceImport {
+	t.res.Uses[Use{"ServiceImport", namespace, name}] = true
+	return t.w.Objects.Import(namespace, name)
+}
+
+func (t *translation) slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
+	t.res.Uses[Use{"EndpointSlice:" + label, namespace, name}] = true
+	return t.w.Objects.Slices(namespace, label, name)
+}
+
+// older orders by age and then by name, as Gateway API does wherever two want
+// the same.
+func older(a, b metav1.Object) int {
+	return cmp.Or(
+		a.GetCreationTimestamp().Time.Truncate(time.Second).Compare(b.GetCreationTimestamp().Time.Truncate(time.Second)),
+		strings.Compare(a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName()),
+	)
+}
+
+// sorted returns a copy of objects, oldest first.
+func sorted[T metav1.Object](objects []T) []T {
+	objects = slices.Clone(objects)
+	slices.SortFunc(objects, func(a, b T) int { return older(a, b) })
+	return objects
+}
+
+func key(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// deref returns what p points to, or or.
+func deref[T any](p *T, or T) T {
+	if p == nil {
+		return or
+	}
+	return *p
+}
+
+// is makes a condition; a reason with the status False is why not.
+func is(kind string, status bool, reason, message string) metav1.Condition {
+	c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: clip(message)}
+	if status {
+		c.Status = metav1.ConditionTrue
+	}
+	return c
+}
+
+// clip keeps messages far below the limit: they are for people.
+func clip(s string) string {
+	const limit = 1024
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + "…"
+}
+
+// observe puts a generation to conditions.
+func observe(generation int64, cs []metav1.Condition) []metav1.Condition {
+	for i := range cs {
+		cs[i].ObservedGeneration = generation
+	}
+	return cs
+}

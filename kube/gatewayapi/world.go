@@ -1,0 +1,127 @@
+package gatewayapi
+
+import (
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"culvert.dev/registry"
+)
+
+// A World is all that Translate looks at. It is not changed, nor is anything it
+// points to.
+type World struct {
+	Settings
+
+	Classes      []*gwv1.GatewayClass
+	Gateways     []*gwv1.Gateway
+	ListenerSets []*gwv1.ListenerSet
+	TLSRoutes    []*gwv1.TLSRoute
+	TCPRoutes    []*gwv1.TCPRoute
+	UDPRoutes    []*gwv1.UDPRoute
+	HTTPRoutes   []*gwv1.HTTPRoute
+	Grants       []*gwv1.ReferenceGrant
+	Policies     []*gwv1.BackendTLSPolicy
+
+	Objects Objects // what those refer to
+
+	// Plane has the listeners that are open, with a nil error, or could not be
+	// opened, by registry.Listener.Name; of the others that is not known yet. A
+	// nil Plane means that all are open.
+	Plane map[string]error
+
+	// Bundle is the version of the CRDs, as they say; "" is unknown.
+	Bundle string
+
+	memo *memo // may be nil
+}
+
+// Objects finds what others refer to. Its methods return nil where there is
+// nothing of that name.
+type Objects interface {
+	Namespace(name string) *corev1.Namespace
+	Service(namespace, name string) *corev1.Service
+	Secret(namespace, name string) *corev1.Secret
+	ConfigMap(namespace, name string) *corev1.ConfigMap
+	Import(namespace, name string) *mcsv1.ServiceImport
+	// Slices are those whose label, one of the next two, is name.
+	Slices(namespace, label, name string) []*discoveryv1.EndpointSlice
+}
+
+// Labels of EndpointSlices that name what they are of.
+const (
+	serviceLabel = discoveryv1.LabelServiceName
+	importLabel  = mcsv1.LabelServiceName
+)
+
+// Settings are the process's own.
+type Settings struct {
+	Controller string // of the classes that are served; "" means DefaultController
+	Class      string // the only class that is served; "" means all of Controller
+
+	// Addresses are those that Gateways are given. Without any, or with an
+	// unspecified one ("::"), every Gateway listens on all addresses of the
+	// machine, as one does in a pod, and says that it is at PublicAddresses or
+	// those of PublicService.
+	Addresses       []Address
+	PublicAddresses []netip.Addr
+	PublicService   types.NamespacedName // its LoadBalancer's addresses, or else its cluster IPs
+
+	// Namespaces are the only ones that are looked at; empty means all.
+	Namespaces []string
+}
+
+// An Address is one that listeners may have.
+type Address struct {
+	Bind   netip.Addr // of this machine
+	Public netip.Addr // that clients use for it; zero means Bind
+}
+
+// DefaultController is spec.controllerName of the GatewayClasses that are ours.
+const DefaultController = "culvert.dev/gateway"
+
+// A Result is what follows from a World. Conditions in it have no
+// lastTransitionTime: when they changed is known to who writes them.
+type Result struct {
+	Snapshot registry.Snapshot
+
+	Classes      map[string]ClassStatus
+	Gateways     map[types.NamespacedName]gwv1.GatewayStatus
+	ListenerSets map[types.NamespacedName]gwv1.ListenerSetStatus
+	Routes       map[RouteKey]RouteStatus // of each route, even of those that have none of our parents
+	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
+	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
+
+	// Uses are the objects that it looked for, whether they are there or not:
+	// others can change without consequence.
+	Uses map[Use]bool
+}
+
+// A Use is an object that a Result is made of.
+type Use struct{ Kind, Namespace, Name string }
+
+// A RouteKey is a route's kind and name.
+type RouteKey struct {
+	Kind string
+	types.NamespacedName
+}
+
+// A ClassStatus is that of a GatewayClass.
+type ClassStatus struct {
+	Conditions []metav1.Condition
+	Features   []gwv1.SupportedFeature
+}
+
+// A RouteStatus has a route's parents of ours, as wanted.
+type RouteStatus struct {
+	Parents []gwv1.RouteParentStatus
+	// Others reports whether an entry that has our controller's name, and is of
+	// a parent that the route does not name to us, is to be left alone: because
+	// another instance may have written it.
+	Others func(gwv1.ParentReference) bool
+}

@@ -1,0 +1,307 @@
+package gatewayapi
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/kube/client"
+)
+
+// fieldManager is our name in managedFields.
+const fieldManager = "culvert"
+
+// How writing goes on.
+const (
+	atOnce     = 8                // objects that are written at a time
+	conflicts  = 5                // tries against others who write the same object
+	firstRetry = time.Second      // after a failure; the next time twice that
+	lastRetry  = 30 * time.Second // and no longer
+	askLead    = time.Second      // from one question to the next whether we lead
+)
+
+// A writer brings the status of objects to what was last wanted. It writes what
+// differs and nothing else: a cluster at rest sees no request.
+type writer struct {
+	clients
+	store *store
+	leads func() bool
+	log   *slog.Logger
+	said  client.Once
+
+	mu       sync.Mutex // guards the rest
+	result   *Result
+	world    *World
+	fresh    chan struct{}                   // closed with the next result
+	accounts map[types.NamespacedName]string // what is known to be there, by Gateway: see accounts.go
+}
+
+func newWriter(c clients, s *store, leads func() bool, log *slog.Logger) *writer {
+	if leads == nil {
+		leads = func() bool { return true }
+	}
+	return &writer{clients: c, store: s, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
+}
+
+// want says what is to be written.
+func (w *writer) want(res *Result, world *World) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.result, w.world = res, world
+	close(w.fresh)
+	w.fresh = make(chan struct{})
+}
+
+func (w *writer) latest() (*Result, *World, <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.result, w.world, w.fresh
+}
+
+// run writes until ctx is done.
+func (w *writer) run(ctx context.Context) {
+	retry := firstRetry
+	for ctx.Err() == nil {
+		res, world, fresh := w.latest()
+		var again <-chan time.Time
+		if !w.leads() {
+			again = time.After(askLead)
+		} else if res != nil && w.writeAll(ctx, w.tasks(res, world), fresh) {
+			again = time.After(retry)
+			retry = min(2*retry, lastRetry)
+		} else {
+			retry = firstRetry
+		}
+		select {
+		case <-ctx.Done():
+		case <-fresh:
+		case <-again:
+		}
+	}
+}
+
+// A task writes one object.
+type task struct {
+	verb, kind string
+	name       types.NamespacedName
+	do         func(context.Context) error
+}
+
+// writeAll does tasks, several at once, until there is something newer to be
+// written. It reports whether any failed in a way that is worth another try.
+func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct{}) (failed bool) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	todo := make(chan task)
+	for range min(atOnce, len(tasks)) {
+		wg.Go(func() {
+			for t := range todo {
+				err := t.do(ctx)
+				if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil {
+					w.said.New(t.kind, "")
+					continue
+				}
+				w.complain(t, err)
+				mu.Lock()
+				failed = true
+				mu.Unlock()
+			}
+		})
+	}
+loop:
+	for _, t := range tasks {
+		if !w.leads() {
+			break
+		}
+		select {
+		case todo <- t:
+		case <-fresh:
+			break loop
+		case <-ctx.Done():
+			break loop
+		}
+	}
+	close(todo)
+	wg.Wait()
+	return failed
+}
+
+// complain says that status can't be written: for want of a right once for each
+// kind, and otherwise for each object.
+func (w *writer) complain(t task, err error) {
+	res := schema.GroupResource{Group: gwv1.GroupName, Resource: t.kind}
+	if t.kind == "serviceaccounts" {
+		res.Group = ""
+	}
+	if text, ok := client.Denied(t.verb, res, err); ok {
+		if w.said.New(t.kind, text) {
+			w.log.Warn("kubernetes: " + text)
+		}
+		return
+	}
+	if apierrors.IsConflict(err) {
+		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.kind, "name", t.name.String(), "err", err)
+		return
+	}
+	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.kind, "name", t.name.String(), "err", err)
+}
+
+// An object is one with a status.
+type object[T any] interface {
+	metav1.Object
+	DeepCopy() T
+}
+
+// written has a typed client's way to write status.
+type statusClient[T any] interface {
+	UpdateStatus(context.Context, T, metav1.UpdateOptions) (T, error)
+	Get(context.Context, string, metav1.GetOptions) (T, error)
+}
+
+// plan makes the task that brings one object to what apply makes of it, if that
+// is another than what it is.
+func plan[T object[T]](w *writer, tasks *[]task, kind string, have T, c func() statusClient[T], apply func(T) (bool, []note)) {
+	if changed, _ := apply(have.DeepCopy()); !changed {
+		return
+	}
+	name := key(have)
+	*tasks = append(*tasks, task{"update", kind + "/status", name, func(ctx context.Context) error {
+		for try := 1; ; try++ {
+			next := have.DeepCopy()
+			changed, notes := apply(next)
+			if !changed {
+				return nil
+			}
+			got, err := c().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+			if err == nil {
+				w.store.written.Store(got.GetUID(), got.GetResourceVersion())
+				w.note(ctx, got, notes)
+				return nil
+			}
+			if !apierrors.IsConflict(err) || try == conflicts {
+				return err
+			}
+			live, err := c().Get(ctx, name.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if live.GetUID() != have.GetUID() {
+				return nil // another one of the same name: it will be heard of
+			}
+			have = live
+		}
+	}})
+}
+
+// tasks are all that differs.
+func (w *writer) tasks(res *Result, world *World) []task {
+	var ts []task
+	now := metav1.NewTime(time.Now().Truncate(time.Second))
+	g := w.gw.GatewayV1()
+	controller := gwv1.GatewayController(world.Controller)
+	if controller == "" {
+		controller = DefaultController
+	}
+	for _, o := range world.Classes {
+		if want, ok := res.Classes[o.Name]; ok {
+			plan(w, &ts, "gatewayclasses", o, func() statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() }, func(o *gwv1.GatewayClass) (bool, []note) {
+				was := o.Status
+				o.Status = mergeClass(was, want, now)
+				return !equality.Semantic.DeepEqual(was, o.Status), nil
+			})
+		}
+	}
+	for _, o := range world.Gateways {
+		if want, ok := res.Gateways[key(o)]; ok {
+			plan(w, &ts, "gateways", o, func() statusClient[*gwv1.Gateway] { return g.Gateways(o.Namespace) }, func(o *gwv1.Gateway) (bool, []note) {
+				was := o.Status
+				o.Status = mergeGateway(was, want, now)
+				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
+			})
+		}
+	}
+	for _, o := range world.ListenerSets {
+		if want, ok := res.ListenerSets[key(o)]; ok {
+			plan(w, &ts, "listenersets", o, func() statusClient[*gwv1.ListenerSet] { return g.ListenerSets(o.Namespace) }, func(o *gwv1.ListenerSet) (bool, []note) {
+				was := o.Status
+				o.Status = mergeSet(was, want, now)
+				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
+			})
+		}
+	}
+	route := func(st *gwv1.RouteStatus, k RouteKey) (bool, []note) {
+		was := *st
+		st.Parents = mergeParents(was.Parents, res.Routes[k], controller, k.Namespace, now)
+		if len(was.Parents) == 0 && len(st.Parents) == 0 {
+			return false, nil
+		}
+		var notes []note
+		for _, p := range st.Parents {
+			if p.ControllerName == controller {
+				i := slices.IndexFunc(was.Parents, func(b gwv1.RouteParentStatus) bool {
+					return b.ControllerName == controller && sameParent(b.ParentRef, p.ParentRef, k.Namespace)
+				})
+				var before []metav1.Condition
+				if i >= 0 {
+					before = was.Parents[i].Conditions
+				}
+				notes = append(notes, notesOf(before, p.Conditions)...)
+			}
+		}
+		return !equality.Semantic.DeepEqual(was, *st), notes
+	}
+	for _, o := range world.TLSRoutes {
+		plan(w, &ts, "tlsroutes", o, func() statusClient[*gwv1.TLSRoute] { return g.TLSRoutes(o.Namespace) }, func(o *gwv1.TLSRoute) (bool, []note) {
+			return route(&o.Status.RouteStatus, RouteKey{tlsRoute, key(o)})
+		})
+	}
+	for _, o := range world.TCPRoutes {
+		plan(w, &ts, "tcproutes", o, func() statusClient[*gwv1.TCPRoute] { return g.TCPRoutes(o.Namespace) }, func(o *gwv1.TCPRoute) (bool, []note) {
+			return route(&o.Status.RouteStatus, RouteKey{tcpRoute, key(o)})
+		})
+	}
+	for _, o := range world.UDPRoutes {
+		plan(w, &ts, "udproutes", o, func() statusClient[*gwv1.UDPRoute] { return g.UDPRoutes(o.Namespace) }, func(o *gwv1.UDPRoute) (bool, []note) {
+			return route(&o.Status.RouteStatus, RouteKey{udpRoute, key(o)})
+		})
+	}
+	for _, o := range world.HTTPRoutes {
+		plan(w, &ts, "httproutes", o, func() statusClient[*gwv1.HTTPRoute] { return g.HTTPRoutes(o.Namespace) }, func(o *gwv1.HTTPRoute) (bool, []note) {
+			return route(&o.Status.RouteStatus, RouteKey{httpRoute, key(o)})
+		})
+	}
+	for _, o := range world.Policies {
+		plan(w, &ts, "backendtlspolicies", o, func() statusClient[*gwv1.BackendTLSPolicy] { return g.BackendTLSPolicies(o.Namespace) }, func(o *gwv1.BackendTLSPolicy) (bool, []note) {
+			was := o.Status
+			o.Status.Ancestors = mergeAncestors(was.Ancestors, res.Policies[key(o)], controller, o.Namespace, now)
+			if len(was.Ancestors) == 0 && len(o.Status.Ancestors) == 0 {
+				return false, nil
+			}
+			var before, after []metav1.Condition
+			for _, a := range was.Ancestors {
+				if a.ControllerName == controller {
+					before = append(before, a.Conditions...)
+				}
+			}
+			for _, a := range o.Status.Ancestors {
+				if a.ControllerName == controller {
+					after = append(after, a.Conditions...)
+				}
+			}
+			return !equality.Semantic.DeepEqual(was, o.Status), notesOf(before, after)
+		})
+	}
+	for gateway, want := range res.Accounts {
+		w.planAccount(&ts, gateway, want)
+	}
+	return ts
+}

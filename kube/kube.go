@@ -1,0 +1,224 @@
+// Package kube composes what a process has to do with Kubernetes: where services
+// are found, which listeners Gateways ask for, and which of several replicas
+// writes what has become of them.
+//
+//	k, err := kube.New(kube.Config{Cluster: "west", Discovery: &kube.Discovery{}, Log: log})
+//	...
+//	g, err := gateway.New(ctx, gateway.Config{Sources: append(sources, k.Sources()...), SourcesListen: true})
+//	...
+//	defer k.Start(ctx, g)()
+//	err = g.Run(ctx, nil)
+//
+// What client-go knows stays below this folder.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"culvert.dev/kube/client"
+	"culvert.dev/kube/discovery"
+	"culvert.dev/kube/gatewayapi"
+	"culvert.dev/registry"
+)
+
+// A Config says what is learnt from Kubernetes, and what is told to it.
+type Config struct {
+	Kubeconfig string // path; "" means the pod's own service account
+	Context    string // of the kubeconfig; "" means its current one
+	Version    string // of the program, for the user agent
+
+	Cluster    string   // the cluster's name, one label; needed by Discovery
+	Namespaces []string // what is looked at; empty means the whole cluster
+
+	Discovery    *Discovery  // nil means that services are not looked for
+	GatewayAPI   *GatewayAPI // nil means that no Gateways are served
+	MultiCluster bool        // ServiceExports are taken up, and ServiceImports kept
+
+	Lease Object // among those who write; zero means that this process never does
+
+	Log *slog.Logger
+}
+
+// An Object is what a namespaced object is called.
+type Object struct{ Namespace, Name string }
+
+// Discovery says which Services become services.
+type Discovery struct {
+	Network           string // that pods are in; "" means one that is called as the cluster
+	Declared          bool   // Network is told of elsewhere, with its gateways
+	Zone              string // that we are in; "" ignores topology hints
+	Prefer            string // "ipv4", "ipv6" or "both"; "" means each Service's first family
+	PodCIDRs          bool   // what Nodes have for their pods is of Network
+	GatewayNamespaces []string
+	Rules             discovery.Rules
+	Clusters          string // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
+}
+
+// GatewayAPI says which Gateways are served, and where.
+type GatewayAPI struct {
+	Controller string // of their classes
+	Addresses  []gatewayapi.Address
+	Public     []netip.Addr // what all of them are known by, where they listen at every address
+	Service    Object       // or whose addresses; zero means none's
+}
+
+// A Gateway opens the listeners that a Kube knows of.
+type Gateway interface {
+	// ListenerErrors has the listeners that have been tried, by name: nil is
+	// open, and an error says why not.
+	ListenerErrors() map[string]error
+	// ListenersChanged is sent to when that has changed.
+	ListenersChanged() <-chan struct{}
+}
+
+// A Kube is what a process has to do with Kubernetes. A nil Kube is nothing.
+type Kube struct {
+	cfg     Config
+	rest    *rest.Config
+	core    kubernetes.Interface
+	leads   atomic.Bool // this replica writes
+	sources []registry.Source
+	plane   *plane // nil where nothing is listened at
+}
+
+// New makes a Kube. It makes no request yet.
+func New(cfg Config) (*Kube, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	k := &Kube{cfg: cfg}
+	var err error
+	if k.rest, err = (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST(); err != nil {
+		return nil, err
+	}
+	client.Logs(cfg.Log)
+	if k.core, err = kubernetes.NewForConfig(client.Protobuf(k.rest)); err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	if cfg.Discovery != nil {
+		if err := k.discover(cfg.Discovery); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.GatewayAPI != nil {
+		if err := k.serve(cfg.GatewayAPI); err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
+}
+
+// Sources returns what is to be run with a registry.
+func (k *Kube) Sources() []registry.Source {
+	if k == nil {
+		return nil
+	}
+	return k.sources
+}
+
+// discover adds the sources of services.
+func (k *Kube) discover(d *Discovery) error {
+	if err := d.Rules.Check(); err != nil {
+		return fmt.Errorf("kubernetes: discovery: %w", err)
+	}
+	own := k.source(k.cfg.Cluster)
+	own.Client, own.Network, own.NoNetwork, own.Namespaces = k.core, d.Network, d.Declared, k.cfg.Namespaces
+	k.sources = append(k.sources, own)
+	if d.Clusters != "" {
+		k.sources = append(k.sources, &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log})
+	}
+	return nil
+}
+
+// source returns the discovery of a cluster, without what is its own.
+func (k *Kube) source(name string) *discovery.Source {
+	d := k.cfg.Discovery
+	s := &discovery.Source{
+		Cluster: name, PodCIDRs: d.PodCIDRs, Zone: d.Zone, Prefer: d.Prefer, GatewayNamespaces: d.GatewayNamespaces,
+		Rules: d.Rules, Events: k.leads.Load, Log: k.cfg.Log,
+	}
+	if k.cfg.MultiCluster {
+		s.ClusterSet = []string{discovery.Everyone}
+	}
+	return s
+}
+
+// serve adds the source of listeners.
+func (k *Kube) serve(api *GatewayAPI) error {
+	k.plane = &plane{}
+	c, err := gatewayapi.New(gatewayapi.Config{
+		Settings: gatewayapi.Settings{
+			Controller: api.Controller, Namespaces: k.cfg.Namespaces,
+			Addresses: api.Addresses, PublicAddresses: api.Public, PublicService: types.NamespacedName(api.Service),
+		},
+		REST: k.rest, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
+	})
+	if err != nil {
+		return err
+	}
+	k.sources = append(k.sources, c)
+	return nil
+}
+
+// A plane is a Gateway as its controller sees it, which is made before it.
+type plane struct{ Gateway }
+
+func (p *plane) Changed() <-chan struct{} { return p.ListenersChanged() }
+
+// Start begins what the sources don't do, and tells them which gateway they
+// feed. It comes before they run. What it returns ends that, and waits; it is
+// for when the sources have ended.
+func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
+	if k == nil {
+		return func() {}
+	}
+	if k.plane != nil {
+		k.plane.Gateway = g
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain writes, too
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := k.lead(ctx); err != nil {
+			k.cfg.Log.Error("kubernetes: this replica never writes what has become of objects", "err", err)
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// lead does what is left to one of several replicas, until ctx is done.
+func (k *Kube) lead(ctx context.Context) error {
+	if k.cfg.Lease == (Object{}) {
+		return nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return fmt.Errorf("kubernetes: a name for this replica: %w", err)
+	}
+	lease := client.Lease{
+		Client: k.core, Namespace: k.cfg.Lease.Namespace, Name: k.cfg.Lease.Name,
+		Identity: fmt.Sprintf("%s_%d", host, os.Getpid()), Log: k.cfg.Log,
+	}
+	err = lease.Run(ctx, func(ctx context.Context) {
+		k.leads.Store(true)
+		defer k.leads.Store(false)
+		<-ctx.Done()
+	})
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
