@@ -131,10 +131,13 @@ func (g *Gateway) admin() *admin.Admin {
 			if err != nil {
 				return nil, err
 			}
-			if q.Listener == "" && len(g.cfg.Listeners) == 1 {
-				q.Listener = g.cfg.Listeners[0].Address
+			fronts := g.fronts.listeners()
+			switch only := slices.Concat(g.cfg.Listeners, fronts); {
+			case q.Listener != "":
+			case len(g.cfg.Listeners) == 1 || len(only) == 1:
+				q.Listener = only[0].Address
 			}
-			return Explain(ctx, g.router, slices.Concat(g.ports.listeners(), g.fronts.listeners(), g.cfg.Listeners), q), nil
+			return Explain(ctx, g.router, slices.Concat(g.ports.listeners(), fronts, g.cfg.Listeners), q), nil
 		},
 		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
 		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
