@@ -89,6 +89,7 @@ func New(cfg Config) (*Controller, error) {
 const (
 	settle   = 10 * time.Millisecond  // from the first change, for others that belong to it
 	interval = 100 * time.Millisecond // from one time to the next
+	again    = time.Second            // after a list that is not believed
 	patience = 2 * time.Second        // for an API server that does not answer, before that is said
 )
 
@@ -99,7 +100,7 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1)}
+	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1), counts: map[string]int{}}
 	var err error
 	if r.store, err = newStore(c.clients, c.cfg.Namespaces, log, r.dirty); err != nil {
 		return fmt.Errorf("gatewayapi: %w", err)
@@ -127,6 +128,7 @@ type run struct {
 	changed chan struct{} // has one if anything has changed
 
 	version string             // of the CRDs
+	counts  map[string]int     // of objects, as they were last believed
 	mu      sync.Mutex         // guards last
 	last    *registry.Snapshot // that was sent
 }
@@ -198,6 +200,11 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // rebuild makes the table, sends it if it is another than before, and has status
 // written.
 func (r *run) rebuild(ctx context.Context) error {
+	if why, wrong := r.store.emptied(ctx, r.counts); wrong {
+		r.log.Warn("kubernetes: not believed yet, and asked again: " + why)
+		time.AfterFunc(again, r.dirty)
+		return nil
+	}
 	r.store.looking.Store(true)
 	w := r.store.world()
 	w.Settings, w.Bundle, w.memo = r.cfg.Settings, r.version, r.memo

@@ -2,13 +2,16 @@ package gatewayapi
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -32,7 +35,8 @@ type store struct {
 type shelf struct {
 	kind
 	informers []cache.SharedIndexInformer
-	known     []chan struct{} // closed when it is known what there is, or that it may not be
+	lists     []*cache.ListWatch // of the same
+	known     []chan struct{}    // closed when it is known what there is, or that it may not be
 	once      []sync.Once
 	said      client.Once
 }
@@ -53,7 +57,9 @@ func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*
 		sh.once = make([]sync.Once, len(in))
 		for i, ns := range in {
 			// The fake clients of tests can't stream lists, and say so to this.
-			lw := cache.ToListWatcherWithWatchListSemantics(k.in(ns), c.core)
+			list := k.in(ns)
+			sh.lists = append(sh.lists, list)
+			lw := cache.ToListWatcherWithWatchListSemantics(list, c.core)
 			inf := cache.NewSharedIndexInformerWithOptions(lw, k.object, cache.SharedIndexInformerOptions{Indexers: k.indexers, ObjectDescription: k.resource.String()})
 			if err := inf.SetTransform(slim); err != nil {
 				return nil, err
@@ -155,7 +161,7 @@ func (s *store) handler(sh *shelf) cache.ResourceEventHandler {
 		DeleteFunc: changed,
 		UpdateFunc: func(_, o any) {
 			if m, ok := o.(metav1.Object); ok {
-				if v, ok := s.written.Load(m.GetUID()); ok && v == m.GetResourceVersion() {
+				if v, ok := s.written.Load(m.GetUID()); ok && v == m.GetResourceVersion() && v != "" {
 					return // by ourselves: it says what we know
 				}
 			}
@@ -261,4 +267,34 @@ func (s *store) world() *World {
 		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
 		Objects:      s,
 	}
+}
+
+// vital are the kinds that a sudden end of all objects is not believed of at once.
+var vital = []string{"gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes", "udproutes"}
+
+// emptied reports whether all objects of a vital kind are gone since counts, and
+// are not: the API server is asked once more for those, past its cache. An API
+// server that has lost its store, or finds it again, lists nothing for a moment.
+// counts are those of this time afterwards, if it is false.
+func (s *store) emptied(ctx context.Context, counts map[string]int) (string, bool) {
+	now := map[string]int{}
+	for _, resource := range vital {
+		for _, inf := range s.kinds[resource].informers {
+			now[resource] += len(inf.GetStore().ListKeys())
+		}
+		if now[resource] > 0 || counts[resource] == 0 {
+			continue
+		}
+		for _, list := range s.kinds[resource].lists {
+			o, err := list.ListWithContext(ctx, metav1.ListOptions{Limit: 1})
+			if err != nil {
+				return fmt.Sprintf("all %s are gone, and it can't be found out whether they are: %v", resource, err), true
+			}
+			if meta.LenList(o) > 0 {
+				return fmt.Sprintf("all %s were gone, and the API server has some", resource), true
+			}
+		}
+	}
+	maps.Copy(counts, now)
+	return "", false
 }
