@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -309,20 +310,20 @@ func TestControllerKeepsForeignStatus(t *testing.T) {
 func TestControllerRetriesConflicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, edge(passthrough))
-		tries := 0
+		var tries atomic.Int32
 		b.gw.PrependReactor("update", "gateways", func(a ktesting.Action) (bool, runtime.Object, error) {
 			if a.GetSubresource() != "status" {
 				return false, nil, nil
 			}
-			if tries++; tries <= 2 {
+			if tries.Add(1) <= 2 {
 				return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "gateways"}, "edge", errors.New("changed"))
 			}
 			return false, nil, nil
 		})
 		defer b.start()()
 		calm()
-		if tries != 3 || !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
-			t.Errorf("got %d tries, %+v, want the third to work", tries, b.gateway("edge").Status.Conditions)
+		if n := tries.Load(); n != 3 || !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
+			t.Errorf("got %d tries, %+v, want the third to work", n, b.gateway("edge").Status.Conditions)
 		}
 	})
 }
@@ -330,10 +331,11 @@ func TestControllerRetriesConflicts(t *testing.T) {
 func TestControllerSaysWhatIsForbidden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
-		forbidden := true
+		var forbidden atomic.Bool
+		forbidden.Store(true)
 		deny := func(a ktesting.Action) (bool, runtime.Object, error) {
 			res := schema.GroupResource{Group: a.GetResource().Group, Resource: a.GetResource().Resource}
-			return forbidden, nil, apierrors.NewForbidden(res, "", fmt.Errorf("cannot %s", a.GetVerb()))
+			return forbidden.Load(), nil, apierrors.NewForbidden(res, "", fmt.Errorf("cannot %s", a.GetVerb()))
 		}
 		b.gw.PrependReactor("list", "udproutes", deny)
 		b.gw.PrependReactor("update", "tlsroutes", deny)
@@ -359,7 +361,7 @@ func TestControllerSaysWhatIsForbidden(t *testing.T) {
 				t.Errorf("got %q %d times, want once:\n%s", want, n, b.log)
 			}
 		}
-		forbidden = false
+		forbidden.Store(false)
 		time.Sleep(2 * time.Minute)
 		if p := b.route("r").Status.Parents; len(p) != 1 {
 			t.Errorf("got %+v after the right was given, want a parent", p)
