@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -54,7 +55,7 @@ type Image struct {
 // A Cluster is a control plane and pods, all in the sandbox of Main.
 type Cluster struct {
 	Name string
-	Dir  string // logs, kubeconfig files, the pods' file systems
+	Dir  string // with the logs and kubeconfig files
 
 	// PodCIDR and ServiceCIDR are 10.244.0.0/16 and 10.96.0.0/16 in the first
 	// cluster, 10.245 and 10.97 in the second. The other ones are of IPv6.
@@ -131,8 +132,13 @@ func (c *Cluster) start(ctx context.Context) error {
 	if c.Dir, err = os.MkdirTemp("", "culvert-cluster-"); err != nil {
 		return err
 	}
-	if err := os.Mkdir(c.logs(), 0o755); err != nil {
-		return err
+	for _, d := range []string{c.logs(), c.scratch()} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := unix.Mount("tmpfs", c.scratch(), "tmpfs", 0, "mode=755"); err != nil {
+		return fmt.Errorf("mounting %s: %w", c.scratch(), err)
 	}
 	i := byte(c.index)
 	c.PodCIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244 + i}), 16)
@@ -190,6 +196,9 @@ func (c *Cluster) config(token string) *rest.Config {
 
 func (c *Cluster) logs() string { return filepath.Join(c.Dir, "logs") }
 
+// scratch is in memory, and so is gone with the sandbox.
+func (c *Cluster) scratch() string { return filepath.Join(c.Dir, "scratch") }
+
 // close ends everything and gives the number back.
 func (c *Cluster) close(t testing.TB) {
 	c.mu.Lock()
@@ -208,6 +217,7 @@ func (c *Cluster) close(t testing.TB) {
 			p.Kill()
 		}
 	}
+	_ = unix.Unmount(c.scratch(), unix.MNT_DETACH)
 	if c.bridge != "" {
 		if err := ip("link del " + c.bridge); err != nil {
 			t.Error(err)
@@ -225,9 +235,6 @@ func (c *Cluster) close(t testing.TB) {
 			if p != nil && p.ExitCode() != 137 {
 				t.Logf("%s ended by itself:\n%s", p.Name, p.Tail(20))
 			}
-		}
-		for _, sub := range []string{"etcd", "pods"} {
-			_ = os.RemoveAll(filepath.Join(c.Dir, sub))
 		}
 		return
 	}

@@ -54,6 +54,17 @@ func (c *container) sidecar() bool {
 // prepare makes the file system and what the program is started with. It can
 // be called again when it has failed.
 func (c *container) prepare(v *volumes) error {
+	err := c.furnish(v)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.problem = ""
+	if err != nil {
+		c.problem = err.Error()
+	}
+	return err
+}
+
+func (c *container) furnish(v *volumes) error {
 	pod := c.w.spec()
 	image, err := c.w.k.c.image(c.spec.Image)
 	if err != nil {
@@ -124,9 +135,6 @@ func (c *container) makeRoot(pod *corev1.Pod, image Image, v *volumes) error {
 			return err
 		}
 	}
-	if err := link(image.Path, filepath.Join(c.root, filepath.Base(image.Path))); err != nil {
-		return err
-	}
 	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost\n"
 	for _, a := range c.w.addresses() {
 		hosts += a + "\t" + pod.Name + "\n"
@@ -146,8 +154,8 @@ func (c *container) makeRoot(pod *corev1.Pod, image Image, v *volumes) error {
 	if err := c.bind(c.root, c.root, false); err != nil {
 		return err
 	}
-	for _, d := range []string{"dev", "proc"} {
-		if err := c.bind("/"+d, filepath.Join(c.root, d), false); err != nil {
+	for from, to := range map[string]string{"/dev": "dev", "/proc": "proc", image.Path: filepath.Base(image.Path)} {
+		if err := c.bind(from, filepath.Join(c.root, to), false); err != nil {
 			return err
 		}
 	}
@@ -393,17 +401,4 @@ func (c *container) terminated() *corev1.ContainerStateTerminated {
 		t.Reason = "Error"
 	}
 	return t
-}
-
-// link makes a file appear at another place, a copy if they are of two disks.
-func link(from, to string) error {
-	_ = os.Remove(to)
-	if os.Link(from, to) == nil {
-		return nil
-	}
-	b, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(to, b, 0o755)
 }

@@ -48,7 +48,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	peer := fmt.Sprintf("http://127.0.0.1:%d", 2380+2*c.index)
 	p, err := c.controlPlane("etcd",
 		"--name=etcd",
-		"--data-dir="+filepath.Join(c.Dir, "etcd"),
+		"--data-dir="+filepath.Join(c.scratch(), "etcd"),
 		"--listen-client-urls="+c.etcdURL(),
 		"--advertise-client-urls="+c.etcdURL(),
 		"--listen-peer-urls="+peer,

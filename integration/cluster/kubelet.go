@@ -47,6 +47,8 @@ func (c *Cluster) image(name string) (Image, error) {
 		return Image{Path: Program("echo-basic")}, nil
 	case "coredns":
 		return Image{Path: Program("dns")}, nil
+	case "inspect":
+		return Image{Path: Program("inspect")}, nil
 	case "culvert":
 		return Image{Path: Program("culvert"), UID: 65532}, nil
 	}

@@ -40,7 +40,7 @@ type worker struct {
 func newWorker(k *kubelet, pod *corev1.Pod) *worker {
 	return &worker{
 		k: k, pod: pod, namespace: pod.Namespace, name: pod.Name,
-		dir:      filepath.Join(k.c.Dir, "pods", string(pod.UID)),
+		dir:      filepath.Join(k.c.scratch(), "pods", string(pod.UID)),
 		phase:    corev1.PodPending,
 		changed:  make(chan struct{}, 1),
 		unwanted: make(chan struct{}),

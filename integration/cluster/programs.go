@@ -21,18 +21,17 @@ const (
 // controlplane/go.mod, too.
 const kubernetesVersion = "v1.36.3"
 
-// program is one go build. Its folder is below the root of the repository.
-type program struct {
-	name, folder, pkg, ldflags string
-}
-
-var programs = []program{
-	{"controlplane", "integration/cluster/controlplane", ".", "-s -w" +
+// builds are the calls of go build, each in a module of the repository.
+var builds = []struct {
+	folder   string
+	packages []string
+	ldflags  string
+}{
+	{"integration/cluster/controlplane", []string{"."}, "-s -w" +
 		" -X k8s.io/component-base/version.gitVersion=" + kubernetesVersion +
 		" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36"},
-	{"echo-basic", "integration/cluster", "sigs.k8s.io/gateway-api/conformance/echo-basic", ""},
-	{"dns", "integration/cluster", "./dns", ""},
-	{"culvert", ".", "./cmd/culvert", ""},
+	{"integration/cluster", []string{"sigs.k8s.io/gateway-api/conformance/echo-basic", "./dns", "./inspect"}, ""},
+	{".", []string{"./cmd/culvert"}, "-X culvert.dev/cmd/culvert/command.version=$VERSION"},
 }
 
 // buildPrograms brings bin/cluster up to date and returns environment variables
@@ -56,16 +55,13 @@ func buildPrograms() ([]string, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return nil, fmt.Errorf("waiting for another build: %w", err)
 	}
-	for _, p := range programs {
-		file := filepath.Join(bin, p.name)
-		if _, err := os.Stat(file); err != nil && p.name == "controlplane" {
-			fmt.Fprintln(os.Stderr, "cluster: building Kubernetes "+kubernetesVersion+": minutes, if Go's cache has not seen it")
-		}
-		ldflags := p.ldflags
-		if p.name == "culvert" {
-			ldflags = "-X culvert.dev/cmd/culvert/command.version=" + version(root)
-		}
-		if _, err := goCommand(filepath.Join(root, p.folder), "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", file, p.pkg); err != nil {
+	if _, err := os.Stat(filepath.Join(bin, "controlplane")); err != nil {
+		fmt.Fprintln(os.Stderr, "cluster: building Kubernetes "+kubernetesVersion+": minutes, if Go's cache has not seen it")
+	}
+	for _, b := range builds {
+		ldflags := strings.ReplaceAll(b.ldflags, "$VERSION", version(root))
+		args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", bin + "/"}
+		if _, err := goCommand(filepath.Join(root, b.folder), append(args, b.packages...)...); err != nil {
 			return nil, err
 		}
 	}
@@ -119,7 +115,7 @@ func repository() (string, error) {
 }
 
 // Program returns the path of a program that Main has built: "controlplane",
-// "echo-basic", "dns" or "culvert". All are static.
+// "echo-basic", "dns", "inspect" or "culvert". All are static.
 func Program(name string) string {
 	return filepath.Join(os.Getenv(programsDir), name)
 }
