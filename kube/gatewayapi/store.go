@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -42,14 +44,16 @@ type shelf struct {
 }
 
 // newStore makes the watches, and starts none.
-func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*store, error) {
+func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, error) {
 	s := &store{log: log, kinds: map[string]*shelf{}, dirty: dirty}
 	s.uses.Store(&map[Use]bool{})
 	for _, k := range c.kinds() {
 		sh := &shelf{kind: k}
-		in := namespaces
+		in := cfg.Namespaces
 		if len(in) == 0 || k.cluster {
 			in = []string{metav1.NamespaceAll}
+		} else if ns := cfg.PublicService.Namespace; k.resource.Resource == "services" && ns != "" && !slices.Contains(in, ns) {
+			in = append(slices.Clone(in), ns)
 		}
 		for range in {
 			sh.known = append(sh.known, make(chan struct{}))
@@ -100,7 +104,11 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 		}
 		s.log.Log(context.Background(), level, "kubernetes: "+text, "namespace", namespace)
 	}
-	sh.once[i].Do(func() { close(sh.known[i]) })
+	// Who is not known to the API server yet may be in a moment: before that there
+	// is no telling what there is.
+	if !apierrors.IsUnauthorized(err) {
+		sh.once[i].Do(func() { close(sh.known[i]) })
+	}
 	return true
 }
 
@@ -157,8 +165,13 @@ func (s *store) handler(sh *shelf) cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    changed,
-		DeleteFunc: changed,
+		AddFunc: changed,
+		DeleteFunc: func(o any) {
+			if m, ok := o.(metav1.Object); ok {
+				s.written.Delete(m.GetUID())
+			}
+			changed(o)
+		},
 		UpdateFunc: func(_, o any) {
 			if m, ok := o.(metav1.Object); ok {
 				if v, ok := s.written.Load(m.GetUID()); ok && v == m.GetResourceVersion() && v != "" {
@@ -286,7 +299,9 @@ func (s *store) emptied(ctx context.Context, counts map[string]int) (string, boo
 			continue
 		}
 		for _, list := range s.kinds[resource].lists {
+			ctx, cancel := context.WithTimeout(ctx, answerTime)
 			o, err := list.ListWithContext(ctx, metav1.ListOptions{Limit: 1})
+			cancel()
 			if err != nil {
 				return fmt.Sprintf("all %s are gone, and it can't be found out whether they are: %v", resource, err), true
 			}
