@@ -9,12 +9,16 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze
 
 .PHONY: help
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: manifests
+manifests: ## the folders of kustomize and the page of values, of the Helm chart
+	$(GO) test ./deploy -count=1 -run '^TestKustomizeIsOfTheChart$$|^TestThePageHasTheValues$$' -update
 
 .PHONY: demo
 demo: ## a CA, services, a gateway and a client on loopback: see it work
@@ -45,7 +49,7 @@ test-integration: build ## the tests against real peers, and of the examples
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \
-	(cd integration && $(GO) test -race -shuffle=on -timeout 20m ./... && \
+	(cd integration/deploy && $(GO) test -shuffle=on -timeout 20m ./... && cd .. && $(GO) test -race -shuffle=on -timeout 20m ./... && \
 	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
 
@@ -83,6 +87,7 @@ check: ## format, vet on three systems, static analysis, tidy
 	$(GO) vet ./...
 	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks && $(GO) vet -tags copyrelay ./reliability
 	cd integration/coredns && $(GO) vet ./...
+	cd integration/deploy && $(GO) vet ./...
 	cd integration/cluster && $(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
@@ -91,6 +96,7 @@ check: ## format, vet on three systems, static analysis, tidy
 	$(GO) mod tidy -diff
 	cd integration && $(GO) mod tidy -diff
 	cd integration/coredns && $(GO) mod tidy -diff
+	cd integration/deploy && $(GO) mod tidy -diff
 	cd integration/cluster && $(GO) mod tidy -diff
 	cd integration/cluster/controlplane && $(GO) mod tidy -diff
 	@if $(GO) run $(GOVULNCHECK) -version >/dev/null 2>&1 && curl -fsS -m 10 -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
@@ -131,6 +137,7 @@ soak: ## a million short tunnels of every fate and what is left of them, 2 GiB b
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
 # make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
 # make bench BENCHFLAGS="-dns 'culvert|unbound' -rounds 1"
+# make bench BENCHFLAGS="-dns . -measure paced -slice 10s"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench

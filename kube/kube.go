@@ -44,7 +44,7 @@ type Config struct {
 	GatewayAPI   *GatewayAPI // nil means that no Gateways are served
 	MultiCluster bool        // ServiceExports are taken up, and ServiceImports kept
 
-	Lease Object // among those who write
+	Lease Object // among those who write; zero means that this process never does
 
 	Log *slog.Logger
 }
@@ -201,6 +201,9 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 
 // lead does what is left to one of several replicas, until ctx is done.
 func (k *Kube) lead(ctx context.Context) error {
+	if k.cfg.Lease == (Object{}) {
+		return nil
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("kubernetes: a name for this replica: %w", err)

@@ -50,6 +50,19 @@ ends it now.`,
 	return cmd
 }
 
+// answersOnly takes what writes to Kubernetes out of c: a DNS server learns from
+// it, and must not be the one replica of all that tells what has become of
+// Gateways, which it does not serve.
+func answersOnly(c *file.Config) {
+	k := c.Kubernetes
+	if k == nil {
+		return
+	}
+	if k.GatewayAPI, k.Leader = nil, (file.Object{}); k.Discovery == nil {
+		c.Kubernetes = nil
+	}
+}
+
 // dnsServer makes what c says of DNS; nil where it says nothing.
 func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	if c.DNS == nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,6 +14,25 @@ import (
 	"culvert.dev/gateway"
 	"culvert.dev/registry/file"
 )
+
+// A DNS server learns from Kubernetes and tells it nothing: it must not take the
+// Lease of gateways, which write.
+func TestADNSServerWritesNothing(t *testing.T) {
+	for text, want := range map[string]*file.Kubernetes{
+		"kubernetes: {kubeconfig: a, discovery: {}, gatewayAPI: {}}":   {Kubeconfig: "a", Discovery: &file.Discovery{Network: "west"}},
+		"kubernetes: {kubeconfig: a, discovery: {}, leader: some/one}": {Kubeconfig: "a", Discovery: &file.Discovery{Network: "west"}},
+		"kubernetes: {kubeconfig: a, gatewayAPI: {}}":                  nil,
+		"services: []": nil,
+	} {
+		c, err := file.Parse("culvert.yaml", []byte("cluster: west\ndns: {listen: [\"udp://:53\"]}\n"+text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answersOnly(c); !reflect.DeepEqual(c.Kubernetes, want) {
+			t.Errorf("%s: got %+v, want %+v", text, c.Kubernetes, want)
+		}
+	}
+}
 
 // What the file says is what is made of it.
 func TestDNSServerOfAFile(t *testing.T) {

@@ -82,6 +82,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return usageError("add dns: {listen: [\"udp://:53\", \"tcp://:53\"]} to the file", "nothing to answer by DNS")
 	case o.onlyDNS:
 		c.Listeners, c.ServicePorts = nil, nil
+		answersOnly(c)
 	case len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil && !c.Listens():
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}

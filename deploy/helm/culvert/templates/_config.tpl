@@ -25,11 +25,11 @@
 {{- $_ := set $k "namespaces" . -}}
 {{- end -}}
 {{- if $v.discovery.enabled -}}
-{{- $d := dict -}}
+{{- $d := dict "gatewayNamespaces" ($v.discovery.gatewayNamespaces | default (list $root.Release.Namespace)) -}}
 {{- with $v.network -}}
 {{- $_ := set $d "network" . -}}
 {{- end -}}
-{{- range $key := list "zone" "allow" "deny" "suffixes" "clusters" -}}
+{{- range $key := list "zone" "allow" "deny" "suffixes" "prefer" "podCIDRs" "clusters" -}}
 {{- with index $v.discovery $key -}}
 {{- $_ := set $d $key . -}}
 {{- end -}}

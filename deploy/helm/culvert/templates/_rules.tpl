@@ -18,6 +18,10 @@ namespaces of values where there are any, and else in the whole cluster.
 # Annotations of Namespaces, and their labels.
 - apiGroups: [""]
   resources: [namespaces]
+  {{- if and .Values.namespaces (not .Values.gatewayAPI.enabled) }}
+  resourceNames:
+    {{- toYaml .Values.namespaces | nindent 4 }}
+  {{- end }}
   verbs: [get, list, watch]
 {{- if .Values.discovery.enabled }}
 # Addresses of gateways at ports of nodes.
@@ -41,10 +45,14 @@ namespaces of values where there are any, and else in the whole cluster.
 - apiGroups: [""]
   resources: [secrets, configmaps]
   verbs: [get, list, watch]
-# The object that carries the labels and annotations of a Gateway's infrastructure.
+# The object that carries the labels and annotations of a Gateway's infrastructure. Applying makes it.
 - apiGroups: [""]
   resources: [serviceaccounts]
-  verbs: [get, create, update]
+  verbs: [get, list, watch, create, patch]
+# That routes may lead to.
+- apiGroups: [multicluster.x-k8s.io]
+  resources: [serviceimports]
+  verbs: [get, list, watch]
 {{- end }}
 {{- if .Values.multiCluster.enabled }}
 - apiGroups: [multicluster.x-k8s.io]
@@ -58,7 +66,7 @@ namespaces of values where there are any, and else in the whole cluster.
   verbs: [update, patch]
 {{- end }}
 # Refusals that an operator should see.
-- apiGroups: ["", events.k8s.io]
+- apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
 {{- end -}}
@@ -72,6 +80,11 @@ namespaces of values where there are any, and else in the whole cluster.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses/status]
   verbs: [update, patch]
+# Which version of Gateway API the CRDs are of.
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  resourceNames: [gatewayclasses.gateway.networking.k8s.io]
+  verbs: [get]
 {{- end }}
 {{- end -}}
 
