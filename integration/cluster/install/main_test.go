@@ -22,12 +22,20 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/cli"
+	kubectl "k8s.io/kubectl/pkg/cmd"
 	"sigs.k8s.io/yaml"
 
 	"culvert.dev/integration/cluster"
 )
 
-func TestMain(m *testing.M) { cluster.Main(m) }
+// This program is kubectl, too, where it is called so.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "kubectl" {
+		os.Exit(cli.Run(kubectl.NewDefaultKubectlCommand()))
+	}
+	cluster.Main(m)
+}
 
 // manifests are what "culvert install" prints.
 func manifests(t *testing.T, args ...string) string {
