@@ -137,6 +137,7 @@ soak: ## a million short tunnels of every fate and what is left of them, 2 GiB b
 # make bench BENCHFLAGS="-only 'culvert|haproxy' -measure 'trips|conns' -slice 1s"
 # make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
 # make bench BENCHFLAGS="-dns 'culvert|unbound' -rounds 1"
+# make bench BENCHFLAGS="-dns . -measure paced -slice 10s"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench

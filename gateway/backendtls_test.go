@@ -7,10 +7,12 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"culvert.dev/connect"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
@@ -213,4 +215,73 @@ func TestBackendTLSTimeout(t *testing.T) {
 	if errors.Unwrap(err) == nil || !strings.Contains(err.Error(), "db.test") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TLS is upon whatever else there is on the way: a header for the endpoint comes
+// before it, and another gateway sees nothing else.
+func TestBackendTLSUponOtherWays(t *testing.T) {
+	ca, err := testca.New("edge.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := &tls.Config{Certificates: []tls.Certificate{issueOf(t, ca, "db.test").TLS}}
+	header := make(chan string, 1)
+	told := testnet.Serve(t, func(raw net.Conn) {
+		var line []byte
+		for b := make([]byte, 1); !bytes.HasSuffix(line, []byte("\r\n")); line = append(line, b...) {
+			if _, err := raw.Read(b); err != nil {
+				return
+			}
+		}
+		header <- string(line)
+		c := tls.Server(raw, cfg)
+		_, _ = io.WriteString(c, "h")
+		_ = c.Close()
+	})
+	plain := tlsBackend(t, cfg, "h")
+	next := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&connect.Protocol{}}, Resolver: byTarget{"db.internal:5432": endpointAddr(plain)}})
+	d := &Dialers{Direct: &tunnel.NetDialer{}, Lookup: nil}
+	defer d.Close()
+	policy := &registry.BackendTLS{ServerName: "db.test", Roots: string(ca.CertPEM)}
+	req := &tunnel.Request{Name: tunnel.MustParseName("a.test"), Source: netip.MustParseAddrPort("192.0.2.9:4711")}
+	for _, test := range []struct {
+		s  *registry.Service
+		ep tunnel.Endpoint
+	}{
+		{&registry.Service{TLS: policy, ProxyProtocol: 1}, tunneltest.RouteTo(told.Addr()).Endpoints[0]},
+		{&registry.Service{TLS: policy, Via: []registry.Hop{{Proto: "connect", To: []string{next.Addr}}}}, tunnel.Endpoint{Host: "db.internal", Addr: netip.AddrPortFrom(netip.Addr{}, 5432)}},
+	} {
+		way, err := d.To(test.s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hops := hopsOf(way); len(hops) != len(test.s.Via) {
+			t.Errorf("explain would say %v of the way", hops)
+		}
+		c, err := way.(*tlsDialer).DialRequest(t.Context(), test.ep, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(soon))
+		if got := hears(c, 1); got != "h" {
+			t.Errorf("%s: got %s", test.ep, got)
+		}
+		_ = c.Close()
+	}
+	if got := <-header; !strings.HasPrefix(got, "PROXY TCP4 192.0.2.9 ") {
+		t.Errorf("the endpoint was told %q", got)
+	}
+}
+
+func endpointAddr(ep registry.Endpoint) string { return netip.AddrPortFrom(ep.Addr, ep.Port).String() }
+
+// byTarget is a Resolver of what is asked for, with its port.
+type byTarget map[string]string
+
+func (b byTarget) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	to, ok := b[req.Target()]
+	if !ok {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "no route for %q", req.Target())
+	}
+	return tunneltest.RouteTo(to), nil
 }

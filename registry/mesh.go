@@ -64,7 +64,7 @@ func (b *builder) addMeshNames(i int32) {
 	}
 	full, short, err := b.mesh.Names(e.ID)
 	if err != nil {
-		b.conflict(fmt.Sprintf("the mesh name of %q (%v)", e.Name, err), "nobody", e.Origin)
+		b.refuse(fmt.Sprintf("the mesh name of %q", e.Name), e.Origin, err.Error())
 		return
 	}
 	for _, name := range []tunnel.Name{full, short} {

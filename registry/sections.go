@@ -59,19 +59,25 @@ type backend struct {
 // A choice is of what has names: the one with the exact name, or else the one
 // with the longest wildcard, or else the one for any.
 type choice[T any] struct {
-	exact, wild map[tunnel.Name]T // wild by what follows "*."
-	any         T
-	hasAny      bool
+	exact, wild map[tunnel.Name]chosen[T] // wild by what follows "*."
+	any         chosen[T]
+}
+
+// A chosen is what has a name, and the name. Where by is "" it is none.
+type chosen[T any] struct {
+	to T
+	by string // "a.example.com", "*.example.com", or "*" for any
 }
 
 // add is false, and returns who is there, where p is taken. The zero Pattern
 // means any.
 func (c *choice[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
+	one := chosen[T]{to, named(p)}
 	if p.Suffix.IsZero() {
-		if c.hasAny {
-			return c.any, false
+		if c.any.by != "" {
+			return c.any.to, false
 		}
-		c.any, c.hasAny = to, true
+		c.any = one
 		return to, true
 	}
 	m := &c.exact
@@ -79,37 +85,37 @@ func (c *choice[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
 		m = &c.wild
 	}
 	if have, taken := (*m)[p.Suffix]; taken {
-		return have, false
+		return have.to, false
 	}
 	if *m == nil {
-		*m = make(map[tunnel.Name]T)
+		*m = make(map[tunnel.Name]chosen[T])
 	}
-	(*m)[p.Suffix] = to
+	(*m)[p.Suffix] = one
 	return to, true
 }
 
-// find returns what is meant by a name, and which Pattern has matched. The zero
-// Name is matched by any only. It does not allocate.
-func (c *choice[T]) find(name tunnel.Name) (to T, by tunnel.Pattern, ok bool) {
-	if to, ok = c.exact[name]; ok {
-		return to, tunnel.Pattern{Suffix: name}, true
+// find returns what is meant by a name. The zero Name is matched by any only. It
+// does not allocate.
+func (c *choice[T]) find(name tunnel.Name) (one chosen[T], ok bool) {
+	if one, ok = c.exact[name]; ok {
+		return one, true
 	}
 	if len(c.wild) > 0 {
 		for parent, more := name.Parent(); more; parent, more = parent.Parent() {
-			if to, ok = c.wild[parent]; ok {
-				return to, tunnel.Pattern{Suffix: parent, Wildcard: true}, true
+			if one, ok = c.wild[parent]; ok {
+				return one, true
 			}
 		}
 	}
-	return c.any, tunnel.Pattern{}, c.hasAny
+	return c.any, c.any.by != ""
 }
 
-// matched says what of a rule has matched, for people.
-func matched(p tunnel.Pattern) string {
+// named is what a pattern is called where the zero one means any.
+func named(p tunnel.Pattern) string {
 	if p.Suffix.IsZero() {
 		return "*"
 	}
-	return p.String() // which allocates for a wildcard only
+	return p.String()
 }
 
 // Listeners iterates over the listeners in the order of their snapshots, without
@@ -153,11 +159,11 @@ func (t *Table) SectionOf(listener string, name tunnel.Name) *Section {
 	if f == nil {
 		return nil
 	}
-	s, _, ok := f.byHost.find(name)
+	s, ok := f.byHost.find(name)
 	if !ok {
 		return nil
 	}
-	return s.Section
+	return s.to.Section
 }
 
 // Rules iterates over the rules of all sections.
@@ -209,19 +215,19 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 				b.fronts = f
 			}
 			at := socket{l.Protocol == UDP, netip.AddrPortFrom(normalAddr(l.Address), l.Port)}
-			what, kept := "", ""
+			what, kept, why := "", "", ""
 			switch before := f.byName[l.Name]; {
 			case l.Name == "" || l.Port == 0:
-				what, kept = fmt.Sprintf("listener %q, port %d", l.Name, l.Port), "nobody, for it has no name or no port, but"
+				what, why = fmt.Sprintf("listener %q, port %d", l.Name, l.Port), "it has no name, or no port"
 			case l.Protocol != TLS && l.Protocol != TCP && l.Protocol != UDP && l.Protocol != HTTP:
-				what, kept = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "nobody, for it is none, but"
+				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "there is no such protocol"
 			case before != nil:
 				what, kept = fmt.Sprintf("listener %q", l.Name), before.Origin
 			case sockets[at] != nil:
 				what, kept = fmt.Sprintf("%s of listener %q", at, l.Name), fmt.Sprintf("listener %q of %s", sockets[at].Name, orUnknown(sockets[at].Origin))
 			}
 			if what != "" {
-				b.conflict(what, kept, l.Origin)
+				b.conflicts = append(b.conflicts, &Conflict{What: what, Kept: kept, Dropped: l.Origin, Why: why})
 				f.refused = append(f.refused, refusedListener{l, b.conflicts[len(b.conflicts)-1]})
 				continue
 			}
@@ -261,7 +267,7 @@ func (b *builder) addSection(l *front, s *Section, entries map[*Service]int32) {
 		host = tunnel.Pattern{}
 	}
 	if have, ok := l.byHost.add(host, one); !ok {
-		b.conflict(fmt.Sprintf("host %q of listener %q", matched(host), l.Name), fmt.Sprintf("section %q", have.Name), fmt.Sprintf("section %q", s.Name))
+		b.conflict(fmt.Sprintf("host %q of listener %q", named(host), l.Name), fmt.Sprintf("section %q", have.Name), fmt.Sprintf("section %q", s.Name))
 		return
 	}
 	f.sections[s.Name] = one
@@ -307,7 +313,7 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 	}
 	claim := func(p tunnel.Pattern) {
 		if have, ok := s.byName.add(p, one); !ok && have != one {
-			b.conflict(fmt.Sprintf("name %q of section %q", matched(p), s.Name), have.origin(), one.origin())
+			b.conflict(fmt.Sprintf("name %q of section %q", named(p), s.Name), have.origin(), one.origin())
 		}
 	}
 	if l.Protocol != TLS || len(r.Names) == 0 {
@@ -316,7 +322,7 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 	}
 	for _, p := range r.Names {
 		if p.Suffix.IsZero() {
-			b.conflict(fmt.Sprintf("the empty name of rule %q", r.Name), "nobody, for it names nothing, but", r.Origin)
+			b.refuse(fmt.Sprintf("the empty name of rule %q", r.Name), r.Origin, "it names nothing")
 			continue
 		}
 		claim(p)
@@ -344,36 +350,37 @@ func (t *Table) confined(req *tunnel.Request) bool {
 
 // rule finds the rule for what is asked within a section, and what of it has
 // matched.
-func (t *Table) rule(req *tunnel.Request) (*rule, tunnel.Pattern, *tunnel.Error) {
+func (t *Table) rule(req *tunnel.Request) (chosen[*rule], *tunnel.Error) {
 	var s *section
 	if t != nil && t.fronts != nil {
 		s = t.fronts.sections[req.Listener]
 	}
 	switch {
 	case s == nil && t != nil && t.fronts != nil && t.fronts.byName[req.Listener] != nil:
-		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: no section of listener %q is for %q", req.Listener, req.Name)
+		return chosen[*rule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: no section of listener %q is for %q", req.Listener, req.Name)
 	case s == nil:
-		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is gone", req.Listener)
+		return chosen[*rule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is gone", req.Listener)
 	case req.Addr.IsValid():
-		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q leads to no addresses, and %q was asked for", req.Listener, req.Target())
+		return chosen[*rule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q leads to no addresses, and %q was asked for", req.Listener, req.Target())
 	case !s.Host.Suffix.IsZero() && !s.Host.Matches(req.Name) && !req.Name.IsZero():
-		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is for %q, and %q was asked for", req.Listener, s.Host, req.Name)
+		return chosen[*rule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is for %q, and %q was asked for", req.Listener, s.Host, req.Name)
 	}
-	r, by, ok := s.byName.find(req.Name)
+	r, ok := s.byName.find(req.Name)
 	if !ok {
-		return nil, tunnel.Pattern{}, tunnel.Refusef(tunnel.NoRoute, "registry: no rule of section %q is for %q; it has %d", req.Listener, req.Name, s.rules)
+		return chosen[*rule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: no rule of section %q is for %q; it has %d", req.Listener, req.Name, s.rules)
 	}
-	return r, by, nil
+	return r, nil
 }
 
 // Hopeless says why req, which is confined to a section, is refused whichever
 // backend's turn it is, and returns nil where it may have better luck: it is to
 // be asked before a client is promised anything.
 func (t *Table) Hopeless(req *tunnel.Request) error {
-	r, _, refusal := t.rule(req)
+	one, refusal := t.rule(req)
 	if refusal != nil {
 		return refusal
 	}
+	r := one.to
 	why := errors.New("it has no backend with a weight")
 	for i := range r.backends {
 		b := &r.backends[i]
@@ -399,10 +406,11 @@ const golden = 0x9E3779B97F4A7C15
 
 // lead is find for a request that is confined to a section: it counts.
 func (s *state) lead(req *tunnel.Request) (found, *tunnel.Error) {
-	r, by, refusal := s.table.rule(req)
+	one, refusal := s.table.rule(req)
 	if refusal != nil {
 		return found{}, refusal
 	}
+	r := one.to
 	if r.total == 0 {
 		return found{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: rule %q of %s has no backend with a weight", r.Name, orUnknown(r.Origin))
 	}
@@ -416,7 +424,7 @@ func (s *state) lead(req *tunnel.Request) (found, *tunnel.Error) {
 	if b.broken != "" {
 		return found{rule: r}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %s: a backend of rule %q of %s, with %d of %d of the requests: %s", req.Listener, r.Name, orUnknown(r.Origin), b.weight, r.total, b.broken)
 	}
-	return found{entry: &s.table.fronts.backends[b.entry], pattern: matched(by), port: b.port, rule: r, turn: s.ruled + b.turn}, nil
+	return found{entry: &s.table.fronts.backends[b.entry], pattern: one.by, port: b.port, rule: r, turn: s.ruled + b.turn}, nil
 }
 
 // A turnKey says whose a counter of a rule is, whatever table it is in.
@@ -437,15 +445,15 @@ func (s *state) eachTurn(f func(k turnKey, turn int32)) {
 	}
 	i := 0
 	for _, sec := range s.table.fronts.sections {
-		for _, m := range []map[tunnel.Name]*rule{sec.byName.exact, sec.byName.wild} {
+		for _, m := range []map[tunnel.Name]chosen[*rule]{sec.byName.exact, sec.byName.wild} {
 			for _, r := range m {
 				Yield(i)
 				i++
-				of(r)
+				of(r.to)
 			}
 		}
-		if sec.byName.hasAny {
-			of(sec.byName.any)
+		if sec.byName.any.by != "" {
+			of(sec.byName.any.to)
 		}
 	}
 }

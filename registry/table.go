@@ -63,11 +63,15 @@ type claims []claim
 // A Conflict is something of a snapshot that Merge left out.
 type Conflict struct {
 	What    string // `name "a.example.com", port 443`
-	Kept    string // who has it
+	Kept    string // who has it; of no meaning where there is a Why
+	Why     string // why nobody may have it; "" where another one has
 	Dropped string // who wanted it too
 }
 
 func (c *Conflict) Error() string {
+	if c.Why != "" {
+		return fmt.Sprintf("%s of %s is left out: %s", c.What, orUnknown(c.Dropped), c.Why)
+	}
 	return fmt.Sprintf("%s of %s is left out: %s has it already", c.What, orUnknown(c.Dropped), orUnknown(c.Kept))
 }
 
@@ -206,6 +210,11 @@ type builder struct {
 	conflicts Conflicts
 }
 
+// refuse leaves out what nobody may have.
+func (b *builder) refuse(what, dropped, why string) {
+	b.conflicts = append(b.conflicts, &Conflict{What: what, Dropped: dropped, Why: why})
+}
+
 func (b *builder) conflict(what, kept, dropped string) {
 	b.conflicts = append(b.conflicts, &Conflict{What: what, Kept: kept, Dropped: dropped})
 }
@@ -253,7 +262,7 @@ func (b *builder) addService(s *Service) {
 	i := b.append(s)
 	for _, p := range s.Names {
 		if p.Suffix.IsZero() {
-			b.conflict("the empty name", "nobody, for it names nothing, but", s.Origin)
+			b.refuse("the empty name", s.Origin, "it names nothing")
 			continue
 		}
 		m := b.exact

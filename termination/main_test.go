@@ -81,14 +81,7 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 	if err != nil {
 		return nil, err
 	}
-	b := &below{Conn: raw, left: MaxHandshake}
-	t := tls.Client(b, d.cfg)
-	if err := t.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
-		return nil, err
-	}
-	b.carry()
-	return &stream{Conn: t, below: b}, nil
+	return Begin(ctx, raw, d.cfg)
 }
 
 // roots returns what a client trusts.

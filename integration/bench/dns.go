@@ -28,10 +28,15 @@ const (
 	dnsSteady  = 2000    // questions a second where the time of an answer is measured
 )
 
+// dnsSteps are what may be measured of DNS servers.
+var dnsSteps = []string{"local", "cached", "paced", "many"}
+
 // A dnsBench measures DNS servers beside each other.
 type dnsBench struct {
 	*suite
 	questions map[string]string // files, by step
+	paced     []*running        // as live, on one core each
+	rest      string            // the cores they are not on, for dnsperf; "" means all
 }
 
 const dnsPreface = `
@@ -40,6 +45,9 @@ const dnsPreface = `
 dnsperf asks %d names of each server's own, and %d names of others that the server has in its cache; 100 questions are under way. The 99th percentile is
 taken at %d questions a second. CPU is the server's processor time. All have two threads. Each cell: median, median ratio to unbound in the
 same round, half the range.
+
+On one core, where that is said, servers have the last one and nothing else, and dnsperf has the others; there are %d questions a second then, whether those before are
+answered or not, and what is not answered within %d s is lost.
 
 `
 
@@ -51,6 +59,12 @@ func dnsRows() []row {
 		{id: "cached", title: "cached names of others, questions/s", more: true},
 		{id: "p99cached", title: "cached names of others, p99, us", digit: 1},
 		{id: "cpucached", title: "cached names of others, CPU per question, us", digit: 1},
+		{id: "p99pacedlocal", title: "own names on one core, p99, us", digit: 1, limit: pacedP99},
+		{id: "cpupacedlocal", title: "own names on one core, CPU per question, us", digit: 1},
+		{id: "lostpacedlocal", title: "own names on one core, lost of 100,000", digit: 1},
+		{id: "p99pacedcached", title: "cached names of others on one core, p99, us", digit: 1, limit: pacedP99},
+		{id: "cpupacedcached", title: "cached names of others on one core, CPU per question, us", digit: 1},
+		{id: "lostpacedcached", title: "cached names of others on one core, lost of 100,000", digit: 1},
 		{id: "many", title: "own names of 100,000 services, questions/s", more: true, own: true},
 		{id: "cpumany", title: "own names of 100,000 services, CPU per question, us", digit: 1, own: true},
 		{id: "memory", title: "memory of a service (PSS), KiB", digit: 2, own: true},
@@ -181,7 +195,8 @@ func origin() (addr string, stop func(), err error) {
 	return pc.LocalAddr().String(), func() { _ = srv.Shutdown(); _ = pc.Close(); <-ended }, nil
 }
 
-// newDNS is the part of the suite that measures DNS servers; nil for none.
+// newDNS is the part of the suite that measures DNS servers. Its peers are
+// nobody where nothing of theirs is to be measured.
 func (s *suite) newDNS(o options) (*dnsBench, error) {
 	re, err := regexp.Compile(o.dns)
 	if err != nil {
@@ -190,7 +205,7 @@ func (s *suite) newDNS(o options) (*dnsBench, error) {
 	b := &dnsBench{suite: &suite{}, questions: map[string]string{}}
 	*b.suite = *s
 	b.results, b.peers, b.live = make(results), nil, nil
-	if o.dns == "none" {
+	if o.dns == "none" || !slices.ContainsFunc(dnsSteps, b.measures) {
 		return b, nil
 	}
 	coredns := filepath.Join(s.rig.dir, "coredns")
@@ -230,19 +245,28 @@ func (b *dnsBench) run(ctx context.Context) error {
 		}
 	}
 	for _, p := range b.peers {
-		run, err := p.start(ctx, b.rig)
-		if err != nil {
-			return err
+		if b.measures("local") || b.measures("cached") {
+			run, err := b.warm(ctx, p)
+			if err != nil {
+				return err
+			}
+			defer run.stop()
+			b.live = append(b.live, run)
 		}
-		defer run.stop()
-		b.live = append(b.live, run)
-		// What is asked for once is in the cache.
-		if _, err := b.perf(ctx, run, "cached", "-n", "1", "-q", "20"); err != nil {
-			return err
+		if b.measures("paced") {
+			run, err := b.warm(ctx, b.pinned(p))
+			if err != nil {
+				return err
+			}
+			defer run.stop()
+			b.paced = append(b.paced, run)
 		}
 	}
 	for round := range b.rounds {
 		for _, step := range []string{"local", "cached"} {
+			if !b.measures(step) {
+				continue
+			}
 			fmt.Fprintf(b.log, "round %d of %d: dns, %s\n", round+1, b.rounds, step)
 			for i := range b.live {
 				if err := b.step(ctx, b.live[(i+round)%len(b.live)], step, step); err != nil {
@@ -250,7 +274,10 @@ func (b *dnsBench) run(ctx context.Context) error {
 				}
 			}
 		}
-		if b.peers[0].name == us {
+		if err := b.pace(ctx, round); err != nil {
+			return err
+		}
+		if b.peers[0].name == us && b.measures("many") {
 			fmt.Fprintf(b.log, "round %d of %d: dns, many\n", round+1, b.rounds)
 			if err := b.many(ctx); err != nil {
 				return err
@@ -320,7 +347,7 @@ func (b *dnsBench) many(ctx context.Context) error {
 }
 
 // A perf is what dnsperf found.
-type perf struct{ rate, count, p99 float64 }
+type perf struct{ rate, count, lost, p99 float64 }
 
 var (
 	perfRate  = regexp.MustCompile(`Queries per second:\s+([0-9.]+)`)
@@ -331,10 +358,26 @@ var (
 
 func (b *dnsBench) perf(ctx context.Context, p *running, questions string, args ...string) (r perf, err error) {
 	host, port, _ := net.SplitHostPort(p.rig.listen)
-	cmd := exec.CommandContext(ctx, "dnsperf", append([]string{"-s", host, "-p", port, "-d", b.questions[questions], "-c", "4"}, args...)...)
-	text, err := cmd.CombinedOutput()
+	what := questions
+	command := append([]string{"dnsperf", "-s", host, "-p", port, "-d", b.questions[questions], "-c", "4"}, args...)
+	if slices.Contains(b.paced, p) {
+		what = "paced, " + questions
+		if b.rest != "" {
+			command = append([]string{"taskset", "-c", b.rest}, command...)
+		}
+	}
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	// Into a file: who reads a pipe takes time of some core for each line.
+	out, err := os.Create(filepath.Join(b.rig.dir, "dnsperf.out"))
 	if err != nil {
-		return r, fmt.Errorf("%s: %w\n%s", cmd, err, text)
+		return r, err
+	}
+	defer out.Close()
+	cmd.Stdout, cmd.Stderr = out, out
+	err = cmd.Run()
+	text, _ := os.ReadFile(out.Name())
+	if err != nil {
+		return r, fmt.Errorf("%s: %w\n%s", cmd, err, text[:min(len(text), 4096)])
 	}
 	number := func(re *regexp.Regexp) (v float64) {
 		if m := re.FindSubmatch(text); m != nil {
@@ -345,8 +388,8 @@ func (b *dnsBench) perf(ctx context.Context, p *running, questions string, args 
 	if r.rate, r.count = number(perfRate), number(perfCount); r.count == 0 {
 		return r, fmt.Errorf("%s: no answer\n%s", cmd, text)
 	}
-	if lost := number(perfLost); lost > 0 {
-		b.trouble = append(b.trouble, fmt.Sprintf("%s, %s: %.0f of %.0f questions were not answered", p.name, questions, lost, lost+r.count))
+	if r.lost = number(perfLost); r.lost > 0 {
+		b.trouble = append(b.trouble, fmt.Sprintf("%s, %s: %.0f of %.0f questions were not answered", p.name, what, r.lost, r.lost+r.count))
 	}
 	var times []float64
 	for _, m := range perfTime.FindAllSubmatch(text, -1) {
@@ -364,7 +407,7 @@ func (b *dnsBench) report(ctx context.Context, w io.Writer) {
 	if len(b.peers) == 0 {
 		return
 	}
-	fmt.Fprintf(w, dnsPreface, dnsNames, dnsForward, dnsSteady)
+	fmt.Fprintf(w, dnsPreface, dnsNames, dnsForward, dnsSteady, dnsPaced, pacedPatience)
 	var names []string
 	for _, p := range b.peers {
 		names = append(names, p.name)
@@ -376,6 +419,7 @@ func (b *dnsBench) report(ctx context.Context, w io.Writer) {
 	}
 	io.WriteString(w, "\n")
 	b.results.table(w, names, reference, dnsRows())
+	b.judgePaced(w)
 	for _, t := range b.trouble {
 		fmt.Fprintf(w, "\nTROUBLE  %s\n", t)
 	}

@@ -8,6 +8,7 @@
 //	go run ./bench -only 'culvert|^haproxy$' -measure 'trips|cpu' -slice 1s
 //	go run ./bench -carrier 'connect-h2|^sni$' -measure idle -rounds 1
 //	go run ./bench -dns 'culvert|unbound' -rounds 1
+//	go run ./bench -dns . -measure paced
 //	go run ./bench -profile ../bin/profile
 //
 // Everything runs on loopback and shares the machine's cores, so only ratios
@@ -56,7 +57,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 5, "how often to do everything")
 	flag.BoolVar(&o.quick, "quick", false, "one short round, to see that it works")
 	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, haproxy-default, nginx, naive, bare, floor, direct")
-	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, routes, reload")
+	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, routes, reload; of DNS servers: local, cached, paced, many")
 	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
 	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
 	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")

@@ -100,7 +100,8 @@ type fleet struct {
 	synced  bool
 	err     error
 
-	members map[string]*member // by cluster; of the loop alone
+	members map[string]*member // by cluster; of the loop alone, as the next
+	failed  map[string]bool    // clusters that were said to be lost, and never ran
 	said    client.Once
 }
 
@@ -121,7 +122,7 @@ func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) erro
 	}
 	f := &fleet{
 		Clusters: c, log: c.Log, signal: make(chan struct{}, 1), updates: make(chan registry.Update),
-		secrets: map[string]*secret{}, members: map[string]*member{},
+		secrets: map[string]*secret{}, members: map[string]*member{}, failed: map[string]bool{},
 	}
 	if f.log == nil {
 		f.log = slog.New(slog.DiscardHandler)
@@ -248,11 +249,21 @@ func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
 		if err := f.start(ctx, want[name]); err != nil {
 			f.log.Error("discovery: a cluster can't be had", "cluster", name, "secret", f.Namespace+"/"+want[name].name, "err", err)
 			say = append(say, registry.Update{Source: "cluster/" + name, Err: err})
+			f.failed[name] = true
+			continue
 		}
+		delete(f.failed, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if s := want[name]; wrong[s] != nil && f.members[name] == nil {
 			say = append(say, registry.Update{Source: "cluster/" + name, Err: fmt.Errorf("discovery: Secret %s/%s: %w", f.Namespace, s.name, wrong[s])})
+			f.failed[name] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.failed)) {
+		if want[name] == nil { // nobody waits for it any more
+			say = append(say, registry.Update{Source: "cluster/" + name})
+			delete(f.failed, name)
 		}
 	}
 	return say

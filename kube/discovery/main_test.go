@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -97,4 +100,20 @@ func hostname(h string) func(*discoveryv1.Endpoint) {
 
 func on(node string) func(*discoveryv1.Endpoint) {
 	return func(e *discoveryv1.Endpoint) { e.NodeName = &node }
+}
+
+func gvkOf(o runtime.Object) (schema.GroupVersionResource, error) {
+	switch o.(type) {
+	case *corev1.Service:
+		return corev1.SchemeGroupVersion.WithResource("services"), nil
+	case *corev1.Namespace:
+		return corev1.SchemeGroupVersion.WithResource("namespaces"), nil
+	case *corev1.Node:
+		return corev1.SchemeGroupVersion.WithResource("nodes"), nil
+	case *corev1.Secret:
+		return corev1.SchemeGroupVersion.WithResource("secrets"), nil
+	case *discoveryv1.EndpointSlice:
+		return discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), nil
+	}
+	return schema.GroupVersionResource{}, fmt.Errorf("no resource of %T", o)
 }

@@ -31,9 +31,8 @@ func (f *fleet) watch(ctx context.Context) {
 			return w, err
 		},
 	}, f.Client)
-	backoff := again
-	r := cache.NewReflectorWithOptions(both, &corev1.Secret{}, (*secretStore)(f), cache.ReflectorOptions{Name: f.source(), Backoff: &backoff})
-	f.running.Go(func() { r.RunWithContext(ctx) })
+	r := newReflector(both, &corev1.Secret{}, (*secretStore)(f), f.source())
+	f.running.Go(func() { keepUp(ctx, r) })
 }
 
 // heard notes how a request went.

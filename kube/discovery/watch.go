@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
 // again is how a reflector that failed tries again. client-go's own wait grows to
@@ -92,7 +93,7 @@ func (r *run) watch(ctx context.Context) {
 		add(&scope{kind: nodeKind, resource: corev1.Resource("nodes"), optional: true}, &corev1.Node{}, anyList(nodes.List), nodes.Watch)
 	}
 	for _, reflector := range all { // when all scopes are there: what is complete depends on them
-		r.running.Go(func() { reflector.RunWithContext(ctx) })
+		r.running.Go(func() { keepUp(ctx, reflector) })
 	}
 	r.running.Go(func() { r.writeEvents(ctx) })
 }
@@ -132,9 +133,20 @@ func (r *run) reflector(sc *scope, example runtime.Object, lists lister, watches
 			return w, err
 		},
 	}, r.src.Client)
+	return newReflector(both, example, store{r, sc}, r.src.name()+"/"+sc.resource.Resource)
+}
+
+func newReflector(lw cache.ListerWatcher, example runtime.Object, to cache.ReflectorStore, name string) *cache.Reflector {
 	backoff := again
-	return cache.NewReflectorWithOptions(both, example, store{r, sc}, cache.ReflectorOptions{
-		Name: r.src.name() + "/" + sc.resource.Resource, Backoff: &backoff,
+	return cache.NewReflectorWithOptions(lw, example, to, cache.ReflectorOptions{Name: name, Backoff: &backoff})
+}
+
+// keepUp is Reflector.RunWithContext, but that errors, which have been heard
+// already, are not logged by client-go each time, too.
+func keepUp(ctx context.Context, r *cache.Reflector) {
+	_ = again.DelayWithReset(clock.RealClock{}, 2*time.Minute).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		_ = r.ListAndWatchWithContext(ctx)
+		return false, nil
 	})
 }
 

@@ -122,7 +122,7 @@ func (t *translation) served(k backendKey) *backend {
 			b.service = t.reach(k, serviceLabel, p.Name)
 			return b
 		}
-		other = string(p.Protocol)
+		other = string(cmp.Or(p.Protocol, corev1.ProtocolTCP))
 	}
 	if other != "" {
 		b.fail(gwv1.RouteReasonUnsupportedProtocol, "port %d of %s is of %s, not %s", k.port, k, other, k.protocol)

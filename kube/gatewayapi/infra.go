@@ -37,7 +37,8 @@ func account(g *gwv1.Gateway) *corev1.ServiceAccount {
 	}
 	a.Labels[gwv1.GatewayNameLabelKey] = short(g.Name, maxLabel)
 	a.Labels[gwv1.GatewayClassNameLabelKey] = short(string(g.Spec.GatewayClassName), maxLabel)
-	a.Labels[managedBy] = "culvert"
+	a.Labels[managedBy] = fieldManager
+	a.Annotations[applied] = keysOf(a)
 	return a
 }
 

@@ -87,7 +87,6 @@ func (c clients) kinds() []kind {
 	// Certificates are of this type; tokens and passwords, which are not for us, are
 	// not even sent.
 	certificates := func(o *metav1.ListOptions) { o.FieldSelector = "type=" + string(corev1.SecretTypeTLS) }
-	ours := func(o *metav1.ListOptions) { o.LabelSelector = managedBy + "=culvert" }
 	return []kind{
 		{resource: gw("gatewayclasses"), object: &gwv1.GatewayClass{}, cluster: true, in: from(func(string) lists[*gwv1.GatewayClassList] { return g.GatewayClasses() }, nil)},
 		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: from(func(ns string) lists[*gwv1.GatewayList] { return g.Gateways(ns) }, nil)},
@@ -102,7 +101,6 @@ func (c clients) kinds() []kind {
 		{resource: core("services"), object: &corev1.Service{}, refers: true, in: from(func(ns string) lists[*corev1.ServiceList] { return k.Services(ns) }, nil)},
 		{resource: core("secrets"), object: &corev1.Secret{}, refers: true, in: from(func(ns string) lists[*corev1.SecretList] { return k.Secrets(ns) }, certificates)},
 		{resource: core("configmaps"), object: &corev1.ConfigMap{}, refers: true, in: from(func(ns string) lists[*corev1.ConfigMapList] { return k.ConfigMaps(ns) }, nil)},
-		{resource: core("serviceaccounts"), object: &corev1.ServiceAccount{}, in: from(func(ns string) lists[*corev1.ServiceAccountList] { return k.ServiceAccounts(ns) }, ours)},
 		{
 			resource: schema.GroupResource{Group: discoveryv1.GroupName, Resource: "endpointslices"}, object: &discoveryv1.EndpointSlice{}, refers: true,
 			in:       from(func(ns string) lists[*discoveryv1.EndpointSliceList] { return c.core.DiscoveryV1().EndpointSlices(ns) }, nil),

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
@@ -179,19 +178,4 @@ func mergeAncestors(have, want []gwv1.PolicyAncestorStatus, controller gwv1.Gate
 		}
 	}
 	return out
-}
-
-// mergeMeta puts what we want into a ServiceAccount of ours, and reports
-// whether it is one: an object of the same name that we have not made is not
-// touched.
-func mergeMeta(have *metav1.ObjectMeta, want *metav1.ObjectMeta) bool {
-	if have.Labels[managedBy] != "culvert" || !owned(have, want.OwnerReferences[0].UID) {
-		return false
-	}
-	have.Labels, have.Annotations = want.Labels, want.Annotations
-	return true
-}
-
-func owned(o *metav1.ObjectMeta, by types.UID) bool {
-	return slices.ContainsFunc(o.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == by })
 }

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -60,8 +59,9 @@ func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*
 				return nil, err
 			}
 			err := inf.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-				s.failed(sh, i, ns, err)
-				cache.DefaultWatchErrorHandler(ctx, r, err)
+				if !s.failed(sh, i, ns, err) {
+					cache.DefaultWatchErrorHandler(ctx, r, err)
+				}
 			})
 			if err != nil {
 				return nil, err
@@ -76,16 +76,16 @@ func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*
 	return s, nil
 }
 
-// failed says what an administrator must do for a watch, once; everything else
-// client-go tries again by itself.
-func (s *store) failed(sh *shelf, i int, namespace string, err error) {
+// failed says what an administrator must do for a watch, once, and is false if
+// there is nothing of that kind. client-go tries again by itself.
+func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	verb := "list"
 	if strings.Contains(err.Error(), "cannot watch") {
 		verb = "watch"
 	}
 	text, ok := client.Denied(verb, sh.resource, err)
 	if !ok {
-		return
+		return false
 	}
 	if sh.said.New(namespace, text) {
 		level := slog.LevelWarn
@@ -95,6 +95,7 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) {
 		s.log.Log(context.Background(), level, "kubernetes: "+text, "namespace", namespace)
 	}
 	sh.once[i].Do(func() { close(sh.known[i]) })
+	return true
 }
 
 // run keeps the watches until ctx is done.
@@ -260,9 +261,4 @@ func (s *store) world() *World {
 		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
 		Objects:      s,
 	}
-}
-
-// account finds the ServiceAccount of a Gateway.
-func (s *store) account(n types.NamespacedName) *corev1.ServiceAccount {
-	return get[corev1.ServiceAccount](s, "serviceaccounts", n.Namespace, n.Name)
 }

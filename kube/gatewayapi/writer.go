@@ -7,14 +7,11 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	applycore "k8s.io/client-go/applyconfigurations/core/v1"
-	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/kube/client"
@@ -41,17 +38,18 @@ type writer struct {
 	log   *slog.Logger
 	said  client.Once
 
-	mu     sync.Mutex // guards the rest
-	result *Result
-	world  *World
-	fresh  chan struct{} // closed with the next result
+	mu       sync.Mutex // guards the rest
+	result   *Result
+	world    *World
+	fresh    chan struct{}                   // closed with the next result
+	accounts map[types.NamespacedName]string // what is known to be there, by Gateway: see accounts.go
 }
 
 func newWriter(c clients, s *store, leads func() bool, log *slog.Logger) *writer {
 	if leads == nil {
 		leads = func() bool { return true }
 	}
-	return &writer{clients: c, store: s, leads: leads, log: log, fresh: make(chan struct{})}
+	return &writer{clients: c, store: s, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
 }
 
 // want says what is to be written.
@@ -302,49 +300,8 @@ func (w *writer) tasks(res *Result, world *World) []task {
 			return !equality.Semantic.DeepEqual(was, o.Status), notesOf(before, after)
 		})
 	}
-	for _, want := range res.Accounts {
-		w.planAccount(&ts, want)
+	for gateway, want := range res.Accounts {
+		w.planAccount(&ts, gateway, want)
 	}
 	return ts
-}
-
-// planAccount keeps a Gateway's ServiceAccount as it is to be.
-func (w *writer) planAccount(ts *[]task, want *corev1.ServiceAccount) {
-	n := key(want)
-	have := w.store.account(n)
-	if have != nil && contains(have.Labels, want.Labels) && contains(have.Annotations, want.Annotations) && owned(&have.ObjectMeta, want.OwnerReferences[0].UID) {
-		return
-	}
-	*ts = append(*ts, task{"patch", "serviceaccounts", n, func(ctx context.Context) error {
-		c := w.core.CoreV1().ServiceAccounts(n.Namespace)
-		if have == nil {
-			// One that we don't see among ours may be somebody else's.
-			other, err := c.Get(ctx, n.Name, metav1.GetOptions{})
-			if err == nil && other.Labels[managedBy] != fieldManager {
-				if w.said.New("account "+n.String(), "foreign") {
-					w.log.Warn("kubernetes: a ServiceAccount that is not ours has the name of one for a Gateway; it is left alone", "name", n.String())
-				}
-				return nil
-			}
-			if err != nil && !apierrors.IsNotFound(err) {
-				return err
-			}
-		}
-		o := want.OwnerReferences[0]
-		// Applied, not updated: labels that are no longer wanted go, and those of others stay.
-		_, err := c.Apply(ctx, applycore.ServiceAccount(n.Name, n.Namespace).
-			WithLabels(want.Labels).WithAnnotations(want.Annotations).WithAutomountServiceAccountToken(false).
-			WithOwnerReferences(applymeta.OwnerReference().WithAPIVersion(o.APIVersion).WithKind(o.Kind).WithName(o.Name).WithUID(o.UID).WithController(true).WithBlockOwnerDeletion(false)),
-			metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-		return err
-	}})
-}
-
-func contains(have, want map[string]string) bool {
-	for k, v := range want {
-		if got, ok := have[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
 }

@@ -1,0 +1,98 @@
+package gatewayapi
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// applied is the annotation that says which labels and annotations of a
+// ServiceAccount are a Gateway's: they go when the Gateway has them no more, and
+// all others stay.
+const applied = "culvert.dev/applied"
+
+// planAccount keeps a Gateway's ServiceAccount as it is to be. It is looked at
+// when the Gateway changes, or the replica that writes, and not watched: that
+// would take the right to read all of them.
+func (w *writer) planAccount(ts *[]task, gateway types.NamespacedName, want *corev1.ServiceAccount) {
+	state := fmt.Sprint(want.OwnerReferences[0].UID, want.Name, want.Labels, want.Annotations)
+	w.mu.Lock()
+	known := w.accounts[gateway] == state
+	w.mu.Unlock()
+	if known {
+		return
+	}
+	*ts = append(*ts, task{"update", "serviceaccounts", key(want), func(ctx context.Context) error {
+		if err := w.writeAccount(ctx, want); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		w.accounts[gateway] = state
+		w.mu.Unlock()
+		return nil
+	}})
+}
+
+func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) error {
+	c := w.core.CoreV1().ServiceAccounts(want.Namespace)
+	have, err := c.Get(ctx, want.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err := c.Create(ctx, want, metav1.CreateOptions{FieldManager: fieldManager})
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if have.Labels[managedBy] != fieldManager {
+		w.log.Warn("kubernetes: a ServiceAccount that is not ours has the name of one for a Gateway; it is left alone", "name", key(want).String())
+		return nil
+	}
+	if !owned(&have.ObjectMeta, want.OwnerReferences[0].UID) {
+		return fmt.Errorf("it is of a Gateway that is gone, and will be collected")
+	}
+	next := have.DeepCopy()
+	for _, k := range strings.Fields(have.Annotations[applied]) {
+		if l, ok := strings.CutPrefix(k, "label:"); ok {
+			delete(next.Labels, l)
+		} else if a, ok := strings.CutPrefix(k, "annotation:"); ok {
+			delete(next.Annotations, a)
+		}
+	}
+	if next.Annotations == nil {
+		next.Annotations = map[string]string{}
+	}
+	if next.Labels == nil {
+		next.Labels = map[string]string{}
+	}
+	maps.Copy(next.Labels, want.Labels)
+	maps.Copy(next.Annotations, want.Annotations)
+	if maps.Equal(next.Labels, have.Labels) && maps.Equal(next.Annotations, have.Annotations) {
+		return nil
+	}
+	_, err = c.Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+	return err
+}
+
+// keysOf are the keys of labels and annotations, in one line.
+func keysOf(a *corev1.ServiceAccount) string {
+	var ks []string
+	for k := range a.Labels {
+		ks = append(ks, "label:"+k)
+	}
+	for k := range a.Annotations {
+		ks = append(ks, "annotation:"+k)
+	}
+	slices.Sort(ks)
+	return strings.Join(ks, " ")
+}
+
+func owned(o *metav1.ObjectMeta, by types.UID) bool {
+	return slices.ContainsFunc(o.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == by })
+}

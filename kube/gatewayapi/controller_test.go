@@ -1,0 +1,484 @@
+package gatewayapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	gwfake "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned/fake"
+	mcsfake "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/fake"
+
+	"culvert.dev/kube/client"
+	"culvert.dev/registry"
+)
+
+// A bench is a controller with fake API servers, in a synctest bubble.
+type bench struct {
+	t       *testing.T
+	core    *fake.Clientset
+	gw      *gwfake.Clientset
+	mcs     *mcsfake.Clientset
+	c       *Controller
+	updates chan registry.Update
+	log     *lockedBuffer
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func newBench(t *testing.T, docs ...string) *bench {
+	w := worldOf(t, append([]string{base}, docs...)...)
+	f := w.Objects.(*fixture)
+	var core, gw, mcs []runtime.Object
+	for _, o := range f.namespaces {
+		core = append(core, o)
+	}
+	for _, o := range f.services {
+		core = append(core, o)
+	}
+	for _, o := range f.secrets {
+		core = append(core, o)
+	}
+	for _, o := range f.configMaps {
+		core = append(core, o)
+	}
+	for _, o := range f.slices {
+		core = append(core, o)
+	}
+	for _, o := range f.imports {
+		mcs = append(mcs, o)
+	}
+	for _, o := range w.Classes {
+		gw = append(gw, o)
+	}
+	for _, o := range w.Gateways {
+		gw = append(gw, o)
+	}
+	for _, o := range w.ListenerSets {
+		gw = append(gw, o)
+	}
+	for _, o := range w.TLSRoutes {
+		gw = append(gw, o)
+	}
+	for _, o := range w.TCPRoutes {
+		gw = append(gw, o)
+	}
+	for _, o := range w.UDPRoutes {
+		gw = append(gw, o)
+	}
+	for _, o := range w.HTTPRoutes {
+		gw = append(gw, o)
+	}
+	for _, o := range w.Grants {
+		gw = append(gw, o)
+	}
+	for _, o := range w.Policies {
+		gw = append(gw, o)
+	}
+	b := &bench{t: t, core: fake.NewClientset(core...), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset(mcs...), updates: make(chan registry.Update, 100), log: &lockedBuffer{}}
+	for _, o := range gw {
+		// The tracker's own guess at the plural of Gateway is "gatewaies".
+		m := o.(metav1.Object)
+		kind := reflect.TypeOf(o).Elem().Name()
+		plural := strings.ToLower(kind) + "s"
+		switch kind {
+		case "GatewayClass":
+			plural = "gatewayclasses"
+		case "BackendTLSPolicy":
+			plural = "backendtlspolicies"
+		}
+		if err := b.gw.Tracker().Create(gwv1.SchemeGroupVersion.WithResource(plural), o, m.GetNamespace()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	b.c = &Controller{
+		cfg:     Config{Settings: Settings{PublicAddresses: addrs("192.0.2.1")}, Log: log},
+		clients: clients{b.core, b.gw, b.mcs}, memo: newMemo(),
+	}
+	return b
+}
+
+// start runs the controller until the end of the test, or stop.
+func (b *bench) start() (stop func()) {
+	ctx, cancel := context.WithCancel(b.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- b.c.Run(ctx, b.updates) }()
+	return sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			b.t.Errorf("got %v from Run, want that the context is done", err)
+		}
+	})
+}
+
+// calm lets everything happen that will.
+func calm() {
+	time.Sleep(5 * time.Second) // of the bubble's clock
+	synctest.Wait()
+}
+
+// last is the newest update; nil if there is none.
+func (b *bench) last() *registry.Update {
+	var u *registry.Update
+	for {
+		select {
+		case got := <-b.updates:
+			u = &got
+		default:
+			return u
+		}
+	}
+}
+
+func (b *bench) gateway(name string) *gwv1.Gateway {
+	b.t.Helper()
+	g, err := b.gw.GatewayV1().Gateways("a").Get(b.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return g
+}
+
+func (b *bench) route(name string) *gwv1.TLSRoute {
+	b.t.Helper()
+	r, err := b.gw.GatewayV1().TLSRoutes("a").Get(b.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r
+}
+
+func has(cs []metav1.Condition, kind, status, reason string) bool {
+	for _, c := range cs {
+		if c.Type == kind {
+			return string(c.Status) == status && c.Reason == reason && !c.LastTransitionTime.IsZero()
+		}
+	}
+	return false
+}
+
+// requests counts what was asked for, without watches; writes are those that write.
+func (b *bench) requests() (all, writes int) {
+	for _, f := range []*ktesting.Fake{&b.core.Fake, &b.gw.Fake, &b.mcs.Fake} {
+		for _, a := range f.Actions() {
+			switch a.GetVerb() {
+			case "watch":
+			case "get", "list":
+				all++
+			default:
+				all++
+				writes++
+			}
+		}
+	}
+	return all, writes
+}
+
+func TestControllerServesAndWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
+		stop := b.start()
+		defer stop()
+		calm()
+		u := b.last()
+		if u == nil || u.Err != nil || u.Source != "gateway-api" || len(u.Listeners) != 1 || len(u.Listeners[0].Sections[0].Rules) != 1 {
+			t.Fatalf("got update %+v\n%s", u, b.log)
+		}
+		g := b.gateway("edge")
+		for _, kind := range []string{"Accepted", "Programmed"} {
+			if !has(g.Status.Conditions, kind, "True", kind) {
+				t.Errorf("got %+v, want %s", g.Status.Conditions, kind)
+			}
+		}
+		if len(g.Status.Addresses) != 1 || g.Status.Listeners[0].AttachedRoutes != 1 {
+			t.Errorf("got %+v", g.Status)
+		}
+		if p := b.route("r").Status.Parents; len(p) != 1 || !has(p[0].Conditions, "Accepted", "True", "Accepted") {
+			t.Errorf("got %+v", p)
+		}
+		cls, err := b.gw.GatewayV1().GatewayClasses().Get(t.Context(), "culvert", metav1.GetOptions{})
+		if err != nil || !has(cls.Status.Conditions, "Accepted", "True", "Accepted") || len(cls.Status.SupportedFeatures) == 0 {
+			t.Errorf("got %+v, %v", cls.Status, err)
+		}
+		sa, err := b.core.CoreV1().ServiceAccounts("a").List(t.Context(), metav1.ListOptions{LabelSelector: "gateway.networking.k8s.io/gateway-name=edge"})
+		if err != nil || len(sa.Items) != 1 {
+			t.Errorf("got %v, %v, want one ServiceAccount", sa, err)
+		}
+
+		// At rest nothing is asked of the API server, and nothing sent.
+		before, _ := b.requests()
+		time.Sleep(time.Hour)
+		if after, _ := b.requests(); after != before {
+			t.Errorf("got %d requests in an idle hour, want none", after-before)
+		}
+		if u := b.last(); u != nil {
+			t.Errorf("got an update without a change: %+v", u)
+		}
+
+		// A change of what nobody uses is nothing, either.
+		if _, err := b.core.CoreV1().ConfigMaps("a").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x", Namespace: "a"}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+		if u := b.last(); u != nil {
+			t.Errorf("got an update for an object without use: %+v", u)
+		}
+
+		// The route is deleted, and then the Gateway.
+		if err := b.gw.GatewayV1().TLSRoutes("a").Delete(t.Context(), "r", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+		if u := b.last(); u == nil || len(u.Listeners[0].Sections[0].Rules) != 0 {
+			t.Errorf("got %+v, want no rule", u)
+		}
+		if n := b.gateway("edge").Status.Listeners[0].AttachedRoutes; n != 0 {
+			t.Errorf("got %d attached routes, want none", n)
+		}
+	})
+}
+
+func TestControllerKeepsForeignStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
+		foreign := metav1.Condition{Type: "special.io/SomeField", Status: "True", Reason: "Because", LastTransitionTime: metav1.NewTime(time.Unix(1, 0)), ObservedGeneration: 3}
+		g := b.gateway("edge")
+		g.Status.Conditions = []metav1.Condition{foreign}
+		g.Status.Listeners = []gwv1.ListenerStatus{{Name: "tls", Conditions: []metav1.Condition{foreign}}}
+		if _, err := b.gw.GatewayV1().Gateways("a").UpdateStatus(t.Context(), g, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		r := b.route("r")
+		r.Status.Parents = []gwv1.RouteParentStatus{
+			{ParentRef: gwv1.ParentReference{Name: "else"}, ControllerName: "other.example/x", Conditions: []metav1.Condition{foreign}},
+			{ParentRef: gwv1.ParentReference{Name: "gone"}, ControllerName: DefaultController, Conditions: []metav1.Condition{foreign}},
+			{ParentRef: gwv1.ParentReference{Name: "edge"}, ControllerName: DefaultController, Conditions: []metav1.Condition{foreign}},
+		}
+		if _, err := b.gw.GatewayV1().TLSRoutes("a").UpdateStatus(t.Context(), r, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		defer b.start()()
+		calm()
+		g = b.gateway("edge")
+		if !equality.Semantic.DeepEqual(g.Status.Conditions[0], foreign) || !equality.Semantic.DeepEqual(g.Status.Listeners[0].Conditions[0], foreign) {
+			t.Errorf("got %+v, %+v, want the foreign condition first in both", g.Status.Conditions, g.Status.Listeners[0].Conditions)
+		}
+		ps := b.route("r").Status.Parents
+		if len(ps) != 2 || ps[0].ControllerName != "other.example/x" || !equality.Semantic.DeepEqual(ps[0].Conditions, []metav1.Condition{foreign}) {
+			t.Fatalf("got parents %+v, want the other controller's, and ours without the one that is gone", ps)
+		}
+		if !equality.Semantic.DeepEqual(ps[1].Conditions[0], foreign) || !has(ps[1].Conditions, "Accepted", "True", "Accepted") {
+			t.Errorf("got %+v, want the foreign condition and ours", ps[1].Conditions)
+		}
+	})
+}
+
+func TestControllerRetriesConflicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough))
+		tries := 0
+		b.gw.PrependReactor("update", "gateways", func(a ktesting.Action) (bool, runtime.Object, error) {
+			if a.GetSubresource() != "status" {
+				return false, nil, nil
+			}
+			if tries++; tries <= 2 {
+				return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "gateways"}, "edge", errors.New("changed"))
+			}
+			return false, nil, nil
+		})
+		defer b.start()()
+		calm()
+		if tries != 3 || !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
+			t.Errorf("got %d tries, %+v, want the third to work", tries, b.gateway("edge").Status.Conditions)
+		}
+	})
+}
+
+func TestControllerSaysWhatIsForbidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
+		forbidden := true
+		deny := func(a ktesting.Action) (bool, runtime.Object, error) {
+			res := schema.GroupResource{Group: a.GetResource().Group, Resource: a.GetResource().Resource}
+			return forbidden, nil, apierrors.NewForbidden(res, "", fmt.Errorf("cannot %s", a.GetVerb()))
+		}
+		b.gw.PrependReactor("list", "udproutes", deny)
+		b.gw.PrependReactor("update", "tlsroutes", deny)
+		b.core.PrependReactor("get", "serviceaccounts", deny)
+		b.core.PrependReactor("create", "events", deny)
+		missing := func(a ktesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewGenericServerResponse(404, "list", schema.GroupResource{Resource: "serviceimports"}, "", "", 0, true)
+		}
+		b.mcs.PrependReactor("list", "serviceimports", missing)
+		defer b.start()()
+		calm()
+		time.Sleep(10 * time.Minute)
+		if u := b.last(); u == nil || len(u.Listeners) != 1 {
+			t.Fatalf("got %+v, want that the rest is served", u)
+		}
+		for _, want := range []string{
+			"may not list udproutes.gateway.networking.k8s.io",
+			"may not update tlsroutes/status.gateway.networking.k8s.io",
+			"may not update serviceaccounts",
+			"can't list serviceimports.multicluster.x-k8s.io",
+		} {
+			if n := strings.Count(b.log.String(), want); n != 1 {
+				t.Errorf("got %q %d times, want once:\n%s", want, n, b.log)
+			}
+		}
+		forbidden = false
+		time.Sleep(2 * time.Minute)
+		if p := b.route("r").Status.Parents; len(p) != 1 {
+			t.Errorf("got %+v after the right was given, want a parent", p)
+		}
+	})
+}
+
+func TestControllerLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough))
+		var mu sync.Mutex
+		leads := false
+		b.c.cfg.Leads = func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return leads
+		}
+		defer b.start()()
+		calm()
+		if _, writes := b.requests(); writes != 0 {
+			t.Errorf("got %d writes of one that does not lead, want none", writes)
+		}
+		if u := b.last(); u == nil || len(u.Listeners) != 1 {
+			t.Errorf("got %+v, want that it serves", u)
+		}
+		mu.Lock()
+		leads = true
+		mu.Unlock()
+		calm()
+		if !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
+			t.Errorf("got %+v of one that leads", b.gateway("edge").Status.Conditions)
+		}
+	})
+}
+
+// plane is a Plane whose sockets open when they are told to.
+type plane struct {
+	mu   sync.Mutex
+	errs map[string]error
+	news chan struct{}
+}
+
+func (p *plane) ListenerErrors() map[string]error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.errs
+}
+func (p *plane) Changed() <-chan struct{} { return p.news }
+func (p *plane) set(errs map[string]error) {
+	p.mu.Lock()
+	p.errs = errs
+	p.mu.Unlock()
+	p.news <- struct{}{}
+}
+
+func TestControllerWaitsForSockets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough))
+		p := &plane{news: make(chan struct{}, 1)}
+		b.c.cfg.Plane = p
+		defer b.start()()
+		calm()
+		if !has(b.gateway("edge").Status.Conditions, "Programmed", "False", "Pending") {
+			t.Errorf("got %+v before the socket is open", b.gateway("edge").Status.Conditions)
+		}
+		p.set(map[string]error{"a/edge/tls/443": errors.New("address already in use")})
+		calm()
+		if !has(b.gateway("edge").Status.Listeners[0].Conditions, "Programmed", "False", "PortUnavailable") {
+			t.Errorf("got %+v", b.gateway("edge").Status.Listeners[0].Conditions)
+		}
+		p.set(map[string]error{"a/edge/tls/443": nil})
+		calm()
+		if !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
+			t.Errorf("got %+v once it is open", b.gateway("edge").Status.Conditions)
+		}
+	})
+}
+
+func TestControllerSaysThatItIsStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough))
+		b.c.pulse = client.NewPulse(nil)
+		defer b.start()()
+		calm()
+		before := b.last()
+		beat := pulseBeater(b.c.pulse)
+		beat(errors.New("connection refused"))
+		time.Sleep(time.Second)
+		if u := b.last(); u != nil {
+			t.Errorf("got %+v within a second", u)
+		}
+		calm()
+		if u := b.last(); u == nil || u.Err == nil {
+			t.Fatalf("got %+v, want an error", u)
+		}
+		beat(nil)
+		calm()
+		if u := b.last(); u == nil || u.Err != nil || &u.Listeners[0] != &before.Listeners[0] {
+			t.Errorf("got %+v, want the very slice that was there before", u)
+		}
+	})
+}
+
+// pulseBeater makes requests that end as told.
+func pulseBeater(p *client.Pulse) func(error) {
+	return func(err error) {
+		rt := p.Wrap(roundTrip(func(*http.Request) (*http.Response, error) {
+			if err != nil {
+				return nil, err
+			}
+			return &http.Response{StatusCode: 200}, nil
+		}))
+		req, _ := http.NewRequest("GET", "http://api/", nil)
+		if res, _ := rt.RoundTrip(req); res != nil && res.Body != nil {
+			res.Body.Close()
+		}
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
