@@ -98,7 +98,7 @@ func TestRightsAreTheLeast(t *testing.T) {
 		{"multi-cluster", "culvert", []string{"multiCluster.enabled=true"}, [][]string{services, cluster, events, lease, exports}},
 		{"multi-cluster of DNS", "culvert-dns", []string{"multiCluster.enabled=true", "dns.enabled=true"}, [][]string{services, cluster, reads(mcs+"serviceexports", mcs+"serviceimports")}},
 		{"a namespace", "culvert", []string{"namespaces=[shop]", "gatewayAPI.enabled=true"},
-			[][]string{in("shop", slices.Concat(services, events, gatewayAPI)...), cluster, class, lease, in("culvert-system", reads("/services")...)}},
+			[][]string{in("shop", slices.Concat(services, events, gatewayAPI)...), cluster, class, lease}},
 		{"two namespaces", "culvert", []string{"namespaces=[shop, stock]"}, [][]string{in("shop", slices.Concat(services, events)...), in("stock", slices.Concat(services, events)...), named, reads("/nodes"), lease}},
 		{"further clusters", "culvert", []string{"discovery.clusters=remote"}, [][]string{services, cluster, events, lease, in("remote", reads("/secrets")...)}},
 		{"further clusters of DNS", "culvert-dns", []string{"discovery.clusters=remote", "dns.enabled=true"}, [][]string{services, cluster, in("remote", reads("/secrets")...)}},
