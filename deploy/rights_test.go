@@ -79,7 +79,7 @@ func TestRightsAreTheLeast(t *testing.T) {
 	gatewayAPI := slices.Concat(
 		reads(group+"gateways", group+"listenersets", group+"tlsroutes", group+"tcproutes", group+"udproutes", group+"httproutes", group+"referencegrants", group+"backendtlspolicies", "/secrets", "/configmaps"),
 		do("update patch", group+"gateways/status", group+"listenersets/status", group+"tlsroutes/status", group+"tcproutes/status", group+"udproutes/status", group+"httproutes/status", group+"backendtlspolicies/status"),
-		reads("/serviceaccounts", "multicluster.x-k8s.io/serviceimports"), do("create patch", "/serviceaccounts"))
+		reads("multicluster.x-k8s.io/serviceimports"), do("get create update", "/serviceaccounts"))
 	class := slices.Concat(reads(group+"gatewayclasses"), do("update patch", group+"gatewayclasses/status"), []string{"get apiextensions.k8s.io/customresourcedefinitions [gatewayclasses.gateway.networking.k8s.io]"})
 	const mcs = "multicluster.x-k8s.io/"
 	exports := slices.Concat(reads(mcs+"serviceexports", mcs+"serviceimports"), do("create update patch delete", mcs+"serviceimports"), do("update patch", mcs+"serviceexports/status", mcs+"serviceimports/status"))

@@ -249,6 +249,7 @@ func (c *container) run(ctx, probing context.Context) bool {
 }
 
 func (c *container) start() (*Process, error) {
+	ns := c.w.network() // the worker's lock is never taken within the container's
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.refused {
@@ -266,7 +267,7 @@ func (c *container) start() (*Process, error) {
 		Path: c.path, Args: append([]string{c.path}, c.args...), Env: c.env, Dir: dir,
 		SysProcAttr: &syscall.SysProcAttr{Chroot: c.root, Credential: c.cred, Setsid: true},
 	}
-	p, err := startProcess(c.w.namespace+"."+c.w.name+"."+c.spec.Name, c.w.k.c.logs(), c.w.network(), cmd)
+	p, err := startProcess(c.w.namespace+"."+c.w.name+"."+c.spec.Name, c.w.k.c.logs(), ns, cmd)
 	c.problem = ""
 	if err != nil {
 		c.problem = err.Error()

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -105,8 +106,10 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 	for range min(atOnce, len(tasks)) {
 		wg.Go(func() {
 			for t := range todo {
-				err := t.do(ctx)
-				if err == nil || apierrors.IsNotFound(err) || ctx.Err() != nil {
+				one, cancel := context.WithTimeout(ctx, answerTime)
+				err := t.do(one)
+				cancel()
+				if err == nil || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
 					w.said.New(t.kind, "")
 					continue
 				}
@@ -300,6 +303,7 @@ func (w *writer) tasks(res *Result, world *World) []task {
 			return !equality.Semantic.DeepEqual(was, o.Status), notesOf(before, after)
 		})
 	}
+	w.forgetAccounts(res)
 	for gateway, want := range res.Accounts {
 		w.planAccount(&ts, gateway, want)
 	}
