@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -140,9 +141,15 @@ func (c *container) makeRoot(pod *corev1.Pod, image Image, v *volumes) error {
 		hosts += a + "\t" + pod.Name + "\n"
 	}
 	resolv := ""
+	if dns := c.w.k.c.opts.ClusterDNS; dns.IsValid() && pod.Spec.DNSPolicy == corev1.DNSClusterFirst {
+		resolv = fmt.Sprintf("nameserver %s\nsearch %s.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n", dns, pod.Namespace)
+	}
 	if d := pod.Spec.DNSConfig; d != nil {
 		for _, n := range d.Nameservers {
 			resolv += "nameserver " + n + "\n"
+		}
+		if len(d.Searches) > 0 {
+			resolv += "search " + strings.Join(d.Searches, " ") + "\n"
 		}
 	}
 	for file, text := range map[string]string{"hosts": hosts, "hostname": pod.Name + "\n", "resolv.conf": resolv} {
@@ -249,6 +256,7 @@ func (c *container) run(ctx, probing context.Context) bool {
 }
 
 func (c *container) start() (*Process, error) {
+	ns := c.w.network() // the worker's lock is never taken within the container's
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.refused {
@@ -266,7 +274,7 @@ func (c *container) start() (*Process, error) {
 		Path: c.path, Args: append([]string{c.path}, c.args...), Env: c.env, Dir: dir,
 		SysProcAttr: &syscall.SysProcAttr{Chroot: c.root, Credential: c.cred, Setsid: true},
 	}
-	p, err := startProcess(c.w.namespace+"."+c.w.name+"."+c.spec.Name, c.w.k.c.logs(), c.w.network(), cmd)
+	p, err := startProcess(c.w.namespace+"."+c.w.name+"."+c.spec.Name, c.w.k.c.logs(), ns, cmd)
 	c.problem = ""
 	if err != nil {
 		c.problem = err.Error()
