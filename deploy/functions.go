@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"text/template"
@@ -45,6 +46,7 @@ func functions(t *template.Template) template.FuncMap {
 		"add":      add,
 
 		"list":     func(v ...any) []any { return v },
+		"has":      func(v any, l []any) bool { return slices.Contains(l, v) },
 		"append":   func(l []any, v any) []any { return append(l[:len(l):len(l)], v) },
 		"dict":     dict,
 		"set":      func(m map[string]any, k string, v any) map[string]any { m[k] = v; return m },

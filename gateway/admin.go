@@ -131,10 +131,13 @@ func (g *Gateway) admin() *admin.Admin {
 			if err != nil {
 				return nil, err
 			}
-			if q.Listener == "" && len(g.cfg.Listeners) == 1 {
-				q.Listener = g.cfg.Listeners[0].Address
+			fronts := g.fronts.listeners()
+			switch only := slices.Concat(g.cfg.Listeners, fronts); {
+			case q.Listener != "":
+			case len(g.cfg.Listeners) == 1 || len(only) == 1:
+				q.Listener = only[0].Address
 			}
-			return Explain(ctx, g.router, slices.Concat(g.ports.listeners(), g.fronts.listeners(), g.cfg.Listeners), q), nil
+			return Explain(ctx, g.router, slices.Concat(g.ports.listeners(), fronts, g.cfg.Listeners), q), nil
 		},
 		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
 		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
@@ -215,4 +218,32 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 		m.Counter("culvert_log_lines_dropped_total", "Log lines lost because the log was not read.", g.cfg.Dropped)
 	}
 	m.BuildInfo(g.cfg.Version)
+}
+
+// forget drops the metrics of services that are gone, once a minute, so that
+// services that come and go don't use up the labels.
+func (g *Gateway) forget(ctx context.Context) error {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	var seen uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		t := g.registry.Table()
+		if t == nil || t.Generation() == seen {
+			continue
+		}
+		seen = t.Generation()
+		names := make(map[string]bool, t.Len())
+		for s := range t.Services() {
+			names[s.Name] = true
+		}
+		for r := range t.Rules() {
+			names[r.Name] = true
+		}
+		g.metrics.Forget(func(service string) bool { return names[service] })
+	}
 }

@@ -29,6 +29,10 @@ type backendTLS struct {
 	sans   []string
 }
 
+// maxTLSSeen is how many places in tables are known. Tables of the past are
+// among them, and each holds its certificates.
+const maxTLSSeen = 4096
+
 // backendTLS makes b ready. Those that are equal share one.
 func (d *Dialers) backendTLS(b *registry.BackendTLS) (*backendTLS, error) {
 	d.mu.Lock()
@@ -48,7 +52,7 @@ func (d *Dialers) backendTLS(b *registry.BackendTLS) (*backendTLS, error) {
 		}
 		d.tls[key] = ready
 	}
-	if d.tlsSeen == nil || len(d.tlsSeen) >= maxSeen {
+	if d.tlsSeen == nil || len(d.tlsSeen) >= maxTLSSeen {
 		d.tlsSeen = make(map[*registry.BackendTLS]*backendTLS)
 	}
 	d.tlsSeen[b] = ready

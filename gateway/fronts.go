@@ -280,9 +280,12 @@ func (f *fronts) holder(w where) string {
 			return said("the configured listener "+f.g.cfg.Listeners[i].Address, differs)
 		}
 	}
-	if f.g.adminLn != nil {
-		if differs, is := hold(f.g.adminLn.Addr()); is {
-			return said("the admin port", differs)
+	for who, ln := range map[string]net.Listener{"the admin port": f.g.adminLn, "the health port": f.g.healthLn} {
+		if ln == nil {
+			continue
+		}
+		if differs, is := hold(ln.Addr()); is {
+			return said(who, differs)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.open)) {

@@ -359,3 +359,22 @@ func TestFrontsDrain(t *testing.T) {
 		_ = conn.Close()
 	}
 }
+
+// Each listener takes a descriptor of those for clients, and there is none left
+// for more than those.
+func TestFrontsTakeDescriptors(t *testing.T) {
+	e := newEdge(t)
+	budget := e.loops.Budget
+	const reservedForRefusals = 32
+	budget.Limit = budget.Used() + reservedForRefusals + 1
+	ep := greeter(t, "h")
+	one, two := e.listener("one", registry.TCP, section("one", "", to(ep))), e.listener("two", registry.UDP, section("two", "", to(ep)))
+	e.have(one, two)
+	if errs := e.ListenerErrors(); errs["one"] != nil || errs["two"] == nil || !strings.Contains(errs["two"].Error(), "every descriptor") {
+		t.Errorf("got %v", errs)
+	}
+	e.have(two)
+	if errs := e.ListenerErrors(); errs["two"] != nil || len(errs) != 1 {
+		t.Errorf("after the first has gone: %v", errs)
+	}
+}

@@ -323,7 +323,8 @@ func TestFrontIstio(t *testing.T) {
 	auto := section("auto", "*.local")
 	auto.Istio = true
 	l, plain := e.listener("auto", registry.TLS, auto), e.listener("plain", registry.TLS, section("plain", ""))
-	e.say(registry.Snapshot{Services: []*registry.Service{service("reviews.default.svc.cluster.local", true, 443), service("private.default.svc.cluster.local", false, 443)}, Listeners: []*registry.Listener{l, plain}})
+	narrow := e.listener("narrow", registry.TLS, section("narrow/x", "x.test"))
+	e.say(registry.Snapshot{Services: []*registry.Service{service("reviews.default.svc.cluster.local", true, 443), service("private.default.svc.cluster.local", false, 443)}, Listeners: []*registry.Listener{l, plain, narrow}})
 	for _, test := range []struct {
 		at         *registry.Listener
 		name, want string
@@ -335,6 +336,7 @@ func TestFrontIstio(t *testing.T) {
 		{l, "reviews.default.svc.cluster.local", "cut"},
 		{plain, "outbound_.443_._.reviews.default.svc.cluster.local", "cut"},
 		{plain, "reviews.default.svc.cluster.local", "cut"},
+		{narrow, "reviews.default.svc.cluster.local", "cut"},
 	} {
 		c, err := tls.Dial("tcp", e.at(test.at.Port), &tls.Config{ServerName: test.name, InsecureSkipVerify: true})
 		got := "cut"

@@ -369,34 +369,6 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	return err
 }
 
-// forget drops the metrics of services that are gone, once a minute, so that
-// services that come and go don't use up the labels.
-func (g *Gateway) forget(ctx context.Context) error {
-	tick := time.NewTicker(time.Minute)
-	defer tick.Stop()
-	var seen uint64
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		t := g.registry.Table()
-		if t == nil || t.Generation() == seen {
-			continue
-		}
-		seen = t.Generation()
-		names := make(map[string]bool, t.Len())
-		for s := range t.Services() {
-			names[s.Name] = true
-		}
-		for r := range t.Rules() {
-			names[r.Name] = true
-		}
-		g.metrics.Forget(func(service string) bool { return names[service] })
-	}
-}
-
 // awaitTable gives the sources a moment to say what there is.
 func (g *Gateway) awaitTable(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstTable)

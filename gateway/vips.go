@@ -191,3 +191,15 @@ func ForecastVIPs(cfg VIPs, t *registry.Table) ([]registry.VIP, error) {
 	next, _ := cfg.plan(t).Assign(t.WantVIPs(), have)
 	return vips.Table(next), nil
 }
+
+// ClusterSetAddresses returns the addresses that a service of the cluster set has
+// to itself.
+func (g *Gateway) ClusterSetAddresses(namespace, service string) (all []netip.Addr) {
+	v4, v6 := g.registry.Table().SetVIPs(registry.ID{Namespace: namespace, Service: service})
+	for _, a := range []netip.Addr{v4, v6} {
+		if a.IsValid() {
+			all = append(all, a)
+		}
+	}
+	return all
+}

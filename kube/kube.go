@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -79,6 +80,9 @@ type Gateway interface {
 	ListenerErrors() map[string]error
 	// ListenersChanged is sent to when that has changed.
 	ListenersChanged() <-chan struct{}
+	// ClusterSetAddresses returns the addresses that a service of the cluster
+	// set has to itself.
+	ClusterSetAddresses(namespace, service string) []netip.Addr
 }
 
 // A Kube is what a process has to do with Kubernetes. A nil Kube is nothing.
@@ -88,7 +92,8 @@ type Kube struct {
 	core    kubernetes.Interface
 	leads   atomic.Bool // this replica writes
 	sources []registry.Source
-	plane   *plane // nil where nothing is listened at
+	plane   *plane      // nil where nothing is listened at
+	set     *clusterSet // nil for none
 }
 
 // New makes a Kube. It makes no request yet.
@@ -104,6 +109,11 @@ func New(cfg Config) (*Kube, error) {
 	client.Logs(cfg.Log)
 	if k.core, err = kubernetes.NewForConfig(client.Protobuf(k.rest)); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	if cfg.MultiCluster {
+		if err := k.export(); err != nil {
+			return nil, err
+		}
 	}
 	if cfg.Discovery != nil {
 		if err := k.discover(cfg.Discovery); err != nil {
@@ -134,8 +144,13 @@ func (k *Kube) discover(d *Discovery) error {
 	own := k.source(k.cfg.Cluster)
 	own.Client, own.Network, own.NoNetwork, own.Namespaces = k.core, d.Network, d.Declared, k.cfg.Namespaces
 	k.sources = append(k.sources, own)
+	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
+	if k.set != nil {
+		k.set.know(k.cfg.Cluster, own)
+		further.OnCluster = k.join
+	}
 	if d.Clusters != "" {
-		k.sources = append(k.sources, &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log})
+		k.sources = append(k.sources, further)
 	}
 	return nil
 }
@@ -186,16 +201,18 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 		k.plane.Gateway = g
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain writes, too
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+	var running sync.WaitGroup
+	running.Go(func() {
 		if err := k.lead(ctx); err != nil {
 			k.cfg.Log.Error("kubernetes: this replica never writes what has become of objects", "err", err)
 		}
-	}()
+	})
+	if k.set != nil {
+		running.Go(func() { k.runSet(ctx, g) })
+	}
 	return func() {
 		cancel()
-		<-ended
+		running.Wait()
 	}
 }
 

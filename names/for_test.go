@@ -22,6 +22,7 @@ func TestAnswerForPorts(t *testing.T) {
 	table, err := registry.Merge(registry.Snapshot{Services: []*registry.Service{
 		{Name: "db", Names: pattern("db.test"), Ports: []uint16{80, 443}, Named: named, Headless: true, Exposed: true, Endpoints: eps},
 		{Name: "web", Names: pattern("web.test"), Ports: []uint16{80, 443}, Named: named, Exposed: true, Endpoints: eps},
+		{Name: "open", Names: pattern("open.test"), Named: named, Headless: true, Exposed: true, Endpoints: eps},
 		{Name: "ext", Names: pattern("ext.test"), Ports: []uint16{80, 443}, Exposed: true, Endpoints: []registry.Endpoint{host(8080, 80), host(8443, 443)}},
 	}})
 	if err != nil {
@@ -38,6 +39,7 @@ func TestAnswerForPorts(t *testing.T) {
 		{"_http._tcp.web.test", dns.TypeSRV, "", "exists 0 1 web.test:8080"},
 		{"_https._tcp.web.test", dns.TypeSRV, "", "exists 0 1 web.test:8443"},
 		{"web.test", dns.TypeHTTPS, "", `exists 0 "" alpn=[] port=8443 hints=[]`},
+		{"_http._tcp.open.test", dns.TypeSRV, "", "exists 0 1 db-0.open.test:8080, 0 1 db-1.open.test:8081"},
 		{"ext.test", dns.TypeA, "", "exists 0:db.example.net:8080"},
 	})
 }

@@ -165,7 +165,8 @@ func bestRule(rules []*Rule, name string) (best *Rule, by string) {
 // service; and by any other name the listeners are not there.
 func TestSectionsConfine(t *testing.T) {
 	s := &Section{Name: "s", Rules: []*Rule{ruleOf(t, "r", []string{"b.test"}, backendOf(1, "192.0.2.9:1"))}}
-	r := withListeners(t, listenerOf("l", 443, s))
+	hosted := &Section{Name: "hosted", Host: host(t, "*.c.test"), Rules: []*Rule{ruleOf(t, "any", nil, backendOf(1, "192.0.2.8:1"))}}
+	r := withListeners(t, listenerOf("l", 443, s, hosted))
 	for _, test := range []struct {
 		listener, name string
 		confined       bool
@@ -175,6 +176,8 @@ func TestSectionsConfine(t *testing.T) {
 		{"s", "b.test", false, "192.0.2.9:1"},
 		{"s", "a.test", true, "no-route"},
 		{"s", "a.test", false, "no-route"},
+		{"hosted", "a.c.test", true, "192.0.2.8:1"},
+		{"hosted", "c.test", true, "no-route"},
 		{"l", "a.test", true, "no-route"},
 		{"gone", "a.test", true, "no-route"},
 		{":443", "a.test", false, "192.0.2.1:8443"},

@@ -70,6 +70,9 @@ func (t *Table) eachVIPWish(each func(i int32, w VIPWish)) {
 			continue
 		}
 		w := VIPWish{Service: e.Name}
+		if t.aloneInSet(e) { // its address is that of the cluster set, and stays when others join
+			w.Keys = append(w.Keys, e.ID.namespace()+"/"+e.ID.Service)
+		}
 		if e.ID != (ID{}) && !known[e.ID] {
 			known[e.ID] = true
 			key := e.ID.namespace() + "/" + e.ID.Service
@@ -97,6 +100,33 @@ func (t *Table) eachVIPWish(each func(i int32, w VIPWish)) {
 			each(e.index, w)
 		}
 	}
+}
+
+// aloneInSet reports whether e is all there is of its name in the cluster set.
+func (t *Table) aloneInSet(e *entry) bool {
+	if !e.Exported || e.ID == (ID{}) {
+		return false
+	}
+	set, err := e.ID.SetName()
+	if err != nil {
+		return false
+	}
+	for _, c := range t.exact[set] {
+		if c.service != e.index {
+			return false
+		}
+	}
+	return len(t.exact[set]) > 0
+}
+
+// SetVIPs returns the addresses of what is called id.SetName, whoever asks, each
+// the zero Addr where it has none.
+func (t *Table) SetVIPs(id ID) (v4, v6 netip.Addr) {
+	set, err := id.SetName()
+	if t == nil || err != nil || len(t.exact[set]) == 0 {
+		return netip.Addr{}, netip.Addr{}
+	}
+	return t.VIPs(int(t.exact[set][0].service))
 }
 
 var anyPort = []uint16{0}

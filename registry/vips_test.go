@@ -326,3 +326,30 @@ func BenchmarkSwapWithVIPs100k(b *testing.B) {
 		}
 	})
 }
+
+// The address of a name of the cluster set is the same whether one exports it or
+// several.
+func TestSetVIPs(t *testing.T) {
+	exported := func(cluster string) *Service {
+		return &Service{Name: "web." + cluster, ID: ID{Service: "web", Namespace: "shop", Cluster: cluster}, Exported: true, Exposed: true, VIP: true, Origin: cluster}
+	}
+	id := ID{Service: "web", Namespace: "shop"}
+	for _, clusters := range [][]string{{"east"}, {"east", "west"}, {"west"}} {
+		var all []*Service
+		for _, c := range clusters {
+			all = append(all, exported(c))
+		}
+		tab := table(t, all...)
+		tab.assignVIPs([]VIP{vip("shop/web", "240.0.0.7", "fd12::7")})
+		if v4, v6 := tab.SetVIPs(id); v4.String() != "240.0.0.7" || v6.String() != "fd12::7" {
+			t.Errorf("exported by %s: %s and %s", clusters, v4, v6)
+		}
+		if v4, v6 := tab.SetVIPs(ID{Service: "other", Namespace: "shop"}); v4.IsValid() || v6.IsValid() {
+			t.Errorf("nobody's: %s and %s", v4, v6)
+		}
+	}
+	var none *Table
+	if v4, _ := none.SetVIPs(id); v4.IsValid() {
+		t.Error("the nil table has an address")
+	}
+}

@@ -77,6 +77,27 @@ func TestRing(t *testing.T) {
 			}
 		}
 	}
+	// Who is of another trust domain may come, too, and is nobody.
+	keys.TrustDomains = []string{"elsewhere.test"}
+	if ring, err = NewRing(keys); err != nil {
+		t.Fatal(err)
+	}
+	g = serve(t, table{"a.gw.test": to.Addr()}, tunnel.Limits{}, &ender{ring: ring})
+	cfg := roots(ca, "a.gw.test")
+	cfg.Certificates = []tls.Certificate{good}
+	c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := io.ReadFull(c, make([]byte, len("hello"))); err != nil {
+		t.Error(err)
+	}
+	_ = c.Close()
+	testnet.Eventually(t, patience, func() bool { return len(g.Outcomes()) == 1 }, "the tunnel has ended")
+	if o := g.Outcomes()[0]; o.Peer != (tunnel.Peer{}) {
+		t.Errorf("of another trust domain: got %+v", o.Peer)
+	}
 	for want, k := range map[string]*Keys{
 		"no names of its own": {Certificates: keys.Certificates, Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("a.test")}}},
 		"no certificate":      {},

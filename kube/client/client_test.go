@@ -135,7 +135,9 @@ func TestPulse(t *testing.T) {
 	}
 	ask(ctx, 503, nil)
 	ask(ctx, 404, nil)
-	if want := []string{"unexpected EOF", "<nil>"}; fmt.Sprint(beats) != fmt.Sprint(want) {
+	ask(ctx, 401, nil)
+	ask(ctx, 200, nil)
+	if want := []string{"unexpected EOF", "<nil>", "GET /version: 401", "<nil>"}; fmt.Sprint(beats) != fmt.Sprint(want) {
 		t.Errorf("got beats %q, want %q", beats, want)
 	}
 }

@@ -60,8 +60,9 @@ type pulsed struct {
 func (p pulsed) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := p.next.RoundTrip(req)
 	switch {
-	case err == nil && res.StatusCode == http.StatusServiceUnavailable:
-		// From a load balancer before it, or from itself while it starts or stops.
+	case err == nil && (res.StatusCode == http.StatusServiceUnavailable || res.StatusCode == http.StatusUnauthorized):
+		// From a load balancer before it, or from itself while it starts or stops; or
+		// it does not know us any more, which shows us as little.
 		p.set(fmt.Errorf("%s %s: %s", req.Method, req.URL.Path, res.Status))
 	case err == nil:
 		p.set(nil)

@@ -51,9 +51,10 @@ type Clusters struct {
 	// means client-go's, by protobuf.
 	Connect func(*rest.Config) (kubernetes.Interface, error)
 
-	// OnCluster is told of each cluster whose discovery begins, and what it
-	// returns, if that is not nil, is called when it has ended. May be nil.
-	OnCluster func(name string, cfg *rest.Config, src *Source) (ended func())
+	// OnCluster is told of each cluster whose discovery begins, with the context
+	// of that, and what it returns, if that is not nil, is called when it has
+	// ended. May be nil.
+	OnCluster func(ctx context.Context, name string, cfg *rest.Config, src *Source) (ended func())
 
 	// Log is told of what is refused. Nil discards.
 	Log *slog.Logger
@@ -303,11 +304,11 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 		src.Log = f.log
 	}
 	f.log.Info("discovery: a cluster is there", "cluster", s.cluster, "secret", f.Namespace+"/"+s.name, "server", s.config.Host)
+	ctx, cancel := context.WithCancel(ctx)
 	var ended func()
 	if f.OnCluster != nil {
-		ended = f.OnCluster(s.cluster, s.config, src)
+		ended = f.OnCluster(ctx, s.cluster, s.config, src)
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	f.running.Go(func() {
 		defer close(done)

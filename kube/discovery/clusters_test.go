@@ -121,7 +121,7 @@ func TestClusters(t *testing.T) {
 				return nil, errors.New("no such host")
 			},
 			New: func(string) *Source { return &Source{Prefer: PreferBoth} },
-			OnCluster: func(name string, cfg *rest.Config, src *Source) func() {
+			OnCluster: func(_ context.Context, name string, cfg *rest.Config, src *Source) func() {
 				began = append(began, "+"+name+" "+cfg.Host+" "+src.network()+" "+src.Prefer)
 				return func() { began = append(began, "-"+name) }
 			},

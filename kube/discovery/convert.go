@@ -53,7 +53,8 @@ func (v *view) convert(s *service, ns *namespace, of []*slice, exported bool) (*
 		}
 		out.Names = append(out.Names, p)
 	}
-	out.Publish, out.VIP, out.ALPN = x.ownPort, x.vip, x.alpn
+	out.Publish, out.ALPN = x.ownPort, x.alpn
+	out.VIP = x.vip || out.Exported && !out.Headless // which is its address in the cluster set
 	out.ProxyProtocol, out.Idle, out.HalfClosed, out.Check = x.proxy, x.idle, x.halfClosed, x.check
 	if s.kind == corev1.ServiceTypeExternalName {
 		out.Endpoints = v.externalName(s)
@@ -76,7 +77,7 @@ func (v *view) expose(out *registry.Service, s *service, x *exposure, exported b
 			return
 		}
 	}
-	if why := v.rules.refuses(s.Namespace, s.Name); why != "" {
+	if why := v.rules.Refuses(s.Namespace, s.Name); why != "" {
 		refuse(noteExpose, why+"; the service is not exposed")
 		return
 	}
@@ -121,7 +122,7 @@ func (v *view) external(s *service) string {
 	}
 	// The name of another service must not be a way around the rules.
 	if l := strings.Split(name.String(), "."); len(l) >= 3 && l[2] == "svc" {
-		if why := v.rules.refuses(l[1], l[0]); why != "" {
+		if why := v.rules.Refuses(l[1], l[0]); why != "" {
 			return "its externalName is service " + l[1] + "/" + l[0] + ": " + why
 		}
 	}

@@ -159,7 +159,7 @@ func TestAnnotations(t *testing.T) {
 		{"vip", "", registry.Service{}, "it is ignored"},
 		{"proxy-protocol", "v1", registry.Service{ProxyProtocol: 1}, ""},
 		{"proxy-protocol", "v2", registry.Service{ProxyProtocol: 2}, ""},
-		{"exported", "true", registry.Service{Exported: true}, ""},
+		{"exported", "true", registry.Service{Exported: true, VIP: true}, ""},
 		{"exported", "t", registry.Service{}, "it is ignored"},
 		{"idle", "90s", registry.Service{Idle: 90 * time.Second}, ""},
 		{"idle", "0s", registry.Service{}, "write a duration"},
@@ -300,10 +300,10 @@ func TestRulesCheck(t *testing.T) {
 		}
 	}
 	// What Check has missed must not open anything.
-	if bad := (&Rules{Deny: []string{"shop["}}); bad.refuses("shop", "web") == "" {
+	if bad := (&Rules{Deny: []string{"shop["}}); bad.Refuses("shop", "web") == "" {
 		t.Error("a malformed pattern denies nothing")
 	}
-	if bad := (&Rules{Allow: []string{"shop["}}); bad.refuses("shop[", "web") == "" {
+	if bad := (&Rules{Allow: []string{"shop["}}); bad.Refuses("shop[", "web") == "" {
 		t.Error("a malformed pattern allows something")
 	}
 }

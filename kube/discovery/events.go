@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,8 @@ import (
 const (
 	maxEvents  = 32
 	eventEvery = time.Second
+
+	leadEvery = 5 * time.Second // how often it is looked whether we lead by now
 )
 
 // An event is a Problem of an object that is known.
@@ -25,11 +28,21 @@ type event struct {
 
 // eventOf has an Event written of p, if there is room for it.
 func (r *run) eventOf(p Problem) {
-	if r.src.Events == nil || !r.src.Events() {
+	if r.src.Events == nil {
 		return
 	}
-	e := event{Problem: p}
+	select {
+	case r.events <- p:
+	default:
+	}
+}
+
+// about returns p with the object that it is of. It is false if p has been
+// mended meanwhile.
+func (r *run) about(p Problem) (e event, ok bool) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.Problem = p
 	switch p.Kind {
 	case "Service":
 		if s := r.services[key{Namespace: p.Namespace, Name: p.Name}]; s != nil {
@@ -40,26 +53,39 @@ func (r *run) eventOf(p Problem) {
 			e.uid = n.uid
 		}
 	}
-	r.mu.Unlock()
-	select {
-	case r.events <- e:
-	default:
-	}
+	return e, r.said[p] > 0
 }
 
-// writeEvents writes Events until ctx is done.
+// writeEvents writes Events until ctx is done. What is there before anybody
+// leads, as at the start, waits until it is known who does; where it is another
+// replica, that has the same to write.
 func (r *run) writeEvents(ctx context.Context) {
+	if r.src.Events == nil {
+		return
+	}
 	denied := false
 	for {
+		var p Problem
 		select {
 		case <-ctx.Done():
 			return
-		case e := <-r.events:
-			o := e.object(r.src.name(), time.Now())
-			if _, err := r.src.Client.CoreV1().Events(o.Namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil && ctx.Err() == nil && !denied {
-				denied = true
-				r.log.Warn("discovery: an Event could not be written; what it says is in the log", "verb", "create", "resource", "events", "namespace", o.Namespace, "err", err)
+		case p = <-r.events:
+		}
+		for !r.src.Events() {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(leadEvery):
 			}
+		}
+		e, ok := r.about(p)
+		if !ok {
+			continue
+		}
+		o := e.object(r.src.name(), time.Now())
+		if _, err := r.src.Client.CoreV1().Events(o.Namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil && ctx.Err() == nil && !denied {
+			denied = true
+			r.log.Warn("discovery: an Event could not be written; what it says is in the log", "verb", "create", "resource", "events", "namespace", o.Namespace, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -76,7 +102,7 @@ func (e *event) object(instance string, now time.Time) *corev1.Event {
 	}
 	at := metav1.NewTime(now)
 	return &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: "culvert-", Namespace: namespace},
+		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", e.Problem.Name, now.UnixNano()), Namespace: namespace},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: e.Kind, Namespace: e.Namespace, Name: e.Name, UID: e.uid},
 		Type:           corev1.EventTypeWarning, Reason: "Refused", Message: e.Problem.String(),
 		Source: corev1.EventSource{Component: "culvert"}, ReportingController: "culvert.dev/discovery", ReportingInstance: instance,

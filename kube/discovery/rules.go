@@ -57,8 +57,8 @@ func (r *Rules) Check() error {
 	return nil
 }
 
-// refuses returns why a service may not be exposed, or "".
-func (r *Rules) refuses(namespace, name string) string {
+// Refuses returns why a service may not be exposed, or "".
+func (r *Rules) Refuses(namespace, name string) string {
 	for _, p := range r.Deny {
 		if matches(p, namespace, name, true) {
 			return fmt.Sprintf("the administrator denies %q", p)

@@ -60,6 +60,9 @@ type Source struct {
 	// those that their annotations name; empty means none, and Everyone everybody.
 	ClusterSet []string
 
+	// AwaitExports has the first Update wait for SetExports.
+	AwaitExports bool
+
 	// Events reports whether what is refused is to be written down as Events,
 	// too; nil means never. Of several replicas one should.
 	Events func() bool
@@ -73,6 +76,7 @@ type Source struct {
 	mu      sync.Mutex // guards the rest
 	rules   *Rules     // instead of Rules
 	exports map[types.NamespacedName]bool
+	told    bool // exports are known
 	stale   bool // rules or exports are not applied yet
 }
 
@@ -100,7 +104,7 @@ func (s *Source) SetRules(r Rules) {
 func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
 	s.init()
 	s.mu.Lock()
-	s.exports, s.stale = exports, true
+	s.exports, s.told, s.stale = exports, true, true
 	s.mu.Unlock()
 	s.kick()
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -298,13 +299,27 @@ func TestRulesAndExportsAtAnyTime(t *testing.T) {
 	})
 }
 
+func TestAwaitExports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, svc("shop", "web"), eps("shop", "web", "web-1", "10.1.0.1"))
+		src := &Source{Client: r.api, Cluster: "west", ClusterSet: []string{"east"}, AwaitExports: true}
+		r.start(src)
+		r.none(time.Minute)
+		src.SetExports(map[types.NamespacedName]bool{{Namespace: "shop", Name: "web"}: true})
+		if got, want := listing(r.one(moment).Snapshot), "web.shop.west to east at [10.1.0.1]"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
 func TestWhatIsRefusedIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bad := svc("shop", "web", "expose", "maybe")
 		r := newRig(t, bad, svc("shop", "good", "expose", "true"), eps("shop", "good", "good-1", "10.1.0.1"))
 		r.put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", UID: "ns-uid", Annotations: map[string]string{prefix + noteVIP: "2"}}})
-		leads := true
-		r.start(&Source{Client: r.api, Cluster: "west", Log: r.logger(), Events: func() bool { return leads }})
+		var leads atomic.Bool
+		leads.Store(true)
+		r.start(&Source{Client: r.api, Cluster: "west", Log: r.logger(), Events: leads.Load})
 		if got, want := listing(r.one(moment).Snapshot), "good.shop.west to everyone at [10.1.0.1]; web.shop.west to nobody at []"; got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -333,16 +348,24 @@ func TestWhatIsRefusedIsSaidOnce(t *testing.T) {
 			}
 		}
 
-		r.put(svc("shop", "web")) // mended, and broken again, where another replica leads
+		r.put(svc("shop", "web")) // mended, and broken again, where nobody leads
 		r.none(moment)
-		leads = false
+		leads.Store(false)
 		r.put(bad)
-		r.none(moment)
+		r.put(svc("shop", "other", "vip", "maybe"))
+		r.one(time.Minute)
 		if n := r.logged(line...); n != 2 {
 			t.Errorf("the log has it %d times, want twice", n)
 		}
 		if n := len(r.events()); n != 2 {
 			t.Errorf("%d events of who does not lead, want 2", n)
+		}
+		r.put(svc("shop", "other")) // what has been mended when somebody does needs no Event
+		r.none(moment)
+		leads.Store(true)
+		r.none(time.Minute)
+		if n := len(r.events()); n != 3 {
+			t.Errorf("%d events of who leads now, want 3", n)
 		}
 	})
 }

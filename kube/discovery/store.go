@@ -18,7 +18,7 @@ type run struct {
 	log     *slog.Logger
 	running sync.WaitGroup
 	signal  chan struct{} // has room for one
-	events  chan event
+	events  chan Problem
 
 	mu       sync.Mutex // guards all below, and what the scopes hold
 	scopes   []*scope
@@ -51,7 +51,7 @@ type item struct {
 
 func newRun(s *Source, log *slog.Logger) *run {
 	return &run{
-		src: s, log: log, signal: make(chan struct{}, 1), events: make(chan event, maxEvents),
+		src: s, log: log, signal: make(chan struct{}, 1), events: make(chan Problem, maxEvents),
 		services: map[key]*service{}, slices: map[key]map[string]*slice{}, owners: map[key]key{},
 		spaces: map[string]*namespace{}, nodes: map[string]*node{},
 		dirty: map[key]struct{}{}, dirtyNet: true, items: map[key]*item{}, said: map[Problem]int{},

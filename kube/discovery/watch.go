@@ -307,6 +307,7 @@ func (r *run) settle() (complete bool, lost error, modified bool, count [2]int) 
 	s := r.src
 	s.mu.Lock()
 	rules, exports, stale := s.rules, s.exports, s.stale
+	waits := s.AwaitExports && !s.told
 	s.stale = false
 	s.mu.Unlock()
 
@@ -320,6 +321,7 @@ func (r *run) settle() (complete bool, lost error, modified bool, count [2]int) 
 		r.touchAll()
 	}
 	complete, lost = r.state()
+	complete = complete && !waits
 	if complete {
 		r.convert()
 	}

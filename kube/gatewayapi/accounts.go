@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -40,6 +41,13 @@ func (w *writer) planAccount(ts *[]task, gateway types.NamespacedName, want *cor
 	}})
 }
 
+// forgetAccounts drops what is known of those of Gateways that are gone.
+func (w *writer) forgetAccounts(res *Result) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.accounts, func(gateway types.NamespacedName, _ string) bool { return res.Accounts[gateway] == nil })
+}
+
 func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) error {
 	c := w.core.CoreV1().ServiceAccounts(want.Namespace)
 	have, err := c.Get(ctx, want.Name, metav1.GetOptions{})
@@ -55,7 +63,7 @@ func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) 
 		return nil
 	}
 	if !owned(&have.ObjectMeta, want.OwnerReferences[0].UID) {
-		return fmt.Errorf("it is of a Gateway that is gone, and will be collected")
+		return errors.New("it is another Gateway's, or that of one that is gone, and then it will be collected")
 	}
 	next := have.DeepCopy()
 	for _, k := range strings.Fields(have.Annotations[applied]) {

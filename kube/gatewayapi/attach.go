@@ -214,6 +214,10 @@ func (t *translation) takesNamespace(l *listener, namespace string) bool {
 }
 
 func (r *route) parseHosts() {
+	if r.kind == tlsRoute && len(r.hostnames) == 0 {
+		r.hosts = []tunnel.Pattern{{}} // as CRDs before v1.5 let routes be: for any name
+		return
+	}
 	for _, h := range r.hostnames {
 		p, err := tunnel.ParsePattern(string(h))
 		if err != nil {

@@ -103,22 +103,30 @@ func (l *listener) setConflict(reason, message string) {
 // of the port has, too. That is legal; but a client that keeps to one connection
 // for several names may come by the wrong one.
 func (g *gateway) findOverlaps() {
-	at := map[place][]*listener{}
+	at := map[place]map[tunnel.Pattern]*listener{} // no two have the same host
 	for _, l := range g.all() {
 		if l.family() == familyTLS && l.isAccepted() {
-			at[l.place()] = append(at[l.place()], l)
+			if at[l.place()] == nil {
+				at[l.place()] = map[tunnel.Pattern]*listener{}
+			}
+			at[l.place()][l.host] = l
 		}
 	}
-	for _, ls := range at {
-		for i, a := range ls {
-			for _, b := range ls[i+1:] {
-				if _, ok := meet(a.host, b.host); !ok {
-					continue
-				}
-				a.setOverlap(b)
-				b.setOverlap(a)
+	for _, l := range g.all() {
+		hosts := at[l.place()]
+		if l.family() != familyTLS || !l.isAccepted() || l.host == (tunnel.Pattern{}) {
+			continue
+		}
+		meets := func(host tunnel.Pattern) {
+			if other := hosts[host]; other != nil {
+				l.setOverlap(other)
+				other.setOverlap(l)
 			}
 		}
+		for parent, more := l.host.Suffix.Parent(); more; parent, more = parent.Parent() {
+			meets(tunnel.Pattern{Suffix: parent, Wildcard: true})
+		}
+		meets(tunnel.Pattern{})
 	}
 }
 

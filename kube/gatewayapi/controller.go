@@ -87,9 +87,11 @@ func New(cfg Config) (*Controller, error) {
 
 // How often the table is made anew.
 const (
-	settle   = 10 * time.Millisecond  // from the first change, for others that belong to it
-	interval = 100 * time.Millisecond // from one time to the next
-	patience = 2 * time.Second        // for an API server that does not answer, before that is said
+	settle     = 10 * time.Millisecond  // from the first change, for others that belong to it
+	interval   = 100 * time.Millisecond // from one time to the next
+	again      = time.Second            // after a list that is not believed
+	answerTime = 10 * time.Second       // for one request
+	patience   = 2 * time.Second        // for an API server that does not answer, before that is said
 )
 
 // Run is of registry.Source: it sends an Update at first and at each change, until ctx is
@@ -99,9 +101,9 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1)}
+	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1), counts: map[string]int{}}
 	var err error
-	if r.store, err = newStore(c.clients, c.cfg.Namespaces, log, r.dirty); err != nil {
+	if r.store, err = newStore(c.clients, c.cfg.Settings, log, r.dirty); err != nil {
 		return fmt.Errorf("gatewayapi: %w", err)
 	}
 	r.writer = newWriter(c.clients, r.store, c.cfg.Leads, log)
@@ -127,6 +129,7 @@ type run struct {
 	changed chan struct{} // has one if anything has changed
 
 	version string             // of the CRDs
+	counts  map[string]int     // of objects, as they were last believed
 	mu      sync.Mutex         // guards last
 	last    *registry.Snapshot // that was sent
 }
@@ -145,16 +148,23 @@ func (r *run) source() string {
 	return "gateway-api"
 }
 
+// findVersion asks which version the CRDs are of. It is well to know, and not needed.
+func (r *run) findVersion(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	var err error
+	if r.version, err = r.bundle(ctx); err != nil {
+		r.log.Debug("kubernetes: the version of the CRDs is not known", "err", err)
+	}
+}
+
 // loop makes the table whenever something has changed.
 func (r *run) loop(ctx context.Context) error {
 	if !r.store.wait(ctx) {
 		return ctx.Err()
 	}
 	if r.bundle != nil {
-		var err error
-		if r.version, err = r.bundle(ctx); err != nil {
-			r.log.Debug("kubernetes: the version of the CRDs is not known", "err", err)
-		}
+		r.findVersion(ctx)
 	}
 	var plane <-chan struct{}
 	if r.cfg.Plane != nil {
@@ -198,6 +208,11 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // rebuild makes the table, sends it if it is another than before, and has status
 // written.
 func (r *run) rebuild(ctx context.Context) error {
+	if why, wrong := r.store.emptied(ctx, r.counts); wrong {
+		r.log.Warn("kubernetes: not believed yet, and asked again: " + why)
+		time.AfterFunc(again, r.dirty)
+		return nil
+	}
 	r.store.looking.Store(true)
 	w := r.store.world()
 	w.Settings, w.Bundle, w.memo = r.cfg.Settings, r.version, r.memo

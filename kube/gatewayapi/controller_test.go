@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -309,20 +310,20 @@ func TestControllerKeepsForeignStatus(t *testing.T) {
 func TestControllerRetriesConflicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, edge(passthrough))
-		tries := 0
+		var tries atomic.Int32
 		b.gw.PrependReactor("update", "gateways", func(a ktesting.Action) (bool, runtime.Object, error) {
 			if a.GetSubresource() != "status" {
 				return false, nil, nil
 			}
-			if tries++; tries <= 2 {
+			if tries.Add(1) <= 2 {
 				return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "gateways"}, "edge", errors.New("changed"))
 			}
 			return false, nil, nil
 		})
 		defer b.start()()
 		calm()
-		if tries != 3 || !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
-			t.Errorf("got %d tries, %+v, want the third to work", tries, b.gateway("edge").Status.Conditions)
+		if n := tries.Load(); n != 3 || !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
+			t.Errorf("got %d tries, %+v, want the third to work", n, b.gateway("edge").Status.Conditions)
 		}
 	})
 }
@@ -330,10 +331,11 @@ func TestControllerRetriesConflicts(t *testing.T) {
 func TestControllerSaysWhatIsForbidden(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
-		forbidden := true
+		var forbidden atomic.Bool
+		forbidden.Store(true)
 		deny := func(a ktesting.Action) (bool, runtime.Object, error) {
 			res := schema.GroupResource{Group: a.GetResource().Group, Resource: a.GetResource().Resource}
-			return forbidden, nil, apierrors.NewForbidden(res, "", fmt.Errorf("cannot %s", a.GetVerb()))
+			return forbidden.Load(), nil, apierrors.NewForbidden(res, "", fmt.Errorf("cannot %s", a.GetVerb()))
 		}
 		b.gw.PrependReactor("list", "udproutes", deny)
 		b.gw.PrependReactor("update", "tlsroutes", deny)
@@ -359,7 +361,7 @@ func TestControllerSaysWhatIsForbidden(t *testing.T) {
 				t.Errorf("got %q %d times, want once:\n%s", want, n, b.log)
 			}
 		}
-		forbidden = false
+		forbidden.Store(false)
 		time.Sleep(2 * time.Minute)
 		if p := b.route("r").Status.Parents; len(p) != 1 {
 			t.Errorf("got %+v after the right was given, want a parent", p)
@@ -482,3 +484,161 @@ func pulseBeater(p *client.Pulse) func(error) {
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// An API server that lists nothing for a moment, as one does that has lost its
+// store, empties no table.
+func TestControllerDoesNotBelieveInASuddenEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
+		defer b.start()()
+		calm()
+		b.last()
+		route := b.route("r")
+		var mu sync.Mutex
+		answer, deny := true, false
+		b.gw.PrependReactor("list", "tlsroutes", func(ktesting.Action) (bool, runtime.Object, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case deny:
+				return true, nil, errors.New("etcdserver: no leader")
+			case answer:
+				return true, &gwv1.TLSRouteList{Items: []gwv1.TLSRoute{*route}}, nil
+			}
+			return false, nil, nil
+		})
+		if err := b.gw.GatewayV1().TLSRoutes("a").Delete(t.Context(), "r", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+		if u := b.last(); u != nil {
+			t.Fatalf("got %+v while the API server has the route, want nothing", u)
+		}
+		mu.Lock()
+		deny = true
+		mu.Unlock()
+		calm()
+		if u := b.last(); u != nil {
+			t.Fatalf("got %+v while the API server can't tell, want nothing", u)
+		}
+		mu.Lock()
+		answer, deny = false, false
+		mu.Unlock()
+		calm()
+		if u := b.last(); u == nil || len(u.Listeners[0].Sections[0].Rules) != 0 {
+			t.Errorf("got %+v once it has none, want no rule", u)
+		}
+	})
+}
+
+func TestControllerTellsOperators(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: none, port: 443}"))
+		stop := b.start()
+		calm()
+		events := func() []corev1.Event {
+			l, err := b.core.CoreV1().Events("a").List(t.Context(), metav1.ListOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l.Items
+		}
+		es := events()
+		if len(es) != 1 || es[0].Reason != "BackendNotFound" || es[0].InvolvedObject.Kind != "TLSRoute" || es[0].InvolvedObject.Name != "r" || es[0].Type != "Warning" {
+			t.Fatalf("got %+v, want one of the route", es)
+		}
+		// Neither a second time nor by a second replica.
+		stop()
+		stop = b.start()
+		calm()
+		r := b.route("r")
+		r.Status.Parents = nil
+		if _, err := b.gw.GatewayV1().TLSRoutes("a").UpdateStatus(t.Context(), r, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+		if len(b.route("r").Status.Parents) != 1 {
+			t.Error("status that somebody took away is not written again")
+		}
+		if es := events(); len(es) != 1 {
+			t.Errorf("got %d events, want one", len(es))
+		}
+		stop()
+	})
+}
+
+func TestControllerKeepsAccountsInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough, "infrastructure: {labels: {key: value}, annotations: {note: here}}"))
+		defer b.start()()
+		calm()
+		account := func() *corev1.ServiceAccount {
+			l, err := b.core.CoreV1().ServiceAccounts("a").List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(l.Items) != 1 {
+				t.Fatalf("got %+v, %v, want one", l, err)
+			}
+			return &l.Items[0]
+		}
+		a := account()
+		if a.Labels["key"] != "value" || a.Annotations["note"] != "here" {
+			t.Fatalf("got %v, %v", a.Labels, a.Annotations)
+		}
+		a.Labels["theirs"] = "stays"
+		if _, err := b.core.CoreV1().ServiceAccounts("a").Update(t.Context(), a, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		g := b.gateway("edge")
+		g.Spec.Infrastructure.Labels = map[gwv1.LabelKey]gwv1.LabelValue{"other": "one"}
+		g.Spec.Infrastructure.Annotations = nil
+		if _, err := b.gw.GatewayV1().Gateways("a").Update(t.Context(), g, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+		a = account()
+		if _, stale := a.Labels["key"]; stale || a.Labels["other"] != "one" || a.Labels["theirs"] != "stays" || a.Annotations["note"] != "" {
+			t.Errorf("got %v, %v", a.Labels, a.Annotations)
+		}
+	})
+}
+
+func TestControllerLeavesAccountsOfOthersAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough))
+		theirs := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "edge-culvert"}}
+		if _, err := b.core.CoreV1().ServiceAccounts("a").Create(t.Context(), theirs, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		defer b.start()()
+		calm()
+		a, err := b.core.CoreV1().ServiceAccounts("a").Get(t.Context(), "edge-culvert", metav1.GetOptions{})
+		if err != nil || len(a.Labels) != 0 {
+			t.Errorf("got %+v, %v, want it untouched", a, err)
+		}
+		if !strings.Contains(b.log.String(), "is left alone") {
+			t.Errorf("nobody hears of it:\n%s", b.log)
+		}
+	})
+}
+
+// Of two controllers of one class each keeps to what the other has written, and
+// neither writes for ever.
+func TestTwoControllersSettle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
+		second := *b
+		c := *b.c
+		c.memo = newMemo()
+		second.c, second.updates = &c, make(chan registry.Update, 100)
+		defer b.start()()
+		defer second.start()()
+		calm()
+		_, before := b.requests()
+		time.Sleep(time.Minute)
+		if _, after := b.requests(); after != before || before > 20 {
+			t.Errorf("got %d writes and then %d, want few and then none", before, after-before)
+		}
+		if !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
+			t.Errorf("got %+v", b.gateway("edge").Status.Conditions)
+		}
+	})
+}

@@ -9,6 +9,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/registry"
+	"culvert.dev/tunnel"
 )
 
 // emit makes the table's listeners: for each Gateway one for each address and port.
@@ -64,11 +65,13 @@ func (t *translation) sections(ls []*listener) []*registry.Section {
 		return nil
 	}
 	var out []*registry.Section
+	taken := map[tunnel.Pattern]bool{}
 	for _, accepted := range []bool{true, false} {
 		for _, l := range ls {
-			if l.isAccepted() != accepted || slices.ContainsFunc(out, func(s *registry.Section) bool { return s.Host == l.host }) {
+			if l.isAccepted() != accepted || taken[l.host] {
 				continue
 			}
+			taken[l.host] = true
 			s := &registry.Section{Name: l.String(), Host: l.host}
 			if accepted {
 				t.fill(s, l)

@@ -56,7 +56,7 @@ func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {
 			Source: corev1.EventSource{Component: fieldManager}, ReportingController: DefaultController,
 		}
 		_, err := w.core.CoreV1().Events(o.GetNamespace()).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
-		if err == nil || apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
+		if err == nil || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
 			continue
 		}
 		if text, ok := client.Denied("create", schema.GroupResource{Resource: "events"}, err); ok {

@@ -2,13 +2,18 @@ package gatewayapi
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -25,27 +30,30 @@ type store struct {
 
 	uses    atomic.Pointer[map[Use]bool]
 	looking atomic.Bool // a translation is under way, and may use anything
-	written sync.Map    // resourceVersions that we have written ourselves, by UID
+	echoes  echoes
 }
 
 // A shelf has the objects of one kind: from one watch, or one for each namespace.
 type shelf struct {
 	kind
 	informers []cache.SharedIndexInformer
-	known     []chan struct{} // closed when it is known what there is, or that it may not be
+	lists     []*cache.ListWatch // of the same
+	known     []chan struct{}    // closed when it is known what there is, or that it may not be
 	once      []sync.Once
 	said      client.Once
 }
 
 // newStore makes the watches, and starts none.
-func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*store, error) {
+func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, error) {
 	s := &store{log: log, kinds: map[string]*shelf{}, dirty: dirty}
 	s.uses.Store(&map[Use]bool{})
 	for _, k := range c.kinds() {
 		sh := &shelf{kind: k}
-		in := namespaces
+		in := cfg.Namespaces
 		if len(in) == 0 || k.cluster {
 			in = []string{metav1.NamespaceAll}
+		} else if ns := cfg.PublicService.Namespace; k.resource.Resource == "services" && ns != "" && !slices.Contains(in, ns) {
+			in = append(slices.Clone(in), ns)
 		}
 		for range in {
 			sh.known = append(sh.known, make(chan struct{}))
@@ -53,7 +61,9 @@ func newStore(c clients, namespaces []string, log *slog.Logger, dirty func()) (*
 		sh.once = make([]sync.Once, len(in))
 		for i, ns := range in {
 			// The fake clients of tests can't stream lists, and say so to this.
-			lw := cache.ToListWatcherWithWatchListSemantics(k.in(ns), c.core)
+			list := k.in(ns)
+			sh.lists = append(sh.lists, list)
+			lw := cache.ToListWatcherWithWatchListSemantics(list, c.core)
 			inf := cache.NewSharedIndexInformerWithOptions(lw, k.object, cache.SharedIndexInformerOptions{Indexers: k.indexers, ObjectDescription: k.resource.String()})
 			if err := inf.SetTransform(slim); err != nil {
 				return nil, err
@@ -94,7 +104,11 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 		}
 		s.log.Log(context.Background(), level, "kubernetes: "+text, "namespace", namespace)
 	}
-	sh.once[i].Do(func() { close(sh.known[i]) })
+	// Who is not known to the API server yet may be in a moment: before that there
+	// is no telling what there is.
+	if !apierrors.IsUnauthorized(err) {
+		sh.once[i].Do(func() { close(sh.known[i]) })
+	}
 	return true
 }
 
@@ -151,12 +165,17 @@ func (s *store) handler(sh *shelf) cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    changed,
-		DeleteFunc: changed,
+		AddFunc: changed,
+		DeleteFunc: func(o any) {
+			if m, ok := o.(metav1.Object); ok {
+				s.echoes.forget(m.GetUID())
+			}
+			changed(o)
+		},
 		UpdateFunc: func(_, o any) {
 			if m, ok := o.(metav1.Object); ok {
-				if v, ok := s.written.Load(m.GetUID()); ok && v == m.GetResourceVersion() {
-					return // by ourselves: it says what we know
+				if s.echoes.is(m.GetUID(), m.GetResourceVersion()) {
+					return
 				}
 			}
 			changed(o)
@@ -261,4 +280,36 @@ func (s *store) world() *World {
 		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
 		Objects:      s,
 	}
+}
+
+// vital are the kinds that a sudden end of all objects is not believed of at once.
+var vital = []string{"gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes", "udproutes"}
+
+// emptied reports whether all objects of a vital kind are gone since counts, and
+// are not: the API server is asked once more for those, past its cache. An API
+// server that has lost its store, or finds it again, lists nothing for a moment.
+// counts are those of this time afterwards, if it is false.
+func (s *store) emptied(ctx context.Context, counts map[string]int) (string, bool) {
+	now := map[string]int{}
+	for _, resource := range vital {
+		for _, inf := range s.kinds[resource].informers {
+			now[resource] += len(inf.GetStore().ListKeys())
+		}
+		if now[resource] > 0 || counts[resource] == 0 {
+			continue
+		}
+		for _, list := range s.kinds[resource].lists {
+			ctx, cancel := context.WithTimeout(ctx, answerTime)
+			o, err := list.ListWithContext(ctx, metav1.ListOptions{Limit: 1})
+			cancel()
+			if err != nil {
+				return fmt.Sprintf("all %s are gone, and it can't be found out whether they are: %v", resource, err), true
+			}
+			if meta.LenList(o) > 0 {
+				return fmt.Sprintf("all %s were gone, and the API server has some", resource), true
+			}
+		}
+	}
+	maps.Copy(counts, now)
+	return "", false
 }

@@ -51,6 +51,10 @@ func (t *translation) tlsRules(l *listener) []*registry.Rule {
 			continue
 		}
 		last = c
+		if c.names == (tunnel.Pattern{}) {
+			rules = append(rules, t.rule(l, c.route)) // no names are any
+			continue
+		}
 		rules = append(rules, t.rule(l, c.route, c.names))
 	}
 	return rules

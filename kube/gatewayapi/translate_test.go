@@ -164,6 +164,11 @@ func TestTLSRouteHostnames(t *testing.T) {
 		{"several exact names are one rule", edge(passthrough) + testRoute("TLSRoute", "b", "x.example.com, y.example.com", "{name: web, port: 443}"), nil, `
 			rule gateway/a/edge/tls tlsroute/a/b [x.example.com y.example.com] 1:a/web(10.244.0.1:8443)
 		`},
+		{"no hostnames are any", edge(passthrough+listener("*.example.com")) + testRoute("TLSRoute", "r", "", "{name: web, port: 443}"), nil, `
+			TLSRoute a/r edge Accepted=True/Accepted
+			rule gateway/a/edge/tls tlsroute/a/r [] 1:a/web(10.244.0.1:8443)
+			rule gateway/a/edge/l-com tlsroute/a/r [*.example.com] 1:a/web(10.244.0.1:8443)
+		`},
 		{"isolation", edge(listener("*.example.com")+"  - {name: any, port: 443, protocol: TLS, tls: {mode: Passthrough}}\n") +
 			testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}", "{name: edge, sectionName: any}"), nil, `
 			rules gateway/a/edge/l-com=0

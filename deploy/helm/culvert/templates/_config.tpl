@@ -59,7 +59,8 @@
 {{- with $v.gatewayAPI.addresses -}}
 {{- $_ := set $g "addresses" . -}}
 {{- end -}}
-{{- if and $v.gateway.enabled $v.gateway.service.enabled -}}
+{{- /* A Service that is not looked at has no addresses to tell. */ -}}
+{{- if and $v.gateway.enabled $v.gateway.service.enabled (or (not $v.namespaces) (has .Release.Namespace $v.namespaces)) -}}
 {{- $_ := set $g "service" (printf "%s/%s" .Release.Namespace (include "culvert.fullname" .)) -}}
 {{- end -}}
 {{- $_ := set (index $c "kubernetes") "gatewayAPI" $g -}}

@@ -45,10 +45,10 @@ namespaces of values where there are any, and else in the whole cluster.
 - apiGroups: [""]
   resources: [secrets, configmaps]
   verbs: [get, list, watch]
-# The object that carries the labels and annotations of a Gateway's infrastructure. Applying makes it.
+# The object that carries the labels and annotations of a Gateway's infrastructure.
 - apiGroups: [""]
   resources: [serviceaccounts]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, create, update]
 # That routes may lead to.
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceimports]

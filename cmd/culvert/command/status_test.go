@@ -1,0 +1,30 @@
+package command
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"culvert.dev/gateway"
+)
+
+// Listeners that sources know of stand beside those of the configuration, with
+// what is wrong with them.
+func TestStatusOfSourceListeners(t *testing.T) {
+	var b strings.Builder
+	s := &gateway.Status{Ready: true, Started: time.Now(), SourceListeners: []gateway.StatusFront{
+		{Name: "default/edge/tls", Protocol: "tls", Address: ":443", State: gateway.ListenerOpen},
+		{Name: "default/edge/dns", Protocol: "udp", Address: "udp://:53", State: gateway.ListenerFailed, Problem: "another process\nhas it"},
+	}}
+	if err := printStatus(&b, s, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"listener:  :443 (tls) of default/edge/tls, open\n", "listener:  udp://:53 (udp) of default/edge/dns, failed: another process"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("not there: %q\n%s", want, b.String())
+		}
+	}
+	if strings.Contains(b.String(), "process\nhas") {
+		t.Error("a problem makes lines of its own")
+	}
+}

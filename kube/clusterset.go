@@ -1,0 +1,115 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
+
+	"culvert.dev/kube/client"
+	"culvert.dev/kube/discovery"
+	"culvert.dev/kube/mcs"
+)
+
+// lookAgain is how often it is looked whether services of the cluster set have
+// other addresses: a table is asked, and nobody else.
+const lookAgain = 2 * time.Second
+
+// A clusterSet is what several clusters export together.
+type clusterSet struct {
+	*mcs.Controller
+	own mcs.Cluster
+
+	mu      sync.Mutex // guards the following
+	sources map[string]*discovery.Source
+	gateway Gateway // nil before Start
+}
+
+// export makes the cluster set, without members.
+func (k *Kube) export() error {
+	s := &clusterSet{sources: map[string]*discovery.Source{}}
+	s.Controller = &mcs.Controller{
+		Leads: k.leads.Load, VIPs: s.addresses, OnExports: s.tell, Log: k.cfg.Log,
+	}
+	if d := k.cfg.Discovery; d != nil {
+		s.Refuses = d.Rules.Refuses
+	}
+	api, err := mcsclient.NewForConfig(k.rest)
+	if err != nil {
+		return fmt.Errorf("kubernetes: %w", err)
+	}
+	s.own = mcs.Cluster{Core: k.core, API: api, Namespaces: k.cfg.Namespaces}
+	k.set = s
+	return nil
+}
+
+// addresses returns those of a service in the cluster set.
+func (s *clusterSet) addresses(namespace, name string) []netip.Addr {
+	s.mu.Lock()
+	g := s.gateway
+	s.mu.Unlock()
+	if g == nil {
+		return nil
+	}
+	return g.ClusterSetAddresses(namespace, name)
+}
+
+// know has the discovery of a cluster told of what that exports.
+func (s *clusterSet) know(name string, src *discovery.Source) {
+	src.AwaitExports = true
+	s.mu.Lock()
+	s.sources[name] = src
+	s.mu.Unlock()
+}
+
+func (s *clusterSet) tell(cluster string, exports map[mcs.Name]bool) {
+	s.mu.Lock()
+	src := s.sources[cluster]
+	s.mu.Unlock()
+	if src != nil {
+		src.SetExports(exports)
+	}
+}
+
+// join makes a further cluster a member, until what it returns is called.
+func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *discovery.Source) (leave func()) {
+	api, err := mcsclient.NewForConfig(cfg)
+	if err != nil {
+		k.cfg.Log.Error("kubernetes: a cluster can't be a member of the cluster set", "cluster", name, "err", err)
+		return nil
+	}
+	core, err := kubernetes.NewForConfig(client.Protobuf(cfg))
+	if err != nil {
+		k.cfg.Log.Error("kubernetes: a cluster can't be a member of the cluster set", "cluster", name, "err", err)
+		return nil
+	}
+	k.set.know(name, src)
+	return k.set.Add(ctx, name, mcs.Cluster{Core: core, API: api, Namespaces: src.Namespaces})
+}
+
+// runSet keeps the cluster set until ctx is done.
+func (k *Kube) runSet(ctx context.Context, g Gateway) {
+	s := k.set
+	s.mu.Lock()
+	s.gateway = g
+	s.mu.Unlock()
+	defer s.Add(ctx, k.cfg.Cluster, s.own)()
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() { _ = s.Run(ctx) }) // until ctx is done
+	tick := time.NewTicker(lookAgain)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			s.Changed()
+		}
+	}
+}

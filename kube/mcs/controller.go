@@ -1,0 +1,217 @@
+package mcs
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert.dev/kube/client"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+const (
+	// atMost is how often it is found out what follows from what there is.
+	atMost = 200 * time.Millisecond
+
+	// retry is when what could not be written is tried again, and how often it
+	// is looked whether we lead.
+	retry = 10 * time.Second
+
+	// patience is how many of these it takes until it is looked again for a
+	// namespace that was not there.
+	patience = 6
+)
+
+// A Controller keeps ServiceExports and ServiceImports. The zero value is ready;
+// it must not be copied, nor its fields be changed once it is used.
+type Controller struct {
+	// Leads reports whether this replica writes; nil means that it does.
+	Leads func() bool
+
+	// VIPs returns the addresses of a service in the cluster set; nil means none.
+	// See Changed.
+	VIPs func(namespace, name string) []netip.Addr
+
+	// Refuses returns why a service may not be exported, or "". May be nil.
+	Refuses func(namespace, name string) string
+
+	// OnExports is told of what a cluster exports, whoever leads, when that
+	// changes and at first; it must not block or change the map. May be nil.
+	OnExports func(cluster string, exports map[Name]bool)
+
+	// Log is told of what is refused or fails. Nil discards.
+	Log *slog.Logger
+
+	once   sync.Once
+	signal chan struct{} // has room for one
+	log    *slog.Logger
+	said   client.Once
+
+	mu      sync.Mutex // guards the following, and what members hold
+	members map[string]*member
+	told    map[string]map[Name]bool // what OnExports was told
+	lacking bool                     // a namespace was not there
+}
+
+func (c *Controller) init() {
+	c.once.Do(func() {
+		c.signal, c.members, c.told = make(chan struct{}, 1), map[string]*member{}, map[string]map[Name]bool{}
+		c.log = c.Log
+		if c.log == nil {
+			c.log = slog.New(slog.DiscardHandler)
+		}
+	})
+}
+
+func (c *Controller) kick() {
+	select {
+	case c.signal <- struct{}{}:
+	default:
+	}
+}
+
+// Changed has VIPs asked again. It may be called at any time, and does not wait.
+func (c *Controller) Changed() {
+	c.init()
+	c.kick()
+}
+
+// Add makes a cluster a member of the set, until ctx is done and remove is called,
+// or only the latter, which waits. It may be called at any time; a cluster of the
+// same name takes the other's place.
+func (c *Controller) Add(ctx context.Context, name string, cluster Cluster) (remove func()) {
+	c.init()
+	m := &member{
+		name: name, Cluster: cluster, c: c, waiting: map[*watched]bool{},
+		exports: map[Name]*mcsv1.ServiceExport{}, imports: map[Name]*mcsv1.ServiceImport{}, services: map[Name]Service{},
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	c.mu.Lock()
+	c.members[name] = m
+	m.start(ctx, &running)
+	c.mu.Unlock()
+	return func() {
+		cancel()
+		running.Wait()
+		c.mu.Lock()
+		if c.members[name] == m {
+			delete(c.members, name)
+			delete(c.told, name)
+		}
+		c.mu.Unlock()
+		c.kick()
+	}
+}
+
+// Run writes what follows from the exports, until ctx is done.
+func (c *Controller) Run(ctx context.Context) error {
+	c.init()
+	tick := time.NewTicker(retry)
+	defer tick.Stop()
+	pending := false
+	for ticks := 0; ; {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.signal:
+		case <-tick.C:
+			ticks++
+			if !pending && (!c.lacks() || ticks%patience != 0) {
+				continue
+			}
+		}
+		todo := c.settle()
+		c.mu.Lock()
+		c.lacking = false
+		c.mu.Unlock()
+		leads := c.Leads == nil || c.Leads()
+		pending = len(todo) > 0
+		if leads && pending {
+			pending = !c.write(ctx, todo)
+		}
+		select {
+		case <-time.After(atMost):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (c *Controller) lacks() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lacking
+}
+
+// settle finds out what follows from what there is, tells OnExports, and returns
+// what is to be written.
+func (c *Controller) settle() []change {
+	c.mu.Lock()
+	members := map[string]*Member{}
+	for name, m := range c.members {
+		members[name] = m.view()
+	}
+	vips, refuses := c.vips(), c.refuses()
+	c.mu.Unlock()
+
+	set := Resolve(members, vips, refuses) // calls others, and so holds no lock
+
+	c.mu.Lock()
+	var tell []string
+	for _, name := range slices.Sorted(maps.Keys(set.Exported)) {
+		if c.members[name] == nil || members[name].Unseen {
+			continue
+		}
+		if told, ok := c.told[name]; !ok || !maps.Equal(told, set.Exported[name]) {
+			c.told[name] = set.Exported[name]
+			tell = append(tell, name)
+		}
+	}
+	var todo []change
+	for _, name := range slices.Sorted(maps.Keys(c.members)) {
+		if members[name] != nil && !members[name].Unseen && !c.members[name].absent {
+			todo = append(todo, c.changes(c.members[name], &set)...)
+		}
+	}
+	c.mu.Unlock()
+	for _, name := range tell {
+		if c.OnExports != nil {
+			c.OnExports(name, set.Exported[name])
+		}
+	}
+	return todo
+}
+
+func (c *Controller) vips() func(Name) []netip.Addr {
+	if c.VIPs == nil {
+		return nil
+	}
+	return func(n Name) []netip.Addr { return c.VIPs(n.Namespace, n.Name) }
+}
+
+func (c *Controller) refuses() func(Name) string {
+	if c.Refuses == nil {
+		return nil
+	}
+	return func(n Name) string { return c.Refuses(n.Namespace, n.Name) }
+}
+
+// view returns what a member has, in maps of its own.
+func (m *member) view() *Member {
+	out := &Member{Exports: map[Name]Export{}, Services: map[Name]Service{}, Unseen: len(m.waiting) > 0 && !m.absent}
+	for name, e := range m.exports {
+		if e.DeletionTimestamp != nil {
+			continue
+		}
+		out.Exports[name] = Export{Created: e.CreationTimestamp.Time, Generation: e.Generation}
+		if s, ok := m.services[name]; ok {
+			out.Services[name] = s
+		}
+	}
+	return out
+}

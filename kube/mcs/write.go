@@ -1,0 +1,223 @@
+package mcs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert.dev/kube/client"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+)
+
+// An import with this label is ours.
+const (
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+	ManagedBy      = "culvert"
+)
+
+// limit is how long one write may take: an API server that is slow holds up
+// its own cluster, and that not for ever.
+const limit = 15 * time.Second
+
+// A change is one write. Its object is a copy.
+type change struct {
+	*member
+	verb     string
+	resource string
+	name     Name
+	do       func(context.Context) error
+}
+
+// changes returns what is to be written in one cluster. Controller.mu is held.
+func (c *Controller) changes(m *member, set *Set) (todo []change) {
+	held := c.held(set)
+	for _, name := range sorted(m.exports) {
+		e := m.exports[name]
+		if next, ok := withConditions(e, set.Conditions[m.name][name]); ok && !held[name] {
+			todo = append(todo, change{m, "update", "serviceexports/status", name, func(ctx context.Context) error {
+				_, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				return err
+			}})
+		}
+	}
+	for _, name := range sorted(set.Imports) {
+		if !m.looksAt(name.Namespace) || held[name] {
+			continue
+		}
+		want, have := set.Imports[name], m.imports[name]
+		switch {
+		case have == nil:
+			next := &mcsv1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{LabelManagedBy: ManagedBy}}, Spec: want.Spec}
+			todo = append(todo, change{m, "create", "serviceimports", name, func(ctx context.Context) error {
+				_, err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).Create(ctx, next, metav1.CreateOptions{})
+				return err // its status comes when we have seen it
+			}})
+		case have.DeletionTimestamp != nil: // it is made anew when it is gone
+		case have.Labels[LabelManagedBy] != ManagedBy:
+			if c.said.New(m.name+" foreign "+name.String(), "foreign") {
+				c.log.Warn("multi-cluster services: a ServiceImport of somebody else is in the way, and stays as it is", "cluster", m.name, "import", name.String())
+			}
+		case !reflect.DeepEqual(have.Spec, want.Spec):
+			next := have.DeepCopy()
+			next.Spec = want.Spec
+			todo = append(todo, change{m, "update", "serviceimports", name, func(ctx context.Context) error {
+				_, err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+				return err
+			}})
+		default:
+			next := have.DeepCopy()
+			next.Status.EndpointSliceObjects = mcsv1.EndpointSliceObjectsAbsent
+			next.Status.Clusters = nil
+			for _, cluster := range want.Clusters {
+				next.Status.Clusters = append(next.Status.Clusters, mcsv1.ClusterStatus{Cluster: cluster})
+			}
+			meta.SetStatusCondition(&next.Status.Conditions, observed(have.Generation, want.Ready)[0])
+			if reflect.DeepEqual(next.Status, have.Status) {
+				continue
+			}
+			todo = append(todo, change{m, "update", "serviceimports/status", name, func(ctx context.Context) error {
+				_, err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				return err
+			}})
+		}
+	}
+	for _, name := range sorted(m.imports) {
+		have := m.imports[name]
+		if _, wanted := set.Imports[name]; wanted || held[name] || have.Labels[LabelManagedBy] != ManagedBy || have.DeletionTimestamp != nil {
+			continue
+		}
+		uid, version := have.UID, have.ResourceVersion
+		todo = append(todo, change{m, "delete", "serviceimports", name, func(ctx context.Context) error {
+			err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).Delete(ctx, name.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		}})
+	}
+	return todo
+}
+
+// held returns the services in which a cluster takes part that has not been seen
+// yet: what is said of them now may be wrong.
+func (c *Controller) held(set *Set) map[Name]bool {
+	held := map[Name]bool{}
+	for _, m := range c.members {
+		for name, i := range m.imports {
+			if i.Labels[LabelManagedBy] == ManagedBy && slices.ContainsFunc(i.Status.Clusters, func(s mcsv1.ClusterStatus) bool {
+				seen, there := set.Clusters[s.Cluster]
+				return there && !seen
+			}) {
+				held[name] = true
+			}
+		}
+	}
+	return held
+}
+
+func (m *member) looksAt(namespace string) bool {
+	return len(m.Namespaces) == 0 || slices.Contains(m.Namespaces, namespace)
+}
+
+func sorted[T any](m map[Name]T) []Name {
+	return slices.SortedFunc(maps.Keys(m), func(a, b Name) int {
+		if a.Namespace != b.Namespace {
+			if a.Namespace < b.Namespace {
+				return -1
+			}
+			return 1
+		}
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+}
+
+// withConditions returns a copy of e with those conditions, and whether that
+// makes a difference. Conditions of others stay. One that conflicts no longer, as
+// it takes no part, says nothing of conflicts.
+func withConditions(e *mcsv1.ServiceExport, want []metav1.Condition) (*mcsv1.ServiceExport, bool) {
+	if want == nil {
+		return nil, false
+	}
+	next := e.DeepCopy()
+	changed := false
+	for _, c := range want {
+		changed = meta.SetStatusCondition(&next.Status.Conditions, c) || changed
+	}
+	conflict := string(mcsv1.ServiceExportConditionConflict)
+	if !slices.ContainsFunc(want, func(c metav1.Condition) bool { return c.Type == conflict }) {
+		changed = meta.RemoveStatusCondition(&next.Status.Conditions, conflict) || changed
+	}
+	return next, changed
+}
+
+// write makes all changes, and reports whether that worked.
+func (c *Controller) write(ctx context.Context, todo []change) bool {
+	byMember := map[*member][]change{}
+	for _, ch := range todo {
+		byMember[ch.member] = append(byMember[ch.member], ch)
+	}
+	var mu sync.Mutex
+	all := true
+	var running sync.WaitGroup
+	for _, list := range byMember {
+		running.Go(func() {
+			for _, ch := range list {
+				if !c.writeOne(ctx, ch) {
+					mu.Lock()
+					all = false
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	running.Wait()
+	return all
+}
+
+func (c *Controller) writeOne(ctx context.Context, ch change) bool {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := ch.do(ctx)
+	subject := fmt.Sprintf("%s %s %s %s", ch.member.name, ch.verb, ch.resource, ch.name)
+	switch {
+	case err == nil:
+		c.said.New(subject, "")
+		return true
+	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), ctx.Err() != nil:
+		return false // somebody was faster, and we shall see what he did
+	case ch.verb == "create" && missingNamespace(err):
+		c.mu.Lock()
+		c.lacking = true // and it is not imported there; nobody says when that changes
+		c.mu.Unlock()
+		return true
+	}
+	text := err.Error()
+	if denied, ok := client.Denied(ch.verb, groupResource(ch.resource), err); ok {
+		text = denied
+	}
+	if c.said.New(subject, text) {
+		c.log.Error("multi-cluster services: not written: "+text, "cluster", ch.member.name, "verb", ch.verb, "resource", ch.resource, "object", ch.name.String())
+	}
+	return false
+}
+
+// missingNamespace reports whether there is no such namespace, or one that is
+// being deleted.
+func missingNamespace(err error) bool {
+	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		return true
+	}
+	s, ok := err.(apierrors.APIStatus)
+	return ok && apierrors.IsNotFound(err) && s.Status().Details != nil && s.Status().Details.Kind == "namespaces"
+}
