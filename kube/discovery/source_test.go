@@ -330,6 +330,23 @@ func TestAwaitExports(t *testing.T) {
 	})
 }
 
+func TestRunAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, svc("shop", "web", "expose", "true"), svc("stock", "db"))
+		src := &Source{Client: r.api, Cluster: "west", ClusterSet: []string{"east"}}
+		src.SetRules(Rules{Deny: []string{"shop"}})
+		src.SetExports(map[types.NamespacedName]bool{{Namespace: "stock", Name: "db"}: true})
+		r.start(src)
+		first := listing(r.one(moment).Snapshot)
+		r.cancel()
+		r.none(moment)
+		r.start(src)
+		if again := listing(r.one(moment).Snapshot); again != first || again != "web.shop.west to nobody at []; db.stock.west to east at []" {
+			t.Errorf("at first %s, then %s", first, again)
+		}
+	})
+}
+
 func TestWhatIsRefusedIsSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bad := svc("shop", "web", "expose", "maybe")
