@@ -54,6 +54,11 @@ func BenchmarkKubernetes(b *testing.B) {
 
 // measure does it all, and returns the page.
 func measure(t testing.TB, p plan) string {
+	say := func(format string, args ...any) {
+		if p.changes > 10 { // a large one takes minutes
+			fmt.Fprintf(os.Stderr, "bench: "+format+"\n", args...)
+		}
+	}
 	r := newRig(t)
 	pg := &page{plan: p, load: busy()}
 	r.furnish()
@@ -63,11 +68,14 @@ func measure(t testing.TB, p plan) string {
 	r.stop()
 
 	pg.loading = r.load(p.full)
+	say("loaded in %v", pg.loading)
 	pg.start = r.startUp(p)
+	say("ready after %v, status after %v", pg.start.ready, pg.start.status)
 	time.Sleep(5 * time.Second) // what begins with the start ends
 	pg.after = r.usage()
 	pg.idle = r.rest(p.idle)
 	pg.busy = r.changes(p)
+	say("changed")
 	calm, _, calmCPU := r.trips(p.trips, false)
 	disturbed, n, cpu := r.trips(p.trips, true)
 	pg.calm, pg.disturbed = calm, disturbed

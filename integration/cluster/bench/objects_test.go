@@ -1,22 +1,25 @@
 package bench
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
-	"sync"
-	"sync/atomic"
+	"io"
+	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
 const (
-	atOnce     = 24  // writers of the load
 	namespaces = 100 // that it is in
 	endpoints  = 10  // of each Service
 )
@@ -24,55 +27,117 @@ const (
 // A size is how much there is beside what is changed.
 type size struct{ services, routes int }
 
-// load writes services with their endpoints, and routes to the first of them.
+// load makes services with their endpoints, and routes to the first of them.
 func (r *rig) load(s size) (took time.Duration) {
 	r.t.Helper()
 	began := time.Now()
-	r.each(min(namespaces, s.services), func(ctx context.Context, i int) error {
-		_, err := r.core.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace(i)}}, metav1.CreateOptions{})
-		return err
+	for i := range min(namespaces, s.services) {
+		if _, err := r.core.CoreV1().Namespaces().Create(r.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace(i)}}, metav1.CreateOptions{}); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	created := metav1.NewTime(time.Now().Truncate(time.Second))
+	name := func(i int) string { return fmt.Sprintf("service-%05d", i) }
+	stamp := func(kind, version string, i int, t *metav1.TypeMeta, m *metav1.ObjectMeta) {
+		t.Kind, t.APIVersion = kind, version
+		m.CreationTimestamp, m.Generation, m.UID = created, 1, types.UID(fmt.Sprintf("6ba7b8%02d-9dad-11d1-80b4-%012d", len(kind), i))
+	}
+	family := corev1.IPFamilyPolicySingleStack
+	// Who owns the address of a Service is known before it is there, or the API
+	// server would write that down itself.
+	r.store("ipaddresses/", s.services, func(i int) (string, any) {
+		a := &networkingv1.IPAddress{
+			ObjectMeta: metav1.ObjectMeta{Name: clusterIP(i), Labels: map[string]string{networkingv1.LabelIPAddressFamily: "IPv4", networkingv1.LabelManagedBy: "ipallocator.k8s.io"}},
+			Spec:       networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{Resource: "services", Namespace: namespace(i), Name: name(i)}},
+		}
+		stamp("IPAddress", "networking.k8s.io/v1", i, &a.TypeMeta, &a.ObjectMeta)
+		return a.Name, a
 	})
-	r.each(s.services, func(ctx context.Context, i int) error {
-		svc, slice := service(namespace(i), fmt.Sprintf("service-%05d", i)), slice(namespace(i), fmt.Sprintf("service-%05d", i))
+	r.store("services/specs/", s.services, func(i int) (string, any) {
+		svc := service(namespace(i), name(i))
+		stamp("Service", "v1", i, &svc.TypeMeta, &svc.ObjectMeta)
+		svc.Spec.Type, svc.Spec.SessionAffinity = corev1.ServiceTypeClusterIP, corev1.ServiceAffinityNone
+		svc.Spec.ClusterIP, svc.Spec.ClusterIPs = clusterIP(i), []string{clusterIP(i)}
+		svc.Spec.IPFamilies, svc.Spec.IPFamilyPolicy = []corev1.IPFamily{corev1.IPv4Protocol}, &family
+		svc.Spec.Ports[0].Protocol, svc.Spec.Ports[0].TargetPort = corev1.ProtocolTCP, intstr.FromInt32(port)
+		return svc.Namespace + "/" + svc.Name, svc
+	})
+	r.store("endpointslices/", s.services, func(i int) (string, any) {
+		slice := slice(namespace(i), name(i))
+		stamp("EndpointSlice", "discovery.k8s.io/v1", i, &slice.TypeMeta, &slice.ObjectMeta)
 		for j := range endpoints {
 			slice.Endpoints = append(slice.Endpoints, pod(slice, j, fmt.Sprintf("10.%d.%d.%d", 32+i>>8, i&255, 1+j)))
 		}
-		if _, err := r.core.CoreV1().Services(svc.Namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
-			return err
+		return slice.Namespace + "/" + slice.Name, slice
+	})
+	r.store("gateway.networking.k8s.io/tlsroutes/", s.routes, func(i int) (string, any) {
+		o := route(namespace(i), fmt.Sprintf("route-%05d", i), fmt.Sprintf("r%05d.load.test", i), "all", name(i))
+		stamp("TLSRoute", "gateway.networking.k8s.io/v1", i, &o.TypeMeta, &o.ObjectMeta)
+		return o.Namespace + "/" + o.Name, o
+	})
+	// The API server knows all of it.
+	for range 300 {
+		list, err := r.gw.GatewayV1().TLSRoutes("").List(r.t.Context(), metav1.ListOptions{ResourceVersion: "0"})
+		if err != nil {
+			r.t.Fatal(err)
 		}
-		_, err := r.core.DiscoveryV1().EndpointSlices(slice.Namespace).Create(ctx, slice, metav1.CreateOptions{})
-		return err
-	})
-	r.each(s.routes, func(ctx context.Context, i int) error {
-		return r.putRoute(ctx, route(namespace(i), fmt.Sprintf("route-%05d", i), fmt.Sprintf("r%05d.load.test", i), "all", fmt.Sprintf("service-%05d", i)))
-	})
-	return time.Since(began)
+		if len(list.Items) >= s.routes {
+			return time.Since(began)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	r.t.Fatal("the API server does not see the routes")
+	return 0
+}
+
+func clusterIP(i int) string { return fmt.Sprintf("10.96.%d.%d", 64+i>>7, 1+i&127) }
+
+// store writes objects to etcd, as the API server keeps them: by its requests it
+// would take minutes. An object is decoded as JSON as well as in protobuf.
+func (r *rig) store(prefix string, n int, object func(i int) (name string, o any)) {
+	r.t.Helper()
+	type put struct {
+		Key   []byte `json:"key"`
+		Value []byte `json:"value"`
+	}
+	type op struct {
+		Put put `json:"request_put"`
+	}
+	const most = 100 // of one transaction; etcd takes 128
+	for at := 0; at < n; at += most {
+		var tx struct {
+			Success []op `json:"success"`
+		}
+		for i := at; i < min(n, at+most); i++ {
+			name, o := object(i)
+			value, err := json.Marshal(o)
+			if err != nil {
+				r.t.Fatal(err)
+			}
+			tx.Success = append(tx.Success, op{put{[]byte("/registry/" + prefix + name), value}})
+		}
+		body, err := json.Marshal(tx)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		req, err := http.NewRequestWithContext(r.t.Context(), http.MethodPost, r.Etcd()+"/v3/kv/txn", bytes.NewReader(body))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		req.Close = true
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		answer, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if res.StatusCode != http.StatusOK || !bytes.Contains(answer, []byte(`"succeeded":true`)) {
+			r.t.Fatalf("etcd: %s: %.200s", res.Status, answer)
+		}
+	}
 }
 
 func namespace(i int) string { return fmt.Sprintf("load-%02d", i%namespaces) }
-
-// each calls f for 0 to n-1, several at once.
-func (r *rig) each(n int, f func(context.Context, int) error) {
-	r.t.Helper()
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	var once sync.Once
-	var failed error
-	for range atOnce {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				if err := f(r.t.Context(), i); err != nil {
-					once.Do(func() { failed = err })
-					next.Store(int64(n))
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if failed != nil {
-		r.t.Fatal(failed)
-	}
-}
 
 func service(namespace, name string) *corev1.Service {
 	return &corev1.Service{
