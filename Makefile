@@ -144,6 +144,10 @@ BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
 
+.PHONY: bench-kube
+bench-kube: ## from a change in Kubernetes to the first connection, and what 100,000 endpoints take: docs/BENCHMARKS-KUBE.md; as root
+	cd integration/cluster && CULVERT_BENCH_REPORT=$(CURDIR)/docs/BENCHMARKS-KUBE.md $(CLUSTER_TEST) -run '^$$' -bench '^BenchmarkKubernetes$$' -benchtime 1x ./bench
+
 .PHONY: profile
 profile: build ## CPU and allocations of the gateway under each load of bench: bin/profile
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) -profile ../bin/profile $(PROFILEFLAGS)

@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -129,6 +130,37 @@ func slim(o any) (any, error) {
 		}
 	case *corev1.Namespace:
 		o.Annotations = nil
+	case *corev1.Service:
+		o.Annotations, o.Spec.Selector = nil, nil
+	case *discoveryv1.EndpointSlice:
+		slimSlice(o)
 	}
 	return o, nil
+}
+
+// slimSlice leaves an endpoint its addresses and whether it serves: the rest is
+// nine tenths, and there may be a hundred thousand of them.
+func slimSlice(s *discoveryv1.EndpointSlice) {
+	s.Annotations, s.OwnerReferences = nil, nil
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		c := e.Conditions
+		*e = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: discoveryv1.EndpointConditions{
+			Ready: sharedBool(c.Ready), Serving: sharedBool(c.Serving), Terminating: sharedBool(c.Terminating),
+		}}
+	}
+	s.Endpoints = slices.Clip(s.Endpoints)
+}
+
+// yes and no are what all conditions of endpoints point to.
+var yes, no = true, false
+
+func sharedBool(b *bool) *bool {
+	switch {
+	case b == nil:
+		return nil
+	case *b:
+		return &yes
+	}
+	return &no
 }
