@@ -268,7 +268,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 		case <-r.signal:
 		case <-r.src.changed:
 		}
-		complete, why, modified, count := r.settle()
+		complete, modified, count, why := r.settle()
 		r.say()
 		if begun && modified && ((before[0] > 0 && count[0] == 0) || (before[1] > 0 && count[1] == 0)) && why == nil {
 			if err := r.reallyEmpty(ctx, count); err != nil {
@@ -312,7 +312,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 }
 
 // settle takes in all that has changed.
-func (r *run) settle() (complete bool, lost error, modified bool, count [2]int) {
+func (r *run) settle() (complete, modified bool, count [2]int, lost error) {
 	s := r.src
 	s.mu.Lock()
 	rules, exports, stale := s.rules, s.exports, s.stale
@@ -334,7 +334,7 @@ func (r *run) settle() (complete bool, lost error, modified bool, count [2]int) 
 	if complete {
 		r.convert()
 	}
-	return complete, lost, r.modified, [2]int{len(r.services), len(r.owners)}
+	return complete, r.modified, [2]int{len(r.services), len(r.owners)}, lost
 }
 
 // take returns what is to be sent.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"log/slog"
 	"net/http"
 	"reflect"
@@ -114,7 +115,7 @@ func newBench(t *testing.T, docs ...string) *bench {
 		case "BackendTLSPolicy":
 			plural = "backendtlspolicies"
 		}
-		if err := b.gw.Tracker().Create(gwv1.SchemeGroupVersion.WithResource(plural), o, m.GetNamespace()); err != nil {
+		if err := b.gw.Tracker().Create(schema.GroupVersionResource{Group: gwv1.GroupVersion.Group, Version: gwv1.GroupVersion.Version, Resource: plural}, o, m.GetNamespace()); err != nil {
 			t.Fatal(err)
 		}
 	}
