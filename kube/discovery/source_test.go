@@ -399,8 +399,13 @@ func TestWhatIsRefusedIsSaidOnce(t *testing.T) {
 		r.none(moment)
 		leads.Store(true)
 		r.none(time.Minute)
+		if n := len(r.events()); n != 2 { // the one that is there says it still
+			t.Errorf("%d events of who leads now, want 2", n)
+		}
+		r.put(svc("shop", "other", "vip", "perhaps"))
+		r.none(time.Minute)
 		if n := len(r.events()); n != 3 {
-			t.Errorf("%d events of who leads now, want 3", n)
+			t.Errorf("%d events after a new mistake, want 3", n)
 		}
 	})
 }
