@@ -90,8 +90,9 @@ func (c *Cluster) Run(t testing.TB, pod *corev1.Pod, path string, args ...string
 	return p
 }
 
-// InPod calls f on a thread that is in the network of a pod: what it dials and
-// listens on is there. f must not start goroutines that do so.
+// InPod calls f on a thread that is in the network of a pod, of the sandbox if
+// pod is nil: what it dials and listens on is there. A dialer of package net
+// does so on its caller's thread, a client of net/http does not.
 func (c *Cluster) InPod(t testing.TB, pod *corev1.Pod, f func() error) error {
 	t.Helper()
 	ns, err := c.podNetwork(pod)
@@ -140,22 +141,21 @@ func (c *Cluster) PodLog(pod *corev1.Pod, container string) string {
 
 // Connect lets the pods of clusters reach each other, and each other's nodes,
 // as networks of one organisation may; else only the sandbox reaches all.
-func Connect(t testing.TB, clusters ...*Cluster) {
-	t.Helper()
-	for _, c := range clusters {
-		file := "/proc/sys/net/ipv4/conf/" + c.bridge + "/forwarding"
-		if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
+func Connect(t testing.TB, clusters ...*Cluster) { connect(t, true, clusters) }
 
 // Disconnect ends Connect.
-func Disconnect(t testing.TB, clusters ...*Cluster) {
+func Disconnect(t testing.TB, clusters ...*Cluster) { connect(t, false, clusters) }
+
+func connect(t testing.TB, yes bool, clusters []*Cluster) {
 	t.Helper()
 	for _, c := range clusters {
-		file := "/proc/sys/net/ipv4/conf/" + c.bridge + "/forwarding"
-		if err := os.WriteFile(file, []byte("0"), 0o644); err != nil {
+		err := error(nil)
+		if c.opts.Proxy {
+			err = (&proxy{c: c}).apart(!yes)
+		} else {
+			err = forward(c.bridge, yes)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

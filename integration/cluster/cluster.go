@@ -31,6 +31,13 @@ type Options struct {
 	// GatewayAddresses is how many addresses of the sandbox a gateway out of
 	// the cluster may bind, 250 at most; they are in Cluster.GatewayAddresses.
 	GatewayAddresses int
+	// Proxy makes the addresses of Services lead to their pods, as kube-proxy
+	// does, for IPv4 and with the program nft: ClusterIPs, externalIPs, those of
+	// load balancers, and NodePorts. Who comes from a pod is seen as the sandbox.
+	Proxy bool
+	// ClusterDNS is the name server of the pods with dnsPolicy ClusterFirst, if
+	// it is set.
+	ClusterDNS netip.Addr
 	// NoCRDs leaves out the resources of the Gateway API and of multi-cluster
 	// services.
 	NoCRDs bool
@@ -176,6 +183,11 @@ func (c *Cluster) start(ctx context.Context) error {
 	c.stop = stop
 	if err := c.startKubelet(agents); err != nil {
 		return err
+	}
+	if c.opts.Proxy {
+		if err := c.startProxy(agents); err != nil {
+			return err
+		}
 	}
 	if c.opts.NoCRDs {
 		return nil

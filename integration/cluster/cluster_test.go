@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -76,11 +77,16 @@ func waitEndpoints(t *testing.T, c *cluster.Cluster, want int, unwanted string) 
 	return found
 }
 
-// podOf asks an echo server for its pod.
+// podOf asks an echo server for its pod, on the caller's thread.
 func podOf(addr string) (string, error) {
-	dialer := net.Dialer{Timeout: time.Second}
-	client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}}
-	res, err := client.Get("http://" + addr)
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+	fmt.Fprint(conn, "GET / HTTP/1.0\r\n\r\n")
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		return "", err
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -140,9 +141,15 @@ func (c *container) makeRoot(pod *corev1.Pod, image Image, v *volumes) error {
 		hosts += a + "\t" + pod.Name + "\n"
 	}
 	resolv := ""
+	if dns := c.w.k.c.opts.ClusterDNS; dns.IsValid() && pod.Spec.DNSPolicy == corev1.DNSClusterFirst {
+		resolv = fmt.Sprintf("nameserver %s\nsearch %s.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n", dns, pod.Namespace)
+	}
 	if d := pod.Spec.DNSConfig; d != nil {
 		for _, n := range d.Nameservers {
 			resolv += "nameserver " + n + "\n"
+		}
+		if len(d.Searches) > 0 {
+			resolv += "search " + strings.Join(d.Searches, " ") + "\n"
 		}
 	}
 	for file, text := range map[string]string{"hosts": hosts, "hostname": pod.Name + "\n", "resolv.conf": resolv} {

@@ -36,9 +36,9 @@
 // don't matter otherwise, and neither do resources, capabilities or seccomp.
 //
 // Nodes are objects only: their pods share one network, and their addresses are
-// the sandbox's. There is no kube-proxy, so that ClusterIPs lead nowhere, and
-// nothing enforces NetworkPolicies. Pods reach the API server by the variables
-// that client-go reads, and have no DNS but what dnsConfig says.
+// the sandbox's. ClusterIPs lead somewhere only with Options.Proxy, and nothing
+// enforces NetworkPolicies. Pods reach the API server by the variables that
+// client-go reads, and have no DNS but what dnsConfig or Options.ClusterDNS says.
 //
 // # Several clusters
 //

@@ -138,6 +138,15 @@ func newBridge(name string, addrs ...netip.Prefix) error {
 	return ip(lines...)
 }
 
+// forward says whether packets that come by an interface are routed on.
+func forward(dev string, yes bool) error {
+	value := "0"
+	if yes {
+		value = "1"
+	}
+	return os.WriteFile("/proc/sys/net/ipv4/conf/"+dev+"/forwarding", []byte(value), 0o644)
+}
+
 // nth is the address with number n of a prefix.
 func nth(p netip.Prefix, n int) netip.Addr {
 	b := p.Masked().Addr().AsSlice()

@@ -30,7 +30,7 @@ type store struct {
 
 	uses    atomic.Pointer[map[Use]bool]
 	looking atomic.Bool // a translation is under way, and may use anything
-	written sync.Map    // resourceVersions that we have written ourselves, by UID
+	echoes  echoes
 }
 
 // A shelf has the objects of one kind: from one watch, or one for each namespace.
@@ -168,14 +168,14 @@ func (s *store) handler(sh *shelf) cache.ResourceEventHandler {
 		AddFunc: changed,
 		DeleteFunc: func(o any) {
 			if m, ok := o.(metav1.Object); ok {
-				s.written.Delete(m.GetUID())
+				s.echoes.forget(m.GetUID())
 			}
 			changed(o)
 		},
 		UpdateFunc: func(_, o any) {
 			if m, ok := o.(metav1.Object); ok {
-				if v, ok := s.written.Load(m.GetUID()); ok && v == m.GetResourceVersion() && v != "" {
-					return // by ourselves: it says what we know
+				if s.echoes.is(m.GetUID(), m.GetResourceVersion()) {
+					return
 				}
 			}
 			changed(o)

@@ -28,6 +28,7 @@ const (
 	firstRetry = time.Second      // after a failure; the next time twice that
 	lastRetry  = 30 * time.Second // and no longer
 	askLead    = time.Second      // from one question to the next whether we lead
+	hold       = time.Second      // that what was begun goes on for, though there is something newer
 )
 
 // A writer brings the status of objects to what was last wanted. It writes what
@@ -97,8 +98,8 @@ type task struct {
 	do         func(context.Context) error
 }
 
-// writeAll does tasks, several at once, until there is something newer to be
-// written. It reports whether any failed in a way that is worth another try.
+// writeAll does tasks, several at once, and after a while only as long as there is
+// nothing newer to be written. It reports whether any failed in a way that is worth another try.
 func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct{}) (failed bool) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -120,22 +121,30 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 			}
 		})
 	}
-loop:
+	// To begin again for each change would mean to compare everything for every few
+	// writes. Gateways are first among tasks, so that none of theirs waits longer.
+	began := time.Now()
 	for _, t := range tasks {
-		if !w.leads() {
+		if ctx.Err() != nil || !w.leads() || time.Since(began) > hold && closed(fresh) {
 			break
 		}
 		select {
 		case todo <- t:
-		case <-fresh:
-			break loop
 		case <-ctx.Done():
-			break loop
 		}
 	}
 	close(todo)
 	wg.Wait()
 	return failed
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // complain says that status can't be written: for want of a right once for each
@@ -184,9 +193,16 @@ func plan[T object[T]](w *writer, tasks *[]task, kind string, have T, c func() s
 			if !changed {
 				return nil
 			}
+			end := w.store.echoes.begin(have.GetUID())
 			got, err := c().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+			version := ""
 			if err == nil {
-				w.store.written.Store(got.GetUID(), got.GetResourceVersion())
+				version = got.GetResourceVersion()
+			}
+			if end(version) {
+				w.store.dirty()
+			}
+			if err == nil {
 				w.note(ctx, got, notes)
 				return nil
 			}
