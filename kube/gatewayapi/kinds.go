@@ -2,7 +2,6 @@ package gatewayapi
 
 import (
 	"context"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -131,7 +130,7 @@ func slim(o any) (any, error) {
 	case *corev1.Namespace:
 		o.Annotations = nil
 	case *corev1.Service:
-		o.Annotations, o.Spec.Selector = nil, nil
+		o.Annotations, o.Labels, o.Spec.Selector = nil, nil, nil
 	case *discoveryv1.EndpointSlice:
 		slimSlice(o)
 	}
@@ -141,15 +140,22 @@ func slim(o any) (any, error) {
 // slimSlice leaves an endpoint its addresses and whether it serves: the rest is
 // nine tenths, and there may be a hundred thousand of them.
 func slimSlice(s *discoveryv1.EndpointSlice) {
-	s.Annotations, s.OwnerReferences = nil, nil
-	for i := range s.Endpoints {
-		e := &s.Endpoints[i]
-		c := e.Conditions
-		*e = discoveryv1.Endpoint{Addresses: e.Addresses, Conditions: discoveryv1.EndpointConditions{
+	s.Annotations, s.OwnerReferences, s.GenerateName = nil, nil, ""
+	labels := make(map[string]string, 1)
+	for _, label := range []string{serviceLabel, importLabel} {
+		if of, ok := s.Labels[label]; ok {
+			labels[label] = of
+		}
+	}
+	s.Labels = labels
+	all := s.Endpoints
+	s.Endpoints = make([]discoveryv1.Endpoint, len(all)) // what was decoded has room for more
+	for i := range all {
+		c := &all[i].Conditions
+		s.Endpoints[i] = discoveryv1.Endpoint{Addresses: all[i].Addresses, Conditions: discoveryv1.EndpointConditions{
 			Ready: sharedBool(c.Ready), Serving: sharedBool(c.Serving), Terminating: sharedBool(c.Terminating),
 		}}
 	}
-	s.Endpoints = slices.Clip(s.Endpoints)
 }
 
 // yes and no are what all conditions of endpoints point to.
