@@ -30,6 +30,7 @@ import (
 	"culvert.dev/kube/discovery"
 	"culvert.dev/kube/gatewayapi"
 	"culvert.dev/registry"
+	"culvert.dev/registry/kept"
 )
 
 // A Config says what is learnt from Kubernetes, and what is told to it.
@@ -46,6 +47,10 @@ type Config struct {
 	MultiCluster bool        // ServiceExports are taken up, and ServiceImports kept
 
 	Lease Object // among those who write; zero means that this process never does
+
+	// State is where what each source says is kept for the next start: it is the
+	// beginning of paths of files. "" keeps nothing.
+	State string
 
 	Log *slog.Logger
 }
@@ -143,14 +148,14 @@ func (k *Kube) discover(d *Discovery) error {
 	}
 	own := k.source(k.cfg.Cluster)
 	own.Client, own.Network, own.NoNetwork, own.Namespaces = k.core, d.Network, d.Declared, k.cfg.Namespaces
-	k.sources = append(k.sources, own)
+	k.add(own, "discovery", func() []string { return []string{"cluster/" + k.cfg.Cluster} })
 	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
 	if k.set != nil {
 		k.set.know(k.cfg.Cluster, own)
 		further.OnCluster = k.join
 	}
 	if d.Clusters != "" {
-		k.sources = append(k.sources, further)
+		k.add(further, "clusters", further.Names)
 	}
 	return nil
 }
@@ -181,8 +186,29 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	if err != nil {
 		return err
 	}
-	k.sources = append(k.sources, c)
+	k.add(c, "gateway-api", func() []string { return []string{"gateway-api"} })
 	return nil
+}
+
+// add adds a source, what it says by those names to be kept under a name of its own.
+func (k *Kube) add(src registry.Source, name string, names func() []string) {
+	if k.cfg.State != "" {
+		src = &kept.Source{Source: src, Path: k.cfg.State + "." + name, Settings: k.settings(), Names: names, Log: k.cfg.Log}
+	}
+	k.sources = append(k.sources, src)
+}
+
+// settings are what decides what sources say, beside the objects.
+func (k *Kube) settings() string {
+	return fmt.Sprintf("%q %q %q %t %s %s", k.rest.Host, k.cfg.Cluster, k.cfg.Namespaces, k.cfg.MultiCluster, printed(k.cfg.Discovery), printed(k.cfg.GatewayAPI))
+}
+
+// printed is what v points to: the address of it is another in each process.
+func printed[T any](v *T) string {
+	if v == nil {
+		return "none"
+	}
+	return fmt.Sprintf("%+v", *v)
 }
 
 // A plane is a Gateway as its controller sees it, which is made before it.

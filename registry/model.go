@@ -206,6 +206,10 @@ type Update struct {
 	// there is. What it said before stays in force, and the Snapshot counts for
 	// nothing; the next Update without an Err ends it. See Registry.Stale.
 	Err error
+
+	// Since says since when, if that is not since now, as where what is in force
+	// is what was kept of an earlier process.
+	Since time.Time
 }
 
 // A Source finds out what there is. Run sends an Update at first and whenever

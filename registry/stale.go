@@ -44,12 +44,15 @@ func (f *freshness) hear(log *slog.Logger, m *message) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	k, source, err := key{source: m.source}, m.kind, m.err // of all its names
+	since := time.Now()
 	if m.update != nil {
 		k.name, source, err = m.update.Source, m.update.Source, m.update.Err
+		if at := m.update.Since; !at.IsZero() && at.Before(since) {
+			since = at
+		}
 	}
 	if err != nil {
-		since := time.Now()
-		if before, ok := f.lost[k]; ok {
+		if before, ok := f.lost[k]; ok && before.since.Before(since) {
 			since = before.since
 		}
 		if f.lost == nil {

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"culvert.dev/kube/client"
@@ -58,6 +59,17 @@ type Clusters struct {
 
 	// Log is told of what is refused. Nil discards.
 	Log *slog.Logger
+
+	names atomic.Pointer[[]string]
+}
+
+// Names returns the names of what Clusters says: its own, and those of all clusters that
+// have Secrets, good or bad. It is nil until the Secrets have been seen.
+func (c *Clusters) Names() []string {
+	if p := c.names.Load(); p != nil {
+		return *p
+	}
+	return nil
 }
 
 // A secret is what is used of a Secret.
@@ -230,6 +242,11 @@ func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
 		f.complain(s, why)
 	}
 	f.mu.Unlock()
+	names := []string{f.source()}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		names = append(names, "cluster/"+name)
+	}
+	f.names.Store(&names)
 
 	for _, name := range slices.Sorted(maps.Keys(f.members)) {
 		m := f.members[name]

@@ -227,6 +227,9 @@ func Reload(path string, current *Config) (*Config, error) {
 	if v := d.cfg.VIPs; v != nil && v.State != "" {
 		v.State = d.beside(v.State)
 	}
+	if k := d.cfg.Kubernetes; k != nil && k.State != "" {
+		k.State = d.beside(k.State)
+	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err
 	}

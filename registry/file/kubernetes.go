@@ -21,6 +21,10 @@ type Kubernetes struct {
 	MultiCluster bool        // ServiceExports are taken up, and ServiceImports kept
 
 	Leader Object // of the Lease among those who write statuses
+
+	// State is the beginning of the paths of files that keep what was learnt, for a
+	// start while the API server is away; "" keeps nothing.
+	State string
 }
 
 // An Object is what a namespaced object is called.
@@ -82,6 +86,7 @@ var kubernetesFields = []field[Kubernetes]{
 		d.boolean(n, "multiCluster", &to.MultiCluster)
 	}},
 	{"leader", func(d *decoder, n *yaml.Node, to *Kubernetes) { d.object(n, "leader", &to.Leader) }},
+	{"state", func(d *decoder, n *yaml.Node, to *Kubernetes) { to.State, _ = d.text(n, "state") }},
 }
 
 var discoveryFields = []field[Discovery]{

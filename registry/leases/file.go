@@ -157,7 +157,10 @@ func Save[E any](f File, entries []E) error {
 	case len(data) > MaxSize: // and could not be read again
 		err = fmt.Errorf("%d entries take %d bytes, limit %d", len(entries), len(data), MaxSize)
 	default:
-		err = replace(f.Path, data)
+		err = Replace(f.Path, func(w io.Writer) error {
+			_, err := w.Write(data)
+			return err
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("write the %s: %w", f.What, err)
@@ -186,8 +189,10 @@ func Encode[E any](list string, entries []E) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// replace puts data in the place of the file at path.
-func replace(path string, data []byte) (err error) {
+// Replace puts what write writes in the place of the file at path, as Save does.
+// Where write fails, or anything else does, the file is what it was. Of several
+// processes only one may do it: see Lock.
+func Replace(path string, write func(io.Writer) error) (err error) {
 	// A link is followed: what it leads to is replaced, and not the link.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
@@ -208,7 +213,7 @@ func replace(path string, data []byte) (err error) {
 			_ = os.Remove(name)
 		}
 	}()
-	if _, err = tmp.Write(data); err != nil {
+	if err = write(tmp); err != nil {
 		return err
 	}
 	if err = tmp.Sync(); err != nil {

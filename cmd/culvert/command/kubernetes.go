@@ -28,7 +28,7 @@ func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 	f := c.Kubernetes
 	cfg := kube.Config{
 		Kubeconfig: f.Kubeconfig, Context: f.Context, Version: version, Cluster: c.Cluster, Namespaces: f.Namespaces,
-		MultiCluster: f.MultiCluster, Lease: kube.Object(f.Leader), Log: log,
+		MultiCluster: f.MultiCluster, Lease: kube.Object(f.Leader), State: f.State, Log: log,
 	}
 	if d := f.Discovery; d != nil {
 		cfg.Discovery = &kube.Discovery{
