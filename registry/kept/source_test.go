@@ -175,7 +175,7 @@ func TestPatience(t *testing.T) {
 		time.Sleep(Patience - 1)
 		r.want()
 		time.Sleep(1)
-		r.want("west a", "west !it has said nothing for 3s since the start 3s")
+		r.want("west a", "west !it has said nothing for 3s since the start 4s")
 		r.src <- update("west", "b")
 		r.want("west b")
 		r.stop()

@@ -21,6 +21,7 @@
 {{- $_ := set $c "drain" (dict "lameduck" (printf "%vs" $v.drain.lameduck) "grace" (printf "%vs" $v.drain.grace)) -}}
 {{- if include "culvert.kubernetes" $root -}}
 {{- $k := dict "leader" (printf "%s/%s" $root.Release.Namespace (include "culvert.fullname" $root)) -}}
+{{- $_ := set $k "state" "/var/lib/culvert/kubernetes" -}}
 {{- with $v.namespaces -}}
 {{- $_ := set $k "namespaces" . -}}
 {{- end -}}
