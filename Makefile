@@ -107,7 +107,7 @@ check: ## format, vet on three systems, static analysis, tidy
 FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 \
 	connect/h2:FuzzServer:15 connect/h3:FuzzRequest:12 connect/h3:FuzzControl:10 connect/hbone:FuzzFields:8 \
 	connect/ws:FuzzHandshake:10 connect/ws:FuzzFrames:12 connect/socks5:FuzzRequest:8 connect/socks5:FuzzServe:12 \
-	connect/proxyproto:FuzzParse:12 dns:FuzzQuery:12 dns:FuzzReply:12 udp:FuzzHeader:5 tunnel:FuzzLoop:8
+	connect/proxyproto:FuzzParse:12 dns:FuzzQuery:12 dns:FuzzReply:12 udp:FuzzHeader:5 tunnel:FuzzLoop:8 registry/kept:FuzzDecode:10
 
 .PHONY: fuzz-short
 fuzz-short: ## a few seconds of each of the parsers that face the world, and of the event loop

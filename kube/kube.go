@@ -148,14 +148,14 @@ func (k *Kube) discover(d *Discovery) error {
 	}
 	own := k.source(k.cfg.Cluster)
 	own.Client, own.Network, own.NoNetwork, own.Namespaces = k.core, d.Network, d.Declared, k.cfg.Namespaces
-	k.add(own, "discovery", func() []string { return []string{"cluster/" + k.cfg.Cluster} })
+	k.add(own, "discovery", printed(d), func() []string { return []string{"cluster/" + k.cfg.Cluster} })
 	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
 	if k.set != nil {
 		k.set.know(k.cfg.Cluster, own)
 		further.OnCluster = k.join
 	}
 	if d.Clusters != "" {
-		k.add(further, "clusters", further.Names)
+		k.add(further, "clusters", printed(d), further.Names)
 	}
 	return nil
 }
@@ -186,30 +186,26 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	if err != nil {
 		return err
 	}
-	k.add(c, "gateway-api", func() []string { return []string{"gateway-api"} })
+	k.add(c, "gateway-api", printed(api), func() []string { return []string{"gateway-api"} })
 	return nil
 }
 
-// add adds a source, what it says by those names to be kept under a name of its own.
-func (k *Kube) add(src registry.Source, name string, names func() []string) {
+// add adds a source, which is told settings, and what it says by those names is
+// kept under a name of its own.
+func (k *Kube) add(src registry.Source, name, settings string, names func() []string) {
 	if k.cfg.State != "" {
-		src = &kept.Source{Source: src, Path: k.cfg.State + "." + name, Settings: k.settings(), Names: names, Log: k.cfg.Log}
+		src = &kept.Source{Source: src, Path: k.cfg.State + "." + name, Settings: k.common() + settings, Names: names, Log: k.cfg.Log}
 	}
 	k.sources = append(k.sources, src)
 }
 
-// settings are what decides what sources say, beside the objects.
-func (k *Kube) settings() string {
-	return fmt.Sprintf("%q %q %q %t %s %s", k.rest.Host, k.cfg.Cluster, k.cfg.Namespaces, k.cfg.MultiCluster, printed(k.cfg.Discovery), printed(k.cfg.GatewayAPI))
+// common are the settings that all sources have.
+func (k *Kube) common() string {
+	return fmt.Sprintf("%q %q %q %t ", k.rest.Host, k.cfg.Cluster, k.cfg.Namespaces, k.cfg.MultiCluster)
 }
 
 // printed is what v points to: the address of it is another in each process.
-func printed[T any](v *T) string {
-	if v == nil {
-		return "none"
-	}
-	return fmt.Sprintf("%+v", *v)
-}
+func printed[T any](v *T) string { return fmt.Sprintf("%+v", *v) }
 
 // A plane is a Gateway as its controller sees it, which is made before it.
 type plane struct{ Gateway }

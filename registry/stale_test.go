@@ -125,3 +125,31 @@ func TestLostFromTheStart(t *testing.T) {
 		<-done
 	})
 }
+
+// What is in force may be older than the process.
+func TestLostSinceBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &Registry{}
+		src := make(says)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx, src) }()
+		begin := time.Now()
+		for _, c := range []struct {
+			since, want time.Duration // from begin
+		}{
+			{time.Hour, 0}, // a clock that went back
+			{-time.Hour, -time.Hour},
+			{-time.Minute, -time.Hour},
+		} {
+			src <- Update{Source: "west", Err: errors.New("dark"), Since: begin.Add(c.since)}
+			synctest.Wait()
+			if _, since, _ := r.Stale(); since.Sub(begin) != c.want {
+				t.Errorf("since %v: lost since %v, want %v", c.since, since.Sub(begin), c.want)
+			}
+			time.Sleep(time.Second)
+		}
+		cancel()
+		<-done
+	})
+}

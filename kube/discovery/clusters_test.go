@@ -110,7 +110,7 @@ func TestClusters(t *testing.T) {
 		networked.Annotations = map[string]string{NoteNetwork: "wide"}
 		r.put(networked)
 		var began []string
-		r.start(&Clusters{
+		c := &Clusters{
 			Client: r.api, Namespace: "sys", Own: "own", Log: r.logger(),
 			Connect: func(cfg *rest.Config) (kubernetes.Interface, error) {
 				for host, rig := range map[string]*rig{"https://east:6443": east, "https://west:6443": west, "https://other:6443": other} {
@@ -125,7 +125,11 @@ func TestClusters(t *testing.T) {
 				began = append(began, "+"+name+" "+cfg.Host+" "+src.network()+" "+src.Prefer)
 				return func() { began = append(began, "-"+name) }
 			},
-		})
+		}
+		if names := c.Names(); names != nil {
+			t.Errorf("before the Secrets are seen there are the names %q", names)
+		}
+		r.start(c)
 		step := func(what, want string) {
 			t.Helper()
 			if got := said(r.after(moment)); got != want {
@@ -144,6 +148,10 @@ func TestClusters(t *testing.T) {
 			if n := r.logged(want); n != 1 {
 				t.Errorf("the log says %d times %s, want once:\n%s", n, want, r.log.String())
 			}
+		}
+
+		if got := strings.Join(c.Names(), " "); got != "clusters/sys cluster/east cluster/west" {
+			t.Errorf("the names are %q", got)
 		}
 
 		bad := config("a", "east", "east")
