@@ -64,8 +64,8 @@ conformance: ## the Gateway API's conformance suite, on a real control plane: do
 	cd integration/cluster && CONFORMANCE_REPORT=$(CONFORMANCE_REPORT) $(CLUSTER_TEST) ./conformance -run '^TestConformance$$' -v $(CONFORMANCEFLAGS)
 
 .PHONY: test-cluster
-test-cluster: ## the tests in clusters of a real control plane, without the conformance suite
-	cd integration/cluster && $(CLUSTER_TEST) -skip '^TestConformance$$' -p 1 ./...
+test-cluster: ## the tests in clusters of a real control plane, and the conformance suite
+	cd integration/cluster && CONFORMANCE_REPORT=$(CURDIR)/bin/conformance.yaml $(CLUSTER_TEST) -p 1 ./...
 
 .PHONY: peers
 peers: ## install the real peers, by apt-get on Debian and Ubuntu

@@ -17,7 +17,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -456,10 +455,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case g.stopping.Load():
 		return false, "draining"
 	case g.registry.Table() == nil:
-		if source, _, err := g.registry.Stale(); err != nil {
-			return false, fmt.Sprintf("no source has said what there is to serve; source %s: %s", source, firstLine(err))
-		}
-		return false, "no source has said what there is to serve"
+		return false, "no source has said what there is to serve" + g.because()
+	case g.registry.Silent() > 0:
+		// What the others said is served. But a replica that takes the place of one
+		// that knows more must not have its clients.
+		return false, "a source has not yet said what there is to serve" + g.because()
 	}
 	if g.ports != nil {
 		if _, settled := g.ports.status(); !settled {

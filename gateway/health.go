@@ -51,6 +51,15 @@ func (g *Gateway) stale() string {
 	return fmt.Sprintf("the table is %s old: source %s: %s", time.Since(since).Round(time.Second), source, firstLine(err))
 }
 
+// because says which source is lost, and why, after what comes of it.
+func (g *Gateway) because() string {
+	source, _, err := g.registry.Stale()
+	if err == nil {
+		return ""
+	}
+	return fmt.Sprintf("; source %s: %s", source, firstLine(err))
+}
+
 // firstLine is the first of an error's: a file may have many mistakes.
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")

@@ -191,8 +191,8 @@ type plane struct{ Gateway }
 func (p *plane) Changed() <-chan struct{} { return p.ListenersChanged() }
 
 // Start begins what the sources don't do, and tells them which gateway they
-// feed. It comes before they run. What it returns ends that, and waits; it is
-// for when the sources have ended.
+// feed. It comes before they run. When ctx is done another replica may write.
+// What Start returns ends the rest, and waits; it is for when the sources have ended.
 func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	if k == nil {
 		return func() {}
@@ -200,10 +200,13 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	if k.plane != nil {
 		k.plane.Gateway = g
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain writes, too
+	serving := ctx
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain serves, too
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := k.lead(ctx); err != nil {
+		// Who drains does not write: that may last for hours, in which the others
+		// know better what is served, and after an upgrade what to say of it.
+		if err := k.lead(serving); err != nil {
 			k.cfg.Log.Error("kubernetes: this replica never writes what has become of objects", "err", err)
 		}
 	})

@@ -58,6 +58,7 @@ type Registry struct {
 	current atomic.Pointer[state]
 	health  health
 	fresh   freshness
+	silent  atomic.Int32 // sources that have yet to say what there is
 
 	mu sync.Mutex // held while a table is swapped in, so that generations go up
 }
@@ -77,6 +78,10 @@ func (r *Registry) Table() *Table {
 	}
 	return s.table
 }
+
+// Silent returns how many of the sources that run have not yet said what there
+// is: a table that is made without them has less than was served before a restart.
+func (r *Registry) Silent() int { return int(r.silent.Load()) }
 
 // Swap makes t the current table and returns it with its generation. Requests
 // that have begun go on with the table they began with. Endpoints that are in
@@ -163,6 +168,7 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	r.silent.Store(int32(len(sources)))
 	news := make(chan message)
 	var running sync.WaitGroup
 	for i, src := range sources {
@@ -174,6 +180,7 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 		known  = map[key]Snapshot{}
 		silent = len(sources) // sources that have neither said anything nor failed
 		heard  = make([]bool, len(sources))
+		spoken = make([]bool, len(sources)) // has said what there is
 		dirty  bool
 		late   = time.NewTimer(settle)
 		tick   = time.NewTimer(0)
@@ -191,6 +198,10 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 			if !heard[m.source] {
 				heard[m.source] = true
 				silent--
+			}
+			if !spoken[m.source] && m.err == nil && (m.update == nil || m.update.Err == nil) {
+				spoken[m.source] = true
+				r.silent.Add(-1)
 			}
 			r.fresh.hear(log, &m)
 			if m.update == nil || m.update.Err != nil {

@@ -2,10 +2,12 @@ package discovery
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -83,7 +85,11 @@ func (r *run) writeEvents(ctx context.Context) {
 			continue
 		}
 		o := e.object(r.src.name(), time.Now())
-		if _, err := r.src.Client.CoreV1().Events(o.Namespace).Create(ctx, o, metav1.CreateOptions{}); err != nil && ctx.Err() == nil && !denied {
+		_, err := r.src.Client.CoreV1().Events(o.Namespace).Create(ctx, o, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			continue
+		}
+		if err != nil && ctx.Err() == nil && !denied {
 			denied = true
 			r.log.Warn("discovery: an Event could not be written; what it says is in the log", "verb", "create", "resource", "events", "namespace", o.Namespace, "err", err)
 		}
@@ -101,8 +107,11 @@ func (e *event) object(instance string, now time.Time) *corev1.Event {
 		namespace = metav1.NamespaceDefault // where those of objects without one are
 	}
 	at := metav1.NewTime(now)
+	// The name is made of what is said, so that no replica says it again while it
+	// is there, neither the next one that leads nor one that starts.
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s", e.uid, e.Problem.String()))
 	return &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", e.Problem.Name, now.UnixNano()), Namespace: namespace},
+		ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", e.Problem.Name, sum[:8]), Namespace: namespace},
 		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: e.Kind, Namespace: e.Namespace, Name: e.Name, UID: e.uid},
 		Type:           corev1.EventTypeWarning, Reason: "Refused", Message: e.Problem.String(),
 		Source: corev1.EventSource{Component: "culvert"}, ReportingController: "culvert.dev/discovery", ReportingInstance: instance,

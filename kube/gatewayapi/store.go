@@ -97,7 +97,7 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	if !ok {
 		return false
 	}
-	if sh.said.New(namespace, text) {
+	if sh.said.New(verb+" "+namespace, text) { // list and watch take turns
 		level := slog.LevelWarn
 		if sh.optional {
 			level = slog.LevelInfo

@@ -1,0 +1,533 @@
+package replicas
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"culvert.dev/integration/cluster"
+	"culvert.dev/internal/testca"
+)
+
+func TestMain(m *testing.M) { cluster.Main(m) }
+
+const (
+	system   = "culvert-system"
+	name     = "echo.shop.test"
+	port     = 8443
+	patience = 90 * time.Second // until what must come has come, on a busy machine
+	calm     = 4 * time.Second  // without a failure, is without failures
+	lease    = 15 * time.Second // and the pauses between the others' tries
+	grace    = 10 * time.Second // of a drain
+)
+
+// A site is a cluster with a gateway of two replicas, clients that come all the
+// time, and a load balancer between.
+type site struct {
+	*cluster.Cluster
+	lb      *balancer
+	clients *clients
+	audit   string
+}
+
+// Replicas come and go, and so does the API server: no connection fails that
+// need not.
+func TestReplicas(t *testing.T) {
+	s := start(t)
+	s.clients.load(t, 4)
+	t.Run("rollout", s.rollout)
+	t.Run("a pod is killed", s.killed)
+	t.Run("the leader goes", s.leaderGoes)
+	t.Run("the API server is away", s.apiAway)
+	t.Run("a right is taken", s.denied)
+	t.Run("events", s.events)
+	t.Run("one writes", s.oneWrites)
+}
+
+func start(t *testing.T) *site {
+	ca, err := testca.New("replicas.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	audit, flags := audited(t)
+	s := &site{Cluster: cluster.Start(t, cluster.Options{APIServerFlags: flags}), audit: audit}
+	values := fmt.Sprintf(`
+gatewayAPI: {enabled: true}
+discovery: {deny: [shop/denied]}
+drain: {lameduck: 4, grace: %d}
+gateway: {service: {type: ClusterIP, ports: [{name: tls, port: %d}]}}
+`, int(grace.Seconds()), port)
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(cluster.Program("culvert"), "install", "--dry-run", "--create-namespace", "--values", file).Output()
+	if err != nil {
+		t.Fatalf("culvert install: %v", err)
+	}
+	s.Apply(t, string(out))
+	s.serve(t, ca)
+	s.Apply(t, edge+"\n---"+route("echo", name))
+	s.WaitReady(t, patience, "shop")
+	s.WaitReady(t, patience, system)
+	s.lb = balance(t, s.Cluster, system, "culvert", port)
+	s.clients = newClients(t, ca, s.lb, name)
+	s.Wait(t, patience, func(ctx context.Context) error {
+		if got := len(s.lb.targets()); got != 2 {
+			return fmt.Errorf("the load balancer has %d pods, want 2", got)
+		}
+		_, err := s.clients.once(ctx, name)
+		return err
+	})
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		for _, p := range s.gateways(t) {
+			t.Logf("pod %s:\n%s", p.Name, s.PodLog(&p, ""))
+		}
+	})
+	return s
+}
+
+const edge = `
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec:
+  gatewayClassName: culvert
+  listeners: [{name: tls, port: 8443, protocol: TLS, tls: {mode: Passthrough}}]
+`
+
+func route(object, host string) string {
+	return fmt.Sprintf(`
+apiVersion: gateway.networking.k8s.io/v1
+kind: TLSRoute
+metadata: {name: %s, namespace: shop}
+spec:
+  parentRefs: [{name: edge}]
+  hostnames: [%s]
+  rules: [{backendRefs: [{name: echo, port: 443}]}]
+`, object, host)
+}
+
+// serve runs what is reached, which wants certificates of its clients.
+func (s *site) serve(t *testing.T, ca *testca.CA) {
+	t.Helper()
+	pair, err := ca.Issue(testca.Options{
+		SPIFFEID: "spiffe://replicas.test/ns/shop/sa/echo", DNSNames: []string{name, "leader.shop.test", "after.shop.test"}, Usage: testca.ServerOnly,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	encode := base64.StdEncoding.EncodeToString
+	s.Apply(t, fmt.Sprintf(`
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: echo, namespace: shop}
+data: {tls.crt: %s, tls.key: %s, ca.crt: %s}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: echo, namespace: shop}
+spec:
+  selector: {matchLabels: {app: echo}}
+  template:
+    metadata: {labels: {app: echo}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: echo
+        image: echo-basic
+        env:
+        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+        - {name: TLS_SERVER_CERT, value: /etc/echo/tls.crt}
+        - {name: TLS_SERVER_PRIVKEY, value: /etc/echo/tls.key}
+        - {name: TLS_CLIENT_CACERTS, value: /etc/echo/ca.crt}
+        volumeMounts: [{name: echo, mountPath: /etc/echo}]
+      volumes: [{name: echo, secret: {secretName: echo}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: echo, namespace: shop}
+spec:
+  selector: {app: echo}
+  ports: [{name: https, port: 443, targetPort: 8443}]
+`, encode(pair.CertPEM), encode(pair.KeyPEM), encode(ca.CertPEM)))
+}
+
+// gateways are the pods of the gateway that are not being deleted.
+func (s *site) gateways(t *testing.T) []corev1.Pod {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), answerTime)
+	defer cancel()
+	pods, err := s.Pods(ctx, system, "app.kubernetes.io/component=gateway")
+	if err != nil {
+		t.Errorf("pods of the gateway: %v", err)
+	}
+	return pods
+}
+
+func address(p *corev1.Pod) netip.Addr { return netip.MustParseAddr(p.Status.PodIP).Unmap() }
+
+// wantsNoFailure fails the test for each connection that has failed, and unless
+// each of the pods that are balanced to has served some.
+func (s *site) wantsNoFailure(t *testing.T) {
+	t.Helper()
+	s.clients.take2(t, s.lb.targets())
+}
+
+func (c *clients) take2(t *testing.T, want []netip.Addr) {
+	t.Helper()
+	made, failed := c.take()
+	for _, f := range failed {
+		t.Errorf("%s: a connection by pod %s failed: %v", f.began.Format(time.TimeOnly), f.pod, f.err)
+	}
+	for _, a := range want {
+		if made[a] == 0 {
+			t.Errorf("pod %s has served none of %v", a, made)
+		}
+	}
+	t.Logf("connections served, by pod: %v", made)
+}
+
+// A rollout replaces both pods. New connections don't notice, and tunnels have
+// until the last fifth of the grace time.
+func (s *site) rollout(t *testing.T) {
+	s.clients.take()
+	tunnels := s.clients.tunnels(t, 4)
+	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, time.Now().Format(time.RFC3339))
+	if _, err := s.Client.AppsV1().Deployments(system).Patch(t.Context(), "culvert", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.Wait(t, 2*patience, func(ctx context.Context) error {
+		d, err := s.Client.AppsV1().Deployments(system).Get(ctx, "culvert", metav1.GetOptions{})
+		if err == nil && !rolledOut(d) {
+			err = fmt.Errorf("the rollout is at %+v", d.Status)
+		}
+		return err
+	})
+	for _, u := range tunnels {
+		select {
+		case <-u.ended:
+		case <-time.After(patience):
+			t.Errorf("a tunnel by pod %s stands %v after the pod was told to end", u.pod, patience)
+			continue
+		}
+		told := s.lb.terminating(u.pod)
+		if told.IsZero() {
+			t.Errorf("a tunnel by pod %s ended, and the pod did not: %v", u.pod, u.err)
+		} else if had := u.at.Sub(told); had < grace*4/5-2*time.Second {
+			t.Errorf("a tunnel by pod %s had %v after the pod was told to end, want %v: %v", u.pod, had, grace*4/5, u.err)
+		}
+	}
+	time.Sleep(calm)
+	s.wantsNoFailure(t)
+}
+
+func rolledOut(d *appsv1.Deployment) bool {
+	return d.Status.ObservedGeneration == d.Generation && d.Status.Replicas == 2 && d.Status.UpdatedReplicas == 2 && d.Status.AvailableReplicas == 2
+}
+
+// kill ends the gateway of a pod without a warning.
+func (s *site) kill(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	pid := s.process(t, p)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// process finds the gateway of a pod by the network that it is in.
+func (s *site) process(t *testing.T, p *corev1.Pod) int {
+	t.Helper()
+	var network string
+	err := s.InPod(t, p, func() (err error) {
+		network, err = os.Readlink("/proc/thread-self/ns/net")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if in, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && in == network {
+			return pid
+		}
+	}
+	t.Fatalf("pod %s has no process", p.Name)
+	return 0
+}
+
+// What a killed pod had is lost, and nothing else.
+func (s *site) killed(t *testing.T) {
+	s.clients.take()
+	tunnels := s.clients.tunnels(t, 4)
+	victim := &s.gateways(t)[0]
+	at := address(victim)
+	s.kill(t, victim)
+	// It is started again by its kubelet, and ready in its place.
+	s.WaitReady(t, patience, system)
+	time.Sleep(delay + calm)
+	made, failed := s.clients.take()
+	for _, f := range failed {
+		if f.pod != at {
+			t.Errorf("%s: a connection by pod %s failed, which was not killed: %v", f.began.Format(time.TimeOnly), f.pod, f.err)
+		}
+	}
+	t.Logf("%d connections failed, %v were served", len(failed), made)
+	for _, u := range tunnels {
+		if u.stands() == (u.pod == at) {
+			t.Errorf("a tunnel by pod %s stands: %v; the pod killed is %s", u.pod, u.stands(), at)
+		}
+	}
+	time.Sleep(calm)
+	s.wantsNoFailure(t)
+}
+
+// leader is the pod that holds the lease.
+func (s *site) leader(ctx context.Context) (string, error) {
+	l, err := s.Client.CoordinationV1().Leases(system).Get(ctx, "culvert", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	if l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "" {
+		return "", fmt.Errorf("the lease is held by nobody")
+	}
+	pod, _, _ := strings.Cut(*l.Spec.HolderIdentity, "_")
+	return pod, nil
+}
+
+// The other replica writes what has become of objects within the time of the
+// lease, and nobody is served worse.
+func (s *site) leaderGoes(t *testing.T) {
+	s.clients.take()
+	old, err := s.leader(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := s.Client.CoreV1().Pods(system).Delete(t.Context(), old, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.Wait(t, lease, func(ctx context.Context) error {
+		now, err := s.leader(ctx)
+		if err == nil && now == old {
+			err = fmt.Errorf("pod %s, which drains, still leads", old)
+		}
+		return err
+	})
+	t.Logf("another leads after %v", time.Since(began))
+	s.routed(t, "leader", "leader.shop.test")
+	s.WaitReady(t, patience, system)
+	time.Sleep(delay + calm)
+	s.wantsNoFailure(t)
+}
+
+// routed makes a route and waits until its status says that it is accepted, and
+// each pod serves it.
+func (s *site) routed(t *testing.T, object, host string) {
+	t.Helper()
+	s.Apply(t, route(object, host))
+	s.Wait(t, patience, func(ctx context.Context) error {
+		conditions, err := s.routeConditions(ctx, object)
+		if err == nil && conditions["Accepted"] != "True" {
+			err = fmt.Errorf("route %s: %v", object, conditions)
+		}
+		return err
+	})
+	s.Wait(t, patience, func(ctx context.Context) error {
+		for range 2 * len(s.lb.targets()) {
+			if pod, err := s.clients.once(ctx, host); err != nil {
+				return fmt.Errorf("%s by pod %s: %w", host, pod, err)
+			}
+		}
+		return nil
+	})
+}
+
+// Without an API server everything is served as it was. Who starts then knows
+// nothing, and says so.
+func (s *site) apiAway(t *testing.T) {
+	victim := s.gateways(t)[0]
+	at := address(&victim)
+	s.clients.take()
+	s.StopAPIServer(t)
+	time.Sleep(2 * calm)
+	s.wantsNoFailure(t)
+
+	s.lb.refuse(at, true)
+	time.Sleep(time.Second) // for those under way
+	s.kill(t, &victim)
+	s.clients.take()
+	deadline := time.Now().Add(patience)
+	for {
+		code, body := get(t, at)
+		if code == http.StatusServiceUnavailable && strings.Contains(body, "API server does not answer") {
+			t.Logf("not ready: %s", body)
+			break
+		}
+		if code == http.StatusOK || time.Now().After(deadline) {
+			t.Errorf("/readyz of a replica that has never seen the API server: %d %q, want 503 and why", code, body)
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	time.Sleep(2 * calm)
+	if code, body := get(t, at); code != http.StatusServiceUnavailable {
+		t.Errorf("/readyz later: %d %q, want 503", code, body)
+	}
+	s.wantsNoFailure(t)
+
+	s.StartAPIServer(t)
+	s.Wait(t, patience, func(context.Context) error {
+		if code, body := get(t, at); code != http.StatusOK {
+			return fmt.Errorf("/readyz of the new replica: %d %q", code, body)
+		}
+		return nil
+	})
+	s.lb.refuse(at, false)
+	s.WaitReady(t, patience, system)
+	s.routed(t, "after", "after.shop.test")
+	time.Sleep(calm)
+	s.wantsNoFailure(t)
+}
+
+// get is what a pod says of its readiness.
+func get(t *testing.T, at netip.Addr) (int, string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), answerTime)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+netip.AddrPortFrom(at, 9091).String()+"/readyz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(body)
+}
+
+// A right that is taken is said once by each replica, with its verb and
+// resource, and what was known is served.
+func (s *site) denied(t *testing.T) {
+	s.clients.take()
+	role, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), "culvert", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := role.DeepCopy()
+	found := false
+	for i := range role.Rules {
+		var rest []string
+		for _, r := range role.Rules[i].Resources {
+			if found = found || r == "tlsroutes"; r != "tlsroutes" {
+				rest = append(rest, r)
+			}
+		}
+		role.Rules[i].Resources = rest
+	}
+	if !found {
+		t.Fatalf("no rule for tlsroutes: %v", role.Rules)
+	}
+	if _, err := s.Client.RbacV1().ClusterRoles().Update(t.Context(), role, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.ExpireWatches(t) // until they end, watches go on
+	pods := s.gateways(t)
+	said := func(p *corev1.Pod) (n int) {
+		for line := range strings.Lines(s.PodLog(p, "")) {
+			if strings.Contains(line, "tlsroutes.gateway.networking.k8s.io") && strings.Contains(line, " may not ") {
+				n++
+			}
+		}
+		return n
+	}
+	s.Wait(t, patience, func(context.Context) error {
+		for _, p := range pods {
+			if said(&p) == 0 {
+				return fmt.Errorf("pod %s has not said what it may not", p.Name)
+			}
+		}
+		return nil
+	})
+	time.Sleep(3 * calm) // it is tried again meanwhile
+	for _, p := range pods {
+		// Lists and watches are two rights.
+		if n := said(&p); n > 2 {
+			t.Errorf("pod %s has said %d times that it may not list or watch tlsroutes", p.Name, n)
+		}
+	}
+	s.wantsNoFailure(t)
+
+	now, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), "culvert", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now.Rules = full.Rules
+	if _, err := s.Client.RbacV1().ClusterRoles().Update(t.Context(), now, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.Wait(t, patience, func(ctx context.Context) error {
+		s.Delete(t, route("leader", "leader.shop.test"))
+		_, err := s.clients.once(ctx, "leader.shop.test")
+		if err == nil {
+			return fmt.Errorf("a route that is gone is still served, after the right was given again")
+		}
+		return nil
+	})
+	s.clients.take()
+}
+
+func (s *site) routeConditions(ctx context.Context, object string) (map[string]string, error) {
+	var out struct {
+		Status struct {
+			Parents []struct {
+				Conditions []metav1.Condition `json:"conditions"`
+			} `json:"parents"`
+		} `json:"status"`
+	}
+	raw, err := s.Client.Discovery().RESTClient().Get().AbsPath("/apis/gateway.networking.k8s.io/v1/namespaces/shop/tlsroutes/" + object).DoRaw(ctx)
+	if err == nil {
+		err = json.Unmarshal(raw, &out)
+	}
+	conditions := map[string]string{}
+	for _, p := range out.Status.Parents {
+		for _, c := range p.Conditions {
+			conditions[c.Type] = string(c.Status)
+		}
+	}
+	return conditions, err
+}
