@@ -19,7 +19,7 @@ import (
 // anything being done.
 func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 	heard := 0
-	s, err := newStore(clients{fake.NewClientset(), gwfake.NewSimpleClientset(), mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
+	s, err := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
 	if err != nil {
 		t.Fatal(err)
 	}
