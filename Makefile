@@ -64,8 +64,8 @@ conformance: ## the Gateway API's conformance suite, on a real control plane: do
 	cd integration/cluster && CONFORMANCE_REPORT=$(CONFORMANCE_REPORT) $(CLUSTER_TEST) ./conformance -run '^TestConformance$$' -v $(CONFORMANCEFLAGS)
 
 .PHONY: test-cluster
-test-cluster: ## the tests in clusters of a real control plane, without the conformance suite
-	cd integration/cluster && $(CLUSTER_TEST) -skip '^TestConformance$$' -p 1 ./...
+test-cluster: ## the tests in clusters of a real control plane, and the conformance suite
+	cd integration/cluster && CONFORMANCE_REPORT=$(CURDIR)/bin/conformance.yaml $(CLUSTER_TEST) -p 1 ./...
 
 .PHONY: peers
 peers: ## install the real peers, by apt-get on Debian and Ubuntu
@@ -143,6 +143,10 @@ BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 .PHONY: bench
 bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
+
+.PHONY: bench-kube
+bench-kube: ## from a change in Kubernetes to the first connection, and what 100,000 endpoints take: docs/BENCHMARKS-KUBE.md; as root
+	cd integration/cluster && CULVERT_BENCH_REPORT=$(CURDIR)/docs/BENCHMARKS-KUBE.md $(CLUSTER_TEST) -run '^$$' -bench '^BenchmarkKubernetes$$' -benchtime 1x ./bench
 
 .PHONY: profile
 profile: build ## CPU and allocations of the gateway under each load of bench: bin/profile

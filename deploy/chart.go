@@ -60,7 +60,7 @@ func Render(r Release, values map[string]any) ([]Object, error) {
 	}
 	var c chart
 	if err := yaml.Unmarshal(data, &c); err != nil {
-		return nil, fmt.Errorf("Chart.yaml: %w", err)
+		return nil, fmt.Errorf("the chart's Chart.yaml: %w", err)
 	}
 	t, names, err := parse()
 	if err != nil {

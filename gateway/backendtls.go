@@ -133,10 +133,7 @@ type sanError struct {
 
 func (e *sanError) Error() string {
 	const most = 10
-	var has []string
-	for _, n := range e.leaf.DNSNames {
-		has = append(has, n)
-	}
+	has := slices.Clone(e.leaf.DNSNames)
 	for _, u := range e.leaf.URIs {
 		has = append(has, u.String())
 	}

@@ -406,3 +406,21 @@ func BenchmarkMerge(b *testing.B) {
 		}
 	}
 }
+
+// A table of a large cluster, that is made again whenever a pod comes or goes.
+func BenchmarkMergeEndpoints(b *testing.B) {
+	all := many(b, 10_000)
+	for i, s := range all {
+		s.Endpoints = nil
+		for j := range 10 {
+			s.Endpoints = append(s.Endpoints, Endpoint{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), byte(j)}), Network: "west"})
+		}
+	}
+	snapshot := Snapshot{Services: all, Networks: []Network{{Name: "west"}}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Merge(snapshot); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

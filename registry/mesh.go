@@ -101,28 +101,48 @@ func (b *builder) addSets() {
 		s := *first.Service
 		s.Name, s.Names, s.Addresses, s.ID, s.Exported = name.String(), nil, nil, ID{Service: s.ID.Service, Namespace: s.ID.Namespace}, false
 		s.Publish, s.Endpoints, s.Ports, s.Named = false, nil, nil, nil
+		var joined []*entry
 		for _, m := range members {
 			member := &b.services[m]
 			if why := first.apart(member); why != "" {
 				b.conflict(fmt.Sprintf("what %q adds to %q (%s)", member.Name, name, why), first.Origin, member.Origin)
 				continue
 			}
-			for _, ep := range member.Endpoints {
-				if ep.Cluster == "" {
-					ep.Cluster = member.ID.Cluster
-				}
-				if ep.Port == 0 && len(member.Ports) == 1 {
-					ep.Port = member.Ports[0]
-				}
-				s.Endpoints = append(s.Endpoints, ep)
-			}
+			joined = append(joined, member)
 			s.VIP = s.VIP || member.VIP
 			s.Ports = union(s.Ports, member.Ports)
 			s.Named = union(s.Named, member.Named)
 		}
+		for _, member := range joined {
+			s.Endpoints = append(s.Endpoints, member.among(s.Ports)...)
+		}
 		i := b.append(&s)
 		b.exact[name] = b.claim(b.exact[name], "name", name.String(), i)
 	}
+}
+
+// among returns e's endpoints as they are part of a service with more ports, of
+// which they serve e's.
+func (e *entry) among(ports []uint16) []Endpoint {
+	var eps []Endpoint
+	for _, ep := range e.Endpoints {
+		if ep.Cluster == "" {
+			ep.Cluster = e.ID.Cluster
+		}
+		if ep.Port == 0 && len(e.Ports) == 1 {
+			ep.Port = e.Ports[0]
+		}
+		if ep.For != 0 || len(e.Ports) == 0 || len(e.Ports) == len(ports) {
+			eps = append(eps, ep)
+			continue
+		}
+		to := ep.Port
+		for _, port := range e.Ports {
+			ep.For, ep.Port = port, cmp.Or(to, port)
+			eps = append(eps, ep)
+		}
+	}
+	return eps
 }
 
 func union[T comparable](to, from []T) []T {

@@ -85,9 +85,12 @@ func Merge(snapshots ...Snapshot) (*Table, error) { return Mesh{}.Merge(snapshot
 
 // Merge is the function Merge with the names and the place of a mesh.
 func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
-	n := 0
+	n, endpoints := 0, 0
 	for i := range snapshots {
 		n += len(snapshots[i].Services)
+		for _, s := range snapshots[i].Services {
+			endpoints += len(s.Endpoints)
+		}
 	}
 	b := builder{
 		Table: Table{
@@ -95,7 +98,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 			exact:     make(map[tunnel.Name]claims, n),
 			wild:      map[tunnel.Name]claims{},
 			addresses: map[netip.Addr]claims{},
-			endpoints: map[netip.AddrPort][]int32{},
+			endpoints: make(map[netip.AddrPort][]int32, endpoints),
 			networks:  networks{byPrefix: map[netip.Prefix]int32{}},
 
 			networkIndex: map[string]int32{},
@@ -104,6 +107,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 		},
 		mesh: m,
 		sets: map[tunnel.Name][]int32{},
+		one:  make([]int32, 0, endpoints),
 	}
 	for i := range snapshots {
 		for _, network := range snapshots[i].Networks {
@@ -208,6 +212,7 @@ type builder struct {
 	sets      map[tunnel.Name][]int32 // services by what they are called in the cluster set
 	setNames  []tunnel.Name           // of sets, in the order of their first services
 	conflicts Conflicts
+	one       []int32 // room for lists of one each
 }
 
 // refuse leaves out what nobody may have.
@@ -290,8 +295,12 @@ func (b *builder) addService(s *Service) {
 // one of them is seen by everyone who sees i: 100,000 services may share an
 // endpoint, and a request looks at all that stand here.
 func (b *builder) reach(have []int32, i int32) []int32 {
+	if len(have) == 0 { // and stays so, mostly: a list for each would be a piece of memory for each
+		b.one = append(b.one, i)
+		return b.one[len(b.one)-1 : len(b.one) : len(b.one)]
+	}
 	e := &b.services[i]
-	if !e.Exposed && len(have) > 0 {
+	if !e.Exposed {
 		return have
 	}
 	for _, j := range have {

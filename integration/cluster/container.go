@@ -394,7 +394,8 @@ func (c *container) status() corev1.ContainerStatus {
 	case c.proc.ExitCode() == -1:
 		s.State.Running = &corev1.ContainerStateRunning{StartedAt: c.since}
 		s.Ready = c.ready && c.started
-		s.Started = &c.started
+		started := c.started
+		s.Started = &started
 	default:
 		s.State.Terminated = c.terminated()
 		s.Ready = c.init && s.State.Terminated.ExitCode == 0

@@ -44,6 +44,10 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 // etcdURL leads to etcd of this cluster, which nobody else may use.
 func (c *Cluster) etcdURL() string { return fmt.Sprintf("http://127.0.0.1:%d", 2379+2*c.index) }
 
+// Etcd is the URL of the cluster's etcd, for tests that write more objects than the
+// API server takes in their time.
+func (c *Cluster) Etcd() string { return c.etcdURL() }
+
 func (c *Cluster) startEtcd(ctx context.Context) error {
 	peer := fmt.Sprintf("http://127.0.0.1:%d", 2380+2*c.index)
 	p, err := c.controlPlane("etcd",

@@ -117,7 +117,7 @@ require (
 	culvert.dev v0.0.0-00010101000000-000000000000
 	k8s.io/component-base v0.36.3
 	k8s.io/kubectl v0.36.3
-	sigs.k8s.io/gateway-api v1.6.3 // indirect
+	sigs.k8s.io/gateway-api v1.6.3
 )
 
 replace culvert.dev => ../..

@@ -85,7 +85,8 @@ func (w *worker) status() *corev1.PodStatus {
 	pod := w.pod
 	s := &corev1.PodStatus{Phase: w.phase, ObservedGeneration: pod.Generation}
 	if !w.started.IsZero() {
-		s.StartTime = &w.started
+		started := w.started
+		s.StartTime = &started
 	}
 	for _, a := range w.k.nodeIPs(pod.Spec.NodeName) {
 		s.HostIPs = append(s.HostIPs, corev1.HostIP{IP: a})

@@ -119,10 +119,10 @@ func TestPulse(t *testing.T) {
 	ask(ctx, 200, nil)
 	ask(ctx, 403, nil) // an answer all the same
 	ask(gone, 0, context.Canceled)
-	if err, _ := p.Err(); err != nil || beats != nil {
+	if _, err := p.State(); err != nil || beats != nil {
 		t.Fatalf("got %v, %v after answers, want none", err, beats)
 	}
-	_, turn := p.Err()
+	turn, _ := p.State()
 	ask(ctx, 0, io.ErrUnexpectedEOF)
 	ask(ctx, 0, io.ErrClosedPipe)
 	select {
@@ -130,7 +130,7 @@ func TestPulse(t *testing.T) {
 	default:
 		t.Error("the turn is not told")
 	}
-	if err, _ := p.Err(); err != io.ErrClosedPipe {
+	if _, err := p.State(); err != io.ErrClosedPipe {
 		t.Errorf("got %v, want the last error", err)
 	}
 	ask(ctx, 503, nil)

@@ -30,12 +30,12 @@ func NewPulse(beat func(error)) *Pulse {
 // Wrap is for rest.Config.Wrap.
 func (p *Pulse) Wrap(rt http.RoundTripper) http.RoundTripper { return pulsed{p, rt} }
 
-// Err returns why the API server does not answer, or nil if it does, and a
+// State returns why the API server does not answer, or nil if it does, and a
 // channel that is closed when that changes.
-func (p *Pulse) Err() (error, <-chan struct{}) {
+func (p *Pulse) State() (turn <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.err, p.turn
+	return p.turn, p.err
 }
 
 func (p *Pulse) set(err error) {

@@ -73,7 +73,7 @@ func BenchmarkDiscovery(b *testing.B) {
 	b.ResetTimer()
 	for i := range b.N {
 		_ = stores["endpointslices"].Update(tenOf(i%n, 1+i%2))
-		_, _, modified, _ := r.settle()
+		_, modified, _, _ := r.settle()
 		if s := r.take(); !modified || len(s.Services) != n {
 			b.Fatal("no update")
 		}

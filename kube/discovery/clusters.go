@@ -103,6 +103,7 @@ type fleet struct {
 	secrets map[string]*secret
 	synced  bool
 	err     error
+	refused [2]int // times in a row, of list and watch
 
 	members map[string]*member // by cluster; of the loop alone, as the next
 	failed  map[string]bool    // clusters that were said to be lost, and never ran

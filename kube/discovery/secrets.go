@@ -43,7 +43,11 @@ func (f *fleet) heard(ctx context.Context, verb int, err error) {
 	text := ""
 	if err != nil {
 		if denial, denied := client.Denied(verbs[verb], corev1.Resource("secrets"), err); denied {
-			text = denial
+			f.mu.Lock()
+			if f.refused[verb]++; f.refused[verb] >= believe {
+				text = denial
+			}
+			f.mu.Unlock()
 		}
 		err = fmt.Errorf("%s secrets in namespace %s: %w", verbs[verb], f.Namespace, err)
 	}
@@ -51,6 +55,9 @@ func (f *fleet) heard(ctx context.Context, verb int, err error) {
 		f.log.Error("discovery: "+text, "verb", verbs[verb], "resource", "secrets", "namespace", f.Namespace, "without", "further clusters")
 	}
 	f.mu.Lock()
+	if err == nil {
+		f.refused[verb] = 0
+	}
 	changed := (f.err == nil) != (err == nil)
 	if err == nil && verb == list && f.err != nil {
 		changed = false // a watch follows, and says whether all is well

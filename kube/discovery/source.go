@@ -151,6 +151,9 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
+	s.mu.Lock()
+	s.stale = true // for a Run that comes after another one, too
+	s.mu.Unlock()
 	r := newRun(s, log.With("cluster", s.Cluster))
 	s.mu.Lock()
 	s.run = r

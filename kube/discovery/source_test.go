@@ -195,7 +195,8 @@ func TestDenied(t *testing.T) {
 				objects(r)
 				r.setFail(deny(tt.deny))
 				r.start(&Source{Client: r.api, Cluster: "west", Namespaces: tt.namespaces, Log: r.logger()})
-				u := r.one(moment)
+				r.none(moment) // once is not believed
+				u := r.one(10 * time.Second)
 				if (u.Err == nil) != (tt.want != "") || listing(u.Snapshot) != tt.want {
 					t.Errorf("update %v\n%s\nwant\n%s", u.Err, listing(u.Snapshot), tt.want)
 				}
@@ -217,6 +218,23 @@ func TestDenied(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An API server that has just started may deny everything for a moment.
+func TestDeniedForAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, svc("shop", "web", "expose", "true"), eps("shop", "web", "web-1", "10.1.0.1"))
+		r.setFail(func(verb, resource, _ string) error { return denied(verb, resource) })
+		r.start(&Source{Client: r.api, Cluster: "west", Log: r.logger()})
+		r.none(moment)
+		r.setFail(nil)
+		if got, want := listing(r.one(10*time.Second).Snapshot), "web.shop.west to everyone at [10.1.0.1]"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		if r.log.Len() > 0 {
+			t.Errorf("the log says\n%s", r.log.String())
+		}
+	})
 }
 
 // A permission that is taken away while we run is a loss, and narrows nothing
@@ -308,6 +326,23 @@ func TestAwaitExports(t *testing.T) {
 		src.SetExports(map[types.NamespacedName]bool{{Namespace: "shop", Name: "web"}: true})
 		if got, want := listing(r.one(moment).Snapshot), "web.shop.west to east at [10.1.0.1]"; got != want {
 			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
+func TestRunAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, svc("shop", "web", "expose", "true"), svc("stock", "db"))
+		src := &Source{Client: r.api, Cluster: "west", ClusterSet: []string{"east"}}
+		src.SetRules(Rules{Deny: []string{"shop"}})
+		src.SetExports(map[types.NamespacedName]bool{{Namespace: "stock", Name: "db"}: true})
+		r.start(src)
+		first := listing(r.one(moment).Snapshot)
+		r.cancel()
+		r.none(moment)
+		r.start(src)
+		if again := listing(r.one(moment).Snapshot); again != first || again != "web.shop.west to nobody at []; db.stock.west to east at []" {
+			t.Errorf("at first %s, then %s", first, again)
 		}
 	})
 }

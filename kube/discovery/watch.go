@@ -46,9 +46,14 @@ type scope struct {
 
 // A failure is why the last request with one verb failed, if it did.
 type failure struct {
-	err    error
-	denied bool // for lack of permission
+	err     error
+	refused int  // times in a row, for lack of permission
+	denied  bool // often enough to be believed
 }
+
+// believe is how often in a row a permission must be lacking: an API server that
+// has just started knows of no roles for a moment.
+const believe = 3
 
 const (
 	list  = 0
@@ -159,15 +164,19 @@ func (r *run) heard(ctx context.Context, sc *scope, verb int, err error) {
 	denial := ""
 	if err != nil {
 		f.err = fmt.Errorf("%s %s: %w", verbs[verb], sc, err)
-		denial, f.denied = client.Denied(verbs[verb], sc.resource, err)
 	}
 	r.mu.Lock()
 	before := sc.failed
+	if text, denied := client.Denied(verbs[verb], sc.resource, err); denied {
+		f.refused = before[verb].refused + 1
+		f.denied = f.refused >= believe
+		denial = text
+	}
 	sc.failed[verb] = f
 	if err == nil && verb == watch {
 		sc.failed[list] = f // all is well: it need not be listed again, to see that
 	}
-	changed := (before[verb].err == nil) != (err == nil) || before[verb].denied != f.denied || before[list].err != nil && sc.failed[list].err == nil
+	changed := (before[verb].err == nil) != (err == nil) || before[verb].denied != f.denied || before[verb].refused == 0 && f.refused > 0 || before[list].err != nil && sc.failed[list].err == nil
 	if blind := r.blindNow(); blind != r.blind {
 		r.blind = blind
 		r.touchAll()
@@ -225,7 +234,7 @@ func (r *run) state() (complete bool, lost error) {
 		denied := sc.failed[list].denied
 		complete = complete && (sc.synced || denied)
 		for _, f := range sc.failed {
-			if f.err != nil && !f.denied && lost == nil {
+			if f.err != nil && f.refused == 0 && lost == nil {
 				lost = f.err
 			}
 		}
@@ -259,7 +268,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 		case <-r.signal:
 		case <-r.src.changed:
 		}
-		complete, why, modified, count := r.settle()
+		complete, modified, count, why := r.settle()
 		r.say()
 		if begun && modified && ((before[0] > 0 && count[0] == 0) || (before[1] > 0 && count[1] == 0)) && why == nil {
 			if err := r.reallyEmpty(ctx, count); err != nil {
@@ -304,7 +313,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 }
 
 // settle takes in all that has changed.
-func (r *run) settle() (complete bool, lost error, modified bool, count [2]int) {
+func (r *run) settle() (complete, modified bool, count [2]int, lost error) {
 	s := r.src
 	s.mu.Lock()
 	rules, exports, stale := s.rules, s.exports, s.stale
@@ -326,7 +335,7 @@ func (r *run) settle() (complete bool, lost error, modified bool, count [2]int) 
 	if complete {
 		r.convert()
 	}
-	return complete, lost, r.modified, [2]int{len(r.services), len(r.owners)}
+	return complete, r.modified, [2]int{len(r.services), len(r.owners)}, lost
 }
 
 // take returns what is to be sent.

@@ -19,7 +19,6 @@ type route struct {
 	parents   []gwv1.ParentReference
 	hostnames []gwv1.Hostname
 	refs      []gwv1.BackendRef // of its one rule; of HTTP all rules' together
-	ruleName  string
 
 	hosts    []tunnel.Pattern // that hostnames say
 	badHosts []string         // of hostnames, those that are none

@@ -155,15 +155,64 @@ func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...
 	b.reason, b.broken = string(reason), fmt.Sprintf(format, args...)
 }
 
-// reach makes the service of the table out of EndpointSlices: who is ready, or
-// if nobody is, who still serves while it ends.
+// A reachKey is a backend with what finds its endpoints.
+type reachKey struct {
+	backendKey
+	label, port string
+}
+
+// A reached is the service that was made of EndpointSlices. It is good as long as
+// those are the same: an object is never changed, but replaced.
+type reached struct {
+	of      []*discoveryv1.EndpointSlice
+	service *registry.Service
+}
+
+// reach returns the service of the table that has a backend's endpoints, the same
+// one as last time if nothing has changed of it: that makes the comparison of
+// snapshots short, and memory that it takes.
 func (t *translation) reach(k backendKey, label, port string) *registry.Service {
+	of := t.slices(k.namespace, label, k.name)
+	key := reachKey{k, label, port}
+	t.memo.mu.Lock()
+	defer t.memo.mu.Unlock()
+	r := t.memo.reached[key]
+	if r == nil || !sameSlices(r.of, of) {
+		r = &reached{of, serviceOf(k, port, of)}
+	}
+	t.memo.reaching[key] = r
+	return r.service
+}
+
+// sameSlices compares what has no order and nothing twice.
+func sameSlices(a, b []*discoveryv1.EndpointSlice) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for _, s := range a {
+		if !slices.Contains(b, s) {
+			return false
+		}
+	}
+	return true
+}
+
+// forget drops what the last translation had no use for.
+func (m *memo) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
+}
+
+// serviceOf makes the service of the table out of EndpointSlices: who is ready, or
+// if nobody is, who still serves while it ends.
+func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice) *registry.Service {
 	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
 	if k.port > 0 && k.port <= 65535 {
 		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
 	}
 	var ready, ending []registry.Endpoint
-	for _, slice := range t.slices(k.namespace, label, k.name) {
+	for _, slice := range of {
 		for _, p := range slice.Ports {
 			if deref(p.Name, "") != port || deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || deref(p.Port, 0) < 1 || deref(p.Port, 0) > 65535 {
 				continue

@@ -272,7 +272,7 @@ func (r *run) send(ctx context.Context, u registry.Update) error {
 func (r *run) feel(ctx context.Context) {
 	lost := false
 	for {
-		err, turn := r.pulse.Err()
+		turn, err := r.pulse.State()
 		if err != nil && !lost {
 			select {
 			case <-ctx.Done():

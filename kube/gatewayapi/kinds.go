@@ -133,6 +133,44 @@ func slim(o any) (any, error) {
 		}
 	case *corev1.Namespace:
 		o.Annotations = nil
+	case *corev1.Service:
+		o.Annotations, o.Labels, o.Spec.Selector = nil, nil, nil
+	case *discoveryv1.EndpointSlice:
+		slimSlice(o)
 	}
 	return o, nil
+}
+
+// slimSlice leaves an endpoint its addresses and whether it serves: the rest is
+// nine tenths, and there may be a hundred thousand of them.
+func slimSlice(s *discoveryv1.EndpointSlice) {
+	s.Annotations, s.OwnerReferences, s.GenerateName = nil, nil, ""
+	labels := make(map[string]string, 1)
+	for _, label := range []string{serviceLabel, importLabel} {
+		if of, ok := s.Labels[label]; ok {
+			labels[label] = of
+		}
+	}
+	s.Labels = labels
+	all := s.Endpoints
+	s.Endpoints = make([]discoveryv1.Endpoint, len(all)) // what was decoded has room for more
+	for i := range all {
+		c := &all[i].Conditions
+		s.Endpoints[i] = discoveryv1.Endpoint{Addresses: all[i].Addresses, Conditions: discoveryv1.EndpointConditions{
+			Ready: sharedBool(c.Ready), Serving: sharedBool(c.Serving), Terminating: sharedBool(c.Terminating),
+		}}
+	}
+}
+
+// yes and no are what all conditions of endpoints point to.
+var yes, no = true, false
+
+func sharedBool(b *bool) *bool {
+	switch {
+	case b == nil:
+		return nil
+	case *b:
+		return &yes
+	}
+	return &no
 }

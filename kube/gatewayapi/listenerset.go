@@ -38,9 +38,7 @@ func (t *translation) readListenerSets() {
 		}
 		for i := range o.Spec.Listeners {
 			e := o.Spec.Listeners[i]
-			s.entries = append(s.entries, t.newListener(g, s, gwv1.Listener{
-				Name: e.Name, Hostname: e.Hostname, Port: e.Port, Protocol: e.Protocol, TLS: e.TLS, AllowedRoutes: e.AllowedRoutes,
-			}))
+			s.entries = append(s.entries, t.newListener(g, s, gwv1.Listener(e)))
 		}
 		g.sets = append(g.sets, s)
 	}

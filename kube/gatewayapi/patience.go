@@ -44,7 +44,7 @@ func answered[T any](ctx context.Context, p *client.Pulse, ask func() (T, error)
 		if err == nil || apierrors.IsUnauthorized(err) || ctx.Err() != nil {
 			return out, err
 		}
-		lost, turn := p.Err()
+		turn, lost := p.State()
 		if lost == nil {
 			return out, err
 		}

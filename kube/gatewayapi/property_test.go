@@ -185,7 +185,7 @@ func (d dice) world(cert, key string) *World {
 		}
 		if s := (&gwv1.ListenerSet{ObjectMeta: d.meta(), Spec: gwv1.ListenerSetSpec{ParentRef: gwv1.ParentGatewayReference{Name: gwv1.ObjectName(d.name()), Namespace: maybe[gwv1.Namespace](d, "a", "b")}}}); fresh("s", s) {
 			for _, l := range distinct(many(d, 3, d.listener)) {
-				s.Spec.Listeners = append(s.Spec.Listeners, gwv1.ListenerEntry{Name: l.Name, Hostname: l.Hostname, Port: l.Port, Protocol: l.Protocol, TLS: l.TLS, AllowedRoutes: l.AllowedRoutes})
+				s.Spec.Listeners = append(s.Spec.Listeners, gwv1.ListenerEntry(l))
 			}
 			w.ListenerSets = append(w.ListenerSets, s)
 		}

@@ -153,6 +153,39 @@ func mergeParents(have []gwv1.RouteParentStatus, want RouteStatus, controller gw
 	return out
 }
 
+// written reports whether a route has all that is wanted, and nothing else that
+// is ours: then mergeParents would change nothing. It may be false even so; it is
+// there because of thousands of routes all but one are as they were.
+func written(have []gwv1.RouteParentStatus, want RouteStatus, controller gwv1.GatewayController) bool {
+	n := 0
+	for i := range have {
+		h := &have[i]
+		if h.ControllerName != controller {
+			continue
+		}
+		if n == len(want.Parents) {
+			return false
+		}
+		w := &want.Parents[n]
+		if !identicalRefs(&h.ParentRef, &w.ParentRef) || !slices.EqualFunc(h.Conditions, w.Conditions, func(h, w metav1.Condition) bool {
+			return h.Type == w.Type && h.Status == w.Status && h.Reason == w.Reason && h.Message == w.Message &&
+				h.ObservedGeneration == w.ObservedGeneration && !h.LastTransitionTime.IsZero()
+		}) {
+			return false
+		}
+		n++
+	}
+	return n == len(want.Parents)
+}
+
+// identicalRefs compares references as they are written.
+func identicalRefs(a, b *gwv1.ParentReference) bool {
+	return a.Name == b.Name && equal(a.Group, b.Group) && equal(a.Kind, b.Kind) && equal(a.Namespace, b.Namespace) &&
+		equal(a.SectionName, b.SectionName) && equal(a.Port, b.Port)
+}
+
+func equal[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
+
 // mergeAncestors keeps what others say of a policy. There is room for sixteen,
 // and who comes later has none.
 func mergeAncestors(have, want []gwv1.PolicyAncestorStatus, controller gwv1.GatewayController, home string, now metav1.Time) []gwv1.PolicyAncestorStatus {

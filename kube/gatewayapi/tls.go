@@ -191,11 +191,15 @@ func (t *translation) bundle(from referrer, group, kind, namespace, name string)
 }
 
 // A memo keeps what was made of Secrets and ConfigMaps, which takes a
-// thousand times longer to make than to find. It changes nothing of what follows.
+// thousand times longer to make than to find, and of EndpointSlices, of which one
+// of ten thousand changes at a time. It changes nothing of what follows.
 type memo struct {
 	mu    sync.Mutex // guards the maps
 	pairs map[*corev1.Secret]memoPair
 	cas   map[*corev1.ConfigMap]memoCA
+
+	// What backends were made of in the last translation and in this one.
+	reached, reaching map[reachKey]*reached
 }
 
 type memoPair struct {
@@ -209,7 +213,7 @@ type memoCA struct {
 }
 
 func newMemo() *memo {
-	return &memo{pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{}}
+	return &memo{pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{}, reaching: map[reachKey]*reached{}}
 }
 
 func (m *memo) pair(s *corev1.Secret) (*registry.KeyPair, error) {

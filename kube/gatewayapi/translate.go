@@ -54,6 +54,7 @@ func Translate(w *World) *Result {
 	t.attachRoutes()
 	t.emit()
 	t.writeStatus()
+	t.memo.forget()
 	return t.res
 }
 
@@ -110,10 +111,22 @@ func (t *translation) slices(namespace, label, name string) []*discoveryv1.Endpo
 // older orders by age and then by name, as Gateway API does wherever two want
 // the same.
 func older(a, b metav1.Object) int {
-	return cmp.Or(
-		a.GetCreationTimestamp().Time.Truncate(time.Second).Compare(b.GetCreationTimestamp().Time.Truncate(time.Second)),
-		strings.Compare(a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName()),
-	)
+	if n := a.GetCreationTimestamp().Truncate(time.Second).Compare(b.GetCreationTimestamp().Truncate(time.Second)); n != 0 {
+		return n
+	}
+	return byName(a.GetNamespace(), a.GetName(), b.GetNamespace(), b.GetName())
+}
+
+// byName orders as NAMESPACE/NAME does: "a-b/c" is before "a/c". It makes no
+// string where thousands are sorted.
+func byName(namespace, name, otherNamespace, otherName string) int {
+	if namespace == otherNamespace {
+		return strings.Compare(name, otherName)
+	}
+	if strings.HasPrefix(namespace, otherNamespace) || strings.HasPrefix(otherNamespace, namespace) {
+		return strings.Compare(namespace+"/", otherNamespace+"/")
+	}
+	return strings.Compare(namespace, otherNamespace)
 }
 
 // sorted returns a copy of objects, oldest first.

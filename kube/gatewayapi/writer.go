@@ -299,21 +299,33 @@ func (w *writer) tasks(res *Result, world *World) []task {
 		return !equality.Semantic.DeepEqual(was, *st), notes
 	}
 	for _, o := range world.TLSRoutes {
+		if written(o.Status.Parents, res.Routes[RouteKey{tlsRoute, key(o)}], controller) {
+			continue
+		}
 		plan(w, &ts, "tlsroutes", o, func() statusClient[*gwv1.TLSRoute] { return g.TLSRoutes(o.Namespace) }, func(o *gwv1.TLSRoute) (bool, []note) {
 			return route(&o.Status.RouteStatus, RouteKey{tlsRoute, key(o)})
 		})
 	}
 	for _, o := range world.TCPRoutes {
+		if written(o.Status.Parents, res.Routes[RouteKey{tcpRoute, key(o)}], controller) {
+			continue
+		}
 		plan(w, &ts, "tcproutes", o, func() statusClient[*gwv1.TCPRoute] { return g.TCPRoutes(o.Namespace) }, func(o *gwv1.TCPRoute) (bool, []note) {
 			return route(&o.Status.RouteStatus, RouteKey{tcpRoute, key(o)})
 		})
 	}
 	for _, o := range world.UDPRoutes {
+		if written(o.Status.Parents, res.Routes[RouteKey{udpRoute, key(o)}], controller) {
+			continue
+		}
 		plan(w, &ts, "udproutes", o, func() statusClient[*gwv1.UDPRoute] { return g.UDPRoutes(o.Namespace) }, func(o *gwv1.UDPRoute) (bool, []note) {
 			return route(&o.Status.RouteStatus, RouteKey{udpRoute, key(o)})
 		})
 	}
 	for _, o := range world.HTTPRoutes {
+		if written(o.Status.Parents, res.Routes[RouteKey{httpRoute, key(o)}], controller) {
+			continue
+		}
 		plan(w, &ts, "httproutes", o, func() statusClient[*gwv1.HTTPRoute] { return g.HTTPRoutes(o.Namespace) }, func(o *gwv1.HTTPRoute) (bool, []note) {
 			return route(&o.Status.RouteStatus, RouteKey{httpRoute, key(o)})
 		})

@@ -55,7 +55,12 @@ type watched struct {
 	put       func(o any)
 	drop      func(Name)
 	keys      func() []Name
+	refused   map[string]int // times in a row, by verb; guarded by Controller.mu
 }
+
+// believe is how often in a row something must be forbidden or not there: an API
+// server that has just started knows of no roles for a moment.
+const believe = 3
 
 // start begins to look at the member, until ctx is done.
 func (m *member) start(ctx context.Context, running *sync.WaitGroup) {
@@ -112,7 +117,7 @@ func anyList[T runtime.Object](list func(context.Context, metav1.ListOptions) (T
 }
 
 func reflector(w *watched, example runtime.Object, api any, list func(context.Context, metav1.ListOptions) (runtime.Object, error), watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error)) *cache.Reflector {
-	w.waiting[w] = true
+	w.waiting[w], w.refused = true, map[string]int{}
 	backoff := again
 	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -133,9 +138,17 @@ func (w *watched) heard(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil || errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
-	text, denied := "", false
-	if err != nil {
-		text, denied = client.Denied(verb, w.resource, err)
+	text, denied := client.Denied(verb, w.resource, err)
+	w.c.mu.Lock()
+	if denied {
+		w.refused[verb]++
+		denied = w.refused[verb] >= believe
+	} else {
+		w.refused[verb] = 0
+	}
+	w.c.mu.Unlock()
+	if !denied {
+		text = ""
 	}
 	if w.c.said.New(verb+" "+w.name+" "+w.resource.String()+" "+w.namespace, text) {
 		w.c.log.Error("multi-cluster services: "+text, "cluster", w.name, "verb", verb, "resource", w.resource.String(), "namespace", w.namespace)

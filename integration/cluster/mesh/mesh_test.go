@@ -101,7 +101,6 @@ func TestExportedServiceIsReachedFromTheOtherCluster(t *testing.T) {
 type side struct {
 	*cluster.Cluster
 	inside bool
-	config string
 }
 
 func start(t *testing.T, name string, inside bool) *side {

@@ -1,0 +1,82 @@
+package gatewayapi
+
+import (
+	"log/slog"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	gwfake "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned/fake"
+	mcsfake "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/fake"
+)
+
+// Of ten thousand Services those that no route leads to can change without
+// anything being done.
+func TestStoreHearsOfWhatIsUsed(t *testing.T) {
+	heard := 0
+	s, err := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.uses.Store(&map[Use]bool{{"Service", "a", "web"}: true, {"EndpointSlice:" + importLabel, "a", "far"}: true})
+	meta := func(name string, labels ...string) metav1.ObjectMeta {
+		m := metav1.ObjectMeta{Namespace: "a", Name: name, Labels: map[string]string{}}
+		if len(labels) > 0 {
+			m.Labels[labels[0]] = labels[1]
+		}
+		return m
+	}
+	for _, tt := range []struct {
+		name, kind string
+		object     any
+		looking    bool
+		want       int
+	}{
+		{"a Service in use", "services", &corev1.Service{ObjectMeta: meta("web")}, false, 1},
+		{"another", "services", &corev1.Service{ObjectMeta: meta("other")}, false, 0},
+		{"another, while it is looked for", "services", &corev1.Service{ObjectMeta: meta("other")}, true, 1},
+		{"one that is gone unheard", "services", cache.DeletedFinalStateUnknown{Obj: &corev1.Service{ObjectMeta: meta("web")}}, false, 1},
+		{"a slice in use", "endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: meta("x", importLabel, "far")}, false, 1},
+		{"a slice under another label", "endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: meta("x", serviceLabel, "far")}, false, 0},
+		{"a ConfigMap", "configmaps", &corev1.ConfigMap{ObjectMeta: meta("web")}, false, 0},
+		{"a route", "tlsroutes", &gwv1.TLSRoute{ObjectMeta: meta("x")}, false, 1},
+	} {
+		heard = 0
+		s.looking.Store(tt.looking)
+		h := s.handler(s.kinds[tt.kind])
+		h.OnAdd(tt.object, false)
+		h.OnDelete(tt.object)
+		if heard != 2*tt.want {
+			t.Errorf("%s: heard %d times, want %d", tt.name, heard, 2*tt.want)
+		}
+	}
+}
+
+// The Service of public addresses may lie where nothing else is looked at.
+func TestStoreLooksWhereItIsTold(t *testing.T) {
+	s, err := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()},
+		Settings{Namespaces: []string{"a", "b"}, PublicService: types.NamespacedName{Namespace: "c", Name: "lb"}}, slog.New(slog.DiscardHandler), func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for resource, want := range map[string]int{"services": 3, "secrets": 2, "gateways": 2, "gatewayclasses": 1, "namespaces": 1} {
+		if got := len(s.kinds[resource].informers); got != want {
+			t.Errorf("%s are watched %d times, want %d", resource, got, want)
+		}
+	}
+}
+
+func TestSlim(t *testing.T) {
+	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{{}}}, Data: map[string]string{"ca.crt": "x", "other": "y"}}
+	if _, err := slim(m); err != nil || len(m.Data) != 1 || m.Data["ca.crt"] != "x" || m.ManagedFields != nil {
+		t.Errorf("got %+v, %v", m, err)
+	}
+	if o, err := slim(cache.DeletedFinalStateUnknown{}); err != nil || o == nil {
+		t.Errorf("got %v, %v of a tombstone", o, err)
+	}
+}
