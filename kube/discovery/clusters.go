@@ -58,6 +58,9 @@ type Clusters struct {
 
 	// Log is told of what is refused. Nil discards.
 	Log *slog.Logger
+
+	mu      sync.Mutex         // guards the following
+	sources map[string]*Source // of the clusters that are there
 }
 
 // A secret is what is used of a Secret.
@@ -311,8 +314,10 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 		ended = f.OnCluster(ctx, s.cluster, s.config, src)
 	}
 	done := make(chan struct{})
+	gone := f.runs(src)
 	f.running.Go(func() {
 		defer close(done)
+		defer gone()
 		if ended != nil {
 			defer ended()
 		}
