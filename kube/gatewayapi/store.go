@@ -97,7 +97,10 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	if !ok {
 		return false
 	}
-	if sh.said.New(verb+" "+namespace, text) { // list and watch take turns
+	// List and watch take turns; and an API server that has just started adds what of
+	// its roles it has not read yet.
+	once, _, _ := strings.Cut(text, ": RBAC: ")
+	if sh.said.New(verb+" "+namespace, once) {
 		level := slog.LevelWarn
 		if sh.optional {
 			level = slog.LevelInfo
