@@ -33,6 +33,8 @@ type Status struct {
 	VIPs         *StatusVIPs    `json:"vips,omitempty"`
 
 	SourceListeners []StatusFront `json:"sourceListeners,omitempty"`
+
+	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 }
 
 // StatusPorts are the ports of services.
@@ -72,6 +74,9 @@ func (g *Gateway) Status() Status {
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
 	}
 	s.SourceListeners, _ = g.fronts.status()
+	if g.cfg.Kubernetes != nil {
+		s.Kubernetes = g.cfg.Kubernetes()
+	}
 	if g.vips != nil {
 		state, _ := g.vips.status()
 		s.VIPs = &state

@@ -109,6 +109,10 @@ type Config struct {
 	// itself.
 	VIPs *VIPs
 
+	// Kubernetes returns what is known of that, for /status: anything that goes
+	// into JSON. Nil means that there is none.
+	Kubernetes func() any
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 

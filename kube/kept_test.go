@@ -44,6 +44,9 @@ func TestStateIsOfTheSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := map[string]string{}
+		if s := k.Status(); len(s.Clusters) == 0 || (s.GatewayAPI != nil) != (c.GatewayAPI != nil) {
+			t.Errorf("the status is %+v", s)
+		}
 		for _, src := range k.Sources() {
 			s := src.(*kept.Source)
 			all[s.Path] = s.Settings

@@ -95,7 +95,9 @@ type Kube struct {
 	cfg     Config
 	rest    *rest.Config
 	core    kubernetes.Interface
+	self    string      // what this replica is called
 	leads   atomic.Bool // this replica writes
+	holder  atomic.Pointer[string]
 	sources []registry.Source
 	plane   *plane      // nil where nothing is listened at
 	set     *clusterSet // nil for none
@@ -106,8 +108,11 @@ func New(cfg Config) (*Kube, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	k := &Kube{cfg: cfg}
-	var err error
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: a name for this replica: %w", err)
+	}
+	k := &Kube{cfg: cfg, self: fmt.Sprintf("%s_%d", host, os.Getpid())}
 	if k.rest, err = (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST(); err != nil {
 		return nil, err
 	}
@@ -246,15 +251,11 @@ func (k *Kube) lead(ctx context.Context) error {
 	if k.cfg.Lease == (Object{}) {
 		return nil
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("kubernetes: a name for this replica: %w", err)
-	}
 	lease := client.Lease{
 		Client: k.core, Namespace: k.cfg.Lease.Namespace, Name: k.cfg.Lease.Name,
-		Identity: fmt.Sprintf("%s_%d", host, os.Getpid()), Log: k.cfg.Log,
+		Identity: k.self, OnHolder: func(id string) { k.holder.Store(&id) }, Log: k.cfg.Log,
 	}
-	err = lease.Run(ctx, func(ctx context.Context) {
+	err := lease.Run(ctx, func(ctx context.Context) {
 		k.leads.Store(true)
 		defer k.leads.Store(false)
 		<-ctx.Done()

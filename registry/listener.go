@@ -70,6 +70,11 @@ type Backend struct {
 	Weight  uint32   // of the sum of all; 0 means none
 	Service *Service // its Names, Ports and exposure are not looked at, but for what a further gateway is asked for
 	Broken  string   // unless "", why this share is refused
+
+	// Of is a name that services of the table have, of which one is meant where
+	// Service has no endpoints of its own: what is imported from other clusters.
+	// Zero means none. It must be exposed, to whomever.
+	Of tunnel.Name
 }
 
 // A BackendTLS says how a gateway speaks TLS to what it dials. What it can't

@@ -54,6 +54,7 @@ type backend struct {
 	entry  int32 // of fronts; -1 for a broken one
 	turn   int32 // its own counter, which is for its endpoints
 	port   uint16
+	of     tunnel.Name // zero where the entry's own endpoints are meant
 }
 
 // A choice is of what has names: the one with the exact name, or else the one
@@ -298,6 +299,9 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 		if len(from.Service.Ports) > 0 {
 			to.port = from.Service.Ports[0]
 		}
+		if len(from.Service.Endpoints) == 0 && len(from.Service.Via) == 0 {
+			to.of = from.Of
+		}
 		at, ok := entries[from.Service]
 		if !ok {
 			at = int32(len(f.backends))
@@ -389,7 +393,11 @@ func (t *Table) Hopeless(req *tunnel.Request) error {
 		case b.broken != "":
 			why = errors.New(b.broken)
 		default:
-			e := &t.fronts.backends[b.entry]
+			e, refusal := t.leads(b)
+			if refusal != nil {
+				why = refusal
+				continue
+			}
 			if len(e.Endpoints) > 0 || len(e.Via) > 0 {
 				return nil
 			}
@@ -424,7 +432,30 @@ func (s *state) lead(req *tunnel.Request) (found, *tunnel.Error) {
 	if b.broken != "" {
 		return found{rule: r}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %s: a backend of rule %q of %s, with %d of %d of the requests: %s", req.Listener, r.Name, orUnknown(r.Origin), b.weight, r.total, b.broken)
 	}
-	return found{entry: &s.table.fronts.backends[b.entry], pattern: one.by, port: b.port, rule: r, turn: s.ruled + b.turn}, nil
+	e, refusal := s.table.leads(b)
+	if refusal != nil {
+		return found{rule: r}, refusal
+	}
+	return found{entry: e, pattern: one.by, port: b.port, rule: r, turn: s.ruled + b.turn}, nil
+}
+
+// leads returns what a backend that is not broken leads to: a service made for it,
+// or one of the table that it stands for.
+func (t *Table) leads(b *backend) (*entry, *tunnel.Error) {
+	if b.of.IsZero() {
+		return &t.fronts.backends[b.entry], nil
+	}
+	i := t.claims(b.of, b.port)
+	if i < 0 {
+		i = t.claims(b.of, 0)
+	}
+	switch {
+	case i < 0:
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: no service has the name %q and the port %d, which a backend stands for", b.of, b.port)
+	case !t.services[i].Exposed:
+		return nil, tunnel.Refusef(tunnel.NotExposed, "registry: service %q, which a backend stands for, is private", t.services[i].Name)
+	}
+	return &t.services[i], nil
 }
 
 // A turnKey says whose a counter of a rule is, whatever table it is in.

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"culvert.dev/tunnel"
 )
 
 // Where clusters export different ports of a service, each of its endpoints is
@@ -32,6 +34,54 @@ func TestSetsOfDifferentPorts(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("port %d: got %v, want %v", port, got, want)
 			}
+		}
+	}
+}
+
+// A backend may stand for a service of the table, which it is only as long as
+// that is there and exposed; and one with endpoints of its own never is.
+func TestBackendsThatStandForOthers(t *testing.T) {
+	set := tunnel.MustParseName("db.default.svc.clusterset.local")
+	db := func(exposed bool) *Service {
+		return &Service{
+			Name: "db", ID: ID{Service: "db", Cluster: "west"}, Ports: []uint16{5432}, Exposed: exposed, Exported: true, Origin: "west",
+			Endpoints: []Endpoint{{Addr: netip.MustParseAddr("10.1.0.1"), Port: 15432}},
+		}
+	}
+	backend := func(port uint16, eps ...Endpoint) *Listener {
+		return &Listener{Name: "gw", Protocol: TCP, Port: 5432, Sections: []*Section{{Name: "gw", Rules: []*Rule{{
+			Name: "to db", Backends: []Backend{{Weight: 1, Of: set, Service: &Service{Name: "import", Ports: []uint16{port}, Endpoints: eps}}},
+		}}}}}
+	}
+	for _, tt := range []struct {
+		name     string
+		services []*Service
+		listener *Listener
+		want     string
+	}{
+		{"there", []*Service{db(true)}, backend(5432), "10.1.0.1:15432"},
+		{"private", []*Service{db(false)}, backend(5432), "not-exposed"},
+		{"another port", []*Service{db(true)}, backend(25), "no-endpoint"},
+		{"gone", nil, backend(5432), "no-endpoint"},
+		{"endpoints of its own", []*Service{db(true)}, backend(5432, Endpoint{Addr: netip.MustParseAddr("10.9.0.1"), Port: 1}), "10.9.0.1:1"},
+	} {
+		tab, err := Merge(Snapshot{Services: tt.services, Listeners: []*Listener{tt.listener}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &Registry{}
+		r.Swap(tab)
+		req := &tunnel.Request{Listener: "gw", Confined: true, Local: 5432}
+		route, err := r.Resolve(context.Background(), req)
+		got := string(tunnel.ReasonOf(err))
+		if err == nil {
+			got = route.Endpoints[0].Addr.String()
+		}
+		if got != tt.want {
+			t.Errorf("%s: got %s (%v), want %s", tt.name, got, err, tt.want)
+		}
+		if hopeless := tab.Hopeless(req) != nil; hopeless != (err != nil) {
+			t.Errorf("%s: hopeless %t, and the request ends with %v", tt.name, hopeless, err)
 		}
 	}
 }

@@ -21,6 +21,10 @@ type Lease struct {
 	Name      string
 	Identity  string // of this replica; no other may have it
 	Log       *slog.Logger
+
+	// OnHolder is told who holds the lease, when that changes; it must not block.
+	// May be nil.
+	OnHolder func(id string)
 }
 
 // How long a lease outlives its holder's last word, when the holder gives up by
@@ -54,6 +58,9 @@ func (l Lease) Run(ctx context.Context, lead func(context.Context)) error {
 				},
 				OnStoppedLeading: func() {},
 				OnNewLeader: func(id string) {
+					if l.OnHolder != nil {
+						l.OnHolder(id)
+					}
 					l.Log.Info("kubernetes: a lease is held", "lease", l.Namespace+"/"+l.Name, "by", id, "self", id == l.Identity)
 				},
 			},

@@ -61,6 +61,9 @@ type Clusters struct {
 	Log *slog.Logger
 
 	names atomic.Pointer[[]string]
+
+	mu      sync.Mutex         // guards the following
+	sources map[string]*Source // of the clusters that are there
 }
 
 // Names returns the names of what Clusters says: its own, and those of all clusters that
@@ -328,8 +331,10 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 		ended = f.OnCluster(ctx, s.cluster, s.config, src)
 	}
 	done := make(chan struct{})
+	gone := f.runs(src)
 	f.running.Go(func() {
 		defer close(done)
+		defer gone()
 		if ended != nil {
 			defer ended()
 		}

@@ -78,6 +78,10 @@ type Source struct {
 	exports map[types.NamespacedName]bool
 	told    bool // exports are known
 	stale   bool // rules or exports are not applied yet
+	run     *run // nil before Run
+	known   bool // an Update was sent
+	lost    error
+	lostAt  time.Time // since when
 }
 
 func (s *Source) init() { s.once.Do(func() { s.changed = make(chan struct{}, 1) }) }
@@ -151,6 +155,9 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	s.stale = true // for a Run that comes after another one, too
 	s.mu.Unlock()
 	r := newRun(s, log.With("cluster", s.Cluster))
+	s.mu.Lock()
+	s.run = r
+	s.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.running.Wait()
 	defer cancel()

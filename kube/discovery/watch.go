@@ -302,6 +302,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+		r.src.became(u.Err)
 		pause.Reset(atMost)
 		select {
 		case <-pause.C:

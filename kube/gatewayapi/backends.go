@@ -13,6 +13,7 @@ import (
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"culvert.dev/registry"
+	"culvert.dev/tunnel"
 )
 
 // A targetKey names what a route leads to, or a policy is for.
@@ -35,6 +36,7 @@ type backend struct {
 	weight   uint32
 	portName string
 	service  *registry.Service // nil if broken
+	of       tunnel.Name       // see registry.Backend
 	reason   string            // of ResolvedRefs, if broken
 	broken   string            // why it can't be reached at all
 
@@ -95,7 +97,7 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		}
 		t.backends[k] = b
 	}
-	return &backend{backendKey: k, portName: b.portName, service: b.service, reason: b.reason, broken: b.broken}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, broken: b.broken}
 }
 
 // served finds a Service's port and who is behind it. The port is the Service's;
@@ -143,7 +145,11 @@ func (t *translation) imported(k backendKey) *backend {
 	for _, p := range i.Spec.Ports {
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol && (p.Port == k.port || k.port == 0 && len(i.Spec.Ports) == 1) {
 			b.portName = p.Name
+			k.port = p.Port
 			b.service = t.reach(k, importLabel, p.Name)
+			// Without EndpointSlices it is what discovery knows of the clusters.
+			// An error is of a name that no exported service can have.
+			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
 			return b
 		}
 	}
@@ -256,7 +262,7 @@ func endpoint(typ discoveryv1.AddressType, e *discoveryv1.Endpoint, port uint16)
 // forRule is a backend as a rule has it; tls says that it is to be reached as
 // its policy says, if it has one.
 func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend {
-	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken}
+	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken, Of: b.of}
 	if !tls || b.service == nil {
 		return plain
 	}

@@ -139,9 +139,10 @@ ports: [{name: p, port: 8080, protocol: TCP}]
 endpoints: [{addresses: [10.99.0.1]}]
 `
 	runRows(t, []row{
-		{"by its slices", docs, nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)"},
+		{"by its slices", docs, nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)=far.a.svc.clusterset.local"},
+		{"by the table's service", docs[:strings.LastIndex(docs, "---")], nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far()=far.a.svc.clusterset.local"},
 		{"another port", strings.Replace(docs, "name: far, port: 80", "name: far, port: 81", 1), nil, "TCPRoute a/r edge ResolvedRefs=False/BackendNotFound"},
-		{"its only port", strings.Replace(docs, "name: far, port: 80", "name: far", 1), nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)"},
+		{"its only port", strings.Replace(docs, "name: far, port: 80", "name: far", 1), nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)=far.a.svc.clusterset.local"},
 		{"no such", strings.Replace(docs, "name: far, port: 80", "name: near, port: 80", 1), nil, "TCPRoute a/r edge ResolvedRefs=False/BackendNotFound"},
 		{"no grant", strings.Replace(docs, "name: far, port: 80", "name: far, namespace: b, port: 80", 1), nil, "TCPRoute a/r edge ResolvedRefs=False/RefNotPermitted"},
 	})

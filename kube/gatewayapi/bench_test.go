@@ -122,7 +122,7 @@ func newBench(t *testing.T, docs ...string) *bench {
 	log := slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	b.c = &Controller{
 		cfg:     Config{Settings: Settings{PublicAddresses: addrs("192.0.2.1")}, Log: log},
-		clients: clients{b.core, b.gw, b.mcs}, memo: newMemo(),
+		clients: clients{core: b.core, gw: b.gw, mcs: b.mcs}, memo: newMemo(),
 	}
 	return b
 }

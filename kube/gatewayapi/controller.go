@@ -8,6 +8,7 @@ import (
 	"maps"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -50,6 +51,8 @@ type Controller struct {
 	pulse   *client.Pulse // nil in tests
 	bundle  func(context.Context) (string, error)
 	memo    *memo
+	current atomic.Pointer[translated] // nil before the first
+	lost    atomic.Pointer[loss]       // nil while the API server answers
 }
 
 // New makes a Controller. It asks nothing of the API server yet.
@@ -60,6 +63,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	rc := rest.CopyConfig(cfg.REST)
 	rc.Wrap(c.pulse.Wrap)
+	c.clients.pulse = c.pulse
 	var err error
 	if c.clients.core, err = kubernetes.NewForConfig(client.Protobuf(rc)); err != nil {
 		return nil, fmt.Errorf("gatewayapi: %w", err)
@@ -224,6 +228,7 @@ func (r *run) rebuild(ctx context.Context) error {
 	res := Translate(w)
 	r.store.uses.Store(&res.Uses)
 	r.store.looking.Store(false)
+	r.current.Store(&translated{w, res})
 
 	if err := r.publish(ctx, &res.Snapshot); err != nil {
 		return err
@@ -277,12 +282,14 @@ func (r *run) feel(ctx context.Context) {
 			case <-time.After(patience):
 			}
 			lost = true
+			r.lost.Store(&loss{time.Now().UTC(), err})
 			if r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)}) != nil {
 				return
 			}
 		}
 		if err == nil && lost {
 			lost = false
+			r.lost.Store(nil)
 			if r.confirm(ctx) != nil {
 				return
 			}

@@ -401,9 +401,7 @@ func TestTwoControllersSettle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
 		second := *b
-		c := *b.c
-		c.memo = newMemo()
-		second.c, second.updates = &c, make(chan registry.Update, 100)
+		second.c, second.updates = &Controller{cfg: b.c.cfg, clients: b.c.clients, memo: newMemo()}, make(chan registry.Update, 100)
 		defer b.start()()
 		defer second.start()()
 		calm()

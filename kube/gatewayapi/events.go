@@ -41,6 +41,15 @@ func notesOf(before, after []metav1.Condition) []note {
 	return ns
 }
 
+// notesOfListener are those of one of an object's listeners.
+func notesOfListener(name string, before, after []metav1.Condition) []note {
+	ns := notesOf(before, after)
+	for i := range ns {
+		ns[i].message = "listener " + name + ": " + ns[i].message
+	}
+	return ns
+}
+
 // note makes Events of what happened to an object. An Event's name is made of
 // what it says, so that no replica says it again while it is there.
 func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {

@@ -16,6 +16,8 @@ import (
 	gwclient "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
+
+	"culvert.dev/kube/client"
 )
 
 // Clients are of the API groups that are read and written.
@@ -23,6 +25,8 @@ type clients struct {
 	core kubernetes.Interface
 	gw   gwclient.Interface
 	mcs  mcsclient.Interface
+
+	pulse *client.Pulse // of all of them; nil in tests
 }
 
 // A kind is a resource that is watched.

@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,6 +23,27 @@ func TestByNameIsTheOrderOfWholeNames(t *testing.T) {
 			if got, want := byName(an, aname, bn, bname), strings.Compare(a, b); got != want {
 				t.Errorf("%s and %s: got %d, want %d", a, b, got, want)
 			}
+		}
+	}
+}
+
+func TestSortedIsByAgeAndName(t *testing.T) {
+	var all []*gwv1.TLSRoute
+	for i := range 60 {
+		all = append(all, &gwv1.TLSRoute{ObjectMeta: metav1.ObjectMeta{
+			Namespace: []string{"a", "a-b", "ab"}[i%3], Name: string(rune('a' + i*7%26)),
+			CreationTimestamp: metav1.NewTime(time.Unix(int64(1_700_000_000+i*11%4), int64(i)*10_000_000)),
+		}})
+	}
+	all = append(all, &gwv1.TLSRoute{}) // of no time
+	said := func(o *gwv1.TLSRoute) string {
+		return o.CreationTimestamp.UTC().Format(time.RFC3339) + " " + o.Namespace + "/" + o.Name
+	}
+	got, want := sorted(all), slices.Clone(all)
+	slices.SortStableFunc(want, func(a, b *gwv1.TLSRoute) int { return strings.Compare(said(a), said(b)) })
+	for i := range want {
+		if said(got[i]) != said(want[i]) {
+			t.Fatalf("the %dth is %s, want %s", i, said(got[i]), said(want[i]))
 		}
 	}
 }

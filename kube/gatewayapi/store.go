@@ -40,6 +40,7 @@ type shelf struct {
 	lists     []*cache.ListWatch // of the same
 	known     []chan struct{}    // closed when it is known what there is, or that it may not be
 	once      []sync.Once
+	refused   []int // times, of each informer; its own goroutine's
 	said      client.Once
 }
 
@@ -57,13 +58,14 @@ func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, 
 		}
 		for range in {
 			sh.known = append(sh.known, make(chan struct{}))
+			sh.refused = append(sh.refused, 0)
 		}
 		sh.once = make([]sync.Once, len(in))
 		for i, ns := range in {
 			// The fake clients of tests can't stream lists, and say so to this.
 			list := k.in(ns)
 			sh.lists = append(sh.lists, list)
-			lw := cache.ToListWatcherWithWatchListSemantics(list, c.core)
+			lw := cache.ToListWatcherWithWatchListSemantics(whenBack(c.pulse, list), c.core)
 			inf := cache.NewSharedIndexInformerWithOptions(lw, k.object, cache.SharedIndexInformerOptions{Indexers: k.indexers, ObjectDescription: k.resource.String()})
 			if err := inf.SetTransform(slim); err != nil {
 				return nil, err
@@ -86,6 +88,9 @@ func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, 
 	return s, nil
 }
 
+// believed is how many times something must be forbidden for it to be so.
+const believed = 3
+
 // failed says what an administrator must do for a watch, once, and is false if
 // there is nothing of that kind. client-go tries again by itself.
 func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
@@ -97,7 +102,10 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	if !ok {
 		return false
 	}
-	if sh.said.New(verb+" "+namespace, text) { // list and watch take turns
+	// List and watch take turns; and an API server that has just started adds what of
+	// its roles it has not read yet.
+	once, _, _ := strings.Cut(text, ": RBAC: ")
+	if sh.said.New(verb+" "+namespace, once) {
 		level := slog.LevelWarn
 		if sh.optional {
 			level = slog.LevelInfo
@@ -106,7 +114,11 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	}
 	// Who is not known to the API server yet may be in a moment: before that there
 	// is no telling what there is.
-	if !apierrors.IsUnauthorized(err) {
+	// An API server that has just started refuses everything for a moment, too.
+	if apierrors.IsForbidden(err) {
+		sh.refused[i]++
+	}
+	if !apierrors.IsUnauthorized(err) && (!apierrors.IsForbidden(err) || sh.refused[i] >= believed) {
 		sh.once[i].Do(func() { close(sh.known[i]) })
 	}
 	return true

@@ -19,7 +19,7 @@ import (
 // anything being done.
 func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 	heard := 0
-	s, err := newStore(clients{fake.NewClientset(), gwfake.NewSimpleClientset(), mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
+	s, err := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 
 // The Service of public addresses may lie where nothing else is looked at.
 func TestStoreLooksWhereItIsTold(t *testing.T) {
-	s, err := newStore(clients{fake.NewClientset(), gwfake.NewSimpleClientset(), mcsfake.NewSimpleClientset()},
+	s, err := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()},
 		Settings{Namespaces: []string{"a", "b"}, PublicService: types.NamespacedName{Namespace: "c", Name: "lb"}}, slog.New(slog.DiscardHandler), func() {})
 	if err != nil {
 		t.Fatal(err)

@@ -200,6 +200,8 @@ type memo struct {
 
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
+
+	uses int // that the last translation made
 }
 
 type memoPair struct {

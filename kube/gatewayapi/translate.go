@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -18,6 +17,10 @@ import (
 // every object that is ours. It looks at no clock and does no I/O, and gives
 // the same for the same.
 func Translate(w *World) *Result {
+	m := w.memo
+	if m == nil {
+		m = newMemo()
+	}
 	t := &translation{
 		w: w,
 		res: &Result{
@@ -27,18 +30,15 @@ func Translate(w *World) *Result {
 			Routes:       make(map[RouteKey]RouteStatus, len(w.TLSRoutes)+len(w.TCPRoutes)+len(w.UDPRoutes)+len(w.HTTPRoutes)),
 			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
 			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
-			Uses:         map[Use]bool{},
+			Uses:         make(map[Use]bool, m.uses),
 		},
 		controller: gwv1.GatewayController(cmp.Or(w.Controller, DefaultController)),
 		classes:    map[string]bool{},
 		gateways:   map[types.NamespacedName]*gateway{},
 		foreign:    map[types.NamespacedName]bool{},
 		sets:       map[types.NamespacedName]*listenerSet{},
-		backends:   map[backendKey]*backend{},
-		memo:       w.memo,
-	}
-	if t.memo == nil {
-		t.memo = newMemo()
+		backends:   make(map[backendKey]*backend, len(m.reached)),
+		memo:       m,
 	}
 	t.readClasses()
 	t.readGrants()
@@ -54,7 +54,8 @@ func Translate(w *World) *Result {
 	t.attachRoutes()
 	t.emit()
 	t.writeStatus()
-	t.memo.forget()
+	m.forget()
+	m.uses = len(t.res.Uses)
 	return t.res
 }
 
@@ -108,15 +109,6 @@ func (t *translation) slices(namespace, label, name string) []*discoveryv1.Endpo
 	return t.w.Objects.Slices(namespace, label, name)
 }
 
-// older orders by age and then by name, as Gateway API does wherever two want
-// the same.
-func older(a, b metav1.Object) int {
-	if n := a.GetCreationTimestamp().Truncate(time.Second).Compare(b.GetCreationTimestamp().Truncate(time.Second)); n != 0 {
-		return n
-	}
-	return byName(a.GetNamespace(), a.GetName(), b.GetNamespace(), b.GetName())
-}
-
 // byName orders as NAMESPACE/NAME does: "a-b/c" is before "a/c". It makes no
 // string where thousands are sorted.
 func byName(namespace, name, otherNamespace, otherName string) int {
@@ -129,11 +121,30 @@ func byName(namespace, name, otherNamespace, otherName string) int {
 	return strings.Compare(namespace, otherNamespace)
 }
 
-// sorted returns a copy of objects, oldest first.
+// sorted returns a copy of objects by age and then by name, as Gateway API does
+// wherever two want the same. What is compared is looked up once for each: there
+// may be thousands.
 func sorted[T metav1.Object](objects []T) []T {
-	objects = slices.Clone(objects)
-	slices.SortFunc(objects, func(a, b T) int { return older(a, b) })
-	return objects
+	type aged struct {
+		second          int64
+		namespace, name string
+		object          T
+	}
+	all := make([]aged, len(objects))
+	for i, o := range objects {
+		all[i] = aged{o.GetCreationTimestamp().Unix(), o.GetNamespace(), o.GetName(), o}
+	}
+	slices.SortFunc(all, func(a, b aged) int {
+		if a.second != b.second {
+			return cmp.Compare(a.second, b.second)
+		}
+		return byName(a.namespace, a.name, b.namespace, b.name)
+	})
+	out := make([]T, len(all))
+	for i := range all {
+		out[i] = all[i].object
+	}
+	return out
 }
 
 func key(o metav1.Object) types.NamespacedName {

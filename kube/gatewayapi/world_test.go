@@ -339,6 +339,9 @@ func dumpBackend(b registry.Backend) string {
 		es = append(es, e.String())
 	}
 	s := fmt.Sprintf("%d:%s(%s)", b.Weight, b.Service.Name, strings.Join(es, ","))
+	if !b.Of.IsZero() {
+		s += "=" + b.Of.String()
+	}
 	if b.Service.TLS != nil {
 		s += "+tls:" + b.Service.TLS.ServerName
 		if len(b.Service.TLS.SANs) > 0 {

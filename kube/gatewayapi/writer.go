@@ -244,7 +244,17 @@ func (w *writer) tasks(res *Result, world *World) []task {
 			plan(w, &ts, "gateways", o, func() statusClient[*gwv1.Gateway] { return g.Gateways(o.Namespace) }, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
 				o.Status = mergeGateway(was, want, now)
-				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
+				notes := notesOf(was.Conditions, o.Status.Conditions)
+				for _, l := range o.Status.Listeners {
+					var before []metav1.Condition
+					for _, b := range was.Listeners {
+						if b.Name == l.Name {
+							before = b.Conditions
+						}
+					}
+					notes = append(notes, notesOfListener(string(l.Name), before, l.Conditions)...)
+				}
+				return !equality.Semantic.DeepEqual(was, o.Status), notes
 			})
 		}
 	}
@@ -253,7 +263,17 @@ func (w *writer) tasks(res *Result, world *World) []task {
 			plan(w, &ts, "listenersets", o, func() statusClient[*gwv1.ListenerSet] { return g.ListenerSets(o.Namespace) }, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
 				o.Status = mergeSet(was, want, now)
-				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
+				notes := notesOf(was.Conditions, o.Status.Conditions)
+				for _, l := range o.Status.Listeners {
+					var before []metav1.Condition
+					for _, b := range was.Listeners {
+						if b.Name == l.Name {
+							before = b.Conditions
+						}
+					}
+					notes = append(notes, notesOfListener(string(l.Name), before, l.Conditions)...)
+				}
+				return !equality.Semantic.DeepEqual(was, o.Status), notes
 			})
 		}
 	}

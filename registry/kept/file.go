@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"culvert.dev/registry"
+	"culvert.dev/tunnel"
 )
 
 const (
@@ -221,7 +222,7 @@ func kept(s *registry.Section) []*registry.Rule {
 func (e *encoder) rule(r *registry.Rule, known map[*registry.Service]int) error {
 	out := &rule{Name: r.Name, Names: each(r.Names, ofPattern), Idle: int64(r.Idle), Origin: r.Origin}
 	out.Backends = each(r.Backends, func(b *registry.Backend) backend {
-		switch to := (backend{Weight: b.Weight, Broken: b.Broken}); {
+		switch to := (backend{Weight: b.Weight, Broken: b.Broken, Of: b.Of.String()}); {
 		case b.Service == nil:
 			return to
 		case needs(b.Service):
@@ -432,6 +433,11 @@ func (d *decoder) rule(r *rule) error {
 	for i := range r.Backends {
 		b := &r.Backends[i]
 		to := registry.Backend{Weight: b.Weight, Broken: b.Broken}
+		if b.Of != "" {
+			if to.Of, err = tunnel.ParseName(b.Of); err != nil {
+				return err
+			}
+		}
 		if at := b.Service; at != nil {
 			if *at < 0 || *at >= len(d.services) {
 				return fmt.Errorf("there is no service %d, of %d", *at, len(d.services))

@@ -38,6 +38,9 @@ func (f *filler) fill(v reflect.Value) {
 	case tunnel.Pattern:
 		v.Set(reflect.ValueOf(tunnel.Pattern{Suffix: tunnel.MustParseName(fmt.Sprintf("n%d.example.com", f.n)), Wildcard: f.n%2 == 0}))
 		return
+	case tunnel.Name:
+		v.Set(reflect.ValueOf(tunnel.MustParseName(fmt.Sprintf("n%d.example.com", f.n))))
+		return
 	case netip.Addr:
 		v.Set(reflect.ValueOf(netip.AddrFrom4([4]byte{10, 0, byte(f.n >> 8), byte(f.n)})))
 		return

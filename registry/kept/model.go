@@ -125,6 +125,7 @@ type backend struct {
 	Weight  uint32 `json:"weight,omitempty"`
 	Service *int   `json:"service,omitempty"` // which of its source's services in the file
 	Broken  string `json:"broken,omitempty"`
+	Of      string `json:"of,omitempty"`
 }
 
 // without is what a backend says that can't work without what is not written.

@@ -14,12 +14,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/gateway"
+	"culvert.dev/kube"
 	"culvert.dev/registry"
 )
 
 type statusOptions struct {
 	admin  adminOptions
 	down   bool
+	kube   bool
 	output string
 }
 
@@ -37,9 +39,13 @@ STATE is down where a check says so; failing where a dial failed and the address
 is tried last for a while; suspect where the while is over and nobody has reached
 it since; and up where a check says so. BY is the kind of the check, or dial.
 
+With --kube it says instead what the gateway knows of Kubernetes: clusters, who
+writes, Gateways with their listeners, and what is refused.
+
 The exit code is 1 where the gateway is not ready.`,
 		Example: `  culvert status --admin unix:/run/culvert/admin.sock
   culvert status --config culvert.yaml --down
+  culvert status --admin unix:/run/culvert/admin.sock --kube
   culvert status --admin 127.0.0.1:9090 -o json | jq -r '.health[] | select(.state == "down").address'`,
 		Args: args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,6 +54,8 @@ The exit code is 1 where the gateway is not ready.`,
 	}
 	o.admin.add(cmd)
 	cmd.Flags().BoolVar(&o.down, "down", false, "of the addresses, only those that are not up")
+	cmd.Flags().BoolVar(&o.kube, "kube", false, "what it knows of Kubernetes: clusters, Gateways, refusals")
+	cmd.MarkFlagsMutuallyExclusive("down", "kube")
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -61,6 +69,9 @@ func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
 	if err != nil {
 		return err
 	}
+	if o.kube {
+		return kubeStatus(w, s, o.output == "json")
+	}
 	all := s.Health
 	if o.down {
 		s.Health = nil
@@ -73,7 +84,7 @@ func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
 	if o.output == "json" {
 		err = writeJSON(w, s)
 	} else {
-		err = printStatus(w, s, all)
+		err = printStatus(w, &s.Status, all)
 	}
 	if err == nil && !s.Ready {
 		return errSilent
@@ -81,8 +92,15 @@ func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
 	return err
 }
 
+// A runningStatus is what a running gateway says of itself, with the part that
+// package gateway does not know taken apart.
+type runningStatus struct {
+	gateway.Status
+	Kubernetes *kube.Status `json:"kubernetes,omitempty"`
+}
+
 // status asks a running gateway how it is.
-func (c *adminClient) status(ctx context.Context) (*gateway.Status, error) {
+func (c *adminClient) status(ctx context.Context) (*runningStatus, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	body, err := c.do(ctx, http.MethodGet, "/status", nil)
@@ -90,7 +108,7 @@ func (c *adminClient) status(ctx context.Context) (*gateway.Status, error) {
 		return nil, err
 	}
 	defer body.Close()
-	var s gateway.Status
+	var s runningStatus
 	if err := json.NewDecoder(body).Decode(&s); err != nil {
 		return nil, fmt.Errorf("the gateway's answer: %w", err)
 	}

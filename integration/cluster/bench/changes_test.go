@@ -18,7 +18,7 @@ import (
 const late = 30 * time.Second
 
 // pause is from what one change did to the next one.
-func pause() { time.Sleep(100*time.Millisecond + rand.N(100*time.Millisecond)) }
+func pause() { time.Sleep(50*time.Millisecond + rand.N(100*time.Millisecond)) }
 
 // newRoute measures from the creation of a TLSRoute to its first connection. All
 // times are from before the request that makes a change.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,6 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"culvert.dev/integration/cluster"
 )
 
 // What is refused, each for another reason. NOTE is what has nothing to do with it.
@@ -63,7 +66,7 @@ func (s *site) events(t *testing.T) {
 			return err
 		}
 		before = all
-		for _, want := range []string{"TLSRoute/stranger ", "Gateway/late ", "Gateway/uncertain ", "Service/denied ", "Service/wrong "} {
+		for _, want := range []string{"TLSRoute/stranger NoMatchingParent: ", "Gateway/late PortUnavailable: listener health: ", "Gateway/uncertain InvalidCertificateRef: listener tls: ", "Service/denied ", "Service/wrong "} {
 			if !slices.ContainsFunc(all, func(e string) bool { return strings.HasPrefix(e, want) }) {
 				return fmt.Errorf("no Event of %s among %q", want, all)
 			}
@@ -99,9 +102,51 @@ func (s *site) events(t *testing.T) {
 		}
 		seen[e] = true
 	}
+	for _, p := range s.gateways(t) {
+		s.status(t, &p)
+	}
 	t.Logf("events:\n%s", strings.Join(after, "\n"))
 	if len(after) > len(before)+1 { // a listener may have been pending before
 		t.Errorf("%d Events after changes of no matter, %d before", len(after), len(before))
+	}
+}
+
+// status has each replica say the same of Gateways, and who leads.
+func (s *site) status(t *testing.T, p *corev1.Pod) {
+	t.Helper()
+	admin := fmt.Sprintf("unix:/proc/%d/root/run/culvert/admin.sock", s.process(t, p))
+	for _, args := range [][]string{nil, {"-o", "json"}} {
+		out, err := exec.CommandContext(t.Context(), cluster.Program("culvert"), append([]string{"status", "--kube", "--admin", admin}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Errorf("culvert status of pod %s: %v\n%s", p.Name, err, out)
+			return
+		}
+		for _, want := range []string{"shop/edge", "shop/late", "PortUnavailable", "TLSRoute shop/stranger", "Service shop/denied", "culvert-system/culvert"} {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("culvert status %q of pod %s lacks %q:\n%s", args, p.Name, want, out)
+			}
+		}
+		if args == nil {
+			t.Logf("pod %s:\n%s", p.Name, out)
+			continue
+		}
+		var got struct {
+			Clusters []struct{ Known bool }
+			Lease    struct {
+				Leads        bool
+				Self, Holder string
+			}
+		}
+		if err := json.Unmarshal(out, &got); err != nil {
+			t.Fatal(err)
+		}
+		leader, err := s.leader(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if l := got.Lease; l.Leads != (p.Name == leader) || !strings.HasPrefix(l.Holder, leader+"_") || !strings.HasPrefix(l.Self, p.Name+"_") || len(got.Clusters) != 1 || !got.Clusters[0].Known {
+			t.Errorf("pod %s says %+v, and pod %s leads", p.Name, got, leader)
+		}
 	}
 }
 

@@ -30,6 +30,7 @@ func TestMain(m *testing.M) { cluster.Main(m) }
 
 const (
 	system   = "culvert-system"
+	rights   = system + ":culvert" // the ClusterRole
 	name     = "echo.shop.test"
 	port     = 8443
 	patience = 90 * time.Second // until what must come has come, on a busy machine
@@ -195,16 +196,11 @@ func address(p *corev1.Pod) netip.Addr { return netip.MustParseAddr(p.Status.Pod
 // each of the pods that are balanced to has served some.
 func (s *site) wantsNoFailure(t *testing.T) {
 	t.Helper()
-	s.clients.take2(t, s.lb.targets())
-}
-
-func (c *clients) take2(t *testing.T, want []netip.Addr) {
-	t.Helper()
-	made, failed := c.take()
+	made, failed := s.clients.take()
 	for _, f := range failed {
 		t.Errorf("%s: a connection by pod %s failed: %v", f.began.Format(time.TimeOnly), f.pod, f.err)
 	}
-	for _, a := range want {
+	for _, a := range s.lb.targets() {
 		if made[a] == 0 {
 			t.Errorf("pod %s has served none of %v", a, made)
 		}
@@ -391,7 +387,7 @@ func (s *site) apiAway(t *testing.T) {
 	deadline := time.Now().Add(patience)
 	for {
 		code, body := get(t, at)
-		if code == http.StatusServiceUnavailable && strings.Contains(body, "API server does not answer") {
+		if code == http.StatusServiceUnavailable && strings.Contains(body, "connection refused") {
 			t.Logf("not ready: %s", body)
 			break
 		}
@@ -408,12 +404,14 @@ func (s *site) apiAway(t *testing.T) {
 	s.wantsNoFailure(t)
 
 	s.StartAPIServer(t)
+	began := time.Now()
 	s.Wait(t, patience, func(context.Context) error {
 		if code, body := get(t, at); code != http.StatusOK {
 			return fmt.Errorf("/readyz of the new replica: %d %q", code, body)
 		}
 		return nil
 	})
+	t.Logf("the new replica is ready after %v", time.Since(began))
 	s.lb.refuse(at, false)
 	s.WaitReady(t, patience, system)
 	s.routed(t, "after", "after.shop.test")
@@ -444,7 +442,7 @@ func get(t *testing.T, at netip.Addr) (int, string) {
 // resource, and what was known is served.
 func (s *site) denied(t *testing.T) {
 	s.clients.take()
-	role, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), "culvert", metav1.GetOptions{})
+	role, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), rights, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -492,7 +490,7 @@ func (s *site) denied(t *testing.T) {
 	}
 	s.wantsNoFailure(t)
 
-	now, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), "culvert", metav1.GetOptions{})
+	now, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), rights, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,93 @@
+package discovery
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Report is what a Source knows of its cluster, for people and for JSON.
+type Report struct {
+	Cluster  string     `json:"cluster"`
+	Known    bool       `json:"known"`           // it has been said what there is
+	Lost     *time.Time `json:"lost,omitempty"`  // since when the API server does not answer
+	Error    string     `json:"error,omitempty"` // why
+	Services int        `json:"services"`        // Services that were found
+	Exposed  int        `json:"exposed"`         // of them, those that anybody may reach
+	Exported int        `json:"exported"`        // to the cluster set
+	Problems int        `json:"problems"`
+	Refusals []string   `json:"refusals,omitempty"` // the first of those
+}
+
+// maxRefusals is how many of the problems are listed.
+const maxRefusals = 16
+
+// Report says what is known. It may be called at any time.
+func (s *Source) Report() Report {
+	s.mu.Lock()
+	out, r := Report{Cluster: s.Cluster, Exported: len(s.exports)}, s.run
+	if s.lost != nil {
+		at := s.lostAt
+		out.Lost, out.Error = &at, s.lost.Error()
+	}
+	out.Known = s.known
+	s.mu.Unlock()
+	if r == nil {
+		return out
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out.Services, out.Problems = len(r.services), len(r.said)
+	for _, i := range r.order {
+		if i.out != nil && i.out.Exposed {
+			out.Exposed++
+		}
+		for _, p := range i.problems {
+			if len(out.Refusals) < maxRefusals {
+				out.Refusals = append(out.Refusals, p.object()+": "+p.String())
+			}
+		}
+	}
+	return out
+}
+
+// Reports are those of the clusters that are there, by name.
+func (c *Clusters) Reports() (all []Report) {
+	c.mu.Lock()
+	sources := slices.Collect(maps.Values(c.sources))
+	c.mu.Unlock()
+	for _, s := range sources {
+		all = append(all, s.Report())
+	}
+	slices.SortFunc(all, func(a, b Report) int { return strings.Compare(a.Cluster, b.Cluster) })
+	return all
+}
+
+// runs notes that a cluster is there; what it returns, that it is not.
+func (c *Clusters) runs(s *Source) (gone func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sources == nil {
+		c.sources = map[string]*Source{}
+	}
+	c.sources[s.Cluster] = s
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.sources[s.Cluster] == s {
+			delete(c.sources, s.Cluster)
+		}
+	}
+}
+
+// became notes whether the cluster is lost, and that it has said what there is.
+func (s *Source) became(lost error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if lost != nil && s.lost == nil {
+		s.lostAt = time.Now().UTC()
+	}
+	s.lost = lost
+	s.known = s.known || lost == nil
+}

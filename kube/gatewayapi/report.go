@@ -1,0 +1,184 @@
+package gatewayapi
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// A Report is what a Controller knows, for people and for JSON.
+type Report struct {
+	Known    bool            `json:"known"`              // the API server has said what there is
+	Lost     *time.Time      `json:"lost,omitempty"`     // since when it does not answer
+	Error    string          `json:"error,omitempty"`    // why
+	Gateways []GatewayReport `json:"gateways"`           // that are ours, by namespace and name
+	Routes   int             `json:"routes"`             // that are of one of them
+	Refusals []Refusal       `json:"refusals,omitempty"` // by object
+	More     int             `json:"moreRefusals,omitempty"`
+}
+
+// A GatewayReport is one Gateway.
+type GatewayReport struct {
+	Name      string           `json:"name"` // "shop/edge"
+	Addresses []string         `json:"addresses"`
+	Ready     bool             `json:"ready"` // accepted and programmed
+	Why       string           `json:"why,omitempty"`
+	Listeners []ListenerReport `json:"listeners"`
+}
+
+// A ListenerReport is a listener of a Gateway or of one of its ListenerSets.
+type ListenerReport struct {
+	Name     string `json:"name"`          // of the listener
+	Set      string `json:"set,omitempty"` // the ListenerSet that has it, "shop/more"
+	Protocol string `json:"protocol"`
+	Port     int    `json:"port"`
+	State    string `json:"state"`
+	Why      string `json:"why,omitempty"`
+	Routes   int    `json:"routes"` // that are attached
+}
+
+// States of listeners.
+const (
+	ListenerOpen    = "open"
+	ListenerPending = "pending" // is being opened
+	ListenerFailed  = "failed"
+)
+
+// A Refusal is a condition that is worth an operator's eye.
+type Refusal struct {
+	Object  string `json:"object"` // "TLSRoute shop/db"
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+// maxRefusals is how many of a Report are listed.
+const maxRefusals = 32
+
+// Report says what has become of the Gateways, as this process sees it: whether
+// it leads or not. It may be called at any time.
+func (c *Controller) Report() Report {
+	out := Report{Gateways: []GatewayReport{}}
+	if l := c.current.Load(); l != nil {
+		out = report(l.world, l.result)
+		out.Known = true
+	}
+	if l := c.lost.Load(); l != nil {
+		out.Lost, out.Error = &l.since, l.err.Error()
+	}
+	return out
+}
+
+// A loss is of the API server.
+type loss struct {
+	since time.Time
+	err   error
+}
+
+// A translated is a World and what follows from it.
+type translated struct {
+	world  *World
+	result *Result
+}
+
+func report(w *World, res *Result) Report {
+	r := Report{Gateways: []GatewayReport{}}
+	say := func(kind string, o metav1.Object, ns []note) {
+		for _, n := range ns {
+			r.Refusals = append(r.Refusals, Refusal{kind + " " + o.GetNamespace() + "/" + o.GetName(), n.reason, n.message})
+		}
+	}
+	refuse := func(kind string, o metav1.Object, cs []metav1.Condition) { say(kind, o, notesOf(nil, cs)) }
+	for _, g := range w.Gateways {
+		st, ok := res.Gateways[key(g)]
+		if !ok {
+			continue
+		}
+		out := GatewayReport{Name: g.Namespace + "/" + g.Name, Addresses: []string{}, Listeners: []ListenerReport{}}
+		for _, a := range st.Addresses {
+			out.Addresses = append(out.Addresses, a.Value)
+		}
+		out.Ready, out.Why = wellAs(st.Conditions, "Accepted", "Programmed")
+		specs := map[gwv1.SectionName]gwv1.Listener{}
+		for _, l := range g.Spec.Listeners {
+			specs[l.Name] = l
+		}
+		for _, l := range st.Listeners {
+			s := specs[l.Name]
+			out.Listeners = append(out.Listeners, listenerReport("", string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
+			say("Gateway", g, notesOfListener(string(l.Name), nil, l.Conditions))
+		}
+		refuse("Gateway", g, st.Conditions)
+		for _, set := range w.ListenerSets {
+			st, ok := res.ListenerSets[key(set)]
+			if !ok || string(set.Spec.ParentRef.Name) != g.Name || string(deref(set.Spec.ParentRef.Namespace, gwv1.Namespace(set.Namespace))) != g.Namespace {
+				continue
+			}
+			for _, l := range st.Listeners {
+				i := slices.IndexFunc(set.Spec.Listeners, func(s gwv1.ListenerEntry) bool { return s.Name == l.Name })
+				if i >= 0 {
+					s := set.Spec.Listeners[i]
+					out.Listeners = append(out.Listeners, listenerReport(set.Namespace+"/"+set.Name, string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
+				}
+				say("ListenerSet", set, notesOfListener(string(l.Name), nil, l.Conditions))
+			}
+			refuse("ListenerSet", set, st.Conditions)
+		}
+		r.Gateways = append(r.Gateways, out)
+	}
+	slices.SortFunc(r.Gateways, func(a, b GatewayReport) int { return strings.Compare(a.Name, b.Name) })
+	for k, st := range res.Routes {
+		if len(st.Parents) > 0 {
+			r.Routes++
+		}
+		for _, p := range st.Parents {
+			refuse(k.Kind, &metav1.ObjectMeta{Namespace: k.Namespace, Name: k.Name}, p.Conditions)
+		}
+	}
+	for k, ancestors := range res.Policies {
+		for _, a := range ancestors {
+			refuse("BackendTLSPolicy", &metav1.ObjectMeta{Namespace: k.Namespace, Name: k.Name}, a.Conditions)
+		}
+	}
+	slices.SortFunc(r.Refusals, func(a, b Refusal) int {
+		return cmp.Or(strings.Compare(a.Object, b.Object), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
+	})
+	r.Refusals = slices.Compact(r.Refusals)
+	if n := len(r.Refusals) - maxRefusals; n > 0 {
+		r.Refusals, r.More = r.Refusals[:maxRefusals], n
+	}
+	return r
+}
+
+func listenerReport(set, name, protocol string, port, routes int, cs []metav1.Condition) ListenerReport {
+	l := ListenerReport{Name: name, Set: set, Protocol: protocol, Port: port, State: ListenerOpen, Routes: routes}
+	ok, why := wellAs(cs, "Accepted", "Programmed", "ResolvedRefs")
+	if l.Why = why; !ok {
+		l.State = ListenerFailed
+	}
+	for _, c := range cs {
+		if !ok && c.Type == "Programmed" && c.Reason == string(gwv1.ListenerReasonPending) {
+			l.State = ListenerPending
+		}
+	}
+	if ok, _ := wellAs(cs, "Accepted", "Programmed"); ok {
+		l.State = ListenerOpen // with a part that can't be served
+	}
+	return l
+}
+
+// wellAs reports whether conditions of those types are all true, or why the first
+// is not.
+func wellAs(cs []metav1.Condition, kinds ...string) (bool, string) {
+	for _, kind := range kinds {
+		for _, c := range cs {
+			if c.Type == kind && c.Status != metav1.ConditionTrue {
+				return false, strings.TrimSuffix(c.Reason+": "+c.Message, ": ")
+			}
+		}
+	}
+	return true, ""
+}
