@@ -59,13 +59,6 @@ type Source struct {
 	told bool             // old was passed on
 }
 
-// news is what a source says, or that it has ended.
-type news struct {
-	update registry.Update
-	ended  bool
-	err    error // why
-}
-
 // Run implements registry.Source: it runs Source.
 func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error {
 	log := s.Log

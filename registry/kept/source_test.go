@@ -126,7 +126,7 @@ func update(source string, services ...string) registry.Update {
 	return u
 }
 
-var away = errors.New("away")
+var errAway = errors.New("away")
 
 // What was said is said again by the next process, where its source is away.
 func TestKeptIsSaidFirst(t *testing.T) {
@@ -135,7 +135,7 @@ func TestKeptIsSaidFirst(t *testing.T) {
 		r := begin(t, path)
 		r.src <- update("west", "old")
 		r.src <- update("west", "a", "b")
-		r.src <- registry.Update{Source: "west", Err: away}
+		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west old", "west a b", "west !away")
 		time.Sleep(debounce)
 		synctest.Wait()
@@ -149,13 +149,13 @@ func TestKeptIsSaidFirst(t *testing.T) {
 		time.Sleep(time.Hour - debounce)
 		r = begin(t, path)
 		r.want() // the source has the first word
-		r.src <- registry.Update{Source: "west", Err: away}
+		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west a b", "west !away 1h0m0s", "west !away 1h0m0s")
 		time.Sleep(time.Minute)
-		r.src <- registry.Update{Source: "west", Err: away}
+		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west !away 1h1m0s")
 		r.src <- update("west", "c")
-		r.src <- registry.Update{Source: "west", Err: away}
+		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west c", "west !away") // not of what was kept any more
 		r.stop()
 	})
@@ -174,7 +174,7 @@ func TestPatience(t *testing.T) {
 		r = begin(t, path)
 		time.Sleep(Patience - 1)
 		r.want()
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		r.want("west a", "west !it has said nothing for 3s since the start 4s")
 		r.src <- update("west", "b")
 		r.want("west b")
@@ -185,7 +185,7 @@ func TestPatience(t *testing.T) {
 // A source that fails before it has said anything, by an error or a panic, and is
 // run again.
 func TestASourceThatFails(t *testing.T) {
-	for _, fail := range []any{away, "away"} {
+	for _, fail := range []any{errAway, "away"} {
 		path := filepath.Join(t.TempDir(), "state")
 		synctest.Test(t, func(t *testing.T) {
 			r := begin(t, path)
@@ -242,12 +242,12 @@ func TestNames(t *testing.T) {
 
 		set()
 		r = begin(t, path, known)
-		r.src <- registry.Update{Source: "clusters/x", Err: away}
+		r.src <- registry.Update{Source: "clusters/x", Err: errAway}
 		r.want("clusters/x clusters/x", "clusters/x !away 1s", "east east", "east !away 1s", "north north", "north !away 1s", "west west", "west !away 1s", "clusters/x !away 1s")
 		set("clusters/x", "east", "west")
 		r.src <- update("clusters/x")
 		r.want("clusters/x", "north") // which is gone
-		r.src <- registry.Update{Source: "east", Err: away}
+		r.src <- registry.Update{Source: "east", Err: errAway}
 		r.want("east !away 1s") // and still served
 		time.Sleep(debounce)
 		synctest.Wait()
@@ -262,7 +262,7 @@ func TestNames(t *testing.T) {
 
 		set("other")
 		r = begin(t, path, known) // none of it is this source's
-		r.src <- registry.Update{Source: "other", Err: away}
+		r.src <- registry.Update{Source: "other", Err: errAway}
 		r.want("other !away")
 		r.stop()
 	})
@@ -279,7 +279,7 @@ func TestABrokenFile(t *testing.T) {
 		if log := r.said(); !strings.Contains(log, "it is not a state that culvert has kept") {
 			t.Errorf("the log says %q", log)
 		}
-		r.src <- registry.Update{Source: "west", Err: away}
+		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west !away")
 		r.src <- update("west", "a")
 		time.Sleep(debounce)
@@ -376,11 +376,11 @@ func TestARegistryIsStale(t *testing.T) {
 		done := make(chan error, 1)
 		src := make(says)
 		go func() { done <- reg.Run(ctx, &Source{Source: src, Path: path}) }()
-		src <- registry.Update{Source: "west", Err: away}
+		src <- registry.Update{Source: "west", Err: errAway}
 		time.Sleep(time.Second)
 		synctest.Wait()
 		source, since, err := reg.Stale()
-		if reg.Table().Len() != 1 || source != "west" || err != away || time.Since(since) != time.Hour+time.Second {
+		if reg.Table().Len() != 1 || source != "west" || err != errAway || time.Since(since) != time.Hour+time.Second {
 			t.Errorf("%d services of %q since %v: %v", reg.Table().Len(), source, time.Since(since), err)
 		}
 		src <- update("west", "a", "b")
