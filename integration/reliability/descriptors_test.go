@@ -250,11 +250,16 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 			m := g.metrics()
 			return sum(m, "culvert_tunnels_open") == 0 && sum(m, "culvert_descriptors_used") <= 2
 		}, "nothing is open")
-		g.collectGarbage()
-		m := g.metrics()
-		return leftover{
-			float64(g.descriptors()), sum(m, "go_goroutines"), sum(m, "go_gc_heap_live_bytes"), float64(g.rss()),
+		// What a collection finds in use may have been for a moment only, such as
+		// that for an answer of the admin port: the least of three counts.
+		for range 3 {
+			g.collectGarbage()
+			m := g.metrics()
+			if heap := sum(m, "go_gc_heap_live_bytes"); l.heap == 0 || heap < l.heap {
+				l = leftover{float64(g.descriptors()), sum(m, "go_goroutines"), heap, float64(g.rss())}
+			}
 		}
+		return l
 	}
 	crowd(t, warm, 32, live)
 	const parts = 10
