@@ -83,7 +83,7 @@ func (s *site) events(t *testing.T) {
 	if err := s.Client.CoreV1().Pods(system).Delete(t.Context(), old, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.Wait(t, 2*lease, func(ctx context.Context) error {
+	s.Wait(t, 2*time.Minute, func(ctx context.Context) error { // the pod is told only when what plays kubelet is in touch again
 		if now, err := s.leader(ctx); err != nil || now == old {
 			return fmt.Errorf("led by %q: %v", now, err)
 		}
