@@ -106,11 +106,11 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	// its roles it has not read yet.
 	once, _, _ := strings.Cut(text, ": RBAC: ")
 	if sh.said.New(verb+" "+namespace, once) {
-		level := slog.LevelWarn
+		say := s.log.Warn
 		if sh.optional {
-			level = slog.LevelInfo
+			say = s.log.Info
 		}
-		s.log.Log(context.Background(), level, "kubernetes: "+text, "namespace", namespace)
+		say("kubernetes: "+text, "namespace", namespace)
 	}
 	// Who is not known to the API server yet may be in a moment: before that there
 	// is no telling what there is.
