@@ -309,7 +309,7 @@ func (c *caller) bulk(ctx context.Context, j job) error {
 				err = nil
 			}
 		} else {
-			for err == nil && time.Now().Before(end) {
+			for more := true; err == nil && more; more = time.Now().Before(end) { // once, however long the others took to open
 				var n int
 				n, err = conn.Write(p)
 				put += uint64(n)
