@@ -50,6 +50,20 @@ func notesOfListener(name string, before, after []metav1.Condition) []note {
 	return ns
 }
 
+// notesOfListeners are those of all of an object's listeners.
+func notesOfListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](before, after []L) (ns []note) {
+	had := map[gwv1.SectionName][]metav1.Condition{}
+	for _, l := range before {
+		l := gwv1.ListenerStatus(l)
+		had[l.Name] = l.Conditions
+	}
+	for _, l := range after {
+		l := gwv1.ListenerStatus(l)
+		ns = append(ns, notesOfListener(string(l.Name), had[l.Name], l.Conditions)...)
+	}
+	return ns
+}
+
 // note makes Events of what happened to an object. An Event's name is made of
 // what it says, so that no replica says it again while it is there.
 func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {

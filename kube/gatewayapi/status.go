@@ -76,39 +76,31 @@ func mergeGateway(have, want gwv1.GatewayStatus, now metav1.Time) gwv1.GatewaySt
 	if newer(have.Conditions, want.Conditions, ownGateway) {
 		return have
 	}
-	out := want
-	out.Conditions = mergeConditions(have.Conditions, want.Conditions, ownGateway, now)
-	out.Listeners = nil
-	for _, w := range want.Listeners {
-		for _, h := range have.Listeners {
-			if h.Name == w.Name {
-				w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownListener, now)
-			}
-		}
-		w.Conditions = stamped(w.Conditions, now)
-		out.Listeners = append(out.Listeners, w)
-	}
-	return out
+	want.Conditions = mergeConditions(have.Conditions, want.Conditions, ownGateway, now)
+	want.Listeners = mergeListeners(have.Listeners, want.Listeners, now)
+	return want
 }
 
 func mergeSet(have, want gwv1.ListenerSetStatus, now metav1.Time) gwv1.ListenerSetStatus {
 	if newer(have.Conditions, want.Conditions, ownSet) {
 		return have
 	}
-	out := want
-	out.Conditions = mergeConditions(have.Conditions, want.Conditions, ownSet, now)
-	out.Listeners = nil
-	for _, w := range want.Listeners {
-		for _, h := range have.Listeners {
-			if h.Name == w.Name {
+	want.Conditions = mergeConditions(have.Conditions, want.Conditions, ownSet, now)
+	want.Listeners = mergeListeners(have.Listeners, want.Listeners, now)
+	return want
+}
+
+// mergeListeners returns want with what others say of the same listeners.
+func mergeListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](have, want []L, now metav1.Time) (out []L) {
+	for _, w := range want {
+		w := gwv1.ListenerStatus(w)
+		for _, h := range have {
+			if h := gwv1.ListenerStatus(h); h.Name == w.Name {
 				w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownListener, now)
 			}
 		}
-		if len(w.SupportedKinds) == 0 {
-			w.SupportedKinds = nil // as it comes back
-		}
 		w.Conditions = stamped(w.Conditions, now)
-		out.Listeners = append(out.Listeners, w)
+		out = append(out, L(w))
 	}
 	return out
 }
