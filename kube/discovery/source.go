@@ -48,8 +48,7 @@ type Source struct {
 	Zone       string   // that we are in; "" ignores hints
 	Prefer     string   // "" means each service's first family
 
-	// Rules are the administrator's; see SetRules.
-	Rules Rules
+	Rules Rules // the administrator's
 
 	// GatewayNamespaces are where Services may say that they are gateways;
 	// empty means DefaultGatewayNamespace. Whoever can write there can take
@@ -74,10 +73,9 @@ type Source struct {
 	changed chan struct{} // has room for one
 
 	mu      sync.Mutex // guards the rest
-	rules   *Rules     // instead of Rules
 	exports map[types.NamespacedName]bool
 	told    bool // exports are known
-	stale   bool // rules or exports are not applied yet
+	stale   bool // exports are not applied yet
 	run     *run // nil before Run
 	known   bool // an Update was sent
 	lost    error
@@ -91,15 +89,6 @@ func (s *Source) kick() {
 	case s.changed <- struct{}{}:
 	default:
 	}
-}
-
-// SetRules makes r the rules from now on. It may be called at any time.
-func (s *Source) SetRules(r Rules) {
-	s.init()
-	s.mu.Lock()
-	s.rules, s.stale = &r, true
-	s.mu.Unlock()
-	s.kick()
 }
 
 // SetExports makes those the services that are exported to the cluster set,
