@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -39,10 +38,9 @@ type Source struct {
 	Client  kubernetes.Interface // with a limit of requests, if any, well above client-go's
 	Cluster string               // its name, one label
 
-	Network   string         // that its pods are in; "" means one that is called as the cluster
-	NoNetwork bool           // Network is declared elsewhere, with its gateways: nothing is said of it
-	CIDRs     []netip.Prefix // of Network, so that it is known who asks from there
-	PodCIDRs  bool           // and those that Nodes have for their pods. Not if they are the same in several clusters
+	Network   string // that its pods are in; "" means one that is called as the cluster
+	NoNetwork bool   // Network is declared elsewhere, with its gateways: nothing is said of it
+	PodCIDRs  bool   // who asks from what Nodes have for their pods is in Network. Not if that is the same in several clusters
 
 	Namespaces []string // that are watched; empty means all
 	Zone       string   // that we are in; "" ignores hints
