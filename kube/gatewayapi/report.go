@@ -109,9 +109,8 @@ func report(w *World, res *Result) Report {
 		for _, l := range st.Listeners {
 			s := specs[l.Name]
 			out.Listeners = append(out.Listeners, listenerReport("", string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
-			say("Gateway", g, notesOfListener(string(l.Name), nil, l.Conditions))
 		}
-		refuse("Gateway", g, st.Conditions)
+		say("Gateway", g, append(notesOf(nil, st.Conditions), notesOfListeners(nil, st.Listeners)...))
 		for _, set := range w.ListenerSets {
 			st, ok := res.ListenerSets[key(set)]
 			if !ok || string(set.Spec.ParentRef.Name) != g.Name || string(deref(set.Spec.ParentRef.Namespace, gwv1.Namespace(set.Namespace))) != g.Namespace {
@@ -123,9 +122,8 @@ func report(w *World, res *Result) Report {
 					s := set.Spec.Listeners[i]
 					out.Listeners = append(out.Listeners, listenerReport(set.Namespace+"/"+set.Name, string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
 				}
-				say("ListenerSet", set, notesOfListener(string(l.Name), nil, l.Conditions))
 			}
-			refuse("ListenerSet", set, st.Conditions)
+			say("ListenerSet", set, append(notesOf(nil, st.Conditions), notesOfListeners(nil, st.Listeners)...))
 		}
 		r.Gateways = append(r.Gateways, out)
 	}

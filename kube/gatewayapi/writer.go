@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -173,43 +174,53 @@ type object[T any] interface {
 	DeepCopy() T
 }
 
-// written has a typed client's way to write status.
+// A statusClient is a typed client's way to write status.
 type statusClient[T any] interface {
 	UpdateStatus(context.Context, T, metav1.UpdateOptions) (T, error)
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }
 
-// plan makes the task that brings one object to what apply makes of it, if that
+// A draft is what is written to one Result, as it is made.
+type draft struct {
+	w          *writer
+	res        *Result
+	controller gwv1.GatewayController
+	now        metav1.Time
+	tasks      []task
+}
+
+// plan adds the task that brings one object to what apply makes of it, if that
 // is another than what it is.
-func plan[T object[T]](w *writer, tasks *[]task, kind string, have T, c func() statusClient[T], apply func(T) (bool, []note)) {
+func plan[T object[T], C statusClient[T]](d *draft, kind string, have T, of func(namespace string) C, apply func(T) (bool, []note)) {
 	if changed, _ := apply(have.DeepCopy()); !changed {
 		return
 	}
 	name := key(have)
-	*tasks = append(*tasks, task{"update", kind + "/status", name, func(ctx context.Context) error {
+	d.tasks = append(d.tasks, task{"update", kind + "/status", name, func(ctx context.Context) error {
+		c := of(name.Namespace)
 		for try := 1; ; try++ {
 			next := have.DeepCopy()
 			changed, notes := apply(next)
 			if !changed {
 				return nil
 			}
-			end := w.store.echoes.begin(have.GetUID())
-			got, err := c().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+			end := d.w.store.echoes.begin(have.GetUID())
+			got, err := c.UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 			version := ""
 			if err == nil {
 				version = got.GetResourceVersion()
 			}
 			if end(version) {
-				w.store.dirty()
+				d.w.store.dirty()
 			}
 			if err == nil {
-				w.note(ctx, got, notes)
+				d.w.note(ctx, got, notes)
 				return nil
 			}
 			if !apierrors.IsConflict(err) || try == conflicts {
 				return err
 			}
-			live, err := c().Get(ctx, name.Name, metav1.GetOptions{})
+			live, err := c.Get(ctx, name.Name, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
@@ -221,139 +232,101 @@ func plan[T object[T]](w *writer, tasks *[]task, kind string, have T, c func() s
 	}})
 }
 
+// planRoutes plans all routes of one kind.
+func planRoutes[T object[T], C statusClient[T]](d *draft, kind, resource string, routes []T, of func(namespace string) C, status func(T) *gwv1.RouteStatus) {
+	for _, o := range routes {
+		k := RouteKey{kind, key(o)}
+		if !written(status(o).Parents, d.res.Routes[k], d.controller) {
+			plan(d, resource, o, of, func(o T) (bool, []note) { return d.route(status(o), k) })
+		}
+	}
+}
+
+// route brings a route's status to what is wanted of it.
+func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []note) {
+	was := *st
+	st.Parents = mergeParents(was.Parents, d.res.Routes[k], d.controller, k.Namespace, d.now)
+	if len(was.Parents) == 0 && len(st.Parents) == 0 {
+		return false, nil
+	}
+	for _, p := range st.Parents {
+		if p.ControllerName != d.controller {
+			continue
+		}
+		var before []metav1.Condition
+		i := slices.IndexFunc(was.Parents, func(b gwv1.RouteParentStatus) bool {
+			return b.ControllerName == d.controller && sameParent(b.ParentRef, p.ParentRef, k.Namespace)
+		})
+		if i >= 0 {
+			before = was.Parents[i].Conditions
+		}
+		notes = append(notes, notesOf(before, p.Conditions)...)
+	}
+	return !equality.Semantic.DeepEqual(was, *st), notes
+}
+
+// ancestors brings a policy's status to what is wanted of it.
+func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note) {
+	was := o.Status
+	o.Status.Ancestors = mergeAncestors(was.Ancestors, d.res.Policies[key(o)], d.controller, o.Namespace, d.now)
+	if len(was.Ancestors) == 0 && len(o.Status.Ancestors) == 0 {
+		return false, nil
+	}
+	ours := func(all []gwv1.PolicyAncestorStatus) (cs []metav1.Condition) {
+		for _, a := range all {
+			if a.ControllerName == d.controller {
+				cs = append(cs, a.Conditions...)
+			}
+		}
+		return cs
+	}
+	return !equality.Semantic.DeepEqual(was, o.Status), notesOf(ours(was.Ancestors), ours(o.Status.Ancestors))
+}
+
 // tasks are all that differs.
 func (w *writer) tasks(res *Result, world *World) []task {
-	var ts []task
-	now := metav1.NewTime(time.Now().Truncate(time.Second))
+	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(world.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
 	g := w.gw.GatewayV1()
-	controller := gwv1.GatewayController(world.Controller)
-	if controller == "" {
-		controller = DefaultController
-	}
+	classes := func(string) statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() } // which have no namespaces
 	for _, o := range world.Classes {
 		if want, ok := res.Classes[o.Name]; ok {
-			plan(w, &ts, "gatewayclasses", o, func() statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() }, func(o *gwv1.GatewayClass) (bool, []note) {
+			plan(d, "gatewayclasses", o, classes, func(o *gwv1.GatewayClass) (bool, []note) {
 				was := o.Status
-				o.Status = mergeClass(was, want, now)
+				o.Status = mergeClass(was, want, d.now)
 				return !equality.Semantic.DeepEqual(was, o.Status), nil
 			})
 		}
 	}
 	for _, o := range world.Gateways {
 		if want, ok := res.Gateways[key(o)]; ok {
-			plan(w, &ts, "gateways", o, func() statusClient[*gwv1.Gateway] { return g.Gateways(o.Namespace) }, func(o *gwv1.Gateway) (bool, []note) {
+			plan(d, "gateways", o, g.Gateways, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
-				o.Status = mergeGateway(was, want, now)
-				notes := notesOf(was.Conditions, o.Status.Conditions)
-				for _, l := range o.Status.Listeners {
-					var before []metav1.Condition
-					for _, b := range was.Listeners {
-						if b.Name == l.Name {
-							before = b.Conditions
-						}
-					}
-					notes = append(notes, notesOfListener(string(l.Name), before, l.Conditions)...)
-				}
+				o.Status = mergeGateway(was, want, d.now)
+				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
 				return !equality.Semantic.DeepEqual(was, o.Status), notes
 			})
 		}
 	}
 	for _, o := range world.ListenerSets {
 		if want, ok := res.ListenerSets[key(o)]; ok {
-			plan(w, &ts, "listenersets", o, func() statusClient[*gwv1.ListenerSet] { return g.ListenerSets(o.Namespace) }, func(o *gwv1.ListenerSet) (bool, []note) {
+			plan(d, "listenersets", o, g.ListenerSets, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
-				o.Status = mergeSet(was, want, now)
-				notes := notesOf(was.Conditions, o.Status.Conditions)
-				for _, l := range o.Status.Listeners {
-					var before []metav1.Condition
-					for _, b := range was.Listeners {
-						if b.Name == l.Name {
-							before = b.Conditions
-						}
-					}
-					notes = append(notes, notesOfListener(string(l.Name), before, l.Conditions)...)
-				}
+				o.Status = mergeSet(was, want, d.now)
+				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
 				return !equality.Semantic.DeepEqual(was, o.Status), notes
 			})
 		}
 	}
-	route := func(st *gwv1.RouteStatus, k RouteKey) (bool, []note) {
-		was := *st
-		st.Parents = mergeParents(was.Parents, res.Routes[k], controller, k.Namespace, now)
-		if len(was.Parents) == 0 && len(st.Parents) == 0 {
-			return false, nil
-		}
-		var notes []note
-		for _, p := range st.Parents {
-			if p.ControllerName == controller {
-				i := slices.IndexFunc(was.Parents, func(b gwv1.RouteParentStatus) bool {
-					return b.ControllerName == controller && sameParent(b.ParentRef, p.ParentRef, k.Namespace)
-				})
-				var before []metav1.Condition
-				if i >= 0 {
-					before = was.Parents[i].Conditions
-				}
-				notes = append(notes, notesOf(before, p.Conditions)...)
-			}
-		}
-		return !equality.Semantic.DeepEqual(was, *st), notes
-	}
-	for _, o := range world.TLSRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{tlsRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "tlsroutes", o, func() statusClient[*gwv1.TLSRoute] { return g.TLSRoutes(o.Namespace) }, func(o *gwv1.TLSRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{tlsRoute, key(o)})
-		})
-	}
-	for _, o := range world.TCPRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{tcpRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "tcproutes", o, func() statusClient[*gwv1.TCPRoute] { return g.TCPRoutes(o.Namespace) }, func(o *gwv1.TCPRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{tcpRoute, key(o)})
-		})
-	}
-	for _, o := range world.UDPRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{udpRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "udproutes", o, func() statusClient[*gwv1.UDPRoute] { return g.UDPRoutes(o.Namespace) }, func(o *gwv1.UDPRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{udpRoute, key(o)})
-		})
-	}
-	for _, o := range world.HTTPRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{httpRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "httproutes", o, func() statusClient[*gwv1.HTTPRoute] { return g.HTTPRoutes(o.Namespace) }, func(o *gwv1.HTTPRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{httpRoute, key(o)})
-		})
-	}
+	planRoutes(d, tlsRoute, "tlsroutes", world.TLSRoutes, g.TLSRoutes, func(o *gwv1.TLSRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, tcpRoute, "tcproutes", world.TCPRoutes, g.TCPRoutes, func(o *gwv1.TCPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, g.UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, g.HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	for _, o := range world.Policies {
-		plan(w, &ts, "backendtlspolicies", o, func() statusClient[*gwv1.BackendTLSPolicy] { return g.BackendTLSPolicies(o.Namespace) }, func(o *gwv1.BackendTLSPolicy) (bool, []note) {
-			was := o.Status
-			o.Status.Ancestors = mergeAncestors(was.Ancestors, res.Policies[key(o)], controller, o.Namespace, now)
-			if len(was.Ancestors) == 0 && len(o.Status.Ancestors) == 0 {
-				return false, nil
-			}
-			var before, after []metav1.Condition
-			for _, a := range was.Ancestors {
-				if a.ControllerName == controller {
-					before = append(before, a.Conditions...)
-				}
-			}
-			for _, a := range o.Status.Ancestors {
-				if a.ControllerName == controller {
-					after = append(after, a.Conditions...)
-				}
-			}
-			return !equality.Semantic.DeepEqual(was, o.Status), notesOf(before, after)
-		})
+		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, d.ancestors)
 	}
 	w.forgetAccounts(res)
 	for gateway, want := range res.Accounts {
-		w.planAccount(&ts, gateway, want)
+		w.planAccount(&d.tasks, gateway, want)
 	}
-	return ts
+	return d.tasks
 }
