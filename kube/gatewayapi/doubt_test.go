@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -325,10 +324,7 @@ func (b *bench) vanish(k kind) *vanished {
 	}
 	v := &vanished{}
 	v.answer.Store(&answer{list: list.DeepCopyObject()})
-	var mu sync.Mutex
 	s.PrependReactor("list", k.resource.Resource, func(ktesting.Action) (bool, runtime.Object, error) {
-		mu.Lock()
-		defer mu.Unlock()
 		if a := v.answer.Load(); a != nil {
 			return true, a.list, a.err
 		}
