@@ -155,7 +155,7 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	const kind = string(gwv1.RouteConditionAccepted)
 	var named, takers []*listener
 	for _, l := range all {
-		if ref.SectionName != nil && *ref.SectionName != "" && *ref.SectionName != l.spec.Name || ref.Port != nil && *ref.Port != l.spec.Port {
+		if !l.isOf(ref) {
 			continue
 		}
 		named = append(named, l)
@@ -201,6 +201,11 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 		message = "accepted without hostnames that can't be used: " + strings.Join(r.badHosts, ", ")
 	}
 	return is(kind, true, string(gwv1.RouteReasonAccepted), message)
+}
+
+// isOf reports whether l is one of those of its owner that a reference means.
+func (l *listener) isOf(ref gwv1.ParentReference) bool {
+	return (ref.SectionName == nil || *ref.SectionName == "" || *ref.SectionName == l.spec.Name) && (ref.Port == nil || *ref.Port == l.spec.Port)
 }
 
 // takesNamespace reports whether l takes routes of a namespace.

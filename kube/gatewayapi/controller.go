@@ -111,6 +111,7 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 		return fmt.Errorf("gatewayapi: %w", err)
 	}
 	r.writer = newWriter(c.clients, r.store, c.cfg.Leads, log)
+	r.teller = newTeller(log)
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -129,6 +130,7 @@ type run struct {
 	log     *slog.Logger
 	store   *store
 	writer  *writer
+	teller  *teller
 	updates chan<- registry.Update
 	changed chan struct{} // has one if anything has changed
 
@@ -234,6 +236,7 @@ func (r *run) rebuild(ctx context.Context) error {
 		return err
 	}
 	r.writer.want(res, w)
+	r.teller.tell(refusals(res), time.Now())
 	return nil
 }
 

@@ -27,7 +27,7 @@ func notesOf(before, after []metav1.Condition) []note {
 		if c.Status != metav1.ConditionFalse || c.Reason == string(gwv1.GatewayReasonPending) {
 			continue
 		}
-		if !slices.Contains([]string{"Accepted", "Programmed", "ResolvedRefs"}, c.Type) {
+		if !slices.Contains([]string{"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion"}, c.Type) {
 			continue
 		}
 		same := func(b metav1.Condition) bool {

@@ -40,7 +40,8 @@ type listener struct {
 	broken bool           // TLS is to end here and can't
 
 	attached map[RouteKey]bool
-	rules    []*attachment // routes that lead on from here
+	rules    []*attachment       // routes that lead on from here
+	losses   map[*route][]string // of those, what others have instead: see losses.go
 
 	names      []string // of the registry's listeners that it is of
 	openErr    error    // of one of those

@@ -1,7 +1,6 @@
 package gatewayapi
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -48,13 +47,6 @@ const (
 	ListenerFailed  = "failed"
 )
 
-// A Refusal is a condition that is worth an operator's eye.
-type Refusal struct {
-	Object  string `json:"object"` // "TLSRoute shop/db"
-	Reason  string `json:"reason"`
-	Message string `json:"message"`
-}
-
 // maxRefusals is how many of a Report are listed.
 const maxRefusals = 32
 
@@ -86,12 +78,6 @@ type translated struct {
 
 func report(w *World, res *Result) Report {
 	r := Report{Gateways: []GatewayReport{}}
-	say := func(kind string, o metav1.Object, ns []note) {
-		for _, n := range ns {
-			r.Refusals = append(r.Refusals, Refusal{kind + " " + o.GetNamespace() + "/" + o.GetName(), n.reason, n.message})
-		}
-	}
-	refuse := func(kind string, o metav1.Object, cs []metav1.Condition) { say(kind, o, notesOf(nil, cs)) }
 	for _, g := range w.Gateways {
 		st, ok := res.Gateways[key(g)]
 		if !ok {
@@ -109,9 +95,7 @@ func report(w *World, res *Result) Report {
 		for _, l := range st.Listeners {
 			s := specs[l.Name]
 			out.Listeners = append(out.Listeners, listenerReport("", string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
-			say("Gateway", g, notesOfListener(string(l.Name), nil, l.Conditions))
 		}
-		refuse("Gateway", g, st.Conditions)
 		for _, set := range w.ListenerSets {
 			st, ok := res.ListenerSets[key(set)]
 			if !ok || string(set.Spec.ParentRef.Name) != g.Name || string(deref(set.Spec.ParentRef.Namespace, gwv1.Namespace(set.Namespace))) != g.Namespace {
@@ -123,30 +107,17 @@ func report(w *World, res *Result) Report {
 					s := set.Spec.Listeners[i]
 					out.Listeners = append(out.Listeners, listenerReport(set.Namespace+"/"+set.Name, string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
 				}
-				say("ListenerSet", set, notesOfListener(string(l.Name), nil, l.Conditions))
 			}
-			refuse("ListenerSet", set, st.Conditions)
 		}
 		r.Gateways = append(r.Gateways, out)
 	}
 	slices.SortFunc(r.Gateways, func(a, b GatewayReport) int { return strings.Compare(a.Name, b.Name) })
-	for k, st := range res.Routes {
+	for _, st := range res.Routes {
 		if len(st.Parents) > 0 {
 			r.Routes++
 		}
-		for _, p := range st.Parents {
-			refuse(k.Kind, &metav1.ObjectMeta{Namespace: k.Namespace, Name: k.Name}, p.Conditions)
-		}
 	}
-	for k, ancestors := range res.Policies {
-		for _, a := range ancestors {
-			refuse("BackendTLSPolicy", &metav1.ObjectMeta{Namespace: k.Namespace, Name: k.Name}, a.Conditions)
-		}
-	}
-	slices.SortFunc(r.Refusals, func(a, b Refusal) int {
-		return cmp.Or(strings.Compare(a.Object, b.Object), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
-	})
-	r.Refusals = slices.Compact(r.Refusals)
+	r.Refusals = refusals(res)
 	if n := len(r.Refusals) - maxRefusals; n > 0 {
 		r.Refusals, r.More = r.Refusals[:maxRefusals], n
 	}

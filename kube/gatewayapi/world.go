@@ -94,6 +94,7 @@ type Result struct {
 	Gateways     map[types.NamespacedName]gwv1.GatewayStatus
 	ListenerSets map[types.NamespacedName]gwv1.ListenerSetStatus
 	Routes       map[RouteKey]RouteStatus // of each route, even of those that have none of our parents
+	Losses       map[RouteKey][]note      // of routes that are accepted, and lead nowhere or not from everywhere: others come first
 	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
 	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
 

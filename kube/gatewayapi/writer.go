@@ -262,7 +262,8 @@ func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []n
 		}
 		notes = append(notes, notesOf(before, p.Conditions)...)
 	}
-	return !equality.Semantic.DeepEqual(was, *st), notes
+	changed = !equality.Semantic.DeepEqual(was, *st)
+	return changed, append(notes, d.res.Losses[k]...)
 }
 
 // ancestors brings a policy's status to what is wanted of it.
@@ -293,7 +294,7 @@ func (w *writer) tasks(res *Result, world *World) []task {
 			plan(d, "gatewayclasses", o, classes, func(o *gwv1.GatewayClass) (bool, []note) {
 				was := o.Status
 				o.Status = mergeClass(was, want, d.now)
-				return !equality.Semantic.DeepEqual(was, o.Status), nil
+				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
 			})
 		}
 	}
