@@ -110,7 +110,7 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	if r.store, err = newStore(c.clients, c.cfg.Settings, log, r.dirty); err != nil {
 		return fmt.Errorf("gatewayapi: %w", err)
 	}
-	r.writer = newWriter(c.clients, r.store, c.cfg.Leads, log)
+	r.writer = newWriter(c.clients, r.store, c.cfg, log)
 	r.teller = newTeller(log)
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

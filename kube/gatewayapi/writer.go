@@ -37,6 +37,7 @@ const (
 type writer struct {
 	clients
 	store *store
+	cfg   Config
 	leads func() bool
 	log   *slog.Logger
 	said  client.Once
@@ -48,11 +49,12 @@ type writer struct {
 	accounts map[types.NamespacedName]string // what is known to be there, by Gateway: see accounts.go
 }
 
-func newWriter(c clients, s *store, leads func() bool, log *slog.Logger) *writer {
+func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
+	leads := cfg.Leads
 	if leads == nil {
 		leads = func() bool { return true }
 	}
-	return &writer{clients: c, store: s, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
+	return &writer{clients: c, store: s, cfg: cfg, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
 }
 
 // want says what is to be written.
@@ -92,11 +94,12 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// A task writes one object.
+// A task writes one object. What it fails with knows what was asked: see
+// client.Asked.
 type task struct {
-	verb, kind string
-	name       types.NamespacedName
-	do         func(context.Context) error
+	resource string // of the object
+	name     types.NamespacedName
+	do       func(context.Context) error
 }
 
 // writeAll does tasks, several at once, and after a while only as long as there is
@@ -112,7 +115,7 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 				err := t.do(one)
 				cancel()
 				if err == nil || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
-					w.said.New(t.kind, "")
+					w.forgive(t)
 					continue
 				}
 				w.complain(t, err)
@@ -148,24 +151,41 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// complain says that status can't be written: for want of a right once for each
-// kind, and otherwise for each object.
+// complain says that something can't be written: for want of a right once for each
+// verb and resource, and otherwise for each object.
 func (w *writer) complain(t task, err error) {
-	res := schema.GroupResource{Group: gwv1.GroupName, Resource: t.kind}
-	if t.kind == "serviceaccounts" {
-		res.Group = ""
-	}
-	if text, ok := client.Denied(t.verb, res, err); ok {
-		if w.said.New(t.kind, text) {
+	if text, ok := client.Denied("write", schema.GroupResource{Resource: t.resource}, err); ok {
+		// The answer names the object, of which there may be thousands.
+		if w.said.New(client.Question(err)+" "+w.part(t.name.Namespace), "denied") {
 			w.log.Warn("kubernetes: " + text)
 		}
 		return
 	}
 	if apierrors.IsConflict(err) {
-		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.kind, "name", t.name.String(), "err", err)
+		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.resource, "name", t.name.String(), "err", err)
 		return
 	}
-	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.kind, "name", t.name.String(), "err", err)
+	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.resource, "name", t.name.String(), "err", err)
+}
+
+// forgive has complain say anew what is denied of what has worked now.
+func (w *writer) forgive(t task) {
+	group := gwv1.GroupName
+	if t.resource == "serviceaccounts" {
+		group = ""
+	}
+	for _, q := range [][2]string{{"get", t.resource}, {"create", t.resource}, {"update", t.resource}, {"update", t.resource + "/status"}} {
+		w.said.New(q[0]+" "+schema.GroupResource{Group: group, Resource: q[1]}.String()+" "+w.part(t.name.Namespace), "")
+	}
+}
+
+// part is what rights are given for: a namespace, where only some are looked at,
+// or all together.
+func (w *writer) part(namespace string) string {
+	if len(w.cfg.Namespaces) == 0 {
+		return ""
+	}
+	return namespace
 }
 
 // An object is one with a status.
@@ -191,12 +211,12 @@ type draft struct {
 
 // plan adds the task that brings one object to what apply makes of it, if that
 // is another than what it is.
-func plan[T object[T], C statusClient[T]](d *draft, kind string, have T, of func(namespace string) C, apply func(T) (bool, []note)) {
+func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of func(namespace string) C, apply func(T) (bool, []note)) {
 	if changed, _ := apply(have.DeepCopy()); !changed {
 		return
 	}
 	name := key(have)
-	d.tasks = append(d.tasks, task{"update", kind + "/status", name, func(ctx context.Context) error {
+	d.tasks = append(d.tasks, task{resource, name, func(ctx context.Context) error {
 		c := of(name.Namespace)
 		for try := 1; ; try++ {
 			next := have.DeepCopy()
@@ -218,11 +238,11 @@ func plan[T object[T], C statusClient[T]](d *draft, kind string, have T, of func
 				return nil
 			}
 			if !apierrors.IsConflict(err) || try == conflicts {
-				return err
+				return client.Asked("update", schema.GroupResource{Group: gwv1.GroupName, Resource: resource + "/status"}, err)
 			}
 			live, err := c.Get(ctx, name.Name, metav1.GetOptions{})
 			if err != nil {
-				return err
+				return client.Asked("get", schema.GroupResource{Group: gwv1.GroupName, Resource: resource}, err)
 			}
 			if live.GetUID() != have.GetUID() {
 				return nil // another one of the same name: it will be heard of
