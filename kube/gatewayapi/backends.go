@@ -266,6 +266,9 @@ func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend
 	if !tls || b.service == nil {
 		return plain
 	}
+	if slices.Contains(t.w.PoliciesUnread, b.namespace) {
+		return registry.Backend{Weight: b.weight, Broken: "BackendTLSPolicies of namespace " + b.namespace + " may not be read, and one may ask for TLS"}
+	}
 	p := t.policyFor(b)
 	if p == nil {
 		return plain
