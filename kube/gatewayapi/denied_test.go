@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -42,9 +43,9 @@ func everyKind() string {
 		testRoute("HTTPRoute", "http", "web.example.com", "{name: web, port: 80}") + "\n---\n" + everything
 }
 
-// deny forbids a verb on a resource, "gateways" or "gateways/status", with the words
+// forbid denies a verb on a resource, "gateways" or "gateways/status", with the words
 // of the API server.
-func (b *bench) deny(verb, resource string) {
+func (b *bench) forbid(verb, resource string) {
 	plain, sub, _ := strings.Cut(resource, "/")
 	for _, f := range []*ktesting.Fake{&b.core.Fake, &b.gw.Fake, &b.mcs.Fake} {
 		f.PrependReactor(verb, plain, func(a ktesting.Action) (bool, runtime.Object, error) {
@@ -108,7 +109,7 @@ func TestEachDeniedWriteIsSaidByName(t *testing.T) {
 				if tt.before != nil {
 					tt.before(b)
 				}
-				b.deny(tt.verb, tt.resource)
+				b.forbid(tt.verb, tt.resource)
 				defer b.start()()
 				calm()
 				time.Sleep(10 * time.Minute)
@@ -136,7 +137,7 @@ func TestDeniedInOneNamespaceOfTwo(t *testing.T) {
 		}
 		b := newBench(t, in("a")+in("b"))
 		b.c.cfg.Namespaces = []string{"a", "b"}
-		b.deny("update", "gateways/status")
+		b.forbid("update", "gateways/status")
 		defer b.start()()
 		calm()
 		time.Sleep(10 * time.Minute)
@@ -152,7 +153,7 @@ func TestNoEventOfAClassWithoutNamespaceDefault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, "kind: GatewayClass\nmetadata: {name: more}\nspec: {controllerName: culvert.dev/gateway, parametersRef: {group: x.example, kind: X, name: x}}\n")
 		b.c.cfg.Namespaces = []string{"a"}
-		b.deny("create", "events")
+		b.forbid("create", "events")
 		defer b.start()()
 		calm()
 		if strings.Contains(b.log.String(), "may not create events") || !strings.Contains(b.log.String(), `object="GatewayClass more"`) {
@@ -207,7 +208,7 @@ func TestEachDeniedReadIsSaidByName(t *testing.T) {
 							})
 						}
 					} else {
-						b.deny(verb, k.resource.Resource)
+						b.forbid(verb, k.resource.Resource)
 					}
 					defer b.start()()
 					calm()
@@ -222,5 +223,60 @@ func TestEachDeniedReadIsSaidByName(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// What may not be read is not said to be not there.
+func TestWhatMayNotBeRead(t *testing.T) {
+	selector := ", allowedRoutes: {namespaces: {from: Selector, selector: {matchLabels: {team: red}}}}}\n"
+	terminates := edge(terminate)
+	for _, tt := range []struct {
+		resource, docs string
+		object, reason string
+		want           string
+		started        bool // not even with the rights that there are
+	}{
+		{"secrets", terminates + secret, "Gateway a/edge", "InvalidCertificateRef", `Secrets may not be read in namespace "a", and nothing is known of Secret "cert"`, true},
+		{"configmaps", edge(terminate, "tls: {frontend: {default: {validation: {caCertificateRefs: [{group: '', kind: ConfigMap, name: ca}]}}}}") + secret + caMap, "Gateway a/edge", "InvalidCACertificateRef", `ConfigMaps may not be read in namespace "a", and nothing is known of ConfigMap "ca"`, true},
+		{"namespaces", edge("  - {name: tls, port: 443, protocol: TLS, tls: {mode: Passthrough}"+selector) + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"), "TLSRoute a/r", "NotAllowedByListeners", "Namespaces may not be read, and they are selected by their labels", true},
+		{"namespaces", edge(passthrough, "allowedListeners: {namespaces: {from: Selector, selector: {matchLabels: {team: red}}}}") + "\n---\n" + strings.Split(everything, "---\n")[1], "ListenerSet a/more", "NotAllowed", "Namespaces may not be read, and they are selected by their labels", true},
+		{"serviceimports", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", "{group: multicluster.x-k8s.io, kind: ServiceImport, name: web, port: 443}"), "TLSRoute a/r", "BackendNotFound", `ServiceImports may not be read in namespace "a", and nothing is known of ServiceImport a/web`, true},
+		{"services", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"), "TLSRoute a/r", "BackendNotFound", `Services may not be read in namespace "a", and nothing is known of Service a/web`, false},
+		{"endpointslices", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"), "TLSRoute a/r", "BackendNotFound", `EndpointSlices may not be read in namespace "a", and nothing is known of the endpoints of Service a/web`, false},
+		{"referencegrants", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, namespace: b, port: 443}"), "TLSRoute a/r", "RefNotPermitted", `ReferenceGrants may not be read in namespace "b", and none lets a TLSRoute of "a" refer to Service "web"`, false},
+	} {
+		t.Run(tt.resource+" "+tt.object, func(t *testing.T) {
+			if tt.started { // through the store, which must find out
+				synctest.Test(t, func(t *testing.T) {
+					b := newBench(t, tt.docs)
+					b.forbid("list", tt.resource)
+					defer b.start()()
+					calm()
+					time.Sleep(time.Minute)
+					saysOf(t, b.c.current.Load().result, tt.object, tt.reason, tt.want)
+				})
+				return
+			}
+			// Without these there is a table only where some namespaces may be read.
+			w := worldOf(t, base, tt.docs)
+			w.PublicAddresses = addrs("192.0.2.1")
+			w.Unread = func(resource, namespace string) bool {
+				return resource == tt.resource && strings.Contains(tt.want, `namespace "`+namespace+`"`)
+			}
+			if tt.resource == "services" {
+				clear(w.Objects.(*fixture).services)
+			}
+			saysOf(t, Translate(w), tt.object, tt.reason, tt.want)
+		})
+	}
+}
+
+func saysOf(t *testing.T, res *Result, object, reason, want string) {
+	t.Helper()
+	cs := conditionsOf(res, object)
+	if !slices.ContainsFunc(cs, func(c metav1.Condition) bool {
+		return c.Status == metav1.ConditionFalse && c.Reason == reason && strings.Contains(c.Message, want)
+	}) {
+		t.Errorf("got %+v, want %s with %q", cs, reason, want)
 	}
 }

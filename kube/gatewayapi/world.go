@@ -34,6 +34,11 @@ type World struct {
 
 	Objects Objects // what those refer to
 
+	// Unread reports whether objects of a resource, "secrets", may not be read in a
+	// namespace, so that it is not known whether there are any; "" is of those that
+	// have no namespace. Nil means that all may.
+	Unread func(resource, namespace string) bool
+
 	// Plane has the listeners that are open, with a nil error, or could not be
 	// opened, by registry.Listener.Name; of the others that is not known yet. A
 	// nil Plane means that all are open.
