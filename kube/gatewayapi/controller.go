@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -235,13 +236,14 @@ func (r *run) rebuild(ctx context.Context) error {
 	}
 	r.store.uses.Store(&res.Uses)
 	r.store.looking.Store(false)
-	r.current.Store(&translated{w, res})
+	contested := r.writer.fights.refusals(cmp.Or(w.Controller, DefaultController))
+	r.current.Store(&translated{w, res, contested})
 
 	if err := r.publish(ctx, &res.Snapshot); err != nil {
 		return err
 	}
 	r.writer.want(res, w)
-	r.teller.tell(refusals(res), time.Now())
+	r.teller.tell(append(refusals(res), contested...), time.Now())
 	return nil
 }
 

@@ -102,7 +102,11 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 			t.unsaid++
 		default:
 			t.room -= tellEvery
-			t.log.Warn("kubernetes: refused", "object", r.Object, "reason", r.Reason, "why", r.Message)
+			what := "kubernetes: refused"
+			if r.Reason == reasonContested {
+				what = "kubernetes: contested"
+			}
+			t.log.Warn(what, "object", r.Object, "reason", r.Reason, "why", r.Message)
 		}
 	}
 	for r, gone := range t.known {

@@ -55,7 +55,7 @@ const maxRefusals = 32
 func (c *Controller) Report() Report {
 	out := Report{Gateways: []GatewayReport{}}
 	if l := c.current.Load(); l != nil {
-		out = report(l.world, l.result)
+		out = report(l.world, l.result, l.contested...)
 		out.Known = true
 	}
 	l := c.lost.Load()
@@ -78,9 +78,11 @@ type loss struct {
 type translated struct {
 	world  *World
 	result *Result
+
+	contested []Refusal // whose status others write, too
 }
 
-func report(w *World, res *Result) Report {
+func report(w *World, res *Result, more ...Refusal) Report {
 	r := Report{Gateways: []GatewayReport{}}
 	for _, g := range w.Gateways {
 		st, ok := res.Gateways[key(g)]
@@ -121,7 +123,7 @@ func report(w *World, res *Result) Report {
 			r.Routes++
 		}
 	}
-	r.Refusals = refusals(res)
+	r.Refusals = append(more[:len(more):len(more)], refusals(res)...)
 	if n := len(r.Refusals) - maxRefusals; n > 0 {
 		r.Refusals, r.More = r.Refusals[:maxRefusals], n
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,11 +37,12 @@ const (
 // differs and nothing else: a cluster at rest sees no request.
 type writer struct {
 	clients
-	store *store
-	cfg   Config
-	leads func() bool
-	log   *slog.Logger
-	said  client.Once
+	store  *store
+	cfg    Config
+	leads  func() bool
+	log    *slog.Logger
+	said   client.Once
+	fights contests
 
 	mu       sync.Mutex // guards the rest
 	result   *Result
@@ -80,11 +82,17 @@ func (w *writer) run(ctx context.Context) {
 		var again <-chan time.Time
 		if !w.leads() {
 			again = time.After(askLead)
-		} else if res != nil && w.writeAll(ctx, w.tasks(res, world), fresh) {
-			again = time.After(retry)
-			retry = min(2*retry, lastRetry)
-		} else {
-			retry = firstRetry
+		} else if res != nil {
+			tasks, later := w.tasks(res, world)
+			if w.writeAll(ctx, tasks, fresh) {
+				later = earlier(later, time.Now().Add(retry))
+				retry = min(2*retry, lastRetry)
+			} else {
+				retry = firstRetry
+			}
+			if !later.IsZero() {
+				again = time.After(time.Until(later))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -92,6 +100,14 @@ func (w *writer) run(ctx context.Context) {
 		case <-again:
 		}
 	}
+}
+
+// earlier is the earlier one of two times; zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // A task writes one object. What it fails with knows what was asked: see
@@ -207,12 +223,17 @@ type draft struct {
 	controller gwv1.GatewayController
 	now        metav1.Time
 	tasks      []task
+	later      time.Time // when there is something that waits now; zero is never
 }
 
 // plan adds the task that brings one object to what apply makes of it, if that
-// is another than what it is.
-func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of func(namespace string) C, apply func(T) (bool, []note)) {
+// is another than what it is. want is all that apply depends on.
+func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of func(namespace string) C, want any, apply func(T) (bool, []note)) {
 	if changed, _ := apply(have.DeepCopy()); !changed {
+		return
+	}
+	if at := d.w.fights.notBefore(have.GetUID(), want); at.After(time.Now()) {
+		d.later = earlier(d.later, at)
 		return
 	}
 	name := key(have)
@@ -234,6 +255,11 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 				d.w.store.dirty()
 			}
 			if err == nil {
+				object := kindOf(have) + " " + strings.TrimPrefix(name.String(), "/")
+				if d.w.fights.wrote(have.GetUID(), object, want, time.Now()) {
+					notes = append(notes, contestNote(string(d.controller)))
+					d.w.store.dirty() // for it to be told
+				}
 				d.w.note(ctx, got, notes)
 				return nil
 			}
@@ -257,7 +283,7 @@ func planRoutes[T object[T], C statusClient[T]](d *draft, kind, resource string,
 	for _, o := range routes {
 		k := RouteKey{kind, key(o)}
 		if !written(status(o).Parents, d.res.Routes[k], d.controller) {
-			plan(d, resource, o, of, func(o T) (bool, []note) { return d.route(status(o), k) })
+			plan(d, resource, o, of, d.res.Routes[k].Parents, func(o T) (bool, []note) { return d.route(status(o), k) })
 		}
 	}
 }
@@ -304,14 +330,15 @@ func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note)
 	return !equality.Semantic.DeepEqual(was, o.Status), notesOf(ours(was.Ancestors), ours(o.Status.Ancestors))
 }
 
-// tasks are all that differs.
-func (w *writer) tasks(res *Result, world *World) []task {
+// tasks are all that differs, and when there will be more of it: zero is never.
+func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) {
+	w.fights.forget(time.Now())
 	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(world.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
 	g := w.gw.GatewayV1()
 	classes := func(string) statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() } // which have no namespaces
 	for _, o := range world.Classes {
 		if want, ok := res.Classes[o.Name]; ok {
-			plan(d, "gatewayclasses", o, classes, func(o *gwv1.GatewayClass) (bool, []note) {
+			plan(d, "gatewayclasses", o, classes, want, func(o *gwv1.GatewayClass) (bool, []note) {
 				was := o.Status
 				o.Status = mergeClass(was, want, d.now)
 				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
@@ -320,7 +347,7 @@ func (w *writer) tasks(res *Result, world *World) []task {
 	}
 	for _, o := range world.Gateways {
 		if want, ok := res.Gateways[key(o)]; ok {
-			plan(d, "gateways", o, g.Gateways, func(o *gwv1.Gateway) (bool, []note) {
+			plan(d, "gateways", o, g.Gateways, want, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
 				o.Status = mergeGateway(was, want, d.now)
 				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
@@ -330,7 +357,7 @@ func (w *writer) tasks(res *Result, world *World) []task {
 	}
 	for _, o := range world.ListenerSets {
 		if want, ok := res.ListenerSets[key(o)]; ok {
-			plan(d, "listenersets", o, g.ListenerSets, func(o *gwv1.ListenerSet) (bool, []note) {
+			plan(d, "listenersets", o, g.ListenerSets, want, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
 				o.Status = mergeSet(was, want, d.now)
 				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
@@ -343,11 +370,11 @@ func (w *writer) tasks(res *Result, world *World) []task {
 	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, g.UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, g.HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	for _, o := range world.Policies {
-		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, d.ancestors)
+		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, res.Policies[key(o)], d.ancestors)
 	}
 	w.forgetAccounts(res)
 	for gateway, want := range res.Accounts {
 		w.planAccount(&d.tasks, gateway, want)
 	}
-	return d.tasks
+	return d.tasks, d.later
 }
