@@ -117,6 +117,7 @@ func New(cfg Config) (*Kube, error) {
 	if k.rest, err = (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST(); err != nil {
 		return nil, err
 	}
+	k.rest.Wrap((&client.Clock{Log: cfg.Log}).Wrap)
 	client.Logs(cfg.Log)
 	if k.core, err = kubernetes.NewForConfig(client.Protobuf(k.rest)); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)

@@ -115,6 +115,8 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	}
 	r.writer = newWriter(c.clients, r.store, c.cfg, log)
 	r.teller = newTeller(log)
+	r.alarm = time.NewTimer(0)
+	defer func() { r.alarm.Stop() }()
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -137,7 +139,8 @@ type run struct {
 	updates chan<- registry.Update
 	changed chan struct{} // has one if anything has changed
 
-	version string // of the CRDs
+	version string      // of the CRDs
+	alarm   *time.Timer // when the time alone is a change
 
 	mu   sync.Mutex         // guards the rest
 	last *registry.Snapshot // that was sent
@@ -223,7 +226,7 @@ func (r *run) rebuild(ctx context.Context) error {
 	}
 	r.store.looking.Store(true)
 	w := r.store.world()
-	w.Settings, w.Bundle, w.memo = r.cfg.Settings, r.version, r.memo
+	w.Settings, w.Bundle, w.memo, w.Now = r.cfg.Settings, r.version, r.memo, time.Now()
 	if r.cfg.Plane != nil {
 		if w.Plane = maps.Clone(r.cfg.Plane.ListenerErrors()); w.Plane == nil {
 			w.Plane = map[string]error{}
@@ -241,6 +244,10 @@ func (r *run) rebuild(ctx context.Context) error {
 
 	if err := r.publish(ctx, &res.Snapshot); err != nil {
 		return err
+	}
+	r.alarm.Stop()
+	if !res.Until.IsZero() {
+		r.alarm = time.AfterFunc(time.Until(res.Until), r.dirty)
 	}
 	r.writer.want(res, w)
 	r.teller.tell(append(refusals(res), contested...), time.Now())

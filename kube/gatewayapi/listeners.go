@@ -269,7 +269,13 @@ func (t *translation) listenerConditions(l *listener) []metav1.Condition {
 	if conflict.Type == "" {
 		conflict = is(string(gwv1.ListenerConditionConflicted), false, string(gwv1.ListenerReasonNoConflicts), "no conflicts")
 	}
-	conds := []metav1.Condition{l.verdict(), t.programmed(l), l.resolvedRefs(), conflict}
+	refs := l.resolvedRefs()
+	if why := t.notValid(l); why != "" {
+		refs.Message = clip(refs.Message + ", but " + why)
+		of := RouteKey{l.ownerKind(), key(l.owner())}
+		t.res.Notes[of] = append(t.res.Notes[of], note{reasonCertificateNotValid, clip("listener " + string(l.spec.Name) + ": " + why)})
+	}
+	conds := []metav1.Condition{l.verdict(), t.programmed(l), refs, conflict}
 	if l.overlap.Type != "" {
 		conds = append(conds, l.overlap)
 	}

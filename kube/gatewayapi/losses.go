@@ -35,7 +35,7 @@ func (t *translation) noteLosses() {
 	for _, g := range t.order {
 		for _, l := range g.all() {
 			for r := range l.losses {
-				if _, done := t.res.Losses[r.key()]; !done {
+				if _, done := t.res.Notes[r.key()]; !done {
 					t.noteLossesOf(r)
 				}
 			}
@@ -57,8 +57,8 @@ func (t *translation) noteLossesOf(r *route) {
 			continue
 		}
 		text := strings.Join(lost, "; ")
-		if n := (note{reasonShadowed, clip(text)}); !slices.Contains(t.res.Losses[r.key()], n) {
-			t.res.Losses[r.key()] = append(t.res.Losses[r.key()], n)
+		if n := (note{reasonShadowed, clip(text)}); !slices.Contains(t.res.Notes[r.key()], n) {
+			t.res.Notes[r.key()] = append(t.res.Notes[r.key()], n)
 		}
 		cs := parents[i].Conditions
 		j := slices.IndexFunc(cs, func(c metav1.Condition) bool { return c.Type == string(gwv1.RouteConditionAccepted) })

@@ -47,7 +47,7 @@ func refusals(res *Result) []Refusal {
 			refuse(k.Kind, k.NamespacedName, st.Parents[i].Conditions)
 		}
 	}
-	for k, ns := range res.Losses {
+	for k, ns := range res.Notes {
 		say(k.Kind, k.NamespacedName, ns)
 	}
 	for k, ancestors := range res.Policies {

@@ -197,11 +197,11 @@ func TestLosses(t *testing.T) {
 				}
 				got = append(got, p.Conditions[0].Message)
 			}
-			if !slices.Equal(got, tt.want) || len(res.Losses[k]) != tt.notes {
-				t.Errorf("got %q and notes %v, want %q and %d", got, res.Losses[k], tt.want, tt.notes)
+			if !slices.Equal(got, tt.want) || len(res.Notes[k]) != tt.notes {
+				t.Errorf("got %q and notes %v, want %q and %d", got, res.Notes[k], tt.want, tt.notes)
 			}
-			if len(res.Losses) > tt.notes {
-				t.Errorf("got losses %v, want no others", res.Losses)
+			if len(res.Notes) > tt.notes {
+				t.Errorf("got losses %v, want no others", res.Notes)
 			}
 		})
 	}

@@ -201,6 +201,8 @@ type memo struct {
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
 
+	periods map[string]period // of certificates: see validity.go
+
 	uses int // that the last translation made
 }
 

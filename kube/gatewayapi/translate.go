@@ -28,7 +28,7 @@ func Translate(w *World) *Result {
 			Gateways:     map[types.NamespacedName]gwv1.GatewayStatus{},
 			ListenerSets: map[types.NamespacedName]gwv1.ListenerSetStatus{},
 			Routes:       make(map[RouteKey]RouteStatus, len(w.TLSRoutes)+len(w.TCPRoutes)+len(w.UDPRoutes)+len(w.HTTPRoutes)),
-			Losses:       map[RouteKey][]note{},
+			Notes:        map[RouteKey][]note{},
 			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
 			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
 			Uses:         make(map[Use]bool, m.uses),

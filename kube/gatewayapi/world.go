@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"net/netip"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -46,6 +47,10 @@ type World struct {
 
 	// Bundle is the version of the CRDs, as they say; "" is unknown.
 	Bundle string
+
+	// Now is what the time is, for messages about certificates and nothing else. Zero
+	// is unknown.
+	Now time.Time
 
 	memo *memo // may be nil
 }
@@ -103,9 +108,13 @@ type Result struct {
 	Gateways     map[types.NamespacedName]gwv1.GatewayStatus
 	ListenerSets map[types.NamespacedName]gwv1.ListenerSetStatus
 	Routes       map[RouteKey]RouteStatus // of each route, even of those that have none of our parents
-	Losses       map[RouteKey][]note      // of routes that are accepted, and lead nowhere or not from everywhere: others come first
+	Notes        map[RouteKey][]note      // of objects of any kind, that no condition is False for: see losses.go, validity.go
 	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
 	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
+
+	// Until is when it is to be made again, though nothing has changed but the time;
+	// zero is never.
+	Until time.Time
 
 	// Uses are the objects that it looked for, whether they are there or not:
 	// others can change without consequence.

@@ -309,7 +309,7 @@ func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []n
 		notes = append(notes, notesOf(before, p.Conditions)...)
 	}
 	changed = !equality.Semantic.DeepEqual(was, *st)
-	return changed, append(notes, d.res.Losses[k]...)
+	return changed, append(notes, d.res.Notes[k]...)
 }
 
 // ancestors brings a policy's status to what is wanted of it.
@@ -351,7 +351,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 				was := o.Status
 				o.Status = mergeGateway(was, want, d.now)
 				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
-				return !equality.Semantic.DeepEqual(was, o.Status), notes
+				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
 	}
@@ -361,7 +361,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 				was := o.Status
 				o.Status = mergeSet(was, want, d.now)
 				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
-				return !equality.Semantic.DeepEqual(was, o.Status), notes
+				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
 	}
