@@ -151,7 +151,7 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	const kind = string(gwv1.RouteConditionAccepted)
 	var named, takers []*listener
 	for _, l := range all {
-		if ref.SectionName != nil && *ref.SectionName != "" && *ref.SectionName != l.spec.Name || ref.Port != nil && *ref.Port != l.spec.Port {
+		if !l.isOf(ref) {
 			continue
 		}
 		named = append(named, l)
@@ -163,7 +163,7 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	case len(named) == 0:
 		return is(kind, false, string(gwv1.RouteReasonNoMatchingParent), fmt.Sprintf("there is no listener with section name %q and port %d", deref(ref.SectionName, ""), deref(ref.Port, 0)))
 	case len(takers) == 0:
-		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), fmt.Sprintf("no listener takes a %s of namespace %q", r.kind, r.GetNamespace()))
+		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), fmt.Sprintf("no listener takes a %s of namespace %q", r.kind, r.GetNamespace())+t.unselected(named...))
 	case len(r.badHosts) > 0 && len(r.hosts) == 0:
 		return is(kind, false, string(gwv1.RouteReasonUnsupportedValue), "no hostname can be used: "+strings.Join(r.badHosts, ", "))
 	}
@@ -197,6 +197,23 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 		message = "accepted without hostnames that can't be used: " + strings.Join(r.badHosts, ", ")
 	}
 	return is(kind, true, string(gwv1.RouteReasonAccepted), message)
+}
+
+// unselected says that namespaces are selected by labels that may not be read, or is "".
+func (t *translation) unselected(ls ...*listener) string {
+	for _, l := range ls {
+		if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil && deref(a.Namespaces.From, "") == gwv1.NamespacesFromSelector {
+			if why := t.unread("namespaces", "Namespaces", ""); why != "" {
+				return ", for all that is known: " + why + ", and they are selected by their labels"
+			}
+		}
+	}
+	return ""
+}
+
+// isOf reports whether l is one of those of its owner that a reference means.
+func (l *listener) isOf(ref gwv1.ParentReference) bool {
+	return (ref.SectionName == nil || *ref.SectionName == "" || *ref.SectionName == l.spec.Name) && (ref.Port == nil || *ref.Port == l.spec.Port)
 }
 
 // takesNamespace reports whether l takes routes of a namespace.

@@ -40,7 +40,8 @@ type listener struct {
 	broken bool           // TLS is to end here and can't
 
 	attached map[RouteKey]bool
-	rules    []*attachment // routes that lead on from here
+	rules    []*attachment       // routes that lead on from here
+	losses   map[*route][]string // of those, what others have instead: see losses.go
 
 	names      []string // of the registry's listeners that it is of
 	openErr    error    // of one of those
@@ -251,7 +252,13 @@ func (t *translation) listenerConditions(l *listener) []metav1.Condition {
 	if conflict.Type == "" {
 		conflict = is(string(gwv1.ListenerConditionConflicted), false, string(gwv1.ListenerReasonNoConflicts), "no conflicts")
 	}
-	conds := []metav1.Condition{l.verdict(), t.programmed(l), l.resolvedRefs(), conflict}
+	refs := l.resolvedRefs()
+	if why := t.notValid(l); why != "" {
+		refs.Message = clip(refs.Message + ", but " + why)
+		of := RouteKey{l.ownerKind(), key(l.owner())}
+		t.res.Notes[of] = append(t.res.Notes[of], note{reasonCertificateNotValid, clip("listener " + string(l.spec.Name) + ": " + why)})
+	}
+	conds := []metav1.Condition{l.verdict(), t.programmed(l), refs, conflict}
 	if l.overlap.Type != "" {
 		conds = append(conds, l.overlap)
 	}

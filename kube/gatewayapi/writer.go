@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,10 +37,12 @@ const (
 // differs and nothing else: a cluster at rest sees no request.
 type writer struct {
 	clients
-	store *store
-	leads func() bool
-	log   *slog.Logger
-	said  client.Once
+	store  *store
+	cfg    Config
+	leads  func() bool
+	log    *slog.Logger
+	said   client.Once
+	fights contests
 
 	mu       sync.Mutex // guards the rest
 	result   *Result
@@ -48,11 +51,12 @@ type writer struct {
 	accounts map[types.NamespacedName]string // what is known to be there, by Gateway: see accounts.go
 }
 
-func newWriter(c clients, s *store, leads func() bool, log *slog.Logger) *writer {
+func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
+	leads := cfg.Leads
 	if leads == nil {
 		leads = func() bool { return true }
 	}
-	return &writer{clients: c, store: s, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
+	return &writer{clients: c, store: s, cfg: cfg, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
 }
 
 // want says what is to be written.
@@ -78,11 +82,17 @@ func (w *writer) run(ctx context.Context) {
 		var again <-chan time.Time
 		if !w.leads() {
 			again = time.After(askLead)
-		} else if res != nil && w.writeAll(ctx, w.tasks(res, world), fresh) {
-			again = time.After(retry)
-			retry = min(2*retry, lastRetry)
-		} else {
-			retry = firstRetry
+		} else if res != nil {
+			tasks, later := w.tasks(res, world)
+			if w.writeAll(ctx, tasks, fresh) {
+				later = earlier(later, time.Now().Add(retry))
+				retry = min(2*retry, lastRetry)
+			} else {
+				retry = firstRetry
+			}
+			if !later.IsZero() {
+				again = time.After(time.Until(later))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -92,11 +102,20 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// A task writes one object.
+// earlier is the earlier one of two times; zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// A task writes one object. What it fails with knows what was asked: see
+// client.Asked.
 type task struct {
-	verb, kind string
-	name       types.NamespacedName
-	do         func(context.Context) error
+	resource string // of the object
+	name     types.NamespacedName
+	do       func(context.Context) error
 }
 
 // writeAll does tasks, several at once, and after a while only as long as there is
@@ -112,7 +131,7 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 				err := t.do(one)
 				cancel()
 				if err == nil || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
-					w.said.New(t.kind, "")
+					w.forgive(t)
 					continue
 				}
 				w.complain(t, err)
@@ -148,24 +167,41 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// complain says that status can't be written: for want of a right once for each
-// kind, and otherwise for each object.
+// complain says that something can't be written: for want of a right once for each
+// verb and resource, and otherwise for each object.
 func (w *writer) complain(t task, err error) {
-	res := schema.GroupResource{Group: gwv1.GroupName, Resource: t.kind}
-	if t.kind == "serviceaccounts" {
-		res.Group = ""
-	}
-	if text, ok := client.Denied(t.verb, res, err); ok {
-		if w.said.New(t.kind, text) {
+	if text, ok := client.Denied("write", schema.GroupResource{Resource: t.resource}, err); ok {
+		// The answer names the object, of which there may be thousands.
+		if w.said.New(client.Question(err)+" "+w.part(t.name.Namespace), "denied") {
 			w.log.Warn("kubernetes: " + text)
 		}
 		return
 	}
 	if apierrors.IsConflict(err) {
-		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.kind, "name", t.name.String(), "err", err)
+		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.resource, "name", t.name.String(), "err", err)
 		return
 	}
-	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.kind, "name", t.name.String(), "err", err)
+	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.resource, "name", t.name.String(), "err", err)
+}
+
+// forgive has complain say anew what is denied of what has worked now.
+func (w *writer) forgive(t task) {
+	group := gwv1.GroupName
+	if t.resource == "serviceaccounts" {
+		group = ""
+	}
+	for _, q := range [][2]string{{"get", t.resource}, {"create", t.resource}, {"update", t.resource}, {"update", t.resource + "/status"}} {
+		w.said.New(q[0]+" "+schema.GroupResource{Group: group, Resource: q[1]}.String()+" "+w.part(t.name.Namespace), "")
+	}
+}
+
+// part is what rights are given for: a namespace, where only some are looked at,
+// or all together.
+func (w *writer) part(namespace string) string {
+	if len(w.cfg.Namespaces) == 0 {
+		return ""
+	}
+	return namespace
 }
 
 // An object is one with a status.
@@ -187,16 +223,21 @@ type draft struct {
 	controller gwv1.GatewayController
 	now        metav1.Time
 	tasks      []task
+	later      time.Time // when there is something that waits now; zero is never
 }
 
 // plan adds the task that brings one object to what apply makes of it, if that
-// is another than what it is.
-func plan[T object[T], C statusClient[T]](d *draft, kind string, have T, of func(namespace string) C, apply func(T) (bool, []note)) {
+// is another than what it is. want is all that apply depends on.
+func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of func(namespace string) C, want any, apply func(T) (bool, []note)) {
 	if changed, _ := apply(have.DeepCopy()); !changed {
 		return
 	}
+	if at := d.w.fights.notBefore(have.GetUID(), want); at.After(time.Now()) {
+		d.later = earlier(d.later, at)
+		return
+	}
 	name := key(have)
-	d.tasks = append(d.tasks, task{"update", kind + "/status", name, func(ctx context.Context) error {
+	d.tasks = append(d.tasks, task{resource, name, func(ctx context.Context) error {
 		c := of(name.Namespace)
 		for try := 1; ; try++ {
 			next := have.DeepCopy()
@@ -214,15 +255,20 @@ func plan[T object[T], C statusClient[T]](d *draft, kind string, have T, of func
 				d.w.store.dirty()
 			}
 			if err == nil {
+				object := kindOf(have) + " " + strings.TrimPrefix(name.String(), "/")
+				if d.w.fights.wrote(have.GetUID(), object, want, time.Now()) {
+					notes = append(notes, contestNote(string(d.controller)))
+					d.w.store.dirty() // for it to be told
+				}
 				d.w.note(ctx, got, notes)
 				return nil
 			}
 			if !apierrors.IsConflict(err) || try == conflicts {
-				return err
+				return client.Asked("update", schema.GroupResource{Group: gwv1.GroupName, Resource: resource + "/status"}, err)
 			}
 			live, err := c.Get(ctx, name.Name, metav1.GetOptions{})
 			if err != nil {
-				return err
+				return client.Asked("get", schema.GroupResource{Group: gwv1.GroupName, Resource: resource}, err)
 			}
 			if live.GetUID() != have.GetUID() {
 				return nil // another one of the same name: it will be heard of
@@ -237,7 +283,7 @@ func planRoutes[T object[T], C statusClient[T]](d *draft, kind, resource string,
 	for _, o := range routes {
 		k := RouteKey{kind, key(o)}
 		if !written(status(o).Parents, d.res.Routes[k], d.controller) {
-			plan(d, resource, o, of, func(o T) (bool, []note) { return d.route(status(o), k) })
+			plan(d, resource, o, of, d.res.Routes[k].Parents, func(o T) (bool, []note) { return d.route(status(o), k) })
 		}
 	}
 }
@@ -262,7 +308,8 @@ func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []n
 		}
 		notes = append(notes, notesOf(before, p.Conditions)...)
 	}
-	return !equality.Semantic.DeepEqual(was, *st), notes
+	changed = !equality.Semantic.DeepEqual(was, *st)
+	return changed, append(notes, d.res.Notes[k]...)
 }
 
 // ancestors brings a policy's status to what is wanted of it.
@@ -283,37 +330,38 @@ func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note)
 	return !equality.Semantic.DeepEqual(was, o.Status), notesOf(ours(was.Ancestors), ours(o.Status.Ancestors))
 }
 
-// tasks are all that differs.
-func (w *writer) tasks(res *Result, world *World) []task {
+// tasks are all that differs, and when there will be more of it: zero is never.
+func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) {
+	w.fights.forget(time.Now())
 	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(world.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
 	g := w.gw.GatewayV1()
 	classes := func(string) statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() } // which have no namespaces
 	for _, o := range world.Classes {
 		if want, ok := res.Classes[o.Name]; ok {
-			plan(d, "gatewayclasses", o, classes, func(o *gwv1.GatewayClass) (bool, []note) {
+			plan(d, "gatewayclasses", o, classes, want, func(o *gwv1.GatewayClass) (bool, []note) {
 				was := o.Status
 				o.Status = mergeClass(was, want, d.now)
-				return !equality.Semantic.DeepEqual(was, o.Status), nil
+				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
 			})
 		}
 	}
 	for _, o := range world.Gateways {
 		if want, ok := res.Gateways[key(o)]; ok {
-			plan(d, "gateways", o, g.Gateways, func(o *gwv1.Gateway) (bool, []note) {
+			plan(d, "gateways", o, g.Gateways, want, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
 				o.Status = mergeGateway(was, want, d.now)
 				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
-				return !equality.Semantic.DeepEqual(was, o.Status), notes
+				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
 	}
 	for _, o := range world.ListenerSets {
 		if want, ok := res.ListenerSets[key(o)]; ok {
-			plan(d, "listenersets", o, g.ListenerSets, func(o *gwv1.ListenerSet) (bool, []note) {
+			plan(d, "listenersets", o, g.ListenerSets, want, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
 				o.Status = mergeSet(was, want, d.now)
 				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
-				return !equality.Semantic.DeepEqual(was, o.Status), notes
+				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
 	}
@@ -322,11 +370,11 @@ func (w *writer) tasks(res *Result, world *World) []task {
 	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, g.UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, g.HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	for _, o := range world.Policies {
-		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, d.ancestors)
+		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, res.Policies[key(o)], d.ancestors)
 	}
 	w.forgetAccounts(res)
 	for gateway, want := range res.Accounts {
 		w.planAccount(&d.tasks, gateway, want)
 	}
-	return d.tasks
+	return d.tasks, d.later
 }

@@ -45,7 +45,10 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 		e := m.exports[name]
 		if next, ok := withConditions(e, set.Conditions[m.name][name]); ok && !held[name] {
 			todo = append(todo, change{m, "update", "serviceexports/status", name, func(ctx context.Context) error {
-				_, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				got, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				if err == nil {
+					c.note(ctx, m, e, got)
+				}
 				return err
 			}})
 		}
