@@ -223,6 +223,15 @@ func TestAcrossIsGuarded(t *testing.T) {
 			t.Errorf("a gateway whose name is of %s: got %v, want %s", a, err, tunnel.Prohibited)
 		}
 	}
+	// Nor is it let through where a connection is opened for several requests.
+	byName := entrance{"socks5", tunnel.Endpoint{Addr: netip.MustParseAddrPort(closed), Host: "gw.test"}}
+	one, err := (&Dialers{Direct: &tunnel.NetDialer{}}).through(byName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := one.DialContext(t.Context(), "tcp", "svc.test:443"); tunnel.ReasonOf(err) != tunnel.Prohibited {
+		t.Errorf("the way to a name of loopback: got %v, want %s", err, tunnel.Prohibited)
+	}
 	own := testnet.Listen(t)
 	guard := &tunnel.Guard{}
 	guard.OwnListener(own.Addr())
