@@ -29,23 +29,25 @@ type Source struct {
 // Names returns the table that holds now, nil before the first one. It is
 // dns.Server.Names.
 func (s *Source) Names() dns.Names {
+	partial := s.Registry.Silent() > 0 // before the table, which has then what it was told
 	t := s.Registry.Table()
 	if t == nil {
 		return nil
 	}
-	if n := s.current.Load(); n != nil && n.table == t {
+	if n := s.current.Load(); n != nil && n.table == t && n.partial == partial {
 		return n
 	}
-	n := &Table{table: t, source: s, loaded: time.Now()}
+	n := &Table{table: t, source: s, loaded: time.Now(), partial: partial}
 	s.current.Store(n)
 	return n
 }
 
 // A Table answers from one table of the registry.
 type Table struct {
-	table  *registry.Table
-	source *Source
-	loaded time.Time
+	table   *registry.Table
+	source  *Source
+	loaded  time.Time
+	partial bool // a source has yet to say what there is
 }
 
 // Updated implements dns.Names: it is now, unless a source is lost.
@@ -59,8 +61,16 @@ func (t *Table) Updated() time.Time {
 // version is that of the specification of names in the cluster set.
 var version = []string{"1.0.0"}
 
-// Answer implements dns.Names.
+// Answer implements dns.Names. Of what is not there while a source has yet to
+// speak nobody can say that it does not exist.
 func (t *Table) Answer(q dns.Question, a *dns.Answer) {
+	t.answer(q, a)
+	if t.partial && (a.Status == dns.Absent || a.Status == dns.Above) {
+		a.Status = dns.Unknown
+	}
+}
+
+func (t *Table) answer(q dns.Question, a *dns.Answer) {
 	if q.View == "" {
 		q.View, _ = t.table.Network(q.From)
 	}

@@ -113,7 +113,7 @@ func resolveHere(ctx context.Context, o *resolveOptions, name string) (*gateway.
 	if err != nil {
 		return nil, err
 	}
-	r, err := gateway.ResolveFrom(&names.Source{Registry: reg}, name, o.from)
+	r, err := gateway.ResolveFrom(&names.Source{Registry: reg, VIPs: dnsVIPs(c)}, name, o.from)
 	if err != nil {
 		return nil, usageError("", "%w", err)
 	}
