@@ -61,7 +61,8 @@ type ViewedGateway struct {
 
 // ResolveFrom says what name means from a network, or from an address; from
 // every network of the table, and none, where from is "". It is what DNS answers
-// and, from the network of the registry's own, where a gateway goes.
+// that has the same src and, from the network of the registry's own, where a
+// gateway goes.
 func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 	reg := src.Registry
 	t := reg.Table()

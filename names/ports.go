@@ -23,9 +23,10 @@ func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place,
 		case t.vips(q.View, p):
 			a.Services = append(a.Services, dns.Service{Weight: 1, Port: n.Port, Target: name})
 		case len(p.Entries) > 0:
+			alike := t.alike(q.View, places)
 			for _, e := range t.ways(p) {
 				s := dns.Service{Priority: uint16(e.Rank), Weight: 1, Port: e.Address.Port, Target: name}
-				if !t.alike(q.View, places) {
+				if !alike {
 					s.Target, s.Weight = way(e, name), cmp.Or(e.Gateway.Weight, 1)
 				}
 				if !slices.ContainsFunc(a.Services, func(have dns.Service) bool { return have.Port == s.Port && have.Target == s.Target }) {
