@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -208,6 +209,7 @@ func (m *memo) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
+	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
 }
 
 // serviceOf makes the service of the table out of EndpointSlices: who is ready, or
@@ -277,7 +279,7 @@ func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend
 	switch {
 	case p.tls == nil:
 		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + p.why()
-	case g.clientErr != nil:
+	case g.clientErr != nil && g.client == nil:
 		secured.Broken = g.clientErr.Message
 	default:
 		s := *b.service

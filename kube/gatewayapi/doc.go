@@ -41,7 +41,9 @@
 // A kind that may not be read, or has no CRD, is said once by name and asked for
 // again; the rest is served. An API server that does not answer, restarts, or
 // lists nothing where there was much, empties no table: what was sent stays in
-// force, and the registry is told that it is stale.
+// force, and the registry is told that it is stale. A Secret that is changed for
+// the worse leaves in force what it had before, until it is gone: that is the one
+// thing that a replica knows and the objects do not say.
 //
 // It does not route HTTP: HTTPRoutes attach and have a status, and the message of
 // it says that requests are refused. It creates no infrastructure but a

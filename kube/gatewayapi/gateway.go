@@ -21,7 +21,7 @@ type gateway struct {
 	insecure bool             // its frontend validation lets anybody in
 
 	client    *registry.KeyPair // to show to backends
-	clientErr *metav1.Condition // why there is none though one is asked for
+	clientErr *metav1.Condition // why there is none though one is asked for, or only the one of before
 
 	bound     []Address                   // its addresses, as sockets have them
 	published []gwv1.GatewayStatusAddress // and as clients do
