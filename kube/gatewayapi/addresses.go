@@ -211,10 +211,6 @@ func clash(a, b *gateway) bool {
 // whose listener is in force by its status, or else the oldest. The others hear
 // that the port is taken, and nothing changes for who had it.
 func (t *translation) claimPorts() {
-	type spot struct {
-		netip.Addr
-		place
-	}
 	claims := map[spot]*gateway{}
 	for _, incumbents := range []bool{true, false} {
 		for _, g := range t.order {

@@ -38,7 +38,8 @@ type backend struct {
 	portName string
 	service  *registry.Service // nil if broken
 	of       tunnel.Name       // see registry.Backend
-	reason   string            // of ResolvedRefs, if broken
+	reason   string            // of ResolvedRefs; "" if nothing is wrong
+	why      string            // the same at length
 	broken   string            // why it can't be reached at all
 
 	secured map[*gateway]registry.Backend // with the policy that is for it
@@ -61,7 +62,7 @@ func (t *translation) resolveBackends(r *route) {
 		r.backends = append(r.backends, b)
 		if b.reason != "" {
 			reason = cmp.Or(reason, b.reason)
-			wrong = append(wrong, b.broken)
+			wrong = append(wrong, b.why)
 		}
 	}
 	if reason != "" {
@@ -80,7 +81,9 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		k.protocol = corev1.ProtocolUDP
 	}
 	fail := func(reason gwv1.RouteConditionReason, format string, args ...any) *backend {
-		return &backend{backendKey: k, reason: string(reason), broken: fmt.Sprintf(format, args...)}
+		b := &backend{backendKey: k}
+		b.fail(reason, format, args...)
+		return b
 	}
 	isImport := k.group == mcsv1.GroupName && k.kind == serviceImportKind
 	if !isImport && (k.group != "" || k.kind != "Service") {
@@ -96,9 +99,12 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		} else {
 			b = t.served(k)
 		}
+		if b.service != nil {
+			t.breakLoops(b)
+		}
 		t.backends[k] = b
 	}
-	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, broken: b.broken}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken}
 }
 
 // served finds a Service's port and who is behind it. The port is the Service's;
@@ -108,6 +114,10 @@ func (t *translation) served(k backendKey) *backend {
 	s := t.service(k.namespace, k.name)
 	if s == nil {
 		b.fail(gwv1.RouteReasonBackendNotFound, "there is no %s", k)
+		return b
+	}
+	if key(s) == t.w.PublicService {
+		b.fail(routeReasonLoop, "%s leads back to this gateway: it is the Service before it", k.targetKey)
 		return b
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
@@ -159,7 +169,8 @@ func (t *translation) imported(k backendKey) *backend {
 }
 
 func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...any) {
-	b.reason, b.broken = string(reason), fmt.Sprintf(format, args...)
+	b.reason, b.why = string(reason), fmt.Sprintf(format, args...)
+	b.broken = b.why
 }
 
 // A reachKey is a backend with what finds its endpoints.

@@ -51,6 +51,7 @@ func Translate(w *World) *Result {
 		g.findOverlaps()
 	}
 	t.assignAddresses()
+	t.findOwn()
 	t.attachRoutes()
 	t.emit()
 	t.writeStatus()
@@ -75,6 +76,7 @@ type translation struct {
 	policies map[targetKey][]targeting             // by what they are for, oldest first
 	all      []*policy
 	backends map[backendKey]*backend
+	own      own // where we are
 }
 
 // The next ones look for objects, and remember that.
