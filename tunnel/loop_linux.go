@@ -27,7 +27,7 @@ type loop struct {
 	turns   []turn
 	pipes   []pipe // empty ones
 	npipes  int
-	swept   int64 // clock of the last sweep
+	sweep   sweep
 	turned  int64 // clock of the last bulk turn
 	yielded int64 // clock of the last yield
 	sleeps  int   // since then
@@ -225,8 +225,8 @@ func (l *loop) run() {
 		if len(l.turns) > 0 && l.now-l.turned >= int64(l.gather()) {
 			l.bulk()
 		}
-		if l.now-l.swept >= int64(l.sweepPause()) {
-			l.sweep()
+		if l.sweep.next > 0 || l.now-l.sweep.began >= int64(l.sweepPause()) {
+			l.sweepSome()
 		}
 		n := epollPoll(l.ep, l.events)
 		if n == 0 {
@@ -261,7 +261,10 @@ func (l *loop) yield() {
 // wait is how long the loop may sleep. It looks up once a second also where it
 // has no flow: that is cheaper than waking it for every first one.
 func (l *loop) wait() time.Duration {
-	if len(l.turns) > 0 {
+	switch {
+	case l.sweep.next > 0:
+		return 0
+	case len(l.turns) > 0:
 		return l.gather()
 	}
 	return l.sweepPause()

@@ -122,7 +122,9 @@ func (l *loop) welcome(f *flow, broken syscall.Errno) bool {
 			broken = err.(syscall.Errno)
 		}
 	}
-	if p := f.pause(); p < l.pause {
+	p := f.pause()
+	l.sweep.pause = min(l.sweep.pause, p) // f may sit where the sweep under way has passed
+	if p < l.pause {
 		l.pause = p
 		l.notify()
 	}
@@ -165,11 +167,24 @@ func (l *loop) trim() {
 	l.pipes = nil
 }
 
-// sweep ends the flows that have been silent for longer than they may.
-func (l *loop) sweep() {
-	before := l.swept
-	l.swept = l.now
-	l.trim()
+// A sweep goes over all seats in pieces, one between two looks at the events: a
+// loop with many tunnels at rest is not away for longer than one with few. All
+// its pieces go by the time it began.
+type sweep struct {
+	began, before int64         // clock of this one, or of the last if none is under way, and of the one before
+	next          int           // the seat where it goes on; 0 while none is under way
+	pause         time.Duration // to the next sweep, by the seats it has passed; guarded by mu
+}
+
+const sweepPiece = 1024 // seats
+
+// sweepSome ends flows that have been silent for longer than they may, and
+// those of which a peer is gone.
+func (l *loop) sweepSome() {
+	s := &l.sweep
+	if s.next == 0 {
+		l.trim()
+	}
 	var over []order
 	type deadSide struct {
 		f *flow
@@ -177,27 +192,32 @@ func (l *loop) sweep() {
 	}
 	var dead []deadSide
 	l.mu.Lock()
-	pause := time.Second
-	for _, w := range l.seats {
+	if s.next == 0 {
+		s.began, s.before, s.pause = l.now, s.began, time.Second
+	}
+	end := min(s.next+sweepPiece, len(l.seats))
+	for _, w := range l.seats[s.next:end] {
 		f, ok := w.(*flow)
 		if !ok {
 			continue
 		}
-		pause = min(pause, f.pause())
-		if !f.kept && l.now-f.born >= int64(keepAfter) {
+		s.pause = min(s.pause, f.pause())
+		if !f.kept && s.began-f.born >= int64(keepAfter) {
 			f.kept = true
 			keepFD(f.sides[0].fd)
 			keepFD(f.sides[1].fd)
 		}
-		if i := f.ask(before, l.now); i >= 0 {
+		if i := f.ask(s.before, s.began); i >= 0 {
 			dead = append(dead, deadSide{f, i})
 		}
 		half := f.sides[0].eof != f.sides[1].eof
-		if why, yes := silent(time.Duration(l.now-f.moved), half, f.idle.limit(), f.half.limit()); yes {
+		if why, yes := silent(time.Duration(s.began-f.moved), half, f.idle.limit(), f.half.limit()); yes {
 			over = append(over, order{f, why})
 		}
 	}
-	l.pause = pause
+	if s.next = end; end == len(l.seats) {
+		s.next, l.pause = 0, s.pause
+	}
 	l.mu.Unlock()
 	for _, d := range dead {
 		l.fail(d.f, d.i, syscall.ETIMEDOUT)

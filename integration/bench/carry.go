@@ -304,6 +304,7 @@ func (c *caller) bulk(ctx context.Context, j job) error {
 				var n int
 				n, err = conn.Read(p)
 				moved += uint64(n)
+				_ = conn.SetReadDeadline(time.Now().Add(patience)) // what is under way when the time is over may be much
 			}
 			if err == io.EOF {
 				err = nil
