@@ -220,6 +220,7 @@ func (m *memo) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
+	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
 	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
 }
 

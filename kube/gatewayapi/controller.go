@@ -136,6 +136,9 @@ type run struct {
 	counts  map[string]int     // of objects, as they were last believed
 	mu      sync.Mutex         // guards last
 	last    *registry.Snapshot // that was sent
+
+	classless client.Once       // of what was said of classes
+	classes   map[string]string // of which something is wrong
 }
 
 func (r *run) dirty() {
@@ -226,6 +229,7 @@ func (r *run) rebuild(ctx context.Context) error {
 		}
 	}
 	res := Translate(w)
+	r.tellOfClasses(res)
 	r.store.uses.Store(&res.Uses)
 	r.store.looking.Store(false)
 	r.current.Store(&translated{w, res})

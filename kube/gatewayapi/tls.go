@@ -198,7 +198,7 @@ func (t *translation) bundle(from referrer, group, kind, namespace, name string)
 // A memo keeps what was made of Secrets and ConfigMaps, which takes a
 // thousand times longer to make than to find, and of EndpointSlices, of which one
 // of ten thousand changes at a time. It changes nothing of what follows, but for
-// good: what a Secret that has been spoiled was before.
+// good, what a Secret that has been spoiled was before, and served.
 type memo struct {
 	mu    sync.Mutex // guards the maps
 	pairs map[*corev1.Secret]memoPair
@@ -208,6 +208,10 @@ type memo struct {
 	// of one which a translation did not use, because it is gone, or because nobody
 	// may refer to it, is none any more.
 	good, using map[types.UID]*registry.KeyPair
+
+	// The Gateways that were ours, in the last translation and in this one: that of a
+	// class which is gone does not say it.
+	served, serving map[types.UID]bool
 
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
@@ -228,7 +232,7 @@ type memoCA struct {
 func newMemo() *memo {
 	return &memo{
 		pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{},
-		using: map[types.UID]*registry.KeyPair{}, reaching: map[reachKey]*reached{},
+		using: map[types.UID]*registry.KeyPair{}, serving: map[types.UID]bool{}, reaching: map[reachKey]*reached{},
 	}
 }
 

@@ -97,6 +97,10 @@ type Result struct {
 	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
 	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
 
+	// Classless says of GatewayClasses that are gone, or have gone wrong, what has
+	// become of the Gateways that name them.
+	Classless map[string]string
+
 	// Uses are the objects that it looked for, whether they are there or not:
 	// others can change without consequence.
 	Uses map[Use]bool
