@@ -3,6 +3,7 @@ package gatewayapi
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"culvert.dev/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -132,7 +134,7 @@ func (t *translation) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			b.service = t.reach(k, serviceLabel, p.Name)
+			b.service = t.reach(k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.w.Zone, t.w.Prefer))
 			return b
 		}
 		other = string(cmp.Or(p.Protocol, corev1.ProtocolTCP))
@@ -157,7 +159,8 @@ func (t *translation) imported(k backendKey) *backend {
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol && (p.Port == k.port || k.port == 0 && len(i.Spec.Ports) == 1) {
 			b.portName = p.Name
 			k.port = p.Port
-			b.service = t.reach(k, importLabel, p.Name)
+			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
+			b.service = t.reach(k, importLabel, p.Name, endpoints.Choice{Zone: t.w.Zone, Prefer: t.w.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
 			// Without EndpointSlices it is what discovery knows of the clusters.
 			// An error is of a name that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
@@ -177,6 +180,7 @@ func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...
 type reachKey struct {
 	backendKey
 	label, port string
+	choice      endpoints.Choice
 }
 
 // A reached is the service that was made of EndpointSlices. It is good as long as
@@ -189,14 +193,14 @@ type reached struct {
 // reach returns the service of the table that has a backend's endpoints, the same
 // one as last time if nothing has changed of it: that makes the comparison of
 // snapshots short, and memory that it takes.
-func (t *translation) reach(k backendKey, label, port string) *registry.Service {
+func (t *translation) reach(k backendKey, label, port string, c endpoints.Choice) *registry.Service {
 	of := t.slices(k.namespace, label, k.name)
-	key := reachKey{k, label, port}
+	key := reachKey{k, label, port, c}
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
 	r := t.memo.reached[key]
 	if r == nil || !sameSlices(r.of, of) {
-		r = &reached{of, serviceOf(k, port, of)}
+		r = &reached{of, serviceOf(k, port, of, c)}
 	}
 	t.memo.reaching[key] = r
 	return r.service
@@ -224,53 +228,59 @@ func (m *memo) forget() {
 	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
 }
 
-// serviceOf makes the service of the table out of EndpointSlices: who is ready, or
-// if nobody is, who still serves while it ends.
-func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice) *registry.Service {
+// serviceOf makes the service of the table out of EndpointSlices: those of their
+// endpoints that are to be used for a port.
+func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c endpoints.Choice) *registry.Service {
 	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
 	if k.port > 0 && k.port <= 65535 {
 		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
 	}
-	var ready, ending []registry.Endpoint
+	var parts []endpoints.Part
 	for _, slice := range of {
+		var all []endpoints.Endpoint
 		for _, p := range slice.Ports {
 			if deref(p.Name, "") != port || deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || deref(p.Port, 0) < 1 || deref(p.Port, 0) > 65535 {
 				continue
 			}
-			for i := range slice.Endpoints {
-				e := &slice.Endpoints[i]
-				to, ok := endpoint(slice.AddressType, e, uint16(*p.Port))
-				switch c := e.Conditions; {
-				case !ok:
-				case deref(c.Ready, true):
-					ready = append(ready, to)
-				case deref(c.Serving, false) && deref(c.Terminating, false):
-					ending = append(ending, to)
-				}
+			if all == nil {
+				all = endpointsOf(slice)
 			}
+			parts = append(parts, endpoints.Part{Endpoints: all, Port: uint16(*p.Port)})
 		}
 	}
-	if s.Endpoints = ready; len(ready) == 0 {
-		s.Endpoints = ending
+	pods := map[netip.Addr]uint64{}
+	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) {
+		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port})
+		if pod := pods[e.Addr]; pod == 0 || e.Pod != 0 && e.Pod < pod {
+			pods[e.Addr] = e.Pod // of two slices that differ the same, in any order
+		}
+	})
+	if doubles := c.Doubles(maps.All(pods)); doubles != nil {
+		for _, addr := range doubles {
+			delete(pods, addr)
+		}
+		s.Endpoints = slices.DeleteFunc(s.Endpoints, func(e registry.Endpoint) bool {
+			_, stays := pods[e.Addr]
+			return !stays
+		})
 	}
 	// Slices come in any order, and one endpoint may be in two while it moves.
 	slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int {
-		return cmp.Or(a.Addr.Compare(b.Addr), strings.Compare(a.Host, b.Host), int(a.Port)-int(b.Port))
+		return cmp.Or(a.Addr.Compare(b.Addr), int(a.Port)-int(b.Port))
 	})
 	s.Endpoints = slices.Compact(s.Endpoints)
 	return s
 }
 
-// endpoint takes the first address of an endpoint: several of them are the same pod.
-func endpoint(typ discoveryv1.AddressType, e *discoveryv1.Endpoint, port uint16) (registry.Endpoint, bool) {
-	if len(e.Addresses) == 0 {
-		return registry.Endpoint{}, false
+// endpointsOf are those of a slice that can be dialed.
+func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
+	all := make([]endpoints.Endpoint, 0, len(slice.Endpoints))
+	for i := range slice.Endpoints {
+		if e, ok := endpoints.Of(&slice.Endpoints[i]); ok {
+			all = append(all, e)
+		}
 	}
-	if typ == discoveryv1.AddressTypeFQDN {
-		return registry.Endpoint{Host: e.Addresses[0], Port: port}, true
-	}
-	a, err := netip.ParseAddr(e.Addresses[0])
-	return registry.Endpoint{Addr: a, Port: port}, err == nil
+	return all
 }
 
 // forRule is a backend as a rule has it; tls says that it is to be reached as

@@ -18,6 +18,7 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
 	"culvert.dev/kube/client"
+	"culvert.dev/kube/endpoints"
 )
 
 // Clients are of the API groups that are read and written.
@@ -141,8 +142,8 @@ func slim(o any) (any, error) {
 	return o, nil
 }
 
-// slimSlice leaves an endpoint its addresses and whether it serves: the rest is
-// nine tenths, and there may be a hundred thousand of them.
+// slimSlice leaves an endpoint its addresses, whether it serves, whose it is and for
+// whom: the rest is most of it, and there may be a hundred thousand of them.
 func slimSlice(s *discoveryv1.EndpointSlice) {
 	s.Annotations, s.OwnerReferences, s.GenerateName = nil, nil, ""
 	labels := make(map[string]string, 1)
@@ -154,11 +155,27 @@ func slimSlice(s *discoveryv1.EndpointSlice) {
 	s.Labels = labels
 	all := s.Endpoints
 	s.Endpoints = make([]discoveryv1.Endpoint, len(all)) // what was decoded has room for more
+	pods := make([]corev1.ObjectReference, len(all))
 	for i := range all {
 		c := &all[i].Conditions
 		s.Endpoints[i] = discoveryv1.Endpoint{Addresses: all[i].Addresses, Conditions: discoveryv1.EndpointConditions{
 			Ready: sharedBool(c.Ready), Serving: sharedBool(c.Serving), Terminating: sharedBool(c.Terminating),
 		}}
+		switch pod := all[i].TargetRef; {
+		case pod == nil:
+		case pod.UID != "":
+			pods[i].UID = pod.UID
+			s.Endpoints[i].TargetRef = &pods[i]
+		default:
+			s.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name}
+		}
+		if h := all[i].Hints; h != nil {
+			zones := make([]discoveryv1.ForZone, len(h.ForZones))
+			for j, z := range h.ForZones {
+				zones[j].Name = endpoints.Shared(z.Name)
+			}
+			s.Endpoints[i].Hints = &discoveryv1.EndpointHints{ForZones: zones}
+		}
 	}
 }
 

@@ -72,6 +72,11 @@ type Settings struct {
 	PublicAddresses []netip.Addr
 	PublicService   types.NamespacedName // its LoadBalancer's addresses, or else its cluster IPs
 
+	// Zone is the one that this process is in: backends' endpoints that hints name for
+	// it come first, as kube/endpoints says; "" ignores hints. Prefer is one of that
+	// package's, and "" means each Service's first family: one address of each pod.
+	Zone, Prefer string
+
 	// Namespaces are the only ones that are looked at; empty means all.
 	Namespaces []string
 }
