@@ -43,6 +43,7 @@ type backend struct {
 	reason   string            // of ResolvedRefs; "" if nothing is wrong
 	why      string            // the same at length
 	broken   string            // why it can't be reached at all
+	leftOut  string            // what of it is not used, and why
 
 	secured map[*gateway]registry.Backend // with the policy that is for it
 }
@@ -55,7 +56,7 @@ func (t *translation) resolveBackends(r *route) {
 	const kind = string(gwv1.RouteConditionResolvedRefs)
 	r.resolved = is(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")
 	var reason string
-	var wrong []string
+	var wrong, warn []string
 	for _, ref := range r.refs {
 		b := t.resolve(r, ref)
 		if w := deref(ref.Weight, 1); w > 0 {
@@ -65,10 +66,14 @@ func (t *translation) resolveBackends(r *route) {
 		if b.reason != "" {
 			reason = cmp.Or(reason, b.reason)
 			wrong = append(wrong, b.why)
+		} else if b.leftOut != "" {
+			warn = append(warn, b.leftOut)
 		}
 	}
 	if reason != "" {
 		r.resolved = is(kind, false, reason, strings.Join(wrong, "; "))
+	} else if warn != nil {
+		r.resolved.Message += "; left out: " + strings.Join(warn, "; ")
 	}
 }
 
@@ -106,7 +111,7 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		}
 		t.backends[k] = b
 	}
-	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, leftOut: b.leftOut}
 }
 
 // served finds a Service's port and who is behind it. The port is the Service's;
@@ -134,7 +139,7 @@ func (t *translation) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			b.service = t.reach(k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.w.Zone, t.w.Prefer))
+			t.reach(b, k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.w.Zone, t.w.Prefer))
 			return b
 		}
 		other = string(cmp.Or(p.Protocol, corev1.ProtocolTCP))
@@ -160,7 +165,7 @@ func (t *translation) imported(k backendKey) *backend {
 			b.portName = p.Name
 			k.port = p.Port
 			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
-			b.service = t.reach(k, importLabel, p.Name, endpoints.Choice{Zone: t.w.Zone, Prefer: t.w.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
+			t.reach(b, k, importLabel, p.Name, endpoints.Choice{Zone: t.w.Zone, Prefer: t.w.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
 			// Without EndpointSlices it is what discovery knows of the clusters.
 			// An error is of a name that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
@@ -188,22 +193,27 @@ type reachKey struct {
 type reached struct {
 	of      []*discoveryv1.EndpointSlice
 	service *registry.Service
+	leftOut string
 }
 
-// reach returns the service of the table that has a backend's endpoints, the same
+// reach gives b the service of the table that has its endpoints, the same
 // one as last time if nothing has changed of it: that makes the comparison of
 // snapshots short, and memory that it takes.
-func (t *translation) reach(k backendKey, label, port string, c endpoints.Choice) *registry.Service {
+func (t *translation) reach(b *backend, k backendKey, label, port string, c endpoints.Choice) {
 	of := t.slices(k.namespace, label, k.name)
 	key := reachKey{k, label, port, c}
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
 	r := t.memo.reached[key]
 	if r == nil || !sameSlices(r.of, of) {
-		r = &reached{of, serviceOf(k, port, of, c)}
+		r = &reached{of, serviceOf(k, port, of, c), leftOut(of)}
 	}
 	t.memo.reaching[key] = r
-	return r.service
+	if r.leftOut != "" && len(r.service.Endpoints) == 0 {
+		b.fail(gwv1.RouteReasonBackendNotFound, "no endpoint of %s can be used: %s", k, r.leftOut)
+		return
+	}
+	b.service, b.leftOut = r.service, r.leftOut
 }
 
 // sameSlices compares what has no order and nothing twice.
@@ -224,8 +234,17 @@ func (m *memo) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
+	m.before.good, m.before.served = m.good, m.served
 	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
 	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
+}
+
+// undo is for a translation whose world turns out not to be believed: what it has no
+// use for may be there.
+func (m *memo) undo() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.good, m.served = m.before.good, m.before.served
 }
 
 // serviceOf makes the service of the table out of EndpointSlices: those of their
@@ -272,7 +291,7 @@ func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c end
 	return s
 }
 
-// endpointsOf are those of a slice that can be dialed.
+// endpointsOf are those of a slice that can be dialed; leftOut tells of the others.
 func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
 	all := make([]endpoints.Endpoint, 0, len(slice.Endpoints))
 	for i := range slice.Endpoints {
@@ -289,6 +308,9 @@ func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend
 	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken, Of: b.of}
 	if !tls || b.service == nil {
 		return plain
+	}
+	if slices.Contains(t.w.PoliciesUnread, b.namespace) {
+		return registry.Backend{Weight: b.weight, Broken: "BackendTLSPolicies of namespace " + b.namespace + " may not be read, and one may ask for TLS"}
 	}
 	p := t.policyFor(b)
 	if p == nil {

@@ -39,11 +39,18 @@
 // # When something is missing
 //
 // A kind that may not be read, or has no CRD, is said once by name and asked for
-// again; the rest is served. An API server that does not answer, restarts, or
-// lists nothing where there was much, empties no table: what was sent stays in
-// force, and the registry is told that it is stale. A Secret that is changed for
-// the worse leaves in force what it had before, until it is gone: that is the one
-// thing that a replica knows and the objects do not say.
+// again. If it is one that a table needs, and has never been read, there is no table: the
+// registry is told why, no status is written, and what somebody has kept of an
+// earlier run stays in force. A missing CRD is nothing to wait for.
+//
+// An API server that does not answer, restarts, or lists nothing of a kind where
+// there was something, empties no table: what was sent stays in force, and the
+// registry is told that it is stale (doubt.go). What was not read can't be what
+// lets somebody in, or has something sent without TLS.
+//
+// A Secret that is changed for the worse leaves in force what it had before, until
+// it is gone, and a Gateway whose class was deleted says so: that it was ours, and
+// what the Secret was, is all that a replica knows and the objects do not say.
 //
 // It does not route HTTP: HTTPRoutes attach and have a status, and the message of
 // it says that requests are refused. It creates no infrastructure but a

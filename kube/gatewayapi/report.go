@@ -13,7 +13,7 @@ import (
 // A Report is what a Controller knows, for people and for JSON.
 type Report struct {
 	Known    bool            `json:"known"`              // the API server has said what there is
-	Lost     *time.Time      `json:"lost,omitempty"`     // since when it does not answer
+	Lost     *time.Time      `json:"lost,omitempty"`     // since when it does not answer, or not so that it can be used
 	Error    string          `json:"error,omitempty"`    // why
 	Gateways []GatewayReport `json:"gateways"`           // that are ours, by namespace and name
 	Routes   int             `json:"routes"`             // that are of one of them
@@ -66,7 +66,11 @@ func (c *Controller) Report() Report {
 		out = report(l.world, l.result)
 		out.Known = true
 	}
-	if l := c.lost.Load(); l != nil {
+	l := c.lost.Load()
+	if l == nil {
+		l = c.stuck.Load()
+	}
+	if l != nil {
 		out.Lost, out.Error = &l.since, l.err.Error()
 	}
 	return out

@@ -213,6 +213,12 @@ type memo struct {
 	// class which is gone does not say it.
 	served, serving map[types.UID]bool
 
+	// What good and served were before the last translation.
+	before struct {
+		good   map[types.UID]*registry.KeyPair
+		served map[types.UID]bool
+	}
+
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
 

@@ -28,6 +28,10 @@ type World struct {
 	Grants       []*gwv1.ReferenceGrant
 	Policies     []*gwv1.BackendTLSPolicy
 
+	// PoliciesUnread are the namespaces whose BackendTLSPolicies may not be read.
+	// What leads there might have to speak TLS, and so is refused.
+	PoliciesUnread []string
+
 	Objects Objects // what those refer to
 
 	// Plane has the listeners that are open, with a nil error, or could not be

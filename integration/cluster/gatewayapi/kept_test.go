@@ -190,4 +190,51 @@ kubernetes:
 	b.Apply(t, route("new", "c.end.example.com", "found"))
 	b.waitAnswer(address, "c.end.example.com", "found none hello")
 	waitFound()
+
+	// A role that was made anew with less is nothing to be believed either.
+	roles := b.Client.RbacV1().ClusterRoles()
+	role, err := roles.Get(t.Context(), "culvert", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	less := role.DeepCopy()
+	for i := range less.Rules {
+		less.Rules[i].Resources = without(without(less.Rules[i].Resources, "gateways"), "backendtlspolicies")
+	}
+	if _, err := roles.Update(t.Context(), less, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.culvert.Kill()
+	run("less")
+	const denied = "may not list gateways.gateway.networking.k8s.io: "
+	b.waitReadyz(http.StatusServiceUnavailable, denied)
+	b.culvert.Kill()
+	run("state")
+	b.waitReadyz(http.StatusOK, denied)
+	if got, err := ask(address, "a.pass.example.com"); err != nil || got != "secure a.pass.example.com hello" {
+		t.Errorf("without rights: got %q, %v", got, err)
+	}
+	b.waitParent("tlsroutes", "pass", "Accepted", "True/Accepted")
+	if data, err := os.ReadFile(filepath.Join(dir, "state.gateway-api")); err != nil || !strings.Contains(string(data), `"a.pass.example.com"`) {
+		t.Errorf("what was kept is gone: %d bytes, %v", len(data), err)
+	}
+	if role, err = roles.Get(t.Context(), "culvert", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range role.Rules {
+		if len(role.Rules[i].APIGroups) == 1 && role.Rules[i].APIGroups[0] == "gateway.networking.k8s.io" && role.Rules[i].Verbs[len(role.Rules[i].Verbs)-1] == "watch" {
+			role.Rules[i].Resources = append(role.Rules[i].Resources, "gateways", "backendtlspolicies")
+		}
+	}
+	if _, err := roles.Update(t.Context(), role, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.Wait(t, 90*time.Second, func(context.Context) error {
+		got, err := ask(address, "b.end.example.com")
+		if err == nil && got != "plain none hello" {
+			err = fmt.Errorf("got %q", got)
+		}
+		return err
+	})
+	b.waitReadyz(http.StatusOK, "")
 }
