@@ -90,27 +90,17 @@ func serviceOf(s *corev1.Service) *service {
 		}
 		out.ports = append(out.ports, port)
 	}
-	out.addresses = addresses(s.Spec.ClusterIPs)
+	out.addresses = endpoints.Addrs(s.Spec.ClusterIPs)
 	if len(s.Spec.ClusterIPs) == 0 {
-		out.addresses = addresses([]string{s.Spec.ClusterIP})
+		out.addresses = endpoints.Addrs([]string{s.Spec.ClusterIP})
 	}
-	out.outer = addresses(s.Spec.ExternalIPs)
+	out.outer = endpoints.Addrs(s.Spec.ExternalIPs)
 	for _, in := range s.Status.LoadBalancer.Ingress {
 		switch {
 		case in.IP != "":
 			out.ingress = append(out.ingress, in.IP)
 		case in.Hostname != "":
 			out.ingress = append(out.ingress, in.Hostname)
-		}
-	}
-	return out
-}
-
-// addresses parses those that are addresses.
-func addresses(list []string) (out []netip.Addr) {
-	for _, s := range list {
-		if a, err := netip.ParseAddr(s); err == nil {
-			out = append(out, a.Unmap())
 		}
 	}
 	return out
@@ -171,23 +161,8 @@ type node struct {
 }
 
 func nodeOf(n *corev1.Node) *node {
-	out := &node{name: n.Name}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			out.ready = c.Status == corev1.ConditionTrue
-		}
-	}
-	if _, no := n.Labels[corev1.LabelNodeExcludeBalancers]; no {
-		out.ready = false
-	}
-	for _, a := range n.Status.Addresses {
-		switch a.Type {
-		case corev1.NodeExternalIP:
-			out.outer = append(out.outer, addresses([]string{a.Address})...)
-		case corev1.NodeInternalIP:
-			out.own = append(out.own, addresses([]string{a.Address})...)
-		}
-	}
+	has := endpoints.NodeOf(n)
+	out := &node{name: n.Name, ready: has.Ready, outer: has.Outer, own: has.Own}
 	ranges := n.Spec.PodCIDRs
 	if len(ranges) == 0 {
 		ranges = []string{n.Spec.PodCIDR}

@@ -122,7 +122,7 @@ func (t *translation) gatewayProgrammed(g *gateway) metav1.Condition {
 	}
 	switch {
 	case open > 0:
-		return is(kind, true, string(gwv1.GatewayReasonProgrammed), "in force")
+		return is(kind, true, string(gwv1.GatewayReasonProgrammed), "in force"+t.nodeRemark(g))
 	case pending > 0:
 		return is(kind, false, string(gwv1.GatewayReasonPending), "listeners are being opened")
 	}

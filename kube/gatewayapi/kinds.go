@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -115,6 +116,25 @@ func (c clients) kinds() []kind {
 			resource: schema.GroupResource{Group: mcsv1.GroupName, Resource: "serviceimports"}, object: &mcsv1.ServiceImport{}, refers: true, optional: true,
 			in: from(func(ns string) lists[*mcsv1.ServiceImportList] { return c.mcs.MulticlusterV1beta1().ServiceImports(ns) }, nil),
 		},
+	}
+}
+
+// slimFor is slim, but that the EndpointSlices of one Service keep the names of nodes:
+// that Service is before us, and may be at those nodes alone.
+func slimFor(s types.NamespacedName) cache.TransformFunc {
+	return func(o any) (any, error) {
+		slice, ok := o.(*discoveryv1.EndpointSlice)
+		if !ok || s.Name == "" || slice.Namespace != s.Namespace || slice.Labels[serviceLabel] != s.Name {
+			return slim(o)
+		}
+		before := slice.Endpoints
+		if _, err := slim(o); err != nil {
+			return nil, err
+		}
+		for i := range before {
+			slice.Endpoints[i].NodeName = before[i].NodeName
+		}
+		return o, nil
 	}
 }
 

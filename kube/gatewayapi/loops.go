@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"culvert.dev/kube/endpoints"
 	"culvert.dev/registry"
 )
 
@@ -58,10 +59,16 @@ func (t *translation) findOwn() {
 			for _, a := range g.bound {
 				t.own.add(a.Bind, p)
 			}
-			for _, a := range slices.Concat(g.published, g.Status.Addresses) {
-				if addr, err := netip.ParseAddr(a.Value); err == nil {
-					t.own.add(addr, p)
+			// What a Service has is at its ports, and those are not ours.
+			if t.w.PublicService.Name == "" {
+				for _, a := range slices.Concat(g.published, g.Status.Addresses) {
+					if addr, err := netip.ParseAddr(a.Value); err == nil {
+						t.own.add(addr, p)
+					}
 				}
+			}
+			for _, a := range t.w.PublicAddresses {
+				t.own.add(a, p)
 			}
 		}
 	}
@@ -71,7 +78,7 @@ func (t *translation) findOwn() {
 	}
 	for _, slice := range t.slices(n.Namespace, serviceLabel, n.Name) {
 		for i := range slice.Endpoints {
-			for _, a := range parsed(slice.Endpoints[i].Addresses) {
+			for _, a := range endpoints.Addrs(slice.Endpoints[i].Addresses) {
 				for p := range listening {
 					t.own.add(a, p)
 				}
@@ -82,25 +89,23 @@ func (t *translation) findOwn() {
 	if s == nil {
 		return
 	}
-	front := slices.Concat(parsed(s.Spec.ClusterIPs), parsed(s.Spec.ExternalIPs))
+	front := slices.Concat(endpoints.Addrs(s.Spec.ClusterIPs), endpoints.Addrs(s.Spec.ExternalIPs))
 	for _, in := range s.Status.LoadBalancer.Ingress {
-		front = append(front, parsed([]string{in.IP})...)
+		front = append(front, endpoints.Addrs([]string{in.IP})...)
+	}
+	var at []netip.Addr
+	if s.Spec.Type == corev1.ServiceTypeNodePort {
+		at, _ = t.atNodes(s)
 	}
 	for _, port := range s.Spec.Ports {
+		udp := port.Protocol == corev1.ProtocolUDP
 		for _, a := range front {
-			t.own.add(a, place{port.Protocol == corev1.ProtocolUDP, port.Port})
+			t.own.add(a, place{udp, port.Port})
+		}
+		for _, a := range at {
+			t.own.add(a, place{udp, port.NodePort})
 		}
 	}
-}
-
-// parsed are those of list that are addresses.
-func parsed(list []string) (out []netip.Addr) {
-	for _, s := range list {
-		if a, err := netip.ParseAddr(s); err == nil {
-			out = append(out, a)
-		}
-	}
-	return out
 }
 
 // isOwn reports whether an endpoint is this gateway, or a replica of it.

@@ -80,6 +80,8 @@ type translation struct {
 	all      []*policy
 	backends map[backendKey]*backend
 	own      own // where we are
+
+	nodePorts map[place]int32 // of a NodePort's listeners; nil if none is before us
 }
 
 // The next ones look for objects, and remember that.

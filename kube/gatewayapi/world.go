@@ -55,6 +55,8 @@ type Objects interface {
 	Import(namespace, name string) *mcsv1.ServiceImport
 	// Slices are those whose label, one of the next two, is name.
 	Slices(namespace, label, name string) []*discoveryv1.EndpointSlice
+	// Nodes are all of the cluster, the caller's own slice; false means that it is not known yet which.
+	Nodes() ([]*corev1.Node, bool)
 }
 
 // Labels of EndpointSlices that name what they are of.
@@ -74,7 +76,7 @@ type Settings struct {
 	// those of PublicService.
 	Addresses       []Address
 	PublicAddresses []netip.Addr
-	PublicService   types.NamespacedName // its LoadBalancer's addresses, or else its cluster IPs
+	PublicService   types.NamespacedName // its LoadBalancer's addresses and external IPs, or else those of nodes, or its cluster IPs
 
 	// Zone is the one that this process is in: backends' endpoints that hints name for
 	// it come first, as kube/endpoints says; "" ignores hints. Prefer is one of that
