@@ -205,6 +205,8 @@ endpoints: [{addresses: [10.99.0.1]}]
 	runRows(t, []row{
 		{"by its slices", docs, nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)=far.a.svc.clusterset.local"},
 		{"by the table's service", docs[:strings.LastIndex(docs, "---")], nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far()=far.a.svc.clusterset.local"},
+		{"at our address, by a port that is not ours", docs, pool("10.99.0.1"), "TCPRoute a/r edge ResolvedRefs=True/ResolvedRefs"},
+		{"it leads back by our port", strings.Replace(docs, "{name: p, port: 8080, protocol: TCP}", "{name: p, port: 9000, protocol: TCP}", 1), pool("10.99.0.1"), "TCPRoute a/r edge ResolvedRefs=False/Loop"},
 		{"another port", strings.Replace(docs, "name: far, port: 80", "name: far, port: 81", 1), nil, "TCPRoute a/r edge ResolvedRefs=False/BackendNotFound"},
 		{"its only port", strings.Replace(docs, "name: far, port: 80", "name: far", 1), nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)=far.a.svc.clusterset.local"},
 		{"no such", strings.Replace(docs, "name: far, port: 80", "name: near, port: 80", 1), nil, "TCPRoute a/r edge ResolvedRefs=False/BackendNotFound"},
