@@ -96,8 +96,8 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 	if !isImport && (k.group != "" || k.kind != "Service") {
 		return fail(gwv1.RouteReasonInvalidKind, "backend of kind %q, group %q: culvert knows Services and ServiceImports", k.kind, k.group)
 	}
-	if !t.granted(referrer{gwv1.GroupName, r.kind, r.GetNamespace()}, k.group, k.kind, k.namespace, k.name) {
-		return fail(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %q lets a %s of %q refer to %s %q", k.namespace, r.kind, r.GetNamespace(), k.kind, k.name)
+	if from := (referrer{gwv1.GroupName, r.kind, r.GetNamespace()}); !t.granted(from, k.group, k.kind, k.namespace, k.name) {
+		return fail(gwv1.RouteReasonRefNotPermitted, "%s", t.ungranted(from, k.kind, k.namespace, k.name))
 	}
 	b := t.backends[k]
 	if b == nil {
@@ -120,7 +120,7 @@ func (t *translation) served(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	s := t.service(k.namespace, k.name)
 	if s == nil {
-		b.fail(gwv1.RouteReasonBackendNotFound, "there is no %s", k)
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("services", "Services", k.namespace, k.String()))
 		return b
 	}
 	if key(s) == t.w.PublicService {
@@ -140,6 +140,10 @@ func (t *translation) served(k backendKey) *backend {
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
 			t.reach(b, k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.w.Zone, t.w.Prefer))
+			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
+				b.service = nil
+				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
+			}
 			return b
 		}
 		other = string(cmp.Or(p.Protocol, corev1.ProtocolTCP))
@@ -157,7 +161,7 @@ func (t *translation) imported(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	i := t.serviceImport(k.namespace, k.name)
 	if i == nil {
-		b.fail(gwv1.RouteReasonBackendNotFound, "there is no %s", k)
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("serviceimports", "ServiceImports", k.namespace, k.String()))
 		return b
 	}
 	for _, p := range i.Spec.Ports {

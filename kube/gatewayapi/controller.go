@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,7 +59,7 @@ type Controller struct {
 
 // New makes a Controller. It asks nothing of the API server yet.
 func New(cfg Config) (*Controller, error) {
-	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse(nil)}
+	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse()}
 	if cfg.REST == nil {
 		return nil, errors.New("gatewayapi: no API server")
 	}
@@ -112,7 +113,10 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	if r.store, err = newStore(c.clients, c.cfg.Settings, log, r.dirty); err != nil {
 		return fmt.Errorf("gatewayapi: %w", err)
 	}
-	r.writer = newWriter(c.clients, r.store, c.cfg.Leads, log)
+	r.writer = newWriter(c.clients, r.store, c.cfg, log)
+	r.teller = newTeller(log)
+	r.alarm = time.NewTimer(0)
+	defer func() { r.alarm.Stop() }()
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -131,10 +135,12 @@ type run struct {
 	log     *slog.Logger
 	store   *store
 	writer  *writer
+	teller  *teller
 	updates chan<- registry.Update
 	changed chan struct{} // has one if anything has changed
 
-	version string // of the CRDs
+	version string      // of the CRDs
+	alarm   *time.Timer // when the time alone is a change
 
 	mu   sync.Mutex         // guards the rest
 	last *registry.Snapshot // that was sent
@@ -223,7 +229,7 @@ func (r *run) rebuild(ctx context.Context) error {
 	}
 	r.store.looking.Store(true)
 	w := r.store.world()
-	w.Settings, w.Bundle, w.memo = r.cfg.Settings, r.version, r.memo
+	w.Settings, w.Bundle, w.memo, w.Now = r.cfg.Settings, r.version, r.memo, time.Now()
 	if r.cfg.Plane != nil {
 		if w.Plane = maps.Clone(r.cfg.Plane.ListenerErrors()); w.Plane == nil {
 			w.Plane = map[string]error{}
@@ -238,12 +244,18 @@ func (r *run) rebuild(ctx context.Context) error {
 	r.tellOfClasses(res)
 	r.store.uses.Store(&res.Uses)
 	r.store.looking.Store(false)
-	r.current.Store(&translated{w, res})
+	contested := r.writer.fights.refusals(cmp.Or(w.Controller, DefaultController))
+	r.current.Store(&translated{w, res, contested})
 
 	if err := r.publish(ctx, &res.Snapshot); err != nil {
 		return err
 	}
+	r.alarm.Stop()
+	if !res.Until.IsZero() {
+		r.alarm = time.AfterFunc(time.Until(res.Until), r.dirty)
+	}
 	r.writer.want(res, w)
+	r.teller.tell(append(refusals(res), contested...), time.Now())
 	return nil
 }
 

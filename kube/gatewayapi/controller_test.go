@@ -169,7 +169,7 @@ func TestControllerSaysWhatIsForbidden(t *testing.T) {
 		for _, want := range []string{
 			"may not list httproutes.gateway.networking.k8s.io",
 			"may not update tlsroutes/status.gateway.networking.k8s.io",
-			"may not update serviceaccounts",
+			"may not get serviceaccounts",
 			"can't list serviceimports.multicluster.x-k8s.io",
 		} {
 			if n := strings.Count(b.log.String(), want); n != 1 {
@@ -238,7 +238,7 @@ func TestControllerWaitsForSockets(t *testing.T) {
 func TestControllerSaysThatItIsStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, edge(passthrough))
-		b.c.pulse = client.NewPulse(nil)
+		b.c.pulse = client.NewPulse()
 		defer b.start()()
 		calm()
 		before := b.last()

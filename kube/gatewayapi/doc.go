@@ -32,9 +32,15 @@
 // # Several of us
 //
 // Every replica serves; the one that leads writes. Two that lead at once, or
-// another controller of the same class, do no harm: what is written depends on
-// the objects alone, conditions and entries of others are kept, nothing is
-// written over what is of a newer generation, and conflicts are read again.
+// another controller of the same class with the same settings, do no harm: what is
+// written depends on the objects alone, conditions and entries of others are kept,
+// nothing is written over what is of a newer generation, and conflicts are read
+// again. One with other settings is told of, and not fought (contests.go).
+//
+// # What is refused
+//
+// Each refusal is a condition, a line of every replica's log (refusals.go), an entry
+// of the Report, and, by the one that writes, an Event.
 //
 // # When something is missing
 //

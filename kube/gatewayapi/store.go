@@ -334,6 +334,7 @@ func (s *store) world() *World {
 		Grants:       all[*gwv1.ReferenceGrant](s, "referencegrants"),
 		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
 		Objects:      s,
+		Unread:       s.unread,
 
 		PoliciesUnread: s.kinds["backendtlspolicies"].unread(),
 	}

@@ -29,6 +29,7 @@ func Translate(w *World) *Result {
 			Gateways:     map[types.NamespacedName]gwv1.GatewayStatus{},
 			ListenerSets: map[types.NamespacedName]gwv1.ListenerSetStatus{},
 			Routes:       make(map[RouteKey]RouteStatus, len(w.TLSRoutes)+len(w.TCPRoutes)+len(w.UDPRoutes)+len(w.HTTPRoutes)),
+			Notes:        map[RouteKey][]note{},
 			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
 			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
 			Uses:         make(map[Use]bool, m.uses),
@@ -56,6 +57,7 @@ func Translate(w *World) *Result {
 	t.findOwn()
 	t.attachRoutes()
 	t.emit()
+	t.noteLosses()
 	t.writeStatus()
 	m.forget()
 	m.uses = len(t.res.Uses)

@@ -55,6 +55,8 @@ type Controller struct {
 	members map[string]*member
 	told    map[string]map[Name]bool // what OnExports was told
 	lacking bool                     // a namespace was not there
+
+	refused map[string]string // what has been said of ServiceExports; Run's own
 }
 
 func (c *Controller) init() {
@@ -160,6 +162,8 @@ func (c *Controller) settle() []change {
 	c.mu.Unlock()
 
 	set := Resolve(members, vips, refuses) // calls others, and so holds no lock
+
+	c.sayRefusals(&set)
 
 	c.mu.Lock()
 	var tell []string
