@@ -94,6 +94,8 @@ func TestRightsAreTheLeast(t *testing.T) {
 		{"DNS without discovery", "culvert-dns", []string{"dns.enabled=true", "discovery.enabled=false", "gatewayAPI.enabled=true"}, nil},
 		{"Gateway API", "culvert", []string{"gatewayAPI.enabled=true", "discovery.enabled=false"},
 			[][]string{services, reads("/namespaces"), events, lease, gatewayAPI, class}},
+		{"Gateway API at ports of nodes", "culvert", []string{"gatewayAPI.enabled=true", "discovery.enabled=false", "gateway.service.type=NodePort"},
+			[][]string{services, cluster, events, lease, gatewayAPI, class}},
 		{"Gateway API leaves DNS alone", "culvert-dns", []string{"gatewayAPI.enabled=true", "dns.enabled=true"}, [][]string{services, cluster}},
 		{"multi-cluster", "culvert", []string{"multiCluster.enabled=true"}, [][]string{services, cluster, events, lease, exports}},
 		{"multi-cluster of DNS", "culvert-dns", []string{"multiCluster.enabled=true", "dns.enabled=true"}, [][]string{services, cluster, reads(mcs+"serviceexports", mcs+"serviceimports")}},

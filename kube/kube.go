@@ -183,12 +183,19 @@ func (k *Kube) source(name string) *discovery.Source {
 // serve adds the source of listeners.
 func (k *Kube) serve(api *GatewayAPI) error {
 	k.plane = &plane{}
+	settings := gatewayapi.Settings{
+		Controller: api.Controller, Namespaces: k.cfg.Namespaces,
+		Addresses: api.Addresses, PublicAddresses: api.Public, PublicService: types.NamespacedName(api.Service),
+	}
+	if d := k.cfg.Discovery; d != nil { // where we are is said there
+		settings.Zone, settings.Prefer = d.Zone, d.Prefer
+		if d.Prefer == discovery.PreferBoth {
+			settings.Prefer = "" // that is for DNS: a pod has one share of a route's connections
+		}
+	}
 	c, err := gatewayapi.New(gatewayapi.Config{
-		Settings: gatewayapi.Settings{
-			Controller: api.Controller, Namespaces: k.cfg.Namespaces,
-			Addresses: api.Addresses, PublicAddresses: api.Public, PublicService: types.NamespacedName(api.Service),
-		},
-		REST: k.rest, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
+		Settings: settings,
+		REST:     k.rest, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
 	})
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"culvert.dev/kube/endpoints"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -38,7 +39,7 @@ func (v *view) endpoints(s *service, of []*slice) []registry.Endpoint {
 	for addr, t := range targets {
 		ep := registry.Endpoint{Addr: addr, Network: v.network, Cluster: v.cluster}
 		if s.headless {
-			ep.Name = t.host
+			ep.Name = t.Host
 		}
 		if slices.Equal(t.ports, ports) || len(ports) == 0 {
 			out = append(out, ep)
@@ -78,94 +79,43 @@ func (sl *slice) target(name string, port uint16) (uint16, bool) {
 
 // choose adds those endpoints that are to be used for the i-th of n ports.
 func (v *view) choose(s *service, of []*slice, targets map[netip.Addr]*target, i, n int, at func(*slice) (uint16, bool)) {
-	best, hinted, here := notReady, true, false
+	parts := make([]endpoints.Part, 0, len(of))
 	for _, sl := range of {
-		if _, ok := at(sl); !ok {
-			continue
-		}
-		for j := range sl.endpoints {
-			e := &sl.endpoints[j]
-			best = max(best, e.state)
-			if e.state == ready {
-				hinted = hinted && len(e.zones) > 0
-				here = here || slices.Contains(e.zones, v.zone)
-			}
+		if port, ok := at(sl); ok {
+			parts = append(parts, endpoints.Part{Endpoints: sl.endpoints, Port: port})
 		}
 	}
-	if best == notReady {
-		return
-	}
-	// A headless service's endpoints are all meant, each by its name.
-	near := best == ready && v.zone != "" && hinted && here && !s.headless
-	for _, sl := range of {
-		port, ok := at(sl)
-		if !ok {
-			continue
+	v.choice(s).Choose(parts, func(e *endpoint, port uint16) {
+		t := targets[e.Addr]
+		if t == nil {
+			t = &target{endpoint: e, ports: make([]uint16, n)}
+			targets[e.Addr] = t
 		}
-		for j := range sl.endpoints {
-			e := &sl.endpoints[j]
-			if e.state != best || near && !slices.Contains(e.zones, v.zone) {
-				continue
-			}
-			t := targets[e.addr]
-			if t == nil {
-				t = &target{endpoint: e, ports: make([]uint16, n)}
-				targets[e.addr] = t
-			}
-			// One that moves from slice to slice is in both for a moment, and
-			// the order of slices must not matter.
-			if before := t.ports[i]; before == 0 || port != 0 && port < before {
-				t.ports[i] = port
-			}
-			if e.before(t.endpoint) {
-				t.endpoint = e
-			}
+		// One that moves from slice to slice is in both for a moment, and
+		// the order of slices must not matter.
+		if before := t.ports[i]; before == 0 || port != 0 && port < before {
+			t.ports[i] = port
 		}
-	}
+		if e.Before(t.endpoint) {
+			t.endpoint = e
+		}
+	})
 }
 
-// before is an order of what two slices say of one address.
-func (e *endpoint) before(o *endpoint) bool {
-	if (e.host == "") != (o.host == "") {
-		return e.host != ""
-	}
-	return cmp.Or(cmp.Compare(e.host, o.host), cmp.Compare(e.pod, o.pod)) < 0
+// choice is what decides between a service's endpoints.
+func (v *view) choice(s *service) endpoints.Choice {
+	return endpoints.Choice{Zone: v.zone, Prefer: v.prefer, V6: s.v6, Headless: s.headless}
 }
 
 // oneOfEachPod leaves a pod the address of the family that is preferred.
 func (v *view) oneOfEachPod(s *service, targets map[netip.Addr]*target) {
-	v6 := s.v6
-	switch v.prefer {
-	case PreferBoth:
-		return
-	case PreferIPv4:
-		v6 = false
-	case PreferIPv6:
-		v6 = true
-	}
-	families := [2]bool{}
-	for addr := range targets {
-		families[b2i(addr.Is6())] = true
-	}
-	if !families[0] || !families[1] {
-		return
-	}
-	has := map[uint64]bool{} // pods with an address of the family
-	for addr, t := range targets {
-		if addr.Is6() == v6 && t.pod != 0 {
-			has[t.pod] = true
+	for _, addr := range v.choice(s).Doubles(func(yield func(netip.Addr, uint64) bool) {
+		for addr, t := range targets {
+			if !yield(addr, t.Pod) {
+				return
+			}
 		}
+	}) {
+		delete(targets, addr)
 	}
-	for addr, t := range targets {
-		if addr.Is6() != v6 && has[t.pod] {
-			delete(targets, addr)
-		}
-	}
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"culvert.dev/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	corev1 "k8s.io/api/core/v1"
@@ -177,8 +178,8 @@ func (v *view) networkOf(entrances []*service, at map[key][]*slice, nodes map[st
 		if s.local {
 			for _, sl := range at[s.key] {
 				for i := range sl.endpoints {
-					if ep := &sl.endpoints[i]; ep.state == ready {
-						on[ep.node] = true
+					if ep := &sl.endpoints[i]; ep.State == endpoints.Ready {
+						on[ep.Node] = true
 					}
 				}
 			}

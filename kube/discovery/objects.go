@@ -1,13 +1,11 @@
 package discovery
 
 import (
-	"hash/fnv"
 	"net/netip"
 	"strings"
 	"time"
-	"unique"
 
-	"culvert.dev/tunnel"
+	"culvert.dev/kube/endpoints"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -86,17 +84,17 @@ func serviceOf(s *corev1.Service) *service {
 		if protocol == "" {
 			protocol = corev1.ProtocolTCP
 		}
-		port := servicePort{name: shared(p.Name), protocol: protocol, port: uint16(p.Port)}
+		port := servicePort{name: endpoints.Shared(p.Name), protocol: protocol, port: uint16(p.Port)}
 		if p.NodePort > 0 && p.NodePort <= 65535 {
 			port.node = uint16(p.NodePort)
 		}
 		out.ports = append(out.ports, port)
 	}
-	out.addresses = addresses(s.Spec.ClusterIPs)
+	out.addresses = endpoints.Addrs(s.Spec.ClusterIPs)
 	if len(s.Spec.ClusterIPs) == 0 {
-		out.addresses = addresses([]string{s.Spec.ClusterIP})
+		out.addresses = endpoints.Addrs([]string{s.Spec.ClusterIP})
 	}
-	out.outer = addresses(s.Spec.ExternalIPs)
+	out.outer = endpoints.Addrs(s.Spec.ExternalIPs)
 	for _, in := range s.Status.LoadBalancer.Ingress {
 		switch {
 		case in.IP != "":
@@ -106,24 +104,6 @@ func serviceOf(s *corev1.Service) *service {
 		}
 	}
 	return out
-}
-
-// addresses parses those that are addresses.
-func addresses(list []string) (out []netip.Addr) {
-	for _, s := range list {
-		if a, err := netip.ParseAddr(s); err == nil {
-			out = append(out, a.Unmap())
-		}
-	}
-	return out
-}
-
-// shared returns s, in the one copy that there is of it.
-func shared(s string) string {
-	if s == "" {
-		return ""
-	}
-	return unique.Make(s).Value()
 }
 
 // A slice is what is used of an EndpointSlice.
@@ -139,23 +119,7 @@ type slicePort struct {
 	port uint16 // 0 means as the service's
 }
 
-type endpoint struct {
-	addr  netip.Addr
-	pod   uint64   // a hash of who it is; 0 where that is not said
-	host  string   // its hostname
-	node  string   // that it is on
-	zones []string // hints
-	state state
-}
-
-// A state is what may be done with an endpoint.
-type state uint8
-
-const (
-	notReady state = iota
-	draining       // terminating, but it still serves
-	ready
-)
+type endpoint = endpoints.Endpoint
 
 // sliceOf returns what is used of an EndpointSlice, nil if it is not of a
 // service or has no addresses.
@@ -169,7 +133,7 @@ func sliceOf(s *discoveryv1.EndpointSlice) *slice {
 		p := &s.Ports[i]
 		port := slicePort{tcp: p.Protocol == nil || *p.Protocol == "" || *p.Protocol == corev1.ProtocolTCP}
 		if p.Name != nil {
-			port.name = shared(*p.Name)
+			port.name = endpoints.Shared(*p.Name)
 		}
 		if p.Port != nil {
 			if *p.Port < 1 || *p.Port > 65535 {
@@ -181,78 +145,11 @@ func sliceOf(s *discoveryv1.EndpointSlice) *slice {
 	}
 	out.endpoints = make([]endpoint, 0, len(s.Endpoints))
 	for i := range s.Endpoints {
-		if e, ok := endpointOf(&s.Endpoints[i]); ok {
+		if e, ok := endpoints.Of(&s.Endpoints[i]); ok {
 			out.endpoints = append(out.endpoints, e)
 		}
 	}
 	return out
-}
-
-func endpointOf(e *discoveryv1.Endpoint) (out endpoint, ok bool) {
-	if len(e.Addresses) == 0 {
-		return out, false
-	}
-	// The others of the list are the same by definition: "fungible".
-	a, err := netip.ParseAddr(e.Addresses[0])
-	if err != nil {
-		return out, false
-	}
-	out.addr = a.Unmap()
-	if _, never := tunnel.Forbidden(out.addr); never {
-		return out, false // the API server refuses them, too; an address in the table would be dialed
-	}
-	out.state = stateOf(e.Conditions)
-	if e.Hostname != nil && isLabel(*e.Hostname) {
-		out.host = strings.ToLower(*e.Hostname)
-	}
-	if e.NodeName != nil {
-		out.node = shared(*e.NodeName)
-	}
-	if e.Hints != nil {
-		for _, z := range e.Hints.ForZones {
-			out.zones = append(out.zones, shared(z.Name))
-		}
-	}
-	if t := e.TargetRef; t != nil {
-		h := fnv.New64a()
-		if t.UID != "" {
-			h.Write([]byte(t.UID))
-		} else {
-			h.Write([]byte(t.Kind + "/" + t.Namespace + "/" + t.Name))
-		}
-		out.pod = h.Sum64()
-	}
-	return out, true
-}
-
-func stateOf(c discoveryv1.EndpointConditions) state {
-	isReady := c.Ready == nil || *c.Ready
-	serving := isReady
-	if c.Serving != nil {
-		serving = *c.Serving
-	}
-	switch {
-	case isReady:
-		return ready
-	case serving && c.Terminating != nil && *c.Terminating:
-		return draining
-	}
-	return notReady
-}
-
-// isLabel reports whether s is one label of a name as Kubernetes has them.
-func isLabel(s string) bool {
-	if s == "" || len(s) > tunnel.MaxLabelLen || s[0] == '-' || s[len(s)-1] == '-' {
-		return false
-	}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-':
-		default:
-			return false
-		}
-	}
-	return true
 }
 
 // A node is what is used of a Node.
@@ -264,23 +161,8 @@ type node struct {
 }
 
 func nodeOf(n *corev1.Node) *node {
-	out := &node{name: n.Name}
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			out.ready = c.Status == corev1.ConditionTrue
-		}
-	}
-	if _, no := n.Labels[corev1.LabelNodeExcludeBalancers]; no {
-		out.ready = false
-	}
-	for _, a := range n.Status.Addresses {
-		switch a.Type {
-		case corev1.NodeExternalIP:
-			out.outer = append(out.outer, addresses([]string{a.Address})...)
-		case corev1.NodeInternalIP:
-			out.own = append(out.own, addresses([]string{a.Address})...)
-		}
-	}
+	has := endpoints.NodeOf(n)
+	out := &node{name: n.Name, ready: has.Ready, outer: has.Outer, own: has.Own}
 	ranges := n.Spec.PodCIDRs
 	if len(ranges) == 0 {
 		ranges = []string{n.Spec.PodCIDR}

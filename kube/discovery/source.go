@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,9 +27,9 @@ const DefaultGatewayNamespace = "culvert-system"
 
 // Which address of a pod with two of them is its endpoint.
 const (
-	PreferIPv4 = "ipv4"
-	PreferIPv6 = "ipv6"
-	PreferBoth = "both" // two endpoints, so that DNS has A and AAAA
+	PreferIPv4 = endpoints.PreferIPv4
+	PreferIPv6 = endpoints.PreferIPv6
+	PreferBoth = endpoints.PreferBoth // two endpoints, so that DNS has A and AAAA
 )
 
 // A Source is one cluster as a registry.Source, by the name "cluster/CLUSTER".
@@ -114,7 +115,7 @@ func (s *Source) check() error {
 	if s.Client == nil {
 		return errors.New("discovery: no client")
 	}
-	if _, err := tunnel.ParseName("a." + s.Cluster + ".x"); err != nil || !isLabel(s.Cluster) {
+	if _, err := tunnel.ParseName("a." + s.Cluster + ".x"); err != nil || !endpoints.IsLabel(s.Cluster) {
 		return fmt.Errorf("discovery: cluster %q is not one label of a DNS name", s.Cluster)
 	}
 	switch s.Prefer {

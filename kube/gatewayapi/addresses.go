@@ -9,14 +9,20 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/kube/endpoints"
 )
 
 // assignAddresses says at which addresses each Gateway listens, and then which
 // of several Gateways at one address has which port.
 func (t *translation) assignAddresses() {
 	if t.wild() {
+		public, known := t.public()
 		for _, g := range t.order {
-			t.everywhere(g)
+			if !known {
+				public = g.Status.Addresses // until more is
+			}
+			t.everywhere(g, clipAddresses(public))
 		}
 	} else {
 		t.assignEach()
@@ -30,9 +36,8 @@ func (t *translation) wild() bool {
 	return len(t.w.Addresses) == 0 || slices.ContainsFunc(t.w.Addresses, func(a Address) bool { return a.Bind.IsUnspecified() })
 }
 
-// everywhere has g listen at all addresses.
-func (t *translation) everywhere(g *gateway) {
-	public := t.public()
+// everywhere has g listen at all addresses, of which clients know public.
+func (t *translation) everywhere(g *gateway, public []gwv1.GatewayStatusAddress) {
 	g.bound = []Address{{}}
 	if len(g.Spec.Addresses) == 0 || !slices.ContainsFunc(g.Spec.Addresses, func(a gwv1.GatewaySpecAddress) bool { return a.Value != "" }) {
 		g.published = public
@@ -58,9 +63,9 @@ func (t *translation) everywhere(g *gateway) {
 	}
 }
 
-// public are the addresses that clients know of a process that listens everywhere.
-func (t *translation) public() []gwv1.GatewayStatusAddress {
-	var as []gwv1.GatewayStatusAddress
+// public are the addresses that clients know of a process that listens everywhere. It
+// is false as long as they can't be told.
+func (t *translation) public() (as []gwv1.GatewayStatusAddress, known bool) {
 	for _, a := range t.w.Addresses {
 		if a.Public.IsValid() {
 			as = append(as, ipAddress(a.Public))
@@ -71,11 +76,11 @@ func (t *translation) public() []gwv1.GatewayStatusAddress {
 	}
 	n := t.w.PublicService
 	if n.Name == "" {
-		return as
+		return as, true
 	}
 	s := t.service(n.Namespace, n.Name)
 	if s == nil {
-		return as
+		return as, true
 	}
 	before := len(as)
 	for _, in := range s.Status.LoadBalancer.Ingress {
@@ -86,15 +91,29 @@ func (t *translation) public() []gwv1.GatewayStatusAddress {
 			as = append(as, gwv1.GatewayStatusAddress{Type: &typ, Value: in.Hostname})
 		}
 	}
-	if len(as) > before || s.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		return as
+	for _, ip := range endpoints.Addrs(s.Spec.ExternalIPs) {
+		as = append(as, ipAddress(ip))
 	}
-	for _, ip := range s.Spec.ClusterIPs {
-		if ip, err := netip.ParseAddr(ip); err == nil {
+	if len(as) > before || s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		return as, true
+	}
+	if s.Spec.Type == corev1.ServiceTypeNodePort {
+		at, known := t.atNodes(s)
+		if !known {
+			return as, false
+		}
+		for _, ip := range at {
 			as = append(as, ipAddress(ip))
 		}
+		if len(at) > 0 {
+			t.findNodePorts(s)
+			return as, true
+		}
 	}
-	return as
+	for _, ip := range endpoints.Addrs(s.Spec.ClusterIPs) {
+		as = append(as, ipAddress(ip))
+	}
+	return as, true
 }
 
 func ipAddress(a netip.Addr) gwv1.GatewayStatusAddress {
@@ -211,10 +230,6 @@ func clash(a, b *gateway) bool {
 // whose listener is in force by its status, or else the oldest. The others hear
 // that the port is taken, and nothing changes for who had it.
 func (t *translation) claimPorts() {
-	type spot struct {
-		netip.Addr
-		place
-	}
 	claims := map[spot]*gateway{}
 	for _, incumbents := range []bool{true, false} {
 		for _, g := range t.order {

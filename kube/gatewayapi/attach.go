@@ -125,8 +125,9 @@ func (t *translation) parent(r *route, ref gwv1.ParentReference) (*gateway, []*l
 }
 
 // others says which entries of a route's status that have our name are not ours
-// to remove: those of a Gateway that exists but is of a class that another
-// instance serves, or that lies where we do not look.
+// to remove: those of a Gateway, or a ListenerSet of one, that exists but is of a
+// class that another instance serves, or that lies where we do not look. Where the
+// class is another controller's, nobody of our name has a say any more.
 func (t *translation) others(r *route) func(gwv1.ParentReference) bool {
 	home := r.GetNamespace()
 	return func(ref gwv1.ParentReference) bool {
@@ -134,7 +135,11 @@ func (t *translation) others(r *route) func(gwv1.ParentReference) bool {
 		if len(t.w.Namespaces) != 0 && !slices.Contains(t.w.Namespaces, name.Namespace) {
 			return true
 		}
-		return deref(ref.Kind, "Gateway") == "Gateway" && t.foreign[name] && slices.ContainsFunc(r.parents, func(p gwv1.ParentReference) bool { return sameParent(p, ref, home) })
+		at := t.foreign
+		if deref(ref.Kind, "Gateway") == "ListenerSet" {
+			at = t.unheld
+		}
+		return at[name] && slices.ContainsFunc(r.parents, func(p gwv1.ParentReference) bool { return sameParent(p, ref, home) })
 	}
 }
 

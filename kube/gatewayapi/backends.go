@@ -3,15 +3,18 @@ package gatewayapi
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"culvert.dev/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -37,7 +40,8 @@ type backend struct {
 	portName string
 	service  *registry.Service // nil if broken
 	of       tunnel.Name       // see registry.Backend
-	reason   string            // of ResolvedRefs, if broken
+	reason   string            // of ResolvedRefs; "" if nothing is wrong
+	why      string            // the same at length
 	broken   string            // why it can't be reached at all
 	leftOut  string            // what of it is not used, and why
 
@@ -61,7 +65,7 @@ func (t *translation) resolveBackends(r *route) {
 		r.backends = append(r.backends, b)
 		if b.reason != "" {
 			reason = cmp.Or(reason, b.reason)
-			wrong = append(wrong, b.broken)
+			wrong = append(wrong, b.why)
 		} else if b.leftOut != "" {
 			warn = append(warn, b.leftOut)
 		}
@@ -84,7 +88,9 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		k.protocol = corev1.ProtocolUDP
 	}
 	fail := func(reason gwv1.RouteConditionReason, format string, args ...any) *backend {
-		return &backend{backendKey: k, reason: string(reason), broken: fmt.Sprintf(format, args...)}
+		b := &backend{backendKey: k}
+		b.fail(reason, format, args...)
+		return b
 	}
 	isImport := k.group == mcsv1.GroupName && k.kind == serviceImportKind
 	if !isImport && (k.group != "" || k.kind != "Service") {
@@ -100,9 +106,12 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		} else {
 			b = t.served(k)
 		}
+		if b.service != nil {
+			t.breakLoops(b)
+		}
 		t.backends[k] = b
 	}
-	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, broken: b.broken, leftOut: b.leftOut}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, leftOut: b.leftOut}
 }
 
 // served finds a Service's port and who is behind it. The port is the Service's;
@@ -112,6 +121,10 @@ func (t *translation) served(k backendKey) *backend {
 	s := t.service(k.namespace, k.name)
 	if s == nil {
 		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("services", "Services", k.namespace, k.String()))
+		return b
+	}
+	if key(s) == t.w.PublicService {
+		b.fail(routeReasonLoop, "%s leads back to this gateway: it is the Service before it", k.targetKey)
 		return b
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
@@ -126,7 +139,7 @@ func (t *translation) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			t.reach(b, k, serviceLabel, p.Name)
+			t.reach(b, k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.w.Zone, t.w.Prefer))
 			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
 				b.service = nil
 				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
@@ -155,7 +168,8 @@ func (t *translation) imported(k backendKey) *backend {
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol && (p.Port == k.port || k.port == 0 && len(i.Spec.Ports) == 1) {
 			b.portName = p.Name
 			k.port = p.Port
-			t.reach(b, k, importLabel, p.Name)
+			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
+			t.reach(b, k, importLabel, p.Name, endpoints.Choice{Zone: t.w.Zone, Prefer: t.w.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
 			// Without EndpointSlices it is what discovery knows of the clusters.
 			// An error is of a name that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
@@ -167,13 +181,15 @@ func (t *translation) imported(k backendKey) *backend {
 }
 
 func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...any) {
-	b.reason, b.broken = string(reason), fmt.Sprintf(format, args...)
+	b.reason, b.why = string(reason), fmt.Sprintf(format, args...)
+	b.broken = b.why
 }
 
 // A reachKey is a backend with what finds its endpoints.
 type reachKey struct {
 	backendKey
 	label, port string
+	choice      endpoints.Choice
 }
 
 // A reached is the service that was made of EndpointSlices. It is good as long as
@@ -187,14 +203,14 @@ type reached struct {
 // reach gives b the service of the table that has its endpoints, the same
 // one as last time if nothing has changed of it: that makes the comparison of
 // snapshots short, and memory that it takes.
-func (t *translation) reach(b *backend, k backendKey, label, port string) {
+func (t *translation) reach(b *backend, k backendKey, label, port string, c endpoints.Choice) {
 	of := t.slices(k.namespace, label, k.name)
-	key := reachKey{k, label, port}
+	key := reachKey{k, label, port, c}
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
 	r := t.memo.reached[key]
 	if r == nil || !sameSlices(r.of, of) {
-		r = &reached{of, serviceOf(k, port, of), leftOut(of)}
+		r = &reached{of, serviceOf(k, port, of, c), leftOut(of)}
 	}
 	t.memo.reaching[key] = r
 	if r.leftOut != "" && len(r.service.Endpoints) == 0 {
@@ -222,56 +238,72 @@ func (m *memo) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
+	m.before.good, m.before.served = m.good, m.served
+	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
+	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
 }
 
-// serviceOf makes the service of the table out of EndpointSlices: who is ready, or
-// if nobody is, who still serves while it ends.
-func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice) *registry.Service {
+// undo is for a translation whose world turns out not to be believed: what it has no
+// use for may be there.
+func (m *memo) undo() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.good, m.served = m.before.good, m.before.served
+}
+
+// serviceOf makes the service of the table out of EndpointSlices: those of their
+// endpoints that are to be used for a port.
+func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c endpoints.Choice) *registry.Service {
 	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
 	if k.port > 0 && k.port <= 65535 {
 		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
 	}
-	var ready, ending []registry.Endpoint
+	var parts []endpoints.Part
 	for _, slice := range of {
+		var all []endpoints.Endpoint
 		for _, p := range slice.Ports {
 			if deref(p.Name, "") != port || deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || deref(p.Port, 0) < 1 || deref(p.Port, 0) > 65535 {
 				continue
 			}
-			for i := range slice.Endpoints {
-				e := &slice.Endpoints[i]
-				to, ok := endpoint(slice.AddressType, e, uint16(*p.Port))
-				switch c := e.Conditions; {
-				case !ok:
-				case deref(c.Ready, true):
-					ready = append(ready, to)
-				case deref(c.Serving, false) && deref(c.Terminating, false):
-					ending = append(ending, to)
-				}
+			if all == nil {
+				all = endpointsOf(slice)
 			}
+			parts = append(parts, endpoints.Part{Endpoints: all, Port: uint16(*p.Port)})
 		}
 	}
-	if s.Endpoints = ready; len(ready) == 0 {
-		s.Endpoints = ending
+	pods := map[netip.Addr]uint64{}
+	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) {
+		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port})
+		if pod := pods[e.Addr]; pod == 0 || e.Pod != 0 && e.Pod < pod {
+			pods[e.Addr] = e.Pod // of two slices that differ the same, in any order
+		}
+	})
+	if doubles := c.Doubles(maps.All(pods)); doubles != nil {
+		for _, addr := range doubles {
+			delete(pods, addr)
+		}
+		s.Endpoints = slices.DeleteFunc(s.Endpoints, func(e registry.Endpoint) bool {
+			_, stays := pods[e.Addr]
+			return !stays
+		})
 	}
 	// Slices come in any order, and one endpoint may be in two while it moves.
 	slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int {
-		return cmp.Or(a.Addr.Compare(b.Addr), strings.Compare(a.Host, b.Host), int(a.Port)-int(b.Port))
+		return cmp.Or(a.Addr.Compare(b.Addr), int(a.Port)-int(b.Port))
 	})
 	s.Endpoints = slices.Compact(s.Endpoints)
 	return s
 }
 
-// endpoint takes the first address of an endpoint: several of them are the same
-// pod. It is false for those that leftOut tells of.
-func endpoint(typ discoveryv1.AddressType, e *discoveryv1.Endpoint, port uint16) (registry.Endpoint, bool) {
-	if len(e.Addresses) == 0 || typ == discoveryv1.AddressTypeFQDN {
-		return registry.Endpoint{}, false
+// endpointsOf are those of a slice that can be dialed; leftOut tells of the others.
+func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
+	all := make([]endpoints.Endpoint, 0, len(slice.Endpoints))
+	for i := range slice.Endpoints {
+		if e, ok := endpoints.Of(&slice.Endpoints[i]); ok {
+			all = append(all, e)
+		}
 	}
-	a, err := netip.ParseAddr(e.Addresses[0])
-	if _, never := tunnel.Forbidden(a); err != nil || never {
-		return registry.Endpoint{}, false
-	}
-	return registry.Endpoint{Addr: a.Unmap(), Port: port}, true
+	return all
 }
 
 // forRule is a backend as a rule has it; tls says that it is to be reached as
@@ -295,7 +327,7 @@ func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend
 	switch {
 	case p.tls == nil:
 		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + p.why()
-	case g.clientErr != nil:
+	case g.clientErr != nil && g.client == nil:
 		secured.Broken = g.clientErr.Message
 	default:
 		s := *b.service

@@ -121,6 +121,14 @@ func TestEndpoints(t *testing.T) {
 		{"a named port", svc("{ports: [{name: a, port: 81}, {name: b, port: 80}]}") + slice("1", "IPv4", "{name: a, port: 1}, {name: b, port: 2}", "{addresses: [10.0.0.1]}"), nil, to("10.0.0.1:2")},
 		{"a port with two numbers", svc("{ports: [{name: b, port: 80, targetPort: x}]}") + slice("1", "IPv4", "{name: b, port: 1}", "{addresses: [10.0.0.1]}") + slice("2", "IPv4", "{name: b, port: 2}", "{addresses: [10.0.0.2]}"), nil, to("10.0.0.1:1,10.0.0.2:2")},
 		{"IPv6 beside IPv4", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1]}") + slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1']}"), nil, to("10.0.0.1:1,[2001:db8::1]:1")},
+		{"both families of a pod are one", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], targetRef: {uid: p}}, {addresses: [10.0.0.2], targetRef: {kind: Pod, name: q}}") +
+			slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1'], targetRef: {uid: p}}, {addresses: ['2001:db8::2'], targetRef: {kind: Pod, name: q}}, {addresses: ['2001:db8::3'], targetRef: {uid: r}}"), nil, to("10.0.0.1:1,10.0.0.2:1,[2001:db8::3]:1")},
+		{"the Service's first family", svc("{ipFamilies: [IPv6, IPv4], ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], targetRef: {uid: p}}") + slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1'], targetRef: {uid: p}}"), nil, to("[2001:db8::1]:1")},
+		{"the family that is preferred", svc("{ipFamilies: [IPv6, IPv4], ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], targetRef: {uid: p}}") + slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1'], targetRef: {uid: p}}"), func(w *World) { w.Prefer = "ipv4" }, to("10.0.0.1:1")},
+		{"hints", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}, {name: east}]}}"), func(w *World) { w.Zone = "west" }, to("10.0.0.2:1")},
+		{"hints for nobody here", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}"), func(w *World) { w.Zone = "west" }, to("10.0.0.1:1")},
+		{"hints of some", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1]}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}]}}"), func(w *World) { w.Zone = "west" }, to("10.0.0.1:1,10.0.0.2:1")},
+		{"hints and no zone", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}]}}"), nil, to("10.0.0.1:1,10.0.0.2:1")},
 		{"headless", svc("{clusterIP: None, ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 80}", "{addresses: [10.0.0.1], hostname: s-0}"), nil, to("10.0.0.1:80")},
 		{"loopback beside others", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [127.0.0.1]}, {addresses: [10.0.0.1]}"), nil, to("10.0.0.1:1") + "\nTCPRoute a/r edge ResolvedRefs=True/ResolvedRefs"},
 		{"loopback alone", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [127.0.0.1]}"), nil, never},
@@ -197,6 +205,8 @@ endpoints: [{addresses: [10.99.0.1]}]
 	runRows(t, []row{
 		{"by its slices", docs, nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)=far.a.svc.clusterset.local"},
 		{"by the table's service", docs[:strings.LastIndex(docs, "---")], nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far()=far.a.svc.clusterset.local"},
+		{"at our address, by a port that is not ours", docs, pool("10.99.0.1"), "TCPRoute a/r edge ResolvedRefs=True/ResolvedRefs"},
+		{"it leads back by our port", strings.Replace(docs, "{name: p, port: 8080, protocol: TCP}", "{name: p, port: 9000, protocol: TCP}", 1), pool("10.99.0.1"), "TCPRoute a/r edge ResolvedRefs=False/Loop"},
 		{"another port", strings.Replace(docs, "name: far, port: 80", "name: far, port: 81", 1), nil, "TCPRoute a/r edge ResolvedRefs=False/BackendNotFound"},
 		{"its only port", strings.Replace(docs, "name: far, port: 80", "name: far", 1), nil, "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/far(10.99.0.1:8080)=far.a.svc.clusterset.local"},
 		{"no such", strings.Replace(docs, "name: far, port: 80", "name: near, port: 80", 1), nil, "TCPRoute a/r edge ResolvedRefs=False/BackendNotFound"},

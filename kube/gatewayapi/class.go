@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -39,25 +40,83 @@ func supported() []gwv1.SupportedFeature {
 	return fs
 }
 
-// readClasses finds the classes that are ours.
+// A class is one that Gateways may name.
+type class struct {
+	ours   bool
+	served bool   // by us: another instance may have classes of our controller's name, too
+	wrong  string // why it is not accepted; "" if it is
+}
+
+// readClasses finds the classes that there are, and those that are ours.
 func (t *translation) readClasses() {
 	for _, c := range t.w.Classes {
+		cl := &class{ours: c.Spec.ControllerName == t.controller}
+		t.classes[c.Name] = cl
 		if c.Spec.ControllerName != t.controller || t.w.Class != "" && c.Name != t.w.Class {
 			continue
 		}
 		accepted := is(string(gwv1.GatewayClassConditionStatusAccepted), true, string(gwv1.GatewayClassReasonAccepted), "served by "+string(t.controller))
 		if p := c.Spec.ParametersRef; p != nil {
-			accepted = is(accepted.Type, false, string(gwv1.GatewayClassReasonInvalidParameters),
-				"parametersRef to "+string(p.Kind)+" "+p.Name+": culvert takes no parameters here")
-		} else {
-			t.classes[c.Name] = true
+			cl.wrong = "parametersRef to " + string(p.Kind) + " " + p.Name + ": culvert takes no parameters here"
+			accepted = is(accepted.Type, false, string(gwv1.GatewayClassReasonInvalidParameters), cl.wrong+"; Gateways that were accepted before are served as they were")
 		}
+		cl.served = true
 		conds := []metav1.Condition{accepted}
 		if t.w.Bundle != "" {
 			conds = append(conds, t.version())
 		}
 		t.res.Classes[c.Name] = ClassStatus{Conditions: observe(c.Generation, conds), Features: supported()}
 	}
+}
+
+// judgeClass says what a Gateway's class makes of it. A class is a template: one that
+// goes wrong has no hold over the Gateways that were made of it before. Without any
+// nothing is served, and who has served so far says so: nobody else can know whose
+// the Gateway was. It is nil for a Gateway that is not ours.
+func (t *translation) judgeClass(o *gwv1.Gateway) *gateway {
+	const accepted = string(gwv1.GatewayConditionAccepted)
+	name := string(o.Spec.GatewayClassName)
+	c := t.classes[name]
+	switch {
+	case c == nil && t.memo.served[o.UID]:
+		t.res.Classless[name] = "there is no GatewayClass " + name + " any more: its Gateways are not served"
+		t.memo.serving[o.UID] = true
+		return &gateway{Gateway: o, refused: is(accepted, false, string(gwv1.GatewayReasonInvalid), fmt.Sprintf("there is no GatewayClass %q", name))}
+	case c == nil || !c.served:
+		return nil
+	case c.wrong == "":
+	case slices.ContainsFunc(o.Status.Conditions, func(s metav1.Condition) bool { return s.Type == accepted && s.Status == metav1.ConditionTrue }):
+		t.res.Classless[name] = "GatewayClass " + name + " is not accepted: " + c.wrong + "; its Gateways that were are served as before, and no others"
+		t.memo.serving[o.UID] = true
+		return &gateway{Gateway: o, remark: fmt.Sprintf("; GatewayClass %q is not accepted any more, and has no hold over this", name)}
+	default:
+		return &gateway{Gateway: o, refused: is(accepted, false, string(gwv1.GatewayReasonInvalidParameters), fmt.Sprintf("GatewayClass %q is not accepted: %s", name, c.wrong))}
+	}
+	t.memo.serving[o.UID] = true
+	return &gateway{Gateway: o}
+}
+
+// mayBeAnothers reports whether another instance, with our controller's name, may
+// serve a Gateway that we don't.
+func (t *translation) mayBeAnothers(o *gwv1.Gateway) bool {
+	c := t.classes[string(o.Spec.GatewayClassName)]
+	return c != nil && c.ours || c == nil && t.w.Class != ""
+}
+
+// tellOfClasses says once for each class what has become of its Gateways.
+func (r *run) tellOfClasses(res *Result) {
+	for name, text := range res.Classless {
+		if r.classless.New(name, text) {
+			r.log.Warn("kubernetes: " + text)
+		}
+	}
+	for name := range r.classes {
+		if _, still := res.Classless[name]; !still {
+			r.classless.New(name, "")
+			r.log.Info("kubernetes: GatewayClass " + name + " is in order again, or nobody names it")
+		}
+	}
+	r.classes = res.Classless
 }
 
 // version compares the CRDs with those that this was built for: only of the same

@@ -145,6 +145,9 @@ type run struct {
 	mu   sync.Mutex         // guards the rest
 	last *registry.Snapshot // that was sent
 	why  error              // it is not as things are, as was sent; nil if it is
+
+	classless client.Once       // of what was said of classes
+	classes   map[string]string // of which something is wrong
 }
 
 func (r *run) dirty() {
@@ -235,8 +238,10 @@ func (r *run) rebuild(ctx context.Context) error {
 	res := Translate(w)
 	if err := r.store.emptied(ctx); err != nil {
 		r.store.looking.Store(false)
+		r.memo.undo()
 		return r.stale(ctx, err)
 	}
+	r.tellOfClasses(res)
 	r.store.uses.Store(&res.Uses)
 	r.store.looking.Store(false)
 	contested := r.writer.fights.refusals(cmp.Or(w.Controller, DefaultController))

@@ -54,6 +54,10 @@
 // registry is told that it is stale (doubt.go). What was not read can't be what
 // lets somebody in, or has something sent without TLS.
 //
+// A Secret that is changed for the worse leaves in force what it had before, until
+// it is gone, and a Gateway whose class was deleted says so: that it was ours, and
+// what the Secret was, is all that a replica knows and the objects do not say.
+//
 // It does not route HTTP: HTTPRoutes attach and have a status, and the message of
 // it says that requests are refused. It creates no infrastructure but a
 // ServiceAccount for each Gateway, which carries the labels of

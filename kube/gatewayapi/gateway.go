@@ -18,10 +18,11 @@ type gateway struct {
 	held []*listenerSet // that may not
 
 	refused  metav1.Condition // why it is not accepted by itself; zero if it is
+	remark   string           // on that it is accepted
 	insecure bool             // its frontend validation lets anybody in
 
 	client    *registry.KeyPair // to show to backends
-	clientErr *metav1.Condition // why there is none though one is asked for
+	clientErr *metav1.Condition // why there is none though one is asked for, or only the one of before
 
 	bound     []Address                   // its addresses, as sockets have them
 	published []gwv1.GatewayStatusAddress // and as clients do
@@ -32,16 +33,18 @@ type gateway struct {
 // readGateways finds the Gateways that are ours, with their listeners.
 func (t *translation) readGateways() {
 	for _, o := range sorted(t.w.Gateways) {
-		if !t.classes[string(o.Spec.GatewayClassName)] {
-			t.foreign[key(o)] = true
+		g := t.judgeClass(o)
+		if g == nil {
+			t.foreign[key(o)] = t.mayBeAnothers(o)
 			continue
 		}
-		g := &gateway{Gateway: o}
 		for i := range o.Spec.Listeners {
 			l := o.Spec.Listeners[i]
 			g.own = append(g.own, t.newListener(g, nil, l))
 		}
-		g.refused = t.refuseGateway(g)
+		if g.refused.Type == "" {
+			g.refused = t.refuseGateway(g)
+		}
 		t.gateways[key(o)] = g
 		t.order = append(t.order, g)
 	}
@@ -86,11 +89,11 @@ func (g *gateway) accepted() metav1.Condition {
 	}
 	switch {
 	case len(bad) == 0:
-		return is(kind, true, string(gwv1.GatewayReasonAccepted), "all listeners are accepted")
+		return is(kind, true, string(gwv1.GatewayReasonAccepted), "all listeners are accepted"+g.remark)
 	case len(bad) == len(g.own):
 		return is(kind, false, string(gwv1.GatewayReasonListenersNotValid), "no listener is accepted: "+strings.Join(bad, ", "))
 	}
-	return is(kind, true, string(gwv1.GatewayReasonListenersNotValid), "these listeners are not accepted, the others are: "+strings.Join(bad, ", "))
+	return is(kind, true, string(gwv1.GatewayReasonListenersNotValid), "these listeners are not accepted, the others are: "+strings.Join(bad, ", ")+g.remark)
 }
 
 func (g *gateway) isAccepted() bool { return g.accepted().Status == metav1.ConditionTrue }
@@ -119,7 +122,7 @@ func (t *translation) gatewayProgrammed(g *gateway) metav1.Condition {
 	}
 	switch {
 	case open > 0:
-		return is(kind, true, string(gwv1.GatewayReasonProgrammed), "in force")
+		return is(kind, true, string(gwv1.GatewayReasonProgrammed), "in force"+t.nodeRemark(g))
 	case pending > 0:
 		return is(kind, false, string(gwv1.GatewayReasonPending), "listeners are being opened")
 	}

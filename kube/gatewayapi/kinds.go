@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -18,6 +19,7 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
 	"culvert.dev/kube/client"
+	"culvert.dev/kube/endpoints"
 )
 
 // Clients are of the API groups that are read and written.
@@ -117,6 +119,25 @@ func (c clients) kinds() []kind {
 	}
 }
 
+// slimFor is slim, but that the EndpointSlices of one Service keep the names of nodes:
+// that Service is before us, and may be at those nodes alone.
+func slimFor(s types.NamespacedName) cache.TransformFunc {
+	return func(o any) (any, error) {
+		slice, ok := o.(*discoveryv1.EndpointSlice)
+		if !ok || s.Name == "" || slice.Namespace != s.Namespace || slice.Labels[serviceLabel] != s.Name {
+			return slim(o)
+		}
+		before := slice.Endpoints
+		if _, err := slim(o); err != nil {
+			return nil, err
+		}
+		for i := range before {
+			slice.Endpoints[i].NodeName = before[i].NodeName
+		}
+		return o, nil
+	}
+}
+
 // slim drops what is never looked at, and is most of some objects.
 func slim(o any) (any, error) {
 	m, err := meta.Accessor(o)
@@ -141,8 +162,8 @@ func slim(o any) (any, error) {
 	return o, nil
 }
 
-// slimSlice leaves an endpoint its addresses and whether it serves: the rest is
-// nine tenths, and there may be a hundred thousand of them.
+// slimSlice leaves an endpoint its addresses, whether it serves, whose it is and for
+// whom: the rest is most of it, and there may be a hundred thousand of them.
 func slimSlice(s *discoveryv1.EndpointSlice) {
 	s.Annotations, s.OwnerReferences, s.GenerateName = nil, nil, ""
 	labels := make(map[string]string, 1)
@@ -154,11 +175,27 @@ func slimSlice(s *discoveryv1.EndpointSlice) {
 	s.Labels = labels
 	all := s.Endpoints
 	s.Endpoints = make([]discoveryv1.Endpoint, len(all)) // what was decoded has room for more
+	pods := make([]corev1.ObjectReference, len(all))
 	for i := range all {
 		c := &all[i].Conditions
 		s.Endpoints[i] = discoveryv1.Endpoint{Addresses: all[i].Addresses, Conditions: discoveryv1.EndpointConditions{
 			Ready: sharedBool(c.Ready), Serving: sharedBool(c.Serving), Terminating: sharedBool(c.Terminating),
 		}}
+		switch pod := all[i].TargetRef; {
+		case pod == nil:
+		case pod.UID != "":
+			pods[i].UID = pod.UID
+			s.Endpoints[i].TargetRef = &pods[i]
+		default:
+			s.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name}
+		}
+		if h := all[i].Hints; h != nil {
+			zones := make([]discoveryv1.ForZone, len(h.ForZones))
+			for j, z := range h.ForZones {
+				zones[j].Name = endpoints.Shared(z.Name)
+			}
+			s.Endpoints[i].Hints = &discoveryv1.EndpointHints{ForZones: zones}
+		}
 	}
 }
 

@@ -25,8 +25,10 @@ func (t *translation) readListenerSets() {
 		if deref(ref.Group, gwv1.GroupName) != gwv1.GroupName || deref(ref.Kind, "Gateway") != "Gateway" {
 			continue
 		}
-		g := t.gateways[types.NamespacedName{Namespace: string(deref(ref.Namespace, gwv1.Namespace(o.Namespace))), Name: string(ref.Name)}]
+		name := types.NamespacedName{Namespace: string(deref(ref.Namespace, gwv1.Namespace(o.Namespace))), Name: string(ref.Name)}
+		g := t.gateways[name]
 		if g == nil {
+			t.unheld[key(o)] = t.foreign[name]
 			continue
 		}
 		s := &listenerSet{ListenerSet: o, gw: g}

@@ -167,7 +167,7 @@ func (d dice) common() gwv1.CommonRouteSpec {
 }
 
 func (d dice) world(cert, key string) *World {
-	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil}
+	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, nil, false}
 	w := &World{Objects: f, Bundle: pick(d, "", "v1.6.3", "huh")}
 	for _, c := range []gwv1.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "culvert", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: DefaultController}}, {ObjectMeta: metav1.ObjectMeta{Name: "second", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: DefaultController}}, {ObjectMeta: metav1.ObjectMeta{Name: "other", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: "x.example/y"}}} {
 		w.Classes = append(w.Classes, &c)

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/kube/endpoints"
 )
 
 func TestByNameIsTheOrderOfWholeNames(t *testing.T) {
@@ -56,23 +58,27 @@ func TestSlimSliceKeepsEndpoints(t *testing.T) {
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
 		Endpoints: []discoveryv1.Endpoint{
-			{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}, NodeName: &node, TargetRef: &corev1.ObjectReference{Name: "pod"}},
+			{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}, NodeName: &node, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod", UID: "u"}},
 			{Addresses: []string{"10.0.0.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}, Zone: &node},
 			{Addresses: []string{"10.0.0.3"}},
+			{Addresses: []string{"10.0.0.4"}, Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}}}},
+			{Addresses: []string{"fd00::1"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod", UID: "u"}},
+			{Addresses: []string{"fd00::5"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "of"}},
+			{Addresses: []string{"10.0.0.5"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "of"}},
 		},
 	}
 	k := backendKey{targetKey{"", "Service", "a", "web"}, 443, corev1.ProtocolTCP}
 	for range len(full.Endpoints) { // ready ones, then those that end, then none
-		before := serviceOf(k, "tls", []*discoveryv1.EndpointSlice{full})
+		before := serviceOf(k, "tls", []*discoveryv1.EndpointSlice{full}, endpoints.Choice{Zone: "z"})
 		got, err := slim(full.DeepCopy())
 		if err != nil {
 			t.Fatal(err)
 		}
 		slimmed := got.(*discoveryv1.EndpointSlice)
-		if after := serviceOf(k, "tls", []*discoveryv1.EndpointSlice{slimmed}); !reflect.DeepEqual(after, before) {
+		if after := serviceOf(k, "tls", []*discoveryv1.EndpointSlice{slimmed}, endpoints.Choice{Zone: "z"}); !reflect.DeepEqual(after, before) {
 			t.Errorf("got %+v, want %+v", after, before)
 		}
-		if e := slimmed.Endpoints[0]; e.NodeName != nil || e.TargetRef != nil || e.Zone != nil || slimmed.Annotations != nil {
+		if e := slimmed.Endpoints[0]; e.NodeName != nil || e.TargetRef != nil && e.TargetRef.UID != "" && e.TargetRef.Name != "" || e.Zone != nil || slimmed.Annotations != nil {
 			t.Errorf("%+v has more than is used", slimmed)
 		}
 		full.Endpoints = append(full.Endpoints[1:], discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: &no}})

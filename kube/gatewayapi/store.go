@@ -30,6 +30,7 @@ type store struct {
 	looking atomic.Bool // a translation is under way, and may use anything
 	echoes  echoes
 	doubt   doubt
+	nodes   *nodes
 }
 
 // A shelf has the objects of one kind: from one watch, or one for each namespace.
@@ -55,28 +56,23 @@ func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, 
 	s := &store{log: log, kinds: map[string]*shelf{}, dirty: dirty}
 	s.uses.Store(&map[Use]bool{})
 	for _, k := range c.kinds() {
-		sh := &shelf{kind: k}
 		in := cfg.Namespaces
 		if len(in) == 0 || k.cluster {
 			in = []string{metav1.NamespaceAll}
 		}
-		sh.wanted = len(in)
+		wanted := len(in)
 		if ns := cfg.PublicService.Namespace; k.resource.Resource == "services" && ns != "" && in[0] != metav1.NamespaceAll && !slices.Contains(in, ns) {
 			in = append(slices.Clone(in), ns)
 		}
-		for range in {
-			sh.known = append(sh.known, make(chan struct{}))
-			sh.refused = append(sh.refused, 0)
-		}
-		sh.in, sh.once, sh.denied = in, make([]sync.Once, len(in)), make([]atomic.Pointer[string], len(in))
-		sh.found, sh.had = make([]bool, len(in)), make([]bool, len(in))
+		sh := newShelf(k, in)
+		sh.wanted = wanted
 		for i, ns := range in {
 			// The fake clients of tests can't stream lists, and say so to this.
 			list := k.in(ns)
 			sh.lists = append(sh.lists, list)
 			lw := cache.ToListWatcherWithWatchListSemantics(whenBack(c.pulse, list), c.core)
 			inf := cache.NewSharedIndexInformerWithOptions(lw, k.object, cache.SharedIndexInformerOptions{Indexers: k.indexers, ObjectDescription: k.resource.String()})
-			if err := inf.SetTransform(slim); err != nil {
+			if err := inf.SetTransform(slimFor(cfg.PublicService)); err != nil {
 				return nil, err
 			}
 			err := inf.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
@@ -95,7 +91,22 @@ func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, 
 		s.kinds[k.resource.Resource] = sh
 		s.order = append(s.order, sh)
 	}
-	return s, nil
+	var err error
+	s.nodes, err = newNodes(c, s)
+	return s, err
+}
+
+// newShelf makes one with a place for each of the namespaces in.
+func newShelf(k kind, in []string) *shelf {
+	sh := &shelf{
+		kind: k, in: in, wanted: len(in),
+		known: make([]chan struct{}, len(in)), once: make([]sync.Once, len(in)), refused: make([]int, len(in)),
+		denied: make([]atomic.Pointer[string], len(in)), found: make([]bool, len(in)), had: make([]bool, len(in)),
+	}
+	for i := range in {
+		sh.known[i] = make(chan struct{})
+	}
+	return sh
 }
 
 // believed is how many times something must be forbidden for it to be so.
@@ -160,6 +171,7 @@ func (s *store) run(ctx context.Context) {
 			})
 		}
 	}
+	wg.Go(func() { s.nodes.run(ctx, s.dirty) })
 	wg.Wait()
 }
 

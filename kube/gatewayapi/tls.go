@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/registry"
@@ -74,7 +75,8 @@ func (t *translation) resolveCertificates(l *listener) {
 			l.refs = is(kind, false, string(gwv1.ListenerReasonRefNotPermitted), err.Error())
 		case err != nil && l.refs.Reason != string(gwv1.ListenerReasonRefNotPermitted):
 			l.refs = is(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), err.Error())
-		case err == nil:
+		}
+		if pair != nil {
 			l.ends.Certificates = append(l.ends.Certificates, *pair)
 		}
 	}
@@ -87,7 +89,8 @@ func (t *translation) resolveCertificates(l *listener) {
 }
 
 // keyPair finds the certificate and key of a Secret; denied says that the error
-// is for lack of a grant.
+// is for lack of a grant. A pair with an error is the one that the Secret had
+// before: it stays in force, and the error is to be told.
 func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pair *registry.KeyPair, denied bool, err error) {
 	if group, kind := deref(ref.Group, ""), deref(ref.Kind, "Secret"); group != "" || kind != "Secret" {
 		return nil, false, fmt.Errorf("certificate of kind %q, group %q: culvert knows Secrets", kind, group)
@@ -102,9 +105,12 @@ func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pa
 	}
 	pair, err = t.memo.pair(s)
 	if err != nil {
-		return nil, false, fmt.Errorf("Secret %s/%s: %w", namespace, ref.Name, err)
+		err = fmt.Errorf("Secret %s/%s: %w", namespace, ref.Name, err)
+		if pair != nil {
+			err = fmt.Errorf("%w; what it had before stays in force", err)
+		}
 	}
-	return pair, false, nil
+	return pair, false, err
 }
 
 // resolveClient finds what a Gateway shows to backends that it speaks TLS to.
@@ -113,8 +119,7 @@ func (t *translation) resolveClient(g *gateway) {
 		return
 	}
 	pair, denied, err := t.keyPair(referrer{gwv1.GroupName, "Gateway", g.Namespace}, *g.Spec.TLS.Backend.ClientCertificateRef)
-	if err == nil {
-		g.client = pair
+	if g.client = pair; err == nil {
 		return
 	}
 	reason := gwv1.GatewayReasonInvalidClientCertificateRef
@@ -189,11 +194,27 @@ func (t *translation) bundle(from referrer, group, kind, namespace, name string)
 
 // A memo keeps what was made of Secrets and ConfigMaps, which takes a
 // thousand times longer to make than to find, and of EndpointSlices, of which one
-// of ten thousand changes at a time. It changes nothing of what follows.
+// of ten thousand changes at a time. It changes nothing of what follows, but for
+// good, what a Secret that has been spoiled was before, and served.
 type memo struct {
 	mu    sync.Mutex // guards the maps
 	pairs map[*corev1.Secret]memoPair
 	cas   map[*corev1.ConfigMap]memoCA
+
+	// The last good pairs of Secrets, of the last translation and of this one. That
+	// of one which a translation did not use, because it is gone, or because nobody
+	// may refer to it, is none any more.
+	good, using map[types.UID]*registry.KeyPair
+
+	// The Gateways that were ours, in the last translation and in this one: that of a
+	// class which is gone does not say it.
+	served, serving map[types.UID]bool
+
+	// What good and served were before the last translation.
+	before struct {
+		good   map[types.UID]*registry.KeyPair
+		served map[types.UID]bool
+	}
 
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
@@ -214,9 +235,14 @@ type memoCA struct {
 }
 
 func newMemo() *memo {
-	return &memo{pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{}, reaching: map[reachKey]*reached{}}
+	return &memo{
+		pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{},
+		using: map[types.UID]*registry.KeyPair{}, serving: map[types.UID]bool{}, reaching: map[reachKey]*reached{},
+	}
 }
 
+// pair returns a Secret's pair. With an error it is the last good one that the
+// same object had while it was in use, or nil.
 func (m *memo) pair(s *corev1.Secret) (*registry.KeyPair, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -228,8 +254,18 @@ func (m *memo) pair(s *corev1.Secret) (*registry.KeyPair, error) {
 		got.pair, got.err = parsePair(s)
 		m.pairs[s] = got
 	}
-	return got.pair, got.err
+	good := got.pair
+	if got.err != nil && !errors.Is(got.err, errEmpty) {
+		good = m.good[s.UID]
+	}
+	if good != nil && s.UID != "" {
+		m.using[s.UID] = good
+	}
+	return good, got.err
 }
+
+// errEmpty is of a Secret out of which the pair was taken: that is no slip.
+var errEmpty = fmt.Errorf("its %s and %s are empty", corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
 
 func (m *memo) roots(c *corev1.ConfigMap) (string, error) {
 	m.mu.Lock()
@@ -250,6 +286,9 @@ func parsePair(s *corev1.Secret) (*registry.KeyPair, error) {
 		return nil, fmt.Errorf("is of type %q, not %q", s.Type, corev1.SecretTypeTLS)
 	}
 	cert, key := s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
+	if len(cert) == 0 && len(key) == 0 {
+		return nil, errEmpty
+	}
 	if _, err := tls.X509KeyPair(cert, key); err != nil {
 		return nil, fmt.Errorf("its %s and %s are no pair: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
 	}

@@ -25,6 +25,7 @@ func Translate(w *World) *Result {
 		w: w,
 		res: &Result{
 			Classes:      map[string]ClassStatus{},
+			Classless:    map[string]string{},
 			Gateways:     map[types.NamespacedName]gwv1.GatewayStatus{},
 			ListenerSets: map[types.NamespacedName]gwv1.ListenerSetStatus{},
 			Routes:       make(map[RouteKey]RouteStatus, len(w.TLSRoutes)+len(w.TCPRoutes)+len(w.UDPRoutes)+len(w.HTTPRoutes)),
@@ -34,9 +35,10 @@ func Translate(w *World) *Result {
 			Uses:         make(map[Use]bool, m.uses),
 		},
 		controller: gwv1.GatewayController(cmp.Or(w.Controller, DefaultController)),
-		classes:    map[string]bool{},
+		classes:    map[string]*class{},
 		gateways:   map[types.NamespacedName]*gateway{},
 		foreign:    map[types.NamespacedName]bool{},
+		unheld:     map[types.NamespacedName]bool{},
 		sets:       map[types.NamespacedName]*listenerSet{},
 		backends:   make(map[backendKey]*backend, len(m.reached)),
 		memo:       m,
@@ -52,6 +54,7 @@ func Translate(w *World) *Result {
 		g.findOverlaps()
 	}
 	t.assignAddresses()
+	t.findOwn()
 	t.attachRoutes()
 	t.emit()
 	t.noteLosses()
@@ -68,15 +71,19 @@ type translation struct {
 	memo       *memo
 	controller gwv1.GatewayController
 
-	classes  map[string]bool                       // that are ours, and accepted
-	gateways map[types.NamespacedName]*gateway     // of those
+	classes  map[string]*class                     // all of them
+	gateways map[types.NamespacedName]*gateway     // that are ours
 	order    []*gateway                            // the same, oldest first
-	foreign  map[types.NamespacedName]bool         // Gateways that are not ours
+	foreign  map[types.NamespacedName]bool         // Gateways that are not, and may be another instance's of our name
+	unheld   map[types.NamespacedName]bool         // ListenerSets of those
 	sets     map[types.NamespacedName]*listenerSet // of our gateways
 	grants   map[string][]*gwv1.ReferenceGrant     // by namespace
 	policies map[targetKey][]targeting             // by what they are for, oldest first
 	all      []*policy
 	backends map[backendKey]*backend
+	own      own // where we are
+
+	nodePorts map[place]int32 // of a NodePort's listeners; nil if none is before us
 }
 
 // The next ones look for objects, and remember that.

@@ -65,6 +65,8 @@ type Objects interface {
 	Import(namespace, name string) *mcsv1.ServiceImport
 	// Slices are those whose label, one of the next two, is name.
 	Slices(namespace, label, name string) []*discoveryv1.EndpointSlice
+	// Nodes are all of the cluster, the caller's own slice; false means that it is not known yet which.
+	Nodes() ([]*corev1.Node, bool)
 }
 
 // Labels of EndpointSlices that name what they are of.
@@ -84,7 +86,12 @@ type Settings struct {
 	// those of PublicService.
 	Addresses       []Address
 	PublicAddresses []netip.Addr
-	PublicService   types.NamespacedName // its LoadBalancer's addresses, or else its cluster IPs
+	PublicService   types.NamespacedName // its LoadBalancer's addresses and external IPs, or else those of nodes, or its cluster IPs
+
+	// Zone is the one that this process is in: backends' endpoints that hints name for
+	// it come first, as kube/endpoints says; "" ignores hints. Prefer is one of that
+	// package's, and "" means each Service's first family: one address of each pod.
+	Zone, Prefer string
 
 	// Namespaces are the only ones that are looked at; empty means all.
 	Namespaces []string
@@ -111,6 +118,10 @@ type Result struct {
 	Notes        map[RouteKey][]note      // of objects of any kind, that no condition is False for: see losses.go, validity.go
 	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
 	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
+
+	// Classless says of GatewayClasses that are gone, or have gone wrong, what has
+	// become of the Gateways that name them.
+	Classless map[string]string
 
 	// Until is when it is to be made again, though nothing has changed but the time;
 	// zero is never.

@@ -99,6 +99,8 @@ type fixture struct {
 	configMaps map[string]*corev1.ConfigMap
 	imports    map[string]*mcsv1.ServiceImport
 	slices     []*discoveryv1.EndpointSlice
+	nodes      []*corev1.Node
+	nodeless   bool // it is not known yet which nodes there are
 }
 
 func (f *fixture) Namespace(n string) *corev1.Namespace     { return f.namespaces[n] }
@@ -106,6 +108,7 @@ func (f *fixture) Service(ns, n string) *corev1.Service     { return f.services[
 func (f *fixture) Secret(ns, n string) *corev1.Secret       { return f.secrets[ns+"/"+n] }
 func (f *fixture) ConfigMap(ns, n string) *corev1.ConfigMap { return f.configMaps[ns+"/"+n] }
 func (f *fixture) Import(ns, n string) *mcsv1.ServiceImport { return f.imports[ns+"/"+n] }
+func (f *fixture) Nodes() ([]*corev1.Node, bool)            { return slices.Clone(f.nodes), !f.nodeless }
 func (f *fixture) Slices(ns, label, n string) (out []*discoveryv1.EndpointSlice) {
 	for _, s := range f.slices {
 		if s.Namespace == ns && s.Labels[label] == n {
@@ -118,7 +121,7 @@ func (f *fixture) Slices(ns, label, n string) (out []*discoveryv1.EndpointSlice)
 // worldOf reads YAML documents. CERT in one stands for a pair of PEM and CA for a CA.
 func worldOf(t testing.TB, docs ...string) *World {
 	t.Helper()
-	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil}
+	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, nil, false}
 	w := &World{Objects: f}
 	cert, private := pair()
 	for n, doc := range strings.Split(strings.Join(docs, "\n---\n"), "\n---\n") {
@@ -162,6 +165,8 @@ func worldOf(t testing.TB, docs ...string) *World {
 			w.Grants = append(w.Grants, with(read, &gwv1.ReferenceGrant{}))
 		case "BackendTLSPolicy":
 			w.Policies = append(w.Policies, with(read, &gwv1.BackendTLSPolicy{}))
+		case "Node":
+			f.nodes = append(f.nodes, with(read, &corev1.Node{}))
 		case "Namespace":
 			o := with(read, &corev1.Namespace{})
 			f.namespaces[o.Name] = o

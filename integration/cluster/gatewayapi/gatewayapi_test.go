@@ -3,6 +3,7 @@ package gatewayapi_test
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -203,12 +204,88 @@ func TestFaults(t *testing.T) {
 			}
 			return nil
 		})
+		// Halves of two pairs are a slip: what was there before goes on.
+		b.secret("edge", pair{issue(t, 78, "*.end.example.com").cert, issue(t, 79, "*.end.example.com").key})
+		b.Wait(t, settled, func(ctx context.Context) error {
+			o, err := b.object(ctx, "gateways", "edge")
+			if err != nil {
+				return err
+			}
+			ls, _, _ := unstructured.NestedSlice(o.Object, "status", "listeners")
+			for _, l := range ls {
+				m := l.(map[string]any)
+				if m["name"] != "end" {
+					continue
+				}
+				refs, programmed := condition(m["conditions"].([]any), "ResolvedRefs", o.GetGeneration()), condition(m["conditions"].([]any), "Programmed", o.GetGeneration())
+				if refs != "False/InvalidCertificateRef" || programmed != "True/Programmed" {
+					return fmt.Errorf("ResolvedRefs is %s and Programmed %s", refs, programmed)
+				}
+				return nil
+			}
+			return errors.New("listener end has no status")
+		})
+		if got, err := ask(address, "r.end.example.com"); err != nil || got != "one none hello" {
+			t.Errorf("after a slip: got %q, %v", got, err)
+		}
 		if err := b.Client.CoreV1().Secrets("default").Delete(t.Context(), "edge", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		b.waitRefused(address, "r.end.example.com")
 		stands(t)
 		b.secret("edge", first)
+		b.waitAnswer(address, "r.end.example.com", "one none hello")
+	})
+	t.Run("a route that leads back", func(t *testing.T) {
+		b := b.of(t)
+		b.Apply(t, fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: back}
+spec: {ports: [{port: 443}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: back-1, labels: {kubernetes.io/service-name: back}}
+addressType: IPv4
+ports: [{port: 443, protocol: TCP}]
+endpoints: [{addresses: ["%s"]}]
+`, strings.TrimSuffix(address, ":443"))+route("back", "back.pass.example.com", "back"))
+		b.waitParent("tlsroutes", "back", "ResolvedRefs", "False/Loop")
+		b.waitRefused(address, "back.pass.example.com")
+		stands(t)
+	})
+	t.Run("a class that is deleted, and made again", func(t *testing.T) {
+		b := b.of(t)
+		programmed := func(want string) {
+			t.Helper()
+			b.Wait(t, settled, func(ctx context.Context) error {
+				o, err := b.object(ctx, "gateways", "edge")
+				if err != nil {
+					return err
+				}
+				cs, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
+				if got := condition(cs, "Programmed", o.GetGeneration()); got != want {
+					return fmt.Errorf("Programmed is %s, want %s", got, want)
+				}
+				return nil
+			})
+		}
+		classes := b.Dynamic.Resource(schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "gatewayclasses"})
+		class, err := classes.Get(t.Context(), "culvert", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := classes.Delete(t.Context(), "culvert", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		programmed("False/Invalid")
+		stands(t)
+		again := &unstructured.Unstructured{Object: map[string]any{"apiVersion": class.GetAPIVersion(), "kind": class.GetKind(), "metadata": map[string]any{"name": "culvert"}, "spec": class.Object["spec"]}}
+		if _, err := classes.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		programmed("True/Programmed")
 		b.waitAnswer(address, "r.end.example.com", "one none hello")
 	})
 	t.Run("a right that is taken away and given back", func(t *testing.T) {

@@ -74,6 +74,12 @@ namespaces of values where there are any, and else in the whole cluster.
 {{- define "culvert.gatewayClusterRules" -}}
 {{- include "culvert.discoveryClusterRules" . }}
 {{- if .Values.gatewayAPI.enabled }}
+{{- if and (not .Values.discovery.enabled) .Values.gateway.service.enabled (eq .Values.gateway.service.type "NodePort") }}
+# Addresses of Gateways at ports of nodes.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+{{- end }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses]
   verbs: [get, list, watch]

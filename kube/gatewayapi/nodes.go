@@ -1,0 +1,210 @@
+package gatewayapi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/kube/endpoints"
+)
+
+// maxAddresses is how many a Gateway's status may have.
+const maxAddresses = 16
+
+// nodes are the cluster's, for a Service of type NodePort before us. They are watched
+// from when they are first asked for: without such a Service nobody needs the right.
+type nodes struct {
+	asked    chan struct{}
+	ask      sync.Once
+	shelf    *shelf
+	informer cache.SharedIndexInformer
+}
+
+func newNodes(c clients, s *store) (*nodes, error) {
+	list := from(func(string) lists[*corev1.NodeList] { return c.core.CoreV1().Nodes() }, nil)("")
+	n := &nodes{asked: make(chan struct{}), shelf: newShelf(kind{resource: schema.GroupResource{Resource: "nodes"}, cluster: true}, []string{""})}
+	n.informer = cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(whenBack(c.pulse, list), c.core), &corev1.Node{}, cache.SharedIndexInformerOptions{ObjectDescription: "nodes"})
+	if err := n.informer.SetTransform(slimNode); err != nil {
+		return nil, err
+	}
+	err := n.informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if !s.failed(n.shelf, 0, "", err) {
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	_, err = n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { s.dirty() },
+		DeleteFunc: func(any) { s.dirty() },
+		UpdateFunc: func(was, is any) {
+			// Nodes write their status all the time.
+			a, b := *was.(*corev1.Node), *is.(*corev1.Node)
+			if a.ResourceVersion = b.ResourceVersion; !equality.Semantic.DeepEqual(&a, &b) {
+				s.dirty()
+			}
+		},
+	})
+	return n, err
+}
+
+// slimNode leaves what endpoints.NodeOf looks at.
+func slimNode(o any) (any, error) {
+	n, ok := o.(*corev1.Node)
+	if !ok {
+		return o, nil
+	}
+	out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
+	if v, no := n.Labels[corev1.LabelNodeExcludeBalancers]; no {
+		out.Labels = map[string]string{corev1.LabelNodeExcludeBalancers: v}
+	}
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	out.Status.Addresses = n.Status.Addresses
+	return out, nil
+}
+
+// run watches once somebody has asked, until ctx is done.
+func (n *nodes) run(ctx context.Context, dirty func()) {
+	select {
+	case <-n.asked:
+	case <-ctx.Done():
+		return
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { n.informer.RunWithContext(ctx) })
+	select {
+	case <-n.informer.HasSyncedChecker().Done():
+		n.shelf.once[0].Do(func() { close(n.shelf.known[0]) })
+		dirty()
+	case <-n.shelf.known[0]: // that there is no right to know
+		dirty()
+	case <-ctx.Done():
+	}
+	wg.Wait()
+}
+
+// Nodes is of Objects.
+func (s *store) Nodes() ([]*corev1.Node, bool) {
+	n := s.nodes
+	n.ask.Do(func() { close(n.asked) })
+	select {
+	case <-n.shelf.known[0]:
+	default:
+		return nil, false
+	}
+	var out []*corev1.Node
+	for _, o := range n.informer.GetStore().List() {
+		out = append(out, o.(*corev1.Node))
+	}
+	return out, true
+}
+
+// atNodes says where a Service of type NodePort is reached: at the nodes that are
+// ready, and, where traffic stays on the node that it came to, have an endpoint. It
+// is false as long as that is not known.
+func (t *translation) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
+	all, known := t.w.Objects.Nodes()
+	if !known {
+		return nil, false
+	}
+	slices.SortFunc(all, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
+	on := map[string]bool{}
+	local := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	if local {
+		for _, slice := range t.slices(s.Namespace, serviceLabel, s.Name) {
+			for i := range slice.Endpoints {
+				if e, ok := endpoints.Of(&slice.Endpoints[i]); ok && e.State == endpoints.Ready {
+					on[e.Node] = true
+				}
+			}
+		}
+	}
+	var out []netip.Addr
+	for _, o := range all {
+		n := endpoints.NodeOf(o)
+		if !n.Ready || local && !on[o.Name] {
+			continue
+		}
+		if len(n.Outer) > 0 {
+			out = append(out, n.Outer...)
+		} else {
+			out = append(out, n.Own...)
+		}
+	}
+	return out, true
+}
+
+// findNodePorts finds at which port of a node each of our listeners is, behind s.
+func (t *translation) findNodePorts(s *corev1.Service) {
+	t.nodePorts = map[place]int32{}
+	for _, p := range s.Spec.Ports {
+		if p.NodePort == 0 {
+			continue
+		}
+		protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP)
+		target := cmp.Or(p.TargetPort.IntVal, p.Port)
+		for _, slice := range t.slices(s.Namespace, serviceLabel, s.Name) {
+			for _, at := range slice.Ports {
+				if deref(at.Name, "") == p.Name && deref(at.Protocol, corev1.ProtocolTCP) == protocol {
+					target = deref(at.Port, target) // what a name of a target stands for
+				}
+			}
+		}
+		t.nodePorts[place{protocol == corev1.ProtocolUDP, target}] = p.NodePort
+	}
+}
+
+// nodeRemark says by which ports of nodes a Gateway is reached, as that is nowhere in
+// the API; "" where there are no others than its own.
+func (t *translation) nodeRemark(g *gateway) string {
+	if t.nodePorts == nil {
+		return ""
+	}
+	var said, missing []string
+	for _, l := range g.all() {
+		if !l.isAccepted() {
+			continue
+		}
+		switch port := t.nodePorts[l.place()]; port {
+		case l.spec.Port:
+		case 0:
+			missing = append(missing, fmt.Sprint(l.spec.Port))
+		default:
+			said = append(said, fmt.Sprintf("%d is %d", l.spec.Port, port))
+		}
+	}
+	text := ""
+	if said = dedupe(said); len(said) > 0 {
+		text = "; of nodes, port " + strings.Join(said, ", ")
+	}
+	if missing = dedupe(missing); len(missing) > 0 {
+		text += "; the Service has none for " + strings.Join(missing, ", ")
+	}
+	return text
+}
+
+func dedupe(list []string) []string {
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// clipAddresses keeps a status within what it may have.
+func clipAddresses(as []gwv1.GatewayStatusAddress) []gwv1.GatewayStatusAddress {
+	return as[:min(len(as), maxAddresses)]
+}
