@@ -42,27 +42,23 @@ func (r *route) String() string {
 func (t *translation) routes() []*route {
 	var rs []*route
 	for _, o := range sorted(t.w.TLSRoutes) {
-		r := &route{Object: o, kind: tlsRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames}
-		for _, rule := range o.Spec.Rules {
-			r.refs = append(r.refs, rule.BackendRefs...)
-		}
-		rs = append(rs, r)
+		rs = append(rs, &route{Object: o, kind: tlsRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames, refs: refsOf(o.Spec.Rules)})
 	}
 	for _, o := range sorted(t.w.TCPRoutes) {
-		r := &route{Object: o, kind: tcpRoute, parents: o.Spec.ParentRefs}
-		for _, rule := range o.Spec.Rules {
-			r.refs = append(r.refs, rule.BackendRefs...)
-		}
-		rs = append(rs, r)
+		rs = append(rs, &route{Object: o, kind: tcpRoute, parents: o.Spec.ParentRefs, refs: refsOf(o.Spec.Rules)})
 	}
 	for _, o := range sorted(t.w.UDPRoutes) {
-		r := &route{Object: o, kind: udpRoute, parents: o.Spec.ParentRefs}
-		for _, rule := range o.Spec.Rules {
-			r.refs = append(r.refs, rule.BackendRefs...)
-		}
-		rs = append(rs, r)
+		rs = append(rs, &route{Object: o, kind: udpRoute, parents: o.Spec.ParentRefs, refs: refsOf(o.Spec.Rules)})
 	}
 	return append(rs, t.httpRoutes()...)
+}
+
+// refsOf are the backends of all rules.
+func refsOf[R gwv1.TLSRouteRule | gwv1.TCPRouteRule | gwv1.UDPRouteRule](rules []R) (refs []gwv1.BackendRef) {
+	for _, r := range rules {
+		refs = append(refs, gwv1.TCPRouteRule(r).BackendRefs...)
+	}
+	return refs
 }
 
 // attachRoutes finds the listeners of every route, and says what became of each

@@ -59,7 +59,7 @@ type Controller struct {
 
 // New makes a Controller. It asks nothing of the API server yet.
 func New(cfg Config) (*Controller, error) {
-	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse(nil)}
+	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse()}
 	if cfg.REST == nil {
 		return nil, errors.New("gatewayapi: no API server")
 	}

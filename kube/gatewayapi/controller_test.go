@@ -238,7 +238,7 @@ func TestControllerWaitsForSockets(t *testing.T) {
 func TestControllerSaysThatItIsStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, edge(passthrough))
-		b.c.pulse = client.NewPulse(nil)
+		b.c.pulse = client.NewPulse()
 		defer b.start()()
 		calm()
 		before := b.last()

@@ -277,7 +277,7 @@ func TestWhatMayNotBeRead(t *testing.T) {
 
 func saysOf(t *testing.T, res *Result, object, reason, want string) {
 	t.Helper()
-	cs := conditionsOf(res, object)
+	cs := allConditions(res, object)
 	if !slices.ContainsFunc(cs, func(c metav1.Condition) bool {
 		return c.Status == metav1.ConditionFalse && c.Reason == reason && strings.Contains(c.Message, want)
 	}) {

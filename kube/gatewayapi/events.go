@@ -41,25 +41,14 @@ func notesOf(before, after []metav1.Condition) []note {
 	return ns
 }
 
-// notesOfListener are those of one of an object's listeners.
-func notesOfListener(name string, before, after []metav1.Condition) []note {
-	ns := notesOf(before, after)
-	for i := range ns {
-		ns[i].message = "listener " + name + ": " + ns[i].message
-	}
-	return ns
-}
-
 // notesOfListeners are those of all of an object's listeners.
 func notesOfListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](before, after []L) (ns []note) {
-	had := map[gwv1.SectionName][]metav1.Condition{}
-	for _, l := range before {
-		l := gwv1.ListenerStatus(l)
-		had[l.Name] = l.Conditions
-	}
 	for _, l := range after {
 		l := gwv1.ListenerStatus(l)
-		ns = append(ns, notesOfListener(string(l.Name), had[l.Name], l.Conditions)...)
+		for _, n := range notesOf(conditionsOf(before, l.Name), l.Conditions) {
+			n.message = "listener " + string(l.Name) + ": " + n.message
+			ns = append(ns, n)
+		}
 	}
 	return ns
 }

@@ -65,7 +65,7 @@ spec:
 				}) {
 					t.Errorf("got report %+v", b.c.Report().Refusals)
 				}
-				conds := conditionsOf(b.c.current.Load().result, tt.object)
+				conds := allConditions(b.c.current.Load().result, tt.object)
 				if !slices.ContainsFunc(conds, func(c metav1.Condition) bool {
 					if tt.reason == reasonShadowed {
 						return c.Type == "Accepted" && c.Status == metav1.ConditionTrue && c.Message == "accepted, but "+tt.why
@@ -84,8 +84,8 @@ spec:
 	}
 }
 
-// conditionsOf has all conditions of an object, "TLSRoute a/r".
-func conditionsOf(res *Result, object string) (cs []metav1.Condition) {
+// allConditions has all conditions of an object, "TLSRoute a/r".
+func allConditions(res *Result, object string) (cs []metav1.Condition) {
 	kind, name, _ := strings.Cut(object, " ")
 	for k, st := range res.Classes {
 		if kind == "GatewayClass" && k == name {

@@ -92,17 +92,22 @@ func mergeSet(have, want gwv1.ListenerSetStatus, now metav1.Time) gwv1.ListenerS
 
 // mergeListeners returns want with what others say of the same listeners.
 func mergeListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](have, want []L, now metav1.Time) (out []L) {
-	for _, w := range want {
-		w := gwv1.ListenerStatus(w)
-		for _, h := range have {
-			if h := gwv1.ListenerStatus(h); h.Name == w.Name {
-				w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownListener, now)
-			}
-		}
-		w.Conditions = stamped(w.Conditions, now)
-		out = append(out, L(w))
+	for _, l := range want {
+		l := gwv1.ListenerStatus(l)
+		l.Conditions = stamped(mergeConditions(conditionsOf(have, l.Name), l.Conditions, ownListener, now), now)
+		out = append(out, L(l))
 	}
 	return out
+}
+
+// conditionsOf are those of the listener of that name.
+func conditionsOf[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](all []L, name gwv1.SectionName) []metav1.Condition {
+	for _, l := range all {
+		if l := gwv1.ListenerStatus(l); l.Name == name {
+			return l.Conditions
+		}
+	}
+	return nil
 }
 
 // stamped gives a time to conditions that are new.

@@ -28,10 +28,7 @@ const caKey = "ca.crt"
 func (t *translation) resolveTLS(g *gateway) {
 	t.resolveClient(g)
 	for _, l := range g.all() {
-		if l.family() != familyTLS || l.refused.Type != "" {
-			continue
-		}
-		if !l.terminates() {
+		if l.refused.Type != "" || !l.terminates() {
 			continue
 		}
 		l.ends = &registry.Ends{}

@@ -1,11 +1,13 @@
 package mcs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -132,16 +134,7 @@ func (m *member) looksAt(namespace string) bool {
 
 func sorted[T any](m map[Name]T) []Name {
 	return slices.SortedFunc(maps.Keys(m), func(a, b Name) int {
-		if a.Namespace != b.Namespace {
-			if a.Namespace < b.Namespace {
-				return -1
-			}
-			return 1
-		}
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 }
 
