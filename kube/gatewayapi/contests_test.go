@@ -31,9 +31,11 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 		defer stop()
 		calm()
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		for minute := range 10 {
 			_, before := b.requests()
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			if _, after := b.requests(); after-before > 6 {
 				t.Errorf("got %d writes in minute %d, want 6 at most", after-before, minute+1)
 			}
@@ -62,16 +64,19 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if c := b.gateway("edge").Status.Conditions; len(c) == 0 || c[0].ObservedGeneration != g.Generation {
 			t.Errorf("got %+v a second after a change, want generation %d", c, g.Generation)
 		}
 
 		stop()
 		time.Sleep(contestPause + 5*time.Second)
+		synctest.Wait()
 		if as := b.gateway("edge").Status.Addresses; len(as) != 1 || as[0].Value != "192.0.2.1" {
 			t.Errorf("got %+v of the one that is left", as)
 		}
 		time.Sleep(2 * contestOver)
+		synctest.Wait()
 		r := b.route("r") // anything
 		r.Generation++
 		if _, err := b.gw.GatewayV1().TLSRoutes("a").Update(t.Context(), r, metav1.UpdateOptions{}); err != nil {

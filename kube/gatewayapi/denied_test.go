@@ -113,6 +113,7 @@ func TestEachDeniedWriteIsSaidByName(t *testing.T) {
 				defer b.start()()
 				calm()
 				time.Sleep(10 * time.Minute)
+				synctest.Wait()
 				want := "kubernetes: may not " + tt.verb + " " + tt.want + ": "
 				if n := strings.Count(b.log.String(), want); n != 1 {
 					t.Errorf("got %q %d times, want once", want, n)
@@ -141,6 +142,7 @@ func TestDeniedInOneNamespaceOfTwo(t *testing.T) {
 		defer b.start()()
 		calm()
 		time.Sleep(10 * time.Minute)
+		synctest.Wait()
 		if n := strings.Count(b.log.String(), "kubernetes: may not update gateways/status."); n != 2 {
 			t.Errorf("got %d lines, want one for each namespace:\n%s", n, b.log)
 		}
@@ -213,6 +215,7 @@ func TestEachDeniedReadIsSaidByName(t *testing.T) {
 					defer b.start()()
 					calm()
 					time.Sleep(10 * time.Minute)
+					synctest.Wait()
 					want := "kubernetes: may not " + verb + " " + k.resource.String() + ": "
 					if n := strings.Count(b.log.String(), want); n != 1 {
 						t.Errorf("got %q %d times, want once", want, n)
@@ -253,6 +256,7 @@ func TestWhatMayNotBeRead(t *testing.T) {
 					defer b.start()()
 					calm()
 					time.Sleep(time.Minute)
+					synctest.Wait()
 					saysOf(t, b.c.current.Load().result, tt.object, tt.reason, tt.want)
 				})
 				return

@@ -67,10 +67,12 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 			t.Errorf("got %d lines of it, want one:\n%s", n, b.log)
 		}
 		time.Sleep(time.Hour)
+		synctest.Wait()
 		if c := refs(); c.Message != "all references are resolved" {
 			t.Errorf("got %+v once it is valid", c)
 		}
 		time.Sleep(2 * time.Hour)
+		synctest.Wait()
 		late := "the certificate for abc.example.com has not been valid since " + from.Add(2*time.Hour).Format(time.RFC3339)
 		if c := refs(); c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, late) {
 			t.Errorf("got %+v after its end, want %q", c, late)
@@ -80,6 +82,7 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 		}
 		before, _ := b.requests()
 		time.Sleep(24 * time.Hour)
+		synctest.Wait()
 		if after, _ := b.requests(); after != before {
 			t.Errorf("got %d requests in an idle day after that", after-before)
 		}

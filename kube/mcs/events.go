@@ -43,8 +43,14 @@ func (c *Controller) sayRefusals(set *Set) {
 		for _, name := range sorted(set.Conditions[cluster]) {
 			for _, w := range wrong(set.Conditions[cluster][name]) {
 				subject, text := cluster+" "+name.String()+" "+w.Type, w.Reason+": "+w.Message
+				if !set.Clusters[cluster] { // what is said of it now may be wrong
+					if was, ok := c.refused[subject]; ok {
+						now[subject] = was
+					}
+					continue
+				}
 				now[subject] = text
-				if c.refused[subject] == text || !set.Clusters[cluster] {
+				if c.refused[subject] == text {
 					continue
 				}
 				if said++; said > sayAtOnce {

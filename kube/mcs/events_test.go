@@ -61,6 +61,7 @@ func TestRefusedExportsAreSaid(t *testing.T) {
 				w.add("west", west)
 				w.settle()
 				time.Sleep(time.Hour)
+				synctest.Wait()
 				if es := east.events(); len(es) != 1 || !strings.HasPrefix(es[0], "shop/web "+tt.reason) {
 					t.Errorf("got events %q, want one with %q", es, tt.reason)
 				}
@@ -97,6 +98,7 @@ func TestRefusedExportsAreSaidByAllAndNotByTheThousand(t *testing.T) {
 		}
 		w.locked(func() { w.leads = true })
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if n := strings.Count(w.log.String(), "may not create events"); n != 1 {
 			t.Errorf("got %d lines of the missing right, want one:\n%s", n, &w.log)
 		}
