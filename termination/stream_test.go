@@ -110,7 +110,9 @@ func TestEndings(t *testing.T) {
 	if err := <-seen; err == nil {
 		t.Error("a connection that was cut looked to the service like one that had ended")
 	}
-	g.Reason(t, tunnel.Reset)
+	if o, want := g.Reason(t, tunnel.Reset), "the client ended TLS without close_notify"; o.Err == nil || o.Err.Error() != want {
+		t.Errorf("the log says %v, want %q", o.Err, want)
+	}
 }
 
 // A rawDialer knows what it dialed last.
