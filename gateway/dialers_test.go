@@ -2,11 +2,14 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -181,6 +184,49 @@ func TestLoop(t *testing.T) {
 			}
 		}
 		ln = testnet.Listen(t)
+	}
+}
+
+// TestSNILoop: TLS has no place for what "Via" says. Where two gateways are each
+// other's endpoint, or the way back is CONNECT, what one source may have ends
+// the loop; the log of one of them says so, and nobody answers the client.
+func TestSNILoop(t *testing.T) {
+	const perSource = 20 // a tenth of what it is by default, so that a slow machine reaches it too
+	for name, hop := range map[string]func(addr string) *registry.Service{
+		"by TLS": func(addr string) *registry.Service { return service(addr) },
+		"mixed":  func(addr string) *registry.Service { return service("", byConnect(addr)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log logbook
+			run := func(name string, s *registry.Service) (addr string) {
+				return startConfig(t, Config{
+					Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}, &connect.Protocol{Via: name}}}},
+					Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{s}}}},
+					Limits:    tunnel.Limits{NewPerSource: perSource},
+					Log:       slog.New(slog.NewTextHandler(&log, nil)),
+					Via:       name,
+				})
+			}
+			ln := testnet.Listen(t) // a port for the one that is not there yet
+			first := run("first", service(ln.Addr().String()))
+			forward(t, ln, run("second", hop(first)))
+			c, err := net.Dial("tcp", first)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(patience))
+			err = tls.Client(c, &tls.Config{ServerName: "svc.test"}).HandshakeContext(t.Context())
+			if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("the handshake ended with %v, want that the loop ends it", err)
+			}
+			testnet.Eventually(t, patience, func() bool {
+				return strings.Contains(log.String(), `err="127.0.0.1/32 opens connections faster than one source may"`)
+			}, "a line of the log has the end of the loop")
+			if n := strings.Count(log.String(), "target=svc.test:443"); n > 10*perSource {
+				t.Errorf("%d tunnels were made, want %d for each gateway and not many more", n, perSource)
+			}
+		})
 	}
 }
 
