@@ -181,7 +181,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
 	g.ways = ways
-	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Cross: ways.Cross, Log: g.log}
+	ways.Dialed = g.registry.Dialed
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{

@@ -31,6 +31,8 @@ type Entry struct {
 	Network string   // that it leads into
 	Address Endpoint // of it, for who asked
 	Rank    int      // 0 for the nearest network's
+
+	via bool // the network has a Via, and is asked by nothing else than that and SNI
 }
 
 // A placed network is one in a table.
@@ -279,7 +281,7 @@ func (t *Table) place(f found, from int32) Place {
 		}
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
-			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank})
+			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank, via: len(n.Via) > 0})
 		}
 	}
 	return p

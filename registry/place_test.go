@@ -180,12 +180,16 @@ func TestResolveOverNetworks(t *testing.T) {
 		{"sni", "web.example.com", "10.9.0.1", "10.1.5.1:443 10.1.5.2:443"},
 		{"sni", "db-1.db.example.com", "10.9.0.1", "198.51.100.1:15443 198.51.100.2:15443"},
 		{"sni", "both.example.com", "10.9.0.1", "203.0.113.1:443 198.51.100.1:15443 198.51.100.2:15443"},
-		{"connect", "both.example.com", "10.9.0.1", `no-endpoint: registry: "both.example.com:443": service "both" is in network "south", whose gateways are asked by SNI alone: a connect request can't go there unless the network has a via`},
+		{"connect", "db.example.com", "10.9.0.1", `no-endpoint: registry: "db.example.com:5432": service "db" is in network "west", whose gateways take sni: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"connect", "both.example.com", "10.9.0.1", `unsupported: registry: "both.example.com:443": service "both" is in network "south", and there is no way to its gateways but by SNI`},
 		{"sni", "both.example.com", "203.0.113.1", `loop: registry: "both.example.com": service "both" is in network "south", whose gateway 203.0.113.1 asks for it here`},
 	} {
 		req := &tunnel.Request{Proto: c.proto, Name: tunnel.MustParseName(c.name), Source: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)}
 		if c.proto == "connect" {
 			req.Port = 443
+			if c.name == "db.example.com" {
+				req.Port = 5432
+			}
 		}
 		route, err := reg.Resolve(context.Background(), req)
 		got := ""

@@ -48,6 +48,11 @@ type Registry struct {
 	// Via is refused where Dialer is nil.
 	Dialer func(*Service) (tunnel.Dialer, error)
 
+	// Cross returns the way out of one request to a service in another network,
+	// where not all of its gateways are asked by SNI. Nil means that none is asked
+	// otherwise, but through the network's Via.
+	Cross func(*Service, Crossing) (tunnel.Dialer, error)
+
 	// OnTable is called whenever another table has become current, but for those
 	// that Publish and AssignVIPs make. It must not block. May be nil.
 	OnTable func()

@@ -13,6 +13,7 @@ import (
 
 	"culvert.dev/gateway"
 	"culvert.dev/names"
+	"culvert.dev/tunnel"
 )
 
 type resolveOptions struct {
@@ -109,7 +110,7 @@ func resolveHere(ctx context.Context, o *resolveOptions, name string) (*gateway.
 	if err != nil {
 		return nil, err
 	}
-	reg, err := runRegistry(ctx, c)
+	reg, err := runRegistry(ctx, c, &tunnel.NetDialer{})
 	if err != nil {
 		return nil, err
 	}
