@@ -2,22 +2,27 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
 	"culvert.dev/connect/ws"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 const patience = 10 * time.Second
@@ -88,6 +93,8 @@ func byWebSocket(to ...string) registry.Hop {
 	return h
 }
 
+func byHTTP2(to ...string) registry.Hop { return registry.Hop{Proto: "connect-h2", To: to} }
+
 // closed and alsoClosed are addresses that nobody listens at: one that was
 // free could be taken again.
 const (
@@ -149,28 +156,69 @@ func TestChain(t *testing.T) {
 // The next gateway is tried before the client hears anything, where one is
 // down, silent, full or stopping; a no stands.
 func TestAlternatives(t *testing.T) {
-	far := start(t, "far", service(testnet.Echo(t).Addr()))
-	ignorant := start(t, "ignorant")
-	rows := []struct {
-		name string
-		hops []registry.Hop
-		want tunnel.Reason // Done if it works
-	}{
-		{"the first is down", []registry.Hop{byConnect(closed, far)}, tunnel.Done},
-		{"the first is silent", []registry.Hop{byWebSocket(silent(t), far)}, tunnel.Done},
-		{"the first is no gateway", []registry.Hop{byConnect(testnet.Echo(t).Addr(), far)}, tunnel.Done},
-		{"all are down", []registry.Hop{byConnect(closed, alsoClosed)}, tunnel.DialFailed},
-		{"all are silent", []registry.Hop{byConnect(silent(t), silent(t))}, tunnel.DialTimeout},
-		{"the first knows no such service", []registry.Hop{byConnect(ignorant, far)}, tunnel.DialFailed},
+	all := []tunnel.Protocol{&ws.Protocol{Via: "far"}, &connect.Protocol{Via: "far"}, &h2.Protocol{Via: "far"}}
+	far := startWith(t, "far", all, service(testnet.Echo(t).Addr()))
+	farUDP, roots, _ := startHTTP3(t, true, 0, service(testnet.Echo(t).Addr()))
+	dead, err := net.ListenPacket("udp", "127.0.0.1:0") // which answers nothing
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, row := range rows {
-		addr := start(t, "near", service("", row.hops...))
-		for i, d := range []tunnel.Dialer{&connect.Dialer{Proxy: addr}, &ws.Dialer{URL: "ws://" + addr}} {
-			if err := check(t, d); tunnel.ReasonOf(err) != row.want {
-				t.Errorf("%s, %d: got %v, want %s", row.name, i, err, row.want)
+	defer dead.Close()
+	refusing := func(why tunnel.Reason) (tcp, udp string) {
+		refuse := resolverFunc(func(*tunnel.Request) (tunnel.Route, error) {
+			return tunnel.Route{}, tunnel.Refusef(why, "whoever asks")
+		})
+		tcp = tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&ws.Protocol{}, &connect.Protocol{}, &h2.Protocol{}}, Resolver: refuse}).Addr
+		udp, pem := serveHTTP3(t, refuse)
+		roots += pem
+		return tcp, udp
+	}
+	full, fullUDP := refusing(tunnel.Overload)
+	stopping, stoppingUDP := refusing(tunnel.Drain)
+	ignorant, ignorantUDP := refusing(tunnel.NoRoute)
+	for name, way := range map[string]struct {
+		hop                                                  func(...string) registry.Hop
+		far, closed, silent, other, full, stopping, ignorant string
+	}{
+		"connect":    {byConnect, far, closed, silent(t), testnet.Echo(t).Addr(), full, stopping, ignorant},
+		"websocket":  {byWebSocket, far, closed, silent(t), testnet.Echo(t).Addr(), full, stopping, ignorant},
+		"connect-h2": {byHTTP2, far, closed, silent(t), testnet.Echo(t).Addr(), full, stopping, ignorant},
+		"connect-h3": {func(to ...string) registry.Hop { return byHTTP3(roots, to...) }, farUDP, "", dead.LocalAddr().String(), "", fullUDP, stoppingUDP, ignorantUDP},
+	} {
+		for _, row := range []struct {
+			name  string
+			first string
+			next  string
+			want  tunnel.Reason // Done if it works
+		}{
+			{"the first is down", way.closed, way.far, tunnel.Done},
+			{"the first is silent", way.silent, way.far, tunnel.Done},
+			{"the first is no gateway", way.other, way.far, tunnel.Done},
+			{"the first is full", way.full, way.far, tunnel.Done},
+			{"the first is stopping", way.stopping, way.far, tunnel.Done},
+			{"all are down", way.closed, alsoClosed, tunnel.DialFailed},
+			{"all are silent", way.silent, way.silent, tunnel.DialTimeout},
+			{"the first knows no such service", way.ignorant, way.far, tunnel.DialFailed},
+		} {
+			if row.first == "" {
+				continue // of UDP, no server that is none, and who is down is silent
 			}
+			t.Run(name+"/"+row.name, func(t *testing.T) {
+				addr := start(t, "near", service("", way.hop(row.first, row.next)))
+				for i, d := range []tunnel.Dialer{&connect.Dialer{Proxy: addr}, &ws.Dialer{URL: "ws://" + addr}} {
+					if err := check(t, d); tunnel.ReasonOf(err) != row.want {
+						t.Errorf("%d: got %v, want %s", i, err, row.want)
+					}
+				}
+			})
 		}
 	}
+}
+
+type resolverFunc func(*tunnel.Request) (tunnel.Route, error)
+
+func (f resolverFunc) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	return f(req)
 }
 
 // Two gateways that each think the other knows: the first sees its own name.
@@ -187,6 +235,49 @@ func TestLoop(t *testing.T) {
 			}
 		}
 		ln = testnet.Listen(t)
+	}
+}
+
+// TestSNILoop: TLS has no place for what "Via" says. Where two gateways are each
+// other's endpoint, or the way back is CONNECT, what one source may have ends
+// the loop; the log of one of them says so, and nobody answers the client.
+func TestSNILoop(t *testing.T) {
+	const perSource = 20 // a tenth of what it is by default, so that a slow machine reaches it too
+	for name, hop := range map[string]func(addr string) *registry.Service{
+		"by TLS": func(addr string) *registry.Service { return service(addr) },
+		"mixed":  func(addr string) *registry.Service { return service("", byConnect(addr)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log logbook
+			run := func(name string, s *registry.Service) (addr string) {
+				return startConfig(t, Config{
+					Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}, &connect.Protocol{Via: name}}}},
+					Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{s}}}},
+					Limits:    tunnel.Limits{NewPerSource: perSource},
+					Log:       slog.New(slog.NewTextHandler(&log, nil)),
+					Via:       name,
+				})
+			}
+			ln := testnet.Listen(t) // a port for the one that is not there yet
+			first := run("first", service(ln.Addr().String()))
+			forward(t, ln, run("second", hop(first)))
+			c, err := net.Dial("tcp", first)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(patience))
+			err = tls.Client(c, &tls.Config{ServerName: "svc.test"}).HandshakeContext(t.Context())
+			if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("the handshake ended with %v, want that the loop ends it", err)
+			}
+			testnet.Eventually(t, patience, func() bool {
+				return strings.Contains(log.String(), `err="127.0.0.1/32 opens connections faster than one source may"`)
+			}, "a line of the log has the end of the loop")
+			if n := strings.Count(log.String(), "target=svc.test:443"); n > 10*perSource {
+				t.Errorf("%d tunnels were made, want %d for each gateway and not many more", n, perSource)
+			}
+		})
 	}
 }
 

@@ -73,6 +73,33 @@ func startHTTP3(t *testing.T, alone bool, grace time.Duration, services ...*regi
 	return addr, roots, stop
 }
 
+// serveHTTP3 serves routes without a gateway, and returns where, and the roots
+// to verify it by.
+func serveHTTP3(t *testing.T, routes tunnel.Resolver) (addr, roots string) {
+	t.Helper()
+	keys, roots := gatewayKeys(t)
+	cfg, err := keys.Config("h3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &h3.Server{TLS: cfg}
+	served := make(chan error, 1)
+	go func() {
+		served <- s.Serve(t.Context(), c, &tunnel.Router{Relay: &tunnel.Relay{}, Dialer: &tunnel.NetDialer{}, Resolver: routes})
+	}()
+	t.Cleanup(func() {
+		_ = s.Close()
+		if err := <-served; err != tunnel.ErrServerClosed {
+			t.Errorf("Serve returned %v", err)
+		}
+	})
+	return c.LocalAddr().String(), roots
+}
+
 func byHTTP3(roots string, to ...string) registry.Hop {
 	return registry.Hop{Proto: "connect-h3", To: to, Roots: roots}
 }

@@ -133,7 +133,7 @@ func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name) (*tun
 		return nil, err
 	}
 	below.carry()
-	return c.Nest(&stream{Conn: t, below: below}, peer), nil
+	return c.Nest(&stream{Conn: t, below: below, other: "client"}, peer), nil
 }
 
 // failed ends a connection whose handshake failed. An alert that was sent

@@ -51,7 +51,7 @@ func Begin(ctx context.Context, c net.Conn, config *tls.Config) (net.Conn, error
 		return nil, err
 	}
 	below.carry()
-	return &stream{Conn: t, below: below}, nil
+	return &stream{Conn: t, below: below, other: "service"}, nil
 }
 
 // verifyClient fills in the chains of a client that may come without, and

@@ -173,6 +173,7 @@ func (b *below) Abort() error {
 type stream struct {
 	*tls.Conn
 	below *below
+	other string // who is at the other end: "client" or "service"
 
 	writing sync.Mutex
 
@@ -186,12 +187,19 @@ var (
 	_ tunnel.Aborter = (*stream)(nil)
 )
 
+// A cutError is the end of a connection that somebody, the client or the
+// service, has left without a word in TLS.
+type cutError string
+
+func (who cutError) Error() string { return "the " + string(who) + " ended TLS without close_notify" }
+func (cutError) Unwrap() error     { return io.ErrUnexpectedEOF }
+
 // Read gives io.EOF for close_notify alone. crypto/tls takes a TCP FIN between
 // two records for an end, too, and anybody on the way can send that.
 func (s *stream) Read(p []byte) (int, error) {
 	n, err := s.Conn.Read(p)
-	if err == io.EOF && s.below.wasCut() {
-		err = io.ErrUnexpectedEOF
+	if (err == io.EOF || err == io.ErrUnexpectedEOF) && s.below.wasCut() {
+		err = cutError(s.other)
 	}
 	return n, err
 }

@@ -83,6 +83,16 @@ func TestDialers(t *testing.T) {
 	}
 }
 
+// TestThousandStreams has 1,000 tunnels at once, 100 on a TLS connection.
+func TestThousandStreams(t *testing.T) {
+	ca := newCA(t, "example.test")
+	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	g := serve(t, table{"svc": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, keys, true))
+	d := &h2.Dialer{Proxy: g.Addr, TLS: roots(ca, "gw.example.test"), Idle: 50 * time.Millisecond}
+	t.Cleanup(func() { _ = d.Close() })
+	tunneltest.TestThousand(t, g.With(d, "svc:1"))
+}
+
 // TestEndings: close_notify is an end and nothing else is.
 func TestEndings(t *testing.T) {
 	ca := newCA(t, "example.test")
@@ -110,7 +120,9 @@ func TestEndings(t *testing.T) {
 	if err := <-seen; err == nil {
 		t.Error("a connection that was cut looked to the service like one that had ended")
 	}
-	g.Reason(t, tunnel.Reset)
+	if o, want := g.Reason(t, tunnel.Reset), "the client ended TLS without close_notify"; o.Err == nil || o.Err.Error() != want {
+		t.Errorf("the log says %v, want %q", o.Err, want)
+	}
 }
 
 // A rawDialer knows what it dialed last.

@@ -353,24 +353,34 @@ func (c *conn) took(s *Stream, n int) {
 		return
 	}
 	s.unacked += n
-	if s.unacked < s.window/2 {
+	s.taken += n
+	step := s.window / 2
+	if s.window > 1<<20 {
+		step = s.window / 8 // or a path that half a window fills would wait for the other half
+	}
+	if s.unacked < step {
 		return
 	}
 	now := clock()
 	more := s.unacked
-	// Half a window went in two round trips or less, and little waits here:
-	// the window is what holds the sender.
-	rtt := c.rtt
-	if rtt == 0 {
-		rtt = unknownRTT
+	if s.taken >= s.window/2 {
+		// Half a window went in two round trips or less, and little waited here
+		// at some moment, whatever came at once since: the window is what holds
+		// the sender.
+		rtt := c.rtt
+		if rtt == 0 {
+			rtt = unknownRTT
+		}
+		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) &&
+			s.window < maxWindow && c.grown+s.window <= growth
+		s.taken, s.kept, s.began = 0, false, now
+		if grows {
+			c.grown += s.window
+			more += s.window
+			s.window *= 2
+		}
 	}
-	if s.in.size <= s.window/4 && now-s.began <= int64(2*max(rtt, time.Millisecond)) &&
-		s.window < maxWindow && c.grown+s.window <= growth {
-		c.grown += s.window
-		more += s.window
-		s.window *= 2
-	}
-	s.unacked, s.began = 0, now
+	s.unacked = 0
 	s.credit += more
 	_ = c.fw.WriteWindowUpdate(s.id, uint32(more))
 	c.work.Signal()

@@ -128,7 +128,7 @@ func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
 	}
 	// What bounds memory is the streams' windows: this one is opened again at
 	// once, so that streams nobody reads do not hold up the others.
-	if c.unacked += size; c.unacked >= connWindow/2 {
+	if c.unacked += size; c.unacked >= connWindow/8 {
 		c.credit += c.unacked
 		_ = c.fw.WriteWindowUpdate(0, uint32(c.unacked))
 		c.unacked = 0

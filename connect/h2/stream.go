@@ -32,7 +32,9 @@ type Stream struct {
 	window   int   // bytes the peer may have on the way or unread here
 	credit   int   // bytes of it that the peer may still send
 	unacked  int   // bytes read here that the peer was not told of
-	began    int64 // when unacked was 0 last, nanoseconds of clock
+	taken    int   // bytes read here since began
+	began    int64 // when taken was 0 last, nanoseconds of clock
+	kept     bool  // since then the reader has left next to nothing waiting
 	ended    bool  // the peer has sent its end, or a reset
 	readErr  error // what follows the last byte of in
 
@@ -96,6 +98,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 			return 0, nil
 		case s.in.size > 0:
 			n := s.in.read(p)
+			s.kept = s.kept || s.in.size <= s.window/4
 			s.c.took(s, n)
 			return n, nil
 		case s.readErr != nil:

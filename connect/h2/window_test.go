@@ -20,7 +20,7 @@ import (
 // reader keeps up grows beyond what 1 Gbit/s takes, those of the others stay,
 // and the room it took is given back at its end.
 func TestWindowsGrowWithUse(t *testing.T) {
-	makePipe := pipesOver(t, &Protocol{}, func(addr string) string { return slowPath(t, addr, 50*time.Millisecond) })
+	makePipe := pipesOver(t, &Protocol{}, func(addr string) string { return slowPath(t, addr, 50*time.Millisecond, 0) })
 	a, b, stop, err := makePipe()
 	if err != nil {
 		t.Fatal(err)
@@ -55,9 +55,75 @@ func TestWindowsGrowWithUse(t *testing.T) {
 	_ = idle.Close()
 }
 
-// slowPath leads to addr, and takes the given time for each way. It returns
-// its address.
-func slowPath(t *testing.T, addr string, delay time.Duration) string {
+// TestFillsALongPath: both ways a stream moves as much as TCP alone does over a
+// path that holds as many bytes as 1 Gbit/s and 100 ms, once its window has
+// grown. The path is four times as long and has a quarter of the rate, so that
+// it is the slowest part, whatever else the machine does.
+func TestFillsALongPath(t *testing.T) {
+	const (
+		oneWay = 200 * time.Millisecond
+		rate   = 12_500_000 / 2 / 0.2 // bytes a second
+		timed  = 24 << 20
+	)
+	path := func(addr string) string { return slowPath(t, addr, oneWay, rate) }
+	// steady is how many bytes a second come once warmUp have.
+	steady := func(from, to net.Conn, warmUp int64) float64 {
+		var written sync.WaitGroup
+		defer written.Wait()
+		written.Go(func() { _, _ = from.Write(make([]byte, warmUp+timed)) })
+		defer from.Close()
+		_ = to.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.CopyN(io.Discard, to, warmUp); err != nil {
+			t.Error(err)
+		}
+		began := time.Now()
+		if _, err := io.CopyN(io.Discard, to, timed); err != nil {
+			t.Error(err)
+		}
+		return timed / time.Since(began).Seconds()
+	}
+	alone := func(up bool) float64 {
+		ln := testnet.Listen(t)
+		near := testnet.Connect(t, path(ln.Addr().String()))
+		far, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer far.Close()
+		if up {
+			return steady(near, far, 4<<20)
+		}
+		return steady(far, near, 4<<20)
+	}
+	stream := func(up bool) float64 {
+		a, b, stop, err := pipesOver(t, &Protocol{}, path)()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		if up {
+			return steady(a, b, 96<<20)
+		}
+		return steady(b, a, 96<<20)
+	}
+	for _, up := range []bool{true, false} {
+		var got, raw float64
+		for range 3 { // the machine may be busy with something else at one moment
+			got, raw = stream(up), min(alone(up), rate)
+			if t.Failed() || got >= fills*raw {
+				break
+			}
+		}
+		t.Logf("up %v: %.1f MB/s, TCP alone %.1f MB/s", up, got/1e6, raw/1e6)
+		if got < fills*raw {
+			t.Errorf("up %v: %.1f MB/s, want at least %v of what TCP alone moves there, %.1f MB/s", up, got/1e6, fills, raw/1e6)
+		}
+	}
+}
+
+// slowPath leads to addr, takes the given time for each way, and lets through
+// rate bytes a second each way, 0 for any number. It returns its address.
+func slowPath(t *testing.T, addr string, delay time.Duration, rate int) string {
 	return testnet.Service(t, func(near net.Conn) {
 		far, err := net.Dial("tcp", addr)
 		if err != nil {
@@ -74,13 +140,24 @@ func slowPath(t *testing.T, addr string, delay time.Duration) string {
 			pieces := make(chan piece, 10_000)
 			wg.Go(func() {
 				defer close(pieces)
+				var sent time.Time // when the last piece has left
 				for {
 					b := make([]byte, 64<<10)
 					n, err := way[0].Read(b)
 					if err != nil {
 						return
 					}
-					pieces <- piece{time.Now().Add(delay), b[:n]}
+					now := time.Now()
+					due := now.Add(delay)
+					if rate > 0 {
+						// Sleep comes late; what that lost is made good.
+						if idle := now.Add(-delay); sent.Before(idle) {
+							sent = idle
+						}
+						sent = sent.Add(time.Duration(n) * time.Second / time.Duration(rate))
+						time.Sleep(time.Until(sent))
+					}
+					pieces <- piece{due, b[:n]}
 				}
 			})
 			wg.Go(func() {

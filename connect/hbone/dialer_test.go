@@ -332,6 +332,27 @@ func TestDrain(t *testing.T) {
 	})
 }
 
+// TestDoubleDrain: the end of the inner gateway, which the outer one has no
+// part in.
+func TestDoubleDrain(t *testing.T) {
+	m := newMesh(t)
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		m := &mesh{m.CA, t}
+		inner := serve(t, m.server("workload"), routes)
+		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.Addr})
+		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
+		d.Outer.inner().Idle = idle
+		t.Cleanup(func() { _ = d.Close() })
+		return tunneltest.Draining{
+			Served: inner.With(d, "svc.test:443"), Socket: inner.Addr, Begin: "\x16\x03",
+			Cut: func(err error) bool {
+				re, ok := errors.AsType[*h2.ResetError](err)
+				return ok && re.Code == http2.ErrCodeConnect
+			},
+		}
+	})
+}
+
 // TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
 // abort, in both directions.
 func TestEnds(t *testing.T) {

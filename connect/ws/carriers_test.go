@@ -3,10 +3,14 @@ package ws
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
@@ -27,14 +31,6 @@ func carriers(t *testing.T) []carrier {
 	var all []carrier
 	for _, subprotocol := range []string{"", Subprotocol} {
 		all = append(all, carrier{"over TCP " + subprotocol, func() tunnel.Protocol { return &Protocol{} }, func(t *testing.T, g *tunneltest.Gateway) net.Conn { return open(t, g, subprotocol) }})
-	}
-	p := &Protocol{}
-	extended := func() tunnel.Protocol {
-		return &h2.Protocol{Extended: func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
-			ctx, subprotocol, _, err := p.AdmitExtended(ctx, req, &Extended{Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields})
-			head.Stream = func(s tunnel.Stream) tunnel.Stream { return NewStream(s, Server, subprotocol, p.Options) }
-			return ctx, err
-		}}
 	}
 	return append(all, carrier{"over HTTP/2", extended, func(t *testing.T, g *tunneltest.Gateway) net.Conn {
 		d := &h2.Dialer{Proxy: g.Addr}
@@ -107,4 +103,93 @@ func closeOf(t *testing.T, c io.Reader) int {
 			return code
 		}
 	}
+}
+
+// extended takes WebSockets over HTTP/2.
+func extended() tunnel.Protocol {
+	p := &Protocol{}
+	return &h2.Protocol{Extended: func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
+		ctx, subprotocol, answer, err := p.AdmitExtended(ctx, req, &Extended{Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields})
+		head.Answer = answer
+		head.Stream = func(s tunnel.Stream) tunnel.Stream { return NewStream(s, Server, subprotocol, p.Options) }
+		return ctx, err
+	}}
+}
+
+// overHTTP2 is a Dialer of WebSockets that share the connections of a pool.
+func overHTTP2(t *testing.T, addr string) (*Dialer, *h2.Dialer) {
+	pool := &h2.Dialer{Proxy: addr, Idle: time.Minute}
+	t.Cleanup(func() { _ = pool.Close() })
+	return &Dialer{URL: "ws://" + addr, Extended: func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error) {
+		head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
+		s, err := pool.Open(ctx, head)
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, head.Answer, nil
+	}}, pool
+}
+
+// TestDrainOverHTTP2: the end of a gateway, over HTTP/2.
+func TestDrainOverHTTP2(t *testing.T) {
+	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
+		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{extended()}, Resolver: routes})
+		d, pool := overHTTP2(t, g.Addr)
+		return tunneltest.Draining{
+			Served: g.With(d, "svc.test:443"), Socket: g.Addr, Begin: "PRI * ",
+			Told: func() bool { return pool.Conns() == 0 },
+			Cut: func(err error) bool { // the code where the reset has not taken it back
+				said, ok := errors.AsType[*closeError](err)
+				re, reset := errors.AsType[*h2.ResetError](err)
+				return ok && said.code == codeGoingAway || reset && re.Code == http2.ErrCodeConnect
+			},
+		}
+	})
+}
+
+// TestProtocolOverHTTP2 runs the suite on an extended CONNECT.
+func TestProtocolOverHTTP2(t *testing.T) {
+	framed := func(list []byte, data []byte) []byte {
+		var b bytes.Buffer
+		fr := http2.NewFramer(&b, nil)
+		if list != nil {
+			b.WriteString(http2.ClientPreface)
+			_ = fr.WriteSettings()
+			_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: list, EndHeaders: true})
+		} else {
+			_ = fr.WriteData(1, false, frame(0x82, true, data))
+		}
+		return b.Bytes()
+	}
+	var list bytes.Buffer
+	enc := hpack.NewEncoder(&list)
+	for _, f := range [][2]string{
+		{":method", "CONNECT"}, {":protocol", "websocket"}, {":scheme", "https"}, {":authority", "gw.test"}, {":path", "/.culvert/tunnel/Svc.Test:443"},
+		{"sec-websocket-version", "13"}, {"sec-websocket-protocol", Subprotocol},
+	} {
+		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+	}
+	tunneltest.TestProtocol(t, extended(), tunneltest.Preamble{
+		Title: "path", Bytes: framed(list.Bytes(), nil), Name: tunnel.MustParseName("svc.test"), Port: 443,
+		Wrap: func(b []byte) []byte { return framed(nil, b) },
+		Unwrap: func(heard []byte) (stream []byte, over bool) {
+			var frames []byte
+			fr := http2.NewFramer(nil, bytes.NewReader(heard))
+			for {
+				f, err := fr.ReadFrame()
+				if err != nil {
+					break
+				}
+				switch f := f.(type) {
+				case *http2.DataFrame:
+					frames = append(frames, f.Data()...)
+					over = over || f.StreamEnded()
+				case *http2.RSTStreamFrame:
+					over = true
+				}
+			}
+			stream, closed := messages(frames)
+			return stream, over || closed
+		},
+	})
 }

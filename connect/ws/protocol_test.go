@@ -21,22 +21,30 @@ func TestProtocol(t *testing.T) {
 	wrap := func(b []byte) []byte { return frame(0x82, true, b) }
 	unwrap := func(b []byte) (data []byte, over bool) {
 		_, frames, _ := bytes.Cut(b, []byte("\r\n\r\n"))
-		for len(frames) > 0 {
-			h, err := parseHeader(frames, false)
-			if err != nil || len(frames) < h.size+int(h.length) {
-				return data, false
-			}
-			if h.opcode == opBinary {
-				data = append(data, frames[h.size:h.size+int(h.length)]...)
-			}
-			frames = frames[h.size+int(h.length):]
-		}
+		data, _ = messages(frames)
 		return data, false
 	}
 	tunneltest.TestProtocol(t, &Protocol{},
 		tunneltest.Preamble{Title: "path", Bytes: []byte(sample), Name: svc, Port: 443, Wrap: wrap, Unwrap: unwrap},
 		tunneltest.Preamble{Title: "field", Bytes: []byte(handshake("/.culvert/tunnel", "Culvert-Target: Svc.Test.:5432")), Name: svc, Port: 5432, Wrap: wrap, Unwrap: unwrap},
 	)
+}
+
+// messages are what a server has said in frames, and whether a close frame is
+// among them.
+func messages(frames []byte) (data []byte, closed bool) {
+	for len(frames) > 0 {
+		h, err := parseHeader(frames, false)
+		if err != nil || len(frames) < h.size+int(h.length) {
+			break
+		}
+		if h.opcode == opBinary {
+			data = append(data, frames[h.size:h.size+int(h.length)]...)
+		}
+		closed = closed || h.opcode == opClose
+		frames = frames[h.size+int(h.length):]
+	}
+	return data, closed
 }
 
 // The yes, to the byte: that of RFC 6455 section 1.3 where no subprotocol is

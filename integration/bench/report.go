@@ -62,7 +62,8 @@ const carriersPreface = `
 
 The same work by every way through culvert, and by the nearest thing that HAProxy does: it passes CONNECT on to services that answer it, over
 HTTP/1.1. The load generator dials as programs do and costs more than the one above, so these figures are to be compared with each other
-and not with those. 1 and 64 are tunnels at once; connect-h2 and websocket over h2 have all 64 on one connection, the others have one each.
+and not with those. 1 and 64 are tunnels at once; connect-h2, connect-h3 and websocket
+over h2 have all 64 on one connection, hbone on up to four, the others have one each.
 UDP is echoed datagram by datagram, so twice its trips are datagrams a second; nginx passes datagrams on by their port and reads no names. In
 QUIC passthrough a tunnel is a connection of quic-go's, from client to service: what it takes is mostly theirs.
 

@@ -64,7 +64,7 @@ func TestCurlByAProxyThatEndsTLS(t *testing.T) {
 	}
 	// curl ends its TLS to a proxy without close_notify, which is no end.
 	g.line(t, "logged the tunnel and whose it was", func(l line) bool {
-		return l.Proto == "connect" && l.Reason == "reset" && l.Err == "unexpected EOF" && l.Peer == clientID && l.Target == svc+":443"
+		return l.Proto == "connect" && l.Reason == "reset" && l.Err == "the client ended TLS without close_notify" && l.Peer == clientID && l.Target == svc+":443"
 	})
 	if _, errs, code = command(t, "curl", args...); code == 0 {
 		t.Errorf("curl without a certificate: exit code %d, %s, want to be refused", code, errs)
@@ -79,7 +79,6 @@ func TestCurlByAProxyThatEndsTLS(t *testing.T) {
 	}
 }
 
-// nghttp2's CONNECT, by Node, inside of TLS with a client certificate.
 // curl asks proxies by HTTP/2 from 8.1 on. Two transfers share a tunnel, which
 // ends with the connection: curl does not end it before.
 func TestCurlByHTTP2(t *testing.T) {
@@ -105,6 +104,7 @@ func TestCurlByHTTP2(t *testing.T) {
 	})
 }
 
+// nghttp2's CONNECT, by Node, inside of TLS with a client certificate.
 func TestNodeTunnelsOverHTTP2InsideOfTLS(t *testing.T) {
 	w := newWorld(t)
 	g, own, _ := startTLS(t, w, "optional", w.nginx(t))

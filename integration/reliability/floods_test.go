@@ -147,22 +147,21 @@ func TestFloodsAreCheap(t *testing.T) {
 	t.Run("bystander", func(t *testing.T) {
 		// What a machine of two processors has left when it runs this test's own
 		// side too differs from one moment to the next: the promise has to hold
-		// in one of a few.
-		var calm, flooded time.Duration
+		// in a quarter of the tries.
 		const noise = 100 * time.Microsecond // of the scheduler
-		for range 15 {
-			calm, flooded = p99(t, bystander, nil), p99(t, bystander, func() {
+		more := make([]time.Duration, 15)
+		for i := range more {
+			calm, flooded := p99(t, bystander, nil), p99(t, bystander, func() {
 				for _, c := range floods[:4] {
 					_, _ = inundate(g, c.first, c.repeat)
 				}
 			})
-			if flooded <= calm*11/10+noise {
-				break
-			}
+			more[i] = flooded - calm*11/10
 		}
-		t.Logf("the 99th percentile of a round trip: %v, beside floods %v", calm, flooded)
-		if flooded > calm*11/10+noise {
-			t.Errorf("beside floods the 99th percentile of a round trip is %v, and %v without: more than a tenth longer", flooded, calm)
+		slices.Sort(more)
+		t.Logf("beside floods the 99th percentile of a round trip is longer than a tenth more by %v", more)
+		if quarter := more[len(more)/4]; quarter > noise {
+			t.Errorf("beside floods the 99th percentile of a round trip is %v above a tenth more in three tries of four, want at most %v", quarter, noise)
 		}
 	})
 	testnet.Eventually(t, patience, func() bool {

@@ -21,7 +21,8 @@ const streamBytes = 4 << 10
 // Many tunnels over few connections: one at rest holds no goroutine and no
 // buffer either, be it new or has it been used, and works when it is wanted.
 func TestIdleStreams(t *testing.T) {
-	n, conns := *idleStreams, 50
+	n := *idleStreams
+	conns := max(50, (n+h2.DefaultStreams-1)/h2.DefaultStreams) // no more fit on one
 	echo := startBackend(t, "echo")
 	g := start(t, options{Services: service("echo.test", echo.addr)})
 	var source atomic.Int32
@@ -41,11 +42,17 @@ func TestIdleStreams(t *testing.T) {
 	// What the connections and the first tunnels take is not what a tunnel does.
 	crowd(t, 2*conns*8, 16, func(i int) error {
 		s, err := open()
-		if err == nil {
-			defer s.Close()
-			_, _ = s.Write([]byte{7})
-			_, err = io.ReadFull(s, make([]byte, 1))
+		if err != nil {
+			return err
 		}
+		defer s.Close()
+		if _, err := s.Write([]byte{7}); err != nil {
+			return err
+		}
+		if err := s.CloseWrite(); err != nil {
+			return err
+		}
+		_, err = io.Copy(io.Discard, s)
 		return err
 	})
 	testnet.Eventually(t, patience, func() bool { return g.metric("culvert_tunnels_open") == 0 }, "the first tunnels are gone")

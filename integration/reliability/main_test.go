@@ -27,9 +27,9 @@ var idleTunnels = flag.Int("tunnels", 9000, "idle tunnels to hold")
 // volume is what the chaos pair moves by each way, in MiB.
 var volume = flag.Int64("volume", 128, "MiB for the chaos pair to move by each way")
 
-// idleStreams is how many tunnels TestIdleStreams holds over 50 connections. The
+// idleStreams is how many tunnels TestIdleStreams holds, 100 on a connection. The
 // gateway and the service take a descriptor for each.
-var idleStreams = flag.Int("idle-streams", 5000, "idle tunnels to hold over 50 connections")
+var idleStreams = flag.Int("idle-streams", 5000, "idle tunnels to hold, 100 on a connection and over 50 at least")
 
 // shortTunnels is how many TestShortTunnelsLeaveNothing opens and ends.
 var shortTunnels = flag.Int("short-tunnels", 20_000, "short tunnels to open and end")

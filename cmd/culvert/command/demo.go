@@ -25,7 +25,8 @@ func newDemo() *cobra.Command {
 		Use:   "demo",
 		Short: "See it work: a CA, services with mutual TLS, a gateway and a client, all on loopback",
 		Long: `Demo makes a CA, starts two services that demand a client certificate, a private
-one, and a gateway in front of them, all on loopback and in this process. Then a
+one, a gateway in front of them and five more for chains and for the PROXY
+protocol, all on loopback and in this process. Then a
 client reaches the first service by every way there is, by QUIC and through a
 chain of three gateways too, and each time the service sees its certificate.
 It is refused where it should be.
