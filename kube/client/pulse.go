@@ -6,25 +6,27 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"time"
 )
 
 // A Pulse notices whether the API server answers, by the requests that are made
-// anyway. client-go's informers try again for as long as it takes and tell
+// anyway, and by some of its own where there are none: see Keep. client-go's informers try again for as long as it takes and tell
 // nobody, so that a controller that only listens to them never learns that
 // what it knows has grown old.
 type Pulse struct {
 	beat func(error) // may be nil
 
-	mu   sync.Mutex
-	err  error         // of the last request; nil is an answer
-	turn chan struct{} // closed at the next change
+	mu    sync.Mutex
+	err   error         // of the last request; nil is an answer
+	turn  chan struct{} // closed at the next change
+	heard time.Time     // when the last answer came
 }
 
 // NewPulse returns a Pulse that thinks that all is well. It calls beat, unless it
 // is nil, at each change from answers to none and back, with nil for the
 // latter; beat must not make requests.
 func NewPulse(beat func(error)) *Pulse {
-	return &Pulse{beat: beat, turn: make(chan struct{})}
+	return &Pulse{beat: beat, turn: make(chan struct{}), heard: time.Now()}
 }
 
 // Wrap is for rest.Config.Wrap.
@@ -42,6 +44,9 @@ func (p *Pulse) set(err error) {
 	p.mu.Lock()
 	changed := (p.err == nil) != (err == nil)
 	p.err = err
+	if err == nil {
+		p.heard = time.Now()
+	}
 	if changed {
 		close(p.turn)
 		p.turn = make(chan struct{})

@@ -37,11 +37,12 @@ type Plane interface {
 type Config struct {
 	Settings
 
-	REST   *rest.Config // of the API server: see kube/client
-	Source string       // of the registry's; "" means "gateway-api"
-	Plane  Plane        // nil means that all listeners open at once
-	Leads  func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
-	Log    *slog.Logger // nil discards
+	REST   *rest.Config  // of the API server: see kube/client
+	Pulse  *client.Pulse // that REST is wrapped by; nil makes one, which notices no API server that says nothing
+	Source string        // of the registry's; "" means "gateway-api"
+	Plane  Plane         // nil means that all listeners open at once
+	Leads  func() bool   // whether this replica is the one that writes: see client.Lease; nil means that it is
+	Log    *slog.Logger  // nil discards
 }
 
 // A Controller is a registry.Source, and writes the status of what it reads.
@@ -57,12 +58,15 @@ type Controller struct {
 
 // New makes a Controller. It asks nothing of the API server yet.
 func New(cfg Config) (*Controller, error) {
-	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse(nil)}
+	c := &Controller{cfg: cfg, memo: newMemo(), pulse: cfg.Pulse}
 	if cfg.REST == nil {
 		return nil, errors.New("gatewayapi: no API server")
 	}
 	rc := rest.CopyConfig(cfg.REST)
-	rc.Wrap(c.pulse.Wrap)
+	if c.pulse == nil {
+		c.pulse = client.NewPulse(nil)
+		rc.Wrap(c.pulse.Wrap)
+	}
 	c.clients.pulse = c.pulse
 	var err error
 	if c.clients.core, err = kubernetes.NewForConfig(client.Protobuf(rc)); err != nil {
