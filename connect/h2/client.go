@@ -26,6 +26,7 @@ type client struct {
 	known  bool   // met is closed
 	away   bool   // the peer sent GOAWAY
 	lastOK uint32 // and takes no stream after this one
+	purse  connect.Purse
 }
 
 var _ side = (*client)(nil)
@@ -112,6 +113,11 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 		k.GiveBack()
 		return nil, k.d.failure("is not to be used", connect.ErrUnseen)
 	}
+	if !k.purse.Ask() {
+		c.mu.Unlock()
+		k.GiveBack()
+		return nil, k.purse.Empty(k.d.Proxy)
+	}
 	c.last = c.last + 1 | 1 // 1, 3, 5: a client's are odd
 	s := c.newStream(c.last)
 	c.writeHead(s.id, pseudo, fields, false)
@@ -121,6 +127,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	limit := time.Now().Add(k.d.wait())
 	for interim := 0; ; interim++ {
 		got, err := s.answer(ctx, limit)
+		k.settle(got, err)
 		if err != nil {
 			_ = s.Abort()
 			if ctx.Err() != nil {
@@ -141,6 +148,20 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 			_ = s.Abort()
 			return nil, k.d.failure("gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
 		}
+	}
+}
+
+// settle reckons what a request cost that has come to got or err.
+func (k *client) settle(got *Head, err error) {
+	k.c.mu.Lock()
+	defer k.c.mu.Unlock()
+	switch {
+	case err != nil:
+		k.purse.GaveUp()
+	case got.Status/100 == 2:
+		k.purse.Accepted()
+	case got.Status/100 != 1:
+		k.purse.Refused()
 	}
 }
 

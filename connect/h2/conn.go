@@ -295,6 +295,9 @@ func (c *conn) drop(s *Stream) {
 		return
 	}
 	delete(c.streams, s.id)
+	if s.cost == 0 || s.answered != 0 {
+		c.meter.ended()
+	}
 	c.grown -= s.window - streamWindow
 	c.side.dropped(s)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -37,7 +38,7 @@ func TestFloods(t *testing.T) {
 	}{
 		{"rapid reset, CVE-2023-44487", nil, func(r *raw) error {
 			id += 2
-			_ = r.connect(id, "svc:1")
+			_ = r.connect(id, "slow:1")
 			return r.fr.WriteRSTStream(id, http2.ErrCodeCancel)
 		}},
 		{"resets that the server is made to send, CVE-2025-8671", nil, func(r *raw) error {
@@ -87,12 +88,15 @@ func TestFloods(t *testing.T) {
 			defer near.Close()
 			ended := make(chan error, 1)
 			go func() {
-				ended <- new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
-					if req.Host() != "svc" {
+				ended <- new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+					switch req.Host() {
+					case "svc":
+						_, _ = req.Accept()
+					case "slow":
+						<-ctx.Done()
+					default:
 						req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no"))
-						return
 					}
-					_, _ = req.Accept()
 				}))
 			}()
 			r := newRaw(t, near)
@@ -113,6 +117,8 @@ func TestFloods(t *testing.T) {
 			}
 			most := budget + 200
 			switch c.name {
+			case "requests that are refused":
+				most = budget/connect.CostRefused + 200
 			case "requests of 12 KiB that are refused":
 				most = budget/12 + 20 // each takes a tenth of a millisecond
 			case "HPACK bomb":

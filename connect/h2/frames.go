@@ -329,10 +329,16 @@ func (c *conn) peerReset(id uint32, code http2.ErrCode) error {
 		if !c.begun(id) {
 			return protocolError(http2.ErrCodeProtocol, "RST_STREAM on stream %d, which was never opened", id)
 		}
-		return c.charge(costReset, "too many RST_STREAM frames")
+		if !c.meter.late() {
+			return flood("too many RST_STREAM frames")
+		}
+		return nil
 	}
 	s.cut(&ResetError{Code: code})
 	c.drop(s)
+	if s.cost == 0 { // an abort is one of a tunnel's ends
+		return nil
+	}
 	return c.charge(costReset, "too many RST_STREAM frames")
 }
 

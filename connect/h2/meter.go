@@ -17,10 +17,12 @@ const (
 	updatesPerData = 10 // WINDOW_UPDATEs that one DATA frame of ours calls for
 )
 
-// A meter is a connect.Meter that knows what a WINDOW_UPDATE is for.
+// A meter is a connect.Meter that knows what a WINDOW_UPDATE is for, and what a
+// RST_STREAM.
 type meter struct {
 	connect.Meter
 	updates int // WINDOW_UPDATEs that are free
+	resets  int // RST_STREAMs that are: of streams that were paid for and are gone
 }
 
 // update spends for a WINDOW_UPDATE.
@@ -30,6 +32,19 @@ func (m *meter) update() bool {
 		return true
 	}
 	return m.Spend(costFrame)
+}
+
+// ended notes the end of a stream that had its answer. Its other end may not know
+// yet, and reset it.
+func (m *meter) ended() { m.resets = min(m.resets+1, budget) }
+
+// late spends for a RST_STREAM of a stream that is gone.
+func (m *meter) late() bool {
+	if m.resets > 0 {
+		m.resets--
+		return true
+	}
+	return m.Spend(costReset)
 }
 
 // sent notes a DATA frame of ours.

@@ -187,7 +187,7 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		s.begun()
 		r := s.refusal(head, nil, err)
 		s.c.mu.Lock()
-		s.answer(st, &r)
+		s.refuse(st, &r)
 		s.c.mu.Unlock()
 		s.told(req, err)
 		return
@@ -207,7 +207,7 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		r := s.refusal(head, req, err)
 		s.c.mu.Lock()
 		defer s.c.mu.Unlock()
-		s.answer(st, &r)
+		s.refuse(st, &r)
 	}
 	s.handler.ServeTunnel(ctx, req)
 }
@@ -265,6 +265,7 @@ func (s *server) accept(st *Stream, head *Head) error {
 		return refuse(tunnel.Gone, "the client left before it heard yes: %w", orReset(st.writeErr))
 	}
 	s.c.meter.GiveBack(float64(st.cost))
+	st.cost = 0
 	s.c.writeHead(st.id, connect.Fields{{Name: ":status", Value: "200"}}, head.Answer, false)
 	return nil
 }
@@ -286,6 +287,12 @@ func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Ref
 		r.Status = s.p.Status(r)
 	}
 	return r
+}
+
+// refuse says no to a request that is as it should be. The caller holds c.mu.
+func (s *server) refuse(st *Stream, r *connect.Refusal) {
+	s.c.meter.GiveBack(costRequest - connect.CostRefused)
+	s.answer(st, r)
 }
 
 // answer says no to the stream. The caller holds c.mu.

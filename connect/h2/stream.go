@@ -46,7 +46,7 @@ type Stream struct {
 
 	closed bool   // by our own side
 	listed bool   // in one of the connection's lists
-	cost   uint16 // server: of the request, in points; given back with the yes
+	cost   uint16 // server: of the request, in points, until it is accepted
 	next   *Stream
 
 	readLimit, writeLimit deadline

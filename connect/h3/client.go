@@ -26,7 +26,8 @@ type client struct {
 	since   int64 // when the last stream ended, nanoseconds of clock
 	away    bool  // the peer sent GOAWAY
 	lastOK  int64 // and takes no stream from this number on; -1 before
-	over    bool  // run is about to return
+	purse   connect.Purse
+	over    bool // run is about to return
 }
 
 func (k *client) isServer() bool { return false }
@@ -107,8 +108,16 @@ func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 
 // open opens a stream with a request, and waits for its answer.
 func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, error) {
+	k.mu.Lock()
+	affords := k.purse.Ask()
+	k.mu.Unlock()
+	if !affords {
+		k.GiveBack()
+		return nil, k.purse.Empty(k.d.Proxy)
+	}
 	qs, err := k.openStream(ctx)
 	if err != nil {
+		k.settle(nil, nil)
 		k.GiveBack()
 		if ctx.Err() != nil {
 			return nil, k.d.pool.GivenUp(ctx)
@@ -134,6 +143,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 		_ = qs.SetWriteDeadline(time.Unix(1, 0))
 	})
 	answer, err := k.ask(s, head)
+	k.settle(answer, err)
 	if !stop() {
 		_ = s.Abort()
 		return nil, k.d.pool.GivenUp(ctx)
@@ -154,6 +164,21 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 		k.d.Answer(ctx, addr, answer.Fields)
 	}
 	return s, nil
+}
+
+// settle reckons what a request cost that has come to answer or err; nothing if
+// it came to neither, and was never made.
+func (k *client) settle(answer *Head, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case err != nil:
+		k.purse.GaveUp()
+	case answer == nil, answer.Status/100 == 2:
+		k.purse.Accepted()
+	default:
+		k.purse.Refused()
+	}
 }
 
 // ask sends a request and returns the answer.

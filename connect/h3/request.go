@@ -148,10 +148,14 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 	ctx, err = k.admit(ctx, req, list)
 	if err != nil {
 		k.answer(st, req, nil, err)
+		k.c.giveBack(connect.CostRequest - connect.CostRefused)
 		return
 	}
 	req.Accept = func() (tunnel.Stream, error) { return k.accept(st, list) }
-	req.Refuse = func(err error) { k.answer(st, nil, req, err) }
+	req.Refuse = func(err error) {
+		k.answer(st, nil, req, err)
+		k.c.giveBack(connect.CostRequest - connect.CostRefused)
+	}
 	k.handler.ServeTunnel(ctx, req)
 }
 

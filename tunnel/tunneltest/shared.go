@@ -61,6 +61,7 @@ func TestShared(t *testing.T, c Shared) {
 	t.Run("Panic", c.panics)
 	t.Run("Idle", c.idle)
 	t.Run("HonestTraffic", c.honest)
+	t.Run("OfOneClientAlone", c.ofOneClient)
 }
 
 // Pipes makes streams between what serve returns, a client of a server that
@@ -457,5 +458,70 @@ func (c Shared) honest(t *testing.T) {
 		default:
 			t.Errorf("outcome %s, %v", o.Reason, o.Err)
 		}
+	}
+}
+
+// ofOneClient: a gateway that asks another one for many clients shares its
+// connection between them. What one client does, however often, does not end
+// the tunnels of others.
+func (c Shared) ofOneClient(t *testing.T) {
+	for _, does := range []struct {
+		name string
+		do   func(g Served) error
+	}{
+		{"it aborts tunnels", func(g Served) error {
+			s := g.open(t, "svc")
+			_ = s.SetDeadline(time.Now().Add(patience))
+			ping(t, s)
+			Abort(s)
+			return nil
+		}},
+		{"it closes tunnels before their ends", func(g Served) error {
+			s := g.open(t, "svc")
+			_ = s.SetDeadline(time.Now().Add(patience))
+			ping(t, s)
+			return s.Close()
+		}},
+		{"it asks for what is refused", func(g Served) error {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			s, err := g.Dialer.DialContext(ctx, "tcp", "nobody:1")
+			if err == nil {
+				return s.Close()
+			}
+			if r := tunnel.ReasonOf(err); r != tunnel.NoRoute && r != tunnel.Overload {
+				return err
+			}
+			return nil
+		}},
+		{"it gives up", func(g Served) error {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Microsecond)
+			defer cancel()
+			if s, err := g.Dialer.DialContext(ctx, "tcp", "svc:1"); err == nil {
+				Abort(s)
+			}
+			return nil
+		}},
+	} {
+		t.Run(does.name, func(t *testing.T) {
+			g := c.Serve(t, named{"svc": echoing(t)}, 0, 1)
+			kept := g.open(t, "svc")
+			for i := range 2000 {
+				if err := does.do(g); err != nil {
+					t.Fatalf("time %d: %v", i, err)
+				}
+				if i%100 == 0 {
+					_ = kept.SetDeadline(time.Now().Add(patience))
+					ping(t, kept)
+				}
+			}
+			_ = kept.SetDeadline(time.Now().Add(patience))
+			ping(t, kept)
+			for _, o := range g.Outcomes() {
+				if o.Reason == tunnel.Flood {
+					t.Errorf("outcome %s, %v", o.Reason, o.Err)
+				}
+			}
+		})
 	}
 }
