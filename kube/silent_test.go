@@ -173,9 +173,9 @@ func (a *api) asked() (all map[string]int, n int) {
 
 // begin runs what a process has to do with an API server until the test's end, and
 // returns the last words of each source.
-func (a *api) begin(t *testing.T, lease Object) func(source string) registry.Update {
+func (a *api) begin(t *testing.T, lease Object, log *slog.Logger) func(source string) registry.Update {
 	t.Helper()
-	k, err := newOf(Config{Cluster: "west", Discovery: &Discovery{Network: "west"}, GatewayAPI: &GatewayAPI{Controller: "culvert.dev/gateway"}, Lease: lease, Log: slog.New(slog.DiscardHandler)}, &rest.Config{Host: "http://api.test", Dial: a.dial, QPS: 1000, Burst: 1000})
+	k, err := newOf(Config{Cluster: "west", Discovery: &Discovery{Network: "west"}, GatewayAPI: &GatewayAPI{Controller: "culvert.dev/gateway"}, Lease: lease, Log: log}, &rest.Config{Host: "http://api.test", Dial: a.dial, QPS: 1000, Burst: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,6 +217,24 @@ func (a *api) begin(t *testing.T, lease Object) func(source string) registry.Upd
 	}
 }
 
+// lines is what a log has.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), what)
+}
+
 // An API server that takes connections and says nothing is noticed within 25
 // seconds by every source, although nothing of theirs fails; what they had said
 // stands. Nobody asks more than 15 times a minute for that, at rest.
@@ -225,7 +243,8 @@ func TestAnAPIServerThatSaysNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := newAPI()
-				last := a.begin(t, lease)
+				var said lines
+				last := a.begin(t, lease, slog.New(slog.NewTextHandler(&said, nil)))
 				time.Sleep(time.Minute)
 				sources := []string{"cluster/west", "gateway-api"}
 				for _, src := range sources {
@@ -243,6 +262,11 @@ func TestAnAPIServerThatSaysNothing(t *testing.T) {
 				for _, src := range sources {
 					if u := last(src); u.Err == nil || !strings.Contains(u.Err.Error(), "does not answer") {
 						t.Errorf("source %s after 25 s of silence: %v", src, u.Err)
+					}
+				}
+				for _, want := range []string{"the API server does not answer; Gateways", "discovery: out of touch"} {
+					if n := said.count(want); n != 1 {
+						t.Errorf("%q is in the log %d times", want, n)
 					}
 				}
 				time.Sleep(10 * time.Minute)
@@ -263,7 +287,7 @@ func TestASlowAPIServerLosesNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI()
 		a.set(false, 5*time.Second)
-		last := a.begin(t, Object{"culvert-system", "culvert"})
+		last := a.begin(t, Object{"culvert-system", "culvert"}, slog.New(slog.DiscardHandler))
 		time.Sleep(5 * time.Minute)
 		if u := last("gateway-api"); u.Err != nil || len(u.Listeners) != 1 {
 			t.Fatalf("at first: %+v", u)

@@ -160,8 +160,10 @@ func keepUp(ctx context.Context, r *cache.Reflector) {
 
 // heard notes how a request went.
 func (r *run) heard(ctx context.Context, sc *scope, verb int, err error) {
-	if ctx.Err() != nil || err != nil && (errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) {
-		return // it says nothing about the server; what has expired is listed again
+	if ctx.Err() != nil || err != nil && (errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || verb == watch && apierrors.IsInvalid(err)) {
+		// It says nothing about the server: what has expired is listed again, and so is
+		// what an older one can't stream as a list.
+		return
 	}
 	var f failure
 	denial := ""

@@ -287,6 +287,7 @@ func (r *run) feel(ctx context.Context) {
 			}
 			lost = true
 			r.lost.Store(&loss{time.Now().UTC(), err})
+			r.log.Warn("kubernetes: the API server does not answer; Gateways are served as they were", "err", err)
 			if r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)}) != nil {
 				return
 			}
@@ -294,6 +295,7 @@ func (r *run) feel(ctx context.Context) {
 		if err == nil && lost {
 			lost = false
 			r.lost.Store(nil)
+			r.log.Info("kubernetes: the API server answers again")
 			if r.confirm(ctx) != nil {
 				return
 			}
