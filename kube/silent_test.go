@@ -96,6 +96,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case resource == "livez":
 	case resource == "culvert" || r.Method != http.MethodGet:
 		refuse(http.StatusForbidden, "Forbidden")
+	case resource == "serviceimports":
+		refuse(http.StatusNotFound, "NotFound")
 	case q.Get("sendInitialEvents") == "true":
 		refuse(http.StatusUnprocessableEntity, "Invalid")
 	case q.Get("watch") != "true":
@@ -245,17 +247,21 @@ func TestAnAPIServerThatSaysNothing(t *testing.T) {
 				a := newAPI()
 				var said lines
 				last := a.begin(t, lease, slog.New(slog.NewTextHandler(&said, nil)))
-				time.Sleep(time.Minute)
+				time.Sleep(20 * time.Minute)
 				sources := []string{"cluster/west", "gateway-api"}
 				for _, src := range sources {
 					if u := last(src); u.Source == "" || u.Err != nil {
 						t.Fatalf("source %s at first: %+v", src, u)
 					}
 				}
-				_, before := a.asked()
+				first, before := a.asked()
 				time.Sleep(10 * time.Minute)
-				if all, after := a.asked(); after-before > 150 {
+				all, after := a.asked()
+				if after-before > 150 {
 					t.Errorf("%d requests in ten minutes at rest, want 150 at most: %v", after-before, all)
+				}
+				if n := all["serviceimports"] - first["serviceimports"]; n > 6 {
+					t.Errorf("%d of them are for a kind that is not there, want 6 at most", n)
 				}
 				a.set(true, 0)
 				time.Sleep(25 * time.Second)

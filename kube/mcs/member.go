@@ -22,8 +22,8 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 )
 
-// again is how what failed is tried again. A cluster without the CRDs is asked
-// for them once in a minute.
+// again is how what failed is tried again; see client.WhenThere for a cluster
+// without the CRDs.
 var again = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 9, Cap: time.Minute}
 
 // A Cluster is how a member is reached.
@@ -119,7 +119,7 @@ func anyList[T runtime.Object](list func(context.Context, metav1.ListOptions) (T
 func reflector(w *watched, example runtime.Object, api any, list func(context.Context, metav1.ListOptions) (runtime.Object, error), watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error)) *cache.Reflector {
 	w.waiting[w], w.refused = true, map[string]int{}
 	backoff := again
-	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(client.WhenThere(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := list(ctx, o)
 			w.heard(ctx, "list", err)
@@ -130,7 +130,7 @@ func reflector(w *watched, example runtime.Object, api any, list func(context.Co
 			w.heard(ctx, "watch", err)
 			return l, err
 		},
-	}, api), example, store{w}, cache.ReflectorOptions{Name: "mcs/" + w.name + "/" + w.resource.Resource, Backoff: &backoff})
+	}), api), example, store{w}, cache.ReflectorOptions{Name: "mcs/" + w.name + "/" + w.resource.Resource, Backoff: &backoff})
 }
 
 // heard says once what is forbidden or not there.
