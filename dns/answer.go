@@ -30,7 +30,7 @@ type exchange struct {
 	extra  Answer
 	addrs  []netip.Addr
 	key    []byte
-	missed bool                // no table was ever loaded: a no of others is not to be believed
+	missed bool                // nobody knows yet whether the name is the table's: a no of others is not to be believed
 	table  Names               // that is waited for Targets of; else nil
 	zone   string              // of the name, then
 	found  map[string]*finding // of Targets; nil as long as nobody looked
@@ -174,8 +174,9 @@ func (x *exchange) decide() bool {
 	if table != nil {
 		table.Answer(Question{Name: x.q.name, Type: Type(x.q.qtype), View: x.view, From: x.from.Addr()}, &x.a)
 	}
+	missing = missing || x.a.Status == Unknown
 	switch {
-	case own && missing || x.a.Status == Unknown:
+	case own && missing:
 		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNotReady))
 	case x.a.Status == Exists:
 		if !own {

@@ -347,6 +347,25 @@ func TestNeverLoaded(t *testing.T) {
 	r.expect(t, UDP, q("custom.test", dns.TypeA), "NXDOMAIN ra ns: test. 3 IN SOA ns.test. root.test. 1 2 3 4 3600")
 }
 
+// What the table can't know is not said to be absent: in a zone by SERVFAIL, and
+// elsewhere not before others have been asked.
+func TestTableThatCannotKnow(t *testing.T) {
+	up := serve(t, "there.later.test. 60 IN A 192.0.2.1")
+	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		m := q("later.shop.svc.mesh.internal", dns.TypeA)
+		m.SetEdns0(1232, false)
+		res := r.ask(t, tr, m)
+		if got := summary(res); got != "SERVFAIL ra" || edeOf(res) != int(dns.ExtendedErrorCodeNotReady) {
+			t.Errorf("a zone's name: %s, extended error %d", got, edeOf(res))
+		}
+		r.expect(t, tr, q("there.later.test", dns.TypeA), "NOERROR ra an: there.later.test. 60 IN A 192.0.2.1")
+		r.expect(t, tr, q("there.later.test", dns.TypeTXT), "SERVFAIL ra")
+		r.expect(t, tr, q("later.test", dns.TypeA), "SERVFAIL ra")
+		r.expect(t, tr, q("four.shop.svc.mesh.internal", dns.TypeA), "NOERROR aa ra an: four.shop.svc.mesh.internal. 5 IN A 10.0.0.4")
+	})
+}
+
 func TestObserve(t *testing.T) {
 	up := serve(t, "a.test. 60 IN A 192.0.2.1")
 	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback, Views: []View{{"east", loopback}}})

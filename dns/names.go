@@ -73,7 +73,9 @@ const (
 	// record of the type asked for the answer is NODATA.
 	Exists
 	// Unknown: the part of the table that would know has never been loaded.
-	// The answer is SERVFAIL: resolvers believe a NXDOMAIN, and for a while.
+	// In the server's zones the answer is SERVFAIL, as resolvers believe a
+	// NXDOMAIN, and for a while; elsewhere it is forwarded, and SERVFAIL where
+	// others have no record either.
 	Unknown
 )
 

@@ -92,6 +92,8 @@ func shop() *fakeTable {
 		"many.shop.svc.mesh.internal":      {Addrs: many},
 		"empty.shop.svc.mesh.internal":     {},
 		"later.shop.svc.mesh.internal":     {Status: Unknown},
+		"later.test":                       {Status: Unknown},
+		"there.later.test":                 {Status: Unknown},
 		"east api.shop.svc.mesh.internal":  {Addrs: addrs("10.1.0.1")},
 		"west api.shop.svc.mesh.internal":  {Addrs: addrs("10.2.0.1")},
 		"api.shop.svc.mesh.internal":       {Addrs: addrs("203.0.113.1")},

@@ -148,20 +148,23 @@ func (d *tlsDialer) Check(ep tunnel.Endpoint) error {
 	return nil
 }
 
-// DialRequest dials ep on behalf of req and has TLS begin there.
-func (d *tlsDialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (c net.Conn, err error) {
-	switch way := d.way.(type) {
+// dialFor has way dial ep on behalf of req, as a Router does.
+func dialFor(ctx context.Context, way tunnel.Dialer, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	switch way := way.(type) {
 	case interface {
 		DialRequest(context.Context, tunnel.Endpoint, *tunnel.Request) (net.Conn, error)
 	}:
-		c, err = way.DialRequest(ctx, ep, req)
+		return way.DialRequest(ctx, ep, req)
 	case proxyproto.EndpointDialer:
-		c, err = way.DialEndpoint(ctx, ep)
-	default:
-		tunnel.WillWait(ctx)
-		c, err = way.DialContext(ctx, "tcp", ep.Addr.String())
+		return way.DialEndpoint(ctx, ep)
 	}
-	if err != nil {
+	tunnel.WillWait(ctx)
+	return way.DialContext(ctx, "tcp", ep.Addr.String())
+}
+
+// DialRequest dials ep on behalf of req and has TLS begin there.
+func (d *tlsDialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (c net.Conn, err error) {
+	if c, err = dialFor(ctx, d.way, ep, req); err != nil {
 		return nil, err
 	}
 	return d.begin(ctx, c, ep.String())

@@ -37,8 +37,13 @@ type Dialers struct {
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
+	// Dialed is told of every dial of a gateway that Cross leads to: nil for one
+	// that worked. It is registry.Registry.Dialed. May be nil.
+	Dialed func(tunnel.Endpoint, error)
+
 	mu   sync.Mutex // guards what follows
 	made map[string]*through
+	at   map[entrance]*through      // by what Cross asks
 	seen map[*registry.Hop]*through // by the first of its hops, in the table that has them
 	keep []io.Closer                // that have connections, to be closed
 
@@ -65,6 +70,12 @@ func (d *Dialers) To(s *registry.Service) (tunnel.Dialer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return d.telling(s, way)
+}
+
+// telling returns a way that also tells the endpoints of s of their client, and
+// speaks TLS to them, where s says so.
+func (d *Dialers) telling(s *registry.Service, way proxyproto.EndpointDialer) (tunnel.Dialer, error) {
 	var to tunnel.Dialer = way
 	if s.ProxyProtocol != 0 {
 		to = &proxyproto.Dialer{Version: s.ProxyProtocol, Dialer: way} // the header comes before TLS
@@ -130,12 +141,15 @@ func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
 	}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
-		// The connections of ways that nobody uses any more end by themselves.
-		d.keep = d.keep[max(0, len(d.keep)-maxMade):]
+		d.forget()
 	}
 	d.made[key] = made
 	return made, nil
 }
+
+// forget lets go of ways that nobody uses any more: their connections end by
+// themselves. Of both maps there are maxMade each. The caller holds mu.
+func (d *Dialers) forget() { d.keep = d.keep[max(0, len(d.keep)-2*maxMade):] }
 
 // keyOf is the same for hops that are the same, and for no others.
 func keyOf(hops []registry.Hop) string {
@@ -221,7 +235,7 @@ type pooled interface {
 func (d *Dialers) Close() {
 	d.mu.Lock()
 	keep := d.keep
-	d.keep, d.made, d.tls, d.tlsSeen = nil, nil, nil, nil
+	d.keep, d.made, d.at, d.tls, d.tlsSeen = nil, nil, nil, nil, nil
 	d.mu.Unlock()
 	for _, c := range keep {
 		_ = c.Close()

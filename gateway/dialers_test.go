@@ -41,9 +41,15 @@ func startWith(t *testing.T, name string, protocols []tunnel.Protocol, services 
 // startConfig runs one that has all but what it dials and stops by.
 func startConfig(t *testing.T, cfg Config) (addr string) {
 	t.Helper()
+	addr, _ = startGateway(t, cfg)
+	return addr
+}
+
+func startGateway(t *testing.T, cfg Config) (addr string, g *Gateway) {
+	t.Helper()
 	cfg.Lameduck, cfg.Grace, cfg.DialTimeout = -1, -1, time.Second
-	g, err := New(t.Context(), cfg)
-	if err != nil {
+	var err error
+	if g, err = New(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -57,7 +63,7 @@ func startConfig(t *testing.T, cfg Config) (addr string) {
 		cancel()
 		wg.Wait()
 	})
-	return g.Addrs()[0].String()
+	return g.Addrs()[0].String(), g
 }
 
 // service is svc.test:443, directly or by hops.
@@ -200,6 +206,10 @@ func forward(t *testing.T, ln net.Listener, to string) {
 					return
 				}
 				defer out.Close()
+				defer context.AfterFunc(t.Context(), func() { // those that are kept for others
+					_ = c.Close()
+					_ = out.Close()
+				})()
 				wg.Go(func() { _, _ = io.Copy(out, c); _ = out.(*net.TCPConn).CloseWrite() })
 				_, _ = io.Copy(c, out)
 			})

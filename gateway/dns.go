@@ -12,7 +12,6 @@ import (
 
 	"culvert.dev/dns"
 	"culvert.dev/metrics"
-	"culvert.dev/names"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
 )
@@ -142,7 +141,7 @@ func (d *DNS) close() {
 func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 	s := d.Server
 	if s.Names == nil {
-		s.Names = (&names.Source{Registry: g.registry, VIPs: d.VIPs}).Names
+		s.Names = g.names.Names
 	}
 	if s.Usable == nil {
 		s.Usable = g.registry.Healthy

@@ -84,6 +84,7 @@ type Explanation struct {
 // An ExplanationEndpoint is one endpoint in the order it would be tried.
 type ExplanationEndpoint struct {
 	Address string `json:"address"`
+	Asked   string `json:"asked,omitempty"`   // of a gateway of another network, for what and how: "by connect for db.example.com:5432"
 	Problem string `json:"problem,omitempty"` // why it must not be dialed
 }
 
@@ -120,8 +121,12 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 	}
 	route, attempts, err := r.Forecast(ctx, req)
 	x.Service, x.Pattern, x.Generation, x.Via = route.Service, route.Pattern, route.Generation, hopsOf(route.Dialer)
+	across, _ := route.Dialer.(*crossing)
 	for _, a := range attempts {
 		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
+		if across != nil {
+			ep.Asked = across.asked(a.Endpoint)
+		}
 		if a.Err != nil {
 			ep.Problem = a.Err.Error()
 		}

@@ -371,18 +371,6 @@ func (g *Gateway) ListenerErrors() map[string]error {
 // It is for one goroutine.
 func (g *Gateway) ListenersChanged() <-chan struct{} { return g.fronts.news }
 
-// ListenerAddrs returns where the open listeners that sources know of are, by
-// their names.
-func (g *Gateway) ListenerAddrs() map[string]net.Addr {
-	g.fronts.mu.Lock()
-	defer g.fronts.mu.Unlock()
-	all := make(map[string]net.Addr, len(g.fronts.serving))
-	for name, o := range g.fronts.serving {
-		all[name] = o.addr()
-	}
-	return all
-}
-
 // serveFronts returns what serves a listener, by functions given to run.
 func (g *Gateway) serveFronts(run func(func() error)) func(context.Context, *openFront) {
 	return func(ctx context.Context, o *openFront) {

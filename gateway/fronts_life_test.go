@@ -72,7 +72,7 @@ func TestFrontsFollowTheTable(t *testing.T) {
 	e.still(toOne)
 	e.still(toTwo)
 	e.have()
-	if !refused(e.at(one.Port)) || len(e.ListenerAddrs()) != 0 {
+	if !refused(e.at(one.Port)) || len(e.ListenerErrors()) != 0 {
 		t.Error("listeners are open and should not be")
 	}
 	_, _ = toOne.Close(), toTwo.Close()

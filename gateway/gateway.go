@@ -27,6 +27,7 @@ import (
 
 	"culvert.dev/admin"
 	"culvert.dev/metrics"
+	"culvert.dev/names"
 	"culvert.dev/registry"
 	"culvert.dev/registry/checks"
 	"culvert.dev/tunnel"
@@ -134,6 +135,7 @@ type Gateway struct {
 	cfg       Config
 	log       *slog.Logger
 	registry  *registry.Registry
+	names     *names.Source // of the registry: what DNS answers
 	checker   *checks.Checker
 	ways      *Dialers
 	router    *tunnel.Router
@@ -181,7 +183,12 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
 	g.ways = ways
-	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Log: g.log}
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Cross: ways.Cross, Log: g.log}
+	ways.Dialed = g.registry.Dialed
+	g.names = &names.Source{Registry: g.registry}
+	if cfg.DNS != nil {
+		g.names.VIPs = cfg.DNS.VIPs
+	}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{

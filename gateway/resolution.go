@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 
 	"culvert.dev/dns"
@@ -60,7 +61,8 @@ type ViewedGateway struct {
 
 // ResolveFrom says what name means from a network, or from an address; from
 // every network of the table, and none, where from is "". It is what DNS answers
-// and, from the network of the registry's own, where a gateway goes.
+// that has the same src and, from the network of the registry's own, where a
+// gateway goes.
 func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 	reg := src.Registry
 	t := reg.Table()
@@ -109,6 +111,9 @@ func view(src *names.Source, t *registry.Table, name tunnel.Name, network string
 	if !ok {
 		err := t.Refusal(name, network)
 		v.Reason, v.Detail = tunnel.ReasonOf(err), err.Error()
+		if src.Registry.Silent() > 0 {
+			v.Detail += "; but a source has not yet said what there is, and DNS answers SERVFAIL in its zones"
+		}
 		return v
 	}
 	for i := range places {
@@ -117,18 +122,35 @@ func view(src *names.Source, t *registry.Table, name tunnel.Name, network string
 	for _, typ := range []dns.Type{dns.TypeA, dns.TypeAAAA} {
 		var a dns.Answer
 		src.Names().Answer(dns.Question{Name: name.String(), Type: typ, View: network}, &a)
-		for _, addr := range a.Addrs {
-			if addr.Addr.Is4() == (typ == dns.TypeA) {
-				v.DNS = append(v.DNS, addr.Addr.String())
-			}
-		}
-		for _, target := range a.Targets {
-			if typ == dns.TypeA {
-				v.DNS = append(v.DNS, target.Host)
-			}
-		}
+		v.DNS = append(v.DNS, answered(&a, typ)...)
 	}
 	return v
+}
+
+// answered returns the addresses of an answer, and with those of IPv4 the names
+// of which addresses are looked up, in the order of their ranks.
+func answered(a *dns.Answer, typ dns.Type) []string {
+	type ranked struct {
+		rank uint8
+		what string
+	}
+	var all []ranked
+	for _, addr := range a.Addrs {
+		if addr.Addr.Is4() == (typ == dns.TypeA) {
+			all = append(all, ranked{addr.Rank, addr.Addr.String()})
+		}
+	}
+	for _, target := range a.Targets {
+		if typ == dns.TypeA {
+			all = append(all, ranked{target.Rank, target.Host})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b ranked) int { return cmp.Compare(a.rank, b.rank) })
+	list := make([]string, len(all))
+	for i := range all {
+		list[i] = all[i].what
+	}
+	return list
 }
 
 func viewed(reg *registry.Registry, p *registry.Place, network string) ViewedService {
@@ -170,5 +192,5 @@ func viewed(reg *registry.Registry, p *registry.Place, network string) ViewedSer
 
 // resolve answers /resolve.
 func (g *Gateway) resolve(v url.Values) (any, error) {
-	return ResolveFrom(&names.Source{Registry: g.registry}, v.Get("name"), v.Get("from"))
+	return ResolveFrom(g.names, v.Get("name"), v.Get("from"))
 }

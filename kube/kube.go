@@ -100,6 +100,7 @@ type Kube struct {
 	self    string      // what this replica is called
 	leads   atomic.Bool // this replica writes
 	holder  atomic.Pointer[string]
+	denied  atomic.Pointer[string] // why it can't; "" or nil if it may
 	sources []registry.Source
 	plane   *plane      // nil where nothing is listened at
 	set     *clusterSet // nil for none
@@ -125,11 +126,12 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 	}
 	k := &Kube{cfg: cfg, rest: c, self: fmt.Sprintf("%s_%d", host, os.Getpid())}
 	client.Logs(cfg.Log)
-	k.pulse = client.NewPulse(nil)
+	k.pulse = client.NewPulse()
 	k.rest.Wrap(k.pulse.Wrap)
 	if k.alive, err = client.Livez(k.rest); err != nil {
 		return nil, err
 	}
+	k.rest.Wrap((&client.Clock{Log: cfg.Log}).Wrap)
 	if k.core, err = kubernetes.NewForConfig(client.Protobuf(k.rest)); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
@@ -268,7 +270,7 @@ func (k *Kube) lead(ctx context.Context) error {
 	}
 	lease := client.Lease{
 		Client: k.core, Namespace: k.cfg.Lease.Namespace, Name: k.cfg.Lease.Name,
-		Identity: k.self, OnHolder: func(id string) { k.holder.Store(&id) }, Log: k.cfg.Log,
+		Identity: k.self, OnHolder: func(id string) { k.holder.Store(&id) }, OnDenied: func(why string) { k.denied.Store(&why) }, Log: k.cfg.Log,
 	}
 	err := lease.Run(ctx, func(ctx context.Context) {
 		k.leads.Store(true)

@@ -19,6 +19,7 @@ type LeaseStatus struct {
 	Self   string `json:"self"`             // what this replica is called there
 	Leads  bool   `json:"leads"`            // this replica does
 	Holder string `json:"holder,omitempty"` // who does, as far as this replica has heard
+	Error  string `json:"error,omitempty"`  // why this replica can't
 }
 
 // Status says what is known now. It is nil of a nil Kube.
@@ -45,6 +46,9 @@ func (k *Kube) Status() *Status {
 		s.Lease = &LeaseStatus{Name: k.cfg.Lease.Namespace + "/" + k.cfg.Lease.Name, Self: k.self, Leads: k.leads.Load()}
 		if h := k.holder.Load(); h != nil {
 			s.Lease.Holder = *h
+		}
+		if why := k.denied.Load(); why != nil {
+			s.Lease.Error = *why
 		}
 	}
 	return s

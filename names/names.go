@@ -29,23 +29,25 @@ type Source struct {
 // Names returns the table that holds now, nil before the first one. It is
 // dns.Server.Names.
 func (s *Source) Names() dns.Names {
+	partial := s.Registry.Silent() > 0 // before the table, which has then what it was told
 	t := s.Registry.Table()
 	if t == nil {
 		return nil
 	}
-	if n := s.current.Load(); n != nil && n.table == t {
+	if n := s.current.Load(); n != nil && n.table == t && n.partial == partial {
 		return n
 	}
-	n := &Table{table: t, source: s, loaded: time.Now()}
+	n := &Table{table: t, source: s, loaded: time.Now(), partial: partial}
 	s.current.Store(n)
 	return n
 }
 
 // A Table answers from one table of the registry.
 type Table struct {
-	table  *registry.Table
-	source *Source
-	loaded time.Time
+	table   *registry.Table
+	source  *Source
+	loaded  time.Time
+	partial bool // a source has yet to say what there is
 }
 
 // Updated implements dns.Names: it is now, unless a source is lost.
@@ -59,8 +61,16 @@ func (t *Table) Updated() time.Time {
 // version is that of the specification of names in the cluster set.
 var version = []string{"1.0.0"}
 
-// Answer implements dns.Names.
+// Answer implements dns.Names. Of what is not there while a source has yet to
+// speak nobody can say that it does not exist.
 func (t *Table) Answer(q dns.Question, a *dns.Answer) {
+	t.answer(q, a)
+	if t.partial && (a.Status == dns.Absent || a.Status == dns.Above) {
+		a.Status = dns.Unknown
+	}
+}
+
+func (t *Table) answer(q dns.Question, a *dns.Answer) {
 	if q.View == "" {
 		q.View, _ = t.table.Network(q.From)
 	}
@@ -80,6 +90,9 @@ func (t *Table) Answer(q dns.Question, a *dns.Answer) {
 		return
 	}
 	places, ok := t.table.Places(name, q.View)
+	if ok && !slices.ContainsFunc(places, there) {
+		ok = false
+	}
 	switch {
 	case !ok && t.table.Above(rest) && first == "":
 		a.Status = dns.Above
@@ -94,7 +107,7 @@ func (t *Table) Answer(q dns.Question, a *dns.Answer) {
 		port, err := strconv.ParseUint(first[1:], 10, 16)
 		if at := slices.IndexFunc(places, func(p registry.Place) bool { return has(&p, uint16(port)) }); err == nil && at >= 0 {
 			a.Status = dns.Exists
-			t.bind(q, a, places[at:at+1], rest, uint16(port))
+			t.bind(q, a, places, rest, uint16(port))
 		}
 	default:
 		t.services(q, a, places, first[1:], second[1:], rest)
@@ -123,24 +136,27 @@ func (t *Table) own(q dns.Question, a *dns.Answer, places []registry.Place) {
 		for i := range places {
 			t.addresses(q, a, &places[i])
 		}
-		if len(a.Addrs)+len(a.Targets) == 0 && slices.ContainsFunc(places, none) {
-			*a = dns.Answer{}
-		}
 	case dns.TypeHTTPS:
 		t.bind(q, a, places, q.Name, 443)
 	}
 }
 
-// none reports whether p is a headless service without any endpoint, whose name
-// does not exist.
-func none(p registry.Place) bool { return p.Service.Headless && len(p.Service.Endpoints) == 0 }
+// there is false for a headless service without any endpoint. Its name does not
+// exist, whatever is asked: KEP-1645 wants NXDOMAIN for its addresses, and that
+// holds for all types and for what is below (RFC 2308, RFC 8020).
+func there(p registry.Place) bool {
+	return !p.Service.Headless || len(p.Service.Endpoints) > 0 || len(p.Entries) > 0
+}
 
 // addresses adds where p is. What does not work is left out, as long as
 // something else remains.
 func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Place) {
 	if t.vips(q.View, p) {
 		for _, v := range p.VIPs {
-			a.Addrs = append(a.Addrs, dns.Addr{Addr: v})
+			// A place for each of the service's ports has the same ones.
+			if v.IsValid() && !slices.Contains(a.Addrs, dns.Addr{Addr: v}) {
+				a.Addrs = append(a.Addrs, dns.Addr{Addr: v})
+			}
 		}
 		return
 	}
@@ -163,9 +179,9 @@ func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Place) {
 }
 
 // vips reports whether those in a network are told the addresses that p's
-// service has to itself. One endpoint has none.
+// service has to itself. One endpoint has none, nor has what is behind one gateway.
 func (t *Table) vips(network string, p *registry.Place) bool {
-	return p.VIPs != [2]netip.Addr{} && !p.One && t.source.VIPs != nil && t.source.VIPs(network)
+	return p.VIPs != [2]netip.Addr{} && !p.One && p.Gateway == "" && t.source.VIPs != nil && t.source.VIPs(network)
 }
 
 // add adds one address if it works, or is wanted in any case.
@@ -208,101 +224,6 @@ func named(p *registry.Place, name, protocol string) *registry.NamedPort {
 		}
 	}
 	return nil
-}
-
-// services answers _PORT._PROTO.NAME, RFC 2782: also where the question is for
-// another type, as the name exists.
-func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place, port, protocol, name string) {
-	for i := range places {
-		p := &places[i]
-		n := named(p, port, protocol)
-		if n == nil {
-			continue
-		}
-		a.Status = dns.Exists
-		switch {
-		case t.vips(q.View, p):
-			a.Services = append(a.Services, dns.Service{Weight: 1, Port: n.Port, Target: name})
-		case len(p.Entries) > 0:
-			t.behind(a, p, name)
-		case p.Service.Headless && !p.One:
-			for j := range p.Endpoints {
-				ep := &p.Endpoints[j]
-				if !ep.Serves(n.Port) {
-					continue
-				}
-				to := cmp.Or(ep.Port, n.Port)
-				if label := registry.EndpointName(p.Service, ep, name); label != "" && (!ep.Addr.IsValid() || t.source.Registry.Healthy(netip.AddrPortFrom(ep.Addr, to))) {
-					a.Services = append(a.Services, dns.Service{Weight: 1, Port: to, Target: label})
-				}
-			}
-		default:
-			a.Services = append(a.Services, dns.Service{Weight: 1, Port: endpointPort(p, n.Port), Target: name})
-		}
-	}
-}
-
-// behind adds the ports of the gateways in front of p: each once, as the name
-// has the addresses of all.
-func (t *Table) behind(a *dns.Answer, p *registry.Place, name string) {
-	for i := range p.Entries {
-		e := &p.Entries[i]
-		if !e.Gateway.Takes("sni") || slices.ContainsFunc(a.Services, func(s dns.Service) bool { return s.Port == e.Address.Port }) {
-			continue
-		}
-		a.Services = append(a.Services, dns.Service{Priority: uint16(e.Rank), Weight: 1, Port: e.Address.Port, Target: name})
-	}
-}
-
-// bind answers HTTPS, RFC 9460, for https://NAME with a port.
-func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Place, name string, port uint16) {
-	target := ""
-	if name != q.Name {
-		target = name
-	}
-	for i := range places {
-		p := &places[i]
-		if !has(p, port) {
-			continue
-		}
-		if len(p.Entries) == 0 {
-			b := dns.Binding{Target: target, ALPN: p.Service.ALPN}
-			if to := endpointPort(p, port); to != 443 {
-				b.Port = to
-			}
-			a.Bindings = append(a.Bindings, b)
-			continue
-		}
-		var ports []uint16
-		for j := range p.Entries {
-			if e := &p.Entries[j]; e.Gateway.Takes("sni") && !slices.Contains(ports, e.Address.Port) {
-				ports = append(ports, e.Address.Port)
-			}
-		}
-		for k, to := range ports {
-			b := dns.Binding{Priority: uint16(k + 1), Target: target, ALPN: p.Service.ALPN}
-			if to != 443 {
-				b.Port = to
-			}
-			for j := range p.Entries { // only these have this port
-				e := &p.Entries[j]
-				if e.Address.Port == to && e.Address.Addr.IsValid() && t.source.Registry.Healthy(netip.AddrPortFrom(e.Address.Addr, to)) {
-					b.Hints = append(b.Hints, e.Address.Addr)
-				}
-			}
-			a.Bindings = append(a.Bindings, b)
-		}
-	}
-}
-
-// endpointPort returns where a port of p's is at its endpoints.
-func endpointPort(p *registry.Place, port uint16) uint16 {
-	for i := range p.Endpoints {
-		if ep := &p.Endpoints[i]; ep.Serves(port) {
-			return cmp.Or(ep.Port, port)
-		}
-	}
-	return port
 }
 
 // reverse returns the address that a name of in-addr.arpa or ip6.arpa is of: RFC

@@ -61,7 +61,8 @@ func source(t *testing.T) *Source {
 				Endpoints: []registry.Endpoint{hosted("10.2.5.1:5432", "db-0"), hosted("10.2.5.2:5432", "db-1"), ep("10.2.5.3:5432")}},
 			{Name: "wild", Names: pattern("*.apps.example.com"), Exposed: true, Endpoints: []registry.Endpoint{ep("10.1.6.1:443")}},
 			{Name: "secret", Names: pattern("secret.example.com"), Exposed: true, ExposedTo: []string{"west"}, Endpoints: []registry.Endpoint{ep("10.1.7.1:443")}},
-			{Name: "empty", Names: pattern("empty.example.com"), Exposed: true, Headless: true},
+			{Name: "empty", Names: pattern("empty.example.com"), Ports: []uint16{443}, Exposed: true, Headless: true, Named: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}},
+			{Name: "hollow", Names: pattern("hollow.example.com"), Exposed: true},
 		},
 	}
 	reg := &registry.Registry{Mesh: registry.Mesh{Network: "east"}}
@@ -115,6 +116,13 @@ func TestAnswer(t *testing.T) {
 		{"secret.example.com", dns.TypeA, "", "absent "},
 		{"secret.example.com", dns.TypeA, "west", "exists 0:192.0.2.1, 0:192.0.2.2*3"},
 		{"empty.example.com", dns.TypeA, "east", "absent "},
+		{"empty.example.com", dns.TypeTXT, "east", "absent "},
+		{"empty.example.com", dns.TypeHTTPS, "east", "absent "},
+		{"_web._tcp.empty.example.com", dns.TypeSRV, "east", "absent "},
+		{"_tcp.empty.example.com", dns.TypeSRV, "east", "absent "},
+		{"_443._https.empty.example.com", dns.TypeHTTPS, "east", "absent "},
+		{"0.empty.example.com", dns.TypeA, "east", "absent "},
+		{"hollow.example.com", dns.TypeA, "east", "exists "}, // it is not headless
 		{`a\032b.example.com`, dns.TypeA, "east", "absent "},
 
 		// Behind a load balancer that has a name, and one by one.
@@ -140,6 +148,8 @@ func TestAnswer(t *testing.T) {
 
 		{"web.example.com", dns.TypeHTTPS, "east", `exists 0 "" alpn=[h2] port=8443 hints=[]`},
 		{"web.example.com", dns.TypeHTTPS, "west", `exists 1 "" alpn=[h2] port=0 hints=[192.0.2.1 192.0.2.2]`},
+		{"web.example.com", dns.TypeSVCB, "west", "exists "}, // it is for other schemes
+		{"_443._https.web.example.com", dns.TypeSVCB, "west", "exists "},
 		{"db.example.com", dns.TypeHTTPS, "east", "exists "},
 		{"_5432._https.db.example.com", dns.TypeHTTPS, "east", `exists 1 "db.example.com" alpn=[] port=15443 hints=[198.51.100.1]`},
 		{"_444._https.db.example.com", dns.TypeHTTPS, "east", "absent "},
@@ -219,22 +229,31 @@ func TestAnswerLeavesOutWhatIsDown(t *testing.T) {
 func TestAnswerVIPs(t *testing.T) {
 	src := source(t)
 	src.VIPs = func(network string) bool { return network == "east" }
-	s := registry.Snapshot{Services: []*registry.Service{{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, VIP: true,
-		Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.1.5.1:8443")}}},
-		Networks: []registry.Network{{Name: "east"}}}
+	s := registry.Snapshot{Services: []*registry.Service{{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, VIP: true, ALPN: []string{"h2"},
+		Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.1.5.1:8443")}},
+		{Name: "far", Names: pattern("far.example.com"), Ports: []uint16{443, 8080}, Exposed: true, VIP: true, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}}},
+		Networks: []registry.Network{{Name: "east"}, {Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{{Address: ep("198.51.100.1:443")}}}}}
 	table, err := registry.Merge(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	src.Registry.Swap(table)
-	src.Registry.AssignVIPs([]registry.VIP{{Key: src.Registry.Table().WantVIPs()[0].Keys[0], V4: netip.MustParseAddr("240.1.2.3"), V6: netip.MustParseAddr("fd00::7")}})
+	want := src.Registry.Table().WantVIPs()
+	src.Registry.AssignVIPs([]registry.VIP{{Key: want[0].Keys[0], V4: netip.MustParseAddr("240.1.2.3"), V6: netip.MustParseAddr("fd00::7")}, {Key: want[1].Keys[0], V4: netip.MustParseAddr("240.1.2.4")}})
 	ask(t, src, []question{
 		{"web.example.com", dns.TypeA, "east", "exists 0:240.1.2.3, 0:fd00::7"},
 		{"web.example.com", dns.TypeA, "", "exists 0:10.1.5.1"},
 		{"_https._tcp.web.example.com", dns.TypeSRV, "east", "exists 0 1 web.example.com:443"},
 		{"_https._tcp.web.example.com", dns.TypeSRV, "", "exists 0 1 web.example.com:8443"},
+		{"web.example.com", dns.TypeHTTPS, "east", `exists 0 "" alpn=[h2] port=0 hints=[240.1.2.3 fd00::7]`},
+		{"web.example.com", dns.TypeHTTPS, "", `exists 0 "" alpn=[h2] port=8443 hints=[]`},
+		{"far.example.com", dns.TypeA, "east", "exists 0:240.1.2.4"},
+		{"far.example.com", dns.TypeHTTPS, "east", `exists 0 "" alpn=[] port=0 hints=[240.1.2.4]`},
+		{"_8080._https.far.example.com", dns.TypeHTTPS, "east", `exists 0 "far.example.com" alpn=[] port=0 hints=[240.1.2.4]`},
+		{"far.example.com", dns.TypeHTTPS, "", `exists 1 "" alpn=[] port=0 hints=[198.51.100.1]`},
+		{"_8080._https.far.example.com", dns.TypeHTTPS, "", `exists 1 "far.example.com" alpn=[] port=443 hints=[198.51.100.1]`},
 		{"3.2.1.240.in-addr.arpa", dns.TypePTR, "east", "exists web.example.com"},
-		{"4.2.1.240.in-addr.arpa", dns.TypePTR, "east", "absent "},
+		{"5.2.1.240.in-addr.arpa", dns.TypePTR, "east", "absent "},
 	})
 }
 

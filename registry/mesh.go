@@ -197,17 +197,50 @@ type match struct {
 	claims
 	label   string // of one endpoint of a headless service; "" for the service
 	cluster string // of that endpoint, in the cluster set; "" for any
+	gateway string // that it was asked for by way of; "" for any
 }
 
 // match finds what name leads to: the exact name, an endpoint of a headless
-// service, the wildcard with the longest suffix.
+// service, either of them by way of one gateway, the wildcard with the longest
+// suffix.
 func (t *Table) match(name tunnel.Name) (match, bool) {
+	if m, ok := t.matchExact(name); ok {
+		return m, true
+	}
+	if m, ok := t.matchGateway(name); ok {
+		return m, true
+	}
+	return t.matchWild(name)
+}
+
+func (t *Table) matchExact(name tunnel.Name) (match, bool) {
 	if c, ok := t.exact[name]; ok {
 		return match{claims: c}, true
 	}
-	if m, ok := t.matchEndpoint(name); ok {
-		return m, true
+	return t.matchEndpoint(name)
+}
+
+// matchGateway finds GATEWAY.NAME: see GatewayName.
+func (t *Table) matchGateway(name tunnel.Name) (m match, ok bool) {
+	if len(t.gateways) == 0 {
+		return m, false
 	}
+	parent, ok := name.Parent()
+	if !ok {
+		return m, false
+	}
+	label := name.String()[:len(name.String())-len(parent.String())-1]
+	if _, ok := t.gateways[label]; !ok {
+		return m, false
+	}
+	if m, ok = t.matchExact(parent); !ok {
+		m, ok = t.matchWild(parent)
+	}
+	m.gateway = label
+	return m, ok
+}
+
+func (t *Table) matchWild(name tunnel.Name) (match, bool) {
 	for parent, ok := name.Parent(); ok; parent, ok = parent.Parent() {
 		if c, ok := t.wild[parent]; ok {
 			return match{claims: c}, true
@@ -364,4 +397,27 @@ func EndpointName(s *Service, ep *Endpoint, name string) string {
 		label += "." + cmp.Or(ep.Cluster, s.ID.Cluster)
 	}
 	return label + "." + name
+}
+
+// GatewayName returns what is called name where one gateway at an address is
+// meant, and no other: for records that have a port, where gateways differ in
+// theirs. It is the address with dashes, or the DNS name with dashes for dots,
+// before the name, and leads where the name does; "" if that is too long.
+func GatewayName(at *Endpoint, name string) string {
+	label := at.gatewayLabel()
+	if label == "" || len(label)+1+len(name) > 253 {
+		return ""
+	}
+	return label + "." + name
+}
+
+func (e *Endpoint) gatewayLabel() string {
+	if e.Addr.IsValid() {
+		return Dashed(e.Addr)
+	}
+	label := strings.ReplaceAll(strings.ToLower(strings.TrimSuffix(e.Host, ".")), ".", "-")
+	if len(label) > 63 { // RFC 1035 section 2.3.4
+		return ""
+	}
+	return label
 }

@@ -18,7 +18,7 @@ type Network struct {
 
 	Near     []string  // other networks, the nearest first; those not named come after them
 	Gateways []Gateway // how those outside reach what is in it
-	Via      []Hop     // how a gateway of another network does; none means by SNI, at Gateways
+	Via      []Hop     // how a gateway of another network does; none means at Gateways, by SNI or as Gateway.Onward has it
 }
 
 // A Gateway is a place where a network is entered.

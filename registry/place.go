@@ -18,6 +18,7 @@ type Place struct {
 	Port    uint16        // that was asked for, or stands for it; 0 where it is not known
 	VIPs    [2]netip.Addr // of IPv4 and IPv6, that the service has to itself; zero for none
 	One     bool          // one endpoint was asked for, and not all
+	Gateway string        // the one gateway that was asked for, as in GatewayName; "" for all
 
 	Endpoints []Endpoint // to be reached directly; must not be changed
 	Entries   []Entry    // where there are none of those: the nearest network's first
@@ -31,6 +32,8 @@ type Entry struct {
 	Network string   // that it leads into
 	Address Endpoint // of it, for who asked
 	Rank    int      // 0 for the nearest network's
+
+	via bool // the network has a Via, and is asked by nothing else than that and SNI
 }
 
 // A placed network is one in a table.
@@ -279,7 +282,7 @@ func (t *Table) place(f found, from int32) Place {
 		}
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
-			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank})
+			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank, via: len(n.Via) > 0})
 		}
 	}
 	return p
@@ -300,11 +303,22 @@ func (t *Table) Places(name tunnel.Name, from string) (places []Place, ok bool) 
 	in := t.indexOf(from)
 	for _, c := range m.claims {
 		f, ok := t.found(m, c, c.port)
-		if ok && t.exposedTo(f.entry, in) {
-			places = append(places, t.place(f, in))
+		if !ok || !t.exposedTo(f.entry, in) {
+			continue
+		}
+		if p := t.place(f, in); m.gateway == "" || p.confine(m.gateway) {
+			places = append(places, p)
 		}
 	}
 	return places, len(places) > 0
+}
+
+// confine leaves only those entries that are the gateway asked for. It is false
+// where that leaves nothing.
+func (p *Place) confine(gateway string) bool {
+	p.Gateway = gateway
+	p.Entries = slices.DeleteFunc(p.Entries, func(e Entry) bool { return e.Address.gatewayLabel() != gateway })
+	return len(p.Entries) > 0
 }
 
 // Refusal says why Places has nothing of a name: it is an *tunnel.Error.
@@ -323,6 +337,9 @@ func (t *Table) Refusal(name tunnel.Name, from string) error {
 	where := "none"
 	if from != "" {
 		where = strconv.Quote(from)
+	}
+	if in := t.indexOf(from); m.gateway != "" && t.exposedTo(e, in) {
+		return tunnel.Refusef(tunnel.NoRoute, "registry: %q is service %q of %s by way of a gateway that leads there for others; who asks is in %s", name, e.Name, orUnknown(e.Origin), where)
 	}
 	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; who asks is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
 }
@@ -353,7 +370,7 @@ func (b *builder) addAllAbove() {
 	for name, c := range b.exact {
 		for _, c := range c {
 			e := &b.services[c.service]
-			if !e.Headless {
+			if !e.Headless || len(e.Endpoints) == 0 {
 				continue
 			}
 			b.above[name.String()] = struct{}{}

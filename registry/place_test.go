@@ -140,6 +140,21 @@ func TestPlaces(t *testing.T) {
 		{"x.db-1.db.example.com", "west", ""},
 		{"0.web.example.com", "east", ""}, // not headless
 
+		// By way of one gateway: as who asks knows it, if it leads there.
+		{"192-0-2-2.web.example.com", "west", "0:east@192.0.2.2:443"},
+		{"192-0-2-2.web.shop.svc.clusterset.local", "west", "0:east@192.0.2.2:443"},
+		{"198-51-100-1.db-1.db.example.com", "east", "0:west@198.51.100.1:15443"},
+		{"198-51-100-2.both.example.com", "", "0:west@198.51.100.2:15443"},
+		{"192-0-2-2.secret.example.com", "west", "0:east@192.0.2.2:443"},
+		{"192-0-2-2.secret.example.com", "", ""},
+		{"192-0-2-2.web.example.com", "east", ""},
+		{"10-1-0-2.web.example.com", "west", ""},
+		{"198-51-100-1.web.example.com", "west", ""},
+		{"203-0-113-2.both.example.com", "", ""}, // it takes no SNI
+		{"192-0-2-9.web.example.com", "west", ""},
+		{"192-0-2-2.192-0-2-2.web.example.com", "west", ""},
+		{"192-0-2-2.nobody.example.com", "west", ""},
+
 		// The cluster set has those of all clusters, and one of them by its cluster.
 		{"db.default.svc.clusterset.local", "west", "10.2.5.1:5432 10.2.5.2:5432 [fd00::1]:5432"},
 		{"db.default.svc.clusterset.local", "south", "10.3.5.1:5432"},
@@ -172,6 +187,43 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// What is only there for others is refused with the reason.
+func TestRefusalOfAGateway(t *testing.T) {
+	tab := table(t, registry.Mesh{Network: "east"}, mesh())
+	for name, want := range map[string]string{
+		"192-0-2-2.web.example.com":    `no-route: registry: "192-0-2-2.web.example.com" is service "web" of an unnamed source by way of a gateway that leads there for others; who asks is in "east"`,
+		"192-0-2-2.secret.example.com": `not-exposed: registry: "192-0-2-2.secret.example.com" is service "secret" of an unnamed source, which is exposed to ["west"]; who asks is in "east"`,
+	} {
+		err := tab.Refusal(tunnel.MustParseName(name), "east")
+		if got := string(tunnel.ReasonOf(err)) + ": " + err.Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+// A gateway's label is its address, or its DNS name, as far as that fits.
+func TestGatewayName(t *testing.T) {
+	long := strings.Repeat("a", 59) + ".com"
+	for _, c := range []struct {
+		at   registry.Endpoint
+		name string
+		want string
+	}{
+		{addrPort("192.0.2.1:443"), "web.test", "192-0-2-1.web.test"},
+		{addrPort("[2001:db8::]:443"), "web.test", "2001-db8--0.web.test"},
+		{registry.Endpoint{Host: "GW.example.net."}, "web.test", "gw-example-net.web.test"},
+		{registry.Endpoint{Host: long}, "web.test", strings.ReplaceAll(long, ".", "-") + ".web.test"},
+		{registry.Endpoint{Host: "a" + long}, "web.test", ""},
+		{addrPort("192.0.2.1:443"), strings.Repeat("a.", 121) + "b", "192-0-2-1." + strings.Repeat("a.", 121) + "b"},
+		{addrPort("192.0.2.1:443"), strings.Repeat("a.", 121) + "bb", ""},
+		{registry.Endpoint{}, "web.test", ""},
+	} {
+		if got := registry.GatewayName(&c.at, c.name); got != c.want {
+			t.Errorf("%s of %s: %q, want %q", c.name, c.at, got, c.want)
+		}
+	}
+}
+
 // The gateway goes where the same function says, by what is asked of it.
 func TestResolveOverNetworks(t *testing.T) {
 	reg := &registry.Registry{Mesh: registry.Mesh{Network: "east"}}
@@ -179,13 +231,20 @@ func TestResolveOverNetworks(t *testing.T) {
 	for _, c := range []struct{ proto, name, from, want string }{
 		{"sni", "web.example.com", "10.9.0.1", "10.1.5.1:443 10.1.5.2:443"},
 		{"sni", "db-1.db.example.com", "10.9.0.1", "198.51.100.1:15443 198.51.100.2:15443"},
+		{"sni", "192-0-2-2.web.example.com", "10.9.0.1", "10.1.5.2:443 10.1.5.1:443"}, // as those outside know this gateway
+		{"sni", "10-1-0-2.db-1.db.example.com", "10.9.0.1", "198.51.100.1:15443 198.51.100.2:15443"},
+		{"sni", "192-0-2-2.secret.example.com", "10.9.0.1", `not-exposed: registry: "192-0-2-2.secret.example.com" is service "secret" of an unnamed source, which is exposed to ["west"]; the source 10.9.0.1 is in network "office"`},
 		{"sni", "both.example.com", "10.9.0.1", "203.0.113.1:443 198.51.100.1:15443 198.51.100.2:15443"},
-		{"connect", "both.example.com", "10.9.0.1", `no-endpoint: registry: "both.example.com:443": service "both" is in network "south", whose gateways are asked by SNI alone: a connect request can't go there unless the network has a via`},
+		{"connect", "db.example.com", "10.9.0.1", `no-endpoint: registry: "db.example.com:5432": service "db" is in network "west", whose gateways take sni: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"connect", "both.example.com", "10.9.0.1", `unsupported: registry: "both.example.com:443": service "both" is in network "south", and there is no way to its gateways but by SNI`},
 		{"sni", "both.example.com", "203.0.113.1", `loop: registry: "both.example.com": service "both" is in network "south", whose gateway 203.0.113.1 asks for it here`},
 	} {
 		req := &tunnel.Request{Proto: c.proto, Name: tunnel.MustParseName(c.name), Source: netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)}
 		if c.proto == "connect" {
 			req.Port = 443
+			if c.name == "db.example.com" {
+				req.Port = 5432
+			}
 		}
 		route, err := reg.Resolve(context.Background(), req)
 		got := ""

@@ -48,6 +48,11 @@ type Registry struct {
 	// Via is refused where Dialer is nil.
 	Dialer func(*Service) (tunnel.Dialer, error)
 
+	// Cross returns the way out of one request to a service in another network,
+	// where not all of its gateways are asked by SNI. Nil means that none is asked
+	// otherwise, but through the network's Via.
+	Cross func(*Service, Crossing) (tunnel.Dialer, error)
+
 	// OnTable is called whenever another table has become current, but for those
 	// that Publish and AssignVIPs make. It must not block. May be nil.
 	OnTable func()
@@ -81,6 +86,8 @@ func (r *Registry) Table() *Table {
 
 // Silent returns how many of the sources that run have not yet said what there
 // is: a table that is made without them has less than was served before a restart.
+// It goes down when what they said is in the table: of a Table that is asked for
+// afterwards nothing is missing.
 func (r *Registry) Silent() int { return int(r.silent.Load()) }
 
 // Swap makes t the current table and returns it with its generation. Requests
@@ -181,6 +188,7 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 		silent = len(sources) // sources that have neither said anything nor failed
 		heard  = make([]bool, len(sources))
 		spoken = make([]bool, len(sources)) // has said what there is
+		mute   = len(sources)               // sources that have not
 		dirty  bool
 		late   = time.NewTimer(settle)
 		tick   = time.NewTimer(0)
@@ -201,7 +209,7 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 			}
 			if !spoken[m.source] && m.err == nil && (m.update == nil || m.update.Err == nil) {
 				spoken[m.source] = true
-				r.silent.Add(-1)
+				mute--
 			}
 			r.fresh.hear(log, &m)
 			if m.update == nil || m.update.Err != nil {
@@ -219,12 +227,15 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 		case <-tick.C:
 			wait = false
 		}
-		if !dirty || silent > 0 || wait {
-			continue
+		if dirty {
+			if silent > 0 || wait {
+				continue
+			}
+			r.merge(log, known)
+			dirty, wait = false, true
+			tick.Reset(atMost)
 		}
-		r.merge(log, known)
-		dirty, wait = false, true
-		tick.Reset(atMost)
+		r.silent.Store(int32(mute)) // not before the table has it
 	}
 }
 

@@ -126,59 +126,6 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 	return route, nil
 }
 
-// beyond completes the route of a service in networks that are not ours: through
-// the nearest one's Via, or by SNI to its gateways, which read the name again.
-func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f found, route tunnel.Route, turn uint32) (tunnel.Route, error) {
-	p := t.place(f, t.here)
-	asked := Endpoint{Host: req.Host()}
-	if f.rule != nil || req.Addr.IsValid() && f.one == nil { // it has another name there; and of a VIP of ours nobody has heard
-		name, ok := f.entry.callable()
-		if !ok && (f.rule == nil || len(p.beyond.Via) > 0) {
-			return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.beyond.Name)
-		}
-		asked.Host = name.String()
-	} else if req.Addr.IsValid() {
-		asked = Endpoint{Addr: req.Addr}
-	}
-	if len(p.beyond.Via) > 0 {
-		s := *f.entry.Service
-		s.Via = p.beyond.Via
-		if r.Dialer != nil {
-			way, err := r.Dialer(&s)
-			if err != nil {
-				return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.beyond.Name, err)}
-			}
-			route.Dialer = way
-		}
-		return r.through(req, f, route, []Endpoint{asked}, turn)
-	}
-	if req.Proto != "sni" {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q, whose gateways are asked by SNI alone: a %s request can't go there unless the network has a via", req.Target(), f.entry.Name, p.beyond.Name, req.Proto)
-	}
-	if p.from(req.Source.Addr()) {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.Loop, "registry: %q: service %q is in network %q, whose gateway %s asks for it here", req.Target(), f.entry.Name, p.beyond.Name, req.Source.Addr())
-	}
-	var gateways []Endpoint
-	for rank, from := 0, 0; from < len(p.Entries); rank++ {
-		to := from
-		for to < len(p.Entries) && p.Entries[to].Rank == p.Entries[from].Rank {
-			to++
-		}
-		gateways = append(gateways, turns(p.Entries[from:to], "sni", turn)...)
-		from = to
-	}
-	if len(gateways) == 0 {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: no gateway of network %q takes SNI", req.Target(), p.beyond.Name)
-	}
-	eps, err := r.candidates(ctx, req, f, gateways, 0)
-	if err != nil {
-		return tunnel.Route{}, err
-	}
-	r.health.order(eps)
-	route.Endpoints = eps
-	return route, nil
-}
-
 // callable returns a name of e that is no wildcard.
 func (e *entry) callable() (tunnel.Name, bool) {
 	for _, p := range e.Names {
@@ -189,14 +136,15 @@ func (e *entry) callable() (tunnel.Name, bool) {
 	return tunnel.Name{}, false
 }
 
-// turns returns the addresses of the gateways that take a transport, beginning
-// with the one whose turn it is by weight.
-func turns(entries []Entry, transport string, turn uint32) []Endpoint {
+// turns returns the addresses of the gateways that can be asked in some way,
+// beginning with the one whose turn it is by weight.
+func turns(entries []Entry, by func(*Entry) string, turn uint32) []Endpoint {
 	var eps []Endpoint
 	var weights []uint32
 	total := uint32(0)
-	for _, e := range entries {
-		if !e.Gateway.Takes(transport) {
+	for i := range entries {
+		e := &entries[i]
+		if by(e) == "" {
 			continue
 		}
 		w := uint32(cmp.Or(e.Gateway.Weight, 1))

@@ -29,6 +29,7 @@ type Table struct {
 	networkIndex map[string]int32     // by name
 	here         int32                // the network we are in, or -1
 	headless     int                  // how many services are
+	gateways     map[string]struct{}  // what gateways are called before a service's name
 	owners       map[netip.Addr]owner // endpoints of headless services
 	above        map[string]struct{}  // names that have others below them
 
@@ -102,6 +103,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 			networks:  networks{byPrefix: map[netip.Prefix]int32{}},
 
 			networkIndex: map[string]int32{},
+			gateways:     map[string]struct{}{},
 			above:        map[string]struct{}{},
 			owners:       map[netip.Addr]owner{},
 		},
@@ -233,6 +235,14 @@ func (b *builder) addNetwork(network Network) {
 	i := int32(len(b.networks.names))
 	b.networks.names = append(b.networks.names, network.Name)
 	network.Gateways = completeGateways(network.Gateways)
+	for j := range network.Gateways {
+		g := &network.Gateways[j]
+		for _, at := range []*Endpoint{&g.Address, &g.Public} {
+			if label := at.gatewayLabel(); g.Takes("sni") && label != "" {
+				b.gateways[label] = struct{}{}
+			}
+		}
+	}
 	b.all = append(b.all, placed{Network: network})
 	b.networkIndex[network.Name] = i
 	for _, p := range network.CIDRs {

@@ -21,6 +21,12 @@ import (
 //
 // What the far side does not take at once waits in a backlog, and its source
 // is not read until the backlog is gone: that is all the back-pressure there is.
+//
+// To follow one tunnel: carry and adopt below give its sockets to a loop, whose
+// run (loop_linux.go) hands it each event. What becomes of that is in
+// flow_linux.go: handle, pump and offer for bytes, bulk and take for many of
+// them, finish and fail for the end. The sweep at the end of this file looks
+// after those that have no events.
 type kernelRelay struct {
 	flows sync.WaitGroup
 }

@@ -43,7 +43,7 @@ const dnsPreface = `
 ## DNS
 
 dnsperf asks %d names of each server's own, and %d names of others that the server has in its cache; 100 questions are under way. The 99th percentile is
-taken at %d questions a second. CPU is the server's processor time. All have two threads. Each cell: median, median ratio to unbound in the
+taken at %d questions a second. CPU is the server's processor time. All have two threads but dnsmasq, which has one. Each cell: median, median ratio to unbound in the
 same round, half the range.
 
 On one core, where that is said, servers have the last one and nothing else, and dnsperf has the others; there are %d questions a second then, whether those before are

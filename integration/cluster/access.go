@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,6 +73,45 @@ current-context: %[1]q
 func (c *Cluster) RunCulvert(t testing.TB, args ...string) *Process {
 	t.Helper()
 	return c.Run(t, nil, Program("culvert"), args...)
+}
+
+// Manifests are what "culvert install" prints for values, in YAML, and further
+// arguments. It makes nothing of them: see Apply.
+func Manifests(t testing.TB, values string, args ...string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var stderr strings.Builder
+	cmd := exec.CommandContext(ctx, Program("culvert"), append([]string{"install", "--dry-run", "--create-namespace", "--values", file}, args...)...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("culvert install %q: %v\n%s", args, err, stderr.String())
+	}
+	return string(out)
+}
+
+// Get asks for a URL of plain HTTP, on a connection of its own, and for 20 seconds
+// at most.
+func Get(ctx context.Context, url string) (status int, body string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	req.Close = true
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(b), err
 }
 
 // Run starts any program in the network of a pod, or in the sandbox's if pod is

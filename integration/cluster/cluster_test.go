@@ -1,12 +1,9 @@
 package cluster_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
 	"testing"
 	"time"
 
@@ -18,33 +15,6 @@ import (
 )
 
 func TestMain(m *testing.M) { cluster.Main(m) }
-
-const echo = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: echo}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: echo}}
-  template:
-    metadata: {labels: {app: echo}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - name: echo
-        image: registry.k8s.io/gateway-api/echo-basic:v1.5.1
-        env:
-        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-        - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
----
-apiVersion: v1
-kind: Service
-metadata: {name: echo}
-spec:
-  selector: {app: echo}
-  ports:
-  - {name: http, port: 80, targetPort: 3000}
-`
 
 // endpoints are the ready ones of the service, address by pod.
 func endpoints(ctx context.Context, c *cluster.Cluster, service string) (map[string]string, error) {
@@ -84,15 +54,7 @@ func podOf(addr string) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
-	fmt.Fprint(conn, "GET / HTTP/1.0\r\n\r\n")
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	var answer struct{ Pod string }
-	err = json.NewDecoder(res.Body).Decode(&answer)
+	answer, err := cluster.AskEcho(conn)
 	return answer.Pod, err
 }
 
@@ -108,7 +70,7 @@ func wantPods(t *testing.T, endpoints map[string]string) {
 
 func TestPodsAreReachedAndReplaced(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{})
-	c.Apply(t, echo)
+	c.RunEcho(t, cluster.Echo{Replicas: 2})
 	before := waitEndpoints(t, c, 2, "")
 	wantPods(t, before)
 
@@ -134,7 +96,7 @@ func TestPodsAreReachedAndReplaced(t *testing.T) {
 
 func TestAPIServerComesBack(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{NoCRDs: true})
-	c.Apply(t, echo)
+	c.RunEcho(t, cluster.Echo{Replicas: 2})
 	before := waitEndpoints(t, c, 2, "")
 	c.StopAPIServer(t)
 	if _, err := endpoints(t.Context(), c, "echo"); err == nil {
@@ -146,13 +108,13 @@ func TestAPIServerComesBack(t *testing.T) {
 		t.Errorf("endpoints after the restart are %v, want %v", after, before)
 	}
 	// The controllers and the harness itself go on.
-	scale(t, c, 3)
+	c.Scale(t, "default", "echo", 3)
 	wantPods(t, waitEndpoints(t, c, 3, ""))
 }
 
 func TestWatchesExpire(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{NoCRDs: true})
-	c.Apply(t, echo)
+	c.RunEcho(t, cluster.Echo{Replicas: 2})
 	waitEndpoints(t, c, 2, "")
 	pods := c.Client.CoreV1().Pods("default")
 	list, err := pods.List(t.Context(), metav1.ListOptions{})
@@ -168,17 +130,8 @@ func TestWatchesExpire(t *testing.T) {
 	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 		t.Errorf("a watch from before is answered with %v, want 410 Gone", err)
 	}
-	scale(t, c, 3)
+	c.Scale(t, "default", "echo", 3)
 	wantPods(t, waitEndpoints(t, c, 3, ""))
-}
-
-func scale(t *testing.T, c *cluster.Cluster, replicas int) {
-	t.Helper()
-	patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas)
-	_, err := c.Client.AppsV1().Deployments("default").Patch(t.Context(), "echo", "application/merge-patch+json", []byte(patch), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestClustersAreApartUnlessConnected(t *testing.T) {
@@ -187,8 +140,8 @@ func TestClustersAreApartUnlessConnected(t *testing.T) {
 	if a.APIServer == b.APIServer || a.PodCIDR == b.PodCIDR || a.ServiceCIDR == b.ServiceCIDR {
 		t.Fatalf("two clusters share addresses: %s %s %s", a.APIServer, a.PodCIDR, a.ServiceCIDR)
 	}
-	a.Apply(t, echo)
-	b.Apply(t, echo)
+	a.RunEcho(t, cluster.Echo{Replicas: 2})
+	b.RunEcho(t, cluster.Echo{Replicas: 2})
 	wantPods(t, waitEndpoints(t, a, 2, ""))
 	there := waitEndpoints(t, b, 2, "")
 	wantPods(t, there)

@@ -26,9 +26,10 @@
 // # Pods
 //
 // What a container runs is chosen by the last word of its image's repository:
-// echo-basic is the server of the Gateway API's conformance suite, coredns a
-// small DNS server, inspect a server that tells of the pod it is in, culvert
-// this tree's culvert, and Options.Images adds more.
+// echo-basic is the server of the Gateway API's conformance suite (RunEcho makes
+// a Deployment and a Service of it), coredns a small DNS server, inspect a server
+// that tells of the pod it is in, culvert this tree's culvert, and Options.Images
+// adds more.
 // Containers get their volumes (Secrets and ConfigMaps follow their objects),
 // variables, user, host name, read-only root, init containers, probes, preStop
 // hooks and grace; ServiceAccount tokens are real and bound to the pod. A pod

@@ -13,7 +13,8 @@ import (
 
 func TestServicesLeadToTheirPods(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{NoCRDs: true, Proxy: true})
-	c.Apply(t, echo+`---
+	c.RunEcho(t, cluster.Echo{Replicas: 2})
+	c.Apply(t, `
 apiVersion: v1
 kind: Service
 metadata: {name: entrance}
@@ -55,7 +56,7 @@ spec:
 		}
 	}
 	// A service without endpoints refuses at once.
-	scale(t, c, 0)
+	c.Scale(t, "default", "echo", 0)
 	waitEndpoints(t, c, 0, "")
 	c.Wait(t, cluster.PodTime, func(context.Context) error {
 		if _, err := podOf(clusterIP); err == nil {

@@ -5,6 +5,7 @@ package interop
 import (
 	"encoding/base64"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	wire "github.com/miekg/dns"
 
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
@@ -111,8 +114,13 @@ func TestResolversOfTheDocs(t *testing.T) {
 	}
 
 	plain, secure := p.blocks(t, "unbound", 2)[0], p.blocks(t, "unbound", 2)[1]
-	withoutLast := regexp.MustCompile(`\tforward-addr:.*\n$`)
-	for name, conf := range map[string]string{"unbound": plain, "unbound by TLS": withoutLast.ReplaceAllString(plain, "") + secure} {
+	// By TLS the first two lines of the second block are there for each of the first one's.
+	cut := strings.Index(secure, "server:")
+	if cut < 0 || strings.Count(plain, "\tforward-addr:") != 4 {
+		t.Fatalf("the page's blocks for unbound:\n%s%s", plain, secure)
+	}
+	byTLS := regexp.MustCompile(`\tforward-addr:.*\n`).ReplaceAllLiteralString(plain, secure[:cut]) + secure[cut:]
+	for name, conf := range map[string]string{"unbound": plain, "unbound by TLS": byTLS} {
 		port := freePort(t)
 		conf += fmt.Sprintf("server:\n interface: 127.0.0.1@%s\n do-daemonize: no\n use-syslog: no\n username: \"\"\n chroot: \"\"\n directory: %s\n pidfile: \"\"\n do-ip6: no\n module-config: \"iterator\"\nremote-control:\n control-enable: no\n", port, p.dir)
 		u := p.run(t, "/usr/sbin/unbound", "-d", "-c", p.write(t, name+".conf", conf))
@@ -125,17 +133,24 @@ func TestResolversOfTheDocs(t *testing.T) {
 		"--no-resolv", "--no-hosts", "--user=", "--pid-file=", "--listen-address=127.0.0.1", "--bind-interfaces", "--port="+asked["dnsmasq"])
 	m.listens(t, "127.0.0.1:"+asked["dnsmasq"])
 
-	const web, db = "web.shop.svc.west.mesh.internal", "db.shop.svc.east.mesh.internal"
+	const web, db, cache = "web.shop.svc.west.mesh.internal", "db.shop.svc.east.mesh.internal", "cache.shop.svc.west.mesh.internal"
+	vips := p.vips(t, cache)
 	for name, port := range asked {
 		questions := []struct{ name, qtype, status, want string }{
 			{web, "A", "NOERROR", "10.1.0.8"},
 			{web, "AAAA", "NOERROR", ""},
-			{db, "A", "NOERROR", "198.51.100.2"},
+			{db, "A", "NOERROR", "198.51.100."}, // either of the two: neither is there, and one is found out first
 			{"_https._tcp." + web, "SRV", "NOERROR", "443 " + web},
 			{"nobody.shop.svc.west.mesh.internal", "A", "NXDOMAIN", ""},
-		}
-		if name == "culvert" || strings.HasPrefix(name, "CoreDNS") {
-			questions = append(questions, struct{ name, qtype, status, want string }{"web.shop.svc.clusterset.local", "A", "NOERROR", "10.1.0.7"})
+			{"web.shop.svc.clusterset.local", "A", "NOERROR", "10.1.0.7"},
+			{"nobody.shop.svc.clusterset.local", "A", "NXDOMAIN", ""},
+			{"dns-version.clusterset.local", "TXT", "NOERROR", `"1.0.0"`},
+			{cache, "A", "NOERROR", vips[0].String()},
+			{cache, "AAAA", "NOERROR", vips[1].String()},
+			{reverse(vips[0]), "PTR", "NOERROR", cache + "."},
+			{reverse(vips[1]), "PTR", "NOERROR", cache + "."},
+			{reverse(vips[0].Next()), "PTR", "NXDOMAIN", ""},
+			{reverse(vips[1].Next()), "PTR", "NXDOMAIN", ""},
 		}
 		for _, q := range questions {
 			out := tool(t, "dig", "@127.0.0.1", "-p", port, q.name, q.qtype)
@@ -159,6 +174,29 @@ func TestResolversOfTheDocs(t *testing.T) {
 			t.Errorf("%v: %s", ask, out)
 		}
 	}
+}
+
+// vips returns the addresses that a service has to itself, by ours.
+func (p *dnsPage) vips(t *testing.T, name string) (vips [2]netip.Addr) {
+	t.Helper()
+	ranges := [2]netip.Prefix{netip.MustParsePrefix("240.9.0.0/16"), netip.MustParsePrefix("fd12:3456:789a::/64")}
+	for i, qtype := range []string{"A", "AAAA"} {
+		testnet.Eventually(t, patience, func() bool {
+			a, err := netip.ParseAddr(strings.TrimSpace(tool(t, "dig", "@127.0.0.1", "-p", p.ports["5353"], "+short", name, qtype)))
+			vips[i] = a
+			return err == nil && ranges[i].Contains(a)
+		}, "%s has an address of %s", name, ranges[i])
+	}
+	return vips
+}
+
+// reverse is the name of an address's PTR record.
+func reverse(a netip.Addr) string {
+	s, err := wire.ReverseAddr(a.String())
+	if err != nil {
+		panic(err)
+	}
+	return s
 }
 
 // dnsperf gets an answer to every question. By HTTPS h2load asks: dnsperf 2.10

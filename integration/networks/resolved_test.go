@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -185,15 +186,30 @@ func testResolved(t *testing.T, recursion bool) {
 	background(t, host.Command(context.Background(), "unshare", "-m", "sh", "-c", resolved, "sh", theirs, "192.0.2.53", dev, bin))
 	testnet.Eventually(t, patience, func() bool { return strings.Contains(dig("127.0.0.53", web), mapped) }, "systemd-resolved answers")
 
+	// An address that a service has to itself, and its name.
+	const cache = "cache.shop.svc.west.mesh.internal"
+	var vip netip.Addr
+	testnet.Eventually(t, patience, func() bool {
+		vip, err = netip.ParseAddr(strings.TrimSpace(dig("127.0.0.1", "-p", "5353", "+short", cache)))
+		return err == nil && netip.MustParsePrefix("240.9.0.0/16").Contains(vip)
+	}, "%s has an address", cache)
+	reverse, err := dns.ReverseAddr(vip.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+
 	type question struct{ name, qtype, status, want string }
 	questions := []question{
 		{web, "A", "NOERROR", "10.1.0.8"},
 		{web, "AAAA", "NOERROR", "ANSWER: 0"},
-		{"db.shop.svc.east.mesh.internal", "A", "NOERROR", "198.51.100.2"},
+		{"db.shop.svc.east.mesh.internal", "A", "NOERROR", "198.51.100."}, // either of the two: neither is there, and one is found out first
 		{"_https._tcp." + web, "SRV", "NOERROR", "443 " + web},
 		{"nobody.shop.svc.west.mesh.internal", "A", "NXDOMAIN", ""},
 		{"web.shop.svc.clusterset.local", "A", "NOERROR", mapped},
 		{"dns-version.clusterset.local", "TXT", "NOERROR", `"1.0.0"`},
+		{cache, "A", "NOERROR", vip.String()},
+		{reverse, "PTR", "NOERROR", cache + "."},
+		{"1.0.9.240.in-addr.arpa", "PTR", "NXDOMAIN", ""},
 		{"www.other.test", "A", "NOERROR", "192.0.2.80"},
 		{"nobody.other.test", "A", "NXDOMAIN", ""},
 	}
@@ -221,7 +237,7 @@ func testResolved(t *testing.T, recursion bool) {
 	if out := dig("127.0.0.53", "www.other.test", "AAAA"); !strings.Contains(out, "status: NOERROR") {
 		t.Errorf("another name without culvert: want NOERROR in\n%s", out)
 	}
-	for _, zone := range []string{"mesh.internal.", "clusterset.local."} {
+	for _, zone := range []string{"mesh.internal.", "clusterset.local.", "9.240.in-addr.arpa."} {
 		if network.wasAsked(zone) {
 			t.Errorf("the network's server was asked for names in %s", zone)
 		}

@@ -3,7 +3,7 @@
 // forbids, and who of several replicas writes.
 //
 //	cfg, err := client.Config{Kubeconfig: path, Version: version}.REST()
-//	pulse := client.NewPulse(nil)
+//	pulse := client.NewPulse()
 //	cfg.Wrap(pulse.Wrap)
 //	core, err := kubernetes.NewForConfig(client.Protobuf(cfg))
 //

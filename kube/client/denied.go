@@ -14,8 +14,12 @@ import (
 // is something that only an administrator can change: "may not list
 // tlsroutes.gateway.networking.k8s.io: ..." where RBAC forbids it, and that the
 // API server has no such resource where a CRD is missing. It is false for what
-// goes away by itself, such as a server that can't be reached.
+// goes away by itself, such as a server that can't be reached. Where err knows what
+// was asked, by Asked, that is said, and verb and res are for an err that does not.
 func Denied(verb string, res schema.GroupResource, err error) (string, bool) {
+	if a := (*asked)(nil); errors.As(err, &a) {
+		verb, res = a.verb, a.res
+	}
 	switch {
 	case apierrors.IsForbidden(err):
 		return fmt.Sprintf("may not %s %s: %s", verb, res, reason(err)), true
@@ -25,6 +29,33 @@ func Denied(verb string, res schema.GroupResource, err error) (string, bool) {
 		return fmt.Sprintf("can't %s %s: the API server has no such resource; is its CRD installed?", verb, res), true
 	}
 	return "", false
+}
+
+// An asked is an error with what was asked of the API server.
+type asked struct {
+	verb string
+	res  schema.GroupResource
+	error
+}
+
+func (a *asked) Unwrap() error { return a.error }
+
+// Asked returns err with the verb and the resource that it is the answer to, for
+// one who does several things and says at the end what stood in the way. Nil stays
+// nil.
+func Asked(verb string, res schema.GroupResource, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &asked{verb, res, err}
+}
+
+// Question is what Asked said of err, "get serviceaccounts", or "".
+func Question(err error) string {
+	if a := (*asked)(nil); errors.As(err, &a) {
+		return a.verb + " " + a.res.String()
+	}
+	return ""
 }
 
 // named reports whether a 404 is for lack of an object, not of its kind.

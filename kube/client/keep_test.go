@@ -33,8 +33,8 @@ func TestKeep(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				var asked atomic.Int64
 				var hangs atomic.Bool
-				var lost atomic.Pointer[error]
-				p := NewPulse(func(err error) { lost.Store(&err) })
+				p := NewPulse()
+				lost := func() error { _, err := p.State(); return err }
 				request := func(ctx context.Context, latency time.Duration) error {
 					req, _ := http.NewRequestWithContext(ctx, http.MethodGet, "http://api/livez", nil)
 					_, err := p.Wrap(trip(func() (*http.Response, error) {
@@ -66,12 +66,12 @@ func TestKeep(t *testing.T) {
 				if n := int(asked.Load()); n > tt.asked || n < tt.asked*9/10 {
 					t.Errorf("asked %d times in ten minutes, want %d", n, tt.asked)
 				}
-				if l := lost.Load(); l != nil {
-					t.Fatalf("lost while it answers: %v", *l)
+				if err := lost(); err != nil {
+					t.Fatalf("lost while it answers: %v", err)
 				}
 				hangs.Store(true)
 				time.Sleep(unheard + silence + time.Second)
-				if l := lost.Load(); l == nil || *l == nil || !strings.Contains((*l).Error(), "it says nothing") {
+				if l := lost(); l == nil || !strings.Contains(l.Error(), "it says nothing") {
 					t.Fatalf("after %v of silence: %v", unheard+silence+time.Second, l)
 				}
 				time.Sleep(time.Hour)
@@ -80,8 +80,8 @@ func TestKeep(t *testing.T) {
 				}
 				hangs.Store(false)
 				time.Sleep(tt.latency + retry + 2*time.Second)
-				if l := lost.Load(); *l != nil {
-					t.Errorf("still lost once it answers: %v", *l)
+				if err := lost(); err != nil {
+					t.Errorf("still lost once it answers: %v", err)
 				}
 				cancel()
 				running.Wait()
@@ -94,7 +94,7 @@ func TestKeep(t *testing.T) {
 func TestKeepAsksWhenItIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		p := NewPulse(nil)
+		p := NewPulse()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)

@@ -14,26 +14,21 @@ import (
 // nobody, so that a controller that only listens to them never learns that
 // what it knows has grown old.
 type Pulse struct {
-	beat func(error) // may be nil
+	mu   sync.Mutex
+	err  error         // of the last request; nil is an answer
+	turn chan struct{} // closed at the next change
 
-	mu    sync.Mutex
-	err   error         // of the last request; nil is an answer
-	turn  chan struct{} // closed at the next change
-	heard time.Time     // when the last answer came
+	heard time.Time // when the last answer came
 }
 
-// NewPulse returns a Pulse that thinks that all is well. It calls beat, unless it
-// is nil, at each change from answers to none and back, with nil for the
-// latter; beat must not make requests.
-func NewPulse(beat func(error)) *Pulse {
-	return &Pulse{beat: beat, turn: make(chan struct{}), heard: time.Now()}
-}
+// NewPulse returns a Pulse that thinks that all is well.
+func NewPulse() *Pulse { return &Pulse{turn: make(chan struct{}), heard: time.Now()} }
 
 // Wrap is for rest.Config.Wrap.
 func (p *Pulse) Wrap(rt http.RoundTripper) http.RoundTripper { return pulsed{p, rt} }
 
 // State returns why the API server does not answer, or nil if it does, and a
-// channel that is closed when that changes.
+// channel that is closed when it does again, or does no more.
 func (p *Pulse) State() (turn <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,19 +37,15 @@ func (p *Pulse) State() (turn <-chan struct{}, err error) {
 
 func (p *Pulse) set(err error) {
 	p.mu.Lock()
-	changed := (p.err == nil) != (err == nil)
-	p.err = err
+	defer p.mu.Unlock()
 	if err == nil {
 		p.heard = time.Now()
 	}
-	if changed {
+	if (p.err == nil) != (err == nil) {
 		close(p.turn)
 		p.turn = make(chan struct{})
 	}
-	p.mu.Unlock()
-	if changed && p.beat != nil {
-		p.beat(err)
-	}
+	p.err = err
 }
 
 type pulsed struct {

@@ -86,10 +86,8 @@ type noteKind struct {
 	parse   func(x *exposure, value string) error
 }
 
-// kinds are in the order in which they are read.
-func kinds() []noteKind { return noteKinds[:] }
-
-var noteKinds = [...]noteKind{
+// noteKinds are in the order in which they are read.
+var noteKinds = []noteKind{
 	{noteExpose, true, true, func(x *exposure, v string) error { return parseBool(v, &x.expose) }},
 	{noteNetworks, true, true, parseNetworks},
 	{noteNames, false, false, parseNames},
@@ -106,7 +104,7 @@ var noteKinds = [...]noteKind{
 // parseNotes reads the annotations of a service, and of its namespace, nil for
 // one of which nothing is known.
 func parseNotes(s *service, ns *namespace) (x exposure, problems []Problem) {
-	for _, k := range kinds() {
+	for _, k := range noteKinds {
 		v, ok := s.notes[k.key]
 		p := Problem{Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: k.key}
 		mine := ok
@@ -151,19 +149,19 @@ func (k *noteKind) consequence() string {
 // service, by the looks of it, does.
 func unknown(notes map[string]string, at Problem, x *exposure) (problems []Problem) {
 	known := []string{noteGateway, notePort, noteTransports, noteWeight}
-	for _, k := range kinds() {
+	for _, k := range noteKinds {
 		known = append(known, k.key)
 	}
 	for _, got := range slices.Sorted(maps.Keys(notes)) {
 		if slices.Contains(known, got) {
-			if k := slices.IndexFunc(kinds(), func(k noteKind) bool { return k.key == got }); at.Kind == "Namespace" && k >= 0 && !kinds()[k].inherit {
+			if k := slices.IndexFunc(noteKinds, func(k noteKind) bool { return k.key == got }); at.Kind == "Namespace" && k >= 0 && !noteKinds[k].inherit {
 				p := at
 				p.Key, p.Value, p.Text = got, clip(notes[got]), "it is for a Service, and ignored at a Namespace"
 				problems = append(problems, p)
 			}
 			continue
 		}
-		for _, k := range kinds() {
+		for _, k := range noteKinds {
 			if !near(got, k.key) {
 				continue
 			}

@@ -309,7 +309,7 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 	cfg, pulse, keep := s.config, (*client.Pulse)(nil), func(context.Context) {}
 	connect := f.Connect
 	if connect == nil {
-		cfg, pulse = rest.CopyConfig(cfg), client.NewPulse(nil)
+		cfg, pulse = rest.CopyConfig(cfg), client.NewPulse()
 		cfg.Wrap(pulse.Wrap)
 		connect = func(cfg *rest.Config) (kubernetes.Interface, error) {
 			alive, err := client.Livez(cfg)

@@ -309,7 +309,7 @@ func TestRulesCheck(t *testing.T) {
 }
 
 func FuzzAnnotations(f *testing.F) {
-	for _, k := range kinds() {
+	for _, k := range noteKinds {
 		for _, v := range []string{"true", "a,b", "*.x.example.com,y", "v2", "90s", "http:/x", "", ",", "\xff", strings.Repeat("a", 300)} {
 			f.Add(k.key, v, "networks", "a")
 		}

@@ -164,8 +164,8 @@ func host(s string, port uint16) (registry.Endpoint, bool) {
 
 // networkOf makes the cluster's network of the Services that are its gateways,
 // the oldest first.
-func (v *view) networkOf(entrances []*service, at map[key][]*slice, nodes map[string]*node, cidrs []netip.Prefix, pods bool) (registry.Network, []Problem) {
-	out := registry.Network{Name: v.network, CIDRs: slices.Clone(cidrs)}
+func (v *view) networkOf(entrances []*service, at map[key][]*slice, nodes map[string]*node, pods bool) (registry.Network, []Problem) {
+	out := registry.Network{Name: v.network}
 	var problems []Problem
 	for _, s := range entrances {
 		e, bad := entranceOf(s)

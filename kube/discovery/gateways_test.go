@@ -141,7 +141,7 @@ func TestGateways(t *testing.T) {
 				slices.Endpoints = append(slices.Endpoints, ep("10.1.0.1", on(n)))
 			}
 			v := view{cluster: "west", network: "west", prefer: tt.prefer, rules: &Rules{}}
-			got, problems := v.networkOf([]*service{s}, map[key][]*slice{s.key: {sliceOf(slices)}}, known, nil, false)
+			got, problems := v.networkOf([]*service{s}, map[key][]*slice{s.key: {sliceOf(slices)}}, known, false)
 			if ways(got.Gateways) != tt.want {
 				t.Errorf("got  %s\nwant %s", ways(got.Gateways), tt.want)
 			}

@@ -14,8 +14,8 @@ type Report struct {
 	Lost     *time.Time `json:"lost,omitempty"`  // since when the API server does not answer
 	Error    string     `json:"error,omitempty"` // why
 	Services int        `json:"services"`        // Services that were found
-	Exposed  int        `json:"exposed"`         // of them, those that anybody may reach
-	Exported int        `json:"exported"`        // to the cluster set
+	Exposed  int        `json:"exposed"`         // of them, those that somebody may reach
+	Exported int        `json:"exported"`        // ServiceExports that are part of the cluster set
 	Problems int        `json:"problems"`
 	Refusals []string   `json:"refusals,omitempty"` // the first of those
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -44,17 +43,15 @@ type Source struct {
 	// API server takes connections and says nothing. Nil has it known by requests that fail.
 	Pulse *client.Pulse
 
-	Network   string         // that its pods are in; "" means one that is called as the cluster
-	NoNetwork bool           // Network is declared elsewhere, with its gateways: nothing is said of it
-	CIDRs     []netip.Prefix // of Network, so that it is known who asks from there
-	PodCIDRs  bool           // and those that Nodes have for their pods. Not if they are the same in several clusters
+	Network   string // that its pods are in; "" means one that is called as the cluster
+	NoNetwork bool   // Network is declared elsewhere, with its gateways: nothing is said of it
+	PodCIDRs  bool   // who asks from what Nodes have for their pods is in Network. Not if that is the same in several clusters
 
 	Namespaces []string // that are watched; empty means all
 	Zone       string   // that we are in; "" ignores hints
 	Prefer     string   // "" means each service's first family
 
-	// Rules are the administrator's; see SetRules.
-	Rules Rules
+	Rules Rules // the administrator's
 
 	// GatewayNamespaces are where Services may say that they are gateways;
 	// empty means DefaultGatewayNamespace. Whoever can write there can take
@@ -79,10 +76,9 @@ type Source struct {
 	changed chan struct{} // has room for one
 
 	mu      sync.Mutex // guards the rest
-	rules   *Rules     // instead of Rules
 	exports map[types.NamespacedName]bool
 	told    bool // exports are known
-	stale   bool // rules or exports are not applied yet
+	stale   bool // exports are not applied yet
 	run     *run // nil before Run
 	known   bool // an Update was sent
 	lost    error
@@ -96,15 +92,6 @@ func (s *Source) kick() {
 	case s.changed <- struct{}{}:
 	default:
 	}
-}
-
-// SetRules makes r the rules from now on. It may be called at any time.
-func (s *Source) SetRules(r Rules) {
-	s.init()
-	s.mu.Lock()
-	s.rules, s.stale = &r, true
-	s.mu.Unlock()
-	s.kick()
 }
 
 // SetExports makes those the services that are exported to the cluster set,

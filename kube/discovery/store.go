@@ -314,7 +314,7 @@ func (r *run) convertNetwork() {
 		list[i] = e.service
 		at[e.key] = r.slicesOf(e.key)
 	}
-	network, more := r.view.networkOf(list, at, r.nodes, r.src.CIDRs, r.src.PodCIDRs)
+	network, more := r.view.networkOf(list, at, r.nodes, r.src.PodCIDRs)
 	bad = append(bad, more...)
 	r.note(bad)
 	r.forget(r.netBad)

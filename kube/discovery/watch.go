@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -347,7 +348,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 func (r *run) settle() (complete, modified bool, count [2]int, lost error) {
 	s := r.src
 	s.mu.Lock()
-	rules, exports, stale := s.rules, s.exports, s.stale
+	exports, stale := s.exports, s.stale
 	waits := s.AwaitExports && !s.told
 	s.stale = false
 	s.mu.Unlock()
@@ -356,9 +357,6 @@ func (r *run) settle() (complete, modified bool, count [2]int, lost error) {
 	defer r.mu.Unlock()
 	if stale {
 		r.exports = exports
-		if rules != nil {
-			r.rules = rules
-		}
 		r.touchAll()
 	}
 	complete, lost = r.state()
@@ -389,21 +387,11 @@ func (r *run) reallyEmpty(ctx context.Context, count [2]int) error {
 		if err != nil {
 			return fmt.Errorf("list %s: %w", sc, err)
 		}
-		if n := lenOf(l); n > 0 {
+		if meta.LenList(l) > 0 {
 			return fmt.Errorf("list %s: there are some after all", sc)
 		}
 	}
 	return nil
-}
-
-func lenOf(list runtime.Object) int {
-	switch l := list.(type) {
-	case *corev1.ServiceList:
-		return len(l.Items)
-	case *discoveryv1.EndpointSliceList:
-		return len(l.Items)
-	}
-	return 0
 }
 
 // say logs what is new among what is refused.

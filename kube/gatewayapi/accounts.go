@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"culvert.dev/kube/client"
 )
 
 // applied is the annotation that says which labels and annotations of a
@@ -30,7 +32,7 @@ func (w *writer) planAccount(ts *[]task, gateway types.NamespacedName, want *cor
 	if known {
 		return
 	}
-	*ts = append(*ts, task{"update", "serviceaccounts", key(want), func(ctx context.Context) error {
+	*ts = append(*ts, task{"serviceaccounts", key(want), func(ctx context.Context) error {
 		if err := w.writeAccount(ctx, want); err != nil {
 			return err
 		}
@@ -53,10 +55,10 @@ func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) 
 	have, err := c.Get(ctx, want.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		_, err := c.Create(ctx, want, metav1.CreateOptions{FieldManager: fieldManager})
-		return err
+		return client.Asked("create", corev1.Resource("serviceaccounts"), err)
 	}
 	if err != nil {
-		return err
+		return client.Asked("get", corev1.Resource("serviceaccounts"), err)
 	}
 	if have.Labels[managedBy] != fieldManager {
 		w.log.Warn("kubernetes: a ServiceAccount that is not ours has the name of one for a Gateway; it is left alone", "name", key(want).String())
@@ -85,7 +87,7 @@ func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) 
 		return nil
 	}
 	_, err = c.Update(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
-	return err
+	return client.Asked("update", corev1.Resource("serviceaccounts"), err)
 }
 
 // keysOf are the keys of labels and annotations, in one line.

@@ -42,27 +42,23 @@ func (r *route) String() string {
 func (t *translation) routes() []*route {
 	var rs []*route
 	for _, o := range sorted(t.w.TLSRoutes) {
-		r := &route{Object: o, kind: tlsRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames}
-		for _, rule := range o.Spec.Rules {
-			r.refs = append(r.refs, rule.BackendRefs...)
-		}
-		rs = append(rs, r)
+		rs = append(rs, &route{Object: o, kind: tlsRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames, refs: refsOf(o.Spec.Rules)})
 	}
 	for _, o := range sorted(t.w.TCPRoutes) {
-		r := &route{Object: o, kind: tcpRoute, parents: o.Spec.ParentRefs}
-		for _, rule := range o.Spec.Rules {
-			r.refs = append(r.refs, rule.BackendRefs...)
-		}
-		rs = append(rs, r)
+		rs = append(rs, &route{Object: o, kind: tcpRoute, parents: o.Spec.ParentRefs, refs: refsOf(o.Spec.Rules)})
 	}
 	for _, o := range sorted(t.w.UDPRoutes) {
-		r := &route{Object: o, kind: udpRoute, parents: o.Spec.ParentRefs}
-		for _, rule := range o.Spec.Rules {
-			r.refs = append(r.refs, rule.BackendRefs...)
-		}
-		rs = append(rs, r)
+		rs = append(rs, &route{Object: o, kind: udpRoute, parents: o.Spec.ParentRefs, refs: refsOf(o.Spec.Rules)})
 	}
 	return append(rs, t.httpRoutes()...)
+}
+
+// refsOf are the backends of all rules.
+func refsOf[R gwv1.TLSRouteRule | gwv1.TCPRouteRule | gwv1.UDPRouteRule](rules []R) (refs []gwv1.BackendRef) {
+	for _, r := range rules {
+		refs = append(refs, gwv1.TCPRouteRule(r).BackendRefs...)
+	}
+	return refs
 }
 
 // attachRoutes finds the listeners of every route, and says what became of each
@@ -155,7 +151,7 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	const kind = string(gwv1.RouteConditionAccepted)
 	var named, takers []*listener
 	for _, l := range all {
-		if ref.SectionName != nil && *ref.SectionName != "" && *ref.SectionName != l.spec.Name || ref.Port != nil && *ref.Port != l.spec.Port {
+		if !l.isOf(ref) {
 			continue
 		}
 		named = append(named, l)
@@ -167,7 +163,7 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	case len(named) == 0:
 		return is(kind, false, string(gwv1.RouteReasonNoMatchingParent), fmt.Sprintf("there is no listener with section name %q and port %d", deref(ref.SectionName, ""), deref(ref.Port, 0)))
 	case len(takers) == 0:
-		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), fmt.Sprintf("no listener takes a %s of namespace %q", r.kind, r.GetNamespace()))
+		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), fmt.Sprintf("no listener takes a %s of namespace %q", r.kind, r.GetNamespace())+t.unselected(named...))
 	case len(r.badHosts) > 0 && len(r.hosts) == 0:
 		return is(kind, false, string(gwv1.RouteReasonUnsupportedValue), "no hostname can be used: "+strings.Join(r.badHosts, ", "))
 	}
@@ -201,6 +197,23 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 		message = "accepted without hostnames that can't be used: " + strings.Join(r.badHosts, ", ")
 	}
 	return is(kind, true, string(gwv1.RouteReasonAccepted), message)
+}
+
+// unselected says that namespaces are selected by labels that may not be read, or is "".
+func (t *translation) unselected(ls ...*listener) string {
+	for _, l := range ls {
+		if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil && deref(a.Namespaces.From, "") == gwv1.NamespacesFromSelector {
+			if why := t.unread("namespaces", "Namespaces", ""); why != "" {
+				return ", for all that is known: " + why + ", and they are selected by their labels"
+			}
+		}
+	}
+	return ""
+}
+
+// isOf reports whether l is one of those of its owner that a reference means.
+func (l *listener) isOf(ref gwv1.ParentReference) bool {
+	return (ref.SectionName == nil || *ref.SectionName == "" || *ref.SectionName == l.spec.Name) && (ref.Port == nil || *ref.Port == l.spec.Port)
 }
 
 // takesNamespace reports whether l takes routes of a namespace.

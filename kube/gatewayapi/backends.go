@@ -39,6 +39,7 @@ type backend struct {
 	of       tunnel.Name       // see registry.Backend
 	reason   string            // of ResolvedRefs, if broken
 	broken   string            // why it can't be reached at all
+	leftOut  string            // what of it is not used, and why
 
 	secured map[*gateway]registry.Backend // with the policy that is for it
 }
@@ -51,7 +52,7 @@ func (t *translation) resolveBackends(r *route) {
 	const kind = string(gwv1.RouteConditionResolvedRefs)
 	r.resolved = is(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")
 	var reason string
-	var wrong []string
+	var wrong, warn []string
 	for _, ref := range r.refs {
 		b := t.resolve(r, ref)
 		if w := deref(ref.Weight, 1); w > 0 {
@@ -61,10 +62,14 @@ func (t *translation) resolveBackends(r *route) {
 		if b.reason != "" {
 			reason = cmp.Or(reason, b.reason)
 			wrong = append(wrong, b.broken)
+		} else if b.leftOut != "" {
+			warn = append(warn, b.leftOut)
 		}
 	}
 	if reason != "" {
 		r.resolved = is(kind, false, reason, strings.Join(wrong, "; "))
+	} else if warn != nil {
+		r.resolved.Message += "; left out: " + strings.Join(warn, "; ")
 	}
 }
 
@@ -85,8 +90,8 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 	if !isImport && (k.group != "" || k.kind != "Service") {
 		return fail(gwv1.RouteReasonInvalidKind, "backend of kind %q, group %q: culvert knows Services and ServiceImports", k.kind, k.group)
 	}
-	if !t.granted(referrer{gwv1.GroupName, r.kind, r.GetNamespace()}, k.group, k.kind, k.namespace, k.name) {
-		return fail(gwv1.RouteReasonRefNotPermitted, "no ReferenceGrant of namespace %q lets a %s of %q refer to %s %q", k.namespace, r.kind, r.GetNamespace(), k.kind, k.name)
+	if from := (referrer{gwv1.GroupName, r.kind, r.GetNamespace()}); !t.granted(from, k.group, k.kind, k.namespace, k.name) {
+		return fail(gwv1.RouteReasonRefNotPermitted, "%s", t.ungranted(from, k.kind, k.namespace, k.name))
 	}
 	b := t.backends[k]
 	if b == nil {
@@ -97,7 +102,7 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		}
 		t.backends[k] = b
 	}
-	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, broken: b.broken}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, broken: b.broken, leftOut: b.leftOut}
 }
 
 // served finds a Service's port and who is behind it. The port is the Service's;
@@ -106,7 +111,7 @@ func (t *translation) served(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	s := t.service(k.namespace, k.name)
 	if s == nil {
-		b.fail(gwv1.RouteReasonBackendNotFound, "there is no %s", k)
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("services", "Services", k.namespace, k.String()))
 		return b
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
@@ -121,7 +126,11 @@ func (t *translation) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			b.service = t.reach(k, serviceLabel, p.Name)
+			t.reach(b, k, serviceLabel, p.Name)
+			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
+				b.service = nil
+				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
+			}
 			return b
 		}
 		other = string(cmp.Or(p.Protocol, corev1.ProtocolTCP))
@@ -139,14 +148,14 @@ func (t *translation) imported(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	i := t.serviceImport(k.namespace, k.name)
 	if i == nil {
-		b.fail(gwv1.RouteReasonBackendNotFound, "there is no %s", k)
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("serviceimports", "ServiceImports", k.namespace, k.String()))
 		return b
 	}
 	for _, p := range i.Spec.Ports {
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol && (p.Port == k.port || k.port == 0 && len(i.Spec.Ports) == 1) {
 			b.portName = p.Name
 			k.port = p.Port
-			b.service = t.reach(k, importLabel, p.Name)
+			t.reach(b, k, importLabel, p.Name)
 			// Without EndpointSlices it is what discovery knows of the clusters.
 			// An error is of a name that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
@@ -172,22 +181,27 @@ type reachKey struct {
 type reached struct {
 	of      []*discoveryv1.EndpointSlice
 	service *registry.Service
+	leftOut string
 }
 
-// reach returns the service of the table that has a backend's endpoints, the same
+// reach gives b the service of the table that has its endpoints, the same
 // one as last time if nothing has changed of it: that makes the comparison of
 // snapshots short, and memory that it takes.
-func (t *translation) reach(k backendKey, label, port string) *registry.Service {
+func (t *translation) reach(b *backend, k backendKey, label, port string) {
 	of := t.slices(k.namespace, label, k.name)
 	key := reachKey{k, label, port}
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
 	r := t.memo.reached[key]
 	if r == nil || !sameSlices(r.of, of) {
-		r = &reached{of, serviceOf(k, port, of)}
+		r = &reached{of, serviceOf(k, port, of), leftOut(of)}
 	}
 	t.memo.reaching[key] = r
-	return r.service
+	if r.leftOut != "" && len(r.service.Endpoints) == 0 {
+		b.fail(gwv1.RouteReasonBackendNotFound, "no endpoint of %s can be used: %s", k, r.leftOut)
+		return
+	}
+	b.service, b.leftOut = r.service, r.leftOut
 }
 
 // sameSlices compares what has no order and nothing twice.
@@ -247,16 +261,17 @@ func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice) *regi
 	return s
 }
 
-// endpoint takes the first address of an endpoint: several of them are the same pod.
+// endpoint takes the first address of an endpoint: several of them are the same
+// pod. It is false for those that leftOut tells of.
 func endpoint(typ discoveryv1.AddressType, e *discoveryv1.Endpoint, port uint16) (registry.Endpoint, bool) {
-	if len(e.Addresses) == 0 {
+	if len(e.Addresses) == 0 || typ == discoveryv1.AddressTypeFQDN {
 		return registry.Endpoint{}, false
 	}
-	if typ == discoveryv1.AddressTypeFQDN {
-		return registry.Endpoint{Host: e.Addresses[0], Port: port}, true
-	}
 	a, err := netip.ParseAddr(e.Addresses[0])
-	return registry.Endpoint{Addr: a, Port: port}, err == nil
+	if _, never := tunnel.Forbidden(a); err != nil || never {
+		return registry.Endpoint{}, false
+	}
+	return registry.Endpoint{Addr: a.Unmap(), Port: port}, true
 }
 
 // forRule is a backend as a rule has it; tls says that it is to be reached as
@@ -265,6 +280,9 @@ func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend
 	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken, Of: b.of}
 	if !tls || b.service == nil {
 		return plain
+	}
+	if slices.Contains(t.w.PoliciesUnread, b.namespace) {
+		return registry.Backend{Weight: b.weight, Broken: "BackendTLSPolicies of namespace " + b.namespace + " may not be read, and one may ask for TLS"}
 	}
 	p := t.policyFor(b)
 	if p == nil {

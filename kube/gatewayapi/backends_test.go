@@ -112,6 +112,7 @@ func TestEndpoints(t *testing.T) {
 	}
 	const one = "{ports: [{port: 80, targetPort: x}]}"
 	to := func(s string) string { return "rule gateway/a/edge/tcp tcproute/a/r [] 1:a/s(" + s + ")" }
+	const never = "rule gateway/a/edge/tcp tcproute/a/r [] 1:broken\nTCPRoute a/r edge ResolvedRefs=False/BackendNotFound"
 	runRows(t, []row{
 		{"none", svc(one), nil, to("") + "\nTCPRoute a/r edge ResolvedRefs=True/ResolvedRefs"},
 		{"ready, of two slices, each once", svc(one) + slice("1", "IPv4", "{port: 8080}", "{addresses: [10.0.0.2], conditions: {ready: true}}, {addresses: [10.0.0.1]}") + slice("2", "IPv4", "{port: 8080}", "{addresses: [10.0.0.2], conditions: {ready: true}}"), nil, to("10.0.0.1:8080,10.0.0.2:8080")},
@@ -121,8 +122,63 @@ func TestEndpoints(t *testing.T) {
 		{"a port with two numbers", svc("{ports: [{name: b, port: 80, targetPort: x}]}") + slice("1", "IPv4", "{name: b, port: 1}", "{addresses: [10.0.0.1]}") + slice("2", "IPv4", "{name: b, port: 2}", "{addresses: [10.0.0.2]}"), nil, to("10.0.0.1:1,10.0.0.2:2")},
 		{"IPv6 beside IPv4", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1]}") + slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1']}"), nil, to("10.0.0.1:1,[2001:db8::1]:1")},
 		{"headless", svc("{clusterIP: None, ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 80}", "{addresses: [10.0.0.1], hostname: s-0}"), nil, to("10.0.0.1:80")},
+		{"loopback beside others", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [127.0.0.1]}, {addresses: [10.0.0.1]}"), nil, to("10.0.0.1:1") + "\nTCPRoute a/r edge ResolvedRefs=True/ResolvedRefs"},
+		{"loopback alone", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [127.0.0.1]}"), nil, never},
+		{"metadata", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [169.254.169.254]}"), nil, never},
+		{"unspecified", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [0.0.0.0]}"), nil, never},
+		{"multicast", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [224.0.0.1]}"), nil, never},
+		{"loopback of IPv6, and in disguise", svc(one) + slice("1", "IPv6", "{port: 1}", "{addresses: ['::1']}, {addresses: ['::ffff:127.0.0.1']}, {addresses: ['fe80::1']}, {addresses: ['::']}"), nil, never},
+		{"names", svc(one) + slice("1", "FQDN", "{port: 1}", "{addresses: [metadata.internal]}"), nil, never},
+		{"names beside addresses", svc(one) + slice("1", "FQDN", "{port: 1}", "{addresses: [metadata.internal]}") + slice("2", "IPv4", "{port: 1}", "{addresses: [10.0.0.1]}"), nil, to("10.0.0.1:1")},
 		{"an address that is none, a port that is none", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [huh]}, {addresses: []}, {addresses: [10.0.0.1]}") + slice("2", "IPv4", "{port: 70000}, {}", "{addresses: [10.0.0.1]}"), nil, to("10.0.0.1:1")},
 	})
+}
+
+func TestLeftOutIsSaid(t *testing.T) {
+	docs := edge(tcp) + testRoute("TCPRoute", "r", "", "{name: s, port: 80}") + `
+---
+kind: Service
+metadata: {namespace: a, name: s}
+spec: {ports: [{port: 80}]}
+---
+kind: EndpointSlice
+metadata: {namespace: a, name: z, labels: {kubernetes.io/service-name: s}}
+addressType: IPv4
+ports: [{port: 80}]
+endpoints: [{addresses: [127.0.0.1]}, {addresses: [169.254.169.254]}]
+---
+kind: EndpointSlice
+metadata: {namespace: a, name: b, labels: {kubernetes.io/service-name: s}}
+addressType: FQDN
+ports: [{port: 80}]
+endpoints: [{addresses: [metadata.internal]}]
+`
+	const good = `
+---
+kind: EndpointSlice
+metadata: {namespace: a, name: good, labels: {kubernetes.io/service-name: s}}
+addressType: IPv4
+ports: [{port: 80}]
+endpoints: [{addresses: [10.0.0.1]}]
+`
+	const what = `EndpointSlice b: "metadata.internal" is a name, which culvert does not follow, and 2 more`
+	for _, tt := range []struct{ docs, want string }{
+		{docs, "no endpoint of Service a/s can be used: " + what},
+		{docs + good, "all references are resolved; left out: " + what},
+	} {
+		w := worldOf(t, base, tt.docs)
+		w.PublicAddresses = addrs("192.0.2.1")
+		res := Translate(w)
+		got := ""
+		for _, c := range res.Routes[RouteKey{tcpRoute, key(w.TCPRoutes[0])}].Parents[0].Conditions {
+			if c.Type == "ResolvedRefs" {
+				got = c.Message
+			}
+		}
+		if got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
 }
 
 func TestServiceImport(t *testing.T) {

@@ -60,13 +60,12 @@ func (t *translation) readClasses() {
 	}
 }
 
-// version compares the CRDs with those that this was built for: of the same
-// major and an equal or older minor version all is known; from newer ones
-// fields may be missing.
+// version compares the CRDs with those that this was built for: only of the same
+// minor version everything is known to be there, and nothing more.
 func (t *translation) version() metav1.Condition {
 	const kind = string(gwv1.GatewayClassConditionStatusSupportedVersion)
 	ours := consts.BundleVersion
-	if t.w.Bundle == ours || minor(t.w.Bundle) == minor(ours) {
+	if minor(t.w.Bundle) == minor(ours) {
 		return is(kind, true, string(gwv1.GatewayClassReasonSupportedVersion), "the CRDs are of "+t.w.Bundle)
 	}
 	return is(kind, false, string(gwv1.GatewayClassReasonUnsupportedVersion), "the CRDs are of "+t.w.Bundle+", culvert was made for "+ours)

@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,7 @@ type Controller struct {
 	memo    *memo
 	current atomic.Pointer[translated] // nil before the first
 	lost    atomic.Pointer[loss]       // nil while the API server answers
+	stuck   atomic.Pointer[loss]       // nil while what it answers can be used
 }
 
 // New makes a Controller. It asks nothing of the API server yet.
@@ -64,7 +66,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	rc := rest.CopyConfig(cfg.REST)
 	if c.pulse == nil {
-		c.pulse = client.NewPulse(nil)
+		c.pulse = client.NewPulse()
 		rc.Wrap(c.pulse.Wrap)
 	}
 	c.clients.pulse = c.pulse
@@ -97,7 +99,8 @@ func New(cfg Config) (*Controller, error) {
 const (
 	settle     = 10 * time.Millisecond  // from the first change, for others that belong to it
 	interval   = 100 * time.Millisecond // from one time to the next
-	again      = time.Second            // after a list that is not believed
+	again      = time.Second            // after a list that is not believed; the next time twice that
+	againMost  = 10 * time.Second       // and no longer
 	answerTime = 10 * time.Second       // for one request
 	patience   = 2 * time.Second        // for an API server that does not answer, before that is said
 )
@@ -109,12 +112,15 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1), counts: map[string]int{}}
+	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1)}
 	var err error
 	if r.store, err = newStore(c.clients, c.cfg.Settings, log, r.dirty); err != nil {
 		return fmt.Errorf("gatewayapi: %w", err)
 	}
-	r.writer = newWriter(c.clients, r.store, c.cfg.Leads, log)
+	r.writer = newWriter(c.clients, r.store, c.cfg, log)
+	r.teller = newTeller(log)
+	r.alarm = time.NewTimer(0)
+	defer func() { r.alarm.Stop() }()
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -133,13 +139,16 @@ type run struct {
 	log     *slog.Logger
 	store   *store
 	writer  *writer
+	teller  *teller
 	updates chan<- registry.Update
 	changed chan struct{} // has one if anything has changed
 
-	version string             // of the CRDs
-	counts  map[string]int     // of objects, as they were last believed
-	mu      sync.Mutex         // guards last
-	last    *registry.Snapshot // that was sent
+	version string      // of the CRDs
+	alarm   *time.Timer // when the time alone is a change
+
+	mu   sync.Mutex         // guards the rest
+	last *registry.Snapshot // that was sent
+	why  error              // it is not as things are, as was sent; nil if it is
 }
 
 func (r *run) dirty() {
@@ -216,47 +225,85 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // rebuild makes the table, sends it if it is another than before, and has status
 // written.
 func (r *run) rebuild(ctx context.Context) error {
-	if why, wrong := r.store.emptied(ctx, r.counts); wrong {
-		r.log.Warn("kubernetes: not believed yet, and asked again: " + why)
-		time.AfterFunc(again, r.dirty)
-		return nil
+	if err := r.store.forbidden(); err != nil {
+		return r.stale(ctx, err)
 	}
 	r.store.looking.Store(true)
 	w := r.store.world()
-	w.Settings, w.Bundle, w.memo = r.cfg.Settings, r.version, r.memo
+	w.Settings, w.Bundle, w.memo, w.Now = r.cfg.Settings, r.version, r.memo, time.Now()
 	if r.cfg.Plane != nil {
 		if w.Plane = maps.Clone(r.cfg.Plane.ListenerErrors()); w.Plane == nil {
 			w.Plane = map[string]error{}
 		}
 	}
 	res := Translate(w)
+	if err := r.store.emptied(ctx); err != nil {
+		r.store.looking.Store(false)
+		return r.stale(ctx, err)
+	}
 	r.store.uses.Store(&res.Uses)
 	r.store.looking.Store(false)
-	r.current.Store(&translated{w, res})
+	contested := r.writer.fights.refusals(cmp.Or(w.Controller, DefaultController))
+	r.current.Store(&translated{w, res, contested})
 
 	if err := r.publish(ctx, &res.Snapshot); err != nil {
 		return err
 	}
+	r.alarm.Stop()
+	if !res.Until.IsZero() {
+		r.alarm = time.AfterFunc(time.Until(res.Until), r.dirty)
+	}
 	r.writer.want(res, w)
+	r.teller.tell(append(refusals(res), contested...), time.Now())
 	return nil
 }
 
-// publish sends a snapshot, unless it is as the last one was.
+// publish sends a snapshot, unless it is as the last one was and nothing was said
+// against that.
 func (r *run) publish(ctx context.Context, next *registry.Snapshot) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.last != nil && reflect.DeepEqual(r.last, next) {
-		return nil
+		if r.why == nil {
+			return nil
+		}
+	} else {
+		r.last = next
 	}
-	r.last = next
-	return r.send(ctx, registry.Update{Source: r.source(), Snapshot: *next})
+	if r.why != nil {
+		r.log.Info("kubernetes: it is known again what there is")
+	}
+	r.why = nil
+	r.stuck.Store(nil)
+	return r.send(ctx, registry.Update{Source: r.source(), Snapshot: *r.last})
 }
 
-// confirm sends the last snapshot again.
+// stale says, once, why nothing is made of what the API server says. What was sent
+// last stays in force, and status as it is.
+func (r *run) stale(ctx context.Context, why error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.why != nil && r.why.Error() == why.Error() {
+		return nil
+	}
+	if r.why == nil {
+		r.stuck.Store(&loss{time.Now().UTC(), why})
+	} else {
+		r.stuck.Store(&loss{r.stuck.Load().since, why})
+	}
+	r.why = why
+	r.log.Warn("kubernetes: what was known stays in force: " + why.Error())
+	return r.send(ctx, registry.Update{Source: r.source(), Err: why})
+}
+
+// confirm sends the last word again.
 func (r *run) confirm(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.last == nil {
+	switch {
+	case r.why != nil:
+		return r.send(ctx, registry.Update{Source: r.source(), Err: r.why})
+	case r.last == nil:
 		return nil // the first one is yet to come
 	}
 	return r.send(ctx, registry.Update{Source: r.source(), Snapshot: *r.last})

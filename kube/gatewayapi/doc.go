@@ -32,16 +32,27 @@
 // # Several of us
 //
 // Every replica serves; the one that leads writes. Two that lead at once, or
-// another controller of the same class, do no harm: what is written depends on
-// the objects alone, conditions and entries of others are kept, nothing is
-// written over what is of a newer generation, and conflicts are read again.
+// another controller of the same class with the same settings, do no harm: what is
+// written depends on the objects alone, conditions and entries of others are kept,
+// nothing is written over what is of a newer generation, and conflicts are read
+// again. One with other settings is told of, and not fought (contests.go).
+//
+// # What is refused
+//
+// Each refusal is a condition, a line of every replica's log (refusals.go), an entry
+// of the Report, and, by the one that writes, an Event.
 //
 // # When something is missing
 //
 // A kind that may not be read, or has no CRD, is said once by name and asked for
-// again; the rest is served. An API server that does not answer, restarts, or
-// lists nothing where there was much, empties no table: what was sent stays in
-// force, and the registry is told that it is stale.
+// again. If it is one that a table needs, and has never been read, there is no table: the
+// registry is told why, no status is written, and what somebody has kept of an
+// earlier run stays in force. A missing CRD is nothing to wait for.
+//
+// An API server that does not answer, restarts, or lists nothing of a kind where
+// there was something, empties no table: what was sent stays in force, and the
+// registry is told that it is stale (doubt.go). What was not read can't be what
+// lets somebody in, or has something sent without TLS.
 //
 // It does not route HTTP: HTTPRoutes attach and have a status, and the message of
 // it says that requests are refused. It creates no infrastructure but a

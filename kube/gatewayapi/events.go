@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,7 +15,6 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/kube/client"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // A note is what an operator should hear of, beside the condition that says it.
@@ -27,7 +27,7 @@ func notesOf(before, after []metav1.Condition) []note {
 		if c.Status != metav1.ConditionFalse || c.Reason == string(gwv1.GatewayReasonPending) {
 			continue
 		}
-		if !slices.Contains([]string{"Accepted", "Programmed", "ResolvedRefs"}, c.Type) {
+		if !slices.Contains([]string{"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion"}, c.Type) {
 			continue
 		}
 		same := func(b metav1.Condition) bool {
@@ -41,11 +41,14 @@ func notesOf(before, after []metav1.Condition) []note {
 	return ns
 }
 
-// notesOfListener are those of one of an object's listeners.
-func notesOfListener(name string, before, after []metav1.Condition) []note {
-	ns := notesOf(before, after)
-	for i := range ns {
-		ns[i].message = "listener " + name + ": " + ns[i].message
+// notesOfListeners are those of all of an object's listeners.
+func notesOfListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](before, after []L) (ns []note) {
+	for _, l := range after {
+		l := gwv1.ListenerStatus(l)
+		for _, n := range notesOf(conditionsOf(before, l.Name), l.Conditions) {
+			n.message = "listener " + string(l.Name) + ": " + n.message
+			ns = append(ns, n)
+		}
 	}
 	return ns
 }
@@ -54,22 +57,27 @@ func notesOfListener(name string, before, after []metav1.Condition) []note {
 // what it says, so that no replica says it again while it is there.
 func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {
 	kind := kindOf(o)
+	// Where those of objects without a namespace are.
+	namespace := cmp.Or(o.GetNamespace(), metav1.NamespaceDefault)
+	if len(w.cfg.Namespaces) > 0 && !slices.Contains(w.cfg.Namespaces, namespace) {
+		return // where there are no rights to have
+	}
 	for _, n := range notes {
 		sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", o.GetUID(), n.reason, n.message))
 		now := metav1.NewTime(time.Now())
 		e := &corev1.Event{
-			ObjectMeta:     metav1.ObjectMeta{Namespace: o.GetNamespace(), Name: short(o.GetName(), 200) + "." + hex.EncodeToString(sum[:8])},
+			ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, Name: short(o.GetName(), 200) + "." + hex.EncodeToString(sum[:8])},
 			InvolvedObject: corev1.ObjectReference{APIVersion: gwv1.GroupVersion.String(), Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID()},
 			Type:           corev1.EventTypeWarning, Reason: n.reason, Message: n.message, Count: 1,
 			FirstTimestamp: now, LastTimestamp: now,
-			Source: corev1.EventSource{Component: fieldManager}, ReportingController: DefaultController,
+			Source: corev1.EventSource{Component: fieldManager}, ReportingController: cmp.Or(w.cfg.Controller, DefaultController),
 		}
-		_, err := w.core.CoreV1().Events(o.GetNamespace()).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
+		_, err := w.core.CoreV1().Events(namespace).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
 		if err == nil || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
 			continue
 		}
-		if text, ok := client.Denied("create", schema.GroupResource{Resource: "events"}, err); ok {
-			if w.said.New("events", text) {
+		if text, ok := client.Denied("create", corev1.Resource("events"), err); ok {
+			if w.said.New("create events "+w.part(namespace), "denied") {
 				w.log.Warn("kubernetes: " + text)
 			}
 			return
@@ -80,6 +88,8 @@ func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {
 
 func kindOf(o metav1.Object) string {
 	switch o.(type) {
+	case *gwv1.GatewayClass:
+		return "GatewayClass"
 	case *gwv1.Gateway:
 		return "Gateway"
 	case *gwv1.ListenerSet:

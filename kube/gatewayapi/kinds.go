@@ -61,7 +61,7 @@ type lists[L runtime.Object] interface {
 }
 
 // from makes a ListWatch of a typed client.
-func from[L runtime.Object](of func(namespace string) lists[L], tweak func(*metav1.ListOptions)) func(string) *cache.ListWatch {
+func from[L runtime.Object, C lists[L]](of func(namespace string) C, tweak func(*metav1.ListOptions)) func(string) *cache.ListWatch {
 	return func(namespace string) *cache.ListWatch {
 		c := of(namespace)
 		return &cache.ListWatch{
@@ -93,26 +93,26 @@ func (c clients) kinds() []kind {
 	certificates := func(o *metav1.ListOptions) { o.FieldSelector = "type=" + string(corev1.SecretTypeTLS) }
 	return []kind{
 		{resource: gw("gatewayclasses"), object: &gwv1.GatewayClass{}, cluster: true, in: from(func(string) lists[*gwv1.GatewayClassList] { return g.GatewayClasses() }, nil)},
-		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: from(func(ns string) lists[*gwv1.GatewayList] { return g.Gateways(ns) }, nil)},
-		{resource: gw("listenersets"), object: &gwv1.ListenerSet{}, in: from(func(ns string) lists[*gwv1.ListenerSetList] { return g.ListenerSets(ns) }, nil)},
-		{resource: gw("tlsroutes"), object: &gwv1.TLSRoute{}, in: from(func(ns string) lists[*gwv1.TLSRouteList] { return g.TLSRoutes(ns) }, nil)},
-		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: from(func(ns string) lists[*gwv1.TCPRouteList] { return g.TCPRoutes(ns) }, nil)},
-		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: from(func(ns string) lists[*gwv1.UDPRouteList] { return g.UDPRoutes(ns) }, nil)},
-		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: from(func(ns string) lists[*gwv1.HTTPRouteList] { return g.HTTPRoutes(ns) }, nil)},
-		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: from(func(ns string) lists[*gwv1.ReferenceGrantList] { return g.ReferenceGrants(ns) }, nil)},
-		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: from(func(ns string) lists[*gwv1.BackendTLSPolicyList] { return g.BackendTLSPolicies(ns) }, nil)},
+		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: from(g.Gateways, nil)},
+		{resource: gw("listenersets"), object: &gwv1.ListenerSet{}, in: from(g.ListenerSets, nil)},
+		{resource: gw("tlsroutes"), object: &gwv1.TLSRoute{}, in: from(g.TLSRoutes, nil)},
+		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: from(g.TCPRoutes, nil)},
+		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: from(g.UDPRoutes, nil)},
+		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: from(g.HTTPRoutes, nil)},
+		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: from(g.ReferenceGrants, nil)},
+		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: from(g.BackendTLSPolicies, nil)},
 		{resource: core("namespaces"), object: &corev1.Namespace{}, cluster: true, refers: true, in: from(func(string) lists[*corev1.NamespaceList] { return k.Namespaces() }, nil)},
-		{resource: core("services"), object: &corev1.Service{}, refers: true, in: from(func(ns string) lists[*corev1.ServiceList] { return k.Services(ns) }, nil)},
-		{resource: core("secrets"), object: &corev1.Secret{}, refers: true, in: from(func(ns string) lists[*corev1.SecretList] { return k.Secrets(ns) }, certificates)},
-		{resource: core("configmaps"), object: &corev1.ConfigMap{}, refers: true, in: from(func(ns string) lists[*corev1.ConfigMapList] { return k.ConfigMaps(ns) }, nil)},
+		{resource: core("services"), object: &corev1.Service{}, refers: true, in: from(k.Services, nil)},
+		{resource: core("secrets"), object: &corev1.Secret{}, refers: true, in: from(k.Secrets, certificates)},
+		{resource: core("configmaps"), object: &corev1.ConfigMap{}, refers: true, in: from(k.ConfigMaps, nil)},
 		{
 			resource: schema.GroupResource{Group: discoveryv1.GroupName, Resource: "endpointslices"}, object: &discoveryv1.EndpointSlice{}, refers: true,
-			in:       from(func(ns string) lists[*discoveryv1.EndpointSliceList] { return c.core.DiscoveryV1().EndpointSlices(ns) }, nil),
+			in:       from(c.core.DiscoveryV1().EndpointSlices, nil),
 			indexers: cache.Indexers{serviceLabel: byLabel(serviceLabel), importLabel: byLabel(importLabel)},
 		},
 		{
 			resource: schema.GroupResource{Group: mcsv1.GroupName, Resource: "serviceimports"}, object: &mcsv1.ServiceImport{}, refers: true, optional: true,
-			in: from(func(ns string) lists[*mcsv1.ServiceImportList] { return c.mcs.MulticlusterV1beta1().ServiceImports(ns) }, nil),
+			in: from(c.mcs.MulticlusterV1beta1().ServiceImports, nil),
 		},
 	}
 }

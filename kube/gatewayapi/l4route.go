@@ -8,5 +8,8 @@ func (t *translation) l4Rules(l *listener) []*registry.Rule {
 	if len(l.rules) == 0 {
 		return nil
 	}
+	for _, a := range l.rules[1:] {
+		l.lose(a.route, "listener "+string(l.spec.Name), l.rules[0].route, before(l.rules[0].route, a.route))
+	}
 	return []*registry.Rule{t.rule(l, l.rules[0].route)}
 }

@@ -3,9 +3,9 @@ package gatewayapi
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/registry"
@@ -40,7 +40,8 @@ type listener struct {
 	broken bool           // TLS is to end here and can't
 
 	attached map[RouteKey]bool
-	rules    []*attachment // routes that lead on from here
+	rules    []*attachment       // routes that lead on from here
+	losses   map[*route][]string // of those, what others have instead: see losses.go
 
 	names      []string // of the registry's listeners that it is of
 	openErr    error    // of one of those
@@ -175,12 +176,7 @@ func (l *listener) ownerKind() string {
 
 // String is what a section is called, and what people read.
 func (l *listener) String() string {
-	k := types.NamespacedName{Namespace: l.owner().GetNamespace(), Name: l.owner().GetName()}
-	kind := "gateway/"
-	if l.set != nil {
-		kind = "listenerset/"
-	}
-	return kind + k.String() + "/" + string(l.spec.Name)
+	return strings.ToLower(l.ownerKind()) + "/" + key(l.owner()).String() + "/" + string(l.spec.Name)
 }
 
 // isAccepted reports whether l is to be served, if its owner is.
@@ -241,22 +237,10 @@ func (t *translation) programmed(l *listener) metav1.Condition {
 // wasProgrammed reports whether l's status says so: it has the last word as long
 // as the data plane has said nothing, as after a restart.
 func (l *listener) wasProgrammed() bool {
-	conds := func() []metav1.Condition {
-		if l.set != nil {
-			for _, s := range l.set.Status.Listeners {
-				if s.Name == l.spec.Name {
-					return s.Conditions
-				}
-			}
-			return nil
-		}
-		for _, s := range l.gw.Status.Listeners {
-			if s.Name == l.spec.Name {
-				return s.Conditions
-			}
-		}
-		return nil
-	}()
+	conds := conditionsOf(l.gw.Status.Listeners, l.spec.Name)
+	if l.set != nil {
+		conds = conditionsOf(l.set.Status.Listeners, l.spec.Name)
+	}
 	return slices.ContainsFunc(conds, func(c metav1.Condition) bool {
 		return c.Type == string(gwv1.ListenerConditionProgrammed) && c.Status == metav1.ConditionTrue
 	})
@@ -268,7 +252,13 @@ func (t *translation) listenerConditions(l *listener) []metav1.Condition {
 	if conflict.Type == "" {
 		conflict = is(string(gwv1.ListenerConditionConflicted), false, string(gwv1.ListenerReasonNoConflicts), "no conflicts")
 	}
-	conds := []metav1.Condition{l.verdict(), t.programmed(l), l.resolvedRefs(), conflict}
+	refs := l.resolvedRefs()
+	if why := t.notValid(l); why != "" {
+		refs.Message = clip(refs.Message + ", but " + why)
+		of := RouteKey{l.ownerKind(), key(l.owner())}
+		t.res.Notes[of] = append(t.res.Notes[of], note{reasonCertificateNotValid, clip("listener " + string(l.spec.Name) + ": " + why)})
+	}
+	conds := []metav1.Condition{l.verdict(), t.programmed(l), refs, conflict}
 	if l.overlap.Type != "" {
 		conds = append(conds, l.overlap)
 	}

@@ -54,7 +54,11 @@ func (t *translation) denySet(g *gateway, o *gwv1.ListenerSet) string {
 		return "the Gateway takes no ListenerSets: see its allowedListeners"
 	}
 	if !t.selects(from, selector, g.Namespace, o.Namespace) {
-		return fmt.Sprintf("the Gateway takes no ListenerSets of namespace %q: see its allowedListeners", o.Namespace)
+		text := fmt.Sprintf("the Gateway takes no ListenerSets of namespace %q: see its allowedListeners", o.Namespace)
+		if why := t.unread("namespaces", "Namespaces", ""); why != "" && from == gwv1.NamespacesFromSelector {
+			text += "; " + why + ", and they are selected by their labels"
+		}
+		return text
 	}
 	return ""
 }

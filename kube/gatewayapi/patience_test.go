@@ -27,7 +27,7 @@ func TestWhenBack(t *testing.T) {
 		back := time.Now().Add(time.Hour)
 		down := errors.New("refused")
 		asked := 0
-		p := client.NewPulse(nil)
+		p := client.NewPulse()
 		rt := p.Wrap(unreliable(func() (*http.Response, error) {
 			if asked++; time.Now().Before(back) {
 				return nil, down

@@ -145,7 +145,7 @@ func (t *translation) judgeTarget(p *policy, k targetKey, section string) (gwv1.
 	case k.group == "" && k.kind == "Service":
 		s := t.service(k.namespace, k.name)
 		if s == nil {
-			return gwv1.PolicyReasonTargetNotFound, fmt.Sprintf("there is no %s", k)
+			return gwv1.PolicyReasonTargetNotFound, t.absent("services", "Services", k.namespace, k.String())
 		}
 		for _, p := range s.Spec.Ports {
 			ports = append(ports, port{p.Name, cmp.Or(p.Protocol, corev1.ProtocolTCP)})
@@ -153,7 +153,7 @@ func (t *translation) judgeTarget(p *policy, k targetKey, section string) (gwv1.
 	case k.group == mcsv1.GroupName && k.kind == serviceImportKind:
 		i := t.serviceImport(k.namespace, k.name)
 		if i == nil {
-			return gwv1.PolicyReasonTargetNotFound, fmt.Sprintf("there is no %s", k)
+			return gwv1.PolicyReasonTargetNotFound, t.absent("serviceimports", "ServiceImports", k.namespace, k.String())
 		}
 		for _, p := range i.Spec.Ports {
 			ports = append(ports, port{p.Name, cmp.Or(p.Protocol, corev1.ProtocolTCP)})

@@ -1,7 +1,6 @@
 package gatewayapi
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -13,7 +12,7 @@ import (
 // A Report is what a Controller knows, for people and for JSON.
 type Report struct {
 	Known    bool            `json:"known"`              // the API server has said what there is
-	Lost     *time.Time      `json:"lost,omitempty"`     // since when it does not answer
+	Lost     *time.Time      `json:"lost,omitempty"`     // since when it does not answer, or not so that it can be used
 	Error    string          `json:"error,omitempty"`    // why
 	Gateways []GatewayReport `json:"gateways"`           // that are ours, by namespace and name
 	Routes   int             `json:"routes"`             // that are of one of them
@@ -48,13 +47,6 @@ const (
 	ListenerFailed  = "failed"
 )
 
-// A Refusal is a condition that is worth an operator's eye.
-type Refusal struct {
-	Object  string `json:"object"` // "TLSRoute shop/db"
-	Reason  string `json:"reason"`
-	Message string `json:"message"`
-}
-
 // maxRefusals is how many of a Report are listed.
 const maxRefusals = 32
 
@@ -63,10 +55,14 @@ const maxRefusals = 32
 func (c *Controller) Report() Report {
 	out := Report{Gateways: []GatewayReport{}}
 	if l := c.current.Load(); l != nil {
-		out = report(l.world, l.result)
+		out = report(l.world, l.result, l.contested...)
 		out.Known = true
 	}
-	if l := c.lost.Load(); l != nil {
+	l := c.lost.Load()
+	if l == nil {
+		l = c.stuck.Load()
+	}
+	if l != nil {
 		out.Lost, out.Error = &l.since, l.err.Error()
 	}
 	return out
@@ -82,16 +78,12 @@ type loss struct {
 type translated struct {
 	world  *World
 	result *Result
+
+	contested []Refusal // whose status others write, too
 }
 
-func report(w *World, res *Result) Report {
+func report(w *World, res *Result, more ...Refusal) Report {
 	r := Report{Gateways: []GatewayReport{}}
-	say := func(kind string, o metav1.Object, ns []note) {
-		for _, n := range ns {
-			r.Refusals = append(r.Refusals, Refusal{kind + " " + o.GetNamespace() + "/" + o.GetName(), n.reason, n.message})
-		}
-	}
-	refuse := func(kind string, o metav1.Object, cs []metav1.Condition) { say(kind, o, notesOf(nil, cs)) }
 	for _, g := range w.Gateways {
 		st, ok := res.Gateways[key(g)]
 		if !ok {
@@ -109,9 +101,7 @@ func report(w *World, res *Result) Report {
 		for _, l := range st.Listeners {
 			s := specs[l.Name]
 			out.Listeners = append(out.Listeners, listenerReport("", string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
-			say("Gateway", g, notesOfListener(string(l.Name), nil, l.Conditions))
 		}
-		refuse("Gateway", g, st.Conditions)
 		for _, set := range w.ListenerSets {
 			st, ok := res.ListenerSets[key(set)]
 			if !ok || string(set.Spec.ParentRef.Name) != g.Name || string(deref(set.Spec.ParentRef.Namespace, gwv1.Namespace(set.Namespace))) != g.Namespace {
@@ -123,30 +113,17 @@ func report(w *World, res *Result) Report {
 					s := set.Spec.Listeners[i]
 					out.Listeners = append(out.Listeners, listenerReport(set.Namespace+"/"+set.Name, string(l.Name), string(s.Protocol), int(s.Port), int(l.AttachedRoutes), l.Conditions))
 				}
-				say("ListenerSet", set, notesOfListener(string(l.Name), nil, l.Conditions))
 			}
-			refuse("ListenerSet", set, st.Conditions)
 		}
 		r.Gateways = append(r.Gateways, out)
 	}
 	slices.SortFunc(r.Gateways, func(a, b GatewayReport) int { return strings.Compare(a.Name, b.Name) })
-	for k, st := range res.Routes {
+	for _, st := range res.Routes {
 		if len(st.Parents) > 0 {
 			r.Routes++
 		}
-		for _, p := range st.Parents {
-			refuse(k.Kind, &metav1.ObjectMeta{Namespace: k.Namespace, Name: k.Name}, p.Conditions)
-		}
 	}
-	for k, ancestors := range res.Policies {
-		for _, a := range ancestors {
-			refuse("BackendTLSPolicy", &metav1.ObjectMeta{Namespace: k.Namespace, Name: k.Name}, a.Conditions)
-		}
-	}
-	slices.SortFunc(r.Refusals, func(a, b Refusal) int {
-		return cmp.Or(strings.Compare(a.Object, b.Object), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
-	})
-	r.Refusals = slices.Compact(r.Refusals)
+	r.Refusals = append(more[:len(more):len(more)], refusals(res)...)
 	if n := len(r.Refusals) - maxRefusals; n > 0 {
 		r.Refusals, r.More = r.Refusals[:maxRefusals], n
 	}

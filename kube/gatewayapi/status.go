@@ -76,41 +76,38 @@ func mergeGateway(have, want gwv1.GatewayStatus, now metav1.Time) gwv1.GatewaySt
 	if newer(have.Conditions, want.Conditions, ownGateway) {
 		return have
 	}
-	out := want
-	out.Conditions = mergeConditions(have.Conditions, want.Conditions, ownGateway, now)
-	out.Listeners = nil
-	for _, w := range want.Listeners {
-		for _, h := range have.Listeners {
-			if h.Name == w.Name {
-				w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownListener, now)
-			}
-		}
-		w.Conditions = stamped(w.Conditions, now)
-		out.Listeners = append(out.Listeners, w)
-	}
-	return out
+	want.Conditions = mergeConditions(have.Conditions, want.Conditions, ownGateway, now)
+	want.Listeners = mergeListeners(have.Listeners, want.Listeners, now)
+	return want
 }
 
 func mergeSet(have, want gwv1.ListenerSetStatus, now metav1.Time) gwv1.ListenerSetStatus {
 	if newer(have.Conditions, want.Conditions, ownSet) {
 		return have
 	}
-	out := want
-	out.Conditions = mergeConditions(have.Conditions, want.Conditions, ownSet, now)
-	out.Listeners = nil
-	for _, w := range want.Listeners {
-		for _, h := range have.Listeners {
-			if h.Name == w.Name {
-				w.Conditions = mergeConditions(h.Conditions, w.Conditions, ownListener, now)
-			}
-		}
-		if len(w.SupportedKinds) == 0 {
-			w.SupportedKinds = nil // as it comes back
-		}
-		w.Conditions = stamped(w.Conditions, now)
-		out.Listeners = append(out.Listeners, w)
+	want.Conditions = mergeConditions(have.Conditions, want.Conditions, ownSet, now)
+	want.Listeners = mergeListeners(have.Listeners, want.Listeners, now)
+	return want
+}
+
+// mergeListeners returns want with what others say of the same listeners.
+func mergeListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](have, want []L, now metav1.Time) (out []L) {
+	for _, l := range want {
+		l := gwv1.ListenerStatus(l)
+		l.Conditions = stamped(mergeConditions(conditionsOf(have, l.Name), l.Conditions, ownListener, now), now)
+		out = append(out, L(l))
 	}
 	return out
+}
+
+// conditionsOf are those of the listener of that name.
+func conditionsOf[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](all []L, name gwv1.SectionName) []metav1.Condition {
+	for _, l := range all {
+		if l := gwv1.ListenerStatus(l); l.Name == name {
+			return l.Conditions
+		}
+	}
+	return nil
 }
 
 // stamped gives a time to conditions that are new.

@@ -2,9 +2,7 @@ package gatewayapi
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -26,22 +23,31 @@ import (
 type store struct {
 	log   *slog.Logger
 	kinds map[string]*shelf // by resource
+	order []*shelf
 	dirty func()
 
 	uses    atomic.Pointer[map[Use]bool]
 	looking atomic.Bool // a translation is under way, and may use anything
 	echoes  echoes
+	doubt   doubt
 }
 
 // A shelf has the objects of one kind: from one watch, or one for each namespace.
 type shelf struct {
 	kind
 	informers []cache.SharedIndexInformer
+	in        []string           // the namespaces of the same; "" is all
 	lists     []*cache.ListWatch // of the same
 	known     []chan struct{}    // closed when it is known what there is, or that it may not be
 	once      []sync.Once
 	refused   []int // times, of each informer; its own goroutine's
 	said      client.Once
+
+	// See doubt.go.
+	wanted int                      // how many of the informers are of namespaces that are served
+	denied []atomic.Pointer[string] // why nothing may be read, as far as that is believed
+	found  []bool                   // something, by the translation that is under way or was last
+	had    []bool                   // the same of the last one that was believed
 }
 
 // newStore makes the watches, and starts none.
@@ -53,14 +59,17 @@ func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, 
 		in := cfg.Namespaces
 		if len(in) == 0 || k.cluster {
 			in = []string{metav1.NamespaceAll}
-		} else if ns := cfg.PublicService.Namespace; k.resource.Resource == "services" && ns != "" && !slices.Contains(in, ns) {
+		}
+		sh.wanted = len(in)
+		if ns := cfg.PublicService.Namespace; k.resource.Resource == "services" && ns != "" && in[0] != metav1.NamespaceAll && !slices.Contains(in, ns) {
 			in = append(slices.Clone(in), ns)
 		}
 		for range in {
 			sh.known = append(sh.known, make(chan struct{}))
 			sh.refused = append(sh.refused, 0)
 		}
-		sh.once = make([]sync.Once, len(in))
+		sh.in, sh.once, sh.denied = in, make([]sync.Once, len(in)), make([]atomic.Pointer[string], len(in))
+		sh.found, sh.had = make([]bool, len(in)), make([]bool, len(in))
 		for i, ns := range in {
 			// The fake clients of tests can't stream lists, and say so to this.
 			list := k.in(ns)
@@ -84,6 +93,7 @@ func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, 
 			sh.informers = append(sh.informers, inf)
 		}
 		s.kinds[k.resource.Resource] = sh
+		s.order = append(s.order, sh)
 	}
 	return s, nil
 }
@@ -117,6 +127,16 @@ func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
 	// An API server that has just started refuses everything for a moment, too.
 	if apierrors.IsForbidden(err) {
 		sh.refused[i]++
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		if sh.denied[i].Swap(nil) != nil {
+			s.dirty()
+		}
+	case verb == "list" && sh.refused[i] >= believed:
+		if sh.denied[i].Swap(&once) == nil {
+			s.dirty()
+		}
 	}
 	if !apierrors.IsUnauthorized(err) && (!apierrors.IsForbidden(err) || sh.refused[i] >= believed) {
 		sh.once[i].Do(func() { close(sh.known[i]) })
@@ -220,8 +240,11 @@ func usesOf(o any) []Use {
 // all are the objects of a resource.
 func all[T any](s *store, resource string) []T {
 	var out []T
-	for _, inf := range s.kinds[resource].informers {
-		for _, o := range inf.GetStore().List() {
+	sh := s.kinds[resource]
+	for i, inf := range sh.informers {
+		list := inf.GetStore().List()
+		sh.found[i] = len(list) > 0
+		for _, o := range list {
 			out = append(out, o.(T))
 		}
 	}
@@ -234,8 +257,10 @@ func get[T any](s *store, resource, namespace, name string) *T {
 	if namespace != "" {
 		key = namespace + "/" + name
 	}
-	for _, inf := range s.kinds[resource].informers {
+	sh := s.kinds[resource]
+	for i, inf := range sh.informers {
 		if o, ok, err := inf.GetStore().GetByKey(key); err == nil && ok {
+			sh.found[i] = true
 			return o.(*T)
 		}
 	}
@@ -266,11 +291,13 @@ func (s *store) Import(namespace, name string) *mcsv1.ServiceImport {
 
 func (s *store) Slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
-	for _, inf := range s.kinds["endpointslices"].informers {
+	sh := s.kinds["endpointslices"]
+	for i, inf := range sh.informers {
 		found, err := inf.GetIndexer().ByIndex(label, namespace+"/"+name)
 		if err != nil {
 			continue
 		}
+		sh.found[i] = sh.found[i] || len(found) > 0
 		for _, o := range found {
 			out = append(out, o.(*discoveryv1.EndpointSlice))
 		}
@@ -278,8 +305,12 @@ func (s *store) Slices(namespace, label, name string) []*discoveryv1.EndpointSli
 	return out
 }
 
-// world is what there is now.
+// world is what there is now. Its Objects are good for one translation, by the
+// goroutine that calls this.
 func (s *store) world() *World {
+	for _, sh := range s.order {
+		clear(sh.found)
+	}
 	return &World{
 		Classes:      all[*gwv1.GatewayClass](s, "gatewayclasses"),
 		Gateways:     all[*gwv1.Gateway](s, "gateways"),
@@ -291,37 +322,8 @@ func (s *store) world() *World {
 		Grants:       all[*gwv1.ReferenceGrant](s, "referencegrants"),
 		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
 		Objects:      s,
-	}
-}
+		Unread:       s.unread,
 
-// vital are the kinds that a sudden end of all objects is not believed of at once.
-var vital = []string{"gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes", "udproutes"}
-
-// emptied reports whether all objects of a vital kind are gone since counts, and
-// are not: the API server is asked once more for those, past its cache. An API
-// server that has lost its store, or finds it again, lists nothing for a moment.
-// counts are those of this time afterwards, if it is false.
-func (s *store) emptied(ctx context.Context, counts map[string]int) (string, bool) {
-	now := map[string]int{}
-	for _, resource := range vital {
-		for _, inf := range s.kinds[resource].informers {
-			now[resource] += len(inf.GetStore().ListKeys())
-		}
-		if now[resource] > 0 || counts[resource] == 0 {
-			continue
-		}
-		for _, list := range s.kinds[resource].lists {
-			ctx, cancel := context.WithTimeout(ctx, answerTime)
-			o, err := list.ListWithContext(ctx, metav1.ListOptions{Limit: 1})
-			cancel()
-			if err != nil {
-				return fmt.Sprintf("all %s are gone, and it can't be found out whether they are: %v", resource, err), true
-			}
-			if meta.LenList(o) > 0 {
-				return fmt.Sprintf("all %s were gone, and the API server has some", resource), true
-			}
-		}
+		PoliciesUnread: s.kinds["backendtlspolicies"].unread(),
 	}
-	maps.Copy(counts, now)
-	return "", false
 }

@@ -28,10 +28,7 @@ const caKey = "ca.crt"
 func (t *translation) resolveTLS(g *gateway) {
 	t.resolveClient(g)
 	for _, l := range g.all() {
-		if l.family() != familyTLS || l.refused.Type != "" {
-			continue
-		}
-		if !l.terminates() {
+		if l.refused.Type != "" || !l.terminates() {
 			continue
 		}
 		l.ends = &registry.Ends{}
@@ -97,11 +94,11 @@ func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pa
 	}
 	namespace := string(deref(ref.Namespace, gwv1.Namespace(from.namespace)))
 	if !t.granted(from, "", "Secret", namespace, string(ref.Name)) {
-		return nil, true, fmt.Errorf("no ReferenceGrant of namespace %q lets a %s of %q refer to Secret %q", namespace, from.kind, from.namespace, ref.Name)
+		return nil, true, errors.New(t.ungranted(from, "Secret", namespace, string(ref.Name)))
 	}
 	s := t.secret(namespace, string(ref.Name))
 	if s == nil {
-		return nil, false, fmt.Errorf("there is no Secret %q of type %s in namespace %q", ref.Name, corev1.SecretTypeTLS, namespace)
+		return nil, false, errors.New(t.absentSecret(namespace, string(ref.Name)))
 	}
 	pair, err = t.memo.pair(s)
 	if err != nil {
@@ -177,11 +174,11 @@ func (t *translation) bundle(from referrer, group, kind, namespace, name string)
 		return "", gwv1.ListenerReasonInvalidCACertificateKind, fmt.Errorf("CA certificates of kind %q, group %q: culvert knows ConfigMaps", kind, group)
 	}
 	if !t.granted(from, "", "ConfigMap", namespace, name) {
-		return "", gwv1.ListenerReasonRefNotPermitted, fmt.Errorf("no ReferenceGrant of namespace %q lets a %s of %q refer to ConfigMap %q", namespace, from.kind, from.namespace, name)
+		return "", gwv1.ListenerReasonRefNotPermitted, errors.New(t.ungranted(from, "ConfigMap", namespace, name))
 	}
 	m := t.configMap(namespace, name)
 	if m == nil {
-		return "", gwv1.ListenerReasonInvalidCACertificateRef, fmt.Errorf("there is no ConfigMap %q in namespace %q", name, namespace)
+		return "", gwv1.ListenerReasonInvalidCACertificateRef, errors.New(t.absent("configmaps", "ConfigMaps", namespace, fmt.Sprintf("ConfigMap %q in namespace %q", name, namespace)))
 	}
 	bundle, err := t.memo.roots(m)
 	if err != nil {
@@ -200,6 +197,8 @@ type memo struct {
 
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
+
+	periods map[string]period // of certificates: see validity.go
 
 	uses int // that the last translation made
 }

@@ -35,15 +35,22 @@ func (t *translation) tlsRules(l *listener) []*registry.Rule {
 		}
 		return a.turn - b.turn
 	})
-	won := map[tunnel.Pattern]bool{}
+	won := map[tunnel.Pattern]*claim{}
 	var rules []*registry.Rule
 	var last *claim
 	for i := range claims {
 		c := &claims[i]
-		if won[c.names] {
+		if first := won[c.names]; first != nil {
+			if first.route != c.route {
+				why := before(first.route, c.route)
+				if rank(first.own) != rank(c.own) {
+					why = "whose hostname is more specific"
+				}
+				l.lose(c.route, namesOf(c.names)+" of listener "+string(l.spec.Name), first.route, why)
+			}
 			continue
 		}
-		won[c.names] = true
+		won[c.names] = c
 		// Names of one route and rank stand together: none of them is within another.
 		if last != nil && last.route == c.route && rank(last.names) == rank(c.names) {
 			r := rules[len(rules)-1]

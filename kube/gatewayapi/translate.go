@@ -28,6 +28,7 @@ func Translate(w *World) *Result {
 			Gateways:     map[types.NamespacedName]gwv1.GatewayStatus{},
 			ListenerSets: map[types.NamespacedName]gwv1.ListenerSetStatus{},
 			Routes:       make(map[RouteKey]RouteStatus, len(w.TLSRoutes)+len(w.TCPRoutes)+len(w.UDPRoutes)+len(w.HTTPRoutes)),
+			Notes:        map[RouteKey][]note{},
 			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
 			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
 			Uses:         make(map[Use]bool, m.uses),
@@ -53,6 +54,7 @@ func Translate(w *World) *Result {
 	t.assignAddresses()
 	t.attachRoutes()
 	t.emit()
+	t.noteLosses()
 	t.writeStatus()
 	m.forget()
 	m.uses = len(t.res.Uses)

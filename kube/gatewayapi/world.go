@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"net/netip"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -28,7 +29,16 @@ type World struct {
 	Grants       []*gwv1.ReferenceGrant
 	Policies     []*gwv1.BackendTLSPolicy
 
+	// PoliciesUnread are the namespaces whose BackendTLSPolicies may not be read.
+	// What leads there might have to speak TLS, and so is refused.
+	PoliciesUnread []string
+
 	Objects Objects // what those refer to
+
+	// Unread reports whether objects of a resource, "secrets", may not be read in a
+	// namespace, so that it is not known whether there are any; "" is of those that
+	// have no namespace. Nil means that all may.
+	Unread func(resource, namespace string) bool
 
 	// Plane has the listeners that are open, with a nil error, or could not be
 	// opened, by registry.Listener.Name; of the others that is not known yet. A
@@ -37,6 +47,10 @@ type World struct {
 
 	// Bundle is the version of the CRDs, as they say; "" is unknown.
 	Bundle string
+
+	// Now is what the time is, for messages about certificates and nothing else. Zero
+	// is unknown.
+	Now time.Time
 
 	memo *memo // may be nil
 }
@@ -94,8 +108,13 @@ type Result struct {
 	Gateways     map[types.NamespacedName]gwv1.GatewayStatus
 	ListenerSets map[types.NamespacedName]gwv1.ListenerSetStatus
 	Routes       map[RouteKey]RouteStatus // of each route, even of those that have none of our parents
+	Notes        map[RouteKey][]note      // of objects of any kind, that no condition is False for: see losses.go, validity.go
 	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
 	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
+
+	// Until is when it is to be made again, though nothing has changed but the time;
+	// zero is never.
+	Until time.Time
 
 	// Uses are the objects that it looked for, whether they are there or not:
 	// others can change without consequence.

@@ -1,9 +1,11 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,10 +37,12 @@ const (
 // differs and nothing else: a cluster at rest sees no request.
 type writer struct {
 	clients
-	store *store
-	leads func() bool
-	log   *slog.Logger
-	said  client.Once
+	store  *store
+	cfg    Config
+	leads  func() bool
+	log    *slog.Logger
+	said   client.Once
+	fights contests
 
 	mu       sync.Mutex // guards the rest
 	result   *Result
@@ -47,11 +51,12 @@ type writer struct {
 	accounts map[types.NamespacedName]string // what is known to be there, by Gateway: see accounts.go
 }
 
-func newWriter(c clients, s *store, leads func() bool, log *slog.Logger) *writer {
+func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
+	leads := cfg.Leads
 	if leads == nil {
 		leads = func() bool { return true }
 	}
-	return &writer{clients: c, store: s, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
+	return &writer{clients: c, store: s, cfg: cfg, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
 }
 
 // want says what is to be written.
@@ -77,11 +82,17 @@ func (w *writer) run(ctx context.Context) {
 		var again <-chan time.Time
 		if !w.leads() {
 			again = time.After(askLead)
-		} else if res != nil && w.writeAll(ctx, w.tasks(res, world), fresh) {
-			again = time.After(retry)
-			retry = min(2*retry, lastRetry)
-		} else {
-			retry = firstRetry
+		} else if res != nil {
+			tasks, later := w.tasks(res, world)
+			if w.writeAll(ctx, tasks, fresh) {
+				later = earlier(later, time.Now().Add(retry))
+				retry = min(2*retry, lastRetry)
+			} else {
+				retry = firstRetry
+			}
+			if !later.IsZero() {
+				again = time.After(time.Until(later))
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -91,11 +102,20 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// A task writes one object.
+// earlier is the earlier one of two times; zero is none.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// A task writes one object. What it fails with knows what was asked: see
+// client.Asked.
 type task struct {
-	verb, kind string
-	name       types.NamespacedName
-	do         func(context.Context) error
+	resource string // of the object
+	name     types.NamespacedName
+	do       func(context.Context) error
 }
 
 // writeAll does tasks, several at once, and after a while only as long as there is
@@ -111,7 +131,7 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 				err := t.do(one)
 				cancel()
 				if err == nil || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
-					w.said.New(t.kind, "")
+					w.forgive(t)
 					continue
 				}
 				w.complain(t, err)
@@ -147,24 +167,41 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// complain says that status can't be written: for want of a right once for each
-// kind, and otherwise for each object.
+// complain says that something can't be written: for want of a right once for each
+// verb and resource, and otherwise for each object.
 func (w *writer) complain(t task, err error) {
-	res := schema.GroupResource{Group: gwv1.GroupName, Resource: t.kind}
-	if t.kind == "serviceaccounts" {
-		res.Group = ""
-	}
-	if text, ok := client.Denied(t.verb, res, err); ok {
-		if w.said.New(t.kind, text) {
+	if text, ok := client.Denied("write", schema.GroupResource{Resource: t.resource}, err); ok {
+		// The answer names the object, of which there may be thousands.
+		if w.said.New(client.Question(err)+" "+w.part(t.name.Namespace), "denied") {
 			w.log.Warn("kubernetes: " + text)
 		}
 		return
 	}
 	if apierrors.IsConflict(err) {
-		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.kind, "name", t.name.String(), "err", err)
+		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.resource, "name", t.name.String(), "err", err)
 		return
 	}
-	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.kind, "name", t.name.String(), "err", err)
+	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.resource, "name", t.name.String(), "err", err)
+}
+
+// forgive has complain say anew what is denied of what has worked now.
+func (w *writer) forgive(t task) {
+	group := gwv1.GroupName
+	if t.resource == "serviceaccounts" {
+		group = ""
+	}
+	for _, q := range [][2]string{{"get", t.resource}, {"create", t.resource}, {"update", t.resource}, {"update", t.resource + "/status"}} {
+		w.said.New(q[0]+" "+schema.GroupResource{Group: group, Resource: q[1]}.String()+" "+w.part(t.name.Namespace), "")
+	}
+}
+
+// part is what rights are given for: a namespace, where only some are looked at,
+// or all together.
+func (w *writer) part(namespace string) string {
+	if len(w.cfg.Namespaces) == 0 {
+		return ""
+	}
+	return namespace
 }
 
 // An object is one with a status.
@@ -173,45 +210,65 @@ type object[T any] interface {
 	DeepCopy() T
 }
 
-// written has a typed client's way to write status.
+// A statusClient is a typed client's way to write status.
 type statusClient[T any] interface {
 	UpdateStatus(context.Context, T, metav1.UpdateOptions) (T, error)
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }
 
-// plan makes the task that brings one object to what apply makes of it, if that
-// is another than what it is.
-func plan[T object[T]](w *writer, tasks *[]task, kind string, have T, c func() statusClient[T], apply func(T) (bool, []note)) {
+// A draft is what is written to one Result, as it is made.
+type draft struct {
+	w          *writer
+	res        *Result
+	controller gwv1.GatewayController
+	now        metav1.Time
+	tasks      []task
+	later      time.Time // when there is something that waits now; zero is never
+}
+
+// plan adds the task that brings one object to what apply makes of it, if that
+// is another than what it is. want is all that apply depends on.
+func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of func(namespace string) C, want any, apply func(T) (bool, []note)) {
 	if changed, _ := apply(have.DeepCopy()); !changed {
 		return
 	}
+	if at := d.w.fights.notBefore(have.GetUID(), want); at.After(time.Now()) {
+		d.later = earlier(d.later, at)
+		return
+	}
 	name := key(have)
-	*tasks = append(*tasks, task{"update", kind + "/status", name, func(ctx context.Context) error {
+	d.tasks = append(d.tasks, task{resource, name, func(ctx context.Context) error {
+		c := of(name.Namespace)
 		for try := 1; ; try++ {
 			next := have.DeepCopy()
 			changed, notes := apply(next)
 			if !changed {
 				return nil
 			}
-			end := w.store.echoes.begin(have.GetUID())
-			got, err := c().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
+			end := d.w.store.echoes.begin(have.GetUID())
+			got, err := c.UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 			version := ""
 			if err == nil {
 				version = got.GetResourceVersion()
 			}
 			if end(version) {
-				w.store.dirty()
+				d.w.store.dirty()
 			}
 			if err == nil {
-				w.note(ctx, got, notes)
+				object := kindOf(have) + " " + strings.TrimPrefix(name.String(), "/")
+				if d.w.fights.wrote(have.GetUID(), object, want, time.Now()) {
+					notes = append(notes, contestNote(string(d.controller)))
+					d.w.store.dirty() // for it to be told
+				}
+				d.w.note(ctx, got, notes)
 				return nil
 			}
 			if !apierrors.IsConflict(err) || try == conflicts {
-				return err
+				return client.Asked("update", schema.GroupResource{Group: gwv1.GroupName, Resource: resource + "/status"}, err)
 			}
-			live, err := c().Get(ctx, name.Name, metav1.GetOptions{})
+			live, err := c.Get(ctx, name.Name, metav1.GetOptions{})
 			if err != nil {
-				return err
+				return client.Asked("get", schema.GroupResource{Group: gwv1.GroupName, Resource: resource}, err)
 			}
 			if live.GetUID() != have.GetUID() {
 				return nil // another one of the same name: it will be heard of
@@ -221,139 +278,103 @@ func plan[T object[T]](w *writer, tasks *[]task, kind string, have T, c func() s
 	}})
 }
 
-// tasks are all that differs.
-func (w *writer) tasks(res *Result, world *World) []task {
-	var ts []task
-	now := metav1.NewTime(time.Now().Truncate(time.Second))
-	g := w.gw.GatewayV1()
-	controller := gwv1.GatewayController(world.Controller)
-	if controller == "" {
-		controller = DefaultController
+// planRoutes plans all routes of one kind.
+func planRoutes[T object[T], C statusClient[T]](d *draft, kind, resource string, routes []T, of func(namespace string) C, status func(T) *gwv1.RouteStatus) {
+	for _, o := range routes {
+		k := RouteKey{kind, key(o)}
+		if !written(status(o).Parents, d.res.Routes[k], d.controller) {
+			plan(d, resource, o, of, d.res.Routes[k].Parents, func(o T) (bool, []note) { return d.route(status(o), k) })
+		}
 	}
+}
+
+// route brings a route's status to what is wanted of it.
+func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []note) {
+	was := *st
+	st.Parents = mergeParents(was.Parents, d.res.Routes[k], d.controller, k.Namespace, d.now)
+	if len(was.Parents) == 0 && len(st.Parents) == 0 {
+		return false, nil
+	}
+	for _, p := range st.Parents {
+		if p.ControllerName != d.controller {
+			continue
+		}
+		var before []metav1.Condition
+		i := slices.IndexFunc(was.Parents, func(b gwv1.RouteParentStatus) bool {
+			return b.ControllerName == d.controller && sameParent(b.ParentRef, p.ParentRef, k.Namespace)
+		})
+		if i >= 0 {
+			before = was.Parents[i].Conditions
+		}
+		notes = append(notes, notesOf(before, p.Conditions)...)
+	}
+	changed = !equality.Semantic.DeepEqual(was, *st)
+	return changed, append(notes, d.res.Notes[k]...)
+}
+
+// ancestors brings a policy's status to what is wanted of it.
+func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note) {
+	was := o.Status
+	o.Status.Ancestors = mergeAncestors(was.Ancestors, d.res.Policies[key(o)], d.controller, o.Namespace, d.now)
+	if len(was.Ancestors) == 0 && len(o.Status.Ancestors) == 0 {
+		return false, nil
+	}
+	ours := func(all []gwv1.PolicyAncestorStatus) (cs []metav1.Condition) {
+		for _, a := range all {
+			if a.ControllerName == d.controller {
+				cs = append(cs, a.Conditions...)
+			}
+		}
+		return cs
+	}
+	return !equality.Semantic.DeepEqual(was, o.Status), notesOf(ours(was.Ancestors), ours(o.Status.Ancestors))
+}
+
+// tasks are all that differs, and when there will be more of it: zero is never.
+func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) {
+	w.fights.forget(time.Now())
+	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(world.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
+	g := w.gw.GatewayV1()
+	classes := func(string) statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() } // which have no namespaces
 	for _, o := range world.Classes {
 		if want, ok := res.Classes[o.Name]; ok {
-			plan(w, &ts, "gatewayclasses", o, func() statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() }, func(o *gwv1.GatewayClass) (bool, []note) {
+			plan(d, "gatewayclasses", o, classes, want, func(o *gwv1.GatewayClass) (bool, []note) {
 				was := o.Status
-				o.Status = mergeClass(was, want, now)
-				return !equality.Semantic.DeepEqual(was, o.Status), nil
+				o.Status = mergeClass(was, want, d.now)
+				return !equality.Semantic.DeepEqual(was, o.Status), notesOf(was.Conditions, o.Status.Conditions)
 			})
 		}
 	}
 	for _, o := range world.Gateways {
 		if want, ok := res.Gateways[key(o)]; ok {
-			plan(w, &ts, "gateways", o, func() statusClient[*gwv1.Gateway] { return g.Gateways(o.Namespace) }, func(o *gwv1.Gateway) (bool, []note) {
+			plan(d, "gateways", o, g.Gateways, want, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
-				o.Status = mergeGateway(was, want, now)
-				notes := notesOf(was.Conditions, o.Status.Conditions)
-				for _, l := range o.Status.Listeners {
-					var before []metav1.Condition
-					for _, b := range was.Listeners {
-						if b.Name == l.Name {
-							before = b.Conditions
-						}
-					}
-					notes = append(notes, notesOfListener(string(l.Name), before, l.Conditions)...)
-				}
-				return !equality.Semantic.DeepEqual(was, o.Status), notes
+				o.Status = mergeGateway(was, want, d.now)
+				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
+				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
 	}
 	for _, o := range world.ListenerSets {
 		if want, ok := res.ListenerSets[key(o)]; ok {
-			plan(w, &ts, "listenersets", o, func() statusClient[*gwv1.ListenerSet] { return g.ListenerSets(o.Namespace) }, func(o *gwv1.ListenerSet) (bool, []note) {
+			plan(d, "listenersets", o, g.ListenerSets, want, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
-				o.Status = mergeSet(was, want, now)
-				notes := notesOf(was.Conditions, o.Status.Conditions)
-				for _, l := range o.Status.Listeners {
-					var before []metav1.Condition
-					for _, b := range was.Listeners {
-						if b.Name == l.Name {
-							before = b.Conditions
-						}
-					}
-					notes = append(notes, notesOfListener(string(l.Name), before, l.Conditions)...)
-				}
-				return !equality.Semantic.DeepEqual(was, o.Status), notes
+				o.Status = mergeSet(was, want, d.now)
+				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
+				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
 	}
-	route := func(st *gwv1.RouteStatus, k RouteKey) (bool, []note) {
-		was := *st
-		st.Parents = mergeParents(was.Parents, res.Routes[k], controller, k.Namespace, now)
-		if len(was.Parents) == 0 && len(st.Parents) == 0 {
-			return false, nil
-		}
-		var notes []note
-		for _, p := range st.Parents {
-			if p.ControllerName == controller {
-				i := slices.IndexFunc(was.Parents, func(b gwv1.RouteParentStatus) bool {
-					return b.ControllerName == controller && sameParent(b.ParentRef, p.ParentRef, k.Namespace)
-				})
-				var before []metav1.Condition
-				if i >= 0 {
-					before = was.Parents[i].Conditions
-				}
-				notes = append(notes, notesOf(before, p.Conditions)...)
-			}
-		}
-		return !equality.Semantic.DeepEqual(was, *st), notes
-	}
-	for _, o := range world.TLSRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{tlsRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "tlsroutes", o, func() statusClient[*gwv1.TLSRoute] { return g.TLSRoutes(o.Namespace) }, func(o *gwv1.TLSRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{tlsRoute, key(o)})
-		})
-	}
-	for _, o := range world.TCPRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{tcpRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "tcproutes", o, func() statusClient[*gwv1.TCPRoute] { return g.TCPRoutes(o.Namespace) }, func(o *gwv1.TCPRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{tcpRoute, key(o)})
-		})
-	}
-	for _, o := range world.UDPRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{udpRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "udproutes", o, func() statusClient[*gwv1.UDPRoute] { return g.UDPRoutes(o.Namespace) }, func(o *gwv1.UDPRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{udpRoute, key(o)})
-		})
-	}
-	for _, o := range world.HTTPRoutes {
-		if written(o.Status.Parents, res.Routes[RouteKey{httpRoute, key(o)}], controller) {
-			continue
-		}
-		plan(w, &ts, "httproutes", o, func() statusClient[*gwv1.HTTPRoute] { return g.HTTPRoutes(o.Namespace) }, func(o *gwv1.HTTPRoute) (bool, []note) {
-			return route(&o.Status.RouteStatus, RouteKey{httpRoute, key(o)})
-		})
-	}
+	planRoutes(d, tlsRoute, "tlsroutes", world.TLSRoutes, g.TLSRoutes, func(o *gwv1.TLSRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, tcpRoute, "tcproutes", world.TCPRoutes, g.TCPRoutes, func(o *gwv1.TCPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, g.UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, g.HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	for _, o := range world.Policies {
-		plan(w, &ts, "backendtlspolicies", o, func() statusClient[*gwv1.BackendTLSPolicy] { return g.BackendTLSPolicies(o.Namespace) }, func(o *gwv1.BackendTLSPolicy) (bool, []note) {
-			was := o.Status
-			o.Status.Ancestors = mergeAncestors(was.Ancestors, res.Policies[key(o)], controller, o.Namespace, now)
-			if len(was.Ancestors) == 0 && len(o.Status.Ancestors) == 0 {
-				return false, nil
-			}
-			var before, after []metav1.Condition
-			for _, a := range was.Ancestors {
-				if a.ControllerName == controller {
-					before = append(before, a.Conditions...)
-				}
-			}
-			for _, a := range o.Status.Ancestors {
-				if a.ControllerName == controller {
-					after = append(after, a.Conditions...)
-				}
-			}
-			return !equality.Semantic.DeepEqual(was, o.Status), notesOf(before, after)
-		})
+		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, res.Policies[key(o)], d.ancestors)
 	}
 	w.forgetAccounts(res)
 	for gateway, want := range res.Accounts {
-		w.planAccount(&ts, gateway, want)
+		w.planAccount(&d.tasks, gateway, want)
 	}
-	return ts
+	return d.tasks, d.later
 }

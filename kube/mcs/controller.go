@@ -55,6 +55,8 @@ type Controller struct {
 	members map[string]*member
 	told    map[string]map[Name]bool // what OnExports was told
 	lacking bool                     // a namespace was not there
+
+	refused map[string]string // what has been said of ServiceExports; Run's own
 }
 
 func (c *Controller) init() {
@@ -161,10 +163,12 @@ func (c *Controller) settle() []change {
 
 	set := Resolve(members, vips, refuses) // calls others, and so holds no lock
 
+	c.sayRefusals(&set)
+
 	c.mu.Lock()
 	var tell []string
 	for _, name := range slices.Sorted(maps.Keys(set.Exported)) {
-		if c.members[name] == nil || members[name].Unseen {
+		if c.members[name] == nil || members[name].Unseen && !c.members[name].absent {
 			continue
 		}
 		if told, ok := c.told[name]; !ok || !maps.Equal(told, set.Exported[name]) {
@@ -203,7 +207,7 @@ func (c *Controller) refuses() func(Name) string {
 
 // view returns what a member has, in maps of its own.
 func (m *member) view() *Member {
-	out := &Member{Exports: map[Name]Export{}, Services: map[Name]Service{}, Unseen: len(m.waiting) > 0 && !m.absent}
+	out := &Member{Exports: map[Name]Export{}, Services: map[Name]Service{}, Unseen: len(m.waiting) > 0 && (!m.absent || m.denied)}
 	for name, e := range m.exports {
 		if e.DeletionTimestamp != nil {
 			continue

@@ -45,6 +45,7 @@ type member struct {
 	services map[Name]Service
 	waiting  map[*watched]bool // what has not been listed yet
 	absent   bool              // it has no such API, or we may not read it: it takes no part
+	denied   bool              // absent, but what it exported before may be as it was
 }
 
 // watched is one resource of a member in one namespace, or in all.
@@ -55,7 +56,32 @@ type watched struct {
 	put       func(o any)
 	drop      func(Name)
 	keys      func() []Name
-	refused   map[string]int // times in a row, by verb; guarded by Controller.mu
+	left      func(Name) (there, more bool) // whether there is one of a name, and others
+
+	list   lister
+	doubts chan struct{} // see doubt.go; nil for what is believed at once
+
+	// What Controller.mu guards.
+	refused map[string]int // times in a row, by verb
+	gone    map[Name]bool  // all that there was, and is kept until that is certain
+}
+
+type (
+	lister  = func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watcher = func(context.Context, metav1.ListOptions) (apiwatch.Interface, error)
+)
+
+// watch returns what keeps objects of a resource; of is what is kept of each.
+func watch[T any](m *member, resource schema.GroupResource, namespace string, objects map[Name]T, of func(any) T) *watched {
+	w := &watched{
+		member: m, resource: resource, namespace: namespace, refused: map[string]int{}, gone: map[Name]bool{},
+		put:  func(o any) { objects[nameOf(o.(metav1.Object))] = of(o) },
+		drop: func(n Name) { delete(objects, n) },
+		keys: func() []Name { return keysIn(objects, namespace) },
+		left: func(n Name) (bool, bool) { return leftIn(objects, namespace, n) },
+	}
+	m.waiting[w] = true
+	return w
 }
 
 // believe is how often in a row something must be forbidden or not there: an API
@@ -69,23 +95,31 @@ func (m *member) start(ctx context.Context, running *sync.WaitGroup) {
 		namespaces = []string{""}
 	}
 	var all []*cache.Reflector
+	add := func(w *watched, example runtime.Object, api any, list lister, watch watcher) {
+		w.list = list
+		all = append(all, reflector(w, example, api, watch))
+		if w.doubts != nil {
+			running.Go(func() { w.makeSure(ctx) })
+		}
+	}
 	for _, ns := range namespaces {
 		exports, imports, services := m.API.MulticlusterV1beta1().ServiceExports(ns), m.API.MulticlusterV1beta1().ServiceImports(ns), m.Core.CoreV1().Services(ns)
-		all = append(all,
-			reflector(&watched{member: m, resource: groupResource("serviceexports"), namespace: ns, put: func(o any) {
-				e := o.(*mcsv1.ServiceExport)
-				e.ManagedFields = nil
-				m.exports[nameOf(e)] = e
-			}, drop: func(n Name) { delete(m.exports, n) }, keys: func() []Name { return keysIn(m.exports, ns) }}, &mcsv1.ServiceExport{}, m.API, anyList(exports.List), exports.Watch),
-			reflector(&watched{member: m, resource: groupResource("serviceimports"), namespace: ns, put: func(o any) {
-				i := o.(*mcsv1.ServiceImport)
-				i.ManagedFields = nil
-				m.imports[nameOf(i)] = i
-			}, drop: func(n Name) { delete(m.imports, n) }, keys: func() []Name { return keysIn(m.imports, ns) }}, &mcsv1.ServiceImport{}, m.API, anyList(imports.List), imports.Watch),
-			reflector(&watched{member: m, resource: corev1.Resource("services"), namespace: ns, put: func(o any) {
-				m.services[nameOf(o.(*corev1.Service))] = ServiceOf(o.(*corev1.Service))
-			}, drop: func(n Name) { delete(m.services, n) }, keys: func() []Name { return keysIn(m.services, ns) }}, &corev1.Service{}, m.Core, anyList(services.List), services.Watch),
-		)
+		e := watch(m, groupResource("serviceexports"), ns, m.exports, func(o any) *mcsv1.ServiceExport {
+			e := o.(*mcsv1.ServiceExport)
+			e.ManagedFields = nil
+			return e
+		})
+		i := watch(m, groupResource("serviceimports"), ns, m.imports, func(o any) *mcsv1.ServiceImport {
+			i := o.(*mcsv1.ServiceImport)
+			i.ManagedFields = nil
+			return i
+		})
+		s := watch(m, corev1.Resource("services"), ns, m.services, func(o any) Service { return ServiceOf(o.(*corev1.Service)) })
+		// ServiceImports that are gone are written again: nothing ends with them.
+		e.doubts, s.doubts = make(chan struct{}, 1), make(chan struct{}, 1)
+		add(e, &mcsv1.ServiceExport{}, m.API, anyList(exports.List), exports.Watch)
+		add(i, &mcsv1.ServiceImport{}, m.API, anyList(imports.List), imports.Watch)
+		add(s, &corev1.Service{}, m.Core, anyList(services.List), services.Watch)
 	}
 	for _, r := range all {
 		running.Go(func() {
@@ -112,16 +146,26 @@ func keysIn[T any](m map[Name]T, namespace string) (out []Name) {
 	return out
 }
 
-func anyList[T runtime.Object](list func(context.Context, metav1.ListOptions) (T, error)) func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+// leftIn says whether m has n, and whether it has others of the namespace.
+func leftIn[T any](m map[Name]T, namespace string, n Name) (there, more bool) {
+	_, there = m[n]
+	for k := range m {
+		if k != n && (namespace == "" || k.Namespace == namespace) {
+			return there, true
+		}
+	}
+	return there, false
+}
+
+func anyList[T runtime.Object](list func(context.Context, metav1.ListOptions) (T, error)) lister {
 	return func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, o) }
 }
 
-func reflector(w *watched, example runtime.Object, api any, list func(context.Context, metav1.ListOptions) (runtime.Object, error), watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error)) *cache.Reflector {
-	w.waiting[w], w.refused = true, map[string]int{}
+func reflector(w *watched, example runtime.Object, api any, watch watcher) *cache.Reflector {
 	backoff := again
 	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(client.WhenThere(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			l, err := list(ctx, o)
+			l, err := w.list(ctx, o)
 			w.heard(ctx, "list", err)
 			return l, err
 		},
@@ -161,6 +205,9 @@ func (w *watched) heard(ctx context.Context, verb string, err error) {
 	if changed { // it is no reason for all others to wait
 		w.absent = true
 	}
+	if w.waiting[w] && w.doubts != nil && denied && apierrors.IsForbidden(err) && !w.denied {
+		w.denied, changed = true, true
+	}
 	w.c.mu.Unlock()
 	if changed {
 		w.c.kick()
@@ -182,20 +229,31 @@ func (s store) Add(o any) error {
 	if o, ok := o.(*corev1.Service); ok { // most changes of Services are of no interest
 		s.c.mu.Lock()
 		old, there := s.services[nameOf(o)]
-		same := there && reflect.DeepEqual(old, ServiceOf(o))
+		same := there && len(s.gone) == 0 && reflect.DeepEqual(old, ServiceOf(o))
 		s.c.mu.Unlock()
 		if same {
 			return nil
 		}
 	}
-	return s.take(func() { s.put(o) })
+	return s.take(func() {
+		s.put(o)
+		delete(s.gone, nameOf(o.(metav1.Object)))
+		s.dropGone() // there is something: who has not come back is gone
+	})
 }
 
 func (s store) Update(o any) error { return s.Add(o) }
 func (s store) Resync() error      { return nil }
 
 func (s store) Delete(o any) error {
-	return s.take(func() { s.drop(nameOf(o.(metav1.Object))) })
+	n := nameOf(o.(metav1.Object))
+	return s.take(func() {
+		if there, more := s.left(n); there && !more {
+			s.doubt(n)
+			return
+		}
+		s.drop(n)
+	})
 }
 
 func (s store) Replace(list []any, _ string) error {
@@ -205,14 +263,19 @@ func (s store) Replace(list []any, _ string) error {
 			there[nameOf(o.(metav1.Object))] = true
 			s.put(o)
 		}
-		for _, n := range s.keys() {
-			if !there[n] {
-				s.drop(n)
+		if all := s.keys(); len(list) == 0 && len(all) > 0 {
+			s.doubt(all...)
+		} else {
+			clear(s.gone)
+			for _, n := range all {
+				if !there[n] {
+					s.drop(n)
+				}
 			}
 		}
 		delete(s.waiting, s.watched)
 		if len(s.waiting) == 0 {
-			s.absent = false
+			s.absent, s.denied = false, false
 		}
 	})
 }

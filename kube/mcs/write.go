@@ -1,11 +1,13 @@
 package mcs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,7 +45,10 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 		e := m.exports[name]
 		if next, ok := withConditions(e, set.Conditions[m.name][name]); ok && !held[name] {
 			todo = append(todo, change{m, "update", "serviceexports/status", name, func(ctx context.Context) error {
-				_, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				got, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
+				if err == nil {
+					c.note(ctx, m, e, got)
+				}
 				return err
 			}})
 		}
@@ -129,16 +134,7 @@ func (m *member) looksAt(namespace string) bool {
 
 func sorted[T any](m map[Name]T) []Name {
 	return slices.SortedFunc(maps.Keys(m), func(a, b Name) int {
-		if a.Namespace != b.Namespace {
-			if a.Namespace < b.Namespace {
-				return -1
-			}
-			return 1
-		}
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 }
 

@@ -31,11 +31,16 @@
 // Where connections begin with a PROXY header, so do these: with one that says
 // that nobody is behind them.
 //
-// Each has a Timeout, and is made twice before an address is down: a packet may
-// be lost, but what is dead is out within the Interval. Two that work in a row
-// bring it back; the very first counts at once. What is this host's own fault, a
-// lack of descriptors or an address that the guard does not let through, says
-// nothing of an address.
+// Each has a Timeout, and is made twice before an address is down, as a packet may
+// be lost; both fit into an Interval. What refuses is found by the next probe, so
+// within one Interval of its death; what is silent, as a host that is off, within
+// two: one until the probe, and one for both tries. Two that work in a row bring
+// it back; the very first counts at once. What is this host's own fault, a lack of
+// descriptors or an address that the guard does not let through, says nothing of
+// an address.
+//
+// What has no Check nobody asks: it is found only when a dial of the gateway's
+// fails.
 //
 // # What it costs
 //

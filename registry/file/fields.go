@@ -32,6 +32,7 @@ type networkAt struct {
 	node, name *yaml.Node
 	cidrs      []*yaml.Node
 	near       []*yaml.Node
+	transports []*yaml.Node // of each gateway; nil where it says nothing of them
 }
 
 type listenerAt struct {

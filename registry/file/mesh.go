@@ -13,6 +13,9 @@ import (
 // transports are what a gateway of a network may be said to take.
 var transports = []string{"sni", "connect", "connect-h2", "connect-h3", "websocket", "hbone", "socks5", "quic"}
 
+// viaAlone are those of them that need more than an address: keys, or a URL.
+var viaAlone = []string{"connect-h3", "websocket", "hbone"}
+
 // A meshAt is where the file says what has to do with networks and names.
 type meshAt struct{ zone, network *yaml.Node }
 
@@ -46,6 +49,8 @@ func (d *decoder) near(n *yaml.Node, to *registry.Network) {
 
 func (d *decoder) gateways(n *yaml.Node, to *registry.Network) {
 	d.list(n, "gateways", func(n *yaml.Node) {
+		at := d.network()
+		at.transports = append(at.transports, nil)
 		if n.Kind == yaml.ScalarNode { // an address and nothing else
 			to.Gateways = append(to.Gateways, registry.Gateway{Address: d.gatewayAddress(n, "a gateway"), Check: gatewayCheck})
 			return
@@ -84,6 +89,9 @@ var gatewayFields = []field[registry.Gateway]{
 	{"public", func(d *decoder, n *yaml.Node, to *registry.Gateway) { to.Public = d.gatewayAddress(n, "public") }},
 	{"transports", func(d *decoder, n *yaml.Node, to *registry.Gateway) {
 		d.protocols(n, transports, &to.Transports)
+		if at := d.network().transports; len(at) > 0 {
+			at[len(at)-1] = n
+		}
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "leave the key out for sni", "transports is empty")
 		}
@@ -252,6 +260,9 @@ func (d *decoder) checkMesh() {
 				d.knownNetwork(at.near[j], name)
 			}
 		}
+		for j := range network.Gateways {
+			d.checkEntrance(&network, &network.Gateways[j], at, at.transports[j])
+		}
 		if len(network.Gateways) == 0 && len(network.CIDRs) == 0 && at.node.Kind == yaml.MappingNode && !has(at.node, "cidrs") && !has(at.node, "gateways") {
 			d.errorf(at.node, "add cidrs, or gateways, or both", "network %q is empty", clip(network.Name))
 		}
@@ -284,6 +295,22 @@ func (d *decoder) checkMesh() {
 		}
 		first[key] = here
 	}
+}
+
+// checkEntrance finds a gateway that takes only what a gateway of another network
+// needs more than an address for, in a network without a via that says it. Those
+// of our own network are for others, whose files say it.
+func (d *decoder) checkEntrance(network *registry.Network, g *registry.Gateway, at *networkAt, n *yaml.Node) {
+	if n == nil || len(g.Transports) == 0 || has(at.node, "via") || network.Name == d.cfg.Mesh.Network {
+		return
+	}
+	for _, transport := range g.Transports {
+		if !slices.Contains(viaAlone, transport) {
+			return
+		}
+	}
+	d.errorf(n, "add via to the network, or one of sni, connect-h2, connect and socks5 to its transports",
+		"gateway %q of network %q takes %s alone: nobody can ask it by that without keys or a URL, which via has", g.Address, clip(network.Name), strings.Join(g.Transports, " and "))
 }
 
 // identify completes the ID of a service that was read.

@@ -201,13 +201,8 @@ func (r *run) names() (names []string, all bool) {
 
 // tell passes on what is kept, and why it may be old. It does so once.
 func (r *run) tell(ctx context.Context, why error) error {
-	if r.loaded != nil {
-		select {
-		case all := <-r.loaded:
-			r.take(all)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if err := r.wait(ctx); err != nil {
+		return err
 	}
 	if r.told {
 		return nil
@@ -224,6 +219,20 @@ func (r *run) tell(ctx context.Context, why error) error {
 		}
 	}
 	return nil
+}
+
+// wait waits until it is known what was in the file.
+func (r *run) wait(ctx context.Context) error {
+	if r.loaded == nil {
+		return nil
+	}
+	select {
+	case all := <-r.loaded:
+		r.take(all)
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // load reads the file.
@@ -312,13 +321,8 @@ func (r *run) write(ctx context.Context) {
 
 // rest is for a source that has nothing more to say: the writer goes on.
 func (r *run) rest(ctx context.Context) error {
-	if r.loaded != nil {
-		select {
-		case all := <-r.loaded:
-			r.take(all)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if err := r.wait(ctx); err != nil {
+		return err
 	}
 	<-ctx.Done()
 	return ctx.Err()

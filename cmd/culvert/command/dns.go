@@ -75,14 +75,19 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	if len(c.DNS.Recursion) > 0 {
 		s.Forward = forwarder(c.DNS)
 	}
-	d := &gateway.DNS{Server: s}
-	if len(c.DNS.VIPs) > 0 {
-		d.VIPs = func(network string) bool { return slices.Contains(c.DNS.VIPs, network) }
-	}
+	d := &gateway.DNS{Server: s, VIPs: dnsVIPs(c)}
 	for _, l := range c.DNS.Listeners {
 		d.Listeners = append(d.Listeners, gateway.DNSListener{Transport: dns.Transport(l.Transport), Address: l.Address, View: l.View})
 	}
 	return d, useDNSKeys(d, c)
+}
+
+// dnsVIPs says which networks are told of VIPs; nil where none is.
+func dnsVIPs(c *file.Config) func(network string) bool {
+	if c.DNS == nil || len(c.DNS.VIPs) == 0 {
+		return nil
+	}
+	return func(network string) bool { return slices.Contains(c.DNS.VIPs, network) }
 }
 
 // forwarder is who has other resolvers answer.

@@ -118,10 +118,6 @@ func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gate
 	if q.Listener, err = pickListener(c, q.Listener); err != nil {
 		return nil, err
 	}
-	reg, err := runRegistry(ctx, c)
-	if err != nil {
-		return nil, err
-	}
 	cfg, err := gatewayConfig(c)
 	if err != nil {
 		return nil, err
@@ -130,7 +126,12 @@ func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gate
 	if err != nil {
 		return nil, err
 	}
-	router := &tunnel.Router{Resolver: reg, Dialer: &tunnel.NetDialer{Guard: guard}}
+	direct := &tunnel.NetDialer{Guard: guard}
+	reg, err := runRegistry(ctx, c, direct)
+	if err != nil {
+		return nil, err
+	}
+	router := &tunnel.Router{Resolver: reg, Dialer: direct}
 	return gateway.Explain(ctx, router, cfg.Listeners, q), nil
 }
 
@@ -190,8 +191,11 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 	}
 	for i, ep := range x.Endpoints {
 		note := ""
+		if ep.Asked != "" {
+			note = ", asked " + ep.Asked
+		}
 		if ep.Problem != "" {
-			note = "  would be refused: " + ep.Problem
+			note += "  would be refused: " + ep.Problem
 		}
 		fmt.Fprintf(w, "  %d. %s%s\n", i+1, ep.Address, note)
 	}

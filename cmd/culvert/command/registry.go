@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/gateway"
+	"culvert.dev/tunnel"
 )
 
 type registryOptions struct {
@@ -152,7 +153,7 @@ func (o *registryOptions) source(ctx context.Context, q url.Values) (func(each f
 		if err != nil {
 			return nil, err
 		}
-		reg, err := runRegistry(ctx, c)
+		reg, err := runRegistry(ctx, c, &tunnel.NetDialer{})
 		if err != nil {
 			return nil, err
 		}

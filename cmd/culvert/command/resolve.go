@@ -13,6 +13,7 @@ import (
 
 	"culvert.dev/gateway"
 	"culvert.dev/names"
+	"culvert.dev/tunnel"
 )
 
 type resolveOptions struct {
@@ -28,8 +29,9 @@ func newResolve() *cobra.Command {
 		Use:   "resolve NAME",
 		Short: "Say what a name means, from each network, and why",
 		Long: `Resolve shows what a name means to those in each network: the endpoints, where
-they are reached directly, or else the gateways that lead there, and the addresses
-that DNS answers. It is the answer that DNS, the gateway and explain go by.
+they are reached directly, or else the gateways that lead there, as the gateway and
+explain go by, and the addresses that DNS answers: in networks of dns.vips those
+that the service has to itself.
 
 It asks a running gateway with --admin, which knows what is healthy, or reads the
 configuration that one would be started with.
@@ -109,11 +111,11 @@ func resolveHere(ctx context.Context, o *resolveOptions, name string) (*gateway.
 	if err != nil {
 		return nil, err
 	}
-	reg, err := runRegistry(ctx, c)
+	reg, err := runRegistry(ctx, c, &tunnel.NetDialer{})
 	if err != nil {
 		return nil, err
 	}
-	r, err := gateway.ResolveFrom(&names.Source{Registry: reg}, name, o.from)
+	r, err := gateway.ResolveFrom(&names.Source{Registry: reg, VIPs: dnsVIPs(c)}, name, o.from)
 	if err != nil {
 		return nil, usageError("", "%w", err)
 	}

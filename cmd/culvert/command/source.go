@@ -228,14 +228,14 @@ func configError(err error) error {
 }
 
 // runRegistry returns a registry that holds what c says, for commands that
-// ask and do not serve.
-func runRegistry(ctx context.Context, c *file.Config) (*registry.Registry, error) {
+// ask and do not serve. Nothing is dialed: direct says only what may be.
+func runRegistry(ctx context.Context, c *file.Config, direct *tunnel.NetDialer) (*registry.Registry, error) {
 	t, err := c.Mesh.Merge(c.Snapshot())
 	if err != nil {
 		return nil, err
 	}
-	ways := &gateway.Dialers{} // nothing is dialed
-	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: ways.To}
+	ways := &gateway.Dialers{Direct: direct}
+	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: ways.To, Cross: ways.Cross}
 	reg.Swap(t)
 	if c.VIPs != nil {
 		list, err := gateway.ForecastVIPs(gateway.VIPs(*c.VIPs), t)

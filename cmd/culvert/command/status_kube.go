@@ -44,6 +44,8 @@ func printKube(w io.Writer, s *kube.Status) error {
 	switch l := s.Lease; {
 	case l == nil:
 		line("writes", "this process never does")
+	case l.Error != "":
+		line("writes", "not this replica, %s: %s (lease %s)", l.Self, l.Error, l.Name)
 	case l.Leads:
 		line("writes", "this replica, %s, by the lease %s", l.Self, l.Name)
 	case l.Holder == "":

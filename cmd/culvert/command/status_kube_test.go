@@ -65,6 +65,11 @@ func TestStatusOfKubernetes(t *testing.T) {
 	if err := kubeStatus(&b, &got, false); err != nil || !strings.Contains(b.String(), "writes:    this replica, a_1, by the lease system/culvert\n") {
 		t.Errorf("of the leader: %v\n%s", err, b.String())
 	}
+	got.Kubernetes.Lease.Leads, got.Kubernetes.Lease.Error = false, "may not get leases.coordination.k8s.io: no right"
+	b.Reset()
+	if err := kubeStatus(&b, &got, false); err != nil || !strings.Contains(b.String(), "writes:    not this replica, a_1: may not get leases.coordination.k8s.io: no right (lease system/culvert)\n") {
+		t.Errorf("of one that may not have the lease: %v\n%s", err, b.String())
+	}
 	got.Ready = false
 	if err := kubeStatus(&b, &got, true); err != errSilent {
 		t.Errorf("of one that is not ready: %v, want the exit code alone", err)

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -91,24 +90,12 @@ func newRig(t testing.TB) *rig {
 	if r.core, err = kubernetes.NewForConfig(rc); err != nil {
 		t.Fatal(err)
 	}
-	values := filepath.Join(dir, "values.yaml")
-	if err := os.WriteFile(values, []byte(`
+	r.Apply(t, cluster.Manifests(t, `
 cluster: west
 discovery: {podCIDRs: true}
 gatewayAPI: {enabled: true}
 gateway: {enabled: false}
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(cluster.Program("culvert"), "install", "--dry-run", "--create-namespace", "--values", values).Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, exit.Stderr)
-		}
-		t.Fatalf("culvert install: %v", err)
-	}
-	r.Apply(t, string(out))
+`))
 	r.Apply(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+home+"}\n")
 	r.rights = r.ServiceAccountKubeconfig(t, "culvert-system", "culvert")
 	r.serve()

@@ -3,7 +3,6 @@ package conformance_test
 import (
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"net"
@@ -90,19 +89,9 @@ func askTLS(t *testing.T, pod *corev1.Pod) {
 	if names := conn.ConnectionState().PeerCertificates[0].DNSNames; len(names) != 1 || names[0] != "abc.example.com" {
 		t.Errorf("the certificate is for %q, want abc.example.com", names)
 	}
-	fmt.Fprint(conn, "GET / HTTP/1.0\r\n\r\n")
-	var b strings.Builder
-	for buf := make([]byte, 4096); ; {
-		n, err := conn.Read(buf)
-		b.Write(buf[:n])
-		if err != nil {
-			break
-		}
-	}
-	_, body, _ := strings.Cut(b.String(), "\r\n\r\n")
-	var answer struct{ Pod, Namespace string }
-	if err := json.Unmarshal([]byte(body), &answer); err != nil {
-		t.Fatalf("%v in %q", err, b.String())
+	answer, err := cluster.AskEcho(conn)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if answer.Pod != pod.Name || answer.Namespace != infra {
 		t.Errorf("echo is of pod %s/%s, want %s/%s", answer.Namespace, answer.Pod, infra, pod.Name)

@@ -1,12 +1,9 @@
 package gatewayapi_test
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,51 +23,21 @@ const (
 )
 
 // connect asks for a discovered service, for one line.
-func connect(name string) (string, error) {
-	c, err := net.DialTimeout("tcp", proxy, 2*time.Second)
+func connect(ctx context.Context, name string) (string, error) {
+	c, err := cluster.Tunnel(ctx, proxy, name)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(3 * time.Second))
-	fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", name, name)
-	r := bufio.NewReader(c)
-	res, err := http.ReadResponse(r, &http.Request{Method: "CONNECT"})
-	if err != nil {
-		return "", err
-	}
-	if res.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("%s: %s", name, res.Status)
-	}
-	fmt.Fprintln(c, "hello")
-	line, err := r.ReadString('\n')
-	return strings.TrimSpace(line), err
-}
-
-// readyz is what the gateway says of itself.
-func readyz() (status int, text string, err error) {
-	c, err := net.DialTimeout("tcp", admin, 2*time.Second)
-	if err != nil {
-		return 0, "", err
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(3 * time.Second))
-	fmt.Fprintf(c, "GET /readyz HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", admin)
-	res, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		return 0, "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	return res.StatusCode, string(body), err
+	return say(c, "hello")
 }
 
 // waitReadyz waits for a status, and for text in it, or without for there being no
 // word of age.
 func (b *bench) waitReadyz(status int, text string) {
 	b.t.Helper()
-	b.Wait(b.t, settled, func(context.Context) error {
-		got, said, err := readyz()
+	b.Wait(b.t, settled, func(ctx context.Context) error {
+		got, said, err := cluster.Get(ctx, "http://"+admin+"/readyz")
 		if err != nil {
 			return err
 		}
@@ -135,8 +102,8 @@ kubernetes:
 	const found = "found.default.svc.west.mesh.internal:443"
 	waitFound := func() {
 		t.Helper()
-		b.Wait(t, settled, func(context.Context) error {
-			got, err := connect(found)
+		b.Wait(t, settled, func(ctx context.Context) error {
+			got, err := connect(ctx, found)
 			if err == nil && got != "found none hello" {
 				err = fmt.Errorf("got %q", got)
 			}
@@ -169,7 +136,7 @@ kubernetes:
 	if got, err := ask(address, "a.pass.example.com"); err != nil || got != "secure a.pass.example.com hello" {
 		t.Errorf("TLS that passes: got %q, %v", got, err)
 	}
-	if got, err := connect(found); err != nil || got != "found none hello" {
+	if got, err := connect(t.Context(), found); err != nil || got != "found none hello" {
 		t.Errorf("a discovered service: got %q, %v", got, err)
 	}
 	b.waitRefused(address, "b.end.example.com")
@@ -177,7 +144,7 @@ kubernetes:
 
 	run("nothing")
 	b.waitReadyz(http.StatusServiceUnavailable, "no source has said what there is to serve; source ")
-	if got, err := connect(found); err == nil {
+	if got, err := connect(t.Context(), found); err == nil {
 		t.Errorf("a first start without an API server serves: %q", got)
 	}
 	b.culvert.Kill()
@@ -190,4 +157,51 @@ kubernetes:
 	b.Apply(t, route("new", "c.end.example.com", "found"))
 	b.waitAnswer(address, "c.end.example.com", "found none hello")
 	waitFound()
+
+	// A role that was made anew with less is nothing to be believed either.
+	roles := b.Client.RbacV1().ClusterRoles()
+	role, err := roles.Get(t.Context(), "culvert", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	less := role.DeepCopy()
+	for i := range less.Rules {
+		less.Rules[i].Resources = without(without(less.Rules[i].Resources, "gateways"), "backendtlspolicies")
+	}
+	if _, err := roles.Update(t.Context(), less, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.culvert.Kill()
+	run("less")
+	const denied = "may not list gateways.gateway.networking.k8s.io: "
+	b.waitReadyz(http.StatusServiceUnavailable, denied)
+	b.culvert.Kill()
+	run("state")
+	b.waitReadyz(http.StatusOK, denied)
+	if got, err := ask(address, "a.pass.example.com"); err != nil || got != "secure a.pass.example.com hello" {
+		t.Errorf("without rights: got %q, %v", got, err)
+	}
+	b.waitParent("tlsroutes", "pass", "Accepted", "True/Accepted")
+	if data, err := os.ReadFile(filepath.Join(dir, "state.gateway-api")); err != nil || !strings.Contains(string(data), `"a.pass.example.com"`) {
+		t.Errorf("what was kept is gone: %d bytes, %v", len(data), err)
+	}
+	if role, err = roles.Get(t.Context(), "culvert", metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range role.Rules {
+		if len(role.Rules[i].APIGroups) == 1 && role.Rules[i].APIGroups[0] == "gateway.networking.k8s.io" && role.Rules[i].Verbs[len(role.Rules[i].Verbs)-1] == "watch" {
+			role.Rules[i].Resources = append(role.Rules[i].Resources, "gateways", "backendtlspolicies")
+		}
+	}
+	if _, err := roles.Update(t.Context(), role, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.Wait(t, 90*time.Second, func(context.Context) error {
+		got, err := ask(address, "b.end.example.com")
+		if err == nil && got != "plain none hello" {
+			err = fmt.Errorf("got %q", got)
+		}
+		return err
+	})
+	b.waitReadyz(http.StatusOK, "")
 }

@@ -1,17 +1,13 @@
 package install
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -38,7 +34,7 @@ func TestAnAPIServerTakesEveryVariant(t *testing.T) {
 			args = append(args, "--set", set)
 		}
 		ns := fmt.Sprintf("variant-%d", i)
-		docs := manifests(t, append(args, "--namespace", ns)...)
+		docs := cluster.Manifests(t, "", append(args, "--namespace", ns)...)
 		namespace, rest, _ := strings.Cut(docs, "\n---\n")
 		apply(t, c, namespace, metav1.ApplyOptions{})
 		apply(t, c, rest, metav1.ApplyOptions{DryRun: []string{metav1.DryRunAll}})
@@ -48,36 +44,8 @@ func TestAnAPIServerTakesEveryVariant(t *testing.T) {
 	}
 }
 
-// A service that is asked for by CONNECT, and what Gateway API has to say to a
-// controller, with something of each kind that it writes.
-const world = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: echo, namespace: default}
-spec:
-  selector: {matchLabels: {app: echo}}
-  template:
-    metadata: {labels: {app: echo}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - name: echo
-        image: echo-basic
-        env:
-        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-        - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: echo
-  namespace: default
-  annotations: {culvert.dev/expose: "true"}
-spec:
-  selector: {app: echo}
-  ports: [{name: http, port: 80, targetPort: 3000}]
-`
-
+// What Gateway API has to say to a controller, with something of each kind that it
+// writes.
 const gateways = `
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -136,48 +104,21 @@ spec:
   validation: {hostname: echo.example.com, wellKnownCACertificates: System}
 `
 
-// connect asks a gateway's pod for a name by CONNECT, and what is there for /.
-func connect(ctx context.Context, gateway, target string) (string, error) {
-	d := net.Dialer{Timeout: 5 * time.Second}
-	conn, err := d.DialContext(ctx, "tcp", gateway)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
-	fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", target)
-	r := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
-	if err != nil {
-		return "", err
-	}
-	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("CONNECT %s: %s", target, resp.Status)
-	}
-	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", target)
-	if resp, err = http.ReadResponse(r, nil); err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	return string(body), err
-}
-
-// ask is the status of a GET.
-func ask(ctx context.Context, url string) int {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		return 0
-	}
-	resp.Body.Close()
-	return resp.StatusCode
+// wantEcho waits until a gateway leads a name to the pods of echo.
+func wantEcho(t *testing.T, c *cluster.Cluster, gateway, name string) {
+	t.Helper()
+	c.Wait(t, cluster.PodTime, func(ctx context.Context) error {
+		conn, err := cluster.Tunnel(ctx, gateway, name)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		answer, err := cluster.AskEcho(conn)
+		if err == nil && !strings.HasPrefix(answer.Pod, "echo-") {
+			err = fmt.Errorf("what answers is %+v, want a pod of echo", answer)
+		}
+		return err
+	})
 }
 
 // What is installed runs, in a namespace whose Pod Security is "restricted",
@@ -185,8 +126,8 @@ func ask(ctx context.Context, url string) int {
 func TestWhatIsInstalledRuns(t *testing.T) {
 	a, flags := newAudit(t)
 	c := cluster.Start(t, cluster.Options{APIServerFlags: flags})
-	apply(t, c, manifests(t, "--set", "dns.enabled=true"), metav1.ApplyOptions{})
-	c.Apply(t, world)
+	apply(t, c, cluster.Manifests(t, "", "--set", "dns.enabled=true"), metav1.ApplyOptions{})
+	c.RunEcho(t, cluster.Echo{Exposed: true})
 	c.WaitReady(t, 2*cluster.PodTime, "culvert-system")
 	c.WaitReady(t, cluster.PodTime, "default")
 	pods, err := c.Pods(t.Context(), "culvert-system", "app.kubernetes.io/component=gateway")
@@ -194,18 +135,12 @@ func TestWhatIsInstalledRuns(t *testing.T) {
 		t.Fatalf("%d pods of gateways, %v", len(pods), err)
 	}
 	for _, p := range pods {
-		c.Wait(t, cluster.PodTime, func(ctx context.Context) error {
-			body, err := connect(ctx, net.JoinHostPort(p.Status.PodIP, "443"), "echo.default.svc.local.mesh.internal:80")
-			if err == nil && !strings.Contains(body, `"pod":`) && !strings.Contains(body, "echo-") {
-				err = fmt.Errorf("what answers is not echo: %q", body)
-			}
-			return err
-		})
+		wantEcho(t, c, net.JoinHostPort(p.Status.PodIP, "443"), "echo.default.svc.local.mesh.internal:80")
 		// What others reach of it is its health, and nothing else.
 		health := "http://" + net.JoinHostPort(p.Status.PodIP, "9091")
 		for path, want := range map[string]int{"/healthz": 200, "/readyz": 200, "/metrics": 200, "/tunnels": 404, "/debug/pprof/": 404} {
-			if got := ask(t.Context(), health+path); got != want {
-				t.Errorf("%s of pod %s: %d, want %d", path, p.Name, got, want)
+			if got, _, err := cluster.Get(t.Context(), health+path); got != want {
+				t.Errorf("%s of pod %s: %d (%v), want %d", path, p.Name, got, err, want)
 			}
 		}
 	}
@@ -256,8 +191,9 @@ func TestTheRightsForGatewayAPIAreEnough(t *testing.T) {
 			for _, s := range sets {
 				args = append(args, "--set", s)
 			}
-			apply(t, c, manifests(t, args...), metav1.ApplyOptions{})
-			c.Apply(t, world+"\n---"+gateways)
+			apply(t, c, cluster.Manifests(t, "", args...), metav1.ApplyOptions{})
+			c.RunEcho(t, cluster.Echo{Exposed: true})
+			c.Apply(t, gateways)
 			c.WaitReady(t, 2*cluster.PodTime, "culvert-system")
 			const group = "gateway.networking.k8s.io"
 			for resource, name := range map[string]string{

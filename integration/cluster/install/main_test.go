@@ -5,17 +5,14 @@ package install
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -35,21 +32,6 @@ func TestMain(m *testing.M) {
 		os.Exit(cli.Run(kubectl.NewDefaultKubectlCommand()))
 	}
 	cluster.Main(m)
-}
-
-// manifests are what "culvert install" prints.
-func manifests(t *testing.T, args ...string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	var stderr strings.Builder
-	cmd := exec.CommandContext(ctx, cluster.Program("culvert"), append([]string{"install", "--dry-run", "--create-namespace"}, args...)...)
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("culvert install %q: %v\n%s", args, err, stderr.String())
-	}
-	return string(out)
 }
 
 // warnings are what an API server has to say of what it takes.

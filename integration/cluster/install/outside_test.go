@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +20,7 @@ import (
 func TestTheReadmeForGatewaysOutOfTheClusterWorks(t *testing.T) {
 	a, flags := newAudit(t)
 	c := cluster.Start(t, cluster.Options{APIServerFlags: flags})
-	c.Apply(t, world)
+	c.RunEcho(t, cluster.Echo{Exposed: true})
 	dir, programs := t.TempDir(), t.TempDir()
 	folder := filepath.Join("..", "..", "..", "deploy", "kustomize", "overlays", "out-of-cluster")
 	if err := os.CopyFS(dir, os.DirFS(folder)); err != nil {
@@ -73,13 +72,7 @@ func TestTheReadmeForGatewaysOutOfTheClusterWorks(t *testing.T) {
 	}
 	c.WaitReady(t, cluster.PodTime, "default")
 	gateway := c.RunCulvert(t, "gateway", "--config", config)
-	c.Wait(t, cluster.PodTime, func(ctx context.Context) error {
-		body, err := connect(ctx, at, net.JoinHostPort("echo.default.svc.west.mesh.internal", "80"))
-		if err == nil && !strings.Contains(body, "echo-") {
-			err = fmt.Errorf("what answers is not echo: %q", body)
-		}
-		return err
-	})
+	wantEcho(t, c, at, "echo.default.svc.west.mesh.internal:80")
 	log, err := os.ReadFile(gateway.Log)
 	if err != nil || strings.Contains(string(log), "may not ") {
 		t.Errorf("%v, the log: %s", err, log)

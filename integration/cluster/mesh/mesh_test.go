@@ -5,16 +5,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -47,7 +43,9 @@ func TestExportedServiceIsReachedFromTheOtherCluster(t *testing.T) {
 			}
 			west := start(t, "west", inside == "west")
 			east := start(t, "east", inside == "east")
-			serve(t, ca, west)
+			west.RunEcho(t, cluster.Echo{Namespace: "shop", Name: "web", Replicas: 2, CA: ca, Hosts: []string{name}})
+			west.Apply(t, export)
+			west.WaitReady(t, patience, "shop")
 			west.run(t)
 			east.knows(t, west)
 			east.run(t)
@@ -74,7 +72,7 @@ func TestExportedServiceIsReachedFromTheOtherCluster(t *testing.T) {
 
 			// Pods come and go; what they have in common is the name.
 			for _, pod := range west.pods(t, "app=web") {
-				if err := west.Client.CoreV1().Pods("shop").Delete(t.Context(), pod.Name, now); err != nil {
+				if err := west.Client.CoreV1().Pods("shop").Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -135,15 +133,7 @@ gateway:
   config:
     dns: {listen: ["udp://%[2]s:53"]}
 `, s.Name, s.gateway(), s.inside)
-	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(cluster.Program("culvert"), "install", "--dry-run", "--create-namespace", "--values", file).Output()
-	if err != nil {
-		t.Fatalf("culvert install: %v %s", err, stderr(err))
-	}
-	s.Apply(t, string(out))
+	s.Apply(t, cluster.Manifests(t, values))
 	s.Apply(t, fmt.Sprintf(entrance, s.Name, s.gateway()))
 	if s.inside {
 		s.WaitReady(t, patience, "culvert-system")
@@ -159,7 +149,7 @@ kubernetes:
   discovery: {podCIDRs: true, clusters: culvert-system}
   multiCluster: true
 `, s.Name, s.gateway(), s.ServiceAccountKubeconfig(t, "culvert-system", "culvert"))
-	file = filepath.Join(t.TempDir(), "culvert.yaml")
+	file := filepath.Join(t.TempDir(), "culvert.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -169,13 +159,6 @@ kubernetes:
 			t.Logf("culvert of the %s:\n%s", s.Name, p.Tail(60))
 		}
 	})
-}
-
-func stderr(err error) string {
-	if e, ok := err.(*exec.ExitError); ok {
-		return string(e.Stderr)
-	}
-	return ""
 }
 
 // knows gives s the right to look at another cluster.
@@ -229,56 +212,6 @@ spec:
     spec: {containers: [{name: client, image: echo-basic}]}
 `
 
-// serve runs web in the namespace shop, which wants certificates of its clients.
-func serve(t *testing.T, ca *testca.CA, s *side) {
-	t.Helper()
-	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://mesh.test/ns/shop/sa/web", DNSNames: []string{name}, Usage: testca.ServerOnly})
-	if err != nil {
-		t.Fatal(err)
-	}
-	encode := base64.StdEncoding.EncodeToString
-	s.Apply(t, fmt.Sprintf(`
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop}
----
-apiVersion: v1
-kind: Secret
-metadata: {name: web, namespace: shop}
-data: {tls.crt: %s, tls.key: %s, ca.crt: %s}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: web, namespace: shop}
-spec:
-  replicas: 2
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - name: web
-        image: echo-basic
-        env:
-        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-        - {name: TLS_SERVER_CERT, value: /etc/web/tls.crt}
-        - {name: TLS_SERVER_PRIVKEY, value: /etc/web/tls.key}
-        - {name: TLS_CLIENT_CACERTS, value: /etc/web/ca.crt}
-        volumeMounts: [{name: web, mountPath: /etc/web}]
-      volumes: [{name: web, secret: {secretName: web}}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: shop}
-spec:
-  selector: {app: web}
-  ports: [{name: https, port: 443, targetPort: 8443}]
-`, encode(pair.CertPEM), encode(pair.KeyPEM), encode(ca.CertPEM)))
-	s.Apply(t, export)
-	s.WaitReady(t, patience, "shop")
-}
-
 // A caller is a pod that asks for the service.
 type caller struct {
 	in  *side
@@ -293,13 +226,9 @@ func newCaller(t *testing.T, ca *testca.CA, in *side, pod *corev1.Pod) *caller {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := tls.X509KeyPair(pair.CertPEM, pair.KeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.CertPEM)
-	return &caller{in: in, pod: pod, t: t, tls: &tls.Config{ServerName: name, RootCAs: roots, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13}}
+	cfg := pair.ClientConfig(name)
+	cfg.MinVersion = tls.VersionTLS13
+	return &caller{in: in, pod: pod, t: t, tls: cfg}
 }
 
 // wants waits until a call is answered by a pod of web.
@@ -354,41 +283,16 @@ func (c *caller) call(ctx context.Context, at netip.Addr) (pod string, err error
 		return "", err
 	}
 	defer raw.Close()
-	if err := raw.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		return "", err
-	}
-	conn := tls.Client(raw, c.tls)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+name+"/", nil)
-	if err != nil {
-		return "", err
-	}
-	transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }, DisableKeepAlives: true}
-	res, err := transport.RoundTrip(req)
-	if err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<20))
-	if err != nil {
-		return "", err
-	}
-	var answer struct {
-		Pod string
-		TLS struct{ PeerCertificates []string }
-	}
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return "", fmt.Errorf("%w: %s", err, body)
-	}
-	leaf, err := x509.ParseCertificate(c.tls.Certificates[0].Certificate[0])
+	answer, err := cluster.AskEcho(tls.Client(raw, c.tls))
 	if err != nil {
 		return "", err
 	}
 	for _, text := range answer.TLS.PeerCertificates {
-		if shown, err := certificate(text); err == nil && shown.Equal(leaf) {
+		if shown, err := certificate(text); err == nil && shown.Equal(c.tls.Certificates[0].Leaf) {
 			return answer.Pod, nil
 		}
 	}
-	return "", fmt.Errorf("the service did not see the client's certificate: %s", body)
+	return "", fmt.Errorf("the service did not see the client's certificate: %+v", answer)
 }
 
 // certificate reads one of those that the service says it saw.
@@ -399,5 +303,3 @@ func certificate(text string) (*x509.Certificate, error) {
 	}
 	return x509.ParseCertificate(block.Bytes)
 }
-
-var now = metav1.DeleteOptions{}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
@@ -44,15 +43,9 @@ func newClients(t *testing.T, ca *testca.CA, to *balancer, name string) *clients
 	if err != nil {
 		t.Fatal(err)
 	}
-	cert, err := tls.X509KeyPair(pair.CertPEM, pair.KeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca.CertPEM)
-	return &clients{to: to, made: map[netip.Addr]int{}, tls: &tls.Config{
-		ServerName: name, RootCAs: roots, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13,
-	}}
+	cfg := pair.ClientConfig(name)
+	cfg.MinVersion = tls.VersionTLS13
+	return &clients{to: to, made: map[netip.Addr]int{}, tls: cfg}
 }
 
 // connect makes a connection for a name.

@@ -2,15 +2,10 @@ package replicas
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -69,22 +64,13 @@ func start(t *testing.T) *site {
 	}
 	audit, flags := audited(t)
 	s := &site{Cluster: cluster.Start(t, cluster.Options{APIServerFlags: flags}), audit: audit}
-	values := fmt.Sprintf(`
+	s.Apply(t, cluster.Manifests(t, fmt.Sprintf(`
 gatewayAPI: {enabled: true}
 discovery: {deny: [shop/denied]}
 drain: {lameduck: 4, grace: %d}
 gateway: {service: {type: ClusterIP, ports: [{name: tls, port: %d}]}}
-`, int(grace.Seconds()), port)
-	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(cluster.Program("culvert"), "install", "--dry-run", "--create-namespace", "--values", file).Output()
-	if err != nil {
-		t.Fatalf("culvert install: %v", err)
-	}
-	s.Apply(t, string(out))
-	s.serve(t, ca)
+`, int(grace.Seconds()), port)))
+	s.RunEcho(t, cluster.Echo{Namespace: "shop", CA: ca, Hosts: []string{name, "leader.shop.test", "after.shop.test"}})
 	s.Apply(t, edge+"\n---"+route("echo", name))
 	s.WaitReady(t, patience, "shop")
 	s.WaitReady(t, patience, system)
@@ -127,55 +113,6 @@ spec:
   hostnames: [%s]
   rules: [{backendRefs: [{name: echo, port: 443}]}]
 `, object, host)
-}
-
-// serve runs what is reached, which wants certificates of its clients.
-func (s *site) serve(t *testing.T, ca *testca.CA) {
-	t.Helper()
-	pair, err := ca.Issue(testca.Options{
-		SPIFFEID: "spiffe://replicas.test/ns/shop/sa/echo", DNSNames: []string{name, "leader.shop.test", "after.shop.test"}, Usage: testca.ServerOnly,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	encode := base64.StdEncoding.EncodeToString
-	s.Apply(t, fmt.Sprintf(`
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop}
----
-apiVersion: v1
-kind: Secret
-metadata: {name: echo, namespace: shop}
-data: {tls.crt: %s, tls.key: %s, ca.crt: %s}
----
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: echo, namespace: shop}
-spec:
-  selector: {matchLabels: {app: echo}}
-  template:
-    metadata: {labels: {app: echo}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - name: echo
-        image: echo-basic
-        env:
-        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-        - {name: TLS_SERVER_CERT, value: /etc/echo/tls.crt}
-        - {name: TLS_SERVER_PRIVKEY, value: /etc/echo/tls.key}
-        - {name: TLS_CLIENT_CACERTS, value: /etc/echo/ca.crt}
-        volumeMounts: [{name: echo, mountPath: /etc/echo}]
-      volumes: [{name: echo, secret: {secretName: echo}}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: echo, namespace: shop}
-spec:
-  selector: {app: echo}
-  ports: [{name: https, port: 443, targetPort: 8443}]
-`, encode(pair.CertPEM), encode(pair.KeyPEM), encode(ca.CertPEM)))
 }
 
 // gateways are the pods of the gateway that are not being deleted.
@@ -368,141 +305,6 @@ func (s *site) routed(t *testing.T, object, host string) {
 		}
 		return nil
 	})
-}
-
-// Without an API server everything is served as it was. Who starts again then has
-// what was kept, and says that it is old.
-func (s *site) apiAway(t *testing.T) {
-	victim := s.gateways(t)[0]
-	at := address(&victim)
-	s.clients.take()
-	s.StopAPIServer(t)
-	time.Sleep(2 * calm)
-	s.wantsNoFailure(t)
-
-	s.lb.refuse(at, true)
-	time.Sleep(time.Second) // for those under way
-	s.kill(t, &victim)
-	s.clients.take()
-	deadline := time.Now().Add(patience)
-	for {
-		code, body := get(t, at)
-		if code == http.StatusOK && strings.Contains(body, " old: ") {
-			t.Logf("ready: %s", body)
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Errorf("/readyz of a replica that has what was kept: %d %q, want 200, and that it is old", code, body)
-			break
-		}
-		time.Sleep(200 * time.Millisecond)
-	}
-	s.wantsNoFailure(t)
-
-	s.StartAPIServer(t)
-	began := time.Now()
-	s.Wait(t, patience, func(context.Context) error {
-		if code, body := get(t, at); code != http.StatusOK {
-			return fmt.Errorf("/readyz of the new replica: %d %q", code, body)
-		}
-		return nil
-	})
-	t.Logf("the new replica is ready after %v", time.Since(began))
-	s.lb.refuse(at, false)
-	s.WaitReady(t, patience, system)
-	s.routed(t, "after", "after.shop.test")
-	time.Sleep(calm)
-	s.wantsNoFailure(t)
-}
-
-// get is what a pod says of its readiness.
-func get(t *testing.T, at netip.Addr) (int, string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), answerTime)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+netip.AddrPortFrom(at, 9091).String()+"/readyz", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer resp.Body.Close()
-	body, _ := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(body)
-}
-
-// A right that is taken is said once by each replica, with its verb and
-// resource, and what was known is served.
-func (s *site) denied(t *testing.T) {
-	s.clients.take()
-	role, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), rights, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	full := role.DeepCopy()
-	found := false
-	for i := range role.Rules {
-		var rest []string
-		for _, r := range role.Rules[i].Resources {
-			if found = found || r == "tlsroutes"; r != "tlsroutes" {
-				rest = append(rest, r)
-			}
-		}
-		role.Rules[i].Resources = rest
-	}
-	if !found {
-		t.Fatalf("no rule for tlsroutes: %v", role.Rules)
-	}
-	if _, err := s.Client.RbacV1().ClusterRoles().Update(t.Context(), role, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	s.ExpireWatches(t) // until they end, watches go on
-	pods := s.gateways(t)
-	said := func(p *corev1.Pod) (n int) {
-		for line := range strings.Lines(s.PodLog(p, "")) {
-			if strings.Contains(line, "tlsroutes.gateway.networking.k8s.io") && strings.Contains(line, " may not ") {
-				n++
-			}
-		}
-		return n
-	}
-	s.Wait(t, patience, func(context.Context) error {
-		for _, p := range pods {
-			if said(&p) == 0 {
-				return fmt.Errorf("pod %s has not said what it may not", p.Name)
-			}
-		}
-		return nil
-	})
-	time.Sleep(3 * calm) // it is tried again meanwhile
-	for _, p := range pods {
-		// Lists and watches are two rights.
-		if n := said(&p); n > 2 {
-			t.Errorf("pod %s has said %d times that it may not list or watch tlsroutes", p.Name, n)
-		}
-	}
-	s.wantsNoFailure(t)
-
-	now, err := s.Client.RbacV1().ClusterRoles().Get(t.Context(), rights, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	now.Rules = full.Rules
-	if _, err := s.Client.RbacV1().ClusterRoles().Update(t.Context(), now, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	s.Wait(t, patience, func(ctx context.Context) error {
-		s.Delete(t, route("leader", "leader.shop.test"))
-		_, err := s.clients.once(ctx, "leader.shop.test")
-		if err == nil {
-			return fmt.Errorf("a route that is gone is still served, after the right was given again")
-		}
-		return nil
-	})
-	s.clients.take()
 }
 
 func (s *site) routeConditions(ctx context.Context, object string) (map[string]string, error) {

@@ -3,13 +3,8 @@
 package services_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,36 +63,6 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: culvert-discove
 subjects: [{kind: ServiceAccount, name: culvert, namespace: culvert-system}]
 `
 }
-
-// echo is a Deployment, with a Service whose port is not the pods'.
-const echo = `
-apiVersion: apps/v1
-kind: Deployment
-metadata: {name: echo}
-spec:
-  replicas: 1
-  selector: {matchLabels: {app: echo}}
-  template:
-    metadata: {labels: {app: echo}}
-    spec:
-      terminationGracePeriodSeconds: 1
-      containers:
-      - name: echo
-        image: registry.k8s.io/gateway-api/echo-basic:v1.5.1
-        ports: [{name: web, containerPort: 3000}]
-        env:
-        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-        - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: echo
-  annotations: {culvert.dev/expose: "true"}
-spec:
-  selector: {app: echo}
-  ports: [{name: http, port: 80, targetPort: web}]
-`
 
 const more = `
 apiVersion: v1
@@ -159,40 +124,20 @@ limits: {newPerSource: -1, halfOpenPerSource: -1}
 }
 
 // ask asks for a name by CONNECT, and returns which pod answers.
-func ask(name string) (pod string, err error) {
-	conn, err := net.DialTimeout("tcp", gate, 2*time.Second)
+func ask(ctx context.Context, name string) (pod string, err error) {
+	conn, err := cluster.Tunnel(ctx, gate, name)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-	fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", name, name)
-	r := bufio.NewReader(conn)
-	res, err := http.ReadResponse(r, &http.Request{Method: "CONNECT"})
-	if err != nil {
-		return "", err
-	}
-	if res.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("%s: %s", name, res.Status)
-	}
-	fmt.Fprintf(conn, "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", name)
-	if res, err = http.ReadResponse(r, nil); err != nil {
-		return "", err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	if err != nil {
-		return "", err
-	}
-	var answer struct{ Pod string }
-	err = json.Unmarshal(body, &answer)
+	answer, err := cluster.AskEcho(conn)
 	return answer.Pod, err
 }
 
 // askAll asks several times for what has n pods, and returns those that answer.
-func askAll(name string, n int) (pods []string, err error) {
+func askAll(ctx context.Context, name string, n int) (pods []string, err error) {
 	for range 2 * n {
-		pod, err := ask(name)
+		pod, err := ask(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -220,7 +165,7 @@ func wantPods(t *testing.T, c *cluster.Cluster, name string, n int) {
 		if len(want) != n {
 			return fmt.Errorf("there are the pods %q, want %d", want, n)
 		}
-		got, err := askAll(name, n)
+		got, err := askAll(ctx, name, n)
 		if err == nil && !slices.Equal(got, want) {
 			err = fmt.Errorf("%s leads to %q, want %q", name, got, want)
 		}
@@ -232,8 +177,8 @@ func wantPods(t *testing.T, c *cluster.Cluster, name string, n int) {
 // client hears the same in any case.
 func wantRefused(t *testing.T, c *cluster.Cluster, gateway *cluster.Process, name, reason string) {
 	t.Helper()
-	c.Wait(t, soon, func(context.Context) error {
-		pod, err := ask(name)
+	c.Wait(t, soon, func(ctx context.Context) error {
+		pod, err := ask(ctx, name)
 		if err == nil || !strings.Contains(err.Error(), "403") {
 			return fmt.Errorf("%s leads to %q (%v), want 403", name, pod, err)
 		}
@@ -261,18 +206,10 @@ func enough(t *testing.T, gateway *cluster.Process) {
 	}
 }
 
-func scale(t *testing.T, c *cluster.Cluster, replicas int) {
-	t.Helper()
-	patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas)
-	if _, err := c.Client.AppsV1().Deployments("default").Patch(t.Context(), "echo", "application/merge-patch+json", []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestServicesAreFoundAndKept(t *testing.T) {
 	c := cluster.Start(t, cluster.Options{NoCRDs: true})
 	c.Apply(t, rights(t))
-	c.Apply(t, echo)
+	c.RunEcho(t, cluster.Echo{Exposed: true})
 	c.Apply(t, more)
 	c.WaitReady(t, cluster.PodTime, "default")
 	gateway := run(t, c, "  discovery: {}")
@@ -281,7 +218,7 @@ func TestServicesAreFoundAndKept(t *testing.T) {
 	wantRefused(t, c, gateway, "closed.default.svc.west.mesh.internal:80", "not-exposed")
 	wantRefused(t, c, gateway, "wrong.default.svc.west.mesh.internal:80", "not-exposed")
 	wantRefused(t, c, gateway, "nobody.default.svc.west.mesh.internal:80", "no-route")
-	scale(t, c, 3)
+	c.Scale(t, "default", "echo", 3)
 	wantPods(t, c, name, 3)
 	c.Wait(t, soon, func(ctx context.Context) error { // which the leader writes
 		events, err := c.Client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=wrong"})
@@ -294,16 +231,16 @@ func TestServicesAreFoundAndKept(t *testing.T) {
 	enough(t, gateway)
 	c.StopAPIServer(t)
 	for range 20 {
-		if got, err := askAll(name, 3); err != nil || len(got) != 3 {
+		if got, err := askAll(t.Context(), name, 3); err != nil || len(got) != 3 {
 			t.Fatalf("without the API server %s leads to %q (%v)", name, got, err)
 		}
 	}
 	c.StartAPIServer(t)
-	scale(t, c, 1)
+	c.Scale(t, "default", "echo", 1)
 	wantPods(t, c, name, 1)
 
 	c.ExpireWatches(t)
-	scale(t, c, 2)
+	c.Scale(t, "default", "echo", 2)
 	wantPods(t, c, name, 2)
 
 	c.Delete(t, "apiVersion: v1\nkind: Service\nmetadata: {name: closed}\n")
@@ -320,7 +257,7 @@ func TestTheClusterSet(t *testing.T) {
 	for _, c := range []*cluster.Cluster{west, east} {
 		c.Apply(t, rights(t))
 	}
-	east.Apply(t, strings.Replace(echo, `annotations: {culvert.dev/expose: "true"}`, "", 1)) // its export opens it
+	east.RunEcho(t, cluster.Echo{}) // its export opens it
 	east.Apply(t, export)
 	east.WaitReady(t, cluster.PodTime, "default")
 	kubeconfig, err := os.ReadFile(east.ServiceAccountKubeconfig(t, "culvert-system", "culvert"))
@@ -346,8 +283,7 @@ stringData:
 	}
 	wantConditions(t, east, "Valid=True Ready=True Conflict=False")
 
-	headless := strings.Replace(echo, "spec:\n  selector: {app: echo}\n  ports", "spec:\n  clusterIP: None\n  selector: {app: echo}\n  ports", 1)
-	west.Apply(t, headless)
+	west.RunEcho(t, cluster.Echo{Exposed: true, Headless: true})
 	west.Apply(t, export)
 	for _, c := range []*cluster.Cluster{west, east} {
 		wantConditions(t, c, "Valid=True Ready=True Conflict=True")
@@ -359,7 +295,7 @@ stringData:
 	enough(t, gateway)
 	east.StopAPIServer(t)
 	for range 10 {
-		if _, err := ask(name); err != nil {
+		if _, err := ask(t.Context(), name); err != nil {
 			t.Fatalf("without the API server of its cluster %s is refused: %v", name, err)
 		}
 	}

@@ -1,0 +1,208 @@
+package gatewayapi
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
+
+// Whatever is wrong with what people write is a condition of the object, a line
+// of the log of each replica, and in the report.
+func TestWhatIsRefusedIsSaid(t *testing.T) {
+	grantless := "{name: web, namespace: b, port: 443}"
+	for _, tt := range []struct {
+		name, docs     string
+		object, reason string
+		why            string // a part of the message
+	}{
+		{"a Secret that is not there", edge(terminate), "Gateway a/edge", "InvalidCertificateRef", "listener tls: ResolvedRefs: "},
+		{"a Secret without a pair", edge(terminate) + "\n---\nkind: Secret\nmetadata: {namespace: a, name: cert}\nstringData: {tls.crt: x, tls.key: y}\n", "Gateway a/edge", "InvalidCertificateRef", "are no pair"},
+		{"no grant for a Secret", edge("  - {name: tls, port: 443, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: cert, namespace: b}]}}\n"), "Gateway a/edge", "RefNotPermitted", "no ReferenceGrant of namespace"},
+		{"no grant for a Service", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", grantless), "TLSRoute a/r", "RefNotPermitted", "no ReferenceGrant of namespace"},
+		{"a Service that is not there", edge(tcp) + testRoute("TCPRoute", "r", "", "{name: none, port: 443}"), "TCPRoute a/r", "BackendNotFound", "there is no Service a/none"},
+		{"a backend of another kind", edge(udp) + testRoute("UDPRoute", "r", "", "{group: x.example, kind: X, name: none, port: 443}"), "UDPRoute a/r", "InvalidKind", "ResolvedRefs: "},
+		{"a listener that is not there", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}", "{name: edge, sectionName: none}"), "TLSRoute a/r", "NoMatchingParent", "Accepted: "},
+		{"a protocol that nobody knows", edge(passthrough + "  - {name: x, port: 99, protocol: x.example/SCTP}\n"), "Gateway a/edge", "UnsupportedProtocol", "listener x: Accepted: "},
+		{"two listeners of a port", edge(tcp + "  - {name: more, port: 9000, protocol: TCP}\n"), "Gateway a/edge", "ListenerConflict", "listener more: Accepted: "},
+		{"a set that is not let in", edge(passthrough) + "\n---\nkind: ListenerSet\nmetadata: {namespace: a, name: more}\nspec:\n  parentRef: {name: edge}\n  listeners:\n" + tcp, "ListenerSet a/more", "NotAllowed", "Accepted: "},
+		{"a CA that is not there", edge(tcp) + testRoute("TCPRoute", "r", "", "{name: web, port: 443}") + `
+---
+kind: BackendTLSPolicy
+metadata: {namespace: a, name: p}
+spec:
+  targetRefs: [{group: "", kind: Service, name: web}]
+  validation: {hostname: web.example, caCertificateRefs: [{group: "", kind: ConfigMap, name: none}]}
+`, "BackendTLSPolicy a/p", "NoValidCACertificate", "Accepted: "},
+		{"a class with parameters", "kind: GatewayClass\nmetadata: {name: more}\nspec: {controllerName: culvert.dev/gateway, parametersRef: {group: x.example, kind: X, name: x}}\n", "GatewayClass more", "InvalidParameters", "Accepted: "},
+		{"a name that an older TLSRoute has", edge(passthrough) + testRoute("TLSRoute", "old", "abc.example.com", "{name: web, port: 443}") + testRoute("TLSRoute", "new", "abc.example.com", "{name: web, port: 443}"), "TLSRoute a/new", "Shadowed", "abc.example.com of listener tls goes to TLSRoute a/old, which is older"},
+		{"a listener that an older TCPRoute has", edge(tcp) + testRoute("TCPRoute", "old", "", "{name: web, port: 443}") + testRoute("TCPRoute", "new", "", "{name: web, port: 443}"), "TCPRoute a/new", "Shadowed", "listener tcp goes to TCPRoute a/old, which is older"},
+		{"a listener that an older UDPRoute has", edge(udp) + testRoute("UDPRoute", "old", "", "{name: web, port: 53}") + testRoute("UDPRoute", "new", "", "{name: web, port: 53}"), "UDPRoute a/new", "Shadowed", "listener udp goes to UDPRoute a/old, which is older"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, tt.docs)
+				b.c.cfg.Leads = func() bool { return false }
+				defer b.start()()
+				calm()
+				var got []string
+				for line := range strings.Lines(b.log.String()) {
+					if strings.Contains(line, `msg="kubernetes: refused" object="`+tt.object+`" reason=`+tt.reason) && strings.Contains(line, tt.why) {
+						got = append(got, line)
+					}
+				}
+				if len(got) != 1 {
+					t.Errorf("got %d lines of %s %s, %q, want one:\n%s", len(got), tt.object, tt.reason, tt.why, b.log)
+				}
+				if !slices.ContainsFunc(b.c.Report().Refusals, func(r Refusal) bool {
+					return r.Object == tt.object && r.Reason == tt.reason && strings.Contains(r.Message, tt.why)
+				}) {
+					t.Errorf("got report %+v", b.c.Report().Refusals)
+				}
+				conds := allConditions(b.c.current.Load().result, tt.object)
+				if !slices.ContainsFunc(conds, func(c metav1.Condition) bool {
+					if tt.reason == reasonShadowed {
+						return c.Type == "Accepted" && c.Status == metav1.ConditionTrue && c.Message == "accepted, but "+tt.why
+					}
+					_, why, _ := strings.Cut(tt.why, "listener ") // which a listener's own condition does not say
+					_, why, found := strings.Cut(why, ": ")
+					if !found {
+						why = tt.why
+					}
+					return c.Reason == tt.reason && c.Status == metav1.ConditionFalse && strings.Contains(c.Type+": "+c.Message, why)
+				}) {
+					t.Errorf("got conditions %+v", conds)
+				}
+			})
+		})
+	}
+}
+
+// allConditions has all conditions of an object, "TLSRoute a/r".
+func allConditions(res *Result, object string) (cs []metav1.Condition) {
+	kind, name, _ := strings.Cut(object, " ")
+	for k, st := range res.Classes {
+		if kind == "GatewayClass" && k == name {
+			cs = append(cs, st.Conditions...)
+		}
+	}
+	for k, st := range res.Gateways {
+		if kind == "Gateway" && k.String() == name {
+			cs = append(cs, st.Conditions...)
+			for _, l := range st.Listeners {
+				cs = append(cs, l.Conditions...)
+			}
+		}
+	}
+	for k, st := range res.ListenerSets {
+		if kind == "ListenerSet" && k.String() == name {
+			cs = append(cs, st.Conditions...)
+		}
+	}
+	for k, st := range res.Routes {
+		if k.Kind == kind && k.NamespacedName.String() == name {
+			for _, p := range st.Parents {
+				cs = append(cs, p.Conditions...)
+			}
+		}
+	}
+	for k, as := range res.Policies {
+		if kind == "BackendTLSPolicy" && k.String() == name {
+			for _, a := range as {
+				cs = append(cs, a.Conditions...)
+			}
+		}
+	}
+	return cs
+}
+
+// A thousand refusals are 32 lines and a number; one that comes and goes is one
+// line; one that comes back later is told again.
+func TestTeller(t *testing.T) {
+	var out lockedBuffer
+	tell := newTeller(slog.New(slog.NewTextHandler(&out, nil)))
+	now := time.Unix(0, 0)
+	lines := func(what string) int { return strings.Count(out.String(), what) }
+	var many []Refusal
+	for i := range 1000 {
+		many = append(many, Refusal{fmt.Sprint("TLSRoute a/", i), "BackendNotFound", "there is none"})
+	}
+	for range 100 {
+		tell.tell(many, now)
+		now = now.Add(100 * time.Millisecond)
+	}
+	if n := lines("refused\" object"); n != tellAtOnce {
+		t.Errorf("got %d lines of a thousand, want %d", n, tellAtOnce)
+	}
+	if n := lines("more=968"); n != 1 {
+		t.Errorf("got %d lines of the others, want one:\n%s", n, out.String())
+	}
+
+	one := []Refusal{{"Gateway a/edge", "Invalid", "flaps"}}
+	for i := range 600 { // a minute
+		tell.tell(one[:i%2], now)
+		now = now.Add(100 * time.Millisecond)
+	}
+	if n := lines("flaps"); n != 1 {
+		t.Errorf("got %d lines of what flaps, want one", n)
+	}
+	tell.tell(nil, now)
+	tell.tell(nil, now.Add(2*tellMore))
+	tell.tell(one, now.Add(3*tellMore))
+	if n := lines("flaps"); n != 2 {
+		t.Errorf("got %d lines of what is there again, want two", n)
+	}
+	if len(tell.known) != 1 {
+		t.Errorf("it remembers %d, want the one that there is", len(tell.known))
+	}
+}
+
+// A route that others come before says at each parent which of them has what.
+func TestLosses(t *testing.T) {
+	second := "  - {name: wide, port: 8443, protocol: TLS, hostname: \"*.example.com\", tls: {mode: Passthrough}}\n"
+	for _, tt := range []struct {
+		name, docs string
+		want       []string // a/new's messages of Accepted
+		notes      int
+	}{
+		{"nobody is before it", testRoute("TLSRoute", "new", "abc.example.com", "{name: web, port: 443}"), []string{"accepted"}, 0},
+		{"by itself", testRoute("TLSRoute", "new", `abc.example.com, "*.example.com"`, "{name: web, port: 443}"), []string{"accepted"}, 0},
+		{"one name of two", testRoute("TLSRoute", "old", "abc.example.com", "{name: web, port: 443}") + testRoute("TLSRoute", "new", "abc.example.com, more.example.com", "{name: web, port: 443}", "{name: edge, sectionName: tls}"),
+			[]string{"accepted, but abc.example.com of listener tls goes to TLSRoute a/old, which is older"}, 1},
+		{"at one parent of two", testRoute("TLSRoute", "old", "abc.example.com", "{name: web, port: 443}", "{name: edge, sectionName: tls}") +
+			testRoute("TLSRoute", "new", "abc.example.com", "{name: web, port: 443}", "{name: edge, sectionName: wide}, {name: edge, sectionName: tls}"),
+			[]string{"accepted", "accepted, but abc.example.com of listener tls goes to TLSRoute a/old, which is older"}, 1},
+		{"a younger one that is more specific", testRoute("TLSRoute", "new", `"*.com"`, "{name: web, port: 443}", "{name: edge, sectionName: wide}") + testRoute("TLSRoute", "other", `"*.example.com"`, "{name: web, port: 443}"),
+			[]string{"accepted, but *.example.com of listener wide goes to TLSRoute a/other, whose hostname is more specific"}, 1},
+		{"one of the same second", strings.Replace(testRoute("TLSRoute", "new", "abc.example.com", "{name: web, port: 443}", "{name: edge, sectionName: tls}")+testRoute("TLSRoute", "early", "abc.example.com", "{name: web, port: 443}"),
+			"namespace: a", "namespace: a, creationTimestamp: '2026-01-01T00:00:00Z'", 2),
+			[]string{"accepted, but abc.example.com of listener tls goes to TLSRoute a/early, which is as old and comes first by name"}, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := worldOf(t, base, edge(passthrough+second)+tt.docs)
+			w.PublicAddresses = addrs("192.0.2.1")
+			res := Translate(w)
+			k := RouteKey{Kind: tlsRoute}
+			k.Namespace, k.Name = "a", "new"
+			var got []string
+			for _, p := range res.Routes[k].Parents {
+				if c := p.Conditions[0]; c.Type != string(gwv1.RouteConditionAccepted) || c.Status != metav1.ConditionTrue {
+					t.Errorf("got %+v, want that it is accepted", c)
+				}
+				got = append(got, p.Conditions[0].Message)
+			}
+			if !slices.Equal(got, tt.want) || len(res.Notes[k]) != tt.notes {
+				t.Errorf("got %q and notes %v, want %q and %d", got, res.Notes[k], tt.want, tt.notes)
+			}
+			if len(res.Notes) > tt.notes {
+				t.Errorf("got losses %v, want no others", res.Notes)
+			}
+		})
+	}
+}

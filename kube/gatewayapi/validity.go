@@ -1,0 +1,78 @@
+package gatewayapi
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"strings"
+	"time"
+)
+
+// A certificate that is not valid yet, or no more, is served as it is: whether it
+// is good is for clients to say, whose clocks may be right where ours is not. But
+// whoever looks why they complain finds it in the message.
+
+// reasonCertificateNotValid is no reason of a condition: Gateway API has none.
+const reasonCertificateNotValid = "CertificateNotValid"
+
+// A period is when a certificate is valid.
+type period struct {
+	of        string // whom, for people
+	from, end time.Time
+}
+
+// periodOf is that of the first certificate of a chain; of none it is zero.
+func (m *memo) periodOf(chain string) period {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.periods) > 10_000 {
+		clear(m.periods)
+	}
+	if m.periods == nil {
+		m.periods = map[string]period{}
+	}
+	p, ok := m.periods[chain]
+	if ok {
+		return p
+	}
+	if block, _ := pem.Decode([]byte(chain)); block != nil {
+		if leaf, err := x509.ParseCertificate(block.Bytes); err == nil {
+			p = period{strings.Join(leaf.DNSNames, ", "), leaf.NotBefore, leaf.NotAfter}
+			if p.of == "" {
+				p.of = leaf.Subject.String()
+			}
+		}
+	}
+	m.periods[chain] = p
+	return p
+}
+
+// notValid says which of l's certificates are not valid at the time of the World,
+// and has that be looked at again when it changes. It is "" if all are.
+func (t *translation) notValid(l *listener) string {
+	if t.w.Now.IsZero() || l.ends == nil {
+		return ""
+	}
+	var texts []string
+	for i := range l.ends.Certificates {
+		p := t.memo.periodOf(l.ends.Certificates[i].Certificate)
+		switch now := t.w.Now; {
+		case p.end.IsZero():
+		case now.Before(p.from):
+			t.until(p.from)
+			texts = append(texts, "the certificate for "+p.of+" is not valid before "+p.from.UTC().Format(time.RFC3339))
+		case now.After(p.end):
+			texts = append(texts, "the certificate for "+p.of+" has not been valid since "+p.end.UTC().Format(time.RFC3339))
+		default:
+			t.until(p.end)
+		}
+	}
+	return strings.Join(texts, "; ")
+}
+
+// until notes when time alone changes what follows.
+func (t *translation) until(at time.Time) {
+	at = at.Add(time.Second) // well after, and not just at it
+	if t.res.Until.IsZero() || at.Before(t.res.Until) {
+		t.res.Until = at
+	}
+}

@@ -1,0 +1,87 @@
+package gatewayapi
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A certificate that is not valid yet, or no more, is served, and the condition
+// says what is wrong with it as long as it is; nothing but time need go by.
+func TestCertificateThatIsNotValid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(terminate)+secret+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
+		from := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"abc.example.com"}, NotBefore: from, NotAfter: from.Add(2 * time.Hour)},
+			&x509.Certificate{}, key.Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kder, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := b.core.CoreV1().Secrets("a").Get(t.Context(), "cert", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Data = map[string][]byte{
+			"tls.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+			"tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: kder}),
+		}
+		if _, err := b.core.CoreV1().Secrets("a").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		defer b.start()()
+		calm()
+		refs := func() metav1.Condition {
+			for _, c := range b.gateway("edge").Status.Listeners[0].Conditions {
+				if c.Type == "ResolvedRefs" {
+					return c
+				}
+			}
+			return metav1.Condition{}
+		}
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].Ends == nil || len(u.Listeners[0].Sections[0].Ends.Certificates) != 1 {
+			t.Errorf("got %+v, want that it is served", u)
+		}
+		early := "the certificate for abc.example.com is not valid before " + from.Format(time.RFC3339)
+		if c := refs(); c.Status != metav1.ConditionTrue || c.Message != "all references are resolved, but "+early {
+			t.Errorf("got %+v, want %q", c, early)
+		}
+		line := `object="Gateway a/edge" reason=CertificateNotValid why="listener tls: `
+		if n := strings.Count(b.log.String(), line+early); n != 1 {
+			t.Errorf("got %d lines of it, want one:\n%s", n, b.log)
+		}
+		time.Sleep(time.Hour)
+		if c := refs(); c.Message != "all references are resolved" {
+			t.Errorf("got %+v once it is valid", c)
+		}
+		time.Sleep(2 * time.Hour)
+		late := "the certificate for abc.example.com has not been valid since " + from.Add(2*time.Hour).Format(time.RFC3339)
+		if c := refs(); c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, late) {
+			t.Errorf("got %+v after its end, want %q", c, late)
+		}
+		if n := strings.Count(b.log.String(), line+late); n != 1 {
+			t.Errorf("got %d lines of its end, want one", n)
+		}
+		before, _ := b.requests()
+		time.Sleep(24 * time.Hour)
+		if after, _ := b.requests(); after != before {
+			t.Errorf("got %d requests in an idle day after that", after-before)
+		}
+	})
+}

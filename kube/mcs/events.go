@@ -1,0 +1,95 @@
+package mcs
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"culvert.dev/kube/client"
+)
+
+// sayAtOnce is how many refusals are told at once, each in a line of its own; of
+// more only the number is.
+const sayAtOnce = 32
+
+// wrong are those conditions of a ServiceExport that its owner should hear of.
+func wrong(all []metav1.Condition) []metav1.Condition {
+	return slices.DeleteFunc(slices.Clone(all), func(c metav1.Condition) bool {
+		switch c.Type {
+		case string(mcsv1.ServiceExportConditionConflict):
+			return c.Status != metav1.ConditionTrue
+		case string(mcsv1.ServiceExportConditionReady):
+			// Pending is what one says whose Valid says more.
+			return c.Status != metav1.ConditionFalse || c.Reason == string(mcsv1.ServiceExportReasonPending)
+		}
+		return c.Status != metav1.ConditionFalse
+	})
+}
+
+// sayRefusals logs what is new among what is wrong, whoever leads. Only Run calls it.
+func (c *Controller) sayRefusals(set *Set) {
+	now := map[string]string{}
+	said, more := 0, 0
+	for _, cluster := range slices.Sorted(maps.Keys(set.Conditions)) {
+		for _, name := range sorted(set.Conditions[cluster]) {
+			for _, w := range wrong(set.Conditions[cluster][name]) {
+				subject, text := cluster+" "+name.String()+" "+w.Type, w.Reason+": "+w.Message
+				now[subject] = text
+				if c.refused[subject] == text || !set.Clusters[cluster] {
+					continue
+				}
+				if said++; said > sayAtOnce {
+					more++
+					continue
+				}
+				c.log.Warn("multi-cluster services: refused", "cluster", cluster, "object", "ServiceExport "+name.String(), "why", text)
+			}
+		}
+	}
+	if more > 0 {
+		c.log.Warn("multi-cluster services: more ServiceExports are refused: see their conditions", "more", more)
+	}
+	c.refused = now
+}
+
+// note makes Events in the member's cluster of what is wrong with e and was not
+// before. The name of an Event is made of what it says, so that no replica says it
+// again while it is there.
+func (c *Controller) note(ctx context.Context, m *member, before, e *mcsv1.ServiceExport) {
+	for _, w := range wrong(e.Status.Conditions) {
+		if b := meta.FindStatusCondition(before.Status.Conditions, w.Type); b != nil && b.Status == w.Status && b.Reason == w.Reason && b.Message == w.Message {
+			continue
+		}
+		sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%s", e.UID, w.Type, w.Reason, w.Message))
+		now := metav1.NewTime(time.Now())
+		_, err := m.Core.CoreV1().Events(e.Namespace).Create(ctx, &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: e.Namespace, Name: fmt.Sprintf("%.200s.%x", e.Name, sum[:8])},
+			InvolvedObject: corev1.ObjectReference{APIVersion: mcsv1.GroupVersion.String(), Kind: "ServiceExport", Namespace: e.Namespace, Name: e.Name, UID: e.UID},
+			Type:           corev1.EventTypeWarning, Reason: "Refused", Message: w.Reason + ": " + w.Message, Count: 1,
+			FirstTimestamp: now, LastTimestamp: now,
+			Source: corev1.EventSource{Component: ManagedBy}, ReportingController: controllerName,
+		}, metav1.CreateOptions{})
+		if err == nil || apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
+			continue
+		}
+		if text, denied := client.Denied("create", corev1.Resource("events"), err); denied {
+			if c.said.New("events "+m.name, "denied") {
+				c.log.Warn("multi-cluster services: "+text+"; what they would say is in the conditions and in the log", "cluster", m.name)
+			}
+			return
+		}
+		c.log.Debug("multi-cluster services: no event", "cluster", m.name, "err", err)
+	}
+}
+
+// controllerName is what Events say they are by.
+const controllerName = "culvert.dev/multi-cluster"

@@ -1,0 +1,162 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// onward are the transports by which a gateway can be asked for a service with
+// nothing known of it but its address. The best comes first: connect-h2 shares
+// connections, and over socks5 nobody sees a loop.
+var onward = [...]string{"connect-h2", "connect", "socks5"}
+
+const onwardList = "connect-h2, connect or socks5"
+
+// Onward returns the transport by which the gateway is asked for what does not
+// come by SNI, where its network has no Via: the first it takes of connect-h2,
+// connect and socks5. It is "" for none of them.
+func (g *Gateway) Onward() string {
+	for _, transport := range onward {
+		if g.Takes(transport) {
+			return transport
+		}
+	}
+	return ""
+}
+
+// A Crossing is how one request goes on to another network: the endpoints of its
+// route are gateways.
+type Crossing struct {
+	Target tunnel.Endpoint // what they are asked for: a Host or an address, and a port
+
+	// By returns how the gateway at an endpoint is asked: by what its Onward says,
+	// or "sni", where bytes go on as they come.
+	By func(tunnel.Endpoint) string
+}
+
+// Dialed takes in how a dial of ep ended that was not the Router's: nil for one
+// that worked.
+func (r *Registry) Dialed(ep tunnel.Endpoint, err error) { r.health.report(ep, err) }
+
+// beyond completes the route of a service in networks that are not ours: through
+// the nearest one's Via, or by SNI to its gateways, which read the name again, or
+// by what else those take.
+func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f found, route tunnel.Route, turn uint32) (tunnel.Route, error) {
+	p := t.place(f, t.here)
+	asked, known := Endpoint{Host: req.Host()}, true
+	if f.rule != nil || req.Addr.IsValid() && f.one == nil { // it has another name there; and of a VIP of ours nobody has heard
+		var name tunnel.Name
+		if name, known = f.entry.callable(); !known && (f.rule == nil || len(p.beyond.Via) > 0) {
+			return tunnel.Route{}, nameless(req, f, &p)
+		}
+		asked.Host = name.String()
+	} else if req.Addr.IsValid() {
+		asked = Endpoint{Addr: req.Addr}
+	}
+	if len(p.beyond.Via) > 0 {
+		s := *f.entry.Service
+		s.Via = p.beyond.Via
+		if r.Dialer != nil {
+			way, err := r.Dialer(&s)
+			if err != nil {
+				return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.beyond.Name, err)}
+			}
+			route.Dialer = way
+		}
+		return r.through(req, f, route, []Endpoint{asked}, turn)
+	}
+	if req.Datagrams != nil || req.Proto == "quic" || req.Proto == "udp" {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", req.Target(), f.entry.Name, p.beyond.Name, req.Proto)
+	}
+	hello, hops := req.Proto == "sni", r.Cross != nil && known && f.port != 0
+	by := func(e *Entry) string {
+		switch {
+		case hello && e.Gateway.Takes("sni"):
+			return "sni"
+		case hops && !e.via:
+			return e.Gateway.Onward()
+		}
+		return ""
+	}
+	var gateways []Endpoint
+	for from := 0; from < len(p.Entries); {
+		to := from
+		for to < len(p.Entries) && p.Entries[to].Rank == p.Entries[from].Rank {
+			to++
+		}
+		gateways = append(gateways, turns(p.Entries[from:to], by, turn)...)
+		from = to
+	}
+	if len(gateways) == 0 {
+		return tunnel.Route{}, closed(req, f, &p, known)
+	}
+	if p.from(req.Source.Addr()) {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.Loop, "registry: %q: service %q is in network %q, whose gateway %s asks for it here", req.Target(), f.entry.Name, p.beyond.Name, req.Source.Addr())
+	}
+	eps, err := r.candidates(ctx, req, f, gateways, 0)
+	if err != nil {
+		return tunnel.Route{}, err
+	}
+	r.health.order(eps)
+	route.Endpoints = eps
+	byOf := func(ep tunnel.Endpoint) string { return p.by(ep, by) }
+	if !slices.ContainsFunc(eps, func(ep tunnel.Endpoint) bool { return byOf(ep) != "sni" }) {
+		return route, nil
+	}
+	target := tunnel.Endpoint{Addr: netip.AddrPortFrom(asked.Addr.Unmap(), f.port), Host: asked.Host, Named: true}
+	if route.Dialer, err = r.Cross(f.entry.Service, Crossing{Target: target, By: byOf}); err != nil {
+		return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.beyond.Name, err)}
+	}
+	route.Report = nil // a gateway that answers works, whatever it says: who dials it tells Dialed
+	return route, nil
+}
+
+// by is how the gateway at ep is asked, which is among p's.
+func (p *Place) by(ep tunnel.Endpoint, by func(*Entry) string) string {
+	for i := range p.Entries {
+		e := &p.Entries[i]
+		a := &e.Address
+		if a.Host != ep.Host || a.Port != ep.Addr.Port() || a.Host == "" && a.Addr.Unmap() != ep.Addr.Addr() {
+			continue
+		}
+		if transport := by(e); transport != "" {
+			return transport
+		}
+	}
+	return ""
+}
+
+// nameless is for what nobody could be asked for.
+func nameless(req *tunnel.Request, f found, p *Place) error {
+	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.beyond.Name)
+}
+
+// closed says why no gateway of p can be asked by req.
+func closed(req *tunnel.Request, f found, p *Place, known bool) error {
+	lead := slices.ContainsFunc(p.Entries, func(e Entry) bool { return !e.via && e.Gateway.Onward() != "" })
+	switch {
+	case lead && !known:
+		return nameless(req, f, p)
+	case lead && f.port == 0:
+		return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the gateways of network %q for and none was asked for: list the service's ports", req.Target(), f.entry.Name, p.beyond.Name)
+	case lead:
+		return tunnel.Refusef(tunnel.Unsupported, "registry: %q: service %q is in network %q, and there is no way to its gateways but by SNI", req.Target(), f.entry.Name, p.beyond.Name)
+	}
+	var take []string
+	for _, e := range p.Entries {
+		if e.Network != p.beyond.Name {
+			continue
+		}
+		if len(e.Gateway.Transports) == 0 {
+			take = union(take, []string{"sni"})
+		}
+		take = union(take, e.Gateway.Transports)
+	}
+	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q, whose gateways take %s: a %s request can't go there unless one of them has %s among its transports, or the network a via",
+		req.Target(), f.entry.Name, p.beyond.Name, strings.Join(take, ", "), req.Proto, onwardList)
+}

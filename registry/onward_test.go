@@ -1,0 +1,211 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// crossed is a way out that says how it was asked for.
+type crossed struct {
+	service string
+	registry.Crossing
+}
+
+func (*crossed) DialContext(context.Context, string, string) (net.Conn, error) {
+	return nil, errors.New("nobody dials here")
+}
+
+// onward is what Resolve says of a request, in a line: the gateways with how each
+// is asked, and for what.
+func onward(reg *registry.Registry, req *tunnel.Request) string {
+	route, err := reg.Resolve(context.Background(), req)
+	if err != nil {
+		return string(tunnel.ReasonOf(err)) + ": " + err.Error()
+	}
+	var s []string
+	c, _ := route.Dialer.(*crossed)
+	for _, ep := range route.Endpoints {
+		by := "the Router"
+		if c != nil {
+			by = c.By(ep)
+		}
+		s = append(s, ep.Addr.String()+" by "+by)
+	}
+	said := strings.Join(s, ", ")
+	if c != nil {
+		said += " for " + c.Target.String() + " of " + c.service
+		if route.Report != nil {
+			said += ", and what a gateway says is held against it"
+		}
+	}
+	return said
+}
+
+// far is networks of which each is entered in another way, seen from home.
+func far() registry.Snapshot {
+	gw := func(address string, transports ...string) registry.Gateway {
+		return registry.Gateway{Address: addrPort(address), Transports: transports}
+	}
+	via := []registry.Hop{{Proto: "hbone", To: []string{"gw.both.example:15008"}}}
+	one := func(name, network string, ports ...uint16) *registry.Service {
+		return &registry.Service{Name: name, Names: patterns(name + ".test"), Ports: ports, Exposed: true,
+			Endpoints: []registry.Endpoint{{Host: "inside.test", Port: 1, Network: network}}}
+	}
+	wide := one("wide", "h2", 443)
+	wide.Names[0].Wildcard = true
+	wide.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.99")}
+	named := one("named", "h2", 443)
+	named.Addresses = []netip.Addr{netip.MustParseAddr("192.0.2.98")}
+	secret := one("secret", "h2", 443)
+	secret.ExposedTo = []string{"home"}
+	db := one("db", "h2", 5432)
+	db.Headless = true
+	db.Endpoints = []registry.Endpoint{{Addr: netip.MustParseAddr("10.7.0.1"), Port: 5432, Name: "db-0", Network: "h2"}}
+	several := one("several", "sni", 443)
+	several.Endpoints = append(several.Endpoints, registry.Endpoint{Host: "inside.test", Port: 1, Network: "via"}, registry.Endpoint{Host: "inside.test", Port: 1, Network: "connect"})
+	return registry.Snapshot{
+		Networks: []registry.Network{
+			{Name: "home", CIDRs: prefixes("10.1.0.0/16"), Near: []string{"sni", "via", "connect"}},
+			{Name: "sni", Gateways: []registry.Gateway{{Address: addrPort("198.51.100.1:443")}}},
+			{Name: "all", Gateways: []registry.Gateway{gw("198.51.100.2:443", "socks5", "connect", "sni", "connect-h2")}},
+			{Name: "h2", Gateways: []registry.Gateway{gw("198.51.100.3:443", "connect", "connect-h2")}},
+			{Name: "connect", Gateways: []registry.Gateway{gw("198.51.100.4:443", "websocket", "socks5", "connect")}},
+			{Name: "socks5", Gateways: []registry.Gateway{gw("198.51.100.5:443", "hbone", "socks5")}},
+			{Name: "keys", Gateways: []registry.Gateway{gw("198.51.100.6:443", "hbone", "websocket"), gw("198.51.100.7:443", "websocket", "connect-h3")}},
+			{Name: "mixed", Gateways: []registry.Gateway{gw("198.51.100.8:443"), gw("198.51.100.9:443", "connect"), {Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: []string{"socks5"}}}},
+			{Name: "via", Via: via, Gateways: []registry.Gateway{gw("198.51.100.10:443", "sni", "connect")}},
+		},
+		Services: []*registry.Service{
+			one("a", "sni", 443), one("b", "all", 443), one("c", "h2", 443), one("d", "connect", 443), one("e", "socks5", 443),
+			one("f", "keys", 443), one("g", "mixed", 443), one("h", "h2"), wide, named, secret, db, several,
+		},
+	}
+}
+
+// Where a network has no via, its gateways are asked by the best of what they
+// take; TLS goes on by its name where they read it.
+func TestOnward(t *testing.T) {
+	tab := table(t, registry.Mesh{Network: "home"}, far())
+	for _, c := range []struct{ proto, target, from, want string }{
+		// Each by the best that is taken.
+		{"connect", "b.test:443", "", "198.51.100.2:443 by connect-h2 for b.test:443 of b"},
+		{"connect-h2", "c.test:443", "", "198.51.100.3:443 by connect-h2 for c.test:443 of c"},
+		{"socks5", "d.test:443", "", "198.51.100.4:443 by connect for d.test:443 of d"},
+		{"hbone", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
+		{"connect-h3", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
+		{"tcp", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
+
+		// A hello goes on as it is where that is read, and nothing else changes.
+		{"sni", "a.test", "", "198.51.100.1:443 by the Router"},
+		{"sni", "b.test", "", "198.51.100.2:443 by the Router"},
+		{"sni", "c.test", "", "198.51.100.3:443 by connect-h2 for c.test:443 of c"},
+		{"sni", "g.test", "", "198.51.100.8:443 by sni, 198.51.100.9:443 by connect, 203.0.113.1:443 by socks5, 203.0.113.2:443 by socks5 for g.test:443 of g"},
+		{"connect", "g.test:443", "", "198.51.100.9:443 by connect, 203.0.113.1:443 by socks5, 203.0.113.2:443 by socks5 for g.test:443 of g"},
+
+		// What is asked for is what the far gateway can know.
+		{"connect", "x.wide.test:443", "", "198.51.100.3:443 by connect-h2 for x.wide.test:443 of wide"},
+		{"connect", "192.0.2.98:443", "", "198.51.100.3:443 by connect-h2 for named.test:443 of named"},
+		{"connect", "192.0.2.99:443", "", `no-endpoint: registry: "192.0.2.99:443": service "wide" has no name to ask the gateways of network "h2" for`},
+		{"connect", "db-0.db.test:5432", "", "198.51.100.3:443 by connect-h2 for db-0.db.test:5432 of db"},
+		{"connect", "10.7.0.1:5432", "", "198.51.100.3:443 by connect-h2 for 10.7.0.1:5432 of db"},
+		{"connect", "h.test:8080", "", "198.51.100.3:443 by connect-h2 for h.test:8080 of h"},
+		{"sni", "h.test", "", `no-endpoint: registry: "h.test": service "h" has no port to ask the gateways of network "h2" for and none was asked for: list the service's ports`},
+
+		// Nothing else opens.
+		{"connect", "a.test:443", "", `no-endpoint: registry: "a.test:443": service "a" is in network "sni", whose gateways take sni: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"connect", "f.test:443", "", `no-endpoint: registry: "f.test:443": service "f" is in network "keys", whose gateways take hbone, websocket, connect-h3: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"sni", "f.test", "", `no-endpoint: registry: "f.test": service "f" is in network "keys", whose gateways take hbone, websocket, connect-h3: a sni request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"quic", "b.test", "", `no-endpoint: registry: "b.test": service "b" is in network "all": gateways pass on streams, and a quic request is of datagrams`},
+		{"connect", "secret.test:443", "10.9.0.1", `not-exposed: registry: "secret.test:443" is service "secret" of an unnamed source, which is exposed to ["home"]; the source 10.9.0.1 is in no network`},
+		{"connect", "secret.test:443", "10.1.0.1", "198.51.100.3:443 by connect-h2 for secret.test:443 of secret"},
+		{"connect", "c.test:80", "", `no-route: registry: "c.test" has no port 80, it has 443`},
+
+		// Who asks from one of the gateways has another table.
+		{"connect", "c.test:443", "198.51.100.3", `loop: registry: "c.test:443": service "c" is in network "h2", whose gateway 198.51.100.3 asks for it here`},
+		{"socks5", "e.test:443", "198.51.100.5", `loop: registry: "e.test:443": service "e" is in network "socks5", whose gateway 198.51.100.5 asks for it here`},
+
+		// A network's via is not gone around, though its gateways take connect.
+		{"connect", "several.test:443", "", "198.51.100.4:443 by connect for several.test:443 of several"},
+		{"sni", "several.test", "", "198.51.100.1:443 by sni, 198.51.100.10:443 by sni, 198.51.100.4:443 by connect for several.test:443 of several"},
+	} {
+		reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"},
+			Lookup: func(context.Context, string) ([]netip.Addr, error) {
+				return []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")}, nil
+			},
+			Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) {
+				return &crossed{s.Name, c}, nil
+			},
+			Dialer: func(s *registry.Service) (tunnel.Dialer, error) {
+				if len(s.Via) > 0 {
+					return &crossed{s.Name, registry.Crossing{By: func(tunnel.Endpoint) string { return "via" }}}, nil
+				}
+				return nil, nil
+			},
+		}
+		reg.Swap(tab)
+		req := &tunnel.Request{Proto: c.proto}
+		if ap, err := netip.ParseAddrPort(c.target); err == nil {
+			req.Addr, req.Port = ap.Addr(), ap.Port()
+		} else {
+			host, port, _ := strings.Cut(c.target, ":")
+			req.Name = tunnel.MustParseName(host)
+			_, _ = fmt.Sscan(port, &req.Port)
+		}
+		if c.from != "" {
+			req.Source = netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)
+		}
+		if got := onward(reg, req); got != c.want {
+			t.Errorf("%s %s from %q:\n got %s\nwant %s", c.proto, c.target, c.from, got, c.want)
+		}
+	}
+}
+
+// Gateways that are asked otherwise than by SNI share by weight, too, and stand
+// last where they are down.
+func TestOnwardTakesTurns(t *testing.T) {
+	s := far()
+	s.Networks[3].Gateways = []registry.Gateway{
+		{Address: addrPort("198.51.100.1:443"), Transports: []string{"connect"}, Weight: 3},
+		{Address: addrPort("198.51.100.2:443"), Transports: []string{"connect-h2"}},
+		{Address: addrPort("198.51.100.3:443"), Weight: 1000}, // by SNI alone
+	}
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) {
+		return &crossed{s.Name, c}, nil
+	}}
+	reg.Swap(table(t, reg.Mesh, s))
+	req := &tunnel.Request{Proto: "connect", Name: tunnel.MustParseName("c.test"), Port: 443}
+	const (
+		first  = "198.51.100.1:443 by connect, 198.51.100.2:443 by connect-h2 for c.test:443 of c"
+		second = "198.51.100.2:443 by connect-h2, 198.51.100.1:443 by connect for c.test:443 of c"
+	)
+	count := map[string]int{}
+	for range 40 {
+		count[onward(reg, req)]++
+	}
+	if count[first] != 30 || count[second] != 10 {
+		t.Errorf("of 40 requests %v, want 30 and 10", count)
+	}
+	at := tunnel.Endpoint{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Named: true}
+	reg.Dialed(at, tunnel.Refusef(tunnel.DialFailed, "nobody there"))
+	for range 8 {
+		if got := onward(reg, req); got != second {
+			t.Fatalf("with the first one down: %s, want %s", got, second)
+		}
+	}
+	reg.Dialed(at, nil)
+	clear(count)
+	for range 4 {
+		count[onward(reg, req)]++
+	}
+	if count[first] != 3 {
+		t.Errorf("with all up again: %v, want 3 by the first", count)
+	}
+}
