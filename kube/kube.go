@@ -94,6 +94,8 @@ type Gateway interface {
 type Kube struct {
 	cfg     Config
 	rest    *rest.Config
+	pulse   *client.Pulse               // of all that goes by rest
+	alive   func(context.Context) error // asks whether the API server is there
 	core    kubernetes.Interface
 	self    string      // what this replica is called
 	leads   atomic.Bool // this replica writes
@@ -106,6 +108,15 @@ type Kube struct {
 
 // New makes a Kube. It makes no request yet.
 func New(cfg Config) (*Kube, error) {
+	c, err := (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST()
+	if err != nil {
+		return nil, err
+	}
+	return newOf(cfg, c)
+}
+
+// newOf is New of an API server.
+func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -113,12 +124,14 @@ func New(cfg Config) (*Kube, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: a name for this replica: %w", err)
 	}
-	k := &Kube{cfg: cfg, self: fmt.Sprintf("%s_%d", host, os.Getpid())}
-	if k.rest, err = (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST(); err != nil {
+	k := &Kube{cfg: cfg, rest: c, self: fmt.Sprintf("%s_%d", host, os.Getpid())}
+	client.Logs(cfg.Log)
+	k.pulse = client.NewPulse()
+	k.rest.Wrap(k.pulse.Wrap)
+	if k.alive, err = client.Livez(k.rest); err != nil {
 		return nil, err
 	}
 	k.rest.Wrap((&client.Clock{Log: cfg.Log}).Wrap)
-	client.Logs(cfg.Log)
 	if k.core, err = kubernetes.NewForConfig(client.Protobuf(k.rest)); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
@@ -155,6 +168,7 @@ func (k *Kube) discover(d *Discovery) error {
 	}
 	own := k.source(k.cfg.Cluster)
 	own.Client, own.Network, own.NoNetwork, own.Namespaces = k.core, d.Network, d.Declared, k.cfg.Namespaces
+	own.Pulse = k.pulse
 	k.add(own, "discovery", printed(d), func() []string { return []string{"cluster/" + k.cfg.Cluster} })
 	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
 	if k.set != nil {
@@ -195,7 +209,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	}
 	c, err := gatewayapi.New(gatewayapi.Config{
 		Settings: settings,
-		REST:     k.rest, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
+		REST:     k.rest, Pulse: k.pulse, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -246,6 +260,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 			k.cfg.Log.Error("kubernetes: this replica never writes what has become of objects", "err", err)
 		}
 	})
+	running.Go(func() { k.pulse.Keep(ctx, k.alive) })
 	if k.set != nil {
 		running.Go(func() { k.runSet(ctx, g) })
 	}

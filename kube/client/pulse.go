@@ -6,20 +6,23 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+	"time"
 )
 
 // A Pulse notices whether the API server answers, by the requests that are made
-// anyway. client-go's informers try again for as long as it takes and tell
+// anyway, and by some of its own where there are none: see Keep. client-go's informers try again for as long as it takes and tell
 // nobody, so that a controller that only listens to them never learns that
 // what it knows has grown old.
 type Pulse struct {
 	mu   sync.Mutex
 	err  error         // of the last request; nil is an answer
 	turn chan struct{} // closed at the next change
+
+	heard time.Time // when the last answer came
 }
 
 // NewPulse returns a Pulse that thinks that all is well.
-func NewPulse() *Pulse { return &Pulse{turn: make(chan struct{})} }
+func NewPulse() *Pulse { return &Pulse{turn: make(chan struct{}), heard: time.Now()} }
 
 // Wrap is for rest.Config.Wrap.
 func (p *Pulse) Wrap(rt http.RoundTripper) http.RoundTripper { return pulsed{p, rt} }
@@ -35,6 +38,9 @@ func (p *Pulse) State() (turn <-chan struct{}, err error) {
 func (p *Pulse) set(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if err == nil {
+		p.heard = time.Now()
+	}
 	if (p.err == nil) != (err == nil) {
 		close(p.turn)
 		p.turn = make(chan struct{})

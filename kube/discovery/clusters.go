@@ -306,13 +306,21 @@ func (f *fleet) complain(s *secret, why error) {
 
 // start begins the discovery of a cluster.
 func (f *fleet) start(ctx context.Context, s *secret) error {
+	cfg, pulse, keep := s.config, (*client.Pulse)(nil), func(context.Context) {}
 	connect := f.Connect
 	if connect == nil {
+		cfg, pulse = rest.CopyConfig(cfg), client.NewPulse()
+		cfg.Wrap(pulse.Wrap)
 		connect = func(cfg *rest.Config) (kubernetes.Interface, error) {
+			alive, err := client.Livez(cfg)
+			if err != nil {
+				return nil, err
+			}
+			keep = func(ctx context.Context) { pulse.Keep(ctx, alive) }
 			return kubernetes.NewForConfig(client.Protobuf(cfg))
 		}
 	}
-	core, err := connect(s.config)
+	core, err := connect(cfg)
 	if err != nil {
 		return fmt.Errorf("discovery: Secret %s/%s: %w", f.Namespace, s.name, err)
 	}
@@ -320,7 +328,7 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 	if f.New != nil {
 		src = f.New(s.cluster)
 	}
-	src.Client, src.Cluster, src.Network = core, s.cluster, s.network
+	src.Client, src.Cluster, src.Network, src.Pulse = core, s.cluster, s.network, pulse
 	if src.Log == nil {
 		src.Log = f.log
 	}
@@ -328,8 +336,9 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var ended func()
 	if f.OnCluster != nil {
-		ended = f.OnCluster(ctx, s.cluster, s.config, src)
+		ended = f.OnCluster(ctx, s.cluster, cfg, src)
 	}
+	f.running.Go(func() { keep(ctx) })
 	done := make(chan struct{})
 	gone := f.runs(src)
 	f.running.Go(func() {

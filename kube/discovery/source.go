@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/kube/client"
 	"culvert.dev/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -38,6 +39,10 @@ const (
 type Source struct {
 	Client  kubernetes.Interface // with a limit of requests, if any, well above client-go's
 	Cluster string               // its name, one label
+
+	// Pulse is that of Client, which somebody keeps, so that it is noticed where the
+	// API server takes connections and says nothing. Nil has it known by requests that fail.
+	Pulse *client.Pulse
 
 	Network   string // that its pods are in; "" means one that is called as the cluster
 	NoNetwork bool   // Network is declared elsewhere, with its gateways: nothing is said of it
@@ -150,5 +155,8 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	defer r.running.Wait()
 	defer cancel()
 	r.watch(ctx)
+	if s.Pulse != nil {
+		r.running.Go(func() { r.feel(ctx) })
+	}
 	return r.loop(ctx, updates)
 }

@@ -26,6 +26,7 @@ type run struct {
 	slices   map[key]map[string]*slice // by their service
 	owners   map[key]key               // of slices: their services
 	spaces   map[string]*namespace
+	silent   error // why the API server says nothing; nil where it answers
 	nodes    map[string]*node
 
 	dirty    map[key]struct{} // services that are to be converted again

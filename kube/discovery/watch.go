@@ -30,6 +30,9 @@ var again = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.
 // asked again.
 const doubt = 2 * time.Second
 
+// patience is how long a Pulse must be without an answer for that to be said.
+const patience = 2 * time.Second
+
 // A scope is one resource in one namespace, or in all of them.
 type scope struct {
 	kind      kind
@@ -158,8 +161,10 @@ func keepUp(ctx context.Context, r *cache.Reflector) {
 
 // heard notes how a request went.
 func (r *run) heard(ctx context.Context, sc *scope, verb int, err error) {
-	if ctx.Err() != nil || err != nil && (errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err)) {
-		return // it says nothing about the server; what has expired is listed again
+	if ctx.Err() != nil || err != nil && (errors.Is(err, context.Canceled) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || verb == watch && apierrors.IsInvalid(err)) {
+		// It says nothing about the server: what has expired is listed again, and so is
+		// what an older one can't stream as a list.
+		return
 	}
 	var f failure
 	denial := ""
@@ -229,7 +234,7 @@ func (r *run) blindNow() bool {
 // state returns whether everything has been listed that can be, and why what is
 // known may be old.
 func (r *run) state() (complete bool, lost error) {
-	complete = true
+	complete, lost = true, r.silent
 	could := map[schema.GroupResource]bool{} // those that can be had in a namespace at least
 	for _, sc := range r.scopes {
 		denied := sc.failed[list].denied
@@ -250,6 +255,32 @@ func (r *run) state() (complete bool, lost error) {
 		}
 	}
 	return complete, lost
+}
+
+// feel notes whether the API server answers at all, until ctx is done.
+func (r *run) feel(ctx context.Context) {
+	for {
+		turn, err := r.src.Pulse.State()
+		if err != nil {
+			select {
+			case <-ctx.Done():
+				return
+			case <-turn:
+				continue
+			case <-time.After(patience):
+				err = fmt.Errorf("the API server does not answer: %w", err)
+			}
+		}
+		r.mu.Lock()
+		r.silent = err
+		r.mu.Unlock()
+		r.kick()
+		select {
+		case <-ctx.Done():
+			return
+		case <-turn:
+		}
+	}
 }
 
 // loop sends updates until ctx is done.

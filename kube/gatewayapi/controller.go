@@ -38,11 +38,12 @@ type Plane interface {
 type Config struct {
 	Settings
 
-	REST   *rest.Config // of the API server: see kube/client
-	Source string       // of the registry's; "" means "gateway-api"
-	Plane  Plane        // nil means that all listeners open at once
-	Leads  func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
-	Log    *slog.Logger // nil discards
+	REST   *rest.Config  // of the API server: see kube/client
+	Pulse  *client.Pulse // that REST is wrapped by; nil makes one, which notices no API server that says nothing
+	Source string        // of the registry's; "" means "gateway-api"
+	Plane  Plane         // nil means that all listeners open at once
+	Leads  func() bool   // whether this replica is the one that writes: see client.Lease; nil means that it is
+	Log    *slog.Logger  // nil discards
 }
 
 // A Controller is a registry.Source, and writes the status of what it reads.
@@ -59,12 +60,15 @@ type Controller struct {
 
 // New makes a Controller. It asks nothing of the API server yet.
 func New(cfg Config) (*Controller, error) {
-	c := &Controller{cfg: cfg, memo: newMemo(), pulse: client.NewPulse()}
+	c := &Controller{cfg: cfg, memo: newMemo(), pulse: cfg.Pulse}
 	if cfg.REST == nil {
 		return nil, errors.New("gatewayapi: no API server")
 	}
 	rc := rest.CopyConfig(cfg.REST)
-	rc.Wrap(c.pulse.Wrap)
+	if c.pulse == nil {
+		c.pulse = client.NewPulse()
+		rc.Wrap(c.pulse.Wrap)
+	}
 	c.clients.pulse = c.pulse
 	var err error
 	if c.clients.core, err = kubernetes.NewForConfig(client.Protobuf(rc)); err != nil {
@@ -335,6 +339,7 @@ func (r *run) feel(ctx context.Context) {
 			}
 			lost = true
 			r.lost.Store(&loss{time.Now().UTC(), err})
+			r.log.Warn("kubernetes: the API server does not answer; Gateways are served as they were", "err", err)
 			if r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)}) != nil {
 				return
 			}
@@ -342,6 +347,7 @@ func (r *run) feel(ctx context.Context) {
 		if err == nil && lost {
 			lost = false
 			r.lost.Store(nil)
+			r.log.Info("kubernetes: the API server answers again")
 			if r.confirm(ctx) != nil {
 				return
 			}

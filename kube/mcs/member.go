@@ -22,8 +22,8 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 )
 
-// again is how what failed is tried again. A cluster without the CRDs is asked
-// for them once in a minute.
+// again is how what failed is tried again; see client.WhenThere for a cluster
+// without the CRDs.
 var again = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 9, Cap: time.Minute}
 
 // A Cluster is how a member is reached.
@@ -163,7 +163,7 @@ func anyList[T runtime.Object](list func(context.Context, metav1.ListOptions) (T
 
 func reflector(w *watched, example runtime.Object, api any, watch watcher) *cache.Reflector {
 	backoff := again
-	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(client.WhenThere(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := w.list(ctx, o)
 			w.heard(ctx, "list", err)
@@ -174,7 +174,7 @@ func reflector(w *watched, example runtime.Object, api any, watch watcher) *cach
 			w.heard(ctx, "watch", err)
 			return l, err
 		},
-	}, api), example, store{w}, cache.ReflectorOptions{Name: "mcs/" + w.name + "/" + w.resource.Resource, Backoff: &backoff})
+	}), api), example, store{w}, cache.ReflectorOptions{Name: "mcs/" + w.name + "/" + w.resource.Resource, Backoff: &backoff})
 }
 
 // heard says once what is forbidden or not there.

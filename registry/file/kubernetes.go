@@ -36,11 +36,19 @@ type Discovery struct {
 	Zone     string   // that the gateway is in, for topology hints; "" means that they count for nothing
 	Allow    []string // NAMESPACE/NAME, with * and ?, of what annotations may expose; empty means everything
 	Deny     []string // likewise, of what they may not, whatever Allow says
-	Suffixes []string // domains that annotations may take names of; empty means none
+	Suffixes []Suffix // that annotations may take names of; empty means none
 	Prefer   string   // "ipv4", "ipv6" or "both", of pods that have both; "" means each Service's first
 	PodCIDRs bool     // what Nodes have for their pods is of Network. Not where several clusters have the same
 	Gateways []string // namespaces whose Services may say that they are gateways; empty means culvert-system
 	Clusters string   // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
+
+	NoExternalNames bool // Services of the type ExternalName stay closed, whatever annotations say
+}
+
+// A Suffix is a domain that Services may take names of.
+type Suffix struct {
+	Domain     string   // itself, and what is below it
+	Namespaces []string // that may, with * and ?; empty means all
 }
 
 // GatewayAPI says which Gateways are served, and where.
@@ -99,17 +107,23 @@ var discoveryFields = []field[Discovery]{
 	{"deny", func(d *decoder, n *yaml.Node, to *Discovery) { d.objects(n, "deny", &to.Deny) }},
 	{"suffixes", func(d *decoder, n *yaml.Node, to *Discovery) {
 		d.list(n, "suffixes", func(n *yaml.Node) {
-			s, ok := d.text(n, "a suffix")
-			if !ok {
-				return
+			var s Suffix
+			before := len(d.errs)
+			if n.Kind == yaml.MappingNode {
+				object(d, n, "a suffix", suffixFields, &s)
+				d.need(n, "a suffix", "suffix")
+			} else {
+				d.suffix(n, &s.Domain)
 			}
-			name, err := tunnel.ParseName(s)
-			if err != nil {
-				d.errorf(n, "write the domain alone: shop.example.com", "suffix %q: %v", clip(s), err)
-				return
+			if len(d.errs) == before {
+				to.Suffixes = append(to.Suffixes, s)
 			}
-			to.Suffixes = append(to.Suffixes, name.String())
 		})
+	}},
+	{"externalNames", func(d *decoder, n *yaml.Node, to *Discovery) {
+		may := true
+		d.boolean(n, "externalNames", &may)
+		to.NoExternalNames = !may
 	}},
 	{"prefer", func(d *decoder, n *yaml.Node, to *Discovery) {
 		to.Prefer, _ = d.word(n, "prefer", "ipv4", "ipv6", "both")
@@ -120,6 +134,13 @@ var discoveryFields = []field[Discovery]{
 	}},
 	{"clusters", func(d *decoder, n *yaml.Node, to *Discovery) {
 		to.Clusters, _ = d.label(n, "the namespace of clusters")
+	}},
+}
+
+var suffixFields = []field[Suffix]{
+	{"suffix", func(d *decoder, n *yaml.Node, to *Suffix) { d.suffix(n, &to.Domain) }},
+	{"namespaces", func(d *decoder, n *yaml.Node, to *Suffix) {
+		d.patterns(n, "namespaces", 0, `write "shop" or "team-*"`, "a namespace", &to.Namespaces)
 	}},
 }
 
@@ -209,15 +230,34 @@ func (d *decoder) object(n *yaml.Node, what string, to *Object) {
 	*to = Object{namespace, name}
 }
 
+// suffix reads a domain.
+func (d *decoder) suffix(n *yaml.Node, to *string) {
+	s, ok := d.text(n, "a suffix")
+	if !ok {
+		return
+	}
+	name, err := tunnel.ParseName(s)
+	if err != nil {
+		d.errorf(n, "write the domain alone: shop.example.com", "suffix %q: %v", clip(s), err)
+		return
+	}
+	*to = name.String()
+}
+
 // objects reads patterns of NAMESPACE/NAME.
 func (d *decoder) objects(n *yaml.Node, what string, to *[]string) {
+	d.patterns(n, what, 1, `write "shop/*", "*/web" or "shop/web"`, "NAMESPACE/NAME", to)
+}
+
+// patterns reads patterns with so many slashes, of what is called of.
+func (d *decoder) patterns(n *yaml.Node, what string, slashes int, hint, of string, to *[]string) {
 	d.list(n, what, func(n *yaml.Node) {
 		s, ok := d.text(n, what)
 		if !ok {
 			return
 		}
-		if _, err := path.Match(s, ""); err != nil || strings.Count(s, "/") != 1 {
-			d.errorf(n, `write "shop/*", "*/web" or "shop/web"`, "%s %q is no pattern of NAMESPACE/NAME", what, clip(s))
+		if _, err := path.Match(s, ""); err != nil || strings.Count(s, "/") != slashes {
+			d.errorf(n, hint, "%s %q is no pattern of %s", what, clip(s), of)
 			return
 		}
 		*to = append(*to, s)

@@ -37,7 +37,7 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 		"servicePorts": keysOf(servicePortsFields), "vips": keysOf(vipsFields), "check": keysOf(checkFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
 		"namedPort": keysOf(portFields), "endpoint": keysOf(endpointFields),
 		"dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
-		"kubernetes": keysOf(kubernetesFields), "discovery": keysOf(discoveryFields), "gatewayAPI": keysOf(gatewayAPIFields), "publicAddress": keysOf(publicAddressFields),
+		"kubernetes": keysOf(kubernetesFields), "discovery": keysOf(discoveryFields), "suffix": keysOf(suffixFields), "gatewayAPI": keysOf(gatewayAPIFields), "publicAddress": keysOf(publicAddressFields),
 		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
 	} {
 		object := root

@@ -35,10 +35,10 @@ func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 			Network:  d.Network,
 			Declared: slices.ContainsFunc(c.Networks, func(n registry.Network) bool { return n.Name == d.Network }),
 			Zone:     d.Zone, Prefer: d.Prefer, PodCIDRs: d.PodCIDRs, GatewayNamespaces: d.Gateways, Clusters: d.Clusters,
-			Rules: discovery.Rules{Allow: d.Allow, Deny: d.Deny},
+			Rules: discovery.Rules{Allow: d.Allow, Deny: d.Deny, NoExternalNames: d.NoExternalNames},
 		}
-		for _, suffix := range d.Suffixes {
-			cfg.Discovery.Rules.Names = append(cfg.Discovery.Rules.Names, discovery.NameRule{Suffix: tunnel.MustParseName(suffix)})
+		for _, s := range d.Suffixes {
+			cfg.Discovery.Rules.Names = append(cfg.Discovery.Rules.Names, discovery.NameRule{Suffix: tunnel.MustParseName(s.Domain), Namespaces: s.Namespaces})
 		}
 	}
 	if api := f.GatewayAPI; api != nil {

@@ -180,12 +180,25 @@ func TestFaults(t *testing.T) {
 		if got, err := ask(address, "r.end.example.com"); err != nil || got != "two none hello" {
 			t.Errorf("got %q, %v", got, err)
 		}
+		b.Wait(t, 30*time.Second, func(context.Context) error {
+			if log := b.culvert.Tail(40); !strings.Contains(log, "the API server does not answer; Gateways are served as they were") {
+				return errors.New("it has not been noticed")
+			}
+			return nil
+		})
+		if got, err := ask(address, "r.end.example.com"); err != nil || got != "two none hello" {
+			t.Errorf("got %q, %v when it has been noticed", got, err)
+		}
 		b.ResumeAPIServer(t)
+		b.Apply(t, route("r", "r.end.example.com", "one"))
+		b.waitAnswer(address, "r.end.example.com", "one none hello")
 		stands(t)
 	})
 	t.Run("watches that have expired", func(t *testing.T) {
 		b := b.of(t)
 		b.ExpireWatches(t)
+		b.Apply(t, route("r", "r.end.example.com", "two"))
+		b.waitAnswer(address, "r.end.example.com", "two none hello")
 		b.Apply(t, route("r", "r.end.example.com", "one"))
 		b.waitAnswer(address, "r.end.example.com", "one none hello")
 		stands(t)

@@ -144,6 +144,9 @@ func TestWhatIsInstalledRuns(t *testing.T) {
 			}
 		}
 	}
+	c.Apply(t, badService)
+	nothingUnused(t, c, a, "culvert")
+	nothingUnused(t, c, a, "culvert-dns")
 	nothingForbidden(t, c, a, "culvert")
 	nothingForbidden(t, c, a, "culvert-dns")
 }
@@ -173,8 +176,8 @@ func nothingForbidden(t *testing.T, c *cluster.Cluster, a *audit, account string
 	}
 }
 
-// With Gateway API, in the whole cluster and in one namespace, every status is
-// written with the rights that are given for it.
+// With Gateway API, in the whole cluster and in namespaces, every status is
+// written with the rights that are given for it, and no right is given for nothing.
 func TestTheRightsForGatewayAPIAreEnough(t *testing.T) {
 	for _, sets := range [][]string{
 		{"gatewayAPI.enabled=true", "multiCluster.enabled=true"},
@@ -216,6 +219,11 @@ func TestTheRightsForGatewayAPIAreEnough(t *testing.T) {
 				}
 				return err
 			})
+			c.Apply(t, strings.ReplaceAll(gateways, "team: network", "team: another")+"\n---"+badRoute)
+			if slices.Contains(sets, "multiCluster.enabled=true") {
+				share(t, c)
+			}
+			nothingUnused(t, c, a, "culvert")
 			nothingForbidden(t, c, a, "culvert")
 		})
 	}

@@ -35,6 +35,9 @@
 {{- $_ := set $d $key . -}}
 {{- end -}}
 {{- end -}}
+{{- if not $v.discovery.externalNames -}}
+{{- $_ := set $d "externalNames" false -}}
+{{- end -}}
 {{- $_ := set $k "discovery" $d -}}
 {{- end -}}
 {{- if $v.multiCluster.enabled -}}

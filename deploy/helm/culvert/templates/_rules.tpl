@@ -7,10 +7,10 @@ namespaces of values where there are any, and else in the whole cluster.
 {{- define "culvert.discoveryRules" -}}
 - apiGroups: [""]
   resources: [services]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end -}}
 
 {{/* Of the whole cluster: what is in no namespace. */}}
@@ -22,12 +22,12 @@ namespaces of values where there are any, and else in the whole cluster.
   resourceNames:
     {{- toYaml .Values.namespaces | nindent 4 }}
   {{- end }}
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- if .Values.discovery.enabled }}
 # Addresses of gateways at ports of nodes.
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 {{- end -}}
 
@@ -37,14 +37,18 @@ namespaces of values where there are any, and else in the whole cluster.
 {{- if .Values.gatewayAPI.enabled }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gateways, listenersets, tlsroutes, tcproutes, udproutes, httproutes, referencegrants, backendtlspolicies]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
+# What has a status: to look again, where somebody else wrote at the same time.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways, listenersets, tlsroutes, tcproutes, udproutes, httproutes, backendtlspolicies]
+  verbs: [get]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gateways/status, listenersets/status, tlsroutes/status, tcproutes/status, udproutes/status, httproutes/status, backendtlspolicies/status]
-  verbs: [update, patch]
+  verbs: [update]
 # Certificates and their CAs, that listeners and policies name.
 - apiGroups: [""]
   resources: [secrets, configmaps]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 # The object that carries the labels and annotations of a Gateway's infrastructure.
 - apiGroups: [""]
   resources: [serviceaccounts]
@@ -52,23 +56,23 @@ namespaces of values where there are any, and else in the whole cluster.
 # That routes may lead to.
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceimports]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 {{- if .Values.multiCluster.enabled }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceimports]
-  verbs: [get, list, watch, create, update, patch, delete]
+  verbs: [list, watch, create, update, delete]
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports/status, serviceimports/status]
-  verbs: [update, patch]
+  verbs: [update]
 {{- end }}
 # Refusals that an operator should see.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
 
 {{- define "culvert.gatewayClusterRules" -}}
@@ -85,7 +89,7 @@ namespaces of values where there are any, and else in the whole cluster.
   verbs: [get, list, watch]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses/status]
-  verbs: [update, patch]
+  verbs: [update]
 # Which version of Gateway API the CRDs are of.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
@@ -100,7 +104,7 @@ namespaces of values where there are any, and else in the whole cluster.
 {{- if .Values.multiCluster.enabled }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports, serviceimports]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 {{- end -}}
 
@@ -182,7 +186,7 @@ metadata:
 rules:
   - apiGroups: [""]
     resources: [secrets]
-    verbs: [get, list, watch]
+    verbs: [list, watch]
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
