@@ -9,6 +9,7 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"culvert.dev/integration/cluster"
 )
@@ -150,7 +151,10 @@ func share(t *testing.T, c *cluster.Cluster) {
 	}
 	c.Apply(t, export)
 	until("there, with a status", func(text string, there bool) bool { return there && strings.Contains(text, "status:") })
-	c.Apply(t, strings.ReplaceAll(world, "targetPort: 3000}", "targetPort: 3000}, {name: more, port: 81, targetPort: 3000}"))
+	more := []byte(`{"spec": {"ports": [{"name": "http", "port": 80, "targetPort": "web"}, {"name": "more", "port": 81, "targetPort": "web"}]}}`)
+	if _, err := c.Client.CoreV1().Services("default").Patch(t.Context(), "echo", types.MergePatchType, more, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	until("changed", func(text string, there bool) bool { return there && strings.Contains(text, "more") })
 	c.Delete(t, export)
 	until("gone", func(_ string, there bool) bool { return !there })

@@ -82,7 +82,7 @@ namespaces of values where there are any, and else in the whole cluster.
 # Addresses of Gateways at ports of nodes.
 - apiGroups: [""]
   resources: [nodes]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses]
