@@ -154,7 +154,13 @@ func suddenEnd(t *testing.T, resource, how string, namespaces []string) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		want(t, "imports while lists have some", strings.Join(west.imports(), "; "), before)
-		want(t, "imports are written while lists have some", strings.Contains(east.written()+west.written(), "imports"), false)
+		// Nor is one made, but for one that is there: fake watches miss what comes between a list and them.
+		writes := east.written() + west.written()
+		for _, verb := range []string{"update", "delete"} {
+			if strings.Contains(writes, verb+" serviceimports") {
+				t.Errorf("imports are written while lists have some: %s", writes)
+			}
+		}
 		want(t, "told", strings.Contains(w.toldOf("east"), "shop/web"), true)
 		want(t, "lines of the log", strings.Count(w.log.String(), "the API server has some"), 1)
 		if n := lists.Load(); n < 2 || n > 10 {
