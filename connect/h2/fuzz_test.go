@@ -3,8 +3,11 @@ package h2
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
+	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,6 +87,118 @@ func FuzzServer(f *testing.F) {
 		// ten times are not to be had. The limit of streams holds what stays.
 		testnet.Bounded(t, 1000*len(input)+256<<10, func() { serve(t, input) })
 	})
+}
+
+// FuzzClient has a server answer a Dialer's request with any bytes: the dial comes
+// to an end, and with the bytes its stream does.
+func FuzzClient(f *testing.F) {
+	seed := func(say func(fr *http2.Framer)) {
+		var b bytes.Buffer
+		fr := http2.NewFramer(&b, nil)
+		fr.AllowIllegalWrites = true
+		_ = fr.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 10})
+		say(fr)
+		f.Add(b.Bytes())
+	}
+	answer := func(fr *http2.Framer, end bool, fields ...string) {
+		_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: fieldList(fields...), EndHeaders: true, EndStream: end})
+	}
+	seed(func(fr *http2.Framer) {
+		answer(fr, false, ":status", "200")
+		_ = fr.WriteData(1, false, []byte("hello"))
+		_ = fr.WriteData(1, true, nil)
+	})
+	seed(func(fr *http2.Framer) {
+		answer(fr, false, ":status", "103")
+		answer(fr, false, ":status", "404", "proxy-status", "gw; error=destination_not_found")
+		_ = fr.WriteDataPadded(1, true, []byte("no-route: no\n"), make([]byte, 3))
+		_ = fr.WriteRSTStream(1, http2.ErrCodeNo)
+	})
+	seed(func(fr *http2.Framer) {
+		answer(fr, true, ":status", "407")
+		_ = fr.WriteRSTStream(1, http2.ErrCodeCancel)
+	})
+	seed(func(fr *http2.Framer) { _ = fr.WriteRSTStream(1, http2.ErrCodeRefusedStream) })
+	seed(func(fr *http2.Framer) { _ = fr.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte("calm")) })
+	seed(func(fr *http2.Framer) {
+		answer(fr, false, ":status", "200")
+		_ = fr.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: fieldList(connectSvc...), EndHeaders: true})
+	})
+	dial := func(t *testing.T, input []byte) {
+		c := &answering{script: script{in: bytes.NewReader(input)}, asked: make(chan struct{})}
+		d := &Dialer{Proxy: "proxy:443", Dialer: c, Wait: patience, Parallel: 1}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		s, err := d.DialContext(ctx, "tcp", "svc:1")
+		if err == nil {
+			_ = s.SetDeadline(time.Now().Add(patience))
+			if _, err := io.Copy(io.Discard, s); err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("the stream has no end")
+			}
+			_ = s.Close()
+		} else if ctx.Err() != nil || errors.Is(err, errLate{}) {
+			t.Errorf("the dial has no end: %v", err)
+		}
+		_ = d.Close()
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		testnet.Bounded(t, 1000*len(input)+512<<10, func() { dial(t, input) })
+	})
+}
+
+// An answering is a script that says nothing before it has been asked. It is
+// the way there, too, once: each further connection is cut off at once.
+type answering struct {
+	script
+	sent  []byte
+	asked chan struct{}
+	mu    sync.Mutex
+	open  bool // asked is closed
+	used  bool
+}
+
+func (a *answering) DialContext(context.Context, string, string) (net.Conn, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.used {
+		return nil, net.ErrClosed
+	}
+	a.used = true
+	return a, nil
+}
+
+func (a *answering) Read(p []byte) (int, error) {
+	<-a.asked
+	return a.script.Read(p)
+}
+
+func (a *answering) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.say()
+	return nil
+}
+
+// say lets the answer come. The caller holds mu.
+func (a *answering) say() {
+	if !a.open {
+		a.open = true
+		close(a.asked)
+	}
+}
+
+func (a *answering) Write(p []byte) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sent = append(a.sent, p...)
+	for rest := bytes.TrimPrefix(a.sent, []byte(preface)); len(rest) >= 9; {
+		size := int(rest[0])<<16 | int(rest[1])<<8 | int(rest[2])
+		if http2.FrameType(rest[3]) == http2.FrameHeaders {
+			a.say()
+		}
+		rest = rest[min(9+size, len(rest)):]
+	}
+	return len(p), nil
 }
 
 // A script is a connection whose peer sends its bytes, takes everything and

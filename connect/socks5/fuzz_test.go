@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"testing"
 
 	"culvert.dev/internal/testnet"
@@ -63,6 +64,62 @@ func FuzzRequest(f *testing.F) {
 		}
 	})
 }
+
+// FuzzAnswer has a proxy answer a Dialer with anything, cut anywhere. What it is
+// taken for must not depend on the cut, what stands behind a yes belongs to the
+// tunnel, and who is refused leaves nothing open.
+func FuzzAnswer(f *testing.F) {
+	yes := []byte{5, 0, 5, 0, 0, 1, 127, 0, 0, 1, 1, 187}
+	f.Add(append(yes, "early"...), 3, false)
+	f.Add([]byte{5, 2, 1, 0, 5, 0, 0, 3, 3, 'a', '.', 'b', 0, 80}, 6, true)
+	f.Add([]byte{5, 0, 5, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 80, 'x'}, 10, false)
+	f.Add([]byte{5, 0, 5, 2, 0, 1, 0, 0, 0, 0, 0, 0}, 4, false)
+	f.Add([]byte{5, 2, 1, 1}, 2, true)
+	f.Add([]byte{5, 0xff}, 1, false)
+	f.Add([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), 4, false)
+	type answer struct {
+		yes    bool
+		rest   string
+		reason tunnel.Reason
+	}
+	f.Fuzz(func(t *testing.T, in []byte, cut int, password bool) {
+		if cut < 0 || cut > len(in) {
+			cut = 0
+		}
+		dial := func(cut int) (a answer) {
+			conn := &script{in: [][]byte{bytes.Clone(in[:cut]), bytes.Clone(in[cut:])}}
+			d := &Dialer{Proxy: "proxy:1080", Dialer: over{conn}}
+			if password {
+				d.User, d.Password = "alice", "secret"
+			}
+			c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
+			if err != nil {
+				if !conn.closed {
+					t.Error("a refused connection is left open")
+				}
+				return answer{reason: tunnel.ReasonOf(err)}
+			}
+			rest, _ := io.ReadAll(c)
+			if !bytes.HasSuffix(in, rest) || conn.closed {
+				t.Errorf("got %q behind the answer %q, closed %v", rest, in, conn.closed)
+			}
+			if used := in[:len(in)-len(rest)]; len(used) < 9 || used[0] != 5 || !password && (used[1] != 0 || used[3] != 0) {
+				t.Errorf("%q is a yes", used)
+			}
+			return answer{yes: true, rest: string(rest)}
+		}
+		var whole answer
+		testnet.Bounded(t, 10*len(in)+16<<10, func() { whole = dial(len(in)) })
+		if split := dial(cut); split != whole {
+			t.Errorf("whole: %+v; cut after %d bytes: %+v", whole, cut, split)
+		}
+	})
+}
+
+// An over leads to its connection, wherever it is asked to.
+type over struct{ conn net.Conn }
+
+func (o over) DialContext(context.Context, string, string) (net.Conn, error) { return o.conn, nil }
 
 // A result is all that there is to see of a connection.
 type result struct {

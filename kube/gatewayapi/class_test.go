@@ -136,7 +136,7 @@ func TestControllerTellsOfClasses(t *testing.T) {
 		}
 		good := c.DeepCopy()
 		c.Spec.ParametersRef = &gwv1.ParametersReference{Group: "x", Kind: "Y", Name: "z"}
-		if c, err = classes.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		if _, err = classes.Update(t.Context(), c, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		calm()

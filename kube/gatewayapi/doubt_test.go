@@ -318,7 +318,7 @@ type answer struct {
 func (b *bench) vanish(k kind) *vanished {
 	b.t.Helper()
 	s := b.of(k)
-	list, err := k.in("").List(metav1.ListOptions{})
+	list, err := k.in("").ListWithContext(b.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
