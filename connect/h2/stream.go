@@ -34,27 +34,29 @@ type Stream struct {
 	unacked  int   // bytes read here that the peer was not told of
 	taken    int   // bytes read here since began
 	began    int64 // when taken was 0 last, nanoseconds of clock
-	kept     bool  // since then the reader has left next to nothing waiting
-	ended    bool  // the peer has sent its end, or a reset
 	readErr  error // what follows the last byte of in
 
 	writable sync.Cond
 	allowed  int    // bytes the peer takes; negative after it changed its mind
 	pending  []byte // of the Write that is at it
+	writeErr error  // for Writes to come
+
+	// Side by side, so that they take little: there are many streams.
+	ended    bool   // the peer has sent its end, or a reset
+	kept     bool   // since began the reader has left next to nothing waiting
 	writing  bool   // a Write is at it
 	finish   bool   // the end is to follow
 	finished bool   // the end, or a reset, was sent
-	writeErr error  // for Writes to come
+	closed   bool   // by our own side
+	listed   bool   // in one of the connection's lists
+	fresh    bool   // client: nobody has looked at head
+	cost     uint16 // server: of the request, in points, until it is accepted
 
-	closed bool   // by our own side
-	listed bool   // in one of the connection's lists
-	cost   uint16 // server: of the request, in points, until it is accepted
-	next   *Stream
+	next *Stream
 
 	readLimit, writeLimit deadline
 
 	head     *Head  // client: the answer, nil before it
-	fresh    bool   // client: nobody has looked at it
 	sink     *sink  // server: the request has a body that nobody wants
 	cancel   func() // server: ends the Handler's context
 	answered int64  // server: when the request was refused, nanoseconds of clock; 0 if not

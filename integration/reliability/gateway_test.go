@@ -79,7 +79,7 @@ func prepare(t *testing.T, o options) *gateway {
 	g.ip = fmt.Sprintf("127.%d.%d.%d", 64+pid>>8&63, pid&255, n)
 	g.addr, g.admin = g.ip+":8443", g.ip+":9090"
 	g.config = filepath.Join(t.TempDir(), "culvert.yaml")
-	g.http = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	g.http = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}} // or what compresses answers would be in what is weighed
 	g.write(g.yaml(o.Services))
 	return g
 }

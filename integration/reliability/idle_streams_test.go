@@ -40,19 +40,23 @@ func TestIdleStreams(t *testing.T) {
 	}
 
 	// What the connections and the first tunnels take is not what a tunnel does.
-	crowd(t, 2*conns*8, 16, func(i int) error {
-		s, err := open()
-		if err != nil {
+	// They are open at once, or a few connections would do.
+	first := make([]*h2.Stream, 2*conns*8)
+	crowd(t, len(first), 16, func(i int) (err error) {
+		if first[i], err = open(); err == nil {
+			_, err = first[i].Write([]byte{7})
+		}
+		return err
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	crowd(t, len(first), 16, func(i int) error {
+		defer first[i].Close()
+		if err := first[i].CloseWrite(); err != nil {
 			return err
 		}
-		defer s.Close()
-		if _, err := s.Write([]byte{7}); err != nil {
-			return err
-		}
-		if err := s.CloseWrite(); err != nil {
-			return err
-		}
-		_, err = io.Copy(io.Discard, s)
+		_, err := io.Copy(io.Discard, first[i])
 		return err
 	})
 	testnet.Eventually(t, patience, func() bool { return g.metric("culvert_tunnels_open") == 0 }, "the first tunnels are gone")
