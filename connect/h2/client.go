@@ -108,10 +108,14 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	}
 	c.mu.Lock()
 	if c.err != nil || k.away || c.last > 1<<31-3 {
+		err := connect.ErrUnseen
+		if c.err != nil { // such as the alert of a peer that does not take our certificate
+			err = fmt.Errorf("%w: %w", err, c.err)
+		}
 		c.mu.Unlock()
 		k.Leave()
 		k.GiveBack()
-		return nil, k.d.failure("is not to be used", connect.ErrUnseen)
+		return nil, k.d.failure("is not to be used", err)
 	}
 	if !k.purse.Ask() {
 		c.mu.Unlock()
