@@ -8,7 +8,8 @@ import (
 
 // What a connection of HTTP/2 or HTTP/3 may spend on frames that carry
 // nothing: a bucket of points. Honest peers stay below, and see to it (Purse);
-// every flood that is known is made of frames that cost the sender less than the receiver.
+// every flood that is known is made of frames that cost the sender less than the
+// receiver.
 const (
 	MeterBudget = 1000 // points, to begin with and at most
 	MeterRefill = 200  // points a second

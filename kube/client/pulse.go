@@ -10,9 +10,10 @@ import (
 )
 
 // A Pulse notices whether the API server answers, by the requests that are made
-// anyway, and by some of its own where there are none: see Keep. client-go's informers try again for as long as it takes and tell
-// nobody, so that a controller that only listens to them never learns that
-// what it knows has grown old.
+// anyway, and by some of its own where there are none: see Keep. client-go's
+// informers try again for as long as it takes and tell nobody, so that a
+// controller that only listens to them never learns that what it knows has grown
+// old.
 type Pulse struct {
 	mu   sync.Mutex
 	err  error         // of the last request; nil is an answer
