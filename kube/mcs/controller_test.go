@@ -425,7 +425,7 @@ func TestDenied(t *testing.T) {
 					t.Errorf("the log has %d lines with %q, want 1:\n%s", n, tt.log, w.log.String())
 				}
 				west.setFail(nil)
-				time.Sleep(5 * time.Minute)
+				time.Sleep(10 * time.Minute) // a kind that was not there is left alone for 7 and a half at the most
 				want(t, "imports with permission", len(west.imports()), 1)
 			})
 		})
