@@ -356,10 +356,14 @@ func (t *Table) Above(name string) bool {
 // addAllAbove fills above.
 func (b *builder) addAllAbove() {
 	i := 0
+	var last tunnel.Name // most names have the parent of the one before
 	for name := range b.exact {
 		Yield(i)
 		i++
-		b.addAbove(name, false)
+		if parent, ok := name.Parent(); ok && parent != last {
+			b.addAbove(name, false)
+			last = parent
+		}
 	}
 	for name := range b.wild {
 		b.addAbove(name, true)

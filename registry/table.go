@@ -109,7 +109,9 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 		},
 		mesh: m,
 		sets: map[tunnel.Name][]int32{},
-		one:  make([]int32, 0, endpoints),
+
+		one:    make([]int32, 0, endpoints),
+		claims: make([]claim, 0, n),
 	}
 	for i := range snapshots {
 		for _, network := range snapshots[i].Networks {
@@ -215,6 +217,7 @@ type builder struct {
 	setNames  []tunnel.Name           // of sets, in the order of their first services
 	conflicts Conflicts
 	one       []int32 // room for lists of one each
+	claims    []claim // the same
 }
 
 // refuse leaves out what nobody may have.
@@ -296,7 +299,10 @@ func (b *builder) addService(s *Service) {
 		}
 		for _, port := range ep.At(s) {
 			ap := netip.AddrPortFrom(normalAddr(ep.Addr), port)
-			b.endpoints[ap] = b.reach(b.endpoints[ap], i)
+			have := b.endpoints[ap]
+			if all := b.reach(have, i); len(all) > len(have) {
+				b.endpoints[ap] = all
+			}
 		}
 	}
 }
@@ -339,6 +345,11 @@ func (b *builder) claim(have claims, kind, pattern string, i int32) claims {
 		c := claim{port: port, service: i, pattern: pattern}
 		if port != 0 {
 			c.pattern = joinPort(pattern, port)
+		}
+		if len(have) == 0 { // and stays so, mostly
+			b.claims = append(b.claims, c)
+			have = b.claims[len(b.claims)-1 : len(b.claims) : len(b.claims)]
+			continue
 		}
 		have = slices.Insert(have, at, c)
 	}

@@ -43,16 +43,30 @@ type text struct {
 }
 
 // An item is the text of a service, from its dash to where the next begins.
-type item struct{ from, to, line int }
+type item struct {
+	from, to, line int
+	digest         digest
+}
 
 // itemsOf finds the elements of the list under "services:", where both are
-// written in block style. There are none where it isn't sure.
-func itemsOf(data []byte) (items []item) {
+// written in block style, of which there may be about so many. There are none
+// where it isn't sure.
+func itemsOf(data []byte, about int) []item {
+	items := bounds(data, about)
+	for i := range items {
+		registry.Yield(i)
+		items[i].digest = digestOf(data[items[i].from:items[i].to])
+	}
+	return items
+}
+
+func bounds(data []byte, about int) []item {
 	for _, end := range []string{"\r", "\u0085", "\u2028", "\u2029"} { // YAML takes these for the ends of lines, too
 		if n := bytes.Count(data, []byte(end)); n > 0 && n != bytes.Count(data, []byte("\r\n")) {
 			return nil
 		}
 	}
+	items := make([]item, 0, about+about/8)
 	indent := -1 // of the dashes
 	inside := false
 	for at, line := 0, 1; at < len(data); line++ {
@@ -106,7 +120,7 @@ func (d *decoder) remember(data []byte, items []item) {
 	for i, it := range items {
 		registry.Yield(i)
 		if len(d.cfg.Services[i].Via) == 0 {
-			r.services[i] = text{digestOf(data[it.from:it.to]), it.line}
+			r.services[i] = text{it.digest, it.line}
 		}
 	}
 }
@@ -121,35 +135,32 @@ func parseAgain(name string, data []byte, current *Config) *decoder {
 	if current == nil || len(current.reading.services) == 0 || len(data) > maxSize {
 		return nil
 	}
-	items := itemsOf(data)
+	was := current.reading.services
+	items := itemsOf(data, len(was))
 	if len(items) == 0 {
 		return nil
 	}
 	if head, tail := around(data, items); head != current.reading.head || tail != current.reading.tail {
 		return nil
 	}
-	known := make(map[digest]int, len(items))
-	for i, s := range current.reading.services {
-		known[s.digest] = i
-	}
-	delete(known, digest{})
 
 	// What is left to read, and where the rest is in current.
 	rest := append(make([]byte, 0, len(data)/8), data[:items[0].from]...)
-	was := make([]int, len(items))
+	from := make([]int, len(items))
 	fresh := 0
+	find := finder{texts: was}
 	for i, it := range items {
 		registry.Yield(i)
 		text := data[it.from:it.to]
-		at, same := known[digestOf(text)]
+		at, same := find.index(it.digest)
 		if same && (i < len(items)-1 || fresh > 0) { // one is always read: a list of none would be a mistake
-			was[i] = at
+			from[i] = at
 			for range bytes.Count(text, []byte("\n")) {
 				rest = append(rest, '\n')
 			}
 			continue
 		}
-		was[i] = -1
+		from[i] = -1
 		fresh++
 		rest = append(rest, text...)
 	}
@@ -159,13 +170,41 @@ func parseAgain(name string, data []byte, current *Config) *decoder {
 	if len(d.errs) > 0 || len(d.cfg.Services) != fresh {
 		return nil
 	}
-	d.restore(current, items, was)
+	d.restore(current, items, from)
 	d.check(root)
 	if len(d.errs) > 0 {
 		return nil
 	}
 	d.remember(data, items)
 	return d
+}
+
+// A finder finds texts by their digests, at no cost while they are asked for in
+// their order.
+type finder struct {
+	texts []text
+	next  int            // the index after the one that was found last
+	known map[digest]int // nil until one is asked for out of order
+}
+
+func (f *finder) index(d digest) (int, bool) {
+	if f.next < len(f.texts) && f.texts[f.next].digest == d {
+		f.next++
+		return f.next - 1, true
+	}
+	if f.known == nil {
+		f.known = make(map[digest]int, len(f.texts))
+		for i, t := range f.texts {
+			registry.Yield(i)
+			f.known[t.digest] = i
+		}
+		delete(f.known, digest{})
+	}
+	at, ok := f.known[d]
+	if ok {
+		f.next = at + 1
+	}
+	return at, ok
 }
 
 // restore puts the services that were not read again between those that were.

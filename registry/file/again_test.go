@@ -14,7 +14,7 @@ import (
 // where that is of no help.
 func again(before, after []byte) *decoder {
 	d := parse("a.yaml", before)
-	d.remember(before, itemsOf(before))
+	d.remember(before, itemsOf(before, 0))
 	if len(d.errs) > 0 {
 		return nil
 	}
@@ -28,7 +28,7 @@ func wantSame(t *testing.T, got *decoder, data []byte) {
 	if err := want.errs.sorted(); err != nil {
 		t.Fatalf("what is wrong was read again without a complaint: %v\n%s", err, data)
 	}
-	want.remember(data, itemsOf(data))
+	want.remember(data, itemsOf(data, 0))
 	if !reflect.DeepEqual(got.cfg, want.cfg) {
 		t.Errorf("read again:\n%+v\nread:\n%+v\nfrom\n%s", got.cfg, want.cfg, data)
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"culvert.dev/registry"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -217,17 +216,11 @@ func writable(path string) string {
 }
 
 // sum digests contents so that no two lists of them have the same sum.
-func sum(contents ...[]byte) [32]byte {
-	all, one := sha256.New(), sha256.New()
+func sum(contents ...[]byte) digest {
+	all := make([]byte, 0, len(contents)*len(digest{}))
 	for _, c := range contents {
-		one.Reset()
-		n := 0
-		for part := range slices.Chunk(c, 4<<10) {
-			one.Write(part)
-			registry.Yield(n)
-			n++
-		}
-		all.Write(one.Sum(nil))
+		one := digestOf(c)
+		all = append(all, one[:]...)
 	}
-	return [32]byte(all.Sum(nil))
+	return digestOf(all)
 }

@@ -281,8 +281,8 @@ func (d *decoder) checkLoops() {
 	for i := range d.cfg.Services {
 		s, at := d.cfg.Services[i], d.at.services[i]
 		registry.Yield(i)
-		if len(s.Via) > 0 {
-			continue // its endpoints are seen from elsewhere
+		if at.node == nil || len(s.Via) > 0 {
+			continue // it was read before, beside the same listeners; or its endpoints are seen from elsewhere
 		}
 		for j, ep := range s.Endpoints {
 			ports := s.Ports

@@ -39,7 +39,7 @@ type Config struct {
 	Kubernetes   *Kubernetes   // nil means that there is none
 
 	files   []string // every file that was read
-	sum     [32]byte // of what they contain
+	sum     digest   // of what they contain
 	reading reading  // of the first of them
 }
 
@@ -218,7 +218,7 @@ func Reload(path string, current *Config) (*Config, error) {
 	d := parseAgain(path, data, current)
 	if d == nil {
 		d = parse(path, data)
-		d.remember(data, itemsOf(data))
+		d.remember(data, itemsOf(data, len(d.cfg.Services)))
 	}
 	d.readFiles(path, data)
 	if p := d.cfg.ServicePorts; p != nil && p.State != "" {
