@@ -3,7 +3,6 @@
 package reliability
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,11 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"culvert.dev/connect/h2"
-	"culvert.dev/connect/socks5"
-	"culvert.dev/connect/ws"
 	"culvert.dev/internal/testnet"
-	"culvert.dev/tunnel"
 )
 
 // Every byte arrives, in order and once, whatever the sizes and the pauses; an
@@ -51,27 +46,6 @@ func chaosOver(t *testing.T, dial testnet.Dial, total int64) {
 		return nil
 	})
 	t.Logf("%d MiB in %d tunnels, %d of them aborted", moved.Load()>>20, seed.Load(), aborts.Load())
-}
-
-// So it is by the dialers of the other protocols, and an end of stream and a
-// reset are what they are there, too (promises P7 and P8).
-func TestDialersCarryExactly(t *testing.T) {
-	b := testnet.NewBackend(t)
-	g := start(t, options{Listener: ", protocols: [connect-h2, socks5, websocket]", Services: service("chaos.test", b.Addr())})
-	direct := dialFunc(func() (net.Conn, error) { return g.dial(1) })
-	shared := &h2.Dialer{Proxy: g.addr, Dialer: direct}
-	defer shared.Close()
-	for name, d := range map[string]tunnel.Dialer{
-		"connect-h2": shared,
-		"socks5":     &socks5.Dialer{Proxy: g.addr, Dialer: direct},
-		"websocket":  &ws.Dialer{URL: "ws://" + g.addr, Dialer: direct},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dial := b.Through(func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", "chaos.test:443") }, nil)
-			testnet.TestEndings(t, dial, testnet.Transparent())
-			chaosOver(t, dial, *volume<<20)
-		})
-	}
 }
 
 // An end of stream is carried as one, and a reset as a reset, both ways.

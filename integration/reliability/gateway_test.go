@@ -25,14 +25,15 @@ import (
 
 // Options say how a gateway is started. The zero value is the defaults.
 type options struct {
-	Services string   // the lines below "services:"
-	Listener string   // more keys of the listener: `, refusal: close`
-	More     string   // more keys of the configuration
-	Text     bool     // log text, not JSON
-	Wrap     []string // a command that runs the gateway
-	Flags    []string // instead of --config; ADDR and ADMIN stand for the addresses
-	Race     bool     // use the program built with the race detector
-	Stderr   *os.File // where the log goes instead of to logged
+	Services  string   // the lines below "services:"
+	Listener  string   // more keys of the listener: `, refusal: close`
+	Listeners string   // more of them: lines below "listeners:"
+	More      string   // more keys of the configuration
+	Text      bool     // log text, not JSON
+	Wrap      []string // a command that runs the gateway
+	Flags     []string // instead of --config; ADDR and ADMIN stand for the addresses
+	Race      bool     // use the program built with the race detector
+	Stderr    *os.File // where the log goes instead of to logged
 }
 
 // A gateway is the real program, running.
@@ -60,13 +61,19 @@ var started atomic.Int32
 func start(t *testing.T, o options) *gateway {
 	t.Helper()
 	g := prepare(t, o)
+	g.begin()
+	return g
+}
+
+// begin starts the process and waits until it is ready.
+func (g *gateway) begin() {
+	g.t.Helper()
 	g.run()
-	testnet.Eventually(t, 20*time.Second, func() bool {
+	testnet.Eventually(g.t, 20*time.Second, func() bool {
 		g.alive()
 		status, _, err := g.get("/readyz")
 		return err == nil && status == http.StatusOK
 	}, "the gateway is ready")
-	return g
 }
 
 // prepare writes the configuration of a gateway and does not start it.
@@ -90,8 +97,8 @@ func (g *gateway) yaml(services string) string {
 	if g.opts.Text {
 		format = "text"
 	}
-	return fmt.Sprintf("listeners:\n  - {address: \"%s\"%s}\nadmin: %s\nlog: {format: %s}\n%s\nservices:\n%s\n",
-		g.addr, g.opts.Listener, g.admin, format, g.opts.More, strings.TrimRight(services, "\n"))
+	return fmt.Sprintf("listeners:\n  - {address: \"%s\"%s}\n%sadmin: %s\nlog: {format: %s}\n%s\nservices:\n%s\n",
+		g.addr, g.opts.Listener, g.opts.Listeners, g.admin, format, g.opts.More, strings.TrimRight(services, "\n"))
 }
 
 // write puts text in the place of the configuration, by rename.

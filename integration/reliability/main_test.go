@@ -24,8 +24,12 @@ import (
 // 20,000 descriptors on the machines this runs on, and a tunnel takes two.
 var idleTunnels = flag.Int("tunnels", 9000, "idle tunnels to hold")
 
-// volume is what the chaos pair moves by each way, in MiB.
-var volume = flag.Int64("volume", 128, "MiB for the chaos pair to move by each way")
+// volume is what the chaos pair moves by each of the ways of eachWay, in MiB,
+// and volumeEach what it moves by each of all others, in and out.
+var (
+	volume     = flag.Int64("volume", 128, "MiB for the chaos pair to move by TLS and by CONNECT each")
+	volumeEach = flag.Int64("volume-each", 8, "MiB for it to move by each of the other ways, in and out")
+)
 
 // idleStreams is how many tunnels TestIdleStreams holds, 100 on a connection. The
 // gateway and the service take a descriptor for each.

@@ -1,0 +1,236 @@
+//go:build linux
+
+package reliability
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/h3"
+	"culvert.dev/connect/hbone"
+	"culvert.dev/connect/proxyproto"
+	"culvert.dev/connect/socks5"
+	"culvert.dev/connect/ws"
+	gw "culvert.dev/gateway"
+	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
+)
+
+// The ports of a gateway that has every way in, beside that of its first
+// listener, which detects.
+const (
+	portTLS     = ":8444"  // CONNECT and WebSocket inside of TLS; at UDP, HTTP/3
+	portProxy   = ":8445"  // a PROXY header that names the service
+	portBehind  = ":8446"  // a PROXY header, and then the bytes of one service
+	portHBONE   = ":15008" // HBONE
+	portService = ":8500"  // the service's own
+)
+
+// detecting is what the first listener of such a gateway detects.
+const detecting = ", protocols: [sni, connect, connect-h2, socks5, websocket]"
+
+// everyWay is a gateway that is not started yet, with a listener for every way
+// in but HBONE's to pass on. Proxies are in front of it at the addresses of
+// from, and service is what has ports to itself.
+func everyWay(t *testing.T, ca *testca.CA, from, service string) *gateway {
+	t.Helper()
+	g := withKeys(t, ca)
+	g.opts.Listener = detecting
+	g.opts.Listeners = strings.NewReplacer("IP", g.ip, "FROM", from, "SERVICE", service).Replace(`
+  - {address: "IP:8444", tls: {certificateFile: gw.crt, keyFile: gw.key, protocols: [connect, connect-h2, websocket]}}
+  - {address: "udp://IP:8444", tls: {certificateFile: gw.crt, keyFile: gw.key}}
+  - {address: "IP:8445", protocols: [proxy], proxyProtocol: {from: ["FROM"]}}
+  - {address: "IP:8446", service: "SERVICE:443", proxyProtocol: {from: ["FROM"]}}
+  - {address: "IP:15008", tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: ca.crt, protocols: [hbone]}}
+`)
+	g.opts.More = fmt.Sprintf("servicePorts: {range: 8500-8500, address: %s, state: ports.json}", g.ip)
+	return g
+}
+
+// withKeys prepares a gateway that can prove who it is: its folder has gw.crt
+// and gw.key, for its address, and ca.crt.
+func withKeys(t *testing.T, ca *testca.CA) *gateway {
+	t.Helper()
+	g := prepare(t, options{})
+	dir := filepath.Dir(g.config)
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://" + ca.TrustDomain + "/gw", IPs: []net.IP{net.ParseIP(g.ip)}})
+	if err == nil {
+		err = pair.Save(dir, "gw")
+	}
+	if err == nil {
+		err = ca.Save(dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// serve starts a prepared gateway with services.
+func (g *gateway) serve(services string) {
+	g.t.Helper()
+	g.write(g.yaml(services))
+	g.begin()
+}
+
+// newCA makes a CA, and what a client of its trust domain has.
+func newCA(t *testing.T) (*testca.CA, *tls.Config) {
+	t.Helper()
+	ca, err := testca.New("carry.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Issue(testca.Options{SPIFFEID: clientID, Usage: testca.ClientOnly})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca, &tls.Config{Certificates: []tls.Certificate{pair.TLS}, RootCAs: ca.Pool()}
+}
+
+const clientID = "spiffe://carry.test/client"
+
+// A source dials from the address of the client of that number.
+type source int
+
+func (s source) DialContext(_ context.Context, _, addr string) (net.Conn, error) {
+	return dialFrom(int(s), addr)
+}
+
+// behindProxy dials addr as a proxy in front does, with a header first.
+func behindProxy(addr string, h proxyproto.Header) dialFunc {
+	h.Source, h.Destination = netip.MustParseAddrPort("192.0.2.9:5000"), netip.MustParseAddrPort("192.0.2.1:443")
+	return func() (net.Conn, error) {
+		b, err := h.Append(nil)
+		if err != nil {
+			return nil, err
+		}
+		c, err := dialFrom(1, addr)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := c.Write(b); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// relayed is a gateway in front of far: what asks it for the service is led to
+// where far speaks HBONE, and what asks it for far.test to the port that detects.
+func relayed(t *testing.T, ca *testca.CA, far *gateway) *gateway {
+	t.Helper()
+	g := withKeys(t, ca)
+	g.opts.Listeners = fmt.Sprintf("  - {address: %q, tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: ca.crt, protocols: [hbone]}}\n", g.ip+portHBONE)
+	g.serve("  - {names: [chaos.test, \"*.out.test\"], endpoints: [\"" + far.ip + portHBONE + "\"]}\n" + service("far.test", far.addr))
+	return g
+}
+
+// carriesExactly is promises P7 and P8 of what dial opens: every byte arrives,
+// an end is an end and an abort an abort, in both directions.
+func carriesExactly(t *testing.T, dial testnet.Dial) {
+	t.Helper()
+	testnet.TestEndings(t, dial, testnet.Transparent())
+	chaosOver(t, dial, *volumeEach<<20)
+}
+
+// Every way in carries as those of eachWay do, each by the dialer that speaks
+// it.
+func TestWaysInCarryExactly(t *testing.T) {
+	ca, keys := newCA(t)
+	b := testnet.NewBackend(t)
+	far := everyWay(t, ca, "127.1.0.0/16", "chaos.test")
+	far.serve(service("chaos.test", b.Addr()))
+	outer := relayed(t, ca, far)
+	direct := source(1)
+	peers := []string{"spiffe://carry.test"}
+	overH2 := gw.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys})
+	for _, way := range []struct {
+		name   string
+		dialer tunnel.Dialer
+	}{
+		{"connect in TLS", &connect.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}},
+		{"connect-h2", &h2.Dialer{Proxy: far.addr, Dialer: direct}},
+		{"connect-h2 in TLS", &h2.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}},
+		{"connect-h3", &h3.Dialer{Proxy: far.ip + portTLS, TLS: keys}},
+		{"hbone", &hbone.Dialer{Gateway: far.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}},
+		{"double hbone", &hbone.Double{Outer: &hbone.Dialer{Gateway: outer.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}, TLS: keys, Peers: peers}},
+		{"websocket", &ws.Dialer{URL: "ws://" + far.addr, Dialer: direct}},
+		{"websocket in TLS", &ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}},
+		{"websocket over HTTP/2", overH2},
+		{"socks5", &socks5.Dialer{Proxy: far.addr, Dialer: direct}},
+		{"PROXY v2 that names the service", behindProxy(far.ip+portProxy, proxyproto.Header{Version: 2, Authority: "chaos.test"})},
+		{"PROXY v1 at a port of one service", behindProxy(far.ip+portBehind, proxyproto.Header{Version: 1})},
+		{"a port of the service's own", dialFunc(func() (net.Conn, error) { return dialFrom(1, far.ip+portService) })},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			if c, ok := way.dialer.(io.Closer); ok {
+				defer c.Close()
+			}
+			open := func(ctx context.Context) (net.Conn, error) {
+				return way.dialer.DialContext(ctx, "tcp", "chaos.test:443")
+			}
+			carriesExactly(t, b.Through(open, nil))
+			if way.dialer == tunnel.Dialer(overH2) {
+				c, err := open(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				if below, ok := c.(*ws.Stream).NetConn().(*h2.Stream); !ok {
+					t.Errorf("it is over a %T, want a stream of HTTP/2", below)
+				}
+			}
+		})
+	}
+}
+
+// So does every way out: a gateway that is asked by CONNECT leads by each of
+// them to the one that has the service.
+func TestWaysOutCarryExactly(t *testing.T) {
+	ca, _ := newCA(t)
+	b := testnet.NewBackend(t)
+	far := everyWay(t, ca, "127.0.0.0/8", "chaos.test")
+	far.serve("  - {names: [chaos.test, \"*.out.test\"], endpoints: [\"" + b.Addr() + "\"]}\n")
+	outer, near := relayed(t, ca, far), withKeys(t, ca)
+	ways := []struct {
+		name string
+		is   string // of the service; FAR and OUTER stand for the gateways
+	}{
+		{"connect", `via: [{connect: "FAR:8443"}]`},
+		{"connect in TLS", `via: [{connect: "https://FAR:8444", caFile: ca.crt}]`},
+		{"connect-h2", `via: [{connect-h2: "FAR:8443"}]`},
+		{"connect-h2 in TLS", `via: [{connect-h2: "https://FAR:8444", caFile: ca.crt}]`},
+		{"connect-h3", `via: [{connect-h3: "FAR:8444", caFile: ca.crt}]`},
+		{"hbone", `via: [{hbone: "FAR:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt}]`},
+		{"double hbone", `via: [{hbone: "OUTER:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt, behind: ["spiffe://carry.test"]}]`},
+		{"websocket", `via: [{websocket: "ws://FAR:8443/"}]`},
+		{"websocket in TLS", `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt}]`},
+		{"websocket over HTTP/2", `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt, http2: true}]`},
+		{"socks5", `via: [{socks5: "FAR:8443"}]`},
+		{"PROXY v2 that names the service", `proxyProtocol: v2, endpoints: ["FAR:8445"]`},
+		{"PROXY v1 to a port of one service", `proxyProtocol: v1, endpoints: ["FAR:8446"]`},
+		{"a port of the service's own", `endpoints: ["FAR:8500"]`},
+		{"three gateways", `via: [{connect-h2: "OUTER:8443"}, {websocket: "ws://far.test:8443/"}]`},
+	}
+	var services strings.Builder
+	for i, way := range ways {
+		fmt.Fprintf(&services, "  - {name: way%d.out.test, ports: [443], %s}\n", i, strings.NewReplacer("FAR", far.ip, "OUTER", outer.ip).Replace(way.is))
+	}
+	near.serve(services.String())
+	for i, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			carriesExactly(t, near.through(byConnect, b, fmt.Sprintf("way%d.out.test", i)))
+		})
+	}
+}
