@@ -205,9 +205,7 @@ func TestChromiumByAProxyThatEndsTLS(t *testing.T) {
 		sum := sha256.Sum256(spki)
 		pins = append(pins, base64.StdEncoding.EncodeToString(sum[:]))
 	}
-	out, errs, _ := command(t, "chromium",
-		"--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-		"--user-data-dir="+t.TempDir(), "--ignore-certificate-errors-spki-list="+strings.Join(pins, ","), "--timeout=20000", "--dump-dom",
+	out, errs := browse(t, "--ignore-certificate-errors-spki-list="+strings.Join(pins, ","),
 		"--proxy-server=https://"+own, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1", "https://"+svc+"/")
 	if want := "served " + svc + " to HTTP/1.1"; !strings.Contains(out, want) {
 		t.Errorf("got %q, want %q in it\n%s", out, want, errs)
