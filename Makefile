@@ -9,8 +9,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb
 
 .PHONY: help
 help: ## list the targets

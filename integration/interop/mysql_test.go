@@ -3,102 +3,63 @@
 package interop
 
 import (
-	"bufio"
 	"context"
-	"crypto/sha1"
 	"database/sql"
-	"encoding/binary"
-	"errors"
-	"io"
+	"fmt"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
-
-	"culvert.dev/internal/testnet"
 )
 
-// What the database of these tests asks for, and what it answers to any query.
+// Who may read the database of these tests, and what stands in it.
 const (
 	mysqlUser, mysqlPassword = "web", "through the gateway"
-	mysqlSalt                = "abcdefghijklmnopqrst"
-	mysqlAnswer              = "orders"
+	mysqlQuery, mysqlAnswer  = "SELECT name FROM services", "orders"
 )
 
-// serveMySQL is as much of a MySQL server as a client needs for a query: it
-// greets, has the password proved by mysql_native_password, and answers.
-func serveMySQL(t *testing.T) (addr string) {
-	return testnet.Service(t, func(c net.Conn) {
-		s := &mysqlSession{Conn: c, r: bufio.NewReader(c)}
-		// CLIENT_LONG_PASSWORD, CONNECT_WITH_DB, PROTOCOL_41, SECURE_CONNECTION and
-		// PLUGIN_AUTH.
-		s.say("\x0a8.0.36\x00\x08\x00\x00\x00" + mysqlSalt[:8] + "\x00\x09\x82\xff\x02\x00\x08\x00\x15" + "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00" + mysqlSalt[8:] + "\x00mysql_native_password\x00")
-		login := s.hear()
-		want := "\x00" + mysqlUser + "\x00\x14" + scramble() + "shop\x00"
-		if len(login) < 32 || !(len(login) >= 31+len(want) && login[31:31+len(want)] == want) {
-			s.say("\xff\x15\x04#28000Access denied")
-			return
-		}
-		const ok, end = "\x00\x00\x00\x02\x00\x00\x00", "\xfe\x00\x00\x02\x00"
-		s.say(ok)
-		for {
-			s.seq = 0
-			switch command := s.hear(); {
-			case command == "" || command[0] == 1: // COM_QUIT, or gone
-				return
-			case command[0] == 3: // COM_QUERY: one column, one row
-				s.say("\x01")
-				s.say("\x03def\x00\x00\x00\x04name\x00\x0c\x21\x00\xff\x00\x00\x00\xfd\x00\x00\x00\x00\x00")
-				s.say(end)
-				s.say(string(rune(len(mysqlAnswer))) + mysqlAnswer)
-				s.say(end)
-			default: // COM_PING
-				s.say(ok)
-			}
-		}
-	})
-}
-
-// scramble is the proof of the password: of the salt, and of what a server has
-// of it.
-func scramble() string {
-	once := sha1.Sum([]byte(mysqlPassword))
-	twice := sha1.Sum(once[:])
-	mask := sha1.Sum(append([]byte(mysqlSalt), twice[:]...))
-	for i := range mask {
-		mask[i] ^= once[i]
+// mariadb starts a MariaDB server with a database of one row. Its client is
+// greeted before it has said anything.
+func (w *world) mariadb(t *testing.T) (addr string) {
+	t.Helper()
+	dir := filepath.Join(w.dir, "mariadb")
+	must(t, os.MkdirAll(dir, 0o700))
+	common := []string{"--no-defaults", "--datadir=" + filepath.Join(dir, "data"), "--skip-name-resolve", "--innodb-log-file-size=8M", "--innodb-buffer-pool-size=16M"}
+	if os.Geteuid() == 0 {
+		common = append(common, "--user=root")
 	}
-	return string(mask[:])
-}
-
-// A mysqlSession reads and writes packets: three bytes of length, one that
-// counts them, and what they say.
-type mysqlSession struct {
-	net.Conn
-	r   *bufio.Reader
-	seq byte
-}
-
-func (s *mysqlSession) say(payload string) {
-	head := binary.LittleEndian.AppendUint32(nil, uint32(len(payload))|uint32(s.seq)<<24)
-	s.seq++
-	_, _ = s.Write(append(head, payload...))
-}
-
-// hear returns a packet's payload, "" where there is none.
-func (s *mysqlSession) hear() string {
-	var head [4]byte
-	if _, err := io.ReadFull(s.r, head[:]); err != nil {
-		return ""
+	if out, errs, code := command(t, "mariadb-install-db", append(common, "--skip-test-db", "--auth-root-authentication-method=normal")...); code != 0 {
+		t.Fatalf("mariadb-install-db: exit code %d\n%s%s", code, out, errs)
 	}
-	payload := make([]byte, binary.LittleEndian.Uint32(head[:])&0xffffff)
-	_, _ = io.ReadFull(s.r, payload)
-	s.seq = head[3] + 1
-	return string(payload)
+	first := w.write(t, "first.sql", fmt.Sprintf(`
+CREATE DATABASE shop;
+CREATE TABLE shop.services (name VARCHAR(20));
+INSERT INTO shop.services VALUES ('%s');
+CREATE USER %s@'%%' IDENTIFIED BY '%s';
+GRANT SELECT ON shop.* TO %s@'%%';
+`, mysqlAnswer, mysqlUser, mysqlPassword, mysqlUser))
+	port := freePort(t)
+	addr = net.JoinHostPort("127.0.0.1", port)
+	start(t, "/usr/sbin/mariadbd", append(common, "--bind-address=127.0.0.1", "--port="+port, "--socket="+filepath.Join(dir, "socket"),
+		"--pid-file="+filepath.Join(dir, "pid"), "--init-file="+first)...).listens(t, addr)
+	return addr
 }
 
-// askMySQL asks the database at addr with Go's usual client.
+// askMariaDB asks the database at addr by MariaDB's own client. A password that
+// is wrong is refused by number.
+func askMariaDB(t *testing.T, addr, password string) string {
+	t.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	must(t, err)
+	out, errs, _ := command(t, "mariadb", "--no-defaults", "--protocol=TCP", "--host="+host, "--port="+port, "--user="+mysqlUser, "--password="+password,
+		"--batch", "--skip-column-names", "--execute="+mysqlQuery, "shop")
+	return strings.TrimSpace(out + errs)
+}
+
+// askMySQL asks it by Go's usual client.
 func askMySQL(t *testing.T, addr, password string) (answer string, err error) {
 	t.Helper()
 	cfg := mysql.NewConfig()
@@ -110,22 +71,6 @@ func askMySQL(t *testing.T, addr, password string) (answer string, err error) {
 	defer db.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := db.PingContext(ctx); err != nil {
-		return "", err
-	}
-	err = db.QueryRowContext(ctx, "SELECT name FROM services").Scan(&answer)
+	err = db.QueryRowContext(ctx, mysqlQuery).Scan(&answer)
 	return answer, err
-}
-
-// The database of these tests tells a password from another.
-func TestMySQLDirectly(t *testing.T) {
-	addr := serveMySQL(t)
-	start := time.Now()
-	if got, err := askMySQL(t, addr, mysqlPassword); got != mysqlAnswer || err != nil {
-		t.Errorf("got %q, %v after %v, want %q", got, err, time.Since(start), mysqlAnswer)
-	}
-	var denied *mysql.MySQLError
-	if _, err := askMySQL(t, addr, "guess"); !errors.As(err, &denied) || denied.Number != 1045 {
-		t.Errorf("with a wrong password: got %v, want error 1045", err)
-	}
 }

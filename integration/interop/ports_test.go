@@ -124,7 +124,7 @@ func TestServersThatSpeakFirst(t *testing.T) {
 	services := map[string]string{
 		"shell.example.test": "127.0.0.1:" + shell,
 		"mail.example.test":  serveMail(t, mails),
-		"db.example.test":    serveMySQL(t),
+		"db.example.test":    w.mariadb(t),
 		"down.example.test":  w.addr + ":1", // an address of this test's own
 	}
 	w.write(t, services)
@@ -160,7 +160,10 @@ func TestServersThatSpeakFirst(t *testing.T) {
 			}
 		}
 		if got, err := askMySQL(t, before["db.example.test"], mysqlPassword); got != mysqlAnswer || err != nil {
-			t.Errorf("%s: MySQL: got %q, %v, want %q", when, got, err, mysqlAnswer)
+			t.Errorf("%s: MariaDB by Go: got %q, %v, want %q", when, got, err, mysqlAnswer)
+		}
+		if got := askMariaDB(t, before["db.example.test"], mysqlPassword); got != mysqlAnswer {
+			t.Errorf("%s: MariaDB by its client: got %q, want %q", when, got, mysqlAnswer)
 		}
 	}
 	g = w.start(t)
@@ -173,6 +176,9 @@ func TestServersThatSpeakFirst(t *testing.T) {
 		if !strings.Contains(out, want) || (code == 0) != (name == "mail.example.test") {
 			t.Errorf("probe of %s: exit code %d, got %q, %s", name, code, out, errs)
 		}
+	}
+	if got := askMariaDB(t, before["db.example.test"], "guess"); !strings.HasPrefix(got, "ERROR 1045 ") {
+		t.Errorf("MariaDB with a wrong password: got %q, want error 1045", got)
 	}
 	g.line(t, "logged a tunnel of ssh", func(l line) bool {
 		return l.Proto == "tcp" && l.Service == "shell.example.test" && l.Reason == "done" && l.In > 0 && l.Out > 0
