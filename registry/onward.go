@@ -75,13 +75,15 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	}
 	hello, hops := req.Proto == "sni", r.Cross != nil && known && f.port != 0
 	by := func(e *Entry) string {
-		switch {
-		case hello && e.Gateway.Takes("sni"):
-			return "sni"
-		case hops && !e.via:
-			return e.Gateway.Onward()
+		hop := ""
+		if hops && !e.via {
+			hop = e.Gateway.Onward()
 		}
-		return ""
+		// A rule has chosen a backend, and what the hello names may lead elsewhere there.
+		if hello && e.Gateway.Takes("sni") && (f.rule == nil || hop == "") {
+			return "sni"
+		}
+		return hop
 	}
 	var gateways []Endpoint
 	for from := 0; from < len(p.Entries); {

@@ -209,3 +209,71 @@ func TestOnwardTakesTurns(t *testing.T) {
 		t.Errorf("with all up again: %v, want 3 by the first", count)
 	}
 }
+
+// A backend of a rule is asked for by its own name, wherever a gateway can be told
+// one: the name in a hello is the rule's, and may mean another service there.
+func TestOnwardOfBackends(t *testing.T) {
+	s := far()
+	in := func(name, network string) *registry.Service {
+		s := &registry.Service{Name: "shop/db", Ports: []uint16{5432}, Exposed: true,
+			Endpoints: []registry.Endpoint{{Addr: netip.MustParseAddr("10.7.0.1"), Port: 15432, Network: network}}}
+		if name != "" {
+			s.Names = patterns(name)
+		}
+		return s
+	}
+	const name = "db.shop.svc.west.mesh.internal"
+	set := tunnel.MustParseName("db.shop.svc.clusterset.local")
+	for _, network := range []string{"h2", "connect"} { // both export it
+		s.Services = append(s.Services, &registry.Service{Name: network, ID: registry.ID{Service: "db", Namespace: "shop", Cluster: network}, Ports: []uint16{5432}, Exposed: true, Exported: true,
+			Endpoints: []registry.Endpoint{{Addr: netip.MustParseAddr("10.8.0.1"), Port: 15432, Network: network}}})
+	}
+	backends := map[string]registry.Backend{
+		"here":     {Service: in(name, "home")},
+		"sni":      {Service: in(name, "sni")},
+		"all":      {Service: in(name, "all")},
+		"h2":       {Service: in(name, "h2")},
+		"via":      {Service: in(name, "via")},
+		"nameless": {Service: in("", "all")},
+		"set":      {Service: &registry.Service{Name: "import", Ports: []uint16{5432}}, Of: set},
+	}
+	for name, b := range backends {
+		b.Weight = 1
+		s.Listeners = append(s.Listeners, &registry.Listener{Name: name, Protocol: registry.TCP, Port: uint16(1000 + len(s.Listeners)),
+			Sections: []*registry.Section{{Name: name, Rules: []*registry.Rule{{Name: "to " + name, Backends: []registry.Backend{b}}}}}})
+	}
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"},
+		Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) { return &crossed{s.Name, c}, nil },
+		Dialer: func(s *registry.Service) (tunnel.Dialer, error) {
+			if len(s.Via) > 0 {
+				return &crossed{s.Name, registry.Crossing{By: func(tunnel.Endpoint) string { return "via" }}}, nil
+			}
+			return nil, nil
+		},
+	}
+	reg.Swap(table(t, reg.Mesh, s))
+	for _, c := range []struct{ proto, listener, want string }{
+		{"tcp", "here", "10.7.0.1:15432 by the Router"},
+		{"sni", "all", "198.51.100.2:443 by connect-h2 for " + name + ":5432 of shop/db"},
+		{"tls", "all", "198.51.100.2:443 by connect-h2 for " + name + ":5432 of shop/db"},
+		{"tcp", "h2", "198.51.100.3:443 by connect-h2 for " + name + ":5432 of shop/db"},
+		{"tcp", "set", "198.51.100.4:443 by connect, 198.51.100.3:443 by connect-h2 for " + set.String() + ":5432 of " + set.String()},
+
+		// Who reads names alone is told the one in the hello.
+		{"sni", "sni", "198.51.100.1:443 by the Router"},
+		{"sni", "nameless", "198.51.100.2:443 by the Router"},
+		{"tcp", "sni", `no-endpoint: registry: "": service "shop/db" is in network "sni", whose gateways take sni: a tcp request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"tcp", "nameless", `no-endpoint: registry: "": service "shop/db" has no name to ask the gateways of network "all" for`},
+		{"udp", "all", `no-endpoint: registry: "": service "shop/db" is in network "all": gateways pass on streams, and a udp request is of datagrams`},
+	} {
+		req := &tunnel.Request{Proto: c.proto, Listener: c.listener, Confined: true}
+		if got := onward(reg, req); got != c.want {
+			t.Errorf("%s by listener %s:\n got %s\nwant %s", c.proto, c.listener, got, c.want)
+		}
+	}
+
+	route, err := reg.Resolve(t.Context(), &tunnel.Request{Proto: "tls", Listener: "via", Confined: true})
+	if err != nil || len(route.Endpoints) != 1 || route.Endpoints[0].Host != name || route.Endpoints[0].Addr.Port() != 5432 {
+		t.Errorf("by the network's via: %v (%v), want %s and its port", route.Endpoints, err, name)
+	}
+}

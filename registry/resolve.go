@@ -126,12 +126,17 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 	return route, nil
 }
 
-// callable returns a name of e that is no wildcard.
+// callable returns a name of e that is no wildcard. What several clusters export has
+// that of the cluster set alone.
 func (e *entry) callable() (tunnel.Name, bool) {
 	for _, p := range e.Names {
 		if !p.Wildcard {
 			return p.Suffix, true
 		}
+	}
+	if e.ID.Service != "" && e.ID.Cluster == "" {
+		name, err := e.ID.SetName()
+		return name, err == nil
 	}
 	return tunnel.Name{}, false
 }
