@@ -68,6 +68,7 @@ func TestStateIsOfTheSettings(t *testing.T) {
 		{"no Gateways", func(c *Config) { c.GatewayAPI = nil }, nil},
 		{"what is denied", func(c *Config) { c.Discovery.Rules.Deny = []string{"*/*"} }, []string{services, clusters}},
 		{"a suffix", func(c *Config) { c.Discovery.Rules.Names[0].Suffix = tunnel.MustParseName("b.test") }, []string{services, clusters}},
+		{"the network", func(c *Config) { c.Discovery.Network = "pods" }, []string{services, clusters, gateways}},
 		{"the controller", func(c *Config) { c.GatewayAPI.Controller = "a.test/b" }, []string{gateways}},
 		{"namespaces", func(c *Config) { c.Namespaces = []string{"a"} }, []string{services, clusters, gateways}},
 		{"the server", func(c *Config) { c.Kubeconfig = kubeconfig(t, "https://192.0.2.2:6443") }, []string{services, clusters, gateways}},

@@ -13,6 +13,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,8 +40,9 @@ type Config struct {
 	Context    string // of the kubeconfig; "" means its current one
 	Version    string // of the program, for the user agent
 
-	Cluster    string   // the cluster's name, one label; needed by Discovery
-	Namespaces []string // what is looked at; empty means the whole cluster
+	Cluster    string        // the cluster's name, one label; needed by Discovery
+	Mesh       registry.Mesh // by which its services have names
+	Namespaces []string      // what is looked at; empty means the whole cluster
 
 	Discovery    *Discovery  // nil means that services are not looked for
 	GatewayAPI   *GatewayAPI // nil means that no Gateways are served
@@ -203,6 +205,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	}
 	if d := k.cfg.Discovery; d != nil { // where we are is said there
 		settings.Zone, settings.Prefer = d.Zone, d.Prefer
+		settings.Network, settings.Cluster, settings.Mesh = cmp.Or(d.Network, k.cfg.Cluster), k.cfg.Cluster, k.cfg.Mesh
 		if d.Prefer == discovery.PreferBoth {
 			settings.Prefer = "" // that is for DNS: a pod has one share of a route's connections
 		}
@@ -214,7 +217,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	if err != nil {
 		return err
 	}
-	k.add(c, "gateway-api", printed(api), func() []string { return []string{"gateway-api"} })
+	k.add(c, "gateway-api", printed(api)+" "+settings.Network, func() []string { return []string{"gateway-api"} })
 	return nil
 }
 

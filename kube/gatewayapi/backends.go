@@ -211,6 +211,9 @@ func (t *translation) reach(b *backend, k backendKey, label, port string, c endp
 	r := t.memo.reached[key]
 	if r == nil || !sameSlices(r.of, of) {
 		r = &reached{of, serviceOf(k, port, of, c), leftOut(of)}
+		if label == serviceLabel {
+			t.w.place(k, r.service)
+		}
 	}
 	t.memo.reaching[key] = r
 	if r.leftOut != "" && len(r.service.Endpoints) == 0 {
@@ -293,6 +296,20 @@ func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c end
 	})
 	s.Endpoints = slices.Compact(s.Endpoints)
 	return s
+}
+
+// place says in which network a Service's endpoints are, and what its gateways know it by.
+func (s *Settings) place(k backendKey, to *registry.Service) {
+	if s.Network == "" {
+		return
+	}
+	for i := range to.Endpoints {
+		to.Endpoints[i].Network = s.Network
+	}
+	name, _, err := s.Mesh.Names(registry.ID{Service: k.name, Namespace: k.namespace, Cluster: s.Cluster})
+	if err == nil { // else it has a name that nobody can ask for
+		to.Names = []tunnel.Pattern{{Suffix: name}}
+	}
 }
 
 // endpointsOf are those of a slice that can be dialed; leftOut tells of the others.

@@ -1,6 +1,8 @@
 package gatewayapi
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -140,6 +142,39 @@ func TestEndpoints(t *testing.T) {
 		{"names beside addresses", svc(one) + slice("1", "FQDN", "{port: 1}", "{addresses: [metadata.internal]}") + slice("2", "IPv4", "{port: 1}", "{addresses: [10.0.0.1]}"), nil, to("10.0.0.1:1")},
 		{"an address that is none, a port that is none", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [huh]}, {addresses: []}, {addresses: [10.0.0.1]}") + slice("2", "IPv4", "{port: 70000}, {}", "{addresses: [10.0.0.1]}"), nil, to("10.0.0.1:1")},
 	})
+}
+
+// What a Service's endpoints are in is known, and its name there; of those of a
+// ServiceImport it is not.
+func TestBackendsAreInTheirNetwork(t *testing.T) {
+	w := worldOf(t, base, edge(tcp+udp), testRoute("TCPRoute", "r", "", "{name: web, port: 443}, {group: multicluster.x-k8s.io, kind: ServiceImport, name: far, port: 80}"), testRoute("UDPRoute", "u", "", "{name: web, port: 53}"), `
+kind: ServiceImport
+metadata: {namespace: a, name: far}
+spec: {type: ClusterSetIP, ports: [{name: p, port: 80, protocol: TCP}]}
+---
+kind: EndpointSlice
+metadata: {namespace: a, name: far-1, labels: {multicluster.kubernetes.io/service-name: far}}
+addressType: IPv4
+ports: [{name: p, port: 8080, protocol: TCP}]
+endpoints: [{addresses: [10.99.0.1]}]
+`)
+	w.PublicAddresses = addrs("192.0.2.1")
+	said := func() []string {
+		var all []string
+		for _, l := range Translate(w).Snapshot.Listeners {
+			for _, b := range l.Sections[0].Rules[0].Backends {
+				all = append(all, fmt.Sprintf("%s %v %v %q", b.Service.Name, b.Service.Names, b.Service.Endpoints, b.Service.Endpoints[0].Network))
+			}
+		}
+		return all
+	}
+	if got, want := said(), []string{`a/web [] [10.244.0.1:8443] ""`, `a/far [] [10.99.0.1:8080] ""`, `a/web [] [10.244.0.1:5353] ""`}; !slices.Equal(got, want) {
+		t.Errorf("without a network: %q, want %q", got, want)
+	}
+	w.Network, w.Cluster, w.Mesh.Zone = "pods", "west", "mesh.test"
+	if got, want := said(), []string{`a/web [web.a.svc.west.mesh.test] [10.244.0.1:8443] "pods"`, `a/far [] [10.99.0.1:8080] ""`, `a/web [web.a.svc.west.mesh.test] [10.244.0.1:5353] "pods"`}; !slices.Equal(got, want) {
+		t.Errorf("in a network: %q, want %q", got, want)
+	}
 }
 
 func TestLeftOutIsSaid(t *testing.T) {

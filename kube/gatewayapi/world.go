@@ -93,6 +93,13 @@ type Settings struct {
 	// package's, and "" means each Service's first family: one address of each pod.
 	Zone, Prefer string
 
+	// Network is the one that the endpoints of Services are in; "" means that of their
+	// addresses, or our own. From another one they are reached by way of its gateways,
+	// which are asked for the Service's name in Mesh, as one of Cluster. Where slices of a
+	// ServiceImport lead is not said: those are of other clusters.
+	Network, Cluster string
+	Mesh             registry.Mesh
+
 	// Namespaces are the only ones that are looked at; empty means all.
 	Namespaces []string
 }

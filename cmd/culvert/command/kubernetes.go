@@ -27,7 +27,7 @@ func newKube(c *file.Config, log *slog.Logger) (*kube.Kube, error) {
 func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 	f := c.Kubernetes
 	cfg := kube.Config{
-		Kubeconfig: f.Kubeconfig, Context: f.Context, Version: version, Cluster: c.Cluster, Namespaces: f.Namespaces,
+		Kubeconfig: f.Kubeconfig, Context: f.Context, Version: version, Cluster: c.Cluster, Mesh: c.Mesh, Namespaces: f.Namespaces,
 		MultiCluster: f.MultiCluster, Lease: kube.Object(f.Leader), State: f.State, Log: log,
 	}
 	if d := f.Discovery; d != nil {
