@@ -17,6 +17,7 @@ const (
 	CostFrame   = 1    // a frame that is neither of a request nor of its data
 	CostRequest = 1    // given back when the request is accepted
 	CostRefused = 0.25 // what is kept of it when the request is refused, and the client waits for that
+	CostKiB     = 1    // each whole one of a header list as it was sent; given back when the request is accepted
 	CostReset   = 2    // a reset stream, whoever reset it: CVE-2023-44487, CVE-2025-8671; nothing where it was accepted, and has cost its client a tunnel
 	CostEmpty   = 5    // data without a byte: CVE-2019-9518
 )

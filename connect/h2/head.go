@@ -27,7 +27,7 @@ type block struct {
 func (b *block) reset() { *b = block{} }
 
 // cost is what reading it took, in points.
-func (b *block) cost() float64 { return float64(b.size>>10) * costKiB }
+func (b *block) cost() float64 { return float64(b.size>>10) * connect.CostKiB }
 
 // field takes one field.
 func (b *block) field(f hpack.HeaderField) { b.Add(f.Name, f.Value) }

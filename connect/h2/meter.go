@@ -11,7 +11,6 @@ const (
 	costReset    = connect.CostReset
 	costEmpty    = connect.CostEmpty // CONTINUATION, too: CVE-2023-45288
 	costSettings = 10                // CVE-2019-9515
-	costKiB      = 1                 // a KiB of a header block, which is what its decoding takes; given back like costRequest
 	costList     = 10                // a header list that is malformed or over a limit: HPACK makes megabytes of one frame
 
 	updatesPerData = 10 // WINDOW_UPDATEs that one DATA frame of ours calls for

@@ -187,7 +187,7 @@ func (k *client) ask(s *Stream, head []byte) (*Head, error) {
 		return nil, k.unseen(s, s.translate(err))
 	}
 	for interim := 0; ; interim++ {
-		r, err := s.readHead()
+		r, _, err := s.readHead()
 		switch {
 		case err == errTooLarge || err == nil && r.Large():
 			return nil, tunnel.Refusef(tunnel.DialFailed, "h3: an answer with more than %d bytes or %d fields", maxList, connect.MaxListFields)

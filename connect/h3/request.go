@@ -133,7 +133,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 		k.drop(st, ExcessiveLoad)
 		return
 	}
-	list, err := k.readRequest(st)
+	list, cost, err := k.readRequest(st)
 	if err != nil {
 		k.unreadable(st, req, err)
 		return
@@ -151,7 +151,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 		k.c.giveBack(connect.CostRequest - connect.CostRefused)
 		return
 	}
-	req.Accept = func() (tunnel.Stream, error) { return k.accept(st, list) }
+	req.Accept = func() (tunnel.Stream, error) { return k.accept(st, list, cost) }
 	req.Refuse = func(err error) {
 		k.answer(st, nil, req, err)
 		k.c.giveBack(connect.CostRequest - connect.CostRefused)
@@ -206,54 +206,61 @@ func (e errMalformed) Error() string { return e.what }
 
 var errTooLarge = errors.New("too large")
 
-// readRequest reads the head of a request.
-func (k *serverConn) readRequest(st *Stream) (*Head, error) {
+// readRequest reads the head of a request. The cost is what it has taken of the
+// client's points for its size.
+func (k *serverConn) readRequest(st *Stream) (list *Head, cost float64, err error) {
 	if err := st.qs.SetReadDeadline(time.Now().Add(headTime)); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	r, err := st.readHead()
+	r, size, err := st.readHead()
+	cost = float64(size>>10) * connect.CostKiB
+	if ce := k.c.charge(cost, "requests that are not accepted"); ce != nil {
+		return nil, 0, ce
+	}
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if r.Request(); r.Large() {
-		return nil, errTooLarge
+		return nil, 0, errTooLarge
 	}
 	if what := r.Wrong(); what != "" {
-		return nil, errMalformed{what}
+		return nil, 0, errMalformed{what}
 	}
-	return &r.List, st.qs.SetReadDeadline(time.Time{})
+	return &r.List, cost, st.qs.SetReadDeadline(time.Time{})
 }
 
-// readHead reads frames up to the first header list, and that.
-func (s *Stream) readHead() (*connect.ListReader, error) {
+// readHead reads frames up to the first header list, and that. The size is that
+// of the list in bytes as it was sent, and at most what is read of one.
+func (s *Stream) readHead() (r *connect.ListReader, size int, err error) {
 	var scratch [512]byte
 	for {
 		t, err := s.in.next()
 		switch {
 		case err != nil:
-			return nil, err
+			return nil, 0, err
 		case t == frameHeaders:
 			if s.in.left > maxSection {
-				return nil, errTooLarge
+				return nil, maxSection, errTooLarge
 			}
+			size := int(s.in.left)
 			section, err := s.in.payload()
 			if err != nil {
-				return nil, err
+				return nil, size, err
 			}
 			r, err := decodeHead(section)
 			if err != nil {
-				return nil, wrong(DecompressionFailed, "a header list that can't be decoded: %w", err)
+				return nil, size, wrong(DecompressionFailed, "a header list that can't be decoded: %w", err)
 			}
-			return r, nil
+			return r, size, nil
 		case t == frameData, t == frameSettings, t == frameGoAway, t == frameCancelPush, t == framePushPromise,
 			t == frameMaxPushID, t == framePriorityUpdate, t == framePriorityPush, isHTTP2(t):
-			return nil, wrong(FrameUnexpected, "a frame of type %#x before HEADERS", t)
+			return nil, 0, wrong(FrameUnexpected, "a frame of type %#x before HEADERS", t)
 		}
 		if err := s.charge(connect.CostFrame, "frames of unknown types"); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		if err := s.in.skip(scratch[:]); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
 }
@@ -304,8 +311,8 @@ func (k *serverConn) admit(ctx context.Context, req *tunnel.Request, list *Head)
 	return ctx, err
 }
 
-// accept says yes.
-func (k *serverConn) accept(st *Stream, list *Head) (tunnel.Stream, error) {
+// accept says yes. The cost is that of the request's size.
+func (k *serverConn) accept(st *Stream, list *Head, cost float64) (tunnel.Stream, error) {
 	gone := st.qs.Context().Err()
 	if gone == nil {
 		gone = st.sendHead(http.StatusOK, list.Answer)
@@ -314,7 +321,7 @@ func (k *serverConn) accept(st *Stream, list *Head) (tunnel.Stream, error) {
 		k.drop(st, RequestCancelled)
 		return nil, refuse(tunnel.Gone, "the client left before it heard yes: %w", gone)
 	}
-	k.c.giveBack(connect.CostRequest)
+	k.c.giveBack(connect.CostRequest + cost)
 	return st, nil
 }
 
