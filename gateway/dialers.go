@@ -34,6 +34,10 @@ type Dialers struct {
 	// Lookup finds the addresses of the first hop's name; nil means it has none.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Budget is where connections are counted that carry many tunnels, which
+	// count for nothing themselves (tunnel.Sharer). May be nil.
+	Budget *tunnel.Budget
+
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
@@ -185,7 +189,7 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 	}
 	switch h.Proto {
 	case "hbone":
-		one := &hbone.Dialer{Gateway: to, Dialer: way, TLS: cfg, Peers: h.Peers, Via: d.Via}
+		one := &hbone.Dialer{Gateway: to, Dialer: counting{way, d.Budget}, TLS: cfg, Peers: h.Peers, Via: d.Via}
 		if len(h.Behind) == 0 {
 			return d.own(one), nil
 		}
@@ -196,7 +200,7 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 			cfg = nil
 		}
 		if h.Proto == "connect-h2" {
-			return d.own(&h2.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}), nil
+			return d.own(&h2.Dialer{Proxy: addr, Dialer: counting{way, d.Budget}, TLS: cfg, Authorization: credentials, Via: d.Via}), nil
 		}
 		return &connect.Dialer{Proxy: addr, Dialer: way, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
 	case "connect-h3":
@@ -240,6 +244,46 @@ func (d *Dialers) Close() {
 	for _, c := range keep {
 		_ = c.Close()
 	}
+}
+
+// counting is a way to a gateway whose connections carry many tunnels: each has a
+// descriptor, and they have none.
+type counting struct {
+	tunnel.Dialer
+	budget *tunnel.Budget
+}
+
+// DialContext implements tunnel.Dialer.
+func (d counting) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if !d.budget.Take(1) {
+		return nil, tunnel.Refusef(tunnel.Overload, "the %d descriptors for connections are taken", d.budget.Limit)
+	}
+	c, err := d.Dialer.DialContext(ctx, network, addr)
+	if err != nil {
+		d.budget.Give(1)
+		return nil, err
+	}
+	return &counted{Conn: c, give: sync.OnceFunc(func() { d.budget.Give(1) })}, nil
+}
+
+// A counted is a connection that is given back when it is closed.
+type counted struct {
+	net.Conn
+	give func()
+}
+
+// Close implements net.Conn.
+func (c *counted) Close() error {
+	defer c.give()
+	return c.Conn.Close()
+}
+
+// CloseWrite implements tunnel.Stream.
+func (c *counted) CloseWrite() error {
+	if w, ok := c.Conn.(tunnel.Stream); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 // first dials the first hop, which is a host and a port.

@@ -181,7 +181,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.access.Observe(o)
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
-	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Via: cfg.Via}
+	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
 	g.ways = ways
 	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Cross: ways.Cross, Log: g.log}
 	ways.Dialed = g.registry.Dialed

@@ -15,6 +15,7 @@ import (
 	"culvert.dev/sni"
 	"culvert.dev/termination"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // startTLS runs a gateway that ends all TLS and speaks inner inside.
@@ -153,5 +154,50 @@ func TestSecureWaysAreShared(t *testing.T) {
 	h.Key = registry.Secret(h.Certificate)
 	if _, err := d.way([]registry.Hop{h}); err == nil || strings.Contains(err.Error(), "BEGIN") {
 		t.Errorf("got %v, want an error without the key", err)
+	}
+}
+
+// TestSharedConnectionsAreCounted: of tunnels that share a connection to the
+// next gateway, the connection has a descriptor and they have none.
+func TestSharedConnectionsAreCounted(t *testing.T) {
+	ca := newCA(t)
+	echo := testnet.Echo(t).Addr()
+	for name, h := range map[string]registry.Hop{
+		"connect-h2": {Proto: "connect-h2", To: []string{startWith(t, "plain", []tunnel.Protocol{&h2.Protocol{Via: "plain"}}, service(echo))}},
+		"hbone":      hop(t, ca, "last", startTLS(t, ca, "last", &hbone.Protocol{Via: "last"}, service(echo))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{Limit: 100}}
+			defer d.Close()
+			way, err := d.way([]registry.Hop{h})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				c := tunneltest.Dial(t, way, "svc.test:443")
+				testnet.Ping(t, c, "hello")
+				if s, ok := c.(tunnel.Sharer); !ok || !s.Shared() {
+					t.Errorf("a %T has a descriptor of its own", c)
+				}
+			}
+			if n := d.Budget.Used(); n != 1 {
+				t.Errorf("3 tunnels on one connection take %d descriptors, want 1", n)
+			}
+			d.Close()
+			if n := d.Budget.Used(); n != 0 {
+				t.Errorf("%d descriptors are taken when all is closed", n)
+			}
+
+			full := &Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{}}
+			defer full.Close()
+			if way, err = full.way([]registry.Hop{h}); err != nil {
+				t.Fatal(err)
+			}
+			_, err = way.DialContext(t.Context(), "tcp", "svc.test:443")
+			tunneltest.WantReason(t, err, tunnel.Overload)
+			if n := full.Budget.Used(); n != 0 {
+				t.Errorf("%d descriptors are taken by what was refused", n)
+			}
+		})
 	}
 }

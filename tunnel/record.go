@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"time"
 )
@@ -19,6 +20,7 @@ type record struct {
 	waited, dialed time.Duration
 	took           time.Duration // the dial alone
 	source, addr   packed        // the client's, the endpoint's
+	shared         bool          // the way to the endpoint takes no descriptor
 	host           string        // the endpoint's DNS name
 	proto          string
 	listener       string
@@ -34,29 +36,32 @@ type rare struct {
 	ended func(End) // of a Tunnel that did not come from a Router
 }
 
-// A packed is a netip.AddrPort without a zone, in 20 bytes instead of 32.
+// A packed is a netip.AddrPort without a zone, in 19 bytes instead of 32.
 type packed struct {
 	ip   [16]byte
-	port uint16
-	bits uint8 // 32, 128, or 0 for none
+	port [2]byte // big endian: a number would be a byte more
+	bits uint8   // 32, 128, or 0 for none
 }
 
 // pack is false where ap has a zone.
 func pack(ap netip.AddrPort) (p packed, ok bool) {
+	binary.BigEndian.PutUint16(p.port[:], ap.Port())
 	if !ap.Addr().IsValid() {
-		return packed{port: ap.Port()}, true
+		return p, true
 	}
-	return packed{ap.Addr().As16(), ap.Port(), uint8(ap.Addr().BitLen())}, ap.Addr().Zone() == ""
+	p.ip, p.bits = ap.Addr().As16(), uint8(ap.Addr().BitLen())
+	return p, ap.Addr().Zone() == ""
 }
 
 func (p packed) addrPort() netip.AddrPort {
+	port := binary.BigEndian.Uint16(p.port[:])
 	switch p.bits {
 	case 0:
-		return netip.AddrPortFrom(netip.Addr{}, p.port)
+		return netip.AddrPortFrom(netip.Addr{}, port)
 	case 32:
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(p.ip[12:])), p.port)
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(p.ip[12:])), port)
 	}
-	return netip.AddrPortFrom(netip.AddrFrom16(p.ip), p.port)
+	return netip.AddrPortFrom(netip.AddrFrom16(p.ip), port)
 }
 
 // record returns what is to be kept of o, whose request is about to be carried
@@ -124,7 +129,7 @@ func (rec *record) end(relay *Relay, e End) {
 		rec.rare.ended(e)
 		return
 	}
-	rec.router.giveBack()
+	rec.router.giveBack(rec.shared)
 	o := rec.outcome()
 	o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
 	o.Lasted = rec.age()

@@ -139,6 +139,18 @@ type Waker interface {
 	WakeRead(wake func()) (ready bool)
 }
 
+// A Sharer is a connection that has no descriptor of its own where Shared is
+// true: it is one of many streams on one that whoever dialed that has counted.
+type Sharer interface {
+	Shared() bool
+}
+
+// shared reports whether c is one.
+func shared(c net.Conn) bool {
+	s, ok := c.(Sharer)
+	return ok && s.Shared()
+}
+
 // A Dialer opens a connection to the next hop.
 //
 // One that also has DialEndpoint or DialRequest is asked by those: with the

@@ -25,7 +25,7 @@ type Router struct {
 	Allow    func(context.Context, *Request, *Route) error // policy; nil allows what the Resolver finds
 	Dialer   Dialer                                        // for routes without their own
 	Relay    *Relay
-	Budget   *Budget        // a tunnel's second descriptor is taken here; nil means no limit
+	Budget   *Budget        // a tunnel's second descriptor is taken here, if it has one; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
 
 	MaxTunnels  int           // standing or being dialed; 0 means no limit but the Budget's
@@ -53,6 +53,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	rec := r.record(&o, dialed.Endpoint, dialed.Took, req.slot.lend())
+	rec.shared = shared(server)
 	r.Relay.carry(client, server, route.Idle, route.HalfClosed, &rec)
 }
 
@@ -70,10 +71,12 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server 
 	}
 	defer func() {
 		if server == nil { // refused, or a panic is on its way up
-			r.giveBack()
+			r.giveBack(false)
 		}
 	}()
-	server, dialed, err = r.dial(ctx, req, &route, o)
+	if server, dialed, err = r.dial(ctx, req, &route, o); shared(server) {
+		r.Budget.Give(1)
+	}
 	return server, route, dialed, err
 }
 
@@ -82,7 +85,7 @@ func (r *Router) accept(req *Request, server net.Conn) (client Stream, err error
 	defer func() {
 		if client == nil {
 			_ = abort(server)
-			r.giveBack()
+			r.giveBack(shared(server))
 		}
 	}()
 	if client, err = req.Accept(); err != nil {
@@ -164,9 +167,12 @@ func (r *Router) reserve() error {
 	return nil
 }
 
-// giveBack returns what reserve took.
-func (r *Router) giveBack() {
-	r.Budget.Give(1)
+// giveBack returns what reserve took; of a way that is shared, the descriptor has
+// been returned.
+func (r *Router) giveBack(shared bool) {
+	if !shared {
+		r.Budget.Give(1)
+	}
 	r.tunnels.Add(-1)
 }
 

@@ -405,6 +405,58 @@ func TestRouterPanics(t *testing.T) {
 	}
 }
 
+// A sharing is a Dialer whose connections are streams on one that is not its own.
+type sharing struct{ *fakeDialer }
+
+func (d sharing) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := d.fakeDialer.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return sharedConn{c.(*fakeConn)}, nil
+}
+
+type sharedConn struct{ *fakeConn }
+
+func (sharedConn) Shared() bool { return true }
+
+// TestRouterCountsDescriptors checks what a tunnel takes beyond its client's
+// descriptor: one, or none where its way to the service is shared. Whatever
+// becomes of it, that is given back, once.
+func TestRouterCountsDescriptors(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		want := map[bool]int64{false: 1, true: 0}[shared]
+		for _, fate := range []string{"ends", "is not dialed", "is not accepted"} {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, routeTo("192.0.2.1:80"))
+				if shared {
+					b.Dialer = sharing{&b.dialer}
+				}
+				a := &asker{}
+				switch fate {
+				case "is not dialed":
+					b.dialer.answers["192.0.2.1:80"] = errRefused
+				case "is not accepted":
+					a.broken = errors.New("client has left")
+				}
+				b.ServeTunnel(t.Context(), a.request())
+				if fate == "ends" {
+					if got := b.Budget.Used(); got != want {
+						t.Errorf("shared %v: a tunnel takes %d descriptors, want %d", shared, got, want)
+					}
+				}
+				_ = a.client.Close()
+				b.dialer.closeAll()
+				synctest.Wait()
+				if got := b.Budget.Used(); got != 0 {
+					t.Errorf("shared %v: a tunnel that %s leaves %d descriptors taken", shared, fate, got)
+				}
+				b.stop()
+			})
+		}
+	}
+}
+
 // TestRouterMaxTunnels sends many requests at once: not one more tunnel than
 // allowed comes to stand, and each that ends makes room for one.
 func TestRouterMaxTunnels(t *testing.T) {

@@ -66,6 +66,7 @@ var (
 	_ tunnel.Stream  = (*Stream)(nil)
 	_ tunnel.Aborter = (*Stream)(nil)
 	_ tunnel.Waker   = (*Stream)(nil)
+	_ tunnel.Sharer  = (*Stream)(nil)
 )
 
 // A ResetError is how a stream ends that the peer aborted, or whose
@@ -109,6 +110,10 @@ func (s *Stream) Read(p []byte) (int, error) {
 		s.readable.Wait()
 	}
 }
+
+// Shared implements tunnel.Sharer: a stream has no descriptor, and the one of
+// its connection is counted by who dialed that.
+func (s *Stream) Shared() bool { return true }
 
 // WakeRead implements tunnel.Waker.
 func (s *Stream) WakeRead(wake func()) (ready bool) {
