@@ -4,6 +4,7 @@ package reliability
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"sync/atomic"
@@ -21,18 +22,45 @@ const streamBytes = 4 << 10
 // Many tunnels over few connections: one at rest holds no goroutine and no
 // buffer either, be it new or has it been used, and works when it is wanted.
 func TestIdleStreams(t *testing.T) {
-	n := *idleStreams
-	conns := max(50, (n+h2.DefaultStreams-1)/h2.DefaultStreams) // no more fit on one
 	echo := startBackend(t, "echo")
 	g := start(t, options{Services: service("echo.test", echo.addr)})
+	g.holdStreams(t, *idleStreams, "echo.test:443")
+}
+
+// Nor does one hold a descriptor where it goes on to another gateway by HTTP/2:
+// both of its ends are streams on connections of many. So there may be more of
+// them than a process may have descriptors (promise P4). The gateways behind
+// have one for each, and are several, each with a service of its own.
+func TestIdleStreamsOnward(t *testing.T) {
+	const most = 16_000 // tunnels for a process that may have 20,000 descriptors
+	var services string
+	var targets []string
+	for i := range 1 + *idleOnward/most {
+		name := fmt.Sprintf("echo%d.test", i)
+		far := start(t, options{
+			Services: service(name, startBackend(t, "echo").addr),
+			More:     "limits: {openPerSource: -1, newPerSource: -1}", // its one client is a gateway
+		})
+		services += fmt.Sprintf("  - {name: %s, ports: [443], via: [{connect-h2: \"%s\"}]}\n", name, far.addr)
+		targets = append(targets, name+":443")
+	}
+	g := start(t, options{Services: services})
+	g.holdStreams(t, *idleOnward, targets...)
+}
+
+// holdStreams opens n tunnels to the targets in turn, over as few connections as
+// they fit on and over 50 at least, and weighs them.
+func (g *gateway) holdStreams(t *testing.T, n int, targets ...string) {
+	t.Helper()
+	conns := max(50, (n+h2.DefaultStreams-1)/h2.DefaultStreams) // no more fit on one
 	var source atomic.Int32
 	d := &h2.Dialer{
 		Proxy: g.addr, Parallel: conns, Ping: time.Hour,
 		Dialer: dialFunc(func() (net.Conn, error) { return dialFrom(int(source.Add(1)), g.addr) }),
 	}
 	defer d.Close()
-	open := func() (*h2.Stream, error) {
-		c, err := d.DialContext(t.Context(), "tcp", "echo.test:443")
+	open := func(i int) (*h2.Stream, error) {
+		c, err := d.DialContext(t.Context(), "tcp", targets[i%len(targets)])
 		if err != nil {
 			return nil, err
 		}
@@ -43,7 +71,7 @@ func TestIdleStreams(t *testing.T) {
 	// They are open at once, or a few connections would do.
 	first := make([]*h2.Stream, 2*conns*8)
 	crowd(t, len(first), 16, func(i int) (err error) {
-		if first[i], err = open(); err == nil {
+		if first[i], err = open(i); err == nil {
 			_, err = first[i].Write([]byte{7})
 		}
 		return err
@@ -67,7 +95,7 @@ func TestIdleStreams(t *testing.T) {
 	streams := make([]*h2.Stream, n)
 	began := time.Now()
 	crowd(t, n, 16, func(i int) (err error) {
-		streams[i], err = open()
+		streams[i], err = open(i)
 		return err
 	})
 	if t.Failed() {
@@ -87,7 +115,11 @@ func TestIdleStreams(t *testing.T) {
 		testnet.Eventually(t, patience, func() bool { left = g.afterGarbage(g.rss, rss); return left <= int64(streamBytes*n) },
 			"%d tunnels hold at most %d bytes each", n, streamBytes)
 	}
-	t.Logf("%d tunnels over %d connections (%d before) in %v", n, d.Conns(), threads, opened.Round(time.Millisecond))
+	fds, counted := g.descriptors(), int(g.metric("culvert_descriptors_used"))
+	t.Logf("%d tunnels over %d connections (%d before) in %v; %d descriptors, %d of them counted", n, d.Conns(), threads, opened.Round(time.Millisecond), fds, counted)
+	if own := fds - counted; own < 0 || own > 40 {
+		t.Errorf("%d descriptors are open and %d are counted, want the process's own between them", fds, counted)
+	}
 	judge("new")
 	crowd(t, n, 16, func(i int) error {
 		s := streams[i]

@@ -35,6 +35,10 @@ var (
 // gateway and the service take a descriptor for each.
 var idleStreams = flag.Int("idle-streams", 5000, "idle tunnels to hold, 100 on a connection and over 50 at least")
 
+// idleOnward is how many TestIdleStreamsOnward holds, where only the gateways
+// behind and their services do.
+var idleOnward = flag.Int("idle-onward", 2000, "idle tunnels to hold that go on to other gateways, likewise")
+
 // shortTunnels is how many TestShortTunnelsLeaveNothing opens and ends.
 var shortTunnels = flag.Int("short-tunnels", 20_000, "short tunnels to open and end")
 
