@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"culvert.dev/kube/discovery"
+	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
 )
@@ -25,5 +26,20 @@ func TestKubeConfigHasTheRules(t *testing.T) {
 	}
 	if n := reflect.TypeFor[discovery.Rules]().NumField(); n != 4 {
 		t.Errorf("rules have %d fields: are all of them in the file, the schema and here?", n)
+	}
+}
+
+// Who stands in a chain of gateways is not taken for another one of it, and
+// replicas are for one another.
+func TestPseudonym(t *testing.T) {
+	for _, tt := range []struct{ cluster, network, want string }{
+		{"west", "", "culvert-west"},
+		{"west", "west", "culvert-west-west"}, // in the cluster
+		{"west", "dmz (old), 2", "culvert-west-dmz--old---2"},
+	} {
+		c := &file.Config{Cluster: tt.cluster, Mesh: registry.Mesh{Network: tt.network}}
+		if got := pseudonym(c); got != tt.want {
+			t.Errorf("cluster %q, network %q: got %q, want %q", tt.cluster, tt.network, got, tt.want)
+		}
 	}
 }

@@ -206,10 +206,21 @@ func orNone(d time.Duration) time.Duration {
 }
 
 // pseudonym is what this gateway calls itself in Via: it must differ between
-// the gateways of a chain and be the same for the replicas of one.
+// the gateways of a chain and be the same for the replicas of one. One out of the
+// cluster has its id, too, and is in another network, or in none.
 func pseudonym(c *file.Config) string {
 	if c.Cluster != "" {
-		return "culvert-" + c.Cluster
+		name := "culvert-" + c.Cluster
+		if c.Mesh.Network != "" {
+			name += "-" + strings.Map(func(r rune) rune {
+				switch {
+				case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9':
+					return r
+				}
+				return '-' // what a network is called may have anything in it
+			}, c.Mesh.Network)
+		}
+		return name
 	}
 	host, err := os.Hostname()
 	if err != nil {
