@@ -30,7 +30,7 @@ type exchange struct {
 	extra  Answer
 	addrs  []netip.Addr
 	key    []byte
-	missed bool                // nobody knows yet whether the name is the table's: a no of others is not to be believed
+	missed bool                // the name may be the table's, and nobody knows yet: a no of others is not to be believed
 	table  Names               // that is waited for Targets of; else nil
 	zone   string              // of the name, then
 	found  map[string]*finding // of Targets; nil as long as nobody looked
@@ -189,7 +189,8 @@ func (x *exchange) decide() bool {
 	case own:
 		x.no(table, zone, dns.RcodeNameError)
 	default:
-		x.missed = missing
+		_, claimed := s.claimed.of(x.q.name)
+		x.missed = missing && claimed
 		return x.elsewhere()
 	}
 	return true

@@ -330,7 +330,7 @@ func TestAge(t *testing.T) {
 // Before a table was ever loaded nothing is known not to exist.
 func TestNeverLoaded(t *testing.T) {
 	up := serve(t, "there.test. 60 IN A 192.0.2.1")
-	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	r := start(t, &Server{Claimed: []string{"test"}, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
 	r.table.Store(nil)
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		m := q("web.shop.svc.mesh.internal", dns.TypeA)
@@ -351,7 +351,7 @@ func TestNeverLoaded(t *testing.T) {
 // elsewhere not before others have been asked.
 func TestTableThatCannotKnow(t *testing.T) {
 	up := serve(t, "there.later.test. 60 IN A 192.0.2.1")
-	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	r := start(t, &Server{Claimed: []string{"later.test"}, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		m := q("later.shop.svc.mesh.internal", dns.TypeA)
 		m.SetEdns0(1232, false)
@@ -362,6 +362,8 @@ func TestTableThatCannotKnow(t *testing.T) {
 		r.expect(t, tr, q("there.later.test", dns.TypeA), "NOERROR ra an: there.later.test. 60 IN A 192.0.2.1")
 		r.expect(t, tr, q("there.later.test", dns.TypeTXT), "SERVFAIL ra")
 		r.expect(t, tr, q("later.test", dns.TypeA), "SERVFAIL ra")
+		// What can't be the table's is answered as ever, or search lists end there.
+		r.expect(t, tr, q("later.elsewhere.test", dns.TypeA), "NXDOMAIN ra"+testSOA)
 		r.expect(t, tr, q("four.shop.svc.mesh.internal", dns.TypeA), "NOERROR aa ra an: four.shop.svc.mesh.internal. 5 IN A 10.0.0.4")
 	})
 }

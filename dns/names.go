@@ -75,7 +75,7 @@ const (
 	// Unknown: the part of the table that would know has never been loaded.
 	// In the server's zones the answer is SERVFAIL, as resolvers believe a
 	// NXDOMAIN, and for a while; elsewhere it is forwarded, and SERVFAIL where
-	// others have no record either.
+	// others have no record either, in what is Server.Claimed.
 	Unknown
 )
 

@@ -43,6 +43,10 @@ type Server struct {
 	// Zones are the server's own: what Names does not have there does not
 	// exist, and no question for them goes out.
 	Zones []string
+	// Claimed are domains outside of Zones in which Names may come to have names.
+	// As long as it can't say, nobody is believed there that a name does not exist,
+	// and the answer is SERVFAIL; others are forwarded as ever. "" is every name.
+	Claimed []string
 	// Names returns the table that holds now, or nil if none was ever loaded:
 	// then the zones' names are answered SERVFAIL. It is called once for a
 	// question and must be quick. Nil means that there is no table, and none
@@ -96,6 +100,7 @@ type Server struct {
 	once sync.Once        // for what follows
 
 	zones     zoneSet
+	claimed   zoneSet
 	views     []sourceView
 	ttl, noTL uint32 // seconds
 	rate      *rateLimit
@@ -164,6 +169,7 @@ func (r *Result) Code() string {
 func (s *Server) init() {
 	s.once.Do(func() {
 		s.zones = newZoneSet(s.Zones)
+		s.claimed = newZoneSet(s.Claimed)
 		for _, v := range s.Views {
 			for _, p := range v.Sources {
 				s.views = append(s.views, sourceView{p.Masked(), v.Name})

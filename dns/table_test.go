@@ -94,6 +94,7 @@ func shop() *fakeTable {
 		"later.shop.svc.mesh.internal":     {Status: Unknown},
 		"later.test":                       {Status: Unknown},
 		"there.later.test":                 {Status: Unknown},
+		"later.elsewhere.test":             {Status: Unknown},
 		"east api.shop.svc.mesh.internal":  {Addrs: addrs("10.1.0.1")},
 		"west api.shop.svc.mesh.internal":  {Addrs: addrs("10.2.0.1")},
 		"api.shop.svc.mesh.internal":       {Addrs: addrs("203.0.113.1")},

@@ -2,6 +2,7 @@ package file
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 
 	"culvert.dev/registry"
@@ -99,6 +100,28 @@ func (c *Config) DNSZones() []string {
 		return c.DNS.Zones
 	}
 	return c.defaultZones()
+}
+
+// DNSClaims returns the domains outside of the zones where services have names, by the
+// file or, once it is known what there is, by Kubernetes. What clusters are called that
+// Secrets tell of is known later.
+func (c *Config) DNSClaims() []string {
+	all := map[string]bool{}
+	for _, s := range c.Services {
+		for _, p := range s.Names {
+			all[p.Suffix.String()] = true
+		}
+		if s.ID.Cluster != "" {
+			all[s.ID.Cluster] = true // "db.west"
+		}
+	}
+	if c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
+		all[c.Cluster] = true
+		for _, s := range c.Kubernetes.Discovery.Suffixes {
+			all[s.Domain] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 func (c *Config) defaultZones() []string {

@@ -52,3 +52,33 @@ func TestKubernetesRules(t *testing.T) {
 		}
 	}
 }
+
+// Where names may turn up outside of DNS's own zones.
+func TestDNSClaims(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "culvert.yaml")
+	const services = `services:
+  - {names: [orders.example.com, "*.cdn.example.com"], endpoints: ["10.0.0.1:443"]}
+  - {mesh: {service: db, cluster: north}, endpoints: ["10.0.0.2:5432"]}
+`
+	for _, tt := range []struct {
+		lines string
+		want  []string
+	}{
+		{"services: []\n", nil},
+		{services, []string{"cdn.example.com", "north", "orders.example.com"}},
+		{"kubernetes: {gatewayAPI: {}}\n", nil}, // whose names are not for DNS
+		{services + "kubernetes: {discovery: {clusters: culvert-system, suffixes: [shop.test, {suffix: team.test, namespaces: [a]}]}}\n",
+			[]string{"cdn.example.com", "north", "orders.example.com", "shop.test", "team.test", "west"}},
+	} {
+		if err := os.WriteFile(path, []byte("cluster: west\nlisteners: [{address: \":443\"}]\n"+tt.lines), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Load(path)
+		if err != nil {
+			t.Fatalf("%s: %v", tt.lines, err)
+		}
+		if got := c.DNSClaims(); !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%s: got %q, want %q", tt.lines, got, tt.want)
+		}
+	}
+}

@@ -69,7 +69,7 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 		return nil, nil
 	}
 	s := &dns.Server{
-		Zones: c.DNSZones(), TTL: orNone(c.DNS.TTL), NegativeTTL: orNone(c.DNS.NegativeTTL),
+		Zones: c.DNSZones(), Claimed: c.DNSClaims(), TTL: orNone(c.DNS.TTL), NegativeTTL: orNone(c.DNS.NegativeTTL),
 		Recursion: c.DNS.Recursion, Unlimited: c.DNS.Unlimited, Rate: c.DNS.Rate,
 	}
 	if len(c.DNS.Recursion) > 0 {
