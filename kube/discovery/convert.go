@@ -24,10 +24,16 @@ type view struct {
 // of TCP. It is pure; ns is nil where there is no such Namespace, or it is not
 // known. One that is not exposed has neither names nor endpoints.
 func (v *view) convert(s *service, ns *namespace, of []*slice, exported bool) (*registry.Service, []Problem) {
-	if len(s.ports) > 0 && !servesTCP(s) {
-		return nil, nil
-	}
 	x, problems := parseNotes(s, ns)
+	if len(s.ports) > 0 && !servesTCP(s) {
+		if !x.expose || !x.mine {
+			return nil, nil // nobody meant it
+		}
+		return nil, []Problem{{
+			Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: noteExpose, Value: clip(s.notes[noteExpose]),
+			Text: "none of its ports is of TCP, so it is no service here; what is of UDP a UDPRoute leads to",
+		}}
+	}
 	out := &registry.Service{
 		Name:     s.Name + "." + s.Namespace + "." + v.cluster,
 		ID:       registry.ID{Service: s.Name, Namespace: s.Namespace, Cluster: v.cluster},

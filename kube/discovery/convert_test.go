@@ -247,6 +247,33 @@ func TestPorts(t *testing.T) {
 	}
 }
 
+// Who opens a Service that can't be one is told; who opens all of a namespace did
+// not mean it.
+func TestUDPAlone(t *testing.T) {
+	v := view{cluster: "west", rules: &Rules{}}
+	for _, tt := range []struct {
+		name  string
+		notes []string
+		ns    *namespace
+		want  int
+	}{
+		{"not exposed", nil, nil, 0},
+		{"exposed", []string{"expose", "true"}, nil, 1},
+		{"exposed by its namespace", nil, space("shop", "expose", "true"), 0},
+		{"said not to be", []string{"expose", "false"}, space("shop", "expose", "true"), 0},
+	} {
+		s := svc("shop", "dns", tt.notes...)
+		s.Spec.Ports = []corev1.ServicePort{port("dns", 53, corev1.ProtocolUDP)}
+		out, problems := v.convert(serviceOf(s), tt.ns, nil, false)
+		if out != nil || len(problems) != tt.want {
+			t.Errorf("%s: %v, problems %v, want no service and %d problems", tt.name, out, problems, tt.want)
+		}
+		if tt.want > 0 && !strings.Contains(problems[0].String(), `culvert.dev/expose: "true": none of its ports is of TCP`) {
+			t.Errorf("%s: it is told %q", tt.name, problems[0])
+		}
+	}
+}
+
 func TestExternalName(t *testing.T) {
 	for _, tt := range []struct {
 		name, host string
