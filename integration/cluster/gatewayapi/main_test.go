@@ -46,7 +46,9 @@ type bench struct {
 	backend netip.Addr
 }
 
-func start(t *testing.T) *bench {
+// start runs both, the gateway with further lines of configuration: the first of
+// them are below kubernetes.
+func start(t *testing.T, lines ...string) *bench {
 	t.Helper()
 	c := cluster.Start(t, cluster.Options{GatewayAddresses: 4})
 	manifests, err := os.ReadFile("../conformance/manifests.yaml")
@@ -60,7 +62,7 @@ func start(t *testing.T) *bench {
 	for _, a := range c.GatewayAddresses[:3] {
 		fmt.Fprintf(&config, "      - {address: %s}\n", a)
 	}
-	config.WriteString("  leader: culvert-system/culvert\n")
+	config.WriteString("  leader: culvert-system/culvert\n" + strings.Join(lines, "\n"))
 	file := filepath.Join(t.TempDir(), "gateway.yaml")
 	if err := os.WriteFile(file, []byte(config.String()), 0o600); err != nil {
 		t.Fatal(err)
