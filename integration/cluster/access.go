@@ -122,6 +122,11 @@ func (c *Cluster) Run(t testing.TB, pod *corev1.Pod, path string, args ...string
 	if err != nil {
 		t.Fatal(err)
 	}
+	return c.runIn(t, ns, path, args...)
+}
+
+func (c *Cluster) runIn(t testing.TB, ns *network, path string, args ...string) *Process {
+	t.Helper()
 	p, err := startProcess(filepath.Base(path), c.logs(), ns, exec.Command(path, args...))
 	if err != nil {
 		t.Fatal(err)

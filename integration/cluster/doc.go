@@ -19,7 +19,8 @@
 // outlives the tests, however they end. It needs root and ip(8). The sandbox
 // has no way out: programs are built, and modules loaded, before it is entered.
 // In it, the test itself is where a gateway on a virtual machine would be: it
-// reaches the API servers and the pods of all clusters, at their addresses.
+// reaches the API servers and the pods of all clusters, at their addresses. A
+// Machine is a place that does not reach the pods.
 //
 // The first run builds Kubernetes, which takes minutes; Go's cache keeps it.
 //
