@@ -3,10 +3,12 @@ package tunnel_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,6 +88,70 @@ func TestAbortAtEveryOffset(t *testing.T) {
 			_ = e.service.SetDeadline(time.Now())
 			if c, err := e.service.Accept(); err == nil {
 				t.Errorf("the service was dialed for a client that had not said all: %v", c.RemoteAddr())
+			}
+			e.close(t)
+			e.wantNoFiles(t)
+		})
+	}
+}
+
+// TestServiceAbortsAtEveryOffset has services abort after each byte of their
+// answer, over the whole data path: once their client has all of it; at once,
+// so that the reset may overtake the answer; and before they have read a thing.
+// Their client gets an exact prefix of what was sent, and then a reset and no
+// end.
+func TestServiceAbortsAtEveryOffset(t *testing.T) {
+	answer := []byte("an answer of a few bytes, and of every byte of it there is a first part")
+	const heard, atOnce, deaf = "heard", "at once", "deaf"
+	for _, m := range manners {
+		t.Run(m.name, func(t *testing.T) {
+			e := newEdge(t)
+			for n := range len(answer) + 1 {
+				for _, when := range []string{heard, atOnce, deaf} {
+					s := &scene{client: e.dial(t)}
+					want := string(answer[:n])
+					if when == deaf {
+						_, _ = s.client.Write(m.preamble(t, "service.test"))
+						s.server = e.accept(t)
+						want = m.yes + want
+					} else {
+						s.enter(t, m, e, "service.test")
+					}
+					if _, err := s.server.Write(answer[:n]); err != nil {
+						t.Fatalf("%s: an answer of %d bytes: %v", when, n, err)
+					}
+					var got []byte
+					if when == heard {
+						got = make([]byte, n)
+						if k, err := io.ReadFull(s.client, got); err != nil {
+							t.Fatalf("%s: the client got %d of %d bytes, %v", when, k, n, err)
+						}
+					}
+					_ = s.server.SetLinger(0)
+					_ = s.server.Close()
+					rest, err := io.ReadAll(s.client)
+					got = append(got, rest...)
+					_ = s.client.Close()
+					o := e.outcome(t)
+					if when == deaf && o.Reason == tunnel.DialFailed {
+						// It was gone before its connection was seen to stand:
+						// there was no tunnel, and the client was told so.
+						if m.yes != "" && strings.HasPrefix(string(got), m.yes) {
+							t.Errorf("%s, %d bytes: the client was told yes: %q", when, n, got)
+						}
+					} else {
+						wantReset(t, fmt.Sprintf("%s, %d bytes: the client", when, n), err)
+						if !strings.HasPrefix(want, string(got)) || when == heard && len(rest) > 0 {
+							t.Errorf("%s: the client got %q, want the beginning of %q", when, got, want)
+						}
+						if o.Reason != tunnel.Reset || o.Err == nil {
+							t.Errorf("%s, %d bytes: told %s (%v), want reset and whose", when, n, o.Reason, o.Err)
+						}
+						if passed := int64(len(got) - len(want) + n); o.BytesOut < passed || o.BytesOut > int64(n) {
+							t.Errorf("%s: counted %d bytes out, of %d that were sent and %d that came", when, o.BytesOut, n, passed)
+						}
+					}
+				}
 			}
 			e.close(t)
 			e.wantNoFiles(t)
