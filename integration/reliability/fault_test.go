@@ -3,6 +3,7 @@
 package reliability
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -82,6 +83,50 @@ func TestServiceKilled(t *testing.T) {
 			}
 		}
 		testnet.Eventually(t, patience, func() bool { return living.Accepted() == 20 }, "the endpoint that is left has them all")
+	})
+}
+
+// A service that aborts after any byte of its answer has its client get an
+// exact prefix and then a reset, whether the client had all of it before or the
+// reset came right behind.
+func TestServiceAbortsAtEveryOffset(t *testing.T) {
+	answer := []byte("an answer of a few bytes, and of every byte of it there is a first part")
+	eachWay(t, func(t *testing.T, w way) {
+		b := testnet.NewBackend(t)
+		g := start(t, options{Services: service("abrupt.test", b.Addr())})
+		dial := g.through(w, b, "abrupt.test")
+		aborted := 0.0
+		for n := range len(answer) + 1 {
+			for _, heard := range []bool{true, false} {
+				client, server, err := dial(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := server.Write(answer[:n]); err != nil {
+					t.Fatal(err)
+				}
+				if heard {
+					if err := expect(client, answer[:n]); err != nil {
+						t.Fatal(err)
+					}
+				}
+				_ = testnet.Abort(server)
+				aborted++
+				_ = client.SetReadDeadline(time.Now().Add(patience))
+				got, err := io.ReadAll(client)
+				if !wasReset(err) {
+					t.Errorf("aborted after %d bytes, heard %v: the client got %q and %v, want a reset", n, heard, got, err)
+				}
+				if !bytes.HasPrefix(answer[:n], got) || heard && len(got) > 0 {
+					t.Errorf("aborted after %d bytes, heard %v: the client got %q", n, heard, got)
+				}
+				_ = client.Close()
+			}
+		}
+		testnet.Eventually(t, patience, func() bool {
+			m := g.metrics()
+			return sum(m, "culvert_requests_total", `reason="reset"`) == aborted && sum(m, "culvert_requests_total") == aborted
+		}, "%v tunnels are told to have been reset, and nothing else", aborted)
 	})
 }
 
