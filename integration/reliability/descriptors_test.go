@@ -3,29 +3,41 @@
 package reliability
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 	"unsafe"
 
+	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 )
 
 // With 256 descriptors and none left for clients, the tunnels that stand
 // don't notice, new ones are told no at once, everything an operator needs
-// works, and nothing spins.
+// works, certificates and the configuration are read again, and nothing spins.
 func TestDescriptorsRunOut(t *testing.T) {
 	const limit = 256
+	ca, err := testca.New("example.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, w := range []way{bySNI, byConnect} {
 		t.Run(w.name, func(t *testing.T) {
 			b := testnet.Echo(t)
+			keys := filepath.Join(t.TempDir(), "keys")
+			pair := renew(t, ca, keys)
 			g := start(t, options{
+				Listener: fmt.Sprintf(", protocols: [sni, connect], tls: {certificateFile: %[1]s/gw.crt, keyFile: %[1]s/gw.key}", keys),
 				Services: service("echo.test", b.Addr()),
 				Wrap:     []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, limit)},
 			})
@@ -46,79 +58,180 @@ func TestDescriptorsRunOut(t *testing.T) {
 				m := g.metrics()
 				return sum(m, "culvert_requests_total", `reason="overload"`) + sum(m, "culvert_connections_refused_total", `reason="overload"`)
 			}
-
-			// One after the other: each hears no in its own words, at once.
-			testnet.Eventually(t, patience, func() bool { return overloads() == 1 }, "the one that did not fit is counted")
-			slowest := time.Duration(0)
-			for i := range 20 {
-				r := g.refused(w, 100+i, "echo.test")
-				slowest = max(slowest, r.after)
-				if r.code != w.code["overload"] {
-					t.Errorf("a new connection got %v, want %d", r, w.code["overload"])
+			// refusals asks for tunnels, and each is told no with code, or by a
+			// reset where that is 0, at once.
+			refusals := func(when string, code int) {
+				t.Helper()
+				const n = 100
+				was := overloads()
+				took := make([]time.Duration, n)
+				for i := range took {
+					began, r := time.Now(), refusal{end: testnet.RST}
+					if c, err := g.dial(100 + i); err == nil {
+						r = request(c, w.preamble("echo.test"))
+					} else if !errors.Is(err, syscall.ECONNRESET) { // refused as it came
+						t.Fatal(err)
+					}
+					if took[i] = time.Since(began); r.code != code || code == 0 && r.end != testnet.RST {
+						t.Errorf("%s: a new connection got %v, want %d", when, r, code)
+					}
 				}
+				t.Logf("%s: refused within %v, nine of ten within %v", when, percentile(took, 100), percentile(took, 90))
+				if p90 := percentile(took, 90); p90 > 10*time.Millisecond { // a busy machine may keep the others waiting
+					t.Errorf("%s: one of ten refusals took %v and more, limit 10 ms", when, p90)
+				}
+				testnet.Eventually(t, patience, func() bool { return overloads() == was+n }, "%s: %d more are counted", when, n)
 			}
-			t.Logf("refused within %v", slowest)
-			if slowest > 10*time.Millisecond+50*time.Millisecond {
-				t.Errorf("a refusal took %v, limit 10 ms", slowest)
-			}
-			testnet.Eventually(t, patience, func() bool { return overloads() == 21 }, "20 more are counted")
+
+			// One after the other: each hears no in its own words.
+			testnet.Eventually(t, patience, func() bool { return overloads() == 1 }, "the one that did not fit is counted")
+			refusals("no room for tunnels", w.code["overload"])
 			works("after refusals")
+			if shown := g.shows(ca, "own.test"); !shown.Equal(pair.TLS.Leaf) {
+				t.Error("TLS that ends here, without room for a tunnel: not the certificate there is")
+			}
 
 			// All at once, and they stay: there are too few descriptors even
 			// to be polite.
-			var stay []net.Conn
-			defer func() {
-				for _, c := range stay {
-					_ = c.Close()
-				}
-			}()
-			for i := range 400 {
-				if c, err := g.dial(200 + i%10); err == nil {
-					stay = append(stay, c)
-				}
-			}
-			works("while 400 connect and say nothing")
+			var stay many
+			defer stay.close()
+			g.crowdOut(&stay)
+			refusals("no room at all", 0)
+			works("while the rest is taken by those who do not finish")
 			for _, path := range []string{"/healthz", "/readyz", "/metrics", "/status"} {
 				if status, _, err := g.get(path); err != nil || status != http.StatusOK {
 					t.Errorf("%s without descriptors for clients: %d, %v", path, status, err)
 				}
 			}
-			// Reload, at its loudest: no free descriptor but the reserve.
-			g.write(g.yaml(service("echo.test", b.Addr()) + service("new.test", b.Addr())))
-			testnet.Eventually(t, effect, func() bool {
-				_, body, err := g.get("/explain?name=new.test")
-				return err == nil && strings.Contains(body, `"service": "new.test"`)
-			}, "a reload takes effect")
-
-			// Clients keep trying, ten a second; that is no work.
-			cpu, began := g.cpu(), time.Now()
-			tick := time.NewTicker(100 * time.Millisecond)
-			defer tick.Stop()
-			for time.Since(began) < 1500*time.Millisecond {
-				<-tick.C
-				if c, err := g.dial(300); err == nil {
-					_ = c.Close()
+			// Certificates and the configuration, at its loudest: no free
+			// descriptor but the reserve.
+			for _, reload := range []struct {
+				what string
+				do   func()
+				done func() bool
+			}{
+				{"certificates", func() { pair = renew(t, ca, keys) }, func() bool { return g.metric("culvert_config_reloads_total") > 0 }},
+				{"configuration", func() { g.write(g.yaml(service("echo.test", b.Addr()) + service("new.test", b.Addr()))) }, func() bool {
+					_, body, err := g.get("/explain?name=new.test")
+					return err == nil && strings.Contains(body, `"service": "new.test"`)
+				}},
+			} {
+				g.crowdOut(&stay)
+				reload.do()
+				testnet.Eventually(t, effect, reload.done, "the %s are read again and take effect", reload.what)
+				if m := g.metrics(); sum(m, "culvert_descriptors_used") < sum(m, "culvert_descriptors_limit") {
+					t.Errorf("descriptors came free while the %s were read again: the test shows nothing", reload.what)
 				}
 			}
-			used := g.cpu() - cpu
-			share := 100 * used.Seconds() / time.Since(began).Seconds()
+			if n := g.metric("culvert_config_reload_failures_total"); n > 0 {
+				t.Errorf("%v reloads failed", n)
+			}
+
+			// Clients keep trying, ten a second; that is no work. A collection of
+			// garbage may be, so the least of three counts.
+			share := 100.0
+			for i := 0; i < 3 && share > 5; i++ {
+				share = min(share, g.busyWhile(1500*time.Millisecond, func() {
+					if c, err := g.dial(300); err == nil {
+						_ = c.Close()
+					}
+				}))
+			}
 			t.Logf("%.1f %% of a core while clients keep trying", share)
-			if share > 10 {
-				t.Errorf("%.1f %% of a core while clients keep trying, limit 5 and some noise", share)
+			if share > 5 {
+				t.Errorf("%.1f %% of a core while clients keep trying, limit 5", share)
+			}
+
+			// There is room again to say no, and to show the new certificate.
+			stay.close()
+			g.roomAgain()
+			if shown := g.shows(ca, "own.test"); !shown.Equal(pair.TLS.Leaf) {
+				t.Error("TLS that ends here shows the certificate from before it was renewed")
 			}
 
 			// Some close, and all is as before.
-			for _, c := range stay {
-				_ = c.Close()
-			}
 			for _, c := range conns[:10] {
 				_ = c.Close()
 			}
 			conns = conns[10:]
-			testnet.Eventually(t, time.Second, func() bool { return g.reaches(w, "echo.test") }, "new tunnels are served again")
+			testnet.Eventually(t, time.Second, func() bool { return g.reaches(w, "echo.test") && g.reaches(w, "new.test") }, "new tunnels are served again")
 			works("in the end")
 		})
 	}
+}
+
+// renew makes a certificate for own.test and has the symbolic link at now lead to
+// it and its key, both at once: as the kubelet does with a Secret.
+func renew(t *testing.T, ca *testca.CA, now string) *testca.Pair {
+	t.Helper()
+	dir, next := t.TempDir(), now+".next"
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://example.test/gw", DNSNames: []string{"own.test"}, Usage: testca.ServerOnly})
+	if err == nil {
+		err = errors.Join(pair.Save(dir, "gw"), os.Symlink(dir, next), os.Rename(next, now))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
+}
+
+// shows returns the certificate that a client of TLS for name is shown. There is
+// no room for a tunnel, which it is told inside.
+func (g *gateway) shows(ca *testca.CA, name string) *x509.Certificate {
+	g.t.Helper()
+	c := tls.Client(g.mustDial(302), &tls.Config{RootCAs: ca.Pool(), ServerName: name})
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if err := c.HandshakeContext(g.t.Context()); err != nil {
+		g.t.Fatalf("TLS that ends here: %v", err)
+	}
+	if r := request(c, byConnect.preamble("echo.test")); r.code != byConnect.code["overload"] {
+		g.t.Errorf("inside of TLS that ends here: %v, want %d", r, byConnect.code["overload"])
+	}
+	return c.ConnectionState().PeerCertificates[0]
+}
+
+// crowdOut has clients take every descriptor that the tunnels leave, by preambles
+// that they begin and do not finish. It lasts for 5 seconds, and those of before
+// make room first.
+func (g *gateway) crowdOut(stay *many) {
+	g.t.Helper()
+	stay.close()
+	g.roomAgain()
+	testnet.Eventually(g.t, patience, func() bool {
+		for i := range 40 {
+			if c, err := g.dial(200 + i); err == nil {
+				_, _ = c.Write(bySNI.preamble("echo.test")[:10])
+				stay.add(c)
+			}
+		}
+		m := g.metrics()
+		return sum(m, "culvert_descriptors_used") >= sum(m, "culvert_descriptors_limit")
+	}, "every descriptor for clients is taken")
+}
+
+// roomAgain waits until tunnels have two descriptors each, and nobody else has
+// any.
+func (g *gateway) roomAgain() {
+	g.t.Helper()
+	testnet.Eventually(g.t, patience, func() bool {
+		m := g.metrics()
+		return sum(m, "culvert_descriptors_used") <= 2*sum(m, "culvert_tunnels_open")
+	}, "only tunnels hold descriptors")
+}
+
+// busyWhile returns how much of a core the gateway takes, in percent, while f is
+// called ten times a second.
+func (g *gateway) busyWhile(d time.Duration, f func()) float64 {
+	g.t.Helper()
+	cpu, began := g.cpu(), time.Now()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for time.Since(began) < d {
+		<-tick.C
+		f()
+	}
+	return 100 * (g.cpu() - cpu).Seconds() / time.Since(began).Seconds()
 }
 
 // fill opens tunnels until the gateway refuses one.
