@@ -114,10 +114,36 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 		}
 		// Not one of them has closed its end.
 		testnet.Eventually(t, preambleSlack, func() bool { return g.descriptors() <= fds+4 }, "the gateway holds nothing of them any more")
+		// What is promised is between the gateway's accept and its close: by its
+		// own account, which no crowd in another process makes late.
+		ages := g.timedOut()
+		t.Logf("the gateway held %d of them for %v to %v, 99 %% for %v at most", len(ages),
+			ages[0].Round(time.Millisecond), ages[len(ages)-1].Round(time.Millisecond), percentile(ages, 99).Round(time.Millisecond))
+		if len(ages) < kept*9/10 || ages[0] < preambleDeadline || percentile(ages, 99) > preambleDeadline+preambleSlack {
+			t.Errorf("%d preambles were held for %v and more, 99 %% of them for %v at most; want about %d, for %v and no half second more",
+				len(ages), ages[0], percentile(ages, 99), kept, preambleDeadline)
+		}
 		if got := b.Accepted(); got != honest+int64(len(calm)) {
 			t.Errorf("the service was dialed %d times, want %d", got, honest+len(calm))
 		}
 	})
+}
+
+// timedOut returns how long each connection was held whose preamble was not
+// complete in time, the shortest first.
+func (g *gateway) timedOut() (ages []time.Duration) {
+	g.t.Helper()
+	told := func() []entry { return g.entries(func(e entry) bool { return e.str("reason") == "hello-timeout" }) }
+	testnet.Eventually(g.t, patience, func() bool {
+		m := g.metrics()
+		return float64(len(told())) >= sum(m, "culvert_connections_refused_total", `reason="hello-timeout"`)-sum(m, "culvert_log_lines_dropped_total")
+	}, "the log has a line of each preamble that was not complete in time")
+	for _, e := range told() {
+		lasted, _ := e["lasted"].(float64) // nanoseconds
+		ages = append(ages, time.Duration(lasted))
+	}
+	slices.Sort(ages)
+	return ages
 }
 
 // drip sends a byte a second.
