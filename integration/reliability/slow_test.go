@@ -223,3 +223,91 @@ func TestDeadlinesAreAbsolute(t *testing.T) {
 		})
 	}
 }
+
+// Who takes a byte a second and sends one is carried like anybody else, be it a
+// client or a service: each byte arrives, what the other side pours meanwhile
+// waits, and none of it is lost.
+func TestByteASecond(t *testing.T) {
+	t.Parallel()
+	const (
+		poured = 32 << 20 // more than sockets take
+		stream = testnet.Stream(7)
+	)
+	b := testnet.NewBackend(t)
+	g := start(t, options{Services: service("slow.test", b.Addr())})
+	eachWay(t, func(t *testing.T, w way) {
+		t.Parallel()
+		for _, side := range []testnet.Side{testnet.ClientSide, testnet.ServerSide} {
+			t.Run(side.String(), func(t *testing.T) {
+				t.Parallel()
+				slow, fast, err := g.through(w, b, "slow.test")(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if side == testnet.ServerSide {
+					slow, fast = fast, slow
+				}
+				defer slow.Close()
+				defer fast.Close()
+				var wg sync.WaitGroup
+				defer wg.Wait()
+				done := make(chan error, 1)
+				go func() {
+					p := make([]byte, 1<<20)
+					_ = fast.SetWriteDeadline(time.Now().Add(2 * patience))
+					for off := int64(0); off < poured; off += int64(len(p)) {
+						stream.Fill(p, off)
+						if _, err := fast.Write(p); err != nil {
+							done <- err
+							return
+						}
+					}
+					done <- testnet.CloseWrite(fast)
+				}()
+				text := []byte("slowly") // a byte for each second
+				wg.Go(func() {
+					drip(t.Context(), slow, text)
+					_ = testnet.CloseWrite(slow)
+				})
+				one := make([]byte, 1)
+				for i := range text {
+					if err := expect(fast, text[i:i+1]); err != nil {
+						t.Fatalf("byte %d of the slow side: %v", i, err)
+					}
+					_ = slow.SetReadDeadline(time.Now().Add(patience))
+					if _, err := io.ReadFull(slow, one); err != nil {
+						t.Fatalf("byte %d for the slow side: %v", i, err)
+					}
+					if err := stream.Check(one, int64(i)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				select {
+				case err := <-done:
+					t.Fatalf("%d MiB went to one who took %d bytes, %v", poured>>20, len(text), err)
+				default:
+				}
+				p, off := make([]byte, 1<<20), int64(len(text))
+				_ = slow.SetReadDeadline(time.Now().Add(patience))
+				for err == nil {
+					var n int
+					n, err = slow.Read(p)
+					if err := stream.Check(p[:n], off); err != nil {
+						t.Fatal(err)
+					}
+					off += int64(n)
+				}
+				if err != io.EOF || off != poured {
+					t.Errorf("the slow side got %d of %d bytes in the end, %v", off, poured, err)
+				}
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				_ = fast.SetReadDeadline(time.Now().Add(patience))
+				if n, err := fast.Read(one); n != 0 || err != io.EOF {
+					t.Errorf("the other side read %d bytes more and %v, want the end", n, err)
+				}
+			})
+		}
+	})
+}
