@@ -314,7 +314,11 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 	n := *shortTunnels - warm
 	b := testnet.Echo(t)
 	closed := closedPort(t, 1)
-	g := start(t, options{Services: service("echo.test", b.Addr()) + service("closed.test", closed)})
+	abrupt := testnet.Serve(t, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 1))
+		_ = testnet.Abort(c)
+	})
+	g := start(t, options{Services: service("echo.test", b.Addr()) + service("closed.test", closed) + service("abrupt.test", abrupt.Addr())})
 	ways := []way{bySNI, byConnect}
 	live := func(i int) error {
 		c, err := g.dial(i % 250)
@@ -322,8 +326,8 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 			return err
 		}
 		defer c.Close()
-		w := ways[i/6%2]
-		switch i % 6 {
+		w := ways[i/7%2]
+		switch i % 7 {
 		case 0: // ends in order, client first
 			if err := w.enter(c, "echo.test"); err != nil {
 				return err
@@ -342,7 +346,7 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 			}
 		case 3: // half a preamble
 			_, err = c.Write(w.preamble("echo.test")[:20])
-			if i%12 == 3 {
+			if i%14 == 3 {
 				_ = testnet.Abort(c)
 			}
 			return err
@@ -355,6 +359,13 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 				return err
 			}
 			return testnet.Abort(c)
+		case 6: // aborted by the service
+			if _, err := c.Write(append(w.preamble("abrupt.test"), 'x')); err != nil {
+				return err
+			}
+			if _, err := io.Copy(io.Discard, c); !wasReset(err) {
+				return fmt.Errorf("a service that aborts: the client's stream ended with %v", err)
+			}
 		}
 		return nil
 	}
@@ -382,7 +393,7 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 		from, to := n*part/parts, n*(part+1)/parts
 		crowd(t, to-from, 32, func(i int) error { return live(from + i) })
 		looks = append(looks, look())
-		if n >= 500_000 {
+		if n >= 100_000 {
 			t.Logf("%d tunnels in %v: %v", to, time.Since(began).Round(time.Second), looks[part+1])
 		}
 	}
@@ -402,17 +413,17 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 	if after.rss > before.rss+4<<20 {
 		t.Errorf("RSS went from %.0f to %.0f", before.rss, after.rss)
 	}
-	if n < 500_000 {
-		return
-	}
 	// At first it rises to what the most at once ever were: pools, and the
-	// runtime's own of goroutines. Of the second half, none may be left.
+	// runtime's own of goroutines. Of the second half, none may be left. RSS
+	// goes up and down with what the runtime keeps for later, by more than the
+	// limit that a slope is held to: it is shown, and was held to a sum above.
 	per := func(of func(leftover) float64) float64 {
 		return slope(looks[parts/2:], of) * parts / float64(n) * 10_000
 	}
 	heap, rss := per(func(l leftover) float64 { return l.heap }), per(func(l leftover) float64 { return l.rss })
-	t.Logf("for 10,000 tunnels the heap rises by %.0f bytes and RSS by %.0f", heap, rss)
-	if heap > 1<<10 {
+	t.Logf("for 10,000 tunnels of the second half the heap rises by %.0f bytes and RSS by %.0f", heap, rss)
+	// In fewer, what a collection happens to find is more than that.
+	if heap > 1<<10 && n >= 500_000 {
 		t.Errorf("the heap rises by %.0f bytes for 10,000 tunnels, limit 1,024", heap)
 	}
 }
