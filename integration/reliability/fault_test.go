@@ -130,6 +130,69 @@ func TestServiceAbortsAtEveryOffset(t *testing.T) {
 	})
 }
 
+// So does a proxy on the way out that aborts after any byte of what it says: in
+// its yes, and the client is told no; behind it, and the client gets an exact
+// prefix and then a reset.
+func TestProxyAbortsAtEveryOffset(t *testing.T) {
+	b := testnet.Echo(t)
+	far := start(t, options{Listener: detecting, More: "limits: {newPerSource: -1}",
+		Services: "  - {names: [\"*.out.test\"], endpoints: [\"" + b.Addr() + "\"]}\n"})
+	var passes atomic.Int64 // bytes of far's
+	proxy := testnet.Serve(t, func(c net.Conn) {
+		n := passes.Load()
+		up, err := net.Dial("tcp", far.addr)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _ = io.Copy(up, c) })
+		_, _ = io.CopyN(c, up, n)
+		_, _ = testnet.Abort(c), up.Close()
+		wg.Wait()
+	})
+	var services strings.Builder
+	ways := []string{`connect: "PROXY"`, `connect-h2: "PROXY"`, `websocket: "ws://PROXY/"`, `socks5: "PROXY"`}
+	for i, way := range ways {
+		fmt.Fprintf(&services, "  - {name: way%d.out.test, ports: [443], via: [{%s}]}\n", i, strings.ReplaceAll(way, "PROXY", proxy.Addr()))
+	}
+	near := start(t, options{Services: services.String()})
+	const text = "some bytes there and back"
+	want := byConnect.yes + text
+	for i, way := range ways {
+		proto, _, _ := strings.Cut(way, ":")
+		t.Run(proto, func(t *testing.T) {
+			asks := append(byConnect.preamble(fmt.Sprintf("way%d.out.test", i)), text...)
+			refused, cut := 0, 0
+			for whole := false; !whole && !t.Failed(); {
+				n := refused + cut
+				passes.Store(int64(n))
+				c := near.mustDial(n % 200)
+				_ = c.SetDeadline(time.Now().Add(patience))
+				if _, err := c.Write(asks); err != nil {
+					t.Fatal(err)
+				}
+				p, err := io.ReadAll(io.LimitReader(c, int64(len(want))))
+				_ = c.Close()
+				switch got := string(p); {
+				case got == want:
+					whole = true
+				case strings.HasPrefix(got, byConnect.yes) && strings.HasPrefix(want, got) && wasReset(err):
+					cut++
+				case strings.HasPrefix(got, "HTTP/1.1 502 ") && cut == 0:
+					refused++
+				default:
+					t.Errorf("aborted after %d bytes: the client got %q and %v", n, got, err)
+				}
+			}
+			t.Logf("refused after up to %d bytes of the proxy's, reset after up to %d more", refused, cut)
+			if refused == 0 || cut < len(text) {
+				t.Errorf("refused %d times and reset %d times, want both, and a reset after each of %d bytes", refused, cut, len(text))
+			}
+		})
+	}
+}
+
 // A closed port is a refusal at once, in the client's protocol; where another
 // endpoint is left the client hears nothing of it, and the closed one is asked
 // ever more seldom.
