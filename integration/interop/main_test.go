@@ -52,7 +52,7 @@ func build(dir string) (string, error) {
 		return filepath.Abs(path)
 	}
 	path := filepath.Join(dir, "culvert")
-	args := []string{"build", "-o", path}
+	args := []string{"build", "-tags", buildTags, "-o", path}
 	if raceEnabled {
 		args = append(args, "-race")
 	}

@@ -1,0 +1,5 @@
+//go:build unix && copyrelay
+
+package interop
+
+const buildTags = "copyrelay"
