@@ -45,7 +45,7 @@ test-integration: build ## the tests against real peers, and of the examples
 	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
-	  (cd integration && $(GO) test -tags netns ./networks) || exit 1; \
+	  (cd integration && $(GO) test -tags netns -race ./networks) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "make: not root: the tests in network namespaces are not run"; fi; \

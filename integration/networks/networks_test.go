@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	culvert = filepath.Join(dir, "culvert")
-	cmd := exec.Command("go", "build", "-o", culvert, "./cmd/culvert")
+	cmd := exec.Command("go", "build", buildFlag, "-o", culvert, "./cmd/culvert")
 	cmd.Dir = filepath.Join("..", "..")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "networks: build culvert: %v\n%s", err, out)
@@ -144,15 +144,25 @@ func (s *site) start(ns *netns.NS, name, sub, own string) (stop func(os.Signal))
 		running = false
 		_ = cmd.Process.Signal(sig)
 		<-ended
-		if s.t.Failed() {
-			s.t.Logf("%s said:\n%s", name, log.String())
-		}
+		report(s.t, name, log.String())
 	}
 	s.t.Cleanup(func() { stop(syscall.SIGKILL) })
 	testnet.Eventually(s.t, patience, func() bool {
 		return exec.Command(culvert, "registry", "ls", "--admin", "unix:"+s.socket(name)).Run() == nil
 	}, "%s is there", name)
 	return stop
+}
+
+// report tells of a race in what a program said that has ended, and shows it all
+// where the test failed.
+func report(t *testing.T, name, said string) {
+	t.Helper()
+	if strings.Contains(said, "DATA RACE") {
+		t.Errorf("%s has a race", name)
+	}
+	if t.Failed() {
+		t.Logf("%s said:\n%s", name, said)
+	}
 }
 
 func (s *site) socket(name string) string { return filepath.Join(s.dir, name+".sock") }

@@ -106,9 +106,7 @@ func background(t *testing.T, cmd *exec.Cmd) (stop func()) {
 	stop = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		<-ended
-		if t.Failed() {
-			t.Logf("%s said:\n%s", strings.Join(cmd.Args, " "), out.String())
-		}
+		report(t, strings.Join(cmd.Args, " "), out.String())
 	})
 	t.Cleanup(stop)
 	return stop

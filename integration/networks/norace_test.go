@@ -1,0 +1,5 @@
+//go:build linux && netns && !race
+
+package networks
+
+const buildFlag = "-race=false"
