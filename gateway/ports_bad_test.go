@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -73,15 +72,12 @@ func TestServicePortsReadNothing(t *testing.T) {
 	}
 }
 
-// Ends are carried as they are, in both directions.
+// Every byte is carried, and ends as they are, in both directions.
 func TestServicePortsCarryEndings(t *testing.T) {
-	s := newSite(t, 3)
-	b := testnet.NewBackend(t)
-	r := s.start(published("a.test", endpointOf(b.Server)))
-	addr := r.address("a.test")
-	testnet.TestEndings(t, b.Through(func(ctx context.Context) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "tcp", addr)
-	}, nil), testnet.Transparent())
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		r := newSite(t, 3).start(published("a.test", netipEndpoint(service)))
+		return new(net.Dialer), r.address("a.test")
+	}, nil)
 }
 
 func TestServicePortsOfServicesThatAreDown(t *testing.T) {

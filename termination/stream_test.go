@@ -93,6 +93,17 @@ func TestThousandStreams(t *testing.T) {
 	tunneltest.TestThousand(t, g.With(d, "svc:1"))
 }
 
+// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
+// abort, in both directions.
+func TestEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		ca := newCA(t, "example.test")
+		keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+		g := serve(t, table{"svc.test": service}, tunnel.Limits{}, terminating(t, keys, true))
+		return &connect.Dialer{Proxy: g.Addr, TLS: roots(ca, "gw.example.test")}, "svc.test:443"
+	}, nil)
+}
+
 // TestEndings: close_notify is an end and nothing else is.
 func TestEndings(t *testing.T) {
 	ca := newCA(t, "example.test")

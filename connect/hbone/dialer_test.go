@@ -362,3 +362,15 @@ func TestEnds(t *testing.T) {
 		return m.newDialer(g.Addr, id("gw")), "svc.test:80"
 	}, nil)
 }
+
+// TestDoubleEnds is the same through two servers.
+func TestDoubleEnds(t *testing.T) {
+	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
+		m := newMesh(t)
+		inner := serve(t, m.server("workload"), table{"svc.test:443": service})
+		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.Addr})
+		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
+		t.Cleanup(func() { _ = d.Close() })
+		return d, "svc.test:443"
+	}, nil)
+}
