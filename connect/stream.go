@@ -63,6 +63,9 @@ func (f *front) forget() []byte {
 	return early
 }
 
+// NetConn returns the connection, for what looks at its socket.
+func (f *front) NetConn() net.Conn { return f.Conn }
+
 // CloseWrite implements tunnel.Stream.
 func (f *front) CloseWrite() error {
 	if w, ok := f.Conn.(tunnel.Stream); ok {

@@ -83,6 +83,19 @@ func TestDialers(t *testing.T) {
 	}
 }
 
+// TestResting is promise P3, of CONNECT over HTTP/1 inside.
+func TestResting(t *testing.T) {
+	ca := newCA(t, "example.test")
+	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	tunneltest.TestResting(t, tunneltest.Resting{
+		Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {
+			g := serve(t, routes, tunnel.Limits{}, terminating(t, keys, true))
+			return g.With(&connect.Dialer{Proxy: g.Addr, Dialer: tlsDialer{roots(ca, "gw.example.test", "http/1.1")}}, "svc.test:443")
+		},
+		Bytes: 40 << 10,
+	})
+}
+
 // TestThousandStreams has 1,000 tunnels at once, 100 on a TLS connection.
 func TestThousandStreams(t *testing.T) {
 	ca := newCA(t, "example.test")

@@ -28,10 +28,13 @@ func keep(c net.Conn) {
 	}
 }
 
-// below returns the connection that c stands on, as TLS does on a socket, or c.
+// A layer is a stream that stands on another one, as TLS does on a socket.
+type layer interface{ NetConn() net.Conn }
+
+// below returns the connection that c stands on, or c.
 func below(c net.Conn) net.Conn {
 	for {
-		over, ok := c.(interface{ NetConn() net.Conn })
+		over, ok := c.(layer)
 		if !ok {
 			return c
 		}

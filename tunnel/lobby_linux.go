@@ -85,9 +85,10 @@ func (g *guest) ready() bool {
 }
 
 // giveScratch gives back the memory that the preamble of c's connection stood
-// in. The caller has passed it on, and the protocol has no use for it.
+// in, or of the one below, unless bytes are left there. The caller has passed on
+// what it had of them, and nobody uses c yet.
 func giveScratch(c net.Conn) {
-	if s, ok := c.(*sock); ok && s.slot != nil && s.slot.scratch != nil {
+	if s, ok := below(c).(*sock); ok && s.slot != nil && s.slot.scratch != nil && len(s.slot.buf) == 0 {
 		scratch.Put(s.slot.scratch)
 		s.slot.scratch = nil
 	}

@@ -22,10 +22,10 @@ const (
 // descriptors and no goroutine, pipe or buffer while nothing moves. Any other
 // pair takes two goroutines and pooled buffers, while bytes move: a direction
 // that is quiet gives them up where its source is a Waker or, on Linux, a
-// socket. There, an abort of a side whose
-// bytes the other side does not take is noticed within two seconds where it is
-// a socket on Linux, or TLS over one, and else only when the other side takes
-// some, or at the idle limit.
+// socket, or stands on one of these, and keeps a small goroutine where it is a
+// Waiter. There, an abort of a side whose bytes the other side does not take is
+// noticed within two seconds where it is a socket on Linux, or TLS over one, and
+// else only when the other side takes some, or at the idle limit.
 //
 // The zero value is ready to use. Close it to end its goroutines.
 type Relay struct {

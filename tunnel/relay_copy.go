@@ -59,6 +59,9 @@ func (r *copyRelay) carry(j *job) {
 	ct.pumps[1].init(ct, j.server, j.client)
 	keep(j.client)
 	keep(j.server)
+	if len(j.fromClient) == 0 {
+		giveScratch(j.client)
+	}
 	if !r.open(ct) { // Close came in between
 		ct.finish(Drain, nil)
 		ct.record.end(ct.relay, End{Reason: Drain})
@@ -220,7 +223,7 @@ func (r *copyRelay) sweep(wake <-chan struct{}) {
 				ct.finish(Reset, fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT))
 			}
 			for i := range ct.pumps {
-				ct.pumps[i].doze(now)
+				ct.pumps[i].look(now)
 			}
 		}
 		before = now

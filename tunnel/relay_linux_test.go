@@ -1,6 +1,7 @@
 package tunnel_test
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -133,6 +134,44 @@ func cpu(t *testing.T) time.Duration {
 		t.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// TestRelayRestsOverALayer: tunnels between layers on sockets have no goroutine
+// while nothing moves, and move what comes then.
+func TestRelayRestsOverALayer(t *testing.T) {
+	r := &tunnel.Relay{}
+	defer r.Close()
+	all := make([]carried, 10)
+	carry(t, r, paths[1], nil) // starts the loops
+	before := runtime.NumGoroutine()
+	for i := range all {
+		all[i] = carry(t, r, paths[1], nil)
+	}
+	for round := range 3 {
+		for i, c := range all {
+			for _, way := range [][2]*net.TCPConn{{c.client, c.server}, {c.server, c.client}} {
+				want := random(1+i*round*1000, uint64(i))
+				_, _ = way[0].Write(want)
+				got := make([]byte, len(want))
+				if _, err := io.ReadFull(way[1], got); err != nil || !bytes.Equal(got, want) {
+					t.Fatalf("round %d: other bytes than were sent, %v", round, err)
+				}
+			}
+		}
+		if n := settles(runtime.NumGoroutine, before); n > before {
+			t.Fatalf("round %d: %d goroutines more for %d tunnels", round, n-before, len(all))
+		}
+	}
+	for _, c := range all {
+		_ = c.client.CloseWrite()
+		if _, err := io.ReadAll(c.server); err != nil {
+			t.Error(err)
+		}
+		_ = c.server.Close()
+		if e := c.wait(t); e.Reason != tunnel.Done {
+			t.Errorf("got %+v", e)
+		}
+	}
 }
 
 // TestRelayDoesNotSpin puts a tunnel into each state in which epoll has

@@ -9,14 +9,25 @@ import (
 	"time"
 )
 
-// rest is how long a pump keeps a goroutine that waits for a socket. Then it is
-// parked, if there is an event loop to do the waiting.
-const rest = time.Second
+const (
+	// rest is how long a pump keeps a goroutine that waits for a socket, or for
+	// what is asked by a Read. Then it is parked, if something else can do the
+	// waiting.
+	rest = time.Second
+
+	// glance is how long a Read may take after a rest to find bytes in what has
+	// come.
+	glance = 10 * time.Millisecond
+)
 
 // A pump is one direction of a copyTunnel. What it costs depends on its source:
-// a Waker has a goroutine and a buffer only while there are bytes; a socket has
-// a buffer only then, and a goroutine for a while longer, since its wait in Go's
-// poller is the faster one; any other stream has both until its end.
+//   - a Waker has a goroutine and a buffer only while there are bytes;
+//   - a socket has a buffer only then, and a goroutine for a while longer, since
+//     its wait in Go's poller is the faster one;
+//   - a layer on one of those, as TLS and a WebSocket are, has both for a while
+//     longer: only a Read that finds nothing says that there is nothing;
+//   - so does a Waiter, and then a small goroutine;
+//   - any other stream has both until its end.
 type pump struct {
 	ct       *copyTunnel
 	src, dst net.Conn
@@ -26,10 +37,12 @@ type pump struct {
 	moved  atomic.Int64 // when it last took some, nanoseconds of clock
 	state  atomic.Int32
 	dozing atomic.Bool // the source was given a deadline to have it parked
+	large  bool        // it has a buffer of full size; where a Read may wait in it, only once bytes have filled a small one
+	asks   bool        // only a Read says whether there is something: the source is a layer or a Waiter
 
-	waker Waker  // the source, if it is one
+	waker Waker  // the source or what it stands on, if that is one
 	again func() // wake, made once for it
-	perch        // where a socket is waited for
+	perch        // where the source or what it stands on is waited for, if that is a socket
 }
 
 // The states of a pump. Who moves it from parked to moving runs it.
@@ -42,18 +55,24 @@ var errParked = errors.New("tunnel: parked")
 
 func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
 	p.ct, p.src, p.dst, p.budget = ct, src, dst, ct.relay.loops().Budget
-	if w, ok := src.(Waker); ok {
+	carrier := below(src)
+	if w, ok := carrier.(Waker); ok {
 		p.waker, p.again = w, p.wake
 	} else {
-		p.findPerch()
+		p.findPerch(carrier)
 	}
+	_, p.asks = src.(Waiter)
+	if _, ok := src.(layer); ok {
+		p.asks = p.waker != nil || p.perches()
+	}
+	p.large = p.waker != nil && !p.asks
 }
 
 // start begins with what was read before. A pump that has nothing to do is
-// parked at once.
+// parked at once, unless only a Read would tell.
 func (p *pump) start(early []byte) {
 	p.moved.Store(clock())
-	if len(early) > 0 || !p.park() {
+	if len(early) > 0 || p.asks || !p.park() {
 		go p.run(early)
 	}
 }
@@ -77,6 +96,8 @@ func (p *pump) copy(early []byte) error {
 		}
 	}
 	switch {
+	case p.asks:
+		return p.copyAsking()
 	case p.waker != nil:
 		return p.copyWaker()
 	case p.perches():
@@ -94,6 +115,17 @@ func (p *pump) copyWaker() error {
 	return errParked
 }
 
+// copyAsking begins with a glance, since what has come may be no byte of the
+// stream: half of a record, or a ping.
+func (p *pump) copyAsking() error {
+	p.doze(time.Now().Add(glance))
+	for {
+		if err := p.awake(p.step()); err != nil {
+			return err
+		}
+	}
+}
+
 func (p *pump) copyAny() error {
 	for {
 		if err := p.step(); err != nil {
@@ -104,10 +136,11 @@ func (p *pump) copyAny() error {
 
 // step is one read and one write.
 func (p *pump) step() error {
-	buf := p.budget.buffer()
+	buf := p.budget.buffer(p.large)
 	defer buf.free()
 	n, err := p.src.Read(*buf)
 	if n > 0 {
+		p.large = p.large || n == len(*buf)
 		if err := p.write((*buf)[:n], len(*buf)); err != nil {
 			return err
 		}
@@ -127,10 +160,10 @@ func newCopyBuffers(n int) *sync.Pool {
 	return &sync.Pool{New: func() any { return new(copyBuffer(make([]byte, n))) }}
 }
 
-// buffer returns a buffer, a small one while memory is short or too much of it
-// is held. The caller frees it.
-func (b *Budget) buffer() *copyBuffer {
-	if b.most(copySize) < copySize {
+// buffer returns a buffer, a small one also while memory is short or too much of
+// it is held. The caller frees it.
+func (b *Budget) buffer(large bool) *copyBuffer {
+	if !large || b.most(copySize) < copySize {
 		return shortBuffers.Get().(*copyBuffer)
 	}
 	return copyBuffers.Get().(*copyBuffer)
@@ -152,35 +185,73 @@ func (p *pump) awake(err error) error {
 	}
 	_ = p.src.SetReadDeadline(time.Time{})
 	p.dozing.Store(false)
+	if p.asks {
+		if !p.rested(clock()) {
+			return nil // it was a glance, and bytes came
+		}
+		p.large = false
+		if r, ok := p.src.(Rester); ok {
+			r.Rest()
+		}
+	}
 	if p.park() {
 		return errParked
 	}
 	return nil
 }
 
-// doze has a pump parked that has waited for its socket for longer than it
-// should keep a goroutine.
-func (p *pump) doze(now int64) {
-	if p.perches() && p.state.Load() == moving && now-p.moved.Load() >= int64(rest) && !p.dozing.Swap(true) {
-		_ = p.src.SetReadDeadline(time.Unix(1, 0)) // which ends the read
+// look is what the sweep does with p.
+func (p *pump) look(now int64) {
+	switch {
+	case p.state.Load() == parked:
+		if p.asks && p.fell() { // closed by the layer, which gives its peer up
+			p.wake()
+		}
+	case (p.asks || p.perches()) && p.rested(now):
+		p.doze(time.Unix(1, 0)) // which ends the read
+	}
+}
+
+// rested reports whether nothing was moved for as long as p should keep a
+// goroutine.
+func (p *pump) rested(now int64) bool { return now-p.moved.Load() >= int64(rest) }
+
+// doze ends a read of p at the given time, to have p parked. Of several at once
+// the first counts: its end of a read comes before the next doze.
+func (p *pump) doze(at time.Time) {
+	if !p.dozing.Swap(true) {
+		_ = p.src.SetReadDeadline(at)
 	}
 }
 
 // park gives up the caller's goroutine. It is false where there is something
 // to read, or no way to wait for it: then the caller goes on.
 func (p *pump) park() bool {
-	if p.waker == nil && !p.perches() {
+	if p.waker == nil && !p.perches() && !p.asks {
 		return false
 	}
 	p.state.Store(parked) // before it is known that there is nothing: somebody may wake it at once
-	waits := false
-	if p.waker != nil {
+	waits := true
+	switch {
+	case p.waker != nil:
 		waits = !p.waker.WakeRead(p.again)
-	} else {
-		p.moved.Store(clock()) // or it would doze as soon as it wakes
+	case p.perches():
+		if !p.asks {
+			p.moved.Store(clock()) // or it would doze as soon as it wakes
+		}
 		waits = p.settle()
+	default:
+		p.ct.relay.copies.wg.Add(1)
+		go p.await(p.src.(Waiter))
 	}
 	return waits || !p.state.CompareAndSwap(parked, moving)
+}
+
+// await is what is left of the pump of a Waiter at rest: a small stack.
+func (p *pump) await(src Waiter) {
+	defer p.ct.relay.copies.wg.Done()
+	src.WaitRead()
+	p.wake()
 }
 
 // wake has a parked pump run. It does nothing to any other.

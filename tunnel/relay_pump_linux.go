@@ -8,22 +8,23 @@ import (
 	"syscall"
 )
 
-// A perch is a seat in an event loop from which a pump waits for its socket.
+// A perch is a seat in an event loop from which a pump waits for a socket.
 type perch struct {
+	socket net.Conn
 	loop   *loop // nil for a pump that cannot
 	at     int32 // the seat, while seated; both guarded by the loop's mu
 	seated bool
 }
 
-func (p *pump) findPerch() {
-	if isSocket(p.src) {
-		p.loop = p.ct.relay.loops().pick(nil)
+func (p *pump) findPerch(c net.Conn) {
+	if isSocket(c) {
+		p.socket, p.loop = c, p.ct.relay.loops().pick(nil)
 	}
 }
 
 func (p *pump) perches() bool { return p.loop != nil }
 
-// settle has the loop wait for p's socket. It is false where it cannot.
+// settle has the loop wait for the socket. It is false where it cannot.
 func (p *pump) settle() bool {
 	l := p.loop
 	l.mu.Lock()
@@ -35,7 +36,7 @@ func (p *pump) settle() bool {
 		return true
 	}
 	at, gen := l.seat(p)
-	if err := control(p.src, func(fd int32) error {
+	if err := control(p.socket, func(fd int32) error {
 		return l.control(syscall.EPOLL_CTL_ADD, fd, syscall.EPOLLIN, at, gen, 0)
 	}); err != nil {
 		l.vacate(at)
@@ -59,7 +60,12 @@ func (p *pump) leave() {
 	p.seated = false
 	l.vacate(p.at)
 	// Of a socket that is closed the kernel has seen to it.
-	_ = control(p.src, func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
+	_ = control(p.socket, func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
+}
+
+// fell reports whether the socket was closed, of which a seat hears nothing.
+func (p *pump) fell() bool {
+	return p.perches() && control(p.socket, func(int32) error { return nil }) != nil
 }
 
 // event implements watched.
@@ -80,7 +86,7 @@ func (p *pump) copySocket() error {
 		errno syscall.Errno
 	)
 	try := func(fd uintptr) bool {
-		buf = p.budget.buffer()
+		buf = p.budget.buffer(true)
 		for {
 			if n, errno = read(int32(fd), *buf); errno != syscall.EINTR {
 				break

@@ -151,6 +151,20 @@ func shared(c net.Conn) bool {
 	return ok && s.Shared()
 }
 
+// A Waiter is a Stream that can be waited for without a buffer. WaitRead returns
+// when a Read would find something: bytes, the end or an error. It takes nothing
+// and may return for nothing.
+type Waiter interface {
+	WaitRead()
+}
+
+// A Rester is a Stream that stands on another one, which it returns by NetConn.
+// Rest says that nobody will be in its Read until that other one has something,
+// so that it may let go of what only a Read needs. It comes between two Reads.
+type Rester interface {
+	Rest()
+}
+
 // A Dialer opens a connection to the next hop.
 //
 // One that also has DialEndpoint or DialRequest is asked by those: with the

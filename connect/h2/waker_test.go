@@ -4,12 +4,10 @@ import (
 	"errors"
 	"io"
 	"net"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
 
-	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -58,97 +56,15 @@ func TestWakeRead(t *testing.T) {
 	}
 }
 
-// TestIdleTunnelsHoldNoGoroutine: a tunnel at rest, between a stream and a
-// socket, has none of the gateway's; and whatever happens then is carried.
-func TestIdleTunnelsHoldNoGoroutine(t *testing.T) {
-	const n = 60
-	ln := testnet.Listen(t)
-	g := serve(t, tunneltest.Table{"svc:1": ln.Addr().String()}, &Protocol{})
-	d := newDialer(t, g.Addr)
-	d.Idle, d.Parallel = time.Minute, 1
-	pair := func() (*Stream, *net.TCPConn) {
-		s := open(t, d, "svc:1")
-		c, err := ln.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = c.Close() })
-		_ = c.SetDeadline(time.Now().Add(patience))
-		return s, c.(*net.TCPConn)
-	}
-	pair()
-	base := runtime.NumGoroutine()
-	streams, conns := make([]*Stream, n), make([]*net.TCPConn, n)
-	atRest := func(when string) {
-		t.Helper()
-		testnet.Eventually(t, patience, func() bool { return runtime.NumGoroutine() <= base+5 }, "%s", "no goroutine for "+when)
-	}
-	for i := range streams {
-		streams[i], conns[i] = pair()
-	}
-	atRest("new tunnels")
-	for i, s := range streams {
-		exchange(t, s, conns[i])
-		exchange(t, conns[i], s)
-	}
-	atRest("used tunnels")
-	for i, s := range streams {
-		c := conns[i]
-		switch i {
-		case 0: // the client's end, and then the service's
-			_ = s.CloseWrite()
-			wantRead(t, c, io.EOF)
-			exchange(t, c, s)
-			_ = c.CloseWrite()
-			wantRead(t, s, io.EOF)
-		case 1:
-			_ = c.CloseWrite()
-			wantRead(t, s, io.EOF)
-			exchange(t, s, c)
-			_ = s.CloseWrite()
-			wantRead(t, c, io.EOF)
-		case 2:
-			_ = s.Abort()
-			wantRead(t, c, syscall.ECONNRESET)
-		case 3:
-			_ = c.SetLinger(0)
-			_ = c.Close()
-			wantRead(t, s, syscall.ECONNRESET)
-		case 4: // in the middle of a message
-			_, _ = s.Write([]byte("half"))
-			_ = s.Abort()
-			got, err := io.ReadAll(c)
-			if err == nil || len(got) != 0 && string(got) != "half" {
-				t.Errorf("got %q, %v, want a reset", got, err)
-			}
-		case 5: // by an operator
-			killed := g.Relay.EndFunc(tunnel.Killed, func(v *tunnel.Live) bool { return v.In == 4 && v.Out == 4 && !v.HalfClosed })
-			if i == 5 && killed == 0 {
-				t.Error("no tunnel was there to be killed")
-			}
-			wantRead(t, s, syscall.ECONNRESET)
-			wantRead(t, c, syscall.ECONNRESET)
-			return
-		}
-	}
-}
-
-// exchange sends a few bytes from one end to the other.
-func exchange(t *testing.T, from, to net.Conn) {
-	t.Helper()
-	if _, err := io.WriteString(from, "ping"); err != nil {
-		t.Fatal(err)
-	}
-	b := make([]byte, 4)
-	if _, err := io.ReadFull(to, b); err != nil || string(b) != "ping" {
-		t.Fatalf("got %q, %v, want what was sent", b, err)
-	}
-}
-
-// wantRead reads nothing but err.
-func wantRead(t *testing.T, c net.Conn, want error) {
-	t.Helper()
-	if n, err := c.Read(make([]byte, 1)); n > 0 || !errors.Is(err, want) {
-		t.Errorf("read %d bytes and %v, want %v", n, err, want)
-	}
+// TestResting is promise P3, of whole tunnels.
+func TestResting(t *testing.T) {
+	tunneltest.TestResting(t, tunneltest.Resting{
+		Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {
+			g := serve(t, routes, &Protocol{})
+			d := newDialer(t, g.Addr)
+			d.Idle, d.Parallel = time.Minute, 1
+			return g.With(d, "svc:1")
+		},
+		Bytes: 16 << 10,
+	})
 }
