@@ -147,6 +147,7 @@ func (s *Stream) farewell(code int) {
 // drain reads to the peer's close frame. A close with unread input would send
 // a reset, which could overtake what the peer has not read yet.
 func (s *Stream) drain() {
+	s.buffer()
 	var v *violation
 	if errors.As(s.rerr, &v) {
 		// What it sends is no frames to us. It goes by the close frame.

@@ -61,14 +61,15 @@ type Stream struct {
 	ping time.Duration
 
 	rmu     sync.Mutex // guards what Read uses, to the blank line
-	br      *bufio.Reader
-	left    uint64  // of the current frame's payload
-	key     [4]byte // of the current frame
-	pos     int     // in the current frame, modulo 4
-	final   bool    // the current frame is its message's last
-	message bool    // in a message
-	size    uint64  // of the message so far
-	rerr    error   // every Read from now on
+	from    io.Reader
+	br      *bufio.Reader // of from; nil at rest
+	left    uint64        // of the current frame's payload
+	key     [4]byte       // of the current frame
+	pos     int           // in the current frame, modulo 4
+	final   bool          // the current frame is its message's last
+	message bool          // in a message
+	size    uint64        // of the message so far
+	rerr    error         // every Read from now on
 	meter   meter
 
 	wmu       sync.Mutex // guards what Write uses, to the blank line
@@ -81,7 +82,7 @@ type Stream struct {
 	answering atomic.Bool
 	sent      atomic.Int64 // when a frame was last sent, nanoseconds after born
 	heard     atomic.Int64 // when a frame last came
-	reading   atomic.Int64 // since when a Read waits; -1 where none does
+	reading   atomic.Int64 // since when a Read waits, or who rests between two; -1 where nobody does
 	born      time.Time
 	closed    atomic.Bool           // by Close or Abort
 	peer      atomic.Pointer[error] // why nothing can be written any more
@@ -96,6 +97,7 @@ var (
 	_ tunnel.Stream  = (*Stream)(nil)
 	_ tunnel.Aborter = (*Stream)(nil)
 	_ tunnel.Teller  = (*Stream)(nil)
+	_ tunnel.Rester  = (*Stream)(nil)
 )
 
 // NewStream returns the stream in rwc, on which the handshake is over. It owns
@@ -112,11 +114,9 @@ func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol stri
 	s := &Stream{rwc: rwc, side: side, ends: subprotocol == Subprotocol, most: o.MaxMessage, ping: o.Ping, born: time.Now()}
 	s.conn, _ = rwc.(net.Conn)
 	s.reading.Store(-1)
-	var from io.Reader = rwc
-	if len(early) > 0 {
-		from = io.MultiReader(bytes.NewReader(early), rwc)
+	if s.from = rwc; len(early) > 0 {
+		s.from = io.MultiReader(bytes.NewReader(early), rwc)
 	}
-	s.br = bufio.NewReaderSize(from, readBuffer)
 	if s.most == 0 {
 		s.most = DefaultMaxMessage
 	}
@@ -163,6 +163,7 @@ func (s *Stream) read(p []byte) (int, error) {
 	if s.closed.Load() {
 		return 0, net.ErrClosed
 	}
+	s.buffer()
 	for {
 		if s.rerr != nil {
 			return 0, s.rerr
@@ -190,6 +191,31 @@ func (s *Stream) read(p []byte) (int, error) {
 		if err != nil {
 			return 0, s.failed(err)
 		}
+	}
+}
+
+var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, readBuffer) }}
+
+// buffer gets br where there is none. The caller holds rmu.
+func (s *Stream) buffer() {
+	if s.br == nil {
+		s.br = readers.Get().(*bufio.Reader)
+		s.br.Reset(s.from)
+	}
+}
+
+// Rest implements tunnel.Rester: the buffer is given up, if nothing is in it,
+// and the peer may not be silent for longer than while a Read waits.
+func (s *Stream) Rest() {
+	s.rmu.Lock()
+	defer s.rmu.Unlock()
+	if s.br != nil && s.br.Buffered() == 0 {
+		s.br.Reset(nil)
+		readers.Put(s.br)
+		s.br = nil
+	}
+	if s.ping > 0 {
+		s.reading.Store(int64(time.Since(s.born)))
 	}
 }
 

@@ -171,6 +171,37 @@ func TestDrain(t *testing.T) {
 	})
 }
 
+// TestResting is promise P3, over TCP and over HTTP/2.
+func TestResting(t *testing.T) {
+	t.Run("over TCP", func(t *testing.T) {
+		tunneltest.TestResting(t, tunneltest.Resting{
+			Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {
+				g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: routes})
+				return g.With(&Dialer{URL: "ws://" + g.Addr}, "svc.test:443")
+			},
+			Bytes: 16 << 10, Aborted: aborted,
+		})
+	})
+	t.Run("over HTTP2", func(t *testing.T) {
+		tunneltest.TestResting(t, tunneltest.Resting{
+			Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {
+				g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{extended()}, Resolver: routes})
+				d, pool := overHTTP2(t, g.Addr)
+				pool.Parallel = 1
+				return g.With(d, "svc.test:443")
+			},
+			Bytes: 16 << 10, Aborted: aborted,
+		})
+	})
+}
+
+// aborted reports whether err is an abort, with its code where that could be
+// said.
+func aborted(err error) bool {
+	said, ok := errors.AsType[*closeError](err)
+	return ok && said.code == codeInternal || errors.Is(err, syscall.ECONNRESET)
+}
+
 // TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
 // abort, in both directions.
 func TestEnds(t *testing.T) {
