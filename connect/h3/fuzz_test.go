@@ -38,6 +38,7 @@ func (s *script) Read(p []byte) (int, error) {
 
 func (s *script) Write(p []byte) (int, error)        { return s.out.Write(p) }
 func (s *script) Close() error                       { s.ended = true; return nil }
+func (s *script) Peek([]byte) (int, error)           { return 0, nil }
 func (s *script) StreamID() quic.StreamID            { return 4 }
 func (s *script) Context() context.Context           { return context.Background() }
 func (s *script) CancelRead(c quic.StreamErrorCode)  { s.codes = append(s.codes, c) }

@@ -20,6 +20,7 @@ import (
 // A quicStream is the *quic.Stream below a Stream.
 type quicStream interface {
 	io.ReadWriteCloser
+	Peek(p []byte) (int, error) // waits for len(p) bytes and takes none
 	StreamID() quic.StreamID
 	Context() context.Context // ends with the direction that is written
 	CancelRead(quic.StreamErrorCode)
@@ -58,6 +59,7 @@ type Stream struct {
 var (
 	_ tunnel.Stream  = (*Stream)(nil)
 	_ tunnel.Aborter = (*Stream)(nil)
+	_ tunnel.Waiter  = (*Stream)(nil)
 )
 
 func newStream(c *conn, qs quicStream) *Stream {
@@ -146,6 +148,17 @@ func (s *Stream) Read(p []byte) (int, error) {
 		}
 	}
 	return 0, s.broken
+}
+
+// WaitRead implements tunnel.Waiter.
+func (s *Stream) WaitRead() {
+	s.reading.Lock()
+	ahead := s.in.from < s.in.to || s.broken != nil
+	s.reading.Unlock()
+	if !ahead {
+		var b [1]byte
+		_, _ = s.qs.Peek(b[:]) // what fails now will fail the Read
+	}
 }
 
 // nextData goes on to the next DATA frame that has something. The caller holds

@@ -131,6 +131,19 @@ func TestShared(t *testing.T) {
 	})
 }
 
+// TestResting is promise P3: a small goroutine waits.
+func TestResting(t *testing.T) {
+	tunneltest.TestResting(t, tunneltest.Resting{
+		Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {
+			g := serve(t, routes, &Server{})
+			d := newDialer(t, g.addr)
+			d.Idle, d.Parallel = time.Minute, 1
+			return g.with(d)
+		},
+		Goroutines: 1, Bytes: 24 << 10,
+	})
+}
+
 // TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
 // abort, in both directions.
 func TestEnds(t *testing.T) {
