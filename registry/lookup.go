@@ -75,19 +75,21 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 	if why, bad := tunnel.Forbidden(req.Addr); bad {
 		return found{}, tunnel.Refusef(tunnel.Prohibited, "registry: %q is prohibited: %s", req.Target(), why)
 	}
-	ap := netip.AddrPortFrom(a, req.Port)
-	services := t.endpoints[ap]
-	if len(services) == 0 {
+	at := spotOf(a, req.Port)
+	first, ok := t.endpoints[at]
+	if !ok {
 		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service has the address %q; %s registered", req.Target(), count(len(t.services)))
 	}
-	e := &t.services[services[0]]
-	for _, i := range services {
-		if t.visible(&t.services[i], req) == nil {
-			e = &t.services[i]
-			break
+	e := &t.services[first]
+	if t.visible(e, req) != nil {
+		for _, i := range t.shared[at] {
+			if t.visible(&t.services[i], req) == nil {
+				e = &t.services[i]
+				break
+			}
 		}
 	}
-	f := found{entry: e, port: req.Port, endpoint: ap}
+	f := found{entry: e, port: req.Port, endpoint: netip.AddrPortFrom(a, req.Port)}
 	for i := range e.Endpoints {
 		if ep := &e.Endpoints[i]; ep.Addr.IsValid() && normalAddr(ep.Addr) == a && cmp.Or(ep.Port, ep.For, req.Port) == req.Port {
 			f.one = e.Endpoints[i : i+1 : i+1]

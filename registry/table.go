@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"iter"
 	"net/netip"
@@ -22,7 +23,8 @@ type Table struct {
 	exact      map[tunnel.Name]claims
 	wild       map[tunnel.Name]claims // by what follows "*."
 	addresses  map[netip.Addr]claims
-	endpoints  map[netip.AddrPort][]int32 // endpoints written as addresses; indices of services
+	endpoints  map[spot]int32   // endpoints written as addresses; the index of a service
+	shared     map[spot][]int32 // and those of others that may be asked for by the same
 	networks   networks
 
 	all          []placed             // in the order of their indices
@@ -99,7 +101,8 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 			exact:     make(map[tunnel.Name]claims, n),
 			wild:      map[tunnel.Name]claims{},
 			addresses: map[netip.Addr]claims{},
-			endpoints: make(map[netip.AddrPort][]int32, endpoints),
+			endpoints: make(map[spot]int32, endpoints),
+			shared:    map[spot][]int32{},
 			networks:  networks{byPrefix: map[netip.Prefix]int32{}},
 
 			networkIndex: map[string]int32{},
@@ -110,7 +113,6 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 		mesh: m,
 		sets: map[tunnel.Name][]int32{},
 
-		one:    make([]int32, 0, endpoints),
 		claims: make([]claim, 0, n),
 	}
 	for i := range snapshots {
@@ -216,8 +218,7 @@ type builder struct {
 	sets      map[tunnel.Name][]int32 // services by what they are called in the cluster set
 	setNames  []tunnel.Name           // of sets, in the order of their first services
 	conflicts Conflicts
-	one       []int32 // room for lists of one each
-	claims    []claim // the same
+	claims    []claim // room for lists of one each
 }
 
 // refuse leaves out what nobody may have.
@@ -298,34 +299,37 @@ func (b *builder) addService(s *Service) {
 			continue
 		}
 		for _, port := range ep.At(s) {
-			ap := netip.AddrPortFrom(normalAddr(ep.Addr), port)
-			have := b.endpoints[ap]
-			if all := b.reach(have, i); len(all) > len(have) {
-				b.endpoints[ap] = all
+			at := spotOf(ep.Addr, port)
+			if first, taken := b.endpoints[at]; taken {
+				b.share(at, first, i)
+			} else {
+				b.endpoints[at] = i
 			}
 		}
 	}
 }
 
-// reach adds service i to those by which an endpoint may be asked for, unless
-// one of them is seen by everyone who sees i: 100,000 services may share an
-// endpoint, and a request looks at all that stand here.
-func (b *builder) reach(have []int32, i int32) []int32 {
-	if len(have) == 0 { // and stays so, mostly: a list for each would be a piece of memory for each
-		b.one = append(b.one, i)
-		return b.one[len(b.one)-1 : len(b.one) : len(b.one)]
-	}
+// share adds service i to those by which an endpoint may be asked for, of which
+// there is a first one, unless one of them is seen by everyone who sees i: 100,000
+// services may share an endpoint, and a request looks at all that stand here.
+func (b *builder) share(at spot, first, i int32) {
 	e := &b.services[i]
-	if !e.Exposed {
-		return have
-	}
-	for _, j := range have {
+	covers := func(j int32) bool {
 		h := &b.services[j]
-		if h.Exposed && (len(h.ExposedTo) == 0 || len(e.ExposedTo) > 0 && slices.Equal(h.views, e.views)) {
-			return have
-		}
+		return h.Exposed && (len(h.ExposedTo) == 0 || len(e.ExposedTo) > 0 && slices.Equal(h.views, e.views))
 	}
-	return append(have, i)
+	if e.Exposed && !covers(first) && !slices.ContainsFunc(b.shared[at], covers) {
+		b.shared[at] = append(b.shared[at], i)
+	}
+}
+
+// A spot is an address and a port, in a form of which there may be very many: it is
+// quickly hashed, and the garbage collector passes over a map of them.
+type spot struct{ high, low, port uint64 }
+
+func spotOf(a netip.Addr, port uint16) spot {
+	b := a.As16() // in which IPv4 is its mapped form, and there are no zones
+	return spot{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), uint64(port)}
 }
 
 // claim adds what service i wants of one pattern to what is claimed of it.
