@@ -3,6 +3,7 @@ package command
 import (
 	"log/slog"
 	"reflect"
+	"slices"
 	"testing"
 
 	"culvert.dev/kube/discovery"
@@ -26,6 +27,24 @@ func TestKubeConfigHasTheRules(t *testing.T) {
 	}
 	if n := reflect.TypeFor[discovery.Rules]().NumField(); n != 4 {
 		t.Errorf("rules have %d fields: are all of them in the file, the schema and here?", n)
+	}
+}
+
+// What gives services their names and places reaches who finds them, and DNS.
+func TestKubeConfigHasThePlaces(t *testing.T) {
+	c := &file.Config{Cluster: "west", Mesh: registry.Mesh{Zone: "mesh.test"}, DNS: &file.DNS{}, Kubernetes: &file.Kubernetes{
+		Discovery: &file.Discovery{Network: "pods", Suffixes: []file.Suffix{{Domain: "shop.test"}}},
+	}}
+	got := kubeConfig(c, slog.New(slog.DiscardHandler))
+	if got.Cluster != "west" || got.Mesh != c.Mesh || got.Discovery.Network != "pods" {
+		t.Errorf("cluster %q, mesh %+v, network %q", got.Cluster, got.Mesh, got.Discovery.Network)
+	}
+	d, err := dnsServer(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"shop.test", "west"}; !slices.Equal(d.Server.Claimed, want) {
+		t.Errorf("DNS waits for names below %q, want %q", d.Server.Claimed, want)
 	}
 }
 
