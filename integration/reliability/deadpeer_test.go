@@ -185,7 +185,7 @@ func leftAlone(t *testing.T, idler, sender net.Conn) {
 	case <-time.After(deadUnack + 5*deadSlack):
 	}
 	_ = idler.(*net.TCPConn).SetReadBuffer(4 << 20) // or it takes thousands of round trips
-	began := time.Now() // whoever was told of no room asks seldom by now whether there is some
+	began := time.Now()                             // whoever was told of no room asks seldom by now whether there is some
 	_ = idler.SetReadDeadline(began.Add(2 * deadUnack))
 	_ = sender.SetWriteDeadline(began.Add(2 * deadUnack))
 	n, err := io.Copy(io.Discard, idler)
