@@ -40,8 +40,8 @@ const (
 const detecting = ", protocols: [sni, connect, connect-h2, socks5, websocket]"
 
 // everyWay is a gateway that is not started yet, with a listener for every way
-// in but HBONE's to pass on. Proxies are in front of it at the addresses of
-// from, and service is what has ports to itself.
+// in. The proxies in front of it are at the addresses of from, and service is
+// what has ports to itself.
 func everyWay(t *testing.T, ca *testca.CA, from, service string) *gateway {
 	t.Helper()
 	g := withKeys(t, ca)
