@@ -201,7 +201,8 @@ func (s *suite) carriers(o options) (*suite, error) {
 		return nil, fmt.Errorf("-only: %w", err)
 	}
 	ways := *s
-	ways.steps, ways.role, ways.results, ways.tunnels = carrierSteps(), "carry", make(results), min(s.tunnels, 2000)
+	ways.steps, ways.role, ways.results, ways.tunnels = carrierSteps(), "carry", make(results), min(s.tunnels, 4000)
+	ways.rest = 4 * s.settle
 	ways.peers = contestants(func(line, proxy string) bool { return lines.MatchString(line) && only.MatchString(proxy) })
 	return &ways, nil
 }

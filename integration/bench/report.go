@@ -67,7 +67,8 @@ over h2 have all 64 on one connection, hbone on up to four, the others have one 
 UDP is echoed datagram by datagram, so twice its trips are datagrams a second; nginx passes datagrams on by their port and reads no names. In
 QUIC passthrough a tunnel is a connection of quic-go's, from client to service: what it takes is mostly theirs.
 
-- **Memory** is of %d idle tunnels (400 of QUIC), that have each carried something: what the proxy holds for them, and not their services.
+- **Memory** is of %d idle tunnels (400 of QUIC), that have each carried something a few seconds before: what the proxy
+  holds for them, and not their services.
 - **Beside a stalled one**: round trips on one tunnel while the service of another on the same connection takes nothing of what is
   sent to it. A trip that has not come back when the measurement ends (%v) counts as long as it was waited for.
 

@@ -25,6 +25,7 @@ type suite struct {
 	rounds  int
 	slice   time.Duration // of one measurement
 	settle  time.Duration // between looks at memory
+	rest    time.Duration // before the first of them: culvert gives up what only a tunnel that moves needs
 	tunnels int           // held idle
 	half    int           // hellos held half sent
 	routes  int           // in a large table

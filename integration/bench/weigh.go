@@ -38,6 +38,11 @@ func (s *suite) weigh(ctx context.Context, p *peer, op string, n int) (kib, fds 
 		if _, err := s.do(ctx, fresh, job{Op: op, N: more}); err != nil {
 			return 0, 0, err
 		}
+		if p.collect != nil {
+			if err := pause(ctx, s.rest); err != nil {
+				return 0, 0, err
+			}
+		}
 		if mem[i], open[i], err = s.settled(ctx, fresh); err != nil {
 			return 0, 0, err
 		}
