@@ -100,8 +100,9 @@ func (c *conn) turn(s *Stream, b []byte) []byte {
 	if s.finished {
 		return b
 	}
-	n := min(len(s.pending), s.allowed, c.allowed, c.peerFrame, maxSend, cap(b)-len(b)-frameHead)
-	if len(s.pending) > 0 && n <= 0 {
+	// The stream's window may be negative, RFC 9113 section 6.9.2.
+	n := max(0, min(len(s.pending), s.allowed, c.allowed, c.peerFrame, maxSend, cap(b)-len(b)-frameHead))
+	if len(s.pending) > 0 && n == 0 {
 		if s.allowed > 0 { // it is the connection that has no room
 			c.starved.push(s)
 		}
