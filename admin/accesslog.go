@@ -31,7 +31,7 @@ const DefaultOverloads = 10
 // refusals only the first few in a second have a line; the second's end brings
 // one with the number of the others.
 type AccessLog struct {
-	Log       *slog.Logger // nil discards. Its writer should be an AsyncWriter
+	Log       *slog.Logger // nil discards. Its handler should be a Handler, and the writer of that an AsyncWriter
 	Overloads int          // overload lines a second; 0 means DefaultOverloads
 
 	mu         sync.Mutex  // guards what follows
@@ -45,28 +45,43 @@ func (l *AccessLog) Observe(o *tunnel.Outcome) {
 	if l.Log == nil || o.Reason == tunnel.Overload && !l.admit() {
 		return
 	}
-	line := (*line)(o)
+	level, msg := slog.LevelInfo, "tunnel"
 	switch {
 	case o.Carried():
-		l.Log.Info("tunnel", "", line)
 	case o.Reason == tunnel.NoHello:
-		l.Log.Debug("left", "", line)
+		level, msg = slog.LevelDebug, "left"
 	case o.Reason == tunnel.Gone:
-		l.Log.Info("left", "", line)
+		msg = "left"
 	case ours(o):
-		l.Log.Warn("refused", "", line)
+		level, msg = slog.LevelWarn, "refused"
 	default:
-		l.Log.Info("refused", "", line)
+		msg = "refused"
 	}
+	if h, ok := l.Log.Handler().(*Handler); ok {
+		h.write(level, msg, o)
+		return
+	}
+	emit := l.Log.Info
+	switch level {
+	case slog.LevelDebug:
+		emit = l.Log.Debug
+	case slog.LevelWarn:
+		emit = l.Log.Warn
+	}
+	emit(msg, "", (*line)(o))
 }
 
-// A line is an Outcome whose fields are made when a handler wants them: they
-// cost more than the rest, and a level that is off should cost nothing.
+// A line is an Outcome whose fields are made when a handler wants them: a level
+// that is off should cost nothing.
 type line tunnel.Outcome
 
 // LogValue implements slog.LogValuer. Under an empty key a group's fields
 // stand by themselves.
-func (l *line) LogValue() slog.Value { return slog.GroupValue(fields((*tunnel.Outcome)(l))...) }
+func (l *line) LogValue() slog.Value {
+	var a attrWriter
+	fields((*tunnel.Outcome)(l), &a)
+	return slog.GroupValue(a.attrs...)
+}
 
 // Flush writes the number of suppressed lines now. Call it before the log is
 // closed.
@@ -116,26 +131,25 @@ func ours(o *tunnel.Outcome) bool {
 	return false
 }
 
-// fields are o's, as arguments of a slog.Logger's methods.
-func fields(o *tunnel.Outcome) []slog.Attr {
-	f := make([]slog.Attr, 0, 24)
+// fields gives w o's fields.
+func fields(o *tunnel.Outcome, w fieldWriter) {
 	text := func(key, value string, most int) {
 		if value != "" {
-			f = append(f, slog.String(key, clean(value, most)))
+			w.text(key, clean(value, most))
 		}
 	}
 	took := func(key string, d time.Duration) {
 		if d != 0 {
-			f = append(f, slog.Duration(key, d.Round(time.Microsecond)))
+			w.duration(key, d.Round(time.Microsecond))
 		}
 	}
 	if o.ID != 0 {
-		f = append(f, slog.Uint64("id", o.ID))
+		w.unsigned("id", o.ID)
 	}
 	text("proto", o.Proto, maxField)
 	text("listener", o.Listener, maxField)
 	if o.Source.IsValid() {
-		text("source", o.Source.String(), maxField)
+		w.address("source", o.Source, maxField)
 	}
 	text("target", o.Target, maxTarget)
 	text("service", o.Service, maxField)
@@ -145,7 +159,7 @@ func fields(o *tunnel.Outcome) []slog.Attr {
 		text("err", o.Err.Error(), maxError)
 	}
 	if tried := attempts(o); tried != nil {
-		f = append(f, slog.Any("attempts", tried))
+		w.list("attempts", tried)
 	}
 	text("peer", o.Peer.ID, maxField)
 	text("peer_method", o.Peer.Method, maxField)
@@ -156,17 +170,20 @@ func fields(o *tunnel.Outcome) []slog.Attr {
 		text("forwarded", said.Forwarded, maxField)
 	}
 	if o.Carried() {
-		f = append(f, slog.Int64("bytes_in", o.BytesIn), slog.Int64("bytes_out", o.BytesOut))
+		w.number("bytes_in", o.BytesIn)
+		w.number("bytes_out", o.BytesOut)
 	}
 	took("waited", o.Waited)
 	took("dialed", o.Dialed)
 	took("lasted", o.Lasted)
-	return f
 }
 
 // join puts commas between protocol names, and stops when there is more than
 // a line will show: a client may offer thousands.
 func join(names []string) string {
+	if len(names) == 1 {
+		return names[0]
+	}
 	var b strings.Builder
 	for i, n := range names {
 		if b.Len() > maxField {

@@ -9,6 +9,12 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
+)
+
+const (
+	batchDelay = 20 * time.Millisecond // between two writes
+	batchSize  = 64 << 10              // bytes that are written without waiting for that
 )
 
 // DefaultQueue is how many bytes of an AsyncWriter may wait.
@@ -18,6 +24,10 @@ const DefaultQueue = 1 << 20
 // so that a pipe nobody reads, a terminal on hold or a full disk stops the log
 // and nothing else. Lines that find no room are dropped and counted, and once
 // the reader is back one line says how many, at the place of the gap.
+//
+// The first line after a pause goes out at once. Those that follow it gather
+// for batchDelay: to wake the goroutine for each line costs many times what the
+// line does.
 //
 // Lines come one in each Write, as log/slog's handlers write them. Make one
 // with NewAsyncWriter, and Close it.
@@ -35,6 +45,7 @@ type AsyncWriter struct {
 	lines  []byte     // waiting
 	missed uint64     // lines dropped since lines was last taken
 	closed bool
+	idle   bool // the goroutine waits for the first line
 }
 
 // NewAsyncWriter starts an AsyncWriter in front of sink, which it does not
@@ -64,11 +75,17 @@ func (w *AsyncWriter) Write(line []byte) (int, error) {
 		w.missed += count(line)
 		w.mu.Unlock()
 		w.dropped.Add(count(line))
+		w.signal()
 	default:
+		before := len(w.lines)
 		w.lines = append(w.lines, line...)
+		wake := w.idle || before < batchSize && len(w.lines) >= batchSize
+		w.idle = false
 		w.mu.Unlock()
+		if wake {
+			w.signal()
+		}
 	}
-	w.signal()
 	return len(line), nil
 }
 
@@ -100,18 +117,28 @@ func (w *AsyncWriter) signal() {
 }
 
 // keep is the size up to which a buffer is used again.
-const keep = 64 << 10
+const keep = 2 * batchSize
 
 // run passes lines on until Close.
 func (w *AsyncWriter) run() {
 	defer close(w.done)
 	out := output{sink: w.sink}
+	delay := time.NewTimer(0)
+	defer delay.Stop()
 	var spare []byte
-	for range w.wake {
+	for {
 		w.mu.Lock()
 		lines, missed, closed := w.lines, w.missed, w.closed
-		w.lines, w.missed = spare[:0], 0
+		nothing := len(lines) == 0 && missed == 0 && !closed
+		w.idle = nothing
+		if !nothing {
+			w.lines, w.missed = spare[:0], 0
+		}
 		w.mu.Unlock()
+		if nothing {
+			<-w.wake
+			continue
+		}
 
 		w.dropped.Add(out.write(lines))
 		out.gap += missed
@@ -123,6 +150,11 @@ func (w *AsyncWriter) run() {
 		}
 		if closed {
 			return
+		}
+		delay.Reset(batchDelay)
+		select {
+		case <-delay.C:
+		case <-w.wake:
 		}
 	}
 }

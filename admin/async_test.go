@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -183,6 +185,7 @@ func TestAsyncWriterFullDisk(t *testing.T) {
 		w := NewAsyncWriter(d)
 		line := func(s string) {
 			_, _ = io.WriteString(w, s+"\n")
+			time.Sleep(batchDelay) // of the bubble
 			synctest.Wait()
 		}
 		line("one")
@@ -202,6 +205,67 @@ func TestAsyncWriterFullDisk(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	})
+}
+
+// A line after a pause goes out at once, those that follow gather, and a full
+// batch does not wait.
+func TestAsyncWriterBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out writes
+		w := NewAsyncWriter(&out)
+		write := func(size int) {
+			_, _ = w.Write(append(bytes.Repeat([]byte("x"), size-1), '\n'))
+			synctest.Wait()
+		}
+		check := func(when string, want ...int) {
+			t.Helper()
+			if got := out.take(); !slices.Equal(got, want) {
+				t.Errorf("%s: writes of %d bytes, want %d", when, got, want)
+			}
+		}
+		write(10)
+		check("the first line", 10)
+		for range 100 {
+			write(10)
+		}
+		check("100 more, at once")
+		time.Sleep(batchDelay)
+		synctest.Wait()
+		check("after the delay", 1000)
+		write(batchSize)
+		check("a full batch", batchSize)
+		write(10)
+		check("after it")
+		time.Sleep(2 * batchDelay)
+		synctest.Wait()
+		check("after the delay", 10)
+		write(10)
+		check("after a pause", 10)
+		write(10)
+		closeWriter(t, w)
+		check("closed", 10)
+	})
+}
+
+// writes keeps the sizes of the Writes that it gets.
+type writes struct {
+	mu    sync.Mutex
+	sizes []int
+}
+
+func (w *writes) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sizes = append(w.sizes, len(p))
+	return len(p), nil
+}
+
+func (w *writes) take() []int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	sizes := w.sizes
+	w.sizes = nil
+	return sizes
 }
 
 func TestAsyncWriterCloseDoesNotWaitForever(t *testing.T) {

@@ -2,7 +2,7 @@
 // access log with a writer that never holds up a tunnel.
 //
 //	out := admin.NewAsyncWriter(os.Stderr)
-//	log := slog.New(slog.NewTextHandler(out, nil))
+//	log := slog.New(admin.NewHandler(out, false, slog.LevelInfo))
 //	access := &admin.AccessLog{Log: log}
 //	router.Observe = access.Observe
 //

@@ -89,6 +89,11 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
 	outliveReaders()
 	out := admin.NewAsyncWriter(stderr)
+	defer func() {
+		flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = out.Close(flush)
+	}()
 	log, err := o.logger(out, c)
 	if err != nil {
 		return err
@@ -126,11 +131,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		reloader.OnConfig = onConfig(g, &cfg, log)
 		defer onHangup(reloader.Reload)()
 	}
-	err = g.Run(ctx, now)
-	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = out.Close(flush)
-	return err
+	return g.Run(ctx, now)
 }
 
 // spareProcessor has Go use a processor more than there are, and returns how
@@ -225,12 +226,8 @@ func (o *gatewayOptions) logger(w io.Writer, c *file.Config) (*slog.Logger, erro
 	if o.logFormat != "" {
 		format = o.logFormat
 	}
-	opts := &slog.HandlerOptions{Level: level}
-	switch format {
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
-	case "text":
-		return slog.New(slog.NewTextHandler(w, opts)), nil
+	if format == "json" || format == "text" {
+		return slog.New(admin.NewHandler(w, format == "json", level)), nil
 	}
 	return nil, usageError("use text or json", "--log-format %q", format)
 }
