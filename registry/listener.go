@@ -73,7 +73,7 @@ type Backend struct {
 
 	// Of is a name that services of the table have, of which one is meant where
 	// Service has no endpoints of its own: what is imported from other clusters.
-	// Zero means none. It must be exposed, to whomever.
+	// Zero means none. It must be exposed to the network of the client.
 	Of tunnel.Name
 }
 

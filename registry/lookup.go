@@ -162,12 +162,16 @@ func (t *Table) visible(e *entry, req *tunnel.Request) *tunnel.Error {
 	if t.exposedTo(e, network) {
 		return nil
 	}
-	where := "no network"
-	if network >= 0 {
-		where = fmt.Sprintf("network %q", t.networks.names[network])
-	}
 	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; the source %s is in %s",
-		req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), where)
+		req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), t.whereabouts(network))
+}
+
+// whereabouts is what people read of a network that a client is in; none is -1.
+func (t *Table) whereabouts(network int32) string {
+	if network < 0 {
+		return "no network"
+	}
+	return fmt.Sprintf("network %q", t.networks.names[network])
 }
 
 func count(n int) string {

@@ -393,7 +393,7 @@ func (t *Table) Hopeless(req *tunnel.Request) error {
 		case b.broken != "":
 			why = errors.New(b.broken)
 		default:
-			e, refusal := t.leads(b)
+			e, refusal := t.leads(b, req)
 			if refusal != nil {
 				why = refusal
 				continue
@@ -432,16 +432,17 @@ func (s *state) lead(req *tunnel.Request) (found, *tunnel.Error) {
 	if b.broken != "" {
 		return found{rule: r}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %s: a backend of rule %q of %s, with %d of %d of the requests: %s", req.Listener, r.Name, orUnknown(r.Origin), b.weight, r.total, b.broken)
 	}
-	e, refusal := s.table.leads(b)
+	e, refusal := s.table.leads(b, req)
 	if refusal != nil {
 		return found{rule: r}, refusal
 	}
 	return found{entry: e, pattern: one.by, port: b.port, rule: r, turn: s.ruled + b.turn}, nil
 }
 
-// leads returns what a backend that is not broken leads to: a service made for it,
-// or one of the table that it stands for.
-func (t *Table) leads(b *backend) (*entry, *tunnel.Error) {
+// leads returns the service that a backend that is not broken leads to: one made for
+// it, or one of the table that it stands for. The latter must be exposed to the
+// network of the client: a rule opens nothing that is closed to that client by name.
+func (t *Table) leads(b *backend, req *tunnel.Request) (*entry, *tunnel.Error) {
 	if b.of.IsZero() {
 		return &t.fronts.backends[b.entry], nil
 	}
@@ -454,6 +455,12 @@ func (t *Table) leads(b *backend) (*entry, *tunnel.Error) {
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: no service has the name %q and the port %d, which a backend stands for", b.of, b.port)
 	case !t.services[i].Exposed:
 		return nil, tunnel.Refusef(tunnel.NotExposed, "registry: service %q, which a backend stands for, is private", t.services[i].Name)
+	}
+	if e := &t.services[i]; len(e.ExposedTo) > 0 {
+		if network := t.networks.find(req.Source.Addr()); !t.exposedTo(e, network) {
+			return nil, tunnel.Refusef(tunnel.NotExposed, "registry: service %q, which a backend stands for, is exposed to %q; the source %s is in %s",
+				e.Name, e.ExposedTo, req.Source.Addr(), t.whereabouts(network))
+		}
 	}
 	return &t.services[i], nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"culvert.dev/tunnel"
@@ -82,6 +83,50 @@ func TestBackendsThatStandForOthers(t *testing.T) {
 		}
 		if hopeless := tab.Hopeless(req) != nil; hopeless != (err != nil) {
 			t.Errorf("%s: hopeless %t, and the request ends with %v", tt.name, hopeless, err)
+		}
+	}
+}
+
+// What a backend stands for is closed to a client through a rule as it is by name:
+// by the network that the client is in.
+func TestBackendsThatStandForOthersAreExposedByNetwork(t *testing.T) {
+	network := func(name, cidr string) Network {
+		return Network{Name: name, CIDRs: []netip.Prefix{netip.MustParsePrefix(cidr)}}
+	}
+	db := &Service{
+		Name: "db", ID: ID{Service: "db", Cluster: "west"}, Ports: []uint16{5432}, Exposed: true, ExposedTo: []string{"office"}, Exported: true, Origin: "west",
+		Endpoints: []Endpoint{{Addr: netip.MustParseAddr("10.1.0.1"), Port: 5432}},
+	}
+	section := &Section{Name: "s", Rules: []*Rule{{Name: "to db", Backends: []Backend{{
+		Weight: 1, Of: tunnel.MustParseName("db.default.svc.clusterset.local"), Service: &Service{Name: "import", Ports: []uint16{5432}},
+	}}}}}
+	tab, err := Merge(Snapshot{
+		Networks: []Network{network("office", "10.8.0.0/16"), network("lab", "10.9.0.0/16")},
+		Services: []*Service{db}, Listeners: []*Listener{{Name: "gw", Protocol: TCP, Port: 5432, Sections: []*Section{section}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Registry{}
+	r.Swap(tab)
+	for source, want := range map[string]string{"10.8.0.1": "", "10.9.0.1": `network "lab"`, "192.0.2.1": "no network", "": "no network"} {
+		req := confined("s", "")
+		if source != "" {
+			req.Source = netip.AddrPortFrom(netip.MustParseAddr(source), 1)
+		}
+		_, err := r.Resolve(t.Context(), req)
+		hopeless := tab.Hopeless(req)
+		if want == "" {
+			if err != nil || hopeless != nil {
+				t.Errorf("source %s: got %v, hopeless %v", source, err, hopeless)
+			}
+			continue
+		}
+		if tunnel.ReasonOf(err) != tunnel.NotExposed || !strings.Contains(err.Error(), want) {
+			t.Errorf("source %q: got %v, want not-exposed in %s", source, err, want)
+		}
+		if hopeless == nil {
+			t.Errorf("source %q: a client would be shown a certificate", source)
 		}
 	}
 }
