@@ -77,11 +77,11 @@ func TestRightsAreTheLeast(t *testing.T) {
 	lease := in("culvert-system", "create coordination.k8s.io/leases", "get coordination.k8s.io/leases [culvert]", "update coordination.k8s.io/leases [culvert]")
 	const group = "gateway.networking.k8s.io/"
 	gatewayAPI := slices.Concat(
-		reads(group+"gateways", group+"listenersets", group+"tlsroutes", group+"tcproutes", group+"udproutes", group+"httproutes", group+"referencegrants", group+"backendtlspolicies", "/secrets", "/configmaps"),
-		do("get", group+"gateways", group+"listenersets", group+"tlsroutes", group+"tcproutes", group+"udproutes", group+"httproutes", group+"backendtlspolicies"),
-		do("update", group+"gateways/status", group+"listenersets/status", group+"tlsroutes/status", group+"tcproutes/status", group+"udproutes/status", group+"httproutes/status", group+"backendtlspolicies/status"),
+		reads(group+"gateways", group+"listenersets", group+"tlsroutes", group+"tcproutes", group+"udproutes", group+"httproutes", group+"grpcroutes", group+"referencegrants", group+"backendtlspolicies", "/secrets", "/configmaps"),
+		do("get", group+"gateways", group+"listenersets", group+"tlsroutes", group+"tcproutes", group+"udproutes", group+"httproutes", group+"grpcroutes", group+"backendtlspolicies"),
+		do("update", group+"gateways/status", group+"listenersets/status", group+"tlsroutes/status", group+"tcproutes/status", group+"udproutes/status", group+"httproutes/status", group+"grpcroutes/status", group+"backendtlspolicies/status"),
 		reads("multicluster.x-k8s.io/serviceimports"), do("get create update", "/serviceaccounts"))
-	class := slices.Concat(do("get list watch", group+"gatewayclasses"), do("update", group+"gatewayclasses/status"), []string{"get apiextensions.k8s.io/customresourcedefinitions [gatewayclasses.gateway.networking.k8s.io]"})
+	class := slices.Concat(do("get list watch", group+"gatewayclasses"), do("update", group+"gatewayclasses/status"), do("get list watch", "apiextensions.k8s.io/customresourcedefinitions"))
 	const mcs = "multicluster.x-k8s.io/"
 	exports := slices.Concat(reads(mcs+"serviceexports", mcs+"serviceimports"), do("create update delete", mcs+"serviceimports"), do("update", mcs+"serviceexports/status", mcs+"serviceimports/status"))
 	for _, tt := range []struct {

@@ -99,8 +99,9 @@ type Kube struct {
 	pulse   *client.Pulse               // of all that goes by rest
 	alive   func(context.Context) error // asks whether the API server is there
 	core    kubernetes.Interface
-	self    string      // what this replica is called
-	leads   atomic.Bool // this replica writes
+	defs    *client.Definitions // of the cluster's kinds
+	self    string              // what this replica is called
+	leads   atomic.Bool         // this replica writes
 	holder  atomic.Pointer[string]
 	denied  atomic.Pointer[string] // why it can't; "" or nil if it may
 	sources []registry.Source
@@ -136,6 +137,9 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 	k.rest.Wrap((&client.Clock{Log: cfg.Log}).Wrap)
 	if k.core, err = kubernetes.NewForConfig(client.Protobuf(k.rest)); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	if k.defs, err = client.NewDefinitions(k.rest, cfg.Log); err != nil {
+		return nil, err
 	}
 	if cfg.MultiCluster {
 		if err := k.export(); err != nil {
@@ -212,7 +216,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	}
 	c, err := gatewayapi.New(gatewayapi.Config{
 		Settings: settings,
-		REST:     k.rest, Pulse: k.pulse, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
+		REST:     k.rest, Pulse: k.pulse, Definitions: k.defs, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -264,6 +268,9 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 		}
 	})
 	running.Go(func() { k.pulse.Keep(ctx, k.alive) })
+	if k.cfg.GatewayAPI != nil {
+		running.Go(func() { k.defs.Run(ctx) })
+	}
 	if k.set != nil {
 		running.Go(func() { k.runSet(ctx, g) })
 	}

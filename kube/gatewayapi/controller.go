@@ -38,12 +38,14 @@ type Plane interface {
 type Config struct {
 	Settings
 
-	REST   *rest.Config  // of the API server: see kube/client
-	Pulse  *client.Pulse // that REST is wrapped by; nil makes one, which notices no API server that says nothing
-	Source string        // of the registry's; "" means "gateway-api"
-	Plane  Plane         // nil means that all listeners open at once
-	Leads  func() bool   // whether this replica is the one that writes: see client.Lease; nil means that it is
-	Log    *slog.Logger  // nil discards
+	REST        *rest.Config        // of the API server: see kube/client
+	Pulse       *client.Pulse       // that REST is wrapped by; nil makes one, which notices no API server that says nothing
+	Definitions *client.Definitions // that tell when a CRD comes or changes; who makes it runs it. Nil: that is noticed within minutes
+
+	Source string       // of the registry's; "" means "gateway-api"
+	Plane  Plane        // nil means that all listeners open at once
+	Leads  func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
+	Log    *slog.Logger // nil discards
 }
 
 // A Controller is a registry.Source, and writes the status of what it reads.
@@ -69,7 +71,7 @@ func New(cfg Config) (*Controller, error) {
 		c.pulse = client.NewPulse()
 		rc.Wrap(c.pulse.Wrap)
 	}
-	c.clients.pulse = c.pulse
+	c.clients.pulse, c.clients.definitions = c.pulse, cfg.Definitions
 	var err error
 	if c.clients.core, err = kubernetes.NewForConfig(client.Protobuf(rc)); err != nil {
 		return nil, fmt.Errorf("gatewayapi: %w", err)

@@ -28,7 +28,8 @@ type clients struct {
 	gw   gwclient.Interface
 	mcs  mcsclient.Interface
 
-	pulse *client.Pulse // of all of them; nil in tests
+	pulse       *client.Pulse       // of all of them; nil in tests
+	definitions *client.Definitions // of the cluster's kinds; may be nil
 }
 
 // A kind is a resource that is watched.

@@ -70,7 +70,7 @@ func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, 
 			// The fake clients of tests can't stream lists, and say so to this.
 			list := k.in(ns)
 			sh.lists = append(sh.lists, list)
-			lw := cache.ToListWatcherWithWatchListSemantics(client.WhenThere(whenBack(c.pulse, list)), c.core)
+			lw := cache.ToListWatcherWithWatchListSemantics(client.WhenDefined(whenBack(c.pulse, list), c.definitions, k.resource), c.core)
 			inf := cache.NewSharedIndexInformerWithOptions(lw, k.object, cache.SharedIndexInformerOptions{Indexers: k.indexers, ObjectDescription: k.resource.String()})
 			if err := inf.SetTransform(slimFor(cfg.PublicService)); err != nil {
 				return nil, err

@@ -36,14 +36,14 @@ namespaces of values where there are any, and else in the whole cluster.
 {{- include "culvert.discoveryRules" . }}
 {{- if .Values.gatewayAPI.enabled }}
 - apiGroups: [gateway.networking.k8s.io]
-  resources: [gateways, listenersets, tlsroutes, tcproutes, udproutes, httproutes, referencegrants, backendtlspolicies]
+  resources: [gateways, listenersets, tlsroutes, tcproutes, udproutes, httproutes, grpcroutes, referencegrants, backendtlspolicies]
   verbs: [list, watch]
 # What has a status: to look again, where somebody else wrote at the same time.
 - apiGroups: [gateway.networking.k8s.io]
-  resources: [gateways, listenersets, tlsroutes, tcproutes, udproutes, httproutes, backendtlspolicies]
+  resources: [gateways, listenersets, tlsroutes, tcproutes, udproutes, httproutes, grpcroutes, backendtlspolicies]
   verbs: [get]
 - apiGroups: [gateway.networking.k8s.io]
-  resources: [gateways/status, listenersets/status, tlsroutes/status, tcproutes/status, udproutes/status, httproutes/status, backendtlspolicies/status]
+  resources: [gateways/status, listenersets/status, tlsroutes/status, tcproutes/status, udproutes/status, httproutes/status, grpcroutes/status, backendtlspolicies/status]
   verbs: [update]
 # Certificates and their CAs, that listeners and policies name.
 - apiGroups: [""]
@@ -90,11 +90,11 @@ namespaces of values where there are any, and else in the whole cluster.
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses/status]
   verbs: [update]
-# Which version of Gateway API the CRDs are of.
+# Which version of Gateway API the CRDs are of, and when one is installed. A list
+# can't be limited to names of several.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
-  resourceNames: [gatewayclasses.gateway.networking.k8s.io]
-  verbs: [get]
+  verbs: [get, list, watch]
 {{- end }}
 {{- end -}}
 
