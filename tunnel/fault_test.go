@@ -3,9 +3,11 @@ package tunnel_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -68,6 +70,9 @@ func TestAbortAtEveryOffset(t *testing.T) {
 						}
 						leave()
 						more, err := io.ReadAll(s)
+						if errors.Is(err, os.ErrDeadlineExceeded) { // or the next thousand would wait as long
+							t.Fatalf("after %d bytes, reset %v: the service heard of no end within %v", n, reset, patience)
+						}
 						if len(more) > 0 || (err != nil) != reset {
 							t.Errorf("after %d bytes, reset %v: the service got %q more and %v", n, reset, more, err)
 						}

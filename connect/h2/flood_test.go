@@ -102,15 +102,22 @@ func TestFloods(t *testing.T) {
 			r := newRaw(t, near)
 			r.mum = true
 			heard := make(chan answer, 1)
-			go func() { heard <- r.answer(0) }()
+			go func() {
+				defer close(heard)
+				heard <- r.answer(0)
+			}()
 			_, _ = io.WriteString(near, preface)
 			_ = r.fr.WriteSettings()
 			if c.first != nil {
 				c.first(r)
 			}
+			const enough = 20_000
 			sent := 0
-			for sent < 20_000 && c.repeat(r) == nil {
+			for sent < enough && c.repeat(r) == nil {
 				sent++
+			}
+			if sent == enough {
+				t.Fatalf("%d frames got through, and the connection does not end", sent)
 			}
 			if a := <-heard; a.goAway != http2.ErrCodeEnhanceYourCalm || !a.closed {
 				t.Errorf("got GOAWAY with %v, closed %v, want ENHANCE_YOUR_CALM and a close", a.goAway, a.closed)
@@ -144,7 +151,10 @@ func TestFloodHarmsNobodyElse(t *testing.T) {
 	r := rawClient(t, g.Addr)
 	r.mum = true
 	heard := make(chan answer, 1)
-	go func() { heard <- r.answer(0) }()
+	go func() {
+		defer close(heard)
+		heard <- r.answer(0)
+	}()
 	for r.fr.WritePing(false, [8]byte{}) == nil {
 		testnet.Ping(t, bystander, "still here")
 	}

@@ -1,6 +1,7 @@
 package h3
 
 import (
+	"context"
 	"io"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func TestFloods(t *testing.T) {
 			return r.try(headOf(":method", "CONNECT", ":authority", "nobody:1", "x", strings.Repeat("~", 9<<10)), false)
 		}},
 		{"streams of unknown types", nil, func(r *raw, _ *rawStream) error {
-			s, err := r.qc.OpenUniStreamSync(r.t.Context())
+			s, err := r.openUni()
 			if err == nil {
 				_, err = s.Write([]byte{0x21})
 				s.CancelWrite(0)
@@ -86,10 +87,13 @@ func TestFloods(t *testing.T) {
 
 // try opens a request stream that begins with b, and gives it up.
 func (r *raw) try(b []byte, reset bool) error {
-	s, err := r.qc.OpenStreamSync(r.t.Context())
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	s, err := r.qc.OpenStreamSync(ctx)
 	if err != nil {
 		return err
 	}
+	_ = s.SetDeadline(time.Now().Add(patience))
 	_, _ = s.Write(b)
 	if reset {
 		s.CancelWrite(0x10c)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,12 +54,24 @@ func (r *raw) begin() *quic.SendStream {
 // uni opens a unidirectional stream that begins with b.
 func (r *raw) uni(b []byte) *quic.SendStream {
 	r.t.Helper()
-	s, err := r.qc.OpenUniStreamSync(r.t.Context())
+	s, err := r.openUni()
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	_, _ = s.Write(b)
 	return s
+}
+
+// openUni opens a unidirectional stream, and fails where the peer permits none
+// for long.
+func (r *raw) openUni() (*quic.SendStream, error) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	defer cancel()
+	s, err := r.qc.OpenUniStreamSync(ctx)
+	if err == nil {
+		_ = s.SetWriteDeadline(time.Now().Add(patience))
+	}
+	return s, err
 }
 
 // A rawStream is one request stream of a raw peer.
@@ -142,12 +155,12 @@ func (s *rawStream) answer() answer {
 			continue
 		}
 		se, reset := errors.AsType[*quic.StreamError](err)
-		switch ne := net.Error(nil); {
+		switch {
 		case err == io.EOF:
 			a.end = true
 		case reset:
 			a.reset = ErrCode(se.ErrorCode)
-		case errors.As(err, &ne) && ne.Timeout() && s.qs.Context().Err() == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded): // the stream's own deadline
 			s.t.Fatalf("no answer: %v", err)
 		default:
 			a.err = err
@@ -191,7 +204,9 @@ func rawProxy(t testing.TB) *proxyRaw {
 }
 
 func (p *proxyRaw) accept(t testing.TB) *raw {
-	qc, err := p.ln.Accept(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	qc, err := p.ln.Accept(ctx)
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -203,7 +218,9 @@ func (p *proxyRaw) accept(t testing.TB) *raw {
 
 // stream accepts a request stream.
 func (r *raw) stream(t testing.TB) *rawStream {
-	qs, err := r.qc.AcceptStream(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	qs, err := r.qc.AcceptStream(ctx)
 	if err != nil {
 		t.Error(err)
 		return nil

@@ -88,9 +88,12 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 			})
 			return nil
 		})
-		open := g.descriptors() - fds
+		// Those that are too many have been accepted, and are ended as the gateway
+		// comes to it.
+		open := 0
+		testnet.Eventually(t, crowdSlack, func() bool { open = g.descriptors() - fds; return open <= kept+50 }, "of %d unfinished preambles about %d are kept", attackers, kept)
 		grew := g.rss() - rss
-		if open < kept*9/10 || open > kept+50 {
+		if open < kept*9/10 {
 			t.Errorf("%d of %d unfinished preambles are kept, want about %d", open, attackers, kept)
 		}
 		t.Logf("an unfinished preamble is %d B of RSS, %d B after a collection", grew/int64(open), g.afterGarbage(g.rss, rss)/int64(open))
