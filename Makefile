@@ -8,6 +8,13 @@ FUZZTIME  ?= 60s
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
+# What this machine can't run is left out and counted: every part of it is a line of this file, written by these targets and by
+# testnet.LeaveOut, and the last line of "make check" and "make test" says how many there are. One call of make begins it anew.
+export CULVERT_LEFT_OUT ?= $(CURDIR)/bin/left-out
+ifeq ($(MAKELEVEL),0)
+$(shell mkdir -p $(dir $(CULVERT_LEFT_OUT)) && : >$(CULVERT_LEFT_OUT))
+endif
+
 # Real programs the interoperation tests talk to, and the commands that show they are there.
 PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables netcat-openbsd ncat openssh-client openssh-server python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core
 PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft nc.openbsd ncat ssh sshd nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb
@@ -33,7 +40,12 @@ test: peers ## every test; installs the real peers first
 	$(GO) test -race -shuffle=on -timeout 15m ./...
 	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/... ./sni ./connect ./termination ./gateway
 	$(MAKE) test-integration
-	@if [ "$$(id -u)" = 0 ]; then $(MAKE) test-cluster; else echo "make: not root: the tests in clusters are not run"; fi
+	@if [ "$$(id -u)" = 0 ]; then $(MAKE) test-cluster; else echo "not root: the tests in clusters" >>$(CULVERT_LEFT_OUT); fi
+	@$(MAKE) -s left-out
+
+.PHONY: left-out
+left-out:
+	@awk '!seen[$$0]++ { what = what (n++ ? "; " : " (") $$0 } END { if (n) print "left out: " n what ")"; else print "left out: nothing" }' $(CULVERT_LEFT_OUT)
 
 .PHONY: test-unit
 test-unit: ## the tests that need nothing but Go
@@ -48,7 +60,7 @@ test-integration: build ## the tests against real peers, and of the examples
 	  (cd integration && $(GO) test -tags netns -race ./networks) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
-	else echo "make: not root: the tests in network namespaces are not run"; fi; \
+	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \
 	(cd integration/deploy && $(GO) test -shuffle=on -timeout 20m ./... && cd .. && $(GO) test -race -shuffle=on -timeout 20m ./... && \
 	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
@@ -100,7 +112,8 @@ check: ## format, vet on three systems, static analysis, tidy
 	cd integration/cluster && $(GO) mod tidy -diff
 	cd integration/cluster/controlplane && $(GO) mod tidy -diff
 	@if $(GO) run $(GOVULNCHECK) -version >/dev/null 2>&1 && curl -fsS -m 10 -o /dev/null https://vuln.go.dev/index/db.json 2>/dev/null; then \
-	  $(GO) run $(GOVULNCHECK) ./...; else echo "govulncheck: its database can't be reached from here, not run"; fi
+	  $(GO) run $(GOVULNCHECK) ./...; else echo "no database of vulnerabilities: govulncheck" >>$(CULVERT_LEFT_OUT); fi
+	@$(MAKE) -s left-out
 
 # Package, target and seconds: about five minutes with what it takes to build them. No part of "make test", which must say the
 # same of the same tree: what fuzzers have found is kept in testdata/fuzz and tried there.

@@ -1,0 +1,43 @@
+//go:build unix && !unit
+
+package culvert_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What a machine can't run is counted, once each, in a line that "make check"
+// and "make test" end with; and where make runs alone, nothing of an earlier
+// call is counted.
+func TestMakeCountsWhatIsLeftOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "left-out")
+	for _, tt := range []struct {
+		file, level, want string
+	}{
+		{"", "1", "left out: nothing"},
+		{"not root: clusters\n", "1", "left out: 1 (not root: clusters)"},
+		{"not root: clusters\nno cgroup: memory\nno cgroup: memory\n", "1", "left out: 2 (not root: clusters; no cgroup: memory)"},
+		{"of an earlier call\n", "0", "left out: nothing"},
+	} {
+		if err := os.WriteFile(path, []byte(tt.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("make", "-s", "--no-print-directory", "left-out")
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL="+tt.level, "CULVERT_LEFT_OUT="+path)
+		out, err := cmd.CombinedOutput()
+		if got := strings.TrimSpace(string(out)); err != nil || got != tt.want {
+			t.Errorf("with %q at level %s: %q, %v; want %q", tt.file, tt.level, got, err, tt.want)
+		}
+	}
+	for _, target := range []string{"check", "test"} {
+		_, recipe, _ := strings.Cut(read(t, "Makefile"), "\n"+target+":")
+		recipe, _, _ = strings.Cut(recipe, "\n\n")
+		if !strings.HasSuffix(recipe, "\n\t@$(MAKE) -s left-out") {
+			t.Errorf("make %s does not end by saying what was left out", target)
+		}
+	}
+}
