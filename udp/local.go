@@ -142,7 +142,8 @@ func (l *Local) WriteTo(b []byte, addr net.Addr) (int, error) {
 }
 
 // answerOf returns the address that a Local's client wrote to, and takes note
-// of the id that it is given.
+// of the id that it is given, and of a 1-RTT packet in answer to one that was
+// written to it: the Local has heard the client's end of the handshake.
 func (d *door) answerOf(b []byte, to netip.AddrPort) netip.Addr {
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
@@ -150,14 +151,20 @@ func (d *door) answerOf(b []byte, to netip.AddrPort) netip.Addr {
 	if !ok {
 		return netip.Addr{}
 	}
-	if version, _, scid, long := readHeader(b); long && version != 0 {
-		for _, p := range d.byAddr[c] {
-			if p.session.state == local {
-				p.session.ids.heard, p.session.ids.size = string(scid), len(scid)
-				p.session.ids.add(p.session, scid)
-				break
-			}
+	version, _, scid, long := readHeader(b)
+	for _, p := range d.byAddr[c] {
+		k := p.session
+		if k.state != local {
+			continue
 		}
+		switch {
+		case long && version != 0:
+			k.ids.heard, k.ids.size = string(scid), len(scid)
+			k.ids.add(k, scid)
+		case !long && k.echoed.Load():
+			k.proven()
+		}
+		break
 	}
 	return c.local
 }

@@ -12,6 +12,9 @@ const (
 	maxIDLen   = 20 // bytes of a connection id, RFC 9000 section 17.2
 	leastIDLen = 4  // of one that a moved client is known by: shorter ones are too easily met by chance
 	maxIDs     = 8  // of a session; the client's first one, and the latest of the service's
+
+	maxGuesses      = 4   // sessions that a datagram to an unknown id is tried with
+	failedPerSecond = 100 // datagrams of one caller that may fit none of them
 )
 
 // readHeader reads what is the same in every version of QUIC, RFC 8999: a long
@@ -31,6 +34,53 @@ func readHeader(b []byte) (version uint32, dcid, scid []byte, ok bool) {
 		*id, at = b[at+1:at+1+n], at+1+n
 	}
 	return version, dcid, scid, true
+}
+
+// isShort reports whether b has a packet with a short header: by itself, or
+// behind others of version 1 or 2 (RFC 9000 section 12.2, RFC 9369 section 3.2).
+func isShort(b []byte) bool {
+	for len(b) > 0 && b[0]&0x80 != 0 {
+		version, _, _, ok := readHeader(b)
+		if !ok || version != 1 && version != 0x6b3343cf {
+			return false
+		}
+		kind := b[0] >> 4 & 3
+		if version != 1 {
+			kind = (kind + 3) % 4
+		}
+		at := 7 + int(b[5])
+		at += int(b[at-1])
+		switch kind {
+		case 0: // an Initial has a token
+			n, size := varint(b[at:])
+			if at += size; size == 0 || n > uint64(len(b)-at) {
+				return false
+			}
+			at += int(n)
+		case 3: // a Retry is alone
+			return false
+		}
+		n, size := varint(b[at:])
+		if at += size; size == 0 || n > uint64(len(b)-at) {
+			return false
+		}
+		b = b[at+int(n):]
+	}
+	return len(b) > 0 && b[0]&0x40 != 0
+}
+
+// varint reads a variable-length integer, RFC 9000 section 16. A size of 0
+// means that it is cut off.
+func varint(b []byte) (n uint64, size int) {
+	if len(b) == 0 || len(b) < 1<<(b[0]>>6) {
+		return 0, 0
+	}
+	size = 1 << (b[0] >> 6)
+	n = uint64(b[0] & 0x3f)
+	for _, c := range b[1:size] {
+		n = n<<8 | uint64(c)
+	}
+	return n, size
 }
 
 // ids are the connection ids by which a session is known. They are guarded by
@@ -84,8 +134,10 @@ func (d *door) quic(b []byte, c client) {
 	}
 	s.mu.Lock()
 	k, p := d.find(b, dcid, long, c)
+	guessed := false
 	if k == nil && long {
 		k, p = d.guess(b, dcid, scid, c)
+		guessed = k != nil // and the Opening has checked b: it can't do so twice
 	}
 	if k == nil {
 		s.mu.Unlock()
@@ -98,7 +150,7 @@ func (d *door) quic(b []byte, c client) {
 			k.ask(b)
 			return
 		}
-		if k.state == opening || k.state == carried {
+		if !guessed && (k.state == opening || k.state == carried) {
 			s.mu.Unlock()
 			if !k.opening.Check(b) {
 				s.dropped.Add(1)
@@ -107,7 +159,7 @@ func (d *door) quic(b []byte, c client) {
 			s.mu.Lock()
 		}
 		if version != 0 && k.ids.heard != "" && string(dcid) == k.ids.heard {
-			k.proven() // it has read the service's id
+			k.echoed.Store(true)
 		}
 	}
 	switch {
@@ -141,7 +193,7 @@ func (d *door) own(b, id []byte, long bool, c client) bool {
 	d.s.mu.Lock()
 	for _, p := range d.byAddr[c] {
 		if k := p.session; k.state == local {
-			k.proven()
+			k.echoed.Store(true)
 			k.moved.Store(int64(time.Since(k.start)))
 			break
 		}
@@ -183,7 +235,7 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 		for _, id := range p.session.ids.known {
 			if len(b) > len(id) && string(b[1:1+len(id)]) == id {
 				if id == p.session.ids.heard {
-					p.session.proven()
+					p.session.echoed.Store(true)
 				}
 				return p.session, p
 			}
@@ -194,7 +246,7 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 			if d.idLen[n] > 0 && len(b) > n {
 				if k := d.byID[string(b[1:1+n])]; k != nil {
 					if string(b[1:1+n]) == k.ids.heard {
-						k.proven()
+						k.echoed.Store(true)
 					}
 					return k, nil
 				}
@@ -212,31 +264,92 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 	k := p.session
 	switch n := k.ids.size; {
 	case k.ids.none:
-		k.proven()
+		k.echoed.Store(true)
 	case len(here) == 1 && n >= leastIDLen && len(b) > n:
 		k.ids.add(k, b[1:1+n]) // a service's ids have one length, nearly always
 	}
 	return k, p
 }
 
+// A caller is a client and the id that it wants to be called by.
+type caller struct {
+	client client
+	id     string
+}
+
+// candidates are the sessions that a caller began last, oldest first, and how
+// many datagrams that fit none of them it may still send.
+type candidates struct {
+	sessions []*session
+	failures float64
+	filled   time.Time
+}
+
+// candidate puts k where guess finds it. The oldest one makes room. The caller
+// holds mu.
+func (d *door) candidate(k *session) {
+	who := caller{k.paths[0].client, k.ids.peer}
+	all := d.callers[who]
+	if all == nil {
+		all = &candidates{failures: failedPerSecond, filled: k.start}
+		d.callers[who] = all
+	}
+	if len(all.sessions) == maxGuesses {
+		all.sessions[0].caller = caller{}
+		all.sessions = slices.Delete(all.sessions, 0, 1)
+	}
+	all.sessions = append(all.sessions, k)
+	k.caller = who
+}
+
+// noCandidate is its opposite. The caller holds mu.
+func (d *door) noCandidate(k *session) {
+	all := d.callers[k.caller]
+	if all == nil {
+		return
+	}
+	all.sessions = slices.DeleteFunc(all.sessions, func(s *session) bool { return s == k })
+	if len(all.sessions) == 0 {
+		delete(d.callers, k.caller)
+	}
+}
+
 // guess returns the session of a client that uses an id, in a long header,
 // that it was given in private: some take the first one there is, and finish
 // the handshake with it. The client's own id says which session is meant, and
-// what can be read of the datagram must be of it. The caller holds mu.
+// what can be read of the datagram must be of it: the Opening has then checked
+// it. Trying costs time on the listener's one reader, so only the newest
+// sessions are tried, and a caller that fails too often is not tried for. The
+// caller holds mu.
 func (d *door) guess(b, dcid, scid []byte, c client) (*session, *path) {
-	for _, p := range slices.Clone(d.byAddr[c]) {
-		k := p.session
-		if k.state != carried || k.ids.size != len(dcid) || k.ids.peer != string(scid) {
+	all := d.callers[caller{c, string(scid)}]
+	if all == nil {
+		return nil, nil
+	}
+	now := time.Now()
+	all.failures = min(all.failures+now.Sub(all.filled).Seconds()*failedPerSecond, failedPerSecond)
+	all.filled = now
+	if all.failures < 1 {
+		return nil, nil
+	}
+	for _, k := range slices.Backward(slices.Clone(all.sessions)) {
+		if k.state != carried || k.ids.size != len(dcid) {
 			continue
 		}
 		d.s.mu.Unlock()
 		ok := k.opening.Check(b)
 		d.s.mu.Lock()
-		if ok && !p.closed {
-			k.ids.add(k, dcid)
-			return k, p
+		if !ok || k.state != carried {
+			continue
+		}
+		for _, p := range k.paths {
+			if p.client == c {
+				k.ids.add(k, dcid)
+				return k, p
+			}
 		}
 	}
+	all.failures--
 	return nil, nil
 }
 
@@ -286,6 +399,7 @@ func (d *door) newcomer(b []byte, c client, dcid, scid []byte, long bool) {
 	k.opening, k.req = o, req
 	k.ids.first, k.ids.peer = string(dcid), string(scid)
 	k.ids.add(k, dcid)
+	d.candidate(k)
 	switch v {
 	case tunnel.More:
 		k.hold(b)

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,6 +46,9 @@ func shake(r *rig, client, svc *peer) netip.AddrPort {
 	if again := svc.hear(done); again != from {
 		r.t.Fatalf("the service sees %s, and then %s", from, again)
 	}
+	over := short(clientID, "handshake done")
+	svc.say(from, over)
+	client.hear(over)
 	return from
 }
 
@@ -170,8 +174,9 @@ func TestQUICDoesNotFollowWhereItMayNot(t *testing.T) {
 	svc.hear(short(serverID, "still here"))
 }
 
-// Unless its client has shown to hear what the service says, a session stays
-// at its address.
+// Until the service answers a client that has written to its id, nothing is
+// proven: what the client writes can't be read, and a session of which nothing
+// is proven stays at its address.
 func TestQUICProof(t *testing.T) {
 	r, svc, _ := quicRig(t, nil)
 	client := newPeer(t)
@@ -186,8 +191,17 @@ func TestQUICProof(t *testing.T) {
 	}
 	newPeer(t).say(r.addr, short("guessed", "data"))
 	svc.silent()
-	client.say(r.addr, short(serverID, "proof"))
-	svc.hear(short(serverID, "proof"))
+	for _, b := range [][]byte{long(serverID, clientID, "0-RTT"), short(serverID, "garbage")} {
+		client.say(r.addr, b)
+		svc.hear(b)
+	}
+	svc.say(from, long(clientID, serverID, "server hello again"))
+	client.next()
+	if st := r.s.Stats(); st.HalfOpen != 1 {
+		t.Fatalf("%+v, want half open: the service has not answered in 1-RTT", st)
+	}
+	svc.say(from, short(clientID, "handshake done"))
+	client.next()
 	if st := r.s.Stats(); st.HalfOpen != 0 {
 		t.Fatalf("%+v, want none half open", st)
 	}
@@ -334,6 +348,13 @@ func TestLocal(t *testing.T) {
 	client.hear(answer)
 	client.say(r.addr, long(serverID, clientID, "bad")) // its own judge
 	expect(long(serverID, clientID, "bad"), client)
+	if st := r.s.Stats(); st.HalfOpen != 1 {
+		t.Errorf("%+v, want half open: the Local has not answered", st)
+	}
+	if _, err := l.WriteTo(short(clientID, "handshake done"), client.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	client.hear(short(clientID, "handshake done"))
 	if st := r.s.Stats(); st.HalfOpen != 0 || st.Sessions != 1 {
 		t.Errorf("%+v, want one session, proven", st)
 	}
@@ -422,3 +443,53 @@ func TestFloodOfGarbage(t *testing.T) {
 	}
 	flood.silent()
 }
+
+// A service's answer in 1-RTT is seen behind its handshake, too.
+func TestIsShort(t *testing.T) {
+	initial := []byte("\xc0\x00\x00\x00\x01\x03cid\x04srv1\x01t\x02ab")
+	handshake := []byte("\xe0\x00\x00\x00\x01\x03cid\x04srv1\x02ab")
+	second := []byte("\xd0\x6b\x33\x43\xcf\x03cid\x04srv1\x01t\x02ab") // an Initial of version 2
+	data := short(clientID, "data")
+	for _, c := range []struct {
+		b    []byte
+		want bool
+	}{
+		{nil, false}, {data, true}, {initial, false}, {handshake, false}, {second, false},
+		{slices.Concat(initial, data), true}, {slices.Concat(initial, handshake, data), true}, {slices.Concat(second, data), true},
+		{slices.Concat(handshake, []byte{0, 0, 0}), false}, {handshake[:12], false}, {initial[:16], false},
+		{versionNegotiation(clientID, serverID), false},
+	} {
+		if got := isShort(c.b); got != c.want {
+			t.Errorf("isShort(%x) = %v, want %v", c.b, got, c.want)
+		}
+	}
+	for n := range len(initial) {
+		isShort(initial[:n])
+	}
+}
+
+// A datagram to an id that the client was given in private is checked once:
+// an Opening that has seen the end of its handshake can't read it again.
+func TestQUICChecksOnce(t *testing.T) {
+	var checked atomic.Int32
+	r, svc := newRig(t, Listener{Open: func() Opening { return &onceOpening{checked: &checked} }}, nil), newPeer(t)
+	r.route("svc.test", svc.addr())
+	client := newPeer(t)
+	client.say(r.addr, long(firstID, clientID, "name=svc.test"))
+	_, from := svc.next()
+	svc.say(from, long(clientID, serverID, "server hello"))
+	client.next()
+	client.say(r.addr, long("srvX", clientID, "finished"))
+	svc.hear(long("srvX", clientID, "finished"))
+	if st := r.s.Stats(); st.Dropped != 0 || checked.Load() != 1 {
+		t.Errorf("checked %d times, %d dropped, want once and none", checked.Load(), st.Dropped)
+	}
+}
+
+// onceOpening lets only the first datagram follow.
+type onceOpening struct {
+	fakeOpening
+	checked *atomic.Int32
+}
+
+func (o *onceOpening) Check([]byte) bool { return o.checked.Add(1) == 1 }

@@ -119,6 +119,7 @@ type door struct {
 	sessions map[*session]struct{}
 	byAddr   map[client][]*path
 	byID     map[string]*session
+	callers  map[caller]*candidates
 	idLen    [maxIDLen + 1]int         // how many of byID have this length
 	answers  map[netip.AddrPort]client // of a Local's sessions
 }
@@ -140,7 +141,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	d := &door{s: s, ln: &ln, wire: newWire(ln.Conn), ctx: ctx, sessions: make(map[*session]struct{}),
-		byAddr: make(map[client][]*path), byID: make(map[string]*session), answers: make(map[netip.AddrPort]client)}
+		byAddr: make(map[client][]*path), byID: make(map[string]*session), callers: make(map[caller]*candidates), answers: make(map[netip.AddrPort]client)}
 	if a, ok := ln.Conn.LocalAddr().(*net.UDPAddr); ok {
 		d.port = a.AddrPort().Port()
 	}

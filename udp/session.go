@@ -51,6 +51,7 @@ type session struct {
 	spoken   atomic.Bool  // a datagram of the client's was the last
 	turns    atomic.Int32 // of the service, see convinced
 	sure     atomic.Bool  // proven by what the service does
+	echoed   atomic.Bool  // the client has written to the service's own id
 
 	// Guarded by the Server's mu.
 	state   state
@@ -59,6 +60,7 @@ type session struct {
 	size    int // of waiting
 	paths   []*path
 	ids     ids
+	caller  caller // under which guess finds it
 	tun     *tunnel.Session
 	idle    time.Duration // 0 means no limit
 	answer  []byte        // of one refused
@@ -336,14 +338,19 @@ func (k *session) toClient(p *path, b []byte) {
 }
 
 // convinced reports whether a QUIC service that says b behaves as one that
-// knows that its client hears it: it has said more than three times what it
-// got (RFC 9000 section 8.1), or has answered in 1-RTT packets some times. What
-// it repeats before that is its handshake, in long headers (RFC 9002 section
-// 6.2.1).
+// knows that its client hears it: it says a 1-RTT packet to a client that has
+// written to its id, as the end of a handshake is (HANDSHAKE_DONE), it has said
+// more than three times what it got (RFC 9000 section 8.1), or has answered in
+// 1-RTT packets some times. What it repeats before that is its handshake, in
+// long headers (RFC 9002 section 6.2.1). What the client writes can't be read
+// and proves nothing by itself.
 func (k *session) convinced(b []byte, in, out int64) bool {
 	const enough = 3
-	if len(b) > 0 && b[0]&0x80 == 0 && k.spoken.Swap(false) {
+	if isShort(b) && k.spoken.Swap(false) {
 		k.turns.Add(1)
+		if k.echoed.Load() {
+			return true
+		}
 	}
 	return out > 3*in || k.turns.Load() >= enough
 }
@@ -425,6 +432,7 @@ func (k *session) end(why tunnel.Reason, err error) {
 		d.forget(p)
 	}
 	k.ids.forget(k)
+	d.noCandidate(k)
 	delete(d.sessions, k)
 	s.sessions--
 	k.src.Open--
