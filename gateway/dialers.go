@@ -159,7 +159,7 @@ func (d *Dialers) forget() { d.keep = d.keep[max(0, len(d.keep)-2*maxMade):] }
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.HTTP2)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.Trust, h.HTTP2)
 	}
 	return b.String()
 }
@@ -189,11 +189,15 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 	}
 	switch h.Proto {
 	case "hbone":
-		one := &hbone.Dialer{Gateway: to, Dialer: counting{way, d.Budget}, TLS: cfg, Peers: h.Peers, Via: d.Via}
+		trust, err := pools(h.Trust)
+		if err != nil {
+			return nil, fmt.Errorf("gateway: the roots for %q: %w", to, err)
+		}
+		one := &hbone.Dialer{Gateway: to, Dialer: counting{way, d.Budget}, TLS: cfg, Peers: h.Peers, Trust: trust, Via: d.Via}
 		if len(h.Behind) == 0 {
 			return d.own(one), nil
 		}
-		return d.own(&hbone.Double{Outer: one, TLS: cfg, Peers: h.Behind}), nil
+		return d.own(&hbone.Double{Outer: one, TLS: cfg, Peers: h.Behind, Trust: trust}), nil
 	case "connect", "connect-h2":
 		addr, secure := strings.CutPrefix(to, "https://")
 		if !secure {
@@ -221,6 +225,21 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		return one, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
+}
+
+// pools makes the roots of each trust domain ready; nil where there are none.
+func pools(trust map[string]string) (map[string]*x509.CertPool, error) {
+	if trust == nil {
+		return nil, nil
+	}
+	pools := make(map[string]*x509.CertPool, len(trust))
+	for domain, pem := range trust {
+		pools[domain] = x509.NewCertPool()
+		if !pools[domain].AppendCertsFromPEM([]byte(pem)) {
+			return nil, fmt.Errorf("those of the trust domain %q hold no certificate", domain)
+		}
+	}
+	return pools, nil
 }
 
 // own notes that way is to be closed in the end. The caller holds mu.

@@ -25,13 +25,8 @@ type HTTP3 struct {
 	Alone bool
 
 	names  termination.Protocol // knows which end here
-	keys   atomic.Pointer[http3Keys]
+	keys   atomic.Pointer[tls.Config]
 	server h3.Server
-}
-
-type http3Keys struct {
-	config  *tls.Config
-	domains []string // of the clients' certificates
 }
 
 // Use has QUIC ended with k from the next connection on. Where it returns an
@@ -45,7 +40,7 @@ func (p *HTTP3) Use(k *termination.Keys) error {
 	if err := p.names.Use(k); err != nil {
 		return err
 	}
-	p.keys.Store(&http3Keys{cfg, k.TrustDomains})
+	p.keys.Store(cfg)
 	return nil
 }
 
@@ -56,14 +51,12 @@ func (p *HTTP3) Owns(n tunnel.Name) bool { return p.names.Owns(n) }
 func (p *HTTP3) prepare(g *Gateway, name string, budget *tunnel.Budget, observe func(*tunnel.Outcome)) {
 	s := &p.server
 	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		if k := p.keys.Load(); k != nil {
-			return k.config, nil
+		if cfg := p.keys.Load(); cfg != nil {
+			return cfg, nil
 		}
 		return nil, errors.New("gateway: no certificate for HTTP/3")
 	}}
-	s.Identify = func(cs *tls.ConnectionState) (tunnel.Peer, error) {
-		return termination.PeerOf(cs, p.keys.Load().domains)
-	}
+	s.Identify = termination.PeerOf // of a client that the keys have let pass, whatever they are now
 	s.Auth, s.Via, s.Name = p.Auth, p.Via, name
 	s.Limits, s.Budget, s.Observe, s.Log = g.cfg.Limits, budget, observe, g.log
 }

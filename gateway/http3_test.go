@@ -47,6 +47,13 @@ func gatewayKeys(t *testing.T) (*termination.Keys, string) {
 func startHTTP3(t *testing.T, alone bool, grace time.Duration, services ...*registry.Service) (addr, roots string, stop func() error) {
 	t.Helper()
 	keys, roots := gatewayKeys(t)
+	addr, stop = startHTTP3With(t, keys, alone, grace, services...)
+	return addr, roots, stop
+}
+
+// startHTTP3With is startHTTP3 with keys of the caller's.
+func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, grace time.Duration, services ...*registry.Service) (addr string, stop func() error) {
+	t.Helper()
 	h := &HTTP3{Via: "far", Alone: alone}
 	if err := h.Use(keys); err != nil {
 		t.Fatal(err)
@@ -70,7 +77,7 @@ func startHTTP3(t *testing.T, alone bool, grace time.Duration, services ...*regi
 	t.Cleanup(func() { _ = stop() })
 	addr = g.Addrs()[0].String()
 	testnet.Eventually(t, patience, func() bool { ok, _ := g.Ready(); return ok }, "the gateway is ready")
-	return addr, roots, stop
+	return addr, stop
 }
 
 // serveHTTP3 serves routes without a gateway, and returns where, and the roots

@@ -179,6 +179,11 @@ type Hop struct {
 	// is where it is empty.
 	Peers  []string
 	Behind []string
+
+	// Trust has the roots, PEM, to verify an hbone gateway by, by the trust domain
+	// of its SPIFFE id. It takes the place of Roots where Peers and Behind are of
+	// several trust domains.
+	Trust map[string]string
 }
 
 // A Secret does not print itself.

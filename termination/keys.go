@@ -22,17 +22,20 @@ type Keys struct {
 	// below a domain does not mean that one wants to.
 	Names []tunnel.Pattern
 
-	// ClientCAs verify the certificates of clients; nil means that none is
-	// asked for, and nobody has an identity. Optional lets clients come
-	// without one. Unverified also lets those come whose certificate can't be
-	// verified, or tells of nobody in particular; they have no identity.
-	ClientCAs  *x509.CertPool
+	// ClientCAs verify the certificates of clients, whatever identity these
+	// have. Trust does so by trust domain: a client must have a SPIFFE id, and
+	// its certificate must be signed by a CA that is listed for the trust domain
+	// of this id, so that no CA can speak for the domain of another. One of the
+	// two may be set; with neither, no client is asked for a certificate, and
+	// nobody has an identity.
+	ClientCAs *x509.CertPool
+	Trust     map[string][]*x509.Certificate
+
+	// Optional lets clients come without a certificate. Unverified also lets
+	// those come whose certificate can't be verified, or tells of nobody in
+	// particular; they have no identity.
 	Optional   bool
 	Unverified bool
-
-	// TrustDomains, unless empty, are those of which a client must have a
-	// SPIFFE id: certificates without one are then refused, too.
-	TrustDomains []string
 
 	MinVersion uint16 // 0 means TLS 1.3; 1.2 is the least
 }
@@ -71,13 +74,12 @@ func makeRing(k *Keys, alpn []string, own bool) (*ring, error) {
 			return nil, fmt.Errorf("termination: no certificate has the name %q", n)
 		}
 	}
-	for _, d := range k.TrustDomains {
-		if !isTrustDomain(d) {
-			return nil, fmt.Errorf("termination: %q is not a trust domain", d)
-		}
+	trust, roots, err := newTrust(k)
+	if err != nil {
+		return nil, err
 	}
-	if k.ClientCAs == nil && (len(k.TrustDomains) > 0 || k.Optional || k.Unverified) {
-		return nil, errors.New("termination: trust domains or optional client certificates, and no CA to verify certificates by")
+	if roots == nil && (k.Optional || k.Unverified) {
+		return nil, errors.New("termination: optional client certificates, and no CA to verify certificates by")
 	}
 	least := k.MinVersion
 	if least == 0 {
@@ -94,20 +96,19 @@ func makeRing(k *Keys, alpn []string, own bool) (*ring, error) {
 		// are long enough for a whole handshake each.
 		SessionTicketsDisabled: true,
 	}
-	if k.ClientCAs != nil {
-		domains := slices.Clone(k.TrustDomains)
-		r.config.ClientCAs = k.ClientCAs
+	if roots != nil {
+		r.config.ClientCAs = roots
 		r.config.ClientAuth = tls.RequireAndVerifyClientCert
 		if k.Optional {
 			r.config.ClientAuth = tls.VerifyClientCertIfGiven
 		}
 		if k.Unverified {
 			r.config.ClientAuth = tls.RequestClientCert
-			r.verify = func(cs *tls.ConnectionState) { verifyClient(cs, k.ClientCAs, domains) }
+			r.verify = func(cs *tls.ConnectionState) { verifyClient(cs, roots, trust) }
 			return r, nil
 		}
 		r.config.VerifyConnection = func(cs tls.ConnectionState) error {
-			_, err := PeerOf(&cs, domains)
+			_, err := peerOf(&cs, trust)
 			return err
 		}
 	}

@@ -2,7 +2,6 @@ package termination
 
 import (
 	"crypto/tls"
-	"slices"
 	"strings"
 
 	"culvert.dev/tunnel"
@@ -30,9 +29,14 @@ func refuse(format string, args ...any) error {
 //
 // so that no CA's idea of a subject can pass for a SPIFFE id. It refuses a
 // certificate with several URIs, of which anybody could pick one
-// (CVE-2022-40716), one with a malformed SPIFFE id, and, where there are
-// domains, all but SPIFFE ids of those. Its errors have the Reason NoAuth.
-func PeerOf(cs *tls.ConnectionState, domains []string) (tunnel.Peer, error) {
+// (CVE-2022-40716), and one with a malformed SPIFFE id. Whether the CA that has
+// signed it may speak for its trust domain was decided in the handshake, by
+// Keys.Trust. Its errors have the Reason NoAuth.
+func PeerOf(cs *tls.ConnectionState) (tunnel.Peer, error) { return peerOf(cs, nil) }
+
+// peerOf is PeerOf; unless t is nil, it also refuses all but SPIFFE ids that a
+// CA of their own trust domain has signed.
+func peerOf(cs *tls.ConnectionState, t trust) (tunnel.Peer, error) {
 	if len(cs.VerifiedChains) == 0 {
 		return tunnel.Peer{}, nil
 	}
@@ -55,8 +59,8 @@ func PeerOf(cs *tls.ConnectionState, domains []string) (tunnel.Peer, error) {
 		if err != nil {
 			return tunnel.Peer{}, err
 		}
-		if len(domains) > 0 && !slices.Contains(domains, td) {
-			return tunnel.Peer{}, refuse("the client's trust domain is %q, want one of %q", td, domains)
+		if err := t.check(td, cs.VerifiedChains); err != nil {
+			return tunnel.Peer{}, err
 		}
 		return tunnel.Peer{ID: id, Method: "mtls"}, nil
 	case len(leaf.DNSNames) > 0:
@@ -65,8 +69,8 @@ func PeerOf(cs *tls.ConnectionState, domains []string) (tunnel.Peer, error) {
 		id = "subject:" + leaf.Subject.String()
 	}
 	switch {
-	case len(domains) > 0:
-		return tunnel.Peer{}, refuse("the client's certificate has no SPIFFE id, want one of %q", domains)
+	case t != nil:
+		return tunnel.Peer{}, refuse("the client's certificate has no SPIFFE id, want one of %q", t.domains())
 	case len(id) > maxOther:
 		return tunnel.Peer{}, refuse("the client's name has %d bytes, limit %d", len(id), maxOther)
 	}

@@ -48,13 +48,14 @@ func TestClients(t *testing.T) {
 	}{
 		{"none is asked for", Keys{}, &good, tunnel.Peer{}, ""},
 		{"required", Keys{ClientCAs: ca.Pool()}, &good, alice, ""},
-		{"of the trust domain", Keys{ClientCAs: ca.Pool(), TrustDomains: []string{"else.test", "example.test"}}, &good, alice, ""},
+		{"of the trust domain", Keys{Trust: trusting(other, ca)}, &good, alice, ""},
 		{"optional and there", Keys{ClientCAs: ca.Pool(), Optional: true}, &good, alice, ""},
 		{"optional and not there", Keys{ClientCAs: ca.Pool(), Optional: true}, nil, tunnel.Peer{}, ""},
 		{"required and not there", Keys{ClientCAs: ca.Pool()}, nil, tunnel.Peer{}, "certificate required"},
 		{"of another CA", Keys{ClientCAs: other.Pool()}, &good, tunnel.Peer{}, "unknown certificate authority"},
 		{"of another CA, where it is optional", Keys{ClientCAs: other.Pool(), Optional: true}, &good, tunnel.Peer{}, "unknown certificate authority"},
-		{"of another trust domain", Keys{ClientCAs: ca.Pool(), TrustDomains: []string{"other.test"}}, &good, tunnel.Peer{}, "bad certificate"},
+		{"of another trust domain", Keys{Trust: trust{"other.test": {ca.Root()}}}, &good, tunnel.Peer{}, "bad certificate"},
+		{"of a trust domain that is not listed", Keys{Trust: trusting(other)}, &good, tunnel.Peer{}, "unknown certificate authority"},
 		{"for servers only", Keys{ClientCAs: ca.Pool()}, &server.TLS, tunnel.Peer{}, "bad certificate"},
 		{"expired", Keys{ClientCAs: ca.Pool()}, &expired.TLS, tunnel.Peer{}, "expired certificate"},
 		{"not valid yet", Keys{ClientCAs: ca.Pool()}, &early.TLS, tunnel.Peer{}, "expired certificate"},
@@ -134,9 +135,9 @@ func TestPeerOf(t *testing.T) {
 	}
 	const alice = "spiffe://example.test/alice"
 	for _, tt := range []struct {
-		leaf    *x509.Certificate
-		domains string
-		want    string // "" where it is refused
+		leaf   *x509.Certificate
+		domain string // that its CA speaks for; "" where any identity will do
+		want   string // "" where it is refused
 	}{
 		{leaf("x", "a.test", alice), "", alice},
 		{leaf("x", "a.test", alice), "example.test", alice},
@@ -152,13 +153,18 @@ func TestPeerOf(t *testing.T) {
 		{leaf(strings.Repeat("x", maxOther), ""), "", ""},
 	} {
 		// What else a client shows proves nothing of it.
-		cs := tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf("other", "", "spiffe://example.test/other")}, VerifiedChains: [][]*x509.Certificate{{tt.leaf}}}
-		got, err := PeerOf(&cs, strings.Fields(tt.domains))
+		root := leaf("root", "")
+		cs := tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf("other", "", "spiffe://example.test/other")}, VerifiedChains: [][]*x509.Certificate{{tt.leaf, root}}}
+		var by trust
+		if tt.domain != "" {
+			by = trust{tt.domain: {root}}
+		}
+		got, err := peerOf(&cs, by)
 		if tt.want == "" && (err == nil || tunnel.ReasonOf(err) != tunnel.NoAuth || got != (tunnel.Peer{})) || tt.want != "" && (err != nil || got.ID != tt.want || got.Method != "mtls") {
-			t.Errorf("%q %q %v of %q: %+v and %v, want %q", tt.leaf.Subject, tt.leaf.DNSNames, tt.leaf.URIs, tt.domains, got, err, tt.want)
+			t.Errorf("%q %q %v of %q: %+v and %v, want %q", tt.leaf.Subject, tt.leaf.DNSNames, tt.leaf.URIs, tt.domain, got, err, tt.want)
 		}
 	}
-	if p, err := PeerOf(&tls.ConnectionState{}, nil); p != (tunnel.Peer{}) || err != nil {
+	if p, err := PeerOf(&tls.ConnectionState{}); p != (tunnel.Peer{}) || err != nil {
 		t.Errorf("nothing was verified: %+v and %v, want nobody", p, err)
 	}
 }

@@ -127,7 +127,7 @@ func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name) (*tun
 	if r.verify != nil {
 		r.verify(&cs)
 	}
-	peer, err := PeerOf(&cs, nil) // whom VerifyConnection has let pass
+	peer, err := PeerOf(&cs) // whom VerifyConnection has let pass
 	if err != nil {
 		_ = c.Abort()
 		return nil, err

@@ -171,17 +171,20 @@ func TestBadKeys(t *testing.T) {
 		return []tunnel.Pattern{p}
 	}
 	for want, k := range map[string]Keys{
-		"no certificate":           {},
-		"a certificate is empty":   {Certificates: []tls.Certificate{{}}},
-		"has the name \"b.test\"":  {Certificates: certs, Names: name("b.test")},
-		"has the name \"*.b.test":  {Certificates: certs, Names: name("*.b.test")},
-		"is not a trust domain":    {Certificates: certs, ClientCAs: ca.Pool(), TrustDomains: []string{"Example.test"}},
-		"no CA to verify":          {Certificates: certs, Optional: true},
-		"and no CA to":             {Certificates: certs, TrustDomains: []string{"example.test"}},
-		"TLS 1.1 is too old":       {Certificates: certs, MinVersion: tls.VersionTLS11},
-		"a name that could end":    {Certificates: []tls.Certificate{issue(t, ca, "svid").TLS}},
-		"wildcards aside":          {Certificates: []tls.Certificate{issue(t, ca, "svid", "*.wild.test").TLS}},
-		"a name of a certificate:": {Certificates: []tls.Certificate{issue(t, ca, "svid", "a..test").TLS}},
+		"no certificate":             {},
+		"a certificate is empty":     {Certificates: []tls.Certificate{{}}},
+		"has the name \"b.test\"":    {Certificates: certs, Names: name("b.test")},
+		"has the name \"*.b.test":    {Certificates: certs, Names: name("*.b.test")},
+		"is not a trust domain":      {Certificates: certs, Trust: trust{"Example.test": {ca.Root()}}},
+		"has no trust domain":        {Certificates: certs, Trust: trust{}},
+		"is not known":               {Certificates: certs, Trust: trusting(ca), ClientCAs: ca.Pool()},
+		"no CA to verify":            {Certificates: certs, Optional: true},
+		"\"example.test\" has no CA": {Certificates: certs, Trust: trust{"example.test": nil}},
+		"and no CA to":               {Certificates: certs, Unverified: true},
+		"TLS 1.1 is too old":         {Certificates: certs, MinVersion: tls.VersionTLS11},
+		"a name that could end":      {Certificates: []tls.Certificate{issue(t, ca, "svid").TLS}},
+		"wildcards aside":            {Certificates: []tls.Certificate{issue(t, ca, "svid", "*.wild.test").TLS}},
+		"a name of a certificate:":   {Certificates: []tls.Certificate{issue(t, ca, "svid", "a..test").TLS}},
 	} {
 		if err := new(Protocol).Use(&k); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want %q", k, err, want)

@@ -55,8 +55,8 @@ func Begin(ctx context.Context, c net.Conn, config *tls.Config) (net.Conn, error
 }
 
 // verifyClient fills in the chains of a client that may come without, and
-// leaves none where PeerOf would refuse it.
-func verifyClient(cs *tls.ConnectionState, roots *x509.CertPool, domains []string) {
+// leaves none where peerOf would refuse it.
+func verifyClient(cs *tls.ConnectionState, roots *x509.CertPool, t trust) {
 	n := len(cs.PeerCertificates)
 	if n == 0 || n > maxChain {
 		return
@@ -72,7 +72,7 @@ func verifyClient(cs *tls.ConnectionState, roots *x509.CertPool, domains []strin
 		return
 	}
 	cs.VerifiedChains = chains
-	if _, err := PeerOf(cs, domains); err != nil {
+	if _, err := peerOf(cs, t); err != nil {
 		cs.VerifiedChains = nil
 	}
 }

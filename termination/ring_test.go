@@ -78,7 +78,7 @@ func TestRing(t *testing.T) {
 		}
 	}
 	// Who is of another trust domain may come, too, and is nobody.
-	keys.TrustDomains = []string{"elsewhere.test"}
+	keys.ClientCAs, keys.Trust = nil, trust{"elsewhere.test": {ca.Root()}, "other.test": {other.Root()}}
 	if ring, err = NewRing(keys); err != nil {
 		t.Fatal(err)
 	}

@@ -46,6 +46,12 @@ type Dialer struct {
 	// either case.
 	Peers []string
 
+	// Trust has the CAs to verify the server's certificate by, by the trust
+	// domain of its SPIFFE id, in place of TLS.RootCAs. It is needed where Peers
+	// are of several trust domains: so no CA can speak for the domain of
+	// another. It has no effect without Peers.
+	Trust map[string]*x509.CertPool
+
 	// Baggage describes the workloads on this side, for requests that say
 	// nothing of that themselves. Via is that of connect.Dialer.
 	Baggage string
@@ -60,7 +66,7 @@ var _ tunnel.Dialer = (*Dialer)(nil)
 func (d *Dialer) inner() *h2.Dialer {
 	d.once.Do(func() {
 		d.h2.Proxy, d.h2.Via, d.h2.Header = d.Gateway, d.Via, header(d.Baggage)
-		d.h2.Dialer = &secure{way: d.Dialer, keys: d.TLS, peers: d.Peers}
+		d.h2.Dialer = &secure{way: d.Dialer, keys: d.TLS, peers: d.Peers, trust: d.Trust}
 		d.h2.Streams, d.h2.Idle, d.h2.Ping, d.h2.Pong = streams, idle, ping, pong
 	})
 	return &d.h2
@@ -95,11 +101,12 @@ func (d *Dialer) Conns() int { return d.inner().Conns() }
 type Double struct {
 	Outer *Dialer
 
-	// TLS, Peers and Baggage are those of a Dialer, for the inner server. What
-	// it must be is said by Peers: without any, its certificate must have the
-	// name that is dialed.
+	// TLS, Peers, Trust and Baggage are those of a Dialer, for the inner server.
+	// What it must be is said by Peers: without any, its certificate must have
+	// the name that is dialed.
 	TLS     *tls.Config
 	Peers   []string
+	Trust   map[string]*x509.CertPool
 	Baggage string
 
 	once sync.Once
@@ -112,7 +119,7 @@ var _ tunnel.Dialer = (*Double)(nil)
 func (d *Double) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	d.once.Do(func() {
 		d.h2.Proxy, d.h2.Header = "behind "+d.Outer.Gateway, header(d.Baggage)
-		d.h2.Dialer = innerWay{&secure{way: d.Outer, keys: d.TLS, peers: d.Peers}}
+		d.h2.Dialer = innerWay{&secure{way: d.Outer, keys: d.TLS, peers: d.Peers, trust: d.Trust}}
 		d.h2.Single, d.h2.Idle, d.h2.Ping, d.h2.Pong = true, given, ping, pong
 	})
 	to, err := connect.ParseAuthority(addr)
@@ -142,6 +149,7 @@ type secure struct {
 	way   tunnel.Dialer
 	keys  *tls.Config
 	peers []string
+	trust map[string]*x509.CertPool
 }
 
 // DialContext implements tunnel.Dialer.
@@ -184,13 +192,15 @@ func (s *secure) config(addr string) *tls.Config {
 		if now != nil {
 			opts.CurrentTime = now()
 		}
+		leaf := cs.PeerCertificates[0]
 		if len(s.peers) == 0 {
 			opts.DNSName = host
+		} else if err := s.rootsOf(leaf, &opts); err != nil {
+			return err
 		}
 		for _, c := range cs.PeerCertificates[1:] {
 			opts.Intermediates.AddCert(c)
 		}
-		leaf := cs.PeerCertificates[0]
 		if _, err := leaf.Verify(opts); err != nil {
 			return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
 		}
@@ -200,6 +210,33 @@ func (s *secure) config(addr string) *tls.Config {
 		return known(leaf, s.peers)
 	}
 	return cfg
+}
+
+// rootsOf has opts verify a leaf by the CAs of its own trust domain.
+func (s *secure) rootsOf(leaf *x509.Certificate, opts *x509.VerifyOptions) error {
+	if s.trust == nil {
+		for _, p := range s.peers[1:] {
+			if domainOf(p) != domainOf(s.peers[0]) {
+				return fmt.Errorf("hbone: the server may be of the trust domains %q and %q, and it is not known which CA speaks for which", domainOf(s.peers[0]), domainOf(p))
+			}
+		}
+		return nil
+	}
+	if n := len(leaf.URIs); n != 1 {
+		return fmt.Errorf("hbone: the server's certificate has %d URIs, want one", n)
+	}
+	domain := domainOf(leaf.URIs[0].String())
+	if opts.Roots = s.trust[domain]; opts.Roots == nil { // by which crypto/x509 would mean those of the system
+		return fmt.Errorf("hbone: no CA is configured for the trust domain of the server, %q", domain[:min(len(domain), 80)])
+	}
+	return nil
+}
+
+// domainOf returns the trust domain of a SPIFFE id.
+func domainOf(id string) string {
+	rest, _ := strings.CutPrefix(id, "spiffe://")
+	domain, _, _ := strings.Cut(rest, "/")
+	return domain
 }
 
 // known reports whether a leaf that was verified is one of peers.

@@ -17,6 +17,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -169,7 +170,7 @@ func TestCallers(t *testing.T) {
 
 	// Nor where TLS would let them in.
 	keys := m.server("gw")
-	keys.Optional, keys.TrustDomains = true, nil
+	keys.Optional, keys.Trust, keys.ClientCAs = true, nil, m.Pool()
 	g = serve(t, keys, table{"svc.test:80": testnet.Echo(t).Addr()})
 	d := &Dialer{Gateway: g.Addr, TLS: &tls.Config{RootCAs: m.Pool()}, Peers: []string{id("gw")}}
 	defer d.Close()
@@ -373,4 +374,77 @@ func TestDoubleEnds(t *testing.T) {
 		t.Cleanup(func() { _ = d.Close() })
 		return d, "svc.test:443"
 	}, nil)
+}
+
+// TestTrust: the CA of one trust domain can't speak for a server of another,
+// neither for the first server nor for the one behind it.
+func TestTrust(t *testing.T) {
+	cas := map[string]*testca.CA{}
+	trust := map[string]*x509.CertPool{}
+	for _, domain := range []string{"a.test", "b.test"} {
+		ca, err := testca.New(domain, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cas[domain], trust[domain] = ca, ca.Pool()
+	}
+	m := newMesh(t)
+	to := testnet.Echo(t).Addr()
+	// server starts one that has an id of a domain, signed by the CA of by.
+	server := func(t *testing.T, by, domain, to string) string {
+		forger := *cas[by]
+		forger.TrustDomain = domain
+		pair, err := forger.Issue(testca.Options{SPIFFEID: "spiffe://" + domain + "/gw"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys := m.server("gw")
+		keys.Certificates = []tls.Certificate{pair.TLS}
+		return serve(t, keys, table{"svc.test:80": to}).Addr
+	}
+	both := m.Pool()
+	for _, ca := range cas {
+		both.AddCert(ca.Root())
+	}
+	one := []string{"spiffe://a.test/gw"}
+	peers := append(one, "spiffe://b.test")
+	for _, tt := range []struct {
+		by, domain string
+		trust      map[string]*x509.CertPool
+		peers      []string
+		want       string // in the error; "" for none
+	}{
+		{"a.test", "a.test", trust, peers, ""},
+		{"b.test", "b.test", trust, peers, ""},
+		{"a.test", "b.test", trust, peers, "unknown authority"},
+		{"b.test", "a.test", trust, peers, "unknown authority"},
+		{"a.test", "c.test", trust, append(peers, "spiffe://c.test"), `no CA is configured for the trust domain of the server, "c.test"`},
+		{"a.test", "a.test", nil, one, ""},
+		{"a.test", "a.test", nil, peers, "not known which CA speaks for which"},
+	} {
+		t.Run(tt.by+" for "+tt.domain, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			keys := &tls.Config{Certificates: m.client("alice").Certificates, RootCAs: both}
+			bad := server(t, tt.by, tt.domain, to)
+			good := &Dialer{Gateway: serve(t, m.server("gw"), table{"svc.test:80": bad}).Addr, TLS: keys, Peers: []string{id("gw")}}
+			for name, d := range map[string]interface {
+				tunnel.Dialer
+				io.Closer
+			}{
+				"first":  &Dialer{Gateway: bad, TLS: keys, Peers: tt.peers, Trust: tt.trust},
+				"second": &Double{Outer: good, TLS: keys, Peers: tt.peers, Trust: tt.trust},
+			} {
+				defer d.Close()
+				c, err := d.DialContext(ctx, "tcp", "svc.test:80")
+				if err == nil {
+					testnet.Ping(t, c, "hello")
+					_ = c.Close()
+				}
+				if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+					t.Errorf("%s: got %v, want %q", name, err, tt.want)
+				}
+			}
+		})
+	}
 }

@@ -3,6 +3,7 @@ package hbone
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"testing"
 	"time"
 
@@ -71,7 +72,7 @@ func id(name string) string { return "spiffe://cluster.local/ns/test/sa/" + name
 
 // server returns the keys of a server that asks its clients who they are.
 func (m *mesh) server(name string, more ...string) *termination.Keys {
-	return &termination.Keys{Certificates: []tls.Certificate{m.issue(name, more...)}, ClientCAs: m.Pool(), TrustDomains: []string{"cluster.local"}}
+	return &termination.Keys{Certificates: []tls.Certificate{m.issue(name, more...)}, Trust: map[string][]*x509.Certificate{"cluster.local": {m.Root()}}}
 }
 
 // client returns what a workload dials with.

@@ -3,6 +3,7 @@ package istio
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"io"
 	"net"
 	"net/http"
@@ -87,7 +88,7 @@ func (m *mesh) gateway(addr string) string {
 		Hello: &sni.Protocol{Nameless: true}, All: true,
 		Inner: []tunnel.Protocol{&hbone.Protocol{Via: "ours"}}, ALPN: []string{"h2"},
 	}
-	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{m.issue("gw")}, ClientCAs: m.ca.Pool(), TrustDomains: []string{"cluster.local"}}); err != nil {
+	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{m.issue("gw")}, Trust: map[string][]*x509.Certificate{"cluster.local": {m.ca.Root()}}}); err != nil {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort(addr)

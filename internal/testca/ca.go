@@ -177,6 +177,9 @@ func (ca *CA) pair(der []byte, key crypto.Signer) (*Pair, error) {
 	}, nil
 }
 
+// Root returns the root certificate, which is not to be changed.
+func (ca *CA) Root() *x509.Certificate { return ca.cert }
+
 // Pool returns a new pool that holds the root alone.
 func (ca *CA) Pool() *x509.CertPool { return ca.pool.Clone() }
 

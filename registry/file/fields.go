@@ -132,6 +132,19 @@ func keyOf(n *yaml.Node, key string) *yaml.Node {
 	return n
 }
 
+// valueOf returns the value of a key of a mapping, or nil if it has no such key.
+func valueOf(n *yaml.Node, key string) *yaml.Node {
+	if n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
 // network returns the positions of the network that is being read.
 func (d *decoder) network() *networkAt { return &d.at.networks[len(d.at.networks)-1] }
 

@@ -22,10 +22,14 @@ type TLS struct {
 	Protocols    []string // of Inner; empty means connect and connect-h2, and for UDP connect-h3
 	Certificates []KeyPair
 	Names        []tunnel.Pattern // that end here; empty means the certificates', without wildcards
-	ClientCA     string           // PEM certificates to verify clients by; "" means that none is asked for a certificate
+	ClientCA     string           // PEM certificates to verify clients by, whatever identity these have; "" for none
 	Optional     bool             // clients may come without a certificate
-	TrustDomains []string         // of which clients must have a SPIFFE id; empty means any identity
 	MinVersion   uint16           // 0 means TLS 1.3
+
+	// Trust has the PEM certificates to verify clients by, by the trust domain of
+	// the SPIFFE id that they must have. Where there are none, and no ClientCA, no
+	// client is asked for a certificate.
+	Trust map[string]string
 }
 
 // A KeyPair is a certificate with its chain, and its key: PEM.
@@ -74,6 +78,7 @@ func (l *Listener) spoken() []string { return append(slices.Clone(l.Outer()), l.
 type tlsAt struct {
 	node, protocols, clientCA, clients, domains *yaml.Node
 	pairs                                       []pairAt
+	trusted                                     []string // what trustDomains lists
 }
 
 // A pairAt is where the file names the files of a key pair.
@@ -119,23 +124,22 @@ var tlsFields = []field[TLS]{
 		d.listener().tls.protocols = n
 		d.protocols(n, Inner, &to.Protocols)
 	}},
-	{"clientCAFile", func(d *decoder, n *yaml.Node, _ *TLS) { d.listener().tls.clientCA = n }},
+	{"clientCAFile", func(d *decoder, n *yaml.Node, _ *TLS) {
+		d.listener().tls.clientCA = n
+		d.checkByDomain(n, "clientCAFile")
+	}},
 	{"clientCertificates", func(d *decoder, n *yaml.Node, to *TLS) {
 		d.listener().tls.clients = n
 		s, _ := d.word(n, "clientCertificates", "required", "optional")
 		to.Optional = s == "optional"
 	}},
-	{"trustDomains", func(d *decoder, n *yaml.Node, to *TLS) {
-		d.listener().tls.domains = n
+	{"trustDomains", func(d *decoder, n *yaml.Node, _ *TLS) {
+		at := &d.listener().tls
+		at.domains = n
 		d.list(n, "trustDomains", func(n *yaml.Node) {
-			s, ok := d.text(n, "a trust domain")
-			if ok && strings.ContainsFunc(s, func(r rune) bool {
-				return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-._", r))
-			}) {
-				d.errorf(n, "write cluster.local, without spiffe:// and in lower case", "%q is not a trust domain", clip(s))
-				return
+			if s, ok := d.text(n, "a trust domain"); ok && d.isTrustDomain(n, s) && !slices.Contains(at.trusted, s) {
+				at.trusted = append(at.trusted, s)
 			}
-			to.TrustDomains = append(to.TrustDomains, s)
 		})
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "leave the key out to take any identity", "trustDomains is empty")
@@ -154,6 +158,40 @@ var tlsFields = []field[TLS]{
 var pairFields = []field[pairAt]{
 	{"certificateFile", func(_ *decoder, n *yaml.Node, to *pairAt) { to.certificate = n }},
 	{"keyFile", func(_ *decoder, n *yaml.Node, to *pairAt) { to.key = n }},
+}
+
+// isTrustDomain complains where s is not one.
+func (d *decoder) isTrustDomain(n *yaml.Node, s string) bool {
+	if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-._", r))
+	}) {
+		d.errorf(n, "write cluster.local, without spiffe:// and in lower case", "%q is not a trust domain", clip(s))
+		return false
+	}
+	return true
+}
+
+// checkByDomain judges the value of a key that names a file of CAs, or one for
+// each trust domain.
+func (d *decoder) checkByDomain(n *yaml.Node, what string) {
+	if n.Kind != yaml.MappingNode {
+		return // which is judged where it is read
+	}
+	if len(n.Content) == 0 {
+		d.errorf(n, "write {cluster.local: FILE}", "%s names no file", what)
+	}
+	seen := map[string]int{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k := n.Content[i]
+		domain, ok := d.text(k, "a trust domain")
+		if !ok || !d.isTrustDomain(k, domain) {
+			continue
+		}
+		if line, twice := seen[domain]; twice {
+			d.errorf(k, "put the CAs of a trust domain into one file", "%q is in %s twice, first in line %d", clip(domain), what, line)
+		}
+		seen[domain] = k.Line
+	}
 }
 
 // protocols reads a list of some of known.
@@ -202,6 +240,13 @@ func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 	if l.UDP() && l.TLS.MinVersion == tls.VersionTLS12 {
 		d.errorf(at.tls.node, "leave minVersion out", "QUIC has no TLS before 1.3")
 	}
+	switch {
+	case at.tls.clientCA == nil || at.tls.domains == nil:
+	case at.tls.clientCA.Kind == yaml.MappingNode:
+		d.errorf(at.tls.domains, "leave it out", "trustDomains has no effect: clientCAFile names the trust domains")
+	case len(at.tls.trusted) > 1:
+		d.errorf(at.tls.domains, byDomain("clientCAFile", at.tls.trusted), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
+	}
 	for key, n := range map[string]*yaml.Node{"clientCertificates": at.tls.clients, "trustDomains": at.tls.domains} {
 		if n != nil && at.tls.clientCA == nil {
 			d.errorf(n, "add clientCAFile", "%s has no effect: there is nothing to verify a client's certificate by", key)
@@ -223,9 +268,34 @@ func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 				to.Certificates = append(to.Certificates, pair)
 			}
 		}
+		if at.clientCA != nil && at.clientCA.Kind == yaml.MappingNode {
+			to.Trust = d.rootsByDomain(path, at.clientCA, "clientCAFile", &all)
+			continue
+		}
 		to.ClientCA = d.roots(path, at.clientCA, "clientCAFile", &all)
+		if len(at.trusted) > 0 && to.ClientCA != "" {
+			to.ClientCA, to.Trust = "", map[string]string{at.trusted[0]: to.ClientCA}
+		}
 	}
 	return all
+}
+
+// byDomain is the hint for a file of CAs that several trust domains have.
+func byDomain(key string, domains []string) string {
+	var b strings.Builder
+	for _, domain := range domains {
+		b.WriteString(", " + domain + ": FILE")
+	}
+	return "give each its own: " + key + ": {" + b.String()[len(", "):] + "}"
+}
+
+// rootsByDomain reads the files of CAs of several trust domains.
+func (d *decoder) rootsByDomain(path string, n *yaml.Node, what string, all *[][]byte) map[string]string {
+	trust := make(map[string]string, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		trust[n.Content[i].Value] = d.roots(path, n.Content[i+1], what, all)
+	}
+	return trust
 }
 
 // pair reads a certificate and its key.

@@ -32,7 +32,7 @@ func TestTLS(t *testing.T) {
 		t.Errorf("a listener that says nothing speaks %s and inside %s", l.Outer(), l.Inner())
 	}
 	hbone := cfg.Listeners[1].TLS
-	if len(hbone.Certificates) != 2 || hbone.Optional || fmt.Sprint(hbone.Names, hbone.TrustDomains) != "[gw.example.com *.in.example.net] [example.test cluster.local]" {
+	if len(hbone.Certificates) != 2 || hbone.Optional || fmt.Sprint(hbone.Names) != "[gw.example.com *.in.example.net]" || hbone.ClientCA != "" {
 		t.Errorf("got %+v", hbone)
 	}
 	for _, p := range hbone.Certificates {
@@ -40,8 +40,23 @@ func TestTLS(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	one := cfg.Listeners[3].TLS
+	ca, err := os.ReadFile(filepath.Join(dir, "client-ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := os.ReadFile(filepath.Join(dir, "second.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]string{"example.test": string(ca), "cluster.local": string(second)}; !reflect.DeepEqual(hbone.Trust, want) {
+		t.Errorf("the CAs by trust domain are %q", hbone.Trust)
+	}
+	if want := map[string]string{"example.test": string(ca)}; !reflect.DeepEqual(one.Trust, want) || one.ClientCA != "" {
+		t.Errorf("the CAs by trust domain are %q, and %q beside them", one.Trust, one.ClientCA)
+	}
 	last := cfg.Listeners[2].TLS
-	if !last.Optional || last.MinVersion != 0x0303 || last.ClientCA == "" {
+	if !last.Optional || last.MinVersion != 0x0303 || last.ClientCA == "" || last.Trust != nil {
 		t.Errorf("got %+v, want optional client certificates and TLS 1.2", last)
 	}
 

@@ -80,6 +80,7 @@ func (d *decoder) hops(n *yaml.Node, to *[]registry.Hop) {
 		*to = append(*to, registry.Hop{})
 		object(d, n, "a hop", hopFields, &(*to)[len(*to)-1])
 		d.checkHop(n)
+		d.checkPeers(n, &(*to)[len(*to)-1])
 		if len(*to) > 1 && has(n, "connect-h3") {
 			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
 		}
@@ -140,6 +141,39 @@ func (d *decoder) checkHop(n *yaml.Node) {
 	}
 	if has(n, "certificateFile") != has(n, "keyFile") {
 		d.errorf(n, "give both", "certificateFile and keyFile belong together")
+	}
+}
+
+// checkPeers finds peers of a trust domain for which it is not known which CA
+// speaks.
+func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
+	cas := valueOf(n, "caFile")
+	var domains []string
+	for _, id := range slices.Concat(hop.Peers, hop.Behind) {
+		domain, _, _ := strings.Cut(strings.TrimPrefix(id, "spiffe://"), "/")
+		if !slices.Contains(domains, domain) {
+			domains = append(domains, domain)
+		}
+	}
+	switch {
+	case cas == nil || cas.Kind != yaml.MappingNode:
+		if len(domains) > 1 {
+			what := "one caFile"
+			if cas == nil {
+				what = "no caFile"
+			}
+			d.errorf(keyOf(n, "peers"), byDomain("caFile", domains), "%s for peers of several trust domains: each CA could speak for all of them", what)
+		}
+	case hop.Proto != "hbone":
+		d.errorf(cas, "name one file", "a caFile for each trust domain has no effect: other gateways than hbone's have no peers")
+	case len(hop.Peers) == 0:
+		d.errorf(cas, "add peers: [spiffe://DOMAIN], or name one file", "caFile names trust domains, and peers says of which the gateway may be")
+	default:
+		for _, domain := range domains {
+			if !has(cas, domain) {
+				d.errorf(cas, "add the file of its CAs", "caFile has none for %q, which peers or behind name", clip(domain))
+			}
+		}
 	}
 }
 
@@ -208,7 +242,10 @@ var hopFields = []field[registry.Hop]{
 	{"behind", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "behind", &to.Behind) }},
 	{"tokenFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].tokenFile = n }},
 	{"userFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].userFile = n }},
-	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].rootFile = n }},
+	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) {
+		d.at.hops[len(d.at.hops)-1].rootFile = n
+		d.checkByDomain(n, "caFile")
+	}},
 }
 
 // hop reads one gateway, or several of which one is enough.
@@ -245,7 +282,11 @@ func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(s
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for _, at := range d.at.hops {
 		hop := at.hop
-		hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
+		if at.rootFile != nil && at.rootFile.Kind == yaml.MappingNode {
+			hop.Trust = d.rootsByDomain(path, at.rootFile, "caFile", &all)
+		} else {
+			hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
+		}
 		if at.pair.certificate != nil && at.pair.key != nil {
 			pair, _ := d.pair(path, at.pair, &all)
 			hop.Certificate, hop.Key = pair.Certificate, pair.Key

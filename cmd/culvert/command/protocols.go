@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
@@ -93,7 +94,7 @@ func offered(inner []string) []string {
 
 // keys makes of a listener's files what TLS is ended with.
 func keys(t *file.TLS) (*termination.Keys, error) {
-	k := &termination.Keys{Names: t.Names, Optional: t.Optional, TrustDomains: t.TrustDomains, MinVersion: t.MinVersion}
+	k := &termination.Keys{Names: t.Names, Optional: t.Optional, MinVersion: t.MinVersion}
 	for _, p := range t.Certificates {
 		pair, err := p.X509()
 		if err != nil {
@@ -107,7 +108,33 @@ func keys(t *file.TLS) (*termination.Keys, error) {
 			return nil, errors.New("clientCAFile has no certificate in it")
 		}
 	}
+	for domain, cas := range t.Trust {
+		if k.Trust == nil {
+			k.Trust = make(map[string][]*x509.Certificate, len(t.Trust))
+		}
+		var err error
+		if k.Trust[domain], err = certificates(cas); err != nil {
+			return nil, fmt.Errorf("the CAs of the trust domain %q: %w", domain, err)
+		}
+	}
 	return k, nil
+}
+
+// certificates returns those of a text in PEM, of which there is at least one.
+func certificates(text string) ([]*x509.Certificate, error) {
+	var all []*x509.Certificate
+	for block, rest := pem.Decode([]byte(text)); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil { // as x509.CertPool has it
+			all = append(all, c)
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("there is no certificate")
+	}
+	return all, nil
 }
 
 // useKeys gives the listeners of a running gateway the keys of c, those of
