@@ -296,6 +296,9 @@ func (k *client) tick() {
 		return
 	}
 	now := clock()
+	if c.unsettled(now) {
+		return
+	}
 	ping, pong := int64(orElse(k.d.Ping, DefaultPing)), int64(orElse(k.d.Pong, DefaultPong))
 	heard := now - c.heard.Load()
 	switch {

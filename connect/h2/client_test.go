@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -19,7 +20,7 @@ import (
 )
 
 // TestDeadPeerIsFound: a connection that does not answer a PING ends, and
-// what is on it is reset. That takes Ping and Pong, 15 seconds by default.
+// what is on it is reset. That takes Ping and Pong, 30 seconds by default.
 func TestDeadPeerIsFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
@@ -35,6 +36,9 @@ func TestDeadPeerIsFound(t *testing.T) {
 				if err != nil {
 					return
 				}
+				if f, ok := f.(*http2.SettingsFrame); ok && !f.IsAck() {
+					go func() { _ = r.fr.WriteSettingsAck() }()
+				}
 				if h, ok := f.(*http2.HeadersFrame); ok {
 					go func() {
 						_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: h.StreamID, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
@@ -48,8 +52,8 @@ func TestDeadPeerIsFound(t *testing.T) {
 		}
 		start := time.Now()
 		_, err = c.Read(make([]byte, 1))
-		if took := time.Since(start); !errors.Is(err, syscall.ECONNRESET) || !errors.Is(err.(*ResetError).Err, errDead) || took > 15*time.Second {
-			t.Errorf("after %v: %v, want a reset within 15 s", took, err)
+		if took := time.Since(start); !errors.Is(err, syscall.ECONNRESET) || !errors.Is(err.(*ResetError).Err, errDead) || took > 30*time.Second {
+			t.Errorf("after %v: %v, want a reset within 30 s", took, err)
 		}
 		_ = c.Close()
 		_ = d.Close()
@@ -221,4 +225,131 @@ func TestAnswersThatAreNone(t *testing.T) {
 			tunneltest.WantReason(t, err, c.want)
 		})
 	}
+}
+
+// TestSettingsAreNotAcknowledged: a peer that goes on to speak and never
+// acknowledges our SETTINGS is no reason to believe in it for ever.
+func TestSettingsAreNotAcknowledged(t *testing.T) {
+	const most = settleTime + 6*time.Second
+	// goodbye sends PINGs, which it has answered, until the connection ends, and
+	// returns the code of the GOAWAY.
+	goodbye := func(r *raw) (code http2.ErrCode) {
+		r.mum = true
+		_ = r.SetDeadline(time.Time{})
+		stop := make(chan struct{})
+		defer close(stop)
+		go func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(time.Second):
+					_ = r.fr.WritePing(false, [8]byte{})
+				}
+			}
+		}()
+		return r.answer(0).goAway
+	}
+	t.Run("server", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe()
+			done := make(chan error, 1)
+			go func() {
+				done <- new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) { _, _ = req.Accept() }))
+			}()
+			r := newRaw(t, near)
+			start := time.Now()
+			go func() {
+				_, _ = io.WriteString(near, preface)
+				_ = r.fr.WriteSettings()
+				_ = r.connect(1, "svc:1")
+			}()
+			code := goodbye(r)
+			if took := time.Since(start); code != http2.ErrCodeSettingsTimeout || took < settleTime || took > most {
+				t.Errorf("GOAWAY with %v after %v, want SETTINGS_TIMEOUT after %v", code, took, settleTime)
+			}
+			_ = near.Close()
+			tunneltest.WantReason(t, <-done, tunnel.BadRequest)
+		})
+	})
+	t.Run("dialer", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe()
+			d := &Dialer{Proxy: "proxy:1", Dialer: onePipe{near}}
+			code := make(chan http2.ErrCode, 1)
+			go func() {
+				r := newRaw(t, far)
+				_, _ = io.ReadFull(far, make([]byte, len(preface)))
+				go func() {
+					_ = r.fr.WriteSettings()
+					_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
+				}()
+				for f, _ := r.fr.ReadFrame(); f.Header().Type != http2.FrameHeaders; f, _ = r.fr.ReadFrame() {
+				}
+				code <- goodbye(r)
+			}()
+			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			_, err = c.Read(make([]byte, 1))
+			if took := time.Since(start); !errors.Is(err, syscall.ECONNRESET) || took < settleTime || took > most {
+				t.Errorf("after %v: %v, want a reset after %v", took, err, settleTime)
+			}
+			if code := <-code; code != http2.ErrCodeSettingsTimeout {
+				t.Errorf("GOAWAY with %v, want SETTINGS_TIMEOUT", code)
+			}
+			_ = c.Close()
+			_ = d.Close()
+			_ = far.Close()
+		})
+	})
+}
+
+// TestPausedPeer: a proxy that stands still for ten seconds, or a path that does,
+// loses no tunnel that was idle, whenever that begins.
+func TestPausedPeer(t *testing.T) {
+	for begins := range 12 {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe()
+			paused := &pausedConn{Conn: far}
+			d := &Dialer{Proxy: "proxy:1", Dialer: onePipe{near}}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_ = new(Protocol).ServeConn(t.Context(), tunnel.NewConn(paused), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+					s, err := req.Accept()
+					if err != nil {
+						return
+					}
+					go func() { _, _ = io.Copy(s, s); _ = s.Close() }()
+				}))
+			}()
+			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Duration(begins) * time.Second)
+			paused.until.Store(time.Now().Add(10 * time.Second).UnixNano())
+			time.Sleep(40 * time.Second)
+			_ = c.SetDeadline(time.Now().Add(time.Second))
+			testnet.Ping(t, c, "still here")
+			_ = c.Close()
+			_ = d.Close()
+			<-done
+		})
+	}
+}
+
+// A pausedConn hands out nothing until a time.
+type pausedConn struct {
+	net.Conn
+	until atomic.Int64
+}
+
+func (c *pausedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	time.Sleep(time.Until(time.Unix(0, c.until.Load())))
+	return n, err
 }

@@ -46,6 +46,7 @@ const (
 	farewell   = time.Second      // for the last frames to arrive
 	blockTime  = 5 * time.Second  // from the first frame of a header block to its last
 	unknownRTT = 100 * time.Millisecond
+	settleTime = 20 * time.Second // for the peer to acknowledge SETTINGS
 )
 
 // clock is a monotonic clock for timestamps that fit a word.
@@ -207,6 +208,17 @@ var (
 	errClosed  = fmt.Errorf("h2: %w", net.ErrClosed)
 	errDead    = errors.New("h2: the peer does not answer a PING")
 )
+
+// unsettled ends a connection whose peer does not acknowledge our SETTINGS, RFC
+// 9113 section 6.5.3: no PING is sent before it does, so that nothing else would
+// find it dead. It is false where there is no reason to. The caller holds mu.
+func (c *conn) unsettled(now int64) bool {
+	if !c.settling || time.Duration(now-c.pinged) < settleTime {
+		return false
+	}
+	c.failLocked(protocolError(http2.ErrCodeSettingsTimeout, "SETTINGS were not acknowledged within %v", settleTime))
+	return true
+}
 
 // run reads until the connection ends, and says why. When it returns, nothing
 // of the connection runs any more and it is closed.

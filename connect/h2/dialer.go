@@ -19,7 +19,7 @@ const (
 	DefaultWait     = 15 * time.Second
 	DefaultParallel = connect.DefaultParallel
 	DefaultPing     = 10 * time.Second
-	DefaultPong     = 5 * time.Second
+	DefaultPong     = 20 * time.Second // a proxy may pause, and a path be gone, for ten seconds
 )
 
 const maxInterim = 8 // 1xx answers before the one that counts

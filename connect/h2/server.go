@@ -387,6 +387,9 @@ func (s *server) tick() {
 		return
 	}
 	now := clock()
+	if c.unsettled(now) {
+		return
+	}
 	heard := time.Duration(now - c.heard.Load())
 	next := patient / 3
 	switch {

@@ -20,7 +20,7 @@ const (
 	DefaultWait     = 15 * time.Second
 	DefaultParallel = connect.DefaultParallel
 	DefaultPing     = 10 * time.Second
-	DefaultPong     = 10 * time.Second
+	DefaultPong     = 20 * time.Second // a proxy may pause, and a path be gone, for ten seconds
 )
 
 const (

@@ -87,6 +87,7 @@ func (c ErrCode) String() string {
 type frameReader struct {
 	r    io.Reader
 	left uint64 // bytes of the frame's payload that were not read
+	skip bool   // and are of no interest
 	end  bool   // r has ended
 
 	// Bytes that were read ahead to find a frame's head, which has two numbers
@@ -176,13 +177,17 @@ func (f *frameReader) payload() ([]byte, error) {
 	return b, nil
 }
 
-// skip reads the rest of the frame's payload into scratch and forgets it.
-func (f *frameReader) skip(scratch []byte) error {
+// pass reads the rest of the frame's payload into scratch and forgets it. Where a
+// deadline interrupts it, skip stays set, and pass is to be called again before
+// anything else.
+func (f *frameReader) pass(scratch []byte) error {
+	f.skip = true
 	for f.left > 0 {
 		if _, err := f.read(scratch); err != nil {
 			return err
 		}
 	}
+	f.skip = false
 	return nil
 }
 

@@ -259,7 +259,7 @@ func (s *Stream) readHead() (r *connect.ListReader, size int, err error) {
 		if err := s.charge(connect.CostFrame, "frames of unknown types"); err != nil {
 			return nil, 0, err
 		}
-		if err := s.in.skip(scratch[:]); err != nil {
+		if err := s.in.pass(scratch[:]); err != nil {
 			return nil, 0, err
 		}
 	}

@@ -136,6 +136,11 @@ func (s *Stream) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	for s.broken == nil {
+		if s.in.skip { // a deadline came in the middle of such a frame
+			if err := s.in.pass(p); err != nil {
+				return 0, s.failed(err)
+			}
+		}
 		if s.in.left > 0 {
 			n, err := s.in.read(p)
 			if err != nil {
@@ -183,7 +188,7 @@ func (s *Stream) nextData(scratch []byte) error {
 	if err := s.charge(connect.CostFrame, "frames of unknown types"); err != nil {
 		return err
 	}
-	return s.in.skip(scratch)
+	return s.in.pass(scratch)
 }
 
 // charge is that of the connection, as an error that may be nil.

@@ -1,8 +1,12 @@
 package h3
 
 import (
+	"bytes"
 	"errors"
+	"io"
 	"net"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -153,4 +157,42 @@ func TestEnds(t *testing.T) {
 		return newDialer(t, g.addr), "svc:1"
 	}, nil)
 	testnet.Eventually(t, patience, func() bool { return g.relay.Open() == 0 }, "the tunnels end")
+}
+
+// A slowScript is a script that a deadline interrupts after each Read.
+type slowScript struct {
+	script
+	late bool
+}
+
+func (s *slowScript) Read(p []byte) (int, error) {
+	if s.late = !s.late; s.late {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return s.script.Read(p)
+}
+
+// TestDeadlineInsideOfASkippedFrame: what is left of a frame of an unknown type
+// when a read deadline comes is no data of the stream.
+func TestDeadlineInsideOfASkippedFrame(t *testing.T) {
+	in := append(appendFrameHead(nil, 0x21, 40), strings.Repeat("skip", 10)...)
+	in = append(append(in, appendFrameHead(nil, frameData, 5)...), "hello"...)
+	in = append(append(in, appendFrameHead(nil, 0x40, 3)...), "end"...)
+	for _, size := range []int{1, 3, 100} {
+		s := newStream(&conn{side: &serverConn{}}, &slowScript{script: script{in: bytes.Clone(in), size: size}})
+		var got []byte
+		for {
+			b := make([]byte, 16)
+			n, err := s.Read(b)
+			got = append(got, b[:n]...)
+			if err == io.EOF {
+				break
+			} else if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatal(err)
+			}
+		}
+		if string(got) != "hello" {
+			t.Errorf("in pieces of %d: got %q, want hello", size, got)
+		}
+	}
 }
