@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -42,7 +43,7 @@ func (t *translation) everywhere(g *gateway, public []gwv1.GatewayStatusAddress)
 	if len(g.Spec.Addresses) == 0 || !slices.ContainsFunc(g.Spec.Addresses, func(a gwv1.GatewaySpecAddress) bool { return a.Value != "" }) {
 		g.published = public
 		if len(public) == 0 {
-			g.unfound = "culvert listens on all addresses and does not know how clients reach them: configure its public addresses, or the Service before it"
+			g.unfound = cmp.Or(t.unled, "culvert listens on all addresses and does not know how clients reach them: configure its public addresses, or the Service before it")
 		}
 		return
 	}
@@ -80,6 +81,7 @@ func (t *translation) public() (as []gwv1.GatewayStatusAddress, known bool) {
 	}
 	s := t.service(n.Namespace, n.Name)
 	if s == nil {
+		t.unled = t.absent("services", "Services", n.Namespace, "Service "+n.String()) + ", which clients are to come by"
 		return as, true
 	}
 	before := len(as)
@@ -94,7 +96,12 @@ func (t *translation) public() (as []gwv1.GatewayStatusAddress, known bool) {
 	for _, ip := range endpoints.Addrs(s.Spec.ExternalIPs) {
 		as = append(as, ipAddress(ip))
 	}
-	if len(as) > before || s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+	if len(as) > before {
+		t.findPorts(s, false)
+		return as, true
+	}
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		t.unled = "Service " + n.String() + " of type LoadBalancer has no address yet: what provides load balancers in this cluster has not given it one; see the Events of the Service"
 		return as, true
 	}
 	if s.Spec.Type == corev1.ServiceTypeNodePort {
@@ -106,12 +113,17 @@ func (t *translation) public() (as []gwv1.GatewayStatusAddress, known bool) {
 			as = append(as, ipAddress(ip))
 		}
 		if len(at) > 0 {
-			t.findNodePorts(s)
+			t.findPorts(s, true)
 			return as, true
 		}
 	}
 	for _, ip := range endpoints.Addrs(s.Spec.ClusterIPs) {
 		as = append(as, ipAddress(ip))
+	}
+	if len(as) > before {
+		t.findPorts(s, false)
+	} else {
+		t.unled = "Service " + n.String() + ", which clients are to come by, has no address: it is headless"
 	}
 	return as, true
 }

@@ -120,6 +120,9 @@ func (t *translation) writeStatus() {
 			t.res.ListenerSets[key(s)] = t.setStatus(s)
 		}
 	}
+	for _, o := range t.orphans {
+		t.res.ListenerSets[key(o)] = orphanStatus(o)
+	}
 	for _, p := range t.all {
 		t.res.Policies[key(p)] = t.policyStatus(p)
 	}

@@ -110,6 +110,7 @@ func (t *translation) gatewayProgrammed(g *gateway) metav1.Condition {
 		return is(kind, false, string(gwv1.GatewayReasonAddressNotAssigned), g.unfound)
 	}
 	var open, pending int
+	var closed []string
 	for _, l := range g.all() {
 		switch c := t.programmed(l); {
 		case c.Status == metav1.ConditionTrue:
@@ -118,15 +119,17 @@ func (t *translation) gatewayProgrammed(g *gateway) metav1.Condition {
 			return is(kind, false, string(gwv1.GatewayReasonAddressNotUsable), l.openErr.Error())
 		case c.Reason == string(gwv1.ListenerReasonPending):
 			pending++
+		default:
+			closed = append(closed, string(l.spec.Name)+" ("+c.Reason+")")
 		}
 	}
 	switch {
 	case open > 0:
-		return is(kind, true, string(gwv1.GatewayReasonProgrammed), "in force"+t.nodeRemark(g))
+		return is(kind, true, string(gwv1.GatewayReasonProgrammed), "in force"+t.portRemark(g))
 	case pending > 0:
 		return is(kind, false, string(gwv1.GatewayReasonPending), "listeners are being opened")
 	}
-	return is(kind, false, string(gwv1.GatewayReasonInvalid), "no listener is open; see their conditions")
+	return is(kind, false, string(gwv1.GatewayReasonInvalid), "no listener can be reached: "+strings.Join(closed, ", "))
 }
 
 // refs is the Gateway's condition ResolvedRefs: of its own references

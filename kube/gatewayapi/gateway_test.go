@@ -5,8 +5,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	ktesting "k8s.io/client-go/testing"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
@@ -183,6 +187,50 @@ func TestSecretGrants(t *testing.T) {
 	})
 }
 
+// A ListenerSet whose Gateway is deleted says so, and its entries say nothing more.
+func TestAListenerSetOutlivesItsGateway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(passthrough, "allowedListeners: {namespaces: {from: Same}}")+orphan(`
+---
+kind: ListenerSet
+metadata: {namespace: a, name: s}
+spec: {parentRef: {name: edge}, listeners: [{name: l, port: 444, protocol: TLS, tls: {mode: Passthrough}}]}
+`))
+		b.gw.PrependReactor("update", "listenersets", func(a ktesting.Action) (bool, runtime.Object, error) {
+			written := a.(ktesting.UpdateAction).GetObject().(*gwv1.ListenerSet)
+			if len(written.ManagedFields) > 0 {
+				t.Errorf("sent with managedFields %v, which replace those of the API server", written.ManagedFields)
+			}
+			written.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "culvert", Operation: "Update", Subresource: "status"}}
+			return false, nil, nil
+		})
+		defer b.start()()
+		calm()
+		status := func() gwv1.ListenerSetStatus {
+			s, err := b.gw.GatewayV1().ListenerSets("a").Get(t.Context(), "s", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s.Status
+		}
+		if st := status(); !has(st.Conditions, "Programmed", "True", "Programmed") || len(st.Listeners) != 1 {
+			t.Fatalf("got %+v, want a set in force", st)
+		}
+		if err := b.gw.GatewayV1().Gateways("a").Delete(t.Context(), "edge", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+		if st := status(); !has(st.Conditions, "Accepted", "False", "ParentNotAccepted") || !has(st.Conditions, "Programmed", "False", "ParentNotProgrammed") || len(st.Listeners) != 0 {
+			t.Errorf("got %+v, want a set without a Gateway", st)
+		}
+	})
+}
+
+// orphan says of the objects of a text that this program wrote their status.
+func orphan(text string) string {
+	return strings.ReplaceAll(text, "metadata: {", "metadata: {managedFields: [{manager: culvert, operation: Update, subresource: status}], ")
+}
+
 func TestListenerSet(t *testing.T) {
 	gw := func(allowed string) string {
 		return edge("  - {name: http, port: 80, protocol: HTTP, hostname: gw.example.com}\n", "allowedListeners: {namespaces: "+allowed+"}")
@@ -293,7 +341,17 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: ListenerSet, namespace: a
 			gateway a/edge sets=0
 			!open
 		`},
-		{"no parent", set("a", "s", tls), nil, "!set"},
+		{"a parent that never was", set("a", "s", tls), nil, "!set"},
+		{"a parent that is gone", orphan(set("a", "s", tls)), nil, `
+			set a/s Accepted=False/ParentNotAccepted
+			set a/s Programmed=False/ParentNotProgrammed
+			!entry
+		`},
+		{"a parent of another class", strings.Replace(edge(passthrough), "culvert", "other", 1) + orphan(set("a", "s", tls)), nil, "!set"},
+		{"a parent out of sight", orphan(set("b", "s", tls)), func(w *World) { w.Namespaces = []string{"b"} }, "!set"},
+		{"a parent that may not be read", orphan(set("a", "s", tls)), func(w *World) {
+			w.Unread = func(resource, _ string) bool { return resource == "gateways" }
+		}, "!set"},
 		{"routes attach to a set, and a Gateway has no names of its sets", gw("{from: All}") + set("a", "s", "  - {name: l, port: 443, protocol: TLS, tls: {mode: Passthrough}}\n") +
 			testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}", "{kind: ListenerSet, name: s}, {name: edge, sectionName: l}, {kind: ListenerSet, name: s, sectionName: l, port: 443}"), nil, `
 			TLSRoute a/r s Accepted=True/Accepted

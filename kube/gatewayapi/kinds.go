@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -145,8 +146,13 @@ func slim(o any) (any, error) {
 	if err != nil {
 		return o, nil // a tombstone: nothing to be dropped
 	}
+	managed := m.GetManagedFields()
 	m.SetManagedFields(nil)
 	switch o := o.(type) {
+	case *gwv1.ListenerSet:
+		if slices.ContainsFunc(managed, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == fieldManager && e.Subresource == "status" }) {
+			o.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldManager}} // see isOrphan
+		}
 	case *corev1.ConfigMap:
 		ca, ok := o.Data[caKey]
 		o.Data, o.BinaryData = nil, nil

@@ -226,6 +226,9 @@ func (t *translation) programmed(l *listener) metav1.Condition {
 	case l.openErr != nil:
 		return is(kind, false, string(gwv1.ListenerReasonPortUnavailable), l.openErr.Error())
 	}
+	if why := t.unreached(l); why != "" {
+		return is(kind, false, string(gwv1.ListenerReasonPortUnavailable), why)
+	}
 	for _, name := range l.names {
 		if _, known := t.w.Plane[name]; !known && t.w.Plane != nil && !l.wasProgrammed() {
 			return is(kind, false, string(gwv1.ListenerReasonPending), "being opened")

@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,6 +30,9 @@ func (t *translation) readListenerSets() {
 		g := t.gateways[name]
 		if g == nil {
 			t.unheld[key(o)] = t.foreign[name]
+			if t.isOrphan(o, name) {
+				t.orphans = append(t.orphans, o)
+			}
 			continue
 		}
 		s := &listenerSet{ListenerSet: o, gw: g}
@@ -45,6 +49,32 @@ func (t *translation) readListenerSets() {
 		g.sets = append(g.sets, s)
 	}
 }
+
+// isOrphan reports whether the Gateway of a set is gone, and the set's status is ours to
+// correct: a ListenerSet does not say whose it is, but its managedFields say who wrote
+// its status. What is said of an orphan is true whoever says it.
+func (t *translation) isOrphan(o *gwv1.ListenerSet, gateway types.NamespacedName) bool {
+	if _, there := t.foreign[gateway]; there || len(t.w.Namespaces) != 0 && !slices.Contains(t.w.Namespaces, gateway.Namespace) {
+		return false
+	}
+	if t.w.Unread != nil && t.w.Unread("gateways", gateway.Namespace) {
+		return false
+	}
+	return slices.ContainsFunc(o.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager })
+}
+
+// orphanStatus is the status of a set whose Gateway is gone.
+func orphanStatus(o *gwv1.ListenerSet) gwv1.ListenerSetStatus {
+	gateway := types.NamespacedName{Namespace: string(deref(o.Spec.ParentRef.Namespace, gwv1.Namespace(o.Namespace))), Name: string(o.Spec.ParentRef.Name)}
+	message := "there is no Gateway " + gateway.String() + ": nothing is served"
+	return gwv1.ListenerSetStatus{Conditions: observe(o.Generation, []metav1.Condition{
+		is(string(gwv1.ListenerSetConditionAccepted), false, string(gwv1.ListenerSetReasonParentNotAccepted), message),
+		is(string(gwv1.ListenerSetConditionProgrammed), false, reasonParentNotProgrammed, message),
+	})}
+}
+
+// reasonParentNotProgrammed is that of sets whose Gateway is not in force.
+const reasonParentNotProgrammed = "ParentNotProgrammed"
 
 func (t *translation) denySet(g *gateway, o *gwv1.ListenerSet) string {
 	var from gwv1.FromNamespaces
@@ -118,7 +148,7 @@ func (t *translation) setProgrammed(s *listenerSet) metav1.Condition {
 	if c := s.accepted(); c.Status != metav1.ConditionTrue {
 		reason := c.Reason
 		if reason == string(gwv1.ListenerSetReasonParentNotAccepted) {
-			reason = "ParentNotProgrammed"
+			reason = reasonParentNotProgrammed
 		}
 		return is(kind, false, reason, c.Message)
 	}
@@ -132,7 +162,7 @@ func (t *translation) setProgrammed(s *listenerSet) metav1.Condition {
 		}
 	}
 	if len(s.gw.bound) == 0 {
-		return is(kind, false, "ParentNotProgrammed", "the Gateway has no address")
+		return is(kind, false, reasonParentNotProgrammed, "the Gateway has no address")
 	}
 	return is(kind, false, last.Reason, last.Message)
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
@@ -150,11 +151,23 @@ func (t *translation) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
 	return out, true
 }
 
-// findNodePorts finds at which port of a node each of our listeners is, behind s.
-func (t *translation) findNodePorts(s *corev1.Service) {
-	t.nodePorts = map[place]int32{}
+// A publicService is the Service by which clients come.
+type publicService struct {
+	types.NamespacedName
+	nodes bool            // clients dial nodes, at ports of theirs
+	ports map[place]int32 // for each port of ours, the one that clients dial
+	only  bool            // there is no other address that clients know
+}
+
+// findPorts finds at which port of a Service, or of the nodes, each of our listeners is.
+func (t *translation) findPorts(s *corev1.Service, nodes bool) {
+	front := &publicService{key(s), nodes, map[place]int32{}, len(t.w.PublicAddresses) == 0 && !slices.ContainsFunc(t.w.Addresses, func(a Address) bool { return a.Public.IsValid() })}
 	for _, p := range s.Spec.Ports {
-		if p.NodePort == 0 {
+		port := p.Port
+		if nodes {
+			port = p.NodePort
+		}
+		if port == 0 {
 			continue
 		}
 		protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP)
@@ -166,14 +179,30 @@ func (t *translation) findNodePorts(s *corev1.Service) {
 				}
 			}
 		}
-		t.nodePorts[place{protocol == corev1.ProtocolUDP, target}] = p.NodePort
+		// Of several the same number is what clients expect.
+		if at := (place{protocol == corev1.ProtocolUDP, target}); front.ports[at] != target {
+			front.ports[at] = port
+		}
 	}
+	t.front = front
 }
 
-// nodeRemark says by which ports of nodes a Gateway is reached, as that is nowhere in
-// the API; "" where there are no others than its own.
-func (t *translation) nodeRemark(g *gateway) string {
-	if t.nodePorts == nil {
+// unreached says why clients can't reach l by the Service before us, or is "".
+func (t *translation) unreached(l *listener) string {
+	if t.front == nil || !t.front.only || t.front.ports[l.place()] != 0 {
+		return ""
+	}
+	transport := "TCP"
+	if l.place().udp {
+		transport = "UDP"
+	}
+	return fmt.Sprintf("clients can't reach port %d: Service %s, which clients come by, has no %s port that leads to it; add the port to the Service", l.spec.Port, t.front, transport)
+}
+
+// portRemark says by which ports a Gateway is reached, as that is nowhere in the API; ""
+// where there are no others than its own.
+func (t *translation) portRemark(g *gateway) string {
+	if t.front == nil {
 		return ""
 	}
 	var said, missing []string
@@ -181,7 +210,7 @@ func (t *translation) nodeRemark(g *gateway) string {
 		if !l.isAccepted() {
 			continue
 		}
-		switch port := t.nodePorts[l.place()]; port {
+		switch port := t.front.ports[l.place()]; port {
 		case l.spec.Port:
 		case 0:
 			missing = append(missing, fmt.Sprint(l.spec.Port))
@@ -191,10 +220,14 @@ func (t *translation) nodeRemark(g *gateway) string {
 	}
 	text := ""
 	if said = dedupe(said); len(said) > 0 {
-		text = "; of nodes, port " + strings.Join(said, ", ")
+		of := "nodes"
+		if !t.front.nodes {
+			of = "Service " + t.front.String()
+		}
+		text = "; of " + of + ", port " + strings.Join(said, ", ")
 	}
 	if missing = dedupe(missing); len(missing) > 0 {
-		text += "; the Service has none for " + strings.Join(missing, ", ")
+		text += "; Service " + t.front.String() + " has no port for " + strings.Join(missing, ", ")
 	}
 	return text
 }

@@ -73,8 +73,8 @@ func TestAddressesOfServices(t *testing.T) {
 	// The port is another at nodes, and the condition is the one place to say it.
 	for _, tt := range []struct{ listeners, want string }{
 		{passthrough, "in force; of nodes, port 443 is 30443"},
-		{passthrough + tcp, "in force; of nodes, port 443 is 30443; the Service has none for 9000"},
-		{"  - {name: x, port: 443, protocol: UDP}\n", "in force; the Service has none for 443"},
+		{passthrough + tcp, "in force; of nodes, port 443 is 30443; Service b/in has no port for 9000"},
+		{"  - {name: x, port: 443, protocol: UDP}\n", "no listener can be reached: x (PortUnavailable)"},
 	} {
 		w := worldOf(t, base, edge(tt.listeners)+ports+n1)
 		before(w)
@@ -169,4 +169,64 @@ func TestControllerMayNotLookAtNodes(t *testing.T) {
 			t.Errorf("it is said %d times which right is missing, want once:\n%s", n, b.log)
 		}
 	})
+}
+
+// A listener at a port that the Service before the gateway lacks is not programmed,
+// whatever the type of the Service is, and the condition says what to do.
+func TestPortsThatTheServiceLacks(t *testing.T) {
+	service := func(spec, status string) string {
+		return "\n---\nkind: Service\nmetadata: {namespace: b, name: in}\nspec: {" + spec + ", ports: [{name: t, port: 443, targetPort: https}, {name: moved, port: 80, targetPort: 9001}]}\n" +
+			"status: {" + status + "}\n---\nkind: EndpointSlice\nmetadata: {namespace: b, name: in-1, labels: {kubernetes.io/service-name: in}}\n" +
+			"addressType: IPv4\nports: [{name: t, port: 443, protocol: TCP}, {name: moved, port: 9001, protocol: TCP}]\nendpoints: [{addresses: [10.244.7.1]}]\n"
+	}
+	before := func(w *World) {
+		w.PublicAddresses, w.PublicService = nil, types.NamespacedName{Namespace: "b", Name: "in"}
+	}
+	clusterIP := service("clusterIPs: [10.96.0.1]", "")
+	balanced := service("type: LoadBalancer, clusterIPs: [10.96.0.1]", "loadBalancer: {ingress: [{ip: 198.51.100.7}]}")
+	external := service("externalIPs: [203.0.113.5], clusterIPs: [10.96.0.1]", "")
+	const want = `
+		gateway a/edge Programmed=True/Programmed
+		listener a/edge tls Programmed=True/Programmed
+		listener a/edge tcp Accepted=True/Accepted
+		listener a/edge tcp Programmed=False/PortUnavailable
+		open a/edge/tcp/9000 tcp
+	`
+	for name, s := range map[string]string{"ClusterIP": clusterIP, "LoadBalancer": balanced, "external IPs": external} {
+		runRows(t, []row{{name, edge(passthrough+tcp) + s, before, want}})
+	}
+	runRows(t, []row{
+		{"none of them", edge(tcp) + clusterIP, before, "gateway a/edge Programmed=False/Invalid\nlistener a/edge tcp Programmed=False/PortUnavailable"},
+		{"UDP is another port", edge("  - {name: x, port: 443, protocol: UDP}\n") + clusterIP, before, "listener a/edge x Programmed=False/PortUnavailable"},
+		{"addresses of its own beside the Service", edge(tcp) + clusterIP, func(w *World) {
+			before(w)
+			w.PublicAddresses = addrs("192.0.2.1")
+		}, "gateway a/edge Programmed=True/Programmed\nlistener a/edge tcp Programmed=True/Programmed"},
+		{"under another number", edge("  - {name: x, port: 9001, protocol: TCP}\n") + clusterIP, before, "listener a/edge x Programmed=True/Programmed"},
+	})
+	message := func(docs string) (out string) {
+		w := worldOf(t, base, docs)
+		before(w)
+		st := Translate(w).Gateways[types.NamespacedName{Namespace: "a", Name: "edge"}]
+		for _, cs := range [][]metav1.Condition{st.Conditions, st.Listeners[len(st.Listeners)-1].Conditions} {
+			for _, c := range cs {
+				if c.Type == "Programmed" {
+					out += c.Message + "\n"
+				}
+			}
+		}
+		return out
+	}
+	for _, tt := range []struct{ name, docs, want string }{
+		{"what to do", edge(passthrough+tcp) + balanced, "Service b/in, which clients come by, has no TCP port that leads to it; add the port to the Service"},
+		{"at the Gateway", edge(passthrough+tcp) + balanced, "in force; Service b/in has no port for 9000"},
+		{"under another number", edge("  - {name: x, port: 9001, protocol: TCP}\n") + clusterIP, "in force; of Service b/in, port 9001 is 80"},
+		{"pending", edge(passthrough) + service("type: LoadBalancer", ""), "Service b/in of type LoadBalancer has no address yet"},
+		{"headless", edge(passthrough) + service("clusterIPs: [None]", ""), "Service b/in, which clients are to come by, has no address: it is headless"},
+		{"gone", edge(passthrough), "there is no Service b/in, which clients are to come by"},
+	} {
+		if got := message(tt.docs); !strings.Contains(got, tt.want) {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
 }

@@ -77,13 +77,15 @@ type translation struct {
 	foreign  map[types.NamespacedName]bool         // Gateways that are not, and may be another instance's of our name
 	unheld   map[types.NamespacedName]bool         // ListenerSets of those
 	sets     map[types.NamespacedName]*listenerSet // of our gateways
+	orphans  []*gwv1.ListenerSet                   // that were of one, which is gone
 	grants   map[string][]*gwv1.ReferenceGrant     // by namespace
 	policies map[targetKey][]targeting             // by what they are for, oldest first
 	all      []*policy
 	backends map[backendKey]*backend
 	own      own // where we are
 
-	nodePorts map[place]int32 // of a NodePort's listeners; nil if none is before us
+	front *publicService // that clients come by; nil if none, or if its addresses are not known
+	unled string         // why it gives no address; "" if it does, or there is none
 }
 
 // The next ones look for objects, and remember that.

@@ -245,6 +245,7 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 			if !changed {
 				return nil
 			}
+			next.SetManagedFields(nil) // as those of the API server are, and not what is left of them here
 			end := d.w.store.echoes.begin(have.GetUID())
 			got, err := c.UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 			version := ""
