@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"net/url"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -136,13 +135,7 @@ func (g *Gateway) admin() *admin.Admin {
 			if err != nil {
 				return nil, err
 			}
-			fronts := g.fronts.listeners()
-			switch only := slices.Concat(g.cfg.Listeners, fronts); {
-			case q.Listener != "":
-			case len(g.cfg.Listeners) == 1 || len(only) == 1:
-				q.Listener = only[0].Address
-			}
-			return Explain(ctx, g.router, slices.Concat(g.ports.listeners(), fronts, g.cfg.Listeners), q), nil
+			return g.explain(ctx, q)
 		},
 		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
 		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },

@@ -54,7 +54,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	cmd.Flag("admin").Usage = "address of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it"
 	cmd.Flag("listen").Hidden = true
 	f := cmd.Flags()
-	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address")
+	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address, or by the Gateway NAMESPACE/NAME that has it")
 	f.StringVar(&o.proto, "proto", "", oneOf(allProtocols[:len(allProtocols)-2])+" (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the source address that asks")
 	f.StringVar(&o.as, "as", "", "the user that asks, where a listener wants credentials; they are taken as shown")

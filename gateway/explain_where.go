@@ -1,0 +1,234 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"culvert.dev/registry"
+	"culvert.dev/udp"
+)
+
+// An askable is a listener that may be asked what it does, under all the names that
+// people know it by.
+type askable struct {
+	listener string   // its address as configured, or its name in the table
+	names    []string // others: its sections', its Gateway's
+	where    string   // the address as `culvert status` prints it
+	origin   string   // who wants it; "" for a configured one
+	protocol string   // of the table; "" for a configured one
+	problem  string   // why it is not open; "" if it is
+}
+
+// askables are all listeners of the table, and those of the configuration.
+func (g *Gateway) askables() []askable {
+	var all []askable
+	for i, l := range g.cfg.Listeners {
+		a := askable{listener: l.Address, where: l.Address}
+		if i < len(g.addrs) && g.addrs[i] != nil { // a port of 0 has another number by now
+			at := g.addrs[i].String()
+			if l.Datagrams != nil {
+				at = udp.Scheme + at
+			}
+			a.names = []string{at}
+		}
+		all = append(all, a)
+	}
+	for _, p := range g.ports.listeners() {
+		all = append(all, askable{listener: p.Address, where: p.Address, origin: "a service"})
+	}
+	return append(all, g.fronts.askables()...)
+}
+
+// askables are the listeners of the table, with those that can't be opened.
+func (f *fronts) askables() []askable {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []askable
+	for _, s := range f.list {
+		a := askable{listener: s.Name, where: s.Address, origin: s.Origin, protocol: s.Protocol}
+		if o := f.serving[s.Name]; o == nil {
+			a.problem = s.Problem
+		} else {
+			for _, section := range o.has.Load().Sections {
+				a.names = append(a.names, section.Name)
+			}
+		}
+		if _, name, ok := strings.Cut(s.Origin, " "); ok {
+			a.names = append(a.names, name, strings.ToLower(s.Origin)) // "shop/edge", "gateway shop/edge"
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// place is the address and port of an address as people write it; any address is the
+// zero Addr. It is false for what is none.
+func placeOf(s string) (datagrams bool, addr netip.Addr, port uint16, ok bool) {
+	s, datagrams = strings.CutPrefix(s, udp.Scheme)
+	host, number, err := net.SplitHostPort(s)
+	if err != nil {
+		return false, addr, 0, false
+	}
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil {
+		return false, addr, 0, false
+	}
+	if host != "" {
+		if addr, err = netip.ParseAddr(host); err != nil {
+			return false, addr, 0, false
+		}
+		if addr = addr.Unmap(); addr.IsUnspecified() {
+			addr = netip.Addr{}
+		}
+	}
+	return datagrams, addr, uint16(n), true
+}
+
+// is reports whether a person who writes s means a: by a name, or by the address. One
+// that listens at all addresses is meant by any of them, and one at a single address by
+// its port alone, too.
+func (a *askable) is(s string) bool {
+	if s == a.listener || s == a.where || slices.Contains(a.names, s) {
+		return true
+	}
+	datagrams, addr, port, ok := placeOf(s)
+	if !ok {
+		return false
+	}
+	for _, at := range append([]string{a.where}, a.names...) {
+		d, own, p, ok := placeOf(at)
+		if ok && p == port && (d == datagrams || !strings.HasPrefix(s, udp.Scheme) && d) && (own == addr || !own.IsValid() || !addr.IsValid()) {
+			return true
+		}
+	}
+	return false
+}
+
+// serves reports whether a may be what a person means who names no listener.
+func (a *askable) serves(q Query) bool {
+	_, _, port, _ := placeOf(a.where)
+	switch {
+	case a.origin == "":
+		return true
+	case a.protocol == registry.TLS:
+		return (q.Port == 0 || q.Port == port) && (q.Proto == "" || q.Proto == "sni" || q.Proto == "tls")
+	case a.protocol == registry.TCP, a.protocol == registry.UDP:
+		return q.Port == port && (q.Proto == "" || q.Proto == a.protocol)
+	}
+	return false
+}
+
+// explain answers q at the listener that is meant. It is an error where that can't be
+// told, and for one that is not there.
+func (g *Gateway) explain(ctx context.Context, q Query) (*Explanation, error) {
+	all := g.askables()
+	listeners := slices.Concat(g.ports.listeners(), g.fronts.listeners(), g.cfg.Listeners)
+	if q.Listener == "" {
+		return g.explainAnywhere(ctx, all, listeners, q)
+	}
+	var meant []askable
+	for _, is := range []func(*askable) bool{
+		func(a *askable) bool { return a.listener == q.Listener },
+		func(a *askable) bool { return a.where == q.Listener || slices.Contains(a.names, q.Listener) },
+		func(a *askable) bool { return a.is(q.Listener) },
+	} {
+		for i := range all {
+			if is(&all[i]) {
+				meant = append(meant, all[i])
+			}
+		}
+		if len(meant) > 0 {
+			break
+		}
+	}
+	if len(meant) == 0 {
+		return nil, fmt.Errorf("there is no listener %q; there are %s", q.Listener, listed(all))
+	}
+	routes, leads, refusals := g.explainEach(ctx, meant, listeners, q)
+	switch {
+	case len(routes) == 1:
+		return routes[0], nil
+	case len(routes) > 1:
+		return nil, fmt.Errorf("several listeners that %q means have a route: name one of %s", q.Listener, listed(leads))
+	case len(refusals) == 1:
+		return refusals[0], nil
+	case len(meant) == 1:
+		return nil, fmt.Errorf("listener %s is not open: %s", listed(meant), meant[0].problem)
+	}
+	return nil, fmt.Errorf("%q means several listeners, and none has a route: name one of %s", q.Listener, listed(meant))
+}
+
+// explainEach asks listeners, and returns the answers with a route, which listeners
+// those are of, and the other answers.
+func (g *Gateway) explainEach(ctx context.Context, some []askable, listeners []Listener, q Query) (routes []*Explanation, leads []askable, refusals []*Explanation) {
+	for _, a := range some {
+		if a.problem != "" {
+			continue
+		}
+		one := q
+		one.Listener = a.listener
+		x := Explain(ctx, g.router, listeners, one)
+		if x.Reason != "" {
+			refusals = append(refusals, x)
+			continue
+		}
+		routes, leads = append(routes, x), append(leads, a)
+	}
+	return routes, leads, refusals
+}
+
+// explainAnywhere answers a question that names no listener: where only one listener of
+// the table has a route, there, and otherwise by the configured listeners.
+func (g *Gateway) explainAnywhere(ctx context.Context, all []askable, listeners []Listener, q Query) (*Explanation, error) {
+	some := slices.DeleteFunc(slices.Clone(all), func(a askable) bool { return a.protocol == "" || !a.serves(q) })
+	routes, leads, refusals := g.explainEach(ctx, some, listeners, q)
+	if n := len(g.cfg.Listeners); n > 0 {
+		one := q
+		if n == 1 {
+			one.Listener = g.cfg.Listeners[0].Address
+		}
+		x := Explain(ctx, g.router, listeners, one)
+		if x.Reason == "" {
+			routes, leads = append(routes, x), append(leads, all[:n]...)
+		} else if len(routes) == 0 {
+			return x, nil
+		}
+	}
+	switch {
+	case len(routes) == 1:
+		return routes[0], nil
+	case len(routes) > 1:
+		return nil, fmt.Errorf("which listener is asked? Several have a route: name one of %s", listed(leads))
+	case len(refusals) == 1:
+		return refusals[0], nil
+	}
+	return nil, fmt.Errorf("which listener is asked? None has a route for this; there are %s", listed(all))
+}
+
+// maxListed is how many listeners an error names.
+const maxListed = 20
+
+// listed are listeners as people may name them.
+func listed(all []askable) string {
+	if len(all) == 0 {
+		return "none"
+	}
+	var texts []string
+	for i, a := range all {
+		if i == maxListed {
+			texts = append(texts, fmt.Sprintf("%d more", len(all)-i))
+			break
+		}
+		text := a.where
+		if a.origin != "" {
+			text += " (" + a.origin + ")"
+		}
+		texts = append(texts, text)
+	}
+	return strings.Join(texts, ", ")
+}
