@@ -78,6 +78,14 @@ func newRig(t testing.TB, ln Listener, change func(*Server)) *rig {
 		if r.s.waiting != 0 {
 			t.Errorf("%d bytes waiting at the end", r.s.waiting)
 		}
+		if r.s.sockets.n+r.s.sockets.unproven.Len()+r.s.sockets.answered.Len()+r.s.sockets.again.Len()+len(r.s.waits) != 0 {
+			t.Errorf("counted at the end: %+v, %v", &r.s.sockets, r.s.waits)
+		}
+		for d := range r.s.doors {
+			if len(d.callers) != 0 {
+				t.Errorf("%d callers at the end", len(d.callers))
+			}
+		}
 		for src := range r.s.sources.All() {
 			if src.Open != 0 || src.HalfOpen != 0 {
 				t.Errorf("%s has %d open, %d half open at the end", src, src.Open, src.HalfOpen)

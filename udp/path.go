@@ -33,20 +33,19 @@ type path struct {
 
 // hold keeps a datagram until there is a socket for it. The caller holds mu.
 func (p *path) hold(b []byte) {
-	s := p.session.d.s
-	if p.closed || p.refused || p.size+len(b) > pathWaiting || s.waiting+len(b) > maxAllWaiting {
-		s.dropped.Add(1)
+	if p.closed || p.refused || p.size+len(b) > pathWaiting || !p.session.mayWait(len(b)) {
+		p.session.d.s.dropped.Add(1)
 		return
 	}
 	p.waiting = append(p.waiting, append([]byte(nil), b...))
 	p.size += len(b)
-	s.waiting += len(b)
+	p.session.wait(len(b))
 }
 
 // release returns what hold has kept. The caller holds mu.
 func (p *path) release() [][]byte {
 	w := p.waiting
-	p.session.d.s.waiting -= p.size
+	p.session.wait(-p.size)
 	p.waiting, p.size = nil, 0
 	return w
 }
@@ -68,6 +67,7 @@ func (d *door) forget(p *path) {
 		_ = p.sock.Close()
 		if p.extra {
 			d.s.Budget.Give(1)
+			d.s.sockets.n--
 		}
 		p.sock = nil
 	}
@@ -117,8 +117,8 @@ func (k *session) follow(p *path) {
 	if err == nil && route.Service != k.tun.Route.Service {
 		err = tunnel.Refusef(tunnel.NoRoute, "the route of %s leads elsewhere by now", req.Target())
 	}
-	if err == nil && !s.Budget.Take(1) {
-		err = tunnel.Refusef(tunnel.Overload, "all descriptors for tunnels are taken")
+	if err == nil && !s.occupyMore() {
+		err = tunnel.Refusef(tunnel.Overload, "all descriptors for sessions of UDP are taken")
 	}
 	if err != nil {
 		s.mu.Lock()
@@ -135,6 +135,7 @@ func (k *session) follow(p *path) {
 	}
 	s.mu.Lock()
 	if err != nil || p.closed {
+		s.sockets.n--
 		s.mu.Unlock()
 		s.Budget.Give(1)
 		if c != nil {

@@ -408,8 +408,7 @@ func (d *door) newcomer(b []byte, c client, dcid, scid []byte, long bool) {
 		k.known(b)
 	case tunnel.No:
 		s.mu.Unlock()
-		s.tell(k.outcome(tunnel.ReasonOf(err), err))
-		k.refuse(err)
+		k.decline(err)
 	}
 	crowded.crowdedOut()
 }
@@ -447,8 +446,7 @@ func (k *session) ask(b []byte) {
 		k.known(b)
 	case tunnel.No:
 		s.mu.Unlock()
-		s.tell(k.outcome(tunnel.ReasonOf(err), err))
-		k.refuse(err)
+		k.decline(err)
 	}
 }
 
@@ -458,8 +456,12 @@ func (k *session) known(b []byte) {
 	d, s := k.d, k.d.s
 	k.hold(b)
 	if d.ln.Local == nil || d.ln.Own == nil || !d.ln.Own(k.req.Name) {
-		k.begin()
+		crowded, err := k.begin()
 		s.mu.Unlock()
+		crowded.crowdedOut()
+		if err != nil {
+			k.decline(err)
+		}
 		return
 	}
 	k.state = local

@@ -493,3 +493,53 @@ type onceOpening struct {
 }
 
 func (o *onceOpening) Check([]byte) bool { return o.checked.Add(1) == 1 }
+
+// A datagram to an unknown id is tried with the newest sessions of its client
+// and the client's id, and only so often.
+func TestGuessesAreBounded(t *testing.T) {
+	var checked atomic.Int32
+	r, svc := newRig(t, Listener{Open: func() Opening { return &deafOpening{checked: &checked} }},
+		func(s *Server) { s.Limits = tunnel.Limits{HalfOpenPerSource: -1, NewPerSource: -1} }), newPeer(t)
+	r.route("svc.test", svc.addr())
+	client := newPeer(t)
+	const sessions = 20
+	for i := range sessions {
+		client.say(r.addr, long(fmt.Sprintf("first id %5d", i), clientID, "name=svc.test"))
+		_, from := svc.next()
+		svc.say(from, long(clientID, fmt.Sprintf("s%03d", i), "server hello"))
+		client.next()
+	}
+	guess := func() {
+		t.Helper()
+		before := r.s.Stats().Dropped
+		client.say(r.addr, long("????", clientID, "garbage"))
+		waitFor(t, "the guess", func() bool { return r.s.Stats().Dropped > before })
+	}
+	guess()
+	if n := checked.Load(); n != maxGuesses {
+		t.Errorf("one datagram was checked %d times, want %d", n, maxGuesses)
+	}
+	start := time.Now()
+	for range 2 * failedPerSecond {
+		guess()
+	}
+	most := (failedPerSecond*time.Since(start).Seconds() + failedPerSecond + 1) * maxGuesses
+	if n := checked.Load(); float64(n) > most {
+		t.Errorf("%d checks, want at most %.0f", n, most)
+	}
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	for d := range r.s.doors {
+		if len(d.callers) != 1 {
+			t.Errorf("%d callers, want one", len(d.callers))
+		}
+	}
+}
+
+// deafOpening lets nothing follow.
+type deafOpening struct {
+	fakeOpening
+	checked *atomic.Int32
+}
+
+func (o *deafOpening) Check([]byte) bool { o.checked.Add(1); return false }

@@ -35,7 +35,8 @@ const (
 // Limits of what waits for a route.
 const (
 	maxWaiting     = 64 << 10 // bytes that one session may have sent before its route is known
-	maxAllWaiting  = 16 << 20 // bytes of all sessions
+	firstWaiting   = 4 << 10  // of them, bytes that no other session's take the room of: a hello
+	maxAllWaiting  = 16 << 20 // bytes of all sessions beyond that
 	linesPerSecond = 10       // Outcomes of datagrams that nobody knows what to do with
 )
 
@@ -96,8 +97,10 @@ type Server struct {
 	doors    map[*door]struct{}
 	sources  tunnel.Sources
 	half     list // sessions that are not proven
+	sockets  sockets
 	sessions int
-	waiting  int // bytes
+	waiting  int                    // bytes
+	waits    map[*tunnel.Source]int // of them, bytes of each source
 	draining bool
 	closed   bool
 	sweeping bool
@@ -318,7 +321,10 @@ func (s *Server) sweep() {
 		}
 		s.mu.Unlock()
 		for i, k := range over {
-			k.expire(why[i])
+			func() {
+				defer k.recovered()
+				k.expire(why[i])
+			}()
 		}
 	}
 }

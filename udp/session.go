@@ -67,6 +67,7 @@ type session struct {
 	strikes int           // datagrams since
 	since   time.Time     // it was refused
 	ended   tunnel.End    // how, without counts
+	seat    seat
 
 	prev, next *session
 }
@@ -105,9 +106,13 @@ func (d *door) plain(b []byte, c client) {
 		d.ln.To(&k.req)
 	}
 	k.hold(b)
-	k.begin()
+	next, err := k.begin()
 	s.mu.Unlock()
 	crowded.crowdedOut()
+	next.crowdedOut()
+	if err != nil {
+		k.decline(err)
+	}
 }
 
 // admit makes a session for a client. It may cost the oldest one of which
@@ -150,36 +155,73 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 
 // crowdedOut ends a session that made room, if there is one.
 func (k *session) crowdedOut() {
-	if k != nil {
+	switch {
+	case k == nil:
+	case k.opening == nil && k.answered.Load(): // and its client is done, for all that is known
+		k.end(tunnel.Idle, errors.New("it made room for a newer session"))
+	default:
 		k.end(tunnel.Overload, errors.New("the oldest of too many sessions of which nothing is proven"))
 	}
 }
 
 // hold keeps a datagram until there is a socket for it. The caller holds mu.
 func (k *session) hold(b []byte) {
-	s := k.d.s
-	if k.size+len(b) > maxWaiting || s.waiting+len(b) > maxAllWaiting {
-		s.dropped.Add(1)
+	if k.size+len(b) > maxWaiting || k.size+len(b) > firstWaiting && !k.mayWait(len(b)) {
+		k.d.s.dropped.Add(1)
 		return
 	}
 	k.waiting = append(k.waiting, append([]byte(nil), b...))
 	k.size += len(b)
-	s.waiting += len(b)
+	k.wait(len(b))
+}
+
+// mayWait reports whether n bytes more of k's client may wait: no more than are
+// left for all others. The caller holds mu.
+func (k *session) mayWait(n int) bool {
+	s := k.d.s
+	return s.waiting+n <= maxAllWaiting && s.waits[k.src]+n <= maxAllWaiting-s.waiting
+}
+
+// wait counts n bytes more, or less, that wait. The caller holds mu.
+func (k *session) wait(n int) {
+	s := k.d.s
+	s.waiting += n
+	switch had := s.waits[k.src]; {
+	case had+n == 0:
+		delete(s.waits, k.src)
+	case s.waits == nil:
+		s.waits = map[*tunnel.Source]int{k.src: n}
+	default:
+		s.waits[k.src] = had + n
+	}
 }
 
 // release returns what hold has kept. The caller holds mu.
 func (k *session) release() [][]byte {
 	w := k.waiting
-	k.d.s.waiting -= k.size
+	k.wait(-k.size)
 	k.waiting, k.size = nil, 0
 	return w
 }
 
-// begin finds out who serves a session. The caller holds mu.
-func (k *session) begin() {
+// begin finds out who serves a session, which takes a socket. It may cost
+// another session, as admit may. The caller holds mu, and declines the session
+// after an error.
+func (k *session) begin() (crowded *session, err error) {
+	s := k.d.s
+	if crowded, err = s.occupy(k); err != nil {
+		return nil, err
+	}
 	k.state = opening
-	k.d.s.wg.Add(1)
+	s.wg.Add(1)
 	go k.open()
+	return crowded, nil
+}
+
+// decline tells of a session that came to no request, and refuses it.
+func (k *session) decline(err error) {
+	k.d.s.tell(k.outcome(tunnel.ReasonOf(err), err))
+	k.refuse(err)
 }
 
 func (k *session) open() {
@@ -261,6 +303,9 @@ func (k *session) deliver(p *path, b []byte) {
 			p.hold(b)
 			break
 		}
+		if k.seat.on == &s.sockets.answered {
+			k.rank(&s.sockets.again)
+		}
 		s.mu.Unlock()
 		if err := k.toService(p, sock, b); err != nil {
 			k.lost(err)
@@ -330,8 +375,10 @@ func (k *session) toClient(p *path, b []byte) {
 		return
 	}
 	out, in := k.out.Add(int64(len(b))), k.in.Load()
-	first := !k.answered.Swap(true)
-	if k.opening == nil && first || k.opening != nil && !k.sure.Load() && k.convinced(b, in, out) { // of UDP an answer is all the proof there can be
+	if first := !k.answered.Swap(true); first && k.opening == nil {
+		k.d.s.answered(k)
+	}
+	if k.opening != nil && !k.sure.Load() && k.convinced(b, in, out) {
 		k.sure.Store(true)
 		k.prove()
 	}
@@ -389,6 +436,7 @@ func (k *session) proven() {
 	if k.half && k.state != over {
 		k.d.s.half.remove(k)
 		k.src.HalfOpen--
+		k.rank(nil)
 	}
 }
 
@@ -407,6 +455,7 @@ func (k *session) refuse(err error) {
 	s.refused.Add(1)
 	k.state, k.answer, k.since = refused, answer, time.Now()
 	k.release()
+	s.vacate(k)
 	c := k.paths[0].client
 	s.mu.Unlock()
 	if answer != nil {
@@ -424,6 +473,7 @@ func (k *session) end(why tunnel.Reason, err error) {
 		return
 	}
 	k.proven()
+	s.vacate(k)
 	k.state, k.ended = over, tunnel.End{Reason: why, Err: err}
 	k.release()
 	paths, tun := k.paths, k.tun
