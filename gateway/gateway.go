@@ -63,6 +63,10 @@ type Config struct {
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Refuses returns why an endpoint whose name was chosen by somebody who may not
+	// lead the gateway everywhere may not be at an address, or "". Nil refuses all.
+	Refuses func(netip.Addr) string
+
 	// Loops is how many event loops there are; 0 means one for each processor
 	// that Go uses. It is best one less.
 	Loops int
@@ -183,7 +187,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
 	g.ways = ways
-	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Dialer: ways.To, Cross: ways.Cross, Log: g.log}
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: ways.To, Cross: ways.Cross, Log: g.log}
 	ways.Dialed = g.registry.Dialed
 	g.names = &names.Source{Registry: g.registry}
 	if cfg.DNS != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -65,6 +66,32 @@ func (s *clusterSet) know(name string, src *discovery.Source) {
 	s.mu.Lock()
 	s.sources[name] = src
 	s.mu.Unlock()
+	s.network()
+}
+
+// forget has a cluster's network no longer be one of the cluster set's.
+func (s *clusterSet) forget(name string, src *discovery.Source) {
+	s.mu.Lock()
+	if s.sources[name] == src {
+		delete(s.sources, name)
+	}
+	s.mu.Unlock()
+	s.network()
+}
+
+// network tells all discoveries the networks of the cluster set.
+func (s *clusterSet) network() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []string
+	for _, src := range s.sources {
+		all = append(all, src.PodNetwork())
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	for _, src := range s.sources {
+		src.SetClusterSet(all)
+	}
 }
 
 func (s *clusterSet) tell(cluster string, exports map[mcs.Name]bool) {
@@ -89,7 +116,11 @@ func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *dis
 		return nil
 	}
 	k.set.know(name, src)
-	return k.set.Add(ctx, name, mcs.Cluster{Core: core, API: api, Namespaces: src.Namespaces})
+	remove := k.set.Add(ctx, name, mcs.Cluster{Core: core, API: api, Namespaces: src.Namespaces})
+	return func() {
+		remove()
+		k.set.forget(name, src)
+	}
 }
 
 // runSet keeps the cluster set until ctx is done.

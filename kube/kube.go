@@ -69,7 +69,8 @@ type Discovery struct {
 	PodCIDRs          bool   // what Nodes have for their pods is of Network
 	GatewayNamespaces []string
 	Rules             discovery.Rules
-	Clusters          string // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
+	ExportedTo        []string // networks that exports open a Service to, beside those of the clusters; "*" means everyone
+	Clusters          string   // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
 }
 
 // GatewayAPI says which Gateways are served, and where.
@@ -105,8 +106,10 @@ type Kube struct {
 	holder  atomic.Pointer[string]
 	denied  atomic.Pointer[string] // why it can't; "" or nil if it may
 	sources []registry.Source
-	plane   *plane      // nil where nothing is listened at
-	set     *clusterSet // nil for none
+	own     *discovery.Source   // nil without Discovery
+	further *discovery.Clusters // nil for none
+	plane   *plane              // nil where nothing is listened at
+	set     *clusterSet         // nil for none
 }
 
 // New makes a Kube. It makes no request yet.
@@ -175,6 +178,7 @@ func (k *Kube) discover(d *Discovery) error {
 	own := k.source(k.cfg.Cluster)
 	own.Client, own.Network, own.NoNetwork, own.Namespaces = k.core, d.Network, d.Declared, k.cfg.Namespaces
 	own.Pulse = k.pulse
+	k.own = own
 	k.add(own, "discovery", printed(d), func() []string { return []string{"cluster/" + k.cfg.Cluster} })
 	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
 	if k.set != nil {
@@ -182,9 +186,25 @@ func (k *Kube) discover(d *Discovery) error {
 		further.OnCluster = k.join
 	}
 	if d.Clusters != "" {
+		k.further = further
 		k.add(further, "clusters", printed(d), further.Names)
 	}
 	return nil
+}
+
+// Refuses returns why what the name of an ExternalName leads to may not be at an
+// address, or "".
+func (k *Kube) Refuses(a netip.Addr) string {
+	if k == nil || k.own == nil {
+		return "no cluster is known that it could be of"
+	}
+	if why := k.own.Refuses(a); why != "" {
+		return why
+	}
+	if k.further == nil {
+		return ""
+	}
+	return k.further.Refuses(a)
 }
 
 // source returns the discovery of a cluster, without what is its own.
@@ -195,7 +215,7 @@ func (k *Kube) source(name string) *discovery.Source {
 		Rules: d.Rules, Events: k.leads.Load, Log: k.cfg.Log,
 	}
 	if k.cfg.MultiCluster {
-		s.ClusterSet = []string{discovery.Everyone}
+		s.ClusterSet = d.ExportedTo
 	}
 	return s
 }

@@ -58,6 +58,8 @@ type Target struct {
 	Host  string // the DNS name the address came from; "" for a written one
 	Check Check
 
+	Guarded bool // as the endpoint's
+
 	// ProxyProtocol is the version of the header that connections there begin
 	// with; 0 for none.
 	ProxyProtocol int

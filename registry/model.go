@@ -123,7 +123,7 @@ type NamedPort struct {
 // An Endpoint is one place that serves a service: an address or a DNS name.
 // Exactly one of Host and Addr is set.
 type Endpoint struct {
-	Host string     // a DNS name, looked up for every request
+	Host string     // a DNS name, looked up for every request; an absolute one where it ends with a dot
 	Addr netip.Addr // or an address
 	Port uint16     // 0 means the port that was asked for
 	For  uint16     // the one of the service's ports that it serves; 0 means all
@@ -131,6 +131,10 @@ type Endpoint struct {
 	Name    string // of it among the service's, one label: "db-0"; "" for none
 	Network string // that it is in; "" means the one that has its address, or the registry's own
 	Cluster string // that it is in; "" means the service's
+
+	// Guarded says that Host was chosen by somebody who may not lead the gateway
+	// everywhere: an address of it is used only if Registry.Refuses allows it.
+	Guarded bool
 }
 
 // Serves reports whether e is for a port of its service; 0 stands for any.

@@ -42,6 +42,11 @@ type Registry struct {
 	// endpoints with DNS names have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// Refuses returns why an endpoint that is Guarded may not be at an address,
+	// or "". It is called for every address of its name and every request. Nil
+	// means that such endpoints are refused at every address.
+	Refuses func(netip.Addr) string
+
 	// Dialer returns the way out to a service: through the gateways of its Via,
 	// or telling endpoints of their client. It is called for every request.
 	// Nil, and a nil that it returns, mean the Router's. A service that has a

@@ -175,7 +175,14 @@ func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f found,
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", f.entry.Name, orUnknown(f.entry.Origin))
 	}
 	answers, failed := r.lookupAll(ctx, configured)
+	var refused error
 	for i, a := range answers {
+		if configured[i].Guarded {
+			var err error
+			if a, err = r.guard(&configured[i], a); err != nil {
+				refused = err
+			}
+		}
 		answers[i] = arrange(a, turn/n, isLocalhost(configured[i].Host))
 	}
 	eps := make([]tunnel.Endpoint, 0, n)
@@ -206,6 +213,8 @@ func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f found,
 	switch {
 	case len(eps) > 0:
 		return eps, nil
+	case refused != nil:
+		return nil, tunnel.Refusef(tunnel.Prohibited, "registry: service %q of %s: %w", f.entry.Name, orUnknown(f.entry.Origin), refused)
 	case portless:
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: the endpoints of service %q have no port and none was asked for: give them one, or list the service's ports", req.Target(), f.entry.Name)
 	}
@@ -214,6 +223,28 @@ func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f found,
 		reason = tunnel.LookupTime
 	}
 	return nil, tunnel.Refusef(reason, "registry: no endpoint of service %q has an address: %w", f.entry.Name, errors.Join(failed.errs...))
+}
+
+// guard returns those addresses of a Guarded endpoint's name that are not
+// refused, and why the first of the others is.
+func (r *Registry) guard(ep *Endpoint, addrs []netip.Addr) (allowed []netip.Addr, err error) {
+	for _, a := range addrs {
+		why := r.RefusesGuarded(a)
+		if why == "" {
+			allowed = append(allowed, a)
+		} else if err == nil {
+			err = fmt.Errorf("%q has the address %s: %s", ep.Host, a, why)
+		}
+	}
+	return allowed, err
+}
+
+// RefusesGuarded returns why an endpoint that is Guarded may not be at a, or "".
+func (r *Registry) RefusesGuarded(a netip.Addr) string {
+	if r.Refuses == nil {
+		return "it is not known which addresses are allowed"
+	}
+	return r.Refuses(a.Unmap())
 }
 
 // failures are the lookups that went wrong.

@@ -405,3 +405,45 @@ func TestResolveAsksForTheWayOut(t *testing.T) {
 		}
 	}
 }
+
+// A name that was chosen by a stranger leads to no address that is refused.
+func TestGuardedEndpoints(t *testing.T) {
+	lookup := (&answers{has: map[string]string{"a.example.com.": "203.0.113.1 10.96.0.1", "b.example.com.": "::ffff:10.96.0.1"}}).lookup
+	refuses := func(a netip.Addr) string {
+		if a == netip.MustParseAddr("10.96.0.1") {
+			return "it is the address of Service stock/db"
+		}
+		return ""
+	}
+	for _, tt := range []struct {
+		name, host string
+		guarded    bool
+		refuses    func(netip.Addr) string
+		want       string
+	}{
+		{"one of them is refused", "a.example.com.", true, refuses, "203.0.113.1:443"},
+		{"all are", "b.example.com.", true, refuses, `error prohibited: "b.example.com." has the address ::ffff:10.96.0.1: it is the address of Service stock/db`},
+		{"nobody knows", "a.example.com.", true, nil, "error prohibited: it is not known"},
+		{"of an administrator", "a.example.com.", false, refuses, "203.0.113.1:443 10.96.0.1:443"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := serving(t, lookup, []uint16{443}, tt.host)
+			for s := range r.Table().Services() {
+				s.Endpoints[0].Guarded = tt.guarded
+			}
+			r.Refuses = tt.refuses
+			route, err := r.Resolve(t.Context(), byName("a.test", 443, 443))
+			var got []string
+			for _, ep := range route.Endpoints {
+				got = append(got, ep.Addr.String())
+			}
+			if what, ok := strings.CutPrefix(tt.want, "error prohibited: "); ok {
+				if tunnel.ReasonOf(err) != tunnel.Prohibited || !strings.Contains(err.Error(), what) {
+					t.Errorf("endpoints %v, error %v, want %q", got, err, tt.want)
+				}
+			} else if err != nil || strings.Join(got, " ") != tt.want {
+				t.Errorf("endpoints %v, error %v, want %s", got, err, tt.want)
+			}
+		})
+	}
+}

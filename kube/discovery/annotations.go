@@ -145,7 +145,7 @@ func (k *noteKind) consequence() string {
 	return "it is ignored"
 }
 
-// unknown complains of keys that nobody reads. One that was meant to close the
+// unknown complains of keys that nothing reads. One that was meant to close the
 // service, by the looks of it, does.
 func unknown(notes map[string]string, at Problem, x *exposure) (problems []Problem) {
 	known := []string{noteGateway, notePort, noteTransports, noteWeight}
@@ -161,16 +161,16 @@ func unknown(notes map[string]string, at Problem, x *exposure) (problems []Probl
 			}
 			continue
 		}
+		p := at
+		p.Key, p.Value, p.Text = clip(got), clip(notes[got]), "there is no annotation of this name; it is ignored"
 		for _, k := range noteKinds {
-			if !near(got, k.key) {
-				continue
+			if near(got, k.key) {
+				p.Text = fmt.Sprintf("did you mean %s%s? %s", prefix, k.key, k.consequence())
+				x.closed = x.closed || k.closes
+				break
 			}
-			p := at
-			p.Key, p.Value, p.Text = clip(got), clip(notes[got]), fmt.Sprintf("did you mean %s%s? %s", prefix, k.key, k.consequence())
-			x.closed = x.closed || k.closes
-			problems = append(problems, p)
-			break
 		}
+		problems = append(problems, p)
 	}
 	return problems
 }
@@ -225,6 +225,14 @@ func items(v string, most int) ([]string, error) {
 	return slices.Compact(list), nil
 }
 
+// networkMarks are what the name of a network may have beside letters and digits.
+// Anything else, such as a semicolon, is more likely a list that is malformed.
+const networkMarks = "._-/:@"
+
+func notInNetwork(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(networkMarks, r)
+}
+
 func parseNetworks(x *exposure, v string) error {
 	if strings.TrimSpace(v) == "" {
 		return fmt.Errorf(`empty could be nobody or everyone; write "*" for everyone`)
@@ -237,8 +245,8 @@ func parseNetworks(x *exposure, v string) error {
 		switch {
 		case s == "*" && len(list) > 1:
 			return fmt.Errorf(`"*" is everyone, and stands alone`)
-		case s != "*" && strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == '*' }):
-			return fmt.Errorf("%q is not the name of a network", clip(s))
+		case s != "*" && strings.ContainsFunc(s, notInNetwork):
+			return fmt.Errorf("%q is not the name of a network: write letters, digits and any of %s, and commas between names", clip(s), networkMarks)
 		}
 	}
 	if list[0] == "*" {

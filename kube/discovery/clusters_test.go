@@ -122,7 +122,7 @@ func TestClusters(t *testing.T) {
 			},
 			New: func(string) *Source { return &Source{Prefer: PreferBoth} },
 			OnCluster: func(_ context.Context, name string, cfg *rest.Config, src *Source) func() {
-				began = append(began, "+"+name+" "+cfg.Host+" "+src.network()+" "+src.Prefer)
+				began = append(began, "+"+name+" "+cfg.Host+" "+src.PodNetwork()+" "+src.Prefer)
 				return func() { began = append(began, "-"+name) }
 			},
 		}

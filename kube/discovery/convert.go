@@ -72,16 +72,19 @@ func (v *view) convert(s *service, ns *namespace, of []*slice, exported bool) (*
 
 // expose decides who may have a service.
 func (v *view) expose(out *registry.Service, s *service, x *exposure, exported bool, refuse func(key, text string)) {
+	switch {
+	case exported && x.refused:
+		refuse(noteExpose, "it keeps the service closed, and its ServiceExport has no effect")
+	case x.exported && !x.expose && s.notes[noteExported] != "":
+		refuse(noteExported, "the service is not exposed, and so it is not exported: add culvert.dev/expose: \"true\"")
+	}
 	exported = (exported || x.exported && x.expose) && !x.refused
 	if x.closed || !x.expose && !exported {
 		return
 	}
-	if v.blind && x.expose && !x.everyone && len(x.networks) == 0 {
+	if v.blind && !x.everyone && len(x.networks) == 0 {
 		refuse(noteExpose, "namespaces can't be read, and what this one says may narrow it: add culvert.dev/networks; the service is not exposed")
-		x.expose = false
-		if !exported {
-			return
-		}
+		return
 	}
 	if why := v.rules.Refuses(s.Namespace, s.Name); why != "" {
 		refuse(noteExpose, why+"; the service is not exposed")
@@ -91,24 +94,42 @@ func (v *view) expose(out *registry.Service, s *service, x *exposure, exported b
 		refuse("", why+"; the service is not exposed")
 		return
 	}
-	switch {
-	case x.expose && len(x.networks) == 0:
-	case x.expose:
-		out.ExposedTo = x.networks
-		if slices.Contains(v.clusterSet, Everyone) && exported {
-			out.ExposedTo = nil
-		} else if exported {
-			out.ExposedTo = slices.Concat(x.networks, v.clusterSet)
-		}
-	case len(v.clusterSet) == 0:
+	if !exported || x.expose && len(x.networks) == 0 {
+		out.ExposedTo = slices.Clone(x.networks)
+	} else if out.ExposedTo = v.exportedTo(x, refuse); len(out.ExposedTo) == 0 && !v.everyone(x) {
 		return
-	case slices.Contains(v.clusterSet, Everyone):
-	default:
-		out.ExposedTo = slices.Clone(v.clusterSet)
 	}
 	slices.Sort(out.ExposedTo)
 	out.ExposedTo = slices.Compact(out.ExposedTo)
 	out.Exposed, out.Exported = true, exported && s.kind != corev1.ServiceTypeExternalName
+}
+
+// exportedTo returns the networks of an exported service that is not exposed to
+// everyone by its annotations: those of the cluster set, or those that it names
+// itself. An export does not widen what an annotation says.
+func (v *view) exportedTo(x *exposure, refuse func(key, text string)) []string {
+	if len(x.networks) == 0 {
+		if v.everyone(x) {
+			return nil
+		}
+		return slices.Clone(v.clusterSet)
+	}
+	left := slices.DeleteFunc(slices.Clone(v.clusterSet), func(n string) bool { return slices.Contains(x.networks, n) })
+	if len(left) > 0 {
+		if left[0] == Everyone {
+			left[0] = "all others"
+		}
+		refuse(noteNetworks, "it is exported to the cluster set, and this leaves out "+strings.Join(left, ", ")+"; what is named here counts")
+	}
+	if x.expose || slices.Contains(v.clusterSet, Everyone) {
+		return slices.Clone(x.networks)
+	}
+	return slices.DeleteFunc(slices.Clone(x.networks), func(n string) bool { return !slices.Contains(v.clusterSet, n) })
+}
+
+// everyone reports whether the cluster set is everyone, for an exported service.
+func (v *view) everyone(x *exposure) bool {
+	return len(x.networks) == 0 && slices.Contains(v.clusterSet, Everyone)
 }
 
 // external returns what is wrong with an ExternalName, or "".
@@ -116,8 +137,8 @@ func (v *view) external(s *service) string {
 	if s.kind != corev1.ServiceTypeExternalName {
 		return ""
 	}
-	if v.rules.NoExternalNames {
-		return "the administrator allows no ExternalName"
+	if !v.rules.ExternalNames {
+		return "the administrator allows no ExternalName (kubernetes.discovery.externalNames)"
 	}
 	name, err := tunnel.ParseName(s.external)
 	if err != nil {
@@ -126,18 +147,27 @@ func (v *view) external(s *service) string {
 	if name.String() == "localhost" || strings.HasSuffix(name.String(), ".localhost") {
 		return "its externalName is localhost"
 	}
-	// The name of another service must not be a way around the rules.
-	if l := strings.Split(name.String(), "."); len(l) >= 3 && l[2] == "svc" {
-		if why := v.rules.Refuses(l[1], l[0]); why != "" {
-			return "its externalName is service " + l[1] + "/" + l[0] + ": " + why
+	// The name of another service must not be a way around the rules. Its address
+	// is none either: see Source.Refuses.
+	labels := strings.Split(name.String(), ".")
+	for i, l := range labels {
+		switch {
+		case l == "pod" && i > 0:
+			return "its externalName is a name of pods"
+		case l == "svc" && i > 1:
+			if why := v.rules.Refuses(labels[i-1], labels[i-2]); why != "" {
+				return "its externalName is service " + labels[i-1] + "/" + labels[i-2] + ": " + why
+			}
 		}
 	}
 	return ""
 }
 
+// externalName returns the endpoint of an ExternalName. The name is absolute: with
+// the domains that the gateway searches it could be that of a Service.
 func (v *view) externalName(s *service) []registry.Endpoint {
 	name, _ := tunnel.ParseName(s.external) // was looked at before
-	return []registry.Endpoint{{Host: name.String(), Network: v.network, Cluster: v.cluster}}
+	return []registry.Endpoint{{Host: name.String() + ".", Network: v.network, Cluster: v.cluster, Guarded: true}}
 }
 
 func servesTCP(s *service) bool {

@@ -64,12 +64,14 @@ func TestExposure(t *testing.T) {
 		{name: "to no network", svc: []string{"expose", "true", "networks", ""}, want: "nobody", problem: "nobody or everyone"},
 		{name: "to an empty one", svc: []string{"expose", "true", "networks", "a,,b"}, want: "nobody", problem: "item 2 is empty"},
 		{name: "to what is none", svc: []string{"expose", "true", "networks", "a b"}, want: "nobody", problem: "not the name of a network"},
+		{name: "to a list without commas", svc: []string{"expose", "true", "networks", "east;west"}, want: "nobody", problem: `"east;west" is not the name of a network: write letters, digits and any of ._-/:@, and commas between names; the service is not exposed`},
+		{name: "to names with marks", svc: []string{"expose", "true", "networks", "aws/eu-1,dc_2.b"}, want: "aws/eu-1,dc_2.b"},
 		{name: "to everyone and one", svc: []string{"expose", "true", "networks", "*,a"}, want: "nobody", problem: "stands alone"},
 		{name: "to malformed ones of the namespace", svc: []string{"expose", "true"}, ns: space("shop", "networks", ","), want: "nobody", problem: "item 1 is empty"},
 		{name: "networks misspelt", svc: []string{"expose", "true", "network", "a"}, want: "nobody", problem: "did you mean culvert.dev/networks?"},
 		{name: "expose misspelt", svc: []string{"exposed", "true"}, want: "nobody", problem: "did you mean culvert.dev/expose?"},
 		{name: "networks misspelt at the namespace", svc: []string{"expose", "true"}, ns: space("shop", "netwroks", "a"), want: "nobody", problem: "did you mean culvert.dev/networks?"},
-		{name: "a key of somebody else", svc: []string{"expose", "true", "something-new", "a"}, want: "everyone"},
+		{name: "a key that nothing reads", svc: []string{"expose", "true", "timeout", "90s"}, want: "everyone", problem: `annotation culvert.dev/timeout: "90s": there is no annotation of this name; it is ignored`},
 		{name: "no version of the PROXY protocol", svc: []string{"expose", "true", "proxy-protocol", "3"}, want: "nobody", problem: `write "v1" or "v2"; the service is not exposed`},
 		{name: "something harmless is wrong", svc: []string{"expose", "true", "idle", "long"}, want: "everyone", problem: "90s or 1h30m; it is ignored"},
 		{name: "names at a namespace", svc: []string{"expose", "true"}, ns: space("shop", "names", "a.example.com"), want: "everyone", problem: "for a Service, and ignored at a Namespace"},
@@ -86,16 +88,27 @@ func TestExposure(t *testing.T) {
 		{name: "exported", exported: true, set: "b,a", want: "a,b"},
 		{name: "exported to no networks", exported: true, want: "nobody"},
 		{name: "exported and exposed", svc: []string{"expose", "true"}, exported: true, set: "a", want: "everyone"},
-		{name: "exported and exposed to another network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a", want: "a,b"},
-		{name: "exported and refused", svc: []string{"expose", "false"}, exported: true, set: "a", want: "nobody"},
+		{name: "exported to everyone", exported: true, set: "*", want: "everyone"},
+		{name: "exported and exposed to another network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a", want: "b", problem: `networks: "b": it is exported to the cluster set, and this leaves out a`},
+		{name: "exported and exposed to one of its networks", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a,b", want: "b", problem: "leaves out a"},
+		{name: "exported and exposed to more networks", svc: []string{"expose", "true", "networks", "a,b"}, exported: true, set: "a", want: "a,b"},
+		{name: "exported to everyone and exposed to a network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "*", want: "b", problem: "leaves out all others"},
+		{name: "exported to everyone and narrowed by its namespace", ns: space("shop", "networks", "b"), exported: true, set: "*", want: "b", problem: "leaves out all others"},
+		{name: "exported and narrowed", svc: []string{"networks", "b"}, exported: true, set: "a,b", want: "b", problem: "leaves out a"},
+		{name: "exported and narrowed to nothing", svc: []string{"networks", "c"}, exported: true, set: "a,b", want: "nobody", problem: "leaves out a, b"},
+		{name: "exported with networks for everyone", svc: []string{"networks", "*"}, exported: true, set: "a", want: "a"},
+		{name: "exported and refused", svc: []string{"expose", "false"}, exported: true, set: "a", want: "nobody", problem: "it keeps the service closed, and its ServiceExport has no effect"},
 		{name: "exported and malformed", svc: []string{"networks", ""}, exported: true, set: "a", want: "nobody", problem: "networks"},
-		{name: "exported by an annotation alone", svc: []string{"exported", "true"}, set: "a", want: "nobody"},
-		{name: "exported and exposed by annotations", svc: []string{"expose", "true", "networks", "b", "exported", "true"}, set: "a", want: "a,b"},
+		{name: "exported by an annotation alone", svc: []string{"exported", "true"}, set: "a", want: "nobody", problem: `not exported: add culvert.dev/expose: "true"`},
+		{name: "exported by an annotation and refused", svc: []string{"expose", "false", "exported", "true"}, set: "a", want: "nobody", problem: "and so it is not exported"},
+		{name: "exported by the annotation of its namespace", ns: space("shop", "exported", "true"), set: "a", want: "nobody"},
+		{name: "exported and exposed by annotations", svc: []string{"expose", "true", "networks", "a,b", "exported", "true"}, set: "a", want: "a,b"},
 
 		{name: "blind", svc: []string{"expose", "true"}, blind: true, want: "nobody", problem: "namespaces can't be read"},
 		{name: "blind, and said to whom", svc: []string{"expose", "true", "networks", "a"}, blind: true, want: "a"},
 		{name: "blind, and for everyone", svc: []string{"expose", "true", "networks", "*"}, blind: true, want: "everyone"},
-		{name: "blind and exported", svc: []string{"expose", "true"}, exported: true, set: "a", blind: true, want: "a", problem: "namespaces can't be read"},
+		{name: "blind and exported", exported: true, set: "a", blind: true, want: "nobody", problem: "namespaces can't be read"},
+		{name: "blind, exported and said to whom", svc: []string{"networks", "a"}, exported: true, set: "a", blind: true, want: "a"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ns, name := "shop", "web"
@@ -281,21 +294,33 @@ func TestExternalName(t *testing.T) {
 		want       string
 		problem    string
 	}{
-		{"a host", "DB.Example.com.", Rules{}, "db.example.com", ""},
+		{"a host", "DB.Example.com.", Rules{}, "db.example.com.", ""},
 		{"an address", "10.1.0.1", Rules{}, "", "name is an address"},
 		{"nothing", "", Rules{}, "", "name is empty"},
 		{"localhost", "LocalHost", Rules{}, "", "localhost"},
 		{"below localhost", "a.localhost", Rules{}, "", "localhost"},
-		{"not allowed at all", "db.example.com", Rules{NoExternalNames: true}, "", "no ExternalName"},
-		{"another service", "db.stock.svc.cluster.local", Rules{}, "db.stock.svc.cluster.local", ""},
+		{"another service", "db.stock.svc.cluster.local", Rules{}, "db.stock.svc.cluster.local.", ""},
+		{"a domain with a label of that name", "svc.stock.example.com", Rules{Deny: []string{"stock"}}, "svc.stock.example.com.", ""},
 		{"around the rules", "db.stock.svc.cluster.local", Rules{Deny: []string{"stock/*"}}, "", `service stock/db: the administrator denies "stock/*"`},
 		{"around them, in short", "db.stock.svc", Rules{Allow: []string{"shop"}}, "", "does not allow it"},
+		{"around them, to an endpoint", "db-0.db.stock.svc.cluster.local", Rules{Deny: []string{"stock/*"}}, "", `service stock/db: the administrator denies "stock/*"`},
+		{"around them, to a port", "_pg._tcp.db.stock.svc.cluster.local", Rules{Deny: []string{"stock/*"}}, "", "denies"},
+		{"a pod", "10-1-2-3.stock.pod.cluster.local", Rules{}, "", "a name of pods"},
+		{"with the gateway's search domains another service", "db.stock", Rules{}, "db.stock.", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := svc("shop", "web", "expose", "true", "exported", "true")
 			s.Spec.Type, s.Spec.ExternalName, s.Spec.ClusterIP, s.Spec.Ports = corev1.ServiceTypeExternalName, tt.host, "", nil
+			closed := view{cluster: "west", network: "west", rules: &Rules{}}
+			if got, problems := closed.convert(serviceOf(s), nil, nil, false); got.Exposed || len(problems) != 1 || !strings.Contains(problems[0].String(), "allows no ExternalName") {
+				t.Errorf("by default it is exposed to %s, problems %v", exposedTo(got), problems)
+			}
+			tt.rules.ExternalNames = true
 			v := view{cluster: "west", network: "west", rules: &tt.rules}
 			got, problems := v.convert(serviceOf(s), nil, nil, false)
+			if slices.ContainsFunc(got.Endpoints, func(e registry.Endpoint) bool { return !e.Guarded }) {
+				t.Error("its addresses are not looked at")
+			}
 			if written(got.Endpoints) != tt.want || got.Exposed != (tt.want != "") {
 				t.Errorf("endpoints %s, exposed to %s; want %q", written(got.Endpoints), exposedTo(got), tt.want)
 			}

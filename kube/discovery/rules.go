@@ -21,9 +21,10 @@ type Rules struct {
 	// culvert.dev/names. Empty means none.
 	Names []NameRule
 
-	// NoExternalNames keeps Services of the type ExternalName closed: whoever
-	// writes one can lead the gateway to any host that it reaches.
-	NoExternalNames bool
+	// ExternalNames lets Services of the type ExternalName be exposed. Without it
+	// they stay closed: somebody who may write one leads the gateway to any host
+	// that it reaches.
+	ExternalNames bool
 }
 
 // A NameRule allows the names at and below Suffix.

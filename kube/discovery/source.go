@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,7 +61,8 @@ type Source struct {
 	GatewayNamespaces []string
 
 	// ClusterSet are the networks that exported services are exposed to, beside
-	// those that their annotations name; empty means none, and Everyone everybody.
+	// those of SetClusterSet, where their annotations name none. Everyone stands for
+	// everybody.
 	ClusterSet []string
 
 	// AwaitExports has the first Update wait for SetExports.
@@ -78,10 +80,11 @@ type Source struct {
 
 	mu      sync.Mutex // guards the rest
 	exports map[types.NamespacedName]bool
-	told    bool // exports are known
-	stale   bool // exports are not applied yet
-	run     *run // nil before Run
-	known   bool // an Update was sent
+	set     []string // networks, beside ClusterSet
+	told    bool     // exports are known
+	stale   bool     // exports and set are not applied yet
+	run     *run     // nil before Run
+	known   bool     // an Update was sent
 	lost    error
 	lostAt  time.Time // since when
 }
@@ -106,10 +109,35 @@ func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
 	s.kick()
 }
 
+// SetClusterSet makes those the networks of the clusters that export services to each
+// other. It may be called at any time; networks must not be changed afterwards.
+func (s *Source) SetClusterSet(networks []string) {
+	s.init()
+	s.mu.Lock()
+	changed := !slices.Equal(s.set, networks)
+	s.set, s.stale = networks, s.stale || changed
+	s.mu.Unlock()
+	if changed {
+		s.kick()
+	}
+}
+
+// clusterSet returns the networks that exported services are exposed to. The
+// caller holds mu.
+func (s *Source) clusterSet() []string {
+	all := slices.Concat(s.ClusterSet, s.set)
+	if slices.Contains(all, Everyone) {
+		return []string{Everyone}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
 // name is what the source says it is, for people and for the registry.
 func (s *Source) name() string { return "cluster/" + s.Cluster }
 
-func (s *Source) network() string {
+// PodNetwork returns the network that the cluster's pods are in.
+func (s *Source) PodNetwork() string {
 	if s.Network == "" {
 		return s.Cluster
 	}

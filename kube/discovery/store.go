@@ -56,7 +56,7 @@ func newRun(s *Source, log *slog.Logger) *run {
 		services: map[key]*service{}, slices: map[key]map[string]*slice{}, owners: map[key]key{},
 		spaces: map[string]*namespace{}, nodes: map[string]*node{},
 		dirty: map[key]struct{}{}, dirtyNet: true, items: map[key]*item{}, said: map[Problem]int{},
-		view: view{cluster: s.Cluster, network: s.network(), zone: s.Zone, prefer: s.Prefer, clusterSet: s.ClusterSet, rules: &s.Rules},
+		view: view{cluster: s.Cluster, network: s.PodNetwork(), zone: s.Zone, prefer: s.Prefer, rules: &s.Rules},
 	}
 }
 

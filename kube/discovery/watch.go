@@ -97,7 +97,7 @@ func (r *run) watch(ctx context.Context) {
 			}
 		}}, &corev1.Namespace{}, anyList(spaces.List), spaces.Watch)
 	}
-	if !r.src.NoNetwork {
+	if !r.src.NoNetwork || r.src.Rules.ExternalNames {
 		nodes := c.CoreV1().Nodes()
 		add(&scope{kind: nodeKind, resource: corev1.Resource("nodes"), optional: true}, &corev1.Node{}, anyList(nodes.List), nodes.Watch)
 	}
@@ -348,7 +348,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 func (r *run) settle() (complete, modified bool, count [2]int, lost error) {
 	s := r.src
 	s.mu.Lock()
-	exports, stale := s.exports, s.stale
+	exports, set, stale := s.exports, s.clusterSet(), s.stale
 	waits := s.AwaitExports && !s.told
 	s.stale = false
 	s.mu.Unlock()
@@ -356,7 +356,7 @@ func (r *run) settle() (complete, modified bool, count [2]int, lost error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if stale {
-		r.exports = exports
+		r.exports, r.clusterSet = exports, set
 		r.touchAll()
 	}
 	complete, lost = r.state()

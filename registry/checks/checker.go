@@ -183,6 +183,9 @@ func (c *Checker) start(ctx context.Context) (next time.Time, ok bool) {
 func (c *Checker) ask(ctx context.Context, it *item) result {
 	if !it.Addr.Addr().IsValid() {
 		addrs, err := c.lookup(ctx, it.Host)
+		if it.Guarded {
+			addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return c.Registry.RefusesGuarded(a) != "" })
+		}
 		return result{addrs: addrs, err: err}
 	}
 	err := c.count(c.probe(ctx, it))

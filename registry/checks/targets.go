@@ -32,7 +32,7 @@ func (c *Checker) follow() {
 			}
 			for _, port := range ep.At(s) {
 				c.want(generation, registry.Target{
-					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Check: s.Check, ProxyProtocol: s.ProxyProtocol,
+					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol,
 				}, name, s.Name)
 			}
 		}

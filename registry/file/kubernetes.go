@@ -42,7 +42,8 @@ type Discovery struct {
 	Gateways []string // namespaces whose Services may say that they are gateways; empty means culvert-system
 	Clusters string   // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
 
-	NoExternalNames bool // Services of the type ExternalName stay closed, whatever annotations say
+	ExternalNames bool     // annotations may expose Services of the type ExternalName
+	ExportedTo    []string // networks that exports open a Service to, beside those of the clusters; "*" means everyone
 }
 
 // A Suffix is a domain that Services may take names of.
@@ -121,9 +122,14 @@ var discoveryFields = []field[Discovery]{
 		})
 	}},
 	{"externalNames", func(d *decoder, n *yaml.Node, to *Discovery) {
-		may := true
-		d.boolean(n, "externalNames", &may)
-		to.NoExternalNames = !may
+		d.boolean(n, "externalNames", &to.ExternalNames)
+	}},
+	{"exportedTo", func(d *decoder, n *yaml.Node, to *Discovery) {
+		d.list(n, "exportedTo", func(n *yaml.Node) {
+			if s, ok := d.text(n, "a network"); ok {
+				to.ExportedTo = append(to.ExportedTo, s)
+			}
+		})
 	}},
 	{"prefer", func(d *decoder, n *yaml.Node, to *Discovery) {
 		to.Prefer, _ = d.word(n, "prefer", "ipv4", "ipv6", "both")

@@ -31,11 +31,11 @@ func TestKubernetesRules(t *testing.T) {
 	for _, tt := range []struct {
 		discovery string
 		suffixes  []Suffix
-		closed    bool
+		external  bool
 	}{
 		{`{}`, nil, false},
-		{`{externalNames: true}`, nil, false},
-		{`{externalNames: false}`, nil, true},
+		{`{externalNames: true}`, nil, true},
+		{`{externalNames: false}`, nil, false},
 		{`{suffixes: [Shop.Example.com]}`, []Suffix{{Domain: "shop.example.com"}}, false},
 		{`{suffixes: [{suffix: a.test}, {suffix: b.test, namespaces: [b, "team-*"]}]}`,
 			[]Suffix{{Domain: "a.test"}, {Domain: "b.test", Namespaces: []string{"b", "team-*"}}}, false},
@@ -47,8 +47,8 @@ func TestKubernetesRules(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", tt.discovery, err)
 		}
-		if d := c.Kubernetes.Discovery; !reflect.DeepEqual(d.Suffixes, tt.suffixes) || d.NoExternalNames != tt.closed {
-			t.Errorf("%s: got %+v, closed %v, want %+v, %v", tt.discovery, d.Suffixes, d.NoExternalNames, tt.suffixes, tt.closed)
+		if d := c.Kubernetes.Discovery; !reflect.DeepEqual(d.Suffixes, tt.suffixes) || d.ExternalNames != tt.external {
+			t.Errorf("%s: got %+v, external names %v, want %+v, %v", tt.discovery, d.Suffixes, d.ExternalNames, tt.suffixes, tt.external)
 		}
 	}
 }

@@ -79,6 +79,7 @@ type endpoint struct {
 	Name    string     `json:"name,omitempty"`
 	Network string     `json:"network,omitempty"`
 	Cluster string     `json:"cluster,omitempty"`
+	Guarded bool       `json:"guarded,omitempty"`
 }
 
 type hop struct {

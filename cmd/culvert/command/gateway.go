@@ -118,6 +118,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	cfg.Sources = append(sources, k8s.Sources()...)
 	cfg.SourcesListen = c.Listens()
 	if k8s != nil {
+		cfg.Refuses = k8s.Refuses
 		cfg.Kubernetes = func() any { return k8s.Status() }
 	}
 	cfg.Loops = spareProcessor()

@@ -34,8 +34,8 @@ func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 		cfg.Discovery = &kube.Discovery{
 			Network:  d.Network,
 			Declared: slices.ContainsFunc(c.Networks, func(n registry.Network) bool { return n.Name == d.Network }),
-			Zone:     d.Zone, Prefer: d.Prefer, PodCIDRs: d.PodCIDRs, GatewayNamespaces: d.Gateways, Clusters: d.Clusters,
-			Rules: discovery.Rules{Allow: d.Allow, Deny: d.Deny, NoExternalNames: d.NoExternalNames},
+			Zone:     d.Zone, Prefer: d.Prefer, PodCIDRs: d.PodCIDRs, GatewayNamespaces: d.Gateways, Clusters: d.Clusters, ExportedTo: d.ExportedTo,
+			Rules: discovery.Rules{Allow: d.Allow, Deny: d.Deny, ExternalNames: d.ExternalNames},
 		}
 		for _, s := range d.Suffixes {
 			cfg.Discovery.Rules.Names = append(cfg.Discovery.Rules.Names, discovery.NameRule{Suffix: tunnel.MustParseName(s.Domain), Namespaces: s.Namespaces})

@@ -15,11 +15,11 @@ import (
 // What an administrator says reaches who holds annotations to it.
 func TestKubeConfigHasTheRules(t *testing.T) {
 	got := kubeConfig(&file.Config{Kubernetes: &file.Kubernetes{Discovery: &file.Discovery{
-		Allow: []string{"shop/*"}, Deny: []string{"*/internal"}, NoExternalNames: true,
+		Allow: []string{"shop/*"}, Deny: []string{"*/internal"}, ExternalNames: true,
 		Suffixes: []file.Suffix{{Domain: "a.test"}, {Domain: "b.test", Namespaces: []string{"b"}}},
 	}}}, slog.New(slog.DiscardHandler)).Discovery.Rules
 	want := discovery.Rules{
-		Allow: []string{"shop/*"}, Deny: []string{"*/internal"}, NoExternalNames: true,
+		Allow: []string{"shop/*"}, Deny: []string{"*/internal"}, ExternalNames: true,
 		Names: []discovery.NameRule{{Suffix: tunnel.MustParseName("a.test")}, {Suffix: tunnel.MustParseName("b.test"), Namespaces: []string{"b"}}},
 	}
 	if !reflect.DeepEqual(got, want) {

@@ -122,7 +122,7 @@ func (s *side) run(t *testing.T) {
 	t.Helper()
 	values := fmt.Sprintf(`
 cluster: %[1]s
-discovery: {podCIDRs: true, clusters: culvert-system}
+discovery: {podCIDRs: true, clusters: culvert-system, exportedTo: ["*"]}
 multiCluster: {enabled: true}
 gateway:
   enabled: %[3]t
@@ -146,7 +146,7 @@ listeners: [{address: "%[2]s:443", protocols: [sni, connect]}]
 dns: {listen: ["udp://%[2]s:53"]}
 kubernetes:
   kubeconfig: %[3]s
-  discovery: {podCIDRs: true, clusters: culvert-system}
+  discovery: {podCIDRs: true, clusters: culvert-system, exportedTo: ["*"]}
   multiCluster: true
 `, s.Name, s.gateway(), s.ServiceAccountKubeconfig(t, "culvert-system", "culvert"))
 	file := filepath.Join(t.TempDir(), "culvert.yaml")

@@ -273,7 +273,7 @@ stringData:
     %s
 `, strings.ReplaceAll(string(kubeconfig), "\n", "\n    "))
 	west.Apply(t, secret)
-	gateway := run(t, west, "  discovery: {clusters: culvert-system}\n  multiCluster: true")
+	gateway := run(t, west, "  discovery: {clusters: culvert-system, exportedTo: [\"*\"]}\n  multiCluster: true")
 
 	const name, mesh = "echo.default.svc.clusterset.local:80", "echo.default.svc.east.mesh.internal:80"
 	wantPods(t, east, name, 1)

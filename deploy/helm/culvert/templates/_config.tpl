@@ -30,13 +30,10 @@
 {{- with $v.network -}}
 {{- $_ := set $d "network" . -}}
 {{- end -}}
-{{- range $key := list "zone" "allow" "deny" "suffixes" "prefer" "podCIDRs" "clusters" -}}
+{{- range $key := list "zone" "allow" "deny" "suffixes" "prefer" "podCIDRs" "clusters" "externalNames" "exportedTo" -}}
 {{- with index $v.discovery $key -}}
 {{- $_ := set $d $key . -}}
 {{- end -}}
-{{- end -}}
-{{- if not $v.discovery.externalNames -}}
-{{- $_ := set $d "externalNames" false -}}
 {{- end -}}
 {{- $_ := set $k "discovery" $d -}}
 {{- end -}}
