@@ -5,6 +5,7 @@ package reliability
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -62,18 +63,19 @@ func everyWay(t *testing.T, ca *testca.CA, from, service string) *gateway {
 func withKeys(t *testing.T, ca *testca.CA) *gateway {
 	t.Helper()
 	g := prepare(t, options{})
-	dir := filepath.Dir(g.config)
-	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://" + ca.TrustDomain + "/gw", IPs: []net.IP{net.ParseIP(g.ip)}})
-	if err == nil {
-		err = pair.Save(dir, "gw")
-	}
-	if err == nil {
-		err = ca.Save(dir)
-	}
-	if err != nil {
+	if err := errors.Join(g.issue(ca), ca.Save(filepath.Dir(g.config))); err != nil {
 		t.Fatal(err)
 	}
 	return g
+}
+
+// issue gives the gateway a certificate of ca, in place of the one it has.
+func (g *gateway) issue(ca *testca.CA) error {
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://" + ca.TrustDomain + "/gw", IPs: []net.IP{net.ParseIP(g.ip)}})
+	if err != nil {
+		return err
+	}
+	return pair.Save(filepath.Dir(g.config), "gw")
 }
 
 // serve starts a prepared gateway with services.
@@ -144,44 +146,63 @@ func carriesExactly(t *testing.T, dial testnet.Dial) {
 	chaosOver(t, dial, *volumeEach<<20)
 }
 
+// A carrier is a way in, and the dialer that speaks it.
+type carrier struct {
+	name   string
+	dialer tunnel.Dialer
+	fixed  bool // it leads to the one service, whatever is asked for
+}
+
+// carriers are the ways into far from the first client's address, one by way of
+// outer, and keys are the client's. They are closed with the test.
+func carriers(t *testing.T, far, outer *gateway, keys *tls.Config) []carrier {
+	direct := source(1)
+	peers := []string{"spiffe://carry.test"}
+	ways := []carrier{
+		{"connect in TLS", &connect.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}, false},
+		{"connect-h2", &h2.Dialer{Proxy: far.addr, Dialer: direct}, false},
+		{"connect-h2 in TLS", &h2.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}, false},
+		{"connect-h3", &h3.Dialer{Proxy: far.ip + portTLS, TLS: keys}, false},
+		{"hbone", &hbone.Dialer{Gateway: far.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}, false},
+		{"double hbone", &hbone.Double{Outer: &hbone.Dialer{Gateway: outer.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}, TLS: keys, Peers: peers}, false},
+		{"websocket", &ws.Dialer{URL: "ws://" + far.addr, Dialer: direct}, false},
+		{"websocket in TLS", &ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}, false},
+		{overHTTP2, gw.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}), false},
+		{"socks5", &socks5.Dialer{Proxy: far.addr, Dialer: direct}, false},
+		{"PROXY v2 that names the service", behindProxy(far.ip+portProxy, proxyproto.Header{Version: 2, Authority: onlyService}), true},
+		{"PROXY v1 at a port of one service", behindProxy(far.ip+portBehind, proxyproto.Header{Version: 1}), true},
+		{"a port of the service's own", dialFunc(func() (net.Conn, error) { return dialFrom(1, far.ip+portService) }), true},
+	}
+	for _, way := range ways {
+		if c, ok := way.dialer.(io.Closer); ok {
+			t.Cleanup(func() { _ = c.Close() })
+		}
+	}
+	return ways
+}
+
+const (
+	overHTTP2   = "websocket over HTTP/2"
+	onlyService = "chaos.test" // what the carriers that are fixed lead to
+)
+
+// open opens a tunnel to a port of a service.
+func (c carrier) open(ctx context.Context, service string) (net.Conn, error) {
+	return c.dialer.DialContext(ctx, "tcp", service+":443")
+}
+
 // Every way in carries as those of eachWay do, each by the dialer that speaks
 // it.
 func TestWaysInCarryExactly(t *testing.T) {
 	ca, keys := newCA(t)
 	b := testnet.NewBackend(t)
-	far := everyWay(t, ca, "127.1.0.0/16", "chaos.test")
-	far.serve(service("chaos.test", b.Addr()))
-	outer := relayed(t, ca, far)
-	direct := source(1)
-	peers := []string{"spiffe://carry.test"}
-	overH2 := gw.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys})
-	for _, way := range []struct {
-		name   string
-		dialer tunnel.Dialer
-	}{
-		{"connect in TLS", &connect.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}},
-		{"connect-h2", &h2.Dialer{Proxy: far.addr, Dialer: direct}},
-		{"connect-h2 in TLS", &h2.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}},
-		{"connect-h3", &h3.Dialer{Proxy: far.ip + portTLS, TLS: keys}},
-		{"hbone", &hbone.Dialer{Gateway: far.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}},
-		{"double hbone", &hbone.Double{Outer: &hbone.Dialer{Gateway: outer.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}, TLS: keys, Peers: peers}},
-		{"websocket", &ws.Dialer{URL: "ws://" + far.addr, Dialer: direct}},
-		{"websocket in TLS", &ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}},
-		{"websocket over HTTP/2", overH2},
-		{"socks5", &socks5.Dialer{Proxy: far.addr, Dialer: direct}},
-		{"PROXY v2 that names the service", behindProxy(far.ip+portProxy, proxyproto.Header{Version: 2, Authority: "chaos.test"})},
-		{"PROXY v1 at a port of one service", behindProxy(far.ip+portBehind, proxyproto.Header{Version: 1})},
-		{"a port of the service's own", dialFunc(func() (net.Conn, error) { return dialFrom(1, far.ip+portService) })},
-	} {
+	far := everyWay(t, ca, "127.1.0.0/16", onlyService)
+	far.serve(service(onlyService, b.Addr()))
+	for _, way := range carriers(t, far, relayed(t, ca, far), keys) {
 		t.Run(way.name, func(t *testing.T) {
-			if c, ok := way.dialer.(io.Closer); ok {
-				defer c.Close()
-			}
-			open := func(ctx context.Context) (net.Conn, error) {
-				return way.dialer.DialContext(ctx, "tcp", "chaos.test:443")
-			}
+			open := func(ctx context.Context) (net.Conn, error) { return way.open(ctx, onlyService) }
 			carriesExactly(t, b.Through(open, nil))
-			if way.dialer == tunnel.Dialer(overH2) {
+			if way.name == overHTTP2 {
 				c, err := open(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -195,42 +216,52 @@ func TestWaysInCarryExactly(t *testing.T) {
 	}
 }
 
+// A wayOut is what a service says that is reached by way of another gateway; FAR
+// and OUTER stand for gateways.
+type wayOut struct{ name, is string }
+
+var waysOut = []wayOut{
+	{"connect", `via: [{connect: "FAR:8443"}]`},
+	{"connect in TLS", `via: [{connect: "https://FAR:8444", caFile: ca.crt}]`},
+	{"connect-h2", `via: [{connect-h2: "FAR:8443"}]`},
+	{"connect-h2 in TLS", `via: [{connect-h2: "https://FAR:8444", caFile: ca.crt}]`},
+	{"connect-h3", `via: [{connect-h3: "FAR:8444", caFile: ca.crt}]`},
+	{"hbone", `via: [{hbone: "FAR:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt}]`},
+	{"double hbone", `via: [{hbone: "OUTER:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt, behind: ["spiffe://carry.test"]}]`},
+	{"websocket", `via: [{websocket: "ws://FAR:8443/"}]`},
+	{"websocket in TLS", `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt}]`},
+	{overHTTP2, `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt, http2: true}]`},
+	{"socks5", `via: [{socks5: "FAR:8443"}]`},
+	{"PROXY v2 that names the service", `proxyProtocol: v2, endpoints: ["FAR:8445"]`},
+	{"PROXY v1 to a port of one service", `proxyProtocol: v1, endpoints: ["FAR:8446"]`},
+	{"a port of the service's own", `endpoints: ["FAR:8500"]`},
+	{"three gateways", `via: [{connect-h2: "OUTER:8443"}, {websocket: "ws://far.test:8443/"}]`},
+}
+
+// servicesOut are the services of waysOut: service wayOutName(i) is reached by
+// that of number i.
+func servicesOut(far, outer *gateway) string {
+	var services strings.Builder
+	for i, way := range waysOut {
+		fmt.Fprintf(&services, "  - {name: %s, ports: [443], %s}\n", wayOutName(i), strings.NewReplacer("FAR", far.ip, "OUTER", outer.ip).Replace(way.is))
+	}
+	return services.String()
+}
+
+func wayOutName(i int) string { return fmt.Sprintf("way%d.out.test", i) }
+
 // So does every way out: a gateway that is asked by CONNECT leads by each of
 // them to the one that has the service.
 func TestWaysOutCarryExactly(t *testing.T) {
 	ca, _ := newCA(t)
 	b := testnet.NewBackend(t)
-	far := everyWay(t, ca, "127.0.0.0/8", "chaos.test")
-	far.serve("  - {names: [chaos.test, \"*.out.test\"], endpoints: [\"" + b.Addr() + "\"]}\n")
+	far := everyWay(t, ca, "127.0.0.0/8", onlyService)
+	far.serve("  - {names: [" + onlyService + ", \"*.out.test\"], endpoints: [\"" + b.Addr() + "\"]}\n")
 	outer, near := relayed(t, ca, far), withKeys(t, ca)
-	ways := []struct {
-		name string
-		is   string // of the service; FAR and OUTER stand for the gateways
-	}{
-		{"connect", `via: [{connect: "FAR:8443"}]`},
-		{"connect in TLS", `via: [{connect: "https://FAR:8444", caFile: ca.crt}]`},
-		{"connect-h2", `via: [{connect-h2: "FAR:8443"}]`},
-		{"connect-h2 in TLS", `via: [{connect-h2: "https://FAR:8444", caFile: ca.crt}]`},
-		{"connect-h3", `via: [{connect-h3: "FAR:8444", caFile: ca.crt}]`},
-		{"hbone", `via: [{hbone: "FAR:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt}]`},
-		{"double hbone", `via: [{hbone: "OUTER:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt, behind: ["spiffe://carry.test"]}]`},
-		{"websocket", `via: [{websocket: "ws://FAR:8443/"}]`},
-		{"websocket in TLS", `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt}]`},
-		{"websocket over HTTP/2", `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt, http2: true}]`},
-		{"socks5", `via: [{socks5: "FAR:8443"}]`},
-		{"PROXY v2 that names the service", `proxyProtocol: v2, endpoints: ["FAR:8445"]`},
-		{"PROXY v1 to a port of one service", `proxyProtocol: v1, endpoints: ["FAR:8446"]`},
-		{"a port of the service's own", `endpoints: ["FAR:8500"]`},
-		{"three gateways", `via: [{connect-h2: "OUTER:8443"}, {websocket: "ws://far.test:8443/"}]`},
-	}
-	var services strings.Builder
-	for i, way := range ways {
-		fmt.Fprintf(&services, "  - {name: way%d.out.test, ports: [443], %s}\n", i, strings.NewReplacer("FAR", far.ip, "OUTER", outer.ip).Replace(way.is))
-	}
-	near.serve(services.String())
-	for i, way := range ways {
+	near.serve(servicesOut(far, outer))
+	for i, way := range waysOut {
 		t.Run(way.name, func(t *testing.T) {
-			carriesExactly(t, near.through(byConnect, b, fmt.Sprintf("way%d.out.test", i)))
+			carriesExactly(t, near.through(byConnect, b, wayOutName(i)))
 		})
 	}
 }

@@ -5,6 +5,7 @@ package reliability
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -43,7 +44,8 @@ type gateway struct {
 	ip     string
 	addr   string // of the listener
 	admin  string
-	config string // path of the file
+	config string      // path of the file
+	keys   *tls.Config // of a client of its trust domain; nil where none was made
 	cmd    *exec.Cmd
 	http   *http.Client
 

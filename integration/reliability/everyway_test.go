@@ -1,0 +1,410 @@
+//go:build linux
+
+package reliability
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
+)
+
+// These tests hold, of every carrier and every kind of listener, what others
+// hold of TLS by its name and of CONNECT over HTTP/1.1.
+
+// carriersAnd is carriers, and those two.
+func carriersAnd(t *testing.T, far, outer *gateway) []carrier {
+	t.Helper()
+	return append([]carrier{
+		{"sni", hearing{bySNI, far.addr}, false},
+		{"connect", &connect.Dialer{Proxy: far.addr, Dialer: source(1)}, false},
+	}, carriers(t, far, outer, outer.keys)...)
+}
+
+// A hearing opens tunnels to services that are echoes, and hears what of the
+// preamble comes back.
+type hearing struct {
+	way  way
+	addr string
+}
+
+func (h hearing) DialContext(_ context.Context, _, target string) (net.Conn, error) {
+	c, err := dialFrom(1, h.addr)
+	if err != nil {
+		return nil, err
+	}
+	name, _, _ := net.SplitHostPort(target)
+	_, err = c.Write(h.way.preamble(name))
+	if err == nil {
+		err = expect(c, append([]byte(h.way.yes), h.way.carried(name)...))
+	}
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// A held tunnel is to an echo.
+type held struct {
+	name string
+	conn net.Conn
+}
+
+// echoes says text on every tunnel at once and expects it back.
+func echoes(t *testing.T, when string, tunnels []held) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, h := range tunnels {
+		wg.Go(func() {
+			_ = h.conn.SetWriteDeadline(time.Now().Add(patience))
+			if err := echo(h.conn, "still here"); err != nil {
+				t.Errorf("%s: %s: %v", h.name, when, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// hold opens n tunnels by each of ways, which are closed with the test.
+func hold(t *testing.T, ways []carrier, n int) (tunnels []held) {
+	t.Helper()
+	for _, way := range ways {
+		for range n {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			c, err := way.open(ctx, onlyService)
+			cancel()
+			if err != nil {
+				t.Fatalf("%s: %v", way.name, err)
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			tunnels = append(tunnels, held{way.name, c})
+		}
+	}
+	echoes(t, "at first", tunnels)
+	return tunnels
+}
+
+// edges starts a gateway with a listener for every way in, more in its
+// configuration, and the one in front of it that double HBONE needs.
+func edges(t *testing.T, services, more string) (far, outer *gateway, ca *testca.CA) {
+	t.Helper()
+	ca, keys := newCA(t)
+	far = everyWay(t, ca, "127.1.0.0/16", onlyService)
+	far.opts.More += "\n" + more
+	far.serve(services)
+	outer = relayed(t, ca, far)
+	outer.keys = keys
+	return far, outer, ca
+}
+
+// Reloads are noticed by no carrier: tunnels stand, new ones are served, be it
+// services that change or the certificates, or both.
+func TestReloadsOverEveryCarrier(t *testing.T) {
+	const reloads = 8
+	b := testnet.Echo(t)
+	table := func(n int) string {
+		return service(onlyService, b.Addr()) + service(fmt.Sprintf("g%d.test", n), b.Addr())
+	}
+	far, outer, ca := edges(t, table(0), "")
+	ways := carriersAnd(t, far, outer)
+	tunnels := hold(t, ways, 2)
+	for n := 1; n <= reloads; n++ {
+		if n%2 == 0 {
+			if err := far.issue(ca); err != nil {
+				t.Fatal(err)
+			}
+		}
+		far.write(far.yaml(table(n)))
+		// What comes in the middle of a reload is served, too.
+		fresh := hold(t, ways, 1)
+		testnet.Eventually(t, effect, func() bool { return far.reaches(byConnect, fmt.Sprintf("g%d.test", n)) }, "reload %d takes effect", n)
+		echoes(t, fmt.Sprintf("after reload %d", n), slices.Concat(tunnels, fresh, hold(t, ways, 1)))
+	}
+	if n := far.metric("culvert_config_reload_failures_total"); n > 0 {
+		t.Errorf("%v reloads failed", n)
+	}
+}
+
+// What a carrier asks for and may not have is refused for the same reason by
+// every carrier, in the words of the one that asked, with a line in the log and a
+// count: names that nobody has, that are private or exposed to others, endpoints that
+// are down, and addresses that no gateway dials.
+func TestRefusalsOverEveryCarrier(t *testing.T) {
+	b := testnet.Echo(t)
+	far, outer, _ := edges(t, service(onlyService, b.Addr()), "networks: [{name: office, cidrs: [203.0.113.0/24]}]")
+	far.write(far.yaml(service(onlyService, b.Addr()) + strings.NewReplacer("ECHO", b.Addr(), "CLOSED", closedPort(t, 1)).Replace(`
+  - {name: "*.private.out.test", exposed: false, endpoints: ["ECHO"]}
+  - {name: "*.office.out.test", exposedTo: [office], endpoints: ["ECHO"]}
+  - {name: "*.closed.out.test", endpoints: ["CLOSED"]}
+`)))
+	testnet.Eventually(t, patience, func() bool { return far.metric("culvert_config_reloads_total") > 0 }, "the services are there")
+	// The client may hear less: that a service is private is no business of its own.
+	may := map[tunnel.Reason][]tunnel.Reason{
+		tunnel.NoRoute:    {tunnel.NoRoute, tunnel.Denied},
+		tunnel.NotExposed: {tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied},
+		tunnel.Prohibited: {tunnel.Prohibited, tunnel.NoRoute, tunnel.Denied},
+		tunnel.DialFailed: {tunnel.DialFailed},
+	}
+	for i, way := range carriers(t, far, outer, outer.keys) {
+		if way.fixed {
+			continue // it asks for nothing
+		}
+		t.Run(way.name, func(t *testing.T) {
+			for what, want := range map[string]tunnel.Reason{
+				"absent": tunnel.NoRoute, "private": tunnel.NotExposed, "office": tunnel.NotExposed,
+				"closed": tunnel.DialFailed, "metadata": tunnel.Prohibited,
+			} {
+				name := fmt.Sprintf("way%d.%s.out.test", i, what)
+				if what == "metadata" {
+					if way.name == "double hbone" {
+						continue // the gateway in front refuses it, and far is not asked
+					}
+					name = fmt.Sprintf("169.254.169.%d", 200+i)
+				}
+				counted := far.metric("culvert_requests_total", fmt.Sprintf("reason=%q", want))
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				c, err := way.open(ctx, name)
+				cancel()
+				if err == nil {
+					_ = c.Close()
+					t.Errorf("%s: it is carried", what)
+					continue
+				}
+				lines := func() []entry {
+					return far.entries(func(e entry) bool { return strings.HasPrefix(e.str("target"), strings.ToLower(name)) })
+				}
+				testnet.Eventually(t, patience, func() bool { return len(lines()) > 0 }, "%s: a line of the log", what)
+				if got := lines(); len(got) != 1 || got[0].str("reason") != string(want) || got[0].str("err") == "" {
+					t.Errorf("%s: the log has %v, want one line with %s", what, got, want)
+				}
+				if n := far.metric("culvert_requests_total", fmt.Sprintf("reason=%q", want)) - counted; n != 1 {
+					t.Errorf("%s: %v more are counted, want 1", what, n)
+				}
+				heard := tunnel.ReasonOf(err)
+				if !slices.Contains(may[want], heard) {
+					t.Errorf("%s: the client heard %s (%v), want one of %v", what, heard, err, may[want])
+				}
+			}
+		})
+	}
+	if n := b.Accepted(); n != 0 {
+		t.Errorf("the service was dialed %d times, want never", n)
+	}
+}
+
+// A drain means the same to every carrier: a tunnel that its ends finish in time
+// ends in order, and one that is left over is reset and told of as such.
+func TestDrainOverEveryCarrier(t *testing.T) {
+	t.Parallel()
+	b := testnet.Echo(t)
+	far, outer, _ := edges(t, service(onlyService, b.Addr()), "drain: {lameduck: 200ms, grace: 3s}")
+	ways := carriersAnd(t, far, outer)
+	orderly, left := hold(t, ways, 1), hold(t, ways, 1)
+	far.signal(syscall.SIGTERM)
+	testnet.Eventually(t, patience, func() bool {
+		status, _, err := far.get("/readyz")
+		return err == nil && status == http.StatusServiceUnavailable
+	}, "/readyz says no")
+	echoes(t, "while draining", slices.Concat(orderly, left))
+	var wg sync.WaitGroup
+	end := func(h held, want testnet.Ending) {
+		wg.Go(func() {
+			_ = h.conn.SetReadDeadline(time.Now().Add(patience))
+			_, err := h.conn.Read(make([]byte, 1))
+			if got := testnet.EndingOf(err); got != want {
+				t.Errorf("%s: it ended with %v, want %s", h.name, err, want)
+			}
+			_ = h.conn.Close()
+		})
+	}
+	for _, h := range orderly {
+		if err := testnet.CloseWrite(h.conn); err != nil {
+			t.Errorf("%s: %v", h.name, err)
+		}
+		end(h, testnet.FIN)
+	}
+	for _, h := range left {
+		end(h, testnet.RST)
+	}
+	wg.Wait()
+	<-far.exited
+	if n := len(far.entries(func(e entry) bool { return e.str("reason") == "drain" && e.str("msg") == "tunnel" })); n != len(left) {
+		t.Errorf("%d lines of the log say that a tunnel was drained, want %d", n, len(left))
+	}
+}
+
+// A tunnel without a byte for the limit is ended whatever carries it, and one with
+// a side that is closed by its own limit; one with a byte now and then is not.
+func TestLimitsOfTunnelsOverEveryCarrier(t *testing.T) {
+	t.Parallel()
+	const limit = 2 * time.Second
+	b := testnet.NewBackend(t)
+	for _, tt := range []struct {
+		limits string
+		reason tunnel.Reason
+		half   bool
+	}{
+		{"idle: 2s", tunnel.Idle, false},
+		{"halfClosed: 2s", tunnel.HalfClosed, true},
+	} {
+		t.Run(string(tt.reason), func(t *testing.T) {
+			t.Parallel()
+			far, outer, _ := edges(t, service(onlyService, b.Addr()), "limits: {"+tt.limits+"}")
+			ways := carriers(t, far, outer, outer.keys)
+			var wg sync.WaitGroup
+			for _, way := range ways {
+				client, server, err := b.Through(func(ctx context.Context) (net.Conn, error) { return way.open(ctx, onlyService) }, nil)(t.Context())
+				if err != nil {
+					t.Fatalf("%s: %v", way.name, err)
+				}
+				t.Cleanup(func() {
+					_ = client.Close()
+					_ = server.Close()
+				})
+				wg.Go(func() {
+					// A byte halfway begins the time anew.
+					began := time.Now()
+					if tt.half {
+						if err := testnet.CloseWrite(client); err != nil {
+							t.Errorf("%s: %v", way.name, err)
+						}
+					}
+					pause(t.Context(), limit/2)
+					if _, err := server.Write([]byte("x")); err != nil {
+						t.Errorf("%s: %v", way.name, err)
+						return
+					}
+					_ = client.SetReadDeadline(time.Now().Add(patience))
+					got, err := io.ReadAll(client)
+					took := time.Since(began)
+					if string(got) != "x" || !wasReset(err) {
+						t.Errorf("%s: it ended with %q and %v, want a reset", way.name, got, err)
+					}
+					if took < limit+limit/2 || took > 2*limit+limit/2 {
+						t.Errorf("%s: it ended after %v, want %v", way.name, took, limit+limit/2)
+					}
+				})
+			}
+			wg.Wait()
+			testnet.Eventually(t, patience, func() bool {
+				return far.metric("culvert_tunnels_ended_total", fmt.Sprintf("reason=%q", tt.reason)) == float64(len(ways)) ||
+					len(far.entries(func(e entry) bool { return e.str("reason") == string(tt.reason) })) == len(ways)
+			}, "each is told of as %s", tt.reason)
+		})
+	}
+}
+
+// A gateway that stands still for ten seconds and goes on, as a virtual machine
+// that is moved does, has lost no tunnel, be it idle or not, neither of clients'
+// nor of other gateways'. Nobody may take such a peer for dead so soon.
+func TestPausesOverEveryCarrier(t *testing.T) {
+	t.Parallel()
+	const still, rest = 10 * time.Second, 7 * time.Second
+	b := testnet.Echo(t)
+	ca, keys := newCA(t)
+	far := everyWay(t, ca, "127.0.0.0/8", onlyService)
+	far.serve("  - {names: [" + onlyService + ", \"*.out.test\"], endpoints: [\"" + b.Addr() + "\"]}\n")
+	outer, near := relayed(t, ca, far), withKeys(t, ca)
+	outer.keys = keys
+	near.serve(servicesOut(far, outer))
+	tunnels := hold(t, carriersAnd(t, far, outer), 1)
+	for i, way := range waysOut {
+		c := near.mustDial(2)
+		if err := byConnect.enter(c, wayOutName(i)); err != nil {
+			t.Fatalf("by way of another gateway, %s: %v", way.name, err)
+		}
+		tunnels = append(tunnels, held{"by way of another gateway, " + way.name, c})
+	}
+	pause(t.Context(), rest) // so that what asks whether anybody is there asks while nobody is
+	far.signal(syscall.SIGSTOP)
+	defer far.signal(syscall.SIGCONT)
+	pause(t.Context(), still)
+	far.signal(syscall.SIGCONT)
+	echoes(t, fmt.Sprintf("after it stood still for %v", still), tunnels)
+}
+
+// Without descriptors for more, tunnels by every carrier are refused, those that
+// stand go on, what an operator needs works, and when some have left there is room
+// again. What is carried by streams takes descriptors, too: those of the services.
+func TestDescriptorsRunOutByEveryCarrier(t *testing.T) {
+	t.Parallel()
+	const limit = 256
+	b := testnet.Echo(t)
+	ca, keys := newCA(t)
+	far := everyWay(t, ca, "127.1.0.0/16", onlyService)
+	far.opts.Wrap = []string{"sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, limit)}
+	far.serve(service(onlyService, b.Addr()))
+	for _, way := range carriers(t, far, relayed(t, ca, far), keys) {
+		t.Run(way.name, func(t *testing.T) {
+			open := func() (net.Conn, error) {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				c, err := way.open(ctx, onlyService)
+				if err != nil {
+					return nil, err
+				}
+				if err := echo(c, "x"); err != nil {
+					_ = c.Close()
+					return nil, err
+				}
+				return c, nil
+			}
+			overloads := func() float64 {
+				m := far.metrics()
+				return sum(m, "culvert_requests_total", `reason="overload"`) + sum(m, "culvert_connections_refused_total", `reason="overload"`)
+			}
+			was := overloads()
+			var tunnels []held
+			var full error
+			for full == nil && len(tunnels) < limit {
+				var c net.Conn
+				if c, full = open(); full == nil {
+					t.Cleanup(func() { _ = c.Close() })
+					tunnels = append(tunnels, held{way.name, c})
+				}
+			}
+			t.Logf("%d tunnels with %d descriptors, and then %v", len(tunnels), limit, full)
+			if len(tunnels) < 50 || full == nil {
+				t.Fatalf("%d tunnels with %d descriptors, want at least 50 and a refusal", len(tunnels), limit)
+			}
+			testnet.Eventually(t, patience, func() bool { return overloads() > was }, "what did not fit is counted")
+			echoes(t, "with no room for more", tunnels)
+			for _, path := range []string{"/healthz", "/readyz", "/metrics", "/status"} {
+				if status, _, err := far.get(path); err != nil || status != http.StatusOK {
+					t.Errorf("%s without descriptors for clients: %d, %v", path, status, err)
+				}
+			}
+			for _, h := range tunnels[:10] {
+				_ = h.conn.Close()
+			}
+			testnet.Eventually(t, patience, func() bool {
+				c, err := open()
+				if err == nil {
+					_ = c.Close()
+				}
+				return err == nil
+			}, "there is room again")
+			echoes(t, "in the end", tunnels[10:])
+			for _, h := range tunnels {
+				_ = h.conn.Close()
+			}
+			testnet.Eventually(t, patience, func() bool { return far.metric("culvert_tunnels_open") == 0 }, "they are over")
+		})
+	}
+	if n := len(far.entries(func(e entry) bool { return strings.Contains(e.str("err"), "too many open files") })); n > 0 {
+		t.Errorf("%d lines say that there was no descriptor: they are not counted right", n)
+	}
+}
