@@ -197,7 +197,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
-		Observe: observe, MaxTunnels: cfg.MaxTunnels, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
+		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxPerClient: cfg.Limits.OpenPerSource, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams.server = &udp.Server{

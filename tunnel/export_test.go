@@ -1,30 +1,39 @@
 package tunnel
 
-// Account returns what the Server counts now: places held by all sources,
-// unfinished preambles, and connections that Close would close.
-func (s *Server) Account() (open, halfOpen, waiting int) {
+// Account returns what the Server's clients have: places held, pending
+// connections, and connections that Close would close.
+func (s *Server) Account() (open, pending, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	perSource := 0
-	for _, src := range s.slots.sources.accounts {
-		open += src.Open
-		perSource += src.HalfOpen
+	m := s.accounts()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	counted := 0
+	for _, c := range m.accounts {
+		if c.prefix.IsValid() && c.prefix.Bits() == sitePrefix && c.prefix.Addr().Is6() {
+			continue // counted with its clients
+		}
+		open += int(c.Open.Load())
+		counted += int(c.Pending.Load())
 	}
 	listed := 0
-	for k := s.slots.oldest; k != nil; k = k.next {
+	for p := s.slots.pending.Oldest(); p != nil; p = p.Next() {
 		listed++
 	}
-	if perSource != s.slots.halfOpen || listed != s.slots.halfOpen {
-		panic("the counts of unfinished preambles disagree")
+	if counted != listed || listed != s.slots.pending.Len() {
+		panic("the counts of pending connections disagree")
 	}
-	return open, s.slots.halfOpen, len(s.slots.waiting)
+	return open, listed, len(s.slots.waiting)
 }
 
-// Sources returns how many sources the Server remembers.
-func (s *Server) Sources() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.slots.sources.accounts)
+// Clients returns how many clients are remembered,.
+func (s *Server) Clients() int { return s.accounts().Len() }
+
+func (s *Server) accounts() *Clients {
+	if s.Budget != nil {
+		return &s.Budget.clients
+	}
+	return &s.clients
 }
 
 // Reserved returns how many tunnels the Router counts.

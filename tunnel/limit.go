@@ -4,12 +4,14 @@ import "sync/atomic"
 
 // A Budget counts the descriptors that clients cause, so that they never take
 // the ones kept back for the gateway's own needs: the admin port, reload, DNS.
-// It is also where connections and tunnels learn that memory is short. A nil
-// Budget has no limit.
+// It is also where connections and tunnels learn that memory is short, and has
+// the accounts of clients: what one client may take depends on what is left for
+// the others. A nil Budget has no limit.
 type Budget struct {
 	Limit    int64 // descriptors for connections, tunnels and pipes together
 	Backlogs int64 // bytes that back-pressure may keep in memory before tunnels are read in small pieces; 0 means no limit
 
+	clients  Clients
 	used     atomic.Int64
 	held     atomic.Int64
 	pressure atomic.Int32
@@ -60,6 +62,9 @@ func (b *Budget) Crowd(n int64) <-chan struct{} {
 	b.crowdAt.Store(b.used.Load() + n)
 	return b.crowded
 }
+
+// Clients returns the accounts of clients.
+func (b *Budget) Clients() *Clients { return &b.clients }
 
 // Give returns n descriptors.
 func (b *Budget) Give(n int64) {

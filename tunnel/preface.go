@@ -13,9 +13,10 @@ import (
 // It is part of the preamble: one deadline covers both, and a connection waits
 // for both without a goroutine where all its protocols are Judges.
 type Preface interface {
-	// Trusts reports whether addr, a socket's peer, is a proxy in front. Who
-	// is not is refused as it comes. Who is stands for many clients, and the
-	// limits on one source are not held against it.
+	// Trusts reports whether addr, a socket's peer, is a proxy in front. Any
+	// other peer is refused as it comes. A proxy in front stands for many
+	// clients: what it opens is charged to the client that it names, and no
+	// limit on one client is held against the proxy.
 	Trusts(addr netip.Addr) bool
 
 	// Len returns the length of the preface that prefix begins with: 0 where
@@ -30,8 +31,7 @@ type Preface interface {
 }
 
 // SetSource says whose connection c is in truth. The requests made of it and
-// their Outcomes have this source; the limits on one source go by the socket's
-// peer all the same.
+// their Outcomes have this source, and the connection is charged to it.
 func (c *Conn) SetSource(source netip.AddrPort) {
 	c.source = netip.AddrPortFrom(source.Addr().Unmap(), source.Port())
 }
@@ -64,5 +64,14 @@ func (k *slot) readPreface() (context.Context, error) {
 	if p == nil {
 		return &k.ctx, nil
 	}
-	return p.Read(&k.ctx, &k.Conn)
+	peer := k.Conn.source
+	ctx, err := p.Read(&k.ctx, &k.Conn)
+	if err != nil || k.Conn.source == peer {
+		return ctx, err
+	}
+	if err := k.charge(k.Conn.source.Addr()); err != nil {
+		_ = k.Abort()
+		return nil, err
+	}
+	return ctx, nil
 }

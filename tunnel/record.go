@@ -129,10 +129,13 @@ func (rec *record) end(relay *Relay, e End) {
 		rec.rare.ended(e)
 		return
 	}
-	rec.router.giveBack(rec.shared)
+	if rec.lease.stream {
+		early := e.byClient && e.Out == 0 && rec.age()-rec.waited-rec.dialed < earlyAbort
+		rec.lease.client.aborted(early, time.Now())
+	}
+	rec.router.giveBack(&rec.lease, rec.shared)
 	o := rec.outcome()
 	o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
 	o.Lasted = rec.age()
 	rec.router.tell(o)
-	rec.lease.release()
 }

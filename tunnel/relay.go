@@ -66,6 +66,8 @@ type End struct {
 	Err    error // what a side reported, nil after an orderly end
 	In     int64 // bytes taken from the client and given to the service's socket
 	Out    int64 // bytes taken from the service and given to the client's socket
+
+	byClient bool // it was the client that aborted
 }
 
 // Carry takes ownership of both streams and returns at once; t.Ended reports

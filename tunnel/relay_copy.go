@@ -41,9 +41,10 @@ type copyTunnel struct {
 	linger  atomic.Bool // a side could not be half-closed
 	over    atomic.Bool // finish was called: what the pumps see now is our own doing
 
-	once   sync.Once // the first reason is the one reported
-	reason Reason
-	err    error
+	once     sync.Once // the first reason is the one reported
+	reason   Reason
+	err      error
+	byClient bool
 }
 
 // clock is a monotonic clock for timestamps that fit a word.
@@ -112,7 +113,7 @@ func (r *copyRelay) ended(ct *copyTunnel) {
 		r.notify()
 	}
 	r.mu.Unlock()
-	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.pumps[0].n.Load(), Out: ct.pumps[1].n.Load()})
+	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.pumps[0].n.Load(), Out: ct.pumps[1].n.Load(), byClient: ct.byClient})
 }
 
 // passOn passes on the end of what p moves.
@@ -123,7 +124,8 @@ func (p *pump) passOn(err error) {
 	}
 	ct.moved.Store(clock()) // an end counts as a sign of life: the half-closed limit starts here
 	if !routine(err) {
-		ct.finish(Reset, err)
+		_, lost := errors.AsType[*lostError](err)
+		ct.finishBy(Reset, err, (p == &ct.pumps[0]) != lost)
 		return
 	}
 	if ct.settle() {
@@ -184,9 +186,12 @@ func (e *lostError) Error() string { return e.err.Error() }
 
 // finish closes both streams, in order or as an abort. The first caller's
 // reason stands.
-func (ct *copyTunnel) finish(why Reason, err error) {
+func (ct *copyTunnel) finish(why Reason, err error) { ct.finishBy(why, err, false) }
+
+// finishBy is finish that knows whether it was the client who ended the tunnel.
+func (ct *copyTunnel) finishBy(why Reason, err error, client bool) {
 	ct.once.Do(func() {
-		ct.reason, ct.err = why, err
+		ct.reason, ct.err, ct.byClient = why, err, client
 		ct.over.Store(true)
 		for i := range ct.pumps {
 			if c := ct.pumps[i].src; why == Done {
@@ -286,7 +291,7 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 				ct.finish(Done, nil)
 				return
 			default:
-				ct.finish(Reset, err)
+				ct.finishBy(Reset, err, i == 0)
 				return
 			}
 		}

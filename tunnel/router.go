@@ -28,64 +28,76 @@ type Router struct {
 	Budget   *Budget        // a tunnel's second descriptor is taken here, if it has one; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
 
-	MaxTunnels  int           // standing or being dialed; 0 means no limit but the Budget's
-	DialTimeout time.Duration // for each address; 0 means DefaultDialTimeout, negative none
-	DialTotal   time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
-	DialMost    int           // addresses tried; 0 means DefaultDialMost
+	MaxTunnels   int           // standing or being dialed; 0 means no limit but the Budget's
+	MaxPerClient int           // of them, of one client: Limits.OpenPerSource; 0 means no limit
+	DialTimeout  time.Duration // for each address; 0 means DefaultDialTimeout, negative none
+	DialTotal    time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
+	DialMost     int           // addresses tried; 0 means DefaultDialMost
 
 	ids     atomic.Uint64
 	tunnels atomic.Int64 // reserved
+	clients Clients      // of a Router without a Budget
 }
 
 // ServeTunnel answers req. It returns once the Relay has the tunnel.
 func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	o := r.observe(req)
-	server, route, dialed, err := r.connect(ctx, req, &o)
+	lease := r.client(req)
+	server, route, dialed, err := r.connect(ctx, req, &o, &lease)
 	if err != nil {
 		req.Refuse(err)
 		r.refused(o, err)
 		return
 	}
-	client, err := r.accept(req, server)
+	client, err := r.accept(req, server, &lease)
 	if err != nil {
 		r.refused(o, err)
 		return
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
-	rec := r.record(&o, dialed.Endpoint, dialed.Took, req.slot.lend())
+	req.slot.lend(&lease)
+	rec := r.record(&o, dialed.Endpoint, dialed.Took, lease)
 	rec.shared = shared(server)
 	r.Relay.carry(client, server, route.Idle, route.HalfClosed, &rec)
 }
 
-// connect takes req as far as a service that answers: resolve, allow, dial.
-func (r *Router) connect(ctx context.Context, req *Request, o *Outcome) (server net.Conn, route Route, dialed Attempt, err error) {
+// connect takes req as far as a service that answers: resolve, allow, dial. l is
+// for the tunnel; it is released where there is none.
+func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease) (server net.Conn, route Route, dialed Attempt, err error) {
 	ctx, cancel := within(ctx, time.Now(), limit(r.DialTotal, DefaultDialTotal))
 	defer cancel()
+	reserved := false
+	defer func() {
+		switch {
+		case server != nil:
+		case reserved: // refused, or a panic is on its way up
+			r.giveBack(l, false)
+		default:
+			l.client.Release()
+		}
+	}()
 	route, err = r.Decide(ctx, req)
 	o.Service, o.Pattern = route.Service, route.Pattern
 	if err != nil {
 		return nil, route, dialed, err
 	}
-	if err := r.reserve(); err != nil {
+	if err := r.reserve(l); err != nil {
 		return nil, route, dialed, err
 	}
-	defer func() {
-		if server == nil { // refused, or a panic is on its way up
-			r.giveBack(false)
-		}
-	}()
+	reserved = true
 	if server, dialed, err = r.dial(ctx, req, &route, o); shared(server) {
 		r.Budget.Give(1)
+		l.client.addDescriptors(-1)
 	}
 	return server, route, dialed, err
 }
 
 // accept tells the client yes, and ends server where that fails.
-func (r *Router) accept(req *Request, server net.Conn) (client Stream, err error) {
+func (r *Router) accept(req *Request, server net.Conn, l *lease) (client Stream, err error) {
 	defer func() {
 		if client == nil {
 			_ = abort(server)
-			r.giveBack(shared(server))
+			r.giveBack(l, shared(server))
 		}
 	}()
 	if client, err = req.Accept(); err != nil {
@@ -151,29 +163,59 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 	return route, nil
 }
 
-// reserve takes what a tunnel needs beyond its client's descriptor.
-func (r *Router) reserve() error {
+// reserve takes what a tunnel needs beyond its client's descriptor, and charges
+// it to the client.
+func (r *Router) reserve(l *lease) error {
 	if p := r.Budget.Pressure(); p != Calm {
 		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
+	if err := r.mayTunnel(l); err != nil {
+		return err
+	}
 	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
 		r.tunnels.Add(-1)
-		return Refusef(Overload, "%d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)
+		return Refusef(Overload, "limits.tunnels: %d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)
 	}
 	if !r.Budget.Take(1) {
 		r.tunnels.Add(-1)
 		return Refusef(Overload, "the %d descriptors for tunnels are taken", r.Budget.Limit)
 	}
+	l.client.AddTunnels(1)
+	l.client.addDescriptors(1)
 	return nil
 }
 
-// giveBack returns what reserve took; of a way that is shared, the descriptor has
-// been returned.
-func (r *Router) giveBack(shared bool) {
+// mayTunnel refuses one more tunnel of the client where it holds its share.
+func (r *Router) mayTunnel(l *lease) error {
+	if l.exempt {
+		return nil
+	}
+	c := l.client
+	if err := c.MayTunnel(r.MaxPerClient); err != nil {
+		return err
+	}
+	if l.stream {
+		if err := c.mayAbort(time.Now()); err != nil {
+			return err
+		}
+	}
+	if err := r.Budget.mayTake(c, 1); err != nil {
+		return err
+	}
+	if most := int64(r.MaxTunnels); most > 0 {
+		return c.fair("tunnels", most, most-r.tunnels.Load(), 1, func(c *Client) int64 { return c.Tunnels.Load() }, "raise limits.tunnels or add a gateway")
+	}
+	return nil
+}
+
+// giveBack returns what reserve took, and the lease; of a way that is shared,
+// the descriptor has been returned.
+func (r *Router) giveBack(l *lease, shared bool) {
 	if !shared {
 		r.Budget.Give(1)
 	}
 	r.tunnels.Add(-1)
+	l.release(shared)
 }
 
 // endpointDialer is what a NetDialer can do beyond a Dialer: it knows whether

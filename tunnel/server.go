@@ -44,7 +44,8 @@ type Server struct {
 	// Loops accept from what Listen opened; nil means loops of the Server's own.
 	Loops *Loops
 
-	own Loops
+	own     Loops
+	clients Clients // of a Server without a Budget
 
 	mu        sync.Mutex             // guards what follows
 	listeners map[*Listener]struct{} // being served, or with connections left
@@ -157,6 +158,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
 	k.Conn.Listener = ln.Name
+	k.client = s.Budget.Client(&s.clients, k.Conn.source.Addr())
 	s.mu.Lock()
 	var refused error
 	switch {
@@ -167,7 +169,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 	case !room:
 		refused = Refusef(Overload, "all %d descriptors for connections are taken", s.Budget.Limit)
 	default:
-		refused = s.slots.admit(k, &s.Limits, time.Now())
+		refused = s.slots.admit(k, &s.Limits, s.Budget, time.Now())
 	}
 	if refused == nil {
 		ln.conns++
@@ -183,6 +185,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 		if room {
 			s.Budget.Give(1)
 		}
+		k.client.Release()
 		_ = abort(c)
 		s.tell(k, nil, refused)
 		return nil
@@ -274,7 +277,7 @@ func (s *Server) tell(k *slot, proto Protocol, err error) {
 	}
 	switch {
 	case k.evicted.Load() && o.Reason == HelloTimeout:
-		o.Reason, o.Err = Overload, fmt.Errorf("the oldest of too many unfinished preambles: %w", err)
+		o.Reason, o.Err = Overload, fmt.Errorf("limits.halfOpen: too many pending connections; of the client with most, this was the oldest: %w", err)
 	case errors.Is(err, net.ErrClosed) && s.isClosing():
 		o.Reason, o.Err = Drain, ErrServerClosed // it was Close that left, not the client
 	}

@@ -94,8 +94,12 @@ func TestServerLimitsPerSource(t *testing.T) {
 		}},
 		{"a zone does not matter", tunnel.Limits{OpenPerSource: 1}, []step{{"[fe80::1%a]:1", true}, {"[fe80::2%b]:1", false}}},
 		{"none", tunnel.Limits{HalfOpenPerSource: none, OpenPerSource: none, NewPerSource: none, HalfOpen: none}, same("198.51.100.7:1", make300()...)},
-		{"default half-open", unmetered, same("198.51.100.7:1", append(make300()[:256], false)...)},
-		{"default new", tunnel.Limits{}, same("198.51.100.7:1", append(make300()[:200], false)...)},
+		{"none by default", tunnel.Limits{}, same("198.51.100.7:1", make300()...)},
+		{"IPv6 by /48, eight times as much", tunnel.Limits{OpenPerSource: 1}, []step{
+			{"[2001:db8:0:1::1]:1", true}, {"[2001:db8:0:2::1]:1", true}, {"[2001:db8:0:3::1]:1", true}, {"[2001:db8:0:4::1]:1", true},
+			{"[2001:db8:0:5::1]:1", true}, {"[2001:db8:0:6::1]:1", true}, {"[2001:db8:0:7::1]:1", true}, {"[2001:db8:0:8::1]:1", true},
+			{"[2001:db8:0:9::1]:1", false}, {"[2001:db8:1:1::1]:1", true},
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -223,7 +227,7 @@ func TestServerHoldsTunnelsAgainstTheirSource(t *testing.T) {
 	})
 }
 
-func TestServerForgetsSources(t *testing.T) {
+func TestServerForgetsClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := serve(t, &tunnel.Server{})
 		for i := range 5000 {
@@ -234,8 +238,8 @@ func TestServerForgetsSources(t *testing.T) {
 			}
 			synctest.Wait()
 		}
-		if n := g.srv.Sources(); n > 2048 {
-			t.Errorf("%d sources are remembered long after they left", n)
+		if n := g.srv.Clients(); n > 2048 {
+			t.Errorf("%d clients are remembered long after they left", n)
 		}
 		g.stop(t)
 	})

@@ -45,14 +45,15 @@ type Carrier interface {
 // route's Report hears of failures only. See Session.Failed.
 func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	o := r.observe(req)
-	server, route, dialed, err := r.connect(ctx, req, &o)
+	lease := r.client(req)
+	server, route, dialed, err := r.connect(ctx, req, &o, &lease)
 	if err != nil {
 		r.refused(o, err)
 		return nil, err
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
-	s.record = r.record(&o, dialed.Endpoint, dialed.Took, lease{})
+	s.record = r.record(&o, dialed.Endpoint, dialed.Took, lease)
 	return s, nil
 }
 

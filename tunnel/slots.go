@@ -1,54 +1,50 @@
 package tunnel
 
 import (
-	"cmp"
 	"context"
+	"net/netip"
 	"sync/atomic"
 	"time"
 )
 
 // Limits bound what connections may cost before they have asked for anything,
-// and how much of the gateway one source may have. A zero field means its
+// and how much of the gateway one client may have. A zero field means its
 // default, a negative one no limit.
 type Limits struct {
 	FirstByte time.Duration // from accept to the first byte; default 10 s
 	Preamble  time.Duration // from the first byte to a complete preamble, whatever comes; default 5 s
-	HalfOpen  int           // unfinished preambles in all; the oldest makes room; default 4,096
+	HalfOpen  int           // pending connections in all; the oldest one of the client with most makes room; default 4,096
 
-	// Per source: an IPv4 address or an IPv6 /64.
-	HalfOpenPerSource int // unfinished preambles; default 256
-	OpenPerSource     int // connections and tunnels; default 2,000
-	NewPerSource      int // new connections a second, and as many at once; default 200
+	// Fixed limits for each client, which is an IPv4 address or an IPv6 /64,
+	// eight times as much for a /48. There are none by default: one client may
+	// use what is free, and as that becomes scarce those who hold most are
+	// refused first. See FairShare and Queue.
+	HalfOpenPerSource int // pending connections
+	OpenPerSource     int // connections, and as many tunnels
+	NewPerSource      int // new connections a second, and as many at once
 }
 
 // Default Limits.
 const (
-	DefaultFirstByte         = 10 * time.Second
-	DefaultPreamble          = 5 * time.Second
-	DefaultHalfOpen          = 4096
-	DefaultHalfOpenPerSource = 256
-	DefaultOpenPerSource     = 2000
-	DefaultNewPerSource      = 200
+	DefaultFirstByte = 10 * time.Second
+	DefaultPreamble  = 5 * time.Second
+	DefaultHalfOpen  = 4096
 )
 
-// capped reports whether n has reached limit, or the default where limit is
-// zero. A negative limit is never reached.
-func capped(n, limit, otherwise int) bool {
-	if limit == 0 {
-		limit = otherwise
+// HalfOpenLimit returns how many pending connections there may be in all, and
+// is false where there may be any number.
+func (l *Limits) HalfOpenLimit() (int, bool) {
+	if l.HalfOpen == 0 {
+		return DefaultHalfOpen, true
 	}
-	return limit >= 0 && n >= limit
+	return l.HalfOpen, l.HalfOpen > 0
 }
 
-// Crowded reports whether n unfinished preambles, or what stands for them, are
+// Crowded reports whether n pending connections, or what stands for them, are
 // as many as there may be in all.
-func (l *Limits) Crowded(n int) bool { return capped(n, l.HalfOpen, DefaultHalfOpen) }
-
-func (l *Limits) newPerSource() int {
-	if l.NewPerSource == 0 {
-		return DefaultNewPerSource
-	}
-	return l.NewPerSource
+func (l *Limits) Crowded(n int) bool {
+	most, limited := l.HalfOpenLimit()
+	return limited && n >= most
 }
 
 // A slot is one connection's place in the Server: what it is counted under.
@@ -56,62 +52,53 @@ func (l *Limits) newPerSource() int {
 // a lease on the place.
 type slot struct {
 	Conn
-	server  *Server
-	ctx     slotContext // of the connection
-	ln      *Listener
-	loop    *loop // that accepted it, nil for none
-	source  *Source
-	lent    bool               // a tunnel holds the place
-	scratch *[scratchSize]byte // what Conn's buffer began in, if it is to be given back
-	evicted atomic.Bool
-	guest   *guest // its place in the lobby, nil elsewhere; guarded by the loop's mu
+	server   *Server
+	ctx      slotContext // of the connection
+	ln       *Listener
+	loop     *loop // that accepted it, nil for none
+	client   *Client
+	exempt   bool               // the client is a proxy in front, and stands for many
+	requests atomic.Int32       // made on the connection
+	lent     bool               // a tunnel holds the place
+	scratch  *[scratchSize]byte // what Conn's buffer began in, if it is to be given back
+	evicted  atomic.Bool
+	guest    *guest // its place in the lobby, nil elsewhere; guarded by the loop's mu
 
-	// The list of unfinished preambles, oldest first. Guarded by server.mu.
-	half       bool
-	prev, next *slot
+	pending Place[*slot] // in the Server's queue; guarded by server.mu
 }
 
 // slots is the Server's account of its connections. The Server's mu guards it.
 type slots struct {
-	halfOpen       int
-	oldest, newest *slot
-	sources        Sources
-	waiting        map[*slot]struct{} // not handed over: what Close closes
-	sweeping       bool
+	pending  Queue[*slot]
+	waiting  map[*slot]struct{} // not handed over: what Close closes
+	sweeping bool
 }
 
 // admit counts k in, or says which limit it would break.
-func (t *slots) admit(k *slot, l *Limits, now time.Time) error {
-	src := t.sources.Of(k.Conn.source.Addr(), l, now)
+func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 	switch {
-	case k.ln.fronted(k.Conn.source.Addr()): // it stands for many
+	case k.ln.fronted(k.Conn.source.Addr()):
+		k.exempt = true
 	case k.ln.Preface != nil:
 		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
 	default:
-		if err := cmp.Or(src.MayOpen(l, "connections"), src.MayBegin(l, "unfinished preambles")); err != nil {
-			return err
-		}
-		if err := src.Spend(l, now, "connections"); err != nil {
+		if err := k.client.mayConnect(l, b, now); err != nil {
 			return err
 		}
 	}
-	if l.Crowded(t.halfOpen) {
-		// Whoever has been at it for longest is the least likely to be honest:
-		// a preamble takes a round trip.
-		t.oldest.evict()
-		t.finished(t.oldest)
+	if l.Crowded(t.pending.Len()) {
+		// The client that has most pending has the most to spare; of its
+		// connections, the one that has been at it for longest is the least
+		// likely to be honest: a preamble takes a round trip.
+		old := t.pending.Victim().Value
+		old.evict()
+		t.finished(old)
 	}
-	k.source, k.half = src, true
-	src.Open++
-	src.HalfOpen++
-	t.halfOpen++
-	k.prev = t.newest
-	if t.newest != nil {
-		t.newest.next = k
-	} else {
-		t.oldest = k
-	}
-	t.newest = k
+	k.client.AddOpen(1)
+	k.client.addDescriptors(1)
+	k.client.AddPending(1)
+	k.pending.Value = k
+	t.pending.Add(&k.pending, k.client)
 	if t.waiting == nil {
 		t.waiting = make(map[*slot]struct{})
 	}
@@ -119,34 +106,62 @@ func (t *slots) admit(k *slot, l *Limits, now time.Time) error {
 	return nil
 }
 
-// finished takes k from the unfinished preambles.
+// mayConnect refuses one more connection, which has its descriptor already.
+func (c *Client) mayConnect(l *Limits, b *Budget, now time.Time) error {
+	if err := c.MayOpen(l, "connections"); err != nil {
+		return err
+	}
+	if err := c.MayBegin(l, 0, "pending connections"); err != nil {
+		return err
+	}
+	if err := b.mayTake(c, 1); err != nil {
+		return err
+	}
+	return c.Spend(l, now, "connections")
+}
+
+// finished takes k from the pending connections.
 func (t *slots) finished(k *slot) {
-	if !k.half {
-		return
+	if k.pending.Listed() {
+		t.pending.Remove(&k.pending)
+		k.client.AddPending(-1)
 	}
-	k.half = false
-	t.halfOpen--
-	k.source.HalfOpen--
-	if k.prev != nil {
-		k.prev.next = k.next
-	} else {
-		t.oldest = k.next
+}
+
+// charge makes k's client the one that a proxy in front has named, or says which
+// limit that would break.
+func (k *slot) charge(addr netip.Addr) error {
+	s := k.server
+	c := s.Budget.Client(&s.clients, addr)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := c.mayConnect(&s.Limits, s.Budget, time.Now()); err != nil {
+		c.Release()
+		return err
 	}
-	if k.next != nil {
-		k.next.prev = k.prev
-	} else {
-		t.newest = k.prev
+	was, listed := k.client, k.pending.Listed()
+	s.slots.finished(k)
+	was.AddOpen(-1)
+	was.addDescriptors(-1)
+	k.client, k.exempt = c, false
+	c.AddOpen(1)
+	c.addDescriptors(1)
+	if listed {
+		c.AddPending(1)
+		s.slots.pending.Add(&k.pending, c)
 	}
-	k.prev, k.next = nil, nil
+	was.Release()
+	return nil
 }
 
 // expire wakes the connections whose preamble took too long. It is false when
-// none is unfinished.
+// none is pending.
 func (t *slots) expire(l *Limits, now time.Time) bool {
 	first, whole := limit(l.FirstByte, DefaultFirstByte), limit(l.Preamble, DefaultPreamble)
-	var next *slot
-	for k := t.oldest; k != nil; k = next {
-		next = k.next
+	var next *Place[*slot]
+	for p := t.pending.Oldest(); p != nil; p = next {
+		next = p.Next()
+		k := p.Value
 		began := k.began.Load()
 		switch {
 		case k.leaving.Load(): // it has its answer, and a limit of its own
@@ -156,7 +171,7 @@ func (t *slots) expire(l *Limits, now time.Time) bool {
 			t.finished(k)
 		}
 	}
-	return t.oldest != nil
+	return t.pending.Len() > 0
 }
 
 func (t *slots) each(f func(*slot)) {
@@ -175,33 +190,54 @@ func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 	s.Handler.ServeTunnel(ctx, req)
 }
 
-// A lease is a place that a tunnel holds beyond its connection's goroutine, so
-// that a source's tunnels count against its share. The slot itself is not kept:
-// it is larger than all that a tunnel needs.
+// A lease is what a tunnel holds of its client's account, and of the Budget for
+// its connection where the connection is the tunnel.
 type lease struct {
-	server *Server
-	source *Source
+	client *Client // nil where nobody is charged
+	conn   bool    // the connection's place is the tunnel's
+	exempt bool    // no limit is held against the client
+	stream bool    // one of several on a connection
 }
 
-// lend makes the slot's place the tunnel's, where the connection is the tunnel.
-// Where it carries many, it holds its place itself.
-func (k *slot) lend() lease {
-	if k == nil || !k.handed {
-		return lease{}
+// client returns the account that req is charged to, with a reference for the
+// lease.
+func (r *Router) client(req *Request) lease {
+	if k := req.slot; k != nil {
+		return lease{client: k.client.Retain(), exempt: k.exempt, stream: k.requests.Add(1) > 1}
 	}
-	k.lent = true
-	return lease{k.server, k.source}
+	return lease{client: r.Budget.Client(&r.clients, req.Source.Addr()), stream: req.Datagrams == nil}
 }
 
-// release gives the place back.
-func (l lease) release() {
-	if l.server == nil {
+// lend makes the connection's place the tunnel's, where the connection is the
+// tunnel. Where it carries many, it holds its place itself.
+func (k *slot) lend(l *lease) {
+	if k == nil || !k.handed {
+		l.stream = true
 		return
 	}
-	l.server.mu.Lock()
-	defer l.server.mu.Unlock()
-	l.source.Open--
-	l.server.Budget.Give(1)
+	k.lent, l.conn = true, true
+	k.client.Release() // the lease has a reference
+}
+
+// release gives everything back. shared says that the tunnel's way to the
+// service takes no descriptor.
+func (l *lease) release(shared bool) {
+	c := l.client
+	if c == nil {
+		return
+	}
+	c.AddTunnels(-1)
+	descriptors := int64(0)
+	if !shared {
+		descriptors++
+	}
+	if l.conn {
+		descriptors++
+		c.AddOpen(-1)
+		c.budget.Give(1)
+	}
+	c.addDescriptors(-descriptors)
+	c.Release()
 }
 
 // leave gives up the place of a connection whose goroutine is done with it,
@@ -215,9 +251,16 @@ func (k *slot) leave() {
 	k.ln.conns--
 	s.forget(k.ln)
 	if !k.lent {
-		k.source.Open--
-		s.Budget.Give(1)
+		k.giveUp()
 	}
+}
+
+// giveUp gives back what the connection itself holds.
+func (k *slot) giveUp() {
+	k.client.AddOpen(-1)
+	k.client.addDescriptors(-1)
+	k.client.Release()
+	k.server.Budget.Give(1)
 }
 
 // wake makes the connection's pending read fail: its time is up.

@@ -112,7 +112,7 @@ func TestRoomIsShared(t *testing.T) {
 	s := &Server{}
 	d := &door{s: s}
 	full := make([]byte, 1<<10)
-	hold := func(src *tunnel.Source, n int) (k *session, all bool) {
+	hold := func(src *tunnel.Client, n int) (k *session, all bool) {
 		k = &session{d: d, src: src}
 		before := s.dropped.Load()
 		for range n {
@@ -121,7 +121,7 @@ func TestRoomIsShared(t *testing.T) {
 		return k, s.dropped.Load() == before
 	}
 	var held []*session
-	fill := func(src *tunnel.Source) {
+	fill := func(src *tunnel.Client) {
 		for range 2 * maxAllWaiting / maxWaiting {
 			k, _ := hold(src, maxWaiting/len(full))
 			held = append(held, k)
@@ -131,19 +131,19 @@ func TestRoomIsShared(t *testing.T) {
 		}
 		t.Fatalf("%d bytes wait, and still more may", s.waiting)
 	}
-	one := &tunnel.Source{}
+	one := &tunnel.Client{}
 	fill(one)
 	if s.waits[one] > maxAllWaiting/2+firstWaiting {
 		t.Errorf("one source has %d bytes of %d", s.waits[one], maxAllWaiting)
 	}
-	k, all := hold(&tunnel.Source{}, maxWaiting/len(full))
+	k, all := hold(&tunnel.Client{}, maxWaiting/len(full))
 	if !all {
 		t.Error("another source has no room")
 	}
 	for range 100 {
-		fill(&tunnel.Source{})
+		fill(&tunnel.Client{})
 	}
-	first, all := hold(&tunnel.Source{}, firstWaiting/len(full))
+	first, all := hold(&tunnel.Client{}, firstWaiting/len(full))
 	if !all {
 		t.Error("a hello has no room")
 	}

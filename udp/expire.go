@@ -7,21 +7,17 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A list is of sessions that are not proven, oldest first.
+// A list is of sessions that are not proven.
 type list struct {
-	n              int
-	oldest, newest *session
+	n     int
+	queue tunnel.Queue[*session]
 }
 
 func (l *list) add(k *session) {
 	l.n++
-	k.half, k.prev = true, l.newest
-	if l.newest != nil {
-		l.newest.next = k
-	} else {
-		l.oldest = k
-	}
-	l.newest = k
+	k.half, k.place.Value = true, k
+	k.src.AddPending(1)
+	l.queue.Add(&k.place, k.src)
 }
 
 func (l *list) remove(k *session) {
@@ -30,17 +26,8 @@ func (l *list) remove(k *session) {
 	}
 	l.n--
 	k.half = false
-	if k.prev != nil {
-		k.prev.next = k.next
-	} else {
-		l.oldest = k.next
-	}
-	if k.next != nil {
-		k.next.prev = k.prev
-	} else {
-		l.newest = k.prev
-	}
-	k.prev, k.next = nil, nil
+	k.src.AddPending(-1)
+	l.queue.Remove(&k.place)
 }
 
 // expired says whether a session's time is up. The caller holds mu.

@@ -86,10 +86,8 @@ func newRig(t testing.TB, ln Listener, change func(*Server)) *rig {
 				t.Errorf("%d callers at the end", len(d.callers))
 			}
 		}
-		for src := range r.s.sources.All() {
-			if src.Open != 0 || src.HalfOpen != 0 {
-				t.Errorf("%s has %d open, %d half open at the end", src, src.Open, src.HalfOpen)
-			}
+		if err := r.s.clients.Idle(); err != nil {
+			t.Errorf("at the end: %v", err)
 		}
 	})
 	return r

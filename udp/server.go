@@ -83,7 +83,7 @@ type Opening interface {
 type Server struct {
 	Router *tunnel.Router // decides, and lists what is open
 	Dialer *Dialer        // to the services; nil means one without a Guard
-	Budget *tunnel.Budget // a second socket of a session is taken from it; nil means no limit
+	Budget *tunnel.Budget // a second socket of a session is taken from it, and it has the clients' accounts; nil means no limit
 
 	// Limits are those of connections: a session is half open until its
 	// client is proven to be where it says, and Preamble is for its hello.
@@ -93,14 +93,15 @@ type Server struct {
 	Observe func(*tunnel.Outcome) // told of sessions that came to no request; must not block. May be nil
 	Log     *slog.Logger          // nil discards
 
+	clients tunnel.Clients // of a Server without a Budget
+
 	mu       sync.Mutex // guards what follows, and the doors' maps
 	doors    map[*door]struct{}
-	sources  tunnel.Sources
 	half     list // sessions that are not proven
 	sockets  sockets
 	sessions int
 	waiting  int                    // bytes
-	waits    map[*tunnel.Source]int // of them, bytes of each source
+	waits    map[*tunnel.Client]int // of them, bytes of each source
 	draining bool
 	closed   bool
 	sweeping bool
@@ -315,7 +316,6 @@ func (s *Server) sweep() {
 		}
 		if left == 0 {
 			s.sweeping = false
-			s.sources.Forget(now)
 			s.mu.Unlock()
 			return
 		}

@@ -1,7 +1,6 @@
 package udp
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -39,7 +38,7 @@ const refusedFor = 3 * time.Second
 // A session is what one client sends to one service and hears from it.
 type session struct {
 	d       *door
-	src     *tunnel.Source
+	src     *tunnel.Client
 	req     tunnel.Request
 	opening Opening   // nil where there is one service
 	start   time.Time // monotonic, as all that is compared with it
@@ -69,7 +68,7 @@ type session struct {
 	ended   tunnel.End    // how, without counts
 	seat    seat
 
-	prev, next *session
+	place tunnel.Place[*session] // among those that are not proven
 }
 
 func (d *door) proto() string {
@@ -115,8 +114,9 @@ func (d *door) plain(b []byte, c client) {
 	}
 }
 
-// admit makes a session for a client. It may cost the oldest one of which
-// nothing is proven, which the caller ends once it has given up mu.
+// admit makes a session for a client. It may cost another one of which
+// nothing is proven, the oldest of the client that has most of them; the caller
+// ends it once it has given up mu.
 func (d *door) admit(c client) (k, crowded *session, err error) {
 	s, now := d.s, time.Now()
 	if s.draining {
@@ -125,25 +125,21 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 	if p := s.Budget.Pressure(); p != tunnel.Calm {
 		return nil, nil, tunnel.Refusef(tunnel.Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
-	src := s.sources.Of(c.addr.Addr(), &s.Limits, now)
-	if err := cmp.Or(src.MayOpen(&s.Limits, "sessions"), src.MayBegin(&s.Limits, "sessions of which nothing is proven")); err != nil {
-		return nil, nil, err
-	}
-	if err := src.Spend(&s.Limits, now, "sessions"); err != nil {
+	src := s.Budget.Client(&s.clients, c.addr.Addr())
+	if err := s.mayOpen(src, now); err != nil {
+		src.Release()
 		return nil, nil, err
 	}
 	if s.Limits.Crowded(s.half.n) {
-		crowded = s.half.oldest
+		crowded = s.half.queue.Victim().Value
 		s.half.remove(crowded)
-		crowded.src.HalfOpen--
 	}
 	k = &session{d: d, src: src, start: now}
 	k.paths = []*path{{session: k, client: c}}
 	d.byAddr[c] = append(d.byAddr[c], k.paths[0])
 	d.sessions[k] = struct{}{}
 	s.sessions++
-	src.Open++
-	src.HalfOpen++
+	src.AddOpen(1)
 	s.half.add(k)
 	if !s.sweeping {
 		s.sweeping = true
@@ -153,6 +149,17 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 	return k, crowded, nil
 }
 
+// mayOpen refuses one more session of a client that has as many as one may have.
+func (s *Server) mayOpen(c *tunnel.Client, now time.Time) error {
+	if err := c.MayOpen(&s.Limits, "sessions"); err != nil {
+		return err
+	}
+	if err := c.MayBegin(&s.Limits, 0, "sessions of which nothing is proven"); err != nil {
+		return err
+	}
+	return c.Spend(&s.Limits, now, "sessions")
+}
+
 // crowdedOut ends a session that made room, if there is one.
 func (k *session) crowdedOut() {
 	switch {
@@ -160,7 +167,7 @@ func (k *session) crowdedOut() {
 	case k.opening == nil && k.answered.Load(): // and its client is done, for all that is known
 		k.end(tunnel.Idle, errors.New("it made room for a newer session"))
 	default:
-		k.end(tunnel.Overload, errors.New("the oldest of too many sessions of which nothing is proven"))
+		k.end(tunnel.Overload, errors.New("limits.halfOpen: too many sessions of which nothing is proven; of the client with most, this was the oldest"))
 	}
 }
 
@@ -190,7 +197,7 @@ func (k *session) wait(n int) {
 	case had+n == 0:
 		delete(s.waits, k.src)
 	case s.waits == nil:
-		s.waits = map[*tunnel.Source]int{k.src: n}
+		s.waits = map[*tunnel.Client]int{k.src: n}
 	default:
 		s.waits[k.src] = had + n
 	}
@@ -435,7 +442,6 @@ func (k *session) prove() {
 func (k *session) proven() {
 	if k.half && k.state != over {
 		k.d.s.half.remove(k)
-		k.src.HalfOpen--
 		k.rank(nil)
 	}
 }
@@ -485,7 +491,8 @@ func (k *session) end(why tunnel.Reason, err error) {
 	d.noCandidate(k)
 	delete(d.sessions, k)
 	s.sessions--
-	k.src.Open--
+	k.src.AddOpen(-1)
+	k.src.Release()
 	s.mu.Unlock()
 	if tun != nil {
 		tun.End(tunnel.End{Reason: why, Err: err, In: k.in.Load(), Out: k.out.Load()})

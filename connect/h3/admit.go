@@ -19,12 +19,8 @@ const (
 	retryFromSource = 16   // unfinished handshakes of its source
 )
 
-// A gate counts connections and unfinished handshakes, and holds sources to
-// their share. The Server's mu guards it.
-type gate struct {
-	half    int
-	sources tunnel.Sources
-}
+// A gate counts unfinished handshakes. The Server's mu guards it.
+type gate struct{ half int }
 
 // addrPort returns the address of a UDP peer.
 func addrPort(addr net.Addr) netip.AddrPort {
@@ -39,9 +35,9 @@ func addrPort(addr net.Addr) netip.AddrPort {
 // mustRetry is the Transport's VerifySourceAddress.
 func (s *Server) mustRetry(addr net.Addr) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	src := s.gate.sources.Find(addrPort(addr).Addr())
-	return s.gate.half >= retryFrom || src != nil && src.HalfOpen >= retryFromSource
+	half := s.gate.half
+	s.mu.Unlock()
+	return half >= retryFrom || s.Budget.PendingOf(&s.clients, addrPort(addr).Addr()) >= retryFromSource
 }
 
 // An attempt is a handshake, and then a connection, with its place in the gate.
@@ -49,7 +45,7 @@ type attempt struct {
 	start    time.Time
 	listener string
 	addr     netip.AddrPort
-	source   *tunnel.Source
+	client   *tunnel.Client
 	open     bool // the handshake is complete
 }
 
@@ -70,43 +66,46 @@ func (s *Server) knock(ctx context.Context, info *quic.ClientInfo, listener stri
 }
 
 func (s *Server) letIn(a *attempt) error {
+	c := s.Budget.Client(&s.clients, a.addr.Addr())
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := &s.Limits
-	src := s.gate.sources.Of(a.addr.Addr(), l, a.start)
+	if err := s.mayBegin(c); err != nil {
+		c.Release()
+		return err
+	}
+	a.client = c
+	c.AddPending(1)
+	s.gate.half++
+	return nil
+}
+
+// mayBegin refuses one more handshake of c. The caller holds mu.
+func (s *Server) mayBegin(c *tunnel.Client) error {
 	switch {
 	case s.closed || s.draining:
 		return refuse(tunnel.Drain, "the gateway is stopping")
 	case s.Budget.Pressure() == tunnel.Full:
 		return refuse(tunnel.Overload, "memory is full")
-	case l.Crowded(s.gate.half):
-		return refuse(tunnel.Overload, "%d handshakes are unfinished, the limit", s.gate.half)
 	}
-	if err := src.MayBegin(l, "unfinished handshakes"); err != nil {
-		return err
-	}
-	a.source = src
-	src.HalfOpen++
-	s.gate.half++
-	return nil
+	return c.MayBegin(&s.Limits, s.gate.half, "unfinished handshakes")
 }
 
 // arrived is for a complete handshake, which has proven the address.
 func (s *Server) arrived(a *attempt) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, src := &s.Limits, a.source
+	l, c := &s.Limits, a.client
 	s.gate.half--
-	src.HalfOpen--
+	c.AddPending(-1)
 	a.open = true
-	defer func() { src.Open++ }()
+	defer c.AddOpen(1)
 	if s.closed || s.draining {
 		return refuse(tunnel.Drain, "the gateway is stopping")
 	}
-	if err := src.MayOpen(l, "connections"); err != nil {
+	if err := c.MayOpen(l, "connections"); err != nil {
 		return err
 	}
-	return src.Spend(l, time.Now(), "connections")
+	return c.Spend(l, time.Now(), "connections")
 }
 
 // left is for the end of the connection or of the attempt at one.
@@ -114,12 +113,13 @@ func (s *Server) left(a *attempt, err error) {
 	s.mu.Lock()
 	open, closed := a.open, s.closed
 	if open {
-		a.source.Open--
+		a.client.AddOpen(-1)
 	} else {
-		a.source.HalfOpen--
+		a.client.AddPending(-1)
 		s.gate.half--
 	}
 	s.mu.Unlock()
+	a.client.Release()
 	switch {
 	case open: // whoever serves it tells of it
 	case closed:

@@ -70,9 +70,11 @@ type Server struct {
 	// grow beyond what each begins with; 0 means 256 MiB.
 	Grow int64
 
-	Budget  *tunnel.Budget        // how short memory is; nil means never
+	Budget  *tunnel.Budget        // how short memory is, and what clients hold; nil means a Server by itself
 	Observe func(*tunnel.Outcome) // told of what ended without reaching the Handler; must not block. May be nil
 	Log     *slog.Logger          // panics; nil discards
+
+	clients tunnel.Clients // of a Server without a Budget
 
 	mu       sync.Mutex // guards what follows
 	gate     gate

@@ -208,7 +208,6 @@ restart small.
 | `+"`LimitNOFILE`"+` | 2,001,000 | two for each tunnel, and what the gateway keeps back |
 | `+"`fs.nr_open`"+` | more than that | the most that LimitNOFILE may be; 1,048,576 unless set |
 | `+"`fs.file-max`"+` | more than all processes need | the machine's total |
-| `+"`limits.openPerSource`"+` | as many as one source may have | 2,000 unless set; all clients behind one NAT are one source |
 | `+"`net.core.somaxconn`, `net.ipv4.tcp_max_syn_backlog`"+` | 16384 | clients that come back all at once wait here |
 | `+"`net.ipv4.tcp_mem`"+` | pages for all buffers, of which idle tunnels need next to none | beyond the third number connections are cut off |
 | `+"`net.ipv4.ip_local_port_range`"+` | 1024 65535 | see below |
@@ -220,7 +219,7 @@ unless set and 64,512 at most. A million tunnels need 36 endpoints, or 16 with t
 and says so; give the service more endpoints, or addresses.
 
 **Reconnecting.** A million clients that lost their gateway come back within moments. At %s new connections/s for one gateway of two cores
-that takes %.0f s; `+"`limits.newPerSource`"+` and `+"`limits.halfOpen`"+` hold as they always do, and the drain of an orderly restart spreads
+that takes %.0f s; `+"`limits.halfOpen`"+` holds as it always does, and the drain of an orderly restart spreads
 the resets over a fifth of `+"`drain.grace`"+`, which may be hours.
 `, user, gib(user*million), 2*slab, gib(2*slab*million), user+2*slab, gib((user+2*slab)*million),
 		c.idle*million/1000/1e6*100, number(c.rate[1], 0), million/max(c.rate[1], 1))

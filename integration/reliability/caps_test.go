@@ -82,7 +82,8 @@ func TestPreambleCaps(t *testing.T) {
 	}
 }
 
-// One source's share is exact, and taking all of it takes nothing from others.
+// A fixed limit on one source is exact, and taking all of it takes nothing from
+// others.
 func TestSourceCaps(t *testing.T) {
 	refusedAtOnce := func(g *gateway, source int) error {
 		c, err := g.dial(source)
@@ -108,12 +109,8 @@ func TestSourceCaps(t *testing.T) {
 		}
 	}
 	b := testnet.Echo(t)
-	// A source may open 200 connections a second, so that its other limits
-	// would take their time to reach.
-	const fast = "limits: {newPerSource: 1000000}"
-
 	t.Run("256 unfinished preambles", func(t *testing.T) {
-		g := start(t, options{Services: service("echo.test", b.Addr()), More: fast})
+		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {halfOpenPerSource: 256}"})
 		var conns []net.Conn
 		for i := range 256 {
 			c := g.mustDial(1)
@@ -143,7 +140,7 @@ func TestSourceCaps(t *testing.T) {
 		}
 	})
 	t.Run("2,000 connections", func(t *testing.T) {
-		g := start(t, options{Services: service("echo.test", b.Addr()), More: fast})
+		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {openPerSource: 2000}"})
 		conns := make([]*net.TCPConn, 2000)
 		crowd(t, len(conns), 8, func(i int) (err error) {
 			if conns[i], err = g.dial(1); err != nil {
@@ -165,7 +162,7 @@ func TestSourceCaps(t *testing.T) {
 	})
 	t.Run("200 connections at once", func(t *testing.T) {
 		const tries, share = 2000, 200
-		g := start(t, options{Services: service("echo.test", b.Addr())})
+		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {newPerSource: 200}"})
 		began := time.Now()
 		for range tries {
 			if c, err := g.dial(1); err == nil {

@@ -73,9 +73,9 @@ type Proxy struct {
 type Limits struct {
 	Tunnels           int           // open at once; 0 means as many as there are descriptors for
 	HalfOpen          int           // connections without a route yet
-	HalfOpenPerSource int           // of them, from one IPv4 address or IPv6 /64
-	OpenPerSource     int           // connections from one source
-	NewPerSource      int           // a second, from one source
+	HalfOpenPerSource int           // of them, of one client: an IPv4 address or IPv6 /64
+	OpenPerSource     int           // connections of one client, and as many tunnels
+	NewPerSource      int           // connections a second of one client
 	FirstByte         time.Duration // from accept to the first byte
 	Hello             time.Duration // from the first byte to the whole preamble
 	Idle              time.Duration // of a tunnel, without a byte either way
@@ -141,7 +141,7 @@ type Log struct {
 func Default() *Config {
 	return &Config{
 		Limits: Limits{
-			HalfOpen: 4096, HalfOpenPerSource: 256, OpenPerSource: 2000, NewPerSource: 200,
+			HalfOpen: 4096, HalfOpenPerSource: -1, OpenPerSource: -1, NewPerSource: -1,
 			FirstByte: 10 * time.Second, Hello: 5 * time.Second,
 			Idle: time.Hour, UDPIdle: 2 * time.Minute, HalfClosed: time.Minute,
 			Dial: 3 * time.Second, DialTotal: 10 * time.Second,

@@ -1,0 +1,410 @@
+package tunnel
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Clients are the accounts of what each client of the process holds, whatever
+// the listener and the protocol. A client is an IPv4 address or an IPv6 /64;
+// the /64s of one /48, which is what one site has, also share an account.
+//
+// The Budget has the accounts that all parts of a process share. The zero value
+// is ready.
+type Clients struct {
+	mu       sync.Mutex // guards accounts, and who takes a reference to one that has none
+	accounts map[netip.Prefix]*Client
+	most     int // accounts, before those that say nothing are dropped
+}
+
+// A Client is the account of one client: what it holds now. Whoever lets a
+// client hold something asks whether it may and counts it. The methods are safe
+// for concurrent use.
+type Client struct {
+	Open    Count // connections and sessions
+	Pending Count // of them, those that have not asked for anything yet
+	Tunnels Count // being dialed or standing
+
+	descriptors Count
+
+	budget *Budget
+	site   *Client // of its /48; nil for IPv4, and for a /48
+	prefix netip.Prefix
+	name   string
+	refs   atomic.Int64 // who holds it: connections, sessions, tunnels, and the accounts of its /64s
+
+	mu      sync.Mutex // guards what follows
+	newest  bucket     // of new connections
+	aborts  bucket     // of tunnels on shared connections that the client gave up at once
+	touched time.Time
+}
+
+// A Count is one number of an account, and part of the same one of the client's
+// /48.
+type Count struct{ n atomic.Int64 }
+
+// Load returns the number.
+func (c *Count) Load() int64 { return c.n.Load() }
+
+const (
+	// sitePrefix and clientPrefix are how much of an IPv6 address says whose it is.
+	sitePrefix, clientPrefix = 48, 64
+
+	// siteShare is how many times the fixed limits of one client a /48 has.
+	siteShare = 8
+
+	// minForget is from how many accounts on those that say nothing are dropped.
+	minForget = 1024
+)
+
+// Client returns the account of addr in the process's accounts, or in own where
+// b is nil. An invalid address stands for all clients without one. The caller
+// releases it.
+func (b *Budget) Client(own *Clients, addr netip.Addr) *Client {
+	if b != nil {
+		own = &b.clients
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	return own.of(b, prefixOf(addr, clientPrefix))
+}
+
+// PendingOf returns how many the client of addr has pending, without making an
+// account.
+func (b *Budget) PendingOf(own *Clients, addr netip.Addr) int {
+	if b != nil {
+		own = &b.clients
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	c := own.accounts[prefixOf(addr, clientPrefix)]
+	if c == nil {
+		return 0
+	}
+	return int(c.Pending.Load())
+}
+
+// of finds or makes an account, and takes a reference. The caller holds mu.
+func (m *Clients) of(b *Budget, prefix netip.Prefix) *Client {
+	if c := m.accounts[prefix]; c != nil {
+		c.refs.Add(1)
+		return c
+	}
+	if m.accounts == nil {
+		m.accounts = make(map[netip.Prefix]*Client)
+	}
+	if len(m.accounts) >= max(m.most, minForget) {
+		m.forget(time.Now())
+		m.most = 2 * len(m.accounts)
+	}
+	c := &Client{prefix: prefix, budget: b, name: prefix.String()}
+	switch {
+	case !prefix.IsValid():
+		c.name = "a client without an address"
+	case prefix.IsSingleIP():
+		c.name = prefix.Addr().String()
+	case prefix.Bits() == clientPrefix:
+		c.site = m.of(b, prefixOf(prefix.Addr(), sitePrefix))
+	}
+	c.refs.Add(1)
+	m.accounts[prefix] = c
+	return c
+}
+
+// forget drops the accounts that say nothing. The caller holds mu.
+func (m *Clients) forget(now time.Time) {
+	for prefix, c := range m.accounts {
+		if c.refs.Load() > 0 || c.spentAt(now) {
+			continue
+		}
+		delete(m.accounts, prefix)
+		if c.site != nil {
+			c.site.refs.Add(-1)
+		}
+	}
+}
+
+// Idle returns an error that names a client which holds something, or whose
+// account somebody holds: for tests, once all is over.
+func (m *Clients) Idle() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.accounts {
+		if c.Open.Load() != 0 || c.Pending.Load() != 0 || c.Tunnels.Load() != 0 || c.descriptors.Load() != 0 {
+			return fmt.Errorf("%s has %d open, %d pending, %d tunnels, %d descriptors", c, c.Open.Load(), c.Pending.Load(), c.Tunnels.Load(), c.descriptors.Load())
+		}
+		if n := c.refs.Load(); n != 0 && c.prefix.Bits() != sitePrefix {
+			return fmt.Errorf("the account of %s is held %d times", c, n)
+		}
+	}
+	return nil
+}
+
+// Len returns how many accounts there are.
+func (m *Clients) Len() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.accounts)
+}
+
+func prefixOf(addr netip.Addr, bits int) netip.Prefix {
+	if !addr.Is6() {
+		bits = 32
+	}
+	prefix, _ := addr.Prefix(bits)
+	return prefix
+}
+
+// String returns the client's address, or its prefix.
+func (c *Client) String() string { return c.name }
+
+// Release gives back the reference that the caller has.
+func (c *Client) Release() {
+	if c != nil {
+		c.refs.Add(-1)
+	}
+}
+
+// Retain takes another reference. The caller has one.
+func (c *Client) Retain() *Client {
+	c.refs.Add(1)
+	return c
+}
+
+// AddOpen, AddPending and AddTunnels count n more, or fewer, of what the client
+// holds.
+func (c *Client) AddOpen(n int64) {
+	for ; c != nil; c = c.site {
+		c.Open.n.Add(n)
+	}
+}
+
+// AddPending is AddOpen for what has not asked for anything yet.
+func (c *Client) AddPending(n int64) {
+	for ; c != nil; c = c.site {
+		c.Pending.n.Add(n)
+	}
+}
+
+// AddTunnels is AddOpen for tunnels.
+func (c *Client) AddTunnels(n int64) {
+	for ; c != nil; c = c.site {
+		c.Tunnels.n.Add(n)
+	}
+}
+
+// addDescriptors is AddOpen for descriptors of the Budget.
+func (c *Client) addDescriptors(n int64) {
+	for ; c != nil; c = c.site {
+		c.descriptors.n.Add(n)
+	}
+}
+
+// each calls f with c and with the account of its /48, until one refuses. times
+// is how often c's limits the account has.
+func (c *Client) each(f func(c *Client, times int64) error) error {
+	times := int64(1)
+	for ; c != nil; c = c.site {
+		if err := f(c, times); err != nil {
+			return err
+		}
+		times = siteShare
+	}
+	return nil
+}
+
+// MayOpen refuses one more of what, "connections", where the client has as many
+// open as the configuration lets one client have.
+func (c *Client) MayOpen(l *Limits, what string) error {
+	return c.within("limits.openPerSource", int64(l.OpenPerSource), what, func(c *Client) int64 { return c.Open.Load() })
+}
+
+// MayBegin is MayOpen for what has not asked for anything yet, "unfinished
+// handshakes". Of those there are pending in all, of all clients; where that
+// comes near to what Limits.HalfOpen allows, clients that have most are refused
+// first. A Queue, which makes room for a newcomer instead, calls it with a
+// pending of 0.
+func (c *Client) MayBegin(l *Limits, pending int, what string) error {
+	held := func(c *Client) int64 { return c.Pending.Load() }
+	if err := c.within("limits.halfOpenPerSource", int64(l.HalfOpenPerSource), what, held); err != nil {
+		return err
+	}
+	most, limited := l.HalfOpenLimit()
+	switch {
+	case !limited:
+		return nil
+	case pending >= most:
+		return Refusef(Overload, "limits.halfOpen: there are %d %s, the limit", pending, what)
+	}
+	return c.fair(what, int64(most), int64(most-pending), 1, held, "limits.halfOpen allows more")
+}
+
+// MayTunnel is MayOpen for tunnels.
+func (c *Client) MayTunnel(most int) error {
+	return c.within("limits.openPerSource", int64(most), "tunnels", func(c *Client) int64 { return c.Tunnels.Load() })
+}
+
+// within refuses one more where the client has most already; zero and less are
+// no limit.
+func (c *Client) within(key string, most int64, what string, held func(*Client) int64) error {
+	if most <= 0 {
+		return nil
+	}
+	return c.each(func(c *Client, times int64) error {
+		if n := held(c); n >= most*times {
+			return Refusef(Overload, "%s: %s has %d %s open, the limit is %d", key, c, n, what, most*times)
+		}
+		return nil
+	})
+}
+
+// Spend counts one new of what, "connections", and refuses it where the client
+// opens them faster than the configuration lets one client.
+func (c *Client) Spend(l *Limits, now time.Time, what string) error {
+	if l.NewPerSource <= 0 {
+		return nil
+	}
+	return c.each(func(c *Client, times int64) error {
+		rate := float64(int64(l.NewPerSource) * times)
+		c.mu.Lock()
+		ok := c.newest.spend(now, rate, rate)
+		c.touched = now
+		c.mu.Unlock()
+		if !ok {
+			return Refusef(Overload, "limits.newPerSource: %s opened more than %.0f %s in a second", c, rate, what)
+		}
+		return nil
+	})
+}
+
+// A bucket counts events and forgets a number of them each second.
+type bucket struct {
+	n  float64
+	at time.Time
+}
+
+func (b *bucket) drain(now time.Time, perSecond float64) {
+	if !b.at.IsZero() {
+		b.n = max(0, b.n-now.Sub(b.at).Seconds()*perSecond)
+	}
+	b.at = now
+}
+
+// spend counts an event, unless there would be more than most.
+func (b *bucket) spend(now time.Time, perSecond, most float64) bool {
+	b.drain(now, perSecond)
+	if b.n+1 > most {
+		return false
+	}
+	b.n++
+	return true
+}
+
+// Streams that the client aborts within earlyAbort of the answer, and before a
+// byte of the service has come, cost a dial and a line in the log and cost the
+// client next to nothing. A client may have mostAborts of them at once and
+// abortsPerSecond in the long run; each tunnel that ends otherwise makes up for
+// one. Beyond that its new tunnels on shared connections are refused.
+const (
+	earlyAbort      = time.Second
+	mostAborts      = 500
+	abortsPerSecond = 100
+)
+
+// aborted counts the end of a stream's tunnel: early where it was given up
+// before it was of any use.
+func (c *Client) aborted(early bool, now time.Time) {
+	_ = c.each(func(c *Client, times int64) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !early && c.aborts.n == 0 {
+			return nil // as nearly always
+		}
+		c.aborts.drain(now, float64(abortsPerSecond*times))
+		if early {
+			c.aborts.n++
+			c.touched = now
+		} else {
+			c.aborts.n = max(0, c.aborts.n-1)
+		}
+		return nil
+	})
+}
+
+// mayAbort refuses a new tunnel of a client that has aborted too many.
+func (c *Client) mayAbort(now time.Time) error {
+	return c.each(func(c *Client, times int64) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.aborts.n == 0 {
+			return nil
+		}
+		c.aborts.drain(now, float64(abortsPerSecond*times))
+		if c.aborts.n < float64(mostAborts*times) {
+			return nil
+		}
+		return Refusef(Overload, "%s aborted more than %d tunnels before the service had answered, and may abort %d in a second", c, mostAborts*times, abortsPerSecond*times)
+	})
+}
+
+// spentAt reports whether the client's buckets say something still.
+func (c *Client) spentAt(now time.Time) bool {
+	const longest = max(1, mostAborts/abortsPerSecond) * time.Second
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.touched.IsZero() && now.Sub(c.touched) <= longest
+}
+
+// What one client may hold of something scarce goes by what is free of it
+// (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+// packet switches", 1998): nobody has a fixed share, one client alone may have
+// nearly all, and as others come there is always some left for the next.
+const (
+	shareOfFree = 8  // times what is free, beyond the reserve, may be held by one client
+	reservePart = 32 // one part in so many is kept for those that hold little,
+	littlePart  = 64 // which is up to one part in so many of what is free,
+	littleMost  = 8
+	littleLeast = 2 // and a tunnel in any case
+)
+
+// FairShare returns how much of something scarce one client may hold where
+// there is total of it, and free of that is nobody's.
+func FairShare(total, free int64) int64 {
+	beyond := max(0, free-total/reservePart)
+	if beyond > total/shareOfFree {
+		return total // and no overflow
+	}
+	return max(shareOfFree*beyond, little(free))
+}
+
+// little is what counts as little where so much is free.
+func little(free int64) int64 { return max(littleLeast, min(littleMost, free/littlePart)) }
+
+// fair refuses n more where the client holds its share already. All clients
+// together have total-free.
+func (c *Client) fair(what string, total, free, n int64, held func(*Client) int64, hint string) error {
+	share := FairShare(total, free)
+	if share >= total {
+		return nil
+	}
+	return c.each(func(c *Client, times int64) error {
+		most := max(share, little(free)*times)
+		if h := held(c); h+n > most {
+			return Refusef(Overload, "%s are scarce: %d of %d are free, %s holds %d, and its share is %d now: %s", what, max(free, 0), total, c, h, most, hint)
+		}
+		return nil
+	})
+}
+
+// mayTake refuses the client n more descriptors where the Budget is short of
+// them and the client holds its share.
+func (b *Budget) mayTake(c *Client, n int64) error {
+	if b == nil || c == nil {
+		return nil
+	}
+	return c.fair("descriptors", b.Limit, b.Limit-b.used.Load(), n, func(c *Client) int64 { return c.descriptors.Load() },
+		"raise the limit on open files or add a gateway")
+}
