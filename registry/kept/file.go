@@ -3,6 +3,7 @@ package kept
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -257,6 +258,12 @@ func load(ctx context.Context, path, settings string) (map[string]*said, error) 
 		return nil, err
 	}
 	defer f.Close()
+	if info, err = f.Stat(); err != nil {
+		return nil, err
+	}
+	if why := untrusted(info); why != "" {
+		return nil, fmt.Errorf("%q %s: anything in it could be theirs; remove it", path, why)
+	}
 	return decode(ctx, io.LimitReader(f, MaxSize), settings)
 }
 
@@ -312,6 +319,21 @@ func decode(ctx context.Context, r io.Reader, settings string) (map[string]*said
 		return nil, errors.New("it is empty")
 	}
 	return nil, fmt.Errorf("it is cut off after %d lines", n)
+}
+
+// allowed returns an error for an endpoint that no source of a cluster says: a route
+// that names such an address is believed.
+func allowed(e *registry.Endpoint) error {
+	if host := strings.TrimSuffix(strings.ToLower(e.Host), "."); host == "localhost" || strings.HasSuffix(host, ".localhost") {
+		return fmt.Errorf("an endpoint is %q, which no source says", e.Host)
+	}
+	if !e.Addr.IsValid() {
+		return nil
+	}
+	if why, bad := tunnel.Forbidden(e.Addr.Unmap()); bad {
+		return fmt.Errorf("an endpoint is %s, which no source says: it is %s", e.Addr, why)
+	}
+	return nil
 }
 
 // wholeLines splits after each newline; what has none is no line.
@@ -386,7 +408,13 @@ func (d *decoder) line(l *line, first bool) (err error) {
 		*d = decoder{all: d.all, at: &said{at: l.Source.Said}}
 		d.all[l.Source.Name] = d.at
 	case l.Network != nil:
-		d.at.Networks = append(d.at.Networks, l.Network.registry())
+		n := l.Network.registry()
+		for i := range n.Gateways {
+			if err := cmp.Or(allowed(&n.Gateways[i].Address), allowed(&n.Gateways[i].Public)); err != nil {
+				return err
+			}
+		}
+		d.at.Networks = append(d.at.Networks, n)
 	case l.Service != nil:
 		if d.service, err = l.Service.registry(); err != nil {
 			return err
@@ -400,6 +428,9 @@ func (d *decoder) line(l *line, first bool) (err error) {
 			e := registry.Endpoint(l.Endpoints[i])
 			if (e.Host == "") != e.Addr.IsValid() {
 				return errors.New("an endpoint has not exactly one of host and addr")
+			}
+			if err := allowed(&e); err != nil {
+				return err
 			}
 			d.service.Endpoints = append(d.service.Endpoints, e)
 		}

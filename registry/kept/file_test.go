@@ -68,6 +68,14 @@ func (f *filler) fill(v reflect.Value) {
 		for i := range f.some {
 			f.fill(v.Index(i))
 		}
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		for range f.some {
+			key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+			f.fill(key)
+			f.fill(value)
+			v.SetMapIndex(key, value)
+		}
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		f.fill(v.Elem())
@@ -278,6 +286,11 @@ func TestBadFiles(t *testing.T) {
 		"section of others": {signed(first(), from, `{"listener":{}}`, strings.Replace(from, `"a"`, `"b"`, 1), `{"section":{}}`), "section stands"},
 		"endpoints alone":   {signed(first(), from, `{"endpoints":[{"host":"a"}]}`), "endpoints stands"},
 		"bad endpoint":      {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"port":1}]}`), "exactly one of host and addr"},
+		"loopback":          {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"addr":"127.0.0.1","port":1}]}`), "an endpoint is 127.0.0.1, which no source says"},
+		"mapped loopback":   {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"addr":"::ffff:127.0.0.1","port":1}]}`), "which no source says"},
+		"metadata":          {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"addr":"169.254.169.254"}]}`), "which no source says"},
+		"localhost":         {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"host":"a.LocalHost."}]}`), "which no source says"},
+		"gateway loopback":  {signed(first(), from, `{"network":{"name":"a","gateways":[{"address":{"addr":"127.0.0.1","port":1}}]}}`), "which no source says"},
 		"bad name":          {signed(first(), from, `{"service":{"names":["a b"]}}`), "line 3: name has a byte"},
 		"bad host":          {signed(first(), from, `{"listener":{}}`, `{"section":{"host":"*"}}`), "line 4: name"},
 		"bad rule":          {signed(first(), from, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"names":[""]}}`), "name is empty"},
@@ -304,6 +317,18 @@ func TestLoad(t *testing.T) {
 	}
 	if _, err := load(t.Context(), dir, ""); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a folder: %v", err)
+	}
+	if runtime.GOOS != "windows" {
+		open := filepath.Join(dir, "open")
+		if err := os.WriteFile(open, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(open, 0o620); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := load(t.Context(), open, ""); err == nil || !strings.Contains(err.Error(), "may be written by others") {
+			t.Errorf("a file that others may write: %v", err)
+		}
 	}
 	large := filepath.Join(dir, "large")
 	f, err := os.Create(large)

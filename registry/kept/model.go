@@ -91,6 +91,8 @@ type hop struct {
 	Certificate string   `json:"certificate,omitempty"`
 	Peers       []string `json:"peers,omitempty"`
 	Behind      []string `json:"behind,omitempty"`
+
+	Trust map[string]string `json:"trust,omitempty"`
 }
 
 type backendTLS struct {
@@ -162,11 +164,11 @@ func (g *gateway) registry() registry.Gateway {
 }
 
 func ofHop(h *registry.Hop) hop {
-	return hop{h.Proto, h.To, h.User, h.Roots, h.HTTP2, h.Certificate, h.Peers, h.Behind}
+	return hop{h.Proto, h.To, h.User, h.Roots, h.HTTP2, h.Certificate, h.Peers, h.Behind, h.Trust}
 }
 
 func (h *hop) registry() registry.Hop {
-	return registry.Hop{Proto: h.Proto, To: h.To, User: h.User, Roots: h.Roots, HTTP2: h.HTTP2, Certificate: h.Certificate, Peers: h.Peers, Behind: h.Behind}
+	return registry.Hop{Proto: h.Proto, To: h.To, User: h.User, Roots: h.Roots, HTTP2: h.HTTP2, Certificate: h.Certificate, Peers: h.Peers, Behind: h.Behind, Trust: h.Trust}
 }
 
 // ofService returns s without its endpoints.
