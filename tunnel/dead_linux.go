@@ -53,15 +53,23 @@ func (a *asked) dead(fd int32) bool {
 }
 
 // ask looks at both sides of f and returns which one is dead, or -1.
-func (f *flow) ask(last, now int64) int {
-	if due(f.born, f.moved, last, now, f.sides[0].asked, f.sides[1].asked) {
-		for i := range f.sides {
-			if f.sides[i].asked.dead(f.sides[i].fd) {
-				return i
-			}
+func (f *flow) ask() int {
+	for i := range f.sides {
+		if f.sides[i].asked.dead(f.sides[i].fd) {
+			return i
 		}
 	}
 	return -1
+}
+
+// nextAsk is when f's peers are to be asked for next: never while nothing moves
+// and nothing was found under way.
+func (f *flow) nextAsk(now int64) int64 {
+	every := int64(askEvery)
+	if now-f.moved > 2*every && f.sides[0].asked == 0 && f.sides[1].asked == 0 {
+		return noLook
+	}
+	return f.born + ((now-f.born)/every+1)*every
 }
 
 // A pulse is what a copyTunnel needs for the same. It is the sweep's alone.

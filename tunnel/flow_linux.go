@@ -19,7 +19,7 @@ type flow struct {
 	at, gen    int32  // its seat
 	phase      uint32 // for the list, atomic: see look
 	broken     uint16 // the errno of what went wrong before the loop had it
-	kept       bool   // keepalive is set
+	unasked    bool   // its peers are not to be asked for until something moves
 	gone       bool
 
 	record
@@ -34,18 +34,6 @@ func millis(d time.Duration) milliseconds {
 }
 
 func (m milliseconds) limit() time.Duration { return time.Duration(m) * time.Millisecond }
-
-// pause is how long the sweep may leave f alone: a quarter of its limits, and
-// a second at most.
-func (f *flow) pause() time.Duration {
-	pause := time.Second
-	for _, m := range [...]milliseconds{f.idle, f.half} {
-		if m > 0 {
-			pause = min(pause, max(m.limit()/4, time.Millisecond))
-		}
-	}
-	return pause
-}
 
 // over tells of f's end. Its sockets are closed.
 func (f *flow) over(e End) {
@@ -65,6 +53,7 @@ type side struct {
 	calm   uint8    // calm turns in a row
 	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
 	asked  asked
+	kept   bool // keepalive is set
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a
@@ -127,7 +116,7 @@ func (l *loop) pump(f *flow, i int) {
 		l.finish(f, i)
 		return
 	}
-	f.touch(l.now)
+	l.touch(f)
 	if errno := l.offer(f, 1-i, l.buf[:n]); errno != 0 {
 		p.missed(n)
 		l.fail(f, 1-i, errno)
@@ -199,7 +188,7 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 		default:
 			return errno
 		}
-		f.touch(l.now)
+		l.touch(f)
 		s.took(n)
 		switch {
 		case o.n > n:
@@ -224,8 +213,9 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 func (l *loop) finish(f *flow, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	s.eof, s.bulk = true, false
-	f.touch(l.now)
+	l.touch(f)
 	f.halve()
+	l.expect(f)
 	p.shut = true
 	if !s.shut || p.late > 0 {
 		if errno := shutdownWrite(p.fd); errno != 0 {
@@ -276,7 +266,7 @@ func (l *loop) take(f *flow, i int) {
 		}
 		n, errno := splice(s.fd, pp.w, pipeSize)
 		if n > 0 && errno == 0 {
-			f.touch(l.now)
+			l.touch(f)
 			if p.eof {
 				p.missed(n)
 			}

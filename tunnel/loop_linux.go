@@ -39,10 +39,12 @@ type loop struct {
 	seats []watched  // nil where free
 	free  []int32
 	gens  []int32
+	dues  []int64 // clock of the sweep's next look at each seat
+	asks  []int64 // and of the next question whether its peers live
 	kills []order
-	pause time.Duration // between sweeps
-	over  bool          // it is to stop
-	stuck *slot         // aboard when watch looked last
+	due   int64 // clock of the next sweep
+	over  bool  // it is to stop
+	stuck *slot // aboard when watch looked last
 
 	released bool // its descriptors are no longer its own
 }
@@ -69,6 +71,8 @@ type order struct {
 const (
 	wakeKey   = -1
 	maxEvents = 256
+
+	maxSleep = time.Minute
 
 	yieldEvery  = 6 * time.Millisecond // less than the monitor's ten
 	yieldSleeps = 8                    // in that time, below which the loop is at rest
@@ -162,7 +166,7 @@ func newLoop(budget *Budget, ended func()) (*loop, error) {
 		return nil, err
 	}
 	return &loop{
-		ep: ep, wake: wake, budget: budget, ended: ended, pause: time.Second,
+		ep: ep, wake: wake, budget: budget, ended: ended, due: noLook,
 		buf:    make([]byte, loopBuffer),
 		events: make([]syscall.EpollEvent, maxEvents),
 		ready:  make([]ready, 0, maxEvents),
@@ -178,15 +182,17 @@ func (l *loop) seat(w watched) (at, gen int32) {
 		at = int32(len(l.seats))
 		l.seats = append(l.seats, nil)
 		l.gens = append(l.gens, 0)
+		l.dues = append(l.dues, noLook)
+		l.asks = append(l.asks, noLook)
 	}
-	l.seats[at] = w
+	l.seats[at], l.dues[at], l.asks[at] = w, noLook, noLook
 	return at, l.gens[at]
 }
 
 // vacate gives up a place: events that were on their way to it are nobody's.
 // The caller holds mu.
 func (l *loop) vacate(at int32) {
-	l.seats[at] = nil
+	l.seats[at], l.dues[at] = nil, noLook
 	l.gens[at]++
 	l.free = append(l.free, at)
 }
@@ -225,7 +231,10 @@ func (l *loop) run() {
 		if len(l.turns) > 0 && l.now-l.turned >= int64(l.gather()) {
 			l.bulk()
 		}
-		if l.sweep.next > 0 || l.now-l.sweep.began >= int64(l.sweepPause()) {
+		if len(l.pipes) > 0 {
+			l.trim()
+		}
+		if l.now >= l.sweepDue() {
 			l.sweepSome()
 		}
 		n := epollPoll(l.ep, l.events)
@@ -258,16 +267,17 @@ func (l *loop) yield() {
 	l.yielded, l.sleeps = l.now, 0
 }
 
-// wait is how long the loop may sleep. It looks up once a second also where it
-// has no flow: that is cheaper than waking it for every first one.
+// wait is how long the loop may sleep: at rest until a sweep is due, so that
+// what rests costs nothing.
 func (l *loop) wait() time.Duration {
-	switch {
-	case l.sweep.next > 0:
-		return 0
-	case len(l.turns) > 0:
+	if len(l.turns) > 0 && l.sweep.next == 0 {
 		return l.gather()
 	}
-	return l.sweepPause()
+	most := maxSleep
+	if len(l.pipes) > 0 {
+		most = trimAfter
+	}
+	return min(most, time.Duration(max(l.sweepDue()-l.now, 0)))
 }
 
 // collect finds whose the events are and carries out the orders. It is false

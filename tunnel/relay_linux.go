@@ -4,6 +4,7 @@ package tunnel
 
 import (
 	"errors"
+	"math"
 	"net"
 	"sync"
 	"syscall"
@@ -40,6 +41,7 @@ const (
 	bulkTurn   = 4 * pipeSize          // the most one bulk direction moves before the next one's turn
 	bulkCalm   = 16 << 10              // a turn below this many bytes is a calm one
 	calmTurns  = 8                     // calm turns in a row that end bulk
+	trimAfter  = time.Second           // without bulk, after which empty pipes are closed
 	keepAfter  = 5 * time.Second       // the age at which a tunnel's sockets get their keepalive
 
 	// goodbye is the most bytes that may find nobody left without the tunnel's
@@ -128,10 +130,9 @@ func (l *loop) welcome(f *flow, broken syscall.Errno) bool {
 			broken = err.(syscall.Errno)
 		}
 	}
-	p := f.pause()
-	l.sweep.pause = min(l.sweep.pause, p) // f may sit where the sweep under way has passed
-	if p < l.pause {
-		l.pause = p
+	// The first look sets its keepalive, and begins to ask whether its peers live.
+	l.asks[f.at] = f.born + int64(askEvery)
+	if l.look(f, f.nextLook(f.born, l.asks[f.at])) {
 		l.notify()
 	}
 	if broken != 0 {
@@ -154,15 +155,9 @@ func (l *loop) kill(f *flow, why Reason) {
 // many share the processor, and cost the less the more each turn moves.
 func (l *loop) gather() time.Duration { return bulkPause * time.Duration(min(len(l.turns), bulkMost)) }
 
-func (l *loop) sweepPause() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.pause
-}
-
 // trim closes the empty pipes once bulk has been over for a while.
 func (l *loop) trim() {
-	if len(l.turns) > 0 || l.now-l.turned < int64(time.Second) {
+	if len(l.turns) > 0 || l.now-l.turned < int64(trimAfter) {
 		return
 	}
 	for _, p := range l.pipes {
@@ -173,24 +168,105 @@ func (l *loop) trim() {
 	l.pipes = nil
 }
 
-// A sweep goes over all seats in pieces, one between two looks at the events: a
-// loop with many tunnels at rest is not away for longer than one with few. All
-// its pieces go by the time it began.
+// A sweep looks at the flows whose time has come, in pieces, one between two
+// looks at the events: a loop with many tunnels is not away for longer than one
+// with few. All its pieces go by the time it began. A flow at rest is looked at
+// when its limit is over, and costs eight bytes of reading until then.
 type sweep struct {
-	began, before int64         // clock of this one, or of the last if none is under way, and of the one before
-	next          int           // the seat where it goes on; 0 while none is under way
-	pause         time.Duration // to the next sweep, by the seats it has passed; guarded by mu
+	began int64 // clock of this one, or of the last if none is under way
+	next  int   // the seat where it goes on; 0 while none is under way
+	due   int64 // of the next one, by the seats it has passed; guarded by mu
 }
 
-const sweepPiece = 1024 // seats
+const (
+	sweepPiece = 1024    // flows
+	sweepSeats = 1 << 15 // seats
+
+	// sweepGrain is what times of looks are rounded up to, so that many flows
+	// have the same one. Those of flows with short limits are less round.
+	sweepGrain = time.Second
+)
+
+// noLook is the time of a look that is not to be.
+const noLook = math.MaxInt64
+
+// nextLook is when f is to be looked at next: when its keepalive is to be set,
+// when its peers are to be asked for, noLook for not at all, or when it will have been
+// silent for too long.
+func (f *flow) nextLook(now, ask int64) int64 {
+	due, grain := ask, sweepGrain
+	if !f.kept() {
+		due = min(due, f.born+int64(keepAfter))
+	}
+	within := func(m milliseconds) {
+		if m > 0 {
+			due = min(due, f.moved+int64(m.limit()))
+			grain = min(grain, max(m.limit()/4, time.Millisecond))
+		}
+	}
+	within(f.idle)
+	if f.halfClosed() {
+		within(f.half)
+	}
+	if due == noLook {
+		return noLook
+	}
+	g := int64(grain)
+	return (max(due, now+1) + g - 1) / g * g
+}
+
+func (f *flow) kept() bool { return f.sides[0].kept }
+
+func (f *flow) halfClosed() bool { return f.sides[0].eof != f.sides[1].eof }
+
+// look has the sweep look at f at the given time, and reports whether that is
+// sooner than it would have looked at anybody. The caller holds mu.
+func (l *loop) look(f *flow, at int64) (sooner bool) {
+	l.dues[f.at] = at
+	l.sweep.due = min(l.sweep.due, at) // f may sit where the sweep under way has passed
+	sooner = at < l.due
+	l.due = min(l.due, at)
+	return sooner
+}
+
+// touch notes that something moved.
+func (l *loop) touch(f *flow) {
+	f.touch(l.now)
+	if f.unasked {
+		l.expect(f)
+	}
+}
+
+// expect brings the next look at f forward: its peers are to be asked for
+// again, or a shorter limit holds.
+func (l *loop) expect(f *flow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f.gone {
+		return
+	}
+	if f.unasked {
+		f.unasked, l.asks[f.at] = false, f.nextAsk(l.now)
+	}
+	if at := f.nextLook(l.now, l.asks[f.at]); at < l.dues[f.at] {
+		l.look(f, at)
+	}
+}
+
+// sweepDue is when a sweep is to begin, or to go on.
+func (l *loop) sweepDue() int64 {
+	if l.sweep.next > 0 {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.due
+}
 
 // sweepSome ends flows that have been silent for longer than they may, and
 // those of which a peer is gone.
 func (l *loop) sweepSome() {
 	s := &l.sweep
-	if s.next == 0 {
-		l.trim()
-	}
 	var over []order
 	type deadSide struct {
 		f *flow
@@ -199,30 +275,41 @@ func (l *loop) sweepSome() {
 	var dead []deadSide
 	l.mu.Lock()
 	if s.next == 0 {
-		s.began, s.before, s.pause = l.now, s.began, time.Second
+		s.began, s.due = l.now, noLook
 	}
-	end := min(s.next+sweepPiece, len(l.seats))
-	for _, w := range l.seats[s.next:end] {
-		f, ok := w.(*flow)
-		if !ok {
+	looks, at := 0, s.next
+	for end := min(at+sweepSeats, len(l.seats)); at < end && looks < sweepPiece; at++ {
+		if l.dues[at] > s.began {
+			s.due = min(s.due, l.dues[at])
 			continue
 		}
-		s.pause = min(s.pause, f.pause())
-		if !f.kept && s.began-f.born >= int64(keepAfter) {
-			f.kept = true
-			keepFD(f.sides[0].fd)
-			keepFD(f.sides[1].fd)
+		f, ok := l.seats[at].(*flow)
+		if !ok {
+			l.dues[at] = noLook
+			continue
 		}
-		if i := f.ask(s.before, s.began); i >= 0 {
-			dead = append(dead, deadSide{f, i})
+		looks++
+		if !f.kept() && s.began-f.born >= int64(keepAfter) {
+			for i := range f.sides {
+				f.sides[i].kept = true
+				keepFD(f.sides[i].fd)
+			}
 		}
-		half := f.sides[0].eof != f.sides[1].eof
-		if why, yes := silent(time.Duration(s.began-f.moved), half, f.idle.limit(), f.half.limit()); yes {
+		if l.asks[at] <= s.began {
+			if i := f.ask(); i >= 0 {
+				dead = append(dead, deadSide{f, i})
+			}
+			l.asks[at] = f.nextAsk(s.began)
+			f.unasked = l.asks[at] == noLook
+		}
+		if why, yes := silent(time.Duration(s.began-f.moved), f.halfClosed(), f.idle.limit(), f.half.limit()); yes {
 			over = append(over, order{f, why})
 		}
+		l.dues[at] = f.nextLook(s.began, l.asks[at])
+		s.due = min(s.due, l.dues[at])
 	}
-	if s.next = end; end == len(l.seats) {
-		s.next, l.pause = 0, s.pause
+	if s.next = at; at == len(l.seats) {
+		s.next, l.due = 0, s.due
 	}
 	l.mu.Unlock()
 	for _, d := range dead {

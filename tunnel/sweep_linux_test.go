@@ -15,11 +15,11 @@ func TestSweepGoesInPieces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.release()
-	relay, ended := new(Relay), 0
+	relay, ended, wantReason := new(Relay), 0, Idle
 	seat := func(idle time.Duration) *flow {
 		f := &flow{relay: relay, idle: millis(idle), born: l.now, moved: l.now, record: record{rare: &rare{ended: func(e End) {
-			if ended++; e.Reason != Idle {
-				t.Errorf("ended by %s, want %s", e.Reason, Idle)
+			if ended++; e.Reason != wantReason {
+				t.Errorf("ended by %s, want %s", e.Reason, wantReason)
 			}
 		}}}}
 		f.sides[0].fd, f.sides[1].fd = -1, -1
@@ -32,39 +32,75 @@ func TestSweepGoesInPieces(t *testing.T) {
 	}
 	const pieces = 3
 	for range pieces * sweepPiece {
-		seat(time.Minute)
+		seat(time.Hour)
 	}
 	l.kills = nil // epoll does not know a descriptor of -1
-	// All in time: nothing ends, and the sweep goes all the way.
-	for range pieces {
-		if l.sweepSome(); ended > 0 {
-			t.Fatalf("%d tunnels ended that were in time", ended)
+	sweep := func(when string, pieces, want int) {
+		t.Helper()
+		before := ended
+		for i := 1; i <= pieces; i++ {
+			l.sweepSome()
+			if got := l.sweep.next == 0; got != (i == pieces) {
+				t.Fatalf("%s: after piece %d of %d the sweep is at seat %d of %d", when, i, pieces, l.sweep.next, len(l.seats))
+			}
+		}
+		if ended-before != want {
+			t.Fatalf("%s: %d tunnels ended, want %d", when, ended-before, want)
 		}
 	}
-	if l.sweep.next != 0 {
-		t.Fatalf("after %d pieces the sweep is at seat %d, want its end", pieces, l.sweep.next)
+	// The first look, for keepalive, finds them all in time. A flow that was not
+	// due is not looked at: all of them fit into one piece then.
+	sweep("too early", 1, 0)
+	l.now += int64(keepAfter)
+	if got := l.sweepDue(); got > l.now+int64(sweepGrain) {
+		t.Fatalf("the first sweep is at %v, want %v", time.Duration(got), time.Duration(l.now))
 	}
-	l.now += int64(time.Minute)
+	l.now = l.sweepDue()
+	sweep("for keepalive", pieces, 0)
+	for range 10 { // until nobody is asked for
+		if l.sweepDue() > l.now+int64(10*askEvery) {
+			break
+		}
+		l.now = l.sweepDue()
+		sweep("for dead peers", pieces, 0)
+	}
+	if got, want := l.sweepDue(), int64(time.Hour); got != want {
+		t.Fatalf("at rest the next sweep is at %v, want %v", time.Duration(got), time.Duration(want))
+	}
+	// One that moves is asked for again, and no other.
+	busy := l.seats[7].(*flow)
+	l.touch(busy)
+	if got, want := l.sweepDue(), l.now+int64(askEvery+sweepGrain); got > want {
+		t.Fatalf("after a byte the next sweep is at %v, want %v at most", time.Duration(got), time.Duration(want))
+	}
+	// When it has ended one way, the shorter limit holds.
+	busy.half = millis(2 * time.Second)
+	busy.sides[0].eof = true
+	l.expect(busy)
+	if got, want := l.sweepDue(), l.now+int64(3*time.Second); got > want {
+		t.Fatalf("half-closed: the next sweep is at %v, want %v at most", time.Duration(got), time.Duration(want))
+	}
+	wantReason = HalfClosed
+	l.now = l.sweepDue()
+	sweep("half-closed", 1, 1)
+	wantReason = Idle
+	l.now = int64(time.Hour)
 	for i := 1; i <= pieces; i++ {
-		if l.sweepSome(); ended != i*sweepPiece {
-			t.Fatalf("%d tunnels ended in %d pieces, want %d in each", ended, i, sweepPiece)
-		}
-		if want := time.Duration(0); i < pieces && l.wait() != want {
-			t.Errorf("with %d pieces to go the loop sleeps %v, want %v", pieces-i, l.wait(), want)
+		l.sweepSome()
+		if i < pieces && l.wait() != 0 {
+			t.Errorf("with %d pieces to go the loop sleeps %v, want 0", pieces-i, l.wait())
 		}
 		if i == 1 { // into a seat that is passed: its limit counts for the next sweep
 			seat(40 * time.Millisecond)
 			l.kills = nil
 		}
 	}
-	if got, want := l.sweepPause(), 10*time.Millisecond; got != want {
-		t.Errorf("the next sweep is in %v, want %v for the tunnel that came while this one went on", got, want)
+	if want := pieces * sweepPiece; ended != want {
+		t.Fatalf("%d tunnels ended after an hour, want %d", ended, want)
 	}
-	l.now += int64(40 * time.Millisecond)
-	for l.sweepSome(); l.sweep.next != 0; {
-		l.sweepSome()
+	if got, most := l.wait(), 50*time.Millisecond; got > most {
+		t.Errorf("the next sweep is in %v, want %v at most for the tunnel that came while this one went on", got, most)
 	}
-	if want := pieces*sweepPiece + 1; ended != want {
-		t.Errorf("%d tunnels ended, want %d", ended, want)
-	}
+	l.now = l.sweepDue()
+	sweep("the tunnel that came", 1, 1)
 }

@@ -24,9 +24,11 @@ const (
 	// patience is how long a file that is never still is waited for.
 	patience = 500 * time.Millisecond
 
-	// poll is how often the files are looked at without any notice, for file
-	// systems that give none.
-	poll = 500 * time.Millisecond
+	// poll is how often the files are looked at where the system reports no
+	// changes, and slowPoll where it says that it does: some file systems, of a
+	// network most of all, accept a watch and report nothing.
+	poll     = 500 * time.Millisecond
+	slowPoll = 2 * time.Second
 )
 
 // A Source is a configuration file as a registry.Source: it sends the file's
@@ -103,6 +105,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 			current = next
 			w.follow(s.files(current)) // it may name other files than before
 		}
+		ticker.Reset(w.interval())
 		if next != nil || err != nil || lost != nil {
 			if err == nil {
 				update.Snapshot = current.Snapshot() // which is what it was, where the file is back
@@ -170,7 +173,7 @@ func (s *Source) wait(ctx context.Context, w *watch, seen stamps, tick <-chan ti
 		case ev := <-w.events:
 			// The stamp of a file that is written twice in one tick of the
 			// system's clock may be the same, so its name is enough.
-			touched = w.bases[filepath.Base(ev.Name)]
+			touched = w.bases[filepath.Base(ev.Name)] || w.dirs[ev.Name]
 		case <-w.errors: // notices were lost
 			touched = true
 		case <-tick:
@@ -209,6 +212,15 @@ type watch struct {
 	files   []string
 	bases   map[string]bool // what files and what they link to are called
 	dirs    map[string]bool // that are watched
+	blind   bool            // some can't be
+}
+
+// interval is how often to look at the files.
+func (w *watch) interval() time.Duration {
+	if w.watcher == nil || w.blind {
+		return poll
+	}
+	return slowPoll
 }
 
 func (w *watch) start() {
@@ -251,12 +263,15 @@ func (w *watch) follow(files []string) {
 			delete(w.dirs, dir)
 		}
 	}
+	w.blind = false
 	for dir := range want {
 		// Also those watched before: a directory that was removed and made
 		// again has lost its watch, and adding one twice does no harm.
-		if err := w.watcher.Add(dir); err == nil {
-			w.dirs[dir] = true
+		if err := w.watcher.Add(dir); err != nil {
+			w.blind = true
+			continue
 		}
+		w.dirs[dir] = true
 	}
 }
 
