@@ -2,6 +2,7 @@ package udp
 
 import (
 	"bytes"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,6 +57,7 @@ func TestForgedSources(t *testing.T) {
 			for range sources {
 				forged = append(forged, newPeer(t))
 			}
+			var sent atomic.Int64
 			stop, stopped := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(stopped)
@@ -72,10 +74,11 @@ func TestForgedSources(t *testing.T) {
 						_, _ = p.WriteToUDPAddrPort([]byte("x"), r.addr)
 						i++
 					}
+					sent.Store(int64(i))
 				}
 			}()
 			defer func() { close(stop); <-stopped }()
-			waitFor(t, "the share to be taken", func() bool { return budget.Used() >= descriptors/2 })
+			waitFor(t, "each source to have sent", func() bool { return sent.Load() >= int64(sources*c.each) })
 			for range 10 {
 				newPeer(t).asks(r, []byte("question"))
 				if used := budget.Used(); used > descriptors/2+descriptors/8 { // those being closed count for a moment
