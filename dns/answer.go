@@ -35,6 +35,7 @@ type exchange struct {
 	zone   string              // of the name, then
 	found  map[string]*finding // of Targets; nil as long as nobody looked
 	aim    aim
+	places *shares // of which the exchange has a place; nil for none
 	merged []Addr
 	begun  time.Time
 	result Result
@@ -60,7 +61,14 @@ func (s *Server) give(x *exchange) {
 // begin makes the answer to x.in, unless others have to be asked: then it is
 // false, and finish must be called, which may wait. The listener's view is in
 // x.view.
-func (x *exchange) begin(from netip.AddrPort) bool {
+func (x *exchange) begin(from netip.AddrPort) (answered bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			x.panicked(v)
+			answered = true
+		}
+	}()
+	x.places = nil
 	x.out, x.missed, x.table, x.found = x.out[:0], false, nil, nil
 	x.from = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
 	if x.s.Observe != nil {
@@ -75,6 +83,7 @@ func (x *exchange) begin(from netip.AddrPort) bool {
 		return true
 	}
 	rcode := parseQuery(x.in, &x.q)
+	x.q.pad = x.q.pad && (x.transport == TLS || x.transport == HTTPS) // elsewhere everybody can read it
 	x.result.Type = Type(x.q.qtype)
 	if x.viaUDP && x.s.rate != nil && !within(x.s.Recursion, x.from.Addr()) && !within(x.s.Unlimited, x.from.Addr()) {
 		if ok, slip := x.s.rate.take(x.from.Addr(), x.s.clock()); !ok {
@@ -227,6 +236,11 @@ func (x *exchange) local(table Names, zone string) bool {
 		x.table, x.zone = table, zone
 		return false
 	case aimRefused:
+		if x.viaUDP { // there is room for those who come by TCP, which are who they say
+			x.result.Reason = tunnel.Overload
+			x.empty(bitTC, dns.RcodeSuccess)
+			return true
+		}
 		x.refuse(dns.RcodeRefused, tunnel.Overload)
 		return true
 	case aimFailed:
@@ -272,16 +286,49 @@ func (x *exchange) elsewhere() bool {
 		x.give(e, age, stale)
 		return true
 	}
-	if !x.s.forwards.take(x.from.Addr()) {
+	if !x.place(&x.s.forwards) {
 		x.refuse(dns.RcodeRefused, tunnel.Overload)
 		return true
 	}
 	return false
 }
 
+// place takes a place to wait in.
+func (x *exchange) place(of *shares) bool {
+	if !of.take(x.from.Addr()) {
+		return false
+	}
+	x.places = of
+	return true
+}
+
+// leave gives it back.
+func (x *exchange) leave() {
+	if x.places != nil {
+		x.places.give(x.from.Addr())
+		x.places = nil
+	}
+}
+
+// panicked answers SERVFAIL, for all that is known of the question.
+func (x *exchange) panicked(v any) {
+	_ = recovered(x.s.Log, "a question", v)
+	x.leave()
+	x.table, x.found = nil, nil
+	x.result.Rcode, x.result.Reason = rcodeDrop, tunnel.Internal
+	if x.out = x.out[:0]; len(x.q.raw) > 0 {
+		x.empty(0, dns.RcodeServerFailure)
+	}
+}
+
 // finish asks others. It waits for two seconds at most.
 func (x *exchange) finish(ctx context.Context) {
-	defer x.s.forwards.give(x.from.Addr())
+	defer x.leave()
+	defer func() {
+		if v := recover(); v != nil {
+			x.panicked(v)
+		}
+	}()
 	if x.table != nil {
 		x.resolve(ctx)
 		return
@@ -346,6 +393,11 @@ func (x *exchange) special() bool {
 
 // done tells what became of the message.
 func (x *exchange) done() {
+	defer func() {
+		if v := recover(); v != nil {
+			_ = recovered(x.s.Log, "an observer", v)
+		}
+	}()
 	x.result.Size = len(x.out)
 	if x.result.Reason != "" {
 		x.s.complain.add(x.s.Log, &x.result, x.s.clock())

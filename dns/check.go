@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/miekg/dns"
+
+	"culvert.dev/tunnel"
 )
 
 // A check makes of an upstream's message what is an answer to the question,
@@ -115,27 +117,11 @@ var ours = []netip.Prefix{
 	netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fc00::/7"), netip.MustParsePrefix("fe80::/9"), netip.MustParsePrefix("ff00::/8"),
 }
 
-var (
-	sixToFour = netip.MustParsePrefix("2002::/16")
-	nat64     = netip.MustParsePrefix("64:ff9b::/96")
-)
-
+// isOurs judges an address that stands for an IPv4 one by that, as a gateway
+// does before it dials.
 func isOurs(a netip.Addr) bool {
 	a = a.Unmap()
-	if within(ours, a) {
-		return true
-	}
-	if !a.Is6() {
-		return false
-	}
-	b := a.As16()
-	switch {
-	case sixToFour.Contains(a):
-		return isOurs(netip.AddrFrom4([4]byte(b[2:6])))
-	case nat64.Contains(a):
-		return isOurs(netip.AddrFrom4([4]byte(b[12:])))
-	}
-	return false
+	return within(ours, a) || slices.ContainsFunc(tunnel.Embedded(a), isOurs)
 }
 
 func (c *check) isPrivate(rr dns.RR) bool {

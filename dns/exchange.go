@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -49,8 +50,13 @@ func (r *Resolver) ask(ctx context.Context, conf *config, name string) answer {
 	var wg sync.WaitGroup
 	for i, qtype := range types {
 		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					found[i] = answer{err: recovered(nil, "a lookup", v)}
+				}
+				done <- i
+			}()
 			found[i] = q.addresses(ctx, name, qtype)
-			done <- i
 		})
 	}
 	if first := <-done; found[first].err == nil {
@@ -169,7 +175,7 @@ func same(a, b string) bool { return strings.EqualFold(dns.Fqdn(a), dns.Fqdn(b))
 
 // exchange returns the first answer to a question: NOERROR or NXDOMAIN.
 func (q lookupRound) exchange(ctx context.Context, name string, qtype uint16) (*dns.Msg, error) {
-	m, err := hedge(ctx, q.step, func(ctx context.Context, i int) (*dns.Msg, error) {
+	m, err := hedge(ctx, nil, q.step, func(ctx context.Context, i int) (*dns.Msg, error) {
 		return try(ctx, q.servers[i%len(q.servers)], name, qtype)
 	})
 	if err != nil && ctx.Err() != nil {
@@ -181,7 +187,7 @@ func (q lookupRound) exchange(ctx context.Context, name string, qtype uint16) (*
 // hedge returns the first answer of several tries, or the last error where all
 // fail. A try that fails is followed by the next at once; one that takes longer
 // than step is not given up, the next is begun beside it.
-func hedge(ctx context.Context, step time.Duration, ask func(ctx context.Context, try int) (*dns.Msg, error)) (*dns.Msg, error) {
+func hedge(ctx context.Context, log *slog.Logger, step time.Duration, ask func(ctx context.Context, try int) (*dns.Msg, error)) (*dns.Msg, error) {
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -199,8 +205,14 @@ func hedge(ctx context.Context, step time.Duration, ask func(ctx context.Context
 		started++
 		open++
 		wg.Go(func() {
-			m, err := ask(ctx, try)
-			results <- result{m, err}
+			var res result
+			defer func() {
+				if v := recover(); v != nil {
+					res = result{err: recovered(log, "a question to a server", v)}
+				}
+				results <- res
+			}()
+			res.m, res.err = ask(ctx, try)
 		})
 	}
 	start()

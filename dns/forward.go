@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -62,6 +63,8 @@ type Forwarder struct {
 	MinTTL     time.Duration // floor of the TTL that is believed; 0 means 1 s, less than 0 none
 	MaxTTL     time.Duration // cap; 0 means 1 h
 	MaxStale   time.Duration // how long after its time an answer is served if nothing better comes; 0 means 24 h, less than 0 not at all
+
+	Log *slog.Logger // nil discards
 
 	now func() time.Time // nil means time.Now
 
@@ -259,14 +262,24 @@ func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) *flight {
 	asked.raw = slices.Clone(q.raw) // the asker's memory is soon another's
 	f.wg.Go(func() {
 		defer cancel()
-		fl.e, fl.err = f.ask(ctx, &asked)
-		f.keep([]byte(k), fl)
+		f.settle(ctx, []byte(k), &asked, fl)
 		f.mu.Lock()
 		delete(f.flights, k)
 		f.mu.Unlock()
 		close(fl.done)
 	})
 	return fl
+}
+
+// settle asks, and keeps what comes of it. A panic is a failure.
+func (f *Forwarder) settle(ctx context.Context, key []byte, q *query, fl *flight) {
+	defer func() {
+		if v := recover(); v != nil {
+			fl.e, fl.err = nil, recovered(f.Log, "a forwarded question", v)
+		}
+	}()
+	fl.e, fl.err = f.ask(ctx, q)
+	f.keep(key, fl)
 }
 
 // keep puts what came of a flight into the cache.
@@ -287,7 +300,7 @@ func (f *Forwarder) keep(key []byte, fl *flight) {
 
 // ask asks the upstreams and makes a reply of the answer.
 func (f *Forwarder) ask(ctx context.Context, q *query) (*reply, error) {
-	m, err := race(ctx, f.upstreams(q.name), q, f.clock)
+	m, err := f.race(ctx, f.upstreams(q.name), q)
 	if err != nil {
 		return nil, err
 	}

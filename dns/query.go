@@ -43,6 +43,7 @@ type query struct {
 	version uint8
 	size    int  // bytes the asker takes by UDP
 	do      bool // DNSSEC records wanted
+	pad     bool // the asker pads, RFC 7830
 	cookie  []byte
 }
 
@@ -160,6 +161,9 @@ func (q *query) readOPT(head, data []byte) bool {
 				return false
 			}
 			q.cookie = data[4 : 4+size]
+		}
+		if binary.BigEndian.Uint16(data) == dns.EDNS0PADDING {
+			q.pad = true
 		}
 		data = data[4+size:]
 	}

@@ -87,7 +87,7 @@ type Server struct {
 	Rate      int
 	Unlimited []netip.Prefix
 
-	MaxForwards int // questions waiting for upstreams; 0 means 1000, of one client 100
+	MaxForwards int // questions waiting for upstreams, and as many by UDP for Targets; 0 means 1000, of one client 100
 	MaxConns    int // connections by TCP and TLS, and as many by HTTPS; 0 means 200, of one client 16
 
 	// Observe is called at the end of every question, or what should have
@@ -105,6 +105,7 @@ type Server struct {
 	ttl, noTL uint32 // seconds
 	rate      *rateLimit
 	forwards  shares
+	unproven  shares // those that wait for Targets and came by UDP
 	conns     shares
 	webConns  shares
 	complain  complaints
@@ -182,6 +183,7 @@ func (s *Server) init() {
 			s.rate = newRateLimit(cmp.Or(s.Rate, defaultRate))
 		}
 		s.forwards.all, s.forwards.each = cmp.Or(s.MaxForwards, defaultForwards), forwardsEach
+		s.unproven.all, s.unproven.each = s.forwards.all, forwardsEach
 		s.conns.all, s.conns.each = cmp.Or(s.MaxConns, defaultConns), connsEach
 		s.webConns.all, s.webConns.each = s.conns.all, connsEach
 		s.exchanges.New = func() any { return &exchange{s: s} }

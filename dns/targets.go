@@ -68,7 +68,7 @@ func (x *exchange) addresses(w *writer, owner string, ttl uint32) bool {
 func (x *exchange) merge(six bool, ttl uint32) ([]Addr, uint32) {
 	if x.found == nil {
 		switch {
-		case x.s.Lookup != nil && x.s.forwards.take(x.from.Addr()):
+		case x.s.Lookup != nil && x.place(x.lookupPlaces()):
 			x.aim = aimWaits
 			return nil, 0
 		case len(x.a.Addrs) > 0: // better than nothing
@@ -111,6 +111,16 @@ func (x *exchange) merge(six bool, ttl uint32) ([]Addr, uint32) {
 	all = distinct(all)
 	x.merged = all
 	return all, ttl
+}
+
+// lookupPlaces are those to wait for Targets in. Whoever asks by UDP may have
+// any address, and anybody may ask for the table's names: they have places of
+// their own, so that they do not take those of questions that are forwarded.
+func (x *exchange) lookupPlaces() *shares {
+	if x.viaUDP {
+		return &x.s.unproven
+	}
+	return &x.s.forwards
 }
 
 // distinct takes addresses out that are there before: two targets may be one
@@ -197,7 +207,7 @@ func (s *Server) join(ctx context.Context, host string, news chan<- struct{}) *f
 	go func() {
 		defer s.untrack(k)
 		defer cancel()
-		addrs, ttl, err := s.Lookup(ctx, host)
+		addrs, ttl, err := s.safeLookup(ctx, host)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		l.done, l.addrs, l.ttl, l.err = true, addrs, ttl, err
@@ -207,6 +217,16 @@ func (s *Server) join(ctx context.Context, host string, news chan<- struct{}) *f
 		}
 	}()
 	return l
+}
+
+// safeLookup is Lookup, whose panic is an error.
+func (s *Server) safeLookup(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = recovered(s.Log, "a lookup", v)
+		}
+	}()
+	return s.Lookup(ctx, host)
 }
 
 // nothing is closed.

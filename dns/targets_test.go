@@ -179,25 +179,50 @@ func TestDeadTargetsAreAnsweredInTime(t *testing.T) {
 }
 
 // One client has so many places to wait in. Without one it is told what is
-// known, or refused, and others are answered.
+// known, or refused, and others are answered. By UDP, where a client may have
+// any address, it is told to come by TCP, and the places are no others'.
 func TestTargetLimits(t *testing.T) {
-	gate, begun := make(chan struct{}), make(chan struct{}, 10)
-	find := lookupOf(gate)
-	r := start(t, &Server{MaxForwards: 1, Lookup: func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
-		begun <- struct{}{}
-		return find(ctx, host)
-	}})
-	r.table.Store(gateways())
-	done := make(chan string)
-	go func() { done <- summary(r.ask(t, UDP, q("slow.mesh.internal", dns.TypeA))) }()
-	<-begun
-	r.expect(t, TCP, q("dead.mesh.internal", dns.TypeA), "REFUSED")
-	r.expect(t, TCP, q("static.mesh.internal", dns.TypeA), "NOERROR aa an: static.mesh.internal. 5 IN A 10.0.0.6")
-	close(gate)
-	if got, want := <-done, "NOERROR aa an: slow.mesh.internal. 5 IN A 192.0.2.3"; got != want {
-		t.Errorf("the first question:\n got %s\nwant %s", got, want)
+	for _, c := range []struct {
+		by                   Transport
+		byUDP, byTCP, atOnce string
+	}{
+		{UDP, "NOERROR tc", "SERVFAIL", "NOERROR ra an: a.test. 60 IN A 192.0.2.1"},
+		{TCP, "SERVFAIL", "REFUSED", "REFUSED"},
+	} {
+		t.Run(string(c.by), func(t *testing.T) {
+			gate, begun := make(chan struct{}), make(chan struct{}, 10)
+			find := lookupOf(gate)
+			up := serve(t, "a.test. 60 IN A 192.0.2.1")
+			r := start(t, &Server{
+				MaxForwards: 1, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback,
+				Lookup: func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
+					begun <- struct{}{}
+					return find(ctx, host)
+				},
+			})
+			r.table.Store(gateways())
+			done := make(chan string)
+			go func() { done <- summary(r.ask(t, c.by, q("slow.mesh.internal", dns.TypeA))) }()
+			<-begun
+			code := func(tr Transport, name string) string {
+				text, _, _ := strings.Cut(summary(r.ask(t, tr, q(name, dns.TypeA))), " ra")
+				return strings.Replace(text, "NOERROR aa tc", "NOERROR tc", 1)
+			}
+			if got := code(UDP, "dead.mesh.internal"); got != c.byUDP {
+				t.Errorf("by UDP: %s, want %s", got, c.byUDP)
+			}
+			if got := code(TCP, "dead.mesh.internal"); got != c.byTCP {
+				t.Errorf("by TCP: %s, want %s", got, c.byTCP)
+			}
+			r.expect(t, UDP, q("a.test", dns.TypeA), c.atOnce)
+			r.expect(t, c.by, q("static.mesh.internal", dns.TypeA), "NOERROR aa ra an: static.mesh.internal. 5 IN A 10.0.0.6")
+			close(gate)
+			if got, want := <-done, "NOERROR aa ra an: slow.mesh.internal. 5 IN A 192.0.2.3"; got != want {
+				t.Errorf("the first question:\n got %s\nwant %s", got, want)
+			}
+			r.expect(t, c.by, q("dead.mesh.internal", dns.TypeA), "SERVFAIL ra")
+		})
 	}
-	r.expect(t, TCP, q("dead.mesh.internal", dns.TypeA), "SERVFAIL")
 }
 
 // An old address of a target is better than none: the Resolver's doing.

@@ -111,6 +111,11 @@ type stream struct {
 
 func (s *Server) serveStream(ctx context.Context, c net.Conn, conf *tls.Config, t Transport, from netip.AddrPort, view string) {
 	defer c.Close()
+	defer func() {
+		if v := recover(); v != nil {
+			_ = recovered(s.Log, "a connection", v)
+		}
+	}()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	st := &stream{s: s, t: t, from: from, view: view, c: c}
@@ -203,7 +208,7 @@ func (st *stream) next(ctx context.Context, late *sync.WaitGroup, places chan st
 	select {
 	case places <- struct{}{}:
 	case <-ctx.Done():
-		x.s.forwards.give(x.from.Addr())
+		x.leave()
 		return false
 	}
 	late.Go(func() {

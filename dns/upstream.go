@@ -65,11 +65,11 @@ func (u *upstream) told(err error, now time.Time) {
 }
 
 // race asks one upstream after the other, at most three times in all.
-func race(ctx context.Context, ups []*upstream, q *query, clock func() time.Time) (*dns.Msg, error) {
+func (f *Forwarder) race(ctx context.Context, ups []*upstream, q *query) (*dns.Msg, error) {
 	if len(ups) == 0 {
 		return nil, errNobody
 	}
-	return hedge(ctx, stepAfter, func(ctx context.Context, i int) (*dns.Msg, error) {
+	return hedge(ctx, f.Log, stepAfter, func(ctx context.Context, i int) (*dns.Msg, error) {
 		u := ups[i%len(ups)]
 		begun := time.Now()
 		m, err := u.ask(ctx, q)
@@ -78,7 +78,7 @@ func race(ctx context.Context, ups []*upstream, q *query, clock func() time.Time
 		}
 		// To lose a race is no fault, but to be overtaken by one who began later is.
 		if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= stepAfter {
-			u.told(err, clock())
+			u.told(err, f.clock())
 		}
 		return m, err
 	})
@@ -162,6 +162,18 @@ func fits(b, out []byte, q *query) int {
 	return isOther
 }
 
+// restore puts the question of b into lower case. Upstreams write names as
+// pointers into it, owners and data alike, and the pattern of capitals was for
+// them only.
+func restore(b []byte, q *query) {
+	name := b[headerLen : headerLen+q.labels]
+	for i, c := range name {
+		if 'A' <= c && c <= 'Z' { // no length of a label is
+			name[i] = c + 'a' - 'A'
+		}
+	}
+}
+
 func (u *upstream) byUDP(ctx context.Context, q *query) (*dns.Msg, error) {
 	c, end, err := dial(ctx, "udp", u.addr) // a port of its own, and other senders are not heard
 	if err != nil {
@@ -180,6 +192,7 @@ func (u *upstream) byUDP(ctx context.Context, q *query) (*dns.Msg, error) {
 		}
 		switch fits(buf[:n], out, q) {
 		case isAnswer:
+			restore(buf[:n], q)
 			m := new(dns.Msg)
 			if err = m.Unpack(buf[:n]); err == nil || buf[2]&(bitTC>>8) != 0 {
 				m.Truncated = m.Truncated || err != nil
@@ -214,6 +227,7 @@ func byStream(c io.ReadWriter, q *query) (*dns.Msg, error) {
 	if fits(b, out[2:], q) == isOther {
 		return nil, errForged
 	}
+	restore(b, q)
 	m := new(dns.Msg)
 	if err := m.Unpack(b); err != nil {
 		return nil, err

@@ -206,12 +206,17 @@ func TestPrivateAddresses(t *testing.T) {
 	records := []string{"ok.test. 60 IN A 192.0.2.1", "mixed.test. 60 IN A 192.0.2.1", "mixed.test. 60 IN A 10.0.0.1", "in.corp.test. 60 IN A 10.0.0.1", "in.zone.test. 60 IN A 10.0.0.2",
 		"h.test. 60 IN HTTPS 1 . alpn=h2 ipv4hint=192.0.2.1,10.0.0.1 ipv6hint=2001:db8::1"}
 	private := []string{"10.0.0.1", "127.0.0.1", "169.254.169.254", "172.31.255.255", "192.168.1.1", "100.64.0.1", "0.0.0.0", "240.0.0.1", "224.0.0.1"}
-	private6 := []string{"::1", "::", "fd00::1", "fe80::1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::1", "ff02::1"}
+	private6 := []string{"::1", "::", "fd00::1", "fe80::1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::1", "ff02::1",
+		"64:ff9b:1::10.0.0.1", "64:ff9b:1:a00:0:100::", "::ffff:0:10.0.0.1", "2001:0:c000:201:0:0:f5ff:fffe", "2001:0:a00:1::3fff:fdfe", "::10.0.0.1"}
+	public6 := []string{"64:ff9b::c000:201", "64:ff9b:1::c000:201", "2002:c000:201::1", "2001:0:c000:201::3fff:fdfe", "2001:db8::1"}
 	for i, a := range private {
 		records = append(records, fmt.Sprintf("p%d.test. 60 IN A %s", i, a))
 	}
 	for i, a := range private6 {
 		records = append(records, fmt.Sprintf("s%d.test. 60 IN AAAA %s", i, a))
+	}
+	for i, a := range public6 {
+		records = append(records, fmt.Sprintf("w%d.test. 60 IN AAAA %s", i, a))
 	}
 	up := serve(t, records...)
 	f := &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, Private: []string{"Corp.test."}, Zones: map[string][]Upstream{"zone.test": {{Addr: up.addr}}}}
@@ -230,6 +235,9 @@ func TestPrivateAddresses(t *testing.T) {
 	}
 	for i := range private6 {
 		r.expect(t, UDP, q(fmt.Sprintf("s%d.test", i), dns.TypeAAAA), "NOERROR ra")
+	}
+	for i, a := range public6 {
+		r.expect(t, UDP, q(fmt.Sprintf("w%d.test", i), dns.TypeAAAA), fmt.Sprintf("NOERROR ra an: w%d.test. 60 IN AAAA %s", i, a))
 	}
 	f = &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, Private: []string{"."}}
 	r = start(t, &Server{Forward: f, Recursion: loopback})
@@ -312,4 +320,39 @@ func (l *countingListener) Accept() (net.Conn, error) {
 		l.mu.Unlock()
 	}
 	return c, err
+}
+
+// Names of an answer have the case of whoever asks, or none: the pattern of
+// capitals of a question to an upstream is seen by nobody else,
+// although the upstream's names are pointers into it.
+func TestCapitalsAreNotPassedOn(t *testing.T) {
+	for _, byTCP := range []bool{false, true} {
+		up := serve(t)
+		up.do(func(w dns.ResponseWriter, m *dns.Msg) bool {
+			name := m.Question[0].Name
+			res := new(dns.Msg).SetReply(m)
+			if _, udp := w.RemoteAddr().(*net.UDPAddr); udp && byTCP {
+				res.Truncated = true
+				_ = w.WriteMsg(res)
+				return true
+			}
+			if strings.EqualFold(name, "mx.up.test.") {
+				_, zone, _ := strings.Cut(name, ".")
+				res.Answer = []dns.RR{&dns.MX{Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeMX, Class: dns.ClassINET, Ttl: 60}, Preference: 10, Mx: "www." + zone}}
+			} else {
+				res.Rcode = dns.RcodeNameError
+				_, zone, _ := strings.Cut(name, ".")
+				res.Ns = []dns.RR{&dns.SOA{Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 60}, Ns: "ns." + zone, Mbox: "h." + zone, Minttl: 60}}
+			}
+			res.Compress = true
+			_ = w.WriteMsg(res)
+			return true
+		})
+		r, _, _ := forwarding(t, up)
+		for _, tr := range transports {
+			r.expect(t, tr, q("mx.up.test", dns.TypeMX), "NOERROR ra an: mx.up.test. 60 IN MX 10 www.up.test.")
+			r.expect(t, tr, q("no.up.test", dns.TypeA), "NXDOMAIN ra ns: up.test. 60 IN SOA ns.up.test. h.up.test. 0 0 0 0 60")
+		}
+		r.expect(t, UDP, q("MX.up.TEST", dns.TypeMX), "NOERROR ra an: MX.up.TEST. 60 IN MX 10 www.up.TEST.")
+	}
 }

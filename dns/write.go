@@ -68,6 +68,9 @@ func (w *writer) end(rcode int, options ...ede) []byte {
 			w.b = append(w.b, 0, 2)
 			w.b = binary.BigEndian.AppendUint16(w.b, uint16(o-1))
 		}
+		if w.q.pad {
+			w.pad()
+		}
 		binary.BigEndian.PutUint16(w.b[at:], uint16(len(w.b)-at-2))
 		w.counts[inAdditional]++
 	}
@@ -75,6 +78,22 @@ func (w *writer) end(rcode int, options ...ede) []byte {
 		binary.BigEndian.PutUint16(w.b[6+2*i:], n)
 	}
 	return w.b
+}
+
+// padTo is what answers are padded to a multiple of, RFC 8467 section 4.1.
+const padTo = 468
+
+// pad makes the message, of which an option is the end, as long as many others,
+// so that its length does not tell what was asked for: RFC 7830.
+func (w *writer) pad() {
+	const head = 4
+	if len(w.b)+head > w.limit {
+		return
+	}
+	size := min((len(w.b)+head+padTo-1)/padTo*padTo, w.limit) - len(w.b) - head
+	w.b = binary.BigEndian.AppendUint16(w.b, dns.EDNS0PADDING)
+	w.b = binary.BigEndian.AppendUint16(w.b, uint16(size))
+	w.b = append(w.b, make([]byte, size)...)
 }
 
 // An ede is an extended error code of RFC 8914 and 1; 0 is none.

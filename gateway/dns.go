@@ -161,6 +161,7 @@ func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 	s.Log = g.log
 	s.Observe = observeDNS(ctx, g.metrics.DNS(), g.log)
 	if f := s.Forward; f != nil {
+		f.Log = g.log
 		g.metrics.Gauge("culvert_dns_cache_bytes", "Memory of answers of other resolvers, about.", func() float64 { return float64(f.CacheSize()) })
 		g.metrics.Gauge("culvert_dns_upstreams_down", "Resolvers that are asked last because they did not answer.", func() float64 {
 			n := 0

@@ -1,6 +1,9 @@
 package tunnel
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // never lists what a gateway never dials unless a route writes the address
 // itself: this host, its links, and the services that hand out a cloud
@@ -75,48 +78,52 @@ func Forbidden(a netip.Addr) (why string, forbidden bool) {
 	if !a.Is6() {
 		return "", false
 	}
-	b := a.As16()
-	for _, e := range embeddings {
-		if !e.prefix.Contains(a) {
-			continue
+	name, embedded := embeddedIn(a)
+	for _, v4 := range embedded {
+		if why, bad := Forbidden(v4); bad {
+			return name + " form of " + v4.String() + ": " + why, true
 		}
-		for _, v4 := range e.v4(b) {
-			if why, bad := Forbidden(v4); bad {
-				return e.name + " form of " + v4.String() + ": " + why, true
-			}
-		}
-		return "", false
-	}
-	if local64.Contains(a) {
-		return forbiddenLocal64(b)
 	}
 	return "", false
 }
 
-// forbiddenLocal64 judges the four readings of b. A reading in 0.0.0.0/8 is
-// most likely padding of another one, and counts only if all of them are.
-func forbiddenLocal64(b [16]byte) (string, bool) {
-	padding := 0
-	readings := [...]netip.Addr{
+// Embedded returns the IPv4 addresses that a stands for, or may stand for:
+// whoever judges addresses judges those, too. Most stand for none.
+func Embedded(a netip.Addr) []netip.Addr {
+	_, embedded := embeddedIn(a)
+	return embedded
+}
+
+func embeddedIn(a netip.Addr) (name string, embedded []netip.Addr) {
+	if !a.Is6() {
+		return "", nil
+	}
+	a = a.WithZone("")
+	for _, e := range embeddings {
+		if e.prefix.Contains(a) {
+			return e.name, e.v4(a.As16())
+		}
+	}
+	if local64.Contains(a) {
+		return "NAT64", readings64(a.As16())
+	}
+	return "", nil
+}
+
+// readings64 are the readings of b, which has a prefix of the site's own choice.
+// One in 0.0.0.0/8 is most likely padding of another one, and counts only where
+// all of them are.
+func readings64(b [16]byte) []netip.Addr {
+	all := []netip.Addr{
 		four(b[6], b[7], b[9], b[10]),  // a prefix of 48 bits; octet 8 is reserved
 		four(b[7], b[9], b[10], b[11]), // 56
 		four(b[9], b[10], b[11], b[12]),
 		four(b[12], b[13], b[14], b[15]),
 	}
-	for _, v4 := range readings {
-		why, bad := Forbidden(v4)
-		if bad && v4.As4()[0] == 0 {
-			padding++
-			bad = false
-		}
-		if bad {
-			return "NAT64 form of " + v4.String() + ": " + why, true
-		}
+	if real := slices.DeleteFunc(slices.Clone(all), func(v4 netip.Addr) bool { return v4.As4()[0] == 0 }); len(real) > 0 {
+		return real
 	}
-	if padding == len(readings) {
-		return "NAT64 form of an address of this host", true
-	}
-	return "", false
+	return all
 }
 
 func last4(b [16]byte) []netip.Addr { return []netip.Addr{four(b[12], b[13], b[14], b[15])} }
