@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,7 +51,7 @@ func (t *translation) routes() []*route {
 	for _, o := range sorted(t.w.UDPRoutes) {
 		rs = append(rs, &route{Object: o, kind: udpRoute, parents: o.Spec.ParentRefs, refs: refsOf(o.Spec.Rules)})
 	}
-	return append(rs, t.httpRoutes()...)
+	return append(append(rs, t.httpRoutes()...), t.grpcRoutes()...)
 }
 
 // refsOf are the backends of all rules.
@@ -85,6 +86,12 @@ func (t *translation) attachRoutes() {
 				ParentRef: ref, ControllerName: t.controller,
 				Conditions: observe(r.GetGeneration(), []metav1.Condition{accepted, r.resolved}),
 			})
+		}
+		if len(st.Parents) > 0 {
+			t.res.blame(r.key(), r.resolved)
+		}
+		if r.kind == httpRoute {
+			t.noteHTTP(r, st.Parents)
 		}
 		t.res.Routes[r.key()] = st
 	}
@@ -166,9 +173,11 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	}
 	switch {
 	case len(named) == 0:
-		return is(kind, false, string(gwv1.RouteReasonNoMatchingParent), fmt.Sprintf("there is no listener with section name %q and port %d", deref(ref.SectionName, ""), deref(ref.Port, 0)))
+		return is(kind, false, string(gwv1.RouteReasonNoMatchingParent), t.noListener(r, ref))
+	case r.kind == grpcRoute:
+		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), noGRPC)
 	case len(takers) == 0:
-		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), fmt.Sprintf("no listener takes a %s of namespace %q", r.kind, r.GetNamespace())+t.unselected(named...))
+		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), t.noTaker(r, named)+t.unselected(named...))
 	case len(r.badHosts) > 0 && len(r.hosts) == 0:
 		return is(kind, false, string(gwv1.RouteReasonUnsupportedValue), "no hostname can be used: "+strings.Join(r.badHosts, ", "))
 	}
@@ -202,6 +211,49 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 		message = "accepted without hostnames that can't be used: " + strings.Join(r.badHosts, ", ")
 	}
 	return is(kind, true, string(gwv1.RouteReasonAccepted), message)
+}
+
+// noTaker says why none of the listeners that a route names takes it.
+func (t *translation) noTaker(r *route, named []*listener) string {
+	for _, l := range named {
+		if l.takes(r.kind) {
+			return fmt.Sprintf("no listener allows a %s of namespace %q: see allowedRoutes.namespaces", r.kind, r.GetNamespace())
+		}
+	}
+	return fmt.Sprintf("no listener allows a %s: %s", r.kind, takenBy(named))
+}
+
+// takenBy says which kinds of routes listeners allow.
+func takenBy(ls []*listener) string {
+	var texts []string
+	for _, l := range ls {
+		var kinds []string
+		for _, k := range l.kinds {
+			kinds = append(kinds, string(k.Kind))
+		}
+		texts = append(texts, fmt.Sprintf("%s (%s) allows %s", l.spec.Name, l.spec.Protocol, cmp.Or(strings.Join(kinds, ", "), "none")))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// noListener says which listener it is that a parent does not have, and where it is.
+func (t *translation) noListener(r *route, ref gwv1.ParentReference) string {
+	name := parentName(ref, r.GetNamespace())
+	text := string(deref(ref.Kind, "Gateway")) + " " + name.String() + " has no listener"
+	if section := deref(ref.SectionName, ""); section != "" {
+		text += fmt.Sprintf(" named %q", section)
+	}
+	if ref.Port != nil {
+		text += fmt.Sprintf(" at port %d", *ref.Port)
+	}
+	if g := t.gateways[name]; g != nil && deref(ref.Kind, "Gateway") == "Gateway" {
+		for _, s := range g.sets {
+			if slices.ContainsFunc(s.entries, func(l *listener) bool { return l.isOf(ref) }) {
+				return text + "; its ListenerSet " + key(s).String() + " has: name that as the parent"
+			}
+		}
+	}
+	return text
 }
 
 // unselected says that namespaces are selected by labels that may not be read, or is "".

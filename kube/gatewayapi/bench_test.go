@@ -97,6 +97,9 @@ func newBench(t *testing.T, docs ...string) *bench {
 	for _, o := range w.HTTPRoutes {
 		gw = append(gw, o)
 	}
+	for _, o := range w.GRPCRoutes {
+		gw = append(gw, o)
+	}
 	for _, o := range w.Grants {
 		gw = append(gw, o)
 	}

@@ -111,7 +111,7 @@ func (c *contests) refusals(controller string) []Refusal {
 	n := contestNote(controller)
 	for _, of := range c.of {
 		if of.undone >= contestAfter {
-			all = append(all, Refusal{of.object, n.reason, n.message})
+			all = append(all, Refusal{Object: of.object, Reason: n.reason, Message: n.message})
 		}
 	}
 	slices.SortFunc(all, func(a, b Refusal) int { return strings.Compare(a.Object, b.Object) })

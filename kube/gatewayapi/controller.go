@@ -261,7 +261,7 @@ func (r *run) rebuild(ctx context.Context) error {
 		r.alarm = time.AfterFunc(time.Until(res.Until), r.dirty)
 	}
 	r.writer.want(res, w)
-	r.teller.tell(append(refusals(res), contested...), time.Now())
+	r.teller.tell(append(unsaid(refusals(res), w.Plane), contested...), time.Now())
 	return nil
 }
 

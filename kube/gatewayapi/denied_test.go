@@ -40,7 +40,7 @@ func everyKind() string {
 		testRoute("TLSRoute", "tls2", "def.example.com", "{name: web, port: 443}") +
 		testRoute("TCPRoute", "tcp", "", "{name: web, port: 443}") +
 		testRoute("UDPRoute", "udp", "", "{name: web, port: 53}") +
-		testRoute("HTTPRoute", "http", "web.example.com", "{name: web, port: 80}") + "\n---\n" + everything
+		testRoute("HTTPRoute", "http", "web.example.com", "{name: web, port: 80}") + testRoute("GRPCRoute", "grpc", "", "{name: web, port: 80}") + "\n---\n" + everything
 }
 
 // forbid denies a verb on a resource, "gateways" or "gateways/status", with the words
@@ -78,6 +78,7 @@ func TestEachDeniedWriteIsSaidByName(t *testing.T) {
 		{"update", "tcproutes/status", "tcproutes/status" + gw, nil},
 		{"update", "udproutes/status", "udproutes/status" + gw, nil},
 		{"update", "httproutes/status", "httproutes/status" + gw, nil},
+		{"update", "grpcroutes/status", "grpcroutes/status" + gw, nil},
 		{"update", "backendtlspolicies/status", "backendtlspolicies/status" + gw, nil},
 		{"get", "serviceaccounts", "serviceaccounts", nil},
 		{"create", "serviceaccounts", "serviceaccounts", nil},

@@ -61,7 +61,7 @@ func (sh *shelf) unread() []string {
 // that the table was not made of are of no interest.
 func (s *store) emptied(ctx context.Context) error {
 	for _, sh := range s.order {
-		if sh.resource.Resource == "httproutes" {
+		if r := sh.resource.Resource; r == "httproutes" || r == "grpcroutes" {
 			continue // nothing is served by them
 		}
 		for i, inf := range sh.informers {

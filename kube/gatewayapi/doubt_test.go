@@ -124,7 +124,7 @@ func (b *bench) deny(k kind, namespace string) (allow func()) {
 func TestControllerWaitsForItsRights(t *testing.T) {
 	for _, k := range wholeBench(t).c.clients.kinds() {
 		resource := k.resource.Resource
-		without := []string{"secrets", "configmaps", "namespaces", "serviceimports", "httproutes"}
+		without := []string{"secrets", "configmaps", "namespaces", "serviceimports", "httproutes", "grpcroutes"}
 		if slices.Contains(needed, resource) == slices.Contains(without, resource) {
 			t.Errorf("%s are either needed or not", resource)
 		}
@@ -215,7 +215,7 @@ func unread(w *World) { w.PoliciesUnread = []string{"a"} }
 func TestControllerDoesNotBelieveInASuddenEnd(t *testing.T) {
 	kinds := map[string]kind{}
 	for _, k := range wholeBench(t).c.clients.kinds() {
-		if k.resource.Resource != "httproutes" { // nothing is served by them
+		if r := k.resource.Resource; r != "httproutes" && r != "grpcroutes" { // nothing is served by them
 			kinds[k.resource.Resource] = k
 		}
 	}

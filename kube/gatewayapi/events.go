@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,37 +21,103 @@ import (
 // A note is what an operator should hear of, beside the condition that says it.
 type note struct{ reason, message string }
 
-// notesOf are refusals that are in after and were not in before.
-func notesOf(before, after []metav1.Condition) []note {
-	var ns []note
-	for _, c := range after {
-		if c.Status != metav1.ConditionFalse || c.Reason == string(gwv1.GatewayReasonPending) {
+// A finding is a condition that is False, on the way to a note.
+type finding struct {
+	kind, reason string
+	message      string
+	listeners    []string // that say so; of the object itself there are none
+	fresh        bool     // it was not there before
+}
+
+// tolds are the types of conditions that an operator hears of. Programmed is the last:
+// it repeats what the others say.
+var tolds = []string{"Accepted", "ResolvedRefs", "SupportedVersion", "Programmed"}
+
+// derived are reasons that only sum up what the listeners of an object say.
+var derived = []string{string(gwv1.GatewayReasonListenersNotValid), string(gwv1.GatewayReasonListenersNotResolved)}
+
+// find collects the conditions that are False, of an object or of one of its listeners.
+func find(all []finding, listener string, before, after []metav1.Condition) []finding {
+	for _, kind := range tolds {
+		for _, c := range after {
+			if c.Type != kind || c.Status != metav1.ConditionFalse || c.Reason == string(gwv1.GatewayReasonPending) || slices.Contains(derived, c.Reason) {
+				continue
+			}
+			same := func(b metav1.Condition) bool {
+				return b.Type == c.Type && b.Status == c.Status && b.Reason == c.Reason && b.Message == c.Message
+			}
+			f := finding{kind: kind, reason: c.Reason, message: c.Message, fresh: !slices.ContainsFunc(before, same)}
+			if listener != "" {
+				f.listeners = []string{listener}
+			}
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// notes are what is fresh of the findings of one object: of those that say the same, or
+// repeat what another one says, only one. A cause is told once.
+func notes(all []finding) (ns []note) {
+	for i := range all {
+		f := &all[i]
+		if slices.ContainsFunc(all[:i], func(o finding) bool { return o.repeats(f) && o.message == f.message }) {
+			continue // it is told of with an earlier one
+		}
+		if slices.ContainsFunc(all, func(o finding) bool { return o.message != f.message && strings.Contains(o.message, f.message) }) {
+			continue // it is a part of another one
+		}
+		fresh, listeners := f.fresh, slices.Clone(f.listeners)
+		for _, o := range all[i+1:] {
+			if o.message == f.message && len(f.listeners) > 0 {
+				fresh, listeners = fresh || o.fresh && o.kind == f.kind, append(listeners, o.listeners...)
+			}
+		}
+		if !fresh {
 			continue
 		}
-		if !slices.Contains([]string{"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion"}, c.Type) {
-			continue
+		n := note{f.reason, f.kind + ": " + f.message}
+		slices.Sort(listeners)
+		switch listeners = slices.Compact(listeners); len(listeners) {
+		case 0:
+		case 1:
+			n.message = "listener " + listeners[0] + ": " + n.message
+		default:
+			n.message = "listeners " + strings.Join(listeners, ", ") + ": " + n.message
 		}
-		same := func(b metav1.Condition) bool {
-			return b.Type == c.Type && b.Status == c.Status && b.Reason == c.Reason && b.Message == c.Message
-		}
-		n := note{c.Reason, c.Type + ": " + c.Message}
-		if !slices.ContainsFunc(before, same) && !slices.Contains(ns, n) {
+		if !slices.Contains(ns, n) {
 			ns = append(ns, n)
 		}
 	}
 	return ns
 }
 
-// notesOfListeners are those of all of an object's listeners.
-func notesOfListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](before, after []L) (ns []note) {
-	for _, l := range after {
+// repeats reports whether f is told of with o, if they say the same.
+func (o *finding) repeats(f *finding) bool {
+	return len(o.listeners) == 0 || len(f.listeners) > 0
+}
+
+// notesOf are refusals that are in after and were not in before.
+func notesOf(before, after []metav1.Condition) []note { return notes(find(nil, "", before, after)) }
+
+// notesOfOwner are those of an object with listeners.
+func notesOfOwner[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](before, after []metav1.Condition, listenersBefore, listenersAfter []L) []note {
+	var all []finding
+	for _, f := range find(nil, "", before, after) {
+		if f.kind == "Programmed" && f.reason == string(gwv1.GatewayReasonInvalid) {
+			continue // it is not accepted, or its listeners are not in force, which they say
+		}
+		all = append(all, f)
+	}
+	for _, l := range listenersAfter {
 		l := gwv1.ListenerStatus(l)
-		for _, n := range notesOf(conditionsOf(before, l.Name), l.Conditions) {
-			n.message = "listener " + string(l.Name) + ": " + n.message
-			ns = append(ns, n)
+		for _, f := range find(nil, string(l.Name), conditionsOf(listenersBefore, l.Name), l.Conditions) {
+			if f.message != notAccepted {
+				all = append(all, f)
+			}
 		}
 	}
-	return ns
+	return notes(all)
 }
 
 // note makes Events of what happened to an object. An Event's name is made of
@@ -102,6 +169,8 @@ func kindOf(o metav1.Object) string {
 		return udpRoute
 	case *gwv1.HTTPRoute:
 		return httpRoute
+	case *gwv1.GRPCRoute:
+		return grpcRoute
 	}
 	return "BackendTLSPolicy"
 }

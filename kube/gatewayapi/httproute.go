@@ -1,7 +1,16 @@
 package gatewayapi
 
+import gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
 // noHTTP is what everything of HTTP says of itself.
 const noHTTP = "culvert routes no HTTP yet: requests are refused"
+
+// noGRPC is why no listener takes a GRPCRoute.
+const noGRPC = "culvert routes no gRPC yet: a TLSRoute to a listener with tls.mode Passthrough carries it undecrypted"
+
+// reasonHTTPNotRouted is of routes whose requests are refused though they are
+// accepted. It is no reason of a condition: Gateway API wants HTTPRoutes to attach.
+const reasonHTTPNotRouted = "HTTPNotRouted"
 
 // httpRoutes are there to attach and to have a status, and for nothing else.
 func (t *translation) httpRoutes() []*route {
@@ -16,4 +25,29 @@ func (t *translation) httpRoutes() []*route {
 		rs = append(rs, r)
 	}
 	return rs
+}
+
+// grpcRoutes are there to be refused: without a status nobody would know by whom.
+func (t *translation) grpcRoutes() []*route {
+	var rs []*route
+	for _, o := range sorted(t.w.GRPCRoutes) {
+		r := &route{Object: o, kind: grpcRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames}
+		for _, rule := range o.Spec.Rules {
+			for _, b := range rule.BackendRefs {
+				r.refs = append(r.refs, b.BackendRef)
+			}
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// noteHTTP has it told everywhere that the requests of an HTTPRoute are refused.
+func (t *translation) noteHTTP(r *route, parents []gwv1.RouteParentStatus) {
+	for i := range parents {
+		if parents[i].Conditions[0].Status == "True" {
+			t.res.Notes[r.key()] = append(t.res.Notes[r.key()], note{reasonHTTPNotRouted, noHTTP})
+			return
+		}
+	}
 }

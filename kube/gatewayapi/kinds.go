@@ -103,6 +103,7 @@ func (c clients) kinds() []kind {
 		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: from(g.TCPRoutes, nil)},
 		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: from(g.UDPRoutes, nil)},
 		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: from(g.HTTPRoutes, nil)},
+		{resource: gw("grpcroutes"), object: &gwv1.GRPCRoute{}, in: from(g.GRPCRoutes, nil), optional: true},
 		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: from(g.ReferenceGrants, nil)},
 		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: from(g.BackendTLSPolicies, nil)},
 		{resource: core("namespaces"), object: &corev1.Namespace{}, cluster: true, refers: true, in: from(func(string) lists[*corev1.NamespaceList] { return k.Namespaces() }, nil)},

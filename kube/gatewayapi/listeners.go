@@ -18,6 +18,7 @@ const (
 	tcpRoute  = "TCPRoute"
 	udpRoute  = "UDPRoute"
 	httpRoute = "HTTPRoute"
+	grpcRoute = "GRPCRoute"
 )
 
 // A listener is one of a Gateway or a ListenerSet: the API has two types with
@@ -209,6 +210,9 @@ func (l *listener) resolvedRefs() metav1.Condition {
 	return is(string(gwv1.ListenerConditionResolvedRefs), true, string(gwv1.ListenerReasonResolvedRefs), "all references are resolved")
 }
 
+// notAccepted is what listeners say of a Gateway that says why itself.
+const notAccepted = "the Gateway is not accepted"
+
 // programmed is the condition Programmed of l.
 func (t *translation) programmed(l *listener) metav1.Condition {
 	const kind = string(gwv1.ListenerConditionProgrammed)
@@ -220,7 +224,7 @@ func (t *translation) programmed(l *listener) metav1.Condition {
 	case l.broken:
 		return is(kind, false, string(gwv1.ListenerReasonInvalid), l.refs.Message)
 	case !l.gw.isAccepted():
-		return is(kind, false, string(gwv1.ListenerReasonInvalid), "the Gateway is not accepted")
+		return is(kind, false, string(gwv1.ListenerReasonInvalid), notAccepted)
 	case len(l.gw.bound) == 0:
 		return is(kind, false, string(gwv1.ListenerReasonPending), "the Gateway has no address")
 	case l.openErr != nil:

@@ -201,6 +201,9 @@ func (d dice) world(cert, key string) *World {
 		if r := (&gwv1.HTTPRoute{ObjectMeta: d.meta(), Spec: gwv1.HTTPRouteSpec{CommonRouteSpec: d.common(), Hostnames: many(d, 2, d.host)}}); fresh("http", r) {
 			w.HTTPRoutes = append(w.HTTPRoutes, r)
 		}
+		if r := (&gwv1.GRPCRoute{ObjectMeta: d.meta(), Spec: gwv1.GRPCRouteSpec{CommonRouteSpec: d.common(), Hostnames: many(d, 2, d.host)}}); fresh("grpc", r) {
+			w.GRPCRoutes = append(w.GRPCRoutes, r)
+		}
 		if g := (&gwv1.ReferenceGrant{ObjectMeta: d.meta()}); fresh("grant", g) {
 			g.Spec.From = []gwv1.ReferenceGrantFrom{{Group: gwv1.GroupName, Kind: pick[gwv1.Kind](d, "Gateway", "ListenerSet", "TLSRoute", "TCPRoute"), Namespace: pick[gwv1.Namespace](d, "a", "b")}}
 			g.Spec.To = []gwv1.ReferenceGrantTo{{Kind: pick[gwv1.Kind](d, "Secret", "Service", "ConfigMap"), Name: maybe[gwv1.ObjectName](d, "x", "y", "")}}
@@ -261,6 +264,7 @@ func (d dice) shuffled(w *World) *World {
 	shuffle(d, &s.TCPRoutes)
 	shuffle(d, &s.UDPRoutes)
 	shuffle(d, &s.HTTPRoutes)
+	shuffle(d, &s.GRPCRoutes)
 	shuffle(d, &s.Grants)
 	shuffle(d, &s.Policies)
 	f := *w.Objects.(*fixture)

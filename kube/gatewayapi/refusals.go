@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"cmp"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
 // A Refusal is a condition that is worth an operator's eye.
@@ -16,6 +18,7 @@ type Refusal struct {
 	Object  string `json:"object"` // "TLSRoute shop/db", "GatewayClass edge"
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
+	Others  int    `json:"others,omitempty"` // routes of the kind and namespace that it is refused for, too
 }
 
 // refusals are all that res refuses, by object, and none of them twice.
@@ -27,7 +30,7 @@ func refusals(res *Result) []Refusal {
 			name = o.Namespace + "/" + name
 		}
 		for _, n := range ns {
-			all = append(all, Refusal{kind + " " + name, n.reason, n.message})
+			all = append(all, Refusal{Object: kind + " " + name, Reason: n.reason, Message: n.message})
 		}
 	}
 	refuse := func(kind string, o types.NamespacedName, cs []metav1.Condition) { say(kind, o, notesOf(nil, cs)) }
@@ -35,16 +38,21 @@ func refusals(res *Result) []Refusal {
 		refuse("GatewayClass", types.NamespacedName{Name: name}, st.Conditions)
 	}
 	for k, st := range res.Gateways {
-		refuse("Gateway", k, st.Conditions)
-		say("Gateway", k, notesOfListeners(nil, st.Listeners))
+		say("Gateway", k, notesOfOwner(nil, st.Conditions, nil, st.Listeners))
 	}
 	for k, st := range res.ListenerSets {
-		refuse("ListenerSet", k, st.Conditions)
-		say("ListenerSet", k, notesOfListeners(nil, st.Listeners))
+		say("ListenerSet", k, notesOfOwner(nil, st.Conditions, nil, st.Listeners))
 	}
 	for k, st := range res.Routes {
 		for i := range st.Parents {
-			refuse(k.Kind, k.NamespacedName, st.Parents[i].Conditions)
+			for _, n := range notesOf(nil, st.Parents[i].Conditions) {
+				if c := res.Causes[causeKey{k.Kind, k.Namespace, n}]; c == nil {
+					say(k.Kind, k.NamespacedName, []note{n})
+				} else if c.first == k {
+					say(k.Kind, k.NamespacedName, []note{n})
+					all[len(all)-1].Others = c.others
+				}
+			}
 		}
 	}
 	for k, ns := range res.Notes {
@@ -61,6 +69,62 @@ func refusals(res *Result) []Refusal {
 	return slices.Compact(all)
 }
 
+// unsaid are those of all that the data plane has not said in the log itself: why it
+// can't open a listener.
+func unsaid(all []Refusal, plane map[string]error) []Refusal {
+	return slices.DeleteFunc(all, func(r Refusal) bool {
+		if r.Reason != string(gwv1.ListenerReasonPortUnavailable) && r.Reason != string(gwv1.GatewayReasonAddressNotUsable) {
+			return false
+		}
+		for _, err := range plane {
+			if err != nil && strings.HasSuffix(r.Message, ": "+err.Error()) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// A causeKey is what routes of a kind and namespace are refused for, a backend that
+// several of them have in common.
+type causeKey struct {
+	kind, namespace string
+	note            note
+}
+
+// A cause is told at the first route that has it, and at no others.
+type cause struct {
+	first  RouteKey
+	others int
+}
+
+// blame remembers what the backends of a route are refused for.
+func (res *Result) blame(k RouteKey, resolved metav1.Condition) {
+	if resolved.Status != metav1.ConditionFalse {
+		return
+	}
+	of := causeKey{k.Kind, k.Namespace, note{resolved.Reason, resolved.Type + ": " + resolved.Message}}
+	if c := res.Causes[of]; c != nil {
+		c.others++
+		return
+	}
+	res.Causes[of] = &cause{first: k}
+}
+
+// told returns a note of a route as it is told, and reports whether it is.
+func (res *Result) told(k RouteKey, n note) (note, bool) {
+	c := res.Causes[causeKey{k.Kind, k.Namespace, n}]
+	switch {
+	case c == nil:
+		return n, true
+	case c.first != k:
+		return n, false
+	case c.others > 0:
+		n.message = clip(fmt.Sprintf("%s (so for %d more %ss of the namespace)", n.message, c.others, k.Kind))
+	}
+	return n, true
+}
+
 // Of more lines than tellAtOnce, and than one in tellEvery after that, only the
 // number is told, at most once in tellMore: a bad template must not fill the log.
 // Who is refused again within tellMore has been told of already.
@@ -74,7 +138,7 @@ const (
 type teller struct {
 	log *slog.Logger
 
-	known  map[Refusal]time.Time // since when it is no more, or zero while it is
+	known  map[Refusal]time.Time // without Others: since when it is no more, or zero while it is
 	room   time.Duration         // for lines, each of tellEvery
 	last   time.Time             // that room was looked at
 	unsaid int
@@ -93,6 +157,8 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 	t.last = now
 	there := make(map[Refusal]bool, len(all))
 	for _, r := range all {
+		others := r.Others
+		r.Others = 0
 		there[r] = true
 		_, known := t.known[r]
 		t.known[r] = time.Time{}
@@ -106,7 +172,11 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 			if r.Reason == reasonContested {
 				what = "kubernetes: contested"
 			}
-			t.log.Warn(what, "object", r.Object, "reason", r.Reason, "why", r.Message)
+			more := []any{"object", r.Object, "reason", r.Reason, "why", r.Message}
+			if others > 0 {
+				more = append(more, "others", others)
+			}
+			t.log.Warn(what, more...)
 		}
 	}
 	for r, gone := range t.known {

@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -41,6 +42,12 @@ spec:
   validation: {hostname: web.example, caCertificateRefs: [{group: "", kind: ConfigMap, name: none}]}
 `, "BackendTLSPolicy a/p", "NoValidCACertificate", "Accepted: "},
 		{"a class with parameters", "kind: GatewayClass\nmetadata: {name: more}\nspec: {controllerName: culvert.dev/gateway, parametersRef: {group: x.example, kind: X, name: x}}\n", "GatewayClass more", "InvalidParameters", "Accepted: "},
+		{"a listener that only a ListenerSet has", edge(passthrough, "allowedListeners: {namespaces: {from: Same}}") + "\n---\nkind: ListenerSet\nmetadata: {namespace: a, name: more}\nspec:\n  parentRef: {name: edge}\n  listeners:\n" + tcp +
+			testRoute("TCPRoute", "r", "", "{name: web, port: 443}", "{name: edge, sectionName: tcp}"), "TCPRoute a/r", "NoMatchingParent", "its ListenerSet a/more has: name that as the parent"},
+		{"a port that no listener is at", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}", "{name: edge, port: 444}"), "TLSRoute a/r", "NoMatchingParent", "Gateway a/edge has no listener at port 444"},
+		{"a kind that no listener takes", edge(passthrough) + testRoute("TCPRoute", "r", "", "{name: web, port: 443}"), "TCPRoute a/r", "NotAllowedByListeners", "no listener allows a TCPRoute: tls (TLS) allows TLSRoute"},
+		{"an HTTPRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("HTTPRoute", "r", "abc.example.com", "{name: web, port: 80}"), "HTTPRoute a/r", "HTTPNotRouted", noHTTP},
+		{"a GRPCRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("GRPCRoute", "r", "abc.example.com", "{name: web, port: 80}"), "GRPCRoute a/r", "NotAllowedByListeners", "culvert routes no gRPC yet"},
 		{"a name that an older TLSRoute has", edge(passthrough) + testRoute("TLSRoute", "old", "abc.example.com", "{name: web, port: 443}") + testRoute("TLSRoute", "new", "abc.example.com", "{name: web, port: 443}"), "TLSRoute a/new", "Shadowed", "abc.example.com of listener tls goes to TLSRoute a/old, which is older"},
 		{"a listener that an older TCPRoute has", edge(tcp) + testRoute("TCPRoute", "old", "", "{name: web, port: 443}") + testRoute("TCPRoute", "new", "", "{name: web, port: 443}"), "TCPRoute a/new", "Shadowed", "listener tcp goes to TCPRoute a/old, which is older"},
 		{"a listener that an older UDPRoute has", edge(udp) + testRoute("UDPRoute", "old", "", "{name: web, port: 53}") + testRoute("UDPRoute", "new", "", "{name: web, port: 53}"), "UDPRoute a/new", "Shadowed", "listener udp goes to UDPRoute a/old, which is older"},
@@ -67,7 +74,7 @@ spec:
 				}
 				conds := allConditions(b.c.current.Load().result, tt.object)
 				if !slices.ContainsFunc(conds, func(c metav1.Condition) bool {
-					if tt.reason == reasonShadowed {
+					if tt.reason == reasonShadowed || tt.reason == reasonHTTPNotRouted {
 						return c.Type == "Accepted" && c.Status == metav1.ConditionTrue && c.Message == "accepted, but "+tt.why
 					}
 					_, why, _ := strings.Cut(tt.why, "listener ") // which a listener's own condition does not say
@@ -131,7 +138,7 @@ func TestTeller(t *testing.T) {
 	lines := func(what string) int { return strings.Count(out.String(), what) }
 	var many []Refusal
 	for i := range 1000 {
-		many = append(many, Refusal{fmt.Sprint("TLSRoute a/", i), "BackendNotFound", "there is none"})
+		many = append(many, Refusal{Object: fmt.Sprint("TLSRoute a/", i), Reason: "BackendNotFound", Message: "there is none"})
 	}
 	for range 100 {
 		tell.tell(many, now)
@@ -144,7 +151,7 @@ func TestTeller(t *testing.T) {
 		t.Errorf("got %d lines of the others, want one:\n%s", n, out.String())
 	}
 
-	one := []Refusal{{"Gateway a/edge", "Invalid", "flaps"}}
+	one := []Refusal{{Object: "Gateway a/edge", Reason: "Invalid", Message: "flaps"}}
 	for i := range 600 { // a minute
 		tell.tell(one[:i%2], now)
 		now = now.Add(100 * time.Millisecond)
@@ -206,3 +213,73 @@ func TestLosses(t *testing.T) {
 		})
 	}
 }
+
+// A cause is one Event and one line of the log, however many conditions and routes it
+// spoils.
+func TestOneCauseIsToldOnce(t *testing.T) {
+	missing := edge("  - {name: one, port: 443, protocol: TLS, hostname: one.example.com, tls: {mode: Terminate, certificateRefs: [{name: cert}]}}\n" +
+		"  - {name: two, port: 443, protocol: TLS, hostname: two.example.com, tls: {mode: Terminate, certificateRefs: [{name: cert}]}}\n")
+	var many strings.Builder
+	for i := range 40 {
+		many.WriteString(testRoute("TLSRoute", fmt.Sprintf("r%02d", i), fmt.Sprintf("r%02d.example.com", i), "{name: none, port: 443}"))
+	}
+	taken := func(b *bench) {
+		b.c.cfg.Plane = fixedPlane{"a/edge/tcp/9000": errors.New("listen tcp :9000: bind: address already in use")}
+	}
+	for _, tt := range []struct {
+		name, docs string
+		set        func(*bench)
+		want       string // of the Event: object, reason and a part of the message
+		unlogged   bool   // the data plane has logged it
+	}{
+		{"a Secret that is not there", missing, nil, "Gateway edge InvalidCertificateRef listeners one, two: ResolvedRefs: there is no Secret", false},
+		{"a Secret that a listener of a set wants", edge(passthrough, "allowedListeners: {namespaces: {from: Same}}") +
+			"\n---\nkind: ListenerSet\nmetadata: {namespace: a, name: more}\nspec:\n  parentRef: {name: edge}\n  listeners: [{name: l, port: 444, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: cert}]}}]\n",
+			nil, "ListenerSet more InvalidCertificateRef listener l: ResolvedRefs: there is no Secret", false},
+		{"a port that is taken", edge(tcp), taken, "Gateway edge PortUnavailable listener tcp: Programmed: listen tcp :9000", true},
+		{"a Gateway with parameters", edge(tcp, "infrastructure: {parametersRef: {group: x.example, kind: X, name: x}}"), nil, "Gateway edge InvalidParameters Accepted: infrastructure.parametersRef", false},
+		{"a Service behind many routes", edge(passthrough) + many.String(), nil, "TLSRoute r00 BackendNotFound ResolvedRefs: there is no Service a/none (so for 39 more TLSRoutes of the namespace)", false},
+		{"an HTTPRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("HTTPRoute", "r", "abc.example.com", "{name: web, port: 80}"), nil, "HTTPRoute r HTTPNotRouted culvert routes no HTTP yet", false},
+		{"a GRPCRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("GRPCRoute", "r", "abc.example.com", "{name: web, port: 80}"), nil, "GRPCRoute r NotAllowedByListeners Accepted: culvert routes no gRPC yet", false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, tt.docs)
+				if tt.set != nil {
+					tt.set(b)
+				}
+				defer b.start()()
+				calm()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				events, err := b.core.CoreV1().Events("a").List(t.Context(), metav1.ListOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []string
+				for _, e := range events.Items {
+					got = append(got, fmt.Sprintf("%s %s %s %s", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message))
+				}
+				if len(got) != 1 || !strings.HasPrefix(got[0], tt.want) {
+					t.Errorf("got Events %q, want one that says %q", got, tt.want)
+				}
+				want := 1
+				if tt.unlogged {
+					want = 0
+				}
+				if n := strings.Count(b.log.String(), "kubernetes: refused"); n != want {
+					t.Errorf("got %d lines of the log, want %d:\n%s", n, want, b.log)
+				}
+				if n := len(b.c.Report().Refusals); n != 1 {
+					t.Errorf("got %d refusals in the report, want one: %+v", n, b.c.Report().Refusals)
+				}
+			})
+		})
+	}
+}
+
+// A fixedPlane has tried its listeners, and nothing changes.
+type fixedPlane map[string]error
+
+func (p fixedPlane) ListenerErrors() map[string]error { return p }
+func (p fixedPlane) Changed() <-chan struct{}         { return nil }

@@ -331,6 +331,7 @@ func (s *store) world() *World {
 		TCPRoutes:    all[*gwv1.TCPRoute](s, "tcproutes"),
 		UDPRoutes:    all[*gwv1.UDPRoute](s, "udproutes"),
 		HTTPRoutes:   all[*gwv1.HTTPRoute](s, "httproutes"),
+		GRPCRoutes:   all[*gwv1.GRPCRoute](s, "grpcroutes"),
 		Grants:       all[*gwv1.ReferenceGrant](s, "referencegrants"),
 		Policies:     all[*gwv1.BackendTLSPolicy](s, "backendtlspolicies"),
 		Objects:      s,

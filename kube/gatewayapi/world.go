@@ -26,6 +26,7 @@ type World struct {
 	TCPRoutes    []*gwv1.TCPRoute
 	UDPRoutes    []*gwv1.UDPRoute
 	HTTPRoutes   []*gwv1.HTTPRoute
+	GRPCRoutes   []*gwv1.GRPCRoute
 	Grants       []*gwv1.ReferenceGrant
 	Policies     []*gwv1.BackendTLSPolicy
 
@@ -125,6 +126,8 @@ type Result struct {
 	Notes        map[RouteKey][]note      // of objects of any kind, that no condition is False for: see losses.go, validity.go
 	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
 	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
+
+	Causes map[causeKey]*cause // that routes are refused for: see refusals.go
 
 	// Classless says of GatewayClasses that are gone, or have gone wrong, what has
 	// become of the Gateways that name them.

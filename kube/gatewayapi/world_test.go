@@ -161,6 +161,8 @@ func worldOf(t testing.TB, docs ...string) *World {
 			w.UDPRoutes = append(w.UDPRoutes, with(read, &gwv1.UDPRoute{}))
 		case "HTTPRoute":
 			w.HTTPRoutes = append(w.HTTPRoutes, with(read, &gwv1.HTTPRoute{}))
+		case "GRPCRoute":
+			w.GRPCRoutes = append(w.GRPCRoutes, with(read, &gwv1.GRPCRoute{}))
 		case "ReferenceGrant":
 			w.Grants = append(w.Grants, with(read, &gwv1.ReferenceGrant{}))
 		case "BackendTLSPolicy":

@@ -307,7 +307,11 @@ func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []n
 		if i >= 0 {
 			before = was.Parents[i].Conditions
 		}
-		notes = append(notes, notesOf(before, p.Conditions)...)
+		for _, n := range notesOf(before, p.Conditions) {
+			if n, first := d.res.told(k, n); first && !slices.Contains(notes, n) {
+				notes = append(notes, n)
+			}
+		}
 	}
 	changed = !equality.Semantic.DeepEqual(was, *st)
 	return changed, append(notes, d.res.Notes[k]...)
@@ -351,7 +355,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 			plan(d, "gateways", o, g.Gateways, want, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
 				o.Status = mergeGateway(was, want, d.now)
-				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
+				notes := notesOfOwner(was.Conditions, o.Status.Conditions, was.Listeners, o.Status.Listeners)
 				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
@@ -361,7 +365,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 			plan(d, "listenersets", o, g.ListenerSets, want, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
 				o.Status = mergeSet(was, want, d.now)
-				notes := append(notesOf(was.Conditions, o.Status.Conditions), notesOfListeners(was.Listeners, o.Status.Listeners)...)
+				notes := notesOfOwner(was.Conditions, o.Status.Conditions, was.Listeners, o.Status.Listeners)
 				return !equality.Semantic.DeepEqual(was, o.Status), append(notes, res.Notes[RouteKey{kindOf(o), key(o)}]...)
 			})
 		}
@@ -370,6 +374,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 	planRoutes(d, tcpRoute, "tcproutes", world.TCPRoutes, g.TCPRoutes, func(o *gwv1.TCPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, g.UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, g.HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, grpcRoute, "grpcroutes", world.GRPCRoutes, g.GRPCRoutes, func(o *gwv1.GRPCRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	for _, o := range world.Policies {
 		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, res.Policies[key(o)], d.ancestors)
 	}

@@ -123,7 +123,12 @@ func printRefusals(w io.Writer, s *kube.Status) error {
 	if api := s.GatewayAPI; api != nil {
 		more += api.More
 		for _, r := range api.Refusals {
-			rows = append(rows, []string{printable(r.Object), printable(r.Reason + ": " + r.Message)})
+			why := r.Reason + ": " + r.Message
+			if r.Others > 0 {
+				kind, _, _ := strings.Cut(r.Object, " ")
+				why += fmt.Sprintf(" (so for %d more %ss of the namespace)", r.Others, kind)
+			}
+			rows = append(rows, []string{printable(r.Object), printable(why)})
 		}
 	}
 	if len(rows) == 1 {

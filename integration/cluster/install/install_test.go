@@ -97,6 +97,13 @@ spec:
   rules: [{backendRefs: [{name: echo, port: 80}]}]
 ---
 apiVersion: gateway.networking.k8s.io/v1
+kind: GRPCRoute
+metadata: {name: grpc, namespace: default}
+spec:
+  parentRefs: [{name: gateway, sectionName: http}]
+  rules: [{backendRefs: [{name: echo, port: 80}]}]
+---
+apiVersion: gateway.networking.k8s.io/v1
 kind: BackendTLSPolicy
 metadata: {name: policy, namespace: default}
 spec:
@@ -197,7 +204,7 @@ func TestTheRightsForGatewayAPIAreEnough(t *testing.T) {
 			c.WaitReady(t, 2*cluster.PodTime, "culvert-system")
 			const group = "gateway.networking.k8s.io"
 			for resource, name := range map[string]string{
-				"gatewayclasses": "culvert", "gateways": "gateway", "listenersets": "set", "tlsroutes": "tls", "tcproutes": "tcp", "udproutes": "udp", "httproutes": "http", "backendtlspolicies": "policy",
+				"gatewayclasses": "culvert", "gateways": "gateway", "listenersets": "set", "tlsroutes": "tls", "tcproutes": "tcp", "udproutes": "udp", "httproutes": "http", "grpcroutes": "grpc", "backendtlspolicies": "policy",
 			} {
 				c.Wait(t, cluster.PodTime, func(ctx context.Context) error {
 					r := c.Dynamic.Resource(schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource})

@@ -24,6 +24,7 @@ var rare = map[string]string{
 	"get tcproutes.gateway.networking.k8s.io":          "after a conflict",
 	"get udproutes.gateway.networking.k8s.io":          "after a conflict",
 	"get httproutes.gateway.networking.k8s.io":         "after a conflict",
+	"get grpcroutes.gateway.networking.k8s.io":         "after a conflict",
 	"get backendtlspolicies.gateway.networking.k8s.io": "after a conflict",
 }
 
