@@ -4,6 +4,8 @@ package reliability
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"culvert.dev/connect"
 	"culvert.dev/internal/testca"
@@ -406,5 +410,116 @@ func TestDescriptorsRunOutByEveryCarrier(t *testing.T) {
 	}
 	if n := len(far.entries(func(e entry) bool { return strings.Contains(e.str("err"), "too many open files") })); n > 0 {
 		t.Errorf("%d lines say that there was no descriptor: they are not counted right", n)
+	}
+}
+
+// helloOf is what a client with config begins TLS with.
+func helloOf(t *testing.T, config *tls.Config) []byte {
+	t.Helper()
+	near, far := net.Pipe()
+	defer far.Close()
+	go func() {
+		defer near.Close()
+		_ = tls.Client(near, config).HandshakeContext(t.Context())
+	}()
+	_ = far.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, 5)
+	if _, err := io.ReadFull(far, b); err != nil {
+		t.Fatal(err)
+	}
+	b = append(b, make([]byte, binary.BigEndian.Uint16(b[3:]))...)
+	if _, err := io.ReadFull(far, b[5:]); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// The time for a preamble is absolute at every kind of listener and in every
+// phase: no byte renews it, whatever is spoken, and neither does TLS that ends.
+func TestDeadlinesAreAbsoluteAtEveryListener(t *testing.T) {
+	t.Parallel()
+	const second = time.Second
+	b := testnet.Echo(t)
+	ca, keys := newCA(t)
+	g := everyWay(t, ca, "127.1.0.0/16", onlyService)
+	g.serve(service(onlyService, b.Addr()))
+	keys.ServerName = g.ip
+	head := byConnect.preamble(onlyService)
+	handshake := helloOf(t, keys)
+	upgrade := []byte("GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n")
+	v1, v2 := []byte("PROXY TCP4 192.0.2.9 192.0.2.1 5000 443\r\n"), []byte("\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x54")
+	settings := []byte(http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+	for _, tt := range []struct {
+		name string
+		addr string
+		alpn string // "" where TLS is not begun first, as a client does
+		raw  []byte // at once
+		drip []byte // then one of them a second
+		want time.Duration
+	}{
+		{"a head of WebSocket", g.addr, "", nil, upgrade, 5 * second},
+		{"a greeting of SOCKS", g.addr, "", nil, []byte("\x05\xff\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01"), 5 * second},
+		{"a request of SOCKS", g.addr, "", []byte("\x05\x01\x00"), []byte("\x05\x01\x00\x03\x10aaaaaaaaaaaaaaaa"), 5 * second},
+		{"a preface of HTTP/2", g.addr, "", nil, []byte(http2.ClientPreface), 5 * second},
+		{"HTTP/2 without a request", g.addr, "", settings, nil, 5 * second},
+		{"a head of HTTP/2", g.addr, "", settings, []byte("\x00\x10\x00\x01\x04\x00\x00\x00\x01aaaaaaaaaaaaaa"), 5 * second},
+		{"silence where TLS ends", g.ip + portTLS, "", nil, nil, 10 * second},
+		{"a hello where TLS ends", g.ip + portTLS, "", nil, handshake, 5 * second},
+		{"half a handshake", g.ip + portTLS, "", handshake, []byte("\x14\x03\x03\x00\x01\x01"), 5 * second},
+		{"silence inside of TLS", g.ip + portTLS, "http/1.1", nil, nil, 5 * second},
+		{"a head inside of TLS", g.ip + portTLS, "http/1.1", nil, head, 5 * second},
+		{"a head of WebSocket inside of TLS", g.ip + portTLS, "http/1.1", nil, upgrade, 5 * second},
+		{"a preface of HTTP/2 inside of TLS", g.ip + portTLS, "h2", nil, []byte(http2.ClientPreface), 5 * second},
+		{"HTTP/2 inside of TLS, without a request", g.ip + portTLS, "h2", settings, nil, 5 * second},
+		{"a header of PROXY v1 that names the service", g.ip + portProxy, "", nil, v1, 5 * second},
+		{"a header of PROXY v2 that names the service", g.ip + portProxy, "", nil, v2, 5 * second},
+		{"silence where a proxy is", g.ip + portProxy, "", nil, nil, 10 * second},
+		{"a header of PROXY v1 before a service", g.ip + portBehind, "", nil, v1, 5 * second},
+		{"a header of PROXY v2 before a service", g.ip + portBehind, "", nil, v2, 5 * second},
+		{"silence before a service", g.ip + portBehind, "", nil, nil, 10 * second},
+		{"silence where HBONE is", g.ip + portHBONE, "", nil, nil, 10 * second},
+		{"a hello where HBONE is", g.ip + portHBONE, "", nil, handshake, 5 * second},
+		{"silence inside of HBONE's TLS", g.ip + portHBONE, "h2", nil, nil, 5 * second},
+		{"a preface inside of HBONE's TLS", g.ip + portHBONE, "h2", nil, []byte(http2.ClientPreface), 5 * second},
+		{"HBONE without a request", g.ip + portHBONE, "h2", settings, nil, 5 * second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			raw, err := dialFrom(3, tt.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer raw.Close()
+			accepted := time.Now()
+			c := net.Conn(raw)
+			if tt.alpn != "" {
+				with := keys.Clone()
+				with.NextProtos = []string{tt.alpn}
+				inner := tls.Client(raw, with)
+				if err := inner.HandshakeContext(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				c = inner
+			}
+			if _, err := c.Write(tt.raw); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if len(tt.drip) > 0 {
+					_, _ = c.Write(tt.drip[:1])
+					drip(ctx, c, tt.drip[1:])
+				}
+			})
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+			_, err = io.Copy(io.Discard, c)
+			lived := time.Since(accepted)
+			if lived < tt.want-100*time.Millisecond || lived > tt.want+preambleSlack {
+				t.Errorf("ended after %v, with %v, want %v", lived, err, tt.want)
+			}
+			cancel()
+			wg.Wait()
+		})
 	}
 }
