@@ -523,3 +523,87 @@ func TestDeadlinesAreAbsoluteAtEveryListener(t *testing.T) {
 		})
 	}
 }
+
+// Tunnels whose clients don't read, and those whose services don't, are bounded by
+// the memory that the gateway may use, whatever carries them: new ones are refused
+// in time, what stands goes on, and when they leave there is room again.
+func TestMemoryRunsOutByEveryCarrier(t *testing.T) {
+	t.Parallel()
+	const (
+		limit = 20 << 20
+		most  = 500      // tunnels, of each carrier
+		over  = 40 << 20 // that the process takes beside what is limited
+	)
+	flood, deaf := startBackend(t, "flood"), startBackend(t, "deaf")
+	b := testnet.Echo(t)
+	ca, keys := newCA(t)
+	for _, tt := range []struct{ name, service string }{{"the client does not read", flood.addr}, {"the service does not read", deaf.addr}} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			far := everyWay(t, ca, "127.1.0.0/16", onlyService)
+			far.opts.More += fmt.Sprintf("\nlimits: {memory: %dMiB}", limit>>20)
+			services := service(onlyService, tt.service) + service("echo.test", b.Addr())
+			far.serve(services)
+			stands := far.tunnel(byConnect, 2, "echo.test")
+			// Where memory is full a connection waits to be accepted.
+			served := func() bool {
+				c := far.mustDial(2)
+				defer c.Close()
+				defer time.AfterFunc(time.Second, func() { _ = c.Close() }).Stop()
+				return byConnect.enter(c, "echo.test") == nil
+			}
+			for _, way := range carriers(t, far, relayed(t, ca, far), keys) {
+				if way.fixed {
+					continue // TestMemoryRunsOut has what is no stream of another
+				}
+				t.Run(way.name, func(t *testing.T) {
+					var slow many
+					defer slow.close()
+					opened := 0
+					began := time.Now()
+					for ; opened < most && served(); opened += 50 {
+						crowdMay(50, 10, func(int) {
+							ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+							defer cancel()
+							c, err := way.open(ctx, onlyService)
+							if err != nil {
+								return
+							}
+							slow.add(c)
+							_ = c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+							_, _ = c.Write(make([]byte, 1<<20))
+						})
+					}
+					t.Logf("%d tunnels in %v; %.1f MiB of memory in use, RSS %d MiB", opened, time.Since(began).Round(time.Millisecond), far.metric("culvert_memory_used_bytes")/(1<<20), far.rss()>>20)
+					if rss := far.rss(); rss > limit+over {
+						t.Errorf("the process has %d MiB, want %d at most", rss>>20, (limit+over)>>20)
+					}
+					if err := echo(stands, "still here"); err != nil {
+						t.Errorf("the tunnel that stood: %v", err)
+					}
+					slow.abort() // what ends in order has to be delivered first
+					testnet.Eventually(t, patience, served, "there is room again")
+					testnet.Eventually(t, patience, func() bool { return far.metric("culvert_tunnels_open") == 1 }, "they are over")
+				})
+			}
+		})
+	}
+}
+
+// crowdMay calls f for 0 to n-1, some at a time.
+func crowdMay(n, workers int, f func(i int)) {
+	var wg sync.WaitGroup
+	next := make(chan int)
+	for range workers {
+		wg.Go(func() {
+			for i := range next {
+				f(i)
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+}

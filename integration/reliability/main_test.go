@@ -94,6 +94,7 @@ func play(role string) int {
 		"echo":    func(c plain) { _, _ = io.CopyBuffer(c, c, make([]byte, 1<<10)); _ = c.CloseWrite() },
 		"discard": func(c plain) { _, _ = io.Copy(io.Discard, c) },
 		"flood":   flood,
+		"deaf":    func(plain) { select {} }, // until its process ends
 	}[role]
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil || serve == nil {

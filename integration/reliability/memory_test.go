@@ -68,6 +68,15 @@ func (m *many) close() {
 	m.conns = nil
 }
 
+func (m *many) abort() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range m.conns {
+		_ = testnet.Abort(c)
+	}
+	m.conns = nil
+}
+
 // With little memory, tunnels whose clients don't read are refused in time,
 // one after the other, and those that stand go on. When they leave, there is
 // room again.
