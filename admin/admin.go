@@ -14,7 +14,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -28,6 +27,7 @@ const (
 	askTime    = 10 * time.Second // for Explain, which may ask DNS
 	stopTime   = 2 * time.Second  // for answers under way when Serve is told to stop
 	maxHead    = 16 << 10         // bytes of a request's head
+	briefTime  = 5 * time.Second  // for a whole request to a Brief port
 	maxConns   = 32               // connections: about half of the descriptors that clients can't take
 )
 
@@ -62,6 +62,7 @@ type Admin struct {
 	Tunnels  func() iter.Seq[tunnel.Live]                          // in the order of their IDs; nil means no /tunnels
 	Control  bool                                                  // let tunnels be closed by TCP, too
 	Hosts    []string                                              // names by which it is asked, besides IP addresses and localhost
+	Brief    bool                                                  // one request a connection, within 5 s: for a port that anybody reaches
 	Log      *slog.Logger                                          // net/http's complaints, and what operators changed; nil discards
 
 	// CloseTunnels ends the open tunnels that match, asked in the order of
@@ -132,14 +133,25 @@ func (a *Admin) guard(next http.Handler) http.Handler {
 			text(w, http.StatusBadRequest, "no body is wanted")
 		case !a.knownHost(r.Host):
 			text(w, http.StatusMisdirectedRequest, "this is not "+clean(r.Host, maxField)+": ask by IP address or as localhost")
-		case r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Dest") != "document":
-			// Another site's page can't read the answer but could have
-			// profiles made all day.
+		case byAnotherPage(r):
 			text(w, http.StatusForbidden, "asked by another site's page")
 		default:
 			next.ServeHTTP(w, r)
 		}
 	})
+}
+
+// byAnotherPage reports whether a browser asks because a page of another origin
+// told it to. Such a page can't read the answer, but could have profiles made
+// all day. Links to the other paths stay good.
+func byAnotherPage(r *http.Request) bool {
+	site := r.Header.Get("Sec-Fetch-Site")
+	if strings.HasPrefix(r.URL.Path, "/debug/pprof") {
+		// A page at another port of this host is of the same site, and one in
+		// a window that was opened is a document.
+		return site != "" && site != "none" && site != "same-origin"
+	}
+	return site == "cross-site" && r.Header.Get("Sec-Fetch-Dest") != "document"
 }
 
 func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
@@ -253,7 +265,11 @@ func (a *Admin) Serve(ctx context.Context, ln net.Listener) error {
 		DisableGeneralOptionsHandler: true,            // it would answer OPTIONS * before the Handler sees it
 		BaseContext:                  func(net.Listener) context.Context { return work },
 		ErrorLog:                     slog.NewLogLogger(a.log().Handler(), slog.LevelWarn),
-		ConnState:                    capConns(),
+		ConnState:                    newCrowd(maxConns).observe,
+	}
+	if a.Brief {
+		srv.ReadTimeout = briefTime
+		srv.SetKeepAlivesEnabled(false)
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()
@@ -271,21 +287,6 @@ func (a *Admin) Serve(ctx context.Context, ln net.Listener) error {
 	}
 	<-served
 	return nil
-}
-
-// capConns closes connections that are too many as they come.
-func capConns() func(net.Conn, http.ConnState) {
-	var open atomic.Int64
-	return func(c net.Conn, s http.ConnState) {
-		switch s {
-		case http.StateNew:
-			if open.Add(1) > maxConns {
-				_ = c.Close() // StateClosed follows, and counts it out
-			}
-		case http.StateClosed, http.StateHijacked:
-			open.Add(-1)
-		}
-	}
 }
 
 func (a *Admin) log() *slog.Logger {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -171,7 +172,10 @@ func TestGuard(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a := full()
 			a.Hosts = []string{"gateway.example.com"}
-			for _, path := range []string{"/", "/healthz", "/status", "/debug/pprof/"} {
+			for _, path := range []string{"/", "/healthz", "/status", "/explain?name=a", "/debug/pprof/"} {
+				if path == "/debug/pprof/" && tt.name == "link on another site" {
+					continue // see TestProfilesAreForNoPage
+				}
 				r := ask(a, tt.method, path, tt.edit)
 				if r.StatusCode != tt.want {
 					t.Errorf("%s %s: %d, want %d", tt.method, path, r.StatusCode, tt.want)
@@ -181,6 +185,36 @@ func TestGuard(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A page can't have profiles made: not one of another port of this host, and
+// not one that opens a window.
+func TestProfilesAreForNoPage(t *testing.T) {
+	for _, tt := range []struct {
+		site, dest string
+		want       int
+	}{
+		{"", "", 200}, // curl, go tool pprof
+		{"none", "document", 200},
+		{"same-origin", "document", 200},
+		{"same-site", "empty", 403},
+		{"same-site", "document", 403},
+		{"cross-site", "document", 403},
+		{"cross-site", "image", 403},
+		{"anything else", "", 403},
+	} {
+		for _, path := range []string{"/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/symbol"} {
+			r := ask(full(), "GET", path, func(r *http.Request) {
+				if tt.site != "" {
+					r.Header.Set("Sec-Fetch-Site", tt.site)
+					r.Header.Set("Sec-Fetch-Dest", tt.dest)
+				}
+			})
+			if r.StatusCode != tt.want {
+				t.Errorf("%s from %q for a %q: %d, want %d", path, tt.site, tt.dest, r.StatusCode, tt.want)
+			}
+		}
 	}
 }
 
@@ -265,32 +299,121 @@ func TestServeRaw(t *testing.T) {
 	}
 }
 
-// No more connections are held than descriptors are kept back for, and those
-// that go make room.
-func TestServeCapsConnections(t *testing.T) {
-	addr, _ := serve(t, full())
-	var held []net.Conn
-	for range maxConns {
-		c, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
+// Connections that are held open, whatever was sent on them, keep nobody from
+// an answer, and no more of them are held than descriptors are kept back for.
+func TestAFullPortAnswersNewcomers(t *testing.T) {
+	const ask = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	for _, brief := range []bool{false, true} {
+		for _, tt := range []struct{ name, sent string }{
+			{"silent", ""},
+			{"half a head", "GET /healthz HTTP/1.1\r\nHost: local"},
+			{"kept alive", ask},
+			{"half a second request", ask + "GET /hea"},
+		} {
+			t.Run(fmt.Sprintf("%s, brief %v", tt.name, brief), func(t *testing.T) {
+				a := full()
+				a.Brief = brief
+				addr, _ := serve(t, a)
+				var held []net.Conn
+				for range 3 * maxConns {
+					c, err := net.Dial("tcp", addr)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer c.Close()
+					_, _ = io.WriteString(c, tt.sent)
+					held = append(held, c)
+					if len(held) < maxConns {
+						continue
+					}
+					start := time.Now()
+					if got := sendQuietly(addr, ask); got != 200 || time.Since(start) > time.Second {
+						t.Fatalf("with %d others: status %d after %v, want 200 within a second", len(held), got, time.Since(start))
+					}
+				}
+				open := 0
+				for _, c := range held {
+					_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+					if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+						open++
+					}
+				}
+				if open > maxConns {
+					t.Errorf("%d connections are open, want %d at most", open, maxConns)
+				}
+			})
 		}
-		held = append(held, c)
-	}
-	const healthz = "GET /healthz HTTP/1.0\r\n\r\n"
-	if got := sendQuietly(addr, healthz); got != 0 {
-		t.Errorf("connection %d got %d, want none", maxConns+1, got)
-	}
-	for _, c := range held {
-		_ = c.Close()
-	}
-	for deadline := time.Now().Add(10 * time.Second); sendQuietly(addr, healthz) != 200; {
-		if time.Now().After(deadline) {
-			t.Fatal("no room after the others left")
-		}
-		time.Sleep(time.Millisecond)
 	}
 }
+
+// A port that everybody reaches ends each connection after its answer.
+func TestABriefPortAnswersOnce(t *testing.T) {
+	a := full()
+	a.Brief = true
+	addr, _ := serve(t, a)
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_, _ = io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+	all, err := io.ReadAll(c)
+	if err != nil || !strings.Contains(string(all), "200 OK") || !strings.Contains(string(all), "Connection: close") {
+		t.Errorf("%q, %v: want an answer and the connection's end", all, err)
+	}
+}
+
+// Where a port is full, the address with most of its connections loses one: an
+// idle one first, and then the oldest.
+func TestACrowdLosesOfTheAddressWithMost(t *testing.T) {
+	w := newCrowd(4)
+	come := func(address string) *fakeConn {
+		c := &fakeConn{from: &net.TCPAddr{IP: net.ParseIP(address), Port: 1}}
+		w.observe(c, http.StateNew)
+		return c
+	}
+	closed := func(step string, c *fakeConn, others ...*fakeConn) {
+		t.Helper()
+		if !c.closed {
+			t.Errorf("%s: the wrong one was closed", step)
+		}
+		for _, o := range others {
+			if o.closed {
+				t.Errorf("%s: another was closed", step)
+			}
+		}
+	}
+	probe := come("192.0.2.1")
+	a, b, c := come("192.0.2.2"), come("192.0.2.2"), come("192.0.2.2")
+	w.observe(a, http.StateActive)
+	w.observe(c, http.StateActive)
+	d := come("192.0.2.3")
+	closed("one without a request", b, probe, a, c, d)
+	e := come("192.0.2.2") // has most now, and comes last
+	closed("the oldest", a, probe, c, d, e)
+	w.observe(b, http.StateClosed) // was counted out before
+	w.observe(d, http.StateClosed)
+	f := come("192.0.2.4")
+	if f.closed || c.closed || len(w.conns) != 4 {
+		t.Errorf("with room one was closed; there are %d", len(w.conns))
+	}
+	for _, x := range []*fakeConn{probe, c, e, f} {
+		w.observe(x, http.StateClosed)
+	}
+	if len(w.conns)+len(w.count) != 0 {
+		t.Errorf("left behind: %v %v", w.conns, w.count)
+	}
+}
+
+type fakeConn struct {
+	net.Conn
+	from   net.Addr
+	closed bool
+}
+
+func (c *fakeConn) RemoteAddr() net.Addr { return c.from }
+func (c *fakeConn) Close() error         { c.closed = true; return nil }
 
 // sendQuietly is send for a connection that may be closed at any moment.
 func sendQuietly(addr, raw string) int {
@@ -400,20 +523,26 @@ func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0
 
 func TestServeDeadlines(t *testing.T) {
 	for _, tt := range []struct {
-		name string
-		send string
-		want time.Duration // until the connection is closed
+		name  string
+		brief bool
+		send  string
+		want  time.Duration // until the connection is closed
 	}{
-		{"no byte", "", headTime},
-		{"half a head", "GET / HTT", headTime},
-		{"idle after an answer", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", idleTime},
+		{"no byte", false, "", headTime},
+		{"half a head", false, "GET / HTT", headTime},
+		{"idle after an answer", false, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", idleTime},
+		{"no byte to a brief port", true, "", briefTime},
+		{"half a head to a brief port", true, "GET / HTT", briefTime},
+		{"an answer of a brief port", true, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ln := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
 				ctx, cancel := context.WithCancel(t.Context())
 				served := make(chan error, 1)
-				go func() { served <- full().Serve(ctx, ln) }()
+				a := full()
+				a.Brief = tt.brief
+				go func() { served <- a.Serve(ctx, ln) }()
 				client, server := net.Pipe()
 				ln.conns <- server
 				start := time.Now()

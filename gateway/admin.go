@@ -113,7 +113,7 @@ func (g *Gateway) listenAdmin(ctx context.Context, guard *tunnel.Guard) error {
 // probes returns the server of the health port. What it answers tells nothing
 // of clients, and changes nothing.
 func (g *Gateway) probes() *admin.Admin {
-	return &admin.Admin{Ready: g.Ready, Metrics: g.metrics.Handler(), Log: g.log}
+	return &admin.Admin{Ready: g.Ready, Metrics: g.metrics.Handler(), Brief: true, Log: g.log}
 }
 
 // HealthAddr returns the address of the health port; nil means that there is none.
