@@ -218,7 +218,13 @@ func (l *loop) finish(f *flow, i int) {
 	l.expect(f)
 	p.shut = true
 	if !s.shut || p.late > 0 {
-		if errno := shutdownWrite(p.fd); errno != 0 {
+		// A side that is not connected any more has closed altogether. Where its
+		// own end is still to be read, that tells how.
+		errno := shutdownWrite(p.fd)
+		if errno == syscall.ENOTCONN && !p.eof {
+			errno = 0
+		}
+		if errno != 0 {
 			l.fail(f, 1-i, errno)
 			return
 		}
@@ -352,12 +358,17 @@ func (s *side) missed(n int) {
 
 // fail ends f because side i reported errno. Where it had ended its own stream
 // in order and no more than a goodbye came after that, this is how it closes
-// altogether: the other side gets its reset, and nobody need look into it.
+// altogether: the other side gets its reset, and nobody need look into it. Its
+// end may be there and not read yet.
 func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
 	s, p := &f.sides[i], &f.sides[1-i]
-	if s.eof && p.shut && s.out == nil && s.late <= goodbye {
+	ended := s.eof && p.shut || !s.eof && errno == syscall.EPIPE && atEnd(s.fd)
+	if ended && s.out == nil && s.late <= goodbye {
 		l.close(f, Done, nil, true)
 		return
+	}
+	if errno == syscall.ENOTCONN {
+		errno = syscall.ECONNRESET // which is what ended the connection
 	}
 	l.end(f, Reset, fmt.Errorf("%s: %w", sideNames[i], errno))
 }

@@ -136,6 +136,8 @@ func (p *pump) passOn(err error) {
 		switch err := closeWrite(dst); {
 		case errors.Is(err, errors.ErrUnsupported):
 			ct.linger.Store(true)
+		case errors.Is(err, syscall.ENOTCONN):
+			// It has closed altogether. What is read from it tells how.
 		case !routine(err):
 			ct.finish(Reset, err)
 		}

@@ -42,6 +42,14 @@ func shutdownWrite(fd int32) syscall.Errno {
 	return errno
 }
 
+// atEnd reports whether all that the peer of fd sent was read, and its end of
+// stream comes next.
+func atEnd(fd int32) bool {
+	var b [1]byte
+	n, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+	return errno == 0 && n == 0
+}
+
 func closeFD(fd int32) { _, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 // noDelay has fd send small pieces at once.
