@@ -25,7 +25,8 @@ type Status struct {
 	Generation uint64           `json:"generation"` // of the table
 	Services   int              `json:"services"`
 
-	Stale        *StatusStale   `json:"stale,omitempty"` // while the table may be old
+	Stale        *StatusStale   `json:"stale,omitempty"`         // while the table may be old
+	Restart      []string       `json:"restartNeeded,omitempty"` // parts of the configuration that have changed and are not in force
 	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
 	Health       []StatusHealth `json:"health,omitempty"` // the worst first
 	DNS          *StatusDNS     `json:"dns,omitempty"`
@@ -68,6 +69,9 @@ func (g *Gateway) Status() Status {
 		s.Generation, s.Services = t.Generation(), t.Len()
 	}
 	s.Stale, s.Health = g.staleStatus(), g.health()
+	if parts := g.restart.Load(); parts != nil {
+		s.Restart = *parts
+	}
 	if g.ports != nil {
 		list, _ := g.ports.status()
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
@@ -165,6 +169,10 @@ func (g *Gateway) Reloaded(ok bool) {
 	g.reloads.good.Add(1)
 	g.reloads.last.Store(time.Now().Unix())
 }
+
+// RestartNeeded says which parts of the configuration have changed since the
+// start where only a restart takes them up.
+func (g *Gateway) RestartNeeded(parts []string) { g.restart.Store(&parts) }
 
 // gauges registers what the metrics read at each scrape.
 func (g *Gateway) gauges(budget *tunnel.Budget) {

@@ -159,6 +159,7 @@ type Gateway struct {
 	started   time.Time
 	stopping  atomic.Bool
 	reloads   reloads
+	restart   atomic.Pointer[[]string] // what RestartNeeded was told
 	memory    memoryWatch
 }
 

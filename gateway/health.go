@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,6 +15,10 @@ type StatusStale struct {
 	Source string    `json:"source"`
 	Since  time.Time `json:"since"`
 	Error  string    `json:"error"`
+
+	// Mistaken says that the source was read and makes no sense: what it said
+	// before is served.
+	Mistaken bool `json:"mistaken,omitempty"`
 }
 
 // A StatusHealth is what is known of an address.
@@ -48,7 +53,11 @@ func (g *Gateway) stale() string {
 	if err == nil {
 		return ""
 	}
-	return fmt.Sprintf("the table is %s old: source %s: %s", time.Since(since).Round(time.Second), source, firstLine(err))
+	age := time.Since(since).Round(time.Second)
+	if errors.Is(err, registry.ErrMistaken) {
+		return fmt.Sprintf("%s has mistakes for %s, and what it said before is served: %s", source, age, firstLine(err))
+	}
+	return fmt.Sprintf("the table is %s old: source %s: %s", age, source, firstLine(err))
 }
 
 // because says which source is lost, and why, after what comes of it.
@@ -71,7 +80,7 @@ func (g *Gateway) staleStatus() *StatusStale {
 	if err == nil {
 		return nil
 	}
-	return &StatusStale{Source: source, Since: since.UTC(), Error: err.Error()}
+	return &StatusStale{Source: source, Since: since.UTC(), Error: err.Error(), Mistaken: errors.Is(err, registry.ErrMistaken)}
 }
 
 // health returns what is known of addresses.

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
-	"strings"
 
 	"culvert.dev/dns"
 	"culvert.dev/names"
@@ -47,6 +46,7 @@ type ViewedEndpoint struct {
 	Address string `json:"address"`
 	Name    string `json:"name,omitempty"`
 	Healthy bool   `json:"healthy"`
+	State   string `json:"state,omitempty"` // as /status has it; "" where nothing is known
 }
 
 // A ViewedGateway is a gateway that leads to a service.
@@ -57,6 +57,7 @@ type ViewedGateway struct {
 	Weight     uint16   `json:"weight"`
 	Transports []string `json:"transports"`
 	Healthy    bool     `json:"healthy"`
+	State      string   `json:"state,omitempty"`
 }
 
 // ResolveFrom says what name means from a network, or from an address; from
@@ -86,26 +87,24 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 	case err == nil:
 		networks[0], _ = t.Network(a)
 	default:
-		known := []string{"none"}
+		known, found := "", false
 		for network := range t.Networks() {
-			known = append(known, network.Name)
-			if network.Name == from {
-				known = nil
-				break
-			}
+			known += network.Name + ", "
+			found = found || network.Name == from
 		}
-		if known != nil {
-			return nil, fmt.Errorf("there is no network %q: there is %s", from, strings.Join(known, ", "))
+		if !found {
+			return nil, fmt.Errorf("unknown network %q; use %san address, or \"none\" for clients outside all networks", from, known)
 		}
 	}
 	r := &Resolution{Name: n.String(), Generation: t.Generation()}
+	states := reg.States()
 	for _, network := range networks {
-		r.Views = append(r.Views, view(src, t, n, network))
+		r.Views = append(r.Views, view(src, t, n, network, states))
 	}
 	return r, nil
 }
 
-func view(src *names.Source, t *registry.Table, name tunnel.Name, network string) View {
+func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, states func(netip.AddrPort) string) View {
 	v := View{Network: network, Here: network != "" && network == src.Registry.Mesh.Network, DNS: []string{}}
 	places, ok := t.Places(name, network)
 	if !ok {
@@ -117,7 +116,7 @@ func view(src *names.Source, t *registry.Table, name tunnel.Name, network string
 		return v
 	}
 	for i := range places {
-		v.Services = append(v.Services, viewed(src.Registry, &places[i], network))
+		v.Services = append(v.Services, viewed(src.Registry, &places[i], states))
 	}
 	for _, typ := range []dns.Type{dns.TypeA, dns.TypeAAAA} {
 		var a dns.Answer
@@ -153,7 +152,7 @@ func answered(a *dns.Answer, typ dns.Type) []string {
 	return list
 }
 
-func viewed(reg *registry.Registry, p *registry.Place, network string) ViewedService {
+func viewed(reg *registry.Registry, p *registry.Place, states func(netip.AddrPort) string) ViewedService {
 	s := ViewedService{Service: p.Service.Name, Pattern: p.Pattern, Endpoint: p.One}
 	for _, a := range p.VIPs {
 		if a.IsValid() {
@@ -163,13 +162,19 @@ func viewed(reg *registry.Registry, p *registry.Place, network string) ViewedSer
 	healthy := func(ep *registry.Endpoint, port uint16) bool {
 		return !ep.Addr.IsValid() || reg.Healthy(netip.AddrPortFrom(ep.Addr, cmp.Or(ep.Port, port)))
 	}
+	state := func(ep *registry.Endpoint, port uint16) string {
+		if !ep.Addr.IsValid() {
+			return ""
+		}
+		return states(netip.AddrPortFrom(ep.Addr, cmp.Or(ep.Port, port)))
+	}
 	for i := range p.Endpoints {
 		ep := &p.Endpoints[i]
-		s.Endpoints = append(s.Endpoints, ViewedEndpoint{Address: ep.String(), Name: ep.Name, Healthy: healthy(ep, p.Port)})
+		s.Endpoints = append(s.Endpoints, ViewedEndpoint{Address: ep.String(), Name: ep.Name, Healthy: healthy(ep, p.Port), State: state(ep, p.Port)})
 	}
 	for i := range p.Entries {
 		e := &p.Entries[i]
-		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Transports, Healthy: healthy(&e.Address, 0)}
+		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Transports, Healthy: healthy(&e.Address, 0), State: state(&e.Address, 0)}
 		if len(g.Transports) == 0 {
 			g.Transports = []string{"sni"}
 		}

@@ -101,6 +101,35 @@ func (r *Registry) Healthy(ap netip.AddrPort) bool {
 	return h.down[ap] == 0 && h.due(ap, now).IsZero()
 }
 
+// States returns what says how an address is at this moment, in the words of a
+// Health's State; "" is said of one of which nothing is known.
+func (r *Registry) States() func(ap netip.AddrPort) string {
+	h := &r.health
+	if h.n.Load() == 0 {
+		return func(netip.AddrPort) string { return "" }
+	}
+	// The worst comes last.
+	states := map[netip.AddrPort]string{}
+	now := time.Now()
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	for t := range h.checked {
+		states[t.Addr] = StateUp
+	}
+	for ap := range h.failing {
+		states[ap] = StateSuspect
+		if !h.due(ap, now).IsZero() {
+			states[ap] = StateFailing
+		}
+	}
+	for ap, n := range h.down {
+		if n > 0 {
+			states[ap] = StateDown
+		}
+	}
+	return func(ap netip.AddrPort) string { return states[ap] }
+}
+
 func (h *health) check(t Target, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

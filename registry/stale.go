@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -23,6 +24,10 @@ type loss struct {
 	since  time.Time
 	err    error
 }
+
+// ErrMistaken is what an Update's Err is where the source was read and what it
+// says makes no sense, as a file with a mistake. Nobody lost it.
+var ErrMistaken = errors.New("it makes no sense")
 
 // Stale returns which source has been lost for longest, since when and why; ""
 // while every source is in touch.
@@ -76,6 +81,10 @@ func (f *freshness) remind(log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range f.lost {
+		if errors.Is(l.err, ErrMistaken) {
+			log.Warn("registry: a source has mistakes; what it said before stays in force", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
+			continue
+		}
 		log.Warn("registry: a source is lost; what it said last stays in force", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
 	}
 }

@@ -2,8 +2,10 @@ package file
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -210,17 +212,36 @@ func Load(path string) (*Config, error) { return Reload(path, nil) }
 func Reload(path string, current *Config) (*Config, error) {
 	data, err := read(path, maxSize)
 	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
+		return nil, err
 	}
 	if current.unchanged(path, data) {
 		return current, nil
 	}
+	return reload(path, data, current)
+}
+
+// LoadFrom is Load for what r has. The name is its file's in errors, and the
+// files that it names are relative to that.
+func LoadFrom(name string, r io.Reader) (*Config, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return reload(name, data, nil)
+}
+
+func reload(path string, data []byte, current *Config) (*Config, error) {
 	d := parseAgain(path, data, current)
 	if d == nil {
 		d = parse(path, data)
 		d.remember(data, itemsOf(data, len(d.cfg.Services)))
 	}
 	d.readFiles(path, data)
+	if current == nil {
+		// A running gateway whose new certificate lacks a name keeps the one
+		// before, and takes up the rest.
+		d.checkNames()
+	}
 	if p := d.cfg.ServicePorts; p != nil && p.State != "" {
 		p.State = d.beside(p.State)
 	}
@@ -262,7 +283,7 @@ func LoadRoutes(path string) (*Config, error) { return ReloadRoutes(path, nil) }
 func ReloadRoutes(path string, current *Config) (*Config, error) {
 	data, err := read(path, maxSize)
 	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
+		return nil, err
 	}
 	if current.unchanged(path, data) {
 		return current, nil
@@ -292,14 +313,14 @@ func read(path string, limit int64) ([]byte, error) {
 	// Stat before open: opening a FIFO would block.
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, err
+		return nil, unreadable(err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%q is not a regular file", path)
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, unreadable(err)
 	}
 	defer f.Close()
 	var b bytes.Buffer
@@ -312,3 +333,25 @@ func read(path string, limit int64) ([]byte, error) {
 	}
 	return b.Bytes(), nil
 }
+
+// unreadable says in plain words that a file is missing or may not be read.
+func unreadable(err error) error {
+	var pe *fs.PathError
+	switch {
+	case !errors.As(err, &pe):
+	case errors.Is(err, fs.ErrNotExist):
+		return &plainError{pe.Path + ": no such file", err}
+	case errors.Is(err, fs.ErrPermission):
+		return &plainError{pe.Path + ": permission denied", err}
+	}
+	return err
+}
+
+// A plainError is an error of the system in other words.
+type plainError struct {
+	msg string
+	err error
+}
+
+func (e *plainError) Error() string { return e.msg }
+func (e *plainError) Unwrap() error { return e.err }

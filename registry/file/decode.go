@@ -93,6 +93,10 @@ func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
 	return dec.Decode(n)
 }
 
+// needsQuotes finds a value that begins with what YAML has another use for, as
+// in "name: *.example.com".
+var needsQuotes = regexp.MustCompile("(?:[:-] +|[\\[{,] *)([*&!%@`][^\\s,\\]}]*)")
+
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
 
 // syntaxError reports an error of the YAML library, which tells the line where
@@ -105,6 +109,11 @@ func (d *decoder) syntaxError(err error, data []byte) {
 		msg = msg[len(m[0]):]
 	}
 	line, text := brokenLine(data, line)
+	if m := needsQuotes.FindSubmatchIndex(text); m != nil {
+		value := string(text[m[2]:m[3]])
+		d.errorf(&yaml.Node{Line: line, Column: column(string(text), m[2])}, "", "quote a value that begins with %c: %q", value[0], clip(value))
+		return
+	}
 	hint := "check the indentation, and quote values with : or # in them"
 	trimmed := bytes.TrimLeft(text, " \t")
 	if indent := text[:len(text)-len(trimmed)]; bytes.Contains(indent, []byte("\t")) {
@@ -185,7 +194,7 @@ next:
 			continue next
 		}
 		hint := "known are " + strings.Join(keysOf(fields), ", ")
-		if m := meant(k.Value, keysOf(fields)); m != "" {
+		if m := called(k.Value, keysOf(fields)); m != "" {
 			hint = fmt.Sprintf("did you mean %q?", m)
 		}
 		d.errorf(k, hint, "unknown key %q in %s", clip(k.Value), what)
@@ -198,6 +207,9 @@ var kinds = map[yaml.Kind]string{
 	yaml.MappingNode: "keys and values", yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value",
 }
 
+// firstKeys are the keys that a value may be meant for that stands alone.
+var firstKeys = map[string]string{"a listener": "address", "a service": "name", "a network": "name", "a gateway": "address", "a certificate": "certificateFile"}
+
 // is reports whether n is of a kind, and complains if it is not.
 func (d *decoder) is(n *yaml.Node, kind yaml.Kind, what string) bool {
 	switch {
@@ -205,8 +217,15 @@ func (d *decoder) is(n *yaml.Node, kind yaml.Kind, what string) bool {
 		d.errorf(n, "write the value out", "%s is an alias, and aliases are not read", what)
 	case n.Kind != kind:
 		hint := ""
-		if kind == yaml.SequenceNode && n.Kind == yaml.ScalarNode {
+		switch {
+		case kind == yaml.SequenceNode && n.Kind == yaml.ScalarNode:
 			hint = "write it as a list: [...]"
+		case kind == yaml.MappingNode && n.Kind == yaml.ScalarNode && n.Value != "":
+			if key := firstKeys[what]; key != "" {
+				hint = fmt.Sprintf("write - %s: %q", key, clip(n.Value))
+			}
+		case kind == yaml.MappingNode && n.Kind == yaml.SequenceNode:
+			hint = "write key: value, without a dash or brackets"
 		}
 		d.errorf(n, hint, "%s must be %s, and is %s", what, kinds[kind], kinds[n.Kind])
 	default:
@@ -259,7 +278,7 @@ func (d *decoder) word(n *yaml.Node, what string, words ...string) (string, bool
 		}
 	}
 	hint := "it is one of " + strings.Join(words, ", ")
-	if m := meant(s, words); m != "" {
+	if m := called(s, words); m != "" {
 		hint = fmt.Sprintf("did you mean %q?", m)
 	}
 	d.errorf(n, hint, "%s can't be %q", what, clip(s))

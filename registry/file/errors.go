@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"culvert.dev/registry"
 )
 
 // maxErrors is how many mistakes are reported at once.
@@ -51,6 +53,9 @@ func (e Errors) Unwrap() []error {
 	return out
 }
 
+// Is makes them a registry.ErrMistaken.
+func (e Errors) Is(target error) bool { return target == registry.ErrMistaken }
+
 // sorted returns e in the order of the file, the first maxErrors of it, and
 // nil where there is none.
 func (e Errors) sorted() error {
@@ -61,6 +66,35 @@ func (e Errors) sorted() error {
 		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
 	return e[:min(len(e), maxErrors)]
+}
+
+// elsewhere are words of other products' configurations, and what they are here.
+var elsewhere = map[string][]string{
+	"hostname": {"name"}, "hostnames": {"names"}, "host": {"name"}, "hosts": {"names"}, "domain": {"name"}, "domains": {"names"}, "servername": {"name"},
+	"backend": {"endpoints"}, "backends": {"endpoints"}, "server": {"endpoints"}, "servers": {"endpoints"},
+	"target": {"endpoints"}, "targets": {"endpoints"}, "upstream": {"endpoints", "upstreams"}, "upstreams": {"endpoints"}, "address": {"endpoints"}, "addresses": {"endpoints"},
+	"healthcheck": {"check"}, "healthchecks": {"check"}, "health": {"check"}, "probe": {"check"},
+	"timeout": {"limits", "dial"}, "timeouts": {"limits"}, "maxconnections": {"limits", "tunnels"}, "maxconn": {"limits", "tunnels"},
+	"listen": {"listeners", "address"}, "bind": {"listeners", "address"}, "addr": {"address"}, "port": {"address", "ports"},
+	"frontend": {"listeners"}, "frontends": {"listeners"}, "entrypoints": {"listeners"}, "routes": {"services"}, "routers": {"services"}, "clusters": {"services"},
+	"logging": {"log"}, "loglevel": {"level", "log"}, "metrics": {"admin"}, "resolver": {"dns"}, "resolvers": {"dns"},
+	"cert": {"certificateFile"}, "certfile": {"certificateFile"}, "certificate": {"certificateFile"}, "certificates": {"certificateFile"}, "key": {"keyFile"},
+	"clientca": {"clientCAFile"}, "cacert": {"clientCAFile"}, "ca": {"clientCAFile", "caFile"}, "cafile": {"clientCAFile"},
+	// Protocols.
+	"tls": {"sni"}, "https": {"sni"}, "ssl": {"sni"}, "http": {"connect"}, "http1": {"connect"}, "h1": {"connect"}, "h2": {"connect-h2"}, "http2": {"connect-h2"},
+	"h3": {"connect-h3", "quic"}, "http3": {"connect-h3", "quic"}, "socks": {"socks5"}, "ws": {"websocket"}, "wss": {"websocket"}, "websockets": {"websocket"},
+	"proxy-protocol": {"proxy"}, "proxyprotocol": {"proxy"},
+}
+
+// called returns the word of a list that s is called here, or "".
+func called(s string, words []string) string {
+	plain := strings.NewReplacer("_", "", "-", "").Replace(strings.ToLower(s))
+	for _, w := range elsewhere[plain] {
+		if slices.Contains(words, w) {
+			return w
+		}
+	}
+	return meant(s, words)
 }
 
 // meant returns the word of a list that is a slip or two away from s, or "".

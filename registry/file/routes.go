@@ -87,6 +87,9 @@ func column(line string, offset int) int { return len([]rune(line[:min(offset, l
 // route makes a service of one route. The offset of a complaint is 0 where
 // the name is at fault and 1 where the endpoint is.
 func route(name, endpoint string) (*registry.Service, *complaint) {
+	if scheme, _, ok := strings.Cut(name, "://"); ok {
+		return nil, complain("leave out "+clip(scheme)+"://", "a route is NAME[:PORT]=HOST:PORT")
+	}
 	host, port, c := name, uint16(0), (*complaint)(nil)
 	if i := strings.LastIndexByte(name, ':'); i >= 0 {
 		host = name[:i]

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -77,6 +78,7 @@ func (l *Listener) spoken() []string { return append(slices.Clone(l.Outer()), l.
 // A tlsAt is where the file says what of a listener's TLS.
 type tlsAt struct {
 	node, protocols, clientCA, clients, domains *yaml.Node
+	names                                       []*yaml.Node // of TLS.Names
 	pairs                                       []pairAt
 	trusted                                     []string // what trustDomains lists
 }
@@ -118,6 +120,8 @@ var tlsFields = []field[TLS]{
 				return
 			}
 			to.Names = append(to.Names, p)
+			at := &d.listener().tls
+			at.names = append(at.names, n)
 		})
 	}},
 	{"protocols", func(d *decoder, n *yaml.Node, to *TLS) {
@@ -296,6 +300,44 @@ func (d *decoder) rootsByDomain(path string, n *yaml.Node, what string, all *[][
 		trust[n.Content[i].Value] = d.roots(path, n.Content[i+1], what, all)
 	}
 	return trust
+}
+
+// checkNames finds names that no certificate of their listener has.
+func (d *decoder) checkNames() {
+	for i := range d.cfg.Listeners {
+		if l, at := d.cfg.Listeners[i].TLS, &d.at.listeners[i].tls; l != nil && len(l.Certificates) == len(at.pairs) {
+			d.checkNamesOf(l, at)
+		}
+	}
+}
+
+func (d *decoder) checkNamesOf(l *TLS, at *tlsAt) {
+	const most = 5 // names that are told of a certificate
+	for i, name := range l.Names {
+		var covered []string
+		has := false
+		for j, pair := range l.Certificates {
+			c, err := pair.X509()
+			if err != nil || c.Leaf == nil {
+				return
+			}
+			if has = has || covers(c.Leaf, name); len(c.Leaf.DNSNames) > 0 {
+				some := c.Leaf.DNSNames[:min(len(c.Leaf.DNSNames), most)]
+				covered = append(covered, fmt.Sprintf("%s covers %s", clip(at.pairs[j].certificate.Value), strings.Join(some, ", ")))
+			}
+		}
+		if !has && i < len(at.names) {
+			d.errorf(at.names[i], strings.Join(covered, "; "), "tls.names: no certificate covers %q", name)
+		}
+	}
+}
+
+// covers reports whether c has the name, as a listener's TLS looks for it.
+func covers(c *x509.Certificate, name tunnel.Pattern) bool {
+	if !name.Wildcard {
+		return c.VerifyHostname(name.Suffix.String()) == nil
+	}
+	return slices.ContainsFunc(c.DNSNames, func(s string) bool { return strings.EqualFold(s, name.String()) })
 }
 
 // pair reads a certificate and its key.

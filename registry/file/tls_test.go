@@ -1,6 +1,7 @@
 package file
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,6 +61,19 @@ func TestTLS(t *testing.T) {
 		t.Errorf("got %+v, want optional client certificates and TLS 1.2", last)
 	}
 
+	// A certificate must have the names that end here, at the start at least.
+	config, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lacking := filepath.Join(dir, "lacking.yaml")
+	if err := os.WriteFile(lacking, bytes.ReplaceAll(config, []byte("gw.example.com"), []byte("other.example.com")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(lacking); err == nil || !strings.Contains(err.Error(), `: tls.names: no certificate covers "other.example.com"; gw.crt covers gw.example.com`) {
+		t.Errorf("a name that no certificate has: %v", err)
+	}
+
 	// A new key is a change that needs no restart, another protocol is one that does.
 	for _, name := range []string{"gw.crt", "gw.key"} {
 		b, err := os.ReadFile(filepath.Join(dir, strings.Replace(name, "gw", "second", 1)))
@@ -70,7 +84,7 @@ func TestTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	next, err := Load(path)
+	next, err := Reload(path, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

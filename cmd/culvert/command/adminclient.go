@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -42,8 +44,27 @@ func (o *adminOptions) client() (*adminClient, error) {
 			return nil, usageError("add admin: 127.0.0.1:9090 or admin: unix:/run/culvert/admin.sock to it, and restart the gateway", "%s has no admin port", o.config)
 		}
 	}
+	return askedGateway(addr)
+}
+
+// The admin address where no flag has one.
+const (
+	adminVariable = "CULVERT_ADMIN"
+	adminDefault  = "unix:/run/culvert/admin.sock" // as the unit for systemd has it
+)
+
+// askedGateway returns a client of the gateway at addr or, without one, of that
+// at $CULVERT_ADMIN or at the usual socket.
+func askedGateway(addr string) (*adminClient, error) {
 	if addr == "" {
-		return nil, usageError("give --admin ADDR, or --config FILE with an admin address", "which gateway is asked?")
+		addr = os.Getenv(adminVariable)
+	}
+	if addr == "" {
+		path, _ := admin.SocketPath(adminDefault)
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil, usageError(fmt.Sprintf("give --admin ADDR or --config FILE, or set $%s: there is no %s here", adminVariable, path), "which gateway is asked?")
+		}
+		addr = adminDefault
 	}
 	return newAdminClient(addr)
 }
@@ -88,6 +109,9 @@ func (c *adminClient) do(ctx context.Context, method, path string, q url.Values)
 		if errors.As(err, &ue) {
 			err = ue.Err // without the URL: nobody wrote that
 		}
+		if strings.Contains(err.Error(), "malformed HTTP response") { // an alert of TLS, for example
+			return nil, c.noAdminPort("")
+		}
 		hint := "is it running with --admin " + c.addr + "?"
 		if errors.Is(err, fs.ErrPermission) {
 			hint = "the socket is for the user that runs the gateway: ask as that user"
@@ -100,6 +124,8 @@ func (c *adminClient) do(ctx context.Context, method, path string, q url.Values)
 	defer resp.Body.Close()
 	said, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	switch {
+	case bytes.HasPrefix(said, []byte("culvert: ")): // as listeners begin what they say
+		return nil, c.noAdminPort("a listener of a gateway")
 	case resp.StatusCode == http.StatusForbidden && method == http.MethodDelete:
 		return nil, &cliError{
 			err:  errors.New("the gateway does not let tunnels be closed over TCP"),
@@ -107,7 +133,21 @@ func (c *adminClient) do(ctx context.Context, method, path string, q url.Values)
 			code: exitFailed,
 		}
 	case resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusMethodNotAllowed:
-		return nil, fmt.Errorf("what answers at %s has no %s %s: an older culvert, or something else", c.addr, method, path)
+		return nil, c.noAdminPort(fmt.Sprintf("the health port, an older culvert or something else: it has no %s %s", method, path))
 	}
 	return nil, fmt.Errorf("the gateway answered %s: %s", resp.Status, printable(strings.TrimSpace(string(said))))
+}
+
+// noAdminPort says that what answers is something else.
+func (c *adminClient) noAdminPort(is string) error {
+	if is == "" {
+		is = "it does not speak HTTP"
+	} else {
+		is = "it is " + is
+	}
+	return &cliError{
+		err:  fmt.Errorf("%s is not the admin port: %s", c.addr, is),
+		hint: "the admin port is what \"admin:\" in the gateway's configuration or its flag --admin says",
+		code: exitFailed,
+	}
 }

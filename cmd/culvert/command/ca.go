@@ -24,7 +24,7 @@ one key, one level and no revocation: it is not an authority for production.`,
 		Example: `  culvert ca init --dir pki --trust-domain example.test
   culvert ca issue --dir pki --id spiffe://example.test/ns/shop/sa/orders --dns orders.example.test
   culvert ca issue --dir pki --id spiffe://example.test/ns/shop/sa/web --name web`,
-		Args: cobra.NoArgs,
+		Args: subcommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newCAInit(), newCAIssue())

@@ -2,6 +2,7 @@ package command
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -18,21 +19,29 @@ func newConfig() *cobra.Command {
 		Use:     "config",
 		Short:   "Check a configuration file, print its JSON schema",
 		Example: "  culvert config check culvert.yaml\n  culvert config schema > culvert.schema.json",
-		Args:    cobra.NoArgs,
+		Args:    subcommand,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	var output string
 	check := &cobra.Command{
-		Use:   "check FILE",
-		Short: "Check a configuration file",
-		Long: `Check reads a configuration file as a gateway would and lists every mistake with
-its line and column and how to mend it. The exit code is 0 for a good file, 2 for
-one a gateway would refuse.`,
-		Example: "  culvert config check culvert.yaml",
-		Args:    args(1, "one FILE"),
+		Use:   "check FILE...",
+		Short: "Check configuration files",
+		Long: `Check reads configuration files as a gateway would and lists every mistake with
+its line and column and how to mend it. The file - is standard input; files that it
+names are relative to the current folder then. The exit code is 0 where all are
+good, 2 where a gateway would refuse one.`,
+		Example: "  culvert config check culvert.yaml\n  culvert config check sites/*.yaml\n  render | culvert config check - -o json",
+		Args: func(cmd *cobra.Command, a []string) error {
+			if len(a) > 0 {
+				return nil
+			}
+			return args(1, "one FILE or more")(cmd, a)
+		},
 		RunE: func(cmd *cobra.Command, a []string) error {
-			return checkConfig(cmd.OutOrStdout(), a[0])
+			return checkConfigs(cmd.InOrStdin(), cmd.OutOrStdout(), a, output == "json")
 		},
 	}
+	addOutput(check, &output)
 	schema := &cobra.Command{
 		Use:     "schema",
 		Short:   "Print the JSON schema of the configuration file, for editors",
@@ -81,21 +90,98 @@ func hashPassword(r io.Reader, w io.Writer, name string) error {
 	return err
 }
 
-func checkConfig(w io.Writer, path string) error {
-	c, err := file.Load(path)
+// A checkedFile is what "culvert config check -o json" prints of a file.
+type checkedFile struct {
+	File      string         `json:"file"`
+	Good      bool           `json:"good"`
+	Listeners int            `json:"listeners"`
+	Services  int            `json:"services"`
+	DNS       int            `json:"dns"` // addresses
+	Mistakes  []checkMistake `json:"mistakes,omitempty"`
+}
+
+// A checkMistake is one of a file; the line is 0 where it is of the whole.
+type checkMistake struct {
+	Line    int    `json:"line,omitempty"`
+	Column  int    `json:"column,omitempty"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+func checkConfigs(stdin io.Reader, w io.Writer, paths []string, asJSON bool) error {
+	list := []checkedFile{}
+	var failed []error
+	for _, path := range paths {
+		f := checkedFile{File: path}
+		c, err := checkConfig(stdin, path)
+		if err == nil {
+			f.Good, f.Listeners, f.Services = true, len(c.Listeners), len(c.Services)
+			if c.DNS != nil {
+				f.DNS = len(c.DNS.Listeners)
+			}
+		} else {
+			f.Mistakes = mistakesOf(err)
+			failed = append(failed, err)
+		}
+		list = append(list, f)
+		if f.Good && !asJSON {
+			dns := ""
+			if c.DNS != nil {
+				dns = fmt.Sprintf(", DNS at %d addresses", f.DNS)
+			}
+			fmt.Fprintf(w, "%s: %s %s, %s%s\n", path, good("good:"), plural(f.Listeners, "listener"), plural(f.Services, "service"), dns)
+		}
+	}
+	if asJSON {
+		if err := writeJSON(w, list); err != nil {
+			return err
+		}
+	}
+	switch {
+	case len(failed) == 0:
+		return nil
+	case asJSON: // which says all there is to say
+		return &cliError{err: errSilent, code: exitUsage}
+	case len(failed) == 1:
+		return failed[0]
+	}
+	return &cliError{err: errors.Join(failed...), hint: fmt.Sprintf("%d of %d files are not good", len(failed), len(paths)), code: exitUsage}
+}
+
+// checkConfig reads one file as a gateway would.
+func checkConfig(stdin io.Reader, path string) (*file.Config, error) {
+	var c *file.Config
+	var err error
+	if path == "-" {
+		c, err = file.LoadFrom(path, stdin)
+	} else {
+		c, err = file.Load(path)
+	}
 	if err != nil {
-		return &cliError{err: err, code: exitUsage}
+		return nil, &cliError{err: err, code: exitUsage}
 	}
 	if _, err := gatewayConfig(c); err != nil {
-		return usage(err)
+		return nil, usage(err)
 	}
 	if _, err := registry.Merge(c.Snapshot()); err != nil {
-		return &cliError{err: err, code: exitUsage}
+		return nil, &cliError{err: err, code: exitUsage}
 	}
-	fmt.Fprintf(w, "%s: good: %d listeners, %d services", path, len(c.Listeners), len(c.Services))
-	if c.DNS != nil {
-		fmt.Fprintf(w, ", DNS at %d addresses", len(c.DNS.Listeners))
+	return c, nil
+}
+
+// mistakesOf takes err apart.
+func mistakesOf(err error) []checkMistake {
+	var all file.Errors
+	if errors.As(err, &all) {
+		list := make([]checkMistake, len(all))
+		for i, e := range all {
+			list[i] = checkMistake{e.Line, e.Column, e.Msg, e.Hint}
+		}
+		return list
 	}
-	fmt.Fprintln(w)
-	return nil
+	m := checkMistake{Message: err.Error()}
+	if ce, ok := errors.AsType[*cliError](err); ok {
+		m.Hint = ce.hint
+	}
+	return []checkMistake{m}
 }

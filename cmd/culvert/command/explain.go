@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,6 +46,9 @@ The exit code is 0 for a route and 1 for a refusal.`,
   culvert explain orders.example.com:443 --listener :3128 --config culvert.yaml --as alice
   culvert explain orders.example.com --listener :443 --admin 127.0.0.1:9090 -o json`,
 		Args: args(1, "one NAME[:PORT]"),
+		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return completeNames(cmd.Context(), o.admin, o.config, a)
+		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			o.target = a[0]
 			return runExplain(cmd.Context(), cmd.OutOrStdout(), &o)
@@ -55,12 +59,20 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	cmd.Flag("listen").Hidden = true
 	f := cmd.Flags()
 	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address, or by the Gateway NAMESPACE/NAME that has it")
-	f.StringVar(&o.proto, "proto", "", oneOf(allProtocols[:len(allProtocols)-2])+" (default: connect with a port, sni without)")
+	f.StringVar(&o.proto, "proto", "", oneOf(explainProtocols)+" (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the source address that asks")
 	f.StringVar(&o.as, "as", "", "the user that asks, where a listener wants credentials; they are taken as shown")
+	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions(explainProtocols, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("listener", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		return completeListeners(cmd.Context(), o.admin, o.config)
+	})
 	addOutput(cmd, &o.output)
 	return cmd
 }
+
+// explainProtocols are those that a question may be asked of by its protocol:
+// ports for one service have no other.
+var explainProtocols = allProtocols[:len(allProtocols)-2]
 
 func runExplain(ctx context.Context, w io.Writer, o *explainOptions) error {
 	q, err := o.query()
@@ -70,10 +82,8 @@ func runExplain(ctx context.Context, w io.Writer, o *explainOptions) error {
 	var x *gateway.Explanation
 	if o.given() {
 		x, err = explainHere(ctx, o, q)
-	} else if o.admin != "" {
-		x, err = explainThere(ctx, o.admin, q)
 	} else {
-		return usageError("give --config FILE, --route, --routes FILE, or --admin ADDR of a running gateway", "nothing to ask")
+		x, err = explainThere(ctx, o.admin, q)
 	}
 	if err != nil {
 		return err
@@ -98,6 +108,9 @@ func (o *explainOptions) query() (gateway.Query, error) {
 			return q, usageError("", "port %q is not a number from 1 to 65535", port)
 		}
 		q.Host, q.Port = host, uint16(n)
+	}
+	if o.proto != "" && !slices.Contains(explainProtocols, o.proto) {
+		return q, usageError("use "+oneOf(explainProtocols), "--proto %q", o.proto)
 	}
 	if o.from != "" {
 		from, err := netip.ParseAddr(o.from)
@@ -159,7 +172,7 @@ func pickListener(c *file.Config, addr string) (string, error) {
 func explainThere(ctx context.Context, addr string, q gateway.Query) (*gateway.Explanation, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	c, err := newAdminClient(addr)
+	c, err := askedGateway(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -178,11 +191,11 @@ func explainThere(ctx context.Context, addr string, q gateway.Query) (*gateway.E
 func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 	fmt.Fprintf(w, "%s at listener %s by %s\n", target, x.Listener, x.Proto)
 	if x.Reason != "" {
-		fmt.Fprintf(w, "refused: %s\n  %s\n", x.Reason, x.Detail)
+		fmt.Fprintf(w, "%s %s\n  %s\n", bad("refused:"), x.Reason, printable(x.Detail))
 		return
 	}
 	if x.Detail != "" {
-		fmt.Fprintln(w, x.Detail)
+		fmt.Fprintln(w, printable(x.Detail))
 		return
 	}
 	fmt.Fprintf(w, "route:   %s, service %s, table generation %d\n", x.Pattern, x.Service, x.Generation)

@@ -187,7 +187,9 @@ func onConfig(g *gateway.Gateway, cfg *gateway.Config, log *slog.Logger) func(*f
 			return
 		}
 		g.Reloaded(true)
-		if parts := running.RestartNeeded(c); len(parts) > 0 {
+		parts := running.RestartNeeded(c)
+		g.RestartNeeded(parts)
+		if len(parts) > 0 {
 			log.Warn("the file changed where only a restart takes it up", "parts", parts)
 		}
 	}

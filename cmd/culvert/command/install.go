@@ -98,7 +98,7 @@ func (o *installOptions) merged() (map[string]any, error) {
 	for _, name := range o.values {
 		data, err := os.ReadFile(name)
 		if err != nil {
-			return nil, usageError("", "read values: %w", err)
+			return nil, usageError("", "--values: %w", noSuchFile(err))
 		}
 		over, err := deploy.ParseValues(data)
 		if err != nil {

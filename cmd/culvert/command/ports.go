@@ -45,6 +45,9 @@ The exit code is 1 where a service that is named has no port.`,
 		Example: `  culvert ports --admin unix:/run/culvert/admin.sock
   culvert ports --config culvert.yaml
   culvert ports db.example.com --admin 127.0.0.1:9090 -o json | jq '.[].assigned'`,
+		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return completeNames(cmd.Context(), o.admin, o.config, nil)
+		},
 		RunE: func(cmd *cobra.Command, names []string) error {
 			return runPorts(cmd.Context(), cmd.OutOrStdout(), &o, names)
 		},
@@ -61,13 +64,10 @@ The exit code is 1 where a service that is named has no port.`,
 func runPorts(ctx context.Context, w io.Writer, o *portsOptions, names []string) error {
 	var status *gateway.StatusPorts
 	var err error
-	switch {
-	case o.admin != "":
+	if o.config == "" {
 		status, err = askPorts(ctx, o.admin)
-	case o.config != "":
+	} else {
 		status, err = readPorts(o.config)
-	default:
-		return usageError("give --admin ADDR of a running gateway, or --config FILE", "which gateway is asked?")
 	}
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func runPorts(ctx context.Context, w io.Writer, o *portsOptions, names []string)
 
 // askPorts asks a running gateway.
 func askPorts(ctx context.Context, addr string) (*gateway.StatusPorts, error) {
-	c, err := newAdminClient(addr)
+	c, err := askedGateway(addr)
 	if err != nil {
 		return nil, err
 	}
@@ -217,14 +217,14 @@ func printColumns(w io.Writer, rows [][]string) error {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row {
-			widths[i] = max(widths[i], len([]rune(cell)))
+			widths[i] = max(widths[i], width(cell))
 		}
 	}
 	for _, row := range rows {
 		var line strings.Builder
-		fmt.Fprintf(&line, "%*s", widths[0], row[0])
+		line.WriteString(padded(row[0], widths[0], true))
 		for i, cell := range row[1:] {
-			fmt.Fprintf(&line, "  %-*s", widths[i+1], cell)
+			line.WriteString("  " + padded(cell, widths[i+1], false))
 		}
 		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
 			return err

@@ -86,7 +86,6 @@ gateway's side tells them apart.`,
 	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni and quic")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
-	_ = cmd.MarkFlagRequired("via")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(probeModes, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
@@ -143,6 +142,9 @@ func newProber(o *probeOptions) (*prober, error) {
 			return nil, usageError("", "port %q is not a number from 1 to 65535", port)
 		}
 	}
+	if o.via == "" {
+		return nil, usageError("add --via HOST:PORT, the address of the gateway", "through which gateway?")
+	}
 	if len(o.behind) > 0 && o.mode != "hbone" {
 		return nil, usageError("use --mode hbone", "--behind is of no use with --mode %s", o.mode)
 	}
@@ -193,17 +195,22 @@ func (p *prober) loadKeys(serverName string) error {
 	// The chain is verified after the handshake, so that it can be shown
 	// when it does not verify.
 	p.tls = &tls.Config{ServerName: strings.TrimSuffix(serverName, "."), NextProtos: p.o.alpn, InsecureSkipVerify: true}
-	if p.o.cert != "" || p.o.key != "" {
+	switch {
+	case p.o.cert != "" && p.o.key == "":
+		return usageError("give both, PEM", "--cert needs --key")
+	case p.o.key != "" && p.o.cert == "":
+		return usageError("give both, PEM", "--key needs --cert")
+	case p.o.cert != "":
 		pair, err := tls.LoadX509KeyPair(p.o.cert, p.o.key)
 		if err != nil {
-			return usageError("give both --cert and --key, PEM", "client certificate: %w", err)
+			return usageError("", "client certificate: %w", noSuchFile(err))
 		}
 		p.tls.Certificates = []tls.Certificate{pair}
 	}
 	if p.o.ca != "" {
 		pem, err := os.ReadFile(p.o.ca)
 		if err != nil {
-			return usageError("", "--ca: %w", err)
+			return usageError("", "--ca: %w", noSuchFile(err))
 		}
 		p.roots = x509.NewCertPool()
 		if !p.roots.AppendCertsFromPEM(pem) {
@@ -335,6 +342,7 @@ func (p *prober) judge(state *tls.ConnectionState, accepted func() error) error 
 	if err != nil {
 		peer.Problem = err.Error()
 		if !p.o.insecure {
+			p.report.Hint = hintOfVerify(err)
 			return err
 		}
 	}
@@ -347,6 +355,17 @@ func (p *prober) judge(state *tls.ConnectionState, accepted func() error) error 
 		p.report.Refusal = &probeRefusal{Answer: err.Error(), Hint: "the service itself said so, inside of TLS"}
 	}
 	return err
+}
+
+// hintOfVerify says what to do about a certificate that is not trusted.
+func hintOfVerify(err error) string {
+	if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
+		return "name the CA with --ca FILE, or look anyway with --insecure"
+	}
+	if wrong := (x509.HostnameError{}); errors.As(err, &wrong) {
+		return "another service answers, or its certificate lacks the name; look anyway with --insecure"
+	}
+	return "look anyway with --insecure"
 }
 
 // A firstRecord keeps the beginning of what comes. A gateway's alert is the
@@ -415,6 +434,14 @@ func (p *prober) refusedByTLS(err error, first []byte) {
 	switch {
 	case len(first) == 7 && first[0] == 21:
 		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(first[6]))
+	case len(first) > 0 && first[0] != 22:
+		// Neither an alert nor a handshake: nobody has refused anything.
+		if p.o.mode == "sni" {
+			p.report.Hint = "what answers does not speak TLS: is --via the address of a gateway?"
+		} else {
+			p.report.Hint = "the service does not speak TLS: add --no-tls"
+		}
+		return
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		if p.o.mode == "proxy" || p.o.mode == "tcp" {
 			p.refusedByReset(err)
@@ -443,6 +470,9 @@ func reasonsOfAlert(a sni.Alert) ([]tunnel.Reason, string) {
 	}
 	if a == sni.UnrecognizedName {
 		return reasons, hintExplain + "; a service may also send this alert itself"
+	}
+	if a == sni.InternalError {
+		return reasons, "the gateway could not reach the service, or is overloaded. On the gateway: culvert status, or grep \"reason=\" in its log"
 	}
 	return reasons, ""
 }

@@ -21,6 +21,7 @@ type probeReport struct {
 	Steps    []probeStep   `json:"steps"`
 	Service  *probePeer    `json:"service,omitempty"`
 	Refusal  *probeRefusal `json:"refusal,omitempty"`
+	Hint     string        `json:"hint,omitempty"` // where nobody has refused
 	Duration string        `json:"duration"`
 }
 
@@ -79,24 +80,24 @@ func (r *probeReport) print(w io.Writer) {
 	fmt.Fprintf(w, "%s via %s by %s\n", r.Target, r.Via, r.Mode)
 	for _, s := range r.Steps {
 		if s.Error != "" {
-			fmt.Fprintf(w, "  %-14s %10s  failed: %s\n", s.Name, s.Took, s.Error)
+			fmt.Fprintf(w, "  %-14s %10s  %s %s\n", s.Name, s.Took, bad("failed:"), printable(s.Error))
 			continue
 		}
-		fmt.Fprintf(w, "  %-14s %10s  %s\n", s.Name, s.Took, s.Detail)
+		fmt.Fprintf(w, "  %-14s %10s  %s\n", s.Name, s.Took, printable(s.Detail))
 	}
 	if p := r.Service; p != nil {
 		identity := p.Identity
 		if identity == "" {
 			identity = "no SPIFFE identity"
 		}
-		fmt.Fprintf(w, "service: %s, %s\n", p.Version, identity)
+		fmt.Fprintf(w, "service: %s, %s\n", p.Version, printable(identity))
 		for i, c := range p.Chain {
 			fmt.Fprintf(w, "  %d subject %q issuer %q\n    names %s\n    until %s  sha256 %.16s\n", i, c.Subject, c.Issuer,
-				strings.Join(c.SANs, ", "), c.NotAfter.UTC().Format(time.RFC3339), c.SHA256)
+				printable(strings.Join(c.SANs, ", ")), c.NotAfter.UTC().Format(time.RFC3339), c.SHA256)
 		}
 	}
 	if f := r.Refusal; f != nil {
-		fmt.Fprintf(w, "refused: %s\n", f.Answer)
+		fmt.Fprintf(w, "%s %s\n", bad("refused:"), printable(f.Answer))
 		if len(f.Reasons) > 0 {
 			words := make([]string, len(f.Reasons))
 			for i, x := range f.Reasons {
@@ -108,9 +109,12 @@ func (r *probeReport) print(w io.Writer) {
 			fmt.Fprintf(w, "hint:    %s\n", f.Hint)
 		}
 	}
+	if r.Hint != "" {
+		fmt.Fprintf(w, "hint:    %s\n", r.Hint)
+	}
 	if r.Reached {
-		fmt.Fprintf(w, "reached in %s\n", r.Duration)
+		fmt.Fprintf(w, "%s in %s\n", good("reached"), r.Duration)
 	} else {
-		fmt.Fprintf(w, "not reached after %s\n", r.Duration)
+		fmt.Fprintf(w, "%s after %s\n", bad("not reached"), r.Duration)
 	}
 }

@@ -30,7 +30,8 @@ func newRegistry() *cobra.Command {
 		Short: "Show what services and networks a gateway knows",
 		Long: `Registry shows the table that a running gateway goes by, or the one that it would
 be started with: what names there are, where they lead, and what changes.`,
-		Args: cobra.NoArgs,
+		Args: subcommand,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	f := cmd.PersistentFlags()
 	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it")
@@ -58,6 +59,9 @@ be started with: what names there are, where they lead, and what changes.`,
 		Short:   "Show all that is known of a service, by its name or one of its names",
 		Example: `  culvert registry get db.example.com --admin unix:/run/culvert/admin.sock`,
 		Args:    args(1, "one NAME"),
+		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return completeNames(cmd.Context(), o.admin, o.config, a)
+		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return o.run(cmd.Context(), cmd.OutOrStdout(), url.Values{"name": {a[0]}}, func(w io.Writer, events <-chan gateway.RegistryEvent) error {
 				return o.get(w, events, a[0])
@@ -69,9 +73,14 @@ be started with: what names there are, where they lead, and what changes.`,
 		Short: "Show what there is, and then what changes, as it happens",
 		Example: `  culvert registry watch --admin unix:/run/culvert/admin.sock
   culvert registry watch db.example.com --admin 127.0.0.1:9090 -o json`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(cmd *cobra.Command, a []string) error {
+			if len(a) == 0 {
+				return nil
+			}
+			return args(1, "one NAME at the most")(cmd, a)
+		},
 		RunE: func(cmd *cobra.Command, a []string) error {
-			if o.admin == "" {
+			if o.config != "" {
 				return usageError("give --admin ADDR", "only a running gateway's table changes")
 			}
 			q := url.Values{"watch": {"1"}}
@@ -120,9 +129,8 @@ func (o *registryOptions) run(ctx context.Context, w io.Writer, q url.Values, sh
 
 // source returns what calls each with every event until that is false.
 func (o *registryOptions) source(ctx context.Context, q url.Values) (func(each func(gateway.RegistryEvent) bool) error, error) {
-	switch {
-	case o.admin != "":
-		c, err := newAdminClient(o.admin)
+	if o.config == "" {
+		c, err := askedGateway(o.admin)
 		if err != nil {
 			return nil, err
 		}
@@ -148,25 +156,23 @@ func (o *registryOptions) source(ctx context.Context, q url.Values) (func(each f
 				}
 			}
 		}, nil
-	case o.config != "":
-		c, err := (&sourceOptions{config: o.config}).load()
-		if err != nil {
-			return nil, err
-		}
-		reg, err := runRegistry(ctx, c, &tunnel.NetDialer{})
-		if err != nil {
-			return nil, err
-		}
-		return func(each func(gateway.RegistryEvent) bool) error {
-			for v := range gateway.ListRegistry(ctx, reg, q) {
-				if e, ok := v.(gateway.RegistryEvent); ok && !each(e) {
-					return nil
-				}
-			}
-			return nil
-		}, nil
 	}
-	return nil, usageError("give --admin ADDR of a running gateway, or --config FILE", "which gateway is asked?")
+	c, err := (&sourceOptions{config: o.config}).load()
+	if err != nil {
+		return nil, err
+	}
+	reg, err := runRegistry(ctx, c, &tunnel.NetDialer{})
+	if err != nil {
+		return nil, err
+	}
+	return func(each func(gateway.RegistryEvent) bool) error {
+		for v := range gateway.ListRegistry(ctx, reg, q) {
+			if e, ok := v.(gateway.RegistryEvent); ok && !each(e) {
+				return nil
+			}
+		}
+		return nil
+	}, nil
 }
 
 func (o *registryOptions) list(w io.Writer, events <-chan gateway.RegistryEvent) error {
@@ -223,9 +229,12 @@ func orDash(list []string) string {
 }
 
 func lines(w io.Writer, events <-chan gateway.RegistryEvent) error {
-	enc := json.NewEncoder(w)
 	for e := range events {
-		if err := enc.Encode(e); err != nil {
+		line, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		if _, err := w.Write(append(escapeJSON(line), '\n')); err != nil {
 			return err
 		}
 	}

@@ -33,14 +33,18 @@ they are reached directly, or else the gateways that lead there, as the gateway 
 explain go by, and the addresses that DNS answers: in networks of dns.vips those
 that the service has to itself.
 
-It asks a running gateway with --admin, which knows what is healthy, or reads the
-configuration that one would be started with.
+It asks a running gateway, which also says how endpoints and gateways are, in the
+words of "culvert status"; a - stands where nothing is known. With --config it reads
+the configuration that one would be started with.
 
 The exit code is 1 where the name means nothing from any network asked for.`,
 		Example: `  culvert resolve db.example.com --config culvert.yaml
   culvert resolve db-0.db.west --from east --admin unix:/run/culvert/admin.sock
   culvert resolve db.example.com --from 192.0.2.7 --config culvert.yaml -o json`,
 		Args: args(1, "one NAME"),
+		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return completeNames(cmd.Context(), o.admin, o.config, a)
+		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return runResolve(cmd.Context(), cmd.OutOrStdout(), &o, a[0])
 		},
@@ -58,13 +62,10 @@ The exit code is 1 where the name means nothing from any network asked for.`,
 func runResolve(ctx context.Context, w io.Writer, o *resolveOptions, name string) error {
 	var r *gateway.Resolution
 	var err error
-	switch {
-	case o.admin != "":
+	if o.config == "" {
 		r, err = resolveThere(ctx, o, name)
-	case o.config != "":
+	} else {
 		r, err = resolveHere(ctx, o, name)
-	default:
-		return usageError("give --admin ADDR of a running gateway, or --config FILE", "which gateway is asked?")
 	}
 	if err != nil {
 		return err
@@ -72,7 +73,7 @@ func runResolve(ctx context.Context, w io.Writer, o *resolveOptions, name string
 	if o.output == "json" {
 		err = writeJSON(w, r)
 	} else {
-		err = printResolution(w, r, o.admin != "")
+		err = printResolution(w, r)
 	}
 	for _, v := range r.Views {
 		if v.Reason == "" {
@@ -89,7 +90,7 @@ func runResolve(ctx context.Context, w io.Writer, o *resolveOptions, name string
 func resolveThere(ctx context.Context, o *resolveOptions, name string) (*gateway.Resolution, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	c, err := newAdminClient(o.admin)
+	c, err := askedGateway(o.admin)
 	if err != nil {
 		return nil, err
 	}
@@ -122,15 +123,12 @@ func resolveHere(ctx context.Context, o *resolveOptions, name string) (*gateway.
 	return r, nil
 }
 
-func printResolution(w io.Writer, r *gateway.Resolution, live bool) error {
-	health := func(ok bool) string {
-		switch {
-		case !live: // nobody has looked
+func printResolution(w io.Writer, r *gateway.Resolution) error {
+	health := func(state string) string {
+		if state == "" { // nobody has looked
 			return "-"
-		case ok:
-			return "healthy"
 		}
-		return "failing"
+		return paintedState(state)
 	}
 	for _, v := range r.Views {
 		where := "from " + v.Network
@@ -149,10 +147,10 @@ func printResolution(w io.Writer, r *gateway.Resolution, live bool) error {
 		for _, s := range v.Services {
 			fmt.Fprintf(t, "  service %s, by %s: %s\n", s.Service, s.Pattern, s.Why)
 			for _, ep := range s.Endpoints {
-				fmt.Fprintf(t, "    %s\t%s\t%s\n", ep.Address, health(ep.Healthy), ep.Name)
+				fmt.Fprintf(t, "    %s\t%s\t%s\n", ep.Address, health(ep.State), ep.Name)
 			}
 			for _, g := range s.Gateways {
-				fmt.Fprintf(t, "    %s\t%s\tnetwork %s, weight %d, by %s\n", g.Address, health(g.Healthy), g.Network, g.Weight, strings.Join(g.Transports, ", "))
+				fmt.Fprintf(t, "    %s\t%s\tnetwork %s, weight %d, by %s\n", g.Address, health(g.State), g.Network, g.Weight, strings.Join(g.Transports, ", "))
 			}
 			for _, a := range s.VIPs {
 				fmt.Fprintf(t, "    %s\tVIP\t\n", a)

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -52,30 +54,96 @@ var errSilent = errors.New("")
 // Main runs the command line and returns the exit code.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := New()
+	out := newCleanWriter(stdout)
 	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetOut(out)
+	root.SetErr(stderr) // as it is: logs go there, which are clean by themselves
 	callAs(root, os.Args[0])
-	err := root.ExecuteContext(ctx)
+	err := unknownCommand(root, args)
+	if err == nil {
+		err = root.ExecuteContext(ctx)
+	}
+	_ = out.Close()
 	if err == nil {
 		return exitOK
 	}
+	err = plainly(err)
 	var ce *cliError
 	if !errors.As(err, &ce) {
 		ce = &cliError{err: err, code: exitFailed}
-		for _, cobras := range []string{"unknown command", "required flag", "if any flags in the group"} {
-			if strings.HasPrefix(err.Error(), cobras) {
-				ce.code = exitUsage
-			}
-		}
 	}
-	if err != errSilent {
-		fmt.Fprintf(stderr, "culvert: error: %v\n", err)
+	if !errors.Is(err, errSilent) {
+		complaints := newCleanWriter(stderr)
+		fmt.Fprintf(complaints, "culvert: %s %s\n", bad("error:"), ofPackages.Replace(err.Error()))
 		if ce.hint != "" {
-			fmt.Fprintf(stderr, "culvert: hint: %s\n", ce.hint)
+			fmt.Fprintf(complaints, "culvert: hint: %s\n", ce.hint)
 		}
+		_ = complaints.Close()
 	}
 	return ce.code
+}
+
+// unknownCommand returns an error where args begin with a word that should be a
+// command and is none, whatever flags follow it.
+func unknownCommand(root *cobra.Command, args []string) error {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	if len(args) > 0 && (args[0] == cobra.ShellCompRequestCmd || args[0] == cobra.ShellCompNoDescRequestCmd) {
+		return nil
+	}
+	if len(args) > 0 && args[0] == "help" {
+		args = args[1:]
+	}
+	cmd, rest, err := root.Find(args)
+	if err != nil || !cmd.HasSubCommands() || len(rest) > 0 && strings.HasPrefix(rest[0], "-") {
+		return nil
+	}
+	return subcommand(cmd, rest)
+}
+
+// subcommand is the Args of a command that has others: what it is given should
+// have been one of them.
+func subcommand(cmd *cobra.Command, rest []string) error {
+	if len(rest) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	var names []string
+	for _, s := range cmd.SuggestionsFor(rest[0]) {
+		names = append(names, strconv.Quote(s))
+	}
+	hint := fmt.Sprintf("%q lists the commands", cmd.CommandPath()+" --help")
+	if len(names) > 0 {
+		hint = "did you mean " + strings.Join(names, " or ") + "?"
+	}
+	return usageError(hint, "unknown command %q for %q", rest[0], cmd.CommandPath())
+}
+
+var (
+	exclusiveFlags = regexp.MustCompile(`^if any flags in the group \[.*\] are set none of the others can be; \[(\S+) (\S+)\] were all set$`)
+	requiredFlags  = regexp.MustCompile(`^required flag\(s\) "([^"]+)".* not set$`)
+)
+
+// ofPackages takes names of packages out of errors: they say nothing to who has
+// not read the source.
+var ofPackages = strings.NewReplacer("testca: ", "", "termination: ", "")
+
+// plainly says in plain words what cobra says in its own.
+func plainly(err error) error {
+	if m := exclusiveFlags.FindStringSubmatch(err.Error()); m != nil {
+		// As they are told apart: --config and --route, --admin and --config.
+		hint := map[string]string{
+			"config route":  "put the route into the file",
+			"config routes": "put the routes into the file",
+			"config listen": "put the listener into the file",
+			"admin config":  "--admin asks a running gateway, and --config reads a file",
+		}[m[1]+" "+m[2]]
+		return usageError(hint, "--%s and --%s can't be combined", m[1], m[2])
+	}
+	if m := requiredFlags.FindStringSubmatch(err.Error()); m != nil {
+		return usageError("", "--%s is missing", m[1])
+	}
+	return err
 }
 
 // callAs has the help of root and of all its commands say how the program was
@@ -110,9 +178,11 @@ right service inside. It never decrypts: mutual TLS goes end to end.`,
   culvert probe orders.example.com --via gateway.example.com:443 --mode sni`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          subcommand,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Version:       version,
 	}
+	root.SetVersionTemplate(versionLine())
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError(fmt.Sprintf("see %q", cmd.CommandPath()+" --help"), "%w", err)
 	})
@@ -123,9 +193,28 @@ right service inside. It never decrypts: mutual TLS goes end to end.`,
 // args makes a positional-argument check a usage error with a hint.
 func args(n int, what string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, got []string) error {
-		if len(got) != n {
-			return usageError(fmt.Sprintf("see %q", cmd.CommandPath()+" --help"), "%s wants %s, got %d arguments", cmd.CommandPath(), what, len(got))
+		hint := fmt.Sprintf("see %q", cmd.CommandPath()+" --help")
+		switch {
+		case len(got) == n:
+			return nil
+		case n == 0:
+			return usageError(hint, "%s takes no arguments, and %q was given", cmd.CommandPath(), strings.Join(got, " "))
+		case len(got) == 0:
+			return usageError(hint, "%s needs %s", cmd.CommandPath(), what)
 		}
-		return nil
+		return usageError(hint, "%s takes %s, and %d were given: %q", cmd.CommandPath(), what, len(got), strings.Join(got, " "))
 	}
+}
+
+// noSuchFile is err in plain words where a file is missing or may not be read.
+func noSuchFile(err error) error {
+	var pe *fs.PathError
+	switch {
+	case !errors.As(err, &pe):
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%s: no such file", pe.Path)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s: permission denied", pe.Path)
+	}
+	return err
 }

@@ -22,6 +22,7 @@ type statusOptions struct {
 	admin  adminOptions
 	down   bool
 	kube   bool
+	watch  watchFlag
 	output string
 }
 
@@ -45,17 +46,21 @@ writes, Gateways with their listeners, and what is refused.
 The exit code is 1 where the gateway is not ready.`,
 		Example: `  culvert status --admin unix:/run/culvert/admin.sock
   culvert status --config culvert.yaml --down
+  culvert status --watch
   culvert status --admin unix:/run/culvert/admin.sock --kube
   culvert status --admin 127.0.0.1:9090 -o json | jq -r '.health[] | select(.state == "down").address'`,
 		Args: args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runStatus(cmd.Context(), cmd.OutOrStdout(), &o)
+			return o.watch.run(cmd.Context(), cmd.OutOrStdout(), o.output, func(ctx context.Context, w io.Writer) error {
+				return runStatus(ctx, w, &o)
+			})
 		},
 	}
 	o.admin.add(cmd)
 	cmd.Flags().BoolVar(&o.down, "down", false, "of the addresses, only those that are not up")
 	cmd.Flags().BoolVar(&o.kube, "kube", false, "what it knows of Kubernetes: clusters, Gateways, refusals")
 	cmd.MarkFlagsMutuallyExclusive("down", "kube")
+	o.watch.add(cmd)
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -121,23 +126,29 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	line := func(what, format string, args ...any) {
 		fmt.Fprintf(&b, "%-10s %s\n", what+":", printable(fmt.Sprintf(format, args...)))
 	}
-	ready := "yes"
+	ready := good("yes")
 	if !s.Ready {
-		ready = "no"
+		ready = bad("no")
 	}
 	if s.Why != "" {
-		ready += map[bool]string{true: ", but ", false: ": "}[s.Ready] + s.Why
+		ready += map[bool]string{true: ", but ", false: ": "}[s.Ready] + printable(s.Why)
 	}
 	if s.Version != "" {
 		line("version", "%s", s.Version)
 	}
-	line("ready", "%s", ready)
+	fmt.Fprintf(&b, "%-10s %s\n", "ready:", ready)
 	line("up", "%s, since %s", humanSeconds(time.Since(s.Started).Seconds()), s.Started.UTC().Format(time.RFC3339))
 	table := "in touch with every source"
-	if s.Stale != nil {
+	switch {
+	case s.Stale != nil && s.Stale.Mistaken:
+		table = fmt.Sprintf("as it was %s ago: %s has mistakes", humanSeconds(time.Since(s.Stale.Since).Seconds()), s.Stale.Source)
+	case s.Stale != nil:
 		table = fmt.Sprintf("%s old: source %s is lost", humanSeconds(time.Since(s.Stale.Since).Seconds()), s.Stale.Source)
 	}
 	line("table", "generation %d, %s, %s", s.Generation, plural(s.Services, "service"), table)
+	if len(s.Restart) > 0 {
+		line("restart", "needed for what has changed in %s", strings.Join(s.Restart, ", "))
+	}
 	line("tunnels", "%d open", s.Tunnels)
 	for _, l := range s.Listeners {
 		line("listener", "%s (%s)", l.Address, strings.Join(l.Protocols, ", "))
@@ -173,7 +184,7 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 			address = h.Host + " " + h.Address
 		}
 		rows = append(rows, []string{
-			humanSeconds(time.Since(h.Since).Seconds()), h.State, printable(address),
+			humanSeconds(time.Since(h.Since).Seconds()), paintedState(h.State), printable(address),
 			h.By, printable(ofWhat(&h)), printable(h.Error),
 		})
 	}
@@ -196,6 +207,17 @@ func printDNSStatus(line func(what, format string, args ...any), s *gateway.Stat
 	for _, upstream := range slices.Sorted(maps.Keys(s.Upstreams)) {
 		line("upstream", "%s %s", upstream, map[bool]string{true: "answers", false: "is silent"}[s.Upstreams[upstream]])
 	}
+}
+
+// paintedState is the state of an address in its color.
+func paintedState(state string) string {
+	switch state {
+	case registry.StateUp:
+		return good(state)
+	case registry.StateDown:
+		return bad(state)
+	}
+	return doubtful(printable(state))
 }
 
 // ofWhat says what has an address.

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -26,6 +25,7 @@ type tunnelsOptions struct {
 	admin  adminOptions
 	filter tunnelFilter
 	sort   string
+	watch  watchFlag
 	output string
 }
 
@@ -48,13 +48,16 @@ the operations page and stay what they are.`,
   culvert tunnels close 4711 --admin unix:/run/culvert/admin.sock`,
 		Args: args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runTunnels(cmd.Context(), cmd.OutOrStdout(), &o)
+			return o.watch.run(cmd.Context(), cmd.OutOrStdout(), o.output, func(ctx context.Context, w io.Writer) error {
+				return runTunnels(ctx, w, &o)
+			})
 		},
 	}
 	o.admin.add(cmd)
 	o.filter.add(cmd, &o.admin)
 	cmd.Flags().StringVar(&o.sort, "sort", "id", "`COLUMN` to sort by: "+strings.Join(sortKeys(), ", ")+"; the largest numbers first")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(sortKeys(), cobra.ShellCompDirectiveNoFileComp))
+	o.watch.add(cmd)
 	addOutput(cmd, &o.output)
 	cmd.AddCommand(newTunnelsClose(&o.admin))
 	return cmd
@@ -161,6 +164,9 @@ func (t *tunnelFilter) query() (url.Values, admin.TunnelFilter, error) {
 		if flag := t.cmd.Flags().Lookup(f.name); flag.Changed {
 			q.Set(f.name, flag.Value.String())
 		}
+	}
+	if proto := q.Get("proto"); proto != "" && !slices.Contains(tunnelProtocols, proto) {
+		return q, admin.TunnelFilter{}, usageError("use "+oneOf(tunnelProtocols), "--proto %q", proto)
 	}
 	f, err := admin.ParseTunnelFilter(q)
 	if err != nil {
@@ -294,14 +300,4 @@ func humanBytes(n int64) string {
 		v, unit = v/(1<<10), unit+1
 	}
 	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[unit])
-}
-
-// printable is s without what a terminal would obey.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, s)
 }

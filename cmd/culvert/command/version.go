@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,6 +38,14 @@ func newVersion() *cobra.Command {
 }
 
 func printVersion(w io.Writer, output string) error {
+	if output == "json" {
+		return writeJSON(w, thisVersion())
+	}
+	_, err := io.WriteString(w, versionLine())
+	return err
+}
+
+func thisVersion() versionInfo {
 	v := versionInfo{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -48,15 +57,17 @@ func printVersion(w io.Writer, output string) error {
 			}
 		}
 	}
-	if output == "json" {
-		return writeJSON(w, v)
-	}
-	fmt.Fprintf(w, "culvert %s", v.Version)
+	return v
+}
+
+// versionLine is the version for people.
+func versionLine() string {
+	v := thisVersion()
+	revision := ""
 	if v.Revision != "" {
-		fmt.Fprintf(w, " (%.12s)", v.Revision)
+		revision = fmt.Sprintf(" (%.12s)", v.Revision)
 	}
-	_, err := fmt.Fprintf(w, " %s %s\n", v.Go, v.Platform)
-	return err
+	return fmt.Sprintf("culvert %s%s %s %s\n", v.Version, revision, v.Go, v.Platform)
 }
 
 // addOutput adds -o to cmd.
@@ -73,8 +84,13 @@ func addOutput(cmd *cobra.Command, output *string) {
 }
 
 func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(escapeJSON(b.Bytes()))
+	return err
 }
