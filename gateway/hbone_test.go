@@ -25,7 +25,7 @@ func startTLS(t *testing.T, ca *testca.CA, name string, inner tunnel.Protocol, s
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}, All: true, Inner: []tunnel.Protocol{inner}, ALPN: []string{"h2"}}
+	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}, All: true, Inner: []tunnel.Protocol{inner}, ALPN: []termination.Offer{{Name: "h2"}}}
 	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: ca.Pool()}); err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func TestTrustOfHops(t *testing.T) {
 	a, b := twoDomains(t)
 	mesh := newCA(t)
 	start := func(pair *testca.Pair, to string) string {
-		p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}, All: true, Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []string{"h2"}}
+		p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}, All: true, Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}}}
 		if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: mesh.Pool()}); err != nil {
 			t.Fatal(err)
 		}

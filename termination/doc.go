@@ -1,10 +1,11 @@
 // Package termination ends TLS at the gateway, and has what is inside of it
 // served as if it had come in the clear: TLS is the one protocol that can nest.
 //
+//	one, two := &connect.Protocol{}, &h2.Protocol{}
 //	p := &termination.Protocol{
 //		Hello: &sni.Protocol{},
-//		Inner: []tunnel.Protocol{&connect.Protocol{}, &h2.Protocol{}},
-//		ALPN:  []string{"h2", "http/1.1"},
+//		Inner: []tunnel.Protocol{one, two},
+//		ALPN:  []termination.Offer{{"h2", []tunnel.Protocol{two}}, {"http/1.1", []tunnel.Protocol{one}}},
 //	}
 //	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{pair}, ClientCAs: pool}); err != nil {
 //		return err

@@ -62,9 +62,10 @@ func issue(t testing.TB, ca *testca.CA, name string, names ...string) *testca.Pa
 // terminating makes a Protocol that carries CONNECT, of both versions.
 func terminating(t testing.TB, k *Keys, all bool) *Protocol {
 	t.Helper()
+	one, two := &connect.Protocol{}, &h2.Protocol{}
 	p := &Protocol{
-		Hello: &sni.Protocol{Nameless: all}, All: all,
-		Inner: []tunnel.Protocol{&connect.Protocol{}, &h2.Protocol{}}, ALPN: []string{"h2", "http/1.1"},
+		Hello: &sni.Protocol{Nameless: all}, All: all, Inner: []tunnel.Protocol{one, two},
+		ALPN: []Offer{{"h2", []tunnel.Protocol{two}}, {"http/1.1", []tunnel.Protocol{one}}},
 	}
 	if err := p.Use(k); err != nil {
 		t.Fatal(err)

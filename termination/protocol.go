@@ -25,12 +25,30 @@ type Protocol struct {
 	All bool
 
 	// Inner are the protocols spoken inside of TLS, asked in order whose the
-	// stream is. ALPN is what of them clients may ask for; empty means that
-	// ALPN is not spoken.
+	// stream is. ALPN is what of them clients may ask for, the first one first;
+	// empty means that ALPN is not spoken.
 	Inner []tunnel.Protocol
-	ALPN  []string
+	ALPN  []Offer
 
 	ring atomic.Pointer[ring]
+}
+
+// An Offer is a name of ALPN (RFC 7301), and the protocols that are spoken where
+// it was chosen: they alone are asked whose the stream is.
+type Offer struct {
+	Name      string
+	Protocols []tunnel.Protocol // nil means all that are inside
+}
+
+// chosen returns the protocols that may be inside where ALPN chose name, "" for
+// nothing.
+func (p *Protocol) chosen(name string) []tunnel.Protocol {
+	for _, o := range p.ALPN {
+		if o.Name == name && o.Protocols != nil {
+			return o.Protocols
+		}
+	}
+	return p.Inner
 }
 
 // A Hello is a Protocol that makes its request of a ClientHello.
@@ -48,7 +66,11 @@ var (
 // Use makes k the keys of the connections to come. Where it fails, those
 // before stay. A Protocol without any refuses what would end here.
 func (p *Protocol) Use(k *Keys) error {
-	r, err := newRing(k, p.ALPN)
+	var names []string
+	for _, o := range p.ALPN {
+		names = append(names, o.Name)
+	}
+	r, err := newRing(k, names)
 	if err != nil {
 		return err
 	}
@@ -102,27 +124,27 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		own.Refuse(err)
 		return err
 	}
-	inner, err := r.end(ctx, c, own.Name)
+	inner, alpn, err := r.end(ctx, c, own.Name)
 	if err != nil {
 		return err
 	}
-	return tunnel.ServeInner(ctx, inner, p.Inner, h)
+	return tunnel.ServeInner(ctx, inner, p.chosen(alpn), h)
 }
 
 // end ends TLS on c, whose hello was read for a name and is still there, and
-// returns what is inside. After an error c has been ended.
-func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name) (*tunnel.Conn, error) {
+// returns what is inside, and what ALPN chose. After an error c has been ended.
+func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name) (inner *tunnel.Conn, alpn string, err error) {
 	tunnel.WillWait(ctx) // a signature takes a while, and so does the client
 	below := &below{Conn: c, left: MaxHandshake}
 	t := tls.Server(below, r.config)
 	if err := t.HandshakeContext(ctx); err != nil {
-		return nil, failed(ctx, c, below, err)
+		return nil, "", failed(ctx, c, below, err)
 	}
 	cs := t.ConnectionState()
 	if name, _ := tunnel.ParseName(cs.ServerName); name != asked {
 		// Two parsers, and what the first one judged is not what this one saw.
 		_ = c.Abort()
-		return nil, tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked, name)
+		return nil, "", tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked, name)
 	}
 	if r.verify != nil {
 		r.verify(&cs)
@@ -130,10 +152,10 @@ func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name) (*tun
 	peer, err := PeerOf(&cs) // whom VerifyConnection has let pass
 	if err != nil {
 		_ = c.Abort()
-		return nil, err
+		return nil, "", err
 	}
 	below.carry()
-	return c.Nest(&stream{Conn: t, below: below, other: "client"}, peer), nil
+	return c.Nest(&stream{Conn: t, below: below, other: "client"}, peer), cs.NegotiatedProtocol, nil
 }
 
 // failed ends a connection whose handshake failed. An alert that was sent

@@ -398,6 +398,36 @@ func TestALPN(t *testing.T) {
 	g.Reason(t, tunnel.BadHello)
 }
 
+// What ALPN has chosen is what is spoken: bytes of another protocol are not
+// taken for it.
+func TestALPNIsKept(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	const one, two = "CONNECT nobody.test:443 HTTP/1.1\r\nHost: nobody.test:443\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+	isOne := func(answer string) bool { return strings.HasPrefix(answer, "HTTP/1.1 ") }
+	isTwo := func(answer string) bool { return len(answer) > 3 && (answer[3] == 4 || answer[3] == 7) } // SETTINGS, or GOAWAY at once
+	for _, c := range []struct {
+		alpn, say string
+		is        func(answer string) bool
+	}{
+		{"", one, isOne}, {"", two, isTwo},
+		{"http/1.1", one, isOne}, {"h2", two, isTwo},
+		{"http/1.1", two, isOne}, {"h2", one, isTwo},
+	} {
+		conn := tunneltest.Dial(t, tlsDialer{roots(ca, "gw.test", strings.Fields(c.alpn)...)}, g.Addr)
+		if _, err := io.WriteString(conn, c.say); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		b := make([]byte, 100)
+		n, err := conn.Read(b)
+		if !c.is(string(b[:n])) {
+			t.Errorf("ALPN %q, and %.10q: %q, %v", c.alpn, c.say, b[:n], err)
+		}
+		_ = conn.Close()
+	}
+}
+
 // TestNoKeys: a Protocol that was given none refuses, and passes on the rest.
 func TestNoKeys(t *testing.T) {
 	ca := newCA(t, "example.test")

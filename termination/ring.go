@@ -34,7 +34,8 @@ func NewRing(k *Keys) (*Ring, error) {
 // calling. After an error, which is what ServeConn returns, c has been ended:
 // by an alert where the client is to know.
 func (r *Ring) End(ctx context.Context, c *tunnel.Conn, name tunnel.Name) (*tunnel.Conn, error) {
-	return r.ring.end(ctx, c, name)
+	inner, _, err := r.ring.end(ctx, c, name)
+	return inner, err
 }
 
 // Begin is the other side: it speaks TLS as a client upon c, which it owns from

@@ -7,7 +7,7 @@
 //
 //	p := &termination.Protocol{
 //		Hello: &sni.Protocol{Nameless: true}, All: true, // an HBONE client names nobody
-//		Inner: []tunnel.Protocol{&hbone.Protocol{Via: "gateway-7f3a"}}, ALPN: []string{"h2"},
+//		Inner: []tunnel.Protocol{&hbone.Protocol{Via: "gateway-7f3a"}}, ALPN: []termination.Offer{{Name: "h2"}},
 //	}
 //
 // A Dialer reaches its destinations through such a server, a Double those that

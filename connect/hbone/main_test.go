@@ -36,7 +36,7 @@ func serve(t testing.TB, keys *termination.Keys, routes tunnel.Resolver) *tunnel
 	t.Helper()
 	p := &termination.Protocol{
 		Hello: &sni.Protocol{Nameless: true}, All: true,
-		Inner: []tunnel.Protocol{&Protocol{}}, ALPN: []string{"h2"},
+		Inner: []tunnel.Protocol{&Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}},
 	}
 	if err := p.Use(keys); err != nil {
 		t.Fatal(err)

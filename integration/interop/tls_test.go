@@ -26,9 +26,9 @@ import (
 
 // startTLS starts a gateway that ends TLS for localhost at its first port, and
 // passes on what else there is. It asks for a client certificate by clients,
-// "required", "optional" or "". At its second port all TLS ends, and HTTP/2 is
-// inside. It returns them as localhost:PORT.
-func startTLS(t *testing.T, w *world, clients, backend string) (g *gateway, own, h2only string) {
+// "required", "optional" or "". At its second port all TLS ends, and every
+// protocol may be inside. It returns them as localhost:PORT.
+func startTLS(t *testing.T, w *world, clients, backend string) (g *gateway, own, all string) {
 	t.Helper()
 	ca, err := testca.Load(w.dir, nil)
 	must(t, err)
@@ -43,7 +43,7 @@ listeners:
     protocols: [sni]
     tls: {certificateFile: gw.crt, keyFile: gw.key%s}
   - address: 127.0.0.1:%s
-    tls: {certificateFile: gw.crt, keyFile: gw.key, protocols: [connect-h2]}
+    tls: {certificateFile: gw.crt, keyFile: gw.key}
 admin: 127.0.0.1:%s
 services:
   - {name: %s, endpoints: ["%s"]}
@@ -120,7 +120,7 @@ func TestNodeTunnelsOverHTTP2InsideOfTLS(t *testing.T) {
 // What openssl shows of the gateway's own TLS.
 func TestOpenSSLMeetsTheGatewaysTLS(t *testing.T) {
 	w := newWorld(t)
-	g, own, h2only := startTLS(t, w, "required", "127.0.0.1:1")
+	g, own, all := startTLS(t, w, "required", "127.0.0.1:1")
 	for _, c := range []struct {
 		name, addr string
 		args       []string
@@ -130,8 +130,8 @@ func TestOpenSSLMeetsTheGatewaysTLS(t *testing.T) {
 		{"of another CA", own, []string{"-cert", w.wrongCert, "-key", w.wrongKey}, "alert unknown ca"},
 		{"TLS 1.2, where 1.3 is the least", own, []string{"-tls1_2"}, "alert protocol version"},
 		{"an ALPN that nobody speaks", own, []string{"-alpn", "imap"}, "no application protocol"},
-		{"HTTP/2 by ALPN", h2only, []string{"-alpn", "http/1.1,h2"}, "ALPN protocol: h2"},
-		{"no ticket", h2only, nil, "New, TLSv1.3"},
+		{"HTTP/2 by ALPN", all, []string{"-alpn", "http/1.1,h2"}, "ALPN protocol: h2"},
+		{"no ticket", all, nil, "New, TLSv1.3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := start(t, "openssl", append([]string{"s_client", "-connect", c.addr, "-servername", "localhost", "-CAfile", w.ca}, c.args...)...)

@@ -86,7 +86,7 @@ func (m *mesh) gateway(addr string) string {
 	t.Helper()
 	p := &termination.Protocol{
 		Hello: &sni.Protocol{Nameless: true}, All: true,
-		Inner: []tunnel.Protocol{&hbone.Protocol{Via: "ours"}}, ALPN: []string{"h2"},
+		Inner: []tunnel.Protocol{&hbone.Protocol{Via: "ours"}}, ALPN: []termination.Offer{{Name: "h2"}},
 	}
 	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{m.issue("gw")}, Trust: map[string][]*x509.Certificate{"cluster.local": {m.ca.Root()}}}); err != nil {
 		t.Fatal(err)

@@ -37,7 +37,7 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &termination.Protocol{Inner: inner, ALPN: offered(l.Inner())}
+	p := &termination.Protocol{Inner: inner, ALPN: offered(inner)}
 	at := slices.IndexFunc(outer, func(p tunnel.Protocol) bool { return p.Name() == "sni" })
 	if at >= 0 {
 		p.Hello = outer[at].(*sni.Protocol)
@@ -78,18 +78,19 @@ func datagrams(l file.Listener, via string) (*gateway.Datagrams, error) {
 }
 
 // offered is what ALPN is told of the inner protocols.
-func offered(inner []string) []string {
-	var alpn []string
-	if slices.Contains(inner, "connect-h2") || slices.Contains(inner, "hbone") {
-		alpn = append(alpn, "h2")
+func offered(inner []tunnel.Protocol) []termination.Offer {
+	two, one := termination.Offer{Name: "h2"}, termination.Offer{Name: "http/1.1"}
+	for _, p := range inner {
+		switch p.Name() {
+		case "connect-h2", "hbone":
+			two.Protocols = append(two.Protocols, p)
+		case "connect", "websocket":
+			one.Protocols = append(one.Protocols, p)
+		case "socks5":
+			return nil // it has no name in ALPN, and who offers others may speak it
+		}
 	}
-	if slices.Contains(inner, "connect") || slices.Contains(inner, "websocket") {
-		alpn = append(alpn, "http/1.1")
-	}
-	if slices.Contains(inner, "socks5") {
-		return nil // it has no name in ALPN, and who offers others may speak it
-	}
-	return alpn
+	return slices.DeleteFunc([]termination.Offer{two, one}, func(o termination.Offer) bool { return len(o.Protocols) == 0 })
 }
 
 // keys makes of a listener's files what TLS is ended with.
