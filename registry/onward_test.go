@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"culvert.dev/registry"
@@ -187,13 +189,17 @@ func TestOnwardTakesTurns(t *testing.T) {
 		second = "198.51.100.2:443 by connect-h2, 198.51.100.1:443 by connect for c.test:443 of c"
 	)
 	count := map[string]int{}
+	at := tunnel.Endpoint{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Named: true}
+	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
+		// A lack of this host's says nothing of who was dialed.
+		reg.Dialed(at, &tunnel.Error{Reason: tunnel.DialFailed, Err: os.NewSyscallError("connect", ours)})
+	}
 	for range 40 {
 		count[onward(reg, req)]++
 	}
 	if count[first] != 30 || count[second] != 10 {
 		t.Errorf("of 40 requests %v, want 30 and 10", count)
 	}
-	at := tunnel.Endpoint{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Named: true}
 	reg.Dialed(at, tunnel.Refusef(tunnel.DialFailed, "nobody there"))
 	for range 8 {
 		if got := onward(reg, req); got != second {

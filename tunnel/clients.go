@@ -405,6 +405,8 @@ func (b *Budget) mayTake(c *Client, n int64) error {
 	if b == nil || c == nil {
 		return nil
 	}
-	return c.fair("descriptors", b.Limit, b.Limit-b.used.Load(), n, func(c *Client) int64 { return c.descriptors.Load() },
+	// What is left for refusals alone is no part of what is shared.
+	total := max(b.Limit-polite, b.Limit/2)
+	return c.fair("descriptors", total, total-b.used.Load(), n, func(c *Client) int64 { return c.descriptors.Load() },
 		"raise the limit on open files or add a gateway")
 }

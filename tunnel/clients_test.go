@@ -36,7 +36,7 @@ func TestOneClientMayHaveNearlyAll(t *testing.T) {
 		b := &Budget{Limit: limit}
 		alone := b.Client(nil, netip.MustParseAddr("192.0.2.1"))
 		n := fill(b, alone)
-		if n < limit*84/100 {
+		if n < (limit-polite)*84/100 {
 			t.Errorf("of %d descriptors one client gets %d", limit, n)
 		}
 		err := take(b, alone)

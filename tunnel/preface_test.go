@@ -184,3 +184,45 @@ func TestPrefaceLimits(t *testing.T) {
 		g.wantReasons(t, tunnel.Overload, tunnel.NoHello, tunnel.NoHello, tunnel.NoHello, tunnel.NoHello, tunnel.NoHello)
 	})
 }
+
+// What comes by a proxy in front is charged to the client that it names, and
+// the proxy's own address is held to no limit.
+func TestServerChargesWhomThePrefaceNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		relay := &tunnel.Relay{}
+		defer relay.Close()
+		budget := &tunnel.Budget{Limit: 100}
+		dialer := &fakeDialer{}
+		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, MaxPerClient: 2, Observe: func(*tunnel.Outcome) {}}
+		g := serveFronted(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{OpenPerSource: 2}, Budget: budget}, &linePreface{"198.51.100.7"}, line)
+		var clients []net.Conn
+		enter := func(client string) *fakeConn {
+			c, accepted := g.dial("198.51.100.7:1")
+			clients = append(clients, c)
+			go func() { _, _ = io.WriteString(c, "from "+client+"\nname\n") }()
+			synctest.Wait()
+			return accepted
+		}
+		for _, tt := range []struct {
+			client string
+			ok     bool
+		}{
+			{"203.0.113.1:5", true}, {"203.0.113.1:5", true}, {"203.0.113.1:5", false}, {"203.0.113.2:5", true}, {"203.0.113.2:5", true}, {"203.0.113.2:5", false},
+			{"-", true}, {"-", true}, {"-", true}, // the proxy for itself
+		} {
+			if got := enter(tt.client).ending(); (got == "open") != tt.ok {
+				t.Errorf("a connection of %s is %s, want it to stand: %v", tt.client, got, tt.ok)
+			}
+		}
+		for _, c := range clients {
+			_ = c.Close()
+		}
+		dialer.closeAll()
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if err := budget.Clients().Idle(); err != nil {
+			t.Error(err)
+		}
+		g.stop(t)
+	})
+}

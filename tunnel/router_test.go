@@ -6,10 +6,12 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -262,6 +264,9 @@ func TestRouterReports(t *testing.T) {
 		{"loop", refuse(tunnel.Loop), ""},
 		{"prohibited", refuse(tunnel.Prohibited), ""},
 		{"overload", refuse(tunnel.Overload), ""},
+		{"no local port", os.NewSyscallError("connect", syscall.EADDRNOTAVAIL), ""},
+		{"no descriptor", os.NewSyscallError("socket", syscall.EMFILE), ""},
+		{"no buffer", &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ENOBUFS)}, ""},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var got []string
@@ -310,7 +315,7 @@ func TestRouterGivesUp(t *testing.T) {
 func TestRouterDialFailureReason(t *testing.T) {
 	all := map[string]error{
 		"failed": errRefused, "timeout": context.DeadlineExceeded,
-		"overload": tunnel.Refusef(tunnel.Overload, "o"), "prohibited": tunnel.Refusef(tunnel.Prohibited, "p"), "loop": tunnel.Refusef(tunnel.Loop, "l"),
+		"overload": tunnel.Refusef(tunnel.Overload, "o"), "portless": syscall.EADDRNOTAVAIL, "prohibited": tunnel.Refusef(tunnel.Prohibited, "p"), "loop": tunnel.Refusef(tunnel.Loop, "l"),
 	}
 	for _, tt := range []struct {
 		answers string
@@ -321,6 +326,8 @@ func TestRouterDialFailureReason(t *testing.T) {
 		{"timeout failed", tunnel.DialTimeout},
 		{"overload timeout", tunnel.Overload},
 		{"timeout overload failed", tunnel.Overload},
+		{"portless", tunnel.Overload},
+		{"failed portless", tunnel.Overload},
 		{"failed prohibited timeout", tunnel.Prohibited},
 		{"prohibited overload", tunnel.Prohibited},
 		{"prohibited loop failed", tunnel.Loop},

@@ -364,3 +364,40 @@ func TestServerCounts(t *testing.T) {
 		g.stop(t)
 	})
 }
+
+// The client that has most pending makes room, however old others' are.
+func TestServerHalfOpenEvictsTheClientWithMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{HalfOpen: 5}})
+		var clients []net.Conn
+		dial := func(from string) *fakeConn {
+			client, accepted := g.dial(from)
+			clients = append(clients, client)
+			synctest.Wait()
+			return accepted
+		}
+		old := dial("198.51.100.1:1")
+		var most []*fakeConn
+		for range 8 {
+			most = append(most, dial("198.51.100.7:1"))
+		}
+		other := dial("198.51.100.2:1")
+		for i, c := range most {
+			if want := i >= 5; (c.ending() == "open") != want {
+				t.Errorf("connection %d of the client with most is %s", i, c.ending())
+			}
+		}
+		wantAlive(t, "older than all", old)
+		wantAlive(t, "the newcomer", other)
+		for _, o := range g.told.all() {
+			if o.Reason != overload || !strings.Contains(o.Err.Error(), "limits.halfOpen") {
+				t.Errorf("outcome %s, %v, want overload and the setting", o.Reason, o.Err)
+			}
+		}
+		for _, c := range clients {
+			_ = c.Close()
+		}
+		synctest.Wait()
+		g.stop(t)
+	})
+}

@@ -24,6 +24,10 @@ import (
 // 20,000 descriptors on the machines this runs on, and a tunnel takes two.
 var idleTunnels = flag.Int("tunnels", 9000, "idle tunnels to hold")
 
+// oneClient is how many tunnels of one address TestManyTunnelsOfOneClient holds,
+// of a gateway whose descriptors they nearly take.
+var oneClient = flag.Int("one-client", 400, "tunnels of one address to hold")
+
 // volume is what the chaos pair moves by each of the ways of eachWay, in MiB,
 // and volumeEach what it moves by each of all others, in and out.
 var (
