@@ -159,6 +159,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(http.StatusNotFound, "NotFound")
 	case q.Get("sendInitialEvents") == "true":
 		refuse(http.StatusUnprocessableEntity, "Invalid")
+	case q.Get("watch") != "true" && resource == "customresourcedefinitions": // asked for its metadata, and there are none
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"0"},"items":[]}`)
 	case q.Get("watch") != "true":
 		all, version, _ := a.since(resource, 0)
 		w.Header().Set("Content-Type", "application/json")
