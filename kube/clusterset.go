@@ -35,6 +35,7 @@ type clusterSet struct {
 func (k *Kube) export() error {
 	s := &clusterSet{sources: map[string]*discovery.Source{}}
 	s.Controller = &mcs.Controller{
+		Cluster: k.cfg.Cluster, ID: k.cfg.Lease.Namespace + "/" + k.cfg.Lease.Name,
 		Leads: k.leads.Load, VIPs: s.addresses, OnExports: s.tell, Log: k.cfg.Log,
 	}
 	if d := k.cfg.Discovery; d != nil {

@@ -29,6 +29,10 @@ const (
 // A Controller keeps ServiceExports and ServiceImports. The zero value is ready;
 // it must not be copied, nor its fields be changed once it is used.
 type Controller struct {
+	// Cluster is the gateway's own, and ID tells it from others of that cluster. They
+	// stand at ServiceImports, as who writes them.
+	Cluster, ID string
+
 	// Leads reports whether this replica writes; nil means that it does.
 	Leads func() bool
 

@@ -158,10 +158,14 @@ func (w *world) locked(f func()) {
 	f()
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T) *world { return newWorldOf(t, "") }
+
+// newWorldOf is newWorld of the gateway of a cluster.
+func newWorldOf(t *testing.T, cluster string) *world {
 	w := &world{t: t, told: map[string]string{}, leads: true}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.c = &Controller{
+		Cluster: cluster, ID: "culvert-system/culvert",
 		Leads: func() (l bool) { w.locked(func() { l = w.leads }); return l },
 		VIPs:  func(string, string) (v []netip.Addr) { w.locked(func() { v = w.vips }); return v },
 		OnExports: func(cluster string, exports map[Name]bool) {

@@ -46,6 +46,8 @@ type member struct {
 	waiting  map[*watched]bool // what has not been listed yet
 	absent   bool              // it has no such API, or we may not read it: it takes no part
 	denied   bool              // absent, but what it exported before may be as it was
+
+	worded map[Name]map[string]string // messages of conditions that were written, by their types
 }
 
 // watched is one resource of a member in one namespace, or in all.

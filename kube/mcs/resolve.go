@@ -39,6 +39,9 @@ type Service struct {
 	Ports          []mcsv1.ServicePort
 	Affinity       corev1.ServiceAffinity
 	AffinityConfig *corev1.SessionAffinityConfig
+	Families       []corev1.IPFamily
+	Internal       *corev1.ServiceInternalTrafficPolicy
+	Distribution   *string
 }
 
 // ServiceOf returns what matters of s.
@@ -46,6 +49,7 @@ func ServiceOf(s *corev1.Service) Service {
 	out := Service{
 		Kind: s.Spec.Type, Headless: s.Spec.Type != corev1.ServiceTypeExternalName && s.Spec.ClusterIP == corev1.ClusterIPNone,
 		Affinity: cmp.Or(s.Spec.SessionAffinity, corev1.ServiceAffinityNone), AffinityConfig: s.Spec.SessionAffinityConfig.DeepCopy(),
+		Families: slices.Clone(s.Spec.IPFamilies), Internal: copied(s.Spec.InternalTrafficPolicy), Distribution: copied(s.Spec.TrafficDistribution),
 	}
 	for _, p := range s.Spec.Ports {
 		port := mcsv1.ServicePort{Name: p.Name, Protocol: cmp.Or(p.Protocol, corev1.ProtocolTCP), Port: p.Port}
@@ -79,6 +83,16 @@ type part struct {
 	Export
 	Service
 }
+
+func copied[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}
+
+func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // Resolve finds out what members export together. It is pure. vips returns the
 // addresses of a service in the cluster set, and refuses why one may not be
@@ -171,9 +185,13 @@ func observed(generation int64, list ...metav1.Condition) []metav1.Condition {
 // says what they do not agree on.
 func join(list []part) (spec mcsv1.ServiceImportSpec, clusters []string, conflict metav1.Condition) {
 	first := &list[0]
-	spec = mcsv1.ServiceImportSpec{Type: mcsv1.ClusterSetIP, SessionAffinity: first.Affinity, SessionAffinityConfig: first.AffinityConfig, Ports: []mcsv1.ServicePort{}}
-	if first.Headless {
-		spec.Type, spec.SessionAffinity, spec.SessionAffinityConfig = mcsv1.Headless, "", nil
+	spec = mcsv1.ServiceImportSpec{
+		Type: mcsv1.ClusterSetIP, SessionAffinity: first.Affinity, SessionAffinityConfig: first.AffinityConfig,
+		InternalTrafficPolicy: first.Internal, TrafficDistribution: first.Distribution, Ports: []mcsv1.ServicePort{},
+	}
+	if first.Headless { // its clients reach endpoints, and no address in the cluster set
+		spec.Type, spec.SessionAffinity, spec.SessionAffinityConfig, spec.InternalTrafficPolicy = mcsv1.Headless, "", nil, nil
+		spec.IPFamilies = slices.Clone(first.Families)
 	}
 	var reasons, texts []string
 	differ := func(reason mcsv1.ServiceExportConditionReason, p *part, what string) {
@@ -200,6 +218,15 @@ func join(list []part) (spec mcsv1.ServiceImportSpec, clusters []string, conflic
 		} else if !first.Headless && !reflect.DeepEqual(p.AffinityConfig, first.AffinityConfig) {
 			differ(mcsv1.ServiceExportReasonSessionAffinityConfigConflict, p, "the configuration of the session affinity")
 		}
+		if !first.Headless && !same(p.Internal, first.Internal) {
+			differ(mcsv1.ServiceExportReasonInternalTrafficPolicyConflict, p, "the internal traffic policy")
+		}
+		if !same(p.Distribution, first.Distribution) {
+			differ(mcsv1.ServiceExportReasonTrafficDistributionConflict, p, "the traffic distribution")
+		}
+		if first.Headless && !sameFamilies(p.Families, first.Families) {
+			differ(mcsv1.ServiceExportReasonIPFamilyConflict, p, "the IP families")
+		}
 		spec.Ports = unite(spec.Ports, p.Ports)
 	}
 	slices.Sort(clusters)
@@ -215,6 +242,11 @@ func samePorts(a, b []mcsv1.ServicePort) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(p mcsv1.ServicePort) bool {
 		return !slices.ContainsFunc(b, func(o mcsv1.ServicePort) bool { return reflect.DeepEqual(p, o) })
 	})
+}
+
+// sameFamilies reports whether two services have the same families, in any order.
+func sameFamilies(a, b []corev1.IPFamily) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(f corev1.IPFamily) bool { return !slices.Contains(b, f) })
 }
 
 // unite adds those ports whose name and number nobody has.

@@ -19,11 +19,65 @@ import (
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
-// An import with this label is ours.
+// An import with this label is a gateway's, and the annotation says which one's: only
+// that one writes it. An import of an older version has no annotation.
 const (
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 	ManagedBy      = "culvert"
+	NoteWriter     = "culvert.dev/writer"
 )
+
+// role is what this gateway may do with an import that exists.
+type role int
+
+const (
+	leave  role = iota // it is somebody else's, or another gateway's
+	adopt              // it may become ours
+	writes             // it is ours
+)
+
+// role returns what may be done with have, an import in the cluster m. want is what
+// is exported under its name, nil for nothing.
+//
+// Gateways that know different clusters may want different imports in a cluster that
+// both know. One of them writes each: the first, until another one knows all
+// clusters that it names and more, or as many and the import is in its own cluster.
+// Neither lets the first take it back, so that no two write in turn.
+func (c *Controller) role(m *member, have *mcsv1.ServiceImport, want *Import, set *Set) role {
+	if have.Labels[LabelManagedBy] != ManagedBy {
+		return leave
+	}
+	writer := have.Annotations[NoteWriter]
+	if writer == c.writer() {
+		return writes
+	}
+	for _, s := range have.Status.Clusters {
+		if _, known := set.Clusters[s.Cluster]; !known {
+			return leave // and that one's export is not to be deleted
+		}
+	}
+	switch {
+	case writer == "":
+		return adopt
+	case want == nil || len(have.Status.Clusters) == 0:
+		return leave
+	}
+	for _, s := range have.Status.Clusters {
+		if !slices.Contains(want.Clusters, s.Cluster) {
+			return leave
+		}
+	}
+	if len(want.Clusters) > len(have.Status.Clusters) || m.name == c.Cluster && !c.isIn(writer, m.name) {
+		return adopt
+	}
+	return leave
+}
+
+// writer is what this gateway is called at imports.
+func (c *Controller) writer() string { return c.Cluster + "/" + c.ID }
+
+// isIn reports whether a writer's own cluster is that one.
+func (c *Controller) isIn(writer, cluster string) bool { return strings.HasPrefix(writer, cluster+"/") }
 
 // limit is how long one write may take: an API server that is slow holds up
 // its own cluster, and that not for ever.
@@ -43,10 +97,17 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 	held := c.held(set)
 	for _, name := range sorted(m.exports) {
 		e := m.exports[name]
-		if next, ok := withConditions(e, set.Conditions[m.name][name]); ok && !held[name] {
+		if i := m.imports[name]; i != nil && i.Labels[LabelManagedBy] == ManagedBy && i.Annotations[NoteWriter] != "" {
+			want, wanted := set.Imports[name]
+			if c.role(m, i, pointer(want, wanted), set) == leave {
+				continue // whoever writes the import knows what to say of its exports
+			}
+		}
+		if next, ok := c.withConditions(m, e, set.Conditions[m.name][name]); ok && !held[name] {
 			todo = append(todo, change{m, "update", "serviceexports/status", name, func(ctx context.Context) error {
 				got, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 				if err == nil {
+					c.wrote(m, name, next)
 					c.note(ctx, m, e, got)
 				}
 				return err
@@ -60,7 +121,7 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 		want, have := set.Imports[name], m.imports[name]
 		switch {
 		case have == nil:
-			next := &mcsv1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{LabelManagedBy: ManagedBy}}, Spec: want.Spec}
+			next := &mcsv1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{LabelManagedBy: ManagedBy}, Annotations: map[string]string{NoteWriter: c.writer()}}, Spec: want.Spec}
 			todo = append(todo, change{m, "create", "serviceimports", name, func(ctx context.Context) error {
 				_, err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).Create(ctx, next, metav1.CreateOptions{})
 				return err // its status comes when we have seen it
@@ -70,9 +131,18 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 			if c.said.New(m.name+" foreign "+name.String(), "foreign") {
 				c.log.Warn("multi-cluster services: a ServiceImport of somebody else is in the way, and stays as it is", "cluster", m.name, "import", name.String())
 			}
-		case !reflect.DeepEqual(have.Spec, want.Spec):
+		case c.role(m, have, &want, set) == leave:
+			if writer := have.Annotations[NoteWriter]; !reflect.DeepEqual(clusterNames(have), want.Clusters) && c.said.New(m.name+" writer "+name.String(), writer) {
+				c.log.Warn("multi-cluster services: another gateway writes a ServiceImport, of other clusters; delete it if that gateway is gone",
+					"cluster", m.name, "import", name.String(), "writer", writer, "clusters", clusterNames(have), "known", want.Clusters)
+			}
+		case !reflect.DeepEqual(have.Spec, want.Spec) || have.Annotations[NoteWriter] != c.writer():
 			next := have.DeepCopy()
 			next.Spec = want.Spec
+			if next.Annotations == nil {
+				next.Annotations = map[string]string{}
+			}
+			next.Annotations[NoteWriter] = c.writer()
 			todo = append(todo, change{m, "update", "serviceimports", name, func(ctx context.Context) error {
 				_, err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 				return err
@@ -96,7 +166,7 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 	}
 	for _, name := range sorted(m.imports) {
 		have := m.imports[name]
-		if _, wanted := set.Imports[name]; wanted || held[name] || have.Labels[LabelManagedBy] != ManagedBy || have.DeletionTimestamp != nil {
+		if _, wanted := set.Imports[name]; wanted || held[name] || have.DeletionTimestamp != nil || c.role(m, have, nil, set) == leave {
 			continue
 		}
 		uid, version := have.UID, have.ResourceVersion
@@ -109,6 +179,40 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 		}})
 	}
 	return todo
+}
+
+// wrote notes which messages stand at an export by our hand.
+func (c *Controller) wrote(m *member, name Name, e *mcsv1.ServiceExport) {
+	words := map[string]string{}
+	for _, cond := range e.Status.Conditions {
+		words[cond.Type] = cond.Message
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m.worded == nil {
+		m.worded = map[Name]map[string]string{}
+	}
+	m.worded[name] = words
+	for name := range m.worded {
+		if m.exports[name] == nil {
+			delete(m.worded, name)
+		}
+	}
+}
+
+func pointer[T any](v T, ok bool) *T {
+	if !ok {
+		return nil
+	}
+	return &v
+}
+
+func clusterNames(i *mcsv1.ServiceImport) (names []string) {
+	for _, s := range i.Status.Clusters {
+		names = append(names, s.Cluster)
+	}
+	slices.Sort(names)
+	return names
 }
 
 // held returns the services in which a cluster takes part that has not been seen
@@ -140,15 +244,19 @@ func sorted[T any](m map[Name]T) []Name {
 
 // withConditions returns a copy of e with those conditions, and whether that
 // makes a difference. Conditions of others stay. One that conflicts no longer, as
-// it takes no part, says nothing of conflicts.
-func withConditions(e *mcsv1.ServiceExport, want []metav1.Condition) (*mcsv1.ServiceExport, bool) {
+// it takes no part, says nothing of conflicts. A message alone is no difference, once
+// it was written: another gateway may have other words for the same.
+func (c *Controller) withConditions(m *member, e *mcsv1.ServiceExport, want []metav1.Condition) (*mcsv1.ServiceExport, bool) {
 	if want == nil {
 		return nil, false
 	}
 	next := e.DeepCopy()
 	changed := false
-	for _, c := range want {
-		changed = meta.SetStatusCondition(&next.Status.Conditions, c) || changed
+	for _, w := range want {
+		if have := meta.FindStatusCondition(e.Status.Conditions, w.Type); have != nil && have.Message != w.Message && m.worded[nameOf(e)][w.Type] == w.Message {
+			w.Message = have.Message
+		}
+		changed = meta.SetStatusCondition(&next.Status.Conditions, w) || changed
 	}
 	conflict := string(mcsv1.ServiceExportConditionConflict)
 	if !slices.ContainsFunc(want, func(c metav1.Condition) bool { return c.Type == conflict }) {
