@@ -10,6 +10,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -606,4 +608,83 @@ func crowdMay(n, workers int, f func(i int)) {
 	}
 	close(next)
 	wg.Wait()
+}
+
+// A peer that is gone without a word is asked for by the kernel, on the socket of
+// every tunnel to its service, and on that from its client where that is one of the
+// tunnel alone: connections of many are asked for by PING. TestDeadPeers shows what
+// comes of it.
+func TestSocketsOfEveryCarrierAreKeptAlive(t *testing.T) {
+	t.Parallel()
+	b := testnet.Echo(t)
+	far, outer, _ := edges(t, service(onlyService, b.Addr()), "")
+	ways := carriersAnd(t, far, outer)
+	alone := 0
+	for _, h := range hold(t, ways, 1) {
+		if !slices.Contains(shared, h.name) {
+			alone++
+		}
+	}
+	to, from := hexAddr(t, b.Addr()), hexAddr(t, far.ip+":0")[:8]
+	var services, clients int
+	testnet.Eventually(t, patience, func() bool {
+		services, clients = 0, 0
+		for ends, timer := range far.sockets(t) {
+			switch local, remote, _ := strings.Cut(ends, " "); {
+			case timer != keepaliveTimer:
+			case remote == to:
+				services++
+			case strings.HasPrefix(local, from):
+				clients++
+			}
+		}
+		return services == len(ways) && clients >= alone
+	}, "%d sockets to services and %d from clients are kept alive", len(ways), alone)
+}
+
+// shared are the carriers of many tunnels.
+var shared = []string{"connect-h2", "connect-h2 in TLS", "connect-h3", "hbone", "double hbone", overHTTP2}
+
+// hexAddr is an address of IPv4 as /proc/net/tcp has it.
+func hexAddr(t *testing.T, addr string) string {
+	t.Helper()
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ip := ap.Addr().As4()
+	return fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(ip[:]), ap.Port())
+}
+
+// keepaliveTimer is how /proc/net/tcp says that a socket's timer is that.
+const keepaliveTimer = "02"
+
+// sockets are the connections that the gateway has, and the timer of each.
+func (g *gateway) sockets(t *testing.T) map[string]string {
+	t.Helper()
+	own := map[string]bool{} // by inode
+	fds, err := os.ReadDir(g.proc("fd"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		to, _ := os.Readlink(g.proc("fd/" + fd.Name()))
+		own[strings.TrimSuffix(strings.TrimPrefix(to, "socket:["), "]")] = true
+	}
+	found := map[string]string{}
+	for _, file := range []string{"net/tcp", "net/tcp6"} {
+		text, err := os.ReadFile(g.proc(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			const established = "01"
+			f := strings.Fields(line) // proc(5): number, local, remote, state, queues, timer:when, ..., inode
+			if len(f) > 9 && f[3] == established && own[f[9]] {
+				timer, _, _ := strings.Cut(f[5], ":")
+				found[f[1]+" "+f[2]] = timer
+			}
+		}
+	}
+	return found
 }

@@ -192,7 +192,12 @@ func Encode[E any](list string, entries []E) ([]byte, error) {
 // Replace puts what write writes in the place of the file at path, as Save does.
 // Where write fails, or anything else does, the file is what it was. Of several
 // processes only one may do it: see Lock.
-func Replace(path string, write func(io.Writer) error) (err error) {
+func Replace(path string, write func(io.Writer) error) error {
+	return replace(path, write, (*os.File).Sync)
+}
+
+// replace is Replace, with what puts a file on the disk.
+func replace(path string, write func(io.Writer) error, sync func(*os.File) error) (err error) {
 	// A link is followed: what it leads to is replaced, and not the link.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
@@ -216,7 +221,7 @@ func Replace(path string, write func(io.Writer) error) (err error) {
 	if err = write(tmp); err != nil {
 		return err
 	}
-	if err = tmp.Sync(); err != nil {
+	if err = sync(tmp); err != nil {
 		return err
 	}
 	if err = tmp.Close(); err != nil {
@@ -227,7 +232,7 @@ func Replace(path string, write func(io.Writer) error) (err error) {
 	}
 	// The name is on the disk when the folder is. Not every system can do it.
 	if d, err := os.Open(filepath.Dir(path)); err == nil {
-		_ = d.Sync()
+		_ = sync(d)
 		_ = d.Close()
 	}
 	return nil

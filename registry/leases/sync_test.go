@@ -1,0 +1,56 @@
+package leases
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// What was written is on the disk before it takes the place of the old file, and
+// the name after it: a machine that loses its power has the one or the other. Where
+// the disk does not take it, the old file stays.
+func TestReplaceSyncs(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state")
+	content := func() string { b, _ := os.ReadFile(path); return string(b) }
+	write := func(text string) func(io.Writer) error {
+		return func(w io.Writer) error { _, err := io.WriteString(w, text); return err }
+	}
+	var synced []string
+	sync := func(f *os.File) error {
+		info, err := f.Stat()
+		if err != nil {
+			return err
+		}
+		if info.IsDir() {
+			synced = append(synced, "the folder, and the file is "+content())
+			return nil
+		}
+		b, err := os.ReadFile(f.Name())
+		synced = append(synced, string(b)+", and the file is "+content())
+		return err
+	}
+	for _, text := range []string{"old", "new"} {
+		if err := replace(path, write(text), sync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"old, and the file is ", "the folder, and the file is old", "new, and the file is old", "the folder, and the file is new"}
+	if !slices.Equal(synced, want) {
+		t.Errorf("synced were %q, want %q", synced, want)
+	}
+	full := errors.New("no space left")
+	if err := replace(path, write("lost"), func(*os.File) error { return full }); !errors.Is(err, full) || content() != "new" {
+		t.Errorf("where the disk is full: %v and %q, want the old content", err, content())
+	}
+	if left, _ := filepath.Glob(path + ".*"); len(left) > 0 {
+		t.Errorf("left over: %q", left)
+	}
+	// Replace itself does it by the system's own.
+	if err := Replace(path, func(w io.Writer) error { _ = w.(*os.File).Close(); return nil }); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a file that can't be synced: %v, want an error", err)
+	}
+}
