@@ -125,9 +125,9 @@ func (t *translation) version() metav1.Condition {
 	const kind = string(gwv1.GatewayClassConditionStatusSupportedVersion)
 	ours := consts.BundleVersion
 	if minor(t.w.Bundle) == minor(ours) {
-		return is(kind, true, string(gwv1.GatewayClassReasonSupportedVersion), "the CRDs are of "+t.w.Bundle)
+		return is(kind, true, string(gwv1.GatewayClassReasonSupportedVersion), "the CRDs are of "+t.w.Bundle+versionRemark(t.w.Versions))
 	}
-	return is(kind, false, string(gwv1.GatewayClassReasonUnsupportedVersion), "the CRDs are of "+t.w.Bundle+", culvert was made for "+ours)
+	return is(kind, false, string(gwv1.GatewayClassReasonUnsupportedVersion), "the CRDs are of "+t.w.Bundle+", culvert was made for "+ours+versionRemark(t.w.Versions))
 }
 
 // minor cuts the patch off "v1.6.3".

@@ -82,6 +82,10 @@ func New(cfg Config) (*Controller, error) {
 	if c.clients.mcs, err = mcsclient.NewForConfig(rc); err != nil {
 		return nil, fmt.Errorf("gatewayapi: %w", err)
 	}
+	if c.clients.older, err = newOlder(rc); err != nil {
+		return nil, err
+	}
+	c.clients.versions = newVersions()
 	crds, err := metadata.NewForConfig(rc)
 	if err != nil {
 		return nil, fmt.Errorf("gatewayapi: %w", err)
@@ -115,8 +119,10 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 		log = slog.New(slog.DiscardHandler)
 	}
 	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1)}
+	clients := c.clients
+	clients.versionChanged = r.tellVersion
 	var err error
-	if r.store, err = newStore(c.clients, c.cfg.Settings, log, r.dirty); err != nil {
+	if r.store, err = newStore(clients, c.cfg.Settings, log, r.dirty); err != nil {
 		return fmt.Errorf("gatewayapi: %w", err)
 	}
 	r.writer = newWriter(c.clients, r.store, c.cfg, log)
@@ -192,11 +198,17 @@ func (r *run) loop(ctx context.Context) error {
 	if r.cfg.Plane != nil {
 		plane = r.cfg.Plane.Changed()
 	}
+	redefined := r.redefined()
 	r.dirty()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-redefined:
+			redefined = r.redefined()
+			if r.bundle != nil {
+				r.findVersion(ctx)
+			}
 		case <-plane:
 		case <-r.changed:
 		}
@@ -236,6 +248,7 @@ func (r *run) rebuild(ctx context.Context) error {
 	r.store.looking.Store(true)
 	w := r.store.world()
 	w.Settings, w.Bundle, w.memo, w.Now = r.cfg.Settings, r.version, r.memo, time.Now()
+	w.Versions = r.clients.versions.unusual()
 	if r.cfg.Plane != nil {
 		if w.Plane = maps.Clone(r.cfg.Plane.ListenerErrors()); w.Plane == nil {
 			w.Plane = map[string]error{}

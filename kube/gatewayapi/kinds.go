@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	gwclient "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned"
+	typed "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned/typed/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
@@ -31,6 +32,10 @@ type clients struct {
 
 	pulse       *client.Pulse       // of all of them; nil in tests
 	definitions *client.Definitions // of the cluster's kinds; may be nil
+
+	older          map[string]typed.GatewayV1Interface // of versions before v1: see versions.go
+	versions       versions
+	versionChanged func(resource, version string) // nil tells nobody
 }
 
 // A kind is a resource that is watched.
@@ -91,21 +96,25 @@ func (c clients) kinds() []kind {
 		return schema.GroupResource{Group: gwv1.GroupName, Resource: resource}
 	}
 	core := func(resource string) schema.GroupResource { return schema.GroupResource{Resource: resource} }
-	g, k := c.gw.GatewayV1(), c.core.CoreV1()
+	k := c.core.CoreV1()
 	// Certificates are of this type; tokens and passwords, which are not for us, are
 	// not even sent.
 	certificates := func(o *metav1.ListOptions) { o.FieldSelector = "type=" + string(corev1.SecretTypeTLS) }
 	return []kind{
-		{resource: gw("gatewayclasses"), object: &gwv1.GatewayClass{}, cluster: true, in: from(func(string) lists[*gwv1.GatewayClassList] { return g.GatewayClasses() }, nil)},
-		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: from(g.Gateways, nil)},
-		{resource: gw("listenersets"), object: &gwv1.ListenerSet{}, in: from(g.ListenerSets, nil)},
-		{resource: gw("tlsroutes"), object: &gwv1.TLSRoute{}, in: from(g.TLSRoutes, nil)},
-		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: from(g.TCPRoutes, nil)},
-		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: from(g.UDPRoutes, nil)},
-		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: from(g.HTTPRoutes, nil)},
-		{resource: gw("grpcroutes"), object: &gwv1.GRPCRoute{}, in: from(g.GRPCRoutes, nil), optional: true},
-		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: from(g.ReferenceGrants, nil)},
-		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: from(g.BackendTLSPolicies, nil)},
+		{resource: gw("gatewayclasses"), object: &gwv1.GatewayClass{}, cluster: true, in: served(c, "gatewayclasses", func(g typed.GatewayV1Interface, _ string) lists[*gwv1.GatewayClassList] { return g.GatewayClasses() })},
+		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: served(c, "gateways", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.GatewayList] { return g.Gateways(ns) })},
+		{resource: gw("listenersets"), object: &gwv1.ListenerSet{}, in: served(c, "listenersets", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.ListenerSetList] { return g.ListenerSets(ns) })},
+		{resource: gw("tlsroutes"), object: &gwv1.TLSRoute{}, in: served(c, "tlsroutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.TLSRouteList] { return g.TLSRoutes(ns) })},
+		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: served(c, "tcproutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.TCPRouteList] { return g.TCPRoutes(ns) })},
+		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: served(c, "udproutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.UDPRouteList] { return g.UDPRoutes(ns) })},
+		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: served(c, "httproutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.HTTPRouteList] { return g.HTTPRoutes(ns) })},
+		{resource: gw("grpcroutes"), object: &gwv1.GRPCRoute{}, in: served(c, "grpcroutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.GRPCRouteList] { return g.GRPCRoutes(ns) }), optional: true},
+		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: served(c, "referencegrants", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.ReferenceGrantList] {
+			return g.ReferenceGrants(ns)
+		})},
+		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: served(c, "backendtlspolicies", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.BackendTLSPolicyList] {
+			return g.BackendTLSPolicies(ns)
+		})},
 		{resource: core("namespaces"), object: &corev1.Namespace{}, cluster: true, refers: true, in: from(func(string) lists[*corev1.NamespaceList] { return k.Namespaces() }, nil)},
 		{resource: core("services"), object: &corev1.Service{}, refers: true, in: from(k.Services, nil)},
 		{resource: core("secrets"), object: &corev1.Secret{}, refers: true, in: from(k.Secrets, certificates)},

@@ -49,6 +49,10 @@ type World struct {
 	// Bundle is the version of the CRDs, as they say; "" is unknown.
 	Bundle string
 
+	// Versions are those that kinds are read as, by resource, where that is not v1:
+	// "v1alpha2", or "none" for a kind that the API server does not have.
+	Versions map[string]string
+
 	// Now is what the time is, for messages about certificates and nothing else. Zero
 	// is unknown.
 	Now time.Time

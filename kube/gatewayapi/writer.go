@@ -339,8 +339,7 @@ func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note)
 func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) {
 	w.fights.forget(time.Now())
 	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(world.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
-	g := w.gw.GatewayV1()
-	classes := func(string) statusClient[*gwv1.GatewayClass] { return g.GatewayClasses() } // which have no namespaces
+	classes := func(string) statusClient[*gwv1.GatewayClass] { return w.api("gatewayclasses").GatewayClasses() } // which have no namespaces
 	for _, o := range world.Classes {
 		if want, ok := res.Classes[o.Name]; ok {
 			plan(d, "gatewayclasses", o, classes, want, func(o *gwv1.GatewayClass) (bool, []note) {
@@ -352,7 +351,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 	}
 	for _, o := range world.Gateways {
 		if want, ok := res.Gateways[key(o)]; ok {
-			plan(d, "gateways", o, g.Gateways, want, func(o *gwv1.Gateway) (bool, []note) {
+			plan(d, "gateways", o, w.api("gateways").Gateways, want, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
 				o.Status = mergeGateway(was, want, d.now)
 				notes := notesOfOwner(was.Conditions, o.Status.Conditions, was.Listeners, o.Status.Listeners)
@@ -362,7 +361,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 	}
 	for _, o := range world.ListenerSets {
 		if want, ok := res.ListenerSets[key(o)]; ok {
-			plan(d, "listenersets", o, g.ListenerSets, want, func(o *gwv1.ListenerSet) (bool, []note) {
+			plan(d, "listenersets", o, w.api("listenersets").ListenerSets, want, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
 				o.Status = mergeSet(was, want, d.now)
 				notes := notesOfOwner(was.Conditions, o.Status.Conditions, was.Listeners, o.Status.Listeners)
@@ -370,13 +369,13 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 			})
 		}
 	}
-	planRoutes(d, tlsRoute, "tlsroutes", world.TLSRoutes, g.TLSRoutes, func(o *gwv1.TLSRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, tcpRoute, "tcproutes", world.TCPRoutes, g.TCPRoutes, func(o *gwv1.TCPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, g.UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, g.HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, grpcRoute, "grpcroutes", world.GRPCRoutes, g.GRPCRoutes, func(o *gwv1.GRPCRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, tlsRoute, "tlsroutes", world.TLSRoutes, w.api("tlsroutes").TLSRoutes, func(o *gwv1.TLSRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, tcpRoute, "tcproutes", world.TCPRoutes, w.api("tcproutes").TCPRoutes, func(o *gwv1.TCPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, w.api("udproutes").UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, w.api("httproutes").HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, grpcRoute, "grpcroutes", world.GRPCRoutes, w.api("grpcroutes").GRPCRoutes, func(o *gwv1.GRPCRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
 	for _, o := range world.Policies {
-		plan(d, "backendtlspolicies", o, g.BackendTLSPolicies, res.Policies[key(o)], d.ancestors)
+		plan(d, "backendtlspolicies", o, w.api("backendtlspolicies").BackendTLSPolicies, res.Policies[key(o)], d.ancestors)
 	}
 	w.forgetAccounts(res)
 	for gateway, want := range res.Accounts {
