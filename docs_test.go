@@ -92,3 +92,20 @@ func read(t *testing.T, file string) string {
 	}
 	return string(b)
 }
+
+// Every promise names a test, or says that it is none.
+func TestEveryPromiseNamesItsTest(t *testing.T) {
+	test := regexp.MustCompile("`(?:Test|Fuzz)[A-Z]\\w+`")
+	rows := 0
+	for line := range strings.Lines(read(t, "docs/operations/promises.md")) {
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| --- ") || strings.HasPrefix(line, "| promise ") || strings.HasPrefix(line, "| fault ") {
+			continue
+		}
+		if rows++; !test.MatchString(line) && !strings.Contains(line, "not promised") {
+			t.Errorf("no test is named: %s", line)
+		}
+	}
+	if rows < 40 {
+		t.Errorf("%d promises: they are not found", rows)
+	}
+}
