@@ -115,6 +115,9 @@ func TestCulvertAlone(t *testing.T) {
 		t.Errorf("trouble: %q", s.trouble)
 	}
 	for _, row := range rows() {
+		if strings.HasPrefix(row.id, "line") {
+			continue // a difference, between two that do not both take part
+		}
 		if v, _, ok := s.results.median(row.id, us); row.own && (!ok || v <= 0) {
 			t.Errorf("%s: %v, want more than 0", row.id, v)
 		}

@@ -51,10 +51,10 @@ func haproxyCommand(pipe int) func(r rig) (*exec.Cmd, error) {
 	if pipe > 0 {
 		tune = fmt.Sprintf("tune.pipesize %d", pipe)
 	}
-	return func(r rig) (*exec.Cmd, error) { return haproxyWith(r, tune) }
+	return func(r rig) (*exec.Cmd, error) { return haproxyWith(r, tune, "") }
 }
 
-func haproxyWith(r rig, tune string) (*exec.Cmd, error) {
+func haproxyWith(r rig, tune, defaults string) (*exec.Cmd, error) {
 	var names strings.Builder
 	for i := range services {
 		fmt.Fprintf(&names, "%s b%d\n", serviceName(i), i)
@@ -77,12 +77,13 @@ defaults
 	timeout connect 5s
 	timeout client 1h
 	timeout server 1h
+	%s
 frontend sni
 	bind %s
 	tcp-request inspect-delay 60s
 	tcp-request content accept if { req.ssl_hello_type 1 }
 	use_backend %%[req.ssl_sni,lower,map(%s)]
-`, tune, r.listen, table)
+`, tune, defaults, r.listen, table)
 	for i := range services {
 		fmt.Fprintf(&b, "backend b%d\n\tserver s %s\n", i, r.target(i))
 	}

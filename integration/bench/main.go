@@ -56,8 +56,8 @@ func main() {
 	flag.StringVar(&o.culvert, "culvert", "../bin/culvert", "the culvert `binary`")
 	flag.IntVar(&o.rounds, "rounds", 5, "how often to do everything")
 	flag.BoolVar(&o.quick, "quick", false, "one short round, to see that it works")
-	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, haproxy, haproxy-default, nginx, naive, bare, floor, direct")
-	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, routes, reload; of DNS servers: local, cached, paced, many")
+	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, culvert-defaults, haproxy, haproxy-tcplog, haproxy-default, nginx, naive, bare, floor, direct")
+	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, rest, routes, reload; of DNS servers: local, cached, paced, many")
 	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
 	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
 	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")
@@ -213,7 +213,7 @@ func choose(o options) ([]*peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-only: %w", err)
 	}
-	programs := map[string]string{us: o.culvert, "haproxy": "haproxy", "haproxy-default": "haproxy", "nginx": "nginx"}
+	programs := map[string]string{us: o.culvert, "haproxy": "haproxy", "haproxy-default": "haproxy", usDefault: o.culvert, themLogging: "haproxy", "nginx": "nginx"}
 	var chosen []*peer
 	for _, p := range peers(o.culvert) {
 		if !re.MatchString(p.name) {

@@ -28,6 +28,7 @@ type peer struct {
 	tunnels int                                         // the most it can hold; 0 for as many as are asked for
 	bulk    bool                                        // takes part only where bulk is measured
 	trips   bool                                        // takes part only where round trips are
+	logs    bool                                        // takes part only where new connections and what rests are
 
 	carrier *carrier                                     // how it is asked, for a caller; nil for the hello alone
 	ready   func(ctx context.Context, addr string) error // whether it carries; nil asks by a hello
@@ -42,6 +43,7 @@ type rig struct {
 	culvert string // path of the binary
 	routes  int    // in culvert's table; the others have what they usually have
 	origin  string // address of the resolver that DNS servers forward to
+	syslog  string // address of a local syslog
 }
 
 // target returns where service i is served.
@@ -206,6 +208,16 @@ func peers(culvert string) []*peer {
 			version: func(ctx context.Context) string { return firstLine(ctx, culvert, "version") },
 		},
 		{name: "haproxy", command: haproxyCommand(haproxyPipe), version: haproxy},
+		{
+			name: usDefault, command: culvertDefaultsCommand, logs: true,
+			version: func(context.Context) string {
+				return "the same culvert with its default settings: an access log, and limits"
+			},
+		},
+		{
+			name: themLogging, command: haproxyLoggingCommand, logs: true,
+			version: func(context.Context) string { return "the same HAProxy with option tcplog, to a local syslog" },
+		},
 		{
 			name: "haproxy-default", command: haproxyCommand(0), bulk: true,
 			version: func(context.Context) string { return "the same HAProxy with pipes of the default size, for bulk" },

@@ -45,6 +45,7 @@ type step struct {
 	name  string
 	bulk  bool // with the peers of bulk, too
 	trips bool // with the peers of round trips, too
+	logs  bool // with the peers of the defaults, too
 	own   bool // with culvert alone
 
 	shared  bool // with carriers whose tunnels share connections
@@ -63,13 +64,13 @@ func (st *step) with(p *peer) bool {
 	case st.streams:
 		return !p.carrier.single
 	}
-	return (st.bulk || !p.bulk) && (st.trips || !p.trips)
+	return (st.bulk || !p.bulk) && (st.trips || !p.trips) && (st.logs || !p.logs)
 }
 
 func steps() []step {
 	var all []step
 	for _, n := range []int{1, 64} {
-		all = append(all, step{name: fmt.Sprintf("conns%d", n), run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+		all = append(all, step{name: fmt.Sprintf("conns%d", n), logs: true, run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
 			r, cpu, err := s.measure(ctx, p, job{Op: "conns", N: n})
 			return map[string]float64{
 				fmt.Sprintf("conns%d", n):    float64(r.Count) / r.Took.Seconds(),
@@ -108,6 +109,7 @@ func steps() []step {
 			kib, fds, err := s.weigh(ctx, p.peer, "half", s.half)
 			return map[string]float64{"halfmem": kib, "halffds": fds}, err
 		}},
+		step{name: "rest", logs: true, run: restStep},
 		step{name: "routes", own: true, run: routesStep},
 		step{name: "reload", own: true, run: reloadStep},
 	)
@@ -168,6 +170,11 @@ func (s *suite) run(ctx context.Context) error {
 		return err
 	}
 	defer stop()
+	var endSyslog func()
+	if s.rig.syslog, endSyslog, err = startSyslog(); err != nil {
+		return err
+	}
+	defer endSyslog()
 	for _, p := range s.peers {
 		run, err := p.start(ctx, s.rig)
 		if err != nil {
@@ -200,7 +207,8 @@ func (s *suite) run(ctx context.Context) error {
 			}
 		}
 	}
-	return nil
+	s.results.logLines()
+	return s.lostLines(ctx)
 }
 
 // cast starts the backend and the load generator.

@@ -48,6 +48,9 @@ func rows() []row {
 		{id: "idlefds", title: "descriptors per idle tunnel", digit: 2, limit: 2},
 		{id: "halfmem", title: "memory per half-sent hello (PSS), KiB", digit: 2, limit: 2},
 		{id: "halffds", title: "descriptors per half-sent hello", digit: 2},
+		{id: "rest", title: "CPU of 3,000 idle tunnels, ms/s", digit: 2, limit: 0.3},
+		{id: "line1", title: "CPU of a line of the access log, 1 worker, us", digit: 1, own: true, limit: 3},
+		{id: "line64", title: "CPU of a line of the access log, 64 workers, us", digit: 1, own: true, limit: 3},
 		{id: "few", title: "new connections/s, 64 workers, 10 routes", more: true, own: true},
 		{id: "many", title: "new connections/s, 64 workers, 100,000 routes", more: true, own: true, than: "few", ratio: 0.95},
 		{id: "reload", title: "reload of 100,000 routes, from the signal, s", digit: 3, own: true, limit: 0.5},
@@ -171,7 +174,7 @@ func (r results) table(w io.Writer, peers []string, reference string, rows []row
 // costs reports whether a row is about what a proxy takes: a direct
 // connection has none.
 func costs(id string) bool {
-	for _, prefix := range []string{"cpu", "idle", "half"} {
+	for _, prefix := range []string{"cpu", "idle", "half", "rest"} {
 		if strings.HasPrefix(id, prefix) {
 			return true
 		}
