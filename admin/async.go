@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	batchDelay = 20 * time.Millisecond // between two writes
-	batchSize  = 64 << 10              // bytes that are written without waiting for that
+	batchDelay = 100 * time.Millisecond // between two writes
+	batchSize  = 64 << 10               // bytes that are written without waiting for that
 )
 
 // DefaultQueue is how many bytes of an AsyncWriter may wait.

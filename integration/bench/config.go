@@ -28,7 +28,7 @@ func culvertConfig(r rig, routes int) (path string, err error) {
 	fmt.Fprintf(&b, `listeners:
   - address: %s
 admin: %s
-limits: {tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1, firstByte: 60s, hello: 60s}
+limits: {halfOpen: -1, firstByte: 60s, hello: 60s}
 log: {level: error}
 services:
 `, r.listen, r.admin)
