@@ -18,6 +18,9 @@ type Clients struct {
 	mu       sync.Mutex // guards accounts, and who takes a reference to one that has none
 	accounts map[netip.Prefix]*Client
 	most     int // accounts, before those that say nothing are dropped
+
+	tunnels atomic.Int64 // of all clients
+	squares atomic.Int64 // the sum of the squares of each client's
 }
 
 // A Client is the account of one client: what it holds now. Whoever lets a
@@ -191,6 +194,12 @@ func (c *Client) AddPending(n int64) {
 
 // AddTunnels is AddOpen for tunnels.
 func (c *Client) AddTunnels(n int64) {
+	if c.budget != nil {
+		all, has := &c.budget.clients, c.Tunnels.n.Add(n)
+		all.tunnels.Add(n)
+		all.squares.Add(n * (2*has - n))
+		c = c.site
+	}
 	for ; c != nil; c = c.site {
 		c.Tunnels.n.Add(n)
 	}
@@ -397,6 +406,37 @@ func (c *Client) fair(what string, total, free, n int64, held func(*Client) int6
 		}
 		return nil
 	})
+}
+
+// Where one client holds most of the tunnels, another one may have some more
+// while memory is short: it is not the one that has used it up.
+const (
+	muchHeld  = 64 // tunnels that a client must hold to be held against
+	smallPart = 8  // one part in so many of what it holds, another one may have
+)
+
+// spares reports whether c may have one more tunnel while memory is short. The
+// sum of the squares by the sum is how many tunnels the client of a tunnel holds,
+// on average: near to what one client holds if that has most of them, and little
+// if all hold as many.
+func (b *Budget) spares(c *Client) bool {
+	if b == nil {
+		return false
+	}
+	tunnels := b.clients.tunnels.Load()
+	if tunnels <= 0 {
+		return false
+	}
+	much := b.clients.squares.Load() / tunnels
+	if much < muchHeld {
+		return false
+	}
+	for ; c != nil; c = c.site {
+		if c.Tunnels.Load() >= much/smallPart {
+			return false
+		}
+	}
+	return true
 }
 
 // mayTake refuses the client n more descriptors where the Budget is short of

@@ -11,15 +11,18 @@ type Pressure int32
 
 const (
 	Calm  Pressure = iota
-	Short          // new requests are refused, unfinished preambles get less time, tunnels are read in small pieces
+	Short          // new requests are refused, pending connections are fewer and get less time, tunnels are read in small pieces
 	Full           // nothing is accepted, either
 )
 
 func (p Pressure) String() string { return [...]string{"calm", "short", "full"}[p] }
 
 const (
-	// shortTime is what a preamble has while memory is short.
-	shortTime = 2 * time.Second
+	// shortTime is what a preamble has while memory is short, and one part in
+	// shortHalfOpen how many there may be: one that is in the middle of a TLS
+	// handshake has tens of kilobytes.
+	shortTime     = 2 * time.Second
+	shortHalfOpen = 8
 
 	// shortRead is the most that is read at once of a side whose other side
 	// may not take it, while memory is short, in bytes.
@@ -44,7 +47,8 @@ func (b *Budget) Pressure() Pressure {
 // errFull is why nothing is accepted.
 var errFull = errors.New("memory is full")
 
-// preamble shortens the time that preambles have while memory is short.
+// preamble shortens the time that preambles have while memory is short, and
+// their number.
 func (b *Budget) preamble(l Limits) Limits {
 	if b.Pressure() == Calm {
 		return l
@@ -53,6 +57,11 @@ func (b *Budget) preamble(l Limits) Limits {
 		if *d <= 0 || *d > shortTime {
 			*d = shortTime
 		}
+	}
+	if most, limited := l.HalfOpenLimit(); limited {
+		l.HalfOpen = max(most/shortHalfOpen, 1)
+	} else {
+		l.HalfOpen = DefaultHalfOpen / shortHalfOpen
 	}
 	return l
 }

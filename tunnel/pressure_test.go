@@ -1,7 +1,10 @@
 package tunnel_test
 
 import (
+	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -149,4 +152,94 @@ func TestCrowd(t *testing.T) {
 	if b.Take(1000) || heard(crowd) {
 		t.Error("what is refused is not taken")
 	}
+}
+
+// While memory is short because of one client, others may still have tunnels,
+// and not that one; where no client has most, nobody may.
+func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
+	ask := func(b *bench, from string) (ok bool, a *asker) {
+		a = &asker{}
+		req := a.request()
+		req.Source = netip.MustParseAddrPort(from)
+		b.ServeTunnel(t.Context(), req)
+		accepted, _ := a.answers()
+		return accepted == 1, a
+	}
+	for _, tt := range []struct {
+		name      string
+		clients   int // that hold as many each
+		newcomers int // tunnels that the next client gets, 100 at most
+	}{{"one", 1, 400 / 8}, {"two", 2, 200 / 8}, {"many", 40, 0}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, routeTo("192.0.2.1:80"))
+				var all []*asker
+				defer func() {
+					for _, a := range all {
+						_ = a.client.Close()
+					}
+					b.stop()
+				}()
+				for i := range 400 {
+					ok, a := ask(b, fmt.Sprintf("198.51.100.%d:1", i%tt.clients))
+					if all = append(all, a); !ok {
+						t.Fatal("refused while there is memory")
+					}
+				}
+				b.Budget.Press(tunnel.Short)
+				got := 0
+				for range 100 {
+					ok, a := ask(b, "203.0.113.1:1")
+					if all = append(all, a); !ok {
+						break
+					}
+					got++
+				}
+				if got < tt.newcomers*9/10 || got > tt.newcomers {
+					t.Errorf("a newcomer gets %d tunnels, want %d", got, tt.newcomers)
+				}
+				ok, a := ask(b, "198.51.100.0:1")
+				if all = append(all, a); ok {
+					t.Error("the client that has most gets more")
+				}
+				b.Budget.Press(tunnel.Full)
+				ok, a = ask(b, "203.0.113.2:1")
+				if all = append(all, a); ok {
+					t.Error("a newcomer gets one while memory is full")
+				}
+			})
+		})
+	}
+}
+
+// Pending connections hold memory too: while it is short there are fewer, and
+// those of the client with most go.
+func TestFewerPendingWhileMemoryIsShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		budget := &tunnel.Budget{Limit: 1000}
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{HalfOpen: 80}, Budget: budget})
+		var clients []net.Conn
+		dial := func(from string) *fakeConn {
+			client, accepted := g.dial(from)
+			clients = append(clients, client)
+			synctest.Wait()
+			return accepted
+		}
+		honest := dial("198.51.100.1:1")
+		for range 79 {
+			dial("198.51.100.2:1")
+		}
+		budget.Press(tunnel.Short)
+		time.Sleep(200 * time.Millisecond)
+		synctest.Wait()
+		if _, pending, _ := g.srv.Account(); pending != 10 {
+			t.Errorf("%d pending connections while memory is short, want an eighth of 80", pending)
+		}
+		wantAlive(t, "of another client", honest)
+		for _, c := range clients {
+			_ = c.Close()
+		}
+		synctest.Wait()
+		g.stop(t)
+	})
 }

@@ -166,7 +166,7 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 // reserve takes what a tunnel needs beyond its client's descriptor, and charges
 // it to the client.
 func (r *Router) reserve(l *lease) error {
-	if p := r.Budget.Pressure(); p != Calm {
+	if p := r.Budget.Pressure(); p == Full || p == Short && !r.Budget.spares(l.client) {
 		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
 	if err := r.mayTunnel(l); err != nil {

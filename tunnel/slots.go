@@ -86,14 +86,7 @@ func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 			return err
 		}
 	}
-	if l.Crowded(t.pending.Len()) {
-		// The client that has most pending has the most to spare; of its
-		// connections, the one that has been at it for longest is the least
-		// likely to be honest: a preamble takes a round trip.
-		old := t.pending.Victim().Value
-		old.evict()
-		t.finished(old)
-	}
+	t.makeRoom(l, 1)
 	k.client.AddOpen(1)
 	k.client.addDescriptors(1)
 	k.client.AddPending(1)
@@ -104,6 +97,17 @@ func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 	}
 	t.waiting[k] = struct{}{}
 	return nil
+}
+
+// makeRoom evicts pending connections until there may be n more. The client that
+// has most has the most to spare; of its connections, the one that has been at it
+// for longest is the least likely to be honest: a preamble takes a round trip.
+func (t *slots) makeRoom(l *Limits, n int) {
+	for t.pending.Len() > 0 && l.Crowded(t.pending.Len()+n-1) {
+		old := t.pending.Victim().Value
+		old.evict()
+		t.finished(old)
+	}
 }
 
 // mayConnect refuses one more connection, which has its descriptor already.
@@ -171,6 +175,7 @@ func (t *slots) expire(l *Limits, now time.Time) bool {
 			t.finished(k)
 		}
 	}
+	t.makeRoom(l, 0)
 	return t.pending.Len() > 0
 }
 
