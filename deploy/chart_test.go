@@ -79,6 +79,7 @@ func TestEveryVariantHasItsObjects(t *testing.T) {
 		{"gateway.kind=DaemonSet", "daemonset"}, {"dns.enabled=true", "dns"}, {"namespaces=[shop, stock]", "namespaces"},
 		{"gatewayAPI.enabled=true", "gatewayAPI"}, {"multiCluster.enabled=true", "multiCluster"},
 		{"gateway.hostNetwork=true", "hostNetwork"}, {"serviceMonitor.enabled=true", "monitor"}, {"discovery.clusters=remote", "clusters"},
+		{"gateway.autoscaling.enabled=true", "autoscaling"},
 	}
 	for bits := range 1 << len(features) {
 		on, sets := map[string]bool{}, []string(nil)
@@ -107,6 +108,9 @@ func TestEveryVariantHasItsObjects(t *testing.T) {
 			if on["clusters"] {
 				want = append(want, "Role remote/"+a+":clusters", "RoleBinding remote/"+a+":clusters")
 			}
+		}
+		if on["autoscaling"] && !on["daemonset"] {
+			want = append(want, "HorizontalPodAutoscaler culvert")
 		}
 		if on["gatewayAPI"] {
 			want = append(want, "GatewayClass culvert")
@@ -365,4 +369,43 @@ func TestWriting(t *testing.T) {
 			t.Errorf("%s %s is written otherwise", objects[i].Kind, objects[i].Name)
 		}
 	}
+}
+
+// Nothing but the autoscaler says how many replicas there are, where there is one.
+func TestAutoscaling(t *testing.T) {
+	replicas := func(sets ...string) (fixed any, scaled bool) {
+		for _, o := range render(t, valuesOf(t, "", sets...)) {
+			switch o.Kind {
+			case "Deployment":
+				fixed = at(o.Fields, "spec", "replicas")
+			case "HorizontalPodAutoscaler":
+				scaled = true
+				if n := at(o.Fields, "spec", "scaleTargetRef", "name"); n != "culvert" {
+					t.Errorf("it scales %v", n)
+				}
+			}
+		}
+		return fixed, scaled
+	}
+	if fixed, scaled := replicas(); fmt.Sprint(fixed) != "2" || scaled {
+		t.Errorf("by default: replicas %v, autoscaler %v", fixed, scaled)
+	}
+	if fixed, scaled := replicas("gateway.autoscaling.enabled=true"); fixed != nil || !scaled {
+		t.Errorf("with an autoscaler: replicas %v, autoscaler %v", fixed, scaled)
+	}
+	values := valuesOf(t, "", "gateway.autoscaling.enabled=true", "gateway.autoscaling.cpu=0")
+	if _, err := Render(Release{Name: "culvert", Namespace: "culvert-system"}, values); err == nil || !strings.Contains(err.Error(), "autoscaling needs cpu or memory") {
+		t.Errorf("by nothing: %v", err)
+	}
+}
+
+// A chart that has this one as a part may say by a value whether it is installed.
+func TestAConditionOfAnotherChart(t *testing.T) {
+	render(t, valuesOf(t, "enabled: true\nglobal: {a: b}\n"))
+	for _, o := range render(t, valuesOf(t, "enabled: true\n")) {
+		if o.Kind == "Deployment" {
+			return
+		}
+	}
+	t.Error("there is no Deployment")
 }
