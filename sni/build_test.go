@@ -167,7 +167,8 @@ func legals() []legal {
 		{"60 KiB, name first", records(hello(sniExt(svc), padding(60<<10)), 1<<14), svc, nil},
 
 		{"largest hello", records(sized(4+MaxHello), 1<<14), svc, nil},
-		{"largest hello in the most records", records(sized(4+MaxHello), 17), svc, []int{MaxRaw}},
+		{"largest hello in the most records", records(sized(4+MaxHello), 18), svc, []int{MaxRaw}},
+		{"all the extensions there may be", records(sized(len(hello())+1<<16-1), 1<<14), svc, nil},
 		{"most records", records(sized(MaxRecords), 1), svc, nil},
 		{"Istio's name", one(hello(sniExt("outbound_.443_._.svc.example.test"))), "outbound_.443_._.svc.example.test", nil},
 		{"A-label", one(hello(sniExt("xn--bcher-kva.example"))), "xn--bcher-kva.example", nil},
@@ -189,7 +190,12 @@ var longest = strings.Repeat(strings.Repeat("a", 63)+".", 3) + strings.Repeat("b
 
 // sized is a hello of n bytes with its header.
 func sized(n int) []byte {
-	return hello(sniExt(svc), padding(n-len(hello(sniExt(svc)))))
+	const most = 1<<16 - 1 // bytes of all extensions
+	left := n - len(hello(sniExt(svc)))
+	pad := min(left, most-len(sniExt(svc))-1)
+	pad -= (left - pad) % 2 // the rest is cipher suites of two bytes
+	more := bytes.Repeat([]byte{0x12, 0x34}, (left-pad)/2)
+	return message([]byte{3, 3}, random, vec8(session), vec16(suites, more), vec8([]byte{0}), vec16(sniExt(svc), padding(pad)))
 }
 
 // many is n empty extensions of types nobody has.

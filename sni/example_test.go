@@ -23,5 +23,5 @@ func ExampleParse() {
 	// Output:
 	// true
 	// svc.example.test <nil>
-	// sni: hello is 70000 bytes, limit 65536, at offset 6
+	// sni: hello is 70000 bytes, limit 69632, at offset 6
 }

@@ -9,7 +9,7 @@ import (
 
 // Limits of what is read before a hello must be complete.
 const (
-	MaxHello   = 64 << 10 // bytes of the ClientHello, without the four of its header
+	MaxHello   = 68 << 10 // bytes of the ClientHello, without the four of its header: extensions alone may have 65,535
 	MaxRecords = 4096     // TLS records it may be spread over
 	MaxRaw     = 96 << 10 // bytes on the wire, see below
 	MaxRecord  = 16 << 10 // bytes in a record, RFC 8446 section 5.1
@@ -25,13 +25,9 @@ const _ = uint(MaxRaw - (helloHeader + MaxHello + MaxRecords*recordHeader))
 // ErrMore says that the bytes so far are the beginning of a hello.
 var ErrMore = errors.New("sni: the hello is not complete")
 
-// Why a well-formed hello has no Name. A name that is an address gives an
-// error that wraps tunnel.ErrNameAddress instead.
-var (
-	ErrNoName    = errors.New("sni: the hello has no server name")
-	ErrEmptyList = errors.New("sni: the hello has an empty list of server names")
-	ErrEmptyName = errors.New("sni: the hello has an empty server name")
-)
+// ErrNoName is why a well-formed hello has no Name. A name that is an address
+// gives an error that wraps tunnel.ErrNameAddress instead.
+var ErrNoName = errors.New("sni: the hello has no server name")
 
 // A Hello is what a ClientHello says in the clear. It holds no reference to
 // the bytes it was read from.

@@ -216,9 +216,10 @@ func (p *Parser) read(s cryptobyte.String) error {
 		if s.ReadUint16(&n16); int(n16) != p.extEnd-p.pos {
 			return p.malformed(p.at, "server names are %d bytes where %d are left", n16, p.extEnd-p.pos)
 		}
-		if p.stage = readName; n16 == 0 {
-			p.hello.NameErr, p.stage = ErrEmptyList, readExtension
+		if n16 == 0 {
+			return p.malformed(p.at, "the list of server names is empty, want one name")
 		}
+		p.stage = readName
 	case readName:
 		s.ReadUint8(&n8)
 		s.ReadUint16(&n16)
@@ -296,8 +297,7 @@ func (p *Parser) serverName(t uint8, n int) error {
 	case rest > 0:
 		return p.fail(p.at, IllegalParameter, 0, "more than one server name in the list")
 	case n == 0:
-		p.hello.NameErr, p.stage = ErrEmptyName, readExtension
-		return nil
+		return p.malformed(p.at+1, "server name is 0 bytes, want at least one")
 	case n > tunnel.MaxNameLen+len("."):
 		return p.fail(p.at+1, IllegalParameter, tunnel.MaxNameLen, "server name is %d bytes, limit %d", n, tunnel.MaxNameLen)
 	}

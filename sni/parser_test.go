@@ -165,7 +165,7 @@ func TestParseIllegal(t *testing.T) {
 
 func TestParseErrorText(t *testing.T) {
 	_, err := Parse(join([]byte{22, 3, 1, 0x40, 0, 1}, u24(70000)))
-	if got, want := fmt.Sprint(err), "sni: hello is 70000 bytes, limit 65536, at offset 6"; got != want {
+	if got, want := fmt.Sprint(err), "sni: hello is 70000 bytes, limit 69632, at offset 6"; got != want {
 		t.Errorf("error %q, want %q", got, want)
 	}
 }
@@ -259,7 +259,7 @@ func TestHelloIsACopy(t *testing.T) {
 // pieces.
 func TestFeedLooksAtEachByteOnce(t *testing.T) {
 	for _, raw := range [][]byte{
-		records(sized(4+MaxHello), 17),
+		records(sized(4+MaxHello), 18),
 		one(hello(many(3000), sniExt(svc))),
 	} {
 		var p Parser

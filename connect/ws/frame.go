@@ -26,7 +26,6 @@ const (
 	codeNone        = 1005 // is never sent: it stands for a close without a code
 	codeInvalid     = 1007
 	codePolicy      = 1008
-	codeTooBig      = 1009
 	codeInternal    = 1011
 )
 

@@ -76,9 +76,7 @@ func reference(in []byte) (data []byte, orderly bool) {
 			size = 0
 		}
 		inMessage = !fin
-		if size += length; size > DefaultMaxMessage {
-			return data, false
-		}
+		size += length
 		data = append(data, payload...)
 		if !whole {
 			return data, false

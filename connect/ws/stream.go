@@ -15,11 +15,9 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Defaults of Options.
-const (
-	DefaultMaxMessage = 1 << 20          // bytes
-	DefaultPing       = 20 * time.Second // below the minute after which load balancers end silent connections
-)
+// DefaultPing is that of Options: below the minute after which load balancers
+// end silent connections.
+const DefaultPing = 20 * time.Second
 
 const (
 	readBuffer = 4 << 10 // bytes; larger reads go around it
@@ -36,13 +34,9 @@ const (
 	Server Side = true
 )
 
-// Options are the limits of a Stream.
+// Options are the limits of a Stream. A message may have any length: it is
+// handed on as it arrives, and nothing is held in memory for it.
 type Options struct {
-	// MaxMessage is the most that a peer may put into one message, in bytes.
-	// Nothing is held in memory for it: a message is handed on as it arrives.
-	// 0 means DefaultMaxMessage, negative no limit.
-	MaxMessage int64
-
 	// Ping is after how long without a frame sent a ping is. A peer of
 	// Subprotocol that says nothing for three times as long, while it is read
 	// from, is taken for dead. 0 means DefaultPing, negative never.
@@ -57,7 +51,6 @@ type Stream struct {
 	conn net.Conn // rwc where it is one
 	side Side
 	ends bool // an empty message is the end of the stream
-	most int64
 	ping time.Duration
 
 	rmu     sync.Mutex // guards what Read uses, to the blank line
@@ -68,7 +61,7 @@ type Stream struct {
 	pos     int           // in the current frame, modulo 4
 	final   bool          // the current frame is its message's last
 	message bool          // in a message
-	size    uint64        // of the message so far
+	empty   bool          // nothing has come of the message so far
 	rerr    error         // every Read from now on
 	meter   meter
 
@@ -111,14 +104,11 @@ func NewStream(rwc io.ReadWriteCloser, side Side, subprotocol string, o Options)
 
 // newStream is NewStream where early has been read from rwc already.
 func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol string, o Options) *Stream {
-	s := &Stream{rwc: rwc, side: side, ends: subprotocol == Subprotocol, most: o.MaxMessage, ping: o.Ping, born: time.Now()}
+	s := &Stream{rwc: rwc, side: side, ends: subprotocol == Subprotocol, ping: o.Ping, born: time.Now()}
 	s.conn, _ = rwc.(net.Conn)
 	s.reading.Store(-1)
 	if s.from = rwc; len(early) > 0 {
 		s.from = io.MultiReader(bytes.NewReader(early), rwc)
-	}
-	if s.most == 0 {
-		s.most = DefaultMaxMessage
 	}
 	if s.ping == 0 {
 		s.ping = DefaultPing
@@ -287,17 +277,15 @@ func (s *Stream) next() error {
 		return violated(codeProtocol, "message inside of another")
 	}
 	if !s.message {
-		s.message, s.size = true, 0
-	}
-	if s.size += h.length; s.most > 0 && s.size > uint64(s.most) { // neither is over 2^63
-		return violated(codeTooBig, "message of more than %d bytes", s.most)
+		s.message, s.empty = true, true
 	}
 	_, _ = s.br.Discard(h.size)
 	s.left, s.key, s.pos, s.final = h.length, h.key, 0, h.fin
 	if s.left > 0 {
+		s.empty = false
 		return nil
 	}
-	end := s.final && s.size == 0
+	end := s.final && s.empty
 	s.frameEnd()
 	if end && s.ends {
 		s.rerr = io.EOF
@@ -340,7 +328,10 @@ func (s *Stream) control(h header) error {
 	mask(payload, h.key, 0)
 	switch h.opcode {
 	case opPing:
-		s.pong.Store(&payload) // of several the last one is answered, section 5.5.3
+		// Of several that came while the answer to another was being written the
+		// last one is answered, as section 5.5.3 allows: a peer that is not read
+		// from makes nobody keep its pings.
+		s.pong.Store(&payload)
 		s.answer(0)
 	case opClose:
 		code, reason, err := parseClose(payload)

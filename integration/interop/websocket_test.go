@@ -290,6 +290,16 @@ func TestWebSocketClientsInOtherLanguages(t *testing.T) {
 	}
 }
 
+// A message may be as long as a program likes.
+func TestNodeSendsALongMessage(t *testing.T) {
+	w := newWorld(t)
+	g := w.webSocketGateway(t, listenAndEcho(t))
+	out, errs, code := command(t, "node", "--experimental-websocket", "testdata/websocket_big.js", "ws://"+g.addr+"/edge/", svc+":443", fmt.Sprint(2<<20))
+	if want := fmt.Sprintf("echoed %d\nclosed with 1000\n", 2<<20); out != want || code != 0 {
+		t.Errorf("exit code %d, got %q, want %q\n%s", code, out, want, errs)
+	}
+}
+
 // Three gateways, each reached in another way: by SNI, by WebSocket behind a
 // load balancer, by CONNECT. The far service sees the client's certificate.
 func TestThreeGateways(t *testing.T) {
