@@ -29,7 +29,7 @@ func (c *conn) frame() error {
 		return nil
 	}
 	if se, ok := errors.AsType[http2.StreamError](err); ok {
-		return c.streamError(se.StreamID, se.Code)
+		return c.streamError(h.Type, se.StreamID, se.Code)
 	}
 	return c.readError(err)
 }
@@ -50,12 +50,21 @@ func (c *conn) readError(err error) error {
 
 // streamError resets a stream that the peer got wrong. That costs it as much
 // as a reset of its own.
-func (c *conn) streamError(id uint32, code http2.ErrCode) error {
+func (c *conn) streamError(t http2.FrameType, id uint32, code http2.ErrCode) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s := c.streams[id]; s != nil {
+	return c.streamErrorLocked(t, id, code)
+}
+
+// streamErrorLocked is streamError for a caller that holds mu.
+func (c *conn) streamErrorLocked(t http2.FrameType, id uint32, code http2.ErrCode) error {
+	s := c.streams[id]
+	switch {
+	case s != nil:
 		c.reset(s, code)
-	} else {
+	case t == http2.FrameWindowUpdate && !c.begun(id):
+		return protocolError(http2.ErrCodeProtocol, "%v on stream %d, which was never opened", t, id) // RFC 9113 section 5.1
+	default:
 		c.resetID(id, code)
 	}
 	return c.charge(costReset, "too many stream errors")
@@ -192,7 +201,8 @@ func (c *conn) other(f http2.Frame) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	id := f.Header().StreamID
+	h := f.Header()
+	id := h.StreamID
 	switch f := f.(type) {
 	case *http2.SettingsFrame:
 		return c.peerSettings(f)
@@ -207,8 +217,7 @@ func (c *conn) other(f http2.Frame) error {
 		return c.charge(costFrame, "too many GOAWAY frames")
 	case *http2.PriorityFrame:
 		if f.StreamDep == id {
-			c.resetID(id, http2.ErrCodeProtocol) // RFC 7540 section 5.3.1
-			return c.charge(costReset, "too many stream errors")
+			return c.streamErrorLocked(h.Type, id, http2.ErrCodeProtocol) // RFC 7540 section 5.3.1
 		}
 		return c.charge(costFrame, "too many PRIORITY frames")
 	case *http2.PushPromiseFrame:
