@@ -309,9 +309,7 @@ func (c *conn) windowUpdate(id uint32, n int) error {
 		if c.allowed += n; c.allowed > 1<<31-1 {
 			return protocolError(http2.ErrCodeFlowControl, "a window of more than %d bytes", 1<<31-1)
 		}
-		for c.starved.first != nil {
-			c.ready.push(c.starved.pop())
-		}
+		c.feed()
 		c.work.Signal()
 		return nil
 	}

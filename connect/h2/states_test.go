@@ -113,8 +113,8 @@ type machine struct {
 	initial   int
 	mostFrame int
 	unacked   []http2.Setting // that our side has not acknowledged; ID 0 for SETTINGS without one that matters
-	streams   []*Stream // the first one is the other end of beside
-	head      bool // a header block is open
+	streams   []*Stream       // the first one is the other end of beside
+	head      bool            // a header block is open
 }
 
 type planned struct{}
@@ -173,7 +173,8 @@ func (m *machine) start() {
 	if m.beside, err = m.by.DialContext(ctx, "tcp", "svc:1"); err != nil {
 		m.t.Fatal(err)
 	}
-	near, far := net.Pipe()
+	pipe, far := net.Pipe()
+	near := &turns{Conn: pipe, turn: make(chan struct{}, 1)}
 	m.near, m.read = near, make(chan struct{})
 	m.fr = http2.NewFramer(near, nil)
 	m.fr.AllowIllegalWrites = true
@@ -191,6 +192,19 @@ func (m *machine) start() {
 		m.settings()
 	}
 	synctest.Wait()
+}
+
+// A turns has one Write at a time wait for its peer. Those behind it wait in a
+// way that lets time pass, as they would not in a pipe's own lock.
+type turns struct {
+	net.Conn
+	turn chan struct{}
+}
+
+func (c *turns) Write(p []byte) (int, error) {
+	c.turn <- struct{}{}
+	defer func() { <-c.turn }()
+	return c.Conn.Write(p)
 }
 
 // A dialedOnce is a way that leads somewhere once.

@@ -49,6 +49,7 @@ type Stream struct {
 	finished bool   // the end, or a reset, was sent
 	closed   bool   // by our own side
 	listed   bool   // in one of the connection's lists
+	starving bool   // in the one of those that wait for its window
 	fresh    bool   // client: nobody has looked at head
 	cost     uint16 // server: of the request, in points, until it is accepted
 

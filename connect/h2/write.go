@@ -39,11 +39,27 @@ func (l *list) pop() *Stream {
 
 // enlist has the writer look at s. The caller holds mu.
 func (c *conn) enlist(s *Stream) {
-	if s.listed || c.err != nil {
+	switch {
+	case c.err != nil:
 		return
+	case s.starving && len(s.pending) == 0:
+		c.feed() // its Write has given up, and an end needs no window
+	case s.listed:
+		return
+	default:
+		c.ready.push(s)
 	}
-	c.ready.push(s)
 	c.work.Signal()
+}
+
+// feed has the writer look at the streams that waited for the connection's
+// window. The caller holds mu.
+func (c *conn) feed() {
+	for c.starved.first != nil {
+		s := c.starved.pop()
+		s.starving = false
+		c.ready.push(s)
+	}
 }
 
 // write is the writer: control frames first, then a frame for each stream in
@@ -105,6 +121,7 @@ func (c *conn) turn(s *Stream, b []byte) []byte {
 	if len(s.pending) > 0 && n == 0 {
 		if s.allowed > 0 { // it is the connection that has no room
 			c.starved.push(s)
+			s.starving = true
 		}
 		return b // a WINDOW_UPDATE lists it again
 	}
