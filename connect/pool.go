@@ -214,12 +214,29 @@ func (p *Pool[C]) start(ctx context.Context) C {
 	l.cancel = cancel
 	p.wg.Go(func() {
 		defer cancel()
-		k.Run(ctx)
+		run(ctx, k)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.all = without(p.all, l)
 	})
 	return k
+}
+
+// run runs a connection. A panic, of the TLS below or of what made it, ends that
+// one.
+func run[C Pooled](ctx context.Context, k C) {
+	defer func() {
+		if v := recover(); v != nil {
+			l := k.PoolPlace()
+			l.Leave()
+			select {
+			case <-l.ready:
+			default:
+				l.Ready(tunnel.Caught(v))
+			}
+		}
+	}()
+	k.Run(ctx)
 }
 
 // leave takes a connection from those that take more streams. The caller holds

@@ -195,7 +195,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.names.VIPs = cfg.DNS.VIPs
 	}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
-	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops}
+	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops, Log: g.log}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxPerClient: cfg.Limits.OpenPerSource, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,

@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"sync/atomic"
@@ -32,12 +33,14 @@ type Relay struct {
 	Idle       time.Duration // without a byte either way; 0 means DefaultIdle, negative none
 	HalfClosed time.Duration // half-closed and silent; 0 means DefaultHalfClosed, negative none
 	Loops      *Loops        // carry pairs of sockets; nil means loops of the Relay's own
+	Log        *slog.Logger  // panics in tunnels; nil discards
 
 	own      Loops
 	open     atomic.Int64
 	kernel   kernelRelay
 	copies   copyRelay
 	sessions sessions
+	panics   panicLog
 }
 
 // A Tunnel is what Carry takes over. Neither stream may be used by anyone

@@ -123,6 +123,10 @@ func (p *pump) passOn(err error) {
 		return
 	}
 	ct.moved.Store(clock()) // an end counts as a sign of life: the half-closed limit starts here
+	if c, ok := ct.relay.caught(err); ok {
+		ct.finish(Internal, c)
+		return
+	}
 	if !routine(err) {
 		_, lost := errors.AsType[*lostError](err)
 		ct.finishBy(Reset, err, (p == &ct.pumps[0]) != lost)
@@ -152,14 +156,7 @@ func (p *pump) passOn(err error) {
 func (p *pump) write(b []byte, held int) error {
 	ct := p.ct
 	ct.moved.Store(clock())
-	ct.writing.Add(1)
-	p.budget.Hold(held)
-	w, err := p.dst.Write(b)
-	p.budget.Hold(-held)
-	if err != nil {
-		ct.lost.Store(true)
-	}
-	ct.writing.Add(-1)
+	w, err := p.give(b, held)
 	now := clock()
 	ct.moved.Store(now)
 	p.moved.Store(now)
@@ -168,6 +165,24 @@ func (p *pump) write(b []byte, held int) error {
 		return &lostError{err}
 	}
 	return nil
+}
+
+// give is the Write, with what is counted while it lasts, whatever becomes of it.
+func (p *pump) give(b []byte, held int) (w int, err error) {
+	ct := p.ct
+	ct.writing.Add(1)
+	p.budget.Hold(held)
+	lost := true // until it has returned in good order
+	defer func() {
+		p.budget.Hold(-held)
+		if lost {
+			ct.lost.Store(true)
+		}
+		ct.writing.Add(-1)
+	}()
+	w, err = p.dst.Write(b)
+	lost = err != nil
+	return w, err
 }
 
 // settle gives a write that has failed the time to say so, and reports
@@ -196,10 +211,15 @@ func (ct *copyTunnel) finishBy(why Reason, err error, client bool) {
 		ct.reason, ct.err, ct.byClient = why, err, client
 		ct.over.Store(true)
 		for i := range ct.pumps {
-			if c := ct.pumps[i].src; why == Done {
-				_ = c.Close()
-			} else {
-				_ = abortFor(c, why)
+			c := ct.pumps[i].src
+			err := guard(func() error {
+				if why == Done {
+					return c.Close()
+				}
+				return abortFor(c, why)
+			})
+			if c, ok := ct.relay.caught(err); ok && ct.err == nil {
+				ct.reason, ct.err = Internal, c
 			}
 		}
 		for i := range ct.pumps {
@@ -225,16 +245,27 @@ func (r *copyRelay) sweep(wake <-chan struct{}) {
 		}
 		now := clock()
 		for _, ct := range open {
-			ct.check(time.Duration(now - ct.moved.Load()))
-			if who := ct.ask(before, now); who != "" {
-				ct.finish(Reset, fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT))
-			}
-			for i := range ct.pumps {
-				ct.pumps[i].look(now)
-			}
+			ct.sweep(before, now)
 		}
 		before = now
 		timer.Reset(pause)
+	}
+}
+
+// sweep looks after one tunnel. before is when the sweep before was.
+func (ct *copyTunnel) sweep(before, now int64) {
+	err := guard(func() error {
+		ct.check(time.Duration(now - ct.moved.Load()))
+		if who := ct.ask(before, now); who != "" {
+			ct.finish(Reset, fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT))
+		}
+		for i := range ct.pumps {
+			ct.pumps[i].look(now)
+		}
+		return nil
+	})
+	if p, ok := ct.relay.caught(err); ok {
+		ct.finish(Internal, p)
 	}
 }
 

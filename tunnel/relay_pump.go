@@ -79,11 +79,13 @@ func (p *pump) start(early []byte) {
 
 // run moves bytes until the end, or until p is parked.
 func (p *pump) run(early []byte) {
-	err := p.copy(early)
+	err := guard(func() error { return p.copy(early) })
 	if err == errParked {
 		return // and not ours any more
 	}
-	p.passOn(err)
+	if err := guard(func() error { p.passOn(err); return nil }); err != nil {
+		p.passOn(err) // which is no more than to end the tunnel
+	}
 	if p.ct.open.Add(-1) == 0 {
 		p.ct.relay.copies.ended(p.ct)
 	}
@@ -231,27 +233,40 @@ func (p *pump) park() bool {
 		return false
 	}
 	p.state.Store(parked) // before it is known that there is nothing: somebody may wake it at once
-	waits := true
+	return p.waits() || !p.state.CompareAndSwap(parked, moving)
+}
+
+// waits has p woken when there is something to read. It is false where there is,
+// and where that can't be waited for.
+func (p *pump) waits() (waits bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			c, _ := p.ct.relay.caught(Caught(v))
+			p.ct.finish(Internal, c) // it wakes p, or a Read fails
+			waits = false
+		}
+	}()
 	switch {
 	case p.waker != nil:
-		waits = !p.waker.WakeRead(p.again)
+		return !p.waker.WakeRead(p.again)
 	case p.perches():
 		if !p.asks {
 			p.moved.Store(clock()) // or it would doze as soon as it wakes
 		}
-		waits = p.settle()
-	default:
-		p.ct.relay.copies.wg.Add(1)
-		go p.await(p.src.(Waiter))
+		return p.settle()
 	}
-	return waits || !p.state.CompareAndSwap(parked, moving)
+	p.ct.relay.copies.wg.Add(1)
+	go p.await(p.src.(Waiter))
+	return true
 }
 
 // await is what is left of the pump of a Waiter at rest: a small stack.
 func (p *pump) await(src Waiter) {
 	defer p.ct.relay.copies.wg.Done()
-	src.WaitRead()
-	p.wake()
+	defer p.wake()
+	if c, ok := p.ct.relay.caught(guard(func() error { src.WaitRead(); return nil })); ok {
+		p.ct.finish(Internal, c)
+	}
 }
 
 // wake has a parked pump run. It does nothing to any other.

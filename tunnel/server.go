@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -52,7 +51,7 @@ type Server struct {
 	drainers  []Drainer
 	slots     slots
 	closed    bool
-	panicked  time.Time // when a stack was last logged
+	panics    panicLog
 	wg        sync.WaitGroup
 }
 
@@ -200,9 +199,10 @@ func (s *Server) serve(k *slot) {
 	var proto Protocol
 	defer func() {
 		if v := recover(); v != nil {
-			s.panicking(v)
+			p := Caught(v)
+			s.panicking(p)
 			_ = k.Abort()
-			s.tell(k, proto, Refusef(Internal, "panic: %v", v))
+			s.tell(k, proto, &Error{Reason: Internal, Err: p})
 		}
 	}()
 	ctx, err := k.readPreface()
@@ -305,25 +305,14 @@ func (k *slot) Refused(req *Request, err error) {
 
 // Panicked implements Refuser.
 func (k *slot) Panicked(req *Request, v any) {
-	k.server.panicking(v)
-	k.Refused(req, Refusef(Internal, "panic: %v", v))
+	p := Caught(v)
+	k.server.panicking(p)
+	k.Refused(req, &Error{Reason: Internal, Err: p})
 }
 
 // panicking logs a stack, once a minute at most: an attacker who found the
 // input may send it often.
-func (s *Server) panicking(v any) {
-	s.mu.Lock()
-	quiet := !s.panicked.IsZero() && time.Since(s.panicked) < time.Minute
-	if !quiet {
-		s.panicked = time.Now()
-	}
-	s.mu.Unlock()
-	if quiet {
-		s.log().Error("panic in a connection, its stack was logged less than a minute ago", "panic", v)
-		return
-	}
-	s.log().Error("panic in a connection", "panic", v, "stack", string(debug.Stack()))
-}
+func (s *Server) panicking(p *Panic) { s.panics.log(s.Log, p) }
 
 // sweep ends preambles whose time is up, as long as there are any. It stands
 // for a timer per connection.

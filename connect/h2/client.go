@@ -292,6 +292,7 @@ func (k *client) tick() {
 	c := k.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer c.recovered()
 	if c.err != nil {
 		return
 	}

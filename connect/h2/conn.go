@@ -81,7 +81,8 @@ type conn struct {
 	dec   *hpack.Decoder
 	block block
 
-	heard atomic.Int64 // when a frame last came, nanoseconds of clock
+	heard    atomic.Int64 // when a frame last came, nanoseconds of clock
+	panicked atomic.Pointer[tunnel.Panic]
 
 	mu      sync.Mutex // guards what follows
 	streams map[uint32]*Stream
@@ -224,13 +225,9 @@ func (c *conn) unsettled(now int64) bool {
 // of the connection runs any more and it is closed.
 func (c *conn) run(first func() error) error {
 	go c.write()
-	err := first()
-	for err == nil {
-		err = c.frame()
-	}
-	c.fail(err)
+	c.fail(c.read(first))
 	c.mu.Lock()
-	err = c.err // the first reason stands
+	err := c.err // the first reason stands
 	c.mu.Unlock()
 	<-c.written
 	if _, said := errors.AsType[*connError](err); said || errors.Is(err, errDrained) || errors.Is(err, errIdle) {
@@ -238,6 +235,34 @@ func (c *conn) run(first func() error) error {
 	}
 	_ = c.nc.Close()
 	return err
+}
+
+// read reads frames until one of them, or none, ends the connection.
+func (c *conn) read(first func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = c.caught(v)
+		}
+	}()
+	err = first()
+	for err == nil {
+		err = c.frame()
+	}
+	return err
+}
+
+// caught makes an error of what a goroutine of the connection has panicked with.
+func (c *conn) caught(v any) error {
+	p := tunnel.Caught(v)
+	c.panicked.CompareAndSwap(nil, p)
+	return &connError{http2.ErrCodeInternal, &tunnel.Error{Reason: tunnel.Internal, Err: p}}
+}
+
+// recovered is deferred where mu is held: a panic ends the connection.
+func (c *conn) recovered() {
+	if v := recover(); v != nil {
+		c.failLocked(c.caught(v))
+	}
 }
 
 // linger has the last frames arrive: a close with unread input would send a

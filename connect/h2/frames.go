@@ -112,10 +112,7 @@ func (c *conn) data(h http2.FrameHeader) error {
 	if err != nil {
 		return unexpected(err)
 	}
-	c.mu.Lock()
-	err = c.dataLocked(h, p)
-	c.mu.Unlock()
-	if err != nil {
+	if err = c.dataOf(h, p); err != nil {
 		return err
 	}
 	_, err = c.br.Discard(body + padding)
@@ -130,7 +127,10 @@ func unexpected(err error) error {
 	return err
 }
 
-func (c *conn) dataLocked(h http2.FrameHeader, p []byte) error {
+// dataOf takes the bytes of a DATA frame.
+func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	size := int(h.Length)
 	if c.credit -= size; c.credit < 0 {
 		return protocolError(http2.ErrCodeFlowControl, "more DATA than the connection's window of %d bytes", connWindow)

@@ -180,8 +180,8 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	s.c.mu.Unlock()
 	s.timer.Stop()
 	s.running.Wait()
-	if s.panicked != nil {
-		panic(s.panicked) // on the goroutine where the Server catches it
+	if p := s.c.panicked.Load(); p != nil {
+		panic(p) // on the goroutine where the Server catches it
 	}
 	return s.ending(err)
 }

@@ -3,10 +3,8 @@ package h2
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -28,13 +26,12 @@ type server struct {
 	timer   *time.Timer
 
 	// Guarded by c.mu.
-	over     bool  // ServeConn is about to return
-	busy     int   // requests whose Handler has not returned
-	since    int64 // when the last stream ended, nanoseconds of clock
-	leaving  bool  // GOAWAY was sent
-	final    bool  // with the last stream's id: later ones were never there
-	left     int64 // when leaving began
-	panicked error
+	over    bool  // ServeConn is about to return
+	busy    int   // requests whose Handler has not returned
+	since   int64 // when the last stream ended, nanoseconds of clock
+	leaving bool  // GOAWAY was sent
+	final   bool  // with the last stream's id: later ones were never there
+	left    int64 // when leaving began
 }
 
 var _ side = (*server)(nil)
@@ -186,9 +183,7 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 	if err != nil {
 		s.begun()
 		r := s.refusal(head, nil, err)
-		s.c.mu.Lock()
 		s.refuse(st, &r)
-		s.c.mu.Unlock()
 		s.told(req, err)
 		return
 	}
@@ -205,8 +200,6 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 	req.Refuse = func(err error) {
 		s.begun()
 		r := s.refusal(head, req, err)
-		s.c.mu.Lock()
-		defer s.c.mu.Unlock()
 		s.refuse(st, &r)
 	}
 	s.handler.ServeTunnel(ctx, req)
@@ -219,15 +212,12 @@ func (s *server) recovered(st *Stream, req *tunnel.Request, v any) {
 	s.c.mu.Lock()
 	s.c.reset(st, http2.ErrCodeInternal)
 	r, ok := s.handler.(tunnel.Refuser)
-	if !ok && s.panicked == nil {
-		s.panicked = fmt.Errorf("%v, serving a stream:\n%s", v, debug.Stack())
-	}
 	s.c.mu.Unlock()
 	if ok {
 		r.Panicked(req, v)
 		return
 	}
-	s.c.fail(&connError{http2.ErrCodeInternal, refuse(tunnel.Internal, "panic: %v", v)})
+	s.c.fail(s.c.caught(v))
 }
 
 // begun notes that a request was made: from here on the connection's time
@@ -289,8 +279,10 @@ func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Ref
 	return r
 }
 
-// refuse says no to a request that is as it should be. The caller holds c.mu.
+// refuse says no to a request that is as it should be.
 func (s *server) refuse(st *Stream, r *connect.Refusal) {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
 	s.c.meter.GiveBack(costRequest - connect.CostRefused)
 	s.answer(st, r)
 }
@@ -325,6 +317,11 @@ func (s *server) refused(req *tunnel.Request, err error) {
 		return
 	}
 	s.running.Go(func() { // without c.mu
+		defer func() {
+			if v := recover(); v != nil {
+				s.c.fail(s.c.caught(v))
+			}
+		}()
 		s.begun()
 		if req == nil {
 			req = s.tc.NewRequest(s.p.Name())
@@ -382,6 +379,7 @@ const goodbye = 500 * time.Millisecond
 func (s *server) tick() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
+	defer s.c.recovered()
 	c := s.c
 	if c.err != nil || s.over {
 		return

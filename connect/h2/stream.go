@@ -84,8 +84,14 @@ func (e *ResetError) Error() string {
 	return fmt.Sprintf("h2: the peer reset the stream: %v", e.Code)
 }
 
-// Unwrap returns ECONNRESET.
-func (e *ResetError) Unwrap() error { return syscall.ECONNRESET }
+// Unwrap returns ECONNRESET, and the *tunnel.Panic that ended the connection, if
+// it was one.
+func (e *ResetError) Unwrap() []error {
+	if p, ok := errors.AsType[*tunnel.Panic](e.Err); ok {
+		return []error{syscall.ECONNRESET, p}
+	}
+	return []error{syscall.ECONNRESET}
+}
 
 // Read implements net.Conn. After an orderly end it returns io.EOF, after a
 // reset a *ResetError at once: what was not read by then is lost, as with TCP.
@@ -158,6 +164,9 @@ func (s *Stream) Write(p []byte) (int, error) {
 	}
 	n := len(p) - len(s.pending)
 	s.writing, s.pending = false, nil
+	if s.finish {
+		s.c.enlist(s) // an end that waited for a Write which gave up
+	}
 	s.writable.Broadcast() // to the next Write
 	return n, err
 }
@@ -308,6 +317,7 @@ func (d *deadline) set(s *Stream, at time.Time) {
 		d.timer = time.AfterFunc(left, func() {
 			s.c.mu.Lock()
 			defer s.c.mu.Unlock()
+			defer s.c.recovered()
 			s.wake()
 		})
 	}

@@ -68,6 +68,7 @@ func (c *conn) write() {
 	defer close(c.written)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer c.recovered()
 	for {
 		for c.control.Len() == 0 && c.ready.first == nil && c.err == nil {
 			c.work.Wait()
@@ -79,7 +80,7 @@ func (c *conn) write() {
 			_ = c.nc.SetWriteDeadline(time.Now().Add(writing))
 		}
 		c.mu.Unlock()
-		_, err := c.nc.Write(b)
+		err := c.put(b)
 		batches.Put(buf)
 		c.mu.Lock()
 		if err != nil {
@@ -90,6 +91,18 @@ func (c *conn) write() {
 			return
 		}
 	}
+}
+
+// put writes b. A panic of the connection below must not pass the writer, which
+// does not hold mu here.
+func (c *conn) put(b []byte) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = c.caught(v)
+		}
+	}()
+	_, err = c.nc.Write(b)
+	return err
 }
 
 // fill makes the next batch. The caller holds mu.
