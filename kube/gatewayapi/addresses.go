@@ -269,7 +269,7 @@ func (t *translation) claimPorts() {
 			for _, a := range g.bound {
 				if by := claims[spot{a.Bind, l.place()}]; by != nil && by != g {
 					l.refused = is(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonPortUnavailable),
-						fmt.Sprintf("another Gateway has port %d of this address", l.spec.Port))
+						fmt.Sprintf("Gateway %s has port %d of %s: give this listener another port, or make it a listener of that Gateway, by a ListenerSet or in its spec", key(by), l.spec.Port, whereOf(a)))
 				}
 			}
 		}
@@ -284,4 +284,12 @@ func (g *gateway) wasAt() bool {
 		}
 	}
 	return true
+}
+
+// whereOf is what people read of an address that Gateways share.
+func whereOf(a Address) string {
+	if !a.Bind.IsValid() {
+		return "all addresses"
+	}
+	return "address " + a.public().String()
 }

@@ -25,6 +25,7 @@ type route struct {
 	badHosts []string         // of hostnames, those that are none
 	backends []*backend
 	resolved metav1.Condition // ResolvedRefs, the same for each parent
+	idle     []string         // of backends, those without an endpoint
 }
 
 // An attachment is of a route to a listener.
@@ -89,6 +90,12 @@ func (t *translation) attachRoutes() {
 		}
 		if len(st.Parents) > 0 {
 			t.res.blame(r.key(), r.resolved)
+		}
+		if len(r.idle) > 0 && r.kind != httpRoute && r.kind != grpcRoute && acceptedBy(st.Parents) {
+			n := note{reasonNoEndpoints, clip(strings.Join(r.idle, "; ") + ": connections to it are refused")}
+			if t.res.blameFor(r.key(), n) {
+				t.res.Notes[r.key()] = append(t.res.Notes[r.key()], n)
+			}
 		}
 		if r.kind == httpRoute {
 			t.noteHTTP(r, st.Parents)

@@ -69,11 +69,17 @@ func (t *translation) resolveBackends(r *route) {
 		} else if b.leftOut != "" {
 			warn = append(warn, b.leftOut)
 		}
+		if b.service != nil && b.weight > 0 && len(b.service.Endpoints) == 0 && b.of.IsZero() {
+			r.idle = append(r.idle, fmt.Sprintf("%s has no ready endpoint for port %d", b.targetKey, b.port))
+		}
 	}
 	if reason != "" {
 		r.resolved = is(kind, false, reason, strings.Join(wrong, "; "))
 	} else if warn != nil {
 		r.resolved.Message += "; left out: " + strings.Join(warn, "; ")
+	}
+	if reason == "" && r.idle != nil { // which Gateway API does not take for a reference that is not resolved
+		r.resolved.Message = clip(r.resolved.Message + ", but " + strings.Join(r.idle, "; ") + ": connections to it are refused")
 	}
 }
 
@@ -243,6 +249,8 @@ func (m *memo) forget() {
 	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
 	m.before.good, m.before.served = m.good, m.served
 	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
+	m.before.kept = m.kept
+	m.kept, m.keeping = m.keeping, make(map[types.NamespacedName]keptPair, len(m.keeping))
 	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
 }
 
@@ -251,7 +259,7 @@ func (m *memo) forget() {
 func (m *memo) undo() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.good, m.served = m.before.good, m.before.served
+	m.good, m.served, m.kept = m.before.good, m.before.served, m.before.kept
 }
 
 // serviceOf makes the service of the table out of EndpointSlices: those of their

@@ -20,7 +20,8 @@ func (l *listener) place() place { return place{l.family() == familyUDP, l.spec.
 // An occupant is what has a place already, or a part of it by hostname.
 type occupant struct {
 	family string
-	hosts  map[tunnel.Pattern]bool
+	first  *listener                    // that came here
+	hosts  map[tunnel.Pattern]*listener // who has each
 }
 
 // findConflicts finds listeners that can't be told apart. Of those of one object
@@ -56,7 +57,7 @@ func join(taken map[place]*occupant, ls []*listener) {
 			if a.place() != b.place() {
 				continue
 			}
-			o := &occupant{family: a.family(), hosts: map[tunnel.Pattern]bool{a.host: true}}
+			o := &occupant{family: a.family(), first: a, hosts: map[tunnel.Pattern]*listener{a.host: a}}
 			reason, _ := o.against(b)
 			if reason == "" {
 				continue
@@ -71,13 +72,15 @@ func join(taken map[place]*occupant, ls []*listener) {
 	for _, l := range new {
 		o := taken[l.place()]
 		if o == nil {
-			o = &occupant{family: l.family(), hosts: map[tunnel.Pattern]bool{}}
+			o = &occupant{family: l.family(), first: l, hosts: map[tunnel.Pattern]*listener{}}
 			taken[l.place()] = o
 		}
 		if o.family != l.family() {
 			o.family = "several" // which nobody fits: what the Gateway left undecided no set decides
 		}
-		o.hosts[l.host] = true
+		if o.hosts[l.host] == nil {
+			o.hosts[l.host] = l
+		}
 	}
 }
 
@@ -85,14 +88,19 @@ func join(taken map[place]*occupant, ls []*listener) {
 func (o *occupant) against(l *listener) (reason, message string) {
 	switch {
 	case o.family != l.family():
-		return string(gwv1.ListenerReasonProtocolConflict), fmt.Sprintf("port %d is taken by another protocol than %s", l.spec.Port, l.spec.Protocol)
+		return string(gwv1.ListenerReasonProtocolConflict), fmt.Sprintf("port %d is taken by %s for protocol %s, which can't share it with %s", l.spec.Port, o.first.holder(), o.first.spec.Protocol, l.spec.Protocol)
 	case !l.hasHost():
 		// Two that have nothing but the port to be told by.
-		return string(gwv1.ListenerEntryReasonListenerConflict), fmt.Sprintf("port %d of %s is taken", l.spec.Port, l.spec.Protocol)
-	case o.hosts[l.host]:
-		return string(gwv1.ListenerReasonHostnameConflict), fmt.Sprintf("hostname %q of port %d is taken", deref(l.spec.Hostname, ""), l.spec.Port)
+		return string(gwv1.ListenerEntryReasonListenerConflict), fmt.Sprintf("port %d of %s is taken by %s", l.spec.Port, l.spec.Protocol, o.first.holder())
+	case o.hosts[l.host] != nil:
+		return string(gwv1.ListenerReasonHostnameConflict), fmt.Sprintf("hostname %q of port %d is taken by %s", deref(l.spec.Hostname, ""), l.spec.Port, o.hosts[l.host].holder())
 	}
 	return "", ""
+}
+
+// holder is what people read of a listener that has what another one wants.
+func (l *listener) holder() string {
+	return "listener " + string(l.spec.Name) + " of " + l.ownerKind() + " " + key(l.owner()).String()
 }
 
 func (l *listener) setConflict(reason, message string) {

@@ -1,6 +1,11 @@
 package gatewayapi
 
-import gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+import (
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+)
 
 // noHTTP is what everything of HTTP says of itself.
 const noHTTP = "culvert routes no HTTP yet: requests are refused"
@@ -44,10 +49,12 @@ func (t *translation) grpcRoutes() []*route {
 
 // noteHTTP has it told everywhere that the requests of an HTTPRoute are refused.
 func (t *translation) noteHTTP(r *route, parents []gwv1.RouteParentStatus) {
-	for i := range parents {
-		if parents[i].Conditions[0].Status == "True" {
-			t.res.Notes[r.key()] = append(t.res.Notes[r.key()], note{reasonHTTPNotRouted, noHTTP})
-			return
-		}
+	if acceptedBy(parents) {
+		t.res.Notes[r.key()] = append(t.res.Notes[r.key()], note{reasonHTTPNotRouted, noHTTP})
 	}
+}
+
+// acceptedBy reports whether any parent has accepted a route.
+func acceptedBy(parents []gwv1.RouteParentStatus) bool {
+	return slices.ContainsFunc(parents, func(p gwv1.RouteParentStatus) bool { return p.Conditions[0].Status == metav1.ConditionTrue })
 }

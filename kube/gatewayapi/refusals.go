@@ -56,7 +56,12 @@ func refusals(res *Result) []Refusal {
 		}
 	}
 	for k, ns := range res.Notes {
-		say(k.Kind, k.NamespacedName, ns)
+		for _, n := range ns {
+			say(k.Kind, k.NamespacedName, []note{n})
+			if c := res.Causes[causeKey{k.Kind, k.Namespace, n}]; c != nil {
+				all[len(all)-1].Others = c.others
+			}
+		}
 	}
 	for k, ancestors := range res.Policies {
 		for _, a := range ancestors {
@@ -103,13 +108,23 @@ func (res *Result) blame(k RouteKey, resolved metav1.Condition) {
 	if resolved.Status != metav1.ConditionFalse {
 		return
 	}
-	of := causeKey{k.Kind, k.Namespace, note{resolved.Reason, resolved.Type + ": " + resolved.Message}}
+	res.blameFor(k, note{resolved.Reason, resolved.Type + ": " + resolved.Message})
+}
+
+// blameFor does so with any note, and reports whether the route is the first that has it.
+func (res *Result) blameFor(k RouteKey, n note) bool {
+	of := causeKey{k.Kind, k.Namespace, n}
 	if c := res.Causes[of]; c != nil {
 		c.others++
-		return
+		return false
 	}
 	res.Causes[of] = &cause{first: k}
+	return true
 }
+
+// reasonNoEndpoints is of routes to a Service without an endpoint. It is no reason of a
+// condition: the reference is resolved.
+const reasonNoEndpoints = "NoEndpoints"
 
 // told returns a note of a route as it is told, and reports whether it is.
 func (res *Result) told(k RouteKey, n note) (note, bool) {

@@ -24,7 +24,7 @@ func TestWhatIsRefusedIsSaid(t *testing.T) {
 		why            string // a part of the message
 	}{
 		{"a Secret that is not there", edge(terminate), "Gateway a/edge", "InvalidCertificateRef", "listener tls: ResolvedRefs: "},
-		{"a Secret without a pair", edge(terminate) + "\n---\nkind: Secret\nmetadata: {namespace: a, name: cert}\nstringData: {tls.crt: x, tls.key: y}\n", "Gateway a/edge", "InvalidCertificateRef", "are no pair"},
+		{"a Secret without a pair", edge(terminate) + "\n---\nkind: Secret\nmetadata: {namespace: a, name: cert}\nstringData: {tls.crt: x, tls.key: y}\n", "Gateway a/edge", "InvalidCertificateRef", "do not match, or can't be read"},
 		{"no grant for a Secret", edge("  - {name: tls, port: 443, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: cert, namespace: b}]}}\n"), "Gateway a/edge", "RefNotPermitted", "no ReferenceGrant of namespace"},
 		{"no grant for a Service", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", grantless), "TLSRoute a/r", "RefNotPermitted", "no ReferenceGrant of namespace"},
 		{"a Service that is not there", edge(tcp) + testRoute("TCPRoute", "r", "", "{name: none, port: 443}"), "TCPRoute a/r", "BackendNotFound", "there is no Service a/none"},
@@ -238,6 +238,13 @@ func TestOneCauseIsToldOnce(t *testing.T) {
 			nil, "ListenerSet more InvalidCertificateRef listener l: ResolvedRefs: there is no Secret", false},
 		{"a port that is taken", edge(tcp), taken, "Gateway edge PortUnavailable listener tcp: Programmed: listen tcp :9000", true},
 		{"a Gateway with parameters", edge(tcp, "infrastructure: {parametersRef: {group: x.example, kind: X, name: x}}"), nil, "Gateway edge InvalidParameters Accepted: infrastructure.parametersRef", false},
+		{"a Service without endpoints", edge(passthrough) + "\n---\nkind: Service\nmetadata: {namespace: a, name: none}\nspec: {ports: [{port: 443}]}\n" + many.String(), nil,
+			"TLSRoute r00 NoEndpoints Service a/none has no ready endpoint for port 443: connections to it are refused (so for 39 more TLSRoutes of the namespace)", false},
+		{"a port that another Gateway has", edge(tcp) + "\n---\n" + strings.Replace(edge(tcp), "name: edge", "name: late", 1), nil,
+			"Gateway late PortUnavailable listener tcp: Accepted: Gateway a/edge has port 9000 of all addresses: give this listener another port, or make it a listener of that Gateway", false},
+		{"a hostname that the Gateway has", edge(passthrough, "allowedListeners: {namespaces: {from: Same}}") +
+			"\n---\nkind: ListenerSet\nmetadata: {namespace: a, name: more}\nspec:\n  parentRef: {name: edge}\n  listeners: [{name: l, port: 443, protocol: TLS, tls: {mode: Passthrough}}]\n",
+			nil, `ListenerSet more HostnameConflict listener l: Accepted: hostname "" of port 443 is taken by listener tls of Gateway a/edge`, false},
 		{"a Service behind many routes", edge(passthrough) + many.String(), nil, "TLSRoute r00 BackendNotFound ResolvedRefs: there is no Service a/none (so for 39 more TLSRoutes of the namespace)", false},
 		{"an HTTPRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("HTTPRoute", "r", "abc.example.com", "{name: web, port: 80}"), nil, "HTTPRoute r HTTPNotRouted culvert routes no HTTP yet", false},
 		{"a GRPCRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("GRPCRoute", "r", "abc.example.com", "{name: web, port: 80}"), nil, "GRPCRoute r NotAllowedByListeners Accepted: culvert routes no gRPC yet", false},

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,9 +65,9 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: a}], 
 		{"deleted", []step{remove}, false, "there is no Secret"},
 		{"spoiled and deleted", []step{spoil, remove}, false, "there is no Secret"},
 		{"emptied", []step{empty}, false, "are empty"},
-		{"emptied and spoiled", []step{empty, spoil}, false, "no pair"},
-		{"another of its name", []step{replace}, false, "no pair"},
-		{"spoiled before a restart", []step{spoil, restart}, false, "no pair"},
+		{"emptied and spoiled", []step{empty, spoil}, false, "do not match"},
+		{"another of its name", []step{replace}, false, "do not match"},
+		{"spoiled before a restart", []step{spoil, restart}, false, "do not match"},
 		{"without its grant", []step{revoke}, false, "no ReferenceGrant"},
 		{"spoiled, and without its grant", []step{spoil, revoke}, false, "no ReferenceGrant"},
 	} {
@@ -192,4 +193,61 @@ func TestSpoiledSecretThatSeemedToBeGone(t *testing.T) {
 		listener a/edge tls ResolvedRefs=False/InvalidCertificateRef
 		section a/edge/tls/443 * gateway/a/edge/tls ends 1
 	`)
+}
+
+// A Secret that is deleted and made anew at once changes nothing for clients; one that
+// stays away takes its certificate out of force within seconds, and the condition says
+// both.
+func TestASecretThatIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, edge(terminate)+secret+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
+		defer b.start()()
+		calm()
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].Ends == nil {
+			t.Fatalf("got %+v, want a listener where TLS ends", u)
+		}
+		secrets := b.core.CoreV1().Secrets("a")
+		s, err := secrets.Get(t.Context(), "cert", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		remove := func() {
+			if err := secrets.Delete(t.Context(), "cert", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		remove()
+		time.Sleep(secretGrace / 2)
+		synctest.Wait()
+		refs := func() metav1.Condition {
+			for _, c := range b.gateway("edge").Status.Listeners[0].Conditions {
+				if c.Type == "ResolvedRefs" {
+					return c
+				}
+			}
+			return metav1.Condition{}
+		}
+		if c := refs(); c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "what it had before stays in force for 3s") {
+			t.Errorf("got %+v while it is away", c)
+		}
+		again := s.DeepCopy()
+		again.UID, again.ResourceVersion = "another", ""
+		if _, err := secrets.Create(t.Context(), again, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		calm()
+		for _, u := range b.all() {
+			if u.Err != nil || u.Listeners[0].Sections[0].Ends == nil {
+				t.Errorf("got %+v, want that TLS ends all the time", u)
+			}
+		}
+		if c := refs(); c.Status != metav1.ConditionTrue {
+			t.Errorf("got %+v when it is there again", c)
+		}
+		remove()
+		calm()
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].Ends != nil {
+			t.Errorf("got %+v, want nothing in force of a Secret that stays away", u)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -100,10 +101,19 @@ func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pa
 		return nil, true, errors.New(t.ungranted(from, "Secret", namespace, string(ref.Name)))
 	}
 	s := t.secret(namespace, string(ref.Name))
+	name := types.NamespacedName{Namespace: namespace, Name: string(ref.Name)}
 	if s == nil {
-		return nil, false, errors.New(t.absentSecret(namespace, string(ref.Name)))
+		err = errors.New(t.absentSecret(namespace, string(ref.Name)))
+		if pair, until := t.memo.late(name, t.w.Now); pair != nil {
+			t.until(until)
+			return pair, false, fmt.Errorf("%w; what it had before stays in force for %v", err, secretGrace)
+		}
+		return nil, false, err
 	}
 	pair, err = t.memo.pair(s)
+	if err == nil {
+		t.memo.keep(name, pair)
+	}
 	if err != nil {
 		err = fmt.Errorf("Secret %s/%s: %w", namespace, ref.Name, err)
 		if pair != nil {
@@ -206,14 +216,19 @@ type memo struct {
 	// may refer to it, is none any more.
 	good, using map[types.UID]*registry.KeyPair
 
+	// The pairs of Secrets by their names, in the last translation and in this one: for
+	// one that is deleted to be made anew.
+	kept, keeping map[types.NamespacedName]keptPair
+
 	// The Gateways that were ours, in the last translation and in this one: that of a
 	// class which is gone does not say it.
 	served, serving map[types.UID]bool
 
-	// What good and served were before the last translation.
+	// What good, served and kept were before the last translation.
 	before struct {
 		good   map[types.UID]*registry.KeyPair
 		served map[types.UID]bool
+		kept   map[types.NamespacedName]keptPair
 	}
 
 	// What backends were made of in the last translation and in this one.
@@ -222,6 +237,42 @@ type memo struct {
 	periods map[string]period // of certificates: see validity.go
 
 	uses int // that the last translation made
+}
+
+// secretGrace is how long the pair of a Secret that is deleted stays in force: a tool that
+// replaces a Secret by deleting it must not make handshakes fail.
+const secretGrace = 3 * time.Second
+
+// A keptPair is what a Secret had, and since when it is gone; zero is that it is there.
+type keptPair struct {
+	pair *registry.KeyPair
+	gone time.Time
+}
+
+func (m *memo) keep(name types.NamespacedName, pair *registry.KeyPair) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.keeping[name] = keptPair{pair: pair}
+}
+
+// late returns the pair of a Secret that was there shortly before now, and until when it
+// is good; or nil. One that no listener referred to in the last translation is not kept.
+func (m *memo) late(name types.NamespacedName, now time.Time) (*registry.KeyPair, time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k, ok := m.kept[name]
+	if !ok || now.IsZero() {
+		return nil, time.Time{}
+	}
+	if k.gone.IsZero() {
+		k.gone = now
+	}
+	until := k.gone.Add(secretGrace)
+	if !now.Before(until) {
+		return nil, time.Time{}
+	}
+	m.keeping[name] = k
+	return k.pair, until
 }
 
 type memoPair struct {
@@ -237,7 +288,7 @@ type memoCA struct {
 func newMemo() *memo {
 	return &memo{
 		pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{},
-		using: map[types.UID]*registry.KeyPair{}, serving: map[types.UID]bool{}, reaching: map[reachKey]*reached{},
+		using: map[types.UID]*registry.KeyPair{}, keeping: map[types.NamespacedName]keptPair{}, serving: map[types.UID]bool{}, reaching: map[reachKey]*reached{},
 	}
 }
 
@@ -290,7 +341,7 @@ func parsePair(s *corev1.Secret) (*registry.KeyPair, error) {
 		return nil, errEmpty
 	}
 	if _, err := tls.X509KeyPair(cert, key); err != nil {
-		return nil, fmt.Errorf("its %s and %s are no pair: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
+		return nil, fmt.Errorf("its %s and %s do not match, or can't be read: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
 	}
 	return &registry.KeyPair{Certificate: string(cert), Key: registry.Secret(key)}, nil
 }

@@ -53,8 +53,8 @@ type World struct {
 	// "v1alpha2", or "none" for a kind that the API server does not have.
 	Versions map[string]string
 
-	// Now is what the time is, for messages about certificates and nothing else. Zero
-	// is unknown.
+	// Now is what the time is, for messages about certificates, and for how long one whose
+	// Secret is gone is kept. Zero is unknown.
 	Now time.Time
 
 	memo *memo // may be nil

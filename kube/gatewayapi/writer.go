@@ -314,7 +314,11 @@ func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []n
 		}
 	}
 	changed = !equality.Semantic.DeepEqual(was, *st)
-	return changed, append(notes, d.res.Notes[k]...)
+	for _, n := range d.res.Notes[k] {
+		n, _ := d.res.told(k, n)
+		notes = append(notes, n)
+	}
+	return changed, notes
 }
 
 // ancestors brings a policy's status to what is wanted of it.
