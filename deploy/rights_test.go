@@ -82,6 +82,7 @@ func TestRightsAreTheLeast(t *testing.T) {
 		do("update", group+"gateways/status", group+"listenersets/status", group+"tlsroutes/status", group+"tcproutes/status", group+"udproutes/status", group+"httproutes/status", group+"grpcroutes/status", group+"backendtlspolicies/status"),
 		reads("multicluster.x-k8s.io/serviceimports"), do("get create update", "/serviceaccounts"))
 	class := slices.Concat(do("get list watch", group+"gatewayclasses"), do("update", group+"gatewayclasses/status"), do("get list watch", "apiextensions.k8s.io/customresourcedefinitions"))
+	definitions := reads("apiextensions.k8s.io/customresourcedefinitions")
 	const mcs = "multicluster.x-k8s.io/"
 	exports := slices.Concat(reads(mcs+"serviceexports", mcs+"serviceimports"), do("create update delete", mcs+"serviceimports"), do("update", mcs+"serviceexports/status", mcs+"serviceimports/status"))
 	for _, tt := range []struct {
@@ -98,8 +99,8 @@ func TestRightsAreTheLeast(t *testing.T) {
 		{"Gateway API at ports of nodes", "culvert", []string{"gatewayAPI.enabled=true", "discovery.enabled=false", "gateway.service.type=NodePort"},
 			[][]string{services, cluster, events, lease, gatewayAPI, class}},
 		{"Gateway API leaves DNS alone", "culvert-dns", []string{"gatewayAPI.enabled=true", "dns.enabled=true"}, [][]string{services, cluster}},
-		{"multi-cluster", "culvert", []string{"multiCluster.enabled=true"}, [][]string{services, cluster, events, lease, exports}},
-		{"multi-cluster of DNS", "culvert-dns", []string{"multiCluster.enabled=true", "dns.enabled=true"}, [][]string{services, cluster, reads(mcs+"serviceexports", mcs+"serviceimports")}},
+		{"multi-cluster", "culvert", []string{"multiCluster.enabled=true"}, [][]string{services, cluster, events, lease, exports, definitions}},
+		{"multi-cluster of DNS", "culvert-dns", []string{"multiCluster.enabled=true", "dns.enabled=true"}, [][]string{services, cluster, reads(mcs+"serviceexports", mcs+"serviceimports"), definitions}},
 		{"a namespace", "culvert", []string{"namespaces=[shop]", "gatewayAPI.enabled=true"},
 			[][]string{in("shop", slices.Concat(services, events, gatewayAPI)...), cluster, class, lease}},
 		{"two namespaces", "culvert", []string{"namespaces=[shop, stock]"}, [][]string{in("shop", slices.Concat(services, events)...), in("stock", slices.Concat(services, events)...), named, reads("/nodes"), lease}},

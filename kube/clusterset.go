@@ -45,7 +45,7 @@ func (k *Kube) export() error {
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
-	s.own = mcs.Cluster{Core: k.core, API: api, Namespaces: k.cfg.Namespaces}
+	s.own = mcs.Cluster{Core: k.core, API: api, Namespaces: k.cfg.Namespaces, Definitions: k.defs}
 	k.set = s
 	return nil
 }
@@ -116,10 +116,20 @@ func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *dis
 		k.cfg.Log.Error("kubernetes: a cluster can't be a member of the cluster set", "cluster", name, "err", err)
 		return nil
 	}
+	defs, err := client.NewDefinitions(cfg, k.cfg.Log.With("cluster", name))
+	if err != nil {
+		k.cfg.Log.Error("kubernetes: a cluster can't be a member of the cluster set", "cluster", name, "err", err)
+		return nil
+	}
 	k.set.know(name, src)
-	remove := k.set.Add(ctx, name, mcs.Cluster{Core: core, API: api, Namespaces: src.Namespaces})
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { defs.Run(ctx) })
+	remove := k.set.Add(ctx, name, mcs.Cluster{Core: core, API: api, Namespaces: src.Namespaces, Definitions: defs})
 	return func() {
+		cancel()
 		remove()
+		running.Wait()
 		k.set.forget(name, src)
 	}
 }

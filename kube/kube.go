@@ -288,7 +288,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 		}
 	})
 	running.Go(func() { k.pulse.Keep(ctx, k.alive) })
-	if k.cfg.GatewayAPI != nil {
+	if k.cfg.GatewayAPI != nil || k.set != nil {
 		running.Go(func() { k.defs.Run(ctx) })
 	}
 	if k.set != nil {

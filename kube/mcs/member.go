@@ -22,7 +22,7 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 )
 
-// again is how what failed is tried again; see client.WhenThere for a cluster
+// again is how what failed is tried again; see client.WhenDefined for a cluster
 // without the CRDs.
 var again = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 9, Cap: time.Minute}
 
@@ -31,6 +31,10 @@ type Cluster struct {
 	Core       kubernetes.Interface
 	API        mcsclient.Interface
 	Namespaces []string // that are looked at; empty means all
+
+	// Definitions tell when the CRDs of the API come or go; somebody else runs them.
+	// Nil has it found out by requests, within minutes.
+	Definitions *client.Definitions
 }
 
 // A member is a cluster that is looked at.
@@ -165,7 +169,7 @@ func anyList[T runtime.Object](list func(context.Context, metav1.ListOptions) (T
 
 func reflector(w *watched, example runtime.Object, api any, watch watcher) *cache.Reflector {
 	backoff := again
-	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(client.WhenThere(&cache.ListWatch{
+	return cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(client.WhenDefined(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := w.list(ctx, o)
 			w.heard(ctx, "list", err)
@@ -176,7 +180,7 @@ func reflector(w *watched, example runtime.Object, api any, watch watcher) *cach
 			w.heard(ctx, "watch", err)
 			return l, err
 		},
-	}), api), example, store{w}, cache.ReflectorOptions{Name: "mcs/" + w.name + "/" + w.resource.Resource, Backoff: &backoff})
+	}, w.Definitions, w.resource), api), example, store{w}, cache.ReflectorOptions{Name: "mcs/" + w.name + "/" + w.resource.Resource, Backoff: &backoff})
 }
 
 // heard says once what is forbidden or not there.

@@ -46,13 +46,27 @@ func TestConformance(t *testing.T) {
 		// pod of these clusters does.
 		cmd := exec.CommandContext(t.Context(), suite, "-contexts", "west,east", "-ginkgo.label-filter", "Required", "-ginkgo.no-color", "-ginkgo.v")
 		cmd.Dir = t.TempDir() // where it puts its report
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+west.AdminKubeconfig(t)+":"+east.AdminKubeconfig(t))
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+admin(t, west)+":"+admin(t, east))
 		out, err := cmd.CombinedOutput()
 		t.Logf("%s", out)
 		if err != nil {
 			t.Error(err)
 		}
 	})
+}
+
+// admin returns a kubeconfig whose user is not that of another cluster's.
+func admin(t *testing.T, c *cluster.Cluster) string {
+	t.Helper()
+	text, err := os.ReadFile(c.AdminKubeconfig(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), c.Name+".kubeconfig")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(string(text), `"admin"`, `"admin of `+c.Name+`"`)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
 }
 
 // gateway runs culvert outside of the clusters, with its rights in both.
@@ -112,12 +126,12 @@ func fields(t *testing.T, west, east *cluster.Cluster) {
 	}
 	const port = "{name: tcp, port: 42}"
 	all := []service{
-		{"one", "{ports: [" + port + ", {name: udp, port: 42, protocol: UDP}], sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 10}}, trafficDistribution: PreferClose}", "",
+		{"one", "{selector: {app: none}, ports: [" + port + ", {name: udp, port: 42, protocol: UDP}], sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 10}}, trafficDistribution: PreferClose}", "",
 			"ClusterSetIP tcp:42/TCP udp:42/UDP ClientIP 10s Cluster PreferClose [IPv4] 1 address", "False"},
-		{"headless", "{clusterIP: None, ports: [" + port + "]}", "", "Headless tcp:42/TCP [IPv4] 0 address", "False"},
-		{"more", "{ports: [" + port + "]}", "{ports: [" + port + ", {name: stcp, port: 142, protocol: SCTP}]}", "ClusterSetIP tcp:42/TCP stcp:142/SCTP None Cluster [IPv4] 1 address", "True"},
-		{"other", "{ports: [" + port + "]}", "{ports: [{name: tcp, port: 43}]}", "ClusterSetIP tcp:42/TCP None Cluster [IPv4] 1 address", "True"},
-		{"types", "{ports: [" + port + "]}", "{clusterIP: None, ports: [" + port + "]}", "ClusterSetIP tcp:42/TCP None Cluster [IPv4] 1 address", "True"},
+		{"headless", "{clusterIP: None, selector: {app: none}, ports: [" + port + "]}", "", "Headless tcp:42/TCP [IPv4] 0 address", "False"},
+		{"more", "{selector: {app: none}, ports: [" + port + "]}", "{selector: {app: none}, ports: [" + port + ", {name: stcp, port: 142, protocol: SCTP}]}", "ClusterSetIP tcp:42/TCP stcp:142/SCTP None Cluster [IPv4] 1 address", "True"},
+		{"other", "{selector: {app: none}, ports: [" + port + "]}", "{selector: {app: none}, ports: [{name: tcp, port: 43}]}", "ClusterSetIP tcp:42/TCP None Cluster [IPv4] 1 address", "True"},
+		{"types", "{selector: {app: none}, ports: [" + port + "]}", "{clusterIP: None, selector: {app: none}, ports: [" + port + "]}", "ClusterSetIP tcp:42/TCP None Cluster [IPv4] 1 address", "True"},
 		{"external", "{type: ExternalName, externalName: example.com}", "", "none", ""},
 	}
 	export := func(c *cluster.Cluster, name, spec string) {

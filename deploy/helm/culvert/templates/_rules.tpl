@@ -29,6 +29,12 @@ namespaces of values where there are any, and else in the whole cluster.
   resources: [nodes]
   verbs: [list, watch]
 {{- end }}
+{{- if .Values.multiCluster.enabled }}
+# When the CRDs of multi-cluster services are installed.
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [list, watch]
+{{- end }}
 {{- end -}}
 
 {{/* Of namespaces, for gateways. */}}
