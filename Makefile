@@ -75,6 +75,10 @@ CLUSTER_TEST := CGO_ENABLED=0 VERSION=$(VERSION) $(GO) test -trimpath -count=1 -
 conformance: ## the Gateway API's conformance suite, on a real control plane: docs/conformance
 	cd integration/cluster && CONFORMANCE_REPORT=$(CONFORMANCE_REPORT) $(CLUSTER_TEST) ./conformance -run '^TestConformance$$' -v $(CONFORMANCEFLAGS)
 
+.PHONY: conformance-mcs
+conformance-mcs: ## what multi-cluster services require, and their suite where MCS_CONFORMANCE is its test program
+	cd integration/cluster && MCS_CONFORMANCE=$(MCS_CONFORMANCE) $(CLUSTER_TEST) ./mcs -v
+
 .PHONY: test-cluster
 test-cluster: ## the tests in clusters of a real control plane, and the conformance suite
 	cd integration/cluster && CONFORMANCE_REPORT=$(CURDIR)/bin/conformance.yaml $(CLUSTER_TEST) -p 1 ./...
