@@ -28,12 +28,13 @@ manifests: ## the folders of kustomize and the page of values, of the Helm chart
 	$(GO) test ./deploy -count=1 -run '^TestKustomizeIsOfTheChart$$|^TestThePageHasTheValues$$' -update
 
 .PHONY: demo
-demo: ## a CA, services, a gateway and a client on loopback: see it work
-	$(GO) run ./cmd/culvert demo --once
+demo: build ## a CA, services, a gateway and a client on loopback: see it work
+	$(BIN) demo --once
 
 .PHONY: build
 build: ## bin/culvert
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/culvert
+	@echo "make: building $(BIN); where nothing was compiled before it takes one to three minutes, and lists what it compiles"
+	$(GO) build -v -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/culvert
 
 .PHONY: test
 test: peers ## every test; installs the real peers first

@@ -43,7 +43,7 @@ var answers = map[tunnel.Reason]answer{
 
 	tunnel.NoSNI:       {400, "http_request_error", "the ClientHello names nobody"},
 	tunnel.NoAuth:      {407, "http_request_denied", "credentials are required and are missing or wrong"},
-	tunnel.NoRoute:     {403, "destination_not_found", "no service for this name and port is to be had here"},
+	tunnel.NoRoute:     {403, "destination_not_found", "no such service here"},
 	tunnel.NotExposed:  {403, "http_request_denied", "the service is private"},
 	tunnel.Denied:      {403, "http_request_denied", "policy does not allow this"},
 	tunnel.Prohibited:  {502, "destination_ip_prohibited", "the address is one this gateway never dials"},

@@ -20,14 +20,14 @@ import (
 
 const (
 	hdrEnd   = "\r\n\r\n"
-	notFound = "no service for this name and port is to be had here"
+	notFound = "no such service here"
 	hidden   = "HTTP/1.1 403 Forbidden\r\n" +
 		"Proxy-Status: culvert; error=http_request_denied; details=\"no-route\"\r\n" +
 		"Content-Type: text/plain; charset=utf-8\r\n" +
-		"Content-Length: 71\r\n" +
+		"Content-Length: 40\r\n" +
 		"Connection: close\r\n" +
 		"\r\n" +
-		"culvert: no-route: no service for this name and port is to be had here\n"
+		"culvert: no-route: no such service here\n"
 )
 
 // Heads that are refused before the Handler hears of them. Each is followed

@@ -17,6 +17,7 @@ import (
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/termination"
 	"culvert.dev/tunnel"
@@ -134,8 +135,61 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 	}
 	if err != nil {
 		x.refuse(err)
+		if known, ok := r.Resolver.(interface{ Table() *registry.Table }); ok && x.Reason == tunnel.NoRoute && known.Table() != nil {
+			x.Detail += nearNames(known.Table(), req.Name)
+		}
 	}
 	return x
+}
+
+// nearNames says which names there are beside one that is not there; "" where none
+// is like it.
+func nearNames(t *registry.Table, name tunnel.Name) string {
+	const most = 50_000 // services to look at
+	apex, closest, distance, seen := "", "", 3, 0
+	for s := range t.Services() {
+		if seen++; seen > most {
+			break
+		}
+		for _, p := range s.Names {
+			if p.Wildcard {
+				if p.Suffix == name {
+					apex = fmt.Sprintf("; %s does not include %s itself", p, name)
+				}
+				continue
+			}
+			if d := edits(name.String(), p.Suffix.String(), distance); d < distance {
+				closest, distance = p.Suffix.String(), d
+			}
+		}
+	}
+	if closest != "" {
+		closest = "; closest: " + closest
+	}
+	return apex + closest
+}
+
+// edits is the Levenshtein distance of a and b, or limit if that is less.
+func edits(a, b string, limit int) int {
+	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
+		return limit
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return min(row[len(b)], limit)
 }
 
 func (x *Explanation) refuse(err error) { x.Reason, x.Detail = tunnel.ReasonOf(err), err.Error() }

@@ -48,6 +48,11 @@ const firstTable = 5 * time.Second
 // port, DNS, reloading, logs.
 const reserved = 64
 
+// ErrInterrupted is the cause of Run's context where somebody at a terminal
+// ended it. Nobody waits to hear then that the gateway is not ready any more,
+// and without tunnels it ends at once.
+var ErrInterrupted = errors.New("interrupted")
+
 // A Config says what a gateway serves and within which limits.
 type Config struct {
 	Listeners []Listener
@@ -74,6 +79,9 @@ type Config struct {
 	// Via is what this gateway calls itself to the gateways it asks, and what
 	// it knows a request by that has been here before. Unique in a chain.
 	Via string
+
+	// Serving is called once all listeners are served; nil is not called.
+	Serving func()
 
 	Admin        string // address of the admin port, HOST:PORT or unix:PATH; "" means none
 	AdminRemote  bool   // let the admin port be reached from other hosts
@@ -363,10 +371,13 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
 	}
 	g.datagrams.run(work, run, g.router, g.log)
+	if g.cfg.Serving != nil {
+		g.cfg.Serving()
+	}
 	var err error
 	select {
 	case <-ctx.Done():
-		g.drain(work, now)
+		g.drain(work, now, errors.Is(context.Cause(ctx), ErrInterrupted))
 	case err = <-failed:
 		g.stopping.Store(true)
 		_ = g.server.Close()
@@ -401,7 +412,7 @@ func (g *Gateway) awaitTable(ctx context.Context) {
 }
 
 // drain ends a gateway in order.
-func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
+func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bool) {
 	g.stopping.Store(true)
 	lameduck, grace := g.cfg.Lameduck, g.cfg.Grace
 	if lameduck == 0 {
@@ -411,6 +422,9 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 		grace = DefaultGrace
 	}
 	lameduck, grace = max(lameduck, 0), max(grace, 0)
+	if interrupted && g.relay.Open() == 0 {
+		lameduck = 0
+	}
 	deadline := time.Now().Add(grace)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
@@ -421,7 +435,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}) {
 		case <-ctx.Done():
 		}
 	}()
-	g.log.Info("draining", "tunnels", g.relay.Open(), "lameduck", lameduck, "grace", grace)
+	g.log.Info("draining", "tunnels", g.relay.Open(), "lameduck", lameduck, "grace", grace, "hint", "a second signal ends it now")
 	sleep(ctx, min(lameduck, grace/2))
 
 	last := grace / 5 // of the grace time is for aborts

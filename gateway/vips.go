@@ -165,7 +165,7 @@ func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure)
 		}
 	}
 	if given > 0 || left > 0 || moved > 0 || missing != len(k.said) {
-		k.log.Info("services have addresses of their own", "given", given, "left", left, "moved", moved, "without", len(k.said), "ranges", k.state.Ranges)
+		k.log.Info("virtual addresses assigned", "new", given, "released", left, "changed", moved, "unassigned", len(k.said), "ranges", k.state.Ranges)
 	}
 }
 

@@ -235,9 +235,16 @@ func detect(c *Conn, protocols []Protocol) (Protocol, error) {
 				return p, nil
 			}
 			if decided {
-				_ = c.Abort()
 				prefix := c.Buffered()
-				return nil, Refusef(BadPreamble, "%d bytes that begin like no protocol of this listener: %q", len(prefix), prefix[:min(len(prefix), 16)])
+				err := unknownPreamble(c.Listener, prefix)
+				if isSOCKS5(prefix) {
+					// Its clients know how to be told no: none of their methods
+					// will do. An empty socket takes this much without waiting.
+					_, _ = c.Write([]byte{5, 0xff})
+					return nil, err
+				}
+				_ = c.Abort()
+				return nil, err
 			}
 		}
 		if err := c.Fill(maxSniff << 8); err != nil {

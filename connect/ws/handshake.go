@@ -80,7 +80,7 @@ func checkUpgrade(h *connect.Head) (u upgrade, err error) {
 		}
 	}
 	if !lists(h.Fields, "Upgrade", "websocket") {
-		return u, refuse(tunnel.BadRequest, http.StatusUpgradeRequired, connect.Fields{{Name: "Upgrade", Value: "websocket"}}, "no Upgrade to websocket")
+		return u, refuse(tunnel.BadRequest, http.StatusUpgradeRequired, connect.Fields{{Name: "Upgrade", Value: "websocket"}}, "this is a culvert gateway, not a web server or a proxy for plain HTTP: use https:// and HTTP CONNECT")
 	}
 	if !lists(h.Fields, "Connection", "upgrade") {
 		return u, bad("Connection does not name upgrade")

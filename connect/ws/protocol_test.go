@@ -104,7 +104,7 @@ func TestRefusedHandshakes(t *testing.T) {
 		return refusal("400 Bad Request", "http_request_error", tunnel.BadRequest, text)
 	}
 	authority := func(s, text string) string { return malformed(fmt.Sprintf("authority %q%s", s, text)) }
-	hidden := refusal("403 Forbidden", "http_request_denied", tunnel.NoRoute, "no service for this name and port is to be had here")
+	hidden := refusal("403 Forbidden", "http_request_denied", tunnel.NoRoute, "no such service here")
 	loop := refusal("502 Bad Gateway", "proxy_loop_detected", tunnel.Loop, "the way leads back to this gateway")
 	rows := []struct {
 		name, in, want string
@@ -118,12 +118,12 @@ func TestRefusedHandshakes(t *testing.T) {
 		{"CONNECT", "CONNECT svc.test:443 HTTP/1.1\r\nHost: x\r\n\r\n",
 			refusal("405 Method Not Allowed", "http_request_error", tunnel.BadMethod, `method "CONNECT", want GET`, "Allow: GET"), tunnel.BadMethod},
 		{"a page", "GET / HTTP/1.1\r\nHost: gw.test\r\n\r\n",
-			refusal("426 Upgrade Required", "http_request_error", tunnel.BadRequest, "no Upgrade to websocket", "Upgrade: websocket"), tunnel.BadRequest},
+			refusal("426 Upgrade Required", "http_request_error", tunnel.BadRequest, "this is a culvert gateway, not a web server or a proxy for plain HTTP: use https:// and HTTP CONNECT", "Upgrade: websocket"), tunnel.BadRequest},
 		{"no Host", handshake(path, "Host:"), malformed("0 Host fields, want one"), tunnel.BadRequest},
 		{"two Hosts", handshake(path, "host: b"), malformed("2 Host fields, want one"), tunnel.BadRequest},
 		{"two Hosts in one", handshake(path, "Host: a, b"), malformed("Host field is not a host"), tunnel.BadRequest},
-		{"no Upgrade", handshake(path, "Upgrade:"), refusal("426 Upgrade Required", "http_request_error", tunnel.BadRequest, "no Upgrade to websocket", "Upgrade: websocket"), tunnel.BadRequest},
-		{"Upgrade to h2c", handshake(path, "Upgrade: h2c"), refusal("426 Upgrade Required", "http_request_error", tunnel.BadRequest, "no Upgrade to websocket", "Upgrade: websocket"), tunnel.BadRequest},
+		{"no Upgrade", handshake(path, "Upgrade:"), refusal("426 Upgrade Required", "http_request_error", tunnel.BadRequest, "this is a culvert gateway, not a web server or a proxy for plain HTTP: use https:// and HTTP CONNECT", "Upgrade: websocket"), tunnel.BadRequest},
+		{"Upgrade to h2c", handshake(path, "Upgrade: h2c"), refusal("426 Upgrade Required", "http_request_error", tunnel.BadRequest, "this is a culvert gateway, not a web server or a proxy for plain HTTP: use https:// and HTTP CONNECT", "Upgrade: websocket"), tunnel.BadRequest},
 		{"no Connection", handshake(path, "Connection:"), malformed("Connection does not name upgrade"), tunnel.BadRequest},
 		{"Connection: keep-alive", handshake(path, "Connection: keep-alive"), malformed("Connection does not name upgrade"), tunnel.BadRequest},
 		{"no version", handshake(path, "Sec-WebSocket-Version:"),

@@ -3,13 +3,19 @@ package command
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
+	"net"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -122,16 +128,34 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		cfg.Kubernetes = func() any { return k8s.Status() }
 	}
 	cfg.Loops = spareProcessor()
+	cfg.Serving = func() { notify(notifyReady) }
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
-		return stateError(dnsError(err))
+		return stateError(listenError(dnsError(err)))
 	}
 	defer k8s.Start(ctx, g)()
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
 		reloader.OnConfig = onConfig(g, &cfg, log)
-		defer onHangup(reloader.Reload)()
+		reload := reloader.Load
+		if reload == nil {
+			reload = file.Reload
+		}
+		var asked atomic.Bool // for a reload, by a signal
+		reloader.Load = func(path string, current *file.Config) (*file.Config, error) {
+			next, err := reload(path, current)
+			if asked.Swap(false) {
+				notify(notifyReady)
+			}
+			return next, err
+		}
+		defer onHangup(func() {
+			notify(notifyReloading)
+			asked.Store(true)
+			reloader.Reload()
+		})()
 	}
+	defer context.AfterFunc(ctx, func() { notify(notifyStopping) })()
 	return g.Run(ctx, now)
 }
 
@@ -233,4 +257,31 @@ func (o *gatewayOptions) logger(w io.Writer, c *file.Config) (*slog.Logger, erro
 		return slog.New(admin.NewHandler(w, format == "json", level)), nil
 	}
 	return nil, usageError("use text or json", "--log-format %q", format)
+}
+
+// listenError adds to an error of a listener what to do about it.
+func listenError(err error) error {
+	var oe *net.OpError
+	if _, known := errors.AsType[*cliError](err); known || !errors.As(err, &oe) || oe.Op != "listen" || oe.Addr == nil {
+		return err
+	}
+	_, port, splitErr := net.SplitHostPort(oe.Addr.String())
+	if splitErr != nil {
+		return err
+	}
+	flags, hint := "-ltnp", ""
+	if strings.HasPrefix(oe.Net, "udp") {
+		flags = "-lunp"
+	}
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		hint = fmt.Sprintf("find who has it with: ss %s 'sport = :%s'", flags, port)
+	case errors.Is(err, fs.ErrPermission):
+		hint = "ports below 1024 need root or CAP_NET_BIND_SERVICE; sudo setcap cap_net_bind_service=+ep culvert, or use :8443"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		hint = fmt.Sprintf("that is no address of this machine; write \":%s\" for all of them", port)
+	default:
+		return err
+	}
+	return &cliError{err: err, hint: hint, code: exitFailed}
 }

@@ -102,6 +102,7 @@ func runProbe(ctx context.Context, w io.Writer, o *probeOptions) error {
 	failed := p.run(ctx)
 	p.report.Reached = failed == nil
 	p.report.Duration = time.Since(start).Round(time.Microsecond).String()
+	defer p.close()
 	if o.output == "json" {
 		if err := writeJSON(w, p.report); err != nil {
 			return err
@@ -123,6 +124,27 @@ type prober struct {
 	roots  *x509.CertPool
 	send   []byte
 	report probeReport
+
+	conn   net.Conn  // to the service, once it stands
+	dialed io.Closer // what dialed it, if that is to be closed
+}
+
+// goodbye is how long a service has to end its side.
+const goodbye = 500 * time.Millisecond
+
+// close ends the tunnel in order, so that no gateway on the way takes it for
+// one that broke.
+func (p *prober) close() {
+	if p.conn != nil {
+		if half, ok := p.conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+			_ = p.conn.SetReadDeadline(time.Now().Add(goodbye))
+			_, _ = io.Copy(io.Discard, io.LimitReader(p.conn, 1<<20))
+		}
+		_ = p.conn.Close()
+	}
+	if p.dialed != nil {
+		_ = p.dialed.Close()
+	}
 }
 
 func newProber(o *probeOptions) (*prober, error) {
@@ -230,9 +252,7 @@ func (p *prober) run(ctx context.Context) error {
 	}
 	var conn net.Conn
 	if d := p.dialer(); d != nil {
-		if c, ok := d.(io.Closer); ok {
-			defer c.Close()
-		}
+		p.dialed, _ = d.(io.Closer)
 		below := "tcp + "
 		if p.o.mode == "connect-h3" {
 			below = "udp + "
@@ -258,7 +278,7 @@ func (p *prober) run(ctx context.Context) error {
 		}
 		return err
 	}
-	defer conn.Close()
+	p.conn = conn
 	if p.o.mode == "proxy" {
 		if err := p.step("proxy", func() (string, error) {
 			return "the gateway was told the name", sayName(conn, p.tls.ServerName)
@@ -313,6 +333,7 @@ func (p *prober) handshake(ctx context.Context, conn net.Conn) error {
 		return err
 	}
 	state, wait := tc.ConnectionState(), acceptance(start)
+	defer func() { _ = tc.CloseWrite() }() // close_notify
 	return p.judge(&state, func() error {
 		_ = tc.SetReadDeadline(time.Now().Add(wait))
 		_, err := tc.Read(make([]byte, 1))

@@ -5,12 +5,14 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"culvert.dev/gateway"
 )
 
 // signals returns a context that the first SIGINT or SIGTERM ends, and a
 // channel that the second one closes. stop gives the signals back.
 func signals(parent context.Context) (ctx context.Context, stop func(), now <-chan struct{}) {
-	ctx, cancel := context.WithCancel(parent)
+	ctx, cancel := context.WithCancelCause(parent)
 	second := make(chan struct{})
 	got := make(chan os.Signal, 2)
 	signal.Notify(got, os.Interrupt, syscall.SIGTERM)
@@ -20,10 +22,13 @@ func signals(parent context.Context) (ctx context.Context, stop func(), now <-ch
 		defer close(ended)
 		for n := 0; n < 2; n++ {
 			select {
-			case <-got:
-				if n == 0 {
-					cancel()
-				} else {
+			case s := <-got:
+				switch {
+				case n == 0 && s == os.Interrupt:
+					cancel(gateway.ErrInterrupted)
+				case n == 0:
+					cancel(nil)
+				default:
 					close(second)
 				}
 			case <-quit:
@@ -35,6 +40,6 @@ func signals(parent context.Context) (ctx context.Context, stop func(), now <-ch
 		signal.Stop(got)
 		close(quit)
 		<-ended
-		cancel()
+		cancel(nil)
 	}, second
 }
