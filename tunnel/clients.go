@@ -32,6 +32,7 @@ type Client struct {
 	Tunnels Count // being dialed or standing
 
 	descriptors Count
+	held        Count // bytes that nobody reads
 
 	budget *Budget
 	site   *Client // of its /48; nil for IPv4, and for a /48
@@ -136,8 +137,8 @@ func (m *Clients) Idle() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range m.accounts {
-		if c.Open.Load() != 0 || c.Pending.Load() != 0 || c.Tunnels.Load() != 0 || c.descriptors.Load() != 0 {
-			return fmt.Errorf("%s has %d open, %d pending, %d tunnels, %d descriptors", c, c.Open.Load(), c.Pending.Load(), c.Tunnels.Load(), c.descriptors.Load())
+		if c.Open.Load() != 0 || c.Pending.Load() != 0 || c.Tunnels.Load() != 0 || c.descriptors.Load() != 0 || c.held.Load() != 0 {
+			return fmt.Errorf("%s has %d open, %d pending, %d tunnels, %d descriptors, %d bytes", c, c.Open.Load(), c.Pending.Load(), c.Tunnels.Load(), c.descriptors.Load(), c.held.Load())
 		}
 		if n := c.refs.Load(); n != 0 && c.prefix.Bits() != sitePrefix {
 			return fmt.Errorf("the account of %s is held %d times", c, n)
@@ -209,6 +210,13 @@ func (c *Client) AddTunnels(n int64) {
 func (c *Client) addDescriptors(n int64) {
 	for ; c != nil; c = c.site {
 		c.descriptors.n.Add(n)
+	}
+}
+
+// addHeld is AddOpen for bytes that nobody reads.
+func (c *Client) addHeld(n int64) {
+	for ; c != nil; c = c.site {
+		c.held.n.Add(n)
 	}
 }
 

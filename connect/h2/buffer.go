@@ -8,6 +8,7 @@ import "sync"
 type buffer struct {
 	first, last *chunk
 	size        int
+	held        int // bytes of memory
 }
 
 type chunk struct {
@@ -47,6 +48,7 @@ func (b *buffer) write(p []byte) {
 	for len(p) > 0 {
 		if b.last == nil || b.last.w == len(b.last.b) {
 			c := newChunk(len(p))
+			b.held += len(c.b)
 			if b.last == nil {
 				b.first = c
 			} else {
@@ -72,6 +74,7 @@ func (b *buffer) read(p []byte) int {
 			if b.first = c.next; b.first == nil {
 				b.last = nil
 			}
+			b.held -= len(c.b)
 			c.free()
 		}
 	}

@@ -40,6 +40,7 @@ func (k *client) Run(ctx context.Context) {
 		return
 	}
 	k.c = newConn(nc, k, true)
+	k.c.holding = tunnel.NewHolding(ctx, false)
 	k.since = clock()
 	k.c.input.begun.Store(true)
 	k.c.mu.Lock()
@@ -300,6 +301,7 @@ func (k *client) tick() {
 	if c.unsettled(now) {
 		return
 	}
+	c.replenish() // memory may be short no longer
 	ping, pong := int64(orElse(k.d.Ping, DefaultPing)), int64(orElse(k.d.Pong, DefaultPong))
 	heard := now - c.heard.Load()
 	switch {

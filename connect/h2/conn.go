@@ -31,6 +31,9 @@ const (
 	maxWindow    = 16 << 20
 	growth       = 16 << 20
 
+	// holdLittle is what a stream may have unread whatever the memory is like.
+	holdLittle = 2 << 10
+
 	maxFrame = 16 << 10 // bytes of a frame's payload, RFC 9113 section 4.2: what every peer takes
 	maxSend  = maxFrame // and what is sent in one, so that streams take turns often
 	maxList  = connect.MaxList
@@ -90,9 +93,12 @@ type conn struct {
 	err     error  // why the connection ended; nil before
 	meter   meter
 
-	credit  int // bytes the peer may still send
-	unacked int // bytes that came and that the peer was not told of
-	grown   int // bytes by which windows are larger than streamWindow
+	credit  int            // bytes the peer may still send
+	unacked int            // bytes that came and that the peer was not told of
+	grown   int            // bytes by which windows are larger than streamWindow
+	unread  int            // bytes that came and that nobody has read
+	holding tunnel.Holding // their memory
+	holds   int            // bytes of it
 
 	allowed   int  // bytes the peer takes
 	initial   int  // of them, per new stream
@@ -317,7 +323,7 @@ func (s *Stream) cut(err error) {
 	if !s.ended {
 		s.ended = true
 		s.readErr = err
-		s.in.drop()
+		s.c.discard(s)
 	}
 	if s.writeErr == nil {
 		s.writeErr = err
@@ -384,6 +390,62 @@ func (c *conn) justReset(id uint32) bool {
 	return false
 }
 
+// keep appends p to what s has unread. The caller holds mu.
+func (c *conn) keep(s *Stream, p []byte) {
+	c.unread += len(p)
+	c.holds -= s.in.held
+	s.in.write(p)
+	c.holds += s.in.held
+	c.holding.Set(c.holds)
+}
+
+// hand moves what s has unread to p. The caller holds mu.
+func (c *conn) hand(s *Stream, p []byte) int {
+	c.holds -= s.in.held
+	n := s.in.read(p)
+	c.holds += s.in.held
+	c.unread -= n
+	c.holding.Set(c.holds)
+	c.replenish()
+	return n
+}
+
+// discard forgets what s has unread. The caller holds mu.
+func (c *conn) discard(s *Stream) {
+	c.unread -= s.in.size
+	c.holds -= s.in.held
+	s.in.drop()
+	c.holding.Set(c.holds)
+}
+
+// replenish opens the connection's window again by what has come, whoever reads
+// it: streams that nobody reads are not to hold up the others, and their own
+// windows bound them. While memory is scarce, what is not read stays closed. The
+// caller holds mu.
+func (c *conn) replenish() {
+	give := c.unacked
+	if c.unread > 0 && c.holding.Scarce() {
+		give -= c.unread
+	}
+	if give < connWindow/8 {
+		return
+	}
+	c.unacked -= give
+	c.credit += give
+	_ = c.fw.WriteWindowUpdate(0, uint32(give))
+	c.work.Signal()
+}
+
+// overfull resets s where it is not read and its client has more than its share
+// of the memory for what is not read. The caller holds mu.
+func (c *conn) overfull(s *Stream) bool {
+	if !c.holding.Scarce() || s.in.size < holdLittle || c.holding.MayHold() == nil {
+		return false
+	}
+	c.reset(s, http2.ErrCodeEnhanceYourCalm)
+	return true
+}
+
 // took notes that n bytes of s were read. The caller holds mu.
 func (c *conn) took(s *Stream, n int) {
 	if s.ended {
@@ -409,7 +471,7 @@ func (c *conn) took(s *Stream, n int) {
 			rtt = unknownRTT
 		}
 		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) &&
-			s.window < maxWindow && c.grown+s.window <= growth
+			s.window < maxWindow && c.grown+s.window <= growth && !c.holding.Scarce()
 		s.taken, s.kept, s.began = 0, false, now
 		if grows {
 			c.grown += s.window

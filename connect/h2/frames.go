@@ -135,14 +135,8 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
 	if c.credit -= size; c.credit < 0 {
 		return protocolError(http2.ErrCodeFlowControl, "more DATA than the connection's window of %d bytes", connWindow)
 	}
-	// What bounds memory is the streams' windows: this one is opened again at
-	// once, so that streams nobody reads do not hold up the others.
-	if c.unacked += size; c.unacked >= connWindow/8 {
-		c.credit += c.unacked
-		_ = c.fw.WriteWindowUpdate(0, uint32(c.unacked))
-		c.unacked = 0
-		c.work.Signal()
-	}
+	c.unacked += size
+	c.replenish()
 	end := h.Flags.Has(http2.FlagDataEndStream)
 	if len(p) == 0 && !end {
 		if err := c.charge(costEmpty, "too many empty DATA frames"); err != nil {
@@ -173,7 +167,10 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
 	case s.sink != nil:
 		return s.sink.data(s, len(p), end)
 	case !s.closed:
-		s.in.write(p)
+		c.keep(s, p)
+		if c.overfull(s) {
+			return nil
+		}
 		c.took(s, size-len(p)) // nobody reads padding
 		s.canRead()
 	}

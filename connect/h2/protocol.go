@@ -165,6 +165,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	defer cancel()
 	s.ctx = ctx
 	s.c = newConn(c, s, false)
+	s.c.holding = tunnel.NewHolding(ctx, true)
 	// The Server closes c where it ends ctx. Others may not.
 	stop := context.AfterFunc(ctx, func() { s.c.fail(&connError{http2.ErrCodeNo, refuse(tunnel.Drain, "stopped")}) })
 	s.timer = time.AfterFunc(patient/3, s.tick)

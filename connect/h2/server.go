@@ -298,7 +298,7 @@ func (s *server) answer(st *Stream, r *connect.Refusal) {
 	// The line goes the way of any data, as the windows let it.
 	st.closed, st.finish, st.sink = true, true, nil
 	st.pending, st.answered = []byte(r.Body()), clock()
-	st.in.drop()
+	c.discard(st)
 	c.enlist(st)
 }
 
@@ -388,6 +388,7 @@ func (s *server) tick() {
 	if c.unsettled(now) {
 		return
 	}
+	c.replenish() // memory may be short no longer
 	heard := time.Duration(now - c.heard.Load())
 	next := patient / 3
 	switch {

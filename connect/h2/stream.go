@@ -107,7 +107,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 		case len(p) == 0:
 			return 0, nil
 		case s.in.size > 0:
-			n := s.in.read(p)
+			n := s.c.hand(s, p)
 			s.kept = s.kept || s.in.size <= s.window/4
 			s.c.took(s, n)
 			return n, nil
@@ -261,7 +261,7 @@ func (s *Stream) Abort() error {
 // shut is what Close and Abort have in common. The caller holds c.mu.
 func (s *Stream) shut() {
 	s.closed = true
-	s.in.drop()
+	s.c.discard(s)
 	s.readLimit.stop()
 	s.writeLimit.stop()
 	s.wake()
