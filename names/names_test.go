@@ -63,6 +63,8 @@ func source(t *testing.T) *Source {
 			{Name: "secret", Names: pattern("secret.example.com"), Exposed: true, ExposedTo: []string{"west"}, Endpoints: []registry.Endpoint{ep("10.1.7.1:443")}},
 			{Name: "empty", Names: pattern("empty.example.com"), Ports: []uint16{443}, Exposed: true, Headless: true, Named: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}},
 			{Name: "hollow", Names: pattern("hollow.example.com"), Exposed: true},
+			{Name: "private", ID: registry.ID{Cluster: "one", Namespace: "shop", Service: "private"}, Names: pattern("private.example.com"), Ports: []uint16{443}, Headless: true, Exported: true,
+				Named: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{hosted("10.1.8.1:443", "private-0")}},
 		},
 	}
 	reg := &registry.Registry{Mesh: registry.Mesh{Network: "east"}}
@@ -178,6 +180,27 @@ func ask(t *testing.T, src *Source, questions []question) {
 		src.Names().Answer(dns.Question{Name: q.name, Type: q.typ, View: q.view}, &a)
 		if got := said(&a); got != q.want {
 			t.Errorf("%s %s from %q:\n got %s\nwant %s", q.typ, q.name, q.view, got, q.want)
+		}
+	}
+}
+
+// A service that is not exposed has no record in DNS: by none of its names, from
+// wherever it is asked for, of whatever kind.
+func TestPrivateServicesAreNotAnswered(t *testing.T) {
+	src := source(t)
+	for _, name := range []string{
+		"private.example.com", "private.shop.svc.one.mesh.internal", "private.shop.svc.clusterset.local",
+		"private-0.private.shop.svc.one.mesh.internal", "private-0.one.private.shop.svc.clusterset.local", "10-1-8-1.private.shop.svc.one.mesh.internal",
+		"_web._tcp.private.example.com", "_web._tcp.private.shop.svc.one.mesh.internal", "_443._https.private.example.com",
+	} {
+		for _, view := range []string{"east", "west", ""} {
+			for _, typ := range []dns.Type{dns.TypeA, dns.TypeAAAA, dns.TypeTXT, dns.TypeHTTPS, dns.TypeSRV} {
+				var a dns.Answer
+				src.Names().Answer(dns.Question{Name: name, Type: typ, View: view, From: netip.MustParseAddr("10.1.5.9")}, &a)
+				if got := said(&a); got != "absent " && got != "above " {
+					t.Errorf("%s %s from %q: %s, want nothing", typ, name, view, got)
+				}
+			}
 		}
 	}
 }

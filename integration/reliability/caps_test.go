@@ -39,7 +39,7 @@ func TestPreambleCaps(t *testing.T) {
 		raw  []byte
 		code int
 	}{
-		{"hello of 69,632 bytes", records(body(69632), 16<<10), passes},
+		{"hello of 65,536 bytes", records(body(65536), 16<<10), passes},
 		{"hello of 69,633 bytes", records(body(69633), 16<<10), 47},
 		{"hello in 4,096 records", records(body(4092), 1), passes},
 		{"hello in 4,097 records", records(body(4093), 1), 47},
