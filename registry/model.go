@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -173,6 +174,7 @@ type Hop struct {
 	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
 
 	Password Secret // of User
+	Insecure bool   // Token or Password may go there without TLS
 
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret // PEM, of Certificate
@@ -188,6 +190,38 @@ type Hop struct {
 	// of its SPIFFE id. It takes the place of Roots where Peers and Behind are of
 	// several trust domains.
 	Trust map[string]string
+}
+
+// InClear returns the first address of h to which what is said goes without TLS,
+// and whether there is one. Where h is the first hop, loopback is none: nothing
+// of that leaves the host.
+func (h *Hop) InClear(first bool) (to string, ok bool) {
+	for _, to := range h.To {
+		hostport := to
+		switch h.Proto {
+		case "hbone", "connect-h3":
+			continue
+		case "connect", "connect-h2":
+			if strings.HasPrefix(to, "https://") {
+				continue
+			}
+		case "websocket":
+			if strings.HasPrefix(to, "wss://") {
+				continue
+			}
+			hostport, _, _ = strings.Cut(strings.TrimPrefix(to, "ws://"), "/")
+		}
+		host, _, err := net.SplitHostPort(hostport)
+		if err != nil {
+			host = hostport
+		}
+		addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
+		if first && (host == "localhost" || err == nil && addr.Unmap().IsLoopback()) {
+			continue
+		}
+		return to, true
+	}
+	return "", false
 }
 
 // A Secret does not print itself.

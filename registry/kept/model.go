@@ -83,16 +83,16 @@ type endpoint struct {
 }
 
 type hop struct {
-	Proto       string   `json:"proto,omitempty"`
-	To          []string `json:"to,omitempty"`
-	User        string   `json:"user,omitempty"`
-	Roots       string   `json:"roots,omitempty"`
-	HTTP2       bool     `json:"http2,omitempty"`
-	Certificate string   `json:"certificate,omitempty"`
-	Peers       []string `json:"peers,omitempty"`
-	Behind      []string `json:"behind,omitempty"`
-
-	Trust map[string]string `json:"trust,omitempty"`
+	Proto       string            `json:"proto,omitempty"`
+	To          []string          `json:"to,omitempty"`
+	User        string            `json:"user,omitempty"`
+	Roots       string            `json:"roots,omitempty"`
+	HTTP2       bool              `json:"http2,omitempty"`
+	Certificate string            `json:"certificate,omitempty"`
+	Peers       []string          `json:"peers,omitempty"`
+	Behind      []string          `json:"behind,omitempty"`
+	Trust       map[string]string `json:"trust,omitempty"`
+	Insecure    bool              `json:"insecure,omitempty"`
 }
 
 type backendTLS struct {
@@ -164,11 +164,11 @@ func (g *gateway) registry() registry.Gateway {
 }
 
 func ofHop(h *registry.Hop) hop {
-	return hop{h.Proto, h.To, h.User, h.Roots, h.HTTP2, h.Certificate, h.Peers, h.Behind, h.Trust}
+	return hop{h.Proto, h.To, h.User, h.Roots, h.HTTP2, h.Certificate, h.Peers, h.Behind, h.Trust, h.Insecure}
 }
 
 func (h *hop) registry() registry.Hop {
-	return registry.Hop{Proto: h.Proto, To: h.To, User: h.User, Roots: h.Roots, HTTP2: h.HTTP2, Certificate: h.Certificate, Peers: h.Peers, Behind: h.Behind, Trust: h.Trust}
+	return registry.Hop{Proto: h.Proto, To: h.To, User: h.User, Roots: h.Roots, HTTP2: h.HTTP2, Certificate: h.Certificate, Peers: h.Peers, Behind: h.Behind, Trust: h.Trust, Insecure: h.Insecure}
 }
 
 // ofService returns s without its endpoints.
