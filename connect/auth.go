@@ -6,6 +6,8 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
+	"net/netip"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -16,44 +18,76 @@ import (
 // An Authenticator checks the credentials of a Proxy-Authorization field
 // (RFC 9110 section 11.7).
 //
-// Authenticate gets the scheme in lower case and the rest of the field as
-// sent. It answers false for a scheme it does not know, and must not take a
-// different time for an unknown user than for a wrong password. It must not
-// keep or log the credentials.
+// Authenticate returns ErrCredentials for what it does not accept, and a
+// *tunnel.Error where it has not looked: of Overload, where it has too much to
+// do. It must not take a different time for an unknown user than for a wrong
+// password, and must not keep or log the credentials. It ends when ctx does.
 //
 // Challenges returns the value of each Proxy-Authenticate field of a 407, the
 // same for every request.
 type Authenticator interface {
-	Authenticate(ctx context.Context, scheme, credentials string) (tunnel.Peer, bool)
+	Authenticate(ctx context.Context, c Credentials) (tunnel.Peer, error)
 	Challenges() []string
+}
+
+// Credentials are what a client shows.
+type Credentials struct {
+	Scheme string     // in lower case
+	Value  string     // the rest of the field, as sent
+	From   netip.Addr // the client's address
+}
+
+// ErrCredentials is the refusal of credentials that are wrong. What a server
+// says of them has it inside.
+var ErrCredentials = errors.New("the credentials are not accepted")
+
+// Authenticate has a judge the value of a field with credentials, of which n
+// were sent, for req, and says there who asks. Its errors are *tunnel.Error.
+func Authenticate(ctx context.Context, a Authenticator, req *tunnel.Request, sent string, n int) error {
+	tunnel.WillWait(ctx) // a password is hashed on purpose slowly
+	scheme, value, _ := strings.Cut(sent, " ")
+	peer, err := a.Authenticate(ctx, Credentials{strings.ToLower(scheme), strings.TrimLeft(value, " "), req.Source.Addr()})
+	switch refused := (*tunnel.Error)(nil); {
+	case err == nil:
+		req.Peer = peer
+		return nil
+	case errors.As(err, &refused):
+		return err
+	case n == 0:
+		return tunnel.Refusef(tunnel.NoAuth, "no credentials")
+	}
+	return &tunnel.Error{Reason: tunnel.NoAuth, Err: err}
 }
 
 const realm = `realm="culvert"`
 
 // BasicAuth checks user names and passwords (RFC 7617).
 type BasicAuth struct {
-	// Verify reports whether the password is the user's. It has to do the
-	// same work for a user that does not exist: see Passwords. Nil refuses
-	// everybody.
-	Verify func(user, password string) bool
+	// Verify returns nil if the password is that of the user, and an error of
+	// Authenticate if not. It has to do the same work for a user that does not
+	// exist: see Passwords. A nil Verify refuses everybody.
+	Verify func(ctx context.Context, from netip.Addr, user, password string) error
 }
 
 // Authenticate implements Authenticator. The Peer's ID is the user name.
-func (a *BasicAuth) Authenticate(_ context.Context, scheme, credentials string) (tunnel.Peer, bool) {
-	if scheme != "basic" || a.Verify == nil {
-		return tunnel.Peer{}, false
+func (a *BasicAuth) Authenticate(ctx context.Context, c Credentials) (tunnel.Peer, error) {
+	if c.Scheme != "basic" || a.Verify == nil {
+		return tunnel.Peer{}, ErrCredentials
 	}
-	raw, err := base64.StdEncoding.DecodeString(credentials)
+	raw, err := base64.StdEncoding.DecodeString(c.Value)
 	if err != nil || !utf8.Valid(raw) {
-		return tunnel.Peer{}, false
+		return tunnel.Peer{}, ErrCredentials
 	}
 	user, password, ok := strings.Cut(string(raw), ":")
 	// RFC 7617 section 2 bars control characters, and an ID ends up in logs.
-	if !ok || strings.ContainsFunc(string(raw), unicode.IsControl) || !a.Verify(user, password) || user == "" {
-		return tunnel.Peer{}, false
+	if !ok || user == "" || strings.ContainsFunc(string(raw), unicode.IsControl) {
+		return tunnel.Peer{}, ErrCredentials
+	}
+	if err := a.Verify(ctx, c.From, user, password); err != nil {
+		return tunnel.Peer{}, err
 	}
 	// The clone lets the password go.
-	return tunnel.Peer{ID: strings.Clone(user), Method: "basic"}, true
+	return tunnel.Peer{ID: strings.Clone(user), Method: "basic"}, nil
 }
 
 // Challenges implements Authenticator.
@@ -67,15 +101,15 @@ type Bearer struct {
 }
 
 // Authenticate implements Authenticator. The Peer's ID is what Verify said.
-func (a *Bearer) Authenticate(_ context.Context, scheme, credentials string) (tunnel.Peer, bool) {
-	if scheme != "bearer" || credentials == "" || a.Verify == nil {
-		return tunnel.Peer{}, false
+func (a *Bearer) Authenticate(_ context.Context, c Credentials) (tunnel.Peer, error) {
+	if c.Scheme != "bearer" || c.Value == "" || a.Verify == nil {
+		return tunnel.Peer{}, ErrCredentials
 	}
-	id, ok := a.Verify(credentials)
+	id, ok := a.Verify(c.Value)
 	if !ok {
-		return tunnel.Peer{}, false
+		return tunnel.Peer{}, ErrCredentials
 	}
-	return tunnel.Peer{ID: id, Method: "bearer"}, true
+	return tunnel.Peer{ID: id, Method: "bearer"}, nil
 }
 
 // Challenges implements Authenticator.
@@ -86,13 +120,18 @@ func (*Bearer) Challenges() []string { return []string{"Bearer " + realm} }
 type AnyOf []Authenticator
 
 // Authenticate implements Authenticator.
-func (a AnyOf) Authenticate(ctx context.Context, scheme, credentials string) (tunnel.Peer, bool) {
+func (a AnyOf) Authenticate(ctx context.Context, c Credentials) (tunnel.Peer, error) {
+	refused := ErrCredentials
 	for _, one := range a {
-		if p, ok := one.Authenticate(ctx, scheme, credentials); ok {
-			return p, true
+		p, err := one.Authenticate(ctx, c)
+		if err == nil {
+			return p, nil
+		}
+		if err != ErrCredentials {
+			refused = err // it has not looked
 		}
 	}
-	return tunnel.Peer{}, false
+	return tunnel.Peer{}, refused
 }
 
 // Challenges implements Authenticator.
@@ -109,41 +148,55 @@ func (a AnyOf) Challenges() []string {
 // whether a user exists nor how much of a password was right. The passwords
 // are kept as SHA-256 digests, which suits generated secrets; for what people
 // choose, write a Verify with a slow hash.
-func Passwords(users map[string]string) func(user, password string) bool {
+func Passwords(users map[string]string) func(ctx context.Context, from netip.Addr, user, password string) error {
 	set := make([][sha256.Size]byte, 0, len(users))
 	for user, password := range users {
 		set = append(set, digest(user, password))
 	}
-	return func(user, password string) bool {
-		d, found := digest(user, password), 0
-		for i := range set {
-			found |= subtle.ConstantTimeCompare(set[i][:], d[:])
+	return func(_ context.Context, _ netip.Addr, user, password string) error {
+		d := digest(user, password)
+		if find(set, &d) < 0 {
+			return ErrCredentials
 		}
-		return found == 1
+		return nil
 	}
 }
 
 // Tokens returns a Bearer.Verify for a fixed set: whose token is what, by id.
 // It compares as Passwords does.
 func Tokens(tokens map[string]string) func(token string) (id string, ok bool) {
-	type entry struct {
-		id     string
-		digest [sha256.Size]byte
-	}
-	set := make([]entry, 0, len(tokens))
+	digests := make(map[[sha256.Size]byte]string, len(tokens))
 	for id, token := range tokens {
-		set = append(set, entry{id, digest("", token)})
+		digests[sha256.Sum256([]byte(token))] = id
+	}
+	return TokenDigests(digests)
+}
+
+// TokenDigests is Tokens for tokens of which only the SHA-256 is known: ids by
+// digest.
+func TokenDigests(digests map[[sha256.Size]byte]string) func(token string) (id string, ok bool) {
+	set, ids := make([][sha256.Size]byte, 0, len(digests)), make([]string, 0, len(digests))
+	for digest, id := range digests {
+		set, ids = append(set, digest), append(ids, id)
 	}
 	return func(token string) (string, bool) {
-		d, found := digest("", token), -1
-		for i := range set {
-			found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(set[i].digest[:], d[:]), i, found)
-		}
-		if found < 0 {
+		d := sha256.Sum256([]byte(token))
+		i := find(set, &d)
+		if i < 0 {
 			return "", false
 		}
-		return set[found].id, true
+		return ids[i], true
 	}
+}
+
+// find returns where d is in set, -1 if nowhere. It looks at every element, and
+// at all bytes of each, whatever it finds: its time says nothing of either.
+func find(set [][sha256.Size]byte, d *[sha256.Size]byte) int {
+	found := -1
+	for i := range set {
+		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(set[i][:], d[:]), i, found)
+	}
+	return found
 }
 
 // digest is one value for a pair; the length in front keeps ("a", "b:c")

@@ -2,6 +2,10 @@ package connect
 
 import (
 	"encoding/base64"
+	"fmt"
+	"go/ast"
+	goparser "go/parser"
+	"go/token"
 	"strings"
 	"testing"
 
@@ -105,5 +109,56 @@ func TestTwoCredentials(t *testing.T) {
 	got := exchange(t, g.addr, "CONNECT a.test:1 HTTP/1.0\r\nProxy-Authorization: Bearer a\r\nproxy-authorization: Bearer a\r\n\r\n")
 	if want := refusal("400 Bad Request", "http_request_error", tunnel.BadRequest, "2 Proxy-Authorization fields"); got != want {
 		t.Errorf("got answer %q, want %q", got, want)
+	}
+}
+
+// Secrets are compared in constant time, by construction: what looks for one in a
+// set is a loop without an end of its own, whose only calls are of crypto/subtle.
+func TestComparisonsAreConstantTime(t *testing.T) {
+	f, err := goparser.ParseFile(token.NewFileSet(), "auth.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	users := map[string]bool{}
+	for _, d := range f.Decls {
+		fn, ok := d.(*ast.FuncDecl)
+		if !ok {
+			continue
+		}
+		ast.Inspect(fn, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if id, ok := call.Fun.(*ast.Ident); ok && id.Name == "find" {
+				users[fn.Name.Name] = true
+			}
+			return true
+		})
+		if fn.Name.Name != "find" {
+			continue
+		}
+		loops := 0
+		ast.Inspect(fn.Body, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.RangeStmt:
+				loops++
+			case *ast.IfStmt, *ast.SwitchStmt, *ast.BranchStmt:
+				t.Errorf("find has a %T: how long it takes depends on what it finds", n)
+			case *ast.CallExpr:
+				if sel, ok := n.Fun.(*ast.SelectorExpr); !ok || fmt.Sprint(sel.X) != "subtle" {
+					t.Error("find calls what is not of crypto/subtle")
+				}
+			case *ast.BinaryExpr:
+				t.Errorf("find compares by %s", n.Op)
+			}
+			return true
+		})
+		if last, ok := fn.Body.List[len(fn.Body.List)-1].(*ast.ReturnStmt); !ok || len(fn.Body.List) != 3 || loops != 1 || last == nil {
+			t.Error("find is not a start, a loop and a return")
+		}
+	}
+	if !users["Passwords"] || !users["TokenDigests"] || len(users) != 2 {
+		t.Errorf("find is called by %v, want Passwords and TokenDigests", users)
 	}
 }

@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"net/http"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -19,6 +20,7 @@ const (
 	CostRefused = 0.25 // what is kept of it when the request is refused, and the client waits for that
 	CostKiB     = 1    // each whole one of a header list as it was sent; given back when the request is accepted
 	CostReset   = 2    // a reset stream, whoever reset it: CVE-2023-44487, CVE-2025-8671; nothing where it was accepted, and has cost its client a tunnel
+	CostGuess   = 50   // credentials that are wrong: to check a password takes long on purpose, and to send one does not
 	CostEmpty   = 5    // data without a byte: CVE-2019-9518
 )
 
@@ -65,8 +67,13 @@ func (p *Purse) Ask() bool {
 // Accepted, Refused and GaveUp say what became of a request: the peer said yes,
 // or no, or was not waited for.
 func (p *Purse) Accepted() { p.m.GiveBack(CostRequest) }
-func (p *Purse) Refused()  { p.m.GiveBack(CostRequest - CostRefused) }
-func (p *Purse) GaveUp()   { p.m.Spend(CostReset) }
+func (p *Purse) Refused(status int) {
+	p.m.GiveBack(CostRequest - CostRefused)
+	if status == http.StatusUnauthorized || status == http.StatusProxyAuthRequired {
+		p.m.Spend(CostGuess) // the credentials are wrong, for all that the peer says
+	}
+}
+func (p *Purse) GaveUp() { p.m.Spend(CostReset) }
 
 // Empty is the refusal of a request that was not made because of it.
 func (p *Purse) Empty(proxy string) error {

@@ -164,16 +164,9 @@ func (p *Protocol) admit(ctx context.Context, req *tunnel.Request, target string
 		return nil, badRequest("%d Proxy-Authorization fields", n)
 	}
 	if p.Auth != nil {
-		tunnel.WillWait(ctx) // a password is hashed on purpose slowly
-		scheme, credentials, _ := strings.Cut(sent, " ")
-		peer, ok := p.Auth.Authenticate(ctx, strings.ToLower(scheme), strings.TrimLeft(credentials, " "))
-		if !ok && n == 0 {
-			return nil, tunnel.Refusef(tunnel.NoAuth, "connect: no credentials")
+		if err := Authenticate(ctx, p.Auth, req, sent, n); err != nil {
+			return nil, tunnel.Refusef(tunnel.ReasonOf(err), "connect: %w", err)
 		}
-		if !ok {
-			return nil, tunnel.Refusef(tunnel.NoAuth, "connect: the credentials are not accepted")
-		}
-		req.Peer = peer
 	}
 	to, err := ParseAuthority(target)
 	if err != nil {

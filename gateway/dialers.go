@@ -159,7 +159,7 @@ func (d *Dialers) forget() { d.keep = d.keep[max(0, len(d.keep)-2*maxMade):] }
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %q %q %q %t;", h.Proto, h.To, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.Trust, h.HTTP2)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %q %q %q %t %t;", h.Proto, h.To, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.Trust, h.HTTP2, h.Insecure)
 	}
 	return b.String()
 }
@@ -172,6 +172,11 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		credentials = connect.BearerCredentials(string(h.Token))
 	case h.User != "":
 		credentials = connect.BasicCredentials(h.User, string(h.Password))
+	}
+	if credentials != "" && !h.Insecure {
+		if to, clear := h.InClear(way == tunnel.Dialer((*first)(d))); clear {
+			return nil, fmt.Errorf("gateway: the credentials for %q would go there unencrypted, and it is not said to be insecure", to)
+		}
 	}
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
 	if h.Roots != "" {

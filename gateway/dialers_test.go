@@ -361,12 +361,15 @@ func TestWaysAreShared(t *testing.T) {
 	}
 	token, user := byConnect("a.test:1", "b.test:1"), byConnect("a.test:1", "b.test:1")
 	token.Token, user.User, user.Password = "t0ken", "alice", "secret"
+	token.Insecure, user.Insecure = true, true
 	for _, other := range [][]registry.Hop{{byConnect("a.test:1")}, {byConnect("a.test:1"), byConnect("b.test:1")}, {byWebSocket("a.test:1", "b.test:1")}, {token}, {user}} {
 		if way(other...) == a {
 			t.Errorf("%+v is the same way as two alternatives by CONNECT", other)
 		}
 	}
-	for _, bad := range [][]registry.Hop{{{Proto: "carrier pigeon", To: []string{"a.test:1"}}}, {{Proto: "connect"}}, {{Proto: "websocket", To: []string{"http://a.test/"}}}, {{Proto: "connect", To: []string{"https://a.test:1"}, Roots: "x"}}} {
+	bare := token
+	bare.Insecure = false
+	for _, bad := range [][]registry.Hop{{bare}, {{Proto: "carrier pigeon", To: []string{"a.test:1"}}}, {{Proto: "connect"}}, {{Proto: "websocket", To: []string{"http://a.test/"}}}, {{Proto: "connect", To: []string{"https://a.test:1"}, Roots: "x"}}} {
 		if _, err := d.way(bad); err == nil || strings.Contains(err.Error(), "t0ken") {
 			t.Errorf("%+v: got %v, want an error", bad, err)
 		}

@@ -15,13 +15,13 @@ import (
 )
 
 func bySOCKS(to ...string) registry.Hop {
-	return registry.Hop{Proto: "socks5", To: to, User: "alice", Password: "secret"}
+	return registry.Hop{Proto: "socks5", To: to, User: "alice", Password: "secret", Insecure: true}
 }
 
 // startSOCKS runs a gateway that speaks nothing but SOCKS5, to alice.
 func startSOCKS(t *testing.T, name string, services ...*registry.Service) (addr string) {
 	t.Helper()
-	return startWith(t, name, []tunnel.Protocol{&socks5.Protocol{Verify: func(user, password string) bool { return user == "alice" && password == "secret" }}}, services...)
+	return startWith(t, name, []tunnel.Protocol{&socks5.Protocol{Verify: connect.Passwords(map[string]string{"alice": "secret"})}}, services...)
 }
 
 // leadsTo is a service that a hop in the middle asks for: another gateway.

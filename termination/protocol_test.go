@@ -236,7 +236,7 @@ func TestBadInput(t *testing.T) {
 			_ = c.(*net.TCPConn).CloseWrite()
 			heard, _ := io.ReadAll(c)
 			var alert byte
-			if n := len(heard); n >= 7 && heard[n-7] == 21 {
+			if n := len(heard); n >= 7 && heard[n-7] == 21 && heard[n-6] == 3 && heard[n-4] == 0 && heard[n-3] == 2 {
 				alert = heard[n-1]
 			}
 			if alert != tt.alert {

@@ -166,7 +166,7 @@ func (k *client) settle(got *Head, err error) {
 	case got.Status/100 == 2:
 		k.purse.Accepted()
 	case got.Status/100 != 1:
-		k.purse.Refused()
+		k.purse.Refused(got.Status)
 	}
 }
 

@@ -48,6 +48,10 @@ func TestFloods(t *testing.T) {
 		}},
 		{"malformed requests", nil, func(r *raw) error { id += 2; return r.connect(id, "svc:1", ":path", "/") }},
 		{"requests that are refused", nil, func(r *raw) error { id += 2; return r.connect(id, "nobody:1") }},
+		{"passwords that are guessed", nil, func(r *raw) error {
+			id += 2
+			return r.connect(id, "svc:1", "proxy-authorization", "Bearer guess")
+		}},
 		{"requests over the limit of streams", nil, func(r *raw) error { id += 2; return r.connect(id, "svc:1") }},
 		{"HPACK bomb", func(r *raw) {
 			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: plant, EndHeaders: true})
@@ -87,8 +91,12 @@ func TestFloods(t *testing.T) {
 			near, far := net.Pipe()
 			defer near.Close()
 			ended := make(chan error, 1)
+			p := new(Protocol)
+			if c.name == "passwords that are guessed" {
+				p.Auth = &connect.Bearer{Verify: connect.Tokens(map[string]string{"ci": "t0ken"})}
+			}
 			go func() {
-				ended <- new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+				ended <- p.ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
 					switch req.Host() {
 					case "svc":
 						_, _ = req.Accept()

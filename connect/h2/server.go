@@ -184,7 +184,16 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		s.begun()
 		r := s.refusal(head, nil, err)
 		s.refuse(st, &r)
+		var guessing error
+		if errors.Is(err, connect.ErrCredentials) {
+			s.c.mu.Lock()
+			guessing = s.c.charge(connect.CostGuess, "too many wrong credentials")
+			s.c.mu.Unlock()
+		}
 		s.told(req, err)
+		if guessing != nil {
+			s.c.fail(guessing)
+		}
 		return
 	}
 	req.Accept = func() (tunnel.Stream, error) {

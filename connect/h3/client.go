@@ -177,7 +177,7 @@ func (k *client) settle(answer *Head, err error) {
 	case answer == nil, answer.Status/100 == 2:
 		k.purse.Accepted()
 	default:
-		k.purse.Refused()
+		k.purse.Refused(answer.Status)
 	}
 }
 

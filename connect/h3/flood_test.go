@@ -32,6 +32,9 @@ func TestFloods(t *testing.T) {
 		{"requests of 12 KiB that are refused", nil, func(r *raw, _ *rawStream) error {
 			return r.try(headOf(":method", "CONNECT", ":authority", "nobody:1", "x", strings.Repeat("~", 9<<10)), false)
 		}},
+		{"passwords that are guessed", nil, func(r *raw, _ *rawStream) error {
+			return r.try(headOf(":method", "CONNECT", ":authority", "svc:1", "proxy-authorization", "Bearer guess"), false)
+		}},
 		{"streams of unknown types", nil, func(r *raw, _ *rawStream) error {
 			s, err := r.openUni()
 			if err == nil {
@@ -49,7 +52,11 @@ func TestFloods(t *testing.T) {
 		{"unknown frames before a request", func(r *raw) *rawStream { return r.open(nil) }, func(_ *raw, s *rawStream) error { _, err := s.qs.Write(varints(0x21, 0)); return err }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := serve(t, tunneltest.Table{"svc:1": testnet.Discard(t).Addr()}, &Server{})
+			server := &Server{}
+			if c.name == "passwords that are guessed" {
+				server.Auth = &connect.Bearer{Verify: connect.Tokens(map[string]string{"ci": "t0ken"})}
+			}
+			g := serve(t, tunneltest.Table{"svc:1": testnet.Discard(t).Addr()}, server)
 			r := rawClient(t, g.addr)
 			control := r.begin()
 			var s *rawStream
@@ -77,6 +84,8 @@ func TestFloods(t *testing.T) {
 				most = int(float64(most) / connect.CostRefused) // the answer may be first
 			case "requests of 12 KiB that are refused":
 				most /= 10
+			case "passwords that are guessed":
+				most = most/connect.CostGuess + DefaultStreams // as many may be under way
 			}
 			if n := len(g.Outcomes()); n > most {
 				t.Errorf("%d requests got through, want at most %d", n, most)

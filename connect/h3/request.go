@@ -149,6 +149,9 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 	if err != nil {
 		k.answer(st, req, nil, err)
 		k.c.giveBack(connect.CostRequest - connect.CostRefused)
+		if errors.Is(err, connect.ErrCredentials) {
+			k.fail(k.c.charge(connect.CostGuess, "wrong credentials"))
+		}
 		return
 	}
 	req.Accept = func() (tunnel.Stream, error) { return k.accept(st, list, cost) }

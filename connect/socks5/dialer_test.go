@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +17,7 @@ import (
 )
 
 func TestDialer(t *testing.T) {
-	for name, verify := range map[string]func(string, string) bool{"open": nil, "password": onlyAlice} {
+	for name, verify := range map[string]func(context.Context, netip.Addr, string, string) error{"open": nil, "password": onlyAlice} {
 		t.Run(name, func(t *testing.T) {
 			tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
 				g := serve(t, tunneltest.Table{"svc.test:443": backend.Addr().String(), "down.test:443": testnet.ClosedPort(t)}, &Protocol{Verify: verify})

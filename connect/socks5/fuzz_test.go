@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 
 	"culvert.dev/internal/testnet"
@@ -134,7 +135,7 @@ func run(t *testing.T, in []byte, cut int, verify bool) (r result) {
 	conn := &script{in: [][]byte{bytes.Clone(in[:cut]), bytes.Clone(in[cut:])}}
 	p := &Protocol{}
 	if verify {
-		p.Verify = func(user, password string) bool { return true } // a wrong one waits
+		p.Verify = func(context.Context, netip.Addr, string, string) error { return nil } // a wrong one waits
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // so that nothing waits

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -32,12 +33,13 @@ const (
 type Protocol struct {
 	// Verify, if set, has to accept the user name and password of every
 	// client (RFC 1929), before it is heard where it wants to go; a client
-	// that does not offer them is refused. It has to do the same work for a
+	// that does not offer them is refused. It returns nil if they are right, and
+	// a *tunnel.Error where it has not looked. It has to do the same work for a
 	// user that does not exist, and must not keep or log the password.
 	//
 	// Names and passwords are valid UTF-8 without control characters, and
 	// not empty: Verify sees no others.
-	Verify func(user, password string) bool
+	Verify func(ctx context.Context, from netip.Addr, user, password string) error
 }
 
 var (
@@ -152,7 +154,7 @@ func (s *session) foreign(first byte) error {
 }
 
 // authenticate hears a user name and a password, RFC 1929.
-func (s *session) authenticate(ctx context.Context, verify func(user, password string) bool) error {
+func (s *session) authenticate(ctx context.Context, verify func(ctx context.Context, from netip.Addr, user, password string) error) error {
 	for {
 		user, password, n, err := parsePassword(s.c.Buffered())
 		if err == errMore {
@@ -165,12 +167,20 @@ func (s *session) authenticate(ctx context.Context, verify func(user, password s
 		tunnel.WillWait(ctx) // a password is hashed on purpose slowly, and a wrong one waits
 		if err == nil {
 			s.took(n)
-			if usable(user) && usable(password) && verify(user, password) {
+			wrong := errors.New("they are not usable")
+			if usable(user) && usable(password) {
+				wrong = verify(ctx, s.c.NewRequest("socks5").Source.Addr(), user, password)
+			}
+			if wrong == nil {
 				s.peer = tunnel.Peer{ID: user, Method: "basic"}
 				if err := s.say([]byte{versionAuth, 0}); err != nil {
 					return s.lost(err)
 				}
 				return nil
+			}
+			if refused := (*tunnel.Error)(nil); errors.As(wrong, &refused) {
+				s.c.Farewell([]byte{versionAuth, 1}) // at once: nothing was looked at
+				return tunnel.Refusef(refused.Reason, "socks5: %w", refused)
 			}
 			err = errors.New("the user name or the password is wrong")
 		}

@@ -37,7 +37,12 @@ func nameRequest(name string, port uint16) []byte {
 	return join([]byte{5, 1, 0, 3, byte(len(name))}, []byte(name), []byte{byte(port >> 8), byte(port)})
 }
 
-func onlyAlice(user, password string) bool { return user == "alice" && password == "secret" }
+func onlyAlice(_ context.Context, _ netip.Addr, user, password string) error {
+	if user == "alice" && password == "secret" {
+		return nil
+	}
+	return errors.New("wrong")
+}
 
 func TestProtocol(t *testing.T) {
 	svc := tunnel.MustParseName("svc.test")
@@ -57,7 +62,7 @@ func TestProtocol(t *testing.T) {
 	tunneltest.TestProtocol(t, &Protocol{Verify: onlyAlice},
 		tunneltest.Preamble{Title: "with a password", Bytes: join([]byte{5, 2, 0, 2}, password("alice", "secret"), askName), Name: svc, Port: 443},
 	)
-	all := func(string, string) bool { return true }
+	all := func(context.Context, netip.Addr, string, string) error { return nil }
 	tunneltest.TestProtocol(t, &Protocol{Verify: all}, tunneltest.Preamble{
 		Title: "with the longest name", Name: tunnel.MustParseName(longName), Port: 65535,
 		Bytes: join([]byte{5, 1, 2}, password("u", "p"), nameRequest(longName, 65535)),
@@ -143,7 +148,12 @@ func TestProtocolYesAfterTheDial(t *testing.T) {
 // Every field as long as it can be, in one segment and by bytes.
 func TestProtocolLongest(t *testing.T) {
 	user, secret := strings.Repeat("u", 255), strings.Repeat("p", 255)
-	verify := func(u, p string) bool { return u == user && p == secret }
+	verify := func(_ context.Context, _ netip.Addr, u, p string) error {
+		if u == user && p == secret {
+			return nil
+		}
+		return errors.New("wrong")
+	}
 	g := serve(t, tunneltest.Table{longName + ":65535": testnet.Echo(t).Addr()}, &Protocol{Verify: verify})
 	all := join([]byte{5, 255}, bytes.Repeat([]byte{2}, 255), password(user, secret), nameRequest(longName, 65535), []byte("early"))
 	for _, chunk := range []int{len(all), 1} {
@@ -203,9 +213,9 @@ func TestWrongPasswordTakesItsTime(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				asked := false
-				p := &Protocol{Verify: func(user, password string) bool {
+				p := &Protocol{Verify: func(ctx context.Context, from netip.Addr, user, password string) error {
 					asked = true
-					return onlyAlice(user, password)
+					return onlyAlice(ctx, from, user, password)
 				}}
 				near, far := net.Pipe()
 				start := time.Now()
@@ -275,5 +285,26 @@ func TestReplyFor(t *testing.T) {
 		if got := ReplyFor(row.err); got != row.want {
 			t.Errorf("%s: got %s, want %s", row.name, got, row.want)
 		}
+	}
+}
+
+// A password that was not looked at is refused at once, and not as a wrong one.
+func TestPasswordIsNotLookedAt(t *testing.T) {
+	var from netip.Addr
+	verify := func(_ context.Context, addr netip.Addr, _, _ string) error {
+		from = addr
+		return tunnel.Refusef(tunnel.Overload, "too many")
+	}
+	g := serve(t, tunneltest.Table{}, &Protocol{Verify: verify})
+	c := testnet.Connect(t, g.Addr)
+	start := time.Now()
+	_, _ = c.Write(join(greetPassword, password("alice", "secret"), askName))
+	got, _ := io.ReadAll(c)
+	if !bytes.Equal(got, []byte{5, 2, 1, 1}) || time.Since(start) >= minPenalty {
+		t.Errorf("heard % x after %v, want no at once", got, time.Since(start))
+	}
+	g.Reason(t, tunnel.Overload)
+	if from != netip.MustParseAddr("127.0.0.1") {
+		t.Errorf("asked for %s, want the client's address", from)
 	}
 }

@@ -149,16 +149,9 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 		return nil, bad("%d Authorization fields", n)
 	}
 	if p.Auth != nil {
-		tunnel.WillWait(ctx) // a password is hashed on purpose slowly
-		scheme, credentials, _ := strings.Cut(sent, " ")
-		peer, ok := p.Auth.Authenticate(ctx, strings.ToLower(scheme), strings.TrimLeft(credentials, " "))
-		switch {
-		case !ok && n == 0:
-			return nil, tunnel.Refusef(tunnel.NoAuth, "ws: no credentials")
-		case !ok:
-			return nil, tunnel.Refusef(tunnel.NoAuth, "ws: the credentials are not accepted")
+		if err := connect.Authenticate(ctx, p.Auth, req, sent, n); err != nil {
+			return nil, tunnel.Refusef(tunnel.ReasonOf(err), "ws: %w", err)
 		}
-		req.Peer = peer
 	}
 	path := p.Path
 	if path == "" {

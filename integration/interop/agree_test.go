@@ -125,6 +125,7 @@ networks:
 listeners:
   - address: %[1]s
   - address: %[2]s
+    protocols: [sni, connect, connect-h2]
     auth: {usersFile: users.txt}
   - address: %[3]s
     service: svc.example.test:443
@@ -200,6 +201,7 @@ func TestExplainAsAUser(t *testing.T) {
 	config := w.write(t, "culvert.yaml", `
 listeners:
   - address: 127.0.0.1:8443
+    protocols: [sni, connect, connect-h2]
     auth: {usersFile: users.txt}
 services:
   - {name: svc.example.test, endpoints: ["127.0.0.1:1"]}

@@ -187,7 +187,7 @@ func TestSecretsAreNotRepeated(t *testing.T) {
 	b := testnet.Echo(t)
 	g := start(t, options{
 		Services: service("echo.test", b.Addr()),
-		Listener: fmt.Sprintf(", auth: {tokensFile: %s, users: {alice: \"$2a$04$EI5jXTvnLf0z8JQnHUY4EuRtWKUVsuDUF6Gtch6jPVoTrfLKqsvAK\"}}", tokens),
+		Listener: fmt.Sprintf(", protocols: [sni, connect, connect-h2], auth: {tokensFile: %s, users: {alice: \"$2a$04$EI5jXTvnLf0z8JQnHUY4EuRtWKUVsuDUF6Gtch6jPVoTrfLKqsvAK\"}}", tokens),
 	})
 	basic := func(user, password string) string {
 		return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))

@@ -88,7 +88,7 @@ func TestReadAgainFilesOfHops(t *testing.T) {
 		}
 	}
 	const text = "services:\n- name: a.example\n  endpoints: [10.0.0.1:1]\n- name: b.example\n  endpoints: [10.0.0.2:1]\n" +
-		"- name: c.example\n  ports: [1]\n  via: [{connect: \"gw.example:1\", tokenFile: token}]\n"
+		"- name: c.example\n  ports: [1]\n  via: [{connect: \"https://gw.example:1\", tokenFile: token}]\n"
 	write("token", "first")
 	write("culvert.yaml", text)
 	path := filepath.Join(dir, "culvert.yaml")

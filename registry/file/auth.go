@@ -114,6 +114,7 @@ func (d *decoder) readFiles(path string, data []byte) {
 			if why := writable(path); why != "" {
 				d.errorf(at.auth, "chmod go-w it, as it has credentials in it", "%q %s", path, why)
 			}
+			d.warnFile(at.auth, path)
 		}
 		for _, f := range []struct {
 			node *yaml.Node
@@ -143,8 +144,10 @@ func (d *decoder) readFiles(path string, data []byte) {
 				d.errorf(f.node, "chmod go-w it", "%q %s", *f.name, why)
 				continue
 			}
+			d.warnFile(f.node, *f.name)
 			d.lines(*f.name, content, func(line string, complain func(hint, msg string)) { f.line(auth, line, complain) })
 		}
+		d.warnCheap(at.auth, auth)
 		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens) == 0 {
 			d.errorf(at.auth, "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
 		}
@@ -213,6 +216,45 @@ func writable(path string) string {
 		return "may be written by others (mode " + mode.String() + ")"
 	}
 	return ""
+}
+
+// warnReadable is warnFile for a file that n names, relative to the one at path.
+func (d *decoder) warnReadable(path string, n *yaml.Node) {
+	if n == nil || n.Kind != yaml.ScalarNode || n.Value == "" {
+		return
+	}
+	name := n.Value
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(filepath.Dir(path), name)
+	}
+	d.warnFile(n, name)
+}
+
+// warnFile warns of a file with secrets that everybody on this host may read.
+func (d *decoder) warnFile(n *yaml.Node, name string) {
+	info, err := os.Stat(name)
+	if err != nil || runtime.GOOS == "windows" { // its mode bits say nothing of this
+		return
+	}
+	if mode := info.Mode().Perm(); mode&0o004 != 0 {
+		d.warnf(n, "chmod o-r it", "%q may be read by everybody on this host (mode %s)", name, mode)
+	}
+}
+
+// leastCost is that of bcrypt below which a stolen hash is soon guessed.
+const leastCost = 10
+
+// warnCheap warns of hashes that are guessed too easily.
+func (d *decoder) warnCheap(n *yaml.Node, a *Auth) {
+	cheap := 0
+	for _, h := range a.Users {
+		if cost := int(h[4]-'0')*10 + int(h[5]-'0'); cost < leastCost { // as isBcrypt has seen
+			cheap++
+		}
+	}
+	if cheap > 0 {
+		d.warnf(n, "make them with: culvert config password NAME", "%d of %d users have a password hash of a cost below %d, which is soon guessed from a stolen file", cheap, len(a.Users), leastCost)
+	}
 }
 
 // sum digests contents so that no two lists of them have the same sum.

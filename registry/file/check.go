@@ -196,6 +196,11 @@ func (d *decoder) checkListeners() {
 			if at.auth != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
 				d.errorf(at.auth, "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
+			for _, open := range []string{"sni", "quic"} {
+				if at.auth != nil && slices.Contains(l.Protocols, open) && slices.ContainsFunc(l.spoken(), hasCredentials) {
+					d.warnf(at.protocols, "leave it out, or give it a listener of its own", "%s asks for no credentials: whoever can connect reaches services by it, in spite of auth", open)
+				}
+			}
 			if at.websocket != nil && !l.UDP() && !slices.Contains(l.spoken(), "websocket") {
 				d.errorf(at.websocket, "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
 			}

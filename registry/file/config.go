@@ -40,6 +40,9 @@ type Config struct {
 	DNS          *DNS          // nil means that nothing is answered by DNS
 	Kubernetes   *Kubernetes   // nil means that there is none
 
+	// Warnings are of what is no mistake, and hardly meant.
+	Warnings Errors
+
 	files   []string // every file that was read
 	sum     digest   // of what they contain
 	reading reading  // of the first of them
@@ -51,7 +54,7 @@ var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", 
 // A Listener is an address to accept connections at, or datagrams.
 type Listener struct {
 	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
-	Protocols []string    // of Protocols, in the clear; empty means the first three, with TLS none, and for UDP quic
+	Protocols []string    // of Protocols, in the clear; empty means the first three, with Auth without sni, with TLS none, and for UDP quic
 	TLS       *TLS        // that ends here; nil means that none does
 	Refusal   string      // of a TLS client: "alert" or "close"
 	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
@@ -196,6 +199,9 @@ func fixed(listeners []Listener) []Listener {
 	for i := range out {
 		if out[i].TLS != nil {
 			out[i].TLS = &TLS{Protocols: out[i].TLS.Protocols}
+		}
+		if out[i].Auth != nil {
+			out[i].Auth = &Auth{}
 		}
 	}
 	return out

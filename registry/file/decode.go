@@ -33,6 +33,15 @@ func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
 	})
 }
 
+// warnf notes what is no mistake, and hardly meant.
+func (d *decoder) warnf(n *yaml.Node, hint, format string, args ...any) {
+	if len(d.cfg.Warnings) < maxErrors {
+		d.cfg.Warnings = append(d.cfg.Warnings, &Error{
+			File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1), Msg: fmt.Sprintf(format, args...), Hint: hint,
+		})
+	}
+}
+
 // parse decodes and checks data.
 func parse(name string, data []byte) *decoder {
 	d, root := decode(name, data)

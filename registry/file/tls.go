@@ -55,6 +55,8 @@ func (l *Listener) Outer() []string {
 		return nil
 	case l.UDP():
 		return []string{"quic"}
+	case l.Auth != nil:
+		return Protocols[1:3] // TLS by name asks for no credentials
 	}
 	return Protocols[:3]
 }
@@ -344,6 +346,7 @@ func covers(c *x509.Certificate, name tunnel.Pattern) bool {
 func (d *decoder) pair(path string, at pairAt, all *[][]byte) (pair KeyPair, ok bool) {
 	pair.Certificate = string(d.content(path, at.certificate, "certificateFile", all))
 	pair.Key = registry.Secret(d.content(path, at.key, "keyFile", all))
+	d.warnReadable(path, at.key)
 	if pair.Certificate == "" || pair.Key == "" {
 		return pair, false
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -124,5 +125,72 @@ func TestViaHBONE(t *testing.T) {
 	}
 	if !reflect.DeepEqual(via, want) {
 		t.Errorf("via %+v, want %+v", via, want)
+	}
+}
+
+// What is no mistake and hardly meant is told of.
+func TestWarnings(t *testing.T) {
+	dir := private(t, "testdata/good")
+	write := func(name, text string, mode os.FileMode) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(filepath.Join(dir, name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const cheap, dear = "$2a$04$CwTycUXWue0Thq9StjUM0uJ8kd8a8e9Zb8xnJmPxFUHn0nNdJ9EPy", "$2a$10$XajjQvNhvvRt5GSeFk1xFeyqRrsxkhBkUiQeg0dt.wU1qD4aFDcga"
+	write("warn.yaml", `listeners:
+  - address: :1
+    protocols: [sni, connect]
+    auth: {usersFile: warn-users.txt}
+  - address: udp://:1
+    protocols: [quic]
+    tls: {certificateFile: gw.crt, keyFile: warn.key}
+    auth: {tokensFile: warn-tokens.txt}
+services:
+  - name: a.test
+    ports: [1]
+    via: [{connect: "https://gw.example.com:1", tokenFile: warn-token.txt}, {socks5: "gw.example.com:1", userFile: warn-user.txt, insecure: true}]
+`, 0o600)
+	key, err := os.ReadFile(filepath.Join(dir, "gw.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range []os.FileMode{0o644, 0o640} {
+		write("warn.key", string(key), mode)
+		write("warn-users.txt", "alice:"+cheap+"\nbob:"+dear+"\n", mode)
+		write("warn-tokens.txt", "ci:"+strings.Repeat("ab", 32)+"\n", mode)
+		write("warn-token.txt", "t0ken-of-this\n", mode)
+		write("warn-user.txt", "alice:hunter2\n", mode)
+		cfg, err := Load(filepath.Join(dir, "warn.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.ReplaceAll(cfg.Warnings.Error(), dir+"/", "")
+		want := []string{
+			"warn.yaml:3:16: sni asks for no credentials",
+			"warn.yaml:6:16: quic asks for no credentials",
+			"warn.yaml:4:11: 1 of 2 users have a password hash of a cost below 10",
+		}
+		n := len(want)
+		if mode == 0o644 && runtime.GOOS != "windows" {
+			for _, name := range []string{"warn.key", "warn-users.txt", "warn-tokens.txt", "warn-token.txt", "warn-user.txt"} {
+				want = append(want, `"`+name+`" may be read by everybody on this host (mode -rw-r--r--); chmod o-r it`)
+			}
+			n += 5
+		}
+		for _, w := range want {
+			if !strings.Contains(got, w) {
+				t.Errorf("mode %v: the warnings are\n%s\nwant %s", mode, got, w)
+			}
+		}
+		if len(cfg.Warnings) != n || strings.Contains(got, "hunter2") || strings.Contains(got, "$2a$") {
+			t.Errorf("mode %v: the warnings are\n%s\nwant %d of them, without secrets", mode, got, n)
+		}
+	}
+	if l := (&Listener{Auth: &Auth{}}); fmt.Sprint(l.Outer()) != "[connect connect-h2]" {
+		t.Errorf("a listener with auth that says nothing more speaks %s", l.Outer())
 	}
 }

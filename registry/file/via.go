@@ -81,6 +81,7 @@ func (d *decoder) hops(n *yaml.Node, to *[]registry.Hop) {
 		object(d, n, "a hop", hopFields, &(*to)[len(*to)-1])
 		d.checkHop(n)
 		d.checkPeers(n, &(*to)[len(*to)-1])
+		d.checkSecrets(n, &(*to)[len(*to)-1], len(*to) == 1)
 		if len(*to) > 1 && has(n, "connect-h3") {
 			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
 		}
@@ -141,6 +142,17 @@ func (d *decoder) checkHop(n *yaml.Node) {
 	}
 	if has(n, "certificateFile") != has(n, "keyFile") {
 		d.errorf(n, "give both", "certificateFile and keyFile belong together")
+	}
+}
+
+// checkSecrets finds credentials that would be sent in the clear. The first hop
+// is dialed from here.
+func (d *decoder) checkSecrets(n *yaml.Node, hop *registry.Hop, first bool) {
+	if n.Kind != yaml.MappingNode || hop.Insecure || !has(n, "tokenFile") && !has(n, "userFile") {
+		return
+	}
+	if to, clear := hop.InClear(first); clear {
+		d.errorf(valueOf(n, hop.Proto), "use TLS there, or add insecure: true to send them all the same", "the credentials for gateway %q would go there unencrypted", clip(to))
 	}
 }
 
@@ -235,6 +247,7 @@ var hopFields = []field[registry.Hop]{
 			return c
 		})
 	}},
+	{"insecure", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "insecure", &to.Insecure) }},
 	{"http2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "http2", &to.HTTP2) }},
 	{"certificateFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.certificate = n }},
 	{"keyFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.key = n }},
@@ -292,11 +305,13 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 			hop.Certificate, hop.Key = pair.Certificate, pair.Key
 		}
 		if at.userFile != nil {
+			d.warnReadable(path, at.userFile)
 			hop.User, hop.Password = d.userOf(at.userFile, d.content(path, at.userFile, "userFile", &all))
 		}
 		if at.tokenFile == nil {
 			continue
 		}
+		d.warnReadable(path, at.tokenFile)
 		token := strings.TrimSpace(string(d.content(path, at.tokenFile, "tokenFile", &all)))
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			d.errorf(at.tokenFile, "put the one token into it and nothing else", "tokenFile has more than one word in it, or what no token has")

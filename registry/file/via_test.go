@@ -52,8 +52,8 @@ func TestViaSOCKS(t *testing.T) {
 	}
 	const password = "hunter2 of: this gateway"
 	hops := []registry.Hop{
-		{Proto: "socks5", To: []string{"proxy.example.com:1080"}, User: "alice", Password: password},
-		{Proto: "connect", To: []string{"gw.example.com:3128"}, User: "alice", Password: password},
+		{Proto: "socks5", To: []string{"proxy.example.com:1080"}, User: "alice", Password: password, Insecure: true},
+		{Proto: "connect", To: []string{"gw.example.com:3128"}, User: "alice", Password: password, Insecure: true},
 		{Proto: "socks5", To: []string{"10.0.0.1:1080", "10.0.0.2:1080"}},
 	}
 	if via := cfg.Services[0].Via; !reflect.DeepEqual(via, hops) {

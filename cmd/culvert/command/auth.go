@@ -1,142 +1,274 @@
 package command
 
 import (
+	"container/list"
+	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
+	"log/slog"
+	"net/netip"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
 
 	"culvert.dev/connect"
 	"culvert.dev/registry/file"
+	"culvert.dev/tunnel"
 )
 
-// authenticator makes what checks a listener's credentials; nil for none.
-func authenticator(a *file.Auth) (connect.Authenticator, error) {
-	if a == nil {
-		return nil, nil
-	}
-	var any connect.AnyOf
-	if len(a.Users) > 0 {
-		verify, err := verifier(a)
-		if err != nil {
-			return nil, err
-		}
-		any = append(any, &connect.BasicAuth{Verify: verify})
-	}
-	if len(a.Tokens) > 0 {
-		any = append(any, &connect.Bearer{Verify: tokens(a.Tokens)})
-	}
-	if len(any) == 0 {
-		return nil, errors.New("auth names no user and no token")
-	}
-	return any, nil
+// verifiers has the one verifier of each listener that has auth, by its address,
+// whatever the listener speaks. All of them share the processors for password checks.
+type verifiers struct {
+	checks *checkQueue
+	all    map[string]*verifier
 }
 
-// verifier makes what checks the passwords of a listener's users; nil for a
-// listener that asks for none.
-func verifier(a *file.Auth) (func(user, password string) bool, error) {
-	if a == nil {
+func newVerifiers() *verifiers {
+	return &verifiers{newCheckQueue(runtime.GOMAXPROCS(0) / 2), make(map[string]*verifier)}
+}
+
+// of makes the verifier of a listener; nil where it asks for no credentials.
+func (vs *verifiers) of(l *file.Listener) (*verifier, error) {
+	if l.Auth == nil {
 		return nil, nil
 	}
-	p, err := newPasswords(a.Users)
-	if err != nil {
+	v := &verifier{checks: vs.checks, right: make(map[[sha256.Size]byte]*list.Element)}
+	if _, err := rand.Read(v.key[:]); err != nil {
 		return nil, err
 	}
-	return p.verify, nil
+	if _, err := v.use(l.Auth); err != nil {
+		return nil, err
+	}
+	vs.all[l.Address] = v
+	return v, nil
 }
 
-// tokens returns a check of bearer tokens. It looks at every one, whatever
-// it finds, so that its time says nothing.
-func tokens(known map[file.Digest]string) func(string) (string, bool) {
-	return func(token string) (string, bool) {
-		sum := sha256.Sum256([]byte(token))
-		id, ok := "", false
-		for digest, name := range known {
-			if subtle.ConstantTimeCompare(digest[:], sum[:]) == 1 {
-				id, ok = name, true
-			}
+// use gives the listeners of a running gateway the credentials of c, those of
+// them that ask for credentials in both.
+func (vs *verifiers) use(c *file.Config, log *slog.Logger) {
+	for i := range c.Listeners {
+		l := &c.Listeners[i]
+		v := vs.all[l.Address]
+		if l.Auth == nil || v == nil {
+			continue // which only a restart takes up, and the log says so
 		}
-		return id, ok
+		change, err := v.use(l.Auth)
+		switch {
+		case err != nil:
+			log.Error("credentials", "listener", l.Address, "err", err)
+		case change != credentialChange{}:
+			log.Info("credentials", "listener", l.Address,
+				"users_added", change.usersAdded, "users_removed", change.usersRemoved, "users_changed", change.usersChanged,
+				"tokens_added", change.tokensAdded, "tokens_removed", change.tokensRemoved)
+		}
 	}
 }
 
 const (
 	remembered  = 4096        // right passwords that need no second bcrypt
-	rememberFor = time.Minute // and for how long
+	rememberFor = time.Minute // since they were last used
 )
 
-// passwords checks passwords against bcrypt hashes. A check is slow by
-// design, so right ones are remembered for a moment, under a key of this
-// process; only a few wrong ones are checked at once, or guessing would take
-// the gateway's processors.
-type passwords struct {
-	users map[string]file.Hash
-	decoy []byte // checked for a user there is not, so that the time is the same
-	key   []byte
-	busy  chan struct{}
+// A verifier checks the credentials of a listener, whatever it speaks. It is a
+// connect.Authenticator. What it knows may be changed while it is asked.
+//
+// The check of a password is slow by design, so right ones are remembered for a
+// moment, under a key of this process.
+type verifier struct {
+	checks *checkQueue
+	known  atomic.Pointer[credentials]
+	key    [32]byte
 
 	mu    sync.Mutex // guards what follows
-	right map[[sha256.Size]byte]time.Time
+	right map[[sha256.Size]byte]*list.Element
+	order list.List // of rightPassword, the one that was used last in front
 }
 
-func newPasswords(users map[string]file.Hash) (*passwords, error) {
-	p := &passwords{
-		users: users,
-		key:   make([]byte, 32),
-		busy:  make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
-		right: make(map[[sha256.Size]byte]time.Time),
+// A rightPassword is one that a check has found right.
+type rightPassword struct {
+	sum   [sha256.Size]byte
+	hash  file.Hash // of the user then
+	until time.Time
+}
+
+// credentials are what a listener accepts.
+type credentials struct {
+	auth   *file.Auth
+	cost   int // the highest of any user's hash
+	tokens func(string) (string, bool)
+}
+
+// A credentialChange says how many credentials are other than before.
+type credentialChange struct {
+	usersAdded, usersRemoved, usersChanged, tokensAdded, tokensRemoved int
+}
+
+// use has v accept what is in a and nothing else, from now on.
+func (v *verifier) use(a *file.Auth) (change credentialChange, err error) {
+	if len(a.Users) == 0 && len(a.Tokens) == 0 {
+		return change, errors.New("auth names no user and no token")
 	}
-	if _, err := rand.Read(p.key); err != nil {
-		return nil, err
-	}
-	cost := bcrypt.MinCost
-	for _, h := range users {
+	next := &credentials{auth: a, cost: bcrypt.MinCost}
+	for _, h := range a.Users {
 		c, err := bcrypt.Cost([]byte(h))
 		if err != nil {
-			return nil, errors.New("a user's hash is not bcrypt")
+			return change, errors.New("a user's hash is not bcrypt")
 		}
-		cost = max(cost, c)
+		next.cost = max(next.cost, c)
 	}
-	var err error
-	p.decoy, err = bcrypt.GenerateFromPassword(p.key, cost)
-	return p, err
+	digests := make(map[[sha256.Size]byte]string, len(a.Tokens))
+	for digest, name := range a.Tokens {
+		digests[digest] = name
+	}
+	next.tokens = connect.TokenDigests(digests)
+	before := v.known.Swap(next)
+	if before == nil {
+		return change, nil
+	}
+	for name, hash := range a.Users {
+		switch was, ok := before.auth.Users[name]; {
+		case !ok:
+			change.usersAdded++
+		case was != hash:
+			change.usersChanged++
+		}
+	}
+	for name := range before.auth.Users {
+		if _, ok := a.Users[name]; !ok {
+			change.usersRemoved++
+		}
+	}
+	for digest, name := range a.Tokens {
+		if before.auth.Tokens[digest] != name {
+			change.tokensAdded++
+		}
+	}
+	for digest, name := range before.auth.Tokens {
+		if a.Tokens[digest] != name {
+			change.tokensRemoved++
+		}
+	}
+	return change, nil
 }
 
-// verify implements connect.BasicAuth.Verify.
-func (p *passwords) verify(user, password string) bool {
-	mac := hmac.New(sha256.New, p.key)
+// authenticator returns v, or nil for no verifier.
+func (v *verifier) authenticator() connect.Authenticator {
+	if v == nil {
+		return nil
+	}
+	return v
+}
+
+// Authenticate implements connect.Authenticator.
+func (v *verifier) Authenticate(ctx context.Context, c connect.Credentials) (tunnel.Peer, error) {
+	return connect.AnyOf{&connect.BasicAuth{Verify: v.password}, &connect.Bearer{Verify: v.known.Load().tokens}}.Authenticate(ctx, c)
+}
+
+// Challenges implements connect.Authenticator.
+func (v *verifier) Challenges() []string {
+	var all []string
+	auth := v.known.Load().auth
+	if len(auth.Users) > 0 {
+		all = append(all, new(connect.BasicAuth).Challenges()...)
+	}
+	if len(auth.Tokens) > 0 {
+		all = append(all, new(connect.Bearer).Challenges()...)
+	}
+	return all
+}
+
+// password implements connect.BasicAuth.Verify.
+func (v *verifier) password(ctx context.Context, from netip.Addr, user, password string) error {
+	mac := hmac.New(sha256.New, v.key[:])
 	mac.Write([]byte(user))
 	mac.Write([]byte{0}) // no user name has a NUL: the file's reader sees to it
 	mac.Write([]byte(password))
 	sum := [sha256.Size]byte(mac.Sum(nil))
-	p.mu.Lock()
-	until, known := p.right[sum]
-	p.mu.Unlock()
-	if known && time.Now().Before(until) {
-		return true
+	known := v.known.Load()
+	hash, exists := known.auth.Users[user]
+	if len(known.auth.Users) == 0 {
+		return connect.ErrCredentials
 	}
-	hash, exists := p.users[user]
-	check := []byte(hash)
-	if !exists {
-		check = p.decoy
+	if exists && v.remembers(sum, hash) {
+		return nil
 	}
-	p.busy <- struct{}{}
-	err := bcrypt.CompareHashAndPassword(check, []byte(password))
-	<-p.busy
-	if err != nil || !exists {
+	right := false
+	if err := v.checks.run(ctx, from, func() { right = compare(bcrypt.CompareHashAndPassword, hash, password, known.cost) }); err != nil {
+		return err
+	}
+	if !right {
+		return connect.ErrCredentials
+	}
+	if v.known.Load().auth.Users[user] != hash {
+		return connect.ErrCredentials // it was taken away meanwhile
+	}
+	v.remember(sum, hash)
+	return nil
+}
+
+// compare reports whether a password is that of a hash, which is "" for a user
+// that does not exist. A wrong one takes the time of a hash of the highest cost,
+// whatever the cost of this one is and whether there is one: a check of cost n
+// takes 2^n, so that what is missing is one of each cost from n to below the
+// highest.
+func compare(check func(hash, password []byte) error, hash file.Hash, password string, highest int) bool {
+	if hash == "" {
+		_ = check(decoy(highest), []byte(password))
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.right) >= remembered {
-		clear(p.right)
+	if check([]byte(hash), []byte(password)) == nil {
+		return true
 	}
-	p.right[sum] = time.Now().Add(rememberFor)
+	cost, _ := bcrypt.Cost([]byte(hash)) // which use has seen
+	for ; cost < highest; cost++ {
+		_ = check(decoy(cost), []byte(password))
+	}
+	return false
+}
+
+// decoy returns a hash of a cost that no password has, for all that is known.
+func decoy(cost int) []byte {
+	h := []byte("$2a$00$nOUIs5kJ7naTuTFkBy1veuK0kSxUFXfuaOKdOKf9xYT0KKIGSJwFa")
+	h[4], h[5] = byte('0'+cost/10), byte('0'+cost%10)
+	return h
+}
+
+// remembers reports whether a password was found right a moment ago, for the hash
+// that the user has now. It is then remembered for longer.
+func (v *verifier) remembers(sum [sha256.Size]byte, hash file.Hash) bool {
+	now := time.Now()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	e := v.right[sum]
+	if e == nil {
+		return false
+	}
+	p := e.Value.(*rightPassword)
+	if p.hash != hash || now.After(p.until) {
+		v.order.Remove(e)
+		delete(v.right, sum)
+		return false
+	}
+	p.until = now.Add(rememberFor)
+	v.order.MoveToFront(e)
 	return true
+}
+
+// remember notes a right password, in place of the one that was not used for
+// longest where there are too many.
+func (v *verifier) remember(sum [sha256.Size]byte, hash file.Hash) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if e := v.right[sum]; e != nil {
+		v.order.Remove(e)
+	} else if len(v.right) >= remembered {
+		oldest := v.order.Back()
+		delete(v.right, v.order.Remove(oldest).(*rightPassword).sum)
+	}
+	v.right[sum] = v.order.PushFront(&rightPassword{sum, hash, time.Now().Add(rememberFor)})
 }

@@ -98,6 +98,7 @@ type checkedFile struct {
 	Services  int            `json:"services"`
 	DNS       int            `json:"dns"` // addresses
 	Mistakes  []checkMistake `json:"mistakes,omitempty"`
+	Warnings  []checkMistake `json:"warnings,omitempty"` // of what is no mistake, and hardly meant
 }
 
 // A checkMistake is one of a file; the line is 0 where it is of the whole.
@@ -118,6 +119,12 @@ func checkConfigs(stdin io.Reader, w io.Writer, paths []string, asJSON bool) err
 			f.Good, f.Listeners, f.Services = true, len(c.Listeners), len(c.Services)
 			if c.DNS != nil {
 				f.DNS = len(c.DNS.Listeners)
+			}
+			for _, warning := range c.Warnings {
+				f.Warnings = append(f.Warnings, checkMistake{warning.Line, warning.Column, warning.Msg, warning.Hint})
+				if !asJSON {
+					fmt.Fprintln(w, "warning:", warning)
+				}
 			}
 		} else {
 			f.Mistakes = mistakesOf(err)
@@ -160,7 +167,7 @@ func checkConfig(stdin io.Reader, path string) (*file.Config, error) {
 	if err != nil {
 		return nil, &cliError{err: err, code: exitUsage}
 	}
-	if _, err := gatewayConfig(c); err != nil {
+	if _, _, err := gatewayConfig(c); err != nil {
 		return nil, usage(err)
 	}
 	if _, err := registry.Merge(c.Snapshot()); err != nil {

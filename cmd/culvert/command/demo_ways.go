@@ -43,7 +43,7 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 			l.Address += "127.0.0.1:0"
 			c.Listeners = append(c.Listeners, l)
 		}
-		cfg, err := gatewayConfig(c)
+		cfg, _, err := gatewayConfig(c)
 		if err != nil {
 			return nil, err
 		}

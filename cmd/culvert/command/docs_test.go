@@ -86,7 +86,7 @@ func TestTheConfigurationOfTheDocsIsWholeAndGood(t *testing.T) {
 			t.Errorf("%s: the page says %+v, the default is %+v", p.name, p.got, p.want)
 		}
 	}
-	if _, err := gatewayConfig(c); err != nil {
+	if _, _, err := gatewayConfig(c); err != nil {
 		t.Error(err)
 	}
 	for _, key := range schemaKeys(t) {

@@ -131,7 +131,7 @@ func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gate
 	if q.Listener, err = pickListener(c, q.Listener); err != nil {
 		return nil, err
 	}
-	cfg, err := gatewayConfig(c)
+	cfg, _, err := gatewayConfig(c)
 	if err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
-	cfg, err := gatewayConfig(c)
+	cfg, credentials, err := gatewayConfig(c)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	defer k8s.Start(ctx, g)()
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
-		reloader.OnConfig = onConfig(g, &cfg, log)
+		reloader.OnConfig = onConfig(g, &cfg, credentials, log)
 		reload := reloader.Load
 		if reload == nil {
 			reload = file.Reload
@@ -200,11 +200,15 @@ func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) error 
 
 // onConfig returns what a source calls with every configuration it takes up.
 // The first one is the one that the gateway was started with.
-func onConfig(g *gateway.Gateway, cfg *gateway.Config, log *slog.Logger) func(*file.Config) {
+func onConfig(g *gateway.Gateway, cfg *gateway.Config, credentials *verifiers, log *slog.Logger) func(*file.Config) {
 	var running *file.Config
 	return func(c *file.Config) {
 		if err := errors.Join(useKeys(cfg.Listeners, c), useDNSKeys(cfg.DNS, c)); err != nil {
 			log.Error("certificates", "err", err)
+		}
+		credentials.use(c, log)
+		for _, warning := range c.Warnings {
+			log.Warn("configuration", "warning", warning.Error())
 		}
 		if running == nil {
 			running = c

@@ -25,15 +25,19 @@ import (
 var allProtocols = append(slices.Clone(file.Protocols), "hbone", "connect-h3", "tcp", "udp")
 
 // protocols makes what a listener speaks. They are wired here and nowhere else.
-func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
+func protocols(l file.Listener, via string, vs *verifiers) ([]tunnel.Protocol, error) {
 	if !l.Service.IsZero() {
 		return []tunnel.Protocol{&tunnel.Fixed{To: l.Service, Port: l.Port}}, nil
 	}
-	outer, err := speak(l.Outer(), &l, via)
+	auth, err := vs.of(&l)
+	if err != nil {
+		return nil, err
+	}
+	outer, err := speak(l.Outer(), &l, via, auth)
 	if err != nil || l.TLS == nil {
 		return outer, err
 	}
-	inner, err := speak(l.Inner(), &l, via)
+	inner, err := speak(l.Inner(), &l, via, auth)
 	if err != nil {
 		return nil, err
 	}
@@ -57,16 +61,16 @@ func protocols(l file.Listener, via string) ([]tunnel.Protocol, error) {
 }
 
 // datagrams makes what is carried from a listener of UDP.
-func datagrams(l file.Listener, via string) (*gateway.Datagrams, error) {
+func datagrams(l file.Listener, via string, vs *verifiers) (*gateway.Datagrams, error) {
 	d := &gateway.Datagrams{Service: l.Service, Port: l.Port, Silent: l.Refusal == "close"}
 	if l.TLS == nil {
 		return d, nil
 	}
-	auth, err := authenticator(l.Auth)
+	auth, err := vs.of(&l)
 	if err != nil {
 		return nil, err
 	}
-	d.HTTP3 = &gateway.HTTP3{Auth: auth, Via: via, Alone: len(l.Outer()) == 0}
+	d.HTTP3 = &gateway.HTTP3{Auth: auth.authenticator(), Via: via, Alone: len(l.Outer()) == 0}
 	k, err := keys(l.TLS)
 	if err == nil {
 		err = d.HTTP3.Use(k)
@@ -170,8 +174,9 @@ func refusal(l *file.Listener) sni.Refusal {
 	return sni.RefuseAlert
 }
 
-// speak makes the protocols of those names.
-func speak(names []string, l *file.Listener, via string) ([]tunnel.Protocol, error) {
+// speak makes the protocols of those names. Auth is nil where the listener asks
+// for no credentials.
+func speak(names []string, l *file.Listener, via string, auth *verifier) ([]tunnel.Protocol, error) {
 	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
 	// asked before it.
 	names = slices.Clone(names)
@@ -184,32 +189,24 @@ func speak(names []string, l *file.Listener, via string) ([]tunnel.Protocol, err
 		case "sni":
 			ps = append(ps, &sni.Protocol{Refusal: refusal(l)})
 		case "connect", "connect-h2":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
 			if name == "connect-h2" {
-				carrier = &h2.Protocol{Auth: auth, Via: via}
+				carrier = &h2.Protocol{Auth: auth.authenticator(), Via: via}
 				ps = append(ps, carrier)
 				continue
 			}
-			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+			ps = append(ps, &connect.Protocol{Auth: auth.authenticator(), Via: via})
 		case "hbone":
 			ps = append(ps, &hbone.Protocol{Via: via})
 		case "socks5":
-			verify, err := verifier(l.Auth)
-			if err != nil {
-				return nil, err
+			p := &socks5.Protocol{}
+			if auth != nil {
+				p.Verify = auth.password
 			}
-			ps = append(ps, &socks5.Protocol{Verify: verify})
+			ps = append(ps, p)
 		case "proxy":
 			ps = append(ps, &proxyproto.Protocol{})
 		case "websocket":
-			auth, err := authenticator(l.Auth)
-			if err != nil {
-				return nil, err
-			}
-			sockets = &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via}
+			sockets = &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth.authenticator(), Via: via}
 			ps = append(ps, sockets)
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)

@@ -138,8 +138,8 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 	return []registry.Source{registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}}}, nil, nil
 }
 
-// gatewayConfig makes what gateway.New takes.
-func gatewayConfig(c *file.Config) (gateway.Config, error) {
+// gatewayConfig makes what gateway.New takes, and what checks credentials there.
+func gatewayConfig(c *file.Config) (gateway.Config, *verifiers, error) {
 	cfg := gateway.Config{
 		Mesh:   c.Mesh,
 		Lookup: new(dns.Resolver).Lookup,
@@ -160,32 +160,33 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			if _, socket := admin.SocketPath(c.Admin); socket {
 				hint = "write unix:/run/culvert/admin.sock"
 			}
-			return cfg, usageError(hint, "%w", err)
+			return cfg, nil, usageError(hint, "%w", err)
 		}
 	}
 	cfg.ServicePorts = servicePorts(c)
 	var err error
 	if cfg.DNS, err = dnsServer(c); err != nil {
-		return cfg, err
+		return cfg, nil, err
 	}
 	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	cfg.Via = pseudonym(c)
+	vs := newVerifiers()
 	for _, l := range c.Listeners {
 		if l.UDP() {
-			d, err := datagrams(l, cfg.Via)
+			d, err := datagrams(l, cfg.Via, vs)
 			if err != nil {
-				return cfg, err
+				return cfg, nil, err
 			}
 			cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Datagrams: d})
 			continue
 		}
-		ps, err := protocols(l, cfg.Via)
+		ps, err := protocols(l, cfg.Via, vs)
 		if err != nil {
-			return cfg, err
+			return cfg, nil, err
 		}
 		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, Preface: preface(l)})
 	}
-	return cfg, nil
+	return cfg, vs, nil
 }
 
 // servicePorts are the ports that c has to give to services; nil for none.
