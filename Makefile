@@ -55,12 +55,12 @@ test-unit: ## the tests that need nothing but Go
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples
 	@# The suite of reliability runs over both of the relay's paths.
-	@# The test of dead peers waits for a minute, on each of the relay's paths, and does nothing: it runs beside the others.
+	@# The tests of dead peers and of networks wait for a minute, on each of the relay's paths, and do nothing: they run beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
 	  (cd integration && $(GO) test -tags netns -race ./networks) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
-	    $(GO) test -tags $$tags -run '^TestDeadPeers$$' ./reliability || exit 1; done) & netns=$$!; \
+	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults)$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \
 	(cd integration/deploy && $(GO) test -shuffle=on -timeout 20m ./... && cd .. && $(GO) test -race -shuffle=on -timeout 20m ./... && \
 	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \

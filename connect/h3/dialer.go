@@ -204,12 +204,20 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 	conf := quicConfig()
 	conf.MaxIdleTimeout, conf.KeepAlivePeriod = ping+pong, ping
 	conf.MaxIncomingStreams = -1 // RFC 9114 section 6.1: a server opens none
+	var socket *steady
+	if c, ok := pc.(*net.UDPConn); ok {
+		socket = &steady{UDPConn: c}
+		pc = socket
+	}
 	tr := &quic.Transport{Conn: pc}
 	qc, err := tr.Dial(ctx, net.UDPAddrFromAddrPort(to), cfg, conf)
 	if err != nil {
 		_ = tr.Close()
 		_ = pc.Close()
 		return nil, nil, err
+	}
+	if socket != nil {
+		socket.on.Store(true)
 	}
 	return qc, tr, nil
 }

@@ -45,7 +45,13 @@ const detecting = ", protocols: [sni, connect, connect-h2, socks5, websocket]"
 // what has ports to itself.
 func everyWay(t *testing.T, ca *testca.CA, from, service string) *gateway {
 	t.Helper()
-	g := withKeys(t, ca)
+	return everyWayOf(t, ca, from, service, options{})
+}
+
+// everyWayOf is everyWay with options.
+func everyWayOf(t *testing.T, ca *testca.CA, from, service string, o options) *gateway {
+	t.Helper()
+	g := withKeysOf(t, ca, o)
 	g.opts.Listener = detecting
 	g.opts.Listeners = strings.NewReplacer("IP", g.ip, "FROM", from, "SERVICE", service).Replace(`
   - {address: "IP:8444", tls: {certificateFile: gw.crt, keyFile: gw.key, protocols: [connect, connect-h2, websocket]}}
@@ -62,7 +68,13 @@ func everyWay(t *testing.T, ca *testca.CA, from, service string) *gateway {
 // and gw.key, for its address, and ca.crt.
 func withKeys(t *testing.T, ca *testca.CA) *gateway {
 	t.Helper()
-	g := prepare(t, options{})
+	return withKeysOf(t, ca, options{})
+}
+
+// withKeysOf is withKeys with options.
+func withKeysOf(t *testing.T, ca *testca.CA, o options) *gateway {
+	t.Helper()
+	g := prepare(t, o)
 	if err := errors.Join(g.issue(ca), ca.Save(filepath.Dir(g.config))); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +144,13 @@ func behindProxy(addr string, h proxyproto.Header) dialFunc {
 // where far speaks HBONE, and what asks it for far.test to the port that detects.
 func relayed(t *testing.T, ca *testca.CA, far *gateway) *gateway {
 	t.Helper()
-	g := withKeys(t, ca)
+	return relayedOf(t, ca, far, options{})
+}
+
+// relayedOf is relayed with options.
+func relayedOf(t *testing.T, ca *testca.CA, far *gateway, o options) *gateway {
+	t.Helper()
+	g := withKeysOf(t, ca, o)
 	g.opts.Listeners = fmt.Sprintf("  - {address: %q, tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: ca.crt, protocols: [hbone]}}\n", g.ip+portHBONE)
 	g.serve("  - {names: [chaos.test, \"*.out.test\"], endpoints: [\"" + far.ip + portHBONE + "\"]}\n" + service("far.test", far.addr))
 	return g

@@ -33,6 +33,7 @@ const (
 // acknowledged otherwise; and the peer at the other end gets a reset. One that
 // is there and only does not read is left alone.
 func TestDeadPeers(t *testing.T) {
+	t.Parallel()
 	west, middle, east := netns.New(t, "west"), netns.New(t, "middle"), netns.New(t, "east")
 	netns.Link(t, west, "10.9.1.2/24", middle, "10.9.1.1/24")
 	netns.Link(t, middle, "10.9.2.1/24", east, "10.9.2.2/24")

@@ -5,6 +5,7 @@ package reliability
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
@@ -35,7 +36,11 @@ type options struct {
 	Flags     []string // instead of --config; ADDR and ADMIN stand for the addresses
 	Race      bool     // use the program built with the race detector
 	Stderr    *os.File // where the log goes instead of to logged
+	IP        string   // in place of one of loopback
+	Dial      dialing  // how its ports are reached, where not from here
 }
+
+type dialing func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // A gateway is the real program, running.
 type gateway struct {
@@ -86,9 +91,13 @@ func prepare(t *testing.T, o options) *gateway {
 	pid, n := os.Getpid(), started.Add(1)
 	g := &gateway{t: t, opts: o, exited: make(chan struct{})}
 	g.ip = fmt.Sprintf("127.%d.%d.%d", 64+pid>>8&63, pid&255, n)
-	g.addr, g.admin = g.ip+":8443", g.ip+":9090"
+	g.admin = g.ip + ":9090" // which is for loopback only
+	if o.IP != "" {
+		g.ip = o.IP
+	}
+	g.addr = g.ip + ":8443"
 	g.config = filepath.Join(t.TempDir(), "culvert.yaml")
-	g.http = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}} // or what compresses answers would be in what is weighed
+	g.http = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: o.Dial, DisableKeepAlives: true, DisableCompression: true}} // or what compresses answers would be in what is weighed
 	g.write(g.yaml(o.Services))
 	return g
 }
