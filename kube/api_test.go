@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -155,13 +157,14 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case resource == "livez":
 	case resource == "culvert" || r.Method != http.MethodGet:
 		refuse(http.StatusForbidden, "Forbidden")
-	case resource == "serviceimports":
+	case (resource == "serviceimports" || resource == "serviceexports") && !a.has(resource):
 		refuse(http.StatusNotFound, "NotFound")
 	case q.Get("sendInitialEvents") == "true":
 		refuse(http.StatusUnprocessableEntity, "Invalid")
-	case q.Get("watch") != "true" && resource == "customresourcedefinitions": // asked for its metadata, and there are none
+	case q.Get("watch") != "true" && resource == "customresourcedefinitions": // asked for its metadata
+		all, version, _ := a.since(resource, 0)
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"0"},"items":[]}`)
+		fmt.Fprintf(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"%d"},"items":[%s]}`, version, strings.Join(all, ","))
 	case q.Get("watch") != "true":
 		all, version, _ := a.since(resource, 0)
 		w.Header().Set("Content-Type", "application/json")
@@ -239,6 +242,15 @@ type opened struct{ Gateway }
 func (opened) ListenersChanged() <-chan struct{} { return nil }
 func (opened) ListenerErrors() map[string]error  { return nil }
 
+func (opened) ClusterSetAddresses(string, string) []netip.Addr { return nil }
+
+// has reports whether a kind is there: its definition is.
+func (a *api) has(resource string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.ContainsFunc(a.items["customresourcedefinitions"], func(i item) bool { return strings.Contains(i.text, `"`+resource+".") })
+}
+
 func (a *api) set(hangs bool, latency time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -260,7 +272,13 @@ func (a *api) asked() (all map[string]int, n int) {
 // returns the last words of each source. Each of them is told to every one of hear.
 func (a *api) begin(t *testing.T, lease Object, log *slog.Logger, hear ...func(registry.Update)) func(source string) registry.Update {
 	t.Helper()
-	k, err := newOf(Config{Cluster: "west", Discovery: &Discovery{Network: "west"}, GatewayAPI: &GatewayAPI{Controller: "culvert.dev/gateway"}, Lease: lease, Log: log}, &rest.Config{Host: "http://api.test", Dial: a.dial, QPS: 1000, Burst: 1000})
+	return a.beginOf(t, Config{Cluster: "west", Discovery: &Discovery{Network: "west"}, GatewayAPI: &GatewayAPI{Controller: "culvert.dev/gateway"}, Lease: lease, Log: log}, hear...)
+}
+
+// beginOf is begin of a configuration.
+func (a *api) beginOf(t *testing.T, cfg Config, hear ...func(registry.Update)) func(source string) registry.Update {
+	t.Helper()
+	k, err := newOf(cfg, &rest.Config{Host: "http://api.test", Dial: a.dial, QPS: 1000, Burst: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}
