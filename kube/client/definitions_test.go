@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,17 +91,17 @@ func TestDefinitions(t *testing.T) {
 func TestDefinitionsDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := fake.NewSimpleMetadataClient(fake.NewTestScheme())
-		asked := 0
+		var asked atomic.Int32
 		c.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
-			asked++
+			asked.Add(1)
 			return true, nil, apierrors.NewForbidden(CustomResourceDefinitions.GroupResource(), "", errors.New("no right"))
 		})
 		d := newDefinitions(c, nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		d.Run(ctx)
-		if asked == 0 || asked > 15 {
-			t.Errorf("asked %d times in an hour, want 1 to 15", asked)
+		if n := asked.Load(); n == 0 || n > 15 {
+			t.Errorf("asked %d times in an hour, want 1 to 15", n)
 		}
 	})
 }
@@ -110,10 +111,10 @@ func TestDefinitionsDenied(t *testing.T) {
 func TestWhenDefined(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDefinitions(nil, nil)
-		var there time.Time // when the API server serves it; zero is never
+		var there atomic.Pointer[time.Time] // when the API server serves it; nil is never
 		list := WhenDefined(&cache.ListWatch{
 			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
-				if !there.IsZero() && !time.Now().Before(there) {
+				if at := there.Load(); at != nil && !time.Now().Before(*at) {
 					return &metav1.PartialObjectMetadataList{}, nil
 				}
 				return nil, apierrors.NewGenericServerResponse(404, "list", routes, "", "", 0, true)
@@ -128,7 +129,8 @@ func TestWhenDefined(t *testing.T) {
 		begun := time.Now()
 		const defined, served = 2 * time.Hour, 4 * time.Second
 		time.AfterFunc(defined, func() {
-			there = time.Now().Add(served)
+			at := time.Now().Add(served)
+			there.Store(&at)
 			_ = (*definitionStore)(d).Add(definition(routes.String(), "7"))
 		})
 		if _, err := list.ListWithContextFunc(t.Context(), metav1.ListOptions{}); err != nil {

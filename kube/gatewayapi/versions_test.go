@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,13 +45,14 @@ func TestControllerReadsOlderVersions(t *testing.T) {
 		if err := old.Tracker().Create(schema.GroupVersionResource{Group: gwv1.GroupName, Version: "v1", Resource: "tlsroutes"}, worldOf(t, base, route).TLSRoutes[0], "a"); err != nil {
 			t.Fatal(err)
 		}
-		late := true // TCPRoutes have no CRD yet
+		var late atomic.Bool // TCPRoutes have no CRD yet
+		late.Store(true)
 		for _, f := range []*gwfake.Clientset{b.gw, old} {
-			absentAt(f, "tcproutes", func() bool { return late })
+			absentAt(f, "tcproutes", late.Load)
 		}
 		b.c.clients.older = map[string]typed.GatewayV1Interface{"v1alpha3": middle.GatewayV1(), "v1alpha2": old.GatewayV1()}
 		b.c.clients.versions = newVersions()
-		b.c.bundle = func(context context.Context) (string, error) { return "v1.2.1", nil }
+		b.c.bundle = func(context.Context) (string, error) { return "v1.2.1", nil }
 		defer b.start()()
 		calm()
 		if u := b.last(); u == nil || u.Err != nil || len(u.Listeners) != 2 || len(u.Listeners[0].Sections[0].Rules) != 1 || len(u.Listeners[1].Sections[0].Rules) != 0 {
@@ -79,7 +81,7 @@ func TestControllerReadsOlderVersions(t *testing.T) {
 		if n := strings.Count(b.log.String(), "tlsroutes are read as v1alpha2"); n != 1 {
 			t.Errorf("the version is in the log %d times, want once:\n%s", n, b.log)
 		}
-		late = false
+		late.Store(false)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if u := b.last(); u == nil || len(u.Listeners[1].Sections[0].Rules) != 1 {
