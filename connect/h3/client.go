@@ -257,6 +257,7 @@ func (k *client) tickEvery() time.Duration {
 
 // tick looks after a connection now and then.
 func (k *client) tick() {
+	defer k.c.recovered() // without mu
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.over {

@@ -144,6 +144,13 @@ func (c *conn) fail(err error) {
 	_ = c.qc.CloseWithError(quic.ApplicationErrorCode(code), text)
 }
 
+// recovered is deferred in a goroutine of the connection, which its panic ends.
+func (c *conn) recovered() {
+	if v := recover(); v != nil {
+		c.fail(&connError{InternalError, &tunnel.Error{Reason: tunnel.Internal, Err: tunnel.Caught(v)}})
+	}
+}
+
 // cause returns why the connection ended, or nil before.
 func (c *conn) cause() error {
 	c.mu.Lock()
@@ -172,12 +179,14 @@ func (c *conn) giveBack(cost float64) {
 
 // acceptUni reads the peer's unidirectional streams until the connection ends.
 func (c *conn) acceptUni() {
+	defer c.recovered()
 	for {
 		s, err := c.qc.AcceptUniStream(c.qc.Context())
 		if err != nil {
 			return
 		}
 		c.running.Go(func() {
+			defer c.recovered()
 			if err := c.readUni(s); err != nil {
 				c.fail(err)
 			}

@@ -96,6 +96,9 @@ func (k *serverConn) tellEnd(begun, late bool) {
 	err := k.c.cause()
 	switch ce, ok := errors.AsType[*connError](err); {
 	case ok:
+		if p, ok := errors.AsType[*tunnel.Panic](ce.err); ok {
+			k.s.logPanic(p)
+		}
 		k.s.tell(k.a, ce.err)
 	case begun:
 	case late:
@@ -408,6 +411,7 @@ func (k *serverConn) tickEvery() time.Duration {
 
 // tick looks after a connection now and then.
 func (k *serverConn) tick() {
+	defer k.c.recovered() // without mu
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.over {

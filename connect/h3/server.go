@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -188,7 +187,7 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	k.c = &conn{qc: qc, side: k}
 	if s.Identify != nil {
 		cs := qc.ConnectionState().TLS
-		if k.peer, err = s.Identify(&cs); err != nil {
+		if k.peer, err = s.identify(&cs); err != nil {
 			err = refuse(tunnel.NoAuth, "the client's certificate: %w", err)
 			_ = qc.CloseWithError(quic.ApplicationErrorCode(GeneralProtocol), "") // TLS should have refused it
 			s.tell(a, err)
@@ -217,6 +216,18 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 		s.grown -= k.grown
 		s.mu.Unlock()
 	})
+}
+
+// identify is Identify, whose panic is no more than an error.
+func (s *Server) identify(cs *tls.ConnectionState) (peer tunnel.Peer, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			p := tunnel.Caught(v)
+			s.logPanic(p)
+			err = p
+		}
+	}()
+	return s.Identify(cs)
 }
 
 // mayGrow is asked before a connection's window grows by n bytes.
@@ -364,10 +375,16 @@ func (s *Server) told(req *tunnel.Request, err error) {
 	s.Observe(o)
 }
 
-// panicking logs a stack, once a minute at most: an attacker who found the
-// input may send it often.
+// panicking tells of a request whose Handler, or what came before it, panicked.
 func (s *Server) panicking(req *tunnel.Request, v any) {
-	stack := debug.Stack()
+	p := tunnel.Caught(v)
+	s.logPanic(p)
+	s.told(req, &tunnel.Error{Reason: tunnel.Internal, Err: p})
+}
+
+// logPanic logs a stack, once a minute at most: an attacker who found the input
+// may send it often.
+func (s *Server) logPanic(p *tunnel.Panic) {
 	s.mu.Lock()
 	quiet := !s.panicked.IsZero() && time.Since(s.panicked) < time.Minute
 	if !quiet {
@@ -379,11 +396,10 @@ func (s *Server) panicking(req *tunnel.Request, v any) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	if quiet {
-		log.Error("panic in a tunnel, its stack was logged less than a minute ago", "panic", v)
+		log.Error("panic in a tunnel, its stack was logged less than a minute ago", "panic", p.Value)
 	} else {
-		log.Error("panic in a tunnel", "panic", v, "stack", string(stack))
+		log.Error("panic in a tunnel", "panic", p.Value, "stack", string(p.Stack))
 	}
-	s.told(req, refuse(tunnel.Internal, "panic: %v", v))
 }
 
 // handshakeError gives a handshake that failed its Reason.

@@ -122,18 +122,13 @@ func (s *Stream) wake() {
 
 // farewell is the closing handshake, section 7.1.1, and the end.
 func (s *Stream) farewell(code int) {
+	defer s.recovered()
 	defer s.rwc.Close()
 	// One without deadlines is closed under whoever waits for it.
 	if s.conn == nil {
 		defer time.AfterFunc(2*closing, func() { _ = s.rwc.Close() }).Stop()
 	}
-	s.wmu.Lock()
-	if s.conn != nil {
-		_ = s.conn.SetWriteDeadline(time.Now().Add(closing))
-	}
-	err := s.sayClose(code)
-	s.wmu.Unlock()
-	if err != nil {
+	if s.sayLast(code) != nil {
 		return
 	}
 	s.rmu.Lock()
@@ -142,6 +137,16 @@ func (s *Stream) farewell(code int) {
 		_ = s.conn.SetReadDeadline(time.Now().Add(closing))
 	}
 	s.drain()
+}
+
+// sayLast is sayClose with the time that a peer has to take it.
+func (s *Stream) sayLast(code int) error {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	if s.conn != nil {
+		_ = s.conn.SetWriteDeadline(time.Now().Add(closing))
+	}
+	return s.sayClose(code)
 }
 
 // drain reads to the peer's close frame. A close with unread input would send

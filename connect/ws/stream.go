@@ -77,10 +77,11 @@ type Stream struct {
 	heard     atomic.Int64 // when a frame last came
 	reading   atomic.Int64 // since when a Read waits, or who rests between two; -1 where nobody does
 	born      time.Time
-	closed    atomic.Bool           // by Close or Abort
-	peer      atomic.Pointer[error] // why nothing can be written any more
-	shut      atomic.Bool           // its close frame has come
-	dead      atomic.Bool           // the peer left too many pings without an answer
+	closed    atomic.Bool                  // by Close or Abort
+	peer      atomic.Pointer[error]        // why nothing can be written any more
+	shut      atomic.Bool                  // its close frame has come
+	dead      atomic.Bool                  // the peer left too many pings without an answer
+	fault     atomic.Pointer[tunnel.Panic] // of a goroutine of the stream's own
 
 	dmu    sync.Mutex // held while deadlines are set; guards pinger
 	pinger *time.Timer
@@ -241,6 +242,8 @@ func (s *Stream) failed(err error) error {
 	var ne net.Error
 	var v *violation
 	switch {
+	case s.fault.Load() != nil:
+		err = s.fault.Load()
 	case s.dead.Load():
 		err = fmt.Errorf("ws: no answer to %d pings: %w", silences, os.ErrDeadlineExceeded)
 	case errors.As(err, &v):

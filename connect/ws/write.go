@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"culvert.dev/tunnel"
 )
 
 // maxFrame is the most that is sent in one frame and message: what the Relay
@@ -112,17 +114,9 @@ func (s *Stream) answer(code int) {
 
 // answerNow sends what is owed, and ends with the connection at the latest.
 func (s *Stream) answerNow() {
+	defer s.recovered()
 	for {
-		s.wmu.Lock()
-		if payload := s.pong.Swap(nil); payload != nil && !s.closeSent {
-			_, _ = s.send(opPong, *payload)
-		}
-		code := int(s.reply.Load())
-		if code != 0 && !s.closeSent {
-			s.closeSent, _ = s.send(opClose, closePayload(code))
-		}
-		done := s.closeSent && len(s.owed) == 0 && s.side == Server && s.shut.Load()
-		s.wmu.Unlock()
+		code, done := s.sayOwed()
 		if done {
 			_ = s.rwc.Close() // the server is first, section 7.1.1, and a client waits for it
 			return
@@ -134,11 +128,36 @@ func (s *Stream) answerNow() {
 	}
 }
 
+// recovered is deferred in a goroutine of the stream's own: its panic ends the
+// stream, and the Read that hears of it says why.
+func (s *Stream) recovered() {
+	if v := recover(); v != nil {
+		s.fault.Store(tunnel.Caught(v))
+		_ = abort(s.rwc)
+	}
+}
+
+// sayOwed sends a pong and a close frame, where they are owed, and returns the
+// code of that. done says that nothing is left to do but to close.
+func (s *Stream) sayOwed() (code int, done bool) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	if payload := s.pong.Swap(nil); payload != nil && !s.closeSent {
+		_, _ = s.send(opPong, *payload)
+	}
+	code = int(s.reply.Load())
+	if code != 0 && !s.closeSent {
+		s.closeSent, _ = s.send(opClose, closePayload(code))
+	}
+	return code, s.closeSent && len(s.owed) == 0 && s.side == Server && s.shut.Load()
+}
+
 // keepAlive sends a ping where nothing was sent for a while, and gives up a
 // peer that says nothing at all. A culvert.v1 peer sends pings of its own,
 // whether or not it is reading; a stranger that is silent may only be slow, and
 // is left to the keepalive of TCP.
 func (s *Stream) keepAlive() {
+	defer s.recovered()
 	if s.closed.Load() || s.peer.Load() != nil {
 		return
 	}
