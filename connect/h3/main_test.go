@@ -62,9 +62,15 @@ type gateway struct {
 // serve has s serve routes, on loopback.
 func serve(t testing.TB, routes tunnel.Resolver, s *Server) *gateway {
 	t.Helper()
+	return serveAt(t, routes, s, socket(t))
+}
+
+// serveAt is serve with a socket on loopback.
+func serveAt(t testing.TB, routes tunnel.Resolver, s *Server, pc net.PacketConn) *gateway {
+	t.Helper()
 	g := &gateway{relay: &tunnel.Relay{}, srv: s}
 	s.Observe = g.Observe
-	g.addr = serveHandler(t, s, &tunnel.Router{Relay: g.relay, Dialer: &tunnel.NetDialer{}, Resolver: routes, Observe: g.Observe})
+	g.addr = serveHandlerAt(t, s, pc, &tunnel.Router{Relay: g.relay, Dialer: &tunnel.NetDialer{}, Resolver: routes, Observe: g.Observe})
 	t.Cleanup(func() { _ = g.relay.Close() }) // before the Server's own
 	return g
 }
@@ -77,7 +83,11 @@ func (g *gateway) with(d *Dialer) tunneltest.Served {
 // serveHandler has s serve on loopback, and returns where.
 func serveHandler(t testing.TB, s *Server, h tunnel.Handler) string {
 	t.Helper()
-	pc := socket(t)
+	return serveHandlerAt(t, s, socket(t), h)
+}
+
+func serveHandlerAt(t testing.TB, s *Server, pc net.PacketConn, h tunnel.Handler) string {
+	t.Helper()
 	if s.TLS == nil {
 		s.TLS = serverTLS()
 	}

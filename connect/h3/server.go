@@ -116,7 +116,7 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 		name = pc.LocalAddr().String()
 	}
 	tr := &quic.Transport{
-		Conn: pc, ConnectionIDLength: 8, VerifySourceAddress: s.mustRetry,
+		Conn: serverSocket(pc), ConnectionIDLength: 8, VerifySourceAddress: s.mustRetry,
 		ConnContext: func(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
 			return s.knock(ctx, info, name)
 		},

@@ -34,13 +34,57 @@ func (s *steady) WriteTo(b []byte, to net.Addr) (int, error) {
 }
 
 func (s *steady) lost(err error) bool {
-	if !s.on.Load() {
-		return false
-	}
-	for _, away := range []error{syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN} {
-		if errors.Is(err, away) {
+	return s.on.Load() && away(err)
+}
+
+// away reports whether err says that the way of a datagram is gone.
+func away(err error) bool {
+	for _, e := range []error{syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN} {
+		if errors.Is(err, e) {
 			return true
 		}
 	}
 	return false
+}
+
+// serverSocket returns pc for a server, which has many clients: what can't be sent
+// to one of them is lost, from the beginning.
+func serverSocket(pc net.PacketConn) net.PacketConn {
+	if c, ok := pc.(*net.UDPConn); ok {
+		s := &steady{UDPConn: c}
+		s.on.Store(true)
+		return s
+	}
+	if _, ok := pc.(syscall.Conn); ok {
+		return pc // a socket of another kind, of which QUIC finds out what it can do
+	}
+	return steadyPart{pc}
+}
+
+// A steadyPart is a steady for what is a part of a socket.
+type steadyPart struct{ net.PacketConn }
+
+// WriteTo is that of the part.
+func (s steadyPart) WriteTo(b []byte, to net.Addr) (int, error) {
+	n, err := s.PacketConn.WriteTo(b, to)
+	if err != nil && away(err) {
+		return len(b), nil
+	}
+	return n, err
+}
+
+// SetReadBuffer is that of the part, if it has one: QUIC complains of what has none.
+func (s steadyPart) SetReadBuffer(n int) error {
+	if c, ok := s.PacketConn.(interface{ SetReadBuffer(n int) error }); ok {
+		return c.SetReadBuffer(n)
+	}
+	return nil
+}
+
+// SetWriteBuffer is SetReadBuffer for the other direction.
+func (s steadyPart) SetWriteBuffer(n int) error {
+	if c, ok := s.PacketConn.(interface{ SetWriteBuffer(n int) error }); ok {
+		return c.SetWriteBuffer(n)
+	}
+	return nil
 }
