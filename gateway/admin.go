@@ -33,6 +33,7 @@ type Status struct {
 	VIPs         *StatusVIPs    `json:"vips,omitempty"`
 
 	SourceListeners []StatusFront `json:"sourceListeners,omitempty"`
+	Certificates    []Certificate `json:"certificates,omitempty"` // those of files; what expires first is first
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 }
@@ -77,6 +78,7 @@ func (g *Gateway) Status() Status {
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
 	}
 	s.SourceListeners, _ = g.fronts.status()
+	s.Certificates = g.expiry.certificates()
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
 	}
@@ -220,6 +222,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "When a configuration was last taken up, 0 for not since the start.", func() float64 { return float64(g.reloads.last.Load()) })
+	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "When the certificate of a file that the gateway shows expires.", []string{"used_by", "file"}, g.expiry.gauges)
 	if g.cfg.Dropped != nil {
 		m.Counter("culvert_log_lines_dropped_total", "Log lines lost because the log was not read.", g.cfg.Dropped)
 	}

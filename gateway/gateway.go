@@ -169,6 +169,7 @@ type Gateway struct {
 	reloads   reloads
 	restart   atomic.Pointer[[]string] // what RestartNeeded was told
 	memory    memoryWatch
+	expiry    *expiryWatch
 }
 
 // New opens the listeners. Run serves them, or Close gives them back.
@@ -180,6 +181,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && !cfg.SourcesListen {
 		return nil, errors.New("gateway: no listener")
 	}
+	g.expiry = newExpiryWatch(g.log)
 	guard, budget := &tunnel.Guard{}, descriptors()
 	if cfg.DNS != nil {
 		budget.Limit = max(budget.Limit-dnsDescriptors, budget.Limit/2)
@@ -349,6 +351,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.forget(work) })
 	run(func() error { return g.memory.run(work) })
+	run(func() error { return g.expiry.run(work) })
 	if g.adminLn != nil {
 		run(func() error { return g.admin().Serve(work, g.adminLn) })
 		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())

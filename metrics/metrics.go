@@ -152,3 +152,28 @@ func (m *Metrics) Counters(name, help, label string, of map[string]func() float6
 		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: prometheus.Labels{label: value}}, f))
 	}
 }
+
+// GaugeSet adds gauges of one name that come and go: each scrape has f call yield
+// once for each, with a value for each label. f bounds how many there are, and does
+// not wait for anything.
+func (m *Metrics) GaugeSet(name, help string, labels []string, f func(yield func(labels []string, v float64))) {
+	m.registry.MustRegister(&gaugeSet{prometheus.NewDesc(name, help, labels, nil), f})
+}
+
+// A gaugeSet is a prometheus.Collector.
+type gaugeSet struct {
+	desc *prometheus.Desc
+	read func(yield func(labels []string, v float64))
+}
+
+func (s *gaugeSet) Describe(to chan<- *prometheus.Desc) { to <- s.desc }
+
+func (s *gaugeSet) Collect(to chan<- prometheus.Metric) {
+	s.read(func(labels []string, v float64) {
+		values := make([]string, len(labels))
+		for i, l := range labels {
+			values[i] = label(l)
+		}
+		to <- prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, v, values...)
+	})
+}

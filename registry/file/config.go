@@ -43,6 +43,10 @@ type Config struct {
 	// Warnings are of what is no mistake, and hardly meant.
 	Warnings Errors
 
+	// Certificates are those that the gateway shows, of every file that is named
+	// for that. Their ends are the wall clock's.
+	Certificates []Certificate
+
 	files   []string // every file that was read
 	sum     digest   // of what they contain
 	reading reading  // of the first of them

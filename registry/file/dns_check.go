@@ -134,7 +134,7 @@ func (d *decoder) readDNSFiles(path string) (all [][]byte) {
 	if d.cfg.DNS == nil || d.at.dns.tls == nil {
 		return nil
 	}
-	d.cfg.DNS.Certificate, _ = d.pair(path, d.at.dns.pair, &all)
+	d.cfg.DNS.Certificate, _ = d.pair(path, "dns", d.at.dns.pair, &all)
 	return all
 }
 

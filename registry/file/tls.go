@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -269,7 +270,7 @@ func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 			continue
 		}
 		for _, p := range at.pairs {
-			pair, ok := d.pair(path, p, &all)
+			pair, ok := d.pair(path, "listener", p, &all)
 			if ok {
 				to.Certificates = append(to.Certificates, pair)
 			}
@@ -342,15 +343,25 @@ func covers(c *x509.Certificate, name tunnel.Pattern) bool {
 	return slices.ContainsFunc(c.DNSNames, func(s string) bool { return strings.EqualFold(s, name.String()) })
 }
 
+// A Certificate is one that the gateway shows.
+type Certificate struct {
+	UsedBy   string // "listener", "dns" or "via"
+	File     string // as the configuration names it
+	NotAfter time.Time
+}
+
 // pair reads a certificate and its key.
-func (d *decoder) pair(path string, at pairAt, all *[][]byte) (pair KeyPair, ok bool) {
+func (d *decoder) pair(path, usedBy string, at pairAt, all *[][]byte) (pair KeyPair, ok bool) {
 	pair.Certificate = string(d.content(path, at.certificate, "certificateFile", all))
 	pair.Key = registry.Secret(d.content(path, at.key, "keyFile", all))
 	d.warnReadable(path, at.key)
 	if pair.Certificate == "" || pair.Key == "" {
 		return pair, false
 	}
-	_, err := pair.X509()
+	x, err := pair.X509()
+	if err == nil && x.Leaf != nil {
+		d.cfg.Certificates = append(d.cfg.Certificates, Certificate{usedBy, at.certificate.Value, x.Leaf.NotAfter})
+	}
 	if err != nil { // which quotes nothing of either file
 		d.errorf(at.certificate, "write PEM: the certificate and what it was signed by, and in keyFile its key", "certificate and key: %v", strings.TrimPrefix(err.Error(), "tls: "))
 	}

@@ -2,14 +2,19 @@ package file
 
 import (
 	"bytes"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"culvert.dev/internal/testca"
 	"culvert.dev/registry"
 )
 
@@ -193,4 +198,68 @@ services:
 	if l := (&Listener{Auth: &Auth{}}); fmt.Sprint(l.Outer()) != "[connect connect-h2]" {
 		t.Errorf("a listener with auth that says nothing more speaks %s", l.Outer())
 	}
+}
+
+// The loader tells when the certificates expire that the gateway shows, and again
+// when their files have changed.
+func TestExpiries(t *testing.T) {
+	ca, err := testca.New("example.test", time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	save := func(name string, ttl time.Duration) time.Time {
+		t.Helper()
+		pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://example.test/gw", DNSNames: []string{"gw.test"}, TTL: ttl})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := pair.Save(dir, name); err != nil {
+			t.Fatal(err)
+		}
+		block, _ := pem.Decode(pair.CertPEM)
+		leaf, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return leaf.NotAfter
+	}
+	one, two, three, four := save("one", time.Hour), save("two", 2*time.Hour), save("three", 3*time.Hour), save("four", 4*time.Hour)
+	path := filepath.Join(dir, "culvert.yaml")
+	const text = `
+listeners:
+  - address: 127.0.0.1:8443
+    tls: {certificateFile: one.crt, keyFile: one.key, certificates: [{certificateFile: two.crt, keyFile: two.key}]}
+dns:
+  listen: ["tls://127.0.0.1:853"]
+  tls: {certificateFile: three.crt, keyFile: three.key}
+services:
+  - names: [web.test]
+    endpoints: [10.0.0.1:443]
+    via: [{connect: "https://gw.west.example.com:443", certificateFile: four.crt, keyFile: four.key}]
+`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(cfg *Config, want ...Certificate) {
+		t.Helper()
+		for _, c := range want {
+			if !slices.Contains(cfg.Certificates, c) {
+				t.Errorf("there is no %v among %v", c, cfg.Certificates)
+			}
+		}
+		if len(cfg.Certificates) != len(want) {
+			t.Errorf("%d certificates, want %d", len(cfg.Certificates), len(want))
+		}
+	}
+	check(cfg, Certificate{"listener", "one.crt", one}, Certificate{"listener", "two.crt", two}, Certificate{"dns", "three.crt", three}, Certificate{"via", "four.crt", four})
+	two, four = save("two", 20*time.Hour), save("four", 21*time.Hour)
+	if cfg, err = Reload(path, cfg); err != nil {
+		t.Fatal(err)
+	}
+	check(cfg, Certificate{"listener", "one.crt", one}, Certificate{"listener", "two.crt", two}, Certificate{"dns", "three.crt", three}, Certificate{"via", "four.crt", four})
 }

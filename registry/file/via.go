@@ -301,7 +301,7 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 			hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
 		}
 		if at.pair.certificate != nil && at.pair.key != nil {
-			pair, _ := d.pair(path, at.pair, &all)
+			pair, _ := d.pair(path, "via", at.pair, &all)
 			hop.Certificate, hop.Key = pair.Certificate, pair.Key
 		}
 		if at.userFile != nil {

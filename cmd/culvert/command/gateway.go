@@ -206,6 +206,7 @@ func onConfig(g *gateway.Gateway, cfg *gateway.Config, credentials *verifiers, l
 		if err := errors.Join(useKeys(cfg.Listeners, c), useDNSKeys(cfg.DNS, c)); err != nil {
 			log.Error("certificates", "err", err)
 		}
+		g.UseCertificates(expiries(c))
 		credentials.use(c, log)
 		for _, warning := range c.Warnings {
 			log.Warn("configuration", "warning", warning.Error())
@@ -221,6 +222,16 @@ func onConfig(g *gateway.Gateway, cfg *gateway.Config, credentials *verifiers, l
 			log.Warn("the file changed where only a restart takes it up", "parts", parts)
 		}
 	}
+}
+
+// expiries are the certificates of c's files, for the gateway to say when they
+// expire.
+func expiries(c *file.Config) []gateway.Certificate {
+	list := make([]gateway.Certificate, len(c.Certificates))
+	for i, e := range c.Certificates {
+		list[i] = gateway.Certificate(e)
+	}
+	return list
 }
 
 // onHangup calls f on every SIGHUP until the returned function is called.

@@ -163,6 +163,14 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	if s.DNS != nil {
 		printDNSStatus(line, s.DNS)
 	}
+	for _, c := range s.Certificates {
+		left := time.Until(c.NotAfter)
+		when := "expires in " + humanSeconds(left.Seconds())
+		if left < 0 {
+			when = "expired " + humanSeconds(-left.Seconds()) + " ago"
+		}
+		line("expiry", "%s of %s %s, at %s", c.File, c.UsedBy, when, c.NotAfter.UTC().Format(time.RFC3339))
+	}
 	up := 0
 	for _, h := range all {
 		if h.State == registry.StateUp {

@@ -28,3 +28,20 @@ func TestStatusOfSourceListeners(t *testing.T) {
 		t.Error("a problem makes lines of its own")
 	}
 }
+
+// Certificates say when they expire, or since when they have.
+func TestStatusOfCertificates(t *testing.T) {
+	var b strings.Builder
+	s := &gateway.Status{Ready: true, Started: time.Now(), Certificates: []gateway.Certificate{
+		{UsedBy: "listener", File: "old.crt", NotAfter: time.Now().Add(-3*time.Hour - time.Second)},
+		{UsedBy: "via", File: "new\n.crt", NotAfter: time.Now().Add(5*time.Hour + time.Minute)},
+	}}
+	if err := printStatus(&b, s, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"expiry:    old.crt of listener expired 3h00m ago, at 2", "expiry:    new\uFFFD.crt of via expires in 5h0", "Z\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("not there: %q\n%s", want, b.String())
+		}
+	}
+}
