@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -31,18 +32,27 @@ func TestDeadPeerIsFound(t *testing.T) {
 			_ = far.SetDeadline(time.Time{})
 			_, _ = io.ReadFull(far, make([]byte, len(preface)))
 			_ = r.fr.WriteSettings()
+			var mu sync.Mutex // a Framer writes one frame at a time
+			write := func(f func() error) {
+				go func() {
+					mu.Lock()
+					defer mu.Unlock()
+					_ = f()
+				}()
+			}
 			for {
 				f, err := r.fr.ReadFrame()
 				if err != nil {
 					return
 				}
 				if f, ok := f.(*http2.SettingsFrame); ok && !f.IsAck() {
-					go func() { _ = r.fr.WriteSettingsAck() }()
+					write(r.fr.WriteSettingsAck)
 				}
 				if h, ok := f.(*http2.HeadersFrame); ok {
-					go func() {
-						_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: h.StreamID, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
-					}()
+					id := h.StreamID
+					write(func() error {
+						return r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
+					})
 				}
 			}
 		}()
@@ -233,12 +243,14 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 	const most = settleTime + 6*time.Second
 	// goodbye sends PINGs, which it has answered, until the connection ends, and
 	// returns the code of the GOAWAY.
-	goodbye := func(r *raw) (code http2.ErrCode) {
+	// It calls first before the first of them: a Framer writes one frame at a time.
+	goodbye := func(r *raw, first func()) (code http2.ErrCode) {
 		r.mum = true
 		_ = r.SetDeadline(time.Time{})
 		stop := make(chan struct{})
 		defer close(stop)
 		go func() {
+			first()
 			for {
 				select {
 				case <-stop:
@@ -259,12 +271,11 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 			}()
 			r := newRaw(t, near)
 			start := time.Now()
-			go func() {
+			code := goodbye(r, func() {
 				_, _ = io.WriteString(near, preface)
 				_ = r.fr.WriteSettings()
 				_ = r.connect(1, "svc:1")
-			}()
-			code := goodbye(r)
+			})
 			if took := time.Since(start); code != http2.ErrCodeSettingsTimeout || took < settleTime || took > most {
 				t.Errorf("GOAWAY with %v after %v, want SETTINGS_TIMEOUT after %v", code, took, settleTime)
 			}
@@ -280,13 +291,15 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 			go func() {
 				r := newRaw(t, far)
 				_, _ = io.ReadFull(far, make([]byte, len(preface)))
+				written := make(chan struct{})
 				go func() {
+					defer close(written)
 					_ = r.fr.WriteSettings()
 					_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
 				}()
 				for f, _ := r.fr.ReadFrame(); f.Header().Type != http2.FrameHeaders; f, _ = r.fr.ReadFrame() {
 				}
-				code <- goodbye(r)
+				code <- goodbye(r, func() { <-written })
 			}()
 			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
 			if err != nil {
