@@ -11,7 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"culvert.dev/metrics"
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
 )
 
 // An expiryLog may be read while it is written to.
@@ -110,35 +111,37 @@ func TestExpiryIsSaidBeforehand(t *testing.T) {
 
 // What expires first is first, and each scrape has what is in use now.
 func TestExpiryMetrics(t *testing.T) {
-	w := newExpiryWatch(slog.New(slog.DiscardHandler))
-	m := metrics.New()
-	m.GaugeSet("culvert_test_expiry", "For this test.", []string{"used_by", "file"}, w.gauges)
+	g, err := New(t.Context(), Config{Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
 	scrape := func() string {
 		t.Helper()
 		rec := httptest.NewRecorder()
-		m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+		g.metrics.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
 		if rec.Code != 200 {
 			t.Fatalf("a scrape: %d", rec.Code)
 		}
 		return rec.Body.String()
 	}
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
-	w.use([]Certificate{{"listener", "a.crt", at(2000)}, {"listener", "a.crt", at(3000)}, {"via", "a.crt", at(1000)}, {"dns", "\xff.crt", at(4000)}})
+	g.UseCertificates([]Certificate{{"listener", "a.crt", at(2000)}, {"listener", "a.crt", at(3000)}, {"via", "a.crt", at(1000)}, {"dns", "\xff.crt", at(4000)}})
 	got := scrape()
 	for _, want := range []string{
-		`culvert_test_expiry{file="a.crt",used_by="listener"} 2000`,
-		`culvert_test_expiry{file="a.crt",used_by="via"} 1000`,
-		`culvert_test_expiry{file="` + "\uFFFD" + `.crt",used_by="dns"} 4000`,
+		`culvert_certificate_expiry_timestamp_seconds{file="a.crt",used_by="listener"} 2000`,
+		`culvert_certificate_expiry_timestamp_seconds{file="a.crt",used_by="via"} 1000`,
+		`culvert_certificate_expiry_timestamp_seconds{file="` + "\uFFFD" + `.crt",used_by="dns"} 4000`,
 	} {
 		if !strings.Contains(got, want+"\n") {
 			t.Errorf("no %s", want)
 		}
 	}
-	if l := w.certificates(); len(l) != 3 || l[0].UsedBy != "via" {
+	if l := g.Status().Certificates; len(l) != 3 || l[0].UsedBy != "via" {
 		t.Errorf("the certificates are %v", l)
 	}
-	w.use([]Certificate{{"listener", "a.crt", at(5000)}})
-	if got := scrape(); !strings.Contains(got, `culvert_test_expiry{file="a.crt",used_by="listener"} 5000`+"\n") || strings.Count(got, "culvert_test_expiry{") != 1 {
-		t.Errorf("after a change the metrics are\n%s", got[strings.Index(got, "culvert_test_expiry"):])
+	g.UseCertificates([]Certificate{{"listener", "a.crt", at(5000)}})
+	if got := scrape(); !strings.Contains(got, `culvert_certificate_expiry_timestamp_seconds{file="a.crt",used_by="listener"} 5000`+"\n") || strings.Count(got, "culvert_certificate_expiry_timestamp_seconds{") != 1 {
+		t.Errorf("after a change the metrics are\n%s", got[strings.Index(got, "culvert_certificate_expiry_timestamp_seconds"):])
 	}
 }
