@@ -42,7 +42,7 @@ const (
 // A Problem is something that is refused. It is comparable: the same is said
 // once.
 type Problem struct {
-	Kind      string // "Service", "Namespace" or "Secret"
+	Kind      string // "Service", "Namespace" or "Secret"; "Nodes", without a Name, for all of them
 	Namespace string
 	Name      string
 	Key       string // the annotation; "" where none is at fault

@@ -28,9 +28,9 @@ type event struct {
 	uid types.UID
 }
 
-// eventOf has an Event written of p, if there is room for it.
+// eventOf has an Event written of p, if there is room for it and it is of an object.
 func (r *run) eventOf(p Problem) {
-	if r.src.Events == nil {
+	if r.src.Events == nil || p.Name == "" {
 		return
 	}
 	select {

@@ -219,6 +219,49 @@ func TestNetworkOfWhoIsBelieved(t *testing.T) {
 	}
 }
 
+// Where podCIDRs finds nothing, that is told once, whatever Nodes come and go; and
+// not where one has a range, where nobody asks for them, or before there are Nodes.
+func TestNodesWithoutPodCIDR(t *testing.T) {
+	bare := func(name string) *corev1.Node {
+		n := worker(name, "10.0.0.1", true)
+		n.Spec.PodCIDRs = nil
+		return n
+	}
+	r, stores := fresh(&Source{PodCIDRs: true})
+	said := func() (n int) {
+		_ = known(r)
+		for _, p := range r.toSay {
+			if p.object() == "Nodes" && strings.Contains(p.Text, "no Node has a podCIDR") {
+				n++
+			}
+		}
+		return n
+	}
+	if n := said(); n != 0 {
+		t.Errorf("told %d times before there are Nodes", n)
+	}
+	_ = stores["nodes"].Add(bare("node-2"))
+	if n := said(); n != 1 {
+		t.Errorf("told %d times of a Node without a range, want once", n)
+	}
+	_ = stores["nodes"].Add(bare("node-1"))
+	_ = said()
+	_ = stores["nodes"].Delete(bare("node-2"))
+	if n := said(); n != 1 {
+		t.Errorf("told %d times when Nodes come and go, want once", n)
+	}
+	_ = stores["nodes"].Add(worker("node-3", "10.0.0.3", true))
+	if n := said(); n != 1 || len(r.said) != 0 {
+		t.Errorf("told %d times, and %d problems with a Node that has a range, want none", n, len(r.said))
+	}
+
+	r, stores = fresh(&Source{})
+	_ = stores["nodes"].Add(bare("node-1"))
+	if n := said(); n != 0 {
+		t.Errorf("told %d times where podCIDRs is not set", n)
+	}
+}
+
 // Whatever happens in whatever order, what is known is what a new list of the
 // same objects would give, and services that have not changed keep their pointers.
 func TestAnySequenceIsAsAFreshList(t *testing.T) {

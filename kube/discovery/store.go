@@ -316,6 +316,9 @@ func (r *run) convertNetwork() {
 	}
 	network, more := r.view.networkOf(list, at, r.nodes, r.src.PodCIDRs)
 	bad = append(bad, more...)
+	if p, none := r.withoutPodCIDR(); none {
+		bad = append(bad, p)
+	}
 	r.note(bad)
 	r.forget(r.netBad)
 	r.netBad = bad
@@ -328,6 +331,20 @@ func (r *run) convertNetwork() {
 	}
 	r.nets = []registry.Network{network}
 	r.modified = true
+}
+
+// withoutPodCIDR says that podCIDRs finds nothing: where the network plugin gives
+// out addresses by itself, no Node says which ones.
+func (r *run) withoutPodCIDR() (Problem, bool) {
+	if !r.src.PodCIDRs || len(r.nodes) == 0 {
+		return Problem{}, false
+	}
+	for _, n := range r.nodes {
+		if len(n.pods) > 0 {
+			return Problem{}, false
+		}
+	}
+	return Problem{Kind: "Nodes", Text: "podCIDRs is set, and no Node has a podCIDR: pods are in no network; write their ranges as cidrs of the network"}, true
 }
 
 // note counts problems, and has those said that are new.

@@ -411,6 +411,9 @@ func (r *run) say() {
 }
 
 func (p Problem) object() string {
+	if p.Name == "" {
+		return p.Kind
+	}
 	if p.Namespace == "" {
 		return p.Kind + " " + p.Name
 	}
