@@ -122,7 +122,7 @@ func (l *AccessLog) admit() bool {
 // not the client's.
 func ours(o *tunnel.Outcome) bool {
 	switch o.Reason {
-	case tunnel.Overload, tunnel.NoEndpoint, tunnel.LookupError, tunnel.LookupTime,
+	case tunnel.Overload, tunnel.Insecure, tunnel.NoEndpoint, tunnel.LookupError, tunnel.LookupTime,
 		tunnel.DialFailed, tunnel.DialTimeout, tunnel.Internal:
 		return true
 	case tunnel.Prohibited, tunnel.Loop:

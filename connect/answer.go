@@ -47,6 +47,7 @@ var answers = map[tunnel.Reason]answer{
 	tunnel.NotExposed:  {403, "http_request_denied", "the service is private"},
 	tunnel.Denied:      {403, "http_request_denied", "policy does not allow this"},
 	tunnel.Prohibited:  {502, "destination_ip_prohibited", "the address is one this gateway never dials"},
+	tunnel.Insecure:    {403, "http_request_denied", "the request would go to another network unencrypted"},
 	tunnel.Loop:        {502, "proxy_loop_detected", "the way leads back to this gateway"},
 	tunnel.NoEndpoint:  {503, "destination_unavailable", "the service has no endpoint"},
 	tunnel.LookupError: {502, "dns_error", "the service's endpoint has no address"},

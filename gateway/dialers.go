@@ -424,7 +424,7 @@ func dialShare(ctx context.Context, d tunnel.Dialer, addr string, shares int) (n
 // another reports whether err is no decision about the request.
 func another(err error) bool {
 	switch tunnel.ReasonOf(err) {
-	case tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied, tunnel.Prohibited, tunnel.Loop, tunnel.BadRequest, tunnel.TooLarge:
+	case tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied, tunnel.Prohibited, tunnel.Insecure, tunnel.Loop, tunnel.BadRequest, tunnel.TooLarge:
 		return false
 	}
 	return true

@@ -56,6 +56,7 @@ type ListedNetwork struct {
 	Near     []string        `json:"near,omitempty"`
 	Gateways []ListedGateway `json:"gateways,omitempty"`
 	Here     bool            `json:"here,omitempty"`
+	Insecure bool            `json:"insecure,omitempty"` // plaintext may go there without TLS
 }
 
 // A ListedGateway is a gateway of a network.
@@ -89,7 +90,7 @@ func listService(t *registry.Table, s *registry.Service) *ListedService {
 }
 
 func listNetwork(n *registry.Network, here string) *ListedNetwork {
-	l := &ListedNetwork{Name: n.Name, CIDRs: n.CIDRs, Near: n.Near, Here: n.Name == here}
+	l := &ListedNetwork{Name: n.Name, CIDRs: n.CIDRs, Near: n.Near, Here: n.Name == here, Insecure: n.Insecure}
 	for i := range n.Gateways {
 		g := &n.Gateways[i]
 		one := ListedGateway{Address: g.Address.String(), Transports: g.Transports, Weight: cmp.Or(g.Weight, 1)}

@@ -245,6 +245,49 @@ func TestAcrossIsGuarded(t *testing.T) {
 	}
 }
 
+// What may be plaintext does not go to a gateway without TLS, unless its network says
+// so or nothing leaves the host.
+func TestAcrossInTheClear(t *testing.T) {
+	far := startWith(t, "east", []tunnel.Protocol{&connect.Protocol{}}, service(testnet.Echo(t).Addr()))
+	named := registry.Gateway{Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: []string{"connect"}}
+	for _, row := range []struct {
+		name     string
+		gateway  registry.Gateway
+		insecure bool
+		plain    bool
+		want     tunnel.Reason // as Explain has it
+		works    bool
+	}{
+		{"elsewhere", named, false, true, tunnel.Insecure, false},
+		{"elsewhere, by CONNECT", named, false, false, tunnel.Prohibited, false}, // asked, but for its address
+		{"elsewhere, and that may be", named, true, true, tunnel.Prohibited, false},
+		{"on this host", at(far, "connect"), false, true, "", true},
+	} {
+		cfg := inWest(row.gateway)
+		cfg.Sources[0].(registry.Static).Networks[1].Insecure = row.insecure
+		cfg.Lookup = func(context.Context, string) ([]netip.Addr, error) {
+			return []netip.Addr{netip.MustParseAddr("169.254.169.254")}, nil
+		}
+		q := Query{Host: "svc.test", Port: 443, Proto: "connect"}
+		if row.plain {
+			q = Query{}
+			cfg.Listeners[0].Protocols = []tunnel.Protocol{&tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 443}}
+		}
+		west, g := startGateway(t, cfg)
+		d := tunnel.Dialer(&connect.Dialer{Proxy: west})
+		if row.plain {
+			d = straight(west)
+		}
+		if err := check(t, d); (err == nil) != row.works {
+			t.Errorf("%s: got %v", row.name, err)
+		}
+		q.Listener = g.cfg.Listeners[0].Address
+		if x := Explain(t.Context(), g.router, g.cfg.Listeners, q); x.Reason != row.want {
+			t.Errorf("%s: got %q (%s), want %q", row.name, x.Reason, x.Detail, row.want)
+		}
+	}
+}
+
 // Explain says which gateways are asked, how, and for what; or what to write.
 func TestAcrossIsExplained(t *testing.T) {
 	_, g := startGateway(t, inWest(at(closed, "connect-h2"), at("127.0.0.1:3", "sni")))

@@ -20,6 +20,24 @@ type Network struct {
 	Near     []string  // other networks, the nearest first; those not named come after them
 	Gateways []Gateway // how those outside reach what is in it
 	Via      []Hop     // how a gateway of another network does; none means at Gateways, by SNI or as Gateway.Onward has it
+	Insecure bool      // plaintext may go there without TLS
+}
+
+// Bare reports whether nothing is said of n but that it is insecure: what it is, a later
+// source says.
+func (n *Network) Bare() bool {
+	return n.Insecure && len(n.CIDRs) == 0 && len(n.Near) == 0 && len(n.Gateways) == 0 && len(n.Via) == 0
+}
+
+// GatewaysInClear returns a gateway of n that those outside can ask for more than a
+// hello, and for nothing that may be plaintext, where there is no other.
+func (n *Network) GatewaysInClear() (to string, ok bool) {
+	p := Place{}
+	for i := range n.Gateways {
+		g := &n.Gateways[i]
+		p.Entries = append(p.Entries, Entry{Gateway: g, Address: g.As(n.Name, ""), insecure: n.Insecure})
+	}
+	return p.inClear()
 }
 
 // A Gateway is a place where a network is entered.

@@ -51,6 +51,11 @@ func onward(reg *registry.Registry, req *tunnel.Request) string {
 	return said
 }
 
+// refusedInClear is how a request is refused that may be of plaintext.
+func refusedInClear(target, service, network, gateway string) string {
+	return fmt.Sprintf("insecure: registry: %q: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it", target, service, network, gateway)
+}
+
 // far is networks of which each is entered in another way, seen from home.
 func far() registry.Snapshot {
 	gw := func(address string, transports ...string) registry.Gateway {
@@ -71,6 +76,8 @@ func far() registry.Snapshot {
 	db := one("db", "h2", 5432)
 	db.Headless = true
 	db.Endpoints = []registry.Endpoint{{Addr: netip.MustParseAddr("10.7.0.1"), Port: 5432, Name: "db-0", Network: "h2"}}
+	crypt := one("crypt", "h2", 443)
+	crypt.TLS = &registry.BackendTLS{ServerName: "inside.test"}
 	several := one("several", "sni", 443)
 	several.Endpoints = append(several.Endpoints, registry.Endpoint{Host: "inside.test", Port: 1, Network: "via"}, registry.Endpoint{Host: "inside.test", Port: 1, Network: "connect"})
 	return registry.Snapshot{
@@ -83,11 +90,15 @@ func far() registry.Snapshot {
 			{Name: "socks5", Gateways: []registry.Gateway{gw("198.51.100.5:443", "hbone", "socks5")}},
 			{Name: "keys", Gateways: []registry.Gateway{gw("198.51.100.6:443", "hbone", "websocket"), gw("198.51.100.7:443", "websocket", "connect-h3")}},
 			{Name: "mixed", Gateways: []registry.Gateway{gw("198.51.100.8:443"), gw("198.51.100.9:443", "connect"), {Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: []string{"socks5"}}}},
+			{Name: "open", Insecure: true, Gateways: []registry.Gateway{gw("198.51.100.11:443", "socks5")}},
+			{Name: "local", Gateways: []registry.Gateway{gw("198.51.100.12:443", "connect"), gw("127.0.0.1:443", "connect")}},
+			{Name: "plainvia", Via: []registry.Hop{{Proto: "connect", To: []string{"https://gw.test:1"}}, {Proto: "connect", To: []string{"gw.plain.example:1"}}}},
 			{Name: "via", Via: via, Gateways: []registry.Gateway{gw("198.51.100.10:443", "sni", "connect")}},
 		},
 		Services: []*registry.Service{
 			one("a", "sni", 443), one("b", "all", 443), one("c", "h2", 443), one("d", "connect", 443), one("e", "socks5", 443),
-			one("f", "keys", 443), one("g", "mixed", 443), one("h", "h2"), wide, named, secret, db, several,
+			one("f", "keys", 443), one("g", "mixed", 443), one("h", "h2"), wide, named, secret, db, several, crypt,
+			one("i", "local", 443), one("open", "open", 443), one("plain", "plainvia", 443),
 		},
 	}
 }
@@ -101,9 +112,20 @@ func TestOnward(t *testing.T) {
 		{"connect", "b.test:443", "", "198.51.100.2:443 by connect-h2 for b.test:443 of b"},
 		{"connect-h2", "c.test:443", "", "198.51.100.3:443 by connect-h2 for c.test:443 of c"},
 		{"socks5", "d.test:443", "", "198.51.100.4:443 by connect for d.test:443 of d"},
-		{"hbone", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
+		{"connect", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
 		{"connect-h3", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
-		{"tcp", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
+		{"tcp", "open.test:443", "", "198.51.100.11:443 by socks5 for open.test:443 of open"},
+		{"tls", "open.test:443", "", "198.51.100.11:443 by socks5 for open.test:443 of open"},
+
+		// Plaintext goes nowhere in the clear but where the network says so.
+		{"tcp", "e.test:443", "", refusedInClear("e.test:443", "e", "socks5", "198.51.100.5:443")},
+		{"tls", "b.test:443", "", refusedInClear("b.test:443", "b", "all", "198.51.100.2:443")},
+		{"hbone", "c.test:443", "", refusedInClear("c.test:443", "c", "h2", "198.51.100.3:443")},
+		{"tcp", "plain.test:443", "", refusedInClear("plain.test:443", "plain", "plainvia", "gw.plain.example:1")},
+		{"connect", "plain.test:443", "", "invalid AddrPort by via for invalid AddrPort of plain"},
+		{"tcp", "i.test:443", "", "127.0.0.1:443 by connect for i.test:443 of i"}, // nothing leaves the host
+		{"tls", "crypt.test:443", "", "198.51.100.3:443 by connect-h2 for crypt.test:443 of crypt"},
+		{"tcp", "a.test:443", "", `no-endpoint: registry: "a.test:443": service "a" is in network "sni", whose gateways take sni: a tcp request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 
 		// A hello goes on as it is where that is read, and nothing else changes.
 		{"sni", "a.test", "", "198.51.100.1:443 by the Router"},
@@ -240,9 +262,12 @@ func TestOnwardOfBackends(t *testing.T) {
 		"all":      {Service: in(name, "all")},
 		"h2":       {Service: in(name, "h2")},
 		"via":      {Service: in(name, "via")},
+		"open":     {Service: in(name, "open")},
+		"crypt":    {Service: in(name, "h2")},
 		"nameless": {Service: in("", "all")},
 		"set":      {Service: &registry.Service{Name: "import", Ports: []uint16{5432}}, Of: set},
 	}
+	backends["crypt"].Service.TLS = &registry.BackendTLS{ServerName: "inside.test"}
 	for name, b := range backends {
 		b.Weight = 1
 		s.Listeners = append(s.Listeners, &registry.Listener{Name: name, Protocol: registry.TCP, Port: uint16(1000 + len(s.Listeners)),
@@ -261,9 +286,12 @@ func TestOnwardOfBackends(t *testing.T) {
 	for _, c := range []struct{ proto, listener, want string }{
 		{"tcp", "here", "10.7.0.1:15432 by the Router"},
 		{"sni", "all", "198.51.100.2:443 by connect-h2 for " + name + ":5432 of shop/db"},
-		{"tls", "all", "198.51.100.2:443 by connect-h2 for " + name + ":5432 of shop/db"},
-		{"tcp", "h2", "198.51.100.3:443 by connect-h2 for " + name + ":5432 of shop/db"},
-		{"tcp", "set", "198.51.100.4:443 by connect, 198.51.100.3:443 by connect-h2 for " + set.String() + ":5432 of " + set.String()},
+		{"tls", "all", refusedInClear("", "shop/db", "all", "198.51.100.2:443")},
+		{"tcp", "h2", refusedInClear("", "shop/db", "h2", "198.51.100.3:443")},
+		{"tcp", "open", "198.51.100.11:443 by socks5 for " + name + ":5432 of shop/db"},
+		{"tls", "crypt", "198.51.100.3:443 by connect-h2 for " + name + ":5432 of shop/db"},
+		{"tcp", "set", refusedInClear("", set.String(), "connect", "198.51.100.4:443")},
+		{"sni", "set", "198.51.100.4:443 by connect, 198.51.100.3:443 by connect-h2 for " + set.String() + ":5432 of " + set.String()},
 
 		// Who reads names alone is told the one in the hello.
 		{"sni", "sni", "198.51.100.1:443 by the Router"},
@@ -278,8 +306,39 @@ func TestOnwardOfBackends(t *testing.T) {
 		}
 	}
 
+	// A client of TLS that ends here is refused before it is shown a certificate.
+	for listener, want := range map[string]tunnel.Reason{"here": tunnel.Done, "all": tunnel.Insecure, "h2": tunnel.Insecure, "open": tunnel.Done, "crypt": tunnel.Done, "via": tunnel.Done} {
+		err := reg.Table().Hopeless(&tunnel.Request{Proto: "sni", Listener: listener, Confined: true})
+		if tunnel.ReasonOf(err) != want {
+			t.Errorf("TLS that ends at listener %s: got %v, want %s", listener, err, want)
+		}
+	}
+
 	route, err := reg.Resolve(t.Context(), &tunnel.Request{Proto: "tls", Listener: "via", Confined: true})
 	if err != nil || len(route.Endpoints) != 1 || route.Endpoints[0].Host != name || route.Endpoints[0].Addr.Port() != 5432 {
 		t.Errorf("by the network's via: %v (%v), want %s and its port", route.Endpoints, err, name)
+	}
+}
+
+// A network that is only said to be insecure is what a later source makes of it.
+func TestInsecureOfAnotherSource(t *testing.T) {
+	s := far()
+	file := registry.Snapshot{Networks: []registry.Network{{Name: "h2", Insecure: true}}}
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) {
+		return &crossed{s.Name, c}, nil
+	}}
+	req := &tunnel.Request{Proto: "tcp", Name: tunnel.MustParseName("c.test"), Port: 443}
+	reg.Swap(table(t, reg.Mesh, file, s))
+	if got, want := onward(reg, req), "198.51.100.3:443 by connect-h2 for c.test:443 of c"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	// It is no way to change one that an earlier source has.
+	tab, err := reg.Mesh.Merge(s, file)
+	if err == nil {
+		t.Error("a later source may say it of an earlier one's network")
+	}
+	reg.Swap(tab)
+	if got, want := onward(reg, req), refusedInClear("c.test:443", "c", "h2", "198.51.100.3:443"); got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }

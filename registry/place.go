@@ -33,6 +33,8 @@ type Entry struct {
 	Address Endpoint // of it, for who asked
 	Rank    int      // 0 for the nearest network's
 
+	insecure bool // plaintext may go into the network without TLS
+
 	via bool // the network has a Via, and is asked by nothing else than that and SNI
 }
 
@@ -282,7 +284,7 @@ func (t *Table) place(f found, from int32) Place {
 		}
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
-			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank, via: len(n.Via) > 0})
+			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank, via: len(n.Via) > 0, insecure: n.Insecure})
 		}
 	}
 	return p

@@ -384,7 +384,7 @@ func (t *Table) Hopeless(req *tunnel.Request) error {
 	if refusal != nil {
 		return refusal
 	}
-	r := one.to
+	r, reason := one.to, tunnel.NoEndpoint
 	why := errors.New("it has no backend with a weight")
 	for i := range r.backends {
 		b := &r.backends[i]
@@ -399,12 +399,17 @@ func (t *Table) Hopeless(req *tunnel.Request) error {
 				continue
 			}
 			if len(e.Endpoints) > 0 || len(e.Via) > 0 {
-				return nil
+				refusal := t.exposes(req, found{entry: e, port: b.port, rule: r})
+				if refusal == nil {
+					return nil
+				}
+				why, reason = refusal, tunnel.Insecure
+				continue
 			}
 			why = fmt.Errorf("service %q has no endpoint", e.Name)
 		}
 	}
-	return tunnel.Refusef(tunnel.NoEndpoint, "registry: rule %q of %s leads nowhere: %w", r.Name, orUnknown(r.Origin), why)
+	return tunnel.Refusef(reason, "registry: rule %q of %s leads nowhere: %w", r.Name, orUnknown(r.Origin), why)
 }
 
 // golden is the golden ratio's fraction, in units of 1/2^64: its multiples are

@@ -414,7 +414,7 @@ func TestBackendsAreServices(t *testing.T) {
 		{"far.test", "sni", "[198.51.100.1:15443] false"},
 		{"far.test", "tls", "no-endpoint"}, // nobody could say there whom it is for
 		{"beyond.test", "sni", "[b.test:8443] true"},
-		{"beyond.test", "tls", "[b.test:8443] true"},
+		{"beyond.test", "tls", "insecure"},
 		{"via.test", "tcp", "[via.test:8443] true"},
 		{"nameless.test", "tls", "no-endpoint"},
 		{"local.test", "tls", "[127.0.0.1:1] false"},

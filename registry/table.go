@@ -231,13 +231,19 @@ func (b *builder) conflict(what, kept, dropped string) {
 }
 
 func (b *builder) addNetwork(network Network) {
-	if _, ok := b.networkIndex[network.Name]; ok {
+	i, ok := b.networkIndex[network.Name]
+	if ok && b.all[i].Bare() {
+		network.Insecure = true // an earlier source says so, and leaves the rest to a later one
+	} else if ok {
 		// Not a union: a source must not widen a network of another one.
 		b.conflict(fmt.Sprintf("network %q", network.Name), "an earlier source", "a later one")
 		return
 	}
-	i := int32(len(b.networks.names))
-	b.networks.names = append(b.networks.names, network.Name)
+	if !ok {
+		i = int32(len(b.networks.names))
+		b.networks.names = append(b.networks.names, network.Name)
+		b.all = append(b.all, placed{})
+	}
 	network.Gateways = completeGateways(network.Gateways)
 	for j := range network.Gateways {
 		g := &network.Gateways[j]
@@ -247,7 +253,7 @@ func (b *builder) addNetwork(network Network) {
 			}
 		}
 	}
-	b.all = append(b.all, placed{Network: network})
+	b.all[i] = placed{Network: network}
 	b.networkIndex[network.Name] = i
 	for _, p := range network.CIDRs {
 		p = normalPrefix(p)

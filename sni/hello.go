@@ -71,14 +71,15 @@ type Alert uint8
 
 // The alerts this package sends.
 const (
-	UnexpectedMessage Alert = 10
-	RecordOverflow    Alert = 22
-	IllegalParameter  Alert = 47
-	AccessDenied      Alert = 49
-	DecodeError       Alert = 50
-	ProtocolVersion   Alert = 70
-	InternalError     Alert = 80
-	UnrecognizedName  Alert = 112
+	UnexpectedMessage    Alert = 10
+	RecordOverflow       Alert = 22
+	IllegalParameter     Alert = 47
+	AccessDenied         Alert = 49
+	DecodeError          Alert = 50
+	ProtocolVersion      Alert = 70
+	InsufficientSecurity Alert = 71
+	InternalError        Alert = 80
+	UnrecognizedName     Alert = 112
 )
 
 // A ParseError says that the bytes are not a hello, whatever may follow.

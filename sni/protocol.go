@@ -143,6 +143,8 @@ func AlertFor(err error) Alert {
 		return UnrecognizedName
 	case tunnel.Denied, tunnel.Prohibited, tunnel.NoAuth:
 		return AccessDenied
+	case tunnel.Insecure:
+		return InsufficientSecurity
 	case tunnel.BadHello:
 		return DecodeError
 	case tunnel.NoHello, tunnel.HelloTimeout, tunnel.BadPreamble, tunnel.Gone:

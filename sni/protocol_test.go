@@ -383,6 +383,7 @@ var alerts = map[tunnel.Reason]Alert{
 	tunnel.Denied:      AccessDenied,
 	tunnel.Prohibited:  AccessDenied,
 	tunnel.NoAuth:      AccessDenied,
+	tunnel.Insecure:    InsufficientSecurity,
 	tunnel.BadHello:    DecodeError,
 	tunnel.Overload:    InternalError,
 	tunnel.Flood:       InternalError,

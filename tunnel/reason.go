@@ -33,6 +33,7 @@ const (
 	NotExposed  Reason = "not-exposed"  // the service exists and is private, here or to this caller
 	Denied      Reason = "denied"       // policy says no
 	Prohibited  Reason = "prohibited"   // the address is one the gateway never dials
+	Insecure    Reason = "insecure"     // plaintext would cross to another network unencrypted
 	Loop        Reason = "loop"         // the way leads back to this gateway
 	NoEndpoint  Reason = "no-endpoint"  // the service has no endpoint
 	LookupError Reason = "dns-failed"   // the endpoint's DNS name has no address
@@ -57,7 +58,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		NoHello, HelloTimeout, BadPreamble, BadHello, BadRequest, BadMethod, TooLarge, Gone, Overload, Flood,
-		NoSNI, NoAuth, NoRoute, NotExposed, Denied, Prohibited, Loop, NoEndpoint, LookupError, LookupTime,
+		NoSNI, NoAuth, NoRoute, NotExposed, Denied, Prohibited, Insecure, Loop, NoEndpoint, LookupError, LookupTime,
 		DialFailed, DialTimeout, Unsupported, Internal,
 		Done, Reset, Idle, HalfClosed, Drain, Killed,
 	}

@@ -77,7 +77,7 @@ func status(r connect.Refusal) int {
 	switch r.Reason {
 	case tunnel.BadRequest, tunnel.Prohibited, tunnel.Loop:
 		return http.StatusBadRequest
-	case tunnel.NoAuth, tunnel.NotExposed, tunnel.Denied:
+	case tunnel.NoAuth, tunnel.NotExposed, tunnel.Denied, tunnel.Insecure:
 		return http.StatusUnauthorized
 	case tunnel.NoRoute, tunnel.NoEndpoint, tunnel.LookupError, tunnel.LookupTime, tunnel.DialFailed, tunnel.DialTimeout:
 		return http.StatusServiceUnavailable

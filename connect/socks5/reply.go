@@ -44,6 +44,7 @@ var replies = map[tunnel.Reason]Reply{
 	tunnel.NotExposed: NotAllowed,
 	tunnel.Denied:     NotAllowed,
 	tunnel.Prohibited: NotAllowed,
+	tunnel.Insecure:   NotAllowed,
 	tunnel.NoAuth:     NotAllowed,
 	tunnel.Loop:       NotAllowed,
 

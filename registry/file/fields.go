@@ -169,6 +169,7 @@ var networkFields = []field[registry.Network]{
 	{"near", func(d *decoder, n *yaml.Node, to *registry.Network) { d.near(n, to) }},
 	{"gateways", func(d *decoder, n *yaml.Node, to *registry.Network) { d.gateways(n, to) }},
 	{"via", func(d *decoder, n *yaml.Node, to *registry.Network) { d.hops(n, &to.Via) }},
+	{"insecure", func(d *decoder, n *yaml.Node, to *registry.Network) { d.boolean(n, "insecure", &to.Insecure) }},
 }
 
 // listener returns the positions of the listener that is being read.

@@ -260,10 +260,11 @@ func (d *decoder) checkMesh() {
 				d.knownNetwork(at.near[j], name)
 			}
 		}
+		d.checkInsecure(&network, at)
 		for j := range network.Gateways {
 			d.checkEntrance(&network, &network.Gateways[j], at, at.transports[j])
 		}
-		if len(network.Gateways) == 0 && len(network.CIDRs) == 0 && at.node.Kind == yaml.MappingNode && !has(at.node, "cidrs") && !has(at.node, "gateways") {
+		if len(network.Gateways) == 0 && len(network.CIDRs) == 0 && at.node.Kind == yaml.MappingNode && !has(at.node, "cidrs") && !has(at.node, "gateways") && !(network.Insecure && d.discovers()) {
 			d.errorf(at.node, "add cidrs, or gateways, or both", "network %q is empty", clip(network.Name))
 		}
 	}
@@ -295,6 +296,35 @@ func (d *decoder) checkMesh() {
 		}
 		first[key] = here
 	}
+}
+
+// discovers reports whether networks come from Kubernetes, too.
+func (d *decoder) discovers() bool {
+	return d.cfg.Kubernetes != nil && d.cfg.Kubernetes.Discovery != nil
+}
+
+// checkInsecure tells of networks that what may be plaintext goes to without TLS, and
+// of those that it can't go to for that.
+func (d *decoder) checkInsecure(network *registry.Network, at *networkAt) {
+	if network.Insecure {
+		d.warnf(at.name, "", "network %q is insecure: what may be plaintext goes there without TLS", clip(network.Name))
+		return
+	}
+	if network.Name == d.cfg.Mesh.Network {
+		return
+	}
+	to, clear := "", false
+	if n := len(network.Via); n > 0 {
+		to, clear = network.Via[n-1].InClear(n == 1)
+	} else {
+		to, clear = network.GatewaysInClear()
+	}
+	if !clear || d.cfg.ServicePorts == nil && (d.cfg.Kubernetes == nil || d.cfg.Kubernetes.GatewayAPI == nil) &&
+		!slices.ContainsFunc(d.at.listeners, func(l listenerAt) bool { return l.service != nil }) {
+		return
+	}
+	d.warnf(at.name, "give the network a via with TLS, or say insecure: true of it", "gateway %q of network %q is asked without TLS: ports of services, and TLS that ends here, get nothing from there but the refusal %q",
+		clip(to), clip(network.Name), tunnel.Insecure)
 }
 
 // checkEntrance finds a gateway that takes only what a gateway of another network

@@ -195,6 +195,39 @@ services:
 			t.Errorf("mode %v: the warnings are\n%s\nwant %d of them, without secrets", mode, got, n)
 		}
 	}
+	write("insecure.yaml", `cluster: c
+network: home
+networks:
+  - {name: home, cidrs: [10.0.0.0/8], gateways: [{address: "10.0.0.1:1", transports: [connect]}]}
+  - {name: open, gateways: [{address: "gw.open.example:1", transports: [connect]}], insecure: true}
+  - {name: plain, gateways: [{address: "gw.plain.example:1", transports: [sni, connect]}]}
+  - {name: plainvia, cidrs: [10.3.0.0/16], via: [{connect: "https://gw.example:1"}, {connect: "gw.plainvia.example:1"}]}
+  - {name: names, gateways: ["gw.names.example:1"]}
+  - {name: safe, gateways: [{address: "gw.safe.example:1", transports: [connect]}], via: [{connect: "gw.example:1"}, {connect-h2: "https://gw.safe.example:1"}]}
+  - {name: local, gateways: [{address: "127.0.0.1:1", transports: [connect]}]}
+  - {name: discovered, insecure: true}
+listeners: [{address: ":1", service: a.test}]
+kubernetes: {discovery: {network: discovered}}
+services: [{name: a.test, ports: [1], endpoints: ["10.0.0.2:1"]}]
+`, 0o600)
+	cfg, err := Load(filepath.Join(dir, "insecure.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := cfg.Warnings.Error()
+	for _, want := range []string{
+		`network "open" is insecure: what may be plaintext goes there without TLS`,
+		`network "discovered" is insecure: what may be plaintext goes there without TLS`,
+		`gateway "gw.plain.example:1" of network "plain" is asked without TLS`,
+		`gateway "gw.plainvia.example:1" of network "plainvia" is asked without TLS`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the warnings are\n%s\nwant %s", got, want)
+		}
+	}
+	if len(cfg.Warnings) != 4 {
+		t.Errorf("the warnings are\n%s\nwant 4", got)
+	}
 	if l := (&Listener{Auth: &Auth{}}); fmt.Sprint(l.Outer()) != "[connect connect-h2]" {
 		t.Errorf("a listener with auth that says nothing more speaks %s", l.Outer())
 	}

@@ -17,6 +17,7 @@ type network struct {
 	Near     []string       `json:"near,omitempty"`
 	Gateways []gateway      `json:"gateways,omitempty"`
 	Via      []hop          `json:"via,omitempty"`
+	Insecure bool           `json:"insecure,omitempty"`
 }
 
 type gateway struct {
@@ -148,11 +149,11 @@ func needs(s *registry.Service) bool {
 }
 
 func ofNetwork(n *registry.Network) *network {
-	return &network{n.Name, n.CIDRs, n.Near, each(n.Gateways, ofGateway), each(n.Via, ofHop)}
+	return &network{n.Name, n.CIDRs, n.Near, each(n.Gateways, ofGateway), each(n.Via, ofHop), n.Insecure}
 }
 
 func (n *network) registry() registry.Network {
-	return registry.Network{Name: n.Name, CIDRs: n.CIDRs, Near: n.Near, Gateways: each(n.Gateways, (*gateway).registry), Via: each(n.Via, (*hop).registry)}
+	return registry.Network{Name: n.Name, CIDRs: n.CIDRs, Near: n.Near, Gateways: each(n.Gateways, (*gateway).registry), Via: each(n.Via, (*hop).registry), Insecure: n.Insecure}
 }
 
 func ofGateway(g *registry.Gateway) gateway {

@@ -2,6 +2,7 @@ package command
 
 import (
 	"log/slog"
+	"net/netip"
 	"reflect"
 	"slices"
 	"testing"
@@ -59,6 +60,24 @@ func TestPseudonym(t *testing.T) {
 		c := &file.Config{Cluster: tt.cluster, Mesh: registry.Mesh{Network: tt.network}}
 		if got := pseudonym(c); got != tt.want {
 			t.Errorf("cluster %q, network %q: got %q, want %q", tt.cluster, tt.network, got, tt.want)
+		}
+	}
+}
+
+// A network of the file is not taken from discovery, unless the file only says that
+// it is insecure.
+func TestKubeConfigHasTheNetwork(t *testing.T) {
+	for _, row := range []struct {
+		network registry.Network
+		want    bool
+	}{
+		{registry.Network{Name: "west", Insecure: true}, false},
+		{registry.Network{Name: "east"}, false},
+		{registry.Network{Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Insecure: true}, true},
+	} {
+		c := &file.Config{Kubernetes: &file.Kubernetes{Discovery: &file.Discovery{Network: "west"}}, Networks: []registry.Network{row.network}}
+		if got := kubeConfig(c, slog.New(slog.DiscardHandler)).Discovery.Declared; got != row.want {
+			t.Errorf("with %+v: declared %v, want %v", row.network, got, row.want)
 		}
 	}
 }
