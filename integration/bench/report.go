@@ -23,7 +23,7 @@ round trip: [adr/0006](adr/0006-cost-of-a-round-trip.md); and a new connection: 
 - **CPU** is the proxy's processor time, user and system, from /proc.
 - **Memory** is PSS, as the slope from a quarter of the tunnels or hellos to all of them, each read once it stands still. Those with a
   garbage collector collect before; Go does that by itself every two minutes. Kernel memory is not in it.
-- **Idle CPU** is that of a proxy with 3,000 tunnels that have been silent for 16 s.
+- **Idle CPU** is that of a proxy with 3,000 tunnels that have been silent for 16 s, measured once, for 5 s.
 - **A line of the access log** is the difference in CPU per connection between culvert with its default settings, which log each
   connection, and with the log level error.
 - **Reload**: the file is replaced and SIGHUP is sent; it ends when /status shows the new table.
