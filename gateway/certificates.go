@@ -119,11 +119,11 @@ func (w *expiryWatch) look(now time.Time) time.Duration {
 			continue
 		}
 		w.said[c] = expirySaying{expired, now}
-		level, text := slog.LevelWarn, "a certificate expires soon"
+		log, text := w.log.Warn, "a certificate expires soon"
 		if expired {
-			level, text = slog.LevelError, "a certificate has expired"
+			log, text = w.log.Error, "a certificate has expired"
 		}
-		w.log.Log(context.Background(), level, text, "file", c.File, "used_by", c.UsedBy,
+		log(text, "file", c.File, "used_by", c.UsedBy,
 			"not_after", c.NotAfter.UTC().Format(time.RFC3339), "left", max(left, 0).Round(time.Minute))
 	}
 	return next
