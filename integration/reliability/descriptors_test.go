@@ -234,12 +234,13 @@ func (g *gateway) busyWhile(d time.Duration, f func()) float64 {
 	return 100 * (g.cpu() - cpu).Seconds() / time.Since(began).Seconds()
 }
 
-// fill opens tunnels until the gateway refuses one.
+// fill opens tunnels until the gateway refuses one, each from an address of its
+// own: one with a share of its own is refused when there is nothing left.
 func fill(t *testing.T, g *gateway, w way) []*net.TCPConn {
 	t.Helper()
 	var conns []*net.TCPConn
 	for i := range 1000 {
-		c := g.mustDial(i % 50)
+		c := g.mustDial(1000 + i)
 		if err := w.enter(c, "echo.test"); err != nil {
 			_ = c.Close()
 			return conns

@@ -250,9 +250,8 @@ func (w *watch) follow(files []string) {
 	}
 	for _, f := range files {
 		add(f)
-		if real, err := filepath.EvalSymlinks(f); err == nil {
-			add(real)
-		}
+		left := maxLinks
+		eachLink(f, &left, add)
 	}
 	if w.watcher == nil {
 		return
@@ -272,6 +271,29 @@ func (w *watch) follow(files []string) {
 			continue
 		}
 		w.dirs[dir] = true
+	}
+}
+
+// maxLinks is how many symbolic links a path may lead through, as in Linux.
+const maxLinks = 40
+
+// eachLink calls add with each symbolic link that path leads through, and with
+// where it leads: any of them may be swapped. It follows no more than left.
+func eachLink(path string, left *int, add func(string)) {
+	path = filepath.Clean(path)
+	for at := path; *left > 0 && at != filepath.Dir(at); at = filepath.Dir(at) {
+		to, err := os.Readlink(at)
+		if err != nil {
+			continue
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(at), to)
+		}
+		*left--
+		to += path[len(at):]
+		add(at)
+		add(to)
+		eachLink(to, left, add)
 	}
 }
 
