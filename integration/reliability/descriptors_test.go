@@ -73,7 +73,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 						t.Fatal(err)
 					}
 					if took[i] = time.Since(began); r.code != code || code == 0 && r.end != testnet.RST {
-						t.Errorf("%s: a new connection got %v, want %d", when, r, code)
+						t.Fatalf("%s: a new connection got %v, want %d", when, r, code)
 					}
 				}
 				t.Logf("%s: refused within %v, nine of ten within %v", when, percentile(took, 100), percentile(took, 90))
