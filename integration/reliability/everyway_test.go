@@ -532,7 +532,7 @@ func TestDeadlinesAreAbsoluteAtEveryListener(t *testing.T) {
 func TestMemoryRunsOutByEveryCarrier(t *testing.T) {
 	t.Parallel()
 	const (
-		limit = 20 << 20
+		limit = 24 << 20
 		most  = 500      // tunnels, of each carrier
 		over  = 40 << 20 // that the process takes beside what is limited
 	)
