@@ -89,6 +89,9 @@ func (w *AsyncWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
+// Flush has the lines that wait passed on now. It does not wait for that.
+func (w *AsyncWriter) Flush() { w.signal() }
+
 // Dropped returns how many lines were dropped or could not be written, since
 // the start.
 func (w *AsyncWriter) Dropped() uint64 { return w.dropped.Load() }

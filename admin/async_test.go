@@ -242,6 +242,13 @@ func TestAsyncWriterBatches(t *testing.T) {
 		write(10)
 		check("after a pause", 10)
 		write(10)
+		check("after that")
+		slog.New(NewHandler(w, false, slog.LevelInfo)).With("a", 1).Warn("x")
+		synctest.Wait()
+		if got := out.take(); len(got) != 1 || got[0] < 20 {
+			t.Errorf("a record that is no line of the access log: writes of %d bytes, want one with what waited", got)
+		}
+		write(10)
 		closeWriter(t, w)
 		check("closed", 10)
 	})

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -34,7 +35,30 @@ func NewHandler(w io.Writer, asJSON bool, level slog.Leveler) *Handler {
 	} else {
 		h.Handler = slog.NewTextHandler(w, opts)
 	}
+	if f, ok := w.(interface{ Flush() }); ok {
+		h.Handler = flushed{h.Handler, f.Flush}
+	}
 	return h
+}
+
+// flushed is a handler whose records do not wait for others: only the lines of
+// the access log are so many that they gather.
+type flushed struct {
+	slog.Handler
+	flush func()
+}
+
+func (f flushed) Handle(ctx context.Context, r slog.Record) error {
+	defer f.flush()
+	return f.Handler.Handle(ctx, r)
+}
+
+func (f flushed) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return flushed{f.Handler.WithAttrs(attrs), f.flush}
+}
+
+func (f flushed) WithGroup(name string) slog.Handler {
+	return flushed{f.Handler.WithGroup(name), f.flush}
 }
 
 // write writes o's line.
