@@ -8,8 +8,8 @@ import (
 
 // A crowd bounds the open connections of a port. Where there are too many it
 // closes one of the client address that has most, and never the one that has
-// just come from an address with fewer: a probe gets its answer whoever else
-// holds connections open.
+// just come from an address with fewer: a probe gets its answer even if other
+// clients hold connections open.
 type crowd struct {
 	limit int
 

@@ -42,7 +42,7 @@ type Credentials struct {
 var ErrCredentials = errors.New("the credentials are not accepted")
 
 // Authenticate has a judge the value of a field with credentials, of which n
-// were sent, for req, and says there who asks. Its errors are *tunnel.Error.
+// were sent, for req, and records in it the identity of the client. Its errors are *tunnel.Error.
 func Authenticate(ctx context.Context, a Authenticator, req *tunnel.Request, sent string, n int) error {
 	tunnel.WillWait(ctx) // a password is hashed on purpose slowly
 	scheme, value, _ := strings.Cut(sent, " ")

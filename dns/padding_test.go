@@ -8,7 +8,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// By TLS and HTTPS whoever pads its question has a padded answer, all of one
+// By TLS and HTTPS a client that pads its question gets a padded answer, all of one
 // length; elsewhere, and for others, answers are as short as they can be.
 func TestPadding(t *testing.T) {
 	names := map[string]Answer{}

@@ -322,7 +322,7 @@ func (l *countingListener) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// Names of an answer have the case of whoever asks, or none: the pattern of
+// Names in an answer have the case of the question, or lower case: the pattern of
 // capitals of a question to an upstream is seen by nobody else,
 // although the upstream's names are pointers into it.
 func TestCapitalsAreNotPassedOn(t *testing.T) {

@@ -418,9 +418,9 @@ func (c *conn) discard(s *Stream) {
 	c.holding.Set(c.holds)
 }
 
-// replenish opens the connection's window again by what has come, whoever reads
-// it: streams that nobody reads are not to hold up the others, and their own
-// windows bound them. While memory is scarce, what is not read stays closed. The
+// replenish opens the connection's window again by what has arrived, read or
+// not: a stream that nobody reads must not hold up the others, and its own
+// window bounds it. While memory is scarce, what is not read stays closed. The
 // caller holds mu.
 func (c *conn) replenish() {
 	give := c.unacked

@@ -173,7 +173,7 @@ func TestNetworkFaults(t *testing.T) {
 		exact(t, append(s.all(t), tunnels...), 128<<10)
 	})
 	t.Run("the link is down for ten seconds", func(t *testing.T) {
-		// So long at rest that whoever asks whether anybody is there asks meanwhile.
+		// At rest for long enough that keepalives and PINGs are sent meanwhile.
 		pause(t.Context(), 7*time.Second)
 		for _, dev := range s.links {
 			s.west.SetLink(t, dev, false)

@@ -66,7 +66,7 @@ func (g *gateway) othersAreServed(t *testing.T, n int, target string) {
 }
 
 // One address that takes all the tunnels it can get, by whatever carrier, gets
-// most of what there is, is told no in words, and takes nothing from others.
+// most of what there is, is refused with a reason, and takes nothing from other clients.
 func TestOneClientLeavesRoomForOthers(t *testing.T) {
 	const limit, others, least = 700, 30, 200
 	ca, keys := newCA(t)

@@ -124,8 +124,8 @@ var (
 	requiredFlags  = regexp.MustCompile(`^required flag\(s\) "([^"]+)".* not set$`)
 )
 
-// ofPackages takes names of packages out of errors: they say nothing to who has
-// not read the source.
+// ofPackages takes names of packages out of errors: they mean nothing to an
+// operator.
 var ofPackages = strings.NewReplacer("testca: ", "", "termination: ", "")
 
 // plainly says in plain words what cobra says in its own.

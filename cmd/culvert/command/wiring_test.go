@@ -132,7 +132,7 @@ func loadAnyPort(path string, current *file.Config) (*file.Config, error) {
 	return c, nil
 }
 
-// A client says who comes, and how.
+// A client is an identity and the way it connects.
 type client struct {
 	tls            *tls.Config // to the gateway; nil for the clear
 	user, password string
@@ -405,7 +405,7 @@ func TestEveryCarrierAsksForCredentials(t *testing.T) {
 	}
 }
 
-// The tunnels of whoever shows credentials are told of as theirs.
+// A tunnel opened with credentials is reported under their identity.
 func TestEveryCarrierTellsWhoAsks(t *testing.T) {
 	files, roots := keysOfGateway(t)
 	files["users.txt"] = "alice:" + string(hashOf(t, "a-secret", bcrypt.MinCost)) + "\n"
