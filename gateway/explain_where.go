@@ -56,6 +56,11 @@ func (f *fronts) askables() []askable {
 		} else {
 			for _, section := range o.has.Load().Sections {
 				a.names = append(a.names, section.Name)
+				if gateway, ok := strings.CutPrefix(section.Name, "gateway/"); ok { // "gateway/shop/edge/tls": several Gateways may share a port
+					if i := strings.LastIndex(gateway, "/"); i > 0 {
+						a.names = append(a.names, gateway[:i], "gateway "+gateway[:i])
+					}
+				}
 			}
 		}
 		if _, name, ok := strings.Cut(s.Origin, " "); ok {

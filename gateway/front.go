@@ -59,11 +59,12 @@ func newOffer(t *registry.Table, l *registry.Listener, before *offer) *offer {
 	return o
 }
 
-// problem says which sections can't be served.
-func (o *offer) problem() error {
+// problem says which sections can't be served, and notes each by its name.
+func (o *offer) problem(parts map[string]error) error {
 	var errs []error
 	for _, s := range o.Sections {
 		if k := o.keys[s.Name]; k != nil && k.err != nil {
+			parts[s.Name] = k.err
 			errs = append(errs, fmt.Errorf("section %q: %w", s.Name, k.err))
 		}
 	}

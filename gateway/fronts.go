@@ -51,7 +51,8 @@ type fronts struct {
 
 	mu      sync.Mutex // guards what follows
 	list    []StatusFront
-	errs    map[string]error
+	errs    map[string]error // of listeners, by name
+	parts   map[string]error // of those of their sections that can't be served, by name
 	serving map[string]*openFront
 	settled uint64 // the generation of the table that has been dealt with last; 0 before the first
 }
@@ -59,7 +60,6 @@ type fronts struct {
 // An openFront is a listener of the table that is open. One of its sockets is nil.
 type openFront struct {
 	*front
-	name     string
 	where    where
 	stream   net.Listener
 	datagram *net.UDPConn
@@ -115,21 +115,17 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 	for l := range t.Listeners() {
 		wanted = append(wanted, l)
 	}
-	stays := make(map[string]bool, len(wanted))
-	for _, l := range wanted {
-		if o := f.open[l.Name]; o != nil && o.where == whereOf(l) {
-			o.has.Store(newOffer(t, l, o.has.Load()))
-			stays[l.Name] = true
-		}
-	}
+	stays, kept, renamed := f.keep(t, wanted)
 	closed, opened := 0, 0
-	for name := range f.open { // first, as another one may want the port
-		if !stays[name] {
+	for name, o := range f.open { // first, as another one may want the port
+		if !kept[o] {
 			f.close(name)
 			closed++
 		}
 	}
+	f.open = stays
 	errs, names := map[string]error{}, []string(nil)
+	parts := map[string]error{} // of sections
 	failed := func(l *registry.Listener, err error) {
 		if errs[l.Name] == nil {
 			errs[l.Name] = err
@@ -149,7 +145,7 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 			f.open[l.Name] = o
 			f.serve(ctx, o)
 		}
-		if err := f.open[l.Name].has.Load().problem(); err != nil {
+		if err := f.open[l.Name].has.Load().problem(parts); err != nil {
 			failed(l, err)
 		}
 	}
@@ -161,13 +157,40 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 		s := f.describe(l, err)
 		s.State = ListenerRefused
 		list = append(list, s)
-		if _, taken := stays[l.Name]; !taken && f.open[l.Name] == nil {
+		if f.open[l.Name] == nil {
 			failed(l, err)
 		}
 	}
 	f.tell(opened, closed, names, errs)
-	f.publish(t, list, errs, opened+closed > 0)
+	f.publish(t, list, errs, parts, renamed || opened+closed > 0)
 	return whole
+}
+
+// keep returns the open listeners that stay, by the names that they have now, and whether
+// one of those is new. One whose
+// address and protocol are those of before stays open under another name: several
+// Gateways may share it, and the one that it is named after may go. Of UDP another name
+// is another listener, as the sessions of its clients lead where the earlier one did.
+func (f *fronts) keep(t *registry.Table, wanted []*registry.Listener) (stays map[string]*openFront, kept map[*openFront]bool, renamed bool) {
+	type named struct {
+		name string
+		*openFront
+	}
+	at := make(map[where]named, len(f.open))
+	for name, o := range f.open {
+		at[o.where] = named{name, o}
+	}
+	stays, kept = make(map[string]*openFront, len(wanted)), make(map[*openFront]bool, len(wanted))
+	for _, l := range wanted {
+		o := at[whereOf(l)]
+		if o.openFront == nil || o.name != l.Name && l.Protocol == registry.UDP {
+			continue
+		}
+		o.has.Store(newOffer(t, l, o.has.Load()))
+		stays[l.Name], kept[o.openFront] = o.openFront, true
+		renamed = renamed || o.name != l.Name
+	}
+	return stays, kept, renamed
 }
 
 func (f *fronts) describe(l *registry.Listener, err error) StatusFront {
@@ -179,10 +202,11 @@ func (f *fronts) describe(l *registry.Listener, err error) StatusFront {
 }
 
 // publish says how things are, and that they are not as before.
-func (f *fronts) publish(t *registry.Table, list []StatusFront, errs map[string]error, changed bool) {
+func (f *fronts) publish(t *registry.Table, list []StatusFront, errs, parts map[string]error, changed bool) {
+	same := func(a, b error) bool { return a.Error() == b.Error() }
 	f.mu.Lock()
-	changed = changed || f.settled == 0 || !maps.EqualFunc(f.errs, errs, func(a, b error) bool { return a.Error() == b.Error() })
-	f.list, f.errs, f.settled, f.serving = list, errs, t.Generation(), maps.Clone(f.open)
+	changed = changed || f.settled == 0 || !maps.EqualFunc(f.errs, errs, same) || !maps.EqualFunc(f.parts, parts, same)
+	f.list, f.errs, f.parts, f.settled, f.serving = list, errs, parts, t.Generation(), maps.Clone(f.open)
 	f.mu.Unlock()
 	if changed {
 		select {
@@ -197,7 +221,7 @@ func (f *fronts) listen(ctx context.Context, t *registry.Table, l *registry.List
 	if !f.budget.Take(1) {
 		return nil, errors.New("every descriptor is taken")
 	}
-	o := &openFront{name: l.Name, where: whereOf(l)}
+	o := &openFront{where: whereOf(l)}
 	var err error
 	if l.Protocol == registry.UDP {
 		o.datagram, err = udp.Listen(ctx, o.where.String())
@@ -227,6 +251,9 @@ func (f *fronts) listen(ctx context.Context, t *registry.Table, l *registry.List
 	f.guard.OwnListener(o.addr())
 	return o, nil
 }
+
+// name is that of the listener by the current table.
+func (o *openFront) name() string { return o.has.Load().Name }
 
 func (o *openFront) addr() net.Addr {
 	if o.datagram != nil {
@@ -353,16 +380,20 @@ func (f *fronts) listeners() []Listener {
 
 // ListenerErrors returns the listeners that sources know of by their names: nil
 // for those that are open, and else what is wrong. One can't be opened, which is
-// tried again, or a section of it can't be served, or it stands behind an earlier
-// one of the same name or address. Those that are not there have not been tried.
+// tried again, or it stands behind an earlier one of the same name or address.
+// Those that are not there have not been tried. Sections that can't be served are
+// there by their own names: a listener that has others is open.
 func (g *Gateway) ListenerErrors() map[string]error {
 	g.fronts.mu.Lock()
 	defer g.fronts.mu.Unlock()
-	all := make(map[string]error, len(g.fronts.serving))
+	all := maps.Clone(g.fronts.errs)
+	if all == nil {
+		all = make(map[string]error, len(g.fronts.serving))
+	}
 	for name := range g.fronts.serving {
 		all[name] = nil
 	}
-	maps.Copy(all, g.fronts.errs)
+	maps.Copy(all, g.fronts.parts)
 	return all
 }
 
@@ -377,12 +408,12 @@ func (g *Gateway) serveFronts(run func(func() error)) func(context.Context, *ope
 		run(func() error {
 			var err error
 			if o.datagram != nil {
-				err = g.datagrams.server.Serve(ctx, udp.Listener{Conn: o.datagram, Name: o.name, To: o.plain.direct})
+				err = g.datagrams.server.Serve(ctx, udp.Listener{Conn: o.datagram, Name: o.name(), To: o.plain.direct})
 			} else {
-				err = g.server.Serve(ctx, tunnel.Listener{Listener: o.stream, Name: o.name, Protocols: []tunnel.Protocol{o.protocol}})
+				err = g.server.Serve(ctx, tunnel.Listener{Listener: o.stream, NameNow: o.name, Protocols: []tunnel.Protocol{o.protocol}})
 			}
 			if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-				g.log.Error("a listener is no longer served", "listener", o.name, "err", err)
+				g.log.Error("a listener is no longer served", "listener", o.name(), "err", err)
 			}
 			return nil
 		})

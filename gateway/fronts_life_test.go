@@ -135,6 +135,76 @@ func TestFrontPortsThatAreTaken(t *testing.T) {
 	}
 }
 
+// A listener that is named after another Gateway, as the first of several that share it
+// goes or comes, keeps its socket, and what is open stands; the log has the new name.
+func TestFrontsChangeTheirNames(t *testing.T) {
+	e := newEdge(t)
+	backend := func(name string) registry.Endpoint {
+		return tlsBackend(t, &tls.Config{Certificates: []tls.Certificate{e.issue(name).TLS}}, name[:1])
+	}
+	a, b := section("gateway/x/a/tls", "a.test", to(backend("a.test"))), section("gateway/x/b/tls", "b.test", to(backend("b.test")))
+	shared := e.listener("x/a/tls/443", registry.TLS, a, b)
+	e.have(shared)
+	socket := e.fronts.open[shared.Name].stream
+	kept, err := e.dialTLS(shared.Port, "b.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hears(kept, 1)
+	select {
+	case <-e.ListenersChanged():
+	default:
+	}
+	alone := with(shared, b)
+	alone.Name = "x/b/tls/443"
+	e.have(alone)
+	if o := e.fronts.open[alone.Name]; o == nil || o.stream != socket || len(e.fronts.open) != 1 {
+		t.Fatal("the socket was closed")
+	}
+	select {
+	case <-e.ListenersChanged():
+	default:
+		t.Error("nobody is told of the name")
+	}
+	if errs := e.ListenerErrors(); len(errs) != 1 || errs[alone.Name] != nil {
+		t.Errorf("got %v", errs)
+	}
+	works(t, kept)
+	if got := e.asked(alone.Port, "a.test"); got != "cut" {
+		t.Errorf("the Gateway that is gone: got %s", got)
+	}
+	if got := e.asked(alone.Port, "b.test"); got != "b" {
+		t.Errorf("the one that stays: got %s", got)
+	}
+	e.logs("listener=x/b/tls/443 ", "target=a.test", "reason=no-route")
+
+	// Two that change their names with each other.
+	other := e.listener("x/c/tls/444", registry.TLS, a)
+	e.have(alone, other)
+	one, two := *alone, *other
+	one.Name, two.Name = other.Name, alone.Name
+	e.have(&one, &two)
+	if o := e.fronts.open[one.Name]; o == nil || o.stream != socket || e.asked(one.Port, "b.test") != "b" || e.asked(two.Port, "a.test") != "a" {
+		t.Error("the names went with the sockets")
+	}
+	works(t, kept)
+}
+
+// Of UDP another name is another listener: no session goes on to where the first one led.
+func TestFrontUDPThatChangesItsName(t *testing.T) {
+	e := newEdge(t)
+	one := e.listener("one", registry.UDP, section("one", "", to(udpEcho(t, "a"))))
+	e.have(one)
+	c := e.dialUDP(one.Port)
+	if got := query(c, soon); got != "a?" {
+		t.Fatalf("got %s", got)
+	}
+	two := with(one, section("two", "", to(udpEcho(t, "b"))))
+	two.Name = "two"
+	e.have(two)
+	testnet.Eventually(t, soon, func() bool { return query(c, time.Second) == "b?" }, "the client is led to the second")
+}
+
 // What the configuration has stays its own.
 func TestFrontsStealNothing(t *testing.T) {
 	e := newEdge(t)

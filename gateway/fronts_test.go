@@ -143,8 +143,9 @@ func TestFrontRefuses(t *testing.T) {
 			t.Errorf("%s: got %s", l.Name, got)
 		}
 	}
-	if err := e.ListenerErrors()["misconfigured"]; err == nil || !strings.Contains(err.Error(), `section "bad"`) {
-		t.Errorf("of the section without a certificate is said: %v", err)
+	errs := e.ListenerErrors()
+	if err, open := errs["misconfigured"]; errs["bad"] == nil || err != nil || !open { // its other sections are served
+		t.Errorf("of the section without a certificate is said: %v", errs)
 	}
 	for _, want := range []string{"no such service", `service \"empty\" has no endpoint`, "no backend with a weight"} {
 		e.logs("reason=no-endpoint", want)

@@ -79,6 +79,8 @@ type GatewayAPI struct {
 	Addresses  []gatewayapi.Address
 	Public     []netip.Addr // what all of them are known by, where they listen at every address
 	Service    Object       // or whose addresses; zero means none's
+
+	InfrastructureKeys []string // of gatewayapi.Settings
 }
 
 // A Gateway opens the listeners that a Kube knows of.
@@ -226,6 +228,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	settings := gatewayapi.Settings{
 		Controller: api.Controller, Namespaces: k.cfg.Namespaces,
 		Addresses: api.Addresses, PublicAddresses: api.Public, PublicService: types.NamespacedName(api.Service),
+		InfrastructureKeys: api.InfrastructureKeys,
 	}
 	if d := k.cfg.Discovery; d != nil { // where we are is said there
 		settings.Zone, settings.Prefer = d.Zone, d.Prefer

@@ -20,7 +20,7 @@ const (
 // Sections and nowhere else, whatever services there are. The gateway opens it,
 // and closes it when it has left the table; tunnels that came by it stand.
 type Listener struct {
-	Name     string // unique among all listeners, the same as long as it is the same: "default/edge/tls/443"
+	Name     string // unique among all listeners: "default/edge/tls/443". Of one that stays at its address it may change
 	Protocol string
 	Address  netip.Addr // to listen at; the zero Addr means every address
 	Port     uint16

@@ -17,6 +17,10 @@ type Listener struct {
 	net.Listener
 	Name string // as configured, for logs; "" means its address
 
+	// NameNow is asked for the name, for each connection that comes, where it may
+	// change while the Listener is served; nil means Name.
+	NameNow func() string
+
 	// Protocols are asked in order whose connection it is. A single one is
 	// not asked: the listener is pinned to it, and its server may speak first.
 	Protocols []Protocol
@@ -74,6 +78,9 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 // then, and the connections that came by it go on.
 func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	defer ln.Close()
+	if ln.Name == "" && ln.NameNow != nil {
+		ln.Name = ln.NameNow()
+	}
 	if ln.Name == "" {
 		ln.Name = ln.Addr().String()
 	}
@@ -156,7 +163,9 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 	k := &slot{server: s, ln: ln, loop: home}
 	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
-	k.Conn.Listener = ln.Name
+	if k.Conn.Listener = ln.Name; ln.NameNow != nil {
+		k.Conn.Listener = ln.NameNow()
+	}
 	k.client = s.Budget.Client(&s.clients, k.Conn.source.Addr())
 	s.mu.Lock()
 	var refused error

@@ -163,7 +163,8 @@ func (a Address) public() netip.Addr {
 // assignEach gives every Gateway addresses of its own. Those that have some keep
 // them: first those whose status has them, whoever is older, then those that ask
 // for particular ones, and then the others, oldest first. An address that nobody
-// has goes before one that can be shared because the ports differ.
+// has goes before one that can be shared because the ports differ, and that before one
+// where hostnames do.
 func (t *translation) assignEach() {
 	users := map[netip.Addr][]*gateway{}
 	take := func(g *gateway, a Address) {
@@ -173,6 +174,7 @@ func (t *translation) assignEach() {
 			users[a.Bind] = append(users[a.Bind], g)
 		}
 	}
+	var taken shares    // what users have, from when it is asked for
 	var open []*gateway // that are to get one
 	for _, g := range t.order {
 		wants, has := len(g.Spec.Addresses) == 0, false
@@ -206,15 +208,34 @@ func (t *translation) assignEach() {
 		}
 	}
 	for _, g := range open {
-		if a, ok := t.choose(g, users); ok {
+		a, ok := t.choose(g, users)
+		if !ok {
+			if taken == nil {
+				taken = shares{}
+				for at, gs := range users {
+					for _, o := range gs {
+						taken.addAll(o, at)
+					}
+				}
+			}
+			i := slices.IndexFunc(t.w.Addresses, func(a Address) bool { return taken.fits(g, a.Bind) })
+			if ok = i >= 0; ok {
+				a = t.w.Addresses[i]
+			}
+		}
+		if ok {
 			take(g, a)
+			if taken != nil {
+				taken.addAll(g, a.Bind)
+			}
 		} else if len(g.bound) == 0 {
-			g.unfound = fmt.Sprintf("each of the %d addresses has another Gateway with one of these ports; give culvert more, or this Gateway other ports", len(t.w.Addresses))
+			g.unfound = fmt.Sprintf("each of the %d addresses has another Gateway with one of these ports and hostnames; give culvert more, or this Gateway other ports or hostnames", len(t.w.Addresses))
 		}
 	}
 }
 
-// choose finds an address for a Gateway that has none.
+// choose finds an address for a Gateway that has none, at which no other Gateway has one of
+// its ports.
 func (t *translation) choose(g *gateway, users map[netip.Addr][]*gateway) (Address, bool) {
 	for _, a := range t.w.Addresses {
 		if len(users[a.Bind]) == 0 {
@@ -236,44 +257,6 @@ func clash(a, b *gateway) bool {
 		at[l.place()] = l.isAccepted() || at[l.place()]
 	}
 	return slices.ContainsFunc(b.all(), func(l *listener) bool { return l.isAccepted() && at[l.place()] })
-}
-
-// claimPorts settles who has a port of an address that several Gateways are at:
-// whose listener is in force by its status, or else the oldest. The others hear
-// that the port is taken, and nothing changes for who had it.
-func (t *translation) claimPorts() {
-	claims := map[spot]*gateway{}
-	for _, incumbents := range []bool{true, false} {
-		for _, g := range t.order {
-			if !g.isAccepted() {
-				continue
-			}
-			for _, l := range g.all() {
-				if !l.isAccepted() || incumbents && !(l.wasProgrammed() && g.wasAt()) {
-					continue
-				}
-				for _, a := range g.bound {
-					s := spot{a.Bind, l.place()}
-					if claims[s] == nil {
-						claims[s] = g
-					}
-				}
-			}
-		}
-	}
-	for _, g := range t.order {
-		for _, l := range g.all() {
-			if !l.isAccepted() {
-				continue
-			}
-			for _, a := range g.bound {
-				if by := claims[spot{a.Bind, l.place()}]; by != nil && by != g {
-					l.refused = is(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonPortUnavailable),
-						fmt.Sprintf("Gateway %s has port %d of %s: give this listener another port, or make it a listener of that Gateway, by a ListenerSet or in its spec", key(by), l.spec.Port, whereOf(a)))
-				}
-			}
-		}
-	}
 }
 
 // wasAt reports whether g's status has all the addresses that it is at.

@@ -249,7 +249,8 @@ func (m *memo) forget() {
 	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
 	m.before.good, m.before.served = m.good, m.served
 	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
-	m.before.kept = m.kept
+	m.before.held, m.before.kept = m.held, m.kept
+	m.held, m.holding = m.holding, make(map[holder]holding, len(m.holding))
 	m.kept, m.keeping = m.keeping, make(map[types.NamespacedName]keptPair, len(m.keeping))
 	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
 }
@@ -259,7 +260,7 @@ func (m *memo) forget() {
 func (m *memo) undo() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.good, m.served, m.kept = m.before.good, m.before.served, m.before.kept
+	m.good, m.served, m.kept, m.held = m.before.good, m.before.served, m.before.kept, m.before.held
 }
 
 // serviceOf makes the service of the table out of EndpointSlices: those of their

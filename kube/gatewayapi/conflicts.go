@@ -110,9 +110,9 @@ func (l *listener) setConflict(reason, message string) {
 // findOverlaps finds listeners that end or pass TLS for names that another one
 // of the port has, too. That is legal; but a client that keeps to one connection
 // for several names may come by the wrong one.
-func (g *gateway) findOverlaps() {
+func findOverlaps(all []*listener) {
 	at := map[place]map[tunnel.Pattern]*listener{} // no two have the same host
-	for _, l := range g.all() {
+	for _, l := range all {
 		if l.family() == familyTLS && l.isAccepted() {
 			if at[l.place()] == nil {
 				at[l.place()] = map[tunnel.Pattern]*listener{}
@@ -120,21 +120,17 @@ func (g *gateway) findOverlaps() {
 			at[l.place()][l.host] = l
 		}
 	}
-	for _, l := range g.all() {
+	for _, l := range all {
 		hosts := at[l.place()]
 		if l.family() != familyTLS || !l.isAccepted() || l.host == (tunnel.Pattern{}) {
 			continue
 		}
-		meets := func(host tunnel.Pattern) {
+		for _, host := range including(l.host) {
 			if other := hosts[host]; other != nil {
 				l.setOverlap(other)
 				other.setOverlap(l)
 			}
 		}
-		for parent, more := l.host.Suffix.Parent(); more; parent, more = parent.Parent() {
-			meets(tunnel.Pattern{Suffix: parent, Wildcard: true})
-		}
-		meets(tunnel.Pattern{})
 	}
 }
 
@@ -143,7 +139,7 @@ func (l *listener) setOverlap(other *listener) {
 		return
 	}
 	message := fmt.Sprintf("names of listener %s are names of this one, too", other.spec.Name)
-	if other.set != l.set {
+	if other.set != l.set || other.gw != l.gw {
 		message = "names of a listener of another object are names of this one, too"
 	}
 	l.overlap = metav1.Condition{

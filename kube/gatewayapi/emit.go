@@ -12,19 +12,29 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// emit makes the table's listeners: for each Gateway one for each address and port.
+// An emitted is a listener of the table, and the Gateways that it is for.
+type emitted struct {
+	*registry.Listener
+	gateways []*gateway
+	hosts    map[tunnel.Pattern]bool // of Sections
+	at       string                  // the end of names, "@192.0.2.1"
+}
+
+// emit makes the table's listeners: one for each address and port, with sections for the
+// listeners of all Gateways that share it.
 func (t *translation) emit() {
+	made := map[spot]*emitted{}
+	var all []*emitted
 	for _, g := range t.order {
-		t.res.Accounts[key(g)] = account(g.Gateway)
+		t.res.Accounts[key(g)] = t.w.account(g.Gateway)
+		t.noteInfrastructure(g)
 		if !g.isAccepted() {
 			continue
 		}
 		var places []place
 		at := map[place][]*listener{}
 		for _, l := range g.all() {
-			// A listener that lost its hostname to a quarrel is there to refuse: a
-			// wildcard beside it must not have the name now.
-			if l.isAccepted() || l.refused.Type == "" && l.conflict.Reason == string(gwv1.ListenerReasonHostnameConflict) && l.family() == familyTLS {
+			if l.isAccepted() || t.keepsShut(l) {
 				if at[l.place()] == nil {
 					places = append(places, l.place())
 				}
@@ -38,24 +48,60 @@ func (t *translation) emit() {
 			}
 			sections := t.sections(ls)
 			for _, a := range g.bound {
-				protocol, at := ls[0].family(), ""
-				if a.Bind.IsValid() {
-					at = "@" + a.Bind.String()
+				one := made[spot{a.Bind, p}]
+				if one == nil {
+					one = &emitted{hosts: map[tunnel.Pattern]bool{}}
+					if a.Bind.IsValid() {
+						one.at = "@" + a.Bind.String()
+					}
+					protocol := ls[0].family()
+					one.Listener = &registry.Listener{
+						// That of the oldest Gateway. Another name does not close the socket.
+						Name:     fmt.Sprintf("%s/%s/%s/%d%s", g.Namespace, g.Name, protocol, p.port, one.at),
+						Protocol: protocol, Address: a.Bind, Port: uint16(p.port),
+					}
+					made[spot{a.Bind, p}] = one
+					all = append(all, one)
 				}
-				name := fmt.Sprintf("%s/%s/%s/%d%s", g.Namespace, g.Name, protocol, p.port, at)
-				t.res.Snapshot.Listeners = append(t.res.Snapshot.Listeners, &registry.Listener{
-					Name: name, Protocol: protocol, Address: a.Bind, Port: uint16(p.port), Sections: named(sections, at),
-					Origin: "Gateway " + g.Namespace + "/" + g.Name,
-				})
+				one.gateways = append(one.gateways, g)
+				for _, s := range named(sections, one.at) {
+					if !one.hosts[s.Host] { // two that refuse the same
+						one.hosts[s.Host] = true
+						one.Sections = append(one.Sections, s)
+					}
+				}
 				for _, l := range ls {
-					l.names = append(l.names, name)
-					if err := t.w.Plane[name]; err != nil && l.openErr == nil {
+					l.names = append(l.names, one.Name)
+					err := t.w.Plane[one.Name]
+					if err == nil {
+						err = t.w.Plane[l.String()+one.at]
+					}
+					if err != nil && l.openErr == nil {
 						l.openErr, l.unassigned = err, errors.Is(err, syscall.EADDRNOTAVAIL)
 					}
 				}
 			}
 		}
 	}
+	for _, one := range all {
+		one.Origin = originOf(one.gateways)
+		t.res.Snapshot.Listeners = append(t.res.Snapshot.Listeners, one.Listener)
+	}
+}
+
+// keepsShut reports whether l, which is not accepted, is there to refuse: it lost its
+// hostname to a quarrel within its Gateway, and a wildcard beside it must not have the name
+// now. The names of other Gateways are none of its business.
+func (t *translation) keepsShut(l *listener) bool {
+	if l.refused.Type != "" || l.outdone || l.conflict.Reason != string(gwv1.ListenerReasonHostnameConflict) || l.family() != familyTLS {
+		return false
+	}
+	for _, a := range l.gw.bound {
+		if by, _, _ := t.shares[spot{a.Bind, l.place()}].rival(l); by != nil {
+			return false
+		}
+	}
+	return true
 }
 
 // sections are those of the listeners of one port. Sections of one host are

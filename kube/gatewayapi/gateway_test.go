@@ -427,16 +427,16 @@ func TestAddresses(t *testing.T) {
 		`},
 		{"everywhere, two Gateways of one port", gw("one", "", http) + gw("two", "", http), nil, `
 			gateway a/one Programmed=True/Programmed
-			listener a/two http Accepted=False/PortUnavailable
+			listener a/two http Accepted=False/HostnameConflict
 			gateway a/two Accepted=False/ListenersNotValid
 			!open a/two
 		`},
 		{"who has a port keeps it", gw("one", "", http) + gw("two", "", http), func(w *World) {
 			w.Gateways[1].Status.Addresses = []gwv1.GatewayStatusAddress{{Value: "192.0.2.1"}}
-			w.Gateways[1].Status.Listeners = []gwv1.ListenerStatus{{Name: "http", Conditions: observe(1, conditions("Programmed"))}}
+			w.Gateways[1].Status.Listeners = []gwv1.ListenerStatus{{Name: "http", Conditions: observe(7, conditions("Programmed"))}}
 		}, `
 			gateway a/two Programmed=True/Programmed
-			listener a/one http Accepted=False/PortUnavailable
+			listener a/one http Accepted=False/HostnameConflict
 		`},
 		{"of a LoadBalancer", gw("edge", "", http) + "\n---\nkind: Service\nmetadata: {namespace: b, name: lb}\nspec: {type: LoadBalancer, clusterIPs: [10.96.0.1]}\nstatus: {loadBalancer: {ingress: [{ip: 198.51.100.7}, {hostname: lb.example.com}]}}\n", func(w *World) {
 			w.PublicAddresses = nil

@@ -3,6 +3,8 @@ package gatewayapi
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,8 +16,8 @@ import (
 const maxLabel = 63
 
 // account is the ServiceAccount that stands for a Gateway among objects of the
-// cluster: what it says under infrastructure is found there.
-func account(g *gwv1.Gateway) *corev1.ServiceAccount {
+// cluster: what it says under infrastructure is found there, as far as w lets it.
+func (w *World) account(g *gwv1.Gateway) *corev1.ServiceAccount {
 	yes := true
 	no := false
 	a := &corev1.ServiceAccount{
@@ -29,10 +31,14 @@ func account(g *gwv1.Gateway) *corev1.ServiceAccount {
 	}
 	if in := g.Spec.Infrastructure; in != nil {
 		for k, v := range in.Labels {
-			a.Labels[string(k)] = string(v)
+			if w.mayHave(string(k)) {
+				a.Labels[string(k)] = string(v)
+			}
 		}
 		for k, v := range in.Annotations {
-			a.Annotations[string(k)] = string(v)
+			if w.mayHave(string(k)) {
+				a.Annotations[string(k)] = string(v)
+			}
 		}
 	}
 	a.Labels[gwv1.GatewayNameLabelKey] = short(g.Name, maxLabel)
@@ -40,6 +46,47 @@ func account(g *gwv1.Gateway) *corev1.ServiceAccount {
 	a.Labels[managedBy] = fieldManager
 	a.Annotations[applied] = keysOf(a)
 	return a
+}
+
+// mayHave reports whether a ServiceAccount may have a label or an annotation because a
+// Gateway says so. Those that others act on have a domain: "eks.amazonaws.com/role-arn"
+// gives pods that run as the account a role of the cloud, and who may make Gateways must
+// not hand that out. The administrator lists what is harmless.
+func (w *World) mayHave(key string) bool {
+	return !strings.Contains(key, "/") || slices.ContainsFunc(w.InfrastructureKeys, func(pattern string) bool {
+		ok, err := path.Match(pattern, key)
+		return ok && err == nil
+	})
+}
+
+// reasonInfrastructureLeftOut is no reason of a condition: the Gateway is served.
+const reasonInfrastructureLeftOut = "InfrastructureLeftOut"
+
+// noteInfrastructure tells of what a Gateway's ServiceAccount does not get.
+func (t *translation) noteInfrastructure(g *gateway) {
+	in := g.Spec.Infrastructure
+	if in == nil {
+		return
+	}
+	var left []string
+	for k := range in.Labels {
+		if !t.w.mayHave(string(k)) {
+			left = append(left, "label "+string(k))
+		}
+	}
+	for k := range in.Annotations {
+		if !t.w.mayHave(string(k)) {
+			left = append(left, "annotation "+string(k))
+		}
+	}
+	if left == nil {
+		return
+	}
+	slices.Sort(left)
+	text := "infrastructure: ServiceAccount " + accountName(g.Gateway) + " does not get " + strings.Join(left, ", ") + ": gatewayAPI.infrastructureKeys does not list it"
+	g.remark += "; " + text
+	of := RouteKey{"Gateway", key(g)}
+	t.res.Notes[of] = append(t.res.Notes[of], note{reasonInfrastructureLeftOut, clip(text)})
 }
 
 // managedBy is the label by which we know our own objects.

@@ -36,6 +36,7 @@ type listener struct {
 	conflict metav1.Condition // Conflicted is True; zero if it is not
 	refs     metav1.Condition // ResolvedRefs is False, of certificates; zero if it is not
 	overlap  metav1.Condition // OverlappingTLSConfig; zero if it is not
+	outdone  bool             // it is refused, or conflicted, as another Gateway has what it wants
 
 	ends   *registry.Ends // how TLS ends here, if it does and can
 	broken bool           // TLS is to end here and can't
@@ -244,13 +245,21 @@ func (t *translation) programmed(l *listener) metav1.Condition {
 // wasProgrammed reports whether l's status says so: it has the last word as long
 // as the data plane has said nothing, as after a restart.
 func (l *listener) wasProgrammed() bool {
+	c, ok := l.lastProgrammed()
+	return ok && c.Status == metav1.ConditionTrue
+}
+
+// lastProgrammed is the condition Programmed of l's status as it was read.
+func (l *listener) lastProgrammed() (metav1.Condition, bool) {
 	conds := conditionsOf(l.gw.Status.Listeners, l.spec.Name)
 	if l.set != nil {
 		conds = conditionsOf(l.set.Status.Listeners, l.spec.Name)
 	}
-	return slices.ContainsFunc(conds, func(c metav1.Condition) bool {
-		return c.Type == string(gwv1.ListenerConditionProgrammed) && c.Status == metav1.ConditionTrue
-	})
+	i := slices.IndexFunc(conds, func(c metav1.Condition) bool { return c.Type == string(gwv1.ListenerConditionProgrammed) })
+	if i < 0 {
+		return metav1.Condition{}, false
+	}
+	return conds[i], true
 }
 
 // listenerConditions are all of l's.

@@ -224,8 +224,13 @@ type memo struct {
 	// class which is gone does not say it.
 	served, serving map[types.UID]bool
 
-	// What good, served and kept were before the last translation.
+	// What listeners have had of ports, in the last translation and in this one: their
+	// status does not say what they were.
+	held, holding map[holder]holding
+
+	// What those were before the last translation.
 	before struct {
+		held   map[holder]holding
 		good   map[types.UID]*registry.KeyPair
 		served map[types.UID]bool
 		kept   map[types.NamespacedName]keptPair
@@ -288,7 +293,7 @@ type memoCA struct {
 func newMemo() *memo {
 	return &memo{
 		pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{},
-		using: map[types.UID]*registry.KeyPair{}, keeping: map[types.NamespacedName]keptPair{}, serving: map[types.UID]bool{}, reaching: map[reachKey]*reached{},
+		using: map[types.UID]*registry.KeyPair{}, keeping: map[types.NamespacedName]keptPair{}, serving: map[types.UID]bool{}, holding: map[holder]holding{}, reaching: map[reachKey]*reached{},
 	}
 }
 

@@ -52,7 +52,7 @@ func Translate(w *World) *Result {
 	for _, g := range t.order {
 		g.findConflicts()
 		t.resolveTLS(g)
-		g.findOverlaps()
+		findOverlaps(g.all())
 	}
 	t.assignAddresses()
 	t.findOwn()
@@ -83,7 +83,8 @@ type translation struct {
 	policies map[targetKey][]targeting             // by what they are for, oldest first
 	all      []*policy
 	backends map[backendKey]*backend
-	own      own // where we are
+	own      own    // where we are
+	shares   shares // which listeners have which ports
 
 	front *publicService // that clients come by; nil if none, or if its addresses are not known
 	unled string         // why it gives no address; "" if it does, or there is none

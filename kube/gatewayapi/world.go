@@ -105,6 +105,10 @@ type Settings struct {
 	Network, Cluster string
 	Mesh             registry.Mesh
 
+	// InfrastructureKeys are DOMAIN/NAME, with * and ?, of labels and annotations of
+	// infrastructure that ServiceAccounts of Gateways may have, beside those without a domain.
+	InfrastructureKeys []string
+
 	// Namespaces are the only ones that are looked at; empty means all.
 	Namespaces []string
 }

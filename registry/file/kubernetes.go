@@ -57,6 +57,10 @@ type GatewayAPI struct {
 	ControllerName string          // of the GatewayClasses
 	Addresses      []PublicAddress // to listen at; empty means every address, all Gateways together
 	Service        Object          // whose addresses are those of Gateways; zero means none's
+
+	// InfrastructureKeys are DOMAIN/NAME, with * and ?, of labels and annotations of
+	// infrastructure that ServiceAccounts of Gateways may have, beside those without a domain.
+	InfrastructureKeys []string
 }
 
 // A PublicAddress is an address to listen at, and what others know it by.
@@ -178,6 +182,9 @@ var gatewayAPIFields = []field[GatewayAPI]{
 		})
 	}},
 	{"service", func(d *decoder, n *yaml.Node, to *GatewayAPI) { d.object(n, "service", &to.Service) }},
+	{"infrastructureKeys", func(d *decoder, n *yaml.Node, to *GatewayAPI) {
+		d.patterns(n, "infrastructureKeys", 1, `write "example.com/*" or "example.com/team"`, "DOMAIN/NAME", &to.InfrastructureKeys)
+	}},
 }
 
 var publicAddressFields = []field[PublicAddress]{

@@ -42,7 +42,7 @@ func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 		}
 	}
 	if api := f.GatewayAPI; api != nil {
-		cfg.GatewayAPI = &kube.GatewayAPI{Controller: api.ControllerName, Service: kube.Object(api.Service)}
+		cfg.GatewayAPI = &kube.GatewayAPI{Controller: api.ControllerName, Service: kube.Object(api.Service), InfrastructureKeys: api.InfrastructureKeys}
 		for _, a := range api.Addresses {
 			switch {
 			case a.Address.IsValid():

@@ -60,6 +60,9 @@
 {{- with $v.gatewayAPI.addresses -}}
 {{- $_ := set $g "addresses" . -}}
 {{- end -}}
+{{- with $v.gatewayAPI.infrastructureKeys -}}
+{{- $_ := set $g "infrastructureKeys" . -}}
+{{- end -}}
 {{- /* A Service that is not looked at has no addresses to tell. */ -}}
 {{- if and $v.gateway.enabled $v.gateway.service.enabled (or (not $v.namespaces) (has .Release.Namespace $v.namespaces)) -}}
 {{- $_ := set $g "service" (printf "%s/%s" .Release.Namespace (include "culvert.fullname" .)) -}}
