@@ -94,7 +94,7 @@ func (t *Table) answer(q dns.Question, a *dns.Answer) {
 		ok = false
 	}
 	switch {
-	case !ok && t.table.Above(rest) && first == "":
+	case !ok && t.table.Above(rest, q.View) && first == "":
 		a.Status = dns.Above
 	case !ok:
 	case first == "":

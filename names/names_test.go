@@ -65,6 +65,9 @@ func source(t *testing.T) *Source {
 			{Name: "hollow", Names: pattern("hollow.example.com"), Exposed: true},
 			{Name: "private", ID: registry.ID{Cluster: "one", Namespace: "shop", Service: "private"}, Names: pattern("private.example.com"), Ports: []uint16{443}, Headless: true, Exported: true,
 				Named: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{hosted("10.1.8.1:443", "private-0")}},
+			{Name: "hidden", Names: append(pattern("a.hidden.example.org"), pattern("*.b.hidden.example.org")...), Headless: true, Endpoints: []registry.Endpoint{hosted("10.1.8.2:443", "hidden-0")}},
+			{Name: "theirs", Names: append(pattern("a.theirs.example.org"), pattern("*.b.theirs.example.org")...), Headless: true, Exposed: true, ExposedTo: []string{"west"},
+				Endpoints: []registry.Endpoint{hosted("10.2.8.3:443", "theirs-0")}},
 		},
 	}
 	reg := &registry.Registry{Mesh: registry.Mesh{Network: "east"}}
@@ -185,22 +188,39 @@ func ask(t *testing.T, src *Source, questions []question) {
 }
 
 // A service that is not exposed has no record in DNS: by none of its names, from
-// wherever it is asked for, of whatever kind.
+// wherever it is asked for, of whatever kind. What is asked is answered as if
+// there was no such name, and none below it.
 func TestPrivateServicesAreNotAnswered(t *testing.T) {
 	src := source(t)
 	for _, name := range []string{
 		"private.example.com", "private.shop.svc.one.mesh.internal", "private.shop.svc.clusterset.local",
 		"private-0.private.shop.svc.one.mesh.internal", "private-0.one.private.shop.svc.clusterset.local", "10-1-8-1.private.shop.svc.one.mesh.internal",
 		"_web._tcp.private.example.com", "_web._tcp.private.shop.svc.one.mesh.internal", "_443._https.private.example.com",
+		"one.private.shop.svc.clusterset.local", "_tcp.private.example.com", "hidden.example.org",
+		"a.hidden.example.org", "hidden-0.a.hidden.example.org", "b.hidden.example.org", "x.b.hidden.example.org",
 	} {
 		for _, view := range []string{"east", "west", ""} {
 			for _, typ := range []dns.Type{dns.TypeA, dns.TypeAAAA, dns.TypeTXT, dns.TypeHTTPS, dns.TypeSRV} {
 				var a dns.Answer
 				src.Names().Answer(dns.Question{Name: name, Type: typ, View: view, From: netip.MustParseAddr("10.1.5.9")}, &a)
-				if got := said(&a); got != "absent " && got != "above " {
-					t.Errorf("%s %s from %q: %s, want nothing", typ, name, view, got)
+				if got := said(&a); got != "absent " {
+					t.Errorf("%s %s from %q: %s, want what is said of a name that nobody has", typ, name, view, got)
 				}
 			}
+		}
+	}
+}
+
+// A name that is there for another network only is answered like one that
+// nobody has, and so is what stands above it.
+func TestNamesOfOtherNetworksAreNotTold(t *testing.T) {
+	src := source(t)
+	for name, there := range map[string]string{
+		"example.org": "above ", "theirs.example.org": "above ", "b.theirs.example.org": "above ",
+		"a.theirs.example.org": "exists 0:10.2.8.3", "theirs-0.a.theirs.example.org": "exists 0:10.2.8.3", "x.b.theirs.example.org": "exists 0:10.2.8.3",
+	} {
+		for view, want := range map[string]string{"west": there, "east": "absent ", "": "absent ", "nowhere": "absent "} {
+			ask(t, src, []question{{name, dns.TypeA, view, want}})
 		}
 	}
 }

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -346,29 +347,36 @@ func (t *Table) Refusal(name tunnel.Name, from string) error {
 	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; who asks is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
 }
 
-// Above reports whether there are names below name.
-func (t *Table) Above(name string) bool {
+// Above reports whether those in a network may have something below name: what
+// they may not have makes no name that they are told of.
+func (t *Table) Above(name, from string) bool {
 	if t == nil {
 		return false
 	}
-	_, ok := t.above[name]
+	if _, ok := t.above[name]; ok {
+		return true
+	}
+	in := t.indexOf(from)
+	if in < 0 {
+		return false
+	}
+	_, ok := t.aboveOf[in][name]
 	return ok
 }
 
-// addAllAbove fills above.
+// addAllAbove fills above and aboveOf.
 func (b *builder) addAllAbove() {
 	i := 0
 	var last tunnel.Name // most names have the parent of the one before
-	for name := range b.exact {
+	for name, c := range b.exact {
 		Yield(i)
 		i++
-		if parent, ok := name.Parent(); ok && parent != last {
-			b.addAbove(name, false)
+		if parent, ok := name.Parent(); ok && parent != last && b.addAbove(name, c, false) {
 			last = parent
 		}
 	}
-	for name := range b.wild {
-		b.addAbove(name, true)
+	for name, c := range b.wild {
+		b.addAbove(name, c, true)
 	}
 	if b.headless == 0 {
 		return
@@ -379,32 +387,71 @@ func (b *builder) addAllAbove() {
 			if !e.Headless || len(e.Endpoints) == 0 {
 				continue
 			}
-			b.above[name.String()] = struct{}{}
-			if !strings.HasSuffix(name.String(), clustersetSuffix) {
-				continue
-			}
-			for i := range e.Endpoints { // the clusters' own names are not there, but those below them are
-				if ep := &e.Endpoints[i]; ep.Name != "" || ep.Addr.IsValid() {
-					b.above[cmp.Or(ep.Cluster, e.ID.Cluster)+"."+name.String()] = struct{}{}
+			for above := range b.aboveFor(e) {
+				above[name.String()] = struct{}{}
+				if !strings.HasSuffix(name.String(), clustersetSuffix) {
+					continue
+				}
+				for i := range e.Endpoints { // the clusters' own names are not there, but those below them are
+					if ep := &e.Endpoints[i]; ep.Name != "" || ep.Addr.IsValid() {
+						above[cmp.Or(ep.Cluster, e.ID.Cluster)+"."+name.String()] = struct{}{}
+					}
 				}
 			}
 		}
 	}
 }
 
-// addAbove notes that there are names below each parent of name.
-func (b *builder) addAbove(name tunnel.Name, self bool) {
-	if self {
-		if _, ok := b.above[name.String()]; ok {
+// aboveFor yields the sets of names that have others below them, of all who may
+// have e.
+func (b *builder) aboveFor(e *entry) iter.Seq[map[string]struct{}] {
+	return func(yield func(map[string]struct{}) bool) {
+		if !e.Exposed {
 			return
 		}
-		b.above[name.String()] = struct{}{}
+		if len(e.ExposedTo) == 0 {
+			yield(b.above)
+			return
+		}
+		for _, network := range e.views {
+			if b.aboveOf[network] == nil {
+				b.aboveOf[network] = map[string]struct{}{}
+			}
+			if !yield(b.aboveOf[network]) {
+				return
+			}
+		}
 	}
-	for parent, ok := name.Parent(); ok; parent, ok = parent.Parent() {
-		if _, ok := b.above[parent.String()]; ok {
+}
+
+// addAbove notes that there are names below each parent of a name, and below
+// itself where that is wanted, for all who may have one of those that have it. It
+// reports whether that is everybody.
+func (b *builder) addAbove(name tunnel.Name, c claims, self bool) (everybody bool) {
+	for i := range c {
+		if i > 0 && c[i].service == c[i-1].service {
+			continue
+		}
+		e := &b.services[c[i].service]
+		everybody = everybody || e.Exposed && len(e.ExposedTo) == 0
+		for above := range b.aboveFor(e) {
+			addParents(above, name, self)
+		}
+	}
+	return everybody
+}
+
+// addParents adds each parent of name, and name where self is true. What is there
+// has its own parents.
+func addParents(above map[string]struct{}, name tunnel.Name, self bool) {
+	for at, ok := name, true; ok; at, ok = at.Parent() {
+		if at == name && !self {
+			continue
+		}
+		if _, ok := above[at.String()]; ok {
 			return
 		}
-		b.above[parent.String()] = struct{}{}
+		above[at.String()] = struct{}{}
 	}
 }
 

@@ -27,13 +27,14 @@ type Table struct {
 	shared     map[spot][]int32 // and those of others that may be asked for by the same
 	networks   networks
 
-	all          []placed             // in the order of their indices
-	networkIndex map[string]int32     // by name
-	here         int32                // the network we are in, or -1
-	headless     int                  // how many services are
-	gateways     map[string]struct{}  // what gateways are called before a service's name
-	owners       map[netip.Addr]owner // endpoints of headless services
-	above        map[string]struct{}  // names that have others below them
+	all          []placed                      // in the order of their indices
+	networkIndex map[string]int32              // by name
+	here         int32                         // the network we are in, or -1
+	headless     int                           // how many services are
+	gateways     map[string]struct{}           // what gateways are called before a service's name
+	owners       map[netip.Addr]owner          // endpoints of headless services
+	above        map[string]struct{}           // names that have others below them which everybody may have
+	aboveOf      map[int32]map[string]struct{} // and those for a network
 
 	published   []Published // sorted by what is assigned
 	publishedAs map[tunnel.Name][]Published
@@ -108,6 +109,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 			networkIndex: map[string]int32{},
 			gateways:     map[string]struct{}{},
 			above:        map[string]struct{}{},
+			aboveOf:      map[int32]map[string]struct{}{},
 			owners:       map[netip.Addr]owner{},
 		},
 		mesh: m,
