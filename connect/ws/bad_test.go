@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -147,6 +148,37 @@ func TestGoodFrames(t *testing.T) {
 				t.Errorf("got outcome %s, %v, want %s", o.Reason, o.Err, tunnel.Done)
 			}
 		})
+	}
+}
+
+// Each of several pings that come at once is answered, in their order.
+func TestPingsAtOnce(t *testing.T) {
+	g := serve(t, tunneltest.Table{"svc.test:443": testnet.Echo(t).Addr()}, &Protocol{})
+	c := open(t, g, Subprotocol)
+	var in []byte
+	for i := range 20 {
+		in = append(in, frame(0x89, true, fmt.Append(nil, i))...)
+	}
+	_, _ = c.Write(in)
+	for i := range 20 {
+		if h, payload := next(t, c); h.opcode != opPong || string(payload) != fmt.Sprint(i) {
+			t.Fatalf("got opcode %d, %q, want the pong to %d", h.opcode, payload, i)
+		}
+	}
+}
+
+// Of the pings of a peer that takes no answer the last ones are kept.
+func TestPongsThatNobodyReads(t *testing.T) {
+	var p pongs
+	for i := range 10 * maxPongs {
+		p.add(fmt.Append(nil, i))
+	}
+	list := p.take()
+	if last := string(list[len(list)-1]); len(list) != maxPongs || last != fmt.Sprint(10*maxPongs-1) {
+		t.Errorf("%d answers are kept, the last to %s, want %d and the last to %d", len(list), last, maxPongs, 10*maxPongs-1)
+	}
+	if !p.empty() {
+		t.Error("what was taken is still there")
 	}
 }
 

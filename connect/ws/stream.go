@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,8 +71,8 @@ type Stream struct {
 	ended     bool       // the end of the stream was sent
 	closeSent bool
 
-	pong      atomic.Pointer[[]byte] // payload of the pong that is owed
-	reply     atomic.Int32           // code of the close frame that is owed; 0 for none
+	pongs     pongs        // that are owed
+	reply     atomic.Int32 // code of the close frame that is owed; 0 for none
 	answering atomic.Bool
 	sent      atomic.Int64 // when a frame was last sent, nanoseconds after born
 	heard     atomic.Int64 // when a frame last came
@@ -331,10 +332,7 @@ func (s *Stream) control(h header) error {
 	mask(payload, h.key, 0)
 	switch h.opcode {
 	case opPing:
-		// Of several that came while the answer to another was being written the
-		// last one is answered, as section 5.5.3 allows: a peer that is not read
-		// from makes nobody keep its pings.
-		s.pong.Store(&payload)
+		s.pongs.add(payload)
 		s.answer(0)
 	case opClose:
 		code, reason, err := parseClose(payload)
@@ -350,6 +348,42 @@ func (s *Stream) control(h header) error {
 		s.answer(code)
 	}
 	return nil
+}
+
+// maxPongs is how many answers to pings may wait to be sent, of at most 125
+// bytes each.
+const maxPongs = 32
+
+// pongs are answers to pings that wait to be sent. A peer that pings and does not
+// read makes nobody keep all of its pings: of more than maxPongs the last ones are
+// answered, as RFC 6455 section 5.5.3 allows.
+type pongs struct {
+	mu   sync.Mutex
+	list [][]byte
+}
+
+func (p *pongs) add(payload []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.list) == maxPongs {
+		p.list = slices.Delete(p.list, 0, 1)
+	}
+	p.list = append(p.list, payload)
+}
+
+// take returns all of them, in the order of the pings.
+func (p *pongs) take() [][]byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := p.list
+	p.list = nil
+	return list
+}
+
+func (p *pongs) empty() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.list) == 0
 }
 
 // over has writes fail from now on. The first reason stands.

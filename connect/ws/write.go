@@ -122,7 +122,7 @@ func (s *Stream) answerNow() {
 			return
 		}
 		s.answering.Store(false)
-		if s.pong.Load() == nil && int(s.reply.Load()) == code || !s.answering.CompareAndSwap(false, true) {
+		if s.pongs.empty() && int(s.reply.Load()) == code || !s.answering.CompareAndSwap(false, true) {
 			return
 		}
 	}
@@ -137,13 +137,15 @@ func (s *Stream) recovered() {
 	}
 }
 
-// sayOwed sends a pong and a close frame, where they are owed, and returns the
+// sayOwed sends pongs and a close frame, where they are owed, and returns the
 // code of that. done says that nothing is left to do but to close.
 func (s *Stream) sayOwed() (code int, done bool) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
-	if payload := s.pong.Swap(nil); payload != nil && !s.closeSent {
-		_, _ = s.send(opPong, *payload)
+	for _, payload := range s.pongs.take() {
+		if !s.closeSent {
+			_, _ = s.send(opPong, payload)
+		}
 	}
 	code = int(s.reply.Load())
 	if code != 0 && !s.closeSent {
