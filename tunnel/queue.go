@@ -7,12 +7,12 @@ package tunnel
 //
 // It locks nothing: whoever uses it does. The zero value is ready.
 type Queue[T any] struct {
-	n              int
-	oldest, newest *Place[T]
-	lines          map[*Client]*line[T]
-	lengths        []lineList[T] // the lines by how many places they have
-	longest        int
-	spare          *line[T] // one that is empty, to be used again
+	n       int
+	places  list[*Place[T]] // oldest first
+	lines   map[*Client]*line[T]
+	lengths []list[*line[T]] // the lines by how many places they have
+	longest int
+	spare   *line[T] // one that is empty, to be used again
 }
 
 // A Place is one entry of a Queue. It is zero while it is in none but for its
@@ -21,28 +21,25 @@ type Place[T any] struct {
 	Value T
 
 	line         *line[T] // nil where it is in no Queue
-	older, newer *Place[T]
-	prev, next   *Place[T] // of the same client
+	inAll, inOne node[*Place[T]]
 }
 
 // A line is what one client has in the queue.
 type line[T any] struct {
-	client         *Client
-	n              int
-	oldest, newest *Place[T]
-	prev, next     *line[T] // of those with as many places
+	client *Client
+	n      int
+	places list[*Place[T]] // oldest first
+	among  node[*line[T]]  // those with as many places
 }
-
-type lineList[T any] struct{ first, last *line[T] }
 
 // Len returns how many places are taken.
 func (q *Queue[T]) Len() int { return q.n }
 
 // Oldest returns the place that was taken first, nil where there is none.
-func (q *Queue[T]) Oldest() *Place[T] { return q.oldest }
+func (q *Queue[T]) Oldest() *Place[T] { return q.places.first.get() }
 
 // Next returns the place that was taken next after p, nil where there is none.
-func (p *Place[T]) Next() *Place[T] { return p.newer }
+func (p *Place[T]) Next() *Place[T] { return p.inAll.next.get() }
 
 // Listed reports whether p is in a Queue.
 func (p *Place[T]) Listed() bool { return p.line != nil }
@@ -54,7 +51,7 @@ func (q *Queue[T]) Victim() *Place[T] {
 	if q.n == 0 {
 		return nil
 	}
-	return q.lengths[q.longest].first.oldest
+	return q.lengths[q.longest].first.get().places.first.get()
 }
 
 // Add puts p, which is in no Queue, behind all others. The client's account is
@@ -76,18 +73,9 @@ func (q *Queue[T]) Add(p *Place[T], c *Client) {
 	} else {
 		q.unlist(l)
 	}
-	p.line, p.prev, p.older = l, l.newest, q.newest
-	if l.newest != nil {
-		l.newest.next = p
-	} else {
-		l.oldest = p
-	}
-	if q.newest != nil {
-		q.newest.newer = p
-	} else {
-		q.oldest = p
-	}
-	l.newest, q.newest = p, p
+	p.line = l
+	q.places.add(&p.inAll, p)
+	l.places.add(&p.inOne, p)
 	l.n++
 	q.n++
 	q.list(l)
@@ -100,27 +88,9 @@ func (q *Queue[T]) Remove(p *Place[T]) {
 		return
 	}
 	q.unlist(l)
-	if p.prev != nil {
-		p.prev.next = p.next
-	} else {
-		l.oldest = p.next
-	}
-	if p.next != nil {
-		p.next.prev = p.prev
-	} else {
-		l.newest = p.prev
-	}
-	if p.older != nil {
-		p.older.newer = p.newer
-	} else {
-		q.oldest = p.newer
-	}
-	if p.newer != nil {
-		p.newer.older = p.older
-	} else {
-		q.newest = p.older
-	}
-	p.line, p.prev, p.next, p.older, p.newer = nil, nil, nil, nil, nil
+	p.line = nil
+	q.places.remove(&p.inAll)
+	l.places.remove(&p.inOne)
 	l.n--
 	q.n--
 	if l.n > 0 {
@@ -135,33 +105,60 @@ func (q *Queue[T]) Remove(p *Place[T]) {
 // list puts l behind the lines that have as many places.
 func (q *Queue[T]) list(l *line[T]) {
 	for len(q.lengths) <= l.n {
-		q.lengths = append(q.lengths, lineList[T]{})
+		q.lengths = append(q.lengths, list[*line[T]]{})
 	}
-	same := &q.lengths[l.n]
-	if l.prev = same.last; l.prev != nil {
-		l.prev.next = l
-	} else {
-		same.first = l
-	}
-	same.last = l
+	q.lengths[l.n].add(&l.among, l)
 	q.longest = max(q.longest, l.n)
 }
 
 // unlist takes l from the lines that have as many places.
 func (q *Queue[T]) unlist(l *line[T]) {
-	same := &q.lengths[l.n]
-	if l.prev != nil {
-		l.prev.next = l.next
-	} else {
-		same.first = l.next
-	}
-	if l.next != nil {
-		l.next.prev = l.prev
-	} else {
-		same.last = l.prev
-	}
-	l.prev, l.next = nil, nil
+	q.lengths[l.n].remove(&l.among)
 	for q.longest > 0 && q.lengths[q.longest].first == nil {
 		q.longest--
 	}
+}
+
+// A list is doubly linked, and its nodes are part of what they list: it takes
+// no memory of its own. The zero value is empty.
+type list[T any] struct{ first, last *node[T] }
+
+// A node is a place in one list, of a pointer to what it is part of.
+type node[T any] struct {
+	of         T
+	prev, next *node[T]
+}
+
+// get returns what n is part of, the zero value where n is nil.
+func (n *node[T]) get() (of T) {
+	if n != nil {
+		of = n.of
+	}
+	return of
+}
+
+// add puts n, which is in no list and part of what is given, behind all others.
+func (l *list[T]) add(n *node[T], of T) {
+	n.of, n.prev = of, l.last
+	if n.prev != nil {
+		n.prev.next = n
+	} else {
+		l.first = n
+	}
+	l.last = n
+}
+
+// remove takes out n, which is in l.
+func (l *list[T]) remove(n *node[T]) {
+	if n.prev != nil {
+		n.prev.next = n.next
+	} else {
+		l.first = n.next
+	}
+	if n.next != nil {
+		n.next.prev = n.prev
+	} else {
+		l.last = n.prev
+	}
+	*n = node[T]{}
 }
