@@ -72,6 +72,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 			req := c.NewRequest(p.Name())
 			req.Name = hello.Name
 			req.ALPN = offered(&hello)
+			req.Hello = tunnel.Fingerprint(c.Buffered()[:hello.Len])
 			req.Refuse = func(err error) { p.refuse(c, err) }
 			h.ServeTunnel(ctx, req)
 			return nil

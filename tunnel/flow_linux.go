@@ -117,6 +117,9 @@ func (l *loop) pump(f *flow, i int) {
 		return
 	}
 	l.touch(f)
+	if i == 1 {
+		f.answered()
+	}
 	if errno := l.offer(f, 1-i, l.buf[:n]); errno != 0 {
 		p.missed(n)
 		l.fail(f, 1-i, errno)

@@ -156,6 +156,9 @@ func (p *pump) passOn(err error) {
 func (p *pump) write(b []byte, held int) error {
 	ct := p.ct
 	ct.moved.Store(clock())
+	if p == &ct.pumps[1] {
+		ct.record.answered()
+	}
 	w, err := p.give(b, held)
 	now := clock()
 	ct.moved.Store(now)

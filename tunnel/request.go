@@ -25,6 +25,10 @@ type Request struct {
 	Said     *Said          // what the caller says of itself; nil for nothing
 	Start    time.Time      // when the client's connection, or its stream on one, began
 
+	// Hello is the Fingerprint of the TLS ClientHello that is passed on as it
+	// came, and 0 for all else.
+	Hello uint32
+
 	// Datagrams is what dials where the client asks for datagrams, and nil
 	// where it asks for a stream. Such a request is for Router.Open.
 	Datagrams Dialer

@@ -30,6 +30,7 @@ type Router struct {
 
 	MaxTunnels   int           // standing or being dialed; 0 means no limit but the Budget's
 	MaxPerClient int           // of them, of one client: Limits.OpenPerSource; 0 means no limit
+	Hellos       int           // how often the same ClientHello may be on its way to services; 0 means DefaultHellos, negative no limit
 	DialTimeout  time.Duration // for each address; 0 means DefaultDialTimeout, negative none
 	DialTotal    time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
 	DialMost     int           // addresses tried; 0 means DefaultDialMost
@@ -37,6 +38,7 @@ type Router struct {
 	ids     atomic.Uint64
 	tunnels atomic.Int64 // reserved
 	clients Clients      // of a Router without a Budget
+	hellos  hellos
 }
 
 // ServeTunnel answers req. It returns once the Relay has the tunnel.
@@ -73,12 +75,16 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease
 		case reserved: // refused, or a panic is on its way up
 			r.giveBack(l, false)
 		default:
+			r.answered(l)
 			l.client.Release()
 		}
 	}()
 	route, err = r.Decide(ctx, req)
 	o.Service, o.Pattern = route.Service, route.Pattern
 	if err != nil {
+		return nil, route, dialed, err
+	}
+	if err := r.enter(l, req, &route); err != nil {
 		return nil, route, dialed, err
 	}
 	if err := r.reserve(l); err != nil {
@@ -163,6 +169,38 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 	return route, nil
 }
 
+// enter refuses a ClientHello that is on its way round.
+func (r *Router) enter(l *lease, req *Request, route *Route) error {
+	most := r.Hellos
+	if most == 0 {
+		most = DefaultHellos
+	}
+	if req.Hello == 0 || most < 0 {
+		return nil
+	}
+	if !r.hellos.enter(req.Hello, most) {
+		return Refusef(Loop, "service %s: the same ClientHello has come %d times and has no answer: its endpoints lead back to this gateway", route.Service, most+1)
+	}
+	l.hello = req.Hello
+	return nil
+}
+
+// answered notes that there is something of the service, or that it is not asked
+// any more.
+func (r *Router) answered(l *lease) {
+	if l.hello != 0 {
+		r.hellos.leave(l.hello)
+		l.hello = 0
+	}
+}
+
+// answered is the Router's, for a tunnel that something of the service has come in.
+func (rec *record) answered() {
+	if rec.lease.hello != 0 {
+		rec.router.answered(&rec.lease)
+	}
+}
+
 // reserve takes what a tunnel needs beyond its client's descriptor, and charges
 // it to the client.
 func (r *Router) reserve(l *lease) error {
@@ -215,6 +253,7 @@ func (r *Router) giveBack(l *lease, shared bool) {
 		r.Budget.Give(1)
 	}
 	r.tunnels.Add(-1)
+	r.answered(l)
 	l.release(shared)
 }
 

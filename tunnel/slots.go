@@ -202,6 +202,7 @@ type lease struct {
 	conn   bool    // the connection's place is the tunnel's
 	exempt bool    // no limit is held against the client
 	stream bool    // one of several on a connection
+	hello  uint32  // the request's, while it is on its way to a service and has no answer; otherwise 0
 }
 
 // client returns the account that req is charged to, with a reference for the

@@ -42,6 +42,7 @@ type Setup struct {
 	Resolver  tunnel.Resolver
 	Preface   tunnel.Preface // nil means none
 	Dialer    tunnel.Dialer  // nil means a NetDialer, whose dials are counted
+	Hellos    int            // the Router's
 	Limits    tunnel.Limits  // the zero value is no limit for a source, for tests are a single one
 	Socket    net.Listener   // the Gateway closes it; nil means what tunnel.Listen opens on loopback
 
@@ -86,7 +87,7 @@ func Serve(t testing.TB, s Setup) *Gateway {
 		s.Dialer = &counted{&tunnel.NetDialer{}, g}
 	}
 	g.Server = &tunnel.Server{
-		Handler: &tunnel.Router{Resolver: noted{g}, Dialer: s.Dialer, Relay: g.Relay, Observe: g.Observe},
+		Handler: &tunnel.Router{Resolver: noted{g}, Dialer: s.Dialer, Relay: g.Relay, Observe: g.Observe, Hellos: s.Hellos},
 		Observe: g.Observe,
 		Limits:  s.Limits,
 	}
