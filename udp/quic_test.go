@@ -80,6 +80,23 @@ func TestQUICGoesByItsName(t *testing.T) {
 	}
 }
 
+// Where the way to a service leads back here, through somebody else, there is one
+// session: what comes back is to an id that is known, and from another address.
+func TestQUICLoop(t *testing.T) {
+	r, _, _ := quicRig(t, nil)
+	there := newPeer(t)
+	r.route("svc.test", there.addr())
+	hello := long(firstID, clientID, "name=svc.test")
+	newPeer(t).say(r.addr, hello)
+	there.hear(hello)
+	newPeer(t).say(r.addr, hello) // as a gateway there passes it on
+	waitFor(t, "the datagram to be dropped", func() bool { return r.s.Stats().Dropped == 1 })
+	there.silent()
+	if n := r.relay.Open(); n != 1 {
+		t.Errorf("%d sessions, want 1", n)
+	}
+}
+
 // Sessions of one address are told apart by the services' ids.
 func TestSessionsOfOneAddress(t *testing.T) {
 	r, svc, pri := quicRig(t, nil)
@@ -188,6 +205,11 @@ func TestQUICProof(t *testing.T) {
 	client.next()
 	if st := r.s.Stats(); st.HalfOpen != 1 {
 		t.Fatalf("%+v, want half open", st)
+	}
+	svc.say(from, short(clientID, "early")) // what a service says in 1-RTT with its first flight
+	client.next()
+	if st := r.s.Stats(); st.HalfOpen != 1 {
+		t.Fatalf("%+v, want half open: the client has not written to the service's id", st)
 	}
 	newPeer(t).say(r.addr, short("guessed", "data"))
 	svc.silent()
