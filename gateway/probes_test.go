@@ -36,7 +36,8 @@ func TestTheHealthPortOnlyTells(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 	}()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
 	ask := func(method, path string) (int, string) {
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+g.HealthAddr().String()+path, nil)
 		if err != nil {
@@ -48,6 +49,9 @@ func TestTheHealthPortOnlyTells(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(resp.Body)
+		if !resp.Close {
+			t.Errorf("%s %s: the connection is kept for another request, and whoever reaches the port could hold it", method, path)
+		}
 		return resp.StatusCode, string(b)
 	}
 	answers := func(path string, want int) func() bool {
