@@ -247,6 +247,7 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 	goodbye := func(r *raw, first func()) (code http2.ErrCode) {
 		r.mum = true
 		_ = r.SetDeadline(time.Time{})
+		defer time.AfterFunc(2*most, func() { _ = r.Close() }).Stop() // a failure, and no wait for ever
 		stop := make(chan struct{})
 		defer close(stop)
 		go func() {
