@@ -152,16 +152,16 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, _ := resolver(t, tt.servers...)
-			r.Timeout = 300 * time.Millisecond
+			r.Timeout = time.Second
 			start := time.Now()
 			expect(t, r, "a.test", tt.want)
-			if took := time.Since(start); took > 2*time.Second {
-				t.Errorf("took %v, limit 300ms", took)
+			if took := time.Since(start); took > 5*time.Second {
+				t.Errorf("took %v, limit %v", took, r.Timeout)
 			}
 			// Failures are remembered for a moment.
 			start = time.Now()
 			expect(t, r, "a.test", tt.want)
-			if took := time.Since(start); took > 200*time.Millisecond {
+			if took := time.Since(start); took > r.Timeout*9/10 {
 				t.Errorf("the second lookup took %v: it was not remembered", took)
 			}
 		})
