@@ -23,6 +23,7 @@ type Metrics struct {
 	bytes        *prometheus.CounterVec   // service, direction
 	dialFailures *prometheus.CounterVec   // service, reason
 	dials        *prometheus.HistogramVec // result
+	noPort       prometheus.Counter
 	tunnels      prometheus.Histogram
 	preamble     prometheus.Histogram
 
@@ -52,6 +53,10 @@ func New() *Metrics {
 			Help:    "Time of one dial of one endpoint; result is ok or failed.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2, 3, 5, 10},
 		}, []string{"result"}),
+		noPort: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "culvert_dials_without_port_total",
+			Help: "Dials that failed because the host had no local port, or no address, for them.",
+		}),
 		tunnels: histogram("culvert_tunnel_duration_seconds",
 			"Time from accept to end of the connections that were carried.",
 			.01, .1, 1, 10, 60, 300, 1800, 3600, 6*3600, 24*3600, 7*24*3600),
@@ -64,7 +69,7 @@ func New() *Metrics {
 		}, []string{"version", "goversion"}),
 	}
 	m.registry.MustRegister(
-		m.requests, m.refused, m.bytes, m.dialFailures, m.dials, m.tunnels, m.preamble,
+		m.requests, m.refused, m.bytes, m.dialFailures, m.dials, m.noPort, m.tunnels, m.preamble,
 		m.build,
 		// What the last collection found in use, besides the usual: the heap's
 		// size also counts what is garbage and what is set aside.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -218,6 +219,18 @@ func TestServicesAreCapped(t *testing.T) {
 	}
 	if strings.Contains(text, `service="s8"`) {
 		t.Error("after Forget there is still a series of a service that went")
+	}
+}
+
+// Dials for which the host has no port are told apart from those that an endpoint
+// refuses.
+func TestDialsWithoutAPort(t *testing.T) {
+	m := New()
+	refused := &tunnel.Error{Reason: tunnel.DialFailed, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	portless := &tunnel.Error{Reason: tunnel.Overload, Err: fmt.Errorf("dial: %w", os.NewSyscallError("connect", syscall.EADDRNOTAVAIL))}
+	m.Observe(&tunnel.Outcome{ID: 1, Proto: "sni", Reason: tunnel.Overload, Attempts: []tunnel.Attempt{{Err: refused}, {Err: portless}, {Err: portless}}})
+	if text := scrape(t, m); !strings.Contains(text, "culvert_dials_without_port_total 2\n") {
+		t.Errorf("want two of three dials counted:\n%s", text)
 	}
 }
 

@@ -35,6 +35,9 @@ func (m *Metrics) Observe(o *tunnel.Outcome) {
 			continue
 		}
 		m.dialFailed.Observe(a.Took.Seconds())
+		if tunnel.NoLocalPort(a.Err) {
+			m.noPort.Inc()
+		}
 		m.failure(s.name, m.reason(tunnel.ReasonOf(a.Err))).Inc()
 	}
 	if o.Carried() {

@@ -26,6 +26,7 @@ func TestWhoIsBlamedForADial(t *testing.T) {
 		{call(syscall.EHOSTUNREACH), true},
 		{&tunnel.Error{Reason: tunnel.DialTimeout, Err: context.DeadlineExceeded}, true},
 		{call(syscall.EADDRNOTAVAIL), false},
+		{call(syscall.EAGAIN), false},
 		{call(syscall.EMFILE), false},
 		{call(syscall.ENFILE), false},
 		{call(syscall.ENOBUFS), false},

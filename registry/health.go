@@ -103,10 +103,13 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 // Blames reports whether a dial error is the endpoint's: not that of a client
 // that left, or of a gateway out of descriptors or ports.
 func Blames(err error) bool {
-	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
+	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS} {
 		if errors.Is(err, ours) {
 			return false
 		}
+	}
+	if tunnel.NoLocalPort(err) {
+		return false
 	}
 	switch tunnel.ReasonOf(err) {
 	case tunnel.Prohibited, tunnel.Loop, tunnel.Overload:

@@ -87,10 +87,19 @@ func dialError(ep Endpoint, err error) error {
 	why := DialFailed
 	var ne net.Error
 	switch {
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.EADDRNOTAVAIL), errors.Is(err, syscall.ENOBUFS):
+	case NoLocalPort(err):
+		return &Error{Reason: Overload, Err: fmt.Errorf("dial %s: this host has no local port or address left for it (see net.ipv4.ip_local_port_range): %w", ep, err)}
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS):
 		why = Overload // this host's own lack, which says nothing about the endpoint
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
 		why = DialTimeout
 	}
 	return &Error{Reason: why, Err: fmt.Errorf("dial %s: %w", ep, err)}
+}
+
+// NoLocalPort reports whether err is of a dial for which the kernel had no local
+// port, or no local address.
+func NoLocalPort(err error) bool {
+	return errors.Is(err, syscall.EADDRNOTAVAIL) ||
+		errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EADDRINUSE) // of UDP, by connect and by bind
 }

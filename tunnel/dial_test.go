@@ -22,6 +22,7 @@ func TestReasonsOfDialErrors(t *testing.T) {
 		want Reason
 	}{
 		{call(syscall.EADDRNOTAVAIL), Overload},
+		{call(syscall.EAGAIN), Overload},
 		{call(syscall.EMFILE), Overload},
 		{call(syscall.ENFILE), Overload},
 		{call(syscall.ECONNREFUSED), DialFailed},

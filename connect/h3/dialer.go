@@ -241,7 +241,11 @@ func Listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
 		network = "udp6"
 	}
 	var lc net.ListenConfig
-	return lc.ListenPacket(ctx, network, ":0")
+	c, err := lc.ListenPacket(ctx, network, ":0")
+	if tunnel.NoLocalPort(err) {
+		return nil, tunnel.Refusef(tunnel.Overload, "h3: no local port is left: %w", err)
+	}
+	return c, err
 }
 
 func orElse(d, otherwise time.Duration) time.Duration {
