@@ -264,6 +264,7 @@ func (k *client) tick() {
 		return
 	}
 	next := k.tickEvery()
+	k.c.lookAtPath(clock())
 	if len(k.streams) == 0 {
 		rest := k.settled()
 		switch {

@@ -71,6 +71,7 @@ type conn struct {
 	qc      *quic.Conn
 	side    side
 	running sync.WaitGroup // readers of unidirectional streams
+	path    pathWatch      // of the ticks alone
 
 	mu       sync.Mutex // guards what follows
 	control  *quic.SendStream

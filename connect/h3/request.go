@@ -418,6 +418,7 @@ func (k *serverConn) tick() {
 		return
 	}
 	now, next := clock(), k.tickEvery()
+	k.c.lookAtPath(now)
 	quiet := time.Duration(now - k.since)
 	switch {
 	case k.leaving && !k.final:
