@@ -32,6 +32,12 @@ type edge struct {
 
 func newEdge(t *testing.T, services ...*registry.Service) *edge {
 	t.Helper()
+	return newEdgeOf(t, Config{Limits: noLimits}, services...)
+}
+
+// newEdgeOf is newEdge with more of a configuration.
+func newEdgeOf(t *testing.T, cfg Config, services ...*registry.Service) *edge {
+	t.Helper()
 	e := &edge{addr: netip.MustParseAddr("127.0.0.1"), next: 20000 + uint16(rand.IntN(10000))}
 	if runtime.GOOS == "linux" { // all of 127.0.0.0/8 is loopback
 		e.addr = netip.AddrFrom4([4]byte{127, byte(64 + rand.IntN(64)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
@@ -40,7 +46,7 @@ func newEdge(t *testing.T, services ...*registry.Service) *edge {
 	if e.ca, err = testca.New("edge.test", nil); err != nil {
 		t.Fatal(err)
 	}
-	cfg := Config{SourcesListen: true, Limits: tunnel.Limits{NewPerSource: -1, OpenPerSource: -1, HalfOpenPerSource: -1}}
+	cfg.SourcesListen = true
 	e.running = launch(t, cfg, services...)
 	return e
 }

@@ -395,7 +395,7 @@ func (t *Table) Hopeless(req *tunnel.Request) error {
 		default:
 			e, refusal := t.leads(b, req)
 			if refusal != nil {
-				why = refusal
+				why, reason = refusal, refusal.Reason
 				continue
 			}
 			if len(e.Endpoints) > 0 || len(e.Via) > 0 {

@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -300,8 +302,13 @@ var listenersOf = []listenerOf{
 // eachWayIn runs a gateway with a listener of each kind, of which each has tls
 // and rest besides, and calls f for each carrier of each.
 func eachWayIn(t *testing.T, kinds []listenerOf, tls, rest string, files map[string]string, f func(t *testing.T, r *running, w wayIn, addr string, kind *listenerOf)) {
+	eachWayWithin(t, "{newPerSource: -1}", kinds, tls, rest, files, f)
+}
+
+// eachWayWithin is eachWayIn with limits.
+func eachWayWithin(t *testing.T, limits string, kinds []listenerOf, tls, rest string, files map[string]string, f func(t *testing.T, r *running, w wayIn, addr string, kind *listenerOf)) {
 	var yaml strings.Builder
-	yaml.WriteString("limits: {newPerSource: -1}\nlisteners:\n")
+	yaml.WriteString("limits: " + limits + "\nlisteners:\n")
 	for _, kind := range kinds {
 		rest := rest
 		if !strings.Contains(kind.yaml, "websocket") {
@@ -509,4 +516,60 @@ func TestEveryWebSocketKeepsHostsAndOrigins(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whatever carries a request and whatever it comes to, one client opens no more
+// connections in a second than it may, and has no more tunnels.
+func TestEveryCarrierKeepsLimits(t *testing.T) {
+	files, roots := keysOfGateway(t)
+	for key, limits := range map[string]string{
+		"limits.newPerSource": "{newPerSource: 2}", "limits.openPerSource": "{openPerSource: 2}",
+	} {
+		for i := range listenersOf {
+			t.Run(key+"/"+listenersOf[i].name, func(t *testing.T) {
+				t.Parallel()
+				for _, carrier := range listenersOf[i].carriers {
+					kind := listenersOf[i]
+					kind.carriers = []string{carrier}
+					eachWayWithin(t, limits, []listenerOf{kind}, "", "", maps.Clone(files), func(t *testing.T, r *running, w wayIn, addr string, kind *listenerOf) {
+						c := client{}
+						if kind.tls {
+							c.tls = &tls.Config{RootCAs: roots, ServerName: "gw.test"}
+						}
+						d := w.dial(addr, &c) // whose tunnels may share a connection
+						if closer, ok := d.(io.Closer); ok {
+							defer closer.Close()
+						}
+						var all sync.WaitGroup
+						var refused atomic.Int32
+						for range 10 {
+							all.Go(func() {
+								var err error
+								if key == "limits.newPerSource" {
+									err = try(t, w, addr, &c)
+								} else {
+									ctx, cancel := context.WithTimeout(t.Context(), patience)
+									defer cancel()
+									var conn net.Conn
+									if conn, err = d.DialContext(ctx, "tcp", "svc.test:443"); err == nil {
+										t.Cleanup(func() { _ = conn.Close() })
+									}
+								}
+								if err != nil {
+									refused.Add(1)
+								}
+							})
+						}
+						all.Wait()
+						if refused.Load() == 0 {
+							t.Error("none of ten at once is refused")
+						}
+						testnet.Eventually(t, patience, func() bool {
+							return strings.Contains(r.log.String(), key+": ") && strings.Contains(r.log.String(), "reason=overload")
+						}, "the log says which limit")
+					})
+				}
+			})
+		}
+	}
 }

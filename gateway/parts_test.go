@@ -1,0 +1,95 @@
+package gateway
+
+import (
+	"testing"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// What there is once is what every part has: limits, the descriptors and the memory,
+// the guard, the settings and who is told of the end. What a part does with it is
+// tested where it is; that it has it, here.
+func TestEveryPartIsPluggedIn(t *testing.T) {
+	auth := &connect.Bearer{Verify: connect.Tokens(map[string]string{"ci": "t-one"})}
+	h := &HTTP3{Auth: auth, Via: "gw", Alone: true}
+	keys, _ := gatewayKeys(t)
+	if err := h.Use(keys); err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{
+		Listeners: []Listener{
+			{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}},
+			{Address: "udp://127.0.0.1:0", Datagrams: &Datagrams{HTTP3: h}},
+		},
+		Sources:     []registry.Source{registry.Static{Name: "test"}},
+		Via:         "gw",
+		Limits:      tunnel.Limits{NewPerSource: 11, OpenPerSource: 12, HalfOpenPerSource: 13, HalfOpen: 14, FirstByte: 15 * time.Second, Preamble: 16 * time.Second},
+		MaxTunnels:  17,
+		Idle:        18 * time.Second,
+		UDPIdle:     19 * time.Second,
+		HalfClosed:  20 * time.Second,
+		DialTimeout: 21 * time.Second,
+		DialTotal:   22 * time.Second,
+	}
+	g, err := New(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	for who, limits := range map[string]tunnel.Limits{"streams": g.server.Limits, "datagrams": g.datagrams.server.Limits, "HTTP/3": h.server.Limits} {
+		if limits != cfg.Limits {
+			t.Errorf("%s have the limits %+v, want %+v", who, limits, cfg.Limits)
+		}
+	}
+	budget := g.loops.Budget
+	if budget == nil {
+		t.Fatal("the loops have no budget")
+	}
+	for who, has := range map[string]*tunnel.Budget{
+		"streams": g.server.Budget, "datagrams": g.datagrams.server.Budget, "HTTP/3": h.server.Budget, "tunnels": g.router.Budget,
+		"ways out": g.ways.Budget, "checks": g.checker.Budget, "listeners of sources": g.fronts.budget, "the memory's watch": g.memory.budget,
+	} {
+		if has != budget {
+			t.Errorf("%s have a budget of their own, or none", who)
+		}
+	}
+	guard := g.fronts.guard
+	if guard == nil {
+		t.Fatal("the listeners of sources have no guard")
+	}
+	direct, ok := g.router.Dialer.(*tunnel.NetDialer)
+	if !ok {
+		t.Fatalf("tunnels are dialed by a %T", g.router.Dialer)
+	}
+	datagrams := g.datagrams.server.Dialer
+	if datagrams == nil {
+		t.Fatal("datagrams have no dialer")
+	}
+	for who, has := range map[string]*tunnel.Guard{"tunnels": direct.Guard, "datagrams": datagrams.Guard, "ways out": g.ways.Direct.Guard} {
+		if has != guard {
+			t.Errorf("%s have a guard of their own, or none", who)
+		}
+	}
+	for who, tells := range map[string]bool{
+		"streams": g.server.Observe != nil, "datagrams": g.datagrams.server.Observe != nil, "HTTP/3": h.server.Observe != nil, "tunnels": g.router.Observe != nil,
+	} {
+		if !tells {
+			t.Errorf("nobody is told of the end of %s", who)
+		}
+	}
+	if r := g.router; r.MaxTunnels != cfg.MaxTunnels || r.MaxPerClient != cfg.Limits.OpenPerSource || r.DialTimeout != cfg.DialTimeout || r.DialTotal != cfg.DialTotal {
+		t.Errorf("tunnels have %d, %d, %v and %v", r.MaxTunnels, r.MaxPerClient, r.DialTimeout, r.DialTotal)
+	}
+	if g.relay.Idle != cfg.Idle || g.relay.HalfClosed != cfg.HalfClosed || g.datagrams.server.Idle != cfg.UDPIdle {
+		t.Errorf("limits without a byte are %v, %v and %v", g.relay.Idle, g.relay.HalfClosed, g.datagrams.server.Idle)
+	}
+	if g.ways.Via != cfg.Via || h.server.Via != h.Via {
+		t.Errorf("this gateway calls itself %q and %q, want %q", g.ways.Via, h.server.Via, cfg.Via)
+	}
+	if h.server.Auth != connect.Authenticator(auth) || h.server.Identify == nil {
+		t.Errorf("HTTP/3 asks for %v, and knows clients by their certificates: %v", h.server.Auth, h.server.Identify != nil)
+	}
+}
