@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"culvert.dev/internal/testnet"
 )
@@ -37,6 +38,7 @@ func TestTheGatewayPassesTLSRecordsUnchanged(t *testing.T) {
 			raw, err := net.Dial("tcp", front.Addr())
 			must(t, err)
 			defer raw.Close()
+			must(t, raw.SetDeadline(time.Now().Add(3*patience)))
 			head, yes := "", ""
 			if by == "connect" {
 				head, yes = "CONNECT "+svc+":443 HTTP/1.1\r\nHost: "+svc+":443\r\n\r\n", "HTTP/1.1 200 Connection Established\r\n\r\n"

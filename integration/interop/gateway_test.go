@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"culvert.dev/internal/testnet"
 )
@@ -186,6 +187,7 @@ func dial(t *testing.T, addr string) *net.TCPConn {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_ = c.SetDeadline(time.Now().Add(3 * patience)) // of a test that sets none: it fails then and does not hang
 	return c
 }
 

@@ -123,8 +123,10 @@ func TestGoTransportTunnelsOverHTTP2(t *testing.T) {
 	}}
 	defer tr.CloseIdleConnections()
 
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	defer cancel()
 	// Half-close: the end of the request goes up, and all of the reply comes down.
-	c, resp, err := goConnect(t.Context(), tr, g.addr, "echo.example.test:7")
+	c, resp, err := goConnect(ctx, tr, g.addr, "echo.example.test:7")
 	must(t, err)
 	if resp.StatusCode != 200 {
 		t.Fatalf("status %d", resp.StatusCode)
@@ -137,7 +139,7 @@ func TestGoTransportTunnelsOverHTTP2(t *testing.T) {
 	}
 
 	// A refusal.
-	_, resp, err = goConnect(t.Context(), tr, g.addr, "nobody.example.test:443")
+	_, resp, err = goConnect(ctx, tr, g.addr, "nobody.example.test:443")
 	must(t, err)
 	body, _ := io.ReadAll(resp.Body)
 	if resp.StatusCode != 403 || !strings.Contains(resp.Header.Get("Proxy-Status"), "no-route") || !strings.HasPrefix(string(body), "culvert: no-route: ") {

@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
@@ -61,6 +62,7 @@ func ask(ctx context.Context, cc *http3.ClientConn, authority string) (*http3.Re
 		return nil, nil, err
 	}
 	req := (&http.Request{Method: http.MethodConnect, Proto: "HTTP/1.1", URL: &url.URL{Scheme: "https", Host: authority}, Host: authority, Header: http.Header{}}).WithContext(ctx)
+	_ = s.SetDeadline(time.Now().Add(3 * patience))
 	if err := s.SendRequestHeader(req); err != nil {
 		return nil, nil, err
 	}

@@ -155,7 +155,12 @@ func TestServersThatSpeakFirst(t *testing.T) {
 				t.Errorf("%s: %s: exit code %d, %s", when, name, code, errs)
 				continue
 			}
-			if mail := <-mails; !strings.Contains(mail, "through the gateway") {
+			mail := ""
+			select {
+			case mail = <-mails:
+			case <-time.After(patience):
+			}
+			if !strings.Contains(mail, "through the gateway") {
 				t.Errorf("%s: %s: got the mail %q", when, name, mail)
 			}
 		}
@@ -191,12 +196,12 @@ func TestServersThatSpeakFirst(t *testing.T) {
 	try("after a reload")
 
 	g.signal(syscall.SIGTERM)
-	<-g.ended
+	g.awaitEnd(t)
 	g = w.start(t)
 	try("after a restart")
 
 	g.signal(syscall.SIGKILL)
-	<-g.ended
+	g.awaitEnd(t)
 	g = w.start(t)
 	try("after a kill")
 }
@@ -244,7 +249,7 @@ func TestPortsSurviveKills(t *testing.T) {
 		pause := time.NewTimer(time.Duration(r.IntN(150)) * time.Millisecond) // a reload takes about 100
 		<-pause.C
 		g.signal(syscall.SIGKILL)
-		<-g.ended
+		g.awaitEnd(t)
 		if _, errs, code := command(t, "culvert", "ports", "--config", w.config); code != 0 {
 			t.Fatalf("round %d: the state after a kill: %s", round, errs)
 		}
@@ -268,7 +273,7 @@ func TestPortTakenByAnotherProcess(t *testing.T) {
 	g := w.start(t)
 	addr, other := w.at(t, g, "a.example.test"), w.at(t, g, "b.example.test")
 	g.signal(syscall.SIGTERM)
-	<-g.ended
+	g.awaitEnd(t)
 	_, port, _ := net.SplitHostPort(addr)
 	thief := start(t, "nc.openbsd", "-l", "-k", w.addr, port)
 	thief.await(t, "taken the port", func() bool {
@@ -286,7 +291,7 @@ func TestPortTakenByAnotherProcess(t *testing.T) {
 		return l.Msg == "a service has no port of its own" && l.Service == "tcp a.example.test" && strings.Contains(l.Err, "address already in use")
 	})
 	thief.signal(syscall.SIGKILL)
-	<-thief.ended
+	thief.awaitEnd(t)
 	if got := w.at(t, g, "a.example.test"); got != addr {
 		t.Errorf("a is back at %s, and was at %s", got, addr)
 	}

@@ -137,6 +137,16 @@ func (p *process) over() bool {
 	}
 }
 
+// awaitEnd waits until the program has ended, which it was told to.
+func (p *process) awaitEnd(t *testing.T) {
+	t.Helper()
+	select {
+	case <-p.ended:
+	case <-time.After(3 * patience):
+		t.Fatalf("%s did not end", p.name)
+	}
+}
+
 // await waits until cond is true, and fails the test if that takes too long
 // or the program ends first.
 func (p *process) await(t *testing.T, what string, cond func() bool) {

@@ -476,7 +476,7 @@ services: [{name: %s, endpoints: ["%s"]}]
 		t.Errorf("a new connection hears %v, want CONNECTION_REFUSED", te)
 	}
 	c.exchange(conn, 100_000)
-	<-g.ended
+	g.awaitEnd(t)
 	if g.err != nil {
 		t.Errorf("the gateway ended with %v", g.err)
 	}

@@ -217,6 +217,10 @@ func (r refusal) String() string {
 	return fmt.Sprintf("%d, %s after %v, %q", r.code, r.end, r.after.Round(time.Millisecond), r.text)
 }
 
+// hopeless is how many failures end a crowd: the rest would wait in vain as long as
+// these have.
+const hopeless = 50
+
 // crowd calls f for 0 to n-1, some at a time, and reports the errors.
 func crowd(t *testing.T, n, workers int, f func(i int) error) {
 	t.Helper()
@@ -242,6 +246,12 @@ func crowd(t *testing.T, n, workers int, f func(i int) error) {
 	}
 	for i := range n {
 		next <- i
+		mu.Lock()
+		enough := failed >= hopeless
+		mu.Unlock()
+		if enough {
+			break
+		}
 	}
 	close(next)
 	wg.Wait()

@@ -334,6 +334,7 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 				return err
 			}
 			_ = c.CloseWrite()
+			_ = c.SetReadDeadline(time.Now().Add(patience))
 			_, err = io.Copy(io.Discard, c)
 			return err
 		case 1: // aborted
@@ -364,6 +365,7 @@ func TestShortTunnelsLeaveNothing(t *testing.T) {
 			if _, err := c.Write(append(w.preamble("abrupt.test"), 'x')); err != nil {
 				return err
 			}
+			_ = c.SetReadDeadline(time.Now().Add(patience))
 			if _, err := io.Copy(io.Discard, c); !wasReset(err) {
 				return fmt.Errorf("a service that aborts: the client's stream ended with %v", err)
 			}

@@ -103,7 +103,7 @@ func TestDrain(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	<-g.exited
+	g.awaitExit()
 	exited := time.Since(began)
 	slices.Sort(ends)
 	t.Logf("refused from %v on; the rest reset from %v to %v; exit after %v", refusedAt.Round(time.Millisecond), ends[0].Round(time.Millisecond), ends[left-1].Round(time.Millisecond), exited.Round(time.Millisecond))
@@ -133,7 +133,7 @@ func TestDrainEndsWithTheLastTunnel(t *testing.T) {
 		t.Error(err)
 	}
 	_ = c.Close()
-	<-g.exited
+	g.awaitExit()
 	if took := time.Since(began); g.code != 0 || took < time.Second || took > 2*time.Second {
 		t.Errorf("exit code %d after %v, want 0 after the lameduck second", g.code, took)
 	}
@@ -152,7 +152,7 @@ func TestSecondSignalEndsTheDrain(t *testing.T) {
 	testnet.Eventually(t, patience, func() bool { status, _, _ := g.get("/readyz"); return status == http.StatusServiceUnavailable }, "/readyz says no")
 	began := time.Now()
 	g.signal(syscall.SIGTERM)
-	<-g.exited
+	g.awaitExit()
 	if took := time.Since(began); g.code != 0 || took > 500*time.Millisecond {
 		t.Errorf("exit code %d, %v after the second signal, want 0 within 500 ms", g.code, took)
 	}

@@ -246,7 +246,7 @@ func TestDrainOverEveryCarrier(t *testing.T) {
 		end(h, testnet.RST)
 	}
 	wg.Wait()
-	<-far.exited
+	far.awaitExit()
 	if n := len(far.entries(func(e entry) bool { return e.str("reason") == "drain" && e.str("msg") == "tunnel" })); n != len(left) {
 		t.Errorf("%d lines of the log say that a tunnel was drained, want %d", n, len(left))
 	}

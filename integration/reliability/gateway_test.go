@@ -202,7 +202,12 @@ func (g *gateway) stop() {
 	if !g.ended() {
 		g.t.Error("the gateway did not end on SIGTERM; its goroutines follow")
 		g.signal(syscall.SIGQUIT)
-		<-g.exited
+		select {
+		case <-g.exited:
+		case <-time.After(patience):
+			g.signal(syscall.SIGKILL)
+			<-g.exited
+		}
 	}
 	if g.code != 0 {
 		g.t.Errorf("the gateway's exit code is %d, want 0", g.code)
@@ -218,6 +223,16 @@ func (g *gateway) stop() {
 	}
 	if lines := g.logged(); bad {
 		g.t.Logf("the end of the log:\n%s", strings.Join(lines[max(0, len(lines)-60):], "\n"))
+	}
+}
+
+// awaitExit waits until the process has ended, which it was told to.
+func (g *gateway) awaitExit() {
+	g.t.Helper()
+	select {
+	case <-g.exited:
+	case <-time.After(2 * patience):
+		g.t.Fatal("the gateway did not end")
 	}
 }
 

@@ -81,6 +81,7 @@ func (g *gateway) holdStreams(t *testing.T, n int, targets ...string) {
 	}
 	crowd(t, len(first), 16, func(i int) error {
 		defer first[i].Close()
+		_ = first[i].SetDeadline(time.Now().Add(patience))
 		if err := first[i].CloseWrite(); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"time"
 
 	"culvert.dev/internal/testnet"
 )
@@ -69,6 +70,7 @@ func TestRaces(t *testing.T) {
 		}
 	}
 	g.stop()
+	_ = stays.SetReadDeadline(time.Now().Add(patience))
 	if _, err := io.Copy(io.Discard, stays); !wasReset(err) {
 		t.Errorf("the tunnel ended with %v, want a reset", err)
 	}
