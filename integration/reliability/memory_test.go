@@ -3,15 +3,8 @@
 package reliability
 
 import (
-	"bufio"
-	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -139,7 +132,7 @@ func crowded(t *testing.T, limit int64) (*gateway, *cgroup, net.Conn, *many) {
 	flood := startBackend(t, "flood")
 	g := start(t, options{
 		Services: service("echo.test", b.Addr()) + service("flood.test", flood.addr),
-		Wrap:     []string{"sh", "-c", `echo $$ > "` + group.file("cgroup.procs") + `" && exec "$0" "$@"`},
+		Wrap:     group.wrap(),
 	})
 	if got := g.metric("culvert_memory_limit_bytes"); got != float64(limit) && got != float64(limit/10*9) {
 		t.Errorf("the limit is %v, want the cgroup's %d or nine tenths of it", got, limit)
@@ -231,123 +224,4 @@ func TestMemoryOfACgroup(t *testing.T) {
 	if n := group.kills(); n > 0 {
 		t.Errorf("the kernel killed %d processes of the cgroup", n)
 	}
-}
-
-// A cgroup limits memory, by either version's files.
-type cgroup struct {
-	t   *testing.T
-	dir string
-	v2  bool
-}
-
-// newCgroup makes one below that of the test, or returns nil where it may not.
-func newCgroup(t *testing.T, limit int64) *cgroup {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		for _, try := range []cgroup{
-			{t: t, dir: filepath.Join("/sys/fs/cgroup/memory", f[2])},
-			{t: t, dir: filepath.Join("/sys/fs/cgroup", f[2]), v2: true},
-		} {
-			if try.v2 != (f[0] == "0") || !try.v2 && f[1] != "memory" {
-				continue
-			}
-			g := try
-			g.dir = filepath.Join(g.dir, fmt.Sprintf("culvert-%d", os.Getpid()))
-			if os.Mkdir(g.dir, 0o755) != nil {
-				continue
-			}
-			if os.WriteFile(g.limitFile(), []byte(strconv.FormatInt(limit, 10)), 0) != nil {
-				_ = os.Remove(g.dir)
-				continue
-			}
-			t.Cleanup(func() {
-				testnet.Eventually(t, patience, func() bool { return os.Remove(g.dir) == nil }, "the cgroup is empty")
-			})
-			return &g
-		}
-	}
-	return nil
-}
-
-func (g *cgroup) file(name string) string { return filepath.Join(g.dir, name) }
-
-func (g *cgroup) limitFile() string {
-	if g.v2 {
-		return g.file("memory.max")
-	}
-	return g.file("memory.limit_in_bytes")
-}
-
-// ballast starts a process of the group that takes as many MiB as it is told
-// to, until it is dropped.
-func (g *cgroup) ballast() (eat func(mib int), drop func()) {
-	g.t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), roleVar+"=ballast")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		g.t.Fatal(err)
-	}
-	drop = sync.OnceFunc(func() {
-		_ = in.Close()
-		_ = cmd.Wait()
-	})
-	g.t.Cleanup(drop)
-	if err := os.WriteFile(g.file("cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
-		g.t.Fatal(err)
-	}
-	out := bufio.NewReader(stdout)
-	return func(mib int) {
-		g.t.Helper()
-		if _, err := fmt.Fprintln(in, mib); err != nil {
-			g.t.Fatalf("ballast: %v", err)
-		}
-		if _, err := out.ReadString('\n'); err != nil {
-			g.t.Fatalf("ballast: %v: was it killed?", err)
-		}
-	}, drop
-}
-
-// number reads a file that version 1 calls memory.v1 and version 2 memory.v2.
-func (g *cgroup) number(v1, v2 string) (n int64) {
-	name := v1
-	if g.v2 {
-		name = v2
-	}
-	text, _ := os.ReadFile(g.file("memory." + name))
-	n, _ = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	return n
-}
-
-// kills is how many processes of the group were killed for want of memory.
-func (g *cgroup) kills() (n int64) {
-	g.t.Helper()
-	name := "memory.oom_control"
-	if g.v2 {
-		name = "memory.events"
-	}
-	text, err := os.ReadFile(g.file(name))
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	_, after, _ := strings.Cut("\n"+string(text), "\noom_kill ")
-	_, _ = fmt.Sscan(after, &n)
-	return n
 }
