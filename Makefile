@@ -60,7 +60,7 @@ test-integration: build ## the tests against real peers, and of the examples
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
 	  (cd integration && $(GO) test -tags netns -race ./networks) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
-	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults)$$' ./reliability || exit 1; done) & netns=$$!; \
+	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \
 	(cd integration/deploy && $(GO) test -shuffle=on -timeout 20m ./... && cd .. && $(GO) test -race -shuffle=on -timeout 20m ./... && \
 	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
