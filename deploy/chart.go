@@ -69,6 +69,7 @@ func Render(r Release, values map[string]any) ([]Object, error) {
 	top := map[string]any{
 		"Values":  copied(values),
 		"Chart":   map[string]any{"Name": c.Name, "Version": c.Version, "AppVersion": c.AppVersion},
+		"Files":   files{},
 		"Release": map[string]any{"Name": r.Name, "Namespace": r.Namespace, "Service": "Helm"},
 	}
 	var objects []Object
@@ -94,6 +95,18 @@ func Render(r Release, values map[string]any) ([]Object, error) {
 	}
 	slices.SortStableFunc(objects, inOrder)
 	return objects, nil
+}
+
+// files are those of the chart, for templates.
+type files struct{}
+
+// Get returns a file, or nothing, as in Helm.
+func (files) Get(name string) string {
+	data, err := chartFiles.ReadFile(path.Join(chartRoot, name))
+	if err != nil {
+		return ""
+	}
+	return string(data)
 }
 
 // parse reads the templates, and returns the names of those that make objects.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -178,6 +179,9 @@ func whole(t *testing.T, objects []Object) {
 		}
 		switch o.Kind {
 		case "ConfigMap":
+			if at(o.Fields, "data", "culvert.json") != nil {
+				continue // TestDashboard
+			}
 			if _, err := file.Parse("culvert.yaml", []byte(fmt.Sprint(at(o.Fields, "data", "culvert.yaml")))); err != nil {
 				t.Errorf("%s: %v", o.Name, err)
 			}
@@ -396,6 +400,51 @@ func TestAutoscaling(t *testing.T) {
 	values := valuesOf(t, "", "gateway.autoscaling.enabled=true", "gateway.autoscaling.cpu=0")
 	if _, err := Render(Release{Name: "culvert", Namespace: "culvert-system"}, values); err == nil || !strings.Contains(err.Error(), "autoscaling needs cpu or memory") {
 		t.Errorf("by nothing: %v", err)
+	}
+}
+
+// The dashboard is JSON, and asks for metrics that the pages of operations have.
+func TestDashboard(t *testing.T) {
+	var text string
+	for _, o := range render(t, valuesOf(t, "dashboard: {enabled: true}\n")) {
+		if o.Name == "culvert-dashboard" {
+			text, _ = at(o.Fields, "data", "culvert.json").(string)
+			if at(o.Fields, "metadata", "labels", "grafana_dashboard") != "1" {
+				t.Errorf("Grafana does not find it: %v", at(o.Fields, "metadata", "labels"))
+			}
+		}
+	}
+	var board struct {
+		Panels []struct {
+			ID      int
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &board); err != nil || len(board.Panels) < 10 {
+		t.Fatalf("%d panels, %v", len(board.Panels), err)
+	}
+	var pages string
+	for _, name := range []string{"gateway.md", "kubernetes.md"} {
+		page, err := os.ReadFile(filepath.Join("..", "docs", "operations", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages += string(page)
+	}
+	seen := map[int]bool{}
+	for _, p := range board.Panels {
+		if seen[p.ID] {
+			t.Errorf("two panels have the id %d", p.ID)
+		}
+		seen[p.ID] = true
+		for _, target := range p.Targets {
+			for _, metric := range regexp.MustCompile(`culvert_[a-z_]+`).FindAllString(target.Expr, -1) {
+				if !strings.Contains(pages, "| `"+strings.TrimSuffix(metric, "_bucket")+"` |") {
+					t.Errorf("%s: there is no metric %s", p.Title, metric)
+				}
+			}
+		}
 	}
 }
 

@@ -40,6 +40,7 @@ func functions(t *template.Template) template.FuncMap {
 		"nindent": func(n int, s string) string { return "\n" + indent(n, s) },
 		"quote":   func(v any) string { return strconv.Quote(fmt.Sprint(v)) },
 		"lower":   strings.ToLower,
+		"trim":    strings.TrimSpace,
 		// As in Helm, what is looked for comes first.
 		"contains": func(part, s string) bool { return strings.Contains(s, part) },
 		"default":  orDefault,

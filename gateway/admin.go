@@ -222,7 +222,10 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "When a configuration was last taken up, 0 for not since the start.", func() float64 { return float64(g.reloads.last.Load()) })
-	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "When the certificate of a file that the gateway shows expires.", []string{"used_by", "file"}, g.expiry.gauges)
+	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "When the certificate of a file, or of a Secret of a Gateway, that the gateway shows expires.", []string{"used_by", "file"}, g.expiry.gauges)
+	if g.cfg.Metrics != nil {
+		g.cfg.Metrics(m.GaugeSet)
+	}
 	if g.cfg.Dropped != nil {
 		m.Counter("culvert_log_lines_dropped_total", "Log lines lost because the log was not read.", g.cfg.Dropped)
 	}

@@ -12,8 +12,8 @@ import (
 // A Certificate is one that the gateway shows: to its clients, or to another
 // gateway on the way to a service.
 type Certificate struct {
-	UsedBy   string    `json:"usedBy"` // "listener", "dns" or "via"
-	File     string    `json:"file"`   // as the configuration names it
+	UsedBy   string    `json:"usedBy"` // "listener", "dns", "via" or "gateway-api"
+	File     string    `json:"file"`   // as the configuration names it; of gateway-api "Secret NAMESPACE/NAME"
 	NotAfter time.Time `json:"notAfter"`
 }
 
@@ -29,9 +29,12 @@ type expiryWatch struct {
 	log     *slog.Logger
 	changed chan struct{} // has room for one
 
-	mu   sync.Mutex // guards what follows
-	list []Certificate
-	said map[Certificate]expirySaying // for those of list
+	mu      sync.Mutex // guards what follows
+	files   []Certificate
+	secrets []Certificate
+	soon    map[string]time.Duration     // before their ends, of those of Secrets
+	list    []Certificate                // of both
+	said    map[Certificate]expirySaying // for those of list
 }
 
 // An expirySaying is what the log was last told of a certificate.
@@ -49,10 +52,40 @@ func newExpiryWatch(log *slog.Logger) *expiryWatch {
 // any time.
 func (g *Gateway) UseCertificates(list []Certificate) { g.expiry.use(list) }
 
-// use replaces the list. Of a file that several have in the same use there is one
-// Certificate.
+// UseSecrets does so for the certificates of Secrets of Kubernetes: from when, and until
+// when, each is valid, by "NAMESPACE/NAME".
+func (g *Gateway) UseSecrets(all map[string][2]time.Time) { g.expiry.useSecrets(all) }
+
+// useSecrets replaces those of Secrets. One that is valid for some days only is said to
+// expire soon when a fifth of that is left.
+func (w *expiryWatch) useSecrets(all map[string][2]time.Time) {
+	list, soon := make([]Certificate, 0, len(all)), make(map[string]time.Duration, len(all))
+	for name, valid := range all {
+		file := "Secret " + name
+		list = append(list, Certificate{UsedBy: ofGatewayAPI, File: file, NotAfter: valid[1]})
+		soon[file] = min(expiresSoon, valid[1].Sub(valid[0])/5)
+	}
+	w.mu.Lock()
+	w.secrets, w.soon = list, soon
+	w.mu.Unlock()
+	w.join()
+}
+
+// ofGatewayAPI is Certificate.UsedBy of those of Secrets.
+const ofGatewayAPI = "gateway-api"
+
 func (w *expiryWatch) use(list []Certificate) {
-	list = slices.Clone(list)
+	w.mu.Lock()
+	w.files = slices.Clone(list)
+	w.mu.Unlock()
+	w.join()
+}
+
+// join makes the list. Of a file that several have in the same use there is one
+// Certificate.
+func (w *expiryWatch) join() {
+	w.mu.Lock()
+	list := slices.Concat(w.files, w.secrets)
 	slices.SortFunc(list, func(a, b Certificate) int {
 		return cmp.Or(a.NotAfter.Compare(b.NotAfter), cmp.Compare(a.UsedBy, b.UsedBy), cmp.Compare(a.File, b.File))
 	})
@@ -63,7 +96,6 @@ func (w *expiryWatch) use(list []Certificate) {
 		seen[key] = true
 		return again
 	})
-	w.mu.Lock()
 	w.list = list
 	said := make(map[Certificate]expirySaying, len(list))
 	for _, c := range list {
@@ -112,7 +144,11 @@ func (w *expiryWatch) look(now time.Time) time.Duration {
 		if !expired {
 			next = min(next, left+time.Millisecond) // a certificate is valid at NotAfter
 		}
-		if left > expiresSoon {
+		soon := expiresSoon
+		if c.UsedBy == ofGatewayAPI {
+			soon = w.soon[c.File]
+		}
+		if left > soon {
 			continue
 		}
 		if s, ok := w.said[c]; ok && s.expired == expired && now.Sub(s.at) < expirySaid {

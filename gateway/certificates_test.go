@@ -109,6 +109,33 @@ func TestExpiryIsSaidBeforehand(t *testing.T) {
 	})
 }
 
+// Certificates of Secrets are told of as those of files are, beside them; one that is
+// valid for a day not before a fifth of that is left.
+func TestExpiryOfSecrets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log expiryLog
+		w := newExpiryWatch(slog.New(slog.NewTextHandler(&log, nil)))
+		now := time.Now()
+		w.use([]Certificate{{"listener", "a.crt", now.Add(time.Hour)}})
+		w.useSecrets(map[string][2]time.Time{
+			"shop/short": {now.Add(-12 * time.Hour), now.Add(12 * time.Hour)}, "shop/long": {now.Add(-85 * 24 * time.Hour), now.Add(5 * 24 * time.Hour)},
+		})
+		w.look(now)
+		got := log.take()
+		if strings.Count(got, "expires soon") != 2 || !strings.Contains(got, `file="Secret shop/long" used_by=gateway-api`) || !strings.Contains(got, "file=a.crt") {
+			t.Errorf("the log says %q", got)
+		}
+		w.use(nil) // another configuration takes nothing from the Secrets
+		if l := w.certificates(); len(l) != 2 || l[0].File != "Secret shop/short" {
+			t.Errorf("the certificates are %v", l)
+		}
+		w.look(now.Add(8 * time.Hour))
+		if got := log.take(); strings.Count(got, "expires soon") != 1 || !strings.Contains(got, `file="Secret shop/short"`) {
+			t.Errorf("at a fifth before the end the log says %q", got)
+		}
+	})
+}
+
 // What expires first is first, and each scrape has what is in use now.
 func TestExpiryMetrics(t *testing.T) {
 	g, err := New(t.Context(), Config{Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}}}})

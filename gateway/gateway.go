@@ -126,6 +126,9 @@ type Config struct {
 	// into JSON. Nil means that there is none.
 	Kubernetes func() any
 
+	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
+	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))
+
 	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
 	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
 

@@ -243,6 +243,7 @@ func (opened) ListenersChanged() <-chan struct{} { return nil }
 func (opened) ListenerErrors() map[string]error  { return nil }
 
 func (opened) ClusterSetAddresses(string, string) []netip.Addr { return nil }
+func (opened) UseSecrets(map[string][2]time.Time)              {}
 
 // has reports whether a kind is there: its definition is.
 func (a *api) has(resource string) bool {

@@ -22,6 +22,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -93,6 +94,9 @@ type Gateway interface {
 	// ClusterSetAddresses returns the addresses that a service of the cluster
 	// set has to itself.
 	ClusterSetAddresses(namespace, service string) []netip.Addr
+	// UseSecrets is told of the certificates of Secrets that Gateways show, whenever
+	// they change: from when, and until when, each is valid, by "NAMESPACE/NAME".
+	UseSecrets(map[string][2]time.Time)
 }
 
 // A Kube is what a process has to do with Kubernetes. A nil Kube is nothing.
@@ -240,6 +244,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	c, err := gatewayapi.New(gatewayapi.Config{
 		Settings: settings,
 		REST:     k.rest, Pulse: k.pulse, Definitions: k.defs, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
+		UseSecrets: func(all map[string][2]time.Time) { k.plane.UseSecrets(all) },
 	})
 	if err != nil {
 		return err

@@ -42,10 +42,15 @@ type Config struct {
 	Pulse       *client.Pulse       // that REST is wrapped by; nil makes one, which notices no API server that says nothing
 	Definitions *client.Definitions // that tell when a CRD comes or changes; who makes it runs it. Nil: that is noticed within minutes
 
-	Source string       // of the registry's; "" means "gateway-api"
-	Plane  Plane        // nil means that all listeners open at once
-	Leads  func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
-	Log    *slog.Logger // nil discards
+	Source string // of the registry's; "" means "gateway-api"
+	Plane  Plane  // nil means that all listeners open at once
+
+	// UseSecrets is told of the certificates of Secrets that Gateways show, whenever they
+	// change: from when, and until when, each is valid, by "NAMESPACE/NAME". It may be nil.
+	UseSecrets func(map[string][2]time.Time)
+
+	Leads func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
+	Log   *slog.Logger // nil discards
 }
 
 // A Controller is a registry.Source, and writes the status of what it reads.
@@ -151,8 +156,9 @@ type run struct {
 	updates chan<- registry.Update
 	changed chan struct{} // has one if anything has changed
 
-	version string      // of the CRDs
-	alarm   *time.Timer // when the time alone is a change
+	version string                  // of the CRDs
+	secrets map[string][2]time.Time // that UseSecrets was told
+	alarm   *time.Timer             // when the time alone is a change
 
 	mu   sync.Mutex         // guards the rest
 	last *registry.Snapshot // that was sent
@@ -266,6 +272,10 @@ func (r *run) rebuild(ctx context.Context) error {
 	contested := r.writer.fights.refusals(cmp.Or(w.Controller, DefaultController))
 	r.current.Store(&translated{w, res, contested})
 
+	if r.cfg.UseSecrets != nil && (r.secrets == nil || !maps.Equal(r.secrets, res.Secrets)) {
+		r.secrets = res.Secrets
+		r.cfg.UseSecrets(res.Secrets)
+	}
 	if err := r.publish(ctx, &res.Snapshot); err != nil {
 		return err
 	}

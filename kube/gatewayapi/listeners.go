@@ -269,10 +269,13 @@ func (t *translation) listenerConditions(l *listener) []metav1.Condition {
 		conflict = is(string(gwv1.ListenerConditionConflicted), false, string(gwv1.ListenerReasonNoConflicts), "no conflicts")
 	}
 	refs := l.resolvedRefs()
-	if why := t.notValid(l); why != "" {
-		refs.Message = clip(refs.Message + ", but " + why)
-		of := RouteKey{l.ownerKind(), key(l.owner())}
-		t.res.Notes[of] = append(t.res.Notes[of], note{reasonCertificateNotValid, clip("listener " + string(l.spec.Name) + ": " + why)})
+	not, soon := t.notValid(l)
+	for _, n := range []note{{reasonCertificateNotValid, not}, {reasonCertificateExpiresSoon, soon}} {
+		if n.message != "" {
+			refs.Message = clip(refs.Message + ", but " + n.message)
+			of := RouteKey{l.ownerKind(), key(l.owner())}
+			t.res.Notes[of] = append(t.res.Notes[of], note{n.reason, clip("listener " + string(l.spec.Name) + ": " + n.message)})
+		}
 	}
 	conds := []metav1.Condition{l.verdict(), t.programmed(l), refs, conflict}
 	if l.overlap.Type != "" {

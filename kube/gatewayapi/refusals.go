@@ -75,9 +75,12 @@ func refusals(res *Result) []Refusal {
 }
 
 // unsaid are those of all that the data plane has not said in the log itself: why it
-// can't open a listener.
+// can't open a listener, and which certificates expire soon.
 func unsaid(all []Refusal, plane map[string]error) []Refusal {
 	return slices.DeleteFunc(all, func(r Refusal) bool {
+		if r.Reason == reasonCertificateExpiresSoon {
+			return true
+		}
 		if r.Reason != string(gwv1.ListenerReasonPortUnavailable) && r.Reason != string(gwv1.GatewayReasonAddressNotUsable) {
 			return false
 		}

@@ -290,3 +290,19 @@ type fixedPlane map[string]error
 
 func (p fixedPlane) ListenerErrors() map[string]error { return p }
 func (p fixedPlane) Changed() <-chan struct{}         { return nil }
+
+// A parent that names a listener and no port is told of by that name, and of no port.
+func TestAParentWithoutAPort(t *testing.T) {
+	for parent, want := range map[string]string{
+		"{name: edge, sectionName: none}":            `Gateway a/edge has no listener named "none"`,
+		"{name: edge, port: 444}":                    "Gateway a/edge has no listener at port 444",
+		"{name: edge, sectionName: none, port: 443}": `Gateway a/edge has no listener named "none" at port 443`,
+	} {
+		res := Translate(worldOf(t, base, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}", parent)))
+		for k, r := range res.Routes {
+			if c := r.Parents[0].Conditions[0]; c.Message != want {
+				t.Errorf("%s, %s: got %q, want %q", k.Name, parent, c.Message, want)
+			}
+		}
+	}
+}

@@ -11,13 +11,19 @@ import (
 
 // A Report is what a Controller knows, for people and for JSON.
 type Report struct {
-	Known    bool            `json:"known"`              // the API server has said what there is
-	Lost     *time.Time      `json:"lost,omitempty"`     // since when it does not answer, or not so that it can be used
-	Error    string          `json:"error,omitempty"`    // why
-	Gateways []GatewayReport `json:"gateways"`           // that are ours, by namespace and name
-	Routes   int             `json:"routes"`             // that are of one of them
-	Refusals []Refusal       `json:"refusals,omitempty"` // by object
-	More     int             `json:"moreRefusals,omitempty"`
+	Known    bool            `json:"known"`           // the API server has said what there is
+	Lost     *time.Time      `json:"lost,omitempty"`  // since when it does not answer, or not so that it can be used
+	Error    string          `json:"error,omitempty"` // why
+	Gateways []GatewayReport `json:"gateways"`        // that are ours, by namespace and name
+	Routes   int             `json:"routes"`          // that are of one of them
+
+	// Kinds has the version by which each kind of Gateway API is read, by the plural name
+	// of the kind: "v1", "v1alpha2", "none" where the API server serves none that is known
+	// here, or "unread" where none has been read, as without the right to.
+	Kinds map[string]string `json:"kinds,omitempty"`
+
+	Refusals []Refusal `json:"refusals,omitempty"` // by object
+	More     int       `json:"moreRefusals,omitempty"`
 }
 
 // A GatewayReport is one Gateway.
@@ -58,6 +64,7 @@ func (c *Controller) Report() Report {
 		out = report(l.world, l.result, l.contested...)
 		out.Known = true
 	}
+	out.Kinds = c.clients.versions.all()
 	l := c.lost.Load()
 	if l == nil {
 		l = c.stuck.Load()

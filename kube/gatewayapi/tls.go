@@ -111,6 +111,11 @@ func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pa
 		return nil, false, err
 	}
 	pair, err = t.memo.pair(s)
+	if pair != nil {
+		if p := t.memo.periodOf(pair.Certificate); !p.end.IsZero() {
+			t.res.Secrets[name.String()] = [2]time.Time{p.from, p.end}
+		}
+	}
 	if err == nil {
 		t.memo.keep(name, pair)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -33,6 +34,7 @@ func Translate(w *World) *Result {
 			Causes:       map[causeKey]*cause{},
 			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
 			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
+			Secrets:      map[string][2]time.Time{},
 			Uses:         make(map[Use]bool, m.uses),
 		},
 		controller: gwv1.GatewayController(cmp.Or(w.Controller, DefaultController)),

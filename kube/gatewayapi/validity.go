@@ -14,6 +14,16 @@ import (
 // reasonCertificateNotValid is no reason of a condition: Gateway API has none.
 const reasonCertificateNotValid = "CertificateNotValid"
 
+// reasonCertificateExpiresSoon is none either. The gateway logs it.
+const reasonCertificateExpiresSoon = "CertificateExpiresSoon"
+
+// soonBefore is how long before its end a certificate is told of, if it is valid for
+// long: of one that is valid for less than five times as long, at a fifth of that.
+const soonBefore = 7 * 24 * time.Hour
+
+// soon is from when p is told to end.
+func (p period) soon() time.Time { return p.end.Add(-min(soonBefore, p.end.Sub(p.from)/5)) }
+
 // A period is when a certificate is valid.
 type period struct {
 	of        string // whom, for people
@@ -46,13 +56,14 @@ func (m *memo) periodOf(chain string) period {
 	return p
 }
 
-// notValid says which of l's certificates are not valid at the time of the World,
-// and has that be looked at again when it changes. It is "" if all are.
-func (t *translation) notValid(l *listener) string {
+// notValid says which of l's certificates are not valid at the time of the World, and
+// which will soon be no more, and has that be looked at again when it changes. Each is ""
+// if there are none.
+func (t *translation) notValid(l *listener) (not, soon string) {
 	if t.w.Now.IsZero() || l.ends == nil {
-		return ""
+		return "", ""
 	}
-	var texts []string
+	var texts, ending []string
 	for i := range l.ends.Certificates {
 		p := t.memo.periodOf(l.ends.Certificates[i].Certificate)
 		switch now := t.w.Now; {
@@ -62,11 +73,14 @@ func (t *translation) notValid(l *listener) string {
 			texts = append(texts, "the certificate for "+p.of+" is not valid before "+p.from.UTC().Format(time.RFC3339))
 		case now.After(p.end):
 			texts = append(texts, "the certificate for "+p.of+" has not been valid since "+p.end.UTC().Format(time.RFC3339))
+		case now.Before(p.soon()):
+			t.until(p.soon())
 		default:
 			t.until(p.end)
+			ending = append(ending, "the certificate for "+p.of+" expires at "+p.end.UTC().Format(time.RFC3339))
 		}
 	}
-	return strings.Join(texts, "; ")
+	return strings.Join(texts, "; "), strings.Join(ending, "; ")
 }
 
 // until notes when time alone changes what follows.

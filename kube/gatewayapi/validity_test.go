@@ -7,11 +7,13 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"math/big"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -45,6 +47,8 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 		if _, err := b.core.CoreV1().Secrets("a").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
+		var told []map[string][2]time.Time
+		b.c.cfg.UseSecrets = func(all map[string][2]time.Time) { told = append(told, all) }
 		defer b.start()()
 		calm()
 		refs := func() metav1.Condition {
@@ -71,7 +75,30 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 		if c := refs(); c.Message != "all references are resolved" {
 			t.Errorf("got %+v once it is valid", c)
 		}
-		time.Sleep(2 * time.Hour)
+		time.Sleep(2*time.Hour - 30*time.Minute)
+		synctest.Wait()
+		if c := refs(); c.Message != "all references are resolved" {
+			t.Errorf("got %+v half an hour before its end, of two hours", c)
+		}
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		soon := "the certificate for abc.example.com expires at " + from.Add(2*time.Hour).Format(time.RFC3339)
+		if c := refs(); c.Status != metav1.ConditionTrue || c.Message != "all references are resolved, but "+soon {
+			t.Errorf("got %+v at a fifth before its end, want %q", c, soon)
+		}
+		if strings.Contains(b.log.String(), soon) {
+			t.Error("the log has it twice: the gateway logs it")
+		}
+		events, err := b.core.CoreV1().Events("a").List(t.Context(), metav1.ListOptions{})
+		if err != nil || !slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == reasonCertificateExpiresSoon && strings.HasSuffix(e.Message, soon)
+		}) {
+			t.Errorf("no Event of that: %v, %v", events, err)
+		}
+		if len(told) == 0 || told[len(told)-1]["a/cert"] != [2]time.Time{from, from.Add(2 * time.Hour)} {
+			t.Errorf("the gateway is told %v", told)
+		}
+		time.Sleep(20 * time.Minute)
 		synctest.Wait()
 		late := "the certificate for abc.example.com has not been valid since " + from.Add(2*time.Hour).Format(time.RFC3339)
 		if c := refs(); c.Status != metav1.ConditionTrue || !strings.HasSuffix(c.Message, late) {

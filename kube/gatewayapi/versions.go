@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -110,6 +111,18 @@ func (v versions) unusual() map[string]string {
 			}
 			out[resource] = version
 		}
+	}
+	return out
+}
+
+// all are the versions of all kinds, by the names that people call those: see Report.
+func (v versions) all() map[string]string {
+	if len(v) == 0 {
+		return nil
+	}
+	out := make(map[string]string, len(v))
+	for resource, as := range v {
+		out[kindNames[resource]] = cmp.Or(as.version(), "unread")
 	}
 	return out
 }

@@ -74,6 +74,9 @@ func TestControllerReadsOlderVersions(t *testing.T) {
 			}
 			return ""
 		}
+		if kinds := b.c.Report().Kinds; kinds["TLSRoutes"] != "v1alpha2" || kinds["TCPRoutes"] != "none" || kinds["Gateways"] != "v1" || len(kinds) != len(olderVersions) {
+			t.Errorf("the report has the versions %v", kinds)
+		}
 		const want = "; TCPRoutes are not read: the API server has no version of them that culvert knows; TLSRoutes are read as v1alpha2"
 		if got := class(); !strings.HasSuffix(got, want) {
 			t.Errorf("got SupportedVersion %q, want %q", got, want)

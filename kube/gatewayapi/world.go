@@ -137,6 +137,10 @@ type Result struct {
 
 	Causes map[causeKey]*cause // that routes are refused for: see refusals.go
 
+	// Secrets are those whose certificates Gateways show, to clients or to backends: from
+	// when, and until when, each is valid, by "NAMESPACE/NAME".
+	Secrets map[string][2]time.Time
+
 	// Classless says of GatewayClasses that are gone, or have gone wrong, what has
 	// become of the Gateways that name them.
 	Classless map[string]string

@@ -126,6 +126,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if k8s != nil {
 		cfg.Refuses = k8s.Refuses
 		cfg.Kubernetes = func() any { return k8s.Status() }
+		cfg.Metrics = k8s.Metrics
 	}
 	cfg.Loops = spareProcessor()
 	cfg.Serving = func() { notify(notifyReady) }

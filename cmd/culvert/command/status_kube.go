@@ -3,6 +3,8 @@ package command
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,6 +42,9 @@ func printKube(w io.Writer, s *kube.Status) error {
 	}
 	if api := s.GatewayAPI; api != nil {
 		line("gateways", "%s: %s, %s", touch(api.Known, api.Lost, api.Error), plural(len(api.Gateways), "Gateway"), plural(api.Routes, "route"))
+		if len(api.Kinds) > 0 {
+			line("kinds", "%s", kindsText(api.Kinds))
+		}
 	}
 	switch l := s.Lease; {
 	case l == nil:
@@ -60,6 +65,27 @@ func printKube(w io.Writer, s *kube.Status) error {
 		return err
 	}
 	return printRefusals(w, s)
+}
+
+// kindsText says by which versions kinds are read, and which are not.
+func kindsText(kinds map[string]string) string {
+	by := map[string][]string{}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		by[kinds[kind]] = append(by[kinds[kind]], kind)
+	}
+	texts := []string{}
+	for _, version := range slices.Sorted(maps.Keys(by)) {
+		names := strings.Join(by[version], ", ")
+		switch version {
+		case "none":
+			texts = append(texts, "not served by the API server: "+names)
+		case "unread":
+			texts = append(texts, "not read yet, or there is no right to: "+names)
+		default:
+			texts = append(texts, version+": "+names)
+		}
+	}
+	return strings.Join(texts, "; ")
 }
 
 // touch says how old what is known is.

@@ -24,6 +24,7 @@ func TestStatusOfKubernetes(t *testing.T) {
 		},
 		GatewayAPI: &gatewayapi.Report{
 			Known: true, Routes: 2, More: 4,
+			Kinds: map[string]string{"Gateways": "v1", "TLSRoutes": "v1alpha2", "GatewayClasses": "v1", "UDPRoutes": "none", "TCPRoutes": "none", "HTTPRoutes": "unread"},
 			Gateways: []gatewayapi.GatewayReport{
 				{Name: "shop/edge", Addresses: []string{"10.96.0.7"}, Ready: true, Listeners: []gatewayapi.ListenerReport{
 					{Name: "tls", Protocol: "TLS", Port: 443, State: gatewayapi.ListenerOpen, Routes: 2},
@@ -52,6 +53,7 @@ func TestStatusOfKubernetes(t *testing.T) {
 		"cluster:   east, 3h00m old: it does not answer (connection refused): 0 services found",
 		"cluster:   north, not seen yet: ",
 		"gateways:  in touch: 2 Gateways, 2 routes\n",
+		"kinds:     not served by the API server: TCPRoutes, UDPRoutes; not read yet, or there is no right to: HTTPRoutes; v1: GatewayClasses, Gateways; v1alpha2: TLSRoutes\n",
 		"writes:    b_1, by the lease system/culvert; this replica is a_1\n",
 		"shop/set:more", "5432/TCP", "failed", "PortUnavailable: another�has it", "Invalid: no listener",
 		"TLSRoute shop/db", "NoMatchingParent: Accepted: no such listener", "Service shop/web", "and 6 more\n",
