@@ -24,7 +24,8 @@ func (l *later) Resolve(context.Context, *tunnel.Request) (tunnel.Route, error) 
 }
 
 func gatewayTo(t *testing.T, r tunnel.Resolver) *tunneltest.Gateway {
-	return tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: r, Hellos: most})
+	limits := tunnel.Limits{NewPerSource: 200} // which ends a loop that goes on
+	return tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: r, Hellos: most, Limits: limits})
 }
 
 func dialHello(t *testing.T, addr string, hello []byte) net.Conn {

@@ -2,6 +2,10 @@ package tunnel_test
 
 import (
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
 	"strings"
 	"testing"
 
@@ -277,5 +281,41 @@ func TestPatternMatches(t *testing.T) {
 		if zero.Matches(tunnel.MustParseName("a")) || zero.Matches(tunnel.Name{}) {
 			t.Errorf("%+v matches something", zero)
 		}
+	}
+}
+
+// TestNamesAreMadeInOnePlace: other packages can't make a Name but by ParseName,
+// as its field is not theirs. In this one only name.go does.
+func TestNamesAreMadeInOnePlace(t *testing.T) {
+	entries, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := token.NewFileSet()
+	made := 0
+	for _, e := range entries {
+		file := e.Name()
+		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		tree, err := parser.ParseFile(files, file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			lit, ok := n.(*ast.CompositeLit)
+			if !ok || len(lit.Elts) == 0 {
+				return true
+			}
+			if id, ok := lit.Type.(*ast.Ident); ok && id.Name == "Name" {
+				if made++; file != "name.go" {
+					t.Errorf("%s: a Name that was not parsed", files.Position(lit.Pos()))
+				}
+			}
+			return true
+		})
+	}
+	if made == 0 {
+		t.Error("no Name is made: they are not found")
 	}
 }
