@@ -92,20 +92,34 @@ func TestRepeatedHello(t *testing.T) {
 		if _, err := c.Read(make([]byte, 1)); err != nil {
 			return
 		}
-		arrived <- c
+		select {
+		case arrived <- c:
+		case <-t.Context().Done():
+			return
+		}
 		_, _ = io.Copy(io.Discard, c)
 	})
 	g := gatewayTo(t, tunneltest.Table{"svc.test": svc})
+	arrival := func() net.Conn {
+		t.Helper()
+		select {
+		case c := <-arrived:
+			return c
+		case <-time.After(patience):
+			t.Fatal("the service is not reached")
+			return nil
+		}
+	}
 	type pair struct{ client, service net.Conn }
 	var waiting []pair
 	for range most {
-		waiting = append(waiting, pair{dialHello(t, g.Addr, suiteHello), <-arrived})
+		waiting = append(waiting, pair{dialHello(t, g.Addr, suiteHello), arrival()})
 	}
 	says(t, dialHello(t, g.Addr, suiteHello), alert(InternalError))
 	for _, p := range waiting {
 		_, _ = p.service.Write([]byte("!"))
 		says(t, p.client, []byte("!"))
-		next := pair{dialHello(t, g.Addr, suiteHello), <-arrived}
+		next := pair{dialHello(t, g.Addr, suiteHello), arrival()}
 		_, _ = next.service.Write([]byte("?"))
 		says(t, next.client, []byte("?"))
 	}
@@ -115,7 +129,7 @@ func TestRepeatedHello(t *testing.T) {
 	// The end of a tunnel without an answer makes room, too.
 	for range 2 * most {
 		_ = dialHello(t, g.Addr, suiteHello).Close()
-		_ = (<-arrived).Close()
+		_ = arrival().Close()
 		testnet.Eventually(t, patience, func() bool { return g.Relay.Open() == 2*most }, "the tunnel has ended")
 	}
 }
