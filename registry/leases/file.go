@@ -189,15 +189,14 @@ func Encode[E any](list string, entries []E) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// toDisk returns when the disk has a file, or the names in a folder. A test looks at
+// what it is called with.
+var toDisk = (*os.File).Sync
+
 // Replace puts what write writes in the place of the file at path, as Save does.
 // Where write fails, or anything else does, the file is what it was. Of several
 // processes only one may do it: see Lock.
-func Replace(path string, write func(io.Writer) error) error {
-	return replace(path, write, (*os.File).Sync)
-}
-
-// replace is Replace, with what puts a file on the disk.
-func replace(path string, write func(io.Writer) error, sync func(*os.File) error) (err error) {
+func Replace(path string, write func(io.Writer) error) (err error) {
 	// A link is followed: what it leads to is replaced, and not the link.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
@@ -221,7 +220,7 @@ func replace(path string, write func(io.Writer) error, sync func(*os.File) error
 	if err = write(tmp); err != nil {
 		return err
 	}
-	if err = sync(tmp); err != nil {
+	if err = toDisk(tmp); err != nil {
 		return err
 	}
 	if err = tmp.Close(); err != nil {
@@ -232,7 +231,7 @@ func replace(path string, write func(io.Writer) error, sync func(*os.File) error
 	}
 	// The name is on the disk when the folder is. Not every system can do it.
 	if d, err := os.Open(filepath.Dir(path)); err == nil {
-		_ = sync(d)
+		_ = toDisk(d)
 		_ = d.Close()
 	}
 	return nil
