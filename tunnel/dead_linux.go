@@ -37,8 +37,10 @@ func due(born, moved, last, now int64, a, b asked) bool {
 }
 
 // dead takes a look at a socket, and reports whether its peer is gone.
-func (a *asked) dead(fd int32) bool {
-	under, quiet, probes := underWay(fd)
+func (a *asked) dead(fd int32) bool { return a.judge(underWay(fd)) }
+
+// judge is dead, by what underWay says.
+func (a *asked) judge(under way, quiet time.Duration, probes int) bool {
 	switch {
 	case probes >= deadProbes:
 		return true
