@@ -288,7 +288,14 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 			l.addrs, l.err = r.lookup(ctx, host)
 			break
 		}
-		wg.Go(func() { l.addrs, l.err = r.lookup(ctx, host) })
+		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					l.err = tunnel.Caught(v)
+				}
+			}()
+			l.addrs, l.err = r.lookup(ctx, host)
+		})
 	}
 	wg.Wait()
 

@@ -447,3 +447,16 @@ func TestGuardedEndpoints(t *testing.T) {
 		})
 	}
 }
+
+// TestPanicInALookup: one of several lookups that panics leaves the others.
+func TestPanicInALookup(t *testing.T) {
+	r := serving(t, func(_ context.Context, host string) ([]netip.Addr, error) {
+		if host == "bad.test" {
+			panic("a fault")
+		}
+		return []netip.Addr{netip.MustParseAddr("10.0.0.7")}, nil
+	}, []uint16{443}, "bad.test", "good.test")
+	if got := order(t, r); got != "10.0.0.7:443" {
+		t.Errorf("got %q", got)
+	}
+}

@@ -22,9 +22,15 @@ type waiter struct {
 	served  atomic.Int32
 }
 
-func (*waiter) Name() string                { return "waiter" }
-func (*waiter) Sniff([]byte) Verdict        { return Yes }
-func (*waiter) Complete(prefix []byte) bool { return bytes.IndexByte(prefix, '\n') >= 0 }
+func (*waiter) Name() string         { return "waiter" }
+func (*waiter) Sniff([]byte) Verdict { return Yes }
+
+func (*waiter) Complete(prefix []byte) bool {
+	if string(prefix) == "panics on the loop\n" {
+		panic("as asked")
+	}
+	return bytes.IndexByte(prefix, '\n') >= 0
+}
 
 func (w *waiter) ServeConn(ctx context.Context, c *Conn, h Handler) error {
 	w.served.Add(1)
@@ -59,7 +65,7 @@ func (w *waiter) ServeConn(ctx context.Context, c *Conn, h Handler) error {
 // TestLoopGoesOnWithoutTheOneThatWaits has one loop serve a connection that
 // waits, a tunnel, and others that must not wait for it.
 func TestLoopGoesOnWithoutTheOneThatWaits(t *testing.T) {
-	for _, way := range []string{"says so", "says so in a child's name", "says nothing", "reads", "panics"} {
+	for _, way := range []string{"says so", "says so in a child's name", "says nothing", "reads", "panics", "panics on the loop"} {
 		t.Run(way, func(t *testing.T) {
 			loops := &Loops{Count: 1}
 			relay := &Relay{Loops: loops}

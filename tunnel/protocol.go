@@ -55,7 +55,14 @@ func judgeable(protocols []Protocol) bool {
 
 // settled reports whether a connection that has sent prefix can be served
 // without waiting: whose it is has been decided, and its preamble is complete.
-func settled(protocols []Protocol, prefix []byte) bool {
+// It is called on a loop, which serves others, too. So a panic is for whoever
+// serves the connection to meet again.
+func settled(protocols []Protocol, prefix []byte) (yes bool) {
+	defer func() {
+		if recover() != nil {
+			yes = true
+		}
+	}()
 	p, decided := protocols[0], len(protocols) == 1
 	if !decided {
 		p, decided = sniff(protocols, prefix)

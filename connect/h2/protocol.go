@@ -167,7 +167,15 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	s.c = newConn(c, s, false)
 	s.c.holding = tunnel.NewHolding(ctx, true)
 	// The Server closes c where it ends ctx. Others may not.
-	stop := context.AfterFunc(ctx, func() { s.c.fail(&connError{http2.ErrCodeNo, refuse(tunnel.Drain, "stopped")}) })
+	stop := context.AfterFunc(ctx, func() {
+		defer func() {
+			if v := recover(); v != nil {
+				_ = s.c.caught(v)
+				_ = c.Close()
+			}
+		}()
+		s.c.fail(&connError{http2.ErrCodeNo, refuse(tunnel.Drain, "stopped")})
+	})
 	s.timer = time.AfterFunc(patient/3, s.tick)
 	if !p.track(s) {
 		s.drain()

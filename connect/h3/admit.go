@@ -33,7 +33,9 @@ func addrPort(addr net.Addr) netip.AddrPort {
 }
 
 // mustRetry is the Transport's VerifySourceAddress.
-func (s *Server) mustRetry(addr net.Addr) bool {
+func (s *Server) mustRetry(addr net.Addr) (must bool) {
+	defer s.recovered()
+	must = true // also where it is not known
 	s.mu.Lock()
 	half := s.gate.half
 	s.mu.Unlock()
@@ -54,14 +56,24 @@ type attemptKey struct{}
 // knock is the Transport's ConnContext: a client at an address that may not be
 // its own wants to begin a handshake. What it refuses hears CONNECTION_REFUSED,
 // in a packet that is smaller than its own.
-func (s *Server) knock(ctx context.Context, info *quic.ClientInfo, listener string) (context.Context, error) {
+func (s *Server) knock(ctx context.Context, info *quic.ClientInfo, listener string) (_ context.Context, err error) {
+	defer func() {
+		if v := recover(); v != nil { // in a goroutine of QUIC's, which is that of all connections
+			p := tunnel.Caught(v)
+			s.logPanic(p)
+			err = p
+		}
+	}()
 	now := time.Now()
 	a := &attempt{start: now, listener: listener, addr: addrPort(info.RemoteAddr)}
 	if err := s.letIn(a); err != nil {
 		s.tell(a, err)
 		return nil, err
 	}
-	context.AfterFunc(ctx, func() { s.left(a, context.Cause(ctx)) })
+	context.AfterFunc(ctx, func() {
+		defer s.recovered()
+		s.left(a, context.Cause(ctx))
+	})
 	return context.WithValue(ctx, attemptKey{}, a), nil
 }
 

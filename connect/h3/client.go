@@ -139,6 +139,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	_ = qs.SetReadDeadline(limit)
 	_ = qs.SetWriteDeadline(limit)
 	stop := context.AfterFunc(ctx, func() { // wakes what waits
+		defer k.c.recovered()
 		_ = qs.SetReadDeadline(time.Unix(1, 0))
 		_ = qs.SetWriteDeadline(time.Unix(1, 0))
 	})
@@ -269,12 +270,12 @@ func (k *client) tick() {
 		rest := k.settled()
 		switch {
 		case k.away && rest <= 0:
-			k.c.running.Go(func() { k.c.fail(errDrained) })
+			k.c.background(func() { k.c.fail(errDrained) })
 			return
 		case k.away:
 			next = rest
 		case rest <= 0 && time.Duration(clock()-k.since) >= orElse(k.d.Idle, DefaultIdle) && k.LeaveUnused():
-			k.c.running.Go(func() { k.c.fail(errIdle) })
+			k.c.background(func() { k.c.fail(errIdle) })
 			return
 		}
 	}

@@ -152,6 +152,14 @@ func (c *conn) recovered() {
 	}
 }
 
+// background has f run in a goroutine of the connection, which its panic ends.
+func (c *conn) background(f func()) {
+	c.running.Go(func() {
+		defer c.recovered()
+		f()
+	})
+}
+
 // cause returns why the connection ended, or nil before.
 func (c *conn) cause() error {
 	c.mu.Lock()
@@ -186,8 +194,7 @@ func (c *conn) acceptUni() {
 		if err != nil {
 			return
 		}
-		c.running.Go(func() {
-			defer c.recovered()
+		c.background(func() {
 			if err := c.readUni(s); err != nil {
 				c.fail(err)
 			}

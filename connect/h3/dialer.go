@@ -157,6 +157,7 @@ func (d *Dialer) dial(ctx context.Context) (*quic.Conn, *quic.Transport, error) 
 	if cfg.ServerName == "" {
 		cfg.ServerName, _, _ = net.SplitHostPort(d.Proxy)
 	}
+	guardTLS(cfg)
 	cfg.NextProtos, cfg.MinVersion, cfg.ClientSessionCache = []string{"h3"}, tls.VersionTLS13, nil
 	addrs := []netip.Addr{to.Addr}
 	if !to.Addr.IsValid() {

@@ -101,6 +101,11 @@ func ServePlain(ctx context.Context, pc net.PacketConn, cfg *tls.Config, answer 
 			return err
 		}
 		wg.Go(func() {
+			defer func() {
+				if recover() != nil { // of answer: it costs one connection
+					_ = conn.CloseWithError(quic.ApplicationErrorCode(InternalError), "")
+				}
+			}()
 			defer context.AfterFunc(ctx, func() { _ = conn.CloseWithError(0, "") })()
 			who := conn.ConnectionState().TLS
 			for {

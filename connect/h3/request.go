@@ -60,8 +60,29 @@ func (k *serverConn) goAway(uint64) *connError { return nil }
 func (k *serverConn) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(ctx, func() { k.c.fail(errClosed) }) // the context of Serve ended
+	stop := context.AfterFunc(ctx, func() { // the context of Serve ended
+		defer k.c.recovered()
+		k.c.fail(errClosed)
+	})
 	defer stop()
+	k.take(ctx)
+	stop()
+	cancel()
+	k.mu.Lock()
+	k.over = true
+	if k.timer != nil {
+		k.timer.Stop()
+	}
+	begun, late := k.begun, k.late
+	k.mu.Unlock()
+	k.running.Wait()
+	k.c.running.Wait()
+	k.tellEnd(begun, late)
+}
+
+// take begins the connection and serves its streams until it ends.
+func (k *serverConn) take(ctx context.Context) {
+	defer k.c.recovered()
 	if err := k.c.begin(); err != nil {
 		k.c.fail(err)
 	}
@@ -72,23 +93,14 @@ func (k *serverConn) run(ctx context.Context) {
 	for {
 		qs, err := k.c.qc.AcceptStream(k.c.qc.Context())
 		if err != nil {
-			break
+			return
 		}
 		k.running.Go(func() {
+			defer k.c.recovered()
 			k.serve(ctx, qs)
 			qs.ReleaseStreamCredit() // only now may another stream take its place
 		})
 	}
-	stop()
-	cancel()
-	k.mu.Lock()
-	k.over = true
-	k.timer.Stop()
-	begun, late := k.begun, k.late
-	k.mu.Unlock()
-	k.running.Wait()
-	k.c.running.Wait()
-	k.tellEnd(begun, late)
 }
 
 // tellEnd reports a connection that did something wrong, or nothing.
@@ -380,7 +392,7 @@ func (k *serverConn) drainLocked() {
 		return
 	}
 	k.leaving, k.left = true, clock()
-	k.c.running.Go(func() { k.c.sendGoAway(lastID) }) // it may have to wait
+	k.c.background(func() { k.c.sendGoAway(lastID) }) // it may have to wait
 	if k.timer != nil {
 		k.timer.Reset(goodbye)
 	}
@@ -427,11 +439,11 @@ func (k *serverConn) tick() {
 		}
 		k.final = true
 		id := uint64(k.next)
-		k.c.running.Go(func() { k.c.sendGoAway(id) })
+		k.c.background(func() { k.c.sendGoAway(id) })
 		next = farewell
 	case k.final && k.streams == 0 && quiet >= farewell && time.Duration(now-k.left) >= farewell:
 		// The client should have ended it, RFC 9114 section 5.2.
-		k.c.running.Go(func() { k.c.fail(errDrained) }) // which waits for the connection's end
+		k.c.background(func() { k.c.fail(errDrained) }) // which waits for the connection's end
 		return
 	case k.streams == 0 && !k.leaving && (quiet >= k.idle() || !k.begun && quiet >= k.firstRequest()):
 		k.late = !k.begun

@@ -3,6 +3,7 @@ package h3
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -152,14 +153,52 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 	}
 }
 
+// guardTLS has a panic in what cfg calls be an error, which ends one handshake:
+// QUIC calls it in goroutines of its own.
+func guardTLS(cfg *tls.Config) {
+	if f := cfg.GetCertificate; f != nil {
+		cfg.GetCertificate = func(hello *tls.ClientHelloInfo) (cert *tls.Certificate, err error) {
+			defer caught(&err)
+			return f(hello)
+		}
+	}
+	if f := cfg.GetClientCertificate; f != nil {
+		cfg.GetClientCertificate = func(info *tls.CertificateRequestInfo) (cert *tls.Certificate, err error) {
+			defer caught(&err)
+			return f(info)
+		}
+	}
+	if f := cfg.VerifyPeerCertificate; f != nil {
+		cfg.VerifyPeerCertificate = func(raw [][]byte, chains [][]*x509.Certificate) (err error) {
+			defer caught(&err)
+			return f(raw, chains)
+		}
+	}
+	if f := cfg.VerifyConnection; f != nil {
+		cfg.VerifyConnection = func(cs tls.ConnectionState) (err error) {
+			defer caught(&err)
+			return f(cs)
+		}
+	}
+}
+
+// caught is deferred where a panic is to be an error.
+func caught(err *error) {
+	if v := recover(); v != nil {
+		*err = tunnel.Caught(v)
+	}
+}
+
 // tlsConfig is what QUIC is given of the Server's TLS.
 func tlsConfig(base *tls.Config) *tls.Config {
 	cfg := base.Clone()
+	guardTLS(cfg)
 	cfg.NextProtos = []string{"h3"}
 	cfg.MinVersion = tls.VersionTLS13
 	cfg.SessionTicketsDisabled = true
 	if choose := cfg.GetConfigForClient; choose != nil {
-		cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (_ *tls.Config, err error) {
+			defer caught(&err)
 			chosen, err := choose(hello)
 			if chosen == nil || err != nil {
 				return chosen, err
@@ -204,6 +243,8 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	s.mu.Unlock()
 	running.Go(func() {
 		defer s.wg.Done()
+		defer s.forget(k)
+		defer s.recovered() // of what the connection itself has not caught
 		switch {
 		case closed:
 			k.c.fail(errClosed)
@@ -211,11 +252,22 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 			k.drain()
 		}
 		k.run(ctx)
-		s.mu.Lock()
-		delete(s.conns, qc)
-		s.grown -= k.grown
-		s.mu.Unlock()
 	})
+}
+
+// forget counts a connection out.
+func (s *Server) forget(k *serverConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, k.c.qc)
+	s.grown -= k.grown
+}
+
+// recovered is deferred where a panic has nothing left to end: it is logged.
+func (s *Server) recovered() {
+	if v := recover(); v != nil {
+		s.logPanic(tunnel.Caught(v))
+	}
 }
 
 // identify is Identify, whose panic is no more than an error.
@@ -231,7 +283,8 @@ func (s *Server) identify(cs *tls.ConnectionState) (peer tunnel.Peer, err error)
 }
 
 // mayGrow is asked before a connection's window grows by n bytes.
-func (s *Server) mayGrow(qc *quic.Conn, n uint64) bool {
+func (s *Server) mayGrow(qc *quic.Conn, n uint64) (may bool) {
+	defer s.recovered()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	most := s.Grow

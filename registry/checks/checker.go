@@ -180,7 +180,14 @@ func (c *Checker) start(ctx context.Context) (next time.Time, ok bool) {
 }
 
 // ask makes the probes of one turn, or the lookup.
-func (c *Checker) ask(ctx context.Context, it *item) result {
+func (c *Checker) ask(ctx context.Context, it *item) (r result) {
+	defer func() {
+		if v := recover(); v != nil { // by what an endpoint answers: it is not well, and nothing else is touched
+			p := tunnel.Caught(v)
+			c.Log.Error("panic in a check", "endpoint", it.Addr.String(), "panic", p.Value, "stack", string(p.Stack))
+			r = result{err: p}
+		}
+	}()
 	if !it.Addr.Addr().IsValid() {
 		addrs, err := c.lookup(ctx, it.Host)
 		if it.Guarded {

@@ -87,6 +87,8 @@ func (w *world) dial(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) 
 		w.open--
 	}()
 	switch fate := fate.(type) {
+	case string:
+		panic(fate)
 	case error:
 		return nil, fate
 	case time.Duration:
@@ -297,6 +299,27 @@ func TestOurOwnFault(t *testing.T) {
 		after(3 * time.Second)
 		if n := w.dialed(ap); n != 0 || w.down(ap) {
 			t.Errorf("%d dials without a descriptor, down %t", n, w.down(ap))
+		}
+	})
+}
+
+// TestPanicInACheck: what an endpoint makes a check do is that endpoint's alone.
+func TestPanicInACheck(t *testing.T) {
+	within(t, registry.Mesh{}, func(w *world) {
+		const bad, good = "192.0.2.1:443", "192.0.2.2:443"
+		w.set(bad, "a fault")
+		w.swap(registry.Snapshot{Services: []*registry.Service{service("a.test", tcp, "192.0.2.1/443", "192.0.2.2/443")}})
+		after(5 * time.Second)
+		if !w.down(bad) || w.down(good) {
+			t.Errorf("down: the one whose checks panic %t, the other one %t", w.down(bad), w.down(good))
+		}
+		if w.logged("panic in a check") == 0 {
+			t.Error("nothing is logged")
+		}
+		w.set(bad, nil)
+		after(time.Minute)
+		if w.down(bad) {
+			t.Error("checks that pass do not count after one that panicked")
 		}
 	})
 }
