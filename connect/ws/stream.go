@@ -22,7 +22,7 @@ const DefaultPing = 20 * time.Second
 
 const (
 	readBuffer = 4 << 10 // bytes; larger reads go around it
-	maxEmpty   = 100     // frames without data in a second
+	maxEmpty   = 100     // frames without data in a second; more where nobody read for longer
 	silences   = 3       // pings without any answer that a peer may leave
 )
 
@@ -107,6 +107,7 @@ func NewStream(rwc io.ReadWriteCloser, side Side, subprotocol string, o Options)
 // newStream is NewStream where early has been read from rwc already.
 func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol string, o Options) *Stream {
 	s := &Stream{rwc: rwc, side: side, ends: subprotocol == Subprotocol, ping: o.Ping, born: time.Now()}
+	s.meter.since = s.born
 	s.conn, _ = rwc.(net.Conn)
 	s.reading.Store(-1)
 	if s.from = rwc; len(early) > 0 {
@@ -392,18 +393,21 @@ func (s *Stream) over(err error) {
 	s.peer.CompareAndSwap(nil, &err)
 }
 
-// A meter counts frames that cost work and carry nothing.
+// A meter counts frames that cost work and carry nothing. Those of a peer that
+// was not read from come all at once: there may be one more of them for each
+// second that has passed.
 type meter struct {
-	since time.Time
+	since time.Time // when n was 0; at first, when the stream began
 	n     int
+	late  int // that may have waited
 }
 
 var errFlood = violated(codePolicy, "more than %d frames without data in a second", maxEmpty)
 
 func (m *meter) allow(now time.Time) bool {
-	if now.Sub(m.since) >= time.Second {
-		m.since, m.n = now, 0
+	if age := now.Sub(m.since); age >= time.Second {
+		m.since, m.n, m.late = now, 0, int(age/time.Second)
 	}
 	m.n++
-	return m.n <= maxEmpty
+	return m.n <= maxEmpty+m.late
 }

@@ -1,6 +1,7 @@
 package ws
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"culvert.dev/internal/testca"
@@ -33,6 +35,31 @@ func pair(subprotocol string, o Options) (client, server *Stream, err error) {
 		return nil, nil, err
 	}
 	return NewStream(out, Client, subprotocol, o), NewStream(in, Server, subprotocol, o), nil
+}
+
+// TestPingsThatWaited: those that a peer sent while nobody read from it come at
+// once, and are no flood. What comes behind them is.
+func TestPingsThatWaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := testnet.Pipe()
+		s := NewStream(far, Client, Subprotocol, Options{Ping: -1})
+		defer near.Close()
+		defer s.Abort()
+		for range 2 {
+			for range 180 { // an hour's
+				time.Sleep(20 * time.Second)
+				_, _ = near.Write(frame(0x89, false, nil))
+			}
+			_, _ = near.Write(frame(0x82, false, []byte("x")))
+			if n, err := s.Read(make([]byte, 1)); n != 1 || err != nil {
+				t.Fatalf("after the pings of an hour: %v", err)
+			}
+		}
+		_, _ = near.Write(bytes.Repeat(frame(0x89, false, nil), 4000))
+		if _, err := s.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "frames without data") {
+			t.Errorf("a flood ends with %v", err)
+		}
+	})
 }
 
 func TestStream(t *testing.T) {
