@@ -120,10 +120,12 @@ check: ## format, vet on three systems, static analysis, tidy
 	  $(GO) run $(GOVULNCHECK) ./...; else echo "no database of vulnerabilities: govulncheck" >>$(CULVERT_LEFT_OUT); fi
 	@$(MAKE) -s left-out
 
-# Package, target and seconds: about five minutes with what it takes to build them. No part of "make test", which must say the
+# Package, target and seconds: about six minutes with what it takes to build them. No part of "make test", which must say the
 # same of the same tree: what fuzzers have found is kept in testdata/fuzz and tried there.
 FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 \
 	connect/h2:FuzzServer:15 connect/h2:FuzzClient:12 connect/h2:FuzzServerStates:12 connect/h2:FuzzClientStates:12 connect/h3:FuzzRequest:12 connect/h3:FuzzControl:10 connect/hbone:FuzzFields:8 \
+	connect/h3:FuzzServerStates:10 connect/h3:FuzzClientStates:10 connect/hbone:FuzzServerStates:8 connect/hbone:FuzzClientStates:8 \
+	connect/ws:FuzzServerStates:8 connect/ws:FuzzClientStates:8 connect/socks5:FuzzServerStates:8 connect/socks5:FuzzClientStates:8 \
 	connect/ws:FuzzHandshake:10 connect/ws:FuzzFrames:12 connect/socks5:FuzzRequest:8 connect/socks5:FuzzServe:12 connect/socks5:FuzzAnswer:8 connect:FuzzReply:8 \
 	connect/proxyproto:FuzzParse:12 dns:FuzzQuery:12 dns:FuzzReply:12 udp:FuzzHeader:5 tunnel:FuzzLoop:8 registry/kept:FuzzDecode:10 \
 	names:FuzzAnswer:10 registry/ports:FuzzState:6 registry/vips:FuzzState:6

@@ -15,14 +15,22 @@ import (
 
 // A reference reads a client's whole output by the rules of RFC 6455 and
 // culvert.v1, in the plainest way there is.
-func reference(in []byte) (data []byte, orderly bool) {
+func reference(in []byte) (data []byte, orderly bool) { return referenceOf(in, Server, true) }
+
+// referenceOf is reference for what comes to a side, on which an empty message
+// may be the end of the stream.
+func referenceOf(in []byte, side Side, ends bool) (data []byte, orderly bool) {
+	masked, keyLen := byte(0), 0
+	if side == Server {
+		masked, keyLen = 1, 4
+	}
 	inMessage, size, empty := false, 0, 0
 	for {
 		if len(in) < 2 {
 			return data, false
 		}
 		fin, rsv, op, length := in[0]>>7 == 1, in[0]>>4&7, in[0]&15, int(in[1]&127)
-		if rsv != 0 || in[1]>>7 != 1 || op != 0 && op != 2 && op != 8 && op != 9 && op != 10 {
+		if rsv != 0 || in[1]>>7 != masked || op != 0 && op != 2 && op != 8 && op != 9 && op != 10 {
 			return data, false
 		}
 		in = in[2:]
@@ -35,22 +43,19 @@ func reference(in []byte) (data []byte, orderly bool) {
 			}
 			length = 0
 			for _, c := range in[:wide.bytes] {
-				if length >= 1<<31 {
-					return data, false // there is no message of that size
-				}
 				length = length<<8 | int(c)
 			}
-			if length < wide.least {
+			if length < wide.least { // also one of 2^63 or more
 				return data, false
 			}
 			in = in[wide.bytes:]
 			break
 		}
-		if op >= 8 && (!fin || length > 125) || op == 0 && !inMessage || op == 2 && inMessage || len(in) < 4 {
+		if op >= 8 && (!fin || length > 125) || op == 0 && !inMessage || op == 2 && inMessage || len(in) < keyLen {
 			return data, false
 		}
-		key := in[:4]
-		in = in[4:]
+		key := [4]byte{}
+		in = in[copy(key[:keyLen], in):]
 		if op >= 8 || length == 0 {
 			if empty++; empty > maxEmpty {
 				return data, false // the fuzzer is faster than a second
@@ -81,7 +86,7 @@ func reference(in []byte) (data []byte, orderly bool) {
 		if !whole {
 			return data, false
 		}
-		if fin && size == 0 {
+		if fin && size == 0 && ends {
 			return data, true
 		}
 	}
