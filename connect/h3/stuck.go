@@ -59,7 +59,7 @@ func (w *pathWatch) stuck(s quic.ConnectionStats, now int64) bool {
 // lookAtPath ends the connection where it is stuck. Its ticks call it.
 func (c *conn) lookAtPath(now int64) {
 	if c.path.stuck(c.qc.ConnectionStats(), now) {
-		c.running.Go(func() {
+		c.background(func() {
 			c.fail(refuse(tunnel.Reset, "little of what was sent for %v arrived, and the peer is there: the path takes smaller packets than before", stuckAfter))
 		})
 	}
