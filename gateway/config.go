@@ -1,0 +1,103 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A Config says what a gateway serves and within which limits.
+type Config struct {
+	Listeners []Listener
+	Sources   []registry.Source
+
+	// SourcesListen says that the sources may bring listeners, so that none has
+	// to be configured. They are opened in any case.
+	SourcesListen bool
+
+	// Mesh is the zone of its names, and the network the gateway is in.
+	Mesh registry.Mesh
+
+	// Lookup resolves the names of endpoints; nil means they have no address.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	// Refuses returns why an endpoint whose name was chosen by somebody who may not
+	// lead the gateway everywhere may not be at an address, or "". Nil refuses all.
+	Refuses func(netip.Addr) string
+
+	// Loops is how many event loops there are; 0 means one for each processor
+	// that Go uses. It is best one less.
+	Loops int
+
+	// Via is what this gateway calls itself to the gateways it asks, and what
+	// it knows a request by that has been here before. Unique in a chain.
+	Via string
+
+	// Serving is called once all listeners are served; nil is not called.
+	Serving func()
+
+	Admin        string // address of the admin port, HOST:PORT or unix:PATH; "" means none
+	AdminRemote  bool   // let the admin port be reached from other hosts
+	AdminControl bool   // let tunnels be closed by TCP, too, and not only by a socket
+
+	// Health is the address, HOST:PORT, of a port with /healthz, /readyz and
+	// /metrics and nothing else, which other hosts may reach: for probes and for
+	// Prometheus. "" means none.
+	Health string
+
+	Limits      tunnel.Limits
+	MaxTunnels  int           // 0 means as many as there are descriptors for
+	Idle        time.Duration // 0 means tunnel.DefaultIdle
+	UDPIdle     time.Duration // of sessions of UDP; 0 means udp.DefaultIdle
+	HalfClosed  time.Duration // 0 means tunnel.DefaultHalfClosed
+	DialTimeout time.Duration // 0 means tunnel.DefaultDialTimeout
+	DialTotal   time.Duration // 0 means tunnel.DefaultDialTotal
+
+	// Memory is what the Go runtime was told to keep below, in bytes. Where it,
+	// or the cgroup's limit, is nearly reached, connections are refused, and
+	// then none are accepted. 0 means that there is only the cgroup's, negative
+	// that neither is looked at.
+	Memory int64
+
+	// SetMemory tells the runtime another limit, while the kernel holds much of
+	// the cgroup's memory for our sockets. May be nil.
+	SetMemory func(bytes int64)
+
+	// ServicePorts are ports to give to services; nil means that none has one to
+	// itself.
+	ServicePorts *ServicePorts
+
+	// DNS is what is answered by DNS; nil means nothing. With it a gateway may
+	// have no listener for streams.
+	DNS *DNS
+
+	// VIPs are addresses to give to services; nil means that none has one to
+	// itself.
+	VIPs *VIPs
+
+	// Kubernetes returns what is known of that, for /status: anything that goes
+	// into JSON. Nil means that there is none.
+	Kubernetes func() any
+
+	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
+	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))
+
+	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
+	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
+
+	Log     *slog.Logger   // nil discards
+	Version string         // for build_info
+	Dropped func() float64 // log lines lost, for the metrics; may be nil
+}
+
+// A Listener is an address and what is spoken there.
+type Listener struct {
+	Address   string            // HOST:PORT, or udp://HOST:PORT
+	Protocols []tunnel.Protocol // asked in order; a single one is pinned
+	Preface   tunnel.Preface    // that every connection begins with; nil means none
+	Datagrams *Datagrams        // of an address of UDP, in place of the others; nil at TCP
+}
