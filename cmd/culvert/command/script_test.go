@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -53,6 +54,7 @@ func (l leakChecked) Run() int {
 //	until-file NAME TEXT     wait until a file has TEXT in it
 //	free NAME...             set each variable to a free address of loopback
 //	listen NAME              listen at a free address for the rest of the script
+//	echo NAME                send back what connections to a free address bring
 //	echo-udp NAME            answer datagrams with themselves, at a free address
 //	serve-quic NAME DIR NAME serve QUIC with DIR/NAME.crt, to those with a certificate of DIR/ca.crt
 //	connect NAME ADDR TARGET open a tunnel by CONNECT for the rest of the script
@@ -77,6 +79,7 @@ func TestScripts(t *testing.T) {
 			"until-file": cmdUntilFile,
 			"free":       cmdFree,
 			"listen":     cmdListen,
+			"echo":       cmdEcho,
 			"echo-udp":   cmdEchoUDP,
 			"serve-quic": cmdServeQUIC,
 			"connect":    cmdConnect,
@@ -155,6 +158,30 @@ func cmdListen(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	ts.Defer(func() { _ = ln.Close() })
 	ts.Setenv(args[0], ln.Addr().String())
+}
+
+func cmdEcho(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: echo NAME")
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	var all sync.WaitGroup
+	ts.Defer(func() { _ = ln.Close(); all.Wait() })
+	ts.Setenv(args[0], ln.Addr().String())
+	all.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+				_, _ = io.Copy(c, c)
+			})
+		}
+	})
 }
 
 func cmdEchoUDP(ts *testscript.TestScript, neg bool, args []string) {
