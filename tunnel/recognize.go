@@ -2,7 +2,10 @@ package tunnel
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 )
 
 // A stranger is a protocol that a listener does not take and that is known by
@@ -39,6 +42,22 @@ var strangers = []stranger{
 	{"HTTP", adviceWeb, begins("GET ", "POST ", "HEAD ", "PUT ", "OPTIONS ", "DELETE ", "PATCH ")},
 }
 
+// at says what came to a listener, and what to do about it.
+func (s *stranger) at(listener string) string {
+	return fmt.Sprintf("this is %s, which listener %s does not accept; %s", s.name, listener, s.advice)
+}
+
+// Foreign says what came to a listener in place of HTTP, and what to do about it; ""
+// where that is not known. Some protocols begin with words, as HTTP does.
+func Foreign(listener string, b []byte) string {
+	for i := range strangers {
+		if s := &strangers[i]; !strings.HasPrefix(s.name, "HTTP") && s.is(b) {
+			return s.at(listener)
+		}
+	}
+	return ""
+}
+
 func begins(with ...string) func(b []byte) bool {
 	return func(b []byte) bool {
 		return slices.ContainsFunc(with, func(s string) bool { return bytes.HasPrefix(b, []byte(s)) })
@@ -50,9 +69,9 @@ func isSOCKS5(b []byte) bool { return len(b) > 2 && b[0] == 5 && len(b) == 2+int
 
 // unknownPreamble is the refusal of bytes that no protocol of a listener takes.
 func unknownPreamble(listener string, b []byte) *Error {
-	for _, s := range strangers {
-		if s.is(b) {
-			return Refusef(BadPreamble, "this is %s, which listener %s does not accept; %s", s.name, listener, s.advice)
+	for i := range strangers {
+		if s := &strangers[i]; s.is(b) {
+			return &Error{Reason: BadPreamble, Err: errors.New(s.at(listener))}
 		}
 	}
 	return Refusef(BadPreamble, "%d bytes that begin like no protocol of listener %s: %q", len(b), listener, b[:min(len(b), 16)])

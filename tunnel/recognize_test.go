@@ -37,6 +37,23 @@ func TestStrangersAreCalledByTheirNames(t *testing.T) {
 	}
 }
 
+// What begins with words as HTTP does is told from HTTP.
+func TestForeign(t *testing.T) {
+	for sent, want := range map[string]string{
+		"EHLO mail.example.com\r\n": "this is SMTP, which listener :443 does not accept; give it a port of its own: service: NAME:25",
+		"SSH-2.0-OpenSSH_9.6\r\n":   "this is SSH, which listener :443 does not accept; give it a port of its own: service: NAME:22",
+		"GET / HTTP/1.1\r\n":        "",
+		"CONNECT a.test:443\r\n":    "",
+		"PRI * HTTP/2.0\r\n":        "",
+		"whatever it is\r\n":        "",
+		"":                          "",
+	} {
+		if got := Foreign(":443", []byte(sent)); got != want {
+			t.Errorf("%q: got %q, want %q", sent, got, want)
+		}
+	}
+}
+
 // A client of SOCKS5 hears in its own words that none of its methods will do,
 // and whoever else is not known is reset.
 func TestSOCKS5IsAnsweredWhereItIsNotTaken(t *testing.T) {
