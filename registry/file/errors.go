@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"culvert.dev/internal/edits"
 	"culvert.dev/registry"
 )
 
@@ -74,7 +75,7 @@ var elsewhere = map[string][]string{
 	"backend": {"endpoints"}, "backends": {"endpoints"}, "server": {"endpoints"}, "servers": {"endpoints"},
 	"target": {"endpoints"}, "targets": {"endpoints"}, "upstream": {"endpoints", "upstreams"}, "upstreams": {"endpoints"}, "address": {"endpoints"}, "addresses": {"endpoints"},
 	"healthcheck": {"check"}, "healthchecks": {"check"}, "health": {"check"}, "probe": {"check"},
-	"timeout": {"limits", "dial"}, "timeouts": {"limits"}, "maxconnections": {"limits", "tunnels"}, "maxconn": {"limits", "tunnels"},
+	"timeout": {"limits", "dial", "idle"}, "timeouts": {"limits"}, "maxconnections": {"limits", "tunnels"}, "maxconn": {"limits", "tunnels"},
 	"listen": {"listeners", "address"}, "bind": {"listeners", "address"}, "addr": {"address"}, "port": {"address", "ports"},
 	"frontend": {"listeners"}, "frontends": {"listeners"}, "entrypoints": {"listeners"}, "routes": {"services"}, "routers": {"services"}, "clusters": {"services"},
 	"logging": {"log"}, "loglevel": {"level", "log"}, "metrics": {"admin"}, "resolver": {"dns"}, "resolvers": {"dns"},
@@ -101,34 +102,11 @@ func called(s string, words []string) string {
 func meant(s string, words []string) string {
 	best, distance := "", 3
 	for _, w := range words {
-		if d := edits(strings.ToLower(s), strings.ToLower(w), distance); d < distance && d < len(w) {
+		if d := edits.Distance(strings.ToLower(s), strings.ToLower(w), distance); d < distance && d < len(w) {
 			best, distance = w, d
 		}
 	}
 	return best
-}
-
-// edits is the Levenshtein distance of a and b, or limit if that is less.
-func edits(a, b string, limit int) int {
-	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
-		return limit
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-		}
-	}
-	return min(row[len(b)], limit)
 }
 
 func clip(s string) string {
