@@ -25,9 +25,20 @@ import (
 //
 // Challenges returns the value of each Proxy-Authenticate field of a 407, the
 // same for every request.
+//
+// One that also has Off, which reports that no credentials are asked for at this
+// moment, counts for nothing while that is true.
 type Authenticator interface {
 	Authenticate(ctx context.Context, c Credentials) (tunnel.Peer, error)
 	Challenges() []string
+}
+
+// Asks reports whether a, which may be nil, asks for credentials at this moment.
+func Asks(a Authenticator) bool {
+	if off, ok := a.(interface{ Off() bool }); ok && off.Off() {
+		return false
+	}
+	return a != nil
 }
 
 // Credentials are what a client shows.
@@ -42,8 +53,12 @@ type Credentials struct {
 var ErrCredentials = errors.New("the credentials are not accepted")
 
 // Authenticate has a judge the value of a field with credentials, of which n
-// were sent, for req, and records in it the identity of the client. Its errors are *tunnel.Error.
+// were sent, for req, and records in it the identity of the client. It does nothing
+// where a asks for none. Its errors are *tunnel.Error.
 func Authenticate(ctx context.Context, a Authenticator, req *tunnel.Request, sent string, n int) error {
+	if !Asks(a) {
+		return nil
+	}
 	tunnel.WillWait(ctx) // a password is hashed on purpose slowly
 	scheme, value, _ := strings.Cut(sent, " ")
 	peer, err := a.Authenticate(ctx, Credentials{strings.ToLower(scheme), strings.TrimLeft(value, " "), req.Source.Addr()})

@@ -40,12 +40,19 @@ type Protocol struct {
 	// Names and passwords are valid UTF-8 without control characters, and
 	// not empty: Verify sees no others.
 	Verify func(ctx context.Context, from netip.Addr, user, password string) error
+
+	// Off reports that clients need no name and password at this moment, in spite
+	// of Verify. Nil means that they always do.
+	Off func() bool
 }
 
 var (
 	_ tunnel.Protocol = (*Protocol)(nil)
 	_ tunnel.Judge    = (*Protocol)(nil)
 )
+
+// Asks reports whether clients need a name and a password at this moment.
+func (p *Protocol) Asks() bool { return p.Verify != nil && (p.Off == nil || !p.Off()) }
 
 // Name returns "socks5".
 func (*Protocol) Name() string { return "socks5" }
@@ -74,8 +81,9 @@ func (*Protocol) Complete(prefix []byte) bool {
 // its request and calls h with it.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	s := session{c: c}
-	err := s.greet(p.Verify != nil)
-	if err == nil && p.Verify != nil {
+	verify := p.Asks()
+	err := s.greet(verify)
+	if err == nil && verify {
 		err = s.authenticate(ctx, p.Verify)
 	}
 	var to destination
@@ -87,7 +95,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	}
 	req := c.NewRequest(p.Name())
 	req.Name, req.Addr, req.Port = to.name, to.addr, to.port
-	if p.Verify != nil {
+	if verify {
 		req.Peer = s.peer
 	}
 	req.Accept = func() (tunnel.Stream, error) {

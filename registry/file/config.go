@@ -204,9 +204,7 @@ func fixed(listeners []Listener) []Listener {
 		if out[i].TLS != nil {
 			out[i].TLS = &TLS{Protocols: out[i].TLS.Protocols}
 		}
-		if out[i].Auth != nil {
-			out[i].Auth = &Auth{}
-		}
+		out[i].Auth = nil
 	}
 	return out
 }

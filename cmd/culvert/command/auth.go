@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,8 +22,9 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// verifiers has the one verifier of each listener that has auth, by its address,
-// whatever the listener speaks. All of them share the processors for password checks.
+// verifiers has the one verifier of each listener, by its address, whatever the
+// listener speaks and whether it has auth now: a reload may give it some. All of them
+// share the processors for password checks.
 type verifiers struct {
 	checks *checkQueue
 	all    map[string]*verifier
@@ -32,35 +34,36 @@ func newVerifiers() *verifiers {
 	return &verifiers{newCheckQueue(runtime.GOMAXPROCS(0) / 2), make(map[string]*verifier)}
 }
 
-// of makes the verifier of a listener; nil where it asks for no credentials.
+// of makes the verifier of a listener.
 func (vs *verifiers) of(l *file.Listener) (*verifier, error) {
-	if l.Auth == nil {
-		return nil, nil
-	}
 	v := &verifier{checks: vs.checks, right: make(map[[sha256.Size]byte]*list.Element)}
 	if _, err := rand.Read(v.key[:]); err != nil {
 		return nil, err
 	}
-	if _, err := v.use(l.Auth); err != nil {
+	if _, err := v.use(l); err != nil {
 		return nil, err
 	}
 	vs.all[l.Address] = v
 	return v, nil
 }
 
-// use gives the listeners of a running gateway the credentials of c, those of
-// them that ask for credentials in both.
+// use gives the listeners of a running gateway the credentials of c, and has those
+// ask for none that have no auth there.
 func (vs *verifiers) use(c *file.Config, log *slog.Logger) {
 	for i := range c.Listeners {
 		l := &c.Listeners[i]
 		v := vs.all[l.Address]
-		if l.Auth == nil || v == nil {
-			continue // which only a restart takes up, and the log says so
+		if v == nil {
+			continue // which only a restart opens, and the log says so
 		}
-		change, err := v.use(l.Auth)
+		change, err := v.use(l)
 		switch {
 		case err != nil:
 			log.Error("credentials", "listener", l.Address, "err", err)
+		case change.on:
+			log.Info("the listener asks for credentials from now on", "listener", l.Address)
+		case change.off:
+			log.Warn("the listener asks for no credentials any more", "listener", l.Address)
 		case change != credentialChange{}:
 			log.Info("credentials", "listener", l.Address,
 				"users_added", change.usersAdded, "users_removed", change.usersRemoved, "users_changed", change.usersChanged,
@@ -99,21 +102,31 @@ type rightPassword struct {
 // credentials are what a listener accepts.
 type credentials struct {
 	auth   *file.Auth
-	cost   int // the highest of any user's hash
+	off    bool // nobody is asked for any
+	byName bool // the listener takes TLS by name, which has no place for any
+	cost   int  // the highest of any user's hash
 	tokens func(string) (string, bool)
 }
 
 // A credentialChange says how many credentials are other than before.
 type credentialChange struct {
 	usersAdded, usersRemoved, usersChanged, tokensAdded, tokensRemoved int
+
+	on, off bool // there is an auth, and there was none; or the other way round
 }
 
-// use has v accept what is in a and nothing else, from now on.
-func (v *verifier) use(a *file.Auth) (change credentialChange, err error) {
-	if len(a.Users) == 0 && len(a.Tokens) == 0 {
+// use has v accept what is in the auth of l and nothing else, from now on; where
+// there is none, credentials are not asked for.
+func (v *verifier) use(l *file.Listener) (change credentialChange, err error) {
+	a := l.Auth
+	next := &credentials{auth: a, cost: bcrypt.MinCost, byName: slices.Contains(l.Outer(), "sni")}
+	switch {
+	case a == nil:
+		a = &file.Auth{}
+		next.auth, next.off = a, true
+	case len(a.Users) == 0 && len(a.Tokens) == 0:
 		return change, errors.New("auth names no user and no token")
 	}
-	next := &credentials{auth: a, cost: bcrypt.MinCost}
 	for _, h := range a.Users {
 		c, err := bcrypt.Cost([]byte(h))
 		if err != nil {
@@ -127,8 +140,11 @@ func (v *verifier) use(a *file.Auth) (change credentialChange, err error) {
 	}
 	next.tokens = connect.TokenDigests(digests)
 	before := v.known.Swap(next)
-	if before == nil {
+	switch {
+	case before == nil:
 		return change, nil
+	case before.off != next.off:
+		return credentialChange{on: before.off, off: next.off}, nil
 	}
 	for name, hash := range a.Users {
 		switch was, ok := before.auth.Users[name]; {
@@ -156,13 +172,8 @@ func (v *verifier) use(a *file.Auth) (change credentialChange, err error) {
 	return change, nil
 }
 
-// authenticator returns v, or nil for no verifier.
-func (v *verifier) authenticator() connect.Authenticator {
-	if v == nil {
-		return nil
-	}
-	return v
-}
+// Off reports that no credentials are asked for.
+func (v *verifier) Off() bool { return v.known.Load().off }
 
 // Authenticate implements connect.Authenticator.
 func (v *verifier) Authenticate(ctx context.Context, c connect.Credentials) (tunnel.Peer, error) {

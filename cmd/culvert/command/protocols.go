@@ -33,7 +33,11 @@ func protocols(l file.Listener, via string, vs *verifiers) ([]tunnel.Protocol, e
 	if err != nil {
 		return nil, err
 	}
-	outer, err := speak(l.Outer(), &l, via, auth)
+	names := l.Outer()
+	if len(l.Protocols) == 0 && l.TLS == nil {
+		names = file.Protocols[:3] // of which TLS by name goes with auth, and comes back without
+	}
+	outer, err := speak(names, &l, via, auth)
 	if err != nil || l.TLS == nil {
 		return outer, err
 	}
@@ -70,7 +74,7 @@ func datagrams(l file.Listener, via string, vs *verifiers) (*gateway.Datagrams, 
 	if err != nil {
 		return nil, err
 	}
-	d.HTTP3 = &gateway.HTTP3{Auth: auth.authenticator(), Via: via, Alone: len(l.Outer()) == 0}
+	d.HTTP3 = &gateway.HTTP3{Auth: auth, Via: via, Alone: len(l.Outer()) == 0}
 	k, err := keys(l.TLS)
 	if err == nil {
 		err = d.HTTP3.Use(k)
@@ -174,8 +178,25 @@ func refusal(l *file.Listener) sni.Refusal {
 	return sni.RefuseAlert
 }
 
-// speak makes the protocols of those names. Auth is nil where the listener asks
-// for no credentials.
+// byName is TLS by name at a listener that names no protocols: it is spoken where the
+// listener has no auth, which may come and go.
+type byName struct {
+	*sni.Protocol
+	auth *verifier
+}
+
+// Off reports that TLS by name is not spoken.
+func (p *byName) Off() bool { return !p.auth.known.Load().byName }
+
+// Sniff implements tunnel.Protocol.
+func (p *byName) Sniff(prefix []byte) tunnel.Verdict {
+	if p.Off() {
+		return tunnel.No
+	}
+	return p.Protocol.Sniff(prefix)
+}
+
+// speak makes the protocols of those names.
 func speak(names []string, l *file.Listener, via string, auth *verifier) ([]tunnel.Protocol, error) {
 	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
 	// asked before it.
@@ -187,26 +208,26 @@ func speak(names []string, l *file.Listener, via string, auth *verifier) ([]tunn
 	for _, name := range names {
 		switch name {
 		case "sni":
-			ps = append(ps, &sni.Protocol{Refusal: refusal(l)})
+			if p := (&sni.Protocol{Refusal: refusal(l)}); len(l.Protocols) > 0 {
+				ps = append(ps, p)
+			} else {
+				ps = append(ps, &byName{p, auth})
+			}
 		case "connect", "connect-h2":
 			if name == "connect-h2" {
-				carrier = &h2.Protocol{Auth: auth.authenticator(), Via: via}
+				carrier = &h2.Protocol{Auth: auth, Via: via}
 				ps = append(ps, carrier)
 				continue
 			}
-			ps = append(ps, &connect.Protocol{Auth: auth.authenticator(), Via: via})
+			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
 		case "hbone":
 			ps = append(ps, &hbone.Protocol{Via: via})
 		case "socks5":
-			p := &socks5.Protocol{}
-			if auth != nil {
-				p.Verify = auth.password
-			}
-			ps = append(ps, p)
+			ps = append(ps, &socks5.Protocol{Verify: auth.password, Off: auth.Off})
 		case "proxy":
 			ps = append(ps, &proxyproto.Protocol{})
 		case "websocket":
-			sockets = &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth.authenticator(), Via: via}
+			sockets = &ws.Protocol{Path: l.WebSocket.Path, Hosts: l.WebSocket.Hosts, Origins: l.WebSocket.Origins, Auth: auth, Via: via}
 			ps = append(ps, sockets)
 		default:
 			return nil, fmt.Errorf("listener %s: unknown protocol %q", l.Address, name)

@@ -410,6 +410,76 @@ func TestEveryCarrierAsksForCredentials(t *testing.T) {
 	for _, p := range places {
 		t.Run("reloaded/"+p.kind.name+"/"+p.w.name, func(t *testing.T) { judge(t, p.w, p.addr, p.kind, true) })
 	}
+	const auth = ", auth: {usersFile: users.txt, tokensFile: tokens.txt}"
+	r.rewrite(t, strings.ReplaceAll(files["culvert.yaml"], auth, ""), "the listener asks for no credentials any more", len(listenersOf))
+	for _, p := range places {
+		t.Run("without auth/"+p.kind.name+"/"+p.w.name, func(t *testing.T) {
+			c := client{}
+			if p.kind.tls {
+				c.tls = &tls.Config{RootCAs: roots, ServerName: "gw.test"}
+			}
+			if err := try(t, p.w, p.addr, &c); err != nil {
+				t.Errorf("got %v, want nobody asked for credentials", err)
+			}
+		})
+	}
+	r.rewrite(t, files["culvert.yaml"], "the listener asks for credentials from now on", len(listenersOf))
+	for _, p := range places {
+		t.Run("with auth again/"+p.kind.name+"/"+p.w.name, func(t *testing.T) { judge(t, p.w, p.addr, p.kind, true) })
+	}
+	if strings.Contains(r.log.String(), "only a restart takes it up") {
+		t.Error("an auth that comes or goes needs a restart")
+	}
+}
+
+// rewrite changes the configuration, and waits until the log has said something so
+// many times more.
+func (r *running) rewrite(t *testing.T, yaml, says string, times int) {
+	t.Helper()
+	times += strings.Count(r.log.String(), says)
+	r.write(t, "culvert.yaml", yaml)
+	r.source.Reload()
+	testnet.Eventually(t, patience, func() bool { return strings.Count(r.log.String(), says) == times }, "the log says: %s", says)
+}
+
+// TLS by name has no place for credentials: a listener that names no protocols takes
+// it as long as there is no auth, which may come and go.
+func TestAuthTakesTLSByNameAway(t *testing.T) {
+	const auth = `, auth: {tokensFile: tokens.txt}`
+	files := map[string]string{"tokens.txt": "ci:" + digestOf("t-one") + "\n"}
+	with := func(auth string) string {
+		return fmt.Sprintf("listeners: [{address: \"127.0.0.1:1\"%s}]\nservices:\n  - {name: svc.test, ports: [443], endpoints: [%q]}\n", auth, testnet.Echo(t).Addr())
+	}
+	files["culvert.yaml"] = with(auth)
+	r := startFile(t, files)
+	carried := func() bool {
+		t.Helper()
+		c, err := tls.Dial("tcp", r.addrs[0], &tls.Config{ServerName: "svc.test", InsecureSkipVerify: true})
+		if err == nil {
+			_ = c.Close()
+			t.Fatal("there is no TLS to speak")
+		}
+		return strings.Contains(err.Error(), "clientHelloMsg") // which the service has sent back
+	}
+	anyone := func() error { return try(t, wayInBy("connect"), r.addrs[0], &client{}) }
+	ci := func() error { return try(t, wayInBy("connect-h2"), r.addrs[0], &client{token: "t-one"}) }
+	judge := func(when string, auth bool) {
+		t.Helper()
+		if got := carried(); got == auth {
+			t.Errorf("%s: TLS by name is carried: %v", when, got)
+		}
+		if err := anyone(); (err == nil) == auth {
+			t.Errorf("%s: CONNECT without credentials: %v", when, err)
+		}
+		if err := ci(); err != nil {
+			t.Errorf("%s: CONNECT with a token: %v", when, err)
+		}
+	}
+	judge("at first", true)
+	r.rewrite(t, with(""), "the listener asks for no credentials any more", 1)
+	judge("without auth", false)
+	r.rewrite(t, with(auth), "the listener asks for credentials from now on", 1)
+	judge("with auth again", true)
 }
 
 // A tunnel opened with credentials is reported under their identity.
