@@ -218,29 +218,6 @@ func writable(path string) string {
 	return ""
 }
 
-// warnReadable is warnFile for a file that n names, relative to the one at path.
-func (d *decoder) warnReadable(path string, n *yaml.Node) {
-	if n == nil || n.Kind != yaml.ScalarNode || n.Value == "" {
-		return
-	}
-	name := n.Value
-	if !filepath.IsAbs(name) {
-		name = filepath.Join(filepath.Dir(path), name)
-	}
-	d.warnFile(n, name)
-}
-
-// warnFile warns of a file with secrets that everybody on this host may read.
-func (d *decoder) warnFile(n *yaml.Node, name string) {
-	info, err := os.Stat(name)
-	if err != nil || runtime.GOOS == "windows" { // its mode bits say nothing of this
-		return
-	}
-	if mode := info.Mode().Perm(); mode&0o004 != 0 {
-		d.warnf(n, "chmod o-r it", "%q may be read by everybody on this host (mode %s)", name, mode)
-	}
-}
-
 // leastCost is that of bcrypt below which a stolen hash is soon guessed.
 const leastCost = 10
 
