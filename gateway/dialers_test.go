@@ -93,6 +93,12 @@ func byWebSocket(to ...string) registry.Hop {
 	return h
 }
 
+// inTheClear is a hop that plaintext may go to without TLS.
+func inTheClear(h registry.Hop) registry.Hop {
+	h.Insecure = true
+	return h
+}
+
 func byHTTP2(to ...string) registry.Hop { return registry.Hop{Proto: "connect-h2", To: to} }
 
 // closed and alsoClosed are addresses that nobody listens at: one that was
@@ -140,9 +146,9 @@ func TestChain(t *testing.T) {
 	for name, near := range map[string]*registry.Service{
 		"one hop":               service("", byConnect(far)),
 		"each gateway knows on": service("", byWebSocket(middle)),
-		"hop through hop":       service("", byWebSocket(first), byConnect("far.gw.test:8080")),
-		"WebSocket in CONNECT":  service("", byConnect(first), byWebSocket("far.gw.test:8080")),
-		"WebSocket in itself":   service("", byWebSocket(first), byWebSocket("far.gw.test:8080")),
+		"hop through hop":       service("", byWebSocket(first), inTheClear(byConnect("far.gw.test:8080"))),
+		"WebSocket in CONNECT":  service("", byConnect(first), inTheClear(byWebSocket("far.gw.test:8080"))),
+		"WebSocket in itself":   service("", byWebSocket(first), inTheClear(byWebSocket("far.gw.test:8080"))),
 	} {
 		addr := start(t, "near", near)
 		for how, d := range map[string]tunnel.Dialer{"connect": &connect.Dialer{Proxy: addr}, "websocket": &ws.Dialer{URL: "ws://" + addr}} {

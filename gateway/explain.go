@@ -17,6 +17,7 @@ import (
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/internal/edits"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/termination"
@@ -87,6 +88,7 @@ type ExplanationEndpoint struct {
 	Address string `json:"address"`
 	Asked   string `json:"asked,omitempty"`   // of a gateway of another network, for what and how: "by connect for db.example.com:5432"
 	Problem string `json:"problem,omitempty"` // why it must not be dialed
+	TLSOnly string `json:"tlsOnly,omitempty"` // why plaintext to it is refused with "insecure"; "" where it is carried, or none can come
 }
 
 // Explain says what q would meet, by the code that decides for the data path.
@@ -131,6 +133,11 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		if a.Err != nil {
 			ep.Problem = a.Err.Error()
 		}
+		if route.TLSOnly != nil {
+			if err := route.TLSOnly(a.Endpoint); err != nil {
+				ep.TLSOnly = err.Error()
+			}
+		}
 		x.Endpoints = append(x.Endpoints, ep)
 	}
 	if err != nil {
@@ -158,7 +165,7 @@ func nearNames(t *registry.Table, name tunnel.Name) string {
 				}
 				continue
 			}
-			if d := edits(name.String(), p.Suffix.String(), distance); d < distance {
+			if d := edits.Distance(name.String(), p.Suffix.String(), distance); d < distance {
 				closest, distance = p.Suffix.String(), d
 			}
 		}
@@ -167,29 +174,6 @@ func nearNames(t *registry.Table, name tunnel.Name) string {
 		closest = "; closest: " + closest
 	}
 	return apex + closest
-}
-
-// edits is the Levenshtein distance of a and b, or limit if that is less.
-func edits(a, b string, limit int) int {
-	if len(a)-len(b) >= limit || len(b)-len(a) >= limit {
-		return limit
-	}
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], cost
-		}
-	}
-	return min(row[len(b)], limit)
 }
 
 func (x *Explanation) refuse(err error) { x.Reason, x.Detail = tunnel.ReasonOf(err), err.Error() }
@@ -221,7 +205,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 					x.Detail = "QUIC ends here; inside is spoken connect-h3"
 					return nil, nil
 				}
-				if q.Proto == "connect-h3" && q.As == "" && d.HTTP3.Auth != nil {
+				if q.Proto == "connect-h3" && q.As == "" && connect.Asks(d.HTTP3.Auth) {
 					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
 				}
 			}
@@ -247,6 +231,9 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				f.request(req)
 				req.Proto, x.Proto = f.Name(), f.Name()
 				return req, nil
+			}
+			if off, ok := p.(interface{ Off() bool }); ok && off.Off() {
+				continue // it takes nothing at this moment
 			}
 			spoken = spoken || p.Name() == q.Proto
 			if q.Proto == p.Name() && q.As == "" && wantsCredentials(p) {
@@ -312,13 +299,13 @@ func namesOf(protocols []tunnel.Protocol) string {
 func wantsCredentials(p tunnel.Protocol) bool {
 	switch p := p.(type) {
 	case *connect.Protocol:
-		return p.Auth != nil
+		return connect.Asks(p.Auth)
 	case *socks5.Protocol:
-		return p.Verify != nil
+		return p.Asks()
 	case *h2.Protocol:
-		return p.Auth != nil
+		return connect.Asks(p.Auth)
 	case *ws.Protocol:
-		return p.Auth != nil
+		return connect.Asks(p.Auth)
 	case *hbone.Protocol:
 		return true
 	}

@@ -192,7 +192,7 @@ type Hop struct {
 	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
 
 	Password Secret // of User
-	Insecure bool   // Token or Password may go there without TLS
+	Insecure bool   // Token, Password and plaintext may go there without TLS
 
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret // PEM, of Certificate
@@ -215,31 +215,41 @@ type Hop struct {
 // of that leaves the host.
 func (h *Hop) InClear(first bool) (to string, ok bool) {
 	for _, to := range h.To {
-		hostport := to
-		switch h.Proto {
-		case "hbone", "connect-h3":
-			continue
-		case "connect", "connect-h2":
-			if strings.HasPrefix(to, "https://") {
-				continue
-			}
-		case "websocket":
-			if strings.HasPrefix(to, "wss://") {
-				continue
-			}
-			hostport, _, _ = strings.Cut(strings.TrimPrefix(to, "ws://"), "/")
+		if !h.hasTLS(to) && (!first || !loopbackHost(h.hostPort(to))) {
+			return to, true
 		}
-		host, _, err := net.SplitHostPort(hostport)
-		if err != nil {
-			host = hostport
-		}
-		addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
-		if first && (host == "localhost" || err == nil && addr.Unmap().IsLoopback()) {
-			continue
-		}
-		return to, true
 	}
 	return "", false
+}
+
+// hasTLS reports whether h is asked at to by TLS.
+func (h *Hop) hasTLS(to string) bool {
+	switch h.Proto {
+	case "hbone", "connect-h3":
+		return true
+	case "connect", "connect-h2":
+		return strings.HasPrefix(to, "https://")
+	case "websocket":
+		return strings.HasPrefix(to, "wss://")
+	}
+	return false
+}
+
+// hostPort returns the host and port of to, one of h.To.
+func (h *Hop) hostPort(to string) string {
+	if _, rest, ok := strings.Cut(to, "://"); ok {
+		to, _, _ = strings.Cut(rest, "/")
+	}
+	return to
+}
+
+// hostOf returns the host of a HOST:PORT, whose port may be left out.
+func hostOf(hostport string) string {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host = hostport
+	}
+	return strings.Trim(host, "[]")
 }
 
 // A Secret does not print itself.

@@ -58,10 +58,15 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	} else if req.Addr.IsValid() {
 		asked = Endpoint{Addr: req.Addr}
 	}
-	plain := plaintext(req, f.entry.Service)
+	inside := payloadOf(req, f.entry.Service)
+	plain := inside == plaintext
 	if len(p.beyond.Via) > 0 {
-		if to, clear := p.beyond.inClear(); plain && clear {
-			return tunnel.Route{}, insecure(req, f, p.beyond, to)
+		if to, clear := p.beyond.inClear(); clear {
+			refusal := insecure(req, f, p.beyond, to)
+			if plain {
+				return tunnel.Route{}, refusal
+			}
+			route.TLSOnly = inside.only(refusal)
 		}
 		s := *f.entry.Service
 		s.Via = p.beyond.Via
@@ -119,6 +124,9 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	r.health.order(eps)
 	route.Endpoints = eps
 	byOf := func(ep tunnel.Endpoint) string { return p.by(ep, by) }
+	if inside == unknown {
+		route.TLSOnly = p.tlsOnly(req, f, by)
+	}
 	if !slices.ContainsFunc(eps, func(ep tunnel.Endpoint) bool { return byOf(ep) != "sni" }) {
 		return route, nil
 	}
@@ -130,90 +138,24 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	return route, nil
 }
 
-// plaintext reports whether a request for s may carry plaintext that nothing but
-// the hops to s protects: a stream whose TLS ended here, and one of which nothing
-// is read. What a client of CONNECT, SOCKS or PROXY sends is its own to protect,
-// and a hello is the beginning of TLS.
-func plaintext(req *tunnel.Request, s *Service) bool {
-	switch req.Proto {
-	case "tls", "tcp", "hbone":
-		return s.TLS == nil
-	}
-	return false
-}
-
-// inClear returns the last hop of n's Via where it has no TLS and n is not said to
-// be insecure. What it protects, it protects from here on, whatever is before it.
-func (n *placed) inClear() (to string, ok bool) {
-	if n.Insecure || len(n.Via) == 0 {
-		return "", false
-	}
-	return n.Via[len(n.Via)-1].InClear(len(n.Via) == 1)
-}
-
-// loopback reports whether what is sent to e does not leave this host.
-func (e *Endpoint) loopback() bool {
-	return isLocalhost(e.Host) || e.Addr.Unmap().IsLoopback()
-}
-
-func insecure(req *tunnel.Request, f found, n *placed, to string) *tunnel.Error {
-	return tunnel.Refusef(tunnel.Insecure, "registry: %q: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it",
-		req.Target(), f.entry.Name, n.Name, to)
-}
-
-// exposes says why a stream whose TLS ends here can't go on to f: all ways there are
-// without TLS. It is nil for any other.
-func (t *Table) exposes(req *tunnel.Request, f found) *tunnel.Error {
-	_, beyond := t.reach(f, t.here)
-	if len(beyond) == 0 || len(f.entry.Via) > 0 || f.entry.TLS != nil {
-		return nil
-	}
-	p := t.place(f, t.here)
-	if len(p.beyond.Via) > 0 {
-		if to, clear := p.beyond.inClear(); clear {
-			return insecure(req, f, p.beyond, to)
-		}
-		return nil
-	}
-	if to, clear := p.inClear(); clear {
-		return insecure(req, f, p.beyond, to)
-	}
-	return nil
-}
-
-// takesPlaintext reports whether plaintext may be sent to the gateway e, which is
-// asked without TLS.
-func (e *Entry) takesPlaintext() bool { return e.insecure || e.Address.loopback() }
-
-// inClear returns a gateway of p that can be asked for more than a hello, and not for
-// plaintext, where there is no other.
-func (p *Place) inClear() (to string, ok bool) {
-	for i := range p.Entries {
-		e := &p.Entries[i]
-		switch {
-		case e.via || e.Gateway.Onward() == "":
-		case e.takesPlaintext():
-			return "", false
-		case to == "":
-			to = e.Address.String()
-		}
-	}
-	return to, to != ""
-}
-
 // by is how the gateway at ep is asked, which is among p's.
 func (p *Place) by(ep tunnel.Endpoint, by func(*Entry) string) string {
+	if e := p.entry(ep, by); e != nil {
+		return by(e)
+	}
+	return ""
+}
+
+// entry returns the gateway at ep, which can be asked; nil for none.
+func (p *Place) entry(ep tunnel.Endpoint, by func(*Entry) string) *Entry {
 	for i := range p.Entries {
 		e := &p.Entries[i]
 		a := &e.Address
-		if a.Host != ep.Host || a.Port != ep.Addr.Port() || a.Host == "" && a.Addr.Unmap() != ep.Addr.Addr() {
-			continue
-		}
-		if transport := by(e); transport != "" {
-			return transport
+		if a.Host == ep.Host && a.Port == ep.Addr.Port() && (a.Host != "" || a.Addr.Unmap() == ep.Addr.Addr()) && by(e) != "" {
+			return e
 		}
 	}
-	return ""
+	return nil
 }
 
 // nameless is for what nobody could be asked for.

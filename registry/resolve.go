@@ -67,7 +67,7 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	}
 	if f.endpoint.IsValid() {
 		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}
-		return route, nil
+		return route, s.table.protect(req, f, nil, &route)
 	}
 	if f.one == nil {
 		configured = f.entry.serving(configured, f.port)
@@ -78,6 +78,9 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	}
 	r.health.order(eps)
 	route.Endpoints = eps
+	if err := s.table.protect(req, f, configured, &route); err != nil {
+		return tunnel.Route{}, err
+	}
 	return route, nil
 }
 
@@ -97,6 +100,13 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 		return tunnel.Route{}, tunnel.Refusef(tunnel.Unsupported, "registry: service %q of %s is behind another gateway, and there is no way there", f.entry.Name, orUnknown(f.entry.Origin))
 	}
 	route.Report = nil
+	if to, clear := InsecureVia(f.entry.Via); clear { // of the service's own, and not its network's
+		refusal, inside := insecureHop(req, f, to), payloadOf(req, f.entry.Service)
+		if inside == plaintext {
+			return tunnel.Route{}, refusal
+		}
+		route.TLSOnly = inside.only(refusal)
+	}
 	if f.one != nil {
 		configured = f.one
 	}

@@ -195,6 +195,12 @@ type Route struct {
 	Idle       time.Duration // limit without a byte either way; 0 means the Relay's
 	HalfClosed time.Duration // limit half-closed and silent; 0 means the Relay's
 
+	// TLSOnly says why nothing but TLS may be carried to an endpoint: the way there
+	// is unencrypted. It is nil, or returns nil, where anything may. What a client
+	// sends is then looked at before the first byte of it leaves; what begins as no
+	// TLS is refused with that error.
+	TLSOnly func(Endpoint) error
+
 	// Report is told of every dial: nil for one that worked. May be nil.
 	Report func(Endpoint, error)
 }

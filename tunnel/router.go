@@ -57,6 +57,13 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		return
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
+	if route.TLSOnly != nil {
+		if client, err = r.mustBeTLS(ctx, &route, dialed.Endpoint, client, server, &lease); err != nil {
+			o.Attempts = append(o.Attempts, dialed)
+			r.refused(o, err)
+			return
+		}
+	}
 	req.slot.lend(&lease)
 	rec := r.record(&o, dialed.Endpoint, dialed.Took, lease)
 	rec.shared = shared(server)

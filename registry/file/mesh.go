@@ -251,6 +251,7 @@ func (d *decoder) checkMesh() {
 	if n := d.at.mesh.network; n != nil {
 		d.knownNetwork(n, d.cfg.Mesh.Network)
 	}
+	plain := d.plaintext()
 	for i, network := range d.cfg.Networks {
 		at := &d.at.networks[i]
 		for j, name := range network.Near {
@@ -260,7 +261,7 @@ func (d *decoder) checkMesh() {
 				d.knownNetwork(at.near[j], name)
 			}
 		}
-		d.checkInsecure(&network, at)
+		d.checkInsecure(&network, at, plain)
 		for j := range network.Gateways {
 			d.checkEntrance(&network, &network.Gateways[j], at, at.transports[j])
 		}
@@ -301,30 +302,6 @@ func (d *decoder) checkMesh() {
 // discovers reports whether networks come from Kubernetes, too.
 func (d *decoder) discovers() bool {
 	return d.cfg.Kubernetes != nil && d.cfg.Kubernetes.Discovery != nil
-}
-
-// checkInsecure tells of networks that what may be plaintext goes to without TLS, and
-// of those that it can't go to for that.
-func (d *decoder) checkInsecure(network *registry.Network, at *networkAt) {
-	if network.Insecure {
-		d.warnf(at.name, "", "network %q is insecure: what may be plaintext goes there without TLS", clip(network.Name))
-		return
-	}
-	if network.Name == d.cfg.Mesh.Network {
-		return
-	}
-	to, clear := "", false
-	if n := len(network.Via); n > 0 {
-		to, clear = network.Via[n-1].InClear(n == 1)
-	} else {
-		to, clear = network.GatewaysInClear()
-	}
-	if !clear || d.cfg.ServicePorts == nil && (d.cfg.Kubernetes == nil || d.cfg.Kubernetes.GatewayAPI == nil) &&
-		!slices.ContainsFunc(d.at.listeners, func(l listenerAt) bool { return l.service != nil }) {
-		return
-	}
-	d.warnf(at.name, "give the network a via with TLS, or say insecure: true of it", "gateway %q of network %q is asked without TLS: ports of services, and TLS that ends here, get nothing from there but the refusal %q",
-		clip(to), clip(network.Name), tunnel.Insecure)
 }
 
 // checkEntrance finds a gateway that takes only what a gateway of another network

@@ -210,6 +210,9 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		if ep.Problem != "" {
 			note += "  would be refused: " + ep.Problem
 		}
+		if ep.TLSOnly != "" {
+			note += fmt.Sprintf("\n     TLS alone is carried, and plaintext is refused with %s: %s", tunnel.Insecure, printable(ep.TLSOnly))
+		}
 		fmt.Fprintf(w, "  %d. %s%s\n", i+1, ep.Address, note)
 	}
 }

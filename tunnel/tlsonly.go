@@ -1,0 +1,124 @@
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+)
+
+// helloTimeout is how long a client has to begin a TLS handshake where nothing else
+// may be carried. Of a protocol in which the service speaks first nothing ever comes.
+const helloTimeout = 10 * time.Second
+
+// mustBeTLS lets a tunnel pass whose client begins a TLS handshake, where the route
+// wants that for ep. Otherwise it ends both sides and returns why; nothing has gone
+// to server then. The stream that it returns takes the place of client.
+func (r *Router) mustBeTLS(ctx context.Context, route *Route, ep Endpoint, client Stream, server net.Conn, l *lease) (_ Stream, err error) {
+	why := route.TLSOnly(ep)
+	if why == nil {
+		return client, nil
+	}
+	passed := false
+	defer func() {
+		if !passed { // refused, or a panic is on its way up
+			_ = abort(server)
+			_ = abortFor(client, Insecure)
+			r.giveBack(l, shared(server))
+		}
+	}()
+	WillWait(ctx)
+	first, err := beginsTLS(ctx, client)
+	if err != nil {
+		return nil, &Error{Reason: reasonOr(err, Insecure), Err: fmt.Errorf("%w; %w", err, why)}
+	}
+	passed = true
+	return &begun{client, first}, nil
+}
+
+// reasonOr returns the Reason of err, or another one where it has none.
+func reasonOr(err error, other Reason) Reason {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Reason
+	}
+	return other
+}
+
+// beginsTLS reads the first bytes of a client until they are known to begin a
+// ClientHello, and returns them.
+func beginsTLS(ctx context.Context, client net.Conn) (first []byte, err error) {
+	if err := client.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = client.SetReadDeadline(time.Now()) })
+	defer stop()
+	drained := func() error {
+		return &Error{Reason: Drain, Err: fmt.Errorf("the client had not begun TLS: %w", context.Cause(ctx))}
+	}
+	buf := make([]byte, 2048) // most hellos
+	n := 0
+	for n < helloStart {
+		m, err := client.Read(buf[n:])
+		n += m
+		if !mayBeTLS(buf[:n]) {
+			return nil, fmt.Errorf("the client began with %q, which is no TLS", buf[:min(n, 16)])
+		}
+		if err == nil || n >= helloStart {
+			continue
+		}
+		var timeout interface{ Timeout() bool }
+		switch {
+		case ctx.Err() != nil:
+			return nil, drained()
+		case errors.As(err, &timeout) && timeout.Timeout():
+			return nil, fmt.Errorf("the client did not begin TLS within %s", helloTimeout)
+		}
+		return nil, &Error{Reason: Gone, Err: fmt.Errorf("the client left before it began TLS: %w", err)}
+	}
+	if !stop() {
+		return nil, drained() // and the deadline may be set at any moment
+	}
+	if err := client.SetReadDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	return buf[:n:n], nil
+}
+
+// helloStart is how much of a stream says that it begins with a ClientHello: the
+// header of a record of type handshake, whose length is not zero, and the type of
+// the message. RFC 8446, sections 4 and 5.1.
+const helloStart = 6
+
+// mayBeTLS reports whether b, of at least helloStart bytes, begins with a ClientHello,
+// and of less whether it may yet.
+func mayBeTLS(b []byte) bool {
+	for i, c := range b[:min(len(b), helloStart)] {
+		ok := true
+		switch i {
+		case 0:
+			ok = c == 22
+		case 1:
+			ok = c == 3
+		case 3:
+			ok = c <= 0x40
+		case 4:
+			ok = b[3] != 0 || c != 0
+		case 5:
+			ok = c == 1
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// A begun is a stream of which the first bytes were read.
+type begun struct {
+	Stream
+	first []byte
+}
+
+// Unwrap implements Unwrapper.
+func (b *begun) Unwrap() (net.Conn, []byte) { return b.Stream, b.first }
