@@ -415,7 +415,8 @@ func TestBackendsAreServices(t *testing.T) {
 		{"far.test", "tls", "no-endpoint"}, // nobody could say there whom it is for
 		{"beyond.test", "sni", "[b.test:8443] true"},
 		{"beyond.test", "tls", "insecure"},
-		{"via.test", "tcp", "[via.test:8443] true"},
+		{"via.test", "sni", "[via.test:8443] true"},
+		{"via.test", "tcp", "insecure"},
 		{"nameless.test", "tls", "no-endpoint"},
 		{"local.test", "tls", "[127.0.0.1:1] false"},
 	} {

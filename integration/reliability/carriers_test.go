@@ -253,7 +253,7 @@ var waysOut = []wayOut{
 	{"PROXY v2 that names the service", `proxyProtocol: v2, endpoints: ["FAR:8445"]`},
 	{"PROXY v1 to a port of one service", `proxyProtocol: v1, endpoints: ["FAR:8446"]`},
 	{"a port of the service's own", `endpoints: ["FAR:8500"]`},
-	{"three gateways", `via: [{connect-h2: "OUTER:8443"}, {websocket: "ws://far.test:8443/"}]`},
+	{"three gateways", `via: [{connect-h2: "OUTER:8443"}, {websocket: "ws://far.test:8443/", insecure: true}]`},
 }
 
 // servicesOut are the services of waysOut: service wayOutName(i) is reached by
