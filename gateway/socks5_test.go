@@ -44,8 +44,8 @@ func TestChainSOCKS(t *testing.T) {
 	first, firstSOCKS := start(t, "first", to...), startSOCKS(t, "first", to...)
 	for name, hops := range map[string][]registry.Hop{
 		"alone":  {bySOCKS(farSOCKS)},
-		"first":  {bySOCKS(firstSOCKS), byWebSocket("middle.gw.test:1080"), byConnect("far.gw.test:1080")},
-		"middle": {byConnect(first), bySOCKS("middles.gw.test:1080"), byWebSocket("far.gw.test:1080")},
+		"first":  {bySOCKS(firstSOCKS), byWebSocket("middle.gw.test:1080"), inTheClear(byConnect("far.gw.test:1080"))},
+		"middle": {byConnect(first), bySOCKS("middles.gw.test:1080"), inTheClear(byWebSocket("far.gw.test:1080"))},
 		"last":   {byWebSocket(first), byConnect("middle.gw.test:1080"), bySOCKS("fars.gw.test:1080")},
 		"all":    {bySOCKS(firstSOCKS), bySOCKS("middles.gw.test:1080"), bySOCKS("fars.gw.test:1080")},
 		"second": {bySOCKS(closed, farSOCKS)},

@@ -48,8 +48,11 @@ func reasonOr(err error, other Reason) Reason {
 // beginsTLS reads the first bytes of a client until they are known to begin a
 // ClientHello, and returns them.
 func beginsTLS(ctx context.Context, client net.Conn) (first []byte, err error) {
+	left := func(err error) error {
+		return &Error{Reason: Gone, Err: fmt.Errorf("the client left before it began TLS: %w", err)}
+	}
 	if err := client.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
-		return nil, err
+		return nil, left(err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = client.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -74,13 +77,13 @@ func beginsTLS(ctx context.Context, client net.Conn) (first []byte, err error) {
 		case errors.As(err, &timeout) && timeout.Timeout():
 			return nil, fmt.Errorf("the client did not begin TLS within %s", helloTimeout)
 		}
-		return nil, &Error{Reason: Gone, Err: fmt.Errorf("the client left before it began TLS: %w", err)}
+		return nil, left(err)
 	}
 	if !stop() {
 		return nil, drained() // and the deadline may be set at any moment
 	}
 	if err := client.SetReadDeadline(time.Time{}); err != nil {
-		return nil, err
+		return nil, left(err)
 	}
 	return buf[:n:n], nil
 }

@@ -47,7 +47,7 @@ services:
 	for listeners, by := range map[string]string{
 		`[{address: ":1", protocols: [sni]}]`:                                                                                                      "",
 		`[{address: ":1", protocols: [sni, connect]}, {address: ":2", service: a.test}]`:                                                           "listener :1 (connect), listener :2 (service)",
-		`[{address: ":1", tls: {certificateFile: gw.crt, keyFile: gw.key, names: [gw.test], protocols: [hbone], clientCAFile: gw.crt}}]`:           "listener :1 (hbone)",
+		`[{address: ":1", tls: {certificateFile: gw.crt, keyFile: gw.key, names: [gw.example.com], protocols: [hbone], clientCAFile: gw.crt}}]`:    "listener :1 (hbone)",
 		`[{address: ":1", protocols: [connect]}, {address: ":2"}, {address: ":3"}, {address: ":4"}, {address: ":5"}, {address: "127.0.0.1:3128"}]`: "listener :1 (connect), listener :2 (connect, connect-h2), listener :3 (connect, connect-h2), listener :4 (connect, connect-h2), 2 more",
 	} {
 		path := filepath.Join(dir, "culvert.yaml")

@@ -12,6 +12,7 @@ import (
 // A file with secrets is only complained of where others can get to it.
 func TestReachableFiles(t *testing.T) {
 	root := t.TempDir()
+	openUp(t, root)
 	version := filepath.Join(root, "secret", "..2026_01_31_12_00_00.123456789")
 	for _, dir := range []string{filepath.Join(root, "open"), filepath.Join(root, "closed", "inner"), filepath.Join(version, "sub"), filepath.Join(root, "old", "..2025")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -163,6 +163,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
+	openUp(t, dir)
 	for _, mode := range []os.FileMode{0o644, 0o640} {
 		write("warn.key", string(key), mode)
 		write("warn-users.txt", "alice:"+cheap+"\nbob:"+dear+"\n", mode)
