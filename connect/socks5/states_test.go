@@ -113,11 +113,12 @@ func (m *machine) ServeTunnel(_ context.Context, req *tunnel.Request) {
 		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no"))
 		return
 	}
+	beside := m.near == nil // that is there first
 	s, err := req.Accept()
 	if err != nil {
 		return
 	}
-	if req.Port == 9 {
+	if beside {
 		m.work.Go(func() { _, _ = io.Copy(s, struct{ io.Reader }{s}); _ = s.Close() })
 		return
 	}
