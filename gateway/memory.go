@@ -22,6 +22,7 @@ const (
 
 const (
 	lookEvery = 250 * time.Millisecond
+	lookFull  = 50 * time.Millisecond // while memory is full
 
 	// And sooner, where as many descriptors were taken as may come to use up
 	// crowdShare percent of the limit: a crowd that comes at once must find out
@@ -33,6 +34,9 @@ const (
 	// second, or sooner where that takes one part in so many of the time.
 	collectEvery = time.Second
 	collectPart  = 10
+
+	// relievePart is which part of the time may be spent on finding tunnels to end.
+	relievePart = 10
 
 	// backlogShare of the limit may be held by tunnels whose other side does
 	// not take what was read.
@@ -53,8 +57,15 @@ type memoryWatch struct {
 
 	set func(int64) // moves limit; nil if it must stay
 
+	// relieve ends tunnels that keep about n bytes, of the kernel's too where
+	// those count; nil for nothing.
+	relieve  func(n int64, kernel bool) tunnel.Relieved
+	relieved time.Time     // when it was last called,
+	hunting  time.Duration // and how long it took
+
 	used      atomic.Int64 // of the limit that is nearer, for the metrics
 	of        atomic.Int64
+	sockets   bool  // of is of a cgroup that counts the kernel's memory for sockets
 	others    int64 // what the cgroup holds beside what the runtime has mapped
 	moved     int64 // where set was told to move limit
 	collected time.Time
@@ -79,6 +90,7 @@ func AutoMemory() int64 {
 func (g *Gateway) watchMemory(budget *tunnel.Budget) {
 	w := &g.memory
 	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
+	w.relieve = g.relay.Relieve
 	w.moved = w.limit
 	if w.limit < 0 {
 		return
@@ -111,7 +123,11 @@ func (w *memoryWatch) run(ctx context.Context) error {
 	defer timer.Stop()
 	for {
 		w.look(ctx)
-		timer.Reset(lookEvery)
+		if w.budget.Pressure() == tunnel.Full {
+			timer.Reset(lookFull)
+		} else {
+			timer.Reset(lookEvery)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -143,15 +159,40 @@ func (w *memoryWatch) look(ctx context.Context) {
 		used, of = w.used.Load(), w.of.Load()
 	}
 	is := next(was, used, of)
-	if is == was {
-		return
+	if is != was {
+		w.say(ctx, is, used, of)
 	}
+	if is == tunnel.Full {
+		w.free(ctx, used-of/100*(fullAt-calmer))
+	}
+}
+
+// say tells the budget and the log of a new state.
+func (w *memoryWatch) say(ctx context.Context, is tunnel.Pressure, used, of int64) {
 	w.budget.Press(is)
 	level := slog.LevelWarn
 	if is == tunnel.Calm {
 		level = slog.LevelInfo
 	}
 	w.log.Log(ctx, level, "memory is "+is.String(), "used", used, "limit", of)
+}
+
+// free makes room for n bytes at the cost of those who hold most, so that memory
+// does not stay full for as long as they like.
+func (w *memoryWatch) free(ctx context.Context, n int64) {
+	if w.relieve == nil || time.Since(w.relieved) < relievePart*w.hunting {
+		return
+	}
+	if !w.relieved.IsZero() && w.collected.Before(w.relieved) {
+		return // what was freed last is not known yet
+	}
+	begin := time.Now()
+	did := w.relieve(n, w.sockets)
+	w.relieved = time.Now()
+	w.hunting = w.relieved.Sub(begin)
+	if did.Ended > 0 {
+		w.log.LogAttrs(ctx, slog.LevelWarn, "memory is full; tunnels whose bytes nobody takes are ended", slog.Int("tunnels", did.Ended), slog.Int64("bytes", did.Freed), slog.String("client", did.Client))
+	}
 }
 
 // measure sets used and of, and returns how much may be garbage beyond that.
@@ -173,12 +214,14 @@ func (w *memoryWatch) measure() (garbage int64) {
 	garbage = max(get(3)-get(4), 0)
 	spare := garbage + get(2) // and free pages, which the runtime gives back when it must
 	mapped := get(0) - get(1)
+	w.sockets = false
 	used, of := mapped-spare, w.limit
 	if held, limit, ok := w.group.read(); ok {
 		w.others = max(held-mapped, 0)
 		w.move(limit)
 		if of <= 0 || float64(held-spare)/float64(limit) > float64(used)/float64(of) {
 			used, of = held-spare, limit
+			w.sockets = w.group.sockets()
 		}
 	}
 	w.used.Store(max(used, 0))

@@ -122,6 +122,10 @@ func (g *cgroup) number(name string) (int64, bool) {
 	return n, err == nil && n > 0 && n < none
 }
 
+// sockets reports whether the group's account has what the kernel keeps for
+// sockets: it does in version 2.
+func (g *cgroup) sockets() bool { return g.files.limit == cgroup2.limit }
+
 // read returns what the group holds, without the files it caches, and its
 // limit. It is false where there is none, or no group.
 func (g *cgroup) read() (held, limit int64, ok bool) {

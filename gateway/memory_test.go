@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"log/slog"
 	"testing"
+	"time"
 
 	"culvert.dev/tunnel"
 )
@@ -78,5 +80,38 @@ func TestMeasure(t *testing.T) {
 	}
 	if of := w.of.Load(); of != 1<<40 {
 		t.Errorf("the limit is %d, want the one given", of)
+	}
+}
+
+// Memory that is full is freed at once, as far as needed for it to be full no
+// longer, and again only when it is known what that was worth.
+func TestFullMemoryIsFreed(t *testing.T) {
+	var asked []int64
+	w := &memoryWatch{limit: 1, budget: &tunnel.Budget{}, log: slog.New(slog.DiscardHandler)} // of which any process uses more
+	w.relieve = func(n int64, _ bool) tunnel.Relieved {
+		asked = append(asked, n)
+		return tunnel.Relieved{Ended: 1, Freed: n, Client: "192.0.2.1"}
+	}
+	w.look(t.Context())
+	if p := w.budget.Pressure(); p != tunnel.Full {
+		t.Fatalf("memory is %v", p)
+	}
+	if len(asked) != 1 || asked[0] <= 0 || asked[0] > w.used.Load() {
+		t.Fatalf("%d bytes were asked for, of %d in use", asked, w.used.Load())
+	}
+	w.free(t.Context(), 1)
+	if len(asked) != 1 {
+		t.Error("asked again before a collection")
+	}
+	w.collected = time.Now()
+	w.hunting = 0
+	w.free(t.Context(), 1)
+	if len(asked) != 2 {
+		t.Errorf("asked %d times, want once more", len(asked))
+	}
+	w.limit = 1 << 40
+	w.look(t.Context())
+	if p := w.budget.Pressure(); p != tunnel.Calm || len(asked) != 2 {
+		t.Errorf("memory is %v, and was asked for %d times", p, len(asked))
 	}
 }

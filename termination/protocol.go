@@ -124,16 +124,38 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		own.Refuse(err)
 		return err
 	}
-	inner, alpn, err := r.end(ctx, c, own.Name)
+	held, err := hold(ctx)
+	if err != nil {
+		own.Refuse(err)
+		return err
+	}
+	inner, alpn, err := r.end(ctx, c, own.Name, &held)
 	if err != nil {
 		return err
 	}
 	return tunnel.ServeInner(ctx, inner, p.chosen(alpn), h)
 }
 
+// handshakeMemory is about what an unfinished handshake takes: the hello, keys, the
+// answer and a stack.
+const handshakeMemory = 48 << 10 // bytes
+
+// hold counts an unfinished handshake in the accounts of memory, or refuses it where
+// its client has its share of that.
+func hold(ctx context.Context) (held tunnel.Holding, err error) {
+	held = tunnel.NewHolding(ctx, true)
+	if err := held.MayHold(); err != nil {
+		return held, err
+	}
+	held.Set(handshakeMemory)
+	return held, nil
+}
+
 // end ends TLS on c, whose hello was read for a name and is still there, and
 // returns what is inside, and what ALPN chose. After an error c has been ended.
-func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name) (inner *tunnel.Conn, alpn string, err error) {
+// held counts until the handshake is over.
+func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name, held *tunnel.Holding) (inner *tunnel.Conn, alpn string, err error) {
+	defer held.Set(0)
 	tunnel.WillWait(ctx) // a signature takes a while, and so does the client
 	below := &below{Conn: c, left: MaxHandshake}
 	t := tls.Server(below, r.config)

@@ -473,3 +473,55 @@ type dialerFunc func(ctx context.Context, network, addr string) (net.Conn, error
 func (f dialerFunc) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	return f(ctx, network, addr)
 }
+
+// TestHandshakesAreCounted: an unfinished handshake counts as memory of its client.
+// One client that begins many is refused more when its share is used up, and another
+// one is served.
+func TestHandshakesAreCounted(t *testing.T) {
+	const each = handshakeMemory
+	budget := &tunnel.Budget{Limit: 1000, Backlogs: 2 * each} // of which twice as much may be held
+	ca := newCA(t, "gw")
+	srv := &tunnel.Server{Budget: budget, Handler: tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "there is nothing here"))
+	})}
+	ln := testnet.Listen(t)
+	served := make(chan error, 1)
+	go func() {
+		served <- srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Name: "test", Protocols: []tunnel.Protocol{
+			terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true),
+		}})
+	}()
+	t.Cleanup(func() { _ = srv.Close(); <-served })
+	var conns []net.Conn
+	begin := func() net.Conn {
+		c := testnet.Connect(t, ln.Addr().String())
+		conns = append(conns, c)
+		if _, err := c.Write(helloFor(t, "gw.test")); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	const most = 4
+	for i := range most {
+		begin()
+		testnet.Eventually(t, 10*time.Second, func() bool { return budget.Held() == int64(i+1)*each }, "handshake %d is counted", i+1)
+	}
+	const alert = 21
+	head := make([]byte, 1)
+	last := begin()
+	_ = last.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.ReadFull(last, head); err != nil || head[0] != alert {
+		t.Errorf("one more: got %v, %v, want an alert", head, err)
+	}
+	other := tls.Dialer{NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}, Config: roots(ca, "gw.test")}
+	c, err := other.DialContext(t.Context(), "tcp", ln.Addr().String())
+	if err != nil {
+		t.Errorf("another client: %v", err)
+	} else {
+		_ = c.Close()
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	testnet.Eventually(t, 10*time.Second, func() bool { return budget.Held() == 0 }, "nothing is counted any more")
+}

@@ -34,7 +34,12 @@ func NewRing(k *Keys) (*Ring, error) {
 // calling. After an error, which is what ServeConn returns, c has been ended:
 // by an alert where the client is to know.
 func (r *Ring) End(ctx context.Context, c *tunnel.Conn, name tunnel.Name) (*tunnel.Conn, error) {
-	inner, _, err := r.ring.end(ctx, c, name)
+	held, err := hold(ctx)
+	if err != nil {
+		_ = c.Abort()
+		return nil, err
+	}
+	inner, _, err := r.ring.end(ctx, c, name, &held)
 	return inner, err
 }
 

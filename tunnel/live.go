@@ -33,7 +33,7 @@ type Live struct {
 type listed interface {
 	about() *record
 	look() (p progress, open bool)
-	kill(why Reason) // an abort; no more than an order where a loop carries
+	kill(why Reason, err error) // an abort; no more than an order where a loop carries
 }
 
 // progress is what changes in a tunnel's life.
@@ -66,7 +66,7 @@ func (r *Relay) End(id uint64, why Reason) bool {
 		}
 		_, open := t.look()
 		if open {
-			t.kill(why)
+			t.kill(why, nil)
 		}
 		return open
 	}
@@ -80,7 +80,7 @@ func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 	n := 0
 	for _, t := range r.sorted() {
 		if v, open := live(t); open && match(&v) {
-			t.kill(why)
+			t.kill(why, nil)
 			n++
 		}
 	}

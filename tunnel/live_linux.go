@@ -47,7 +47,7 @@ func (t *listedFlow) look() (progress, bool) {
 	}, phase != phaseOver
 }
 
-func (t *listedFlow) kill(why Reason) { t.l.kill(t.f, why) }
+func (t *listedFlow) kill(why Reason, err error) { t.l.kill(t.f, why, err) }
 
 // all returns the flows of l that are relay's. The loop waits for no more than
 // a copy of pointers.

@@ -42,6 +42,7 @@ type loop struct {
 	dues  []int64 // clock of the sweep's next look at each seat
 	asks  []int64 // and of the next question whether its peers live
 	kills []order
+	asked []survey
 	due   int64 // clock of the next sweep
 	over  bool  // it is to stop
 	stuck *slot // aboard when watch looked last
@@ -66,6 +67,7 @@ type ready struct {
 type order struct {
 	f   *flow
 	why Reason
+	err error
 }
 
 const (
@@ -294,14 +296,17 @@ func (l *loop) collect(events []syscall.EpollEvent) bool {
 			l.ready = append(l.ready, ready{w, int(ev.Fd & 1), ev.Events})
 		}
 	}
-	kills, over := l.kills, l.over
-	l.kills = nil
+	kills, over, asked := l.kills, l.over, l.asked
+	l.kills, l.asked = nil, nil
 	l.mu.Unlock()
 	for _, o := range kills {
 		if o.f.broken != 0 {
 			l.fail(o.f, 1, syscall.Errno(o.f.broken))
 		}
-		l.end(o.f, o.why, nil)
+		l.end(o.f, o.why, o.err)
+	}
+	for _, s := range asked {
+		s.answer <- l.survey(s)
 	}
 	return !over
 }

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -175,9 +176,11 @@ func (p *pump) give(b []byte, held int) (w int, err error) {
 	ct := p.ct
 	ct.writing.Add(1)
 	p.budget.Hold(held)
+	p.kept.Store(int64(held))
 	lost := true // until it has returned in good order
 	defer func() {
 		p.budget.Hold(-held)
+		p.kept.Store(0)
 		if lost {
 			ct.lost.Store(true)
 		}
@@ -333,10 +336,24 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 		}
 	}
 	if ct.writing.Load() > 0 && quiet >= stuck {
-		if err := errors.Join(broken(ct.pumps[0].src), broken(ct.pumps[1].src)); err != nil {
+		if err := errors.Join(gone(ct.pumps[0].src), gone(ct.pumps[1].src)); err != nil {
 			ct.finish(Reset, err)
 		}
 	}
+}
+
+// gone returns why c's peer takes nothing any more and sends nothing, nil where it
+// may.
+func gone(c net.Conn) error {
+	if err := broken(c); err != nil {
+		return err
+	}
+	if b, ok := below(c).(interface{ Broken() error }); ok {
+		if err := b.Broken(); !routine(err) {
+			return err
+		}
+	}
+	return nil
 }
 
 // all returns the open tunnels.
@@ -358,7 +375,7 @@ func (ct *copyTunnel) look() (progress, bool) {
 	}, !ct.over.Load()
 }
 
-func (ct *copyTunnel) kill(why Reason) { ct.finish(why, nil) }
+func (ct *copyTunnel) kill(why Reason, err error) { ct.finish(why, err) }
 
 // close aborts every tunnel and waits for their ends. What is carried after it
 // is aborted at once.
@@ -367,7 +384,7 @@ func (r *copyRelay) close() {
 	r.closed = true
 	r.mu.Unlock()
 	for _, t := range r.all() {
-		t.kill(Drain)
+		t.kill(Drain, nil)
 	}
 	r.wg.Wait()
 }

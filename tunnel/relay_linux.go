@@ -86,6 +86,14 @@ func (k *kernelRelay) orphan(f *flow, other net.Conn) {
 	f.over(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
+// held returns what the tunnels keep, as each loop says.
+func (k *kernelRelay) held(relay *Relay, kernel bool) (all []heldTunnel) {
+	for _, l := range relay.loops().started() {
+		all = append(all, l.held(relay, kernel)...)
+	}
+	return all
+}
+
 func (k *kernelRelay) all(relay *Relay) []listed {
 	var all []listed
 	for _, l := range relay.loops().started() {
@@ -137,17 +145,17 @@ func (l *loop) welcome(f *flow, broken syscall.Errno) bool {
 	}
 	if broken != 0 {
 		f.broken = uint16(broken)
-		l.kills = append(l.kills, order{f, Reset})
+		l.kills = append(l.kills, order{f, Reset, nil})
 		l.notify()
 	}
 	return true
 }
 
 // kill asks the loop to abort f.
-func (l *loop) kill(f *flow, why Reason) {
+func (l *loop) kill(f *flow, why Reason, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kills = append(l.kills, order{f, why})
+	l.kills = append(l.kills, order{f, why, err})
 	l.notify()
 }
 
@@ -303,7 +311,7 @@ func (l *loop) sweepSome() {
 			f.unasked = l.asks[at] == noLook
 		}
 		if why, yes := silent(time.Duration(s.began-f.moved), f.halfClosed(), f.idle.limit(), f.half.limit()); yes {
-			over = append(over, order{f, why})
+			over = append(over, order{f, why, nil})
 		}
 		l.dues[at] = f.nextLook(s.began, l.asks[at])
 		s.due = min(s.due, l.dues[at])

@@ -2,9 +2,15 @@
 
 package tunnel
 
+import "net"
+
 // A kernelRelay is not to be had here: every tunnel takes the other path.
 type kernelRelay struct{}
 
-func (*kernelRelay) carry(*job) bool     { return false }
-func (*kernelRelay) all(*Relay) []listed { return nil }
-func (*kernelRelay) wait()               {}
+func (*kernelRelay) carry(*job) bool                { return false }
+func (*kernelRelay) all(*Relay) []listed            { return nil }
+func (*kernelRelay) held(*Relay, bool) []heldTunnel { return nil }
+
+func socketKeeps(net.Conn) int64 { return 0 }
+
+func (*kernelRelay) wait() {}

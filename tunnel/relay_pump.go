@@ -35,6 +35,7 @@ type pump struct {
 
 	n      atomic.Int64 // bytes that dst has taken
 	moved  atomic.Int64 // when it last took some, nanoseconds of clock
+	kept   atomic.Int64 // bytes of the buffer that a write keeps now
 	state  atomic.Int32
 	dozing atomic.Bool // the source was given a deadline to have it parked
 	large  bool        // it has a buffer of full size; where a Read may wait in it, only once bytes have filled a small one

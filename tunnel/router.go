@@ -211,7 +211,7 @@ func (rec *record) answered() {
 // reserve takes what a tunnel needs beyond its client's descriptor, and charges
 // it to the client.
 func (r *Router) reserve(l *lease) error {
-	if p := r.Budget.Pressure(); p == Full || p == Short && !r.Budget.spares(l.client) {
+	if p := r.Budget.Pressure(); p != Calm && !r.Budget.spares(l.client) {
 		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
 	if err := r.mayTunnel(l); err != nil {

@@ -110,7 +110,7 @@ func (s *Session) look() (p progress, open bool) {
 	return progress{in: in, out: out, moved: clock() - int64(time.Since(moved))}, !s.ended.Load()
 }
 
-func (s *Session) kill(why Reason) { s.carrier.Kill(why) }
+func (s *Session) kill(why Reason, _ error) { s.carrier.Kill(why) }
 
 // sessions are those that a Relay lists.
 type sessions struct {

@@ -4,16 +4,19 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/quic-go/quic-go"
 
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 	"culvert.dev/udp"
@@ -225,4 +228,98 @@ func TestHandshakeTakesNoLonger(t *testing.T) {
 	if st := s.server.Stats(); st.Dropped != 0 {
 		t.Errorf("%d datagrams were dropped", st.Dropped)
 	}
+}
+
+// An honest client's handshake takes no more than a second while another address,
+// with hundreds of sessions begun by one and the same client id, sends thousands of
+// datagrams a second which look as if they belonged to one of those, or begin
+// another and can't be decrypted.
+func TestHandshakesDuringAFlood(t *testing.T) {
+	const sessions, perSecond, handshakes, tries, between = 300, 3000, 5, 3, 600
+	s := newSite(t, nil)
+	attacker, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 9)}, net.UDPAddrFromAddrPort(s.gateway))
+	must(t, err)
+	defer attacker.Close()
+	for range sessions {
+		for _, b := range s.hello(t) {
+			_, err := attacker.Write(b)
+			must(t, err)
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var sent atomic.Int64
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		const often = 10 * time.Millisecond
+		tick := time.NewTicker(often)
+		defer tick.Stop()
+		rnd := rand.New(rand.NewPCG(1, 2))
+		b := make([]byte, 1200)
+		for ctx.Err() == nil {
+			<-tick.C
+			for range perSecond * int(often) / int(time.Second) {
+				for i := range b {
+					b[i] = byte(rnd.Uint32())
+				}
+				// An id of its own and no client id, as the sessions have none; then
+				// an Initial without a token, or a handshake's packet; its length.
+				copy(b, []byte{0xe3, 0, 0, 0, 1, 8})
+				copy(b[14:], []byte{0, 0x44, 0x90})
+				if sent.Load()%2 == 0 {
+					b[0] = 0xc3
+					copy(b[15:], []byte{0, 0x44, 0x90})
+				}
+				_, _ = attacker.Write(b)
+				sent.Add(1)
+			}
+		}
+	})
+	defer wg.Wait()
+	defer stop()
+	for i := range handshakes {
+		testnet.Eventually(t, 30*time.Second, func() bool { return sent.Load() >= int64((i+1)*between) }, "the flood is under way")
+		var took time.Duration
+		for range tries { // on a machine that has other things to do
+			one, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			took, err = s.exchange(one, s.gateway)
+			cancel()
+			if err == nil && took <= time.Second {
+				break
+			}
+		}
+		if err != nil || took > time.Second {
+			t.Errorf("an honest handshake: %v, %v, want a second at most", took, err)
+		}
+	}
+	stop()
+	wg.Wait()
+	st := s.server.Stats()
+	t.Logf("%d datagrams sent beside %d sessions, %d dropped", sent.Load(), sessions, st.Dropped)
+	if st.Dropped == 0 {
+		t.Error("none was dropped: the test tests nothing")
+	}
+}
+
+// hello returns the datagrams with which a client begins.
+func (s *site) hello(t *testing.T) (all [][]byte) {
+	t.Helper()
+	pc := socket(t)
+	defer pc.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if c, err := quic.DialAddr(ctx, pc.LocalAddr().String(), s.client, nil); err == nil {
+			_ = c.CloseWithError(0, "")
+		}
+	})
+	defer wg.Wait()
+	defer cancel()
+	_ = pc.SetReadDeadline(time.Now().Add(5 * time.Second))
+	for range 2 { // a hello has more than fits one
+		b := make([]byte, 2048)
+		n, _, err := pc.ReadFromUDP(b)
+		must(t, err)
+		all = append(all, b[:n])
+	}
+	return all
 }

@@ -22,14 +22,21 @@ import (
 // Sizes of a connection. The peer may always have connWindow bytes on their
 // way, which fills 1 Gbit/s over 100 ms (12.5 MB), whoever reads: what bounds
 // memory, and one stream's share, is the window of each stream. That begins at
-// streamWindow and doubles while its reader keeps up and the window is what
-// holds the sender, as long as all streams together have grown by no more than
-// growth.
+// streamWindow and doubles while its reader keeps up and the window is what holds
+// the sender, as long as all streams together have grown by no more than growth.
+//
+// Over a path shorter than shortPath the window is restWindow from the first
+// update on, which is 32 MB/s at least, and only that of a stream which has moved
+// provenLong grows: until then, the kernel may have taken it all for a service
+// that does not read.
 const (
 	connWindow   = 16 << 20
 	streamWindow = 64 << 10
+	restWindow   = 32 << 10
 	maxWindow    = 16 << 20
 	growth       = 16 << 20
+	shortPath    = time.Millisecond
+	provenLong   = 4 << 20
 
 	// holdLittle is what a stream may have unread whatever the memory is like.
 	holdLittle = 2 << 10
@@ -453,6 +460,7 @@ func (c *conn) took(s *Stream, n int) {
 	}
 	s.unacked += n
 	s.taken += n
+	s.moved += int64(n)
 	step := s.window / 2
 	if s.window > 1<<20 {
 		step = s.window / 8 // or a path that half a window fills would wait for the other half
@@ -470,16 +478,24 @@ func (c *conn) took(s *Stream, n int) {
 		if rtt == 0 {
 			rtt = unknownRTT
 		}
-		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) &&
+		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) && (rtt >= shortPath || s.moved >= provenLong) &&
 			s.window < maxWindow && c.grown+s.window <= growth && !c.holding.Scarce()
 		s.taken, s.kept, s.began = 0, false, now
-		if grows {
+		switch {
+		case grows:
 			c.grown += s.window
 			more += s.window
 			s.window *= 2
+		case rtt < shortPath && s.moved <= streamWindow && more >= streamWindow-restWindow: // the first update
+			c.grown -= streamWindow - restWindow
+			more -= streamWindow - restWindow
+			s.window = restWindow
 		}
 	}
 	s.unacked = 0
+	if more == 0 {
+		return
+	}
 	s.credit += more
 	_ = c.fw.WriteWindowUpdate(s.id, uint32(more))
 	c.work.Signal()

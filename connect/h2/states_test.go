@@ -528,8 +528,8 @@ func (m *machine) check() {
 		grown := 0
 		for _, s := range c.streams {
 			grown += s.window - streamWindow
-			if !s.ended && !s.closed && s.sink == nil && s.credit+s.unacked+s.in.size != s.window {
-				m.t.Errorf("stream %d: credit of %d, %d unread and %d not told of make no window of %d", s.id, s.credit, s.in.size, s.unacked, s.window)
+			if !s.ended && !s.closed && s.sink == nil && s.credit+s.unacked+s.lent+s.in.size != s.window {
+				m.t.Errorf("stream %d: credit of %d, %d unread and %d not told of make no window of %d", s.id, s.credit, s.in.size, s.unacked+s.lent, s.window)
 			}
 			if len(s.pending) > 0 && s.allowed > 0 && c.allowed > 0 && !paused && c.err == nil {
 				m.t.Errorf("stream %d has %d bytes to send, and windows of %d and %d, and does not", s.id, len(s.pending), s.allowed, c.allowed)

@@ -33,6 +33,8 @@ type Stream struct {
 	credit   int   // bytes of it that the peer may still send
 	unacked  int   // bytes read here that the peer was not told of
 	taken    int   // bytes read here since began
+	lent     int   // bytes of the last Read: while its reader does not come for more, it has them still
+	moved    int64 // bytes read here in all
 	began    int64 // when taken was 0 last, nanoseconds of clock
 	readErr  error // what follows the last byte of in
 
@@ -67,6 +69,7 @@ var (
 	_ tunnel.Stream  = (*Stream)(nil)
 	_ tunnel.Aborter = (*Stream)(nil)
 	_ tunnel.Waker   = (*Stream)(nil)
+	_ tunnel.Holder  = (*Stream)(nil)
 	_ tunnel.Sharer  = (*Stream)(nil)
 )
 
@@ -98,6 +101,7 @@ func (e *ResetError) Unwrap() []error {
 func (s *Stream) Read(p []byte) (int, error) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
+	s.returned()
 	for {
 		switch {
 		case s.closed:
@@ -109,7 +113,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 		case s.in.size > 0:
 			n := s.c.hand(s, p)
 			s.kept = s.kept || s.in.size <= s.window/4
-			s.c.took(s, n)
+			s.lent = n
 			return n, nil
 		case s.readErr != nil:
 			return 0, s.readErr
@@ -118,14 +122,32 @@ func (s *Stream) Read(p []byte) (int, error) {
 	}
 }
 
+// returned notes that whoever reads has come for more, and so has passed on what
+// it had read: only then may the peer send as much again, or what it sends would
+// be kept twice for a reader that is stuck. The caller holds c.mu.
+func (s *Stream) returned() {
+	if n := s.lent; n > 0 && !s.closed {
+		s.lent = 0
+		s.c.took(s, n)
+	}
+}
+
 // Shared implements tunnel.Sharer: a stream has no descriptor, and the one of
 // its connection is counted by who dialed that.
 func (s *Stream) Shared() bool { return true }
+
+// Held implements tunnel.Holder.
+func (s *Stream) Held() int {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.in.held
+}
 
 // WakeRead implements tunnel.Waker.
 func (s *Stream) WakeRead(wake func()) (ready bool) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
+	s.returned()
 	if s.closed || s.readLimit.over() || s.in.size > 0 || s.readErr != nil {
 		return true
 	}

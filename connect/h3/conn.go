@@ -23,9 +23,9 @@ import (
 // may have all hold streamWindow there, and those that grew and then stalled
 // what they grew to.
 const (
-	streamWindow = 64 << 10
+	streamWindow = 32 << 10
 	maxStream    = 12 << 20
-	connWindow   = 8 << 20
+	connWindow   = 4 << 20
 	maxWindow    = 48 << 20
 
 	maxSection  = 32 << 10 // a header list, encoded

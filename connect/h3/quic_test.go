@@ -386,26 +386,29 @@ func TestWindowsGrowWithUse(t *testing.T) {
 	t.Logf("a window of %d KiB", n>>10)
 }
 
-// TestGrowthIsBounded: all connections together grow by no more than Grow, by
-// nothing while memory is short, and what ends gives its part back.
+// TestGrowthIsBounded: all connections together grow by no more than Grow and what
+// the Budget has for bytes that are not read, by nothing while memory is short, and
+// what ends gives its part back.
 func TestGrowthIsBounded(t *testing.T) {
-	b := new(tunnel.Budget)
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Grow: 10 << 20, Budget: b})
-	r := rawClient(t, g.addr)
-	r.request(connectSvc...).answer()
-	g.srv.mu.Lock()
-	var qc *quic.Conn
-	for qc = range g.srv.conns {
-	}
-	g.srv.mu.Unlock()
-	if !g.srv.mayGrow(qc, 6<<20) || g.srv.mayGrow(qc, 6<<20) || !g.srv.mayGrow(qc, 4<<20) {
-		t.Error("of 10 MiB, 6 and 4 may be had, and 6 and 6 not")
-	}
-	_ = r.qc.CloseWithError(0, "")
-	testnet.Eventually(t, patience, func() bool { g.srv.mu.Lock(); defer g.srv.mu.Unlock(); return g.srv.grown == 0 }, "the room is given back")
-	b.Press(tunnel.Short)
-	if g.srv.mayGrow(qc, 1) {
-		t.Error("a window grew while memory is short")
+	for _, limit := range []struct{ grow, backlogs int64 }{{10 << 20, 0}, {0, 10 << 20}} {
+		b := &tunnel.Budget{Limit: 1000, Backlogs: limit.backlogs}
+		g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Grow: limit.grow, Budget: b})
+		r := rawClient(t, g.addr)
+		r.request(connectSvc...).answer()
+		g.srv.mu.Lock()
+		var qc *quic.Conn
+		for qc = range g.srv.conns {
+		}
+		g.srv.mu.Unlock()
+		if !g.srv.mayGrow(qc, 6<<20) || g.srv.mayGrow(qc, 6<<20) || !g.srv.mayGrow(qc, 4<<20) {
+			t.Error("of 10 MiB, 6 and 4 may be had, and 6 and 6 not")
+		}
+		_ = r.qc.CloseWithError(0, "")
+		testnet.Eventually(t, patience, func() bool { g.srv.mu.Lock(); defer g.srv.mu.Unlock(); return g.srv.grown == 0 }, "the room is given back")
+		b.Press(tunnel.Short)
+		if g.srv.mayGrow(qc, 1) {
+			t.Error("a window grew while memory is short")
+		}
 	}
 	if maxStream < 12_500_000 {
 		t.Errorf("a window of %d bytes does not fill 1 Gbit/s over 100 ms", maxStream)

@@ -67,7 +67,8 @@ type Server struct {
 	Limits tunnel.Limits
 
 	// Grow is by how many bytes the windows of all connections together may
-	// grow beyond what each begins with; 0 means 256 MiB.
+	// grow beyond what each begins with; 0 means 256 MiB. They do not grow by more
+	// than the Budget's Backlogs, nor while memory is short.
 	Grow int64
 
 	Budget  *tunnel.Budget        // how short memory is, and what clients hold; nil means a Server by itself
@@ -290,6 +291,9 @@ func (s *Server) mayGrow(qc *quic.Conn, n uint64) (may bool) {
 	most := s.Grow
 	if most == 0 {
 		most = 256 << 20
+	}
+	if b := s.Budget; b != nil && b.Backlogs > 0 {
+		most = min(most, b.Backlogs)
 	}
 	if s.grown+int64(n) > most || s.Budget.Pressure() != tunnel.Calm {
 		return false

@@ -116,12 +116,30 @@ func (s *Stream) Broken() error {
 	defer s.writing.Unlock()
 	if ctx := s.qs.Context(); !s.finished && ctx.Err() != nil {
 		err := s.translate(context.Cause(ctx))
-		if re, ok := errors.AsType[*ResetError](err); ok && re.Err == nil && re.Code == RequestCancelled {
+		if re, ok := errors.AsType[*ResetError](err); ok && re.Err == nil && re.Code == RequestCancelled && !s.isReset() {
 			return net.ErrClosed
 		}
 		return err
 	}
 	return nil
+}
+
+// isReset reports whether the peer, which wants no more of the stream, has reset
+// its own direction as well, or the connection has ended. It is false while
+// somebody reads, who finds out.
+func (s *Stream) isReset() bool {
+	if !s.reading.TryLock() {
+		return false
+	}
+	defer s.reading.Unlock()
+	if s.c != nil && s.c.qc != nil && s.c.qc.Context().Err() != nil {
+		return true
+	}
+	_ = s.qs.SetReadDeadline(time.Unix(1, 0)) // or it would wait for a byte
+	_, err := s.qs.Peek(make([]byte, 1))
+	_ = s.qs.SetReadDeadline(time.Time{})
+	_, reset := errors.AsType[*quic.StreamError](err)
+	return reset
 }
 
 // Read implements net.Conn. After an orderly end it returns io.EOF, after a

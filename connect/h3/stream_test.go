@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -193,6 +194,39 @@ func TestDeadlineInsideOfASkippedFrame(t *testing.T) {
 		}
 		if string(got) != "hello" {
 			t.Errorf("in pieces of %d: got %q, want hello", size, got)
+		}
+	}
+}
+
+// TestBrokenTellsAnAbortFromAClose: a Relay that does not read hears of a peer that
+// has aborted its stream, and goes on to deliver what one has sent that has closed it.
+func TestBrokenTellsAnAbortFromAClose(t *testing.T) {
+	makePipe := pipes(t, &Server{})
+	for _, abort := range []bool{true, false} {
+		a, b, stop, err := makePipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stop()
+		near, far := a.(*Stream), b.(*Stream)
+		if _, err := near.Write([]byte("sent before")); err != nil {
+			t.Fatal(err)
+		}
+		if err := far.Broken(); err != nil {
+			t.Errorf("a stream that stands: %v", err)
+		}
+		if abort {
+			_ = near.Abort()
+			testnet.Eventually(t, patience, func() bool { return errors.Is(far.Broken(), syscall.ECONNRESET) }, "the abort is told")
+			continue
+		}
+		_ = near.Close()
+		testnet.Eventually(t, patience, func() bool { return far.Broken() != nil }, "the close is told")
+		if err := far.Broken(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("a peer that has closed: %v", err)
+		}
+		if got, err := io.ReadAll(far); err != nil || string(got) != "sent before" {
+			t.Errorf("what it sent: %q, %v", got, err)
 		}
 	}
 }

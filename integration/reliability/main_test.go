@@ -4,6 +4,7 @@ package reliability
 
 import (
 	"bufio"
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -45,6 +46,9 @@ var idleOnward = flag.Int("idle-onward", 2000, "idle tunnels to hold that go on 
 
 // shortTunnels is how many TestShortTunnelsLeaveNothing opens and ends.
 var shortTunnels = flag.Int("short-tunnels", 20_000, "short tunnels to open and end")
+
+// muteTunnels is how many TestMuteTunnelsInASmallCgroup opens by each carrier.
+var muteTunnels = flag.Int("mute", 300, "tunnels to write into by each carrier, whose service does not read")
 
 // roleVar makes the test binary a backend process instead of running tests.
 const roleVar = "CULVERT_RELIABILITY_ROLE"
@@ -99,8 +103,20 @@ func play(role string) int {
 		"discard": func(c plain) { _, _ = io.Copy(io.Discard, c) },
 		"flood":   flood,
 		"deaf":    func(plain) { select {} }, // until its process ends
+		"mute":    func(plain) { select {} },
 	}[role]
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	var lc net.ListenConfig
+	if role == "mute" {
+		// Loopback's own segments would let each sender queue megabytes in the
+		// kernel, which has one limit for all.
+		lc.Control = func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) {
+				_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_MAXSEG, 1400)
+				_ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10)
+			})
+		}
+	}
+	ln, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil || serve == nil {
 		fmt.Fprintln(os.Stderr, "backend:", role, err)
 		return 1

@@ -14,7 +14,10 @@ import (
 	"time"
 
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
+	"culvert.dev/connect/ws"
+	gw "culvert.dev/gateway"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
@@ -209,6 +212,8 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 	for i, way := range []carrier{
 		{"connect-h2", &h2.Dialer{Proxy: g.addr, Dialer: source(1)}, false},
 		{"hbone", &hbone.Dialer{Gateway: g.ip + portHBONE, Dialer: source(2), TLS: keys, Peers: []string{"spiffe://carry.test"}}, false},
+		{overHTTP2, gw.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + g.ip + portTLS, Dialer: source(3), TLS: keys}), false},
+		{"connect-h3", &h3.Dialer{Proxy: g.ip + portTLS, TLS: keys}, false},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			defer way.dialer.(io.Closer).Close()
@@ -245,7 +250,7 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 		})
 	}
 	t.Run("after an answer", func(t *testing.T) {
-		d := &h2.Dialer{Proxy: g.addr, Dialer: source(3)}
+		d := &h2.Dialer{Proxy: g.addr, Dialer: source(9)}
 		defer d.Close()
 		crowd(t, 2*most, 8, func(int) error {
 			c, err := d.DialContext(t.Context(), "tcp", "echo.test:443")

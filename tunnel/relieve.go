@@ -1,0 +1,168 @@
+package tunnel
+
+import (
+	"cmp"
+	"container/heap"
+	"net"
+	"slices"
+	"time"
+)
+
+// A Holder is a stream that keeps bytes which have come and were not read. The
+// Relay asks it when it looks for memory to free. Held may be called at any time.
+type Holder interface {
+	Held() int // bytes of memory
+}
+
+// A heldTunnel is a tunnel with the bytes that it keeps because a side does not
+// take them.
+type heldTunnel struct {
+	listed
+	held  int64
+	quiet bool // nothing has moved for a moment
+}
+
+const (
+	// leastHeld is what a tunnel keeps at least that is ended to free memory, and
+	// quietAfter is how long one has moved nothing that is ended before others.
+	leastHeld  = 2 << 10
+	quietAfter = time.Second
+)
+
+// Relieved is what Relay.Relieve has done.
+type Relieved struct {
+	Ended  int   // tunnels
+	Freed  int64 // bytes that they kept
+	Client string
+}
+
+// Relieve is for memory that is full: it ends tunnels that keep bytes because a
+// side does not take them, until about n bytes are free. They are tunnels of the
+// client that keeps most, whatever carries them, as long as it does: first those
+// that move nothing, and of these the ones that keep most. Tunnels that keep next
+// to nothing stand.
+//
+// kernel says that what the kernel keeps for the sockets counts, too.
+func (r *Relay) Relieve(n int64, kernel bool) (did Relieved) {
+	clients := r.hoards(kernel)
+	for did.Freed < n && len(clients) > 0 {
+		h := clients[0]
+		t := h.tunnels[0]
+		if did.Ended == 0 {
+			did.Client = h.name
+		}
+		did.Ended++
+		did.Freed += t.held
+		t.kill(Overload, Refusef(Overload, "memory is full, and the tunnel kept %d bytes that were not taken", t.held))
+		h.held -= t.held
+		if h.tunnels = h.tunnels[1:]; len(h.tunnels) == 0 {
+			heap.Pop(&clients)
+		} else {
+			heap.Fix(&clients, 0)
+		}
+	}
+	return did
+}
+
+// A hoard is what the tunnels of one client keep.
+type hoard struct {
+	name    string
+	held    int64
+	tunnels []heldTunnel
+}
+
+// hoards are a heap with the largest first.
+type hoards []*hoard
+
+func (h hoards) Len() int           { return len(h) }
+func (h hoards) Less(i, j int) bool { return h[i].held > h[j].held }
+func (h hoards) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *hoards) Push(x any)        { *h = append(*h, x.(*hoard)) }
+func (h *hoards) Pop() any {
+	old := *h
+	last := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return last
+}
+
+// hoards returns what clients keep, each with its tunnels in the order in which
+// they are to be ended.
+func (r *Relay) hoards(kernel bool) hoards {
+	by := make(map[any]*hoard)
+	for _, t := range append(r.kernel.held(r, kernel), r.copies.held(kernel)...) {
+		if t.held < leastHeld {
+			continue
+		}
+		key, name := t.about().keeper(t.listed)
+		h := by[key]
+		if h == nil {
+			h = &hoard{name: name}
+			by[key] = h
+		}
+		h.held += t.held
+		h.tunnels = append(h.tunnels, t)
+	}
+	all := make(hoards, 0, len(by))
+	for _, h := range by {
+		slices.SortFunc(h.tunnels, func(a, b heldTunnel) int {
+			if a.quiet != b.quiet {
+				if a.quiet {
+					return -1
+				}
+				return 1
+			}
+			return cmp.Compare(b.held, a.held)
+		})
+		all = append(all, h)
+	}
+	heap.Init(&all)
+	return all
+}
+
+// keeper returns whose account a tunnel's bytes are charged to: that of its client
+// or the client's /48. Behind a proxy in front, which stands for many clients, and
+// without a client each tunnel is by itself.
+func (rec *record) keeper(t listed) (key any, name string) {
+	c := rec.lease.client
+	switch {
+	case c == nil:
+		return t, ""
+	case rec.lease.exempt:
+		return t, c.name
+	case c.site != nil:
+		c = c.site
+	}
+	return c, c.name
+}
+
+// held returns what each tunnel keeps: what a pump has read and its other side has
+// not taken, and what the streams keep.
+func (r *copyRelay) held(kernel bool) []heldTunnel {
+	now := clock()
+	r.mu.Lock()
+	all := make([]heldTunnel, 0, len(r.tunnels))
+	for ct := range r.tunnels {
+		all = append(all, heldTunnel{listed: ct, quiet: now-ct.moved.Load() >= int64(quietAfter)})
+	}
+	r.mu.Unlock()
+	for i := range all {
+		ct := all[i].listed.(*copyTunnel)
+		for j := range ct.pumps {
+			all[i].held += ct.pumps[j].kept.Load() + keptBelow(ct.pumps[j].src, kernel)
+		}
+	}
+	return all
+}
+
+// keptBelow returns what a stream keeps, and with kernel what the kernel does
+// where it is a socket.
+func keptBelow(c net.Conn, kernel bool) (n int64) {
+	below := below(c)
+	if h, ok := below.(Holder); ok {
+		_ = guard(func() error { n = int64(h.Held()); return nil })
+	}
+	if kernel && isSocket(below) {
+		n += socketKeeps(below)
+	}
+	return n
+}
