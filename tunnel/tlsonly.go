@@ -54,7 +54,10 @@ func beginsTLS(ctx context.Context, client net.Conn) (first []byte, err error) {
 	if err := client.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return nil, left(err)
 	}
-	stop := context.AfterFunc(ctx, func() { _ = client.SetReadDeadline(time.Now()) })
+	stop := context.AfterFunc(ctx, func() {
+		defer func() { _ = recover() }() // a carrier's: the read ends by its own deadline then
+		_ = client.SetReadDeadline(time.Now())
+	})
 	defer stop()
 	drained := func() error {
 		return &Error{Reason: Drain, Err: fmt.Errorf("the client had not begun TLS: %w", context.Cause(ctx))}
