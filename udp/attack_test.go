@@ -135,6 +135,11 @@ func TestRoomIsShared(t *testing.T) {
 		}
 		return k, s.dropped.Load() == before
 	}
+	if k, all := hold(&tunnel.Client{}, maxWaiting/len(full)+1); all || k.size != maxWaiting {
+		t.Errorf("one session has %d bytes, limit %d", k.size, maxWaiting)
+	} else {
+		k.release()
+	}
 	var held []*session
 	fill := func(src *tunnel.Client) {
 		for range 2 * maxAllWaiting / maxWaiting {
