@@ -151,7 +151,7 @@ func muteWays(t *testing.T, far *gateway, keys *tls.Config) (ways []carrier) {
 // gateway's memory, whatever carries it: no more than 64 KiB of bytes, and beside
 // them what the process has to have for it and has not given back.
 func TestMuteTunnelsHoldLittle(t *testing.T) {
-	const n, most = 200, 128 << 10
+	const n, most = 200, 192 << 10
 	ca, keys := newCA(t)
 	mute := startBackend(t, "mute")
 	for i := range muteWays(t, everyWay(t, ca, "127.1.0.0/16", onlyService), keys) {
