@@ -486,7 +486,7 @@ func (c *conn) took(s *Stream, n int) {
 			c.grown += s.window
 			more += s.window
 			s.window *= 2
-		case rtt < shortPath && s.moved <= streamWindow && more >= streamWindow-restWindow: // the first update
+		case rtt < shortPath && s.window == streamWindow && s.moved <= streamWindow && more >= streamWindow-restWindow: // the first update
 			c.grown -= streamWindow - restWindow
 			more -= streamWindow - restWindow
 			s.window = restWindow

@@ -281,3 +281,18 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 		t.Errorf("a window of %d bytes after %d, noted are %d, want it to have grown", s.window, s.moved, c.grown)
 	}
 }
+
+// TestWindowShrinksOnce: over a short path a stream that reads its first window in
+// halves has all of the smaller one after that.
+func TestWindowShrinksOnce(t *testing.T) {
+	c := newConn(nil, &client{d: &Dialer{}}, true)
+	c.rtt = shortPath / 10
+	s := c.newStream(1)
+	s.credit = 0
+	for range 2 {
+		c.took(s, streamWindow/2)
+	}
+	if s.window != restWindow || s.credit != restWindow || c.grown != restWindow-streamWindow {
+		t.Errorf("a window of %d bytes with a credit of %d, want %d of both", s.window, s.credit, restWindow)
+	}
+}
