@@ -209,7 +209,7 @@ func (a *Admin) registry(w http.ResponseWriter, r *http.Request) {
 		}
 		line.Reset()
 		if err := json.NewEncoder(&line).Encode(v); err != nil {
-			a.log().Error("admin: encode an answer", "err", err)
+			a.log().Error("cannot encode the response", "err", err)
 			return
 		}
 		if _, err := out.Write(asciiJSON(line.Bytes())); err != nil {
@@ -225,7 +225,7 @@ func (a *Admin) json(w http.ResponseWriter, v any) {
 	enc := json.NewEncoder(&b)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
-		a.log().Error("admin: encode an answer", "err", err)
+		a.log().Error("cannot encode the response", "err", err)
 		text(w, http.StatusInternalServerError, "the answer can't be encoded; the log says why")
 		return
 	}

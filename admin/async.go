@@ -203,7 +203,7 @@ func (o *output) notice() {
 	if o.json {
 		h = slog.NewJSONHandler(&b, nil)
 	}
-	slog.New(h).Warn("log lines dropped: the log was not read, or could not be written", "dropped", o.gap)
+	slog.New(h).Warn("log lines dropped: the log is not read, or cannot be written", "dropped", o.gap)
 	if o.put(b.Bytes()); !o.down {
 		o.gap = 0
 	}

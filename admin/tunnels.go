@@ -158,7 +158,7 @@ func (a *Admin) end(r *http.Request, f *TunnelFilter) []uint64 {
 		closed = append(closed, l.ID)
 		return true
 	})
-	a.log().Info("an operator closed tunnels", "asked", clean(r.URL.RequestURI(), maxError), "by", caller(r), "tunnels", len(closed))
+	a.log().Info("tunnels closed by an operator", "asked", clean(r.URL.RequestURI(), maxError), "by", caller(r), "tunnels", len(closed))
 	return closed
 }
 

@@ -189,7 +189,7 @@ func TestAClosedTunnelIsLogged(t *testing.T) {
 	ask(a, "DELETE", "/tunnels?service=a&peer=al%0Aice%1b", bySocket)
 	ask(a, "DELETE", "/tunnels/2", bySocket)
 	got := out.String()
-	for _, want := range []string{`msg="an operator closed tunnels" asked="/tunnels?service=a&peer=al%0Aice%1b" by="the socket" tunnels=0`, `asked=/tunnels/2 by="the socket" tunnels=1`} {
+	for _, want := range []string{`msg="tunnels closed by an operator" asked="/tunnels?service=a&peer=al%0Aice%1b" by="the socket" tunnels=0`, `asked=/tunnels/2 by="the socket" tunnels=1`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the log lacks %q: %s", want, got)
 		}

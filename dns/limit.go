@@ -150,7 +150,7 @@ func (c *complaints) add(log *slog.Logger, r *Result, now time.Time) {
 	}
 	c.mu.Unlock()
 	if due {
-		log.Info("dns: not answered", "reason", string(r.Reason), "count", count, "transport", string(r.Transport),
+		log.Info("query not answered", "reason", string(r.Reason), "count", count, "transport", string(r.Transport),
 			"from", network(r.From.Addr()).String(), "view", r.View, "type", r.Type.String(), "rcode", r.Rcode)
 	}
 }

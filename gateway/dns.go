@@ -181,7 +181,7 @@ func observeDNS(ctx context.Context, m *metrics.DNS, log *slog.Logger) func(*dns
 	return func(r *dns.Result) {
 		m.Observe(metrics.Question{Transport: string(r.Transport), View: r.View, Rcode: r.Code(), Source: string(r.Source)}, r.Took)
 		if r.Reason != "" && log.Enabled(ctx, slog.LevelDebug) {
-			log.Debug("dns: question", "reason", string(r.Reason), "rcode", r.Code(), "transport", string(r.Transport),
+			log.Debug("DNS query", "reason", string(r.Reason), "rcode", r.Code(), "transport", string(r.Transport),
 				"from", r.From.String(), "view", r.View, "type", r.Type.String(), "took", r.Took)
 		}
 	}

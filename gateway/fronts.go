@@ -330,11 +330,11 @@ func (f *fronts) tell(opened, closed int, names []string, errs map[string]error)
 	f.said.tell(len(names),
 		func(i int) (string, error) { return names[i], errs[names[i]] },
 		func(i int) {
-			f.g.log.Warn("a listener that a source knows of can't be served", "listener", names[i], "err", errs[names[i]])
+			f.g.log.Warn("cannot serve a dynamic listener", "listener", names[i], "err", errs[names[i]])
 		},
-		func(n int) { f.g.log.Warn("more listeners can't be served", "listeners", n) })
+		func(n int) { f.g.log.Warn("cannot serve more dynamic listeners", "listeners", n) })
 	if opened > 0 || closed > 0 || before != len(f.said) {
-		f.g.log.Info("serving the listeners of sources", "opened", opened, "closed", closed, "open", len(f.open), "failed", len(f.said))
+		f.g.log.Info("serving dynamic listeners", "opened", opened, "closed", closed, "open", len(f.open), "failed", len(f.said))
 	}
 }
 
@@ -413,7 +413,7 @@ func (g *Gateway) serveFronts(run func(func() error)) func(context.Context, *ope
 				err = g.server.Serve(ctx, tunnel.Listener{Listener: o.stream, NameNow: o.name, Protocols: []tunnel.Protocol{o.protocol}})
 			}
 			if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-				g.log.Error("a listener is no longer served", "listener", o.name(), "err", err)
+				g.log.Error("dynamic listener closed", "listener", o.name(), "err", err)
 			}
 			return nil
 		})

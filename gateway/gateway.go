@@ -245,7 +245,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 			run(func() error {
 				err := g.server.Serve(ctx, ln)
 				if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-					g.log.Error("a service's own port is no longer served", "listener", ln.Name, "err", err)
+					g.log.Error("service port closed", "listener", ln.Name, "err", err)
 				}
 				return nil
 			})
@@ -317,7 +317,7 @@ func (g *Gateway) awaitTable(ctx context.Context) {
 	for g.registry.Table() == nil {
 		select {
 		case <-ctx.Done():
-			g.log.Warn("no source has said anything yet: every request is refused until one does")
+			g.log.Warn("no configuration loaded yet; refusing all requests")
 			return
 		case <-tick.C:
 		}
@@ -378,7 +378,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 		g.log.Info("drained")
 		return
 	}
-	g.log.Warn("aborting what is left", "tunnels", g.relay.Open(), "over", last)
+	g.log.Warn("drain timeout: aborting the remaining tunnels", "tunnels", g.relay.Open(), "over", last)
 	g.relay.Abort(ctx, tunnel.Drain, last*9/10)
 }
 

@@ -93,7 +93,7 @@ func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*s
 		return nil, err
 	}
 	if system, clash := ephemeral(p.cfg.Range); clash {
-		g.log.Warn("service ports: the system gives ports of this range to outgoing connections, so that a service may find its own taken",
+		g.log.Warn("service ports overlap the system's ephemeral ports; a service may find its port taken",
 			"range", p.cfg.Range.String(), "system", system.String(), "hint", "choose another range, or reserve it: net.ipv4.ip_local_reserved_ports")
 	}
 	return p, nil
@@ -288,11 +288,11 @@ func (p *servicePorts) tell(begun, closed int, failed []ports.Failure) {
 	p.said.tell(len(failed),
 		func(i int) (ports.Key, error) { return failed[i].Key, failed[i].Err },
 		func(i int) {
-			p.g.log.Warn("a service has no port of its own", "service", failed[i].Key.String(), "err", failed[i].Err)
+			p.g.log.Warn("service has no port", "service", failed[i].Key.String(), "err", failed[i].Err)
 		},
-		func(n int) { p.g.log.Warn("more services have no port of their own", "services", n) })
+		func(n int) { p.g.log.Warn("more services have no port", "services", n) })
 	if begun > 0 || closed > 0 || before != len(p.said) {
-		p.g.log.Info("serving the ports of services", "opened", begun, "closed", closed, "open", len(p.open), "without", len(p.said), "range", p.cfg.Range.String())
+		p.g.log.Info("serving service ports", "opened", begun, "closed", closed, "open", len(p.open), "without", len(p.said), "range", p.cfg.Range.String())
 	}
 }
 

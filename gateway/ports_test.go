@@ -195,14 +195,14 @@ func TestServicePortsHeldByOthers(t *testing.T) {
 	if got := r.registry.Table().PublishedAs(tunnel.MustParseName("a.test")); got != nil {
 		t.Errorf("the table says %v of a service whose port is held", got)
 	}
-	if log := r.log.String(); !strings.Contains(log, `msg="a service has no port of its own" service="tcp a.test"`) {
+	if log := r.log.String(); !strings.Contains(log, `msg="service has no port" service="tcp a.test"`) {
 		t.Error("the log does not say whose port is held")
 	}
 	r.change(a, b, published("c.test", greeter(t, "c")))
 	_ = second.Close()
 	testnet.Eventually(t, soon, func() bool { return r.said()["a.test:0"] == "open "+addr[strings.LastIndex(addr, ":")+1:] }, "the port is taken when it is free")
 	r.greeted(addr, "a")
-	if n := strings.Count(r.log.String(), "a service has no port of its own"); n != 1 {
+	if n := strings.Count(r.log.String(), "service has no port"); n != 1 {
 		t.Errorf("the log says %d times that a port is held", n)
 	}
 }

@@ -136,9 +136,9 @@ func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure)
 	k.said.tell(len(failed),
 		func(i int) (lacking, error) { return lacking{failed[i].Service, failed[i].Family}, failed[i].Err },
 		func(i int) {
-			k.log.Warn("a service has no address of its own", "service", failed[i].Service, "family", failed[i].Family, "err", failed[i].Err)
+			k.log.Warn("service has no virtual IP", "service", failed[i].Service, "family", failed[i].Family, "err", failed[i].Err)
 		},
-		func(n int) { k.log.Warn("more services have no address of their own", "addresses", n) })
+		func(n int) { k.log.Warn("more services have no virtual IP", "addresses", n) })
 	if slices.Equal(before, after) {
 		return
 	}
@@ -160,12 +160,12 @@ func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure)
 			given++
 		case was != a.Address:
 			if moved++; moved <= mostToSay {
-				k.log.Warn("a service has another address now: the one it had is somebody else's, or of another range", "service", a.Service, "was", was, "now", a.Address)
+				k.log.Warn("virtual IP reassigned: the old one is in use or outside the range", "service", a.Service, "was", was, "now", a.Address)
 			}
 		}
 	}
 	if given > 0 || left > 0 || moved > 0 || missing != len(k.said) {
-		k.log.Info("virtual addresses assigned", "new", given, "released", left, "changed", moved, "unassigned", len(k.said), "ranges", k.state.Ranges)
+		k.log.Info("virtual IPs assigned", "new", given, "released", left, "changed", moved, "unassigned", len(k.said), "ranges", k.state.Ranges)
 	}
 }
 

@@ -212,7 +212,7 @@ func TestVIPsExhausted(t *testing.T) {
 		t.Errorf("got %v", all)
 	}
 	want := "no address is free in 10.9.0.0/30: 2 of 2 are other services'"
-	if log := r.log.String(); !strings.Contains(log, `msg="a service has no address of its own" service=c.test family=IPv4 err="`+want) {
+	if log := r.log.String(); !strings.Contains(log, `msg="service has no virtual IP" service=c.test family=IPv4 err="`+want) {
 		t.Error("the log does not say who has no address")
 	}
 	if st := r.Status().VIPs; st.Missing != 1 || st.Services != 3 || len(st.Problems) != 1 || st.Problems[0] != "c.test has no IPv4 address: "+want {

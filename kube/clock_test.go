@@ -45,7 +45,7 @@ func TestAClockThatIsNotOurs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := strings.Count(log.String(), "the clocks of the API server and of this machine differ"); n != 1 {
+	if n := strings.Count(log.String(), "clock of the API server differs"); n != 1 {
 		t.Errorf("got %d lines, want one:\n%s", n, log.String())
 	}
 }

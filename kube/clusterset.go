@@ -108,17 +108,17 @@ func (s *clusterSet) tell(cluster string, exports map[mcs.Name]bool) {
 func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *discovery.Source) (leave func()) {
 	api, err := mcsclient.NewForConfig(cfg)
 	if err != nil {
-		k.cfg.Log.Error("kubernetes: a cluster can't be a member of the cluster set", "cluster", name, "err", err)
+		k.cfg.Log.Error("cluster cannot join the cluster set", "cluster", name, "err", err)
 		return nil
 	}
 	core, err := kubernetes.NewForConfig(client.Protobuf(cfg))
 	if err != nil {
-		k.cfg.Log.Error("kubernetes: a cluster can't be a member of the cluster set", "cluster", name, "err", err)
+		k.cfg.Log.Error("cluster cannot join the cluster set", "cluster", name, "err", err)
 		return nil
 	}
 	defs, err := client.NewDefinitions(cfg, k.cfg.Log.With("cluster", name))
 	if err != nil {
-		k.cfg.Log.Error("kubernetes: a cluster can't be a member of the cluster set", "cluster", name, "err", err)
+		k.cfg.Log.Error("cluster cannot join the cluster set", "cluster", name, "err", err)
 		return nil
 	}
 	k.set.know(name, src)

@@ -292,7 +292,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 		// Who drains does not write: that may last for hours, in which the others
 		// know better what is served, and after an upgrade what to say of it.
 		if err := k.lead(serving); err != nil {
-			k.cfg.Log.Error("kubernetes: this replica never writes what has become of objects", "err", err)
+			k.cfg.Log.Error("leader election failed; this replica will not write status", "err", err)
 		}
 	})
 	running.Go(func() { k.pulse.Keep(ctx, k.alive) })

@@ -42,7 +42,7 @@ func TestAnAPIServerThatSaysNothing(t *testing.T) {
 						t.Errorf("source %s after 25 s of silence: %v", src, u.Err)
 					}
 				}
-				for _, want := range []string{"the API server does not answer; Gateways", "discovery: out of touch"} {
+				for _, want := range []string{"API server is unreachable; serving the last known Gateways", "API server is unreachable; keeping the last snapshot"} {
 					if n := strings.Count(said.String(), want); n != 1 {
 						t.Errorf("%q is in the log %d times", want, n)
 					}

@@ -268,10 +268,10 @@ func (r *Registry) merge(log *slog.Logger, known map[key]Snapshot) {
 	}
 	t, err := r.Mesh.Merge(snapshots...)
 	if err != nil {
-		log.Warn("registry: sources disagree", "err", err)
+		log.Warn("ignored conflicting definitions", "err", err)
 	}
 	t = r.Swap(t)
-	log.Info("registry: table changed", "generation", t.Generation(), "services", t.Len())
+	log.Info("routing table changed", "generation", t.Generation(), "services", t.Len())
 }
 
 // A message is what a source has to say: an update, or nil where its run ended,
@@ -313,7 +313,7 @@ func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news ch
 		if err == nil {
 			return
 		}
-		log.Error("registry: a source failed; what it said last stays in force", "source", fmt.Sprintf("%T", src), "err", err, "again", pause)
+		log.Error("source failed; keeping its last snapshot", "source", fmt.Sprintf("%T", src), "err", err, "again", pause)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

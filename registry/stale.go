@@ -72,7 +72,7 @@ func (f *freshness) hear(log *slog.Logger, m *message) {
 	for _, k := range []key{k, {source: m.source}} {
 		if l, ok := f.lost[k]; ok {
 			delete(f.lost, k)
-			log.Info("registry: a source is back", "source", l.source, "after", time.Since(l.since).Round(time.Millisecond))
+			log.Info("source recovered", "source", l.source, "after", time.Since(l.since).Round(time.Millisecond))
 		}
 	}
 }
@@ -82,10 +82,10 @@ func (f *freshness) remind(log *slog.Logger) {
 	defer f.mu.Unlock()
 	for _, l := range f.lost {
 		if errors.Is(l.err, ErrMistaken) {
-			log.Warn("registry: a source has mistakes; what it said before stays in force", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
+			log.Warn("source has errors; keeping its last snapshot", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
 			continue
 		}
-		log.Warn("registry: a source is lost; what it said last stays in force", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
+		log.Warn("source is still failing; keeping its last snapshot", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
 	}
 }
 

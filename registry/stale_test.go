@@ -62,7 +62,7 @@ func TestStaleBeatsPartial(t *testing.T) {
 		want("west", 200*time.Millisecond, "it went dark", 1)
 		say(Update{Source: "west", Err: errors.New("it is dark still")})
 		want("west", 400*time.Millisecond, "it is dark still", 1)
-		if strings.Contains(log.String(), "a source is lost") {
+		if strings.Contains(log.String(), "source is still failing") {
 			t.Errorf("the log has a reminder before 10 minutes:\n%s", log.String())
 		}
 		time.Sleep(time.Hour)
@@ -70,14 +70,14 @@ func TestStaleBeatsPartial(t *testing.T) {
 		if _, err := r.Resolve(t.Context(), byName("a.test", 443, 443)); err != nil {
 			t.Errorf("the table is an hour old: %v", err)
 		}
-		if n := strings.Count(log.String(), `msg="registry: a source is lost; what it said last stays in force" source=west`); n != 6 {
+		if n := strings.Count(log.String(), `msg="source is still failing; keeping its last snapshot" source=west`); n != 6 {
 			t.Errorf("%d reminders in an hour, want 6:\n%s", n, log.String())
 		}
 
 		// The same again is no new table, and what differs is one.
 		say(west)
 		want("", 0, "", 1)
-		if n := strings.Count(log.String(), `msg="registry: a source is back" source=west after=1h0m`); n != 1 {
+		if n := strings.Count(log.String(), `msg="source recovered" source=west after=1h0m`); n != 1 {
 			t.Errorf("it was said %d times that it is back, want once:\n%s", n, log.String())
 		}
 		say(Update{Source: "west", Snapshot: Snapshot{Services: []*Service{service(t, "a.test")}}})

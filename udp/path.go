@@ -125,7 +125,7 @@ func (k *session) follow(p *path) {
 		p.refused = true
 		p.release()
 		s.mu.Unlock()
-		s.log().Info("a client moved and is not followed", "proto", req.Proto, "target", req.Target(), "from", k.req.Source, "to", p.client.addr, "reason", string(tunnel.ReasonOf(err)), "err", err)
+		s.log().Info("rejected a client migration", "proto", req.Proto, "target", req.Target(), "from", k.req.Source, "to", p.client.addr, "reason", string(tunnel.ReasonOf(err)), "err", err)
 		return
 	}
 	var sock *socket
@@ -151,7 +151,7 @@ func (k *session) follow(p *path) {
 	if err != nil {
 		k.lost(err)
 	}
-	s.log().Debug("a client moved", "proto", req.Proto, "target", req.Target(), "from", k.req.Source, "to", p.client.addr)
+	s.log().Debug("client migrated", "proto", req.Proto, "target", req.Target(), "from", k.req.Source, "to", p.client.addr)
 	k.pump(p, sock)
 }
 

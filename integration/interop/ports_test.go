@@ -288,7 +288,7 @@ func TestPortTakenByAnotherProcess(t *testing.T) {
 		t.Errorf("b is at %s, and was at %s", got, other)
 	}
 	g.line(t, "logged whose port is taken", func(l line) bool {
-		return l.Msg == "a service has no port of its own" && l.Service == "tcp a.example.test" && strings.Contains(l.Err, "address already in use")
+		return l.Msg == "service has no port" && l.Service == "tcp a.example.test" && strings.Contains(l.Err, "address already in use")
 	})
 	thief.signal(syscall.SIGKILL)
 	thief.awaitEnd(t)

@@ -63,11 +63,11 @@ func (c *Clock) see(date, asked, answered time.Time, host string) {
 		if skew < 0 {
 			which = "behind"
 		}
-		c.Log.Warn("kubernetes: the clocks of the API server and of this machine differ: certificates and tokens may be taken for not valid yet, or no more",
+		c.Log.Warn("clock of the API server differs: valid certificates and tokens may be refused",
 			"server", host, "its", which, "by", skew.Abs().Round(time.Second).String())
 	case skew.Abs() <= goodSkew && c.differs:
 		c.differs = false
-		c.Log.Info("kubernetes: the clocks of the API server and of this machine agree again", "server", host)
+		c.Log.Info("clock of the API server agrees again", "server", host)
 	}
 }
 

@@ -41,7 +41,7 @@ func TestClock(t *testing.T) {
 			{time.Hour, 0, true, ""},
 			{20 * time.Second, 0, true, ""}, // not good enough
 			{time.Hour, 0, true, ""},
-			{0, 0, true, "agree again"},
+			{0, 0, true, "agrees again"},
 			{-time.Hour, 0, true, `its=behind by=59m5`},
 		} {
 			log.Reset()

@@ -67,7 +67,7 @@ func (l Lease) Run(ctx context.Context, lead func(context.Context)) error {
 					if l.OnHolder != nil {
 						l.OnHolder(id)
 					}
-					l.Log.Info("kubernetes: a lease is held", "lease", l.Namespace+"/"+l.Name, "by", id, "self", id == l.Identity)
+					l.Log.Info("lease acquired", "lease", l.Namespace+"/"+l.Name, "by", id, "self", id == l.Identity)
 				},
 			},
 		})
@@ -154,7 +154,7 @@ func (h *hearing) hear(verb string, err error) {
 			}
 		}
 		if text = ""; h.said != "" {
-			h.lease.Log.Info("kubernetes: the lease may be had again", "lease", h.lease.Namespace+"/"+h.lease.Name)
+			h.lease.Log.Info("lease is accessible again", "lease", h.lease.Namespace+"/"+h.lease.Name)
 		}
 	}
 	if h.said == text {

@@ -186,7 +186,7 @@ func (f *fleet) loop(ctx context.Context, out chan<- registry.Update) error {
 			if (err != nil) != lost {
 				lost = err != nil
 				if lost {
-					f.log.Warn("discovery: the Secrets of clusters can't be seen; those that are known go on", "err", err)
+					f.log.Warn("cannot list the Secrets of clusters; keeping the known clusters", "err", err)
 				}
 				if !lost && begun || lost {
 					own = append(own, registry.Update{Source: f.source(), Err: err})
@@ -260,7 +260,7 @@ func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
 		m.stop()
 		delete(f.members, name)
 		if s == nil {
-			f.log.Info("discovery: a cluster is gone", "cluster", name)
+			f.log.Info("cluster removed", "cluster", name)
 			say = append(say, registry.Update{Source: "cluster/" + name})
 		}
 	}
@@ -269,7 +269,7 @@ func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
 			continue
 		}
 		if err := f.start(ctx, want[name]); err != nil {
-			f.log.Error("discovery: a cluster can't be had", "cluster", name, "secret", f.Namespace+"/"+want[name].name, "err", err)
+			f.log.Error("cannot connect to the cluster", "cluster", name, "secret", f.Namespace+"/"+want[name].name, "err", err)
 			say = append(say, registry.Update{Source: "cluster/" + name, Err: err})
 			f.failed[name] = true
 			continue
@@ -300,7 +300,7 @@ func (f *fleet) complain(s *secret, why error) {
 		text = why.Error()
 	}
 	if f.said.New(s.name, text) {
-		f.log.Error("discovery: a Secret with a kubeconfig is refused", "secret", f.Namespace+"/"+s.name, "cluster", clip(s.cluster), "err", text)
+		f.log.Error("refused a kubeconfig Secret", "secret", f.Namespace+"/"+s.name, "cluster", clip(s.cluster), "err", text)
 	}
 }
 
@@ -332,7 +332,7 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 	if src.Log == nil {
 		src.Log = f.log
 	}
-	f.log.Info("discovery: a cluster is there", "cluster", s.cluster, "secret", f.Namespace+"/"+s.name, "server", s.config.Host)
+	f.log.Info("cluster added", "cluster", s.cluster, "secret", f.Namespace+"/"+s.name, "server", s.config.Host)
 	ctx, cancel := context.WithCancel(ctx)
 	var ended func()
 	if f.OnCluster != nil {
@@ -363,7 +363,7 @@ func (f *fleet) keep(ctx context.Context, src *Source) {
 		if ctx.Err() != nil {
 			return
 		}
-		f.log.Error("discovery: a cluster failed; what it said last stays in force", "cluster", src.Cluster, "err", err, "again", pause)
+		f.log.Error("cluster failed; keeping its last snapshot", "cluster", src.Cluster, "err", err, "again", pause)
 		select {
 		case f.updates <- registry.Update{Source: src.name(), Err: err}:
 		case <-ctx.Done():

@@ -91,7 +91,7 @@ func (r *run) writeEvents(ctx context.Context) {
 		}
 		if err != nil && ctx.Err() == nil && !denied {
 			denied = true
-			r.log.Warn("discovery: an Event could not be written; what it says is in the log", "verb", "create", "resource", "events", "namespace", o.Namespace, "err", err)
+			r.log.Warn("cannot write an Event", "verb", "create", "resource", "events", "namespace", o.Namespace, "err", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -125,7 +125,7 @@ func TestTheLossOfTheAPIEmptiesNothing(t *testing.T) {
 		if u = list[len(list)-1]; u.Err != nil || written(u.Services[0].Endpoints) != "10.1.0.2" {
 			t.Errorf("update %v %s, want what has changed meanwhile", u.Err, listing(u.Snapshot))
 		}
-		if n := r.logged("out of touch"); n != 2 {
+		if n := r.logged("API server is unreachable"); n != 2 {
 			t.Errorf("the log says %d times that it is out of touch, want 2", n)
 		}
 	})
@@ -285,7 +285,7 @@ func TestASuddenNothingIsDoubted(t *testing.T) {
 		if u.Err != nil || len(u.Services) != 0 {
 			t.Errorf("update %v %s, want nothing", u.Err, listing(u.Snapshot))
 		}
-		if n := r.logged("suddenly there is nothing"); n == 0 || n > 100 {
+		if n := r.logged("API server returned empty lists"); n == 0 || n > 100 {
 			t.Errorf("the log says it %d times", n)
 		}
 	})

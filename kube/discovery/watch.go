@@ -304,7 +304,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 		r.say()
 		if begun && modified && ((before[0] > 0 && count[0] == 0) || (before[1] > 0 && count[1] == 0)) && why == nil {
 			if err := r.reallyEmpty(ctx, count); err != nil {
-				r.log.Warn("discovery: suddenly there is nothing; what was known stays in force until it is certain", "err", err)
+				r.log.Warn("API server returned empty lists; keeping the last snapshot until they are confirmed", "err", err)
 				time.AfterFunc(doubt, r.kick)
 				modified = false
 				why = err
@@ -314,7 +314,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 		switch {
 		case why != nil && lost == nil:
 			lost, u.Err = why, why
-			r.log.Warn("discovery: out of touch; what was known stays in force", "err", why)
+			r.log.Warn("API server is unreachable; keeping the last snapshot", "err", why)
 		case why != nil || !complete:
 			continue
 		case modified || !begun || lost != nil:
@@ -322,7 +322,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 				last, before = r.take(), count
 			}
 			if lost != nil {
-				r.log.Info("discovery: in touch again")
+				r.log.Info("API server is reachable again")
 			}
 			begun, lost = true, nil
 			u.Snapshot = last

@@ -61,7 +61,7 @@ func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) 
 		return client.Asked("get", corev1.Resource("serviceaccounts"), err)
 	}
 	if have.Labels[managedBy] != fieldManager {
-		w.log.Warn("kubernetes: a ServiceAccount that is not ours has the name of one for a Gateway; it is left alone", "name", key(want).String())
+		w.log.Warn("a ServiceAccount of another owner has the name of one for a Gateway; leaving it unchanged", "name", key(want).String())
 		return nil
 	}
 	if !owned(&have.ObjectMeta, want.OwnerReferences[0].UID) {

@@ -188,7 +188,7 @@ func (r *run) findVersion(ctx context.Context) {
 	defer cancel()
 	var err error
 	if r.version, err = r.bundle(ctx); err != nil {
-		r.log.Debug("kubernetes: the version of the CRDs is not known", "err", err)
+		r.log.Debug("unknown version of the Gateway API CRDs", "err", err)
 	}
 }
 
@@ -301,7 +301,7 @@ func (r *run) publish(ctx context.Context, next *registry.Snapshot) error {
 		r.last = next
 	}
 	if r.why != nil {
-		r.log.Info("kubernetes: it is known again what there is")
+		r.log.Info("Kubernetes state is readable again")
 	}
 	r.why = nil
 	r.stuck.Store(nil)
@@ -364,7 +364,7 @@ func (r *run) feel(ctx context.Context) {
 			}
 			lost = true
 			r.lost.Store(&loss{time.Now().UTC(), err})
-			r.log.Warn("kubernetes: the API server does not answer; Gateways are served as they were", "err", err)
+			r.log.Warn("API server is unreachable; serving the last known Gateways", "err", err)
 			if r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)}) != nil {
 				return
 			}
@@ -372,7 +372,7 @@ func (r *run) feel(ctx context.Context) {
 		if err == nil && lost {
 			lost = false
 			r.lost.Store(nil)
-			r.log.Info("kubernetes: the API server answers again")
+			r.log.Info("API server is reachable again")
 			if r.confirm(ctx) != nil {
 				return
 			}

@@ -343,7 +343,7 @@ func TestControllerLeavesAccountsOfOthersAlone(t *testing.T) {
 		if err != nil || len(a.Labels) != 0 {
 			t.Errorf("got %+v, %v, want it untouched", a, err)
 		}
-		if !strings.Contains(b.log.String(), "is left alone") {
+		if !strings.Contains(b.log.String(), "leaving it unchanged") {
 			t.Errorf("nobody hears of it:\n%s", b.log)
 		}
 	})

@@ -149,7 +149,7 @@ func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {
 			}
 			return
 		}
-		w.log.Debug("kubernetes: no event", "err", err)
+		w.log.Debug("cannot write an Event", "err", err)
 	}
 }
 

@@ -207,7 +207,7 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 		}
 	}
 	if t.unsaid > 0 && (t.more.IsZero() || now.Sub(t.more) >= tellMore) {
-		t.log.Warn("kubernetes: more is refused than the log is to have: see their conditions", "more", t.unsaid)
+		t.log.Warn("rejections suppressed in the log; see the conditions of the objects", "more", t.unsaid)
 		t.unsaid, t.more = 0, now
 	}
 }

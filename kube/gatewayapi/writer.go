@@ -178,10 +178,10 @@ func (w *writer) complain(t task, err error) {
 		return
 	}
 	if apierrors.IsConflict(err) {
-		w.log.Debug("kubernetes: somebody else writes this, too", "kind", t.resource, "name", t.name.String(), "err", err)
+		w.log.Debug("status conflict: another controller writes this object", "kind", t.resource, "name", t.name.String(), "err", err)
 		return
 	}
-	w.log.Warn("kubernetes: status is not written; it will be tried again", "kind", t.resource, "name", t.name.String(), "err", err)
+	w.log.Warn("cannot write status; retrying", "kind", t.resource, "name", t.name.String(), "err", err)
 }
 
 // forgive has complain say anew what is denied of what has worked now.

@@ -297,7 +297,7 @@ func TestObjectsOfOthersAreNotTouched(t *testing.T) {
 		w.settle()
 		want(t, "imports", strings.Join(east.imports(), "; "), "shop/lost Headless[]; shop/web Headless[]")
 		want(t, "conditions", east.conditions(web), "example.com/Audited/Yes Valid Ready !Conflict")
-		want(t, "lines of the log", strings.Count(w.log.String(), "somebody else"), 1)
+		want(t, "lines of the log", strings.Count(w.log.String(), "another owner"), 1)
 	})
 }
 

@@ -57,12 +57,12 @@ func (c *Controller) sayRefusals(set *Set) {
 					more++
 					continue
 				}
-				c.log.Warn("multi-cluster services: refused", "cluster", cluster, "object", "ServiceExport "+name.String(), "why", text)
+				c.log.Warn("ServiceExport rejected", "cluster", cluster, "object", "ServiceExport "+name.String(), "why", text)
 			}
 		}
 	}
 	if more > 0 {
-		c.log.Warn("multi-cluster services: more ServiceExports are refused: see their conditions", "more", more)
+		c.log.Warn("rejections of ServiceExports suppressed in the log; see their conditions", "more", more)
 	}
 	c.refused = now
 }
@@ -93,7 +93,7 @@ func (c *Controller) note(ctx context.Context, m *member, before, e *mcsv1.Servi
 			}
 			return
 		}
-		c.log.Debug("multi-cluster services: no event", "cluster", m.name, "err", err)
+		c.log.Debug("cannot write an Event", "cluster", m.name, "err", err)
 	}
 }
 

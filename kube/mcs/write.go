@@ -129,11 +129,11 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 		case have.DeletionTimestamp != nil: // it is made anew when it is gone
 		case have.Labels[LabelManagedBy] != ManagedBy:
 			if c.said.New(m.name+" foreign "+name.String(), "foreign") {
-				c.log.Warn("multi-cluster services: a ServiceImport of somebody else is in the way, and stays as it is", "cluster", m.name, "import", name.String())
+				c.log.Warn("a ServiceImport of another owner has this name; leaving it unchanged", "cluster", m.name, "import", name.String())
 			}
 		case c.role(m, have, &want, set) == leave:
 			if writer := have.Annotations[NoteWriter]; !reflect.DeepEqual(clusterNames(have), want.Clusters) && c.said.New(m.name+" writer "+name.String(), writer) {
-				c.log.Warn("multi-cluster services: another gateway writes a ServiceImport, of other clusters; delete it if that gateway is gone",
+				c.log.Warn("another gateway writes this ServiceImport for other clusters; delete it if that gateway is gone",
 					"cluster", m.name, "import", name.String(), "writer", writer, "clusters", clusterNames(have), "known", want.Clusters)
 			}
 		case !reflect.DeepEqual(have.Spec, want.Spec) || have.Annotations[NoteWriter] != c.writer():

@@ -244,14 +244,14 @@ func (c *Checker) judge(it *item, err error) {
 		it.inARow = 0
 		if it.verdict != down {
 			c.turn(it, down)
-			c.Log.Warn("check: an address is down", it.attrs("err", err)...)
+			c.Log.Warn("endpoint is unhealthy", it.attrs("err", err)...)
 		}
 	case it.verdict == down:
 		if it.inARow++; it.inARow < back {
 			return
 		}
 		c.turn(it, up)
-		c.Log.Info("check: an address is back", it.attrs()...)
+		c.Log.Info("endpoint is healthy again", it.attrs()...)
 	case it.verdict == unknown:
 		c.turn(it, up)
 	}

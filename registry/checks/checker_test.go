@@ -221,7 +221,7 @@ func TestDownAndBack(t *testing.T) {
 		if w.down(ap) {
 			t.Error("down after two answers in a row")
 		}
-		if d, b := w.logged("check: an address is down"), w.logged("check: an address is back"); d != 1 || b != 1 {
+		if d, b := w.logged("endpoint is unhealthy"), w.logged("endpoint is healthy again"); d != 1 || b != 1 {
 			t.Errorf("the log says %d times down and %d times back, want once each:\n%s", d, b, w.log.String())
 		}
 		// Silence: two tries have the time of one interval.

@@ -99,7 +99,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 				s.OnConfig(next)
 			} else if current != nil {
 				if parts := current.RestartNeeded(next); len(parts) > 0 {
-					w.log.Warn("configuration: needs a restart to take effect", "file", s.Path, "changed", strings.Join(parts, ", "))
+					w.log.Warn("configuration change needs a restart", "file", s.Path, "changed", strings.Join(parts, ", "))
 				}
 			}
 			current = next
@@ -143,7 +143,7 @@ func (s *Source) read(current *Config, forced bool, log *slog.Logger) (*Config, 
 		if s.OnError != nil {
 			s.OnError(err)
 		}
-		log.Error("configuration refused; the one before stays in force", "file", s.Path, "err", err)
+		log.Error("configuration refused; keeping the previous one", "file", s.Path, "err", err)
 		return nil, err
 	case next == current:
 		if forced {
@@ -227,7 +227,7 @@ func (w *watch) start() {
 	w.dirs = map[string]bool{}
 	var err error
 	if w.watcher, err = fsnotify.NewWatcher(); err != nil {
-		w.log.Warn("configuration: no notices of changes from the system, looking at the file instead", "every", poll, "err", err)
+		w.log.Warn("cannot watch the configuration file; polling it instead", "every", poll, "err", err)
 		return
 	}
 	w.events, w.errors = w.watcher.Events, w.watcher.Errors

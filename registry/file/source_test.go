@@ -226,7 +226,7 @@ func TestBadFileKeepsTheTable(t *testing.T) {
 		if !f.serves("a.test") || f.Table().Len() != 1 || f.Table().Generation() != 1 {
 			t.Errorf("bad file %d changed the table: %d services", i, f.Table().Len())
 		}
-		if !f.logged("configuration refused; the one before stays in force") {
+		if !f.logged("configuration refused; keeping the previous one") {
 			t.Error("the log does not tell of it")
 		}
 	}
@@ -244,7 +244,7 @@ func TestListenerChangesNeedARestart(t *testing.T) {
 	eventually(t, "first read", func() bool { return f.serves("a.test") })
 	replace(t, path, strings.ReplaceAll(config(1, "b.test"), ":443", ":8443")+"log: {level: debug}\n")
 	eventually(t, "second read", func() bool { return f.serves("b.test") })
-	if !f.logged(`needs a restart to take effect" file=` + path + ` changed="listeners, log"`) {
+	if !f.logged(`change needs a restart" file=` + path + ` changed="listeners, log"`) {
 		t.Errorf("no warning:\n%s", f.log.String())
 	}
 }

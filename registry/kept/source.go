@@ -210,7 +210,7 @@ func (r *run) tell(ctx context.Context, why error) error {
 	r.told = true
 	for _, name := range slices.Sorted(maps.Keys(r.old)) {
 		s := r.old[name]
-		r.log.Warn("kept: out of touch; what was kept is in force", "source", name, "of", s.at.Format(time.RFC3339), "services", len(s.Services), "listeners", len(s.Listeners), "err", why)
+		r.log.Warn("source is unavailable; using its saved snapshot", "source", name, "of", s.at.Format(time.RFC3339), "services", len(s.Services), "listeners", len(s.Listeners), "err", why)
 		if err := r.send(ctx, registry.Update{Source: name, Snapshot: s.Snapshot}); err != nil {
 			return err
 		}
@@ -243,9 +243,9 @@ func (r *run) load(ctx context.Context) {
 	case ctx.Err() != nil:
 		return
 	case err != nil:
-		r.log.Error("kept: what was kept can't be used, and is ignored", "path", r.Path, "err", err)
+		r.log.Error("ignored an unusable saved snapshot", "path", r.Path, "err", err)
 	case all != nil:
-		r.log.Debug("kept: read", "path", r.Path, "sources", len(all), "took", time.Since(begin))
+		r.log.Debug("saved snapshots loaded", "path", r.Path, "sources", len(all), "took", time.Since(begin))
 	}
 	r.loaded <- all
 }
@@ -346,7 +346,7 @@ func (r *run) save(ctx context.Context) error {
 func (r *run) say(ctx context.Context, err error) {
 	switch {
 	case err == nil && r.bad != "":
-		r.log.Info("kept: written again", "path", r.Path)
+		r.log.Info("snapshot saved again", "path", r.Path)
 		r.bad = ""
 	case err != nil && r.bad == "":
 		r.bad = err.Error()
@@ -354,7 +354,7 @@ func (r *run) say(ctx context.Context, err error) {
 		if errors.Is(err, leases.ErrHeld) {
 			level = slog.LevelWarn
 		}
-		r.log.Log(ctx, level, "kept: what there is can't be kept; a restart would begin without it, or with what is older", "path", r.Path, "err", err)
+		r.log.Log(ctx, level, "cannot save a snapshot; a restart would use an older one or none", "path", r.Path, "err", err)
 	}
 }
 

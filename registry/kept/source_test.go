@@ -306,14 +306,14 @@ func TestADiskThatFails(t *testing.T) {
 			r.src <- update("west", fmt.Sprint(i))
 			time.Sleep(debounce)
 		}
-		if n := strings.Count(r.said(), "can't be kept"); n != 1 {
+		if n := strings.Count(r.said(), "cannot save a snapshot"); n != 1 {
 			t.Errorf("it is said %d times:\n%s", n, r.said())
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(again + debounce)
-		if log := r.said(); !strings.Contains(log, "written again") {
+		if log := r.said(); !strings.Contains(log, "saved again") {
 			t.Errorf("the log says %q", log)
 		}
 		r.stop()

@@ -205,12 +205,12 @@ func onConfig(g *gateway.Gateway, cfg *gateway.Config, credentials *verifiers, l
 	var running *file.Config
 	return func(c *file.Config) {
 		if err := errors.Join(useKeys(cfg.Listeners, c), useDNSKeys(cfg.DNS, c)); err != nil {
-			log.Error("certificates", "err", err)
+			log.Error("cannot reload the certificates", "err", err)
 		}
 		g.UseCertificates(expiries(c))
 		credentials.use(c, log)
 		for _, warning := range c.Warnings {
-			log.Warn("configuration", "warning", warning.Error())
+			log.Warn("configuration warning", "warning", warning.Error())
 		}
 		if running == nil {
 			running = c
@@ -220,7 +220,7 @@ func onConfig(g *gateway.Gateway, cfg *gateway.Config, credentials *verifiers, l
 		parts := running.RestartNeeded(c)
 		g.RestartNeeded(parts)
 		if len(parts) > 0 {
-			log.Warn("the file changed where only a restart takes it up", "parts", parts)
+			log.Warn("some changes need a restart", "parts", parts)
 		}
 	}
 }

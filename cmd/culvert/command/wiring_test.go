@@ -404,7 +404,7 @@ func TestEveryCarrierAsksForCredentials(t *testing.T) {
 	testnet.Eventually(t, patience, func() bool {
 		return strings.Count(r.log.String(), "users_removed=1 users_changed=1 tokens_added=0 tokens_removed=1") == len(listenersOf)
 	}, "every listener has its credentials anew")
-	if strings.Contains(r.log.String(), "only a restart takes it up") {
+	if strings.Contains(r.log.String(), "some changes need a restart") {
 		t.Error("other credentials need a restart")
 	}
 	for _, p := range places {

@@ -181,7 +181,7 @@ func TestFaults(t *testing.T) {
 			t.Errorf("got %q, %v", got, err)
 		}
 		b.Wait(t, 30*time.Second, func(context.Context) error {
-			if log := b.culvert.Tail(40); !strings.Contains(log, "the API server does not answer; Gateways are served as they were") {
+			if log := b.culvert.Tail(40); !strings.Contains(log, "API server is unreachable; serving the last known Gateways") {
 				return errors.New("it has not been noticed")
 			}
 			return nil
