@@ -185,7 +185,10 @@ func (m *machine) serve(ctx context.Context, p *Protocol, c net.Conn) (err error
 		}
 	}()
 	_ = c.SetReadDeadline(time.Now().Add(preamble))
-	return p.ServeConn(ctx, tunnel.NewConn(c), m)
+	if err = p.ServeConn(ctx, tunnel.NewConn(c), m); err != nil {
+		_ = c.Close() // it came to no tunnel
+	}
+	return err
 }
 
 func (m *machine) start() {
