@@ -3,14 +3,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 )
@@ -67,9 +64,9 @@ func startSyslog() (addr string, stop func(), err error) {
 // milliseconds a second. It waits until the first seconds, in which keepalive is
 // set and dead peers are looked for, are over.
 func restStep(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
-	n, before, during := restTunnels, 16*time.Second, restFor
+	n, settle, during := restTunnels, 16*time.Second, restFor
 	if s.tunnels < restTunnels { // a quick run
-		n, before, during = s.tunnels, 100*time.Millisecond, 100*time.Millisecond
+		n, settle, during = s.tunnels, 100*time.Millisecond, 100*time.Millisecond
 	}
 	if p.command == nil {
 		return nil, nil
@@ -83,45 +80,52 @@ func restStep(ctx context.Context, s *suite, p *running) (map[string]float64, er
 	if _, err := s.do(ctx, fresh, job{Op: "hold", N: n}); err != nil {
 		return nil, err
 	}
-	if err := pause(ctx, before); err != nil {
+	if err := pause(ctx, settle); err != nil {
 		return nil, err
 	}
-	began, begin := scheduled(fresh.pids), time.Now()
+	before, begin := cpu(fresh.pids), time.Now()
 	if err := pause(ctx, during); err != nil {
 		return nil, err
 	}
-	used := scheduled(fresh.pids) - began
+	used := cpu(fresh.pids) - before
 	return map[string]float64{"rest": float64(used) / 1e6 / time.Since(begin).Seconds()}, nil
 }
 
-// scheduled returns the CPU time of the processes' threads, in nanoseconds: the
-// ticks of /proc/PID/stat are too coarse for what a proxy at rest takes.
-func scheduled(pids []int) (sum int64) {
-	for _, pid := range pids {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-		for _, file := range files {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				continue // a thread that has ended
-			}
-			if first := bytes.Fields(text); len(first) > 0 {
-				n, _ := strconv.ParseInt(string(first[0]), 10, 64)
-				sum += n
-			}
-		}
-	}
-	return sum
-}
+// linePairs is how often a round measures the cost of a line of the access log.
+const linePairs = 8
 
-// logLines adds what a line of the access log costs, by round: the difference
-// between the defaults and a log without it.
-func (r results) logLines() {
-	for _, n := range []string{"1", "64"} {
-		with, without := r["cpuconns"+n][usDefault], r["cpuconns"+n][us]
-		for i := range min(len(with), len(without)) {
-			r.add("line"+n, us, with[i]-without[i])
+// linesStep measures what a line of the access log costs: the difference in CPU
+// time per connection between culvert with its default settings and culvert
+// that logs errors alone. The two take turns, and which is first alternates, so
+// that what else the machine does falls on both alike.
+func linesStep(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
+	i := slices.IndexFunc(s.live, func(r *running) bool { return r.name == usDefault })
+	if i < 0 {
+		return nil, nil
+	}
+	with := s.live[i]
+	for _, n := range []int{1, 64} {
+		per := func(p *running) (float64, error) {
+			r, cpu, err := s.measure(ctx, p, job{Op: "conns", N: n})
+			return micros(cpu) / float64(r.Count), err
+		}
+		for pair := range linePairs {
+			order := []*running{with, p}
+			if pair%2 == 1 {
+				slices.Reverse(order)
+			}
+			cost := map[*running]float64{}
+			for _, r := range order {
+				v, err := per(r)
+				if err != nil {
+					return nil, err
+				}
+				cost[r] = v
+			}
+			s.results.add(fmt.Sprintf("line%d", n), us, cost[with]-cost[p])
 		}
 	}
+	return nil, nil
 }
 
 // lostLines reports a log that lost lines.

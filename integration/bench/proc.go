@@ -6,13 +6,12 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
 	"time"
 )
-
-const tick = 10 * time.Millisecond // of utime and stime, USER_HZ is 100 on Linux
 
 // family returns pid and its descendants.
 func family(pid int) []int {
@@ -44,18 +43,20 @@ func stat(pid int) []string {
 	return strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 }
 
-// cpu returns the processor time of the processes so far, user and system.
-func cpu(pids []int) time.Duration {
-	var sum time.Duration
+// cpu returns the processor time of the processes so far, user and system. It
+// is taken from the scheduler, in nanoseconds, for each thread that still runs:
+// the ticks of /proc/PID/stat are of 10 ms.
+func cpu(pids []int) (sum time.Duration) {
 	for _, pid := range pids {
-		f := stat(pid)
-		if len(f) < 13 {
-			continue
-		}
-		for _, field := range f[11:13] { // 14 and 15: utime, stime
-			n, err := strconv.ParseInt(field, 10, 64)
-			if err == nil {
-				sum += time.Duration(n) * tick
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				continue // a thread that has ended
+			}
+			if first := bytes.Fields(text); len(first) > 0 {
+				n, _ := strconv.ParseInt(string(first[0]), 10, 64)
+				sum += time.Duration(n)
 			}
 		}
 	}

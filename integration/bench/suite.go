@@ -111,6 +111,7 @@ func steps() []step {
 			return map[string]float64{"halfmem": kib, "halffds": fds}, err
 		}},
 		step{name: "rest", logs: true, once: true, run: restStep},
+		step{name: "lines", own: true, run: linesStep},
 		step{name: "routes", own: true, run: routesStep},
 		step{name: "reload", own: true, run: reloadStep},
 	)
@@ -208,7 +209,6 @@ func (s *suite) run(ctx context.Context) error {
 			}
 		}
 	}
-	s.results.logLines()
 	return s.lostLines(ctx)
 }
 
