@@ -161,7 +161,7 @@ func keptBelow(c net.Conn, kernel bool) (n int64) {
 	if h, ok := below.(Holder); ok {
 		_ = guard(func() error { n = int64(h.Held()); return nil })
 	}
-	if kernel && isSocket(below) {
+	if kernel {
 		n += socketKeeps(below)
 	}
 	return n

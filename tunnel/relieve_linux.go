@@ -61,8 +61,11 @@ func (l *loop) survey(s survey) (all []heldTunnel) {
 	return all
 }
 
-// socketKeeps returns what the kernel keeps for c, a socket.
+// socketKeeps returns what the kernel keeps for c, where it is a socket.
 func socketKeeps(c net.Conn) (n int64) {
+	if !isSocket(c) {
+		return 0
+	}
 	_ = control(c, func(fd int32) error {
 		n = socketMemory(fd)
 		return nil

@@ -225,7 +225,6 @@ type our struct {
 	reads     chan struct{}
 	writes    chan struct{}
 	got, sent int
-	f         *far // nil where it is not known
 }
 
 // A far is the machine's side of a request stream.
