@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/connect/h3"
 	"culvert.dev/tunnel"
 )
 
@@ -60,8 +61,9 @@ type memoryWatch struct {
 	// relieve ends tunnels that keep about n bytes, of the kernel's too where
 	// those count; nil for nothing.
 	relieve  func(n int64, kernel bool) tunnel.Relieved
-	relieved time.Time     // when it was last called,
-	hunting  time.Duration // and how long it took
+	http3    func() []*h3.Server // those that serve; nil for none
+	relieved time.Time           // when it was last called,
+	hunting  time.Duration       // and how long it took
 
 	used      atomic.Int64 // of the limit that is nearer, for the metrics
 	of        atomic.Int64
@@ -91,6 +93,14 @@ func (g *Gateway) watchMemory(budget *tunnel.Budget) {
 	w := &g.memory
 	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
 	w.relieve = g.relay.Relieve
+	w.http3 = func() (all []*h3.Server) {
+		for _, l := range g.cfg.Listeners {
+			if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
+				all = append(all, &l.Datagrams.HTTP3.server)
+			}
+		}
+		return all
+	}
 	w.moved = w.limit
 	if w.limit < 0 {
 		return
@@ -188,10 +198,28 @@ func (w *memoryWatch) free(ctx context.Context, n int64) {
 	}
 	begin := time.Now()
 	did := w.relieve(n, w.sockets)
+	if did.Ended == 0 && w.http3 != nil {
+		w.endUnread(ctx)
+	}
 	w.relieved = time.Now()
 	w.hunting = w.relieved.Sub(begin)
 	if did.Ended > 0 {
 		w.log.LogAttrs(ctx, slog.LevelWarn, "memory is full; tunnels whose bytes nobody takes are ended", slog.Int("tunnels", did.Ended), slog.Int64("bytes", did.Freed), slog.String("client", did.Client))
+	}
+}
+
+// endUnread ends a connection of HTTP/3: what one keeps out of order is seen of no
+// tunnel.
+func (w *memoryWatch) endUnread(ctx context.Context) {
+	var most h3.Unread
+	for _, s := range w.http3() {
+		if u := s.MostUnread(); u.Bytes > most.Bytes {
+			most = u
+		}
+	}
+	if most.Bytes > 0 {
+		most.End()
+		w.log.LogAttrs(ctx, slog.LevelWarn, "memory is full; a connection of HTTP/3 that keeps unread bytes is ended", slog.Int64("bytes", most.Bytes), slog.String("client", most.Client))
 	}
 }
 

@@ -86,12 +86,17 @@ func (k *kernelRelay) orphan(f *flow, other net.Conn) {
 	f.over(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
-// held returns what the tunnels keep, as each loop says.
-func (k *kernelRelay) held(relay *Relay, kernel bool) (all []heldTunnel) {
+// held returns what the tunnels keep, as each loop says, and false where one does
+// not answer in time.
+func (k *kernelRelay) held(relay *Relay, kernel bool) (all []heldTunnel, ok bool) {
 	for _, l := range relay.loops().started() {
-		all = append(all, l.held(relay, kernel)...)
+		some, ok := l.held(relay, kernel)
+		if !ok {
+			return nil, false
+		}
+		all = append(all, some...)
 	}
-	return all
+	return all, true
 }
 
 func (k *kernelRelay) all(relay *Relay) []listed {

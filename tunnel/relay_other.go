@@ -9,7 +9,7 @@ type kernelRelay struct{}
 
 func (*kernelRelay) carry(*job) bool                { return false }
 func (*kernelRelay) all(*Relay) []listed            { return nil }
-func (*kernelRelay) held(*Relay, bool) []heldTunnel { return nil }
+func (*kernelRelay) held(*Relay, bool) ([]heldTunnel, bool) { return nil, true }
 
 func socketKeeps(net.Conn) int64 { return 0 }
 

@@ -88,8 +88,12 @@ func (h *hoards) Pop() any {
 // hoards returns what clients keep, each with its tunnels in the order in which
 // they are to be ended.
 func (r *Relay) hoards(kernel bool) hoards {
+	inLoops, ok := r.kernel.held(r, kernel)
+	if !ok {
+		return nil // whose tunnels keep most is not known: the next call finds out
+	}
 	by := make(map[any]*hoard)
-	for _, t := range append(r.kernel.held(r, kernel), r.copies.held(kernel)...) {
+	for _, t := range append(inLoops, r.copies.held(kernel)...) {
 		if t.held < leastHeld {
 			continue
 		}

@@ -18,11 +18,11 @@ type survey struct {
 }
 
 // surveyTime is how long a loop may take for it.
-const surveyTime = 100 * time.Millisecond
+const surveyTime = 300 * time.Millisecond
 
-// held returns what each tunnel of relay keeps, or nothing where the loop does not
+// held returns what each tunnel of relay keeps, and false where the loop does not
 // answer in time.
-func (l *loop) held(relay *Relay, kernel bool) []heldTunnel {
+func (l *loop) held(relay *Relay, kernel bool) (all []heldTunnel, ok bool) {
 	answer := make(chan []heldTunnel, 1)
 	l.mu.Lock()
 	l.asked = append(l.asked, survey{relay, kernel, answer})
@@ -32,9 +32,9 @@ func (l *loop) held(relay *Relay, kernel bool) []heldTunnel {
 	defer timer.Stop()
 	select {
 	case all := <-answer:
-		return all
+		return all, true
 	case <-timer.C:
-		return nil
+		return nil, false
 	}
 }
 

@@ -55,7 +55,12 @@ func TestRelieve(t *testing.T) {
 			return n
 		}
 
-		did := r.Relieve(1, false)
+		// A busy machine's loop may not answer in time, and then nothing is ended.
+		relieve := func(n int64) (did tunnel.Relieved) {
+			testnet.Eventually(t, patience, func() bool { did = r.Relieve(n, false); return did.Ended > 0 }, "tunnels are ended")
+			return did
+		}
+		did := relieve(1)
 		if did.Ended != 1 || did.Client != many.String() || did.Freed < 1<<10 {
 			t.Errorf("%+v, want one tunnel of %v", did, many)
 		}
@@ -63,7 +68,7 @@ func TestRelieve(t *testing.T) {
 		if len(other.end) > 0 {
 			t.Error("the one of the client that keeps less was ended")
 		}
-		if did := r.Relieve(1<<30, false); did.Ended != 3 {
+		if did := relieve(1 << 30); did.Ended != 3 {
 			t.Errorf("%+v, want all that keep something", did)
 		}
 		for _, d := range append(mine, other) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -72,6 +73,7 @@ type conn struct {
 	side    side
 	running sync.WaitGroup // readers of unidirectional streams
 	path    pathWatch      // of the ticks alone
+	read    atomic.Uint64  // bytes of streams of tunnels, see unread
 
 	mu       sync.Mutex // guards what follows
 	control  *quic.SendStream

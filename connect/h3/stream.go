@@ -63,7 +63,9 @@ var (
 )
 
 func newStream(c *conn, qs quicStream) *Stream {
-	return &Stream{c: c, qs: qs, in: frameReader{r: qs}, ended: func() {}}
+	s := &Stream{c: c, qs: qs, ended: func() {}}
+	s.in.r = (*streamReader)(s)
+	return s
 }
 
 // A ResetError is how a stream ends that the peer aborted, or whose
