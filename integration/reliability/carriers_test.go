@@ -239,21 +239,21 @@ func TestWaysInCarryExactly(t *testing.T) {
 type wayOut struct{ name, is string }
 
 var waysOut = []wayOut{
-	{"connect", `via: [{connect: "FAR:8443"}]`},
+	{"connect", `via: [{connect: "FAR:8443", insecure: true}]`},
 	{"connect in TLS", `via: [{connect: "https://FAR:8444", caFile: ca.crt}]`},
-	{"connect-h2", `via: [{connect-h2: "FAR:8443"}]`},
+	{"connect-h2", `via: [{connect-h2: "FAR:8443", insecure: true}]`},
 	{"connect-h2 in TLS", `via: [{connect-h2: "https://FAR:8444", caFile: ca.crt}]`},
 	{"connect-h3", `via: [{connect-h3: "FAR:8444", caFile: ca.crt}]`},
 	{"hbone", `via: [{hbone: "FAR:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt}]`},
 	{"double hbone", `via: [{hbone: "OUTER:15008", certificateFile: gw.crt, keyFile: gw.key, caFile: ca.crt, behind: ["spiffe://carry.test"]}]`},
-	{"websocket", `via: [{websocket: "ws://FAR:8443/"}]`},
+	{"websocket", `via: [{websocket: "ws://FAR:8443/", insecure: true}]`},
 	{"websocket in TLS", `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt}]`},
 	{overHTTP2, `via: [{websocket: "wss://FAR:8444/", caFile: ca.crt, http2: true}]`},
-	{"socks5", `via: [{socks5: "FAR:8443"}]`},
+	{"socks5", `via: [{socks5: "FAR:8443", insecure: true}]`},
 	{"PROXY v2 that names the service", `proxyProtocol: v2, endpoints: ["FAR:8445"]`},
 	{"PROXY v1 to a port of one service", `proxyProtocol: v1, endpoints: ["FAR:8446"]`},
 	{"a port of the service's own", `endpoints: ["FAR:8500"]`},
-	{"three gateways", `via: [{connect-h2: "OUTER:8443"}, {websocket: "ws://far.test:8443/", insecure: true}]`},
+	{"three gateways", `via: [{connect-h2: "OUTER:8443", insecure: true}, {websocket: "ws://far.test:8443/", insecure: true}]`},
 }
 
 // servicesOut are the services of waysOut: service wayOutName(i) is reached by
