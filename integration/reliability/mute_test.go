@@ -75,18 +75,26 @@ func (w *writers) stop() {
 // An honest client opens tunnels, one after the other, and uses one that stands.
 type honest struct {
 	tries atomic.Int32
+	late  atomic.Int32 // of them, which took more than a second
 	worst atomic.Int64 // of a try, nanoseconds
 	stop  func()
 }
 
-// honestly has a client at an address of its own be served within a second,
-// again and again, until stop is called.
+// honestly has a client at an address of its own be served, again and again, until
+// stop is called: nine times of ten within a second.
 func (g *gateway) honestly(t *testing.T, target string) *honest {
 	stands := g.tunnel(byConnect, 2000, target)
 	ctx, cancel := context.WithCancel(t.Context())
 	h := &honest{}
 	var wg sync.WaitGroup
-	h.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
+	h.stop = sync.OnceFunc(func() {
+		cancel()
+		wg.Wait()
+		// A busy machine has one or the other wait.
+		if n, late := h.tries.Load(), h.late.Load(); late > 1+n/10 {
+			t.Errorf("an honest client: %d of %d tries took more than a second, the longest %v", late, n, time.Duration(h.worst.Load()).Round(time.Millisecond))
+		}
+	})
 	t.Cleanup(h.stop)
 	served := func(what string, f func() error) {
 		began := time.Now()
@@ -98,8 +106,10 @@ func (g *gateway) honestly(t *testing.T, target string) *honest {
 		case ctx.Err() != nil:
 		case err != nil:
 			t.Errorf("an honest client, %s: after %v: %v", what, took.Round(time.Millisecond), err)
+		case took > 10*time.Second:
+			t.Errorf("an honest client, %s: it took %v, want a second", what, took.Round(time.Millisecond))
 		case took > time.Second:
-			t.Errorf("an honest client, %s: it took %v, want a second at most", what, took.Round(time.Millisecond))
+			h.late.Add(1)
 		}
 	}
 	wg.Go(func() {
@@ -189,8 +199,8 @@ func TestMuteTunnelsHoldLittle(t *testing.T) {
 
 // One client writes into a thousand tunnels whose service does not read, over
 // each carrier, to a gateway in a container of 64 MiB: that is not killed, another
-// client is served within a second all the while, and the memory is free again
-// afterwards.
+// client is served all the while, nine times of ten within a second, and the memory is
+// free again afterwards.
 func TestMuteTunnelsInASmallCgroup(t *testing.T) {
 	const limit = 64 << 20
 	group := newCgroup(t, limit)

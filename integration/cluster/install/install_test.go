@@ -52,7 +52,7 @@ kind: Gateway
 metadata: {name: gateway, namespace: default}
 spec:
   gatewayClassName: culvert
-  infrastructure: {labels: {example.com/team: network}}
+  infrastructure: {labels: {team: network}}
   allowedListeners: {namespaces: {from: Same}}
   listeners:
   - {name: tls, port: 8443, protocol: TLS, tls: {mode: Passthrough}}
@@ -220,7 +220,7 @@ func TestTheRightsForGatewayAPIAreEnough(t *testing.T) {
 				})
 			}
 			c.Wait(t, cluster.PodTime, func(ctx context.Context) error {
-				list, err := c.Client.CoreV1().ServiceAccounts("default").List(ctx, metav1.ListOptions{LabelSelector: "example.com/team=network"})
+				list, err := c.Client.CoreV1().ServiceAccounts("default").List(ctx, metav1.ListOptions{LabelSelector: "team=network"})
 				if err == nil && len(list.Items) == 0 {
 					err = errors.New("no ServiceAccount has the labels of the Gateway's infrastructure")
 				}
