@@ -198,13 +198,13 @@ func (w *memoryWatch) free(ctx context.Context, n int64) {
 	}
 	begin := time.Now()
 	did := w.relieve(n, w.sockets)
-	if did.Ended == 0 && w.http3 != nil {
+	if did.Ended == 0 && !did.Late && w.http3 != nil {
 		w.endUnread(ctx)
 	}
 	w.relieved = time.Now()
 	w.hunting = w.relieved.Sub(begin)
 	if did.Ended > 0 {
-		w.log.LogAttrs(ctx, slog.LevelWarn, "memory is full; tunnels whose bytes nobody takes are ended", slog.Int("tunnels", did.Ended), slog.Int64("bytes", did.Freed), slog.String("client", did.Client))
+		w.log.LogAttrs(ctx, slog.LevelWarn, "memory is full; aborted stalled tunnels", slog.Int("tunnels", did.Ended), slog.Int64("bytes", did.Freed), slog.String("client", did.Client))
 	}
 }
 
@@ -219,7 +219,7 @@ func (w *memoryWatch) endUnread(ctx context.Context) {
 	}
 	if most.Bytes > 0 {
 		most.End()
-		w.log.LogAttrs(ctx, slog.LevelWarn, "memory is full; a connection of HTTP/3 that keeps unread bytes is ended", slog.Int64("bytes", most.Bytes), slog.String("client", most.Client))
+		w.log.LogAttrs(ctx, slog.LevelWarn, "memory is full; closed the HTTP/3 connection with most unread bytes", slog.Int64("bytes", most.Bytes), slog.String("client", most.Client))
 	}
 }
 

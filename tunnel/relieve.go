@@ -34,6 +34,7 @@ type Relieved struct {
 	Ended  int   // tunnels
 	Freed  int64 // bytes that they kept
 	Client string
+	Late   bool // which tunnels keep most is not known: a loop did not answer in time
 }
 
 // Relieve is for memory that is full: it ends tunnels that keep bytes because a
@@ -44,7 +45,8 @@ type Relieved struct {
 //
 // kernel says that what the kernel keeps for the sockets counts, too.
 func (r *Relay) Relieve(n int64, kernel bool) (did Relieved) {
-	clients := r.hoards(kernel)
+	clients, ok := r.hoards(kernel)
+	did.Late = !ok
 	for did.Freed < n && len(clients) > 0 {
 		h := clients[0]
 		t := h.tunnels[0]
@@ -86,11 +88,11 @@ func (h *hoards) Pop() any {
 }
 
 // hoards returns what clients keep, each with its tunnels in the order in which
-// they are to be ended.
-func (r *Relay) hoards(kernel bool) hoards {
+// they are to be ended, and false where that is not known.
+func (r *Relay) hoards(kernel bool) (hoards, bool) {
 	inLoops, ok := r.kernel.held(r, kernel)
 	if !ok {
-		return nil // whose tunnels keep most is not known: the next call finds out
+		return nil, false
 	}
 	by := make(map[any]*hoard)
 	for _, t := range append(inLoops, r.copies.held(kernel)...) {
@@ -120,7 +122,7 @@ func (r *Relay) hoards(kernel bool) hoards {
 		all = append(all, h)
 	}
 	heap.Init(&all)
-	return all
+	return all, true
 }
 
 // keeper returns whose account a tunnel's bytes are charged to: that of its client
