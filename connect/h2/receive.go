@@ -1,0 +1,111 @@
+package h2
+
+import (
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// keep appends p to what s has unread. The caller holds mu.
+func (c *conn) keep(s *Stream, p []byte) {
+	c.unread += len(p)
+	c.holds -= s.in.held
+	s.in.write(p)
+	c.holds += s.in.held
+	c.holding.Set(c.holds)
+}
+
+// hand moves what s has unread to p. The caller holds mu.
+func (c *conn) hand(s *Stream, p []byte) int {
+	c.holds -= s.in.held
+	n := s.in.read(p)
+	c.holds += s.in.held
+	c.unread -= n
+	c.holding.Set(c.holds)
+	c.replenish()
+	return n
+}
+
+// discard forgets what s has unread. The caller holds mu.
+func (c *conn) discard(s *Stream) {
+	c.unread -= s.in.size
+	c.holds -= s.in.held
+	s.in.drop()
+	c.holding.Set(c.holds)
+}
+
+// replenish opens the connection's window again by what has arrived, read or
+// not: a stream that nobody reads must not hold up the others, and its own
+// window bounds it. While memory is scarce, what is not read stays closed. The
+// caller holds mu.
+func (c *conn) replenish() {
+	give := c.unacked
+	if c.unread > 0 && c.holding.Scarce() {
+		give -= c.unread
+	}
+	if give < connWindow/8 {
+		return
+	}
+	c.unacked -= give
+	c.credit += give
+	_ = c.fw.WriteWindowUpdate(0, uint32(give))
+	c.work.Signal()
+}
+
+// overfull resets s where it is not read and its client has more than its share
+// of the memory for what is not read. The caller holds mu.
+func (c *conn) overfull(s *Stream) bool {
+	if !c.holding.Scarce() || s.in.size < holdLittle || c.holding.MayHold() == nil {
+		return false
+	}
+	c.reset(s, http2.ErrCodeEnhanceYourCalm)
+	return true
+}
+
+// took notes that n bytes of s were read. The caller holds mu.
+func (c *conn) took(s *Stream, n int) {
+	if s.ended {
+		return
+	}
+	s.unacked += n
+	s.taken += n
+	s.moved += int64(n)
+	step := s.window / 2
+	if s.window > 1<<20 {
+		step = s.window / 8 // or a path that half a window fills would wait for the other half
+	}
+	if s.unacked < step {
+		return
+	}
+	now := clock()
+	more := s.unacked
+	if s.taken >= s.window/2 {
+		// Half a window went in two round trips or less, and little waited here
+		// at some moment, whatever came at once since: the window is what holds
+		// the sender.
+		rtt := c.rtt
+		if rtt == 0 {
+			rtt = unknownRTT
+		}
+		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) && (rtt >= shortPath || s.moved >= provenLong) &&
+			s.window < maxWindow && c.grown+s.window <= growth && !c.holding.Scarce()
+		s.taken, s.kept, s.began = 0, false, now
+		switch {
+		case grows:
+			c.grown += s.window
+			more += s.window
+			s.window *= 2
+		case rtt < shortPath && s.window == streamWindow && s.moved <= streamWindow && more >= streamWindow-restWindow: // the first update
+			c.grown -= streamWindow - restWindow
+			more -= streamWindow - restWindow
+			s.window = restWindow
+		}
+	}
+	s.unacked = 0
+	if more == 0 {
+		return
+	}
+	s.credit += more
+	_ = c.fw.WriteWindowUpdate(s.id, uint32(more))
+	c.work.Signal()
+}
