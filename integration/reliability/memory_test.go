@@ -203,7 +203,7 @@ func TestMemoryOfACgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	testnet.Eventually(t, patience, func() bool {
-		return len(g.entries(func(e entry) bool { return strings.HasPrefix(e.str("msg"), "memory is full; tunnels") })) > 0
+		return len(g.entries(func(e entry) bool { return strings.HasPrefix(e.str("msg"), "memory is full; aborted") })) > 0
 	}, "the log says that tunnels were ended")
 	slow.close()
 	drop()
