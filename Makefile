@@ -174,5 +174,5 @@ profile: build ## CPU and allocations of the gateway under each load of bench: b
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) -profile ../bin/profile $(PROFILEFLAGS)
 
 .PHONY: scale
-scale: build ## as many idle tunnels as twelve processes can hold, and what a million takes: docs/operations/scale.md
-	cd integration && $(GO) run ./bench -culvert ../$(BIN) -scale 12 -o ../docs/operations/scale.md
+scale: build ## as many idle tunnels as twelve processes can hold, and what a million takes: docs/guides/scale.md
+	cd integration && $(GO) run ./bench -culvert ../$(BIN) -scale 12 -o ../docs/guides/scale.md

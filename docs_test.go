@@ -1,7 +1,9 @@
 package culvert_test
 
 import (
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -25,7 +27,7 @@ func TestDocumentationNamesTestsThatExist(t *testing.T) {
 	}
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w+)[`/]")
 	n := 0
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"} {
 		files, _ := filepath.Glob(pattern)
 		for _, f := range files {
 			for _, m := range named.FindAllStringSubmatch(read(t, f), -1) {
@@ -54,7 +56,7 @@ func TestDocumentationNamesRowsThatExist(t *testing.T) {
 			source.WriteString(read(t, f))
 		}
 		rows, in := 0, false
-		for line := range strings.Lines(read(t, "docs/protocols/"+doc)) {
+		for line := range strings.Lines(read(t, "docs/internals/protocols/"+doc)) {
 			cells := strings.Split(strings.TrimSpace(line), "|")
 			if len(cells) < 3 {
 				in = false
@@ -84,6 +86,50 @@ func TestDocumentationNamesRowsThatExist(t *testing.T) {
 	}
 }
 
+// Every link of a page leads to a file of the tree, and to a heading of it.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s:#]*)(?:#([^)\s]*))?\)|(?:src|href)="([^":]+)"`)
+	code := regexp.MustCompile("(?ms)^ *```.*?^ *```|`[^`\n]*`")
+	n := 0
+	err := fs.WalkDir(os.DirFS("."), ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (name == "bin" || strings.HasPrefix(name, ".") && name != "."):
+			return fs.SkipDir
+		case !strings.HasSuffix(name, ".md"):
+			return nil
+		}
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(read(t, name), ""), -1) {
+			n++
+			target := name
+			if m[1]+m[3] != "" {
+				target = path.Join(path.Dir(name), m[1]+m[3])
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s links to %s, which is not there", name, m[0])
+			} else if m[2] != "" && !anchors(read(t, target))[m[2]] {
+				t.Errorf("%s links to %s, and %s has no such heading", name, m[0], target)
+			}
+		}
+		return nil
+	})
+	if err != nil || n < 100 {
+		t.Errorf("%d links, want at least 100; %v", n, err)
+	}
+}
+
+// anchors returns the anchors of a page's headings, as web pages of
+// repositories make them.
+func anchors(page string) map[string]bool {
+	all := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(page, -1) {
+		text := regexp.MustCompile("[^a-z0-9 _-]").ReplaceAllString(strings.ToLower(m[1]), "")
+		all[strings.ReplaceAll(text, " ", "-")] = true
+	}
+	return all
+}
+
 func read(t *testing.T, file string) string {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -97,7 +143,7 @@ func read(t *testing.T, file string) string {
 func TestEveryPromiseNamesItsTest(t *testing.T) {
 	test := regexp.MustCompile("`(?:Test|Fuzz)[A-Z]\\w+`")
 	rows := 0
-	for line := range strings.Lines(read(t, "docs/operations/promises.md")) {
+	for line := range strings.Lines(read(t, "docs/internals/promises.md")) {
 		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| --- ") || strings.HasPrefix(line, "| promise ") || strings.HasPrefix(line, "| fault ") {
 			continue
 		}

@@ -426,7 +426,7 @@ func TestDashboard(t *testing.T) {
 	}
 	var pages string
 	for _, name := range []string{"gateway.md", "kubernetes.md"} {
-		page, err := os.ReadFile(filepath.Join("..", "docs", "operations", name))
+		page, err := os.ReadFile(filepath.Join("..", "docs", "guides", name))
 		if err != nil {
 			t.Fatal(err)
 		}

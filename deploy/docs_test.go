@@ -10,7 +10,7 @@ import (
 
 // The page on installing has every value as it is.
 func TestThePageHasTheValues(t *testing.T) {
-	name := filepath.Join("..", "docs", "operations", "install.md")
+	name := filepath.Join("..", "docs", "guides", "install.md")
 	page, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ func TestMetricsOfKubernetes(t *testing.T) {
 		},
 		Lease: &LeaseStatus{Name: "system/culvert", Leads: true},
 	}
-	page, err := os.ReadFile("../docs/operations/kubernetes.md")
+	page, err := os.ReadFile("../docs/guides/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}

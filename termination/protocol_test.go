@@ -197,7 +197,7 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
-// TestBadInput is the table of docs/protocols/tls.md.
+// TestBadInput is the table of docs/internals/protocols/tls.md.
 func TestBadInput(t *testing.T) {
 	ca := newCA(t, "example.test")
 	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}

@@ -255,7 +255,7 @@ func (l *loop) run() {
 // yield gives way once before a sleep, of a loop that wakes often. One that
 // never did would look to the runtime's monitor like a goroutine that keeps its
 // processor to itself: the monitor takes that away every ten milliseconds and
-// then looks each 20 µs whether it should do so again (docs/adr/0006).
+// then looks each 20 µs whether it should do so again (docs/internals/adr/0006).
 func (l *loop) yield() {
 	l.sleeps++
 	if l.now-l.yielded < int64(yieldEvery) {

@@ -46,7 +46,7 @@ func TestEveryRefusal(t *testing.T) {
 	}
 }
 
-// TestBadConnections is the second table of docs/protocols/connect-h2.md: what
+// TestBadConnections is the second table of docs/internals/protocols/connect-h2.md: what
 // ends the connection, with GOAWAY and its code.
 func TestBadConnections(t *testing.T) {
 	to := testnet.Echo(t).Addr()

@@ -39,7 +39,7 @@ var version = connecttest.Version{
 	},
 }
 
-// TestBadRequests is the first table of docs/protocols/connect-h2.md.
+// TestBadRequests is the first table of docs/internals/protocols/connect-h2.md.
 func TestBadRequests(t *testing.T) { connecttest.TestBadRequests(t, version) }
 
 func TestAuthorities(t *testing.T) { connecttest.TestAuthorities(t, version) }

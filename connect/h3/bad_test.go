@@ -103,7 +103,7 @@ func TestRequestsInPieces(t *testing.T) {
 	}
 }
 
-// TestBadConnections is the second table of docs/protocols/connect-h3.md: what
+// TestBadConnections is the second table of docs/internals/protocols/connect-h3.md: what
 // ends the connection, with its code.
 func TestBadConnections(t *testing.T) {
 	control := func(frames ...byte) func(r *raw) {

@@ -35,7 +35,7 @@ var version = connecttest.Version{
 	},
 }
 
-// TestBadRequests is the first table of docs/protocols/connect-h3.md.
+// TestBadRequests is the first table of docs/internals/protocols/connect-h3.md.
 func TestBadRequests(t *testing.T) {
 	connecttest.TestBadRequests(t, version, connecttest.Bad{
 		Name: "section over 32 KiB", Fields: with("a", strings.Repeat("~", 30<<10)),

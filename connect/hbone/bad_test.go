@@ -13,7 +13,7 @@ import (
 	"culvert.dev/tunnel/tunneltest"
 )
 
-// TestBadRequests is the table of docs/protocols/hbone.md: the stream ends and
+// TestBadRequests is the table of docs/internals/protocols/hbone.md: the stream ends and
 // the connection goes on.
 func TestBadRequests(t *testing.T) {
 	m := newMesh(t)

@@ -1,6 +1,6 @@
 // Package hbone speaks HBONE, as Istio's ambient mesh does: CONNECT over
 // HTTP/2 over mutual TLS, many tunnels on a connection. There is no
-// specification; docs/protocols/hbone.md says which bytes are meant.
+// specification; docs/internals/protocols/hbone.md says which bytes are meant.
 //
 // The server is a tunnel.Protocol for the inside of TLS that somebody else has
 // ended, with a client certificate (see package termination):

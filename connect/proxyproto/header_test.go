@@ -274,7 +274,7 @@ func TestAppend(t *testing.T) {
 			Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443"), Authority: "svc.test", ALPN: "h2", UniqueID: "id-7"},
 			string(withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), tlv(1, "h2"), tlv(5, "id-7"), place))), Header{},
 		},
-		{ // as docs/protocols/proxy-protocol.md has it
+		{ // as docs/internals/protocols/proxy-protocol.md has it
 			"v2 of the documentation",
 			Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443"), Authority: "svc.test", ALPN: "h2", UniqueID: strings.Repeat("0", 32)},
 			string(withCRC([]byte("\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x46\xc6\x33\x64\x07\xc0\x00\x02\x01\xdd\xd5\x01\xbb" +

@@ -15,8 +15,8 @@ const preface = `# Benchmarks
 
 Written by ` + "`make bench`" + ` and not edited. It runs culvert, HAProxy, nginx, a naive Go proxy and no proxy at all on the same work in
 the same run, in turn within each round. Load generator and backend share the cores with what is measured, on loopback, so only ratios
-mean something; a range says how noisy the machine was. Why a gigabyte costs what it does: [adr/0003](adr/0003-cost-of-bulk.md); and a
-round trip: [adr/0006](adr/0006-cost-of-a-round-trip.md); and a new connection: [adr/0007](adr/0007-cost-of-a-connection.md).
+mean something; a range says how noisy the machine was. Why a gigabyte costs what it does: [adr/0003](internals/adr/0003-cost-of-bulk.md); and a
+round trip: [adr/0006](internals/adr/0006-cost-of-a-round-trip.md); and a new connection: [adr/0007](internals/adr/0007-cost-of-a-connection.md).
 
 - **New connections**: connect, send a ClientHello of 1.5 KiB and 64 bytes, get the 64 back through the proxy, close.
 - **Round trips**: 64 bytes to the service and back, one under way on each connection.

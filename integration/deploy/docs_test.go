@@ -14,7 +14,7 @@ import (
 // The shell blocks of the page on installing, in one script, bring out what
 // they say. Blocks of consoles are for a cluster that is not here, or for root.
 func TestThePageOnInstallingDoesWhatItSays(t *testing.T) {
-	page := read(t, "docs/operations/install.md")
+	page := read(t, "docs/guides/install.md")
 	script, wants := shell(page)
 	if len(wants) < 5 {
 		t.Fatalf("%d things are said to come out", len(wants))
@@ -39,9 +39,9 @@ func TestThePageOnInstallingDoesWhatItSays(t *testing.T) {
 
 // What the page names is there: files, commands of the program, their flags.
 func TestThePageOnInstallingNamesWhatThereIs(t *testing.T) {
-	page := read(t, "docs/operations/install.md")
+	page := read(t, "docs/guides/install.md")
 	for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(page, -1) {
-		if _, err := os.Stat(filepath.Join(root, "docs", "operations", m[1])); err != nil {
+		if _, err := os.Stat(filepath.Join(root, "docs", "guides", m[1])); err != nil {
 			t.Errorf("it links to %s: %v", m[1], err)
 		}
 	}

@@ -26,7 +26,7 @@ func TestReadmesDoWhatTheySay(t *testing.T) {
 	if len(readmes) < 3 {
 		t.Fatalf("%d examples, want at least 3", len(readmes))
 	}
-	for _, readme := range append(readmes, filepath.Join(root, "README.md"), filepath.Join(root, "docs", "operations", "gateway.md")) {
+	for _, readme := range append(readmes, filepath.Join(root, "README.md"), filepath.Join(root, "docs", "guides", "gateway.md")) {
 		t.Run(strings.TrimPrefix(readme, root+"/"), func(t *testing.T) {
 			text, err := os.ReadFile(readme)
 			must(t, err)
@@ -74,7 +74,7 @@ func TestReadmeLinksAndTargetsExist(t *testing.T) {
 	root := filepath.Join("..", "..")
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	must(t, err)
-	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/operations/gateway.md", "docs/ARCHITECTURE.md"} {
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/guides/gateway.md", "docs/ARCHITECTURE.md"} {
 		text, err := os.ReadFile(filepath.Join(root, name))
 		must(t, err)
 		for _, m := range regexp.MustCompile("(?m)(?:^|`)make ([a-z-]+)").FindAllSubmatch(text, -1) {
@@ -94,7 +94,7 @@ func TestReadmeLinksAndTargetsExist(t *testing.T) {
 // The operations page has every metric there is, and no other, and every field
 // that a tunnel's and a refusal's log line have.
 func TestTheOperationsPageHasEveryMetricAndLogField(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations", "gateway.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "guides", "gateway.md"))
 	must(t, err)
 	echo := testnet.Echo(t)
 	g := startGateway(t, "--listen", "127.0.0.1:0", "--route", route(echo.Addr()), "--route", "down.example.test=127.0.0.1:"+freePort(t))

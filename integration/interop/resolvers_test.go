@@ -30,7 +30,7 @@ type dnsPage struct {
 
 func newDNSPage(t *testing.T) *dnsPage {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations", "dns.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "guides", "dns.md"))
 	must(t, err)
 	p := &dnsPage{text: string(text), dir: t.TempDir(), ports: map[string]string{}}
 	for _, port := range []string{"5353", "5354", "5355", "5356", "8853", "8443"} {

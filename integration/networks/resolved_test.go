@@ -123,7 +123,7 @@ func TestResolvedOfTheDocs(t *testing.T) {
 
 // testResolved is it, with recursion as the page has it, or without.
 func testResolved(t *testing.T, recursion bool) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "operations", "dns.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "guides", "dns.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -196,7 +196,7 @@ func TestLoadOfOneClient(t *testing.T) {
 // of them, and others do not notice. A tunnel that was of use is nobody's abort.
 func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 	const tries = 3000
-	const most, perSecond = 500, 100 // as in docs/operations/gateway.md
+	const most, perSecond = 500, 100 // as in docs/guides/gateway.md
 	ca, keys := newCA(t)
 	silent := startBackend(t, "discard")
 	echo := startBackend(t, "echo")

@@ -22,7 +22,7 @@ import (
 // operations is the page that operators read.
 func operations(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "operations", "gateway.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "guides", "gateway.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

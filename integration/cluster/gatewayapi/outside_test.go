@@ -79,7 +79,7 @@ spec:
 
 	m := c.NewMachine(t)
 	file := filepath.Join(t.TempDir(), "culvert.yaml")
-	doc, err := os.ReadFile("../../../docs/operations/kubernetes.md")
+	doc, err := os.ReadFile("../../../docs/guides/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}

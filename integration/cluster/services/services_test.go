@@ -29,7 +29,7 @@ const (
 // rights are those that the documentation names, given to an account.
 func rights(t *testing.T) string {
 	t.Helper()
-	doc, err := os.ReadFile("../../../docs/operations/kubernetes-discovery.md")
+	doc, err := os.ReadFile("../../../docs/guides/kubernetes-services.md")
 	if err != nil {
 		t.Fatal(err)
 	}
