@@ -164,7 +164,7 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	text("peer", o.Peer.ID, maxField)
 	text("peer_method", o.Peer.Method, maxField)
 	text("alpn", join(o.ALPN), maxField)
-	if said := o.Said; said != nil {
+	if said := o.Unverified; said != nil {
 		text("trace", said.Trace, maxField)
 		text("baggage", said.Baggage, maxError)
 		text("forwarded", said.Forwarded, maxField)

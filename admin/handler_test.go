@@ -47,8 +47,8 @@ func FuzzHandler(f *testing.F) {
 		o := &tunnel.Outcome{
 			ID: uint64(d), Proto: "sni", Listener: ":443", Source: netip.AddrPortFrom(addr, uint16(d)), Target: target, Service: peer,
 			Peer: tunnel.Peer{ID: peer, Method: alpn}, ALPN: []string{alpn}, Endpoint: target, Reason: tunnel.Done,
-			Said:   &tunnel.Said{Trace: alpn, Baggage: fault, Forwarded: peer},
-			Waited: time.Duration(d), Dialed: time.Duration(d) / 1000, Lasted: time.Duration(d) * 1000, BytesIn: d, BytesOut: -d,
+			Unverified: &tunnel.UnverifiedHeaders{Trace: alpn, Baggage: fault, Forwarded: peer},
+			Waited:     time.Duration(d), Dialed: time.Duration(d) / 1000, Lasted: time.Duration(d) * 1000, BytesIn: d, BytesOut: -d,
 		}
 		if fault != "" {
 			o.Err = errors.New(fault)

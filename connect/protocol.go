@@ -77,8 +77,8 @@ func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	return tunnel.More
 }
 
-// Complete implements tunnel.Judge: the head has come, or cannot any more.
-func (*Protocol) Complete(prefix []byte) bool {
+// HasPreamble implements tunnel.PreambleDetector: the head has come, or cannot any more.
+func (*Protocol) HasPreamble(prefix []byte) bool {
 	_, err := ParseHead(prefix)
 	return err != ErrMore
 }

@@ -96,8 +96,8 @@ type Config struct {
 
 // A Listener is an address and what is spoken there.
 type Listener struct {
-	Address   string            // HOST:PORT, or udp://HOST:PORT
-	Protocols []tunnel.Protocol // asked in order; a single one is pinned
-	Preface   tunnel.Preface    // that every connection begins with; nil means none
-	Datagrams *Datagrams        // of an address of UDP, in place of the others; nil at TCP
+	Address    string            // HOST:PORT, or udp://HOST:PORT
+	Protocols  []tunnel.Protocol // asked in order; a single one is pinned
+	ConnHeader tunnel.ConnHeader // that every connection begins with; nil means none
+	Datagrams  *Datagrams        // of an address of UDP, in place of the others; nil at TCP
 }

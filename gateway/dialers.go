@@ -35,7 +35,7 @@ type Dialers struct {
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
 	// Budget is where connections are counted that carry many tunnels, which
-	// count for nothing themselves (tunnel.Sharer). May be nil.
+	// count for nothing themselves (tunnel.Multiplexed). May be nil.
 	Budget *tunnel.Budget
 
 	// Via is this gateway's pseudonym, which every request carries.

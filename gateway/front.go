@@ -110,7 +110,7 @@ func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
 // Who is not served is cut off without a word, as Gateway API has it.
 type tlsFront struct{ front }
 
-var _ tunnel.Judge = (*tlsFront)(nil)
+var _ tunnel.PreambleDetector = (*tlsFront)(nil)
 
 // hello reads them all: a client that names nobody may be served by who serves
 // any name.
@@ -119,11 +119,11 @@ var hello = sni.Protocol{Refusal: sni.RefuseClose, Nameless: true}
 // Name returns "tls".
 func (*tlsFront) Name() string { return "tls" }
 
-// Sniff and Complete are those of package sni.
+// Sniff and HasPreamble are those of package sni.
 func (*tlsFront) Sniff(prefix []byte) tunnel.Verdict { return hello.Sniff(prefix) }
 
-// Complete implements tunnel.Judge.
-func (*tlsFront) Complete(prefix []byte) bool { return hello.Complete(prefix) }
+// HasPreamble implements tunnel.PreambleDetector.
+func (*tlsFront) HasPreamble(prefix []byte) bool { return hello.HasPreamble(prefix) }
 
 // ServeConn implements tunnel.Protocol.
 func (f *tlsFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
@@ -202,7 +202,7 @@ func (f *plainFront) direct(req *tunnel.Request) {
 // An httpFront is the Protocol of a listener for HTTP, which is not routed.
 type httpFront struct{ front }
 
-var _ tunnel.Judge = (*httpFront)(nil)
+var _ tunnel.PreambleDetector = (*httpFront)(nil)
 
 // Name returns "http".
 func (*httpFront) Name() string { return "http" }
@@ -210,8 +210,8 @@ func (*httpFront) Name() string { return "http" }
 // Sniff says Yes to anything.
 func (*httpFront) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
 
-// Complete implements tunnel.Judge: whatever comes, it is not served.
-func (*httpFront) Complete([]byte) bool { return true }
+// HasPreamble implements tunnel.PreambleDetector: whatever comes, it is not served.
+func (*httpFront) HasPreamble([]byte) bool { return true }
 
 // ServeConn tells a client of HTTP that there is none here, and cuts off one of
 // HTTPS.

@@ -192,7 +192,7 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 		}
 		guard.OwnListener(ln.Addr())
 		g.addrs = append(g.addrs, ln.Addr())
-		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, Preface: l.Preface})
+		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, ConnHeader: l.ConnHeader})
 	}
 	if g.cfg.DNS != nil {
 		if err := g.cfg.DNS.listen(ctx, guard); err != nil {

@@ -176,7 +176,7 @@ func TestSharedConnectionsAreCounted(t *testing.T) {
 			for range 3 {
 				c := tunneltest.Dial(t, way, "svc.test:443")
 				testnet.Ping(t, c, "hello")
-				if s, ok := c.(tunnel.Sharer); !ok || !s.Shared() {
+				if s, ok := c.(tunnel.Multiplexed); !ok || !s.IsMultiplexed() {
 					t.Errorf("a %T has a descriptor of its own", c)
 				}
 			}

@@ -50,8 +50,8 @@ func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
 	return tunnel.No
 }
 
-// Complete implements tunnel.Judge: the hello has come, or cannot any more.
-func (*Protocol) Complete(prefix []byte) bool {
+// HasPreamble implements tunnel.PreambleDetector: the hello has come, or cannot any more.
+func (*Protocol) HasPreamble(prefix []byte) bool {
 	_, err := Parse(prefix)
 	return err != ErrMore
 }

@@ -54,13 +54,13 @@ func (p *Protocol) chosen(name string) []tunnel.Protocol {
 // A Hello is a Protocol that makes its request of a ClientHello.
 type Hello interface {
 	tunnel.Protocol
-	tunnel.Judge
+	tunnel.PreambleDetector
 }
 
 var (
-	_ tunnel.Protocol = (*Protocol)(nil)
-	_ tunnel.Judge    = (*Protocol)(nil)
-	_ tunnel.Drainer  = (*Protocol)(nil)
+	_ tunnel.Protocol         = (*Protocol)(nil)
+	_ tunnel.PreambleDetector = (*Protocol)(nil)
+	_ tunnel.Drainer          = (*Protocol)(nil)
 )
 
 // Use makes k the keys of the connections to come. Where it fails, those
@@ -93,8 +93,8 @@ func (*Protocol) Name() string { return "tls" }
 // Sniff is that of Hello.
 func (p *Protocol) Sniff(prefix []byte) tunnel.Verdict { return p.Hello.Sniff(prefix) }
 
-// Complete is that of Hello: until there is a hello, nobody waits.
-func (p *Protocol) Complete(prefix []byte) bool { return p.Hello.Complete(prefix) }
+// HasPreamble is that of Hello: until there is a hello, nobody waits.
+func (p *Protocol) HasPreamble(prefix []byte) bool { return p.Hello.HasPreamble(prefix) }
 
 // Drain implements tunnel.Drainer for the protocols inside.
 func (p *Protocol) Drain() {

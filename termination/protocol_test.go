@@ -449,9 +449,9 @@ func ExampleProtocol() {
 func TestBehindAProxy(t *testing.T) {
 	ca := newCA(t, "example.test")
 	g := tunneltest.Serve(t, tunneltest.Setup{
-		Resolver:  table{"plain": testnet.Echo(t).Addr()},
-		Protocols: []tunnel.Protocol{terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true)},
-		Preface:   &proxyproto.Preface{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
+		Resolver:   table{"plain": testnet.Echo(t).Addr()},
+		Protocols:  []tunnel.Protocol{terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true)},
+		ConnHeader: &proxyproto.ConnHeader{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
 	})
 	way := dialerFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, addr)

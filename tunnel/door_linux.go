@@ -13,13 +13,13 @@ import (
 // A door is a listening socket at one loop. Each loop has one for each
 // listener, and the kernel wakes one loop for each connection.
 type door struct {
-	server  *Server
-	ctx     context.Context
-	ln      *Listener
-	sock    *sockListener
-	judged  bool      // its protocols are all Judges
-	told    time.Time // when the kernel was told to keep clients that say nothing
-	trouble chan<- *door
+	server   *Server
+	ctx      context.Context
+	ln       *Listener
+	sock     *sockListener
+	deferred bool      // the kernel holds its connections back until they send: its protocols are all PreambleDetectors
+	told     time.Time // when the kernel was told to keep clients that say nothing
+	trouble  chan<- *door
 
 	loop    *loop
 	at, gen int32 // its seat
@@ -49,8 +49,8 @@ func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
 		return nil, false
 	}
 	trouble := make(chan *door, len(loops))
-	judged := judgeable(ln.Protocols)
-	if judged {
+	deferred := detectPreambles(ln.Protocols)
+	if deferred {
 		// The client speaks first: the kernel need not tell of it before it has.
 		// One that does not is told of after a second (see deferred).
 		_ = sock.control(func(fd int32) error {
@@ -59,7 +59,7 @@ func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
 	}
 	told := time.Now()
 	for _, l := range loops {
-		d := &door{server: s, ctx: ctx, ln: ln, sock: sock, judged: judged, told: told, trouble: trouble, loop: l}
+		d := &door{server: s, ctx: ctx, ln: ln, sock: sock, deferred: deferred, told: told, trouble: trouble, loop: l}
 		defer d.close()
 		d.open()
 	}
@@ -165,7 +165,7 @@ func (d *door) event(l *loop, _ int, _ uint32) bool {
 		k := d.server.admit(d.ctx, d.ln, s, room, l)
 		switch {
 		case k == nil:
-		case !d.judged:
+		case !d.deferred:
 			go d.server.serve(k)
 		default:
 			s.slot = k

@@ -30,10 +30,10 @@ func abort(c net.Conn) error {
 	return c.Close()
 }
 
-// abortFor is abort, which tells c's peer why where the carrier has words for it.
-func abortFor(c net.Conn, why Reason) error {
-	if t, ok := c.(Teller); ok {
-		return t.AbortFor(why)
+// abortWithReason is abort, which tells c's peer why where the carrier has words for it.
+func abortWithReason(c net.Conn, why Reason) error {
+	if t, ok := c.(ReasonAborter); ok {
+		return t.AbortWithReason(why)
 	}
 	return abort(c)
 }

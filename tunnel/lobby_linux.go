@@ -10,7 +10,7 @@ import (
 
 // The lobby is where connections wait until what they have sent is worth a
 // look: a connection there is its slot, its socket and the bytes it has sent,
-// and no stack. A loop reads, asks the protocols' Complete, and lets the
+// and no stack. A loop reads, asks the protocols' HasPreamble, and lets the
 // connection out when that says yes, when the client is gone, when its time is
 // up, or after a number of reads, since each asks from the first byte again.
 //
@@ -70,7 +70,7 @@ func (g *guest) ready() bool {
 	k := g.k
 	if n > 0 && len(k.buf) == 0 {
 		k.markBegun()
-		if k.ln.settled(p[:n]) { // as nearly all are: the bytes stay where they are
+		if k.ln.hasPreamble(p[:n]) { // as nearly all are: the bytes stay where they are
 			k.buf, k.scratch = p[:n:n], p
 			return true
 		}
@@ -81,7 +81,7 @@ func (g *guest) ready() bool {
 		g.reads++
 	}
 	// After an error, whoever serves it will meet the same end.
-	return err != nil || n > 0 && (g.reads >= maxReads || k.ln.settled(k.buf))
+	return err != nil || n > 0 && (g.reads >= maxReads || k.ln.hasPreamble(k.buf))
 }
 
 // giveScratch gives back the memory that the preamble of c's connection stood

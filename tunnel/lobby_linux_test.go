@@ -13,25 +13,25 @@ import (
 	"time"
 )
 
-// lineJudge is a protocol of one line that the client has to send; it notes
+// lineDetector is a protocol of one line that the client has to send; it notes
 // how much of it had come when it was served.
-type lineJudge struct {
+type lineDetector struct {
 	mu  sync.Mutex
 	had []int
 }
 
-func (*lineJudge) Name() string { return "line" }
+func (*lineDetector) Name() string { return "line" }
 
-func (*lineJudge) Sniff(p []byte) Verdict {
+func (*lineDetector) Sniff(p []byte) Verdict {
 	if p[0] == 'L' {
 		return Yes
 	}
 	return No
 }
 
-func (*lineJudge) Complete(p []byte) bool { return bytes.IndexByte(p, '\n') >= 0 }
+func (*lineDetector) HasPreamble(p []byte) bool { return bytes.IndexByte(p, '\n') >= 0 }
 
-func (l *lineJudge) ServeConn(_ context.Context, c *Conn, _ Handler) error {
+func (l *lineDetector) ServeConn(_ context.Context, c *Conn, _ Handler) error {
 	l.mu.Lock()
 	l.had = append(l.had, len(c.Buffered()))
 	l.mu.Unlock()
@@ -45,20 +45,20 @@ func (l *lineJudge) ServeConn(_ context.Context, c *Conn, _ Handler) error {
 }
 
 // other makes the listener one of two protocols.
-type otherJudge struct{ lineJudge }
+type otherJudge struct{ lineDetector }
 
 func (*otherJudge) Sniff(p []byte) Verdict { return No }
 
 type lobbyRig struct {
 	srv   *Server
-	proto *lineJudge
+	proto *lineDetector
 	addr  string
 	told  chan Reason
 }
 
 func newLobbyRig(t *testing.T, l Limits) *lobbyRig {
 	t.Helper()
-	r := &lobbyRig{proto: &lineJudge{}, told: make(chan Reason, 1000)}
+	r := &lobbyRig{proto: &lineDetector{}, told: make(chan Reason, 1000)}
 	r.srv = &Server{Limits: l, Observe: func(o *Outcome) { r.told <- o.Reason }}
 	ln, err := Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {

@@ -25,7 +25,7 @@ type waiter struct {
 func (*waiter) Name() string         { return "waiter" }
 func (*waiter) Sniff([]byte) Verdict { return Yes }
 
-func (*waiter) Complete(prefix []byte) bool {
+func (*waiter) HasPreamble(prefix []byte) bool {
 	if string(prefix) == "panics on the loop\n" {
 		panic("as asked")
 	}

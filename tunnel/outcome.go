@@ -8,19 +8,19 @@ import (
 // An Outcome is all there is to say about one request, once, at its end. The
 // log line and the metrics are made from it and nowhere else.
 type Outcome struct {
-	ID       uint64 // of the request, unique in this process; 0 where a connection ended without one
-	Start    time.Time
-	Proto    string // "" where no protocol was recognised
-	Listener string
-	Source   netip.AddrPort
-	Peer     Peer
-	Said     *Said  // nil for nothing
-	Target   string // as asked, at most 253 bytes and a port; "" where nothing was asked
-	ALPN     []string
-	Service  string // of the route; "" where there is none
-	Pattern  string // of the route
-	Endpoint string // the one that was reached
-	Attempts []Attempt
+	ID         uint64 // of the request, unique in this process; 0 where a connection ended without one
+	Start      time.Time
+	Proto      string // "" where no protocol was recognised
+	Listener   string
+	Source     netip.AddrPort
+	Peer       Peer
+	Unverified *UnverifiedHeaders // nil for nothing
+	Target     string             // as asked, at most 253 bytes and a port; "" where nothing was asked
+	ALPN       []string
+	Service    string // of the route; "" where there is none
+	Pattern    string // of the route
+	Endpoint   string // the one that was reached
+	Attempts   []Attempt
 
 	Reason Reason
 	Err    error // for people; nil after an orderly end

@@ -30,11 +30,12 @@ type Protocol interface {
 	ServeConn(ctx context.Context, c *Conn, h Handler) error
 }
 
-// A Judge is a Protocol that can tell from its first bytes whether ServeConn
-// would have to wait for more. Complete is pure and errs on the side of yes.
-// Connections of such protocols wait without a goroutine.
-type Judge interface {
-	Complete(prefix []byte) bool
+// A PreambleDetector is a Protocol that can tell from the first bytes of a
+// connection whether its preamble is complete, that is, whether ServeConn can
+// read it without waiting. HasPreamble is pure. In doubt it says yes.
+// Connections of such protocols wait for their preamble without a goroutine.
+type PreambleDetector interface {
+	HasPreamble(prefix []byte) bool
 }
 
 // A Drainer is a Protocol whose connections carry many requests. Drain asks
@@ -43,21 +44,21 @@ type Drainer interface {
 	Drain()
 }
 
-// judgeable reports whether all of the protocols are Judges.
-func judgeable(protocols []Protocol) bool {
+// detectPreambles reports whether all of the protocols are PreambleDetectors.
+func detectPreambles(protocols []Protocol) bool {
 	for _, p := range protocols {
-		if _, ok := p.(Judge); !ok {
+		if _, ok := p.(PreambleDetector); !ok {
 			return false
 		}
 	}
 	return true
 }
 
-// settled reports whether a connection that has sent prefix can be served
-// without waiting: whose it is has been decided, and its preamble is complete.
-// It is called on a loop, which serves others, too. So a panic is for whoever
-// serves the connection to meet again.
-func settled(protocols []Protocol, prefix []byte) (yes bool) {
+// hasPreamble reports whether a connection that has sent prefix can be served
+// without waiting: its protocol is known, and its preamble is complete. It runs
+// on an event loop, which serves other connections, too. A panic therefore counts
+// as yes, and comes again where the connection is served.
+func hasPreamble(protocols []Protocol, prefix []byte) (yes bool) {
 	defer func() {
 		if recover() != nil {
 			yes = true
@@ -67,7 +68,7 @@ func settled(protocols []Protocol, prefix []byte) (yes bool) {
 	if !decided {
 		p, decided = sniff(protocols, prefix)
 	}
-	return decided && (p == nil || p.(Judge).Complete(prefix))
+	return decided && (p == nil || p.(PreambleDetector).HasPreamble(prefix))
 }
 
 // sniff asks the protocols whose prefix is. Where that is decided, a nil

@@ -20,7 +20,7 @@ type record struct {
 	waited, dialed time.Duration
 	took           time.Duration // the dial alone
 	source, addr   packed        // the client's, the endpoint's
-	shared         bool          // the way to the endpoint takes no descriptor
+	multiplexed    bool          // the way to the endpoint takes no descriptor
 	host           string        // the endpoint's DNS name
 	proto          string
 	listener       string
@@ -78,7 +78,7 @@ func (r *Router) record(o *Outcome, ep Endpoint, took time.Duration, l lease) re
 	var fits, fits2 bool
 	rec.source, fits = pack(o.Source)
 	rec.addr, fits2 = pack(ep.Addr)
-	if !fits || !fits2 || o.Peer != (Peer{}) || o.Said != nil || len(o.Attempts) > 0 {
+	if !fits || !fits2 || o.Peer != (Peer{}) || o.Unverified != nil || len(o.Attempts) > 0 {
 		whole := *o
 		whole.Endpoint = ep.String()
 		whole.Attempts = append(whole.Attempts, Attempt{Endpoint: ep, Took: took})
@@ -133,7 +133,7 @@ func (rec *record) end(relay *Relay, e End) {
 		early := e.byClient && e.Out == 0 && rec.age()-rec.waited-rec.dialed < earlyAbort
 		rec.lease.client.aborted(early, time.Now())
 	}
-	rec.router.giveBack(&rec.lease, rec.shared)
+	rec.router.giveBack(&rec.lease, rec.multiplexed)
 	o := rec.outcome()
 	o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
 	o.Lasted = rec.age()

@@ -222,7 +222,7 @@ func (ct *copyTunnel) finishBy(why Reason, err error, client bool) {
 				if why == Done {
 					return c.Close()
 				}
-				return abortFor(c, why)
+				return abortWithReason(c, why)
 			})
 			if c, ok := ct.relay.caught(err); ok && ct.err == nil {
 				ct.reason, ct.err = Internal, c

@@ -12,18 +12,18 @@ import (
 // A Request is one client's wish to reach one destination. A Protocol makes
 // it; a Handler answers it, once.
 type Request struct {
-	Proto    string         // the protocol that made it: "sni", "connect", "tcp"
-	Listener string         // the address of the listener, as configured
-	Name     Name           // where to, as asked and normalised; zero where the client asked by address
-	Addr     netip.Addr     // where to, where the client asked by address; otherwise invalid
-	Port     uint16         // as asked; 0 where the protocol carries none (SNI)
-	Local    uint16         // the port of the listener
-	Confined bool           // only what that part of a listener has may be asked for that Listener names
-	ALPN     []string       // what the client offers inside, where it can be seen
-	Source   netip.AddrPort // the socket's peer, or what a trusted hop said of it
-	Peer     Peer           // the verified identity of the caller on this hop; zero if none
-	Said     *Said          // what the caller says of itself; nil for nothing
-	Start    time.Time      // when the client's connection, or its stream on one, began
+	Proto      string             // the protocol that made it: "sni", "connect", "tcp"
+	Listener   string             // the address of the listener, as configured
+	Name       Name               // where to, as asked and normalised; zero where the client asked by address
+	Addr       netip.Addr         // where to, where the client asked by address; otherwise invalid
+	Port       uint16             // as asked; 0 where the protocol carries none (SNI)
+	Local      uint16             // the port of the listener
+	Confined   bool               // only what that part of a listener has may be asked for that Listener names
+	ALPN       []string           // what the client offers inside, where it can be seen
+	Source     netip.AddrPort     // the socket's peer, or what a trusted hop said of it
+	Peer       Peer               // the verified identity of the caller on this hop; zero if none
+	Unverified *UnverifiedHeaders // what the caller says of itself; nil for nothing
+	Start      time.Time          // when the client's connection, or its stream on one, began
 
 	// Hello is the Fingerprint of the TLS ClientHello that is passed on as it
 	// came, and 0 for all else.
@@ -69,11 +69,11 @@ type Peer struct {
 	Method string // "basic", "bearer", "mtls"; "" means no identity
 }
 
-// Said is what a caller says of itself and of where it comes from, and nobody
-// has verified. It is for logs and for whom the request is passed on to, and
-// never for a decision. Each is bounded by the protocol that read it. It is not
-// changed once it is in a Request.
-type Said struct {
+// UnverifiedHeaders are what a caller says of itself and of where it comes
+// from, and nobody has verified. They are for logs and for the next hop, and
+// never for a decision. The protocol that read them bounds the length of each.
+// They are not changed once they are in a Request.
+type UnverifiedHeaders struct {
 	Trace     string // traceparent, W3C Trace Context
 	Baggage   string // baggage, W3C: the workload's names
 	Forwarded string // forwarded, RFC 7239: whom the caller speaks for
@@ -120,9 +120,10 @@ type Aborter interface {
 	Abort() error
 }
 
-// A Teller is an Aborter that has words for why its stream ends.
-type Teller interface {
-	AbortFor(why Reason) error
+// A ReasonAborter is an Aborter whose carrier can tell the peer why the stream
+// ends.
+type ReasonAborter interface {
+	AbortWithReason(why Reason) error
 }
 
 // An Unwrapper is a Stream around a net.Conn that it does not translate.
@@ -143,16 +144,17 @@ type Waker interface {
 	WakeRead(wake func()) (ready bool)
 }
 
-// A Sharer is a connection that has no descriptor of its own where Shared is
-// true: it is one of many streams on one that whoever dialed that has counted.
-type Sharer interface {
-	Shared() bool
+// A Multiplexed connection has no descriptor of its own where IsMultiplexed is
+// true: it is one of many streams on a connection whose descriptor the dialer of
+// that connection has counted.
+type Multiplexed interface {
+	IsMultiplexed() bool
 }
 
-// shared reports whether c is one.
-func shared(c net.Conn) bool {
-	s, ok := c.(Sharer)
-	return ok && s.Shared()
+// isMultiplexed reports whether c is one of many streams on a connection.
+func isMultiplexed(c net.Conn) bool {
+	s, ok := c.(Multiplexed)
+	return ok && s.IsMultiplexed()
 }
 
 // A Waiter is a Stream that can be waited for without a buffer. WaitRead returns

@@ -66,7 +66,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	}
 	req.slot.lend(&lease)
 	rec := r.record(&o, dialed.Endpoint, dialed.Took, lease)
-	rec.shared = shared(server)
+	rec.multiplexed = isMultiplexed(server)
 	r.Relay.carry(client, server, route.Idle, route.HalfClosed, &rec)
 }
 
@@ -98,7 +98,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease
 		return nil, route, dialed, err
 	}
 	reserved = true
-	if server, dialed, err = r.dial(ctx, req, &route, o); shared(server) {
+	if server, dialed, err = r.dial(ctx, req, &route, o); isMultiplexed(server) {
 		r.Budget.Give(1)
 		l.client.addDescriptors(-1)
 	}
@@ -110,7 +110,7 @@ func (r *Router) accept(req *Request, server net.Conn, l *lease) (client Stream,
 	defer func() {
 		if client == nil {
 			_ = abort(server)
-			r.giveBack(l, shared(server))
+			r.giveBack(l, isMultiplexed(server))
 		}
 	}()
 	if client, err = req.Accept(); err != nil {
@@ -255,13 +255,13 @@ func (r *Router) mayTunnel(l *lease) error {
 
 // giveBack returns what reserve took, and the lease; of a way that is shared,
 // the descriptor has been returned.
-func (r *Router) giveBack(l *lease, shared bool) {
-	if !shared {
+func (r *Router) giveBack(l *lease, multiplexed bool) {
+	if !multiplexed {
 		r.Budget.Give(1)
 	}
 	r.tunnels.Add(-1)
 	r.answered(l)
-	l.release(shared)
+	l.release(multiplexed)
 }
 
 // endpointDialer is what a NetDialer can do beyond a Dialer: it knows whether
@@ -377,7 +377,7 @@ func (r *Router) observe(req *Request) Outcome {
 	}
 	return Outcome{
 		ID: r.ids.Add(1), Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source,
-		Peer: req.Peer, Said: req.Said, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
+		Peer: req.Peer, Unverified: req.Unverified, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
 	}
 }
 

@@ -425,7 +425,7 @@ func (d sharing) DialContext(ctx context.Context, network, addr string) (net.Con
 
 type sharedConn struct{ *fakeConn }
 
-func (sharedConn) Shared() bool { return true }
+func (sharedConn) IsMultiplexed() bool { return true }
 
 // TestRouterCountsDescriptors checks what a tunnel takes beyond its client's
 // descriptor: one, or none where its way to the service is shared. Whatever

@@ -25,7 +25,7 @@ type Listener struct {
 	// not asked: the listener is pinned to it, and its server may speak first.
 	Protocols []Protocol
 
-	Preface Preface // that every connection begins with; nil means none
+	ConnHeader ConnHeader // that every connection begins with; nil means none
 
 	// Guarded by the Server's mu.
 	cancel context.CancelFunc // ends the contexts of its connections
@@ -214,7 +214,7 @@ func (s *Server) serve(k *slot) {
 			s.tell(k, proto, &Error{Reason: Internal, Err: p})
 		}
 	}()
-	ctx, err := k.readPreface()
+	ctx, err := k.readConnHeader()
 	if err == nil {
 		proto, err = detect(&k.Conn, k.ln.Protocols)
 	}
@@ -310,7 +310,7 @@ func (k *slot) Refused(req *Request, err error) {
 		return
 	}
 	o := &Outcome{
-		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer, Said: req.Said,
+		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer, Unverified: req.Unverified,
 		Reason: ReasonOf(err), Err: err, Lasted: time.Since(req.Start),
 	}
 	if req.Name != (Name{}) || req.Addr.IsValid() {

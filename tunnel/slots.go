@@ -79,7 +79,7 @@ func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 	switch {
 	case k.ln.fronted(k.Conn.source.Addr()):
 		k.exempt = true
-	case k.ln.Preface != nil:
+	case k.ln.ConnHeader != nil:
 		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
 	default:
 		if err := k.client.mayConnect(l, b, now); err != nil {
@@ -225,16 +225,16 @@ func (k *slot) lend(l *lease) {
 	k.client.Release() // the lease has a reference
 }
 
-// release gives everything back. shared says that the tunnel's way to the
+// release gives everything back. multiplexed says that the tunnel's way to the
 // service takes no descriptor.
-func (l *lease) release(shared bool) {
+func (l *lease) release(multiplexed bool) {
 	c := l.client
 	if c == nil {
 		return
 	}
 	c.AddTunnels(-1)
 	descriptors := int64(0)
-	if !shared {
+	if !multiplexed {
 		descriptors++
 	}
 	if l.conn {

@@ -24,8 +24,8 @@ func (r *Router) mustBeTLS(ctx context.Context, route *Route, ep Endpoint, clien
 	defer func() {
 		if !passed { // refused, or a panic is on its way up
 			_ = abort(server)
-			_ = abortFor(client, Insecure)
-			r.giveBack(l, shared(server))
+			_ = abortWithReason(client, Insecure)
+			r.giveBack(l, isMultiplexed(server))
 		}
 	}()
 	WillWait(ctx)

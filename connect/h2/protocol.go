@@ -72,8 +72,8 @@ type Protocol struct {
 }
 
 var (
-	_ tunnel.Protocol = (*Protocol)(nil)
-	_ tunnel.Judge    = (*Protocol)(nil)
+	_ tunnel.Protocol         = (*Protocol)(nil)
+	_ tunnel.PreambleDetector = (*Protocol)(nil)
 )
 
 // Name returns "connect-h2", or Label.
@@ -92,9 +92,9 @@ func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	return tunnel.More
 }
 
-// Complete implements tunnel.Judge. A connection has a goroutine from the end
+// HasPreamble implements tunnel.PreambleDetector. A connection has a goroutine from the end
 // of its preface on.
-func (*Protocol) Complete(prefix []byte) bool {
+func (*Protocol) HasPreamble(prefix []byte) bool {
 	n := min(len(prefix), len(preface))
 	return n == len(preface) || string(prefix[:n]) != preface[:n]
 }

@@ -66,11 +66,11 @@ type Stream struct {
 }
 
 var (
-	_ tunnel.Stream  = (*Stream)(nil)
-	_ tunnel.Aborter = (*Stream)(nil)
-	_ tunnel.Waker   = (*Stream)(nil)
-	_ tunnel.Holder  = (*Stream)(nil)
-	_ tunnel.Sharer  = (*Stream)(nil)
+	_ tunnel.Stream      = (*Stream)(nil)
+	_ tunnel.Aborter     = (*Stream)(nil)
+	_ tunnel.Waker       = (*Stream)(nil)
+	_ tunnel.Holder      = (*Stream)(nil)
+	_ tunnel.Multiplexed = (*Stream)(nil)
 )
 
 // A ResetError is how a stream ends that the peer aborted, or whose
@@ -132,9 +132,9 @@ func (s *Stream) returned() {
 	}
 }
 
-// Shared implements tunnel.Sharer: a stream has no descriptor, and the one of
+// IsMultiplexed implements tunnel.Multiplexed: a stream has no descriptor, and the one of
 // its connection is counted by who dialed that.
-func (s *Stream) Shared() bool { return true }
+func (s *Stream) IsMultiplexed() bool { return true }
 
 // Held implements tunnel.Holder.
 func (s *Stream) Held() int {

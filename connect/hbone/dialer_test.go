@@ -200,13 +200,13 @@ func TestWhoAsks(t *testing.T) {
 	if want := (tunnel.Peer{ID: id("alice"), Method: "mtls"}); o.Peer != want || o.Proto != "hbone" {
 		t.Errorf("%s by %+v, want hbone by %+v", o.Proto, o.Peer, want)
 	}
-	if o.Said == nil || !isTrace(o.Said.Trace) || o.Said.Baggage != "k8s.cluster.name=west" || o.Said.Forwarded != "" {
-		t.Errorf("it said %+v, want a trace and the dialer's baggage", o.Said)
+	if o.Unverified == nil || !isTrace(o.Unverified.Trace) || o.Unverified.Baggage != "k8s.cluster.name=west" || o.Unverified.Forwarded != "" {
+		t.Errorf("it said %+v, want a trace and the dialer's baggage", o.Unverified)
 	}
 
 	req := &tunnel.Request{
-		Source: c.LocalAddr().(*net.TCPAddr).AddrPort(),
-		Said:   &tunnel.Said{Trace: o.Said.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999"`},
+		Source:     c.LocalAddr().(*net.TCPAddr).AddrPort(),
+		Unverified: &tunnel.UnverifiedHeaders{Trace: o.Unverified.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999"`},
 	}
 	third := serve(t, m.server("third"), table{"svc.test:80": testnet.Echo(t).Addr()})
 	ctx, cancel := context.WithTimeout(WithRequest(t.Context(), req), patience)
@@ -218,9 +218,9 @@ func TestWhoAsks(t *testing.T) {
 	}
 	_ = c.Close()
 	o2 := third.Reason(t, tunnel.Done)
-	want := tunnel.Said{Trace: o.Said.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999", for="` + req.Source.String() + `"`}
-	if o2.Said == nil || *o2.Said != want {
-		t.Errorf("it said %+v, want what its caller said: %+v", o2.Said, want)
+	want := tunnel.UnverifiedHeaders{Trace: o.Unverified.Trace, Baggage: "service.name=web", Forwarded: `for="192.0.2.7:999", for="` + req.Source.String() + `"`}
+	if o2.Unverified == nil || *o2.Unverified != want {
+		t.Errorf("it said %+v, want what its caller said: %+v", o2.Unverified, want)
 	}
 }
 
@@ -236,27 +236,27 @@ func TestFields(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		fields connect.Fields
-		want   tunnel.Said
+		want   tunnel.UnverifiedHeaders
 	}{
-		{"all", f("baggage", "a=b", "forwarded", "for=x", "traceparent", trace), tunnel.Said{Trace: trace, Baggage: "a=b", Forwarded: "for=x"}},
-		{"several of baggage", f("baggage", "a=b", "x", "y", "baggage", "c=d"), tunnel.Said{Baggage: "a=b, c=d"}},
-		{"two traces", f("traceparent", trace, "traceparent", trace), tunnel.Said{}},
-		{"no trace id", f("traceparent", "00-00000000000000000000000000000000-b7ad6b7169203331-01"), tunnel.Said{}},
-		{"no parent id", f("traceparent", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"), tunnel.Said{}},
-		{"capitals", f("traceparent", strings.ToUpper(trace)), tunnel.Said{}},
-		{"another version", f("traceparent", "01"+trace[2:]), tunnel.Said{}},
-		{"too short", f("traceparent", trace[:54]), tunnel.Said{}},
-		{"too long", f("traceparent", trace+"-"), tunnel.Said{}},
-		{"no hyphen", f("traceparent", strings.Replace(trace, "c-b", "cab", 1)), tunnel.Said{}},
-		{"baggage at its limit", f("baggage", strings.Repeat("a", maxBaggage)), tunnel.Said{Baggage: strings.Repeat("a", maxBaggage)}},
-		{"baggage over it", f("baggage", strings.Repeat("a", maxBaggage+1)), tunnel.Said{}},
-		{"baggage over it in two", f("baggage", strings.Repeat("a", maxBaggage), "baggage", "b"), tunnel.Said{}},
-		{"forwarded over it", f("forwarded", strings.Repeat("a", maxForwarded+1)), tunnel.Said{}},
-		{"not ASCII", f("baggage", "a=\u00e9", "forwarded", "for=\x7f"), tunnel.Said{}},
-		{"a tab", f("baggage", "a=\tb"), tunnel.Said{}},
+		{"all", f("baggage", "a=b", "forwarded", "for=x", "traceparent", trace), tunnel.UnverifiedHeaders{Trace: trace, Baggage: "a=b", Forwarded: "for=x"}},
+		{"several of baggage", f("baggage", "a=b", "x", "y", "baggage", "c=d"), tunnel.UnverifiedHeaders{Baggage: "a=b, c=d"}},
+		{"two traces", f("traceparent", trace, "traceparent", trace), tunnel.UnverifiedHeaders{}},
+		{"no trace id", f("traceparent", "00-00000000000000000000000000000000-b7ad6b7169203331-01"), tunnel.UnverifiedHeaders{}},
+		{"no parent id", f("traceparent", "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"), tunnel.UnverifiedHeaders{}},
+		{"capitals", f("traceparent", strings.ToUpper(trace)), tunnel.UnverifiedHeaders{}},
+		{"another version", f("traceparent", "01"+trace[2:]), tunnel.UnverifiedHeaders{}},
+		{"too short", f("traceparent", trace[:54]), tunnel.UnverifiedHeaders{}},
+		{"too long", f("traceparent", trace+"-"), tunnel.UnverifiedHeaders{}},
+		{"no hyphen", f("traceparent", strings.Replace(trace, "c-b", "cab", 1)), tunnel.UnverifiedHeaders{}},
+		{"baggage at its limit", f("baggage", strings.Repeat("a", maxBaggage)), tunnel.UnverifiedHeaders{Baggage: strings.Repeat("a", maxBaggage)}},
+		{"baggage over it", f("baggage", strings.Repeat("a", maxBaggage+1)), tunnel.UnverifiedHeaders{}},
+		{"baggage over it in two", f("baggage", strings.Repeat("a", maxBaggage), "baggage", "b"), tunnel.UnverifiedHeaders{}},
+		{"forwarded over it", f("forwarded", strings.Repeat("a", maxForwarded+1)), tunnel.UnverifiedHeaders{}},
+		{"not ASCII", f("baggage", "a=\u00e9", "forwarded", "for=\x7f"), tunnel.UnverifiedHeaders{}},
+		{"a tab", f("baggage", "a=\tb"), tunnel.UnverifiedHeaders{}},
 	} {
 		got := said(tt.fields)
-		if tt.want == (tunnel.Said{}) && got != nil || tt.want != (tunnel.Said{}) && (got == nil || *got != tt.want) {
+		if tt.want == (tunnel.UnverifiedHeaders{}) && got != nil || tt.want != (tunnel.UnverifiedHeaders{}) && (got == nil || *got != tt.want) {
 			t.Errorf("%s: got %.100v, want %.100v", tt.name, got, tt.want)
 		}
 	}

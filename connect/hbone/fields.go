@@ -18,15 +18,15 @@ const (
 )
 
 // said reads the fields that HBONE adds to a CONNECT; nil for nothing.
-func said(f connect.Fields) *tunnel.Said {
-	s := tunnel.Said{
+func said(f connect.Fields) *tunnel.UnverifiedHeaders {
+	s := tunnel.UnverifiedHeaders{
 		Baggage:   joined(f, "baggage", maxBaggage),
 		Forwarded: joined(f, "forwarded", maxForwarded),
 	}
 	if v, n := f.Get("traceparent"); n == 1 && isTrace(v) {
 		s.Trace = strings.Clone(v)
 	}
-	if s == (tunnel.Said{}) {
+	if s == (tunnel.UnverifiedHeaders{}) {
 		return nil
 	}
 	return &s
@@ -85,10 +85,10 @@ func WithRequest(ctx context.Context, req *tunnel.Request) context.Context {
 // fields are what is added to a CONNECT in ctx. own is the baggage where the
 // caller had none.
 func fields(ctx context.Context, own string) connect.Fields {
-	said := tunnel.Said{}
+	said := tunnel.UnverifiedHeaders{}
 	req, _ := ctx.Value(requestKey{}).(*tunnel.Request)
-	if req != nil && req.Said != nil {
-		said = *req.Said
+	if req != nil && req.Unverified != nil {
+		said = *req.Unverified
 	}
 	if said.Baggage == "" {
 		said.Baggage = own

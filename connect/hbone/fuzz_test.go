@@ -20,7 +20,7 @@ func FuzzFields(f *testing.F) {
 	f.Add("baggage", strings.Repeat("a", maxBaggage-2), "baggage", "b")
 	f.Add("traceparent", "00-00000000000000000000000000000000-0000000000000000-00", "", "")
 	f.Fuzz(func(t *testing.T, name1, value1, name2, value2 string) {
-		var s *tunnel.Said
+		var s *tunnel.UnverifiedHeaders
 		testnet.Bounded(t, 2*(len(name1)+len(value1)+len(name2)+len(value2))+4<<10, func() {
 			s = said(connect.Fields{{Name: name1, Value: value1}, {Name: name2, Value: value2}})
 		})
@@ -33,7 +33,7 @@ func FuzzFields(f *testing.F) {
 		if s.Trace != "" && (!traceRE.MatchString(s.Trace) || strings.Trim(s.Trace[3:35], "0") == "" || strings.Trim(s.Trace[36:52], "0") == "") {
 			t.Errorf("trace %q", s.Trace)
 		}
-		again := fields(WithRequest(t.Context(), &tunnel.Request{Said: s}), "")
+		again := fields(WithRequest(t.Context(), &tunnel.Request{Unverified: s}), "")
 		if err := again.Check(); err != nil {
 			t.Errorf("%+v can't be passed on: %v", s, err)
 		}

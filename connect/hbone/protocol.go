@@ -31,9 +31,9 @@ type Protocol struct {
 }
 
 var (
-	_ tunnel.Protocol = (*Protocol)(nil)
-	_ tunnel.Judge    = (*Protocol)(nil)
-	_ tunnel.Drainer  = (*Protocol)(nil)
+	_ tunnel.Protocol         = (*Protocol)(nil)
+	_ tunnel.PreambleDetector = (*Protocol)(nil)
+	_ tunnel.Drainer          = (*Protocol)(nil)
 )
 
 func (p *Protocol) inner() *h2.Protocol {
@@ -50,8 +50,8 @@ func (*Protocol) Name() string { return "hbone" }
 // Sniff says Yes to the preface of HTTP/2.
 func (p *Protocol) Sniff(b []byte) tunnel.Verdict { return p.inner().Sniff(b) }
 
-// Complete implements tunnel.Judge.
-func (p *Protocol) Complete(prefix []byte) bool { return p.inner().Complete(prefix) }
+// HasPreamble implements tunnel.PreambleDetector.
+func (p *Protocol) HasPreamble(prefix []byte) bool { return p.inner().HasPreamble(prefix) }
 
 // Drain asks every connection to end with the last tunnel it has.
 func (p *Protocol) Drain() { p.inner().Drain() }
@@ -66,7 +66,7 @@ func head(_ context.Context, req *tunnel.Request, head *h2.Head) error {
 	if req.Peer.Method != "mtls" {
 		return tunnel.Refusef(tunnel.NoAuth, "hbone: the client has no certificate that was verified")
 	}
-	req.Said = said(head.Fields)
+	req.Unverified = said(head.Fields)
 	return nil
 }
 

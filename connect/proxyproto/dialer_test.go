@@ -19,7 +19,7 @@ func receiver(t *testing.T) (addr string, heard chan Header) {
 	heard = make(chan Header, 10)
 	return testnet.Service(t, func(c net.Conn) {
 		conn := tunnel.NewConn(c)
-		ctx, err := (&Preface{}).Read(context.Background(), conn)
+		ctx, err := (&ConnHeader{}).Read(context.Background(), conn)
 		if err != nil {
 			t.Errorf("the service read no header: %v", err)
 			return
@@ -48,7 +48,7 @@ func TestDialer(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			svc, heard := receiver(t)
-			g := serve(t, &Preface{From: loopback}, svc, &Dialer{Version: row.version, Dialer: straight}, word{"svc.test"})
+			g := serve(t, &ConnHeader{From: loopback}, svc, &Dialer{Version: row.version, Dialer: straight}, word{"svc.test"})
 			c := testnet.Connect(t, g.Addr)
 			_, _ = c.Write(append(row.in, "svc.test early"...))
 			_ = c.CloseWrite()
@@ -170,7 +170,7 @@ func (d namedDialer) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.
 // A listener that accepts behind the header, for the suite.
 func TestDialerSuite(t *testing.T) {
 	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
-		g := serve(t, &Preface{From: loopback}, backend.Addr().String(), straight, &tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1})
+		g := serve(t, &ConnHeader{From: loopback}, backend.Addr().String(), straight, &tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1})
 		return tunneltest.Dialer{
 			Dialer:  &Dialer{Version: 2, Dialer: namedDialer{}},
 			Addr:    g.Addr,
@@ -182,7 +182,7 @@ func TestDialerSuite(t *testing.T) {
 // Two gateways pass on whose connection it is.
 func TestGatewaysInARow(t *testing.T) {
 	svc, heard := receiver(t)
-	far := serve(t, &Preface{From: loopback}, svc, &Dialer{Version: 1, Dialer: straight}, word{"svc.test"})
+	far := serve(t, &ConnHeader{From: loopback}, svc, &Dialer{Version: 1, Dialer: straight}, word{"svc.test"})
 	near := serve(t, nil, far.Addr, &Dialer{Version: 2, Dialer: straight}, word{"svc.test"})
 	c := testnet.Connect(t, near.Addr)
 	_, _ = c.Write([]byte("svc.test there and back"))
@@ -203,8 +203,8 @@ func TestGatewaysInARow(t *testing.T) {
 func TestDrain(t *testing.T) {
 	tunneltest.TestDrain(t, func(t *testing.T, routes tunnel.Resolver) tunneltest.Draining {
 		g := tunneltest.Serve(t, tunneltest.Setup{
-			Protocols: []tunnel.Protocol{&tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1}},
-			Preface:   &Preface{From: loopback}, Resolver: routes,
+			Protocols:  []tunnel.Protocol{&tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1}},
+			ConnHeader: &ConnHeader{From: loopback}, Resolver: routes,
 		})
 		return tunneltest.Draining{Served: g.With(&Dialer{Version: 2, Dialer: namedDialer{}}, g.Addr), Socket: g.Addr, Begin: "PROXY"}
 	})
@@ -214,7 +214,7 @@ func TestDrain(t *testing.T) {
 // abort, in both directions.
 func TestEnds(t *testing.T) {
 	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
-		g := serve(t, &Preface{From: loopback}, service, straight, &tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1})
+		g := serve(t, &ConnHeader{From: loopback}, service, straight, &tunnel.Fixed{To: tunnel.MustParseName("svc.test"), Port: 1})
 		return &Dialer{Version: 2, Dialer: namedDialer{}}, g.Addr
 	}, nil)
 }

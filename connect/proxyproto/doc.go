@@ -2,12 +2,12 @@
 // (https://www.haproxy.org/download/3.4/doc/proxy-protocol.txt), by which a
 // proxy says in front of a stream whose it is.
 //
-// Inbound it is a setting of a listener, never detected: Preface reads what a
+// Inbound it is a setting of a listener, never detected: ConnHeader reads what a
 // load balancer in front says, from the ranges it trusts and from nobody else.
 //
 //	tunnel.Listener{
 //		Listener: ln, Protocols: ps,
-//		Preface: &proxyproto.Preface{From: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
+//		ConnHeader: &proxyproto.ConnHeader{From: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
 //	}
 //
 // The requests of such a connection have the source that was stated. On a

@@ -8,7 +8,7 @@ import (
 
 // A Protocol takes the AUTHORITY of a connection's header for the name of its
 // destination, and reads nothing of the client: the server may speak first. A
-// listener is pinned to it and has a Preface. The zero value is ready to use.
+// listener is pinned to it and has a ConnHeader. The zero value is ready to use.
 //
 // The header carries no port that the client asked for; as with TLS, a name
 // with several ports goes to the one the listener has. There is no way to tell
@@ -29,7 +29,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	switch {
 	case said == nil:
 		_ = c.Abort()
-		return tunnel.Refusef(tunnel.Internal, "proxyproto: the listener has no preface to take a name from")
+		return tunnel.Refusef(tunnel.Internal, "proxyproto: the listener has no ConnHeader to take a name from")
 	case said.Local:
 		_ = c.Close() // in order, for the health check that it is
 		return tunnel.Refusef(tunnel.NoHello, "proxyproto: the proxy's own connection, which asks for nothing")

@@ -47,8 +47,8 @@ type Protocol struct {
 }
 
 var (
-	_ tunnel.Protocol = (*Protocol)(nil)
-	_ tunnel.Judge    = (*Protocol)(nil)
+	_ tunnel.Protocol         = (*Protocol)(nil)
+	_ tunnel.PreambleDetector = (*Protocol)(nil)
 )
 
 // Asks reports whether clients need a name and a password at this moment.
@@ -66,10 +66,10 @@ func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
 	return tunnel.No
 }
 
-// Complete implements tunnel.Judge: the greeting is there, or can't come any
+// HasPreamble implements tunnel.PreambleDetector: the greeting is there, or can't come any
 // more. The rest of the preamble comes only after an answer, so ServeConn may
 // wait for it all the same; Fill says so to the loop.
-func (*Protocol) Complete(prefix []byte) bool {
+func (*Protocol) HasPreamble(prefix []byte) bool {
 	if len(prefix) > 0 && prefix[0] != version5 {
 		return true
 	}

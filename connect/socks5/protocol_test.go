@@ -188,8 +188,8 @@ func TestComplete(t *testing.T) {
 		{[]byte{4}, true},
 		{[]byte{0x16}, true},
 	} {
-		if got := p.Complete(row.prefix); got != row.want {
-			t.Errorf("Complete(% x): got %v, want %v", row.prefix, got, row.want)
+		if got := p.HasPreamble(row.prefix); got != row.want {
+			t.Errorf("HasPreamble(% x): got %v, want %v", row.prefix, got, row.want)
 		}
 	}
 }

@@ -72,13 +72,13 @@ var codes = map[tunnel.Reason]int{
 	tunnel.Drain: codeGoingAway,
 }
 
-// Abort is AbortFor no Reason that there are words for: with close code 1011.
-func (s *Stream) Abort() error { return s.AbortFor("") }
+// Abort is AbortWithReason no Reason that there are words for: with close code 1011.
+func (s *Stream) Abort() error { return s.AbortWithReason("") }
 
-// AbortFor ends the stream so that the peer can tell: with the close code for
+// AbortWithReason ends the stream so that the peer can tell: with the close code for
 // why, where that can be sent at once, and a reset. A peer that has been told
-// which rule it broke is left the time to read it. It implements tunnel.Teller.
-func (s *Stream) AbortFor(why tunnel.Reason) error {
+// which rule it broke is left the time to read it. It implements tunnel.ReasonAborter.
+func (s *Stream) AbortWithReason(why tunnel.Reason) error {
 	if !s.leave() {
 		return nil
 	}

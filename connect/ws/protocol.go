@@ -53,8 +53,8 @@ type Protocol struct {
 }
 
 var (
-	_ tunnel.Protocol = (*Protocol)(nil)
-	_ tunnel.Judge    = (*Protocol)(nil)
+	_ tunnel.Protocol         = (*Protocol)(nil)
+	_ tunnel.PreambleDetector = (*Protocol)(nil)
 )
 
 // Name returns "websocket".
@@ -75,8 +75,8 @@ func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	return tunnel.Yes
 }
 
-// Complete implements tunnel.Judge: the head has come, or cannot any more.
-func (*Protocol) Complete(prefix []byte) bool {
+// HasPreamble implements tunnel.PreambleDetector: the head has come, or cannot any more.
+func (*Protocol) HasPreamble(prefix []byte) bool {
 	_, err := connect.ParseHead(prefix)
 	return err != connect.ErrMore
 }

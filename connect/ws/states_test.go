@@ -600,7 +600,7 @@ func (m *machine) own(a, b byte) {
 	case 2:
 		m.touched = true
 		m.over.Store(true)
-		m.aside(func() { _ = o.s.AbortFor(pick(b, "", tunnel.Drain, tunnel.Idle)) })
+		m.aside(func() { _ = o.s.AbortWithReason(pick(b, "", tunnel.Drain, tunnel.Idle)) })
 	case 3:
 		if m.mood&moodManual == 0 {
 			return

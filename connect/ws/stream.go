@@ -89,10 +89,10 @@ type Stream struct {
 }
 
 var (
-	_ tunnel.Stream  = (*Stream)(nil)
-	_ tunnel.Aborter = (*Stream)(nil)
-	_ tunnel.Teller  = (*Stream)(nil)
-	_ tunnel.Rester  = (*Stream)(nil)
+	_ tunnel.Stream        = (*Stream)(nil)
+	_ tunnel.Aborter       = (*Stream)(nil)
+	_ tunnel.ReasonAborter = (*Stream)(nil)
+	_ tunnel.Rester        = (*Stream)(nil)
 )
 
 // NewStream returns the stream in rwc, on which the handshake is over. It owns

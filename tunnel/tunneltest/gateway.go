@@ -38,13 +38,13 @@ func RouteTo(addr string) tunnel.Route {
 
 // A Setup is what a Gateway is made of. Protocols and Resolver are needed.
 type Setup struct {
-	Protocols []tunnel.Protocol // a Drainer among them serves this Gateway and no later one
-	Resolver  tunnel.Resolver
-	Preface   tunnel.Preface // nil means none
-	Dialer    tunnel.Dialer  // nil means a NetDialer, whose dials are counted
-	Hellos    int            // the Router's
-	Limits    tunnel.Limits  // the zero value is no limit for a source, for tests are a single one
-	Socket    net.Listener   // the Gateway closes it; nil means what tunnel.Listen opens on loopback
+	Protocols  []tunnel.Protocol // a Drainer among them serves this Gateway and no later one
+	Resolver   tunnel.Resolver
+	ConnHeader tunnel.ConnHeader // nil means none
+	Dialer     tunnel.Dialer     // nil means a NetDialer, whose dials are counted
+	Hellos     int               // the Router's
+	Limits     tunnel.Limits     // the zero value is no limit for a source, for tests are a single one
+	Socket     net.Listener      // the Gateway closes it; nil means what tunnel.Listen opens on loopback
 
 	// Drained says that all connections have to end by themselves once the
 	// gateway stops listening; otherwise they are cut when the test ends.
@@ -94,7 +94,7 @@ func Serve(t testing.TB, s Setup) *Gateway {
 	served := make(chan error, 1)
 	go func() {
 		defer close(g.closed)
-		served <- g.Server.Serve(ctx, tunnel.Listener{Listener: s.Socket, Protocols: s.Protocols, Preface: s.Preface})
+		served <- g.Server.Serve(ctx, tunnel.Listener{Listener: s.Socket, Protocols: s.Protocols, ConnHeader: s.ConnHeader})
 	}()
 	t.Cleanup(func() {
 		if !s.Drained {

@@ -239,12 +239,12 @@ func speak(names []string, l *file.Listener, via string, auth *verifier) ([]tunn
 	return ps, nil
 }
 
-// preface is what the connections of a listener begin with; nil for nothing.
-func preface(l file.Listener) tunnel.Preface {
+// connHeader is what the connections of a listener begin with; nil for nothing.
+func connHeader(l file.Listener) tunnel.ConnHeader {
 	if l.Proxy == nil {
 		return nil
 	}
-	return &proxyproto.Preface{From: l.Proxy.From}
+	return &proxyproto.ConnHeader{From: l.Proxy.From}
 }
 
 // rank orders protocols by how much they take for theirs.

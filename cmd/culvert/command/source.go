@@ -184,7 +184,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, *verifiers, error) {
 		if err != nil {
 			return cfg, nil, err
 		}
-		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, Preface: preface(l)})
+		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, ConnHeader: connHeader(l)})
 	}
 	return cfg, vs, nil
 }

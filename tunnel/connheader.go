@@ -5,26 +5,27 @@ import (
 	"net/netip"
 )
 
-// A Preface is what every connection of a Listener begins with, before any
-// protocol: what a proxy in front says of the client whose connection it
-// passes on. It is required there and never guessed elsewhere, for whoever may
-// send one may claim to be anybody.
+// A ConnHeader is the header that every connection of a Listener begins with,
+// before any protocol: a proxy in front says there whose connection it passes
+// on. A listener that has one requires it, and no other listener looks for it,
+// because a client that may send one can claim any address.
 //
-// It is part of the preamble: one deadline covers both, and a connection waits
-// for both without a goroutine where all its protocols are Judges.
-type Preface interface {
+// The header is part of the preamble: one deadline covers both, and a connection
+// waits for both without a goroutine where all its protocols are
+// PreambleDetectors.
+type ConnHeader interface {
 	// Trusts reports whether addr, a socket's peer, is a proxy in front. Any
 	// other peer is refused as it comes. A proxy in front stands for many
 	// clients: what it opens is charged to the client that it names, and no
 	// limit on one client is held against the proxy.
 	Trusts(addr netip.Addr) bool
 
-	// Len returns the length of the preface that prefix begins with: 0 where
-	// that takes more bytes to say, and less than 0 where it is none. It is
-	// pure.
+	// Len returns the length of the header that prefix begins with: 0 where
+	// that takes more bytes to say, and less than 0 where prefix begins with
+	// none. It is pure.
 	Len(prefix []byte) int
 
-	// Read reads the preface from c, discards it, and tells c of the client
+	// Read reads the header from c, discards it, and tells c of the client
 	// with SetSource. The context it returns is the connection's from then
 	// on. Its error is an *Error, after it has ended c.
 	Read(ctx context.Context, c *Conn) (context.Context, error)
@@ -38,29 +39,29 @@ func (c *Conn) SetSource(source netip.AddrPort) {
 
 // fronted reports whether addr is a proxy in front of ln.
 func (ln *Listener) fronted(addr netip.Addr) bool {
-	return ln.Preface != nil && ln.Preface.Trusts(addr)
+	return ln.ConnHeader != nil && ln.ConnHeader.Trusts(addr)
 }
 
-// settled is settled for what a connection of ln has sent, its preface
-// included.
-func (ln *Listener) settled(prefix []byte) bool {
-	if ln.Preface == nil {
-		return settled(ln.Protocols, prefix)
+// hasPreamble reports whether a connection of ln that has sent prefix can be
+// served without waiting, its ConnHeader included.
+func (ln *Listener) hasPreamble(prefix []byte) bool {
+	if ln.ConnHeader == nil {
+		return hasPreamble(ln.Protocols, prefix)
 	}
-	switch n := ln.Preface.Len(prefix); {
+	switch n := ln.ConnHeader.Len(prefix); {
 	case n < 0:
 		return true
 	case n == 0 || n >= len(prefix): // a protocol is asked about one byte at least
 		return false
 	default:
-		return settled(ln.Protocols, prefix[n:])
+		return hasPreamble(ln.Protocols, prefix[n:])
 	}
 }
 
-// readPreface reads the preface where the listener has one, and returns the
+// readConnHeader reads the header where the listener has one, and returns the
 // context to serve the connection with.
-func (k *slot) readPreface() (context.Context, error) {
-	p := k.ln.Preface
+func (k *slot) readConnHeader() (context.Context, error) {
+	p := k.ln.ConnHeader
 	if p == nil {
 		return &k.ctx, nil
 	}

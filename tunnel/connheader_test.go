@@ -17,14 +17,14 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// linePreface is a line "from ADDRESS". It trusts one host.
-type linePreface struct{ trusted string }
+// lineHeader is a line "from ADDRESS". It trusts one host.
+type lineHeader struct{ trusted string }
 
-type prefaceKey struct{}
+type headerKey struct{}
 
-func (p *linePreface) Trusts(addr netip.Addr) bool { return addr.String() == p.trusted }
+func (p *lineHeader) Trusts(addr netip.Addr) bool { return addr.String() == p.trusted }
 
-func (p *linePreface) Len(prefix []byte) int {
+func (p *lineHeader) Len(prefix []byte) int {
 	const word = "from "
 	switch {
 	case string(prefix[:min(len(prefix), len(word))]) != word[:min(len(prefix), len(word))]:
@@ -34,19 +34,19 @@ func (p *linePreface) Len(prefix []byte) int {
 	}
 }
 
-func (p *linePreface) Read(ctx context.Context, c *tunnel.Conn) (context.Context, error) {
+func (p *lineHeader) Read(ctx context.Context, c *tunnel.Conn) (context.Context, error) {
 	for {
 		switch n := p.Len(c.Buffered()); {
 		case n < 0:
 			_ = c.Abort()
-			return ctx, tunnel.Refusef(tunnel.BadPreamble, "no preface")
+			return ctx, tunnel.Refusef(tunnel.BadPreamble, "no header")
 		case n > 0:
 			said := strings.TrimSpace(string(c.Buffered()[len("from "):n]))
 			c.Discard(n)
 			if source, err := netip.ParseAddrPort(said); err == nil {
 				c.SetSource(source)
 			}
-			return context.WithValue(ctx, prefaceKey{}, said), nil
+			return context.WithValue(ctx, headerKey{}, said), nil
 		}
 		if err := c.Fill(maxLine); err != nil {
 			_ = c.Abort()
@@ -55,18 +55,18 @@ func (p *linePreface) Read(ctx context.Context, c *tunnel.Conn) (context.Context
 	}
 }
 
-// serveFronted is serve with a preface.
-func serveFronted(t *testing.T, srv *tunnel.Server, p tunnel.Preface, protocols ...tunnel.Protocol) *gateway {
+// serveFronted is serve with a ConnHeader.
+func serveFronted(t *testing.T, srv *tunnel.Server, p tunnel.ConnHeader, protocols ...tunnel.Protocol) *gateway {
 	t.Helper()
 	g := &gateway{srv: srv, ln: newMemListener(), served: make(chan error, 1), budget: &tunnel.Budget{Limit: 1 << 20}}
 	srv.Budget, srv.Observe = g.budget, g.told.observe
 	go func() {
-		g.served <- srv.Serve(t.Context(), tunnel.Listener{Listener: g.ln, Protocols: protocols, Preface: p})
+		g.served <- srv.Serve(t.Context(), tunnel.Listener{Listener: g.ln, Protocols: protocols, ConnHeader: p})
 	}()
 	return g
 }
 
-// asked is a Handler that notes requests, and what the preface said.
+// asked is a Handler that notes requests, and what the header said.
 type asked struct {
 	mu   sync.Mutex
 	said []string
@@ -74,13 +74,13 @@ type asked struct {
 
 func (a *asked) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	a.mu.Lock()
-	said, _ := ctx.Value(prefaceKey{}).(string)
+	said, _ := ctx.Value(headerKey{}).(string)
 	a.said = append(a.said, fmt.Sprintf("%s from %s, %q", req.ALPN, req.Source, said))
 	a.mu.Unlock()
 	acceptAndClose(ctx, req)
 }
 
-func TestPreface(t *testing.T) {
+func TestConnHeader(t *testing.T) {
 	other := &lineProtocol{name: "other", magic: "other"}
 	this := &lineProtocol{name: "this", magic: "this"}
 	for _, row := range []struct {
@@ -105,7 +105,7 @@ func TestPreface(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var a asked
-				g := serveFronted(t, &tunnel.Server{Handler: &a}, &linePreface{"192.0.2.9"}, this, other)
+				g := serveFronted(t, &tunnel.Server{Handler: &a}, &lineHeader{"192.0.2.9"}, this, other)
 				client, accepted := g.dial(row.from)
 				synctest.Wait()
 				if early := accepted.ending() != "open"; early != (row.reason == tunnel.Denied) {
@@ -131,10 +131,10 @@ func TestPreface(t *testing.T) {
 	}
 }
 
-// The preface and what follows share one deadline, which no byte prolongs.
-func TestPrefaceDeadline(t *testing.T) {
+// The header and what follows share one deadline, which no byte prolongs.
+func TestConnHeaderDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := serveFronted(t, &tunnel.Server{Handler: tunnel.HandlerFunc(acceptAndClose)}, &linePreface{"192.0.2.9"}, line)
+		g := serveFronted(t, &tunnel.Server{Handler: tunnel.HandlerFunc(acceptAndClose)}, &lineHeader{"192.0.2.9"}, line)
 		start := time.Now()
 		client, _ := g.dial("192.0.2.9:1")
 		var wg sync.WaitGroup
@@ -159,10 +159,10 @@ func TestPrefaceDeadline(t *testing.T) {
 
 // The limits on one source are not held against a proxy in front, and all
 // others are.
-func TestPrefaceLimits(t *testing.T) {
+func TestConnHeaderLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limits := tunnel.Limits{HalfOpenPerSource: 2, OpenPerSource: 2, NewPerSource: 2, HalfOpen: 5}
-		g := serveFronted(t, &tunnel.Server{Limits: limits, Handler: tunnel.HandlerFunc(acceptAndClose)}, &linePreface{"192.0.2.9"}, line)
+		g := serveFronted(t, &tunnel.Server{Limits: limits, Handler: tunnel.HandlerFunc(acceptAndClose)}, &lineHeader{"192.0.2.9"}, line)
 		var clients []net.Conn
 		var conns []*fakeConn
 		for range 6 {
@@ -187,14 +187,14 @@ func TestPrefaceLimits(t *testing.T) {
 
 // What comes by a proxy in front is charged to the client that it names, and
 // the proxy's own address is held to no limit.
-func TestServerChargesWhomThePrefaceNames(t *testing.T) {
+func TestServerChargesClientOfConnHeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		relay := &tunnel.Relay{}
 		defer relay.Close()
 		budget := &tunnel.Budget{Limit: 100}
 		dialer := &fakeDialer{}
 		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, MaxPerClient: 2, Observe: func(*tunnel.Outcome) {}}
-		g := serveFronted(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{OpenPerSource: 2}, Budget: budget}, &linePreface{"198.51.100.7"}, line)
+		g := serveFronted(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{OpenPerSource: 2}, Budget: budget}, &lineHeader{"198.51.100.7"}, line)
 		var clients []net.Conn
 		enter := func(client string) *fakeConn {
 			c, accepted := g.dial("198.51.100.7:1")

@@ -8,28 +8,28 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A Preface is the header that every connection of a listener begins with.
+// A ConnHeader is the header that every connection of a listener begins with.
 //
 // Whoever may send one may claim to be anybody, so a connection from outside
 // of From is reset as it comes; and there is no listener that takes connections
 // with and without.
-type Preface struct {
+type ConnHeader struct {
 	// From are the ranges of the proxies in front. The limits on one source
 	// are not held against them: those on all sources are, and what one client
 	// may have is theirs to limit. Empty trusts nobody.
 	From []netip.Prefix
 }
 
-var _ tunnel.Preface = (*Preface)(nil)
+var _ tunnel.ConnHeader = (*ConnHeader)(nil)
 
-// Trusts implements tunnel.Preface.
-func (p *Preface) Trusts(addr netip.Addr) bool {
+// Trusts implements tunnel.ConnHeader.
+func (p *ConnHeader) Trusts(addr netip.Addr) bool {
 	addr = addr.Unmap().WithZone("")
 	return slices.ContainsFunc(p.From, func(r netip.Prefix) bool { return r.Contains(addr) })
 }
 
-// Len implements tunnel.Preface.
-func (*Preface) Len(prefix []byte) int {
+// Len implements tunnel.ConnHeader.
+func (*ConnHeader) Len(prefix []byte) int {
 	_, n, err := Parse(prefix)
 	switch err {
 	case nil:
@@ -40,9 +40,9 @@ func (*Preface) Len(prefix []byte) int {
 	return -1
 }
 
-// Read implements tunnel.Preface. The header is in the context it returns: see
+// Read implements tunnel.ConnHeader. The header is in the context it returns: see
 // FromContext. A connection that does not begin with one is reset.
-func (*Preface) Read(ctx context.Context, c *tunnel.Conn) (context.Context, error) {
+func (*ConnHeader) Read(ctx context.Context, c *tunnel.Conn) (context.Context, error) {
 	for {
 		h, n, err := Parse(c.Buffered())
 		switch err {
@@ -66,7 +66,7 @@ func (*Preface) Read(ctx context.Context, c *tunnel.Conn) (context.Context, erro
 
 type headerKey struct{}
 
-// FromContext returns the header of a connection whose Preface was read, nil
+// FromContext returns the header of a connection whose ConnHeader was read, nil
 // for any other.
 func FromContext(ctx context.Context) *Header {
 	h, _ := ctx.Value(headerKey{}).(*Header)

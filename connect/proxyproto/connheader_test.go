@@ -37,7 +37,7 @@ func (w word) Sniff(prefix []byte) tunnel.Verdict {
 	return tunnel.Yes
 }
 
-func (w word) Complete(prefix []byte) bool { return bytes.IndexByte(prefix, ' ') >= 0 }
+func (w word) HasPreamble(prefix []byte) bool { return bytes.IndexByte(prefix, ' ') >= 0 }
 
 func (w word) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	for {
@@ -54,15 +54,15 @@ func (w word) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) e
 	}
 }
 
-// notJudge is a protocol without Complete.
-type notJudge struct{ tunnel.Protocol }
+// notDetector is a protocol without HasPreamble.
+type notDetector struct{ tunnel.Protocol }
 
 // serve starts a gateway that takes every request to backend, by way, and whose
 // connections end by themselves.
-func serve(t *testing.T, p tunnel.Preface, backend string, way tunnel.Dialer, ps ...tunnel.Protocol) *tunneltest.Gateway {
+func serve(t *testing.T, p tunnel.ConnHeader, backend string, way tunnel.Dialer, ps ...tunnel.Protocol) *tunneltest.Gateway {
 	t.Helper()
 	return tunneltest.Serve(t, tunneltest.Setup{
-		Protocols: ps, Preface: p, Resolver: everybody{backend}, Dialer: way, Limits: tunnel.Limits{NewPerSource: -1}, Drained: true,
+		Protocols: ps, ConnHeader: p, Resolver: everybody{backend}, Dialer: way, Limits: tunnel.Limits{NewPerSource: -1}, Drained: true,
 	})
 }
 
@@ -96,13 +96,13 @@ var (
 
 // Each header, whole and cut anywhere, before a protocol that waits on a loop,
 // one that does not, and one of two.
-func TestPreface(t *testing.T) {
+func TestConnHeader(t *testing.T) {
 	svc := testnet.Echo(t).Addr()
-	p := &Preface{From: loopback}
+	p := &ConnHeader{From: loopback}
 	for name, ps := range map[string][]tunnel.Protocol{
 		"judge":     {word{"svc.test"}},
 		"two":       {word{"other.test"}, word{"svc.test"}},
-		"not judge": {notJudge{word{"svc.test"}}},
+		"not judge": {notDetector{word{"svc.test"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := serve(t, p, svc, straight, ps...)
@@ -140,8 +140,8 @@ func TestPreface(t *testing.T) {
 
 // Each bad header is answered with a reset, and nothing of it, or behind it, is
 // a request (must-never N30).
-func TestPrefaceRefuses(t *testing.T) {
-	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
+func TestConnHeaderRefuses(t *testing.T) {
+	g := serve(t, &ConnHeader{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 	for _, row := range badRows {
 		c := testnet.Connect(t, g.Addr)
 		if got, err := talk(c, append(bytes.Clone(row.in), "svc.test "...)); len(got) > 0 || !isReset(err) {
@@ -157,8 +157,8 @@ func TestPrefaceRefuses(t *testing.T) {
 }
 
 // Who leaves in a header, or behind one, is told nothing and asks nothing.
-func TestPrefaceCutShort(t *testing.T) {
-	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
+func TestConnHeaderCutShort(t *testing.T) {
+	g := serve(t, &ConnHeader{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 	whole := withCRC(v2(0x21, 0x11, ends4, tlv(2, "svc.test"), place))
 	for n := range len(whole) + 1 {
 		c := testnet.Connect(t, g.Addr)
@@ -180,7 +180,7 @@ func TestPrefaceCutShort(t *testing.T) {
 // A peer that is not trusted is reset whatever it sends, and without a header
 // nobody is served: nobody says where another connection comes from whom the
 // listener does not trust with it (must-never N5).
-func TestPrefaceTrustsNobodyElse(t *testing.T) {
+func TestConnHeaderTrustsNobodyElse(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		from   []netip.Prefix
@@ -193,7 +193,7 @@ func TestPrefaceTrustsNobodyElse(t *testing.T) {
 		{"trusted, without a header", loopback, nil, tunnel.BadPreamble},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			g := serve(t, &Preface{From: row.from}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
+			g := serve(t, &ConnHeader{From: row.from}, testnet.Echo(t).Addr(), straight, word{"svc.test"})
 			c, err := net.DialTimeout("tcp", g.Addr, patience)
 			if err == nil { // it may be reset before this returns
 				defer c.Close()
@@ -214,7 +214,7 @@ func TestPrefaceTrustsNobodyElse(t *testing.T) {
 }
 
 func TestTrusts(t *testing.T) {
-	p := &Preface{From: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
+	p := &ConnHeader{From: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}}
 	for addr, want := range map[string]bool{
 		"192.0.2.7": true, "::ffff:192.0.2.7": true, "192.0.3.7": false, "2001:db8::7": true, "2001:db9::7": false, "127.0.0.1": false, "10.0.0.1": false,
 	} {
@@ -243,7 +243,7 @@ func TestHeaderWhereNoneIsExpected(t *testing.T) {
 
 // A header behind a header is the client's, and no protocol's here.
 func TestSecondHeaderIsData(t *testing.T) {
-	g := serve(t, &Preface{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"}, word{"other.test"})
+	g := serve(t, &ConnHeader{From: loopback}, testnet.Echo(t).Addr(), straight, word{"svc.test"}, word{"other.test"})
 	c := testnet.Connect(t, g.Addr)
 	if got, err := talk(c, append(append(v2(0x21, 0x11, ends4), v2(0x21, 0x21, ends6)...), "svc.test "...)); len(got) > 0 || !isReset(err) {
 		t.Errorf("got %q, %v, want a reset", got, err)
@@ -256,7 +256,7 @@ func TestSecondHeaderIsData(t *testing.T) {
 // The stated name routes, and the server speaks first.
 func TestProtocol(t *testing.T) {
 	svc := testnet.Greeting(t, "welcome\n").Addr()
-	g := serve(t, &Preface{From: loopback}, svc, straight, &Protocol{})
+	g := serve(t, &ConnHeader{From: loopback}, svc, straight, &Protocol{})
 	c := testnet.Connect(t, g.Addr)
 	_, _ = c.Write(withCRC(v2(0x21, 0x11, ends4, tlv(2, "SVC.test."), tlv(1, "h2"), place)))
 	got := make([]byte, len("welcome\n"))
@@ -301,8 +301,8 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
-// Without a preface there is no name, and nobody is taken at his word.
-func TestProtocolWithoutPreface(t *testing.T) {
+// Without a header there is no name, and no client is believed.
+func TestProtocolWithoutConnHeader(t *testing.T) {
 	g := serve(t, nil, testnet.Echo(t).Addr(), straight, &Protocol{})
 	if c, err := net.DialTimeout("tcp", g.Addr, patience); err == nil { // it may be reset before this returns
 		defer c.Close()
@@ -316,14 +316,14 @@ func TestProtocolWithoutPreface(t *testing.T) {
 	}
 }
 
-// fronted is a Protocol with its preface in one, for the suite.
+// fronted is a Protocol with its ConnHeader in one, for the suite.
 type fronted struct {
-	Preface
+	ConnHeader
 	Protocol
 }
 
 func (f *fronted) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	ctx, err := f.Preface.Read(ctx, c)
+	ctx, err := f.ConnHeader.Read(ctx, c)
 	if err != nil {
 		return err
 	}
