@@ -160,7 +160,7 @@ func (r *Refusal) Send(c *tunnel.Conn, req *tunnel.Request, proxy string) {
 		_ = c.Close()
 		return
 	}
-	c.Farewell(answer)
+	c.CloseWithMessage(answer)
 }
 
 // append1 writes the answer as HTTP/1.1.

@@ -99,7 +99,7 @@ func ReadHead(ctx context.Context, c *tunnel.Conn) (Head, error) {
 		case errors.As(err, &he) && he.Limit > 0:
 			return Head{}, &tunnel.Error{Reason: tunnel.TooLarge, Err: err}
 		case err != ErrMore:
-			if what := tunnel.Foreign(c.Listener, c.Buffered()); what != "" {
+			if what := tunnel.ForeignProtocol(c.Listener, c.Buffered()); what != "" {
 				err = fmt.Errorf("%s (%w)", what, err)
 			}
 			return Head{}, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}

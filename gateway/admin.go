@@ -188,7 +188,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	if budget != nil && budget.Limit < math.MaxInt64 {
 		m.Gauge("culvert_descriptors_limit", "Descriptors that connections, tunnels and pipes may take.", func() float64 { return float64(budget.Limit) })
 	}
-	m.Gauge("culvert_backlog_bytes", "Bytes that tunnels hold because a side does not take them.", func() float64 { return float64(budget.Held()) })
+	m.Gauge("culvert_backlog_bytes", "Bytes that tunnels hold because a side does not take them.", func() float64 { return float64(budget.Buffered()) })
 	m.Gauge("culvert_memory_used_bytes", "Memory in use, without garbage, of the limit that is nearest. 0 without a limit.", func() float64 { return float64(g.memory.used.Load()) })
 	m.Gauge("culvert_memory_limit_bytes", "That limit. 0 without one.", func() float64 { return float64(g.memory.of.Load()) })
 	m.Gauge("culvert_memory_pressure", "0 calm, 1 short: requests are refused, 2 full: nothing is accepted.", func() float64 { return float64(budget.Pressure()) })

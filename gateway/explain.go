@@ -183,7 +183,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 	req := &tunnel.Request{Proto: q.Proto, Listener: q.Listener, Start: time.Now(), Source: netip.AddrPortFrom(q.From, 0)}
 	if _, port, err := net.SplitHostPort(strings.TrimPrefix(q.Listener, udp.Scheme)); err == nil {
 		if n, err := strconv.ParseUint(port, 10, 16); err == nil {
-			req.Local = uint16(n)
+			req.LocalPort = uint16(n)
 		}
 	}
 	if q.As != "" {

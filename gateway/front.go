@@ -151,21 +151,21 @@ func (f *tlsFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		return err
 	}
 	req := inner.NewRequest("tls")
-	req.Name, req.Listener, req.Confined, req.ALPN = ends.Name, ends.Listener, true, ends.ALPN
+	req.Name, req.Listener, req.ListenerOnly, req.ALPN = ends.Name, ends.Listener, true, ends.ALPN
 	h.ServeTunnel(ctx, req)
 	return nil
 }
 
 // direct says what req leads to, and reports whether TLS is passed on there.
 func (f *tlsFront) direct(has *offer, req *tunnel.Request) bool {
-	req.Confined = true // to nothing, unless there is a section
+	req.ListenerOnly = true // to nothing, unless there is a section
 	s := has.table.SectionOf(has.Name, req.Name)
 	if s == nil {
 		return true
 	}
 	if s.Istio {
 		if name, port, _, ok := sni.ParseIstio(req.Name); ok {
-			req.Name, req.Port, req.Listener, req.Confined = name, port, f.at, false
+			req.Name, req.Port, req.Listener, req.ListenerOnly = name, port, f.at, false
 			return true
 		}
 	}
@@ -193,7 +193,7 @@ func (f *plainFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Han
 
 func (f *plainFront) direct(req *tunnel.Request) {
 	has := f.has.Load()
-	req.Confined = true
+	req.ListenerOnly = true
 	if s := has.table.SectionOf(has.Name, tunnel.Name{}); s != nil {
 		req.Listener = s.Name
 	}
@@ -229,7 +229,7 @@ func (f *httpFront) ServeConn(ctx context.Context, c *tunnel.Conn, _ tunnel.Hand
 	}
 	tunnel.WillWait(ctx)
 	const body = "This gateway routes no HTTP.\n"
-	c.Farewell(fmt.Appendf(nil, "HTTP/1.1 501 Not Implemented\r\nContent-Type: text/plain; charset=utf-8\r\n"+
+	c.CloseWithMessage(fmt.Appendf(nil, "HTTP/1.1 501 Not Implemented\r\nContent-Type: text/plain; charset=utf-8\r\n"+
 		"Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
 	return tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTP is not routed", c.Listener)
 }

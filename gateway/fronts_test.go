@@ -362,7 +362,7 @@ func TestFrontRequestsStayConfined(t *testing.T) {
 	if _, err := e.registry.Resolve(t.Context(), req); err != nil {
 		t.Errorf("a request of a configured listener: %v", err)
 	}
-	req.Confined = true
+	req.ListenerOnly = true
 	if route, err := e.registry.Resolve(t.Context(), req); tunnel.ReasonOf(err) != tunnel.NoRoute {
 		t.Errorf("a request of a section that is gone: got %v, %v", route, err)
 	}

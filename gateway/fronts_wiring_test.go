@@ -219,10 +219,10 @@ func TestFrontsRefuseWhileMemoryIsShort(t *testing.T) {
 	eachFront(t, Config{Limits: noLimits, Memory: -1}, func(t *testing.T, e *edge, kind *frontKind) {
 		l := kind.listener(e, registry.Backend{Weight: 1, Service: serving("s", kind.backend(e))})
 		e.have(l)
-		e.loops.Budget.Press(tunnel.Short)
+		e.loops.Budget.SetPressure(tunnel.Short)
 		e.wants(kind, l.Port, "cut", "memory is short")
 		e.logs("reason=overload", "memory is short")
-		e.loops.Budget.Press(tunnel.Calm)
+		e.loops.Budget.SetPressure(tunnel.Calm)
 		e.wants(kind, l.Port, "h", "memory is there again")
 	})
 }

@@ -60,7 +60,7 @@ type memoryWatch struct {
 
 	// relieve ends tunnels that keep about n bytes, of the kernel's too where
 	// those count; nil for nothing.
-	relieve  func(n int64, kernel bool) tunnel.Relieved
+	relieve  func(n int64, kernel bool) tunnel.FreedMemory
 	http3    func() []*h3.Server // those that serve; nil for none
 	relieved time.Time           // when it was last called,
 	hunting  time.Duration       // and how long it took
@@ -92,7 +92,7 @@ func AutoMemory() int64 {
 func (g *Gateway) watchMemory(budget *tunnel.Budget) {
 	w := &g.memory
 	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
-	w.relieve = g.relay.Relieve
+	w.relieve = g.relay.FreeMemory
 	w.http3 = func() (all []*h3.Server) {
 		for _, l := range g.cfg.Listeners {
 			if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
@@ -142,7 +142,7 @@ func (w *memoryWatch) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-timer.C:
-		case <-w.budget.Crowd(crowd(w.of.Load())):
+		case <-w.budget.NotifyAt(crowd(w.of.Load())):
 		}
 	}
 }
@@ -179,7 +179,7 @@ func (w *memoryWatch) look(ctx context.Context) {
 
 // say tells the budget and the log of a new state.
 func (w *memoryWatch) say(ctx context.Context, is tunnel.Pressure, used, of int64) {
-	w.budget.Press(is)
+	w.budget.SetPressure(is)
 	level := slog.LevelWarn
 	if is == tunnel.Calm {
 		level = slog.LevelInfo

@@ -88,9 +88,9 @@ func TestMeasure(t *testing.T) {
 func TestFullMemoryIsFreed(t *testing.T) {
 	var asked []int64
 	w := &memoryWatch{limit: 1, budget: &tunnel.Budget{}, log: slog.New(slog.DiscardHandler)} // of which any process uses more
-	w.relieve = func(n int64, _ bool) tunnel.Relieved {
+	w.relieve = func(n int64, _ bool) tunnel.FreedMemory {
 		asked = append(asked, n)
-		return tunnel.Relieved{Ended: 1, Freed: n, Client: "192.0.2.1"}
+		return tunnel.FreedMemory{Ended: 1, Freed: n, Client: "192.0.2.1"}
 	}
 	w.look(t.Context())
 	if p := w.budget.Pressure(); p != tunnel.Full {

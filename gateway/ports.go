@@ -71,7 +71,7 @@ type direct struct {
 
 func (d *direct) request(req *tunnel.Request) {
 	to := d.to.Load()
-	req.Name, req.Port, req.Local = to.Name, to.Port, 0
+	req.Name, req.Port, req.LocalPort = to.Name, to.Port, 0
 }
 
 // ServeConn makes the one Request.

@@ -106,7 +106,7 @@ func (t *Table) pick(m match, req *tunnel.Request) (found, *tunnel.Error) {
 		if len(c) == 1 {
 			return t.lead(m, c[0], c[0].port, req)
 		}
-		port = req.Local
+		port = req.LocalPort
 	}
 	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
 	if ok && port != 0 {
@@ -125,7 +125,7 @@ func (t *Table) pick(m match, req *tunnel.Request) (found, *tunnel.Error) {
 	}
 	list := strings.Join(ports, ", ")
 	if req.Port == 0 {
-		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has the ports %s and none was asked for: listen on one of them (this is %d), or use a protocol that names the port", req.Host(), list, req.Local)
+		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has the ports %s and none was asked for: listen on one of them (this is %d), or use a protocol that names the port", req.Host(), list, req.LocalPort)
 	}
 	return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has no port %d, it has %s", req.Host(), req.Port, list)
 }

@@ -272,7 +272,7 @@ func reference(services []*Service, req *tunnel.Request) (int, bool) {
 		if ports == 1 {
 			return at[0], true
 		}
-		port = req.Local
+		port = req.LocalPort
 	}
 	for _, i := range at {
 		if slices.Contains(services[i].Ports, port) {
@@ -334,10 +334,10 @@ func TestLookupAgainstReference(t *testing.T) {
 			want, ok := reference(services, req)
 			f, err := tab.find(req)
 			if ok != (err == nil) {
-				t.Fatalf("%s at %d: got %v, want found %v\n%+v", req.Target(), req.Local, err, ok, services)
+				t.Fatalf("%s at %d: got %v, want found %v\n%+v", req.Target(), req.LocalPort, err, ok, services)
 			}
 			if ok && f.entry.Name != services[want].Name {
-				t.Fatalf("%s at %d: got service %s, want %s\n%+v", req.Target(), req.Local, f.entry.Name, services[want].Name, services)
+				t.Fatalf("%s at %d: got service %s, want %s\n%+v", req.Target(), req.LocalPort, f.entry.Name, services[want].Name, services)
 			}
 			if ok {
 				found++

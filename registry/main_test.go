@@ -41,9 +41,9 @@ func table(t testing.TB, services ...*Service) *Table {
 }
 
 func byName(name string, port, local uint16) *tunnel.Request {
-	return &tunnel.Request{Name: tunnel.MustParseName(name), Port: port, Local: local, Source: netip.MustParseAddrPort("203.0.113.9:40000")}
+	return &tunnel.Request{Name: tunnel.MustParseName(name), Port: port, LocalPort: local, Source: netip.MustParseAddrPort("203.0.113.9:40000")}
 }
 
 func byAddr(addr string, port uint16) *tunnel.Request {
-	return &tunnel.Request{Addr: netip.MustParseAddr(addr), Port: port, Local: 443, Source: netip.MustParseAddrPort("203.0.113.9:40000")}
+	return &tunnel.Request{Addr: netip.MustParseAddr(addr), Port: port, LocalPort: 443, Source: netip.MustParseAddrPort("203.0.113.9:40000")}
 }

@@ -300,7 +300,7 @@ func TestOnwardOfBackends(t *testing.T) {
 		{"tcp", "nameless", `no-endpoint: registry: "": service "shop/db" has no name to ask the gateways of network "all" for`},
 		{"udp", "all", `no-endpoint: registry: "": service "shop/db" is in network "all": gateways pass on streams, and a udp request is of datagrams`},
 	} {
-		req := &tunnel.Request{Proto: c.proto, Listener: c.listener, Confined: true}
+		req := &tunnel.Request{Proto: c.proto, Listener: c.listener, ListenerOnly: true}
 		if got := onward(reg, req); got != c.want {
 			t.Errorf("%s by listener %s:\n got %s\nwant %s", c.proto, c.listener, got, c.want)
 		}
@@ -308,13 +308,13 @@ func TestOnwardOfBackends(t *testing.T) {
 
 	// A client of TLS that ends here is refused before it is shown a certificate.
 	for listener, want := range map[string]tunnel.Reason{"here": tunnel.Done, "all": tunnel.Insecure, "h2": tunnel.Insecure, "open": tunnel.Done, "crypt": tunnel.Done, "via": tunnel.Done} {
-		err := reg.Table().Hopeless(&tunnel.Request{Proto: "sni", Listener: listener, Confined: true})
+		err := reg.Table().Hopeless(&tunnel.Request{Proto: "sni", Listener: listener, ListenerOnly: true})
 		if tunnel.ReasonOf(err) != want {
 			t.Errorf("TLS that ends at listener %s: got %v, want %s", listener, err, want)
 		}
 	}
 
-	route, err := reg.Resolve(t.Context(), &tunnel.Request{Proto: "tls", Listener: "via", Confined: true})
+	route, err := reg.Resolve(t.Context(), &tunnel.Request{Proto: "tls", Listener: "via", ListenerOnly: true})
 	if err != nil || len(route.Endpoints) != 1 || route.Endpoints[0].Host != name || route.Endpoints[0].Addr.Port() != 5432 {
 		t.Errorf("by the network's via: %v (%v), want %s and its port", route.Endpoints, err, name)
 	}

@@ -37,7 +37,7 @@ func BenchmarkMergeRules(b *testing.B) {
 	r := &Registry{}
 	t, _ := Merge(s)
 	r.Swap(t)
-	req := &tunnel.Request{Proto: "sni", Listener: "s", Confined: true, Name: tunnel.MustParseName("r4711.test")}
+	req := &tunnel.Request{Proto: "sni", Listener: "s", ListenerOnly: true, Name: tunnel.MustParseName("r4711.test")}
 	b.Run("resolve=rule", func(b *testing.B) {
 		for b.Loop() {
 			_, _ = r.Resolve(b.Context(), req)

@@ -10,7 +10,7 @@ import (
 
 // confined reports whether only a section's rules count for req.
 func (t *Table) confined(req *tunnel.Request) bool {
-	if req.Confined {
+	if req.ListenerOnly {
 		return true
 	}
 	if t == nil || t.fronts == nil {

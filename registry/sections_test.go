@@ -48,7 +48,7 @@ func withListeners(t testing.TB, listeners ...*Listener) *Registry {
 
 // confined is a request by a section.
 func confined(section, name string) *tunnel.Request {
-	req := &tunnel.Request{Proto: "sni", Listener: section, Confined: true}
+	req := &tunnel.Request{Proto: "sni", Listener: section, ListenerOnly: true}
 	if name != "" {
 		req.Name = tunnel.MustParseName(name)
 	}
@@ -184,7 +184,7 @@ func TestSectionsConfine(t *testing.T) {
 		{":443", "b.test", false, "no-route"},
 	} {
 		req := confined(test.listener, test.name)
-		req.Confined = test.confined
+		req.ListenerOnly = test.confined
 		route, err := r.Resolve(t.Context(), req)
 		got := string(tunnel.ReasonOf(err))
 		if err == nil {

@@ -72,7 +72,7 @@ func TestBackendsThatStandForOthers(t *testing.T) {
 		}
 		r := &Registry{}
 		r.Swap(tab)
-		req := &tunnel.Request{Listener: "gw", Confined: true, Local: 5432}
+		req := &tunnel.Request{Listener: "gw", ListenerOnly: true, LocalPort: 5432}
 		route, err := r.Resolve(context.Background(), req)
 		got := string(tunnel.ReasonOf(err))
 		if err == nil {

@@ -128,7 +128,7 @@ func (p *Protocol) refuse(c *tunnel.Conn, err error) {
 		return
 	}
 	// A fatal alert in a record of its own: RFC 8446 section 6.
-	c.Farewell([]byte{21, 3, 3, 0, 2, 2, byte(a)})
+	c.CloseWithMessage([]byte{21, 3, 3, 0, 2, 2, byte(a)})
 }
 
 // AlertFor is the table of what a TLS client hears for each Reason; 0 means
@@ -164,7 +164,7 @@ func (p *Protocol) notTLS(c *tunnel.Conn, err *tunnel.Error) error {
 		switch requestLine(c.Buffered()) {
 		case tunnel.Yes:
 			const body = "TLS expected\n"
-			c.Farewell(fmt.Appendf(nil, "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"+
+			c.CloseWithMessage(fmt.Appendf(nil, "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"+
 				"Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
 			return err
 		case tunnel.More:

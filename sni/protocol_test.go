@@ -338,8 +338,8 @@ func TestServeRequestFields(t *testing.T) {
 		if want := []string{"h2", "http/1.1"}; !slices.Equal(req.ALPN, want) {
 			t.Errorf("ALPN %q, want %q", req.ALPN, want)
 		}
-		if !req.Source.IsValid() || req.Local == 0 || req.Start.IsZero() {
-			t.Errorf("source %v, local port %d, start %v, want all of them", req.Source, req.Local, req.Start)
+		if !req.Source.IsValid() || req.LocalPort == 0 || req.Start.IsZero() {
+			t.Errorf("source %v, local port %d, start %v, want all of them", req.Source, req.LocalPort, req.Start)
 		}
 		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no route"))
 	}), patience)

@@ -142,9 +142,9 @@ const handshakeMemory = 48 << 10 // bytes
 
 // hold counts an unfinished handshake in the accounts of memory, or refuses it where
 // its client has its share of that.
-func hold(ctx context.Context) (held tunnel.Holding, err error) {
-	held = tunnel.NewHolding(ctx, true)
-	if err := held.MayHold(); err != nil {
+func hold(ctx context.Context) (held tunnel.BufferAccount, err error) {
+	held = tunnel.NewBufferAccount(ctx, true)
+	if err := held.CheckLimit(); err != nil {
 		return held, err
 	}
 	held.Set(handshakeMemory)
@@ -154,7 +154,7 @@ func hold(ctx context.Context) (held tunnel.Holding, err error) {
 // end ends TLS on c, whose hello was read for a name and is still there, and
 // returns what is inside, and what ALPN chose. After an error c has been ended.
 // held counts until the handshake is over.
-func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name, held *tunnel.Holding) (inner *tunnel.Conn, alpn string, err error) {
+func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
 	defer held.Set(0)
 	tunnel.WillWait(ctx) // a signature takes a while, and so does the client
 	below := &below{Conn: c, left: MaxHandshake}
@@ -199,9 +199,9 @@ func failed(ctx context.Context, c *tunnel.Conn, b *below, err error) error {
 		_ = c.Close()
 	case errors.As(err, &bad), tunnel.ReasonOf(err) == tunnel.NoAuth, strings.Contains(err.Error(), "provide a certificate"):
 		why = tunnel.NoAuth
-		c.Farewell(nil)
+		c.CloseWithMessage(nil)
 	default:
-		c.Farewell(nil)
+		c.CloseWithMessage(nil)
 	}
 	return &tunnel.Error{Reason: why, Err: fmt.Errorf("termination: handshake: %w", err)}
 }

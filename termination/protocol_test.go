@@ -504,7 +504,7 @@ func TestHandshakesAreCounted(t *testing.T) {
 	const most = 4
 	for i := range most {
 		begin()
-		testnet.Eventually(t, 10*time.Second, func() bool { return budget.Held() == int64(i+1)*each }, "handshake %d is counted", i+1)
+		testnet.Eventually(t, 10*time.Second, func() bool { return budget.Buffered() == int64(i+1)*each }, "handshake %d is counted", i+1)
 	}
 	const alert = 21
 	head := make([]byte, 1)
@@ -523,5 +523,5 @@ func TestHandshakesAreCounted(t *testing.T) {
 	for _, c := range conns {
 		_ = c.Close()
 	}
-	testnet.Eventually(t, 10*time.Second, func() bool { return budget.Held() == 0 }, "nothing is counted any more")
+	testnet.Eventually(t, 10*time.Second, func() bool { return budget.Buffered() == 0 }, "nothing is counted any more")
 }

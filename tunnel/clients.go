@@ -233,18 +233,17 @@ func (c *Client) each(f func(c *Client, times int64) error) error {
 	return nil
 }
 
-// MayOpen refuses one more of what, "connections", where the client has as many
-// open as the configuration lets one client have.
-func (c *Client) MayOpen(l *Limits, what string) error {
+// CheckOpen refuses one more of what, such as "connections", where the client has
+// as many open as the configuration allows one client.
+func (c *Client) CheckOpen(l *Limits, what string) error {
 	return c.within("limits.openPerSource", int64(l.OpenPerSource), what, func(c *Client) int64 { return c.Open.Load() })
 }
 
-// MayBegin is MayOpen for what has not asked for anything yet, "unfinished
-// handshakes". Of those there are pending in all, of all clients; where that
-// comes near to what Limits.HalfOpen allows, clients that have most are refused
-// first. A Queue, which makes room for a newcomer instead, calls it with a
-// pending of 0.
-func (c *Client) MayBegin(l *Limits, pending int, what string) error {
+// CheckPending is CheckOpen for what has not asked for anything yet, such as
+// "unfinished handshakes". pending is how many all clients have together: as it
+// approaches Limits.HalfOpen, the clients that have most are refused first. The
+// user of a Queue, which makes room for a newcomer instead, passes 0.
+func (c *Client) CheckPending(l *Limits, pending int, what string) error {
 	held := func(c *Client) int64 { return c.Pending.Load() }
 	if err := c.within("limits.halfOpenPerSource", int64(l.HalfOpenPerSource), what, held); err != nil {
 		return err
@@ -259,8 +258,8 @@ func (c *Client) MayBegin(l *Limits, pending int, what string) error {
 	return c.fair(what, int64(most), int64(most-pending), 1, held, "limits.halfOpen allows more")
 }
 
-// MayTunnel is MayOpen for tunnels.
-func (c *Client) MayTunnel(most int) error {
+// CheckTunnels is CheckOpen for tunnels.
+func (c *Client) CheckTunnels(most int) error {
 	return c.within("limits.openPerSource", int64(most), "tunnels", func(c *Client) int64 { return c.Tunnels.Load() })
 }
 
@@ -278,9 +277,9 @@ func (c *Client) within(key string, most int64, what string, held func(*Client) 
 	})
 }
 
-// Spend counts one new of what, "connections", and refuses it where the client
-// opens them faster than the configuration lets one client.
-func (c *Client) Spend(l *Limits, now time.Time, what string) error {
+// CheckRate counts one new of what, such as "connections", and refuses it where
+// the client opens them faster than the configuration allows one client.
+func (c *Client) CheckRate(l *Limits, now time.Time, what string) error {
 	if l.NewPerSource <= 0 {
 		return nil
 	}
@@ -351,8 +350,8 @@ func (c *Client) aborted(early bool, now time.Time) {
 	})
 }
 
-// mayAbort refuses a new tunnel of a client that has aborted too many.
-func (c *Client) mayAbort(now time.Time) error {
+// checkAborts refuses a new tunnel of a client that has aborted too many.
+func (c *Client) checkAborts(now time.Time) error {
 	return c.each(func(c *Client, times int64) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -447,14 +446,14 @@ func (b *Budget) spares(c *Client) bool {
 	return true
 }
 
-// mayTake refuses the client n more descriptors where the Budget is short of
+// checkDescriptors refuses the client n more descriptors where the Budget is short of
 // them and the client holds its share.
-func (b *Budget) mayTake(c *Client, n int64) error {
+func (b *Budget) checkDescriptors(c *Client, n int64) error {
 	if b == nil || c == nil {
 		return nil
 	}
 	// What is left for refusals alone is no part of what is shared.
-	total := max(b.Limit-polite, b.Limit/2)
+	total := max(b.Limit-reservedForRefusals, b.Limit/2)
 	return c.fair("descriptors", total, total-b.used.Load(), n, func(c *Client) int64 { return c.descriptors.Load() },
 		"raise the limit on open files or add a gateway")
 }

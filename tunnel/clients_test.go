@@ -13,7 +13,7 @@ import (
 
 // take is what Server and Router do for one descriptor of a client.
 func take(b *Budget, c *Client) error {
-	if err := b.mayTake(c, 1); err != nil {
+	if err := b.checkDescriptors(c, 1); err != nil {
 		return err
 	}
 	if !b.Accept() {
@@ -36,7 +36,7 @@ func TestOneClientMayHaveNearlyAll(t *testing.T) {
 		b := &Budget{Limit: limit}
 		alone := b.Client(nil, netip.MustParseAddr("192.0.2.1"))
 		n := fill(b, alone)
-		if n < (limit-polite)*84/100 {
+		if n < (limit-reservedForRefusals)*84/100 {
 			t.Errorf("of %d descriptors one client gets %d", limit, n)
 		}
 		err := take(b, alone)
@@ -109,10 +109,10 @@ func TestClientsOfASite(t *testing.T) {
 	}
 	l := &Limits{OpenPerSource: 2, HalfOpenPerSource: 2, NewPerSource: 2}
 	for what, one := range map[string]func(*Client) error{
-		"open":    func(c *Client) error { defer c.AddOpen(1); return c.MayOpen(l, "connections") },
-		"pending": func(c *Client) error { defer c.AddPending(1); return c.MayBegin(l, 0, "connections") },
-		"new":     func(c *Client) error { return c.Spend(l, time.Now(), "connections") },
-		"tunnels": func(c *Client) error { defer c.AddTunnels(1); return c.MayTunnel(2) },
+		"open":    func(c *Client) error { defer c.AddOpen(1); return c.CheckOpen(l, "connections") },
+		"pending": func(c *Client) error { defer c.AddPending(1); return c.CheckPending(l, 0, "connections") },
+		"new":     func(c *Client) error { return c.CheckRate(l, time.Now(), "connections") },
+		"tunnels": func(c *Client) error { defer c.AddTunnels(1); return c.CheckTunnels(2) },
 	} {
 		b, n := &Budget{}, 0
 		for i := range 100 {
@@ -136,16 +136,16 @@ func TestClientMessagesNameTheSetting(t *testing.T) {
 	c.AddOpen(3)
 	c.AddPending(4)
 	c.AddTunnels(3)
-	_ = c.Spend(l, time.Now(), "connections")
+	_ = c.CheckRate(l, time.Now(), "connections")
 	for _, tt := range []struct {
 		err  error
 		want string
 	}{
-		{c.MayOpen(l, "connections"), "limits.openPerSource: 127.0.0.1 has 3 connections open, the limit is 3"},
-		{c.MayTunnel(3), "limits.openPerSource: 127.0.0.1 has 3 tunnels open, the limit is 3"},
-		{c.MayBegin(l, 0, "pending connections"), "limits.halfOpenPerSource: 127.0.0.1 has 4 pending connections open, the limit is 4"},
-		{c.Spend(l, time.Now(), "connections"), "limits.newPerSource: 127.0.0.1 opened more than 1 connections in a second"},
-		{c.MayBegin(&Limits{HalfOpen: 5}, 5, "unfinished handshakes"), "limits.halfOpen: there are 5 unfinished handshakes, the limit"},
+		{c.CheckOpen(l, "connections"), "limits.openPerSource: 127.0.0.1 has 3 connections open, the limit is 3"},
+		{c.CheckTunnels(3), "limits.openPerSource: 127.0.0.1 has 3 tunnels open, the limit is 3"},
+		{c.CheckPending(l, 0, "pending connections"), "limits.halfOpenPerSource: 127.0.0.1 has 4 pending connections open, the limit is 4"},
+		{c.CheckRate(l, time.Now(), "connections"), "limits.newPerSource: 127.0.0.1 opened more than 1 connections in a second"},
+		{c.CheckPending(&Limits{HalfOpen: 5}, 5, "unfinished handshakes"), "limits.halfOpen: there are 5 unfinished handshakes, the limit"},
 	} {
 		if tt.err == nil || tt.err.Error() != tt.want || ReasonOf(tt.err) != Overload {
 			t.Errorf("got %v, want %s", tt.err, tt.want)
@@ -157,7 +157,7 @@ func TestClientMessagesNameTheSetting(t *testing.T) {
 func TestMayBeginLeavesSomeForOthers(t *testing.T) {
 	b, l, pending := &Budget{}, &Limits{}, 0
 	begin := func(c *Client) bool {
-		if c.MayBegin(l, pending, "handshakes") != nil {
+		if c.CheckPending(l, pending, "handshakes") != nil {
 			return false
 		}
 		c.AddPending(1)
@@ -184,7 +184,7 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 		b := &Budget{}
 		c := b.Client(nil, netip.MustParseAddr("192.0.2.1"))
 		spend := func() (n int) {
-			for c.mayAbort(time.Now()) == nil {
+			for c.checkAborts(time.Now()) == nil {
 				c.aborted(true, time.Now())
 				n++
 			}
@@ -193,7 +193,7 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 		if n := spend(); n != mostAborts {
 			t.Errorf("%d at once, want %d", n, mostAborts)
 		}
-		if err := b.Client(nil, netip.MustParseAddr("192.0.2.2")).mayAbort(time.Now()); err != nil {
+		if err := b.Client(nil, netip.MustParseAddr("192.0.2.2")).checkAborts(time.Now()); err != nil {
 			t.Errorf("another client: %v", err)
 		}
 		time.Sleep(2 * time.Second)
@@ -337,7 +337,7 @@ func BenchmarkClientOfAConnection(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
 			c := budget.Client(nil, addr)
-			if c.mayConnect(l, budget, now) != nil {
+			if c.checkConnect(l, budget, now) != nil {
 				b.Error("refused")
 			}
 			c.AddOpen(1)

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// farewell is how long a refused client may take to read why: a close with
-// unread input would send a reset, and the reset would eat the answer.
-const farewell = time.Second
+// closeTimeout is how long a refused client may take to read why: a close with
+// unread input would send a reset, and the reset would discard the answer.
+const closeTimeout = time.Second
 
 const scratchSize = 4 << 10 // bytes; most preambles are smaller
 
@@ -126,14 +126,15 @@ func (c *Conn) Unwrap() (net.Conn, []byte) {
 	return c.Conn, early
 }
 
-// Farewell writes msg, the last thing the client is to hear, and closes the
-// connection so that it arrives: the end is sent at once, and what the client
-// still sends is thrown away for at most a second and a megabyte.
-func (c *Conn) Farewell(msg []byte) {
+// CloseWithMessage writes msg, the last bytes for the client, and closes the
+// connection so that they arrive: the end of the stream is sent at once, and
+// what the client still sends is discarded for at most closeTimeout and a
+// megabyte.
+func (c *Conn) CloseWithMessage(msg []byte) {
 	for o := c; o != nil; o = o.outer {
 		o.leaving.Store(true)
 	}
-	_ = c.Conn.SetDeadline(time.Now().Add(farewell))
+	_ = c.Conn.SetDeadline(time.Now().Add(closeTimeout))
 	if _, err := c.Conn.Write(msg); err == nil && c.CloseWrite() == nil {
 		for left := 1 << 20; left > 0; left -= len(c.buf) {
 			c.buf = nil
@@ -150,18 +151,18 @@ func (c *Conn) Farewell(msg []byte) {
 // protocol fills in where to, and its own Accept and Refuse where it has them.
 func (c *Conn) NewRequest(proto string) *Request {
 	r := &Request{
-		Proto:    proto,
-		Listener: c.Listener,
-		Source:   c.source,
-		Peer:     c.Peer,
-		Accept:   c.Accept,
-		Refuse:   func(error) { _ = c.Abort() },
-		Start:    c.accepted,
-		Local:    c.local,
+		Proto:     proto,
+		Listener:  c.Listener,
+		Source:    c.source,
+		Peer:      c.Peer,
+		Accept:    c.Accept,
+		Refuse:    func(error) { _ = c.Abort() },
+		Start:     c.accepted,
+		LocalPort: c.local,
 	}
 	if c.local == 0 {
 		if a, ok := c.LocalAddr().(*net.TCPAddr); ok {
-			r.Local = uint16(a.Port)
+			r.LocalPort = uint16(a.Port)
 		}
 	}
 	return r

@@ -149,7 +149,7 @@ func (l *loop) offer(f *flow, i int, p []byte) syscall.Errno {
 		case syscall.EINTR:
 		case syscall.EAGAIN:
 			s.out = &backlog{bytes: append([]byte(nil), p...), held: len(p)}
-			l.budget.Hold(len(p))
+			l.budget.AddBuffered(len(p))
 			return 0
 		default:
 			return errno
@@ -202,7 +202,7 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 		case len(o.bytes) > n:
 			o.bytes = o.bytes[n:]
 		default:
-			l.budget.Hold(-o.held)
+			l.budget.AddBuffered(-o.held)
 			s.out, o = nil, nil
 		}
 	}
@@ -394,7 +394,7 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 			l.budget.Give(2)
 		}
 		if s.out != nil {
-			l.budget.Hold(-s.out.held)
+			l.budget.AddBuffered(-s.out.held)
 		}
 		s.out = nil
 		if reset {

@@ -11,12 +11,12 @@ import (
 // random bytes in it, and is never answered. (QUIC has connection ids, which
 // package udp knows again.)
 
-// DefaultHellos is how often the same ClientHello may be on its way to services at
+// DefaultMaxHelloRepeats is how often the same ClientHello may be on its way to services at
 // once. A client sends each of its own once. But a generator of load may repeat
 // one, to services that wait for more, and is no loop: so the limit is far above
 // what such a program has waiting, and below the local ports that a loop over
 // another gateway would take.
-const DefaultHellos = 4096
+const DefaultMaxHelloRepeats = 4096
 
 // hellos counts the ClientHellos that are on their way to a service and have not
 // been answered, by their fingerprint. It holds few of them: of two in the same

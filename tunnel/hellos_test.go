@@ -87,7 +87,7 @@ func BenchmarkHello(b *testing.B) {
 	i := 0
 	for b.Loop() {
 		of := Fingerprint(hellos[i%len(hellos)])
-		if h.enter(of, DefaultHellos) {
+		if h.enter(of, DefaultMaxHelloRepeats) {
 			h.leave(of)
 		}
 		i++

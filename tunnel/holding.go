@@ -2,10 +2,10 @@ package tunnel
 
 import "context"
 
-// A Holding is what a connection of many streams keeps in memory because nobody
-// reads it: in the process's account, and in its client's. It is not safe for
-// concurrent use; its zero value counts for nobody.
-type Holding struct {
+// A BufferAccount counts the bytes that a connection of many streams keeps in
+// memory because nobody reads them: for the process, and for its client. It is
+// not safe for concurrent use. Its zero value counts nothing.
+type BufferAccount struct {
 	budget *Budget
 	client *Client // nil for a connection that several clients use
 	held   int64
@@ -14,37 +14,38 @@ type Holding struct {
 // holdStep is how far the accounts may be behind, for each connection.
 const holdStep = 16 << 10 // bytes
 
-// NewHolding returns the Holding of the connection that ctx is of: in the
-// accounts of its Server, and of its client where that is the one who sends.
-func NewHolding(ctx context.Context, sends bool) Holding {
+// NewBufferAccount returns the BufferAccount of the connection that ctx belongs
+// to. It counts for the connection's Server and, where sends says that the client
+// sends the bytes, for its client.
+func NewBufferAccount(ctx context.Context, sends bool) BufferAccount {
 	k, ok := ctx.Value(slotKey{}).(*slot)
 	switch {
 	case !ok:
-		return Holding{}
+		return BufferAccount{}
 	case !sends || k.exempt:
-		return Holding{budget: k.server.Budget}
+		return BufferAccount{budget: k.server.Budget}
 	}
-	return Holding{budget: k.server.Budget, client: k.client}
+	return BufferAccount{budget: k.server.Budget, client: k.client}
 }
 
 // Set counts n bytes, in place of what was counted before.
-func (h *Holding) Set(n int) {
+func (h *BufferAccount) Set(n int) {
 	more := int64(n) - h.held
 	if h.budget == nil || more == 0 || n != 0 && more > -holdStep && more < holdStep {
 		return
 	}
 	h.held = int64(n)
-	h.budget.Hold(int(more))
+	h.budget.AddBuffered(int(more))
 	h.client.addHeld(more)
 }
 
-// Scarce reports whether memory is short, or much of it is held by what nobody
-// reads: then a peer is to send no more than is read.
-func (h *Holding) Scarce() bool { return h.budget.most(copySize) < copySize }
+// MemoryShort reports whether memory is short, or much of it is taken by bytes
+// that nobody reads: a peer may then send no more than is read.
+func (h *BufferAccount) MemoryShort() bool { return h.budget.most(copySize) < copySize }
 
-// MayHold refuses to keep more for the client where so much is held in all that
-// there is none left beyond its share.
-func (h *Holding) MayHold() error {
+// CheckLimit returns an error where the client has its share of the memory for
+// unread bytes already.
+func (h *BufferAccount) CheckLimit() error {
 	b := h.budget
 	if b == nil || b.Backlogs <= 0 {
 		return nil

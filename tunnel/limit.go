@@ -16,20 +16,20 @@ type Budget struct {
 	held     atomic.Int64
 	pressure atomic.Int32
 
-	crowded chan struct{}
-	crowdAt atomic.Int64 // of used; 0 for never, and before crowded is made
+	notify   chan struct{}
+	notifyAt atomic.Int64 // of used; 0 for never, and before notify is made
 }
 
-// polite is how many descriptors Take leaves for connections that will only
-// be told no.
-const polite = 32
+// reservedForRefusals is how many descriptors Take leaves for connections that
+// are only accepted to be refused.
+const reservedForRefusals = 32
 
 // Accept takes one descriptor for an accepted connection.
 func (b *Budget) Accept() bool { return b.take(1, 0) }
 
 // Take takes n descriptors for a dial or a pipe, and leaves a few for
 // connections that can then be refused in their own protocol's words.
-func (b *Budget) Take(n int64) bool { return b.take(n, polite) }
+func (b *Budget) Take(n int64) bool { return b.take(n, reservedForRefusals) }
 
 func (b *Budget) take(n, leave int64) bool {
 	if b == nil {
@@ -40,27 +40,27 @@ func (b *Budget) take(n, leave int64) bool {
 		b.used.Add(-n)
 		return false
 	}
-	if at := b.crowdAt.Load(); at > 0 && used >= at && b.crowdAt.CompareAndSwap(at, 0) {
+	if at := b.notifyAt.Load(); at > 0 && used >= at && b.notifyAt.CompareAndSwap(at, 0) {
 		select {
-		case b.crowded <- struct{}{}:
+		case b.notify <- struct{}{}:
 		default:
 		}
 	}
 	return true
 }
 
-// Crowd returns a channel that receives once n descriptors more than now are
+// NotifyAt returns a channel that receives once n descriptors more than now are
 // taken. It is for one goroutine; a call replaces the one before.
-func (b *Budget) Crowd(n int64) <-chan struct{} {
-	if b.crowded == nil {
-		b.crowded = make(chan struct{}, 1)
+func (b *Budget) NotifyAt(n int64) <-chan struct{} {
+	if b.notify == nil {
+		b.notify = make(chan struct{}, 1)
 	}
 	select {
-	case <-b.crowded: // of the call before
+	case <-b.notify: // of the call before
 	default:
 	}
-	b.crowdAt.Store(b.used.Load() + n)
-	return b.crowded
+	b.notifyAt.Store(b.used.Load() + n)
+	return b.notify
 }
 
 // Clients returns the accounts of clients.

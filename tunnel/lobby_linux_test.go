@@ -40,7 +40,7 @@ func (l *lineDetector) ServeConn(_ context.Context, c *Conn, _ Handler) error {
 			return PreambleError(c, err)
 		}
 	}
-	c.Farewell(append([]byte("you said "), c.Buffered()...))
+	c.CloseWithMessage(append([]byte("you said "), c.Buffered()...))
 	return nil
 }
 

@@ -65,7 +65,7 @@ func TestNest(t *testing.T) {
 		if got == nil || got.Proto != "two" || got.ALPN[0] != "Bee" {
 			t.Fatalf("request %+v, want one of two for Bee", got)
 		}
-		if got.Source.String() != "198.51.100.7:1000" || got.Local != 443 || got.Listener != listenAddr.String() || !got.Start.Equal(start) || got.Peer.ID != "alice" {
+		if got.Source.String() != "198.51.100.7:1000" || got.LocalPort != 443 || got.Listener != listenAddr.String() || !got.Start.Equal(start) || got.Peer.ID != "alice" {
 			t.Errorf("request %+v, want it to be of the connection that it came in, and alice's", got)
 		}
 		rest := make([]byte, 4)
@@ -126,7 +126,7 @@ func TestNestedFarewell(t *testing.T) {
 		refuse := &lineProtocol{name: "refuse", serve: func(_ context.Context, c *tunnel.Conn, _ tunnel.Handler) error {
 			_ = c.Fill(1)
 			time.Sleep(tunnel.DefaultPreamble - 200*time.Millisecond)
-			c.Farewell([]byte("no"))
+			c.CloseWithMessage([]byte("no"))
 			return tunnel.Refusef(tunnel.Denied, "no")
 		}}
 		g := serve(t, &tunnel.Server{}, nesting(refuse))

@@ -118,7 +118,7 @@ func TestPanicInATunnel(t *testing.T) {
 				t.Errorf("the tunnel beside: %v", err)
 			}
 			_ = relay.Close()
-			if n := budget.Held(); n != 0 {
+			if n := budget.Buffered(); n != 0 {
 				t.Errorf("%d bytes are held at the end", n)
 			}
 			if len(ends) != 0 {

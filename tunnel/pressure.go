@@ -29,14 +29,14 @@ const (
 	shortRead = 2 << 10
 )
 
-// Press says how short memory is.
-func (b *Budget) Press(p Pressure) {
+// SetPressure says how short memory is.
+func (b *Budget) SetPressure(p Pressure) {
 	if b != nil {
 		b.pressure.Store(int32(p))
 	}
 }
 
-// Pressure returns what Press was last told.
+// Pressure returns what SetPressure was last told.
 func (b *Budget) Pressure() Pressure {
 	if b == nil {
 		return Calm
@@ -66,16 +66,16 @@ func (b *Budget) preamble(l Limits) Limits {
 	return l
 }
 
-// Hold counts n bytes that back-pressure keeps in memory. A negative n counts
+// AddBuffered counts n bytes that back-pressure keeps in memory. A negative n counts
 // what is kept no longer.
-func (b *Budget) Hold(n int) {
+func (b *Budget) AddBuffered(n int) {
 	if b != nil && n != 0 {
 		b.held.Add(int64(n))
 	}
 }
 
-// Held returns how many bytes back-pressure keeps in memory.
-func (b *Budget) Held() int64 {
+// Buffered returns how many bytes back-pressure keeps in memory.
+func (b *Budget) Buffered() int64 {
 	if b == nil {
 		return 0
 	}

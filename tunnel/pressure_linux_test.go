@@ -38,7 +38,7 @@ func TestRelayBoundsBacklogs(t *testing.T) {
 	for _, p := range paths {
 		t.Run("memory is short/"+p.name, func(t *testing.T) {
 			budget := &tunnel.Budget{Limit: 1}
-			budget.Press(tunnel.Short)
+			budget.SetPressure(tunnel.Short)
 			if held := blockAndRelease(t, budget, tunnels, p); held > tunnels*little || held < tunnels*little/8 {
 				t.Errorf("%d blocked tunnels hold %d bytes, want at most %d and not much less", tunnels, held, tunnels*little)
 			}
@@ -63,13 +63,13 @@ func blockAndRelease(t *testing.T, budget *tunnel.Budget, tunnels int, p path) i
 	settled := 0
 	for last, deadline := int64(-1), time.Now().Add(patience); settled < 20 && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
-		if n := budget.Held(); n == last && n > 0 {
+		if n := budget.Buffered(); n == last && n > 0 {
 			settled++
 		} else {
 			last, settled = n, 0
 		}
 	}
-	held := budget.Held()
+	held := budget.Buffered()
 	t.Logf("%d blocked tunnels hold %d bytes", tunnels, held)
 	for i, c := range blocked[:4] { // these are read after all
 		got := make([]byte, len(data))
@@ -83,7 +83,7 @@ func blockAndRelease(t *testing.T, budget *tunnel.Budget, tunnels int, p path) i
 		c.wait(t)
 		_, _ = c.client.Close(), c.server.Close()
 	}
-	if n := budget.Held(); n != 0 {
+	if n := budget.Buffered(); n != 0 {
 		t.Errorf("%d bytes are counted after the end", n)
 	}
 	return held

@@ -17,7 +17,7 @@ func TestRouterRefusesWhileMemoryIsShort(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, routeTo("192.0.2.1:80"))
 			defer b.stop()
-			b.Budget.Press(p)
+			b.Budget.SetPressure(p)
 			a := &asker{}
 			b.ServeTunnel(t.Context(), a.request())
 			want := 1
@@ -54,7 +54,7 @@ func TestServerHurriesWhileMemoryIsShort(t *testing.T) {
 		synctest.Wait()
 		wantAlive(t, "silent for 5 s while there is memory", first)
 		wantAlive(t, "under way for 1 s", second)
-		budget.Press(tunnel.Short)
+		budget.SetPressure(tunnel.Short)
 		time.Sleep(200 * time.Millisecond)
 		synctest.Wait()
 		if first.ending() == "open" {
@@ -77,7 +77,7 @@ func TestServerAcceptsNobodyWhileMemoryIsFull(t *testing.T) {
 		budget := &tunnel.Budget{Limit: 100}
 		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByte: none}, Budget: budget})
 		synctest.Wait()
-		budget.Press(tunnel.Full)
+		budget.SetPressure(tunnel.Full)
 		one, first := g.dial("198.51.100.1:1") // it was being waited for
 		synctest.Wait()
 		calls := g.ln.calls.Load()
@@ -88,7 +88,7 @@ func TestServerAcceptsNobodyWhileMemoryIsFull(t *testing.T) {
 		if n := budget.Used(); n != 1 && n != 0 {
 			t.Errorf("%d descriptors are taken while nobody is let in", n)
 		}
-		budget.Press(tunnel.Short)
+		budget.SetPressure(tunnel.Short)
 		begin := time.Now()
 		two, second := g.dial("198.51.100.2:1")
 		synctest.Wait()
@@ -105,10 +105,10 @@ func TestServerAcceptsNobodyWhileMemoryIsFull(t *testing.T) {
 
 func TestPressureOfNobody(t *testing.T) {
 	var b *tunnel.Budget
-	b.Press(tunnel.Full)
-	b.Hold(1)
-	if b.Pressure() != tunnel.Calm || b.Held() != 0 {
-		t.Errorf("a nil Budget is %v and holds %d bytes", b.Pressure(), b.Held())
+	b.SetPressure(tunnel.Full)
+	b.AddBuffered(1)
+	if b.Pressure() != tunnel.Calm || b.Buffered() != 0 {
+		t.Errorf("a nil Budget is %v and holds %d bytes", b.Pressure(), b.Buffered())
 	}
 }
 
@@ -125,7 +125,7 @@ func TestCrowd(t *testing.T) {
 		}
 	}
 	b.Take(7) // before anybody asked
-	crowd := b.Crowd(10)
+	crowd := b.NotifyAt(10)
 	for range 100 {
 		b.Take(9)
 		b.Give(9)
@@ -144,9 +144,9 @@ func TestCrowd(t *testing.T) {
 	if heard(crowd) {
 		t.Error("heard twice of the same")
 	}
-	b.Crowd(5)
+	b.NotifyAt(5)
 	b.Take(5)
-	if crowd = b.Crowd(5); heard(crowd) {
+	if crowd = b.NotifyAt(5); heard(crowd) {
 		t.Error("heard of what had been asked before")
 	}
 	if b.Take(1000) || heard(crowd) {
@@ -186,7 +186,7 @@ func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
 						t.Fatal("refused while there is memory")
 					}
 				}
-				b.Budget.Press(tunnel.Short)
+				b.Budget.SetPressure(tunnel.Short)
 				got := 0
 				for range 100 {
 					ok, a := ask(b, "203.0.113.1:1")
@@ -202,7 +202,7 @@ func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
 				if all = append(all, a); ok {
 					t.Error("the client that has most gets more")
 				}
-				b.Budget.Press(tunnel.Full)
+				b.Budget.SetPressure(tunnel.Full)
 				ok, a = ask(b, "203.0.113.2:1") // while tunnels of the largest are ended
 				if all = append(all, a); ok != (tt.newcomers > 0) {
 					t.Errorf("a newcomer gets one while memory is full: %v", ok)
@@ -233,7 +233,7 @@ func TestFewerPendingWhileMemoryIsShort(t *testing.T) {
 		for range 79 {
 			dial("198.51.100.2:1")
 		}
-		budget.Press(tunnel.Short)
+		budget.SetPressure(tunnel.Short)
 		time.Sleep(200 * time.Millisecond)
 		synctest.Wait()
 		if _, pending, _ := g.srv.Account(); pending != 10 {

@@ -47,9 +47,10 @@ func (s *stranger) at(listener string) string {
 	return fmt.Sprintf("this is %s, which listener %s does not accept; %s", s.name, listener, s.advice)
 }
 
-// Foreign says what came to a listener in place of HTTP, and what to do about it; ""
-// where that is not known. Some protocols begin with words, as HTTP does.
-func Foreign(listener string, b []byte) string {
+// ForeignProtocol says which protocol a listener received in place of HTTP, and
+// what to do about it. It returns "" where it does not know the protocol. Some
+// protocols begin with words, as HTTP does.
+func ForeignProtocol(listener string, b []byte) string {
 	for i := range strangers {
 		if s := &strangers[i]; !strings.HasPrefix(s.name, "HTTP") && s.is(b) {
 			return s.at(listener)

@@ -48,7 +48,7 @@ func TestForeign(t *testing.T) {
 		"whatever it is\r\n":        "",
 		"":                          "",
 	} {
-		if got := Foreign(":443", []byte(sent)); got != want {
+		if got := ForeignProtocol(":443", []byte(sent)); got != want {
 			t.Errorf("%q: got %q, want %q", sent, got, want)
 		}
 	}

@@ -175,11 +175,11 @@ func (p *pump) write(b []byte, held int) error {
 func (p *pump) give(b []byte, held int) (w int, err error) {
 	ct := p.ct
 	ct.writing.Add(1)
-	p.budget.Hold(held)
+	p.budget.AddBuffered(held)
 	p.kept.Store(int64(held))
 	lost := true // until it has returned in good order
 	defer func() {
-		p.budget.Hold(-held)
+		p.budget.AddBuffered(-held)
 		p.kept.Store(0)
 		if lost {
 			ct.lost.Store(true)

@@ -12,18 +12,18 @@ import (
 // A Request is one client's wish to reach one destination. A Protocol makes
 // it; a Handler answers it, once.
 type Request struct {
-	Proto      string             // the protocol that made it: "sni", "connect", "tcp"
-	Listener   string             // the address of the listener, as configured
-	Name       Name               // where to, as asked and normalised; zero where the client asked by address
-	Addr       netip.Addr         // where to, where the client asked by address; otherwise invalid
-	Port       uint16             // as asked; 0 where the protocol carries none (SNI)
-	Local      uint16             // the port of the listener
-	Confined   bool               // only what that part of a listener has may be asked for that Listener names
-	ALPN       []string           // what the client offers inside, where it can be seen
-	Source     netip.AddrPort     // the socket's peer, or what a trusted hop said of it
-	Peer       Peer               // the verified identity of the caller on this hop; zero if none
-	Unverified *UnverifiedHeaders // what the caller says of itself; nil for nothing
-	Start      time.Time          // when the client's connection, or its stream on one, began
+	Proto        string             // the protocol that made it: "sni", "connect", "tcp"
+	Listener     string             // the address of the listener, as configured
+	Name         Name               // where to, as asked and normalised; zero where the client asked by address
+	Addr         netip.Addr         // where to, where the client asked by address; otherwise invalid
+	Port         uint16             // as asked; 0 where the protocol carries none (SNI)
+	LocalPort    uint16             // the port of the listener
+	ListenerOnly bool               // only routes of the section that Listener names may serve the request
+	ALPN         []string           // what the client offers inside, where it can be seen
+	Source       netip.AddrPort     // the socket's peer, or what a trusted hop said of it
+	Peer         Peer               // the verified identity of the caller on this hop; zero if none
+	Unverified   *UnverifiedHeaders // what the caller says of itself; nil for nothing
+	Start        time.Time          // when the client's connection, or its stream on one, began
 
 	// Hello is the Fingerprint of the TLS ClientHello that is passed on as it
 	// came, and 0 for all else.

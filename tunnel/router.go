@@ -12,9 +12,9 @@ import (
 
 // Limits of the dial that a Router leaves at zero.
 const (
-	DefaultDialTimeout = 3 * time.Second  // for each address
-	DefaultDialTotal   = 10 * time.Second // for all of them, the lookup of names included
-	DefaultDialMost    = 3                // addresses
+	DefaultDialTimeout     = 3 * time.Second  // for each address
+	DefaultDialTotal       = 10 * time.Second // for all of them, the lookup of names included
+	DefaultMaxDialAttempts = 3                // addresses
 )
 
 // A Router is the Handler that decides: it resolves the request, allows it,
@@ -28,12 +28,12 @@ type Router struct {
 	Budget   *Budget        // a tunnel's second descriptor is taken here, if it has one; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
 
-	MaxTunnels   int           // standing or being dialed; 0 means no limit but the Budget's
-	MaxPerClient int           // of them, of one client: Limits.OpenPerSource; 0 means no limit
-	Hellos       int           // how often the same ClientHello may be on its way to services; 0 means DefaultHellos, negative no limit
-	DialTimeout  time.Duration // for each address; 0 means DefaultDialTimeout, negative none
-	DialTotal    time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
-	DialMost     int           // addresses tried; 0 means DefaultDialMost
+	MaxTunnels      int           // standing or being dialed; 0 means no limit but the Budget's
+	MaxPerClient    int           // of them, of one client: Limits.OpenPerSource; 0 means no limit
+	MaxHelloRepeats int           // how often the same ClientHello may be on its way to services; 0 means DefaultMaxHelloRepeats, negative no limit
+	DialTimeout     time.Duration // for each address; 0 means DefaultDialTimeout, negative none
+	DialTotal       time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
+	MaxDialAttempts int           // addresses tried; 0 means DefaultMaxDialAttempts
 
 	ids     atomic.Uint64
 	tunnels atomic.Int64 // reserved
@@ -149,9 +149,9 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 
 // candidates are the endpoints that are tried.
 func (r *Router) candidates(route *Route) []Endpoint {
-	most := r.DialMost
+	most := r.MaxDialAttempts
 	if most <= 0 {
-		most = DefaultDialMost
+		most = DefaultMaxDialAttempts
 	}
 	return route.Endpoints[:min(most, len(route.Endpoints))]
 }
@@ -178,9 +178,9 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 
 // enter refuses a ClientHello that is on its way round.
 func (r *Router) enter(l *lease, req *Request, route *Route) error {
-	most := r.Hellos
+	most := r.MaxHelloRepeats
 	if most == 0 {
-		most = DefaultHellos
+		most = DefaultMaxHelloRepeats
 	}
 	if req.Hello == 0 || most < 0 {
 		return nil
@@ -214,7 +214,7 @@ func (r *Router) reserve(l *lease) error {
 	if p := r.Budget.Pressure(); p != Calm && !r.Budget.spares(l.client) {
 		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
-	if err := r.mayTunnel(l); err != nil {
+	if err := r.checkTunnels(l); err != nil {
 		return err
 	}
 	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
@@ -230,21 +230,21 @@ func (r *Router) reserve(l *lease) error {
 	return nil
 }
 
-// mayTunnel refuses one more tunnel of the client where it holds its share.
-func (r *Router) mayTunnel(l *lease) error {
+// checkTunnels refuses one more tunnel of the client where it holds its share.
+func (r *Router) checkTunnels(l *lease) error {
 	if l.exempt {
 		return nil
 	}
 	c := l.client
-	if err := c.MayTunnel(r.MaxPerClient); err != nil {
+	if err := c.CheckTunnels(r.MaxPerClient); err != nil {
 		return err
 	}
 	if l.stream {
-		if err := c.mayAbort(time.Now()); err != nil {
+		if err := c.checkAborts(time.Now()); err != nil {
 			return err
 		}
 	}
-	if err := r.Budget.mayTake(c, 1); err != nil {
+	if err := r.Budget.checkDescriptors(c, 1); err != nil {
 		return err
 	}
 	if most := int64(r.MaxTunnels); most > 0 {

@@ -152,12 +152,12 @@ func TestRouterRefuses(t *testing.T) {
 		{"own number", func(b *bench) {
 			b.Resolver = routeTo("192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80")
 			b.dialer.answers["192.0.2.1:80"] = errRefused
-			b.DialMost = 2
+			b.MaxDialAttempts = 2
 		}, tunnel.DialFailed, "", 2, 0},
 		{"the total ends it", func(b *bench) {
 			b.Resolver = routeTo("192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80")
 			b.dialer.answers["192.0.2.1:80"] = time.Hour
-			b.DialMost = 5
+			b.MaxDialAttempts = 5
 		}, tunnel.DialTimeout, "", 4, 10 * time.Second},
 		{"a lookup takes of the total", func(b *bench) {
 			next := b.Resolver

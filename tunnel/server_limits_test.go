@@ -308,12 +308,12 @@ func TestBudget(t *testing.T) {
 	for b.Take(1) {
 		taken++
 	}
-	polite := 0
+	accepted := 0
 	for b.Accept() {
-		polite++
+		accepted++
 	}
-	if taken == 0 || polite == 0 || taken+polite != 100 || b.Used() != 100 {
-		t.Errorf("%d taken and %d accepted of 100, %d used", taken, polite, b.Used())
+	if taken == 0 || accepted == 0 || taken+accepted != 100 || b.Used() != 100 {
+		t.Errorf("%d taken and %d accepted of 100, %d used", taken, accepted, b.Used())
 	}
 }
 

@@ -233,8 +233,8 @@ func TestServerOverTCP(t *testing.T) {
 	}
 	var told eavesdropper
 	srv := &tunnel.Server{Observe: told.observe, Handler: tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
-		if req.Source.Addr().String() != "127.0.0.1" || req.Local == 0 {
-			t.Errorf("source %v, local port %d", req.Source, req.Local)
+		if req.Source.Addr().String() != "127.0.0.1" || req.LocalPort == 0 {
+			t.Errorf("source %v, local port %d", req.Source, req.LocalPort)
 		}
 		c, err := req.Accept()
 		if err != nil {

@@ -110,7 +110,7 @@ func TestServerPinnedListenerSpeaksFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := tunnel.MustParseName("smtp.example")
 		srv := &tunnel.Server{Handler: tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
-			if req.Name != to || req.Port != 25 || req.Local != 443 || req.Source.String() != "198.51.100.7:1000" || req.Target() != "smtp.example:25" || req.Listener != "mail" {
+			if req.Name != to || req.Port != 25 || req.LocalPort != 443 || req.Source.String() != "198.51.100.7:1000" || req.Target() != "smtp.example:25" || req.Listener != "mail" {
 				t.Errorf("request: %+v", req)
 			}
 			c, err := req.Accept()

@@ -40,9 +40,9 @@ func (l *Limits) HalfOpenLimit() (int, bool) {
 	return l.HalfOpen, l.HalfOpen > 0
 }
 
-// Crowded reports whether n pending connections, or what stands for them, are
+// PendingFull reports whether n pending connections, or what stands for them, are
 // as many as there may be in all.
-func (l *Limits) Crowded(n int) bool {
+func (l *Limits) PendingFull(n int) bool {
 	most, limited := l.HalfOpenLimit()
 	return limited && n >= most
 }
@@ -82,7 +82,7 @@ func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 	case k.ln.ConnHeader != nil:
 		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
 	default:
-		if err := k.client.mayConnect(l, b, now); err != nil {
+		if err := k.client.checkConnect(l, b, now); err != nil {
 			return err
 		}
 	}
@@ -103,25 +103,25 @@ func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 // has most has the most to spare; of its connections, the one that has been at it
 // for longest is the least likely to be honest: a preamble takes a round trip.
 func (t *slots) makeRoom(l *Limits, n int) {
-	for t.pending.Len() > 0 && l.Crowded(t.pending.Len()+n-1) {
+	for t.pending.Len() > 0 && l.PendingFull(t.pending.Len()+n-1) {
 		old := t.pending.Victim().Value
 		old.evict()
 		t.finished(old)
 	}
 }
 
-// mayConnect refuses one more connection, which has its descriptor already.
-func (c *Client) mayConnect(l *Limits, b *Budget, now time.Time) error {
-	if err := c.MayOpen(l, "connections"); err != nil {
+// checkConnect refuses one more connection, which has its descriptor already.
+func (c *Client) checkConnect(l *Limits, b *Budget, now time.Time) error {
+	if err := c.CheckOpen(l, "connections"); err != nil {
 		return err
 	}
-	if err := c.MayBegin(l, 0, "pending connections"); err != nil {
+	if err := c.CheckPending(l, 0, "pending connections"); err != nil {
 		return err
 	}
-	if err := b.mayTake(c, 1); err != nil {
+	if err := b.checkDescriptors(c, 1); err != nil {
 		return err
 	}
-	return c.Spend(l, now, "connections")
+	return c.CheckRate(l, now, "connections")
 }
 
 // finished takes k from the pending connections.
@@ -139,7 +139,7 @@ func (k *slot) charge(addr netip.Addr) error {
 	c := s.Budget.Client(&s.clients, addr)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := c.mayConnect(&s.Limits, s.Budget, time.Now()); err != nil {
+	if err := c.checkConnect(&s.Limits, s.Budget, time.Now()); err != nil {
 		c.Release()
 		return err
 	}

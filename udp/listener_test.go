@@ -17,7 +17,7 @@ func TestListenerOfItsOwn(t *testing.T) {
 	say := func(s string) { where.Store(&s) }
 	say("a.test")
 	to := func(req *tunnel.Request) {
-		req.Name, req.Listener, req.Confined = tunnel.MustParseName(*where.Load()), "section", true
+		req.Name, req.Listener, req.ListenerOnly = tunnel.MustParseName(*where.Load()), "section", true
 	}
 	r := newRig(t, Listener{To: to}, nil)
 	a, b := newPeer(t), newPeer(t)

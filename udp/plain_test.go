@@ -212,7 +212,7 @@ func TestRefusals(t *testing.T) {
 	t.Run("memory is short", func(t *testing.T) {
 		b := &tunnel.Budget{Limit: 1000}
 		r, svc := plainRig(t, func(s *Server) { s.Budget = b })
-		b.Press(tunnel.Short)
+		b.SetPressure(tunnel.Short)
 		newPeer(t).say(r.addr, []byte("ping"))
 		r.outcome(1, tunnel.Overload)
 		svc.silent()

@@ -81,7 +81,7 @@ func (d *door) proto() string {
 // request begins the request of a new session.
 func (d *door) request(c client) tunnel.Request {
 	return tunnel.Request{
-		Proto: d.proto(), Listener: d.ln.Name, Name: d.ln.Service, Port: d.ln.Port, Local: d.port,
+		Proto: d.proto(), Listener: d.ln.Name, Name: d.ln.Service, Port: d.ln.Port, LocalPort: d.port,
 		Source: c.addr, Start: time.Now(), Datagrams: d.s.dialer(),
 	}
 }
@@ -130,7 +130,7 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 		src.Release()
 		return nil, nil, err
 	}
-	if s.Limits.Crowded(s.half.n) {
+	if s.Limits.PendingFull(s.half.n) {
 		crowded = s.half.queue.Victim().Value
 		s.half.remove(crowded)
 	}
@@ -151,13 +151,13 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 
 // mayOpen refuses one more session of a client that has as many as one may have.
 func (s *Server) mayOpen(c *tunnel.Client, now time.Time) error {
-	if err := c.MayOpen(&s.Limits, "sessions"); err != nil {
+	if err := c.CheckOpen(&s.Limits, "sessions"); err != nil {
 		return err
 	}
-	if err := c.MayBegin(&s.Limits, 0, "sessions of which nothing is proven"); err != nil {
+	if err := c.CheckPending(&s.Limits, 0, "sessions of which nothing is proven"); err != nil {
 		return err
 	}
-	return c.Spend(&s.Limits, now, "sessions")
+	return c.CheckRate(&s.Limits, now, "sessions")
 }
 
 // crowdedOut ends a session that made room, if there is one.

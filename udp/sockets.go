@@ -92,7 +92,7 @@ func (s *Server) answered(k *session) {
 	var crowded *session
 	if k.half && k.state == carried {
 		k.proven()
-		if s.Limits.Crowded(s.sockets.answered.Len()) {
+		if s.Limits.PendingFull(s.sockets.answered.Len()) {
 			crowded = s.sockets.answered.Front().Value.(*session)
 			crowded.rank(nil)
 		}

@@ -40,7 +40,7 @@ func (k *client) Run(ctx context.Context) {
 		return
 	}
 	k.c = newConn(nc, k, true)
-	k.c.holding = tunnel.NewHolding(ctx, false)
+	k.c.holding = tunnel.NewBufferAccount(ctx, false)
 	k.since = clock()
 	k.c.input.begun.Store(true)
 	k.c.mu.Lock()

@@ -100,12 +100,12 @@ type conn struct {
 	err     error  // why the connection ended; nil before
 	meter   meter
 
-	credit  int            // bytes the peer may still send
-	unacked int            // bytes that came and that the peer was not told of
-	grown   int            // bytes by which windows are larger than streamWindow
-	unread  int            // bytes that came and that nobody has read
-	holding tunnel.Holding // their memory
-	holds   int            // bytes of it
+	credit  int                  // bytes the peer may still send
+	unacked int                  // bytes that came and that the peer was not told of
+	grown   int                  // bytes by which windows are larger than streamWindow
+	unread  int                  // bytes that came and that nobody has read
+	holding tunnel.BufferAccount // their memory
+	holds   int                  // bytes of it
 
 	allowed   int  // bytes the peer takes
 	initial   int  // of them, per new stream

@@ -57,9 +57,9 @@ func TestUnreadBytesAreHeld(t *testing.T) {
 		near := open(t, d, "svc:1")
 		far := <-accepted
 		_, _ = near.Write(make([]byte, 50<<10))
-		testnet.Eventually(t, patience, func() bool { return budget.Held() >= 40<<10 && budget.Held() <= 80<<10 }, "the bytes are held")
+		testnet.Eventually(t, patience, func() bool { return budget.Buffered() >= 40<<10 && budget.Buffered() <= 80<<10 }, "the bytes are held")
 		end(near, far)
-		testnet.Eventually(t, patience, func() bool { return budget.Held() == 0 }, "nothing is held")
+		testnet.Eventually(t, patience, func() bool { return budget.Buffered() == 0 }, "nothing is held")
 		_, _ = near.Close(), far.Close()
 	}
 }
@@ -81,7 +81,7 @@ func TestNoCreditWhileMemoryIsShort(t *testing.T) {
 		all = append(all, <-accepted)
 		go func() { _, _ = s.Write(make([]byte, 64<<10)) }()
 		if len(all) == 1 {
-			budget.Press(tunnel.Short)
+			budget.SetPressure(tunnel.Short)
 		}
 	}
 	unread := func() int {
@@ -97,7 +97,7 @@ func TestNoCreditWhileMemoryIsShort(t *testing.T) {
 		_, _ = s.Read(make([]byte, 64<<10))
 	}
 	testnet.Eventually(t, patience, func() bool { return unread() >= streams*64<<10-100*64<<10-connWindow/8 }, "what was read may be sent again")
-	budget.Press(tunnel.Calm)
+	budget.SetPressure(tunnel.Calm)
 	for _, s := range all {
 		_ = s.Close()
 	}
@@ -126,7 +126,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 		}()
 	}
 	testnet.Eventually(t, patience, func() bool { return len(cut) >= streams/2 }, "streams are cut")
-	if held := budget.Held(); held > 2*backlogs+1<<20 {
+	if held := budget.Buffered(); held > 2*backlogs+1<<20 {
 		t.Errorf("%d bytes are held, want about %d", held, 2*backlogs)
 	}
 	// Another client, from an address of its own.

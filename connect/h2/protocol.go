@@ -165,7 +165,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	defer cancel()
 	s.ctx = ctx
 	s.c = newConn(c, s, false)
-	s.c.holding = tunnel.NewHolding(ctx, true)
+	s.c.holding = tunnel.NewBufferAccount(ctx, true)
 	// The Server closes c where it ends ctx. Others may not.
 	stop := context.AfterFunc(ctx, func() {
 		defer func() {

@@ -40,7 +40,7 @@ func (c *conn) discard(s *Stream) {
 // caller holds mu.
 func (c *conn) replenish() {
 	give := c.unacked
-	if c.unread > 0 && c.holding.Scarce() {
+	if c.unread > 0 && c.holding.MemoryShort() {
 		give -= c.unread
 	}
 	if give < connWindow/8 {
@@ -55,7 +55,7 @@ func (c *conn) replenish() {
 // overfull resets s where it is not read and its client has more than its share
 // of the memory for what is not read. The caller holds mu.
 func (c *conn) overfull(s *Stream) bool {
-	if !c.holding.Scarce() || s.in.size < holdLittle || c.holding.MayHold() == nil {
+	if !c.holding.MemoryShort() || s.in.size < holdLittle || c.holding.CheckLimit() == nil {
 		return false
 	}
 	c.reset(s, http2.ErrCodeEnhanceYourCalm)
@@ -88,7 +88,7 @@ func (c *conn) took(s *Stream, n int) {
 			rtt = unknownRTT
 		}
 		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) && (rtt >= shortPath || s.moved >= provenLong) &&
-			s.window < maxWindow && c.grown+s.window <= growth && !c.holding.Scarce()
+			s.window < maxWindow && c.grown+s.window <= growth && !c.holding.MemoryShort()
 		s.taken, s.kept, s.began = 0, false, now
 		switch {
 		case grows:

@@ -99,7 +99,7 @@ func (s *Server) mayBegin(c *tunnel.Client) error {
 	case s.Budget.Pressure() == tunnel.Full:
 		return refuse(tunnel.Overload, "memory is full")
 	}
-	return c.MayBegin(&s.Limits, s.gate.half, "unfinished handshakes")
+	return c.CheckPending(&s.Limits, s.gate.half, "unfinished handshakes")
 }
 
 // arrived is for a complete handshake, which has proven the address.
@@ -114,10 +114,10 @@ func (s *Server) arrived(a *attempt) error {
 	if s.closed || s.draining {
 		return refuse(tunnel.Drain, "the gateway is stopping")
 	}
-	if err := c.MayOpen(l, "connections"); err != nil {
+	if err := c.CheckOpen(l, "connections"); err != nil {
 		return err
 	}
-	return c.Spend(l, time.Now(), "connections")
+	return c.CheckRate(l, time.Now(), "connections")
 }
 
 // left is for the end of the connection or of the attempt at one.

@@ -210,11 +210,11 @@ func TestLimits(t *testing.T) {
 func TestMemoryIsFull(t *testing.T) {
 	b := new(tunnel.Budget)
 	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Budget: b})
-	b.Press(tunnel.Full)
+	b.SetPressure(tunnel.Full)
 	_, err := newDialer(t, g.addr).DialContext(t.Context(), "tcp", "svc:1")
 	tunneltest.WantReason(t, err, tunnel.DialFailed)
 	g.Reason(t, tunnel.Overload)
-	b.Press(tunnel.Calm)
+	b.SetPressure(tunnel.Calm)
 	testnet.Ping(t, open(t, newDialer(t, g.addr), "svc:1"), "again")
 }
 
@@ -405,7 +405,7 @@ func TestGrowthIsBounded(t *testing.T) {
 		}
 		_ = r.qc.CloseWithError(0, "")
 		testnet.Eventually(t, patience, func() bool { g.srv.mu.Lock(); defer g.srv.mu.Unlock(); return g.srv.grown == 0 }, "the room is given back")
-		b.Press(tunnel.Short)
+		b.SetPressure(tunnel.Short)
 		if g.srv.mayGrow(qc, 1) {
 			t.Error("a window grew while memory is short")
 		}

@@ -473,5 +473,5 @@ func handshakeError(err error) *tunnel.Error {
 // newRequest makes the request of a stream, as far as its connection is known.
 func (k *serverConn) newRequest() *tunnel.Request {
 	source := addrPort(k.c.qc.RemoteAddr()) // as of now: a client may change it
-	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, Local: k.local, Peer: k.peer, Start: time.Now()}
+	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, LocalPort: k.local, Peer: k.peer, Start: time.Now()}
 }

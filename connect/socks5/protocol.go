@@ -104,7 +104,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		}
 		return c.Accept()
 	}
-	req.Refuse = func(err error) { c.Farewell(answer(ReplyFor(err))) }
+	req.Refuse = func(err error) { c.CloseWithMessage(answer(ReplyFor(err))) }
 	h.ServeTunnel(ctx, req)
 	return nil
 }
@@ -141,7 +141,7 @@ func (s *session) agree(methods []byte, n int, verify bool) error {
 	}
 	if !slices.Contains(methods, want) {
 		err := tunnel.Refusef(why, "socks5: the client offers the methods [% x], and this port wants %s", methods[:min(len(methods), 16)], how)
-		s.c.Farewell([]byte{version5, methodRefused})
+		s.c.CloseWithMessage([]byte{version5, methodRefused})
 		return err
 	}
 	s.took(n)
@@ -154,7 +154,7 @@ func (s *session) agree(methods []byte, n int, verify bool) error {
 // foreign ends a connection that does not speak SOCKS5.
 func (s *session) foreign(first byte) error {
 	if first == version4 {
-		s.c.Farewell([]byte{0, 0x5b, 0, 0, 0, 0, 0, 0}) // request rejected
+		s.c.CloseWithMessage([]byte{0, 0x5b, 0, 0, 0, 0, 0, 0}) // request rejected
 		return tunnel.Refusef(tunnel.Unsupported, "socks5: the client speaks SOCKS4: it has to use SOCKS5, with the name left to the proxy (socks5h)")
 	}
 	_ = s.c.Abort()
@@ -187,13 +187,13 @@ func (s *session) authenticate(ctx context.Context, verify func(ctx context.Cont
 				return nil
 			}
 			if refused := (*tunnel.Error)(nil); errors.As(wrong, &refused) {
-				s.c.Farewell([]byte{versionAuth, 1}) // at once: nothing was looked at
+				s.c.CloseWithMessage([]byte{versionAuth, 1}) // at once: nothing was looked at
 				return tunnel.Refusef(refused.Reason, "socks5: %w", refused)
 			}
 			err = errors.New("the user name or the password is wrong")
 		}
 		penalty(ctx, came)
-		s.c.Farewell([]byte{versionAuth, 1})
+		s.c.CloseWithMessage([]byte{versionAuth, 1})
 		return tunnel.Refusef(tunnel.NoAuth, "socks5: %w", err)
 	}
 }
@@ -227,7 +227,7 @@ func (s *session) request() (destination, error) {
 			if reply == CommandNotSupported || reply == AddressTypeNotSupported {
 				why = tunnel.Unsupported
 			}
-			s.c.Farewell(answer(reply))
+			s.c.CloseWithMessage(answer(reply))
 			return destination{}, tunnel.Refusef(why, "socks5: %w", err)
 		}
 		if err := s.fill(); err != nil {

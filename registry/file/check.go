@@ -218,7 +218,7 @@ func (d *decoder) checkListeners() {
 		if table == nil {
 			table, _ = d.cfg.Mesh.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
 		}
-		req := &tunnel.Request{Name: l.Service, Port: l.Port, Local: listenPort(l.Address)}
+		req := &tunnel.Request{Name: l.Service, Port: l.Port, LocalPort: listenPort(l.Address)}
 		s, err := table.Find(req)
 		switch {
 		case err != nil:

@@ -96,7 +96,7 @@ func follow(t testing.TB, path string) *followed {
 }
 
 func (f *followed) serves(name string) bool {
-	_, err := f.Resolve(context.Background(), &tunnel.Request{Name: tunnel.MustParseName(name), Local: 443})
+	_, err := f.Resolve(context.Background(), &tunnel.Request{Name: tunnel.MustParseName(name), LocalPort: 443})
 	return err == nil
 }
 
@@ -316,7 +316,7 @@ func TestReloadStorm(t *testing.T) {
 					t.Errorf("a table of %d services, want %d", n, services+1)
 					return
 				}
-				route, err := f.Resolve(context.Background(), &tunnel.Request{Name: tunnel.MustParseName(names[i%services]), Local: 443})
+				route, err := f.Resolve(context.Background(), &tunnel.Request{Name: tunnel.MustParseName(names[i%services]), LocalPort: 443})
 				if err != nil {
 					t.Errorf("lookup in the storm: %v", err)
 					return

@@ -38,13 +38,13 @@ func RouteTo(addr string) tunnel.Route {
 
 // A Setup is what a Gateway is made of. Protocols and Resolver are needed.
 type Setup struct {
-	Protocols  []tunnel.Protocol // a Drainer among them serves this Gateway and no later one
-	Resolver   tunnel.Resolver
-	ConnHeader tunnel.ConnHeader // nil means none
-	Dialer     tunnel.Dialer     // nil means a NetDialer, whose dials are counted
-	Hellos     int               // the Router's
-	Limits     tunnel.Limits     // the zero value is no limit for a source, for tests are a single one
-	Socket     net.Listener      // the Gateway closes it; nil means what tunnel.Listen opens on loopback
+	Protocols       []tunnel.Protocol // a Drainer among them serves this Gateway and no later one
+	Resolver        tunnel.Resolver
+	ConnHeader      tunnel.ConnHeader // nil means none
+	Dialer          tunnel.Dialer     // nil means a NetDialer, whose dials are counted
+	MaxHelloRepeats int               // the Router's
+	Limits          tunnel.Limits     // the zero value is no limit for a source, for tests are a single one
+	Socket          net.Listener      // the Gateway closes it; nil means what tunnel.Listen opens on loopback
 
 	// Drained says that all connections have to end by themselves once the
 	// gateway stops listening; otherwise they are cut when the test ends.
@@ -87,7 +87,7 @@ func Serve(t testing.TB, s Setup) *Gateway {
 		s.Dialer = &counted{&tunnel.NetDialer{}, g}
 	}
 	g.Server = &tunnel.Server{
-		Handler: &tunnel.Router{Resolver: noted{g}, Dialer: s.Dialer, Relay: g.Relay, Observe: g.Observe, Hellos: s.Hellos},
+		Handler: &tunnel.Router{Resolver: noted{g}, Dialer: s.Dialer, Relay: g.Relay, Observe: g.Observe, MaxHelloRepeats: s.MaxHelloRepeats},
 		Observe: g.Observe,
 		Limits:  s.Limits,
 	}

@@ -29,22 +29,22 @@ const (
 	quietAfter = time.Second
 )
 
-// Relieved is what Relay.Relieve has done.
-type Relieved struct {
+// FreedMemory is the result of Relay.FreeMemory.
+type FreedMemory struct {
 	Ended  int   // tunnels
 	Freed  int64 // bytes that they kept
 	Client string
 	Late   bool // which tunnels keep most is not known: a loop did not answer in time
 }
 
-// Relieve is for memory that is full: it ends tunnels that keep bytes because a
-// side does not take them, until about n bytes are free. They are tunnels of the
-// client that keeps most, whatever carries them, as long as it does: first those
-// that move nothing, and of these the ones that keep most. Tunnels that keep next
-// to nothing stand.
+// FreeMemory ends tunnels that keep bytes because a side does not take them,
+// until about n bytes are free. It is called when memory is full. The next tunnel
+// to end is always one of the client that keeps most: first one that moves
+// nothing, and of those the one that keeps most. Tunnels that keep next to
+// nothing are left alone.
 //
 // kernel says that what the kernel keeps for the sockets counts, too.
-func (r *Relay) Relieve(n int64, kernel bool) (did Relieved) {
+func (r *Relay) FreeMemory(n int64, kernel bool) (did FreedMemory) {
 	clients, ok := r.hoards(kernel)
 	did.Late = !ok
 	for did.Freed < n && len(clients) > 0 {

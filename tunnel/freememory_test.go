@@ -14,9 +14,9 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// TestRelieve: memory that is full is freed by the client that keeps most of it,
+// TestFreeMemory: memory that is full is freed by the client that keeps most of it,
 // tunnel by tunnel, as long as it does; a tunnel that keeps nothing stands.
-func TestRelieve(t *testing.T) {
+func TestFreeMemory(t *testing.T) {
 	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
 		var accounts tunnel.Clients
 		var budget *tunnel.Budget
@@ -56,8 +56,8 @@ func TestRelieve(t *testing.T) {
 		}
 
 		// A busy machine's loop may not answer in time, and then nothing is ended.
-		relieve := func(n int64) (did tunnel.Relieved) {
-			testnet.Eventually(t, patience, func() bool { did = r.Relieve(n, false); return did.Ended > 0 }, "tunnels are ended")
+		relieve := func(n int64) (did tunnel.FreedMemory) {
+			testnet.Eventually(t, patience, func() bool { did = r.FreeMemory(n, false); return did.Ended > 0 }, "tunnels are ended")
 			return did
 		}
 		did := relieve(1)
@@ -82,7 +82,7 @@ func TestRelieve(t *testing.T) {
 		if _, err := io.ReadFull(idle.server, make([]byte, 1)); err != nil {
 			t.Errorf("the tunnel that kept nothing: %v", err)
 		}
-		if did := r.Relieve(1<<30, true); did.Ended != 0 {
+		if did := r.FreeMemory(1<<30, true); did.Ended != 0 {
 			t.Errorf("%+v, want nothing to be left", did)
 		}
 	})
