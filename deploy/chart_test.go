@@ -303,7 +303,7 @@ func TestPodsRestartWhereTheyMust(t *testing.T) {
 	if got := sum(`config.services=[{name: a.example.com, endpoints: ["10.0.0.1:1"]}]`, "config.networks=[{name: a, cidrs: [10.0.0.0/8]}]"); got != base || base == nil {
 		t.Errorf("services and networks: got %v, want %v", got, base)
 	}
-	for _, set := range []string{"cluster=east", "config.limits.idle=2h", "gateway.listeners=[{address: ':8443'}]", "discovery.allow=[a/b]", "log.level=warn"} {
+	for _, set := range []string{"cluster=east", "config.limits.idleTimeout=2h", "gateway.listeners=[{address: ':8443'}]", "discovery.allow=[a/b]", "log.level=warn"} {
 		if got := sum(set); got == base {
 			t.Errorf("%s: the sum is the same", set)
 		}

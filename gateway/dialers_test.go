@@ -278,7 +278,7 @@ func TestSNILoop(t *testing.T) {
 				t.Errorf("the handshake ended with %v, want that the loop ends it", err)
 			}
 			testnet.Eventually(t, patience, func() bool {
-				return strings.Contains(log.String(), `err="limits.newPerSource: 127.0.0.1 opened more than 20 connections in a second"`)
+				return strings.Contains(log.String(), `err="limits.connectionRatePerClient: 127.0.0.1 opened more than 20 connections in a second"`)
 			}, "a line of the log has the end of the loop")
 			if n := strings.Count(log.String(), "target=svc.test:443"); n > 10*perSource {
 				t.Errorf("%d tunnels were made, want %d for each gateway and not many more", n, perSource)

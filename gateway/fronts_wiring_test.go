@@ -187,8 +187,8 @@ func TestFrontsKeepExposure(t *testing.T) {
 // a second, than the configuration lets one client have.
 func TestFrontsKeepLimits(t *testing.T) {
 	for key, limits := range map[string]tunnel.Limits{
-		"limits.openPerSource": {OpenPerSource: 3, NewPerSource: -1, HalfOpenPerSource: -1},
-		"limits.newPerSource":  {OpenPerSource: -1, NewPerSource: 3, HalfOpenPerSource: -1},
+		"limits.maxConnectionsPerClient": {OpenPerSource: 3, NewPerSource: -1, HalfOpenPerSource: -1},
+		"limits.connectionRatePerClient":  {OpenPerSource: -1, NewPerSource: 3, HalfOpenPerSource: -1},
 	} {
 		t.Run(key, func(t *testing.T) {
 			eachFront(t, Config{Limits: limits}, func(t *testing.T, e *edge, kind *frontKind) {

@@ -108,7 +108,7 @@ func TestSOCKSLoop(t *testing.T) {
 	if err := check(t, &socks5.Dialer{Proxy: first}); tunnel.ReasonOf(err) != tunnel.DialFailed {
 		t.Errorf("got %v, want %s", err, tunnel.DialFailed)
 	}
-	const end = `err="limits.newPerSource: 127.0.0.1 opened more than 20 connections in a second"`
+	const end = `err="limits.connectionRatePerClient: 127.0.0.1 opened more than 20 connections in a second"`
 	// The line is written after the connection has ended.
 	testnet.Eventually(t, 5*time.Second, func() bool { return strings.Contains(log.String(), end) }, "a line of the log has the end of the loop, of %s", &log)
 	if n := strings.Count(log.String(), "target=svc.test:443"); n > 10*perSource {

@@ -236,7 +236,7 @@ func (c *Client) each(f func(c *Client, times int64) error) error {
 // CheckOpen refuses one more of what, such as "connections", where the client has
 // as many open as the configuration allows one client.
 func (c *Client) CheckOpen(l *Limits, what string) error {
-	return c.within("limits.openPerSource", int64(l.OpenPerSource), what, func(c *Client) int64 { return c.Open.Load() })
+	return c.within("limits.maxConnectionsPerClient", int64(l.OpenPerSource), what, func(c *Client) int64 { return c.Open.Load() })
 }
 
 // CheckPending is CheckOpen for what has not asked for anything yet, such as
@@ -245,7 +245,7 @@ func (c *Client) CheckOpen(l *Limits, what string) error {
 // user of a Queue, which makes room for a newcomer instead, passes 0.
 func (c *Client) CheckPending(l *Limits, pending int, what string) error {
 	held := func(c *Client) int64 { return c.Pending.Load() }
-	if err := c.within("limits.halfOpenPerSource", int64(l.HalfOpenPerSource), what, held); err != nil {
+	if err := c.within("limits.maxPendingPerClient", int64(l.HalfOpenPerSource), what, held); err != nil {
 		return err
 	}
 	most, limited := l.HalfOpenLimit()
@@ -253,14 +253,14 @@ func (c *Client) CheckPending(l *Limits, pending int, what string) error {
 	case !limited:
 		return nil
 	case pending >= most:
-		return Refusef(Overload, "limits.halfOpen: there are %d %s, the limit", pending, what)
+		return Refusef(Overload, "limits.maxPendingConnections: there are %d %s, the limit", pending, what)
 	}
-	return c.fair(what, int64(most), int64(most-pending), 1, held, "limits.halfOpen allows more")
+	return c.fair(what, int64(most), int64(most-pending), 1, held, "limits.maxPendingConnections allows more")
 }
 
 // CheckTunnels is CheckOpen for tunnels.
 func (c *Client) CheckTunnels(most int) error {
-	return c.within("limits.openPerSource", int64(most), "tunnels", func(c *Client) int64 { return c.Tunnels.Load() })
+	return c.within("limits.maxConnectionsPerClient", int64(most), "tunnels", func(c *Client) int64 { return c.Tunnels.Load() })
 }
 
 // within refuses one more where the client has most already; zero and less are
@@ -290,7 +290,7 @@ func (c *Client) CheckRate(l *Limits, now time.Time, what string) error {
 		c.touched = now
 		c.mu.Unlock()
 		if !ok {
-			return Refusef(Overload, "limits.newPerSource: %s opened more than %.0f %s in a second", c, rate, what)
+			return Refusef(Overload, "limits.connectionRatePerClient: %s opened more than %.0f %s in a second", c, rate, what)
 		}
 		return nil
 	})

@@ -141,11 +141,11 @@ func TestClientMessagesNameTheSetting(t *testing.T) {
 		err  error
 		want string
 	}{
-		{c.CheckOpen(l, "connections"), "limits.openPerSource: 127.0.0.1 has 3 connections open, the limit is 3"},
-		{c.CheckTunnels(3), "limits.openPerSource: 127.0.0.1 has 3 tunnels open, the limit is 3"},
-		{c.CheckPending(l, 0, "pending connections"), "limits.halfOpenPerSource: 127.0.0.1 has 4 pending connections open, the limit is 4"},
-		{c.CheckRate(l, time.Now(), "connections"), "limits.newPerSource: 127.0.0.1 opened more than 1 connections in a second"},
-		{c.CheckPending(&Limits{HalfOpen: 5}, 5, "unfinished handshakes"), "limits.halfOpen: there are 5 unfinished handshakes, the limit"},
+		{c.CheckOpen(l, "connections"), "limits.maxConnectionsPerClient: 127.0.0.1 has 3 connections open, the limit is 3"},
+		{c.CheckTunnels(3), "limits.maxConnectionsPerClient: 127.0.0.1 has 3 tunnels open, the limit is 3"},
+		{c.CheckPending(l, 0, "pending connections"), "limits.maxPendingPerClient: 127.0.0.1 has 4 pending connections open, the limit is 4"},
+		{c.CheckRate(l, time.Now(), "connections"), "limits.connectionRatePerClient: 127.0.0.1 opened more than 1 connections in a second"},
+		{c.CheckPending(&Limits{HalfOpen: 5}, 5, "unfinished handshakes"), "limits.maxPendingConnections: there are 5 unfinished handshakes, the limit"},
 	} {
 		if tt.err == nil || tt.err.Error() != tt.want || ReasonOf(tt.err) != Overload {
 			t.Errorf("got %v, want %s", tt.err, tt.want)

@@ -219,7 +219,7 @@ func (r *Router) reserve(l *lease) error {
 	}
 	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
 		r.tunnels.Add(-1)
-		return Refusef(Overload, "limits.tunnels: %d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)
+		return Refusef(Overload, "limits.maxTunnels: %d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)
 	}
 	if !r.Budget.Take(1) {
 		r.tunnels.Add(-1)
@@ -248,7 +248,7 @@ func (r *Router) checkTunnels(l *lease) error {
 		return err
 	}
 	if most := int64(r.MaxTunnels); most > 0 {
-		return c.fair("tunnels", most, most-r.tunnels.Load(), 1, func(c *Client) int64 { return c.Tunnels.Load() }, "raise limits.tunnels or add a gateway")
+		return c.fair("tunnels", most, most-r.tunnels.Load(), 1, func(c *Client) int64 { return c.Tunnels.Load() }, "raise limits.maxTunnels or add a gateway")
 	}
 	return nil
 }

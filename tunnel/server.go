@@ -293,7 +293,7 @@ func (s *Server) tell(k *slot, proto Protocol, err error) {
 	}
 	switch {
 	case k.evicted.Load() && o.Reason == HelloTimeout:
-		o.Reason, o.Err = Overload, fmt.Errorf("limits.halfOpen: too many pending connections; of the client with most, this was the oldest: %w", err)
+		o.Reason, o.Err = Overload, fmt.Errorf("limits.maxPendingConnections: too many pending connections; of the client with most, this was the oldest: %w", err)
 	case errors.Is(err, net.ErrClosed) && s.isClosing():
 		o.Reason, o.Err = Drain, ErrServerClosed // it was Close that left, not the client
 	}

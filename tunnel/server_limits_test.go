@@ -390,7 +390,7 @@ func TestServerHalfOpenEvictsTheClientWithMost(t *testing.T) {
 		wantAlive(t, "older than all", old)
 		wantAlive(t, "the newcomer", other)
 		for _, o := range g.told.all() {
-			if o.Reason != overload || !strings.Contains(o.Err.Error(), "limits.halfOpen") {
+			if o.Reason != overload || !strings.Contains(o.Err.Error(), "limits.maxPendingConnections") {
 				t.Errorf("outcome %s, %v, want overload and the setting", o.Reason, o.Err)
 			}
 		}

@@ -243,7 +243,7 @@ func TestLimits(t *testing.T) {
 	}{
 		{"not proven, of a source", tunnel.Limits{HalfOpenPerSource: 3}, "nothing is proven"},
 		{"open, of a source", tunnel.Limits{OpenPerSource: 3}, "sessions open"},
-		{"new, of a source", tunnel.Limits{NewPerSource: 3}, "limits.newPerSource: 127.0.0.1 opened more than 3"},
+		{"new, of a source", tunnel.Limits{NewPerSource: 3}, "limits.connectionRatePerClient: 127.0.0.1 opened more than 3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, svc := plainRig(t, func(s *Server) { s.Limits = c.limits })

@@ -167,7 +167,7 @@ func (k *session) crowdedOut() {
 	case k.opening == nil && k.answered.Load(): // and its client is done, for all that is known
 		k.end(tunnel.Idle, errors.New("it made room for a newer session"))
 	default:
-		k.end(tunnel.Overload, errors.New("limits.halfOpen: too many sessions of which nothing is proven; of the client with most, this was the oldest"))
+		k.end(tunnel.Overload, errors.New("limits.maxPendingConnections: too many sessions of which nothing is proven; of the client with most, this was the oldest"))
 	}
 }
 

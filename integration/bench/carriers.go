@@ -152,7 +152,7 @@ func carriersConfig(r rig) (string, error) {
   - address: udp://%[11]s
     service: udp.bench.test
 admin: %[6]s
-limits: {udpIdle: 1h, tunnels: 0, halfOpen: -1, halfOpenPerSource: -1, openPerSource: -1, newPerSource: -1, firstByte: 60s, hello: 60s}
+limits: {udpIdleTimeout: 1h, maxTunnels: 0, maxPendingConnections: -1, maxPendingPerClient: -1, maxConnectionsPerClient: -1, connectionRatePerClient: -1, firstByteTimeout: 60s, handshakeTimeout: 60s}
 log: {level: error}
 services:
   - {name: udp.bench.test, endpoints: ["%[12]s:%[14]d"]}

@@ -28,7 +28,7 @@ func culvertConfig(r rig, routes int) (path string, err error) {
 	fmt.Fprintf(&b, `listeners:
   - address: %s
 admin: %s
-limits: {halfOpen: -1, firstByte: 60s, hello: 60s}
+limits: {maxPendingConnections: -1, firstByteTimeout: 60s, handshakeTimeout: 60s}
 log: {level: error}
 services:
 `, r.listen, r.admin)

@@ -223,7 +223,7 @@ services:
 func TestQUICPassthrough(t *testing.T) {
 	w := newWorld(t)
 	s := w.serveQUIC(t, nil)
-	g := w.udpGateway(t, "udpIdle: 500ms", "- address: udp://127.0.0.1:"+freePort(t), s.addr)
+	g := w.udpGateway(t, "udpIdleTimeout: 500ms", "- address: udp://127.0.0.1:"+freePort(t), s.addr)
 	r := newRelay(t, g, nil)
 	c := w.quicClient(t)
 	conn := c.mustDial(r.addr(), svc)

@@ -158,7 +158,7 @@ func TestDNSOverUDP(t *testing.T) {
 		_ = srv.Shutdown()
 		<-done
 	})
-	g := w.udpGateway(t, "newPerSource: -1, openPerSource: -1, halfOpenPerSource: -1", "- {address: \"udp://127.0.0.1:"+freePort(t)+"\", service: "+svc+"}", pc.LocalAddr().String())
+	g := w.udpGateway(t, "connectionRatePerClient: -1, maxConnectionsPerClient: -1, maxPendingPerClient: -1", "- {address: \"udp://127.0.0.1:"+freePort(t)+"\", service: "+svc+"}", pc.LocalAddr().String())
 	addr := strings.TrimPrefix(g.addr, "udp://")
 	host, port, err := net.SplitHostPort(addr)
 	must(t, err)
@@ -207,7 +207,7 @@ func TestSteadyUDP(t *testing.T) {
 		}
 	}()
 	t.Cleanup(func() { _ = echo.Close(); <-done })
-	g := w.udpGateway(t, "udpIdle: 1s", "- {address: \"udp://127.0.0.1:"+freePort(t)+"\", service: "+svc+"}", echo.LocalAddr().String())
+	g := w.udpGateway(t, "udpIdleTimeout: 1s", "- {address: \"udp://127.0.0.1:"+freePort(t)+"\", service: "+svc+"}", echo.LocalAddr().String())
 	c, err := net.Dial("udp", strings.TrimPrefix(g.addr, "udp://"))
 	must(t, err)
 	defer c.Close()

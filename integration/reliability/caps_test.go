@@ -110,7 +110,7 @@ func TestSourceCaps(t *testing.T) {
 	}
 	b := testnet.Echo(t)
 	t.Run("256 unfinished preambles", func(t *testing.T) {
-		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {halfOpenPerSource: 256}"})
+		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {maxPendingPerClient: 256}"})
 		var conns []net.Conn
 		for i := range 256 {
 			c := g.mustDial(1)
@@ -140,7 +140,7 @@ func TestSourceCaps(t *testing.T) {
 		}
 	})
 	t.Run("2,000 connections", func(t *testing.T) {
-		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {openPerSource: 2000}"})
+		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {maxConnectionsPerClient: 2000}"})
 		conns := make([]*net.TCPConn, 2000)
 		crowd(t, len(conns), 8, func(i int) (err error) {
 			if conns[i], err = g.dial(1); err != nil {
@@ -162,7 +162,7 @@ func TestSourceCaps(t *testing.T) {
 	})
 	t.Run("200 connections at once", func(t *testing.T) {
 		const tries, share = 2000, 200
-		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {newPerSource: 200}"})
+		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {connectionRatePerClient: 200}"})
 		began := time.Now()
 		for range tries {
 			if c, err := g.dial(1); err == nil {

@@ -64,7 +64,7 @@ func TestHalfClosedAndSilent(t *testing.T) {
 	t.Parallel()
 	const limit = time.Second
 	b := testnet.NewBackend(t)
-	g := start(t, options{Services: service("half.test", b.Addr()), More: "limits: {halfClosed: 1s}"})
+	g := start(t, options{Services: service("half.test", b.Addr()), More: "limits: {halfClosedTimeout: 1s}"})
 	eachWay(t, func(t *testing.T, w way) {
 		dial := g.through(w, b, "half.test")
 		open := func() (client, server net.Conn) {

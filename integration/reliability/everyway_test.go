@@ -263,8 +263,8 @@ func TestLimitsOfTunnelsOverEveryCarrier(t *testing.T) {
 		reason tunnel.Reason
 		half   bool
 	}{
-		{"idle: 2s", tunnel.Idle, false},
-		{"halfClosed: 2s", tunnel.HalfClosed, true},
+		{"idleTimeout: 2s", tunnel.Idle, false},
+		{"halfClosedTimeout: 2s", tunnel.HalfClosed, true},
 	} {
 		t.Run(string(tt.reason), func(t *testing.T) {
 			t.Parallel()

@@ -135,7 +135,7 @@ func TestServiceAbortsAtEveryOffset(t *testing.T) {
 // prefix and then a reset.
 func TestProxyAbortsAtEveryOffset(t *testing.T) {
 	b := testnet.Echo(t)
-	far := start(t, options{Listener: detecting, More: "limits: {newPerSource: -1}",
+	far := start(t, options{Listener: detecting, More: "limits: {connectionRatePerClient: -1}",
 		Services: "  - {names: [\"*.out.test\"], endpoints: [\"" + b.Addr() + "\"]}\n"})
 	var passes atomic.Int64 // bytes of far's
 	proxy := testnet.Serve(t, func(c net.Conn) {

@@ -39,7 +39,7 @@ func TestIdleStreamsOnward(t *testing.T) {
 		name := fmt.Sprintf("echo%d.test", i)
 		far := start(t, options{
 			Services: service(name, startBackend(t, "echo").addr),
-			More:     "limits: {openPerSource: -1, newPerSource: -1}", // its one client is a gateway
+			More:     "limits: {maxConnectionsPerClient: -1, connectionRatePerClient: -1}", // its one client is a gateway
 		})
 		services += fmt.Sprintf("  - {name: %s, ports: [443], via: [{connect-h2: \"%s\"}]}\n", name, far.addr)
 		targets = append(targets, name+":443")

@@ -268,7 +268,7 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 func TestPendingConnectionsOfOneClient(t *testing.T) {
 	const room, mine = 200, 20
 	b := testnet.Echo(t)
-	g := start(t, options{Services: service("echo.test", b.Addr()), More: fmt.Sprintf("limits: {halfOpen: %d}", room)})
+	g := start(t, options{Services: service("echo.test", b.Addr()), More: fmt.Sprintf("limits: {maxPendingConnections: %d}", room)})
 	var honest []*net.TCPConn
 	for i := range mine {
 		c := g.mustDial(100 + i)

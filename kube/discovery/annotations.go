@@ -22,8 +22,8 @@ const (
 	noteExported      = "exported"
 	noteProxyProtocol = "proxy-protocol"
 	noteALPN          = "alpn"
-	noteIdle          = "idle"
-	noteHalfClosed    = "half-closed"
+	noteIdleTimeout   = "idle-timeout"
+	noteHalfClosed    = "half-closed-timeout"
 	noteCheck         = "check"
 
 	noteGateway    = "gateway"
@@ -96,7 +96,7 @@ var noteKinds = []noteKind{
 	{noteExported, false, true, func(x *exposure, v string) error { return parseBool(v, &x.exported) }},
 	{noteProxyProtocol, true, true, parseProxyProtocol}, // without the header bytes would be misread
 	{noteALPN, false, true, parseALPN},
-	{noteIdle, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
+	{noteIdleTimeout, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
 	{noteHalfClosed, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.halfClosed) }},
 	{noteCheck, false, true, func(x *exposure, v string) error { return parseCheck(v, &x.check) }},
 }
@@ -164,7 +164,7 @@ func unknown(notes map[string]string, at Problem, x *exposure) (problems []Probl
 		p := at
 		p.Key, p.Value, p.Text = clip(got), clip(notes[got]), "there is no annotation of this name; it is ignored"
 		for _, k := range noteKinds {
-			if near(got, k.key) {
+			if near(got, k.key) || got+"-timeout" == k.key {
 				p.Text = fmt.Sprintf("did you mean %s%s? %s", prefix, k.key, k.consequence())
 				x.closed = x.closed || k.closes
 				break

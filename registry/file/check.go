@@ -31,7 +31,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkKubernetes()
 	d.checkLoops()
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
-		d.errorf(keyOf(root, "limits"), "an address can't have longer than all of them", "dial %v is longer than dialTotal %v", l.Dial, l.DialTotal)
+		d.errorf(keyOf(root, "limits"), "connectTotalTimeout covers every attempt: raise it, or lower connectTimeout", "connectTimeout %v is longer than connectTotalTimeout %v", l.Dial, l.DialTotal)
 	}
 	if dr := d.cfg.Drain; dr.Lameduck > dr.Grace {
 		d.errorf(keyOf(root, "drain"), "grace counts from the signal and covers lameduck", "lameduck %v is longer than grace %v", dr.Lameduck, dr.Grace)

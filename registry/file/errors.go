@@ -69,18 +69,23 @@ func (e Errors) sorted() error {
 	return e[:min(len(e), maxErrors)]
 }
 
-// elsewhere are words of other products' configurations, and what they are here.
+// elsewhere are keys of other products' configurations and of earlier versions of
+// this one, in lower case, and the keys that stand for them here.
 var elsewhere = map[string][]string{
 	"hostname": {"name"}, "hostnames": {"names"}, "host": {"name"}, "hosts": {"names"}, "domain": {"name"}, "domains": {"names"}, "servername": {"name"},
 	"backend": {"endpoints"}, "backends": {"endpoints"}, "server": {"endpoints"}, "servers": {"endpoints"},
 	"target": {"endpoints"}, "targets": {"endpoints"}, "upstream": {"endpoints", "upstreams"}, "upstreams": {"endpoints"}, "address": {"endpoints"}, "addresses": {"endpoints"},
 	"healthcheck": {"check"}, "healthchecks": {"check"}, "health": {"check"}, "probe": {"check"},
-	"timeout": {"limits", "dial", "idle"}, "timeouts": {"limits"}, "maxconnections": {"limits", "tunnels"}, "maxconn": {"limits", "tunnels"},
+	"timeout": {"limits", "connectTimeout", "idleTimeout"}, "timeouts": {"limits"}, "maxconnections": {"limits", "maxTunnels"}, "maxconn": {"limits", "maxTunnels"},
 	"listen": {"listeners", "address"}, "bind": {"listeners", "address"}, "addr": {"address"}, "port": {"address", "ports"},
 	"frontend": {"listeners"}, "frontends": {"listeners"}, "entrypoints": {"listeners"}, "routes": {"services"}, "routers": {"services"}, "clusters": {"services"},
 	"logging": {"log"}, "loglevel": {"level", "log"}, "metrics": {"admin"}, "resolver": {"dns"}, "resolvers": {"dns"},
 	"cert": {"certificateFile"}, "certfile": {"certificateFile"}, "certificate": {"certificateFile"}, "certificates": {"certificateFile"}, "key": {"keyFile"},
 	"clientca": {"clientCAFile"}, "cacert": {"clientCAFile"}, "ca": {"clientCAFile", "caFile"}, "cafile": {"clientCAFile"},
+	// Earlier names.
+	"tunnels": {"maxTunnels"}, "halfopen": {"maxPendingConnections"}, "halfopenpersource": {"maxPendingPerClient"}, "openpersource": {"maxConnectionsPerClient"},
+	"newpersource": {"connectionRatePerClient"}, "firstbyte": {"firstByteTimeout"}, "hello": {"handshakeTimeout"}, "idle": {"idleTimeout"}, "udpidle": {"udpIdleTimeout"},
+	"halfclosed": {"halfClosedTimeout"}, "dial": {"connectTimeout"}, "dialtotal": {"connectTotalTimeout"},
 	// Protocols.
 	"tls": {"sni"}, "https": {"sni"}, "ssl": {"sni"}, "http": {"connect"}, "http1": {"connect"}, "h1": {"connect"}, "h2": {"connect-h2"}, "http2": {"connect-h2"},
 	"h3": {"connect-h3", "quic"}, "http3": {"connect-h3", "quic"}, "socks": {"socks5"}, "ws": {"websocket"}, "wss": {"websocket"}, "websockets": {"websocket"},

@@ -78,7 +78,7 @@ func TestGuessesLockNobodyOut(t *testing.T) {
 			}
 			fmt.Fprintf(&users, "alice:%s\n", string(hashOf(t, "secret", guessCost)))
 			r := startFile(t, map[string]string{"users.txt": users.String(), "culvert.yaml": fmt.Sprintf(`
-limits: {newPerSource: -1}
+limits: {connectionRatePerClient: -1}
 listeners:
   - {address: "127.0.0.1:1", protocols: [connect, connect-h2, socks5, websocket], auth: {usersFile: users.txt}}
 services:

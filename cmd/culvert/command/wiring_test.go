@@ -302,7 +302,7 @@ var listenersOf = []listenerOf{
 // eachWayIn runs a gateway with a listener of each kind, of which each has tls
 // and rest besides, and calls f for each carrier of each.
 func eachWayIn(t *testing.T, kinds []listenerOf, tls, rest string, files map[string]string, f func(t *testing.T, r *running, w wayIn, addr string, kind *listenerOf)) {
-	eachWayWithin(t, "{newPerSource: -1}", kinds, tls, rest, files, f)
+	eachWayWithin(t, "{connectionRatePerClient: -1}", kinds, tls, rest, files, f)
 }
 
 // eachWayWithin is eachWayIn with limits.
@@ -593,7 +593,7 @@ func TestEveryWebSocketKeepsHostsAndOrigins(t *testing.T) {
 func TestEveryCarrierKeepsLimits(t *testing.T) {
 	files, roots := keysOfGateway(t)
 	for key, limits := range map[string]string{
-		"limits.newPerSource": "{newPerSource: 2}", "limits.openPerSource": "{openPerSource: 2}",
+		"limits.connectionRatePerClient": "{connectionRatePerClient: 2}", "limits.maxConnectionsPerClient": "{maxConnectionsPerClient: 2}",
 	} {
 		for i := range listenersOf {
 			t.Run(key+"/"+listenersOf[i].name, func(t *testing.T) {
@@ -615,7 +615,7 @@ func TestEveryCarrierKeepsLimits(t *testing.T) {
 						for range 10 {
 							all.Go(func() {
 								var err error
-								if key == "limits.newPerSource" {
+								if key == "limits.connectionRatePerClient" {
 									err = try(t, w, addr, &c)
 								} else {
 									ctx, cancel := context.WithTimeout(t.Context(), patience)

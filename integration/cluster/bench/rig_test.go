@@ -121,7 +121,7 @@ kubernetes:
 	for _, a := range r.GatewayAddresses[1 : 2+spares] {
 		fmt.Fprintf(&b, "    - {address: %s}\n", a)
 	}
-	b.WriteString("limits: {newPerSource: -1, halfOpenPerSource: -1, openPerSource: -1}\n")
+	b.WriteString("limits: {connectionRatePerClient: -1, maxPendingPerClient: -1, maxConnectionsPerClient: -1}\n")
 	if err := os.WriteFile(r.config, []byte(b.String()), 0o600); err != nil {
 		r.t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ const (
 // A route, a grant, a key, a CA or an annotation that is taken away lets nobody in
 // any more, by a real API server and well within what an operator counts on.
 func TestWhatIsTakenAwayIsRefused(t *testing.T) {
-	b := start(t, "  discovery: {}", "cluster: west", fmt.Sprintf("listeners: [{address: %q, protocols: [connect]}]", proxy), "limits: {newPerSource: -1, halfOpenPerSource: -1}")
+	b := start(t, "  discovery: {}", "cluster: west", fmt.Sprintf("listeners: [{address: %q, protocols: [connect]}]", proxy), "limits: {connectionRatePerClient: -1, maxPendingPerClient: -1}")
 	inner, client := issue(t, 1, "backend.example.com"), issue(t, 2, "client.example.com")
 	secure, err := tls.X509KeyPair([]byte(inner.cert), []byte(inner.key))
 	if err != nil {

@@ -103,7 +103,7 @@ kubernetes:
   kubeconfig: %s
   leader: culvert-system/culvert
 %s
-limits: {newPerSource: -1, halfOpenPerSource: -1}
+limits: {connectionRatePerClient: -1, maxPendingPerClient: -1}
 `, gate, filepath.Join(t.TempDir(), "vips.json"), c.ServiceAccountKubeconfig(t, "culvert-system", "culvert"), lines)
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
