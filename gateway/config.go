@@ -86,8 +86,8 @@ type Config struct {
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))
 
-	Lameduck time.Duration // still accepting, no longer ready; 0 means DefaultLameduck, negative none
-	Grace    time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultGrace, negative none
+	DrainDelay   time.Duration // still accepting, no longer ready; 0 means DefaultDrainDelay, negative none
+	DrainTimeout time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultDrainTimeout, negative none
 
 	Log     *slog.Logger   // nil discards
 	Version string         // for build_info

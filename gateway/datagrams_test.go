@@ -66,7 +66,7 @@ func TestDatagramsAreGuarded(t *testing.T) {
 		Lookup: func(context.Context, string) ([]netip.Addr, error) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 		},
-		Log: slog.New(slog.NewTextHandler(&log, nil)), Lameduck: -1, Grace: -1,
+		Log: slog.New(slog.NewTextHandler(&log, nil)), DrainDelay: -1, DrainTimeout: -1,
 	})
 	if err != nil {
 		t.Fatal(err)

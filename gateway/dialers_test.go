@@ -52,7 +52,7 @@ func startConfig(t *testing.T, cfg Config) (addr string) {
 
 func startGateway(t *testing.T, cfg Config) (addr string, g *Gateway) {
 	t.Helper()
-	cfg.Lameduck, cfg.Grace, cfg.DialTimeout = -1, -1, time.Second
+	cfg.DrainDelay, cfg.DrainTimeout, cfg.DialTimeout = -1, -1, time.Second
 	var err error
 	if g, err = New(t.Context(), cfg); err != nil {
 		t.Fatal(err)

@@ -75,7 +75,7 @@ type dnsRig struct {
 	ended  chan error
 }
 
-func startDNS(t *testing.T, lameduck time.Duration) *dnsRig {
+func startDNS(t *testing.T, delay time.Duration) *dnsRig {
 	t.Helper()
 	r := &dnsRig{source: later{make(chan registry.Snapshot)}, log: &lockedBuffer{}, ended: make(chan error, 1)}
 	d := &DNS{Server: &dns.Server{Zones: []string{"mesh.internal"}}}
@@ -93,7 +93,7 @@ func startDNS(t *testing.T, lameduck time.Duration) *dnsRig {
 		return viewNames{}
 	}
 	g, err := New(t.Context(), Config{
-		DNS: d, Sources: []registry.Source{r.source}, Lameduck: lameduck, Grace: 10 * time.Second, Admin: "127.0.0.1:0",
+		DNS: d, Sources: []registry.Source{r.source}, DrainDelay: delay, DrainTimeout: 10 * time.Second, Admin: "127.0.0.1:0",
 		Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
@@ -215,7 +215,7 @@ func TestDNSAlone(t *testing.T) {
 	}
 }
 
-// Who drains is not ready and answers, until the lameduck time is over.
+// Who drains is not ready and answers, until the delay is over.
 func TestDNSAnswersWhileLame(t *testing.T) {
 	r := startDNS(t, time.Second)
 	r.source.now <- registry.Snapshot{}

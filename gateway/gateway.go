@@ -35,8 +35,8 @@ import (
 
 // Defaults of a Config.
 const (
-	DefaultLameduck = 5 * time.Second
-	DefaultGrace    = 30 * time.Second
+	DefaultDrainDelay   = 5 * time.Second
+	DefaultDrainTimeout = 30 * time.Second
 )
 
 // firstTable is how long serving waits for the sources at the start. What
@@ -221,9 +221,9 @@ func (g *Gateway) Close() {
 func (g *Gateway) Addrs() []net.Addr { return slices.Clone(g.addrs) }
 
 // Run serves until ctx is done, then drains: it is no longer ready at once,
-// accepts for the lameduck time, then refuses new connections while tunnels
-// may end, and aborts those that are left over the last fifth of the grace
-// time. A close of now, which may be nil, ends the drain at once.
+// accepts for Config.DrainDelay, then refuses new connections while tunnels may
+// end, and aborts those that are left over the last fifth of Config.DrainTimeout.
+// A close of now, which may be nil, ends the drain at once.
 //
 // It returns nil after a drain, and has closed everything then.
 func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
@@ -327,18 +327,18 @@ func (g *Gateway) awaitTable(ctx context.Context) {
 // drain ends a gateway in order.
 func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bool) {
 	g.stopping.Store(true)
-	lameduck, grace := g.cfg.Lameduck, g.cfg.Grace
-	if lameduck == 0 {
-		lameduck = DefaultLameduck
+	delay, timeout := g.cfg.DrainDelay, g.cfg.DrainTimeout
+	if delay == 0 {
+		delay = DefaultDrainDelay
 	}
-	if grace == 0 {
-		grace = DefaultGrace
+	if timeout == 0 {
+		timeout = DefaultDrainTimeout
 	}
-	lameduck, grace = max(lameduck, 0), max(grace, 0)
+	delay, timeout = max(delay, 0), max(timeout, 0)
 	if interrupted && g.relay.Open() == 0 {
-		lameduck = 0
+		delay = 0
 	}
-	deadline := time.Now().Add(grace)
+	deadline := time.Now().Add(timeout)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	go func() {
@@ -348,10 +348,10 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 		case <-ctx.Done():
 		}
 	}()
-	g.log.Info("draining", "tunnels", g.relay.Open(), "lameduck", lameduck, "grace", grace, "hint", "a second signal ends it now")
-	sleep(ctx, min(lameduck, grace/2))
+	g.log.Info("draining", "tunnels", g.relay.Open(), "delay", delay, "timeout", timeout, "hint", "a second signal ends it now")
+	sleep(ctx, min(delay, timeout/2))
 
-	last := grace / 5 // of the grace time is for aborts
+	last := timeout / 5 // of the time is for aborts
 	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
 	defer stopWaiting()
 	g.datagrams.server.Drain()

@@ -47,7 +47,7 @@ func TestHealthOfARunningGateway(t *testing.T) {
 	source := make(toldSource)
 	g, err := New(t.Context(), Config{
 		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}}}},
-		Sources:   []registry.Source{source}, Admin: "127.0.0.1:0", Lameduck: -1, Grace: -1,
+		Sources:   []registry.Source{source}, Admin: "127.0.0.1:0", DrainDelay: -1, DrainTimeout: -1,
 	})
 	if err != nil {
 		t.Fatal(err)

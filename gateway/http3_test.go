@@ -44,15 +44,15 @@ func gatewayKeys(t *testing.T) (*termination.Keys, string) {
 
 // startHTTP3 starts a gateway whose one listener is of UDP, and returns its
 // address, the roots to verify it by, and what stops it in order.
-func startHTTP3(t *testing.T, alone bool, grace time.Duration, services ...*registry.Service) (addr, roots string, stop func() error) {
+func startHTTP3(t *testing.T, alone bool, drainTimeout time.Duration, services ...*registry.Service) (addr, roots string, stop func() error) {
 	t.Helper()
 	keys, roots := gatewayKeys(t)
-	addr, stop = startHTTP3With(t, keys, alone, grace, services...)
+	addr, stop = startHTTP3With(t, keys, alone, drainTimeout, services...)
 	return addr, roots, stop
 }
 
 // startHTTP3With is startHTTP3 with keys of the caller's.
-func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, grace time.Duration, services ...*registry.Service) (addr string, stop func() error) {
+func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, drainTimeout time.Duration, services ...*registry.Service) (addr string, stop func() error) {
 	t.Helper()
 	h := &HTTP3{Via: "far", Alone: alone}
 	if err := h.Use(keys); err != nil {
@@ -60,7 +60,7 @@ func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, grace time
 	}
 	g, err := New(t.Context(), Config{
 		Via: "far", Listeners: []Listener{{Address: "udp://127.0.0.1:0", Datagrams: &Datagrams{HTTP3: h}}},
-		Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: services}}}, Lameduck: -1, Grace: grace,
+		Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: services}}}, DrainDelay: -1, DrainTimeout: drainTimeout,
 	})
 	if err != nil {
 		t.Fatal(err)

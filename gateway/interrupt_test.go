@@ -15,9 +15,9 @@ import (
 func TestAnInterruptWithoutTunnelsEndsAtOnce(t *testing.T) {
 	serving := make(chan struct{})
 	g, err := New(t.Context(), Config{
-		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}}}},
-		Sources:   []registry.Source{registry.Static{Name: "none"}},
-		Lameduck:  time.Minute, Grace: 3 * time.Minute,
+		Listeners:  []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}}}},
+		Sources:    []registry.Source{registry.Static{Name: "none"}},
+		DrainDelay: time.Minute, DrainTimeout: 3 * time.Minute,
 		Serving: func() { close(serving) },
 	})
 	if err != nil {

@@ -104,7 +104,7 @@ func (s *site) start(services ...*registry.Service) *running {
 func launch(t *testing.T, cfg Config, services ...*registry.Service) *running {
 	t.Helper()
 	r := &running{t: t, feed: make(feed), log: &logbook{}}
-	cfg.Sources, cfg.Lameduck, cfg.Grace, cfg.Log = []registry.Source{r.feed}, -1, time.Second, slog.New(slog.NewTextHandler(r.log, nil))
+	cfg.Sources, cfg.DrainDelay, cfg.DrainTimeout, cfg.Log = []registry.Source{r.feed}, -1, time.Second, slog.New(slog.NewTextHandler(r.log, nil))
 	var err error
 	if r.Gateway, err = New(t.Context(), cfg); err != nil {
 		t.Fatal(err)

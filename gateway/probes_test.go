@@ -20,7 +20,7 @@ func TestTheHealthPortOnlyTells(t *testing.T) {
 	source := make(toldSource)
 	g, err := New(t.Context(), Config{
 		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}}}},
-		Sources:   []registry.Source{source}, Health: "127.0.0.1:0", AdminControl: true, Lameduck: time.Minute, Grace: 2 * time.Minute,
+		Sources:   []registry.Source{source}, Health: "127.0.0.1:0", AdminControl: true, DrainDelay: time.Minute, DrainTimeout: 2 * time.Minute,
 	})
 	if err != nil {
 		t.Fatal(err)

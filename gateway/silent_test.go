@@ -29,10 +29,10 @@ func TestNotReadyBeforeEverySourceHasSpoken(t *testing.T) {
 	web := registry.Snapshot{Services: []*registry.Service{{Name: "web", Names: []tunnel.Pattern{name}, Exposed: true,
 		Endpoints: []registry.Endpoint{{Addr: netip.MustParseAddr("10.1.0.1"), Port: 443}}}}}
 	g, err := New(t.Context(), Config{
-		Sources:   []registry.Source{registry.Static{Name: "file", Snapshot: web}, api},
-		DNS:       &DNS{Listeners: []DNSListener{{Transport: dns.UDP, Address: "127.0.0.1:0"}}, Server: &dns.Server{Zones: []string{"mesh.internal"}}},
-		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}}}},
-		Lameduck:  -1, Grace: -1,
+		Sources:    []registry.Source{registry.Static{Name: "file", Snapshot: web}, api},
+		DNS:        &DNS{Listeners: []DNSListener{{Transport: dns.UDP, Address: "127.0.0.1:0"}}, Server: &dns.Server{Zones: []string{"mesh.internal"}}},
+		Listeners:  []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}}}},
+		DrainDelay: -1, DrainTimeout: -1,
 	})
 	if err != nil {
 		t.Fatal(err)

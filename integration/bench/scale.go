@@ -220,7 +220,7 @@ and says so; give the service more endpoints, or addresses.
 
 **Reconnecting.** A million clients that lost their gateway come back within moments. At %s new connections/s for one gateway of two cores
 that takes %.0f s; `+"`limits.maxPendingConnections`"+` holds as it always does, and the drain of an orderly restart spreads
-the resets over a fifth of `+"`drain.grace`"+`, which may be hours.
+the resets over a fifth of `+"`drain.timeout`"+`, which may be hours.
 `, user, gib(user*million), 2*slab, gib(2*slab*million), user+2*slab, gib((user+2*slab)*million),
 		c.idle*million/1000/1e6*100, number(c.rate[1], 0), million/max(c.rate[1], 1))
 }

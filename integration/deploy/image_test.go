@@ -89,7 +89,7 @@ func TestTheImagesProgramStartsInAnEmptyRoot(t *testing.T) {
 	health, listener := free(t), free(t)
 	must(t, os.WriteFile(in(entry[1]), data, 0o755))
 	must(t, os.MkdirAll(in("/etc/culvert"), 0o755))
-	must(t, os.WriteFile(in("/etc/culvert/culvert.yaml"), fmt.Appendf(nil, "listeners: [{address: %q}]\nservices: [{name: a.example.com, endpoints: [\"192.0.2.1:443\"]}]\ndrain: {lameduck: 0s, grace: 1s}\n", listener), 0o644))
+	must(t, os.WriteFile(in("/etc/culvert/culvert.yaml"), fmt.Appendf(nil, "listeners: [{address: %q}]\nservices: [{name: a.example.com, endpoints: [\"192.0.2.1:443\"]}]\ndrain: {delay: 0s, timeout: 1s}\n", listener), 0o644))
 	must(t, os.Chmod(empty, 0o755))
 
 	if out := run(t, "unshare", "--user", "--map-user="+user[1], "--map-group="+user[2], "--root="+empty, "--wd=/", entry[1], "version"); !strings.HasPrefix(out, "culvert v9.8.7") {

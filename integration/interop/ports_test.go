@@ -44,7 +44,7 @@ func (w *portsWorld) write(t *testing.T, services map[string]string) {
 	t.Helper()
 	var b strings.Builder
 	fmt.Fprintf(&b, "listeners: [{address: \"%s:9443\"}]\nservicePorts: {range: %d-%d, address: %s, state: ports.json}\n", w.addr, w.first, w.first+99, w.addr)
-	b.WriteString("drain: {lameduck: 0s, grace: 1s}\nlog: {format: json, level: debug}\nservices:\n  - {name: unused.example.test, ownPort: false, endpoints: [\"10.0.0.1:1\"]}\n")
+	b.WriteString("drain: {delay: 0s, timeout: 1s}\nlog: {format: json, level: debug}\nservices:\n  - {name: unused.example.test, ownPort: false, endpoints: [\"10.0.0.1:1\"]}\n")
 	for name, endpoint := range services {
 		fmt.Fprintf(&b, "  - {name: %s, endpoints: [\"%s\"]}\n", name, endpoint)
 	}

@@ -459,7 +459,7 @@ func TestQUICDrain(t *testing.T) {
 	file := w.write(t, "drain.yaml", fmt.Sprintf(`
 listeners: [{address: "udp://127.0.0.1:%s"}]
 admin: 127.0.0.1:%s
-drain: {lameduck: 0s, grace: 10s}
+drain: {delay: 0s, timeout: 10s}
 services: [{name: %s, endpoints: ["%s"]}]
 `, freePort(t), freePort(t), svc, s.addr))
 	g := startGateway(t, "--config", file)

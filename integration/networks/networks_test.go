@@ -168,7 +168,7 @@ func report(t *testing.T, name, said string) {
 func (s *site) socket(name string) string { return filepath.Join(s.dir, name+".sock") }
 
 func gateway(network string, listen ...string) string {
-	out := "network: " + network + "\ndrain: {lameduck: 0s, grace: 1s}\nlisteners:\n"
+	out := "network: " + network + "\ndrain: {delay: 0s, timeout: 1s}\nlisteners:\n"
 	for _, l := range listen {
 		out += fmt.Sprintf("  - {address: %q, protocols: [sni, connect, socks5]}\n", l)
 	}

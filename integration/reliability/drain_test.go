@@ -17,18 +17,18 @@ import (
 )
 
 // The drain is shorter here than by default, where it takes 30 seconds.
-const drainConfig = "drain: {lameduck: 1s, grace: 4s}"
+const drainConfig = "drain: {delay: 1s, timeout: 4s}"
 
 // After SIGTERM the gateway is no longer ready at once, accepts for the
-// lameduck time and then no more; tunnels that end in time end in order, and
+// delay and then no more; tunnels that end in time end in order, and
 // those that are left over are reset, spread over the last fifth.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	const (
-		lameduck, grace = time.Second, 4 * time.Second
-		last            = grace / 5
-		slack           = 300 * time.Millisecond
-		left            = 40
+		delay, timeout = time.Second, 4 * time.Second
+		last           = timeout / 5
+		slack          = 300 * time.Millisecond
+		left           = 40
 	)
 	b := testnet.Echo(t)
 	g := start(t, options{Services: service("echo.test", b.Addr()), More: drainConfig})
@@ -54,7 +54,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("/healthz while draining: %d, %v; want 200", status, err)
 	}
 
-	// It accepts until the lameduck time is over.
+	// It accepts until the delay is over.
 	var refusedAt time.Duration
 	for n := 0; refusedAt == 0; n++ {
 		at := time.Since(began)
@@ -64,24 +64,24 @@ func TestDrain(t *testing.T) {
 			_ = c.Close()
 		}
 		switch {
-		case err == nil && at > lameduck+slack:
-			t.Fatalf("still accepting after %v, want %v", at, lameduck)
+		case err == nil && at > delay+slack:
+			t.Fatalf("still accepting after %v, want %v", at, delay)
 		case err != nil:
 			refusedAt = at
-			if at > lameduck && !errors.Is(err, syscall.ECONNREFUSED) && !wasReset(err) {
-				t.Errorf("a connection after the lameduck time: %v, want it refused", err)
+			if at > delay && !errors.Is(err, syscall.ECONNREFUSED) && !wasReset(err) {
+				t.Errorf("a connection after the delay: %v, want it refused", err)
 			}
 		}
 		pause(t.Context(), 10*time.Millisecond)
 	}
-	if refusedAt < lameduck-50*time.Millisecond {
-		t.Errorf("no longer accepting after %v, want %v", refusedAt, lameduck)
+	if refusedAt < delay-50*time.Millisecond {
+		t.Errorf("no longer accepting after %v, want %v", refusedAt, delay)
 	}
 
 	// Tunnels still work, and end in order.
 	for i, c := range orderly {
 		if err := echo(c, "still here"); err != nil {
-			t.Errorf("tunnel %d after the lameduck time: %v", i, err)
+			t.Errorf("tunnel %d after the delay: %v", i, err)
 		}
 		_ = c.CloseWrite()
 		_ = c.SetReadDeadline(time.Now().Add(patience))
@@ -107,21 +107,21 @@ func TestDrain(t *testing.T) {
 	exited := time.Since(began)
 	slices.Sort(ends)
 	t.Logf("refused from %v on; the rest reset from %v to %v; exit after %v", refusedAt.Round(time.Millisecond), ends[0].Round(time.Millisecond), ends[left-1].Round(time.Millisecond), exited.Round(time.Millisecond))
-	if ends[0] < grace-last-slack/3 || ends[left-1] > grace+slack {
-		t.Errorf("the rest was reset from %v to %v, want between %v and %v", ends[0], ends[left-1], grace-last, grace)
+	if ends[0] < timeout-last-slack/3 || ends[left-1] > timeout+slack {
+		t.Errorf("the rest was reset from %v to %v, want between %v and %v", ends[0], ends[left-1], timeout-last, timeout)
 	}
 	if spread := ends[left-1] - ends[0]; spread < last/2 {
 		t.Errorf("the resets are spread over %v, want most of %v", spread, last)
 	}
-	if g.code != 0 || exited > grace+2*slack {
-		t.Errorf("exit code %d after %v, want 0 after %v", g.code, exited, grace)
+	if g.code != 0 || exited > timeout+2*slack {
+		t.Errorf("exit code %d after %v, want 0 after %v", g.code, exited, timeout)
 	}
 	if n := len(g.entries(func(e entry) bool { return e.str("reason") == "drain" && e.str("msg") == "tunnel" })); n != left {
 		t.Errorf("%d lines of the log say that a tunnel was drained, want %d", n, left)
 	}
 }
 
-// With nothing left to wait for, a drain is over when the lameduck time is.
+// With nothing left to wait for, a drain is over when the delay is.
 func TestDrainEndsWithTheLastTunnel(t *testing.T) {
 	t.Parallel()
 	b := testnet.Echo(t)
@@ -135,7 +135,7 @@ func TestDrainEndsWithTheLastTunnel(t *testing.T) {
 	_ = c.Close()
 	g.awaitExit()
 	if took := time.Since(began); g.code != 0 || took < time.Second || took > 2*time.Second {
-		t.Errorf("exit code %d after %v, want 0 after the lameduck second", g.code, took)
+		t.Errorf("exit code %d after %v, want 0 after a delay of one second", g.code, took)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestDrainEndsWithTheLastTunnel(t *testing.T) {
 func TestSecondSignalEndsTheDrain(t *testing.T) {
 	t.Parallel()
 	b := testnet.Echo(t)
-	g := start(t, options{Services: service("echo.test", b.Addr())}) // lameduck 5 s, grace 30 s
+	g := start(t, options{Services: service("echo.test", b.Addr())}) // delay 5 s, timeout 30 s
 	var conns []*net.TCPConn
 	for i := range 20 {
 		conns = append(conns, g.tunnel([]way{bySNI, byConnect}[i%2], i, "echo.test"))

@@ -216,7 +216,7 @@ func TestRefusalsOverEveryCarrier(t *testing.T) {
 func TestDrainOverEveryCarrier(t *testing.T) {
 	t.Parallel()
 	b := testnet.Echo(t)
-	far, outer, _ := edges(t, service(onlyService, b.Addr()), "drain: {lameduck: 200ms, grace: 3s}")
+	far, outer, _ := edges(t, service(onlyService, b.Addr()), "drain: {delay: 200ms, timeout: 3s}")
 	ways := carriersAnd(t, far, outer)
 	orderly, left := hold(t, ways, 1), hold(t, ways, 1)
 	far.signal(syscall.SIGTERM)

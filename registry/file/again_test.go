@@ -36,7 +36,7 @@ func wantSame(t *testing.T, got *decoder, data []byte) {
 
 const (
 	around1 = "# a gateway\nlisteners:\n  - address: :8443\nservices: # all of them\n"
-	around2 = "drain: {grace: 20s}\n"
+	around2 = "drain: {timeout: 20s}\n"
 )
 
 func TestReadAgain(t *testing.T) {

@@ -33,8 +33,8 @@ func (d *decoder) check(root *yaml.Node) {
 	if l := d.cfg.Limits; l.Dial > l.DialTotal {
 		d.errorf(keyOf(root, "limits"), "connectTotalTimeout covers every attempt: raise it, or lower connectTimeout", "connectTimeout %v is longer than connectTotalTimeout %v", l.Dial, l.DialTotal)
 	}
-	if dr := d.cfg.Drain; dr.Lameduck > dr.Grace {
-		d.errorf(keyOf(root, "drain"), "grace counts from the signal and covers lameduck", "lameduck %v is longer than grace %v", dr.Lameduck, dr.Grace)
+	if dr := d.cfg.Drain; dr.Delay > dr.Timeout {
+		d.errorf(keyOf(root, "drain"), "the timeout counts from the signal and covers the delay", "delay %v is longer than timeout %v", dr.Delay, dr.Timeout)
 	}
 }
 

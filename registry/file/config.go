@@ -136,8 +136,8 @@ const leastMemory = 16 << 20
 
 // Drain is how the gateway stops.
 type Drain struct {
-	Lameduck time.Duration // not ready, still accepting
-	Grace    time.Duration // until tunnels are cut, from the signal
+	Delay   time.Duration // not ready, still accepting
+	Timeout time.Duration // from the signal until tunnels are aborted
 }
 
 // Log is where and how much is logged.
@@ -155,7 +155,7 @@ func Default() *Config {
 			Idle: time.Hour, UDPIdle: 2 * time.Minute, HalfClosed: time.Minute,
 			Dial: 3 * time.Second, DialTotal: 10 * time.Second,
 		},
-		Drain: Drain{Lameduck: 5 * time.Second, Grace: 30 * time.Second},
+		Drain: Drain{Delay: 5 * time.Second, Timeout: 30 * time.Second},
 		Log:   Log{Format: "text"},
 	}
 }

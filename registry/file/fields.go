@@ -282,8 +282,8 @@ var limitsFields = []field[Limits]{
 }
 
 var drainFields = []field[Drain]{
-	durationField("lameduck", 0, func(l *Drain) *time.Duration { return &l.Lameduck }),
-	durationField("grace", 0, func(l *Drain) *time.Duration { return &l.Grace }),
+	durationField("delay", 0, func(l *Drain) *time.Duration { return &l.Delay }),
+	durationField("timeout", 0, func(l *Drain) *time.Duration { return &l.Timeout }),
 }
 
 var logFields = []field[Log]{

@@ -38,7 +38,7 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 	started := 0
 	start := func(services []*registry.Service, listeners ...file.Listener) (addrs []string, err error) {
 		c := file.Default()
-		c.Drain = file.Drain{Grace: 2 * time.Second}
+		c.Drain = file.Drain{Timeout: 2 * time.Second}
 		for _, l := range listeners {
 			l.Address += "127.0.0.1:0"
 			c.Listeners = append(c.Listeners, l)

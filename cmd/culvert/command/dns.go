@@ -28,7 +28,7 @@ ask. It needs dns: in the file; what the file says of listeners for streams is
 for gateways. A gateway answers by DNS too, if its file has dns: in it.
 
 The file is read again when it changes and on SIGHUP. The first SIGTERM drains:
-no longer ready at once, and no answers after the lameduck time. The second one
+no longer ready at once, and no answers after the delay of the drain. The second one
 ends it now.`,
 		Example: `  culvert dns --config culvert.yaml
   culvert dns --config culvert.yaml --admin 127.0.0.1:9091 --log-level debug`,

@@ -150,7 +150,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, *verifiers, error) {
 		},
 		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, UDPIdle: c.Limits.UDPIdle, HalfClosed: c.Limits.HalfClosed,
 		DialTimeout: c.Limits.Dial, DialTotal: c.Limits.DialTotal,
-		Lameduck: orNone(c.Drain.Lameduck), Grace: orNone(c.Drain.Grace),
+		DrainDelay: orNone(c.Drain.Delay), DrainTimeout: orNone(c.Drain.Timeout),
 		Version: version,
 	}
 	if c.Admin != "" {

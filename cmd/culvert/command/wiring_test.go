@@ -93,7 +93,7 @@ func startFile(t *testing.T, files map[string]string) *running {
 	}
 	log := slog.New(slog.NewTextHandler(r.log, nil))
 	r.source = &file.Source{Path: path, Load: loadAnyPort, Log: log}
-	cfg.Log, cfg.Lameduck, cfg.Grace = log, -1, -1
+	cfg.Log, cfg.DrainDelay, cfg.DrainTimeout = log, -1, -1
 	cfg.Sources = []registry.Source{r.source}
 	g, err := gateway.New(t.Context(), cfg)
 	if err != nil {

@@ -24,14 +24,14 @@ import (
 func TestMain(m *testing.M) { cluster.Main(m) }
 
 const (
-	system   = "culvert-system"
-	rights   = system + ":culvert" // the ClusterRole
-	name     = "echo.shop.test"
-	port     = 8443
-	patience = 90 * time.Second // until what must come has come, on a busy machine
-	calm     = 4 * time.Second  // without a failure, is without failures
-	lease    = 15 * time.Second // and the pauses between the others' tries
-	grace    = 10 * time.Second // of a drain
+	system       = "culvert-system"
+	rights       = system + ":culvert" // the ClusterRole
+	name         = "echo.shop.test"
+	port         = 8443
+	patience     = 90 * time.Second // until what must come has come, on a busy machine
+	calm         = 4 * time.Second  // without a failure, is without failures
+	lease        = 15 * time.Second // and the pauses between the others' tries
+	drainTimeout = 10 * time.Second // of a drain
 )
 
 // A site is a cluster with a gateway of two replicas, clients that come all the
@@ -67,9 +67,9 @@ func start(t *testing.T) *site {
 	s.Apply(t, cluster.Manifests(t, fmt.Sprintf(`
 gatewayAPI: {enabled: true}
 discovery: {deny: [shop/denied]}
-drain: {lameduck: 4, grace: %d}
+drain: {delay: 4, timeout: %d}
 gateway: {service: {type: ClusterIP, ports: [{name: tls, port: %d}]}}
-`, int(grace.Seconds()), port)))
+`, int(drainTimeout.Seconds()), port)))
 	s.RunEcho(t, cluster.Echo{Namespace: "shop", CA: ca, Hosts: []string{name, "leader.shop.test", "after.shop.test"}})
 	s.Apply(t, edge+"\n---"+route("echo", name))
 	s.WaitReady(t, patience, "shop")
@@ -146,7 +146,7 @@ func (s *site) wantsNoFailure(t *testing.T) {
 }
 
 // A rollout replaces both pods. New connections don't notice, and tunnels have
-// until the last fifth of the grace time.
+// until the last fifth of the timeout.
 func (s *site) rollout(t *testing.T) {
 	s.clients.take()
 	tunnels := s.clients.tunnels(t, 4)
@@ -171,8 +171,8 @@ func (s *site) rollout(t *testing.T) {
 		told := s.lb.terminating(u.pod)
 		if told.IsZero() {
 			t.Errorf("a tunnel by pod %s ended, and the pod did not: %v", u.pod, u.err)
-		} else if had := u.at.Sub(told); had < grace*4/5-2*time.Second {
-			t.Errorf("a tunnel by pod %s had %v after the pod was told to end, want %v: %v", u.pod, had, grace*4/5, u.err)
+		} else if had := u.at.Sub(told); had < drainTimeout*4/5-2*time.Second {
+			t.Errorf("a tunnel by pod %s had %v after the pod was told to end, want %v: %v", u.pod, had, drainTimeout*4/5, u.err)
 		}
 	}
 	time.Sleep(calm)

@@ -18,7 +18,7 @@
 {{- $_ := set $c "admin" "unix:/run/culvert/admin.sock" -}}
 {{- $_ := set $c "cluster" $v.cluster -}}
 {{- $_ := set $c "log" (dict "format" $v.log.format "level" $v.log.level) -}}
-{{- $_ := set $c "drain" (dict "lameduck" (printf "%vs" $v.drain.lameduck) "grace" (printf "%vs" $v.drain.grace)) -}}
+{{- $_ := set $c "drain" (dict "delay" (printf "%vs" $v.drain.delay) "timeout" (printf "%vs" $v.drain.timeout)) -}}
 {{- if include "culvert.kubernetes" $root -}}
 {{- $k := dict "leader" (printf "%s/%s" $root.Release.Namespace (include "culvert.fullname" $root)) -}}
 {{- $_ := set $k "state" "/var/lib/culvert/kubernetes" -}}
