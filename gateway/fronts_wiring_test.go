@@ -188,7 +188,7 @@ func TestFrontsKeepExposure(t *testing.T) {
 func TestFrontsKeepLimits(t *testing.T) {
 	for key, limits := range map[string]tunnel.Limits{
 		"limits.maxConnectionsPerClient": {OpenPerSource: 3, NewPerSource: -1, HalfOpenPerSource: -1},
-		"limits.connectionRatePerClient":  {OpenPerSource: -1, NewPerSource: 3, HalfOpenPerSource: -1},
+		"limits.connectionRatePerClient": {OpenPerSource: -1, NewPerSource: 3, HalfOpenPerSource: -1},
 	} {
 		t.Run(key, func(t *testing.T) {
 			eachFront(t, Config{Limits: limits}, func(t *testing.T, e *edge, kind *frontKind) {

@@ -20,10 +20,10 @@ import (
 // ServicePorts are ports to give to services: each that is Publishable gets one
 // to itself, and the same one for as long as it is there.
 type ServicePorts struct {
-	Range   registry.PortRange
-	Address netip.Addr    // to listen at; the zero Addr means every address
-	State   string        // path of the file that keeps who has which port; one gateway's alone
-	Keep    time.Duration // how long nobody else gets the port of a service that is gone; 0 means ports.DefaultKeep
+	Range      registry.PortRange
+	Address    netip.Addr    // to listen at; the zero Addr means every address
+	State      string        // path of the file that keeps who has which port; one gateway's alone
+	ReuseAfter time.Duration // how long nobody else gets the port of a service that is gone; 0 means ports.DefaultKeep
 }
 
 // at returns the address of a port, as listeners have theirs configured.
@@ -207,7 +207,7 @@ func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []por
 	ours := p.g.ownPorts()
 	held := map[place]bool{}
 	plan := ports.Plan{
-		Range: p.cfg.Range, Keep: p.cfg.Keep, Now: now(),
+		Range: p.cfg.Range, Keep: p.cfg.ReuseAfter, Now: now(),
 		Taken: func(protocol string, port uint16) bool { return ours[port] || held[place{protocol, port}] },
 	}
 	opened, bad := map[ports.Key]bool{}, map[ports.Key]error{}

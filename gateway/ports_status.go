@@ -47,7 +47,7 @@ func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []
 		s := ServicePort{Protocol: a.Protocol, Name: a.Service, Port: a.Port, Assigned: a.Assigned, Address: cfg.at(a.Assigned), Since: a.Since, State: PortAssigned}
 		switch err := problems[a.Key]; {
 		case !a.Gone.IsZero():
-			s.State, s.Until = PortKept, a.Gone.Add(cmp.Or(cfg.Keep, ports.DefaultKeep))
+			s.State, s.Until = PortKept, a.Gone.Add(cmp.Or(cfg.ReuseAfter, ports.DefaultKeep))
 			if !s.Until.After(time.Now()) {
 				continue // whoever needs it has it
 			}
@@ -92,7 +92,7 @@ func ForecastPorts(cfg ServicePorts, t *registry.Table) ([]ServicePort, error) {
 		return nil, &StateError{"service ports", "ports", err}
 	}
 	wishes, keys := wishesOf(t)
-	plan := ports.Plan{Range: cfg.Range, Keep: cfg.Keep, Now: now()}
+	plan := ports.Plan{Range: cfg.Range, Keep: cfg.ReuseAfter, Now: now()}
 	next, failed := plan.Assign(keys, have)
 	list := describe(&cfg, wishes, next, failed, func(ports.Assignment) bool { return false })
 	known := make(map[ports.Key]uint16, len(have))

@@ -17,9 +17,9 @@ import (
 // VIPs are addresses to give to services: each that wants one gets one of each
 // range to itself, and the same one for as long as it is there.
 type VIPs struct {
-	Ranges []netip.Prefix // one of a family, as registry.CheckVIPRange wants them
-	State  string         // path of the file that keeps who has which address; one gateway's alone
-	Keep   time.Duration  // how long nobody else gets the addresses of a service that is gone; 0 means vips.DefaultKeep
+	Ranges     []netip.Prefix // one of a family, as registry.CheckVIPRange wants them
+	State      string         // path of the file that keeps who has which address; one gateway's alone
+	ReuseAfter time.Duration  // how long nobody else gets the addresses of a service that is gone; 0 means vips.DefaultKeep
 }
 
 // A StatusVIPs is how many services have addresses to themselves.
@@ -74,7 +74,7 @@ func (k *vipKeeper) run(ctx context.Context) error {
 
 // plan returns what addresses are given by, for a table.
 func (c *VIPs) plan(t *registry.Table) *vips.Plan {
-	p := &vips.Plan{Ranges: c.Ranges, Keep: c.Keep, Now: now()}
+	p := &vips.Plan{Ranges: c.Ranges, Keep: c.ReuseAfter, Now: now()}
 	for _, r := range c.Ranges {
 		p.Taken = append(p.Taken, t.Occupied(r)...)
 	}

@@ -133,7 +133,7 @@ func dnsConfig(r rig, n int, addr string) (path string, err error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, `admin: %s
 networks: [{name: west, cidrs: [127.0.0.0/8, 10.0.0.0/8]}]
-dns: {listen: ["udp://%[2]s", "tcp://%[2]s"], upstreams: [%[3]q], recursion: [127.0.0.0/8]}
+dns: {listen: ["udp://%[2]s", "tcp://%[2]s"], upstreams: [%[3]q], recursionClients: [127.0.0.0/8]}
 log: {level: error}
 services:
 `, r.admin, r.listen, r.origin)

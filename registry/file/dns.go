@@ -22,14 +22,14 @@ type DNS struct {
 	TTL         time.Duration // of the table's answers
 	NegativeTTL time.Duration
 
-	Upstreams []DNSUpstream // that are asked for the rest; empty means those of resolv.conf
-	Forward   []DNSForward  // zones with others
-	Private   []string      // zones that may have private addresses, beside those of Forward
-	VIPs      []string      // networks whose askers are told the VIPs of services
-	Recursion []netip.Prefix
-	Unlimited []netip.Prefix
-	Rate      int // responses a second by UDP to a network; -1 for no limit
-	Cache     DNSCache
+	Upstreams        []DNSUpstream  // that are asked for the rest; empty means those of resolv.conf
+	Forward          []DNSForward   // zones with others
+	PrivateZones     []string       // zones that may have private addresses, beside those of Forward
+	VIPNetworks      []string       // networks whose clients are told the VIPs of services
+	RecursionClients []netip.Prefix // clients that may ask for the names of others
+	RateLimitExempt  []netip.Prefix // clients for which RateLimit does not hold
+	RateLimit        int            // responses a second by UDP to a network; -1 for no limit
+	Cache            DNSCache
 }
 
 // DNSTransports are what a DNSListener may speak.
@@ -75,7 +75,7 @@ type DNSCache struct {
 
 func defaultDNS() *DNS {
 	return &DNS{
-		TTL: 5 * time.Second, NegativeTTL: 5 * time.Second, Rate: 1000,
+		TTL: 5 * time.Second, NegativeTTL: 5 * time.Second, RateLimit: 1000,
 		Cache: DNSCache{Size: 32 << 20, MinTTL: time.Second, MaxTTL: time.Hour, MaxStale: 24 * time.Hour},
 	}
 }
@@ -140,26 +140,26 @@ var dnsFields = []field[DNS]{
 			to.Forward = append(to.Forward, f)
 		})
 	}},
-	{"private", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.at.dns.needs("private", n)
+	{"privateZones", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.at.dns.needs("privateZones", n)
 		var at []*yaml.Node
-		d.zones(n, "private", &to.Private, &at)
+		d.zones(n, "privateZones", &to.PrivateZones, &at)
 	}},
-	{"vips", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.list(n, "vips", func(n *yaml.Node) {
-			if s, ok := d.text(n, "vips"); ok {
-				to.VIPs = append(to.VIPs, s)
+	{"vipNetworks", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.list(n, "vipNetworks", func(n *yaml.Node) {
+			if s, ok := d.text(n, "vipNetworks"); ok {
+				to.VIPNetworks = append(to.VIPNetworks, s)
 				d.at.dns.vips = append(d.at.dns.vips, n)
 			}
 		})
 	}},
-	{"recursion", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.sources(n, "recursion", &to.Recursion, "list the ranges of your own clients", "would make this an open resolver, for everybody to attack others with")
+	{"recursionClients", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.sources(n, "recursionClients", &to.RecursionClients, "list the ranges of your own clients", "would make this an open resolver, for everybody to attack others with")
 	}},
-	{"unlimited", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.sources(n, "unlimited", &to.Unlimited, "list the resolvers that ask for many, or write rate: -1", "is everybody")
+	{"rateLimitExempt", func(d *decoder, n *yaml.Node, to *DNS) {
+		d.sources(n, "rateLimitExempt", &to.RateLimitExempt, "list the resolvers that ask for many clients, or write rateLimit: -1", "is everybody")
 	}},
-	limitField("rate", func(c *DNS) *int { return &c.Rate }),
+	limitField("rateLimit", func(c *DNS) *int { return &c.RateLimit }),
 	{"cache", func(d *decoder, n *yaml.Node, to *DNS) {
 		d.at.dns.needs("cache", n)
 		object(d, n, "cache", dnsCacheFields, &to.Cache)

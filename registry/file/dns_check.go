@@ -59,10 +59,10 @@ func (d *decoder) checkDNSViews(c *DNS) {
 			d.knownNetwork(d.at.dns.views[i], l.View)
 		}
 	}
-	for i, name := range c.VIPs {
+	for i, name := range c.VIPNetworks {
 		d.knownNetwork(d.at.dns.vips[i], name)
 		if d.cfg.VIPs == nil {
-			d.errorf(d.at.dns.vips[i], "add vips: {state: ...} to the configuration", "vips has no effect: no service has an address to itself")
+			d.errorf(d.at.dns.vips[i], "add vips: {state: ...} to the configuration", "vipNetworks has no effect: no service has an address to itself")
 		}
 	}
 }
@@ -86,11 +86,11 @@ func (d *decoder) checkDNSForward(c *DNS) {
 			d.errorf(at.forward[i], "keep one of them", "zone %q is already in line %d", f.Zone, at.forward[first].Line)
 		}
 	}
-	if len(c.Recursion) > 0 || has(at.node, "recursion") {
+	if len(c.RecursionClients) > 0 || has(at.node, "recursionClients") {
 		return
 	}
 	for key, n := range at.needsRecursion {
-		d.errorf(n, "add recursion: [10.0.0.0/8], the ranges of your own clients", "%s has no effect: nobody may ask for the names of others", key)
+		d.errorf(n, "add recursionClients: [10.0.0.0/8], the ranges of your own clients", "%s has no effect: nobody may ask for the names of others", key)
 	}
 }
 

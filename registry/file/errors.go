@@ -87,6 +87,7 @@ var elsewhere = map[string][]string{
 	"newpersource": {"connectionRatePerClient"}, "firstbyte": {"firstByteTimeout"}, "hello": {"handshakeTimeout"}, "idle": {"idleTimeout"}, "udpidle": {"udpIdleTimeout"},
 	"halfclosed": {"halfClosedTimeout"}, "dial": {"connectTimeout"}, "dialtotal": {"connectTotalTimeout"},
 	"lameduck": {"delay"}, "grace": {"timeout"},
+	"unlimited": {"rateLimitExempt"}, "rate": {"rateLimit"}, "recursion": {"recursionClients"}, "private": {"privateZones"}, "vips": {"vipNetworks"}, "keep": {"reuseAfter"},
 	// Protocols.
 	"tls": {"sni"}, "https": {"sni"}, "ssl": {"sni"}, "http": {"connect"}, "http1": {"connect"}, "h1": {"connect"}, "h2": {"connect-h2"}, "http2": {"connect-h2"},
 	"h3": {"connect-h3", "quic"}, "http3": {"connect-h3", "quic"}, "socks": {"socks5"}, "ws": {"websocket"}, "wss": {"websocket"}, "websockets": {"websocket"},

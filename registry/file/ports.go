@@ -13,14 +13,14 @@ import (
 
 // ServicePorts are ports to give to services, one to each.
 type ServicePorts struct {
-	Range   registry.PortRange
-	Address netip.Addr    // to listen at; the zero Addr means every address of this machine
-	State   string        // path of the file that keeps who has which port
-	Keep    time.Duration // how long nobody else gets the port of a service that is gone
+	Range      registry.PortRange
+	Address    netip.Addr    // to listen at; the zero Addr means every address of this machine
+	State      string        // path of the file that keeps who has which port
+	ReuseAfter time.Duration // how long nobody else gets the port of a service that is gone
 }
 
-// defaultKeep is the default of Keep.
-const defaultKeep = 24 * time.Hour
+// defaultReuseAfter is the default of ReuseAfter.
+const defaultReuseAfter = 24 * time.Hour
 
 // servicePortsAt is where servicePorts stand.
 type servicePortsAt struct{ rng, address *yaml.Node }
@@ -55,11 +55,11 @@ var servicePortsFields = []field[ServicePorts]{
 		to.Address = a.Unmap()
 	}},
 	{"state", func(d *decoder, n *yaml.Node, to *ServicePorts) { to.State, _ = d.text(n, "state") }},
-	durationField("keep", time.Millisecond, func(p *ServicePorts) *time.Duration { return &p.Keep }),
+	durationField("reuseAfter", time.Millisecond, func(p *ServicePorts) *time.Duration { return &p.ReuseAfter }),
 }
 
 func (d *decoder) servicePorts(n *yaml.Node, c *Config) {
-	c.ServicePorts = &ServicePorts{Keep: defaultKeep}
+	c.ServicePorts = &ServicePorts{ReuseAfter: defaultReuseAfter}
 	object(d, n, "servicePorts", servicePortsFields, c.ServicePorts)
 	d.need(n, "servicePorts", "range")
 	d.need(n, "servicePorts", "state")

@@ -19,7 +19,7 @@ func TestServicePorts(t *testing.T) {
 	}
 	want := ServicePorts{
 		Range: registry.PortRange{First: 20000, Last: 20999}, Address: netip.MustParseAddr("127.0.0.1"),
-		State: filepath.Join(dir, "ports.json"), Keep: 36 * time.Hour,
+		State: filepath.Join(dir, "ports.json"), ReuseAfter: 36 * time.Hour,
 	}
 	if *cfg.ServicePorts != want {
 		t.Errorf("got %+v, want %+v", *cfg.ServicePorts, want)
@@ -41,7 +41,7 @@ func TestServicePorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = ServicePorts{Range: registry.PortRange{First: 4000, Last: 4000}, State: "/var/lib/culvert/ports.json", Keep: 24 * time.Hour}
+	want = ServicePorts{Range: registry.PortRange{First: 4000, Last: 4000}, State: "/var/lib/culvert/ports.json", ReuseAfter: 24 * time.Hour}
 	if *other.ServicePorts != want {
 		t.Errorf("got %+v, want %+v", *other.ServicePorts, want)
 	}

@@ -12,9 +12,9 @@ import (
 
 // VIPs are addresses to give to services, one of each range to one.
 type VIPs struct {
-	Ranges []netip.Prefix // at most one of a family
-	State  string         // path of the file that keeps who has which address
-	Keep   time.Duration  // how long nobody else gets the addresses of a service that is gone
+	Ranges     []netip.Prefix // at most one of a family
+	State      string         // path of the file that keeps who has which address
+	ReuseAfter time.Duration  // how long nobody else gets the addresses of a service that is gone
 }
 
 // vipsAt is where vips stand.
@@ -49,12 +49,12 @@ var vipsFields = []field[VIPs]{
 		d.at.vips.state = n
 		to.State, _ = d.text(n, "state")
 	}},
-	durationField("keep", time.Millisecond, func(p *VIPs) *time.Duration { return &p.Keep }),
+	durationField("reuseAfter", time.Millisecond, func(p *VIPs) *time.Duration { return &p.ReuseAfter }),
 }
 
 func (d *decoder) vips(n *yaml.Node, c *Config) {
 	d.at.vips.node = n
-	c.VIPs = &VIPs{Keep: defaultKeep}
+	c.VIPs = &VIPs{ReuseAfter: defaultReuseAfter}
 	object(d, n, "vips", vipsFields, c.VIPs)
 	d.need(n, "vips", "state")
 }

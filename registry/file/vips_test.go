@@ -20,7 +20,7 @@ func TestVIPs(t *testing.T) {
 	}
 	want := &VIPs{
 		Ranges: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd12:3456:789a::/64")},
-		State:  filepath.Join(dir, "vips.json"), Keep: 36 * time.Hour,
+		State:  filepath.Join(dir, "vips.json"), ReuseAfter: 36 * time.Hour,
 	}
 	if !reflect.DeepEqual(cfg.VIPs, want) {
 		t.Errorf("got %+v, want %+v", cfg.VIPs, want)
@@ -42,7 +42,7 @@ func TestVIPs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = &VIPs{Ranges: registry.DefaultVIPRanges("west"), State: "/var/lib/culvert/vips.json", Keep: 24 * time.Hour}
+	want = &VIPs{Ranges: registry.DefaultVIPRanges("west"), State: "/var/lib/culvert/vips.json", ReuseAfter: 24 * time.Hour}
 	if !reflect.DeepEqual(other.VIPs, want) {
 		t.Errorf("got %+v, want %+v", other.VIPs, want)
 	}

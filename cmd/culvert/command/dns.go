@@ -70,9 +70,9 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	}
 	s := &dns.Server{
 		Zones: c.DNSZones(), Claimed: c.DNSClaims(), TTL: orNone(c.DNS.TTL), NegativeTTL: orNone(c.DNS.NegativeTTL),
-		Recursion: c.DNS.Recursion, Unlimited: c.DNS.Unlimited, Rate: c.DNS.Rate,
+		Recursion: c.DNS.RecursionClients, Unlimited: c.DNS.RateLimitExempt, Rate: c.DNS.RateLimit,
 	}
-	if len(c.DNS.Recursion) > 0 {
+	if len(c.DNS.RecursionClients) > 0 {
 		s.Forward = forwarder(c.DNS)
 	}
 	d := &gateway.DNS{Server: s, VIPs: dnsVIPs(c)}
@@ -84,10 +84,10 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 
 // dnsVIPs says which networks are told of VIPs; nil where none is.
 func dnsVIPs(c *file.Config) func(network string) bool {
-	if c.DNS == nil || len(c.DNS.VIPs) == 0 {
+	if c.DNS == nil || len(c.DNS.VIPNetworks) == 0 {
 		return nil
 	}
-	return func(network string) bool { return slices.Contains(c.DNS.VIPs, network) }
+	return func(network string) bool { return slices.Contains(c.DNS.VIPNetworks, network) }
 }
 
 // forwarder is who has other resolvers answer.
@@ -106,7 +106,7 @@ func forwarder(c *file.DNS) *dns.Forwarder {
 		return ups
 	}
 	f := &dns.Forwarder{
-		Upstreams: upstreams(c.Upstreams), Private: c.Private, CacheBytes: int(c.Cache.Size),
+		Upstreams: upstreams(c.Upstreams), Private: c.PrivateZones, CacheBytes: int(c.Cache.Size),
 		MinTTL: orNone(c.Cache.MinTTL), MaxTTL: max(c.Cache.MaxTTL, time.Second), MaxStale: orNone(c.Cache.MaxStale),
 	}
 	for _, z := range c.Forward {

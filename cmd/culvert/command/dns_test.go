@@ -44,8 +44,8 @@ dns:
   negativeTTL: 0s
   upstreams: ["tls://192.0.2.54#dns.example.com", "tls://192.0.2.55", 192.0.2.53]
   forward: [{zone: corp.example, upstreams: ["10.0.0.53:5353"]}]
-  recursion: [10.0.0.0/8]
-  rate: -1
+  recursionClients: [10.0.0.0/8]
+  rateLimit: -1
   cache: {size: 1MiB, maxStale: 0s}
 services: []
 `))
@@ -78,7 +78,7 @@ services: []
 		t.Errorf("upstreams %s, want %s", got, want)
 	}
 
-	c.DNS.Recursion = nil
+	c.DNS.RecursionClients = nil
 	if d, err = dnsServer(c); err != nil || d.Server.Forward != nil {
 		t.Errorf("%v, and it forwards for nobody: %v", err, d.Server.Forward)
 	}

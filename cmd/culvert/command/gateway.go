@@ -46,8 +46,8 @@ name asked for, and passes the bytes through without decrypting them.
 What it serves stands in a configuration file, or in flags. The file is read
 again when it changes and on SIGHUP; a file with a mistake is refused and the
 old one stays in force. The first SIGTERM drains: no longer ready at once, then
-no new connections, then what is left is aborted when the timeout of the drain is over.
-The second one ends it now.`,
+no new connections, then what is left is aborted at the end of the drain's
+timeout. The second one ends it now.`,
 		Example: `  culvert gateway --listen :443 --route orders.example.com=10.0.1.7:8443
   culvert gateway --listen :443 --listen 127.0.0.1:3128 --routes routes.txt --admin unix:/run/culvert/admin.sock
   culvert gateway --config culvert.yaml`,

@@ -30,7 +30,7 @@ func newResolve() *cobra.Command {
 		Short: "Say what a name means, from each network, and why",
 		Long: `Resolve shows what a name means to those in each network: the endpoints, where
 they are reached directly, or else the gateways that lead there, as the gateway and
-explain go by, and the addresses that DNS answers: in networks of dns.vips those
+explain go by, and the addresses that DNS answers: in networks of dns.vipNetworks those
 that the service has to itself.
 
 It asks a running gateway, which also says how endpoints and gateways are, in the

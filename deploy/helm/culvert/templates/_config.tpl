@@ -86,8 +86,8 @@
 {{- with $v.dns.zones -}}
 {{- $_ := set $d "zones" . -}}
 {{- end -}}
-{{- with $v.dns.recursion -}}
-{{- $_ := set $d "recursion" . -}}
+{{- with $v.dns.recursionClients -}}
+{{- $_ := set $d "recursionClients" . -}}
 {{- end -}}
 {{- $_ := set $c "dns" $d -}}
 {{- include "culvert.merge" (list $c (deepCopy $v.config)) -}}
