@@ -32,8 +32,8 @@ type Status struct {
 	DNS          *StatusDNS     `json:"dns,omitempty"`
 	VIPs         *StatusVIPs    `json:"vips,omitempty"`
 
-	SourceListeners []StatusFront `json:"sourceListeners,omitempty"`
-	Certificates    []Certificate `json:"certificates,omitempty"` // those of files; what expires first is first
+	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
+	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 }
@@ -226,8 +226,8 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	if g.cfg.Metrics != nil {
 		g.cfg.Metrics(m.GaugeSet)
 	}
-	if g.cfg.Dropped != nil {
-		m.Counter("culvert_log_lines_dropped_total", "Log lines lost because the log was not read.", g.cfg.Dropped)
+	if g.cfg.DroppedLogLines != nil {
+		m.Counter("culvert_log_lines_dropped_total", "Log lines lost because the log was not read.", g.cfg.DroppedLogLines)
 	}
 	m.BuildInfo(g.cfg.Version)
 }

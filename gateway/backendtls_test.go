@@ -131,7 +131,7 @@ func TestFrontReencrypts(t *testing.T) {
 		t.Fatal(err)
 	}
 	good, bad := section("good", "good.test", rule(string(e.ca.CertPEM))), section("bad", "bad.test", rule(string(other.CertPEM)))
-	good.Ends, bad.Ends = e.ends("good.test"), e.ends("bad.test")
+	good.TLS, bad.TLS = e.ends("good.test"), e.ends("bad.test")
 	l := e.listener("tls", registry.TLS, good, bad)
 	e.have(l)
 	c, err := e.dialTLS(l.Port, "good.test")
@@ -186,7 +186,7 @@ func tlsInFrontOf(t *testing.T, ca *testca.CA, addr string) string {
 	e.ca = ca
 	to := netipEndpoint(addr)
 	s := section("s", "db.test", ruled("r", nil, registry.Backend{Weight: 1, Service: &registry.Service{Name: "b", Endpoints: []registry.Endpoint{to}}}))
-	s.Ends = e.ends("db.test")
+	s.TLS = e.ends("db.test")
 	l := e.listener("tls", registry.TLS, s)
 	e.have(l)
 	return e.at(l.Port)
@@ -249,7 +249,7 @@ func TestBackendTLSUponOtherWays(t *testing.T) {
 		ep tunnel.Endpoint
 	}{
 		{&registry.Service{TLS: policy, ProxyProtocol: 1}, tunneltest.RouteTo(told.Addr()).Endpoints[0]},
-		{&registry.Service{TLS: policy, Via: []registry.Hop{{Proto: "connect", To: []string{next.Addr}}}}, tunnel.Endpoint{Host: "db.internal", Addr: netip.AddrPortFrom(netip.Addr{}, 5432)}},
+		{&registry.Service{TLS: policy, Via: []registry.Hop{{Proto: "connect", Addresses: []string{next.Addr}}}}, tunnel.Endpoint{Host: "db.internal", Addr: netip.AddrPortFrom(netip.Addr{}, 5432)}},
 	} {
 		way, err := d.To(test.s)
 		if err != nil {

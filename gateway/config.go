@@ -89,9 +89,9 @@ type Config struct {
 	DrainDelay   time.Duration // still accepting, no longer ready; 0 means DefaultDrainDelay, negative none
 	DrainTimeout time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultDrainTimeout, negative none
 
-	Log     *slog.Logger   // nil discards
-	Version string         // for build_info
-	Dropped func() float64 // log lines lost, for the metrics; may be nil
+	Log             *slog.Logger   // nil discards
+	Version         string         // for build_info
+	DroppedLogLines func() float64 // log lines lost, for the metrics; may be nil
 }
 
 // A Listener is an address and what is spoken there.

@@ -34,7 +34,7 @@ func (d *Datagrams) Protos() []string {
 		return []string{"udp"}
 	case d.HTTP3 == nil:
 		return []string{"quic"}
-	case d.HTTP3.Alone:
+	case d.HTTP3.TerminateAll:
 		return []string{"connect-h3"}
 	}
 	return []string{"quic", "connect-h3"}
@@ -63,7 +63,7 @@ func (d *datagrams) listen(ctx context.Context, l Listener) (net.Addr, error) {
 	if h != nil {
 		d.http3 = append(d.http3, h)
 	}
-	if h != nil && h.Alone {
+	if h != nil && h.TerminateAll {
 		d.pinned = append(d.pinned, pinned{h, conn, l.Address})
 		return conn.LocalAddr(), nil
 	}

@@ -41,9 +41,9 @@ type Dialers struct {
 	// Via is this gateway's pseudonym, which every request carries.
 	Via string
 
-	// Dialed is told of every dial of a gateway that Cross leads to: nil for one
+	// ReportDial is told of every dial of a gateway that Cross leads to: nil for one
 	// that worked. It is registry.Registry.Dialed. May be nil.
-	Dialed func(tunnel.Endpoint, error)
+	ReportDial func(tunnel.Endpoint, error)
 
 	mu   sync.Mutex // guards what follows
 	made map[string]*through
@@ -127,7 +127,7 @@ func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
 	var way tunnel.Dialer = (*first)(d)
 	for _, hop := range hops {
 		var anyOf alternatives
-		for _, to := range hop.To {
+		for _, to := range hop.Addresses {
 			one, err := d.hop(&hop, to, way)
 			if err != nil {
 				return nil, err
@@ -141,7 +141,7 @@ func (d *Dialers) shared(hops []registry.Hop) (*through, error) {
 	}
 	made := &through{way: way}
 	for _, hop := range hops {
-		made.hops = append(made.hops, hop.Proto+" "+strings.Join(hop.To, " or "))
+		made.hops = append(made.hops, hop.Proto+" "+strings.Join(hop.Addresses, " or "))
 	}
 	if d.made == nil || len(d.made) >= maxMade {
 		d.made = make(map[string]*through)
@@ -159,7 +159,7 @@ func (d *Dialers) forget() { d.keep = d.keep[max(0, len(d.keep)-2*maxMade):] }
 func keyOf(hops []registry.Hop) string {
 	var b strings.Builder
 	for _, h := range hops {
-		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %q %q %q %t %t;", h.Proto, h.To, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.Behind, h.Trust, h.HTTP2, h.Insecure)
+		fmt.Fprintf(&b, "%q %q %q %q %q %q %q %q %q %q %q %t %t;", h.Proto, h.Addresses, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.HTTP2, h.Insecure)
 	}
 	return b.String()
 }
@@ -174,7 +174,7 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 		credentials = connect.BasicCredentials(h.User, string(h.Password))
 	}
 	if credentials != "" && !h.Insecure {
-		if to, clear := h.InClear(way == tunnel.Dialer((*first)(d))); clear {
+		if to, clear := h.CleartextAddress(way == tunnel.Dialer((*first)(d))); clear {
 			return nil, fmt.Errorf("gateway: the credentials for %q would go there unencrypted, and it is not said to be insecure", to)
 		}
 	}
@@ -199,10 +199,10 @@ func (d *Dialers) hop(h *registry.Hop, to string, way tunnel.Dialer) (tunnel.Dia
 			return nil, fmt.Errorf("gateway: the roots for %q: %w", to, err)
 		}
 		one := &hbone.Dialer{Gateway: to, Dialer: counting{way, d.Budget}, TLS: cfg, Peers: h.Peers, Trust: trust, Via: d.Via}
-		if len(h.Behind) == 0 {
+		if len(h.InnerPeers) == 0 {
 			return d.own(one), nil
 		}
-		return d.own(&hbone.Double{Outer: one, TLS: cfg, Peers: h.Behind, Trust: trust}), nil
+		return d.own(&hbone.Double{Outer: one, TLS: cfg, Peers: h.InnerPeers, Trust: trust}), nil
 	case "connect", "connect-h2":
 		addr, secure := strings.CutPrefix(to, "https://")
 		if !secure {

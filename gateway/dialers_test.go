@@ -83,12 +83,12 @@ func service(addr string, hops ...registry.Hop) *registry.Service {
 	return s
 }
 
-func byConnect(to ...string) registry.Hop { return registry.Hop{Proto: "connect", To: to} }
+func byConnect(to ...string) registry.Hop { return registry.Hop{Proto: "connect", Addresses: to} }
 
 func byWebSocket(to ...string) registry.Hop {
 	h := registry.Hop{Proto: "websocket"}
 	for _, addr := range to {
-		h.To = append(h.To, "ws://"+addr)
+		h.Addresses = append(h.Addresses, "ws://"+addr)
 	}
 	return h
 }
@@ -99,7 +99,7 @@ func inTheClear(h registry.Hop) registry.Hop {
 	return h
 }
 
-func byHTTP2(to ...string) registry.Hop { return registry.Hop{Proto: "connect-h2", To: to} }
+func byHTTP2(to ...string) registry.Hop { return registry.Hop{Proto: "connect-h2", Addresses: to} }
 
 // closed and alsoClosed are addresses that nobody listens at: one that was
 // free could be taken again.
@@ -232,7 +232,7 @@ func TestLoop(t *testing.T) {
 	ln := testnet.Listen(t) // a port for the one that is not there yet
 	for _, hop := range []func(...string) registry.Hop{byConnect, byWebSocket} {
 		second := ""
-		first := start(t, "first", service("", registry.Hop{Proto: "connect", To: []string{ln.Addr().String()}}))
+		first := start(t, "first", service("", registry.Hop{Proto: "connect", Addresses: []string{ln.Addr().String()}}))
 		second = start(t, "second", service("", hop(first)))
 		forward(t, ln, second)
 		for _, d := range []tunnel.Dialer{&connect.Dialer{Proxy: first}, &ws.Dialer{URL: "ws://" + first}} {
@@ -375,7 +375,7 @@ func TestWaysAreShared(t *testing.T) {
 	}
 	bare := token
 	bare.Insecure = false
-	for _, bad := range [][]registry.Hop{{bare}, {{Proto: "carrier pigeon", To: []string{"a.test:1"}}}, {{Proto: "connect"}}, {{Proto: "websocket", To: []string{"http://a.test/"}}}, {{Proto: "connect", To: []string{"https://a.test:1"}, Roots: "x"}}} {
+	for _, bad := range [][]registry.Hop{{bare}, {{Proto: "carrier pigeon", Addresses: []string{"a.test:1"}}}, {{Proto: "connect"}}, {{Proto: "websocket", Addresses: []string{"http://a.test/"}}}, {{Proto: "connect", Addresses: []string{"https://a.test:1"}, Roots: "x"}}} {
 		if _, err := d.way(bad); err == nil || strings.Contains(err.Error(), "t0ken") {
 			t.Errorf("%+v: got %v, want an error", bad, err)
 		}

@@ -32,7 +32,7 @@ type offer struct {
 
 // keys are what TLS ends by in a section.
 type keys struct {
-	of   *registry.Ends
+	of   *registry.TLSTermination
 	ring *termination.Ring
 	err  error // why there is no ring: nothing ends there then
 }
@@ -42,18 +42,18 @@ func newOffer(t *registry.Table, l *registry.Listener, before *offer) *offer {
 	o := &offer{Listener: l, table: t}
 	for i, s := range l.Sections {
 		registry.Yield(i)
-		if s.Ends == nil || l.Protocol != registry.TLS {
+		if s.TLS == nil || l.Protocol != registry.TLS {
 			continue
 		}
 		if o.keys == nil {
 			o.keys = make(map[string]*keys)
 		}
-		if before != nil && before.keys[s.Name] != nil && sameEnds(before.keys[s.Name].of, s.Ends) {
+		if before != nil && before.keys[s.Name] != nil && sameEnds(before.keys[s.Name].of, s.TLS) {
 			o.keys[s.Name] = before.keys[s.Name]
 			continue
 		}
-		k := &keys{of: s.Ends}
-		k.ring, k.err = newRing(s.Ends)
+		k := &keys{of: s.TLS}
+		k.ring, k.err = newRing(s.TLS)
 		o.keys[s.Name] = k
 	}
 	return o
@@ -71,11 +71,11 @@ func (o *offer) problem(parts map[string]error) error {
 	return errors.Join(errs...)
 }
 
-func sameEnds(a, b *registry.Ends) bool {
-	return a == b || a.ClientCAs == b.ClientCAs && a.Optional == b.Optional && slices.Equal(a.Certificates, b.Certificates)
+func sameEnds(a, b *registry.TLSTermination) bool {
+	return a == b || a.ClientCAs == b.ClientCAs && a.ClientCertOptional == b.ClientCertOptional && slices.Equal(a.Certificates, b.Certificates)
 }
 
-func newRing(e *registry.Ends) (*termination.Ring, error) {
+func newRing(e *registry.TLSTermination) (*termination.Ring, error) {
 	// Unlike the gateway's own names these are for clients of any kind.
 	k := &termination.Keys{MinVersion: tls.VersionTLS12}
 	for i := range e.Certificates {
@@ -86,7 +86,7 @@ func newRing(e *registry.Ends) (*termination.Ring, error) {
 		k.Certificates = append(k.Certificates, pair)
 	}
 	if e.ClientCAs != "" {
-		k.ClientCAs, k.Optional, k.Unverified = x509.NewCertPool(), e.Optional, e.Optional
+		k.ClientCAs, k.Optional, k.Unverified = x509.NewCertPool(), e.ClientCertOptional, e.ClientCertOptional
 		if !k.ClientCAs.AppendCertsFromPEM([]byte(e.ClientCAs)) {
 			return nil, errors.New("the CAs for clients hold no certificate")
 		}
@@ -139,7 +139,7 @@ func (f *tlsFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		return err
 	}
 	// A client that has been shown a certificate has been told yes.
-	if err := f.registry.Table().Hopeless(ends); err != nil {
+	if err := f.registry.Table().PrecheckRoute(ends); err != nil {
 		return refuse(ends, h, err)
 	}
 	k := has.keys[ends.Listener]
@@ -170,7 +170,7 @@ func (f *tlsFront) direct(has *offer, req *tunnel.Request) bool {
 		}
 	}
 	req.Listener = s.Name
-	return s.Ends == nil
+	return s.TLS == nil
 }
 
 // A plainFront is the Protocol of a TCP listener, and what a UDP one asks for:

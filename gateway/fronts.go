@@ -25,8 +25,8 @@ const (
 	ListenerRefused = "refused" // an earlier one has its name, or its address and port
 )
 
-// A StatusFront is a listener that a source knows of.
-type StatusFront struct {
+// A StatusSourceListener is a listener that a source knows of.
+type StatusSourceListener struct {
 	Name     string `json:"name"`
 	Protocol string `json:"protocol"`
 	Address  string `json:"address"`
@@ -50,7 +50,7 @@ type fronts struct {
 	said troubles[string]
 
 	mu      sync.Mutex // guards what follows
-	list    []StatusFront
+	list    []StatusSourceListener
 	errs    map[string]error // of listeners, by name
 	parts   map[string]error // of those of their sections that can't be served, by name
 	serving map[string]*openFront
@@ -149,7 +149,7 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 			failed(l, err)
 		}
 	}
-	list := make([]StatusFront, 0, len(wanted))
+	list := make([]StatusSourceListener, 0, len(wanted))
 	for _, l := range wanted {
 		list = append(list, f.describe(l, errs[l.Name]))
 	}
@@ -193,8 +193,8 @@ func (f *fronts) keep(t *registry.Table, wanted []*registry.Listener) (stays map
 	return stays, kept, renamed
 }
 
-func (f *fronts) describe(l *registry.Listener, err error) StatusFront {
-	s := StatusFront{Name: l.Name, Protocol: l.Protocol, Address: whereOf(l).String(), Sections: len(l.Sections), State: ListenerOpen, Origin: l.Origin}
+func (f *fronts) describe(l *registry.Listener, err error) StatusSourceListener {
+	s := StatusSourceListener{Name: l.Name, Protocol: l.Protocol, Address: whereOf(l).String(), Sections: len(l.Sections), State: ListenerOpen, Origin: l.Origin}
 	if err != nil {
 		s.State, s.Problem = ListenerFailed, err.Error()
 	}
@@ -202,7 +202,7 @@ func (f *fronts) describe(l *registry.Listener, err error) StatusFront {
 }
 
 // publish says how things are, and that they are not as before.
-func (f *fronts) publish(t *registry.Table, list []StatusFront, errs, parts map[string]error, changed bool) {
+func (f *fronts) publish(t *registry.Table, list []StatusSourceListener, errs, parts map[string]error, changed bool) {
 	same := func(a, b error) bool { return a.Error() == b.Error() }
 	f.mu.Lock()
 	changed = changed || f.settled == 0 || !maps.EqualFunc(f.errs, errs, same) || !maps.EqualFunc(f.parts, parts, same)
@@ -340,7 +340,7 @@ func (f *fronts) tell(opened, closed int, names []string, errs map[string]error)
 
 // status returns what /status shows; settled is false before the first table
 // has been dealt with.
-func (f *fronts) status() (list []StatusFront, settled bool) {
+func (f *fronts) status() (list []StatusSourceListener, settled bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.list, f.settled > 0

@@ -327,12 +327,12 @@ func TestFrontUDP(t *testing.T) {
 // none that is there all along fails once.
 func TestFrontsUnderTraffic(t *testing.T) {
 	e := newEdge(t)
-	ends := []*registry.Ends{e.ends("a.test"), e.ends("a.test")}
+	ends := []*registry.TLSTermination{e.ends("a.test"), e.ends("a.test")}
 	passed := tlsBackend(t, &tls.Config{Certificates: []tls.Certificate{e.issue("p.test").TLS}}, "p")
 	ep, dgram := greeter(t, "h"), udpEcho(t, "u")
 	sections := func(i int) []*registry.Section {
 		end, pass := section("end", "a.test", to(ep, "a.test")), section("pass", "*.test", to(passed, "p.test"))
-		end.Ends = ends[i%2]
+		end.TLS = ends[i%2]
 		return []*registry.Section{end, pass}
 	}
 	mixed := e.listener("mixed", registry.TLS)

@@ -141,8 +141,8 @@ func issueOf(t *testing.T, ca *testca.CA, names ...string) *testca.Pair {
 	return p
 }
 
-func (e *edge) ends(names ...string) *registry.Ends {
-	return &registry.Ends{Certificates: []registry.KeyPair{keyPair(e.issue(names...))}}
+func (e *edge) ends(names ...string) *registry.TLSTermination {
+	return &registry.TLSTermination{Certificates: []registry.KeyPair{keyPair(e.issue(names...))}}
 }
 
 // tlsBackend says hello inside of TLS and echoes.

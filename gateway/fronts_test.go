@@ -70,7 +70,7 @@ func TestFrontModes(t *testing.T) {
 	passed := tlsBackend(t, &tls.Config{Certificates: []tls.Certificate{e.issue("abc.example.com").TLS}}, "p")
 	ended := section("end", "tls.example.com", to(greeter(t, "t"), "tls.example.com"))
 	pair := e.issue("tls.example.com")
-	ended.Ends = &registry.Ends{Certificates: []registry.KeyPair{keyPair(e.issue("first.test")), keyPair(pair)}}
+	ended.TLS = &registry.TLSTermination{Certificates: []registry.KeyPair{keyPair(e.issue("first.test")), keyPair(pair)}}
 	l := e.listener("mixed", registry.TLS, ended, section("pass", "abc.example.com", to(passed, "abc.example.com")))
 	e.have(l)
 	for name, want := range map[string]string{"tls.example.com": "t", "abc.example.com": "p", "other.example.com": "cut"} {
@@ -108,10 +108,10 @@ func TestFrontRefuses(t *testing.T) {
 	rules := []*registry.Rule{ruled("broken", []string{"a.test"}, broken(1)), ruled("none", []string{"b.test"}), ruled("empty", []string{"c.test"}, empty), ruled("weightless", []string{"d.test"}, works, broken(0))}
 	pass := e.listener("pass", registry.TLS, section("pass", "", rules...))
 	end := section("end", "", rules...)
-	end.Ends = ends
+	end.TLS = ends
 	terminate := e.listener("terminate", registry.TLS, end)
 	bad := section("bad", "", to(greeter(t, "x")))
-	bad.Ends = &registry.Ends{Certificates: []registry.KeyPair{{Certificate: "nonsense"}}}
+	bad.TLS = &registry.TLSTermination{Certificates: []registry.KeyPair{{Certificate: "nonsense"}}}
 	mis := e.listener("misconfigured", registry.TLS, bad)
 	all := []*registry.Listener{pass, terminate, mis}
 	plain := map[*registry.Listener]bool{}
@@ -204,8 +204,8 @@ func TestFrontClientCertificates(t *testing.T) {
 	good, strange := e.issue("client.test").TLS, issueOf(t, other, "client.test").TLS
 	ep := greeter(t, "h")
 	must, may := section("must", "must.test", to(ep)), section("may", "may.test", to(ep))
-	must.Ends, may.Ends = e.ends("must.test"), e.ends("may.test")
-	must.Ends.ClientCAs, may.Ends.ClientCAs, may.Ends.Optional = string(e.ca.CertPEM), string(e.ca.CertPEM), true
+	must.TLS, may.TLS = e.ends("must.test"), e.ends("may.test")
+	must.TLS.ClientCAs, may.TLS.ClientCAs, may.TLS.ClientCertOptional = string(e.ca.CertPEM), string(e.ca.CertPEM), true
 	l := e.listener("tls", registry.TLS, must, may)
 	e.have(l)
 	for i, test := range []struct {
@@ -257,7 +257,7 @@ func TestFrontRotation(t *testing.T) {
 	rule := to(greeter(t, "h"), "a.test")
 	sectioned := func(p *testca.Pair) *registry.Section {
 		s := section("s", "a.test", rule)
-		s.Ends = &registry.Ends{Certificates: []registry.KeyPair{keyPair(p)}}
+		s.TLS = &registry.TLSTermination{Certificates: []registry.KeyPair{keyPair(p)}}
 		return s
 	}
 	old, other := e.issue("a.test"), e.issue("a.test")
@@ -284,7 +284,7 @@ func TestFrontRotation(t *testing.T) {
 	works(t, before)
 	works(t, after)
 	s := sectioned(other)
-	s.Ends.Certificates[0].Key = "nonsense"
+	s.TLS.Certificates[0].Key = "nonsense"
 	e.have(with(l, s))
 	if got := e.asked(l.Port, "a.test"); got != "cut" {
 		t.Errorf("without a key: got %s", got)
@@ -374,7 +374,7 @@ func TestFrontsAreExplained(t *testing.T) {
 	e := newEdge(t)
 	ep := greeter(t, "h")
 	ended := section("ended", "end.test", to(ep, "end.test"))
-	ended.Ends = e.ends("end.test")
+	ended.TLS = e.ends("end.test")
 	e.have(e.listener("tls", registry.TLS, ended, section("passed", "*.test", to(ep, "a.test"))),
 		e.listener("tcp", registry.TCP, section("tcp", "", to(ep))),
 		e.listener("udp", registry.UDP, section("udp", "", to(ep))), e.listener("http", registry.HTTP))

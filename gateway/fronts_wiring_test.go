@@ -42,7 +42,7 @@ var frontKinds = []frontKind{
 	}, (*edge).staysTLS},
 	{"TLS that ends", func(e *edge, b registry.Backend) *registry.Listener {
 		s := section("ended/a", "a.test", ruled("r", nil, b))
-		s.Ends = e.ends("a.test")
+		s.TLS = e.ends("a.test")
 		return e.listener("ended", registry.TLS, s)
 	}, func(e *edge) registry.Endpoint { return greeter(e.t, "h") }, (*edge).staysTLS},
 	{"TCP", func(e *edge, b registry.Backend) *registry.Listener {
@@ -161,7 +161,7 @@ func TestFrontsKeepExposure(t *testing.T) {
 	}
 	eachFront(t, Config{Limits: noLimits, Mesh: registry.Mesh{Network: "here"}}, func(t *testing.T, e *edge, kind *frontKind) {
 		ep := kind.backend(e)
-		l := kind.listener(e, registry.Backend{Weight: 1, Of: tunnel.MustParseName("shop.test"), Service: &registry.Service{Name: "stands for shop", Ports: []uint16{443}}})
+		l := kind.listener(e, registry.Backend{Weight: 1, ServiceName: tunnel.MustParseName("shop.test"), Service: &registry.Service{Name: "stands for shop", Ports: []uint16{443}}})
 		for _, trial := range []struct {
 			exposed bool
 			to      []string
@@ -270,8 +270,8 @@ func TestFrontsTrustTheirOwnCAs(t *testing.T) {
 		}
 		certs[name] = issueOf(t, ca, "client.test").TLS
 		s := section("s/"+name, name, to(ep, name))
-		s.Ends = e.ends(name)
-		s.Ends.ClientCAs = string(ca.CertPEM)
+		s.TLS = e.ends(name)
+		s.TLS.ClientCAs = string(ca.CertPEM)
 		sections = append(sections, s)
 	}
 	one, two := e.listener("one", registry.TLS, sections[:2]...), e.listener("two", registry.TLS, sections[2])

@@ -108,8 +108,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
 	g.ways = ways
-	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: ways.To, Cross: ways.Cross, Log: g.log}
-	ways.Dialed = g.registry.Dialed
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: ways.To, RemoteDialer: ways.Cross, Log: g.log}
+	ways.ReportDial = g.registry.ReportDial
 	g.names = &names.Source{Registry: g.registry}
 	if cfg.DNS != nil {
 		g.names.VIPs = cfg.DNS.VIPs
@@ -399,7 +399,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "draining"
 	case g.registry.Table() == nil:
 		return false, "no source has said what there is to serve" + g.because()
-	case g.registry.Silent() > 0:
+	case g.registry.PendingSources() > 0:
 		// What the others said is served. But a replica that takes the place of one
 		// that knows more must not have its clients.
 		return false, "a source has not yet said what there is to serve" + g.because()

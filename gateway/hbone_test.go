@@ -40,7 +40,7 @@ func hop(t *testing.T, ca *testca.CA, name, addr string) registry.Hop {
 		t.Fatal(err)
 	}
 	return registry.Hop{
-		Proto: "hbone", To: []string{addr}, Certificate: string(pair.CertPEM), Key: registry.Secret(pair.KeyPEM),
+		Proto: "hbone", Addresses: []string{addr}, Certificate: string(pair.CertPEM), Key: registry.Secret(pair.KeyPEM),
 		Roots: string(ca.CertPEM), Peers: []string{"spiffe://" + ca.TrustDomain + "/" + name},
 	}
 }
@@ -67,7 +67,7 @@ func TestSecureChain(t *testing.T) {
 	}
 
 	plain := startWith(t, "plain", []tunnel.Protocol{&h2.Protocol{Via: "plain"}}, service(testnet.Echo(t).Addr()))
-	edge := start(t, "edge", service("", registry.Hop{Proto: "connect-h2", To: []string{plain}}))
+	edge := start(t, "edge", service("", registry.Hop{Proto: "connect-h2", Addresses: []string{plain}}))
 	for range 3 {
 		if err := check(t, &connect.Dialer{Proxy: edge}); err != nil {
 			t.Error(err)
@@ -81,11 +81,11 @@ func TestBehind(t *testing.T) {
 	inner := startTLS(t, ca, "inner", &hbone.Protocol{}, service(testnet.Echo(t).Addr()))
 	outer := startTLS(t, ca, "outer", &hbone.Protocol{}, service(inner))
 	h := hop(t, ca, "outer", outer)
-	h.Behind = []string{"spiffe://example.test/inner"}
+	h.InnerPeers = []string{"spiffe://example.test/inner"}
 	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); err != nil {
 		t.Error(err)
 	}
-	h.Behind = []string{"spiffe://example.test/outer"} // who is behind is not who is in front
+	h.InnerPeers = []string{"spiffe://example.test/outer"} // who is behind is not who is in front
 	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); tunnel.ReasonOf(err) != tunnel.DialFailed {
 		t.Errorf("got %v, want %s: another one is behind", err, tunnel.DialFailed)
 	}
@@ -112,11 +112,11 @@ func TestHopOfAnother(t *testing.T) {
 	wrong := startTLS(t, ca, "wrong", &hbone.Protocol{}, service(testnet.Echo(t).Addr()))
 	right := startTLS(t, ca, "right", &hbone.Protocol{}, service(testnet.Echo(t).Addr()))
 	h := hop(t, ca, "right", other)
-	h.To = []string{other, wrong}
+	h.Addresses = []string{other, wrong}
 	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); tunnel.ReasonOf(err) != tunnel.DialFailed {
 		t.Errorf("got %v, want %s: nobody is who it should be", err, tunnel.DialFailed)
 	}
-	h.To = append(h.To, right)
+	h.Addresses = append(h.Addresses, right)
 	if err := check(t, &connect.Dialer{Proxy: start(t, "edge", service("", h))}); err != nil {
 		t.Error(err)
 	}
@@ -143,7 +143,7 @@ func TestSecureWaysAreShared(t *testing.T) {
 	for name, change := range map[string]func(*registry.Hop){
 		"certificate": func(o *registry.Hop) { *o = hop(t, ca, "gw", closed) }, // with a key of its own
 		"peers":       func(o *registry.Hop) { o.Peers = []string{"spiffe://example.test"} },
-		"behind":      func(o *registry.Hop) { o.Behind = o.Peers },
+		"behind":      func(o *registry.Hop) { o.InnerPeers = o.Peers },
 	} {
 		other := h
 		change(&other)
@@ -163,7 +163,7 @@ func TestSharedConnectionsAreCounted(t *testing.T) {
 	ca := newCA(t)
 	echo := testnet.Echo(t).Addr()
 	for name, h := range map[string]registry.Hop{
-		"connect-h2": {Proto: "connect-h2", To: []string{startWith(t, "plain", []tunnel.Protocol{&h2.Protocol{Via: "plain"}}, service(echo))}},
+		"connect-h2": {Proto: "connect-h2", Addresses: []string{startWith(t, "plain", []tunnel.Protocol{&h2.Protocol{Via: "plain"}}, service(echo))}},
 		"hbone":      hop(t, ca, "last", startTLS(t, ca, "last", &hbone.Protocol{Via: "last"}, service(echo))),
 	} {
 		t.Run(name, func(t *testing.T) {

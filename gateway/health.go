@@ -54,7 +54,7 @@ func (g *Gateway) stale() string {
 		return ""
 	}
 	age := time.Since(since).Round(time.Second)
-	if errors.Is(err, registry.ErrMistaken) {
+	if errors.Is(err, registry.ErrInvalid) {
 		return fmt.Sprintf("%s has mistakes for %s, and what it said before is served: %s", source, age, firstLine(err))
 	}
 	return fmt.Sprintf("the table is %s old: source %s: %s", age, source, firstLine(err))
@@ -80,7 +80,7 @@ func (g *Gateway) staleStatus() *StatusStale {
 	if err == nil {
 		return nil
 	}
-	return &StatusStale{Source: source, Since: since.UTC(), Error: err.Error(), Mistaken: errors.Is(err, registry.ErrMistaken)}
+	return &StatusStale{Source: source, Since: since.UTC(), Error: err.Error(), Mistaken: errors.Is(err, registry.ErrInvalid)}
 }
 
 // health returns what is known of addresses.

@@ -20,9 +20,9 @@ type HTTP3 struct {
 	Auth connect.Authenticator // nil asks for no credentials
 	Via  string                // this gateway's pseudonym
 
-	// Alone says that nothing else is at the address: all connections end here,
+	// TerminateAll says that nothing else is at the address: all connections end here,
 	// whatever name they ask for, and those that ask for none.
-	Alone bool
+	TerminateAll bool
 
 	names  termination.Protocol // knows which end here
 	keys   atomic.Pointer[tls.Config]
@@ -36,7 +36,7 @@ func (p *HTTP3) Use(k *termination.Keys) error {
 	if err != nil {
 		return err
 	}
-	p.names.All = p.Alone
+	p.names.All = p.TerminateAll
 	if err := p.names.Use(k); err != nil {
 		return err
 	}

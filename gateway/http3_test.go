@@ -54,7 +54,7 @@ func startHTTP3(t *testing.T, alone bool, drainTimeout time.Duration, services .
 // startHTTP3With is startHTTP3 with keys of the caller's.
 func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, drainTimeout time.Duration, services ...*registry.Service) (addr string, stop func() error) {
 	t.Helper()
-	h := &HTTP3{Via: "far", Alone: alone}
+	h := &HTTP3{Via: "far", TerminateAll: alone}
 	if err := h.Use(keys); err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func serveHTTP3(t *testing.T, routes tunnel.Resolver) (addr, roots string) {
 }
 
 func byHTTP3(roots string, to ...string) registry.Hop {
-	return registry.Hop{Proto: "connect-h3", To: to, Roots: roots}
+	return registry.Hop{Proto: "connect-h3", Addresses: to, Roots: roots}
 }
 
 // A gateway behind UDP is a hop like the others, alone at its address and
@@ -118,7 +118,7 @@ func TestHTTP3IsAHop(t *testing.T) {
 		far, roots, _ := startHTTP3(t, alone, 0, service(testnet.Echo(t).Addr()))
 		hop := byHTTP3(roots, far)
 		if !alone { // its connections are told by their name, and an address is none
-			hop.To = []string{"gw.test:" + far[len("127.0.0.1:"):]}
+			hop.Addresses = []string{"gw.test:" + far[len("127.0.0.1:"):]}
 		}
 		d := &Dialers{Direct: &tunnel.NetDialer{}, Via: "near", Lookup: func(context.Context, string) ([]netip.Addr, error) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil

@@ -76,7 +76,7 @@ func listService(t *registry.Table, s *registry.Service) *ListedService {
 		l.Names = append(l.Names, n.String())
 	}
 	for _, hop := range s.Via {
-		l.Via = append(l.Via, hop.Proto+" "+strings.Join(hop.To, ", "))
+		l.Via = append(l.Via, hop.Proto+" "+strings.Join(hop.Addresses, ", "))
 	}
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]

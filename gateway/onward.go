@@ -12,13 +12,13 @@ import (
 
 // Cross returns the way out of one request through gateways of another network,
 // of which each is asked by what it takes. It is registry.Registry.Cross.
-func (d *Dialers) Cross(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) {
-	return &crossing{Crossing: c, ways: d, service: s}, nil
+func (d *Dialers) Cross(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
+	return &crossing{RemoteDial: c, ways: d, service: s}, nil
 }
 
 // A crossing dials the endpoints of one route, one after the other.
 type crossing struct {
-	registry.Crossing
+	registry.RemoteDial
 	ways    *Dialers
 	service *registry.Service
 
@@ -30,7 +30,7 @@ func (c *crossing) Check(ep tunnel.Endpoint) error { return c.ways.Direct.Check(
 
 // asked says how the gateway at ep is asked; "" for one that reads the hello.
 func (c *crossing) asked(ep tunnel.Endpoint) string {
-	if by := c.By(ep); by != "sni" {
+	if by := c.Transport(ep); by != "sni" {
 		return "by " + by + " for " + c.Target.String()
 	}
 	return ""
@@ -57,7 +57,7 @@ func (c *crossing) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tun
 }
 
 func (c *crossing) dial(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	by := c.By(ep)
+	by := c.Transport(ep)
 	if by == "sni" {
 		way, err := c.ways.telling(c.service, (*near)(c.ways))
 		if err != nil {
@@ -96,7 +96,7 @@ func (d *Dialers) through(e entrance) (*through, error) {
 		return way, nil
 	}
 	to := e.at.Addr.String()
-	way, err := d.hop(&registry.Hop{Proto: e.by, To: []string{to}}, to, &only{d, e.at})
+	way, err := d.hop(&registry.Hop{Proto: e.by, Addresses: []string{to}}, to, &only{d, e.at})
 	if err != nil {
 		return nil, err
 	}
@@ -143,11 +143,11 @@ func (n *near) DialContext(ctx context.Context, network, addr string) (net.Conn,
 
 // dialed tells Dialed of what says something of ep.
 func (d *Dialers) dialed(ctx context.Context, ep tunnel.Endpoint, err error) {
-	if d.Dialed == nil {
+	if d.ReportDial == nil {
 		return
 	}
 	why := tunnel.ReasonOf(err)
 	if err == nil || (why == tunnel.DialFailed || why == tunnel.DialTimeout) && !errors.Is(ctx.Err(), context.Canceled) {
-		d.Dialed(ep, err)
+		d.ReportDial(ep, err)
 	}
 }

@@ -235,7 +235,7 @@ func TestAcrossIsGuarded(t *testing.T) {
 	own := testnet.Listen(t)
 	guard := &tunnel.Guard{}
 	guard.OwnListener(own.Addr())
-	way, err := (&Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).Cross(&registry.Service{}, registry.Crossing{By: func(tunnel.Endpoint) string { return "socks5" }})
+	way, err := (&Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).Cross(&registry.Service{}, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "socks5" }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 // tested where it is; that it has it, here.
 func TestEveryPartIsPluggedIn(t *testing.T) {
 	auth := &connect.Bearer{Verify: connect.Tokens(map[string]string{"ci": "t-one"})}
-	h := &HTTP3{Auth: auth, Via: "gw", Alone: true}
+	h := &HTTP3{Auth: auth, Via: "gw", TerminateAll: true}
 	keys, _ := gatewayKeys(t)
 	if err := h.Use(keys); err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ func TestPlaintextByAPlainHop(t *testing.T) {
 			},
 			Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{service("", byConnect(first), row.last)}}}},
 		}
-		if row.last.To[0] == far {
+		if row.last.Addresses[0] == far {
 			cfg.Sources = []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{service("", row.last)}}}}
 		}
 		addr, g := startGateway(t, cfg)

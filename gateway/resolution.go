@@ -106,11 +106,11 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 
 func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, states func(netip.AddrPort) string) View {
 	v := View{Network: network, Here: network != "" && network == src.Registry.Mesh.Network, DNS: []string{}}
-	places, ok := t.Places(name, network)
+	places, ok := t.Locations(name, network)
 	if !ok {
 		err := t.Refusal(name, network)
 		v.Reason, v.Detail = tunnel.ReasonOf(err), err.Error()
-		if src.Registry.Silent() > 0 {
+		if src.Registry.PendingSources() > 0 {
 			v.Detail += "; but a source has not yet said what there is, and DNS answers SERVFAIL in its zones"
 		}
 		return v
@@ -152,8 +152,8 @@ func answered(a *dns.Answer, typ dns.Type) []string {
 	return list
 }
 
-func viewed(reg *registry.Registry, p *registry.Place, states func(netip.AddrPort) string) ViewedService {
-	s := ViewedService{Service: p.Service.Name, Pattern: p.Pattern, Endpoint: p.One}
+func viewed(reg *registry.Registry, p *registry.Location, states func(netip.AddrPort) string) ViewedService {
+	s := ViewedService{Service: p.Service.Name, Pattern: p.Pattern, Endpoint: p.Single}
 	for _, a := range p.VIPs {
 		if a.IsValid() {
 			s.VIPs = append(s.VIPs, a)
@@ -172,8 +172,8 @@ func viewed(reg *registry.Registry, p *registry.Place, states func(netip.AddrPor
 		ep := &p.Endpoints[i]
 		s.Endpoints = append(s.Endpoints, ViewedEndpoint{Address: ep.String(), Name: ep.Name, Healthy: healthy(ep, p.Port), State: state(ep, p.Port)})
 	}
-	for i := range p.Entries {
-		e := &p.Entries[i]
+	for i := range p.Gateways {
+		e := &p.Gateways[i]
 		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Transports, Healthy: healthy(&e.Address, 0), State: state(&e.Address, 0)}
 		if len(g.Transports) == 0 {
 			g.Transports = []string{"sni"}

@@ -15,7 +15,7 @@ import (
 )
 
 func bySOCKS(to ...string) registry.Hop {
-	return registry.Hop{Proto: "socks5", To: to, User: "alice", Password: "secret", Insecure: true}
+	return registry.Hop{Proto: "socks5", Addresses: to, User: "alice", Password: "secret", Insecure: true}
 }
 
 // startSOCKS runs a gateway that speaks nothing but SOCKS5, to alice.

@@ -95,9 +95,9 @@ func TestTrustOfHops(t *testing.T) {
 		outer := start(forge(t, a, "spiffe://a.test/outer"), addr)
 		trust := map[string]string{"a.test": string(a.CertPEM), "b.test": string(b.CertPEM)}
 		peers := []string{"spiffe://a.test", "spiffe://b.test"}
-		once := registry.Hop{Proto: "hbone", To: []string{addr}, Certificate: string(me.CertPEM), Key: registry.Secret(me.KeyPEM), Peers: peers, Trust: trust}
+		once := registry.Hop{Proto: "hbone", Addresses: []string{addr}, Certificate: string(me.CertPEM), Key: registry.Secret(me.KeyPEM), Peers: peers, Trust: trust}
 		twice := once
-		twice.To, twice.Behind = []string{outer}, peers
+		twice.Addresses, twice.InnerPeers = []string{outer}, peers
 		for _, hop := range []registry.Hop{once, twice} {
 			d := &Dialers{Direct: &tunnel.NetDialer{}}
 			t.Cleanup(d.Close)
@@ -112,7 +112,7 @@ func TestTrustOfHops(t *testing.T) {
 				_ = c.Close()
 			}
 			if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "unknown authority") {
-				t.Errorf("%s, signed by the CA of %s, behind another: %v: got %v, want it accepted: %v", tt.id, tt.by.TrustDomain, len(hop.Behind) > 0, err, tt.ok)
+				t.Errorf("%s, signed by the CA of %s, behind another: %v: got %v, want it accepted: %v", tt.id, tt.by.TrustDomain, len(hop.InnerPeers) > 0, err, tt.ok)
 			}
 		}
 	}

@@ -76,7 +76,7 @@ func (k *vipKeeper) run(ctx context.Context) error {
 func (c *VIPs) plan(t *registry.Table) *vips.Plan {
 	p := &vips.Plan{Ranges: c.Ranges, Keep: c.ReuseAfter, Now: now()}
 	for _, r := range c.Ranges {
-		p.Taken = append(p.Taken, t.Occupied(r)...)
+		p.Taken = append(p.Taken, t.UsedAddresses(r)...)
 	}
 	return p
 }
@@ -88,7 +88,7 @@ func (k *vipKeeper) update(context.Context) (whole bool) {
 	if t == nil {
 		return true
 	}
-	next, failed := k.cfg.plan(t).Assign(t.WantVIPs(), k.have)
+	next, failed := k.cfg.plan(t).Assign(t.VIPRequests(), k.have)
 	before := k.have
 	saved := k.save(next)
 	if !saved {
@@ -188,7 +188,7 @@ func ForecastVIPs(cfg VIPs, t *registry.Table) ([]registry.VIP, error) {
 	if err != nil {
 		return nil, &StateError{"vips", "addresses", err}
 	}
-	next, _ := cfg.plan(t).Assign(t.WantVIPs(), have)
+	next, _ := cfg.plan(t).Assign(t.VIPRequests(), have)
 	return vips.Table(next), nil
 }
 

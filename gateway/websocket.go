@@ -17,10 +17,10 @@ import (
 
 // Here WebSocket and HTTP/2, which know nothing of each other, become RFC 8441.
 
-// TakeWebSockets has carrier take extended CONNECT for "websocket" by the rules
+// AcceptWebSockets has carrier take extended CONNECT for "websocket" by the rules
 // of p: its paths, hosts, origins and credentials. It is to be called before
 // carrier serves.
-func TakeWebSockets(carrier *h2.Protocol, p *ws.Protocol) {
+func AcceptWebSockets(carrier *h2.Protocol, p *ws.Protocol) {
 	carrier.Extended = func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
 		if head.Protocol != "websocket" {
 			return nil, tunnel.Refusef(tunnel.Unsupported, "extended CONNECT for %.80q", head.Protocol)

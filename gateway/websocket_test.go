@@ -115,7 +115,7 @@ func (b *balancer) dialer(t *testing.T) *WebSocketDialer {
 // over HTTP/2.
 func both(p *ws.Protocol) []tunnel.Protocol {
 	carrier := &h2.Protocol{Via: p.Via}
-	TakeWebSockets(carrier, p)
+	AcceptWebSockets(carrier, p)
 	return []tunnel.Protocol{p, carrier, &connect.Protocol{Via: p.Via}}
 }
 
@@ -175,7 +175,7 @@ func TestWebSocketHop(t *testing.T) {
 	far := startWith(t, "far", both(&ws.Protocol{Via: "far"}), service(testnet.Echo(t).Addr()))
 	for shared, want := range map[bool]string{true: `["h2"]`, false: `["http/1.1" "http/1.1" "http/1.1"]`} {
 		b := newBalancer(t, far, "h2", "http/1.1")
-		near := start(t, "near", service("", registry.Hop{Proto: "websocket", To: []string{b.url}, Roots: string(b.ca.CertPEM), HTTP2: shared}))
+		near := start(t, "near", service("", registry.Hop{Proto: "websocket", Addresses: []string{b.url}, Roots: string(b.ca.CertPEM), HTTP2: shared}))
 		for range 3 {
 			if err := check(t, &connect.Dialer{Proxy: near}); err != nil {
 				t.Error(err)

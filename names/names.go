@@ -29,7 +29,7 @@ type Source struct {
 // Names returns the table that holds now, nil before the first one. It is
 // dns.Server.Names.
 func (s *Source) Names() dns.Names {
-	partial := s.Registry.Silent() > 0 // before the table, which has then what it was told
+	partial := s.Registry.PendingSources() > 0 // before the table, which has then what it was told
 	t := s.Registry.Table()
 	if t == nil {
 		return nil
@@ -89,23 +89,23 @@ func (t *Table) answer(q dns.Question, a *dns.Answer) {
 	if err != nil {
 		return
 	}
-	places, ok := t.table.Places(name, q.View)
+	places, ok := t.table.Locations(name, q.View)
 	if ok && !slices.ContainsFunc(places, there) {
 		ok = false
 	}
 	switch {
-	case !ok && t.table.Above(rest, q.View) && first == "":
+	case !ok && t.table.HasNamesBelow(rest, q.View) && first == "":
 		a.Status = dns.Above
 	case !ok:
 	case first == "":
 		t.own(q, a, places)
 	case second == "":
-		if slices.ContainsFunc(places, func(p registry.Place) bool { return named(&p, "", first[1:]) != nil }) {
+		if slices.ContainsFunc(places, func(p registry.Location) bool { return named(&p, "", first[1:]) != nil }) {
 			a.Status = dns.Above
 		}
 	case second == "_https":
 		port, err := strconv.ParseUint(first[1:], 10, 16)
-		if at := slices.IndexFunc(places, func(p registry.Place) bool { return has(&p, uint16(port)) }); err == nil && at >= 0 {
+		if at := slices.IndexFunc(places, func(p registry.Location) bool { return has(&p, uint16(port)) }); err == nil && at >= 0 {
 			a.Status = dns.Exists
 			t.bind(q, a, places, rest, uint16(port))
 		}
@@ -129,7 +129,7 @@ func prefixed(name string) (first, second, rest string) {
 }
 
 // own answers what is asked of a service's own name.
-func (t *Table) own(q dns.Question, a *dns.Answer, places []registry.Place) {
+func (t *Table) own(q dns.Question, a *dns.Answer, places []registry.Location) {
 	a.Status = dns.Exists
 	switch q.Type {
 	case dns.TypeA, dns.TypeAAAA:
@@ -144,13 +144,13 @@ func (t *Table) own(q dns.Question, a *dns.Answer, places []registry.Place) {
 // there is false for a headless service without any endpoint. Its name does not
 // exist, whatever is asked: KEP-1645 wants NXDOMAIN for its addresses, and that
 // holds for all types and for what is below (RFC 2308, RFC 8020).
-func there(p registry.Place) bool {
-	return !p.Service.Headless || len(p.Service.Endpoints) > 0 || len(p.Entries) > 0
+func there(p registry.Location) bool {
+	return !p.Service.Headless || len(p.Service.Endpoints) > 0 || len(p.Gateways) > 0
 }
 
 // addresses adds where p is. What does not work is left out, as long as
 // something else remains.
-func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Place) {
+func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Location) {
 	if t.vips(q.View, p) {
 		for _, v := range p.VIPs {
 			// A place for each of the service's ports has the same ones.
@@ -164,10 +164,10 @@ func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Place) {
 	for {
 		for i := range p.Endpoints {
 			ep := &p.Endpoints[i]
-			t.add(a, ep, cmp.Or(ep.Port, ep.For, p.Port, firstPort(p)), 0, 0, all)
+			t.add(a, ep, cmp.Or(ep.Port, ep.ServicePort, p.Port, firstPort(p)), 0, 0, all)
 		}
-		for i := range p.Entries {
-			if e := &p.Entries[i]; e.Gateway.Takes("sni") {
+		for i := range p.Gateways {
+			if e := &p.Gateways[i]; e.Gateway.Supports("sni") {
 				t.add(a, &e.Address, e.Address.Port, e.Rank, e.Gateway.Weight, all)
 			}
 		}
@@ -180,8 +180,8 @@ func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Place) {
 
 // vips reports whether those in a network are told the addresses that p's
 // service has to itself. One endpoint has none, nor has what is behind one gateway.
-func (t *Table) vips(network string, p *registry.Place) bool {
-	return p.VIPs != [2]netip.Addr{} && !p.One && p.Gateway == "" && t.source.VIPs != nil && t.source.VIPs(network)
+func (t *Table) vips(network string, p *registry.Location) bool {
+	return p.VIPs != [2]netip.Addr{} && !p.Single && p.GatewayLabel == "" && t.source.VIPs != nil && t.source.VIPs(network)
 }
 
 // add adds one address if it works, or is wanted in any case.
@@ -189,7 +189,7 @@ func (t *Table) add(a *dns.Answer, ep *registry.Endpoint, port uint16, rank int,
 	r := uint8(min(rank, 255))
 	if !ep.Addr.IsValid() {
 		// One that serves several ports is there for each of them.
-		if !slices.ContainsFunc(a.Targets, func(have dns.Target) bool { return ep.For != 0 && have.Host == ep.Host && have.Rank == r }) {
+		if !slices.ContainsFunc(a.Targets, func(have dns.Target) bool { return ep.ServicePort != 0 && have.Host == ep.Host && have.Rank == r }) {
 			a.Targets = append(a.Targets, dns.Target{Host: ep.Host, Port: port, Rank: r, Weight: weight})
 		}
 		return
@@ -203,7 +203,7 @@ func (t *Table) add(a *dns.Answer, ep *registry.Endpoint, port uint16, rank int,
 	a.Addrs = append(a.Addrs, dns.Addr{Addr: ep.Addr, Rank: r, Weight: weight})
 }
 
-func firstPort(p *registry.Place) uint16 {
+func firstPort(p *registry.Location) uint16 {
 	if len(p.Service.Ports) == 0 {
 		return 0
 	}
@@ -211,14 +211,14 @@ func firstPort(p *registry.Place) uint16 {
 }
 
 // has reports whether p takes a port.
-func has(p *registry.Place, port uint16) bool {
+func has(p *registry.Location, port uint16) bool {
 	return port != 0 && (p.Port == port || p.Port == 0 && (len(p.Service.Ports) == 0 || slices.Contains(p.Service.Ports, port)))
 }
 
 // named returns the port of p with a name and protocol; with the name "", any.
-func named(p *registry.Place, name, protocol string) *registry.NamedPort {
-	for i := range p.Service.Named {
-		n := &p.Service.Named[i]
+func named(p *registry.Location, name, protocol string) *registry.NamedPort {
+	for i := range p.Service.NamedPorts {
+		n := &p.Service.NamedPorts[i]
 		if (name == "" || n.Name == name) && n.Protocol == protocol && (p.Port == 0 || p.Port == n.Port) {
 			return n
 		}

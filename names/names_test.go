@@ -53,18 +53,18 @@ func source(t *testing.T) *Source {
 		Services: []*registry.Service{
 			{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, ALPN: []string{"h2"},
 				ID: registry.ID{Service: "web", Namespace: "shop", Cluster: "one"}, Exported: true,
-				Named:     []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}},
-				Endpoints: []registry.Endpoint{ep("10.1.5.1:8443"), ep("10.1.5.2:8443"), ep("[fd00:1::5]:8443")}},
+				NamedPorts: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}},
+				Endpoints:  []registry.Endpoint{ep("10.1.5.1:8443"), ep("10.1.5.2:8443"), ep("[fd00:1::5]:8443")}},
 			{Name: "db", Names: pattern("db.example.com"), Ports: []uint16{5432}, Exposed: true, Headless: true, Exported: true,
-				ID:        registry.ID{Service: "db", Cluster: "two"},
-				Named:     []registry.NamedPort{{Name: "postgres", Protocol: "tcp", Port: 5432}},
-				Endpoints: []registry.Endpoint{hosted("10.2.5.1:5432", "db-0"), hosted("10.2.5.2:5432", "db-1"), ep("10.2.5.3:5432")}},
+				ID:         registry.ID{Service: "db", Cluster: "two"},
+				NamedPorts: []registry.NamedPort{{Name: "postgres", Protocol: "tcp", Port: 5432}},
+				Endpoints:  []registry.Endpoint{hosted("10.2.5.1:5432", "db-0"), hosted("10.2.5.2:5432", "db-1"), ep("10.2.5.3:5432")}},
 			{Name: "wild", Names: pattern("*.apps.example.com"), Exposed: true, Endpoints: []registry.Endpoint{ep("10.1.6.1:443")}},
 			{Name: "secret", Names: pattern("secret.example.com"), Exposed: true, ExposedTo: []string{"west"}, Endpoints: []registry.Endpoint{ep("10.1.7.1:443")}},
-			{Name: "empty", Names: pattern("empty.example.com"), Ports: []uint16{443}, Exposed: true, Headless: true, Named: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}},
+			{Name: "empty", Names: pattern("empty.example.com"), Ports: []uint16{443}, Exposed: true, Headless: true, NamedPorts: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}},
 			{Name: "hollow", Names: pattern("hollow.example.com"), Exposed: true},
 			{Name: "private", ID: registry.ID{Cluster: "one", Namespace: "shop", Service: "private"}, Names: pattern("private.example.com"), Ports: []uint16{443}, Headless: true, Exported: true,
-				Named: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{hosted("10.1.8.1:443", "private-0")}},
+				NamedPorts: []registry.NamedPort{{Name: "web", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{hosted("10.1.8.1:443", "private-0")}},
 			{Name: "hidden", Names: append(pattern("a.hidden.example.org"), pattern("*.b.hidden.example.org")...), Headless: true, Endpoints: []registry.Endpoint{hosted("10.1.8.2:443", "hidden-0")}},
 			{Name: "theirs", Names: append(pattern("a.theirs.example.org"), pattern("*.b.theirs.example.org")...), Headless: true, Exposed: true, ExposedTo: []string{"west"},
 				Endpoints: []registry.Endpoint{hosted("10.2.8.3:443", "theirs-0")}},
@@ -246,7 +246,7 @@ func TestAnswerLeavesOutWhatIsDown(t *testing.T) {
 		return said(&a)
 	}
 	down := func(s string, err error) {
-		src.Registry.Checked(registry.Target{Addr: netip.MustParseAddrPort(s)}, err)
+		src.Registry.ReportCheck(registry.Target{Addr: netip.MustParseAddrPort(s)}, err)
 	}
 	dead := errors.New("connection refused")
 	for _, step := range []struct {
@@ -273,7 +273,7 @@ func TestAnswerVIPs(t *testing.T) {
 	src := source(t)
 	src.VIPs = func(network string) bool { return network == "east" }
 	s := registry.Snapshot{Services: []*registry.Service{{Name: "web", Names: pattern("web.example.com"), Ports: []uint16{443}, Exposed: true, VIP: true, ALPN: []string{"h2"},
-		Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.1.5.1:8443")}},
+		NamedPorts: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.1.5.1:8443")}},
 		{Name: "far", Names: pattern("far.example.com"), Ports: []uint16{443, 8080}, Exposed: true, VIP: true, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}}},
 		Networks: []registry.Network{{Name: "east"}, {Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{{Address: ep("198.51.100.1:443")}}}}}
 	table, err := registry.Merge(s)
@@ -281,7 +281,7 @@ func TestAnswerVIPs(t *testing.T) {
 		t.Fatal(err)
 	}
 	src.Registry.Swap(table)
-	want := src.Registry.Table().WantVIPs()
+	want := src.Registry.Table().VIPRequests()
 	src.Registry.AssignVIPs([]registry.VIP{{Key: want[0].Keys[0], V4: netip.MustParseAddr("240.1.2.3"), V6: netip.MustParseAddr("fd00::7")}, {Key: want[1].Keys[0], V4: netip.MustParseAddr("240.1.2.4")}})
 	ask(t, src, []question{
 		{"web.example.com", dns.TypeA, "east", "exists 0:240.1.2.3, 0:fd00::7"},

@@ -33,7 +33,7 @@ func TestAnswerBeforeEverySourceHasSpoken(t *testing.T) {
 		api := told(make(chan registry.Update))
 		services := []*registry.Service{
 			{Name: "web", Names: pattern("web.mesh.internal"), Ports: []uint16{443}, Exposed: true, Endpoints: []registry.Endpoint{ep("10.1.5.1:443")},
-				Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}},
+				NamedPorts: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}},
 			{Name: "secret", Names: pattern("secret.mesh.internal"), Exposed: true, ExposedTo: []string{"west"}, Endpoints: []registry.Endpoint{ep("10.1.7.1:443")}},
 		}
 		ctx, cancel := context.WithCancel(t.Context())

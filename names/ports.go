@@ -11,7 +11,7 @@ import (
 
 // services answers _PORT._PROTO.NAME, RFC 2782: also where the question is for
 // another type, as the name exists.
-func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place, port, protocol, name string) {
+func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Location, port, protocol, name string) {
 	for i := range places {
 		p := &places[i]
 		n := named(p, port, protocol)
@@ -22,7 +22,7 @@ func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place,
 		switch {
 		case t.vips(q.View, p):
 			a.Services = append(a.Services, dns.Service{Weight: 1, Port: n.Port, Target: name})
-		case len(p.Entries) > 0:
+		case len(p.Gateways) > 0:
 			alike := t.alike(q.View, places)
 			for _, e := range t.ways(p) {
 				s := dns.Service{Priority: uint16(e.Rank), Weight: 1, Port: e.Address.Port, Target: name}
@@ -33,7 +33,7 @@ func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place,
 					a.Services = append(a.Services, s)
 				}
 			}
-		case p.Service.Headless && !p.One:
+		case p.Service.Headless && !p.Single:
 			t.each(a, p, n.Port, name)
 		default:
 			a.Services = append(a.Services, dns.Service{Weight: 1, Port: endpointPort(p, n.Port), Target: name})
@@ -43,7 +43,7 @@ func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Place,
 
 // each adds the endpoints of a headless service that serve a port. As among its
 // addresses, what does not work is left out as long as something else remains.
-func (t *Table) each(a *dns.Answer, p *registry.Place, port uint16, name string) {
+func (t *Table) each(a *dns.Answer, p *registry.Location, port uint16, name string) {
 	for _, all := range []bool{false, true} {
 		before := len(a.Services)
 		for i := range p.Endpoints {
@@ -70,11 +70,11 @@ func (t *Table) works(ep *registry.Endpoint, port uint16) bool {
 
 // ways returns the gateways in front of p that are among its addresses: those
 // that take SNI and work, or all of them where none works.
-func (t *Table) ways(p *registry.Place) []*registry.Entry {
-	var all, some []*registry.Entry
-	for i := range p.Entries {
-		e := &p.Entries[i]
-		if !e.Gateway.Takes("sni") {
+func (t *Table) ways(p *registry.Location) []*registry.GatewayHop {
+	var all, some []*registry.GatewayHop
+	for i := range p.Gateways {
+		e := &p.Gateways[i]
+		if !e.Gateway.Supports("sni") {
 			continue
 		}
 		all = append(all, e)
@@ -92,7 +92,7 @@ func (t *Table) ways(p *registry.Place) []*registry.Entry {
 // and all at one port: then a record may have that port and the name itself.
 // Otherwise each gateway has a name to itself, or who asks would go to the port of
 // one at the address of another.
-func (t *Table) alike(view string, places []registry.Place) bool {
+func (t *Table) alike(view string, places []registry.Location) bool {
 	port := uint16(0)
 	for i := range places {
 		p := &places[i]
@@ -112,7 +112,7 @@ func (t *Table) alike(view string, places []registry.Place) bool {
 }
 
 // way is the name of one gateway where it stands for what is called name.
-func way(e *registry.Entry, name string) string {
+func way(e *registry.GatewayHop, name string) string {
 	return cmp.Or(registry.GatewayName(&e.Address, name), e.Address.Host, name)
 }
 
@@ -120,7 +120,7 @@ func way(e *registry.Entry, name string) string {
 // to what the name has addresses of, or to a target of its own. Of the types only
 // HTTPS is meant: a SVCB record is for schemes that say so (section 2.4.1), and
 // for the scheme https none does.
-func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Place, name string, port uint16) {
+func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Location, name string, port uint16) {
 	if q.Type != dns.TypeHTTPS {
 		return
 	}
@@ -140,7 +140,7 @@ func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Place, nam
 				}
 			}
 			a.Bindings = append(a.Bindings, b)
-		case len(p.Entries) == 0:
+		case len(p.Gateways) == 0:
 			a.Bindings = append(a.Bindings, dns.Binding{Target: target, ALPN: p.Service.ALPN, Port: other(endpointPort(p, port), port)})
 		case t.alike(q.View, places):
 			t.bindAll(a, p, target, port)
@@ -157,7 +157,7 @@ func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Place, nam
 }
 
 // bindAll adds the one record of gateways that are alike.
-func (t *Table) bindAll(a *dns.Answer, p *registry.Place, target string, port uint16) {
+func (t *Table) bindAll(a *dns.Answer, p *registry.Location, target string, port uint16) {
 	b := dns.Binding{Priority: 1, Target: target, ALPN: p.Service.ALPN}
 	ways := t.ways(p)
 	for _, e := range ways {
@@ -180,7 +180,7 @@ func other(to, port uint16) uint16 {
 }
 
 // endpointPort returns where a port of p's is at its endpoints.
-func endpointPort(p *registry.Place, port uint16) uint16 {
+func endpointPort(p *registry.Location, port uint16) uint16 {
 	for i := range p.Endpoints {
 		if ep := &p.Endpoints[i]; ep.Serves(port) {
 			return cmp.Or(ep.Port, port)

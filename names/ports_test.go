@@ -25,9 +25,9 @@ func apart(t *testing.T) *Source {
 			{Name: "south", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}, Gateways: []registry.Gateway{{Address: ep("198.51.100.3:443")}}},
 		},
 		Services: []*registry.Service{
-			{Name: "far", Names: pattern("far.test"), Ports: []uint16{443}, Exposed: true, Named: named, ALPN: []string{"h2"}, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}},
-			{Name: "both", Names: pattern("both.test"), Ports: []uint16{443}, Exposed: true, Named: named, Endpoints: []registry.Endpoint{ep("10.4.5.1:443"), ep("10.2.5.1:443")}},
-			{Name: "db", Names: pattern("db.test"), Ports: []uint16{443}, Exposed: true, Headless: true, Named: named, Endpoints: []registry.Endpoint{hosted("10.2.5.2:443", "db-0"), hosted("10.2.5.3:443", "db-1")}},
+			{Name: "far", Names: pattern("far.test"), Ports: []uint16{443}, Exposed: true, NamedPorts: named, ALPN: []string{"h2"}, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}},
+			{Name: "both", Names: pattern("both.test"), Ports: []uint16{443}, Exposed: true, NamedPorts: named, Endpoints: []registry.Endpoint{ep("10.4.5.1:443"), ep("10.2.5.1:443")}},
+			{Name: "db", Names: pattern("db.test"), Ports: []uint16{443}, Exposed: true, Headless: true, NamedPorts: named, Endpoints: []registry.Endpoint{hosted("10.2.5.2:443", "db-0"), hosted("10.2.5.3:443", "db-1")}},
 			{Name: "wild", Names: pattern("*.wild.test"), Ports: []uint16{443}, Exposed: true, Endpoints: []registry.Endpoint{ep("10.2.5.4:443")}},
 		},
 	}
@@ -41,7 +41,7 @@ func apart(t *testing.T) *Source {
 }
 
 func (s *Source) check(addr string, err error) {
-	s.Registry.Checked(registry.Target{Addr: netip.MustParseAddrPort(addr)}, err)
+	s.Registry.ReportCheck(registry.Target{Addr: netip.MustParseAddrPort(addr)}, err)
 }
 
 var errDead = errors.New("connection refused")
@@ -108,7 +108,7 @@ func TestPortsFollowWhatWorks(t *testing.T) {
 		Networks: []registry.Network{{Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{
 			{Address: ep("198.51.100.1:443")}, {Address: ep("198.51.100.2:8443")}}}},
 		Services: []*registry.Service{{Name: "far", Names: pattern("far.test"), Ports: []uint16{443}, Exposed: true,
-			Named: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}}},
+			NamedPorts: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func TestWhoIsBlamedForADial(t *testing.T) {
 		{&tunnel.Error{Reason: tunnel.Prohibited, Err: os.ErrInvalid}, false},
 	} {
 		for _, err := range []error{tt.err, fmt.Errorf("dial: %w", tt.err)} {
-			if got := registry.Blames(err); got != tt.want {
+			if got := registry.IsEndpointError(err); got != tt.want {
 				t.Errorf("%v: blamed %v, want %v", err, got, tt.want)
 			}
 		}

@@ -71,14 +71,14 @@ type verdict struct {
 	err   error     // nil where it works
 }
 
-// Checked takes in what a check has found: nil where t works, and otherwise
+// ReportCheck takes in what a check has found: nil where t works, and otherwise
 // what is wrong. An address is down as long as one of its checks says so: it
 // stands behind all others then, and is not Healthy. A check that finds it well
 // ends what failed dials have brought upon it.
-func (r *Registry) Checked(t Target, err error) { r.health.check(t, err) }
+func (r *Registry) ReportCheck(t Target, err error) { r.health.check(t, err) }
 
-// Unchecked forgets what a check has found, as it is made no more.
-func (r *Registry) Unchecked(t Target) {
+// ForgetCheck forgets what a check has found, as it is made no more.
+func (r *Registry) ForgetCheck(t Target) {
 	h := &r.health
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -255,7 +255,7 @@ func whose(t *Table, list []Health) {
 			candidates = byAddr[ep.Addr.Unmap()]
 		}
 		for _, h := range candidates {
-			if ports := ep.At(s); len(ports) == 0 || slices.Contains(ports, h.Addr.Port()) {
+			if ports := ep.PortsFor(s); len(ports) == 0 || slices.Contains(ports, h.Addr.Port()) {
 				if i := t.network(ep); i >= 0 {
 					h.Network = t.all[i].Name
 				}

@@ -25,7 +25,7 @@ func target(addr string, kind string) Target {
 // is back.
 func TestDownByCheckStandsLast(t *testing.T) {
 	r := serving(t, nil, nil, "192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1")
-	r.Checked(target("192.0.2.1:1", "tcp"), errDown)
+	r.ReportCheck(target("192.0.2.1:1", "tcp"), errDown)
 	for range 4 {
 		if got := order(t, r); !strings.HasSuffix(got, " 192.0.2.1:1") || strings.Count(got, " ") != 2 {
 			t.Fatalf("got %s, want all three with 192.0.2.1:1 as the last", got)
@@ -37,13 +37,13 @@ func TestDownByCheckStandsLast(t *testing.T) {
 			t.Fatalf("got %s, want %s: a failed dial is less than a failed check", got, want)
 		}
 	}
-	r.Checked(target("192.0.2.2:1", "tcp"), errDown)
-	r.Checked(target("192.0.2.3:1", "tcp"), errDown)
+	r.ReportCheck(target("192.0.2.2:1", "tcp"), errDown)
+	r.ReportCheck(target("192.0.2.3:1", "tcp"), errDown)
 	if got := order(t, r); strings.Count(got, " ") != 2 {
 		t.Errorf("got %s, want all three: all are down, and all are tried", got)
 	}
 	for i := range 3 {
-		r.Checked(target(fmt.Sprintf("192.0.2.%d:1", i+1), "tcp"), nil)
+		r.ReportCheck(target(fmt.Sprintf("192.0.2.%d:1", i+1), "tcp"), nil)
 	}
 	if n := r.health.n.Load(); n != 0 {
 		t.Errorf("%d addresses are not well, want none", n)
@@ -75,18 +75,18 @@ func TestHealthy(t *testing.T) {
 		want(true, "after its penalty")
 		report(r, ap.String(), errRefused)
 		want(false, "after another")
-		r.Checked(target("192.0.2.1:1", "tcp"), nil)
+		r.ReportCheck(target("192.0.2.1:1", "tcp"), nil)
 		want(true, "after a check that found it well")
-		r.Checked(target("192.0.2.1:1", "tcp"), errDown)
-		r.Checked(target("192.0.2.1:1", "tcp"), errDown)
-		r.Checked(target("192.0.2.1:1", "tls"), errDown)
+		r.ReportCheck(target("192.0.2.1:1", "tcp"), errDown)
+		r.ReportCheck(target("192.0.2.1:1", "tcp"), errDown)
+		r.ReportCheck(target("192.0.2.1:1", "tls"), errDown)
 		want(false, "down by two checks")
-		r.Checked(target("192.0.2.1:1", "tcp"), nil)
+		r.ReportCheck(target("192.0.2.1:1", "tcp"), nil)
 		want(false, "down by one of two checks")
-		r.Unchecked(target("192.0.2.1:1", "tls"))
+		r.ForgetCheck(target("192.0.2.1:1", "tls"))
 		want(true, "when nobody looks any more")
-		r.Unchecked(target("192.0.2.1:1", "tls"))
-		r.Unchecked(target("192.0.2.1:1", "tcp"))
+		r.ForgetCheck(target("192.0.2.1:1", "tls"))
+		r.ForgetCheck(target("192.0.2.1:1", "tcp"))
 		if n, m := len(r.health.down), len(r.health.checked); n != 0 || m != 0 || r.health.n.Load() != 0 {
 			t.Errorf("%d down, %d checked, want none", n, m)
 		}
@@ -96,7 +96,7 @@ func TestHealthy(t *testing.T) {
 // It costs nothing while all is well.
 func TestHealthyTakesNoLock(t *testing.T) {
 	r := serving(t, nil, nil, "192.0.2.1:1")
-	r.Checked(target("192.0.2.1:1", "tcp"), nil)
+	r.ReportCheck(target("192.0.2.1:1", "tcp"), nil)
 	r.health.mu.Lock() // whoever wants it now waits for ever
 	defer r.health.mu.Unlock()
 	ap := netip.MustParseAddrPort("192.0.2.1:1")
@@ -155,7 +155,7 @@ func TestHealthSaysWhoseAndSince(t *testing.T) {
 		named := service(t, "named.test")
 		named.Endpoints = []Endpoint{{Host: "db.test", Port: 5432, Network: "east"}}
 		far := service(t, "far.test")
-		far.Endpoints, far.Via = []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 443}}, []Hop{{Proto: "connect", To: []string{"x"}}}
+		far.Endpoints, far.Via = []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 443}}, []Hop{{Proto: "connect", Addresses: []string{"x"}}}
 		tab, err := Merge(Snapshot{
 			Services: append(services, named, far),
 			Networks: []Network{{Name: "east"}, {Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Gateways: []Gateway{
@@ -171,12 +171,12 @@ func TestHealthSaysWhoseAndSince(t *testing.T) {
 		}
 		r.Swap(tab)
 		time.Sleep(time.Second)
-		r.Checked(target("192.0.2.1:443", "tcp"), nil)
-		r.Checked(Target{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Host: "gw.test", Check: checkOf("tcp")}, errDown)
+		r.ReportCheck(target("192.0.2.1:443", "tcp"), nil)
+		r.ReportCheck(Target{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Host: "gw.test", Check: checkOf("tcp")}, errDown)
 		r.health.report(tunnel.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.5:5432"), Host: "db.test"}, errRefused)
 		report(&r, "192.0.2.9:443", errRefused)
 		time.Sleep(1500 * time.Millisecond)
-		r.Checked(Target{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Host: "gw.test", Check: checkOf("tcp")}, errRefused)
+		r.ReportCheck(Target{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Host: "gw.test", Check: checkOf("tcp")}, errRefused)
 		r.health.report(tunnel.Endpoint{Addr: netip.MustParseAddrPort("10.0.0.5:5432"), Host: "db.test"}, errDown)
 
 		var got []string

@@ -12,7 +12,7 @@ import (
 // of them at a number of its own.
 func split(t testing.TB) *Service {
 	pod := func(name, addr string, port, serves uint16) Endpoint {
-		return Endpoint{Name: name, Addr: netip.MustParseAddr(addr), Port: port, For: serves}
+		return Endpoint{Name: name, Addr: netip.MustParseAddr(addr), Port: port, ServicePort: serves}
 	}
 	s := service(t, "db.test", 80, 443)
 	s.Headless = true
@@ -69,7 +69,7 @@ func TestEndpointForPort(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", addr, err, want)
 		}
 	}
-	places, ok := r.Table().Places(tunnel.MustParseName("db.test"), "")
+	places, ok := r.Table().Locations(tunnel.MustParseName("db.test"), "")
 	if !ok || len(places) != 2 || len(places[0].Endpoints) != 2 || len(places[1].Endpoints) != 3 {
 		t.Errorf("places: %+v", places)
 	}

@@ -68,7 +68,7 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		delete(h.failing, ep.Addr)
-	case !Blames(err):
+	case !IsEndpointError(err):
 		return
 	default:
 		now := time.Now()
@@ -100,9 +100,9 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 	h.count()
 }
 
-// Blames reports whether a dial error is the endpoint's: not that of a client
+// IsEndpointError reports whether a dial error is the endpoint's: not that of a client
 // that left, or of a gateway out of descriptors or ports.
-func Blames(err error) bool {
+func IsEndpointError(err error) bool {
 	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS} {
 		if errors.Is(err, ours) {
 			return false

@@ -47,7 +47,7 @@ func InsecureVia(via []Hop) (to string, ok bool) {
 	for i := range via[:len(via)-1] {
 		here = here && via[i].onHost()
 	}
-	return via[len(via)-1].InClear(here)
+	return via[len(via)-1].CleartextAddress(here)
 }
 
 // inClear is InsecureVia of a network that may itself be insecure.
@@ -181,15 +181,15 @@ func (t *Table) protect(req *tunnel.Request, f found, configured []Endpoint, rou
 
 // takesPlaintext reports whether plaintext may be sent to the gateway e, which is
 // asked without TLS.
-func (e *Entry) takesPlaintext() bool { return e.insecure || e.Address.loopback() }
+func (e *GatewayHop) takesPlaintext() bool { return e.insecure || e.Address.loopback() }
 
 // inClear returns a gateway of p that can be asked for more than a hello, and not for
 // plaintext, where there is no other.
-func (p *Place) inClear() (to string, ok bool) {
-	for i := range p.Entries {
-		e := &p.Entries[i]
+func (p *Location) inClear() (to string, ok bool) {
+	for i := range p.Gateways {
+		e := &p.Gateways[i]
 		switch {
-		case e.via || e.Gateway.Onward() == "":
+		case e.via || e.Gateway.ProxyTransport() == "":
 		case e.takesPlaintext():
 			return "", false
 		case to == "":
@@ -200,8 +200,8 @@ func (p *Place) inClear() (to string, ok bool) {
 }
 
 // tlsOnly is the Route.TLSOnly of a request that is passed on to the gateways of p.
-func (p *Place) tlsOnly(req *tunnel.Request, f found, by func(*Entry) string) func(tunnel.Endpoint) error {
-	if !slices.ContainsFunc(p.Entries, func(e Entry) bool { return !e.takesPlaintext() }) {
+func (p *Location) tlsOnly(req *tunnel.Request, f found, by func(*GatewayHop) string) func(tunnel.Endpoint) error {
+	if !slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.takesPlaintext() }) {
 		return nil
 	}
 	return func(ep tunnel.Endpoint) error {
@@ -214,7 +214,7 @@ func (p *Place) tlsOnly(req *tunnel.Request, f found, by func(*Entry) string) fu
 
 // onHost reports whether h does not leave the host that asks it.
 func (h *Hop) onHost() bool {
-	for _, to := range h.To {
+	for _, to := range h.Addresses {
 		if !loopbackHost(h.hostPort(to)) {
 			return false
 		}

@@ -33,21 +33,21 @@ type Listener struct {
 // the one with the longest wildcard, or else the one for any; where none is, or
 // none of its rules, the client is refused, without a word of TLS.
 type Section struct {
-	Name  string         // unique among all sections: requests say it as their Listener
-	Host  tunnel.Pattern // zero means any. A wildcard stands for one label or more
-	Ends  *Ends          // nil passes TLS on; of TLS only
-	Rules []*Rule        // in order of precedence
+	Name  string          // unique among all sections: requests say it as their Listener
+	Host  tunnel.Pattern  // zero means any. A wildcard stands for one label or more
+	TLS   *TLSTermination // nil passes TLS on; of TLS only
+	Rules []*Rule         // in order of precedence
 
 	// Istio has names of the form "outbound_.PORT_.SUBSET_.SERVICE" lead to that
 	// service and port, among all that are exposed: auto-passthrough.
 	Istio bool
 }
 
-// Ends says how TLS ends here.
-type Ends struct {
-	Certificates []KeyPair // at least one; the one with the name asked for is shown, or the first
-	ClientCAs    string    // PEM, to verify clients by; "" means that none is asked for a certificate
-	Optional     bool      // clients may come without one, or with one that can't be verified, and then have no identity
+// TLSTermination says how TLS ends here.
+type TLSTermination struct {
+	Certificates       []KeyPair // at least one; the one with the name asked for is shown, or the first
+	ClientCAs          string    // PEM, to verify clients by; "" means that none is asked for a certificate
+	ClientCertOptional bool      // clients may come without one, or with one that can't be verified, and then have no identity
 }
 
 // A KeyPair is a certificate with its chain, and its key, in PEM.
@@ -71,10 +71,10 @@ type Backend struct {
 	Service *Service // its Names, Ports and exposure are not looked at, but for what a further gateway is asked for
 	Broken  string   // unless "", why this share is refused
 
-	// Of is a name that services of the table have, of which one is meant where
+	// ServiceName is a name that services of the table have, of which one is meant where
 	// Service has no endpoints of its own: what is imported from other clusters.
 	// Zero means none. It must be exposed to the network of the client.
-	Of tunnel.Name
+	ServiceName tunnel.Name
 }
 
 // A BackendTLS says how a gateway speaks TLS to what it dials. What it can't

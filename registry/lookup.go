@@ -91,7 +91,7 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 	}
 	f := found{entry: e, port: req.Port, endpoint: netip.AddrPortFrom(a, req.Port)}
 	for i := range e.Endpoints {
-		if ep := &e.Endpoints[i]; ep.Addr.IsValid() && normalAddr(ep.Addr) == a && cmp.Or(ep.Port, ep.For, req.Port) == req.Port {
+		if ep := &e.Endpoints[i]; ep.Addr.IsValid() && normalAddr(ep.Addr) == a && cmp.Or(ep.Port, ep.ServicePort, req.Port) == req.Port {
 			f.one = e.Endpoints[i : i+1 : i+1]
 			break
 		}

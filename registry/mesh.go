@@ -100,7 +100,7 @@ func (b *builder) addSets() {
 		}
 		s := *first.Service
 		s.Name, s.Names, s.Addresses, s.ID, s.Exported = name.String(), nil, nil, ID{Service: s.ID.Service, Namespace: s.ID.Namespace}, false
-		s.Publish, s.Endpoints, s.Ports, s.Named = false, nil, nil, nil
+		s.Publish, s.Endpoints, s.Ports, s.NamedPorts = false, nil, nil, nil
 		var joined []*entry
 		for _, m := range members {
 			member := &b.services[m]
@@ -111,7 +111,7 @@ func (b *builder) addSets() {
 			joined = append(joined, member)
 			s.VIP = s.VIP || member.VIP
 			s.Ports = union(s.Ports, member.Ports)
-			s.Named = union(s.Named, member.Named)
+			s.NamedPorts = union(s.NamedPorts, member.NamedPorts)
 		}
 		for _, member := range joined {
 			s.Endpoints = append(s.Endpoints, member.among(s.Ports)...)
@@ -132,13 +132,13 @@ func (e *entry) among(ports []uint16) []Endpoint {
 		if ep.Port == 0 && len(e.Ports) == 1 {
 			ep.Port = e.Ports[0]
 		}
-		if ep.For != 0 || len(e.Ports) == 0 || len(e.Ports) == len(ports) {
+		if ep.ServicePort != 0 || len(e.Ports) == 0 || len(e.Ports) == len(ports) {
 			eps = append(eps, ep)
 			continue
 		}
 		to := ep.Port
 		for _, port := range e.Ports {
-			ep.For, ep.Port = port, cmp.Or(to, port)
+			ep.ServicePort, ep.Port = port, cmp.Or(to, port)
 			eps = append(eps, ep)
 		}
 	}

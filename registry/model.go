@@ -19,23 +19,23 @@ type Network struct {
 
 	Near     []string  // other networks, the nearest first; those not named come after them
 	Gateways []Gateway // how those outside reach what is in it
-	Via      []Hop     // how a gateway of another network does; none means at Gateways, by SNI or as Gateway.Onward has it
+	Via      []Hop     // how a gateway of another network does; none means at Gateways, by SNI or as Gateway.ProxyTransport has it
 	Insecure bool      // plaintext may go there without TLS
 }
 
-// Bare reports whether nothing is said of n but that it is insecure: what it is, a later
+// OnlyInsecure reports whether nothing is said of n but that it is insecure: what it is, a later
 // source says.
-func (n *Network) Bare() bool {
+func (n *Network) OnlyInsecure() bool {
 	return n.Insecure && len(n.CIDRs) == 0 && len(n.Near) == 0 && len(n.Gateways) == 0 && len(n.Via) == 0
 }
 
-// GatewaysInClear returns a gateway of n that those outside can ask for more than a
+// CleartextGateway returns a gateway of n that those outside can ask for more than a
 // hello, and for nothing that may be plaintext, where there is no other.
-func (n *Network) GatewaysInClear() (to string, ok bool) {
-	p := Place{}
+func (n *Network) CleartextGateway() (to string, ok bool) {
+	p := Location{}
 	for i := range n.Gateways {
 		g := &n.Gateways[i]
-		p.Entries = append(p.Entries, Entry{Gateway: g, Address: g.As(n.Name, ""), insecure: n.Insecure})
+		p.Gateways = append(p.Gateways, GatewayHop{Gateway: g, Address: g.AddressFrom(n.Name, ""), insecure: n.Insecure})
 	}
 	return p.inClear()
 }
@@ -49,16 +49,16 @@ type Gateway struct {
 	Check      Check
 }
 
-// As returns where the gateway of network is, for who stands in from.
-func (g *Gateway) As(network, from string) Endpoint {
+// AddressFrom returns where the gateway of network is, for who stands in from.
+func (g *Gateway) AddressFrom(network, from string) Endpoint {
 	if from == network || g.Public == (Endpoint{}) {
 		return g.Address
 	}
 	return g.Public
 }
 
-// Takes reports whether the gateway speaks a transport.
-func (g *Gateway) Takes(transport string) bool {
+// Supports reports whether the gateway speaks a transport.
+func (g *Gateway) Supports(transport string) bool {
 	if len(g.Transports) == 0 {
 		return transport == "sni"
 	}
@@ -92,11 +92,11 @@ type Service struct {
 
 	// ID gives it the names of a mesh: SERVICE.NAMESPACE.svc.CLUSTER.ZONE and
 	// others. The zero ID gives it none.
-	ID       ID
-	Exported bool        // by SERVICE.NAMESPACE.svc.clusterset.local, too, beside its namesakes of other clusters
-	Headless bool        // each of its endpoints may be asked for: by its name, index or address before one of the service's names
-	ALPN     []string    // that its TLS speaks, for HTTPS records; empty means that nothing is said
-	Named    []NamedPort // of Ports, those that have names
+	ID         ID
+	Exported   bool        // by SERVICE.NAMESPACE.svc.clusterset.local, too, beside its namesakes of other clusters
+	Headless   bool        // each of its endpoints may be asked for: by its name, index or address before one of the service's names
+	ALPN       []string    // that its TLS speaks, for HTTPS records; empty means that nothing is said
+	NamedPorts []NamedPort // of Ports, those that have names
 
 	VIP   bool  // an address is found for it, of its own for as long as it stays
 	Check Check // of its endpoints
@@ -142,10 +142,10 @@ type NamedPort struct {
 // An Endpoint is one place that serves a service: an address or a DNS name.
 // Exactly one of Host and Addr is set.
 type Endpoint struct {
-	Host string     // a DNS name, looked up for every request; an absolute one where it ends with a dot
-	Addr netip.Addr // or an address
-	Port uint16     // 0 means the port that was asked for
-	For  uint16     // the one of the service's ports that it serves; 0 means all
+	Host        string     // a DNS name, looked up for every request; an absolute one where it ends with a dot
+	Addr        netip.Addr // or an address
+	Port        uint16     // 0 means the port that was asked for
+	ServicePort uint16     // the one of the service's ports that it serves; 0 means all
 
 	Name    string // of it among the service's, one label: "db-0"; "" for none
 	Network string // that it is in; "" means the one that has its address, or the registry's own
@@ -157,15 +157,17 @@ type Endpoint struct {
 }
 
 // Serves reports whether e is for a port of its service; 0 stands for any.
-func (e *Endpoint) Serves(port uint16) bool { return e.For == 0 || port == 0 || e.For == port }
+func (e *Endpoint) Serves(port uint16) bool {
+	return e.ServicePort == 0 || port == 0 || e.ServicePort == port
+}
 
-// At returns the ports where e is found, of a service s that it serves.
-func (e *Endpoint) At(s *Service) []uint16 {
+// PortsFor returns the ports where e is found, of a service s that it serves.
+func (e *Endpoint) PortsFor(s *Service) []uint16 {
 	switch {
 	case e.Port != 0:
 		return []uint16{e.Port}
-	case e.For != 0:
-		return []uint16{e.For}
+	case e.ServicePort != 0:
+		return []uint16{e.ServicePort}
 	}
 	return s.Ports
 }
@@ -184,12 +186,12 @@ func (e Endpoint) String() string {
 // A Hop is a further gateway on the way to a service. The last one is asked
 // for the service's endpoints, by the names they have there.
 type Hop struct {
-	Proto string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket", "hbone" or "socks5"
-	To    []string // where it is; those after the first are for when it can't be used
-	Token Secret   // to show there; "" for none
-	User  string   // to show there, with Password; "" for nobody
-	Roots string   // PEM certificates to verify it by; "" means the system's
-	HTTP2 bool     // WebSockets by wss may share connections of HTTP/2
+	Proto     string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket", "hbone" or "socks5"
+	Addresses []string // where it is; those after the first are for when it can't be used
+	Token     Secret   // to show there; "" for none
+	User      string   // to show there, with Password; "" for nobody
+	Roots     string   // PEM certificates to verify it by; "" means the system's
+	HTTP2     bool     // WebSockets by wss may share connections of HTTP/2
 
 	Password Secret // of User
 	Insecure bool   // Token, Password and plaintext may go there without TLS
@@ -201,8 +203,8 @@ type Hop struct {
 	// for any of a trust domain, of hbone; empty means that its certificate must
 	// have its name. Behind says who may be behind it, in double HBONE: nobody
 	// is where it is empty.
-	Peers  []string
-	Behind []string
+	Peers      []string
+	InnerPeers []string
 
 	// Trust has the roots, PEM, to verify an hbone gateway by, by the trust domain
 	// of its SPIFFE id. It takes the place of Roots where Peers and Behind are of
@@ -210,11 +212,11 @@ type Hop struct {
 	Trust map[string]string
 }
 
-// InClear returns the first address of h to which what is said goes without TLS,
+// CleartextAddress returns the first address of h to which what is said goes without TLS,
 // and whether there is one. Where h is the first hop, loopback is none: nothing
 // of that leaves the host.
-func (h *Hop) InClear(first bool) (to string, ok bool) {
-	for _, to := range h.To {
+func (h *Hop) CleartextAddress(first bool) (to string, ok bool) {
+	for _, to := range h.Addresses {
 		if !h.hasTLS(to) && (!first || !loopbackHost(h.hostPort(to))) {
 			return to, true
 		}

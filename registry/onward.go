@@ -17,31 +17,31 @@ var onward = [...]string{"connect-h2", "connect", "socks5"}
 
 const onwardList = "connect-h2, connect or socks5"
 
-// Onward returns the transport by which the gateway is asked for what does not
+// ProxyTransport returns the transport by which the gateway is asked for what does not
 // come by SNI, where its network has no Via: the first it takes of connect-h2,
 // connect and socks5. It is "" for none of them.
-func (g *Gateway) Onward() string {
+func (g *Gateway) ProxyTransport() string {
 	for _, transport := range onward {
-		if g.Takes(transport) {
+		if g.Supports(transport) {
 			return transport
 		}
 	}
 	return ""
 }
 
-// A Crossing is how one request goes on to another network: the endpoints of its
+// A RemoteDial is how one request goes on to another network: the endpoints of its
 // route are gateways.
-type Crossing struct {
+type RemoteDial struct {
 	Target tunnel.Endpoint // what they are asked for: a Host or an address, and a port
 
-	// By returns how the gateway at an endpoint is asked: by what its Onward says,
+	// Transport returns how the gateway at an endpoint is asked: by what its ProxyTransport says,
 	// or "sni", where bytes go on as they come.
-	By func(tunnel.Endpoint) string
+	Transport func(tunnel.Endpoint) string
 }
 
-// Dialed takes in how a dial of ep ended that was not the Router's: nil for one
+// ReportDial takes in how a dial of ep ended that was not the Router's: nil for one
 // that worked.
-func (r *Registry) Dialed(ep tunnel.Endpoint, err error) { r.health.report(ep, err) }
+func (r *Registry) ReportDial(ep tunnel.Endpoint, err error) { r.health.report(ep, err) }
 
 // beyond completes the route of a service in networks that are not ours: through
 // the nearest one's Via, or by SNI to its gateways, which read the name again, or
@@ -82,28 +82,28 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	if req.Datagrams != nil || req.Proto == "quic" || req.Proto == "udp" {
 		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", req.Target(), f.entry.Name, p.beyond.Name, req.Proto)
 	}
-	hello, hops := req.Proto == "sni", r.Cross != nil && known && f.port != 0
-	by := func(e *Entry) string {
+	hello, hops := req.Proto == "sni", r.RemoteDialer != nil && known && f.port != 0
+	by := func(e *GatewayHop) string {
 		if plain && !e.takesPlaintext() {
 			return ""
 		}
 		hop := ""
 		if hops && !e.via {
-			hop = e.Gateway.Onward()
+			hop = e.Gateway.ProxyTransport()
 		}
 		// A rule has chosen a backend, and what the hello names may lead elsewhere there.
-		if hello && e.Gateway.Takes("sni") && (f.rule == nil || hop == "") {
+		if hello && e.Gateway.Supports("sni") && (f.rule == nil || hop == "") {
 			return "sni"
 		}
 		return hop
 	}
 	var gateways []Endpoint
-	for from := 0; from < len(p.Entries); {
+	for from := 0; from < len(p.Gateways); {
 		to := from
-		for to < len(p.Entries) && p.Entries[to].Rank == p.Entries[from].Rank {
+		for to < len(p.Gateways) && p.Gateways[to].Rank == p.Gateways[from].Rank {
 			to++
 		}
-		gateways = append(gateways, turns(p.Entries[from:to], by, turn)...)
+		gateways = append(gateways, turns(p.Gateways[from:to], by, turn)...)
 		from = to
 	}
 	if len(gateways) == 0 && plain && hops {
@@ -131,7 +131,7 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 		return route, nil
 	}
 	target := tunnel.Endpoint{Addr: netip.AddrPortFrom(asked.Addr.Unmap(), f.port), Host: asked.Host, Named: true}
-	if route.Dialer, err = r.Cross(f.entry.Service, Crossing{Target: target, By: byOf}); err != nil {
+	if route.Dialer, err = r.RemoteDialer(f.entry.Service, RemoteDial{Target: target, Transport: byOf}); err != nil {
 		return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.beyond.Name, err)}
 	}
 	route.Report = nil // a gateway that answers works, whatever it says: who dials it tells Dialed
@@ -139,7 +139,7 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 }
 
 // by is how the gateway at ep is asked, which is among p's.
-func (p *Place) by(ep tunnel.Endpoint, by func(*Entry) string) string {
+func (p *Location) by(ep tunnel.Endpoint, by func(*GatewayHop) string) string {
 	if e := p.entry(ep, by); e != nil {
 		return by(e)
 	}
@@ -147,9 +147,9 @@ func (p *Place) by(ep tunnel.Endpoint, by func(*Entry) string) string {
 }
 
 // entry returns the gateway at ep, which can be asked; nil for none.
-func (p *Place) entry(ep tunnel.Endpoint, by func(*Entry) string) *Entry {
-	for i := range p.Entries {
-		e := &p.Entries[i]
+func (p *Location) entry(ep tunnel.Endpoint, by func(*GatewayHop) string) *GatewayHop {
+	for i := range p.Gateways {
+		e := &p.Gateways[i]
 		a := &e.Address
 		if a.Host == ep.Host && a.Port == ep.Addr.Port() && (a.Host != "" || a.Addr.Unmap() == ep.Addr.Addr()) && by(e) != "" {
 			return e
@@ -159,13 +159,13 @@ func (p *Place) entry(ep tunnel.Endpoint, by func(*Entry) string) *Entry {
 }
 
 // nameless is for what nobody could be asked for.
-func nameless(req *tunnel.Request, f found, p *Place) error {
+func nameless(req *tunnel.Request, f found, p *Location) error {
 	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.beyond.Name)
 }
 
 // closed says why no gateway of p can be asked by req.
-func closed(req *tunnel.Request, f found, p *Place, known bool) error {
-	lead := slices.ContainsFunc(p.Entries, func(e Entry) bool { return !e.via && e.Gateway.Onward() != "" })
+func closed(req *tunnel.Request, f found, p *Location, known bool) error {
+	lead := slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.via && e.Gateway.ProxyTransport() != "" })
 	switch {
 	case lead && !known:
 		return nameless(req, f, p)
@@ -175,7 +175,7 @@ func closed(req *tunnel.Request, f found, p *Place, known bool) error {
 		return tunnel.Refusef(tunnel.Unsupported, "registry: %q: service %q is in network %q, and there is no way to its gateways but by SNI", req.Target(), f.entry.Name, p.beyond.Name)
 	}
 	var take []string
-	for _, e := range p.Entries {
+	for _, e := range p.Gateways {
 		if e.Network != p.beyond.Name {
 			continue
 		}

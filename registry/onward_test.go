@@ -18,7 +18,7 @@ import (
 // crossed is a way out that says how it was asked for.
 type crossed struct {
 	service string
-	registry.Crossing
+	registry.RemoteDial
 }
 
 func (*crossed) DialContext(context.Context, string, string) (net.Conn, error) {
@@ -37,7 +37,7 @@ func onward(reg *registry.Registry, req *tunnel.Request) string {
 	for _, ep := range route.Endpoints {
 		by := "the Router"
 		if c != nil {
-			by = c.By(ep)
+			by = c.Transport(ep)
 		}
 		s = append(s, ep.Addr.String()+" by "+by)
 	}
@@ -61,7 +61,7 @@ func far() registry.Snapshot {
 	gw := func(address string, transports ...string) registry.Gateway {
 		return registry.Gateway{Address: addrPort(address), Transports: transports}
 	}
-	via := []registry.Hop{{Proto: "hbone", To: []string{"gw.both.example:15008"}}}
+	via := []registry.Hop{{Proto: "hbone", Addresses: []string{"gw.both.example:15008"}}}
 	one := func(name, network string, ports ...uint16) *registry.Service {
 		return &registry.Service{Name: name, Names: patterns(name + ".test"), Ports: ports, Exposed: true,
 			Endpoints: []registry.Endpoint{{Host: "inside.test", Port: 1, Network: network}}}
@@ -92,7 +92,7 @@ func far() registry.Snapshot {
 			{Name: "mixed", Gateways: []registry.Gateway{gw("198.51.100.8:443"), gw("198.51.100.9:443", "connect"), {Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: []string{"socks5"}}}},
 			{Name: "open", Insecure: true, Gateways: []registry.Gateway{gw("198.51.100.11:443", "socks5")}},
 			{Name: "local", Gateways: []registry.Gateway{gw("198.51.100.12:443", "connect"), gw("127.0.0.1:443", "connect")}},
-			{Name: "plainvia", Via: []registry.Hop{{Proto: "connect", To: []string{"https://gw.test:1"}}, {Proto: "connect", To: []string{"gw.plain.example:1"}}}},
+			{Name: "plainvia", Via: []registry.Hop{{Proto: "connect", Addresses: []string{"https://gw.test:1"}}, {Proto: "connect", Addresses: []string{"gw.plain.example:1"}}}},
 			{Name: "via", Via: via, Gateways: []registry.Gateway{gw("198.51.100.10:443", "sni", "connect")}},
 		},
 		Services: []*registry.Service{
@@ -164,12 +164,12 @@ func TestOnward(t *testing.T) {
 			Lookup: func(context.Context, string) ([]netip.Addr, error) {
 				return []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")}, nil
 			},
-			Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) {
+			RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
 				return &crossed{s.Name, c}, nil
 			},
 			Dialer: func(s *registry.Service) (tunnel.Dialer, error) {
 				if len(s.Via) > 0 {
-					return &crossed{s.Name, registry.Crossing{By: func(tunnel.Endpoint) string { return "via" }}}, nil
+					return &crossed{s.Name, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "via" }}}, nil
 				}
 				return nil, nil
 			},
@@ -201,7 +201,7 @@ func TestOnwardTakesTurns(t *testing.T) {
 		{Address: addrPort("198.51.100.2:443"), Transports: []string{"connect-h2"}},
 		{Address: addrPort("198.51.100.3:443"), Weight: 1000}, // by SNI alone
 	}
-	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) {
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
 		return &crossed{s.Name, c}, nil
 	}}
 	reg.Swap(table(t, reg.Mesh, s))
@@ -214,7 +214,7 @@ func TestOnwardTakesTurns(t *testing.T) {
 	at := tunnel.Endpoint{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Named: true}
 	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
 		// A lack of this host's says nothing of who was dialed.
-		reg.Dialed(at, &tunnel.Error{Reason: tunnel.DialFailed, Err: os.NewSyscallError("connect", ours)})
+		reg.ReportDial(at, &tunnel.Error{Reason: tunnel.DialFailed, Err: os.NewSyscallError("connect", ours)})
 	}
 	for range 40 {
 		count[onward(reg, req)]++
@@ -222,13 +222,13 @@ func TestOnwardTakesTurns(t *testing.T) {
 	if count[first] != 30 || count[second] != 10 {
 		t.Errorf("of 40 requests %v, want 30 and 10", count)
 	}
-	reg.Dialed(at, tunnel.Refusef(tunnel.DialFailed, "nobody there"))
+	reg.ReportDial(at, tunnel.Refusef(tunnel.DialFailed, "nobody there"))
 	for range 8 {
 		if got := onward(reg, req); got != second {
 			t.Fatalf("with the first one down: %s, want %s", got, second)
 		}
 	}
-	reg.Dialed(at, nil)
+	reg.ReportDial(at, nil)
 	clear(count)
 	for range 4 {
 		count[onward(reg, req)]++
@@ -265,7 +265,7 @@ func TestOnwardOfBackends(t *testing.T) {
 		"open":     {Service: in(name, "open")},
 		"crypt":    {Service: in(name, "h2")},
 		"nameless": {Service: in("", "all")},
-		"set":      {Service: &registry.Service{Name: "import", Ports: []uint16{5432}}, Of: set},
+		"set":      {Service: &registry.Service{Name: "import", Ports: []uint16{5432}}, ServiceName: set},
 	}
 	backends["crypt"].Service.TLS = &registry.BackendTLS{ServerName: "inside.test"}
 	for name, b := range backends {
@@ -274,10 +274,12 @@ func TestOnwardOfBackends(t *testing.T) {
 			Sections: []*registry.Section{{Name: name, Rules: []*registry.Rule{{Name: "to " + name, Backends: []registry.Backend{b}}}}}})
 	}
 	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"},
-		Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) { return &crossed{s.Name, c}, nil },
+		RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
+			return &crossed{s.Name, c}, nil
+		},
 		Dialer: func(s *registry.Service) (tunnel.Dialer, error) {
 			if len(s.Via) > 0 {
-				return &crossed{s.Name, registry.Crossing{By: func(tunnel.Endpoint) string { return "via" }}}, nil
+				return &crossed{s.Name, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "via" }}}, nil
 			}
 			return nil, nil
 		},
@@ -308,7 +310,7 @@ func TestOnwardOfBackends(t *testing.T) {
 
 	// A client of TLS that ends here is refused before it is shown a certificate.
 	for listener, want := range map[string]tunnel.Reason{"here": tunnel.Done, "all": tunnel.Insecure, "h2": tunnel.Insecure, "open": tunnel.Done, "crypt": tunnel.Done, "via": tunnel.Done} {
-		err := reg.Table().Hopeless(&tunnel.Request{Proto: "sni", Listener: listener, ListenerOnly: true})
+		err := reg.Table().PrecheckRoute(&tunnel.Request{Proto: "sni", Listener: listener, ListenerOnly: true})
 		if tunnel.ReasonOf(err) != want {
 			t.Errorf("TLS that ends at listener %s: got %v, want %s", listener, err, want)
 		}
@@ -324,7 +326,7 @@ func TestOnwardOfBackends(t *testing.T) {
 func TestInsecureOfAnotherSource(t *testing.T) {
 	s := far()
 	file := registry.Snapshot{Networks: []registry.Network{{Name: "h2", Insecure: true}}}
-	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, Cross: func(s *registry.Service, c registry.Crossing) (tunnel.Dialer, error) {
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
 		return &crossed{s.Name, c}, nil
 	}}
 	req := &tunnel.Request{Proto: "tcp", Name: tunnel.MustParseName("c.test"), Port: 443}

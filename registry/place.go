@@ -11,24 +11,24 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A Place is where a service is, for who stands in one network: at endpoints
+// A Location is where a service is, for who stands in one network: at endpoints
 // that can be reached from there, or else behind gateways.
-type Place struct {
-	Service *Service      // of the table; must not be changed
-	Pattern string        // that matched what was asked
-	Port    uint16        // that was asked for, or stands for it; 0 where it is not known
-	VIPs    [2]netip.Addr // of IPv4 and IPv6, that the service has to itself; zero for none
-	One     bool          // one endpoint was asked for, and not all
-	Gateway string        // the one gateway that was asked for, as in GatewayName; "" for all
+type Location struct {
+	Service      *Service      // of the table; must not be changed
+	Pattern      string        // that matched what was asked
+	Port         uint16        // that was asked for, or stands for it; 0 where it is not known
+	VIPs         [2]netip.Addr // of IPv4 and IPv6, that the service has to itself; zero for none
+	Single       bool          // one endpoint was asked for, and not all
+	GatewayLabel string        // the one gateway that was asked for, as in GatewayName; "" for all
 
-	Endpoints []Endpoint // to be reached directly; must not be changed
-	Entries   []Entry    // where there are none of those: the nearest network's first
+	Endpoints []Endpoint   // to be reached directly; must not be changed
+	Gateways  []GatewayHop // where there are none of those: the nearest network's first
 
 	beyond *placed // the nearest of the networks it is in; nil where Endpoints is not empty
 }
 
-// An Entry is a gateway that leads to a service.
-type Entry struct {
+// An GatewayHop is a gateway that leads to a service.
+type GatewayHop struct {
 	Gateway *Gateway
 	Network string   // that it leads into
 	Address Endpoint // of it, for who asked
@@ -95,7 +95,7 @@ func (b *builder) put(e *entry) {
 	home, same := b.network(&e.Endpoints[0]), true
 	for j := range e.Endpoints {
 		same = same && b.network(&e.Endpoints[j]) == home
-		e.split = e.split || e.Endpoints[j].For != 0
+		e.split = e.split || e.Endpoints[j].ServicePort != 0
 	}
 	e.home = home
 	if same {
@@ -242,9 +242,9 @@ func (t *Table) reach(f found, from int32) (eps []Endpoint, beyond []int32) {
 
 // from reports whether a is one of the gateways of p: who asks from there has
 // another table. Loopback says nothing.
-func (p *Place) from(a netip.Addr) bool {
+func (p *Location) from(a netip.Addr) bool {
 	a = normalAddr(a)
-	return a.IsValid() && !a.IsLoopback() && slices.ContainsFunc(p.Entries, func(e Entry) bool {
+	return a.IsValid() && !a.IsLoopback() && slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool {
 		return e.Gateway.Address.Addr == a || e.Gateway.Public.Addr == a
 	})
 }
@@ -265,12 +265,12 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 }
 
 // place is reach for those who want to know all of it.
-func (t *Table) place(f found, from int32) Place {
+func (t *Table) place(f found, from int32) Location {
 	eps, beyond := t.reach(f, from)
 	if f.one == nil {
 		eps = f.entry.serving(eps, f.port)
 	}
-	p := Place{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, One: f.one != nil, Endpoints: eps}
+	p := Location{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, Single: f.one != nil, Endpoints: eps}
 	if f.rule == nil {
 		p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
 	}
@@ -285,17 +285,17 @@ func (t *Table) place(f found, from int32) Place {
 		}
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
-			p.Entries = append(p.Entries, Entry{Gateway: g, Network: n.Name, Address: g.As(n.Name, name), Rank: rank, via: len(n.Via) > 0, insecure: n.Insecure})
+			p.Gateways = append(p.Gateways, GatewayHop{Gateway: g, Network: n.Name, Address: g.AddressFrom(n.Name, name), Rank: rank, via: len(n.Via) > 0, insecure: n.Insecure})
 		}
 	}
 	return p
 }
 
-// Places says where what is called name is for who stands in network from, "" for
+// Locations says where what is called name is for who stands in network from, "" for
 // one in none. There may be several services of the name, each with ports of its
 // own; those that from may not have are left out. It is false where that leaves
 // nothing: there is no such name, for them.
-func (t *Table) Places(name tunnel.Name, from string) (places []Place, ok bool) {
+func (t *Table) Locations(name tunnel.Name, from string) (places []Location, ok bool) {
 	if t == nil {
 		return nil, false
 	}
@@ -318,10 +318,10 @@ func (t *Table) Places(name tunnel.Name, from string) (places []Place, ok bool) 
 
 // confine leaves only those entries that are the gateway asked for. It is false
 // where that leaves nothing.
-func (p *Place) confine(gateway string) bool {
-	p.Gateway = gateway
-	p.Entries = slices.DeleteFunc(p.Entries, func(e Entry) bool { return e.Address.gatewayLabel() != gateway })
-	return len(p.Entries) > 0
+func (p *Location) confine(gateway string) bool {
+	p.GatewayLabel = gateway
+	p.Gateways = slices.DeleteFunc(p.Gateways, func(e GatewayHop) bool { return e.Address.gatewayLabel() != gateway })
+	return len(p.Gateways) > 0
 }
 
 // Refusal says why Places has nothing of a name: it is an *tunnel.Error.
@@ -347,9 +347,9 @@ func (t *Table) Refusal(name tunnel.Name, from string) error {
 	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; who asks is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
 }
 
-// Above reports whether those in a network may have something below name: what
+// HasNamesBelow reports whether those in a network may have something below name: what
 // they may not have makes no name that they are told of.
-func (t *Table) Above(name, from string) bool {
+func (t *Table) HasNamesBelow(name, from string) bool {
 	if t == nil {
 		return false
 	}

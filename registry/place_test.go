@@ -34,8 +34,8 @@ func mesh() registry.Snapshot {
 			{Name: "web", Names: patterns("web.example.com"), Ports: []uint16{443}, Endpoints: endpoints("10.1.5.1:443", "10.1.5.2:443"), Exposed: true,
 				ID: registry.ID{Service: "web", Cluster: "one", Namespace: "shop"}, Exported: true},
 			{Name: "db", Names: patterns("db.example.com"), Ports: []uint16{5432}, Headless: true, Exposed: true, Exported: true,
-				ID:    registry.ID{Service: "db", Cluster: "one"},
-				Named: []registry.NamedPort{{Name: "postgres", Protocol: "tcp", Port: 5432}},
+				ID:         registry.ID{Service: "db", Cluster: "one"},
+				NamedPorts: []registry.NamedPort{{Name: "postgres", Protocol: "tcp", Port: 5432}},
 				Endpoints: []registry.Endpoint{
 					{Addr: netip.MustParseAddr("10.2.5.1"), Port: 5432, Name: "db-0"},
 					{Addr: netip.MustParseAddr("10.2.5.2"), Port: 5432, Name: "db-1"},
@@ -86,15 +86,15 @@ func table(t *testing.T, m registry.Mesh, snapshots ...registry.Snapshot) *regis
 	return tab
 }
 
-// said is a Place in a line.
-func said(places []registry.Place) string {
+// said is a Location in a line.
+func said(places []registry.Location) string {
 	var all []string
 	for _, p := range places {
 		var s []string
 		for _, ep := range p.Endpoints {
 			s = append(s, ep.String())
 		}
-		for _, e := range p.Entries {
+		for _, e := range p.Gateways {
 			s = append(s, fmt.Sprintf("%d:%s@%s", e.Rank, e.Network, e.Address))
 		}
 		all = append(all, strings.Join(s, " "))
@@ -171,7 +171,7 @@ func TestPlaces(t *testing.T) {
 		{"secret.example.com", "", ""},
 		{"secret.example.com", "nowhere", ""},
 	} {
-		places, ok := tab.Places(tunnel.MustParseName(c.name), c.from)
+		places, ok := tab.Locations(tunnel.MustParseName(c.name), c.from)
 		if got := said(places); got != c.want || ok != (c.want != "") {
 			t.Errorf("%s from %q: %q, %t, want %q", c.name, c.from, got, ok, c.want)
 		}
@@ -181,7 +181,7 @@ func TestPlaces(t *testing.T) {
 		"clusterset.local": true, "other.mesh.internal": false, "example.org": false, "db.example.com": true, "web.example.com": false,
 		"two.db.default.svc.clusterset.local": true,
 	} {
-		if got := tab.Above(name, ""); got != want {
+		if got := tab.HasNamesBelow(name, ""); got != want {
 			t.Errorf("names below %s: %t, want %t", name, got, want)
 		}
 	}
@@ -288,7 +288,7 @@ func TestClusterSetConflicts(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "one of them is headless") {
 		t.Errorf("error %v, want the conflict", err)
 	}
-	places, _ := tab.Places(tunnel.MustParseName("db.default.svc.clusterset.local"), "south")
+	places, _ := tab.Locations(tunnel.MustParseName("db.default.svc.clusterset.local"), "south")
 	if got := said(places); !strings.HasPrefix(got, "0:west@") {
 		t.Errorf("places %q, want those of the first cluster", got)
 	}
@@ -299,8 +299,8 @@ func TestPlacesAllocate(t *testing.T) {
 	reg := &registry.Registry{Mesh: registry.Mesh{Network: "east"}}
 	reg.Swap(table(t, reg.Mesh, mesh()))
 	name := tunnel.MustParseName("web.example.com")
-	var places []registry.Place
-	if n := testing.AllocsPerRun(100, func() { places, _ = reg.Table().Places(name, "east") }); n > 1 {
+	var places []registry.Location
+	if n := testing.AllocsPerRun(100, func() { places, _ = reg.Table().Locations(name, "east") }); n > 1 {
 		t.Errorf("%v allocations for a name with one service, want 1", n)
 	}
 	if !slices.Equal(places[0].Endpoints, mesh().Services[0].Endpoints) {

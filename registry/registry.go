@@ -53,10 +53,10 @@ type Registry struct {
 	// Via is refused where Dialer is nil.
 	Dialer func(*Service) (tunnel.Dialer, error)
 
-	// Cross returns the way out of one request to a service in another network,
+	// RemoteDialer returns the way out of one request to a service in another network,
 	// where not all of its gateways are asked by SNI. Nil means that none is asked
 	// otherwise, but through the network's Via.
-	Cross func(*Service, Crossing) (tunnel.Dialer, error)
+	RemoteDialer func(*Service, RemoteDial) (tunnel.Dialer, error)
 
 	// OnTable is called whenever another table has become current, but for those
 	// that Publish and AssignVIPs make. It must not block. May be nil.
@@ -89,11 +89,11 @@ func (r *Registry) Table() *Table {
 	return s.table
 }
 
-// Silent returns how many of the sources that run have not yet said what there
+// PendingSources returns how many of the sources that run have not yet said what there
 // is: a table that is made without them has less than was served before a restart.
 // It goes down when what they said is in the table: of a Table that is asked for
 // afterwards nothing is missing.
-func (r *Registry) Silent() int { return int(r.silent.Load()) }
+func (r *Registry) PendingSources() int { return int(r.silent.Load()) }
 
 // Swap makes t the current table and returns it with its generation. Requests
 // that have begun go on with the table they began with. Endpoints that are in

@@ -153,7 +153,7 @@ func (e *entry) callable() (tunnel.Name, bool) {
 
 // turns returns the addresses of the gateways that can be asked in some way,
 // beginning with the one whose turn it is by weight.
-func turns(entries []Entry, by func(*Entry) string, turn uint32) []Endpoint {
+func turns(entries []GatewayHop, by func(*GatewayHop) string, turn uint32) []Endpoint {
 	var eps []Endpoint
 	var weights []uint32
 	total := uint32(0)

@@ -298,7 +298,7 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 			to.port = from.Service.Ports[0]
 		}
 		if len(from.Service.Endpoints) == 0 && len(from.Service.Via) == 0 {
-			to.of = from.Of
+			to.of = from.ServiceName
 		}
 		at, ok := entries[from.Service]
 		if !ok {

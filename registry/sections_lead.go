@@ -44,10 +44,10 @@ func (t *Table) rule(req *tunnel.Request) (chosen[*rule], *tunnel.Error) {
 	return r, nil
 }
 
-// Hopeless says why req, which is confined to a section, is refused whichever
+// PrecheckRoute says why req, which is confined to a section, is refused whichever
 // backend's turn it is, and returns nil where it may have better luck: it is to
 // be asked before a client is promised anything.
-func (t *Table) Hopeless(req *tunnel.Request) error {
+func (t *Table) PrecheckRoute(req *tunnel.Request) error {
 	one, refusal := t.rule(req)
 	if refusal != nil {
 		return refusal

@@ -108,7 +108,7 @@ func TestSectionsAndTheModel(t *testing.T) {
 			route, err := r.Resolve(t.Context(), confined(section.Name, n))
 			rule, pattern := bestRule(section.Rules, n)
 			if rule == nil {
-				if tunnel.ReasonOf(err) != tunnel.NoRoute || r.Table().Hopeless(confined(section.Name, n)) == nil {
+				if tunnel.ReasonOf(err) != tunnel.NoRoute || r.Table().PrecheckRoute(confined(section.Name, n)) == nil {
 					t.Fatalf("seed %d, %q: got %v, %v, want no route", seed, n, route, err)
 				}
 			} else if err != nil || route.Service != rule.Name || route.Pattern != pattern {
@@ -295,12 +295,12 @@ func TestBrokenBackends(t *testing.T) {
 			}
 		}
 	}
-	if refused != 5 || r.Table().Hopeless(confined("s", "half.test")) != nil {
+	if refused != 5 || r.Table().PrecheckRoute(confined("s", "half.test")) != nil {
 		t.Errorf("%d of 10 are refused, want 5", refused)
 	}
 	for name, want := range map[string]string{"all.test": "no grant", "nil.test": "no service", "empty.test": "no endpoint", "none.test": "no backend"} {
 		_, err := r.Resolve(t.Context(), confined("s", name))
-		for _, err := range []error{err, r.Table().Hopeless(confined("s", name))} {
+		for _, err := range []error{err, r.Table().PrecheckRoute(confined("s", name))} {
 			if tunnel.ReasonOf(err) != tunnel.NoEndpoint || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: got %v, want %s", name, err, want)
 			}
@@ -366,7 +366,7 @@ func TestListenerConflicts(t *testing.T) {
 // Backends are found as services are: by network, via gateways, by health, by
 // DNS; and their endpoints are remembered.
 func TestBackendsAreServices(t *testing.T) {
-	hops := []Hop{{Proto: "connect", To: []string{"gw.test:443"}}}
+	hops := []Hop{{Proto: "connect", Addresses: []string{"gw.test:443"}}}
 	far := Network{Name: "far", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Gateways: []Gateway{{Address: Endpoint{Addr: netip.MustParseAddr("198.51.100.1"), Port: 15443}}}}
 	beyond := Network{Name: "beyond", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Via: hops}
 	called := func(name string, eps ...string) *Service {

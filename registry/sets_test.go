@@ -51,7 +51,7 @@ func TestBackendsThatStandForOthers(t *testing.T) {
 	}
 	backend := func(port uint16, eps ...Endpoint) *Listener {
 		return &Listener{Name: "gw", Protocol: TCP, Port: 5432, Sections: []*Section{{Name: "gw", Rules: []*Rule{{
-			Name: "to db", Backends: []Backend{{Weight: 1, Of: set, Service: &Service{Name: "import", Ports: []uint16{port}, Endpoints: eps}}},
+			Name: "to db", Backends: []Backend{{Weight: 1, ServiceName: set, Service: &Service{Name: "import", Ports: []uint16{port}, Endpoints: eps}}},
 		}}}}}
 	}
 	for _, tt := range []struct {
@@ -81,7 +81,7 @@ func TestBackendsThatStandForOthers(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s: got %s (%v), want %s", tt.name, got, err, tt.want)
 		}
-		if hopeless := tab.Hopeless(req) != nil; hopeless != (err != nil) {
+		if hopeless := tab.PrecheckRoute(req) != nil; hopeless != (err != nil) {
 			t.Errorf("%s: hopeless %t, and the request ends with %v", tt.name, hopeless, err)
 		}
 	}
@@ -98,7 +98,7 @@ func TestBackendsThatStandForOthersAreExposedByNetwork(t *testing.T) {
 		Endpoints: []Endpoint{{Addr: netip.MustParseAddr("10.1.0.1"), Port: 5432}},
 	}
 	section := &Section{Name: "s", Rules: []*Rule{{Name: "to db", Backends: []Backend{{
-		Weight: 1, Of: tunnel.MustParseName("db.default.svc.clusterset.local"), Service: &Service{Name: "import", Ports: []uint16{5432}},
+		Weight: 1, ServiceName: tunnel.MustParseName("db.default.svc.clusterset.local"), Service: &Service{Name: "import", Ports: []uint16{5432}},
 	}}}}}
 	tab, err := Merge(Snapshot{
 		Networks: []Network{network("office", "10.8.0.0/16"), network("lab", "10.9.0.0/16")},
@@ -115,7 +115,7 @@ func TestBackendsThatStandForOthersAreExposedByNetwork(t *testing.T) {
 			req.Source = netip.AddrPortFrom(netip.MustParseAddr(source), 1)
 		}
 		_, err := r.Resolve(t.Context(), req)
-		hopeless := tab.Hopeless(req)
+		hopeless := tab.PrecheckRoute(req)
 		if want == "" {
 			if err != nil || hopeless != nil {
 				t.Errorf("source %s: got %v, hopeless %v", source, err, hopeless)

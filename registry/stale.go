@@ -25,9 +25,9 @@ type loss struct {
 	err    error
 }
 
-// ErrMistaken is what an Update's Err is where the source was read and what it
+// ErrInvalid is what an Update's Err is where the source was read and what it
 // says makes no sense, as a file with a mistake. Nobody lost it.
-var ErrMistaken = errors.New("it makes no sense")
+var ErrInvalid = errors.New("it makes no sense")
 
 // Stale returns which source has been lost for longest, since when and why; ""
 // while every source is in touch.
@@ -81,7 +81,7 @@ func (f *freshness) remind(log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range f.lost {
-		if errors.Is(l.err, ErrMistaken) {
+		if errors.Is(l.err, ErrInvalid) {
 			log.Warn("source has errors; keeping its last snapshot", "source", l.source, "for", time.Since(l.since).Round(time.Second), "err", l.err)
 			continue
 		}

@@ -234,7 +234,7 @@ func (b *builder) conflict(what, kept, dropped string) {
 
 func (b *builder) addNetwork(network Network) {
 	i, ok := b.networkIndex[network.Name]
-	if ok && b.all[i].Bare() {
+	if ok && b.all[i].OnlyInsecure() {
 		network.Insecure = true // an earlier source says so, and leaves the rest to a later one
 	} else if ok {
 		// Not a union: a source must not widen a network of another one.
@@ -250,7 +250,7 @@ func (b *builder) addNetwork(network Network) {
 	for j := range network.Gateways {
 		g := &network.Gateways[j]
 		for _, at := range []*Endpoint{&g.Address, &g.Public} {
-			if label := at.gatewayLabel(); g.Takes("sni") && label != "" {
+			if label := at.gatewayLabel(); g.Supports("sni") && label != "" {
 				b.gateways[label] = struct{}{}
 			}
 		}
@@ -306,7 +306,7 @@ func (b *builder) addService(s *Service) {
 		if !ep.Addr.IsValid() || len(s.Via) > 0 { // an address there is another's here
 			continue
 		}
-		for _, port := range ep.At(s) {
+		for _, port := range ep.PortsFor(s) {
 			at := spotOf(ep.Addr, port)
 			if first, taken := b.endpoints[at]; taken {
 				b.share(at, first, i)

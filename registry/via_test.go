@@ -19,7 +19,7 @@ func (nowhere) DialContext(context.Context, string, string) (net.Conn, error) {
 // A service behind other gateways: its endpoints are names and addresses
 // there, which are neither looked up nor remembered here.
 func TestVia(t *testing.T) {
-	hops := []Hop{{Proto: "connect", To: []string{"gw.test:443"}}}
+	hops := []Hop{{Proto: "connect", Addresses: []string{"gw.test:443"}}}
 	rows := []struct {
 		ports []uint16
 		specs []string
@@ -45,7 +45,7 @@ func TestVia(t *testing.T) {
 		a := &answers{}
 		r := &Registry{Lookup: a.lookup, Dialer: func(s *Service) (tunnel.Dialer, error) {
 			got := s.Via
-			if len(got) != 1 || got[0].To[0] != "gw.test:443" {
+			if len(got) != 1 || got[0].Addresses[0] != "gw.test:443" {
 				t.Errorf("asked for the way by %+v, want %+v", got, hops)
 			}
 			return nowhere{}, nil
@@ -67,7 +67,7 @@ func TestVia(t *testing.T) {
 
 func TestViaRefuses(t *testing.T) {
 	s := service(t, "a.test", 443)
-	s.Endpoints, s.Via = endpoints("10.0.0.1:443"), []Hop{{Proto: "connect", To: []string{"gw.test:443"}}}
+	s.Endpoints, s.Via = endpoints("10.0.0.1:443"), []Hop{{Proto: "connect", Addresses: []string{"gw.test:443"}}}
 	portless := service(t, "b.test")
 	portless.Endpoints, portless.Via = nil, s.Via
 	r := &Registry{}

@@ -12,8 +12,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A VIPWish is a service that is to have an address of its own.
-type VIPWish struct {
+// A VIPRequest is a service that is to have an address of its own.
+type VIPRequest struct {
 	Service string // the service's name, for people
 
 	// Keys are what it may be known by for longer than a table stands, the best
@@ -26,7 +26,7 @@ type VIPWish struct {
 // A VIP is the addresses that a service has to itself, one of a family. A family
 // that it has none of is the zero Addr.
 type VIP struct {
-	Key    string // one of its VIPWish's
+	Key    string // one of its VIPRequest's
 	V4, V6 netip.Addr
 }
 
@@ -38,16 +38,16 @@ type vips struct {
 	by     map[netip.Addr]int32 // services
 }
 
-// WantVIPs returns which services are to have an address of their own: those
+// VIPRequests returns which services are to have an address of their own: those
 // that are exposed and say VIP, and that can be told from others by an ID or by
 // a name that is no wildcard. Nothing is assigned yet.
-func (t *Table) WantVIPs() []VIPWish {
-	var all []VIPWish
-	t.eachVIPWish(func(_ int32, w VIPWish) { all = append(all, w) })
+func (t *Table) VIPRequests() []VIPRequest {
+	var all []VIPRequest
+	t.eachVIPWish(func(_ int32, w VIPRequest) { all = append(all, w) })
 	return all
 }
 
-func (t *Table) eachVIPWish(each func(i int32, w VIPWish)) {
+func (t *Table) eachVIPWish(each func(i int32, w VIPRequest)) {
 	if t == nil {
 		return
 	}
@@ -69,7 +69,7 @@ func (t *Table) eachVIPWish(each func(i int32, w VIPWish)) {
 		if !e.VIP || !e.Exposed {
 			continue
 		}
-		w := VIPWish{Service: e.Name}
+		w := VIPRequest{Service: e.Name}
 		if t.aloneInSet(e) { // its address is that of the cluster set, and stays when others join
 			w.Keys = append(w.Keys, e.ID.namespace()+"/"+e.ID.Service)
 		}
@@ -203,7 +203,7 @@ func (t *Table) assignVIPs(list []VIP) {
 		}
 		return a
 	}
-	t.eachVIPWish(func(i int32, w VIPWish) {
+	t.eachVIPWish(func(i int32, w VIPRequest) {
 		for _, k := range w.Keys {
 			v, ok := given[k]
 			if !ok {
@@ -241,7 +241,7 @@ func (e *entry) vipClaims() claims {
 
 // AssignVIPs says which addresses services have to themselves: what VIPs and
 // ByVIP return from now on. It is kept as tables change, for as long as a
-// service is among WantVIPs, so it need not be said again. It returns the current
+// service is among VIPRequests, so it need not be said again. It returns the current
 // table, which is another one where something has changed, and nil before the
 // first one.
 func (r *Registry) AssignVIPs(list []VIP) *Table {
@@ -252,10 +252,10 @@ func (r *Registry) AssignVIPs(list []VIP) *Table {
 	})
 }
 
-// Occupied returns what of a range is somebody's: ranges of networks, but for
+// UsedAddresses returns what of a range is somebody's: ranges of networks, but for
 // those of every address there is, their gateways, and the addresses that
 // services list or have endpoints at.
-func (t *Table) Occupied(of netip.Prefix) []netip.Prefix {
+func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 	if t == nil {
 		return nil
 	}

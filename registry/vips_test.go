@@ -35,7 +35,7 @@ func TestWantVIPs(t *testing.T) {
 		vipService(t, "one.test", 443), vipService(t, "two.test", 1, 2), private, unwanted, vipService(t, "*.wild.test"), both, meshed, only, same,
 	}}, Snapshot{Services: []*Service{late, hidden}})
 	var got []string
-	for _, w := range tab.WantVIPs() {
+	for _, w := range tab.VIPRequests() {
 		got = append(got, w.Service+"="+strings.Join(w.Keys, ","))
 	}
 	want := []string{
@@ -48,7 +48,7 @@ func TestWantVIPs(t *testing.T) {
 	var none *Table
 	v4, _ := none.VIPs(0)
 	_, ok := none.ByVIP(netip.MustParseAddr("240.0.0.1"))
-	if none.WantVIPs() != nil || none.AllVIPs() != nil || none.Occupied(netip.MustParsePrefix("240.0.0.0/4")) != nil || v4.IsValid() || ok {
+	if none.VIPRequests() != nil || none.AllVIPs() != nil || none.UsedAddresses(netip.MustParsePrefix("240.0.0.0/4")) != nil || v4.IsValid() || ok {
 		t.Error("the nil table has VIPs")
 	}
 }
@@ -210,7 +210,7 @@ func TestByVIPThroughAGateway(t *testing.T) {
 	r := &Registry{Dialer: func(*Service) (tunnel.Dialer, error) { return &tunnel.NetDialer{}, nil }}
 	s := vipService(t, "*.far.test", 22)
 	s.Names = append(s.Names, patterns(t, "db.far.test")...)
-	s.Endpoints, s.Via = nil, []Hop{{Proto: "connect", To: []string{"gw.test:443"}}}
+	s.Endpoints, s.Via = nil, []Hop{{Proto: "connect", Addresses: []string{"gw.test:443"}}}
 	r.Swap(table(t, s))
 	r.AssignVIPs([]VIP{vip("db.far.test", "240.0.0.1", "")})
 	route, err := r.Resolve(t.Context(), byAddr("240.0.0.1", 22))
@@ -237,7 +237,7 @@ func TestOccupied(t *testing.T) {
 		"240.0.0.0/4": "[]",
 		"fd00::/64":   "[fd00::7/128]",
 	} {
-		got := tab.Occupied(netip.MustParsePrefix(of))
+		got := tab.UsedAddresses(netip.MustParsePrefix(of))
 		slices.SortFunc(got, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 		if fmt.Sprint(got) != want {
 			t.Errorf("%s: got %v, want %s", of, got, want)
@@ -294,7 +294,7 @@ func TestWantVIPsOfOneName(t *testing.T) {
 	for port := range 65000 {
 		services = append(services, vipService(t, "a.test", uint16(port+1)))
 	}
-	wishes := table(t, services...).WantVIPs()
+	wishes := table(t, services...).VIPRequests()
 	if len(wishes) != len(services) || wishes[0].Keys[0] != "a.test" || wishes[1].Keys[0] != "a.test:2" {
 		t.Errorf("%d wishes, %v", len(wishes), wishes[:2])
 	}
@@ -322,7 +322,7 @@ func BenchmarkSwapWithVIPs100k(b *testing.B) {
 	})
 	b.Run("occupied", func(b *testing.B) {
 		for b.Loop() {
-			r.Table().Occupied(netip.MustParsePrefix("240.0.0.0/4"))
+			r.Table().UsedAddresses(netip.MustParsePrefix("240.0.0.0/4"))
 		}
 	})
 }

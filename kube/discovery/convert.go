@@ -189,9 +189,9 @@ func (v *view) addPorts(out *registry.Service, s *service) {
 		}
 		switch p.protocol {
 		case corev1.ProtocolTCP:
-			out.Named = append(out.Named, registry.NamedPort{Name: p.name, Protocol: "tcp", Port: p.port})
+			out.NamedPorts = append(out.NamedPorts, registry.NamedPort{Name: p.name, Protocol: "tcp", Port: p.port})
 		case corev1.ProtocolUDP:
-			out.Named = append(out.Named, registry.NamedPort{Name: p.name, Protocol: "udp", Port: p.port})
+			out.NamedPorts = append(out.NamedPorts, registry.NamedPort{Name: p.name, Protocol: "udp", Port: p.port})
 		}
 	}
 }

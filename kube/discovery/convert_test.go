@@ -252,7 +252,7 @@ func TestPorts(t *testing.T) {
 			out, _ := v.convert(serviceOf(s), nil, nil, false)
 			got := "none"
 			if out != nil {
-				got = fmt.Sprint(out.Ports, out.Named)
+				got = fmt.Sprint(out.Ports, out.NamedPorts)
 			}
 			if got != tt.want {
 				t.Errorf("got %s, want %s", got, tt.want)

@@ -47,7 +47,7 @@ func (v *view) endpoints(s *service, of []*slice) []registry.Endpoint {
 		}
 		for i, p := range t.ports {
 			if p != 0 {
-				ep.Port, ep.For = p, ports[i]
+				ep.Port, ep.ServicePort = p, ports[i]
 				out = append(out, ep)
 			}
 		}
@@ -57,7 +57,7 @@ func (v *view) endpoints(s *service, of []*slice) []registry.Endpoint {
 			cmp.Compare(len(a.Name), len(b.Name)), // db-2 before db-10
 			cmp.Compare(a.Name, b.Name),
 			a.Addr.Compare(b.Addr),
-			cmp.Compare(a.For, b.For),
+			cmp.Compare(a.ServicePort, b.ServicePort),
 		)
 	})
 	if len(out) == 0 {

@@ -19,8 +19,8 @@ func written(eps []registry.Endpoint) string {
 		if e.Name != "" {
 			s = e.Name + "@" + s
 		}
-		if e.For != 0 {
-			s += fmt.Sprintf(" for %d", e.For)
+		if e.ServicePort != 0 {
+			s += fmt.Sprintf(" for %d", e.ServicePort)
 		}
 		all = append(all, s)
 	}

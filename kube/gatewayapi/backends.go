@@ -335,7 +335,7 @@ func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
 // forRule is a backend as a rule has it; tls says that it is to be reached as
 // its policy says, if it has one.
 func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend {
-	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken, Of: b.of}
+	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken, ServiceName: b.of}
 	if !tls || b.service == nil {
 		return plain
 	}

@@ -149,7 +149,7 @@ func (t *translation) fill(s *registry.Section, l *listener) {
 		if l.broken {
 			return
 		}
-		s.Ends, s.Istio = l.ends, l.auto()
+		s.TLS, s.Istio = l.ends, l.auto()
 		s.Rules = t.tlsRules(l)
 	case gwv1.TCPProtocolType, gwv1.UDPProtocolType:
 		s.Rules = t.l4Rules(l)

@@ -38,8 +38,8 @@ type listener struct {
 	overlap  metav1.Condition // OverlappingTLSConfig; zero if it is not
 	outdone  bool             // it is refused, or conflicted, as another Gateway has what it wants
 
-	ends   *registry.Ends // how TLS ends here, if it does and can
-	broken bool           // TLS is to end here and can't
+	ends   *registry.TLSTermination // how TLS ends here, if it does and can
+	broken bool                     // TLS is to end here and can't
 
 	attached map[RouteKey]bool
 	rules    []*attachment       // routes that lead on from here

@@ -293,10 +293,10 @@ func check(res *Result) error {
 				return fmt.Errorf("section %q for %v is there twice", s.Name, s.Host)
 			}
 			sections[s.Name], hosts[s.Host] = true, true
-			if s.Ends != nil && len(s.Ends.Certificates) == 0 {
+			if s.TLS != nil && len(s.TLS.Certificates) == 0 {
 				return fmt.Errorf("section %q ends TLS without a certificate", s.Name)
 			}
-			if s.Ends != nil && s.Ends.Optional && s.Ends.ClientCAs == "" {
+			if s.TLS != nil && s.TLS.ClientCertOptional && s.TLS.ClientCAs == "" {
 				return fmt.Errorf("section %q: a certificate that is optional, of nobody", s.Name)
 			}
 			if l.Protocol != registry.TLS && len(s.Rules) > 1 {

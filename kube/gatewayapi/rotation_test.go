@@ -89,7 +89,7 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: a}], 
 			l := res.Gateways[types.NamespacedName{Namespace: "a", Name: "edge"}].Listeners[0]
 			programmed, _ := wellAs(l.Conditions, "Programmed")
 			resolved, why := wellAs(l.Conditions, "ResolvedRefs")
-			ends := res.Snapshot.Listeners[0].Sections[0].Ends
+			ends := res.Snapshot.Listeners[0].Sections[0].TLS
 			cert, _ := pair()
 			serves := ends != nil && slices.ContainsFunc(ends.Certificates, func(p registry.KeyPair) bool { return p.Certificate == cert })
 			if serves != tt.serve || programmed != tt.serve {
@@ -169,7 +169,7 @@ func TestControllerServesOnAfterASlip(t *testing.T) {
 			t.Fatal(err)
 		}
 		calm()
-		if u := b.last(); u == nil || u.Listeners[0].Sections[0].Ends != nil {
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].TLS != nil {
 			t.Errorf("got %+v once it is gone, want nothing to end TLS with", u)
 		}
 	})
@@ -203,7 +203,7 @@ func TestASecretThatIsReplaced(t *testing.T) {
 		b := newBench(t, edge(terminate)+secret+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"))
 		defer b.start()()
 		calm()
-		if u := b.last(); u == nil || u.Listeners[0].Sections[0].Ends == nil {
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].TLS == nil {
 			t.Fatalf("got %+v, want a listener where TLS ends", u)
 		}
 		secrets := b.core.CoreV1().Secrets("a")
@@ -237,7 +237,7 @@ func TestASecretThatIsReplaced(t *testing.T) {
 		}
 		calm()
 		for _, u := range b.all() {
-			if u.Err != nil || u.Listeners[0].Sections[0].Ends == nil {
+			if u.Err != nil || u.Listeners[0].Sections[0].TLS == nil {
 				t.Errorf("got %+v, want that TLS ends all the time", u)
 			}
 		}
@@ -246,7 +246,7 @@ func TestASecretThatIsReplaced(t *testing.T) {
 		}
 		remove()
 		calm()
-		if u := b.last(); u == nil || u.Listeners[0].Sections[0].Ends != nil {
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].TLS != nil {
 			t.Errorf("got %+v, want nothing in force of a Secret that stays away", u)
 		}
 	})

@@ -33,7 +33,7 @@ func (t *translation) resolveTLS(g *gateway) {
 		if l.refused.Type != "" || !l.terminates() {
 			continue
 		}
-		l.ends = &registry.Ends{}
+		l.ends = &registry.TLSTermination{}
 		t.resolveCertificates(l)
 		t.resolveValidation(l)
 		if l.broken || l.refused.Type != "" {
@@ -172,7 +172,7 @@ func (t *translation) resolveValidation(l *listener) {
 		return
 	}
 	l.ends.ClientCAs = roots.String()
-	l.ends.Optional = v.Mode == gwv1.AllowInsecureFallback
+	l.ends.ClientCertOptional = v.Mode == gwv1.AllowInsecureFallback
 }
 
 // validation is the one of a port, or else the Gateway's.

@@ -59,7 +59,7 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 			}
 			return metav1.Condition{}
 		}
-		if u := b.last(); u == nil || u.Listeners[0].Sections[0].Ends == nil || len(u.Listeners[0].Sections[0].Ends.Certificates) != 1 {
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].TLS == nil || len(u.Listeners[0].Sections[0].TLS.Certificates) != 1 {
 			t.Errorf("got %+v, want that it is served", u)
 		}
 		early := "the certificate for abc.example.com is not valid before " + from.Format(time.RFC3339)

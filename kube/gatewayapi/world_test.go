@@ -308,12 +308,12 @@ func dump(res *Result) []string {
 		for _, s := range l.Sections {
 			host := cmp.Or(s.Host.String(), "*")
 			ends := ""
-			if s.Ends != nil {
-				ends = fmt.Sprintf(" ends %d", len(s.Ends.Certificates))
-				if s.Ends.ClientCAs != "" {
+			if s.TLS != nil {
+				ends = fmt.Sprintf(" ends %d", len(s.TLS.Certificates))
+				if s.TLS.ClientCAs != "" {
 					ends += " verify"
 				}
-				if s.Ends.Optional {
+				if s.TLS.ClientCertOptional {
 					ends += " optional"
 				}
 			}
@@ -346,8 +346,8 @@ func dumpBackend(b registry.Backend) string {
 		es = append(es, e.String())
 	}
 	s := fmt.Sprintf("%d:%s(%s)", b.Weight, b.Service.Name, strings.Join(es, ","))
-	if !b.Of.IsZero() {
-		s += "=" + b.Of.String()
+	if !b.ServiceName.IsZero() {
+		s += "=" + b.ServiceName.String()
 	}
 	if b.Service.TLS != nil {
 		s += "+tls:" + b.Service.TLS.ServerName

@@ -196,7 +196,7 @@ func (c *Checker) ask(ctx context.Context, it *item) (r result) {
 		return result{addrs: addrs, err: err}
 	}
 	err := c.count(c.probe(ctx, it))
-	if err != nil && it.verdict != down && registry.Blames(err) && ctx.Err() == nil {
+	if err != nil && it.verdict != down && registry.IsEndpointError(err) && ctx.Err() == nil {
 		err = c.count(c.probe(ctx, it))
 	}
 	return result{err: err}
@@ -206,7 +206,7 @@ func (c *Checker) count(err error) error {
 	switch {
 	case err == nil:
 		c.passed.Add(1)
-	case registry.Blames(err):
+	case registry.IsEndpointError(err):
 		c.failed.Add(1)
 	}
 	return err
@@ -238,7 +238,7 @@ func (c *Checker) take(r result) {
 // judge takes in what a turn has said of an address.
 func (c *Checker) judge(it *item, err error) {
 	switch {
-	case err != nil && !registry.Blames(err):
+	case err != nil && !registry.IsEndpointError(err):
 		return
 	case err != nil:
 		it.inARow = 0
@@ -255,7 +255,7 @@ func (c *Checker) judge(it *item, err error) {
 	case it.verdict == unknown:
 		c.turn(it, up)
 	}
-	c.Registry.Checked(it.Target, err)
+	c.Registry.ReportCheck(it.Target, err)
 }
 
 // turn changes what is known of an address.
@@ -316,7 +316,7 @@ func (c *Checker) drop(it *item) {
 	}
 	if it.verdict != unknown {
 		c.turn(it, unknown)
-		c.Registry.Unchecked(it.Target)
+		c.Registry.ForgetCheck(it.Target)
 	}
 }
 

@@ -358,7 +358,7 @@ func TestWhatIsAsked(t *testing.T) {
 		portless := service("ports.test", tcp, "192.0.2.3/0")
 		portless.Ports = []uint16{1, 2}
 		via := service("via.test", tcp, "192.0.2.4/1")
-		via.Via = []registry.Hop{{Proto: "connect", To: []string{"x:1"}}}
+		via.Via = []registry.Hop{{Proto: "connect", Addresses: []string{"x:1"}}}
 		all := registry.Snapshot{Networks: networks, Services: []*registry.Service{
 			service("a.test", tcp, "192.0.2.1/1", "198.51.100.1/1", "::ffff:192.0.2.1/1"),
 			service("b.test", tcp, "192.0.2.1/1"),

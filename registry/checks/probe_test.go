@@ -134,7 +134,7 @@ func TestProbeAsksTheGuard(t *testing.T) {
 		{"evil.test", "169.254.169.254:80", tunnel.Prohibited},
 	} {
 		it := &item{Target: registry.Target{Addr: netip.MustParseAddrPort(row.ap), Host: row.host, Check: registry.Check{Kind: "tcp", Timeout: time.Second}}}
-		if err := c.probe(t.Context(), it); tunnel.ReasonOf(err) != row.want || registry.Blames(err) {
+		if err := c.probe(t.Context(), it); tunnel.ReasonOf(err) != row.want || registry.IsEndpointError(err) {
 			t.Errorf("%s %s: got %v, want %s, which blames nobody", row.host, row.ap, err, row.want)
 		}
 	}
@@ -281,7 +281,7 @@ func TestProbeEndsInTime(t *testing.T) {
 		start := time.Now()
 		err := ask(t, ap, registry.Check{Kind: kind, Path: "/", Timeout: 50 * time.Millisecond}, "a.test")
 		wants(t, kind, err, kind+": nothing that ends the check came within 50ms")
-		if !registry.Blames(err) {
+		if !registry.IsEndpointError(err) {
 			t.Errorf("%s: %v blames nobody", kind, err)
 		}
 		if took := time.Since(start); took > 5*time.Second {
@@ -291,7 +291,7 @@ func TestProbeEndsInTime(t *testing.T) {
 		c := &Checker{Dial: (&tunnel.NetDialer{}).DialEndpoint}
 		time.AfterFunc(10*time.Millisecond, cancel)
 		err = c.probe(ctx, &item{Target: registry.Target{Addr: ap, Check: registry.Check{Kind: kind, Path: "/", Timeout: time.Minute}}})
-		if !errors.Is(err, context.Canceled) || registry.Blames(err) {
+		if !errors.Is(err, context.Canceled) || registry.IsEndpointError(err) {
 			t.Errorf("%s, given up: %v, want canceled, which blames nobody", kind, err)
 		}
 	}

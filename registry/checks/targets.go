@@ -30,7 +30,7 @@ func (c *Checker) follow() {
 			if !t.Reaches(ep) {
 				continue // whoever is there asks it
 			}
-			for _, port := range ep.At(s) {
+			for _, port := range ep.PortsFor(s) {
 				c.want(generation, registry.Target{
 					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol,
 				}, name, s.Name)
@@ -46,7 +46,7 @@ func (c *Checker) follow() {
 	for n := range t.Networks() {
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
-			if ep := g.As(n.Name, c.Registry.Mesh.Network); g.Check.Kind != "" && ep.Port != 0 {
+			if ep := g.AddressFrom(n.Name, c.Registry.Mesh.Network); g.Check.Kind != "" && ep.Port != 0 {
 				c.want(generation, registry.Target{Addr: netip.AddrPortFrom(ep.Addr.Unmap(), ep.Port), Host: ep.Host, Check: g.Check}, "", "the gateways of "+n.Name)
 			}
 		}

@@ -54,8 +54,8 @@ func (e Errors) Unwrap() []error {
 	return out
 }
 
-// Is makes them a registry.ErrMistaken.
-func (e Errors) Is(target error) bool { return target == registry.ErrMistaken }
+// Is makes them a registry.ErrInvalid.
+func (e Errors) Is(target error) bool { return target == registry.ErrInvalid }
 
 // sorted returns e in the order of the file, the first maxErrors of it, and
 // nil where there is none.

@@ -136,7 +136,7 @@ func TestMesh(t *testing.T) {
 	}
 	web, db := cfg.Services[0], cfg.Services[1]
 	if web.ID != (registry.ID{Service: "web", Namespace: "shop", Cluster: "one"}) || !web.Exported || web.Name != "web.shop.one" ||
-		!reflect.DeepEqual(web.Named, []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}) || !reflect.DeepEqual(web.Ports, []uint16{443}) {
+		!reflect.DeepEqual(web.NamedPorts, []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}) || !reflect.DeepEqual(web.Ports, []uint16{443}) {
 		t.Errorf("web: %+v", web)
 	}
 	in := func(e registry.Endpoint, name, network string) registry.Endpoint {

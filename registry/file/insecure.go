@@ -58,7 +58,7 @@ func (d *decoder) checkInsecure(network *registry.Network, at *networkAt, plain 
 	case len(network.Via) > 0:
 		to, clear = registry.InsecureVia(network.Via)
 	default:
-		to, clear = network.GatewaysInClear()
+		to, clear = network.CleartextGateway()
 	}
 	if clear {
 		d.warnInsecure(at.name, hint, fmt.Sprintf("gateway %q of network %q is asked without TLS", clip(to), clip(network.Name)), plain)

@@ -150,11 +150,11 @@ func (d *decoder) port(n *yaml.Node, to *registry.Service) {
 		if p.Port == 0 || p.Name == "" {
 			return
 		}
-		if slices.ContainsFunc(to.Named, func(o registry.NamedPort) bool { return o.Name == p.Name && o.Protocol == p.Protocol }) {
+		if slices.ContainsFunc(to.NamedPorts, func(o registry.NamedPort) bool { return o.Name == p.Name && o.Protocol == p.Protocol }) {
 			d.errorf(n, "give one of them another", "two ports are called %q", p.Name)
 			return
 		}
-		to.Named = append(to.Named, p)
+		to.NamedPorts = append(to.NamedPorts, p)
 	} else {
 		port, ok := d.integer(n, "a port", 1, 65535)
 		if !ok {

@@ -122,10 +122,10 @@ func TestViaHBONE(t *testing.T) {
 		via[i].Certificate, via[i].Key, via[i].Roots = "", "", ""
 	}
 	want := []registry.Hop{
-		{Proto: "connect-h2", To: []string{"gw.example.com:443", "https://gw2.example.com:443"}},
+		{Proto: "connect-h2", Addresses: []string{"gw.example.com:443", "https://gw2.example.com:443"}},
 		{
-			Proto: "hbone", To: []string{"eastwest.example.com:15008"},
-			Peers: []string{"spiffe://cluster.local/ns/istio-system/sa/eastwest"}, Behind: []string{"spiffe://cluster.local"},
+			Proto: "hbone", Addresses: []string{"eastwest.example.com:15008"},
+			Peers: []string{"spiffe://cluster.local/ns/istio-system/sa/eastwest"}, InnerPeers: []string{"spiffe://cluster.local"},
 		},
 	}
 	if !reflect.DeepEqual(via, want) {

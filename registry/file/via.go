@@ -151,7 +151,7 @@ func (d *decoder) checkSecrets(n *yaml.Node, hop *registry.Hop, first bool) {
 	if n.Kind != yaml.MappingNode || hop.Insecure || !has(n, "tokenFile") && !has(n, "userFile") {
 		return
 	}
-	if to, clear := hop.InClear(first); clear {
+	if to, clear := hop.CleartextAddress(first); clear {
 		d.errorf(valueOf(n, hop.Proto), "use TLS there, or add insecure: true to send them all the same", "the credentials for gateway %q would go there unencrypted", clip(to))
 	}
 }
@@ -161,7 +161,7 @@ func (d *decoder) checkSecrets(n *yaml.Node, hop *registry.Hop, first bool) {
 func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
 	cas := valueOf(n, "caFile")
 	var domains []string
-	for _, id := range slices.Concat(hop.Peers, hop.Behind) {
+	for _, id := range slices.Concat(hop.Peers, hop.InnerPeers) {
 		domain, _, _ := strings.Cut(strings.TrimPrefix(id, "spiffe://"), "/")
 		if !slices.Contains(domains, domain) {
 			domains = append(domains, domain)
@@ -252,7 +252,7 @@ var hopFields = []field[registry.Hop]{
 	{"certificateFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.certificate = n }},
 	{"keyFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.key = n }},
 	{"peers", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "peers", &to.Peers) }},
-	{"behind", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "behind", &to.Behind) }},
+	{"behind", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "behind", &to.InnerPeers) }},
 	{"tokenFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].tokenFile = n }},
 	{"userFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].userFile = n }},
 	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) {
@@ -273,10 +273,10 @@ func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(s
 			d.errorf(n, c.hint, "a gateway: %s", c.msg)
 		case c != nil:
 			d.errorf(n, c.hint, "gateway %q: %s", clip(s), c.msg)
-		case slices.Contains(to.To, s):
+		case slices.Contains(to.Addresses, s):
 			d.errorf(n, "keep one of them", "gateway %q is listed twice", clip(s))
 		default:
-			to.To = append(to.To, s)
+			to.Addresses = append(to.Addresses, s)
 		}
 	}
 	to.Proto = proto

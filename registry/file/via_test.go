@@ -20,7 +20,7 @@ func TestVia(t *testing.T) {
 	if got := cfg.Listeners[0].WebSocket; !reflect.DeepEqual(got, want) {
 		t.Errorf("websocket %+v, want %+v", got, want)
 	}
-	if s := cfg.Services[0]; len(s.Endpoints) != 0 || !reflect.DeepEqual(s.Via, []registry.Hop{{Proto: "connect", To: []string{"gw.west.example.com:443"}}}) {
+	if s := cfg.Services[0]; len(s.Endpoints) != 0 || !reflect.DeepEqual(s.Via, []registry.Hop{{Proto: "connect", Addresses: []string{"gw.west.example.com:443"}}}) {
 		t.Errorf("service %+v, want it behind one gateway", s)
 	}
 	via := cfg.Services[1].Via
@@ -29,8 +29,8 @@ func TestVia(t *testing.T) {
 	}
 	via[0].Roots, via[0].Token = "", ""
 	hops := []registry.Hop{
-		{Proto: "websocket", To: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}, HTTP2: true},
-		{Proto: "connect", To: []string{"10.0.0.1:3128", "https://gw.inner.example.com:443"}},
+		{Proto: "websocket", Addresses: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}, HTTP2: true},
+		{Proto: "connect", Addresses: []string{"10.0.0.1:3128", "https://gw.inner.example.com:443"}},
 	}
 	if !reflect.DeepEqual(via, hops) {
 		t.Errorf("via %+v, want %+v", via, hops)
@@ -52,9 +52,9 @@ func TestViaSOCKS(t *testing.T) {
 	}
 	const password = "hunter2 of: this gateway"
 	hops := []registry.Hop{
-		{Proto: "socks5", To: []string{"proxy.example.com:1080"}, User: "alice", Password: password, Insecure: true},
-		{Proto: "connect", To: []string{"gw.example.com:3128"}, User: "alice", Password: password, Insecure: true},
-		{Proto: "socks5", To: []string{"10.0.0.1:1080", "10.0.0.2:1080"}},
+		{Proto: "socks5", Addresses: []string{"proxy.example.com:1080"}, User: "alice", Password: password, Insecure: true},
+		{Proto: "connect", Addresses: []string{"gw.example.com:3128"}, User: "alice", Password: password, Insecure: true},
+		{Proto: "socks5", Addresses: []string{"10.0.0.1:1080", "10.0.0.2:1080"}},
 	}
 	if via := cfg.Services[0].Via; !reflect.DeepEqual(via, hops) {
 		t.Errorf("via %+v, want %+v", via, hops)

@@ -30,7 +30,7 @@ func TestVIPs(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, w := range tab.WantVIPs() {
+	for _, w := range tab.VIPRequests() {
 		got = append(got, strings.Join(w.Keys, " "))
 	}
 	if want := []string{"db.example.com", "west/default/wild"}; !slices.Equal(got, want) {

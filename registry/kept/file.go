@@ -196,7 +196,7 @@ func (e *encoder) listener(l *registry.Listener, known map[*registry.Service]int
 		return err
 	}
 	for _, s := range l.Sections {
-		out := &section{Name: s.Name, Istio: s.Istio && s.Ends == nil}
+		out := &section{Name: s.Name, Istio: s.Istio && s.TLS == nil}
 		if !s.Host.Suffix.IsZero() {
 			out.Host = s.Host.String()
 		}
@@ -214,7 +214,7 @@ func (e *encoder) listener(l *registry.Listener, known map[*registry.Service]int
 
 // kept are the rules of a section that hold without a key. One with none refuses.
 func kept(s *registry.Section) []*registry.Rule {
-	if s.Ends != nil {
+	if s.TLS != nil {
 		return nil
 	}
 	return s.Rules
@@ -223,7 +223,7 @@ func kept(s *registry.Section) []*registry.Rule {
 func (e *encoder) rule(r *registry.Rule, known map[*registry.Service]int) error {
 	out := &rule{Name: r.Name, Names: each(r.Names, ofPattern), Idle: int64(r.Idle), Origin: r.Origin}
 	out.Backends = each(r.Backends, func(b *registry.Backend) backend {
-		switch to := (backend{Weight: b.Weight, Broken: b.Broken, Of: b.Of.String()}); {
+		switch to := (backend{Weight: b.Weight, Broken: b.Broken, Of: b.ServiceName.String()}); {
 		case b.Service == nil:
 			return to
 		case needs(b.Service):
@@ -465,7 +465,7 @@ func (d *decoder) rule(r *rule) error {
 		b := &r.Backends[i]
 		to := registry.Backend{Weight: b.Weight, Broken: b.Broken}
 		if b.Of != "" {
-			if to.Of, err = tunnel.ParseName(b.Of); err != nil {
+			if to.ServiceName, err = tunnel.ParseName(b.Of); err != nil {
 				return err
 			}
 		}

@@ -52,9 +52,9 @@ func (f *filler) fill(v reflect.Value) {
 			v.SetString(hush)
 		}
 		return
-	case *registry.Ends:
+	case *registry.TLSTermination:
 		if f.secrets {
-			v.Set(reflect.ValueOf(&registry.Ends{Certificates: []registry.KeyPair{{Certificate: "c", Key: hush}}}))
+			v.Set(reflect.ValueOf(&registry.TLSTermination{Certificates: []registry.KeyPair{{Certificate: "c", Key: hush}}}))
 		}
 		return
 	}
@@ -185,7 +185,7 @@ func TestServicesAreShared(t *testing.T) {
 // No secret is written, and what needs one refuses.
 func TestSecretsAreNotKept(t *testing.T) {
 	s := full(t, true)
-	s.Listeners[0].Sections[0].Ends = nil
+	s.Listeners[0].Sections[0].TLS = nil
 	data := encoded(t, map[string]*said{"a": {s, noon}})
 	for _, not := range []string{hush, "hidden"} {
 		if bytes.Contains(data, []byte(not)) {
@@ -205,7 +205,7 @@ func TestSecretsAreNotKept(t *testing.T) {
 			}
 			continue
 		}
-		if sec.Ends != nil || len(sec.Rules) > 0 || sec.Istio || sec.Host.Suffix.IsZero() {
+		if sec.TLS != nil || len(sec.Rules) > 0 || sec.Istio || sec.Host.Suffix.IsZero() {
 			t.Errorf("a section where TLS ends is kept as %+v", sec)
 		}
 	}
@@ -398,7 +398,7 @@ func fleet(n int) map[string]*said {
 			ID: registry.ID{Service: fmt.Sprintf("service-%d", i), Namespace: "shop", Cluster: "west"}, Origin: "Service shop/" + name,
 		}
 		for j := range 2 {
-			svc.Endpoints = append(svc.Endpoints, registry.Endpoint{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 8443 + uint16(j), For: 443, Name: "pod", Network: "west", Cluster: "west"})
+			svc.Endpoints = append(svc.Endpoints, registry.Endpoint{Addr: netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), Port: 8443 + uint16(j), ServicePort: 443, Name: "pod", Network: "west", Cluster: "west"})
 		}
 		s.Services = append(s.Services, svc)
 	}

@@ -73,14 +73,14 @@ type namedPort struct {
 }
 
 type endpoint struct {
-	Host    string     `json:"host,omitempty"`
-	Addr    netip.Addr `json:"addr,omitzero"`
-	Port    uint16     `json:"port,omitempty"`
-	For     uint16     `json:"for,omitempty"`
-	Name    string     `json:"name,omitempty"`
-	Network string     `json:"network,omitempty"`
-	Cluster string     `json:"cluster,omitempty"`
-	Guarded bool       `json:"guarded,omitempty"`
+	Host        string     `json:"host,omitempty"`
+	Addr        netip.Addr `json:"addr,omitzero"`
+	Port        uint16     `json:"port,omitempty"`
+	ServicePort uint16     `json:"for,omitempty"`
+	Name        string     `json:"name,omitempty"`
+	Network     string     `json:"network,omitempty"`
+	Cluster     string     `json:"cluster,omitempty"`
+	Guarded     bool       `json:"guarded,omitempty"`
 }
 
 type hop struct {
@@ -165,18 +165,18 @@ func (g *gateway) registry() registry.Gateway {
 }
 
 func ofHop(h *registry.Hop) hop {
-	return hop{h.Proto, h.To, h.User, h.Roots, h.HTTP2, h.Certificate, h.Peers, h.Behind, h.Trust, h.Insecure}
+	return hop{h.Proto, h.Addresses, h.User, h.Roots, h.HTTP2, h.Certificate, h.Peers, h.InnerPeers, h.Trust, h.Insecure}
 }
 
 func (h *hop) registry() registry.Hop {
-	return registry.Hop{Proto: h.Proto, To: h.To, User: h.User, Roots: h.Roots, HTTP2: h.HTTP2, Certificate: h.Certificate, Peers: h.Peers, Behind: h.Behind, Trust: h.Trust, Insecure: h.Insecure}
+	return registry.Hop{Proto: h.Proto, Addresses: h.To, User: h.User, Roots: h.Roots, HTTP2: h.HTTP2, Certificate: h.Certificate, Peers: h.Peers, InnerPeers: h.Behind, Trust: h.Trust, Insecure: h.Insecure}
 }
 
 // ofService returns s without its endpoints.
 func ofService(s *registry.Service, listed bool) *service {
 	out := &service{
 		Name: s.Name, Listed: listed, Names: each(s.Names, ofPattern), Ports: s.Ports, Addresses: s.Addresses, Via: each(s.Via, ofHop),
-		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, Named: each(s.Named, func(p *registry.NamedPort) namedPort { return namedPort(*p) }),
+		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, Named: each(s.NamedPorts, func(p *registry.NamedPort) namedPort { return namedPort(*p) }),
 		VIP: s.VIP, Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.Publish, Idle: int64(s.Idle), HalfClosed: int64(s.HalfClosed),
 		ProxyProtocol: s.ProxyProtocol, Origin: s.Origin,
 	}
@@ -204,7 +204,7 @@ func (s *service) registry() (*registry.Service, error) {
 	}
 	out := &registry.Service{
 		Name: s.Name, Names: names, Ports: s.Ports, Addresses: s.Addresses, Via: each(s.Via, (*hop).registry),
-		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, Named: each(s.Named, func(p *namedPort) registry.NamedPort { return registry.NamedPort(*p) }),
+		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, NamedPorts: each(s.Named, func(p *namedPort) registry.NamedPort { return registry.NamedPort(*p) }),
 		VIP: s.VIP, Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.Publish, Idle: time.Duration(s.Idle), HalfClosed: time.Duration(s.HalfClosed),
 		ProxyProtocol: s.ProxyProtocol, Origin: s.Origin,
 	}

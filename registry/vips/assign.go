@@ -12,7 +12,7 @@
 //		return err // never start over by itself: clients know these addresses
 //	}
 //	plan := vips.Plan{Ranges: registry.DefaultVIPRanges("west"), Now: time.Now()}
-//	have, failures := plan.Assign(table.WantVIPs(), have)
+//	have, failures := plan.Assign(table.VIPRequests(), have)
 //	if err := state.Save(have); err != nil {
 //		return err
 //	}
@@ -74,7 +74,7 @@ type Plan struct {
 // A service keeps what any of its keys has. An assignment outside of the ranges,
 // which were others once, is moved into them, or dropped where its service is
 // gone.
-func (p *Plan) Assign(wishes []registry.VIPWish, have []Assignment) ([]Assignment, []Failure) {
+func (p *Plan) Assign(wishes []registry.VIPRequest, have []Assignment) ([]Assignment, []Failure) {
 	keys := keysOf(wishes, have)
 	have = p.forget(keys, have)
 	var failures []Failure
@@ -151,7 +151,7 @@ func (p *Plan) forget(keys []string, have []Assignment) []Assignment {
 
 // keysOf returns the key that each service goes by: the first that stands in
 // have, else the first that stood, else the best.
-func keysOf(wishes []registry.VIPWish, have []Assignment) []string {
+func keysOf(wishes []registry.VIPRequest, have []Assignment) []string {
 	const gone, stands = 1, 2
 	known := make(map[string]int, len(have))
 	for _, a := range have {

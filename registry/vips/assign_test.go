@@ -28,10 +28,12 @@ func prefixes(texts ...string) []netip.Prefix {
 	return list
 }
 
-func wish(keys ...string) registry.VIPWish { return registry.VIPWish{Service: keys[0], Keys: keys} }
+func wish(keys ...string) registry.VIPRequest {
+	return registry.VIPRequest{Service: keys[0], Keys: keys}
+}
 
-func wishesNamed(n int) []registry.VIPWish {
-	list := make([]registry.VIPWish, n)
+func wishesNamed(n int) []registry.VIPRequest {
+	list := make([]registry.VIPRequest, n)
 	for i := range list {
 		list[i] = wish(fmt.Sprintf("s%d.example.com", i))
 	}
@@ -85,13 +87,13 @@ func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
 func TestAssignKeepsAddresses(t *testing.T) {
 	p := Plan{Ranges: prefixes("10.9.0.0/30"), Now: noon, Keep: time.Hour} // two addresses
 	a, b, c := wish("a"), wish("b"), wish("c")
-	all, failed := p.Assign([]registry.VIPWish{a, b}, nil)
+	all, failed := p.Assign([]registry.VIPRequest{a, b}, nil)
 	if failed != nil {
 		t.Fatal(failed)
 	}
 	hadA, hadB := vipsOf(all, "a"), vipsOf(all, "b")
 	p.Now = noon.Add(time.Minute)
-	all, failed = p.Assign([]registry.VIPWish{b, c}, all)
+	all, failed = p.Assign([]registry.VIPRequest{b, c}, all)
 	want := "no address is free in 10.9.0.0/30: 1 of 2 are other services', 1 are kept for services that are gone, the first until 2026-03-01T13:01:00Z"
 	var full *leases.Exhausted
 	if len(failed) != 1 || failed[0].Service != "c" || failed[0].Family != "IPv4" || failed[0].Err.Error() != want || !errors.As(failed[0].Err, &full) {
@@ -100,11 +102,11 @@ func TestAssignKeepsAddresses(t *testing.T) {
 	if got := vipsOf(all, "b"); got != hadB {
 		t.Errorf("b moved from %s to %s", hadB, got)
 	}
-	if back, _ := p.Assign([]registry.VIPWish{a, b}, all); vipsOf(back, "a") != hadA {
+	if back, _ := p.Assign([]registry.VIPRequest{a, b}, all); vipsOf(back, "a") != hadA {
 		t.Errorf("a came back to %s, want %s", vipsOf(back, "a"), hadA)
 	}
 	p.Now = noon.Add(time.Minute + time.Hour)
-	if all, failed = p.Assign([]registry.VIPWish{b, c}, all); failed != nil || vipsOf(all, "c") != hadA {
+	if all, failed = p.Assign([]registry.VIPRequest{b, c}, all); failed != nil || vipsOf(all, "c") != hadA {
 		t.Errorf("c has %s, %v, want a's %s, which is nobody's by now", vipsOf(all, "c"), failed, hadA)
 	}
 }
@@ -113,23 +115,23 @@ func TestAssignKeepsAddresses(t *testing.T) {
 // is the same.
 func TestAssignKnowsServicesByAnyKey(t *testing.T) {
 	p := Plan{Ranges: small, Now: noon}
-	all, _ := p.Assign([]registry.VIPWish{wish("db.example.com"), wish("x")}, nil)
+	all, _ := p.Assign([]registry.VIPRequest{wish("db.example.com"), wish("x")}, nil)
 	want := vipsOf(all, "db.example.com")
 	for _, keys := range [][]string{{"west/default/db", "db.example.com"}, {"db.test", "db.example.com", "x.test"}} {
-		next, _ := p.Assign([]registry.VIPWish{wish(keys...), wish("x")}, all)
+		next, _ := p.Assign([]registry.VIPRequest{wish(keys...), wish("x")}, all)
 		if got := vipsOf(next, "db.example.com"); got != want || len(next) != 4 {
 			t.Errorf("%q: %s of %v, want %s", keys, got, next, want)
 		}
 	}
 	// What stands goes before what is kept.
-	next, _ := p.Assign([]registry.VIPWish{wish("db.test"), wish("x")}, all)
-	next, _ = p.Assign([]registry.VIPWish{wish("db.example.com", "db.test"), wish("x")}, next)
+	next, _ := p.Assign([]registry.VIPRequest{wish("db.test"), wish("x")}, all)
+	next, _ = p.Assign([]registry.VIPRequest{wish("db.example.com", "db.test"), wish("x")}, next)
 	if vipsOf(next, "db.test") == "" || vipsOf(next, "db.example.com") != "" {
 		t.Errorf("the kept one goes first: %v", next)
 	}
 	// And what is kept before what is new.
-	next, _ = p.Assign([]registry.VIPWish{wish("x")}, all)
-	next, _ = p.Assign([]registry.VIPWish{wish("new", "db.example.com"), wish("x")}, next)
+	next, _ = p.Assign([]registry.VIPRequest{wish("x")}, all)
+	next, _ = p.Assign([]registry.VIPRequest{wish("new", "db.example.com"), wish("x")}, next)
 	if got := vipsOf(next, "db.example.com"); got != want {
 		t.Errorf("came back as %v, want %s", next, want)
 	}
@@ -228,7 +230,7 @@ func TestAssignByChance(t *testing.T) {
 				}
 				p.Taken = append(p.Taken, netip.PrefixFrom(a, a.BitLen()-r.IntN(3)).Masked())
 			}
-			var wishes []registry.VIPWish
+			var wishes []registry.VIPRequest
 			for _, w := range wishesNamed(30) {
 				if r.IntN(3) > 0 {
 					wishes = append(wishes, w)
@@ -255,7 +257,7 @@ func TestAssignByChance(t *testing.T) {
 	}
 }
 
-func check(t *testing.T, p *Plan, wishes []registry.VIPWish, before, after []Assignment, failed []Failure) {
+func check(t *testing.T, p *Plan, wishes []registry.VIPRequest, before, after []Assignment, failed []Failure) {
 	t.Helper()
 	taken := func(a netip.Addr) bool {
 		return slices.ContainsFunc(p.Taken, func(p netip.Prefix) bool { return p.Contains(a) })
@@ -269,7 +271,7 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPWish, before, after []Ass
 		if taken(a.Address) {
 			t.Errorf("%s has %s, which is another's", a.Service, a.Address)
 		}
-		if a.Gone.IsZero() != slices.ContainsFunc(wishes, func(w registry.VIPWish) bool { return w.Service == a.Service }) {
+		if a.Gone.IsZero() != slices.ContainsFunc(wishes, func(w registry.VIPRequest) bool { return w.Service == a.Service }) {
 			t.Errorf("%+v is there or gone, and should not be", a)
 		}
 		owner[a.Address], of[has{a.Service, Family(a.Address)}] = a, a
@@ -307,10 +309,10 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPWish, before, after []Ass
 func TestAssignForgets(t *testing.T) {
 	p := Plan{Ranges: registry.DefaultVIPRanges("west"), Now: noon, Keep: time.Hour}
 	var all []Assignment
-	at := func(i int) registry.VIPWish { return wish(fmt.Sprintf("s%d.example.com", i)) }
+	at := func(i int) registry.VIPRequest { return wish(fmt.Sprintf("s%d.example.com", i)) }
 	for round := range 40 {
 		p.Now = p.Now.Add(2 * time.Hour)
-		wishes := []registry.VIPWish{wish("stays")}
+		wishes := []registry.VIPRequest{wish("stays")}
 		for i := range 500 {
 			wishes = append(wishes, at(500*round+i))
 		}
@@ -329,7 +331,7 @@ func TestAssignForgets(t *testing.T) {
 	if n := len(all); n < remembered || n > remembered+2*(2*500+2) {
 		t.Errorf("%d assignments, want about %d", n, remembered)
 	}
-	first, _ := p.Assign([]registry.VIPWish{at(0)}, nil)
+	first, _ := p.Assign([]registry.VIPRequest{at(0)}, nil)
 	if vipsOf(all, at(0).Service) != vipsOf(first, at(0).Service) {
 		t.Errorf("who came back after all has %s, want %s", vipsOf(all, at(0).Service), vipsOf(first, at(0).Service))
 	}

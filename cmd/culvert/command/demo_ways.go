@@ -79,9 +79,9 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 	d.say("gateway at %s: TLS, HTTP CONNECT, HTTP/2, SOCKS and WebSocket on one port. It has no key of any service", d.addr)
 
 	near := d.addr
-	for _, hop := range []registry.Hop{{Proto: "websocket", To: []string{"ws://" + d.addr}}, {Proto: "connect-h2"}} {
-		if hop.To == nil {
-			hop.To = []string{near}
+	for _, hop := range []registry.Hop{{Proto: "websocket", Addresses: []string{"ws://" + d.addr}}, {Proto: "connect-h2"}} {
+		if hop.Addresses == nil {
+			hop.Addresses = []string{near}
 		}
 		s := demoService("orders")
 		s.Via = []registry.Hop{hop}
@@ -96,7 +96,7 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 	// One more each: that asks the first by SOCKS5, that is in front of it in
 	// double HBONE, and that tells orders of its clients.
 	s := demoService("orders")
-	s.Via = []registry.Hop{{Proto: "socks5", To: []string{d.addr}}}
+	s.Via = []registry.Hop{{Proto: "socks5", Addresses: []string{d.addr}}}
 	if at, err = start([]*registry.Service{s}, file.Listener{}); err != nil {
 		return done, err
 	}

@@ -112,7 +112,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	cfg.Log, cfg.Health = log, o.health
-	cfg.Dropped = func() float64 { return float64(out.Dropped()) }
+	cfg.DroppedLogLines = func() float64 { return float64(out.Dropped()) }
 	sources, reloader, err := o.sources(c, log)
 	if err != nil {
 		return err

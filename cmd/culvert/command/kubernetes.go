@@ -33,7 +33,7 @@ func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 	if d := f.Discovery; d != nil {
 		cfg.Discovery = &kube.Discovery{
 			Network:  d.Network,
-			Declared: slices.ContainsFunc(c.Networks, func(n registry.Network) bool { return n.Name == d.Network && !n.Bare() }),
+			Declared: slices.ContainsFunc(c.Networks, func(n registry.Network) bool { return n.Name == d.Network && !n.OnlyInsecure() }),
 			Zone:     d.Zone, Prefer: d.Prefer, PodCIDRs: d.PodCIDRs, GatewayNamespaces: d.Gateways, Clusters: d.Clusters, ExportedTo: d.ExportedTo,
 			Rules: discovery.Rules{Allow: d.Allow, Deny: d.Deny, ExternalNames: d.ExternalNames},
 		}

@@ -74,7 +74,7 @@ func datagrams(l file.Listener, via string, vs *verifiers) (*gateway.Datagrams, 
 	if err != nil {
 		return nil, err
 	}
-	d.HTTP3 = &gateway.HTTP3{Auth: auth, Via: via, Alone: len(l.Outer()) == 0}
+	d.HTTP3 = &gateway.HTTP3{Auth: auth, Via: via, TerminateAll: len(l.Outer()) == 0}
 	k, err := keys(l.TLS)
 	if err == nil {
 		err = d.HTTP3.Use(k)
@@ -234,7 +234,7 @@ func speak(names []string, l *file.Listener, via string, auth *verifier) ([]tunn
 		}
 	}
 	if carrier != nil && sockets != nil {
-		gateway.TakeWebSockets(carrier, sockets)
+		gateway.AcceptWebSockets(carrier, sockets)
 	}
 	return ps, nil
 }

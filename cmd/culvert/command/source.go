@@ -247,7 +247,7 @@ func runRegistry(ctx context.Context, c *file.Config, direct *tunnel.NetDialer) 
 		return nil, err
 	}
 	ways := &gateway.Dialers{Direct: direct}
-	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: ways.To, Cross: ways.Cross}
+	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: ways.To, RemoteDialer: ways.Cross}
 	reg.Swap(t)
 	if c.VIPs != nil {
 		list, err := gateway.ForecastVIPs(gateway.VIPs(*c.VIPs), t)

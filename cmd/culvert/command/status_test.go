@@ -12,7 +12,7 @@ import (
 // what is wrong with them.
 func TestStatusOfSourceListeners(t *testing.T) {
 	var b strings.Builder
-	s := &gateway.Status{Ready: true, Started: time.Now(), SourceListeners: []gateway.StatusFront{
+	s := &gateway.Status{Ready: true, Started: time.Now(), SourceListeners: []gateway.StatusSourceListener{
 		{Name: "default/edge/tls", Protocol: "tls", Address: ":443", State: gateway.ListenerOpen},
 		{Name: "default/edge/dns", Protocol: "udp", Address: "udp://:53", State: gateway.ListenerFailed, Problem: "another process\nhas it"},
 	}}
