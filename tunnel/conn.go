@@ -12,8 +12,6 @@ import (
 // unread input would send a reset, and the reset would discard the answer.
 const closeTimeout = time.Second
 
-const scratchSize = 4 << 10 // bytes; most preambles are smaller
-
 // A Conn is an accepted connection with a look-ahead buffer: a Protocol reads
 // its preamble with Fill and Buffered, and what it does not Discard is the
 // start of the stream.
@@ -44,13 +42,13 @@ func NewConn(c net.Conn) *Conn {
 // addresses is what a connection can do that knows its addresses without
 // asking the kernel or making a net.Addr.
 type addresses interface {
-	addrs() (remote netip.AddrPort, localPort uint16)
+	AddrPorts() (remote netip.AddrPort, localPort uint16)
 }
 
 func (conn *Conn) init(c net.Conn) {
 	conn.Conn, conn.accepted = c, time.Now()
 	if a, ok := c.(addresses); ok {
-		conn.source, conn.local = a.addrs()
+		conn.source, conn.local = a.AddrPorts()
 	} else if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		ap := a.AddrPort()
 		conn.source = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
@@ -91,8 +89,17 @@ func (c *Conn) markBegun() {
 	}
 }
 
-// fillRead is fill for any net.Conn: it holds a small buffer while it waits.
-func (c *Conn) fillRead(limit int) error {
+// A filler appends to buf what one read finds, up to limit bytes in all, and holds
+// no buffer while it waits.
+type filler interface {
+	Fill(buf []byte, limit int) ([]byte, error)
+}
+
+func (c *Conn) fill(limit int) (err error) {
+	if f, ok := c.Conn.(filler); ok {
+		c.buf, err = f.Fill(c.buf, limit)
+		return err
+	}
 	p := make([]byte, min(512, limit-len(c.buf)))
 	n, err := c.Conn.Read(p)
 	c.buf = append(c.buf, p[:n]...)

@@ -9,21 +9,22 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // Keepalive of every tunnel's sockets: a dead peer is found within 75 seconds
 // without traffic. It is set where the tunnel begins and not where the socket
 // does: most connections are over before it could matter, and it is four system
 // calls for each. Where bytes are under way, Linux finds one in 30 seconds: see
-// due.
+// poll.PeerCheck.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 3}
 
 // keep sets keepAlive on a tunnel's connection, or on the one below it.
 func keep(c net.Conn) {
-	switch c := below(c).(type) {
-	case interface{ keep() }:
-		c.keep()
-	case *net.TCPConn:
+	if c, ok := below(c).(interface {
+		SetKeepAliveConfig(net.KeepAliveConfig) error
+	}); ok {
 		_ = c.SetKeepAliveConfig(keepAlive)
 	}
 }
@@ -58,7 +59,7 @@ func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, er
 		return nil, err
 	}
 	// The address is a literal: what was checked is what is dialed.
-	c, err := dialTCP(ctx, ep.Addr)
+	c, err := poll.Dial(ctx, ep.Addr, taskOf(ctx))
 	if err != nil {
 		return nil, dialError(ep, err)
 	}

@@ -4,8 +4,11 @@ package tunnel
 
 import (
 	"fmt"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // A flow is one tunnel: sides[0] is the client's socket, sides[1] the
@@ -16,7 +19,7 @@ type flow struct {
 	born       int64 // clock of its beginning
 	moved      int64 // clock of the last byte or end; see touch
 	idle, half milliseconds
-	at, gen    int32  // its seat
+	token      poll.Token
 	phase      uint32 // for the list, atomic: see look
 	broken     uint16 // the errno of what went wrong before the loop had it
 	unasked    bool   // its peers are not to be asked for until something moves
@@ -52,7 +55,7 @@ type side struct {
 	bulk   bool     // what it sends is moved in turns, not by events
 	calm   uint8    // calm turns in a row
 	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
-	asked  asked
+	check  poll.PeerCheck
 	kept   bool // keepalive is set
 }
 
@@ -61,7 +64,7 @@ type side struct {
 type backlog struct {
 	bytes []byte
 	held  int // bytes that were made room for, whatever is left of them
-	pipe  pipe
+	pipe  poll.Pipe
 	n     int // bytes in the pipe
 }
 
@@ -71,10 +74,10 @@ type turn struct {
 	from int
 }
 
-// event implements watched.
-func (f *flow) event(l *loop, side int, events uint32) bool {
+// HandleEvent implements poll.Handler.
+func (f *flow) HandleEvent(l *poll.Loop, side int, events uint32) bool {
 	if !f.gone {
-		l.handle(f, side, events)
+		loopOf(l).handle(f, side, events)
 	}
 	return true
 }
@@ -82,17 +85,17 @@ func (f *flow) event(l *loop, side int, events uint32) bool {
 // handle answers one event of side i of f.
 func (l *loop) handle(f *flow, i int, events uint32) {
 	s, p := &f.sides[i], &f.sides[1-i]
-	if events&syscall.EPOLLOUT != 0 && s.out != nil {
+	if events&poll.Out != 0 && s.out != nil {
 		l.flush(f, i)
 		if f.gone {
 			return
 		}
 	}
-	if events&(syscall.EPOLLIN|syscall.EPOLLHUP|syscall.EPOLLERR) != 0 && !s.bulk {
+	if events&(poll.In|poll.Hup|poll.Err) != 0 && !s.bulk {
 		l.pump(f, i)
 	}
-	if events&syscall.EPOLLERR != 0 && !f.gone && (s.eof || p.out != nil || s.bulk) {
-		if errno := socketError(s.fd); errno != 0 {
+	if events&poll.Err != 0 && !f.gone && (s.eof || p.out != nil || s.bulk) {
+		if errno := poll.SocketError(s.fd); errno != 0 {
 			l.fail(f, i, errno)
 		}
 	}
@@ -105,7 +108,7 @@ func (l *loop) pump(f *flow, i int) {
 		l.arm(f)
 		return
 	}
-	n, errno := read(s.fd, l.buf[:l.budget.most(len(l.buf))])
+	n, errno := poll.Read(s.fd, l.buf[:l.budget.most(len(l.buf))])
 	switch {
 	case errno == syscall.EAGAIN || errno == syscall.EINTR:
 		return // level-triggered: it comes again
@@ -141,7 +144,7 @@ func (l *loop) pump(f *flow, i int) {
 func (l *loop) offer(f *flow, i int, p []byte) syscall.Errno {
 	s := &f.sides[i]
 	for len(p) > 0 {
-		n, errno := send(s.fd, p)
+		n, errno := poll.Send(s.fd, p)
 		switch errno {
 		case 0:
 			s.took(n)
@@ -178,9 +181,9 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 		var n int
 		var errno syscall.Errno
 		if o.n > 0 {
-			n, errno = splice(o.pipe.r, s.fd, o.n)
+			n, errno = poll.Splice(o.pipe.R, s.fd, o.n)
 		} else {
-			n, errno = send(s.fd, o.bytes)
+			n, errno = poll.Send(s.fd, o.bytes)
 		}
 		switch errno {
 		case 0:
@@ -223,7 +226,7 @@ func (l *loop) finish(f *flow, i int) {
 	if !s.shut || p.late > 0 {
 		// A side that is not connected any more has closed altogether. Where its
 		// own end is still to be read, that tells how.
-		errno := shutdownWrite(p.fd)
+		errno := poll.ShutdownWrite(p.fd)
 		if errno == syscall.ENOTCONN && !p.eof {
 			errno = 0
 		}
@@ -273,7 +276,7 @@ func (l *loop) take(f *flow, i int) {
 			s.calm = calmTurns // no pipe to be had: events and the loop's own buffer do
 			break
 		}
-		n, errno := splice(s.fd, pp.w, pipeSize)
+		n, errno := poll.Splice(s.fd, pp.W, pipeSize)
 		if n > 0 && errno == 0 {
 			l.touch(f)
 			if p.eof {
@@ -304,19 +307,19 @@ func (l *loop) take(f *flow, i int) {
 }
 
 // pipe returns an empty pipe. It is false where no more may be had.
-func (l *loop) pipe() (pipe, bool) {
+func (l *loop) pipe() (poll.Pipe, bool) {
 	if n := len(l.pipes); n > 0 {
 		p := l.pipes[n-1]
 		l.pipes = l.pipes[:n-1]
 		return p, true
 	}
 	if l.npipes >= maxPipes || !l.budget.Take(2) {
-		return pipe{}, false
+		return poll.Pipe{}, false
 	}
-	p, err := newPipe(pipeSize)
+	p, err := poll.NewPipe(pipeSize)
 	if err != nil {
 		l.budget.Give(2)
-		return pipe{}, false
+		return poll.Pipe{}, false
 	}
 	l.npipes++
 	return p, true
@@ -330,13 +333,13 @@ func (f *flow) wants(i int) uint32 {
 	s, p := &f.sides[i], &f.sides[1-i]
 	var w uint32
 	if !s.eof && p.out == nil && !s.bulk {
-		w |= syscall.EPOLLIN
+		w |= poll.In
 	}
 	if s.out != nil && !p.bulk {
-		w |= syscall.EPOLLOUT
+		w |= poll.Out
 	}
 	if w == 0 {
-		w = epollET
+		w = poll.EdgeTriggered
 	}
 	return w
 }
@@ -347,7 +350,7 @@ func (l *loop) arm(f *flow) {
 		s := &f.sides[i]
 		if w := f.wants(i); w != s.events {
 			s.events = w
-			_ = l.control(syscall.EPOLL_CTL_MOD, s.fd, w, f.at, f.gen, i)
+			_ = l.Rewatch(s.fd, w, f.token, i)
 		}
 	}
 }
@@ -365,7 +368,7 @@ func (s *side) missed(n int) {
 // end may be there and not read yet.
 func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
 	s, p := &f.sides[i], &f.sides[1-i]
-	ended := s.eof && p.shut || !s.eof && errno == syscall.EPIPE && atEnd(s.fd)
+	ended := s.eof && p.shut || !s.eof && errno == syscall.EPIPE && poll.AtEOF(s.fd)
 	if ended && s.out == nil && s.late <= goodbye {
 		l.close(f, Done, nil, true)
 		return
@@ -389,7 +392,7 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 	for i := range f.sides {
 		s := &f.sides[i]
 		if s.out != nil && s.out.n > 0 { // a pipe with bytes in it is of no use to anyone
-			s.out.pipe.close()
+			s.out.pipe.Close()
 			l.npipes--
 			l.budget.Give(2)
 		}
@@ -398,14 +401,37 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 		}
 		s.out = nil
 		if reset {
-			resetFD(s.fd)
+			poll.ResetFD(s.fd)
 		} else {
-			closeFD(s.fd)
+			poll.CloseFD(s.fd)
 		}
 	}
-	l.mu.Lock()
-	l.vacate(f.at)
-	l.mu.Unlock()
-	l.flows.Add(-1)
+	l.Lock()
+	l.remove(f)
+	l.Unlock()
 	f.over(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
 }
+
+// A flow belongs to its loop, but for what the list shows: that the loop
+// writes, and the list reads, atomically. The loop itself reads it plainly, as
+// nobody else writes.
+
+// The phases of a flow.
+const (
+	phaseOpen uint32 = iota
+	phaseHalf        // one side has ended its stream
+	phaseOver
+)
+
+// touch notes that something moved at the given clock.
+func (f *flow) touch(now int64) { atomic.StoreInt64(&f.moved, now) }
+
+// took counts n bytes that s's socket has taken.
+func (s *side) took(n int) { atomic.StoreInt64(&s.taken, s.taken+int64(n)) }
+
+// halve notes that a side has ended its stream. When the other one does, the
+// tunnel is over.
+func (f *flow) halve() { atomic.StoreUint32(&f.phase, phaseHalf) }
+
+// depart takes f off the lists that are being read.
+func (f *flow) depart() { atomic.StoreUint32(&f.phase, phaseOver) }

@@ -6,6 +6,8 @@ import (
 	"net"
 	"slices"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // A Holder is a stream that keeps bytes which have come and were not read. The
@@ -168,7 +170,7 @@ func keptBelow(c net.Conn, kernel bool) (n int64) {
 		_ = guard(func() error { n = int64(h.Held()); return nil })
 	}
 	if kernel {
-		n += socketKeeps(below)
+		n += poll.KernelMemory(below)
 	}
 	return n
 }

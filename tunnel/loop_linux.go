@@ -3,64 +3,36 @@
 package tunnel
 
 import (
+	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
-// A loop is one goroutine around one epoll set. It waits, lets whoever has an
-// event handle it, gives bulk its turn and sweeps. Nobody who handles an event
-// waits: a connection that has to, for a name or for a service far away, passes
-// the loop on to another goroutine first and keeps its own (see serve).
+// A loop is a poll.Loop and the tunnels that it carries, of which it gives bulk
+// its turn and sweeps the others between events.
 type loop struct {
-	ep      int
-	wake    int32
-	budget  *Budget
-	ended   func()
-	now     int64 // clock
-	buf     []byte
-	events  []syscall.EpollEvent
-	ready   []ready // what the events are for
-	done    int     // of ready
-	turns   []turn
-	pipes   []pipe // empty ones
-	npipes  int
-	sweep   sweep
-	turned  int64 // clock of the last bulk turn
-	yielded int64 // clock of the last yield
-	sleeps  int   // since then
+	poll.Loop
+	budget *Budget
+	buf    []byte
+	turns  []turn
+	pipes  []poll.Pipe // empty ones
+	npipes int
+	sweep  sweep
+	turned int64 // clock of the last bulk turn
 
-	aboard atomic.Pointer[slot] // whom the loop's goroutine serves now
-	flows  atomic.Int32         // how many of the seats are tunnels
+	flows atomic.Int32 // tunnels
 
-	mu    sync.Mutex // guards what follows
-	seats []watched  // nil where free
-	free  []int32
-	gens  []int32
-	dues  []int64 // clock of the sweep's next look at each seat
+	// Guarded by the Loop's lock.
+	dues  []int64 // clock of the sweep's next look at each tunnel, by the index of its token
 	asks  []int64 // and of the next question whether its peers live
 	kills []order
 	asked []survey
 	due   int64 // clock of the next sweep
-	over  bool  // it is to stop
-	stuck *slot // aboard when watch looked last
-
-	released bool // its descriptors are no longer its own
-}
-
-// A watched has descriptors in a loop's epoll set: a flow, a guest or a door.
-// Its event runs on the loop's goroutine and is false where that is the loop's
-// no longer.
-type watched interface {
-	event(l *loop, side int, events uint32) bool
-}
-
-type ready struct {
-	w      watched
-	side   int
-	events uint32
 }
 
 // An order to end a flow.
@@ -70,15 +42,7 @@ type order struct {
 	err error
 }
 
-const (
-	wakeKey   = -1
-	maxEvents = 256
-
-	maxSleep = time.Minute
-
-	yieldEvery  = 6 * time.Millisecond // less than the monitor's ten
-	yieldSleeps = 8                    // in that time, below which the loop is at rest
-)
+const maxSleep = time.Minute
 
 type kernelLoops struct {
 	once  sync.Once
@@ -105,7 +69,7 @@ func (l *Loops) running() []*loop {
 			}
 			loops = append(loops, one)
 			l.wg.Add(1)
-			go one.run()
+			go one.Run()
 		}
 		l.loops.Store(&loops)
 	})
@@ -121,7 +85,7 @@ func (k *kernelLoops) started() []*loop {
 }
 
 // pick returns the loop for a new tunnel, nil where there is none: home, which
-// has it at hand, unless that has clearly more tunnels than another.
+// accepted its client, unless that has clearly more tunnels than another.
 func (l *Loops) pick(home *loop) *loop {
 	loops := l.running()
 	if len(loops) == 0 {
@@ -146,132 +110,48 @@ func (l *Loops) pick(home *loop) *loop {
 func (k *kernelLoops) stop() {
 	k.once.Do(func() {}) // never start after this
 	for _, l := range k.started() {
-		l.mu.Lock()
-		l.over = true
-		l.notify()
-		l.mu.Unlock()
+		l.Stop()
 	}
 	k.wg.Wait()
 }
 
 func newLoop(budget *Budget, ended func()) (*loop, error) {
-	ep, err := syscall.EpollCreate1(syscall.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	wake, err := newEventFD()
-	if err == nil {
-		err = epollControl(ep, syscall.EPOLL_CTL_ADD, wake, syscall.EPOLLIN|epollET, wakeKey, 0)
-	}
-	if err != nil {
-		_ = syscall.Close(ep)
-		return nil, err
-	}
-	return &loop{
-		ep: ep, wake: wake, budget: budget, ended: ended, due: noLook,
-		buf:    make([]byte, loopBuffer),
-		events: make([]syscall.EpollEvent, maxEvents),
-		ready:  make([]ready, 0, maxEvents),
-	}, nil
+	l := &loop{budget: budget, due: noLook, buf: make([]byte, loopBuffer)}
+	return l, l.Init(l, ended)
 }
 
-// seat finds a place for w. The caller holds mu.
-func (l *loop) seat(w watched) (at, gen int32) {
-	if n := len(l.free); n > 0 {
-		at = l.free[n-1]
-		l.free = l.free[:n-1]
-	} else {
-		at = int32(len(l.seats))
-		l.seats = append(l.seats, nil)
-		l.gens = append(l.gens, 0)
-		l.dues = append(l.dues, noLook)
-		l.asks = append(l.asks, noLook)
+// loopOf returns the loop around l, nil where l is nil.
+func loopOf(l *poll.Loop) *loop {
+	if l == nil {
+		return nil
 	}
-	l.seats[at], l.dues[at], l.asks[at] = w, noLook, noLook
-	return at, l.gens[at]
+	return l.Work().(*loop)
 }
 
-// vacate gives up a place: events that were on their way to it are nobody's.
-// The caller holds mu.
-func (l *loop) vacate(at int32) {
-	l.seats[at], l.dues[at] = nil, noLook
-	l.gens[at]++
-	l.free = append(l.free, at)
-}
-
-// control is epoll_ctl for the descriptor fd of whoever sits at at; side tells
-// its descriptors apart.
-func (l *loop) control(op int, fd int32, events uint32, at, gen int32, side int) error {
-	return epollControl(l.ep, op, fd, events, at<<1|int32(side), gen)
-}
-
-// notify wakes the loop. The caller holds mu, so that the descriptor is still
-// the loop's own.
-func (l *loop) notify() {
-	if l.released {
-		return
+// homeOf returns the loop that accepted c, nil where none did.
+func homeOf(c net.Conn) *loop {
+	if c, ok := c.(*poll.Conn); ok && c.Task != nil {
+		return loopOf(c.Task.Loop)
 	}
-	one := [8]byte{1}
-	_, _ = syscall.Write(int(l.wake), one[:])
+	return nil
 }
 
-// run is the loop. It returns when that is stopped, or passed on: then the
-// other goroutine's run begins with the events that are left.
-func (l *loop) run() {
-	// A thread of its own, or the scheduler moves the loop to another whenever
-	// it has slept: each time, two threads wake.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	for {
-		for l.done < len(l.ready) {
-			r := l.ready[l.done]
-			l.done++
-			if !r.w.event(l, r.side, r.events) {
-				return
-			}
-		}
-		if len(l.turns) > 0 && l.now-l.turned >= int64(l.gather()) {
-			l.bulk()
-		}
-		if len(l.pipes) > 0 {
-			l.trim()
-		}
-		if l.now >= l.sweepDue() {
-			l.sweepSome()
-		}
-		n := epollPoll(l.ep, l.events)
-		if n == 0 {
-			l.yield()
-			n = epollWait(l.ep, l.events, l.wait())
-		}
-		l.now = clock()
-		if !l.collect(l.events[:n]) {
-			l.release()
-			return
-		}
+// RunDue implements poll.Work: bulk, and the sweep.
+func (l *loop) RunDue() {
+	if len(l.turns) > 0 && l.Now-l.turned >= int64(l.gather()) {
+		l.bulk()
+	}
+	if len(l.pipes) > 0 {
+		l.trim()
+	}
+	if l.Now >= l.sweepDue() {
+		l.sweepSome()
 	}
 }
 
-// yield gives way once before a sleep, of a loop that wakes often. One that
-// never did would look to the runtime's monitor like a goroutine that keeps its
-// processor to itself: the monitor takes that away every ten milliseconds and
-// then looks each 20 µs whether it should do so again (docs/internals/adr/0006).
-func (l *loop) yield() {
-	l.sleeps++
-	if l.now-l.yielded < int64(yieldEvery) {
-		return
-	}
-	if l.sleeps >= yieldSleeps {
-		runtime.UnlockOSThread() // or it would take two more threads to come back
-		runtime.Gosched()
-		runtime.LockOSThread()
-	}
-	l.yielded, l.sleeps = l.now, 0
-}
-
-// wait is how long the loop may sleep: at rest until a sweep is due, so that
-// what rests costs nothing.
-func (l *loop) wait() time.Duration {
+// MaxSleep implements poll.Work. A loop at rest sleeps until a sweep is due, so that
+// idle tunnels cost no CPU.
+func (l *loop) MaxSleep() time.Duration {
 	if len(l.turns) > 0 && l.sweep.next == 0 {
 		return l.gather()
 	}
@@ -279,26 +159,15 @@ func (l *loop) wait() time.Duration {
 	if len(l.pipes) > 0 {
 		most = trimAfter
 	}
-	return min(most, time.Duration(max(l.sweepDue()-l.now, 0)))
+	return min(most, time.Duration(max(l.sweepDue()-l.Now, 0)))
 }
 
-// collect finds whose the events are and carries out the orders. It is false
-// when the loop is to stop.
-func (l *loop) collect(events []syscall.EpollEvent) bool {
-	l.ready, l.done = l.ready[:0], 0
-	l.mu.Lock()
-	for _, ev := range events {
-		if ev.Fd == wakeKey {
-			continue // edge-triggered: it need not be read
-		}
-		at := ev.Fd >> 1
-		if w := l.seats[at]; w != nil && l.gens[at] == ev.Pad {
-			l.ready = append(l.ready, ready{w, int(ev.Fd & 1), ev.Events})
-		}
-	}
-	kills, over, asked := l.kills, l.over, l.asked
+// Orders implements poll.Work: it ends tunnels, and answers surveys.
+func (l *loop) Orders() {
+	l.Lock()
+	kills, asked := l.kills, l.asked
 	l.kills, l.asked = nil, nil
-	l.mu.Unlock()
+	l.Unlock()
 	for _, o := range kills {
 		if o.f.broken != 0 {
 			l.fail(o.f, 1, syscall.Errno(o.f.broken))
@@ -308,69 +177,41 @@ func (l *loop) collect(events []syscall.EpollEvent) bool {
 	for _, s := range asked {
 		s.answer <- l.survey(s)
 	}
-	return !over
 }
 
-// serve serves k on the loop's own goroutine, as any goroutine would. It is
-// false where k came to wait: the loop is another goroutine's by then.
-func (l *loop) serve(k *slot) bool {
-	l.aboard.Store(k)
-	k.server.serve(k)
-	return l.aboard.CompareAndSwap(k, nil)
-}
-
-// passOn gives the loop that the calling goroutine serves k on to another
-// goroutine. It does nothing where k is on a goroutine of its own.
-func (k *slot) passOn() {
-	if k.disembark() {
-		// Whoever waits keeps no thread. The loop, which is next to run, most
-		// likely gets this one.
-		runtime.UnlockOSThread()
-	}
-}
-
-func (k *slot) disembark() bool {
-	l := k.loop
-	if l == nil || l.aboard.Load() != k || !l.aboard.CompareAndSwap(k, nil) {
-		return false
-	}
-	go l.run()
-	return true
-}
-
-// watch passes on the loops that have served the same connection since the
-// last time: it waits, and nobody said so. It is false when none is served.
-func (k *kernelLoops) watch() (busy bool) {
-	for _, l := range k.started() {
-		now := l.aboard.Load()
-		l.mu.Lock()
-		stuck := now != nil && now == l.stuck
-		l.stuck = now
-		l.mu.Unlock()
-		if stuck && now.disembark() {
-			k.stalls.Add(1)
-		}
-		busy = busy || now != nil
-	}
-	return busy
-}
-
-// release ends what is left and gives everything back.
-func (l *loop) release() {
-	l.mu.Lock()
-	l.released = true
-	left := append([]watched(nil), l.seats...)
-	l.mu.Unlock()
-	for _, w := range left {
-		if f, ok := w.(*flow); ok {
+// Release implements poll.Work: it ends the tunnels that are left.
+func (l *loop) Release() {
+	l.Lock()
+	left := append([]poll.Handler(nil), l.Handlers()...)
+	l.Unlock()
+	for _, h := range left {
+		if f, ok := h.(*flow); ok {
 			l.end(f, Drain, nil)
 		}
 	}
 	for _, p := range l.pipes {
-		p.close()
+		p.Close()
 	}
 	l.budget.Give(int64(2 * l.npipes))
-	closeFD(l.wake)
-	closeFD(int32(l.ep))
-	l.ended()
+}
+
+// serve serves k on the loop's own goroutine, as any goroutine would. It is
+// false where k had to wait: the loop is another goroutine's by then.
+func (l *loop) serve(k *slot) bool {
+	l.Begin(&k.task)
+	k.server.serve(k)
+	return l.End(&k.task)
+}
+
+// handOffStalled hands off the loops that have served the same connection since
+// the last call: it waits, and nobody said so. It is false when none is served.
+func (k *kernelLoops) handOffStalled() (busy bool) {
+	for _, l := range k.started() {
+		serves, stalled := l.CheckStalled()
+		if stalled {
+			k.stalls.Add(1)
+		}
+		busy = busy || serves
+	}
+	return busy
 }

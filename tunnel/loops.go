@@ -1,6 +1,10 @@
 package tunnel
 
-import "context"
+import (
+	"context"
+
+	"culvert.dev/tunnel/internal/poll"
+)
 
 // Loops are event loops, one for each processor, that watch sockets: those
 // that listen, those whose preamble is on its way, and tunnels. A connection
@@ -35,9 +39,17 @@ func (l *Loops) Stalls() uint64 { return l.stalls.Load() }
 // A wait that nobody announced holds up the other connections of its loop for
 // a fifth of a second at most.
 func WillWait(ctx context.Context) {
-	if k, ok := ctx.Value(slotKey{}).(*slot); ok {
-		k.passOn()
+	if t := taskOf(ctx); t != nil {
+		t.HandOff()
 	}
+}
+
+// taskOf returns the task of ctx's connection, nil where there is none.
+func taskOf(ctx context.Context) *poll.Task {
+	if k, ok := ctx.Value(slotKey{}).(*slot); ok {
+		return &k.task
+	}
+	return nil
 }
 
 type slotKey struct{}

@@ -77,12 +77,13 @@ type End struct {
 // the end. Bytes that either stream has already read (see Unwrapper) are
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
-	r.carry(t.Client, t.Server, t.Idle, t.HalfClosed, &record{rare: &rare{t.About, t.Ended}})
+	r.carry(t.Client, t.Server, t.Idle, t.HalfClosed, &record{rare: &rare{t.About, t.Ended}}, nil)
 }
 
-// carry is Carry for a request that rec, which is copied, tells of.
-func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *record) {
-	j := job{relay: r, idle: limit(idle, r.Idle, DefaultIdle), half: limit(halfClosed, r.HalfClosed, DefaultHalfClosed), record: rec}
+// carry is Carry for a request that rec, which is copied, describes. k is the
+// client's connection in a Server, nil where it came from elsewhere.
+func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *record, k *slot) {
+	j := job{relay: r, slot: k, idle: limit(idle, r.Idle, DefaultIdle), half: limit(halfClosed, r.HalfClosed, DefaultHalfClosed), record: rec}
 	j.client, j.fromClient = unwrap(client)
 	j.server, j.fromServer = unwrap(server)
 	r.open.Add(1)
@@ -98,6 +99,18 @@ type job struct {
 	fromClient, fromServer []byte // read already
 	idle, half             time.Duration
 	record                 *record
+	slot                   *slot // of the client's connection, nil for none
+}
+
+// freeScratch gives back the memory that the client's preamble stood in, unless
+// bytes are left there. The caller has passed on what it had of them, and nobody
+// uses the connection yet.
+func (j *job) freeScratch() {
+	k := j.slot
+	if k != nil && k.scratch != nil && len(k.buf) == 0 && below(j.client) == k.Conn.Conn {
+		k.scratch.Free()
+		k.scratch = nil
+	}
 }
 
 // Open returns the number of tunnels that have not ended.

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 const (
@@ -38,7 +40,7 @@ type copyTunnel struct {
 	halves  atomic.Int32 // directions that have seen their end
 	writing atomic.Int32 // writes that have not returned
 	lost    atomic.Bool  // one of them failed
-	pulse   pulse
+	checks  peerChecks
 	linger  atomic.Bool // a side could not be half-closed
 	over    atomic.Bool // finish was called: what the pumps see now is our own doing
 
@@ -49,9 +51,7 @@ type copyTunnel struct {
 }
 
 // clock is a monotonic clock for timestamps that fit a word.
-func clock() int64 { return int64(time.Since(epoch)) }
-
-var epoch = time.Now()
+func clock() int64 { return poll.Clock() }
 
 func (r *copyRelay) carry(j *job) {
 	ct := &copyTunnel{idle: j.idle, half: j.half, relay: j.relay, record: *j.record}
@@ -62,7 +62,7 @@ func (r *copyRelay) carry(j *job) {
 	keep(j.client)
 	keep(j.server)
 	if len(j.fromClient) == 0 {
-		giveScratch(j.client)
+		j.freeScratch()
 	}
 	if !r.open(ct) { // Close came in between
 		ct.finish(Drain, nil)
@@ -345,7 +345,7 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 // gone returns why c's peer takes nothing any more and sends nothing, nil where it
 // may.
 func gone(c net.Conn) error {
-	if err := broken(c); err != nil {
+	if err := poll.PendingError(below(c)); err != nil {
 		return err
 	}
 	if b, ok := below(c).(interface{ Broken() error }); ok {
@@ -387,4 +387,32 @@ func (r *copyRelay) close() {
 		t.kill(Drain, nil)
 	}
 	r.wg.Wait()
+}
+
+// peerChecks find out whether a copyTunnel's peers are gone. They belong to the
+// sweep.
+type peerChecks struct {
+	born  int64
+	sides [2]poll.PeerCheck
+}
+
+// ask checks the sockets of ct, or those below its streams, and returns the name
+// of the side whose peer is gone, or "". last is when the sweep before was.
+// Streams that share a socket have none: what they share looks after it.
+func (ct *copyTunnel) ask(last, now int64) string {
+	p := &ct.checks
+	if p.born == 0 {
+		p.born = now
+	}
+	every := int64(poll.PeerCheckInterval)
+	moved := now-ct.moved.Load() <= 2*every
+	if (last-p.born)/every == (now-p.born)/every || !moved && p.sides == [2]poll.PeerCheck{} {
+		return ""
+	}
+	for i, who := range sideNames {
+		if p.sides[i].DeadConn(below(ct.pumps[i].src)) {
+			return who
+		}
+	}
+	return ""
 }

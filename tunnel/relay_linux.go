@@ -7,8 +7,11 @@ import (
 	"math"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // A kernelRelay carries pairs of TCP sockets in event loops.
@@ -17,7 +20,7 @@ import (
 // epoll set, and nothing else. A small payload is one read into the loop's own
 // buffer and one write. A direction that fills that buffer turns to bulk: it
 // leaves the epoll set's attention and is looked at from time to time instead
-// (see gather), so that bytes gather and each splice(2) moves many of them. It
+// (see gather), so that bytes gather and each poll.Splice(2) moves many of them. It
 // returns to events when it has been calm for a while.
 //
 // What the far side does not take at once waits in a backlog, and its source
@@ -54,7 +57,7 @@ const (
 // carry takes over the tunnel if both ends are TCP sockets. It is false, with
 // nothing changed, where they are not or there is no loop to carry them.
 func (k *kernelRelay) carry(j *job) bool {
-	if !inKernel || !isSocket(j.client) || !isSocket(j.server) {
+	if !inKernel || !poll.IsSocket(j.client) || !poll.IsSocket(j.server) {
 		return false
 	}
 	home := homeOf(j.client)
@@ -65,23 +68,23 @@ func (k *kernelRelay) carry(j *job) bool {
 	f := &flow{relay: j.relay, idle: millis(j.idle), half: millis(j.half), record: *j.record, born: clock()}
 	f.moved = f.born
 	var err error
-	if f.sides[0].fd, err = takeFD(j.client); err != nil {
+	if f.sides[0].fd, err = poll.TakeFD(j.client); err != nil {
 		return false
 	}
 	k.flows.Add(1)
-	if f.sides[1].fd, err = takeFD(j.server); err != nil {
+	if f.sides[1].fd, err = poll.TakeFD(j.server); err != nil {
 		k.orphan(f, j.server)
 		return true
 	}
 	l.adopt(f, j.fromClient, j.fromServer)
-	giveScratch(j.client)
+	j.freeScratch()
 	return true
 }
 
 // orphan ends a tunnel of which one socket was taken and the other could not
 // be: there are no descriptors left, not even for a moment.
 func (k *kernelRelay) orphan(f *flow, other net.Conn) {
-	resetFD(f.sides[0].fd)
+	poll.ResetFD(f.sides[0].fd)
 	_ = abort(other)
 	f.over(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
@@ -120,8 +123,8 @@ func (l *loop) adopt(f *flow, fromClient, fromServer []byte) {
 		f.sides[i].events = f.wants(i)
 	}
 	if !l.welcome(f, broken) { // Close came in between
-		resetFD(f.sides[0].fd)
-		resetFD(f.sides[1].fd)
+		poll.ResetFD(f.sides[0].fd)
+		poll.ResetFD(f.sides[1].fd)
 		f.over(End{Reason: Drain, In: f.sides[1].taken, Out: f.sides[0].taken})
 	}
 }
@@ -129,39 +132,54 @@ func (l *loop) adopt(f *flow, fromClient, fromServer []byte) {
 // welcome seats f and has the loop watch it. It is false where the loop has
 // ended.
 func (l *loop) welcome(f *flow, broken syscall.Errno) bool {
-	// Both sides are added before the loop can look at either: it takes mu first.
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.released {
+	// Both sides are added before the loop can look at either: it takes the lock first.
+	l.Lock()
+	defer l.Unlock()
+	if l.Stopped() {
 		return false
 	}
-	f.at, f.gen = l.seat(f)
-	l.flows.Add(1)
+	l.add(f)
 	for i := range f.sides {
 		s := &f.sides[i]
-		if err := l.control(syscall.EPOLL_CTL_ADD, s.fd, s.events, f.at, f.gen, i); err != nil && broken == 0 {
+		if err := l.Watch(s.fd, s.events, f.token, i); err != nil && broken == 0 {
 			broken = err.(syscall.Errno)
 		}
 	}
 	// The first look sets its keepalive, and begins to ask whether its peers live.
-	l.asks[f.at] = f.born + int64(askEvery)
-	if l.look(f, f.nextLook(f.born, l.asks[f.at])) {
-		l.notify()
+	l.asks[f.token.Index()] = f.born + int64(poll.PeerCheckInterval)
+	if l.look(f, f.nextLook(f.born, l.asks[f.token.Index()])) {
+		l.Notify()
 	}
 	if broken != 0 {
 		f.broken = uint16(broken)
 		l.kills = append(l.kills, order{f, Reset, nil})
-		l.notify()
+		l.Notify()
 	}
 	return true
 }
 
+// add registers f, with nothing due. The caller holds the lock.
+func (l *loop) add(f *flow) {
+	f.token = l.Register(f)
+	for len(l.dues) <= f.token.Index() {
+		l.dues, l.asks = append(l.dues, noLook), append(l.asks, noLook)
+	}
+	l.flows.Add(1)
+}
+
+// remove is the end of add. The caller holds the lock.
+func (l *loop) remove(f *flow) {
+	l.dues[f.token.Index()], l.asks[f.token.Index()] = noLook, noLook
+	l.Unregister(f.token)
+	l.flows.Add(-1)
+}
+
 // kill asks the loop to abort f.
 func (l *loop) kill(f *flow, why Reason, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Lock()
+	defer l.Unlock()
 	l.kills = append(l.kills, order{f, why, err})
-	l.notify()
+	l.Notify()
 }
 
 // gather is the time between bulk turns. One flow alone is not kept waiting;
@@ -170,11 +188,11 @@ func (l *loop) gather() time.Duration { return bulkPause * time.Duration(min(len
 
 // trim closes the empty pipes once bulk has been over for a while.
 func (l *loop) trim() {
-	if len(l.turns) > 0 || l.now-l.turned < int64(trimAfter) {
+	if len(l.turns) > 0 || l.Now-l.turned < int64(trimAfter) {
 		return
 	}
 	for _, p := range l.pipes {
-		p.close()
+		p.Close()
 	}
 	l.npipes -= len(l.pipes)
 	l.budget.Give(int64(2 * len(l.pipes)))
@@ -187,13 +205,13 @@ func (l *loop) trim() {
 // when its limit is over, and costs eight bytes of reading until then.
 type sweep struct {
 	began int64 // clock of this one, or of the last if none is under way
-	next  int   // the seat where it goes on; 0 while none is under way
-	due   int64 // of the next one, by the seats it has passed; guarded by mu
+	next  int   // the index where it goes on; 0 while none is under way
+	due   int64 // of the next one, by the tunnels it has passed; guarded by the lock
 }
 
 const (
 	sweepPiece = 1024    // flows
-	sweepSeats = 1 << 15 // seats
+	sweepSeats = 1 << 15 // tokens
 
 	// sweepGrain is what times of looks are rounded up to, so that many flows
 	// have the same one. Those of flows with short limits are less round.
@@ -233,9 +251,9 @@ func (f *flow) kept() bool { return f.sides[0].kept }
 func (f *flow) halfClosed() bool { return f.sides[0].eof != f.sides[1].eof }
 
 // look has the sweep look at f at the given time, and reports whether that is
-// sooner than it would have looked at anybody. The caller holds mu.
+// sooner than it would have looked at anybody. The caller holds the lock.
 func (l *loop) look(f *flow, at int64) (sooner bool) {
-	l.dues[f.at] = at
+	l.dues[f.token.Index()] = at
 	l.sweep.due = min(l.sweep.due, at) // f may sit where the sweep under way has passed
 	sooner = at < l.due
 	l.due = min(l.due, at)
@@ -244,7 +262,7 @@ func (l *loop) look(f *flow, at int64) (sooner bool) {
 
 // touch notes that something moved.
 func (l *loop) touch(f *flow) {
-	f.touch(l.now)
+	f.touch(l.Now)
 	if f.unasked {
 		l.expect(f)
 	}
@@ -253,15 +271,15 @@ func (l *loop) touch(f *flow) {
 // expect brings the next look at f forward: its peers are to be asked for
 // again, or a shorter limit holds.
 func (l *loop) expect(f *flow) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Lock()
+	defer l.Unlock()
 	if f.gone {
 		return
 	}
 	if f.unasked {
-		f.unasked, l.asks[f.at] = false, f.nextAsk(l.now)
+		f.unasked, l.asks[f.token.Index()] = false, f.nextAsk(l.Now)
 	}
-	if at := f.nextLook(l.now, l.asks[f.at]); at < l.dues[f.at] {
+	if at := f.nextLook(l.Now, l.asks[f.token.Index()]); at < l.dues[f.token.Index()] {
 		l.look(f, at)
 	}
 }
@@ -271,8 +289,8 @@ func (l *loop) sweepDue() int64 {
 	if l.sweep.next > 0 {
 		return 0
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Lock()
+	defer l.Unlock()
 	return l.due
 }
 
@@ -286,17 +304,17 @@ func (l *loop) sweepSome() {
 		i int
 	}
 	var dead []deadSide
-	l.mu.Lock()
+	l.Lock()
 	if s.next == 0 {
-		s.began, s.due = l.now, noLook
+		s.began, s.due = l.Now, noLook
 	}
 	looks, at := 0, s.next
-	for end := min(at+sweepSeats, len(l.seats)); at < end && looks < sweepPiece; at++ {
+	for end := min(at+sweepSeats, len(l.dues)); at < end && looks < sweepPiece; at++ {
 		if l.dues[at] > s.began {
 			s.due = min(s.due, l.dues[at])
 			continue
 		}
-		f, ok := l.seats[at].(*flow)
+		f, ok := l.Handlers()[at].(*flow)
 		if !ok {
 			l.dues[at] = noLook
 			continue
@@ -305,7 +323,7 @@ func (l *loop) sweepSome() {
 		if !f.kept() && s.began-f.born >= int64(keepAfter) {
 			for i := range f.sides {
 				f.sides[i].kept = true
-				keepFD(f.sides[i].fd)
+				poll.SetKeepAlive(f.sides[i].fd, keepAlive)
 			}
 		}
 		if l.asks[at] <= s.began {
@@ -321,14 +339,125 @@ func (l *loop) sweepSome() {
 		l.dues[at] = f.nextLook(s.began, l.asks[at])
 		s.due = min(s.due, l.dues[at])
 	}
-	if s.next = at; at == len(l.seats) {
+	if s.next = at; at == len(l.dues) {
 		s.next, l.due = 0, s.due
 	}
-	l.mu.Unlock()
+	l.Unlock()
 	for _, d := range dead {
 		l.fail(d.f, d.i, syscall.ETIMEDOUT)
 	}
 	for _, o := range over {
 		l.end(o.f, o.why, nil)
 	}
+}
+
+// ask checks the peers of f, and returns the side whose peer is gone, or -1.
+func (f *flow) ask() int {
+	for i := range f.sides {
+		if f.sides[i].check.Dead(f.sides[i].fd) {
+			return i
+		}
+	}
+	return -1
+}
+
+// nextAsk is when f's peers are to be checked next: never while nothing moves and
+// nothing was found under way.
+func (f *flow) nextAsk(now int64) int64 {
+	every := int64(poll.PeerCheckInterval)
+	if now-f.moved > 2*every && f.sides[0].check == 0 && f.sides[1].check == 0 {
+		return noLook
+	}
+	return f.born + ((now-f.born)/every+1)*every
+}
+
+// A listedFlow is a flow on a list.
+type listedFlow struct {
+	f *flow
+	l *loop
+}
+
+func (t *listedFlow) about() *record { return &t.f.record }
+
+func (t *listedFlow) look() (progress, bool) {
+	f := t.f
+	phase := atomic.LoadUint32(&f.phase)
+	return progress{
+		in:    atomic.LoadInt64(&f.sides[1].taken),
+		out:   atomic.LoadInt64(&f.sides[0].taken),
+		moved: atomic.LoadInt64(&f.moved),
+		half:  phase == phaseHalf,
+	}, phase != phaseOver
+}
+
+func (t *listedFlow) kill(why Reason, err error) { t.l.kill(t.f, why, err) }
+
+// all returns the flows of l that are relay's. The loop waits for no more than
+// a copy of pointers.
+func (l *loop) all(relay *Relay) []listed {
+	n := int(l.flows.Load())
+	handlers := make([]poll.Handler, 0, n+n/8+8)
+	l.Lock()
+	handlers = append(handlers, l.Handlers()...)
+	l.Unlock()
+	refs, all := make([]listedFlow, 0, len(handlers)), make([]listed, 0, len(handlers))
+	for _, w := range handlers {
+		if f, ok := w.(*flow); ok && f.relay == relay {
+			refs = append(refs, listedFlow{f, l})
+			all = append(all, &refs[len(refs)-1])
+		}
+	}
+	return all
+}
+
+// A survey asks a loop what its tunnels keep, since only the loop's goroutine may
+// look at them.
+type survey struct {
+	relay  *Relay
+	kernel bool
+	answer chan<- []heldTunnel // with room for the answer
+}
+
+// surveyTime is how long a loop may take for it.
+const surveyTime = 300 * time.Millisecond
+
+// held returns what each tunnel of relay keeps, and false where the loop does not
+// answer in time.
+func (l *loop) held(relay *Relay, kernel bool) (all []heldTunnel, ok bool) {
+	answer := make(chan []heldTunnel, 1)
+	l.Lock()
+	l.asked = append(l.asked, survey{relay, kernel, answer})
+	l.Notify()
+	l.Unlock()
+	timer := time.NewTimer(surveyTime)
+	defer timer.Stop()
+	select {
+	case all := <-answer:
+		return all, true
+	case <-timer.C:
+		return nil, false
+	}
+}
+
+// survey is called on the loop's goroutine.
+func (l *loop) survey(s survey) (all []heldTunnel) {
+	l.Lock()
+	defer l.Unlock()
+	for _, w := range l.Handlers() {
+		f, ok := w.(*flow)
+		if !ok || f.relay != s.relay || f.sides[0].out == nil && f.sides[1].out == nil {
+			continue
+		}
+		t := heldTunnel{listed: &listedFlow{f, l}, quiet: l.Now-f.moved >= int64(quietAfter)}
+		for i := range f.sides {
+			if o := f.sides[i].out; o != nil {
+				t.held += int64(o.held + o.n)
+			}
+			if s.kernel {
+				t.held += poll.SocketMemory(f.sides[i].fd)
+			}
+		}
+		all = append(all, t)
+	}
+	return all
 }

@@ -6,18 +6,20 @@ import (
 	"io"
 	"net"
 	"syscall"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // A perch is a seat in an event loop from which a pump waits for a socket.
 type perch struct {
 	socket net.Conn
-	loop   *loop // nil for a pump that cannot
-	at     int32 // the seat, while seated; both guarded by the loop's mu
+	loop   *loop      // nil for a pump that cannot
+	token  poll.Token // while seated; both guarded by the loop's lock
 	seated bool
 }
 
 func (p *pump) findPerch(c net.Conn) {
-	if isSocket(c) {
+	if poll.IsSocket(c) {
 		p.socket, p.loop = c, p.ct.relay.loops().pick(nil)
 	}
 }
@@ -27,22 +29,20 @@ func (p *pump) perches() bool { return p.loop != nil }
 // settle has the loop wait for the socket. It is false where it cannot.
 func (p *pump) settle() bool {
 	l := p.loop
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Lock()
+	defer l.Unlock()
 	switch {
-	case l.released:
+	case l.Stopped():
 		return false
 	case p.state.Load() != parked: // the tunnel was ended, and who did it found nobody seated
 		return true
 	}
-	at, gen := l.seat(p)
-	if err := control(p.socket, func(fd int32) error {
-		return l.control(syscall.EPOLL_CTL_ADD, fd, syscall.EPOLLIN, at, gen, 0)
-	}); err != nil {
-		l.vacate(at)
+	token := l.Register(p)
+	if err := poll.Control(p.socket, func(fd int32) error { return l.Watch(fd, poll.In, token, 0) }); err != nil {
+		l.Unregister(token)
 		return false
 	}
-	p.at, p.seated = at, true
+	p.token, p.seated = token, true
 	return true
 }
 
@@ -52,31 +52,30 @@ func (p *pump) leave() {
 	if l == nil {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.Lock()
+	defer l.Unlock()
 	if !p.seated {
 		return
 	}
 	p.seated = false
-	l.vacate(p.at)
-	// Of a socket that is closed the kernel has seen to it.
-	_ = control(p.socket, func(fd int32) error { return l.control(syscall.EPOLL_CTL_DEL, fd, 0, 0, 0, 0) })
+	l.Unregister(p.token)
+	_ = poll.Control(p.socket, l.Unwatch)
 }
 
 // fell reports whether the socket was closed, of which a seat hears nothing.
 func (p *pump) fell() bool {
-	return p.perches() && control(p.socket, func(int32) error { return nil }) != nil
+	return p.perches() && poll.Control(p.socket, func(int32) error { return nil }) != nil
 }
 
-// event implements watched.
-func (p *pump) event(*loop, int, uint32) bool {
+// HandleEvent implements poll.Handler.
+func (p *pump) HandleEvent(*poll.Loop, int, uint32) bool {
 	p.wake()
 	return true
 }
 
 // copySocket reads into a buffer that it has only while there are bytes.
 func (p *pump) copySocket() error {
-	raw, err := rawSocket(p.src)
+	raw, err := poll.RawConn(p.src)
 	if err != nil {
 		return err
 	}
@@ -88,7 +87,7 @@ func (p *pump) copySocket() error {
 	try := func(fd uintptr) bool {
 		buf = p.budget.buffer(true)
 		for {
-			if n, errno = read(int32(fd), *buf); errno != syscall.EINTR {
+			if n, errno = poll.Read(int32(fd), *buf); errno != syscall.EINTR {
 				break
 			}
 		}
@@ -101,9 +100,6 @@ func (p *pump) copySocket() error {
 	for {
 		switch err := raw.Read(try); {
 		case err != nil:
-			if s, ok := p.src.(*sock); ok {
-				err = s.waitError(err)
-			}
 			if err = p.awake(err); err != nil {
 				return err
 			}
@@ -122,41 +118,4 @@ func (p *pump) copySocket() error {
 		}
 		return io.EOF
 	}
-}
-
-// rawSocket returns what waits for c, a socket, in Go's poller.
-func rawSocket(c net.Conn) (syscall.RawConn, error) {
-	switch c := c.(type) {
-	case *sock:
-		c.mu.Lock()
-		f, err := c.wait()
-		c.mu.Unlock()
-		if err != nil {
-			return nil, err
-		}
-		raw, err := f.SyscallConn()
-		return raw, fileError(err)
-	case syscall.Conn:
-		return c.SyscallConn()
-	}
-	return nil, net.ErrClosed
-}
-
-// control calls f with the descriptor of c, a socket, unless that is closed.
-func control(c net.Conn, f func(fd int32) error) error {
-	switch c := c.(type) {
-	case *sock:
-		return c.control(f)
-	case syscall.Conn:
-		raw, err := c.SyscallConn()
-		if err != nil {
-			return err
-		}
-		var failed error
-		if err := raw.Control(func(fd uintptr) { failed = f(int32(fd)) }); err != nil {
-			return err
-		}
-		return failed
-	}
-	return net.ErrClosed
 }

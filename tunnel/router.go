@@ -67,7 +67,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	req.slot.lend(&lease)
 	rec := r.record(&o, dialed.Endpoint, dialed.Took, lease)
 	rec.multiplexed = isMultiplexed(server)
-	r.Relay.carry(client, server, route.Idle, route.HalfClosed, &rec)
+	r.Relay.carry(client, server, route.Idle, route.HalfClosed, &rec, req.slot)
 }
 
 // connect takes req as far as a service that answers: resolve, allow, dial. l is

@@ -10,6 +10,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // A Listener is a socket that accepts and the protocols it speaks.
@@ -67,7 +69,7 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	return listenSocks(ln), nil
+	return poll.NewListener(ln), nil
 }
 
 // Serve accepts connections on ln until Shutdown or Close, and then returns
@@ -123,7 +125,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		if !room { // there may have come some while Accept was waiting
 			room = s.Budget.Accept()
 		}
-		if k := s.admit(ctx, &ln, c, room, nil); k != nil {
+		if k := s.admit(ctx, &ln, c, room, poll.Task{}); k != nil {
 			go s.serve(k)
 		}
 	}
@@ -157,10 +159,10 @@ func (s *Server) wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// admit makes c a slot, which somebody must serve, or turns it away. home is
+// admit makes c a slot, which somebody must serve, or turns it away. task has
 // the loop that accepted c, if one did.
-func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool, home *loop) *slot {
-	k := &slot{server: s, ln: ln, loop: home}
+func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool, task poll.Task) *slot {
+	k := &slot{server: s, ln: ln, task: task}
 	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
 	if k.Conn.Listener = ln.Name; ln.NameNow != nil {
@@ -339,7 +341,7 @@ func (s *Server) sweep() {
 	defer t.Stop()
 	for range t.C {
 		s.mu.Lock()
-		limits, busy := s.Budget.preamble(s.Limits), s.loops().watch()
+		limits, busy := s.Budget.preamble(s.Limits), s.loops().handOffStalled()
 		if !s.slots.expire(&limits, time.Now()) && !busy {
 			s.slots.sweeping = false
 			s.mu.Unlock()

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // Limits bound what connections may cost before they have asked for anything,
@@ -55,14 +57,14 @@ type slot struct {
 	server   *Server
 	ctx      slotContext // of the connection
 	ln       *Listener
-	loop     *loop // that accepted it, nil for none
+	task     poll.Task // its loop is the one that accepted the connection
 	client   *Client
-	exempt   bool               // the client is a proxy in front, and stands for many
-	requests atomic.Int32       // made on the connection
-	lent     bool               // a tunnel holds the place
-	scratch  *[scratchSize]byte // what Conn's buffer began in, if it is to be given back
+	exempt   bool          // the client is a proxy in front, and stands for many
+	requests atomic.Int32  // made on the connection
+	lent     bool          // a tunnel holds the place
+	scratch  *poll.Scratch // what Conn's buffer began in, if it is to be given back
 	evicted  atomic.Bool
-	guest    *guest // its place in the lobby, nil elsewhere; guarded by the loop's mu
+	guest    *guest // its place in the lobby, nil elsewhere; guarded by the loop's lock
 
 	pending Place[*slot] // in the Server's queue; guarded by server.mu
 }

@@ -5,6 +5,8 @@ package tunnel
 import (
 	"testing"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 // TestSweepGoesInPieces has a loop with many tunnels, all of them silent for
@@ -14,10 +16,13 @@ func TestSweepGoesInPieces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.release()
+	defer func() { // its goroutine, and what is left
+		l.Stop()
+		l.Run()
+	}()
 	relay, ended, wantReason := new(Relay), 0, Idle
 	seat := func(idle time.Duration) *flow {
-		f := &flow{relay: relay, idle: millis(idle), born: l.now, moved: l.now, record: record{rare: &rare{ended: func(e End) {
+		f := &flow{relay: relay, idle: millis(idle), born: l.Now, moved: l.Now, record: record{rare: &rare{ended: func(e End) {
 			if ended++; e.Reason != wantReason {
 				t.Errorf("ended by %s, want %s", e.Reason, wantReason)
 			}
@@ -41,7 +46,7 @@ func TestSweepGoesInPieces(t *testing.T) {
 		for i := 1; i <= pieces; i++ {
 			l.sweepSome()
 			if got := l.sweep.next == 0; got != (i == pieces) {
-				t.Fatalf("%s: after piece %d of %d the sweep is at seat %d of %d", when, i, pieces, l.sweep.next, len(l.seats))
+				t.Fatalf("%s: after piece %d of %d the sweep is at seat %d of %d", when, i, pieces, l.sweep.next, len(l.dues))
 			}
 		}
 		if ended-before != want {
@@ -51,44 +56,44 @@ func TestSweepGoesInPieces(t *testing.T) {
 	// The first look, for keepalive, finds them all in time. A flow that was not
 	// due is not looked at: all of them fit into one piece then.
 	sweep("too early", 1, 0)
-	l.now += int64(keepAfter)
-	if got := l.sweepDue(); got > l.now+int64(sweepGrain) {
-		t.Fatalf("the first sweep is at %v, want %v", time.Duration(got), time.Duration(l.now))
+	l.Now += int64(keepAfter)
+	if got := l.sweepDue(); got > l.Now+int64(sweepGrain) {
+		t.Fatalf("the first sweep is at %v, want %v", time.Duration(got), time.Duration(l.Now))
 	}
-	l.now = l.sweepDue()
+	l.Now = l.sweepDue()
 	sweep("for keepalive", pieces, 0)
 	for range 10 { // until nobody is asked for
-		if l.sweepDue() > l.now+int64(10*askEvery) {
+		if l.sweepDue() > l.Now+int64(10*poll.PeerCheckInterval) {
 			break
 		}
-		l.now = l.sweepDue()
+		l.Now = l.sweepDue()
 		sweep("for dead peers", pieces, 0)
 	}
 	if got, want := l.sweepDue(), int64(time.Hour); got != want {
 		t.Fatalf("at rest the next sweep is at %v, want %v", time.Duration(got), time.Duration(want))
 	}
 	// One that moves is asked for again, and no other.
-	busy := l.seats[7].(*flow)
+	busy := l.Handlers()[7].(*flow)
 	l.touch(busy)
-	if got, want := l.sweepDue(), l.now+int64(askEvery+sweepGrain); got > want {
+	if got, want := l.sweepDue(), l.Now+int64(poll.PeerCheckInterval+sweepGrain); got > want {
 		t.Fatalf("after a byte the next sweep is at %v, want %v at most", time.Duration(got), time.Duration(want))
 	}
 	// When it has ended one way, the shorter limit holds.
 	busy.half = millis(2 * time.Second)
 	busy.sides[0].eof = true
 	l.expect(busy)
-	if got, want := l.sweepDue(), l.now+int64(3*time.Second); got > want {
+	if got, want := l.sweepDue(), l.Now+int64(3*time.Second); got > want {
 		t.Fatalf("half-closed: the next sweep is at %v, want %v at most", time.Duration(got), time.Duration(want))
 	}
 	wantReason = HalfClosed
-	l.now = l.sweepDue()
+	l.Now = l.sweepDue()
 	sweep("half-closed", 1, 1)
 	wantReason = Idle
-	l.now = int64(time.Hour)
+	l.Now = int64(time.Hour)
 	for i := 1; i <= pieces; i++ {
 		l.sweepSome()
-		if i < pieces && l.wait() != 0 {
-			t.Errorf("with %d pieces to go the loop sleeps %v, want 0", pieces-i, l.wait())
+		if i < pieces && l.MaxSleep() != 0 {
+			t.Errorf("with %d pieces to go the loop sleeps %v, want 0", pieces-i, l.MaxSleep())
 		}
 		if i == 1 { // into a seat that is passed: its limit counts for the next sweep
 			seat(40 * time.Millisecond)
@@ -98,9 +103,9 @@ func TestSweepGoesInPieces(t *testing.T) {
 	if want := pieces * sweepPiece; ended != want {
 		t.Fatalf("%d tunnels ended after an hour, want %d", ended, want)
 	}
-	if got, most := l.wait(), 50*time.Millisecond; got > most {
+	if got, most := l.MaxSleep(), 50*time.Millisecond; got > most {
 		t.Errorf("the next sweep is in %v, want %v at most for the tunnel that came while this one went on", got, most)
 	}
-	l.now = l.sweepDue()
+	l.Now = l.sweepDue()
 	sweep("the tunnel that came", 1, 1)
 }

@@ -1,6 +1,6 @@
 //go:build amd64 || arm64
 
-package tunnel
+package poll
 
 import (
 	"context"
@@ -16,15 +16,21 @@ import (
 	"golang.org/x/net/nettest"
 )
 
-// sockPair returns the two ends of one connection, accepted and dialed.
-func sockPair(t testing.TB) (accepted, dialed *sock) {
+func listen(t testing.TB, addr string) net.Listener {
 	t.Helper()
-	ln, err := Listen(t.Context(), "127.0.0.1:0")
+	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return NewListener(ln)
+}
+
+// connPair returns the two ends of one connection, accepted and dialed.
+func connPair(t testing.TB) (accepted, dialed *Conn) {
+	t.Helper()
+	ln := listen(t, "127.0.0.1:0")
 	defer ln.Close()
-	c, err := dialTCP(t.Context(), ln.Addr().(*net.TCPAddr).AddrPort())
+	c, err := Dial(t.Context(), ln.Addr().(*net.TCPAddr).AddrPort(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,18 +39,18 @@ func sockPair(t testing.TB) (accepted, dialed *sock) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { a.Close(); c.Close() })
-	return a.(*sock), c.(*sock)
+	return a.(*Conn), c.(*Conn)
 }
 
-func TestSockIsAConn(t *testing.T) {
+func TestConn(t *testing.T) {
 	nettest.TestConn(t, func() (net.Conn, net.Conn, func(), error) {
-		a, b := sockPair(t)
+		a, b := connPair(t)
 		return a, b, func() { a.Close(); b.Close() }, nil
 	})
 }
 
-func TestSockStaysOutOfThePollerUntilItWaits(t *testing.T) {
-	a, b := sockPair(t)
+func TestConnStaysOutOfThePollerUntilItWaits(t *testing.T) {
+	a, b := connPair(t)
 	if _, err := b.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
 	}
@@ -63,9 +69,9 @@ func TestSockStaysOutOfThePollerUntilItWaits(t *testing.T) {
 	}
 }
 
-func TestSockTake(t *testing.T) {
+func TestTakeFD(t *testing.T) {
 	for _, waited := range []bool{false, true} {
-		a, b := sockPair(t)
+		a, b := connPair(t)
 		if waited {
 			_ = a.SetReadDeadline(time.Now().Add(time.Millisecond))
 			_, _ = a.Read(make([]byte, 1))
@@ -83,18 +89,18 @@ func TestSockTake(t *testing.T) {
 				t.Errorf("waited %v: %s after take: got %v, want closed", waited, what, err)
 			}
 		}
-		if n, errno := send(fd, []byte("from the descriptor")); n != 19 || errno != 0 {
+		if n, errno := Send(fd, []byte("from the descriptor")); n != 19 || errno != 0 {
 			t.Errorf("waited %v: the descriptor: %d, %v", waited, n, errno)
 		}
-		closeFD(fd)
+		CloseFD(fd)
 		if got, err := io.ReadAll(b); string(got) != "from the descriptor" || err != nil {
 			t.Errorf("waited %v: the peer read %q, %v", waited, got, err)
 		}
 	}
 }
 
-func TestSockEndings(t *testing.T) {
-	a, b := sockPair(t)
+func TestConnEndings(t *testing.T) {
+	a, b := connPair(t)
 	_ = a.CloseWrite()
 	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("after CloseWrite: %d, %v; want EOF itself", n, err)
@@ -105,26 +111,23 @@ func TestSockEndings(t *testing.T) {
 	}
 }
 
-func TestSockAddrs(t *testing.T) {
-	a, b := sockPair(t)
+func TestConnAddrs(t *testing.T) {
+	a, b := connPair(t)
 	if a.LocalAddr().String() != b.RemoteAddr().String() || a.RemoteAddr().String() != b.LocalAddr().String() {
 		t.Errorf("addresses don't match: %v %v, %v %v", a.LocalAddr(), a.RemoteAddr(), b.LocalAddr(), b.RemoteAddr())
 	}
-	if remote, port := a.addrs(); !remote.Addr().IsLoopback() || int(port) != a.LocalAddr().(*net.TCPAddr).Port {
-		t.Errorf("addrs: %v, %d", remote, port)
+	if remote, port := a.AddrPorts(); !remote.Addr().IsLoopback() || int(port) != a.LocalAddr().(*net.TCPAddr).Port {
+		t.Errorf("AddrPorts: %v, %d", remote, port)
 	}
 }
 
-func TestSockOverIPv6AndWildcard(t *testing.T) {
-	ln, err := Listen(t.Context(), "[::]:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestConnOverIPv6AndWildcard(t *testing.T) {
+	ln := listen(t, "[::]:0")
 	defer ln.Close()
 	port := uint16(ln.Addr().(*net.TCPAddr).Port)
 	for _, to := range []string{"127.0.0.1", "::1"} {
 		addr := netip.AddrPortFrom(netip.MustParseAddr(to), port)
-		c, err := dialTCP(t.Context(), addr)
+		c, err := Dial(t.Context(), addr, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,25 +146,22 @@ func TestSockOverIPv6AndWildcard(t *testing.T) {
 	}
 }
 
-func TestDialTCPFailures(t *testing.T) {
-	ln, err := Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestDialFailures(t *testing.T) {
+	ln := listen(t, "127.0.0.1:0")
 	addr := ln.Addr().(*net.TCPAddr).AddrPort()
 	ln.Close()
-	if _, err := dialTCP(t.Context(), addr); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := Dial(t.Context(), addr, nil); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a closed port: got %v, want refused", err)
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := dialTCP(done, addr); !errors.Is(err, context.Canceled) {
+	if _, err := Dial(done, addr, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a context that is done: got %v", err)
 	}
 }
 
 // A full backlog answers no SYN: the dial waits until its context ends it.
-func TestDialTCPWaitsInThePoller(t *testing.T) {
+func TestDialWaitsInThePoller(t *testing.T) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -183,7 +183,7 @@ func TestDialTCPWaitsInThePoller(t *testing.T) {
 	}()
 	for range 8 { // fills the backlog, and then waits
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		c, err := dialTCP(ctx, addr)
+		c, err := Dial(ctx, addr, nil)
 		cancel()
 		if err != nil {
 			if !errors.Is(err, context.DeadlineExceeded) {

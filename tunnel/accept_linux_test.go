@@ -93,13 +93,13 @@ func (r *lobbyRig) dial(t *testing.T) net.Conn {
 func (r *lobbyRig) guests() int {
 	n := 0
 	for _, l := range r.srv.own.started() {
-		l.mu.Lock()
-		for _, w := range l.seats {
+		l.Lock()
+		for _, w := range l.Handlers() {
 			if _, ok := w.(*guest); ok {
 				n++
 			}
 		}
-		l.mu.Unlock()
+		l.Unlock()
 	}
 	return n
 }

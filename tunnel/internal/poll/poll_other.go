@@ -1,0 +1,44 @@
+//go:build !linux || !(amd64 || arm64)
+
+package poll
+
+import (
+	"context"
+	"net"
+	"net/netip"
+)
+
+// There are no event loops here: connections are those of package net, and wait
+// on goroutines.
+
+// A Task does nothing here.
+type Task struct{}
+
+// HandOff does nothing here.
+func (*Task) HandOff() {}
+
+// NewListener returns ln.
+func NewListener(ln net.Listener) net.Listener { return ln }
+
+// Dial connects to addr by TCP. Keepalive is off.
+func Dial(ctx context.Context, addr netip.AddrPort, _ *Task) (net.Conn, error) {
+	return (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", addr.String())
+}
+
+// PendingError knows nothing here: the idle limit finds out.
+func PendingError(net.Conn) error { return nil }
+
+// KernelMemory knows nothing here.
+func KernelMemory(net.Conn) int64 { return 0 }
+
+// A PeerCheck knows nothing here: keepalive finds a dead peer.
+type PeerCheck uint8
+
+// DeadConn is false.
+func (*PeerCheck) DeadConn(net.Conn) bool { return false }
+
+// Scratch is not used here.
+type Scratch struct{}
+
+// Free does nothing.
+func (*Scratch) Free() {}
