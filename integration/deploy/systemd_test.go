@@ -50,7 +50,7 @@ func TestTheUnitWaitsForTheDrain(t *testing.T) {
 	}
 	seconds, err := strconv.Atoi(m[1])
 	must(t, err)
-	if got, want := time.Duration(seconds)*time.Second, gateway.DefaultGrace+10*time.Second; got < want {
+	if got, want := time.Duration(seconds)*time.Second, gateway.DefaultDrainTimeout+10*time.Second; got < want {
 		t.Errorf("it waits for %v, want %v at least", got, want)
 	}
 }
