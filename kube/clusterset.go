@@ -15,6 +15,7 @@ import (
 	"culvert.dev/kube/client"
 	"culvert.dev/kube/discovery"
 	"culvert.dev/kube/mcs"
+	"culvert.dev/kube/watch"
 )
 
 // lookAgain is how often it is looked whether services of the cluster set have
@@ -116,7 +117,7 @@ func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *dis
 		k.cfg.Log.Error("cluster cannot join the cluster set", "cluster", name, "err", err)
 		return nil
 	}
-	defs, err := client.NewDefinitions(cfg, k.cfg.Log.With("cluster", name))
+	defs, err := watch.NewDefinitions(cfg, k.cfg.Log.With("cluster", name))
 	if err != nil {
 		k.cfg.Log.Error("cluster cannot join the cluster set", "cluster", name, "err", err)
 		return nil

@@ -31,6 +31,7 @@ import (
 	"culvert.dev/kube/client"
 	"culvert.dev/kube/discovery"
 	"culvert.dev/kube/gatewayapi"
+	"culvert.dev/kube/watch"
 	"culvert.dev/registry"
 	"culvert.dev/registry/kept"
 )
@@ -106,9 +107,9 @@ type Kube struct {
 	pulse   *client.Pulse               // of all that goes by rest
 	alive   func(context.Context) error // asks whether the API server is there
 	core    kubernetes.Interface
-	defs    *client.Definitions // of the cluster's kinds
-	self    string              // what this replica is called
-	leads   atomic.Bool         // this replica writes
+	defs    *watch.Definitions // of the cluster's kinds
+	self    string             // what this replica is called
+	leads   atomic.Bool        // this replica writes
 	holder  atomic.Pointer[string]
 	denied  atomic.Pointer[string] // why it can't; "" or nil if it may
 	sources []registry.Source
@@ -147,7 +148,7 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 	if k.core, err = kubernetes.NewForConfig(client.Protobuf(k.rest)); err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	if k.defs, err = client.NewDefinitions(k.rest, cfg.Log); err != nil {
+	if k.defs, err = watch.NewDefinitions(k.rest, cfg.Log); err != nil {
 		return nil, err
 	}
 	if cfg.MultiCluster {

@@ -247,20 +247,10 @@ func (m *memo) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
-	m.before.good, m.before.served = m.good, m.served
 	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
-	m.before.held, m.before.kept = m.held, m.kept
 	m.held, m.holding = m.holding, make(map[holder]holding, len(m.holding))
 	m.kept, m.keeping = m.keeping, make(map[types.NamespacedName]keptPair, len(m.keeping))
 	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
-}
-
-// undo is for a translation whose world turns out not to be believed: what it has no
-// use for may be there.
-func (m *memo) undo() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.good, m.served, m.kept, m.held = m.before.good, m.before.served, m.before.kept, m.before.held
 }
 
 // serviceOf makes the service of the table out of EndpointSlices: those of their

@@ -22,6 +22,7 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
 	"culvert.dev/kube/client"
+	"culvert.dev/kube/watch"
 	"culvert.dev/registry"
 )
 
@@ -38,9 +39,9 @@ type Plane interface {
 type Config struct {
 	Settings
 
-	REST        *rest.Config        // of the API server: see kube/client
-	Pulse       *client.Pulse       // that REST is wrapped by; nil makes one, which notices no API server that says nothing
-	Definitions *client.Definitions // that tell when a CRD comes or changes; who makes it runs it. Nil: that is noticed within minutes
+	REST        *rest.Config       // of the API server: see kube/client
+	Pulse       *client.Pulse      // that REST is wrapped by; nil makes one, which notices no API server that says nothing
+	Definitions *watch.Definitions // that tell when a CRD comes or changes; who makes it runs it. Nil: that is noticed within minutes
 
 	Source string // of the registry's; "" means "gateway-api"
 	Plane  Plane  // nil means that all listeners open at once
@@ -110,10 +111,7 @@ func New(cfg Config) (*Controller, error) {
 const (
 	settle     = 10 * time.Millisecond  // from the first change, for others that belong to it
 	interval   = 100 * time.Millisecond // from one time to the next
-	again      = time.Second            // after a list that is not believed; the next time twice that
-	againMost  = 10 * time.Second       // and no longer
 	answerTime = 10 * time.Second       // for one request
-	patience   = 2 * time.Second        // for an API server that does not answer, before that is said
 )
 
 // Run is of registry.Source: it sends an Update at first and at each change, until ctx is
@@ -123,13 +121,10 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	r := &run{Controller: c, log: log, updates: updates, changed: make(chan struct{}, 1)}
+	r := &run{Controller: c, log: log, updates: updates, changed: watch.NewSignal()}
 	clients := c.clients
 	clients.versionChanged = r.tellVersion
-	var err error
-	if r.store, err = newStore(clients, c.cfg.Settings, log, r.dirty); err != nil {
-		return fmt.Errorf("gatewayapi: %w", err)
-	}
+	r.store = newStore(clients, c.cfg.Settings, log, r.dirty)
 	r.writer = newWriter(c.clients, r.store, c.cfg, log)
 	r.teller = newTeller(log)
 	r.alarm = time.NewTimer(0)
@@ -141,7 +136,7 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	wg.Go(func() { r.store.run(ctx) })
 	wg.Go(func() { r.writer.run(ctx) })
 	if c.pulse != nil {
-		wg.Go(func() { r.feel(ctx) })
+		wg.Go(func() { watch.Reachability(ctx, c.pulse, func(err error) { r.reachable(ctx, err) }) })
 	}
 	return r.loop(ctx)
 }
@@ -154,7 +149,7 @@ type run struct {
 	writer  *writer
 	teller  *teller
 	updates chan<- registry.Update
-	changed chan struct{} // has one if anything has changed
+	changed watch.Signal
 
 	version string                  // of the CRDs
 	secrets map[string][2]time.Time // that UseSecrets was told
@@ -168,12 +163,8 @@ type run struct {
 	classes   map[string]string // of which something is wrong
 }
 
-func (r *run) dirty() {
-	select {
-	case r.changed <- struct{}{}:
-	default:
-	}
-}
+// dirty requests a translation.
+func (r *run) dirty() { r.changed.Notify() }
 
 func (r *run) source() string {
 	if r.cfg.Source != "" {
@@ -194,8 +185,12 @@ func (r *run) findVersion(ctx context.Context) {
 
 // loop makes the table whenever something has changed.
 func (r *run) loop(ctx context.Context) error {
-	if !r.store.wait(ctx) {
-		return ctx.Err()
+	for !r.store.known() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.changed:
+		}
 	}
 	if r.bundle != nil {
 		r.findVersion(ctx)
@@ -248,10 +243,10 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // rebuild makes the table, sends it if it is another than before, and has status
 // written.
 func (r *run) rebuild(ctx context.Context) error {
-	if err := r.store.forbidden(); err != nil {
+	if err := r.store.unusable(); err != nil {
 		return r.stale(ctx, err)
 	}
-	r.store.looking.Store(true)
+	r.store.translating.Store(true)
 	w := r.store.world()
 	w.Settings, w.Bundle, w.memo, w.Now = r.cfg.Settings, r.version, r.memo, time.Now()
 	w.Versions = r.clients.versions.unusual()
@@ -261,14 +256,9 @@ func (r *run) rebuild(ctx context.Context) error {
 		}
 	}
 	res := Translate(w)
-	if err := r.store.emptied(ctx); err != nil {
-		r.store.looking.Store(false)
-		r.memo.undo()
-		return r.stale(ctx, err)
-	}
 	r.tellOfClasses(res)
 	r.store.uses.Store(&res.Uses)
-	r.store.looking.Store(false)
+	r.store.translating.Store(false)
 	contested := r.writer.fights.refusals(cmp.Or(w.Controller, DefaultController))
 	r.current.Store(&translated{w, res, contested})
 
@@ -322,7 +312,7 @@ func (r *run) stale(ctx context.Context, why error) error {
 		r.stuck.Store(&loss{r.stuck.Load().since, why})
 	}
 	r.why = why
-	r.log.Warn("kubernetes: what was known stays in force: " + why.Error())
+	r.log.Warn("Kubernetes state cannot be used; serving the last known Gateways", "err", why)
 	return r.send(ctx, registry.Update{Source: r.source(), Err: why})
 }
 
@@ -348,39 +338,16 @@ func (r *run) send(ctx context.Context, u registry.Update) error {
 	}
 }
 
-// feel says when the API server is lost, and when it is back. What was sent last
-// stays in force meanwhile.
-func (r *run) feel(ctx context.Context) {
-	lost := false
-	for {
-		turn, err := r.pulse.State()
-		if err != nil && !lost {
-			select {
-			case <-ctx.Done():
-				return
-			case <-turn:
-				continue
-			case <-time.After(patience):
-			}
-			lost = true
-			r.lost.Store(&loss{time.Now().UTC(), err})
-			r.log.Warn("API server is unreachable; serving the last known Gateways", "err", err)
-			if r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)}) != nil {
-				return
-			}
-		}
-		if err == nil && lost {
-			lost = false
-			r.lost.Store(nil)
-			r.log.Info("API server is reachable again")
-			if r.confirm(ctx) != nil {
-				return
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-turn:
-		}
+// reachable reports that the API server does not answer, or with nil that it does again. The last
+// snapshot stays in force meanwhile.
+func (r *run) reachable(ctx context.Context, err error) {
+	if err == nil {
+		r.lost.Store(nil)
+		r.log.Info("API server is reachable again")
+		_ = r.confirm(ctx) // ctx may be done
+		return
 	}
+	r.lost.Store(&loss{time.Now().UTC(), err})
+	r.log.Warn("API server is unreachable; serving the last known Gateways", "err", err)
+	_ = r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)})
 }

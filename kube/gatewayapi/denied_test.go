@@ -115,11 +115,11 @@ func TestEachDeniedWriteIsSaidByName(t *testing.T) {
 				calm()
 				time.Sleep(10 * time.Minute)
 				synctest.Wait()
-				want := "kubernetes: may not " + tt.verb + " " + tt.want + ": "
+				want := "may not " + tt.verb + " " + tt.want + ": "
 				if n := strings.Count(b.log.String(), want); n != 1 {
 					t.Errorf("got %q %d times, want once", want, n)
 				}
-				if n := strings.Count(b.log.String(), "kubernetes: may not "); n != 1 {
+				if n := strings.Count(b.log.String(), "may not "); n != 1 {
 					t.Errorf("got %d lines of what may not be done, want one:\n%s", n, b.log)
 				}
 				if u := b.last(); u == nil || u.Err != nil || len(u.Listeners) != 5 {
@@ -144,7 +144,7 @@ func TestDeniedInOneNamespaceOfTwo(t *testing.T) {
 		calm()
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
-		if n := strings.Count(b.log.String(), "kubernetes: may not update gateways/status."); n != 2 {
+		if n := strings.Count(b.log.String(), "may not update gateways/status."); n != 2 {
 			t.Errorf("got %d lines, want one for each namespace:\n%s", n, b.log)
 		}
 	})
@@ -217,11 +217,11 @@ func TestEachDeniedReadIsSaidByName(t *testing.T) {
 					calm()
 					time.Sleep(10 * time.Minute)
 					synctest.Wait()
-					want := "kubernetes: may not " + verb + " " + k.resource.String() + ": "
+					want := `reason="may not ` + verb + " " + k.resource.String() + ": "
 					if n := strings.Count(b.log.String(), want); n != 1 {
 						t.Errorf("got %q %d times, want once", want, n)
 					}
-					if n := strings.Count(b.log.String(), "kubernetes: may not "); n != 1 {
+					if n := strings.Count(b.log.String(), `msg="cannot read a Kubernetes resource"`); n != 1 {
 						t.Errorf("got %d lines of what may not be done, want one:\n%s", n, b.log)
 					}
 				})

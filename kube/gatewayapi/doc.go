@@ -44,15 +44,13 @@
 //
 // # When something is missing
 //
-// A kind that may not be read, or has no CRD, is said once by name and asked for
-// again. If it is one that a table needs, and has never been read, there is no table: the
-// registry is told why, no status is written, and what somebody has kept of an
-// earlier run stays in force. A missing CRD is nothing to wait for.
+// Package kube/watch says what is known of each kind. If a kind that a table needs has never been
+// read for lack of a permission there is no table: the registry is told why, no status is written,
+// and what somebody has kept of an earlier run stays in force. A missing CRD is nothing to wait for.
 //
-// An API server that does not answer, restarts, or lists nothing of a kind where
-// there was something, empties no table: what was sent stays in force, and the
-// registry is told that it is stale (doubt.go). What was not read can't be what
-// lets somebody in, or has something sent without TLS.
+// An API server that does not answer, restarts, or suddenly lists nothing of a kind empties no
+// table: the last snapshot stays in force, and the registry is told that it is stale. What was not
+// read cannot be what admits a client, or has something sent without TLS.
 //
 // A Secret that is changed for the worse leaves in force what it had before, until
 // it is gone, and a Gateway whose class was deleted says so: that it was ours, and

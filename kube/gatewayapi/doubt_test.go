@@ -233,7 +233,7 @@ func TestControllerDoesNotBelieveInASuddenEnd(t *testing.T) {
 				requests, _ := b.requests()
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				if us := b.all(); snapshots(us) != 0 || len(us) == 0 || !strings.Contains(us[0].Err.Error(), "all "+k.resource.String()+" were gone") {
+				if us := b.all(); snapshots(us) != 0 || len(us) == 0 || !strings.Contains(us[0].Err.Error(), "all "+k.resource.String()+" were reported gone") {
 					t.Fatalf("got %+v while the API server has some, want an error alone", us)
 				}
 				if got := b.c.Report(); len(got.Gateways) != 1 || len(got.Refusals) != len(before.Refusals) || got.Lost == nil {

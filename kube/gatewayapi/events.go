@@ -3,19 +3,13 @@ package gatewayapi
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
-
-	"culvert.dev/kube/client"
 )
 
 // A note is what an operator should hear of, beside the condition that says it.
@@ -120,36 +114,17 @@ func notesOfOwner[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](before, afte
 	return notes(all)
 }
 
-// note makes Events of what happened to an object. An Event's name is made of
-// what it says, so that no replica says it again while it is there.
+// note writes Events of what happened to an object.
 func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {
-	kind := kindOf(o)
-	// Where those of objects without a namespace are.
 	namespace := cmp.Or(o.GetNamespace(), metav1.NamespaceDefault)
 	if len(w.cfg.Namespaces) > 0 && !slices.Contains(w.cfg.Namespaces, namespace) {
-		return // where there are no rights to have
+		return // there are no permissions to be expected in it
 	}
+	ref := corev1.ObjectReference{APIVersion: gwv1.GroupVersion.String(), Kind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID()}
 	for _, n := range notes {
-		sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s", o.GetUID(), n.reason, n.message))
-		now := metav1.NewTime(time.Now())
-		e := &corev1.Event{
-			ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, Name: short(o.GetName(), 200) + "." + hex.EncodeToString(sum[:8])},
-			InvolvedObject: corev1.ObjectReference{APIVersion: gwv1.GroupVersion.String(), Kind: kind, Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID()},
-			Type:           corev1.EventTypeWarning, Reason: n.reason, Message: n.message, Count: 1,
-			FirstTimestamp: now, LastTimestamp: now,
-			Source: corev1.EventSource{Component: fieldManager}, ReportingController: cmp.Or(w.cfg.Controller, DefaultController),
-		}
-		_, err := w.core.CoreV1().Events(namespace).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
-		if err == nil || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
-			continue
-		}
-		if text, ok := client.Denied("create", corev1.Resource("events"), err); ok {
-			if w.said.New("create events "+w.part(namespace), "denied") {
-				w.log.Warn("kubernetes: " + text)
-			}
+		if err := w.events.Warn(ctx, ref, n.reason, n.message, w.part(namespace)); apierrors.IsForbidden(err) {
 			return
 		}
-		w.log.Debug("cannot write an Event", "err", err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package gatewayapi
 
 import (
-	"context"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -22,6 +20,7 @@ import (
 
 	"culvert.dev/kube/client"
 	"culvert.dev/kube/endpoints"
+	"culvert.dev/kube/watch"
 )
 
 // Clients are of the API groups that are read and written.
@@ -30,8 +29,8 @@ type clients struct {
 	gw   gwclient.Interface
 	mcs  mcsclient.Interface
 
-	pulse       *client.Pulse       // of all of them; nil in tests
-	definitions *client.Definitions // of the cluster's kinds; may be nil
+	pulse       *client.Pulse      // of all of them; nil in tests
+	definitions *watch.Definitions // of the cluster's kinds; may be nil
 
 	older          map[string]typed.GatewayV1Interface // of versions before v1: see versions.go
 	versions       versions
@@ -63,31 +62,9 @@ func byLabel(label string) cache.IndexFunc {
 	}
 }
 
-// lists is what typed clients have in common.
-type lists[L runtime.Object] interface {
-	List(context.Context, metav1.ListOptions) (L, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}
-
-// from makes a ListWatch of a typed client.
-func from[L runtime.Object, C lists[L]](of func(namespace string) C, tweak func(*metav1.ListOptions)) func(string) *cache.ListWatch {
-	return func(namespace string) *cache.ListWatch {
-		c := of(namespace)
-		return &cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				if tweak != nil {
-					tweak(&o)
-				}
-				return c.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				if tweak != nil {
-					tweak(&o)
-				}
-				return c.Watch(ctx, o)
-			},
-		}
-	}
+// from returns what makes the watch.Source of a typed client for a namespace.
+func from[L runtime.Object, C watch.Lists[L]](of func(namespace string) C, narrow func(*metav1.ListOptions)) func(string) *cache.ListWatch {
+	return func(namespace string) *cache.ListWatch { return watch.Source(of(namespace), narrow) }
 }
 
 // kinds are all that are watched, with the client of each.
@@ -101,21 +78,25 @@ func (c clients) kinds() []kind {
 	// not even sent.
 	certificates := func(o *metav1.ListOptions) { o.FieldSelector = "type=" + string(corev1.SecretTypeTLS) }
 	return []kind{
-		{resource: gw("gatewayclasses"), object: &gwv1.GatewayClass{}, cluster: true, in: served(c, "gatewayclasses", func(g typed.GatewayV1Interface, _ string) lists[*gwv1.GatewayClassList] { return g.GatewayClasses() })},
-		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: served(c, "gateways", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.GatewayList] { return g.Gateways(ns) })},
-		{resource: gw("listenersets"), object: &gwv1.ListenerSet{}, in: served(c, "listenersets", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.ListenerSetList] { return g.ListenerSets(ns) })},
-		{resource: gw("tlsroutes"), object: &gwv1.TLSRoute{}, in: served(c, "tlsroutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.TLSRouteList] { return g.TLSRoutes(ns) })},
-		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: served(c, "tcproutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.TCPRouteList] { return g.TCPRoutes(ns) })},
-		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: served(c, "udproutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.UDPRouteList] { return g.UDPRoutes(ns) })},
-		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: served(c, "httproutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.HTTPRouteList] { return g.HTTPRoutes(ns) })},
-		{resource: gw("grpcroutes"), object: &gwv1.GRPCRoute{}, in: served(c, "grpcroutes", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.GRPCRouteList] { return g.GRPCRoutes(ns) }), optional: true},
-		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: served(c, "referencegrants", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.ReferenceGrantList] {
+		{resource: gw("gatewayclasses"), object: &gwv1.GatewayClass{}, cluster: true, in: served(c, "gatewayclasses", func(g typed.GatewayV1Interface, _ string) watch.Lists[*gwv1.GatewayClassList] {
+			return g.GatewayClasses()
+		})},
+		{resource: gw("gateways"), object: &gwv1.Gateway{}, in: served(c, "gateways", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.GatewayList] { return g.Gateways(ns) })},
+		{resource: gw("listenersets"), object: &gwv1.ListenerSet{}, in: served(c, "listenersets", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.ListenerSetList] {
+			return g.ListenerSets(ns)
+		})},
+		{resource: gw("tlsroutes"), object: &gwv1.TLSRoute{}, in: served(c, "tlsroutes", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.TLSRouteList] { return g.TLSRoutes(ns) })},
+		{resource: gw("tcproutes"), object: &gwv1.TCPRoute{}, in: served(c, "tcproutes", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.TCPRouteList] { return g.TCPRoutes(ns) })},
+		{resource: gw("udproutes"), object: &gwv1.UDPRoute{}, in: served(c, "udproutes", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.UDPRouteList] { return g.UDPRoutes(ns) })},
+		{resource: gw("httproutes"), object: &gwv1.HTTPRoute{}, in: served(c, "httproutes", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.HTTPRouteList] { return g.HTTPRoutes(ns) })},
+		{resource: gw("grpcroutes"), object: &gwv1.GRPCRoute{}, in: served(c, "grpcroutes", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.GRPCRouteList] { return g.GRPCRoutes(ns) }), optional: true},
+		{resource: gw("referencegrants"), object: &gwv1.ReferenceGrant{}, in: served(c, "referencegrants", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.ReferenceGrantList] {
 			return g.ReferenceGrants(ns)
 		})},
-		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: served(c, "backendtlspolicies", func(g typed.GatewayV1Interface, ns string) lists[*gwv1.BackendTLSPolicyList] {
+		{resource: gw("backendtlspolicies"), object: &gwv1.BackendTLSPolicy{}, in: served(c, "backendtlspolicies", func(g typed.GatewayV1Interface, ns string) watch.Lists[*gwv1.BackendTLSPolicyList] {
 			return g.BackendTLSPolicies(ns)
 		})},
-		{resource: core("namespaces"), object: &corev1.Namespace{}, cluster: true, refers: true, in: from(func(string) lists[*corev1.NamespaceList] { return k.Namespaces() }, nil)},
+		{resource: core("namespaces"), object: &corev1.Namespace{}, cluster: true, refers: true, in: from(func(string) watch.Lists[*corev1.NamespaceList] { return k.Namespaces() }, nil)},
 		{resource: core("services"), object: &corev1.Service{}, refers: true, in: from(k.Services, nil)},
 		{resource: core("secrets"), object: &corev1.Secret{}, refers: true, in: from(k.Secrets, certificates)},
 		{resource: core("configmaps"), object: &corev1.ConfigMap{}, refers: true, in: from(k.ConfigMaps, nil)},
@@ -161,7 +142,7 @@ func slim(o any) (any, error) {
 	switch o := o.(type) {
 	case *gwv1.ListenerSet:
 		if slices.ContainsFunc(managed, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == fieldManager && e.Subresource == "status" }) {
-			o.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldManager}} // see isOrphan
+			o.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: fieldManager, Subresource: "status"}} // see isOrphan
 		}
 	case *corev1.ConfigMap:
 		ca, ok := o.Data[caKey]

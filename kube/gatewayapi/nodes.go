@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,53 +13,40 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/kube/endpoints"
+	"culvert.dev/kube/watch"
 )
 
 // maxAddresses is how many a Gateway's status may have.
 const maxAddresses = 16
 
-// nodes are the cluster's, for a Service of type NodePort before us. They are watched
-// from when they are first asked for: without such a Service nobody needs the right.
+// nodes are the cluster's, for a Service of type NodePort in front of the gateway. They are watched
+// from when they are first asked for: without such a Service nobody needs the permission.
 type nodes struct {
-	asked    chan struct{}
-	ask      sync.Once
-	shelf    *shelf
-	informer cache.SharedIndexInformer
+	kindWatch
+	once  sync.Once
+	asked chan struct{}
 }
 
-func newNodes(c clients, s *store) (*nodes, error) {
-	list := from(func(string) lists[*corev1.NodeList] { return c.core.CoreV1().Nodes() }, nil)("")
-	n := &nodes{asked: make(chan struct{}), shelf: newShelf(kind{resource: schema.GroupResource{Resource: "nodes"}, cluster: true}, []string{""})}
-	n.informer = cache.NewSharedIndexInformerWithOptions(cache.ToListWatcherWithWatchListSemantics(whenBack(c.pulse, list), c.core), &corev1.Node{}, cache.SharedIndexInformerOptions{ObjectDescription: "nodes"})
-	if err := n.informer.SetTransform(slimNode); err != nil {
-		return nil, err
-	}
-	err := n.informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-		if !s.failed(n.shelf, 0, "", err) {
-			cache.DefaultWatchErrorHandler(ctx, r, err)
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	_, err = n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { s.dirty() },
-		DeleteFunc: func(any) { s.dirty() },
-		UpdateFunc: func(was, is any) {
-			// Nodes write their status all the time.
-			a, b := *was.(*corev1.Node), *is.(*corev1.Node)
-			if a.ResourceVersion = b.ResourceVersion; !equality.Semantic.DeepEqual(&a, &b) {
-				s.dirty()
+func newNodes(c clients, s *store, log *slog.Logger) *nodes {
+	n := &nodes{asked: make(chan struct{})}
+	n.Cache = watch.NewCache(nil, func(before, after metav1.Object) {
+		if before != nil && after != nil { // nodes write their status all the time
+			a, b := *before.(*corev1.Node), *after.(*corev1.Node)
+			if a.ResourceVersion = b.ResourceVersion; equality.Semantic.DeepEqual(&a, &b) {
+				return
 			}
-		},
+		}
+		s.dirty()
 	})
-	return n, err
+	n.Watch = watch.New(watch.Config{
+		Name: "gatewayapi", Resource: corev1.Resource("nodes"), Object: &corev1.Node{}, Source: watch.Source(c.core.CoreV1().Nodes(), nil), Client: c.core,
+		Store: n.Cache, Transform: slimNode, Pulse: c.pulse, OnChange: s.onState, Log: log,
+	})
+	return n
 }
 
 // slimNode leaves what endpoints.NodeOf looks at.
@@ -81,36 +69,23 @@ func slimNode(o any) (any, error) {
 }
 
 // run watches once somebody has asked, until ctx is done.
-func (n *nodes) run(ctx context.Context, dirty func()) {
+func (n *nodes) run(ctx context.Context) {
 	select {
 	case <-n.asked:
-	case <-ctx.Done():
-		return
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { n.informer.RunWithContext(ctx) })
-	select {
-	case <-n.informer.HasSyncedChecker().Done():
-		n.shelf.once[0].Do(func() { close(n.shelf.known[0]) })
-		dirty()
-	case <-n.shelf.known[0]: // that there is no right to know
-		dirty()
+		n.Run(ctx)
 	case <-ctx.Done():
 	}
-	wg.Wait()
 }
 
 // Nodes is of Objects.
 func (s *store) Nodes() ([]*corev1.Node, bool) {
 	n := s.nodes
-	n.ask.Do(func() { close(n.asked) })
-	select {
-	case <-n.shelf.known[0]:
-	default:
+	n.once.Do(func() { close(n.asked) })
+	if !n.State().Known() {
 		return nil, false
 	}
 	var out []*corev1.Node
-	for _, o := range n.informer.GetStore().List() {
+	for _, o := range n.All() {
 		out = append(out, o.(*corev1.Node))
 	}
 	return out, true

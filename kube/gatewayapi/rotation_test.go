@@ -175,26 +175,6 @@ func TestControllerServesOnAfterASlip(t *testing.T) {
 	})
 }
 
-// A list that is not believed has taken nothing away.
-func TestSpoiledSecretThatSeemedToBeGone(t *testing.T) {
-	w := worldOf(t, base, edge(terminate)+secret)
-	w.PublicAddresses, w.memo = addrs("192.0.2.1"), newMemo()
-	secrets := w.Objects.(*fixture).secrets
-	Translate(w)
-	spoiled := spoil(w, secrets["a/cert"].DeepCopy())
-	classes := w.Classes
-	delete(secrets, "a/cert")
-	w.Classes, w.Gateways = nil, nil
-	Translate(w)
-	w.memo.undo()
-	secrets["a/cert"], w.Classes = spoiled, classes
-	w.Gateways = worldOf(t, base, edge(terminate)).Gateways
-	expect(t, Translate(w), `
-		listener a/edge tls ResolvedRefs=False/InvalidCertificateRef
-		section a/edge/tls/443 * gateway/a/edge/tls ends 1
-	`)
-}
-
 // A Secret that is deleted and made anew at once changes nothing for clients; one that
 // stays away takes its certificate out of force within seconds, and the condition says
 // both.

@@ -2,6 +2,8 @@ package gatewayapi
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -10,179 +12,92 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
-	"culvert.dev/kube/client"
+	"culvert.dev/kube/watch"
 )
 
-// A store has all that is watched, as it was last heard of.
+// A store has the objects of all kinds that are watched.
 type store struct {
-	log   *slog.Logger
-	kinds map[string]*shelf // by resource
-	order []*shelf
+	kinds map[string]*kindStore // by resource
+	order []*kindStore
+	nodes *nodes
 	dirty func()
 
-	uses    atomic.Pointer[map[Use]bool]
-	looking atomic.Bool // a translation is under way, and may use anything
-	echoes  echoes
-	doubt   doubt
-	nodes   *nodes
+	uses        atomic.Pointer[map[Use]bool] // of the last translation
+	translating atomic.Bool                  // a translation is under way, and may use any object
+	echoes      echoes
 }
 
-// A shelf has the objects of one kind: from one watch, or one for each namespace.
-type shelf struct {
+// A kindStore has the objects of one kind: from one watch, or from one for each namespace.
+type kindStore struct {
 	kind
-	informers []cache.SharedIndexInformer
-	in        []string           // the namespaces of the same; "" is all
-	lists     []*cache.ListWatch // of the same
-	known     []chan struct{}    // closed when it is known what there is, or that it may not be
-	once      []sync.Once
-	refused   []int // times, of each informer; its own goroutine's
-	said      client.Once
+	watches []*kindWatch
+	served  int // how many of the watches are of namespaces that are served
+}
 
-	// See doubt.go.
-	wanted int                      // how many of the informers are of namespaces that are served
-	denied []atomic.Pointer[string] // why nothing may be read, as far as that is believed
-	found  []bool                   // something, by the translation that is under way or was last
-	had    []bool                   // the same of the last one that was believed
+// A kindWatch is the watch of one kind in one namespace, and what it found.
+type kindWatch struct {
+	*watch.Watch
+	*watch.Cache
+	namespace string // "" means all
 }
 
 // newStore makes the watches, and starts none.
-func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) (*store, error) {
-	s := &store{log: log, kinds: map[string]*shelf{}, dirty: dirty}
+func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) *store {
+	s := &store{kinds: map[string]*kindStore{}, dirty: dirty}
 	s.uses.Store(&map[Use]bool{})
 	for _, k := range c.kinds() {
 		in := cfg.Namespaces
 		if len(in) == 0 || k.cluster {
 			in = []string{metav1.NamespaceAll}
 		}
-		wanted := len(in)
+		ks := &kindStore{kind: k, served: len(in)}
 		if ns := cfg.PublicService.Namespace; k.resource.Resource == "services" && ns != "" && in[0] != metav1.NamespaceAll && !slices.Contains(in, ns) {
 			in = append(slices.Clone(in), ns)
 		}
-		sh := newShelf(k, in)
-		sh.wanted = wanted
-		for i, ns := range in {
-			// The fake clients of tests can't stream lists, and say so to this.
-			list := k.in(ns)
-			sh.lists = append(sh.lists, list)
-			lw := cache.ToListWatcherWithWatchListSemantics(client.WhenDefined(whenBack(c.pulse, list), c.definitions, k.resource), c.core)
-			inf := cache.NewSharedIndexInformerWithOptions(lw, k.object, cache.SharedIndexInformerOptions{Indexers: k.indexers, ObjectDescription: k.resource.String()})
-			if err := inf.SetTransform(slimFor(cfg.PublicService)); err != nil {
-				return nil, err
-			}
-			err := inf.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
-				if !s.failed(sh, i, ns, err) {
-					cache.DefaultWatchErrorHandler(ctx, r, err)
-				}
-			})
-			if err != nil {
-				return nil, err
-			}
-			if _, err := inf.AddEventHandler(s.handler(sh)); err != nil {
-				return nil, err
-			}
-			sh.informers = append(sh.informers, inf)
+		for _, ns := range in {
+			objects := watch.NewCache(k.indexers, s.observer(k))
+			ks.watches = append(ks.watches, &kindWatch{namespace: ns, Cache: objects, Watch: watch.New(watch.Config{
+				Name: "gatewayapi", Resource: k.resource, Namespace: ns, Object: k.object, Source: k.in(ns), Client: c.core,
+				Store: objects, Transform: slimFor(cfg.PublicService), Pulse: c.pulse, Definitions: c.definitions,
+				OnChange: s.onState, Optional: k.optional, Log: log,
+			})})
 		}
-		s.kinds[k.resource.Resource] = sh
-		s.order = append(s.order, sh)
+		s.kinds[k.resource.Resource] = ks
+		s.order = append(s.order, ks)
 	}
-	var err error
-	s.nodes, err = newNodes(c, s)
-	return s, err
+	s.nodes = newNodes(c, s, log)
+	return s
 }
 
-// newShelf makes one with a place for each of the namespaces in.
-func newShelf(k kind, in []string) *shelf {
-	sh := &shelf{
-		kind: k, in: in, wanted: len(in),
-		known: make([]chan struct{}, len(in)), once: make([]sync.Once, len(in)), refused: make([]int, len(in)),
-		denied: make([]atomic.Pointer[string], len(in)), found: make([]bool, len(in)), had: make([]bool, len(in)),
+// onState is called when the state of a watch has changed.
+func (s *store) onState(before, after watch.State) {
+	if !before.EqualButErr(after) {
+		s.dirty()
 	}
-	for i := range in {
-		sh.known[i] = make(chan struct{})
-	}
-	return sh
-}
-
-// believed is how many times something must be forbidden for it to be so.
-const believed = 3
-
-// failed says what an administrator must do for a watch, once, and is false if
-// there is nothing of that kind. client-go tries again by itself.
-func (s *store) failed(sh *shelf, i int, namespace string, err error) bool {
-	verb := "list"
-	if strings.Contains(err.Error(), "cannot watch") {
-		verb = "watch"
-	}
-	text, ok := client.Denied(verb, sh.resource, err)
-	if !ok {
-		return false
-	}
-	// List and watch take turns; and an API server that has just started adds what of
-	// its roles it has not read yet.
-	once, _, _ := strings.Cut(text, ": RBAC: ")
-	if sh.said.New(verb+" "+namespace, once) {
-		say := s.log.Warn
-		if sh.optional {
-			say = s.log.Info
-		}
-		say("kubernetes: "+text, "namespace", namespace)
-	}
-	// Who is not known to the API server yet may be in a moment: before that there
-	// is no telling what there is.
-	// An API server that has just started refuses everything for a moment, too.
-	if apierrors.IsForbidden(err) {
-		sh.refused[i]++
-	}
-	switch {
-	case apierrors.IsNotFound(err):
-		if sh.denied[i].Swap(nil) != nil {
-			s.dirty()
-		}
-	case verb == "list" && sh.refused[i] >= believed:
-		if sh.denied[i].Swap(&once) == nil {
-			s.dirty()
-		}
-	}
-	if !apierrors.IsUnauthorized(err) && (!apierrors.IsForbidden(err) || sh.refused[i] >= believed) {
-		sh.once[i].Do(func() { close(sh.known[i]) })
-	}
-	return true
 }
 
 // run keeps the watches until ctx is done.
 func (s *store) run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, sh := range s.kinds {
-		for i, inf := range sh.informers {
-			wg.Go(func() { inf.RunWithContext(ctx) })
-			wg.Go(func() {
-				select {
-				case <-inf.HasSyncedChecker().Done():
-					sh.once[i].Do(func() { close(sh.known[i]) })
-					s.dirty()
-				case <-ctx.Done():
-				}
-			})
+	for _, ks := range s.order {
+		for _, w := range ks.watches {
+			wg.Go(func() { w.Run(ctx) })
 		}
 	}
-	wg.Go(func() { s.nodes.run(ctx, s.dirty) })
+	wg.Go(func() { s.nodes.run(ctx) })
 	wg.Wait()
 }
 
-// wait waits until it is known of every kind what there is, or that we may not
-// know. It is false if ctx was done before.
-func (s *store) wait(ctx context.Context) bool {
-	for _, sh := range s.kinds {
-		for _, known := range sh.known {
-			select {
-			case <-known:
-			case <-ctx.Done():
+// known reports whether all kinds have been listed, or cannot be.
+func (s *store) known() bool {
+	for _, ks := range s.order {
+		for _, w := range ks.watches {
+			if !w.State().Known() {
 				return false
 			}
 		}
@@ -190,40 +105,91 @@ func (s *store) wait(ctx context.Context) bool {
 	return true
 }
 
-// handler tells of changes that may matter.
-func (s *store) handler(sh *shelf) cache.ResourceEventHandler {
-	changed := func(o any) {
-		if !sh.refers || s.looking.Load() {
-			s.dirty()
-			return
-		}
-		if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
-			o = d.Obj
-		}
-		uses := *s.uses.Load()
-		for _, u := range usesOf(o) {
-			if uses[u] {
-				s.dirty()
-				return
+// needed are the kinds without which no table is made: one without them would serve less than it
+// should, or without the TLS that a policy asks for. Without Secrets, ConfigMaps and Namespaces only
+// that is refused which needs one.
+var needed = []string{
+	"gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes", "udproutes",
+	"referencegrants", "backendtlspolicies", "services", "endpointslices",
+}
+
+// unusable says why no table can be made of the store now, or is nil.
+func (s *store) unusable() error {
+	if err := s.forbidden(); err != nil {
+		return err
+	}
+	for _, ks := range s.order {
+		for _, w := range ks.watches {
+			if err := w.State().Unconfirmed; err != nil {
+				return err
 			}
 		}
 	}
-	return cache.ResourceEventHandlerFuncs{
-		AddFunc: changed,
-		DeleteFunc: func(o any) {
-			if m, ok := o.(metav1.Object); ok {
-				s.echoes.forget(m.GetUID())
-			}
-			changed(o)
-		},
-		UpdateFunc: func(_, o any) {
-			if m, ok := o.(metav1.Object); ok {
-				if s.echoes.is(m.GetUID(), m.GetResourceVersion()) {
-					return
-				}
-			}
-			changed(o)
-		},
+	return nil
+}
+
+// forbidden says which of the needed kinds have never been read for lack of a permission: a gateway
+// that starts with a reduced role has not less to serve. It is nil if each can be read in at least
+// one of the namespaces, because the owner of a namespace can take away rights there, which must not
+// affect the others.
+func (s *store) forbidden() error {
+	var all []string
+	for _, resource := range needed {
+		if ks := s.kinds[resource]; len(ks.unread()) == ks.served {
+			all = append(all, ks.watches[0].State().Denied)
+		}
+	}
+	switch n := len(all); {
+	case n == 0:
+		return nil
+	case n > 3:
+		all = append(all[:3], fmt.Sprintf("and %d more kinds may not be listed", n-3))
+	}
+	return errors.New(strings.Join(all, "; "))
+}
+
+// unread returns the namespaces that are served, "" for all, whose objects have never been read for
+// lack of a permission.
+func (ks *kindStore) unread() []string {
+	var out []string
+	for _, w := range ks.watches[:ks.served] {
+		if w.State().Forbidden() {
+			out = append(out, w.namespace)
+		}
+	}
+	return out
+}
+
+// unread reports whether objects of a resource have never been read for lack of a permission.
+func (s *store) unread(resource, namespace string) bool {
+	for _, w := range s.kinds[resource].watches {
+		if w.namespace == metav1.NamespaceAll || w.namespace == namespace {
+			return w.State().Forbidden()
+		}
+	}
+	return false
+}
+
+// observer returns what is called for each change of an object of a kind: it requests a translation
+// if that may give another result.
+func (s *store) observer(k kind) func(before, after metav1.Object) {
+	return func(before, after metav1.Object) {
+		o := after
+		switch {
+		case after == nil:
+			o = before
+			s.echoes.forget(before.GetUID())
+		case before != nil && s.echoes.is(after.GetUID(), after.GetResourceVersion()):
+			return
+		}
+		if !k.refers || s.translating.Load() {
+			s.dirty()
+			return
+		}
+		uses := *s.uses.Load()
+		if slices.ContainsFunc(usesOf(o), func(u Use) bool { return uses[u] }) {
+			s.dirty()
+		}
 	}
 }
 
@@ -249,37 +215,28 @@ func usesOf(o any) []Use {
 	return nil
 }
 
-// all are the objects of a resource.
+// all returns the objects of a resource.
 func all[T any](s *store, resource string) []T {
 	var out []T
-	sh := s.kinds[resource]
-	for i, inf := range sh.informers {
-		list := inf.GetStore().List()
-		sh.found[i] = len(list) > 0
-		for _, o := range list {
+	for _, w := range s.kinds[resource].watches {
+		for _, o := range w.All() {
 			out = append(out, o.(T))
 		}
 	}
 	return out
 }
 
-// get finds an object of a resource; it is nil if there is none.
+// get returns an object of a resource, or nil.
 func get[T any](s *store, resource, namespace, name string) *T {
-	key := name
-	if namespace != "" {
-		key = namespace + "/" + name
-	}
-	sh := s.kinds[resource]
-	for i, inf := range sh.informers {
-		if o, ok, err := inf.GetStore().GetByKey(key); err == nil && ok {
-			sh.found[i] = true
-			return o.(*T)
+	for _, w := range s.kinds[resource].watches {
+		if o, ok := w.Get(types.NamespacedName{Namespace: namespace, Name: name}).(*T); ok {
+			return o
 		}
 	}
 	return nil
 }
 
-// The store is Objects.
+// The store implements Objects.
 
 func (s *store) Namespace(name string) *corev1.Namespace {
 	return get[corev1.Namespace](s, "namespaces", "", name)
@@ -303,26 +260,16 @@ func (s *store) Import(namespace, name string) *mcsv1.ServiceImport {
 
 func (s *store) Slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
 	var out []*discoveryv1.EndpointSlice
-	sh := s.kinds["endpointslices"]
-	for i, inf := range sh.informers {
-		found, err := inf.GetIndexer().ByIndex(label, namespace+"/"+name)
-		if err != nil {
-			continue
-		}
-		sh.found[i] = sh.found[i] || len(found) > 0
-		for _, o := range found {
+	for _, w := range s.kinds["endpointslices"].watches {
+		for _, o := range w.Find(label, namespace+"/"+name) {
 			out = append(out, o.(*discoveryv1.EndpointSlice))
 		}
 	}
 	return out
 }
 
-// world is what there is now. Its Objects are good for one translation, by the
-// goroutine that calls this.
+// world returns the present objects, for one translation.
 func (s *store) world() *World {
-	for _, sh := range s.order {
-		clear(sh.found)
-	}
 	return &World{
 		Classes:      all[*gwv1.GatewayClass](s, "gatewayclasses"),
 		Gateways:     all[*gwv1.Gateway](s, "gateways"),

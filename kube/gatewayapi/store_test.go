@@ -19,10 +19,7 @@ import (
 // anything being done.
 func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 	heard := 0
-	s, err := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
 	s.uses.Store(&map[Use]bool{{"Service", "a", "web"}: true, {"EndpointSlice:" + importLabel, "a", "far"}: true})
 	meta := func(name string, labels ...string) metav1.ObjectMeta {
 		m := metav1.ObjectMeta{Namespace: "a", Name: name, Labels: map[string]string{}}
@@ -33,24 +30,23 @@ func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name, kind string
-		object     any
+		object     metav1.Object
 		looking    bool
 		want       int
 	}{
 		{"a Service in use", "services", &corev1.Service{ObjectMeta: meta("web")}, false, 1},
 		{"another", "services", &corev1.Service{ObjectMeta: meta("other")}, false, 0},
 		{"another, while it is looked for", "services", &corev1.Service{ObjectMeta: meta("other")}, true, 1},
-		{"one that is gone unheard", "services", cache.DeletedFinalStateUnknown{Obj: &corev1.Service{ObjectMeta: meta("web")}}, false, 1},
 		{"a slice in use", "endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: meta("x", importLabel, "far")}, false, 1},
 		{"a slice under another label", "endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: meta("x", serviceLabel, "far")}, false, 0},
 		{"a ConfigMap", "configmaps", &corev1.ConfigMap{ObjectMeta: meta("web")}, false, 0},
 		{"a route", "tlsroutes", &gwv1.TLSRoute{ObjectMeta: meta("x")}, false, 1},
 	} {
 		heard = 0
-		s.looking.Store(tt.looking)
-		h := s.handler(s.kinds[tt.kind])
-		h.OnAdd(tt.object, false)
-		h.OnDelete(tt.object)
+		s.translating.Store(tt.looking)
+		changed := s.observer(s.kinds[tt.kind].kind)
+		changed(nil, tt.object)
+		changed(tt.object, nil)
 		if heard != 2*tt.want {
 			t.Errorf("%s: heard %d times, want %d", tt.name, heard, 2*tt.want)
 		}
@@ -59,13 +55,10 @@ func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 
 // The Service of public addresses may lie where nothing else is looked at.
 func TestStoreLooksWhereItIsTold(t *testing.T) {
-	s, err := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()},
+	s := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()},
 		Settings{Namespaces: []string{"a", "b"}, PublicService: types.NamespacedName{Namespace: "c", Name: "lb"}}, slog.New(slog.DiscardHandler), func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for resource, want := range map[string]int{"services": 3, "secrets": 2, "gateways": 2, "gatewayclasses": 1, "namespaces": 1} {
-		if got := len(s.kinds[resource].informers); got != want {
+		if got := len(s.kinds[resource].watches); got != want {
 			t.Errorf("%s are watched %d times, want %d", resource, got, want)
 		}
 	}

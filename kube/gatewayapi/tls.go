@@ -233,14 +233,6 @@ type memo struct {
 	// status does not say what they were.
 	held, holding map[holder]holding
 
-	// What those were before the last translation.
-	before struct {
-		held   map[holder]holding
-		good   map[types.UID]*registry.KeyPair
-		served map[types.UID]bool
-		kept   map[types.NamespacedName]keptPair
-	}
-
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
 

@@ -9,17 +9,6 @@ import (
 // What may not be read is not what is not there: who looks for a Secret in vain is
 // not helped by a role that lacks a verb.
 
-// unread reports whether objects of a resource may not be read, and never were.
-func (s *store) unread(resource, namespace string) bool {
-	sh := s.kinds[resource]
-	for i, in := range sh.in {
-		if in == "" || in == namespace {
-			return sh.denied[i].Load() != nil && !sh.informers[i].HasSynced()
-		}
-	}
-	return false
-}
-
 // unread says so of kinds, "Secrets", or is "".
 func (t *translation) unread(resource, kinds, namespace string) string {
 	switch {

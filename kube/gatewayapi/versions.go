@@ -14,11 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	typed "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned/typed/apis/v1"
+
+	"culvert.dev/kube/watch"
 )
 
 // The version of each kind is the newest one that the API server serves: v1, or one of
@@ -139,30 +141,30 @@ func (c clients) api(resource string) typed.GatewayV1Interface {
 
 // served is from for a resource of Gateway API: it asks for v1, and then for older
 // versions, until the API server has one.
-func served[L runtime.Object](c clients, resource string, of func(typed.GatewayV1Interface, string) lists[L]) func(string) *cache.ListWatch {
+func served[L runtime.Object](c clients, resource string, of func(typed.GatewayV1Interface, string) watch.Lists[L]) func(string) *cache.ListWatch {
 	as := c.versions[resource]
 	if as == nil {
 		as = &servedAs{}
 	}
 	return func(namespace string) *cache.ListWatch {
 		names := []string{newest}
-		all := []*cache.ListWatch{from(func(ns string) lists[L] { return of(c.gw.GatewayV1(), ns) }, nil)(namespace)}
+		all := []*cache.ListWatch{watch.Source(of(c.gw.GatewayV1(), namespace), nil)}
 		for _, version := range olderVersions[resource] {
 			if older := c.older[version]; older != nil {
 				names = append(names, version)
-				all = append(all, from(func(ns string) lists[L] { return of(older, ns) }, nil)(namespace))
+				all = append(all, watch.Source(of(older, namespace), nil))
 			}
 		}
 		return &cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return byVersion(c, as, resource, names, 0, func(i int) (runtime.Object, error) { return all[i].ListWithContextFunc(ctx, o) })
 			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 				first := 0
 				if o.SendInitialEvents == nil { // it goes on from a list
 					first = max(0, slices.Index(names, as.version()))
 				}
-				return byVersion(c, as, resource, names, first, func(i int) (watch.Interface, error) { return all[i].WatchFuncWithContext(ctx, o) })
+				return byVersion(c, as, resource, names, first, func(i int) (apiwatch.Interface, error) { return all[i].WatchFuncWithContext(ctx, o) })
 			},
 		}
 	}

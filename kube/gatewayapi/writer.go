@@ -18,6 +18,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/kube/client"
+	"culvert.dev/kube/watch"
 )
 
 // fieldManager is our name in managedFields.
@@ -42,6 +43,7 @@ type writer struct {
 	leads  func() bool
 	log    *slog.Logger
 	said   client.Once
+	events watch.Events
 	fights contests
 
 	mu       sync.Mutex // guards the rest
@@ -56,7 +58,10 @@ func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
 	if leads == nil {
 		leads = func() bool { return true }
 	}
-	return &writer{clients: c, store: s, cfg: cfg, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{}}
+	return &writer{
+		clients: c, store: s, cfg: cfg, leads: leads, log: log, fresh: make(chan struct{}), accounts: map[types.NamespacedName]string{},
+		events: watch.Events{Client: c.core, Controller: cmp.Or(cfg.Controller, DefaultController), Log: log},
+	}
 }
 
 // want says what is to be written.

@@ -10,20 +10,21 @@ import (
 	"time"
 
 	"culvert.dev/kube/client"
+	"culvert.dev/kube/watch"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
 const (
-	// atMost is how often it is found out what follows from what there is.
-	atMost = 200 * time.Millisecond
+	// resolveInterval is the least time between two rounds of resolving and writing.
+	resolveInterval = 200 * time.Millisecond
 
-	// retry is when what could not be written is tried again, and how often it
-	// is looked whether we lead.
-	retry = 10 * time.Second
+	// retryInterval is the time after which failed writes are retried, and after which leadership
+	// is checked again.
+	retryInterval = 10 * time.Second
 
-	// patience is how many of these it takes until it is looked again for a
-	// namespace that was not there.
-	patience = 6
+	// namespaceRetries is how many of these pass before a namespace that did not exist is tried
+	// again.
+	namespaceRetries = 6
 )
 
 // A Controller keeps ServiceExports and ServiceImports. The zero value is ready;
@@ -51,7 +52,7 @@ type Controller struct {
 	Log *slog.Logger
 
 	once   sync.Once
-	signal chan struct{} // has room for one
+	signal watch.Signal
 	log    *slog.Logger
 	said   client.Once
 
@@ -65,7 +66,7 @@ type Controller struct {
 
 func (c *Controller) init() {
 	c.once.Do(func() {
-		c.signal, c.members, c.told = make(chan struct{}, 1), map[string]*member{}, map[string]map[Name]bool{}
+		c.signal, c.members, c.told = watch.NewSignal(), map[string]*member{}, map[string]map[Name]bool{}
 		c.log = c.Log
 		if c.log == nil {
 			c.log = slog.New(slog.DiscardHandler)
@@ -73,12 +74,7 @@ func (c *Controller) init() {
 	})
 }
 
-func (c *Controller) kick() {
-	select {
-	case c.signal <- struct{}{}:
-	default:
-	}
-}
+func (c *Controller) kick() { c.signal.Notify() }
 
 // Changed has VIPs asked again. It may be called at any time, and does not wait.
 func (c *Controller) Changed() {
@@ -92,7 +88,7 @@ func (c *Controller) Changed() {
 func (c *Controller) Add(ctx context.Context, name string, cluster Cluster) (remove func()) {
 	c.init()
 	m := &member{
-		name: name, Cluster: cluster, c: c, waiting: map[*watched]bool{},
+		name: name, Cluster: cluster, c: c,
 		exports: map[Name]*mcsv1.ServiceExport{}, imports: map[Name]*mcsv1.ServiceImport{}, services: map[Name]Service{},
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -117,7 +113,7 @@ func (c *Controller) Add(ctx context.Context, name string, cluster Cluster) (rem
 // Run writes what follows from the exports, until ctx is done.
 func (c *Controller) Run(ctx context.Context) error {
 	c.init()
-	tick := time.NewTicker(retry)
+	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
 	pending := false
 	for ticks := 0; ; {
@@ -127,7 +123,7 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-c.signal:
 		case <-tick.C:
 			ticks++
-			if !pending && (!c.lacks() || ticks%patience != 0) {
+			if !pending && (!c.lacks() || ticks%namespaceRetries != 0) {
 				continue
 			}
 		}
@@ -141,7 +137,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			pending = !c.write(ctx, todo)
 		}
 		select {
-		case <-time.After(atMost):
+		case <-time.After(resolveInterval):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -172,7 +168,7 @@ func (c *Controller) settle() []change {
 	c.mu.Lock()
 	var tell []string
 	for _, name := range slices.Sorted(maps.Keys(set.Exported)) {
-		if c.members[name] == nil || members[name].Unseen && !c.members[name].absent {
+		if c.members[name] == nil || members[name].Unseen && !c.members[name].absent() {
 			continue
 		}
 		if told, ok := c.told[name]; !ok || !maps.Equal(told, set.Exported[name]) {
@@ -182,7 +178,7 @@ func (c *Controller) settle() []change {
 	}
 	var todo []change
 	for _, name := range slices.Sorted(maps.Keys(c.members)) {
-		if members[name] != nil && !members[name].Unseen && !c.members[name].absent {
+		if members[name] != nil && !members[name].Unseen && !c.members[name].absent() {
 			todo = append(todo, c.changes(c.members[name], &set)...)
 		}
 	}
@@ -211,7 +207,7 @@ func (c *Controller) refuses() func(Name) string {
 
 // view returns what a member has, in maps of its own.
 func (m *member) view() *Member {
-	out := &Member{Exports: map[Name]Export{}, Services: map[Name]Service{}, Unseen: len(m.waiting) > 0 && (!m.absent || m.denied)}
+	out := &Member{Exports: map[Name]Export{}, Services: map[Name]Service{}, Unseen: !m.listed() && (!m.absent() || m.forbidden())}
 	for name, e := range m.exports {
 		if e.DeletionTimestamp != nil {
 			continue

@@ -312,7 +312,7 @@ func TestWhoDoesNotLeadDoesNotWrite(t *testing.T) {
 		want(t, "writes", east.written(), "")
 		want(t, "told", w.toldOf("east"), "shop/web")
 		w.locked(func() { w.leads = true })
-		time.Sleep(2 * retry)
+		time.Sleep(2 * retryInterval)
 		want(t, "imports of who leads now", len(east.imports()), 1)
 	})
 }
@@ -369,7 +369,7 @@ func TestNamespacesThatAreNotThere(t *testing.T) {
 		want(t, "imports", len(west.imports()), 0)
 		want(t, "log", w.log.String(), "")
 		west.setFail(nil)
-		time.Sleep(2 * patience * retry)
+		time.Sleep(2 * namespaceRetries * retryInterval)
 		want(t, "imports when it is there", len(west.imports()), 1)
 
 		north := newSite(t) // where we look at another one only

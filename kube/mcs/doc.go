@@ -21,8 +21,7 @@
 //
 // A cluster that can't be reached exports what it did. While one has not been
 // seen since the start, or may not be, nothing is taken from services that it takes part in. Where
-// all exports vanish, or all Services, the API server is asked once more before
-// that is believed.
+// all objects of a kind vanish they stay until the API server confirms it: see kube/watch.
 //
 // EndpointSlices are not made: it is DNS and the gateways that lead to services
 // of other clusters, and imports say that there are none. The labels and

@@ -162,7 +162,7 @@ func suddenEnd(t *testing.T, resource, how string, namespaces []string) {
 			}
 		}
 		want(t, "told", strings.Contains(w.toldOf("east"), "shop/web"), true)
-		want(t, "lines of the log", strings.Count(w.log.String(), "the API server has some"), 1)
+		want(t, "lines of the log", strings.Count(w.log.String(), "the API server lists some"), 1)
 		if n := lists.Load(); n < 2 || n > 10 {
 			t.Errorf("got %d requests in a minute, want some and few", n)
 		}

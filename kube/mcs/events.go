@@ -2,19 +2,14 @@ package mcs
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
-
-	"culvert.dev/kube/client"
 )
 
 // sayAtOnce is how many refusals are told at once, each in a line of its own; of
@@ -67,33 +62,16 @@ func (c *Controller) sayRefusals(set *Set) {
 	c.refused = now
 }
 
-// note makes Events in the member's cluster of what is wrong with e and was not
-// before. The name of an Event is made of what it says, so that no replica says it
-// again while it is there.
-func (c *Controller) note(ctx context.Context, m *member, before, e *mcsv1.ServiceExport) {
+// note writes Events in the member's cluster of what is wrong with e and was not before.
+func (m *member) note(ctx context.Context, before, e *mcsv1.ServiceExport) {
+	object := corev1.ObjectReference{APIVersion: mcsv1.GroupVersion.String(), Kind: "ServiceExport", Namespace: e.Namespace, Name: e.Name, UID: e.UID}
 	for _, w := range wrong(e.Status.Conditions) {
 		if b := meta.FindStatusCondition(before.Status.Conditions, w.Type); b != nil && b.Status == w.Status && b.Reason == w.Reason && b.Message == w.Message {
 			continue
 		}
-		sum := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s\n%s", e.UID, w.Type, w.Reason, w.Message))
-		now := metav1.NewTime(time.Now())
-		_, err := m.Core.CoreV1().Events(e.Namespace).Create(ctx, &corev1.Event{
-			ObjectMeta:     metav1.ObjectMeta{Namespace: e.Namespace, Name: fmt.Sprintf("%.200s.%x", e.Name, sum[:8])},
-			InvolvedObject: corev1.ObjectReference{APIVersion: mcsv1.GroupVersion.String(), Kind: "ServiceExport", Namespace: e.Namespace, Name: e.Name, UID: e.UID},
-			Type:           corev1.EventTypeWarning, Reason: "Refused", Message: w.Reason + ": " + w.Message, Count: 1,
-			FirstTimestamp: now, LastTimestamp: now,
-			Source: corev1.EventSource{Component: ManagedBy}, ReportingController: controllerName,
-		}, metav1.CreateOptions{})
-		if err == nil || apierrors.IsAlreadyExists(err) || ctx.Err() != nil {
-			continue
-		}
-		if text, denied := client.Denied("create", corev1.Resource("events"), err); denied {
-			if c.said.New("events "+m.name, "denied") {
-				c.log.Warn("multi-cluster services: "+text+"; what they would say is in the conditions and in the log", "cluster", m.name)
-			}
+		if err := m.events.Warn(ctx, object, "Refused", w.Reason+": "+w.Message, metav1.NamespaceAll); apierrors.IsForbidden(err) {
 			return
 		}
-		c.log.Debug("cannot write an Event", "cluster", m.name, "err", err)
 	}
 }
 

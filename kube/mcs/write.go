@@ -79,9 +79,9 @@ func (c *Controller) writer() string { return c.Cluster + "/" + c.ID }
 // isIn reports whether a writer's own cluster is that one.
 func (c *Controller) isIn(writer, cluster string) bool { return strings.HasPrefix(writer, cluster+"/") }
 
-// limit is how long one write may take: an API server that is slow holds up
-// its own cluster, and that not for ever.
-const limit = 15 * time.Second
+// writeTimeout is how long one write may take: a slow API server delays its own cluster, and not
+// for ever.
+const writeTimeout = 15 * time.Second
 
 // A change is one write. Its object is a copy.
 type change struct {
@@ -108,7 +108,7 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 				got, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 				if err == nil {
 					c.wrote(m, name, next)
-					c.note(ctx, m, e, got)
+					m.note(ctx, e, got)
 				}
 				return err
 			}})
@@ -290,7 +290,7 @@ func (c *Controller) write(ctx context.Context, todo []change) bool {
 }
 
 func (c *Controller) writeOne(ctx context.Context, ch change) bool {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	err := ch.do(ctx)
 	subject := fmt.Sprintf("%s %s %s %s", ch.member.name, ch.verb, ch.resource, ch.name)

@@ -98,7 +98,7 @@ func (s *site) denied(t *testing.T) {
 	pods := s.gateways(t)
 	said := func(p *corev1.Pod) (n int) {
 		for line := range strings.Lines(s.PodLog(p, "")) {
-			if strings.Contains(line, "tlsroutes.gateway.networking.k8s.io") && strings.Contains(line, " may not ") {
+			if strings.Contains(line, "tlsroutes.gateway.networking.k8s.io") && strings.Contains(line, "may not ") {
 				n++
 			}
 		}

@@ -1,4 +1,4 @@
-package client
+package watch
 
 import (
 	"context"
@@ -13,27 +13,27 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
 // A reflector asks for a kind without a CRD some twenty times an hour, and takes it
 // up when it is there.
-func TestWhenThere(t *testing.T) {
+func TestMissingTypeIsAskedForRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		res := schema.GroupResource{Group: "multicluster.x-k8s.io", Resource: "serviceimports"}
 		var mu sync.Mutex // guards the following
 		var answer error = apierrors.NewGenericServerResponse(404, "list", res, "", "", 0, true)
 		asked, watched := 0, 0
-		list := WhenThere(&cache.ListWatch{
+		list := whenDefined(&cache.ListWatch{
 			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				asked++
 				return &mcsv1.ServiceImportList{}, answer
 			},
-			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			WatchFuncWithContext: func(_ context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				asked++
@@ -44,9 +44,9 @@ func TestWhenThere(t *testing.T) {
 					return nil, apierrors.NewInvalid(schema.GroupKind{}, "", nil)
 				}
 				watched++
-				return watch.NewFake(), nil
+				return apiwatch.NewFake(), nil
 			},
-		})
+		}, nil, res)
 		count := func(err error) (int, int) {
 			mu.Lock()
 			defer mu.Unlock()

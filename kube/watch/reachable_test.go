@@ -1,4 +1,4 @@
-package gatewayapi
+package watch
 
 import (
 	"context"
@@ -22,7 +22,7 @@ func (f unreliable) RoundTrip(*http.Request) (*http.Response, error) { return f(
 
 // What an informer asks is asked again until the API server answers, and the
 // informer hears of answers alone, so that its own pauses don't grow.
-func TestWhenBack(t *testing.T) {
+func TestWhenAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		back := time.Now().Add(time.Hour)
 		down := errors.New("refused")
@@ -34,7 +34,7 @@ func TestWhenBack(t *testing.T) {
 			}
 			return &http.Response{StatusCode: http.StatusOK}, nil
 		}))
-		list := whenBack(p, &cache.ListWatch{ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+		list := whenAnswered(p, &cache.ListWatch{ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://api/", nil)
 			if err != nil {
 				return nil, err
@@ -47,8 +47,8 @@ func TestWhenBack(t *testing.T) {
 		if _, err := list.ListWithContextFunc(t.Context(), metav1.ListOptions{}); err != nil {
 			t.Errorf("got %v, want the list", err)
 		}
-		if late := time.Since(back); late > 2*tryAgain {
-			t.Errorf("it took %v from when the API server was back, want %v", late, 2*tryAgain)
+		if late := time.Since(back); late > 2*unansweredPause {
+			t.Errorf("it took %v from when the API server was back, want %v", late, 2*unansweredPause)
 		}
 		if asked > 3600 {
 			t.Errorf("asked %d times in an hour", asked)
@@ -60,7 +60,7 @@ func TestWhenBack(t *testing.T) {
 		if _, err := list.ListWithContextFunc(ctx, metav1.ListOptions{}); err != down {
 			t.Errorf("got %v at the end, want why", err)
 		}
-		if whenBack(nil, list) != list {
+		if whenAnswered(nil, list) != list {
 			t.Error("without a pulse it is another list")
 		}
 	})

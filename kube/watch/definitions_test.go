@@ -1,4 +1,4 @@
-package client
+package watch
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
@@ -48,7 +48,7 @@ func TestDefinitions(t *testing.T) {
 	}
 	c := fake.NewSimpleMetadataClient(scheme, definition("gateways.gateway.networking.k8s.io", "1"))
 	watching := make(chan struct{})
-	c.PrependWatchReactor("*", func(a clienttesting.Action) (bool, watch.Interface, error) {
+	c.PrependWatchReactor("*", func(a clienttesting.Action) (bool, apiwatch.Interface, error) {
 		w, err := c.Tracker().Watch(a.GetResource(), a.GetNamespace())
 		close(watching)
 		return true, w, err
@@ -112,7 +112,7 @@ func TestWhenDefined(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDefinitions(nil, nil)
 		var there atomic.Pointer[time.Time] // when the API server serves it; nil is never
-		list := WhenDefined(&cache.ListWatch{
+		list := whenDefined(&cache.ListWatch{
 			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 				if at := there.Load(); at != nil && !time.Now().Before(*at) {
 					return &metav1.PartialObjectMetadataList{}, nil
@@ -120,7 +120,7 @@ func TestWhenDefined(t *testing.T) {
 				return nil, apierrors.NewGenericServerResponse(404, "list", routes, "", "", 0, true)
 			},
 		}, d, routes)
-		for i := range absentSure - 1 {
+		for i := range minDenials - 1 {
 			begun := time.Now()
 			if _, err := list.ListWithContextFunc(t.Context(), metav1.ListOptions{}); !apierrors.IsNotFound(err) || time.Since(begun) > 0 {
 				t.Fatalf("list %d: got %v after %v, want not found at once", i, err, time.Since(begun))

@@ -1,4 +1,4 @@
-package client
+package watch
 
 import (
 	"context"
@@ -12,26 +12,28 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"culvert.dev/kube/client"
 )
 
 // CustomResourceDefinitions is the resource that Definitions watch.
 var CustomResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-// Definitions tell when a CustomResourceDefinition comes, changes or goes: a kind that
-// is installed late, or served by another version, is then asked for at once. Of the
-// definitions only the metadata is read, and nothing is kept. A nil one tells nothing.
+// Definitions report when a CustomResourceDefinition is installed, changed or removed: a resource
+// type that is installed late, or served in another version, is then asked for at once. Only the
+// metadata of the definitions is read. A nil *Definitions reports nothing.
 type Definitions struct {
 	metadata metadata.Interface
 	log      *slog.Logger
 	denials  int // in a row; of Run's goroutine
 
-	mu       sync.Mutex // guards the rest
-	turns    map[string]chan struct{}
-	versions map[string]string // of each resource: its definition's resourceVersion
+	mu       sync.Mutex               // guards the rest
+	waiting  map[string]chan struct{} // closed when the definition of a resource changes
+	versions map[string]string        // of each resource: its definition's resourceVersion
 }
 
 // NewDefinitions makes one of an API server. It asks nothing before Run.
@@ -47,11 +49,11 @@ func newDefinitions(c metadata.Interface, log *slog.Logger) *Definitions {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Definitions{metadata: c, log: log, turns: map[string]chan struct{}{}, versions: map[string]string{}}
+	return &Definitions{metadata: c, log: log, waiting: map[string]chan struct{}{}, versions: map[string]string{}}
 }
 
-// Changed returns what is closed when the definition of a resource changes the next
-// time. It is nil where nobody tells.
+// Changed returns a channel that is closed when the definition of a resource changes the next time.
+// It is nil if d is nil.
 func (d *Definitions) Changed(resource schema.GroupResource) <-chan struct{} {
 	if d == nil {
 		return nil
@@ -59,15 +61,15 @@ func (d *Definitions) Changed(resource schema.GroupResource) <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	name := resource.String()
-	turn := d.turns[name]
-	if turn == nil {
-		turn = make(chan struct{})
-		d.turns[name] = turn
+	changed := d.waiting[name]
+	if changed == nil {
+		changed = make(chan struct{})
+		d.waiting[name] = changed
 	}
-	return turn
+	return changed
 }
 
-// definitionsDenied is how long a process that may not read definitions leaves them alone.
+// definitionsDenied is the pause between requests of a process that may not read definitions.
 const definitionsDenied = 5 * time.Minute
 
 // Run watches until ctx is done.
@@ -79,9 +81,9 @@ func (d *Definitions) Run(ctx context.Context) {
 	list := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l, err := c.List(ctx, o)
-			return l, d.heard(ctx, err)
+			return l, d.observe(ctx, err)
 		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 			return c.Watch(ctx, o)
 		},
 	}
@@ -89,17 +91,17 @@ func (d *Definitions) Run(ctx context.Context) {
 	r.RunWithContext(ctx)
 }
 
-// heard says once that definitions may not be read, and then waits: it is worth a
-// right, but not a request every half a minute.
-func (d *Definitions) heard(ctx context.Context, err error) error {
-	text, denied := Denied("list", CustomResourceDefinitions.GroupResource(), err)
+// observe logs once that definitions cannot be read, and then waits: they are worth a permission,
+// but not a request every half a minute.
+func (d *Definitions) observe(ctx context.Context, err error) error {
+	text, denied := client.Denied("list", CustomResourceDefinitions.GroupResource(), err)
 	if !denied || apierrors.IsUnauthorized(err) {
 		d.denials = 0
 		return err
 	}
-	if d.denials++; d.denials >= absentSure { // an API server that has just started refuses everything for a moment
-		if d.denials == absentSure {
-			d.log.Info("kubernetes: " + text + "; a CRD that is installed later is noticed within minutes, not at once")
+	if d.denials++; d.denials >= minDenials {
+		if d.denials == minDenials {
+			d.log.Info("cannot watch CustomResourceDefinitions; one that is installed later is noticed within minutes, not at once", "reason", text)
 		}
 		t := time.NewTimer(definitionsDenied + rand.N(definitionsDenied/2))
 		defer t.Stop()
@@ -111,11 +113,12 @@ func (d *Definitions) heard(ctx context.Context, err error) error {
 	return err
 }
 
-// A definitionStore is where a reflector puts what it hears of.
+// A definitionStore is the store of the reflector of the definitions.
 type definitionStore Definitions
 
-// turn tells those who wait for a definition. Its mutex is held.
-func (s *definitionStore) turn(name, version string) {
+// set records the version of a definition, "" for one that is gone, and notifies those who wait for
+// it. Its mutex is held.
+func (s *definitionStore) set(name, version string) {
 	if was, known := s.versions[name]; known && was == version {
 		return
 	}
@@ -124,9 +127,9 @@ func (s *definitionStore) turn(name, version string) {
 	} else {
 		s.versions[name] = version
 	}
-	if turn := s.turns[name]; turn != nil {
-		close(turn)
-		delete(s.turns, name)
+	if changed := s.waiting[name]; changed != nil {
+		close(changed)
+		delete(s.waiting, name)
 	}
 }
 
@@ -137,7 +140,7 @@ func (s *definitionStore) put(o any) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn(m.Name, m.ResourceVersion)
+	s.set(m.Name, m.ResourceVersion)
 	return nil
 }
 
@@ -152,7 +155,7 @@ func (s *definitionStore) Delete(o any) error {
 	if m, ok := o.(*metav1.PartialObjectMetadata); ok {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.turn(m.Name, "")
+		s.set(m.Name, "")
 	}
 	return nil
 }
@@ -165,12 +168,12 @@ func (s *definitionStore) Replace(all []any, _ string) error {
 	for _, o := range all {
 		if m, ok := o.(*metav1.PartialObjectMetadata); ok {
 			there[m.Name] = true
-			s.turn(m.Name, m.ResourceVersion)
+			s.set(m.Name, m.ResourceVersion)
 		}
 	}
 	for name := range s.versions {
 		if !there[name] {
-			s.turn(name, "")
+			s.set(name, "")
 		}
 	}
 	return nil
