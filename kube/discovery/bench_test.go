@@ -56,11 +56,8 @@ func BenchmarkDiscovery(b *testing.B) {
 	objects := heap()
 	r, stores := fresh(&Source{})
 	begin := time.Now()
-	_ = stores["services"].Replace(services, "")
-	_ = stores["endpointslices"].Replace(slices, "")
-	for name := range stores {
-		stores[name].synced = true
-	}
+	stores["services"].replace(services)
+	stores["endpointslices"].replace(slices)
 	first := known(r)
 	r.modified = false
 	took := time.Since(begin)
@@ -72,8 +69,8 @@ func BenchmarkDiscovery(b *testing.B) {
 	}
 	b.ResetTimer()
 	for i := range b.N {
-		_ = stores["endpointslices"].Update(tenOf(i%n, 1+i%2))
-		_, modified, _, _ := r.settle()
+		stores["endpointslices"].add(tenOf(i%n, 1+i%2))
+		_, modified, _ := r.settle()
 		if s := r.take(); !modified || len(s.Services) != n {
 			b.Fatal("no update")
 		}
@@ -92,11 +89,8 @@ func BenchmarkChangeToTable(b *testing.B) {
 	services, slices := world(n)
 	r, stores := fresh(&Source{})
 	r.src.init()
-	_ = stores["services"].Replace(services, "")
-	_ = stores["endpointslices"].Replace(slices, "")
-	for name := range stores {
-		stores[name].synced = true
-	}
+	stores["services"].replace(services)
+	stores["endpointslices"].replace(slices)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	changed := make(chan struct{}, 1)
@@ -113,10 +107,10 @@ func BenchmarkChangeToTable(b *testing.B) {
 	b.ResetTimer()
 	for i := range b.N {
 		b.StopTimer()
-		time.Sleep(2 * atMost) // when nothing has changed for a while
+		time.Sleep(2 * updateInterval) // when nothing has changed for a while
 		b.StartTimer()
 		begin := time.Now()
-		_ = stores["endpointslices"].Update(tenOf(i%n, 1+i/n%2))
+		stores["endpointslices"].add(tenOf(i%n, 1+i/n%2))
 		<-changed
 		all += time.Since(begin)
 	}

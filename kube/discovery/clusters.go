@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"culvert.dev/kube/client"
+	"culvert.dev/kube/watch"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -107,15 +108,13 @@ func secretOf(s *corev1.Secret) *secret {
 type fleet struct {
 	*Clusters
 	log     *slog.Logger
-	signal  chan struct{}
+	watch   *watch.Watch // of the Secrets
+	changed watch.Signal
 	updates chan registry.Update // of all clusters
 	running sync.WaitGroup
 
 	mu      sync.Mutex // guards the following
 	secrets map[string]*secret
-	synced  bool
-	err     error
-	refused [2]int // times in a row, of list and watch
 
 	members map[string]*member // by cluster; of the loop alone, as the next
 	failed  map[string]bool    // clusters that were said to be lost, and never ran
@@ -138,7 +137,7 @@ func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) erro
 		return errors.New("discovery: clusters need a client, and the namespace of their Secrets")
 	}
 	f := &fleet{
-		Clusters: c, log: c.Log, signal: make(chan struct{}, 1), updates: make(chan registry.Update),
+		Clusters: c, log: c.Log, changed: watch.NewSignal(), updates: make(chan registry.Update),
 		secrets: map[string]*secret{}, members: map[string]*member{}, failed: map[string]bool{},
 	}
 	if f.log == nil {
@@ -147,7 +146,7 @@ func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) erro
 	ctx, cancel := context.WithCancel(ctx)
 	defer f.running.Wait()
 	defer cancel()
-	f.watch(ctx)
+	f.watchSecrets(ctx)
 	return f.loop(ctx, updates)
 }
 
@@ -181,7 +180,7 @@ func (f *fleet) loop(ctx context.Context, out chan<- registry.Update) error {
 			}
 		case <-late:
 			waiting = nil
-		case <-f.signal:
+		case <-f.changed:
 			synced, err := f.state()
 			if (err != nil) != lost {
 				lost = err != nil

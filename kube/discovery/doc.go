@@ -25,7 +25,7 @@
 //
 // # What is watched
 //
-// Services, EndpointSlices, Namespaces and Nodes, by client-go's reflectors,
+// Services, EndpointSlices, Namespaces and Nodes, by package kube/watch,
 // into stores of this package, which keep only what is used: a service of ten
 // endpoints takes about 2 KiB. A change of one EndpointSlice converts one service;
 // all others keep their pointers. Changes are gathered: there are at most 10
@@ -35,8 +35,8 @@
 // can't be reached Updates say so by their Err, and what was known stays in
 // force. What RBAC forbids is said once and tried again: without the right to
 // read Nodes there are no gateways at their ports, and without the right to read
-// Namespaces a service is exposed only if its own annotations say to whom. A
-// cluster that suddenly has nothing at all is asked a second time.
+// Namespaces a service is exposed only if its own annotations say to whom. Where
+// all objects of a kind vanish they stay until the API server confirms it.
 //
 // Several clusters, each by a kubeconfig in a Secret, are Clusters.
 package discovery

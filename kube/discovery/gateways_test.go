@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -152,15 +153,45 @@ func TestGateways(t *testing.T) {
 	}
 }
 
+// A listed is a store, and the names of what a watch has put there.
+type listed struct {
+	store
+	names map[key]bool
+}
+
+func (l listed) add(o any) {
+	l.names[nameOf(o)] = true
+	l.Apply([]any{o}, nil)
+}
+
+func (l listed) remove(o any) {
+	delete(l.names, nameOf(o))
+	l.Apply(nil, []key{nameOf(o)})
+}
+
+// replace makes all what there is.
+func (l listed) replace(all []any) {
+	before := maps.Clone(l.names)
+	clear(l.names)
+	for _, o := range all {
+		l.names[nameOf(o)] = true
+		delete(before, nameOf(o))
+	}
+	l.Apply(all, slices.Collect(maps.Keys(before)))
+}
+
+func nameOf(o any) key {
+	m := o.(metav1.Object)
+	return key{Namespace: m.GetNamespace(), Name: m.GetName()}
+}
+
 // fresh makes a run that nothing watches.
-func fresh(s *Source) (*run, map[string]store) {
+func fresh(s *Source) (*run, map[string]listed) {
 	s.Cluster = "west"
 	r := newRun(s, discard)
-	stores := map[string]store{}
+	stores := map[string]listed{}
 	for name, k := range map[string]kind{"services": serviceKind, "endpointslices": sliceKind, "namespaces": namespaceKind, "nodes": nodeKind} {
-		sc := &scope{kind: k, resource: corev1.Resource(name)}
-		r.scopes = append(r.scopes, sc)
-		stores[name] = store{r, sc}
+		stores[name] = listed{store{r, k}, map[key]bool{}}
 	}
 	return r, stores
 }
@@ -184,8 +215,8 @@ func TestNetworkOfWhoIsBelieved(t *testing.T) {
 	mine.Labels = map[string]string{prefix + noteGateway: "west"} // a label will do
 
 	r, stores := fresh(&Source{PodCIDRs: true})
-	_ = stores["services"].Replace([]any{stranger, other, mine}, "")
-	_ = stores["nodes"].Replace([]any{worker("node-2", "10.0.0.2", true), worker("node-1", "10.0.0.1", true)}, "")
+	stores["services"].replace([]any{stranger, other, mine})
+	stores["nodes"].replace([]any{worker("node-2", "10.0.0.2", true), worker("node-1", "10.0.0.1", true)})
 	got := known(r).Networks[0]
 	if want := "10.96.0.7:443 public 192.0.2.9:443"; ways(got.Gateways) != want || got.Name != "west" {
 		t.Errorf("network %s has gateways %s, want %s", got.Name, ways(got.Gateways), want)
@@ -209,11 +240,11 @@ func TestNetworkOfWhoIsBelieved(t *testing.T) {
 	// that everybody reaches.
 	lost := mine.DeepCopy()
 	lost.Spec.ExternalIPs = nil
-	_ = stores["services"].Update(lost)
+	stores["services"].add(lost)
 	if again := known(r).Networks[0]; ways(again.Gateways) != ways(got.Gateways) {
 		t.Errorf("without an address its gateways are %q, want those that were", ways(again.Gateways))
 	}
-	_ = stores["services"].Delete(lost)
+	stores["services"].remove(lost)
 	if again := known(r).Networks[0]; len(again.Gateways) != 0 {
 		t.Errorf("without a Service its gateways are %q, want none", ways(again.Gateways))
 	}
@@ -240,23 +271,23 @@ func TestNodesWithoutPodCIDR(t *testing.T) {
 	if n := said(); n != 0 {
 		t.Errorf("told %d times before there are Nodes", n)
 	}
-	_ = stores["nodes"].Add(bare("node-2"))
+	stores["nodes"].add(bare("node-2"))
 	if n := said(); n != 1 {
 		t.Errorf("told %d times of a Node without a range, want once", n)
 	}
-	_ = stores["nodes"].Add(bare("node-1"))
+	stores["nodes"].add(bare("node-1"))
 	_ = said()
-	_ = stores["nodes"].Delete(bare("node-2"))
+	stores["nodes"].remove(bare("node-2"))
 	if n := said(); n != 1 {
 		t.Errorf("told %d times when Nodes come and go, want once", n)
 	}
-	_ = stores["nodes"].Add(worker("node-3", "10.0.0.3", true))
+	stores["nodes"].add(worker("node-3", "10.0.0.3", true))
 	if n := said(); n != 1 || len(r.said) != 0 {
 		t.Errorf("told %d times, and %d problems with a Node that has a range, want none", n, len(r.said))
 	}
 
 	r, stores = fresh(&Source{})
-	_ = stores["nodes"].Add(bare("node-1"))
+	stores["nodes"].add(bare("node-1"))
 	if n := said(); n != 0 {
 		t.Errorf("told %d times where podCIDRs is not set", n)
 	}
@@ -276,7 +307,7 @@ func TestAnySequenceIsAsAFreshList(t *testing.T) {
 			name := nameOf(o).String()
 			switch rnd.IntN(5) {
 			case 0:
-				_ = stores[kind].Delete(o)
+				stores[kind].remove(o)
 				delete(world[kind], name)
 			case 1: // what a watch that has expired does
 				all := []any{o}
@@ -291,9 +322,9 @@ func TestAnySequenceIsAsAFreshList(t *testing.T) {
 					}
 					all = append(all, world[kind][k])
 				}
-				_ = stores[kind].Replace(all, "")
+				stores[kind].replace(all)
 			default:
-				_ = stores[kind].Add(o)
+				stores[kind].add(o)
 				world[kind][name] = o
 			}
 			if rnd.IntN(3) > 0 {
@@ -306,7 +337,7 @@ func TestAnySequenceIsAsAFreshList(t *testing.T) {
 				for _, k := range keysOf(world[kind]) {
 					all = append(all, world[kind][k])
 				}
-				_ = s.Replace(all, "")
+				s.replace(all)
 			}
 			want := known(again)
 			if got.Networks[0].Gateways != nil && want.Networks[0].Gateways == nil {

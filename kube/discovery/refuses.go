@@ -88,7 +88,7 @@ func (s *Source) refusesTarget(k key) string {
 // listed reports whether all Services and EndpointSlices have been listed. The
 // caller holds mu.
 func (r *run) listed() bool {
-	return !slices.ContainsFunc(r.scopes, func(sc *scope) bool { return !sc.optional && !sc.synced })
+	return !slices.ContainsFunc(r.scopes, func(sc *scope) bool { return !sc.optional && !sc.State().Synced })
 }
 
 // Refuses is Source.Refuses of all clusters that are there.

@@ -11,15 +11,16 @@ import (
 
 	"culvert.dev/kube/client"
 	"culvert.dev/kube/endpoints"
+	"culvert.dev/kube/watch"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 )
 
-// atMost is how often there is an Update: a rollout of a thousand pods must not
-// make a thousand tables.
-const atMost = 100 * time.Millisecond
+// updateInterval is the least time between two Updates: a rollout of a thousand pods must not make
+// a thousand tables.
+const updateInterval = 100 * time.Millisecond
 
 // Everyone stands for all networks in a ClusterSet.
 const Everyone = "*"
@@ -76,7 +77,7 @@ type Source struct {
 	Log *slog.Logger
 
 	once    sync.Once
-	changed chan struct{} // has room for one
+	changed watch.Signal
 
 	mu      sync.Mutex // guards the rest
 	exports map[types.NamespacedName]bool
@@ -89,14 +90,7 @@ type Source struct {
 	lostAt  time.Time // since when
 }
 
-func (s *Source) init() { s.once.Do(func() { s.changed = make(chan struct{}, 1) }) }
-
-func (s *Source) kick() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
-}
+func (s *Source) init() { s.once.Do(func() { s.changed = watch.NewSignal() }) }
 
 // SetExports makes those the services that are exported to the cluster set,
 // beside those whose annotations say so. It may be called at any time; exports
@@ -106,7 +100,7 @@ func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
 	s.mu.Lock()
 	s.exports, s.told, s.stale = exports, true, true
 	s.mu.Unlock()
-	s.kick()
+	s.changed.Notify()
 }
 
 // SetClusterSet makes those the networks of the clusters that export services to each
@@ -118,7 +112,7 @@ func (s *Source) SetClusterSet(networks []string) {
 	s.set, s.stale = networks, s.stale || changed
 	s.mu.Unlock()
 	if changed {
-		s.kick()
+		s.changed.Notify()
 	}
 }
 
@@ -183,8 +177,5 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	defer r.running.Wait()
 	defer cancel()
 	r.watch(ctx)
-	if s.Pulse != nil {
-		r.running.Go(func() { r.feel(ctx) })
-	}
 	return r.loop(ctx, updates)
 }

@@ -204,7 +204,7 @@ func TestDenied(t *testing.T) {
 					t.Errorf("gateways %s, want %s", ways(u.Networks[0].Gateways), tt.gateways)
 				}
 				r.none(time.Hour)
-				if n := r.logged(tt.log...); n != 1 {
+				if n := r.logged(append(tt.log, "cannot read a Kubernetes resource")...); n != 1 {
 					t.Errorf("the log has %d lines with %q, want 1:\n%s", n, tt.log, r.log.String())
 				}
 				r.setFail(nil)
@@ -275,7 +275,7 @@ func TestASuddenNothingIsDoubted(t *testing.T) {
 		w := r.watchOf("services")
 		w.Delete(web)
 		u := r.one(moment)
-		if u.Err == nil || !strings.Contains(u.Err.Error(), "there are some after all") {
+		if u.Err == nil || !strings.Contains(u.Err.Error(), "but the API server lists some") {
 			t.Fatalf("update %+v, want that it is doubted", u)
 		}
 		r.none(time.Minute)
@@ -285,7 +285,7 @@ func TestASuddenNothingIsDoubted(t *testing.T) {
 		if u.Err != nil || len(u.Services) != 0 {
 			t.Errorf("update %v %s, want nothing", u.Err, listing(u.Snapshot))
 		}
-		if n := r.logged("API server returned empty lists"); n == 0 || n > 100 {
+		if n := r.logged("all objects of a Kubernetes resource vanished"); n == 0 || n > 100 {
 			t.Errorf("the log says it %d times", n)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"culvert.dev/kube/watch"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -17,7 +18,7 @@ type run struct {
 	src     *Source
 	log     *slog.Logger
 	running sync.WaitGroup
-	signal  chan struct{} // has room for one
+	changed watch.Signal
 	events  chan Problem
 
 	mu       sync.Mutex // guards all below, and what the scopes hold
@@ -52,7 +53,7 @@ type item struct {
 
 func newRun(s *Source, log *slog.Logger) *run {
 	return &run{
-		src: s, log: log, signal: make(chan struct{}, 1), events: make(chan Problem, maxEvents),
+		src: s, log: log, changed: watch.NewSignal(), events: make(chan Problem, maxEvents),
 		services: map[key]*service{}, slices: map[key]map[string]*slice{}, owners: map[key]key{},
 		spaces: map[string]*namespace{}, nodes: map[string]*node{},
 		dirty: map[key]struct{}{}, dirtyNet: true, items: map[key]*item{}, said: map[Problem]int{},
@@ -60,19 +61,10 @@ func newRun(s *Source, log *slog.Logger) *run {
 	}
 }
 
-func (r *run) kick() {
-	select {
-	case r.signal <- struct{}{}:
-	default:
-	}
-}
-
-// A kind is how objects of one kind are kept. Its functions are called with
-// run.mu held.
+// A kind is how objects of one kind are kept. Its functions are called with run.mu held.
 type kind struct {
-	put  func(r *run, o any) // the new state of an object, whatever was before
+	put  func(r *run, o any) // the new state of an object
 	drop func(r *run, k key)
-	keys func(r *run, namespace string) []key // of those that are there, in namespace or, for "", at all
 }
 
 var (
@@ -85,7 +77,6 @@ var (
 				r.dirtyNet = r.dirtyNet || s.notes[noteGateway] != ""
 			}
 		},
-		keys: func(r *run, namespace string) []key { return keysIn(r.services, namespace) },
 	}
 	sliceKind = kind{
 		put: func(r *run, o any) {
@@ -93,39 +84,34 @@ var (
 			r.putSlice(key{Namespace: s.Namespace, Name: s.Name}, sliceOf(s))
 		},
 		drop: func(r *run, k key) { r.putSlice(k, nil) },
-		keys: func(r *run, namespace string) []key { return keysIn(r.owners, namespace) },
 	}
 	namespaceKind = kind{
 		put:  func(r *run, o any) { r.putNamespace(o.(*corev1.Namespace).Name, namespaceOf(o.(*corev1.Namespace))) },
 		drop: func(r *run, k key) { r.putNamespace(k.Name, nil) },
-		keys: func(r *run, name string) (out []key) {
-			for n := range r.spaces {
-				if name == "" || name == n {
-					out = append(out, key{Name: n})
-				}
-			}
-			return out
-		},
 	}
 	nodeKind = kind{
 		put:  func(r *run, o any) { r.putNode(o.(*corev1.Node).Name, nodeOf(o.(*corev1.Node))) },
 		drop: func(r *run, k key) { r.putNode(k.Name, nil) },
-		keys: func(r *run, _ string) (out []key) {
-			for n := range r.nodes {
-				out = append(out, key{Name: n})
-			}
-			return out
-		},
 	}
 )
 
-func keysIn[T any](m map[key]T, namespace string) (out []key) {
-	for k := range m {
-		if namespace == "" || k.Namespace == namespace {
-			out = append(out, k)
-		}
+// A store is the watch.Store of one kind.
+type store struct {
+	*run
+	kind kind
+}
+
+// Apply implements watch.Store.
+func (s store) Apply(changed []any, gone []key) {
+	s.mu.Lock()
+	for _, o := range changed {
+		s.kind.put(s.run, o)
 	}
-	return out
+	for _, k := range gone {
+		s.kind.drop(s.run, k)
+	}
+	s.mu.Unlock()
+	s.changed.Notify()
 }
 
 // touch has a service converted again.
@@ -373,55 +359,4 @@ func (r *run) snapshot() registry.Snapshot {
 		}
 	}
 	return out
-}
-
-// A store takes what a reflector sees, for one scope.
-type store struct {
-	*run
-	*scope
-}
-
-func (s store) Add(o any) error    { return s.take(func() { s.kind.put(s.run, o) }) }
-func (s store) Update(o any) error { return s.Add(o) }
-func (s store) Resync() error      { return nil }
-
-func (s store) Delete(o any) error {
-	k := nameOf(o)
-	return s.take(func() { s.kind.drop(s.run, k) })
-}
-
-// Replace implements cache.ReflectorStore: a list of everything.
-func (s store) Replace(list []any, _ string) error {
-	return s.take(func() {
-		there := make(map[key]struct{}, len(list))
-		for _, o := range list {
-			there[nameOf(o)] = struct{}{}
-			s.kind.put(s.run, o)
-		}
-		for _, k := range s.kind.keys(s.run, s.namespace) {
-			if _, ok := there[k]; !ok {
-				s.kind.drop(s.run, k)
-			}
-		}
-		s.synced = true
-	})
-}
-
-func (s store) take(f func()) error {
-	s.mu.Lock()
-	f()
-	s.mu.Unlock()
-	s.kick()
-	return nil
-}
-
-func nameOf(o any) key {
-	m, ok := o.(interface {
-		GetName() string
-		GetNamespace() string
-	})
-	if !ok {
-		return key{}
-	}
-	return key{Namespace: m.GetNamespace(), Name: m.GetName()}
 }
