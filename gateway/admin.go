@@ -77,7 +77,7 @@ func (g *Gateway) Status() Status {
 		list, _ := g.ports.status()
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
 	}
-	s.SourceListeners, _ = g.fronts.status()
+	s.SourceListeners, _ = g.dynamic.status()
 	s.Certificates = g.expiry.certificates()
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
@@ -215,8 +215,8 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
-	m.Gauge("culvert_source_listeners_open", "Listeners that sources know of and that are served.", func() float64 { return g.fronts.count(false) })
-	m.Gauge("culvert_source_listeners_missing", "Listeners that sources know of and that can't be opened, or of which a part can't be served.", func() float64 { return g.fronts.count(true) })
+	m.Gauge("culvert_source_listeners_open", "Listeners that sources know of and that are served.", func() float64 { return g.dynamic.count(false) })
+	m.Gauge("culvert_source_listeners_missing", "Listeners that sources know of and that can't be opened, or of which a part can't be served.", func() float64 { return g.dynamic.count(true) })
 	m.Gauge("culvert_vips_services", "Services that have an address to themselves.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
 	m.Gauge("culvert_vips_missing", "Addresses that services want and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
 	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
@@ -232,9 +232,9 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.BuildInfo(g.cfg.Version)
 }
 
-// forget drops the metrics of services that are gone, once a minute, so that
+// pruneMetrics drops the metrics of services that are gone, once a minute, so that
 // services that come and go don't use up the labels.
-func (g *Gateway) forget(ctx context.Context) error {
+func (g *Gateway) pruneMetrics(ctx context.Context) error {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
 	var seen uint64

@@ -44,7 +44,7 @@ func (d *Datagrams) Protos() []string {
 type datagrams struct {
 	server    *udp.Server
 	listeners []datagramListener
-	pinned    []pinned
+	pinned    []http3Listener
 	http3     []*HTTP3 // at all of them
 }
 
@@ -64,7 +64,7 @@ func (d *datagrams) listen(ctx context.Context, l Listener) (net.Addr, error) {
 		d.http3 = append(d.http3, h)
 	}
 	if h != nil && h.TerminateAll {
-		d.pinned = append(d.pinned, pinned{h, conn, l.Address})
+		d.pinned = append(d.pinned, http3Listener{h, conn, l.Address})
 		return conn.LocalAddr(), nil
 	}
 	ln := datagramListener{Listener: udp.Listener{

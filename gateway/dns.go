@@ -62,8 +62,8 @@ func (s *dnsSocket) close() {
 	_ = s.streams.Close()
 }
 
-// lookupFor is the time a target's name may take, less than a question may.
-const lookupFor = 1500 * time.Millisecond
+// dnsLookupTimeout is the time a target's name may take, less than a question may.
+const dnsLookupTimeout = 1500 * time.Millisecond
 
 // dnsDescriptors are kept for questions that wait for upstreams, and for
 // connections.
@@ -156,7 +156,7 @@ func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 		}
 	}
 	if s.Lookup == nil {
-		s.Lookup = (&dns.Resolver{Timeout: lookupFor}).LookupTTL
+		s.Lookup = (&dns.Resolver{Timeout: dnsLookupTimeout}).LookupTTL
 	}
 	s.Log = g.log
 	s.Observe = observeDNS(ctx, g.metrics.DNS(), g.log)

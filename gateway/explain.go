@@ -210,7 +210,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				}
 			}
 		}
-		for _, p := range flat(l.Protocols) {
+		for _, p := range flattenProtocols(l.Protocols) {
 			switch f := p.(type) {
 			case *termination.Protocol:
 				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
@@ -221,13 +221,13 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
 				x.Proto = req.Proto
 				return req, nil
-			case *tlsFront:
-				return explainFront(&f.front, f, q, req, x)
-			case *plainFront:
-				return explainFront(&f.front, f, q, req, x)
-			case *httpFront:
-				return explainFront(&f.front, f, q, req, x)
-			case *direct:
+			case *tlsProtocol:
+				return explainDynamic(&f.listenerState, f, q, req, x)
+			case *plainProtocol:
+				return explainDynamic(&f.listenerState, f, q, req, x)
+			case *httpProtocol:
+				return explainDynamic(&f.listenerState, f, q, req, x)
+			case *servicePortProtocol:
 				f.request(req)
 				req.Proto, x.Proto = f.Name(), f.Name()
 				return req, nil
@@ -272,8 +272,8 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 	return req, err
 }
 
-// flat returns protocols and those that are spoken inside of them.
-func flat(protocols []tunnel.Protocol) []tunnel.Protocol {
+// flattenProtocols returns protocols and those that are spoken inside of them.
+func flattenProtocols(protocols []tunnel.Protocol) []tunnel.Protocol {
 	var all []tunnel.Protocol
 	for _, p := range protocols {
 		all = append(all, p)

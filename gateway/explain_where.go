@@ -13,9 +13,9 @@ import (
 	"culvert.dev/udp"
 )
 
-// An askable is a listener that may be asked what it does, under all the names that
+// An explainTarget is a listener that may be asked what it does, under all the names that
 // people know it by.
-type askable struct {
+type explainTarget struct {
 	listener string   // its address as configured, or its name in the table
 	names    []string // others: its sections', its Gateway's
 	where    string   // the address as `culvert status` prints it
@@ -24,11 +24,11 @@ type askable struct {
 	problem  string   // why it is not open; "" if it is
 }
 
-// askables are all listeners of the table, and those of the configuration.
-func (g *Gateway) askables() []askable {
-	var all []askable
+// explainTargets are all listeners of the table, and those of the configuration.
+func (g *Gateway) explainTargets() []explainTarget {
+	var all []explainTarget
 	for i, l := range g.cfg.Listeners {
-		a := askable{listener: l.Address, where: l.Address}
+		a := explainTarget{listener: l.Address, where: l.Address}
 		if i < len(g.addrs) && g.addrs[i] != nil { // a port of 0 has another number by now
 			at := g.addrs[i].String()
 			if l.Datagrams != nil {
@@ -39,22 +39,22 @@ func (g *Gateway) askables() []askable {
 		all = append(all, a)
 	}
 	for _, p := range g.ports.listeners() {
-		all = append(all, askable{listener: p.Address, where: p.Address, origin: "a service"})
+		all = append(all, explainTarget{listener: p.Address, where: p.Address, origin: "a service"})
 	}
-	return append(all, g.fronts.askables()...)
+	return append(all, g.dynamic.explainTargets()...)
 }
 
-// askables are the listeners of the table, with those that can't be opened.
-func (f *fronts) askables() []askable {
+// explainTargets are the listeners of the table, with those that can't be opened.
+func (f *dynamicListeners) explainTargets() []explainTarget {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var all []askable
+	var all []explainTarget
 	for _, s := range f.list {
-		a := askable{listener: s.Name, where: s.Address, origin: s.Origin, protocol: s.Protocol}
+		a := explainTarget{listener: s.Name, where: s.Address, origin: s.Origin, protocol: s.Protocol}
 		if o := f.serving[s.Name]; o == nil {
 			a.problem = s.Problem
 		} else {
-			for _, section := range o.has.Load().Sections {
+			for _, section := range o.config.Load().Sections {
 				a.names = append(a.names, section.Name)
 				if gateway, ok := strings.CutPrefix(section.Name, "gateway/"); ok { // "gateway/shop/edge/tls": several Gateways may share a port
 					if i := strings.LastIndex(gateway, "/"); i > 0 {
@@ -73,7 +73,7 @@ func (f *fronts) askables() []askable {
 
 // place is the address and port of an address as people write it; any address is the
 // zero Addr. It is false for what is none.
-func placeOf(s string) (datagrams bool, addr netip.Addr, port uint16, ok bool) {
+func parseListenAddr(s string) (datagrams bool, addr netip.Addr, port uint16, ok bool) {
 	s, datagrams = strings.CutPrefix(s, udp.Scheme)
 	host, number, err := net.SplitHostPort(s)
 	if err != nil {
@@ -94,19 +94,19 @@ func placeOf(s string) (datagrams bool, addr netip.Addr, port uint16, ok bool) {
 	return datagrams, addr, uint16(n), true
 }
 
-// is reports whether a person who writes s means a: by a name, or by the address. One
+// matches reports whether a person who writes s means a: by a name, or by the address. One
 // that listens at all addresses is meant by any of them, and one at a single address by
 // its port alone, too.
-func (a *askable) is(s string) bool {
+func (a *explainTarget) matches(s string) bool {
 	if s == a.listener || s == a.where || slices.Contains(a.names, s) {
 		return true
 	}
-	datagrams, addr, port, ok := placeOf(s)
+	datagrams, addr, port, ok := parseListenAddr(s)
 	if !ok {
 		return false
 	}
 	for _, at := range append([]string{a.where}, a.names...) {
-		d, own, p, ok := placeOf(at)
+		d, own, p, ok := parseListenAddr(at)
 		if ok && p == port && (d == datagrams || !strings.HasPrefix(s, udp.Scheme) && d) && (own == addr || !own.IsValid() || !addr.IsValid()) {
 			return true
 		}
@@ -115,8 +115,8 @@ func (a *askable) is(s string) bool {
 }
 
 // serves reports whether a may be what a person means who names no listener.
-func (a *askable) serves(q Query) bool {
-	_, _, port, _ := placeOf(a.where)
+func (a *explainTarget) serves(q Query) bool {
+	_, _, port, _ := parseListenAddr(a.where)
 	switch {
 	case a.origin == "":
 		return true
@@ -131,16 +131,16 @@ func (a *askable) serves(q Query) bool {
 // explain answers q at the listener that is meant. It is an error where that can't be
 // told, and for one that is not there.
 func (g *Gateway) explain(ctx context.Context, q Query) (*Explanation, error) {
-	all := g.askables()
-	listeners := slices.Concat(g.ports.listeners(), g.fronts.listeners(), g.cfg.Listeners)
+	all := g.explainTargets()
+	listeners := slices.Concat(g.ports.listeners(), g.dynamic.listeners(), g.cfg.Listeners)
 	if q.Listener == "" {
 		return g.explainAnywhere(ctx, all, listeners, q)
 	}
-	var meant []askable
-	for _, is := range []func(*askable) bool{
-		func(a *askable) bool { return a.listener == q.Listener },
-		func(a *askable) bool { return a.where == q.Listener || slices.Contains(a.names, q.Listener) },
-		func(a *askable) bool { return a.is(q.Listener) },
+	var meant []explainTarget
+	for _, is := range []func(*explainTarget) bool{
+		func(a *explainTarget) bool { return a.listener == q.Listener },
+		func(a *explainTarget) bool { return a.where == q.Listener || slices.Contains(a.names, q.Listener) },
+		func(a *explainTarget) bool { return a.matches(q.Listener) },
 	} {
 		for i := range all {
 			if is(&all[i]) {
@@ -152,25 +152,25 @@ func (g *Gateway) explain(ctx context.Context, q Query) (*Explanation, error) {
 		}
 	}
 	if len(meant) == 0 {
-		return nil, fmt.Errorf("there is no listener %q; there are %s", q.Listener, listed(all))
+		return nil, fmt.Errorf("there is no listener %q; there are %s", q.Listener, listTargets(all))
 	}
 	routes, leads, refusals := g.explainEach(ctx, meant, listeners, q)
 	switch {
 	case len(routes) == 1:
 		return routes[0], nil
 	case len(routes) > 1:
-		return nil, fmt.Errorf("several listeners that %q means have a route: name one of %s", q.Listener, listed(leads))
+		return nil, fmt.Errorf("several listeners that %q means have a route: name one of %s", q.Listener, listTargets(leads))
 	case len(refusals) == 1:
 		return refusals[0], nil
 	case len(meant) == 1:
-		return nil, fmt.Errorf("listener %s is not open: %s", listed(meant), meant[0].problem)
+		return nil, fmt.Errorf("listener %s is not open: %s", listTargets(meant), meant[0].problem)
 	}
-	return nil, fmt.Errorf("%q means several listeners, and none has a route: name one of %s", q.Listener, listed(meant))
+	return nil, fmt.Errorf("%q means several listeners, and none has a route: name one of %s", q.Listener, listTargets(meant))
 }
 
 // explainEach asks listeners, and returns the answers with a route, which listeners
 // those are of, and the other answers.
-func (g *Gateway) explainEach(ctx context.Context, some []askable, listeners []Listener, q Query) (routes []*Explanation, leads []askable, refusals []*Explanation) {
+func (g *Gateway) explainEach(ctx context.Context, some []explainTarget, listeners []Listener, q Query) (routes []*Explanation, leads []explainTarget, refusals []*Explanation) {
 	for _, a := range some {
 		if a.problem != "" {
 			continue
@@ -189,8 +189,8 @@ func (g *Gateway) explainEach(ctx context.Context, some []askable, listeners []L
 
 // explainAnywhere answers a question that names no listener: where only one listener of
 // the table has a route, there, and otherwise by the configured listeners.
-func (g *Gateway) explainAnywhere(ctx context.Context, all []askable, listeners []Listener, q Query) (*Explanation, error) {
-	some := slices.DeleteFunc(slices.Clone(all), func(a askable) bool { return a.protocol == "" || !a.serves(q) })
+func (g *Gateway) explainAnywhere(ctx context.Context, all []explainTarget, listeners []Listener, q Query) (*Explanation, error) {
+	some := slices.DeleteFunc(slices.Clone(all), func(a explainTarget) bool { return a.protocol == "" || !a.serves(q) })
 	routes, leads, refusals := g.explainEach(ctx, some, listeners, q)
 	if n := len(g.cfg.Listeners); n > 0 {
 		one := q
@@ -208,18 +208,18 @@ func (g *Gateway) explainAnywhere(ctx context.Context, all []askable, listeners 
 	case len(routes) == 1:
 		return routes[0], nil
 	case len(routes) > 1:
-		return nil, fmt.Errorf("which listener is asked? Several have a route: name one of %s", listed(leads))
+		return nil, fmt.Errorf("which listener is asked? Several have a route: name one of %s", listTargets(leads))
 	case len(refusals) == 1:
 		return refusals[0], nil
 	}
-	return nil, fmt.Errorf("which listener is asked? None has a route for this; there are %s", listed(all))
+	return nil, fmt.Errorf("which listener is asked? None has a route for this; there are %s", listTargets(all))
 }
 
 // maxListed is how many listeners an error names.
 const maxListed = 20
 
-// listed are listeners as people may name them.
-func listed(all []askable) string {
+// listTargets are listeners as people may name them.
+func listTargets(all []explainTarget) string {
 	if len(all) == 0 {
 		return "none"
 	}

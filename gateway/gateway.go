@@ -39,13 +39,13 @@ const (
 	DefaultDrainTimeout = 30 * time.Second
 )
 
-// firstTable is how long serving waits for the sources at the start. What
+// firstTableTimeout is how long serving waits for the sources at the start. What
 // connects meanwhile waits in the kernel.
-const firstTable = 5 * time.Second
+const firstTableTimeout = 5 * time.Second
 
-// reserved descriptors are never given to clients: they are for the admin
+// reservedDescriptors descriptors are never given to clients: they are for the admin
 // port, DNS, reloading, logs.
-const reserved = 64
+const reservedDescriptors = 64
 
 // ErrInterrupted is the cause of Run's context where somebody at a terminal
 // ended it. Nobody waits to hear then that the gateway is not ready any more,
@@ -59,7 +59,7 @@ type Gateway struct {
 	registry  *registry.Registry
 	names     *names.Source // of the registry: what DNS answers
 	checker   *checks.Checker
-	ways      *Dialers
+	upstreams *Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -68,10 +68,10 @@ type Gateway struct {
 	access    *admin.AccessLog
 	listeners []tunnel.Listener
 	datagrams *datagrams
-	addrs     []net.Addr    // of all listeners, in the order of the Config
-	ports     *servicePorts // nil for none
-	vips      *vipKeeper    // nil for none
-	fronts    *fronts
+	addrs     []net.Addr     // of all listeners, in the order of the Config
+	ports     *servicePorts  // nil for none
+	vips      *vipController // nil for none
+	dynamic   *dynamicListeners
 	adminLn   net.Listener
 	healthLn  net.Listener
 	started   time.Time
@@ -107,7 +107,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
-	g.ways = ways
+	g.upstreams = ways
 	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: ways.To, RemoteDialer: ways.Cross, Log: g.log}
 	ways.ReportDial = g.registry.ReportDial
 	g.names = &names.Source{Registry: g.registry}
@@ -133,10 +133,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
-	g.fronts = newFronts(g, guard, budget)
-	g.follow(g.fronts.changed)
+	g.dynamic = newDynamicListeners(g, guard, budget)
+	g.onTable(g.dynamic.tableChanged)
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
-	g.follow(g.checker.Changed)
+	g.onTable(g.checker.Changed)
 	if cfg.DNS != nil {
 		cfg.DNS.prepare(ctx, g)
 	}
@@ -152,13 +152,13 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
 			return err
 		}
-		g.follow(g.ports.changed)
+		g.onTable(g.ports.tableChanged)
 	}
 	if g.cfg.VIPs != nil {
-		if g.vips, err = newVIPKeeper(g); err != nil {
+		if g.vips, err = newVIPController(g); err != nil {
 			return err
 		}
-		g.follow(g.vips.changed)
+		g.onTable(g.vips.tableChanged)
 	}
 	return nil
 }
@@ -166,10 +166,10 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 // closeStates lets other processes have what openStates has read.
 func (g *Gateway) closeStates() {
 	if g.ports != nil {
-		g.ports.ledger.close()
+		g.ports.assignmentFile.close()
 	}
 	if g.vips != nil {
-		g.vips.ledger.close()
+		g.vips.assignmentFile.close()
 	}
 }
 
@@ -255,11 +255,11 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	if g.vips != nil {
 		run(func() error { return g.vips.run(work) })
 	}
-	g.fronts.serve = g.serveFronts(run)
-	run(func() error { return g.fronts.run(work) })
+	g.dynamic.serve = g.serveDynamic(run)
+	run(func() error { return g.dynamic.run(work) })
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.checker.Run(work) })
-	run(func() error { return g.forget(work) })
+	run(func() error { return g.pruneMetrics(work) })
 	run(func() error { return g.memory.run(work) })
 	run(func() error { return g.expiry.run(work) })
 	if g.adminLn != nil {
@@ -299,7 +299,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.server.Close()
 	d.stop()
 	g.datagrams.stop()
-	g.ways.Close()
+	g.upstreams.Close()
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()
@@ -310,7 +310,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 
 // awaitTable gives the sources a moment to say what there is.
 func (g *Gateway) awaitTable(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, firstTable)
+	ctx, cancel := context.WithTimeout(ctx, firstTableTimeout)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
@@ -398,18 +398,18 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case g.stopping.Load():
 		return false, "draining"
 	case g.registry.Table() == nil:
-		return false, "no source has said what there is to serve" + g.because()
+		return false, "no source has said what there is to serve" + g.staleSuffix()
 	case g.registry.PendingSources() > 0:
 		// What the others said is served. But a replica that takes the place of one
 		// that knows more must not have its clients.
-		return false, "a source has not yet said what there is to serve" + g.because()
+		return false, "a source has not yet said what there is to serve" + g.staleSuffix()
 	}
 	if g.ports != nil {
 		if _, settled := g.ports.status(); !settled {
 			return false, "the ports of services are not open yet"
 		}
 	}
-	if _, settled := g.fronts.status(); !settled {
+	if _, settled := g.dynamic.status(); !settled {
 		return false, "the listeners that sources know of are not open yet"
 	}
 	if _, settled := g.vips.status(); !settled {

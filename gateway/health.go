@@ -36,8 +36,8 @@ type StatusHealth struct {
 	Network  string    `json:"network,omitempty"`      // that it is in
 }
 
-// follow has changed called for every table, after those that were given before.
-func (g *Gateway) follow(changed func()) {
+// onTable has changed called for every table, after those that were given before.
+func (g *Gateway) onTable(changed func()) {
 	before := g.registry.OnTable
 	g.registry.OnTable = func() {
 		if before != nil {
@@ -60,8 +60,8 @@ func (g *Gateway) stale() string {
 	return fmt.Sprintf("the table is %s old: source %s: %s", age, source, firstLine(err))
 }
 
-// because says which source is lost, and why, after what comes of it.
-func (g *Gateway) because() string {
+// staleSuffix says which source is lost, and why, after what comes of it.
+func (g *Gateway) staleSuffix() string {
 	source, _, err := g.registry.Stale()
 	if err == nil {
 		return ""

@@ -69,15 +69,15 @@ func (p *HTTP3) serve(ctx context.Context, c net.PacketConn, h tunnel.Handler) e
 	return nil
 }
 
-// A pinned is a socket at which there is HTTP/3 and nothing else: it needs
+// A http3Listener is a socket at which there is HTTP/3 and nothing else: it needs
 // nobody to tell its connections from others'.
-type pinned struct {
+type http3Listener struct {
 	*HTTP3
 	conn *net.UDPConn
 	name string
 }
 
-func (p *pinned) run(ctx context.Context, h tunnel.Handler, log *slog.Logger) error {
+func (p *http3Listener) run(ctx context.Context, h tunnel.Handler, log *slog.Logger) error {
 	log.Info("serving", "listener", p.name, "address", p.conn.LocalAddr().String())
 	return p.serve(ctx, p.conn, h)
 }

@@ -19,5 +19,5 @@ func descriptors() *tunnel.Budget {
 	if fds, err := os.ReadDir("/proc/self/fd"); err == nil {
 		open = int64(len(fds))
 	}
-	return &tunnel.Budget{Limit: max(int64(min(lim.Cur, 1<<30))-open-reserved, 16)}
+	return &tunnel.Budget{Limit: max(int64(min(lim.Cur, 1<<30))-open-reservedDescriptors, 16)}
 }

@@ -102,8 +102,8 @@ func listNetwork(n *registry.Network, here string) *ListedNetwork {
 	return l
 }
 
-// watchEvery is how often a watched table is looked at.
-const watchEvery = 100 * time.Millisecond
+// watchInterval is how often a watched table is looked at.
+const watchInterval = 100 * time.Millisecond
 
 // ListRegistry yields the services of reg's table, or those with a name; with
 // networks its networks; and with watch, until ctx ends, what changes of them: nil
@@ -131,7 +131,7 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 		if !watch || !yield(nil) {
 			return
 		}
-		tick := time.NewTicker(watchEvery)
+		tick := time.NewTicker(watchInterval)
 		defer tick.Stop()
 		for {
 			select {
@@ -143,7 +143,7 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 			if next.Generation() == t.Generation() {
 				continue
 			}
-			for event, s := range difference(t, next) {
+			for event, s := range diffServices(t, next) {
 				in := next
 				if event == "removed" {
 					in = t
@@ -160,9 +160,9 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 	}
 }
 
-// difference yields the services in which two tables differ, wherever their
+// diffServices yields the services in which two tables differ, wherever their
 // files have them.
-func difference(from, to *registry.Table) iter.Seq2[string, *registry.Service] {
+func diffServices(from, to *registry.Table) iter.Seq2[string, *registry.Service] {
 	return func(yield func(string, *registry.Service) bool) {
 		old := make(map[string][]*registry.Service, from.Len())
 		i := 0

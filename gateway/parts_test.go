@@ -50,13 +50,13 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	}
 	for who, has := range map[string]*tunnel.Budget{
 		"streams": g.server.Budget, "datagrams": g.datagrams.server.Budget, "HTTP/3": h.server.Budget, "tunnels": g.router.Budget,
-		"ways out": g.ways.Budget, "checks": g.checker.Budget, "listeners of sources": g.fronts.budget, "the memory's watch": g.memory.budget,
+		"ways out": g.upstreams.Budget, "checks": g.checker.Budget, "listeners of sources": g.dynamic.budget, "the memory's watch": g.memory.budget,
 	} {
 		if has != budget {
 			t.Errorf("%s have a budget of their own, or none", who)
 		}
 	}
-	guard := g.fronts.guard
+	guard := g.dynamic.guard
 	if guard == nil {
 		t.Fatal("the listeners of sources have no guard")
 	}
@@ -68,7 +68,7 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	if datagrams == nil {
 		t.Fatal("datagrams have no dialer")
 	}
-	for who, has := range map[string]*tunnel.Guard{"tunnels": direct.Guard, "datagrams": datagrams.Guard, "ways out": g.ways.Direct.Guard} {
+	for who, has := range map[string]*tunnel.Guard{"tunnels": direct.Guard, "datagrams": datagrams.Guard, "ways out": g.upstreams.Direct.Guard} {
 		if has != guard {
 			t.Errorf("%s have a guard of their own, or none", who)
 		}
@@ -86,8 +86,8 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	if g.relay.Idle != cfg.Idle || g.relay.HalfClosed != cfg.HalfClosed || g.datagrams.server.Idle != cfg.UDPIdle {
 		t.Errorf("limits without a byte are %v, %v and %v", g.relay.Idle, g.relay.HalfClosed, g.datagrams.server.Idle)
 	}
-	if g.ways.Via != cfg.Via || h.server.Via != h.Via {
-		t.Errorf("this gateway calls itself %q and %q, want %q", g.ways.Via, h.server.Via, cfg.Via)
+	if g.upstreams.Via != cfg.Via || h.server.Via != h.Via {
+		t.Errorf("this gateway calls itself %q and %q, want %q", g.upstreams.Via, h.server.Via, cfg.Via)
 	}
 	if h.server.Auth != connect.Authenticator(auth) || h.server.Identify == nil {
 		t.Errorf("HTTP/3 asks for %v, and knows clients by their certificates: %v", h.server.Auth, h.server.Identify != nil)

@@ -26,8 +26,8 @@ type ServicePorts struct {
 	ReuseAfter time.Duration // how long nobody else gets the port of a service that is gone; 0 means ports.DefaultKeep
 }
 
-// at returns the address of a port, as listeners have theirs configured.
-func (c *ServicePorts) at(port uint16) string {
+// listenAddress returns the address of a port, as listeners have theirs configured.
+func (c *ServicePorts) listenAddress(port uint16) string {
 	host := ""
 	if c.Address.IsValid() {
 		host = c.Address.String()
@@ -37,7 +37,7 @@ func (c *ServicePorts) at(port uint16) string {
 
 // servicePorts keeps the listeners of services as the table says.
 type servicePorts struct {
-	follower
+	tableWatcher
 	cfg    ServicePorts
 	g      *Gateway
 	guard  *tunnel.Guard
@@ -45,37 +45,37 @@ type servicePorts struct {
 	serve  func(ctx context.Context, tl tunnel.Listener) // does not wait
 
 	// Of run's goroutine alone.
-	*ledger[ports.Assignment]
-	open map[ports.Key]*ownPort
-	said troubles[ports.Key]
+	*assignmentFile[ports.Assignment]
+	open   map[ports.Key]*servicePort
+	logged errorLog[ports.Key]
 
 	mu      sync.Mutex // guards what follows
 	list    []ServicePort
 	settled bool // the first table has been dealt with
 }
 
-// An ownPort is a listener of one service.
-type ownPort struct {
+// An servicePort is a listener of one service.
+type servicePort struct {
 	net.Listener
-	direct
+	servicePortProtocol
 	assigned uint16
 }
 
-// A direct is the Protocol of a port that was assigned: as Fixed, but the number
+// A servicePortProtocol is the Protocol of a port that was assigned: as Fixed, but the number
 // of the port means nothing, though it may be one that a service has; and what
 // it leads to may change while it is served.
-type direct struct {
+type servicePortProtocol struct {
 	tunnel.Fixed // for what is the same; its fields are not used
-	to           atomic.Pointer[registry.Published]
+	target       atomic.Pointer[registry.Published]
 }
 
-func (d *direct) request(req *tunnel.Request) {
-	to := d.to.Load()
+func (d *servicePortProtocol) request(req *tunnel.Request) {
+	to := d.target.Load()
 	req.Name, req.Port, req.LocalPort = to.Name, to.Port, 0
 }
 
 // ServeConn makes the one Request.
-func (d *direct) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+func (d *servicePortProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	req := c.NewRequest(d.Name())
 	d.request(req)
 	h.ServeTunnel(ctx, req)
@@ -86,10 +86,10 @@ func (d *direct) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler
 // already: a second gateway by mistake has failed before it touches the state.
 func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*servicePorts, error) {
 	p := &servicePorts{
-		follower: newFollower(), cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget, open: map[ports.Key]*ownPort{},
+		tableWatcher: newTableWatcher(), cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget, open: map[ports.Key]*servicePort{},
 	}
 	var err error
-	if p.ledger, err = openLedger("service ports", "ports", g.log, ports.State{Path: p.cfg.State}); err != nil {
+	if p.assignmentFile, err = openAssignmentFile("service ports", "ports", g.log, ports.State{Path: p.cfg.State}); err != nil {
 		return nil, err
 	}
 	if system, clash := ephemeral(p.cfg.Range); clash {
@@ -106,7 +106,7 @@ func (p *servicePorts) run(ctx context.Context) error {
 			p.close(key)
 		}
 	}()
-	p.follow(ctx, &p.g.stopping, p.update)
+	p.watch(ctx, &p.g.stopping, p.update)
 	return nil
 }
 
@@ -117,19 +117,19 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	if t == nil {
 		return true
 	}
-	wishes, keys := wishesOf(t)
+	wishes, keys := portRequests(t)
 	next, opened, failed := p.assign(ctx, keys)
 	saved := p.save(next)
 	if !saved {
 		// What is not on the disk is not promised to anybody.
 		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
-			if !a.Gone.IsZero() || p.had(a) {
+			if !a.Gone.IsZero() || p.wasAssigned(a) {
 				return false
 			}
 			if opened[a.Key] {
 				p.close(a.Key)
 			}
-			failed = append(failed, ports.Failure{Key: a.Key, Err: errors.New(p.unsaved)})
+			failed = append(failed, ports.Failure{Key: a.Key, Err: errors.New(p.saveError)})
 			return true
 		})
 	}
@@ -156,16 +156,16 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	}
 	for key, o := range p.open {
 		w := wishes[key]
-		o.to.Store(&w)
+		o.target.Store(&w)
 	}
 	begun := 0
 	for key := range opened {
 		if o := p.open[key]; o != nil {
 			begun++
-			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: p.cfg.at(o.assigned), Protocols: []tunnel.Protocol{&o.direct}})
+			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: p.cfg.listenAddress(o.assigned), Protocols: []tunnel.Protocol{&o.servicePortProtocol}})
 		}
 	}
-	p.tell(begun, closed, failed)
+	p.logChanges(begun, closed, failed)
 	list := describe(&p.cfg, wishes, next, failed, func(a ports.Assignment) bool { return p.open[a.Key] != nil })
 	p.mu.Lock()
 	p.list, p.settled = list, true
@@ -173,22 +173,22 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	return saved && len(failed) == 0
 }
 
-// had reports whether a port is its service's by the state.
-func (p *servicePorts) had(a ports.Assignment) bool {
-	return slices.ContainsFunc(p.have, func(h ports.Assignment) bool {
+// wasAssigned reports whether a port is its service's by the state.
+func (p *servicePorts) wasAssigned(a ports.Assignment) bool {
+	return slices.ContainsFunc(p.assigned, func(h ports.Assignment) bool {
 		return h.Service == a.Service && h.Protocol == a.Protocol && h.Assigned == a.Assigned
 	})
 }
 
-// handOver makes the listeners of services that are known by another key now
+// rekeyOpen makes the listeners of services that are known by another key now
 // those of that: a service that has begun to tell its port keeps the one it has.
-func (p *servicePorts) handOver(next []ports.Assignment) {
-	at := make(map[place]ports.Key, len(p.open))
+func (p *servicePorts) rekeyOpen(next []ports.Assignment) {
+	at := make(map[protocolPort]ports.Key, len(p.open))
 	for key, o := range p.open {
-		at[place{key.Protocol, o.assigned}] = key
+		at[protocolPort{key.Protocol, o.assigned}] = key
 	}
 	for _, a := range next {
-		was, ok := at[place{a.Protocol, a.Assigned}]
+		was, ok := at[protocolPort{a.Protocol, a.Assigned}]
 		if ok && a.Gone.IsZero() && was != a.Key && was.Service == a.Service {
 			p.open[a.Key] = p.open[was]
 			delete(p.open, was)
@@ -200,22 +200,22 @@ func (p *servicePorts) handOver(next []ports.Assignment) {
 // turn out to be another process's are passed over, unless they have been
 // somebody's since before: those stay what they are and fail.
 func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []ports.Assignment, opened map[ports.Key]bool, failed []ports.Failure) {
-	known := make(map[ports.Key]uint16, len(p.have))
-	for _, a := range p.have {
+	known := make(map[ports.Key]uint16, len(p.assigned))
+	for _, a := range p.assigned {
 		known[a.Key] = a.Assigned
 	}
 	ours := p.g.ownPorts()
-	held := map[place]bool{}
+	held := map[protocolPort]bool{}
 	plan := ports.Plan{
 		Range: p.cfg.Range, Keep: p.cfg.ReuseAfter, Now: now(),
-		Taken: func(protocol string, port uint16) bool { return ours[port] || held[place{protocol, port}] },
+		Taken: func(protocol string, port uint16) bool { return ours[port] || held[protocolPort{protocol, port}] },
 	}
 	opened, bad := map[ports.Key]bool{}, map[ports.Key]error{}
-	next = p.have
+	next = p.assigned
 	for {
 		var full []ports.Failure
 		next, full = plan.Assign(keys, next)
-		p.handOver(next)
+		p.rekeyOpen(next)
 		again := false
 		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
 			if o := p.open[a.Key]; !a.Gone.IsZero() || o != nil && o.assigned == a.Assigned || bad[a.Key] != nil {
@@ -230,7 +230,7 @@ func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []por
 				bad[a.Key] = err
 				return false
 			}
-			held[place{a.Protocol, a.Assigned}], again = true, true
+			held[protocolPort{a.Protocol, a.Assigned}], again = true, true
 			return true
 		})
 		if !again {
@@ -244,8 +244,8 @@ func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []por
 	return next, opened, failed
 }
 
-// A place is a port of a protocol.
-type place struct {
+// A protocolPort is a port of a protocol.
+type protocolPort struct {
 	protocol string
 	port     uint16
 }
@@ -262,13 +262,13 @@ func (p *servicePorts) listen(ctx context.Context, a ports.Assignment) error {
 	if !p.budget.Take(1) {
 		return errors.New("every descriptor is taken")
 	}
-	ln, err := tunnel.Listen(ctx, p.cfg.at(a.Assigned))
+	ln, err := tunnel.Listen(ctx, p.cfg.listenAddress(a.Assigned))
 	if err != nil {
 		p.budget.Give(1)
 		return err
 	}
 	p.guard.OwnListener(ln.Addr())
-	p.open[a.Key] = &ownPort{Listener: ln, assigned: a.Assigned}
+	p.open[a.Key] = &servicePort{Listener: ln, assigned: a.Assigned}
 	return nil
 }
 
@@ -281,18 +281,18 @@ func (p *servicePorts) close(key ports.Key) {
 	p.budget.Give(1)
 }
 
-// tell logs what has changed.
-func (p *servicePorts) tell(begun, closed int, failed []ports.Failure) {
+// logChanges logs what has changed.
+func (p *servicePorts) logChanges(begun, closed int, failed []ports.Failure) {
 	slices.SortFunc(failed, func(a, b ports.Failure) int { return a.Compare(b.Key) })
-	before := len(p.said)
-	p.said.tell(len(failed),
+	before := len(p.logged)
+	p.logged.logNew(len(failed),
 		func(i int) (ports.Key, error) { return failed[i].Key, failed[i].Err },
 		func(i int) {
 			p.g.log.Warn("service has no port", "service", failed[i].Key.String(), "err", failed[i].Err)
 		},
 		func(n int) { p.g.log.Warn("more services have no port", "services", n) })
-	if begun > 0 || closed > 0 || before != len(p.said) {
-		p.g.log.Info("serving service ports", "opened", begun, "closed", closed, "open", len(p.open), "without", len(p.said), "range", p.cfg.Range.String())
+	if begun > 0 || closed > 0 || before != len(p.logged) {
+		p.g.log.Info("serving service ports", "opened", begun, "closed", closed, "open", len(p.open), "without", len(p.logged), "range", p.cfg.Range.String())
 	}
 }
 
@@ -328,8 +328,8 @@ func (p *servicePorts) listeners() []Listener {
 	list, _ := p.status()
 	for _, s := range list {
 		if name, err := tunnel.ParseName(s.Name); err == nil && s.State == PortOpen {
-			d := &direct{}
-			d.to.Store(&registry.Published{Name: name, Port: s.Port})
+			d := &servicePortProtocol{}
+			d.target.Store(&registry.Published{Name: name, Port: s.Port})
 			all = append(all, Listener{Address: s.Address, Protocols: []tunnel.Protocol{d}})
 		}
 	}
@@ -354,8 +354,8 @@ func (g *Gateway) ownPorts() map[uint16]bool {
 	return all
 }
 
-// wishesOf returns what of a table is to have a port, by key.
-func wishesOf(t *registry.Table) (map[ports.Key]registry.Published, []ports.Key) {
+// portRequests returns what of a table is to have a port, by key.
+func portRequests(t *registry.Table) (map[ports.Key]registry.Published, []ports.Key) {
 	list := t.Publishable()
 	wishes, keys := make(map[ports.Key]registry.Published, len(list)), make([]ports.Key, len(list))
 	for i, w := range list {

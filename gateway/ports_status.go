@@ -44,7 +44,7 @@ func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []
 	list := make([]ServicePort, 0, len(wishes))
 	seen := make(map[ports.Key]bool, len(wishes))
 	for _, a := range all {
-		s := ServicePort{Protocol: a.Protocol, Name: a.Service, Port: a.Port, Assigned: a.Assigned, Address: cfg.at(a.Assigned), Since: a.Since, State: PortAssigned}
+		s := ServicePort{Protocol: a.Protocol, Name: a.Service, Port: a.Port, Assigned: a.Assigned, Address: cfg.listenAddress(a.Assigned), Since: a.Since, State: PortAssigned}
 		switch err := problems[a.Key]; {
 		case !a.Gone.IsZero():
 			s.State, s.Until = PortKept, a.Gone.Add(cmp.Or(cfg.ReuseAfter, ports.DefaultKeep))
@@ -91,7 +91,7 @@ func ForecastPorts(cfg ServicePorts, t *registry.Table) ([]ServicePort, error) {
 	if err != nil {
 		return nil, &StateError{"service ports", "ports", err}
 	}
-	wishes, keys := wishesOf(t)
+	wishes, keys := portRequests(t)
 	plan := ports.Plan{Range: cfg.Range, Keep: cfg.ReuseAfter, Now: now()}
 	next, failed := plan.Assign(keys, have)
 	list := describe(&cfg, wishes, next, failed, func(ports.Assignment) bool { return false })

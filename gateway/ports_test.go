@@ -176,7 +176,7 @@ func TestServicePortsHeldByOthers(t *testing.T) {
 		t.Cleanup(func() { _ = ln.Close() })
 		return ln
 	}
-	first := hold(s.cfg.at(would[0].Assigned))
+	first := hold(s.cfg.listenAddress(would[0].Assigned))
 	r := s.start(a)
 	addr := r.address("a.test")
 	if addr == first.Addr().String() {

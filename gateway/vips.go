@@ -31,28 +31,28 @@ type StatusVIPs struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
-// vipKeeper gives addresses to the services of the table.
-type vipKeeper struct {
-	follower
+// vipController gives addresses to the services of the table.
+type vipController struct {
+	tableWatcher
 	cfg VIPs
 	g   *Gateway
 
 	// Of run's goroutine alone.
-	*ledger[vips.Assignment]
-	said troubles[lacking]
+	*assignmentFile[vips.Assignment]
+	logged errorLog[vipKey]
 
 	mu      sync.Mutex // guards what follows
 	state   StatusVIPs
 	settled bool // the first table has been dealt with
 }
 
-// A lacking is an address that a service has not.
-type lacking struct{ service, family string }
+// A vipKey is an address that a service has not.
+type vipKey struct{ service, family string }
 
-// newVIPKeeper reads who has which address. The configured listeners are open
+// newVIPController reads who has which address. The configured listeners are open
 // already: a second gateway by mistake has failed before it touches the state.
-func newVIPKeeper(g *Gateway) (*vipKeeper, error) {
-	k := &vipKeeper{follower: newFollower(), cfg: *g.cfg.VIPs, g: g}
+func newVIPController(g *Gateway) (*vipController, error) {
+	k := &vipController{tableWatcher: newTableWatcher(), cfg: *g.cfg.VIPs, g: g}
 	for _, r := range k.cfg.Ranges {
 		if err := registry.CheckVIPRange(r); err != nil {
 			return nil, fmt.Errorf("vips: range %s: %w", r, err)
@@ -60,15 +60,15 @@ func newVIPKeeper(g *Gateway) (*vipKeeper, error) {
 		k.state.Ranges = append(k.state.Ranges, r.String())
 	}
 	var err error
-	if k.ledger, err = openLedger("vips", "addresses", g.log, vips.State{Path: k.cfg.State}); err != nil {
+	if k.assignmentFile, err = openAssignmentFile("vips", "addresses", g.log, vips.State{Path: k.cfg.State}); err != nil {
 		return nil, err
 	}
 	return k, nil
 }
 
 // run follows the table until ctx is done.
-func (k *vipKeeper) run(ctx context.Context) error {
-	k.follow(ctx, &k.g.stopping, k.update)
+func (k *vipController) run(ctx context.Context) error {
+	k.watch(ctx, &k.g.stopping, k.update)
 	return nil
 }
 
@@ -83,30 +83,30 @@ func (c *VIPs) plan(t *registry.Table) *vips.Plan {
 
 // update gives the services of the current table their addresses. It is false
 // where one has none that may have one later, table or no table.
-func (k *vipKeeper) update(context.Context) (whole bool) {
+func (k *vipController) update(context.Context) (whole bool) {
 	t := k.g.registry.Table()
 	if t == nil {
 		return true
 	}
-	next, failed := k.cfg.plan(t).Assign(t.VIPRequests(), k.have)
-	before := k.have
+	next, failed := k.cfg.plan(t).Assign(t.VIPRequests(), k.assigned)
+	before := k.assigned
 	saved := k.save(next)
 	if !saved {
 		known := make(map[vips.Assignment]bool, len(before))
 		for _, a := range before {
-			known[held(a)] = true
+			known[withoutTimes(a)] = true
 		}
 		next = slices.DeleteFunc(next, func(a vips.Assignment) bool {
-			if !a.Gone.IsZero() || known[held(a)] {
+			if !a.Gone.IsZero() || known[withoutTimes(a)] {
 				return false
 			}
-			failed = append(failed, vips.Failure{Service: a.Service, Family: vips.Family(a.Address), Err: errors.New(k.unsaved)})
+			failed = append(failed, vips.Failure{Service: a.Service, Family: vips.Family(a.Address), Err: errors.New(k.saveError)})
 			return true
 		})
 	}
 	list := vips.Table(next)
 	k.g.registry.AssignVIPs(list)
-	k.tell(before, next, failed)
+	k.logChanges(before, next, failed)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.settled = true
@@ -116,25 +116,25 @@ func (k *vipKeeper) update(context.Context) (whole bool) {
 			k.state.Kept++
 		}
 	}
-	for _, f := range failed[:min(len(failed), mostToSay)] {
+	for _, f := range failed[:min(len(failed), maxLogged)] {
 		k.state.Problems = append(k.state.Problems, fmt.Sprintf("%s has no %s address: %v", f.Service, f.Family, f.Err))
 	}
 	return saved && len(failed) == 0
 }
 
-// held is a without its times.
-func held(a vips.Assignment) vips.Assignment {
+// withoutTimes is a without its times.
+func withoutTimes(a vips.Assignment) vips.Assignment {
 	return vips.Assignment{Service: a.Service, Address: a.Address}
 }
 
-// tell logs what has changed.
-func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure) {
+// logChanges logs what has changed.
+func (k *vipController) logChanges(before, after []vips.Assignment, failed []vips.Failure) {
 	slices.SortFunc(failed, func(a, b vips.Failure) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Family, b.Family))
 	})
-	missing := len(k.said)
-	k.said.tell(len(failed),
-		func(i int) (lacking, error) { return lacking{failed[i].Service, failed[i].Family}, failed[i].Err },
+	missing := len(k.logged)
+	k.logged.logNew(len(failed),
+		func(i int) (vipKey, error) { return vipKey{failed[i].Service, failed[i].Family}, failed[i].Err },
 		func(i int) {
 			k.log.Warn("service has no virtual IP", "service", failed[i].Service, "family", failed[i].Family, "err", failed[i].Err)
 		},
@@ -142,14 +142,14 @@ func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure)
 	if slices.Equal(before, after) {
 		return
 	}
-	had, given, left, moved := make(map[lacking]netip.Addr, len(before)), 0, 0, 0
+	had, given, left, moved := make(map[vipKey]netip.Addr, len(before)), 0, 0, 0
 	for _, a := range before {
 		if a.Gone.IsZero() {
-			had[lacking{a.Service, vips.Family(a.Address)}] = a.Address
+			had[vipKey{a.Service, vips.Family(a.Address)}] = a.Address
 		}
 	}
 	for _, a := range after {
-		key := lacking{a.Service, vips.Family(a.Address)}
+		key := vipKey{a.Service, vips.Family(a.Address)}
 		was, ok := had[key]
 		switch {
 		case !a.Gone.IsZero():
@@ -159,19 +159,19 @@ func (k *vipKeeper) tell(before, after []vips.Assignment, failed []vips.Failure)
 		case !ok:
 			given++
 		case was != a.Address:
-			if moved++; moved <= mostToSay {
+			if moved++; moved <= maxLogged {
 				k.log.Warn("virtual IP reassigned: the old one is in use or outside the range", "service", a.Service, "was", was, "now", a.Address)
 			}
 		}
 	}
-	if given > 0 || left > 0 || moved > 0 || missing != len(k.said) {
-		k.log.Info("virtual IPs assigned", "new", given, "released", left, "changed", moved, "unassigned", len(k.said), "ranges", k.state.Ranges)
+	if given > 0 || left > 0 || moved > 0 || missing != len(k.logged) {
+		k.log.Info("virtual IPs assigned", "new", given, "released", left, "changed", moved, "unassigned", len(k.logged), "ranges", k.state.Ranges)
 	}
 }
 
 // status returns what /status shows; settled is false before the first table
 // has been dealt with.
-func (k *vipKeeper) status() (s StatusVIPs, settled bool) {
+func (k *vipController) status() (s StatusVIPs, settled bool) {
 	if k == nil {
 		return StatusVIPs{}, true
 	}

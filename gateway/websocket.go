@@ -36,9 +36,9 @@ func AcceptWebSockets(carrier *h2.Protocol, p *ws.Protocol) {
 	}
 }
 
-// relearn is for how long a load balancer that did not take WebSockets over
+// http2RetryInterval is for how long a load balancer that did not take WebSockets over
 // HTTP/2 is not asked again.
-const relearn = 10 * time.Minute
+const http2RetryInterval = 10 * time.Minute
 
 // A WebSocketDialer is a ws.Dialer whose streams share connections of HTTP/2
 // where its URL is wss and the other side takes them there, as it says by ALPN
@@ -47,8 +47,8 @@ const relearn = 10 * time.Minute
 type WebSocketDialer struct {
 	ws.Dialer
 
-	pool    *h2.Dialer                // nil where the URL is not wss
-	without atomic.Pointer[time.Time] // until then HTTP/2 is not tried; nil for no such time
+	pool       *h2.Dialer                // nil where the URL is not wss
+	http1Until atomic.Pointer[time.Time] // until then HTTP/2 is not tried; nil for no such time
 }
 
 var _ tunnel.Dialer = (*WebSocketDialer)(nil)
@@ -74,15 +74,15 @@ func NewWebSocketDialer(d *ws.Dialer) *WebSocketDialer {
 
 // extended is ws.Dialer.Extended.
 func (w *WebSocketDialer) extended(ctx context.Context, r *ws.Extended) (net.Conn, connect.Fields, error) {
-	if until := w.without.Load(); until != nil && time.Now().Before(*until) {
+	if until := w.http1Until.Load(); until != nil && time.Now().Before(*until) {
 		return nil, nil, errors.ErrUnsupported
 	}
 	head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
 	s, err := w.pool.Open(ctx, head)
 	switch {
 	case errors.Is(err, h2.ErrNotSpoken):
-		until := time.Now().Add(relearn)
-		w.without.Store(&until)
+		until := time.Now().Add(http2RetryInterval)
+		w.http1Until.Store(&until)
 		return nil, nil, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	case err != nil:
 		return nil, nil, err

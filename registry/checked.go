@@ -190,8 +190,8 @@ type Health struct {
 	counted int // the last service, from 1, that has it by several endpoints maybe
 }
 
-// maxNamed is how many services a Health names: 100,000 may have one endpoint.
-const maxNamed = 8
+// maxServicesNamed is how many services a Health names: 100,000 may have one endpoint.
+const maxServicesNamed = 8
 
 // Health returns what is known of addresses that are checked, and of those that
 // could not be dialed: the worst first, then by address. It looks through the
@@ -201,7 +201,7 @@ func (r *Registry) Health() []Health {
 	if len(list) == 0 {
 		return nil
 	}
-	whose(r.Table(), list)
+	attributeHealth(r.Table(), list)
 	worst := []string{StateDown, StateFailing, StateSuspect, StateUp}
 	slices.SortFunc(list, func(a, b Health) int {
 		return cmp.Or(
@@ -234,8 +234,8 @@ func (h *health) list() []Health {
 	return list
 }
 
-// whose says of what in t the addresses of list are.
-func whose(t *Table, list []Health) {
+// attributeHealth says of what in t the addresses of list are.
+func attributeHealth(t *Table, list []Health) {
 	if t == nil {
 		return
 	}
@@ -257,7 +257,7 @@ func whose(t *Table, list []Health) {
 		for _, h := range candidates {
 			if ports := ep.PortsFor(s); len(ports) == 0 || slices.Contains(ports, h.Addr.Port()) {
 				if i := t.network(ep); i >= 0 {
-					h.Network = t.all[i].Name
+					h.Network = t.networks[i].Name
 				}
 				found(h)
 			}
@@ -275,7 +275,7 @@ func whose(t *Table, list []Health) {
 				each(&s.Endpoints[j], s, func(h *Health) {
 					switch {
 					case h.counted == i || slices.Contains(h.Services, s.Name): // a backend may be a service, too
-					case len(h.Services) < maxNamed:
+					case len(h.Services) < maxServicesNamed:
 						h.Services = append(h.Services, s.Name)
 					default:
 						h.More++

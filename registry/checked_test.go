@@ -147,7 +147,7 @@ func TestHealthSaysWhoseAndSince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		var services []*Service
-		for i := range maxNamed + 3 {
+		for i := range maxServicesNamed + 3 {
 			s := service(t, fmt.Sprintf("s%02d.test", i), 443)
 			s.Endpoints = []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1")}, {Addr: netip.MustParseAddr("192.0.2.1"), Port: 443}}
 			services = append(services, s)

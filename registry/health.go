@@ -21,13 +21,13 @@ import (
 var penalties = [...]time.Duration{time.Second, 2 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}
 
 const (
-	// trial is how long the first request after a penalty has the endpoint to
+	// retryWindow is how long the first request after a penalty has the endpoint to
 	// itself: a black hole costs one request its dial timeout, not all of them.
-	trial = 5 * time.Second
+	retryWindow = 5 * time.Second
 
-	// forget is when a failure is no longer held against an endpoint that
+	// failureExpiry is when a failure is no longer held against an endpoint that
 	// nobody has tried since.
-	forget = 5 * time.Minute
+	failureExpiry = 5 * time.Minute
 
 	// maxFailing bounds the memory for failing endpoints, as DNS answers are
 	// made by others. Beyond it failures are not remembered.
@@ -132,7 +132,7 @@ func (h *health) order(eps []tunnel.Endpoint) {
 	})
 	first := eps[0].Addr
 	if f, ok := h.failing[first]; ok && h.down[first] == 0 && h.due(first, now).IsZero() {
-		f.trial = now.Add(trial)
+		f.trial = now.Add(retryWindow)
 		h.failing[first] = f
 	}
 }
@@ -203,7 +203,7 @@ func (h *health) prune(t *Table) {
 // sweep drops what is old. The caller holds mu.
 func (h *health) sweep(now time.Time) {
 	for ap, f := range h.failing {
-		if now.Sub(f.until) > forget {
+		if now.Sub(f.until) > failureExpiry {
 			delete(h.failing, ap)
 		}
 	}

@@ -29,8 +29,8 @@ func payloadOf(req *tunnel.Request, s *Service) payload {
 	return unknown
 }
 
-// only is the Route.TLSOnly of a way that is unencrypted for all its endpoints.
-func (p payload) only(refusal *tunnel.Error) func(tunnel.Endpoint) error {
+// tlsOnly is the Route.TLSOnly of a way that is unencrypted for all its endpoints.
+func (p payload) tlsOnly(refusal *tunnel.Error) func(tunnel.Endpoint) error {
 	if p != unknown {
 		return nil
 	}
@@ -50,8 +50,8 @@ func InsecureVia(via []Hop) (to string, ok bool) {
 	return via[len(via)-1].CleartextAddress(here)
 }
 
-// inClear is InsecureVia of a network that may itself be insecure.
-func (n *placed) inClear() (to string, ok bool) {
+// cleartextVia is InsecureVia of a network that may itself be insecure.
+func (n *networkState) cleartextVia() (to string, ok bool) {
 	if n.Insecure {
 		return "", false
 	}
@@ -63,24 +63,24 @@ func (e *Endpoint) loopback() bool {
 	return isLocalhost(e.Host) || e.Addr.Unmap().IsLoopback()
 }
 
-func insecure(req *tunnel.Request, f found, n *placed, to string) *tunnel.Error {
+func insecure(req *tunnel.Request, f match, n *networkState, to string) *tunnel.Error {
 	return tunnel.Refusef(tunnel.Insecure, "registry: %q: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it",
 		req.Target(), f.entry.Name, n.Name, to)
 }
 
-func insecureHop(req *tunnel.Request, f found, to string) *tunnel.Error {
+func insecureHop(req *tunnel.Request, f match, to string) *tunnel.Error {
 	return tunnel.Refusef(tunnel.Insecure, "registry: %q: service %q is behind gateway %q, and what may be plaintext would go there without TLS: use TLS in the service's via, or say insecure: true of that hop",
 		req.Target(), f.entry.Name, to)
 }
 
-func insecureEndpoint(req *tunnel.Request, f found, n *placed, to string) *tunnel.Error {
+func insecureEndpoint(req *tunnel.Request, f match, n *networkState, to string) *tunnel.Error {
 	return tunnel.Refusef(tunnel.Insecure, "registry: %q: endpoint %s of service %q is in network %q, and what may be plaintext would go there unencrypted: have clients speak TLS to the service, give the network a via with TLS, or say insecure: true of it",
 		req.Target(), to, f.entry.Name, n.Name)
 }
 
-// exposes says why a stream whose TLS ends here can't go on to f: all ways there are
+// plaintextRefusal says why a stream whose TLS ends here can't go on to f: all ways there are
 // without TLS. It is nil for any other.
-func (t *Table) exposes(req *tunnel.Request, f found) *tunnel.Error {
+func (t *Table) plaintextRefusal(req *tunnel.Request, f match) *tunnel.Error {
 	if f.entry.TLS != nil {
 		return nil
 	}
@@ -92,58 +92,58 @@ func (t *Table) exposes(req *tunnel.Request, f found) *tunnel.Error {
 	}
 	direct, beyond := t.reach(f, t.here)
 	if len(beyond) == 0 {
-		_, refusal := t.safe(req, f, direct)
+		_, refusal := t.plaintextEndpoints(req, f, direct)
 		return refusal
 	}
-	p := t.place(f, t.here)
-	if len(p.beyond.Via) > 0 {
-		if to, clear := p.beyond.inClear(); clear {
-			return insecure(req, f, p.beyond, to)
+	p := t.locate(f, t.here)
+	if len(p.remote.Via) > 0 {
+		if to, clear := p.remote.cleartextVia(); clear {
+			return insecure(req, f, p.remote, to)
 		}
 		return nil
 	}
-	if to, clear := p.inClear(); clear {
-		return insecure(req, f, p.beyond, to)
+	if to, clear := p.cleartextGateway(); clear {
+		return insecure(req, f, p.remote, to)
 	}
 	return nil
 }
 
-// borders reports whether there are networks that are known to be others than the
+// hasForeignNetworks reports whether there are networks that are known to be others than the
 // gateway's own.
-func (t *Table) borders() bool { return t.here >= 0 && len(t.all) > 1 }
+func (t *Table) hasForeignNetworks() bool { return t.here >= 0 && len(t.networks) > 1 }
 
-// other returns the network of index i if plaintext may not go there unencrypted.
-func (t *Table) other(i int32) *placed {
-	if i < 0 || i == t.here || t.here < 0 || t.all[i].Insecure {
+// foreignNetwork returns the network of index i if plaintext may not go there unencrypted.
+func (t *Table) foreignNetwork(i int32) *networkState {
+	if i < 0 || i == t.here || t.here < 0 || t.networks[i].Insecure {
 		return nil
 	}
-	return &t.all[i]
+	return &t.networks[i]
 }
 
-// safe returns those of eps that plaintext may be sent to, and a refusal where there
+// plaintextEndpoints returns those of eps that plaintext may be sent to, and a refusal where there
 // is none of them. It allocates where it leaves some out.
-func (t *Table) safe(req *tunnel.Request, f found, eps []Endpoint) ([]Endpoint, *tunnel.Error) {
-	if !t.borders() || len(eps) == 0 {
+func (t *Table) plaintextEndpoints(req *tunnel.Request, f match, eps []Endpoint) ([]Endpoint, *tunnel.Error) {
+	if !t.hasForeignNetworks() || len(eps) == 0 {
 		return eps, nil
 	}
-	elsewhere := func(ep Endpoint) bool { return !ep.loopback() && t.other(t.network(&ep)) != nil }
+	elsewhere := func(ep Endpoint) bool { return !ep.loopback() && t.foreignNetwork(t.network(&ep)) != nil }
 	if !slices.ContainsFunc(eps, elsewhere) {
 		return eps, nil
 	}
 	some := slices.DeleteFunc(slices.Clone(eps), elsewhere)
 	if len(some) == 0 {
-		return nil, insecureEndpoint(req, f, t.other(t.network(&eps[0])), eps[0].String())
+		return nil, insecureEndpoint(req, f, t.foreignNetwork(t.network(&eps[0])), eps[0].String())
 	}
 	return some, nil
 }
 
 // crosses says why nothing but TLS may go to ep, an address that a request has come
 // to without a gateway in between: it is one of configured, or of a name of these.
-func (t *Table) crosses(req *tunnel.Request, f found, configured []Endpoint, ep tunnel.Endpoint) error {
+func (t *Table) crosses(req *tunnel.Request, f match, configured []Endpoint, ep tunnel.Endpoint) error {
 	if ep.Addr.Addr().IsLoopback() {
 		return nil
 	}
-	in := t.networks.find(ep.Addr.Addr())
+	in := t.prefixes.find(ep.Addr.Addr())
 	for i := range configured {
 		c := &configured[i]
 		if c.Network != "" && (c.Host != "" && c.Host == ep.Host || c.Host == "" && c.Addr.Unmap() == ep.Addr.Addr()) {
@@ -151,7 +151,7 @@ func (t *Table) crosses(req *tunnel.Request, f found, configured []Endpoint, ep 
 			break
 		}
 	}
-	if n := t.other(in); n != nil {
+	if n := t.foreignNetwork(in); n != nil {
 		return insecureEndpoint(req, f, n, ep.String())
 	}
 	return nil
@@ -159,9 +159,9 @@ func (t *Table) crosses(req *tunnel.Request, f found, configured []Endpoint, ep 
 
 // protect has route carry nothing to other networks that may be plaintext, where its
 // endpoints, those of configured, are reached without a gateway.
-func (t *Table) protect(req *tunnel.Request, f found, configured []Endpoint, route *tunnel.Route) error {
+func (t *Table) protect(req *tunnel.Request, f match, configured []Endpoint, route *tunnel.Route) error {
 	inside := payloadOf(req, f.entry.Service)
-	if inside == encrypted || !t.borders() {
+	if inside == encrypted || !t.hasForeignNetworks() {
 		return nil
 	}
 	crosses := func(ep tunnel.Endpoint) error { return t.crosses(req, f, configured, ep) }
@@ -179,18 +179,18 @@ func (t *Table) protect(req *tunnel.Request, f found, configured []Endpoint, rou
 	return nil
 }
 
-// takesPlaintext reports whether plaintext may be sent to the gateway e, which is
+// acceptsPlaintext reports whether plaintext may be sent to the gateway e, which is
 // asked without TLS.
-func (e *GatewayHop) takesPlaintext() bool { return e.insecure || e.Address.loopback() }
+func (e *GatewayHop) acceptsPlaintext() bool { return e.insecure || e.Address.loopback() }
 
-// inClear returns a gateway of p that can be asked for more than a hello, and not for
+// cleartextGateway returns a gateway of p that can be asked for more than a hello, and not for
 // plaintext, where there is no other.
-func (p *Location) inClear() (to string, ok bool) {
+func (p *Location) cleartextGateway() (to string, ok bool) {
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
 		switch {
 		case e.via || e.Gateway.ProxyTransport() == "":
-		case e.takesPlaintext():
+		case e.acceptsPlaintext():
 			return "", false
 		case to == "":
 			to = e.Address.String()
@@ -200,15 +200,15 @@ func (p *Location) inClear() (to string, ok bool) {
 }
 
 // tlsOnly is the Route.TLSOnly of a request that is passed on to the gateways of p.
-func (p *Location) tlsOnly(req *tunnel.Request, f found, by func(*GatewayHop) string) func(tunnel.Endpoint) error {
-	if !slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.takesPlaintext() }) {
+func (p *Location) tlsOnly(req *tunnel.Request, f match, by func(*GatewayHop) string) func(tunnel.Endpoint) error {
+	if !slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.acceptsPlaintext() }) {
 		return nil
 	}
 	return func(ep tunnel.Endpoint) error {
-		if e := p.entry(ep, by); e == nil || e.takesPlaintext() {
+		if e := p.gatewayAt(ep, by); e == nil || e.acceptsPlaintext() {
 			return nil
 		}
-		return insecure(req, f, p.beyond, ep.String())
+		return insecure(req, f, p.remote, ep.String())
 	}
 }
 

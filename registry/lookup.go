@@ -10,62 +10,62 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A found is what a request leads to in a table.
-type found struct {
-	entry    *entry
-	pattern  string
-	port     uint16         // that was asked for, or stands for it; 0 where it is not known
-	endpoint netip.AddrPort // the one endpoint asked for by its address, or zero
-	one      []Endpoint     // of the entry, the one that was asked for; nil for all
-	vip      bool           // it was asked for by its VIP, which nobody but us knows
-	rule     *rule          // whose backend it is; nil for none
-	turn     int32          // of the backend, among the state's
+// A match is what a request leads to in a table.
+type match struct {
+	entry     *serviceEntry
+	pattern   string
+	port      uint16         // that was asked for, or stands for it; 0 where it is not known
+	endpoint  netip.AddrPort // the one endpoint asked for by its address, or zero
+	endpoints []Endpoint     // of the entry, the one that was asked for; nil for all
+	vip       bool           // it was asked for by its VIP, which nobody but us knows
+	rule      *compiledRule  // whose backend it is; nil for none
+	turn      int32          // of the backend, among the state's
 }
 
 // Find returns the service a request leads to, whoever asks. Its error is an
 // *tunnel.Error.
 func (t *Table) Find(req *tunnel.Request) (Service, error) {
-	f, err := t.route(req)
+	f, err := t.find(req)
 	if err != nil {
 		return Service{}, err
 	}
 	return *f.entry.Service, nil
 }
 
-// find finds the service of a request and whether the caller may have it. It
+// findVisible finds the service of a request and whether the caller may have it. It
 // does not allocate, errors apart.
-func (t *Table) find(req *tunnel.Request) (found, *tunnel.Error) {
-	f, err := t.route(req)
+func (t *Table) findVisible(req *tunnel.Request) (match, *tunnel.Error) {
+	f, err := t.find(req)
 	if err != nil {
-		return found{}, err
+		return match{}, err
 	}
 	return f, t.visible(f.entry, req)
 }
 
-// route is find that does not ask who asks.
-func (t *Table) route(req *tunnel.Request) (found, *tunnel.Error) {
+// find is find that does not ask who asks.
+func (t *Table) find(req *tunnel.Request) (match, *tunnel.Error) {
 	switch {
 	case t == nil:
-		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", req.Target())
+		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", req.Target())
 	case req.Addr.IsValid():
 		return t.findAddr(req)
 	case req.Name.IsZero():
-		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: the request names no destination")
+		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: the request names no destination")
 	}
 	return t.findName(req)
 }
 
-func (t *Table) findName(req *tunnel.Request) (found, *tunnel.Error) {
-	if m, ok := t.match(req.Name); ok {
+func (t *Table) findName(req *tunnel.Request) (match, *tunnel.Error) {
+	if m, ok := t.matchName(req.Name); ok {
 		return t.pick(m, req)
 	}
-	return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", req.Name, count(len(t.services)))
+	return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", req.Name, count(len(t.services)))
 }
 
-func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
+func (t *Table) findAddr(req *tunnel.Request) (match, *tunnel.Error) {
 	a := normalAddr(req.Addr)
-	if c, ok := t.addresses[a]; ok {
-		return t.pick(match{claims: c}, req)
+	if c, ok := t.byAddress[a]; ok {
+		return t.pick(nameMatch{claims: c}, req)
 	}
 	if f, err, ok := t.findVIP(a, req); ok {
 		return f, err
@@ -73,26 +73,26 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 	// Before endpoints: that a service has an endpoint on loopback is no leave
 	// for clients to name it.
 	if why, bad := tunnel.Forbidden(req.Addr); bad {
-		return found{}, tunnel.Refusef(tunnel.Prohibited, "registry: %q is prohibited: %s", req.Target(), why)
+		return match{}, tunnel.Refusef(tunnel.Prohibited, "registry: %q is prohibited: %s", req.Target(), why)
 	}
-	at := spotOf(a, req.Port)
-	first, ok := t.endpoints[at]
+	at := addrPortKeyOf(a, req.Port)
+	first, ok := t.byEndpoint[at]
 	if !ok {
-		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service has the address %q; %s registered", req.Target(), count(len(t.services)))
+		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service has the address %q; %s registered", req.Target(), count(len(t.services)))
 	}
 	e := &t.services[first]
 	if t.visible(e, req) != nil {
-		for _, i := range t.shared[at] {
+		for _, i := range t.sharedEndpoints[at] {
 			if t.visible(&t.services[i], req) == nil {
 				e = &t.services[i]
 				break
 			}
 		}
 	}
-	f := found{entry: e, port: req.Port, endpoint: netip.AddrPortFrom(a, req.Port)}
+	f := match{entry: e, port: req.Port, endpoint: netip.AddrPortFrom(a, req.Port)}
 	for i := range e.Endpoints {
 		if ep := &e.Endpoints[i]; ep.Addr.IsValid() && normalAddr(ep.Addr) == a && cmp.Or(ep.Port, ep.ServicePort, req.Port) == req.Port {
-			f.one = e.Endpoints[i : i+1 : i+1]
+			f.endpoints = e.Endpoints[i : i+1 : i+1]
 			break
 		}
 	}
@@ -100,20 +100,20 @@ func (t *Table) findAddr(req *tunnel.Request) (found, *tunnel.Error) {
 }
 
 // pick applies the port rule to what one pattern leads to.
-func (t *Table) pick(m match, req *tunnel.Request) (found, *tunnel.Error) {
+func (t *Table) pick(m nameMatch, req *tunnel.Request) (match, *tunnel.Error) {
 	c, port := m.claims, req.Port
 	if port == 0 {
 		if len(c) == 1 {
-			return t.lead(m, c[0], c[0].port, req)
+			return t.resolveClaim(m, c[0], c[0].port, req)
 		}
 		port = req.LocalPort
 	}
 	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
 	if ok && port != 0 {
-		return t.lead(m, c[at], port, req)
+		return t.resolveClaim(m, c[at], port, req)
 	}
 	if c[0].port == 0 {
-		return t.lead(m, c[0], port, req)
+		return t.resolveClaim(m, c[0], port, req)
 	}
 	ports := make([]string, 0, 8)
 	for i := range c {
@@ -125,53 +125,53 @@ func (t *Table) pick(m match, req *tunnel.Request) (found, *tunnel.Error) {
 	}
 	list := strings.Join(ports, ", ")
 	if req.Port == 0 {
-		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has the ports %s and none was asked for: listen on one of them (this is %d), or use a protocol that names the port", req.Host(), list, req.LocalPort)
+		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has the ports %s and none was asked for: listen on one of them (this is %d), or use a protocol that names the port", req.Host(), list, req.LocalPort)
 	}
-	return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has no port %d, it has %s", req.Host(), req.Port, list)
+	return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has no port %d, it has %s", req.Host(), req.Port, list)
 }
 
-// found is what a claim of a match leads to. It is false for an endpoint that is
+// matchOf is what a claim of a match leads to. It is false for an endpoint that is
 // not this service's.
-func (t *Table) found(m match, c claim, port uint16) (found, bool) {
-	f := found{entry: &t.services[c.service], pattern: c.pattern, port: port}
+func (t *Table) matchOf(m nameMatch, c claim, port uint16) (match, bool) {
+	f := match{entry: &t.services[c.service], pattern: c.pattern, port: port}
 	if m.label != "" {
-		f.one = f.entry.named(m.label, m.cluster, port)
-		return f, f.one != nil
+		f.endpoints = f.entry.endpointNamed(m.label, m.cluster, port)
+		return f, f.endpoints != nil
 	}
 	return f, true
 }
 
-// lead is found for a request.
-func (t *Table) lead(m match, c claim, port uint16, req *tunnel.Request) (found, *tunnel.Error) {
-	f, ok := t.found(m, c, port)
+// resolveClaim is found for a request.
+func (t *Table) resolveClaim(m nameMatch, c claim, port uint16, req *tunnel.Request) (match, *tunnel.Error) {
+	f, ok := t.matchOf(m, c, port)
 	if !ok {
-		return found{}, tunnel.Refusef(tunnel.NoRoute, "registry: service %q has no endpoint %q at port %d", f.entry.Name, m.label, port)
+		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: service %q has no endpoint %q at port %d", f.entry.Name, m.label, port)
 	}
 	return f, nil
 }
 
 // visible returns nil if the caller may know of e, and why not otherwise.
-func (t *Table) visible(e *entry, req *tunnel.Request) *tunnel.Error {
+func (t *Table) visible(e *serviceEntry, req *tunnel.Request) *tunnel.Error {
 	if !e.Exposed {
 		return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is not exposed", req.Target(), e.Name, orUnknown(e.Origin))
 	}
 	if len(e.ExposedTo) == 0 {
 		return nil
 	}
-	network := t.networks.find(req.Source.Addr())
+	network := t.prefixes.find(req.Source.Addr())
 	if t.exposedTo(e, network) {
 		return nil
 	}
 	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; the source %s is in %s",
-		req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), t.whereabouts(network))
+		req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), t.describeNetwork(network))
 }
 
-// whereabouts is what people read of a network that a client is in; none is -1.
-func (t *Table) whereabouts(network int32) string {
+// describeNetwork is what people read of a network that a client is in; none is -1.
+func (t *Table) describeNetwork(network int32) string {
 	if network < 0 {
 		return "no network"
 	}
-	return fmt.Sprintf("network %q", t.networks.names[network])
+	return fmt.Sprintf("network %q", t.prefixes.names[network])
 }
 
 func count(n int) string {

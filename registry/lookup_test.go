@@ -53,7 +53,7 @@ func TestPortRule(t *testing.T) {
 		{"two.test", 0, 0, "no-route"},
 	} {
 		t.Run(fmt.Sprintf("%s:%d at %d", tt.name, tt.port, tt.local), func(t *testing.T) {
-			f, err := tab.find(byName(tt.name, tt.port, tt.local))
+			f, err := tab.findVisible(byName(tt.name, tt.port, tt.local))
 			if err != nil {
 				reason, text, _ := strings.Cut(tt.want, " ")
 				if string(err.Reason) != reason || !strings.Contains(err.Error(), text) {
@@ -106,7 +106,7 @@ func TestByAddress(t *testing.T) {
 		{"0.0.0.0", 8443, "prohibited"},
 		{"198.51.100.1", 443, "no-route"},
 	} {
-		f, err := tab.find(byAddr(tt.addr, tt.port))
+		f, err := tab.findVisible(byAddr(tt.addr, tt.port))
 		got := f.pattern
 		if f.endpoint.IsValid() {
 			got = " " + f.endpoint.String()
@@ -171,7 +171,7 @@ func TestExposure(t *testing.T) {
 		for _, name := range []string{"everyone", "office", "both", "unknown", "private"} {
 			req := byName(name+".test", 443, 443)
 			req.Source = src
-			_, err := tab.find(req)
+			_, err := tab.findVisible(req)
 			if err == nil {
 				sees = append(sees, name)
 			} else if err.Reason != tunnel.NotExposed {
@@ -211,7 +211,7 @@ func TestSharedEndpoint(t *testing.T) {
 		}
 		req := byAddr("192.0.2.1", 8443)
 		req.Source = netip.AddrPortFrom(netip.MustParseAddr(tt.source), 1)
-		f, refusal := tab.find(req)
+		f, refusal := tab.findVisible(req)
 		got := ""
 		if refusal != nil {
 			got = string(refusal.Reason)
@@ -235,7 +235,7 @@ func TestRefusals(t *testing.T) {
 		{table(t, service(t, "b.test")), byName("a.test", 443, 443), `no service is named "a.test"; 1 service is registered`},
 		{table(t, service(t, "b.test")), &tunnel.Request{}, "names no destination"},
 	} {
-		_, err := tt.tab.find(tt.req)
+		_, err := tt.tab.findVisible(tt.req)
 		if err == nil || err.Reason != tunnel.NoRoute || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("got %v, want no-route: %s", err, tt.want)
 		}
@@ -332,7 +332,7 @@ func TestLookupAgainstReference(t *testing.T) {
 		for range 200 {
 			req := byName(name(), uint16(rng.IntN(5)), uint16(rng.IntN(5)))
 			want, ok := reference(services, req)
-			f, err := tab.find(req)
+			f, err := tab.findVisible(req)
 			if ok != (err == nil) {
 				t.Fatalf("%s at %d: got %v, want found %v\n%+v", req.Target(), req.LocalPort, err, ok, services)
 			}
@@ -361,7 +361,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 	}
 	for _, req := range []*tunnel.Request{byName("a.test", 443, 443), byName("a.b.c.d.e.wild.test", 443, 443), byName("office.test", 0, 443), byAddr("192.0.2.1", 8443)} {
 		if n := testing.AllocsPerRun(100, func() {
-			if _, err := tab.find(req); err != nil {
+			if _, err := tab.findVisible(req); err != nil {
 				t.Fatal(err)
 			}
 		}); n != 0 {
@@ -390,7 +390,7 @@ func BenchmarkFind(b *testing.B) {
 			b.Run(fmt.Sprintf("routes=%d/%s", n, name), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					_, _ = tab.find(req)
+					_, _ = tab.findVisible(req)
 				}
 			})
 		}

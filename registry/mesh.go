@@ -101,10 +101,10 @@ func (b *builder) addSets() {
 		s := *first.Service
 		s.Name, s.Names, s.Addresses, s.ID, s.Exported = name.String(), nil, nil, ID{Service: s.ID.Service, Namespace: s.ID.Namespace}, false
 		s.Publish, s.Endpoints, s.Ports, s.NamedPorts = false, nil, nil, nil
-		var joined []*entry
+		var joined []*serviceEntry
 		for _, m := range members {
 			member := &b.services[m]
-			if why := first.apart(member); why != "" {
+			if why := first.incompatibility(member); why != "" {
 				b.conflict(fmt.Sprintf("what %q adds to %q (%s)", member.Name, name, why), first.Origin, member.Origin)
 				continue
 			}
@@ -114,16 +114,16 @@ func (b *builder) addSets() {
 			s.NamedPorts = union(s.NamedPorts, member.NamedPorts)
 		}
 		for _, member := range joined {
-			s.Endpoints = append(s.Endpoints, member.among(s.Ports)...)
+			s.Endpoints = append(s.Endpoints, member.mergedEndpoints(s.Ports)...)
 		}
 		i := b.append(&s)
 		b.exact[name] = b.claim(b.exact[name], "name", name.String(), i)
 	}
 }
 
-// among returns e's endpoints as they are part of a service with more ports, of
+// mergedEndpoints returns e's endpoints as they are part of a service with more ports, of
 // which they serve e's.
-func (e *entry) among(ports []uint16) []Endpoint {
+func (e *serviceEntry) mergedEndpoints(ports []uint16) []Endpoint {
 	var eps []Endpoint
 	for _, ep := range e.Endpoints {
 		if ep.Cluster == "" {
@@ -158,9 +158,9 @@ next:
 	return to
 }
 
-// apart says why a service of another cluster can't be one with e, or "". The
+// incompatibility says why a service of another cluster can't be one with e, or "". The
 // one that was there first decides, as the specification has it of exports.
-func (e *entry) apart(o *entry) string {
+func (e *serviceEntry) incompatibility(o *serviceEntry) string {
 	switch {
 	case e == o:
 		return ""
@@ -192,18 +192,18 @@ func sameSet(a, b []int32) bool {
 	return true
 }
 
-// A match is what a name leads to, whatever the port.
-type match struct {
+// A nameMatch is what a name leads to, whatever the port.
+type nameMatch struct {
 	claims
 	label   string // of one endpoint of a headless service; "" for the service
 	cluster string // of that endpoint, in the cluster set; "" for any
 	gateway string // that it was asked for by way of; "" for any
 }
 
-// match finds what name leads to: the exact name, an endpoint of a headless
+// matchName finds what name leads to: the exact name, an endpoint of a headless
 // service, either of them by way of one gateway, the wildcard with the longest
 // suffix.
-func (t *Table) match(name tunnel.Name) (match, bool) {
+func (t *Table) matchName(name tunnel.Name) (nameMatch, bool) {
 	if m, ok := t.matchExact(name); ok {
 		return m, true
 	}
@@ -213,15 +213,15 @@ func (t *Table) match(name tunnel.Name) (match, bool) {
 	return t.matchWild(name)
 }
 
-func (t *Table) matchExact(name tunnel.Name) (match, bool) {
+func (t *Table) matchExact(name tunnel.Name) (nameMatch, bool) {
 	if c, ok := t.exact[name]; ok {
-		return match{claims: c}, true
+		return nameMatch{claims: c}, true
 	}
 	return t.matchEndpoint(name)
 }
 
 // matchGateway finds GATEWAY.NAME: see GatewayName.
-func (t *Table) matchGateway(name tunnel.Name) (m match, ok bool) {
+func (t *Table) matchGateway(name tunnel.Name) (m nameMatch, ok bool) {
 	if len(t.gateways) == 0 {
 		return m, false
 	}
@@ -240,18 +240,18 @@ func (t *Table) matchGateway(name tunnel.Name) (m match, ok bool) {
 	return m, ok
 }
 
-func (t *Table) matchWild(name tunnel.Name) (match, bool) {
+func (t *Table) matchWild(name tunnel.Name) (nameMatch, bool) {
 	for parent, ok := name.Parent(); ok; parent, ok = parent.Parent() {
 		if c, ok := t.wild[parent]; ok {
-			return match{claims: c}, true
+			return nameMatch{claims: c}, true
 		}
 	}
-	return match{}, false
+	return nameMatch{}, false
 }
 
 // matchEndpoint finds ENDPOINT.NAME, where NAME is a headless service's, and in
 // the cluster set HOST.CLUSTER.NAME: there CLUSTER.NAME must not exist.
-func (t *Table) matchEndpoint(name tunnel.Name) (m match, ok bool) {
+func (t *Table) matchEndpoint(name tunnel.Name) (m nameMatch, ok bool) {
 	if t.headless == 0 {
 		return m, false
 	}
@@ -275,29 +275,29 @@ func (t *Table) matchEndpoint(name tunnel.Name) (m match, ok bool) {
 		return m, false
 	}
 	for _, c := range m.claims {
-		if len(t.services[c.service].named(m.label, m.cluster, c.port)) > 0 {
+		if len(t.services[c.service].endpointNamed(m.label, m.cluster, c.port)) > 0 {
 			return m, true
 		}
 	}
 	return m, false
 }
 
-// named returns the one endpoint called label, within e.Endpoints: by its name,
+// endpointNamed returns the one endpoint called label, within e.Endpoints: by its name,
 // its place in the list, or its address with dashes. Of those that serve one port
 // each it is the one for port.
-func (e *entry) named(label, cluster string, port uint16) []Endpoint {
+func (e *serviceEntry) endpointNamed(label, cluster string, port uint16) []Endpoint {
 	if !e.Headless {
 		return nil
 	}
 	at := -1
 	for i := range e.Endpoints {
-		if ep := &e.Endpoints[i]; ep.Name == label && e.in(ep, cluster) && ep.Serves(port) {
+		if ep := &e.Endpoints[i]; ep.Name == label && e.inCluster(ep, cluster) && ep.Serves(port) {
 			at = i
 			break
 		}
 	}
 	if at < 0 {
-		at = e.numbered(label, cluster, port)
+		at = e.endpointNumbered(label, cluster, port)
 	}
 	if at < 0 {
 		return nil
@@ -305,8 +305,8 @@ func (e *entry) named(label, cluster string, port uint16) []Endpoint {
 	return e.Endpoints[at : at+1 : at+1]
 }
 
-// in reports whether ep is in a cluster, "" being any.
-func (e *entry) in(ep *Endpoint, cluster string) bool {
+// inCluster reports whether ep is in a cluster, "" being any.
+func (e *serviceEntry) inCluster(ep *Endpoint, cluster string) bool {
 	if cluster == "" {
 		return true
 	}
@@ -316,13 +316,13 @@ func (e *entry) in(ep *Endpoint, cluster string) bool {
 	return e.ID.Cluster == cluster
 }
 
-// numbered returns the index of the endpoint with a number or an address for a
+// endpointNumbered returns the index of the endpoint with a number or an address for a
 // label, or -1. In the cluster set there are no numbers, as nobody counts over
 // clusters.
-func (e *entry) numbered(label, cluster string, port uint16) int {
+func (e *serviceEntry) endpointNumbered(label, cluster string, port uint16) int {
 	if n, err := strconv.ParseUint(label, 10, 31); err == nil {
 		if cluster == "" && int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
-			return e.nth(int(n), port)
+			return e.nthServing(int(n), port)
 		}
 		return -1
 	}
@@ -331,16 +331,16 @@ func (e *entry) numbered(label, cluster string, port uint16) int {
 		return -1
 	}
 	for i := range e.Endpoints {
-		if e.Endpoints[i].Addr == a && e.in(&e.Endpoints[i], cluster) && e.Endpoints[i].Serves(port) {
+		if e.Endpoints[i].Addr == a && e.inCluster(&e.Endpoints[i], cluster) && e.Endpoints[i].Serves(port) {
 			return i
 		}
 	}
 	return -1
 }
 
-// nth returns the index of the n-th endpoint, from 0, that serves port: the same
+// nthServing returns the index of the n-th endpoint, from 0, that serves port: the same
 // one for every port where each serves all of them, one after the other.
-func (e *entry) nth(n int, port uint16) int {
+func (e *serviceEntry) nthServing(n int, port uint16) int {
 	for i := range e.Endpoints {
 		if !e.Endpoints[i].Serves(port) {
 			continue

@@ -37,7 +37,7 @@ func (n *Network) CleartextGateway() (to string, ok bool) {
 		g := &n.Gateways[i]
 		p.Gateways = append(p.Gateways, GatewayHop{Gateway: g, Address: g.AddressFrom(n.Name, ""), insecure: n.Insecure})
 	}
-	return p.inClear()
+	return p.cleartextGateway()
 }
 
 // A Gateway is a place where a network is entered.

@@ -59,8 +59,8 @@ type Published struct {
 	Assigned uint16      // of the gateway
 }
 
-// wish is p without what it was given.
-func (p Published) wish() Published {
+// unassigned is p without what it was given.
+func (p Published) unassigned() Published {
 	p.Assigned = 0
 	return p
 }
@@ -80,7 +80,7 @@ func (t *Table) Publishable() []Published {
 			continue
 		}
 		for _, port := range orAny(e.Ports) {
-			at := slices.IndexFunc(e.Names, func(p tunnel.Pattern) bool { return !p.Wildcard && t.claims(p.Suffix, port) == e.index })
+			at := slices.IndexFunc(e.Names, func(p tunnel.Pattern) bool { return !p.Wildcard && t.claimant(p.Suffix, port) == e.index })
 			if at >= 0 {
 				all = append(all, Published{Protocol: "tcp", Service: e.Name, Name: e.Names[at].Suffix, Port: port})
 			}
@@ -89,8 +89,8 @@ func (t *Table) Publishable() []Published {
 	return all
 }
 
-// claims returns the index of the service that has a name and port, or -1.
-func (t *Table) claims(name tunnel.Name, port uint16) int32 {
+// claimant returns the index of the service that has a name and port, or -1.
+func (t *Table) claimant(name tunnel.Name, port uint16) int32 {
 	c := t.exact[name]
 	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
 	if !ok {
@@ -128,7 +128,7 @@ func (t *Table) publish(list []Published) {
 		known[p] = true
 	}
 	for _, p := range list {
-		if known[p.wish()] {
+		if known[p.unassigned()] {
 			t.published = append(t.published, p)
 		}
 	}
@@ -168,6 +168,6 @@ func (r *Registry) change(edit func(next *Table) bool) *Table {
 		return old.table
 	}
 	next.generation++
-	r.current.Store(&state{table: &next, turns: old.turns, ruled: old.ruled})
+	r.current.Store(&state{table: &next, turns: old.turns, ruleOffset: old.ruleOffset})
 	return &next
 }

@@ -74,7 +74,7 @@ func TestPublishable(t *testing.T) {
 		"tcp *.both.test=mail.both.test:25", "tcp late=late.test:443", "tcp late=one.test:8443")
 	// What is publishable leads to its service, and to no other.
 	for _, p := range tab.Publishable() {
-		f, err := tab.find(&tunnel.Request{Name: p.Name, Port: p.Port})
+		f, err := tab.findVisible(&tunnel.Request{Name: p.Name, Port: p.Port})
 		if err != nil || f.entry.Name != p.Service {
 			t.Errorf("%v leads to %v, %v", p, f.entry, err)
 		}
@@ -108,7 +108,7 @@ func TestPublish(t *testing.T) {
 	if r.Publish(second.Published()) != second {
 		t.Error("the same again is another table")
 	}
-	if f, err := second.find(byName("b.test", 1, 1)); err != nil || f.entry.Name != "b.test" {
+	if f, err := second.findVisible(byName("b.test", 1, 1)); err != nil || f.entry.Name != "b.test" {
 		t.Errorf("the table resolves no longer: %v, %v", f.entry, err)
 	}
 

@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// atMost is how often a table is made of updates: a source that flaps
+	// minRebuildInterval is how often a table is made of updates: a source that flaps
 	// must not take a core.
-	atMost = 100 * time.Millisecond
+	minRebuildInterval = 100 * time.Millisecond
 
-	// settle is how long the first table waits for sources that have not said
+	// firstTableTimeout is how long the first table waits for sources that have not said
 	// anything yet: a partial table refuses what the gateway in fact serves.
-	settle = 5 * time.Second
+	firstTableTimeout = 5 * time.Second
 
 	// The wait before a source that failed is run again doubles between these.
 	minRestart = time.Second
@@ -65,19 +65,19 @@ type Registry struct {
 	// Log is told of new tables, conflicts and failing sources. Nil discards.
 	Log *slog.Logger
 
-	current atomic.Pointer[state]
-	health  health
-	fresh   freshness
-	silent  atomic.Int32 // sources that have yet to say what there is
+	current        atomic.Pointer[state]
+	health         health
+	freshness      freshness
+	pendingSources atomic.Int32 // sources that have yet to say what there is
 
 	mu sync.Mutex // held while a table is swapped in, so that generations go up
 }
 
 // A state is a table and what goes with this one table only.
 type state struct {
-	table *Table
-	turns []atomic.Uint32 // by service, and after those by the turn of rules and backends: how many requests it has had
-	ruled int32           // where those of rules begin
+	table      *Table
+	turns      []atomic.Uint32 // by service, and after those by the turn of rules and backends: how many requests it has had
+	ruleOffset int32           // where those of rules begin
 }
 
 // Table returns the current table, nil before the first one.
@@ -93,7 +93,7 @@ func (r *Registry) Table() *Table {
 // is: a table that is made without them has less than was served before a restart.
 // It goes down when what they said is in the table: of a Table that is asked for
 // afterwards nothing is missing.
-func (r *Registry) PendingSources() int { return int(r.silent.Load()) }
+func (r *Registry) PendingSources() int { return int(r.pendingSources.Load()) }
 
 // Swap makes t the current table and returns it with its generation. Requests
 // that have begun go on with the table they began with. Endpoints that are in
@@ -126,16 +126,16 @@ func (r *Registry) Swap(t *Table) *Table {
 
 func newState(t *Table) *state {
 	n := len(t.services)
-	if t.fronts != nil {
-		n += int(t.fronts.turns)
+	if t.listeners != nil {
+		n += int(t.listeners.turns)
 	}
-	return &state{table: t, turns: make([]atomic.Uint32, n), ruled: int32(len(t.services))}
+	return &state{table: t, turns: make([]atomic.Uint32, n), ruleOffset: int32(len(t.services))}
 }
 
 func carryTurns(from, to *state) {
 	carryRuleTurns(from, to)
-	turns := make(map[string]uint32, from.ruled)
-	for i := range from.turns[:from.ruled] {
+	turns := make(map[string]uint32, from.ruleOffset)
+	for i := range from.turns[:from.ruleOffset] {
 		if n := from.turns[i].Load(); n > 0 {
 			turns[from.table.services[i].Name] = n
 		}
@@ -143,7 +143,7 @@ func carryTurns(from, to *state) {
 	if len(turns) == 0 {
 		return
 	}
-	for i := range to.turns[:to.ruled] {
+	for i := range to.turns[:to.ruleOffset] {
 		to.turns[i].Store(turns[to.table.services[i].Name])
 	}
 }
@@ -180,8 +180,8 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	r.silent.Store(int32(len(sources)))
-	news := make(chan message)
+	r.pendingSources.Store(int32(len(sources)))
+	news := make(chan sourceEvent)
 	var running sync.WaitGroup
 	for i, src := range sources {
 		running.Go(func() { runSource(ctx, log, i, src, news) })
@@ -189,19 +189,19 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	defer running.Wait()
 
 	var (
-		known  = map[key]Snapshot{}
+		known  = map[snapshotKey]Snapshot{}
 		silent = len(sources) // sources that have neither said anything nor failed
 		heard  = make([]bool, len(sources))
 		spoken = make([]bool, len(sources)) // has said what there is
 		mute   = len(sources)               // sources that have not
 		dirty  bool
-		late   = time.NewTimer(settle)
+		late   = time.NewTimer(firstTableTimeout)
 		tick   = time.NewTimer(0)
 		wait   = true // for tick
 	)
 	defer late.Stop()
 	defer tick.Stop()
-	remind := time.NewTicker(remindStale)
+	remind := time.NewTicker(staleLogInterval)
 	defer remind.Stop()
 	for {
 		select {
@@ -216,17 +216,17 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 				spoken[m.source] = true
 				mute--
 			}
-			r.fresh.hear(log, &m)
+			r.freshness.observe(log, &m)
 			if m.update == nil || m.update.Err != nil {
 				break
 			}
-			k := key{m.source, m.update.Source}
-			if before, ok := known[k]; !ok || !before.is(&m.update.Snapshot) {
+			k := snapshotKey{m.source, m.update.Source}
+			if before, ok := known[k]; !ok || !before.sameSlices(&m.update.Snapshot) {
 				known[k] = m.update.Snapshot
 				dirty = true
 			}
 		case <-remind.C:
-			r.fresh.remind(log)
+			r.freshness.logStale(log)
 		case <-late.C:
 			silent = 0
 		case <-tick.C:
@@ -238,22 +238,22 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 			}
 			r.merge(log, known)
 			dirty, wait = false, true
-			tick.Reset(atMost)
+			tick.Reset(minRebuildInterval)
 		}
-		r.silent.Store(int32(mute)) // not before the table has it
+		r.pendingSources.Store(int32(mute)) // not before the table has it
 	}
 }
 
-// A key names what one source said under one name. Keys are ordered by the
+// A snapshotKey names what one source said under one name. Keys are ordered by the
 // precedence of what they name.
-type key struct {
+type snapshotKey struct {
 	source int
 	name   string
 }
 
 // merge swaps in the table of everything known.
-func (r *Registry) merge(log *slog.Logger, known map[key]Snapshot) {
-	keys := slices.SortedFunc(maps.Keys(known), func(a, b key) int {
+func (r *Registry) merge(log *slog.Logger, known map[snapshotKey]Snapshot) {
+	keys := slices.SortedFunc(maps.Keys(known), func(a, b snapshotKey) int {
 		if a.source != b.source {
 			return a.source - b.source
 		}
@@ -274,9 +274,9 @@ func (r *Registry) merge(log *slog.Logger, known map[key]Snapshot) {
 	log.Info("routing table changed", "generation", t.Generation(), "services", t.Len())
 }
 
-// A message is what a source has to say: an update, or nil where its run ended,
+// A sourceEvent is what a source has to say: an update, or nil where its run ended,
 // for what reason, if any.
-type message struct {
+type sourceEvent struct {
 	source int
 	update *Update
 	kind   string // of the source, for people
@@ -285,8 +285,8 @@ type message struct {
 
 // runSource runs one source, again and again where it fails, and passes on
 // what it says.
-func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news chan<- message) {
-	send := func(m message) {
+func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news chan<- sourceEvent) {
+	send := func(m sourceEvent) {
 		select {
 		case news <- m:
 		case <-ctx.Done():
@@ -300,7 +300,7 @@ func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news ch
 		for ended := false; !ended; {
 			select {
 			case u := <-updates:
-				send(message{source: i, update: &u})
+				send(sourceEvent{source: i, update: &u})
 				pause = minRestart
 			case err = <-done:
 				ended = true
@@ -309,7 +309,7 @@ func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news ch
 		if ctx.Err() != nil {
 			return
 		}
-		send(message{source: i, kind: fmt.Sprintf("%T", src), err: err})
+		send(sourceEvent{source: i, kind: fmt.Sprintf("%T", src), err: err})
 		if err == nil {
 			return
 		}

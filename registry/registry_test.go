@@ -60,16 +60,16 @@ func TestMergeConflicts(t *testing.T) {
 	}
 	// What is not disputed stands.
 	req := byName("a.test", 443, 443)
-	if f, err := tab.find(req); err != nil || f.entry.Name != "a.test" {
+	if f, err := tab.findVisible(req); err != nil || f.entry.Name != "a.test" {
 		t.Errorf("the earlier source's claim: %v, %v", f.entry, err)
 	}
 	req = byName("a.test", 8443, 443)
 	req.Source = netip.MustParseAddrPort("192.0.2.7:1")
-	if f, err := tab.find(req); err != nil || f.entry.Name != "second" {
+	if f, err := tab.findVisible(req); err != nil || f.entry.Name != "second" {
 		t.Errorf("the later source's undisputed claim: %v, %v", f.entry, err)
 	}
 	req.Source = netip.MustParseAddrPort("8.8.8.8:1")
-	if _, err := tab.find(req); err == nil {
+	if _, err := tab.findVisible(req); err == nil {
 		t.Error("a later source widened a network of an earlier one")
 	}
 }
@@ -154,12 +154,12 @@ func TestRun(t *testing.T) {
 		if r.Table() != nil {
 			t.Error("there is a table before the second source has spoken")
 		}
-		time.Sleep(settle)
+		time.Sleep(firstTableTimeout)
 		synctest.Wait()
 		serves(t, r, "a1.test", "a2.test", "flag.test", "-b.test") // it has waited long enough
 
 		b.do <- Snapshot{Services: []*Service{service(t, "b.test"), service(t, "a2.test")}}
-		time.Sleep(atMost)
+		time.Sleep(minRebuildInterval)
 		synctest.Wait()
 		serves(t, r, "a1.test", "a2.test", "b.test", "flag.test")
 		if !strings.Contains(log.String(), `name \"a2.test\" of a2.test.yaml:1 is left out`) {
@@ -186,7 +186,7 @@ func TestRun(t *testing.T) {
 		synctest.Wait()
 		serves(t, r, "a1.test", "a2.test", "b.test") // a2 is b's now
 		b.do <- Snapshot{}
-		time.Sleep(atMost)
+		time.Sleep(minRebuildInterval)
 		synctest.Wait()
 		serves(t, r, "a1.test", "-a2.test", "-b.test", "flag.test")
 
@@ -196,7 +196,7 @@ func TestRun(t *testing.T) {
 			b.do <- Snapshot{Services: []*Service{service(t, fmt.Sprintf("b%d.test", i))}}
 			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(atMost)
+		time.Sleep(minRebuildInterval)
 		synctest.Wait()
 		if n := r.Table().Generation() - before; n < 5 || n > 12 {
 			t.Errorf("1000 updates in 1s made %d tables, want about 10", n)

@@ -59,18 +59,18 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	}
 	n := s.turns[turn].Add(1) - 1
 	if len(f.entry.Via) > 0 {
-		return r.through(req, f, route, f.entry.serving(f.entry.Endpoints, f.port), n)
+		return r.resolveVia(req, f, route, f.entry.servingPort(f.entry.Endpoints, f.port), n)
 	}
 	configured, beyond := s.table.reach(f, s.table.here)
 	if len(beyond) > 0 {
-		return r.beyond(ctx, req, s.table, f, route, n)
+		return r.resolveRemote(ctx, req, s.table, f, route, n)
 	}
 	if f.endpoint.IsValid() {
 		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}
 		return route, s.table.protect(req, f, nil, &route)
 	}
-	if f.one == nil {
-		configured = f.entry.serving(configured, f.port)
+	if f.endpoints == nil {
+		configured = f.entry.servingPort(configured, f.port)
 	}
 	eps, err := r.candidates(ctx, req, f, configured, n)
 	if err != nil {
@@ -85,17 +85,17 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 }
 
 // find finds the service of a request: of all, or of those of a section.
-func (s *state) find(req *tunnel.Request) (found, *tunnel.Error) {
-	if s.table.confined(req) {
-		return s.lead(req)
+func (s *state) find(req *tunnel.Request) (match, *tunnel.Error) {
+	if s.table.listenerOnly(req) {
+		return s.findByRule(req)
 	}
-	return s.table.find(req)
+	return s.table.findVisible(req)
 }
 
-// through completes the route of a service behind further gateways. Its
+// resolveVia completes the route of a service behind further gateways. Its
 // endpoints are names and addresses there, so nothing is looked up, and what
 // becomes of a dial says nothing of an address.
-func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, configured []Endpoint, turn uint32) (tunnel.Route, error) {
+func (r *Registry) resolveVia(req *tunnel.Request, f match, route tunnel.Route, configured []Endpoint, turn uint32) (tunnel.Route, error) {
 	if route.Dialer == nil {
 		return tunnel.Route{}, tunnel.Refusef(tunnel.Unsupported, "registry: service %q of %s is behind another gateway, and there is no way there", f.entry.Name, orUnknown(f.entry.Origin))
 	}
@@ -105,15 +105,15 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 		if inside == plaintext {
 			return tunnel.Route{}, refusal
 		}
-		route.TLSOnly = inside.only(refusal)
+		route.TLSOnly = inside.tlsOnly(refusal)
 	}
-	if f.one != nil {
-		configured = f.one
+	if f.endpoints != nil {
+		configured = f.endpoints
 	}
 	if len(configured) == 0 {
 		configured = []Endpoint{{Host: req.Host(), Addr: req.Addr}}
 		if f.vip || f.rule != nil {
-			name, ok := f.entry.callable()
+			name, ok := f.entry.primaryName()
 			if !ok {
 				return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the next gateway for", req.Target(), f.entry.Name)
 			}
@@ -136,9 +136,9 @@ func (r *Registry) through(req *tunnel.Request, f found, route tunnel.Route, con
 	return route, nil
 }
 
-// callable returns a name of e that is no wildcard. What several clusters export has
+// primaryName returns a name of e that is no wildcard. What several clusters export has
 // that of the cluster set alone.
-func (e *entry) callable() (tunnel.Name, bool) {
+func (e *serviceEntry) primaryName() (tunnel.Name, bool) {
 	for _, p := range e.Names {
 		if !p.Wildcard {
 			return p.Suffix, true
@@ -151,9 +151,9 @@ func (e *entry) callable() (tunnel.Name, bool) {
 	return tunnel.Name{}, false
 }
 
-// turns returns the addresses of the gateways that can be asked in some way,
+// rotateByWeight returns the addresses of the gateways that can be asked in some way,
 // beginning with the one whose turn it is by weight.
-func turns(entries []GatewayHop, by func(*GatewayHop) string, turn uint32) []Endpoint {
+func rotateByWeight(entries []GatewayHop, by func(*GatewayHop) string, turn uint32) []Endpoint {
 	var eps []Endpoint
 	var weights []uint32
 	total := uint32(0)
@@ -179,7 +179,7 @@ func turns(entries []GatewayHop, by func(*GatewayHop) string, turn uint32) []End
 // candidates returns every address of the service, beginning with the
 // endpoint whose turn it is. The second address of a DNS name comes after the
 // first of every other endpoint, so that few tries reach many hosts.
-func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f found, configured []Endpoint, turn uint32) ([]tunnel.Endpoint, error) {
+func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f match, configured []Endpoint, turn uint32) ([]tunnel.Endpoint, error) {
 	n := uint32(len(configured))
 	if n == 0 {
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", f.entry.Name, orUnknown(f.entry.Origin))

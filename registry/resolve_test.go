@@ -286,7 +286,7 @@ func TestTrialEnds(t *testing.T) {
 		if a, b := trials(), trials(); a != 1 || b != 0 {
 			t.Errorf("%d and %d trials, want 1 and 0", a, b)
 		}
-		time.Sleep(trial) // nobody told how it went
+		time.Sleep(retryWindow) // nobody told how it went
 		if n := trials(); n != 1 {
 			t.Errorf("%d trials after the first came to nothing, want 1", n)
 		}
@@ -364,7 +364,7 @@ func TestFailuresAreBounded(t *testing.T) {
 		if n := h.n.Load(); n != maxFailing {
 			t.Errorf("%d failures are remembered, want at most %d", n, maxFailing)
 		}
-		time.Sleep(forget + 2*time.Second)
+		time.Sleep(failureExpiry + 2*time.Second)
 		fail(maxFailing + 11)
 		if n := h.n.Load(); n != 1 {
 			t.Errorf("%d failures are remembered after a while, want 1", n)

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// remindStale is how often the log says again that a source is lost.
-const remindStale = 10 * time.Minute
+// staleLogInterval is how often the log says again that a source is lost.
+const staleLogInterval = 10 * time.Minute
 
 // freshness remembers which sources are lost. What they said stays in force
 // without a limit of time: a table that is old serves more than none.
 type freshness struct {
 	mu   sync.Mutex // guards lost
-	lost map[key]loss
+	lost map[snapshotKey]loss
 }
 
 // A loss is of a source that does not see what there is.
@@ -32,7 +32,7 @@ var ErrInvalid = errors.New("it makes no sense")
 // Stale returns which source has been lost for longest, since when and why; ""
 // while every source is in touch.
 func (r *Registry) Stale() (source string, since time.Time, err error) {
-	f := &r.fresh
+	f := &r.freshness
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var longest loss
@@ -44,11 +44,11 @@ func (r *Registry) Stale() (source string, since time.Time, err error) {
 	return longest.source, longest.since, longest.err
 }
 
-// hear takes in what a source has said of itself.
-func (f *freshness) hear(log *slog.Logger, m *message) {
+// observe takes in what a source has said of itself.
+func (f *freshness) observe(log *slog.Logger, m *sourceEvent) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	k, source, err := key{source: m.source}, m.kind, m.err // of all its names
+	k, source, err := snapshotKey{source: m.source}, m.kind, m.err // of all its names
 	since := time.Now()
 	if m.update != nil {
 		k.name, source, err = m.update.Source, m.update.Source, m.update.Err
@@ -61,7 +61,7 @@ func (f *freshness) hear(log *slog.Logger, m *message) {
 			since = before.since
 		}
 		if f.lost == nil {
-			f.lost = map[key]loss{}
+			f.lost = map[snapshotKey]loss{}
 		}
 		f.lost[k] = loss{cmp.Or(source, "unnamed"), since, err}
 		return
@@ -69,7 +69,7 @@ func (f *freshness) hear(log *slog.Logger, m *message) {
 	if m.update == nil { // it has nothing more to say
 		return
 	}
-	for _, k := range []key{k, {source: m.source}} {
+	for _, k := range []snapshotKey{k, {source: m.source}} {
 		if l, ok := f.lost[k]; ok {
 			delete(f.lost, k)
 			log.Info("source recovered", "source", l.source, "after", time.Since(l.since).Round(time.Millisecond))
@@ -77,7 +77,7 @@ func (f *freshness) hear(log *slog.Logger, m *message) {
 	}
 }
 
-func (f *freshness) remind(log *slog.Logger) {
+func (f *freshness) logStale(log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, l := range f.lost {
@@ -89,8 +89,8 @@ func (f *freshness) remind(log *slog.Logger) {
 	}
 }
 
-// is reports whether s and o are the same slices, and not only equal ones.
-func (s *Snapshot) is(o *Snapshot) bool {
+// sameSlices reports whether s and o are the same slices, and not only equal ones.
+func (s *Snapshot) sameSlices(o *Snapshot) bool {
 	return same(s.Services, o.Services) && same(s.Networks, o.Networks) && same(s.Listeners, o.Listeners)
 }
 

@@ -41,7 +41,7 @@ func TestStaleBeatsPartial(t *testing.T) {
 		go func() { done <- r.Run(ctx, Static{Name: "flags"}, src) }()
 		say := func(what any) {
 			src <- what
-			time.Sleep(2 * atMost)
+			time.Sleep(2 * minRebuildInterval)
 			synctest.Wait()
 		}
 		want := func(source string, since time.Duration, text string, generation uint64) {

@@ -18,40 +18,40 @@ import (
 // goroutines may read it, and what one request sees of it fits together. A nil
 // Table is empty.
 type Table struct {
-	generation uint64
-	services   []entry
-	exact      map[tunnel.Name]claims
-	wild       map[tunnel.Name]claims // by what follows "*."
-	addresses  map[netip.Addr]claims
-	endpoints  map[spot]int32   // endpoints written as addresses; the index of a service
-	shared     map[spot][]int32 // and those of others that may be asked for by the same
-	networks   networks
+	generation      uint64
+	services        []serviceEntry
+	exact           map[tunnel.Name]claims
+	wild            map[tunnel.Name]claims // by what follows "*."
+	byAddress       map[netip.Addr]claims
+	byEndpoint      map[addrPortKey]int32   // endpoints written as addresses; the index of a service
+	sharedEndpoints map[addrPortKey][]int32 // and those of others that may be asked for by the same
+	prefixes        prefixTable
 
-	all          []placed                      // in the order of their indices
-	networkIndex map[string]int32              // by name
-	here         int32                         // the network we are in, or -1
-	headless     int                           // how many services are
-	gateways     map[string]struct{}           // what gateways are called before a service's name
-	owners       map[netip.Addr]owner          // endpoints of headless services
-	above        map[string]struct{}           // names that have others below them which everybody may have
-	aboveOf      map[int32]map[string]struct{} // and those for a network
+	networks        []networkState                // in the order of their indices
+	networkIndex    map[string]int32              // by name
+	here            int32                         // the network we are in, or -1
+	headless        int                           // how many services are
+	gateways        map[string]struct{}           // what gateways are called before a service's name
+	endpointsByAddr map[netip.Addr]endpointRef    // endpoints of headless services
+	parentNames     map[string]struct{}           // names that have others below them which everybody may have
+	parentNamesOf   map[int32]map[string]struct{} // and those for a network
 
 	published   []Published // sorted by what is assigned
 	publishedAs map[tunnel.Name][]Published
 	vips        *vips // nil for none
 
-	fronts *fronts // nil where there is no listener
+	listeners *compiledListeners // nil where there is no listener
 }
 
-// An entry is a service in a table.
-type entry struct {
+// An serviceEntry is a service in a table.
+type serviceEntry struct {
 	*Service // the snapshot's own, unless something is added to it
 	index    int32
 	views    []int32 // indices of the networks in ExposedTo; an unknown network has none
 
-	home   int32   // the network its endpoints are in, or -1
-	groups []group // its endpoints by network, where there is more than one
-	split  bool    // there are endpoints that serve one port only
+	home             int32           // the network its endpoints are in, or -1
+	groups           []endpointGroup // its endpoints by network, where there is more than one
+	hasPortEndpoints bool            // there are endpoints that serve one port only
 }
 
 // A claim is one pattern or address and port that a service answers to.
@@ -98,19 +98,19 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 	}
 	b := builder{
 		Table: Table{
-			services:  make([]entry, 0, n),
-			exact:     make(map[tunnel.Name]claims, n),
-			wild:      map[tunnel.Name]claims{},
-			addresses: map[netip.Addr]claims{},
-			endpoints: make(map[spot]int32, endpoints),
-			shared:    map[spot][]int32{},
-			networks:  networks{byPrefix: map[netip.Prefix]int32{}},
+			services:        make([]serviceEntry, 0, n),
+			exact:           make(map[tunnel.Name]claims, n),
+			wild:            map[tunnel.Name]claims{},
+			byAddress:       map[netip.Addr]claims{},
+			byEndpoint:      make(map[addrPortKey]int32, endpoints),
+			sharedEndpoints: map[addrPortKey][]int32{},
+			prefixes:        prefixTable{byPrefix: map[netip.Prefix]int32{}},
 
-			networkIndex: map[string]int32{},
-			gateways:     map[string]struct{}{},
-			above:        map[string]struct{}{},
-			aboveOf:      map[int32]map[string]struct{}{},
-			owners:       map[netip.Addr]owner{},
+			networkIndex:    map[string]int32{},
+			gateways:        map[string]struct{}{},
+			parentNames:     map[string]struct{}{},
+			parentNamesOf:   map[int32]map[string]struct{}{},
+			endpointsByAddr: map[netip.Addr]endpointRef{},
 		},
 		mesh: m,
 		sets: map[tunnel.Name][]int32{},
@@ -134,8 +134,8 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 	}
 	b.addSets()
 	b.addListeners(snapshots)
-	b.settle()
-	b.addAllAbove()
+	b.assignNetworks()
+	b.indexParentNames()
 	if len(b.conflicts) > 0 {
 		return &b.Table, b.conflicts
 	}
@@ -189,8 +189,8 @@ func (t *Table) Networks() iter.Seq[*Network] {
 		if t == nil {
 			return
 		}
-		for i := range t.all {
-			if !yield(&t.all[i].Network) {
+		for i := range t.networks {
+			if !yield(&t.networks[i].Network) {
 				return
 			}
 		}
@@ -206,11 +206,11 @@ func (t *Table) Network(a netip.Addr) (string, bool) {
 	if t == nil {
 		return "", false
 	}
-	i := t.networks.find(a)
+	i := t.prefixes.find(a)
 	if i < 0 {
 		return "", false
 	}
-	return t.networks.names[i], true
+	return t.prefixes.names[i], true
 }
 
 // builder is a Table in the making.
@@ -234,7 +234,7 @@ func (b *builder) conflict(what, kept, dropped string) {
 
 func (b *builder) addNetwork(network Network) {
 	i, ok := b.networkIndex[network.Name]
-	if ok && b.all[i].OnlyInsecure() {
+	if ok && b.networks[i].OnlyInsecure() {
 		network.Insecure = true // an earlier source says so, and leaves the rest to a later one
 	} else if ok {
 		// Not a union: a source must not widen a network of another one.
@@ -242,9 +242,9 @@ func (b *builder) addNetwork(network Network) {
 		return
 	}
 	if !ok {
-		i = int32(len(b.networks.names))
-		b.networks.names = append(b.networks.names, network.Name)
-		b.all = append(b.all, placed{})
+		i = int32(len(b.prefixes.names))
+		b.prefixes.names = append(b.prefixes.names, network.Name)
+		b.networks = append(b.networks, networkState{})
 	}
 	network.Gateways = completeGateways(network.Gateways)
 	for j := range network.Gateways {
@@ -255,15 +255,15 @@ func (b *builder) addNetwork(network Network) {
 			}
 		}
 	}
-	b.all[i] = placed{Network: network}
+	b.networks[i] = networkState{Network: network}
 	b.networkIndex[network.Name] = i
 	for _, p := range network.CIDRs {
 		p = normalPrefix(p)
-		if old, ok := b.networks.byPrefix[p]; ok {
-			b.conflict("range "+p.String(), fmt.Sprintf("network %q", b.networks.names[old]), fmt.Sprintf("network %q", network.Name))
+		if old, ok := b.prefixes.byPrefix[p]; ok {
+			b.conflict("range "+p.String(), fmt.Sprintf("network %q", b.prefixes.names[old]), fmt.Sprintf("network %q", network.Name))
 			continue
 		}
-		b.networks.add(p, i)
+		b.prefixes.add(p, i)
 	}
 }
 
@@ -275,7 +275,7 @@ func (b *builder) append(s *Service) int32 {
 		whole.Check = check
 		s = &whole
 	}
-	e := entry{Service: s, index: i, home: -1}
+	e := serviceEntry{Service: s, index: i, home: -1}
 	for _, name := range s.ExposedTo {
 		if n, ok := b.networkIndex[name]; ok {
 			e.views = append(e.views, n)
@@ -300,18 +300,18 @@ func (b *builder) addService(s *Service) {
 	}
 	for _, a := range s.Addresses {
 		a = normalAddr(a)
-		b.addresses[a] = b.claim(b.addresses[a], "address", a.String(), i)
+		b.byAddress[a] = b.claim(b.byAddress[a], "address", a.String(), i)
 	}
 	for _, ep := range s.Endpoints {
 		if !ep.Addr.IsValid() || len(s.Via) > 0 { // an address there is another's here
 			continue
 		}
 		for _, port := range ep.PortsFor(s) {
-			at := spotOf(ep.Addr, port)
-			if first, taken := b.endpoints[at]; taken {
+			at := addrPortKeyOf(ep.Addr, port)
+			if first, taken := b.byEndpoint[at]; taken {
 				b.share(at, first, i)
 			} else {
-				b.endpoints[at] = i
+				b.byEndpoint[at] = i
 			}
 		}
 	}
@@ -320,24 +320,24 @@ func (b *builder) addService(s *Service) {
 // share adds service i to those by which an endpoint may be asked for, of which
 // there is a first one, unless one of them is seen by everyone who sees i: 100,000
 // services may share an endpoint, and a request looks at all that stand here.
-func (b *builder) share(at spot, first, i int32) {
+func (b *builder) share(at addrPortKey, first, i int32) {
 	e := &b.services[i]
 	covers := func(j int32) bool {
 		h := &b.services[j]
 		return h.Exposed && (len(h.ExposedTo) == 0 || len(e.ExposedTo) > 0 && slices.Equal(h.views, e.views))
 	}
-	if e.Exposed && !covers(first) && !slices.ContainsFunc(b.shared[at], covers) {
-		b.shared[at] = append(b.shared[at], i)
+	if e.Exposed && !covers(first) && !slices.ContainsFunc(b.sharedEndpoints[at], covers) {
+		b.sharedEndpoints[at] = append(b.sharedEndpoints[at], i)
 	}
 }
 
-// A spot is an address and a port, in a form of which there may be very many: it is
+// A addrPortKey is an address and a port, in a form of which there may be very many: it is
 // quickly hashed, and the garbage collector passes over a map of them.
-type spot struct{ high, low, port uint64 }
+type addrPortKey struct{ high, low, port uint64 }
 
-func spotOf(a netip.Addr, port uint16) spot {
+func addrPortKeyOf(a netip.Addr, port uint16) addrPortKey {
 	b := a.As16() // in which IPv4 is its mapped form, and there are no zones
-	return spot{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), uint64(port)}
+	return addrPortKey{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), uint64(port)}
 }
 
 // claim adds what service i wants of one pattern to what is claimed of it.
@@ -410,16 +410,16 @@ func orUnknown(origin string) string {
 	return origin
 }
 
-// networks finds the longest prefix of an address with one map lookup for each
+// prefixTable finds the longest prefix of an address with one map lookup for each
 // prefix length in use.
-type networks struct {
+type prefixTable struct {
 	names    []string
 	byPrefix map[netip.Prefix]int32 // masked
 	bits4    []int                  // longest first
 	bits6    []int
 }
 
-func (n *networks) add(p netip.Prefix, network int32) {
+func (n *prefixTable) add(p netip.Prefix, network int32) {
 	n.byPrefix[p] = network
 	bits := &n.bits6
 	if p.Addr().Is4() {
@@ -432,7 +432,7 @@ func (n *networks) add(p netip.Prefix, network int32) {
 }
 
 // find returns the index of a's network, or -1.
-func (n *networks) find(a netip.Addr) int32 {
+func (n *prefixTable) find(a netip.Addr) int32 {
 	a = normalAddr(a)
 	if !a.IsValid() {
 		return -1

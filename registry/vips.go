@@ -43,11 +43,11 @@ type vips struct {
 // a name that is no wildcard. Nothing is assigned yet.
 func (t *Table) VIPRequests() []VIPRequest {
 	var all []VIPRequest
-	t.eachVIPWish(func(_ int32, w VIPRequest) { all = append(all, w) })
+	t.eachVIPRequest(func(_ int32, w VIPRequest) { all = append(all, w) })
 	return all
 }
 
-func (t *Table) eachVIPWish(each func(i int32, w VIPRequest)) {
+func (t *Table) eachVIPRequest(each func(i int32, w VIPRequest)) {
 	if t == nil {
 		return
 	}
@@ -90,7 +90,7 @@ func (t *Table) eachVIPWish(each func(i int32, w VIPRequest)) {
 				continue
 			}
 			for _, port := range orAny(e.Ports) {
-				if t.claims(p.Suffix, port) == e.index {
+				if t.claimant(p.Suffix, port) == e.index {
 					w.Keys = append(w.Keys, joinPort(p.Suffix.String(), port))
 					break
 				}
@@ -103,7 +103,7 @@ func (t *Table) eachVIPWish(each func(i int32, w VIPRequest)) {
 }
 
 // aloneInSet reports whether e is all there is of its name in the cluster set.
-func (t *Table) aloneInSet(e *entry) bool {
+func (t *Table) aloneInSet(e *serviceEntry) bool {
 	if !e.Exported || e.ID == (ID{}) {
 		return false
 	}
@@ -173,12 +173,12 @@ func (t *Table) AllVIPs() []VIP {
 }
 
 // findVIP is findAddr for an address that is a service's own.
-func (t *Table) findVIP(a netip.Addr, req *tunnel.Request) (f found, refusal *tunnel.Error, ok bool) {
+func (t *Table) findVIP(a netip.Addr, req *tunnel.Request) (f match, refusal *tunnel.Error, ok bool) {
 	i, ok := t.ByVIP(a)
 	if !ok {
-		return found{}, nil, false
+		return match{}, nil, false
 	}
-	f, refusal = t.pick(match{claims: t.vips.claims[t.vips.of[int32(i)]]}, req)
+	f, refusal = t.pick(nameMatch{claims: t.vips.claims[t.vips.of[int32(i)]]}, req)
 	f.vip = true
 	return f, refusal, true
 }
@@ -197,13 +197,13 @@ func (t *Table) assignVIPs(list []VIP) {
 	next := &vips{of: make(map[int32]int32, len(list)), by: make(map[netip.Addr]int32, 2*len(list))}
 	free := func(a netip.Addr) netip.Addr {
 		a = normalAddr(a)
-		_, listed := t.addresses[a]
+		_, listed := t.byAddress[a]
 		if _, twice := next.by[a]; listed || twice {
 			return netip.Addr{}
 		}
 		return a
 	}
-	t.eachVIPWish(func(i int32, w VIPRequest) {
+	t.eachVIPRequest(func(i int32, w VIPRequest) {
 		for _, k := range w.Keys {
 			v, ok := given[k]
 			if !ok {
@@ -229,7 +229,7 @@ func (t *Table) assignVIPs(list []VIP) {
 }
 
 // vipClaims returns what e answers to at its VIPs.
-func (e *entry) vipClaims() claims {
+func (e *serviceEntry) vipClaims() claims {
 	ports := orAny(e.Ports)
 	c := make(claims, len(ports))
 	for i, port := range ports {
@@ -260,7 +260,7 @@ func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 		return nil
 	}
 	var all []netip.Prefix
-	for p := range t.networks.byPrefix {
+	for p := range t.prefixes.byPrefix {
 		// A network of all addresses stands for the rest of the world.
 		if p.Overlaps(of) && p.Bits() > 0 {
 			all = append(all, p)
@@ -271,8 +271,8 @@ func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 			all = append(all, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
-	for i := range t.all {
-		for _, g := range t.all[i].Gateways {
+	for i := range t.networks {
+		for _, g := range t.networks[i].Gateways {
 			add(g.Address.Addr)
 			add(g.Public.Addr)
 		}
@@ -298,8 +298,8 @@ func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// notForVIPs are ranges that mean something to hosts or to the gateway.
-var notForVIPs = []struct {
+// reservedRanges are ranges that mean something to hosts or to the gateway.
+var reservedRanges = []struct {
 	prefix netip.Prefix
 	why    string
 }{
@@ -328,7 +328,7 @@ func CheckVIPRange(p netip.Prefix) error {
 	case p.Bits() > most:
 		return fmt.Errorf("it is too small: it can have at most %d bits, /%d", most, most)
 	}
-	for _, n := range notForVIPs {
+	for _, n := range reservedRanges {
 		if p.Overlaps(n.prefix) {
 			return fmt.Errorf("%s are %s", n.prefix, n.why)
 		}

@@ -182,7 +182,7 @@ func TestByVIP(t *testing.T) {
 		{"240.0.0.7", 443, "no-route"},
 		{"64:ff9b::240.0.0.1", 22, "no-route"},
 	} {
-		f, err := r.Table().find(byAddr(tt.addr, tt.port))
+		f, err := r.Table().findVisible(byAddr(tt.addr, tt.port))
 		got := ""
 		if err != nil {
 			got = string(err.Reason)
@@ -196,7 +196,7 @@ func TestByVIP(t *testing.T) {
 	for _, text := range []string{"240.0.0.1", "fd00::2"} {
 		req, tab := byAddr(text, 443), r.Table()
 		if n := testing.AllocsPerRun(100, func() {
-			f, _ := tab.find(req)
+			f, _ := tab.findVisible(req)
 			v4, _ := tab.VIPs(int(f.entry.index))
 			_, _ = tab.ByVIP(v4)
 		}); n != 0 {

@@ -399,11 +399,11 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"gateway/admin.go Unix":            "a timestamp in a metric",
 		"gateway/health.go UTC":            "since when something is so, to be shown in the status",
 		"dns/answer.go Unix":               "the SOA's serial number",
-		"gateway/assigned.go Truncate":     "since when a service has its port or address, kept on disk for days",
+		"gateway/assignments.go Truncate":  "since when a service has its port or address, kept on disk for days",
 		"gateway/certificates.go Unix":     "when a certificate expires, in a metric: the wall clock's",
 		"gateway/certificates.go UTC":      "likewise, in the log",
 		"admin/handler.go Truncate":        "when a line of the log is written, to be shown",
-		"gateway/assigned.go UTC":          "likewise",
+		"gateway/assignments.go UTC":       "likewise",
 		"registry/leases/plan.go UTC":      "likewise",
 		"registry/leases/file.go UTC":      "likewise",
 	}

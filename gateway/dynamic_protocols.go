@@ -15,55 +15,55 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A front is what is said at a listener of the table: its Protocol. What it has
+// A listenerState is what is said at a listener of the table: its Protocol. What it has
 // is changed at once, for the connections to come.
-type front struct {
+type listenerState struct {
 	registry *registry.Registry
-	at       string // the address that is listened at
-	has      atomic.Pointer[offer]
+	address  string // the address that is listened at
+	config   atomic.Pointer[listenerConfig]
 }
 
-// An offer is what a front has by one table. It is not changed.
-type offer struct {
+// An listenerConfig is what a front has by one table. It is not changed.
+type listenerConfig struct {
 	*registry.Listener
-	table *registry.Table
-	keys  map[string]*keys // by section
+	table   *registry.Table
+	keySets map[string]*sectionKeys // by section
 }
 
-// keys are what TLS ends by in a section.
-type keys struct {
-	of   *registry.TLSTermination
-	ring *termination.Ring
-	err  error // why there is no ring: nothing ends there then
+// sectionKeys are what TLS ends by in a section.
+type sectionKeys struct {
+	termination *registry.TLSTermination
+	keys        *termination.Ring
+	err         error // why there is no ring: nothing ends there then
 }
 
-// newOffer makes l of a table ready. What is the same as before is kept.
-func newOffer(t *registry.Table, l *registry.Listener, before *offer) *offer {
-	o := &offer{Listener: l, table: t}
+// newListenerConfig makes l of a table ready. What is the same as before is kept.
+func newListenerConfig(t *registry.Table, l *registry.Listener, before *listenerConfig) *listenerConfig {
+	o := &listenerConfig{Listener: l, table: t}
 	for i, s := range l.Sections {
 		registry.Yield(i)
 		if s.TLS == nil || l.Protocol != registry.TLS {
 			continue
 		}
-		if o.keys == nil {
-			o.keys = make(map[string]*keys)
+		if o.keySets == nil {
+			o.keySets = make(map[string]*sectionKeys)
 		}
-		if before != nil && before.keys[s.Name] != nil && sameEnds(before.keys[s.Name].of, s.TLS) {
-			o.keys[s.Name] = before.keys[s.Name]
+		if before != nil && before.keySets[s.Name] != nil && sameTermination(before.keySets[s.Name].termination, s.TLS) {
+			o.keySets[s.Name] = before.keySets[s.Name]
 			continue
 		}
-		k := &keys{of: s.TLS}
-		k.ring, k.err = newRing(s.TLS)
-		o.keys[s.Name] = k
+		k := &sectionKeys{termination: s.TLS}
+		k.keys, k.err = newKeyRing(s.TLS)
+		o.keySets[s.Name] = k
 	}
 	return o
 }
 
 // problem says which sections can't be served, and notes each by its name.
-func (o *offer) problem(parts map[string]error) error {
+func (o *listenerConfig) problem(parts map[string]error) error {
 	var errs []error
 	for _, s := range o.Sections {
-		if k := o.keys[s.Name]; k != nil && k.err != nil {
+		if k := o.keySets[s.Name]; k != nil && k.err != nil {
 			parts[s.Name] = k.err
 			errs = append(errs, fmt.Errorf("section %q: %w", s.Name, k.err))
 		}
@@ -71,11 +71,11 @@ func (o *offer) problem(parts map[string]error) error {
 	return errors.Join(errs...)
 }
 
-func sameEnds(a, b *registry.TLSTermination) bool {
+func sameTermination(a, b *registry.TLSTermination) bool {
 	return a == b || a.ClientCAs == b.ClientCAs && a.ClientCertOptional == b.ClientCertOptional && slices.Equal(a.Certificates, b.Certificates)
 }
 
-func newRing(e *registry.TLSTermination) (*termination.Ring, error) {
+func newKeyRing(e *registry.TLSTermination) (*termination.Ring, error) {
 	// Unlike the gateway's own names these are for clients of any kind.
 	k := &termination.Keys{MinVersion: tls.VersionTLS12}
 	for i := range e.Certificates {
@@ -105,32 +105,32 @@ func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
 	return err
 }
 
-// A tlsFront is the Protocol of a TLS listener: of each hello the name says
+// A tlsProtocol is the Protocol of a TLS listener: of each hello the name says
 // which section it is for, and that one whether it is passed on or TLS ends.
 // Who is not served is cut off without a word, as Gateway API has it.
-type tlsFront struct{ front }
+type tlsProtocol struct{ listenerState }
 
-var _ tunnel.PreambleDetector = (*tlsFront)(nil)
+var _ tunnel.PreambleDetector = (*tlsProtocol)(nil)
 
 // hello reads them all: a client that names nobody may be served by who serves
 // any name.
 var hello = sni.Protocol{Refusal: sni.RefuseClose, Nameless: true}
 
 // Name returns "tls".
-func (*tlsFront) Name() string { return "tls" }
+func (*tlsProtocol) Name() string { return "tls" }
 
 // Sniff and HasPreamble are those of package sni.
-func (*tlsFront) Sniff(prefix []byte) tunnel.Verdict { return hello.Sniff(prefix) }
+func (*tlsProtocol) Sniff(prefix []byte) tunnel.Verdict { return hello.Sniff(prefix) }
 
 // HasPreamble implements tunnel.PreambleDetector.
-func (*tlsFront) HasPreamble(prefix []byte) bool { return hello.HasPreamble(prefix) }
+func (*tlsProtocol) HasPreamble(prefix []byte) bool { return hello.HasPreamble(prefix) }
 
 // ServeConn implements tunnel.Protocol.
-func (f *tlsFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	has := f.has.Load() // one for all that follows
+func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	has := f.config.Load() // one for all that follows
 	var ends *tunnel.Request
 	if err := hello.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
-		if f.direct(has, req) {
+		if f.route(has, req) {
 			h.ServeTunnel(ctx, req)
 		} else {
 			ends = req
@@ -142,11 +142,11 @@ func (f *tlsFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	if err := f.registry.Table().PrecheckRoute(ends); err != nil {
 		return refuse(ends, h, err)
 	}
-	k := has.keys[ends.Listener]
+	k := has.keySets[ends.Listener]
 	if k.err != nil {
 		return refuse(ends, h, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("section %q: %w", ends.Listener, k.err)})
 	}
-	inner, err := k.ring.End(ctx, c, ends.Name)
+	inner, err := k.keys.End(ctx, c, ends.Name)
 	if err != nil {
 		return err
 	}
@@ -156,8 +156,8 @@ func (f *tlsFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	return nil
 }
 
-// direct says what req leads to, and reports whether TLS is passed on there.
-func (f *tlsFront) direct(has *offer, req *tunnel.Request) bool {
+// route says what req leads to, and reports whether TLS is passed on there.
+func (f *tlsProtocol) route(has *listenerConfig, req *tunnel.Request) bool {
 	req.ListenerOnly = true // to nothing, unless there is a section
 	s := has.table.SectionOf(has.Name, req.Name)
 	if s == nil {
@@ -165,7 +165,7 @@ func (f *tlsFront) direct(has *offer, req *tunnel.Request) bool {
 	}
 	if s.Istio {
 		if name, port, _, ok := sni.ParseIstio(req.Name); ok {
-			req.Name, req.Port, req.Listener, req.ListenerOnly = name, port, f.at, false
+			req.Name, req.Port, req.Listener, req.ListenerOnly = name, port, f.address, false
 			return true
 		}
 	}
@@ -173,49 +173,49 @@ func (f *tlsFront) direct(has *offer, req *tunnel.Request) bool {
 	return s.TLS == nil
 }
 
-// A plainFront is the Protocol of a TCP listener, and what a UDP one asks for:
+// A plainProtocol is the Protocol of a TCP listener, and what a UDP one asks for:
 // all there is goes by the one section.
-type plainFront struct{ front }
+type plainProtocol struct{ listenerState }
 
 // Name returns "tcp".
-func (*plainFront) Name() string { return "tcp" }
+func (*plainProtocol) Name() string { return "tcp" }
 
 // Sniff says Yes to anything.
-func (*plainFront) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
+func (*plainProtocol) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
 
 // ServeConn makes the one Request.
-func (f *plainFront) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+func (f *plainProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	req := c.NewRequest(f.Name())
-	f.direct(req)
+	f.route(req)
 	h.ServeTunnel(ctx, req)
 	return nil
 }
 
-func (f *plainFront) direct(req *tunnel.Request) {
-	has := f.has.Load()
+func (f *plainProtocol) route(req *tunnel.Request) {
+	has := f.config.Load()
 	req.ListenerOnly = true
 	if s := has.table.SectionOf(has.Name, tunnel.Name{}); s != nil {
 		req.Listener = s.Name
 	}
 }
 
-// An httpFront is the Protocol of a listener for HTTP, which is not routed.
-type httpFront struct{ front }
+// An httpProtocol is the Protocol of a listener for HTTP, which is not routed.
+type httpProtocol struct{ listenerState }
 
-var _ tunnel.PreambleDetector = (*httpFront)(nil)
+var _ tunnel.PreambleDetector = (*httpProtocol)(nil)
 
 // Name returns "http".
-func (*httpFront) Name() string { return "http" }
+func (*httpProtocol) Name() string { return "http" }
 
 // Sniff says Yes to anything.
-func (*httpFront) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
+func (*httpProtocol) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
 
 // HasPreamble implements tunnel.PreambleDetector: whatever comes, it is not served.
-func (*httpFront) HasPreamble([]byte) bool { return true }
+func (*httpProtocol) HasPreamble([]byte) bool { return true }
 
 // ServeConn tells a client of HTTP that there is none here, and cuts off one of
 // HTTPS.
-func (f *httpFront) ServeConn(ctx context.Context, c *tunnel.Conn, _ tunnel.Handler) error {
+func (f *httpProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, _ tunnel.Handler) error {
 	if len(c.Buffered()) == 0 {
 		if err := c.Fill(1 << 10); err != nil {
 			_ = c.Abort()

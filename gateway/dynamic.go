@@ -36,48 +36,48 @@ type StatusSourceListener struct {
 	Origin   string `json:"origin,omitempty"`
 }
 
-// fronts keeps the listeners of the table open, and no others.
-type fronts struct {
-	follower
-	g      *Gateway
-	guard  *tunnel.Guard
-	budget *tunnel.Budget
-	serve  func(ctx context.Context, f *openFront) // does not wait
-	news   chan struct{}                           // something has changed that ListenerErrors tells
+// dynamicListeners keeps the listeners of the table open, and no others.
+type dynamicListeners struct {
+	tableWatcher
+	g       *Gateway
+	guard   *tunnel.Guard
+	budget  *tunnel.Budget
+	serve   func(ctx context.Context, f *openListener) // does not wait
+	changes chan struct{}                              // something has changed that ListenerErrors tells
 
 	// Of run's goroutine alone.
-	open map[string]*openFront // by name
-	said troubles[string]
+	open   map[string]*openListener // by name
+	logged errorLog[string]
 
-	mu      sync.Mutex // guards what follows
-	list    []StatusSourceListener
-	errs    map[string]error // of listeners, by name
-	parts   map[string]error // of those of their sections that can't be served, by name
-	serving map[string]*openFront
-	settled uint64 // the generation of the table that has been dealt with last; 0 before the first
+	mu         sync.Mutex // guards what follows
+	list       []StatusSourceListener
+	errs       map[string]error // of listeners, by name
+	parts      map[string]error // of those of their sections that can't be served, by name
+	serving    map[string]*openListener
+	generation uint64 // the generation of the table that has been dealt with last; 0 before the first
 }
 
-// An openFront is a listener of the table that is open. One of its sockets is nil.
-type openFront struct {
-	*front
-	where    where
-	stream   net.Listener
-	datagram *net.UDPConn
-	protocol tunnel.Protocol // of stream
-	plain    *plainFront     // of datagram
+// An openListener is a listener of the table that is open. One of its sockets is nil.
+type openListener struct {
+	*listenerState
+	listenAddr listenAddr
+	stream     net.Listener
+	datagram   *net.UDPConn
+	protocol   tunnel.Protocol // of stream
+	plain      *plainProtocol  // of datagram
 }
 
-// A where is all that makes a listener the same one.
-type where struct {
+// A listenAddr is all that makes a listener the same one.
+type listenAddr struct {
 	protocol string
 	addr     netip.Addr
 	port     uint16
 }
 
-func whereOf(l *registry.Listener) where { return where{l.Protocol, l.Address, l.Port} }
+func listenAddrOf(l *registry.Listener) listenAddr { return listenAddr{l.Protocol, l.Address, l.Port} }
 
 // String returns the address as those of configured listeners are written.
-func (w where) String() string {
+func (w listenAddr) String() string {
 	host := ""
 	if w.addr.IsValid() {
 		host = w.addr.String()
@@ -89,24 +89,24 @@ func (w where) String() string {
 	return s
 }
 
-func newFronts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) *fronts {
-	return &fronts{follower: newFollower(), g: g, guard: guard, budget: budget, news: make(chan struct{}, 1), open: map[string]*openFront{}}
+func newDynamicListeners(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) *dynamicListeners {
+	return &dynamicListeners{tableWatcher: newTableWatcher(), g: g, guard: guard, budget: budget, changes: make(chan struct{}, 1), open: map[string]*openListener{}}
 }
 
 // run follows the table until ctx is done.
-func (f *fronts) run(ctx context.Context) error {
+func (f *dynamicListeners) run(ctx context.Context) error {
 	defer func() {
 		for name := range f.open {
 			f.close(name)
 		}
 	}()
-	f.follow(ctx, &f.g.stopping, f.update)
+	f.watch(ctx, &f.g.stopping, f.update)
 	return nil
 }
 
 // update brings the listeners in line with the current table. It is false where
 // one can't be opened that may be later, table or no table.
-func (f *fronts) update(ctx context.Context) (whole bool) {
+func (f *dynamicListeners) update(ctx context.Context) (whole bool) {
 	t := f.g.registry.Table()
 	if t == nil {
 		return true
@@ -115,7 +115,7 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 	for l := range t.Listeners() {
 		wanted = append(wanted, l)
 	}
-	stays, kept, renamed := f.keep(t, wanted)
+	stays, kept, renamed := f.keepOpen(t, wanted)
 	closed, opened := 0, 0
 	for name, o := range f.open { // first, as another one may want the port
 		if !kept[o] {
@@ -145,7 +145,7 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 			f.open[l.Name] = o
 			f.serve(ctx, o)
 		}
-		if err := f.open[l.Name].has.Load().problem(parts); err != nil {
+		if err := f.open[l.Name].config.Load().problem(parts); err != nil {
 			failed(l, err)
 		}
 	}
@@ -161,40 +161,40 @@ func (f *fronts) update(ctx context.Context) (whole bool) {
 			failed(l, err)
 		}
 	}
-	f.tell(opened, closed, names, errs)
+	f.logChanges(opened, closed, names, errs)
 	f.publish(t, list, errs, parts, renamed || opened+closed > 0)
 	return whole
 }
 
-// keep returns the open listeners that stay, by the names that they have now, and whether
+// keepOpen returns the open listeners that stay, by the names that they have now, and whether
 // one of those is new. One whose
 // address and protocol are those of before stays open under another name: several
 // Gateways may share it, and the one that it is named after may go. Of UDP another name
 // is another listener, as the sessions of its clients lead where the earlier one did.
-func (f *fronts) keep(t *registry.Table, wanted []*registry.Listener) (stays map[string]*openFront, kept map[*openFront]bool, renamed bool) {
+func (f *dynamicListeners) keepOpen(t *registry.Table, wanted []*registry.Listener) (stays map[string]*openListener, kept map[*openListener]bool, renamed bool) {
 	type named struct {
 		name string
-		*openFront
+		*openListener
 	}
-	at := make(map[where]named, len(f.open))
+	at := make(map[listenAddr]named, len(f.open))
 	for name, o := range f.open {
-		at[o.where] = named{name, o}
+		at[o.listenAddr] = named{name, o}
 	}
-	stays, kept = make(map[string]*openFront, len(wanted)), make(map[*openFront]bool, len(wanted))
+	stays, kept = make(map[string]*openListener, len(wanted)), make(map[*openListener]bool, len(wanted))
 	for _, l := range wanted {
-		o := at[whereOf(l)]
-		if o.openFront == nil || o.name != l.Name && l.Protocol == registry.UDP {
+		o := at[listenAddrOf(l)]
+		if o.openListener == nil || o.name != l.Name && l.Protocol == registry.UDP {
 			continue
 		}
-		o.has.Store(newOffer(t, l, o.has.Load()))
-		stays[l.Name], kept[o.openFront] = o.openFront, true
+		o.config.Store(newListenerConfig(t, l, o.config.Load()))
+		stays[l.Name], kept[o.openListener] = o.openListener, true
 		renamed = renamed || o.name != l.Name
 	}
 	return stays, kept, renamed
 }
 
-func (f *fronts) describe(l *registry.Listener, err error) StatusSourceListener {
-	s := StatusSourceListener{Name: l.Name, Protocol: l.Protocol, Address: whereOf(l).String(), Sections: len(l.Sections), State: ListenerOpen, Origin: l.Origin}
+func (f *dynamicListeners) describe(l *registry.Listener, err error) StatusSourceListener {
+	s := StatusSourceListener{Name: l.Name, Protocol: l.Protocol, Address: listenAddrOf(l).String(), Sections: len(l.Sections), State: ListenerOpen, Origin: l.Origin}
 	if err != nil {
 		s.State, s.Problem = ListenerFailed, err.Error()
 	}
@@ -202,60 +202,60 @@ func (f *fronts) describe(l *registry.Listener, err error) StatusSourceListener 
 }
 
 // publish says how things are, and that they are not as before.
-func (f *fronts) publish(t *registry.Table, list []StatusSourceListener, errs, parts map[string]error, changed bool) {
+func (f *dynamicListeners) publish(t *registry.Table, list []StatusSourceListener, errs, parts map[string]error, changed bool) {
 	same := func(a, b error) bool { return a.Error() == b.Error() }
 	f.mu.Lock()
-	changed = changed || f.settled == 0 || !maps.EqualFunc(f.errs, errs, same) || !maps.EqualFunc(f.parts, parts, same)
-	f.list, f.errs, f.parts, f.settled, f.serving = list, errs, parts, t.Generation(), maps.Clone(f.open)
+	changed = changed || f.generation == 0 || !maps.EqualFunc(f.errs, errs, same) || !maps.EqualFunc(f.parts, parts, same)
+	f.list, f.errs, f.parts, f.generation, f.serving = list, errs, parts, t.Generation(), maps.Clone(f.open)
 	f.mu.Unlock()
 	if changed {
 		select {
-		case f.news <- struct{}{}:
+		case f.changes <- struct{}{}:
 		default:
 		}
 	}
 }
 
 // listen opens the socket of a listener.
-func (f *fronts) listen(ctx context.Context, t *registry.Table, l *registry.Listener) (*openFront, error) {
+func (f *dynamicListeners) listen(ctx context.Context, t *registry.Table, l *registry.Listener) (*openListener, error) {
 	if !f.budget.Take(1) {
 		return nil, errors.New("every descriptor is taken")
 	}
-	o := &openFront{where: whereOf(l)}
+	o := &openListener{listenAddr: listenAddrOf(l)}
 	var err error
 	if l.Protocol == registry.UDP {
-		o.datagram, err = udp.Listen(ctx, o.where.String())
+		o.datagram, err = udp.Listen(ctx, o.listenAddr.String())
 	} else {
-		o.stream, err = tunnel.Listen(ctx, o.where.String())
+		o.stream, err = tunnel.Listen(ctx, o.listenAddr.String())
 	}
 	if err != nil {
 		f.budget.Give(1)
 		if inUse(err) {
-			err = fmt.Errorf("%w: %s", err, f.holder(o.where))
+			err = fmt.Errorf("%w: %s", err, f.portHolder(o.listenAddr))
 		}
 		return nil, err
 	}
 	switch l.Protocol {
 	case registry.TLS:
-		p := &tlsFront{}
-		o.front, o.protocol = &p.front, p
+		p := &tlsProtocol{}
+		o.listenerState, o.protocol = &p.listenerState, p
 	case registry.HTTP:
-		p := &httpFront{}
-		o.front, o.protocol = &p.front, p
+		p := &httpProtocol{}
+		o.listenerState, o.protocol = &p.listenerState, p
 	default:
-		o.plain = &plainFront{}
-		o.front, o.protocol = &o.plain.front, o.plain
+		o.plain = &plainProtocol{}
+		o.listenerState, o.protocol = &o.plain.listenerState, o.plain
 	}
-	o.registry, o.at = f.g.registry, o.where.String()
-	o.has.Store(newOffer(t, l, nil))
+	o.registry, o.address = f.g.registry, o.listenAddr.String()
+	o.config.Store(newListenerConfig(t, l, nil))
 	f.guard.OwnListener(o.addr())
 	return o, nil
 }
 
 // name is that of the listener by the current table.
-func (o *openFront) name() string { return o.has.Load().Name }
+func (o *openListener) name() string { return o.config.Load().Name }
 
-func (o *openFront) addr() net.Addr {
+func (o *openListener) addr() net.Addr {
 	if o.datagram != nil {
 		return o.datagram.LocalAddr()
 	}
@@ -264,7 +264,7 @@ func (o *openFront) addr() net.Addr {
 
 // close gives up a listener. The tunnels that came by it stand; of UDP the
 // sessions end, as only that socket can tell their clients anything.
-func (f *fronts) close(name string) {
+func (f *dynamicListeners) close(name string) {
 	o := f.open[name]
 	delete(f.open, name)
 	if o.datagram != nil {
@@ -276,8 +276,8 @@ func (f *fronts) close(name string) {
 	f.budget.Give(1)
 }
 
-// holder says who has a port, as far as that is us.
-func (f *fronts) holder(w where) string {
+// portHolder says who has a port, as far as that is us.
+func (f *dynamicListeners) portHolder(w listenAddr) string {
 	hold := func(a net.Addr) (all, is bool) {
 		var ap netip.AddrPort
 		switch a := a.(type) {
@@ -323,31 +323,31 @@ func (f *fronts) holder(w where) string {
 	return "another process has it, or a part of this gateway"
 }
 
-// tell logs what has changed.
-func (f *fronts) tell(opened, closed int, names []string, errs map[string]error) {
+// logChanges logs what has changed.
+func (f *dynamicListeners) logChanges(opened, closed int, names []string, errs map[string]error) {
 	slices.Sort(names)
-	before := len(f.said)
-	f.said.tell(len(names),
+	before := len(f.logged)
+	f.logged.logNew(len(names),
 		func(i int) (string, error) { return names[i], errs[names[i]] },
 		func(i int) {
 			f.g.log.Warn("cannot serve a dynamic listener", "listener", names[i], "err", errs[names[i]])
 		},
 		func(n int) { f.g.log.Warn("cannot serve more dynamic listeners", "listeners", n) })
-	if opened > 0 || closed > 0 || before != len(f.said) {
-		f.g.log.Info("serving dynamic listeners", "opened", opened, "closed", closed, "open", len(f.open), "failed", len(f.said))
+	if opened > 0 || closed > 0 || before != len(f.logged) {
+		f.g.log.Info("serving dynamic listeners", "opened", opened, "closed", closed, "open", len(f.open), "failed", len(f.logged))
 	}
 }
 
 // status returns what /status shows; settled is false before the first table
 // has been dealt with.
-func (f *fronts) status() (list []StatusSourceListener, settled bool) {
+func (f *dynamicListeners) status() (list []StatusSourceListener, settled bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.list, f.settled > 0
+	return f.list, f.generation > 0
 }
 
 // count returns how many listeners have a problem, or have none.
-func (f *fronts) count(problem bool) float64 {
+func (f *dynamicListeners) count(problem bool) float64 {
 	list, _ := f.status()
 	n := 0
 	for i := range list {
@@ -360,7 +360,7 @@ func (f *fronts) count(problem bool) float64 {
 
 // listeners returns them for those who ask what they do: by their own names, and
 // by those of their sections.
-func (f *fronts) listeners() []Listener {
+func (f *dynamicListeners) listeners() []Listener {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []Listener
@@ -368,7 +368,7 @@ func (f *fronts) listeners() []Listener {
 		o := f.serving[name]
 		l := Listener{Address: name, Protocols: []tunnel.Protocol{o.protocol}}
 		all = append(all, l)
-		for _, s := range o.has.Load().Sections {
+		for _, s := range o.config.Load().Sections {
 			if s.Name != name {
 				l.Address = s.Name
 				all = append(all, l)
@@ -384,31 +384,31 @@ func (f *fronts) listeners() []Listener {
 // Those that are not there have not been tried. Sections that can't be served are
 // there by their own names: a listener that has others is open.
 func (g *Gateway) ListenerErrors() map[string]error {
-	g.fronts.mu.Lock()
-	defer g.fronts.mu.Unlock()
-	all := maps.Clone(g.fronts.errs)
+	g.dynamic.mu.Lock()
+	defer g.dynamic.mu.Unlock()
+	all := maps.Clone(g.dynamic.errs)
 	if all == nil {
-		all = make(map[string]error, len(g.fronts.serving))
+		all = make(map[string]error, len(g.dynamic.serving))
 	}
-	for name := range g.fronts.serving {
+	for name := range g.dynamic.serving {
 		all[name] = nil
 	}
-	maps.Copy(all, g.fronts.parts)
+	maps.Copy(all, g.dynamic.parts)
 	return all
 }
 
 // ListenersChanged receives when a listener that a source knows of was opened or
 // closed, or ListenerErrors has changed, after it has: once for several changes.
 // It is for one goroutine.
-func (g *Gateway) ListenersChanged() <-chan struct{} { return g.fronts.news }
+func (g *Gateway) ListenersChanged() <-chan struct{} { return g.dynamic.changes }
 
-// serveFronts returns what serves a listener, by functions given to run.
-func (g *Gateway) serveFronts(run func(func() error)) func(context.Context, *openFront) {
-	return func(ctx context.Context, o *openFront) {
+// serveDynamic returns what serves a listener, by functions given to run.
+func (g *Gateway) serveDynamic(run func(func() error)) func(context.Context, *openListener) {
+	return func(ctx context.Context, o *openListener) {
 		run(func() error {
 			var err error
 			if o.datagram != nil {
-				err = g.datagrams.server.Serve(ctx, udp.Listener{Conn: o.datagram, Name: o.name(), To: o.plain.direct})
+				err = g.datagrams.server.Serve(ctx, udp.Listener{Conn: o.datagram, Name: o.name(), To: o.plain.route})
 			} else {
 				err = g.server.Serve(ctx, tunnel.Listener{Listener: o.stream, NameNow: o.name, Protocols: []tunnel.Protocol{o.protocol}})
 			}
@@ -422,18 +422,18 @@ func (g *Gateway) serveFronts(run func(func() error)) func(context.Context, *ope
 
 // explain completes the request that would be made at a listener of the table.
 // It returns nil where there is none, and says so.
-func explainFront(f *front, p tunnel.Protocol, q *Query, req *tunnel.Request, x *Explanation) (*tunnel.Request, error) {
-	has := f.has.Load()
+func explainDynamic(f *listenerState, p tunnel.Protocol, q *Query, req *tunnel.Request, x *Explanation) (*tunnel.Request, error) {
+	has := f.config.Load()
 	req.Listener = has.Name
 	switch p := p.(type) {
-	case *httpFront:
+	case *httpProtocol:
 		return nil, tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTP is not routed", has.Name)
-	case *plainFront:
-		p.direct(req)
+	case *plainProtocol:
+		p.route(req)
 		req.Proto = cmp.Or(map[string]string{registry.UDP: "udp"}[has.Protocol], "tcp")
 		x.Proto, x.Listener = req.Proto, req.Listener
 		return req, nil
-	case *tlsFront:
+	case *tlsProtocol:
 		if q.Host != "" {
 			var err error
 			if req.Name, err = sni.ParseName(q.Host); err != nil {
@@ -441,9 +441,9 @@ func explainFront(f *front, p tunnel.Protocol, q *Query, req *tunnel.Request, x 
 			}
 		}
 		req.Proto = "sni"
-		if !p.direct(has, req) {
+		if !p.route(has, req) {
 			req.Proto = "tls"
-			if k := has.keys[req.Listener]; k.err != nil {
+			if k := has.keySets[req.Listener]; k.err != nil {
 				return nil, &tunnel.Error{Reason: tunnel.Internal, Err: k.err}
 			}
 		}

@@ -10,18 +10,18 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// onward are the transports by which a gateway can be asked for a service with
+// proxyTransports are the transports by which a gateway can be asked for a service with
 // nothing known of it but its address. The best comes first: connect-h2 shares
 // connections, and over socks5 nobody sees a loop.
-var onward = [...]string{"connect-h2", "connect", "socks5"}
+var proxyTransports = [...]string{"connect-h2", "connect", "socks5"}
 
-const onwardList = "connect-h2, connect or socks5"
+const proxyTransportList = "connect-h2, connect or socks5"
 
 // ProxyTransport returns the transport by which the gateway is asked for what does not
 // come by SNI, where its network has no Via: the first it takes of connect-h2,
 // connect and socks5. It is "" for none of them.
 func (g *Gateway) ProxyTransport() string {
-	for _, transport := range onward {
+	for _, transport := range proxyTransports {
 		if g.Supports(transport) {
 			return transport
 		}
@@ -43,16 +43,16 @@ type RemoteDial struct {
 // that worked.
 func (r *Registry) ReportDial(ep tunnel.Endpoint, err error) { r.health.report(ep, err) }
 
-// beyond completes the route of a service in networks that are not ours: through
+// resolveRemote completes the route of a service in networks that are not ours: through
 // the nearest one's Via, or by SNI to its gateways, which read the name again, or
 // by what else those take.
-func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f found, route tunnel.Route, turn uint32) (tunnel.Route, error) {
-	p := t.place(f, t.here)
+func (r *Registry) resolveRemote(ctx context.Context, req *tunnel.Request, t *Table, f match, route tunnel.Route, turn uint32) (tunnel.Route, error) {
+	p := t.locate(f, t.here)
 	asked, known := Endpoint{Host: req.Host()}, true
-	if f.rule != nil || req.Addr.IsValid() && f.one == nil { // it has another name there; and of a VIP of ours nobody has heard
+	if f.rule != nil || req.Addr.IsValid() && f.endpoints == nil { // it has another name there; and of a VIP of ours nobody has heard
 		var name tunnel.Name
-		if name, known = f.entry.callable(); !known && (f.rule == nil || len(p.beyond.Via) > 0) {
-			return tunnel.Route{}, nameless(req, f, &p)
+		if name, known = f.entry.primaryName(); !known && (f.rule == nil || len(p.remote.Via) > 0) {
+			return tunnel.Route{}, errNoName(req, f, &p)
 		}
 		asked.Host = name.String()
 	} else if req.Addr.IsValid() {
@@ -60,31 +60,31 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	}
 	inside := payloadOf(req, f.entry.Service)
 	plain := inside == plaintext
-	if len(p.beyond.Via) > 0 {
-		if to, clear := p.beyond.inClear(); clear {
-			refusal := insecure(req, f, p.beyond, to)
+	if len(p.remote.Via) > 0 {
+		if to, clear := p.remote.cleartextVia(); clear {
+			refusal := insecure(req, f, p.remote, to)
 			if plain {
 				return tunnel.Route{}, refusal
 			}
-			route.TLSOnly = inside.only(refusal)
+			route.TLSOnly = inside.tlsOnly(refusal)
 		}
 		s := *f.entry.Service
-		s.Via = p.beyond.Via
+		s.Via = p.remote.Via
 		if r.Dialer != nil {
 			way, err := r.Dialer(&s)
 			if err != nil {
-				return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.beyond.Name, err)}
+				return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.remote.Name, err)}
 			}
 			route.Dialer = way
 		}
-		return r.through(req, f, route, []Endpoint{asked}, turn)
+		return r.resolveVia(req, f, route, []Endpoint{asked}, turn)
 	}
 	if req.Datagrams != nil || req.Proto == "quic" || req.Proto == "udp" {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", req.Target(), f.entry.Name, p.beyond.Name, req.Proto)
+		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", req.Target(), f.entry.Name, p.remote.Name, req.Proto)
 	}
 	hello, hops := req.Proto == "sni", r.RemoteDialer != nil && known && f.port != 0
 	by := func(e *GatewayHop) string {
-		if plain && !e.takesPlaintext() {
+		if plain && !e.acceptsPlaintext() {
 			return ""
 		}
 		hop := ""
@@ -103,19 +103,19 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 		for to < len(p.Gateways) && p.Gateways[to].Rank == p.Gateways[from].Rank {
 			to++
 		}
-		gateways = append(gateways, turns(p.Gateways[from:to], by, turn)...)
+		gateways = append(gateways, rotateByWeight(p.Gateways[from:to], by, turn)...)
 		from = to
 	}
 	if len(gateways) == 0 && plain && hops {
-		if to, clear := p.inClear(); clear {
-			return tunnel.Route{}, insecure(req, f, p.beyond, to)
+		if to, clear := p.cleartextGateway(); clear {
+			return tunnel.Route{}, insecure(req, f, p.remote, to)
 		}
 	}
 	if len(gateways) == 0 {
-		return tunnel.Route{}, closed(req, f, &p, known)
+		return tunnel.Route{}, errNoGateway(req, f, &p, known)
 	}
-	if p.from(req.Source.Addr()) {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.Loop, "registry: %q: service %q is in network %q, whose gateway %s asks for it here", req.Target(), f.entry.Name, p.beyond.Name, req.Source.Addr())
+	if p.hasGatewayAt(req.Source.Addr()) {
+		return tunnel.Route{}, tunnel.Refusef(tunnel.Loop, "registry: %q: service %q is in network %q, whose gateway %s asks for it here", req.Target(), f.entry.Name, p.remote.Name, req.Source.Addr())
 	}
 	eps, err := r.candidates(ctx, req, f, gateways, 0)
 	if err != nil {
@@ -123,7 +123,7 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	}
 	r.health.order(eps)
 	route.Endpoints = eps
-	byOf := func(ep tunnel.Endpoint) string { return p.by(ep, by) }
+	byOf := func(ep tunnel.Endpoint) string { return p.transportOf(ep, by) }
 	if inside == unknown {
 		route.TLSOnly = p.tlsOnly(req, f, by)
 	}
@@ -132,22 +132,22 @@ func (r *Registry) beyond(ctx context.Context, req *tunnel.Request, t *Table, f 
 	}
 	target := tunnel.Endpoint{Addr: netip.AddrPortFrom(asked.Addr.Unmap(), f.port), Host: asked.Host, Named: true}
 	if route.Dialer, err = r.RemoteDialer(f.entry.Service, RemoteDial{Target: target, Transport: byOf}); err != nil {
-		return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.beyond.Name, err)}
+		return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.remote.Name, err)}
 	}
 	route.Report = nil // a gateway that answers works, whatever it says: who dials it tells Dialed
 	return route, nil
 }
 
-// by is how the gateway at ep is asked, which is among p's.
-func (p *Location) by(ep tunnel.Endpoint, by func(*GatewayHop) string) string {
-	if e := p.entry(ep, by); e != nil {
-		return by(e)
+// transportOf is how the gateway at ep is asked, which is among p's.
+func (p *Location) transportOf(ep tunnel.Endpoint, transportOf func(*GatewayHop) string) string {
+	if e := p.gatewayAt(ep, transportOf); e != nil {
+		return transportOf(e)
 	}
 	return ""
 }
 
-// entry returns the gateway at ep, which can be asked; nil for none.
-func (p *Location) entry(ep tunnel.Endpoint, by func(*GatewayHop) string) *GatewayHop {
+// gatewayAt returns the gateway at ep, which can be asked; nil for none.
+func (p *Location) gatewayAt(ep tunnel.Endpoint, by func(*GatewayHop) string) *GatewayHop {
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
 		a := &e.Address
@@ -158,25 +158,25 @@ func (p *Location) entry(ep tunnel.Endpoint, by func(*GatewayHop) string) *Gatew
 	return nil
 }
 
-// nameless is for what nobody could be asked for.
-func nameless(req *tunnel.Request, f found, p *Location) error {
-	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.beyond.Name)
+// errNoName is for what nobody could be asked for.
+func errNoName(req *tunnel.Request, f match, p *Location) error {
+	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.remote.Name)
 }
 
-// closed says why no gateway of p can be asked by req.
-func closed(req *tunnel.Request, f found, p *Location, known bool) error {
+// errNoGateway says why no gateway of p can be asked by req.
+func errNoGateway(req *tunnel.Request, f match, p *Location, known bool) error {
 	lead := slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.via && e.Gateway.ProxyTransport() != "" })
 	switch {
 	case lead && !known:
-		return nameless(req, f, p)
+		return errNoName(req, f, p)
 	case lead && f.port == 0:
-		return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the gateways of network %q for and none was asked for: list the service's ports", req.Target(), f.entry.Name, p.beyond.Name)
+		return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the gateways of network %q for and none was asked for: list the service's ports", req.Target(), f.entry.Name, p.remote.Name)
 	case lead:
-		return tunnel.Refusef(tunnel.Unsupported, "registry: %q: service %q is in network %q, and there is no way to its gateways but by SNI", req.Target(), f.entry.Name, p.beyond.Name)
+		return tunnel.Refusef(tunnel.Unsupported, "registry: %q: service %q is in network %q, and there is no way to its gateways but by SNI", req.Target(), f.entry.Name, p.remote.Name)
 	}
 	var take []string
 	for _, e := range p.Gateways {
-		if e.Network != p.beyond.Name {
+		if e.Network != p.remote.Name {
 			continue
 		}
 		if len(e.Gateway.Transports) == 0 {
@@ -185,5 +185,5 @@ func closed(req *tunnel.Request, f found, p *Location, known bool) error {
 		take = union(take, e.Gateway.Transports)
 	}
 	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q, whose gateways take %s: a %s request can't go there unless one of them has %s among its transports, or the network a via",
-		req.Target(), f.entry.Name, p.beyond.Name, strings.Join(take, ", "), req.Proto, onwardList)
+		req.Target(), f.entry.Name, p.remote.Name, strings.Join(take, ", "), req.Proto, proxyTransportList)
 }

@@ -24,7 +24,7 @@ type Location struct {
 	Endpoints []Endpoint   // to be reached directly; must not be changed
 	Gateways  []GatewayHop // where there are none of those: the nearest network's first
 
-	beyond *placed // the nearest of the networks it is in; nil where Endpoints is not empty
+	remote *networkState // the nearest of the networks it is in; nil where Endpoints is not empty
 }
 
 // An GatewayHop is a gateway that leads to a service.
@@ -39,31 +39,31 @@ type GatewayHop struct {
 	via bool // the network has a Via, and is asked by nothing else than that and SNI
 }
 
-// A placed network is one in a table.
-type placed struct {
+// A networkState network is one in a table.
+type networkState struct {
 	Network
 	near []int32 // of Near, those that are in the table
 }
 
-// entered reports whether there are ways into n for those outside. A network
+// hasGateways reports whether there are ways into n for those outside. A network
 // without one is reached from everywhere.
-func (n *placed) entered() bool { return len(n.Gateways) > 0 || len(n.Via) > 0 }
+func (n *networkState) hasGateways() bool { return len(n.Gateways) > 0 || len(n.Via) > 0 }
 
-// A group is those of a service's endpoints that are in one network, and no
+// A endpointGroup is those of a service's endpoints that are in one network, and no
 // index of a network is -1.
-type group struct {
+type endpointGroup struct {
 	network   int32
 	endpoints []Endpoint
 }
 
-// settle puts the endpoints of every service in their networks.
-func (b *builder) settle() {
+// assignNetworks puts the endpoints of every service in their networks.
+func (b *builder) assignNetworks() {
 	b.here = -1
 	if i, ok := b.networkIndex[b.mesh.Network]; ok {
 		b.here = i
 	}
-	for i := range b.all {
-		n := &b.all[i]
+	for i := range b.networks {
+		n := &b.networks[i]
 		for _, name := range n.Near {
 			if j, ok := b.networkIndex[name]; ok {
 				n.near = append(n.near, j)
@@ -75,27 +75,27 @@ func (b *builder) settle() {
 		e := &b.services[i]
 		if e.Headless {
 			b.headless++
-			b.own(e)
+			b.indexAddresses(e)
 		}
-		b.put(e)
+		b.groupEndpoints(e)
 	}
-	if b.fronts != nil {
-		for i := range b.fronts.backends {
+	if b.listeners != nil {
+		for i := range b.listeners.backends {
 			Yield(i)
-			b.put(&b.fronts.backends[i])
+			b.groupEndpoints(&b.listeners.backends[i])
 		}
 	}
 }
 
-// put puts the endpoints of one service in their networks.
-func (b *builder) put(e *entry) {
+// groupEndpoints puts the endpoints of one service in their networks.
+func (b *builder) groupEndpoints(e *serviceEntry) {
 	if len(e.Via) > 0 || len(e.Endpoints) == 0 {
 		return
 	}
 	home, same := b.network(&e.Endpoints[0]), true
 	for j := range e.Endpoints {
 		same = same && b.network(&e.Endpoints[j]) == home
-		e.split = e.split || e.Endpoints[j].ServicePort != 0
+		e.hasPortEndpoints = e.hasPortEndpoints || e.Endpoints[j].ServicePort != 0
 	}
 	e.home = home
 	if same {
@@ -104,19 +104,19 @@ func (b *builder) put(e *entry) {
 	for j := range e.Endpoints {
 		ep := &e.Endpoints[j]
 		in := b.network(ep)
-		at := slices.IndexFunc(e.groups, func(g group) bool { return g.network == in })
+		at := slices.IndexFunc(e.groups, func(g endpointGroup) bool { return g.network == in })
 		if at < 0 {
 			at = len(e.groups)
-			e.groups = append(e.groups, group{network: in})
+			e.groups = append(e.groups, endpointGroup{network: in})
 		}
 		e.groups[at].endpoints = append(e.groups[at].endpoints, *ep)
 	}
 }
 
-// serving returns those of eps, which are e's, that serve a port; 0 stands for
+// servingPort returns those of eps, which are e's, that serve a port; 0 stands for
 // any. It allocates where endpoints serve one port each.
-func (e *entry) serving(eps []Endpoint, port uint16) []Endpoint {
-	if !e.split || port == 0 || !slices.ContainsFunc(eps, func(ep Endpoint) bool { return !ep.Serves(port) }) {
+func (e *serviceEntry) servingPort(eps []Endpoint, port uint16) []Endpoint {
+	if !e.hasPortEndpoints || port == 0 || !slices.ContainsFunc(eps, func(ep Endpoint) bool { return !ep.Serves(port) }) {
 		return eps
 	}
 	some := make([]Endpoint, 0, len(eps))
@@ -128,15 +128,15 @@ func (e *entry) serving(eps []Endpoint, port uint16) []Endpoint {
 	return some
 }
 
-// An owner is the endpoint of a headless service that has an address.
-type owner struct{ service, endpoint int32 }
+// An endpointRef is the endpoint of a headless service that has an address.
+type endpointRef struct{ service, endpoint int32 }
 
-// own notes who has the addresses of a headless service; the first one stays.
-func (b *builder) own(e *entry) {
+// indexAddresses notes who has the addresses of a headless service; the first one stays.
+func (b *builder) indexAddresses(e *serviceEntry) {
 	for i := range e.Endpoints {
 		a := e.Endpoints[i].Addr
-		if _, ok := b.owners[a]; !ok && a.IsValid() && len(e.Via) == 0 {
-			b.owners[a] = owner{e.index, int32(i)}
+		if _, ok := b.endpointsByAddr[a]; !ok && a.IsValid() && len(e.Via) == 0 {
+			b.endpointsByAddr[a] = endpointRef{e.index, int32(i)}
 		}
 	}
 }
@@ -151,18 +151,18 @@ func (t *Table) Reverse(a netip.Addr, from string) []string {
 	in := t.indexOf(from)
 	if i, ok := t.ByVIP(a); ok {
 		e := &t.services[i]
-		if name, ok := e.callable(); ok && t.exposedTo(e, in) {
+		if name, ok := e.primaryName(); ok && t.exposedTo(e, in) {
 			return []string{name.String()}
 		}
 		return nil
 	}
-	o, ok := t.owners[normalAddr(a)]
+	o, ok := t.endpointsByAddr[normalAddr(a)]
 	if !ok {
 		return nil
 	}
 	e := &t.services[o.service]
 	ep := &e.Endpoints[o.endpoint]
-	name, ok := e.callable()
+	name, ok := e.primaryName()
 	if !ok || !t.exposedTo(e, in) || !t.direct(t.network(ep), in) {
 		return nil
 	}
@@ -177,7 +177,7 @@ func (t *Table) network(ep *Endpoint) int32 {
 		}
 	}
 	if ep.Addr.IsValid() {
-		if i := t.networks.find(ep.Addr); i >= 0 {
+		if i := t.prefixes.find(ep.Addr); i >= 0 {
 			return i
 		}
 	}
@@ -195,12 +195,12 @@ func (t *Table) indexOf(name string) int32 {
 // direct reports whether what is in network can be reached from another without
 // a gateway.
 func (t *Table) direct(network, from int32) bool {
-	return network == from || network < 0 || !t.all[network].entered()
+	return network == from || network < 0 || !t.networks[network].hasGateways()
 }
 
 // reach says where f is for who stands in network from. It does not allocate
 // where there are endpoints of one network.
-func (t *Table) reach(f found, from int32) (eps []Endpoint, beyond []int32) {
+func (t *Table) reach(f match, from int32) (eps []Endpoint, beyond []int32) {
 	e := f.entry
 	switch {
 	case len(e.Via) > 0:
@@ -209,10 +209,10 @@ func (t *Table) reach(f found, from int32) (eps []Endpoint, beyond []int32) {
 			return nil, []int32{t.here}
 		}
 		return nil, nil
-	case f.one != nil:
-		in := t.network(&f.one[0])
+	case f.endpoints != nil:
+		in := t.network(&f.endpoints[0])
 		if t.direct(in, from) {
-			return f.one, nil
+			return f.endpoints, nil
 		}
 		return nil, []int32{in}
 	case len(e.groups) == 0:
@@ -240,9 +240,9 @@ func (t *Table) reach(f found, from int32) (eps []Endpoint, beyond []int32) {
 	return nil, beyond
 }
 
-// from reports whether a is one of the gateways of p: who asks from there has
+// hasGatewayAt reports whether a is one of the gateways of p: who asks from there has
 // another table. Loopback says nothing.
-func (p *Location) from(a netip.Addr) bool {
+func (p *Location) hasGatewayAt(a netip.Addr) bool {
 	a = normalAddr(a)
 	return a.IsValid() && !a.IsLoopback() && slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool {
 		return e.Gateway.Address.Addr == a || e.Gateway.Public.Addr == a
@@ -254,7 +254,7 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 	if from < 0 || len(networks) < 2 {
 		return
 	}
-	near := t.all[from].near
+	near := t.networks[from].near
 	distance := func(n int32) int {
 		if at := slices.Index(near, n); at >= 0 {
 			return at
@@ -264,24 +264,24 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 	slices.SortStableFunc(networks, func(a, b int32) int { return distance(a) - distance(b) })
 }
 
-// place is reach for those who want to know all of it.
-func (t *Table) place(f found, from int32) Location {
+// locate is reach for those who want to know all of it.
+func (t *Table) locate(f match, from int32) Location {
 	eps, beyond := t.reach(f, from)
-	if f.one == nil {
-		eps = f.entry.serving(eps, f.port)
+	if f.endpoints == nil {
+		eps = f.entry.servingPort(eps, f.port)
 	}
-	p := Location{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, Single: f.one != nil, Endpoints: eps}
+	p := Location{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, Single: f.endpoints != nil, Endpoints: eps}
 	if f.rule == nil {
 		p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
 	}
 	name := ""
 	if from >= 0 {
-		name = t.all[from].Name
+		name = t.networks[from].Name
 	}
 	for rank, i := range beyond {
-		n := &t.all[i]
+		n := &t.networks[i]
 		if rank == 0 {
-			p.beyond = n
+			p.remote = n
 		}
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
@@ -299,26 +299,26 @@ func (t *Table) Locations(name tunnel.Name, from string) (places []Location, ok 
 	if t == nil {
 		return nil, false
 	}
-	m, ok := t.match(name)
+	m, ok := t.matchName(name)
 	if !ok {
 		return nil, false
 	}
 	in := t.indexOf(from)
 	for _, c := range m.claims {
-		f, ok := t.found(m, c, c.port)
+		f, ok := t.matchOf(m, c, c.port)
 		if !ok || !t.exposedTo(f.entry, in) {
 			continue
 		}
-		if p := t.place(f, in); m.gateway == "" || p.confine(m.gateway) {
+		if p := t.locate(f, in); m.gateway == "" || p.selectGateway(m.gateway) {
 			places = append(places, p)
 		}
 	}
 	return places, len(places) > 0
 }
 
-// confine leaves only those entries that are the gateway asked for. It is false
+// selectGateway leaves only those entries that are the gateway asked for. It is false
 // where that leaves nothing.
-func (p *Location) confine(gateway string) bool {
+func (p *Location) selectGateway(gateway string) bool {
 	p.GatewayLabel = gateway
 	p.Gateways = slices.DeleteFunc(p.Gateways, func(e GatewayHop) bool { return e.Address.gatewayLabel() != gateway })
 	return len(p.Gateways) > 0
@@ -329,7 +329,7 @@ func (t *Table) Refusal(name tunnel.Name, from string) error {
 	if t == nil {
 		return tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", name)
 	}
-	m, ok := t.match(name)
+	m, ok := t.matchName(name)
 	if !ok {
 		return tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", name, count(len(t.services)))
 	}
@@ -353,30 +353,30 @@ func (t *Table) HasNamesBelow(name, from string) bool {
 	if t == nil {
 		return false
 	}
-	if _, ok := t.above[name]; ok {
+	if _, ok := t.parentNames[name]; ok {
 		return true
 	}
 	in := t.indexOf(from)
 	if in < 0 {
 		return false
 	}
-	_, ok := t.aboveOf[in][name]
+	_, ok := t.parentNamesOf[in][name]
 	return ok
 }
 
-// addAllAbove fills above and aboveOf.
-func (b *builder) addAllAbove() {
+// indexParentNames fills above and aboveOf.
+func (b *builder) indexParentNames() {
 	i := 0
 	var last tunnel.Name // most names have the parent of the one before
 	for name, c := range b.exact {
 		Yield(i)
 		i++
-		if parent, ok := name.Parent(); ok && parent != last && b.addAbove(name, c, false) {
+		if parent, ok := name.Parent(); ok && parent != last && b.addParentNames(name, c, false) {
 			last = parent
 		}
 	}
 	for name, c := range b.wild {
-		b.addAbove(name, c, true)
+		b.addParentNames(name, c, true)
 	}
 	if b.headless == 0 {
 		return
@@ -387,7 +387,7 @@ func (b *builder) addAllAbove() {
 			if !e.Headless || len(e.Endpoints) == 0 {
 				continue
 			}
-			for above := range b.aboveFor(e) {
+			for above := range b.parentNamesFor(e) {
 				above[name.String()] = struct{}{}
 				if !strings.HasSuffix(name.String(), clustersetSuffix) {
 					continue
@@ -402,39 +402,39 @@ func (b *builder) addAllAbove() {
 	}
 }
 
-// aboveFor yields the sets of names that have others below them, of all who may
+// parentNamesFor yields the sets of names that have others below them, of all who may
 // have e.
-func (b *builder) aboveFor(e *entry) iter.Seq[map[string]struct{}] {
+func (b *builder) parentNamesFor(e *serviceEntry) iter.Seq[map[string]struct{}] {
 	return func(yield func(map[string]struct{}) bool) {
 		if !e.Exposed {
 			return
 		}
 		if len(e.ExposedTo) == 0 {
-			yield(b.above)
+			yield(b.parentNames)
 			return
 		}
 		for _, network := range e.views {
-			if b.aboveOf[network] == nil {
-				b.aboveOf[network] = map[string]struct{}{}
+			if b.parentNamesOf[network] == nil {
+				b.parentNamesOf[network] = map[string]struct{}{}
 			}
-			if !yield(b.aboveOf[network]) {
+			if !yield(b.parentNamesOf[network]) {
 				return
 			}
 		}
 	}
 }
 
-// addAbove notes that there are names below each parent of a name, and below
+// addParentNames notes that there are names below each parent of a name, and below
 // itself where that is wanted, for all who may have one of those that have it. It
 // reports whether that is everybody.
-func (b *builder) addAbove(name tunnel.Name, c claims, self bool) (everybody bool) {
+func (b *builder) addParentNames(name tunnel.Name, c claims, self bool) (everybody bool) {
 	for i := range c {
 		if i > 0 && c[i].service == c[i-1].service {
 			continue
 		}
 		e := &b.services[c[i].service]
 		everybody = everybody || e.Exposed && len(e.ExposedTo) == 0
-		for above := range b.aboveFor(e) {
+		for above := range b.parentNamesFor(e) {
 			addParents(above, name, self)
 		}
 	}
@@ -456,6 +456,6 @@ func addParents(above map[string]struct{}, name tunnel.Name, self bool) {
 }
 
 // exposedTo reports whether those in a network may have e.
-func (t *Table) exposedTo(e *entry, network int32) bool {
+func (t *Table) exposedTo(e *serviceEntry, network int32) bool {
 	return e.Exposed && (len(e.ExposedTo) == 0 || network >= 0 && slices.Contains(e.views, network))
 }

@@ -33,31 +33,31 @@ const (
 	maxRetry = 30 * time.Second
 )
 
-// A follower does something for each table.
-type follower struct {
-	news chan struct{} // there is another table; room for one
+// A tableWatcher does something for each table.
+type tableWatcher struct {
+	updates chan struct{} // there is another table; room for one
 }
 
-func newFollower() follower { return follower{make(chan struct{}, 1)} }
+func newTableWatcher() tableWatcher { return tableWatcher{make(chan struct{}, 1)} }
 
-// changed says that there is another table.
-func (f *follower) changed() {
+// tableChanged says that there is another table.
+func (f *tableWatcher) tableChanged() {
 	select {
-	case f.news <- struct{}{}:
+	case f.updates <- struct{}{}:
 	default:
 	}
 }
 
-// follow calls update for each table until ctx is done, and as long as update
+// watch calls update for each table until ctx is done, and as long as update
 // returns false again after a while. It pauses while stopping.
-func (f *follower) follow(ctx context.Context, stopping *atomic.Bool, update func(ctx context.Context) (whole bool)) {
+func (f *tableWatcher) watch(ctx context.Context, stopping *atomic.Bool, update func(ctx context.Context) (whole bool)) {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	for wait := minRetry; ; {
 		select {
 		case <-ctx.Done():
 			return
-		case <-f.news:
+		case <-f.updates:
 			wait = minRetry
 		case <-retry.C:
 			wait = min(2*wait, maxRetry)
@@ -73,34 +73,34 @@ func (f *follower) follow(ctx context.Context, stopping *atomic.Bool, update fun
 	}
 }
 
-// A store is a file that keeps what was given: ports.State, vips.State.
-type store[A any] interface {
+// A fileStore is a file that keeps what was given: ports.State, vips.State.
+type fileStore[A any] interface {
 	Lock() (io.Closer, error)
 	Load() ([]A, error)
 	Save([]A) error
 }
 
-// A ledger is what was given, as it is on the disk. That is this process's until
+// A assignmentFile is what was given, as it is on the disk. That is this process's until
 // close.
-type ledger[A comparable] struct {
-	of      string // "service ports", for the log
-	state   store[A]
-	lock    io.Closer
-	log     *slog.Logger
-	have    []A
-	unsaved string // why the state could not be written last
+type assignmentFile[A comparable] struct {
+	name      string // "service ports", for the log
+	state     fileStore[A]
+	lock      io.Closer
+	log       *slog.Logger
+	assigned  []A
+	saveError string // why the state could not be written last
 }
 
-// openLedger reads what was given, unless another process keeps it. It writes an
+// openAssignmentFile reads what was given, unless another process keeps it. It writes an
 // empty state where there is none: better said at the start that it can't be than
 // with the first service.
-func openLedger[A comparable](of, what string, log *slog.Logger, state store[A]) (*ledger[A], error) {
-	l := &ledger[A]{of: of, state: state, log: log}
+func openAssignmentFile[A comparable](of, what string, log *slog.Logger, state fileStore[A]) (*assignmentFile[A], error) {
+	l := &assignmentFile[A]{name: of, state: state, log: log}
 	var err error
 	if l.lock, err = state.Lock(); err != nil {
 		return nil, &StateError{of, what, err}
 	}
-	if l.have, err = state.Load(); err == nil && l.have == nil {
+	if l.assigned, err = state.Load(); err == nil && l.assigned == nil {
 		err = state.Save(nil)
 	}
 	if err != nil {
@@ -111,43 +111,43 @@ func openLedger[A comparable](of, what string, log *slog.Logger, state store[A])
 }
 
 // close gives the state back. Nothing is saved after it.
-func (l *ledger[A]) close() { _ = l.lock.Close() }
+func (l *assignmentFile[A]) close() { _ = l.lock.Close() }
 
 // save keeps what is given now. It is false where that can't be written: what is
 // not on the disk is not to be promised to anybody.
-func (l *ledger[A]) save(next []A) bool {
-	if slices.Equal(next, l.have) {
+func (l *assignmentFile[A]) save(next []A) bool {
+	if slices.Equal(next, l.assigned) {
 		return true
 	}
 	if err := l.state.Save(next); err != nil {
-		if said := err.Error(); said != l.unsaved {
-			l.unsaved = said
-			l.log.Error(l.of+": nothing new is assigned", "err", err)
+		if said := err.Error(); said != l.saveError {
+			l.saveError = said
+			l.log.Error(l.name+": nothing new is assigned", "err", err)
 		}
 		return false
 	}
-	l.have, l.unsaved = next, ""
+	l.assigned, l.saveError = next, ""
 	return true
 }
 
-// mostToSay is how many services without what they want get a line of their own
+// maxLogged is how many services without what they want get a line of their own
 // in the log at a time.
-const mostToSay = 10
+const maxLogged = 10
 
-// troubles are problems that the log knows.
-type troubles[K comparable] map[K]string
+// errorLog are problems that the log knows.
+type errorLog[K comparable] map[K]string
 
-// tell passes on what the log does not know yet: the first few one by one, and
+// logNew passes on what the log does not know yet: the first few one by one, and
 // how many more there are.
-func (t *troubles[K]) tell(n int, at func(i int) (K, error), one, more func(i int)) {
-	known := make(troubles[K], n)
+func (t *errorLog[K]) logNew(n int, at func(i int) (K, error), one, more func(i int)) {
+	known := make(errorLog[K], n)
 	rest := 0
 	for i := range n {
 		key, err := at(i)
 		known[key] = err.Error()
 		switch {
 		case (*t)[key] == known[key]:
-		case i < mostToSay:
+		case i < maxLogged:
 			one(i)
 		default:
 			rest++

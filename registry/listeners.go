@@ -8,14 +8,14 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// fronts are the listeners of a table, made ready.
-type fronts struct {
-	byName   map[string]*front
-	sections map[string]*section
-	list     []*front
+// compiledListeners are the listeners of a table, made ready.
+type compiledListeners struct {
+	byName   map[string]*compiledListener
+	sections map[string]*compiledSection
+	list     []*compiledListener
 	refused  []refusedListener
-	backends []entry // of rules: each Service once
-	turns    int32   // how many counters rules and their backends need
+	backends []serviceEntry // of rules: each Service once
+	turns    int32          // how many counters rules and their backends need
 }
 
 type refusedListener struct {
@@ -23,60 +23,60 @@ type refusedListener struct {
 	err error
 }
 
-// A front is a listener in a table. Of its sections one is found as one of a
+// A compiledListener is a listener in a table. Of its sections one is found as one of a
 // section's rules is.
-type front struct {
+type compiledListener struct {
 	*Listener
-	byHost choice[*section]
+	byHost hostMap[*compiledSection]
 }
 
-// A section is one in a table.
-type section struct {
+// A compiledSection is one in a table.
+type compiledSection struct {
 	*Section
-	byName choice[*rule]
+	byName hostMap[*compiledRule]
 	rules  int
 }
 
-// A rule is one in a table.
-type rule struct {
+// A compiledRule is one in a table.
+type compiledRule struct {
 	*Rule
 	section  string
 	turn     int32 // its counter, among those of fronts
 	total    uint64
-	backends []backend
+	backends []compiledBackend
 }
 
-type backend struct {
-	weight uint64
-	broken string
-	entry  int32 // of fronts; -1 for a broken one
-	turn   int32 // its own counter, which is for its endpoints
-	port   uint16
-	of     tunnel.Name // zero where the entry's own endpoints are meant
+type compiledBackend struct {
+	weight      uint64
+	broken      string
+	entry       int32 // of fronts; -1 for a broken one
+	turn        int32 // its own counter, which is for its endpoints
+	port        uint16
+	serviceName tunnel.Name // zero where the entry's own endpoints are meant
 }
 
-// A choice is of what has names: the one with the exact name, or else the one
+// A hostMap is of what has names: the one with the exact name, or else the one
 // with the longest wildcard, or else the one for any.
-type choice[T any] struct {
-	exact, wild map[tunnel.Name]chosen[T] // wild by what follows "*."
-	any         chosen[T]
+type hostMap[T any] struct {
+	exact, wild map[tunnel.Name]hostMatch[T] // wild by what follows "*."
+	fallback    hostMatch[T]
 }
 
-// A chosen is what has a name, and the name. Where by is "" it is none.
-type chosen[T any] struct {
-	to T
-	by string // "a.example.com", "*.example.com", or "*" for any
+// A hostMatch is what has a name, and the name. Where by is "" it is none.
+type hostMatch[T any] struct {
+	value   T
+	pattern string // "a.example.com", "*.example.com", or "*" for any
 }
 
 // add is false, and returns who is there, where p is taken. The zero Pattern
 // means any.
-func (c *choice[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
-	one := chosen[T]{to, named(p)}
+func (c *hostMap[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
+	one := hostMatch[T]{to, patternString(p)}
 	if p.Suffix.IsZero() {
-		if c.any.by != "" {
-			return c.any.to, false
+		if c.fallback.pattern != "" {
+			return c.fallback.value, false
 		}
-		c.any = one
+		c.fallback = one
 		return to, true
 	}
 	m := &c.exact
@@ -84,10 +84,10 @@ func (c *choice[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
 		m = &c.wild
 	}
 	if have, taken := (*m)[p.Suffix]; taken {
-		return have.to, false
+		return have.value, false
 	}
 	if *m == nil {
-		*m = make(map[tunnel.Name]chosen[T])
+		*m = make(map[tunnel.Name]hostMatch[T])
 	}
 	(*m)[p.Suffix] = one
 	return to, true
@@ -95,7 +95,7 @@ func (c *choice[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
 
 // find returns what is meant by a name. The zero Name is matched by any only. It
 // does not allocate.
-func (c *choice[T]) find(name tunnel.Name) (one chosen[T], ok bool) {
+func (c *hostMap[T]) find(name tunnel.Name) (one hostMatch[T], ok bool) {
 	if one, ok = c.exact[name]; ok {
 		return one, true
 	}
@@ -106,11 +106,11 @@ func (c *choice[T]) find(name tunnel.Name) (one chosen[T], ok bool) {
 			}
 		}
 	}
-	return c.any, c.any.by != ""
+	return c.fallback, c.fallback.pattern != ""
 }
 
-// named is what a pattern is called where the zero one means any.
-func named(p tunnel.Pattern) string {
+// patternString is what a pattern is called where the zero one means any.
+func patternString(p tunnel.Pattern) string {
 	if p.Suffix.IsZero() {
 		return "*"
 	}
@@ -121,10 +121,10 @@ func named(p tunnel.Pattern) string {
 // those that are refused. What they point to must not be changed.
 func (t *Table) Listeners() iter.Seq[*Listener] {
 	return func(yield func(*Listener) bool) {
-		if t == nil || t.fronts == nil {
+		if t == nil || t.listeners == nil {
 			return
 		}
-		for _, f := range t.fronts.list {
+		for _, f := range t.listeners.list {
 			if !yield(f.Listener) {
 				return
 			}
@@ -136,10 +136,10 @@ func (t *Table) Listeners() iter.Seq[*Listener] {
 // earlier one has their name, or the address and port.
 func (t *Table) RefusedListeners() iter.Seq2[*Listener, error] {
 	return func(yield func(*Listener, error) bool) {
-		if t == nil || t.fronts == nil {
+		if t == nil || t.listeners == nil {
 			return
 		}
-		for _, r := range t.fronts.refused {
+		for _, r := range t.listeners.refused {
 			if !yield(r.Listener, r.err) {
 				return
 			}
@@ -151,10 +151,10 @@ func (t *Table) RefusedListeners() iter.Seq2[*Listener, error] {
 // nil where there is none. The zero Name stands for a client that asks for
 // nobody, whom only a section for any host serves.
 func (t *Table) SectionOf(listener string, name tunnel.Name) *Section {
-	if t == nil || t.fronts == nil {
+	if t == nil || t.listeners == nil {
 		return nil
 	}
-	f := t.fronts.byName[listener]
+	f := t.listeners.byName[listener]
 	if f == nil {
 		return nil
 	}
@@ -162,7 +162,7 @@ func (t *Table) SectionOf(listener string, name tunnel.Name) *Section {
 	if !ok {
 		return nil
 	}
-	return s.to.Section
+	return s.value.Section
 }
 
 // Rules iterates over the rules of all sections.
@@ -184,11 +184,11 @@ func (t *Table) Rules() iter.Seq[*Rule] {
 // point to must not be changed.
 func (t *Table) Backends() iter.Seq[*Service] {
 	return func(yield func(*Service) bool) {
-		if t == nil || t.fronts == nil {
+		if t == nil || t.listeners == nil {
 			return
 		}
-		for i := range t.fronts.backends {
-			if !yield(t.fronts.backends[i].Service) {
+		for i := range t.listeners.backends {
+			if !yield(t.listeners.backends[i].Service) {
 				return
 			}
 		}
@@ -203,15 +203,15 @@ type socket struct {
 
 // addListeners makes the listeners of snapshots ready.
 func (b *builder) addListeners(snapshots []Snapshot) {
-	var f *fronts
+	var f *compiledListeners
 	sockets := map[socket]*Listener{}
 	entries := map[*Service]int32{}
 	i := 0
 	for s := range snapshots {
 		for _, l := range snapshots[s].Listeners {
 			if f == nil {
-				f = &fronts{byName: map[string]*front{}, sections: map[string]*section{}}
-				b.fronts = f
+				f = &compiledListeners{byName: map[string]*compiledListener{}, sections: map[string]*compiledSection{}}
+				b.listeners = f
 			}
 			at := socket{l.Protocol == UDP, netip.AddrPortFrom(normalAddr(l.Address), l.Port)}
 			what, kept, why := "", "", ""
@@ -231,7 +231,7 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 				continue
 			}
 			sockets[at] = l
-			one := &front{Listener: l}
+			one := &compiledListener{Listener: l}
 			f.byName[l.Name] = one
 			f.list = append(f.list, one)
 			for _, s := range l.Sections {
@@ -254,19 +254,19 @@ func (s socket) String() string {
 	return fmt.Sprintf("%s of %s", s.addr, network)
 }
 
-func (b *builder) addSection(l *front, s *Section, entries map[*Service]int32) {
-	f := b.fronts
+func (b *builder) addSection(l *compiledListener, s *Section, entries map[*Service]int32) {
+	f := b.listeners
 	if _, taken := f.sections[s.Name]; taken || s.Name == "" {
 		b.conflict(fmt.Sprintf("section %q", s.Name), "an earlier listener", l.Origin)
 		return
 	}
-	one := &section{Section: s}
+	one := &compiledSection{Section: s}
 	host := s.Host
 	if l.Protocol != TLS {
 		host = tunnel.Pattern{}
 	}
 	if have, ok := l.byHost.add(host, one); !ok {
-		b.conflict(fmt.Sprintf("host %q of listener %q", named(host), l.Name), fmt.Sprintf("section %q", have.Name), fmt.Sprintf("section %q", s.Name))
+		b.conflict(fmt.Sprintf("host %q of listener %q", patternString(host), l.Name), fmt.Sprintf("section %q", have.Name), fmt.Sprintf("section %q", s.Name))
 		return
 	}
 	f.sections[s.Name] = one
@@ -276,9 +276,9 @@ func (b *builder) addSection(l *front, s *Section, entries map[*Service]int32) {
 	}
 }
 
-func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]int32) {
-	f := b.fronts
-	one := &rule{Rule: r, section: s.Name, turn: f.turns, backends: make([]backend, len(r.Backends))}
+func (b *builder) addRule(l *compiledListener, s *compiledSection, r *Rule, entries map[*Service]int32) {
+	f := b.listeners
+	one := &compiledRule{Rule: r, section: s.Name, turn: f.turns, backends: make([]compiledBackend, len(r.Backends))}
 	f.turns++
 	s.rules++
 	for i := range r.Backends {
@@ -298,13 +298,13 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 			to.port = from.Service.Ports[0]
 		}
 		if len(from.Service.Endpoints) == 0 && len(from.Service.Via) == 0 {
-			to.of = from.ServiceName
+			to.serviceName = from.ServiceName
 		}
 		at, ok := entries[from.Service]
 		if !ok {
 			at = int32(len(f.backends))
 			entries[from.Service] = at
-			f.backends = append(f.backends, entry{Service: from.Service, index: -1, home: -1})
+			f.backends = append(f.backends, serviceEntry{Service: from.Service, index: -1, home: -1})
 			if check := from.Service.Check.complete(from.Service.Names); check != from.Service.Check {
 				whole := *from.Service
 				whole.Check = check
@@ -315,7 +315,7 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 	}
 	claim := func(p tunnel.Pattern) {
 		if have, ok := s.byName.add(p, one); !ok && have != one {
-			b.conflict(fmt.Sprintf("name %q of section %q", named(p), s.Name), have.origin(), one.origin())
+			b.conflict(fmt.Sprintf("name %q of section %q", patternString(p), s.Name), have.origin(), one.origin())
 		}
 	}
 	if l.Protocol != TLS || len(r.Names) == 0 {
@@ -331,7 +331,7 @@ func (b *builder) addRule(l *front, s *section, r *Rule, entries map[*Service]in
 	}
 }
 
-func (r *rule) origin() string {
+func (r *compiledRule) origin() string {
 	if r.Origin == "" {
 		return r.Name
 	}

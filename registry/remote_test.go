@@ -25,9 +25,9 @@ func (*crossed) DialContext(context.Context, string, string) (net.Conn, error) {
 	return nil, errors.New("nobody dials here")
 }
 
-// onward is what Resolve says of a request, in a line: the gateways with how each
+// proxyTransports is what Resolve says of a request, in a line: the gateways with how each
 // is asked, and for what.
-func onward(reg *registry.Registry, req *tunnel.Request) string {
+func proxyTransports(reg *registry.Registry, req *tunnel.Request) string {
 	route, err := reg.Resolve(context.Background(), req)
 	if err != nil {
 		return string(tunnel.ReasonOf(err)) + ": " + err.Error()
@@ -186,7 +186,7 @@ func TestOnward(t *testing.T) {
 		if c.from != "" {
 			req.Source = netip.AddrPortFrom(netip.MustParseAddr(c.from), 1)
 		}
-		if got := onward(reg, req); got != c.want {
+		if got := proxyTransports(reg, req); got != c.want {
 			t.Errorf("%s %s from %q:\n got %s\nwant %s", c.proto, c.target, c.from, got, c.want)
 		}
 	}
@@ -217,21 +217,21 @@ func TestOnwardTakesTurns(t *testing.T) {
 		reg.ReportDial(at, &tunnel.Error{Reason: tunnel.DialFailed, Err: os.NewSyscallError("connect", ours)})
 	}
 	for range 40 {
-		count[onward(reg, req)]++
+		count[proxyTransports(reg, req)]++
 	}
 	if count[first] != 30 || count[second] != 10 {
 		t.Errorf("of 40 requests %v, want 30 and 10", count)
 	}
 	reg.ReportDial(at, tunnel.Refusef(tunnel.DialFailed, "nobody there"))
 	for range 8 {
-		if got := onward(reg, req); got != second {
+		if got := proxyTransports(reg, req); got != second {
 			t.Fatalf("with the first one down: %s, want %s", got, second)
 		}
 	}
 	reg.ReportDial(at, nil)
 	clear(count)
 	for range 4 {
-		count[onward(reg, req)]++
+		count[proxyTransports(reg, req)]++
 	}
 	if count[first] != 3 {
 		t.Errorf("with all up again: %v, want 3 by the first", count)
@@ -303,7 +303,7 @@ func TestOnwardOfBackends(t *testing.T) {
 		{"udp", "all", `no-endpoint: registry: "": service "shop/db" is in network "all": gateways pass on streams, and a udp request is of datagrams`},
 	} {
 		req := &tunnel.Request{Proto: c.proto, Listener: c.listener, ListenerOnly: true}
-		if got := onward(reg, req); got != c.want {
+		if got := proxyTransports(reg, req); got != c.want {
 			t.Errorf("%s by listener %s:\n got %s\nwant %s", c.proto, c.listener, got, c.want)
 		}
 	}
@@ -331,7 +331,7 @@ func TestInsecureOfAnotherSource(t *testing.T) {
 	}}
 	req := &tunnel.Request{Proto: "tcp", Name: tunnel.MustParseName("c.test"), Port: 443}
 	reg.Swap(table(t, reg.Mesh, file, s))
-	if got, want := onward(reg, req), "198.51.100.3:443 by connect-h2 for c.test:443 of c"; got != want {
+	if got, want := proxyTransports(reg, req), "198.51.100.3:443 by connect-h2 for c.test:443 of c"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	// It is no way to change one that an earlier source has.
@@ -340,7 +340,7 @@ func TestInsecureOfAnotherSource(t *testing.T) {
 		t.Error("a later source may say it of an earlier one's network")
 	}
 	reg.Swap(tab)
-	if got, want := onward(reg, req), refusedInClear("c.test:443", "c", "h2", "198.51.100.3:443"); got != want {
+	if got, want := proxyTransports(reg, req), refusedInClear("c.test:443", "c", "h2", "198.51.100.3:443"); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

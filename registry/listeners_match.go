@@ -1,0 +1,170 @@
+package registry
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"culvert.dev/tunnel"
+)
+
+// listenerOnly reports whether only a section's rules count for req.
+func (t *Table) listenerOnly(req *tunnel.Request) bool {
+	if req.ListenerOnly {
+		return true
+	}
+	if t == nil || t.listeners == nil {
+		return false
+	}
+	_, ok := t.listeners.sections[req.Listener]
+	return ok
+}
+
+// matchRule finds the rule for what is asked within a section, and what of it has
+// matched.
+func (t *Table) matchRule(req *tunnel.Request) (hostMatch[*compiledRule], *tunnel.Error) {
+	var s *compiledSection
+	if t != nil && t.listeners != nil {
+		s = t.listeners.sections[req.Listener]
+	}
+	switch {
+	case s == nil && t != nil && t.listeners != nil && t.listeners.byName[req.Listener] != nil:
+		return hostMatch[*compiledRule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: no section of listener %q is for %q", req.Listener, req.Name)
+	case s == nil:
+		return hostMatch[*compiledRule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is gone", req.Listener)
+	case req.Addr.IsValid():
+		return hostMatch[*compiledRule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q leads to no addresses, and %q was asked for", req.Listener, req.Target())
+	case !s.Host.Suffix.IsZero() && !s.Host.Matches(req.Name) && !req.Name.IsZero():
+		return hostMatch[*compiledRule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is for %q, and %q was asked for", req.Listener, s.Host, req.Name)
+	}
+	r, ok := s.byName.find(req.Name)
+	if !ok {
+		return hostMatch[*compiledRule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: no rule of section %q is for %q; it has %d", req.Listener, req.Name, s.rules)
+	}
+	return r, nil
+}
+
+// PrecheckRoute says why req, which is confined to a section, is refused whichever
+// backend's turn it is, and returns nil where it may have better luck: it is to
+// be asked before a client is promised anything.
+func (t *Table) PrecheckRoute(req *tunnel.Request) error {
+	one, refusal := t.matchRule(req)
+	if refusal != nil {
+		return refusal
+	}
+	r, reason := one.value, tunnel.NoEndpoint
+	why := errors.New("it has no backend with a weight")
+	for i := range r.backends {
+		b := &r.backends[i]
+		switch {
+		case b.weight == 0:
+		case b.broken != "":
+			why = errors.New(b.broken)
+		default:
+			e, refusal := t.backendService(b, req)
+			if refusal != nil {
+				why, reason = refusal, refusal.Reason
+				continue
+			}
+			if len(e.Endpoints) > 0 || len(e.Via) > 0 {
+				refusal := t.plaintextRefusal(req, match{entry: e, port: b.port, rule: r})
+				if refusal == nil {
+					return nil
+				}
+				why, reason = refusal, tunnel.Insecure
+				continue
+			}
+			why = fmt.Errorf("service %q has no endpoint", e.Name)
+		}
+	}
+	return tunnel.Refusef(reason, "registry: rule %q of %s leads nowhere: %w", r.Name, orUnknown(r.Origin), why)
+}
+
+// golden is the golden ratio's fraction, in units of 1/2^64: its multiples are
+// spread evenly over any stretch, so that a few requests already are shared as
+// the weights say.
+const golden = 0x9E3779B97F4A7C15
+
+// findByRule is find for a request that is confined to a section: it counts.
+func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
+	one, refusal := s.table.matchRule(req)
+	if refusal != nil {
+		return match{}, refusal
+	}
+	r := one.value
+	if r.total == 0 {
+		return match{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: rule %q of %s has no backend with a weight", r.Name, orUnknown(r.Origin))
+	}
+	n := s.turns[s.ruleOffset+r.turn].Add(1) - 1
+	at, _ := bits.Mul64(uint64(n)*golden, r.total)
+	b := &r.backends[0]
+	for i := 1; at >= b.weight; i++ {
+		at -= b.weight
+		b = &r.backends[i]
+	}
+	if b.broken != "" {
+		return match{rule: r}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %s: a backend of rule %q of %s, with %d of %d of the requests: %s", req.Listener, r.Name, orUnknown(r.Origin), b.weight, r.total, b.broken)
+	}
+	e, refusal := s.table.backendService(b, req)
+	if refusal != nil {
+		return match{rule: r}, refusal
+	}
+	return match{entry: e, pattern: one.pattern, port: b.port, rule: r, turn: s.ruleOffset + b.turn}, nil
+}
+
+// backendService returns the service that a backend that is not broken leads to: one made for
+// it, or one of the table that it stands for. The latter must be exposed to the
+// network of the client: a rule opens nothing that is closed to that client by name.
+func (t *Table) backendService(b *compiledBackend, req *tunnel.Request) (*serviceEntry, *tunnel.Error) {
+	if b.serviceName.IsZero() {
+		return &t.listeners.backends[b.entry], nil
+	}
+	i := t.claimant(b.serviceName, b.port)
+	if i < 0 {
+		i = t.claimant(b.serviceName, 0)
+	}
+	switch {
+	case i < 0:
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: no service has the name %q and the port %d, which a backend stands for", b.serviceName, b.port)
+	case !t.services[i].Exposed:
+		return nil, tunnel.Refusef(tunnel.NotExposed, "registry: service %q, which a backend stands for, is private", t.services[i].Name)
+	}
+	if e := &t.services[i]; len(e.ExposedTo) > 0 {
+		if network := t.prefixes.find(req.Source.Addr()); !t.exposedTo(e, network) {
+			return nil, tunnel.Refusef(tunnel.NotExposed, "registry: service %q, which a backend stands for, is exposed to %q; the source %s is in %s",
+				e.Name, e.ExposedTo, req.Source.Addr(), t.describeNetwork(network))
+		}
+	}
+	return &t.services[i], nil
+}
+
+// A turnKey says whose a counter of a rule is, whatever table it is in.
+type turnKey struct{ section, rule, service string }
+
+// eachTurn calls f with every counter of rules and backends.
+func (s *state) eachTurn(f func(k turnKey, turn int32)) {
+	if s.table == nil || s.table.listeners == nil {
+		return
+	}
+	of := func(r *compiledRule) {
+		f(turnKey{r.section, r.Name, ""}, s.ruleOffset+r.turn)
+		for i := range r.backends {
+			if b := &r.backends[i]; b.entry >= 0 {
+				f(turnKey{r.section, r.Name, s.table.listeners.backends[b.entry].Name + "/"}, s.ruleOffset+b.turn)
+			}
+		}
+	}
+	i := 0
+	for _, sec := range s.table.listeners.sections {
+		for _, m := range []map[tunnel.Name]hostMatch[*compiledRule]{sec.byName.exact, sec.byName.wild} {
+			for _, r := range m {
+				Yield(i)
+				i++
+				of(r.value)
+			}
+		}
+		if sec.byName.fallback.pattern != "" {
+			of(sec.byName.fallback.value)
+		}
+	}
+}
