@@ -25,7 +25,7 @@ import (
 func TestDeadPeerIsFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
-		d := &Dialer{Proxy: "proxy:1", Dialer: onePipe{near}}
+		d := &Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(near)}
 		go func() { // answers the first request and then no PING
 			r := newRaw(t, far)
 			r.mum = true
@@ -70,11 +70,6 @@ func TestDeadPeerIsFound(t *testing.T) {
 		_ = far.Close()
 	})
 }
-
-// onePipe dials once.
-type onePipe struct{ c net.Conn }
-
-func (p onePipe) DialContext(context.Context, string, string) (net.Conn, error) { return p.c, nil }
 
 // TestServerTimes has the time limits of a server's connection.
 func TestServerTimes(t *testing.T) {
@@ -287,7 +282,7 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 	t.Run("dialer", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := net.Pipe()
-			d := &Dialer{Proxy: "proxy:1", Dialer: onePipe{near}}
+			d := &Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(near)}
 			code := make(chan http2.ErrCode, 1)
 			go func() {
 				r := newRaw(t, far)
@@ -328,7 +323,7 @@ func TestPausedPeer(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := net.Pipe()
 			paused := &pausedConn{Conn: far}
-			d := &Dialer{Proxy: "proxy:1", Dialer: onePipe{near}}
+			d := &Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(near)}
 			done := make(chan struct{})
 			go func() {
 				defer close(done)

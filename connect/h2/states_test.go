@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,6 +13,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"culvert.dev/connect/connecttest"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
@@ -56,24 +56,15 @@ func fuzzStates(f *testing.F, client bool) {
 	} {
 		f.Add(seed)
 	}
-	f.Fuzz(func(t *testing.T, input []byte) {
-		if len(input) > 300 {
-			return
-		}
-		synctest.Test(t, func(t *testing.T) {
-			m := &machine{t: t, client: client, windows: map[uint32]int{}, ended: map[uint32]bool{}, initial: 65535, conn: 65535, mostFrame: maxFrame}
-			m.resume.L = &m.mu
-			defer m.finish()
-			m.start()
-			for len(input) >= 3 {
-				m.do(input[0], input[1], input[2])
-				input = input[3:]
-				synctest.Wait()
-				m.check()
-				if t.Failed() {
-					return
-				}
-			}
+	testnet.FuzzStates(f, func(t *testing.T, input []byte) {
+		m := &machine{t: t, client: client, windows: map[uint32]int{}, ended: map[uint32]bool{}, initial: 65535, conn: 65535, mostFrame: maxFrame}
+		m.resume.L = &m.mu
+		m.start()
+		defer m.finish()
+		testnet.EachOperation(t, input, func(op, a, b byte) {
+			m.do(op, a, b)
+			synctest.Wait()
+			m.check()
 		})
 	})
 }
@@ -117,25 +108,11 @@ type machine struct {
 	blind     bool            // nobody knows what was sent
 }
 
-type planned struct{}
-
-// ServeTunnel implements tunnel.Handler: the port says what becomes of a request.
+// ServeTunnel implements tunnel.Handler.
 func (m *machine) ServeTunnel(ctx context.Context, req *tunnel.Request) {
-	switch req.Port {
-	case 2:
-		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no"))
-		return
-	case 4:
-		panic(planned{})
-	case 7:
-		<-ctx.Done()
-		return
+	if s := connecttest.ServeByPort(ctx, req); s != nil {
+		m.use(s.(*Stream), req.Port)
 	}
-	s, err := req.Accept()
-	if err != nil {
-		return
-	}
-	m.use(s.(*Stream), req.Port)
 }
 
 func (m *machine) use(s *Stream, port uint16) {
@@ -156,7 +133,7 @@ func (m *machine) use(s *Stream, port uint16) {
 func (m *machine) Refused(*tunnel.Request, error) {}
 
 func (m *machine) Panicked(_ *tunnel.Request, v any) {
-	if p := tunnel.Caught(v); p.Value != (planned{}) {
+	if p := tunnel.Caught(v); p.Value != (connecttest.PlannedPanic{}) {
 		m.t.Error(p)
 	}
 }
@@ -168,7 +145,7 @@ func (m *machine) start() {
 	byNear, byFar := net.Pipe()
 	m.byServe = make(chan error, 1)
 	go func() { m.byServe <- m.p.ServeConn(ctx, tunnel.NewConn(byFar), m) }()
-	m.by = &Dialer{Proxy: "proxy:1", Dialer: onePipe{byNear}}
+	m.by = &Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(byNear)}
 	var err error
 	if m.beside, err = m.by.DialContext(ctx, "tcp", "svc:1"); err != nil {
 		m.t.Fatal(err)
@@ -180,7 +157,7 @@ func (m *machine) start() {
 	m.fr.AllowIllegalWrites = true
 	go m.reader()
 	if m.client {
-		m.d = &Dialer{Proxy: "proxy:1", Dialer: &dialedOnce{c: far}, Idle: time.Hour}
+		m.d = &Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(far), Idle: time.Hour}
 		m.work.Go(func() { m.dial(ctx, 3) })
 		m.settings()
 		synctest.Wait()
@@ -205,22 +182,6 @@ func (c *turns) Write(p []byte) (int, error) {
 	c.turn <- struct{}{}
 	defer func() { <-c.turn }()
 	return c.Conn.Write(p)
-}
-
-// A dialedOnce is a way that leads somewhere once.
-type dialedOnce struct {
-	mu sync.Mutex
-	c  net.Conn
-}
-
-func (o *dialedOnce) DialContext(context.Context, string, string) (net.Conn, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	c := o.c
-	if o.c = nil; c == nil {
-		return nil, net.ErrClosed
-	}
-	return c, nil
 }
 
 func (m *machine) dial(ctx context.Context, port uint16) {
@@ -340,13 +301,11 @@ func (m *machine) data(f *http2.DataFrame) {
 	m.ended[f.StreamID] = f.StreamEnded()
 }
 
-func pick[T any](arg byte, of ...T) T { return of[int(arg)%len(of)] }
-
 // do is one operation. Its arguments choose a stream and a value.
 func (m *machine) do(op, a, b byte) {
 	id := 2*uint32(a&7) + 1
 	if a&0xf == 15 {
-		id = pick(b, uint32(0), 2, 1<<31-1)
+		id = testnet.Pick(b, uint32(0), 2, 1<<31-1)
 	}
 	flag := b&0x80 != 0
 	if op %= 18; op == 6 || op == 8 || op == 13 || op == 17 {
@@ -356,9 +315,9 @@ func (m *machine) do(op, a, b byte) {
 	}
 	switch op {
 	case 0:
-		m.settings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: pick(a, uint32(0), 5, 1, 100, 65535, 1<<20, 1<<31-1)})
+		m.settings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: testnet.Pick(a, uint32(0), 5, 1, 100, 65535, 1<<20, 1<<31-1)})
 	case 1:
-		m.settings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: pick(a, uint32(16<<10), 1<<24-1)})
+		m.settings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: testnet.Pick(a, uint32(16<<10), 1<<24-1)})
 	case 2:
 		switch a % 3 {
 		case 0:
@@ -369,7 +328,7 @@ func (m *machine) do(op, a, b byte) {
 			_ = m.fr.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1}) // ends the connection
 		}
 	case 3:
-		n := pick(b, uint32(0), 1, 5, 1000, 65535, 1<<31-1)
+		n := testnet.Pick(b, uint32(0), 1, 5, 1000, 65535, 1<<31-1)
 		m.mu.Lock()
 		if id == 0 {
 			m.conn += int(n)
@@ -379,7 +338,7 @@ func (m *machine) do(op, a, b byte) {
 		m.mu.Unlock()
 		_ = m.fr.WriteWindowUpdate(id, n)
 	case 4:
-		n := pick(b, uint32(0), 1, 5, 1000, 65535, 1<<31-1)
+		n := testnet.Pick(b, uint32(0), 1, 5, 1000, 65535, 1<<31-1)
 		m.mu.Lock()
 		m.conn += int(n)
 		m.mu.Unlock()
@@ -390,7 +349,7 @@ func (m *machine) do(op, a, b byte) {
 		port := uint16(a >> 4 & 7)
 		if m.client {
 			if flag {
-				m.answer(id, pick(b, "200", "404", "103", "20"))
+				m.answer(id, testnet.Pick(b, "200", "404", "103", "20"))
 				return
 			}
 			m.work.Go(func() { m.dial(context.Background(), port) })
@@ -401,7 +360,7 @@ func (m *machine) do(op, a, b byte) {
 		_ = m.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: b&1 != 0,
 			BlockFragment: fieldList(":method", "CONNECT", ":authority", fmt.Sprintf("svc:%d", port))})
 	case 7:
-		n := pick(b&0x7f, 0, 1, 100, 5000, 16<<10)
+		n := testnet.Pick(b&0x7f, 0, 1, 100, 5000, 16<<10)
 		if a&0x40 != 0 {
 			_ = m.fr.WriteDataPadded(id, flag, make([]byte, max(n-200, 0)), make([]byte, b))
 			return
@@ -420,9 +379,9 @@ func (m *machine) do(op, a, b byte) {
 	case 9:
 		_ = m.fr.WritePing(flag, [8]byte{a, b})
 	case 10:
-		_ = m.fr.WriteGoAway(pick(a, uint32(0), 1, 5, 1<<31-1), http2.ErrCode(b&0xf), nil)
+		_ = m.fr.WriteGoAway(testnet.Pick(a, uint32(0), 1, 5, 1<<31-1), http2.ErrCode(b&0xf), nil)
 	case 11:
-		time.Sleep(pick(a, 10*time.Millisecond, time.Second, 6*time.Second, 16*time.Second, 40*time.Second, 2*time.Minute))
+		time.Sleep(testnet.Pick(a, 10*time.Millisecond, time.Second, 6*time.Second, 16*time.Second, 40*time.Second, 2*time.Minute))
 	case 12:
 		m.own(a, b)
 	case 13:
@@ -452,7 +411,7 @@ func (m *machine) do(op, a, b byte) {
 		m.mu.Unlock()
 	case 17: // a request that is none
 		_ = m.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: flag,
-			BlockFragment: pick(b, fieldList(":method", "GET", ":scheme", "http", ":path", "/"), fieldList(":method", "POST", ":scheme", "http", ":path", "/", "content-length", "3"),
+			BlockFragment: testnet.Pick(b, fieldList(":method", "GET", ":scheme", "http", ":path", "/"), fieldList(":method", "POST", ":scheme", "http", ":path", "/", "content-length", "3"),
 				fieldList(":status", "200"), fieldList(":method", "CONNECT"), []byte{0xff, 0xff, 0xff})})
 	}
 }
@@ -496,7 +455,7 @@ func (m *machine) own(a, b byte) {
 	}
 	s := m.streams[first+int(b&7)%(len(m.streams)-first)]
 	m.mu.Unlock()
-	n := pick(a>>4, 0, 5, 1000, 20_000, 70_000)
+	n := testnet.Pick(a>>4, 0, 5, 1000, 20_000, 70_000)
 	switch a & 7 {
 	case 0:
 		_ = s.CloseWrite()
@@ -556,10 +515,8 @@ func (m *machine) finish() {
 	m.paused = false
 	m.resume.Broadcast()
 	m.mu.Unlock()
-	if m.beside != nil {
-		_ = m.beside.SetDeadline(time.Now().Add(time.Second))
-		testnet.Ping(m.t, m.beside, "the connection beside works")
-	}
+	_ = m.beside.SetDeadline(time.Now().Add(time.Second))
+	testnet.Ping(m.t, m.beside, "the connection beside works")
 	_ = m.near.Close()
 	<-m.read
 	if m.client {
@@ -574,15 +531,7 @@ func (m *machine) finish() {
 		if i == 0 {
 			continue
 		}
-		_ = s.SetDeadline(time.Now().Add(time.Second))
-		for {
-			if _, err := s.Read(make([]byte, 64<<10)); errors.Is(err, os.ErrDeadlineExceeded) {
-				m.t.Error("a stream has no end")
-			} else if err == nil {
-				continue
-			}
-			break
-		}
+		testnet.CheckEnds(m.t, s)
 		_ = s.Close()
 	}
 	_ = m.by.Close()

@@ -19,6 +19,7 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/quicvarint"
 
+	"culvert.dev/connect/connecttest"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
@@ -41,10 +42,10 @@ func FuzzServerStates(f *testing.F) { fuzzStates(f, false) }
 func FuzzClientStates(f *testing.F) { fuzzStates(f, true) }
 
 func fuzzStates(f *testing.F, client bool) {
-	// The first byte is the peer's mood, then the operations follow, by their
+	// The first byte is the peer's mode, then the operations follow, by their
 	// numbers in machine.do.
 	_, _ = credentials() // by the clock of this world
-	seed := func(mood byte, ops ...[]byte) { f.Add(append([]byte{mood}, bytes.Join(ops, nil)...)) }
+	seed := func(mode byte, ops ...[]byte) { f.Add(append([]byte{mode}, bytes.Join(ops, nil)...)) }
 	open := func(port byte) []byte { return []byte{0, port << 4, 0} }
 	seed(0)
 	seed(0, open(1), []byte{1, 1, 3, 1, 1, 0x82, 13, 0, 0})
@@ -67,20 +68,15 @@ func fuzzStates(f *testing.F, client bool) {
 	// A path that is gone for a while, and for good.
 	seed(0, open(5), []byte{15, 0, 0, 12, 3, 3, 13, 2, 0, 15, 0, 0, 13, 1, 0})
 	seed(0, open(3), []byte{15, 0, 0, 13, 5, 0, 16, 0, 0})
-	f.Fuzz(func(t *testing.T, input []byte) {
-		if len(input) == 0 || len(input) > 250 {
-			return
-		}
-		synctest.Test(t, func(t *testing.T) {
-			m := &machine{t: t, client: client, mood: input[0], wire: &wire{ends: map[string]*wireEnd{}}}
-			m.resume.L = &m.mu
-			m.start()
-			defer m.finish()
-			for input = input[1:]; len(input) >= 3 && !t.Failed(); input = input[3:] {
-				m.do(input[0], input[1], input[2])
-				m.rest()
-				m.check()
-			}
+	testnet.FuzzStates(f, func(t *testing.T, input []byte) {
+		m := &machine{t: t, client: client, mode: input[0], wire: &wire{ends: map[string]*wireEnd{}}}
+		m.resume.L = &m.mu
+		m.start()
+		defer m.finish()
+		testnet.EachOperation(t, input[1:], func(op, a, b byte) {
+			m.do(op, a, b)
+			m.rest()
+			m.check()
 		})
 	})
 }
@@ -181,7 +177,7 @@ const (
 type machine struct {
 	t      *testing.T
 	client bool // our side is a Dialer
-	mood   byte
+	mode   byte
 	wire   *wire
 	s      *Server // which serves the connection beside, too
 	served chan error
@@ -204,17 +200,6 @@ type machine struct {
 	dialed int
 	fars   []*far // the first one is honest
 	ours   []*our // the first one is the other end of that
-}
-
-// pattern is the byte at off of what is sent in either direction of a tunnel.
-func pattern(off int) byte { return byte(off*31 + off>>8*7 + 1) }
-
-func patternOf(off, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = pattern(off + i)
-	}
-	return b
 }
 
 // A our is our side of a tunnel, of which one Read and one Write at a time may
@@ -241,25 +226,11 @@ type far struct {
 	got      int // of what came
 }
 
-type planned struct{}
-
-// ServeTunnel implements tunnel.Handler: the port says what becomes of a request.
+// ServeTunnel implements tunnel.Handler.
 func (m *machine) ServeTunnel(ctx context.Context, req *tunnel.Request) {
-	switch req.Port {
-	case 2:
-		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no"))
-		return
-	case 4:
-		panic(planned{})
-	case 7:
-		<-ctx.Done()
-		return
+	if s := connecttest.ServeByPort(ctx, req); s != nil {
+		m.use(s.(*Stream), req.Port)
 	}
-	s, err := req.Accept()
-	if err != nil {
-		return
-	}
-	m.use(s.(*Stream), req.Port)
 }
 
 func (m *machine) use(s *Stream, port uint16) {
@@ -305,11 +276,8 @@ func (m *machine) arrived(o *our, b []byte) {
 			return
 		}
 	}
-	for i, c := range b {
-		if c != pattern(o.got+i) {
-			m.t.Errorf("stream %d: byte %d of the tunnel is %#x, want %#x", o.s.qs.StreamID(), o.got+i, c, pattern(o.got+i))
-			break
-		}
+	if want := testnet.Pattern(o.got, len(b)); !bytes.Equal(b, want) {
+		m.t.Errorf("stream %d: from byte %d on the tunnel carried %x, want %x", o.s.qs.StreamID(), o.got, b, want)
 	}
 	o.got += len(b)
 }
@@ -318,7 +286,7 @@ func (m *machine) write(o *our, n int, end bool) {
 	m.work.Go(func() {
 		o.writes <- struct{}{}
 		defer func() { <-o.writes }()
-		sent, err := o.s.Write(patternOf(o.sent, n))
+		sent, err := o.s.Write(testnet.Pattern(o.sent, n))
 		o.sent += sent
 		if err == nil && sent < n {
 			m.t.Errorf("a Write of %d of %d bytes without an error", sent, n)
@@ -332,7 +300,7 @@ func (m *machine) write(o *our, n int, end bool) {
 // Handle implements slog.Handler: what is logged is of panics.
 func (m *machine) Handle(_ context.Context, r slog.Record) error {
 	r.Attrs(func(a slog.Attr) bool {
-		if a.Key == "panic" && a.Value.Any() != (planned{}) {
+		if a.Key == "panic" && a.Value.Any() != (connecttest.PlannedPanic{}) {
 			m.t.Errorf("%s: %v", r.Message, a.Value)
 		}
 		if a.Key == "stack" && testing.Verbose() {
@@ -362,7 +330,7 @@ func (m *machine) start() {
 
 	m.tr = &quic.Transport{Conn: m.wire.socket(machineAddr, true)}
 	cfg := &quic.Config{MaxIdleTimeout: time.Minute, MaxIncomingStreams: 8, DisablePathMTUDiscovery: true}
-	if m.mood&2 != 0 {
+	if m.mode&2 != 0 {
 		cfg.InitialStreamReceiveWindow, cfg.MaxStreamReceiveWindow = 2000, 2000
 		cfg.InitialConnectionReceiveWindow, cfg.MaxConnectionReceiveWindow = 5000, 5000
 	}
@@ -385,7 +353,7 @@ func (m *machine) start() {
 		}
 	}
 	m.work.Go(m.ignoreUnis)
-	if m.mood&1 == 0 {
+	if m.mode&1 == 0 {
 		m.uni(appendSettings(varints(streamControl)))
 	}
 	if !m.client {
@@ -514,11 +482,8 @@ func (f *far) arrived(b []byte) {
 	f.m.mu.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i, c := range b {
-		if c != pattern(f.got+i) && !blind {
-			f.m.t.Errorf("stream %d: byte %d from our side is %#x, want %#x", f.qs.StreamID(), f.got+i, c, pattern(f.got+i))
-			break
-		}
+	if want := testnet.Pattern(f.got, len(b)); !blind && !bytes.Equal(b, want) {
+		f.m.t.Errorf("stream %d: from byte %d on our side sent %x, want %x", f.qs.StreamID(), f.got, b, want)
 	}
 	f.got += len(b)
 }
@@ -567,7 +532,7 @@ func (f *far) data(n, more int) {
 		b = appendFrameHead(nil, frameData, uint64(n+more))
 		f.owed = more
 	}
-	b = append(b, patternOf(f.off, n)...)
+	b = append(b, testnet.Pattern(f.off, n)...)
 	f.off += n
 	f.send(b)
 }
@@ -612,8 +577,6 @@ func (m *machine) answer(f *far, status string) {
 	f.send(headOf(":status", status))
 }
 
-func pick[T any](arg byte, of ...T) T { return of[int(arg)%len(of)] }
-
 // far returns the stream of an operation. The honest one is left in peace.
 func (m *machine) far(a byte) *far {
 	m.mu.Lock()
@@ -632,7 +595,7 @@ func (m *machine) do(op, a, b byte) {
 	if f == nil && (op >= 1 && op <= 8) {
 		return
 	}
-	code := quic.StreamErrorCode(pick(b, uint64(RequestCancelled), 0, uint64(RequestRejected), uint64(ConnectError), 1<<60))
+	code := quic.StreamErrorCode(testnet.Pick(b, uint64(RequestCancelled), 0, uint64(RequestRejected), uint64(ConnectError), 1<<60))
 	switch op {
 	case 0:
 		port := int(a >> 4 & 7)
@@ -642,7 +605,7 @@ func (m *machine) do(op, a, b byte) {
 		}
 		if flag {
 			if f != nil {
-				m.answer(f, pick(b, "200", "404", "103", "20"))
+				m.answer(f, testnet.Pick(b, "200", "404", "103", "20"))
 			}
 			return
 		}
@@ -662,26 +625,26 @@ func (m *machine) do(op, a, b byte) {
 			m.answer(f, "200")
 		}
 	case 1:
-		f.data(pick(b&0x7f, 0, 1, 100, 5000, 16<<10), 0)
+		f.data(testnet.Pick(b&0x7f, 0, 1, 100, 5000, 16<<10), 0)
 		if flag {
 			f.then(func() { _ = f.qs.Close() })
 		}
 	case 2:
-		f.data(pick(b, 0, 1, 100), pick(b>>4, 1, 7, 3000))
+		f.data(testnet.Pick(b, 0, 1, 100), testnet.Pick(b>>4, 1, 7, 3000))
 	case 3: // a frame of an extension, of which the rest may come later
 		if f.owed > 0 || f.skip > 0 {
 			return
 		}
-		n := pick(b, 0, 1, 70, 3000)
+		n := testnet.Pick(b, 0, 1, 70, 3000)
 		now := n
 		if b&0x40 != 0 {
 			now /= 2
 		}
 		f.skip = n - now
-		f.send(append(appendFrameHead(nil, pick(a>>4, uint64(0x21), 0x40, 1<<40), uint64(n)), bytes.Repeat([]byte{0xee}, now)...))
+		f.send(append(appendFrameHead(nil, testnet.Pick(a>>4, uint64(0x21), 0x40, 1<<40), uint64(n)), bytes.Repeat([]byte{0xee}, now)...))
 	case 4:
 		f.spoil()
-		f.send(pick(b, headOf("a", "b"), appendSettings(nil), varints(frameGoAway, 1, 0), varints(0x6, 0), varints(frameMaxPushID, 1, 0), varints(framePushPromise, 1, 0), varints(frameHeaders, 3, 0, 0, 0x80), varints(frameHeaders, 1<<40)))
+		f.send(testnet.Pick(b, headOf("a", "b"), appendSettings(nil), varints(frameGoAway, 1, 0), varints(0x6, 0), varints(frameMaxPushID, 1, 0), varints(framePushPromise, 1, 0), varints(frameHeaders, 3, 0, 0, 0x80), varints(frameHeaders, 1<<40)))
 	case 5:
 		f.qs.CancelWrite(code)
 	case 6:
@@ -692,19 +655,19 @@ func (m *machine) do(op, a, b byte) {
 		f.spoil()
 		f.send([]byte{a, b})
 	case 9:
-		kind := pick(a, uint64(streamControl), streamPush, streamEncoder, streamDecoder, 0x21, 1<<50)
-		m.uni(append(varints(kind), pick(b, appendSettings(nil), nil, []byte{0x20}, []byte{0x20, 0x41, 'a'}, varints(frameSettings, 2, 8, 2), varints(0x21, 3, 1, 2, 3))...))
+		kind := testnet.Pick(a, uint64(streamControl), streamPush, streamEncoder, streamDecoder, 0x21, 1<<50)
+		m.uni(append(varints(kind), testnet.Pick(b, appendSettings(nil), nil, []byte{0x20}, []byte{0x20, 0x41, 'a'}, varints(frameSettings, 2, 8, 2), varints(0x21, 3, 1, 2, 3))...))
 	case 10:
 		if len(m.unis) == 0 {
 			return
 		}
 		s := m.unis[0]
-		id := pick(b, uint64(0), 4, 8, 5, 40, lastID, 1<<62-1)
+		id := testnet.Pick(b, uint64(0), 4, 8, 5, 40, lastID, 1<<62-1)
 		if n := a % 10; m.client && (n == 9 || n == 1 && id == 0) {
 			m.cut = true // the honest tunnel may be what it says
 		}
 		_ = s.SetWriteDeadline(time.Now().Add(time.Second))
-		_, _ = s.Write(pick(a, appendSettings(nil), frameOf(frameGoAway, id), frameOf(frameCancelPush, id), frameOf(frameMaxPushID, id),
+		_, _ = s.Write(testnet.Pick(a, appendSettings(nil), frameOf(frameGoAway, id), frameOf(frameCancelPush, id), frameOf(frameMaxPushID, id),
 			frameOf(framePriorityUpdate, id), frameOf(framePriorityPush, id), varints(0x21, 2, 1, 1), varints(frameData, 0), varints(0x21, 5000), []byte{b}))
 	case 11:
 		if len(m.unis) == 0 {
@@ -719,7 +682,7 @@ func (m *machine) do(op, a, b byte) {
 	case 12:
 		m.own(a, b)
 	case 13:
-		time.Sleep(pick(a, 10*time.Millisecond, time.Second, 6*time.Second, 16*time.Second, 40*time.Second, 2*time.Minute))
+		time.Sleep(testnet.Pick(a, 10*time.Millisecond, time.Second, 6*time.Second, 16*time.Second, 40*time.Second, 2*time.Minute))
 	case 14:
 		if !m.client && a&0xf == 0 {
 			m.drain()
@@ -746,7 +709,7 @@ func (m *machine) do(op, a, b byte) {
 			}
 			return
 		}
-		m.openStream(pick(b&0x7f, headOf(":method", "GET", ":scheme", "https", ":path", "/", ":authority", "svc"), headOf(with(":path", "/")...), headOf(":method", "CONNECT"),
+		m.openStream(testnet.Pick(b&0x7f, headOf(":method", "GET", ":scheme", "https", ":path", "/", ":authority", "svc"), headOf(with(":path", "/")...), headOf(":method", "CONNECT"),
 			headOf(":status", "200"), nil, headOf(connectSvc...)[:5], varints(frameHeaders, 3, 0, 0, 0x80), headOf(with(":protocol", "websocket", ":scheme", "https", ":path", "/")...)), flag)
 	}
 }
@@ -805,7 +768,7 @@ func (m *machine) own(a, b byte) {
 		return
 	}
 	o := mine[int(b&7)%len(mine)]
-	n := pick(b>>4, 0, 5, 1000, 20_000, 70_000)
+	n := testnet.Pick(b>>4, 0, 5, 1000, 20_000, 70_000)
 	switch a & 7 {
 	case 0:
 		m.work.Go(func() {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"culvert.dev/connect/connecttest"
 	"culvert.dev/connect/h2"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
@@ -59,19 +59,14 @@ func fuzzStates(f *testing.F, client bool) {
 		f.Add(append([]byte{0}, ops...))
 		f.Add(append([]byte{1}, ops...))
 	}
-	f.Fuzz(func(t *testing.T, input []byte) {
-		if len(input) == 0 || len(input) > 250 {
-			return
-		}
-		synctest.Test(t, func(t *testing.T) {
-			m := &machine{t: t, client: client, double: input[0]&1 != 0}
-			m.start()
-			defer m.finish()
-			for input = input[1:]; len(input) >= 3 && !t.Failed(); input = input[3:] {
-				m.do(input[0], input[1], input[2])
-				synctest.Wait()
-				m.check()
-			}
+	testnet.FuzzStates(f, func(t *testing.T, input []byte) {
+		m := &machine{t: t, client: client, double: input[0]&1 != 0}
+		m.start()
+		defer m.finish()
+		testnet.EachOperation(t, input[1:], func(op, a, b byte) {
+			m.do(op, a, b)
+			synctest.Wait()
+			m.check()
 		})
 	})
 }
@@ -125,42 +120,29 @@ type level struct {
 	bad   bool // the machine has spoilt the honest stream, or the stream below
 }
 
-type planned struct{}
-
 // Streams of each connection.
 const (
 	honestStream = 1
 	innerStream  = 3 // of the outer one, on the server: the one that carries
 )
 
-// ServeTunnel implements tunnel.Handler: the port says what becomes of a request.
+// ServeTunnel implements tunnel.Handler. A request for DefaultPort carries a
+// tunnel in its tunnel.
 func (m *machine) ServeTunnel(ctx context.Context, req *tunnel.Request) {
-	switch req.Port {
-	case 2:
-		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no"))
-		return
-	case 4:
-		panic(planned{})
-	case 7:
-		<-ctx.Done()
-		return
-	}
-	s, err := req.Accept()
-	if err != nil {
-		return
-	}
-	if req.Port == DefaultPort { // a tunnel in a tunnel
+	switch s := connecttest.ServeByPort(ctx, req); {
+	case s == nil:
+	case req.Port == DefaultPort:
 		m.work.Go(func() { m.serve(ctx, s) })
-		return
+	default:
+		m.use(s.(*h2.Stream), req.Port)
 	}
-	m.use(s.(*h2.Stream), req.Port)
 }
 
 // Refused and Panicked implement tunnel.Refuser.
 func (m *machine) Refused(*tunnel.Request, error) {}
 
 func (m *machine) Panicked(_ *tunnel.Request, v any) {
-	if p := tunnel.Caught(v); p.Value != (planned{}) {
+	if p := tunnel.Caught(v); p.Value != (connecttest.PlannedPanic{}) {
 		m.t.Error(p, string(p.Stack))
 	}
 }
@@ -196,29 +178,13 @@ func (m *machine) serve(ctx context.Context, c net.Conn) {
 	}
 }
 
-// A pipeTo is a way that leads to one connection, once.
-type pipeTo struct {
-	mu sync.Mutex
-	c  net.Conn
-}
-
-func (p *pipeTo) DialContext(context.Context, string, string) (net.Conn, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.c
-	if p.c = nil; c == nil {
-		return nil, net.ErrClosed
-	}
-	return c, nil
-}
-
 func (m *machine) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
 	m.p = &Protocol{Streams: 8}
 	one, two := testnet.Pipe()
 	m.work.Go(func() { m.serve(ctx, two) })
-	m.by = &h2.Dialer{Proxy: "proxy:1", Dialer: &pipeTo{c: one}}
+	m.by = &h2.Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(one)}
 	var err error
 	if m.beside, err = m.by.DialContext(ctx, "tcp", "svc.test:9"); err != nil {
 		m.t.Fatal(err)
@@ -241,7 +207,7 @@ func (m *machine) start() {
 func (m *machine) startClient(near, far net.Conn) {
 	server, client := serverKeys()
 	peers := []string{"spiffe://cluster.local"}
-	dialer := &Dialer{Gateway: "gw.test:15008", Dialer: &pipeTo{c: far}, TLS: client, Peers: peers}
+	dialer := &Dialer{Gateway: "gw.test:15008", Dialer: testnet.DialOnce(far), TLS: client, Peers: peers}
 	m.d = dialer
 	if m.double {
 		m.d = &Double{Outer: dialer, TLS: client, Peers: peers}
@@ -404,11 +370,9 @@ func (l *level) answer(id uint32, status string, more ...string) {
 	_ = l.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, BlockFragment: fieldList(append([]string{":status", status}, more...)...)})
 }
 
-func pick[T any](arg byte, of ...T) T { return of[int(arg)%len(of)] }
-
 // extra is what a request or an answer says besides.
 func extra(b byte) []string {
-	return pick(b, nil, []string{"baggage", "k8s.cluster.name=west", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+	return testnet.Pick(b, nil, []string{"baggage", "k8s.cluster.name=west", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
 		[]string{"forwarded", `for="192.0.2.7:999";host=svc`, "forwarded", "for=_x"}, []string{"baggage", strings.Repeat("a", 9<<10), "baggage", "\x7f"},
 		[]string{"via", "2 a, 2 b", "traceparent", "00"}, []string{"connection", "close"})
 }
@@ -422,7 +386,7 @@ func (m *machine) do(op, a, b byte) {
 	}
 	id := 2*uint32(a&7) + 1
 	if a&0xf == 15 {
-		id = pick(b, uint32(0), 2, 1<<31-1)
+		id = testnet.Pick(b, uint32(0), 2, 1<<31-1)
 	}
 	end := b&0x80 != 0
 	// What the machine does to the honest stream, and to the one that carries
@@ -445,7 +409,7 @@ func (m *machine) do(op, a, b byte) {
 			return
 		}
 		if end {
-			l.answer(id, pick(b, "200", "404", "103", "20", "503"), extra(b>>3)...)
+			l.answer(id, testnet.Pick(b, "200", "404", "103", "20", "503"), extra(b>>3)...)
 			return
 		}
 		if port == 0 {
@@ -472,7 +436,7 @@ func (m *machine) do(op, a, b byte) {
 		m.own(a, b)
 		return
 	case 11:
-		time.Sleep(pick(a, 10*time.Millisecond, time.Second, 6*time.Second, 16*time.Second, 40*time.Second, 2*time.Minute))
+		time.Sleep(testnet.Pick(a, 10*time.Millisecond, time.Second, 6*time.Second, 16*time.Second, 40*time.Second, 2*time.Minute))
 		return
 	case 13:
 		if !m.client {
@@ -487,16 +451,16 @@ func (m *machine) do(op, a, b byte) {
 		if l == m.outer && m.double && m.client && id == honestStream {
 			return // a record of TLS that can't be read: whoever says so may wait for the lock of a writer, and synctest for both
 		}
-		_ = l.fr.WriteData(id, end, make([]byte, pick(b&0x7f, 0, 1, 100, 1000, 8<<10)))
+		_ = l.fr.WriteData(id, end, make([]byte, testnet.Pick(b&0x7f, 0, 1, 100, 1000, 8<<10)))
 	case 2:
 		_ = l.fr.WriteData(id, true, nil)
 	case 3:
 		_ = l.fr.WriteRSTStream(id, http2.ErrCode(b&0xf))
 	case 4:
-		_ = l.fr.WriteSettings(http2.Setting{ID: pick(b, http2.SettingInitialWindowSize, http2.SettingMaxConcurrentStreams, http2.SettingHeaderTableSize, http2.SettingMaxFrameSize),
-			Val: pick(a, uint32(0), 1, 100, 65535, 1<<20, 16<<10)})
+		_ = l.fr.WriteSettings(http2.Setting{ID: testnet.Pick(b, http2.SettingInitialWindowSize, http2.SettingMaxConcurrentStreams, http2.SettingHeaderTableSize, http2.SettingMaxFrameSize),
+			Val: testnet.Pick(a, uint32(0), 1, 100, 65535, 1<<20, 16<<10)})
 	case 5:
-		_ = l.fr.WriteWindowUpdate(id, pick(b, uint32(1), 5, 1000, 65535, 1<<20))
+		_ = l.fr.WriteWindowUpdate(id, testnet.Pick(b, uint32(1), 5, 1000, 65535, 1<<20))
 	case 6: // parts of a header block, in any order
 		list := fieldList(":method", "CONNECT", ":authority", "svc.test:1")
 		switch b % 3 {
@@ -509,12 +473,12 @@ func (m *machine) do(op, a, b byte) {
 		}
 	case 7:
 		l.bad = l.bad || m.client && a%4 == 0 // says that it was not seen
-		_ = l.fr.WriteGoAway(pick(a, uint32(0), 1, 5, 1<<31-1), http2.ErrCode(b&0xf), nil)
+		_ = l.fr.WriteGoAway(testnet.Pick(a, uint32(0), 1, 5, 1<<31-1), http2.ErrCode(b&0xf), nil)
 	case 8:
 		l.bad = true // it may be part of any frame
 		_, _ = l.c.Write([]byte{a, b})
 	case 10:
-		_ = l.fr.WriteWindowUpdate(0, pick(b, uint32(1), 5, 1000, 65535, 1<<20))
+		_ = l.fr.WriteWindowUpdate(0, testnet.Pick(b, uint32(1), 5, 1000, 65535, 1<<20))
 	case 12:
 		switch b % 3 {
 		case 0:
@@ -526,7 +490,7 @@ func (m *machine) do(op, a, b byte) {
 		}
 	case 14: // a request that is none
 		_ = l.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: end,
-			BlockFragment: pick(b, fieldList(":method", "GET", ":scheme", "http", ":path", "/"), fieldList(":status", "200"), fieldList(":method", "CONNECT"), []byte{0xff, 0xff, 0xff})})
+			BlockFragment: testnet.Pick(b, fieldList(":method", "GET", ":scheme", "http", ":path", "/"), fieldList(":status", "200"), fieldList(":method", "CONNECT"), []byte{0xff, 0xff, 0xff})})
 	}
 }
 
@@ -539,7 +503,7 @@ func (m *machine) own(a, b byte) {
 	}
 	s := m.ours[int(b&7)%len(m.ours)]
 	m.mu.Unlock()
-	n := pick(a>>4, 0, 5, 1000, 20_000, 70_000)
+	n := testnet.Pick(a>>4, 0, 5, 1000, 20_000, 70_000)
 	switch a & 7 {
 	case 0:
 		_ = s.CloseWrite()
@@ -598,15 +562,7 @@ func (m *machine) finish() {
 	ours := m.ours
 	m.mu.Unlock()
 	for _, s := range ours {
-		_ = s.SetDeadline(time.Now().Add(time.Second))
-		for {
-			if _, err := s.Read(make([]byte, 64<<10)); errors.Is(err, os.ErrDeadlineExceeded) {
-				m.t.Error("a stream has no end")
-			} else if err == nil {
-				continue
-			}
-			break
-		}
+		testnet.CheckEnds(m.t, s)
 		_ = s.Close()
 	}
 	_ = m.by.Close()

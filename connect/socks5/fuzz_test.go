@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"net"
 	"net/netip"
 	"testing"
 
@@ -89,7 +88,7 @@ func FuzzAnswer(f *testing.F) {
 		}
 		dial := func(cut int) (a answer) {
 			conn := &script{in: [][]byte{bytes.Clone(in[:cut]), bytes.Clone(in[cut:])}}
-			d := &Dialer{Proxy: "proxy:1080", Dialer: over{conn}}
+			d := &Dialer{Proxy: "proxy:1080", Dialer: testnet.DialOnce(conn)}
 			if password {
 				d.User, d.Password = "alice", "secret"
 			}
@@ -116,11 +115,6 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
-
-// An over leads to its connection, wherever it is asked to.
-type over struct{ conn net.Conn }
-
-func (o over) DialContext(context.Context, string, string) (net.Conn, error) { return o.conn, nil }
 
 // A result is all that there is to see of a connection.
 type result struct {

@@ -39,8 +39,8 @@ func FuzzClientStates(f *testing.F) { fuzzStates(f, true) }
 
 // What the first byte of an input says.
 const (
-	moodPassword = 1 << iota // a user name and a password are asked for
-	moodManual               // our side does what its operations say; otherwise it is an echo
+	modePassword = 1 << iota // a user name and a password are asked for
+	modeManual               // our side does what its operations say; otherwise it is an echo
 )
 
 func fuzzStates(f *testing.F, client bool) {
@@ -54,24 +54,20 @@ func fuzzStates(f *testing.F, client bool) {
 		{0, 0, 0x80, 5, 1, 0, 8, 4, 0, 4, 0, 0}, {0, 0, 0, 8, 5, 0, 2, 0, 0}, {6, 5, 1, 6, 0, 5, 7, 0, 0},
 		{0, 0, 0, 2, 0, 0, 9, 2, 0, 3, 1, 0}, {0, 0, 0, 2, 0, 0, 9, 1, 0, 3, 1, 0}, {10, 0, 0, 0, 0, 0, 2, 0, 0, 10, 0, 0},
 		{0, 1, 0, 1, 0, 0, 2, 0, 0, 3, 3, 0, 7, 1, 0}, {0, 1, 0, 2, 6, 0}, {11, 0, 0, 0, 0, 0},
+		{0, 0, 0, 10, 0, 0, 2, 0, 0}, {0, 0, 0, 10, 3, 0, 2, 3, 0},
 	} {
-		for mood := range byte(4) {
-			f.Add(append([]byte{mood}, ops...))
+		for mode := range byte(4) {
+			f.Add(append([]byte{mode}, ops...))
 		}
 	}
-	f.Fuzz(func(t *testing.T, input []byte) {
-		if len(input) == 0 || len(input) > 250 {
-			return
-		}
-		synctest.Test(t, func(t *testing.T) {
-			m := &machine{t: t, client: client, mood: input[0]}
-			m.start()
-			defer m.finish()
-			for input = input[1:]; len(input) >= 3 && !t.Failed(); input = input[3:] {
-				m.do(input[0], input[1], input[2])
-				synctest.Wait()
-				m.check()
-			}
+	testnet.FuzzStates(f, func(t *testing.T, input []byte) {
+		m := &machine{t: t, client: client, mode: input[0]}
+		m.start()
+		defer m.finish()
+		testnet.EachOperation(t, input[1:], func(op, a, b byte) {
+			m.do(op, a, b)
+			synctest.Wait()
+			m.check()
 		})
 	})
 }
@@ -80,7 +76,7 @@ func fuzzStates(f *testing.F, client bool) {
 type machine struct {
 	t      *testing.T
 	client bool // our side is a Dialer
-	mood   byte
+	mode   byte
 	near   *testnet.Memory
 	far    *testnet.Memory
 	work   sync.WaitGroup
@@ -94,7 +90,7 @@ type machine struct {
 	ended   bool   // the machine sends no more
 	reset   bool   // it has reset the connection
 	touched bool   // our side has ended the tunnel
-	late    bool   // so much time has passed that our side may have given up
+	late    bool   // our side may have given up: for the time that has passed, or because it could not write
 
 	mu     sync.Mutex // guards what follows
 	out    []byte     // all that came
@@ -130,7 +126,7 @@ func (m *machine) use(c net.Conn) {
 	m.mu.Lock()
 	m.ours = c
 	m.mu.Unlock()
-	if m.mood&moodManual != 0 {
+	if m.mode&modeManual != 0 {
 		return
 	}
 	m.turn("read", func() {
@@ -177,16 +173,28 @@ func (m *machine) wrote(n int) {
 
 const preamble = 10 * time.Second // that a Server gives a client, and a Dialer here its proxy
 
-// serve has a Protocol serve a connection, as a Server does.
+// serve has a Protocol serve a connection. As a Server does, it closes the
+// connection unless the request was accepted: the answer may have failed after
+// the request was read.
 func (m *machine) serve(ctx context.Context, p *Protocol, c net.Conn) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			m.t.Error(tunnel.Caught(v), string(tunnel.Caught(v).Stack))
 		}
 	}()
+	accepted := false
+	h := tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		accept := req.Accept
+		req.Accept = func() (tunnel.Stream, error) {
+			s, err := accept()
+			accepted = err == nil
+			return s, err
+		}
+		m.ServeTunnel(ctx, req)
+	})
 	_ = c.SetReadDeadline(time.Now().Add(preamble))
-	if err = p.ServeConn(ctx, tunnel.NewConn(c), m); err != nil {
-		_ = c.Close() // it came to no tunnel
+	if err = p.ServeConn(ctx, tunnel.NewConn(c), h); !accepted {
+		_ = c.Close()
 	}
 	return err
 }
@@ -199,7 +207,7 @@ func (m *machine) start() {
 	one, two := testnet.Pipe()
 	m.work.Go(func() { _ = m.serve(ctx, &Protocol{}, one) })
 	var err error
-	if m.beside, err = (&Dialer{Proxy: "proxy:1", Dialer: over{two}}).DialContext(ctx, "tcp", "svc.test:9"); err != nil {
+	if m.beside, err = (&Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(two)}).DialContext(ctx, "tcp", "svc.test:9"); err != nil {
 		m.t.Fatal(err)
 	}
 	m.near, m.far = testnet.Pipe()
@@ -218,8 +226,8 @@ func (m *machine) start() {
 	m.work.Go(func() {
 		var err error
 		if m.client {
-			d := &Dialer{Proxy: "proxy:1", Dialer: over{m.far}, Wait: preamble}
-			if m.mood&moodPassword != 0 {
+			d := &Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(m.far), Wait: preamble}
+			if m.mode&modePassword != 0 {
 				d.User, d.Password = "alice", "secret"
 			}
 			ctx, cancel := context.WithCancel(ctx)
@@ -233,7 +241,7 @@ func (m *machine) start() {
 			}
 		} else {
 			p := &Protocol{}
-			if m.mood&moodPassword != 0 {
+			if m.mode&modePassword != 0 {
 				p.Verify = func(_ context.Context, _ netip.Addr, user, password string) error {
 					if user != "alice" || password != "secret" {
 						return errors.New("wrong")
@@ -250,16 +258,6 @@ func (m *machine) start() {
 	synctest.Wait()
 }
 
-func pick[T any](arg byte, of ...T) T { return of[int(arg)%len(of)] }
-
-func pattern(off, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte((off+i)*31 + (off+i)>>8*7 + 1)
-	}
-	return b
-}
-
 // do is one operation.
 func (m *machine) do(op, a, b byte) {
 	if b&0x80 == 0 || op%12 == 5 {
@@ -269,29 +267,29 @@ func (m *machine) do(op, a, b byte) {
 	switch op % 12 {
 	case 0: // the first message
 		if m.client {
-			add(pick(a, []byte{5, 0}, []byte{5, 2}, []byte{5, 0xff}, []byte{5, 1}, []byte{4, 0})...)
+			add(testnet.Pick(a, []byte{5, 0}, []byte{5, 2}, []byte{5, 0xff}, []byte{5, 1}, []byte{4, 0})...)
 			return
 		}
-		add(pick(a, []byte{5, 1, 0}, []byte{5, 1, 2}, []byte{5, 2, 0, 2}, []byte{5, 0}, []byte{4, 1, 0, 80, 1, 2, 3, 4, 0}, append([]byte{5, 255}, make([]byte, 255)...))...)
+		add(testnet.Pick(a, []byte{5, 1, 0}, []byte{5, 1, 2}, []byte{5, 2, 0, 2}, []byte{5, 0}, []byte{4, 1, 0, 80, 1, 2, 3, 4, 0}, append([]byte{5, 255}, make([]byte, 255)...))...)
 	case 1: // of the password
 		if m.client {
-			add(pick(a, []byte{1, 0}, []byte{5, 0}, []byte{1, 1})...)
+			add(testnet.Pick(a, []byte{1, 0}, []byte{5, 0}, []byte{1, 1})...)
 			return
 		}
-		add(pick(a, password("alice", "secret"), password("alice", "wrong"), password("", ""), password("a\x00", "b"), []byte{5, 1, 'a', 1, 'b'})...)
+		add(testnet.Pick(a, password("alice", "secret"), password("alice", "wrong"), password("", ""), password("a\x00", "b"), []byte{5, 1, 'a', 1, 'b'})...)
 	case 2: // the request or its answer
 		if m.client {
-			add(pick(a, answer(Succeeded), answer(NotAllowed), []byte{5, 0, 0, 3, 1, 'a', 0, 80}, append([]byte{5, 0, 0, 4}, make([]byte, 18)...), []byte{5, 0, 0, 9, 0}, []byte{4, 0, 0, 1, 0}, []byte{5, 99, 0, 1, 0})...)
+			add(testnet.Pick(a, answer(Succeeded), answer(NotAllowed), []byte{5, 0, 0, 3, 1, 'a', 0, 80}, append([]byte{5, 0, 0, 4}, make([]byte, 18)...), []byte{5, 0, 0, 9, 0}, []byte{4, 0, 0, 1, 0}, []byte{5, 99, 0, 1, 0})...)
 			return
 		}
-		add(pick(a, requestOf("svc.test:443"), requestOf("192.0.2.1:443"), requestOf("[2001:db8::1]:443"), requestOf("svc.test:2"), []byte{5, 2, 0, 1, 1, 2, 3, 4, 0, 80}, []byte{5, 1, 0, 9}, []byte{5, 1, 0, 3, 0, 0, 80},
+		add(testnet.Pick(a, requestOf("svc.test:443"), requestOf("192.0.2.1:443"), requestOf("[2001:db8::1]:443"), requestOf("svc.test:2"), []byte{5, 2, 0, 1, 1, 2, 3, 4, 0, 80}, []byte{5, 1, 0, 9}, []byte{5, 1, 0, 3, 0, 0, 80},
 			[]byte{5, 1, 0, 3, 3, 'a', 0, 'b', 0, 80}, []byte{1, 1, 0}, []byte{5, 1, 0, 1, 1, 2, 3, 4, 0, 0})...)
 	case 3:
-		add(pattern(len(m.in)+len(m.glue), pick(a, 1, 100, 2000, 5000))...)
+		add(testnet.Pattern(len(m.in)+len(m.glue), testnet.Pick(a, 1, 100, 2000, 5000))...)
 	case 4: // what is glued together goes
 	case 5: // and here a part of it, the rest some time later
 		m.send(int(a))
-		time.Sleep(pick(b, 0, time.Millisecond, time.Second))
+		time.Sleep(testnet.Pick(b, 0, time.Millisecond, time.Second))
 		m.passed()
 	case 6:
 		add(a, b)
@@ -307,14 +305,17 @@ func (m *machine) do(op, a, b byte) {
 			}
 		}
 	case 8:
-		time.Sleep(pick(a, 10*time.Millisecond, time.Second, 2*time.Second, 4*time.Second, 11*time.Second))
+		time.Sleep(testnet.Pick(a, 10*time.Millisecond, time.Second, 2*time.Second, 4*time.Second, 11*time.Second))
 		m.passed()
 	case 9:
 		m.own(a, b)
 	case 10:
 		if m.client {
 			m.far.Hold(a&1 == 0)
-			m.late = m.late || a&1 == 0 // who can't write gives up
+			m.late = m.late || a&1 == 0 // a Dialer that cannot write gives up
+		} else {
+			m.far.Cut(int(a)) // the next message of the server does not leave
+			m.late = true
 		}
 	case 11:
 		m.mu.Lock()
@@ -358,7 +359,7 @@ func (m *machine) own(a, b byte) {
 	if c == nil {
 		return
 	}
-	n := pick(b, 0, 1, 5, 1000, 40_000)
+	n := testnet.Pick(b, 0, 1, 5, 1000, 40_000)
 	switch a % 6 {
 	case 0:
 		m.turn("write", func() { _ = c.(interface{ CloseWrite() error }).CloseWrite() })
@@ -369,17 +370,17 @@ func (m *machine) own(a, b byte) {
 		m.touched = true
 		_ = c.(tunnel.Aborter).Abort()
 	case 3:
-		if m.mood&moodManual != 0 {
+		if m.mode&modeManual != 0 {
 			m.turn("write", func() {
 				m.mu.Lock()
 				off := m.sent
 				m.mu.Unlock()
-				sent, _ := c.Write(pattern(off, n))
+				sent, _ := c.Write(testnet.Pattern(off, n))
 				m.wrote(sent)
 			})
 		}
 	case 4:
-		if m.mood&moodManual != 0 {
+		if m.mode&modeManual != 0 {
 			m.turn("read", func() {
 				p := make([]byte, n)
 				got, _ := c.Read(p)
@@ -404,9 +405,9 @@ type verdict struct {
 
 func (m *machine) model() verdict {
 	if m.client {
-		return answered(m.in, m.mood&moodPassword != 0)
+		return answered(m.in, m.mode&modePassword != 0)
 	}
-	return asked(m.in, m.mood&moodPassword != 0)
+	return asked(m.in, m.mode&modePassword != 0)
 }
 
 // asked is the model of a server.
@@ -530,14 +531,14 @@ func (m *machine) check() {
 		m.t.Errorf("%x: got %x of the tunnel, want %x", m.in, m.got, v.rest)
 	}
 	carried := out[said:]
-	if m.mood&moodManual != 0 {
-		if !bytes.Equal(carried, pattern(0, len(carried))) || len(carried) > m.sent && len(m.busy["write"]) == 0 {
+	if m.mode&modeManual != 0 {
+		if !bytes.Equal(carried, testnet.Pattern(0, len(carried))) || len(carried) > m.sent && len(m.busy["write"]) == 0 {
 			m.t.Errorf("%d bytes have come of %d that were written, or others", len(carried), m.sent)
 		}
 	} else if !bytes.HasPrefix(v.rest, carried) {
 		m.t.Errorf("%x: our side sent back %x, want %x", m.in, carried, v.rest)
 	}
-	if m.mood&moodManual == 0 && settled && v.yes && !m.touched && len(carried) != len(v.rest) {
+	if m.mode&modeManual == 0 && settled && v.yes && !m.touched && len(carried) != len(v.rest) {
 		m.t.Errorf("%x: our side sent back %d bytes, want %d", m.in, len(carried), len(v.rest))
 	}
 }

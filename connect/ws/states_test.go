@@ -46,10 +46,10 @@ func FuzzClientStates(f *testing.F) { fuzzStates(f, Client) }
 
 // What the first byte of an input says.
 const (
-	moodHTTP2  = 1 << iota // the carrier
-	moodPlain              // no subprotocol: only over a connection
-	moodManual             // our side does what its operations say; otherwise it is an echo
-	moodPieces             // the handshake comes byte by byte
+	modeHTTP2  = 1 << iota // the carrier
+	modePlain              // no subprotocol: only over a connection
+	modeManual             // our side does what its operations say; otherwise it is an echo
+	modePieces             // the handshake comes byte by byte
 )
 
 func fuzzStates(f *testing.F, side Side) {
@@ -69,25 +69,20 @@ func fuzzStates(f *testing.F, side Side) {
 		{11, 5, 0, 11, 4, 2, 12, 1, 0, 11, 6, 0, 0, 2, 0, 11, 4, 2}, {12, 4, 0, 12, 4, 0, 0, 1, 0},
 		{11, 2, 0, 0, 1, 0, 9, 0, 0}, {10, 0, 0, 11, 3, 2, 11, 1, 0}, {14, 0, 0, 14, 1, 0, 0, 1, 0},
 	} {
-		for mood := range byte(16) {
-			if mood&(moodHTTP2|moodPlain) != moodHTTP2|moodPlain {
-				f.Add(append([]byte{mood}, ops...))
+		for mode := range byte(16) {
+			if mode&(modeHTTP2|modePlain) != modeHTTP2|modePlain {
+				f.Add(append([]byte{mode}, ops...))
 			}
 		}
 	}
-	f.Fuzz(func(t *testing.T, input []byte) {
-		if len(input) == 0 || len(input) > 250 {
-			return
-		}
-		synctest.Test(t, func(t *testing.T) {
-			m := &machine{t: t, side: side, mood: input[0]}
-			m.start()
-			defer m.finish()
-			for input = input[1:]; len(input) >= 3 && !t.Failed(); input = input[3:] {
-				m.do(input[0], input[1], input[2])
-				m.rest()
-				m.check()
-			}
+	testnet.FuzzStates(f, func(t *testing.T, input []byte) {
+		m := &machine{t: t, side: side, mode: input[0]}
+		m.start()
+		defer m.finish()
+		testnet.EachOperation(t, input[1:], func(op, a, b byte) {
+			m.do(op, a, b)
+			m.rest()
+			m.check()
 		})
 	})
 }
@@ -96,7 +91,7 @@ func fuzzStates(f *testing.F, side Side) {
 type machine struct {
 	t      *testing.T
 	side   Side // ours
-	mood   byte
+	mode   byte
 	near   *testnet.Memory // the machine's end of the connection
 	far    *testnet.Memory // ours
 	work   sync.WaitGroup
@@ -202,26 +197,10 @@ func (o *our) wrote(n int) {
 }
 
 func (m *machine) subprotocol() string {
-	if m.mood&moodPlain != 0 && m.mood&moodHTTP2 == 0 {
+	if m.mode&modePlain != 0 && m.mode&modeHTTP2 == 0 {
 		return ""
 	}
 	return Subprotocol
-}
-
-// A pipeTo is a way that leads to one connection, once.
-type pipeTo struct {
-	mu sync.Mutex
-	c  net.Conn
-}
-
-func (p *pipeTo) DialContext(context.Context, string, string) (net.Conn, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.c
-	if p.c = nil; c == nil {
-		return nil, net.ErrClosed
-	}
-	return c, nil
 }
 
 // serve has a Protocol serve a connection, as a Server does.
@@ -244,16 +223,16 @@ func (m *machine) start() {
 	one, two := testnet.Pipe()
 	m.serve(ctx, &Protocol{}, one)
 	var err error
-	if m.beside, err = (&Dialer{URL: "ws://gw.test", Dialer: &pipeTo{c: two}}).DialContext(ctx, "tcp", "svc.test:7"); err != nil {
+	if m.beside, err = (&Dialer{URL: "ws://gw.test", Dialer: testnet.DialOnce(two)}).DialContext(ctx, "tcp", "svc.test:7"); err != nil {
 		m.t.Fatal(err)
 	}
 	m.near, m.far = testnet.Pipe()
 	m.credit = 60_000
 	port := uint16(1)
-	if m.mood&moodManual != 0 {
+	if m.mode&modeManual != 0 {
 		port = 3
 	}
-	if m.mood&moodHTTP2 != 0 {
+	if m.mode&modeHTTP2 != 0 {
 		m.startHTTP2(ctx, port)
 	} else {
 		m.startPlain(ctx, port)
@@ -299,7 +278,7 @@ func (m *machine) startPlain(ctx context.Context, port uint16) {
 		return
 	}
 	m.work.Go(func() {
-		c, err := (&Dialer{URL: "ws://gw.test", Dialer: &pipeTo{c: m.far}}).DialContext(ctx, "tcp", fmt.Sprintf("svc.test:%d", port))
+		c, err := (&Dialer{URL: "ws://gw.test", Dialer: testnet.DialOnce(m.far)}).DialContext(ctx, "tcp", fmt.Sprintf("svc.test:%d", port))
 		if err != nil {
 			m.t.Error(err)
 			return
@@ -313,7 +292,7 @@ func (m *machine) startPlain(ctx context.Context, port uint16) {
 
 // pieces sends a handshake, at once or byte by byte.
 func (m *machine) pieces(s string) {
-	if m.mood&moodPieces == 0 {
+	if m.mode&modePieces == 0 {
 		_, _ = io.WriteString(m.near, s)
 		return
 	}
@@ -343,8 +322,8 @@ func (m *machine) startHTTP2(ctx context.Context, port uint16) {
 	_ = m.fr.WriteWindowUpdate(0, 1<<30)
 	m.work.Go(m.readHTTP2)
 	if m.side == Client {
-		m.pool = &h2.Dialer{Proxy: "gw.test:80", Dialer: &pipeTo{c: m.far}, Idle: time.Hour}
-		d := &Dialer{URL: "ws://gw.test", Dialer: &pipeTo{}, Extended: func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error) {
+		m.pool = &h2.Dialer{Proxy: "gw.test:80", Dialer: testnet.DialOnce(m.far), Idle: time.Hour}
+		d := &Dialer{URL: "ws://gw.test", Dialer: testnet.DialOnce(nil), Extended: func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error) {
 			head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
 			s, err := m.pool.Open(ctx, head)
 			if err != nil {
@@ -453,9 +432,9 @@ func (m *machine) send(b []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.ended || len(b) == 0 || m.mood&moodHTTP2 != 0 && (m.outEnd || len(b) > m.credit):
+	case m.ended || len(b) == 0 || m.mode&modeHTTP2 != 0 && (m.outEnd || len(b) > m.credit):
 		return
-	case m.mood&moodHTTP2 != 0:
+	case m.mode&modeHTTP2 != 0:
 		m.credit -= len(b)
 		for p := range slices.Chunk(b, 16<<10) {
 			_ = m.fr.WriteData(wildStream, false, p)
@@ -468,20 +447,10 @@ func (m *machine) send(b []byte) {
 	m.in = append(m.in, b...)
 }
 
-func pick[T any](arg byte, of ...T) T { return of[int(arg)%len(of)] }
-
-func pattern(off, n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte((off+i)*31 + (off+i)>>8*7 + 1)
-	}
-	return b
-}
-
 // do is one operation.
 func (m *machine) do(op, a, b byte) {
 	masked := m.side == Server
-	data := pattern(int(b), pick(a, 0, 1, 5, 125, 126, 3000))
+	data := testnet.Pattern(int(b), testnet.Pick(a, 0, 1, 5, 125, 126, 3000))
 	next := func(f []byte) {
 		m.send(append(m.left, f...))
 		m.left = nil
@@ -494,11 +463,11 @@ func (m *machine) do(op, a, b byte) {
 	case 2:
 		next(frame(b&0x80, masked, data))
 	case 3:
-		next(frame(pick(a, byte(0x89), 0x8a), masked, pattern(int(b), pick(b, 0, 4, 125))))
+		next(frame(testnet.Pick(a, byte(0x89), 0x8a), masked, testnet.Pattern(int(b), testnet.Pick(b, 0, 4, 125))))
 	case 4:
-		next(pick(a, closeFrame(1000, masked, "bye"), frame(0x88, masked, nil), closeFrame(1001, masked, ""), closeFrame(1011, masked, "x"), closeFrame(4000, masked, "")))
+		next(testnet.Pick(a, closeFrame(1000, masked, "bye"), frame(0x88, masked, nil), closeFrame(1001, masked, ""), closeFrame(1011, masked, "x"), closeFrame(4000, masked, "")))
 	case 5: // the beginning of a frame
-		f := append(m.left, frame(pick(b, byte(0x82), 0x02, 0x00, 0x80, 0x89, 0x88), masked, data)...)
+		f := append(m.left, frame(testnet.Pick(b, byte(0x82), 0x02, 0x00, 0x80, 0x89, 0x88), masked, data)...)
 		n := min(int(b), len(f))
 		m.left = nil
 		m.send(f[:n])
@@ -508,7 +477,7 @@ func (m *machine) do(op, a, b byte) {
 		m.send(m.left[:n])
 		m.left = m.left[n:]
 	case 7:
-		next(pick(a, frame(0x81, masked, data), frame(0xc2, masked, data), frame(0x82, !masked, data), frame(0x83, masked, nil), frame(0x09, masked, nil), frame(0x89, masked, make([]byte, 126)),
+		next(testnet.Pick(a, frame(0x81, masked, data), frame(0xc2, masked, data), frame(0x82, !masked, data), frame(0x83, masked, nil), frame(0x09, masked, nil), frame(0x89, masked, make([]byte, 126)),
 			closeFrame(1005, masked, ""), closeFrame(1000, masked, "\xff"), frame(0x88, masked, []byte{1}), []byte{0x82, 0xfe, 0, 5, 0, 0, 0, 0}, []byte{0x82, 0xff, 0x80, 0, 0, 0, 0, 0, 0, 0}))
 	case 8:
 		next([]byte{a, b})
@@ -520,24 +489,24 @@ func (m *machine) do(op, a, b byte) {
 		m.own(a, b)
 	case 12:
 		m.hold(false) // time passes only where nobody waits for a lock
-		time.Sleep(pick(a, 10*time.Millisecond, time.Second, 3*time.Second, 25*time.Second, 2*time.Minute))
+		time.Sleep(testnet.Pick(a, 10*time.Millisecond, time.Second, 3*time.Second, 25*time.Second, 2*time.Minute))
 	case 13:
 		if a&1 == 0 {
 			m.hold(!m.stuck)
-		} else if m.mood&moodHTTP2 == 0 { // where it would end the connection
+		} else if m.mode&modeHTTP2 == 0 { // where it would end the connection
 			m.far.Cut(int(b))
 			m.cut = true
 		}
 	case 14: // of HTTP/2
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if m.mood&moodHTTP2 == 0 {
+		if m.mode&modeHTTP2 == 0 {
 			return
 		}
 		switch a % 4 {
 		case 0:
 			m.stuck, m.narrow = true, true
-			_ = m.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: pick(b, uint32(0), 1, 100)})
+			_ = m.fr.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: testnet.Pick(b, uint32(0), 1, 100)})
 		case 1:
 			_ = m.fr.WritePing(false, [8]byte{a, b})
 		case 2:
@@ -545,7 +514,7 @@ func (m *machine) do(op, a, b byte) {
 				_ = m.fr.WriteData(wildStream, false, nil)
 			}
 		case 3:
-			_ = m.fr.WriteWindowUpdate(wildStream, pick(b, uint32(1), 100, 1000))
+			_ = m.fr.WriteWindowUpdate(wildStream, testnet.Pick(b, uint32(1), 100, 1000))
 		}
 	case 15:
 		next(frame(0x82, masked, nil))
@@ -569,9 +538,9 @@ func (m *machine) end(reset bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
-	case m.mood&moodHTTP2 == 0 && reset:
+	case m.mode&modeHTTP2 == 0 && reset:
 		_ = m.near.Abort()
-	case m.mood&moodHTTP2 == 0:
+	case m.mode&modeHTTP2 == 0:
 		_ = m.near.CloseWrite()
 	case m.outEnd || m.ended && !reset:
 	case reset:
@@ -585,7 +554,7 @@ func (m *machine) end(reset bool) {
 // own is something that our side does with the stream.
 func (m *machine) own(a, b byte) {
 	o := m.ours
-	n := pick(b, 0, 1, 5, 1000, 40_000)
+	n := testnet.Pick(b, 0, 1, 5, 1000, 40_000)
 	switch a % 8 {
 	case 0:
 		m.work.Go(func() {
@@ -600,21 +569,21 @@ func (m *machine) own(a, b byte) {
 	case 2:
 		m.touched = true
 		m.over.Store(true)
-		m.aside(func() { _ = o.s.AbortWithReason(pick(b, "", tunnel.Drain, tunnel.Idle)) })
+		m.aside(func() { _ = o.s.AbortWithReason(testnet.Pick(b, "", tunnel.Drain, tunnel.Idle)) })
 	case 3:
-		if m.mood&moodManual == 0 {
+		if m.mode&modeManual == 0 {
 			return
 		}
 		m.work.Go(func() {
 			o.writes <- struct{}{}
 			defer func() { <-o.writes }()
 			if !m.over.Load() {
-				n, _ := o.s.Write(pattern(o.sent, n))
+				n, _ := o.s.Write(testnet.Pattern(o.sent, n))
 				o.wrote(n)
 			}
 		})
 	case 4:
-		if m.mood&moodManual == 0 {
+		if m.mode&modeManual == 0 {
 			return
 		}
 		m.work.Go(func() {
@@ -632,7 +601,7 @@ func (m *machine) own(a, b byte) {
 	case 6:
 		_ = o.s.SetDeadline(time.Time{})
 	case 7:
-		if m.mood&moodManual != 0 {
+		if m.mode&modeManual != 0 {
 			m.work.Go(func() {
 				o.reads <- struct{}{}
 				defer func() { <-o.reads }()
@@ -685,14 +654,14 @@ func (m *machine) check() {
 		m.t.Errorf("%x: an orderly end after %d bytes, want %d and orderly: %v", m.in, len(got), len(want), orderly)
 	}
 	carried := m.frames(out)
-	if m.mood&moodManual != 0 {
-		if !bytes.Equal(carried, pattern(0, len(carried))) {
+	if m.mode&modeManual != 0 {
+		if !bytes.Equal(carried, testnet.Pattern(0, len(carried))) {
 			m.t.Errorf("%x: our side has sent what was not written", out)
 		}
 	} else if !bytes.HasPrefix(want, carried) {
 		m.t.Errorf("%x: our side sent back %x, want %x", out, carried, want)
 	}
-	if len(carried) > sent && m.mood&moodManual != 0 && len(o.writes) == 0 {
+	if len(carried) > sent && m.mode&modeManual != 0 && len(o.writes) == 0 {
 		m.t.Errorf("our side has sent %d bytes, and %d were written", len(carried), sent)
 	}
 	if !m.stuck && !m.touched && !m.reset && !m.cut && !broken && !o.s.dead.Load() && len(carried) < sent {
@@ -779,7 +748,7 @@ func (m *machine) pingHonest() {
 		m.t.Error("the connection of HTTP/2 has ended")
 	}
 	m.replies = nil
-	want := pattern(7, 1000)
+	want := testnet.Pattern(7, 1000)
 	_ = m.fr.WriteData(honestStream, false, frame(0x82, m.side == Server, want))
 	m.mu.Unlock()
 	synctest.Wait()
