@@ -109,7 +109,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	req.Accept = func() (tunnel.Stream, error) {
 		_ = c.SetWriteDeadline(time.Now().Add(accepting))
 		if _, err := io.WriteString(c, established); err != nil {
-			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("connect: the client left before it heard yes: %w", err)}
+			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("connect: the client left before it was answered: %w", err)}
 		}
 		return c.Accept()
 	}

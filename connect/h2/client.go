@@ -16,17 +16,17 @@ import (
 type client struct {
 	connect.Place // what it does is done with c.mu held, or without
 
-	d   *Dialer
-	met chan struct{} // closed when the peer's settings have come, or the end
-	c   *conn
+	d               *Dialer
+	settingsArrived chan struct{} // closed when the peer's settings have arrived, or the connection has ended
+	c               *conn
 
 	// Guarded by c.mu.
-	timer  *time.Timer
-	since  int64  // when the last stream ended, nanoseconds of clock
-	known  bool   // met is closed
-	away   bool   // the peer sent GOAWAY
-	lastOK uint32 // and takes no stream after this one
-	purse  connect.Purse
+	timer          *time.Timer
+	idleSince      int64  // when the last stream ended, nanoseconds of clock
+	hasSettings    bool   // settingsArrived is closed
+	goAwayReceived bool   // the peer sent GOAWAY
+	lastTaken      uint32 // the last stream that the peer takes after its GOAWAY
+	purse          connect.Purse
 }
 
 var _ side = (*client)(nil)
@@ -41,8 +41,8 @@ func (k *client) Run(ctx context.Context) {
 	}
 	k.c = newConn(nc, k, true)
 	k.c.holding = tunnel.NewBufferAccount(ctx, false)
-	k.since = clock()
-	k.c.input.begun.Store(true)
+	k.idleSince = clock()
+	k.c.input.hasRequest.Store(true)
 	k.c.mu.Lock()
 	k.timer = time.AfterFunc(k.tickEvery(), k.tick)
 	k.c.mu.Unlock()
@@ -55,43 +55,43 @@ func (k *client) Run(ctx context.Context) {
 	_ = k.c.run(k.c.first)
 	k.c.mu.Lock()
 	k.timer.Stop()
-	k.meet()
+	k.noteSettings()
 	k.c.mu.Unlock()
 	k.Leave()
 }
 
-// meet notes that the peer's settings are known, or never will be. The caller
-// holds c.mu.
-func (k *client) meet() {
-	if !k.known {
-		k.known = true
-		close(k.met)
+// noteSettings notes that the peer's settings have arrived, or never will. The
+// caller holds c.mu.
+func (k *client) noteSettings() {
+	if !k.hasSettings {
+		k.hasSettings = true
+		close(k.settingsArrived)
 	}
 }
 
 // Stop implements connect.Pooled.
 func (k *client) Stop() { k.c.fail(errClosed) }
 
-// extended waits until it is known whether the peer takes extended CONNECT,
-// which must not be tried on it before (RFC 8441 section 3).
+// extended waits until it is known whether the peer takes extended CONNECT. It
+// must not be tried before (RFC 8441 section 3).
 func (k *client) extended(ctx context.Context) error {
 	late := time.NewTimer(k.d.wait())
 	defer late.Stop()
 	select {
-	case <-k.met:
+	case <-k.settingsArrived:
 	default:
 		tunnel.WillWait(ctx)
 		select {
-		case <-k.met:
+		case <-k.settingsArrived:
 		case <-ctx.Done():
 			return k.d.pool.GivenUp(ctx)
 		case <-late.C:
-			return k.d.failure("sent no settings", errLate{})
+			return k.d.failure("sent no settings", answerTimeoutError{})
 		}
 	}
 	k.c.mu.Lock()
 	defer k.c.mu.Unlock()
-	if k.c.err == nil && !k.c.extends {
+	if k.c.err == nil && !k.c.peerExtended {
 		return k.d.failure("has no extended CONNECT", ErrNotSpoken)
 	}
 	return nil
@@ -108,7 +108,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 		}
 	}
 	c.mu.Lock()
-	if c.err != nil || k.away || c.last > 1<<31-3 {
+	if c.err != nil || k.goAwayReceived || c.last > 1<<31-3 {
 		err := connect.ErrUnseen
 		if c.err != nil { // such as the alert of a peer that does not take our certificate
 			err = fmt.Errorf("%w: %w", err, c.err)
@@ -132,7 +132,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	limit := time.Now().Add(k.d.wait())
 	for interim := 0; ; interim++ {
 		got, err := s.answer(ctx, limit)
-		k.settle(got, err)
+		k.account(got, err)
 		if err != nil {
 			_ = s.Abort()
 			if ctx.Err() != nil {
@@ -156,8 +156,8 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	}
 }
 
-// settle reckons what a request cost that has come to got or err.
-func (k *client) settle(got *Head, err error) {
+// account updates the purse by the result of a request, got or err.
+func (k *client) account(got *Head, err error) {
 	k.c.mu.Lock()
 	defer k.c.mu.Unlock()
 	switch {
@@ -170,7 +170,7 @@ func (k *client) settle(got *Head, err error) {
 	}
 }
 
-// unseen is ErrUnseen where the proxy is known not to have looked at s.
+// unseen wraps ErrUnseen where the proxy has certainly not processed s.
 func (k *client) unseen(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	k.c.mu.Lock()
@@ -178,18 +178,18 @@ func (k *client) unseen(s *Stream, err error) error {
 	if ok && re.Err == nil && re.Code == http2.ErrCodeHTTP11Required {
 		return fmt.Errorf("%w: %w", ErrNotSpoken, err)
 	}
-	if ok && re.Err == nil && re.Code == http2.ErrCodeRefusedStream || k.away && s.id > k.lastOK {
+	if ok && re.Err == nil && re.Code == http2.ErrCodeRefusedStream || k.goAwayReceived && s.id > k.lastTaken {
 		return fmt.Errorf("%w: %w", connect.ErrUnseen, err)
 	}
 	return err
 }
 
-// errLate is for an answer that does not come. It is a timeout.
-type errLate struct{}
+// answerTimeoutError is the net.Error for an answer that did not come in time.
+type answerTimeoutError struct{}
 
-func (errLate) Error() string   { return "no answer in time" }
-func (errLate) Timeout() bool   { return true }
-func (errLate) Temporary() bool { return false }
+func (answerTimeoutError) Error() string   { return "no answer in time" }
+func (answerTimeoutError) Timeout() bool   { return true }
+func (answerTimeoutError) Temporary() bool { return false }
 
 // answer waits for the next header list of the peer's.
 func (s *Stream) answer(ctx context.Context, limit time.Time) (*Head, error) {
@@ -213,7 +213,7 @@ func (s *Stream) answer(ctx context.Context, limit time.Time) (*Head, error) {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case !time.Now().Before(limit):
-			return nil, errLate{}
+			return nil, answerTimeoutError{}
 		}
 		s.readable.Wait()
 	}
@@ -226,7 +226,7 @@ func (k *client) headers(b *block) error {
 	defer c.mu.Unlock()
 	s := c.streams[b.id]
 	switch {
-	case s == nil && !c.begun(b.id):
+	case s == nil && !c.wasOpened(b.id):
 		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which was never opened", b.id)
 	case s == nil:
 		return c.charge(costFrame, "too many HEADERS on streams that are closed")
@@ -256,13 +256,13 @@ func (k *client) headers(b *block) error {
 
 // settings implements side.
 func (k *client) settings() {
-	k.meet()
-	k.Most(min(k.c.peerMost, k.d.streams()))
+	k.noteSettings()
+	k.Most(min(k.c.peerMaxStreams, k.d.streams()))
 }
 
 // goAway implements side.
 func (k *client) goAway(last uint32) {
-	k.away, k.lastOK = true, last
+	k.goAwayReceived, k.lastTaken = true, last
 	k.Leave()
 	for _, s := range k.c.streams {
 		if s.id > last {
@@ -277,9 +277,9 @@ func (k *client) goAway(last uint32) {
 
 // dropped implements side.
 func (k *client) dropped(*Stream) {
-	k.since = clock()
+	k.idleSince = clock()
 	k.GiveBack()
-	if (k.away || k.d.Single) && len(k.c.streams) == 0 {
+	if (k.goAwayReceived || k.d.Single) && len(k.c.streams) == 0 {
 		k.c.failLocked(errDrained)
 	}
 }
@@ -288,7 +288,7 @@ func (k *client) tickEvery() time.Duration {
 	return max(min(orElse(k.d.Ping, DefaultPing), orElse(k.d.Pong, DefaultPong), orElse(k.d.Idle, DefaultIdle))/4, time.Millisecond)
 }
 
-// tick looks after a connection now and then.
+// tick enforces the connection's time limits and sends what is due.
 func (k *client) tick() {
 	c := k.c
 	c.mu.Lock()
@@ -298,20 +298,20 @@ func (k *client) tick() {
 		return
 	}
 	now := clock()
-	if c.unsettled(now) {
+	if c.settingsTimedOut(now) {
 		return
 	}
 	c.replenish() // memory may be short no longer
-	ping, pong := int64(orElse(k.d.Ping, DefaultPing)), int64(orElse(k.d.Pong, DefaultPong))
-	heard := now - c.heard.Load()
+	ping, noteAck := int64(orElse(k.d.Ping, DefaultPing)), int64(orElse(k.d.Pong, DefaultPong))
+	heard := now - c.lastFrame.Load()
 	switch {
-	case c.pinged != 0 && now-c.pinged >= pong && heard >= pong:
+	case c.pinged != 0 && now-c.pinged >= noteAck && heard >= noteAck:
 		c.failLocked(errDead)
 		return
 	case heard >= ping-int64(k.tickEvery()):
 		c.sendPing()
 	}
-	if len(c.streams) == 0 && now-k.since >= int64(orElse(k.d.Idle, DefaultIdle)) {
+	if len(c.streams) == 0 && now-k.idleSince >= int64(orElse(k.d.Idle, DefaultIdle)) {
 		if k.LeaveUnused() {
 			c.failLocked(errIdle)
 			return

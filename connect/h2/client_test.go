@@ -80,13 +80,13 @@ func TestServerTimes(t *testing.T) {
 		most   time.Duration
 		goAway http2.ErrCode
 	}{
-		{"no stream for long", func(r *raw) { _ = r.request(1, true, ":method", "GET", ":scheme", "http", ":path", "/") }, DefaultIdle, DefaultIdle + quiet, http2.ErrCodeNo},
+		{"no stream for long", func(r *raw) { _ = r.request(1, true, ":method", "GET", ":scheme", "http", ":path", "/") }, DefaultIdle, DefaultIdle + pingInterval, http2.ErrCodeNo},
 		{"a header block that does not end", func(r *raw) {
 			r.mum = true
 			_ = r.connect(1, "nobody:1")
 			r.answer(1)
 			_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: fieldList(connectSvc...)})
-		}, blockTime, blockTime + time.Second, http2.ErrCodeNo},
+		}, requestTimeout, requestTimeout + time.Second, http2.ErrCodeNo},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -235,11 +235,11 @@ func TestAnswersThatAreNone(t *testing.T) {
 // TestSettingsAreNotAcknowledged: a peer that goes on to speak and never
 // acknowledges our SETTINGS is no reason to believe in it for ever.
 func TestSettingsAreNotAcknowledged(t *testing.T) {
-	const most = settleTime + 6*time.Second
-	// goodbye sends PINGs, which it has answered, until the connection ends, and
+	const most = settingsTimeout + 6*time.Second
+	// goAwayDelay sends PINGs, which it has answered, until the connection ends, and
 	// returns the code of the GOAWAY.
 	// It calls first before the first of them: a Framer writes one frame at a time.
-	goodbye := func(r *raw, first func()) (code http2.ErrCode) {
+	goAwayDelay := func(r *raw, first func()) (code http2.ErrCode) {
 		r.mum = true
 		_ = r.SetDeadline(time.Time{})
 		defer time.AfterFunc(2*most, func() { _ = r.Close() }).Stop() // a failure, and no wait for ever
@@ -267,13 +267,13 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 			}()
 			r := newRaw(t, near)
 			start := time.Now()
-			code := goodbye(r, func() {
+			code := goAwayDelay(r, func() {
 				_, _ = io.WriteString(near, preface)
 				_ = r.fr.WriteSettings()
 				_ = r.connect(1, "svc:1")
 			})
-			if took := time.Since(start); code != http2.ErrCodeSettingsTimeout || took < settleTime || took > most {
-				t.Errorf("GOAWAY with %v after %v, want SETTINGS_TIMEOUT after %v", code, took, settleTime)
+			if took := time.Since(start); code != http2.ErrCodeSettingsTimeout || took < settingsTimeout || took > most {
+				t.Errorf("GOAWAY with %v after %v, want SETTINGS_TIMEOUT after %v", code, took, settingsTimeout)
 			}
 			_ = near.Close()
 			tunneltest.WantReason(t, <-done, tunnel.BadRequest)
@@ -295,7 +295,7 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 				}()
 				for f, _ := r.fr.ReadFrame(); f.Header().Type != http2.FrameHeaders; f, _ = r.fr.ReadFrame() {
 				}
-				code <- goodbye(r, func() { <-written })
+				code <- goAwayDelay(r, func() { <-written })
 			}()
 			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
 			if err != nil {
@@ -303,8 +303,8 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 			}
 			start := time.Now()
 			_, err = c.Read(make([]byte, 1))
-			if took := time.Since(start); !errors.Is(err, syscall.ECONNRESET) || took < settleTime || took > most {
-				t.Errorf("after %v: %v, want a reset after %v", took, err, settleTime)
+			if took := time.Since(start); !errors.Is(err, syscall.ECONNRESET) || took < settingsTimeout || took > most {
+				t.Errorf("after %v: %v, want a reset after %v", took, err, settingsTimeout)
 			}
 			if code := <-code; code != http2.ErrCodeSettingsTimeout {
 				t.Errorf("GOAWAY with %v, want SETTINGS_TIMEOUT", code)

@@ -21,42 +21,42 @@ import (
 
 // Sizes of a connection. The peer may always have connWindow bytes on their
 // way, which fills 1 Gbit/s over 100 ms (12.5 MB), whoever reads: what bounds
-// memory, and one stream's share, is the window of each stream. That begins at
-// streamWindow and doubles while its reader keeps up and the window is what holds
-// the sender, as long as all streams together have grown by no more than growth.
+// memory, and one stream's share, is the window of each stream. It begins at
+// streamWindow. It doubles while the reader keeps up and the window is what holds
+// the sender, as long as all streams together have grown by no more than maxGrowth.
 //
 // Over a path shorter than shortPath the window is restWindow from the first
-// update on, which is 32 MB/s at least, and only that of a stream which has moved
-// provenLong grows: until then, the kernel may have taken it all for a service
-// that does not read.
+// update on, which is 32 MB/s at least. It grows only for a stream that has moved
+// minMovedToGrow: until then, the kernel may have taken it all for a service that
+// does not read.
 const (
-	connWindow   = 16 << 20
-	streamWindow = 64 << 10
-	restWindow   = 32 << 10
-	maxWindow    = 16 << 20
-	growth       = 16 << 20
-	shortPath    = time.Millisecond
-	provenLong   = 4 << 20
+	connWindow     = 16 << 20
+	streamWindow   = 64 << 10
+	restWindow     = 32 << 10
+	maxWindow      = 16 << 20
+	maxGrowth      = 16 << 20
+	shortPath      = time.Millisecond
+	minMovedToGrow = 4 << 20
 
-	// holdLittle is what a stream may have unread whatever the memory is like.
-	holdLittle = 2 << 10
+	// minScarceHold is how many unread bytes a stream may have however scarce memory is.
+	minScarceHold = 2 << 10
 
-	maxFrame = 16 << 10 // bytes of a frame's payload, RFC 9113 section 4.2: what every peer takes
-	maxSend  = maxFrame // and what is sent in one, so that streams take turns often
-	maxList  = connect.MaxList
-	maxBlock = 32 << 10 // bytes of it encoded
-	maxParts = 16       // frames of it
-	maxQueue = 64 << 10 // bytes of control frames that the peer has not taken
+	maxFrame        = 16 << 10 // bytes of a frame's payload, RFC 9113 section 4.2: every peer takes as much
+	maxSend         = maxFrame // bytes of a DATA frame that is sent, so that streams take turns often
+	maxList         = connect.MaxList
+	maxBlockBytes   = 32 << 10 // bytes of an encoded header list
+	maxBlockFrames  = 16       // frames of an encoded header list
+	maxControlBytes = 64 << 10 // bytes of control frames that the peer has not taken
 )
 
 const (
-	readSize   = 32 << 10
-	batch      = 64 << 10         // bytes of one write
-	writing    = 30 * time.Second // that one write may take
-	farewell   = time.Second      // for the last frames to arrive
-	blockTime  = 5 * time.Second  // from the first frame of a header block to its last
-	unknownRTT = 100 * time.Millisecond
-	settleTime = 20 * time.Second // for the peer to acknowledge SETTINGS
+	readSize        = 32 << 10
+	maxBatch        = 64 << 10         // bytes of one write
+	writeTimeout    = 30 * time.Second // for one write
+	lingerTimeout   = time.Second      // for the last frames to arrive, and for the body of a refusal
+	requestTimeout  = 5 * time.Second  // for a whole header block, a body that is discarded, or a refusal to be read
+	unknownRTT      = 100 * time.Millisecond
+	settingsTimeout = 20 * time.Second // for the peer to acknowledge SETTINGS
 )
 
 // clock is a monotonic clock for timestamps that fit a word.
@@ -91,8 +91,8 @@ type conn struct {
 	dec   *hpack.Decoder
 	block block
 
-	heard    atomic.Int64 // when a frame last came, nanoseconds of clock
-	panicked atomic.Pointer[tunnel.Panic]
+	lastFrame atomic.Int64 // when a frame last came, nanoseconds of clock
+	panicked  atomic.Pointer[tunnel.Panic]
 
 	mu      sync.Mutex // guards what follows
 	streams map[uint32]*Stream
@@ -107,11 +107,11 @@ type conn struct {
 	holding tunnel.BufferAccount // their memory
 	holds   int                  // bytes of it
 
-	allowed   int  // bytes the peer takes
-	initial   int  // of them, per new stream
-	peerFrame int  // bytes of a frame that the peer takes
-	peerMost  int  // streams that the peer takes
-	extends   bool // the peer takes extended CONNECT, RFC 8441
+	allowed        int  // bytes the peer takes
+	initial        int  // of them, per new stream
+	peerMaxFrame   int  // bytes of a frame that the peer takes
+	peerMaxStreams int  // streams that the peer takes
+	peerExtended   bool // the peer takes extended CONNECT, RFC 8441
 
 	fw      *http2.Framer // writes to control
 	control bytes.Buffer
@@ -121,12 +121,12 @@ type conn struct {
 	starved list      // streams that wait for the connection's window
 	work    sync.Cond // the writer waits here
 
-	resets   [256]uint32 // ids of streams that we reset last: the peer may not know yet
-	nreset   int
-	rtt      time.Duration // the shortest seen, 0 before
-	pinged   int64         // when the PING or SETTINGS that has no answer yet was sent; 0 for none
-	pings    uint64        // sent
-	settling bool          // our SETTINGS have not been acknowledged
+	resets            [256]uint32 // ids of streams that we reset last: the peer may not know yet
+	nreset            int
+	rtt               time.Duration // the shortest seen, 0 before
+	pinged            int64         // when the PING or SETTINGS that has no answer yet was sent; 0 for none
+	pings             uint64        // sent
+	awaitsSettingsAck bool          // our SETTINGS have not been acknowledged
 
 	written chan struct{} // closed when the writer is done
 }
@@ -135,7 +135,7 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 	c := &conn{
 		nc: nc, side: s, client: client, abortCode: http2.ErrCodeConnect,
 		streams: make(map[uint32]*Stream),
-		credit:  connWindow, allowed: 65535, initial: 65535, peerFrame: maxFrame, peerMost: 100,
+		credit:  connWindow, allowed: 65535, initial: 65535, peerMaxFrame: maxFrame, peerMaxStreams: 100,
 		written: make(chan struct{}),
 	}
 	if client {
@@ -151,35 +151,35 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 	c.enc = hpack.NewEncoder(&c.encoded)
 	c.enc.SetMaxDynamicTableSizeLimit(0) // tunnels have too few heads for it to be worth its memory
 	c.work.L = &c.mu
-	c.heard.Store(clock())
+	c.lastFrame.Store(clock())
 	return c
 }
 
-// An input reads from the connection and knows how much.
+// An input reads from the connection and counts the bytes.
 type input struct {
-	conn  net.Conn
-	n     int64
-	begun atomic.Bool // a request was made: the Server's deadline has had its day
-	haste atomic.Bool // the deadline is the connection's own
-	over  atomic.Bool // the connection has ended
+	conn        net.Conn
+	n           int64
+	hasRequest  atomic.Bool // a request was made: the Server's deadline no longer holds
+	ownDeadline atomic.Bool // setTimeout has set the deadline
+	ended       atomic.Bool // the connection has ended
 }
 
-// hurry gives what is to come a time limit, until relax.
-func (in *input) hurry(d time.Duration) {
-	in.haste.Store(true)
+// setTimeout limits the time until clearTimeout is called.
+func (in *input) setTimeout(d time.Duration) {
+	in.ownDeadline.Store(true)
 	in.deadline(time.Now().Add(d))
 }
 
-func (in *input) relax() {
-	if in.haste.Swap(false) {
+func (in *input) clearTimeout() {
+	if in.ownDeadline.Swap(false) {
 		in.deadline(time.Time{})
 	}
 }
 
-// deadline sets that of the connection, unless it has ended.
+// deadline sets the deadline of the connection, unless it has ended.
 func (in *input) deadline(t time.Time) {
 	_ = in.conn.SetReadDeadline(t)
-	if in.over.Load() { // it came in between
+	if in.ended.Load() { // it ended meanwhile
 		_ = in.conn.SetReadDeadline(time.Unix(1, 0))
 	}
 }
@@ -188,7 +188,7 @@ func (in *input) Read(p []byte) (int, error) {
 	for {
 		n, err := in.conn.Read(p)
 		in.n += int64(n)
-		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && in.begun.Load() && !in.haste.Load() && !in.over.Load() {
+		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && in.hasRequest.Load() && !in.ownDeadline.Load() && !in.ended.Load() {
 			in.deadline(time.Time{})
 			continue
 		}
@@ -196,7 +196,7 @@ func (in *input) Read(p []byte) (int, error) {
 	}
 }
 
-// A connError ends a connection. The peer hears its code.
+// A connError ends a connection. The peer is sent its code.
 type connError struct {
 	code http2.ErrCode
 	err  *tunnel.Error
@@ -205,12 +205,12 @@ type connError struct {
 func (e *connError) Error() string { return e.err.Error() }
 func (e *connError) Unwrap() error { return e.err }
 
-// protocolError is for a peer that does not speak HTTP/2 right.
+// protocolError returns the error for a peer that violates HTTP/2.
 func protocolError(code http2.ErrCode, format string, args ...any) error {
 	return &connError{code, tunnel.Refusef(tunnel.BadRequest, "h2: "+format, args...)}
 }
 
-// flood is for a peer that keeps us busy with nothing.
+// flood returns the error for a peer that sends too much that carries nothing.
 func flood(what string) error {
 	return &connError{http2.ErrCodeEnhanceYourCalm, tunnel.Refusef(tunnel.Flood, "h2: %s", what)}
 }
@@ -223,24 +223,25 @@ var (
 	errDead    = errors.New("h2: the peer does not answer a PING")
 )
 
-// unsettled ends a connection whose peer does not acknowledge our SETTINGS, RFC
-// 9113 section 6.5.3: no PING is sent before it does, so that nothing else would
-// find it dead. It is false where there is no reason to. The caller holds mu.
-func (c *conn) unsettled(now int64) bool {
-	if !c.settling || time.Duration(now-c.pinged) < settleTime {
+// settingsTimedOut ends a connection whose peer has not acknowledged our SETTINGS
+// in time (RFC 9113 section 6.5.3) and reports whether it did. No PING is sent
+// before the acknowledgement, so nothing else would find the peer dead. The caller
+// holds mu.
+func (c *conn) settingsTimedOut(now int64) bool {
+	if !c.awaitsSettingsAck || time.Duration(now-c.pinged) < settingsTimeout {
 		return false
 	}
-	c.failLocked(protocolError(http2.ErrCodeSettingsTimeout, "SETTINGS were not acknowledged within %v", settleTime))
+	c.failLocked(protocolError(http2.ErrCodeSettingsTimeout, "SETTINGS were not acknowledged within %v", settingsTimeout))
 	return true
 }
 
-// run reads until the connection ends, and says why. When it returns, nothing
-// of the connection runs any more and it is closed.
+// run reads until the connection ends and returns why it ended. By then the
+// connection is closed, and none of its goroutines is left but the Handlers'.
 func (c *conn) run(first func() error) error {
 	go c.write()
 	c.fail(c.read(first))
 	c.mu.Lock()
-	err := c.err // the first reason stands
+	err := c.err // the first reason counts
 	c.mu.Unlock()
 	<-c.written
 	if _, said := errors.AsType[*connError](err); said || errors.Is(err, errDrained) || errors.Is(err, errIdle) {
@@ -264,7 +265,7 @@ func (c *conn) read(first func() error) (err error) {
 	return err
 }
 
-// caught makes an error of what a goroutine of the connection has panicked with.
+// caught returns the error for the panic v of one of the connection's goroutines.
 func (c *conn) caught(v any) error {
 	p := tunnel.Caught(v)
 	c.panicked.CompareAndSwap(nil, p)
@@ -278,14 +279,14 @@ func (c *conn) recovered() {
 	}
 }
 
-// linger has the last frames arrive: a close with unread input would send a
-// reset, and the reset would eat them.
+// linger waits until the last frames have arrived: a close with unread input would
+// send a reset, and the peer would lose them.
 func (c *conn) linger() {
 	w, ok := c.nc.(interface{ CloseWrite() error })
 	if !ok || w.CloseWrite() != nil {
 		return
 	}
-	_ = c.nc.SetReadDeadline(time.Now().Add(farewell))
+	_ = c.nc.SetReadDeadline(time.Now().Add(lingerTimeout))
 	_, _ = io.CopyN(io.Discard, c.nc, 1<<20)
 }
 
@@ -301,15 +302,15 @@ func (c *conn) failLocked(err error) {
 		return
 	}
 	c.err = err
-	c.input.over.Store(true)
+	c.input.ended.Store(true)
 	code := http2.ErrCodeNo
 	if ce, ok := errors.AsType[*connError](err); ok {
 		code = ce.code
-		c.control.Reset() // a flooder has not taken them
+		c.control.Reset() // a peer that floods has not read them
 	}
 	last := c.last
 	if c.client {
-		last = 0 // we never took a stream of the server's
+		last = 0 // a client takes no stream of the server's
 	}
 	_ = c.fw.WriteGoAway(last, code, nil)
 	for _, s := range c.streams {
@@ -317,7 +318,7 @@ func (c *conn) failLocked(err error) {
 		c.drop(s)
 	}
 	c.ready, c.starved = list{}, list{}
-	_ = c.nc.SetWriteDeadline(time.Now().Add(farewell))
+	_ = c.nc.SetWriteDeadline(time.Now().Add(lingerTimeout))
 	_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // wakes the reader
 	c.work.Signal()
 }
@@ -352,8 +353,8 @@ func (c *conn) drop(s *Stream) {
 	c.side.dropped(s)
 }
 
-// settle drops s if both directions have ended. The caller holds mu.
-func (c *conn) settle(s *Stream) {
+// dropIfDone drops s if both directions have ended. The caller holds mu.
+func (c *conn) dropIfDone(s *Stream) {
 	if s.ended && s.finished {
 		c.drop(s)
 	}
@@ -386,9 +387,9 @@ func (c *conn) resetID(id uint32, code http2.ErrCode) {
 	c.work.Signal()
 }
 
-// justReset reports whether the peer may not know yet that id is over. The
+// wasJustReset reports whether the peer may not know yet that id is over. The
 // caller holds mu.
-func (c *conn) justReset(id uint32) bool {
+func (c *conn) wasJustReset(id uint32) bool {
 	for _, r := range c.resets {
 		if r == id {
 			return true

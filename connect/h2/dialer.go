@@ -61,12 +61,12 @@ type Dialer struct {
 	// allows; 0 means DefaultStreams.
 	Streams int
 
-	// Single has each stream on a connection of its own, which ends with it.
+	// Single gives each stream a connection of its own, which ends with it.
 	Single bool
 
-	// Ping is how long a connection may be silent before it is asked for a
-	// sign of life, Pong how long the answer may take: one that is dead is
-	// found after both. 0 means DefaultPing and DefaultPong.
+	// Ping is how long a connection may be silent before a PING is sent, and Pong
+	// how long its answer may take: a dead connection is found after both. 0 means
+	// DefaultPing and DefaultPong.
 	Ping, Pong time.Duration
 
 	// Idle is how long a connection without a stream is kept; 0 means
@@ -81,7 +81,7 @@ type Dialer struct {
 func (d *Dialer) conns() *connect.Pool[*client] {
 	d.once.Do(func() {
 		d.pool.Proxy, d.pool.Parallel, d.pool.Streams, d.pool.Single, d.pool.Wait = d.Proxy, d.Parallel, d.streams(), d.Single, d.wait()
-		d.pool.New = func() *client { return &client{d: d, met: make(chan struct{})} }
+		d.pool.New = func() *client { return &client{d: d, settingsArrived: make(chan struct{})} }
 	})
 	return &d.pool
 }
@@ -129,9 +129,9 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
 	return s, err
 }
 
-// ErrNotSpoken is for a proxy that does not speak HTTP/2, or that does and asks
-// for a request of this kind by HTTP/1.1.
-var ErrNotSpoken = errors.New("HTTP/2 is not the way")
+// ErrNotSpoken is the error for a proxy that does not speak HTTP/2, or that asks for
+// this kind of request by HTTP/1.1.
+var ErrNotSpoken = errors.New("the proxy does not take this request by HTTP/2")
 
 func (d *Dialer) streams() int {
 	if d.Streams > 0 {
@@ -154,11 +154,11 @@ func (d *Dialer) Conns() int { return d.conns().Conns() }
 
 // dial reaches the proxy.
 func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
-	way := d.Dialer
-	if way == nil {
-		way = new(net.Dialer)
+	dialer := d.Dialer
+	if dialer == nil {
+		dialer = new(net.Dialer)
 	}
-	raw, err := way.DialContext(ctx, "tcp", d.Proxy)
+	raw, err := dialer.DialContext(ctx, "tcp", d.Proxy)
 	if err != nil {
 		return nil, d.failure("cannot be reached", err)
 	}
@@ -184,12 +184,12 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	return t, nil
 }
 
-// failure is for a proxy that cannot be used.
+// failure returns the error for a proxy that cannot be used.
 func (d *Dialer) failure(what string, err error) error { return connect.Unusable(d.Proxy, what, err) }
 
-// refusal makes an error of an answer that is not 2xx.
+// refusal returns the error for an answer that is not 2xx.
 func (d *Dialer) refusal(s *Stream, head *Head, addr string) error {
-	_ = s.SetReadDeadline(time.Now().Add(farewell))
+	_ = s.SetReadDeadline(time.Now().Add(lingerTimeout))
 	defer s.Close()
 	return connect.Refused(d.Proxy, addr, head, s)
 }

@@ -24,7 +24,7 @@ func (c *conn) frame() error {
 			err = c.other(f)
 		}
 	}
-	c.heard.Store(clock())
+	c.lastFrame.Store(clock())
 	if err == nil {
 		return nil
 	}
@@ -48,8 +48,8 @@ func (c *conn) readError(err error) error {
 	return err
 }
 
-// streamError resets a stream that the peer got wrong. That costs it as much
-// as a reset of its own.
+// streamError resets a stream on which the peer broke the rules. That costs the
+// peer as much as a reset of its own.
 func (c *conn) streamError(t http2.FrameType, id uint32, code http2.ErrCode) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -62,7 +62,7 @@ func (c *conn) streamErrorLocked(t http2.FrameType, id uint32, code http2.ErrCod
 	switch {
 	case s != nil:
 		c.reset(s, code)
-	case t == http2.FrameWindowUpdate && !c.begun(id):
+	case t == http2.FrameWindowUpdate && !c.wasOpened(id):
 		return protocolError(http2.ErrCodeProtocol, "%v on stream %d, which was never opened", t, id) // RFC 9113 section 5.1
 	default:
 		c.resetID(id, code)
@@ -75,19 +75,19 @@ func (c *conn) charge(cost float64, what string) error {
 	if !c.meter.Spend(cost) {
 		return flood(what)
 	}
-	if c.control.Len() > maxQueue {
+	if c.control.Len() > maxControlBytes {
 		return flood("answers are not read")
 	}
 	return nil
 }
 
-// begun reports whether the stream id was ever there. The caller holds mu.
-func (c *conn) begun(id uint32) bool {
+// wasOpened reports whether the stream id was ever opened. The caller holds mu.
+func (c *conn) wasOpened(id uint32) bool {
 	return id%2 == 1 && id <= c.last // even ones are a server's, which begins none
 }
 
-// data is a DATA frame, RFC 9113 section 6.1. It does not go through the
-// Framer, which would copy it once more.
+// data reads a DATA frame, RFC 9113 section 6.1. It does not use the Framer, which
+// would copy the bytes once more.
 func (c *conn) data(h http2.FrameHeader) error {
 	if h.StreamID == 0 {
 		return protocolError(http2.ErrCodeProtocol, "DATA on stream 0")
@@ -110,24 +110,24 @@ func (c *conn) data(h http2.FrameHeader) error {
 	}
 	p, err := c.br.Peek(body) // waits until all of it is there
 	if err != nil {
-		return unexpected(err)
+		return unexpectedEOF(err)
 	}
 	if err = c.dataOf(h, p); err != nil {
 		return err
 	}
 	_, err = c.br.Discard(body + padding)
-	return unexpected(err)
+	return unexpectedEOF(err)
 }
 
-// unexpected is for an end in the middle of a frame.
-func unexpected(err error) error {
+// unexpectedEOF turns the end of the stream within a frame into its own error.
+func unexpectedEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err
 }
 
-// dataOf takes the bytes of a DATA frame.
+// dataOf handles the payload p of a DATA frame, without its padding.
 func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,9 +145,9 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
 	}
 	s := c.streams[h.StreamID]
 	switch {
-	case s == nil && !c.begun(h.StreamID):
+	case s == nil && !c.wasOpened(h.StreamID):
 		return protocolError(http2.ErrCodeProtocol, "DATA on stream %d, which was never opened", h.StreamID)
-	case s == nil && c.justReset(h.StreamID):
+	case s == nil && c.wasJustReset(h.StreamID):
 		return nil // it was on its way
 	case s == nil:
 		c.resetID(h.StreamID, http2.ErrCodeStreamClosed)
@@ -164,8 +164,8 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
 		return c.charge(costReset, "too much DATA for the windows of streams")
 	}
 	switch {
-	case s.sink != nil:
-		return s.sink.data(s, len(p), end)
+	case s.discardedBody != nil:
+		return s.discardedBody.data(s, len(p), end)
 	case !s.closed:
 		c.keep(s, p)
 		if c.overfull(s) {
@@ -180,15 +180,15 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
 	return nil
 }
 
-// ended notes END_STREAM of the peer's. The caller holds mu.
+// ended notes END_STREAM from the peer. The caller holds mu.
 func (c *conn) ended(s *Stream) {
 	s.ended = true
 	s.readErr = io.EOF
 	s.canRead()
-	c.settle(s)
+	c.dropIfDone(s)
 }
 
-// other is any frame but DATA.
+// other handles any frame but DATA.
 func (c *conn) other(f http2.Frame) error {
 	switch f := f.(type) {
 	case *http2.HeadersFrame:
@@ -225,9 +225,9 @@ func (c *conn) other(f http2.Frame) error {
 
 func (c *conn) peerSettings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
-		if c.settling {
-			c.settling = false
-			c.pong()
+		if c.awaitsSettingsAck {
+			c.awaitsSettingsAck = false
+			c.noteAck()
 		}
 		return c.charge(costFrame, "too many SETTINGS frames")
 	}
@@ -240,11 +240,11 @@ func (c *conn) peerSettings(f *http2.SettingsFrame) error {
 		case http2.SettingInitialWindowSize:
 			c.initial = int(s.Val)
 		case http2.SettingMaxFrameSize:
-			c.peerFrame = int(s.Val)
+			c.peerMaxFrame = int(s.Val)
 		case http2.SettingMaxConcurrentStreams:
-			c.peerMost = int(min(s.Val, 1<<20))
+			c.peerMaxStreams = int(min(s.Val, 1<<20))
 		case http2.SettingEnableConnectProtocol:
-			c.extends = s.Val == 1
+			c.peerExtended = s.Val == 1
 		}
 		return nil
 	})
@@ -267,8 +267,8 @@ func (c *conn) peerSettings(f *http2.SettingsFrame) error {
 
 func (c *conn) ping(f *http2.PingFrame) error {
 	if f.IsAck() {
-		if c.pinged != 0 && !c.settling {
-			c.pong()
+		if c.pinged != 0 && !c.awaitsSettingsAck {
+			c.noteAck()
 		}
 		return c.charge(costFrame, "too many PING frames")
 	}
@@ -277,8 +277,8 @@ func (c *conn) ping(f *http2.PingFrame) error {
 	return c.charge(costFrame, "too many PING frames")
 }
 
-// pong notes the answer to the PING or SETTINGS that was waited for.
-func (c *conn) pong() {
+// noteAck notes the answer to the PING or SETTINGS that was sent last.
+func (c *conn) noteAck() {
 	took := time.Duration(clock() - c.pinged)
 	if c.pinged != 0 && (c.rtt == 0 || took < c.rtt) {
 		c.rtt = max(took, 1)
@@ -286,8 +286,7 @@ func (c *conn) pong() {
 	c.pinged = 0
 }
 
-// sendPing asks for a sign of life, unless one is waited for. The caller
-// holds mu.
+// sendPing sends a PING, unless one has no answer yet. The caller holds mu.
 func (c *conn) sendPing() {
 	if c.pinged != 0 {
 		return
@@ -312,7 +311,7 @@ func (c *conn) windowUpdate(id uint32, n int) error {
 	}
 	s := c.streams[id]
 	if s == nil {
-		if !c.begun(id) {
+		if !c.wasOpened(id) {
 			return protocolError(http2.ErrCodeProtocol, "WINDOW_UPDATE on stream %d, which was never opened", id)
 		}
 		return nil
@@ -330,7 +329,7 @@ func (c *conn) windowUpdate(id uint32, n int) error {
 func (c *conn) peerReset(id uint32, code http2.ErrCode) error {
 	s := c.streams[id]
 	if s == nil {
-		if !c.begun(id) {
+		if !c.wasOpened(id) {
 			return protocolError(http2.ErrCodeProtocol, "RST_STREAM on stream %d, which was never opened", id)
 		}
 		if !c.meter.late() {
@@ -348,7 +347,7 @@ func (c *conn) peerReset(id uint32, code http2.ErrCode) error {
 
 func (c *conn) headers(f *http2.HeadersFrame) error {
 	if f.HasPriority() && f.Priority.StreamDep == f.StreamID {
-		// The block has to be read even so, or the next one can't be.
+		// The block is read all the same: the next one is decoded with its table.
 		c.block.wrong = "a stream that depends on itself"
 	}
 	c.block.id, c.block.end = f.StreamID, f.StreamEnded()
@@ -359,14 +358,14 @@ func (c *conn) continuation(f *http2.ContinuationFrame) error {
 	return c.part(f.HeaderBlockFragment(), f.HeadersEnded())
 }
 
-// part is one frame of a header block. No other frame comes before its last
-// one, which the Framer sees to.
+// part handles one frame of a header block. The Framer ensures that no other
+// frame comes before the last one of a block.
 func (c *conn) part(p []byte, last bool) error {
 	b := &c.block
 	b.parts++
 	b.size += len(p)
-	if b.parts > maxParts || b.size > maxBlock {
-		return &connError{http2.ErrCodeEnhanceYourCalm, refuse(tunnel.TooLarge, "a header block of more than %d bytes or %d frames", maxBlock, maxParts)}
+	if b.parts > maxBlockFrames || b.size > maxBlockBytes {
+		return &connError{http2.ErrCodeEnhanceYourCalm, refuse(tunnel.TooLarge, "a header block of more than %d bytes or %d frames", maxBlockBytes, maxBlockFrames)}
 	}
 	if len(p) == 0 {
 		c.mu.Lock()
@@ -381,13 +380,13 @@ func (c *conn) part(p []byte, last bool) error {
 		return protocolError(http2.ErrCodeCompression, "header block: %w", err)
 	}
 	if !last {
-		if b.parts == 1 && c.input.begun.Load() {
-			c.input.hurry(blockTime)
+		if b.parts == 1 && c.input.hasRequest.Load() {
+			c.input.setTimeout(requestTimeout)
 		}
 		return nil
 	}
 	if b.parts > 1 {
-		c.input.relax()
+		c.input.clearTimeout()
 	}
 	if err := c.dec.Close(); err != nil {
 		return protocolError(http2.ErrCodeCompression, "header block: %w", err)

@@ -136,7 +136,7 @@ func FuzzClient(f *testing.F) {
 				t.Error("the stream has no end")
 			}
 			_ = s.Close()
-		} else if ctx.Err() != nil || errors.Is(err, errLate{}) {
+		} else if ctx.Err() != nil || errors.Is(err, answerTimeoutError{}) {
 			t.Errorf("the dial has no end: %v", err)
 		}
 		_ = d.Close()

@@ -16,15 +16,15 @@ const (
 	updatesPerData = 10 // WINDOW_UPDATEs that one DATA frame of ours calls for
 )
 
-// A meter is a connect.Meter that knows what a WINDOW_UPDATE is for, and what a
-// RST_STREAM.
+// A meter is a connect.Meter that charges only those WINDOW_UPDATE and RST_STREAM
+// frames that nothing of ours called for.
 type meter struct {
 	connect.Meter
 	updates int // WINDOW_UPDATEs that are free
-	resets  int // RST_STREAMs that are: of streams that were paid for and are gone
+	resets  int // RST_STREAMs that are free: of streams that were paid for and have ended
 }
 
-// update spends for a WINDOW_UPDATE.
+// update charges a WINDOW_UPDATE.
 func (m *meter) update() bool {
 	if m.updates > 0 {
 		m.updates--
@@ -33,11 +33,11 @@ func (m *meter) update() bool {
 	return m.Spend(costFrame)
 }
 
-// ended notes the end of a stream that had its answer. Its other end may not know
-// yet, and reset it.
+// ended notes the end of a stream that was answered. The peer may not know of it yet
+// and reset the stream.
 func (m *meter) ended() { m.resets = min(m.resets+1, budget) }
 
-// late spends for a RST_STREAM of a stream that is gone.
+// late charges a RST_STREAM of a stream that has ended.
 func (m *meter) late() bool {
 	if m.resets > 0 {
 		m.resets--

@@ -18,15 +18,15 @@ const (
 	DefaultStreams = 100             // tunnels at once
 	DefaultIdle    = 5 * time.Minute // without a stream
 
-	quiet   = 30 * time.Second // without a frame, after which a PING is sent
-	patient = 15 * time.Second // that its answer may take
+	pingInterval = 30 * time.Second // without a frame, until a PING is sent
+	pongTimeout  = 15 * time.Second // for the answer to a PING
 )
 
-// preface is what a client begins with, RFC 9113 section 3.4.
+// preface is the client's connection preface, RFC 9113 section 3.4.
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// sure is how much of it is nobody else's.
-const sure = len("PRI * HTTP/2.0\r\n")
+// sniffLen is the length of the part of the preface that no other protocol sends.
+const sniffLen = len("PRI * HTTP/2.0\r\n")
 
 // A Protocol is the proxy side of CONNECT over HTTP/2, and a tunnel.Protocol
 // whose connections carry many tunnels. The zero value serves everybody who
@@ -48,22 +48,22 @@ type Protocol struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	// Label is what Name returns, for a protocol that is made of this one; ""
-	// means "connect-h2". Status, if set, is how such a one says no: it is
-	// given the status that any other does.
+	// Label is what Name returns, for a protocol that is built on this one; ""
+	// means "connect-h2". Status, if set, returns the status of its refusals, given
+	// the Refusal that plain CONNECT would answer with.
 	Label  string
 	Status func(r connect.Refusal) int
 
-	// Head, if set, sees each plain CONNECT after its credentials and its
-	// target were judged, and may refuse it, change req or set head.Answer.
+	// Head, if set, is called for each plain CONNECT after its credentials and its
+	// target were checked. It may refuse the request, change req or set head.Answer.
 	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
 
-	// Extended, if set, is asked for each extended CONNECT (RFC 8441), whose
-	// credentials nobody has judged: it judges all of it, says in req where to
-	// and who asks for it, and returns the context for the Handler. It may set
-	// head.Answer, head.Stream and head.Refusal, the last one also where it
-	// returns an error. A Protocol without it says in its SETTINGS that it has
-	// no such thing, and answers 501.
+	// Extended, if set, is called for each extended CONNECT (RFC 8441). Nothing of
+	// the request was checked before, not even its credentials: Extended checks all
+	// of it, sets the target and the peer of req, and returns the context for the
+	// Handler. It may set head.Answer, head.Stream and head.Refusal, the last one
+	// also where it returns an error. A Protocol without it does not offer extended
+	// CONNECT in its SETTINGS, and answers 501.
 	Extended func(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error)
 
 	mu       sync.Mutex // guards what follows
@@ -82,26 +82,26 @@ func (p *Protocol) Name() string { return cmp.Or(p.Label, "connect-h2") }
 // Sniff says Yes to the first line of the client's preface: HTTP/2 with prior
 // knowledge, RFC 9113 section 3.3.
 func (*Protocol) Sniff(b []byte) tunnel.Verdict {
-	n := min(len(b), sure)
+	n := min(len(b), sniffLen)
 	switch {
 	case string(b[:n]) != preface[:n]:
 		return tunnel.No
-	case n == sure:
+	case n == sniffLen:
 		return tunnel.Yes
 	}
 	return tunnel.More
 }
 
-// HasPreamble implements tunnel.PreambleDetector. A connection has a goroutine from the end
-// of its preface on.
+// HasPreamble implements tunnel.PreambleDetector: the preface is complete, or cannot be one. From
+// there on a connection has a goroutine.
 func (*Protocol) HasPreamble(prefix []byte) bool {
 	n := min(len(prefix), len(preface))
 	return n == len(preface) || string(prefix[:n]) != preface[:n]
 }
 
-// Drain asks every connection to open no more tunnels and to end with the
-// last one it has, by GOAWAY. Connections to come are ended at once. It does
-// not wait.
+// Drain sends GOAWAY on every connection: it takes no more tunnels and ends with
+// the last one that it has. Later connections are ended at once. Drain does not
+// wait.
 func (p *Protocol) Drain() {
 	p.mu.Lock()
 	p.draining = true
@@ -115,7 +115,7 @@ func (p *Protocol) Drain() {
 	}
 }
 
-// track lists s. It is false while draining.
+// track lists s. It returns false while draining.
 func (p *Protocol) track(s *server) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,7 +135,7 @@ func (p *Protocol) untrack(s *server) {
 	delete(p.conns, s)
 }
 
-// rules are those of every version of HTTP.
+// rules returns the rules of every version of HTTP.
 func (p *Protocol) rules() *connect.Protocol {
 	return &connect.Protocol{Auth: p.Auth, Via: p.Via, ProxyName: p.ProxyName}
 }
@@ -176,7 +176,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		}()
 		s.c.fail(&connError{http2.ErrCodeNo, refuse(tunnel.Drain, "stopped")})
 	})
-	s.timer = time.AfterFunc(patient/3, s.tick)
+	s.timer = time.AfterFunc(pongTimeout/3, s.tick)
 	if !p.track(s) {
 		s.drain()
 	}
@@ -185,17 +185,17 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	stop()
 	cancel()
 	s.c.mu.Lock()
-	s.over = true
+	s.stopped = true
 	s.c.mu.Unlock()
 	s.timer.Stop()
 	s.running.Wait()
 	if p := s.c.panicked.Load(); p != nil {
 		panic(p) // on the goroutine where the Server catches it
 	}
-	return s.ending(err)
+	return s.endError(err)
 }
 
-// preface reads what a client begins with and sends the settings.
+// preface reads the client's connection preface and sends the settings.
 func (s *server) preface() error {
 	b, err := s.c.br.Peek(len(preface))
 	if err != nil {
@@ -219,15 +219,15 @@ func (s *server) preface() error {
 	return s.c.first()
 }
 
-// ending makes of the end of a connection what ServeConn says of it.
-func (s *server) ending(err error) error {
+// endError returns what ServeConn returns for a connection that ended with err.
+func (s *server) endError(err error) error {
 	if errors.Is(err, errDrained) || errors.Is(err, errIdle) {
 		return nil
 	}
 	if ce, ok := errors.AsType[*connError](err); ok {
 		return ce.err
 	}
-	if s.c.input.begun.Load() {
+	if s.c.input.hasRequest.Load() {
 		return nil
 	}
 	return preambleError(s.c.input.n, err)

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// keep appends p to what s has unread. The caller holds mu.
+// keep appends p to the unread bytes of s. The caller holds mu.
 func (c *conn) keep(s *Stream, p []byte) {
 	c.unread += len(p)
 	c.holds -= s.in.held
@@ -15,7 +15,7 @@ func (c *conn) keep(s *Stream, p []byte) {
 	c.holding.Set(c.holds)
 }
 
-// hand moves what s has unread to p. The caller holds mu.
+// hand moves unread bytes of s to p. The caller holds mu.
 func (c *conn) hand(s *Stream, p []byte) int {
 	c.holds -= s.in.held
 	n := s.in.read(p)
@@ -26,7 +26,7 @@ func (c *conn) hand(s *Stream, p []byte) int {
 	return n
 }
 
-// discard forgets what s has unread. The caller holds mu.
+// discard drops the unread bytes of s. The caller holds mu.
 func (c *conn) discard(s *Stream) {
 	c.unread -= s.in.size
 	c.holds -= s.in.held
@@ -34,10 +34,10 @@ func (c *conn) discard(s *Stream) {
 	c.holding.Set(c.holds)
 }
 
-// replenish opens the connection's window again by what has arrived, read or
-// not: a stream that nobody reads must not hold up the others, and its own
-// window bounds it. While memory is scarce, what is not read stays closed. The
-// caller holds mu.
+// replenish reopens the connection's window by the bytes that have arrived, read or
+// not: a stream that nobody reads must not hold up the others, and its own window
+// bounds it. While memory is scarce, unread bytes do not reopen it. The caller
+// holds mu.
 func (c *conn) replenish() {
 	give := c.unacked
 	if c.unread > 0 && c.holding.MemoryShort() {
@@ -52,10 +52,11 @@ func (c *conn) replenish() {
 	c.work.Signal()
 }
 
-// overfull resets s where it is not read and its client has more than its share
-// of the memory for what is not read. The caller holds mu.
+// overfull resets s if memory is scarce, s is not read and its client has more than
+// its share of the memory for unread bytes. It reports whether it did. The caller
+// holds mu.
 func (c *conn) overfull(s *Stream) bool {
-	if !c.holding.MemoryShort() || s.in.size < holdLittle || c.holding.CheckLimit() == nil {
+	if !c.holding.MemoryShort() || s.in.size < minScarceHold || c.holding.CheckLimit() == nil {
 		return false
 	}
 	c.reset(s, http2.ErrCodeEnhanceYourCalm)
@@ -80,15 +81,15 @@ func (c *conn) took(s *Stream, n int) {
 	now := clock()
 	more := s.unacked
 	if s.taken >= s.window/2 {
-		// Half a window went in two round trips or less, and little waited here
-		// at some moment, whatever came at once since: the window is what holds
-		// the sender.
+		// Half a window was read within two round trips, and at some moment little
+		// was unread, whatever came at once since: the window is what holds the
+		// sender.
 		rtt := c.rtt
 		if rtt == 0 {
 			rtt = unknownRTT
 		}
-		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) && (rtt >= shortPath || s.moved >= provenLong) &&
-			s.window < maxWindow && c.grown+s.window <= growth && !c.holding.MemoryShort()
+		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) && (rtt >= shortPath || s.moved >= minMovedToGrow) &&
+			s.window < maxWindow && c.grown+s.window <= maxGrowth && !c.holding.MemoryShort()
 		s.taken, s.kept, s.began = 0, false, now
 		switch {
 		case grows:

@@ -26,21 +26,21 @@ type server struct {
 	timer   *time.Timer
 
 	// Guarded by c.mu.
-	over    bool  // ServeConn is about to return
-	busy    int   // requests whose Handler has not returned
-	since   int64 // when the last stream ended, nanoseconds of clock
-	leaving bool  // GOAWAY was sent
-	final   bool  // with the last stream's id: later ones were never there
-	left    int64 // when leaving began
+	stopped        bool  // ServeConn is about to return
+	handlers       int   // requests whose Handler has not returned
+	idleSince      int64 // when the last stream ended, nanoseconds of clock
+	goAwaySent     bool  // the first GOAWAY was sent
+	lastGoAwaySent bool  // the last GOAWAY was sent, with the last stream's id: later ones are refused
+	goAwayAt       int64 // when the first GOAWAY was sent
 }
 
 var _ side = (*server)(nil)
 
-// begin sends what a side begins with. It must come before any other frame.
+// begin sends the connection preface and the first frames, before any other.
 func (c *conn) begin(settings ...http2.Setting) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	early := append([]byte(nil), c.control.Bytes()...) // a drain that came first
+	early := append([]byte(nil), c.control.Bytes()...) // a GOAWAY, where the drain began before the connection
 	c.control.Reset()
 	if c.client {
 		c.control.WriteString(preface)
@@ -48,7 +48,7 @@ func (c *conn) begin(settings ...http2.Setting) {
 	_ = c.fw.WriteSettings(settings...)
 	_ = c.fw.WriteWindowUpdate(0, connWindow-65535)
 	c.control.Write(early)
-	c.settling, c.pinged = true, clock()
+	c.awaitsSettingsAck, c.pinged = true, clock()
 	c.work.Signal()
 }
 
@@ -68,7 +68,7 @@ func (c *conn) first() error {
 	return c.other(f)
 }
 
-// preambleError says why a connection ended without a request.
+// preambleError returns the error of a connection that ended without a request.
 func preambleError(n int64, err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -81,7 +81,7 @@ func preambleError(n int64, err error) error {
 	return refuse(tunnel.Gone, "the client left after %d bytes, before a request: %w", n, err)
 }
 
-// headers implements side: a request, or what must not come after one.
+// headers implements side: it begins a request, or ends the body of one.
 func (s *server) headers(b *block) error {
 	c := s.c
 	c.mu.Lock()
@@ -96,28 +96,28 @@ func (s *server) headers(b *block) error {
 	switch {
 	case b.id%2 == 0:
 		return protocolError(http2.ErrCodeProtocol, "HEADERS on stream %d, which is not a client's", b.id)
-	case b.id <= c.last && c.justReset(b.id):
+	case b.id <= c.last && c.wasJustReset(b.id):
 		return c.charge(costRequest+b.cost(), "too many HEADERS on streams that are closed")
 	case b.id <= c.last:
 		return protocolError(http2.ErrCodeStreamClosed, "HEADERS on stream %d, which is closed", b.id)
 	}
-	if s.final {
+	if s.lastGoAwaySent {
 		c.resetID(b.id, http2.ErrCodeRefusedStream) // the client may try elsewhere
-		s.refused(nil, refuse(tunnel.Drain, "a request after the last GOAWAY"))
+		s.reportRefused(nil, refuse(tunnel.Drain, "a request after the last GOAWAY"))
 		return c.charge(costRequest+b.cost(), "too many requests on a connection that is about to end")
 	}
 	c.last = b.id
-	if s.since == 0 {
-		s.since = clock() // from here on a connection may be idle
+	if s.idleSince == 0 {
+		s.idleSince = clock() // from here on a connection may be idle
 	}
 	if wrong := b.malformed(); wrong != "" {
 		c.resetID(b.id, http2.ErrCodeProtocol)
-		s.refused(nil, refuse(tunnel.BadRequest, "%s", wrong))
+		s.reportRefused(nil, refuse(tunnel.BadRequest, "%s", wrong))
 		return c.charge(costReset+b.cost(), "too many malformed requests")
 	}
-	if len(c.streams) >= s.p.streams() || s.busy >= s.p.streams() {
+	if len(c.streams) >= s.p.streams() || s.handlers >= s.p.streams() {
 		c.resetID(b.id, http2.ErrCodeRefusedStream)
-		s.refused(nil, refuse(tunnel.Overload, "%d streams are open on this connection, the limit", len(c.streams)))
+		s.reportRefused(nil, refuse(tunnel.Overload, "%d streams are open on this connection, the limit", len(c.streams)))
 		return c.charge(costReset+b.cost(), "too many requests over the limit of streams")
 	}
 	cost := costRequest + b.cost()
@@ -132,16 +132,16 @@ func (s *server) headers(b *block) error {
 	}
 	switch head := b.List; {
 	case b.Large():
-		s.turnAway(st, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
+		s.refuseUnserved(st, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
 	case head.Method != "CONNECT":
 		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", connect.Clip(head.Method))
-		if st.sink = newSink(&head, s, err); st.sink == nil {
+		if st.discardedBody = newDiscardedBody(&head, s, err); st.discardedBody == nil {
 			c.reset(st, http2.ErrCodeProtocol)
 		} else if b.end {
-			return st.sink.data(st, 0, true)
+			return st.discardedBody.data(st, 0, true)
 		}
 	default:
-		s.busy++
+		s.handlers++
 		s.running.Add(1)
 		ctx, cancel := context.WithCancel(s.ctx)
 		st.cancel = cancel
@@ -150,15 +150,15 @@ func (s *server) headers(b *block) error {
 	return nil
 }
 
-// trailers is a second header block of a stream. Nothing follows a CONNECT but
+// trailers handles a second header block of a stream. Nothing follows a CONNECT but
 // DATA, RFC 9113 section 8.5.
 func (s *server) trailers(st *Stream, b *block) error {
 	code := http2.ErrCodeProtocol
 	switch {
 	case st.ended:
 		code = http2.ErrCodeStreamClosed
-	case st.sink != nil && b.end && b.wrong == "" && b.IsTrailers():
-		return st.sink.data(st, 0, true)
+	case st.discardedBody != nil && b.end && b.wrong == "" && b.IsTrailers():
+		return st.discardedBody.data(st, 0, true)
 	}
 	s.c.reset(st, code)
 	return s.c.charge(costReset+b.cost(), "too many stream errors")
@@ -176,12 +176,12 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		}
 		s.c.mu.Lock()
 		defer s.c.mu.Unlock()
-		s.busy--
+		s.handlers--
 		st.cancel()
 	}()
 	ctx, err := s.admit(ctx, req, head)
 	if err != nil {
-		s.begun()
+		s.noteRequest()
 		r := s.refusal(head, nil, err)
 		s.refuse(st, &r)
 		var guessing error
@@ -190,7 +190,7 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 			guessing = s.c.charge(connect.CostGuess, "too many wrong credentials")
 			s.c.mu.Unlock()
 		}
-		s.told(req, err)
+		s.report(req, err)
 		if guessing != nil {
 			s.c.fail(guessing)
 		}
@@ -207,17 +207,17 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		return st, nil
 	}
 	req.Refuse = func(err error) {
-		s.begun()
+		s.noteRequest()
 		r := s.refusal(head, req, err)
 		s.refuse(st, &r)
 	}
 	s.handler.ServeTunnel(ctx, req)
 }
 
-// recovered ends the stream of a request whose Handler panicked, and nothing
-// else where there is somebody to tell.
+// recovered ends the stream of a request whose Handler panicked. It ends the whole
+// connection only if the panic cannot be reported.
 func (s *server) recovered(st *Stream, req *tunnel.Request, v any) {
-	s.begun()
+	s.noteRequest()
 	s.c.mu.Lock()
 	s.c.reset(st, http2.ErrCodeInternal)
 	r, ok := s.handler.(tunnel.Refuser)
@@ -229,15 +229,15 @@ func (s *server) recovered(st *Stream, req *tunnel.Request, v any) {
 	s.c.fail(s.c.caught(v))
 }
 
-// begun notes that a request was made: from here on the connection's time
+// noteRequest notes that a request was made: from here on the connection's time
 // limits are its own.
-func (s *server) begun() {
-	if !s.c.input.begun.Swap(true) {
+func (s *server) noteRequest() {
+	if !s.c.input.hasRequest.Swap(true) {
 		s.c.input.deadline(time.Time{})
 	}
 }
 
-// admit judges a request before the Handler does.
+// admit checks a request before the Handler gets it.
 func (s *server) admit(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error) {
 	if head.Protocol != "" && s.p.Extended == nil {
 		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", connect.Clip(head.Protocol))
@@ -255,13 +255,13 @@ func (s *server) admit(ctx context.Context, req *tunnel.Request, head *Head) (co
 	return ctx, err
 }
 
-// accept says yes.
+// accept sends the 200.
 func (s *server) accept(st *Stream, head *Head) error {
-	s.begun()
+	s.noteRequest()
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.c.streams[st.id] != st || st.finished {
-		return refuse(tunnel.Gone, "the client left before it heard yes: %w", orReset(st.writeErr))
+		return refuse(tunnel.Gone, "the client left before it was answered: %w", orReset(st.writeErr))
 	}
 	s.c.meter.GiveBack(float64(st.cost))
 	st.cost = 0
@@ -276,7 +276,7 @@ func orReset(err error) error {
 	return err
 }
 
-// refusal is what the client hears of err. req is nil where it was not admitted.
+// refusal returns the answer for err. req is nil where it was not admitted.
 func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Refusal {
 	if head.Refusal != nil {
 		return head.Refusal(req, err)
@@ -288,7 +288,7 @@ func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Ref
 	return r
 }
 
-// refuse says no to a request that is as it should be.
+// refuse refuses a well-formed request.
 func (s *server) refuse(st *Stream, r *connect.Refusal) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
@@ -296,7 +296,7 @@ func (s *server) refuse(st *Stream, r *connect.Refusal) {
 	s.answer(st, r)
 }
 
-// answer says no to the stream. The caller holds c.mu.
+// answer sends a refusal on the stream. The caller holds c.mu.
 func (s *server) answer(st *Stream, r *connect.Refusal) {
 	c := s.c
 	if c.streams[st.id] != st || st.finish || st.finished {
@@ -304,25 +304,25 @@ func (s *server) answer(st *Stream, r *connect.Refusal) {
 	}
 	fields := r.Fields(s.p.ProxyName)
 	c.writeHead(st.id, connect.Fields{{Name: ":status", Value: strconv.Itoa(r.Status)}}, fields, false)
-	// The line goes the way of any data, as the windows let it.
-	st.closed, st.finish, st.sink = true, true, nil
+	// The body is sent like any data, as the windows allow.
+	st.closed, st.finish, st.discardedBody = true, true, nil
 	st.pending, st.answered = []byte(r.Body()), clock()
 	c.discard(st)
 	c.enlist(st)
 }
 
-// turnAway refuses a stream that no Handler was asked about. The caller holds
-// c.mu.
-func (s *server) turnAway(st *Stream, err error) {
+// refuseUnserved refuses a stream that no Handler has seen. The caller holds c.mu.
+func (s *server) refuseUnserved(st *Stream, err error) {
 	r := s.refusal(&Head{}, nil, err)
 	s.answer(st, &r)
-	s.refused(nil, err)
+	s.reportRefused(nil, err)
 }
 
-// refused has the Server know of a request that was refused here. The caller
+// reportRefused reports a request that was refused here to the Server, on a
+// goroutine of its own. A nil req stands for one that was not read. The caller
 // holds c.mu.
-func (s *server) refused(req *tunnel.Request, err error) {
-	if s.over || s.c.err != nil {
+func (s *server) reportRefused(req *tunnel.Request, err error) {
+	if s.stopped || s.c.err != nil {
 		return
 	}
 	s.running.Go(func() { // without c.mu
@@ -331,16 +331,16 @@ func (s *server) refused(req *tunnel.Request, err error) {
 				s.c.fail(s.c.caught(v))
 			}
 		}()
-		s.begun()
+		s.noteRequest()
 		if req == nil {
 			req = s.tc.NewRequest(s.p.Name())
 			req.Start = time.Now()
 		}
-		s.told(req, err)
+		s.report(req, err)
 	})
 }
 
-func (s *server) told(req *tunnel.Request, err error) {
+func (s *server) report(req *tunnel.Request, err error) {
 	if r, ok := s.handler.(tunnel.Refuser); ok {
 		r.Refused(req, err)
 	}
@@ -354,8 +354,8 @@ func (s *server) goAway(uint32) {}
 
 // dropped implements side.
 func (s *server) dropped(*Stream) {
-	s.since = clock()
-	if s.final && len(s.c.streams) == 0 {
+	s.idleSince = clock()
+	if s.lastGoAwaySent && len(s.c.streams) == 0 {
 		s.done()
 	}
 }
@@ -367,81 +367,81 @@ func (s *server) done() {
 	}
 }
 
-// drain sends the first GOAWAY, which says that there will be a last one:
-// streams that are on their way are still served (RFC 9113 section 6.8).
+// drain sends the first GOAWAY, which announces the last one: streams that the
+// client has opened meanwhile are still served (RFC 9113 section 6.8).
 func (s *server) drain() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if s.leaving || s.c.err != nil {
+	if s.goAwaySent || s.c.err != nil {
 		return
 	}
-	s.leaving, s.left = true, clock()
+	s.goAwaySent, s.goAwayAt = true, clock()
 	_ = s.c.fw.WriteGoAway(1<<31-1, http2.ErrCodeNo, nil)
 	s.c.work.Signal()
-	s.timer.Reset(goodbye)
+	s.timer.Reset(goAwayDelay)
 }
 
-// goodbye is the time between the first GOAWAY and the last: a round trip.
-const goodbye = 500 * time.Millisecond
+// goAwayDelay is the time between the first GOAWAY and the last: a round trip.
+const goAwayDelay = 500 * time.Millisecond
 
-// tick looks after a connection now and then.
+// tick enforces the connection's time limits and sends what is due.
 func (s *server) tick() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	defer s.c.recovered()
 	c := s.c
-	if c.err != nil || s.over {
+	if c.err != nil || s.stopped {
 		return
 	}
 	now := clock()
-	if c.unsettled(now) {
+	if c.settingsTimedOut(now) {
 		return
 	}
 	c.replenish() // memory may be short no longer
-	heard := time.Duration(now - c.heard.Load())
-	next := patient / 3
+	heard := time.Duration(now - c.lastFrame.Load())
+	next := pongTimeout / 3
 	switch {
-	case s.leaving && !s.final:
-		if left := goodbye - time.Duration(now-s.left); left > 0 {
+	case s.goAwaySent && !s.lastGoAwaySent:
+		if left := goAwayDelay - time.Duration(now-s.goAwayAt); left > 0 {
 			next = left
 			break
 		}
-		s.final = true
+		s.lastGoAwaySent = true
 		_ = c.fw.WriteGoAway(c.last, http2.ErrCodeNo, nil)
 		c.work.Signal()
 		if len(c.streams) == 0 {
 			s.done()
 		}
-	case heard >= quiet+patient && c.pinged != 0 && !c.settling:
+	case heard >= pingInterval+pongTimeout && c.pinged != 0 && !c.awaitsSettingsAck:
 		c.failLocked(errDead)
-	case heard >= quiet && s.c.input.begun.Load():
+	case heard >= pingInterval && s.c.input.hasRequest.Load():
 		c.sendPing()
-	case len(c.streams) == 0 && s.busy == 0 && s.since != 0 && time.Duration(now-s.since) >= s.p.idle():
+	case len(c.streams) == 0 && s.handlers == 0 && s.idleSince != 0 && time.Duration(now-s.idleSince) >= s.p.idle():
 		c.failLocked(errIdle)
 	}
 	for _, st := range c.streams {
 		switch {
-		case st.sink != nil && time.Duration(now-st.began) >= blockTime:
-			st.sink.refuse(st)
-		case st.answered != 0 && time.Duration(now-st.answered) >= blockTime:
-			c.reset(st, http2.ErrCodeCancel) // it does not read its refusal
+		case st.discardedBody != nil && time.Duration(now-st.began) >= requestTimeout:
+			st.discardedBody.refuse(st)
+		case st.answered != 0 && time.Duration(now-st.answered) >= requestTimeout:
+			c.reset(st, http2.ErrCodeCancel) // the client does not read its refusal
 		}
 	}
 	s.timer.Reset(next)
 }
 
-// A sink takes the body of a request that is not a CONNECT. The answer waits
-// for its end, so that a client that gets HTTP wrong hears that first.
-type sink struct {
+// A discardedBody reads the body of a request that is not a CONNECT. The answer is
+// sent after its end, so that a body that violates HTTP is reported first.
+type discardedBody struct {
 	s    *server
 	err  error
-	want int64 // bytes by Content-Length; -1 where it says nothing
+	want int64 // bytes by Content-Length; -1 where there is none
 	got  int64
 }
 
-// newSink returns nil for a Content-Length that is none.
-func newSink(head *Head, s *server, err error) *sink {
-	k := &sink{s: s, err: err, want: -1}
+// newDiscardedBody returns nil for a malformed Content-Length.
+func newDiscardedBody(head *Head, s *server, err error) *discardedBody {
+	k := &discardedBody{s: s, err: err, want: -1}
 	v, n := head.Fields.Get("content-length")
 	if n == 0 {
 		return k
@@ -454,7 +454,7 @@ func newSink(head *Head, s *server, err error) *sink {
 }
 
 // data takes n bytes. The caller holds c.mu.
-func (k *sink) data(st *Stream, n int, end bool) error {
+func (k *discardedBody) data(st *Stream, n int, end bool) error {
 	c := k.s.c
 	k.got += int64(n)
 	if k.want >= 0 && (k.got > k.want || end && k.got != k.want) { // RFC 9113 section 8.1.1
@@ -470,4 +470,4 @@ func (k *sink) data(st *Stream, n int, end bool) error {
 	return nil
 }
 
-func (k *sink) refuse(st *Stream) { k.s.turnAway(st, k.err) }
+func (k *discardedBody) refuse(st *Stream) { k.s.refuseUnserved(st, k.err) }

@@ -487,7 +487,7 @@ func (m *machine) check() {
 		grown := 0
 		for _, s := range c.streams {
 			grown += s.window - streamWindow
-			if !s.ended && !s.closed && s.sink == nil && s.credit+s.unacked+s.lent+s.in.size != s.window {
+			if !s.ended && !s.closed && s.discardedBody == nil && s.credit+s.unacked+s.lent+s.in.size != s.window {
 				m.t.Errorf("stream %d: credit of %d, %d unread and %d not told of make no window of %d", s.id, s.credit, s.in.size, s.unacked+s.lent, s.window)
 			}
 			if len(s.pending) > 0 && s.allowed > 0 && c.allowed > 0 && !paused && c.err == nil {
@@ -497,7 +497,7 @@ func (m *machine) check() {
 				m.t.Errorf("stream %d has an end to send and does not", s.id)
 			}
 		}
-		if grown != c.grown || grown > growth {
+		if grown != c.grown || grown > maxGrowth {
 			m.t.Errorf("windows have grown by %d, noted are %d", grown, c.grown)
 		}
 		if c.err == nil && c.credit+c.unacked != connWindow {

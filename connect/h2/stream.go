@@ -39,30 +39,30 @@ type Stream struct {
 	readErr  error // what follows the last byte of in
 
 	writable sync.Cond
-	allowed  int    // bytes the peer takes; negative after it changed its mind
-	pending  []byte // of the Write that is at it
-	writeErr error  // for Writes to come
+	allowed  int    // bytes that the peer takes; negative after it shrank the window
+	pending  []byte // bytes of the current Write that were not sent
+	writeErr error  // the error of all later Writes
 
 	// Side by side, so that they take little: there are many streams.
 	ended    bool   // the peer has sent its end, or a reset
 	kept     bool   // since began the reader has left next to nothing waiting
-	writing  bool   // a Write is at it
+	writing  bool   // a Write is under way
 	finish   bool   // the end is to follow
 	finished bool   // the end, or a reset, was sent
 	closed   bool   // by our own side
 	listed   bool   // in one of the connection's lists
 	starving bool   // in the one of those that wait for its window
-	fresh    bool   // client: nobody has looked at head
+	fresh    bool   // client: head was not read yet
 	cost     uint16 // server: of the request, in points, until it is accepted
 
 	next *Stream
 
 	readLimit, writeLimit deadline
 
-	head     *Head  // client: the answer, nil before it
-	sink     *sink  // server: the request has a body that nobody wants
-	cancel   func() // server: ends the Handler's context
-	answered int64  // server: when the request was refused, nanoseconds of clock; 0 if not
+	head          *Head          // client: the answer, nil before it
+	discardedBody *discardedBody // server: reads the body of a request that is not a CONNECT; nil for none
+	cancel        func()         // server: ends the Handler's context
+	answered      int64          // server: when the request was refused, nanoseconds of clock; 0 if not
 }
 
 var (
@@ -155,7 +155,7 @@ func (s *Stream) WakeRead(wake func()) (ready bool) {
 	return false
 }
 
-// canRead wakes who waits to read. The caller holds c.mu.
+// canRead wakes the readers of s. The caller holds c.mu.
 func (s *Stream) canRead() {
 	s.readable.Broadcast()
 	if wake := s.waker; wake != nil {

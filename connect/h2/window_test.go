@@ -243,8 +243,8 @@ func TestStuckReaderHoldsLittle(t *testing.T) {
 	to.c.mu.Lock()
 	to.c.rtt = shortPath / 10
 	to.c.mu.Unlock()
-	go func() { _, _ = a.Write(make([]byte, provenLong)) }()
-	if n, err := io.CopyN(io.Discard, b, provenLong*5/8); err != nil {
+	go func() { _, _ = a.Write(make([]byte, minMovedToGrow)) }()
+	if n, err := io.CopyN(io.Discard, b, minMovedToGrow*5/8); err != nil {
 		t.Fatalf("%d bytes and %v", n, err)
 	}
 	buf := make([]byte, 16<<10)
@@ -262,7 +262,7 @@ func TestStuckReaderHoldsLittle(t *testing.T) {
 		t.Errorf("a stuck reader has %d bytes, %d more wait and %d may come, want %d in all", n, size, credit, restWindow)
 	}
 	// Where it comes back, all goes on.
-	if n, err := io.Copy(io.Discard, io.LimitReader(b, provenLong*3/8-int64(n))); err != nil || n == 0 {
+	if n, err := io.Copy(io.Discard, io.LimitReader(b, minMovedToGrow*3/8-int64(n))); err != nil || n == 0 {
 		t.Errorf("%d more bytes, and %v", n, err)
 	}
 }
@@ -273,7 +273,7 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 	c := newConn(nil, &client{d: &Dialer{}}, true)
 	c.rtt = shortPath / 10
 	s := c.newStream(1)
-	for s.moved < 2*provenLong {
+	for s.moved < 2*minMovedToGrow {
 		s.kept, s.began, s.credit = true, clock(), 0
 		c.took(s, s.window)
 	}

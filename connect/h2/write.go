@@ -13,9 +13,9 @@ import (
 	"culvert.dev/connect"
 )
 
-var batches = sync.Pool{New: func() any { return new([batch]byte) }}
+var batches = sync.Pool{New: func() any { return new([maxBatch]byte) }}
 
-// A list is a queue of streams.
+// A list is a FIFO queue of streams.
 type list struct{ first, last *Stream }
 
 func (l *list) push(s *Stream) {
@@ -37,13 +37,13 @@ func (l *list) pop() *Stream {
 	return s
 }
 
-// enlist has the writer look at s. The caller holds mu.
+// enlist queues s for the writer. The caller holds mu.
 func (c *conn) enlist(s *Stream) {
 	switch {
 	case c.err != nil:
 		return
 	case s.starving && len(s.pending) == 0:
-		c.feed() // its Write has given up, and an end needs no window
+		c.feed() // its Write has timed out, and an end needs no window
 	case s.listed:
 		return
 	default:
@@ -52,8 +52,8 @@ func (c *conn) enlist(s *Stream) {
 	c.work.Signal()
 }
 
-// feed has the writer look at the streams that waited for the connection's
-// window. The caller holds mu.
+// feed queues the streams that waited for the connection's window. The caller holds
+// mu.
 func (c *conn) feed() {
 	for c.starved.first != nil {
 		s := c.starved.pop()
@@ -74,10 +74,10 @@ func (c *conn) write() {
 			c.work.Wait()
 		}
 		ending := c.err != nil
-		buf := batches.Get().(*[batch]byte)
+		buf := batches.Get().(*[maxBatch]byte)
 		b := c.fill(buf[:0])
 		if !ending {
-			_ = c.nc.SetWriteDeadline(time.Now().Add(writing))
+			_ = c.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
 		}
 		c.mu.Unlock()
 		err := c.put(b)
@@ -93,8 +93,8 @@ func (c *conn) write() {
 	}
 }
 
-// put writes b. A panic of the connection below must not pass the writer, which
-// does not hold mu here.
+// put writes b. It turns a panic of the connection below into an error. The caller
+// does not hold mu.
 func (c *conn) put(b []byte) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -130,7 +130,7 @@ func (c *conn) turn(s *Stream, b []byte) []byte {
 		return b
 	}
 	// The stream's window may be negative, RFC 9113 section 6.9.2.
-	n := max(0, min(len(s.pending), s.allowed, c.allowed, c.peerFrame, maxSend, cap(b)-len(b)-frameHead))
+	n := max(0, min(len(s.pending), s.allowed, c.allowed, c.peerMaxFrame, maxSend, cap(b)-len(b)-frameHead))
 	if len(s.pending) > 0 && n == 0 {
 		if s.allowed > 0 { // it is the connection that has no room
 			c.starved.push(s)
@@ -168,11 +168,11 @@ func (c *conn) turn(s *Stream, b []byte) []byte {
 func (c *conn) sentEnd(s *Stream) {
 	s.finished = true
 	if !s.closed || s.ended {
-		c.settle(s)
+		c.dropIfDone(s)
 		return
 	}
-	// Nobody is there to read what the peer goes on to send. A server says so
-	// with NO_ERROR, RFC 9113 section 8.1.
+	// Nothing reads what the peer goes on to send. A server tells it by NO_ERROR,
+	// RFC 9113 section 8.1.
 	code := http2.ErrCodeNo
 	if c.client {
 		code = http2.ErrCodeCancel

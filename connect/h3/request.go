@@ -337,7 +337,7 @@ func (k *serverConn) accept(st *Stream, list *Head, cost float64) (tunnel.Stream
 	}
 	if gone != nil {
 		k.drop(st, RequestCancelled)
-		return nil, refuse(tunnel.Gone, "the client left before it heard yes: %w", gone)
+		return nil, refuse(tunnel.Gone, "the client left before it was answered: %w", gone)
 	}
 	k.c.giveBack(connect.CostRequest + cost)
 	return st, nil

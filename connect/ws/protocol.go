@@ -108,7 +108,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	req.Accept = func() (tunnel.Stream, error) {
 		_ = c.SetWriteDeadline(time.Now().Add(accepting))
 		if _, err := io.WriteString(c, u.answer()); err != nil {
-			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("ws: the client left before it heard yes: %w", err)}
+			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("ws: the client left before it was answered: %w", err)}
 		}
 		s, err := c.Accept()
 		if err != nil {
