@@ -146,7 +146,7 @@ func TestBadConnections(t *testing.T) {
 		{"push stream", uni(varints(streamPush, 0)...), StreamCreation, tunnel.BadRequest},
 		{"end of the control stream", func(r *raw) { _ = r.begin().Close() }, ClosedCritical, tunnel.BadRequest},
 		{"reset of the control stream", func(r *raw) {
-			for began := time.Now(); time.Since(began) < patience; {
+			for began := time.Now(); time.Since(began) < testTimeout; {
 				s := r.begin()
 				r.request(connectSvc...).answer() // by then it has been read, as a rule
 				s.CancelWrite(0)
@@ -199,7 +199,7 @@ func TestBadConnections(t *testing.T) {
 					if testnet.EndingOf(orEOF(err)) != testnet.RST {
 						t.Errorf("the service saw %v, want a reset", err)
 					}
-				case <-time.After(patience):
+				case <-time.After(testTimeout):
 					t.Error("the service saw no end of the tunnel")
 				}
 			}
@@ -251,11 +251,11 @@ func TestBytesAfterARefusal(t *testing.T) {
 	if a := s.answer(); a.status != 403 || !a.end {
 		t.Errorf("got %+v, want 403", a)
 	}
-	testnet.Eventually(t, patience, func() bool { _, err := s.qs.Write(make([]byte, 1000)); return err != nil }, "the client is told to stop")
+	testnet.Eventually(t, testTimeout, func() bool { _, err := s.qs.Write(make([]byte, 1000)); return err != nil }, "the client is told to stop")
 	if a := r.request(":method", "CONNECT", ":authority", "nobody:1").answer(); a.status != 403 {
 		t.Errorf("got %+v, want 403", a)
 	}
-	testnet.Eventually(t, patience, func() bool { return len(g.Outcomes()) == 2 }, "both are told of")
+	testnet.Eventually(t, testTimeout, func() bool { return len(g.Outcomes()) == 2 }, "both are told of")
 }
 
 // TestServerTimes has the time limits of a server's connection.
@@ -284,7 +284,7 @@ func TestServerTimes(t *testing.T) {
 		b := headOf(connectSvc...)
 		start := time.Now()
 		a := r.open(b[:len(b)-1]).answer()
-		if took := time.Since(start); a.status != 408 || took < headTime || took > headTime+2*time.Second {
+		if took := time.Since(start); a.status != 408 || took < headTimeout || took > headTimeout+2*time.Second {
 			t.Errorf("after %v: got %+v, want 408", took, a)
 		}
 		g.Reason(t, tunnel.HelloTimeout)

@@ -20,14 +20,14 @@ type client struct {
 	d *Dialer
 	c *conn
 
-	mu      sync.Mutex // guards what follows
-	timer   *time.Timer
-	streams map[quic.StreamID]*Stream
-	since   int64 // when the last stream ended, nanoseconds of clock
-	away    bool  // the peer sent GOAWAY
-	lastOK  int64 // and takes no stream from this number on; -1 before
-	purse   connect.Purse
-	over    bool // run is about to return
+	mu             sync.Mutex // guards what follows
+	timer          *time.Timer
+	streams        map[quic.StreamID]*Stream
+	idleSince      int64 // when the last stream ended, nanoseconds of clock
+	goAwayReceived bool  // the peer sent GOAWAY
+	firstRejected  int64 // the first number that the peer rejects after its GOAWAY; -1 before
+	purse          connect.Purse
+	stopped        bool // Run is about to return
 }
 
 func (k *client) isServer() bool { return false }
@@ -43,7 +43,7 @@ func (k *client) Run(ctx context.Context) {
 	defer tr.Conn.Close()
 	defer tr.Close()
 	k.c = &conn{qc: qc, side: k}
-	k.since = clock()
+	k.idleSince = clock()
 	if err := k.c.begin(); err != nil {
 		k.c.fail(err)
 	}
@@ -54,7 +54,7 @@ func (k *client) Run(ctx context.Context) {
 	k.Ready(nil)
 	<-qc.Context().Done()
 	k.mu.Lock()
-	k.over = true
+	k.stopped = true
 	k.timer.Stop()
 	k.mu.Unlock()
 	k.Leave()
@@ -64,12 +64,12 @@ func (k *client) Run(ctx context.Context) {
 // Stop implements connect.Pooled.
 func (k *client) Stop() {
 	k.mu.Lock()
-	rest := k.settled()
+	rest := k.lingerLeft()
 	if len(k.streams) > 0 {
 		rest = 0
 	}
-	if rest > 0 && !k.over {
-		k.away = true // tick ends it
+	if rest > 0 && !k.stopped {
+		k.goAwayReceived = true // tick ends it
 		k.timer.Reset(rest)
 		k.mu.Unlock()
 		return
@@ -78,26 +78,26 @@ func (k *client) Stop() {
 	k.c.fail(errClosed)
 }
 
-// settled returns how long it takes until what streams that were closed have
-// sent has arrived, but for the worst of losses: nobody tells when it has. The
-// caller holds mu.
-func (k *client) settled() time.Duration {
+// lingerLeft returns how long the connection should stay open after its last stream
+// ended, so that the last bytes arrive but for the worst of losses: QUIC does not
+// tell when they have. The caller holds mu.
+func (k *client) lingerLeft() time.Duration {
 	linger := min(50*time.Millisecond+8*k.c.roundTrip(), time.Second)
-	return linger - time.Duration(clock()-k.since)
+	return linger - time.Duration(clock()-k.idleSince)
 }
 
-// patientFor is how long a stream waits for the proxy to allow one more: a
-// stream that ended may not be counted out there yet.
-const patientFor = 200 * time.Millisecond
+// streamLimitWait is how long a new stream waits for the proxy to allow one more: the
+// proxy may not have noticed the end of another one yet.
+const streamLimitWait = 200 * time.Millisecond
 
 // openStream opens the stream that was reserved.
 func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 	qs, err := k.c.qc.OpenStream()
 	if _, full := errors.AsType[*quic.StreamLimitReachedError](err); full {
-		wait, cancel := context.WithTimeout(ctx, patientFor)
+		wait, cancel := context.WithTimeout(ctx, streamLimitWait)
 		defer cancel()
 		if qs, err = k.c.qc.OpenStreamSync(wait); err != nil && wait.Err() != nil {
-			k.Full() // it allows fewer than was thought
+			k.Full() // the proxy allows fewer than was assumed
 		}
 	}
 	if err != nil {
@@ -117,7 +117,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	}
 	qs, err := k.openStream(ctx)
 	if err != nil {
-		k.settle(nil, nil)
+		k.account(nil, nil)
 		k.GiveBack()
 		if ctx.Err() != nil {
 			return nil, k.d.pool.GivenUp(ctx)
@@ -126,7 +126,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	}
 	s := newStream(k.c, qs)
 	k.mu.Lock()
-	gone := k.away
+	gone := k.goAwayReceived
 	k.streams[qs.StreamID()] = s
 	s.ended = func() { k.dropped(qs.StreamID()) }
 	k.mu.Unlock()
@@ -144,7 +144,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 		_ = qs.SetWriteDeadline(time.Unix(1, 0))
 	})
 	answer, err := k.ask(s, head)
-	k.settle(answer, err)
+	k.account(answer, err)
 	if !stop() {
 		_ = s.Abort()
 		return nil, k.d.pool.GivenUp(ctx)
@@ -156,7 +156,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	_ = qs.SetWriteDeadline(time.Time{})
 	if answer.Status/100 != 2 {
 		s.refusal = true
-		_ = qs.SetReadDeadline(time.Now().Add(accepting))
+		_ = qs.SetReadDeadline(time.Now().Add(answerTimeout))
 		defer s.Close()
 		return nil, connect.Refused(k.d.Proxy, addr, answer, s)
 	}
@@ -167,9 +167,9 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	return s, nil
 }
 
-// settle reckons what a request cost that has come to answer or err; nothing if
-// it came to neither, and was never made.
-func (k *client) settle(answer *Head, err error) {
+// account updates the purse by the result of a request, answer or err. With neither
+// the request was never made.
+func (k *client) account(answer *Head, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -207,11 +207,11 @@ func (k *client) ask(s *Stream, head []byte) (*Head, error) {
 	}
 }
 
-// unseen is ErrUnseen where the proxy is known not to have looked at s.
+// unseen wraps ErrUnseen where the proxy has certainly not processed s.
 func (k *client) unseen(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	if ok && re.Err == nil && re.Code == RequestRejected {
-		k.Leave() // it would reject the next one, too
+		k.Leave() // the proxy would reject the next one, too
 		return fmt.Errorf("%w: %w", connect.ErrUnseen, err)
 	}
 	return err
@@ -224,31 +224,31 @@ func (k *client) goAway(id uint64) *connError {
 	switch {
 	case id%4 != 0 || id > lastID:
 		return wrong(IDError, "GOAWAY with %d, which is no request's", id)
-	case k.lastOK >= 0 && int64(id) > k.lastOK:
-		return wrong(IDError, "GOAWAY with %d after one with %d", id, k.lastOK)
+	case k.firstRejected >= 0 && int64(id) > k.firstRejected:
+		return wrong(IDError, "GOAWAY with %d after one with %d", id, k.firstRejected)
 	}
-	k.away, k.lastOK = true, int64(id)
+	k.goAwayReceived, k.firstRejected = true, int64(id)
 	k.Leave()
 	for n, s := range k.streams {
-		if int64(n) >= k.lastOK {
+		if int64(n) >= k.firstRejected {
 			s.cut(&ResetError{Code: RequestRejected})
 		}
 	}
-	if len(k.streams) == 0 && !k.over {
-		k.timer.Reset(max(k.settled(), 0))
+	if len(k.streams) == 0 && !k.stopped {
+		k.timer.Reset(max(k.lingerLeft(), 0))
 	}
 	return nil
 }
 
-// dropped counts a stream out that was closed here.
+// dropped removes a stream that was closed here.
 func (k *client) dropped(id quic.StreamID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.streams, id)
-	k.since = clock()
+	k.idleSince = clock()
 	k.GiveBack()
-	if k.away && len(k.streams) == 0 && !k.over {
-		k.timer.Reset(k.settled())
+	if k.goAwayReceived && len(k.streams) == 0 && !k.stopped {
+		k.timer.Reset(k.lingerLeft())
 	}
 }
 
@@ -256,25 +256,25 @@ func (k *client) tickEvery() time.Duration {
 	return max(min(orElse(k.d.Idle, DefaultIdle)/4, 5*time.Second), time.Millisecond)
 }
 
-// tick looks after a connection now and then.
+// tick enforces the connection's time limits.
 func (k *client) tick() {
 	defer k.c.recovered() // without mu
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.over {
+	if k.stopped {
 		return
 	}
 	next := k.tickEvery()
-	k.c.lookAtPath(clock())
+	k.c.checkPath(clock())
 	if len(k.streams) == 0 {
-		rest := k.settled()
+		rest := k.lingerLeft()
 		switch {
-		case k.away && rest <= 0:
+		case k.goAwayReceived && rest <= 0:
 			k.c.background(func() { k.c.fail(errDrained) })
 			return
-		case k.away:
+		case k.goAwayReceived:
 			next = rest
-		case rest <= 0 && time.Duration(clock()-k.since) >= orElse(k.d.Idle, DefaultIdle) && k.LeaveUnused():
+		case rest <= 0 && time.Duration(clock()-k.idleSince) >= orElse(k.d.Idle, DefaultIdle) && k.LeaveUnused():
 			k.c.background(func() { k.c.fail(errIdle) })
 			return
 		}

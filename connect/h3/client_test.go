@@ -48,11 +48,11 @@ func TestEndAfterACutWrite(t *testing.T) {
 			t.Fatal("a write beyond the window worked")
 		}
 		_ = end(a)
-		_ = b.SetReadDeadline(time.Now().Add(patience))
+		_ = b.SetReadDeadline(time.Now().Add(testTimeout))
 		if _, err := io.Copy(io.Discard, b); !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("%s: the other side saw %v, want a reset", name, err)
 		}
-		_ = other.SetDeadline(time.Now().Add(patience))
+		_ = other.SetDeadline(time.Now().Add(testTimeout))
 		testnet.Ping(t, other, name)
 		stop()
 	}
@@ -82,7 +82,7 @@ func TestGoAway(t *testing.T) {
 	addr = g2.addr
 	mu.Unlock()
 	s1.Drain()
-	testnet.Eventually(t, patience, func() bool { return d.Conns() == 0 }, "the connection left the pool")
+	testnet.Eventually(t, testTimeout, func() bool { return d.Conns() == 0 }, "the connection left the pool")
 	testnet.Ping(t, s, "after GOAWAY")
 	testnet.Ping(t, open(t, d, "svc:1"), "elsewhere")
 	done := make(chan error, 1)
@@ -99,7 +99,7 @@ func TestGoAway(t *testing.T) {
 	}
 	_ = s.Close()
 	start := time.Now()
-	if err := <-done; err != nil || time.Since(start) > farewell {
+	if err := <-done; err != nil || time.Since(start) > drainedTimeout {
 		t.Errorf("after %v: %v", time.Since(start), err)
 	}
 }

@@ -29,14 +29,14 @@ const (
 	connWindow   = 4 << 20
 	maxWindow    = 48 << 20
 
-	maxSection  = 32 << 10 // a header list, encoded
-	maxSettings = 4 << 10  // a SETTINGS frame
-	maxOther    = 4 << 10  // a frame on a control stream that matters to nobody
+	maxSection      = 32 << 10 // an encoded header list
+	maxSettings     = 4 << 10  // a SETTINGS frame
+	maxControlFrame = 4 << 10  // any other frame on a control stream
 )
 
 const (
-	uniStreams = 8               // at once, of the peer's; RFC 9114 section 6.2 asks for 3 at least
-	headTime   = 5 * time.Second // for the head of a request or an answer, from its first byte
+	uniStreams  = 8               // at once, of the peer's; RFC 9114 section 6.2 asks for 3 at least
+	headTimeout = 5 * time.Second // for the whole head of a request or an answer
 )
 
 // clock is a monotonic clock for timestamps that fit a word.
@@ -47,7 +47,7 @@ var epoch = time.Now()
 // quicConfig is what both sides' connections have in common.
 func quicConfig() *quic.Config {
 	return &quic.Config{
-		HandshakeIdleTimeout:           handshakeIdle,
+		HandshakeIdleTimeout:           handshakeTimeout,
 		InitialStreamReceiveWindow:     streamWindow,
 		MaxStreamReceiveWindow:         maxStream,
 		InitialConnectionReceiveWindow: connWindow,
@@ -57,7 +57,7 @@ func quicConfig() *quic.Config {
 	}
 }
 
-const handshakeIdle = 5 * time.Second // without a packet; the whole handshake may take twice as long
+const handshakeTimeout = 5 * time.Second // without a packet; the whole handshake may take twice as long
 
 // A side is what a server and a client do differently.
 type side interface {
@@ -82,7 +82,7 @@ type conn struct {
 	critical [streamDecoder + 1]bool // types of unidirectional streams that came
 }
 
-// A connError ends a connection. The peer hears its code.
+// A connError ends a connection. The peer is sent its code.
 type connError struct {
 	code ErrCode
 	err  *tunnel.Error
@@ -91,7 +91,7 @@ type connError struct {
 func (e *connError) Error() string { return fmt.Sprintf("%v (%v)", e.err, e.code) }
 func (e *connError) Unwrap() error { return e.err }
 
-// wrong is for a peer that does not speak HTTP/3 right.
+// wrong returns the error for a peer that violates HTTP/3.
 func wrong(code ErrCode, format string, args ...any) *connError {
 	return &connError{code, refuse(tunnel.BadRequest, format, args...)}
 }
@@ -103,7 +103,7 @@ var (
 	errClosed  = fmt.Errorf("h3: %w", net.ErrClosed)
 )
 
-// begin opens the control stream and sends what every connection begins with.
+// begin opens the control stream and sends the settings.
 func (c *conn) begin() error {
 	s, err := c.qc.OpenUniStream()
 	if err != nil {
@@ -116,7 +116,7 @@ func (c *conn) begin() error {
 	return err
 }
 
-// sendGoAway says that streams from id on are not taken.
+// sendGoAway sends GOAWAY: streams from id on are rejected.
 func (c *conn) sendGoAway(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,7 +129,7 @@ func (c *conn) sendGoAway(id uint64) {
 	_, _ = c.control.Write(quicvarint.Append(b, id))
 }
 
-// fail ends the connection. The first reason stands.
+// fail ends the connection. The first reason counts.
 func (c *conn) fail(err error) {
 	c.mu.Lock()
 	first := c.err == nil
@@ -147,14 +147,16 @@ func (c *conn) fail(err error) {
 	_ = c.qc.CloseWithError(quic.ApplicationErrorCode(code), text)
 }
 
-// recovered is deferred in a goroutine of the connection, which its panic ends.
+// recovered is deferred in a goroutine of the connection, whose panic ends the
+// connection.
 func (c *conn) recovered() {
 	if v := recover(); v != nil {
 		c.fail(&connError{InternalError, &tunnel.Error{Reason: tunnel.Internal, Err: tunnel.Caught(v)}})
 	}
 }
 
-// background has f run in a goroutine of the connection, which its panic ends.
+// background runs f in a goroutine of the connection, whose panic ends the
+// connection.
 func (c *conn) background(f func()) {
 	c.running.Go(func() {
 		defer c.recovered()
@@ -259,8 +261,8 @@ func (f *frameReader) number() (uint64, error) {
 	}
 }
 
-// ended gives the end of a stream that must not end before the connection its
-// meaning.
+// ended returns the error for the end of a stream that must not end before the
+// connection does.
 func (c *conn) ended(what string, err error) *connError {
 	if se, reset := errors.AsType[*quic.StreamError](err); err == io.EOF || reset && se.Remote {
 		return wrong(ClosedCritical, "the %s stream ended", what)
@@ -286,7 +288,7 @@ func (c *conn) readControl(f *frameReader) *connError {
 			!c.side.isServer() && (t == frameMaxPushID || t == framePriorityUpdate || t == framePriorityPush):
 			return wrong(FrameUnexpected, "a frame of type %#x on the control stream", t)
 		}
-		most := uint64(maxOther)
+		most := uint64(maxControlFrame)
 		if first {
 			most = maxSettings
 		}
@@ -328,8 +330,8 @@ func (c *conn) controlFrame(t uint64, b []byte) *connError {
 	return nil
 }
 
-// readEncoder reads the encoder stream. We allow no dynamic table, so all that
-// may come is its capacity of 0, RFC 9204 section 4.3.1.
+// readEncoder reads the encoder stream. There is no dynamic table, so a peer may
+// only set its capacity to 0, RFC 9204 section 4.3.1.
 func (c *conn) readEncoder(f *frameReader) *connError {
 	var b [64]byte
 	for {
@@ -348,8 +350,7 @@ func (c *conn) readEncoder(f *frameReader) *connError {
 	}
 }
 
-// readDecoder reads the decoder stream, where a peer may say of each request
-// that it was given up.
+// readDecoder reads the decoder stream, on which a peer may cancel each request.
 func (c *conn) readDecoder(f *frameReader) *connError {
 	var b [64]byte
 	for {
@@ -372,5 +373,5 @@ func (f *frameReader) rest(p []byte) (int, error) {
 	return f.r.Read(p)
 }
 
-// roundTrip is the time it takes a packet to go and its answer to come.
+// roundTrip returns the smoothed round-trip time.
 func (c *conn) roundTrip() time.Duration { return c.qc.ConnectionStats().SmoothedRTT }

@@ -47,10 +47,9 @@ type Dialer struct {
 	// means the resolver of this host.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	// Listen opens a UDP socket that may be used to reach the proxy at to, an
-	// address of host, and nothing else; each connection has its own. It is where
-	// a guard may refuse the address. The Dialer closes it. Nil means the
-	// function Listen.
+	// Listen opens the UDP socket of one connection, which sends to nothing but the
+	// proxy at to, an address of host. A guard may refuse the address here. The
+	// Dialer closes the socket. Nil means the function Listen.
 	Listen func(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error)
 
 	// TLS is used to the proxy, with the ALPN "h3" and without 0-RTT; without a
@@ -74,9 +73,9 @@ type Dialer struct {
 	// allows; 0 means DefaultStreams.
 	Streams int
 
-	// Ping is how long a connection may be silent before it is asked for a
-	// sign of life, Pong how long the answer may take: one that is dead is
-	// found after both. 0 means DefaultPing and DefaultPong.
+	// Ping is how long a connection may be silent before a PING is sent, and Pong
+	// how long its answer may take: a dead connection is found after both. 0 means
+	// DefaultPing and DefaultPong.
 	Ping, Pong time.Duration
 
 	// Idle is how long a connection without a stream is kept; 0 means
@@ -94,7 +93,7 @@ func (d *Dialer) conns() *connect.Pool[*client] {
 		if d.pool.Streams <= 0 {
 			d.pool.Streams = DefaultStreams
 		}
-		d.pool.New = func() *client { return &client{d: d, lastOK: -1, streams: make(map[quic.StreamID]*Stream)} }
+		d.pool.New = func() *client { return &client{d: d, firstRejected: -1, streams: make(map[quic.StreamID]*Stream)} }
 	})
 	return &d.pool
 }
@@ -143,8 +142,7 @@ func (d *Dialer) Close() error {
 // Conns returns how many connections there are that take more streams.
 func (d *Dialer) Conns() int { return d.conns().Conns() }
 
-// dial reaches the proxy. What it returns besides the connection is to be
-// closed after it.
+// dial connects to the proxy. The caller closes the transport after the connection.
 func (d *Dialer) dial(ctx context.Context) (*quic.Conn, *quic.Transport, error) {
 	to, err := connect.ParseAuthority(d.Proxy)
 	if err != nil {
@@ -190,7 +188,7 @@ func (d *Dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) 
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 }
 
-// dialOne tries one address, for its share of the time there is.
+// dialOne tries one address, for its share of the time that is left.
 func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config, shares int) (*quic.Conn, *quic.Transport, error) {
 	if end, ok := ctx.Deadline(); ok && shares > 1 {
 		var cancel context.CancelFunc
@@ -205,9 +203,9 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 	conf := quicConfig()
 	conf.MaxIdleTimeout, conf.KeepAlivePeriod = ping+pong, ping
 	conf.MaxIncomingStreams = -1 // RFC 9114 section 6.1: a server opens none
-	var socket *steady
+	var socket *lossTolerant
 	if c, ok := pc.(*net.UDPConn); ok {
-		socket = &steady{UDPConn: c}
+		socket = &lossTolerant{UDPConn: c}
 		pc = socket
 	}
 	tr := &quic.Transport{Conn: pc}
@@ -234,8 +232,8 @@ func (d *Dialer) listen(ctx context.Context, to netip.AddrPort) (net.PacketConn,
 	return d.Listen(ctx, host, to)
 }
 
-// Listen opens a UDP socket of the kind of address that to is, at any local
-// address and port. It is what a Dialer does by itself.
+// Listen opens a UDP socket of the address family of to, at any local address and
+// port. It is the default of Dialer.Listen.
 func Listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
 	network := "udp4"
 	if to.Addr().Is6() {

@@ -31,7 +31,7 @@
 // Frames that carry nothing cost their sender points, as in HTTP/2; who runs
 // out of them is a flood, and the connection ends with H3_EXCESSIVE_LOAD.
 //
-// DialPlain and ServePlain are QUIC without HTTP, for probing and showing a
+// DialRawQUIC and ServeRawQUIC are QUIC without HTTP, for probing and showing a
 // service behind a gateway that passes QUIC on: no other package has quic-go.
 //
 // There is no 0-RTT, no resumption, no server push, no QPACK dynamic table, no

@@ -96,13 +96,13 @@ func TestFloods(t *testing.T) {
 
 // try opens a request stream that begins with b, and gives it up.
 func (r *raw) try(b []byte, reset bool) error {
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(r.t.Context(), testTimeout)
 	defer cancel()
 	s, err := r.qc.OpenStreamSync(ctx)
 	if err != nil {
 		return err
 	}
-	_ = s.SetDeadline(time.Now().Add(patience))
+	_ = s.SetDeadline(time.Now().Add(testTimeout))
 	_, _ = s.Write(b)
 	if reset {
 		s.CancelWrite(0x10c)

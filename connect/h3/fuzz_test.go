@@ -154,11 +154,11 @@ func FuzzControl(f *testing.F) {
 			}
 			return nil
 		}
-		for _, side := range []side{&serverConn{}, &client{d: &Dialer{}, lastOK: -1, over: true}} {
+		for _, side := range []side{&serverConn{}, &client{d: &Dialer{}, firstRejected: -1, stopped: true}} {
 			var whole *connError
 			testnet.Bounded(t, 10*len(input)+8<<10, func() { whole = run(len(input)+1, side) })
 			if c, ok := side.(*client); ok {
-				c.lastOK = -1
+				c.firstRejected = -1
 			}
 			pieces := run(1, side)
 			if (whole == nil) != (pieces == nil) || whole != nil && whole.code != pieces.code && whole.code != ExcessiveLoad && pieces.code != ExcessiveLoad {

@@ -21,8 +21,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long anything in these tests may take.
-const patience = 20 * time.Second
+// testTimeout is how long anything in these tests may take.
+const testTimeout = 20 * time.Second
 
 // credentials are of a server called "gw.test", and for its clients.
 var credentials = sync.OnceValues(func() (server, client *tls.Config) {
@@ -104,7 +104,7 @@ func serveHandlerAt(t testing.TB, s *Server, pc net.PacketConn, h tunnel.Handler
 			if err != tunnel.ErrServerClosed {
 				t.Errorf("Serve returned %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Error("Serve does not return after Close")
 		}
 	})

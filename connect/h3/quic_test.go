@@ -127,7 +127,7 @@ func firstPackets(t *testing.T, n int) [][]byte {
 	defer wg.Wait()
 	defer d.Close()
 	defer cancel()
-	_ = pc.SetReadDeadline(time.Now().Add(patience))
+	_ = pc.SetReadDeadline(time.Now().Add(testTimeout))
 	var all [][]byte
 	for range n {
 		buf := make([]byte, 4096)
@@ -149,20 +149,20 @@ func TestRetry(t *testing.T) {
 	half := func() int {
 		g.srv.mu.Lock()
 		defer g.srv.mu.Unlock()
-		return g.srv.gate.half
+		return g.srv.handshakes
 	}
 	to, _ := net.ResolveUDPAddr("udp", g.addr)
 	for i := range retryFromSource {
 		if _, err := socket(t).WriteTo(firstPackets(t, 1)[0], to); err != nil {
 			t.Fatal(err)
 		}
-		testnet.Eventually(t, patience, func() bool { return half() == i+1 }, "the handshake begins")
+		testnet.Eventually(t, testTimeout, func() bool { return half() == i+1 }, "the handshake begins")
 	}
 	pc := socket(t)
 	packet := firstPackets(t, 1)[0]
 	_, _ = pc.WriteTo(packet, to)
 	buf := make([]byte, 4096)
-	_ = pc.SetReadDeadline(time.Now().Add(patience))
+	_ = pc.SetReadDeadline(time.Now().Add(testTimeout))
 	n, _, err := pc.ReadFrom(buf)
 	if err != nil || n > len(packet)/3 || buf[0]&0xf0 != 0xf0 { // RFC 9000 section 17.2.5
 		t.Errorf("got %d bytes that begin with %#x, and %v; want a Retry", n, buf[0], err)
@@ -173,7 +173,7 @@ func TestRetry(t *testing.T) {
 	testnet.Ping(t, open(t, newDialer(t, g.addr), "svc:1"), "let in after a Retry")
 	// What does not go on is forgotten, and told of.
 	g.Reason(t, tunnel.HelloTimeout)
-	testnet.Eventually(t, patience, func() bool { return half() == 0 }, "the handshakes are given up")
+	testnet.Eventually(t, testTimeout, func() bool { return half() == 0 }, "the handshakes are given up")
 }
 
 // TestLimits: a source has its share of handshakes and connections.
@@ -193,10 +193,10 @@ func TestLimits(t *testing.T) {
 			} else {
 				to, _ := net.ResolveUDPAddr("udp", g.addr)
 				_, _ = socket(t).WriteTo(firstPackets(t, 1)[0], to)
-				testnet.Eventually(t, patience, func() bool {
+				testnet.Eventually(t, testTimeout, func() bool {
 					g.srv.mu.Lock()
 					defer g.srv.mu.Unlock()
-					return g.srv.gate.half == 1
+					return g.srv.handshakes == 1
 				}, "a handshake begins")
 			}
 			_, err := newDialer(t, g.addr).DialContext(t.Context(), "tcp", "svc:1")
@@ -316,7 +316,7 @@ func TestSocketFails(t *testing.T) {
 		if err == nil || err == tunnel.ErrServerClosed {
 			t.Errorf("Serve returned %v", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("Serve does not return")
 	}
 }
@@ -337,7 +337,7 @@ func TestContextEndsServe(t *testing.T) {
 	d := newDialer(t, pc.LocalAddr().String())
 	dialed := make(chan error, 1)
 	go func() { _, err := d.DialContext(t.Context(), "tcp", "svc:1"); dialed <- err }()
-	testnet.Eventually(t, patience, func() bool {
+	testnet.Eventually(t, testTimeout, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.conns) == 1
@@ -368,7 +368,7 @@ func TestWindowsGrowWithUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	_ = b.SetReadDeadline(time.Now().Add(patience))
+	_ = b.SetReadDeadline(time.Now().Add(testTimeout))
 	moved := make(chan struct{})
 	go func() {
 		defer close(moved)
@@ -400,13 +400,13 @@ func TestGrowthIsBounded(t *testing.T) {
 		for qc = range g.srv.conns {
 		}
 		g.srv.mu.Unlock()
-		if !g.srv.mayGrow(qc, 6<<20) || g.srv.mayGrow(qc, 6<<20) || !g.srv.mayGrow(qc, 4<<20) {
+		if !g.srv.allowGrowth(qc, 6<<20) || g.srv.allowGrowth(qc, 6<<20) || !g.srv.allowGrowth(qc, 4<<20) {
 			t.Error("of 10 MiB, 6 and 4 may be had, and 6 and 6 not")
 		}
 		_ = r.qc.CloseWithError(0, "")
-		testnet.Eventually(t, patience, func() bool { g.srv.mu.Lock(); defer g.srv.mu.Unlock(); return g.srv.grown == 0 }, "the room is given back")
+		testnet.Eventually(t, testTimeout, func() bool { g.srv.mu.Lock(); defer g.srv.mu.Unlock(); return g.srv.grown == 0 }, "the room is given back")
 		b.SetPressure(tunnel.Short)
-		if g.srv.mayGrow(qc, 1) {
+		if g.srv.allowGrowth(qc, 1) {
 			t.Error("a window grew while memory is short")
 		}
 	}

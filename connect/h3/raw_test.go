@@ -27,7 +27,7 @@ type raw struct {
 // rawClient connects to addr. It has said nothing.
 func rawClient(t testing.TB, addr string) *raw {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	cfg := clientTLS()
 	cfg.NextProtos = []string{"h3"}
@@ -65,11 +65,11 @@ func (r *raw) uni(b []byte) *quic.SendStream {
 // openUni opens a unidirectional stream, and fails where the peer permits none
 // for long.
 func (r *raw) openUni() (*quic.SendStream, error) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(r.t.Context(), testTimeout)
 	defer cancel()
 	s, err := r.qc.OpenUniStreamSync(ctx)
 	if err == nil {
-		_ = s.SetWriteDeadline(time.Now().Add(patience))
+		_ = s.SetWriteDeadline(time.Now().Add(testTimeout))
 	}
 	return s, err
 }
@@ -84,13 +84,13 @@ type rawStream struct {
 // open opens a request stream that begins with b.
 func (r *raw) open(b []byte) *rawStream {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(r.t.Context(), testTimeout)
 	defer cancel()
 	qs, err := r.qc.OpenStreamSync(ctx)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	_ = qs.SetDeadline(time.Now().Add(patience))
+	_ = qs.SetDeadline(time.Now().Add(testTimeout))
 	_, _ = qs.Write(b)
 	return &rawStream{t: r.t, qs: qs, in: frameReader{r: qs}}
 }
@@ -174,7 +174,7 @@ func (r *raw) ended() ErrCode {
 	r.t.Helper()
 	select {
 	case <-r.qc.Context().Done():
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		r.t.Fatal("the connection does not end")
 	}
 	err := context.Cause(r.qc.Context())
@@ -204,7 +204,7 @@ func rawProxy(t testing.TB) *proxyRaw {
 }
 
 func (p *proxyRaw) accept(t testing.TB) *raw {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	qc, err := p.ln.Accept(ctx)
 	if err != nil {
@@ -218,7 +218,7 @@ func (p *proxyRaw) accept(t testing.TB) *raw {
 
 // stream accepts a request stream.
 func (r *raw) stream(t testing.TB) *rawStream {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	qs, err := r.qc.AcceptStream(ctx)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	accepting = time.Second            // that an answer may take to leave
-	goodbye   = 500 * time.Millisecond // between the first GOAWAY and the last: a round trip
-	farewell  = 3 * time.Second        // for the client to end a connection that has drained
-	lastID    = 1<<62 - 4              // the highest number of a stream of a client's
+	answerTimeout  = time.Second            // for the answer to be written
+	goAwayDelay    = 500 * time.Millisecond // from the first GOAWAY to the last: a round trip
+	drainedTimeout = 3 * time.Second        // for the client to end a connection that has drained
+	lastID         = 1<<62 - 4              // the highest number of a client's stream
 )
 
 // A serverConn is one connection of a Server.
@@ -37,26 +37,26 @@ type serverConn struct {
 
 	grown int64 // by which its window grew; guarded by s.mu
 
-	mu      sync.Mutex // guards what follows
-	timer   *time.Timer
-	over    bool  // run is about to return
-	begun   bool  // a request was made
-	late    bool  // none was, for too long
-	streams int   // that have not ended
-	next    int64 // above the numbers of all streams that came
-	since   int64 // when the last stream ended, nanoseconds of clock
-	leaving bool  // GOAWAY was sent
-	final   bool  // with the number of the last stream: later ones are rejected
-	left    int64 // when leaving began
+	mu             sync.Mutex // guards what follows
+	timer          *time.Timer
+	stopped        bool  // run is about to return
+	hasRequest     bool  // a request was made
+	timedOut       bool  // the first request did not come in time
+	streams        int   // that have not ended
+	next           int64 // above the numbers of all streams that came
+	idleSince      int64 // when the last stream ended, nanoseconds of clock
+	goAwaySent     bool  // the first GOAWAY was sent
+	lastGoAwaySent bool  // the last GOAWAY was sent, with the number of the last stream: later ones are rejected
+	goAwayAt       int64 // when the first GOAWAY was sent
 }
 
 func (k *serverConn) isServer() bool { return true }
 
-// goAway implements side: a client that leaves opens no more streams, and the
-// number is of pushes that never were.
+// goAway implements side. It does nothing: a client that leaves opens no more
+// streams, and the number is that of a push.
 func (k *serverConn) goAway(uint64) *connError { return nil }
 
-// run serves the connection until it has ended and nothing of it runs any more.
+// run serves the connection until it and all its goroutines have ended.
 func (k *serverConn) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -65,23 +65,23 @@ func (k *serverConn) run(ctx context.Context) {
 		k.c.fail(errClosed)
 	})
 	defer stop()
-	k.take(ctx)
+	k.serveStreams(ctx)
 	stop()
 	cancel()
 	k.mu.Lock()
-	k.over = true
+	k.stopped = true
 	if k.timer != nil {
 		k.timer.Stop()
 	}
-	begun, late := k.begun, k.late
+	begun, late := k.hasRequest, k.timedOut
 	k.mu.Unlock()
 	k.running.Wait()
 	k.c.running.Wait()
-	k.tellEnd(begun, late)
+	k.reportEnd(begun, late)
 }
 
-// take begins the connection and serves its streams until it ends.
-func (k *serverConn) take(ctx context.Context) {
+// serveStreams serves the connection's streams until it ends.
+func (k *serverConn) serveStreams(ctx context.Context) {
 	defer k.c.recovered()
 	if err := k.c.begin(); err != nil {
 		k.c.fail(err)
@@ -103,44 +103,44 @@ func (k *serverConn) take(ctx context.Context) {
 	}
 }
 
-// tellEnd reports a connection that did something wrong, or nothing.
-func (k *serverConn) tellEnd(begun, late bool) {
+// reportEnd reports a connection that broke the rules or made no request.
+func (k *serverConn) reportEnd(begun, late bool) {
 	err := k.c.cause()
 	switch ce, ok := errors.AsType[*connError](err); {
 	case ok:
 		if p, ok := errors.AsType[*tunnel.Panic](ce.err); ok {
 			k.s.logPanic(p)
 		}
-		k.s.tell(k.a, ce.err)
+		k.s.reportAttempt(k.a, ce.err)
 	case begun:
 	case late:
-		k.s.tell(k.a, refuse(tunnel.HelloTimeout, "no request in time"))
+		k.s.reportAttempt(k.a, refuse(tunnel.HelloTimeout, "no request in time"))
 	case errors.Is(err, errClosed), errors.Is(err, errDrained):
-		k.s.tell(k.a, refuse(tunnel.Drain, "the gateway is stopping"))
+		k.s.reportAttempt(k.a, refuse(tunnel.Drain, "the gateway is stopping"))
 	default:
-		k.s.tell(k.a, refuse(tunnel.NoHello, "a connection without a request: %w", err))
+		k.s.reportAttempt(k.a, refuse(tunnel.NoHello, "a connection without a request: %w", err))
 	}
 }
 
-// serve is one stream: it reads its request and has the Handler answer it.
+// serve reads the request of one stream and calls the Handler.
 func (k *serverConn) serve(ctx context.Context, qs quicStream) {
-	if !k.enter(int64(qs.StreamID())) {
+	if !k.countIn(int64(qs.StreamID())) {
 		st := newStream(k.c, qs)
 		st.reset(RequestRejected) // the client may try elsewhere
-		k.s.told(k.newRequest(), refuse(tunnel.Drain, "a request after the last GOAWAY"))
+		k.s.report(k.newRequest(), refuse(tunnel.Drain, "a request after the last GOAWAY"))
 		k.fail(k.c.charge(connect.CostRequest, "requests on a connection that is about to end"))
 		return
 	}
 	st := newStream(k.c, qs)
-	st.ended = k.leave
+	st.ended = k.countOut
 	req := k.newRequest()
 	defer func() {
 		if v := recover(); v != nil {
 			if st.shut() {
 				st.reset(InternalError)
-				k.leave()
+				k.countOut()
 			}
-			k.s.panicking(req, v)
+			k.s.reportPanic(req, v)
 		}
 	}()
 	if ce := k.c.charge(connect.CostRequest, "requests that are not accepted"); ce != nil {
@@ -177,57 +177,57 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 	k.handler.ServeTunnel(ctx, req)
 }
 
-// enter counts a stream in. It is false where the client was told that streams
-// of such a number are not taken.
-func (k *serverConn) enter(id int64) bool {
+// countIn counts a stream as open. It returns false for a stream that the last GOAWAY
+// has excluded.
+func (k *serverConn) countIn(id int64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.final && id >= k.next {
+	if k.lastGoAwaySent && id >= k.next {
 		return false
 	}
 	k.next = max(k.next, id+4)
-	k.begun = true
+	k.hasRequest = true
 	k.streams++
 	return true
 }
 
-// leave counts a stream out.
-func (k *serverConn) leave() {
+// countOut counts a stream as ended.
+func (k *serverConn) countOut() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.streams--
-	k.since = clock()
-	if k.final && k.streams == 0 && !k.over {
-		k.timer.Reset(farewell)
+	k.idleSince = clock()
+	if k.lastGoAwaySent && k.streams == 0 && !k.stopped {
+		k.timer.Reset(drainedTimeout)
 	}
 }
 
-// fail ends the connection where ce says so.
+// fail ends the connection unless ce is nil.
 func (k *serverConn) fail(ce *connError) {
 	if ce != nil {
 		k.c.fail(ce)
 	}
 }
 
-// drop resets a stream that nobody was asked about.
+// drop resets a stream that no Handler has seen.
 func (k *serverConn) drop(st *Stream, code ErrCode) {
 	if st.shut() {
 		st.reset(code)
-		k.leave()
+		k.countOut()
 	}
 }
 
-// errMalformed is for a stream whose request breaks the rules.
+// errMalformed is the error of a malformed request.
 type errMalformed struct{ what string }
 
 func (e errMalformed) Error() string { return e.what }
 
 var errTooLarge = errors.New("too large")
 
-// readRequest reads the head of a request. The cost is what it has taken of the
-// client's points for its size.
+// readRequest reads the head of a request. The cost is the points that the client
+// was charged for its size.
 func (k *serverConn) readRequest(st *Stream) (list *Head, cost float64, err error) {
-	if err := st.qs.SetReadDeadline(time.Now().Add(headTime)); err != nil {
+	if err := st.qs.SetReadDeadline(time.Now().Add(headTimeout)); err != nil {
 		return nil, 0, err
 	}
 	r, size, err := st.readHead()
@@ -247,8 +247,8 @@ func (k *serverConn) readRequest(st *Stream) (list *Head, cost float64, err erro
 	return &r.List, cost, st.qs.SetReadDeadline(time.Time{})
 }
 
-// readHead reads frames up to the first header list, and that. The size is that
-// of the list in bytes as it was sent, and at most what is read of one.
+// readHead reads frames up to the first header list, and the list. The size is that
+// of the encoded list in bytes, at most maxSection.
 func (s *Stream) readHead() (r *connect.ListReader, size int, err error) {
 	var scratch [512]byte
 	for {
@@ -283,16 +283,16 @@ func (s *Stream) readHead() (r *connect.ListReader, size int, err error) {
 	}
 }
 
-// unreadable is for a stream whose request could not be read: err says why.
+// unreadable ends a stream whose request could not be read because of err.
 func (k *serverConn) unreadable(st *Stream, req *tunnel.Request, err error) {
 	if ce, ok := errors.AsType[*connError](err); ok {
-		k.fail(ce) // which is told of at the end of the connection
+		k.fail(ce) // it is reported at the end of the connection
 		k.drop(st, ce.code)
 		return
 	}
 	if bad, ok := errors.AsType[errMalformed](err); ok {
 		k.drop(st, MessageError)
-		k.s.told(req, refuse(tunnel.BadRequest, "%s", bad.what))
+		k.s.report(req, refuse(tunnel.BadRequest, "%s", bad.what))
 		k.fail(k.c.charge(connect.CostReset, "malformed requests"))
 		return
 	}
@@ -300,24 +300,24 @@ func (k *serverConn) unreadable(st *Stream, req *tunnel.Request, err error) {
 	case err == errTooLarge:
 		k.answer(st, req, nil, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		k.answer(st, req, nil, refuse(tunnel.HelloTimeout, "the request was not complete within %v", headTime))
+		k.answer(st, req, nil, refuse(tunnel.HelloTimeout, "the request was not complete within %v", headTimeout))
 	case err == io.ErrUnexpectedEOF:
 		k.drop(st, FrameError)
 		k.fail(wrong(FrameError, "a stream ended inside of a frame"))
 	case err == io.EOF:
 		k.drop(st, RequestIncomplete)
-		k.s.told(req, refuse(tunnel.Gone, "a stream ended without a request"))
+		k.s.report(req, refuse(tunnel.Gone, "a stream ended without a request"))
 		k.fail(k.c.charge(connect.CostReset, "streams without a request"))
 	default:
 		k.drop(st, RequestCancelled)
 		if k.c.qc.Context().Err() == nil {
-			k.s.told(req, refuse(tunnel.Gone, "the client gave up a request before it was complete: %w", err))
+			k.s.report(req, refuse(tunnel.Gone, "the client gave up a request before it was complete: %w", err))
 			k.fail(k.c.charge(connect.CostReset, "streams that were reset"))
 		}
 	}
 }
 
-// admit judges a request before the Handler does.
+// admit checks a request before the Handler gets it.
 func (k *serverConn) admit(ctx context.Context, req *tunnel.Request, list *Head) (context.Context, error) {
 	if list.Protocol != "" {
 		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", connect.Clip(list.Protocol))
@@ -329,7 +329,7 @@ func (k *serverConn) admit(ctx context.Context, req *tunnel.Request, list *Head)
 	return ctx, err
 }
 
-// accept says yes. The cost is that of the request's size.
+// accept sends the 200. The cost is what was charged for the request's size.
 func (k *serverConn) accept(st *Stream, list *Head, cost float64) (tunnel.Stream, error) {
 	gone := st.qs.Context().Err()
 	if gone == nil {
@@ -343,14 +343,14 @@ func (k *serverConn) accept(st *Stream, list *Head, cost float64) (tunnel.Stream
 	return st, nil
 }
 
-// sendHead writes the head of an answer, and what is to follow it.
+// sendHead writes the head of an answer, and more after it.
 func (s *Stream) sendHead(status int, fields connect.Fields, more ...byte) error {
 	lower := make(connect.Fields, len(fields))
 	for i, f := range fields {
 		lower[i] = connect.Field{Name: strings.ToLower(f.Name), Value: f.Value}
 	}
 	b := appendHead(nil, connect.Fields{{Name: ":status", Value: strconv.Itoa(status)}}, lower)
-	if err := s.qs.SetWriteDeadline(time.Now().Add(accepting)); err != nil {
+	if err := s.qs.SetWriteDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return err
 	}
 	if _, err := s.qs.Write(append(b, more...)); err != nil {
@@ -359,11 +359,11 @@ func (s *Stream) sendHead(status int, fields connect.Fields, more ...byte) error
 	return s.qs.SetWriteDeadline(time.Time{})
 }
 
-// answer says no. Of untold, the Server is told here; of asked, the Handler
-// knows.
-func (k *serverConn) answer(st *Stream, untold, asked *tunnel.Request, err error) {
+// answer refuses a request. It reports unseen, a request that did not reach the
+// Handler; one that did is served, and the Handler reports it.
+func (k *serverConn) answer(st *Stream, unseen, served *tunnel.Request, err error) {
 	if st.shut() {
-		r := k.s.rules().Refusal(asked, err)
+		r := k.s.rules().Refusal(served, err)
 		body := r.Body()
 		if st.sendHead(r.Status, r.Fields(k.s.ProxyName), append(appendFrameHead(nil, frameData, uint64(len(body))), body...)...) != nil {
 			st.reset(RequestCancelled)
@@ -372,15 +372,15 @@ func (k *serverConn) answer(st *Stream, untold, asked *tunnel.Request, err error
 			// What else the client sends is of no interest, RFC 9114 section 4.1.
 			st.qs.CancelRead(quic.StreamErrorCode(NoError))
 		}
-		k.leave()
+		k.countOut()
 	}
-	if untold != nil {
-		k.s.told(untold, err)
+	if unseen != nil {
+		k.s.report(unseen, err)
 	}
 }
 
-// drain sends the first GOAWAY, which says that there will be a last one:
-// requests that are on their way are still served (RFC 9114 section 5.2).
+// drain sends the first GOAWAY, which announces the last one: requests that the
+// client has sent meanwhile are still served (RFC 9114 section 5.2).
 func (k *serverConn) drain() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -388,13 +388,13 @@ func (k *serverConn) drain() {
 }
 
 func (k *serverConn) drainLocked() {
-	if k.leaving || k.over {
+	if k.goAwaySent || k.stopped {
 		return
 	}
-	k.leaving, k.left = true, clock()
+	k.goAwaySent, k.goAwayAt = true, clock()
 	k.c.background(func() { k.c.sendGoAway(lastID) }) // it may have to wait
 	if k.timer != nil {
-		k.timer.Reset(goodbye)
+		k.timer.Reset(goAwayDelay)
 	}
 }
 
@@ -405,7 +405,7 @@ func (k *serverConn) idle() time.Duration {
 	return DefaultIdle
 }
 
-// firstRequest is how long a connection may take to its first request.
+// firstRequest returns how long a connection may take to its first request.
 func (k *serverConn) firstRequest() time.Duration {
 	switch d := k.s.Limits.FirstByte; {
 	case d == 0:
@@ -421,34 +421,34 @@ func (k *serverConn) tickEvery() time.Duration {
 	return max(min(k.idle(), k.firstRequest(), 5*time.Second)/4, time.Millisecond)
 }
 
-// tick looks after a connection now and then.
+// tick enforces the connection's time limits.
 func (k *serverConn) tick() {
 	defer k.c.recovered() // without mu
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.over {
+	if k.stopped {
 		return
 	}
 	now, next := clock(), k.tickEvery()
-	k.c.lookAtPath(now)
-	quiet := time.Duration(now - k.since)
+	k.c.checkPath(now)
+	quiet := time.Duration(now - k.idleSince)
 	switch {
-	case k.leaving && !k.final:
-		if next = goodbye - time.Duration(now-k.left); next > 0 {
+	case k.goAwaySent && !k.lastGoAwaySent:
+		if next = goAwayDelay - time.Duration(now-k.goAwayAt); next > 0 {
 			break
 		}
-		k.final = true
+		k.lastGoAwaySent = true
 		id := uint64(k.next)
 		k.c.background(func() { k.c.sendGoAway(id) })
-		next = farewell
-	case k.final && k.streams == 0 && quiet >= farewell && time.Duration(now-k.left) >= farewell:
+		next = drainedTimeout
+	case k.lastGoAwaySent && k.streams == 0 && quiet >= drainedTimeout && time.Duration(now-k.goAwayAt) >= drainedTimeout:
 		// The client should have ended it, RFC 9114 section 5.2.
 		k.c.background(func() { k.c.fail(errDrained) }) // which waits for the connection's end
 		return
-	case k.streams == 0 && !k.leaving && (quiet >= k.idle() || !k.begun && quiet >= k.firstRequest()):
-		k.late = !k.begun
+	case k.streams == 0 && !k.goAwaySent && (quiet >= k.idle() || !k.hasRequest && quiet >= k.firstRequest()):
+		k.timedOut = !k.hasRequest
 		k.drainLocked()
-		next = goodbye
+		next = goAwayDelay
 	}
 	k.timer.Reset(next)
 }

@@ -22,7 +22,7 @@ const (
 	DefaultStreams = 100             // tunnels at once
 	DefaultIdle    = 5 * time.Minute // without a tunnel
 
-	silence = 30 * time.Second // without a packet, after which a connection has ended; half of it, and it is asked for a sign of life
+	idleTimeout = 30 * time.Second // without a packet, until a connection has ended; after half of it a PING is sent
 )
 
 // proto is what requests and outcomes are of.
@@ -43,8 +43,8 @@ type Server struct {
 	Via       string
 	ProxyName string
 
-	// Identify, if set, says who the client of a connection is by what TLS has
-	// verified of it. It is asked once for each connection; an error ends it.
+	// Identify, if set, returns the identity of a client by what TLS has verified of
+	// it. It is called once for each connection; an error ends the connection.
 	Identify func(*tls.ConnectionState) (tunnel.Peer, error)
 
 	// Name is the listener's, as configured, for logs; "" means its address.
@@ -58,8 +58,8 @@ type Server struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	// Head, if set, sees each CONNECT after its credentials and its target were
-	// judged, and may refuse it, change req or set head.Answer.
+	// Head, if set, is called for each CONNECT after its credentials and its target
+	// were checked. It may refuse the request, change req or set head.Answer.
 	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
 
 	// Limits are those of tunnel.Server. A handshake counts as a preamble until
@@ -68,7 +68,7 @@ type Server struct {
 
 	// Grow is by how many bytes the windows of all connections together may
 	// grow beyond what each begins with; 0 means 256 MiB. They do not grow by more
-	// than the Budget's Backlogs, nor while memory is short.
+	// than the Budget's Backlogs, nor while memory is scarce.
 	Grow int64
 
 	Budget  *tunnel.Budget        // how short memory is, and what clients hold; nil means a Server by itself
@@ -77,15 +77,15 @@ type Server struct {
 
 	clients tunnel.Clients // of a Server without a Budget
 
-	mu       sync.Mutex // guards what follows
-	gate     gate
-	grown    int64
-	conns    map[*quic.Conn]*serverConn
-	sockets  map[*quic.Transport]struct{}
-	draining bool
-	closed   bool
-	panicked time.Time      // when a stack was last logged
-	wg       sync.WaitGroup // connections
+	mu         sync.Mutex // guards what follows
+	handshakes int        // unfinished ones
+	grown      int64
+	conns      map[*quic.Conn]*serverConn
+	sockets    map[*quic.Transport]struct{}
+	draining   bool
+	closed     bool
+	panicked   time.Time      // when a stack was last logged
+	wg         sync.WaitGroup // connections
 }
 
 // An idMaker makes connection ids, all of one length.
@@ -102,12 +102,12 @@ func (g generator) GenerateConnectionID() (quic.ConnectionID, error) {
 
 func (g generator) ConnectionIDLen() int { return g.n }
 
-// Serve serves what comes to pc until Shutdown or Close, and then returns
-// tunnel.ErrServerClosed; earlier only where pc fails. It owns pc. Every
-// request's context is made of ctx.
+// Serve serves the connections that come to pc until Shutdown or Close, and then
+// returns tunnel.ErrServerClosed. It returns earlier only where pc fails. It owns
+// pc. The context of each request is derived from ctx.
 //
-// Where pc has a method NewID() []byte, that makes the connection ids: it is a
-// part of a socket that finds its packets by them.
+// Where pc has a method NewID() []byte, that makes the connection ids: such a pc is
+// a part of a socket, which finds its packets by them.
 func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler) error {
 	defer pc.Close()
 	if s.TLS == nil {
@@ -120,7 +120,7 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 	tr := &quic.Transport{
 		Conn: serverSocket(pc), ConnectionIDLength: 8, VerifySourceAddress: s.mustRetry,
 		ConnContext: func(ctx context.Context, info *quic.ClientInfo) (context.Context, error) {
-			return s.knock(ctx, info, name)
+			return s.admitHandshake(ctx, info, name)
 		},
 	}
 	if ids, ok := pc.(idMaker); ok {
@@ -130,9 +130,9 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 		return tunnel.ErrServerClosed
 	}
 	cfg := quicConfig()
-	cfg.MaxIdleTimeout, cfg.KeepAlivePeriod = silence, silence/2
+	cfg.MaxIdleTimeout, cfg.KeepAlivePeriod = idleTimeout, idleTimeout/2
 	cfg.MaxIncomingStreams = int64(s.streams())
-	cfg.AllowConnectionWindowIncrease = s.mayGrow
+	cfg.AllowConnectionWindowIncrease = s.allowGrowth
 	ln, err := tr.Listen(tlsConfig(s.TLS), cfg)
 	if err != nil {
 		s.untrack(tr)
@@ -154,8 +154,8 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 	}
 }
 
-// guardTLS has a panic in what cfg calls be an error, which ends one handshake:
-// QUIC calls it in goroutines of its own.
+// guardTLS turns a panic in a callback of cfg into an error, which ends one
+// handshake: QUIC calls them in goroutines of its own.
 func guardTLS(cfg *tls.Config) {
 	if f := cfg.GetCertificate; f != nil {
 		cfg.GetCertificate = func(hello *tls.ClientHelloInfo) (cert *tls.Certificate, err error) {
@@ -183,14 +183,14 @@ func guardTLS(cfg *tls.Config) {
 	}
 }
 
-// caught is deferred where a panic is to be an error.
+// caught is deferred to turn a panic into an error.
 func caught(err *error) {
 	if v := recover(); v != nil {
 		*err = tunnel.Caught(v)
 	}
 }
 
-// tlsConfig is what QUIC is given of the Server's TLS.
+// tlsConfig returns base as QUIC needs it.
 func tlsConfig(base *tls.Config) *tls.Config {
 	cfg := base.Clone()
 	guardTLS(cfg)
@@ -217,20 +217,20 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 		_ = qc.CloseWithError(quic.ApplicationErrorCode(InternalError), "")
 		return
 	}
-	err := s.arrived(a)
+	err := s.admitConn(a)
 	if err != nil {
 		_ = qc.CloseWithError(quic.ApplicationErrorCode(ExcessiveLoad), err.Error())
-		s.tell(a, err)
+		s.reportAttempt(a, err)
 		return
 	}
-	k := &serverConn{s: s, a: a, tr: tr, handler: h, since: clock(), local: addrPort(qc.LocalAddr()).Port()}
+	k := &serverConn{s: s, a: a, tr: tr, handler: h, idleSince: clock(), local: addrPort(qc.LocalAddr()).Port()}
 	k.c = &conn{qc: qc, side: k}
 	if s.Identify != nil {
 		cs := qc.ConnectionState().TLS
 		if k.peer, err = s.identify(&cs); err != nil {
 			err = refuse(tunnel.NoAuth, "the client's certificate: %w", err)
 			_ = qc.CloseWithError(quic.ApplicationErrorCode(GeneralProtocol), "") // TLS should have refused it
-			s.tell(a, err)
+			s.reportAttempt(a, err)
 			return
 		}
 	}
@@ -245,7 +245,7 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	running.Go(func() {
 		defer s.wg.Done()
 		defer s.forget(k)
-		defer s.recovered() // of what the connection itself has not caught
+		defer s.recovered() // from panics that the connection itself has not caught
 		switch {
 		case closed:
 			k.c.fail(errClosed)
@@ -256,7 +256,7 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	})
 }
 
-// forget counts a connection out.
+// forget removes a connection that has ended.
 func (s *Server) forget(k *serverConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,14 +264,14 @@ func (s *Server) forget(k *serverConn) {
 	s.grown -= k.grown
 }
 
-// recovered is deferred where a panic has nothing left to end: it is logged.
+// recovered is deferred where a panic ends nothing more: it is logged.
 func (s *Server) recovered() {
 	if v := recover(); v != nil {
 		s.logPanic(tunnel.Caught(v))
 	}
 }
 
-// identify is Identify, whose panic is no more than an error.
+// identify calls Identify and turns a panic of it into an error.
 func (s *Server) identify(cs *tls.ConnectionState) (peer tunnel.Peer, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -283,8 +283,9 @@ func (s *Server) identify(cs *tls.ConnectionState) (peer tunnel.Peer, err error)
 	return s.Identify(cs)
 }
 
-// mayGrow is asked before a connection's window grows by n bytes.
-func (s *Server) mayGrow(qc *quic.Conn, n uint64) (may bool) {
+// allowGrowth reports whether the window of qc may grow by n bytes, and counts them
+// if so.
+func (s *Server) allowGrowth(qc *quic.Conn, n uint64) (may bool) {
 	defer s.recovered()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,8 +308,8 @@ func (s *Server) mayGrow(qc *quic.Conn, n uint64) (may bool) {
 	return true
 }
 
-// Drain asks every connection to open no more tunnels and to end with the
-// last one it has, by GOAWAY. New connections are refused. It does not wait.
+// Drain sends GOAWAY on every connection: it takes no more tunnels and ends with
+// the last one that it has. New connections are refused. Drain does not wait.
 func (s *Server) Drain() {
 	s.mu.Lock()
 	s.draining = true
@@ -400,7 +401,7 @@ func (s *Server) isClosed() bool {
 	return s.closed
 }
 
-// rules are those of every version of HTTP.
+// rules returns the rules of every version of HTTP.
 func (s *Server) rules() *connect.Protocol {
 	return &connect.Protocol{Auth: s.Auth, Via: s.Via, ProxyName: s.ProxyName}
 }
@@ -412,13 +413,13 @@ func (s *Server) streams() int {
 	return DefaultStreams
 }
 
-// tell reports what ended without a request.
-func (s *Server) tell(a *attempt, err error) {
-	s.told(&tunnel.Request{Proto: proto, Listener: a.listener, Source: a.addr, Start: a.start}, err)
+// reportAttempt reports a handshake or connection that ended without a request.
+func (s *Server) reportAttempt(a *attempt, err error) {
+	s.report(&tunnel.Request{Proto: proto, Listener: a.listener, Source: a.addr, Start: a.start}, err)
 }
 
-// told reports a request that did not reach the Handler.
-func (s *Server) told(req *tunnel.Request, err error) {
+// report reports a request that did not reach the Handler.
+func (s *Server) report(req *tunnel.Request, err error) {
 	if s.Observe == nil {
 		return
 	}
@@ -432,15 +433,15 @@ func (s *Server) told(req *tunnel.Request, err error) {
 	s.Observe(o)
 }
 
-// panicking tells of a request whose Handler, or what came before it, panicked.
-func (s *Server) panicking(req *tunnel.Request, v any) {
+// reportPanic logs the panic v in the service of req and reports the request.
+func (s *Server) reportPanic(req *tunnel.Request, v any) {
 	p := tunnel.Caught(v)
 	s.logPanic(p)
-	s.told(req, &tunnel.Error{Reason: tunnel.Internal, Err: p})
+	s.report(req, &tunnel.Error{Reason: tunnel.Internal, Err: p})
 }
 
-// logPanic logs a stack, once a minute at most: an attacker who found the input
-// may send it often.
+// logPanic logs a panic, with its stack once a minute at most: an attacker who knows
+// the input may send it often.
 func (s *Server) logPanic(p *tunnel.Panic) {
 	s.mu.Lock()
 	quiet := !s.panicked.IsZero() && time.Since(s.panicked) < time.Minute
@@ -459,7 +460,7 @@ func (s *Server) logPanic(p *tunnel.Panic) {
 	}
 }
 
-// handshakeError gives a handshake that failed its Reason.
+// handshakeError returns the error, with its Reason, of a handshake that failed.
 func handshakeError(err error) *tunnel.Error {
 	if te, ok := errors.AsType[*quic.TransportError](err); ok && te.ErrorCode.IsCryptoError() {
 		return refuse(tunnel.BadHello, "the TLS handshake failed: %w", err)
@@ -470,7 +471,7 @@ func handshakeError(err error) *tunnel.Error {
 	return refuse(tunnel.Gone, "the client left in the middle of its handshake: %w", err)
 }
 
-// newRequest makes the request of a stream, as far as its connection is known.
+// newRequest returns a request with what is known of its connection.
 func (k *serverConn) newRequest() *tunnel.Request {
 	source := addrPort(k.c.qc.RemoteAddr()) // as of now: a client may change it
 	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, LocalPort: k.local, Peer: k.peer, Start: time.Now()}

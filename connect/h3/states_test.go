@@ -852,7 +852,7 @@ func (m *machine) finish() {
 	testnet.Ping(m.t, m.beside, "the connection beside works")
 	_ = m.qc.CloseWithError(0, "")
 	if m.lossy {
-		time.Sleep(2*silence + 10*time.Second) // as the end may have been lost, and a PING may have gone out
+		time.Sleep(2*idleTimeout + 10*time.Second) // as the end may have been lost, and a PING may have gone out
 	}
 	if m.d != nil {
 		_ = m.d.Close()
@@ -893,8 +893,8 @@ func (m *machine) finish() {
 	m.work.Wait()
 	m.s.mu.Lock()
 	defer m.s.mu.Unlock()
-	if n := len(m.s.conns); n != 0 || m.s.grown != 0 || m.s.gate.half != 0 {
-		m.t.Errorf("%d connections are still listed, windows have grown by %d, %d handshakes are under way", n, m.s.grown, m.s.gate.half)
+	if n := len(m.s.conns); n != 0 || m.s.grown != 0 || m.s.handshakes != 0 {
+		m.t.Errorf("%d connections are still listed, windows have grown by %d, %d handshakes are under way", n, m.s.grown, m.s.handshakes)
 	}
 }
 

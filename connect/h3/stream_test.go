@@ -157,7 +157,7 @@ func TestEnds(t *testing.T) {
 		g = serve(t, tunneltest.Table{"svc:1": service}, &Server{})
 		return newDialer(t, g.addr), "svc:1"
 	}, nil)
-	testnet.Eventually(t, patience, func() bool { return g.relay.Open() == 0 }, "the tunnels end")
+	testnet.Eventually(t, testTimeout, func() bool { return g.relay.Open() == 0 }, "the tunnels end")
 }
 
 // A slowScript is a script that a deadline interrupts after each Read.
@@ -217,11 +217,11 @@ func TestBrokenTellsAnAbortFromAClose(t *testing.T) {
 		}
 		if abort {
 			_ = near.Abort()
-			testnet.Eventually(t, patience, func() bool { return errors.Is(far.Broken(), syscall.ECONNRESET) }, "the abort is told")
+			testnet.Eventually(t, testTimeout, func() bool { return errors.Is(far.Broken(), syscall.ECONNRESET) }, "the abort is told")
 			continue
 		}
 		_ = near.Close()
-		testnet.Eventually(t, patience, func() bool { return far.Broken() != nil }, "the close is told")
+		testnet.Eventually(t, testTimeout, func() bool { return far.Broken() != nil }, "the close is told")
 		if err := far.Broken(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("a peer that has closed: %v", err)
 		}

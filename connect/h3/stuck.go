@@ -8,28 +8,26 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A path may come to take smaller packets than before and say nothing of it: what
-// the connection has found out about it is wrong then, and quic-go does not find
-// out again. Its packets are lost for ever, while small ones arrive, which say that
-// the peer is there: a black hole, RFC 8899 section 4.3. A connection that is
-// stuck there is ended, as one is whose peer is gone; a new one begins with small
-// packets.
+// A path may begin to take only smaller packets than before, without a word. Then the
+// packet size that the connection has found is wrong, and quic-go does not search
+// again. Its large packets are all lost, while small ones arrive and keep the
+// connection alive: a black hole, RFC 8899 section 4.3. Such a connection is ended,
+// like one whose peer is gone; a new one begins with small packets.
 const (
-	// stuckAfter is for how long packets are sent, again and again and ever more
-	// seldom, of which none is acknowledged. The search for the largest packets
-	// that the path takes is over sooner.
-	stuckAfter = 15 * time.Second
-	forgotten  = 45 * time.Second // without such a packet, as they were of that search
+	// stuckAfter is how long packets may be sent of which none is acknowledged. The
+	// search for the largest packets that the path takes is over sooner.
+	stuckAfter  = 15 * time.Second
+	forgetAfter = 45 * time.Second // without such a packet, as they were of that search
 
-	fullPacket = 1000 // bytes that are sent between two looks; fewer are signs of life and acknowledgements
+	fullPacket = 1000 // bytes sent between two ticks; fewer are PINGs and acknowledgements
 )
 
-// A pathWatch finds it out, by looks now and then.
+// A pathWatch detects a stuck connection. Each tick updates it.
 type pathWatch struct {
 	then        quic.ConnectionStats // when packets were last known to arrive
-	sent        uint64               // at the last look
-	first, last int64                // when packets were found sent since then; 0 for not yet
-	certain     bool                 // the last look has found all of this
+	sent        uint64               // bytes sent at the last tick
+	first, last int64                // the first and last ticks since then that found packets sent; 0 for none
+	certain     bool                 // the last tick has found the connection stuck
 }
 
 // stuck reports whether for stuckAfter nothing that was sent was acknowledged, or
@@ -41,10 +39,10 @@ func (w *pathWatch) stuck(s quic.ConnectionStats, now int64) bool {
 	switch {
 	case s.LatestRTT != w.then.LatestRTT && lost <= sent*3/4: // each acknowledgement measures it anew
 		*w = pathWatch{then: s, sent: s.BytesSent}
-	case w.certain: // what was under way then has had the time to arrive
+	case w.certain: // packets that were under way then have had the time to arrive
 		return true
 	case !more:
-		if w.last > 0 && time.Duration(now-w.last) >= forgotten {
+		if w.last > 0 && time.Duration(now-w.last) >= forgetAfter {
 			w.first, w.last = 0, 0
 		}
 	case w.first == 0:
@@ -56,8 +54,8 @@ func (w *pathWatch) stuck(s quic.ConnectionStats, now int64) bool {
 	return false
 }
 
-// lookAtPath ends the connection where it is stuck. Its ticks call it.
-func (c *conn) lookAtPath(now int64) {
+// checkPath ends the connection if it is stuck. Each tick calls it.
+func (c *conn) checkPath(now int64) {
 	if c.path.stuck(c.qc.ConnectionStats(), now) {
 		c.background(func() {
 			c.fail(refuse(tunnel.Reset, "little of what was sent for %v arrived, and the peer is there: the path takes smaller packets than before", stuckAfter))

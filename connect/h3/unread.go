@@ -6,17 +6,17 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// QUIC keeps what has come and was not read, also what came out of order, which
-// no Stream can be asked for: of frames of one byte about 180 times their size,
-// up to the windows. It does not say how much that is. What a connection has
-// received and nobody has read is an estimate from above.
+// QUIC keeps the bytes that were received and not read, also those that came out of
+// order, which no Stream knows of: frames of one byte take about 180 times their
+// size, up to the windows. QUIC does not tell how much that is. Its unread bytes are
+// estimated from above.
 const (
-	packetCost = 32       // bytes of a packet that are no payload, at least: header, connection id, tag
-	ackCost    = 20       // bytes of an acknowledgement, of which there is one at most for each packet that was sent
-	leastEnded = 64 << 10 // estimated bytes of a connection that is ended to free memory, at least
+	packetCost    = 32       // bytes of a packet that are no payload, at least: header, connection id and tag
+	ackCost       = 20       // bytes of an acknowledgement, of which there is one at most for each packet that was sent
+	minEndedBytes = 64 << 10 // estimated bytes of a connection that is ended to free memory, at least
 )
 
-// A streamReader is a Stream as the reader of its bytes, which it counts.
+// A streamReader reads the bytes of a Stream and counts them.
 type streamReader Stream
 
 func (r *streamReader) Read(p []byte) (int, error) {
@@ -25,7 +25,7 @@ func (r *streamReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unread estimates what the connection keeps, in bytes of what was received.
+// unread estimates how many received bytes of the connection were not read.
 func (c *conn) unread() int64 {
 	s := c.qc.ConnectionStats()
 	spent := s.PacketsReceived*packetCost + min(s.PacketsReceived, s.PacketsSent)*ackCost + c.read.Load()
@@ -35,16 +35,16 @@ func (c *conn) unread() int64 {
 	return int64(min(s.BytesReceived-spent, math.MaxInt64))
 }
 
-// An Unread is a connection with what it is estimated to keep.
+// An Unread is a connection with an estimate of its unread bytes.
 type Unread struct {
-	Bytes  int64  // not read, of what was received; 0 where no connection keeps much
-	Client string // its address
+	Bytes  int64  // received and not read; 0 where no connection has many
+	Client string // the client's address
 	k      *serverConn
 }
 
-// MostUnread returns the connection that keeps most, of the client whose
-// connections do: for memory that is full where no tunnel keeps bytes. Those of
-// proxies in front count by themselves.
+// MostUnread returns the connection with the most unread bytes, of the client whose
+// connections have most together. It is for memory that is full while no tunnel
+// holds bytes. Each connection of a proxy in front counts by itself.
 func (s *Server) MostUnread() (most Unread) {
 	s.mu.Lock()
 	conns := make(map[*serverConn]int64, len(s.conns)) // and its window
@@ -59,7 +59,7 @@ func (s *Server) MostUnread() (most Unread) {
 	clients := make(map[any]*client)
 	for k, window := range conns {
 		n := min(k.c.unread(), window)
-		if n < leastEnded || k.c.cause() != nil { // or it has ended
+		if n < minEndedBytes || k.c.cause() != nil { // or it has ended
 			continue
 		}
 		var key any = k.a.client

@@ -47,7 +47,7 @@ func TestMostUnread(t *testing.T) {
 	var mute []*Stream
 	for range 20 {
 		m := open(t, deaf, "svc:2")
-		_ = m.SetWriteDeadline(time.Now().Add(patience))
+		_ = m.SetWriteDeadline(time.Now().Add(testTimeout))
 		if _, err := m.Write(make([]byte, streamWindow*3/4)); err != nil {
 			t.Fatal(err)
 		}
@@ -55,7 +55,7 @@ func TestMostUnread(t *testing.T) {
 	}
 	// They are on several connections.
 	ended := 0
-	testnet.Eventually(t, patience, func() bool {
+	testnet.Eventually(t, testTimeout, func() bool {
 		if u := srv.MostUnread(); u.Bytes > 0 {
 			u.End()
 			ended++
@@ -63,7 +63,7 @@ func TestMostUnread(t *testing.T) {
 		return srv.MostUnread().Bytes == 0 && ended > 1
 	}, "they are seen, and ended")
 	for _, m := range mute {
-		_ = m.SetReadDeadline(time.Now().Add(patience))
+		_ = m.SetReadDeadline(time.Now().Add(testTimeout))
 		if _, err := m.Read(make([]byte, 1)); err == nil || errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("a stream of the connection that was ended: %v", err)
 		}

@@ -46,7 +46,7 @@ func (d *demo) serve(ctx context.Context, name string) (netip.AddrPort, error) {
 	cfg.NextProtos = []string{demoALPN}
 	d.services.Go(func() {
 		defer pc.Close()
-		_ = h3.ServePlain(ctx, pc, cfg, func(who *tls.ConnectionState, _ []byte) []byte { return []byte(hello(who)) })
+		_ = h3.ServeRawQUIC(ctx, pc, cfg, func(client *tls.ConnectionState, _ []byte) []byte { return []byte(hello(client)) })
 	})
 	proxied, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -229,7 +229,7 @@ func (d *demo) get(ctx context.Context, mode, to, host string, withCert bool) (s
 func (d *demo) ask(ctx context.Context, to, host string) (string, error) {
 	cfg := d.web.ClientConfig(host)
 	cfg.NextProtos = []string{demoALPN}
-	c, err := h3.DialPlain(ctx, to, cfg)
+	c, err := h3.DialRawQUIC(ctx, to, cfg)
 	if err != nil {
 		return "", err
 	}

@@ -22,11 +22,11 @@ func (p *prober) quic(ctx context.Context) error {
 	if len(cfg.NextProtos) == 0 {
 		cfg.NextProtos = []string{"h3"} // QUIC has no handshake without
 	}
-	var conn *h3.Plain
+	var conn *h3.RawQUIC
 	start := time.Now()
 	if err := p.step("udp + quic", func() (string, error) {
 		var err error
-		if conn, err = h3.DialPlain(ctx, p.o.via, cfg); err != nil {
+		if conn, err = h3.DialRawQUIC(ctx, p.o.via, cfg); err != nil {
 			return "", err
 		}
 		return "the handshake is done", nil

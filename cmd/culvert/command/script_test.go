@@ -217,7 +217,7 @@ func cmdServeQUIC(ts *testscript.TestScript, neg bool, args []string) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = h3.ServePlain(ctx, pc, cfg, func(*tls.ConnectionState, []byte) []byte { return nil })
+		_ = h3.ServeRawQUIC(ctx, pc, cfg, func(*tls.ConnectionState, []byte) []byte { return nil })
 	}()
 	ts.Defer(func() { cancel(); <-ended })
 }

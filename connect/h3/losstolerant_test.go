@@ -20,7 +20,7 @@ func TestWhatCountsAsLoss(t *testing.T) {
 		syscall.EMSGSIZE: false, syscall.EBADF: false, syscall.EINVAL: false,
 	} {
 		err := &net.OpError{Op: "write", Net: "udp", Err: os.NewSyscallError("sendmsg", errno)}
-		s := &steady{}
+		s := &lossTolerant{}
 		if s.lost(err) {
 			t.Errorf("%v before there is a connection: lost, want the error", errno)
 		}
@@ -69,7 +69,7 @@ func TestServersLinkGoesDown(t *testing.T) {
 	echo("before")
 	pc.down.Store(true)
 	send("meanwhile")
-	testnet.Eventually(t, patience, func() bool { return pc.lost.Load() > 1 }, "the server sends while its link is down")
+	testnet.Eventually(t, testTimeout, func() bool { return pc.lost.Load() > 1 }, "the server sends while its link is down")
 	pc.down.Store(false)
 	echo("meanwhile")
 	send("after")
@@ -78,8 +78,8 @@ func TestServersLinkGoesDown(t *testing.T) {
 
 // A whole socket is of the kind that QUIC knows all about.
 func TestServerSocket(t *testing.T) {
-	s, ok := serverSocket(socket(t)).(*steady)
+	s, ok := serverSocket(socket(t)).(*lossTolerant)
 	if !ok || !s.on.Load() {
-		t.Errorf("a socket of the server is %v, and counts errors as loss: want a steady that does", s)
+		t.Errorf("a socket of the server is %v, and counts errors as loss: want a lossTolerant that does", s)
 	}
 }

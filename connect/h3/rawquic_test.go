@@ -10,7 +10,7 @@ import (
 )
 
 // A Plain asks and is answered, and hears why it is not.
-func TestPlain(t *testing.T) {
+func TestRawQUIC(t *testing.T) {
 	server, client := credentials()
 	server, client = server.Clone(), client.Clone()
 	server.NextProtos, client.NextProtos = []string{"x"}, []string{"x"}
@@ -19,21 +19,21 @@ func TestPlain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pc.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- ServePlain(ctx, pc, server, func(who *tls.ConnectionState, question []byte) []byte {
+		ended <- ServeRawQUIC(ctx, pc, server, func(who *tls.ConnectionState, question []byte) []byte {
 			return append(question, " "+who.ServerName...)
 		})
 	}()
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("ServePlain: %v, want its end with the context's", err)
+			t.Errorf("ServeRawQUIC: %v, want its end with the context's", err)
 		}
 	}()
 
-	p, err := DialPlain(ctx, pc.LocalAddr().String(), client)
+	p, err := DialRawQUIC(ctx, pc.LocalAddr().String(), client)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,13 +52,13 @@ func TestPlain(t *testing.T) {
 
 	client.NextProtos = []string{"y"}
 	const noApplicationProtocol = tls.AlertError(120)
-	if _, err := DialPlain(ctx, pc.LocalAddr().String(), client); !errors.Is(err, noApplicationProtocol) {
+	if _, err := DialRawQUIC(ctx, pc.LocalAddr().String(), client); !errors.Is(err, noApplicationProtocol) {
 		t.Errorf("another protocol: got %v, want the alert %v", err, noApplicationProtocol)
 	}
 }
 
 // What a server thinks of its client's certificate comes after the handshake.
-func TestPlainIsNotAccepted(t *testing.T) {
+func TestRawQUICIsNotAccepted(t *testing.T) {
 	server, client := credentials()
 	server, client = server.Clone(), client.Clone()
 	server.NextProtos, client.NextProtos, server.ClientAuth = []string{"x"}, []string{"x"}, tls.RequireAnyClientCert
@@ -67,14 +67,14 @@ func TestPlainIsNotAccepted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pc.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	ended := make(chan error, 1)
-	go func() { ended <- ServePlain(ctx, pc, server, nil) }()
+	go func() { ended <- ServeRawQUIC(ctx, pc, server, nil) }()
 	defer func() { cancel(); <-ended }()
-	p, err := DialPlain(ctx, pc.LocalAddr().String(), client)
+	p, err := DialRawQUIC(ctx, pc.LocalAddr().String(), client)
 	if err == nil {
 		defer p.Close()
-		err = p.Accepted(patience)
+		err = p.Accepted(testTimeout)
 	}
 	const certificateRequired = tls.AlertError(116)
 	if !errors.Is(err, certificateRequired) {
