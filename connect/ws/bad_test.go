@@ -25,7 +25,7 @@ func join(frames ...[]byte) []byte { return bytes.Join(frames, nil) }
 // it. The service sees what came before, and then an abort.
 func TestBadFrames(t *testing.T) {
 	good := frame(0x82, true, []byte("good"))
-	flood := bytes.Repeat(frame(0x89, true, nil), maxEmpty+1)
+	flood := bytes.Repeat(frame(0x89, true, nil), maxEmptyFrames+1)
 	rows := []struct {
 		name string
 		in   []byte
@@ -55,8 +55,8 @@ func TestBadFrames(t *testing.T) {
 		{"close code 1006", closeFrame(1006, true, ""), codeProtocol},
 		{"close reason not UTF-8", closeFrame(1000, true, "\xff"), codeInvalid},
 		{"101 pings", flood, codePolicy},
-		{"101 pongs", bytes.Repeat(frame(0x8a, true, nil), maxEmpty+1), codePolicy},
-		{"101 empty fragments", join(frame(0x02, true, nil), bytes.Repeat(frame(0x00, true, nil), maxEmpty)), codePolicy},
+		{"101 pongs", bytes.Repeat(frame(0x8a, true, nil), maxEmptyFrames+1), codePolicy},
+		{"101 empty fragments", join(frame(0x02, true, nil), bytes.Repeat(frame(0x00, true, nil), maxEmptyFrames)), codePolicy},
 		{"close code 1001", closeFrame(1001, true, "gone"), 1001}, // a page that is left: no orderly end
 		{"close code 1011", closeFrame(1011, true, ""), 1011},
 		{"close code 4000", closeFrame(4000, true, ""), 4000},
@@ -309,22 +309,22 @@ func TestCloseUnanswered(t *testing.T) {
 			s, far := memory(t, Client, Options{})
 			start := time.Now()
 			_ = s.Close()
-			if got := time.Since(start); got > atOnce {
-				t.Errorf("Close took %v, want %v at most", got, atOnce)
+			if got := time.Since(start); got > immediateTimeout {
+				t.Errorf("Close took %v, want %v at most", got, immediateTimeout)
 			}
 			if taken {
 				if _, err := io.ReadFull(far, make([]byte, 8)); err != nil {
 					t.Fatal(err)
 				}
 			} else {
-				time.Sleep(closing - time.Nanosecond)
+				time.Sleep(closeTimeout - time.Nanosecond)
 			}
 			if n, err := far.Write([]byte{0x82}); taken && (n != 1 || err != nil) {
 				t.Errorf("got %d, %v, want what follows to be read", n, err)
 			}
 			_, _ = io.Copy(io.Discard, far)
-			if got := time.Since(start); got != closing+atOnce {
-				t.Errorf("taken %v: the connection ended after %v, want %v", taken, got, closing+atOnce)
+			if got := time.Since(start); got != closeTimeout+immediateTimeout {
+				t.Errorf("taken %v: the connection ended after %v, want %v", taken, got, closeTimeout+immediateTimeout)
 			}
 		})
 	}

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	closing = 2 * time.Second       // for the peer to take a close frame, and then to answer it
-	atOnce  = 10 * time.Millisecond // for a close frame that must not be waited for
+	closeTimeout     = 2 * time.Second       // for a close frame to be written, and then for its answer
+	immediateTimeout = 10 * time.Millisecond // for a close frame that is written while the caller waits
 )
 
 // CloseWrite implements tunnel.Stream by an empty message. A peer that has not
 // agreed on Subprotocol would not know it: then it is errors.ErrUnsupported.
 func (s *Stream) CloseWrite() error {
-	if !s.ends {
+	if !s.halfCloses {
 		return fmt.Errorf("ws: the peer does not speak %s: %w", Subprotocol, errors.ErrUnsupported)
 	}
 	s.wmu.Lock()
@@ -36,38 +36,37 @@ func (s *Stream) CloseWrite() error {
 	return err
 }
 
-// Close ends the stream in order, both directions at once. It does not wait for
-// the peer: where the close frame can't be sent at once, that is tried behind
-// it for two seconds, and so its answer is awaited, and then the connection is
-// closed. A program that ends right after Close has said so to the peer.
+// Close ends both directions of the stream in order. It does not wait for the peer:
+// a close frame that cannot be written at once is written in the background, within
+// two seconds, and its answer is awaited there for as long. Then the connection is
+// closed. The peer of a program that ends right after Close gets the close frame.
 func (s *Stream) Close() error {
-	if !s.leave() {
+	if !s.markClosed() {
 		return nil
 	}
-	s.wake()
+	s.unblock()
 	if s.conn != nil && s.wmu.TryLock() {
-		_ = s.conn.SetWriteDeadline(time.Now().Add(atOnce))
-		_ = s.sayClose(codeNormal)
+		_ = s.conn.SetWriteDeadline(time.Now().Add(immediateTimeout))
+		_ = s.sendClose(codeNormal)
 		s.wmu.Unlock()
 	}
-	go s.farewell(codeNormal)
+	go s.closeHandshake(codeNormal)
 	return nil
 }
 
-// sayClose sends a close frame, unless one was sent, after all that is owed.
-// The caller holds wmu.
-func (s *Stream) sayClose(code int) (err error) {
+// sendClose sends a close frame, unless one was sent, after the rest of the frame
+// before it. The caller holds wmu.
+func (s *Stream) sendClose(code int) (err error) {
 	if !s.closeSent {
 		s.closeSent, err = s.send(opClose, closePayload(code))
 	}
 	if err == nil {
-		err = s.settle()
+		err = s.flushOwed()
 	}
 	return err
 }
 
-// codes are what a peer is told of an abort; of other Reasons it is told
-// codeInternal.
+// codes are the close codes of aborts by Reason; that of all others is codeInternal.
 var codes = map[tunnel.Reason]int{
 	tunnel.Drain: codeGoingAway,
 }
@@ -75,23 +74,23 @@ var codes = map[tunnel.Reason]int{
 // Abort is AbortWithReason no Reason that there are words for: with close code 1011.
 func (s *Stream) Abort() error { return s.AbortWithReason("") }
 
-// AbortWithReason ends the stream so that the peer can tell: with the close code for
-// why, where that can be sent at once, and a reset. A peer that has been told
-// which rule it broke is left the time to read it. It implements tunnel.ReasonAborter.
+// AbortWithReason ends the stream with a reset, after the close code for why if that can be
+// written at once. A peer that broke a rule has the time to read the code for that.
+// AbortWithReason implements tunnel.ReasonAborter.
 func (s *Stream) AbortWithReason(why tunnel.Reason) error {
-	if !s.leave() {
+	if !s.markClosed() {
 		return nil
 	}
 	if code := int(s.reply.Load()); code != 0 {
-		s.wake()
-		go s.farewell(code)
+		s.unblock()
+		go s.closeHandshake(code)
 		return nil
 	}
 	if s.wmu.TryLock() {
 		if !s.closeSent && len(s.owed) == 0 {
 			s.closeSent = true
 			if s.conn != nil {
-				_ = s.conn.SetWriteDeadline(time.Now().Add(atOnce))
+				_ = s.conn.SetWriteDeadline(time.Now().Add(immediateTimeout))
 				_, _ = s.send(opClose, closePayload(cmp.Or(codes[why], codeInternal)))
 			}
 		}
@@ -100,8 +99,8 @@ func (s *Stream) AbortWithReason(why tunnel.Reason) error {
 	return abort(s.rwc)
 }
 
-// leave is true for the first who ends the stream.
-func (s *Stream) leave() bool {
+// markClosed marks the stream as closed and reports whether it was open.
+func (s *Stream) markClosed() bool {
 	s.dmu.Lock()
 	defer s.dmu.Unlock()
 	if s.closed.Swap(true) {
@@ -113,40 +112,41 @@ func (s *Stream) leave() bool {
 	return true
 }
 
-// wake ends every Read and Write that waits.
-func (s *Stream) wake() {
+// unblock ends every Read and Write that waits.
+func (s *Stream) unblock() {
 	if s.conn != nil {
 		_ = s.conn.SetDeadline(time.Unix(1, 0))
 	}
 }
 
-// farewell is the closing handshake, section 7.1.1, and the end.
-func (s *Stream) farewell(code int) {
+// closeHandshake performs the closing handshake, section 7.1.1, and closes the
+// connection.
+func (s *Stream) closeHandshake(code int) {
 	defer s.recovered()
 	defer s.rwc.Close()
-	// One without deadlines is closed under whoever waits for it.
+	// A connection without deadlines is closed while it is in use.
 	if s.conn == nil {
-		defer time.AfterFunc(2*closing, func() { _ = s.rwc.Close() }).Stop()
+		defer time.AfterFunc(2*closeTimeout, func() { _ = s.rwc.Close() }).Stop()
 	}
-	if s.sayLast(code) != nil {
+	if s.sendLastClose(code) != nil {
 		return
 	}
 	s.rmu.Lock()
 	defer s.rmu.Unlock()
 	if s.conn != nil {
-		_ = s.conn.SetReadDeadline(time.Now().Add(closing))
+		_ = s.conn.SetReadDeadline(time.Now().Add(closeTimeout))
 	}
 	s.drain()
 }
 
-// sayLast is sayClose with the time that a peer has to take it.
-func (s *Stream) sayLast(code int) error {
+// sendLastClose is sendClose within closeTimeout.
+func (s *Stream) sendLastClose(code int) error {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
 	if s.conn != nil {
-		_ = s.conn.SetWriteDeadline(time.Now().Add(closing))
+		_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 	}
-	return s.sayClose(code)
+	return s.sendClose(code)
 }
 
 // drain reads to the peer's close frame. A close with unread input would send
@@ -155,7 +155,7 @@ func (s *Stream) drain() {
 	s.buffer()
 	var v *violation
 	if errors.As(s.rerr, &v) {
-		// What it sends is no frames to us. It goes by the close frame.
+		// The peer's bytes cannot be read as frames. It gets the close frame.
 		if w, ok := s.rwc.(tunnel.Stream); ok {
 			_ = w.CloseWrite()
 		}
@@ -163,9 +163,9 @@ func (s *Stream) drain() {
 		return
 	}
 	if s.peer.Load() != nil {
-		return // its close frame has come, or its connection is gone
+		return // the close frame has come, or the connection is gone
 	}
-	s.rerr = nil // an end of the stream is not yet that of the frames
+	s.rerr = nil // frames follow the end of the stream
 	for s.rerr == nil {
 		if s.left > 0 {
 			n, err := s.br.Discard(int(min(s.left, 1<<20)))

@@ -57,7 +57,7 @@ func referenceOf(in []byte, side Side, ends bool) (data []byte, orderly bool) {
 		key := [4]byte{}
 		in = in[copy(key[:keyLen], in):]
 		if op >= 8 || length == 0 {
-			if empty++; empty > maxEmpty {
+			if empty++; empty > maxEmptyFrames {
 				return data, false // the fuzzer is faster than a second
 			}
 		}

@@ -15,9 +15,9 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// accepting is how long the yes may take to leave. It fits in any socket
-// buffer, so this only ends what is no socket.
-const accepting = time.Second
+// acceptTimeout limits the write of the 101. It fits in any socket buffer, so only
+// other carriers reach the limit.
+const acceptTimeout = time.Second
 
 // A Protocol is the server side. The zero value serves everybody but browsers:
 // what may be reached is the Handler's to say. It is safe for any number of
@@ -45,7 +45,7 @@ type Protocol struct {
 	// Via is this gateway's pseudonym, as in connect.Protocol.
 	Via string
 
-	// ProxyName is who Proxy-Status says is speaking; "" means "culvert".
+	// ProxyName is the name of this gateway in Proxy-Status; "" means "culvert".
 	ProxyName string
 
 	// Options are those of the streams.
@@ -75,7 +75,7 @@ func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	return tunnel.Yes
 }
 
-// HasPreamble implements tunnel.PreambleDetector: the head has come, or cannot any more.
+// HasPreamble implements tunnel.PreambleDetector: the head is complete, or cannot be one.
 func (*Protocol) HasPreamble(prefix []byte) bool {
 	_, err := connect.ParseHead(prefix)
 	return err != connect.ErrMore
@@ -84,8 +84,8 @@ func (*Protocol) HasPreamble(prefix []byte) bool {
 // ServeConn implements tunnel.Protocol. It reads one head, calls h at most
 // once, and returns when h does. Where it refuses by itself it has closed c.
 //
-// The client hears 101 by req.Accept, which returns a *Stream, and an HTTP
-// answer by req.Refuse: that of connect.Answer, with 401 in place of 407.
+// req.Accept answers with 101 and returns a *Stream; req.Refuse answers as
+// connect.Answer does, with 401 in place of 407.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	head, err := connect.ReadHead(ctx, c)
 	if err != nil {
@@ -106,7 +106,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		return err
 	}
 	req.Accept = func() (tunnel.Stream, error) {
-		_ = c.SetWriteDeadline(time.Now().Add(accepting))
+		_ = c.SetWriteDeadline(time.Now().Add(acceptTimeout))
 		if _, err := io.WriteString(c, u.answer()); err != nil {
 			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("ws: the client left before it was answered: %w", err)}
 		}
@@ -121,7 +121,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	return nil
 }
 
-// answer is the yes.
+// answer returns the 101.
 func (u *upgrade) answer() string {
 	s := "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + acceptKey(u.key) + "\r\n"
 	if u.subprotocol != "" {
@@ -130,9 +130,9 @@ func (u *upgrade) answer() string {
 	return s + "\r\n"
 }
 
-// Admit judges what a handshake has in every HTTP version: who may ask, and
-// where to. host is its Host or :authority, target its path. It completes req
-// and returns the context for the Handler, which knows the gateways the
+// Admit checks what a handshake has in every HTTP version: its origin, credentials
+// and destination. host is its Host or :authority, target its path. Admit completes
+// req and returns the context for the Handler, which has the gateways that the
 // request came through.
 func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target string, fields connect.Fields) (context.Context, error) {
 	if len(p.Hosts) > 0 && !slices.Contains(p.Hosts, bare(host)) {

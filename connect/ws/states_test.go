@@ -640,7 +640,7 @@ func (m *machine) check() {
 	out, broken := bytes.Clone(m.out), m.broken
 	m.mu.Unlock()
 	o := m.ours
-	if p := o.s.fault.Load(); p != nil {
+	if p := o.s.panicked.Load(); p != nil {
 		m.t.Error(p, string(p.Stack))
 	}
 	o.mu.Lock()
@@ -664,7 +664,7 @@ func (m *machine) check() {
 	if len(carried) > sent && m.mode&modeManual != 0 && len(o.writes) == 0 {
 		m.t.Errorf("our side has sent %d bytes, and %d were written", len(carried), sent)
 	}
-	if !m.stuck && !m.touched && !m.reset && !m.cut && !broken && !o.s.dead.Load() && len(carried) < sent {
+	if !m.stuck && !m.touched && !m.reset && !m.cut && !broken && !o.s.pingTimedOut.Load() && len(carried) < sent {
 		m.t.Errorf("%d bytes were written and %d have come", sent, len(carried))
 	}
 }
@@ -713,14 +713,14 @@ func (m *machine) finish() {
 		n, err := o.s.Read(b)
 		o.read(b[:n], err)
 		var ne net.Error
-		if errors.As(err, &ne) && ne.Timeout() && !o.s.dead.Load() {
+		if errors.As(err, &ne) && ne.Timeout() && !o.s.pingTimedOut.Load() {
 			m.t.Errorf("%x: the stream has no end: %v", m.in, err)
 		}
 		if err != nil {
 			break
 		}
 	}
-	if _, orderly := referenceOf(m.in, m.side, m.subprotocol() != ""); orderly && !m.touched && !m.reset && !o.s.dead.Load() && o.err != io.EOF {
+	if _, orderly := referenceOf(m.in, m.side, m.subprotocol() != ""); orderly && !m.touched && !m.reset && !o.s.pingTimedOut.Load() && o.err != io.EOF {
 		m.t.Errorf("%x: the end is %v, want EOF", m.in, o.err)
 	}
 	m.check()

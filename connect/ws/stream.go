@@ -21,12 +21,12 @@ import (
 const DefaultPing = 20 * time.Second
 
 const (
-	readBuffer = 4 << 10 // bytes; larger reads go around it
-	maxEmpty   = 100     // frames without data in a second; more where nobody read for longer
-	silences   = 3       // pings without any answer that a peer may leave
+	readBuffer     = 4 << 10 // bytes; larger reads go around it
+	maxEmptyFrames = 100     // frames without data in a second; more where nobody read for longer
+	maxMissedPings = 3       // pings in a row that a peer may leave unanswered
 )
 
-// A Side is who one is in a WebSocket: clients mask what they send.
+// A Side is the role in a WebSocket: clients mask what they send.
 type Side bool
 
 // The two sides.
@@ -38,9 +38,9 @@ const (
 // Options are the limits of a Stream. A message may have any length: it is
 // handed on as it arrives, and nothing is held in memory for it.
 type Options struct {
-	// Ping is after how long without a frame sent a ping is. A peer of
-	// Subprotocol that says nothing for three times as long, while it is read
-	// from, is taken for dead. 0 means DefaultPing, negative never.
+	// Ping is the time without a frame sent until a ping is. A peer of Subprotocol
+	// that is silent for three times as long, while it is read from, counts as dead.
+	// 0 means DefaultPing; a negative value disables pings.
 	Ping time.Duration
 }
 
@@ -48,11 +48,11 @@ type Options struct {
 // package comment for how it ends. It is a tunnel.Stream and may be used by
 // many goroutines.
 type Stream struct {
-	rwc  io.ReadWriteCloser
-	conn net.Conn // rwc where it is one
-	side Side
-	ends bool // an empty message is the end of the stream
-	ping time.Duration
+	rwc        io.ReadWriteCloser
+	conn       net.Conn // rwc where it is one
+	side       Side
+	halfCloses bool // an empty message is the end of the stream
+	ping       time.Duration
 
 	rmu     sync.Mutex // guards what Read uses, to the blank line
 	from    io.Reader
@@ -61,28 +61,28 @@ type Stream struct {
 	key     [4]byte       // of the current frame
 	pos     int           // in the current frame, modulo 4
 	final   bool          // the current frame is its message's last
-	message bool          // in a message
-	empty   bool          // nothing has come of the message so far
-	rerr    error         // every Read from now on
+	message bool          // a message is not complete
+	empty   bool          // no byte of the message has come so far
+	rerr    error         // the error of all later Reads
 	meter   meter
 
 	wmu       sync.Mutex // guards what Write uses, to the blank line
-	owed      []byte     // of a frame that was begun
+	owed      []byte     // the rest of a frame that was begun
 	ended     bool       // the end of the stream was sent
 	closeSent bool
 
-	pongs     pongs        // that are owed
-	reply     atomic.Int32 // code of the close frame that is owed; 0 for none
-	answering atomic.Bool
-	sent      atomic.Int64 // when a frame was last sent, nanoseconds after born
-	heard     atomic.Int64 // when a frame last came
-	reading   atomic.Int64 // since when a Read waits, or who rests between two; -1 where nobody does
-	born      time.Time
-	closed    atomic.Bool                  // by Close or Abort
-	peer      atomic.Pointer[error]        // why nothing can be written any more
-	shut      atomic.Bool                  // its close frame has come
-	dead      atomic.Bool                  // the peer left too many pings without an answer
-	fault     atomic.Pointer[tunnel.Panic] // of a goroutine of the stream's own
+	pongs         pongs        // that are owed
+	reply         atomic.Int32 // code of the close frame that is owed; 0 for none
+	answering     atomic.Bool
+	sent          atomic.Int64 // when a frame was last sent, nanoseconds after born
+	lastRead      atomic.Int64 // when a frame last came
+	reading       atomic.Int64 // since when a Read waits, or who rests between two; -1 where nobody does
+	born          time.Time
+	closed        atomic.Bool                  // by Close or Abort
+	peer          atomic.Pointer[error]        // why nothing can be written any more
+	closeReceived atomic.Bool                  // the peer's close frame has come
+	pingTimedOut  atomic.Bool                  // the peer left too many pings without an answer
+	panicked      atomic.Pointer[tunnel.Panic] // of a goroutine of the stream's own
 
 	dmu    sync.Mutex // held while deadlines are set; guards pinger
 	pinger *time.Timer
@@ -106,7 +106,7 @@ func NewStream(rwc io.ReadWriteCloser, side Side, subprotocol string, o Options)
 
 // newStream is NewStream where early has been read from rwc already.
 func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol string, o Options) *Stream {
-	s := &Stream{rwc: rwc, side: side, ends: subprotocol == Subprotocol, ping: o.Ping, born: time.Now()}
+	s := &Stream{rwc: rwc, side: side, halfCloses: subprotocol == Subprotocol, ping: o.Ping, born: time.Now()}
 	s.meter.since = s.born
 	s.conn, _ = rwc.(net.Conn)
 	s.reading.Store(-1)
@@ -117,15 +117,15 @@ func newStream(rwc io.ReadWriteCloser, early []byte, side Side, subprotocol stri
 		s.ping = DefaultPing
 	}
 	if s.ping > 0 {
-		s.pingIn(s.ping)
+		s.schedulePing(s.ping)
 	}
 	return s
 }
 
-// errCut is what a Read gets where the connection ends and the stream does not.
+// errCut is the error of a Read where the connection ends before the stream does.
 var errCut = fmt.Errorf("ws: the connection ended without a close frame: %w", io.ErrUnexpectedEOF)
 
-// A closeError is a close frame that is no orderly end.
+// A closeError is a close frame as an error.
 type closeError struct {
 	code   int
 	reason string
@@ -170,9 +170,9 @@ func (s *Stream) read(p []byte) (int, error) {
 			}
 			continue
 		}
-		s.waiting()
+		s.noteWaiting()
 		n, err := s.br.Read(p[:min(uint64(len(p)), s.left)])
-		s.heardNow(n > 0)
+		s.noteRead(n > 0)
 		if n > 0 {
 			mask(p[:n], s.key, s.pos)
 			s.pos = (s.pos + n) & 3
@@ -212,48 +212,48 @@ func (s *Stream) Rest() {
 	}
 }
 
-// waiting and heardNow note how long the peer has been silent.
-func (s *Stream) waiting() {
+// noteWaiting and noteRead note how long the peer has been silent.
+func (s *Stream) noteWaiting() {
 	if s.ping > 0 && s.br.Buffered() == 0 {
 		s.reading.Store(int64(time.Since(s.born)))
 	}
 }
 
-func (s *Stream) heardNow(any bool) {
+func (s *Stream) noteRead(any bool) {
 	if s.ping > 0 {
 		s.reading.Store(-1)
 		if any {
-			s.heard.Store(int64(time.Since(s.born)))
+			s.lastRead.Store(int64(time.Since(s.born)))
 		}
 	}
 }
 
-// peek is bufio's, which keeps what it has for the next try where it fails.
+// peek is bufio's Peek, which loses nothing where it fails.
 func (s *Stream) peek(n int) ([]byte, error) {
 	if s.br.Buffered() >= n {
 		return s.br.Peek(n)
 	}
-	s.waiting()
+	s.noteWaiting()
 	b, err := s.br.Peek(n)
-	s.heardNow(err == nil)
+	s.noteRead(err == nil)
 	return b, err
 }
 
-// failed makes of an error what Read says, and keeps it where it is final.
+// failed returns the error of Read for err, and keeps it if it is final.
 func (s *Stream) failed(err error) error {
 	var ne net.Error
 	var v *violation
 	switch {
-	case s.fault.Load() != nil:
-		err = s.fault.Load()
-	case s.dead.Load():
-		err = fmt.Errorf("ws: no answer to %d pings: %w", silences, os.ErrDeadlineExceeded)
+	case s.panicked.Load() != nil:
+		err = s.panicked.Load()
+	case s.pingTimedOut.Load():
+		err = fmt.Errorf("ws: no answer to %d pings: %w", maxMissedPings, os.ErrDeadlineExceeded)
 	case errors.As(err, &v):
 		s.answer(v.code)
 	case errors.Is(err, io.EOF) && s.rerr == nil:
 		err = errCut
 	case errors.As(err, &ne) && ne.Timeout():
-		return err // a deadline of the caller's: nothing is lost
+		return err // the caller's deadline: nothing is lost
 	}
 	if s.rerr == nil {
 		s.rerr = err
@@ -292,7 +292,7 @@ func (s *Stream) next() error {
 	}
 	end := s.final && s.empty
 	s.frameEnd()
-	if end && s.ends {
+	if end && s.halfCloses {
 		s.rerr = io.EOF
 	}
 	return nil
@@ -345,7 +345,7 @@ func (s *Stream) control(h header) error {
 			s.rerr = io.EOF
 		}
 		s.over(gone)
-		s.shut.Store(true)
+		s.closeReceived.Store(true)
 		s.answer(code)
 	}
 	return nil
@@ -387,7 +387,7 @@ func (p *pongs) empty() bool {
 	return len(p.list) == 0
 }
 
-// over has writes fail from now on. The first reason stands.
+// over makes all later writes fail with err. The first reason counts.
 func (s *Stream) over(err error) {
 	err = fmt.Errorf("ws: nothing can be sent: %w", err)
 	s.peer.CompareAndSwap(nil, &err)
@@ -402,12 +402,12 @@ type meter struct {
 	late  int // that may have waited
 }
 
-var errFlood = violated(codePolicy, "more than %d frames without data in a second", maxEmpty)
+var errFlood = violated(codePolicy, "more than %d frames without data in a second", maxEmptyFrames)
 
 func (m *meter) allow(now time.Time) bool {
 	if age := now.Sub(m.since); age >= time.Second {
 		m.since, m.n, m.late = now, 0, int(age/time.Second)
 	}
 	m.n++
-	return m.n <= maxEmpty+m.late
+	return m.n <= maxEmptyFrames+m.late
 }

@@ -12,14 +12,14 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// maxFrame is the most that is sent in one frame and message: what the Relay
-// writes at once.
+// maxFrame limits the bytes of one frame and message: it is what the Relay writes at
+// once.
 const maxFrame = 32 << 10
 
 var frames = sync.Pool{New: func() any { return new([maxHeader + maxFrame]byte) }}
 
-// Write sends p in binary messages. What a deadline cuts short within a frame
-// counts as written, and is sent before whatever comes next.
+// Write sends p in binary messages. A frame that a deadline cuts short counts as
+// written; its rest is sent before the next frame.
 func (s *Stream) Write(p []byte) (n int, err error) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
@@ -43,7 +43,7 @@ func (s *Stream) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// writable says why nothing can be written any more. The caller holds wmu.
+// writable returns why nothing can be written any more, or nil. The caller holds wmu.
 func (s *Stream) writable() error {
 	switch why := s.peer.Load(); {
 	case s.closed.Load():
@@ -58,11 +58,10 @@ func (s *Stream) writable() error {
 	return nil
 }
 
-// send sends one frame, after what is owed of the one before. It reports
-// whether any of the frame is on its way: then the rest is owed. The caller
-// holds wmu.
+// send sends one frame, after the rest of the frame before it. It reports whether
+// any of the frame was sent: then its rest is owed. The caller holds wmu.
 func (s *Stream) send(opcode byte, payload []byte) (begun bool, err error) {
-	if err := s.settle(); err != nil {
+	if err := s.flushOwed(); err != nil {
 		return false, err
 	}
 	var key *[4]byte
@@ -88,8 +87,8 @@ func (s *Stream) send(opcode byte, payload []byte) (begun bool, err error) {
 	return n > 0, err
 }
 
-// settle sends what is owed of a frame. The caller holds wmu.
-func (s *Stream) settle() error {
+// flushOwed sends the rest of a frame. The caller holds wmu.
+func (s *Stream) flushOwed() error {
 	if len(s.owed) == 0 {
 		return nil
 	}
@@ -100,25 +99,25 @@ func (s *Stream) settle() error {
 	return err
 }
 
-// answer sees to it that what is owed to the peer is sent: a pong, and a close
-// frame where code is not 0. It does not wait, as who reads must not wait for
-// a peer that does not.
+// answer has the pongs sent that are owed, and a close frame if code is not 0. It
+// does not wait: a Read must not wait for a peer that does not read.
 func (s *Stream) answer(code int) {
 	if code != 0 {
 		s.reply.CompareAndSwap(0, int32(code))
 	}
 	if s.answering.CompareAndSwap(false, true) {
-		go s.answerNow()
+		go s.sendRepliesLoop()
 	}
 }
 
-// answerNow sends what is owed, and ends with the connection at the latest.
-func (s *Stream) answerNow() {
+// sendRepliesLoop sends replies until none is owed. It ends with the connection at the
+// latest.
+func (s *Stream) sendRepliesLoop() {
 	defer s.recovered()
 	for {
-		code, done := s.sayOwed()
+		code, done := s.sendReplies()
 		if done {
-			_ = s.rwc.Close() // the server is first, section 7.1.1, and a client waits for it
+			_ = s.rwc.Close() // the server closes first, section 7.1.1, and the client waits for it
 			return
 		}
 		s.answering.Store(false)
@@ -128,18 +127,18 @@ func (s *Stream) answerNow() {
 	}
 }
 
-// recovered is deferred in a goroutine of the stream's own: its panic ends the
-// stream, and the Read that hears of it says why.
+// recovered is deferred in a goroutine of the stream: its panic ends the stream and
+// is the error of the next Read.
 func (s *Stream) recovered() {
 	if v := recover(); v != nil {
-		s.fault.Store(tunnel.Caught(v))
+		s.panicked.Store(tunnel.Caught(v))
 		_ = abort(s.rwc)
 	}
 }
 
-// sayOwed sends pongs and a close frame, where they are owed, and returns the
-// code of that. done says that nothing is left to do but to close.
-func (s *Stream) sayOwed() (code int, done bool) {
+// sendReplies sends the pongs and the close frame that are owed, and returns the code
+// of that. It reports done where nothing is left but to close the connection.
+func (s *Stream) sendReplies() (code int, done bool) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
 	for _, payload := range s.pongs.take() {
@@ -151,22 +150,22 @@ func (s *Stream) sayOwed() (code int, done bool) {
 	if code != 0 && !s.closeSent {
 		s.closeSent, _ = s.send(opClose, closePayload(code))
 	}
-	return code, s.closeSent && len(s.owed) == 0 && s.side == Server && s.shut.Load()
+	return code, s.closeSent && len(s.owed) == 0 && s.side == Server && s.closeReceived.Load()
 }
 
-// keepAlive sends a ping where nothing was sent for a while, and gives up a
-// peer that says nothing at all. A culvert.v1 peer sends pings of its own,
-// whether or not it is reading; a stranger that is silent may only be slow, and
-// is left to the keepalive of TCP.
+// keepAlive sends a ping if nothing was sent for a while, and aborts the stream of a
+// culvert.v1 peer that is silent for too long: such a peer sends pings of its own,
+// whether or not it reads. Any other peer may only be slow, and is left to the
+// keepalive of TCP.
 func (s *Stream) keepAlive() {
 	defer s.recovered()
 	if s.closed.Load() || s.peer.Load() != nil {
 		return
 	}
 	now := time.Since(s.born)
-	if since := time.Duration(s.reading.Load()); s.ends && since >= 0 && now-max(since, time.Duration(s.heard.Load())) >= silences*s.ping {
-		s.dead.Store(true)
-		_ = abort(s.rwc) // wakes the Read, which says so
+	if since := time.Duration(s.reading.Load()); s.halfCloses && since >= 0 && now-max(since, time.Duration(s.lastRead.Load())) >= maxMissedPings*s.ping {
+		s.pingTimedOut.Store(true)
+		_ = abort(s.rwc) // the Read returns why
 		return
 	}
 	quiet := now - time.Duration(s.sent.Load())
@@ -174,8 +173,8 @@ func (s *Stream) keepAlive() {
 	if due {
 		quiet = 0
 	}
-	s.pingIn(s.ping - quiet)      // first: what follows may wait for the peer
-	if !due || !s.wmu.TryLock() { // somebody is sending
+	s.schedulePing(s.ping - quiet) // first: what follows may wait for the peer
+	if !due || !s.wmu.TryLock() {  // a Write is under way
 		return
 	}
 	defer s.wmu.Unlock()
@@ -184,8 +183,8 @@ func (s *Stream) keepAlive() {
 	}
 }
 
-// pingIn has keepAlive called, unless the stream is left.
-func (s *Stream) pingIn(d time.Duration) {
+// schedulePing has keepAlive called after d, unless the stream is closed.
+func (s *Stream) schedulePing(d time.Duration) {
 	s.dmu.Lock()
 	defer s.dmu.Unlock()
 	switch {
