@@ -13,8 +13,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// defaultWait is a Dialer's Wait where it says nothing.
-const defaultWait = 15 * time.Second
+// defaultTimeout is the Wait of a Dialer where that is 0.
+const defaultTimeout = 15 * time.Second
 
 // A Dialer reaches its destinations through a SOCKS5 proxy. It is a
 // tunnel.Dialer, so one can be the way to another. It is safe for concurrent
@@ -33,17 +33,16 @@ type Dialer struct {
 	// empty User offers none. They cross the way to the proxy in clear.
 	User, Password string
 
-	// Wait is how long the proxy may take from the connection to the last
-	// byte of its answer: it dials in that time. 0 means 15 s.
+	// Wait limits the time from the connection to the last byte of the proxy's
+	// answer; the proxy dials within it. 0 means 15 s.
 	Wait time.Duration
 }
 
 var _ tunnel.Dialer = (*Dialer)(nil)
 
 // DialContext asks the proxy for addr, "host:port", "1.2.3.4:port" or
-// "[2001:db8::1]:port"; network is "tcp". The ctx covers all of it and nothing
-// after; it is the only limit on reaching the proxy where Dialer has none of
-// its own.
+// "[2001:db8::1]:port"; network is "tcp". The ctx covers the dial and nothing after.
+// It is the only limit on reaching the proxy where Dialer has none of its own.
 //
 // The net.Conn is the very connection that leads to the proxy, and belongs to
 // the caller.
@@ -64,17 +63,16 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if d.User != "" && d.Password == "" {
 		return nil, errors.New("socks5: a user name without a password")
 	}
-	way := d.Dialer
-	if way == nil {
-		way = new(net.Dialer)
+	dialer := d.Dialer
+	if dialer == nil {
+		dialer = new(net.Dialer)
 	}
-	conn, err := way.DialContext(ctx, "tcp", d.Proxy)
+	conn, err := dialer.DialContext(ctx, "tcp", d.Proxy)
 	if err != nil {
 		return nil, d.failed(ctx, "cannot be reached", err)
 	}
 
-	// A close wakes whatever waits on conn, where a deadline could be
-	// overwritten by ours.
+	// A close ends any wait on conn. A deadline could be overwritten by that of open.
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		_ = conn.Close()
@@ -112,11 +110,11 @@ func parseAddr(addr string) (to destination, err error) {
 	return to, err
 }
 
-// open agrees with the proxy on conn. It reads no byte behind the answer.
+// open sends the request on conn and reads the answer. It reads no byte behind that.
 func (d *Dialer) open(ctx context.Context, conn net.Conn, to destination, addr string) error {
 	wait := d.Wait
 	if wait <= 0 {
-		wait = defaultWait
+		wait = defaultTimeout
 	}
 	if err := conn.SetDeadline(time.Now().Add(wait)); err != nil {
 		return d.failed(ctx, "is gone", err)
@@ -133,7 +131,7 @@ func (d *Dialer) open(ctx context.Context, conn net.Conn, to destination, addr s
 	case got[0] != version5:
 		return d.failed(ctx, "gave no answer that can be read", fmt.Errorf("it begins with %#02x, want %#02x", got[0], version5))
 	case got[1] == methodPassword && d.User != "":
-		if err := d.prove(ctx, conn); err != nil {
+		if err := d.authenticate(ctx, conn); err != nil {
 			return err
 		}
 	case got[1] == methodRefused:
@@ -151,7 +149,7 @@ func (d *Dialer) open(ctx context.Context, conn net.Conn, to destination, addr s
 	case got[0] != version5:
 		return d.failed(ctx, "gave no answer that can be read", fmt.Errorf("it begins with %#02x, want %#02x", got[0], version5))
 	case got[1] != byte(Succeeded):
-		// What stands behind is of no use, and need not come.
+		// The rest of the answer is of no use, and need not come.
 		r := Reply(got[1])
 		why, ok := reasons[r]
 		if !ok {
@@ -173,8 +171,8 @@ func (d *Dialer) open(ctx context.Context, conn net.Conn, to destination, addr s
 	return nil
 }
 
-// prove sends the user name and the password, RFC 1929.
-func (d *Dialer) prove(ctx context.Context, conn net.Conn) error {
+// authenticate sends the user name and the password, RFC 1929.
+func (d *Dialer) authenticate(ctx context.Context, conn net.Conn) error {
 	b := append([]byte{versionAuth, byte(len(d.User))}, d.User...)
 	b = append(append(b, byte(len(d.Password))), d.Password...)
 	var in [2]byte
@@ -199,13 +197,13 @@ func ask(conn net.Conn, out, in []byte) ([]byte, error) {
 	return in, nil
 }
 
-// failed is for a proxy that cannot be used.
+// failed returns the error for a proxy that cannot be used.
 func (d *Dialer) failed(ctx context.Context, what string, err error) error {
 	var ne net.Error
 	reason := tunnel.DialFailed
 	switch {
 	case ctx.Err() != nil:
-		// The caller's own doing: no Reason but what its context says.
+		// The caller has given up: the error is that of its context.
 		return fmt.Errorf("socks5: proxy %q %s: %w", d.Proxy, what, ctx.Err())
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &ne) && ne.Timeout():
 		reason = tunnel.DialTimeout

@@ -63,8 +63,8 @@ func TestDialerChain(t *testing.T) {
 type canned []exchange
 
 type exchange struct {
-	hear []byte
-	say  []byte
+	hear  []byte
+	write []byte
 }
 
 // dial dials addr through p. It returns what came behind the answer.
@@ -79,7 +79,7 @@ func (p canned) dial(t *testing.T, d *Dialer, addr string) (rest []byte, err err
 			if !bytes.Equal(got, x.hear) {
 				t.Errorf("the proxy heard % x, want % x", got, x.hear)
 			}
-			if _, err := far.Write(x.say); err != nil {
+			if _, err := far.Write(x.write); err != nil {
 				return
 			}
 		}

@@ -17,7 +17,7 @@ const (
 	versionAuth = 1 // of the sub-negotiation, RFC 1929
 )
 
-// Ways to prove who one is, RFC 1928 section 3.
+// Methods of authentication, RFC 1928 section 3.
 const (
 	methodNone     = 0x00
 	methodPassword = 0x02
@@ -38,11 +38,11 @@ const (
 	typeIPv6 = 4
 )
 
-// readAhead is how many bytes are buffered while a message is incomplete. The
+// maxMessage limits the bytes that are buffered while a message is incomplete. The
 // longest one, with a user name and a password, has 513.
-const readAhead = 1 << 10
+const maxMessage = 1 << 10
 
-// errMore says that a message is a proper prefix of one.
+// errMore is the error for a proper prefix of a message.
 var errMore = errors.New("socks5: more bytes are needed")
 
 // parseGreeting reads
@@ -64,8 +64,7 @@ func parseGreeting(b []byte) (methods []byte, n int, err error) {
 //	version (1) | length | user name | length | password
 //
 // of RFC 1929 section 2. It returns the length of the message with the two.
-// An error quotes nothing: what stands there may be a secret in the wrong
-// place.
+// An error quotes nothing: the bytes may be a secret in the wrong place.
 func parsePassword(b []byte) (user, password string, n int, err error) {
 	if len(b) > 0 && b[0] != versionAuth {
 		return "", "", 0, fmt.Errorf("the sub-negotiation begins with %#02x, want %#02x", b[0], versionAuth)
@@ -91,7 +90,7 @@ type destination struct {
 	port uint16      // never 0
 }
 
-// A requestError is what is wrong with a request, and the reply that says so.
+// A requestError says what is wrong with a request, and has the reply for it.
 type requestError struct {
 	reply Reply
 	err   error
@@ -109,8 +108,8 @@ func badRequest(r Reply, format string, args ...any) error {
 //	version (5) | command | 0 | type of address | address | port, 2 bytes
 //
 // of RFC 1928 section 4, in which a name has its length in front. It returns
-// the length of the message. What can't be done is refused as soon as it is
-// seen: the rest of such a request may have any form.
+// the length of the message. A request that is not supported is refused as soon as
+// that is known: its rest may have any form.
 //
 // An address in the place of a name is read as an address.
 func parseRequest(b []byte) (to destination, n int, err error) {

@@ -16,29 +16,29 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// speaking is how long a message to the client may take to leave. It fits in
-// any socket buffer, so this only ends what is no socket.
-const speaking = time.Second
+// writeTimeout limits the write of a message to the client. It fits in any socket
+// buffer, so only other carriers reach the limit.
+const writeTimeout = time.Second
 
-// A wrong password is answered between these after it came, whatever it was
-// that was wrong: so the time tells nothing, and guessing takes its time.
+// A wrong password is answered after a delay between these, whatever was wrong with
+// it: so the delay reveals nothing, and guessing takes its time.
 const (
-	minPenalty = time.Second
-	maxPenalty = minPenalty + minPenalty/4
+	minPasswordDelay = time.Second
+	maxPasswordDelay = minPasswordDelay + minPasswordDelay/4
 )
 
 // A Protocol is the proxy side of SOCKS5. The zero value serves everybody who
 // can connect: what may be reached is the Handler's to say. A Protocol is safe
 // for any number of connections at once.
 type Protocol struct {
-	// Verify, if set, has to accept the user name and password of every
-	// client (RFC 1929), before it is heard where it wants to go; a client
-	// that does not offer them is refused. It returns nil if they are right, and
-	// a *tunnel.Error where it has not looked. It has to do the same work for a
-	// user that does not exist, and must not keep or log the password.
+	// Verify, if set, has to accept the user name and password of every client (RFC
+	// 1929) before its request is read; a client that does not offer them is
+	// refused. It returns nil if they are right, and a *tunnel.Error if it has not
+	// checked them. It has to do the same work for a user that does not exist, and
+	// must not keep or log the password.
 	//
 	// Names and passwords are valid UTF-8 without control characters, and
-	// not empty: Verify sees no others.
+	// not empty: Verify gets no others.
 	Verify func(ctx context.Context, from netip.Addr, user, password string) error
 
 	// Off reports that clients need no name and password at this moment, in spite
@@ -66,9 +66,9 @@ func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
 	return tunnel.No
 }
 
-// HasPreamble implements tunnel.PreambleDetector: the greeting is there, or can't come any
-// more. The rest of the preamble comes only after an answer, so ServeConn may
-// wait for it all the same; Fill says so to the loop.
+// HasPreamble implements tunnel.PreambleDetector: the greeting is complete, or cannot be one. The
+// rest of the preamble comes only after an answer, so ServeConn may wait for it all
+// the same; Fill says so to the loop.
 func (*Protocol) HasPreamble(prefix []byte) bool {
 	if len(prefix) > 0 && prefix[0] != version5 {
 		return true
@@ -77,8 +77,8 @@ func (*Protocol) HasPreamble(prefix []byte) bool {
 	return err == nil
 }
 
-// ServeConn greets the client, verifies who it is where that is wanted, reads
-// its request and calls h with it.
+// ServeConn answers the client's greeting, checks its password if that is required,
+// reads its request and calls h with it.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	s := session{c: c}
 	verify := p.Asks()
@@ -99,8 +99,8 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		req.Peer = s.peer
 	}
 	req.Accept = func() (tunnel.Stream, error) {
-		if err := s.say(answer(Succeeded)); err != nil {
-			return nil, s.lost(err)
+		if err := s.write(answer(Succeeded)); err != nil {
+			return nil, s.readError(err)
 		}
 		return c.Accept()
 	}
@@ -109,20 +109,20 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	return nil
 }
 
-// A session is a client on its way to a request. What its methods return has
-// been said to the client.
+// A session is a connection whose request was not read yet. An error that its
+// methods return was sent to the client.
 type session struct {
 	c    *tunnel.Conn
-	read int // bytes of messages that are done with
+	read int // bytes of the messages that were handled
 	peer tunnel.Peer
 }
 
-// greet agrees on how the client proves who it is.
+// greet reads the greeting and chooses the method of authentication.
 func (s *session) greet(verify bool) error {
 	for {
 		b := s.c.Buffered()
 		if len(b) > 0 && b[0] != version5 {
-			return s.foreign(b[0])
+			return s.refuseVersion(b[0])
 		}
 		methods, n, err := parseGreeting(b)
 		if err == nil {
@@ -144,24 +144,24 @@ func (s *session) agree(methods []byte, n int, verify bool) error {
 		s.c.CloseWithMessage([]byte{version5, methodRefused})
 		return err
 	}
-	s.took(n)
-	if err := s.say([]byte{version5, want}); err != nil {
-		return s.lost(err)
+	s.discard(n)
+	if err := s.write([]byte{version5, want}); err != nil {
+		return s.readError(err)
 	}
 	return nil
 }
 
-// foreign ends a connection that does not speak SOCKS5.
-func (s *session) foreign(first byte) error {
+// refuseVersion refuses a connection that does not begin like SOCKS5.
+func (s *session) refuseVersion(first byte) error {
 	if first == version4 {
 		s.c.CloseWithMessage([]byte{0, 0x5b, 0, 0, 0, 0, 0, 0}) // request rejected
-		return tunnel.Refusef(tunnel.Unsupported, "socks5: the client speaks SOCKS4: it has to use SOCKS5, with the name left to the proxy (socks5h)")
+		return tunnel.Refusef(tunnel.Unsupported, "socks5: the client speaks SOCKS4: it has to use SOCKS5 and leave the lookup of names to the proxy (socks5h)")
 	}
 	_ = s.c.Abort()
 	return tunnel.Refusef(tunnel.BadPreamble, "socks5: the first byte is %#02x, want %#02x", first, version5)
 }
 
-// authenticate hears a user name and a password, RFC 1929.
+// authenticate reads a user name and a password and checks them, RFC 1929.
 func (s *session) authenticate(ctx context.Context, verify func(ctx context.Context, from netip.Addr, user, password string) error) error {
 	for {
 		user, password, n, err := parsePassword(s.c.Buffered())
@@ -172,40 +172,41 @@ func (s *session) authenticate(ctx context.Context, verify func(ctx context.Cont
 			continue
 		}
 		came := time.Now()
-		tunnel.WillWait(ctx) // a password is hashed on purpose slowly, and a wrong one waits
+		tunnel.WillWait(ctx) // hashing is slow on purpose, and a wrong password is delayed
 		if err == nil {
-			s.took(n)
-			wrong := errors.New("they are not usable")
+			s.discard(n)
+			wrong := errors.New("empty, not UTF-8 or with control characters")
 			if usable(user) && usable(password) {
 				wrong = verify(ctx, s.c.NewRequest("socks5").Source.Addr(), user, password)
 			}
 			if wrong == nil {
 				s.peer = tunnel.Peer{ID: user, Method: "basic"}
-				if err := s.say([]byte{versionAuth, 0}); err != nil {
-					return s.lost(err)
+				if err := s.write([]byte{versionAuth, 0}); err != nil {
+					return s.readError(err)
 				}
 				return nil
 			}
 			if refused := (*tunnel.Error)(nil); errors.As(wrong, &refused) {
-				s.c.CloseWithMessage([]byte{versionAuth, 1}) // at once: nothing was looked at
+				s.c.CloseWithMessage([]byte{versionAuth, 1}) // at once: nothing was checked
 				return tunnel.Refusef(refused.Reason, "socks5: %w", refused)
 			}
 			err = errors.New("the user name or the password is wrong")
 		}
-		penalty(ctx, came)
+		delayAnswer(ctx, came)
 		s.c.CloseWithMessage([]byte{versionAuth, 1})
 		return tunnel.Refusef(tunnel.NoAuth, "socks5: %w", err)
 	}
 }
 
-// usable is what connect takes in Proxy-Authorization: an ID ends up in logs.
+// usable reports whether connect would take s in Proxy-Authorization: an ID ends up
+// in logs.
 func usable(s string) bool {
 	return s != "" && utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
-// penalty waits until a wrong password that came then may be answered.
-func penalty(ctx context.Context, came time.Time) {
-	t := time.NewTimer(time.Until(came.Add(minPenalty + rand.N(maxPenalty-minPenalty))))
+// delayAnswer waits until a wrong password that was read at came may be answered.
+func delayAnswer(ctx context.Context, came time.Time) {
+	t := time.NewTimer(time.Until(came.Add(minPasswordDelay + rand.N(maxPasswordDelay-minPasswordDelay))))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -213,12 +214,12 @@ func penalty(ctx context.Context, came time.Time) {
 	}
 }
 
-// request reads where the client wants to go.
+// request reads the request.
 func (s *session) request() (destination, error) {
 	for {
 		to, n, err := parseRequest(s.c.Buffered())
 		if err == nil {
-			s.took(n)
+			s.discard(n)
 			return to, nil
 		}
 		if err != errMore {
@@ -236,29 +237,29 @@ func (s *session) request() (destination, error) {
 	}
 }
 
-func (s *session) took(n int) {
+func (s *session) discard(n int) {
 	s.c.Discard(n)
 	s.read += n
 }
 
-// say writes a part of the preamble to the client.
-func (s *session) say(b []byte) error {
-	_ = s.c.SetWriteDeadline(time.Now().Add(speaking))
+// write writes a part of the preamble to the client.
+func (s *session) write(b []byte) error {
+	_ = s.c.SetWriteDeadline(time.Now().Add(writeTimeout))
 	_, err := s.c.Write(b)
 	return err
 }
 
 func (s *session) fill() error {
-	if err := s.c.Fill(readAhead); err != nil {
+	if err := s.c.Fill(maxMessage); err != nil {
 		_ = s.c.Abort()
-		return s.lost(err)
+		return s.readError(err)
 	}
 	return nil
 }
 
-// lost says why the client's bytes stopped. There is nobody left to tell, or
-// nothing: a client that is slow on purpose gets no answer.
-func (s *session) lost(err error) error {
+// readError returns the error for a client that sends no more. It gets no answer: it
+// is gone, or slow on purpose.
+func (s *session) readError(err error) error {
 	got := s.read + len(s.c.Buffered())
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -243,8 +243,8 @@ func TestWrongPasswordTakesItsTime(t *testing.T) {
 				if strings.Contains(err.Error(), "guess") || row.user != "" && strings.Contains(err.Error(), row.user) {
 					t.Errorf("the error %q quotes credentials", err)
 				}
-				if took < minPenalty || took > maxPenalty {
-					t.Errorf("the answer took %v, want %v to %v", took, minPenalty, maxPenalty)
+				if took < minPasswordDelay || took > maxPasswordDelay {
+					t.Errorf("the answer took %v, want %v to %v", took, minPasswordDelay, maxPasswordDelay)
 				}
 				if asked != row.asked {
 					t.Errorf("Verify was asked: %v, want %v", asked, row.asked)
@@ -300,7 +300,7 @@ func TestPasswordIsNotLookedAt(t *testing.T) {
 	start := time.Now()
 	_, _ = c.Write(join(greetPassword, password("alice", "secret"), askName))
 	got, _ := io.ReadAll(c)
-	if !bytes.Equal(got, []byte{5, 2, 1, 1}) || time.Since(start) >= minPenalty {
+	if !bytes.Equal(got, []byte{5, 2, 1, 1}) || time.Since(start) >= minPasswordDelay {
 		t.Errorf("heard % x after %v, want no at once", got, time.Since(start))
 	}
 	g.Reason(t, tunnel.Overload)

@@ -36,9 +36,8 @@ func (r Reply) String() string {
 	return fmt.Sprintf("reply %#02x", byte(r))
 }
 
-// replies is what a client hears for each Reason. A name that is unknown, one
-// that is private and one that policy keeps have the same reply, so that nobody
-// learns of a service by asking.
+// replies has the reply for each Reason. An unknown name, a private one and one that
+// policy denies have the same reply, so that nobody finds services by asking.
 var replies = map[tunnel.Reason]Reply{
 	tunnel.NoRoute:    NotAllowed,
 	tunnel.NotExposed: NotAllowed,
@@ -75,8 +74,8 @@ var replies = map[tunnel.Reason]Reply{
 	tunnel.NoSNI:        GeneralFailure,
 }
 
-// ReplyFor returns what a client hears of err. It is the one place where a
-// Reason becomes a reply, and never Succeeded.
+// ReplyFor returns the reply for err, which is never Succeeded. It is the one place
+// where a Reason becomes a reply.
 func ReplyFor(err error) Reply {
 	var bad *requestError
 	if errors.As(err, &bad) {
@@ -99,8 +98,8 @@ func ReplyFor(err error) Reply {
 	return GeneralFailure
 }
 
-// reasons is the way back, for the Dialer. A server may mean many things by
-// a general failure: it could not dial is the one that all have in common.
+// reasons has the Reason for each reply that a Dialer gets. A general failure may
+// mean many things: that the proxy could not dial is true of all.
 var reasons = map[Reply]tunnel.Reason{
 	GeneralFailure:          tunnel.DialFailed,
 	NotAllowed:              tunnel.Denied,
@@ -112,9 +111,8 @@ var reasons = map[Reply]tunnel.Reason{
 	AddressTypeNotSupported: tunnel.Unsupported,
 }
 
-// answer is the whole answer to a request. The address the service was reached
-// from is nobody's business: it is always 0.0.0.0:0, as RFC 1928 allows those
-// who have none.
+// answer returns the whole answer to a request. It does not reveal the address that
+// the gateway dials from: the address is always 0.0.0.0:0, which RFC 1928 allows.
 func answer(r Reply) []byte {
 	return []byte{version5, byte(r), 0, typeIPv4, 0, 0, 0, 0, 0, 0}
 }
