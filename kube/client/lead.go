@@ -138,7 +138,7 @@ func (h *hearing) hear(verb string, err error) {
 		if h.denied[verb]++; h.denied[verb] != believed {
 			return
 		}
-		h.lease.Log.Warn("kubernetes: "+text+"; this replica writes nothing", "lease", h.lease.Namespace+"/"+h.lease.Name)
+		h.lease.Log.Warn("cannot use the lease; this replica writes no status", "lease", h.lease.Namespace+"/"+h.lease.Name, "reason", text)
 	case err != nil:
 		return
 	case verb == "get": // there is one, which need not be created

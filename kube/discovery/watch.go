@@ -220,7 +220,7 @@ func (r *run) say() {
 		if p.Key != "" {
 			args = append(args, slog.String("annotation", prefix+p.Key), slog.String("value", p.Value))
 		}
-		r.log.Warn("discovery: "+p.Text, args...)
+		r.log.Warn("Kubernetes object refused", append(args, "why", p.Text)...)
 		r.eventOf(p)
 	}
 }

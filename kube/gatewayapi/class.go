@@ -79,14 +79,14 @@ func (t *translation) judgeClass(o *gwv1.Gateway) *gateway {
 	c := t.classes[name]
 	switch {
 	case c == nil && t.memo.served[o.UID]:
-		t.res.Classless[name] = "there is no GatewayClass " + name + " any more: its Gateways are not served"
+		t.res.Classless[name] = "it was deleted; its Gateways are not served"
 		t.memo.serving[o.UID] = true
 		return &gateway{Gateway: o, refused: is(accepted, false, string(gwv1.GatewayReasonInvalid), fmt.Sprintf("there is no GatewayClass %q", name))}
 	case c == nil || !c.served:
 		return nil
 	case c.wrong == "":
 	case slices.ContainsFunc(o.Status.Conditions, func(s metav1.Condition) bool { return s.Type == accepted && s.Status == metav1.ConditionTrue }):
-		t.res.Classless[name] = "GatewayClass " + name + " is not accepted: " + c.wrong + "; its Gateways that were are served as before, and no others"
+		t.res.Classless[name] = "it is not accepted: " + c.wrong + "; Gateways that were accepted before are served as before"
 		t.memo.serving[o.UID] = true
 		return &gateway{Gateway: o, remark: fmt.Sprintf("; GatewayClass %q is not accepted any more, and has no hold over this", name)}
 	default:
@@ -107,13 +107,13 @@ func (t *translation) mayBeAnothers(o *gwv1.Gateway) bool {
 func (r *run) tellOfClasses(res *Result) {
 	for name, text := range res.Classless {
 		if r.classless.New(name, text) {
-			r.log.Warn("kubernetes: " + text)
+			r.log.Warn("GatewayClass in use is gone or not accepted", "class", name, "reason", text)
 		}
 	}
 	for name := range r.classes {
 		if _, still := res.Classless[name]; !still {
 			r.classless.New(name, "")
-			r.log.Info("kubernetes: GatewayClass " + name + " is in order again, or nobody names it")
+			r.log.Info("GatewayClass accepted again or unused", "class", name)
 		}
 	}
 	r.classes = res.Classless

@@ -56,7 +56,7 @@ func TestGatewayClassThatIsDeleted(t *testing.T) {
 			listener a/edge tls Programmed=False/Invalid
 			!open
 		`)
-		if len(res.Classless) != 1 || !strings.Contains(res.Classless["culvert"], "there is no GatewayClass culvert any more") {
+		if len(res.Classless) != 1 || !strings.Contains(res.Classless["culvert"], "it was deleted") {
 			t.Errorf("got %v", res.Classless)
 		}
 	}
@@ -140,7 +140,7 @@ func TestControllerTellsOfClasses(t *testing.T) {
 			t.Fatal(err)
 		}
 		calm()
-		said("GatewayClass culvert is not accepted: parametersRef")
+		said(`class=culvert reason="it is not accepted: parametersRef`)
 		if u := b.last(); u == nil || len(u.Listeners) != 1 || !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
 			t.Errorf("got %+v of a class that went wrong, want that the Gateway is served as before", u)
 		}
@@ -148,7 +148,7 @@ func TestControllerTellsOfClasses(t *testing.T) {
 			t.Fatal(err)
 		}
 		calm()
-		said("there is no GatewayClass culvert any more")
+		said(`class=culvert reason="it was deleted; its Gateways are not served"`)
 		if u := b.last(); u == nil || len(u.Listeners) != 0 || !has(b.gateway("edge").Status.Conditions, "Programmed", "False", "Invalid") {
 			t.Errorf("got %+v and %+v without a class, want nothing served", u, b.gateway("edge").Status.Conditions)
 		}
@@ -157,7 +157,7 @@ func TestControllerTellsOfClasses(t *testing.T) {
 			t.Fatal(err)
 		}
 		calm()
-		said("GatewayClass culvert is in order again")
+		said(`msg="GatewayClass accepted again or unused" class=culvert`)
 		if u := b.last(); u == nil || len(u.Listeners) != 1 || !has(b.gateway("edge").Status.Conditions, "Programmed", "True", "Programmed") {
 			t.Errorf("got %+v with the class again, want the Gateway served", u)
 		}

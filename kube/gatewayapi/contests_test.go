@@ -41,7 +41,7 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 			}
 		}
 		for name, log := range map[string]*lockedBuffer{"the first": b.log, "the second": second.log} {
-			if n := strings.Count(log.String(), `msg="kubernetes: contested" object="Gateway a/edge" reason=StatusContested`); n != 1 {
+			if n := strings.Count(log.String(), `msg="another controller writes the same status" object="Gateway a/edge" reason=StatusContested`); n != 1 {
 				t.Errorf("%s says it %d times, want once:\n%s", name, n, log)
 			}
 		}

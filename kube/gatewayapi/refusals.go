@@ -186,9 +186,9 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 			t.unsaid++
 		default:
 			t.room -= tellEvery
-			what := "kubernetes: refused"
+			what := "Kubernetes object refused"
 			if r.Reason == reasonContested {
-				what = "kubernetes: contested"
+				what = "another controller writes the same status"
 			}
 			more := []any{"object", r.Object, "reason", r.Reason, "why", r.Message}
 			if others > 0 {
@@ -207,7 +207,7 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 		}
 	}
 	if t.unsaid > 0 && (t.more.IsZero() || now.Sub(t.more) >= tellMore) {
-		t.log.Warn("rejections suppressed in the log; see the conditions of the objects", "more", t.unsaid)
+		t.log.Warn("refused Kubernetes objects suppressed in the log; see their conditions", "suppressed", t.unsaid)
 		t.unsaid, t.more = 0, now
 	}
 }

@@ -60,7 +60,7 @@ spec:
 				calm()
 				var got []string
 				for line := range strings.Lines(b.log.String()) {
-					if strings.Contains(line, `msg="kubernetes: refused" object="`+tt.object+`" reason=`+tt.reason) && strings.Contains(line, tt.why) {
+					if strings.Contains(line, `msg="Kubernetes object refused" object="`+tt.object+`" reason=`+tt.reason) && strings.Contains(line, tt.why) {
 						got = append(got, line)
 					}
 				}
@@ -147,7 +147,7 @@ func TestTeller(t *testing.T) {
 	if n := lines("refused\" object"); n != tellAtOnce {
 		t.Errorf("got %d lines of a thousand, want %d", n, tellAtOnce)
 	}
-	if n := lines("more=968"); n != 1 {
+	if n := lines("suppressed=968"); n != 1 {
 		t.Errorf("got %d lines of the others, want one:\n%s", n, out.String())
 	}
 
@@ -274,7 +274,7 @@ func TestOneCauseIsToldOnce(t *testing.T) {
 				if tt.unlogged {
 					want = 0
 				}
-				if n := strings.Count(b.log.String(), "kubernetes: refused"); n != want {
+				if n := strings.Count(b.log.String(), "Kubernetes object refused"); n != want {
 					t.Errorf("got %d lines of the log, want %d:\n%s", n, want, b.log)
 				}
 				if n := len(b.c.Report().Refusals); n != 1 {

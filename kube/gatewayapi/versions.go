@@ -188,8 +188,8 @@ func byVersion[T any](c clients, as *servedAs, resource string, names []string, 
 
 // tellVersion is told when a kind is read by another version than before.
 func (r *run) tellVersion(resource, version string) {
-	if version != none { // of which the store tells
-		r.log.Info("kubernetes: "+resource+" are read as "+version, "newest", newest)
+	if version != none { // which its watch logs
+		r.log.Info("a kind of Gateway API is read in another version", "resource", resource, "version", version, "newest", newest)
 	}
 	r.dirty()
 }

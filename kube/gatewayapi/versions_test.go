@@ -81,7 +81,7 @@ func TestControllerReadsOlderVersions(t *testing.T) {
 		if got := class(); !strings.HasSuffix(got, want) {
 			t.Errorf("got SupportedVersion %q, want %q", got, want)
 		}
-		if n := strings.Count(b.log.String(), "tlsroutes are read as v1alpha2"); n != 1 {
+		if n := strings.Count(b.log.String(), "resource=tlsroutes version=v1alpha2"); n != 1 {
 			t.Errorf("the version is in the log %d times, want once:\n%s", n, b.log)
 		}
 		late.Store(false)

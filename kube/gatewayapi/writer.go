@@ -178,7 +178,7 @@ func (w *writer) complain(t task, err error) {
 	if text, ok := client.Denied("write", schema.GroupResource{Resource: t.resource}, err); ok {
 		// The answer names the object, of which there may be thousands.
 		if w.said.New(client.Question(err)+" "+w.part(t.name.Namespace), "denied") {
-			w.log.Warn("kubernetes: " + text)
+			w.log.Warn("missing permission to write", "reason", text)
 		}
 		return
 	}

@@ -52,12 +52,12 @@ func (c *Controller) sayRefusals(set *Set) {
 					more++
 					continue
 				}
-				c.log.Warn("ServiceExport rejected", "cluster", cluster, "object", "ServiceExport "+name.String(), "why", text)
+				c.log.Warn("Kubernetes object refused", "cluster", cluster, "object", "ServiceExport "+name.String(), "why", text)
 			}
 		}
 	}
 	if more > 0 {
-		c.log.Warn("rejections of ServiceExports suppressed in the log; see their conditions", "more", more)
+		c.log.Warn("refused Kubernetes objects suppressed in the log; see their conditions", "suppressed", more)
 	}
 	c.refused = now
 }

@@ -68,7 +68,7 @@ func TestRefusedExportsAreSaid(t *testing.T) {
 				if es := west.events(); (len(es) == 0) != tt.alone {
 					t.Errorf("got events %q in west", es)
 				}
-				line := `msg="ServiceExport rejected" cluster=east object="ServiceExport shop/web" why="` + tt.reason
+				line := `msg="Kubernetes object refused" cluster=east object="ServiceExport shop/web" why="` + tt.reason
 				if n := strings.Count(w.log.String(), line); n != 1 {
 					t.Errorf("got %d lines, want one with %s:\n%s", n, line, &w.log)
 				}
@@ -93,7 +93,7 @@ func TestRefusedExportsAreSaidByAllAndNotByTheThousand(t *testing.T) {
 		})
 		w.add("east", east)
 		w.settle()
-		if n := strings.Count(w.log.String(), "ServiceExport rejected\" cluster"); n != sayAtOnce || !strings.Contains(w.log.String(), "more=68") {
+		if n := strings.Count(w.log.String(), "Kubernetes object refused\" cluster"); n != sayAtOnce || !strings.Contains(w.log.String(), "suppressed=68") {
 			t.Errorf("got %d lines:\n%s", n, &w.log)
 		}
 		w.locked(func() { w.leads = true })

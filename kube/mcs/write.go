@@ -311,7 +311,7 @@ func (c *Controller) writeOne(ctx context.Context, ch change) bool {
 		text = denied
 	}
 	if c.said.New(subject, text) {
-		c.log.Error("multi-cluster services: not written: "+text, "cluster", ch.member.name, "verb", ch.verb, "resource", ch.resource, "object", ch.name.String())
+		c.log.Error("cannot write to a cluster of the cluster set", "cluster", ch.member.name, "verb", ch.verb, "resource", ch.resource, "object", ch.name.String(), "reason", text)
 	}
 	return false
 }
