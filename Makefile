@@ -27,6 +27,11 @@ help: ## list the targets
 manifests: ## the folders of kustomize and the page of values, of the Helm chart
 	$(GO) test ./deploy -count=1 -run '^TestKustomizeIsOfTheChart$$|^TestThePageHasTheValues$$' -update
 
+.PHONY: docs
+docs: ## the pages of docs/reference, of the schema, the commands, the metrics, the log and the reasons
+	$(GO) test . -count=1 -run '^TestReference$$' -update
+	$(GO) test ./cmd/culvert/command -count=1 -run '^TestReference$$' -update
+
 .PHONY: demo
 demo: build ## a CA, services, a gateway and a client on loopback: see it work
 	$(BIN) demo --once

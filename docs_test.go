@@ -124,10 +124,14 @@ func TestLinks(t *testing.T) {
 func anchors(page string) map[string]bool {
 	all := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(page, -1) {
-		text := regexp.MustCompile("[^a-z0-9 _-]").ReplaceAllString(strings.ToLower(m[1]), "")
-		all[strings.ReplaceAll(text, " ", "-")] = true
+		all[anchor(m[1])] = true
 	}
 	return all
+}
+
+func anchor(heading string) string {
+	text := regexp.MustCompile("[^a-z0-9 _-]").ReplaceAllString(strings.ToLower(heading), "")
+	return strings.ReplaceAll(text, " ", "-")
 }
 
 func read(t *testing.T, file string) string {

@@ -16,7 +16,7 @@ import (
 	"unicode"
 )
 
-var update = flag.Bool("update", false, "write testdata/strings.txt from the code")
+var update = flag.Bool("update", false, "write testdata/strings.txt and docs/reference from the code")
 
 // stringsFile lists every sentence that the program can print, by folder and
 // kind. It is compared with the code, so that a change of wording shows in a

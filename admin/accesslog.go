@@ -131,7 +131,7 @@ func ours(o *tunnel.Outcome) bool {
 	return false
 }
 
-// fields gives w o's fields.
+// fields gives w the fields of o. The comments are the page docs/reference/log.md.
 func fields(o *tunnel.Outcome, w fieldWriter) {
 	text := func(key, value string, most int) {
 		if value != "" {
@@ -144,38 +144,38 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 		}
 	}
 	if o.ID != 0 {
-		w.unsigned("id", o.ID)
+		w.unsigned("id", o.ID) // number of the request in this process
 	}
-	text("proto", o.Proto, maxField)
-	text("listener", o.Listener, maxField)
+	text("proto", o.Proto, maxField)       // protocol of the client: sni, connect, connect-h2, connect-h3, hbone, socks5, websocket, proxy, quic, tcp or udp; tls where TLS that ends at the gateway failed
+	text("listener", o.Listener, maxField) // listener that accepted the connection, as configured
 	if o.Source.IsValid() {
-		w.address("source", o.Source, maxField)
+		w.address("source", o.Source, maxField) // the client's address
 	}
-	text("target", o.Target, maxTarget)
-	text("service", o.Service, maxField)
-	text("endpoint", o.Endpoint, 2*maxTarget) // a name and an address
-	text("reason", string(o.Reason), maxField)
+	text("target", o.Target, maxTarget)        // name and port that the client asked for
+	text("service", o.Service, maxField)       // service that the name led to
+	text("endpoint", o.Endpoint, 2*maxTarget)  // endpoint that was reached: a name and an address
+	text("reason", string(o.Reason), maxField) // why the request was refused or the tunnel ended
 	if o.Err != nil {
-		text("err", o.Err.Error(), maxError)
+		text("err", o.Err.Error(), maxError) // what happened, in words
 	}
 	if tried := attempts(o); tried != nil {
-		w.list("attempts", tried)
+		w.list("attempts", tried) // each address that was dialed and the result, if one failed
 	}
-	text("peer", o.Peer.ID, maxField)
-	text("peer_method", o.Peer.Method, maxField)
-	text("alpn", join(o.ALPN), maxField)
+	text("peer", o.Peer.ID, maxField)            // the client's verified identity
+	text("peer_method", o.Peer.Method, maxField) // how the client was verified: basic, bearer or mtls
+	text("alpn", join(o.ALPN), maxField)         // ALPN protocols that the client offers inside TLS
 	if said := o.Unverified; said != nil {
-		text("trace", said.Trace, maxField)
-		text("baggage", said.Baggage, maxError)
-		text("forwarded", said.Forwarded, maxField)
+		text("trace", said.Trace, maxField)         // trace context that an HBONE client sent, unverified
+		text("baggage", said.Baggage, maxError)     // baggage that an HBONE client sent, unverified
+		text("forwarded", said.Forwarded, maxField) // Forwarded header that an HBONE client sent, unverified
 	}
 	if o.Carried() {
-		w.number("bytes_in", o.BytesIn)
-		w.number("bytes_out", o.BytesOut)
+		w.number("bytes_in", o.BytesIn)   // bytes from the client to the service
+		w.number("bytes_out", o.BytesOut) // bytes from the service to the client
 	}
-	took("waited", o.Waited)
-	took("dialed", o.Dialed)
-	took("lasted", o.Lasted)
+	took("waited", o.Waited) // time from accept to the complete request
+	took("dialed", o.Dialed) // time from the complete request to the answer to the client
+	took("lasted", o.Lasted) // time from accept to the end
 }
 
 // join puts commas between protocol names, and stops when there is more than

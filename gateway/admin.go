@@ -179,26 +179,26 @@ func (g *Gateway) RestartNeeded(parts []string) { g.restart.Store(&parts) }
 // gauges registers what the metrics read at each scrape.
 func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m := g.metrics
-	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return float64(g.relay.Open()) })
-	m.Gauge("culvert_udp_sessions", "Sessions of UDP, those without a route yet among them.", func() float64 { return float64(g.datagrams.server.Stats().Sessions) })
-	m.Gauge("culvert_udp_sessions_half_open", "Of them, those whose client is not proven to hear the answers.", func() float64 { return float64(g.datagrams.server.Stats().HalfOpen) })
-	m.Counter("culvert_udp_dropped_total", "Datagrams of clients that were of no session and began none, or did not fit.", func() float64 { return float64(g.datagrams.server.Stats().Dropped) })
-	m.Counter("culvert_loop_stalls_total", "Times that a connection waited unannounced and held up an event loop for 100 to 200 ms.", func() float64 { return float64(g.loops.Stalls()) })
-	m.Gauge("culvert_descriptors_used", "Descriptors taken by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
+	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return float64(g.relay.Open()) })
+	m.Gauge("culvert_udp_sessions", "Open UDP sessions, including those without a route yet.", func() float64 { return float64(g.datagrams.server.Stats().Sessions) })
+	m.Gauge("culvert_udp_sessions_half_open", "UDP sessions whose client has not proven yet that it receives answers.", func() float64 { return float64(g.datagrams.server.Stats().HalfOpen) })
+	m.Counter("culvert_udp_dropped_total", "Datagrams from clients that belong to no session and start none, or do not fit: a flood, or clients whose session ended.", func() float64 { return float64(g.datagrams.server.Stats().Dropped) })
+	m.Counter("culvert_loop_stalls_total", "Times that an event loop was blocked for 100 ms or more. This is a bug of culvert: please report it.", func() float64 { return float64(g.loops.Stalls()) })
+	m.Gauge("culvert_descriptors_used", "File descriptors used by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
 	if budget != nil && budget.Limit < math.MaxInt64 {
-		m.Gauge("culvert_descriptors_limit", "Descriptors that connections, tunnels and pipes may take.", func() float64 { return float64(budget.Limit) })
+		m.Gauge("culvert_descriptors_limit", "File descriptors that connections, tunnels and pipes may use.", func() float64 { return float64(budget.Limit) })
 	}
-	m.Gauge("culvert_backlog_bytes", "Bytes that tunnels hold because a side does not take them.", func() float64 { return float64(budget.Buffered()) })
-	m.Gauge("culvert_memory_used_bytes", "Memory in use, without garbage, of the limit that is nearest. 0 without a limit.", func() float64 { return float64(g.memory.used.Load()) })
-	m.Gauge("culvert_memory_limit_bytes", "That limit. 0 without one.", func() float64 { return float64(g.memory.of.Load()) })
-	m.Gauge("culvert_memory_pressure", "0 calm, 1 short: requests are refused, 2 full: nothing is accepted.", func() float64 { return float64(budget.Pressure()) })
-	m.Gauge("culvert_ready", "1 while the gateway takes traffic.", func() float64 {
+	m.Gauge("culvert_backlog_bytes", "Bytes buffered because a side of a tunnel does not read them, and the memory of unfinished TLS handshakes.", func() float64 { return float64(budget.Buffered()) })
+	m.Gauge("culvert_memory_used_bytes", "Memory in use without garbage, measured against the closest limit. 0 without a limit.", func() float64 { return float64(g.memory.used.Load()) })
+	m.Gauge("culvert_memory_limit_bytes", "The memory limit that is closest. 0 without a limit.", func() float64 { return float64(g.memory.of.Load()) })
+	m.Gauge("culvert_memory_pressure", "Memory pressure: 0 normal, 1 short (new requests are refused), 2 full (no connections are accepted).", func() float64 { return float64(budget.Pressure()) })
+	m.Gauge("culvert_ready", "1 while the gateway is ready, otherwise 0.", func() float64 {
 		if ok, _ := g.Ready(); ok {
 			return 1
 		}
 		return 0
 	})
-	m.Gauge("culvert_registry_generation", "Generation of the table that is served.", func() float64 {
+	m.Gauge("culvert_registry_generation", "Generation of the table. It increases with each change.", func() float64 {
 		if t := g.registry.Table(); t != nil {
 			return float64(t.Generation())
 		}
@@ -211,23 +211,23 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 		return 0
 	})
 	g.healthGauges(m)
-	m.Gauge("culvert_service_ports_open", "Ports of services that are listened at.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
-	m.Gauge("culvert_service_ports_missing", "Services, or ports of them, that are to have a port of their own and have none that works.", func() float64 {
+	m.Gauge("culvert_service_ports_open", "Open ports of servicePorts.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
+	m.Gauge("culvert_service_ports_missing", "Services, or ports of services, that should have a port of servicePorts and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
-	m.Gauge("culvert_source_listeners_open", "Listeners that sources know of and that are served.", func() float64 { return g.dynamic.count(false) })
-	m.Gauge("culvert_source_listeners_missing", "Listeners that sources know of and that can't be opened, or of which a part can't be served.", func() float64 { return g.dynamic.count(true) })
-	m.Gauge("culvert_vips_services", "Services that have an address to themselves.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
-	m.Gauge("culvert_vips_missing", "Addresses that services want and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
-	m.Counter("culvert_config_reloads_total", "Configurations read again and taken up.", func() float64 { return float64(g.reloads.good.Load()) })
-	m.Counter("culvert_config_reload_failures_total", "Configurations read again and refused.", func() float64 { return float64(g.reloads.bad.Load()) })
-	m.Gauge("culvert_config_last_reload_timestamp_seconds", "When a configuration was last taken up, 0 for not since the start.", func() float64 { return float64(g.reloads.last.Load()) })
-	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "When the certificate of a file, or of a Secret of a Gateway, that the gateway shows expires.", []string{"used_by", "file"}, g.expiry.gauges)
+	m.Gauge("culvert_source_listeners_open", "Open listeners of Gateways and other sources.", func() float64 { return g.dynamic.count(false) })
+	m.Gauge("culvert_source_listeners_missing", "Listeners of Gateways and other sources that cannot be opened, or only in part.", func() float64 { return g.dynamic.count(true) })
+	m.Gauge("culvert_vips_services", "Services with virtual IPs.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
+	m.Gauge("culvert_vips_missing", "Virtual IPs that services ask for and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
+	m.Counter("culvert_config_reloads_total", "Successful configuration reloads.", func() float64 { return float64(g.reloads.good.Load()) })
+	m.Counter("culvert_config_reload_failures_total", "Failed configuration reloads.", func() float64 { return float64(g.reloads.bad.Load()) })
+	m.Gauge("culvert_config_last_reload_timestamp_seconds", "Unix time of the last successful configuration reload. 0 before the first.", func() float64 { return float64(g.reloads.last.Load()) })
+	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires. used_by is listener, dns, via or gateway-api; file is the path in the configuration, or Secret NAMESPACE/NAME.", []string{"used_by", "file"}, g.expiry.gauges)
 	if g.cfg.Metrics != nil {
 		g.cfg.Metrics(m.GaugeSet)
 	}
 	if g.cfg.DroppedLogLines != nil {
-		m.Counter("culvert_log_lines_dropped_total", "Log lines lost because the log was not read.", g.cfg.DroppedLogLines)
+		m.Counter("culvert_log_lines_dropped_total", "Log lines dropped because the log was not read fast enough.", g.cfg.DroppedLogLines)
 	}
 	m.BuildInfo(g.cfg.Version)
 }

@@ -162,8 +162,8 @@ func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 	s.Observe = observeDNS(ctx, g.metrics.DNS(), g.log)
 	if f := s.Forward; f != nil {
 		f.Log = g.log
-		g.metrics.Gauge("culvert_dns_cache_bytes", "Memory of answers of other resolvers, about.", func() float64 { return float64(f.CacheSize()) })
-		g.metrics.Gauge("culvert_dns_upstreams_down", "Resolvers that are asked last because they did not answer.", func() float64 {
+		g.metrics.Gauge("culvert_dns_cache_bytes", "Approximate memory of cached DNS answers.", func() float64 { return float64(f.CacheSize()) })
+		g.metrics.Gauge("culvert_dns_upstreams_down", "Upstream resolvers that are tried last because they did not answer.", func() float64 {
 			n := 0
 			for _, up := range f.Health() {
 				if !up {

@@ -105,15 +105,15 @@ func (g *Gateway) health() []StatusHealth {
 // healthGauges registers what the metrics read of checks and of the table's age.
 func (g *Gateway) healthGauges(m *metrics.Metrics) {
 	count := func(of func() int64) func() float64 { return func() float64 { return float64(of()) } }
-	m.Gauges("culvert_checked", "Addresses that are checked, by what the checks say.", "state", map[string]func() float64{
+	m.Gauges("culvert_checked", "Addresses with a health check. state is up or down.", "state", map[string]func() float64{
 		registry.StateUp:   count(func() int64 { return g.checker.Counts().Up }),
 		registry.StateDown: count(func() int64 { return g.checker.Counts().Down }),
 	})
-	m.Counters("culvert_checks_total", "Probes of addresses, by how they ended.", "result", map[string]func() float64{
+	m.Counters("culvert_checks_total", "Health checks. result is passed or failed.", "result", map[string]func() float64{
 		"passed": count(func() int64 { return g.checker.Counts().Passed }),
 		"failed": count(func() int64 { return g.checker.Counts().Failed }),
 	})
-	m.Gauge("culvert_table_age_seconds", "How long a source of the table has been lost. 0 while every source is in touch.", func() float64 {
+	m.Gauge("culvert_table_age_seconds", "Seconds since contact with a source of the table was lost. 0 while every source answers.", func() float64 {
 		_, since, err := g.registry.Stale()
 		if err == nil {
 			return 0

@@ -39,7 +39,7 @@ func addGauges(add func(name, help string, labels []string, read func(yield func
 			}
 		}
 	}
-	add("culvert_kubernetes_gateways", "Gateways of Gateway API, by whether they are accepted and programmed.", []string{"ready"}, api(func(r *gatewayapi.Report, yield func([]string, float64)) {
+	add("culvert_kubernetes_gateways", "Gateways of Gateway API. ready is true if accepted and programmed.", []string{"ready"}, api(func(r *gatewayapi.Report, yield func([]string, float64)) {
 		ready := 0
 		for i := range r.Gateways {
 			if r.Gateways[i].Ready {
@@ -49,7 +49,7 @@ func addGauges(add func(name, help string, labels []string, read func(yield func
 		yield([]string{"true"}, float64(ready))
 		yield([]string{"false"}, float64(len(r.Gateways)-ready))
 	}))
-	add("culvert_kubernetes_gateway_listeners", "Listeners of Gateways and ListenerSets, by state.", []string{"state"}, api(func(r *gatewayapi.Report, yield func([]string, float64)) {
+	add("culvert_kubernetes_gateway_listeners", "Listeners of Gateways and ListenerSets. state is open, pending or failed.", []string{"state"}, api(func(r *gatewayapi.Report, yield func([]string, float64)) {
 		n := map[string]int{}
 		for i := range r.Gateways {
 			for _, l := range r.Gateways[i].Listeners {
@@ -60,16 +60,16 @@ func addGauges(add func(name, help string, labels []string, read func(yield func
 			yield([]string{state}, float64(n[state]))
 		}
 	}))
-	add("culvert_kubernetes_routes", "Routes that have a Gateway of ours as a parent.", nil, api(func(r *gatewayapi.Report, yield func([]string, float64)) {
+	add("culvert_kubernetes_routes", "Routes with a Gateway of this gateway as a parent.", nil, api(func(r *gatewayapi.Report, yield func([]string, float64)) {
 		yield(nil, float64(r.Routes))
 	}))
-	add("culvert_kubernetes_services", "Services of a cluster that discovery has found.", []string{"cluster", "exposed"}, func(yield func([]string, float64)) {
+	add("culvert_kubernetes_services", "Services that discovery has found.", []string{"cluster", "exposed"}, func(yield func([]string, float64)) {
 		for _, c := range status().Clusters {
 			yield([]string{c.Cluster, "true"}, float64(c.Exposed))
 			yield([]string{c.Cluster, "false"}, float64(c.Services-c.Exposed))
 		}
 	})
-	add("culvert_kubernetes_refusals", "What is refused of objects of Kubernetes, by who reads them.", []string{"source"}, func(yield func([]string, float64)) {
+	add("culvert_kubernetes_refusals", "Refused Kubernetes objects. source is a cluster, or gateway-api.", []string{"source"}, func(yield func([]string, float64)) {
 		for _, c := range status().Clusters {
 			yield([]string{c.Cluster}, float64(c.Problems))
 		}
@@ -77,7 +77,7 @@ func addGauges(add func(name, help string, labels []string, read func(yield func
 			yield([]string{sourceOfGateways}, float64(len(r.Refusals)+r.More))
 		}
 	})
-	add("culvert_kubernetes_lost_seconds", "How long an API server has not answered, or not so that it can be used; 0 while it does.", []string{"source"}, func(yield func([]string, float64)) {
+	add("culvert_kubernetes_lost_seconds", "Seconds since the API server last answered usefully. 0 while it does.", []string{"source"}, func(yield func([]string, float64)) {
 		since := func(at *time.Time) float64 {
 			if at == nil {
 				return 0
@@ -91,7 +91,7 @@ func addGauges(add func(name, help string, labels []string, read func(yield func
 			yield([]string{sourceOfGateways}, since(r.Lost))
 		}
 	})
-	add("culvert_kubernetes_leader", "1 while this replica writes status, by the Lease.", []string{"lease"}, func(yield func([]string, float64)) {
+	add("culvert_kubernetes_leader", "1 while this replica holds the Lease and writes status. The sum over replicas is 1.", []string{"lease"}, func(yield func([]string, float64)) {
 		if l := status().Lease; l != nil {
 			v := 0.0
 			if l.Leads {

@@ -11,7 +11,7 @@ import (
 	"culvert.dev/kube/gatewayapi"
 )
 
-// Gauges count what the Status has, and the page of operations has each of them.
+// Gauges count what the Status has, and the reference has each of them.
 func TestMetricsOfKubernetes(t *testing.T) {
 	lost := time.Now().Add(-time.Hour)
 	status := &Status{
@@ -25,7 +25,7 @@ func TestMetricsOfKubernetes(t *testing.T) {
 		},
 		Lease: &LeaseStatus{Name: "system/culvert", Leads: true},
 	}
-	page, err := os.ReadFile("../docs/guides/kubernetes.md")
+	page, err := os.ReadFile("../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,10 +38,10 @@ type counted struct {
 func (m *Metrics) DNS() *DNS {
 	d := &DNS{
 		queries: counters("culvert_dns_queries_total",
-			"Questions by DNS, by how they were answered; a refusal has no source.", "transport", "view", "rcode", "source"),
+			"DNS queries. source is empty for refused ones.", "transport", "view", "rcode", "source"),
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "culvert_dns_query_duration_seconds",
-			Help:    "Time from a complete question to its answer.",
+			Help:    "Time from a complete DNS query to its answer.",
 			Buckets: []float64{.00001, .00005, .0001, .0005, .001, .005, .01, .05, .1, .3, .6, 1, 1.9, 3},
 		}, []string{"source"}),
 		seen: map[Question]*counted{},

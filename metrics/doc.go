@@ -5,7 +5,7 @@
 //
 //	m := metrics.New()
 //	m.BuildInfo(version)
-//	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return float64(relay.Open()) })
+//	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return float64(relay.Open()) })
 //	router.Observe = m.Observe
 //	server.Observe = m.Observe
 //	admin := &admin.Admin{Metrics: m.Handler()}

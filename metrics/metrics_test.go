@@ -83,7 +83,7 @@ func TestExposition(t *testing.T) {
 func TestLint(t *testing.T) {
 	m := New()
 	fill(m)
-	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return 3 })
+	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return 3 })
 	m.Counter("culvert_log_lines_dropped_total", "Log lines dropped.", func() float64 { return 1 })
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil {
@@ -98,7 +98,7 @@ func TestLint(t *testing.T) {
 func TestHandler(t *testing.T) {
 	m := New()
 	fill(m)
-	m.Gauge("culvert_tunnels_open", "Tunnels that have not ended.", func() float64 { return 7 })
+	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return 7 })
 	m.Counter("culvert_log_lines_dropped_total", "Log lines dropped.", func() float64 { return 5 })
 	m.Gauges("culvert_checked", "Addresses.", "state", map[string]func() float64{"up": func() float64 { return 3 }, "down": func() float64 { return 4 }})
 	m.Counters("culvert_checks_total", "Probes.", "result", map[string]func() float64{"passed": func() float64 { return 8 }, "failed": func() float64 { return 9 }})

@@ -13,43 +13,43 @@ type Reason string
 
 // How a connection ends before it has asked for anything.
 const (
-	NoHello      Reason = "no-hello"      // the client left without sending a byte: browsers do, it is no error
+	NoHello      Reason = "no-hello"      // the client left without sending a byte
 	HelloTimeout Reason = "hello-timeout" // the preamble was not complete in time
-	BadPreamble  Reason = "bad-preamble"  // no protocol of this listener begins like this
-	BadHello     Reason = "bad-hello"     // TLS, but not a ClientHello we can read
-	BadRequest   Reason = "bad-request"   // a malformed head or authority
+	BadPreamble  Reason = "bad-preamble"  // no protocol of the listener begins like this
+	BadHello     Reason = "bad-hello"     // TLS, but not a ClientHello that can be parsed
+	BadRequest   Reason = "bad-request"   // a malformed request head or authority
 	BadMethod    Reason = "bad-method"    // HTTP, but not CONNECT
-	TooLarge     Reason = "too-large"     // a head over its limit
+	TooLarge     Reason = "too-large"     // a request head over its limit
 	Gone         Reason = "gone"          // the client left in the middle of its preamble
-	Overload     Reason = "overload"      // a limit on connections or tunnels is reached
-	Flood        Reason = "flood"         // far more frames than bytes: a client that keeps the gateway busy
+	Overload     Reason = "overload"      // a limit on connections, tunnels, descriptors or memory is reached
+	Flood        Reason = "flood"         // far more HTTP/2 or HTTP/3 frames than bytes: resets, pings, settings
 )
 
 // Why a request is refused.
 const (
-	NoSNI       Reason = "no-sni"       // the hello names nobody, or names an address
-	NoAuth      Reason = "no-auth"      // credentials are required and missing or wrong
+	NoSNI       Reason = "no-sni"       // the ClientHello has no name, or an address for one
+	NoAuth      Reason = "no-auth"      // credentials are required, and missing or wrong
 	NoRoute     Reason = "no-route"     // no service has this name and port
-	NotExposed  Reason = "not-exposed"  // the service exists and is private, here or to this caller
+	NotExposed  Reason = "not-exposed"  // the service is private, or not for this client
 	Denied      Reason = "denied"       // policy says no
-	Prohibited  Reason = "prohibited"   // the address is one the gateway never dials
+	Prohibited  Reason = "prohibited"   // the address is one that the gateway never dials
 	Insecure    Reason = "insecure"     // plaintext would cross to another network unencrypted
-	Loop        Reason = "loop"         // the way leads back to this gateway
-	NoEndpoint  Reason = "no-endpoint"  // the service has no endpoint
+	Loop        Reason = "loop"         // the route leads back to this gateway
+	NoEndpoint  Reason = "no-endpoint"  // the service has no endpoint that can be dialed
 	LookupError Reason = "dns-failed"   // the endpoint's DNS name has no address
 	LookupTime  Reason = "dns-timeout"  // the endpoint's DNS name was not resolved in time
-	DialFailed  Reason = "dial-failed"  // every endpoint refused
+	DialFailed  Reason = "dial-failed"  // no endpoint accepted the connection
 	DialTimeout Reason = "dial-timeout" // no endpoint answered in time
-	Unsupported Reason = "unsupported"  // a part of the protocol this gateway does not do
-	Internal    Reason = "internal"     // a fault of the gateway's own
+	Unsupported Reason = "unsupported"  // a part of the protocol that this gateway does not support
+	Internal    Reason = "internal"     // a fault of the gateway itself
 )
 
 // How a tunnel ends.
 const (
 	Done       Reason = "done"        // both sides closed in order
-	Reset      Reason = "reset"       // a side aborted, and the other was aborted too
+	Reset      Reason = "reset"       // one side aborted, and the other was aborted too
 	Idle       Reason = "idle"        // no byte for the idle limit
-	HalfClosed Reason = "half-closed" // one side closed and the other was silent for the limit
+	HalfClosed Reason = "half-closed" // one side closed, and the other was silent for the limit
 	Drain      Reason = "drain"       // the gateway is stopping
 	Killed     Reason = "killed"      // closed by an operator
 )

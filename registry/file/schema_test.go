@@ -61,6 +61,35 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	}
 }
 
+// The defaults of the schema are those of the loader: a file that spells them
+// out says the same as one that leaves them out.
+func TestSchemaHasTheLoadersDefaults(t *testing.T) {
+	defs := schema(t)["$defs"].(jsonObject)
+	var spelt strings.Builder
+	spelt.WriteString("services: []\n")
+	n := 0
+	for _, part := range []string{"limits", "drain", "log"} {
+		fmt.Fprintf(&spelt, "%s:\n", part)
+		for key, v := range defs[part].(jsonObject)["properties"].(jsonObject) {
+			value, ok := v.(jsonObject)["default"]
+			if !ok {
+				t.Errorf("%s.%s has no default in the schema", part, key)
+				continue
+			}
+			n++
+			fmt.Fprintf(&spelt, "  %s: %v\n", key, value)
+		}
+	}
+	got, err := Parse("defaults.yaml", []byte(spelt.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	if !reflect.DeepEqual(got.Limits, want.Limits) || got.Drain != want.Drain || got.Log != want.Log || n < 15 {
+		t.Errorf("%d defaults of the schema make %+v, %+v, %+v\nwant %+v, %+v, %+v", n, got.Limits, got.Drain, got.Log, want.Limits, want.Drain, want.Log)
+	}
+}
+
 // Good files are valid by the schema; those that are wrong by its means are not.
 func TestSchemaValidatesSamples(t *testing.T) {
 	root := schema(t)
@@ -95,7 +124,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 func valid(root, s jsonObject, v any, at string) error {
 	for word, arg := range s {
 		switch word {
-		case "$schema", "$id", "$defs", "title", "description", "items", "additionalProperties":
+		case "$schema", "$id", "$defs", "title", "description", "default", "items", "additionalProperties":
 		case "$ref":
 			name := strings.TrimPrefix(arg.(string), "#/$defs/")
 			def, ok := root["$defs"].(jsonObject)[name].(jsonObject)

@@ -136,7 +136,7 @@ func checkConfigs(stdin io.Reader, w io.Writer, paths []string, asJSON bool) err
 			if c.DNS != nil {
 				dns = fmt.Sprintf(", DNS at %d addresses", f.DNS)
 			}
-			fmt.Fprintf(w, "%s: %s %s, %s%s\n", path, good("good:"), plural(f.Listeners, "listener"), plural(f.Services, "service"), dns)
+			fmt.Fprintf(w, "%s: %s (%s, %s%s)\n", path, good("OK"), plural(f.Listeners, "listener"), plural(f.Services, "service"), dns)
 		}
 	}
 	if asJSON {
