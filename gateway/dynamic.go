@@ -243,7 +243,7 @@ func (f *dynamicListeners) listen(ctx context.Context, t *registry.Table, l *reg
 		p := &httpProtocol{}
 		o.listenerState, o.protocol = &p.listenerState, p
 	default:
-		o.plain = &plainProtocol{}
+		o.plain = newPlainProtocol()
 		o.listenerState, o.protocol = &o.plain.listenerState, o.plain
 	}
 	o.registry, o.address = f.g.registry, o.listenAddr.String()
@@ -408,7 +408,7 @@ func (g *Gateway) serveDynamic(run func(func() error)) func(context.Context, *op
 		run(func() error {
 			var err error
 			if o.datagram != nil {
-				err = g.datagrams.server.Serve(ctx, udp.Listener{Conn: o.datagram, Name: o.name(), To: o.plain.route})
+				err = g.datagrams.server.Serve(ctx, udp.Listener{Conn: o.datagram, Name: o.name(), To: o.plain.Direct})
 			} else {
 				err = g.server.Serve(ctx, tunnel.Listener{Listener: o.stream, NameNow: o.name, Protocols: []tunnel.Protocol{o.protocol}})
 			}
@@ -429,7 +429,7 @@ func explainDynamic(f *listenerState, p tunnel.Protocol, q *Query, req *tunnel.R
 	case *httpProtocol:
 		return nil, tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTP is not routed", has.Name)
 	case *plainProtocol:
-		p.route(req)
+		p.Direct(req)
 		req.Proto = cmp.Or(map[string]string{registry.UDP: "udp"}[has.Protocol], "tcp")
 		x.Proto, x.Listener = req.Proto, req.Listener
 		return req, nil

@@ -175,20 +175,15 @@ func (f *tlsProtocol) route(has *listenerConfig, req *tunnel.Request) bool {
 
 // A plainProtocol is the Protocol of a TCP listener, and what a UDP one asks for:
 // all there is goes by the one section.
-type plainProtocol struct{ listenerState }
+type plainProtocol struct {
+	listenerState
+	tunnel.Fixed
+}
 
-// Name returns "tcp".
-func (*plainProtocol) Name() string { return "tcp" }
-
-// Sniff says Yes to anything.
-func (*plainProtocol) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
-
-// ServeConn makes the one Request.
-func (f *plainProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	req := c.NewRequest(f.Name())
-	f.route(req)
-	h.ServeTunnel(ctx, req)
-	return nil
+func newPlainProtocol() *plainProtocol {
+	f := &plainProtocol{}
+	f.Fill = f.route
+	return f
 }
 
 func (f *plainProtocol) route(req *tunnel.Request) {

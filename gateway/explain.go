@@ -218,8 +218,8 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 					return nil, nil
 				}
 			case *tunnel.Fixed:
-				req.Proto, req.Name, req.Port = f.Name(), f.To, f.Port
-				x.Proto = req.Proto
+				f.Direct(req)
+				req.Proto, x.Proto = f.Name(), f.Name()
 				return req, nil
 			case *tlsProtocol:
 				return explainDynamic(&f.listenerState, f, q, req, x)
@@ -227,10 +227,6 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				return explainDynamic(&f.listenerState, f, q, req, x)
 			case *httpProtocol:
 				return explainDynamic(&f.listenerState, f, q, req, x)
-			case *servicePortProtocol:
-				f.request(req)
-				req.Proto, x.Proto = f.Name(), f.Name()
-				return req, nil
 			}
 			if off, ok := p.(interface{ Off() bool }); ok && off.Off() {
 				continue // it takes nothing at this moment

@@ -54,32 +54,27 @@ type servicePorts struct {
 	settled bool // the first table has been dealt with
 }
 
-// An servicePort is a listener of one service.
+// A servicePort is a listener of one service.
 type servicePort struct {
 	net.Listener
-	servicePortProtocol
+	portTarget
 	assigned uint16
 }
 
-// A servicePortProtocol is the Protocol of a port that was assigned: as Fixed, but the number
-// of the port means nothing, though it may be one that a service has; and what
-// it leads to may change while it is served.
-type servicePortProtocol struct {
-	tunnel.Fixed // for what is the same; its fields are not used
-	target       atomic.Pointer[registry.Published]
+// A portTarget is where an assigned port leads. It may change while the port is
+// served.
+type portTarget struct {
+	target atomic.Pointer[registry.Published]
 }
 
-func (d *servicePortProtocol) request(req *tunnel.Request) {
-	to := d.target.Load()
+// protocol returns the Protocol of the port.
+func (t *portTarget) protocol() tunnel.Protocol { return &tunnel.Fixed{Fill: t.fill} }
+
+// fill leaves out the local port: its number was assigned, and does not say which
+// port of the service is meant.
+func (t *portTarget) fill(req *tunnel.Request) {
+	to := t.target.Load()
 	req.Name, req.Port, req.LocalPort = to.Name, to.Port, 0
-}
-
-// ServeConn makes the one Request.
-func (d *servicePortProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	req := c.NewRequest(d.Name())
-	d.request(req)
-	h.ServeTunnel(ctx, req)
-	return nil
 }
 
 // newServicePorts reads who has which port. The configured listeners are open
@@ -162,7 +157,7 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	for key := range opened {
 		if o := p.open[key]; o != nil {
 			begun++
-			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: p.cfg.listenAddress(o.assigned), Protocols: []tunnel.Protocol{&o.servicePortProtocol}})
+			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: p.cfg.listenAddress(o.assigned), Protocols: []tunnel.Protocol{o.protocol()}})
 		}
 	}
 	p.logChanges(begun, closed, failed)
@@ -328,9 +323,9 @@ func (p *servicePorts) listeners() []Listener {
 	list, _ := p.status()
 	for _, s := range list {
 		if name, err := tunnel.ParseName(s.Name); err == nil && s.State == PortOpen {
-			d := &servicePortProtocol{}
+			d := &portTarget{}
 			d.target.Store(&registry.Published{Name: name, Port: s.Port})
-			all = append(all, Listener{Address: s.Address, Protocols: []tunnel.Protocol{d}})
+			all = append(all, Listener{Address: s.Address, Protocols: []tunnel.Protocol{d.protocol()}})
 		}
 	}
 	return all

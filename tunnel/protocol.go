@@ -86,11 +86,15 @@ func sniff(protocols []Protocol, prefix []byte) (p Protocol, decided bool) {
 	return nil, decided || len(prefix) >= maxSniff
 }
 
-// Fixed is the Protocol of a port per service: every connection asks for the
-// same destination, without a byte read, so the server may speak first.
+// Fixed is the Protocol of a listener whose connections all ask for the same
+// destination: no byte of them is read, so the server may speak first.
 type Fixed struct {
 	To   Name
 	Port uint16
+
+	// Fill fills in the destination of each request in place of To and Port,
+	// where it may change while the listener is served. May be nil.
+	Fill func(*Request)
 }
 
 // Name returns "tcp".
@@ -101,8 +105,17 @@ func (*Fixed) Sniff([]byte) Verdict { return Yes }
 
 // ServeConn makes the one Request.
 func (f *Fixed) ServeConn(ctx context.Context, c *Conn, h Handler) error {
-	req := c.NewRequest("tcp")
-	req.Name, req.Port = f.To, f.Port
+	req := c.NewRequest(f.Name())
+	f.Direct(req)
 	h.ServeTunnel(ctx, req)
 	return nil
+}
+
+// Direct fills in where req goes.
+func (f *Fixed) Direct(req *Request) {
+	if f.Fill != nil {
+		f.Fill(req)
+		return
+	}
+	req.Name, req.Port = f.To, f.Port
 }

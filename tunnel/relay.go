@@ -25,8 +25,9 @@ const (
 // that is quiet gives them up where its source is a Waker or, on Linux, a
 // socket, or stands on one of these, and keeps a small goroutine where it is a
 // Waiter. There, an abort of a side whose bytes the other side does not take is
-// noticed within two seconds where it is a socket on Linux, a stream that has a
-// method Broken, or a layer over one of these, and else only when the other side takes some, or at the idle limit.
+// noticed within two seconds where it is a socket on Linux, an AbortDetector, or
+// a layer over one of these, and else only when the other side takes some, or at
+// the idle limit.
 //
 // The zero value is ready to use. Close it to end its goroutines.
 type Relay struct {

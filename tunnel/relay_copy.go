@@ -320,7 +320,7 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 	// write to it for long.
 	if half {
 		for i := range ct.pumps {
-			b, ok := ct.pumps[i].src.(interface{ Broken() error })
+			b, ok := ct.pumps[i].src.(AbortDetector)
 			if !ok {
 				continue
 			}
@@ -348,7 +348,7 @@ func gone(c net.Conn) error {
 	if err := poll.PendingError(below(c)); err != nil {
 		return err
 	}
-	if b, ok := below(c).(interface{ Broken() error }); ok {
+	if b, ok := below(c).(AbortDetector); ok {
 		if err := b.Broken(); !routine(err) {
 			return err
 		}

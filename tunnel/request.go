@@ -126,6 +126,16 @@ type ReasonAborter interface {
 	AbortWithReason(why Reason) error
 }
 
+// An AbortDetector is a Stream that notices, while nobody reads it, that its peer
+// has aborted it. Broken returns why what is written from now on can't arrive. It
+// is nil while that could arrive, and after CloseWrite; it wraps net.ErrClosed
+// where the peer has ended its own stream in order and wants no more of this one.
+// Broken does not block and may be called at any time. The Relay asks it of a
+// side that has ended, and of one that may be hidden behind a blocked write.
+type AbortDetector interface {
+	Broken() error
+}
+
 // An Unwrapper is a Stream around a net.Conn that it does not translate.
 // Unwrap hands over the net.Conn and the bytes already read from it; the
 // Stream must not be used again. It lets the Relay move bytes in the kernel.

@@ -66,11 +66,12 @@ type Stream struct {
 }
 
 var (
-	_ tunnel.Stream      = (*Stream)(nil)
-	_ tunnel.Aborter     = (*Stream)(nil)
-	_ tunnel.Waker       = (*Stream)(nil)
-	_ tunnel.Holder      = (*Stream)(nil)
-	_ tunnel.Multiplexed = (*Stream)(nil)
+	_ tunnel.Stream        = (*Stream)(nil)
+	_ tunnel.AbortDetector = (*Stream)(nil)
+	_ tunnel.Aborter       = (*Stream)(nil)
+	_ tunnel.Waker         = (*Stream)(nil)
+	_ tunnel.Holder        = (*Stream)(nil)
+	_ tunnel.Multiplexed   = (*Stream)(nil)
 )
 
 // A ResetError is how a stream ends that the peer aborted, or whose
@@ -208,10 +209,8 @@ func (s *Stream) writeError() error {
 }
 
 // Broken returns why what is written from now on can't arrive: the peer has
-// reset the stream, or the connection has ended. It is nil while it could, and
-// after CloseWrite, and net.ErrClosed where the peer has ended its own stream
-// and wants no more of ours. The Relay asks it of a Stream that it no longer
-// reads.
+// reset the stream, or the connection has ended. It implements
+// tunnel.AbortDetector.
 func (s *Stream) Broken() error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()

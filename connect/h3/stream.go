@@ -57,9 +57,10 @@ type Stream struct {
 }
 
 var (
-	_ tunnel.Stream  = (*Stream)(nil)
-	_ tunnel.Aborter = (*Stream)(nil)
-	_ tunnel.Waiter  = (*Stream)(nil)
+	_ tunnel.Stream        = (*Stream)(nil)
+	_ tunnel.AbortDetector = (*Stream)(nil)
+	_ tunnel.Aborter       = (*Stream)(nil)
+	_ tunnel.Waiter        = (*Stream)(nil)
 )
 
 func newStream(c *conn, qs quicStream) *Stream {
@@ -108,9 +109,8 @@ func (s *Stream) translate(err error) error {
 }
 
 // Broken returns why what is written from now on can't arrive: the peer wants
-// no more of the stream, or the connection has ended. It is nil while it could,
-// and after CloseWrite, and net.ErrClosed where the peer just wants no more of
-// it. The Relay asks it of a Stream that has ended and is no longer read.
+// no more of the stream, or the connection has ended. It implements
+// tunnel.AbortDetector.
 func (s *Stream) Broken() error {
 	if !s.writing.TryLock() {
 		return nil // a Write finds out by itself
