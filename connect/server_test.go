@@ -20,7 +20,7 @@ func TestBehindServer(t *testing.T) {
 		return tunneltest.Serve(t, tunneltest.Setup{
 			Protocols: []tunnel.Protocol{&Protocol{}, &tunnel.Fixed{}}, // with a second one the first is asked
 			Resolver:  tunneltest.Table{"svc.test:443": service},
-			Limits:    tunnel.Limits{Preamble: 200 * time.Millisecond},
+			Limits:    tunnel.Limits{HandshakeTimeout: 200 * time.Millisecond},
 			Socket:    testnet.Listen(t),
 		})
 	}

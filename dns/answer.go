@@ -85,7 +85,7 @@ func (x *exchange) begin(from netip.AddrPort) (answered bool) {
 	rcode := parseQuery(x.in, &x.q)
 	x.q.pad = x.q.pad && (x.transport == TLS || x.transport == HTTPS) // elsewhere everybody can read it
 	x.result.Type = Type(x.q.qtype)
-	if x.viaUDP && x.s.rate != nil && !within(x.s.Recursion, x.from.Addr()) && !within(x.s.Unlimited, x.from.Addr()) {
+	if x.viaUDP && x.s.rate != nil && !within(x.s.RecursionClients, x.from.Addr()) && !within(x.s.RateLimitExempt, x.from.Addr()) {
 		if ok, slip := x.s.rate.take(x.from.Addr(), x.s.clock()); !ok {
 			x.result.Reason = tunnel.Flood
 			if slip && rcode == dns.RcodeSuccess {
@@ -164,7 +164,7 @@ func (x *exchange) recursive() uint16 {
 }
 
 func (x *exchange) mayRecurse() bool {
-	return x.s.Forward != nil && within(x.s.Recursion, x.from.Addr())
+	return x.s.Forward != nil && within(x.s.RecursionClients, x.from.Addr())
 }
 
 // decide is begin for a well-formed question: the table's name, the zone's

@@ -330,7 +330,7 @@ func TestAge(t *testing.T) {
 // Before a table was ever loaded nothing is known not to exist.
 func TestNeverLoaded(t *testing.T) {
 	up := serve(t, "there.test. 60 IN A 192.0.2.1")
-	r := start(t, &Server{Claimed: []string{"test"}, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	r := start(t, &Server{Claimed: []string{"test"}, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, RecursionClients: loopback})
 	r.table.Store(nil)
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		m := q("web.shop.svc.mesh.internal", dns.TypeA)
@@ -351,7 +351,7 @@ func TestNeverLoaded(t *testing.T) {
 // elsewhere not before others have been asked.
 func TestTableThatCannotKnow(t *testing.T) {
 	up := serve(t, "there.later.test. 60 IN A 192.0.2.1")
-	r := start(t, &Server{Claimed: []string{"later.test"}, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	r := start(t, &Server{Claimed: []string{"later.test"}, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, RecursionClients: loopback})
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		m := q("later.shop.svc.mesh.internal", dns.TypeA)
 		m.SetEdns0(1232, false)
@@ -370,7 +370,7 @@ func TestTableThatCannotKnow(t *testing.T) {
 
 func TestObserve(t *testing.T) {
 	up := serve(t, "a.test. 60 IN A 192.0.2.1")
-	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback, Views: []View{{"east", loopback}}})
+	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, RecursionClients: loopback, Views: []View{{"east", loopback}}})
 	next := func(m *dns.Msg) Result {
 		t.Helper()
 		r.ask(t, TCP, m)

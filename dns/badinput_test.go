@@ -235,7 +235,7 @@ func TestOddInput(t *testing.T) {
 
 // Nothing goes out for what is dropped.
 func TestDropped(t *testing.T) {
-	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, Rate: -1}
+	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, RateLimit: -1}
 	s.init()
 	for name, c := range badInput(t) {
 		if c.want != drop {
@@ -273,7 +273,7 @@ func TestDroppedByUDP(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var seen []Result
-	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, Rate: -1}
+	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, RateLimit: -1}
 	s.Observe = func(r *Result) { mu.Lock(); seen = append(seen, *r); mu.Unlock() }
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.ServeUDP(t.Context(), c, "") })

@@ -18,7 +18,7 @@ func BenchmarkAnswer(b *testing.B) {
 			names[fmt.Sprintf("_https._tcp.svc%d.shop.svc.mesh.internal", i)] = Answer{Services: []Service{{Port: 443, Target: fmt.Sprintf("svc%d.shop.svc.mesh.internal", i)}}}
 		}
 		table := newTable(names)
-		s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return table }, Rate: -1}
+		s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return table }, RateLimit: -1}
 		s.init()
 		from := netip.MustParseAddrPort("192.0.2.1:4000")
 		run := func(name string, qtype uint16, what string) {
@@ -50,7 +50,7 @@ func BenchmarkAnswer(b *testing.B) {
 // BenchmarkCached is an answer of others, from the cache.
 func BenchmarkCached(b *testing.B) {
 	f := &Forwarder{Upstreams: []Upstream{{Addr: "127.0.0.1:1"}}}
-	s := &Server{Forward: f, Recursion: loopback, Rate: -1}
+	s := &Server{Forward: f, RecursionClients: loopback, RateLimit: -1}
 	s.init()
 	f.init()
 	m := new(dns.Msg).SetQuestion("www.example.test.", dns.TypeA)

@@ -25,7 +25,7 @@ type reply struct {
 	counts   [3]uint16
 	negative bool // a no
 	failed   bool // no answer: not asked again for a moment
-	stripped bool // addresses were taken out, see Forwarder.Private
+	stripped bool // addresses were taken out, see Forwarder.PrivateZones
 
 	stored  time.Time
 	expires time.Time

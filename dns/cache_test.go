@@ -24,7 +24,7 @@ func TestCacheTTL(t *testing.T) {
 		up := serve(t, fmt.Sprintf("a.test. %d IN A 192.0.2.1", c.ttl))
 		f := &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, MinTTL: c.floor, MaxTTL: c.cap}
 		clk := withClock(f)
-		r := start(t, &Server{Forward: f, Recursion: loopback})
+		r := start(t, &Server{Forward: f, RecursionClients: loopback})
 		ask := func() uint32 { t.Helper(); return r.ask(t, UDP, q("a.test", dns.TypeA)).Answer[0].Header().Ttl }
 		if got := ask(); got != c.told {
 			t.Errorf("%+v: told %d", c, got)
@@ -41,7 +41,7 @@ func TestCacheTTL(t *testing.T) {
 	}
 	// TTL 0 and no floor: every question goes out.
 	up := serve(t, "a.test. 0 IN A 192.0.2.1")
-	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, MinTTL: -1}, Recursion: loopback})
+	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, MinTTL: -1}, RecursionClients: loopback})
 	for range 3 {
 		r.ask(t, UDP, q("a.test", dns.TypeA))
 	}

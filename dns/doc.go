@@ -8,7 +8,7 @@
 //		Names: func() dns.Names { return table.Load() },
 //		Views: []dns.View{{Name: "east", Sources: east}},
 //		Forward: &dns.Forwarder{}, // resolv.conf's resolvers
-//		Recursion: []netip.Prefix{pods},
+//		RecursionClients: []netip.Prefix{pods},
 //	}
 //	go srv.ServeUDP(ctx, pc, "")
 //	go srv.ServeTCP(ctx, ln, "")

@@ -53,11 +53,11 @@ type Forwarder struct {
 	// Zones have upstreams of their own: the innermost counts, by labels.
 	Zones map[string][]Upstream
 
-	// Private lists zones, beside Zones, that may have private and loopback
+	// PrivateZones are zones, beside Zones, that may have private and loopback
 	// addresses; "." is all. Elsewhere these are taken out of answers: a page
 	// must not reach what is near its reader by a name of its own (DNS
 	// rebinding).
-	Private []string
+	PrivateZones []string
 
 	CacheBytes int           // 0 means 32 MiB, less than 0 that nothing is kept but for the questions under way
 	MinTTL     time.Duration // floor of the TTL that is believed; 0 means 1 s, less than 0 none
@@ -99,8 +99,8 @@ func (f *Forwarder) init() {
 			f.groups[trimName(z)] = newUpstreams(ups)
 		}
 		f.zones = newZoneSet(zones)
-		f.private = newZoneSet(slices.Concat(zones, f.Private))
-		if _, all := f.private[""]; all && !slices.ContainsFunc(f.Private, func(z string) bool { return trimName(z) == "" }) {
+		f.private = newZoneSet(slices.Concat(zones, f.PrivateZones))
+		if _, all := f.private[""]; all && !slices.ContainsFunc(f.PrivateZones, func(z string) bool { return trimName(z) == "" }) {
 			delete(f.private, "") // upstreams for everything make nothing private
 		}
 		if len(f.Upstreams) > 0 {

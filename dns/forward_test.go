@@ -25,7 +25,7 @@ func forwarding(t *testing.T, ups ...*server) (*rig, *Forwarder, *clock) {
 		f.Upstreams = append(f.Upstreams, Upstream{Addr: u.addr})
 	}
 	c := withClock(f)
-	return start(t, &Server{Forward: f, Recursion: loopback}), f, c
+	return start(t, &Server{Forward: f, RecursionClients: loopback}), f, c
 }
 
 func withClock(f *Forwarder) *clock {
@@ -81,7 +81,7 @@ func TestForward(t *testing.T) {
 func TestNoOpenResolver(t *testing.T) {
 	up := serve(t, "a.test. 60 IN A 192.0.2.1")
 	f := &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}
-	r := start(t, &Server{Forward: f, Recursion: prefixes("127.0.0.1/32")})
+	r := start(t, &Server{Forward: f, RecursionClients: prefixes("127.0.0.1/32")})
 	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 60 IN A 192.0.2.1")
 	d := net.Dialer{LocalAddr: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	for _, name := range []string{"a.test", "b.test", "localhost", "x.invalid"} {
@@ -115,7 +115,7 @@ func TestForwardZones(t *testing.T) {
 			"Corp.Test.": {{Addr: corp.addr}}, "deep.corp.test": {{Addr: deep.addr}}, "legacy.mesh.internal": {{Addr: legacy.addr}},
 		},
 	}
-	r := start(t, &Server{Forward: f, Recursion: loopback})
+	r := start(t, &Server{Forward: f, RecursionClients: loopback})
 	for name, want := range map[string]string{
 		"a.test": "192.0.2.1", "a.corp.test": "10.0.0.1", "a.deep.corp.test": "10.0.0.2", "A.DEEP.corp.test": "10.0.0.2",
 		"old.legacy.mesh.internal": "10.0.0.3", // deeper than the server's own zone
@@ -159,7 +159,7 @@ func TestUpstreamsDead(t *testing.T) {
 
 func TestNobodyToAsk(t *testing.T) {
 	f := &Forwarder{ResolvConf: filepath.Join(t.TempDir(), "none")}
-	r := start(t, &Server{Forward: f, Recursion: loopback})
+	r := start(t, &Server{Forward: f, RecursionClients: loopback})
 	r.expect(t, UDP, q("a.test", dns.TypeA), "SERVFAIL ra")
 }
 
@@ -294,7 +294,7 @@ func TestForwardLimits(t *testing.T) {
 	up := serve(t)
 	up.do(func(dns.ResponseWriter, *dns.Msg) bool { return true })
 	f := &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}
-	s := &Server{Forward: f, Recursion: loopback, MaxForwards: 150}
+	s := &Server{Forward: f, RecursionClients: loopback, MaxForwards: 150}
 	r := start(t, s)
 	ask := func(from net.IP, n int) (refused int) {
 		c, err := net.DialUDP("udp", &net.UDPAddr{IP: from}, udpAddr(t, r.addr[UDP]))
@@ -360,7 +360,7 @@ func TestForwardToOurselves(t *testing.T) {
 	}
 	f := &Forwarder{Upstreams: []Upstream{{Addr: c.LocalAddr().String()}}}
 	var n atomic.Int32
-	s := &Server{Forward: f, Recursion: loopback, Observe: func(*Result) { n.Add(1) }}
+	s := &Server{Forward: f, RecursionClients: loopback, Observe: func(*Result) { n.Add(1) }}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.ServeUDP(t.Context(), c, "") })
 	client := dns.Client{Timeout: 10 * time.Second}

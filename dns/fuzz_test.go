@@ -27,7 +27,7 @@ func FuzzQuery(f *testing.F) {
 		}
 	}
 	table := shop()
-	s := &Server{Zones: []string{"mesh.internal", "clusterset.local"}, Names: func() Names { return table }, Rate: -1}
+	s := &Server{Zones: []string{"mesh.internal", "clusterset.local"}, Names: func() Names { return table }, RateLimit: -1}
 	s.init()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if len(b) > maxQuery {

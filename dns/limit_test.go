@@ -15,7 +15,7 @@ import (
 
 func TestRateLimit(t *testing.T) {
 	c := &clock{now: time.Unix(1_700_000_000, 0)}
-	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, Rate: 10, Recursion: prefixes("192.0.3.0/24"), Unlimited: prefixes("192.0.4.0/24")}
+	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, RateLimit: 10, RecursionClients: prefixes("192.0.3.0/24"), RateLimitExempt: prefixes("192.0.4.0/24")}
 	s.now = func() time.Time { return c.now }
 	s.init()
 	b := message(t, q(known, dns.TypeA), nil)
@@ -71,7 +71,7 @@ func TestRateLimit(t *testing.T) {
 // A flood from anywhere takes no memory.
 func TestFloodTakesNoMemory(t *testing.T) {
 	table := shop()
-	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return table }, Rate: 10}
+	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return table }, RateLimit: 10}
 	s.init()
 	x := s.take(UDP, "")
 	b := message(t, q(known, dns.TypeA), nil)
@@ -116,7 +116,7 @@ func TestShares(t *testing.T) {
 func TestComplaints(t *testing.T) {
 	var buf bytes.Buffer
 	c := &clock{now: time.Unix(1_700_000_000, 0)}
-	s := &Server{Zones: []string{"mesh.internal"}, Log: slog.New(slog.NewTextHandler(&buf, nil)), Rate: -1}
+	s := &Server{Zones: []string{"mesh.internal"}, Log: slog.New(slog.NewTextHandler(&buf, nil)), RateLimit: -1}
 	s.now = func() time.Time { return c.now }
 	s.init()
 	ask := func(name string, n int) {

@@ -92,7 +92,7 @@ func TestPanics(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var log syncBuffer
-			s := &Server{Names: func() Names { return table }, Lookup: c.lookup, Forward: c.forward, Recursion: loopback}
+			s := &Server{Names: func() Names { return table }, Lookup: c.lookup, Forward: c.forward, RecursionClients: loopback}
 			s.Log = slog.New(slog.NewTextHandler(&log, nil))
 			if c.forward != nil {
 				c.forward.Log = s.Log

@@ -78,14 +78,14 @@ type Server struct {
 	// Forward answers what is not the server's; nil means nobody, and REFUSED.
 	// Close and Shutdown leave it open.
 	Forward *Forwarder
-	// Recursion lists who may ask for what is not the server's. Empty means
-	// nobody: no address is trusted for being private or loopback.
-	Recursion []netip.Prefix
+	// RecursionClients are the ranges of clients that may ask for names outside of
+	// Zones. Empty means nobody: no address is trusted for being private or loopback.
+	RecursionClients []netip.Prefix
 
-	// Rate is how many responses a second go out by UDP to a /24 or /56
-	// outside Recursion and Unlimited; 0 means 1000, less than 0 no limit.
-	Rate      int
-	Unlimited []netip.Prefix
+	// RateLimit is how many responses a second go out by UDP to a /24 or /56
+	// outside RecursionClients and RateLimitExempt; 0 means 1000, negative no limit.
+	RateLimit       int
+	RateLimitExempt []netip.Prefix
 
 	MaxForwards int // questions waiting for upstreams, and as many by UDP for Targets; 0 means 1000, of one client 100
 	MaxConns    int // connections by TCP and TLS, and as many by HTTPS; 0 means 200, of one client 16
@@ -179,8 +179,8 @@ func (s *Server) init() {
 		slices.SortStableFunc(s.views, func(a, b sourceView) int { return cmp.Compare(b.source.Bits(), a.source.Bits()) })
 		s.ttl = wireTTL(cmp.Or(s.TTL, defaultTTL), maxTTL)
 		s.noTL = wireTTL(cmp.Or(s.NegativeTTL, defaultTTL), maxNoTTL)
-		if s.Rate >= 0 {
-			s.rate = newRateLimit(cmp.Or(s.Rate, defaultRate))
+		if s.RateLimit >= 0 {
+			s.rate = newRateLimit(cmp.Or(s.RateLimit, defaultRate))
 		}
 		s.forwards.all, s.forwards.each = cmp.Or(s.MaxForwards, defaultForwards), forwardsEach
 		s.unproven.all, s.unproven.each = s.forwards.all, forwardsEach

@@ -19,7 +19,7 @@ func TestShutdown(t *testing.T) {
 	up := serve(t, "a.test. 60 IN A 192.0.2.1", "b.test. 60 IN A 192.0.2.2", "c.test. 60 IN A 192.0.2.3", "d.test. 60 IN A 192.0.2.4")
 	arrived, release := make(chan struct{}, 10), make(chan struct{})
 	up.do(func(dns.ResponseWriter, *dns.Msg) bool { arrived <- struct{}{}; <-release; return false })
-	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, RecursionClients: loopback})
 	idle, err := net.Dial("tcp", r.addr[TCP])
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func TestShutdownHasAnEnd(t *testing.T) {
 	arrived, release := make(chan struct{}, 10), make(chan struct{})
 	up.do(func(dns.ResponseWriter, *dns.Msg) bool { arrived <- struct{}{}; <-release; return true })
 	defer close(release)
-	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, RecursionClients: loopback})
 	c, err := net.Dial("udp", r.addr[UDP])
 	if err != nil {
 		t.Fatal(err)

@@ -103,7 +103,7 @@ func TestPipelining(t *testing.T) {
 func TestPipelinedForwards(t *testing.T) {
 	up := serve(t, "slow.test. 60 IN A 192.0.2.1")
 	up.do(func(dns.ResponseWriter, *dns.Msg) bool { return true })
-	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback})
+	r := start(t, &Server{Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, RecursionClients: loopback})
 	c := dialStream(t, r, TCP)
 	slow := q("slow.test", dns.TypeA)
 	fast := q("four.shop.svc.mesh.internal", dns.TypeA)

@@ -154,8 +154,8 @@ func start(t *testing.T, s *Server) *rig {
 	if s.Zones == nil {
 		s.Zones = []string{"mesh.internal", "clusterset.local."}
 	}
-	if s.Rate == 0 {
-		s.Rate = -1
+	if s.RateLimit == 0 {
+		s.RateLimit = -1
 	}
 	s.Observe = func(res *Result) {
 		select {

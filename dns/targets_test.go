@@ -194,7 +194,7 @@ func TestTargetLimits(t *testing.T) {
 			find := lookupOf(gate)
 			up := serve(t, "a.test. 60 IN A 192.0.2.1")
 			r := start(t, &Server{
-				MaxForwards: 1, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, Recursion: loopback,
+				MaxForwards: 1, Forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}}, RecursionClients: loopback,
 				Lookup: func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
 					begun <- struct{}{}
 					return find(ctx, host)

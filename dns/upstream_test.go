@@ -219,8 +219,8 @@ func TestPrivateAddresses(t *testing.T) {
 		records = append(records, fmt.Sprintf("w%d.test. 60 IN AAAA %s", i, a))
 	}
 	up := serve(t, records...)
-	f := &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, Private: []string{"Corp.test."}, Zones: map[string][]Upstream{"zone.test": {{Addr: up.addr}}}}
-	r := start(t, &Server{Forward: f, Recursion: loopback})
+	f := &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, PrivateZones: []string{"Corp.test."}, Zones: map[string][]Upstream{"zone.test": {{Addr: up.addr}}}}
+	r := start(t, &Server{Forward: f, RecursionClients: loopback})
 	r.expect(t, UDP, q("ok.test", dns.TypeA), "NOERROR ra an: ok.test. 60 IN A 192.0.2.1")
 	r.expect(t, UDP, q("mixed.test", dns.TypeA), "NOERROR ra an: mixed.test. 60 IN A 192.0.2.1")
 	r.expect(t, UDP, q("in.corp.test", dns.TypeA), "NOERROR ra an: in.corp.test. 60 IN A 10.0.0.1")
@@ -239,8 +239,8 @@ func TestPrivateAddresses(t *testing.T) {
 	for i, a := range public6 {
 		r.expect(t, UDP, q(fmt.Sprintf("w%d.test", i), dns.TypeAAAA), fmt.Sprintf("NOERROR ra an: w%d.test. 60 IN AAAA %s", i, a))
 	}
-	f = &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, Private: []string{"."}}
-	r = start(t, &Server{Forward: f, Recursion: loopback})
+	f = &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, PrivateZones: []string{"."}}
+	r = start(t, &Server{Forward: f, RecursionClients: loopback})
 	r.expect(t, UDP, q("p0.test", dns.TypeA), "NOERROR ra an: p0.test. 60 IN A 10.0.0.1")
 }
 
@@ -292,7 +292,7 @@ func TestUpstreamByTLS(t *testing.T) {
 	defer up.Close()
 	conf := p.ClientConfig("dns.example.test")
 	f := &Forwarder{Upstreams: []Upstream{{Addr: ln.Addr().String(), TLS: conf}}}
-	r := start(t, &Server{Forward: f, Recursion: loopback})
+	r := start(t, &Server{Forward: f, RecursionClients: loopback})
 	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 5 IN A 192.0.2.1")
 	r.expect(t, UDP, q("b.test", dns.TypeA), "NOERROR ra an: b.test. 5 IN A 192.0.2.2")
 	if counted.mu.Lock(); conns != 1 {
@@ -302,7 +302,7 @@ func TestUpstreamByTLS(t *testing.T) {
 	// A certificate of another name is not believed.
 	bad := p.ClientConfig("other.example.test")
 	f = &Forwarder{Upstreams: []Upstream{{Addr: ln.Addr().String(), TLS: bad}}}
-	r = start(t, &Server{Forward: f, Recursion: loopback})
+	r = start(t, &Server{Forward: f, RecursionClients: loopback})
 	r.expect(t, UDP, q("a.test", dns.TypeA), "SERVFAIL ra")
 }
 

@@ -49,13 +49,13 @@ type Config struct {
 	// Prometheus. "" means none.
 	Health string
 
-	Limits      tunnel.Limits
-	MaxTunnels  int           // 0 means as many as there are descriptors for
-	Idle        time.Duration // 0 means tunnel.DefaultIdle
-	UDPIdle     time.Duration // of sessions of UDP; 0 means udp.DefaultIdle
-	HalfClosed  time.Duration // 0 means tunnel.DefaultHalfClosed
-	DialTimeout time.Duration // 0 means tunnel.DefaultDialTimeout
-	DialTotal   time.Duration // 0 means tunnel.DefaultDialTotal
+	Limits              tunnel.Limits
+	MaxTunnels          int           // 0 means as many as there are descriptors for
+	IdleTimeout         time.Duration // 0 means tunnel.DefaultIdleTimeout
+	UDPIdleTimeout      time.Duration // of sessions of UDP; 0 means udp.DefaultIdleTimeout
+	HalfClosedTimeout   time.Duration // 0 means tunnel.DefaultHalfClosedTimeout
+	ConnectTimeout      time.Duration // 0 means tunnel.DefaultConnectTimeout
+	ConnectTotalTimeout time.Duration // 0 means tunnel.DefaultConnectTotalTimeout
 
 	// Memory is what the Go runtime was told to keep below, in bytes. Where it,
 	// or the cgroup's limit, is nearly reached, connections are refused, and

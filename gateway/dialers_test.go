@@ -52,7 +52,7 @@ func startConfig(t *testing.T, cfg Config) (addr string) {
 
 func startGateway(t *testing.T, cfg Config) (addr string, g *Gateway) {
 	t.Helper()
-	cfg.DrainDelay, cfg.DrainTimeout, cfg.DialTimeout = -1, -1, time.Second
+	cfg.DrainDelay, cfg.DrainTimeout, cfg.ConnectTimeout = -1, -1, time.Second
 	var err error
 	if g, err = New(t.Context(), cfg); err != nil {
 		t.Fatal(err)
@@ -259,7 +259,7 @@ func TestSNILoop(t *testing.T) {
 				return startConfig(t, Config{
 					Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&sni.Protocol{}, &connect.Protocol{Via: name}}}},
 					Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{s}}}},
-					Limits:    tunnel.Limits{NewPerSource: perSource},
+					Limits:    tunnel.Limits{ConnectionRatePerClient: perSource},
 					Log:       slog.New(slog.NewTextHandler(&log, nil)),
 					Via:       name,
 				})

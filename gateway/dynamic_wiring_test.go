@@ -108,7 +108,7 @@ func eachFront(t *testing.T, cfg Config, f func(t *testing.T, e *edge, kind *fro
 }
 
 // noLimits are those of a gateway whose test is about something else.
-var noLimits = tunnel.Limits{NewPerSource: -1, OpenPerSource: -1, HalfOpenPerSource: -1}
+var noLimits = tunnel.Limits{ConnectionRatePerClient: -1, MaxConnectionsPerClient: -1, MaxPendingPerClient: -1}
 
 // wants asks at a port.
 func (e *edge) wants(kind *frontKind, port uint16, want, why string) {
@@ -187,8 +187,8 @@ func TestFrontsKeepExposure(t *testing.T) {
 // a second, than the configuration lets one client have.
 func TestFrontsKeepLimits(t *testing.T) {
 	for key, limits := range map[string]tunnel.Limits{
-		"limits.maxConnectionsPerClient": {OpenPerSource: 3, NewPerSource: -1, HalfOpenPerSource: -1},
-		"limits.connectionRatePerClient": {OpenPerSource: -1, NewPerSource: 3, HalfOpenPerSource: -1},
+		"limits.maxConnectionsPerClient": {MaxConnectionsPerClient: 3, ConnectionRatePerClient: -1, MaxPendingPerClient: -1},
+		"limits.connectionRatePerClient": {MaxConnectionsPerClient: -1, ConnectionRatePerClient: 3, MaxPendingPerClient: -1},
 	} {
 		t.Run(key, func(t *testing.T) {
 			eachFront(t, Config{Limits: limits}, func(t *testing.T, e *edge, kind *frontKind) {
@@ -230,7 +230,7 @@ func TestFrontsRefuseWhileMemoryIsShort(t *testing.T) {
 // A client that says nothing has the time of a preamble where one is waited for.
 func TestFrontsWaitForSoLong(t *testing.T) {
 	limits := noLimits
-	limits.FirstByte, limits.Preamble = 300*time.Millisecond, 300*time.Millisecond
+	limits.FirstByteTimeout, limits.HandshakeTimeout = 300*time.Millisecond, 300*time.Millisecond
 	eachFront(t, Config{Limits: limits}, func(t *testing.T, e *edge, kind *frontKind) {
 		if !strings.HasPrefix(kind.name, "TLS") {
 			return // there is nothing to wait for

@@ -115,14 +115,14 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.names.VIPs = cfg.DNS.VIPs
 	}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
-	g.relay = &tunnel.Relay{Idle: cfg.Idle, HalfClosed: cfg.HalfClosed, Loops: g.loops, Log: g.log}
+	g.relay = &tunnel.Relay{IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout, Loops: g.loops, Log: g.log}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
-		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxPerClient: cfg.Limits.OpenPerSource, DialTimeout: cfg.DialTimeout, DialTotal: cfg.DialTotal,
+		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxTunnelsPerClient: cfg.Limits.MaxConnectionsPerClient, ConnectTimeout: cfg.ConnectTimeout, ConnectTotalTimeout: cfg.ConnectTotalTimeout,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams.server = &udp.Server{
-		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, Idle: cfg.UDPIdle, Observe: observe, Log: g.log,
+		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, IdleTimeout: cfg.UDPIdleTimeout, Observe: observe, Log: g.log,
 	}
 	for _, l := range cfg.Listeners {
 		if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {

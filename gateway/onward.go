@@ -118,7 +118,7 @@ type only struct {
 // DialContext implements tunnel.Dialer.
 func (o *only) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	// It may be for several requests, none of which it ends with.
-	ctx, cancel := context.WithTimeout(ctx, tunnel.DefaultDialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, tunnel.DefaultConnectTimeout)
 	defer cancel()
 	return (*near)(o.ways).DialEndpoint(ctx, o.at)
 }

@@ -24,15 +24,15 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 			{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}},
 			{Address: "udp://127.0.0.1:0", Datagrams: &Datagrams{HTTP3: h}},
 		},
-		Sources:     []registry.Source{registry.Static{Name: "test"}},
-		Via:         "gw",
-		Limits:      tunnel.Limits{NewPerSource: 11, OpenPerSource: 12, HalfOpenPerSource: 13, HalfOpen: 14, FirstByte: 15 * time.Second, Preamble: 16 * time.Second},
-		MaxTunnels:  17,
-		Idle:        18 * time.Second,
-		UDPIdle:     19 * time.Second,
-		HalfClosed:  20 * time.Second,
-		DialTimeout: 21 * time.Second,
-		DialTotal:   22 * time.Second,
+		Sources:             []registry.Source{registry.Static{Name: "test"}},
+		Via:                 "gw",
+		Limits:              tunnel.Limits{ConnectionRatePerClient: 11, MaxConnectionsPerClient: 12, MaxPendingPerClient: 13, MaxPendingConnections: 14, FirstByteTimeout: 15 * time.Second, HandshakeTimeout: 16 * time.Second},
+		MaxTunnels:          17,
+		IdleTimeout:         18 * time.Second,
+		UDPIdleTimeout:      19 * time.Second,
+		HalfClosedTimeout:   20 * time.Second,
+		ConnectTimeout:      21 * time.Second,
+		ConnectTotalTimeout: 22 * time.Second,
 	}
 	g, err := New(t.Context(), cfg)
 	if err != nil {
@@ -80,11 +80,11 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 			t.Errorf("nobody is told of the end of %s", who)
 		}
 	}
-	if r := g.router; r.MaxTunnels != cfg.MaxTunnels || r.MaxPerClient != cfg.Limits.OpenPerSource || r.DialTimeout != cfg.DialTimeout || r.DialTotal != cfg.DialTotal {
-		t.Errorf("tunnels have %d, %d, %v and %v", r.MaxTunnels, r.MaxPerClient, r.DialTimeout, r.DialTotal)
+	if r := g.router; r.MaxTunnels != cfg.MaxTunnels || r.MaxTunnelsPerClient != cfg.Limits.MaxConnectionsPerClient || r.ConnectTimeout != cfg.ConnectTimeout || r.ConnectTotalTimeout != cfg.ConnectTotalTimeout {
+		t.Errorf("tunnels have %d, %d, %v and %v", r.MaxTunnels, r.MaxTunnelsPerClient, r.ConnectTimeout, r.ConnectTotalTimeout)
 	}
-	if g.relay.Idle != cfg.Idle || g.relay.HalfClosed != cfg.HalfClosed || g.datagrams.server.Idle != cfg.UDPIdle {
-		t.Errorf("limits without a byte are %v, %v and %v", g.relay.Idle, g.relay.HalfClosed, g.datagrams.server.Idle)
+	if g.relay.IdleTimeout != cfg.IdleTimeout || g.relay.HalfClosedTimeout != cfg.HalfClosedTimeout || g.datagrams.server.IdleTimeout != cfg.UDPIdleTimeout {
+		t.Errorf("limits without a byte are %v, %v and %v", g.relay.IdleTimeout, g.relay.HalfClosedTimeout, g.datagrams.server.IdleTimeout)
 	}
 	if g.upstreams.Via != cfg.Via || h.server.Via != h.Via {
 		t.Errorf("this gateway calls itself %q and %q, want %q", g.upstreams.Via, h.server.Via, cfg.Via)

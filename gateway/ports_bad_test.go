@@ -100,7 +100,7 @@ func TestServicePortsThatLeadToThemselves(t *testing.T) {
 // The limits of one source hold for all ports together.
 func TestServicePortsShareTheLimits(t *testing.T) {
 	s := newSite(t, 3)
-	s.limits.OpenPerSource = 2
+	s.limits.MaxConnectionsPerClient = 2
 	r := s.start(published("a.test", greeter(t, "hello")), published("b.test", greeter(t, "hello")))
 	r.greeted(r.address("a.test"), "hello")
 	r.greeted(r.address("b.test"), "hello")

@@ -98,7 +98,7 @@ func TestSOCKSLoop(t *testing.T) {
 		return startConfig(t, Config{
 			Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&socks5.Protocol{}}}},
 			Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{service("", hop)}}}},
-			Limits:    tunnel.Limits{NewPerSource: perSource},
+			Limits:    tunnel.Limits{ConnectionRatePerClient: perSource},
 			Log:       slog.New(slog.NewTextHandler(&log, nil)),
 		})
 	}

@@ -58,11 +58,11 @@ type KeyPair struct {
 
 // A Rule leads from names to backends.
 type Rule struct {
-	Name     string           // for logs and metrics: "tlsroute/default/web"
-	Names    []tunnel.Pattern // of TLS; empty means any
-	Backends []Backend        // each gets its share of the requests
-	Idle     time.Duration    // limit without a byte either way; 0 means the relay's
-	Origin   string           // who says so, for people
+	Name        string           // for logs and metrics: "tlsroute/default/web"
+	Names       []tunnel.Pattern // of TLS; empty means any
+	Backends    []Backend        // each gets its share of the requests
+	IdleTimeout time.Duration    // limit without a byte either way; 0 means the relay's
+	Origin      string           // who says so, for people
 }
 
 // A Backend is where a share of the requests of a rule goes.

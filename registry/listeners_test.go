@@ -370,7 +370,7 @@ func TestBackendsAreServices(t *testing.T) {
 	far := Network{Name: "far", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Gateways: []Gateway{{Address: Endpoint{Addr: netip.MustParseAddr("198.51.100.1"), Port: 15443}}}}
 	beyond := Network{Name: "beyond", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Via: hops}
 	called := func(name string, eps ...string) *Service {
-		return &Service{Name: name, Names: patterns(t, name), Ports: []uint16{8443}, Endpoints: endpoints(eps...), Idle: 5}
+		return &Service{Name: name, Names: patterns(t, name), Ports: []uint16{8443}, Endpoints: endpoints(eps...), IdleTimeout: 5}
 	}
 	via := called("via.test")
 	via.Via = hops
@@ -383,7 +383,7 @@ func TestBackendsAreServices(t *testing.T) {
 	} {
 		l.Sections[0].Rules = append(l.Sections[0].Rules, ruleOf(t, "rule of "+name, []string{name}, Backend{Weight: 1, Service: s}))
 	}
-	l.Sections[0].Rules[0].Idle = 7
+	l.Sections[0].Rules[0].IdleTimeout = 7
 	tab, err := Mesh{Network: "here"}.Merge(Snapshot{Networks: []Network{far, beyond, {Name: "here"}}, Listeners: []*Listener{l}})
 	if err != nil {
 		t.Fatal(err)
@@ -403,8 +403,8 @@ func TestBackendsAreServices(t *testing.T) {
 		if err != nil {
 			return string(tunnel.ReasonOf(err))
 		}
-		if want := map[bool]int{true: 7, false: 5}[route.Service == l.Sections[0].Rules[0].Name]; int(route.Idle) != want {
-			t.Errorf("%s: idle %d, want %d", name, route.Idle, want)
+		if want := map[bool]int{true: 7, false: 5}[route.Service == l.Sections[0].Rules[0].Name]; int(route.IdleTimeout) != want {
+			t.Errorf("%s: idle %d, want %d", name, route.IdleTimeout, want)
 		}
 		return fmt.Sprint(route.Endpoints, route.Dialer != nil)
 	}

@@ -108,8 +108,8 @@ type Service struct {
 	// ports to give and it is exposed.
 	Publish bool
 
-	Idle       time.Duration // limit without a byte either way; 0 means the relay's
-	HalfClosed time.Duration // limit half-closed and silent; 0 means the relay's
+	IdleTimeout       time.Duration // limit without a byte either way; 0 means the relay's
+	HalfClosedTimeout time.Duration // limit half-closed and silent; 0 means the relay's
 
 	// TLS is spoken by the gateway to its endpoints, upon what the client sends;
 	// nil means that bytes go on as they come.

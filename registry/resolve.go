@@ -33,18 +33,18 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		return route, refusal
 	}
 	route := tunnel.Route{
-		Service:    f.entry.Name,
-		Pattern:    f.pattern,
-		Generation: s.table.Generation(),
-		Idle:       f.entry.Idle,
-		HalfClosed: f.entry.HalfClosed,
-		Report:     r.health.report,
+		Service:           f.entry.Name,
+		Pattern:           f.pattern,
+		Generation:        s.table.Generation(),
+		IdleTimeout:       f.entry.IdleTimeout,
+		HalfClosedTimeout: f.entry.HalfClosedTimeout,
+		Report:            r.health.report,
 	}
 	turn := f.entry.index
 	if f.rule != nil {
 		turn, route.Service = f.turn, f.rule.Name
-		if f.rule.Idle != 0 {
-			route.Idle = f.rule.Idle
+		if f.rule.IdleTimeout != 0 {
+			route.IdleTimeout = f.rule.IdleTimeout
 		}
 	}
 	if r.Dialer != nil {

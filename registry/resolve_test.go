@@ -69,7 +69,7 @@ func endpoints(specs ...string) (eps []Endpoint) {
 func serving(t testing.TB, lookup func(context.Context, string) ([]netip.Addr, error), ports []uint16, specs ...string) *Registry {
 	s := service(t, "a.test", ports...)
 	s.Endpoints = endpoints(specs...)
-	s.Idle, s.HalfClosed = time.Hour, time.Minute
+	s.IdleTimeout, s.HalfClosedTimeout = time.Hour, time.Minute
 	r := &Registry{Lookup: lookup}
 	r.Swap(table(t, s))
 	return r
@@ -103,7 +103,7 @@ func TestResolveRoute(t *testing.T) {
 	}
 	ap := netip.MustParseAddrPort
 	want := tunnel.Route{
-		Service: "a.test", Pattern: "a.test:443", Generation: 1, Idle: time.Hour, HalfClosed: time.Minute,
+		Service: "a.test", Pattern: "a.test:443", Generation: 1, IdleTimeout: time.Hour, HalfClosedTimeout: time.Minute,
 		Endpoints: []tunnel.Endpoint{
 			{Addr: ap("192.0.2.1:8443"), Named: true},
 			{Addr: ap("10.0.0.7:443"), Host: "db.test"},

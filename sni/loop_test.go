@@ -24,7 +24,7 @@ func (l *later) Resolve(context.Context, *tunnel.Request) (tunnel.Route, error) 
 }
 
 func gatewayTo(t *testing.T, r tunnel.Resolver) *tunneltest.Gateway {
-	limits := tunnel.Limits{NewPerSource: 200} // which ends a loop that goes on
+	limits := tunnel.Limits{ConnectionRatePerClient: 200} // which ends a loop that goes on
 	return tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: r, MaxHelloRepeats: most, Limits: limits})
 }
 

@@ -36,7 +36,7 @@ func (t table) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, er
 
 func serve(t testing.TB, routes tunnel.Resolver, limits tunnel.Limits, protocols ...tunnel.Protocol) *tunneltest.Gateway {
 	t.Helper()
-	limits.NewPerSource, limits.OpenPerSource = -1, -1
+	limits.ConnectionRatePerClient, limits.MaxConnectionsPerClient = -1, -1
 	return tunneltest.Serve(t, tunneltest.Setup{Protocols: protocols, Resolver: routes, Limits: limits})
 }
 

@@ -283,7 +283,7 @@ func versionHello(hello []byte, version uint16) []byte {
 func TestLimits(t *testing.T) {
 	ca := newCA(t, "example.test")
 	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}, ClientCAs: ca.Pool()}
-	limits := tunnel.Limits{Preamble: 300 * time.Millisecond}
+	limits := tunnel.Limits{HandshakeTimeout: 300 * time.Millisecond}
 
 	t.Run("handshake", func(t *testing.T) {
 		g := serve(t, table{}, limits, terminating(t, keys, true))
@@ -296,7 +296,7 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("inside", func(t *testing.T) {
 		// As long as a handshake may take on a machine that is busy.
-		g := serve(t, table{}, tunnel.Limits{Preamble: 2 * time.Second}, terminating(t, keys, true))
+		g := serve(t, table{}, tunnel.Limits{HandshakeTimeout: 2 * time.Second}, terminating(t, keys, true))
 		cfg := roots(ca, "gw.test")
 		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
 		c := tunneltest.Dial(t, tlsDialer{cfg}, g.Addr)
@@ -348,7 +348,7 @@ func TestOneConnection(t *testing.T) {
 	relay := &tunnel.Relay{}
 	srv := &tunnel.Server{
 		Handler: &tunnel.Router{Relay: relay, Dialer: &tunnel.NetDialer{}, Resolver: table{"plain": testnet.Echo(t).Addr()}},
-		Limits:  tunnel.Limits{OpenPerSource: 1, NewPerSource: -1},
+		Limits:  tunnel.Limits{MaxConnectionsPerClient: 1, ConnectionRatePerClient: -1},
 	}
 	served := make(chan error, 1)
 	go func() {

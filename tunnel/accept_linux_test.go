@@ -145,7 +145,7 @@ func TestLobbyHoldsWithoutGoroutines(t *testing.T) {
 }
 
 func TestLobbyLetsOut(t *testing.T) {
-	limits := Limits{FirstByte: 300 * time.Millisecond, Preamble: 300 * time.Millisecond}
+	limits := Limits{FirstByteTimeout: 300 * time.Millisecond, HandshakeTimeout: 300 * time.Millisecond}
 	for _, tc := range []struct {
 		what string
 		do   func(t *testing.T, r *lobbyRig, c net.Conn)
@@ -200,7 +200,7 @@ func TestLobbyGivesADripAGoroutine(t *testing.T) {
 }
 
 func TestLobbyEvictsTheOldest(t *testing.T) {
-	r := newLobbyRig(t, Limits{HalfOpen: 3})
+	r := newLobbyRig(t, Limits{MaxPendingConnections: 3})
 	for range 3 {
 		r.dial(t)
 	}

@@ -236,19 +236,19 @@ func (c *Client) each(f func(c *Client, times int64) error) error {
 // CheckOpen refuses one more of what, such as "connections", where the client has
 // as many open as the configuration allows one client.
 func (c *Client) CheckOpen(l *Limits, what string) error {
-	return c.within("limits.maxConnectionsPerClient", int64(l.OpenPerSource), what, func(c *Client) int64 { return c.Open.Load() })
+	return c.within("limits.maxConnectionsPerClient", int64(l.MaxConnectionsPerClient), what, func(c *Client) int64 { return c.Open.Load() })
 }
 
 // CheckPending is CheckOpen for what has not asked for anything yet, such as
 // "unfinished handshakes". pending is how many all clients have together: as it
-// approaches Limits.HalfOpen, the clients that have most are refused first. The
+// approaches Limits.MaxPendingConnections, the clients that have most are refused first. The
 // user of a Queue, which makes room for a newcomer instead, passes 0.
 func (c *Client) CheckPending(l *Limits, pending int, what string) error {
 	held := func(c *Client) int64 { return c.Pending.Load() }
-	if err := c.within("limits.maxPendingPerClient", int64(l.HalfOpenPerSource), what, held); err != nil {
+	if err := c.within("limits.maxPendingPerClient", int64(l.MaxPendingPerClient), what, held); err != nil {
 		return err
 	}
-	most, limited := l.HalfOpenLimit()
+	most, limited := l.PendingLimit()
 	switch {
 	case !limited:
 		return nil
@@ -280,11 +280,11 @@ func (c *Client) within(key string, most int64, what string, held func(*Client) 
 // CheckRate counts one new of what, such as "connections", and refuses it where
 // the client opens them faster than the configuration allows one client.
 func (c *Client) CheckRate(l *Limits, now time.Time, what string) error {
-	if l.NewPerSource <= 0 {
+	if l.ConnectionRatePerClient <= 0 {
 		return nil
 	}
 	return c.each(func(c *Client, times int64) error {
-		rate := float64(int64(l.NewPerSource) * times)
+		rate := float64(int64(l.ConnectionRatePerClient) * times)
 		c.mu.Lock()
 		ok := c.newest.spend(now, rate, rate)
 		c.touched = now

@@ -107,7 +107,7 @@ func TestClientsOfASite(t *testing.T) {
 	if err := take(b, b.Client(nil, addr(2, 1))); err != nil {
 		t.Errorf("another /48: %v", err)
 	}
-	l := &Limits{OpenPerSource: 2, HalfOpenPerSource: 2, NewPerSource: 2}
+	l := &Limits{MaxConnectionsPerClient: 2, MaxPendingPerClient: 2, ConnectionRatePerClient: 2}
 	for what, one := range map[string]func(*Client) error{
 		"open":    func(c *Client) error { defer c.AddOpen(1); return c.CheckOpen(l, "connections") },
 		"pending": func(c *Client) error { defer c.AddPending(1); return c.CheckPending(l, 0, "connections") },
@@ -130,7 +130,7 @@ func TestClientsOfASite(t *testing.T) {
 }
 
 func TestClientMessagesNameTheSetting(t *testing.T) {
-	l := &Limits{OpenPerSource: 3, HalfOpenPerSource: 4, NewPerSource: 1, HalfOpen: 5}
+	l := &Limits{MaxConnectionsPerClient: 3, MaxPendingPerClient: 4, ConnectionRatePerClient: 1, MaxPendingConnections: 5}
 	b := &Budget{}
 	c := b.Client(nil, netip.MustParseAddr("127.0.0.1"))
 	c.AddOpen(3)
@@ -145,7 +145,7 @@ func TestClientMessagesNameTheSetting(t *testing.T) {
 		{c.CheckTunnels(3), "limits.maxConnectionsPerClient: 127.0.0.1 has 3 tunnels open, the limit is 3"},
 		{c.CheckPending(l, 0, "pending connections"), "limits.maxPendingPerClient: 127.0.0.1 has 4 pending connections open, the limit is 4"},
 		{c.CheckRate(l, time.Now(), "connections"), "limits.connectionRatePerClient: 127.0.0.1 opened more than 1 connections in a second"},
-		{c.CheckPending(&Limits{HalfOpen: 5}, 5, "unfinished handshakes"), "limits.maxPendingConnections: there are 5 unfinished handshakes, the limit"},
+		{c.CheckPending(&Limits{MaxPendingConnections: 5}, 5, "unfinished handshakes"), "limits.maxPendingConnections: there are 5 unfinished handshakes, the limit"},
 	} {
 		if tt.err == nil || tt.err.Error() != tt.want || ReasonOf(tt.err) != Overload {
 			t.Errorf("got %v, want %s", tt.err, tt.want)
@@ -169,8 +169,8 @@ func TestMayBeginLeavesSomeForOthers(t *testing.T) {
 	for begin(one) {
 		n++
 	}
-	if n < DefaultHalfOpen*8/10 {
-		t.Errorf("one client gets %d of %d", n, DefaultHalfOpen)
+	if n < DefaultMaxPendingConnections*8/10 {
+		t.Errorf("one client gets %d of %d", n, DefaultMaxPendingConnections)
 	}
 	for i := range 100 {
 		if !begin(b.Client(nil, netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}))) {

@@ -161,7 +161,7 @@ func TestConnHeaderDeadline(t *testing.T) {
 // others are.
 func TestConnHeaderLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		limits := tunnel.Limits{HalfOpenPerSource: 2, OpenPerSource: 2, NewPerSource: 2, HalfOpen: 5}
+		limits := tunnel.Limits{MaxPendingPerClient: 2, MaxConnectionsPerClient: 2, ConnectionRatePerClient: 2, MaxPendingConnections: 5}
 		g := serveFronted(t, &tunnel.Server{Limits: limits, Handler: tunnel.HandlerFunc(acceptAndClose)}, &lineHeader{"192.0.2.9"}, line)
 		var clients []net.Conn
 		var conns []*fakeConn
@@ -193,8 +193,8 @@ func TestServerChargesClientOfConnHeader(t *testing.T) {
 		defer relay.Close()
 		budget := &tunnel.Budget{Limit: 100}
 		dialer := &fakeDialer{}
-		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, MaxPerClient: 2, Observe: func(*tunnel.Outcome) {}}
-		g := serveFronted(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{OpenPerSource: 2}, Budget: budget}, &lineHeader{"198.51.100.7"}, line)
+		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, MaxTunnelsPerClient: 2, Observe: func(*tunnel.Outcome) {}}
+		g := serveFronted(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{MaxConnectionsPerClient: 2}, Budget: budget}, &lineHeader{"198.51.100.7"}, line)
 		var clients []net.Conn
 		enter := func(client string) *fakeConn {
 			c, accepted := g.dial("198.51.100.7:1")

@@ -55,7 +55,7 @@ func newEdge(t *testing.T) *edge {
 	e.loops = &tunnel.Loops{Budget: e.budget}
 	e.relay = &tunnel.Relay{Loops: e.loops}
 	e.srv = &tunnel.Server{
-		Loops: e.loops, Budget: e.budget, Observe: observe, Limits: tunnel.Limits{NewPerSource: -1},
+		Loops: e.loops, Budget: e.budget, Observe: observe, Limits: tunnel.Limits{ConnectionRatePerClient: -1},
 		Handler: &tunnel.Router{Budget: e.budget, Observe: observe, Relay: e.relay, Dialer: e, Resolver: resolverFunc(e.resolve)},
 	}
 	go func() {

@@ -185,12 +185,12 @@ func (g *game) begin(how byte) error {
 			g.sides[i].sent = n
 		}
 	}
-	t := tunnel.Tunnel{Client: inner[0], Server: inner[1], Idle: -1, HalfClosed: -1, Ended: func(e tunnel.End) { g.ended <- e }}
+	t := tunnel.Tunnel{Client: inner[0], Server: inner[1], IdleTimeout: -1, HalfClosedTimeout: -1, Ended: func(e tunnel.End) { g.ended <- e }}
 	switch how & howLimit {
 	case limitIdle:
-		t.Idle, g.limit = brief, tunnel.Idle
+		t.IdleTimeout, g.limit = brief, tunnel.Idle
 	case limitHalf:
-		t.HalfClosed, g.limit = brief, tunnel.HalfClosed
+		t.HalfClosedTimeout, g.limit = brief, tunnel.HalfClosed
 	}
 	g.began = time.Now()
 	g.relay.Carry(t)

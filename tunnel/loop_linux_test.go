@@ -70,7 +70,7 @@ func TestLoopGoesOnWithoutTheOneThatWaits(t *testing.T) {
 			loops := &Loops{Count: 1}
 			relay := &Relay{Loops: loops}
 			w := &waiter{release: make(chan struct{})}
-			srv := &Server{Loops: loops, Limits: Limits{NewPerSource: -1}, Handler: HandlerFunc(func(_ context.Context, req *Request) {
+			srv := &Server{Loops: loops, Limits: Limits{ConnectionRatePerClient: -1}, Handler: HandlerFunc(func(_ context.Context, req *Request) {
 				service, mine := net.Pipe()
 				go func() { _, _ = io.Copy(service, service) }()
 				client, err := req.Accept()
@@ -149,7 +149,7 @@ func TestThoseWhoWaitKeepNoThread(t *testing.T) {
 		return len(d)
 	}
 	w := &waiter{release: make(chan struct{})}
-	srv := &Server{Limits: Limits{NewPerSource: -1}}
+	srv := &Server{Limits: Limits{ConnectionRatePerClient: -1}}
 	ln, err := Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -105,7 +105,7 @@ func TestNest(t *testing.T) {
 		// One deadline for both.
 		client, accepted = g.dial("198.51.100.7:1000")
 		_, _ = client.Write([]byte("^"))
-		time.Sleep(tunnel.DefaultPreamble - time.Second)
+		time.Sleep(tunnel.DefaultHandshakeTimeout - time.Second)
 		_, _ = client.Write(high("B"))
 		synctest.Wait()
 		wantAlive(t, "in time", accepted)
@@ -125,7 +125,7 @@ func TestNestedFarewell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := &lineProtocol{name: "refuse", serve: func(_ context.Context, c *tunnel.Conn, _ tunnel.Handler) error {
 			_ = c.Fill(1)
-			time.Sleep(tunnel.DefaultPreamble - 200*time.Millisecond)
+			time.Sleep(tunnel.DefaultHandshakeTimeout - 200*time.Millisecond)
 			c.CloseWithMessage([]byte("no"))
 			return tunnel.Refusef(tunnel.Denied, "no")
 		}}

@@ -53,15 +53,15 @@ func (b *Budget) preamble(l Limits) Limits {
 	if b.Pressure() == Calm {
 		return l
 	}
-	for _, d := range []*time.Duration{&l.FirstByte, &l.Preamble} {
+	for _, d := range []*time.Duration{&l.FirstByteTimeout, &l.HandshakeTimeout} {
 		if *d <= 0 || *d > shortTime {
 			*d = shortTime
 		}
 	}
-	if most, limited := l.HalfOpenLimit(); limited {
-		l.HalfOpen = max(most/shortHalfOpen, 1)
+	if most, limited := l.PendingLimit(); limited {
+		l.MaxPendingConnections = max(most/shortHalfOpen, 1)
 	} else {
-		l.HalfOpen = DefaultHalfOpen / shortHalfOpen
+		l.MaxPendingConnections = DefaultMaxPendingConnections / shortHalfOpen
 	}
 	return l
 }

@@ -45,7 +45,7 @@ func TestRouterRefusesWhileMemoryIsShort(t *testing.T) {
 func TestServerHurriesWhileMemoryIsShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		budget := &tunnel.Budget{Limit: 100}
-		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByte: none}, Budget: budget})
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByteTimeout: none}, Budget: budget})
 		old, first := g.dial("198.51.100.1:1")
 		time.Sleep(4 * time.Second)
 		said, second := g.dial("198.51.100.2:1")
@@ -75,7 +75,7 @@ func TestServerHurriesWhileMemoryIsShort(t *testing.T) {
 func TestServerAcceptsNobodyWhileMemoryIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		budget := &tunnel.Budget{Limit: 100}
-		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByte: none}, Budget: budget})
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByteTimeout: none}, Budget: budget})
 		synctest.Wait()
 		budget.SetPressure(tunnel.Full)
 		one, first := g.dial("198.51.100.1:1") // it was being waited for
@@ -221,7 +221,7 @@ func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
 func TestFewerPendingWhileMemoryIsShort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		budget := &tunnel.Budget{Limit: 1000}
-		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{HalfOpen: 80}, Budget: budget})
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{MaxPendingConnections: 80}, Budget: budget})
 		var clients []net.Conn
 		dial := func(from string) *fakeConn {
 			client, accepted := g.dial(from)

@@ -11,8 +11,8 @@ import (
 
 // Limits of a tunnel that its Route leaves at zero.
 const (
-	DefaultIdle       = time.Hour
-	DefaultHalfClosed = time.Minute
+	DefaultIdleTimeout       = time.Hour
+	DefaultHalfClosedTimeout = time.Minute
 )
 
 // A Relay owns tunnels from the moment both ends stand to their end: it moves
@@ -31,10 +31,10 @@ const (
 //
 // The zero value is ready to use. Close it to end its goroutines.
 type Relay struct {
-	Idle       time.Duration // without a byte either way; 0 means DefaultIdle, negative none
-	HalfClosed time.Duration // half-closed and silent; 0 means DefaultHalfClosed, negative none
-	Loops      *Loops        // carry pairs of sockets; nil means loops of the Relay's own
-	Log        *slog.Logger  // panics in tunnels; nil discards
+	IdleTimeout       time.Duration // without a byte either way; 0 means DefaultIdleTimeout, negative none
+	HalfClosedTimeout time.Duration // half-closed and silent; 0 means DefaultHalfClosedTimeout, negative none
+	Loops             *Loops        // carry pairs of sockets; nil means loops of the Relay's own
+	Log               *slog.Logger  // panics in tunnels; nil discards
 
 	own      Loops
 	open     atomic.Int64
@@ -50,8 +50,8 @@ type Tunnel struct {
 	Client net.Conn
 	Server net.Conn
 
-	Idle       time.Duration // 0 means the Relay's
-	HalfClosed time.Duration // 0 means the Relay's
+	IdleTimeout       time.Duration // 0 means the Relay's
+	HalfClosedTimeout time.Duration // 0 means the Relay's
 
 	// About is what is known of the request, for the list of live tunnels. It
 	// is read until the tunnel's end and may be for a moment after it; what it
@@ -78,13 +78,13 @@ type End struct {
 // the end. Bytes that either stream has already read (see Unwrapper) are
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
-	r.carry(t.Client, t.Server, t.Idle, t.HalfClosed, &record{rare: &rare{t.About, t.Ended}}, nil)
+	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &record{rare: &rare{t.About, t.Ended}}, nil)
 }
 
 // carry is Carry for a request that rec, which is copied, describes. k is the
 // client's connection in a Server, nil where it came from elsewhere.
 func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *record, k *slot) {
-	j := job{relay: r, slot: k, idle: limit(idle, r.Idle, DefaultIdle), half: limit(halfClosed, r.HalfClosed, DefaultHalfClosed), record: rec}
+	j := job{relay: r, slot: k, idle: limit(idle, r.IdleTimeout, DefaultIdleTimeout), half: limit(halfClosed, r.HalfClosedTimeout, DefaultHalfClosedTimeout), record: rec}
 	j.client, j.fromClient = unwrap(client)
 	j.server, j.fromServer = unwrap(server)
 	r.open.Add(1)

@@ -103,7 +103,7 @@ func TestRelayLimitsByDefault(t *testing.T) {
 	}{
 		{name: "idle", want: tunnel.Idle, after: time.Hour, endings: "abort"},
 		{name: "relay's idle", idle: time.Minute, want: tunnel.Idle, after: time.Minute, endings: "abort"},
-		{name: "tunnel's idle", idle: time.Minute, tunnel: tunnel.Tunnel{Idle: 2 * time.Minute}, want: tunnel.Idle, after: 2 * time.Minute, endings: "abort"},
+		{name: "tunnel's idle", idle: time.Minute, tunnel: tunnel.Tunnel{IdleTimeout: 2 * time.Minute}, want: tunnel.Idle, after: 2 * time.Minute, endings: "abort"},
 		{name: "bytes re-arm", do: func(e ends) {
 			for range 10 {
 				time.Sleep(59 * time.Minute)
@@ -141,10 +141,12 @@ func TestRelayLimitsByDefault(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &tunnel.Relay{Idle: tt.idle, HalfClosed: tt.half}
+				r := &tunnel.Relay{IdleTimeout: tt.idle, HalfClosedTimeout: tt.half}
 				defer r.Close()
 				start := time.Now()
-				client, server, _, out, end := carryMem(t, r, true, !tt.noHalf, func(tun *tunnel.Tunnel) { tun.Idle, tun.HalfClosed = tt.tunnel.Idle, tt.tunnel.HalfClosed })
+				client, server, _, out, end := carryMem(t, r, true, !tt.noHalf, func(tun *tunnel.Tunnel) {
+					tun.IdleTimeout, tun.HalfClosedTimeout = tt.tunnel.IdleTimeout, tt.tunnel.HalfClosedTimeout
+				})
 				if tt.do != nil {
 					tt.do(ends{client, server})
 				}
@@ -312,7 +314,7 @@ func TestRelayShorterLimitThanOthers(t *testing.T) {
 		carryMem(t, r, true, true, nil)
 		time.Sleep(1100 * time.Millisecond)
 		start := time.Now()
-		_, _, _, _, end := carryMem(t, r, true, true, func(tun *tunnel.Tunnel) { tun.Idle = 100 * time.Millisecond })
+		_, _, _, _, end := carryMem(t, r, true, true, func(tun *tunnel.Tunnel) { tun.IdleTimeout = 100 * time.Millisecond })
 		if e := <-end; e.Reason != tunnel.Idle || time.Since(start) > 130*time.Millisecond {
 			t.Errorf("%s after %v, want idle after 100 ms and a quarter at most", e.Reason, time.Since(start))
 		}

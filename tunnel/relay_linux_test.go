@@ -58,7 +58,7 @@ func TestRelayShortTunnelsLeaveNothing(t *testing.T) {
 				for i := range work {
 					c, err := shop.tunnel(r, p, func(tun *tunnel.Tunnel) {
 						if i%10 == 0 {
-							tun.Idle = time.Millisecond
+							tun.IdleTimeout = time.Millisecond
 						}
 					})
 					if err != nil {

@@ -249,9 +249,9 @@ func TestRelayPassesEarlyBytesFirst(t *testing.T) {
 
 func TestRelayLimits(t *testing.T) {
 	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
-		c := carry(t, r, p, func(t *tunnel.Tunnel) { t.Idle, t.HalfClosed = time.Hour, 200*time.Millisecond })
-		open := carry(t, r, p, func(t *tunnel.Tunnel) { t.Idle, t.HalfClosed = -1, 200*time.Millisecond })
-		idle := carry(t, r, p, func(t *tunnel.Tunnel) { t.Idle = 300 * time.Millisecond })
+		c := carry(t, r, p, func(t *tunnel.Tunnel) { t.IdleTimeout, t.HalfClosedTimeout = time.Hour, 200*time.Millisecond })
+		open := carry(t, r, p, func(t *tunnel.Tunnel) { t.IdleTimeout, t.HalfClosedTimeout = -1, 200*time.Millisecond })
+		idle := carry(t, r, p, func(t *tunnel.Tunnel) { t.IdleTimeout = 300 * time.Millisecond })
 		_ = c.client.CloseWrite()
 		if _, err := io.ReadAll(c.server); err != nil {
 			t.Fatal(err)
@@ -276,7 +276,7 @@ func TestRelayLimits(t *testing.T) {
 
 func TestRelayHalfClosedButBusyLives(t *testing.T) {
 	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
-		c := carry(t, r, p, func(t *tunnel.Tunnel) { t.HalfClosed = 300 * time.Millisecond })
+		c := carry(t, r, p, func(t *tunnel.Tunnel) { t.HalfClosedTimeout = 300 * time.Millisecond })
 		_ = c.client.CloseWrite()
 		tick := time.NewTicker(50 * time.Millisecond)
 		defer tick.Stop()

@@ -199,13 +199,13 @@ type Resolver interface {
 // A Route says where a request goes: every address is known, so that what is
 // dialed is what was looked at.
 type Route struct {
-	Service    string        // the service's name, for logs, metrics and explain
-	Pattern    string        // what matched: "svc.example.com", "*.example.com:443"
-	Generation uint64        // of the table it came from
-	Endpoints  []Endpoint    // in the order to try
-	Dialer     Dialer        // nil means the Router's
-	Idle       time.Duration // limit without a byte either way; 0 means the Relay's
-	HalfClosed time.Duration // limit half-closed and silent; 0 means the Relay's
+	Service           string        // the service's name, for logs, metrics and explain
+	Pattern           string        // what matched: "svc.example.com", "*.example.com:443"
+	Generation        uint64        // of the table it came from
+	Endpoints         []Endpoint    // in the order to try
+	Dialer            Dialer        // nil means the Router's
+	IdleTimeout       time.Duration // limit without a byte either way; 0 means the Relay's
+	HalfClosedTimeout time.Duration // limit half-closed and silent; 0 means the Relay's
 
 	// TLSOnly says why nothing but TLS may be carried to an endpoint: the way there
 	// is unencrypted. It is nil, or returns nil, where anything may. What a client

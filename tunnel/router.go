@@ -12,9 +12,9 @@ import (
 
 // Limits of the dial that a Router leaves at zero.
 const (
-	DefaultDialTimeout     = 3 * time.Second  // for each address
-	DefaultDialTotal       = 10 * time.Second // for all of them, the lookup of names included
-	DefaultMaxDialAttempts = 3                // addresses
+	DefaultConnectTimeout      = 3 * time.Second  // for each address
+	DefaultConnectTotalTimeout = 10 * time.Second // for all of them, the lookup of names included
+	DefaultMaxDialAttempts     = 3                // addresses
 )
 
 // A Router is the Handler that decides: it resolves the request, allows it,
@@ -28,12 +28,12 @@ type Router struct {
 	Budget   *Budget        // a tunnel's second descriptor is taken here, if it has one; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
 
-	MaxTunnels      int           // standing or being dialed; 0 means no limit but the Budget's
-	MaxPerClient    int           // of them, of one client: Limits.OpenPerSource; 0 means no limit
-	MaxHelloRepeats int           // how often the same ClientHello may be on its way to services; 0 means DefaultMaxHelloRepeats, negative no limit
-	DialTimeout     time.Duration // for each address; 0 means DefaultDialTimeout, negative none
-	DialTotal       time.Duration // for all, with the lookup; 0 means DefaultDialTotal, negative none
-	MaxDialAttempts int           // addresses tried; 0 means DefaultMaxDialAttempts
+	MaxTunnels          int           // standing or being dialed; 0 means no limit but the Budget's
+	MaxTunnelsPerClient int           // of them, of one client: Limits.MaxConnectionsPerClient; 0 means no limit
+	MaxHelloRepeats     int           // how often the same ClientHello may be on its way to services; 0 means DefaultMaxHelloRepeats, negative no limit
+	ConnectTimeout      time.Duration // for each address; 0 means DefaultConnectTimeout, negative none
+	ConnectTotalTimeout time.Duration // for all, with the lookup; 0 means DefaultConnectTotalTimeout, negative none
+	MaxDialAttempts     int           // addresses tried; 0 means DefaultMaxDialAttempts
 
 	ids     atomic.Uint64
 	tunnels atomic.Int64 // reserved
@@ -67,13 +67,13 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	req.slot.lend(&lease)
 	rec := r.record(&o, dialed.Endpoint, dialed.Took, lease)
 	rec.multiplexed = isMultiplexed(server)
-	r.Relay.carry(client, server, route.Idle, route.HalfClosed, &rec, req.slot)
+	r.Relay.carry(client, server, route.IdleTimeout, route.HalfClosedTimeout, &rec, req.slot)
 }
 
 // connect takes req as far as a service that answers: resolve, allow, dial. l is
 // for the tunnel; it is released where there is none.
 func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease) (server net.Conn, route Route, dialed Attempt, err error) {
-	ctx, cancel := within(ctx, time.Now(), limit(r.DialTotal, DefaultDialTotal))
+	ctx, cancel := within(ctx, time.Now(), limit(r.ConnectTotalTimeout, DefaultConnectTotalTimeout))
 	defer cancel()
 	reserved := false
 	defer func() {
@@ -236,7 +236,7 @@ func (r *Router) checkTunnels(l *lease) error {
 		return nil
 	}
 	c := l.client
-	if err := c.CheckTunnels(r.MaxPerClient); err != nil {
+	if err := c.CheckTunnels(r.MaxTunnelsPerClient); err != nil {
 		return err
 	}
 	if l.stream {
@@ -306,7 +306,7 @@ func (r *Router) dialer(route *Route) Dialer {
 func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep Endpoint) (c net.Conn, a Attempt) {
 	var err error
 	start := time.Now()
-	ctx, cancel := within(ctx, start, limit(r.DialTimeout, DefaultDialTimeout))
+	ctx, cancel := within(ctx, start, limit(r.ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
 	switch d := r.dialer(route).(type) {
 	case requestDialer:

@@ -142,9 +142,9 @@ func TestRouterRefuses(t *testing.T) {
 		{"no descriptor", func(b *bench) { b.Budget.Limit = 1 }, overload, "descriptors", 0, 0},
 		{"refused", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = errRefused }, tunnel.DialFailed, "192.0.2.1:80: connection refused", 1, 0},
 		{"silent", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour }, tunnel.DialTimeout, "192.0.2.1:80", 1, 3 * time.Second},
-		{"own timeout", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.DialTimeout = time.Second }, tunnel.DialTimeout, "", 1, time.Second},
-		{"own total", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.DialTotal = time.Second }, tunnel.DialTimeout, "", 1, time.Second},
-		{"no timeout but the total", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.DialTimeout = -1 }, tunnel.DialTimeout, "", 1, 10 * time.Second},
+		{"own timeout", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.ConnectTimeout = time.Second }, tunnel.DialTimeout, "", 1, time.Second},
+		{"own total", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.ConnectTotalTimeout = time.Second }, tunnel.DialTimeout, "", 1, time.Second},
+		{"no timeout but the total", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.ConnectTimeout = -1 }, tunnel.DialTimeout, "", 1, 10 * time.Second},
 		{"three are tried", func(b *bench) {
 			b.Resolver = routeTo("192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80")
 			b.dialer.answers["192.0.2.1:80"] = errRefused
@@ -511,7 +511,7 @@ func TestRouterRoute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var own fakeDialer
 		b := newBench(t, resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route, error) {
-			return tunnel.Route{Endpoints: []tunnel.Endpoint{{Addr: netip.MustParseAddrPort("192.0.2.1:80"), Host: "db.internal"}}, Dialer: &own, Idle: 5 * time.Second}, nil
+			return tunnel.Route{Endpoints: []tunnel.Endpoint{{Addr: netip.MustParseAddrPort("192.0.2.1:80"), Host: "db.internal"}}, Dialer: &own, IdleTimeout: 5 * time.Second}, nil
 		}))
 		a := &asker{}
 		b.ServeTunnel(t.Context(), a.request())

@@ -20,11 +20,11 @@ const (
 )
 
 // unmetered has no limit on new connections, so that the others can be seen.
-var unmetered = tunnel.Limits{NewPerSource: none}
+var unmetered = tunnel.Limits{ConnectionRatePerClient: none}
 
 func TestServerHalfOpenEvictsTheOldest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{HalfOpen: 3}})
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{MaxPendingConnections: 3}})
 		var clients []net.Conn
 		var conns []*fakeConn
 		dial := func() {
@@ -67,7 +67,7 @@ func TestServerHalfOpenEvictsTheOldest(t *testing.T) {
 	})
 }
 
-func TestServerLimitsPerSource(t *testing.T) {
+func TestServerLimitsPerClient(t *testing.T) {
 	type step struct {
 		from string
 		ok   bool
@@ -83,19 +83,19 @@ func TestServerLimitsPerSource(t *testing.T) {
 		limits tunnel.Limits
 		steps  []step
 	}{
-		{"half-open", tunnel.Limits{HalfOpenPerSource: 2}, append(same("198.51.100.7:1", true, true, false), step{"198.51.100.8:1", true})},
-		{"open", tunnel.Limits{OpenPerSource: 2}, append(same("198.51.100.7:1", true, true, false), step{"198.51.100.8:1", true})},
-		{"new", tunnel.Limits{NewPerSource: 2}, append(same("198.51.100.7:1", true, true, false), step{"198.51.100.8:1", true})},
-		{"mapped is IPv4", tunnel.Limits{OpenPerSource: 2}, []step{
+		{"half-open", tunnel.Limits{MaxPendingPerClient: 2}, append(same("198.51.100.7:1", true, true, false), step{"198.51.100.8:1", true})},
+		{"open", tunnel.Limits{MaxConnectionsPerClient: 2}, append(same("198.51.100.7:1", true, true, false), step{"198.51.100.8:1", true})},
+		{"new", tunnel.Limits{ConnectionRatePerClient: 2}, append(same("198.51.100.7:1", true, true, false), step{"198.51.100.8:1", true})},
+		{"mapped is IPv4", tunnel.Limits{MaxConnectionsPerClient: 2}, []step{
 			{"198.51.100.7:1", true}, {"[::ffff:198.51.100.7]:1", true}, {"[::ffff:198.51.100.7]:1", false}, {"[::ffff:198.51.100.8]:1", true},
 		}},
-		{"IPv6 by /64", tunnel.Limits{OpenPerSource: 2}, []step{
+		{"IPv6 by /64", tunnel.Limits{MaxConnectionsPerClient: 2}, []step{
 			{"[2001:db8:0:1::1]:1", true}, {"[2001:db8:0:1:ffff:ffff:ffff:ffff]:1", true}, {"[2001:db8:0:1::2]:1", false}, {"[2001:db8:0:2::1]:1", true},
 		}},
-		{"a zone does not matter", tunnel.Limits{OpenPerSource: 1}, []step{{"[fe80::1%a]:1", true}, {"[fe80::2%b]:1", false}}},
-		{"none", tunnel.Limits{HalfOpenPerSource: none, OpenPerSource: none, NewPerSource: none, HalfOpen: none}, same("198.51.100.7:1", make300()...)},
+		{"a zone does not matter", tunnel.Limits{MaxConnectionsPerClient: 1}, []step{{"[fe80::1%a]:1", true}, {"[fe80::2%b]:1", false}}},
+		{"none", tunnel.Limits{MaxPendingPerClient: none, MaxConnectionsPerClient: none, ConnectionRatePerClient: none, MaxPendingConnections: none}, same("198.51.100.7:1", make300()...)},
 		{"none by default", tunnel.Limits{}, same("198.51.100.7:1", make300()...)},
-		{"IPv6 by /48, eight times as much", tunnel.Limits{OpenPerSource: 1}, []step{
+		{"IPv6 by /48, eight times as much", tunnel.Limits{MaxConnectionsPerClient: 1}, []step{
 			{"[2001:db8:0:1::1]:1", true}, {"[2001:db8:0:2::1]:1", true}, {"[2001:db8:0:3::1]:1", true}, {"[2001:db8:0:4::1]:1", true},
 			{"[2001:db8:0:5::1]:1", true}, {"[2001:db8:0:6::1]:1", true}, {"[2001:db8:0:7::1]:1", true}, {"[2001:db8:0:8::1]:1", true},
 			{"[2001:db8:0:9::1]:1", false}, {"[2001:db8:1:1::1]:1", true},
@@ -152,7 +152,7 @@ func make300() []bool {
 
 func TestServerMetersNewConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{NewPerSource: 5}})
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{ConnectionRatePerClient: 5}})
 		burst := func(n int) (admitted int) {
 			for range n {
 				client, accepted := g.dial("198.51.100.7:1000")
@@ -188,7 +188,7 @@ func TestServerHoldsTunnelsAgainstTheirSource(t *testing.T) {
 		var told eavesdropper
 		dialer := &fakeDialer{}
 		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, Observe: told.observe}
-		g := serve(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{OpenPerSource: 2}, Budget: budget})
+		g := serve(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{MaxConnectionsPerClient: 2}, Budget: budget})
 		first, _ := g.dial("198.51.100.7:1")
 		second, _ := g.dial("198.51.100.7:2")
 		_, _ = io.WriteString(first, "one\n")
@@ -247,7 +247,7 @@ func TestServerForgetsClients(t *testing.T) {
 
 func TestServerBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByte: none}, Budget: &tunnel.Budget{Limit: 2}})
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByteTimeout: none}, Budget: &tunnel.Budget{Limit: 2}})
 		one, first := g.dial("198.51.100.1:1")
 		two, second := g.dial("198.51.100.2:1")
 		synctest.Wait()
@@ -368,7 +368,7 @@ func TestServerCounts(t *testing.T) {
 // The client that has most pending makes room, however old others' are.
 func TestServerHalfOpenEvictsTheClientWithMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{HalfOpen: 5}})
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{MaxPendingConnections: 5}})
 		var clients []net.Conn
 		dial := func(from string) *fakeConn {
 			client, accepted := g.dial(from)

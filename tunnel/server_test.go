@@ -169,9 +169,9 @@ func TestServerDeadlines(t *testing.T) {
 		{"detected, then a byte a second", tunnel.Limits{}, two, every(time.Second, "A"), 5 * time.Second},
 		{"a byte every 10 ms", tunnel.Limits{}, pinned, every(10*time.Millisecond, "x"), 5 * time.Second},
 		{"first byte late", tunnel.Limits{}, pinned, func(c net.Conn) { time.Sleep(9 * time.Second); every(time.Second, "x")(c) }, 14 * time.Second},
-		{"own limits, silent", tunnel.Limits{FirstByte: time.Second, Preamble: time.Minute}, pinned, silent, time.Second},
-		{"own limits, slow", tunnel.Limits{FirstByte: time.Second, Preamble: 20 * time.Second}, pinned, every(time.Second, "x"), 20 * time.Second},
-		{"no limit for the first byte", tunnel.Limits{FirstByte: -1}, pinned, func(c net.Conn) { time.Sleep(time.Hour); every(time.Second, "x")(c) }, time.Hour + 5*time.Second},
+		{"own limits, silent", tunnel.Limits{FirstByteTimeout: time.Second, HandshakeTimeout: time.Minute}, pinned, silent, time.Second},
+		{"own limits, slow", tunnel.Limits{FirstByteTimeout: time.Second, HandshakeTimeout: 20 * time.Second}, pinned, every(time.Second, "x"), 20 * time.Second},
+		{"no limit for the first byte", tunnel.Limits{FirstByteTimeout: -1}, pinned, func(c net.Conn) { time.Sleep(time.Hour); every(time.Second, "x")(c) }, time.Hour + 5*time.Second},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

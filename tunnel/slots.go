@@ -13,39 +13,39 @@ import (
 // and how much of the gateway one client may have. A zero field means its
 // default, a negative one no limit.
 type Limits struct {
-	FirstByte time.Duration // from accept to the first byte; default 10 s
-	Preamble  time.Duration // from the first byte to a complete preamble, whatever comes; default 5 s
-	HalfOpen  int           // pending connections in all; the oldest one of the client with most makes room; default 4,096
+	FirstByteTimeout      time.Duration // from accept to the first byte; default 10 s
+	HandshakeTimeout      time.Duration // from the first byte to a complete preamble, whatever comes; default 5 s
+	MaxPendingConnections int           // pending connections in all; the oldest one of the client with most makes room; default 4,096
 
 	// Fixed limits for each client, which is an IPv4 address or an IPv6 /64,
 	// eight times as much for a /48. There are none by default: one client may
 	// use what is free, and as that becomes scarce those who hold most are
 	// refused first. See FairShare and Queue.
-	HalfOpenPerSource int // pending connections
-	OpenPerSource     int // connections, and as many tunnels
-	NewPerSource      int // new connections a second, and as many at once
+	MaxPendingPerClient     int // pending connections
+	MaxConnectionsPerClient int // connections, and as many tunnels
+	ConnectionRatePerClient int // new connections a second, and as many at once
 }
 
 // Default Limits.
 const (
-	DefaultFirstByte = 10 * time.Second
-	DefaultPreamble  = 5 * time.Second
-	DefaultHalfOpen  = 4096
+	DefaultFirstByteTimeout      = 10 * time.Second
+	DefaultHandshakeTimeout      = 5 * time.Second
+	DefaultMaxPendingConnections = 4096
 )
 
-// HalfOpenLimit returns how many pending connections there may be in all, and
+// PendingLimit returns how many pending connections there may be in all, and
 // is false where there may be any number.
-func (l *Limits) HalfOpenLimit() (int, bool) {
-	if l.HalfOpen == 0 {
-		return DefaultHalfOpen, true
+func (l *Limits) PendingLimit() (int, bool) {
+	if l.MaxPendingConnections == 0 {
+		return DefaultMaxPendingConnections, true
 	}
-	return l.HalfOpen, l.HalfOpen > 0
+	return l.MaxPendingConnections, l.MaxPendingConnections > 0
 }
 
 // PendingFull reports whether n pending connections, or what stands for them, are
 // as many as there may be in all.
 func (l *Limits) PendingFull(n int) bool {
-	most, limited := l.HalfOpenLimit()
+	most, limited := l.PendingLimit()
 	return limited && n >= most
 }
 
@@ -163,7 +163,7 @@ func (k *slot) charge(addr netip.Addr) error {
 // expire wakes the connections whose preamble took too long. It is false when
 // none is pending.
 func (t *slots) expire(l *Limits, now time.Time) bool {
-	first, whole := limit(l.FirstByte, DefaultFirstByte), limit(l.Preamble, DefaultPreamble)
+	first, whole := limit(l.FirstByteTimeout, DefaultFirstByteTimeout), limit(l.HandshakeTimeout, DefaultHandshakeTimeout)
 	var next *Place[*slot]
 	for p := t.pending.Oldest(); p != nil; p = next {
 		next = p.Next()

@@ -62,7 +62,7 @@ func TestForgedSources(t *testing.T) {
 			budget := &tunnel.Budget{Limit: descriptors}
 			r, svc := plainRig(t, func(s *Server) {
 				s.Budget, s.Router.Budget = budget, budget
-				s.Limits = tunnel.Limits{HalfOpenPerSource: -1, OpenPerSource: -1, NewPerSource: -1}
+				s.Limits = tunnel.Limits{MaxPendingPerClient: -1, MaxConnectionsPerClient: -1, ConnectionRatePerClient: -1}
 			})
 			svc.answers()
 			var forged []*peer
@@ -104,7 +104,7 @@ func TestForgedSources(t *testing.T) {
 // Without an end of the descriptors in sight, sessions of sources that may be
 // forged are as few as sessions that are half open.
 func TestAnsweredOnceIsHalfOpen(t *testing.T) {
-	r, svc := plainRig(t, func(s *Server) { s.Limits = tunnel.Limits{HalfOpen: 5} })
+	r, svc := plainRig(t, func(s *Server) { s.Limits = tunnel.Limits{MaxPendingConnections: 5} })
 	talker := newPeer(t)
 	svc.answers()
 	for range 2 {

@@ -50,7 +50,7 @@ func BenchmarkDatagram(b *testing.B) {
 
 // A session at rest takes little memory.
 func TestSessionsTakeLittleMemory(t *testing.T) {
-	r, svc := plainRig(t, func(s *Server) { s.Limits = tunnel.Limits{HalfOpenPerSource: -1, NewPerSource: -1} })
+	r, svc := plainRig(t, func(s *Server) { s.Limits = tunnel.Limits{MaxPendingPerClient: -1, ConnectionRatePerClient: -1} })
 	const n = 1000
 	used := func() uint64 {
 		runtime.GC()

@@ -31,7 +31,7 @@ func plainRig(t testing.TB, change func(*Server)) (r *rig, svc *peer) {
 }
 
 func TestDatagramsGoBothWays(t *testing.T) {
-	r, svc := plainRig(t, func(s *Server) { s.Idle = 50 * time.Millisecond })
+	r, svc := plainRig(t, func(s *Server) { s.IdleTimeout = 50 * time.Millisecond })
 	client := newPeer(t)
 	big := bytes.Repeat([]byte("x"), 60_000)
 	var from netip.AddrPort
@@ -241,9 +241,9 @@ func TestLimits(t *testing.T) {
 		limits tunnel.Limits
 		text   string
 	}{
-		{"not proven, of a source", tunnel.Limits{HalfOpenPerSource: 3}, "nothing is proven"},
-		{"open, of a source", tunnel.Limits{OpenPerSource: 3}, "sessions open"},
-		{"new, of a source", tunnel.Limits{NewPerSource: 3}, "limits.connectionRatePerClient: 127.0.0.1 opened more than 3"},
+		{"not proven, of a source", tunnel.Limits{MaxPendingPerClient: 3}, "nothing is proven"},
+		{"open, of a source", tunnel.Limits{MaxConnectionsPerClient: 3}, "sessions open"},
+		{"new, of a source", tunnel.Limits{ConnectionRatePerClient: 3}, "limits.connectionRatePerClient: 127.0.0.1 opened more than 3"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, svc := plainRig(t, func(s *Server) { s.Limits = c.limits })
@@ -260,7 +260,7 @@ func TestLimits(t *testing.T) {
 	}
 
 	t.Run("not proven, in all", func(t *testing.T) {
-		r, svc := plainRig(t, func(s *Server) { s.Limits = tunnel.Limits{HalfOpen: 2} })
+		r, svc := plainRig(t, func(s *Server) { s.Limits = tunnel.Limits{MaxPendingConnections: 2} })
 		first, second, proven := newPeer(t), newPeer(t), newPeer(t)
 		proven.say(r.addr, []byte("p"))
 		svc.say(svc.hear([]byte("p")), []byte("q"))

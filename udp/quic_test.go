@@ -301,7 +301,7 @@ func TestQUICRefusalsAreRepeated(t *testing.T) {
 }
 
 func TestQUICHelloMustCome(t *testing.T) {
-	r, svc, _ := quicRig(t, func(s *Server) { s.Limits.Preamble = 50 * time.Millisecond })
+	r, svc, _ := quicRig(t, func(s *Server) { s.Limits.HandshakeTimeout = 50 * time.Millisecond })
 	client := newPeer(t)
 	client.say(r.addr, long(firstID, clientID, "more"))
 	o := r.outcome(1, tunnel.HelloTimeout)
@@ -521,7 +521,7 @@ func (o *onceOpening) Check([]byte) bool { return o.checked.Add(1) == 1 }
 func TestGuessesAreBounded(t *testing.T) {
 	var checked atomic.Int32
 	r, svc := newRig(t, Listener{Open: func() Opening { return &deafOpening{checked: &checked} }},
-		func(s *Server) { s.Limits = tunnel.Limits{HalfOpenPerSource: -1, NewPerSource: -1} }), newPeer(t)
+		func(s *Server) { s.Limits = tunnel.Limits{MaxPendingPerClient: -1, ConnectionRatePerClient: -1} }), newPeer(t)
 	r.route("svc.test", svc.addr())
 	client := newPeer(t)
 	const sessions = 20

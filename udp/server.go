@@ -17,10 +17,10 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// DefaultIdle is how long a session may be without a datagram either way. QUIC
+// DefaultIdleTimeout is how long a session may be without a datagram either way. QUIC
 // ends its own connections earlier, and NAT forgets UDP after two minutes at
 // the most (RFC 4787 section 4.3).
-const DefaultIdle = 2 * time.Minute
+const DefaultIdleTimeout = 2 * time.Minute
 
 const (
 	// brief is the same for a session that is not proven, or has lasted no
@@ -86,9 +86,9 @@ type Server struct {
 	Budget *tunnel.Budget // a second socket of a session is taken from it, and it has the clients' accounts; nil means no limit
 
 	// Limits are those of connections: a session is half open until its
-	// client is proven to be where it says, and Preamble is for its hello.
-	Limits tunnel.Limits
-	Idle   time.Duration // of a session whose route says nothing; 0 means DefaultIdle
+	// client is proven to be where it says, and HandshakeTimeout is for its hello.
+	Limits      tunnel.Limits
+	IdleTimeout time.Duration // of a session whose route says nothing; 0 means DefaultIdleTimeout
 
 	Observe func(*tunnel.Outcome) // told of sessions that came to no request; must not block. May be nil
 	Log     *slog.Logger          // nil discards

@@ -256,7 +256,7 @@ func (k *session) open() {
 	}
 	p := k.paths[0]
 	k.state, k.tun, p.sock = carried, tun, sock
-	k.idle = max(limit(tun.Route.Idle, limit(s.Idle, DefaultIdle)), 0)
+	k.idle = max(limit(tun.Route.IdleTimeout, limit(s.IdleTimeout, DefaultIdleTimeout)), 0)
 	tun.Carry(k)
 	for _, b := range k.release() { // within mu, so that nothing overtakes it
 		err = errors.Join(err, k.toService(p, sock, b))

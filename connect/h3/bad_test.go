@@ -262,7 +262,7 @@ func TestBytesAfterARefusal(t *testing.T) {
 func TestServerTimes(t *testing.T) {
 	t.Parallel()
 	t.Run("no request", func(t *testing.T) {
-		g := serve(t, tunneltest.Table{}, &Server{Limits: tunnel.Limits{FirstByte: 50 * time.Millisecond, NewPerSource: -1}})
+		g := serve(t, tunneltest.Table{}, &Server{Limits: tunnel.Limits{FirstByteTimeout: 50 * time.Millisecond, ConnectionRatePerClient: -1}})
 		r := rawClient(t, g.addr)
 		r.begin()
 		if code := r.ended(); code != NoError {

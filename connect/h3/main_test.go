@@ -92,7 +92,7 @@ func serveHandlerAt(t testing.TB, s *Server, pc net.PacketConn, h tunnel.Handler
 		s.TLS = serverTLS()
 	}
 	if s.Limits == (tunnel.Limits{}) {
-		s.Limits = tunnel.Limits{NewPerSource: -1, OpenPerSource: -1}
+		s.Limits = tunnel.Limits{ConnectionRatePerClient: -1, MaxConnectionsPerClient: -1}
 	}
 	served := make(chan error, 1)
 	ctx := context.WithoutCancel(t.Context())

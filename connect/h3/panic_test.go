@@ -131,7 +131,7 @@ func TestPanicInACallback(t *testing.T) {
 				}
 				panic("a fault")
 			},
-			Limits: tunnel.Limits{NewPerSource: -1, OpenPerSource: -1},
+			Limits: tunnel.Limits{ConnectionRatePerClient: -1, MaxConnectionsPerClient: -1},
 		}, echo)
 		_ = rawClient(t, addr).qc.CloseWithError(0, "") // without a request
 		<-told

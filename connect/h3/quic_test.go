@@ -179,15 +179,15 @@ func TestRetry(t *testing.T) {
 // TestLimits: a source has its share of handshakes and connections.
 func TestLimits(t *testing.T) {
 	for name, limits := range map[string]tunnel.Limits{
-		"connections":     {OpenPerSource: 1},
-		"new connections": {NewPerSource: 1},
-		"handshakes":      {HalfOpen: 1, NewPerSource: -1},
-		"of a source":     {HalfOpenPerSource: 1, NewPerSource: -1},
+		"connections":     {MaxConnectionsPerClient: 1},
+		"new connections": {ConnectionRatePerClient: 1},
+		"handshakes":      {MaxPendingConnections: 1, ConnectionRatePerClient: -1},
+		"of a source":     {MaxPendingPerClient: 1, ConnectionRatePerClient: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Limits: limits})
 			d := newDialer(t, g.addr)
-			if limits.OpenPerSource+limits.NewPerSource > 0 {
+			if limits.MaxConnectionsPerClient+limits.ConnectionRatePerClient > 0 {
 				d.Idle = time.Minute
 				testnet.Ping(t, open(t, d, "svc:1"), "the first")
 			} else {

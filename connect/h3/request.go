@@ -407,9 +407,9 @@ func (k *serverConn) idle() time.Duration {
 
 // firstRequest returns how long a connection may take to its first request.
 func (k *serverConn) firstRequest() time.Duration {
-	switch d := k.s.Limits.FirstByte; {
+	switch d := k.s.Limits.FirstByteTimeout; {
 	case d == 0:
-		return tunnel.DefaultFirstByte
+		return tunnel.DefaultFirstByteTimeout
 	case d < 0:
 		return k.idle()
 	default:

@@ -63,7 +63,7 @@ type Server struct {
 	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
 
 	// Limits are those of tunnel.Server. A handshake counts as a preamble until
-	// it is complete; from there FirstByte is the time for the first request.
+	// it is complete; from there FirstByteTimeout is the time for the first request.
 	Limits tunnel.Limits
 
 	// Grow is by how many bytes the windows of all connections together may

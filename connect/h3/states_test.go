@@ -318,7 +318,7 @@ func (m *machine) WithGroup(string) slog.Handler            { return m }
 func (m *machine) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel
-	m.s = &Server{TLS: timeless(serverTLS()), Streams: 8, Idle: time.Minute, Log: slog.New(m), Limits: tunnel.Limits{NewPerSource: -1}}
+	m.s = &Server{TLS: timeless(serverTLS()), Streams: 8, Idle: time.Minute, Log: slog.New(m), Limits: tunnel.Limits{ConnectionRatePerClient: -1}}
 	m.served = make(chan error, 1)
 	go func() { m.served <- m.s.Serve(ctx, m.wire.socket(ourAddr, false), m) }()
 	m.by = m.dialer(ourAddr, false)

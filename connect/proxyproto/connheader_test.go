@@ -62,7 +62,7 @@ type notDetector struct{ tunnel.Protocol }
 func serve(t *testing.T, p tunnel.ConnHeader, backend string, way tunnel.Dialer, ps ...tunnel.Protocol) *tunneltest.Gateway {
 	t.Helper()
 	return tunneltest.Serve(t, tunneltest.Setup{
-		Protocols: ps, ConnHeader: p, Resolver: everybody{backend}, Dialer: way, Limits: tunnel.Limits{NewPerSource: -1}, Drained: true,
+		Protocols: ps, ConnHeader: p, Resolver: everybody{backend}, Dialer: way, Limits: tunnel.Limits{ConnectionRatePerClient: -1}, Drained: true,
 	})
 }
 

@@ -21,7 +21,7 @@ const patience = 10 * time.Second
 func serve(t *testing.T, table tunneltest.Table, ps ...tunnel.Protocol) *tunneltest.Gateway {
 	t.Helper()
 	return tunneltest.Serve(t, tunneltest.Setup{
-		Protocols: ps, Resolver: guarded{table}, Limits: tunnel.Limits{NewPerSource: -1}, Drained: true,
+		Protocols: ps, Resolver: guarded{table}, Limits: tunnel.Limits{ConnectionRatePerClient: -1}, Drained: true,
 	})
 }
 

@@ -116,7 +116,7 @@ func startDNS(t *testing.T, s *dns.Server) *dnsServer {
 
 func ourDNS(t *testing.T) *dnsServer {
 	t.Helper()
-	return startDNS(t, &dns.Server{Zones: []string{"mesh.internal", "clusterset.local"}, Names: func() dns.Names { return dnsTable }, Rate: -1})
+	return startDNS(t, &dns.Server{Zones: []string{"mesh.internal", "clusterset.local"}, Names: func() dns.Names { return dnsTable }, RateLimit: -1})
 }
 
 // tool runs a program and returns what it says.

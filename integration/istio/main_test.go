@@ -106,7 +106,7 @@ func (m *mesh) gateway(addr string) string {
 		Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{
 			service("svc.test", false, at), service("down.test", false, netip.MustParseAddrPort("127.0.0.1:1")), service("private.test", true, at), local,
 		}}}},
-		Limits:     tunnel.Limits{NewPerSource: -1, OpenPerSource: -1, HalfOpenPerSource: -1},
+		Limits:     tunnel.Limits{ConnectionRatePerClient: -1, MaxConnectionsPerClient: -1, MaxPendingPerClient: -1},
 		DrainDelay: -1, DrainTimeout: -1,
 	})
 	if err != nil {

@@ -175,11 +175,11 @@ func TestAnnotations(t *testing.T) {
 		{"proxy-protocol", "v2", registry.Service{ProxyProtocol: 2}, ""},
 		{"exported", "true", registry.Service{Exported: true, VIP: true}, ""},
 		{"exported", "t", registry.Service{}, "it is ignored"},
-		{"idle-timeout", "90s", registry.Service{Idle: 90 * time.Second}, ""},
+		{"idle-timeout", "90s", registry.Service{IdleTimeout: 90 * time.Second}, ""},
 		{"idle-timeout", "0s", registry.Service{}, "write a duration"},
 		{"idle-timeout", "-1h", registry.Service{}, "write a duration"},
 		{"idle-timeout", "90", registry.Service{}, "write a duration"},
-		{"half-closed-timeout", "1h30m", registry.Service{HalfClosed: 90 * time.Minute}, ""},
+		{"half-closed-timeout", "1h30m", registry.Service{HalfClosedTimeout: 90 * time.Minute}, ""},
 		{"alpn", "h2, http/1.1,h2", registry.Service{ALPN: []string{"h2", "http/1.1"}}, ""},
 		{"alpn", "h2,", registry.Service{}, "item 2"},
 		{"alpn", "h 2", registry.Service{}, "item 1"},
@@ -210,8 +210,8 @@ func TestAnnotations(t *testing.T) {
 			v := view{cluster: "west", rules: rules}
 			got, problems := v.convert(serviceOf(svc("shop", "web", "expose", "true", tt.key, tt.value)), nil, nil, false)
 			only := registry.Service{
-				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, Idle: got.Idle,
-				HalfClosed: got.HalfClosed, ALPN: got.ALPN, Check: got.Check, Names: got.Names,
+				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, IdleTimeout: got.IdleTimeout,
+				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Names: got.Names,
 			}
 			if !reflect.DeepEqual(only, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", only, tt.want)

@@ -30,8 +30,8 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkVIPs()
 	d.checkKubernetes()
 	d.checkLoops()
-	if l := d.cfg.Limits; l.Dial > l.DialTotal {
-		d.errorf(keyOf(root, "limits"), "connectTotalTimeout covers every attempt: raise it, or lower connectTimeout", "connectTimeout %v is longer than connectTotalTimeout %v", l.Dial, l.DialTotal)
+	if l := d.cfg.Limits; l.ConnectTimeout > l.ConnectTotalTimeout {
+		d.errorf(keyOf(root, "limits"), "connectTotalTimeout covers every attempt: raise it, or lower connectTimeout", "connectTimeout %v is longer than connectTotalTimeout %v", l.ConnectTimeout, l.ConnectTotalTimeout)
 	}
 	if dr := d.cfg.Drain; dr.Delay > dr.Timeout {
 		d.errorf(keyOf(root, "drain"), "the timeout counts from the signal and covers the delay", "delay %v is longer than timeout %v", dr.Delay, dr.Timeout)

@@ -80,19 +80,19 @@ type Proxy struct {
 // Limits bound what clients can take. A count is at least 1, or -1 for no
 // limit, and a duration more than 0, but for Tunnels.
 type Limits struct {
-	Tunnels           int           // open at once; 0 means as many as there are descriptors for
-	HalfOpen          int           // connections without a route yet
-	HalfOpenPerSource int           // of them, of one client: an IPv4 address or IPv6 /64
-	OpenPerSource     int           // connections of one client, and as many tunnels
-	NewPerSource      int           // connections a second of one client
-	FirstByte         time.Duration // from accept to the first byte
-	Hello             time.Duration // from the first byte to the whole preamble
-	Idle              time.Duration // of a tunnel, without a byte either way
-	UDPIdle           time.Duration // of a session of UDP, without a datagram either way
-	HalfClosed        time.Duration // of a tunnel, silent with one side closed
-	Dial              time.Duration // of one address
-	DialTotal         time.Duration // of all addresses of a request
-	Memory            Memory        // of the process
+	MaxTunnels              int           // open at once; 0 means as many as there are descriptors for
+	MaxPendingConnections   int           // connections without a route yet
+	MaxPendingPerClient     int           // of them, of one client: an IPv4 address or IPv6 /64
+	MaxConnectionsPerClient int           // connections of one client, and as many tunnels
+	ConnectionRatePerClient int           // connections a second of one client
+	FirstByteTimeout        time.Duration // from accept to the first byte
+	HandshakeTimeout        time.Duration // from the first byte to the whole preamble
+	IdleTimeout             time.Duration // of a tunnel, without a byte either way
+	UDPIdleTimeout          time.Duration // of a session of UDP, without a datagram either way
+	HalfClosedTimeout       time.Duration // of a tunnel, silent with one side closed
+	ConnectTimeout          time.Duration // of one address
+	ConnectTotalTimeout     time.Duration // of all addresses of a request
+	Memory                  Memory        // of the process
 }
 
 // A Memory is a limit in bytes: 0 for what the system grants the process, as
@@ -150,10 +150,10 @@ type Log struct {
 func Default() *Config {
 	return &Config{
 		Limits: Limits{
-			HalfOpen: 4096, HalfOpenPerSource: -1, OpenPerSource: -1, NewPerSource: -1,
-			FirstByte: 10 * time.Second, Hello: 5 * time.Second,
-			Idle: time.Hour, UDPIdle: 2 * time.Minute, HalfClosed: time.Minute,
-			Dial: 3 * time.Second, DialTotal: 10 * time.Second,
+			MaxPendingConnections: 4096, MaxPendingPerClient: -1, MaxConnectionsPerClient: -1, ConnectionRatePerClient: -1,
+			FirstByteTimeout: 10 * time.Second, HandshakeTimeout: 5 * time.Second,
+			IdleTimeout: time.Hour, UDPIdleTimeout: 2 * time.Minute, HalfClosedTimeout: time.Minute,
+			ConnectTimeout: 3 * time.Second, ConnectTotalTimeout: 10 * time.Second,
 		},
 		Drain: Drain{Delay: 5 * time.Second, Timeout: 30 * time.Second},
 		Log:   Log{Format: "text"},

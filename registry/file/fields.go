@@ -257,18 +257,18 @@ func durationField[T any](key string, least time.Duration, at func(*T) *time.Dur
 
 // The least limit on time is a millisecond: less is a slip of the unit.
 var limitsFields = []field[Limits]{
-	countField("maxTunnels", 0, func(l *Limits) *int { return &l.Tunnels }),
-	limitField("maxPendingConnections", func(l *Limits) *int { return &l.HalfOpen }),
-	limitField("maxPendingPerClient", func(l *Limits) *int { return &l.HalfOpenPerSource }),
-	limitField("maxConnectionsPerClient", func(l *Limits) *int { return &l.OpenPerSource }),
-	limitField("connectionRatePerClient", func(l *Limits) *int { return &l.NewPerSource }),
-	durationField("firstByteTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.FirstByte }),
-	durationField("handshakeTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.Hello }),
-	durationField("idleTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.Idle }),
-	durationField("udpIdleTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.UDPIdle }),
-	durationField("halfClosedTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.HalfClosed }),
-	durationField("connectTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.Dial }),
-	durationField("connectTotalTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.DialTotal }),
+	countField("maxTunnels", 0, func(l *Limits) *int { return &l.MaxTunnels }),
+	limitField("maxPendingConnections", func(l *Limits) *int { return &l.MaxPendingConnections }),
+	limitField("maxPendingPerClient", func(l *Limits) *int { return &l.MaxPendingPerClient }),
+	limitField("maxConnectionsPerClient", func(l *Limits) *int { return &l.MaxConnectionsPerClient }),
+	limitField("connectionRatePerClient", func(l *Limits) *int { return &l.ConnectionRatePerClient }),
+	durationField("firstByteTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.FirstByteTimeout }),
+	durationField("handshakeTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.HandshakeTimeout }),
+	durationField("idleTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.IdleTimeout }),
+	durationField("udpIdleTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.UDPIdleTimeout }),
+	durationField("halfClosedTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.HalfClosedTimeout }),
+	durationField("connectTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.ConnectTimeout }),
+	durationField("connectTotalTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.ConnectTotalTimeout }),
 	{"memory", func(d *decoder, n *yaml.Node, to *Limits) {
 		s, ok := d.text(n, "memory")
 		if !ok {
@@ -390,8 +390,8 @@ var serviceFields = []field[registry.Service]{
 		d.healthCheck(n, &to.Check)
 	}},
 	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},
-	durationField("idleTimeout", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.Idle }),
-	durationField("halfClosedTimeout", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.HalfClosed }),
+	durationField("idleTimeout", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.IdleTimeout }),
+	durationField("halfClosedTimeout", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.HalfClosedTimeout }),
 }
 
 func (d *decoder) serviceName(n *yaml.Node, to *registry.Service) {

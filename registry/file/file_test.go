@@ -70,7 +70,7 @@ func TestFullFile(t *testing.T) {
 		Endpoints: []registry.Endpoint{
 			{Addr: netip.MustParseAddr("10.0.1.7"), Port: 8443}, {Host: "orders.internal", Port: 8443}, {Addr: netip.MustParseAddr("2001:db8::1"), Port: 8443},
 		},
-		Exposed: true, Publish: true, ExposedTo: []string{"office"}, Idle: time.Hour, Origin: "full.yaml:21",
+		Exposed: true, Publish: true, ExposedTo: []string{"office"}, IdleTimeout: time.Hour, Origin: "full.yaml:21",
 	}
 	if !reflect.DeepEqual(*cfg.Services[0], want) {
 		t.Errorf("service\ngot  %+v\nwant %+v", cfg.Services[0], want)

@@ -221,7 +221,7 @@ func kept(s *registry.Section) []*registry.Rule {
 }
 
 func (e *encoder) rule(r *registry.Rule, known map[*registry.Service]int) error {
-	out := &rule{Name: r.Name, Names: each(r.Names, ofPattern), Idle: int64(r.Idle), Origin: r.Origin}
+	out := &rule{Name: r.Name, Names: each(r.Names, ofPattern), Idle: int64(r.IdleTimeout), Origin: r.Origin}
 	out.Backends = each(r.Backends, func(b *registry.Backend) backend {
 		switch to := (backend{Weight: b.Weight, Broken: b.Broken, Of: b.ServiceName.String()}); {
 		case b.Service == nil:
@@ -460,7 +460,7 @@ func (d *decoder) rule(r *rule) error {
 	if err != nil {
 		return err
 	}
-	out := &registry.Rule{Name: r.Name, Names: names, Idle: time.Duration(r.Idle), Origin: r.Origin}
+	out := &registry.Rule{Name: r.Name, Names: names, IdleTimeout: time.Duration(r.Idle), Origin: r.Origin}
 	for i := range r.Backends {
 		b := &r.Backends[i]
 		to := registry.Backend{Weight: b.Weight, Broken: b.Broken}

@@ -177,7 +177,7 @@ func ofService(s *registry.Service, listed bool) *service {
 	out := &service{
 		Name: s.Name, Listed: listed, Names: each(s.Names, ofPattern), Ports: s.Ports, Addresses: s.Addresses, Via: each(s.Via, ofHop),
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, Named: each(s.NamedPorts, func(p *registry.NamedPort) namedPort { return namedPort(*p) }),
-		VIP: s.VIP, Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.Publish, Idle: int64(s.Idle), HalfClosed: int64(s.HalfClosed),
+		VIP: s.VIP, Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.Publish, Idle: int64(s.IdleTimeout), HalfClosed: int64(s.HalfClosedTimeout),
 		ProxyProtocol: s.ProxyProtocol, Origin: s.Origin,
 	}
 	if s.ID != (registry.ID{}) {
@@ -205,7 +205,7 @@ func (s *service) registry() (*registry.Service, error) {
 	out := &registry.Service{
 		Name: s.Name, Names: names, Ports: s.Ports, Addresses: s.Addresses, Via: each(s.Via, (*hop).registry),
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, NamedPorts: each(s.Named, func(p *namedPort) registry.NamedPort { return registry.NamedPort(*p) }),
-		VIP: s.VIP, Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.Publish, Idle: time.Duration(s.Idle), HalfClosed: time.Duration(s.HalfClosed),
+		VIP: s.VIP, Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.Publish, IdleTimeout: time.Duration(s.Idle), HalfClosedTimeout: time.Duration(s.HalfClosed),
 		ProxyProtocol: s.ProxyProtocol, Origin: s.Origin,
 	}
 	if s.ID != nil {

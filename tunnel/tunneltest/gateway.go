@@ -80,7 +80,7 @@ func Serve(t testing.TB, s Setup) *Gateway {
 		s.Socket = ln
 	}
 	if s.Limits == (tunnel.Limits{}) {
-		s.Limits = tunnel.Limits{NewPerSource: -1, OpenPerSource: -1}
+		s.Limits = tunnel.Limits{ConnectionRatePerClient: -1, MaxConnectionsPerClient: -1}
 	}
 	g := &Gateway{Addr: s.Socket.Addr().String(), Relay: &tunnel.Relay{}, resolver: s.Resolver, closed: make(chan struct{})}
 	if s.Dialer == nil {

@@ -59,7 +59,7 @@ func gateway(t *testing.T, backend string, dialer tunnel.Dialer) string {
 	to := tunnel.Endpoint{Addr: netip.MustParseAddrPort(backend), Named: true}
 	srv := &tunnel.Server{
 		Handler: &tunnel.Router{Relay: relay, Dialer: dialer, Resolver: resolver{to}},
-		Limits:  tunnel.Limits{NewPerSource: -1},
+		Limits:  tunnel.Limits{ConnectionRatePerClient: -1},
 	}
 	served := make(chan error, 1)
 	go func() {

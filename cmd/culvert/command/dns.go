@@ -70,7 +70,7 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	}
 	s := &dns.Server{
 		Zones: c.DNSZones(), Claimed: c.DNSClaims(), TTL: orNone(c.DNS.TTL), NegativeTTL: orNone(c.DNS.NegativeTTL),
-		Recursion: c.DNS.RecursionClients, Unlimited: c.DNS.RateLimitExempt, Rate: c.DNS.RateLimit,
+		RecursionClients: c.DNS.RecursionClients, RateLimitExempt: c.DNS.RateLimitExempt, RateLimit: c.DNS.RateLimit,
 	}
 	if len(c.DNS.RecursionClients) > 0 {
 		s.Forward = forwarder(c.DNS)
@@ -106,7 +106,7 @@ func forwarder(c *file.DNS) *dns.Forwarder {
 		return ups
 	}
 	f := &dns.Forwarder{
-		Upstreams: upstreams(c.Upstreams), Private: c.PrivateZones, CacheBytes: int(c.Cache.Size),
+		Upstreams: upstreams(c.Upstreams), PrivateZones: c.PrivateZones, CacheBytes: int(c.Cache.Size),
 		MinTTL: orNone(c.Cache.MinTTL), MaxTTL: max(c.Cache.MaxTTL, time.Second), MaxStale: orNone(c.Cache.MaxStale),
 	}
 	for _, z := range c.Forward {

@@ -60,8 +60,8 @@ services: []
 	if len(d.Listeners) != 2 || d.Listeners[1] != (gateway.DNSListener{Transport: dns.TLS, Address: ":853"}) {
 		t.Errorf("listeners %+v", d.Listeners)
 	}
-	if s.TTL != 5*time.Second || s.NegativeTTL >= 0 || s.Rate != -1 || len(s.Recursion) != 1 || s.Zones[0] != "mesh.internal" {
-		t.Errorf("server %+v, %+v, %v, %v, %v", s.TTL, s.NegativeTTL, s.Rate, s.Recursion, s.Zones)
+	if s.TTL != 5*time.Second || s.NegativeTTL >= 0 || s.RateLimit != -1 || len(s.RecursionClients) != 1 || s.Zones[0] != "mesh.internal" {
+		t.Errorf("server %+v, %+v, %v, %v, %v", s.TTL, s.NegativeTTL, s.RateLimit, s.RecursionClients, s.Zones)
 	}
 	if f.CacheBytes != 1<<20 || f.MaxStale >= 0 || f.MinTTL != time.Second || f.MaxTTL != time.Hour || f.Zones["corp.example"][0].Addr != "10.0.0.53:5353" {
 		t.Errorf("forwarder: %d bytes, %v, %v, %v, zones %v", f.CacheBytes, f.MaxStale, f.MinTTL, f.MaxTTL, f.Zones)

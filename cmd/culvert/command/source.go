@@ -145,11 +145,11 @@ func gatewayConfig(c *file.Config) (gateway.Config, *verifiers, error) {
 		Lookup: new(dns.Resolver).Lookup,
 		Admin:  c.Admin, AdminControl: c.Control,
 		Limits: tunnel.Limits{
-			FirstByte: c.Limits.FirstByte, Preamble: c.Limits.Hello, HalfOpen: c.Limits.HalfOpen,
-			HalfOpenPerSource: c.Limits.HalfOpenPerSource, OpenPerSource: c.Limits.OpenPerSource, NewPerSource: c.Limits.NewPerSource,
+			FirstByteTimeout: c.Limits.FirstByteTimeout, HandshakeTimeout: c.Limits.HandshakeTimeout, MaxPendingConnections: c.Limits.MaxPendingConnections,
+			MaxPendingPerClient: c.Limits.MaxPendingPerClient, MaxConnectionsPerClient: c.Limits.MaxConnectionsPerClient, ConnectionRatePerClient: c.Limits.ConnectionRatePerClient,
 		},
-		MaxTunnels: c.Limits.Tunnels, Idle: c.Limits.Idle, UDPIdle: c.Limits.UDPIdle, HalfClosed: c.Limits.HalfClosed,
-		DialTimeout: c.Limits.Dial, DialTotal: c.Limits.DialTotal,
+		MaxTunnels: c.Limits.MaxTunnels, IdleTimeout: c.Limits.IdleTimeout, UDPIdleTimeout: c.Limits.UDPIdleTimeout, HalfClosedTimeout: c.Limits.HalfClosedTimeout,
+		ConnectTimeout: c.Limits.ConnectTimeout, ConnectTotalTimeout: c.Limits.ConnectTotalTimeout,
 		DrainDelay: orNone(c.Drain.Delay), DrainTimeout: orNone(c.Drain.Timeout),
 		Version: version,
 	}
