@@ -59,7 +59,8 @@ var layers = []struct {
 	{"kube/gatewayapi", []string{"kube/client", "kube/endpoints", "kube/watch", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"kube/discovery", []string{"kube/client", "kube/endpoints", "kube/watch", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"kube/mcs", []string{"kube/client", "kube/watch", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
-	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "internal/edits", "metrics", "names", "registry", "registry/checks", "registry/ports", "registry/vips", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
+	{"gateway/upstream", []string{"connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "registry", "termination", "tunnel"}, "the one place where a carrier becomes a dialer; what is served is not its business"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "gateway/upstream", "internal/edits", "metrics", "names", "registry", "registry/checks", "registry/ports", "registry/vips", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
 	{"deploy", nil, "manifests know nothing of the program that they start"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }

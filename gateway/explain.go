@@ -17,6 +17,7 @@ import (
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/edits"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
@@ -123,12 +124,12 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		}
 	}
 	route, attempts, err := r.Forecast(ctx, req)
-	x.Service, x.Pattern, x.Generation, x.Via = route.Service, route.Pattern, route.Generation, hopsOf(route.Dialer)
-	across, _ := route.Dialer.(*crossing)
+	x.Service, x.Pattern, x.Generation, x.Via = route.Service, route.Pattern, route.Generation, upstream.HopsOf(route.Dialer)
+	remote, _ := route.Dialer.(*upstream.RemoteDialer)
 	for _, a := range attempts {
 		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
-		if across != nil {
-			ep.Asked = across.asked(a.Endpoint)
+		if remote != nil {
+			ep.Asked = remote.Describe(a.Endpoint)
 		}
 		if a.Err != nil {
 			ep.Problem = a.Err.Error()

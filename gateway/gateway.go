@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"culvert.dev/admin"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/metrics"
 	"culvert.dev/names"
 	"culvert.dev/registry"
@@ -59,7 +60,7 @@ type Gateway struct {
 	registry  *registry.Registry
 	names     *names.Source // of the registry: what DNS answers
 	checker   *checks.Checker
-	upstreams *Dialers
+	upstreams *upstream.Dialers
 	router    *tunnel.Router
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -106,10 +107,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.access.Observe(o)
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
-	ways := &Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
-	g.upstreams = ways
-	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: ways.To, RemoteDialer: ways.Cross, Log: g.log}
-	ways.ReportDial = g.registry.ReportDial
+	dialers := &upstream.Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
+	g.upstreams = dialers
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: dialers.To, RemoteDialer: dialers.Remote, Log: g.log}
+	dialers.ReportDial = g.registry.ReportDial
 	g.names = &names.Source{Registry: g.registry}
 	if cfg.DNS != nil {
 		g.names.VIPs = cfg.DNS.VIPs

@@ -9,6 +9,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/hbone"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
@@ -126,11 +127,11 @@ func TestHopOfAnother(t *testing.T) {
 // certificate, and expect the same of the other side.
 func TestSecureWaysAreShared(t *testing.T) {
 	ca := newCA(t)
-	d := &Dialers{}
+	d := &upstream.Dialers{}
 	defer d.Close()
 	way := func(h registry.Hop) tunnel.Dialer {
 		t.Helper()
-		w, err := d.way([]registry.Hop{h})
+		w, err := d.Through([]registry.Hop{h})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +153,7 @@ func TestSecureWaysAreShared(t *testing.T) {
 		}
 	}
 	h.Key = registry.Secret(h.Certificate)
-	if _, err := d.way([]registry.Hop{h}); err == nil || strings.Contains(err.Error(), "BEGIN") {
+	if _, err := d.Through([]registry.Hop{h}); err == nil || strings.Contains(err.Error(), "BEGIN") {
 		t.Errorf("got %v, want an error without the key", err)
 	}
 }
@@ -167,9 +168,9 @@ func TestSharedConnectionsAreCounted(t *testing.T) {
 		"hbone":      hop(t, ca, "last", startTLS(t, ca, "last", &hbone.Protocol{Via: "last"}, service(echo))),
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{Limit: 100}}
+			d := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{Limit: 100}}
 			defer d.Close()
-			way, err := d.way([]registry.Hop{h})
+			way, err := d.Through([]registry.Hop{h})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -188,9 +189,9 @@ func TestSharedConnectionsAreCounted(t *testing.T) {
 				t.Errorf("%d descriptors are taken when all is closed", n)
 			}
 
-			full := &Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{}}
+			full := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{}}
 			defer full.Close()
-			if way, err = full.way([]registry.Hop{h}); err != nil {
+			if way, err = full.Through([]registry.Hop{h}); err != nil {
 				t.Fatal(err)
 			}
 			_, err = way.DialContext(t.Context(), "tcp", "svc.test:443")

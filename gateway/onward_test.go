@@ -14,6 +14,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/socks5"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
@@ -223,24 +224,15 @@ func TestAcrossIsGuarded(t *testing.T) {
 			t.Errorf("a gateway whose name is of %s: got %v, want %s", a, err, tunnel.Prohibited)
 		}
 	}
-	// Nor is it let through where a connection is opened for several requests.
-	byName := entrance{"socks5", tunnel.Endpoint{Addr: netip.MustParseAddrPort(closed), Host: "gw.test"}}
-	one, err := (&Dialers{Direct: &tunnel.NetDialer{}}).through(byName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := one.DialContext(t.Context(), "tcp", "svc.test:443"); tunnel.ReasonOf(err) != tunnel.Prohibited {
-		t.Errorf("the way to a name of loopback: got %v, want %s", err, tunnel.Prohibited)
-	}
 	own := testnet.Listen(t)
 	guard := &tunnel.Guard{}
 	guard.OwnListener(own.Addr())
-	way, err := (&Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).Cross(&registry.Service{}, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "socks5" }})
+	way, err := (&upstream.Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).Remote(&registry.Service{}, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "socks5" }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ep := tunnel.Endpoint{Addr: netip.MustParseAddrPort(own.Addr().String()), Named: true}
-	if _, err := way.(*crossing).DialRequest(t.Context(), ep, &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Loop {
+	if _, err := way.(*upstream.RemoteDialer).DialRequest(t.Context(), ep, &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Loop {
 		t.Errorf("a gateway that is asked to ask itself: got %v, want %s", err, tunnel.Loop)
 	}
 }
@@ -312,35 +304,5 @@ func TestAcrossIsExplained(t *testing.T) {
 	_, g = startGateway(t, inWest(at(closed)))
 	if x := ask("connect"); x.Reason != tunnel.NoEndpoint || !strings.Contains(x.Detail, "unless one of them has connect-h2, connect or socks5 among its transports, or the network a via") {
 		t.Errorf("to a gateway that takes sni alone: %+v", x)
-	}
-}
-
-// Requests to one gateway share what carries them, and its way is made once.
-func TestAcrossIsShared(t *testing.T) {
-	d := &Dialers{Direct: &tunnel.NetDialer{}}
-	defer d.Close()
-	ep := tunnel.Endpoint{Addr: netip.MustParseAddrPort(closed), Named: true}
-	a, err := d.through(entrance{"connect-h2", ep})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b, _ := d.through(entrance{"connect-h2", ep}); a != b {
-		t.Error("the same gateway has two ways")
-	}
-	for _, other := range []entrance{{"connect", ep}, {"connect-h2", tunnel.Endpoint{Addr: ep.Addr, Host: "gw.test"}}} {
-		if b, _ := d.through(other); a == b {
-			t.Errorf("%+v has the way of another", other)
-		}
-	}
-	if _, err := d.through(entrance{"carrier pigeon", ep}); err == nil {
-		t.Error("there is a way by carrier pigeon")
-	}
-	for i := range 2 * maxMade {
-		if _, err := d.through(entrance{"connect-h2", tunnel.Endpoint{Addr: netip.AddrPortFrom(ep.Addr.Addr(), uint16(i+10))}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(d.at) > maxMade || len(d.keep) > 3*maxMade {
-		t.Errorf("%d ways and %d that keep connections are kept, limit %d and %d", len(d.at), len(d.keep), maxMade, 3*maxMade)
 	}
 }

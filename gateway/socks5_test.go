@@ -9,6 +9,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/socks5"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -57,7 +58,7 @@ func TestChainSOCKS(t *testing.T) {
 	}
 	wrong := bySOCKS(farSOCKS)
 	wrong.Password = "guess"
-	way, err := (&Dialers{Direct: &tunnel.NetDialer{}}).way([]registry.Hop{wrong})
+	way, err := (&upstream.Dialers{Direct: &tunnel.NetDialer{}}).Through([]registry.Hop{wrong})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func TestSOCKSLoop(t *testing.T) {
 	own := testnet.Listen(t)
 	guard := &tunnel.Guard{}
 	guard.OwnListener(own.Addr())
-	way, err := (&Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).way([]registry.Hop{bySOCKS(own.Addr().String())})
+	way, err := (&upstream.Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).Through([]registry.Hop{bySOCKS(own.Addr().String())})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
@@ -99,9 +100,9 @@ func TestTrustOfHops(t *testing.T) {
 		twice := once
 		twice.Addresses, twice.InnerPeers = []string{outer}, peers
 		for _, hop := range []registry.Hop{once, twice} {
-			d := &Dialers{Direct: &tunnel.NetDialer{}}
+			d := &upstream.Dialers{Direct: &tunnel.NetDialer{}}
 			t.Cleanup(d.Close)
-			way, err := d.way([]registry.Hop{hop})
+			way, err := d.Through([]registry.Hop{hop})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -14,6 +14,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/ws"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
@@ -104,9 +105,9 @@ func (b *balancer) protocols() string {
 }
 
 // dialer returns what asks through b. Idle connections are soon closed.
-func (b *balancer) dialer(t *testing.T) *WebSocketDialer {
-	d := NewWebSocketDialer(&ws.Dialer{URL: b.url, TLS: b.tls})
-	d.pool.Idle = 50 * time.Millisecond
+func (b *balancer) dialer(t *testing.T) *upstream.WebSocketDialer {
+	d := upstream.NewWebSocketDialer(&ws.Dialer{URL: b.url, TLS: b.tls})
+	d.HTTP2.Idle = 50 * time.Millisecond
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -157,7 +158,7 @@ func TestWebSocketFallsBack(t *testing.T) {
 	} {
 		b := newBalancer(t, row.gateway, row.alpn...)
 		d := b.dialer(t)
-		d.pool.Idle = time.Minute
+		d.HTTP2.Idle = time.Minute
 		for range 3 {
 			if err := check(t, d); err != nil {
 				t.Errorf("%s: %v", row.name, err)

@@ -264,13 +264,14 @@ func (r *Router) giveBack(l *lease, multiplexed bool) {
 	l.release(multiplexed)
 }
 
-// endpointDialer is what a NetDialer can do beyond a Dialer: it knows whether
-// the route named the address.
-type endpointDialer interface {
+// An EndpointDialer is a Dialer that learns whether the route named the address
+// and from which DNS name it came: a NetDialer.
+type EndpointDialer interface {
+	Dialer
 	DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error)
 }
 
-// requestDialer is an endpointDialer that has something of the request to say
+// requestDialer is an EndpointDialer that has something of the request to say
 // to whom it dials, before the client's own bytes.
 type requestDialer interface {
 	DialRequest(ctx context.Context, ep Endpoint, req *Request) (net.Conn, error)
@@ -311,7 +312,7 @@ func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep End
 	switch d := r.dialer(route).(type) {
 	case requestDialer:
 		c, err = d.DialRequest(ctx, ep, req)
-	case endpointDialer:
+	case EndpointDialer:
 		c, err = d.DialEndpoint(ctx, ep)
 	default:
 		WillWait(ctx) // for the answer of a further hop

@@ -16,12 +16,6 @@ import (
 // buffer, so this only ends what is no socket.
 const telling = time.Second
 
-// An EndpointDialer dials endpoints: a tunnel.NetDialer.
-type EndpointDialer interface {
-	tunnel.Dialer
-	DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error)
-}
-
 // A Dialer dials as another one does and sends a header first, which tells the
 // endpoint of the client: in version 1 its address; in version 2 also the name
 // it asked for (AUTHORITY), the protocol it offered inside, where that is one
@@ -30,7 +24,7 @@ type EndpointDialer interface {
 // The endpoint has to be one that expects it.
 type Dialer struct {
 	Version int // 1 or 2
-	Dialer  EndpointDialer
+	Dialer  tunnel.EndpointDialer
 }
 
 var _ tunnel.Dialer = (*Dialer)(nil)

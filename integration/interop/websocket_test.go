@@ -18,7 +18,7 @@ import (
 
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/ws"
-	gw "culvert.dev/gateway"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -147,7 +147,7 @@ func TestWebSocketBehindLoadBalancers(t *testing.T) {
 				if !row.http2 {
 					return plain, g
 				}
-				d := gw.NewWebSocketDialer(plain)
+				d := upstream.NewWebSocketDialer(plain)
 				t.Cleanup(func() { _ = d.Close() })
 				return d, g
 			}
@@ -237,7 +237,7 @@ func urlOf(d tunnel.Dialer) string {
 	if d, ok := d.(*ws.Dialer); ok {
 		return d.URL
 	}
-	return d.(*gw.WebSocketDialer).URL
+	return d.(*upstream.WebSocketDialer).URL
 }
 
 // open opens a stream to the service.

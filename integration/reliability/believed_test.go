@@ -16,7 +16,7 @@ import (
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
-	gw "culvert.dev/gateway"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
@@ -79,7 +79,7 @@ func TestNobodyIsBelieved(t *testing.T) {
 		{"connect-h3", "", &h3.Dialer{Proxy: g.ip + portTLS, TLS: keys, Listen: way.listen, Header: fields}},
 		{"hbone", clientID, &h2.Dialer{Proxy: g.ip + portHBONE, Dialer: way, TLS: keys, Header: fields}},
 		{"websocket", "", &ws.Dialer{URL: "ws://" + g.addr, Dialer: way, Header: fields}},
-		{"websocket over HTTP/2", "", gw.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + g.ip + portTLS, Dialer: way, TLS: keys, Header: fields})},
+		{"websocket over HTTP/2", "", upstream.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + g.ip + portTLS, Dialer: way, TLS: keys, Header: fields})},
 		{"socks5", "", &socks5.Dialer{Proxy: g.addr, Dialer: way, User: "admin", Password: "admin"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
-	gw "culvert.dev/gateway"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -185,7 +185,7 @@ func carriers(t *testing.T, far, outer *gateway, keys *tls.Config) []carrier {
 		{"double hbone", &hbone.Double{Outer: &hbone.Dialer{Gateway: outer.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}, TLS: keys, Peers: peers}, false},
 		{"websocket", &ws.Dialer{URL: "ws://" + far.addr, Dialer: direct}, false},
 		{"websocket in TLS", &ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}, false},
-		{overHTTP2, gw.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}), false},
+		{overHTTP2, upstream.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}), false},
 		{"socks5", &socks5.Dialer{Proxy: far.addr, Dialer: direct}, false},
 		{"PROXY v2 that names the service", behindProxy(far.ip+portProxy, proxyproto.Header{Version: 2, Authority: onlyService}), true},
 		{"PROXY v1 at a port of one service", behindProxy(far.ip+portBehind, proxyproto.Header{Version: 1}), true},

@@ -18,7 +18,7 @@ import (
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
-	"culvert.dev/gateway"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/tunnel"
 )
 
@@ -51,7 +51,7 @@ func (p *prober) dialer() tunnel.Dialer {
 		}
 		d := &ws.Dialer{URL: at, Authorization: p.credentials(), TLS: &tls.Config{RootCAs: p.roots}}
 		if p.o.mode == "websocket-h2" {
-			return gateway.NewWebSocketDialer(d)
+			return upstream.NewWebSocketDialer(d)
 		}
 		return d
 	}

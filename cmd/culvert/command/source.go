@@ -15,6 +15,7 @@ import (
 	"culvert.dev/admin"
 	"culvert.dev/dns"
 	"culvert.dev/gateway"
+	"culvert.dev/gateway/upstream"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
@@ -246,8 +247,8 @@ func runRegistry(ctx context.Context, c *file.Config, direct *tunnel.NetDialer) 
 	if err != nil {
 		return nil, err
 	}
-	ways := &gateway.Dialers{Direct: direct}
-	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: ways.To, RemoteDialer: ways.Cross}
+	dialers := &upstream.Dialers{Direct: direct}
+	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: dialers.To, RemoteDialer: dialers.Remote}
 	reg.Swap(t)
 	if c.VIPs != nil {
 		list, err := gateway.ForecastVIPs(gateway.VIPs(*c.VIPs), t)

@@ -1,4 +1,4 @@
-package gateway
+package upstream
 
 import (
 	"context"
@@ -10,60 +10,59 @@ import (
 	"slices"
 	"strings"
 
-	"culvert.dev/connect/proxyproto"
 	"culvert.dev/registry"
 	"culvert.dev/termination"
 	"culvert.dev/tunnel"
 )
 
-// A tlsDialer speaks TLS to what another way leads to. What can't be verified is
-// no connection: nothing of the client's goes there in any other way.
+// A tlsDialer speaks TLS on the connections of another dialer. Where the endpoint
+// cannot be verified there is no connection: no byte of the client goes there.
 type tlsDialer struct {
-	way tunnel.Dialer // to endpoints, of a request if it can
-	*backendTLS
+	transport tunnel.Dialer // dials endpoints on behalf of a request if it can
+	*tlsConfig
 }
 
-// A backendTLS is a registry.BackendTLS made ready.
-type backendTLS struct {
+// A tlsConfig is a parsed registry.BackendTLS.
+type tlsConfig struct {
 	config *tls.Config
 	sans   []string
 }
 
-// maxTLSSeen is how many places in tables are known. Tables of the past are
-// among them, and each holds its certificates.
-const maxTLSSeen = 4096
+// maxTLSTableKeys limits the places in tables that lead to a cached tlsConfig.
+// Tables of the past are among them, and each holds its certificates.
+const maxTLSTableKeys = 4096
 
-// backendTLS makes b ready. Those that are equal share one.
-func (d *Dialers) backendTLS(b *registry.BackendTLS) (*backendTLS, error) {
+// tlsConfig parses b. Equal ones share one.
+func (d *Dialers) tlsConfig(b *registry.BackendTLS) (*tlsConfig, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if ready, ok := d.tlsSeen[b]; ok { // a table never changes
-		return ready, nil
+	if cfg, ok := d.tlsTable[b]; ok { // a table never changes
+		return cfg, nil
 	}
 	key := fmt.Sprintf("%q %q %q %q %q", b.ServerName, b.Roots, b.SANs, b.Certificate, string(b.Key))
-	ready, ok := d.tls[key]
+	cfg, ok := d.tls[key]
 	if !ok {
 		var err error
-		if ready, err = newBackendTLS(b); err != nil {
+		if cfg, err = newTLSConfig(b); err != nil {
 			return nil, err
 		}
-		if d.tls == nil || len(d.tls) >= maxMade {
-			d.tls = make(map[string]*backendTLS)
+		if d.tls == nil || len(d.tls) >= maxCached {
+			d.tls = make(map[string]*tlsConfig)
 		}
-		d.tls[key] = ready
+		d.tls[key] = cfg
 	}
-	if d.tlsSeen == nil || len(d.tlsSeen) >= maxTLSSeen {
-		d.tlsSeen = make(map[*registry.BackendTLS]*backendTLS)
+	if d.tlsTable == nil || len(d.tlsTable) >= maxTLSTableKeys {
+		d.tlsTable = make(map[*registry.BackendTLS]*tlsConfig)
 	}
-	d.tlsSeen[b] = ready
-	return ready, nil
+	d.tlsTable[b] = cfg
+	return cfg, nil
 }
 
-func newBackendTLS(b *registry.BackendTLS) (*backendTLS, error) {
+func newTLSConfig(b *registry.BackendTLS) (*tlsConfig, error) {
 	if b.ServerName == "" {
 		return nil, errors.New("gateway: TLS to a service needs a server name")
 	}
-	t := &backendTLS{config: &tls.Config{ServerName: b.ServerName, MinVersion: tls.VersionTLS12}, sans: b.SANs}
+	t := &tlsConfig{config: &tls.Config{ServerName: b.ServerName, MinVersion: tls.VersionTLS12}, sans: b.SANs}
 	if b.Roots != "" {
 		t.config.RootCAs = x509.NewCertPool()
 		if !t.config.RootCAs.AppendCertsFromPEM([]byte(b.Roots)) {
@@ -75,13 +74,13 @@ func newBackendTLS(b *registry.BackendTLS) (*backendTLS, error) {
 		if err != nil {
 			return nil, fmt.Errorf("gateway: the certificate to show to a service: %w", err)
 		}
-		// Whatever CAs the service names: it is the one there is, and who does
-		// not get it must say so.
+		// It is shown whatever CAs the service names: there is no other one, and a
+		// service that does not accept it must say so.
 		t.config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
 	if len(t.sans) > 0 {
-		// crypto/tls would want the server name in the certificate, which is for
-		// the hello only here. All it would look at else is looked at by verify.
+		// crypto/tls would require the server name in the certificate. Here it is
+		// for the hello only, and verify checks all the rest.
 		t.config.InsecureSkipVerify = true
 		t.config.VerifyConnection = t.verify
 	}
@@ -89,7 +88,7 @@ func newBackendTLS(b *registry.BackendTLS) (*backendTLS, error) {
 }
 
 // verify is what crypto/tls does, with the SANs in place of the server name.
-func (t *backendTLS) verify(cs tls.ConnectionState) error {
+func (t *tlsConfig) verify(cs tls.ConnectionState) error {
 	if len(cs.PeerCertificates) == 0 {
 		return errors.New("it shows no certificate")
 	}
@@ -132,65 +131,65 @@ type sanError struct {
 }
 
 func (e *sanError) Error() string {
-	const most = 10
+	const maxNames = 10
 	has := slices.Clone(e.leaf.DNSNames)
 	for _, u := range e.leaf.URIs {
 		has = append(has, u.String())
 	}
-	return fmt.Sprintf("its certificate has none of the names %q, it has %q", e.want, has[:min(len(has), most)])
+	return fmt.Sprintf("its certificate has none of the names %q, it has %q", e.want, has[:min(len(has), maxNames)])
 }
 
 // Check returns nil if ep may be dialed, as a tunnel.NetDialer does.
 func (d *tlsDialer) Check(ep tunnel.Endpoint) error {
-	if c, ok := d.way.(interface{ Check(tunnel.Endpoint) error }); ok {
+	if c, ok := d.transport.(interface{ Check(tunnel.Endpoint) error }); ok {
 		return c.Check(ep)
 	}
 	return nil
 }
 
-// dialFor has way dial ep on behalf of req, as a Router does.
-func dialFor(ctx context.Context, way tunnel.Dialer, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	switch way := way.(type) {
+// dialRequest dials ep by dialer on behalf of req, as a Router does.
+func dialRequest(ctx context.Context, dialer tunnel.Dialer, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	switch dialer := dialer.(type) {
 	case interface {
 		DialRequest(context.Context, tunnel.Endpoint, *tunnel.Request) (net.Conn, error)
 	}:
-		return way.DialRequest(ctx, ep, req)
-	case proxyproto.EndpointDialer:
-		return way.DialEndpoint(ctx, ep)
+		return dialer.DialRequest(ctx, ep, req)
+	case tunnel.EndpointDialer:
+		return dialer.DialEndpoint(ctx, ep)
 	}
 	tunnel.WillWait(ctx)
-	return way.DialContext(ctx, "tcp", ep.Addr.String())
+	return dialer.DialContext(ctx, "tcp", ep.Addr.String())
 }
 
-// DialRequest dials ep on behalf of req and has TLS begin there.
+// DialRequest dials ep on behalf of req and starts TLS there.
 func (d *tlsDialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (c net.Conn, err error) {
-	if c, err = dialFor(ctx, d.way, ep, req); err != nil {
+	if c, err = dialRequest(ctx, d.transport, ep, req); err != nil {
 		return nil, err
 	}
-	return d.begin(ctx, c, ep.String())
+	return d.handshake(ctx, c, ep.String())
 }
 
 // DialContext implements tunnel.Dialer.
 func (d *tlsDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := d.way.DialContext(ctx, network, addr)
+	c, err := d.transport.DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	return d.begin(ctx, c, addr)
+	return d.handshake(ctx, c, addr)
 }
 
-// begin has TLS begin on c, and closes c where it does not.
-func (d *tlsDialer) begin(ctx context.Context, c net.Conn, to string) (net.Conn, error) {
+// handshake starts TLS on c, and closes c where that fails.
+func (d *tlsDialer) handshake(ctx context.Context, c net.Conn, to string) (net.Conn, error) {
 	tunnel.WillWait(ctx) // for the service, and for what its signature takes to verify
 	s, err := termination.Begin(ctx, c, d.config)
 	if err == nil {
 		return s, nil
 	}
-	why := tunnel.DialFailed
+	reason := tunnel.DialFailed
 	if ctx.Err() != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		why, err = tunnel.DialTimeout, errors.New("it is not complete in time")
+		reason, err = tunnel.DialTimeout, errors.New("it is not complete in time")
 	}
-	return nil, &tunnel.Error{Reason: why, Err: fmt.Errorf("TLS handshake with %s as %q: %w", to, d.config.ServerName, d.explain(err))}
+	return nil, &tunnel.Error{Reason: reason, Err: fmt.Errorf("TLS handshake with %s as %q: %w", to, d.config.ServerName, d.explain(err))}
 }
 
 // explain says which check has failed.
