@@ -16,14 +16,14 @@ import (
 
 // assignAddresses says at which addresses each Gateway listens, and then which
 // of several Gateways at one address has which port.
-func (t *translation) assignAddresses() {
+func (t *translator) assignAddresses() {
 	if t.wild() {
 		public, known := t.public()
 		for _, g := range t.order {
 			if !known {
 				public = g.Status.Addresses // until more is
 			}
-			t.everywhere(g, clipAddresses(public))
+			t.everywhere(g, truncateAddresses(public))
 		}
 	} else {
 		t.assignEach()
@@ -33,12 +33,12 @@ func (t *translation) assignAddresses() {
 
 // wild reports whether listeners are at all addresses of the machine: one at
 // every address beside one at a particular one can't be.
-func (t *translation) wild() bool {
-	return len(t.w.Addresses) == 0 || slices.ContainsFunc(t.w.Addresses, func(a Address) bool { return a.Bind.IsUnspecified() })
+func (t *translator) wild() bool {
+	return len(t.in.Addresses) == 0 || slices.ContainsFunc(t.in.Addresses, func(a Address) bool { return a.Bind.IsUnspecified() })
 }
 
 // everywhere has g listen at all addresses, of which clients know public.
-func (t *translation) everywhere(g *gateway, public []gwv1.GatewayStatusAddress) {
+func (t *translator) everywhere(g *gateway, public []gwv1.GatewayStatusAddress) {
 	g.bound = []Address{{}}
 	if len(g.Spec.Addresses) == 0 || !slices.ContainsFunc(g.Spec.Addresses, func(a gwv1.GatewaySpecAddress) bool { return a.Value != "" }) {
 		g.published = public
@@ -66,16 +66,16 @@ func (t *translation) everywhere(g *gateway, public []gwv1.GatewayStatusAddress)
 
 // public are the addresses that clients know of a process that listens everywhere. It
 // is false as long as they can't be told.
-func (t *translation) public() (as []gwv1.GatewayStatusAddress, known bool) {
-	for _, a := range t.w.Addresses {
+func (t *translator) public() (as []gwv1.GatewayStatusAddress, known bool) {
+	for _, a := range t.in.Addresses {
 		if a.Public.IsValid() {
 			as = append(as, ipAddress(a.Public))
 		}
 	}
-	for _, a := range t.w.PublicAddresses {
+	for _, a := range t.in.PublicAddresses {
 		as = append(as, ipAddress(a))
 	}
-	n := t.w.PublicService
+	n := t.in.PublicService
 	if n.Name == "" {
 		return as, true
 	}
@@ -144,8 +144,8 @@ func sameAddr(a, b string) bool {
 }
 
 // find returns the address of ours that clients know as s.
-func (t *translation) find(s string) (Address, bool) {
-	for _, a := range t.w.Addresses {
+func (t *translator) find(s string) (Address, bool) {
+	for _, a := range t.in.Addresses {
 		if sameAddr(a.public().String(), s) {
 			return a, true
 		}
@@ -165,7 +165,7 @@ func (a Address) public() netip.Addr {
 // for particular ones, and then the others, oldest first. An address that nobody
 // has goes before one that can be shared because the ports differ, and that before one
 // where hostnames do.
-func (t *translation) assignEach() {
+func (t *translator) assignEach() {
 	users := map[netip.Addr][]*gateway{}
 	take := func(g *gateway, a Address) {
 		if !slices.Contains(g.bound, a) {
@@ -218,9 +218,9 @@ func (t *translation) assignEach() {
 					}
 				}
 			}
-			i := slices.IndexFunc(t.w.Addresses, func(a Address) bool { return taken.fits(g, a.Bind) })
+			i := slices.IndexFunc(t.in.Addresses, func(a Address) bool { return taken.fits(g, a.Bind) })
 			if ok = i >= 0; ok {
-				a = t.w.Addresses[i]
+				a = t.in.Addresses[i]
 			}
 		}
 		if ok {
@@ -229,20 +229,20 @@ func (t *translation) assignEach() {
 				taken.addAll(g, a.Bind)
 			}
 		} else if len(g.bound) == 0 {
-			g.unfound = fmt.Sprintf("each of the %d addresses has another Gateway with one of these ports and hostnames; give culvert more, or this Gateway other ports or hostnames", len(t.w.Addresses))
+			g.unfound = fmt.Sprintf("each of the %d addresses has another Gateway with one of these ports and hostnames; give culvert more, or this Gateway other ports or hostnames", len(t.in.Addresses))
 		}
 	}
 }
 
 // choose finds an address for a Gateway that has none, at which no other Gateway has one of
 // its ports.
-func (t *translation) choose(g *gateway, users map[netip.Addr][]*gateway) (Address, bool) {
-	for _, a := range t.w.Addresses {
+func (t *translator) choose(g *gateway, users map[netip.Addr][]*gateway) (Address, bool) {
+	for _, a := range t.in.Addresses {
 		if len(users[a.Bind]) == 0 {
 			return a, true
 		}
 	}
-	for _, a := range t.w.Addresses {
+	for _, a := range t.in.Addresses {
 		if !slices.ContainsFunc(users[a.Bind], func(o *gateway) bool { return o != g && clash(o, g) }) {
 			return a, true
 		}
@@ -252,11 +252,11 @@ func (t *translation) choose(g *gateway, users map[netip.Addr][]*gateway) (Addre
 
 // clash reports whether two Gateways can't be at one address.
 func clash(a, b *gateway) bool {
-	at := map[place]bool{}
+	at := map[portKey]bool{}
 	for _, l := range a.all() {
-		at[l.place()] = l.isAccepted() || at[l.place()]
+		at[l.portKey()] = l.isAccepted() || at[l.portKey()]
 	}
-	return slices.ContainsFunc(b.all(), func(l *listener) bool { return l.isAccepted() && at[l.place()] })
+	return slices.ContainsFunc(b.all(), func(l *listener) bool { return l.isAccepted() && at[l.portKey()] })
 }
 
 // wasAt reports whether g's status has all the addresses that it is at.

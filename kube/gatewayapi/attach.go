@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/tunnel"
@@ -41,15 +42,15 @@ func (r *route) String() string {
 }
 
 // routes are all that there are, in order of precedence within each kind.
-func (t *translation) routes() []*route {
+func (t *translator) routes() []*route {
 	var rs []*route
-	for _, o := range sorted(t.w.TLSRoutes) {
+	for _, o := range sorted(t.in.TLSRoutes) {
 		rs = append(rs, &route{Object: o, kind: tlsRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames, refs: refsOf(o.Spec.Rules)})
 	}
-	for _, o := range sorted(t.w.TCPRoutes) {
+	for _, o := range sorted(t.in.TCPRoutes) {
 		rs = append(rs, &route{Object: o, kind: tcpRoute, parents: o.Spec.ParentRefs, refs: refsOf(o.Spec.Rules)})
 	}
-	for _, o := range sorted(t.w.UDPRoutes) {
+	for _, o := range sorted(t.in.UDPRoutes) {
 		rs = append(rs, &route{Object: o, kind: udpRoute, parents: o.Spec.ParentRefs, refs: refsOf(o.Spec.Rules)})
 	}
 	return append(append(rs, t.httpRoutes()...), t.grpcRoutes()...)
@@ -65,7 +66,7 @@ func refsOf[R gwv1.TLSRouteRule | gwv1.TCPRouteRule | gwv1.UDPRouteRule](rules [
 
 // attachRoutes finds the listeners of every route, and says what became of each
 // of its parents.
-func (t *translation) attachRoutes() {
+func (t *translator) attachRoutes() {
 	for _, r := range t.routes() {
 		r.parseHosts()
 		st := RouteStatus{Others: t.others(r)}
@@ -92,7 +93,7 @@ func (t *translation) attachRoutes() {
 			t.res.blame(r.key(), r.resolved)
 		}
 		if len(r.idle) > 0 && r.kind != httpRoute && r.kind != grpcRoute && acceptedBy(st.Parents) {
-			n := note{reasonNoEndpoints, clip(strings.Join(r.idle, "; ") + ": connections to it are refused")}
+			n := note{reasonNoEndpoints, truncate(strings.Join(r.idle, "; ") + ": connections to it are refused")}
 			if t.res.blameFor(r.key(), n) {
 				t.res.Notes[r.key()] = append(t.res.Notes[r.key()], n)
 			}
@@ -105,7 +106,7 @@ func (t *translation) attachRoutes() {
 }
 
 // concerns reports whether a route has any parent of ours.
-func (t *translation) concerns(r *route) bool {
+func (t *translator) concerns(r *route) bool {
 	return slices.ContainsFunc(r.parents, func(ref gwv1.ParentReference) bool {
 		_, _, ok := t.parent(r, ref)
 		return ok
@@ -114,18 +115,18 @@ func (t *translation) concerns(r *route) bool {
 
 // parentName is the namespaced name that a route's reference means.
 func parentName(ref gwv1.ParentReference, home string) types.NamespacedName {
-	return types.NamespacedName{Namespace: string(deref(ref.Namespace, gwv1.Namespace(home))), Name: string(ref.Name)}
+	return types.NamespacedName{Namespace: string(ptr.Deref(ref.Namespace, gwv1.Namespace(home))), Name: string(ref.Name)}
 }
 
 // parent finds what a reference is to: one of our Gateways with its own
 // listeners, or a ListenerSet of one with the set's. It is false for all
 // others, of which we say nothing.
-func (t *translation) parent(r *route, ref gwv1.ParentReference) (*gateway, []*listener, bool) {
-	if deref(ref.Group, gwv1.GroupName) != gwv1.GroupName {
+func (t *translator) parent(r *route, ref gwv1.ParentReference) (*gateway, []*listener, bool) {
+	if ptr.Deref(ref.Group, gwv1.GroupName) != gwv1.GroupName {
 		return nil, nil, false
 	}
 	name := parentName(ref, r.GetNamespace())
-	switch deref(ref.Kind, "Gateway") {
+	switch ptr.Deref(ref.Kind, "Gateway") {
 	case "Gateway":
 		if g := t.gateways[name]; g != nil {
 			return g, g.own, true
@@ -142,15 +143,15 @@ func (t *translation) parent(r *route, ref gwv1.ParentReference) (*gateway, []*l
 // to remove: those of a Gateway, or a ListenerSet of one, that exists but is of a
 // class that another instance serves, or that lies where we do not look. Where the
 // class is another controller's, nobody of our name has a say any more.
-func (t *translation) others(r *route) func(gwv1.ParentReference) bool {
+func (t *translator) others(r *route) func(gwv1.ParentReference) bool {
 	home := r.GetNamespace()
 	return func(ref gwv1.ParentReference) bool {
 		name := parentName(ref, home)
-		if len(t.w.Namespaces) != 0 && !slices.Contains(t.w.Namespaces, name.Namespace) {
+		if len(t.in.Namespaces) != 0 && !slices.Contains(t.in.Namespaces, name.Namespace) {
 			return true
 		}
 		at := t.foreign
-		if deref(ref.Kind, "Gateway") == "ListenerSet" {
+		if ptr.Deref(ref.Kind, "Gateway") == "ListenerSet" {
 			at = t.unheld
 		}
 		return at[name] && slices.ContainsFunc(r.parents, func(p gwv1.ParentReference) bool { return sameParent(p, ref, home) })
@@ -159,14 +160,14 @@ func (t *translation) others(r *route) func(gwv1.ParentReference) bool {
 
 // sameParent compares references by what they mean.
 func sameParent(a, b gwv1.ParentReference, home string) bool {
-	return deref(a.Group, gwv1.GroupName) == deref(b.Group, gwv1.GroupName) && deref(a.Kind, "Gateway") == deref(b.Kind, "Gateway") &&
+	return ptr.Deref(a.Group, gwv1.GroupName) == ptr.Deref(b.Group, gwv1.GroupName) && ptr.Deref(a.Kind, "Gateway") == ptr.Deref(b.Kind, "Gateway") &&
 		parentName(a, home) == parentName(b, home) &&
-		deref(a.SectionName, "") == deref(b.SectionName, "") && deref(a.Port, 0) == deref(b.Port, 0)
+		ptr.Deref(a.SectionName, "") == ptr.Deref(b.SectionName, "") && ptr.Deref(a.Port, 0) == ptr.Deref(b.Port, 0)
 }
 
 // attach finds those of a parent's listeners that take a route, and says
 // whether there are any: in the order in which they can fail to.
-func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener) metav1.Condition {
+func (t *translator) attach(r *route, ref gwv1.ParentReference, all []*listener) metav1.Condition {
 	const kind = string(gwv1.RouteConditionAccepted)
 	var named, takers []*listener
 	for _, l := range all {
@@ -180,20 +181,20 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	}
 	switch {
 	case len(named) == 0:
-		return is(kind, false, string(gwv1.RouteReasonNoMatchingParent), t.noListener(r, ref))
+		return condition(kind, false, string(gwv1.RouteReasonNoMatchingParent), t.noListener(r, ref))
 	case r.kind == grpcRoute:
-		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), noGRPC)
+		return condition(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), noGRPC)
 	case len(takers) == 0:
-		return is(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), t.noTaker(r, named)+t.unselected(named...))
+		return condition(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), t.noTaker(r, named)+t.unselected(named...))
 	case len(r.badHosts) > 0 && len(r.hosts) == 0:
-		return is(kind, false, string(gwv1.RouteReasonUnsupportedValue), "no hostname can be used: "+strings.Join(r.badHosts, ", "))
+		return condition(kind, false, string(gwv1.RouteReasonUnsupportedValue), "no hostname can be used: "+strings.Join(r.badHosts, ", "))
 	}
 	attached := false
 	for _, l := range takers {
 		a := &attachment{route: r}
 		if len(r.hosts) > 0 {
 			for _, h := range r.hosts {
-				if _, ok := meet(h, l.host); ok {
+				if _, ok := intersect(h, l.host); ok {
 					a.hosts = append(a.hosts, h)
 				}
 			}
@@ -208,7 +209,7 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 		}
 	}
 	if !attached {
-		return is(kind, false, string(gwv1.RouteReasonNoMatchingListenerHostname), "no listener has any of the hostnames")
+		return condition(kind, false, string(gwv1.RouteReasonNoMatchingListenerHostname), "no listener has any of the hostnames")
 	}
 	message := "accepted"
 	switch {
@@ -217,11 +218,11 @@ func (t *translation) attach(r *route, ref gwv1.ParentReference, all []*listener
 	case len(r.badHosts) > 0:
 		message = "accepted without hostnames that can't be used: " + strings.Join(r.badHosts, ", ")
 	}
-	return is(kind, true, string(gwv1.RouteReasonAccepted), message)
+	return condition(kind, true, string(gwv1.RouteReasonAccepted), message)
 }
 
 // noTaker says why none of the listeners that a route names takes it.
-func (t *translation) noTaker(r *route, named []*listener) string {
+func (t *translator) noTaker(r *route, named []*listener) string {
 	for _, l := range named {
 		if l.takes(r.kind) {
 			return fmt.Sprintf("no listener allows a %s of namespace %q: see allowedRoutes.namespaces", r.kind, r.GetNamespace())
@@ -244,16 +245,16 @@ func takenBy(ls []*listener) string {
 }
 
 // noListener says which listener it is that a parent does not have, and where it is.
-func (t *translation) noListener(r *route, ref gwv1.ParentReference) string {
+func (t *translator) noListener(r *route, ref gwv1.ParentReference) string {
 	name := parentName(ref, r.GetNamespace())
-	text := string(deref(ref.Kind, "Gateway")) + " " + name.String() + " has no listener"
-	if section := deref(ref.SectionName, ""); section != "" {
+	text := string(ptr.Deref(ref.Kind, "Gateway")) + " " + name.String() + " has no listener"
+	if section := ptr.Deref(ref.SectionName, ""); section != "" {
 		text += fmt.Sprintf(" named %q", section)
 	}
 	if ref.Port != nil {
 		text += fmt.Sprintf(" at port %d", *ref.Port)
 	}
-	if g := t.gateways[name]; g != nil && deref(ref.Kind, "Gateway") == "Gateway" {
+	if g := t.gateways[name]; g != nil && ptr.Deref(ref.Kind, "Gateway") == "Gateway" {
 		for _, s := range g.sets {
 			if slices.ContainsFunc(s.entries, func(l *listener) bool { return l.isOf(ref) }) {
 				return text + "; its ListenerSet " + key(s).String() + " has: name that as the parent"
@@ -264,9 +265,9 @@ func (t *translation) noListener(r *route, ref gwv1.ParentReference) string {
 }
 
 // unselected says that namespaces are selected by labels that may not be read, or is "".
-func (t *translation) unselected(ls ...*listener) string {
+func (t *translator) unselected(ls ...*listener) string {
 	for _, l := range ls {
-		if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil && deref(a.Namespaces.From, "") == gwv1.NamespacesFromSelector {
+		if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil && ptr.Deref(a.Namespaces.From, "") == gwv1.NamespacesFromSelector {
 			if why := t.unread("namespaces", "Namespaces", ""); why != "" {
 				return ", for all that is known: " + why + ", and they are selected by their labels"
 			}
@@ -281,10 +282,10 @@ func (l *listener) isOf(ref gwv1.ParentReference) bool {
 }
 
 // takesNamespace reports whether l takes routes of a namespace.
-func (t *translation) takesNamespace(l *listener, namespace string) bool {
+func (t *translator) takesNamespace(l *listener, namespace string) bool {
 	from, selector := gwv1.NamespacesFromSame, (*metav1.LabelSelector)(nil)
 	if a := l.spec.AllowedRoutes; a != nil && a.Namespaces != nil {
-		from, selector = deref(a.Namespaces.From, gwv1.NamespacesFromSame), a.Namespaces.Selector
+		from, selector = ptr.Deref(a.Namespaces.From, gwv1.NamespacesFromSame), a.Namespaces.Selector
 	}
 	return t.selects(from, selector, l.owner().GetNamespace(), namespace)
 }

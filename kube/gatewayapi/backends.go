@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -36,14 +37,14 @@ type backendKey struct {
 // A backend is a reference of a route, resolved.
 type backend struct {
 	backendKey
-	weight   uint32
-	portName string
-	service  *registry.Service // nil if broken
-	of       tunnel.Name       // see registry.Backend
-	reason   string            // of ResolvedRefs; "" if nothing is wrong
-	why      string            // the same at length
-	broken   string            // why it can't be reached at all
-	leftOut  string            // what of it is not used, and why
+	weight           uint32
+	portName         string
+	service          *registry.Service // nil if broken
+	of               tunnel.Name       // see registry.Backend
+	reason           string            // of ResolvedRefs; "" if nothing is wrong
+	why              string            // the same at length
+	broken           string            // why it can't be reached at all
+	skippedEndpoints string            // what of it is not used, and why
 
 	secured map[*gateway]registry.Backend // with the policy that is for it
 }
@@ -52,42 +53,42 @@ const serviceImportKind = "ServiceImport"
 
 // resolveBackends finds what a route leads to. What can't be found keeps its
 // share of the weight, and that share is refused: it must not be the others'.
-func (t *translation) resolveBackends(r *route) {
+func (t *translator) resolveBackends(r *route) {
 	const kind = string(gwv1.RouteConditionResolvedRefs)
-	r.resolved = is(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")
+	r.resolved = condition(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")
 	var reason string
 	var wrong, warn []string
 	for _, ref := range r.refs {
 		b := t.resolve(r, ref)
-		if w := deref(ref.Weight, 1); w > 0 {
+		if w := ptr.Deref(ref.Weight, 1); w > 0 {
 			b.weight = uint32(w)
 		}
 		r.backends = append(r.backends, b)
 		if b.reason != "" {
 			reason = cmp.Or(reason, b.reason)
 			wrong = append(wrong, b.why)
-		} else if b.leftOut != "" {
-			warn = append(warn, b.leftOut)
+		} else if b.skippedEndpoints != "" {
+			warn = append(warn, b.skippedEndpoints)
 		}
 		if b.service != nil && b.weight > 0 && len(b.service.Endpoints) == 0 && b.of.IsZero() {
 			r.idle = append(r.idle, fmt.Sprintf("%s has no ready endpoint for port %d", b.targetKey, b.port))
 		}
 	}
 	if reason != "" {
-		r.resolved = is(kind, false, reason, strings.Join(wrong, "; "))
+		r.resolved = condition(kind, false, reason, strings.Join(wrong, "; "))
 	} else if warn != nil {
 		r.resolved.Message += "; left out: " + strings.Join(warn, "; ")
 	}
 	if reason == "" && r.idle != nil { // which Gateway API does not take for a reference that is not resolved
-		r.resolved.Message = clip(r.resolved.Message + ", but " + strings.Join(r.idle, "; ") + ": connections to it are refused")
+		r.resolved.Message = truncate(r.resolved.Message + ", but " + strings.Join(r.idle, "; ") + ": connections to it are refused")
 	}
 }
 
 // resolve finds one reference. The backend is the caller's own.
-func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
+func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
 	k := backendKey{
-		targetKey: targetKey{string(deref(ref.Group, "")), string(deref(ref.Kind, "Service")), string(deref(ref.Namespace, gwv1.Namespace(r.GetNamespace()))), string(ref.Name)},
-		port:      deref(ref.Port, 0),
+		targetKey: targetKey{string(ptr.Deref(ref.Group, "")), string(ptr.Deref(ref.Kind, "Service")), string(ptr.Deref(ref.Namespace, gwv1.Namespace(r.GetNamespace()))), string(ref.Name)},
+		port:      ptr.Deref(ref.Port, 0),
 		protocol:  corev1.ProtocolTCP,
 	}
 	if r.kind == udpRoute {
@@ -117,19 +118,19 @@ func (t *translation) resolve(r *route, ref gwv1.BackendRef) *backend {
 		}
 		t.backends[k] = b
 	}
-	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, leftOut: b.leftOut}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, skippedEndpoints: b.skippedEndpoints}
 }
 
 // served finds a Service's port and who is behind it. The port is the Service's;
 // its pods may have it under another number, and EndpointSlices know it by name.
-func (t *translation) served(k backendKey) *backend {
+func (t *translator) served(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	s := t.service(k.namespace, k.name)
 	if s == nil {
 		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("services", "Services", k.namespace, k.String()))
 		return b
 	}
-	if key(s) == t.w.PublicService {
+	if key(s) == t.in.PublicService {
 		b.fail(routeReasonLoop, "%s leads back to this gateway: it is the Service before it", k.targetKey)
 		return b
 	}
@@ -145,7 +146,7 @@ func (t *translation) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			t.reach(b, k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.w.Zone, t.w.Prefer))
+			t.reach(b, k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer))
 			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
 				b.service = nil
 				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
@@ -163,7 +164,7 @@ func (t *translation) served(k backendKey) *backend {
 }
 
 // imported is served for a service of other clusters.
-func (t *translation) imported(k backendKey) *backend {
+func (t *translator) imported(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	i := t.serviceImport(k.namespace, k.name)
 	if i == nil {
@@ -175,7 +176,7 @@ func (t *translation) imported(k backendKey) *backend {
 			b.portName = p.Name
 			k.port = p.Port
 			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
-			t.reach(b, k, importLabel, p.Name, endpoints.Choice{Zone: t.w.Zone, Prefer: t.w.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
+			t.reach(b, k, importLabel, p.Name, endpoints.Choice{Zone: t.in.Zone, Prefer: t.in.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
 			// Without EndpointSlices it is what discovery knows of the clusters.
 			// An error is of a name that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
@@ -201,32 +202,32 @@ type reachKey struct {
 // A reached is the service that was made of EndpointSlices. It is good as long as
 // those are the same: an object is never changed, but replaced.
 type reached struct {
-	of      []*discoveryv1.EndpointSlice
-	service *registry.Service
-	leftOut string
+	of               []*discoveryv1.EndpointSlice
+	service          *registry.Service
+	skippedEndpoints string
 }
 
 // reach gives b the service of the table that has its endpoints, the same
 // one as last time if nothing has changed of it: that makes the comparison of
 // snapshots short, and memory that it takes.
-func (t *translation) reach(b *backend, k backendKey, label, port string, c endpoints.Choice) {
+func (t *translator) reach(b *backend, k backendKey, label, port string, c endpoints.Choice) {
 	of := t.slices(k.namespace, label, k.name)
 	key := reachKey{k, label, port, c}
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
 	r := t.memo.reached[key]
 	if r == nil || !sameSlices(r.of, of) {
-		r = &reached{of, serviceOf(k, port, of, c), leftOut(of)}
+		r = &reached{of, serviceOf(k, port, of, c), skippedEndpoints(of)}
 		if label == serviceLabel {
-			t.w.place(k, r.service)
+			t.in.setNetwork(k, r.service)
 		}
 	}
 	t.memo.reaching[key] = r
-	if r.leftOut != "" && len(r.service.Endpoints) == 0 {
-		b.fail(gwv1.RouteReasonBackendNotFound, "no endpoint of %s can be used: %s", k, r.leftOut)
+	if r.skippedEndpoints != "" && len(r.service.Endpoints) == 0 {
+		b.fail(gwv1.RouteReasonBackendNotFound, "no endpoint of %s can be used: %s", k, r.skippedEndpoints)
 		return
 	}
-	b.service, b.leftOut = r.service, r.leftOut
+	b.service, b.skippedEndpoints = r.service, r.skippedEndpoints
 }
 
 // sameSlices compares what has no order and nothing twice.
@@ -264,7 +265,7 @@ func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c end
 	for _, slice := range of {
 		var all []endpoints.Endpoint
 		for _, p := range slice.Ports {
-			if deref(p.Name, "") != port || deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || deref(p.Port, 0) < 1 || deref(p.Port, 0) > 65535 {
+			if ptr.Deref(p.Name, "") != port || ptr.Deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || ptr.Deref(p.Port, 0) < 1 || ptr.Deref(p.Port, 0) > 65535 {
 				continue
 			}
 			if all == nil {
@@ -297,8 +298,8 @@ func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c end
 	return s
 }
 
-// place says in which network a Service's endpoints are, and what its gateways know it by.
-func (s *Settings) place(k backendKey, to *registry.Service) {
+// setNetwork sets in which network the endpoints of a Service are, and its name at the gateways there.
+func (s *Settings) setNetwork(k backendKey, to *registry.Service) {
 	if s.Network == "" {
 		return
 	}
@@ -311,7 +312,7 @@ func (s *Settings) place(k backendKey, to *registry.Service) {
 	}
 }
 
-// endpointsOf are those of a slice that can be dialed; leftOut tells of the others.
+// endpointsOf are those of a slice that can be dialed; skippedEndpoints reports the others.
 func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
 	all := make([]endpoints.Endpoint, 0, len(slice.Endpoints))
 	for i := range slice.Endpoints {
@@ -324,12 +325,12 @@ func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
 
 // forRule is a backend as a rule has it; tls says that it is to be reached as
 // its policy says, if it has one.
-func (t *translation) forRule(g *gateway, b *backend, tls bool) registry.Backend {
+func (t *translator) forRule(g *gateway, b *backend, tls bool) registry.Backend {
 	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken, ServiceName: b.of}
 	if !tls || b.service == nil {
 		return plain
 	}
-	if slices.Contains(t.w.PoliciesUnread, b.namespace) {
+	if slices.Contains(t.in.PoliciesUnread, b.namespace) {
 		return registry.Backend{Weight: b.weight, Broken: "BackendTLSPolicies of namespace " + b.namespace + " may not be read, and one may ask for TLS"}
 	}
 	p := t.policyFor(b)

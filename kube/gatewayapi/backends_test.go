@@ -126,10 +126,10 @@ func TestEndpoints(t *testing.T) {
 		{"both families of a pod are one", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], targetRef: {uid: p}}, {addresses: [10.0.0.2], targetRef: {kind: Pod, name: q}}") +
 			slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1'], targetRef: {uid: p}}, {addresses: ['2001:db8::2'], targetRef: {kind: Pod, name: q}}, {addresses: ['2001:db8::3'], targetRef: {uid: r}}"), nil, to("10.0.0.1:1,10.0.0.2:1,[2001:db8::3]:1")},
 		{"the Service's first family", svc("{ipFamilies: [IPv6, IPv4], ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], targetRef: {uid: p}}") + slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1'], targetRef: {uid: p}}"), nil, to("[2001:db8::1]:1")},
-		{"the family that is preferred", svc("{ipFamilies: [IPv6, IPv4], ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], targetRef: {uid: p}}") + slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1'], targetRef: {uid: p}}"), func(w *World) { w.Prefer = "ipv4" }, to("10.0.0.1:1")},
-		{"hints", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}, {name: east}]}}"), func(w *World) { w.Zone = "west" }, to("10.0.0.2:1")},
-		{"hints for nobody here", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}"), func(w *World) { w.Zone = "west" }, to("10.0.0.1:1")},
-		{"hints of some", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1]}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}]}}"), func(w *World) { w.Zone = "west" }, to("10.0.0.1:1,10.0.0.2:1")},
+		{"the family that is preferred", svc("{ipFamilies: [IPv6, IPv4], ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], targetRef: {uid: p}}") + slice("2", "IPv6", "{port: 1}", "{addresses: ['2001:db8::1'], targetRef: {uid: p}}"), func(w *Inputs) { w.Prefer = "ipv4" }, to("10.0.0.1:1")},
+		{"hints", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}, {name: east}]}}"), func(w *Inputs) { w.Zone = "west" }, to("10.0.0.2:1")},
+		{"hints for nobody here", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}"), func(w *Inputs) { w.Zone = "west" }, to("10.0.0.1:1")},
+		{"hints of some", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1]}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}]}}"), func(w *Inputs) { w.Zone = "west" }, to("10.0.0.1:1,10.0.0.2:1")},
 		{"hints and no zone", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [10.0.0.1], hints: {forZones: [{name: east}]}}, {addresses: [10.0.0.2], hints: {forZones: [{name: west}]}}"), nil, to("10.0.0.1:1,10.0.0.2:1")},
 		{"headless", svc("{clusterIP: None, ports: [{port: 80}]}") + slice("1", "IPv4", "{port: 80}", "{addresses: [10.0.0.1], hostname: s-0}"), nil, to("10.0.0.1:80")},
 		{"loopback beside others", svc(one) + slice("1", "IPv4", "{port: 1}", "{addresses: [127.0.0.1]}, {addresses: [10.0.0.1]}"), nil, to("10.0.0.1:1") + "\nTCPRoute a/r edge ResolvedRefs=True/ResolvedRefs"},
@@ -147,7 +147,7 @@ func TestEndpoints(t *testing.T) {
 // What a Service's endpoints are in is known, and its name there; of those of a
 // ServiceImport it is not.
 func TestBackendsAreInTheirNetwork(t *testing.T) {
-	w := worldOf(t, base, edge(tcp+udp), testRoute("TCPRoute", "r", "", "{name: web, port: 443}, {group: multicluster.x-k8s.io, kind: ServiceImport, name: far, port: 80}"), testRoute("UDPRoute", "u", "", "{name: web, port: 53}"), `
+	w := inputsOf(t, base, edge(tcp+udp), testRoute("TCPRoute", "r", "", "{name: web, port: 443}, {group: multicluster.x-k8s.io, kind: ServiceImport, name: far, port: 80}"), testRoute("UDPRoute", "u", "", "{name: web, port: 53}"), `
 kind: ServiceImport
 metadata: {namespace: a, name: far}
 spec: {type: ClusterSetIP, ports: [{name: p, port: 80, protocol: TCP}]}
@@ -209,7 +209,7 @@ endpoints: [{addresses: [10.0.0.1]}]
 		{docs, "no endpoint of Service a/s can be used: " + what},
 		{docs + good, "all references are resolved; left out: " + what},
 	} {
-		w := worldOf(t, base, tt.docs)
+		w := inputsOf(t, base, tt.docs)
 		w.PublicAddresses = addrs("192.0.2.1")
 		res := Translate(w)
 		got := ""

@@ -55,7 +55,7 @@ func (l *lockedBuffer) String() string {
 }
 
 func newBench(t *testing.T, docs ...string) *bench {
-	w := worldOf(t, append([]string{base}, docs...)...)
+	w := inputsOf(t, append([]string{base}, docs...)...)
 	f := w.Objects.(*fixture)
 	var core, gw, mcs []runtime.Object
 	for _, o := range f.namespaces {

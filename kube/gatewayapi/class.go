@@ -48,21 +48,21 @@ type class struct {
 }
 
 // readClasses finds the classes that there are, and those that are ours.
-func (t *translation) readClasses() {
-	for _, c := range t.w.Classes {
+func (t *translator) readClasses() {
+	for _, c := range t.in.Classes {
 		cl := &class{ours: c.Spec.ControllerName == t.controller}
 		t.classes[c.Name] = cl
-		if c.Spec.ControllerName != t.controller || t.w.Class != "" && c.Name != t.w.Class {
+		if c.Spec.ControllerName != t.controller || t.in.Class != "" && c.Name != t.in.Class {
 			continue
 		}
-		accepted := is(string(gwv1.GatewayClassConditionStatusAccepted), true, string(gwv1.GatewayClassReasonAccepted), "served by "+string(t.controller))
+		accepted := condition(string(gwv1.GatewayClassConditionStatusAccepted), true, string(gwv1.GatewayClassReasonAccepted), "served by "+string(t.controller))
 		if p := c.Spec.ParametersRef; p != nil {
 			cl.wrong = "parametersRef to " + string(p.Kind) + " " + p.Name + ": culvert takes no parameters here"
-			accepted = is(accepted.Type, false, string(gwv1.GatewayClassReasonInvalidParameters), cl.wrong+"; Gateways that were accepted before are served as they were")
+			accepted = condition(accepted.Type, false, string(gwv1.GatewayClassReasonInvalidParameters), cl.wrong+"; Gateways that were accepted before are served as they were")
 		}
 		cl.served = true
 		conds := []metav1.Condition{accepted}
-		if t.w.Bundle != "" {
+		if t.in.Bundle != "" {
 			conds = append(conds, t.version())
 		}
 		t.res.Classes[c.Name] = ClassStatus{Conditions: observe(c.Generation, conds), Features: supported()}
@@ -73,7 +73,7 @@ func (t *translation) readClasses() {
 // goes wrong has no hold over the Gateways that were made of it before. Without any
 // nothing is served, and who has served so far says so: nobody else can know whose
 // the Gateway was. It is nil for a Gateway that is not ours.
-func (t *translation) judgeClass(o *gwv1.Gateway) *gateway {
+func (t *translator) judgeClass(o *gwv1.Gateway) *gateway {
 	const accepted = string(gwv1.GatewayConditionAccepted)
 	name := string(o.Spec.GatewayClassName)
 	c := t.classes[name]
@@ -81,7 +81,7 @@ func (t *translation) judgeClass(o *gwv1.Gateway) *gateway {
 	case c == nil && t.memo.served[o.UID]:
 		t.res.Classless[name] = "it was deleted; its Gateways are not served"
 		t.memo.serving[o.UID] = true
-		return &gateway{Gateway: o, refused: is(accepted, false, string(gwv1.GatewayReasonInvalid), fmt.Sprintf("there is no GatewayClass %q", name))}
+		return &gateway{Gateway: o, refused: condition(accepted, false, string(gwv1.GatewayReasonInvalid), fmt.Sprintf("there is no GatewayClass %q", name))}
 	case c == nil || !c.served:
 		return nil
 	case c.wrong == "":
@@ -90,7 +90,7 @@ func (t *translation) judgeClass(o *gwv1.Gateway) *gateway {
 		t.memo.serving[o.UID] = true
 		return &gateway{Gateway: o, remark: fmt.Sprintf("; GatewayClass %q is not accepted any more, and has no hold over this", name)}
 	default:
-		return &gateway{Gateway: o, refused: is(accepted, false, string(gwv1.GatewayReasonInvalidParameters), fmt.Sprintf("GatewayClass %q is not accepted: %s", name, c.wrong))}
+		return &gateway{Gateway: o, refused: condition(accepted, false, string(gwv1.GatewayReasonInvalidParameters), fmt.Sprintf("GatewayClass %q is not accepted: %s", name, c.wrong))}
 	}
 	t.memo.serving[o.UID] = true
 	return &gateway{Gateway: o}
@@ -98,21 +98,21 @@ func (t *translation) judgeClass(o *gwv1.Gateway) *gateway {
 
 // mayBeAnothers reports whether another instance, with our controller's name, may
 // serve a Gateway that we don't.
-func (t *translation) mayBeAnothers(o *gwv1.Gateway) bool {
+func (t *translator) mayBeAnothers(o *gwv1.Gateway) bool {
 	c := t.classes[string(o.Spec.GatewayClassName)]
-	return c != nil && c.ours || c == nil && t.w.Class != ""
+	return c != nil && c.ours || c == nil && t.in.Class != ""
 }
 
 // tellOfClasses says once for each class what has become of its Gateways.
-func (r *run) tellOfClasses(res *Result) {
+func (r *run) logClasses(res *Result) {
 	for name, text := range res.Classless {
-		if r.classless.New(name, text) {
+		if r.loggedClasses.New(name, text) {
 			r.log.Warn("GatewayClass in use is gone or not accepted", "class", name, "reason", text)
 		}
 	}
 	for name := range r.classes {
 		if _, still := res.Classless[name]; !still {
-			r.classless.New(name, "")
+			r.loggedClasses.New(name, "")
 			r.log.Info("GatewayClass accepted again or unused", "class", name)
 		}
 	}
@@ -121,13 +121,13 @@ func (r *run) tellOfClasses(res *Result) {
 
 // version compares the CRDs with those that this was built for: only of the same
 // minor version everything is known to be there, and nothing more.
-func (t *translation) version() metav1.Condition {
+func (t *translator) version() metav1.Condition {
 	const kind = string(gwv1.GatewayClassConditionStatusSupportedVersion)
 	ours := consts.BundleVersion
-	if minor(t.w.Bundle) == minor(ours) {
-		return is(kind, true, string(gwv1.GatewayClassReasonSupportedVersion), "the CRDs are of "+t.w.Bundle+versionRemark(t.w.Versions))
+	if minor(t.in.Bundle) == minor(ours) {
+		return condition(kind, true, string(gwv1.GatewayClassReasonSupportedVersion), "the CRDs are of "+t.in.Bundle+versionRemark(t.in.Versions))
 	}
-	return is(kind, false, string(gwv1.GatewayClassReasonUnsupportedVersion), "the CRDs are of "+t.w.Bundle+", culvert was made for "+ours+versionRemark(t.w.Versions))
+	return condition(kind, false, string(gwv1.GatewayClassReasonUnsupportedVersion), "the CRDs are of "+t.in.Bundle+", culvert was made for "+ours+versionRemark(t.in.Versions))
 }
 
 // minor cuts the patch off "v1.6.3".

@@ -12,10 +12,10 @@ import (
 
 // A class that goes wrong has no hold over Gateways that were accepted before.
 func TestGatewayClassThatGoesWrong(t *testing.T) {
-	wrong := func(w *World) {
+	wrong := func(w *Inputs) {
 		w.Classes[0].Spec.ParametersRef = &gwv1.ParametersReference{Group: "x", Kind: "Y", Name: "z"}
 	}
-	before := func(w *World) {
+	before := func(w *Inputs) {
 		wrong(w)
 		w.Gateways[0].Status.Conditions = observe(1, conditions("Accepted"))
 	}
@@ -42,7 +42,7 @@ func TestGatewayClassThatGoesWrong(t *testing.T) {
 // A class that is deleted takes its Gateways out of force, and they say so for as
 // long as anybody remembers whose they were.
 func TestGatewayClassThatIsDeleted(t *testing.T) {
-	w := worldOf(t, base, edge(passthrough)+testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}"))
+	w := inputsOf(t, base, edge(passthrough)+testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}"))
 	w.PublicAddresses, w.memo = addrs("192.0.2.1"), newMemo()
 	expect(t, Translate(w), "gateway a/edge Programmed=True/Programmed")
 	classes := w.Classes
@@ -91,7 +91,7 @@ spec: {parentRef: {name: edge}, listeners: [{name: more, port: 444, protocol: TL
 		{"of another controller, beside an instance of ours", "theirs", "culvert", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := worldOf(t, base, edge(passthrough, "allowedListeners: {namespaces: {from: All}}")+set+testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}", "{name: edge}, {kind: ListenerSet, name: set}"),
+			w := inputsOf(t, base, edge(passthrough, "allowedListeners: {namespaces: {from: All}}")+set+testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}", "{name: edge}, {kind: ListenerSet, name: set}"),
 				"kind: GatewayClass\nmetadata: {name: theirs}\nspec: {controllerName: other.example/x}", "kind: GatewayClass\nmetadata: {name: second}\nspec: {controllerName: culvert.dev/gateway}")
 			w.PublicAddresses = addrs("192.0.2.1")
 			k := RouteKey{tlsRoute, key(w.TLSRoutes[0])}

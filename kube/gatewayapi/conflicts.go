@@ -4,46 +4,46 @@ import (
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/tunnel"
 )
 
-// A place is a port of a transport: what listeners can quarrel about.
-type place struct {
+// A portKey is a port of a transport, for which listeners can conflict.
+type portKey struct {
 	udp  bool
 	port int32
 }
 
-func (l *listener) place() place { return place{l.family() == familyUDP, l.spec.Port} }
+func (l *listener) portKey() portKey { return portKey{l.family() == familyUDP, l.spec.Port} }
 
-// An occupant is what has a place already, or a part of it by hostname.
-type occupant struct {
+// A portClaim says which listeners have a port, or a part of it by hostname.
+type portClaim struct {
 	family string
-	first  *listener                    // that came here
-	hosts  map[tunnel.Pattern]*listener // who has each
+	first  *listener                    // that claimed the port
+	hosts  map[tunnel.Pattern]*listener // by the hostname that they claimed
 }
 
-// findConflicts finds listeners that can't be told apart. Of those of one object
-// none wins, since it is not for us to guess which was meant; between objects
-// those that come first keep what they have: the Gateway, and then the oldest
-// set.
+// findConflicts finds listeners that cannot be told apart. Of those of one object none is served,
+// because it is not known which one was meant. Between objects the first one keeps what it has: the
+// Gateway, and then the oldest ListenerSet.
 func (g *gateway) findConflicts() {
-	taken := map[place]*occupant{}
-	join(taken, g.own)
+	taken := map[portKey]*portClaim{}
+	claimPorts(taken, g.own)
 	for _, s := range g.sets {
-		join(taken, s.entries)
+		claimPorts(taken, s.entries)
 	}
 }
 
-// join adds the listeners of one object to those that are there.
-func join(taken map[place]*occupant, ls []*listener) {
+// claimPorts adds the claims of the listeners of one object.
+func claimPorts(taken map[portKey]*portClaim, ls []*listener) {
 	var new []*listener
 	for _, l := range ls {
 		if l.refused.Type != "" {
 			continue
 		}
-		if o := taken[l.place()]; o != nil {
+		if o := taken[l.portKey()]; o != nil {
 			if reason, message := o.against(l); reason != "" {
 				l.setConflict(reason, message)
 				continue
@@ -54,10 +54,10 @@ func join(taken map[place]*occupant, ls []*listener) {
 	// Conflicts among themselves: each with any other counts, not only with one before.
 	for i, a := range new {
 		for _, b := range new[i+1:] {
-			if a.place() != b.place() {
+			if a.portKey() != b.portKey() {
 				continue
 			}
-			o := &occupant{family: a.family(), first: a, hosts: map[tunnel.Pattern]*listener{a.host: a}}
+			o := &portClaim{family: a.family(), first: a, hosts: map[tunnel.Pattern]*listener{a.host: a}}
 			reason, _ := o.against(b)
 			if reason == "" {
 				continue
@@ -70,13 +70,13 @@ func join(taken map[place]*occupant, ls []*listener) {
 		}
 	}
 	for _, l := range new {
-		o := taken[l.place()]
+		o := taken[l.portKey()]
 		if o == nil {
-			o = &occupant{family: l.family(), first: l, hosts: map[tunnel.Pattern]*listener{}}
-			taken[l.place()] = o
+			o = &portClaim{family: l.family(), first: l, hosts: map[tunnel.Pattern]*listener{}}
+			taken[l.portKey()] = o
 		}
 		if o.family != l.family() {
-			o.family = "several" // which nobody fits: what the Gateway left undecided no set decides
+			o.family = "several" // which no listener matches: a ListenerSet does not decide a conflict within the Gateway
 		}
 		if o.hosts[l.host] == nil {
 			o.hosts[l.host] = l
@@ -84,8 +84,8 @@ func join(taken map[place]*occupant, ls []*listener) {
 	}
 }
 
-// against says why l can't be beside o at one place, or "".
-func (o *occupant) against(l *listener) (reason, message string) {
+// against says why l conflicts with the claim, or is "".
+func (o *portClaim) against(l *listener) (reason, message string) {
 	switch {
 	case o.family != l.family():
 		return string(gwv1.ListenerReasonProtocolConflict), fmt.Sprintf("port %d is taken by %s for protocol %s, which can't share it with %s", l.spec.Port, o.first.holder(), o.first.spec.Protocol, l.spec.Protocol)
@@ -93,7 +93,7 @@ func (o *occupant) against(l *listener) (reason, message string) {
 		// Two that have nothing but the port to be told by.
 		return string(gwv1.ListenerEntryReasonListenerConflict), fmt.Sprintf("port %d of %s is taken by %s", l.spec.Port, l.spec.Protocol, o.first.holder())
 	case o.hosts[l.host] != nil:
-		return string(gwv1.ListenerReasonHostnameConflict), fmt.Sprintf("hostname %q of port %d is taken by %s", deref(l.spec.Hostname, ""), l.spec.Port, o.hosts[l.host].holder())
+		return string(gwv1.ListenerReasonHostnameConflict), fmt.Sprintf("hostname %q of port %d is taken by %s", ptr.Deref(l.spec.Hostname, ""), l.spec.Port, o.hosts[l.host].holder())
 	}
 	return "", ""
 }
@@ -104,24 +104,24 @@ func (l *listener) holder() string {
 }
 
 func (l *listener) setConflict(reason, message string) {
-	l.conflict = is(string(gwv1.ListenerConditionConflicted), true, reason, message)
+	l.conflict = condition(string(gwv1.ListenerConditionConflicted), true, reason, message)
 }
 
 // findOverlaps finds listeners that end or pass TLS for names that another one
 // of the port has, too. That is legal; but a client that keeps to one connection
 // for several names may come by the wrong one.
 func findOverlaps(all []*listener) {
-	at := map[place]map[tunnel.Pattern]*listener{} // no two have the same host
+	at := map[portKey]map[tunnel.Pattern]*listener{} // no two have the same host
 	for _, l := range all {
 		if l.family() == familyTLS && l.isAccepted() {
-			if at[l.place()] == nil {
-				at[l.place()] = map[tunnel.Pattern]*listener{}
+			if at[l.portKey()] == nil {
+				at[l.portKey()] = map[tunnel.Pattern]*listener{}
 			}
-			at[l.place()][l.host] = l
+			at[l.portKey()][l.host] = l
 		}
 	}
 	for _, l := range all {
-		hosts := at[l.place()]
+		hosts := at[l.portKey()]
 		if l.family() != familyTLS || !l.isAccepted() || l.host == (tunnel.Pattern{}) {
 			continue
 		}
@@ -148,9 +148,9 @@ func (l *listener) setOverlap(other *listener) {
 	}
 }
 
-// meet returns the names that two patterns have in common: always all of one of
+// intersect returns the names that two patterns have in common: always all of one of
 // them, or none. The zero Pattern is every name.
-func meet(a, b tunnel.Pattern) (tunnel.Pattern, bool) {
+func intersect(a, b tunnel.Pattern) (tunnel.Pattern, bool) {
 	switch any := (tunnel.Pattern{}); {
 	case a == any:
 		return b, true

@@ -56,14 +56,14 @@ type Config struct {
 
 // A Controller is a registry.Source, and writes the status of what it reads.
 type Controller struct {
-	cfg     Config
-	clients clients
-	pulse   *client.Pulse // nil in tests
-	bundle  func(context.Context) (string, error)
-	memo    *memo
-	current atomic.Pointer[translated] // nil before the first
-	lost    atomic.Pointer[loss]       // nil while the API server answers
-	stuck   atomic.Pointer[loss]       // nil while what it answers can be used
+	cfg         Config
+	clients     clients
+	pulse       *client.Pulse // nil in tests
+	bundle      func(context.Context) (string, error)
+	memo        *memo
+	current     atomic.Pointer[translated] // nil before the first
+	unreachable atomic.Pointer[outage]     // nil while the API server answers
+	unusable    atomic.Pointer[outage]     // nil while what it answers can be used
 }
 
 // New makes a Controller. It asks nothing of the API server yet.
@@ -109,9 +109,9 @@ func New(cfg Config) (*Controller, error) {
 
 // How often the table is made anew.
 const (
-	settle     = 10 * time.Millisecond  // from the first change, for others that belong to it
-	interval   = 100 * time.Millisecond // from one time to the next
-	answerTime = 10 * time.Second       // for one request
+	debounce          = 10 * time.Millisecond  // from the first change, for others that belong to it
+	translateInterval = 100 * time.Millisecond // from one time to the next
+	requestTimeout    = 10 * time.Second       // for one request
 )
 
 // Run is of registry.Source: it sends an Update at first and at each change, until ctx is
@@ -123,10 +123,10 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	}
 	r := &run{Controller: c, log: log, updates: updates, changed: watch.NewSignal()}
 	clients := c.clients
-	clients.versionChanged = r.tellVersion
+	clients.versionChanged = r.logVersion
 	r.store = newStore(clients, c.cfg.Settings, log, r.dirty)
 	r.writer = newWriter(c.clients, r.store, c.cfg, log)
-	r.teller = newTeller(log)
+	r.refusalLog = newRefusalLog(log)
 	r.alarm = time.NewTimer(0)
 	defer func() { r.alarm.Stop() }()
 	ctx, cancel := context.WithCancel(ctx)
@@ -144,12 +144,12 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 // A run is one call of Run.
 type run struct {
 	*Controller
-	log     *slog.Logger
-	store   *store
-	writer  *writer
-	teller  *teller
-	updates chan<- registry.Update
-	changed watch.Signal
+	log        *slog.Logger
+	store      *store
+	writer     *writer
+	refusalLog *refusalLog
+	updates    chan<- registry.Update
+	changed    watch.Signal
 
 	version string                  // of the CRDs
 	secrets map[string][2]time.Time // that UseSecrets was told
@@ -159,8 +159,8 @@ type run struct {
 	last *registry.Snapshot // that was sent
 	why  error              // it is not as things are, as was sent; nil if it is
 
-	classless client.Once       // of what was said of classes
-	classes   map[string]string // of which something is wrong
+	loggedClasses client.Once       // of what was said of classes
+	classes       map[string]string // of which something is wrong
 }
 
 // dirty requests a translation.
@@ -175,7 +175,7 @@ func (r *run) source() string {
 
 // findVersion asks which version the CRDs are of. It is well to know, and not needed.
 func (r *run) findVersion(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	var err error
 	if r.version, err = r.bundle(ctx); err != nil {
@@ -213,7 +213,7 @@ func (r *run) loop(ctx context.Context) error {
 		case <-plane:
 		case <-r.changed:
 		}
-		if !sleep(ctx, settle) {
+		if !sleep(ctx, debounce) {
 			return ctx.Err()
 		}
 		select { // what came meanwhile is in this one
@@ -223,7 +223,7 @@ func (r *run) loop(ctx context.Context) error {
 		if err := r.rebuild(ctx); err != nil {
 			return err
 		}
-		if !sleep(ctx, interval-settle) {
+		if !sleep(ctx, translateInterval-debounce) {
 			return ctx.Err()
 		}
 	}
@@ -247,7 +247,7 @@ func (r *run) rebuild(ctx context.Context) error {
 		return r.stale(ctx, err)
 	}
 	r.store.translating.Store(true)
-	w := r.store.world()
+	w := r.store.inputs()
 	w.Settings, w.Bundle, w.memo, w.Now = r.cfg.Settings, r.version, r.memo, time.Now()
 	w.Versions = r.clients.versions.unusual()
 	if r.cfg.Plane != nil {
@@ -256,11 +256,11 @@ func (r *run) rebuild(ctx context.Context) error {
 		}
 	}
 	res := Translate(w)
-	r.tellOfClasses(res)
-	r.store.uses.Store(&res.Uses)
+	r.logClasses(res)
+	r.store.references.Store(&res.References)
 	r.store.translating.Store(false)
-	contested := r.writer.fights.refusals(cmp.Or(w.Controller, DefaultController))
-	r.current.Store(&translated{w, res, contested})
+	conflicting := r.writer.statusConflicts.refusals(cmp.Or(w.Controller, DefaultController))
+	r.current.Store(&translated{w, res, conflicting})
 
 	if r.cfg.UseSecrets != nil && (r.secrets == nil || !maps.Equal(r.secrets, res.Secrets)) {
 		r.secrets = res.Secrets
@@ -274,7 +274,7 @@ func (r *run) rebuild(ctx context.Context) error {
 		r.alarm = time.AfterFunc(time.Until(res.Until), r.dirty)
 	}
 	r.writer.want(res, w)
-	r.teller.tell(append(unsaid(refusals(res), w.Plane), contested...), time.Now())
+	r.refusalLog.tell(append(suppressed(refusals(res), w.Plane), conflicting...), time.Now())
 	return nil
 }
 
@@ -294,7 +294,7 @@ func (r *run) publish(ctx context.Context, next *registry.Snapshot) error {
 		r.log.Info("Kubernetes state is readable again")
 	}
 	r.why = nil
-	r.stuck.Store(nil)
+	r.unusable.Store(nil)
 	return r.send(ctx, registry.Update{Source: r.source(), Snapshot: *r.last})
 }
 
@@ -307,9 +307,9 @@ func (r *run) stale(ctx context.Context, why error) error {
 		return nil
 	}
 	if r.why == nil {
-		r.stuck.Store(&loss{time.Now().UTC(), why})
+		r.unusable.Store(&outage{time.Now().UTC(), why})
 	} else {
-		r.stuck.Store(&loss{r.stuck.Load().since, why})
+		r.unusable.Store(&outage{r.unusable.Load().since, why})
 	}
 	r.why = why
 	r.log.Warn("Kubernetes state cannot be used; serving the last known Gateways", "err", why)
@@ -342,12 +342,12 @@ func (r *run) send(ctx context.Context, u registry.Update) error {
 // snapshot stays in force meanwhile.
 func (r *run) reachable(ctx context.Context, err error) {
 	if err == nil {
-		r.lost.Store(nil)
+		r.unreachable.Store(nil)
 		r.log.Info("API server is reachable again")
 		_ = r.confirm(ctx) // ctx may be done
 		return
 	}
-	r.lost.Store(&loss{time.Now().UTC(), err})
+	r.unreachable.Store(&outage{time.Now().UTC(), err})
 	r.log.Warn("API server is unreachable; serving the last known Gateways", "err", err)
 	_ = r.send(ctx, registry.Update{Source: r.source(), Err: fmt.Errorf("the Kubernetes API server does not answer: %w", err)})
 }

@@ -263,7 +263,7 @@ func TestWhatMayNotBeRead(t *testing.T) {
 				return
 			}
 			// Without these there is a table only where some namespaces may be read.
-			w := worldOf(t, base, tt.docs)
+			w := inputsOf(t, base, tt.docs)
 			w.PublicAddresses = addrs("192.0.2.1")
 			w.Unread = func(resource, namespace string) bool {
 				return resource == tt.resource && strings.Contains(tt.want, `namespace "`+namespace+`"`)

@@ -14,28 +14,26 @@
 //
 // # One direction
 //
-// Everything that is decided is decided by Translate, a function from a World to
-// a Result: it looks at no clock, asks nobody, and gives the same for the same.
-// What the rules of Gateway API are is in its files, one for each kind of object,
-// and each rule is a row in its tests.
+// Translate makes all decisions. It is a pure function from Inputs to a Result: it reads no clock
+// and does no I/O. The rules of Gateway API are in its files, one for each kind of object, and each
+// rule is a row in its tests.
 //
-//	informers ─▶ World ─▶ Translate ─▶ Result ─▶ registry.Update     the table
-//	   ▲                                   └───▶ writer              status of objects
-//	   └── API server ◀──────────────────────────┘
+//	kube/watch ─▶ Inputs ─▶ Translate ─▶ Result ─▶ registry.Update     the table
+//	   ▲                                    └───▶ writer               status of objects
+//	   └── API server ◀───────────────────────────┘
 //
-// Around it there is little: a store of what is watched (store.go), a loop that
-// makes the table at most ten times a second, and only when something has
-// changed that the last one was made of (controller.go), and a writer that
-// compares what is wanted with what is there, and writes what differs
-// (writer.go, status.go). At rest nothing is asked of the API server.
+// There is little around it: a store of the watched objects (store.go), a loop that translates at
+// most ten times a second, and only when an object has changed that the last result depends on
+// (controller.go), and a writer that compares the wanted status with the present one, and writes
+// what differs (writer.go, status.go). An idle controller sends no requests.
 //
-// # Several of us
+// # Several replicas
 //
-// Every replica serves; the one that leads writes. Two that lead at once, or
-// another controller of the same class with the same settings, do no harm: what is
-// written depends on the objects alone, conditions and entries of others are kept,
-// nothing is written over what is of a newer generation, and conflicts are read
-// again. One with other settings is told of, and not fought (contests.go).
+// Every replica serves; the leader writes. Two leaders at once, or another controller of the same
+// class with the same settings, do no harm: what is written depends on the objects alone,
+// conditions and entries of others are kept, a status of a newer generation is not overwritten, and
+// after a conflict the object is read again. A controller with other settings is reported, and
+// objects that both write are written rarely (statusconflicts.go).
 //
 // # What is refused
 //

@@ -22,33 +22,33 @@ type emitted struct {
 
 // emit makes the table's listeners: one for each address and port, with sections for the
 // listeners of all Gateways that share it.
-func (t *translation) emit() {
-	made := map[spot]*emitted{}
+func (t *translator) emit() {
+	made := map[addrPort]*emitted{}
 	var all []*emitted
 	for _, g := range t.order {
-		t.res.Accounts[key(g)] = t.w.account(g.Gateway)
+		t.res.Accounts[key(g)] = t.in.account(g.Gateway)
 		t.noteInfrastructure(g)
 		if !g.isAccepted() {
 			continue
 		}
-		var places []place
-		at := map[place][]*listener{}
+		var ports []portKey
+		at := map[portKey][]*listener{}
 		for _, l := range g.all() {
 			if l.isAccepted() || t.keepsShut(l) {
-				if at[l.place()] == nil {
-					places = append(places, l.place())
+				if at[l.portKey()] == nil {
+					ports = append(ports, l.portKey())
 				}
-				at[l.place()] = append(at[l.place()], l)
+				at[l.portKey()] = append(at[l.portKey()], l)
 			}
 		}
-		for _, p := range places {
+		for _, p := range ports {
 			ls := at[p]
 			if !slices.ContainsFunc(ls, (*listener).isAccepted) {
 				continue
 			}
 			sections := t.sections(ls)
 			for _, a := range g.bound {
-				one := made[spot{a.Bind, p}]
+				one := made[addrPort{a.Bind, p}]
 				if one == nil {
 					one = &emitted{hosts: map[tunnel.Pattern]bool{}}
 					if a.Bind.IsValid() {
@@ -60,7 +60,7 @@ func (t *translation) emit() {
 						Name:     fmt.Sprintf("%s/%s/%s/%d%s", g.Namespace, g.Name, protocol, p.port, one.at),
 						Protocol: protocol, Address: a.Bind, Port: uint16(p.port),
 					}
-					made[spot{a.Bind, p}] = one
+					made[addrPort{a.Bind, p}] = one
 					all = append(all, one)
 				}
 				one.gateways = append(one.gateways, g)
@@ -72,9 +72,9 @@ func (t *translation) emit() {
 				}
 				for _, l := range ls {
 					l.names = append(l.names, one.Name)
-					err := t.w.Plane[one.Name]
+					err := t.in.Plane[one.Name]
 					if err == nil {
-						err = t.w.Plane[l.String()+one.at]
+						err = t.in.Plane[l.String()+one.at]
 					}
 					if err != nil && l.openErr == nil {
 						l.openErr, l.unassigned = err, errors.Is(err, syscall.EADDRNOTAVAIL)
@@ -92,12 +92,12 @@ func (t *translation) emit() {
 // keepsShut reports whether l, which is not accepted, is there to refuse: it lost its
 // hostname to a quarrel within its Gateway, and a wildcard beside it must not have the name
 // now. The names of other Gateways are none of its business.
-func (t *translation) keepsShut(l *listener) bool {
+func (t *translator) keepsShut(l *listener) bool {
 	if l.refused.Type != "" || l.outdone || l.conflict.Reason != string(gwv1.ListenerReasonHostnameConflict) || l.family() != familyTLS {
 		return false
 	}
 	for _, a := range l.gw.bound {
-		if by, _, _ := t.shares[spot{a.Bind, l.place()}].rival(l); by != nil {
+		if by, _, _ := t.shares[addrPort{a.Bind, l.portKey()}].rival(l); by != nil {
 			return false
 		}
 	}
@@ -106,7 +106,7 @@ func (t *translation) keepsShut(l *listener) bool {
 
 // sections are those of the listeners of one port. Sections of one host are
 // one: the first that is accepted.
-func (t *translation) sections(ls []*listener) []*registry.Section {
+func (t *translator) sections(ls []*listener) []*registry.Section {
 	if ls[0].family() == familyHTTP {
 		return nil
 	}
@@ -143,7 +143,7 @@ func named(sections []*registry.Section, at string) []*registry.Section {
 }
 
 // fill says what a section does; one that does nothing refuses.
-func (t *translation) fill(s *registry.Section, l *listener) {
+func (t *translator) fill(s *registry.Section, l *listener) {
 	switch l.spec.Protocol {
 	case gwv1.TLSProtocolType:
 		if l.broken {
@@ -159,7 +159,7 @@ func (t *translation) fill(s *registry.Section, l *listener) {
 }
 
 // writeStatus has the status of all that is ours.
-func (t *translation) writeStatus() {
+func (t *translator) writeStatus() {
 	for _, g := range t.order {
 		t.res.Gateways[key(g)] = t.gatewayStatus(g)
 		for _, s := range append(g.sets[:len(g.sets):len(g.sets)], g.held...) {

@@ -25,14 +25,14 @@ type finding struct {
 
 // tolds are the types of conditions that an operator hears of. Programmed is the last:
 // it repeats what the others say.
-var tolds = []string{"Accepted", "ResolvedRefs", "SupportedVersion", "Programmed"}
+var reportedConditions = []string{"Accepted", "ResolvedRefs", "SupportedVersion", "Programmed"}
 
 // derived are reasons that only sum up what the listeners of an object say.
 var derived = []string{string(gwv1.GatewayReasonListenersNotValid), string(gwv1.GatewayReasonListenersNotResolved)}
 
 // find collects the conditions that are False, of an object or of one of its listeners.
 func find(all []finding, listener string, before, after []metav1.Condition) []finding {
-	for _, kind := range tolds {
+	for _, kind := range reportedConditions {
 		for _, c := range after {
 			if c.Type != kind || c.Status != metav1.ConditionFalse || c.Reason == string(gwv1.GatewayReasonPending) || slices.Contains(derived, c.Reason) {
 				continue

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/registry"
@@ -31,8 +32,8 @@ type gateway struct {
 }
 
 // readGateways finds the Gateways that are ours, with their listeners.
-func (t *translation) readGateways() {
-	for _, o := range sorted(t.w.Gateways) {
+func (t *translator) readGateways() {
+	for _, o := range sorted(t.in.Gateways) {
 		g := t.judgeClass(o)
 		if g == nil {
 			t.foreign[key(o)] = t.mayBeAnothers(o)
@@ -51,15 +52,15 @@ func (t *translation) readGateways() {
 }
 
 // refuseGateway says why a Gateway can't be accepted, whatever its listeners are.
-func (t *translation) refuseGateway(g *gateway) metav1.Condition {
+func (t *translator) refuseGateway(g *gateway) metav1.Condition {
 	const kind = string(gwv1.GatewayConditionAccepted)
 	if in := g.Spec.Infrastructure; in != nil && in.ParametersRef != nil {
-		return is(kind, false, string(gwv1.GatewayReasonInvalidParameters),
+		return condition(kind, false, string(gwv1.GatewayReasonInvalidParameters),
 			fmt.Sprintf("infrastructure.parametersRef to %s %q: culvert takes no parameters here", in.ParametersRef.Kind, in.ParametersRef.Name))
 	}
 	for _, a := range g.Spec.Addresses {
-		if typ := deref(a.Type, gwv1.IPAddressType); typ != gwv1.IPAddressType {
-			return is(kind, false, string(gwv1.GatewayReasonUnsupportedAddress),
+		if typ := ptr.Deref(a.Type, gwv1.IPAddressType); typ != gwv1.IPAddressType {
+			return condition(kind, false, string(gwv1.GatewayReasonUnsupportedAddress),
 				fmt.Sprintf("address %q is of type %s; culvert knows %s", a.Value, typ, gwv1.IPAddressType))
 		}
 	}
@@ -89,25 +90,25 @@ func (g *gateway) accepted() metav1.Condition {
 	}
 	switch {
 	case len(bad) == 0:
-		return is(kind, true, string(gwv1.GatewayReasonAccepted), "all listeners are accepted"+g.remark)
+		return condition(kind, true, string(gwv1.GatewayReasonAccepted), "all listeners are accepted"+g.remark)
 	case len(bad) == len(g.own):
-		return is(kind, false, string(gwv1.GatewayReasonListenersNotValid), "no listener is accepted: "+strings.Join(bad, ", "))
+		return condition(kind, false, string(gwv1.GatewayReasonListenersNotValid), "no listener is accepted: "+strings.Join(bad, ", "))
 	}
-	return is(kind, true, string(gwv1.GatewayReasonListenersNotValid), "these listeners are not accepted, the others are: "+strings.Join(bad, ", ")+g.remark)
+	return condition(kind, true, string(gwv1.GatewayReasonListenersNotValid), "these listeners are not accepted, the others are: "+strings.Join(bad, ", ")+g.remark)
 }
 
 func (g *gateway) isAccepted() bool { return g.accepted().Status == metav1.ConditionTrue }
 
 // gatewayProgrammed is the Gateway's condition Programmed.
-func (t *translation) gatewayProgrammed(g *gateway) metav1.Condition {
+func (t *translator) gatewayProgrammed(g *gateway) metav1.Condition {
 	const kind = string(gwv1.GatewayConditionProgrammed)
 	switch {
 	case !g.isAccepted():
-		return is(kind, false, string(gwv1.GatewayReasonInvalid), "the Gateway is not accepted")
+		return condition(kind, false, string(gwv1.GatewayReasonInvalid), "the Gateway is not accepted")
 	case g.unusable != "":
-		return is(kind, false, string(gwv1.GatewayReasonAddressNotUsable), g.unusable)
+		return condition(kind, false, string(gwv1.GatewayReasonAddressNotUsable), g.unusable)
 	case g.unfound != "":
-		return is(kind, false, string(gwv1.GatewayReasonAddressNotAssigned), g.unfound)
+		return condition(kind, false, string(gwv1.GatewayReasonAddressNotAssigned), g.unfound)
 	}
 	var open, pending int
 	var closed []string
@@ -116,7 +117,7 @@ func (t *translation) gatewayProgrammed(g *gateway) metav1.Condition {
 		case c.Status == metav1.ConditionTrue:
 			open++
 		case l.openErr != nil && l.unassigned:
-			return is(kind, false, string(gwv1.GatewayReasonAddressNotUsable), l.openErr.Error())
+			return condition(kind, false, string(gwv1.GatewayReasonAddressNotUsable), l.openErr.Error())
 		case c.Reason == string(gwv1.ListenerReasonPending):
 			pending++
 		default:
@@ -125,11 +126,11 @@ func (t *translation) gatewayProgrammed(g *gateway) metav1.Condition {
 	}
 	switch {
 	case open > 0:
-		return is(kind, true, string(gwv1.GatewayReasonProgrammed), "in force"+t.portRemark(g))
+		return condition(kind, true, string(gwv1.GatewayReasonProgrammed), "in force"+t.portRemark(g))
 	case pending > 0:
-		return is(kind, false, string(gwv1.GatewayReasonPending), "listeners are being opened")
+		return condition(kind, false, string(gwv1.GatewayReasonPending), "listeners are being opened")
 	}
-	return is(kind, false, string(gwv1.GatewayReasonInvalid), "no listener can be reached: "+strings.Join(closed, ", "))
+	return condition(kind, false, string(gwv1.GatewayReasonInvalid), "no listener can be reached: "+strings.Join(closed, ", "))
 }
 
 // refs is the Gateway's condition ResolvedRefs: of its own references
@@ -141,17 +142,17 @@ func (g *gateway) refs() metav1.Condition {
 	}
 	for _, l := range g.own {
 		if c := l.resolvedRefs(); c.Status != metav1.ConditionTrue {
-			return is(kind, false, string(gwv1.GatewayReasonListenersNotResolved), fmt.Sprintf("listener %s: %s", l.spec.Name, c.Message))
+			return condition(kind, false, string(gwv1.GatewayReasonListenersNotResolved), fmt.Sprintf("listener %s: %s", l.spec.Name, c.Message))
 		}
 	}
-	return is(kind, true, string(gwv1.GatewayReasonResolvedRefs), "all references are resolved")
+	return condition(kind, true, string(gwv1.GatewayReasonResolvedRefs), "all references are resolved")
 }
 
 // gatewayStatus is what the Gateway is to say of itself.
-func (t *translation) gatewayStatus(g *gateway) gwv1.GatewayStatus {
+func (t *translator) gatewayStatus(g *gateway) gwv1.GatewayStatus {
 	conds := []metav1.Condition{g.accepted(), t.gatewayProgrammed(g), g.refs()}
 	if g.insecure {
-		conds = append(conds, is(string(gwv1.GatewayConditionInsecureFrontendValidationMode), true, string(gwv1.GatewayReasonConfigurationChanged),
+		conds = append(conds, condition(string(gwv1.GatewayConditionInsecureFrontendValidationMode), true, string(gwv1.GatewayReasonConfigurationChanged),
 			"clients without a valid certificate are let in: AllowInsecureFallback"))
 	}
 	attached := int32(0)

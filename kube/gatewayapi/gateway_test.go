@@ -26,16 +26,16 @@ func TestGatewayClass(t *testing.T) {
 		`},
 		{"another's", "kind: GatewayClass\nmetadata: {name: other}\nspec: {controllerName: other.example/x}", nil, `!class other`},
 		{"a second one", "kind: GatewayClass\nmetadata: {name: second}\nspec: {controllerName: culvert.dev/gateway}", nil, `class second Accepted=True/Accepted`},
-		{"only one is served", "kind: GatewayClass\nmetadata: {name: second}\nspec: {controllerName: culvert.dev/gateway}", func(w *World) { w.Class = "second" }, `
+		{"only one is served", "kind: GatewayClass\nmetadata: {name: second}\nspec: {controllerName: culvert.dev/gateway}", func(w *Inputs) { w.Class = "second" }, `
 			class second Accepted=True/Accepted
 			!class culvert
 		`},
 		{"parameters", "kind: GatewayClass\nmetadata: {name: second}\nspec: {controllerName: culvert.dev/gateway, parametersRef: {group: x, kind: Y, name: z}}", nil, `
 			class second Accepted=False/InvalidParameters
 		`},
-		{"version", "", func(w *World) { w.Bundle = "v1.6.0" }, `class culvert SupportedVersion=True/SupportedVersion`},
-		{"another version", "", func(w *World) { w.Bundle = "v1.4.1" }, `class culvert SupportedVersion=False/UnsupportedVersion`},
-		{"controller of one's own", "kind: GatewayClass\nmetadata: {name: second}\nspec: {controllerName: my.example/gw}", func(w *World) { w.Controller = "my.example/gw" }, `
+		{"version", "", func(w *Inputs) { w.Bundle = "v1.6.0" }, `class culvert SupportedVersion=True/SupportedVersion`},
+		{"another version", "", func(w *Inputs) { w.Bundle = "v1.4.1" }, `class culvert SupportedVersion=False/UnsupportedVersion`},
+		{"controller of one's own", "kind: GatewayClass\nmetadata: {name: second}\nspec: {controllerName: my.example/gw}", func(w *Inputs) { w.Controller = "my.example/gw" }, `
 			class second Accepted=True/Accepted
 			!class culvert
 		`},
@@ -348,8 +348,8 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: ListenerSet, namespace: a
 			!entry
 		`},
 		{"a parent of another class", strings.Replace(edge(passthrough), "culvert", "other", 1) + orphan(set("a", "s", tls)), nil, "!set"},
-		{"a parent out of sight", orphan(set("b", "s", tls)), func(w *World) { w.Namespaces = []string{"b"} }, "!set"},
-		{"a parent that may not be read", orphan(set("a", "s", tls)), func(w *World) {
+		{"a parent out of sight", orphan(set("b", "s", tls)), func(w *Inputs) { w.Namespaces = []string{"b"} }, "!set"},
+		{"a parent that may not be read", orphan(set("a", "s", tls)), func(w *Inputs) {
 			w.Unread = func(resource, _ string) bool { return resource == "gateways" }
 		}, "!set"},
 		{"routes attach to a set, and a Gateway has no names of its sets", gw("{from: All}") + set("a", "s", "  - {name: l, port: 443, protocol: TLS, tls: {mode: Passthrough}}\n") +
@@ -403,20 +403,20 @@ func TestAddresses(t *testing.T) {
 			gateway a/two Accepted=True/Accepted
 			listener a/two http Programmed=False/Pending
 		`},
-		{"kept", gw("one", "", http) + gw("two", "", http), func(w *World) {
+		{"kept", gw("one", "", http) + gw("two", "", http), func(w *Inputs) {
 			pool("10.0.0.1", "10.0.0.2")(w)
 			w.Gateways[1].Status.Addresses = []gwv1.GatewayStatusAddress{{Value: "10.0.0.1"}}
 		}, `
 			gateway a/one address IPAddress 10.0.0.2
 			gateway a/two address IPAddress 10.0.0.1
 		`},
-		{"public addresses of bound ones", gw("edge", "  addresses: [{value: 203.0.113.8}]\n", http), func(w *World) {
+		{"public addresses of bound ones", gw("edge", "  addresses: [{value: 203.0.113.8}]\n", http), func(w *Inputs) {
 			w.Addresses = []Address{{addrs("10.0.0.5")[0], addrs("203.0.113.8")[0]}}
 		}, `
 			gateway a/edge address IPAddress 203.0.113.8
 			open a/edge/http/80@10.0.0.5 http
 		`},
-		{"everywhere, and nobody knows where that is", gw("edge", "", http), func(w *World) { w.PublicAddresses = nil }, `
+		{"everywhere, and nobody knows where that is", gw("edge", "", http), func(w *Inputs) { w.PublicAddresses = nil }, `
 			gateway a/edge Programmed=False/AddressNotAssigned
 			open a/edge/http/80 http
 		`},
@@ -431,14 +431,14 @@ func TestAddresses(t *testing.T) {
 			gateway a/two Accepted=False/ListenersNotValid
 			!open a/two
 		`},
-		{"who has a port keeps it", gw("one", "", http) + gw("two", "", http), func(w *World) {
+		{"who has a port keeps it", gw("one", "", http) + gw("two", "", http), func(w *Inputs) {
 			w.Gateways[1].Status.Addresses = []gwv1.GatewayStatusAddress{{Value: "192.0.2.1"}}
 			w.Gateways[1].Status.Listeners = []gwv1.ListenerStatus{{Name: "http", Conditions: observe(7, conditions("Programmed"))}}
 		}, `
 			gateway a/two Programmed=True/Programmed
 			listener a/one http Accepted=False/HostnameConflict
 		`},
-		{"of a LoadBalancer", gw("edge", "", http) + "\n---\nkind: Service\nmetadata: {namespace: b, name: lb}\nspec: {type: LoadBalancer, clusterIPs: [10.96.0.1]}\nstatus: {loadBalancer: {ingress: [{ip: 198.51.100.7}, {hostname: lb.example.com}]}}\n", func(w *World) {
+		{"of a LoadBalancer", gw("edge", "", http) + "\n---\nkind: Service\nmetadata: {namespace: b, name: lb}\nspec: {type: LoadBalancer, clusterIPs: [10.96.0.1]}\nstatus: {loadBalancer: {ingress: [{ip: 198.51.100.7}, {hostname: lb.example.com}]}}\n", func(w *Inputs) {
 			w.PublicAddresses = nil
 			w.PublicService = types.NamespacedName{Namespace: "b", Name: "lb"}
 		}, `
@@ -446,7 +446,7 @@ func TestAddresses(t *testing.T) {
 			gateway a/edge address Hostname lb.example.com
 			gateway a/edge addresses=2
 		`},
-		{"of a ClusterIP", gw("edge", "", http) + "\n---\nkind: Service\nmetadata: {namespace: b, name: in}\nspec: {type: ClusterIP, clusterIPs: [10.96.0.1]}\n", func(w *World) {
+		{"of a ClusterIP", gw("edge", "", http) + "\n---\nkind: Service\nmetadata: {namespace: b, name: in}\nspec: {type: ClusterIP, clusterIPs: [10.96.0.1]}\n", func(w *Inputs) {
 			w.PublicAddresses = nil
 			w.PublicService = types.NamespacedName{Namespace: "b", Name: "in"}
 		}, "gateway a/edge address IPAddress 10.96.0.1"},
@@ -454,8 +454,8 @@ func TestAddresses(t *testing.T) {
 }
 
 func TestPlane(t *testing.T) {
-	plane := func(errs map[string]error) func(*World) {
-		return func(w *World) { w.Plane = errs }
+	plane := func(errs map[string]error) func(*Inputs) {
+		return func(w *Inputs) { w.Plane = errs }
 	}
 	runRows(t, []row{
 		{"unknown", edge(passthrough), plane(map[string]error{}), `
@@ -463,7 +463,7 @@ func TestPlane(t *testing.T) {
 			listener a/edge tls Programmed=False/Pending
 			listener a/edge tls Accepted=True/Accepted
 		`},
-		{"unknown, but it was open", edge(passthrough), func(w *World) {
+		{"unknown, but it was open", edge(passthrough), func(w *Inputs) {
 			w.Plane = map[string]error{}
 			w.Gateways[0].Status.Listeners = []gwv1.ListenerStatus{{Name: "tls", Conditions: observe(1, conditions("Programmed"))}}
 		}, "gateway a/edge Programmed=True/Programmed"},
@@ -485,7 +485,7 @@ func TestPlane(t *testing.T) {
 
 func TestLongNames(t *testing.T) {
 	name := strings.Repeat("g", 63) + "." + strings.Repeat("h", 63) + "." + strings.Repeat("i", 63) + "." + strings.Repeat("j", 61)
-	w := worldOf(t, base, strings.ReplaceAll(edge(passthrough), "edge", name), strings.ReplaceAll(testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}"), "edge", name))
+	w := inputsOf(t, base, strings.ReplaceAll(edge(passthrough), "edge", name), strings.ReplaceAll(testRoute("TLSRoute", "r", "x.example.com", "{name: web, port: 443}"), "edge", name))
 	w.PublicAddresses = addrs("192.0.2.1")
 	res := Translate(w)
 	expect(t, res, "gateway a/"+name+" Programmed=True/Programmed\nTLSRoute a/r "+name+" Accepted=True/Accepted")
@@ -496,7 +496,7 @@ func TestLongNames(t *testing.T) {
 }
 
 func TestInfrastructure(t *testing.T) {
-	w := worldOf(t, base, edge(passthrough, "infrastructure: {labels: {key2: value2}, annotations: {key1: value1}}"))
+	w := inputsOf(t, base, edge(passthrough, "infrastructure: {labels: {key2: value2}, annotations: {key1: value1}}"))
 	a := Translate(w).Accounts[types.NamespacedName{Namespace: "a", Name: "edge"}]
 	if a.Labels["key2"] != "value2" || a.Annotations["key1"] != "value1" || a.Labels["gateway.networking.k8s.io/gateway-name"] != "edge" ||
 		a.OwnerReferences[0].UID != w.Gateways[0].UID || *a.AutomountServiceAccountToken {

@@ -10,9 +10,9 @@ type referrer struct {
 }
 
 // readGrants sorts the grants by the namespace whose objects they are about.
-func (t *translation) readGrants() {
+func (t *translator) readGrants() {
 	t.grants = map[string][]*gwv1.ReferenceGrant{}
-	for _, g := range t.w.Grants {
+	for _, g := range t.in.Grants {
 		t.grants[g.Namespace] = append(t.grants[g.Namespace], g)
 	}
 }
@@ -21,7 +21,7 @@ func (t *translation) readGrants() {
 // everybody may; from another one it takes a grant there, which is asked for
 // before it is looked whether there is such an object: who has none is not to
 // learn that either.
-func (t *translation) granted(from referrer, group, kind, namespace, name string) bool {
+func (t *translator) granted(from referrer, group, kind, namespace, name string) bool {
 	if from.namespace == namespace {
 		return true
 	}

@@ -18,9 +18,9 @@ const noGRPC = "culvert routes no gRPC yet: a TLSRoute to a listener with tls.mo
 const reasonHTTPNotRouted = "HTTPNotRouted"
 
 // httpRoutes are there to attach and to have a status, and for nothing else.
-func (t *translation) httpRoutes() []*route {
+func (t *translator) httpRoutes() []*route {
 	var rs []*route
-	for _, o := range sorted(t.w.HTTPRoutes) {
+	for _, o := range sorted(t.in.HTTPRoutes) {
 		r := &route{Object: o, kind: httpRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames}
 		for _, rule := range o.Spec.Rules {
 			for _, b := range rule.BackendRefs {
@@ -33,9 +33,9 @@ func (t *translation) httpRoutes() []*route {
 }
 
 // grpcRoutes are there to be refused: without a status nobody would know by whom.
-func (t *translation) grpcRoutes() []*route {
+func (t *translator) grpcRoutes() []*route {
 	var rs []*route
-	for _, o := range sorted(t.w.GRPCRoutes) {
+	for _, o := range sorted(t.in.GRPCRoutes) {
 		r := &route{Object: o, kind: grpcRoute, parents: o.Spec.ParentRefs, hostnames: o.Spec.Hostnames}
 		for _, rule := range o.Spec.Rules {
 			for _, b := range rule.BackendRefs {
@@ -48,7 +48,7 @@ func (t *translation) grpcRoutes() []*route {
 }
 
 // noteHTTP has it told everywhere that the requests of an HTTPRoute are refused.
-func (t *translation) noteHTTP(r *route, parents []gwv1.RouteParentStatus) {
+func (t *translator) noteHTTP(r *route, parents []gwv1.RouteParentStatus) {
 	if acceptedBy(parents) {
 		t.res.Notes[r.key()] = append(t.res.Notes[r.key()], note{reasonHTTPNotRouted, noHTTP})
 	}

@@ -17,7 +17,7 @@ const maxLabel = 63
 
 // account is the ServiceAccount that stands for a Gateway among objects of the
 // cluster: what it says under infrastructure is found there, as far as w lets it.
-func (w *World) account(g *gwv1.Gateway) *corev1.ServiceAccount {
+func (w *Inputs) account(g *gwv1.Gateway) *corev1.ServiceAccount {
 	yes := true
 	no := false
 	a := &corev1.ServiceAccount{
@@ -52,7 +52,7 @@ func (w *World) account(g *gwv1.Gateway) *corev1.ServiceAccount {
 // Gateway says so. Those that others act on have a domain: "eks.amazonaws.com/role-arn"
 // gives pods that run as the account a role of the cloud, and who may make Gateways must
 // not hand that out. The administrator lists what is harmless.
-func (w *World) mayHave(key string) bool {
+func (w *Inputs) mayHave(key string) bool {
 	return !strings.Contains(key, "/") || slices.ContainsFunc(w.InfrastructureKeys, func(pattern string) bool {
 		ok, err := path.Match(pattern, key)
 		return ok && err == nil
@@ -63,19 +63,19 @@ func (w *World) mayHave(key string) bool {
 const reasonInfrastructureLeftOut = "InfrastructureLeftOut"
 
 // noteInfrastructure tells of what a Gateway's ServiceAccount does not get.
-func (t *translation) noteInfrastructure(g *gateway) {
+func (t *translator) noteInfrastructure(g *gateway) {
 	in := g.Spec.Infrastructure
 	if in == nil {
 		return
 	}
 	var left []string
 	for k := range in.Labels {
-		if !t.w.mayHave(string(k)) {
+		if !t.in.mayHave(string(k)) {
 			left = append(left, "label "+string(k))
 		}
 	}
 	for k := range in.Annotations {
-		if !t.w.mayHave(string(k)) {
+		if !t.in.mayHave(string(k)) {
 			left = append(left, "annotation "+string(k))
 		}
 	}
@@ -86,7 +86,7 @@ func (t *translation) noteInfrastructure(g *gateway) {
 	text := "infrastructure: ServiceAccount " + accountName(g.Gateway) + " does not get " + strings.Join(left, ", ") + ": gatewayAPI.infrastructureKeys does not list it"
 	g.remark += "; " + text
 	of := RouteKey{"Gateway", key(g)}
-	t.res.Notes[of] = append(t.res.Notes[of], note{reasonInfrastructureLeftOut, clip(text)})
+	t.res.Notes[of] = append(t.res.Notes[of], note{reasonInfrastructureLeftOut, truncate(text)})
 }
 
 // managedBy is the label by which we know our own objects.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/registry"
@@ -43,41 +44,41 @@ type listener struct {
 
 	attached map[RouteKey]bool
 	rules    []*attachment       // routes that lead on from here
-	losses   map[*route][]string // of those, what others have instead: see losses.go
+	shadowed map[*route][]string // of those, the names that others have instead: see shadowed.go
 
 	names      []string // of the registry's listeners that it is of
 	openErr    error    // of one of those
 	unassigned bool     // openErr says that the address is none of this machine's
 }
 
-func (t *translation) newListener(g *gateway, s *listenerSet, spec gwv1.Listener) *listener {
+func (t *translator) newListener(g *gateway, s *listenerSet, spec gwv1.Listener) *listener {
 	l := &listener{gw: g, set: s, spec: spec, attached: map[RouteKey]bool{}}
 	l.findKinds()
 	const kind = string(gwv1.ListenerConditionAccepted)
 	if l.family() == "" {
-		l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedProtocol), fmt.Sprintf("protocol %q: culvert knows HTTP, HTTPS, TLS, TCP and UDP", spec.Protocol))
+		l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedProtocol), fmt.Sprintf("protocol %q: culvert knows HTTP, HTTPS, TLS, TCP and UDP", spec.Protocol))
 		return l
 	}
 	if spec.Port < 1 || spec.Port > 65535 {
-		l.refused = is(kind, false, string(gwv1.ListenerReasonPortUnavailable), fmt.Sprintf("port %d: there are 1 to 65535", spec.Port))
+		l.refused = condition(kind, false, string(gwv1.ListenerReasonPortUnavailable), fmt.Sprintf("port %d: there are 1 to 65535", spec.Port))
 		return l
 	}
-	if h := deref(spec.Hostname, ""); h != "" && l.hasHost() {
+	if h := ptr.Deref(spec.Hostname, ""); h != "" && l.hasHost() {
 		p, err := tunnel.ParsePattern(string(h))
 		if err != nil {
-			l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("hostname %q: %v", h, err))
+			l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("hostname %q: %v", h, err))
 			return l
 		}
 		l.host = p
 	}
 	if spec.Protocol == gwv1.TLSProtocolType || spec.Protocol == gwv1.HTTPSProtocolType {
 		if spec.TLS == nil && spec.Protocol == gwv1.TLSProtocolType {
-			l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedValue), "protocol TLS needs tls.mode")
+			l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedValue), "protocol TLS needs tls.mode")
 		}
 		switch m := l.mode(); m {
 		case gwv1.TLSModeTerminate, gwv1.TLSModePassthrough:
 		default:
-			l.refused = is(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("tls.mode %q: culvert knows Passthrough and Terminate", m))
+			l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("tls.mode %q: culvert knows Passthrough and Terminate", m))
 		}
 	}
 	return l
@@ -114,7 +115,7 @@ func (l *listener) mode() gwv1.TLSModeType {
 	if l.spec.TLS == nil {
 		return gwv1.TLSModeTerminate
 	}
-	return deref(l.spec.TLS.Mode, gwv1.TLSModeTerminate)
+	return ptr.Deref(l.spec.TLS.Mode, gwv1.TLSModeTerminate)
 }
 
 // terminates reports whether TLS ends at l.
@@ -145,9 +146,9 @@ func (l *listener) findKinds() {
 		return
 	}
 	for _, k := range l.spec.AllowedRoutes.Kinds {
-		if deref(k.Group, group) != group || string(k.Kind) != can {
-			l.badKinds = is(string(gwv1.ListenerConditionResolvedRefs), false, string(gwv1.ListenerReasonInvalidRouteKinds),
-				fmt.Sprintf("kind %q of group %q: a listener of protocol %s takes %s", k.Kind, deref(k.Group, group), l.spec.Protocol, can))
+		if ptr.Deref(k.Group, group) != group || string(k.Kind) != can {
+			l.badKinds = condition(string(gwv1.ListenerConditionResolvedRefs), false, string(gwv1.ListenerReasonInvalidRouteKinds),
+				fmt.Sprintf("kind %q of group %q: a listener of protocol %s takes %s", k.Kind, ptr.Deref(k.Group, group), l.spec.Protocol, can))
 			continue
 		}
 		if len(l.kinds) == 0 {
@@ -189,7 +190,7 @@ func (l *listener) verdict() metav1.Condition {
 	const kind = string(gwv1.ListenerConditionAccepted)
 	switch {
 	case l.conflict.Type != "":
-		return is(kind, false, l.conflict.Reason, l.conflict.Message)
+		return condition(kind, false, l.conflict.Reason, l.conflict.Message)
 	case l.refused.Type != "":
 		return l.refused
 	}
@@ -197,7 +198,7 @@ func (l *listener) verdict() metav1.Condition {
 	if l.spec.Protocol == gwv1.HTTPProtocolType || l.spec.Protocol == gwv1.HTTPSProtocolType {
 		message = "accepted, but " + noHTTP
 	}
-	return is(kind, true, string(gwv1.ListenerReasonAccepted), message)
+	return condition(kind, true, string(gwv1.ListenerReasonAccepted), message)
 }
 
 // resolvedRefs is the condition ResolvedRefs.
@@ -208,38 +209,38 @@ func (l *listener) resolvedRefs() metav1.Condition {
 	case l.badKinds.Type != "":
 		return l.badKinds
 	}
-	return is(string(gwv1.ListenerConditionResolvedRefs), true, string(gwv1.ListenerReasonResolvedRefs), "all references are resolved")
+	return condition(string(gwv1.ListenerConditionResolvedRefs), true, string(gwv1.ListenerReasonResolvedRefs), "all references are resolved")
 }
 
 // notAccepted is what listeners say of a Gateway that says why itself.
 const notAccepted = "the Gateway is not accepted"
 
 // programmed is the condition Programmed of l.
-func (t *translation) programmed(l *listener) metav1.Condition {
+func (t *translator) programmed(l *listener) metav1.Condition {
 	const kind = string(gwv1.ListenerConditionProgrammed)
 	switch {
 	case l.conflict.Type != "":
-		return is(kind, false, l.conflict.Reason, l.conflict.Message)
+		return condition(kind, false, l.conflict.Reason, l.conflict.Message)
 	case !l.isAccepted():
-		return is(kind, false, string(gwv1.ListenerReasonInvalid), l.refused.Message)
+		return condition(kind, false, string(gwv1.ListenerReasonInvalid), l.refused.Message)
 	case l.broken:
-		return is(kind, false, string(gwv1.ListenerReasonInvalid), l.refs.Message)
+		return condition(kind, false, string(gwv1.ListenerReasonInvalid), l.refs.Message)
 	case !l.gw.isAccepted():
-		return is(kind, false, string(gwv1.ListenerReasonInvalid), notAccepted)
+		return condition(kind, false, string(gwv1.ListenerReasonInvalid), notAccepted)
 	case len(l.gw.bound) == 0:
-		return is(kind, false, string(gwv1.ListenerReasonPending), "the Gateway has no address")
+		return condition(kind, false, string(gwv1.ListenerReasonPending), "the Gateway has no address")
 	case l.openErr != nil:
-		return is(kind, false, string(gwv1.ListenerReasonPortUnavailable), l.openErr.Error())
+		return condition(kind, false, string(gwv1.ListenerReasonPortUnavailable), l.openErr.Error())
 	}
 	if why := t.unreached(l); why != "" {
-		return is(kind, false, string(gwv1.ListenerReasonPortUnavailable), why)
+		return condition(kind, false, string(gwv1.ListenerReasonPortUnavailable), why)
 	}
 	for _, name := range l.names {
-		if _, known := t.w.Plane[name]; !known && t.w.Plane != nil && !l.wasProgrammed() {
-			return is(kind, false, string(gwv1.ListenerReasonPending), "being opened")
+		if _, known := t.in.Plane[name]; !known && t.in.Plane != nil && !l.wasProgrammed() {
+			return condition(kind, false, string(gwv1.ListenerReasonPending), "being opened")
 		}
 	}
-	return is(kind, true, string(gwv1.ListenerReasonProgrammed), "in force")
+	return condition(kind, true, string(gwv1.ListenerReasonProgrammed), "in force")
 }
 
 // wasProgrammed reports whether l's status says so: it has the last word as long
@@ -263,18 +264,18 @@ func (l *listener) lastProgrammed() (metav1.Condition, bool) {
 }
 
 // listenerConditions are all of l's.
-func (t *translation) listenerConditions(l *listener) []metav1.Condition {
+func (t *translator) listenerConditions(l *listener) []metav1.Condition {
 	conflict := l.conflict
 	if conflict.Type == "" {
-		conflict = is(string(gwv1.ListenerConditionConflicted), false, string(gwv1.ListenerReasonNoConflicts), "no conflicts")
+		conflict = condition(string(gwv1.ListenerConditionConflicted), false, string(gwv1.ListenerReasonNoConflicts), "no conflicts")
 	}
 	refs := l.resolvedRefs()
 	not, soon := t.notValid(l)
 	for _, n := range []note{{reasonCertificateNotValid, not}, {reasonCertificateExpiresSoon, soon}} {
 		if n.message != "" {
-			refs.Message = clip(refs.Message + ", but " + n.message)
+			refs.Message = truncate(refs.Message + ", but " + n.message)
 			of := RouteKey{l.ownerKind(), key(l.owner())}
-			t.res.Notes[of] = append(t.res.Notes[of], note{n.reason, clip("listener " + string(l.spec.Name) + ": " + n.message)})
+			t.res.Notes[of] = append(t.res.Notes[of], note{n.reason, truncate("listener " + string(l.spec.Name) + ": " + n.message)})
 		}
 	}
 	conds := []metav1.Condition{l.verdict(), t.programmed(l), refs, conflict}

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
@@ -20,13 +21,13 @@ type listenerSet struct {
 }
 
 // readListenerSets finds the sets of our Gateways, and which of them may be theirs.
-func (t *translation) readListenerSets() {
-	for _, o := range sorted(t.w.ListenerSets) {
+func (t *translator) readListenerSets() {
+	for _, o := range sorted(t.in.ListenerSets) {
 		ref := o.Spec.ParentRef
-		if deref(ref.Group, gwv1.GroupName) != gwv1.GroupName || deref(ref.Kind, "Gateway") != "Gateway" {
+		if ptr.Deref(ref.Group, gwv1.GroupName) != gwv1.GroupName || ptr.Deref(ref.Kind, "Gateway") != "Gateway" {
 			continue
 		}
-		name := types.NamespacedName{Namespace: string(deref(ref.Namespace, gwv1.Namespace(o.Namespace))), Name: string(ref.Name)}
+		name := types.NamespacedName{Namespace: string(ptr.Deref(ref.Namespace, gwv1.Namespace(o.Namespace))), Name: string(ref.Name)}
 		g := t.gateways[name]
 		if g == nil {
 			t.unheld[key(o)] = t.foreign[name]
@@ -53,11 +54,11 @@ func (t *translation) readListenerSets() {
 // isOrphan reports whether the Gateway of a set is gone, and the set's status is ours to
 // correct: a ListenerSet does not say whose it is, but its managedFields say who wrote
 // its status. What is said of an orphan is true whoever says it.
-func (t *translation) isOrphan(o *gwv1.ListenerSet, gateway types.NamespacedName) bool {
-	if _, there := t.foreign[gateway]; there || len(t.w.Namespaces) != 0 && !slices.Contains(t.w.Namespaces, gateway.Namespace) {
+func (t *translator) isOrphan(o *gwv1.ListenerSet, gateway types.NamespacedName) bool {
+	if _, there := t.foreign[gateway]; there || len(t.in.Namespaces) != 0 && !slices.Contains(t.in.Namespaces, gateway.Namespace) {
 		return false
 	}
-	if t.w.Unread != nil && t.w.Unread("gateways", gateway.Namespace) {
+	if t.in.Unread != nil && t.in.Unread("gateways", gateway.Namespace) {
 		return false
 	}
 	return slices.ContainsFunc(o.ManagedFields, func(m metav1.ManagedFieldsEntry) bool { return m.Manager == fieldManager })
@@ -65,22 +66,22 @@ func (t *translation) isOrphan(o *gwv1.ListenerSet, gateway types.NamespacedName
 
 // orphanStatus is the status of a set whose Gateway is gone.
 func orphanStatus(o *gwv1.ListenerSet) gwv1.ListenerSetStatus {
-	gateway := types.NamespacedName{Namespace: string(deref(o.Spec.ParentRef.Namespace, gwv1.Namespace(o.Namespace))), Name: string(o.Spec.ParentRef.Name)}
+	gateway := types.NamespacedName{Namespace: string(ptr.Deref(o.Spec.ParentRef.Namespace, gwv1.Namespace(o.Namespace))), Name: string(o.Spec.ParentRef.Name)}
 	message := "there is no Gateway " + gateway.String() + ": nothing is served"
 	return gwv1.ListenerSetStatus{Conditions: observe(o.Generation, []metav1.Condition{
-		is(string(gwv1.ListenerSetConditionAccepted), false, string(gwv1.ListenerSetReasonParentNotAccepted), message),
-		is(string(gwv1.ListenerSetConditionProgrammed), false, reasonParentNotProgrammed, message),
+		condition(string(gwv1.ListenerSetConditionAccepted), false, string(gwv1.ListenerSetReasonParentNotAccepted), message),
+		condition(string(gwv1.ListenerSetConditionProgrammed), false, reasonParentNotProgrammed, message),
 	})}
 }
 
 // reasonParentNotProgrammed is that of sets whose Gateway is not in force.
 const reasonParentNotProgrammed = "ParentNotProgrammed"
 
-func (t *translation) denySet(g *gateway, o *gwv1.ListenerSet) string {
+func (t *translator) denySet(g *gateway, o *gwv1.ListenerSet) string {
 	var from gwv1.FromNamespaces
 	var selector *metav1.LabelSelector
 	if a := g.Spec.AllowedListeners; a != nil && a.Namespaces != nil {
-		from, selector = deref(a.Namespaces.From, gwv1.NamespacesFromNone), a.Namespaces.Selector
+		from, selector = ptr.Deref(a.Namespaces.From, gwv1.NamespacesFromNone), a.Namespaces.Selector
 	}
 	if from == "" || from == gwv1.NamespacesFromNone {
 		return "the Gateway takes no ListenerSets: see its allowedListeners"
@@ -96,7 +97,7 @@ func (t *translation) denySet(g *gateway, o *gwv1.ListenerSet) string {
 }
 
 // selects reports whether an object of namespace home takes those of namespace.
-func (t *translation) selects(from gwv1.FromNamespaces, selector *metav1.LabelSelector, home, namespace string) bool {
+func (t *translator) selects(from gwv1.FromNamespaces, selector *metav1.LabelSelector, home, namespace string) bool {
 	switch from {
 	case gwv1.NamespacesFromAll:
 		return true
@@ -123,10 +124,10 @@ func (l *listener) valid() bool { return l.isAccepted() && !l.broken }
 func (s *listenerSet) accepted() metav1.Condition {
 	const kind = string(gwv1.ListenerSetConditionAccepted)
 	if s.denied != "" {
-		return is(kind, false, string(gwv1.ListenerSetReasonNotAllowed), s.denied)
+		return condition(kind, false, string(gwv1.ListenerSetReasonNotAllowed), s.denied)
 	}
 	if !s.gw.isAccepted() {
-		return is(kind, false, string(gwv1.ListenerSetReasonParentNotAccepted), "the Gateway is not accepted")
+		return condition(kind, false, string(gwv1.ListenerSetReasonParentNotAccepted), "the Gateway is not accepted")
 	}
 	var bad []string
 	for _, l := range s.entries {
@@ -136,21 +137,21 @@ func (s *listenerSet) accepted() metav1.Condition {
 	}
 	switch {
 	case len(bad) == 0:
-		return is(kind, true, string(gwv1.ListenerSetReasonAccepted), "all listeners are accepted")
+		return condition(kind, true, string(gwv1.ListenerSetReasonAccepted), "all listeners are accepted")
 	case len(bad) == len(s.entries):
-		return is(kind, false, string(gwv1.ListenerSetReasonListenersNotValid), "no listener is valid: "+strings.Join(bad, ", "))
+		return condition(kind, false, string(gwv1.ListenerSetReasonListenersNotValid), "no listener is valid: "+strings.Join(bad, ", "))
 	}
-	return is(kind, true, string(gwv1.ListenerSetReasonListenersNotValid), "these listeners are not valid, the others are: "+strings.Join(bad, ", "))
+	return condition(kind, true, string(gwv1.ListenerSetReasonListenersNotValid), "these listeners are not valid, the others are: "+strings.Join(bad, ", "))
 }
 
-func (t *translation) setProgrammed(s *listenerSet) metav1.Condition {
+func (t *translator) setProgrammed(s *listenerSet) metav1.Condition {
 	const kind = string(gwv1.ListenerSetConditionProgrammed)
 	if c := s.accepted(); c.Status != metav1.ConditionTrue {
 		reason := c.Reason
 		if reason == string(gwv1.ListenerSetReasonParentNotAccepted) {
 			reason = reasonParentNotProgrammed
 		}
-		return is(kind, false, reason, c.Message)
+		return condition(kind, false, reason, c.Message)
 	}
 	var last metav1.Condition
 	for _, l := range s.entries {
@@ -158,16 +159,16 @@ func (t *translation) setProgrammed(s *listenerSet) metav1.Condition {
 			continue
 		}
 		if last = t.programmed(l); last.Status == metav1.ConditionTrue {
-			return is(kind, true, string(gwv1.ListenerSetReasonProgrammed), "in force")
+			return condition(kind, true, string(gwv1.ListenerSetReasonProgrammed), "in force")
 		}
 	}
 	if len(s.gw.bound) == 0 {
-		return is(kind, false, reasonParentNotProgrammed, "the Gateway has no address")
+		return condition(kind, false, reasonParentNotProgrammed, "the Gateway has no address")
 	}
-	return is(kind, false, last.Reason, last.Message)
+	return condition(kind, false, last.Reason, last.Message)
 }
 
-func (t *translation) setStatus(s *listenerSet) gwv1.ListenerSetStatus {
+func (t *translator) setStatus(s *listenerSet) gwv1.ListenerSetStatus {
 	st := gwv1.ListenerSetStatus{Conditions: observe(s.Generation, []metav1.Condition{s.accepted(), t.setProgrammed(s)})}
 	for _, l := range s.entries {
 		st.Listeners = append(st.Listeners, gwv1.ListenerEntryStatus{

@@ -21,31 +21,31 @@ import (
 // API has none for it; "not found" would send people looking for the wrong thing.
 const routeReasonLoop gwv1.RouteConditionReason = "Loop"
 
-// A spot is a place of an address.
-type spot struct {
+// An addrPort is a port of one address.
+type addrPort struct {
 	netip.Addr
-	place
+	portKey
 }
 
 // own is where Gateways are found, by us or by clients.
 type own struct {
-	places map[place]bool // of any address: most endpoints are at none of them
-	spots  map[spot]bool
+	ports     map[portKey]bool // of any address: most endpoints are at none of them
+	addrPorts map[addrPort]bool
 }
 
-func (o *own) add(addr netip.Addr, p place) {
+func (o *own) add(addr netip.Addr, p portKey) {
 	if addr.IsValid() && !addr.IsUnspecified() {
-		o.places[p] = true
-		o.spots[spot{addr.Unmap(), p}] = true
+		o.ports[p] = true
+		o.addrPorts[addrPort{addr.Unmap(), p}] = true
 	}
 }
 
 // findOwn finds the addresses and ports of what is listened at: those that are
 // bound, those that are published, by us or whoever leads, and, of a Service before
 // us, its own and those of the pods behind it, which are our replicas.
-func (t *translation) findOwn() {
-	t.own = own{map[place]bool{}, map[spot]bool{}}
-	listening := map[place]bool{}
+func (t *translator) findOwn() {
+	t.own = own{map[portKey]bool{}, map[addrPort]bool{}}
+	listening := map[portKey]bool{}
 	for _, g := range t.order {
 		if !g.isAccepted() {
 			continue
@@ -54,25 +54,25 @@ func (t *translation) findOwn() {
 			if !l.isAccepted() {
 				continue
 			}
-			p := l.place()
+			p := l.portKey()
 			listening[p] = true
 			for _, a := range g.bound {
 				t.own.add(a.Bind, p)
 			}
 			// What a Service has is at its ports, and those are not ours.
-			if t.w.PublicService.Name == "" {
+			if t.in.PublicService.Name == "" {
 				for _, a := range slices.Concat(g.published, g.Status.Addresses) {
 					if addr, err := netip.ParseAddr(a.Value); err == nil {
 						t.own.add(addr, p)
 					}
 				}
 			}
-			for _, a := range t.w.PublicAddresses {
+			for _, a := range t.in.PublicAddresses {
 				t.own.add(a, p)
 			}
 		}
 	}
-	n := t.w.PublicService
+	n := t.in.PublicService
 	if n.Name == "" {
 		return
 	}
@@ -100,23 +100,23 @@ func (t *translation) findOwn() {
 	for _, port := range s.Spec.Ports {
 		udp := port.Protocol == corev1.ProtocolUDP
 		for _, a := range front {
-			t.own.add(a, place{udp, port.Port})
+			t.own.add(a, portKey{udp, port.Port})
 		}
 		for _, a := range at {
-			t.own.add(a, place{udp, port.NodePort})
+			t.own.add(a, portKey{udp, port.NodePort})
 		}
 	}
 }
 
 // isOwn reports whether an endpoint is this gateway, or a replica of it.
-func (t *translation) isOwn(e registry.Endpoint, protocol corev1.Protocol) bool {
-	p := place{protocol == corev1.ProtocolUDP, int32(e.Port)}
-	return t.own.places[p] && t.own.spots[spot{e.Addr.Unmap(), p}]
+func (t *translator) isOwn(e registry.Endpoint, protocol corev1.Protocol) bool {
+	p := portKey{protocol == corev1.ProtocolUDP, int32(e.Port)}
+	return t.own.ports[p] && t.own.addrPorts[addrPort{e.Addr.Unmap(), p}]
 }
 
 // breakLoops leaves out the endpoints of a backend that lead back here. Where there
 // are no others its share is refused.
-func (t *translation) breakLoops(b *backend) {
+func (t *translator) breakLoops(b *backend) {
 	i := slices.IndexFunc(b.service.Endpoints, func(e registry.Endpoint) bool { return t.isOwn(e, b.protocol) })
 	if i < 0 {
 		return

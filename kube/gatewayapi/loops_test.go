@@ -55,7 +55,7 @@ ports: [{name: p, port: ` + port + `, protocol: ` + tt.protocol + `}]
 endpoints: [` + strings.Join(es, ", ") + `]
 `
 		}
-		service := func(w *World) {
+		service := func(w *Inputs) {
 			w.PublicAddresses, w.PublicService = nil, types.NamespacedName{Namespace: "b", Name: "culvert"}
 		}
 		route := tt.kind + " a/r edge "
@@ -81,10 +81,10 @@ endpoints: [` + strings.Join(es, ", ") + `]
 				{"an address of its own", to(tt.port, "10.0.0.1"), pool("10.0.0.1"), refused},
 				{"an address that nobody has", to(tt.port, "10.0.0.2"), pool("10.0.0.1", "10.0.0.2"), resolved},
 				{"a port of its own address that it does not have", to("444", "10.0.0.1"), pool("10.0.0.1"), resolved},
-				{"what its own is known by", to(tt.port, "203.0.113.8"), func(w *World) {
+				{"what its own is known by", to(tt.port, "203.0.113.8"), func(w *Inputs) {
 					w.PublicAddresses, w.Addresses = nil, []Address{{addrs("10.0.0.5")[0], addrs("203.0.113.8")[0]}}
 				}, refused},
-				{"an address of the replica that leads", to(tt.port, "10.0.0.6"), func(w *World) {
+				{"an address of the replica that leads", to(tt.port, "10.0.0.6"), func(w *Inputs) {
 					pool("10.0.0.5")(w)
 					w.Gateways[0].Status.Addresses = []gwv1.GatewayStatusAddress{{Value: "10.0.0.6"}}
 				}, refused},

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/kube/endpoints"
@@ -94,8 +95,8 @@ func (s *store) Nodes() ([]*corev1.Node, bool) {
 // atNodes says where a Service of type NodePort is reached: at the nodes that are
 // ready, and, where traffic stays on the node that it came to, have an endpoint. It
 // is false as long as that is not known.
-func (t *translation) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
-	all, known := t.w.Objects.Nodes()
+func (t *translator) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
+	all, known := t.in.Objects.Nodes()
 	if !known {
 		return nil, false
 	}
@@ -129,14 +130,14 @@ func (t *translation) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
 // A publicService is the Service by which clients come.
 type publicService struct {
 	types.NamespacedName
-	nodes bool            // clients dial nodes, at ports of theirs
-	ports map[place]int32 // for each port of ours, the one that clients dial
-	only  bool            // there is no other address that clients know
+	nodes bool              // clients dial nodes, at ports of theirs
+	ports map[portKey]int32 // for each port of ours, the one that clients dial
+	only  bool              // there is no other address that clients know
 }
 
 // findPorts finds at which port of a Service, or of the nodes, each of our listeners is.
-func (t *translation) findPorts(s *corev1.Service, nodes bool) {
-	front := &publicService{key(s), nodes, map[place]int32{}, len(t.w.PublicAddresses) == 0 && !slices.ContainsFunc(t.w.Addresses, func(a Address) bool { return a.Public.IsValid() })}
+func (t *translator) findPorts(s *corev1.Service, nodes bool) {
+	front := &publicService{key(s), nodes, map[portKey]int32{}, len(t.in.PublicAddresses) == 0 && !slices.ContainsFunc(t.in.Addresses, func(a Address) bool { return a.Public.IsValid() })}
 	for _, p := range s.Spec.Ports {
 		port := p.Port
 		if nodes {
@@ -149,13 +150,13 @@ func (t *translation) findPorts(s *corev1.Service, nodes bool) {
 		target := cmp.Or(p.TargetPort.IntVal, p.Port)
 		for _, slice := range t.slices(s.Namespace, serviceLabel, s.Name) {
 			for _, at := range slice.Ports {
-				if deref(at.Name, "") == p.Name && deref(at.Protocol, corev1.ProtocolTCP) == protocol {
-					target = deref(at.Port, target) // what a name of a target stands for
+				if ptr.Deref(at.Name, "") == p.Name && ptr.Deref(at.Protocol, corev1.ProtocolTCP) == protocol {
+					target = ptr.Deref(at.Port, target) // what a name of a target stands for
 				}
 			}
 		}
 		// Of several the same number is what clients expect.
-		if at := (place{protocol == corev1.ProtocolUDP, target}); front.ports[at] != target {
+		if at := (portKey{protocol == corev1.ProtocolUDP, target}); front.ports[at] != target {
 			front.ports[at] = port
 		}
 	}
@@ -163,12 +164,12 @@ func (t *translation) findPorts(s *corev1.Service, nodes bool) {
 }
 
 // unreached says why clients can't reach l by the Service before us, or is "".
-func (t *translation) unreached(l *listener) string {
-	if t.front == nil || !t.front.only || t.front.ports[l.place()] != 0 {
+func (t *translator) unreached(l *listener) string {
+	if t.front == nil || !t.front.only || t.front.ports[l.portKey()] != 0 {
 		return ""
 	}
 	transport := "TCP"
-	if l.place().udp {
+	if l.portKey().udp {
 		transport = "UDP"
 	}
 	return fmt.Sprintf("clients can't reach port %d: Service %s, which clients come by, has no %s port that leads to it; add the port to the Service", l.spec.Port, t.front, transport)
@@ -176,7 +177,7 @@ func (t *translation) unreached(l *listener) string {
 
 // portRemark says by which ports a Gateway is reached, as that is nowhere in the API; ""
 // where there are no others than its own.
-func (t *translation) portRemark(g *gateway) string {
+func (t *translator) portRemark(g *gateway) string {
 	if t.front == nil {
 		return ""
 	}
@@ -185,7 +186,7 @@ func (t *translation) portRemark(g *gateway) string {
 		if !l.isAccepted() {
 			continue
 		}
-		switch port := t.front.ports[l.place()]; port {
+		switch port := t.front.ports[l.portKey()]; port {
 		case l.spec.Port:
 		case 0:
 			missing = append(missing, fmt.Sprint(l.spec.Port))
@@ -213,6 +214,6 @@ func dedupe(list []string) []string {
 }
 
 // clipAddresses keeps a status within what it may have.
-func clipAddresses(as []gwv1.GatewayStatusAddress) []gwv1.GatewayStatusAddress {
+func truncateAddresses(as []gwv1.GatewayStatusAddress) []gwv1.GatewayStatusAddress {
 	return as[:min(len(as), maxAddresses)]
 }

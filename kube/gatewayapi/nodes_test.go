@@ -30,7 +30,7 @@ const (
 
 // What clients know of a Gateway behind a Service of any type.
 func TestAddressesOfServices(t *testing.T) {
-	before := func(w *World) {
+	before := func(w *Inputs) {
 		w.PublicAddresses, w.PublicService = nil, types.NamespacedName{Namespace: "b", Name: "in"}
 	}
 	ports := strings.Replace(atPorts, "POLICY", "", 1)
@@ -47,7 +47,7 @@ func TestAddressesOfServices(t *testing.T) {
 		{"a node that is not ready", edge(passthrough) + ports + n1 + strings.Replace(n2, "'True'", "'False'", 1), before, "gateway a/edge address IPAddress 10.1.0.1\ngateway a/edge addresses=1"},
 		{"a node that is left out", edge(passthrough) + ports + n1 + testNode("n2", outer, ", labels: {node.kubernetes.io/exclude-from-external-load-balancers: ''}"), before, "gateway a/edge address IPAddress 10.1.0.1\ngateway a/edge addresses=1"},
 		{"no nodes", edge(passthrough) + ports, before, "gateway a/edge address IPAddress 10.96.0.1\ngateway a/edge addresses=1"},
-		{"nodes that are not known yet", edge(passthrough) + ports, func(w *World) {
+		{"nodes that are not known yet", edge(passthrough) + ports, func(w *Inputs) {
 			before(w)
 			w.Objects.(*fixture).nodeless = true
 			w.Gateways[0].Status.Addresses = []gwv1.GatewayStatusAddress{ipAddress(addrs("10.1.0.9")[0])}
@@ -76,7 +76,7 @@ func TestAddressesOfServices(t *testing.T) {
 		{passthrough + tcp, "in force; of nodes, port 443 is 30443; Service b/in has no port for 9000"},
 		{"  - {name: x, port: 443, protocol: UDP}\n", "no listener can be reached: x (PortUnavailable)"},
 	} {
-		w := worldOf(t, base, edge(tt.listeners)+ports+n1)
+		w := inputsOf(t, base, edge(tt.listeners)+ports+n1)
 		before(w)
 		for _, c := range Translate(w).Gateways[types.NamespacedName{Namespace: "a", Name: "edge"}].Conditions {
 			if c.Type == "Programmed" && c.Message != tt.want {
@@ -179,7 +179,7 @@ func TestPortsThatTheServiceLacks(t *testing.T) {
 			"status: {" + status + "}\n---\nkind: EndpointSlice\nmetadata: {namespace: b, name: in-1, labels: {kubernetes.io/service-name: in}}\n" +
 			"addressType: IPv4\nports: [{name: t, port: 443, protocol: TCP}, {name: moved, port: 9001, protocol: TCP}]\nendpoints: [{addresses: [10.244.7.1]}]\n"
 	}
-	before := func(w *World) {
+	before := func(w *Inputs) {
 		w.PublicAddresses, w.PublicService = nil, types.NamespacedName{Namespace: "b", Name: "in"}
 	}
 	clusterIP := service("clusterIPs: [10.96.0.1]", "")
@@ -198,14 +198,14 @@ func TestPortsThatTheServiceLacks(t *testing.T) {
 	runRows(t, []row{
 		{"none of them", edge(tcp) + clusterIP, before, "gateway a/edge Programmed=False/Invalid\nlistener a/edge tcp Programmed=False/PortUnavailable"},
 		{"UDP is another port", edge("  - {name: x, port: 443, protocol: UDP}\n") + clusterIP, before, "listener a/edge x Programmed=False/PortUnavailable"},
-		{"addresses of its own beside the Service", edge(tcp) + clusterIP, func(w *World) {
+		{"addresses of its own beside the Service", edge(tcp) + clusterIP, func(w *Inputs) {
 			before(w)
 			w.PublicAddresses = addrs("192.0.2.1")
 		}, "gateway a/edge Programmed=True/Programmed\nlistener a/edge tcp Programmed=True/Programmed"},
 		{"under another number", edge("  - {name: x, port: 9001, protocol: TCP}\n") + clusterIP, before, "listener a/edge x Programmed=True/Programmed"},
 	})
 	message := func(docs string) (out string) {
-		w := worldOf(t, base, docs)
+		w := inputsOf(t, base, docs)
 		before(w)
 		st := Translate(w).Gateways[types.NamespacedName{Namespace: "a", Name: "edge"}]
 		for _, cs := range [][]metav1.Condition{st.Conditions, st.Listeners[len(st.Listeners)-1].Conditions} {

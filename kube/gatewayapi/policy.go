@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
@@ -45,19 +46,19 @@ func (p *policy) target(ref gwv1.LocalPolicyTargetReferenceWithSectionName) targ
 
 // readPolicies judges every policy by itself and beside others for the same
 // target, of which the oldest is in force.
-func (t *translation) readPolicies() {
+func (t *translator) readPolicies() {
 	t.policies = map[targetKey][]targeting{}
-	for _, o := range sorted(t.w.Policies) {
+	for _, o := range sorted(t.in.Policies) {
 		p := &policy{BackendTLSPolicy: o, ancestors: map[*gateway]bool{}}
 		t.all = append(t.all, p)
 		t.judge(p)
 		for _, ref := range o.Spec.TargetRefs {
 			k := p.target(ref)
-			at := targeting{policy: p, section: string(deref(ref.SectionName, ""))}
+			at := targeting{policy: p, section: string(ptr.Deref(ref.SectionName, ""))}
 			rival := slices.IndexFunc(t.policies[k], func(q targeting) bool { return !q.loser && q.section == at.section && q.policy != p })
 			if rival >= 0 {
 				at.loser = true
-				p.accepted = is(string(gwv1.PolicyConditionAccepted), false, string(gwv1.PolicyReasonConflicted),
+				p.accepted = condition(string(gwv1.PolicyConditionAccepted), false, string(gwv1.PolicyReasonConflicted),
 					fmt.Sprintf("an older policy, %q, is for the same", t.policies[k][rival].Name))
 			}
 			t.policies[k] = append(t.policies[k], at)
@@ -66,12 +67,12 @@ func (t *translation) readPolicies() {
 }
 
 // judge says whether connections can be made by a policy, and how.
-func (t *translation) judge(p *policy) {
+func (t *translator) judge(p *policy) {
 	const accepted, resolved = string(gwv1.PolicyConditionAccepted), string(gwv1.BackendTLSPolicyConditionResolvedRefs)
-	p.accepted = is(accepted, true, string(gwv1.PolicyReasonAccepted), "accepted")
-	p.resolved = is(resolved, true, string(gwv1.BackendTLSPolicyReasonResolvedRefs), "all references are resolved")
+	p.accepted = condition(accepted, true, string(gwv1.PolicyReasonAccepted), "accepted")
+	p.resolved = condition(resolved, true, string(gwv1.BackendTLSPolicyReasonResolvedRefs), "all references are resolved")
 	refuse := func(reason gwv1.PolicyConditionReason, format string, args ...any) {
-		p.accepted = is(accepted, false, string(reason), fmt.Sprintf(format, args...))
+		p.accepted = condition(accepted, false, string(reason), fmt.Sprintf(format, args...))
 	}
 
 	v := p.Spec.Validation
@@ -91,7 +92,7 @@ func (t *translation) judge(p *policy) {
 		refuse(gwv1.PolicyReasonInvalid, "a subject alternative name is empty")
 		return
 	}
-	switch known := deref(v.WellKnownCACertificates, ""); {
+	switch known := ptr.Deref(v.WellKnownCACertificates, ""); {
 	case len(v.CACertificateRefs) > 0 && known == "":
 		var roots strings.Builder
 		for _, ref := range v.CACertificateRefs {
@@ -106,7 +107,7 @@ func (t *translation) judge(p *policy) {
 				word = gwv1.BackendTLSPolicyReasonInvalidKind
 			}
 			if p.resolved.Status == metav1.ConditionTrue {
-				p.resolved = is(resolved, false, string(word), err.Error())
+				p.resolved = condition(resolved, false, string(word), err.Error())
 			}
 		}
 		if how.Roots = roots.String(); how.Roots == "" {
@@ -123,7 +124,7 @@ func (t *translation) judge(p *policy) {
 		return
 	}
 	p.tls = how
-	reason, message := t.judgeTarget(p, p.target(p.Spec.TargetRefs[0]), string(deref(p.Spec.TargetRefs[0].SectionName, "")))
+	reason, message := t.judgeTarget(p, p.target(p.Spec.TargetRefs[0]), string(ptr.Deref(p.Spec.TargetRefs[0].SectionName, "")))
 	switch {
 	case reason != "":
 		refuse(reason, "%s", message)
@@ -135,7 +136,7 @@ func (t *translation) judge(p *policy) {
 
 // judgeTarget says what is wrong with what a policy is for; with no reason but a
 // message it is accepted with a warning.
-func (t *translation) judgeTarget(p *policy, k targetKey, section string) (gwv1.PolicyConditionReason, string) {
+func (t *translator) judgeTarget(p *policy, k targetKey, section string) (gwv1.PolicyConditionReason, string) {
 	type port struct {
 		name     string
 		protocol corev1.Protocol
@@ -185,7 +186,7 @@ func (t *translation) judgeTarget(p *policy, k targetKey, section string) (gwv1.
 // policyFor is the policy in force for a backend: that of its very port, or
 // else the one of all ports. That one is in force even where it is no good, and
 // then nothing is: to go on without TLS would be the worse failure.
-func (t *translation) policyFor(b *backend) *policy {
+func (t *translator) policyFor(b *backend) *policy {
 	var general *policy
 	for _, p := range t.policies[b.targetKey] {
 		switch {
@@ -202,7 +203,7 @@ func (t *translation) policyFor(b *backend) *policy {
 // notePolicies remembers that a Gateway has to do with the policies of a route's
 // backends. A Passthrough listener has not: what passes is TLS already, and not
 // ours.
-func (t *translation) notePolicies(r *route, g *gateway) {
+func (t *translator) notePolicies(r *route, g *gateway) {
 	if r.kind == httpRoute {
 		return
 	}
@@ -219,7 +220,7 @@ func (t *translation) notePolicies(r *route, g *gateway) {
 }
 
 // policyStatus has an entry for each Gateway that a policy has to do with.
-func (t *translation) policyStatus(p *policy) []gwv1.PolicyAncestorStatus {
+func (t *translator) policyStatus(p *policy) []gwv1.PolicyAncestorStatus {
 	var as []gwv1.PolicyAncestorStatus
 	for _, g := range t.order {
 		if !p.ancestors[g] {

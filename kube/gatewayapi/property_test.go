@@ -166,9 +166,9 @@ func (d dice) common() gwv1.CommonRouteSpec {
 	return gwv1.CommonRouteSpec{ParentRefs: many(d, 3, d.parent)}
 }
 
-func (d dice) world(cert, key string) *World {
+func (d dice) inputs(cert, key string) *Inputs {
 	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, nil, false}
-	w := &World{Objects: f, Bundle: pick(d, "", "v1.6.3", "huh")}
+	w := &Inputs{Objects: f, Bundle: pick(d, "", "v1.6.3", "huh")}
 	for _, c := range []gwv1.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "culvert", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: DefaultController}}, {ObjectMeta: metav1.ObjectMeta{Name: "second", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: DefaultController}}, {ObjectMeta: metav1.ObjectMeta{Name: "other", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: "x.example/y"}}} {
 		w.Classes = append(w.Classes, &c)
 	}
@@ -256,7 +256,7 @@ func (d dice) world(cert, key string) *World {
 func key2(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
 
 // shuffled is the same world in another order.
-func (d dice) shuffled(w *World) *World {
+func (d dice) shuffled(w *Inputs) *Inputs {
 	s := *w
 	shuffle(d, &s.Gateways)
 	shuffle(d, &s.ListenerSets)
@@ -309,7 +309,7 @@ func check(res *Result) error {
 						return fmt.Errorf("name %v of section %q is there twice", n, s.Name)
 					}
 					names[n] = true
-					if both, ok := meet(n, s.Host); !ok || both != n {
+					if both, ok := intersect(n, s.Host); !ok || both != n {
 						return fmt.Errorf("name %v is none of section %q for %v", n, s.Name, s.Host)
 					}
 				}
@@ -348,7 +348,7 @@ func FuzzTranslate(f *testing.F) {
 	cert, key := pair()
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		d := dice{rand.New(rand.NewPCG(seed, 1))}
-		w := d.world(cert, key)
+		w := d.inputs(cert, key)
 		one := Translate(w)
 		if err := check(one); err != nil {
 			t.Fatal(err)
@@ -381,7 +381,7 @@ func sameResult(a, b *Result) error {
 
 // BenchmarkTranslate has 5,000 TLSRoutes at one listener, each with a Service.
 func BenchmarkTranslate(b *testing.B) {
-	w := worldOf(b, base, edge(passthrough))
+	w := inputsOf(b, base, edge(passthrough))
 	f := w.Objects.(*fixture)
 	bySlice := map[string][]*discoveryv1.EndpointSlice{}
 	for i := range 5000 {

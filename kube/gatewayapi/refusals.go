@@ -76,7 +76,7 @@ func refusals(res *Result) []Refusal {
 
 // unsaid are those of all that the data plane has not said in the log itself: why it
 // can't open a listener, and which certificates expire soon.
-func unsaid(all []Refusal, plane map[string]error) []Refusal {
+func suppressed(all []Refusal, plane map[string]error) []Refusal {
 	return slices.DeleteFunc(all, func(r Refusal) bool {
 		if r.Reason == reasonCertificateExpiresSoon {
 			return true
@@ -138,39 +138,39 @@ func (res *Result) told(k RouteKey, n note) (note, bool) {
 	case c.first != k:
 		return n, false
 	case c.others > 0:
-		n.message = clip(fmt.Sprintf("%s (so for %d more %ss of the namespace)", n.message, c.others, k.Kind))
+		n.message = truncate(fmt.Sprintf("%s (so for %d more %ss of the namespace)", n.message, c.others, k.Kind))
 	}
 	return n, true
 }
 
-// Of more lines than tellAtOnce, and than one in tellEvery after that, only the
-// number is told, at most once in tellMore: a bad template must not fill the log.
-// Who is refused again within tellMore has been told of already.
+// Of more lines than refusalBurst, and than one in refusalInterval after that, only the number is
+// logged, at most once in suppressedInterval: a bad template must not fill the log. A refusal that
+// comes back within suppressedInterval is not logged again.
 const (
-	tellAtOnce = 32
-	tellEvery  = time.Second
-	tellMore   = time.Minute
+	refusalBurst       = 32
+	refusalInterval    = time.Second
+	suppressedInterval = time.Minute
 )
 
-// A teller logs what is refused, once as long as it is.
-type teller struct {
+// A refusalLog logs what is refused, once for as long as it is refused.
+type refusalLog struct {
 	log *slog.Logger
 
-	known  map[Refusal]time.Time // without Others: since when it is no more, or zero while it is
-	room   time.Duration         // for lines, each of tellEvery
-	last   time.Time             // that room was looked at
-	unsaid int
-	more   time.Time // that unsaid was last told
+	known      map[Refusal]time.Time // without Others: since when it is no more, or zero while it is
+	room       time.Duration         // for lines, each of tellEvery
+	last       time.Time             // that room was looked at
+	suppressed int
+	more       time.Time // that unsaid was last told
 }
 
-func newTeller(log *slog.Logger) *teller {
-	return &teller{log: log, known: map[Refusal]time.Time{}, room: tellAtOnce * tellEvery}
+func newRefusalLog(log *slog.Logger) *refusalLog {
+	return &refusalLog{log: log, known: map[Refusal]time.Time{}, room: refusalBurst * refusalInterval}
 }
 
 // tell takes all that is refused now.
-func (t *teller) tell(all []Refusal, now time.Time) {
+func (t *refusalLog) tell(all []Refusal, now time.Time) {
 	if !t.last.IsZero() {
-		t.room = min(t.room+now.Sub(t.last), tellAtOnce*tellEvery)
+		t.room = min(t.room+now.Sub(t.last), refusalBurst*refusalInterval)
 	}
 	t.last = now
 	there := make(map[Refusal]bool, len(all))
@@ -182,12 +182,12 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 		t.known[r] = time.Time{}
 		switch {
 		case known:
-		case t.room < tellEvery:
-			t.unsaid++
+		case t.room < refusalInterval:
+			t.suppressed++
 		default:
-			t.room -= tellEvery
+			t.room -= refusalInterval
 			what := "Kubernetes object refused"
-			if r.Reason == reasonContested {
+			if r.Reason == reasonStatusContested {
 				what = "another controller writes the same status"
 			}
 			more := []any{"object", r.Object, "reason", r.Reason, "why", r.Message}
@@ -202,12 +202,12 @@ func (t *teller) tell(all []Refusal, now time.Time) {
 		case there[r]:
 		case gone.IsZero():
 			t.known[r] = now
-		case now.Sub(gone) >= tellMore:
+		case now.Sub(gone) >= suppressedInterval:
 			delete(t.known, r)
 		}
 	}
-	if t.unsaid > 0 && (t.more.IsZero() || now.Sub(t.more) >= tellMore) {
-		t.log.Warn("refused Kubernetes objects suppressed in the log; see their conditions", "suppressed", t.unsaid)
-		t.unsaid, t.more = 0, now
+	if t.suppressed > 0 && (t.more.IsZero() || now.Sub(t.more) >= suppressedInterval) {
+		t.log.Warn("refused Kubernetes objects suppressed in the log; see their conditions", "suppressed", t.suppressed)
+		t.suppressed, t.more = 0, now
 	}
 }

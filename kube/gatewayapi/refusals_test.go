@@ -133,7 +133,7 @@ func allConditions(res *Result, object string) (cs []metav1.Condition) {
 // line; one that comes back later is told again.
 func TestTeller(t *testing.T) {
 	var out lockedBuffer
-	tell := newTeller(slog.New(slog.NewTextHandler(&out, nil)))
+	tell := newRefusalLog(slog.New(slog.NewTextHandler(&out, nil)))
 	now := time.Unix(0, 0)
 	lines := func(what string) int { return strings.Count(out.String(), what) }
 	var many []Refusal
@@ -144,8 +144,8 @@ func TestTeller(t *testing.T) {
 		tell.tell(many, now)
 		now = now.Add(100 * time.Millisecond)
 	}
-	if n := lines("refused\" object"); n != tellAtOnce {
-		t.Errorf("got %d lines of a thousand, want %d", n, tellAtOnce)
+	if n := lines("refused\" object"); n != refusalBurst {
+		t.Errorf("got %d lines of a thousand, want %d", n, refusalBurst)
 	}
 	if n := lines("suppressed=968"); n != 1 {
 		t.Errorf("got %d lines of the others, want one:\n%s", n, out.String())
@@ -160,8 +160,8 @@ func TestTeller(t *testing.T) {
 		t.Errorf("got %d lines of what flaps, want one", n)
 	}
 	tell.tell(nil, now)
-	tell.tell(nil, now.Add(2*tellMore))
-	tell.tell(one, now.Add(3*tellMore))
+	tell.tell(nil, now.Add(2*suppressedInterval))
+	tell.tell(one, now.Add(3*suppressedInterval))
 	if n := lines("flaps"); n != 2 {
 		t.Errorf("got %d lines of what is there again, want two", n)
 	}
@@ -192,7 +192,7 @@ func TestLosses(t *testing.T) {
 			[]string{"accepted, but abc.example.com of listener tls goes to TLSRoute a/early, which is as old and comes first by name"}, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := worldOf(t, base, edge(passthrough+second)+tt.docs)
+			w := inputsOf(t, base, edge(passthrough+second)+tt.docs)
 			w.PublicAddresses = addrs("192.0.2.1")
 			res := Translate(w)
 			k := RouteKey{Kind: tlsRoute}
@@ -298,7 +298,7 @@ func TestAParentWithoutAPort(t *testing.T) {
 		"{name: edge, port: 444}":                    "Gateway a/edge has no listener at port 444",
 		"{name: edge, sectionName: none, port: 443}": `Gateway a/edge has no listener named "none" at port 443`,
 	} {
-		res := Translate(worldOf(t, base, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}", parent)))
+		res := Translate(inputsOf(t, base, edge(passthrough)+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}", parent)))
 		for k, r := range res.Routes {
 			if c := r.Parents[0].Conditions[0]; c.Message != want {
 				t.Errorf("%s, %s: got %q, want %q", k.Name, parent, c.Message, want)

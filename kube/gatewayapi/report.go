@@ -6,6 +6,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
@@ -61,13 +62,13 @@ const maxRefusals = 32
 func (c *Controller) Report() Report {
 	out := Report{Gateways: []GatewayReport{}}
 	if l := c.current.Load(); l != nil {
-		out = report(l.world, l.result, l.contested...)
+		out = report(l.inputs, l.result, l.conflicting...)
 		out.Known = true
 	}
 	out.Kinds = c.clients.versions.all()
-	l := c.lost.Load()
+	l := c.unreachable.Load()
 	if l == nil {
-		l = c.stuck.Load()
+		l = c.unusable.Load()
 	}
 	if l != nil {
 		out.Lost, out.Error = &l.since, l.err.Error()
@@ -75,21 +76,21 @@ func (c *Controller) Report() Report {
 	return out
 }
 
-// A loss is of the API server.
-type loss struct {
+// An outage says since when, and why, the API server is not usable.
+type outage struct {
 	since time.Time
 	err   error
 }
 
-// A translated is a World and what follows from it.
+// A translated is Inputs and what follows from them.
 type translated struct {
-	world  *World
+	inputs *Inputs
 	result *Result
 
-	contested []Refusal // whose status others write, too
+	conflicting []Refusal // whose status others write, too
 }
 
-func report(w *World, res *Result, more ...Refusal) Report {
+func report(w *Inputs, res *Result, more ...Refusal) Report {
 	r := Report{Gateways: []GatewayReport{}}
 	for _, g := range w.Gateways {
 		st, ok := res.Gateways[key(g)]
@@ -100,7 +101,7 @@ func report(w *World, res *Result, more ...Refusal) Report {
 		for _, a := range st.Addresses {
 			out.Addresses = append(out.Addresses, a.Value)
 		}
-		out.Ready, out.Why = wellAs(st.Conditions, "Accepted", "Programmed")
+		out.Ready, out.Why = allTrue(st.Conditions, "Accepted", "Programmed")
 		specs := map[gwv1.SectionName]gwv1.Listener{}
 		for _, l := range g.Spec.Listeners {
 			specs[l.Name] = l
@@ -111,7 +112,7 @@ func report(w *World, res *Result, more ...Refusal) Report {
 		}
 		for _, set := range w.ListenerSets {
 			st, ok := res.ListenerSets[key(set)]
-			if !ok || string(set.Spec.ParentRef.Name) != g.Name || string(deref(set.Spec.ParentRef.Namespace, gwv1.Namespace(set.Namespace))) != g.Namespace {
+			if !ok || string(set.Spec.ParentRef.Name) != g.Name || string(ptr.Deref(set.Spec.ParentRef.Namespace, gwv1.Namespace(set.Namespace))) != g.Namespace {
 				continue
 			}
 			for _, l := range st.Listeners {
@@ -139,7 +140,7 @@ func report(w *World, res *Result, more ...Refusal) Report {
 
 func listenerReport(set, name, protocol string, port, routes int, cs []metav1.Condition) ListenerReport {
 	l := ListenerReport{Name: name, Set: set, Protocol: protocol, Port: port, State: ListenerOpen, Routes: routes}
-	ok, why := wellAs(cs, "Accepted", "Programmed", "ResolvedRefs")
+	ok, why := allTrue(cs, "Accepted", "Programmed", "ResolvedRefs")
 	if l.Why = why; !ok {
 		l.State = ListenerFailed
 	}
@@ -148,7 +149,7 @@ func listenerReport(set, name, protocol string, port, routes int, cs []metav1.Co
 			l.State = ListenerPending
 		}
 	}
-	if ok, _ := wellAs(cs, "Accepted", "Programmed"); ok {
+	if ok, _ := allTrue(cs, "Accepted", "Programmed"); ok {
 		l.State = ListenerOpen // with a part that can't be served
 	}
 	return l
@@ -156,7 +157,7 @@ func listenerReport(set, name, protocol string, port, routes int, cs []metav1.Co
 
 // wellAs reports whether conditions of those types are all true, or why the first
 // is not.
-func wellAs(cs []metav1.Condition, kinds ...string) (bool, string) {
+func allTrue(cs []metav1.Condition, kinds ...string) (bool, string) {
 	for _, kind := range kinds {
 		for _, c := range cs {
 			if c.Type == kind && c.Status != metav1.ConditionTrue {

@@ -11,7 +11,7 @@ import (
 
 // A report has each listener's state, and what is refused.
 func TestReport(t *testing.T) {
-	w := worldOf(t, base, edge(passthrough+tcp)+
+	w := inputsOf(t, base, edge(passthrough+tcp)+
 		testRoute("TLSRoute", "good", "abc.example.com", "{name: web, port: 443}")+
 		testRoute("TLSRoute", "lost", "abc.example.com", "{name: web, port: 443}", "{name: edge, sectionName: none}"))
 	w.Plane = map[string]error{"a/edge/tls/443": nil, "a/edge/tcp/9000": syscall.EACCES}

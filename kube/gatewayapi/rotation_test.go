@@ -17,27 +17,27 @@ import (
 // Steps of what becomes of a Secret. Each is what makes of the world that there
 // was one in which it happens.
 var (
-	spoil = func(_ *World, s *corev1.Secret) *corev1.Secret {
+	spoil = func(_ *Inputs, s *corev1.Secret) *corev1.Secret {
 		s.Data = map[string][]byte{"tls.crt": s.Data["tls.crt"], "tls.key": []byte("half of it")}
 		return s
 	}
-	garble = func(_ *World, s *corev1.Secret) *corev1.Secret {
+	garble = func(_ *Inputs, s *corev1.Secret) *corev1.Secret {
 		s.Data = map[string][]byte{"tls.crt": []byte("Hello world"), "tls.key": s.Data["tls.key"]}
 		return s
 	}
-	empty = func(_ *World, s *corev1.Secret) *corev1.Secret {
+	empty = func(_ *Inputs, s *corev1.Secret) *corev1.Secret {
 		s.Data = map[string][]byte{"tls.crt": nil, "tls.key": nil}
 		return s
 	}
-	mend = func(_ *World, s *corev1.Secret) *corev1.Secret {
+	mend = func(_ *Inputs, s *corev1.Secret) *corev1.Secret {
 		cert, key := pair()
 		s.Data = map[string][]byte{"tls.crt": []byte(cert), "tls.key": []byte(key)}
 		return s
 	}
-	remove  = func(*World, *corev1.Secret) *corev1.Secret { return nil }
-	replace = func(w *World, s *corev1.Secret) *corev1.Secret { s.UID += "'"; return spoil(w, s) }
-	restart = func(w *World, s *corev1.Secret) *corev1.Secret { w.memo = newMemo(); return s }
-	revoke  = func(w *World, s *corev1.Secret) *corev1.Secret { w.Grants = nil; return s }
+	remove  = func(*Inputs, *corev1.Secret) *corev1.Secret { return nil }
+	replace = func(w *Inputs, s *corev1.Secret) *corev1.Secret { s.UID += "'"; return spoil(w, s) }
+	restart = func(w *Inputs, s *corev1.Secret) *corev1.Secret { w.memo = newMemo(); return s }
+	revoke  = func(w *Inputs, s *corev1.Secret) *corev1.Secret { w.Grants = nil; return s }
 )
 
 // A Secret that is spoiled leaves what it had before in force, and says so; one
@@ -49,7 +49,7 @@ kind: ReferenceGrant
 metadata: {namespace: b, name: g}
 spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: a}], to: [{group: '', kind: Secret}]}
 `
-	type step = func(*World, *corev1.Secret) *corev1.Secret
+	type step = func(*Inputs, *corev1.Secret) *corev1.Secret
 	for _, tt := range []struct {
 		name  string
 		steps []step
@@ -74,7 +74,7 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: a}], 
 		t.Run(tt.name, func(t *testing.T) {
 			memo := newMemo()
 			listener := "  - {name: tls, port: 443, protocol: TLS, tls: {mode: Terminate, certificateRefs: [{name: cert, namespace: b}]}}\n"
-			w := worldOf(t, base, edge(listener)+strings.ReplaceAll(secret, "namespace: a", "namespace: b")+grant)
+			w := inputsOf(t, base, edge(listener)+strings.ReplaceAll(secret, "namespace: a", "namespace: b")+grant)
 			w.PublicAddresses, w.memo = addrs("192.0.2.1"), memo
 			secrets := w.Objects.(*fixture).secrets
 			res := Translate(w)
@@ -87,8 +87,8 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: a}], 
 				res = Translate(w)
 			}
 			l := res.Gateways[types.NamespacedName{Namespace: "a", Name: "edge"}].Listeners[0]
-			programmed, _ := wellAs(l.Conditions, "Programmed")
-			resolved, why := wellAs(l.Conditions, "ResolvedRefs")
+			programmed, _ := allTrue(l.Conditions, "Programmed")
+			resolved, why := allTrue(l.Conditions, "ResolvedRefs")
 			ends := res.Snapshot.Listeners[0].Sections[0].TLS
 			cert, _ := pair()
 			serves := ends != nil && slices.ContainsFunc(ends.Certificates, func(p registry.KeyPair) bool { return p.Certificate == cert })
@@ -111,7 +111,7 @@ kind: BackendTLSPolicy
 metadata: {namespace: a, name: p}
 spec: {targetRefs: [{group: '', kind: Service, name: web}], validation: {hostname: web.example, wellKnownCACertificates: System}}
 `
-	w := worldOf(t, base, edge(terminate, "tls: {backend: {clientCertificateRef: {name: cert}}}")+secret+strings.ReplaceAll(secret, "name: cert", "name: own")+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}")+policy)
+	w := inputsOf(t, base, edge(terminate, "tls: {backend: {clientCertificateRef: {name: cert}}}")+secret+strings.ReplaceAll(secret, "name: cert", "name: own")+testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}")+policy)
 	w.Gateways[0].Spec.Listeners[0].TLS.CertificateRefs[0].Name = "own"
 	w.PublicAddresses, w.memo = addrs("192.0.2.1"), newMemo()
 	secrets := w.Objects.(*fixture).secrets
@@ -130,7 +130,7 @@ spec: {targetRefs: [{group: '', kind: Service, name: web}], validation: {hostnam
 
 // CAs have no before: the one that was withdrawn may be the very reason.
 func TestSpoiledCAs(t *testing.T) {
-	w := worldOf(t, base, edge(terminate, "tls: {frontend: {default: {validation: {caCertificateRefs: [{group: '', kind: ConfigMap, name: ca}]}}}}")+secret+caMap)
+	w := inputsOf(t, base, edge(terminate, "tls: {frontend: {default: {validation: {caCertificateRefs: [{group: '', kind: ConfigMap, name: ca}]}}}}")+secret+caMap)
 	w.PublicAddresses, w.memo = addrs("192.0.2.1"), newMemo()
 	maps := w.Objects.(*fixture).configMaps
 	Translate(w)

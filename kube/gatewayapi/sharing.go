@@ -102,9 +102,9 @@ func hostText(l *listener) string {
 }
 
 // shares are those of all addresses.
-type shares map[spot]*share
+type shares map[addrPort]*share
 
-func (all shares) add(s spot, l *listener) {
+func (all shares) add(s addrPort, l *listener) {
 	if all[s] == nil {
 		all[s] = newShare()
 	}
@@ -115,15 +115,15 @@ func (all shares) add(s spot, l *listener) {
 func (all shares) addAll(g *gateway, at netip.Addr) {
 	for _, l := range g.all() {
 		if l.isAccepted() {
-			all.add(spot{at, l.place()}, l)
+			all.add(addrPort{at, l.portKey()}, l)
 		}
 	}
 }
 
 // A holding is what a listener has had: another one is not that of before.
 type holding struct {
-	place place
-	host  tunnel.Pattern
+	portKey portKey
+	host    tunnel.Pattern
 }
 
 // A holder is a listener among all.
@@ -136,7 +136,7 @@ func (l *listener) key() holder { return holder{l.owner().GetUID(), l.spec.Name}
 
 // isIncumbent reports whether l is in force as it is now, and nobody takes that away:
 // its status says so of this generation, or of an earlier one in which it was the same.
-func (t *translation) isIncumbent(l *listener) bool {
+func (t *translator) isIncumbent(l *listener) bool {
 	if !l.gw.wasAt() {
 		return false
 	}
@@ -145,16 +145,16 @@ func (t *translation) isIncumbent(l *listener) bool {
 		return false
 	}
 	had, known := t.memo.held[l.key()]
-	return c.ObservedGeneration == l.owner().GetGeneration() || known && had == holding{l.place(), l.host}
+	return c.ObservedGeneration == l.owner().GetGeneration() || known && had == holding{l.portKey(), l.host}
 }
 
 // claimPorts settles who has a port of an address that several Gateways are at, or, where
 // hostnames are told apart, which part of it: whose listener is in force, or else the
 // oldest. The others hear who has it, and nothing changes for that one.
-func (t *translation) claimPorts() {
+func (t *translator) claimPorts() {
 	t.shares = shares{}
 	settled := map[*listener]bool{}
-	var order []spot
+	var order []addrPort
 	for _, incumbents := range []bool{true, false} {
 		for _, g := range t.order {
 			for _, l := range g.all() {
@@ -169,13 +169,13 @@ func (t *translation) claimPorts() {
 					continue
 				}
 				for _, a := range g.bound {
-					s := spot{a.Bind, l.place()}
+					s := addrPort{a.Bind, l.portKey()}
 					if t.shares[s] == nil {
 						order = append(order, s)
 					}
 					t.shares.add(s, l)
 				}
-				t.memo.holding[l.key()] = holding{l.place(), l.host}
+				t.memo.holding[l.key()] = holding{l.portKey(), l.host}
 			}
 		}
 	}
@@ -187,9 +187,9 @@ func (t *translation) claimPorts() {
 }
 
 // losesTo has l refused where another Gateway has what it wants at one of its addresses.
-func (t *translation) losesTo(l *listener) bool {
+func (t *translator) losesTo(l *listener) bool {
 	for _, a := range l.gw.bound {
-		by, reason, what := t.shares[spot{a.Bind, l.place()}].rival(l)
+		by, reason, what := t.shares[addrPort{a.Bind, l.portKey()}].rival(l)
 		if by == nil {
 			continue
 		}
@@ -197,7 +197,7 @@ func (t *translation) losesTo(l *listener) bool {
 		who := "Gateway " + key(by.gw).String()
 		const another = ": give this listener another port, or make it a listener of that Gateway, by a ListenerSet or in its spec"
 		if reason == gwv1.ListenerReasonPortUnavailable {
-			l.refused = is(string(gwv1.ListenerConditionAccepted), false, string(reason), who+" "+what+" of "+whereOf(a)+another)
+			l.refused = condition(string(gwv1.ListenerConditionAccepted), false, string(reason), who+" "+what+" of "+whereOf(a)+another)
 			return true
 		}
 		text := who + " " + what
@@ -218,7 +218,7 @@ func (all shares) fits(g *gateway, at netip.Addr) bool {
 		if !l.isAccepted() {
 			continue
 		}
-		if by, _, _ := all[spot{at, l.place()}].rival(l); by != nil {
+		if by, _, _ := all[addrPort{at, l.portKey()}].rival(l); by != nil {
 			return false
 		}
 	}

@@ -19,8 +19,8 @@ func sharer(namespace, name, host string, more ...string) string {
 }
 
 // inForce has Gateways say that their listeners tls were, at a generation.
-func inForce(generation int64, names ...string) func(*World) {
-	return func(w *World) {
+func inForce(generation int64, names ...string) func(*Inputs) {
+	return func(w *Inputs) {
 		for _, g := range w.Gateways {
 			for _, n := range names {
 				if g.Name == n {
@@ -94,7 +94,7 @@ func gatewayOf(namespace, name, listeners string) string {
 
 // What can't be told apart, or is another namespace's, is refused to who comes later.
 func TestGatewaysThatCannotShareAPort(t *testing.T) {
-	lost := func(gateway string) string {
+	unreachable := func(gateway string) string {
 		return "\nlistener " + gateway + " tls Conflicted=True/HostnameConflict\nlistener " + gateway + " tls Accepted=False/HostnameConflict\nlistener " + gateway +
 			" tls Programmed=False/HostnameConflict\ngateway " + gateway + " Accepted=False/ListenersNotValid\n!section a/one/tls/443 x.one.test gateway/" + gateway + "\n"
 	}
@@ -105,23 +105,23 @@ func TestGatewaysThatCannotShareAPort(t *testing.T) {
 		row
 		message string
 	}{
-		{row{"the same hostname", sharer("a", "one", "x.test") + sharer("a", "two", "x.test"), nil, won("a/one") + lost("a/two")},
+		{row{"the same hostname", sharer("a", "one", "x.test") + sharer("a", "two", "x.test"), nil, won("a/one") + unreachable("a/two")},
 			`Gateway a/one has hostname "x.test" at port 443: give this listener another hostname or port, or make it a listener of that Gateway, by a ListenerSet or in its spec`},
-		{row{"no hostname twice", sharer("a", "one", "") + sharer("b", "two", ""), nil, won("a/one") + lost("b/two")}, "Gateway a/one has every hostname (its listener names none) at port 443: give"},
-		{row{"who has it in force keeps it", sharer("a", "one", "x.test") + sharer("a", "two", "x.test"), inForce(7, "two"), won("a/two") + lost("a/one")}, "Gateway a/two has hostname"},
-		{row{"but not by what it was before it was changed", sharer("a", "one", "x.test") + sharer("a", "two", "x.test"), inForce(6, "two"), won("a/one") + lost("a/two")}, "Gateway a/one has hostname"},
-		{row{"an exact name within another namespace's wildcard", sharer("a", "one", "*.one.test") + sharer("b", "two", "x.one.test"), nil, won("a/one") + lost("b/two")},
+		{row{"no hostname twice", sharer("a", "one", "") + sharer("b", "two", ""), nil, won("a/one") + unreachable("b/two")}, "Gateway a/one has every hostname (its listener names none) at port 443: give"},
+		{row{"who has it in force keeps it", sharer("a", "one", "x.test") + sharer("a", "two", "x.test"), inForce(7, "two"), won("a/two") + unreachable("a/one")}, "Gateway a/two has hostname"},
+		{row{"but not by what it was before it was changed", sharer("a", "one", "x.test") + sharer("a", "two", "x.test"), inForce(6, "two"), won("a/one") + unreachable("a/two")}, "Gateway a/one has hostname"},
+		{row{"an exact name within another namespace's wildcard", sharer("a", "one", "*.one.test") + sharer("b", "two", "x.one.test"), nil, won("a/one") + unreachable("b/two")},
 			`Gateway a/one has hostname "*.one.test" at port 443, which includes hostname "x.one.test", and Gateways of different namespaces can't divide a hostname and the names that it includes: give this`},
-		{row{"a wildcard within one", sharer("a", "one", "*.test") + sharer("b", "two", "*.x.one.test"), nil, won("a/one") + lost("b/two")}, `Gateway a/one has hostname "*.test"`},
-		{row{"any name, in another namespace", sharer("a", "one", "") + sharer("b", "two", "x.one.test"), nil, won("a/one") + lost("b/two")}, "Gateway a/one has every hostname"},
-		{row{"a wildcard over another namespace's name", sharer("a", "one", "x.one.test") + sharer("b", "two", "*.one.test"), nil, won("a/one") + lost("b/two")}, `Gateway a/one has hostname "x.one.test" at port 443, which is one of hostname "*.one.test"`},
-		{row{"over names of the own namespace and another", sharer("b", "zero", "z.one.test") + sharer("a", "one", "x.one.test") + sharer("b", "two", "*.one.test"), nil, won("b/zero") + won("a/one") + lost("b/two")}, "Gateway a/one has"},
-		{row{"an older Gateway that changes its hostname", sharer("b", "two", "x.one.test") + sharer("a", "one", "*.one.test"), func(w *World) { inForce(7, "one")(w); inForce(6, "two")(w) }, won("a/one") + lost("b/two")}, "Gateway a/one has"},
+		{row{"a wildcard within one", sharer("a", "one", "*.test") + sharer("b", "two", "*.x.one.test"), nil, won("a/one") + unreachable("b/two")}, `Gateway a/one has hostname "*.test"`},
+		{row{"any name, in another namespace", sharer("a", "one", "") + sharer("b", "two", "x.one.test"), nil, won("a/one") + unreachable("b/two")}, "Gateway a/one has every hostname"},
+		{row{"a wildcard over another namespace's name", sharer("a", "one", "x.one.test") + sharer("b", "two", "*.one.test"), nil, won("a/one") + unreachable("b/two")}, `Gateway a/one has hostname "x.one.test" at port 443, which is one of hostname "*.one.test"`},
+		{row{"over names of the own namespace and another", sharer("b", "zero", "z.one.test") + sharer("a", "one", "x.one.test") + sharer("b", "two", "*.one.test"), nil, won("b/zero") + won("a/one") + unreachable("b/two")}, "Gateway a/one has"},
+		{row{"an older Gateway that changes its hostname", sharer("b", "two", "x.one.test") + sharer("a", "one", "*.one.test"), func(w *Inputs) { inForce(7, "one")(w); inForce(6, "two")(w) }, won("a/one") + unreachable("b/two")}, "Gateway a/one has"},
 		{row{"TCP", sharer("a", "one", "one.test") + gatewayOf("a", "two", "  - {name: tls, port: 443, protocol: TCP}\n"), nil, won("a/one") + "listener a/two tls Accepted=False/PortUnavailable\n!section a/two"}, "Gateway a/one has port 443 of all addresses: give this listener another port, or make it"},
 		{row{"UDP twice", gatewayOf("a", "one", "  - {name: tls, port: 53, protocol: UDP}\n") + gatewayOf("a", "two", "  - {name: tls, port: 53, protocol: UDP}\n"), nil, won("a/one") + "listener a/two tls Accepted=False/PortUnavailable"}, "Gateway a/one has port 53 of all addresses"},
 	} {
 		t.Run(r.name, func(t *testing.T) {
-			w := worldOf(t, base, r.docs)
+			w := inputsOf(t, base, r.docs)
 			w.PublicAddresses = addrs("192.0.2.1")
 			if r.set != nil {
 				r.set(w)
@@ -144,7 +144,7 @@ func TestAConflictShutsNoOtherGateway(t *testing.T) {
 	twice := strings.Repeat("  - {name: N, port: 443, protocol: TLS, hostname: x.one.test, tls: {mode: Passthrough}}\n", 2)
 	twice = strings.Replace(strings.Replace(twice, "N", "first", 1), "N", "second", 1)
 	for _, namespace := range []string{"a", "b"} {
-		w := worldOf(t, base, sharer("a", "one", "*.one.test")+sharer(namespace, "two", "two.test", twice))
+		w := inputsOf(t, base, sharer("a", "one", "*.one.test")+sharer(namespace, "two", "two.test", twice))
 		w.PublicAddresses = addrs("192.0.2.1")
 		if namespace == "b" {
 			expect(t, Translate(w), "listener b/two first Accepted=False/HostnameConflict\nsection a/one/tls/443 two.test gateway/b/two/tls\n!section a/one/tls/443 x.one.test")
@@ -156,7 +156,7 @@ func TestAConflictShutsNoOtherGateway(t *testing.T) {
 
 // What one Gateway can't serve is not said of another at the same port.
 func TestASectionThatFailsIsItsGatewaysOwn(t *testing.T) {
-	w := worldOf(t, base, sharer("a", "one", "one.test")+sharer("a", "two", "two.test"))
+	w := inputsOf(t, base, sharer("a", "one", "one.test")+sharer("a", "two", "two.test"))
 	w.PublicAddresses = addrs("192.0.2.1")
 	w.Plane = map[string]error{"a/one/tls/443": nil, "gateway/a/two/tls": errors.New("no certificate")}
 	expect(t, Translate(w), "listener a/one tls Programmed=True/Programmed\nlistener a/two tls Programmed=False/PortUnavailable")
@@ -166,7 +166,7 @@ func TestASectionThatFailsIsItsGatewaysOwn(t *testing.T) {
 
 // A change of its spec does not take from a Gateway what it had before and has still.
 func TestAChangeLosesNothing(t *testing.T) {
-	w := worldOf(t, base, sharer("a", "one", "x.test")+sharer("a", "two", "x.test"))
+	w := inputsOf(t, base, sharer("a", "one", "x.test")+sharer("a", "two", "x.test"))
 	w.PublicAddresses, w.memo = addrs("192.0.2.1"), newMemo()
 	inForce(7, "two")(w)
 	expect(t, Translate(w), "listener a/two tls Programmed=True/Programmed")
@@ -175,7 +175,7 @@ func TestAChangeLosesNothing(t *testing.T) {
 }
 
 func TestInfrastructureIsHeldToAList(t *testing.T) {
-	w := worldOf(t, base, edge(passthrough, "infrastructure: {labels: {plain: x, policy.example.com/role: admin}, annotations: {eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/admin', team.example.com/owner: me, note: here}}"))
+	w := inputsOf(t, base, edge(passthrough, "infrastructure: {labels: {plain: x, policy.example.com/role: admin}, annotations: {eks.amazonaws.com/role-arn: 'arn:aws:iam::1:role/admin', team.example.com/owner: me, note: here}}"))
 	w.PublicAddresses = addrs("192.0.2.1")
 	of := types.NamespacedName{Namespace: "a", Name: "edge"}
 	res := Translate(w)

@@ -87,7 +87,7 @@ func TestSlimSliceKeepsEndpoints(t *testing.T) {
 
 // A service is made again when its slices are others, and only then.
 func TestReachedServicesAreKept(t *testing.T) {
-	w := worldOf(t, base, edge(passthrough), `
+	w := inputsOf(t, base, edge(passthrough), `
 kind: TLSRoute
 metadata: {namespace: a, name: r}
 spec:

@@ -27,9 +27,9 @@ type store struct {
 	nodes *nodes
 	dirty func()
 
-	uses        atomic.Pointer[map[Use]bool] // of the last translation
-	translating atomic.Bool                  // a translation is under way, and may use any object
-	echoes      echoes
+	references  atomic.Pointer[map[ObjectRef]bool] // of the last translation
+	translating atomic.Bool                        // a translation is under way, and may use any object
+	ownWrites   ownWrites
 }
 
 // A kindStore has the objects of one kind: from one watch, or from one for each namespace.
@@ -49,7 +49,7 @@ type kindWatch struct {
 // newStore makes the watches, and starts none.
 func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) *store {
 	s := &store{kinds: map[string]*kindStore{}, dirty: dirty}
-	s.uses.Store(&map[Use]bool{})
+	s.references.Store(&map[ObjectRef]bool{})
 	for _, k := range c.kinds() {
 		in := cfg.Namespaces
 		if len(in) == 0 || k.cluster {
@@ -178,36 +178,36 @@ func (s *store) observer(k kind) func(before, after metav1.Object) {
 		switch {
 		case after == nil:
 			o = before
-			s.echoes.forget(before.GetUID())
-		case before != nil && s.echoes.is(after.GetUID(), after.GetResourceVersion()):
+			s.ownWrites.forget(before.GetUID())
+		case before != nil && s.ownWrites.isOwn(after.GetUID(), after.GetResourceVersion()):
 			return
 		}
 		if !k.refers || s.translating.Load() {
 			s.dirty()
 			return
 		}
-		uses := *s.uses.Load()
-		if slices.ContainsFunc(usesOf(o), func(u Use) bool { return uses[u] }) {
+		references := *s.references.Load()
+		if slices.ContainsFunc(referencesOf(o), func(u ObjectRef) bool { return references[u] }) {
 			s.dirty()
 		}
 	}
 }
 
 // usesOf says as what an object may be used.
-func usesOf(o any) []Use {
+func referencesOf(o any) []ObjectRef {
 	switch o := o.(type) {
 	case *corev1.Namespace:
-		return []Use{{"Namespace", "", o.Name}}
+		return []ObjectRef{{"Namespace", "", o.Name}}
 	case *corev1.Service:
-		return []Use{{"Service", o.Namespace, o.Name}}
+		return []ObjectRef{{"Service", o.Namespace, o.Name}}
 	case *corev1.Secret:
-		return []Use{{"Secret", o.Namespace, o.Name}}
+		return []ObjectRef{{"Secret", o.Namespace, o.Name}}
 	case *corev1.ConfigMap:
-		return []Use{{"ConfigMap", o.Namespace, o.Name}}
+		return []ObjectRef{{"ConfigMap", o.Namespace, o.Name}}
 	case *mcsv1.ServiceImport:
-		return []Use{{"ServiceImport", o.Namespace, o.Name}}
+		return []ObjectRef{{"ServiceImport", o.Namespace, o.Name}}
 	case *discoveryv1.EndpointSlice:
-		return []Use{
+		return []ObjectRef{
 			{"EndpointSlice:" + serviceLabel, o.Namespace, o.Labels[serviceLabel]},
 			{"EndpointSlice:" + importLabel, o.Namespace, o.Labels[importLabel]},
 		}
@@ -268,9 +268,9 @@ func (s *store) Slices(namespace, label, name string) []*discoveryv1.EndpointSli
 	return out
 }
 
-// world returns the present objects, for one translation.
-func (s *store) world() *World {
-	return &World{
+// inputs returns the present objects, for one translation.
+func (s *store) inputs() *Inputs {
+	return &Inputs{
 		Classes:      all[*gwv1.GatewayClass](s, "gatewayclasses"),
 		Gateways:     all[*gwv1.Gateway](s, "gateways"),
 		ListenerSets: all[*gwv1.ListenerSet](s, "listenersets"),

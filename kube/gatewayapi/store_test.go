@@ -20,7 +20,7 @@ import (
 func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 	heard := 0
 	s := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
-	s.uses.Store(&map[Use]bool{{"Service", "a", "web"}: true, {"EndpointSlice:" + importLabel, "a", "far"}: true})
+	s.references.Store(&map[ObjectRef]bool{{"Service", "a", "web"}: true, {"EndpointSlice:" + importLabel, "a", "far"}: true})
 	meta := func(name string, labels ...string) metav1.ObjectMeta {
 		m := metav1.ObjectMeta{Namespace: "a", Name: name, Labels: map[string]string{}}
 		if len(labels) > 0 {

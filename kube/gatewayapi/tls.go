@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/registry"
@@ -27,7 +28,7 @@ const caKey = "ca.crt"
 
 // resolveTLS finds the certificates of a Gateway's listeners, those that
 // their clients' are verified by, and the one that backends are shown.
-func (t *translation) resolveTLS(g *gateway) {
+func (t *translator) resolveTLS(g *gateway) {
 	t.resolveClient(g)
 	for _, l := range g.all() {
 		if l.refused.Type != "" || !l.terminates() {
@@ -62,7 +63,7 @@ func insecure(c *gwv1.GatewayTLSConfig) bool {
 
 // resolveCertificates finds the certificates of a listener where TLS ends. It is
 // served with those that are good, and refuses everybody where none is.
-func (t *translation) resolveCertificates(l *listener) {
+func (t *translator) resolveCertificates(l *listener) {
 	const kind = string(gwv1.ListenerConditionResolvedRefs)
 	from := referrer{gwv1.GroupName, l.ownerKind(), l.owner().GetNamespace()}
 	var refs []gwv1.SecretObjectReference
@@ -73,9 +74,9 @@ func (t *translation) resolveCertificates(l *listener) {
 		pair, denied, err := t.keyPair(from, refs[i])
 		switch {
 		case denied:
-			l.refs = is(kind, false, string(gwv1.ListenerReasonRefNotPermitted), err.Error())
+			l.refs = condition(kind, false, string(gwv1.ListenerReasonRefNotPermitted), err.Error())
 		case err != nil && l.refs.Reason != string(gwv1.ListenerReasonRefNotPermitted):
-			l.refs = is(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), err.Error())
+			l.refs = condition(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), err.Error())
 		}
 		if pair != nil {
 			l.ends.Certificates = append(l.ends.Certificates, *pair)
@@ -84,7 +85,7 @@ func (t *translation) resolveCertificates(l *listener) {
 	if len(l.ends.Certificates) == 0 {
 		l.broken = true
 		if l.refs.Type == "" {
-			l.refs = is(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), "TLS is to end here, but there are no certificateRefs")
+			l.refs = condition(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), "TLS is to end here, but there are no certificateRefs")
 		}
 	}
 }
@@ -92,11 +93,11 @@ func (t *translation) resolveCertificates(l *listener) {
 // keyPair finds the certificate and key of a Secret; denied says that the error
 // is for lack of a grant. A pair with an error is the one that the Secret had
 // before: it stays in force, and the error is to be told.
-func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pair *registry.KeyPair, denied bool, err error) {
-	if group, kind := deref(ref.Group, ""), deref(ref.Kind, "Secret"); group != "" || kind != "Secret" {
+func (t *translator) keyPair(from referrer, ref gwv1.SecretObjectReference) (pair *registry.KeyPair, denied bool, err error) {
+	if group, kind := ptr.Deref(ref.Group, ""), ptr.Deref(ref.Kind, "Secret"); group != "" || kind != "Secret" {
 		return nil, false, fmt.Errorf("certificate of kind %q, group %q: culvert knows Secrets", kind, group)
 	}
-	namespace := string(deref(ref.Namespace, gwv1.Namespace(from.namespace)))
+	namespace := string(ptr.Deref(ref.Namespace, gwv1.Namespace(from.namespace)))
 	if !t.granted(from, "", "Secret", namespace, string(ref.Name)) {
 		return nil, true, errors.New(t.ungranted(from, "Secret", namespace, string(ref.Name)))
 	}
@@ -104,7 +105,7 @@ func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pa
 	name := types.NamespacedName{Namespace: namespace, Name: string(ref.Name)}
 	if s == nil {
 		err = errors.New(t.absentSecret(namespace, string(ref.Name)))
-		if pair, until := t.memo.late(name, t.w.Now); pair != nil {
+		if pair, until := t.memo.late(name, t.in.Now); pair != nil {
 			t.until(until)
 			return pair, false, fmt.Errorf("%w; what it had before stays in force for %v", err, secretGrace)
 		}
@@ -129,7 +130,7 @@ func (t *translation) keyPair(from referrer, ref gwv1.SecretObjectReference) (pa
 }
 
 // resolveClient finds what a Gateway shows to backends that it speaks TLS to.
-func (t *translation) resolveClient(g *gateway) {
+func (t *translator) resolveClient(g *gateway) {
 	if g.Spec.TLS == nil || g.Spec.TLS.Backend == nil || g.Spec.TLS.Backend.ClientCertificateRef == nil {
 		return
 	}
@@ -141,14 +142,14 @@ func (t *translation) resolveClient(g *gateway) {
 	if denied {
 		reason = gwv1.GatewayReasonRefNotPermitted
 	}
-	c := is(string(gwv1.GatewayConditionResolvedRefs), false, string(reason), "backend.clientCertificateRef: "+err.Error())
+	c := condition(string(gwv1.GatewayConditionResolvedRefs), false, string(reason), "backend.clientCertificateRef: "+err.Error())
 	g.clientErr = &c
 }
 
 // resolveValidation finds what a listener's clients are verified by. The API has
 // this for HTTPS; here it is for TLS listeners with mode Terminate as well. What
 // is asked for and can't be had closes the listener, and never opens it.
-func (t *translation) resolveValidation(l *listener) {
+func (t *translator) resolveValidation(l *listener) {
 	v := validation(l.gw.Spec.TLS, l.spec.Port)
 	if v == nil {
 		return
@@ -157,10 +158,10 @@ func (t *translation) resolveValidation(l *listener) {
 	var roots strings.Builder
 	good := 0
 	for _, ref := range v.CACertificateRefs {
-		bundle, reason, err := t.bundle(from, string(ref.Group), string(ref.Kind), string(deref(ref.Namespace, gwv1.Namespace(l.gw.Namespace))), string(ref.Name))
+		bundle, reason, err := t.bundle(from, string(ref.Group), string(ref.Kind), string(ptr.Deref(ref.Namespace, gwv1.Namespace(l.gw.Namespace))), string(ref.Name))
 		if err != nil {
 			if l.refs.Type == "" {
-				l.refs = is(string(gwv1.ListenerConditionResolvedRefs), false, string(reason), "frontend validation: "+err.Error())
+				l.refs = condition(string(gwv1.ListenerConditionResolvedRefs), false, string(reason), "frontend validation: "+err.Error())
 			}
 			continue
 		}
@@ -168,7 +169,7 @@ func (t *translation) resolveValidation(l *listener) {
 		good++
 	}
 	if good == 0 {
-		l.refused = is(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonNoValidCACertificate), "clients are to be verified, but none of the CA certificates can be used")
+		l.refused = condition(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonNoValidCACertificate), "clients are to be verified, but none of the CA certificates can be used")
 		return
 	}
 	l.ends.ClientCAs = roots.String()
@@ -189,7 +190,7 @@ func validation(c *gwv1.GatewayTLSConfig, port int32) *gwv1.FrontendTLSValidatio
 }
 
 // bundle finds certificates of CAs.
-func (t *translation) bundle(from referrer, group, kind, namespace, name string) (string, gwv1.ListenerConditionReason, error) {
+func (t *translator) bundle(from referrer, group, kind, namespace, name string) (string, gwv1.ListenerConditionReason, error) {
 	if group != "" || kind != "ConfigMap" {
 		return "", gwv1.ListenerReasonInvalidCACertificateKind, fmt.Errorf("CA certificates of kind %q, group %q: culvert knows ConfigMaps", kind, group)
 	}
@@ -238,7 +239,7 @@ type memo struct {
 
 	periods map[string]period // of certificates: see validity.go
 
-	uses int // that the last translation made
+	references int // that the last translation made
 }
 
 // secretGrace is how long the pair of a Secret that is deleted stays in force: a tool that

@@ -20,11 +20,11 @@ type claim struct {
 // Of several routes with the same names only one is in force: that whose own
 // hostname is the more specific, and not its intersection with the listener's;
 // then the oldest.
-func (t *translation) tlsRules(l *listener) []*registry.Rule {
+func (t *translator) tlsRules(l *listener) []*registry.Rule {
 	var claims []claim
 	for i, a := range l.rules {
 		for _, h := range a.hosts {
-			if names, ok := meet(h, l.host); ok {
+			if names, ok := intersect(h, l.host); ok {
 				claims = append(claims, claim{h, names, a.route, i})
 			}
 		}
@@ -46,7 +46,7 @@ func (t *translation) tlsRules(l *listener) []*registry.Rule {
 				if rank(first.own) != rank(c.own) {
 					why = "whose hostname is more specific"
 				}
-				l.lose(c.route, namesOf(c.names)+" of listener "+string(l.spec.Name), first.route, why)
+				l.addShadowed(c.route, namesOf(c.names)+" of listener "+string(l.spec.Name), first.route, why)
 			}
 			continue
 		}
@@ -80,7 +80,7 @@ func rank(p tunnel.Pattern) int {
 }
 
 // rule makes the rule of a route at a listener.
-func (t *translation) rule(l *listener, r *route, names ...tunnel.Pattern) *registry.Rule {
+func (t *translator) rule(l *listener, r *route, names ...tunnel.Pattern) *registry.Rule {
 	rule := &registry.Rule{Name: r.String(), Names: names, Origin: r.kind + " " + r.GetNamespace() + "/" + r.GetName()}
 	tls := r.kind == tcpRoute || r.kind == tlsRoute && l.terminates()
 	for _, b := range r.backends {

@@ -14,30 +14,29 @@ import (
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
-// Translate says what follows from w: the table's listeners, and the status of
-// every object that is ours. It looks at no clock and does no I/O, and gives
-// the same for the same.
-func Translate(w *World) *Result {
-	m := w.memo
+// Translate returns what follows from its inputs: the listeners of the table, and the status of
+// every object that is ours. It reads no clock and does no I/O: equal inputs give equal results.
+func Translate(in *Inputs) *Result {
+	m := in.memo
 	if m == nil {
 		m = newMemo()
 	}
-	t := &translation{
-		w: w,
+	t := &translator{
+		in: in,
 		res: &Result{
 			Classes:      map[string]ClassStatus{},
 			Classless:    map[string]string{},
 			Gateways:     map[types.NamespacedName]gwv1.GatewayStatus{},
 			ListenerSets: map[types.NamespacedName]gwv1.ListenerSetStatus{},
-			Routes:       make(map[RouteKey]RouteStatus, len(w.TLSRoutes)+len(w.TCPRoutes)+len(w.UDPRoutes)+len(w.HTTPRoutes)+len(w.GRPCRoutes)),
+			Routes:       make(map[RouteKey]RouteStatus, len(in.TLSRoutes)+len(in.TCPRoutes)+len(in.UDPRoutes)+len(in.HTTPRoutes)+len(in.GRPCRoutes)),
 			Notes:        map[RouteKey][]note{},
 			Causes:       map[causeKey]*cause{},
 			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
 			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
 			Secrets:      map[string][2]time.Time{},
-			Uses:         make(map[Use]bool, m.uses),
+			References:   make(map[ObjectRef]bool, m.references),
 		},
-		controller: gwv1.GatewayController(cmp.Or(w.Controller, DefaultController)),
+		controller: gwv1.GatewayController(cmp.Or(in.Controller, DefaultController)),
 		classes:    map[string]*class{},
 		gateways:   map[types.NamespacedName]*gateway{},
 		foreign:    map[types.NamespacedName]bool{},
@@ -60,16 +59,16 @@ func Translate(w *World) *Result {
 	t.findOwn()
 	t.attachRoutes()
 	t.emit()
-	t.noteLosses()
+	t.noteShadowed()
 	t.writeStatus()
 	m.forget()
-	m.uses = len(t.res.Uses)
+	m.references = len(t.res.References)
 	return t.res
 }
 
-// A translation is one call of Translate.
-type translation struct {
-	w          *World
+// A translator is the state of one call of Translate.
+type translator struct {
+	in         *Inputs
 	res        *Result
 	memo       *memo
 	controller gwv1.GatewayController
@@ -94,34 +93,34 @@ type translation struct {
 
 // The next ones look for objects, and remember that.
 
-func (t *translation) namespace(name string) *corev1.Namespace {
-	t.res.Uses[Use{"Namespace", "", name}] = true
-	return t.w.Objects.Namespace(name)
+func (t *translator) namespace(name string) *corev1.Namespace {
+	t.res.References[ObjectRef{"Namespace", "", name}] = true
+	return t.in.Objects.Namespace(name)
 }
 
-func (t *translation) service(namespace, name string) *corev1.Service {
-	t.res.Uses[Use{"Service", namespace, name}] = true
-	return t.w.Objects.Service(namespace, name)
+func (t *translator) service(namespace, name string) *corev1.Service {
+	t.res.References[ObjectRef{"Service", namespace, name}] = true
+	return t.in.Objects.Service(namespace, name)
 }
 
-func (t *translation) secret(namespace, name string) *corev1.Secret {
-	t.res.Uses[Use{"Secret", namespace, name}] = true
-	return t.w.Objects.Secret(namespace, name)
+func (t *translator) secret(namespace, name string) *corev1.Secret {
+	t.res.References[ObjectRef{"Secret", namespace, name}] = true
+	return t.in.Objects.Secret(namespace, name)
 }
 
-func (t *translation) configMap(namespace, name string) *corev1.ConfigMap {
-	t.res.Uses[Use{"ConfigMap", namespace, name}] = true
-	return t.w.Objects.ConfigMap(namespace, name)
+func (t *translator) configMap(namespace, name string) *corev1.ConfigMap {
+	t.res.References[ObjectRef{"ConfigMap", namespace, name}] = true
+	return t.in.Objects.ConfigMap(namespace, name)
 }
 
-func (t *translation) serviceImport(namespace, name string) *mcsv1.ServiceImport {
-	t.res.Uses[Use{"ServiceImport", namespace, name}] = true
-	return t.w.Objects.Import(namespace, name)
+func (t *translator) serviceImport(namespace, name string) *mcsv1.ServiceImport {
+	t.res.References[ObjectRef{"ServiceImport", namespace, name}] = true
+	return t.in.Objects.Import(namespace, name)
 }
 
-func (t *translation) slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
-	t.res.Uses[Use{"EndpointSlice:" + label, namespace, name}] = true
-	return t.w.Objects.Slices(namespace, label, name)
+func (t *translator) slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
+	t.res.References[ObjectRef{"EndpointSlice:" + label, namespace, name}] = true
+	return t.in.Objects.Slices(namespace, label, name)
 }
 
 // byName orders as NAMESPACE/NAME does: "a-b/c" is before "a/c". It makes no
@@ -166,25 +165,17 @@ func key(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// deref returns what p points to, or or.
-func deref[T any](p *T, or T) T {
-	if p == nil {
-		return or
-	}
-	return *p
-}
-
-// is makes a condition; a reason with the status False is why not.
-func is(kind string, status bool, reason, message string) metav1.Condition {
-	c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: clip(message)}
+// condition returns a condition of Gateway API; a reason with the status False says why not.
+func condition(kind string, status bool, reason, message string) metav1.Condition {
+	c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: truncate(message)}
 	if status {
 		c.Status = metav1.ConditionTrue
 	}
 	return c
 }
 
-// clip keeps messages far below the limit: they are for people.
-func clip(s string) string {
+// truncate keeps messages far below the limit of the API: they are for people.
+func truncate(s string) string {
 	const limit = 1024
 	if len(s) <= limit {
 		return s

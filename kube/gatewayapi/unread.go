@@ -10,9 +10,9 @@ import (
 // not helped by a role that lacks a verb.
 
 // unread says so of kinds, "Secrets", or is "".
-func (t *translation) unread(resource, kinds, namespace string) string {
+func (t *translator) unread(resource, kinds, namespace string) string {
 	switch {
-	case t.w.Unread == nil || !t.w.Unread(resource, namespace):
+	case t.in.Unread == nil || !t.in.Unread(resource, namespace):
 		return ""
 	case namespace == "":
 		return kinds + " may not be read"
@@ -21,7 +21,7 @@ func (t *translation) unread(resource, kinds, namespace string) string {
 }
 
 // absent says that there is no such object, or that it can't be known.
-func (t *translation) absent(resource, kinds, namespace, what string) string {
+func (t *translator) absent(resource, kinds, namespace, what string) string {
 	if why := t.unread(resource, kinds, namespace); why != "" {
 		return why + ", and nothing is known of " + what
 	}
@@ -29,7 +29,7 @@ func (t *translation) absent(resource, kinds, namespace, what string) string {
 }
 
 // ungranted says that there is no grant, or that it can't be known.
-func (t *translation) ungranted(from referrer, kind, namespace, name string) string {
+func (t *translator) ungranted(from referrer, kind, namespace, name string) string {
 	if why := t.unread("referencegrants", "ReferenceGrants", namespace); why != "" {
 		return fmt.Sprintf("%s, and none lets a %s of %q refer to %s %q", why, from.kind, from.namespace, kind, name)
 	}
@@ -37,6 +37,6 @@ func (t *translation) ungranted(from referrer, kind, namespace, name string) str
 }
 
 // absentSecret is absent of a Secret with a certificate.
-func (t *translation) absentSecret(namespace, name string) string {
+func (t *translator) absentSecret(namespace, name string) string {
 	return t.absent("secrets", "Secrets", namespace, fmt.Sprintf("Secret %q of type %s in namespace %q", name, corev1.SecretTypeTLS, namespace))
 }

@@ -56,17 +56,17 @@ func (m *memo) periodOf(chain string) period {
 	return p
 }
 
-// notValid says which of l's certificates are not valid at the time of the World, and
+// notValid says which of l's certificates are not valid at the time of the Inputs, and
 // which will soon be no more, and has that be looked at again when it changes. Each is ""
 // if there are none.
-func (t *translation) notValid(l *listener) (not, soon string) {
-	if t.w.Now.IsZero() || l.ends == nil {
+func (t *translator) notValid(l *listener) (not, soon string) {
+	if t.in.Now.IsZero() || l.ends == nil {
 		return "", ""
 	}
 	var texts, ending []string
 	for i := range l.ends.Certificates {
 		p := t.memo.periodOf(l.ends.Certificates[i].Certificate)
-		switch now := t.w.Now; {
+		switch now := t.in.Now; {
 		case p.end.IsZero():
 		case now.Before(p.from):
 			t.until(p.from)
@@ -84,7 +84,7 @@ func (t *translation) notValid(l *listener) (not, soon string) {
 }
 
 // until notes when time alone changes what follows.
-func (t *translation) until(at time.Time) {
+func (t *translator) until(at time.Time) {
 	at = at.Add(time.Second) // well after, and not just at it
 	if t.res.Until.IsZero() || at.Before(t.res.Until) {
 		t.res.Until = at

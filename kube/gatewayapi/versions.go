@@ -103,7 +103,7 @@ func newVersions() versions {
 	return v
 }
 
-// unusual are the kinds that are not read as v1, and how they are: see World.Versions.
+// unusual are the kinds that are not read as v1, and how they are: see Inputs.Versions.
 func (v versions) unusual() map[string]string {
 	var out map[string]string
 	for resource, as := range v {
@@ -187,7 +187,7 @@ func byVersion[T any](c clients, as *servedAs, resource string, names []string, 
 }
 
 // tellVersion is told when a kind is read by another version than before.
-func (r *run) tellVersion(resource, version string) {
+func (r *run) logVersion(resource, version string) {
 	if version != none { // which its watch logs
 		r.log.Info("a kind of Gateway API is read in another version", "resource", resource, "version", version, "newest", newest)
 	}

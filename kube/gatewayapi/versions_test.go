@@ -42,7 +42,7 @@ func TestControllerReadsOlderVersions(t *testing.T) {
 		absentAt(b.gw, "tlsroutes", yes)
 		middle, old := gwfake.NewSimpleClientset(), gwfake.NewSimpleClientset()
 		absentAt(middle, "tlsroutes", yes)
-		if err := old.Tracker().Create(schema.GroupVersionResource{Group: gwv1.GroupName, Version: "v1", Resource: "tlsroutes"}, worldOf(t, base, route).TLSRoutes[0], "a"); err != nil {
+		if err := old.Tracker().Create(schema.GroupVersionResource{Group: gwv1.GroupName, Version: "v1", Resource: "tlsroutes"}, inputsOf(t, base, route).TLSRoutes[0], "a"); err != nil {
 			t.Fatal(err)
 		}
 		var late atomic.Bool // TCPRoutes have no CRD yet

@@ -26,29 +26,29 @@ const fieldManager = "culvert"
 
 // How writing goes on.
 const (
-	atOnce     = 8                // objects that are written at a time
-	conflicts  = 5                // tries against others who write the same object
-	firstRetry = time.Second      // after a failure; the next time twice that
-	lastRetry  = 30 * time.Second // and no longer
-	askLead    = time.Second      // from one question to the next whether we lead
-	hold       = time.Second      // that what was begun goes on for, though there is something newer
+	maxConcurrentWrites = 8                // objects that are written at a time
+	maxConflictRetries  = 5                // tries against others who write the same object
+	firstRetry          = time.Second      // after a failure; the next time twice that
+	lastRetry           = 30 * time.Second // and no longer
+	leaderInterval      = time.Second      // from one question to the next whether we lead
+	minRound            = time.Second      // that what was begun goes on for, though there is something newer
 )
 
 // A writer brings the status of objects to what was last wanted. It writes what
 // differs and nothing else: a cluster at rest sees no request.
 type writer struct {
 	clients
-	store  *store
-	cfg    Config
-	leads  func() bool
-	log    *slog.Logger
-	said   client.Once
-	events watch.Events
-	fights contests
+	store           *store
+	cfg             Config
+	leads           func() bool
+	log             *slog.Logger
+	said            client.Once
+	events          watch.Events
+	statusConflicts statusConflicts
 
 	mu       sync.Mutex // guards the rest
 	result   *Result
-	world    *World
+	inputs   *Inputs
 	fresh    chan struct{}                   // closed with the next result
 	accounts map[types.NamespacedName]string // what is known to be there, by Gateway: see accounts.go
 }
@@ -65,30 +65,30 @@ func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
 }
 
 // want says what is to be written.
-func (w *writer) want(res *Result, world *World) {
+func (w *writer) want(res *Result, inputs *Inputs) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.result, w.world = res, world
+	w.result, w.inputs = res, inputs
 	close(w.fresh)
 	w.fresh = make(chan struct{})
 }
 
-func (w *writer) latest() (*Result, *World, <-chan struct{}) {
+func (w *writer) latest() (*Result, *Inputs, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.result, w.world, w.fresh
+	return w.result, w.inputs, w.fresh
 }
 
 // run writes until ctx is done.
 func (w *writer) run(ctx context.Context) {
 	retry := firstRetry
 	for ctx.Err() == nil {
-		res, world, fresh := w.latest()
+		res, inputs, fresh := w.latest()
 		var again <-chan time.Time
 		if !w.leads() {
-			again = time.After(askLead)
+			again = time.After(leaderInterval)
 		} else if res != nil {
-			tasks, later := w.tasks(res, world)
+			tasks, later := w.tasks(res, inputs)
 			if w.writeAll(ctx, tasks, fresh) {
 				later = earlier(later, time.Now().Add(retry))
 				retry = min(2*retry, lastRetry)
@@ -129,17 +129,17 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	todo := make(chan task)
-	for range min(atOnce, len(tasks)) {
+	for range min(maxConcurrentWrites, len(tasks)) {
 		wg.Go(func() {
 			for t := range todo {
-				one, cancel := context.WithTimeout(ctx, answerTime)
+				one, cancel := context.WithTimeout(ctx, requestTimeout)
 				err := t.do(one)
 				cancel()
 				if err == nil || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || ctx.Err() != nil {
-					w.forgive(t)
+					w.clearErrors(t)
 					continue
 				}
-				w.complain(t, err)
+				w.logError(t, err)
 				mu.Lock()
 				failed = true
 				mu.Unlock()
@@ -150,7 +150,7 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 	// writes. Gateways are first among tasks, so that none of theirs waits longer.
 	began := time.Now()
 	for _, t := range tasks {
-		if ctx.Err() != nil || !w.leads() || time.Since(began) > hold && closed(fresh) {
+		if ctx.Err() != nil || !w.leads() || time.Since(began) > minRound && closed(fresh) {
 			break
 		}
 		select {
@@ -174,7 +174,7 @@ func closed(c <-chan struct{}) bool {
 
 // complain says that something can't be written: for want of a right once for each
 // verb and resource, and otherwise for each object.
-func (w *writer) complain(t task, err error) {
+func (w *writer) logError(t task, err error) {
 	if text, ok := client.Denied("write", schema.GroupResource{Resource: t.resource}, err); ok {
 		// The answer names the object, of which there may be thousands.
 		if w.said.New(client.Question(err)+" "+w.part(t.name.Namespace), "denied") {
@@ -190,7 +190,7 @@ func (w *writer) complain(t task, err error) {
 }
 
 // forgive has complain say anew what is denied of what has worked now.
-func (w *writer) forgive(t task) {
+func (w *writer) clearErrors(t task) {
 	group := gwv1.GroupName
 	if t.resource == "serviceaccounts" {
 		group = ""
@@ -237,7 +237,7 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 	if changed, _ := apply(have.DeepCopy()); !changed {
 		return
 	}
-	if at := d.w.fights.notBefore(have.GetUID(), want); at.After(time.Now()) {
+	if at := d.w.statusConflicts.notBefore(have.GetUID(), want); at.After(time.Now()) {
 		d.later = earlier(d.later, at)
 		return
 	}
@@ -251,7 +251,7 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 				return nil
 			}
 			next.SetManagedFields(nil) // as those of the API server are, and not what is left of them here
-			end := d.w.store.echoes.begin(have.GetUID())
+			end := d.w.store.ownWrites.begin(have.GetUID())
 			got, err := c.UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 			version := ""
 			if err == nil {
@@ -262,14 +262,14 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 			}
 			if err == nil {
 				object := kindOf(have) + " " + strings.TrimPrefix(name.String(), "/")
-				if d.w.fights.wrote(have.GetUID(), object, want, time.Now()) {
-					notes = append(notes, contestNote(string(d.controller)))
+				if d.w.statusConflicts.wrote(have.GetUID(), object, want, time.Now()) {
+					notes = append(notes, statusConflictNote(string(d.controller)))
 					d.w.store.dirty() // for it to be told
 				}
 				d.w.note(ctx, got, notes)
 				return nil
 			}
-			if !apierrors.IsConflict(err) || try == conflicts {
+			if !apierrors.IsConflict(err) || try == maxConflictRetries {
 				return client.Asked("update", schema.GroupResource{Group: gwv1.GroupName, Resource: resource + "/status"}, err)
 			}
 			live, err := c.Get(ctx, name.Name, metav1.GetOptions{})
@@ -345,11 +345,11 @@ func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note)
 }
 
 // tasks are all that differs, and when there will be more of it: zero is never.
-func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) {
-	w.fights.forget(time.Now())
-	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(world.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
+func (w *writer) tasks(res *Result, inputs *Inputs) (all []task, later time.Time) {
+	w.statusConflicts.forget(time.Now())
+	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(inputs.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
 	classes := func(string) statusClient[*gwv1.GatewayClass] { return w.api("gatewayclasses").GatewayClasses() } // which have no namespaces
-	for _, o := range world.Classes {
+	for _, o := range inputs.Classes {
 		if want, ok := res.Classes[o.Name]; ok {
 			plan(d, "gatewayclasses", o, classes, want, func(o *gwv1.GatewayClass) (bool, []note) {
 				was := o.Status
@@ -358,7 +358,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 			})
 		}
 	}
-	for _, o := range world.Gateways {
+	for _, o := range inputs.Gateways {
 		if want, ok := res.Gateways[key(o)]; ok {
 			plan(d, "gateways", o, w.api("gateways").Gateways, want, func(o *gwv1.Gateway) (bool, []note) {
 				was := o.Status
@@ -368,7 +368,7 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 			})
 		}
 	}
-	for _, o := range world.ListenerSets {
+	for _, o := range inputs.ListenerSets {
 		if want, ok := res.ListenerSets[key(o)]; ok {
 			plan(d, "listenersets", o, w.api("listenersets").ListenerSets, want, func(o *gwv1.ListenerSet) (bool, []note) {
 				was := o.Status
@@ -378,12 +378,12 @@ func (w *writer) tasks(res *Result, world *World) (all []task, later time.Time) 
 			})
 		}
 	}
-	planRoutes(d, tlsRoute, "tlsroutes", world.TLSRoutes, w.api("tlsroutes").TLSRoutes, func(o *gwv1.TLSRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, tcpRoute, "tcproutes", world.TCPRoutes, w.api("tcproutes").TCPRoutes, func(o *gwv1.TCPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, udpRoute, "udproutes", world.UDPRoutes, w.api("udproutes").UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, httpRoute, "httproutes", world.HTTPRoutes, w.api("httproutes").HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	planRoutes(d, grpcRoute, "grpcroutes", world.GRPCRoutes, w.api("grpcroutes").GRPCRoutes, func(o *gwv1.GRPCRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
-	for _, o := range world.Policies {
+	planRoutes(d, tlsRoute, "tlsroutes", inputs.TLSRoutes, w.api("tlsroutes").TLSRoutes, func(o *gwv1.TLSRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, tcpRoute, "tcproutes", inputs.TCPRoutes, w.api("tcproutes").TCPRoutes, func(o *gwv1.TCPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, udpRoute, "udproutes", inputs.UDPRoutes, w.api("udproutes").UDPRoutes, func(o *gwv1.UDPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, httpRoute, "httproutes", inputs.HTTPRoutes, w.api("httproutes").HTTPRoutes, func(o *gwv1.HTTPRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	planRoutes(d, grpcRoute, "grpcroutes", inputs.GRPCRoutes, w.api("grpcroutes").GRPCRoutes, func(o *gwv1.GRPCRoute) *gwv1.RouteStatus { return &o.Status.RouteStatus })
+	for _, o := range inputs.Policies {
 		plan(d, "backendtlspolicies", o, w.api("backendtlspolicies").BackendTLSPolicies, res.Policies[key(o)], d.ancestors)
 	}
 	w.forgetAccounts(res)

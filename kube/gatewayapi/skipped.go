@@ -9,11 +9,11 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// leftOut says which endpoints are not used whatever their state is, "" if there
-// are none. EndpointSlices can be written by whoever has a namespace, and a
-// gateway reaches what he does not: itself, its host's metadata, and by a name any
-// host at all, as with an ExternalName (CVE-2021-25740).
-func leftOut(of []*discoveryv1.EndpointSlice) string {
+// skippedEndpoints says which endpoints are not used whatever their state is, or is "". The owner of
+// a namespace can write EndpointSlices, and a gateway reaches what the owner does not: itself, the
+// metadata service of its host, and by name any host at all, as with an ExternalName
+// (CVE-2021-25740).
+func skippedEndpoints(of []*discoveryv1.EndpointSlice) string {
 	first, more := "", -1 // by what is said of it: slices come in any order
 	for _, s := range of {
 		for i := range s.Endpoints {

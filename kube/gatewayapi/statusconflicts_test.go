@@ -45,7 +45,7 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 				t.Errorf("%s says it %d times, want once:\n%s", name, n, log)
 			}
 		}
-		isContested := func(r Refusal) bool { return r.Object == "Gateway a/edge" && r.Reason == reasonContested }
+		isContested := func(r Refusal) bool { return r.Object == "Gateway a/edge" && r.Reason == reasonStatusContested }
 		if rs := b.c.Report().Refusals; !slices.ContainsFunc(rs, isContested) {
 			t.Errorf("got report %+v", rs)
 		}
@@ -53,7 +53,7 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := len(slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Reason != reasonContested })); n != 1 {
+		if n := len(slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Reason != reasonStatusContested })); n != 1 {
 			t.Errorf("got %d Events of it, want one", n)
 		}
 
@@ -70,12 +70,12 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 		}
 
 		stop()
-		time.Sleep(contestPause + 5*time.Second)
+		time.Sleep(conflictPause + 5*time.Second)
 		synctest.Wait()
 		if as := b.gateway("edge").Status.Addresses; len(as) != 1 || as[0].Value != "192.0.2.1" {
 			t.Errorf("got %+v of the one that is left", as)
 		}
-		time.Sleep(2 * contestOver)
+		time.Sleep(2 * conflictOver)
 		synctest.Wait()
 		r := b.route("r") // anything
 		r.Generation++
@@ -97,26 +97,26 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 // Our own changes are no contest, and many objects are written as slowly as few.
 func TestContests(t *testing.T) {
 	now := time.Unix(0, 0)
-	var c contests
+	var c statusConflicts
 	for i := range 100 { // a backend that flaps
 		now = now.Add(time.Second)
 		if want := i % 2; c.wrote("a", "TLSRoute a/r", want, now) || !c.notBefore("a", want).IsZero() {
 			t.Fatalf("got a contest after %d writes of our own", i)
 		}
 	}
-	for i := range contestAfter + 3 {
-		if told := c.wrote("b", "TLSRoute a/s", "x", now); told != (i == contestAfter) {
+	for i := range conflictAfter + 3 {
+		if told := c.wrote("b", "TLSRoute a/s", "x", now); told != (i == conflictAfter) {
 			t.Errorf("write %d: told is %v", i, told)
 		}
 	}
-	if got, want := c.notBefore("b", "x"), now.Add(contestPause); !got.Equal(want) {
+	if got, want := c.notBefore("b", "x"), now.Add(conflictPause); !got.Equal(want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if got := c.notBefore("b", "y"); !got.IsZero() {
 		t.Errorf("got %v for what is new, want at once", got)
 	}
 	for i := range 3599 {
-		for range contestAfter + 1 {
+		for range conflictAfter + 1 {
 			c.wrote(types.UID(rune(0x1000+i)), "TLSRoute a/x", "x", now)
 		}
 	}

@@ -14,9 +14,8 @@ import (
 	"culvert.dev/registry"
 )
 
-// A World is all that Translate looks at. It is not changed, nor is anything it
-// points to.
-type World struct {
+// Inputs are all that Translate depends on. Neither they nor what they point to are changed.
+type Inputs struct {
 	Settings
 
 	Classes      []*gwv1.GatewayClass
@@ -122,8 +121,8 @@ type Address struct {
 // DefaultController is spec.controllerName of the GatewayClasses that are ours.
 const DefaultController = "culvert.dev/gateway"
 
-// A Result is what follows from a World. Conditions in it have no
-// lastTransitionTime: when they changed is known to who writes them.
+// A Result is what follows from Inputs. Conditions in it have no lastTransitionTime, which the
+// writer adds.
 type Result struct {
 	Snapshot registry.Snapshot
 
@@ -131,7 +130,7 @@ type Result struct {
 	Gateways     map[types.NamespacedName]gwv1.GatewayStatus
 	ListenerSets map[types.NamespacedName]gwv1.ListenerSetStatus
 	Routes       map[RouteKey]RouteStatus // of each route, even of those that have none of our parents
-	Notes        map[RouteKey][]note      // of objects of any kind, that no condition is False for: see losses.go, validity.go
+	Notes        map[RouteKey][]note      // of objects of any kind, that no condition is False for: see shadowed.go, validity.go
 	Policies     map[types.NamespacedName][]gwv1.PolicyAncestorStatus
 	Accounts     map[types.NamespacedName]*corev1.ServiceAccount // to be there, for each Gateway
 
@@ -149,13 +148,13 @@ type Result struct {
 	// zero is never.
 	Until time.Time
 
-	// Uses are the objects that it looked for, whether they are there or not:
-	// others can change without consequence.
-	Uses map[Use]bool
+	// References are the objects that it looked for, whether they exist or not: changes of other
+	// objects do not matter.
+	References map[ObjectRef]bool
 }
 
-// A Use is an object that a Result is made of.
-type Use struct{ Kind, Namespace, Name string }
+// An ObjectRef is an object that a Result depends on.
+type ObjectRef struct{ Kind, Namespace, Name string }
 
 // A RouteKey is a route's kind and name.
 type RouteKey struct {

@@ -119,10 +119,10 @@ func (f *fixture) Slices(ns, label, n string) (out []*discoveryv1.EndpointSlice)
 }
 
 // worldOf reads YAML documents. CERT in one stands for a pair of PEM and CA for a CA.
-func worldOf(t testing.TB, docs ...string) *World {
+func inputsOf(t testing.TB, docs ...string) *Inputs {
 	t.Helper()
 	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, nil, false}
-	w := &World{Objects: f}
+	w := &Inputs{Objects: f}
 	cert, private := pair()
 	for n, doc := range strings.Split(strings.Join(docs, "\n---\n"), "\n---\n") {
 		if strings.TrimSpace(doc) == "" {
@@ -400,7 +400,7 @@ func expect(t *testing.T, res *Result, want string) {
 type row struct {
 	name string
 	docs string
-	set  func(*World)
+	set  func(*Inputs)
 	want string
 }
 
@@ -408,7 +408,7 @@ func runRows(t *testing.T, rows []row) {
 	t.Helper()
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
-			w := worldOf(t, base, r.docs)
+			w := inputsOf(t, base, r.docs)
 			w.PublicAddresses = addrs("192.0.2.1")
 			if r.set != nil {
 				r.set(w)
@@ -427,8 +427,8 @@ func addrs(ss ...string) []netip.Addr {
 }
 
 // pool is for settings: Gateways have addresses of their own.
-func pool(ss ...string) func(*World) {
-	return func(w *World) {
+func pool(ss ...string) func(*Inputs) {
+	return func(w *Inputs) {
 		w.PublicAddresses = nil
 		for _, a := range addrs(ss...) {
 			w.Addresses = append(w.Addresses, Address{Bind: a})
@@ -440,7 +440,7 @@ func pool(ss ...string) func(*World) {
 func conditions(kinds ...string) []metav1.Condition {
 	var cs []metav1.Condition
 	for _, k := range kinds {
-		cs = append(cs, is(k, true, k, ""))
+		cs = append(cs, condition(k, true, k, ""))
 	}
 	return cs
 }

@@ -14,12 +14,12 @@ import (
 // condition: Gateway API wants those routes accepted.
 const reasonShadowed = "Shadowed"
 
-// lose notes that of what r asks for at l, what goes to another route.
-func (l *listener) lose(r *route, what string, to *route, why string) {
-	if l.losses == nil {
-		l.losses = map[*route][]string{}
+// addShadowed records which of the names that r asks for at l go to another route.
+func (l *listener) addShadowed(r *route, what string, to *route, why string) {
+	if l.shadowed == nil {
+		l.shadowed = map[*route][]string{}
 	}
-	l.losses[r] = append(l.losses[r], what+" goes to "+to.kind+" "+key(to).String()+", "+why)
+	l.shadowed[r] = append(l.shadowed[r], what+" goes to "+to.kind+" "+key(to).String()+", "+why)
 }
 
 // before says why first comes before r, as sorted has them.
@@ -30,39 +30,39 @@ func before(first, r *route) string {
 	return "which is as old and comes first by name"
 }
 
-// noteLosses says of routes that others come before who they are.
-func (t *translation) noteLosses() {
+// noteShadowed notes of routes which others come before them.
+func (t *translator) noteShadowed() {
 	for _, g := range t.order {
 		for _, l := range g.all() {
-			for r := range l.losses {
+			for r := range l.shadowed {
 				if _, done := t.res.Notes[r.key()]; !done {
-					t.noteLossesOf(r)
+					t.noteShadowedOf(r)
 				}
 			}
 		}
 	}
 }
 
-func (t *translation) noteLossesOf(r *route) {
+func (t *translator) noteShadowedOf(r *route) {
 	parents := t.res.Routes[r.key()].Parents
 	for i := range parents {
 		_, listeners, _ := t.parent(r, parents[i].ParentRef)
-		var lost []string
+		var unreachable []string
 		for _, l := range listeners {
 			if l.isOf(parents[i].ParentRef) {
-				lost = append(lost, l.losses[r]...)
+				unreachable = append(unreachable, l.shadowed[r]...)
 			}
 		}
-		if lost == nil {
+		if unreachable == nil {
 			continue
 		}
-		text := strings.Join(lost, "; ")
-		if n := (note{reasonShadowed, clip(text)}); !slices.Contains(t.res.Notes[r.key()], n) {
+		text := strings.Join(unreachable, "; ")
+		if n := (note{reasonShadowed, truncate(text)}); !slices.Contains(t.res.Notes[r.key()], n) {
 			t.res.Notes[r.key()] = append(t.res.Notes[r.key()], n)
 		}
 		cs := parents[i].Conditions
 		j := slices.IndexFunc(cs, func(c metav1.Condition) bool { return c.Type == string(gwv1.RouteConditionAccepted) })
-		cs[j].Message = clip(cs[j].Message + ", but " + text)
+		cs[j].Message = truncate(cs[j].Message + ", but " + text)
 	}
 }
 

@@ -208,7 +208,7 @@ func TestControllerWithoutRightsInANamespace(t *testing.T) {
 	})
 }
 
-func unread(w *World) { w.PoliciesUnread = []string{"a"} }
+func unread(w *Inputs) { w.PoliciesUnread = []string{"a"} }
 
 // An API server that lists nothing for a moment, as one does that has lost its
 // store, empties no table: whatever the kind is.
