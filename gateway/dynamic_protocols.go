@@ -30,11 +30,11 @@ type listenerConfig struct {
 	keySets map[string]*sectionKeys // by section
 }
 
-// sectionKeys are what TLS ends by in a section.
+// sectionKeys are the keys of a section that terminates TLS.
 type sectionKeys struct {
 	termination *registry.TLSTermination
-	keys        *termination.Ring
-	err         error // why there is no ring: nothing ends there then
+	keys        *termination.KeySet
+	err         error // why there are no keys: the section terminates no TLS then
 }
 
 // newListenerConfig makes l of a table ready. What is the same as before is kept.
@@ -53,7 +53,7 @@ func newListenerConfig(t *registry.Table, l *registry.Listener, before *listener
 			continue
 		}
 		k := &sectionKeys{termination: s.TLS}
-		k.keys, k.err = newKeyRing(s.TLS)
+		k.keys, k.err = newKeySet(s.TLS)
 		o.keySets[s.Name] = k
 	}
 	return o
@@ -75,7 +75,7 @@ func sameTermination(a, b *registry.TLSTermination) bool {
 	return a == b || a.ClientCAs == b.ClientCAs && a.ClientCertOptional == b.ClientCertOptional && slices.Equal(a.Certificates, b.Certificates)
 }
 
-func newKeyRing(e *registry.TLSTermination) (*termination.Ring, error) {
+func newKeySet(e *registry.TLSTermination) (*termination.KeySet, error) {
 	// Unlike the gateway's own names these are for clients of any kind.
 	k := &termination.Keys{MinVersion: tls.VersionTLS12}
 	for i := range e.Certificates {
@@ -91,7 +91,7 @@ func newKeyRing(e *registry.TLSTermination) (*termination.Ring, error) {
 			return nil, errors.New("the CAs for clients hold no certificate")
 		}
 	}
-	return termination.NewRing(k)
+	return termination.NewKeySet(k)
 }
 
 // refuse ends a connection whose request goes nowhere. It takes the Router's
@@ -146,7 +146,7 @@ func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Ha
 	if k.err != nil {
 		return refuse(ends, h, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("section %q: %w", ends.Listener, k.err)})
 	}
-	inner, err := k.keys.End(ctx, c, ends.Name)
+	inner, err := k.keys.Server(ctx, c, ends.Name)
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Package termination ends TLS at the gateway, and has what is inside of it
-// served as if it had come in the clear: TLS is the one protocol that can nest.
+// Package termination terminates TLS at the gateway, and serves the stream inside as
+// if it had come in the clear: TLS is the one protocol that can nest.
 //
 //	one, two := &connect.Protocol{}, &h2.Protocol{}
 //	p := &termination.Protocol{
@@ -12,23 +12,22 @@
 //	}
 //	srv.Serve(ctx, tunnel.Listener{Listener: ln, Protocols: []tunnel.Protocol{p}})
 //
-// Whose a connection is, Hello says, which reads the ClientHello of every one
-// and serves those that are for others: there is one parser of hellos, and it
-// is the same whether TLS ends here or not. A hello for one of the gateway's
-// own names ends here, and with All any hello does.
+// Hello reads the ClientHello of every connection and serves those for other names:
+// there is one parser of hellos, whether TLS is terminated here or not. TLS for the
+// gateway's own names is terminated, and with All for any name.
 //
-// A client certificate is verified by Keys.ClientCAs, and who it says the
-// client is becomes the Peer of every request inside (see PeerOf). Where there
-// are no ClientCAs, nobody has an identity, whatever certificate they show.
+// A client certificate is verified by Keys.ClientCAs or Keys.Trust, and its identity
+// becomes the Peer of every request inside (see PeerOf). With neither, no client has
+// an identity, whatever its certificate.
 //
-// Use may be called at any time: connections that come later have the new
-// keys, and those that stand are left alone. No session is ever resumed, so
-// there is nothing of old keys to be taken along.
+// Use may be called at any time: later connections have the new keys, and those that
+// are open are not touched. No session is ever resumed, so nothing of old keys
+// survives.
 //
 // The handshake and the preamble inside have the listener's one deadline
-// together, and the handshake no more than MaxHandshake bytes. An end of
-// stream is close_notify, in either direction and without the other; an abort
-// is a TCP reset. A connection that ends without close_notify was cut.
+// together, and the handshake may have MaxHandshake bytes. The end of a stream is
+// close_notify, in each direction by itself; an abort is a TCP reset. A connection
+// that ends without close_notify was cut.
 //
-// The package reads no files, and takes no decision by what is inside.
+// The package reads no files, and decides nothing by what is inside.
 package termination

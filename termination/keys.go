@@ -10,57 +10,51 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Keys are what TLS is ended with. Neither they nor what they point to are
-// changed once they are in use.
+// Keys are the certificates for terminating TLS, and the CAs for its clients. Neither
+// they nor what they point to may change once they are in use.
 type Keys struct {
-	// Certificates are at least one. A client is shown the one that has the
-	// name it asks for and that it can verify, or else the first.
+	// Certificates has at least one. A client gets one with the name that it asks
+	// for and that it can verify, or else the first.
 	Certificates []tls.Certificate
 
-	// Names are those that end here; empty means the names of the
-	// certificates, without wildcards: that one could speak for every name
-	// below a domain does not mean that one wants to.
+	// Names are the names for which TLS is terminated; empty means the names of the
+	// certificates, but no wildcards: a certificate for all names below a domain
+	// does not mean that all of them are the gateway's.
 	Names []tunnel.Pattern
 
-	// ClientCAs verify the certificates of clients, whatever identity these
-	// have. Trust does so by trust domain: a client must have a SPIFFE id, and
-	// its certificate must be signed by a CA that is listed for the trust domain
-	// of this id, so that no CA can speak for the domain of another. One of the
-	// two may be set; with neither, no client is asked for a certificate, and
-	// nobody has an identity.
+	// ClientCAs verify the certificates of clients, with any identity. Trust does so
+	// by trust domain: a client must have a SPIFFE id, and its certificate must be
+	// signed by a CA that is listed for the trust domain of this id, so that no CA
+	// can speak for the domain of another. At most one of the two may be set; with
+	// neither, no client is asked for a certificate, and none has an identity.
 	ClientCAs *x509.CertPool
 	Trust     map[string][]*x509.Certificate
 
-	// Optional lets clients come without a certificate. Unverified also lets
-	// those come whose certificate can't be verified, or tells of nobody in
-	// particular; they have no identity.
+	// Optional admits clients without a certificate. Unverified also admits those
+	// whose certificate cannot be verified or has no identity. Both have none.
 	Optional   bool
 	Unverified bool
 
 	MinVersion uint16 // 0 means TLS 1.3; 1.2 is the least
 }
 
-// A ring is Keys made ready for use.
-type ring struct {
+// A KeySet is Keys prepared for handshakes.
+type KeySet struct {
 	config *tls.Config
-	verify func(*tls.ConnectionState) // of Unverified: finds the chains that crypto/tls did not look for
+	verify func(*tls.ConnectionState) // for Unverified: finds the chains that crypto/tls did not verify
 	names  []tunnel.Pattern
 	exact  map[tunnel.Name][]*tls.Certificate
-	wild   map[tunnel.Name][]*tls.Certificate // by what is behind "*."
+	wild   map[tunnel.Name][]*tls.Certificate // by the name after "*."
 	first  *tls.Certificate
 }
 
-// newRing checks k and makes it a ring. The inner protocols are told by alpn.
-func newRing(k *Keys, alpn []string) (*ring, error) {
-	return makeRing(k, alpn, len(k.Names) == 0)
-}
-
-// makeRing is newRing; with own, what the certificates name ends here.
-func makeRing(k *Keys, alpn []string, own bool) (*ring, error) {
+// newKeySet checks and prepares k, for clients that may choose among alpn. With own,
+// it owns the names of the certificates.
+func newKeySet(k *Keys, alpn []string, own bool) (*KeySet, error) {
 	if len(k.Certificates) == 0 {
 		return nil, errors.New("termination: no certificate")
 	}
-	r := &ring{
+	r := &KeySet{
 		names: slices.Clone(k.Names), first: &k.Certificates[0],
 		exact: make(map[tunnel.Name][]*tls.Certificate), wild: make(map[tunnel.Name][]*tls.Certificate),
 	}
@@ -115,8 +109,8 @@ func makeRing(k *Keys, alpn []string, own bool) (*ring, error) {
 	return r, nil
 }
 
-// add lists a certificate by its names; with own, those end here.
-func (r *ring) add(c *tls.Certificate, own bool) error {
+// add lists a certificate by its names; with own, the KeySet owns them.
+func (r *KeySet) add(c *tls.Certificate, own bool) error {
 	leaf := c.Leaf
 	if leaf == nil {
 		if len(c.Certificate) == 0 {
@@ -132,7 +126,7 @@ func (r *ring) add(c *tls.Certificate, own bool) error {
 		switch {
 		case err != nil && own:
 			return fmt.Errorf("termination: a name of a certificate: %w", err)
-		case err != nil: // nobody can ask for it
+		case err != nil: // no client can ask for it
 		case p.Wildcard:
 			r.wild[p.Suffix] = append(r.wild[p.Suffix], c)
 		default:
@@ -145,14 +139,14 @@ func (r *ring) add(c *tls.Certificate, own bool) error {
 	return nil
 }
 
-// owns reports whether TLS for n ends here.
-func (r *ring) owns(n tunnel.Name) bool {
+// owns reports whether TLS for n is terminated here.
+func (r *KeySet) owns(n tunnel.Name) bool {
 	return slices.ContainsFunc(r.names, func(p tunnel.Pattern) bool { return p.Matches(n) })
 }
 
 // find returns the certificates with the name n. A wildcard stands for one
 // label, RFC 9525 section 6.3.
-func (r *ring) find(n tunnel.Name) []*tls.Certificate {
+func (r *KeySet) find(n tunnel.Name) []*tls.Certificate {
 	if cs := r.exact[n]; cs != nil {
 		return cs
 	}
@@ -163,10 +157,10 @@ func (r *ring) find(n tunnel.Name) []*tls.Certificate {
 }
 
 // certificate is tls.Config.GetCertificate.
-func (r *ring) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+func (r *KeySet) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	name, err := tunnel.ParseName(hello.ServerName)
 	if err != nil {
-		return r.first, nil // it names nobody: what names are wrong, Hello has judged
+		return r.first, nil // there is no name: Hello refuses a malformed one
 	}
 	list := r.find(name)
 	for _, c := range list {
@@ -180,11 +174,11 @@ func (r *ring) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
 	return r.first, nil
 }
 
-// Config returns what k means to crypto/tls, for whoever ends TLS in another
-// way than a Protocol. Who the client is says PeerOf, which has been asked when
-// the handshake is complete.
+// Config returns k as a configuration of crypto/tls, for a caller that terminates TLS
+// without a Protocol. PeerOf returns the identity of the client, whose certificate
+// was checked when the handshake is complete.
 func (k *Keys) Config(alpn ...string) (*tls.Config, error) {
-	r, err := newRing(k, alpn)
+	r, err := newKeySet(k, alpn, len(k.Names) == 0)
 	if err != nil {
 		return nil, err
 	}

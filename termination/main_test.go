@@ -82,7 +82,7 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 	if err != nil {
 		return nil, err
 	}
-	return Begin(ctx, raw, d.cfg)
+	return Client(ctx, raw, d.cfg)
 }
 
 // roots returns what a client trusts.

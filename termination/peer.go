@@ -14,12 +14,12 @@ const (
 	spiffe   = "spiffe://"
 )
 
-// refuse makes the error of a client that is not let in.
+// refuse returns the error for a client that is not admitted.
 func refuse(format string, args ...any) error {
 	return tunnel.Refusef(tunnel.NoAuth, "termination: "+format, args...)
 }
 
-// PeerOf returns who a client is by the leaf of its verified chain, and the
+// PeerOf returns the identity of a client by the leaf of its verified chain, and the
 // zero Peer for one whose certificate was not verified. The ID is
 //
 //	spiffe://example.org/ns/a/sa/b   of a certificate with a SPIFFE id
@@ -27,11 +27,11 @@ func refuse(format string, args ...any) error {
 //	dns:a.example.org                with no URI: its first DNS name
 //	subject:CN=a,O=b                 with neither
 //
-// so that no CA's idea of a subject can pass for a SPIFFE id. It refuses a
-// certificate with several URIs, of which anybody could pick one
-// (CVE-2022-40716), and one with a malformed SPIFFE id. Whether the CA that has
-// signed it may speak for its trust domain was decided in the handshake, by
-// Keys.Trust. Its errors have the Reason NoAuth.
+// so that no subject can pass for a SPIFFE id. PeerOf refuses a certificate with
+// several URIs, of which different parsers could pick different ones
+// (CVE-2022-40716), and one with a malformed SPIFFE id. The handshake has checked by
+// Keys.Trust whether its CA may speak for the trust domain. Errors have the Reason
+// NoAuth.
 func PeerOf(cs *tls.ConnectionState) (tunnel.Peer, error) { return peerOf(cs, nil) }
 
 // peerOf is PeerOf; unless t is nil, it also refuses all but SPIFFE ids that a
@@ -43,7 +43,7 @@ func peerOf(cs *tls.ConnectionState, t trust) (tunnel.Peer, error) {
 	if n := len(cs.PeerCertificates); n > maxChain {
 		return tunnel.Peer{}, refuse("the client shows %d certificates, limit %d", n, maxChain)
 	}
-	// The leaf and no other: whatever else a client shows proves nothing of it.
+	// Only the leaf is the client's: its other certificates prove nothing about it.
 	leaf := cs.VerifiedChains[0][0]
 	id := ""
 	switch {

@@ -13,35 +13,35 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A Protocol ends TLS and serves what is inside. Its fields are not to be
-// changed once it serves, and it must not be copied.
+// A Protocol terminates TLS and serves the stream inside. Its fields must not change
+// once it serves, and it must not be copied.
 type Protocol struct {
-	// Hello reads every hello and serves those that are for others: an
-	// *sni.Protocol, and with All one that is Nameless. It must not consume
+	// Hello reads every hello and serves those for names that the Protocol does not
+	// own: an *sni.Protocol, and with All one that is Nameless. It must not consume
 	// the hello.
 	Hello Hello
 
-	// All has TLS end here whatever name is asked for, if any.
+	// All terminates TLS for any name, and without one.
 	All bool
 
-	// Inner are the protocols spoken inside of TLS, asked in order whose the
-	// stream is. ALPN is what of them clients may ask for, the first one first;
-	// empty means that ALPN is not spoken.
+	// Inner are the protocols inside TLS; the first whose Sniff accepts a stream
+	// serves it. ALPN is what clients may ask for, in order of preference; empty
+	// means that ALPN is not offered.
 	Inner []tunnel.Protocol
 	ALPN  []Offer
 
-	ring atomic.Pointer[ring]
+	keys atomic.Pointer[KeySet]
 }
 
-// An Offer is a name of ALPN (RFC 7301), and the protocols that are spoken where
-// it was chosen: they alone are asked whose the stream is.
+// An Offer is a name of ALPN (RFC 7301), and the protocols that may serve the stream
+// where it was chosen.
 type Offer struct {
 	Name      string
 	Protocols []tunnel.Protocol // nil means all that are inside
 }
 
-// chosen returns the protocols that may be inside where ALPN chose name, "" for
-// nothing.
+// chosen returns the protocols for a stream on which ALPN has chosen name; "" stands
+// for none.
 func (p *Protocol) chosen(name string) []tunnel.Protocol {
 	for _, o := range p.ALPN {
 		if o.Name == name && o.Protocols != nil {
@@ -63,27 +63,27 @@ var (
 	_ tunnel.Drainer          = (*Protocol)(nil)
 )
 
-// Use makes k the keys of the connections to come. Where it fails, those
-// before stay. A Protocol without any refuses what would end here.
+// Use makes k the keys of later connections. After an error the previous keys stay
+// in use. A Protocol without keys refuses the connections that it should terminate.
 func (p *Protocol) Use(k *Keys) error {
 	var names []string
 	for _, o := range p.ALPN {
 		names = append(names, o.Name)
 	}
-	r, err := newRing(k, names)
+	r, err := newKeySet(k, names, len(k.Names) == 0)
 	if err != nil {
 		return err
 	}
 	if !p.All && len(r.names) == 0 {
 		return errors.New("termination: no certificate has a name that could end here, wildcards aside: list the names")
 	}
-	p.ring.Store(r)
+	p.keys.Store(r)
 	return nil
 }
 
-// Owns reports whether TLS for n ends here.
+// Owns reports whether TLS for n is terminated here.
 func (p *Protocol) Owns(n tunnel.Name) bool {
-	r := p.ring.Load()
+	r := p.keys.Load()
 	return p.All || r != nil && r.owns(n)
 }
 
@@ -107,11 +107,11 @@ func (p *Protocol) Drain() {
 
 // ServeConn implements tunnel.Protocol.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	r := p.ring.Load() // one set of keys for all that follows
+	r := p.keys.Load() // one set of keys for all that follows
 	var own *tunnel.Request
 	err := p.Hello.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
 		if p.All || r != nil && r.owns(req.Name) {
-			own = req // which ends here, and its request is yet to come
+			own = req // terminated here; the request inside is not read yet
 			return
 		}
 		h.ServeTunnel(ctx, req)
@@ -124,12 +124,12 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		own.Refuse(err)
 		return err
 	}
-	held, err := hold(ctx)
+	held, err := reserveMemory(ctx)
 	if err != nil {
 		own.Refuse(err)
 		return err
 	}
-	inner, alpn, err := r.end(ctx, c, own.Name, &held)
+	inner, alpn, err := r.handshake(ctx, c, own.Name, &held)
 	if err != nil {
 		return err
 	}
@@ -140,9 +140,9 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 // answer and a stack.
 const handshakeMemory = 48 << 10 // bytes
 
-// hold counts an unfinished handshake in the accounts of memory, or refuses it where
-// its client has its share of that.
-func hold(ctx context.Context) (held tunnel.BufferAccount, err error) {
+// reserveMemory counts the memory of an unfinished handshake, or refuses it if the
+// client has its share of memory already.
+func reserveMemory(ctx context.Context) (held tunnel.BufferAccount, err error) {
 	held = tunnel.NewBufferAccount(ctx, true)
 	if err := held.CheckLimit(); err != nil {
 		return held, err
@@ -151,38 +151,38 @@ func hold(ctx context.Context) (held tunnel.BufferAccount, err error) {
 	return held, nil
 }
 
-// end ends TLS on c, whose hello was read for a name and is still there, and
-// returns what is inside, and what ALPN chose. After an error c has been ended.
-// held counts until the handshake is over.
-func (r *ring) end(ctx context.Context, c *tunnel.Conn, asked tunnel.Name, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
+// handshake terminates TLS on c, whose hello was read for the name asked and not
+// consumed. It returns the connection inside and what ALPN has chosen. After an error
+// c has been closed. The handshake counts in held until it is over.
+func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked tunnel.Name, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
 	defer held.Set(0)
 	tunnel.WillWait(ctx) // a signature takes a while, and so does the client
-	below := &below{Conn: c, left: MaxHandshake}
-	t := tls.Server(below, r.config)
+	transport := &tlsTransport{Conn: c, left: MaxHandshake}
+	t := tls.Server(transport, r.config)
 	if err := t.HandshakeContext(ctx); err != nil {
-		return nil, "", failed(ctx, c, below, err)
+		return nil, "", failed(ctx, c, transport, err)
 	}
 	cs := t.ConnectionState()
 	if name, _ := tunnel.ParseName(cs.ServerName); name != asked {
-		// Two parsers, and what the first one judged is not what this one saw.
+		// The two parsers of the hello disagree, and the first one decided.
 		_ = c.Abort()
 		return nil, "", tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked, name)
 	}
 	if r.verify != nil {
 		r.verify(&cs)
 	}
-	peer, err := PeerOf(&cs) // whom VerifyConnection has let pass
+	peer, err := PeerOf(&cs) // VerifyConnection has checked it
 	if err != nil {
 		_ = c.Abort()
 		return nil, "", err
 	}
-	below.carry()
-	return c.Nest(&stream{Conn: t, below: below, other: "client"}, peer), cs.NegotiatedProtocol, nil
+	transport.carry()
+	return c.Nest(&stream{Conn: t, transport: transport, peer: "client"}, peer), cs.NegotiatedProtocol, nil
 }
 
-// failed ends a connection whose handshake failed. An alert that was sent
+// failed closes a connection whose handshake failed, so that an alert that was sent
 // arrives.
-func failed(ctx context.Context, c *tunnel.Conn, b *below, err error) error {
+func failed(ctx context.Context, c *tunnel.Conn, b *tlsTransport, err error) error {
 	why := tunnel.BadHello
 	switch bad := (*tls.CertificateVerificationError)(nil); {
 	case ctx.Err() != nil:
@@ -193,7 +193,7 @@ func failed(ctx context.Context, c *tunnel.Conn, b *below, err error) error {
 		_ = c.Abort()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		_ = c.Abort()
-		return tunnel.Refusef(tunnel.HelloTimeout, "termination: the handshake is not complete in time, after %d bytes", b.taken())
+		return tunnel.Refusef(tunnel.HelloTimeout, "termination: the handshake is not complete in time, after %d bytes", b.received())
 	case errors.Is(err, io.EOF), b.broken(), strings.Contains(err.Error(), "remote error"):
 		why = tunnel.Gone // and perhaps said why, by an alert
 		_ = c.Close()

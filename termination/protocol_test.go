@@ -315,7 +315,7 @@ func TestLimits(t *testing.T) {
 		}
 	})
 	t.Run("bytes", func(t *testing.T) {
-		b := &below{Conn: zeros{}, left: MaxHandshake}
+		b := &tlsTransport{Conn: zeros{}, left: MaxHandshake}
 		n, err := io.Copy(io.Discard, b)
 		if n != MaxHandshake || !errors.Is(err, errTooLong) {
 			t.Errorf("read %d bytes and %v, want %d and the limit", n, err, MaxHandshake)

@@ -12,49 +12,48 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// MaxHandshake is how much a client may send until its handshake is complete,
-// in bytes: a hello of 64 KiB in small records, and a chain of certificates.
+// MaxHandshake limits the bytes that a client may send until its handshake is
+// complete: a hello of 64 KiB in small records, and a chain of certificates.
 const MaxHandshake = 160 << 10
 
 var errTooLong = errors.New("more than a handshake may have")
 
-// A below is what a tls.Conn is put upon: it bounds the handshake, and it takes
-// on what a write at its deadline could not send. crypto/tls would give up the
-// connection: half a record can't be taken back.
-type below struct {
+// A tlsTransport is the connection below a tls.Conn. It limits the handshake, and it
+// keeps the rest of a record that a write could not finish before its deadline:
+// crypto/tls would give up the connection, since half a record was sent.
+type tlsTransport struct {
 	net.Conn
 
 	mu   sync.Mutex // guards what follows
 	left int        // bytes that may still come; negative means any number
 	read int        // bytes that came, while they are counted
 	gone bool       // a read or write failed
-	cut  bool       // the connection's own end came
-	late bool       // a write could not be finished in time
+	cut  bool       // the connection has ended
+	late bool       // a write was not finished in time
 	rest []byte     // what it could not send: at most one chunk
 }
 
-// carry ends the handshake's limit.
-func (b *below) carry() {
+// carry lifts the limit of the handshake.
+func (b *tlsTransport) carry() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.left = -1
 }
 
-func (b *below) taken() int {
+func (b *tlsTransport) received() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.read
 }
 
-// broken reports whether it was the connection that failed, and not what came
-// over it.
-func (b *below) broken() bool {
+// broken reports whether the connection itself has failed.
+func (b *tlsTransport) broken() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.gone
 }
 
-func (b *below) Read(p []byte) (int, error) {
+func (b *tlsTransport) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	left := b.left
 	b.mu.Unlock()
@@ -81,16 +80,16 @@ func (b *below) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// NetConn returns the socket, whose keepalive the Relay sets.
-func (b *below) NetConn() net.Conn {
+// NetConn returns the socket: the Relay sets its keepalive.
+func (b *tlsTransport) NetConn() net.Conn {
 	if c, ok := b.Conn.(*tunnel.Conn); ok {
 		return c.Conn
 	}
 	return b.Conn
 }
 
-// Write is called by one at a time.
-func (b *below) Write(p []byte) (int, error) {
+// Write implements net.Conn. It must not be called twice at once.
+func (b *tlsTransport) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	carrying, rest := b.left < 0, b.rest
 	b.mu.Unlock()
@@ -116,9 +115,9 @@ func (b *below) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// keep takes on rest where err says that the time was up. n is what the caller
-// is told it has written.
-func (b *below) keep(rest []byte, n int, err error) (int, error) {
+// keep stores rest for the next Write if err is that of a deadline, and returns n,
+// which counts rest as written.
+func (b *tlsTransport) keep(rest []byte, n int, err error) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -129,8 +128,8 @@ func (b *below) keep(rest []byte, n int, err error) (int, error) {
 	return n, nil
 }
 
-// wasLate reports whether a write since the last call could not be finished.
-func (b *below) wasLate() bool {
+// wasLate reports whether a write since the last call was not finished in time.
+func (b *tlsTransport) wasLate() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	late := b.late
@@ -138,27 +137,26 @@ func (b *below) wasLate() bool {
 	return late
 }
 
-// SetWriteDeadline does nothing. Only crypto/tls calls it: it gives a
-// close_notify five seconds, and who reads slowly is to see the end all the
-// same.
-func (b *below) SetWriteDeadline(time.Time) error { return nil }
+// SetWriteDeadline does nothing. Only crypto/tls calls it, to give a close_notify five
+// seconds, and a slow reader should get the end all the same.
+func (b *tlsTransport) SetWriteDeadline(time.Time) error { return nil }
 
 // wasCut reports whether the connection ended.
-func (b *below) wasCut() bool {
+func (b *tlsTransport) wasCut() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.cut
 }
 
-// CloseWrite and Abort are the connection's.
-func (b *below) CloseWrite() error {
+// CloseWrite half-closes the connection.
+func (b *tlsTransport) CloseWrite() error {
 	if w, ok := b.Conn.(interface{ CloseWrite() error }); ok {
 		return w.CloseWrite()
 	}
 	return errors.ErrUnsupported
 }
 
-func (b *below) Abort() error {
+func (b *tlsTransport) Abort() error {
 	if a, ok := b.Conn.(tunnel.Aborter); ok {
 		return a.Abort()
 	}
@@ -168,17 +166,17 @@ func (b *below) Abort() error {
 	return b.Conn.Close()
 }
 
-// A stream is what is inside of TLS. A write that its deadline ended may be
-// followed by others: what it says it has written arrives first.
+// A stream is the stream inside TLS. Other writes may follow one that its deadline
+// has ended: what that one has counted as written arrives first.
 type stream struct {
 	*tls.Conn
-	below *below
-	other string // who is at the other end: "client" or "service"
+	transport *tlsTransport
+	peer      string // "client" or "service"
 
 	writing sync.Mutex
 
 	mu    sync.Mutex // guards what follows
-	limit time.Time  // of writes
+	limit time.Time  // the write deadline
 	ended bool       // CloseWrite was called
 }
 
@@ -187,26 +185,26 @@ var (
 	_ tunnel.Aborter = (*stream)(nil)
 )
 
-// A cutError is the end of a connection that somebody, the client or the
-// service, has left without a word in TLS.
+// A cutError is the end of a connection that the peer, "client" or "service", has
+// closed without close_notify.
 type cutError string
 
-func (who cutError) Error() string { return "the " + string(who) + " ended TLS without close_notify" }
-func (cutError) Unwrap() error     { return io.ErrUnexpectedEOF }
+func (peer cutError) Error() string { return "the " + string(peer) + " ended TLS without close_notify" }
+func (cutError) Unwrap() error      { return io.ErrUnexpectedEOF }
 
-// Read gives io.EOF for close_notify alone. crypto/tls takes a TCP FIN between
-// two records for an end, too, and anybody on the way can send that.
+// Read returns io.EOF only for close_notify. crypto/tls also does so for a TCP FIN
+// between two records, which anybody on the path can forge.
 func (s *stream) Read(p []byte) (int, error) {
 	n, err := s.Conn.Read(p)
-	if (err == io.EOF || err == io.ErrUnexpectedEOF) && s.below.wasCut() {
-		err = cutError(s.other)
+	if (err == io.EOF || err == io.ErrUnexpectedEOF) && s.transport.wasCut() {
+		err = cutError(s.peer)
 	}
 	return n, err
 }
 
 const (
-	chunk   = 16 << 10    // bytes; what a record holds
-	closing = time.Second // for a close_notify to leave
+	maxRecord          = 16 << 10    // bytes in a TLS record
+	closeNotifyTimeout = time.Second // for close_notify to be written
 )
 
 func (s *stream) Write(p []byte) (int, error) {
@@ -217,11 +215,11 @@ func (s *stream) Write(p []byte) (int, error) {
 		if err := s.writable(); err != nil {
 			return done, err
 		}
-		n, err := s.Conn.Write(p[done:min(done+chunk, len(p))])
+		n, err := s.Conn.Write(p[done:min(done+maxRecord, len(p))])
 		if done += n; err != nil {
 			return done, err
 		}
-		if s.below.wasLate() {
+		if s.transport.wasLate() {
 			return done, os.ErrDeadlineExceeded
 		}
 	}
@@ -243,32 +241,32 @@ func (s *stream) CloseWrite() error {
 	s.ended = true
 	s.mu.Unlock()
 	err := s.Conn.CloseWrite()
-	if err == nil && s.below.wasLate() {
+	if err == nil && s.transport.wasLate() {
 		err = os.ErrDeadlineExceeded
 	}
 	return err
 }
 
-// Close closes the connection, with a close_notify if that can be sent soon.
+// Close closes the connection, after a close_notify if that can be written in time.
 func (s *stream) Close() error {
-	_ = s.below.Conn.SetWriteDeadline(time.Now().Add(closing))
+	_ = s.transport.Conn.SetWriteDeadline(time.Now().Add(closeNotifyTimeout))
 	return s.Conn.Close()
 }
 
-// Abort cuts the connection below TLS: what is missing is a close_notify.
-func (s *stream) Abort() error { return s.below.Abort() }
+// Abort resets the connection, without close_notify.
+func (s *stream) Abort() error { return s.transport.Abort() }
 
 func (s *stream) SetDeadline(t time.Time) error {
-	s.limits(t)
-	return s.below.Conn.SetDeadline(t)
+	s.setWriteLimit(t)
+	return s.transport.Conn.SetDeadline(t)
 }
 
 func (s *stream) SetWriteDeadline(t time.Time) error {
-	s.limits(t)
-	return s.below.Conn.SetWriteDeadline(t)
+	s.setWriteLimit(t)
+	return s.transport.Conn.SetWriteDeadline(t)
 }
 
-func (s *stream) limits(t time.Time) {
+func (s *stream) setWriteLimit(t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limit = t

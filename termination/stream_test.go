@@ -20,7 +20,7 @@ import (
 func TestStream(t *testing.T) {
 	ca := newCA(t, "example.test")
 	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
-	r, err := newRing(keys, nil)
+	r, err := newKeySet(keys, nil, len(keys.Names) == 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,13 +40,13 @@ func TestStream(t *testing.T) {
 				ends <- nil
 				return
 			}
-			b := &below{Conn: raw, left: MaxHandshake}
+			b := &tlsTransport{Conn: raw, left: MaxHandshake}
 			s := tls.Server(b, r.config)
 			if err := s.Handshake(); err != nil {
 				t.Error(err)
 			}
 			b.carry()
-			ends <- &stream{Conn: s, below: b}
+			ends <- &stream{Conn: s, transport: b}
 		}()
 		near, err := tlsDialer{roots(ca, "gw.example.test")}.DialContext(context.Background(), "tcp", ln.Addr().String())
 		if err != nil {
@@ -169,9 +169,9 @@ func (d tlsOver) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	b := &below{Conn: raw, left: -1}
+	b := &tlsTransport{Conn: raw, left: -1}
 	t := tls.Client(b, d.cfg)
-	return &stream{Conn: t, below: b}, t.HandshakeContext(ctx)
+	return &stream{Conn: t, transport: b}, t.HandshakeContext(ctx)
 }
 
 // TestSlowReaderSeesTheEnd: an end waits for who reads slowly, longer than
@@ -179,13 +179,13 @@ func (d tlsOver) DialContext(ctx context.Context, network, addr string) (net.Con
 func TestSlowReaderSeesTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := newCA(t, "example.test")
-		r, err := newRing(&Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}, nil)
+		r, err := newKeySet(&Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}, nil, true)
 		if err != nil {
 			t.Fatal(err)
 		}
 		near, far := net.Pipe() // holds nothing
-		below := &below{Conn: far, left: -1}
-		server := &stream{Conn: tls.Server(below, r.config), below: below}
+		transport := &tlsTransport{Conn: far, left: -1}
+		server := &stream{Conn: tls.Server(transport, r.config), transport: transport}
 		client := tls.Client(near, roots(ca, "gw.example.test"))
 		go func() { _ = client.Handshake() }()
 		if err := server.Handshake(); err != nil {
@@ -222,8 +222,8 @@ func TestSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer raw.Close()
-	for _, below := range []*below{{Conn: raw}, {Conn: tunnel.NewConn(raw)}} {
-		var c net.Conn = &stream{Conn: tls.Server(below, &tls.Config{}), below: below}
+	for _, transport := range []*tlsTransport{{Conn: raw}, {Conn: tunnel.NewConn(raw)}} {
+		var c net.Conn = &stream{Conn: tls.Server(transport, &tls.Config{}), transport: transport}
 		for {
 			over, ok := c.(interface{ NetConn() net.Conn })
 			if !ok {

@@ -11,9 +11,9 @@ import (
 // A trust has the CAs of each trust domain. They speak for it and for no other.
 type trust map[string][]*x509.Certificate
 
-// newTrust returns the trust that k asks for, which is nil where any identity
-// will do, and all CAs that may have signed a client's certificate. These are
-// nil where no client is asked for one.
+// newTrust returns the trust of k, which is nil where any identity is accepted, and
+// all CAs that may have signed a client's certificate. These are nil where no client
+// is asked for one.
 func newTrust(k *Keys) (trust, *x509.CertPool, error) {
 	switch {
 	case k.Trust == nil:
@@ -39,8 +39,8 @@ func newTrust(k *Keys) (trust, *x509.CertPool, error) {
 	return t, all, nil
 }
 
-// check refuses an id of a trust domain that t does not have, or that is not
-// among those for which a CA that has signed it speaks. A nil trust has all.
+// check refuses an id whose trust domain t does not have, or whose certificate was
+// signed by a CA of another one. A nil trust accepts all.
 func (t trust) check(domain string, chains [][]*x509.Certificate) error {
 	if t == nil {
 		return nil

@@ -34,8 +34,8 @@ func forge(t *testing.T, ca *testca.CA, domain string) *tls.Certificate {
 	return &pair.TLS
 }
 
-// TestTrust: a CA speaks for its own trust domain, wherever TLS ends: at a
-// Protocol, and at a Ring to which clients may come that are nobody.
+// TestTrust: a CA speaks for its own trust domain alone, in a Protocol and in a KeySet
+// that admits clients without an identity.
 func TestTrust(t *testing.T) {
 	a, b := newCA(t, "a.test"), newCA(t, "b.test")
 	renewed := newCA(t, "a.test") // the CA that takes the place of a
@@ -62,11 +62,11 @@ func TestTrust(t *testing.T) {
 		for _, kind := range []string{"required", "optional", "unverified"} {
 			t.Run(tt.name+"/"+kind, func(t *testing.T) {
 				keys := &Keys{Certificates: []tls.Certificate{gw}, Trust: tt.trust, Optional: kind == "optional", Unverified: kind == "unverified"}
-				ring, err := NewRing(keys)
+				set, err := NewKeySet(keys)
 				if err != nil {
 					t.Fatal(err)
 				}
-				g := serve(t, table{"gw.test": to}, tunnel.Limits{}, &ender{ring: ring})
+				g := serve(t, table{"gw.test": to}, tunnel.Limits{}, &terminator{keys: set})
 				cfg := roots(a, "gw.test")
 				cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return tt.cert, nil }
 				c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.Addr)

@@ -181,7 +181,7 @@ func (d *tlsDialer) DialContext(ctx context.Context, network, addr string) (net.
 // handshake starts TLS on c, and closes c where that fails.
 func (d *tlsDialer) handshake(ctx context.Context, c net.Conn, to string) (net.Conn, error) {
 	tunnel.WillWait(ctx) // for the service, and for what its signature takes to verify
-	s, err := termination.Begin(ctx, c, d.config)
+	s, err := termination.Client(ctx, c, d.config)
 	if err == nil {
 		return s, nil
 	}

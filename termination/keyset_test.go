@@ -15,18 +15,18 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// An ender ends TLS by a Ring and asks for what the hello does.
-type ender struct {
+// A terminator terminates TLS by a KeySet and requests the name in the hello.
+type terminator struct {
 	sni.Protocol
-	ring *Ring
+	keys *KeySet
 }
 
-func (e *ender) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+func (e *terminator) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	var asked *tunnel.Request
 	if err := e.Protocol.ServeConn(ctx, c, tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) { asked = req })); err != nil {
 		return err
 	}
-	inner, err := e.ring.End(ctx, c, asked.Name)
+	inner, err := e.keys.Server(ctx, c, asked.Name)
 	if err != nil {
 		return err
 	}
@@ -36,17 +36,17 @@ func (e *ender) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler)
 	return nil
 }
 
-// By a Ring a stream inside of TLS is a tunnel, of whoever is proved to call:
-// nobody, where a certificate that can't be verified may pass.
-func TestRing(t *testing.T) {
+// TestKeySet: the stream inside TLS is a tunnel, with the identity of a certificate
+// that was verified, and with none where others are admitted.
+func TestKeySet(t *testing.T) {
 	ca, other := newCA(t, "ring.test"), newCA(t, "other.test")
 	to := testnet.Greeting(t, "hello")
 	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "*.gw.test", "odd_name.*.test").TLS}, MinVersion: tls.VersionTLS12, ClientCAs: ca.Pool(), Optional: true, Unverified: true}
-	ring, err := NewRing(keys)
+	set, err := NewKeySet(keys)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := serve(t, table{"a.gw.test": to.Addr()}, tunnel.Limits{}, &ender{ring: ring})
+	g := serve(t, table{"a.gw.test": to.Addr()}, tunnel.Limits{}, &terminator{keys: set})
 	good, strange := issue(t, ca, "alice").TLS, issue(t, other, "alice").TLS
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		for _, test := range []struct {
@@ -77,12 +77,12 @@ func TestRing(t *testing.T) {
 			}
 		}
 	}
-	// Who is of another trust domain may come, too, and is nobody.
+	// A client of another trust domain is admitted, too, without an identity.
 	keys.ClientCAs, keys.Trust = nil, trust{"elsewhere.test": {ca.Root()}, "other.test": {other.Root()}}
-	if ring, err = NewRing(keys); err != nil {
+	if set, err = NewKeySet(keys); err != nil {
 		t.Fatal(err)
 	}
-	g = serve(t, table{"a.gw.test": to.Addr()}, tunnel.Limits{}, &ender{ring: ring})
+	g = serve(t, table{"a.gw.test": to.Addr()}, tunnel.Limits{}, &terminator{keys: set})
 	cfg := roots(ca, "a.gw.test")
 	cfg.Certificates = []tls.Certificate{good}
 	c, err := tlsDialer{cfg}.DialContext(t.Context(), "tcp", g.Addr)
@@ -103,13 +103,13 @@ func TestRing(t *testing.T) {
 		"no certificate":      {},
 		"no CA to verify":     {Certificates: keys.Certificates, Unverified: true},
 	} {
-		if _, err := NewRing(k); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := NewKeySet(k); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
 	}
 }
 
-// Begin closes the connection where it fails, and says how.
+// Client closes the connection where it fails, and says how.
 func TestBeginFails(t *testing.T) {
 	ca := newCA(t, "begin.test")
 	server := testnet.ServeTLS(t, &tls.Config{Certificates: []tls.Certificate{issue(t, ca, "a", "a.test").TLS}}, nil)
@@ -131,7 +131,7 @@ func TestBeginFails(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := Begin(ctx, raw, roots(ca, test.name))
+		c, err := Client(ctx, raw, roots(ca, test.name))
 		if c != nil || err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, %v", test.want, c, err)
 		}

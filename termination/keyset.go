@@ -1,0 +1,75 @@
+package termination
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"culvert.dev/tunnel"
+)
+
+// NewKeySet prepares k for a caller that chooses the keys for each hello itself: k.Names
+// must be empty, and the KeySet neither owns names nor speaks ALPN.
+func NewKeySet(k *Keys) (*KeySet, error) {
+	if len(k.Names) > 0 {
+		return nil, errors.New("termination: a key set has no names of its own")
+	}
+	return newKeySet(k, nil, false)
+}
+
+// Server terminates TLS on c, whose hello was read for name and not consumed; a
+// hello without a name has the zero one. It returns the connection inside TLS, with
+// the client's identity. After an error, which is one for ServeConn to return, c has
+// been closed, after an alert where the client should know.
+func (r *KeySet) Server(ctx context.Context, c *tunnel.Conn, name tunnel.Name) (*tunnel.Conn, error) {
+	held, err := reserveMemory(ctx)
+	if err != nil {
+		_ = c.Abort()
+		return nil, err
+	}
+	inner, _, err := r.handshake(ctx, c, name, &held)
+	return inner, err
+}
+
+// Client speaks TLS as a client on c, which it owns from now on. It returns a
+// tunnel.Stream that is a tunnel.Aborter. After an error c is closed.
+func Client(ctx context.Context, c net.Conn, config *tls.Config) (net.Conn, error) {
+	transport := &tlsTransport{Conn: c, left: MaxHandshake}
+	t := tls.Client(transport, config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		_ = c.Close()
+		if errors.Is(err, io.EOF) || transport.broken() && ctx.Err() == nil {
+			err = fmt.Errorf("the connection ended in the handshake: %w", err)
+		}
+		return nil, err
+	}
+	transport.carry()
+	return &stream{Conn: t, transport: transport, peer: "service"}, nil
+}
+
+// verifyClient sets the verified chains of a client that may also have none, and
+// leaves them empty if peerOf would refuse the client.
+func verifyClient(cs *tls.ConnectionState, roots *x509.CertPool, t trust) {
+	n := len(cs.PeerCertificates)
+	if n == 0 || n > maxChain {
+		return
+	}
+	between := x509.NewCertPool()
+	for _, c := range cs.PeerCertificates[1:] {
+		between.AddCert(c)
+	}
+	chains, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	if err != nil {
+		return
+	}
+	cs.VerifiedChains = chains
+	if _, err := peerOf(cs, t); err != nil {
+		cs.VerifiedChains = nil
+	}
+}
