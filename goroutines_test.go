@@ -45,7 +45,7 @@ var uncaught = map[string]string{
 	"tunnel/relay_pump.go pump.waits":                "await guards what it calls",
 	"tunnel/relay_pump.go pump.wake":                 "run guards what it calls",
 	"tunnel/server.go Server.admit":                  "the sweep compares times, and ends connections by a lock of their own",
-	"udp/session.go door.admit":                      "the sweep compares times, and recovers for each session that it ends",
+	"udp/session.go activeListener.admit":            "the sweep compares times, and recovers for each session that it ends",
 }
 
 // TestGoroutinesRecover: a panic in a goroutine ends the process, so each one

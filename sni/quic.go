@@ -370,9 +370,9 @@ func (q *QUIC) again(frames []byte) error {
 	return err
 }
 
-// Heard takes note of what the server says to the client: after a Retry the
+// ServiceDatagram takes note of what the server says to the client: after a Retry the
 // client's Initials have other keys.
-func (q *QUIC) Heard(datagram []byte) {
+func (q *QUIC) ServiceDatagram(datagram []byte) {
 	if len(datagram) == 0 || datagram[0]&0x80 == 0 {
 		return
 	}

@@ -32,15 +32,15 @@ func FuzzQUIC(f *testing.F) {
 		before := bytes.Clone(a)
 		testnet.Bounded(t, 2*len(a)+2*len(b)+MaxQUICHello+8<<10, func() {
 			var q QUIC
-			q.Heard(b)
-			v, err := q.Ask(a, &tunnel.Request{})
+			q.ServiceDatagram(b)
+			v, err := q.ReadHello(a, &tunnel.Request{})
 			if v == tunnel.No && err == nil || v == tunnel.Yes && err != nil {
-				t.Errorf("Ask = %d, %v", v, err)
+				t.Errorf("ReadHello = %d, %v", v, err)
 			}
 			if r := q.Refuse(err); err != nil && len(r) > len(a) {
 				t.Errorf("%d bytes of answer to %d", len(r), len(a))
 			}
-			_, _ = q.Ask(b, &tunnel.Request{})
+			_, _ = q.ReadHello(b, &tunnel.Request{})
 			_ = q.Check(b)
 		})
 		if !bytes.Equal(a, before) {

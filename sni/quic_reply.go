@@ -101,10 +101,10 @@ func reasonOf(err error) error {
 	return err
 }
 
-// Ask takes in a datagram of the client and says whether req, of which it
+// ReadHello takes in a datagram of the client and says whether req, of which it
 // fills in Name and ALPN, is complete: Yes, or More. Of More with an error the
 // datagram is to be dropped, and No is the end of it, for the error's Reason.
-func (q *QUIC) Ask(datagram []byte, req *tunnel.Request) (tunnel.Verdict, error) {
+func (q *QUIC) ReadHello(datagram []byte, req *tunnel.Request) (tunnel.Verdict, error) {
 	h, err := q.Feed(datagram)
 	switch {
 	case err == nil && h.NameErr != nil:

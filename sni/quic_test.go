@@ -222,15 +222,15 @@ func TestQUICRefuses(t *testing.T) {
 			sent := 0
 			for _, d := range c.datagrams {
 				sent += len(d)
-				if v, err = q.Ask(d, &tunnel.Request{}); v != tunnel.More {
+				if v, err = q.ReadHello(d, &tunnel.Request{}); v != tunnel.More {
 					break
 				}
 			}
 			if v != tunnel.No || tunnel.ReasonOf(err) != c.reason || !strings.Contains(err.Error(), c.text) {
-				t.Fatalf("Ask = %d, %v (%s), want No, %q (%s)", v, err, tunnel.ReasonOf(err), c.text, c.reason)
+				t.Fatalf("ReadHello = %d, %v (%s), want No, %q (%s)", v, err, tunnel.ReasonOf(err), c.text, c.reason)
 			}
 			checkClose(t, q.Refuse(err), c.code, sent)
-			if again, err := q.Ask(initial(t, 99, crypto(0, msg)), &tunnel.Request{}); c.reason == tunnel.BadHello && again != tunnel.No {
+			if again, err := q.ReadHello(initial(t, 99, crypto(0, msg)), &tunnel.Request{}); c.reason == tunnel.BadHello && again != tunnel.No {
 				t.Errorf("a good datagram after it: %d, %v", again, err)
 			}
 		})
@@ -303,9 +303,9 @@ func TestVersionNegotiation(t *testing.T) {
 	}
 	var q QUIC
 	d := ask(0xff00001d, 1200)
-	v, err := q.Ask(d, &tunnel.Request{})
+	v, err := q.ReadHello(d, &tunnel.Request{})
 	if v != tunnel.No || tunnel.ReasonOf(err) != tunnel.Unsupported {
-		t.Fatalf("Ask = %d, %v, want No for unsupported", v, err)
+		t.Fatalf("ReadHello = %d, %v, want No for unsupported", v, err)
 	}
 	// RFC 8999 section 6: version 0, the client's ids in places changed, versions.
 	want := join([]byte{0, 0, 0, 0}, vec8(clientID), vec8(firstID), []byte{0, 0, 0, 1, 0x6b, 0x33, 0x43, 0xcf})
@@ -379,8 +379,8 @@ func TestQUICCheck(t *testing.T) {
 			if _, err := q.Feed(initial(t, 0, crypto(0, msg))); err != nil {
 				t.Fatal(err)
 			}
-			q.Heard(c.heard)
-			q.Heard(packet{typ: packetHandshake, dcid: clientID, scid: serverID}.seal(t))
+			q.ServiceDatagram(c.heard)
+			q.ServiceDatagram(packet{typ: packetHandshake, dcid: clientID, scid: serverID}.seal(t))
 			for i, d := range c.sent {
 				want := c.ok || i < len(c.sent)-1
 				if got := q.Check(d); got != want {
@@ -408,12 +408,12 @@ func TestQUICStrays(t *testing.T) {
 		"Handshake":          packet{typ: packetHandshake, dcid: firstID, frames: make([]byte, 1200)}.seal(t),
 		"another version":    join([]byte{0xc3, 0xff, 0, 0, 0x1d}, vec8(firstID), vec8(clientID), make([]byte, 1200)),
 	} {
-		if v, err := q.Ask(d, &tunnel.Request{}); v != tunnel.More || !errors.Is(err, ErrStray) {
+		if v, err := q.ReadHello(d, &tunnel.Request{}); v != tunnel.More || !errors.Is(err, ErrStray) {
 			t.Errorf("%s: %d, %v, want More and ErrStray", name, v, err)
 		}
 	}
 	var req tunnel.Request
-	if v, err := q.Ask(initial(t, 1, crypto(60, msg[60:])), &req); v != tunnel.Yes || err != nil || req.Name.String() != svc {
+	if v, err := q.ReadHello(initial(t, 1, crypto(60, msg[60:])), &req); v != tunnel.Yes || err != nil || req.Name.String() != svc {
 		t.Errorf("the rest: %d, %v, %q, want Yes and %q", v, err, req.Name, svc)
 	}
 }

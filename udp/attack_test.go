@@ -125,7 +125,7 @@ func TestAnsweredOnceIsHalfOpen(t *testing.T) {
 // and the first bytes of each session, which are its hello, never want for it.
 func TestRoomIsShared(t *testing.T) {
 	s := &Server{}
-	d := &door{s: s}
+	d := &activeListener{s: s}
 	full := make([]byte, 1<<10)
 	hold := func(src *tunnel.Client, n int) (k *session, all bool) {
 		k = &session{d: d, src: src}
@@ -153,8 +153,8 @@ func TestRoomIsShared(t *testing.T) {
 	}
 	one := &tunnel.Client{}
 	fill(one)
-	if s.waits[one] > maxAllWaiting/2+firstWaiting {
-		t.Errorf("one source has %d bytes of %d", s.waits[one], maxAllWaiting)
+	if s.waitingBy[one] > maxAllWaiting/2+firstWaiting {
+		t.Errorf("one source has %d bytes of %d", s.waitingBy[one], maxAllWaiting)
 	}
 	k, all := hold(&tunnel.Client{}, maxWaiting/len(full))
 	if !all {
@@ -170,7 +170,7 @@ func TestRoomIsShared(t *testing.T) {
 	for _, k := range append(held, k, first) {
 		k.release()
 	}
-	if s.waiting != 0 || len(s.waits) != 0 {
-		t.Errorf("%d bytes wait at the end, %v", s.waiting, s.waits)
+	if s.waiting != 0 || len(s.waitingBy) != 0 {
+		t.Errorf("%d bytes wait at the end, %v", s.waiting, s.waitingBy)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A list is of sessions that are not proven.
+// A list has the sessions that are not proven.
 type list struct {
 	n     int
 	queue tunnel.Queue[*session]
@@ -30,35 +30,35 @@ func (l *list) remove(k *session) {
 	l.queue.Remove(&k.place)
 }
 
-// expired says whether a session's time is up. The caller holds mu.
+// expired reports whether a session's time is up, and the reason. The caller holds mu.
 func (k *session) expired(now time.Time) (tunnel.Reason, bool) {
 	switch k.state {
 	case asking:
 		most := limit(k.d.s.Limits.HandshakeTimeout, tunnel.DefaultHandshakeTimeout)
 		return tunnel.HelloTimeout, most > 0 && now.Sub(k.start) >= most
 	case carried, local:
-		idle := k.quiet()
+		idle := k.idleTimeout()
 		return tunnel.Idle, idle > 0 && now.Sub(k.start)-time.Duration(k.moved.Load()) >= idle
 	case refused:
-		return "", now.Sub(k.since) >= refusedFor
+		return "", now.Sub(k.since) >= refusalMemory
 	}
 	return "", false
 }
 
-// quiet is how long a session may be quiet, 0 for ever.
-func (k *session) quiet() time.Duration {
+// idleTimeout returns how long a session may be without a datagram; 0 means for ever.
+func (k *session) idleTimeout() time.Duration {
 	idle := k.idle
 	if k.state == local {
 		idle = max(limit(k.d.s.IdleTimeout, DefaultIdleTimeout), 0)
 	}
 	settled := !k.half
 	if k.opening == nil {
-		// A question or two and the answers are over when they are. Who sends
-		// and never hears is served for as long as he goes on.
-		settled = k.sent.Load() > 2 && (k.answered.Load() || time.Duration(k.moved.Load()) >= proof)
+		// A question or two are over with their answers. A client that only sends is
+		// served for as long as it goes on.
+		settled = k.sent.Load() > 2 && (k.answered.Load() || time.Duration(k.moved.Load()) >= provenAfter)
 	}
-	if !settled && (idle == 0 || idle > brief) {
-		return brief
+	if !settled && (idle == 0 || idle > briefIdleTimeout) {
+		return briefIdleTimeout
 	}
 	return idle
 }

@@ -21,14 +21,14 @@ const (
 // LocalIDLen is how long a Local's connection ids are, in bytes.
 const LocalIDLen = 12
 
-// A Local is the part of a Listener's traffic that ends here: the connections
-// to names of the gateway's own, and what nobody else knows. It is a
-// net.PacketConn for a QUIC library, which sees clients at their own addresses
-// and follows them when they move. Make one with NewLocal.
+// A Local is the part of a Listener's traffic that ends here: the connections to the
+// gateway's own names, and datagrams that belong to no session. It is a
+// net.PacketConn for a QUIC library, which gets clients at their own addresses and
+// follows them when they move. Make one with NewLocal.
 //
-// The library should take its connection ids from NewID: by those its packets
-// are known wherever they come from, also those of a client that has sessions
-// with services from the same socket.
+// The library should take its connection ids from NewID: its packets are recognized
+// by them wherever they come from, also those of a client that has sessions with
+// services from the same socket.
 type Local struct {
 	conn  *net.UDPConn
 	seed  maphash.Seed
@@ -38,8 +38,8 @@ type Local struct {
 	close sync.Once
 	read  deadline
 
-	mu   sync.Mutex // guards door
-	door *door
+	mu       sync.Mutex // guards door
+	listener *activeListener
 }
 
 type localDatagram struct {
@@ -55,8 +55,8 @@ func NewLocal(c *net.UDPConn) *Local {
 	return &Local{conn: c, seed: maphash.MakeSeed(), queue: make(chan localDatagram, localQueue), done: make(chan struct{}), read: deadline{passed: make(chan struct{})}}
 }
 
-// NewID returns a connection id of LocalIDLen bytes. It can't be told from
-// random ones but by this Local.
+// NewID returns a connection id of LocalIDLen bytes. Only this Local can tell it from
+// a random one.
 func (l *Local) NewID() []byte {
 	id := make([]byte, LocalIDLen)
 	_, _ = rand.Read(id) // which never fails
@@ -64,25 +64,25 @@ func (l *Local) NewID() []byte {
 	return id
 }
 
-// localRandom is how much of an id is random; the rest is its mark.
+// localRandom is the number of random bytes of an id; the rest is its mark.
 const localRandom = 6
 
 func (l *Local) mark(id []byte) []byte {
 	return binary.BigEndian.AppendUint64(nil, maphash.Bytes(l.seed, id[:localRandom]))[:LocalIDLen-localRandom]
 }
 
-// owns reports whether id was made by NewID, chance aside.
+// owns reports whether NewID has made id, but for chance.
 func (l *Local) owns(id []byte) bool {
 	return len(id) == LocalIDLen && bytes.Equal(id[localRandom:], l.mark(id))
 }
 
-func (l *Local) attach(d *door) {
+func (l *Local) attach(d *activeListener) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.door = d
+	l.listener = d
 }
 
-// push hands on a copy of b, unless too much is waiting.
+// push queues a copy of b, unless too much is waiting.
 func (l *Local) push(b []byte, from netip.AddrPort) {
 	if l.size.Add(int64(len(b))) > localBytes {
 		l.size.Add(int64(-len(b)))
@@ -130,7 +130,7 @@ func (l *Local) WriteTo(b []byte, addr net.Addr) (int, error) {
 	to := ua.AddrPort()
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
 	l.mu.Lock()
-	d := l.door
+	d := l.listener
 	l.mu.Unlock()
 	if d == nil {
 		return l.conn.WriteToUDPAddrPort(b, to)
@@ -141,10 +141,10 @@ func (l *Local) WriteTo(b []byte, addr net.Addr) (int, error) {
 	return len(b), nil
 }
 
-// answerOf returns the address that a Local's client wrote to, and takes note
-// of the id that it is given, and of a 1-RTT packet in answer to one that was
-// written to it: the Local has heard the client's end of the handshake.
-func (d *door) answerOf(b []byte, to netip.AddrPort) netip.Addr {
+// answerOf returns the address that a Local's client wrote to. It notes the id that b
+// gives to the client, and a 1-RTT packet to a client that has written to such an id:
+// the Local has got the client's end of the handshake.
+func (d *activeListener) answerOf(b []byte, to netip.AddrPort) netip.Addr {
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
 	c, ok := d.answers[to]
@@ -161,7 +161,7 @@ func (d *door) answerOf(b []byte, to netip.AddrPort) netip.Addr {
 		case long && version != 0:
 			k.ids.heard, k.ids.size = string(scid), len(scid)
 			k.ids.add(k, scid)
-		case !long && k.echoed.Load():
+		case !long && k.usesServiceID.Load():
 			k.proven()
 		}
 		break

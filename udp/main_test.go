@@ -78,10 +78,10 @@ func newRig(t testing.TB, ln Listener, change func(*Server)) *rig {
 		if r.s.waiting != 0 {
 			t.Errorf("%d bytes waiting at the end", r.s.waiting)
 		}
-		if r.s.sockets.n+r.s.sockets.unproven.Len()+r.s.sockets.answered.Len()+r.s.sockets.again.Len()+len(r.s.waits) != 0 {
-			t.Errorf("counted at the end: %+v, %v", &r.s.sockets, r.s.waits)
+		if r.s.sockets.n+r.s.sockets.unproven.Len()+r.s.sockets.answered.Len()+r.s.sockets.again.Len()+len(r.s.waitingBy) != 0 {
+			t.Errorf("counted at the end: %+v, %v", &r.s.sockets, r.s.waitingBy)
 		}
-		for d := range r.s.doors {
+		for d := range r.s.listeners {
 			if len(d.callers) != 0 {
 				t.Errorf("%d callers at the end", len(d.callers))
 			}
@@ -228,7 +228,7 @@ type fakeOpening struct {
 	heard int
 }
 
-func (f *fakeOpening) Ask(b []byte, req *tunnel.Request) (tunnel.Verdict, error) {
+func (f *fakeOpening) ReadHello(b []byte, req *tunnel.Request) (tunnel.Verdict, error) {
 	body := "" // what begins with a length that is not there
 	if at := len(b) - int(b[len(b)-1]) - 1; at >= 0 {
 		body = string(b[at : len(b)-1])
@@ -254,7 +254,7 @@ func (f *fakeOpening) Ask(b []byte, req *tunnel.Request) (tunnel.Verdict, error)
 
 func (f *fakeOpening) Refuse(err error) []byte { return []byte("no: " + string(tunnel.ReasonOf(err))) }
 func (f *fakeOpening) Check(b []byte) bool     { return !bytes.Contains(b, []byte("bad")) }
-func (f *fakeOpening) Heard([]byte)            { f.mu.Lock(); f.heard++; f.mu.Unlock() }
+func (f *fakeOpening) ServiceDatagram([]byte)  { f.mu.Lock(); f.heard++; f.mu.Unlock() }
 
 func newOpening() Opening { return &fakeOpening{} }
 

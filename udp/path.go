@@ -15,8 +15,8 @@ const (
 	pathWaiting = 64 << 10         // bytes held until its socket is there
 )
 
-// A path is how a session's client is reached: a client that moves has a
-// second one, until nothing comes from the first any more.
+// A path is an address at which a session's client is reached: a client that moves
+// has a second one, until nothing comes from the first any more.
 type path struct {
 	session *session
 	client  client
@@ -25,13 +25,13 @@ type path struct {
 	// Guarded by the Server's mu.
 	sock    *socket // nil before the session is carried, and where it is local
 	extra   bool    // the socket is counted by the Budget, and not by the session
-	closed  bool    // nobody may use it
+	closed  bool    // it is not used any more
 	refused bool    // the client may not have the service from there
 	waiting [][]byte
 	size    int // of waiting
 }
 
-// hold keeps a datagram until there is a socket for it. The caller holds mu.
+// hold keeps a datagram until the path has a socket. The caller holds mu.
 func (p *path) hold(b []byte) {
 	if p.closed || p.refused || p.size+len(b) > pathWaiting || !p.session.mayWait(len(b)) {
 		p.session.d.s.dropped.Add(1)
@@ -42,7 +42,7 @@ func (p *path) hold(b []byte) {
 	p.session.wait(len(b))
 }
 
-// release returns what hold has kept. The caller holds mu.
+// release returns the datagrams that hold has kept. The caller holds mu.
 func (p *path) release() [][]byte {
 	w := p.waiting
 	p.session.wait(-p.size)
@@ -50,8 +50,8 @@ func (p *path) release() [][]byte {
 	return w
 }
 
-// forget takes p from the door and closes its socket. The caller holds mu.
-func (d *door) forget(p *path) {
+// forget removes p and closes its socket. The caller holds mu.
+func (d *activeListener) forget(p *path) {
 	rest := slices.DeleteFunc(d.byAddr[p.client], func(q *path) bool { return q == p })
 	if len(rest) == 0 {
 		delete(d.byAddr, p.client)
@@ -78,7 +78,7 @@ func (d *door) forget(p *path) {
 func (k *session) move(c client, b []byte) {
 	d, s := k.d, k.d.s
 	if len(k.paths) == maxPaths {
-		k.drop(k.quietest())
+		k.drop(k.leastRecent())
 	}
 	p := &path{session: k, client: c}
 	p.moved.Store(int64(time.Since(k.start)))
@@ -93,8 +93,8 @@ func (k *session) move(c client, b []byte) {
 	go k.follow(p)
 }
 
-// quietest is the path that was not used for longest.
-func (k *session) quietest() *path {
+// leastRecent returns the path that was used least recently.
+func (k *session) leastRecent() *path {
 	return slices.MinFunc(k.paths, func(a, b *path) int { return int(a.moved.Load() - b.moved.Load()) })
 }
 
@@ -104,9 +104,9 @@ func (k *session) drop(p *path) {
 	k.d.forget(p)
 }
 
-// follow connects p to the endpoint of its session, if the client may have the
-// service from its new address. Otherwise p stays as it is for a while, so
-// that this is not found out for every datagram.
+// follow connects p to the endpoint of its session, if the client may use the service
+// from its new address. Otherwise p stays refused for a while, so that this is not
+// decided for every datagram.
 func (k *session) follow(p *path) {
 	s := k.d.s
 	defer s.wg.Done()
@@ -115,9 +115,9 @@ func (k *session) follow(p *path) {
 	req.Source = p.client.addr
 	route, err := s.Router.Decide(k.d.ctx, &req)
 	if err == nil && route.Service != k.tun.Route.Service {
-		err = tunnel.Refusef(tunnel.NoRoute, "the route of %s leads elsewhere by now", req.Target())
+		err = tunnel.Refusef(tunnel.NoRoute, "the route of %s has changed", req.Target())
 	}
-	if err == nil && !s.occupyMore() {
+	if err == nil && !s.occupyExtra() {
 		err = tunnel.Refusef(tunnel.Overload, "all descriptors for sessions of UDP are taken")
 	}
 	if err != nil {
@@ -155,13 +155,13 @@ func (k *session) follow(p *path) {
 	k.pump(p, sock)
 }
 
-// prune closes paths that the client has left. The caller holds mu.
+// prune closes paths that the client no longer uses. The caller holds mu.
 func (k *session) prune(now time.Time) {
 	for len(k.paths) > 1 {
-		p := k.quietest()
+		p := k.leastRecent()
 		most := pathQuiet
 		if p.sock == nil {
-			most = refusedFor
+			most = refusalMemory
 		}
 		if now.Sub(k.start)-time.Duration(p.moved.Load()) < most {
 			return

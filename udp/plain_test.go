@@ -332,22 +332,22 @@ func TestHowLongASessionMayBeQuiet(t *testing.T) {
 		idle     time.Duration
 		want     time.Duration
 	}{
-		{"a question", nil, true, 1, false, 0, minute, brief},
-		{"a question and its answer", nil, false, 1, true, 0, minute, brief},
+		{"a question", nil, true, 1, false, 0, minute, briefIdleTimeout},
+		{"a question and its answer", nil, false, 1, true, 0, minute, briefIdleTimeout},
 		{"a conversation", nil, false, 3, true, 0, minute, minute},
-		{"a monologue", nil, true, 3, false, proof, minute, minute},
-		{"a burst", nil, true, 1000, false, proof - 1, minute, brief},
+		{"a monologue", nil, true, 3, false, provenAfter, minute, minute},
+		{"a burst", nil, true, 1000, false, provenAfter - 1, minute, briefIdleTimeout},
 		{"a shorter limit of its own", nil, true, 1, false, 0, time.Second, time.Second},
-		{"no limit, not proven", nil, true, 1, false, 0, 0, brief},
+		{"no limit, not proven", nil, true, 1, false, 0, 0, briefIdleTimeout},
 		{"no limit", nil, false, 3, true, 0, 0, 0},
-		{"QUIC, not proven", newOpening(), true, 1000, true, minute, minute, brief},
+		{"QUIC, not proven", newOpening(), true, 1000, true, minute, minute, briefIdleTimeout},
 		{"QUIC, proven", newOpening(), false, 1, true, 0, minute, minute},
 	} {
 		k := &session{opening: c.opening, half: c.half, idle: c.idle, state: carried}
 		k.sent.Store(c.sent)
 		k.answered.Store(c.answered)
 		k.moved.Store(int64(c.moved))
-		if got := k.quiet(); got != c.want {
+		if got := k.idleTimeout(); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}

@@ -9,17 +9,17 @@ import (
 )
 
 const (
-	maxIDLen   = 20 // bytes of a connection id, RFC 9000 section 17.2
-	leastIDLen = 4  // of one that a moved client is known by: shorter ones are too easily met by chance
-	maxIDs     = 8  // of a session; the client's first one, and the latest of the service's
+	maxIDLen = 20 // bytes of a connection id, RFC 9000 section 17.2
+	minIDLen = 4  // of one that a moved client is known by: shorter ones match too easily by chance
+	maxIDs   = 8  // of a session; the client's first one, and the latest of the service's
 
-	maxGuesses      = 4   // sessions that a datagram to an unknown id is tried with
+	maxGuesses      = 4   // sessions that are tried for a datagram to an unknown id
 	failedPerSecond = 100 // datagrams of one caller that may fit none of them
 )
 
-// readHeader reads what is the same in every version of QUIC, RFC 8999: a long
-// header says its ids with their lengths, a short one begins with an id of a
-// length that only the service knows.
+// readHeader reads what is the same in every version of QUIC, RFC 8999: a long header
+// has its ids with their lengths, a short one begins with an id of a length that only
+// the service knows.
 func readHeader(b []byte) (version uint32, dcid, scid []byte, ok bool) {
 	if len(b) < 7 || b[0]&0x80 == 0 {
 		return 0, nil, nil, false
@@ -86,15 +86,15 @@ func varint(b []byte) (n uint64, size int) {
 // ids are the connection ids by which a session is known. They are guarded by
 // the Server's mu.
 type ids struct {
-	first string   // what the client made up
-	peer  string   // what the client wants to be called by
+	first string   // the one that the client made up for the service
+	peer  string   // the client's own
 	known []string // those in byID
 	heard string   // the service's own, of its handshake
 	size  int      // of the service's; 0 before one is known
 	none  bool     // the service has none
 }
 
-// add makes id, if it is nobody else's, one of k's. The oldest but the first
+// add adds id, if no other session has it, to those of k. The oldest but the first
 // makes room.
 func (i *ids) add(k *session, id []byte) {
 	d := k.d
@@ -113,7 +113,7 @@ func (i *ids) add(k *session, id []byte) {
 	i.known = append(i.known, string(id))
 }
 
-func (i *ids) remove(d *door, id string) {
+func (i *ids) remove(d *activeListener, id string) {
 	delete(d.byID, id)
 	d.idLen[len(id)]--
 }
@@ -125,8 +125,8 @@ func (i *ids) forget(k *session) {
 	i.known = nil
 }
 
-// quic takes a datagram to its session, or begins one.
-func (d *door) quic(b []byte, c client) {
+// quic handles a datagram of QUIC: it delivers it to its session, or begins one.
+func (d *activeListener) quic(b []byte, c client) {
 	s := d.s
 	version, dcid, scid, long := readHeader(b)
 	if d.own(b, dcid, long, c) {
@@ -137,11 +137,11 @@ func (d *door) quic(b []byte, c client) {
 	guessed := false
 	if k == nil && long {
 		k, p = d.guess(b, dcid, scid, c)
-		guessed = k != nil // and the Opening has checked b: it can't do so twice
+		guessed = k != nil // the Opening has checked b, which it cannot do twice
 	}
 	if k == nil {
 		s.mu.Unlock()
-		d.newcomer(b, c, dcid, scid, long)
+		d.beginSession(b, c, dcid, scid, long)
 		return
 	}
 	if long {
@@ -159,7 +159,7 @@ func (d *door) quic(b []byte, c client) {
 			s.mu.Lock()
 		}
 		if version != 0 && k.ids.heard != "" && string(dcid) == k.ids.heard {
-			k.echoed.Store(true)
+			k.usesServiceID.Store(true)
 		}
 	}
 	switch {
@@ -178,8 +178,9 @@ func (d *door) quic(b []byte, c client) {
 	}
 }
 
-// own hands a datagram to an id of the Local's on.
-func (d *door) own(b, id []byte, long bool, c client) bool {
+// own passes a datagram to one of the Local's ids to it, and reports whether it was
+// one.
+func (d *activeListener) own(b, id []byte, long bool, c client) bool {
 	l := d.ln.Local
 	if l == nil {
 		return false
@@ -193,7 +194,7 @@ func (d *door) own(b, id []byte, long bool, c client) bool {
 	d.s.mu.Lock()
 	for _, p := range d.byAddr[c] {
 		if k := p.session; k.state == local {
-			k.echoed.Store(true)
+			k.usesServiceID.Store(true)
 			k.moved.Store(int64(time.Since(k.start)))
 			break
 		}
@@ -203,9 +204,9 @@ func (d *door) own(b, id []byte, long bool, c client) bool {
 	return true
 }
 
-// find returns the session that a datagram is of, and its path if its client
-// has one from where it came. The caller holds mu.
-func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
+// find returns the session of a datagram, and its path if the client is known at this
+// address. The caller holds mu.
+func (d *activeListener) find(b, dcid []byte, long bool, c client) (*session, *path) {
 	here := d.byAddr[c]
 	if long {
 		k := d.byID[string(dcid)]
@@ -229,24 +230,24 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 	if len(b) < 2 {
 		return nil, nil
 	}
-	// Of the sessions of this address first, so that no other one's id is
-	// taken for part of a packet.
+	// The sessions of this address come first, so that no part of a packet is taken
+	// for another session's id.
 	for _, p := range here {
 		for _, id := range p.session.ids.known {
 			if len(b) > len(id) && string(b[1:1+len(id)]) == id {
 				if id == p.session.ids.heard {
-					p.session.echoed.Store(true)
+					p.session.usesServiceID.Store(true)
 				}
 				return p.session, p
 			}
 		}
 	}
 	if len(here) == 0 {
-		for n := maxIDLen; n >= leastIDLen; n-- {
+		for n := maxIDLen; n >= minIDLen; n-- {
 			if d.idLen[n] > 0 && len(b) > n {
 				if k := d.byID[string(b[1:1+n])]; k != nil {
 					if string(b[1:1+n]) == k.ids.heard {
-						k.echoed.Store(true)
+						k.usesServiceID.Store(true)
 					}
 					return k, nil
 				}
@@ -254,7 +255,7 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 		}
 		return nil, nil
 	}
-	// An id we have not seen: the service gave it to the client in private.
+	// The id is unknown: the service gave it to the client under encryption.
 	p := here[0]
 	for _, q := range here[1:] {
 		if q.session.state == local && p.session.state != local || q.session.state == p.session.state && q.age() < p.age() {
@@ -264,30 +265,30 @@ func (d *door) find(b, dcid []byte, long bool, c client) (*session, *path) {
 	k := p.session
 	switch n := k.ids.size; {
 	case k.ids.none:
-		k.echoed.Store(true)
-	case len(here) == 1 && n >= leastIDLen && len(b) > n:
+		k.usesServiceID.Store(true)
+	case len(here) == 1 && n >= minIDLen && len(b) > n:
 		k.ids.add(k, b[1:1+n]) // a service's ids have one length, nearly always
 	}
 	return k, p
 }
 
-// A caller is a client and the id that it wants to be called by.
+// A caller is a client and its own connection id.
 type caller struct {
 	client client
 	id     string
 }
 
-// candidates are the sessions that a caller began last, oldest first, and how
-// many datagrams that fit none of them it may still send.
+// candidates are the sessions that a caller began last, oldest first, and how many
+// datagrams that fit none of them it may still send.
 type candidates struct {
 	sessions []*session
 	failures float64
 	filled   time.Time
 }
 
-// candidate puts k where guess finds it. The oldest one makes room. The caller
+// addCandidate puts k where guess finds it. The oldest one makes room. The caller
 // holds mu.
-func (d *door) candidate(k *session) {
+func (d *activeListener) addCandidate(k *session) {
 	who := caller{k.paths[0].client, k.ids.peer}
 	all := d.callers[who]
 	if all == nil {
@@ -302,8 +303,8 @@ func (d *door) candidate(k *session) {
 	k.caller = who
 }
 
-// noCandidate is its opposite. The caller holds mu.
-func (d *door) noCandidate(k *session) {
+// removeCandidate undoes addCandidate. The caller holds mu.
+func (d *activeListener) removeCandidate(k *session) {
 	all := d.callers[k.caller]
 	if all == nil {
 		return
@@ -314,14 +315,13 @@ func (d *door) noCandidate(k *session) {
 	}
 }
 
-// guess returns the session of a client that uses an id, in a long header,
-// that it was given in private: some take the first one there is, and finish
-// the handshake with it. The client's own id says which session is meant, and
-// what can be read of the datagram must be of it: the Opening has then checked
-// it. Trying costs time on the listener's one reader, so only the newest
-// sessions are tried, and a caller that fails too often is not tried for. The
+// guess returns the session of a client that uses, in a long header, an id that it got
+// under encryption: some clients finish the handshake with the first one they get.
+// The client's own id selects the candidates, and the Opening checks whether the
+// datagram can be of one. Trying takes time of the listener's one reader, so only
+// the newest sessions are tried, and none for a caller that fails too often. The
 // caller holds mu.
-func (d *door) guess(b, dcid, scid []byte, c client) (*session, *path) {
+func (d *activeListener) guess(b, dcid, scid []byte, c client) (*session, *path) {
 	all := d.callers[caller{c, string(scid)}]
 	if all == nil {
 		return nil, nil
@@ -353,24 +353,24 @@ func (d *door) guess(b, dcid, scid []byte, c client) (*session, *path) {
 	return nil, nil
 }
 
-// age is how long nothing was carried.
+// age returns the time since a datagram was last carried.
 func (p *path) age() time.Duration {
 	return time.Since(p.session.start) - time.Duration(p.moved.Load())
 }
 
-// newcomer takes a datagram of no session.
-func (d *door) newcomer(b []byte, c client, dcid, scid []byte, long bool) {
+// beginSession handles a datagram of no session.
+func (d *activeListener) beginSession(b []byte, c client, dcid, scid []byte, long bool) {
 	s := d.s
 	if !long {
 		if d.ln.Local != nil {
-			d.ln.Local.push(b, c.addr) // who moved on purpose is known to him who gave out the ids
+			d.ln.Local.push(b, c.addr) // it may know the id of a client that has moved
 			return
 		}
-		d.drop(c, tunnel.Refusef(tunnel.BadPreamble, "%d bytes of no session we know, and no beginning of one", len(b)))
+		d.drop(c, tunnel.Refusef(tunnel.BadPreamble, "a datagram of %d bytes that belongs to no session and begins none", len(b)))
 		return
 	}
 	o, req := d.ln.Open(), d.request(c)
-	v, err := o.Ask(b, &req)
+	v, err := o.ReadHello(b, &req)
 	switch {
 	case v == tunnel.More && err != nil:
 		return
@@ -383,11 +383,11 @@ func (d *door) newcomer(b []byte, c client, dcid, scid []byte, long bool) {
 		return
 	case v == tunnel.No && tunnel.ReasonOf(err) == tunnel.Unsupported:
 		d.drop(c, err)
-		d.answer(o, err, c) // and he may begin again, with the same id
+		d.answer(o, err, c) // and the client may begin again, with the same id
 		return
 	}
 	s.mu.Lock()
-	k, crowded, aerr := d.admit(c)
+	k, evicted, aerr := d.admit(c)
 	if aerr != nil {
 		s.mu.Unlock()
 		d.drop(c, aerr)
@@ -399,7 +399,7 @@ func (d *door) newcomer(b []byte, c client, dcid, scid []byte, long bool) {
 	k.opening, k.req = o, req
 	k.ids.first, k.ids.peer = string(dcid), string(scid)
 	k.ids.add(k, dcid)
-	d.candidate(k)
+	d.addCandidate(k)
 	switch v {
 	case tunnel.More:
 		k.hold(b)
@@ -410,11 +410,11 @@ func (d *door) newcomer(b []byte, c client, dcid, scid []byte, long bool) {
 		s.mu.Unlock()
 		k.decline(err)
 	}
-	crowded.crowdedOut()
+	evicted.evict()
 }
 
-// answer tells one who comes to no session why.
-func (d *door) answer(o Opening, err error, c client) {
+// answer sends a client without a session the reason.
+func (d *activeListener) answer(o Opening, err error, c client) {
 	if d.ln.Silent {
 		return
 	}
@@ -423,11 +423,11 @@ func (d *door) answer(o Opening, err error, c client) {
 	}
 }
 
-// ask takes a further datagram of a hello. Only the door's reader calls it.
+// ask reads a further datagram of a hello. Only the listener's reader calls it.
 func (k *session) ask(b []byte) {
 	s := k.d.s
 	req := k.req
-	v, err := k.opening.Ask(b, &req)
+	v, err := k.opening.ReadHello(b, &req)
 	if v == tunnel.More && err != nil {
 		s.dropped.Add(1)
 		return
@@ -450,15 +450,15 @@ func (k *session) ask(b []byte) {
 	}
 }
 
-// known goes on with a session whose name is known. The caller holds mu, which
-// known gives up.
+// known begins a session whose name is known. The caller holds mu, which known
+// unlocks.
 func (k *session) known(b []byte) {
 	d, s := k.d, k.d.s
 	k.hold(b)
 	if d.ln.Local == nil || d.ln.Own == nil || !d.ln.Own(k.req.Name) {
-		crowded, err := k.begin()
+		evicted, err := k.begin()
 		s.mu.Unlock()
-		crowded.crowdedOut()
+		evicted.evict()
 		if err != nil {
 			k.decline(err)
 		}
@@ -475,9 +475,8 @@ func (k *session) known(b []byte) {
 	}
 }
 
-// heard takes note of a long header of the service's: of the id it wants to be
-// called by. It is false for a Version Negotiation, after which the client
-// begins again or gives up.
+// heard reads a long header of the service for the service's id. It returns false for
+// a Version Negotiation, after which the client begins again or gives up.
 func (k *session) heard(b []byte) bool {
 	version, _, scid, ok := readHeader(b)
 	if !ok {
@@ -486,7 +485,7 @@ func (k *session) heard(b []byte) bool {
 	if version == 0 {
 		return false
 	}
-	k.opening.Heard(b)
+	k.opening.ServiceDatagram(b)
 	s := k.d.s
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -158,7 +158,7 @@ func TestQUICFollowsANewAddress(t *testing.T) {
 	}
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	for d := range r.s.doors {
+	for d := range r.s.listeners {
 		for k := range d.sessions {
 			if len(k.paths) != maxPaths || len(d.byAddr) != maxPaths {
 				t.Errorf("%d paths, %d addresses, want %d", len(k.paths), len(d.byAddr), maxPaths)
@@ -461,7 +461,7 @@ func TestFloodOfGarbage(t *testing.T) {
 		t.Errorf("%+v, want one session and dropped datagrams", st)
 	}
 	if told := len(r.told()); told > 100 {
-		t.Errorf("%d outcomes, want %d a second", told, linesPerSecond)
+		t.Errorf("%d outcomes, want %d a second", told, reportsPerSecond)
 	}
 	flood.silent()
 }
@@ -551,7 +551,7 @@ func TestGuessesAreBounded(t *testing.T) {
 	}
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	for d := range r.s.doors {
+	for d := range r.s.listeners {
 		if len(d.callers) != 1 {
 			t.Errorf("%d callers, want one", len(d.callers))
 		}

@@ -250,14 +250,14 @@ func TestHandshakesDuringAFlood(t *testing.T) {
 	var sent atomic.Int64
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		const often = 10 * time.Millisecond
-		tick := time.NewTicker(often)
+		const sweepInterval = 10 * time.Millisecond
+		tick := time.NewTicker(sweepInterval)
 		defer tick.Stop()
 		rnd := rand.New(rand.NewPCG(1, 2))
 		b := make([]byte, 1200)
 		for ctx.Err() == nil {
 			<-tick.C
-			for range perSecond * int(often) / int(time.Second) {
+			for range perSecond * int(sweepInterval) / int(time.Second) {
 				for i := range b {
 					b[i] = byte(rnd.Uint32())
 				}

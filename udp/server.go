@@ -23,25 +23,25 @@ import (
 const DefaultIdleTimeout = 2 * time.Minute
 
 const (
-	// brief is the same for a session that is not proven, or has lasted no
-	// longer than proof: a question and its answer, or nobody.
-	brief = 10 * time.Second
-	proof = 2 * time.Second
+	// briefIdleTimeout is that of a session that is not proven, or that has lasted no
+	// longer than provenAfter: a question and its answer, or no client at all.
+	briefIdleTimeout = 10 * time.Second
+	provenAfter      = 2 * time.Second
 
-	// often is how often sessions are looked through.
-	often = time.Second
+	// sweepInterval is how often expired sessions are looked for.
+	sweepInterval = time.Second
 )
 
-// Limits of what waits for a route.
+// Limits of datagrams that wait for a route.
 const (
-	maxWaiting     = 64 << 10 // bytes that one session may have sent before its route is known
-	firstWaiting   = 4 << 10  // of them, bytes that no other session's take the room of: a hello
-	maxAllWaiting  = 16 << 20 // bytes of all sessions beyond that
-	linesPerSecond = 10       // Outcomes of datagrams that nobody knows what to do with
+	maxWaiting       = 64 << 10 // bytes that one session may have sent before its route is known
+	firstWaiting     = 4 << 10  // of them, bytes that a session may always have: a hello
+	maxAllWaiting    = 16 << 20 // bytes of all sessions beyond that
+	reportsPerSecond = 10       // Outcomes of datagrams that belong to no session
 )
 
-// A Listener is a socket and what is carried from there: to the one Service,
-// or QUIC by name.
+// A Listener is a socket whose datagrams go to one Service, or to services by the
+// names in QUIC.
 type Listener struct {
 	Conn *net.UDPConn // from Listen; the Server closes it
 	Name string       // as configured, for logs; "" means its address
@@ -49,12 +49,12 @@ type Listener struct {
 	Service tunnel.Name // not zero: every datagram is for it
 	Port    uint16      // of Service; 0 where it has only one
 
-	// To, in place of Service, says what a new session is for: it fills in its
-	// request. It must not wait.
+	// To, in place of Service, fills in the request of each new session. It must not
+	// wait.
 	To func(req *tunnel.Request)
 
-	Open   func() Opening // otherwise: reads who a new QUIC connection is for
-	Silent bool           // tell nobody why not
+	Open   func() Opening // otherwise: returns the reader of a new QUIC connection
+	Silent bool           // send no refusals
 
 	Local *Local // takes the connections for which Own is true; nil means none
 	Own   func(tunnel.Name) bool
@@ -63,19 +63,18 @@ type Listener struct {
 // An Opening reads the first datagrams of one QUIC connection. The sni
 // package's QUIC is one.
 type Opening interface {
-	// Ask takes in a datagram of the client: Yes once req has its Name and
+	// ReadHello takes in a datagram of the client: Yes once req has its Name and
 	// ALPN, More where the datagram may be part of it, or must be dropped if
 	// there is an error, and No with the reason where it never will be.
-	Ask(datagram []byte, req *tunnel.Request) (tunnel.Verdict, error)
+	ReadHello(datagram []byte, req *tunnel.Request) (tunnel.Verdict, error)
 
-	// Refuse returns the datagram that tells the client no, nil where there is
-	// nothing to say.
+	// Refuse returns the datagram that refuses the client, nil where there is none.
 	Refuse(err error) []byte
 
 	// Check reports whether a later datagram of the client may go to the
-	// service. Heard is told of the service's. They may be called at once.
+	// service. ServiceDatagram gets those of the service. They may be called at once.
 	Check(datagram []byte) bool
-	Heard(datagram []byte)
+	ServiceDatagram(datagram []byte)
 }
 
 // A Server carries datagrams. Its fields may not be changed after the first
@@ -83,37 +82,37 @@ type Opening interface {
 type Server struct {
 	Router *tunnel.Router // decides, and lists what is open
 	Dialer *Dialer        // to the services; nil means one without a Guard
-	Budget *tunnel.Budget // a second socket of a session is taken from it, and it has the clients' accounts; nil means no limit
+	Budget *tunnel.Budget // counts the second sockets of sessions, and has the clients' accounts; nil means no limit
 
-	// Limits are those of connections: a session is half open until its
-	// client is proven to be where it says, and HandshakeTimeout is for its hello.
+	// Limits are those of connections: a session is half open until its client's
+	// address is proven, and HandshakeTimeout limits its hello.
 	Limits      tunnel.Limits
-	IdleTimeout time.Duration // of a session whose route says nothing; 0 means DefaultIdleTimeout
+	IdleTimeout time.Duration // of a session whose route has no limit; 0 means DefaultIdleTimeout
 
-	Observe func(*tunnel.Outcome) // told of sessions that came to no request; must not block. May be nil
+	Observe func(*tunnel.Outcome) // gets the Outcomes of sessions without a request; must not block. May be nil
 	Log     *slog.Logger          // nil discards
 
 	clients tunnel.Clients // of a Server without a Budget
 
-	mu       sync.Mutex // guards what follows, and the doors' maps
-	doors    map[*door]struct{}
-	half     list // sessions that are not proven
-	sockets  sockets
-	sessions int
-	waiting  int                    // bytes
-	waits    map[*tunnel.Client]int // of them, bytes of each source
-	draining bool
-	closed   bool
-	sweeping bool
-	quit     chan struct{} // closed by Close; made by the first Serve
-	wg       sync.WaitGroup
+	mu        sync.Mutex // guards what follows, and the maps of the listeners
+	listeners map[*activeListener]struct{}
+	half      list // sessions that are not proven
+	sockets   sockets
+	sessions  int
+	waiting   int                    // bytes
+	waitingBy map[*tunnel.Client]int // of them, bytes of each source
+	draining  bool
+	closed    bool
+	sweeping  bool
+	quit      chan struct{} // closed by Close; made by the first Serve
+	wg        sync.WaitGroup
 
 	dropped, refused atomic.Uint64
 	lines            meter
 }
 
-// A door is a listener at work.
-type door struct {
+// An activeListener is a Listener that is served, and its sessions.
+type activeListener struct {
 	s    *Server
 	ln   *Listener
 	wire *wire
@@ -131,9 +130,9 @@ type door struct {
 // Serve carries what comes to ln until Close, and then returns
 // tunnel.ErrServerClosed. It owns ln.Conn. ctx is that of every session.
 //
-// One listener of several may be closed by itself, by its Conn: Serve returns
-// net.ErrClosed then, and the sessions that came by it have ended: only that
-// socket could tell their clients anything.
+// One listener of several may be closed by itself, by its Conn: then Serve returns
+// net.ErrClosed, and the sessions of that listener have ended, as only its socket
+// reaches their clients.
 func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	defer ln.Conn.Close()
 	if ln.Name == "" {
@@ -144,7 +143,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	d := &door{s: s, ln: &ln, wire: newWire(ln.Conn), ctx: ctx, sessions: make(map[*session]struct{}),
+	d := &activeListener{s: s, ln: &ln, wire: newWire(ln.Conn), ctx: ctx, sessions: make(map[*session]struct{}),
 		byAddr: make(map[client][]*path), byID: make(map[string]*session), callers: make(map[caller]*candidates), answers: make(map[netip.AddrPort]client)}
 	if a, ok := ln.Conn.LocalAddr().(*net.UDPAddr); ok {
 		d.port = a.AddrPort().Port()
@@ -162,8 +161,8 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	return d.run()
 }
 
-// run is the one reader of the listener's socket.
-func (d *door) run() error {
+// run reads the listener's socket until it is closed.
+func (d *activeListener) run() error {
 	b := new(buffer)
 	oob := make([]byte, oobSize)
 	var backoff time.Duration
@@ -176,10 +175,10 @@ func (d *door) run() error {
 			if errors.Is(err, net.ErrClosed) {
 				return err
 			}
-			// An ICMP message of an earlier answer, or memory: neither is the
-			// socket's end.
+			// An ICMP message for an earlier answer, or no memory: the socket goes
+			// on.
 			backoff = min(max(2*backoff, time.Millisecond), time.Second)
-			d.s.log().Debug("receive failed", "listener", d.ln.Name, "err", err, "wait", backoff)
+			d.s.log().Debug("cannot receive datagrams; retrying", "listener", d.ln.Name, "err", err, "retry_in", backoff)
 			select {
 			case <-d.ctx.Done():
 				return tunnel.ErrServerClosed
@@ -192,9 +191,9 @@ func (d *door) run() error {
 	}
 }
 
-// datagram takes b on. A panic of whoever reads it costs this one only: an
-// Opening is never asked with mu held.
-func (d *door) datagram(b []byte, c client) {
+// datagram handles b. A panic of its reader costs this datagram only: an Opening is
+// never called with mu held.
+func (d *activeListener) datagram(b []byte, c client) {
 	defer func() {
 		if v := recover(); v != nil {
 			d.s.log().Error("panic in a datagram", "panic", v, "stack", string(debug.Stack()))
@@ -208,21 +207,21 @@ func (d *door) datagram(b []byte, c client) {
 	}
 }
 
-func (s *Server) track(d *door) bool {
+func (s *Server) track(d *activeListener) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return false
 	}
-	if s.doors == nil {
-		s.doors, s.quit = make(map[*door]struct{}), make(chan struct{})
+	if s.listeners == nil {
+		s.listeners, s.quit = make(map[*activeListener]struct{}), make(chan struct{})
 	}
-	s.doors[d] = struct{}{}
+	s.listeners[d] = struct{}{}
 	return true
 }
 
-// untrack ends what came through d.
-func (s *Server) untrack(d *door) {
+// untrack removes d and ends its sessions.
+func (s *Server) untrack(d *activeListener) {
 	s.mu.Lock()
 	all := d.all()
 	s.mu.Unlock()
@@ -231,11 +230,11 @@ func (s *Server) untrack(d *door) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.doors, d)
+	delete(s.listeners, d)
 }
 
 // all returns the sessions. The caller holds mu.
-func (d *door) all() []*session { return slices.Collect(maps.Keys(d.sessions)) }
+func (d *activeListener) all() []*session { return slices.Collect(maps.Keys(d.sessions)) }
 
 // Drain lets no new sessions in. Those that are open go on; tunnel.Relay waits
 // for them and ends them.
@@ -254,7 +253,7 @@ func (s *Server) Close() error {
 	}
 	s.closed, s.draining = true, true
 	var all []*session
-	for d := range s.doors {
+	for d := range s.listeners {
 		_ = d.ln.Conn.Close()
 		all = append(all, d.all()...)
 	}
@@ -280,18 +279,18 @@ type Stats struct {
 	Refused  uint64 // sessions that came to no service
 }
 
-// Stats says how the Server is.
+// Stats returns the present numbers.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Stats{Sessions: s.sessions, HalfOpen: s.half.n, Dropped: s.dropped.Load(), Refused: s.refused.Load()}
 }
 
-// sweep ends sessions whose time is up, as long as there are any. It stands
-// for a timer per session.
+// sweep ends expired sessions for as long as there are sessions. It takes the place of
+// a timer for each.
 func (s *Server) sweep() {
 	defer s.wg.Done()
-	t := time.NewTicker(often)
+	t := time.NewTicker(sweepInterval)
 	defer t.Stop()
 	for {
 		var now time.Time
@@ -304,7 +303,7 @@ func (s *Server) sweep() {
 		var why []tunnel.Reason
 		s.mu.Lock()
 		left := 0
-		for d := range s.doors {
+		for d := range s.listeners {
 			for k := range d.sessions {
 				left++
 				if r, is := k.expired(now); is {
@@ -329,18 +328,18 @@ func (s *Server) sweep() {
 	}
 }
 
-// drop counts a datagram that is of no session. Some of them are told of.
-func (d *door) drop(c client, err error) {
+// drop counts a datagram that belongs to no session, and reports some of them.
+func (d *activeListener) drop(c client, err error) {
 	s := d.s
 	s.dropped.Add(1)
 	if !s.lines.take(time.Now()) {
 		return
 	}
 	now := time.Now()
-	s.tell(&tunnel.Outcome{Start: now, Proto: d.proto(), Listener: d.ln.Name, Source: c.addr, Reason: tunnel.ReasonOf(err), Err: err})
+	s.report(&tunnel.Outcome{Start: now, Proto: d.proto(), Listener: d.ln.Name, Source: c.addr, Reason: tunnel.ReasonOf(err), Err: err})
 }
 
-func (s *Server) tell(o *tunnel.Outcome) {
+func (s *Server) report(o *tunnel.Outcome) {
 	if s.Observe != nil {
 		s.Observe(o)
 	}
@@ -360,7 +359,7 @@ func (s *Server) dialer() *Dialer {
 	return s.Dialer
 }
 
-// A meter lets linesPerSecond through.
+// A meter allows reportsPerSecond.
 type meter struct {
 	mu     sync.Mutex
 	second time.Time
@@ -374,7 +373,7 @@ func (m *meter) take(now time.Time) bool {
 		m.second, m.n = now, 0
 	}
 	m.n++
-	return m.n <= linesPerSecond
+	return m.n <= reportsPerSecond
 }
 
 // limit is n, or otherwise where n is zero.

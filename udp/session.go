@@ -13,8 +13,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A client is who a datagram is from, and where it came to if that needs to be
-// known for an answer.
+// A client is the address that a datagram came from, and the local address it came to
+// if an answer needs that.
 type client struct {
 	addr  netip.AddrPort
 	local netip.Addr
@@ -27,51 +27,51 @@ const (
 	asking  state = iota // the hello is not complete
 	opening              // the route is not known
 	carried              // there is a socket to a service
-	local                // it ends here: a Local has it
-	refused              // it has been told no, and may not have heard
+	local                // it ends here, at a Local
+	refused              // it was refused, and the client may not know yet
 	over
 )
 
-// refusedFor is how long a refusal is remembered.
-const refusedFor = 3 * time.Second
+// refusalMemory is how long a refused session is kept.
+const refusalMemory = 3 * time.Second
 
-// A session is what one client sends to one service and hears from it.
+// A session is the datagrams between one client and one service.
 type session struct {
-	d       *door
+	d       *activeListener
 	src     *tunnel.Client
 	req     tunnel.Request
 	opening Opening   // nil where there is one service
 	start   time.Time // monotonic, as all that is compared with it
 
-	in, out  atomic.Int64 // bytes
-	sent     atomic.Int64 // datagrams of the client
-	moved    atomic.Int64 // when a datagram was last carried, from start
-	answered atomic.Bool
-	spoken   atomic.Bool  // a datagram of the client's was the last
-	turns    atomic.Int32 // of the service, see convinced
-	sure     atomic.Bool  // proven by what the service does
-	echoed   atomic.Bool  // the client has written to the service's own id
+	in, out        atomic.Int64 // bytes
+	sent           atomic.Int64 // datagrams of the client
+	moved          atomic.Int64 // when a datagram was last carried, from start
+	answered       atomic.Bool
+	clientSentLast atomic.Bool  // the last datagram was the client's
+	shortAnswers   atomic.Int32 // of the service to the client, see provesClient
+	answersProve   atomic.Bool  // the service's datagrams have proven the client
+	usesServiceID  atomic.Bool  // the client has written to the id of the service
 
 	// Guarded by the Server's mu.
-	state   state
-	half    bool // on the list of those not proven
-	waiting [][]byte
-	size    int // of waiting
-	paths   []*path
-	ids     ids
-	caller  caller // under which guess finds it
-	tun     *tunnel.Session
-	idle    time.Duration // 0 means no limit
-	answer  []byte        // of one refused
-	strikes int           // datagrams since
-	since   time.Time     // it was refused
-	ended   tunnel.End    // how, without counts
-	seat    seat
+	state        state
+	half         bool // on the list of those not proven
+	waiting      [][]byte
+	size         int // of waiting
+	paths        []*path
+	ids          ids
+	caller       caller // under which guess finds it
+	tun          *tunnel.Session
+	idle         time.Duration // 0 means no limit
+	answer       []byte        // of one refused
+	sinceRefusal int           // datagrams since then
+	since        time.Time     // it was refused
+	ended        tunnel.End    // how, without counts
+	socketSlot   socketSlot
 
 	place tunnel.Place[*session] // among those that are not proven
 }
 
-func (d *door) proto() string {
+func (d *activeListener) proto() string {
 	if d.ln.Open != nil {
 		return "quic"
 	}
@@ -79,22 +79,22 @@ func (d *door) proto() string {
 }
 
 // request begins the request of a new session.
-func (d *door) request(c client) tunnel.Request {
+func (d *activeListener) request(c client) tunnel.Request {
 	return tunnel.Request{
 		Proto: d.proto(), Listener: d.ln.Name, Name: d.ln.Service, Port: d.ln.Port, LocalPort: d.port,
 		Source: c.addr, Start: time.Now(), Datagrams: d.s.dialer(),
 	}
 }
 
-// plain takes a datagram to the one service.
-func (d *door) plain(b []byte, c client) {
+// plain handles a datagram for the one service.
+func (d *activeListener) plain(b []byte, c client) {
 	s := d.s
 	s.mu.Lock()
 	if paths := d.byAddr[c]; len(paths) > 0 {
 		paths[0].session.deliver(paths[0], b)
 		return
 	}
-	k, crowded, err := d.admit(c)
+	k, evicted, err := d.admit(c)
 	if err != nil {
 		s.mu.Unlock()
 		d.drop(c, err)
@@ -107,17 +107,17 @@ func (d *door) plain(b []byte, c client) {
 	k.hold(b)
 	next, err := k.begin()
 	s.mu.Unlock()
-	crowded.crowdedOut()
-	next.crowdedOut()
+	evicted.evict()
+	next.evict()
 	if err != nil {
 		k.decline(err)
 	}
 }
 
-// admit makes a session for a client. It may cost another one of which
-// nothing is proven, the oldest of the client that has most of them; the caller
-// ends it once it has given up mu.
-func (d *door) admit(c client) (k, crowded *session, err error) {
+// admit creates a session for a client. It may evict another one that is not proven,
+// the oldest of the client that has most of them; the caller ends that one after
+// unlocking mu.
+func (d *activeListener) admit(c client) (k, evicted *session, err error) {
 	s, now := d.s, time.Now()
 	if s.draining {
 		return nil, nil, tunnel.Refusef(tunnel.Drain, "the gateway is stopping")
@@ -131,8 +131,8 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 		return nil, nil, err
 	}
 	if s.Limits.PendingFull(s.half.n) {
-		crowded = s.half.queue.Victim().Value
-		s.half.remove(crowded)
+		evicted = s.half.queue.Victim().Value
+		s.half.remove(evicted)
 	}
 	k = &session{d: d, src: src, start: now}
 	k.paths = []*path{{session: k, client: c}}
@@ -146,10 +146,10 @@ func (d *door) admit(c client) (k, crowded *session, err error) {
 		s.wg.Add(1)
 		go s.sweep()
 	}
-	return k, crowded, nil
+	return k, evicted, nil
 }
 
-// mayOpen refuses one more session of a client that has as many as one may have.
+// mayOpen refuses one more session of a client that has reached a limit.
 func (s *Server) mayOpen(c *tunnel.Client, now time.Time) error {
 	if err := c.CheckOpen(&s.Limits, "sessions"); err != nil {
 		return err
@@ -160,11 +160,11 @@ func (s *Server) mayOpen(c *tunnel.Client, now time.Time) error {
 	return c.CheckRate(&s.Limits, now, "sessions")
 }
 
-// crowdedOut ends a session that made room, if there is one.
-func (k *session) crowdedOut() {
+// evict ends a session that made room; nil is none.
+func (k *session) evict() {
 	switch {
 	case k == nil:
-	case k.opening == nil && k.answered.Load(): // and its client is done, for all that is known
+	case k.opening == nil && k.answered.Load(): // its client may well be done
 		k.end(tunnel.Idle, errors.New("it made room for a newer session"))
 	default:
 		k.end(tunnel.Overload, errors.New("limits.maxPendingConnections: too many sessions of which nothing is proven; of the client with most, this was the oldest"))
@@ -186,20 +186,20 @@ func (k *session) hold(b []byte) {
 // left for all others. The caller holds mu.
 func (k *session) mayWait(n int) bool {
 	s := k.d.s
-	return s.waiting+n <= maxAllWaiting && s.waits[k.src]+n <= maxAllWaiting-s.waiting
+	return s.waiting+n <= maxAllWaiting && s.waitingBy[k.src]+n <= maxAllWaiting-s.waiting
 }
 
 // wait counts n bytes more, or less, that wait. The caller holds mu.
 func (k *session) wait(n int) {
 	s := k.d.s
 	s.waiting += n
-	switch had := s.waits[k.src]; {
+	switch had := s.waitingBy[k.src]; {
 	case had+n == 0:
-		delete(s.waits, k.src)
-	case s.waits == nil:
-		s.waits = map[*tunnel.Client]int{k.src: n}
+		delete(s.waitingBy, k.src)
+	case s.waitingBy == nil:
+		s.waitingBy = map[*tunnel.Client]int{k.src: n}
 	default:
-		s.waits[k.src] = had + n
+		s.waitingBy[k.src] = had + n
 	}
 }
 
@@ -211,23 +211,23 @@ func (k *session) release() [][]byte {
 	return w
 }
 
-// begin finds out who serves a session, which takes a socket. It may cost
-// another session, as admit may. The caller holds mu, and declines the session
-// after an error.
-func (k *session) begin() (crowded *session, err error) {
+// begin opens the route of a session, which takes a socket. It may evict another
+// session, as admit may. The caller holds mu, and declines the session after an
+// error.
+func (k *session) begin() (evicted *session, err error) {
 	s := k.d.s
-	if crowded, err = s.occupy(k); err != nil {
+	if evicted, err = s.occupy(k); err != nil {
 		return nil, err
 	}
 	k.state = opening
 	s.wg.Add(1)
 	go k.open()
-	return crowded, nil
+	return evicted, nil
 }
 
-// decline tells of a session that came to no request, and refuses it.
+// decline reports a session without a request, and refuses it.
 func (k *session) decline(err error) {
-	k.d.s.tell(k.outcome(tunnel.ReasonOf(err), err))
+	k.d.s.report(k.outcome(tunnel.ReasonOf(err), err))
 	k.refuse(err)
 }
 
@@ -268,8 +268,7 @@ func (k *session) open() {
 	k.pump(p, sock)
 }
 
-// recovered ends a session whose goroutine panicked: one bad connection stays
-// one.
+// recovered ends a session whose goroutine panicked, and no other.
 func (k *session) recovered() {
 	if v := recover(); v != nil {
 		s := k.d.s
@@ -279,14 +278,14 @@ func (k *session) recovered() {
 		early := k.tun == nil
 		s.mu.Unlock()
 		if early {
-			s.tell(k.outcome(tunnel.Internal, err))
+			s.report(k.outcome(tunnel.Internal, err))
 		}
 		k.end(tunnel.Internal, err)
 	}
 }
 
-// socket makes c, which a Dialer has connected, what datagrams go through.
-func (d *door) socket(c net.Conn) (*socket, error) {
+// socket returns the socket of c, which a Dialer has connected.
+func (d *activeListener) socket(c net.Conn) (*socket, error) {
 	u, ok := c.(*net.UDPConn)
 	if !ok {
 		return nil, fmt.Errorf("udp: the dialer made a %T, want a *net.UDPConn", c)
@@ -299,7 +298,7 @@ func (d *door) socket(c net.Conn) (*socket, error) {
 
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
-// lost ends a session whose service is not there any more, or never was.
+// lost ends a session whose service cannot be reached any more, or never could.
 func (k *session) lost(err error) {
 	if errors.Is(err, net.ErrClosed) {
 		return
@@ -318,7 +317,7 @@ func (k *session) lost(err error) {
 	k.end(why, fmt.Errorf("the service can't be reached: %w", err))
 }
 
-// prove takes a session from those of which nothing is proven.
+// prove marks a session as proven.
 func (k *session) prove() {
 	s := k.d.s
 	s.mu.Lock()
@@ -326,7 +325,7 @@ func (k *session) prove() {
 	k.proven()
 }
 
-// proven is prove for one who holds mu.
+// proven is prove for a caller that holds mu.
 func (k *session) proven() {
 	if k.half && k.state != over {
 		k.d.s.half.remove(k)
@@ -334,7 +333,7 @@ func (k *session) proven() {
 	}
 }
 
-// refuse tells the client no. The Outcome has been told.
+// refuse refuses a session, whose Outcome was reported before.
 func (k *session) refuse(err error) {
 	s := k.d.s
 	var answer []byte
@@ -357,7 +356,7 @@ func (k *session) refuse(err error) {
 	}
 }
 
-// end ends a session, once. Its client hears nothing.
+// end ends a session, once. Its client is sent nothing.
 func (k *session) end(why tunnel.Reason, err error) {
 	d, s := k.d, k.d.s
 	s.mu.Lock()
@@ -376,7 +375,7 @@ func (k *session) end(why tunnel.Reason, err error) {
 		d.forget(p)
 	}
 	k.ids.forget(k)
-	d.noCandidate(k)
+	d.removeCandidate(k)
 	delete(d.sessions, k)
 	s.sessions--
 	k.src.AddOpen(-1)
@@ -386,11 +385,11 @@ func (k *session) end(why tunnel.Reason, err error) {
 		tun.End(tunnel.End{Reason: why, Err: err, In: k.in.Load(), Out: k.out.Load()})
 	} else if was == asking {
 		s.refused.Add(1)
-		s.tell(k.outcome(why, err))
+		s.report(k.outcome(why, err))
 	}
 }
 
-// outcome is of a session that came to no request.
+// outcome returns the Outcome of a session without a request.
 func (k *session) outcome(why tunnel.Reason, err error) *tunnel.Outcome {
 	o := &tunnel.Outcome{
 		Start: k.req.Start, Proto: k.req.Proto, Listener: k.req.Listener, Source: k.req.Source,

@@ -8,8 +8,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// deliver takes a datagram of the client on. The caller holds mu, which
-// deliver gives up.
+// deliver handles a datagram of the client. The caller holds mu, which deliver
+// unlocks.
 func (k *session) deliver(p *path, b []byte) {
 	s := k.d.s
 	switch k.state {
@@ -21,7 +21,7 @@ func (k *session) deliver(p *path, b []byte) {
 			p.hold(b)
 			break
 		}
-		if k.seat.on == &s.sockets.answered {
+		if k.socketSlot.on == &s.sockets.answered {
 			k.rank(&s.sockets.again)
 		}
 		s.mu.Unlock()
@@ -35,8 +35,8 @@ func (k *session) deliver(p *path, b []byte) {
 		k.d.ln.Local.push(b, p.client.addr)
 		return
 	case refused:
-		k.strikes++
-		if a := k.answer; a != nil && len(b) > len(a) && k.strikes&(k.strikes-1) == 0 { // ever more rarely
+		k.sinceRefusal++
+		if a := k.answer; a != nil && len(b) > len(a) && k.sinceRefusal&(k.sinceRefusal-1) == 0 { // ever more rarely
 			s.mu.Unlock()
 			_ = k.d.wire.send(a, p.client.addr, p.client.local)
 			return
@@ -51,7 +51,7 @@ func (k *session) toService(p *path, sock *socket, b []byte) error {
 	k.moved.Store(now)
 	p.moved.Store(now)
 	k.sent.Add(1)
-	k.spoken.Store(true)
+	k.clientSentLast.Store(true)
 	if err := sock.send(b); err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func (k *session) toService(p *path, sock *socket, b []byte) error {
 	return nil
 }
 
-// pump takes the service's datagrams to the client until the socket is closed.
+// pump sends the service's datagrams to the client until the socket is closed.
 func (k *session) pump(p *path, sock *socket) {
 	var soft int
 	for {
@@ -73,8 +73,8 @@ func (k *session) pump(p *path, sock *socket) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		}
-		// A router that can't reach the service just now says so more softly
-		// than its host, whose port is closed.
+		// A router that cannot reach the service for a moment causes other errors
+		// than a host whose port is closed.
 		if soft++; isRefused(err) || soft > 16 {
 			k.lost(err)
 			return
@@ -96,26 +96,25 @@ func (k *session) toClient(p *path, b []byte) {
 	if first := !k.answered.Swap(true); first && k.opening == nil {
 		k.d.s.answered(k)
 	}
-	if k.opening != nil && !k.sure.Load() && k.convinced(b, in, out) {
-		k.sure.Store(true)
+	if k.opening != nil && !k.answersProve.Load() && k.provesClient(b, in, out) {
+		k.answersProve.Store(true)
 		k.prove()
 	}
 }
 
-// convinced reports whether a QUIC service that says b behaves as one that
-// knows that its client hears it: it says a 1-RTT packet to a client that has
-// written to its id, as the end of a handshake is (HANDSHAKE_DONE), it has said
-// more than three times what it got (RFC 9000 section 8.1), or has answered in
-// 1-RTT packets some times. What it repeats before that is its handshake, in
-// long headers (RFC 9002 section 6.2.1). What the client writes can't be read
-// and proves nothing by itself.
-func (k *session) convinced(b []byte, in, out int64) bool {
+// provesClient reports whether a QUIC service that sends b knows that its client
+// receives what it sends: it sends a 1-RTT packet to a client that uses its id, as at
+// the end of a handshake (HANDSHAKE_DONE), it has sent more than three times what it
+// got (RFC 9000 section 8.1), or has answered in 1-RTT packets several times. What it
+// repeats before that is its handshake, in long headers (RFC 9002 section 6.2.1). The
+// client's own packets cannot be read and prove nothing.
+func (k *session) provesClient(b []byte, in, out int64) bool {
 	const enough = 3
-	if isShort(b) && k.spoken.Swap(false) {
-		k.turns.Add(1)
-		if k.echoed.Load() {
+	if isShort(b) && k.clientSentLast.Swap(false) {
+		k.shortAnswers.Add(1)
+		if k.usesServiceID.Load() {
 			return true
 		}
 	}
-	return out > 3*in || k.turns.Load() >= enough
+	return out > 3*in || k.shortAnswers.Load() >= enough
 }

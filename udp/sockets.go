@@ -8,30 +8,30 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// sockets are those that sessions have to services. Each takes a descriptor,
-// and whoever forges sources makes sessions as fast as it sends datagrams: they
-// have half of what there is, and of them the sessions that are least certain to
-// be somebody's make room for new ones. The Server's mu guards it.
+// sockets counts the sockets of sessions to services. Each takes a descriptor, and
+// forged source addresses make sessions as fast as datagrams come: sessions may have
+// half of all descriptors, and those that are least likely in use make room for new
+// ones. The Server's mu guards it.
 //
-// Without QUIC the answer of a service proves nothing of a client, but the
-// client may be done: so few are kept as of those that have no answer. A client
-// that speaks again may have heard the answer, or guessed its time.
+// Without QUIC the answer of a service proves nothing about a client, but the client
+// may be done: as few such sessions are kept as of those without an answer. A client
+// that sends again may have got the answer, or guessed its time.
 type sockets struct {
 	n        int
-	unproven queue.List // sessions of which nothing is proven, oldest first, as all
-	answered queue.List // sessions without QUIC whose client has said nothing since the answer
+	unproven queue.List // sessions that are not proven; oldest first, as in all
+	answered queue.List // sessions without QUIC whose client has sent nothing since the answer
 	again    queue.List // sessions without QUIC whose client has
 }
 
-// A seat is a session's place among the sockets.
-type seat struct {
+// A socketSlot is the entry of a session in sockets.
+type socketSlot struct {
 	counted bool
 	on      *queue.List // one of the Server's sockets, nil for none
 	at      *queue.Element
 }
 
-// maxSockets is how many sockets sessions may have. It is never reached where
-// there is no limit.
+// maxSockets returns how many sockets sessions may have: practically any number
+// without a Budget.
 func (s *Server) maxSockets() int {
 	if s.Budget == nil {
 		return math.MaxInt
@@ -39,24 +39,23 @@ func (s *Server) maxSockets() int {
 	return max(int(s.Budget.Limit/2), 1)
 }
 
-// occupy counts a socket for k, which nothing is proven of. It may cost another
-// session its own, which the caller ends once it has given up mu. The caller
-// holds mu.
-func (s *Server) occupy(k *session) (crowded *session, err error) {
+// occupy counts a socket for k, which is not proven. It may evict another session,
+// which the caller ends after unlocking mu. The caller holds mu.
+func (s *Server) occupy(k *session) (evicted *session, err error) {
 	if most := s.maxSockets(); s.sockets.n >= most {
-		if crowded = s.leastProven(); crowded == nil {
+		if evicted = s.evictable(); evicted == nil {
 			return nil, tunnel.Refusef(tunnel.Overload, "the %d descriptors that sessions of UDP may have are taken: half of all", most)
 		}
-		s.vacate(crowded)
+		s.vacate(evicted)
 	}
 	s.sockets.n++
-	k.seat.counted = true
+	k.socketSlot.counted = true
 	k.rank(&s.sockets.unproven)
-	return crowded, nil
+	return evicted, nil
 }
 
-// occupyMore counts a second socket of a session, if there may be one more.
-func (s *Server) occupyMore() bool {
+// occupyExtra counts a second socket of a session, unless the limit is reached.
+func (s *Server) occupyExtra() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sockets.n >= s.maxSockets() || !s.Budget.Take(1) {
@@ -66,50 +65,49 @@ func (s *Server) occupyMore() bool {
 	return true
 }
 
-// vacate gives back the place of k's socket, if it has one. The caller holds mu.
+// vacate no longer counts k's socket, if it has one. The caller holds mu.
 func (s *Server) vacate(k *session) {
-	if k.seat.counted {
-		k.seat.counted = false
+	if k.socketSlot.counted {
+		k.socketSlot.counted = false
 		s.sockets.n--
 	}
 	k.rank(nil)
 }
 
-// rank puts k at the end of l, and takes it from where it was; nil is none. The
-// caller holds mu.
+// rank moves k to the end of l; nil is no list. The caller holds mu.
 func (k *session) rank(l *queue.List) {
-	if k.seat.on != nil {
-		k.seat.on.Remove(k.seat.at)
+	if k.socketSlot.on != nil {
+		k.socketSlot.on.Remove(k.socketSlot.at)
 	}
-	if k.seat.on = l; l != nil {
-		k.seat.at = l.PushBack(k)
+	if k.socketSlot.on = l; l != nil {
+		k.socketSlot.at = l.PushBack(k)
 	}
 }
 
 // answered notes the first answer to a client that does not speak QUIC.
 func (s *Server) answered(k *session) {
 	s.mu.Lock()
-	var crowded *session
+	var evicted *session
 	if k.half && k.state == carried {
 		k.proven()
 		if s.Limits.PendingFull(s.sockets.answered.Len()) {
-			crowded = s.sockets.answered.Front().Value.(*session)
-			crowded.rank(nil)
+			evicted = s.sockets.answered.Front().Value.(*session)
+			evicted.rank(nil)
 		}
 		k.rank(&s.sockets.answered)
 	}
 	s.mu.Unlock()
-	crowded.crowdedOut()
+	evicted.evict()
 }
 
-// resting is how long a session must have been quiet to make room for a new one
-// although its client has spoken after an answer.
-const resting = 250 * time.Millisecond
+// minQuietToEvict is how long a session whose client has sent again after an answer
+// must have been quiet to make room for a new one.
+const minQuietToEvict = 250 * time.Millisecond
 
-// leastProven is the session that makes room for a new one: the oldest of those
-// that have not spoken after an answer, or else one without QUIC that rests. It
-// is nil where all are in use. The caller holds mu.
-func (s *Server) leastProven() *session {
+// evictable returns the session that makes room for a new one: the oldest of those
+// whose client has not sent again after an answer, or else one without QUIC that is
+// quiet. It is nil where all are in use. The caller holds mu.
+func (s *Server) evictable() *session {
 	var oldest *session
 	for _, l := range [...]*queue.List{&s.sockets.unproven, &s.sockets.answered} {
 		if e := l.Front(); e != nil {
@@ -125,7 +123,7 @@ func (s *Server) leastProven() *session {
 	now := time.Now()
 	for range min(looks, s.sockets.again.Len()) {
 		k := s.sockets.again.Front().Value.(*session)
-		if now.Sub(k.start)-time.Duration(k.moved.Load()) >= resting {
+		if now.Sub(k.start)-time.Duration(k.moved.Load()) >= minQuietToEvict {
 			return k
 		}
 		k.rank(&s.sockets.again)
