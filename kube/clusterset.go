@@ -18,9 +18,9 @@ import (
 	"culvert.dev/kube/watch"
 )
 
-// lookAgain is how often it is looked whether services of the cluster set have
+// addressInterval is how often it is looked whether services of the cluster set have
 // other addresses: a table is asked, and nobody else.
-const lookAgain = 2 * time.Second
+const addressInterval = 2 * time.Second
 
 // A clusterSet is what several clusters export together.
 type clusterSet struct {
@@ -37,7 +37,7 @@ func (k *Kube) export() error {
 	s := &clusterSet{sources: map[string]*discovery.Source{}}
 	s.Controller = &mcs.Controller{
 		Cluster: k.cfg.Cluster, ID: k.cfg.Lease.Namespace + "/" + k.cfg.Lease.Name,
-		Leads: k.leads.Load, VIPs: s.addresses, OnExports: s.tell, Log: k.cfg.Log,
+		Leads: k.leads.Load, VIPs: s.addresses, OnExports: s.setExports, Log: k.cfg.Log,
 	}
 	if d := k.cfg.Discovery; d != nil {
 		s.Refuses = d.Rules.Refuses
@@ -62,8 +62,8 @@ func (s *clusterSet) addresses(namespace, name string) []netip.Addr {
 	return g.ClusterSetAddresses(namespace, name)
 }
 
-// know has the discovery of a cluster told of what that exports.
-func (s *clusterSet) know(name string, src *discovery.Source) {
+// register has the discovery of a cluster receive what that cluster exports.
+func (s *clusterSet) register(name string, src *discovery.Source) {
 	src.AwaitExports = true
 	s.mu.Lock()
 	s.sources[name] = src
@@ -71,8 +71,8 @@ func (s *clusterSet) know(name string, src *discovery.Source) {
 	s.network()
 }
 
-// forget has a cluster's network no longer be one of the cluster set's.
-func (s *clusterSet) forget(name string, src *discovery.Source) {
+// unregister has a cluster's network no longer be one of the cluster set's.
+func (s *clusterSet) unregister(name string, src *discovery.Source) {
 	s.mu.Lock()
 	if s.sources[name] == src {
 		delete(s.sources, name)
@@ -96,7 +96,7 @@ func (s *clusterSet) network() {
 	}
 }
 
-func (s *clusterSet) tell(cluster string, exports map[mcs.Name]bool) {
+func (s *clusterSet) setExports(cluster string, exports map[mcs.Name]bool) {
 	s.mu.Lock()
 	src := s.sources[cluster]
 	s.mu.Unlock()
@@ -105,8 +105,8 @@ func (s *clusterSet) tell(cluster string, exports map[mcs.Name]bool) {
 	}
 }
 
-// join makes a further cluster a member, until what it returns is called.
-func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *discovery.Source) (leave func()) {
+// joinClusterSet makes a further cluster a member, until what it returns is called.
+func (k *Kube) joinClusterSet(ctx context.Context, name string, cfg *rest.Config, src *discovery.Source) (leave func()) {
 	api, err := mcsclient.NewForConfig(cfg)
 	if err != nil {
 		k.cfg.Log.Error("cluster cannot join the cluster set", "cluster", name, "err", err)
@@ -122,7 +122,7 @@ func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *dis
 		k.cfg.Log.Error("cluster cannot join the cluster set", "cluster", name, "err", err)
 		return nil
 	}
-	k.set.know(name, src)
+	k.set.register(name, src)
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { defs.Run(ctx) })
@@ -131,7 +131,7 @@ func (k *Kube) join(ctx context.Context, name string, cfg *rest.Config, src *dis
 		cancel()
 		remove()
 		running.Wait()
-		k.set.forget(name, src)
+		k.set.unregister(name, src)
 	}
 }
 
@@ -145,7 +145,7 @@ func (k *Kube) runSet(ctx context.Context, g Gateway) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { _ = s.Run(ctx) }) // until ctx is done
-	tick := time.NewTicker(lookAgain)
+	tick := time.NewTicker(addressInterval)
 	defer tick.Stop()
 	for {
 		select {

@@ -36,7 +36,7 @@ import (
 	"culvert.dev/registry/kept"
 )
 
-// A Config says what is learnt from Kubernetes, and what is told to it.
+// A Config says what is read from Kubernetes, and what is written to it.
 type Config struct {
 	Kubeconfig string // path; "" means the pod's own service account
 	Context    string // of the kubeconfig; "" means its current one
@@ -189,8 +189,8 @@ func (k *Kube) discover(d *Discovery) error {
 	k.add(own, "discovery", printed(d), func() []string { return []string{"cluster/" + k.cfg.Cluster} })
 	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
 	if k.set != nil {
-		k.set.know(k.cfg.Cluster, own)
-		further.OnCluster = k.join
+		k.set.register(k.cfg.Cluster, own)
+		further.OnCluster = k.joinClusterSet
 	}
 	if d.Clusters != "" {
 		k.further = further
@@ -296,7 +296,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 			k.cfg.Log.Error("leader election failed; this replica will not write status", "err", err)
 		}
 	})
-	running.Go(func() { k.pulse.Keep(ctx, k.alive) })
+	running.Go(func() { k.pulse.Probe(ctx, k.alive) })
 	if k.cfg.GatewayAPI != nil || k.set != nil {
 		running.Go(func() { k.defs.Run(ctx) })
 	}

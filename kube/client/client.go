@@ -1,14 +1,13 @@
-// Package client is what every controller here needs of the Kubernetes API and
-// none should do twice: where the API server is, whether it answers, what it
-// forbids, and who of several replicas writes.
+// Package client has what every controller here needs of the Kubernetes API: where the API server
+// is, whether it answers, what it forbids, and which of several replicas writes.
 //
 //	cfg, err := client.Config{Kubeconfig: path, Version: version}.REST()
 //	pulse := client.NewPulse()
 //	cfg.Wrap(pulse.Wrap)
 //	core, err := kubernetes.NewForConfig(client.Protobuf(cfg))
 //
-// It reads no flags and no environment but what a pod is given: without a
-// kubeconfig it is the service account mounted there.
+// It reads no flags, and of the environment only what a pod is given: without a kubeconfig it uses
+// the pod's service account.
 package client
 
 import (
@@ -20,9 +19,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// What may be asked of the API server per second, and at once. client-go's own
-// 5 and 10 make a controller look broken when a thousand routes need a status;
-// the API server has priorities of its own to defend itself with.
+// The limits on requests per second, and on bursts. client-go's own 5 and 10 make a controller look
+// broken when a thousand routes need a status; the API server has priorities of its own to defend
+// itself.
 const (
 	QPS   = 200
 	Burst = 400
@@ -35,7 +34,7 @@ type Config struct {
 	Version    string // of the program, for the user agent; "" means "dev"
 }
 
-// REST returns what clients are made of.
+// REST returns the configuration of clients.
 func (c Config) REST() (*rest.Config, error) {
 	cfg, err := c.load()
 	if err != nil {
@@ -72,8 +71,8 @@ func (c Config) load() (*rest.Config, error) {
 	return cfg, nil
 }
 
-// Protobuf returns a copy of cfg for clients of built-in kinds, which can be
-// sent in a third of the bytes. Custom ones can't.
+// Protobuf returns a copy of cfg for clients of built-in kinds, which take a third of the bytes so.
+// Custom resources have no such encoding.
 func Protobuf(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"

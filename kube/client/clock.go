@@ -7,22 +7,20 @@ import (
 	"time"
 )
 
-// Clocks may differ by this much, and have to agree so well again, before anything
-// is said of it.
+// The difference from which on it is logged, and below which the clocks agree again.
 const (
 	maxSkew  = 30 * time.Second
 	goodSkew = maxSkew / 2
 )
 
-// A Clock says once when the API server's clock is not this machine's, by what
-// its answers say that the time is. Nothing here depends on that, but whether
-// certificates and tokens are valid does, on either side, and what people read in
-// Events, logs and conditions. It makes no request of its own.
+// A Clock logs once when the API server's clock differs from this machine's, by the Date of its
+// answers. Nothing here depends on that, but the validity of certificates and tokens does, on either
+// side, and so do the times that people read in Events, logs and conditions. It sends no requests.
 type Clock struct {
 	Log *slog.Logger
 
 	mu      sync.Mutex // guards differs
-	differs bool       // and it was said
+	differs bool       // which was logged
 }
 
 // Wrap is for rest.Config.Wrap.
@@ -38,15 +36,15 @@ func (c clocked) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := c.next.RoundTrip(req)
 	if err == nil {
 		if date, err := http.ParseTime(res.Header.Get("Date")); err == nil {
-			c.see(date, asked, time.Now(), req.URL.Host)
+			c.compare(date, asked, time.Now(), req.URL.Host)
 		}
 	}
 	return res, err
 }
 
-// see compares a time that was said between two others, without its fraction of a
-// second. That an answer took its time makes no difference.
-func (c *Clock) see(date, asked, answered time.Time, host string) {
+// compare compares the Date of an answer, which has no fraction of a second, with the times before
+// and after the request. A slow answer makes no difference.
+func (c *Clock) compare(date, asked, answered time.Time, host string) {
 	var skew time.Duration
 	switch {
 	case date.After(answered):

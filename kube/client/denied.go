@@ -10,12 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Denied says in one line what stands in the way of a verb on a resource, if it
-// is something that only an administrator can change: "may not list
-// tlsroutes.gateway.networking.k8s.io: ..." where RBAC forbids it, and that the
-// API server has no such resource where a CRD is missing. It is false for what
-// goes away by itself, such as a server that can't be reached. Where err knows what
-// was asked, by Asked, that is said, and verb and res are for an err that does not.
+// Denied says in one line why a verb on a resource failed, if only an administrator can change that:
+// "may not list tlsroutes.gateway.networking.k8s.io: ..." where RBAC forbids it, or that the API
+// server has no such resource where a CRD is missing. It is false for what passes by itself, such as
+// a server that cannot be reached. If err was made by Asked its verb and resource are used, and
+// otherwise verb and res.
 func Denied(verb string, res schema.GroupResource, err error) (string, bool) {
 	if a := (*asked)(nil); errors.As(err, &a) {
 		verb, res = a.verb, a.res
@@ -40,9 +39,8 @@ type asked struct {
 
 func (a *asked) Unwrap() error { return a.error }
 
-// Asked returns err with the verb and the resource that it is the answer to, for
-// one who does several things and says at the end what stood in the way. Nil stays
-// nil.
+// Asked returns err with the verb and the resource that it is the answer to, for a task of several
+// requests. Nil stays nil.
 func Asked(verb string, res schema.GroupResource, err error) error {
 	if err == nil {
 		return nil
@@ -50,7 +48,7 @@ func Asked(verb string, res schema.GroupResource, err error) error {
 	return &asked{verb, res, err}
 }
 
-// Question is what Asked said of err, "get serviceaccounts", or "".
+// Question returns the verb and the resource that Asked added to err, "get serviceaccounts", or "".
 func Question(err error) string {
 	if a := (*asked)(nil); errors.As(err, &a) {
 		return a.verb + " " + a.res.String()
@@ -64,7 +62,7 @@ func named(err error) bool {
 	return errors.As(err, &s) && s.Status().Details != nil && s.Status().Details.Name != ""
 }
 
-// reason is the API server's own words, without what wraps them, in one line.
+// reason returns the API server's own message, without what wraps it, in one line.
 func reason(err error) string {
 	text := err.Error()
 	var s apierrors.APIStatus

@@ -15,7 +15,7 @@ import (
 )
 
 // A Lease is held by one of several replicas at a time: by the one that writes.
-// Whether it is held is told by the holder's own clock, so that clocks may differ.
+// Each replica decides by its own clock whether it is held, so that clocks may differ.
 type Lease struct {
 	Client    kubernetes.Interface
 	Namespace string
@@ -23,17 +23,17 @@ type Lease struct {
 	Identity  string // of this replica; no other may have it
 	Log       *slog.Logger
 
-	// OnHolder is told who holds the lease, when that changes; it must not block.
-	// May be nil.
+	// OnHolder is called with the holder of the lease when that changes; it must not block. It may
+	// be nil.
 	OnHolder func(id string)
 
-	// OnDenied is told why the lease can't be had, if that is something that only
-	// an administrator can change, and "" once it can; it must not block. May be nil.
+	// OnDenied is called with the reason why the lease cannot be used, if only an administrator can
+	// change that, and with "" once it can be; it must not block. It may be nil.
 	OnDenied func(why string)
 }
 
-// How long a lease outlives its holder's last word, when the holder gives up by
-// itself, and how often it is asked for.
+// How long a lease outlives its last renewal, after which time without one the holder gives up, and
+// how often it is renewed or asked for.
 const (
 	leaseDuration = 15 * time.Second
 	leaseRenew    = 10 * time.Second
@@ -45,7 +45,7 @@ const (
 // its context is done; Run waits for it. The lease is given back at the end, for
 // the next replica not to have to wait.
 func (l Lease) Run(ctx context.Context, lead func(context.Context)) error {
-	hear := &hearing{lease: l}
+	observe := &leaseDenials{lease: l}
 	for ctx.Err() == nil {
 		var leading sync.WaitGroup
 		e, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
@@ -53,7 +53,7 @@ func (l Lease) Run(ctx context.Context, lead func(context.Context)) error {
 				LeaseMeta:  metav1.ObjectMeta{Namespace: l.Namespace, Name: l.Name},
 				Client:     l.Client.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: l.Identity},
-			}, leading: &leading, hearing: hear},
+			}, leading: &leading, leaseDenials: observe},
 			Name:          l.Name,
 			LeaseDuration: leaseDuration, RenewDeadline: leaseRenew, RetryPeriod: leaseRetry,
 			ReleaseOnCancel: true,
@@ -85,24 +85,24 @@ func (l Lease) Run(ctx context.Context, lead func(context.Context)) error {
 type lock struct {
 	*resourcelock.LeaseLock
 	leading *sync.WaitGroup
-	*hearing
+	*leaseDenials
 }
 
 func (l lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	r, raw, err := l.LeaseLock.Get(ctx)
-	l.hear("get", err)
+	l.observe("get", err)
 	return r, raw, err
 }
 
 func (l lock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := l.LeaseLock.Create(ctx, r)
-	l.hear("create", err)
+	l.observe("create", err)
 	return err
 }
 
 func (l lock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := l.LeaseLock.Update(ctx, r)
-	l.hear("update", err)
+	l.observe("update", err)
 	return err
 }
 
@@ -112,21 +112,21 @@ func (l lock) RecordEvent(what string) {
 	}
 }
 
-// A hearing says why the lease can't be had: client-go's elector tries again for
-// ever, and nobody would write, nor know why.
-type hearing struct {
+// A leaseDenials observes why the lease cannot be used: client-go's elector retries for ever without
+// a word, while no replica writes.
+type leaseDenials struct {
 	lease Lease
 
-	mu     sync.Mutex     // guards the rest
-	denied map[string]int // times, by verb, since it was done last
-	said   string         // what OnDenied was told
+	mu       sync.Mutex     // guards the rest
+	denied   map[string]int // answers in a row, by verb
+	reported string         // what OnDenied was told
 }
 
-// believed is how many times something must be forbidden for it to be so: an API
-// server that has just started knows of no roles for a moment.
-const believed = 2
+// minDenials is how many answers must deny something for it to be believed: an API server that has
+// just started knows no roles for a moment.
+const minDenials = 2
 
-func (h *hearing) hear(verb string, err error) {
+func (h *leaseDenials) observe(verb string, err error) {
 	text, denied := Denied(verb, coordinationv1.Resource("leases"), err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -135,7 +135,7 @@ func (h *hearing) hear(verb string, err error) {
 		if h.denied == nil {
 			h.denied = map[string]int{}
 		}
-		if h.denied[verb]++; h.denied[verb] != believed {
+		if h.denied[verb]++; h.denied[verb] != minDenials {
 			return
 		}
 		h.lease.Log.Warn("cannot use the lease; this replica writes no status", "lease", h.lease.Namespace+"/"+h.lease.Name, "reason", text)
@@ -149,18 +149,18 @@ func (h *hearing) hear(verb string, err error) {
 	}
 	if !denied {
 		for _, n := range h.denied {
-			if n >= believed {
-				return // as has been said
+			if n >= minDenials {
+				return // which has been reported
 			}
 		}
-		if text = ""; h.said != "" {
+		if text = ""; h.reported != "" {
 			h.lease.Log.Info("lease is accessible again", "lease", h.lease.Namespace+"/"+h.lease.Name)
 		}
 	}
-	if h.said == text {
+	if h.reported == text {
 		return
 	}
-	if h.said = text; h.lease.OnDenied != nil {
+	if h.reported = text; h.lease.OnDenied != nil {
 		h.lease.OnDenied(text)
 	}
 }

@@ -9,9 +9,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Logs sends what client-go has to say to log, for the whole process: to its
-// debug level, for a controller says itself, and once, what of that an
-// operator must know.
+// Logs sends client-go's log to log, for the whole process, at debug level: controllers log what an
+// operator needs to know themselves, once.
 func Logs(log *slog.Logger) {
 	klog.SetSlogLogger(slog.New(quiet{log.Handler()}))
 }
@@ -32,14 +31,14 @@ func (q quiet) Handle(ctx context.Context, r slog.Record) error {
 func (q quiet) WithAttrs(as []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(as)} }
 func (q quiet) WithGroup(name string) slog.Handler    { return quiet{q.Handler.WithGroup(name)} }
 
-// Once remembers what has been said, for a complaint to be made once and not at
-// each try. The zero Once has said nothing.
+// Once remembers what was logged, for a problem to be logged once and not at each retry. The zero
+// value is ready for use.
 type Once struct {
 	mu   sync.Mutex
 	said map[string]string
 }
 
-// New reports whether text is new about subject, and remembers it; "" forgets.
+// New reports whether text is new for a subject, and remembers it; "" forgets the subject's.
 func (o *Once) New(subject, text string) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

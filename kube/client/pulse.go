@@ -9,11 +9,9 @@ import (
 	"time"
 )
 
-// A Pulse notices whether the API server answers, by the requests that are made
-// anyway, and by some of its own where there are none: see Keep. client-go's
-// informers try again for as long as it takes and tell nobody, so that a
-// controller that only listens to them never learns that what it knows has grown
-// old.
+// A Pulse knows whether the API server answers: from all requests that are made anyway, and from
+// probes where there are none. client-go's reflectors retry for as long as it takes and report
+// nothing, so that a controller would not know that its caches are out of date.
 type Pulse struct {
 	mu   sync.Mutex
 	err  error         // of the last request; nil is an answer
@@ -22,14 +20,14 @@ type Pulse struct {
 	heard time.Time // when the last answer came
 }
 
-// NewPulse returns a Pulse that thinks that all is well.
+// NewPulse returns a Pulse of an API server that answers.
 func NewPulse() *Pulse { return &Pulse{turn: make(chan struct{}), heard: time.Now()} }
 
 // Wrap is for rest.Config.Wrap.
 func (p *Pulse) Wrap(rt http.RoundTripper) http.RoundTripper { return pulsed{p, rt} }
 
-// State returns why the API server does not answer, or nil if it does, and a
-// channel that is closed when it does again, or does no more.
+// State returns why the API server does not answer, or nil if it does, and a channel that is closed
+// when that changes.
 func (p *Pulse) State() (turn <-chan struct{}, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,13 +56,13 @@ func (p pulsed) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := p.next.RoundTrip(req)
 	switch {
 	case err == nil && (res.StatusCode == http.StatusServiceUnavailable || res.StatusCode == http.StatusUnauthorized):
-		// From a load balancer before it, or from itself while it starts or stops; or
-		// it does not know us any more, which shows us as little.
+		// The first is of a load balancer, or of a server that starts or stops; with the second it
+		// does not know us any more, and shows as little.
 		p.set(fmt.Errorf("%s %s: %s", req.Method, req.URL.Path, res.Status))
 	case err == nil:
 		p.set(nil)
 	case errors.Is(err, context.Canceled) || req.Context().Err() != nil:
-		// Given up by us, which says nothing about the server.
+		// We gave up, which says nothing about the server.
 	default:
 		p.set(err)
 	}

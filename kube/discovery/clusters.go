@@ -29,15 +29,15 @@ const (
 	KubeconfigKey = "kubeconfig"       // of the Secret's data
 )
 
-// gather is how long the first words of clusters are waited for, to say them
-// together: a table with half of the clusters refuses what the others serve.
-// The registry waits a little longer.
-const gather = 4 * time.Second
+// gatherTimeout is how long the first updates of all clusters are waited for, to send them together:
+// a table with half of the clusters refuses what the others serve. The registry waits a little
+// longer.
+const gatherTimeout = 4 * time.Second
 
-// Clusters are further clusters as one registry.Source: each is a kubeconfig,
-// under the key of that name, in a Secret with the label culvert.dev/cluster: NAME.
-// They come, change and go with their Secrets; a cluster whose Secret turns bad
-// stays as it was. Client and Namespace are needed.
+// Clusters are further clusters as one registry.Source: each is a kubeconfig, under the key of that
+// name, in a Secret with the label culvert.dev/cluster: NAME. They are added, changed and removed
+// with their Secrets; a cluster whose Secret becomes invalid stays as it was. Client and Namespace
+// are needed.
 type Clusters struct {
 	Client    kubernetes.Interface // of the cluster that has the Secrets
 	Namespace string               // that they are in
@@ -53,12 +53,11 @@ type Clusters struct {
 	// means client-go's, by protobuf.
 	Connect func(*rest.Config) (kubernetes.Interface, error)
 
-	// OnCluster is told of each cluster whose discovery begins, with the context
-	// of that, and what it returns, if that is not nil, is called when it has
-	// ended. May be nil.
+	// OnCluster is called for each cluster whose discovery begins, with its context. The function
+	// that it returns, if not nil, is called when the discovery has ended. It may be nil.
 	OnCluster func(ctx context.Context, name string, cfg *rest.Config, src *Source) (ended func())
 
-	// Log is told of what is refused. Nil discards.
+	// Log receives what is refused. Nil discards it.
 	Log *slog.Logger
 
 	names atomic.Pointer[[]string]
@@ -104,8 +103,8 @@ func secretOf(s *corev1.Secret) *secret {
 	return out
 }
 
-// A fleet is what is known while Clusters.Run runs.
-type fleet struct {
+// A clustersRun is one call of Clusters.Run.
+type clustersRun struct {
 	*Clusters
 	log     *slog.Logger
 	watch   *watch.Watch // of the Secrets
@@ -117,8 +116,8 @@ type fleet struct {
 	secrets map[string]*secret
 
 	members map[string]*member // by cluster; of the loop alone, as the next
-	failed  map[string]bool    // clusters that were said to be lost, and never ran
-	said    client.Once
+	failed  map[string]bool    // clusters that were reported as failed, and never ran
+	logged  client.Once
 }
 
 // A member is a cluster whose discovery runs.
@@ -136,7 +135,7 @@ func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) erro
 	if c.Client == nil || c.Namespace == "" {
 		return errors.New("discovery: clusters need a client, and the namespace of their Secrets")
 	}
-	f := &fleet{
+	f := &clustersRun{
 		Clusters: c, log: c.Log, changed: watch.NewSignal(), updates: make(chan registry.Update),
 		secrets: map[string]*secret{}, members: map[string]*member{}, failed: map[string]bool{},
 	}
@@ -151,7 +150,7 @@ func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) erro
 }
 
 // loop starts and stops discoveries, and passes on what they say.
-func (f *fleet) loop(ctx context.Context, out chan<- registry.Update) error {
+func (f *clustersRun) loop(ctx context.Context, out chan<- registry.Update) error {
 	send := func(u registry.Update) error {
 		select {
 		case out <- u:
@@ -164,7 +163,7 @@ func (f *fleet) loop(ctx context.Context, out chan<- registry.Update) error {
 		begun, lost bool
 		waiting     = map[string]bool{} // clusters that have not said anything yet; nil when that is over
 		held        []registry.Update
-		late        = time.After(gather)
+		late        = time.After(gatherTimeout)
 	)
 	for {
 		var own []registry.Update // what is to be said of clusters that do not run
@@ -224,7 +223,7 @@ func (f *fleet) loop(ctx context.Context, out chan<- registry.Update) error {
 
 // apply makes the running discoveries those of the Secrets, and returns what is
 // to be said of the others.
-func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
+func (f *clustersRun) apply(ctx context.Context) (say []registry.Update) {
 	f.mu.Lock()
 	want := map[string]*secret{}
 	wrong := map[*secret]error{}
@@ -241,7 +240,7 @@ func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
 			want[s.cluster] = s
 		}
 		wrong[s] = why
-		f.complain(s, why)
+		f.logRefused(s, why)
 	}
 	f.mu.Unlock()
 	names := []string{f.source()}
@@ -292,19 +291,19 @@ func (f *fleet) apply(ctx context.Context) (say []registry.Update) {
 
 func isCluster(name string) bool { return len(validation.NameIsDNSLabel(name, false)) == 0 }
 
-// complain says once what is wrong with a Secret.
-func (f *fleet) complain(s *secret, why error) {
+// logRefused logs once what is wrong with a Secret.
+func (f *clustersRun) logRefused(s *secret, why error) {
 	text := ""
 	if why != nil {
 		text = why.Error()
 	}
-	if f.said.New(s.name, text) {
+	if f.logged.New(s.name, text) {
 		f.log.Error("refused a kubeconfig Secret", "secret", f.Namespace+"/"+s.name, "cluster", clip(s.cluster), "err", text)
 	}
 }
 
 // start begins the discovery of a cluster.
-func (f *fleet) start(ctx context.Context, s *secret) error {
+func (f *clustersRun) start(ctx context.Context, s *secret) error {
 	cfg, pulse, keep := s.config, (*client.Pulse)(nil), func(context.Context) {}
 	connect := f.Connect
 	if connect == nil {
@@ -315,7 +314,7 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 			if err != nil {
 				return nil, err
 			}
-			keep = func(ctx context.Context) { pulse.Keep(ctx, alive) }
+			keep = func(ctx context.Context) { pulse.Probe(ctx, alive) }
 			return kubernetes.NewForConfig(client.Protobuf(cfg))
 		}
 	}
@@ -339,14 +338,14 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 	}
 	f.running.Go(func() { keep(ctx) })
 	done := make(chan struct{})
-	gone := f.runs(src)
+	gone := f.register(src)
 	f.running.Go(func() {
 		defer close(done)
 		defer gone()
 		if ended != nil {
 			defer ended()
 		}
-		f.keep(ctx, src)
+		f.runSource(ctx, src)
 	})
 	f.members[s.cluster] = &member{secret: s, stop: func() {
 		cancel()
@@ -355,8 +354,8 @@ func (f *fleet) start(ctx context.Context, s *secret) error {
 	return nil
 }
 
-// keep runs a Source until ctx is done, again where it fails.
-func (f *fleet) keep(ctx context.Context, src *Source) {
+// runSource runs a Source until ctx is done, and restarts it if it fails.
+func (f *clustersRun) runSource(ctx context.Context, src *Source) {
 	for pause := time.Second; ; pause = min(2*pause, 30*time.Second) {
 		err := runSafely(ctx, src, f.updates)
 		if ctx.Err() != nil {

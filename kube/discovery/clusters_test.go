@@ -218,7 +218,7 @@ func TestClustersSpeakTogetherAtFirst(t *testing.T) {
 					return west.api, nil
 				}})
 				r.none(moment)
-				list := r.after(gather)
+				list := r.after(gatherTimeout)
 				if got := said(list); got != tt.want {
 					t.Errorf("got %s, want %s", got, tt.want)
 				}

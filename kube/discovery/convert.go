@@ -11,13 +11,13 @@ import (
 
 // A view is what a conversion depends on beside the objects.
 type view struct {
-	cluster    string
-	network    string
-	zone       string
-	prefer     string
-	clusterSet []string
-	rules      *Rules
-	blind      bool // Namespaces can't be read
+	cluster           string
+	network           string
+	zone              string
+	prefer            string
+	clusterSet        []string
+	rules             *Rules
+	namespacesUnknown bool // Namespaces can't be read
 }
 
 // convert makes the registry's service of a Service, nil for one without a port
@@ -82,7 +82,7 @@ func (v *view) expose(out *registry.Service, s *service, x *exposure, exported b
 	if x.closed || !x.expose && !exported {
 		return
 	}
-	if v.blind && !x.everyone && len(x.networks) == 0 {
+	if v.namespacesUnknown && !x.everyone && len(x.networks) == 0 {
 		refuse(noteExpose, "namespaces can't be read, and what this one says may narrow it: add culvert.dev/networks; the service is not exposed")
 		return
 	}

@@ -37,16 +37,16 @@ func TestExposure(t *testing.T) {
 	rules := &Rules{}
 	strict := &Rules{Allow: []string{"shop", "stock/api-*"}, Deny: []string{"*/internal-*", "shop/cellar"}}
 	for _, tt := range []struct {
-		name     string
-		svc      []string // annotations
-		ns       *namespace
-		as       string // NAMESPACE/NAME, "shop/web" if ""
-		rules    *Rules
-		exported bool
-		set      string // ClusterSet
-		blind    bool
-		want     string
-		problem  string // part of the only problem; "" for none
+		name              string
+		svc               []string // annotations
+		ns                *namespace
+		as                string // NAMESPACE/NAME, "shop/web" if ""
+		rules             *Rules
+		exported          bool
+		set               string // ClusterSet
+		namespacesUnknown bool
+		want              string
+		problem           string // part of the only problem; "" for none
 	}{
 		{name: "by default", want: "nobody"},
 		{name: "exposed", svc: []string{"expose", "true"}, want: "everyone"},
@@ -105,18 +105,18 @@ func TestExposure(t *testing.T) {
 		{name: "exported by the annotation of its namespace", ns: space("shop", "exported", "true"), set: "a", want: "nobody"},
 		{name: "exported and exposed by annotations", svc: []string{"expose", "true", "networks", "a,b", "exported", "true"}, set: "a", want: "a,b"},
 
-		{name: "blind", svc: []string{"expose", "true"}, blind: true, want: "nobody", problem: "namespaces can't be read"},
-		{name: "blind, and said to whom", svc: []string{"expose", "true", "networks", "a"}, blind: true, want: "a"},
-		{name: "blind, and for everyone", svc: []string{"expose", "true", "networks", "*"}, blind: true, want: "everyone"},
-		{name: "blind and exported", exported: true, set: "a", blind: true, want: "nobody", problem: "namespaces can't be read"},
-		{name: "blind, exported and said to whom", svc: []string{"networks", "a"}, exported: true, set: "a", blind: true, want: "a"},
+		{name: "blind", svc: []string{"expose", "true"}, namespacesUnknown: true, want: "nobody", problem: "namespaces can't be read"},
+		{name: "blind, and said to whom", svc: []string{"expose", "true", "networks", "a"}, namespacesUnknown: true, want: "a"},
+		{name: "blind, and for everyone", svc: []string{"expose", "true", "networks", "*"}, namespacesUnknown: true, want: "everyone"},
+		{name: "blind and exported", exported: true, set: "a", namespacesUnknown: true, want: "nobody", problem: "namespaces can't be read"},
+		{name: "blind, exported and said to whom", svc: []string{"networks", "a"}, exported: true, set: "a", namespacesUnknown: true, want: "a"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ns, name := "shop", "web"
 			if tt.as != "" {
 				ns, name, _ = strings.Cut(tt.as, "/")
 			}
-			v := view{cluster: "west", network: "west", rules: rules, blind: tt.blind}
+			v := view{cluster: "west", network: "west", rules: rules, namespacesUnknown: tt.namespacesUnknown}
 			if tt.rules != nil {
 				v.rules = tt.rules
 			}

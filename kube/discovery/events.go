@@ -11,18 +11,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Events are for people who look at one object. Of more than these at once, and
-// more than one in eventEvery after that, the rest is in the log only: a bad
-// template must not fill etcd.
+// Of more than maxEvents at once, and of more than one in eventInterval after that, the rest is in
+// the log only: a bad template must not fill etcd.
 const (
-	maxEvents  = 32
-	eventEvery = time.Second
+	maxEvents     = 32
+	eventInterval = time.Second
 
-	leadEvery = 5 * time.Second // how often it is looked whether we lead by now
+	leaderInterval = 5 * time.Second // from one check of leadership to the next
 )
 
-// eventOf has an Event written of p, if there is room for it and it is of an object.
-func (r *run) eventOf(p Problem) {
+// queueEvent has an Event written of p, if there is room in the queue and p is of an object.
+func (r *run) queueEvent(p Problem) {
 	if r.src.Events == nil || p.Name == "" {
 		return
 	}
@@ -47,7 +46,7 @@ func (r *run) objectOf(p Problem) (uid types.UID, ok bool) {
 			uid = n.uid
 		}
 	}
-	return uid, r.said[p] > 0
+	return uid, r.problemCounts[p] > 0
 }
 
 // writeEvents writes Events until ctx is done. What there is before anybody leads, as at the start,
@@ -68,7 +67,7 @@ func (r *run) writeEvents(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(leadEvery):
+			case <-time.After(leaderInterval):
 			}
 		}
 		uid, ok := r.objectOf(p)
@@ -82,7 +81,7 @@ func (r *run) writeEvents(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(eventEvery):
+		case <-time.After(eventInterval):
 		}
 	}
 }

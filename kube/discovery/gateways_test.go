@@ -225,7 +225,7 @@ func TestNetworkOfWhoIsBelieved(t *testing.T) {
 		t.Errorf("ranges %v", got.CIDRs)
 	}
 	var said []string
-	for _, p := range r.toSay {
+	for _, p := range r.unlogged {
 		said = append(said, p.object()+" "+p.Text)
 	}
 	slices.Sort(said)
@@ -261,7 +261,7 @@ func TestNodesWithoutPodCIDR(t *testing.T) {
 	r, stores := fresh(&Source{PodCIDRs: true})
 	said := func() (n int) {
 		_ = known(r)
-		for _, p := range r.toSay {
+		for _, p := range r.unlogged {
 			if p.object() == "Nodes" && strings.Contains(p.Text, "no Node has a podCIDR") {
 				n++
 			}
@@ -282,8 +282,8 @@ func TestNodesWithoutPodCIDR(t *testing.T) {
 		t.Errorf("told %d times when Nodes come and go, want once", n)
 	}
 	stores["nodes"].add(worker("node-3", "10.0.0.3", true))
-	if n := said(); n != 1 || len(r.said) != 0 {
-		t.Errorf("told %d times, and %d problems with a Node that has a range, want none", n, len(r.said))
+	if n := said(); n != 1 || len(r.problemCounts) != 0 {
+		t.Errorf("told %d times, and %d problems with a Node that has a range, want none", n, len(r.problemCounts))
 	}
 
 	r, stores = fresh(&Source{})
@@ -356,8 +356,8 @@ func TestAnySequenceIsAsAFreshList(t *testing.T) {
 				}
 			}
 			before = got
-			if len(r.said) != len(again.said) {
-				t.Fatalf("seed %d, step %d: %d problems are counted, want %d", seed, step, len(r.said), len(again.said))
+			if len(r.problemCounts) != len(again.problemCounts) {
+				t.Fatalf("seed %d, step %d: %d problems are counted, want %d", seed, step, len(r.problemCounts), len(again.problemCounts))
 			}
 		}
 	}

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// A Report is what a Source knows of its cluster, for people and for JSON.
+// A Report is the state of a Source and of its cluster, for people and for JSON.
 type Report struct {
 	Cluster  string     `json:"cluster"`
-	Known    bool       `json:"known"`           // it has been said what there is
+	Known    bool       `json:"known"`           // a snapshot was sent
 	Lost     *time.Time `json:"lost,omitempty"`  // since when the API server does not answer
 	Error    string     `json:"error,omitempty"` // why
 	Services int        `json:"services"`        // Services that were found
@@ -23,7 +23,7 @@ type Report struct {
 // maxRefusals is how many of the problems are listed.
 const maxRefusals = 16
 
-// Report says what is known. It may be called at any time.
+// Report returns the present state. It may be called at any time.
 func (s *Source) Report() Report {
 	s.mu.Lock()
 	out, r := Report{Cluster: s.Cluster, Exported: len(s.exports)}, s.run
@@ -38,7 +38,7 @@ func (s *Source) Report() Report {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out.Services, out.Problems = len(r.services), len(r.said)
+	out.Services, out.Problems = len(r.services), len(r.problemCounts)
 	for _, i := range r.order {
 		if i.out != nil && i.out.Exposed {
 			out.Exposed++
@@ -52,7 +52,7 @@ func (s *Source) Report() Report {
 	return out
 }
 
-// Reports are those of the clusters that are there, by name.
+// Reports returns those of the running clusters, by name.
 func (c *Clusters) Reports() (all []Report) {
 	c.mu.Lock()
 	sources := slices.Collect(maps.Values(c.sources))
@@ -64,8 +64,8 @@ func (c *Clusters) Reports() (all []Report) {
 	return all
 }
 
-// runs notes that a cluster is there; what it returns, that it is not.
-func (c *Clusters) runs(s *Source) (gone func()) {
+// register adds a running Source; the function that it returns removes it.
+func (c *Clusters) register(s *Source) (gone func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.sources == nil {
@@ -81,8 +81,8 @@ func (c *Clusters) runs(s *Source) (gone func()) {
 	}
 }
 
-// became notes whether the cluster is lost, and that it has said what there is.
-func (s *Source) became(lost error) {
+// setLost records why the cluster cannot be read, or with nil that it sent a snapshot.
+func (s *Source) setLost(lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if lost != nil && s.lost == nil {

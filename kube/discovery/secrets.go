@@ -11,7 +11,7 @@ import (
 )
 
 // watchSecrets starts the watch of the Secrets. It ends with ctx.
-func (f *fleet) watchSecrets(ctx context.Context) {
+func (f *clustersRun) watchSecrets(ctx context.Context) {
 	source := watch.Source(f.Client.CoreV1().Secrets(f.Namespace), func(o *metav1.ListOptions) { o.LabelSelector = LabelCluster })
 	f.watch = watch.New(watch.Config{
 		Name: f.source(), Resource: corev1.Resource("secrets"), Namespace: f.Namespace, Object: &corev1.Secret{}, Source: source, Client: f.Client,
@@ -21,7 +21,7 @@ func (f *fleet) watchSecrets(ctx context.Context) {
 }
 
 // state returns whether the Secrets have been listed, and why what is known of them may be old.
-func (f *fleet) state() (synced bool, err error) {
+func (f *clustersRun) state() (synced bool, err error) {
 	s := f.watch.State()
 	if s.Denied != "" {
 		err = errors.New(s.Denied)
@@ -30,7 +30,7 @@ func (f *fleet) state() (synced bool, err error) {
 }
 
 // A secretStore is the watch.Store of the Secrets.
-type secretStore fleet
+type secretStore clustersRun
 
 // Apply implements watch.Store.
 func (s *secretStore) Apply(changed []any, gone []key) {

@@ -73,21 +73,21 @@ type Source struct {
 	// too; nil means never. Of several replicas one should.
 	Events func() bool
 
-	// Log is told of what is refused, forbidden and lost. Nil discards.
+	// Log receives what is refused, forbidden and lost. Nil discards it.
 	Log *slog.Logger
 
 	once    sync.Once
 	changed watch.Signal
 
-	mu      sync.Mutex // guards the rest
-	exports map[types.NamespacedName]bool
-	set     []string // networks, beside ClusterSet
-	told    bool     // exports are known
-	stale   bool     // exports and set are not applied yet
-	run     *run     // nil before Run
-	known   bool     // an Update was sent
-	lost    error
-	lostAt  time.Time // since when
+	mu           sync.Mutex // guards the rest
+	exports      map[types.NamespacedName]bool
+	set          []string // networks, beside ClusterSet
+	exportsKnown bool     // exports are known
+	stale        bool     // exports and set are not applied yet
+	run          *run     // nil before Run
+	known        bool     // an Update was sent
+	lost         error
+	lostAt       time.Time // since when
 }
 
 func (s *Source) init() { s.once.Do(func() { s.changed = watch.NewSignal() }) }
@@ -98,7 +98,7 @@ func (s *Source) init() { s.once.Do(func() { s.changed = watch.NewSignal() }) }
 func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
 	s.init()
 	s.mu.Lock()
-	s.exports, s.told, s.stale = exports, true, true
+	s.exports, s.exportsKnown, s.stale = exports, true, true
 	s.mu.Unlock()
 	s.changed.Notify()
 }

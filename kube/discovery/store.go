@@ -13,7 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// A run is what is known while Source.Run runs.
+// A run is one call of Source.Run.
 type run struct {
 	src     *Source
 	log     *slog.Logger
@@ -34,14 +34,14 @@ type run struct {
 	dirtyNet bool             // and the network
 
 	view
-	exports  map[key]bool
-	order    []*item // sorted, the oldest first
-	items    map[key]*item
-	nets     []registry.Network // none or one
-	netBad   []Problem
-	said     map[Problem]int // how many items have it
-	toSay    []Problem
-	modified bool // items or network are not sent yet
+	exports       map[key]bool
+	order         []*item // sorted, the oldest first
+	items         map[key]*item
+	nets          []registry.Network // none or one
+	netProblems   []Problem
+	problemCounts map[Problem]int // how many items have each
+	unlogged      []Problem
+	modified      bool // items or network are not sent yet
 }
 
 // An item is what was made of a service.
@@ -56,7 +56,7 @@ func newRun(s *Source, log *slog.Logger) *run {
 		src: s, log: log, changed: watch.NewSignal(), events: make(chan Problem, maxEvents),
 		services: map[key]*service{}, slices: map[key]map[string]*slice{}, owners: map[key]key{},
 		spaces: map[string]*namespace{}, nodes: map[string]*node{},
-		dirty: map[key]struct{}{}, dirtyNet: true, items: map[key]*item{}, said: map[Problem]int{},
+		dirty: map[key]struct{}{}, dirtyNet: true, items: map[key]*item{}, problemCounts: map[Problem]int{},
 		view: view{cluster: s.Cluster, network: s.PodNetwork(), zone: s.Zone, prefer: s.Prefer, rules: &s.Rules},
 	}
 }
@@ -231,10 +231,10 @@ func (r *run) convertOne(k key) {
 	// Those that are new are counted before the old ones are forgotten, so that
 	// what stays is not said again.
 	if next != nil {
-		r.note(next.problems)
+		r.addProblems(next.problems)
 	}
 	if old != nil {
-		r.forget(old.problems)
+		r.removeProblems(old.problems)
 	}
 	if old != nil && next != nil {
 		if reflect.DeepEqual(old.out, next.out) {
@@ -305,9 +305,9 @@ func (r *run) convertNetwork() {
 	if p, none := r.withoutPodCIDR(); none {
 		bad = append(bad, p)
 	}
-	r.note(bad)
-	r.forget(r.netBad)
-	r.netBad = bad
+	r.addProblems(bad)
+	r.removeProblems(r.netProblems)
+	r.netProblems = bad
 	if len(network.Gateways) == 0 && len(list) > len(more) && len(r.nets) > 0 {
 		// Without a gateway its pods would seem to be within reach of everybody.
 		network.Gateways = r.nets[0].Gateways
@@ -333,19 +333,19 @@ func (r *run) withoutPodCIDR() (Problem, bool) {
 	return Problem{Kind: "Nodes", Text: "podCIDRs is set, and no Node has a podCIDR: pods are in no network; write their ranges as cidrs of the network"}, true
 }
 
-// note counts problems, and has those said that are new.
-func (r *run) note(problems []Problem) {
+// addProblems counts problems, and has new ones logged.
+func (r *run) addProblems(problems []Problem) {
 	for _, p := range problems {
-		if r.said[p]++; r.said[p] == 1 {
-			r.toSay = append(r.toSay, p)
+		if r.problemCounts[p]++; r.problemCounts[p] == 1 {
+			r.unlogged = append(r.unlogged, p)
 		}
 	}
 }
 
-func (r *run) forget(problems []Problem) {
+func (r *run) removeProblems(problems []Problem) {
 	for _, p := range problems {
-		if r.said[p]--; r.said[p] <= 0 {
-			delete(r.said, p)
+		if r.problemCounts[p]--; r.problemCounts[p] <= 0 {
+			delete(r.problemCounts, p)
 		}
 	}
 }

@@ -83,8 +83,8 @@ func (r *run) reachable(err error) {
 // onState is called when the state of a watch has changed.
 func (r *run) onState(_, _ watch.State) {
 	r.mu.Lock()
-	if blind := r.namespacesUnread(); blind != r.blind {
-		r.blind = blind
+	if namespacesUnknown := r.namespacesUnread(); namespacesUnknown != r.namespacesUnknown {
+		r.namespacesUnknown = namespacesUnknown
 		r.touchAll()
 	}
 	r.mu.Unlock()
@@ -143,7 +143,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 		case <-r.src.changed:
 		}
 		complete, modified, why := r.settle()
-		r.say()
+		r.logProblems()
 		u := registry.Update{Source: r.src.name()}
 		switch {
 		case why != nil && lost == nil:
@@ -168,7 +168,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		r.src.became(u.Err)
+		r.src.setLost(u.Err)
 		pause.Reset(updateInterval)
 		select {
 		case <-pause.C:
@@ -178,12 +178,12 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 	}
 }
 
-// settle takes in all that has changed.
+// settle converts all that has changed.
 func (r *run) settle() (complete, modified bool, lost error) {
 	s := r.src
 	s.mu.Lock()
 	exports, set, stale := s.exports, s.clusterSet(), s.stale
-	waits := s.AwaitExports && !s.told
+	waits := s.AwaitExports && !s.exportsKnown
 	s.stale = false
 	s.mu.Unlock()
 
@@ -201,7 +201,7 @@ func (r *run) settle() (complete, modified bool, lost error) {
 	return complete, r.modified, lost
 }
 
-// take returns what is to be sent.
+// take returns the snapshot to be sent.
 func (r *run) take() registry.Snapshot {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -209,11 +209,11 @@ func (r *run) take() registry.Snapshot {
 	return r.snapshot()
 }
 
-// say logs what is new among what is refused.
-func (r *run) say() {
+// logProblems logs what is newly refused.
+func (r *run) logProblems() {
 	r.mu.Lock()
-	problems := r.toSay
-	r.toSay = nil
+	problems := r.unlogged
+	r.unlogged = nil
 	r.mu.Unlock()
 	for _, p := range problems {
 		args := []any{slog.String("object", p.object())}
@@ -221,7 +221,7 @@ func (r *run) say() {
 			args = append(args, slog.String("annotation", prefix+p.Key), slog.String("value", p.Value))
 		}
 		r.log.Warn("Kubernetes object refused", append(args, "why", p.Text)...)
-		r.eventOf(p)
+		r.queueEvent(p)
 	}
 }
 

@@ -30,8 +30,8 @@ const (
 // A Controller keeps ServiceExports and ServiceImports. The zero value is ready;
 // it must not be copied, nor its fields be changed once it is used.
 type Controller struct {
-	// Cluster is the gateway's own, and ID tells it from others of that cluster. They
-	// stand at ServiceImports, as who writes them.
+	// Cluster is the gateway's own, and ID tells it from other gateways of that cluster. Both are
+	// recorded in ServiceImports, as their writer.
 	Cluster, ID string
 
 	// Leads reports whether this replica writes; nil means that it does.
@@ -44,29 +44,29 @@ type Controller struct {
 	// Refuses returns why a service may not be exported, or "". May be nil.
 	Refuses func(namespace, name string) string
 
-	// OnExports is told of what a cluster exports, whoever leads, when that
-	// changes and at first; it must not block or change the map. May be nil.
+	// OnExports is called with what a cluster exports, at first and when that changes, by every
+	// replica; it must not block or change the map. It may be nil.
 	OnExports func(cluster string, exports map[Name]bool)
 
-	// Log is told of what is refused or fails. Nil discards.
+	// Log receives what is refused or fails. Nil discards it.
 	Log *slog.Logger
 
 	once   sync.Once
 	signal watch.Signal
 	log    *slog.Logger
-	said   client.Once
+	logged client.Once
 
-	mu      sync.Mutex // guards the following, and what members hold
-	members map[string]*member
-	told    map[string]map[Name]bool // what OnExports was told
-	lacking bool                     // a namespace was not there
+	mu               sync.Mutex // guards the following, and what members hold
+	members          map[string]*member
+	reported         map[string]map[Name]bool // what OnExports was called with
+	namespaceMissing bool                     // in a cluster that an import was to be written to
 
 	refused map[string]string // what has been said of ServiceExports; Run's own
 }
 
 func (c *Controller) init() {
 	c.once.Do(func() {
-		c.signal, c.members, c.told = watch.NewSignal(), map[string]*member{}, map[string]map[Name]bool{}
+		c.signal, c.members, c.reported = watch.NewSignal(), map[string]*member{}, map[string]map[Name]bool{}
 		c.log = c.Log
 		if c.log == nil {
 			c.log = slog.New(slog.DiscardHandler)
@@ -74,12 +74,12 @@ func (c *Controller) init() {
 	})
 }
 
-func (c *Controller) kick() { c.signal.Notify() }
+func (c *Controller) notify() { c.signal.Notify() }
 
 // Changed has VIPs asked again. It may be called at any time, and does not wait.
 func (c *Controller) Changed() {
 	c.init()
-	c.kick()
+	c.notify()
 }
 
 // Add makes a cluster a member of the set, until ctx is done and remove is called,
@@ -103,10 +103,10 @@ func (c *Controller) Add(ctx context.Context, name string, cluster Cluster) (rem
 		c.mu.Lock()
 		if c.members[name] == m {
 			delete(c.members, name)
-			delete(c.told, name)
+			delete(c.reported, name)
 		}
 		c.mu.Unlock()
-		c.kick()
+		c.notify()
 	}
 }
 
@@ -123,13 +123,13 @@ func (c *Controller) Run(ctx context.Context) error {
 		case <-c.signal:
 		case <-tick.C:
 			ticks++
-			if !pending && (!c.lacks() || ticks%namespaceRetries != 0) {
+			if !pending && (!c.isNamespaceMissing() || ticks%namespaceRetries != 0) {
 				continue
 			}
 		}
 		todo := c.settle()
 		c.mu.Lock()
-		c.lacking = false
+		c.namespaceMissing = false
 		c.mu.Unlock()
 		leads := c.Leads == nil || c.Leads()
 		pending = len(todo) > 0
@@ -144,14 +144,13 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 }
 
-func (c *Controller) lacks() bool {
+func (c *Controller) isNamespaceMissing() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.lacking
+	return c.namespaceMissing
 }
 
-// settle finds out what follows from what there is, tells OnExports, and returns
-// what is to be written.
+// settle resolves the exports of all members, calls OnExports, and returns what is to be written.
 func (c *Controller) settle() []change {
 	c.mu.Lock()
 	members := map[string]*Member{}
@@ -161,9 +160,9 @@ func (c *Controller) settle() []change {
 	vips, refuses := c.vips(), c.refuses()
 	c.mu.Unlock()
 
-	set := Resolve(members, vips, refuses) // calls others, and so holds no lock
+	set := Resolve(members, vips, refuses) // without the lock, because it calls functions of others
 
-	c.sayRefusals(&set)
+	c.logRefusals(&set)
 
 	c.mu.Lock()
 	var tell []string
@@ -171,8 +170,8 @@ func (c *Controller) settle() []change {
 		if c.members[name] == nil || members[name].Unseen && !c.members[name].absent() {
 			continue
 		}
-		if told, ok := c.told[name]; !ok || !maps.Equal(told, set.Exported[name]) {
-			c.told[name] = set.Exported[name]
+		if told, ok := c.reported[name]; !ok || !maps.Equal(told, set.Exported[name]) {
+			c.reported[name] = set.Exported[name]
 			tell = append(tell, name)
 		}
 	}

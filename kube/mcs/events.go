@@ -12,11 +12,10 @@ import (
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
-// sayAtOnce is how many refusals are told at once, each in a line of its own; of
-// more only the number is.
-const sayAtOnce = 32
+// maxLogLines is how many new refusals are logged one by one; of more only the number is logged.
+const maxLogLines = 32
 
-// wrong are those conditions of a ServiceExport that its owner should hear of.
+// wrong returns those conditions of a ServiceExport that its owner should know of.
 func wrong(all []metav1.Condition) []metav1.Condition {
 	return slices.DeleteFunc(slices.Clone(all), func(c metav1.Condition) bool {
 		switch c.Type {
@@ -30,8 +29,8 @@ func wrong(all []metav1.Condition) []metav1.Condition {
 	})
 }
 
-// sayRefusals logs what is new among what is wrong, whoever leads. Only Run calls it.
-func (c *Controller) sayRefusals(set *Set) {
+// logRefusals logs what is newly wrong, on every replica. Only Run calls it.
+func (c *Controller) logRefusals(set *Set) {
 	now := map[string]string{}
 	said, more := 0, 0
 	for _, cluster := range slices.Sorted(maps.Keys(set.Conditions)) {
@@ -48,7 +47,7 @@ func (c *Controller) sayRefusals(set *Set) {
 				if c.refused[subject] == text {
 					continue
 				}
-				if said++; said > sayAtOnce {
+				if said++; said > maxLogLines {
 					more++
 					continue
 				}

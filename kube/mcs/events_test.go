@@ -93,7 +93,7 @@ func TestRefusedExportsAreSaidByAllAndNotByTheThousand(t *testing.T) {
 		})
 		w.add("east", east)
 		w.settle()
-		if n := strings.Count(w.log.String(), "Kubernetes object refused\" cluster"); n != sayAtOnce || !strings.Contains(w.log.String(), "suppressed=68") {
+		if n := strings.Count(w.log.String(), "Kubernetes object refused\" cluster"); n != maxLogLines || !strings.Contains(w.log.String(), "suppressed=68") {
 			t.Errorf("got %d lines:\n%s", n, &w.log)
 		}
 		w.locked(func() { w.leads = true })

@@ -42,7 +42,7 @@ type member struct {
 	imports  map[Name]*mcsv1.ServiceImport
 	services map[Name]Service
 
-	worded map[Name]map[string]string // messages of conditions that were written, by their types
+	writtenMessages map[Name]map[string]string // messages of conditions that were written, by their types
 }
 
 // listed reports whether all of the member's objects have been listed.
@@ -78,7 +78,7 @@ func (m *member) forbidden() bool {
 // onState is called when the state of a watch has changed.
 func (m *member) onState(before, after watch.State) {
 	if !before.EqualButErr(after) {
-		m.c.kick()
+		m.c.notify()
 	}
 }
 
@@ -148,6 +148,6 @@ func (s store[T]) Apply(changed []any, gone []Name) {
 	}
 	s.c.mu.Unlock()
 	if news {
-		s.c.kick()
+		s.c.notify()
 	}
 }

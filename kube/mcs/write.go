@@ -92,9 +92,9 @@ type change struct {
 	do       func(context.Context) error
 }
 
-// changes returns what is to be written in one cluster. Controller.mu is held.
+// changes returns what is to be written in one cluster. Controller.mu is undecided.
 func (c *Controller) changes(m *member, set *Set) (todo []change) {
-	held := c.held(set)
+	undecided := c.undecided(set)
 	for _, name := range sorted(m.exports) {
 		e := m.exports[name]
 		if i := m.imports[name]; i != nil && i.Labels[LabelManagedBy] == ManagedBy && i.Annotations[NoteWriter] != "" {
@@ -103,7 +103,7 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 				continue // whoever writes the import knows what to say of its exports
 			}
 		}
-		if next, ok := c.withConditions(m, e, set.Conditions[m.name][name]); ok && !held[name] {
+		if next, ok := c.withConditions(m, e, set.Conditions[m.name][name]); ok && !undecided[name] {
 			todo = append(todo, change{m, "update", "serviceexports/status", name, func(ctx context.Context) error {
 				got, err := m.API.MulticlusterV1beta1().ServiceExports(name.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 				if err == nil {
@@ -115,7 +115,7 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 		}
 	}
 	for _, name := range sorted(set.Imports) {
-		if !m.looksAt(name.Namespace) || held[name] {
+		if !m.covers(name.Namespace) || undecided[name] {
 			continue
 		}
 		want, have := set.Imports[name], m.imports[name]
@@ -128,11 +128,11 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 			}})
 		case have.DeletionTimestamp != nil: // it is made anew when it is gone
 		case have.Labels[LabelManagedBy] != ManagedBy:
-			if c.said.New(m.name+" foreign "+name.String(), "foreign") {
+			if c.logged.New(m.name+" foreign "+name.String(), "foreign") {
 				c.log.Warn("a ServiceImport of another owner has this name; leaving it unchanged", "cluster", m.name, "import", name.String())
 			}
 		case c.role(m, have, &want, set) == leave:
-			if writer := have.Annotations[NoteWriter]; !reflect.DeepEqual(clusterNames(have), want.Clusters) && c.said.New(m.name+" writer "+name.String(), writer) {
+			if writer := have.Annotations[NoteWriter]; !reflect.DeepEqual(clusterNames(have), want.Clusters) && c.logged.New(m.name+" writer "+name.String(), writer) {
 				c.log.Warn("another gateway writes this ServiceImport for other clusters; delete it if that gateway is gone",
 					"cluster", m.name, "import", name.String(), "writer", writer, "clusters", clusterNames(have), "known", want.Clusters)
 			}
@@ -166,7 +166,7 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 	}
 	for _, name := range sorted(m.imports) {
 		have := m.imports[name]
-		if _, wanted := set.Imports[name]; wanted || held[name] || have.DeletionTimestamp != nil || c.role(m, have, nil, set) == leave {
+		if _, wanted := set.Imports[name]; wanted || undecided[name] || have.DeletionTimestamp != nil || c.role(m, have, nil, set) == leave {
 			continue
 		}
 		uid, version := have.UID, have.ResourceVersion
@@ -189,13 +189,13 @@ func (c *Controller) wrote(m *member, name Name, e *mcsv1.ServiceExport) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if m.worded == nil {
-		m.worded = map[Name]map[string]string{}
+	if m.writtenMessages == nil {
+		m.writtenMessages = map[Name]map[string]string{}
 	}
-	m.worded[name] = words
-	for name := range m.worded {
+	m.writtenMessages[name] = words
+	for name := range m.writtenMessages {
 		if m.exports[name] == nil {
-			delete(m.worded, name)
+			delete(m.writtenMessages, name)
 		}
 	}
 }
@@ -215,24 +215,24 @@ func clusterNames(i *mcsv1.ServiceImport) (names []string) {
 	return names
 }
 
-// held returns the services in which a cluster takes part that has not been seen
+// undecided returns the services in which a cluster takes part that has not been seen
 // yet: what is said of them now may be wrong.
-func (c *Controller) held(set *Set) map[Name]bool {
-	held := map[Name]bool{}
+func (c *Controller) undecided(set *Set) map[Name]bool {
+	undecided := map[Name]bool{}
 	for _, m := range c.members {
 		for name, i := range m.imports {
 			if i.Labels[LabelManagedBy] == ManagedBy && slices.ContainsFunc(i.Status.Clusters, func(s mcsv1.ClusterStatus) bool {
 				seen, there := set.Clusters[s.Cluster]
 				return there && !seen
 			}) {
-				held[name] = true
+				undecided[name] = true
 			}
 		}
 	}
-	return held
+	return undecided
 }
 
-func (m *member) looksAt(namespace string) bool {
+func (m *member) covers(namespace string) bool {
 	return len(m.Namespaces) == 0 || slices.Contains(m.Namespaces, namespace)
 }
 
@@ -253,7 +253,7 @@ func (c *Controller) withConditions(m *member, e *mcsv1.ServiceExport, want []me
 	next := e.DeepCopy()
 	changed := false
 	for _, w := range want {
-		if have := meta.FindStatusCondition(e.Status.Conditions, w.Type); have != nil && have.Message != w.Message && m.worded[nameOf(e)][w.Type] == w.Message {
+		if have := meta.FindStatusCondition(e.Status.Conditions, w.Type); have != nil && have.Message != w.Message && m.writtenMessages[nameOf(e)][w.Type] == w.Message {
 			w.Message = have.Message
 		}
 		changed = meta.SetStatusCondition(&next.Status.Conditions, w) || changed
@@ -296,13 +296,13 @@ func (c *Controller) writeOne(ctx context.Context, ch change) bool {
 	subject := fmt.Sprintf("%s %s %s %s", ch.member.name, ch.verb, ch.resource, ch.name)
 	switch {
 	case err == nil:
-		c.said.New(subject, "")
+		c.logged.New(subject, "")
 		return true
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), ctx.Err() != nil:
 		return false // somebody was faster, and we shall see what he did
 	case ch.verb == "create" && missingNamespace(err):
 		c.mu.Lock()
-		c.lacking = true // and it is not imported there; nobody says when that changes
+		c.namespaceMissing = true // and it is not imported there; nobody says when that changes
 		c.mu.Unlock()
 		return true
 	}
@@ -310,7 +310,7 @@ func (c *Controller) writeOne(ctx context.Context, ch change) bool {
 	if denied, ok := client.Denied(ch.verb, groupResource(ch.resource), err); ok {
 		text = denied
 	}
-	if c.said.New(subject, text) {
+	if c.logged.New(subject, text) {
 		c.log.Error("cannot write to a cluster of the cluster set", "cluster", ch.member.name, "verb", ch.verb, "resource", ch.resource, "object", ch.name.String(), "reason", text)
 	}
 	return false

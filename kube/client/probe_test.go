@@ -15,9 +15,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// An API server that says nothing is noticed in 20 seconds; one that is slow is
-// not lost; and where others hear of it, it is not asked at all.
-func TestKeep(t *testing.T) {
+// An API server that does not answer is noticed within 20 seconds; a slow one is not unreachable; and
+// while other requests are answered it is not probed.
+func TestProbe(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		latency time.Duration // of answers
@@ -51,7 +51,7 @@ func TestKeep(t *testing.T) {
 				}
 				var running sync.WaitGroup
 				running.Go(func() {
-					p.Keep(ctx, func(ctx context.Context) error { asked.Add(1); return request(ctx, tt.latency) })
+					p.Probe(ctx, func(ctx context.Context) error { asked.Add(1); return request(ctx, tt.latency) })
 				})
 				running.Go(func() {
 					for tt.others > 0 && ctx.Err() == nil {
@@ -70,16 +70,16 @@ func TestKeep(t *testing.T) {
 					t.Fatalf("lost while it answers: %v", err)
 				}
 				hangs.Store(true)
-				time.Sleep(unheard + silence + time.Second)
-				if l := lost(); l == nil || !strings.Contains(l.Error(), "it says nothing") {
-					t.Fatalf("after %v of silence: %v", unheard+silence+time.Second, l)
+				time.Sleep(probeAfter + probeTimeout + time.Second)
+				if l := lost(); l == nil || !strings.Contains(l.Error(), "no answer within") {
+					t.Fatalf("after %v of silence: %v", probeAfter+probeTimeout+time.Second, l)
 				}
 				time.Sleep(time.Hour)
 				if n := asked.Load(); n > 700 {
 					t.Errorf("asked %d times in an hour of silence", n)
 				}
 				hangs.Store(false)
-				time.Sleep(tt.latency + retry + 2*time.Second)
+				time.Sleep(tt.latency + probeRetry + 2*time.Second)
 				if err := lost(); err != nil {
 					t.Errorf("still lost once it answers: %v", err)
 				}
@@ -91,21 +91,21 @@ func TestKeep(t *testing.T) {
 }
 
 // A request that fails for another reason is cleared up at once.
-func TestKeepAsksWhenItIsLost(t *testing.T) {
+func TestProbeWhileUnreachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := NewPulse()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			p.Keep(ctx, func(context.Context) error { p.set(nil); return nil })
+			p.Probe(ctx, func(context.Context) error { p.set(nil); return nil })
 		}()
 		time.Sleep(time.Second)
 		p.set(errors.New("reset"))
-		time.Sleep(retry)
+		time.Sleep(probeRetry)
 		synctest.Wait()
 		if _, err := p.State(); err != nil {
-			t.Errorf("got %v %v later", err, retry)
+			t.Errorf("got %v %v later", err, probeRetry)
 		}
 		cancel()
 		<-done
