@@ -42,7 +42,7 @@ var uncaught = map[string]string{
 	"tunnel/internal/poll/loop_linux.go Task.detach": "a loop goes on in another goroutine",
 	"tunnel/relay_copy.go copyRelay.open":            "the sweep guards what it does with each tunnel",
 	"tunnel/relay_pump.go pump.start":                "run guards what it calls",
-	"tunnel/relay_pump.go pump.waits":                "await guards what it calls",
+	"tunnel/relay_pump.go pump.wakeLater":            "waitForData guards what it calls",
 	"tunnel/relay_pump.go pump.wake":                 "run guards what it calls",
 	"tunnel/server.go Server.admit":                  "the sweep compares times, and ends connections by a lock of their own",
 	"udp/session.go activeListener.admit":            "the sweep compares times, and recovers for each session that it ends",

@@ -11,34 +11,34 @@ import (
 	"culvert.dev/tunnel/internal/poll"
 )
 
-// A door is a listening socket at one loop. Each loop has one for each
+// A loopListener is a listening socket at one loop. Each loop has one for each
 // listener, and the kernel wakes one loop for each connection.
-type door struct {
-	server   *Server
-	ctx      context.Context
-	ln       *Listener
-	sock     *poll.Listener
-	deferred bool      // the kernel holds its connections back until they send: its protocols are all PreambleDetectors
-	told     time.Time // when the kernel was told to keep clients that say nothing
-	trouble  chan<- *door
+type loopListener struct {
+	server        *Server
+	ctx           context.Context
+	ln            *Listener
+	sock          *poll.Listener
+	deferred      bool      // the kernel holds its connections back until they send: its protocols are all PreambleDetectors
+	deferredSince time.Time // since when the kernel keeps clients that send nothing
+	failed        chan<- *loopListener
 
-	loop  *loop
-	token poll.Token
-	shut  bool  // it has no token
-	err   error // why
+	loop      *loop
+	token     poll.Token
+	unwatched bool  // it has no token
+	err       error // why
 }
 
 const (
 	acceptTurn = 4 // connections that one event accepts
 
-	// acceptDefer is how long the kernel keeps a client that says nothing.
+	// acceptDefer is how long the kernel keeps a client that sends nothing.
 	acceptDefer = time.Second
 )
 
-// attend has the loops accept ln's connections until it is closed, and returns
-// what Serve does then. It is false, at once, where they can't: ln is not one
-// of Listen's, or there are no loops.
-func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
+// serveOnLoops has the loops accept ln's connections until ln is closed, and
+// returns the result of Serve. It is false, at once, where they can't: ln was not
+// opened by Listen, or there are no loops.
+func (s *Server) serveOnLoops(ctx context.Context, ln *Listener) (error, bool) {
 	sock, ok := ln.Listener.(*poll.Listener)
 	if !ok {
 		return nil, false
@@ -47,18 +47,18 @@ func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
 	if len(loops) == 0 {
 		return nil, false
 	}
-	trouble := make(chan *door, len(loops))
+	failed := make(chan *loopListener, len(loops))
 	deferred := detectPreambles(ln.Protocols)
 	if deferred {
-		// The client speaks first: the kernel need not tell of it before it has.
-		// One that does not is told of after a second (see deferred).
+		// The client sends first: the loop need not hear of it before. It hears
+		// of one that sends nothing after a second (see countFromConnect).
 		sock.DeferAccept(acceptDefer)
 	}
-	told := time.Now()
+	since := time.Now()
 	for _, l := range loops {
-		d := &door{server: s, ctx: ctx, ln: ln, sock: sock, deferred: deferred, told: told, trouble: trouble, loop: l}
-		defer d.close()
-		d.open()
+		d := &loopListener{server: s, ctx: ctx, ln: ln, sock: sock, deferred: deferred, deferredSince: since, failed: failed, loop: l}
+		defer d.unwatch()
+		d.watch()
 	}
 	var backoff time.Duration
 	var last time.Time
@@ -69,7 +69,7 @@ func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
 				return ErrServerClosed, true
 			}
 			return net.ErrClosed, true
-		case d := <-trouble:
+		case d := <-failed:
 			if time.Since(last) > 2*time.Second {
 				backoff = 0
 			}
@@ -78,13 +78,13 @@ func (s *Server) attend(ctx context.Context, ln *Listener) (error, bool) {
 			if !s.wait(ctx, backoff) {
 				return ErrServerClosed, true
 			}
-			d.open()
+			d.watch()
 		}
 	}
 }
 
-// open has the loop watch the door.
-func (d *door) open() {
+// watch has the loop watch the socket.
+func (d *loopListener) watch() {
 	l := d.loop
 	l.Lock()
 	defer l.Unlock()
@@ -94,66 +94,65 @@ func (d *door) open() {
 	d.token = l.Register(d)
 	if err := d.sock.Control(func(fd int32) error { return l.Watch(fd, poll.In|poll.Exclusive, d.token, 0) }); err != nil {
 		l.Unregister(d.token)
-		d.shut, d.err = true, os.NewSyscallError("epoll_ctl", err)
-		d.trouble <- d
+		d.unwatched, d.err = true, os.NewSyscallError("epoll_ctl", err)
+		d.failed <- d
 		return
 	}
-	d.shut = false
+	d.unwatched = false
 }
 
-// close has the loop watch it no longer.
-func (d *door) close() {
+// unwatch ends watch.
+func (d *loopListener) unwatch() {
 	l := d.loop
 	l.Lock()
 	defer l.Unlock()
-	if d.shut || l.Stopped() {
+	if d.unwatched || l.Stopped() {
 		return
 	}
-	d.shut = true
+	d.unwatched = true
 	l.Unregister(d.token)
 	_ = d.sock.Control(l.Unwatch)
 }
 
-// deferred counts the time of k, which was accepted without a byte, from when
-// it connected: that is how long the kernel had it, unless it was there before
-// the kernel was told.
-func (s *Server) deferred(k *slot, told time.Time) {
+// countFromConnect counts the time of k, which was accepted without a byte, from
+// when it connected: the kernel has kept it for acceptDefer, unless it connected
+// before the kernel did so, which is since the given time.
+func (s *Server) countFromConnect(k *slot, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if k.accepted.Sub(told) >= acceptDefer {
+	if k.accepted.Sub(since) >= acceptDefer {
 		k.accepted = k.accepted.Add(-acceptDefer)
 	}
 }
 
-// next accepts a connection, unless memory is so short that nobody is let in.
-func (d *door) next() (*poll.Conn, error) {
+// accept accepts a connection, unless memory is full.
+func (d *loopListener) accept() (*poll.Conn, error) {
 	if d.server.Budget.Pressure() == Full {
 		return nil, errFull
 	}
 	return d.sock.TryAccept()
 }
 
-// HandleEvent implements poll.Handler: it accepts a few connections, and serves those
-// that have said all there is to say. Of a loop with nothing else to do it
-// accepts one: the loop looks again before it sleeps.
-func (d *door) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
+// HandleEvent implements poll.Handler: it accepts a few connections, and serves
+// those whose preamble is complete. On a loop with nothing else to do it accepts
+// one: the loop looks for events again before it sleeps.
+func (d *loopListener) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
 	turn := acceptTurn
 	if l.Alone() {
 		turn = 1
 	}
 	for range turn {
-		// The slot comes first: what it takes to serve a connection is there
-		// before the connection is.
+		// The descriptor is reserved before the connection is accepted.
 		room := d.server.Budget.Accept()
-		s, err := d.next()
+		s, err := d.accept()
 		if s == nil {
 			if room {
 				d.server.Budget.Give(1)
 			}
 			if err != nil {
-				d.close()
+				d.unwatch()
 				d.err = err
-				d.trouble <- d // has room: a door is there once
+				d.failed <- d // has room: each loopListener is in it once at most
 			}
 			return true
 		}
@@ -164,7 +163,7 @@ func (d *door) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
 			go d.server.serve(k)
 		default:
 			s.Task = &k.task
-			if !d.loop.receive(k, s, d.told) {
+			if !d.loop.serveOrWait(k, s, d.deferredSince) {
 				return false
 			}
 		}
@@ -172,63 +171,60 @@ func (d *door) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
 	return true
 }
 
-// The lobby is where connections wait until what they have sent is worth a
-// look: a connection there is its slot, its socket and the bytes it has sent,
-// and no stack. A loop reads, asks the protocols' HasPreamble, and lets the
-// connection out when that says yes, when the client is gone, when its time is
-// up, or after a number of reads, since each asks from the first byte again.
-//
-// Nothing is decided here: a connection that is let out is served as if its
-// bytes had just come.
-
-// maxReads is how often a connection is read before it is served anyway.
+// maxReads is how often a pending connection is read before it is served anyway,
+// since HasPreamble begins at the first byte each time.
 const maxReads = 16
 
-// A guest is one connection in the lobby.
-type guest struct {
+// A pendingConn is an accepted connection whose preamble is not complete. It holds
+// its slot, its socket and the bytes it has sent, and no goroutine. A loop reads
+// it, and serves it once HasPreamble of its protocols says yes, the client is
+// gone, or its time is up.
+//
+// It decides nothing: the connection is served as if its bytes had just arrived.
+type pendingConn struct {
 	k     *slot
-	sock  *poll.Conn
+	conn  *poll.Conn
 	reads int
 	token poll.Token
 }
 
-// receive serves k, or has it wait in the lobby until it should be; told is
-// when the kernel was told to keep those who say nothing. It is false where the
+// serveOrWait serves k, or has it pending until its preamble is complete; since is
+// when the kernel began to keep clients that send nothing. It is false where the
 // loop is another goroutine's afterwards.
-func (l *loop) receive(k *slot, s *poll.Conn, told time.Time) bool {
-	g := &guest{k: k, sock: s}
-	if g.ready() {
+func (l *loop) serveOrWait(k *slot, s *poll.Conn, since time.Time) bool {
+	g := &pendingConn{k: k, conn: s}
+	if g.readMore() {
 		return l.serve(k)
 	}
 	if len(k.buf) == 0 {
-		k.server.deferred(k, told)
+		k.server.countFromConnect(k, since)
 	}
-	if !l.hold(g) {
+	if !l.watchPending(g) {
 		return l.serve(k)
 	}
 	return true
 }
 
-// hold seats g. It is false where it should be served at once.
-func (l *loop) hold(g *guest) bool {
+// watchPending watches g. It is false where g is to be served at once.
+func (l *loop) watchPending(g *pendingConn) bool {
 	l.Lock()
 	defer l.Unlock()
-	if l.Stopped() || g.k.evicted.Load() { // out came first
+	if l.Stopped() || g.k.evicted.Load() { // servePending came first
 		return false
 	}
 	g.token = l.Register(g)
-	if err := g.sock.Control(func(fd int32) error { return l.Watch(fd, poll.In, g.token, 0) }); err != nil {
+	if err := g.conn.Control(func(fd int32) error { return l.Watch(fd, poll.In, g.token, 0) }); err != nil {
 		l.Unregister(g.token)
 		return false
 	}
-	g.k.guest = g
+	g.k.waiting = g
 	return true
 }
 
-// ready reads what there is and reports whether g should be served.
-func (g *guest) ready() bool {
+// readMore reads what has arrived and reports whether g is to be served.
+func (g *pendingConn) readMore() bool {
 	p := poll.NewScratch()
-	n, err := g.sock.ReadNow(p[:])
+	n, err := g.conn.ReadNow(p[:])
 	k := g.k
 	if n > 0 && len(k.buf) == 0 {
 		k.markBegun()
@@ -242,31 +238,31 @@ func (g *guest) ready() bool {
 	if n > 0 {
 		g.reads++
 	}
-	// After an error, whoever serves it will meet the same end.
+	// After an error, the goroutine that serves it gets the same error.
 	return err != nil || n > 0 && (g.reads >= maxReads || k.ln.hasPreamble(k.buf))
 }
 
 // HandleEvent implements poll.Handler.
-func (g *guest) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
+func (g *pendingConn) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
 	l.Lock()
-	out := g.k.guest == g && g.ready()
-	if out {
-		g.dismiss(l)
+	serve := g.k.waiting == g && g.readMore()
+	if serve {
+		g.unwatch(l)
 	}
 	l.Unlock()
-	return !out || loopOf(l).serve(g.k)
+	return !serve || loopOf(l).serve(g.k)
 }
 
-// leaveLobby lets k out if it is there: its time is up, or the server closes.
-func (k *slot) leaveLobby() {
+// servePending serves k if it is pending: its time is up, or the server closes.
+func (k *slot) servePending() {
 	l := k.task.Loop
 	if l == nil {
 		return
 	}
 	l.Lock()
-	g := k.guest
+	g := k.waiting
 	if g != nil {
-		g.dismiss(l)
+		g.unwatch(l)
 	}
 	l.Unlock()
 	if g != nil {
@@ -274,9 +270,9 @@ func (k *slot) leaveLobby() {
 	}
 }
 
-// dismiss gives up g's token. The caller holds the lock.
-func (g *guest) dismiss(l *poll.Loop) {
-	g.k.guest = nil
+// unwatch ends watchPending. The caller holds the lock.
+func (g *pendingConn) unwatch(l *poll.Loop) {
+	g.k.waiting = nil
 	l.Unregister(g.token)
-	_ = g.sock.Control(l.Unwatch)
+	_ = g.conn.Control(l.Unwatch)
 }

@@ -95,7 +95,7 @@ func (r *lobbyRig) guests() int {
 	for _, l := range r.srv.own.started() {
 		l.Lock()
 		for _, w := range l.Handlers() {
-			if _, ok := w.(*guest); ok {
+			if _, ok := w.(*pendingConn); ok {
 				n++
 			}
 		}

@@ -17,7 +17,7 @@ import (
 type Clients struct {
 	mu       sync.Mutex // guards accounts, and who takes a reference to one that has none
 	accounts map[netip.Prefix]*Client
-	most     int // accounts, before those that say nothing are dropped
+	forgetAt int // accounts, before those that say nothing are dropped
 
 	tunnels atomic.Int64 // of all clients
 	squares atomic.Int64 // the sum of the squares of each client's
@@ -40,10 +40,10 @@ type Client struct {
 	name   string
 	refs   atomic.Int64 // who holds it: connections, sessions, tunnels, and the accounts of its /64s
 
-	mu      sync.Mutex // guards what follows
-	newest  bucket     // of new connections
-	aborts  bucket     // of tunnels on shared connections that the client gave up at once
-	touched time.Time
+	mu       sync.Mutex // guards what follows
+	newConns bucket     // of new connections
+	aborts   bucket     // of tunnels on shared connections that the client gave up at once
+	touched  time.Time
 }
 
 // A Count is one number of an account, and part of the same one of the client's
@@ -100,9 +100,9 @@ func (m *Clients) of(b *Budget, prefix netip.Prefix) *Client {
 	if m.accounts == nil {
 		m.accounts = make(map[netip.Prefix]*Client)
 	}
-	if len(m.accounts) >= max(m.most, minForget) {
+	if len(m.accounts) >= max(m.forgetAt, minForget) {
 		m.forget(time.Now())
-		m.most = 2 * len(m.accounts)
+		m.forgetAt = 2 * len(m.accounts)
 	}
 	c := &Client{prefix: prefix, budget: b, name: prefix.String()}
 	switch {
@@ -121,7 +121,7 @@ func (m *Clients) of(b *Budget, prefix netip.Prefix) *Client {
 // forget drops the accounts that say nothing. The caller holds mu.
 func (m *Clients) forget(now time.Time) {
 	for prefix, c := range m.accounts {
-		if c.refs.Load() > 0 || c.spentAt(now) {
+		if c.refs.Load() > 0 || c.hasRecentEvents(now) {
 			continue
 		}
 		delete(m.accounts, prefix)
@@ -286,7 +286,7 @@ func (c *Client) CheckRate(l *Limits, now time.Time, what string) error {
 	return c.each(func(c *Client, times int64) error {
 		rate := float64(int64(l.ConnectionRatePerClient) * times)
 		c.mu.Lock()
-		ok := c.newest.spend(now, rate, rate)
+		ok := c.newConns.spend(now, rate, rate)
 		c.touched = now
 		c.mu.Unlock()
 		if !ok {
@@ -330,9 +330,9 @@ const (
 	abortsPerSecond = 100
 )
 
-// aborted counts the end of a stream's tunnel: early where it was given up
+// countTunnelEnd counts the end of a stream's tunnel: early where it was given up
 // before it was of any use.
-func (c *Client) aborted(early bool, now time.Time) {
+func (c *Client) countTunnelEnd(early bool, now time.Time) {
 	_ = c.each(func(c *Client, times int64) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -366,8 +366,8 @@ func (c *Client) checkAborts(now time.Time) error {
 	})
 }
 
-// spentAt reports whether the client's buckets say something still.
-func (c *Client) spentAt(now time.Time) bool {
+// hasRecentEvents reports whether the client's buckets say something still.
+func (c *Client) hasRecentEvents(now time.Time) bool {
 	const longest = max(1, mostAborts/abortsPerSecond) * time.Second
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -379,7 +379,7 @@ func (c *Client) spentAt(now time.Time) bool {
 // packet switches", 1998): nobody has a fixed share, one client alone may have
 // nearly all, and as others come there is always some left for the next.
 const (
-	shareOfFree = 8  // times what is free, beyond the reserve, may be held by one client
+	shareFactor = 8  // times what is free, beyond the reserve, may be held by one client
 	reservePart = 32 // one part in so many is kept for those that hold little,
 	littlePart  = 64 // which is up to one part in so many of what is free,
 	littleMost  = 8
@@ -390,10 +390,10 @@ const (
 // there is total of it, and free of that is nobody's.
 func FairShare(total, free int64) int64 {
 	beyond := max(0, free-total/reservePart)
-	if beyond > total/shareOfFree {
+	if beyond > total/shareFactor {
 		return total // and no overflow
 	}
-	return max(shareOfFree*beyond, little(free))
+	return max(shareFactor*beyond, little(free))
 }
 
 // little is what counts as little where so much is free.
@@ -422,11 +422,11 @@ const (
 	smallPart = 8  // one part in so many of what it holds, another one may have
 )
 
-// spares reports whether c may have one more tunnel while memory is short. The
+// isOthersShortage reports whether c may have one more tunnel while memory is short. The
 // sum of the squares by the sum is how many tunnels the client of a tunnel holds,
 // on average: near to what one client holds if that has most of them, and little
 // if all hold as many.
-func (b *Budget) spares(c *Client) bool {
+func (b *Budget) isOthersShortage(c *Client) bool {
 	if b == nil {
 		return false
 	}

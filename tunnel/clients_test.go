@@ -185,7 +185,7 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 		c := b.Client(nil, netip.MustParseAddr("192.0.2.1"))
 		spend := func() (n int) {
 			for c.checkAborts(time.Now()) == nil {
-				c.aborted(true, time.Now())
+				c.countTunnelEnd(true, time.Now())
 				n++
 			}
 			return n
@@ -201,13 +201,13 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 			t.Errorf("%d after two seconds, want %d", n, 2*abortsPerSecond)
 		}
 		for range 10 {
-			c.aborted(false, time.Now()) // tunnels of use
+			c.countTunnelEnd(false, time.Now()) // tunnels of use
 		}
 		if n := spend(); n != 10 {
 			t.Errorf("%d more after 10 tunnels that ended as they should, want 10", n)
 		}
 		for range 10_000 {
-			c.aborted(false, time.Now())
+			c.countTunnelEnd(false, time.Now())
 		}
 		if n := spend(); n != mostAborts {
 			t.Errorf("%d after any number of them, want %d", n, mostAborts)

@@ -1,6 +1,9 @@
 package tunnel
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -127,7 +130,7 @@ func (c *Conn) Abort() error { return abort(c.Conn) }
 
 // Unwrap implements Unwrapper.
 func (c *Conn) Unwrap() (net.Conn, []byte) {
-	c.hand()
+	c.markHanded()
 	early := c.buf
 	c.buf = nil
 	return c.Conn, early
@@ -181,6 +184,71 @@ func (c *Conn) Accept() (Stream, error) {
 	if err := c.Conn.SetDeadline(time.Time{}); err != nil {
 		return nil, err // the Server closes c
 	}
-	c.hand()
+	c.markHanded()
 	return c, nil
+}
+
+// Nest returns the Conn of what is carried inside of c: TLS that was ended
+// here. inner is a layer upon c, and closing it closes c. The two are one
+// connection to the Server, with one place, one deadline for the whole
+// preamble and one source; peer is who was proved to be calling.
+func (c *Conn) Nest(inner net.Conn, peer Peer) *Conn {
+	return &Conn{Conn: inner, Listener: c.Listener, Peer: peer, outer: c, accepted: c.accepted, source: c.source, local: c.local}
+}
+
+// markHanded notes that c belongs to whoever has it as a Stream, and with it what it
+// is carried in.
+func (c *Conn) markHanded() {
+	for ; c != nil; c = c.outer {
+		c.handed = true
+	}
+}
+
+// ServeInner finds out which of the protocols c speaks and has it serve c, as
+// the Server does with a connection that it accepted. It is for a Conn made by
+// Nest.
+func ServeInner(ctx context.Context, c *Conn, protocols []Protocol, h Handler) error {
+	p, err := detect(c, protocols)
+	if err != nil {
+		return err
+	}
+	return p.ServeConn(ctx, c, h)
+}
+
+// errNoCloseWrite is what a stream answers whose carrier has no half-close.
+var errNoCloseWrite = fmt.Errorf("tunnel: the carrier cannot half-close: %w", errors.ErrUnsupported)
+
+// closeWrite sends the end of the stream.
+func closeWrite(c net.Conn) error {
+	if w, ok := c.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errNoCloseWrite
+}
+
+// abort ends c so that its peer can tell it from an orderly end, where the
+// carrier has a way.
+func abort(c net.Conn) error {
+	switch c := c.(type) {
+	case Aborter:
+		return c.Abort()
+	case interface{ SetLinger(int) error }: // TCP: zero linger turns close into a reset
+		_ = c.SetLinger(0)
+	}
+	return c.Close()
+}
+
+// abortWithReason is abort, which tells c's peer why where the carrier has words for it.
+func abortWithReason(c net.Conn, why Reason) error {
+	if t, ok := c.(ReasonAborter); ok {
+		return t.AbortWithReason(why)
+	}
+	return abort(c)
+}
+
+// routine reports whether err is an ending that a tunnel may have in the
+// ordinary course: the end of a stream, or our own close. It is the only
+// judge of that; each Stream turns its carrier's own words into these.
+func routine(err error) bool {
+	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe)
 }

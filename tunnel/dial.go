@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,7 +23,7 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interv
 
 // keep sets keepAlive on a tunnel's connection, or on the one below it.
 func keep(c net.Conn) {
-	if c, ok := below(c).(interface {
+	if c, ok := baseConn(c).(interface {
 		SetKeepAliveConfig(net.KeepAliveConfig) error
 	}); ok {
 		_ = c.SetKeepAliveConfig(keepAlive)
@@ -32,8 +33,8 @@ func keep(c net.Conn) {
 // A layer is a stream that stands on another one, as TLS does on a socket.
 type layer interface{ NetConn() net.Conn }
 
-// below returns the connection that c stands on, or c.
-func below(c net.Conn) net.Conn {
+// baseConn returns the connection that c stands on, or c.
+func baseConn(c net.Conn) net.Conn {
 	for {
 		over, ok := c.(layer)
 		if !ok {
@@ -103,4 +104,81 @@ func dialError(ep Endpoint, err error) error {
 func NoLocalPort(err error) bool {
 	return errors.Is(err, syscall.EADDRNOTAVAIL) ||
 		errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EADDRINUSE) // of UDP, by connect and by bind
+}
+
+// withLazyTimeout is context.WithTimeout for which 0 means no limit, and whose timer
+// is made by the first call of Done: a dial that is answered at once, as most
+// are, needs none. The time runs from now.
+func withLazyTimeout(ctx context.Context, now time.Time, d time.Duration) (context.Context, context.CancelFunc) {
+	if d == 0 {
+		return context.WithCancel(ctx)
+	}
+	deadline := now.Add(d)
+	if earlier, ok := ctx.Deadline(); ok && earlier.Before(deadline) {
+		deadline = earlier
+	}
+	c := &lazyTimeout{parent: ctx, deadline: deadline}
+	return c, c.cancel
+}
+
+// A lazyTimeout is a context with a deadline and, until it is needed, no timer.
+type lazyTimeout struct {
+	parent   context.Context
+	deadline time.Time
+
+	mu       sync.Mutex
+	real     context.Context // nil until Done
+	end      context.CancelFunc
+	canceled bool
+}
+
+func (c *lazyTimeout) Deadline() (time.Time, bool) { return c.deadline, true }
+
+func (c *lazyTimeout) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.real == nil {
+		c.real, c.end = context.WithDeadline(c.parent, c.deadline)
+		if c.canceled {
+			c.end()
+		}
+	}
+	return c.real.Done()
+}
+
+func (c *lazyTimeout) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.real != nil && c.real.Err() != nil:
+		return c.real.Err()
+	case c.canceled:
+		return context.Canceled
+	case c.parent.Err() != nil:
+		return c.parent.Err()
+	case !time.Now().Before(c.deadline): // whether or not the timer has run
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// Value asks the real context where there is one: package context finds
+// itself that way, and then needs no goroutine for a child of this.
+func (c *lazyTimeout) Value(key any) any {
+	c.mu.Lock()
+	from := c.real
+	c.mu.Unlock()
+	if from == nil {
+		from = c.parent
+	}
+	return from.Value(key)
+}
+
+func (c *lazyTimeout) cancel() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.canceled = true
+	if c.end != nil {
+		c.end()
+	}
 }

@@ -51,5 +51,5 @@ func (s *Server) Listeners() int {
 
 // CarryFor is Carry of a tunnel that is charged to c.
 func (r *Relay) CarryFor(c *Client, t Tunnel) {
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &record{lease: lease{client: c}, rare: &rare{t.About, t.Ended}}, nil)
+	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &tunnelInfo{lease: lease{client: c}, extra: &extraInfo{t.About, t.Ended}}, nil)
 }

@@ -19,7 +19,7 @@ type Holder interface {
 // A heldTunnel is a tunnel with the bytes that it keeps because a side does not
 // take them.
 type heldTunnel struct {
-	listed
+	liveTunnel
 	held  int64
 	quiet bool // nothing has moved for a moment
 }
@@ -27,8 +27,8 @@ type heldTunnel struct {
 const (
 	// leastHeld is what a tunnel keeps at least that is ended to free memory, and
 	// quietAfter is how long one has moved nothing that is ended before others.
-	leastHeld  = 2 << 10
-	quietAfter = time.Second
+	minBuffered  = 2 << 10
+	stalledAfter = time.Second
 )
 
 // FreedMemory is the result of Relay.FreeMemory.
@@ -47,7 +47,7 @@ type FreedMemory struct {
 //
 // kernel says that what the kernel keeps for the sockets counts, too.
 func (r *Relay) FreeMemory(n int64, kernel bool) (did FreedMemory) {
-	clients, ok := r.hoards(kernel)
+	clients, ok := r.buffersByClient(kernel)
 	did.Late = !ok
 	for did.Freed < n && len(clients) > 0 {
 		h := clients[0]
@@ -68,49 +68,49 @@ func (r *Relay) FreeMemory(n int64, kernel bool) (did FreedMemory) {
 	return did
 }
 
-// A hoard is what the tunnels of one client keep.
-type hoard struct {
+// clientBuffers is what the tunnels of one client keep.
+type clientBuffers struct {
 	name    string
 	held    int64
 	tunnels []heldTunnel
 }
 
-// hoards are a heap with the largest first.
-type hoards []*hoard
+// buffersHeap is a heap with the largest first.
+type buffersHeap []*clientBuffers
 
-func (h hoards) Len() int           { return len(h) }
-func (h hoards) Less(i, j int) bool { return h[i].held > h[j].held }
-func (h hoards) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *hoards) Push(x any)        { *h = append(*h, x.(*hoard)) }
-func (h *hoards) Pop() any {
+func (h buffersHeap) Len() int           { return len(h) }
+func (h buffersHeap) Less(i, j int) bool { return h[i].held > h[j].held }
+func (h buffersHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *buffersHeap) Push(x any)        { *h = append(*h, x.(*clientBuffers)) }
+func (h *buffersHeap) Pop() any {
 	old := *h
 	last := old[len(old)-1]
 	*h = old[:len(old)-1]
 	return last
 }
 
-// hoards returns what clients keep, each with its tunnels in the order in which
+// buffersByClient returns what clients keep, each with its tunnels in the order in which
 // they are to be ended, and false where that is not known.
-func (r *Relay) hoards(kernel bool) (hoards, bool) {
+func (r *Relay) buffersByClient(kernel bool) (buffersHeap, bool) {
 	inLoops, ok := r.kernel.held(r, kernel)
 	if !ok {
 		return nil, false
 	}
-	by := make(map[any]*hoard)
+	by := make(map[any]*clientBuffers)
 	for _, t := range append(inLoops, r.copies.held(kernel)...) {
-		if t.held < leastHeld {
+		if t.held < minBuffered {
 			continue
 		}
-		key, name := t.about().keeper(t.listed)
+		key, name := t.about().bufferOwner(t.liveTunnel)
 		h := by[key]
 		if h == nil {
-			h = &hoard{name: name}
+			h = &clientBuffers{name: name}
 			by[key] = h
 		}
 		h.held += t.held
 		h.tunnels = append(h.tunnels, t)
 	}
-	all := make(hoards, 0, len(by))
+	all := make(buffersHeap, 0, len(by))
 	for _, h := range by {
 		slices.SortFunc(h.tunnels, func(a, b heldTunnel) int {
 			if a.quiet != b.quiet {
@@ -127,10 +127,10 @@ func (r *Relay) hoards(kernel bool) (hoards, bool) {
 	return all, true
 }
 
-// keeper returns whose account a tunnel's bytes are charged to: that of its client
+// bufferOwner returns whose account a tunnel's bytes are charged to: that of its client
 // or the client's /48. Behind a proxy in front, which stands for many clients, and
 // without a client each tunnel is by itself.
-func (rec *record) keeper(t listed) (key any, name string) {
+func (rec *tunnelInfo) bufferOwner(t liveTunnel) (key any, name string) {
 	c := rec.lease.client
 	switch {
 	case c == nil:
@@ -150,11 +150,11 @@ func (r *copyRelay) held(kernel bool) []heldTunnel {
 	r.mu.Lock()
 	all := make([]heldTunnel, 0, len(r.tunnels))
 	for ct := range r.tunnels {
-		all = append(all, heldTunnel{listed: ct, quiet: now-ct.moved.Load() >= int64(quietAfter)})
+		all = append(all, heldTunnel{liveTunnel: ct, quiet: now-ct.moved.Load() >= int64(stalledAfter)})
 	}
 	r.mu.Unlock()
 	for i := range all {
-		ct := all[i].listed.(*copyTunnel)
+		ct := all[i].liveTunnel.(*copyTunnel)
 		for j := range ct.pumps {
 			all[i].held += ct.pumps[j].kept.Load() + keptBelow(ct.pumps[j].src, kernel)
 		}
@@ -165,7 +165,7 @@ func (r *copyRelay) held(kernel bool) []heldTunnel {
 // keptBelow returns what a stream keeps, and with kernel what the kernel does
 // where it is a socket.
 func keptBelow(c net.Conn, kernel bool) (n int64) {
-	below := below(c)
+	below := baseConn(c)
 	if h, ok := below.(Holder); ok {
 		_ = guard(func() error { n = int64(h.Held()); return nil })
 	}

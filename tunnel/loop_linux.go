@@ -19,7 +19,7 @@ type loop struct {
 	poll.Loop
 	budget *Budget
 	buf    []byte
-	turns  []turn
+	turns  []bulkDirection
 	pipes  []poll.Pipe // empty ones
 	npipes int
 	sweep  sweep
@@ -28,18 +28,18 @@ type loop struct {
 	flows atomic.Int32 // tunnels
 
 	// Guarded by the Loop's lock.
-	dues  []int64 // clock of the sweep's next look at each tunnel, by the index of its token
-	asks  []int64 // and of the next question whether its peers live
-	kills []order
-	asked []survey
-	due   int64 // clock of the next sweep
+	sweepAt []int64 // when each tunnel is due for the sweep, by the index of its token
+	checkAt []int64 // and when its peers are to be checked next
+	aborts  []abortOrder
+	surveys []bufferSurvey
+	due     int64 // clock of the next sweep
 }
 
-// An order to end a flow.
-type order struct {
-	f   *flow
-	why Reason
-	err error
+// An abortOrder is an order to end a tunnel.
+type abortOrder struct {
+	tunnel *socketTunnel
+	why    Reason
+	err    error
 }
 
 const maxSleep = time.Minute
@@ -116,7 +116,7 @@ func (k *kernelLoops) stop() {
 }
 
 func newLoop(budget *Budget, ended func()) (*loop, error) {
-	l := &loop{budget: budget, due: noLook, buf: make([]byte, loopBuffer)}
+	l := &loop{budget: budget, due: notDue, buf: make([]byte, loopBuffer)}
 	return l, l.Init(l, ended)
 }
 
@@ -165,14 +165,14 @@ func (l *loop) MaxSleep() time.Duration {
 // Orders implements poll.Work: it ends tunnels, and answers surveys.
 func (l *loop) Orders() {
 	l.Lock()
-	kills, asked := l.kills, l.asked
-	l.kills, l.asked = nil, nil
+	kills, asked := l.aborts, l.surveys
+	l.aborts, l.surveys = nil, nil
 	l.Unlock()
 	for _, o := range kills {
-		if o.f.broken != 0 {
-			l.fail(o.f, 1, syscall.Errno(o.f.broken))
+		if o.tunnel.broken != 0 {
+			l.fail(o.tunnel, 1, syscall.Errno(o.tunnel.broken))
 		}
-		l.end(o.f, o.why, o.err)
+		l.end(o.tunnel, o.why, o.err)
 	}
 	for _, s := range asked {
 		s.answer <- l.survey(s)
@@ -185,7 +185,7 @@ func (l *loop) Release() {
 	left := append([]poll.Handler(nil), l.Handlers()...)
 	l.Unlock()
 	for _, h := range left {
-		if f, ok := h.(*flow); ok {
+		if f, ok := h.(*socketTunnel); ok {
 			l.end(f, Drain, nil)
 		}
 	}

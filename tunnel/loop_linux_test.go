@@ -40,7 +40,7 @@ func (w *waiter) ServeConn(ctx context.Context, c *Conn, h Handler) error {
 		WillWait(ctx)
 		<-w.release
 	case "says so in a child's name":
-		ctx, cancel := within(ctx, time.Now(), time.Minute)
+		ctx, cancel := withLazyTimeout(ctx, time.Now(), time.Minute)
 		defer cancel()
 		WillWait(ctx)
 		WillWait(ctx)
@@ -212,7 +212,7 @@ func TestLoopsAcceptOnceTheClientHasSpoken(t *testing.T) {
 // there is a flow, in this size class, the destination as it was asked, and
 // a third more that the heap takes for itself.
 func TestTunnelAtRestIsSmall(t *testing.T) {
-	if size := unsafe.Sizeof(flow{}); size > 352 {
+	if size := unsafe.Sizeof(socketTunnel{}); size > 352 {
 		t.Errorf("a flow has %d bytes, more than its size class", size)
 	}
 }

@@ -20,22 +20,22 @@ func (*kernelLoops) handOffStalled() bool { return false }
 
 type kernelRelay struct{}
 
-func (*kernelRelay) carry(*job) bool                        { return false }
-func (*kernelRelay) all(*Relay) []listed                    { return nil }
+func (*kernelRelay) carry(*carryArgs) bool                  { return false }
+func (*kernelRelay) all(*Relay) []liveTunnel                { return nil }
 func (*kernelRelay) held(*Relay, bool) ([]heldTunnel, bool) { return nil, true }
 func (*kernelRelay) wait()                                  {}
 
-type guest struct{}
+type pendingConn struct{}
 
-func (k *slot) leaveLobby() {}
+func (k *slot) servePending() {}
 
-func (s *Server) attend(context.Context, *Listener) (error, bool) { return nil, false }
+func (s *Server) serveOnLoops(context.Context, *Listener) (error, bool) { return nil, false }
 
-type perch struct{}
+type poller struct{}
 
-func (*pump) findPerch(net.Conn) {}
-func (*pump) perches() bool      { return false }
-func (*pump) copySocket() error  { panic("unreachable") }
-func (*pump) settle() bool       { return false }
-func (*pump) leave()             {}
-func (*pump) fell() bool         { return false }
+func (*pump) initPoller(net.Conn) {}
+func (*pump) pollable() bool      { return false }
+func (*pump) copySocket() error   { panic("unreachable") }
+func (*pump) watchSocket() bool   { return false }
+func (*pump) unwatchSocket()      {}
+func (*pump) socketClosed() bool  { return false }

@@ -1,6 +1,14 @@
 package tunnel
 
-import "context"
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
 
 // A Verdict is what a Protocol says of the first bytes of a connection.
 type Verdict int
@@ -118,4 +126,146 @@ func (f *Fixed) Direct(req *Request) {
 		return
 	}
 	req.Name, req.Port = f.To, f.Port
+}
+
+// A ConnHeader is the header that every connection of a Listener begins with,
+// before any protocol: a proxy in front says there whose connection it passes
+// on. A listener that has one requires it, and no other listener looks for it,
+// because a client that may send one can claim any address.
+//
+// The header is part of the preamble: one deadline covers both, and a connection
+// waits for both without a goroutine where all its protocols are
+// PreambleDetectors.
+type ConnHeader interface {
+	// Trusts reports whether addr, a socket's peer, is a proxy in front. Any
+	// other peer is refused as it comes. A proxy in front stands for many
+	// clients: what it opens is charged to the client that it names, and no
+	// limit on one client is held against the proxy.
+	Trusts(addr netip.Addr) bool
+
+	// Len returns the length of the header that prefix begins with: 0 where
+	// that takes more bytes to say, and less than 0 where prefix begins with
+	// none. It is pure.
+	Len(prefix []byte) int
+
+	// Read reads the header from c, discards it, and tells c of the client
+	// with SetSource. The context it returns is the connection's from then
+	// on. Its error is an *Error, after it has ended c.
+	Read(ctx context.Context, c *Conn) (context.Context, error)
+}
+
+// SetSource says whose connection c is in truth. The requests made of it and
+// their Outcomes have this source, and the connection is charged to it.
+func (c *Conn) SetSource(source netip.AddrPort) {
+	c.source = netip.AddrPortFrom(source.Addr().Unmap(), source.Port())
+}
+
+// fronted reports whether addr is a proxy in front of ln.
+func (ln *Listener) fronted(addr netip.Addr) bool {
+	return ln.ConnHeader != nil && ln.ConnHeader.Trusts(addr)
+}
+
+// hasPreamble reports whether a connection of ln that has sent prefix can be
+// served without waiting, its ConnHeader included.
+func (ln *Listener) hasPreamble(prefix []byte) bool {
+	if ln.ConnHeader == nil {
+		return hasPreamble(ln.Protocols, prefix)
+	}
+	switch n := ln.ConnHeader.Len(prefix); {
+	case n < 0:
+		return true
+	case n == 0 || n >= len(prefix): // a protocol is asked about one byte at least
+		return false
+	default:
+		return hasPreamble(ln.Protocols, prefix[n:])
+	}
+}
+
+// readConnHeader reads the header where the listener has one, and returns the
+// context to serve the connection with.
+func (k *slot) readConnHeader() (context.Context, error) {
+	p := k.ln.ConnHeader
+	if p == nil {
+		return &k.ctx, nil
+	}
+	peer := k.Conn.source
+	ctx, err := p.Read(&k.ctx, &k.Conn)
+	if err != nil || k.Conn.source == peer {
+		return ctx, err
+	}
+	if err := k.charge(k.Conn.source.Addr()); err != nil {
+		_ = k.Abort()
+		return nil, err
+	}
+	return ctx, nil
+}
+
+// A stranger is a protocol that a listener does not take and that is known by
+// its first bytes, for the log to say what came and what to do about it.
+type stranger struct {
+	name   string // as people call it
+	advice string
+	is     func(b []byte) bool
+}
+
+const (
+	adviceWeb = "it is no web server: use https:// and HTTP CONNECT"
+	adviceOwn = "give it a port of its own: "
+)
+
+// strangers are asked in order.
+var strangers = []stranger{
+	{"SOCKS5", "add socks5 to its protocols", isSOCKS5},
+	{"SOCKS4", "have the client use SOCKS5", func(b []byte) bool { return len(b) > 1 && b[0] == 4 && (b[1] == 1 || b[1] == 2) }},
+	{"a PROXY header", "add proxyProtocol: {from: [...]} to the listener", begins("PROXY ", "\r\n\r\n\x00\r\nQUIT\n")},
+	{"TLS", "add sni to its protocols", begins("\x16\x03")},
+	{"SSH", adviceOwn + "service: NAME:22", begins("SSH-")},
+	{"PostgreSQL", adviceOwn + "service: NAME:5432", func(b []byte) bool {
+		// The length of the message, and then SSLRequest, GSSENCRequest or version 3.0.
+		return len(b) >= 8 && b[0] == 0 && b[1] == 0 && slices.ContainsFunc([]string{"\x04\xd2\x16\x2f", "\x04\xd2\x16\x30", "\x00\x03\x00\x00"},
+			func(s string) bool { return string(b[4:8]) == s })
+	}},
+	{"SMTP", adviceOwn + "service: NAME:25", begins("EHLO ", "HELO ")},
+	{"Redis", adviceOwn + "service: NAME:6379", func(b []byte) bool {
+		return len(b) > 3 && b[0] == '*' && b[1] >= '1' && b[1] <= '9' && bytes.Contains(b, []byte("\r\n$"))
+	}},
+	{"HTTP/2", "add connect-h2 to its protocols", begins("PRI * HTTP/2.0")},
+	{"HTTP CONNECT", "add connect to its protocols", begins("CONNECT ")},
+	{"HTTP", adviceWeb, begins("GET ", "POST ", "HEAD ", "PUT ", "OPTIONS ", "DELETE ", "PATCH ")},
+}
+
+// at says what came to a listener, and what to do about it.
+func (s *stranger) at(listener string) string {
+	return fmt.Sprintf("this is %s, which listener %s does not accept; %s", s.name, listener, s.advice)
+}
+
+// ForeignProtocol says which protocol a listener received in place of HTTP, and
+// what to do about it. It returns "" where it does not know the protocol. Some
+// protocols begin with words, as HTTP does.
+func ForeignProtocol(listener string, b []byte) string {
+	for i := range strangers {
+		if s := &strangers[i]; !strings.HasPrefix(s.name, "HTTP") && s.is(b) {
+			return s.at(listener)
+		}
+	}
+	return ""
+}
+
+func begins(with ...string) func(b []byte) bool {
+	return func(b []byte) bool {
+		return slices.ContainsFunc(with, func(s string) bool { return bytes.HasPrefix(b, []byte(s)) })
+	}
+}
+
+// isSOCKS5 reports whether b is the whole first message of SOCKS5 and no more.
+func isSOCKS5(b []byte) bool { return len(b) > 2 && b[0] == 5 && len(b) == 2+int(b[1]) }
+
+// unknownPreamble is the refusal of bytes that no protocol of a listener takes.
+func unknownPreamble(listener string, b []byte) *Error {
+	for i := range strangers {
+		if s := &strangers[i]; s.is(b) {
+			return &Error{Reason: BadPreamble, Err: errors.New(s.at(listener))}
+		}
+	}
+	return Refusef(BadPreamble, "%d bytes that begin like no protocol of listener %s: %q", len(b), listener, b[:min(len(b), 16)])
 }

@@ -1,10 +1,14 @@
 package tunnel
 
 import (
+	"cmp"
 	"context"
+	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -78,13 +82,13 @@ type End struct {
 // the end. Bytes that either stream has already read (see Unwrapper) are
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &record{rare: &rare{t.About, t.Ended}}, nil)
+	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &tunnelInfo{extra: &extraInfo{t.About, t.Ended}}, nil)
 }
 
-// carry is Carry for a request that rec, which is copied, describes. k is the
+// carry is Carry for the request that rec describes, which is copied. k is the
 // client's connection in a Server, nil where it came from elsewhere.
-func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *record, k *slot) {
-	j := job{relay: r, slot: k, idle: limit(idle, r.IdleTimeout, DefaultIdleTimeout), half: limit(halfClosed, r.HalfClosedTimeout, DefaultHalfClosedTimeout), record: rec}
+func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *tunnelInfo, k *slot) {
+	j := carryArgs{relay: r, slot: k, idle: limit(idle, r.IdleTimeout, DefaultIdleTimeout), half: limit(halfClosed, r.HalfClosedTimeout, DefaultHalfClosedTimeout), record: rec}
 	j.client, j.fromClient = unwrap(client)
 	j.server, j.fromServer = unwrap(server)
 	r.open.Add(1)
@@ -93,22 +97,22 @@ func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, r
 	}
 }
 
-// A job is a tunnel on its way to whoever will carry it.
-type job struct {
+// carryArgs are what it takes to carry a tunnel.
+type carryArgs struct {
 	relay                  *Relay
 	client, server         net.Conn
 	fromClient, fromServer []byte // read already
 	idle, half             time.Duration
-	record                 *record
+	record                 *tunnelInfo
 	slot                   *slot // of the client's connection, nil for none
 }
 
 // freeScratch gives back the memory that the client's preamble stood in, unless
 // bytes are left there. The caller has passed on what it had of them, and nobody
 // uses the connection yet.
-func (j *job) freeScratch() {
+func (j *carryArgs) freeScratch() {
 	k := j.slot
-	if k != nil && k.scratch != nil && len(k.buf) == 0 && below(j.client) == k.Conn.Conn {
+	if k != nil && k.scratch != nil && len(k.buf) == 0 && baseConn(j.client) == k.Conn.Conn {
 		k.scratch.Free()
 		k.scratch = nil
 	}
@@ -203,9 +207,9 @@ func unwrap(c net.Conn) (net.Conn, []byte) {
 	}
 }
 
-// silent reports whether a tunnel has been without a byte for longer than its
+// limitExceeded reports whether a tunnel has been without a byte for longer than its
 // limit allows, and which limit that is.
-func silent(quiet time.Duration, half bool, idle, halfClosed time.Duration) (Reason, bool) {
+func limitExceeded(quiet time.Duration, half bool, idle, halfClosed time.Duration) (Reason, bool) {
 	switch {
 	case half && halfClosed > 0 && quiet >= halfClosed:
 		return HalfClosed, true
@@ -213,4 +217,110 @@ func silent(quiet time.Duration, half bool, idle, halfClosed time.Duration) (Rea
 		return Idle, true
 	}
 	return "", false
+}
+
+// A Live is an open tunnel as it was at one moment.
+type Live struct {
+	ID       uint64 // of the request, as in its Outcome; this and what follows is empty for a Tunnel without About
+	Start    time.Time
+	Age      time.Duration // since Start, whatever the wall clock did
+	Proto    string
+	Listener string
+	Source   netip.AddrPort
+	Peer     Peer
+	Target   string
+	Service  string
+	Pattern  string
+	Endpoint string
+
+	In         int64         // bytes taken from the client and given to the service's socket, so far
+	Out        int64         // bytes taken from the service and given to the client's socket, so far
+	Quiet      time.Duration // since a byte moved or a side ended
+	HalfClosed bool          // one side has ended its stream
+}
+
+// A liveTunnel is an open tunnel on the list of the Relay, whichever way it is
+// carried. Its methods may be called at any time, on any goroutine.
+type liveTunnel interface {
+	about() *tunnelInfo
+	progress() (p progress, open bool)
+	kill(why Reason, err error) // an abort; where a loop carries the tunnel, it comes soon after
+}
+
+// progress is what changes in a tunnel's life.
+type progress struct {
+	in, out int64
+	moved   int64 // clock of the last byte or end
+	half    bool
+}
+
+// List yields the tunnels that are open when it is ranged over, in the order of
+// their IDs, each as it is when its turn comes. Those that have ended by then
+// are left out. It takes as long as its caller does and holds up no tunnel.
+func (r *Relay) List() iter.Seq[Live] {
+	return func(yield func(Live) bool) {
+		for _, t := range r.sorted() {
+			if v, open := live(t); open && !yield(v) {
+				return
+			}
+		}
+	}
+}
+
+// End aborts the tunnel of the given ID, never as an end of stream. It is false
+// where there is no such tunnel. The end itself is reported by the tunnel's
+// Ended, and has another reason where it was about to come anyway.
+func (r *Relay) End(id uint64, why Reason) bool {
+	for _, t := range r.all() {
+		if id == 0 || t.about().requestID() != id {
+			continue
+		}
+		_, open := t.progress()
+		if open {
+			t.kill(why, nil)
+		}
+		return open
+	}
+	return false
+}
+
+// EndFunc aborts, like End, every tunnel that is open now and that match wants
+// gone, and returns how many those are. They are shown to match in the order of
+// their IDs; it must not keep what it is shown.
+func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
+	n := 0
+	for _, t := range r.sorted() {
+		if v, open := live(t); open && match(&v) {
+			t.kill(why, nil)
+			n++
+		}
+	}
+	return n
+}
+
+// all returns the open tunnels, in no order.
+func (r *Relay) all() []liveTunnel {
+	return r.sessions.appendAll(append(r.kernel.all(r), r.copies.all()...))
+}
+
+// sorted returns them in the order of their IDs.
+func (r *Relay) sorted() []liveTunnel {
+	all := r.all()
+	slices.SortFunc(all, func(a, b liveTunnel) int { return cmp.Compare(a.about().requestID(), b.about().requestID()) })
+	return all
+}
+
+// live is t now. It is false where t has ended.
+func live(t liveTunnel) (Live, bool) {
+	p, open := t.progress()
+	if !open {
+		return Live{}, false
+	}
+	v := Live{In: p.in, Out: p.out, Quiet: time.Duration(max(clock()-p.moved, 0)), HalfClosed: p.half}
+	if o := t.about().outcome(); o != nil {
+		v.ID, v.Start, v.Age, v.Proto, v.Listener = o.ID, o.Start, t.about().age(), o.Proto, o.Listener
+		v.Source, v.Peer, v.Target = o.Source, o.Peer, o.Target
+		v.Service, v.Pattern, v.Endpoint = o.Service, o.Pattern, o.Endpoint
+	}
+	return v, true
 }

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	linger = 10 * time.Second // how long a stream without half-close may go on after its other side ended
-	stuck  = time.Second      // a write that takes longer may hide that the side nobody reads has aborted
+	lingerTimeout    = 10 * time.Second // how long a stream without half-close may go on after its other side ended
+	blockedWriteTime = time.Second      // a write that takes longer may hide that the side nobody reads has aborted
 )
 
 // A copyRelay carries pairs of streams of any kind, with a goroutine for each
@@ -32,17 +32,17 @@ type copyRelay struct {
 type copyTunnel struct {
 	idle, half time.Duration
 	relay      *Relay
-	record     record
+	record     tunnelInfo
 	pumps      [2]pump // what the client sends, and what the service does
 
-	moved   atomic.Int64 // when a byte last moved, nanoseconds of clock
-	open    atomic.Int32 // pumps that have not ended
-	halves  atomic.Int32 // directions that have seen their end
-	writing atomic.Int32 // writes that have not returned
-	lost    atomic.Bool  // one of them failed
-	checks  peerChecks
-	linger  atomic.Bool // a side could not be half-closed
-	over    atomic.Bool // finish was called: what the pumps see now is our own doing
+	moved       atomic.Int64 // when a byte last moved, nanoseconds of clock
+	open        atomic.Int32 // pumps that have not ended
+	halves      atomic.Int32 // directions that have seen their end
+	writing     atomic.Int32 // writes that have not returned
+	lost        atomic.Bool  // one of them failed
+	checks      peerChecks
+	noHalfClose atomic.Bool // a side could not be half-closed
+	finished    atomic.Bool // finish was called: what the pumps see now is our own doing
 
 	once     sync.Once // the first reason is the one reported
 	reason   Reason
@@ -53,7 +53,7 @@ type copyTunnel struct {
 // clock is a monotonic clock for timestamps that fit a word.
 func clock() int64 { return poll.Clock() }
 
-func (r *copyRelay) carry(j *job) {
+func (r *copyRelay) carry(j *carryArgs) {
 	ct := &copyTunnel{idle: j.idle, half: j.half, relay: j.relay, record: *j.record}
 	ct.moved.Store(clock())
 	ct.open.Store(int32(len(ct.pumps)))
@@ -117,10 +117,10 @@ func (r *copyRelay) ended(ct *copyTunnel) {
 	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.pumps[0].n.Load(), Out: ct.pumps[1].n.Load(), byClient: ct.byClient})
 }
 
-// passOn passes on the end of what p moves.
-func (p *pump) passOn(err error) {
+// passEnd passes on the end of what p moves.
+func (p *pump) passEnd(err error) {
 	ct, dst := p.ct, p.dst
-	if ct.over.Load() {
+	if ct.finished.Load() {
 		return
 	}
 	ct.moved.Store(clock()) // an end counts as a sign of life: the half-closed limit starts here
@@ -133,14 +133,14 @@ func (p *pump) passOn(err error) {
 		ct.finishBy(Reset, err, (p == &ct.pumps[0]) != lost)
 		return
 	}
-	if ct.settle() {
+	if ct.awaitWrites() {
 		return // an abort, and for the direction that heard of it to report
 	}
 	// The second end closes both, so it need not be half-closed.
 	if ct.halves.Add(1) == 1 {
 		switch err := closeWrite(dst); {
 		case errors.Is(err, errors.ErrUnsupported):
-			ct.linger.Store(true)
+			ct.noHalfClose.Store(true)
 		case errors.Is(err, syscall.ENOTCONN):
 			// It has closed altogether. What is read from it tells how.
 		case !routine(err):
@@ -191,10 +191,10 @@ func (p *pump) give(b []byte, held int) (w int, err error) {
 	return w, err
 }
 
-// settle gives a write that has failed the time to say so, and reports
+// awaitWrites gives a write that has failed the time to say so, and reports
 // whether one did. A socket tells of its reset once: if the write into it hears
 // of it, the read finds what looks like the end of the stream.
-func (ct *copyTunnel) settle() bool {
+func (ct *copyTunnel) awaitWrites() bool {
 	for i := 0; i < 10 && ct.writing.Load() > 0; i++ {
 		time.Sleep(time.Millisecond)
 	}
@@ -215,7 +215,7 @@ func (ct *copyTunnel) finish(why Reason, err error) { ct.finishBy(why, err, fals
 func (ct *copyTunnel) finishBy(why Reason, err error, client bool) {
 	ct.once.Do(func() {
 		ct.reason, ct.err, ct.byClient = why, err, client
-		ct.over.Store(true)
+		ct.finished.Store(true)
 		for i := range ct.pumps {
 			c := ct.pumps[i].src
 			err := guard(func() error {
@@ -262,11 +262,11 @@ func (r *copyRelay) sweep(wake <-chan struct{}) {
 func (ct *copyTunnel) sweep(before, now int64) {
 	err := guard(func() error {
 		ct.check(time.Duration(now - ct.moved.Load()))
-		if who := ct.ask(before, now); who != "" {
+		if who := ct.deadSide(before, now); who != "" {
 			ct.finish(Reset, fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT))
 		}
 		for i := range ct.pumps {
-			ct.pumps[i].look(now)
+			ct.pumps[i].sweep(now)
 		}
 		return nil
 	})
@@ -308,11 +308,11 @@ func (ct *copyTunnel) pause() time.Duration {
 func (ct *copyTunnel) check(quiet time.Duration) {
 	half := ct.halves.Load() > 0
 	// With bytes on their way an orderly close would make a cut stream look whole.
-	if half && ct.linger.Load() && quiet >= linger && ct.writing.Load() == 0 {
+	if half && ct.noHalfClose.Load() && quiet >= lingerTimeout && ct.writing.Load() == 0 {
 		ct.finish(Done, nil)
 		return
 	}
-	if why, yes := silent(quiet, half, ct.idle, ct.half); yes {
+	if why, yes := limitExceeded(quiet, half, ct.idle, ct.half); yes {
 		ct.finish(why, nil)
 		return
 	}
@@ -335,20 +335,20 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 			}
 		}
 	}
-	if ct.writing.Load() > 0 && quiet >= stuck {
-		if err := errors.Join(gone(ct.pumps[0].src), gone(ct.pumps[1].src)); err != nil {
+	if ct.writing.Load() > 0 && quiet >= blockedWriteTime {
+		if err := errors.Join(abortedBehindWrite(ct.pumps[0].src), abortedBehindWrite(ct.pumps[1].src)); err != nil {
 			ct.finish(Reset, err)
 		}
 	}
 }
 
-// gone returns why c's peer takes nothing any more and sends nothing, nil where it
+// abortedBehindWrite returns why c's peer takes nothing any more and sends nothing, nil where it
 // may.
-func gone(c net.Conn) error {
-	if err := poll.PendingError(below(c)); err != nil {
+func abortedBehindWrite(c net.Conn) error {
+	if err := poll.PendingError(baseConn(c)); err != nil {
 		return err
 	}
-	if b, ok := below(c).(AbortDetector); ok {
+	if b, ok := baseConn(c).(AbortDetector); ok {
 		if err := b.Broken(); !routine(err) {
 			return err
 		}
@@ -357,22 +357,22 @@ func gone(c net.Conn) error {
 }
 
 // all returns the open tunnels.
-func (r *copyRelay) all() []listed {
+func (r *copyRelay) all() []liveTunnel {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]listed, 0, len(r.tunnels))
+	all := make([]liveTunnel, 0, len(r.tunnels))
 	for ct := range r.tunnels {
 		all = append(all, ct)
 	}
 	return all
 }
 
-func (ct *copyTunnel) about() *record { return &ct.record }
+func (ct *copyTunnel) about() *tunnelInfo { return &ct.record }
 
-func (ct *copyTunnel) look() (progress, bool) {
+func (ct *copyTunnel) progress() (progress, bool) {
 	return progress{
 		in: ct.pumps[0].n.Load(), out: ct.pumps[1].n.Load(), moved: ct.moved.Load(), half: ct.halves.Load() == 1,
-	}, !ct.over.Load()
+	}, !ct.finished.Load()
 }
 
 func (ct *copyTunnel) kill(why Reason, err error) { ct.finish(why, err) }
@@ -396,10 +396,10 @@ type peerChecks struct {
 	sides [2]poll.PeerCheck
 }
 
-// ask checks the sockets of ct, or those below its streams, and returns the name
+// deadSide checks the sockets of ct, or those below its streams, and returns the name
 // of the side whose peer is gone, or "". last is when the sweep before was.
 // Streams that share a socket have none: what they share looks after it.
-func (ct *copyTunnel) ask(last, now int64) string {
+func (ct *copyTunnel) deadSide(last, now int64) string {
 	p := &ct.checks
 	if p.born == 0 {
 		p.born = now
@@ -410,7 +410,7 @@ func (ct *copyTunnel) ask(last, now int64) string {
 		return ""
 	}
 	for i, who := range sideNames {
-		if p.sides[i].DeadConn(below(ct.pumps[i].src)) {
+		if p.sides[i].DeadConn(baseConn(ct.pumps[i].src)) {
 			return who
 		}
 	}

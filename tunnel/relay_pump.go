@@ -10,14 +10,13 @@ import (
 )
 
 const (
-	// rest is how long a pump keeps a goroutine that waits for a socket, or for
-	// what is asked by a Read. Then it is parked, if something else can do the
-	// waiting.
-	rest = time.Second
+	// idleBeforePark is how long a pump keeps a goroutine that waits for a socket,
+	// or in a Read. Then it is parked, if something else can do the waiting.
+	idleBeforePark = time.Second
 
-	// glance is how long a Read may take after a rest to find bytes in what has
-	// come.
-	glance = 10 * time.Millisecond
+	// probeTimeout is how long the first Read after a pause may take to find bytes
+	// in what has arrived.
+	probeTimeout = 10 * time.Millisecond
 )
 
 // A pump is one direction of a copyTunnel. What it costs depends on its source:
@@ -33,17 +32,17 @@ type pump struct {
 	src, dst net.Conn
 	budget   *Budget // counts the buffer while a write keeps it
 
-	n      atomic.Int64 // bytes that dst has taken
-	moved  atomic.Int64 // when it last took some, nanoseconds of clock
-	kept   atomic.Int64 // bytes of the buffer that a write keeps now
-	state  atomic.Int32
-	dozing atomic.Bool // the source was given a deadline to have it parked
-	large  bool        // it has a buffer of full size; where a Read may wait in it, only once bytes have filled a small one
-	asks   bool        // only a Read says whether there is something: the source is a layer or a Waiter
+	n           atomic.Int64 // bytes that dst has taken
+	moved       atomic.Int64 // when it last took some, nanoseconds of clock
+	kept        atomic.Int64 // bytes of the buffer that a write keeps now
+	state       atomic.Int32
+	interrupted atomic.Bool // the source was given a deadline to have it parked
+	large       bool        // it has a buffer of full size; where a Read may wait in it, only once bytes have filled a small one
+	needsRead   bool        // only a Read says whether there is something: the source is a layer or a Waiter
 
-	waker Waker  // the source or what it stands on, if that is one
-	again func() // wake, made once for it
-	perch        // where the source or what it stands on is waited for, if that is a socket
+	waker    Waker  // the source or what it stands on, if that is one
+	wakeFunc func() // wake, made once for it
+	poller          // where the source or what it stands on is waited for, if that is a socket
 }
 
 // The states of a pump. Who moves it from parked to moving runs it.
@@ -56,24 +55,24 @@ var errParked = errors.New("tunnel: parked")
 
 func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
 	p.ct, p.src, p.dst, p.budget = ct, src, dst, ct.relay.loops().Budget
-	carrier := below(src)
+	carrier := baseConn(src)
 	if w, ok := carrier.(Waker); ok {
-		p.waker, p.again = w, p.wake
+		p.waker, p.wakeFunc = w, p.wake
 	} else {
-		p.findPerch(carrier)
+		p.initPoller(carrier)
 	}
-	_, p.asks = src.(Waiter)
+	_, p.needsRead = src.(Waiter)
 	if _, ok := src.(layer); ok {
-		p.asks = p.waker != nil || p.perches()
+		p.needsRead = p.waker != nil || p.pollable()
 	}
-	p.large = p.waker != nil && !p.asks
+	p.large = p.waker != nil && !p.needsRead
 }
 
 // start begins with what was read before. A pump that has nothing to do is
 // parked at once, unless only a Read would tell.
 func (p *pump) start(early []byte) {
 	p.moved.Store(clock())
-	if len(early) > 0 || p.asks || !p.park() {
+	if len(early) > 0 || p.needsRead || !p.park() {
 		go p.run(early)
 	}
 }
@@ -84,8 +83,8 @@ func (p *pump) run(early []byte) {
 	if err == errParked {
 		return // and not ours any more
 	}
-	if err := guard(func() error { p.passOn(err); return nil }); err != nil {
-		p.passOn(err) // which is no more than to end the tunnel
+	if err := guard(func() error { p.passEnd(err); return nil }); err != nil {
+		p.passEnd(err) // which is no more than to end the tunnel
 	}
 	if p.ct.open.Add(-1) == 0 {
 		p.ct.relay.copies.ended(p.ct)
@@ -99,11 +98,11 @@ func (p *pump) copy(early []byte) error {
 		}
 	}
 	switch {
-	case p.asks:
-		return p.copyAsking()
+	case p.needsRead:
+		return p.copyNeedsRead()
 	case p.waker != nil:
 		return p.copyWaker()
-	case p.perches():
+	case p.pollable():
 		return p.copySocket()
 	}
 	return p.copyAny()
@@ -118,12 +117,12 @@ func (p *pump) copyWaker() error {
 	return errParked
 }
 
-// copyAsking begins with a glance, since what has come may be no byte of the
-// stream: half of a record, or a ping.
-func (p *pump) copyAsking() error {
-	p.doze(time.Now().Add(glance))
+// copyNeedsRead begins with a short Read, since what has arrived may be no byte of
+// the stream: half of a record, or a ping.
+func (p *pump) copyNeedsRead() error {
+	p.interruptRead(time.Now().Add(probeTimeout))
 	for {
-		if err := p.awake(p.step()); err != nil {
+		if err := p.afterRead(p.step()); err != nil {
 			return err
 		}
 	}
@@ -166,7 +165,7 @@ func newCopyBuffers(n int) *sync.Pool {
 // buffer returns a buffer, a small one also while memory is short or too much of
 // it is held. The caller frees it.
 func (b *Budget) buffer(large bool) *copyBuffer {
-	if !large || b.most(copySize) < copySize {
+	if !large || b.readLimit(copySize) < copySize {
 		return shortBuffers.Get().(*copyBuffer)
 	}
 	return copyBuffers.Get().(*copyBuffer)
@@ -180,17 +179,18 @@ func (b *copyBuffer) free() {
 	}
 }
 
-// awake is for a read that ended with err: nil where that was to have p parked,
-// and it could not be after all.
-func (p *pump) awake(err error) error {
-	if !p.dozing.Load() || !errors.Is(err, os.ErrDeadlineExceeded) {
+// afterRead returns the error that a read of p ended with: errParked where the
+// read was interrupted and p is parked now, and nil where it was interrupted and
+// p can't be parked after all.
+func (p *pump) afterRead(err error) error {
+	if !p.interrupted.Load() || !errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
 	}
 	_ = p.src.SetReadDeadline(time.Time{})
-	p.dozing.Store(false)
-	if p.asks {
-		if !p.rested(clock()) {
-			return nil // it was a glance, and bytes came
+	p.interrupted.Store(false)
+	if p.needsRead {
+		if !p.idle(clock()) {
+			return nil // it was the first Read after a pause, and bytes came
 		}
 		p.large = false
 		if r, ok := p.src.(Rester); ok {
@@ -203,26 +203,26 @@ func (p *pump) awake(err error) error {
 	return nil
 }
 
-// look is what the sweep does with p.
-func (p *pump) look(now int64) {
+// sweep is p's part of the sweep.
+func (p *pump) sweep(now int64) {
 	switch {
 	case p.state.Load() == parked:
-		if p.asks && p.fell() { // closed by the layer, which gives its peer up
+		if p.needsRead && p.socketClosed() { // closed by the layer, which gives its peer up
 			p.wake()
 		}
-	case (p.asks || p.perches()) && p.rested(now):
-		p.doze(time.Unix(1, 0)) // which ends the read
+	case (p.needsRead || p.pollable()) && p.idle(now):
+		p.interruptRead(time.Unix(1, 0)) // which ends the read
 	}
 }
 
-// rested reports whether nothing was moved for as long as p should keep a
+// idle reports whether nothing was moved for as long as p should keep a
 // goroutine.
-func (p *pump) rested(now int64) bool { return now-p.moved.Load() >= int64(rest) }
+func (p *pump) idle(now int64) bool { return now-p.moved.Load() >= int64(idleBeforePark) }
 
-// doze ends a read of p at the given time, to have p parked. Of several at once
-// the first counts: its end of a read comes before the next doze.
-func (p *pump) doze(at time.Time) {
-	if !p.dozing.Swap(true) {
+// interruptRead ends a read of p at the given time, to have p parked. Of several
+// calls the first counts, until its read has ended.
+func (p *pump) interruptRead(at time.Time) {
+	if !p.interrupted.Swap(true) {
 		_ = p.src.SetReadDeadline(at)
 	}
 }
@@ -230,16 +230,16 @@ func (p *pump) doze(at time.Time) {
 // park gives up the caller's goroutine. It is false where there is something
 // to read, or no way to wait for it: then the caller goes on.
 func (p *pump) park() bool {
-	if p.waker == nil && !p.perches() && !p.asks {
+	if p.waker == nil && !p.pollable() && !p.needsRead {
 		return false
 	}
 	p.state.Store(parked) // before it is known that there is nothing: somebody may wake it at once
-	return p.waits() || !p.state.CompareAndSwap(parked, moving)
+	return p.wakeLater() || !p.state.CompareAndSwap(parked, moving)
 }
 
-// waits has p woken when there is something to read. It is false where there is,
-// and where that can't be waited for.
-func (p *pump) waits() (waits bool) {
+// wakeLater has p woken when there is something to read. It is false where there
+// is already, and where nothing can wait for it.
+func (p *pump) wakeLater() (waits bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			c, _ := p.ct.relay.caught(Caught(v))
@@ -249,20 +249,20 @@ func (p *pump) waits() (waits bool) {
 	}()
 	switch {
 	case p.waker != nil:
-		return !p.waker.WakeRead(p.again)
-	case p.perches():
-		if !p.asks {
-			p.moved.Store(clock()) // or it would doze as soon as it wakes
+		return !p.waker.WakeRead(p.wakeFunc)
+	case p.pollable():
+		if !p.needsRead {
+			p.moved.Store(clock()) // or the sweep would interrupt it as soon as it wakes
 		}
-		return p.settle()
+		return p.watchSocket()
 	}
 	p.ct.relay.copies.wg.Add(1)
-	go p.await(p.src.(Waiter))
+	go p.waitForData(p.src.(Waiter))
 	return true
 }
 
-// await is what is left of the pump of a Waiter at rest: a small stack.
-func (p *pump) await(src Waiter) {
+// waitForData is all that is left of the parked pump of a Waiter: a small stack.
+func (p *pump) waitForData(src Waiter) {
 	defer p.ct.relay.copies.wg.Done()
 	defer p.wake()
 	if c, ok := p.ct.relay.caught(guard(func() error { src.WaitRead(); return nil })); ok {
@@ -273,7 +273,7 @@ func (p *pump) await(src Waiter) {
 // wake has a parked pump run. It does nothing to any other.
 func (p *pump) wake() {
 	if p.state.CompareAndSwap(parked, moving) {
-		p.leave()
+		p.unwatchSocket()
 		go p.run(nil)
 	}
 }

@@ -10,31 +10,31 @@ import (
 	"culvert.dev/tunnel/internal/poll"
 )
 
-// A perch is a seat in an event loop from which a pump waits for a socket.
-type perch struct {
-	socket net.Conn
-	loop   *loop      // nil for a pump that cannot
-	token  poll.Token // while seated; both guarded by the loop's lock
-	seated bool
+// A poller has an event loop wait for the socket of a pump.
+type poller struct {
+	socket  net.Conn
+	loop    *loop      // nil where there is none
+	token   poll.Token // while watched; both guarded by the loop's lock
+	watched bool
 }
 
-func (p *pump) findPerch(c net.Conn) {
+func (p *pump) initPoller(c net.Conn) {
 	if poll.IsSocket(c) {
 		p.socket, p.loop = c, p.ct.relay.loops().pick(nil)
 	}
 }
 
-func (p *pump) perches() bool { return p.loop != nil }
+func (p *pump) pollable() bool { return p.loop != nil }
 
-// settle has the loop wait for the socket. It is false where it cannot.
-func (p *pump) settle() bool {
+// watchSocket has the loop wait for the socket. It is false where it cannot.
+func (p *pump) watchSocket() bool {
 	l := p.loop
 	l.Lock()
 	defer l.Unlock()
 	switch {
 	case l.Stopped():
 		return false
-	case p.state.Load() != parked: // the tunnel was ended, and who did it found nobody seated
+	case p.state.Load() != parked: // the tunnel was ended, and nothing was watched then
 		return true
 	}
 	token := l.Register(p)
@@ -42,29 +42,29 @@ func (p *pump) settle() bool {
 		l.Unregister(token)
 		return false
 	}
-	p.token, p.seated = token, true
+	p.token, p.watched = token, true
 	return true
 }
 
-// leave gives up the seat.
-func (p *pump) leave() {
+// unwatchSocket ends watchSocket.
+func (p *pump) unwatchSocket() {
 	l := p.loop
 	if l == nil {
 		return
 	}
 	l.Lock()
 	defer l.Unlock()
-	if !p.seated {
+	if !p.watched {
 		return
 	}
-	p.seated = false
+	p.watched = false
 	l.Unregister(p.token)
 	_ = poll.Control(p.socket, l.Unwatch)
 }
 
-// fell reports whether the socket was closed, of which a seat hears nothing.
-func (p *pump) fell() bool {
-	return p.perches() && poll.Control(p.socket, func(int32) error { return nil }) != nil
+// socketClosed reports whether the socket was closed, of which a loop hears nothing.
+func (p *pump) socketClosed() bool {
+	return p.pollable() && poll.Control(p.socket, func(int32) error { return nil }) != nil
 }
 
 // HandleEvent implements poll.Handler.
@@ -100,7 +100,7 @@ func (p *pump) copySocket() error {
 	for {
 		switch err := raw.Read(try); {
 		case err != nil:
-			if err = p.awake(err); err != nil {
+			if err = p.afterRead(err); err != nil {
 				return err
 			}
 			continue

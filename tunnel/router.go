@@ -43,7 +43,7 @@ type Router struct {
 
 // ServeTunnel answers req. It returns once the Relay has the tunnel.
 func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
-	o := r.observe(req)
+	o := r.newOutcome(req)
 	lease := r.client(req)
 	server, route, dialed, err := r.connect(ctx, req, &o, &lease)
 	if err != nil {
@@ -65,7 +65,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		}
 	}
 	req.slot.lend(&lease)
-	rec := r.record(&o, dialed.Endpoint, dialed.Took, lease)
+	rec := r.tunnelInfo(&o, dialed.Endpoint, dialed.Took, lease)
 	rec.multiplexed = isMultiplexed(server)
 	r.Relay.carry(client, server, route.IdleTimeout, route.HalfClosedTimeout, &rec, req.slot)
 }
@@ -73,7 +73,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 // connect takes req as far as a service that answers: resolve, allow, dial. l is
 // for the tunnel; it is released where there is none.
 func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease) (server net.Conn, route Route, dialed Attempt, err error) {
-	ctx, cancel := within(ctx, time.Now(), limit(r.ConnectTotalTimeout, DefaultConnectTotalTimeout))
+	ctx, cancel := withLazyTimeout(ctx, time.Now(), limit(r.ConnectTotalTimeout, DefaultConnectTotalTimeout))
 	defer cancel()
 	reserved := false
 	defer func() {
@@ -192,8 +192,7 @@ func (r *Router) enter(l *lease, req *Request, route *Route) error {
 	return nil
 }
 
-// answered notes that there is something of the service, or that it is not asked
-// any more.
+// answered notes that the service has sent something, or is not dialed any more.
 func (r *Router) answered(l *lease) {
 	if l.hello != 0 {
 		r.hellos.leave(l.hello)
@@ -202,7 +201,7 @@ func (r *Router) answered(l *lease) {
 }
 
 // answered is the Router's, for a tunnel that something of the service has come in.
-func (rec *record) answered() {
+func (rec *tunnelInfo) answered() {
 	if rec.lease.hello != 0 {
 		rec.router.answered(&rec.lease)
 	}
@@ -211,7 +210,7 @@ func (rec *record) answered() {
 // reserve takes what a tunnel needs beyond its client's descriptor, and charges
 // it to the client.
 func (r *Router) reserve(l *lease) error {
-	if p := r.Budget.Pressure(); p != Calm && !r.Budget.spares(l.client) {
+	if p := r.Budget.Pressure(); p != Calm && !r.Budget.isOthersShortage(l.client) {
 		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
 	if err := r.checkTunnels(l); err != nil {
@@ -307,7 +306,7 @@ func (r *Router) dialer(route *Route) Dialer {
 func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep Endpoint) (c net.Conn, a Attempt) {
 	var err error
 	start := time.Now()
-	ctx, cancel := within(ctx, start, limit(r.ConnectTimeout, DefaultConnectTimeout))
+	ctx, cancel := withLazyTimeout(ctx, start, limit(r.ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
 	switch d := r.dialer(route).(type) {
 	case requestDialer:
@@ -371,8 +370,8 @@ type dialErrors struct {
 func (e *dialErrors) Error() string   { return e.text }
 func (e *dialErrors) Unwrap() []error { return e.errs }
 
-// observe begins the Outcome of req.
-func (r *Router) observe(req *Request) Outcome {
+// newOutcome begins the Outcome of req.
+func (r *Router) newOutcome(req *Request) Outcome {
 	if req.Start.IsZero() {
 		req.Start = time.Now()
 	}
@@ -385,10 +384,10 @@ func (r *Router) observe(req *Request) Outcome {
 // refused tells of a request that came to no tunnel.
 func (r *Router) refused(o Outcome, err error) {
 	o.Reason, o.Err, o.Lasted = ReasonOf(err), err, time.Since(o.Start)
-	r.tell(&o)
+	r.report(&o)
 }
 
-func (r *Router) tell(o *Outcome) {
+func (r *Router) report(o *Outcome) {
 	if r.Observe != nil {
 		r.Observe(o)
 	}

@@ -95,7 +95,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		return ErrServerClosed
 	}
 	defer s.untrack(&ln)
-	if err, done := s.attend(ctx, &ln); done {
+	if err, done := s.serveOnLoops(ctx, &ln); done {
 		return err
 	}
 	var backoff time.Duration
@@ -197,7 +197,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 		}
 		k.client.Release()
 		_ = abort(c)
-		s.tell(k, nil, refused)
+		s.report(k, nil, refused)
 		return nil
 	}
 	return k
@@ -213,7 +213,7 @@ func (s *Server) serve(k *slot) {
 			p := Caught(v)
 			s.panicking(p)
 			_ = k.Abort()
-			s.tell(k, proto, &Error{Reason: Internal, Err: p})
+			s.report(k, proto, &Error{Reason: Internal, Err: p})
 		}
 	}()
 	ctx, err := k.readConnHeader()
@@ -224,7 +224,7 @@ func (s *Server) serve(k *slot) {
 		err = proto.ServeConn(ctx, &k.Conn, k)
 	}
 	if err != nil {
-		s.tell(k, proto, err)
+		s.report(k, proto, err)
 	}
 	if !k.handed {
 		_ = k.Close()
@@ -281,8 +281,8 @@ func PreambleError(c *Conn, err error) *Error {
 	return &Error{Reason: Gone, Err: fmt.Errorf("the client left after %d bytes of its preamble: %w", n, err)}
 }
 
-// tell reports a connection that ended without a request.
-func (s *Server) tell(k *slot, proto Protocol, err error) {
+// report reports a connection that ended without a request.
+func (s *Server) report(k *slot, proto Protocol, err error) {
 	if s.Observe == nil {
 		return
 	}
@@ -306,7 +306,7 @@ func (s *Server) tell(k *slot, proto Protocol, err error) {
 func (k *slot) Refused(req *Request, err error) {
 	s := k.server
 	s.mu.Lock()
-	s.slots.finished(k)
+	s.slots.removePending(k)
 	s.mu.Unlock()
 	if s.Observe == nil {
 		return
@@ -342,7 +342,7 @@ func (s *Server) sweep() {
 	for range t.C {
 		s.mu.Lock()
 		limits, busy := s.Budget.preamble(s.Limits), s.loops().handOffStalled()
-		if !s.slots.expire(&limits, time.Now()) && !busy {
+		if !s.slots.expirePending(&limits, time.Now()) && !busy {
 			s.slots.sweeping = false
 			s.mu.Unlock()
 			return
@@ -389,7 +389,7 @@ func (s *Server) Close() error {
 	}
 	s.slots.each(func(k *slot) {
 		_ = k.Abort()
-		k.leaveLobby()
+		k.servePending()
 	})
 	s.mu.Unlock()
 	_ = s.own.Close()

@@ -19,7 +19,7 @@ type Session struct {
 	Route    Route
 
 	relay   *Relay
-	record  record
+	record  tunnelInfo
 	carrier Carrier
 	ended   atomic.Bool
 }
@@ -44,7 +44,7 @@ type Carrier interface {
 // That an address of UDP could be dialed says nothing of who is there, so the
 // route's Report hears of failures only. See Session.Failed.
 func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
-	o := r.observe(req)
+	o := r.newOutcome(req)
 	lease := r.client(req)
 	server, route, dialed, err := r.connect(ctx, req, &o, &lease)
 	if err != nil {
@@ -53,7 +53,7 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
-	s.record = r.record(&o, dialed.Endpoint, dialed.Took, lease)
+	s.record = r.tunnelInfo(&o, dialed.Endpoint, dialed.Took, lease)
 	return s, nil
 }
 
@@ -102,10 +102,10 @@ func (s *Session) End(e End) {
 	s.record.end(s.relay, e)
 }
 
-// about, look and kill implement listed.
-func (s *Session) about() *record { return &s.record }
+// about, progress and kill implement liveTunnel.
+func (s *Session) about() *tunnelInfo { return &s.record }
 
-func (s *Session) look() (p progress, open bool) {
+func (s *Session) progress() (p progress, open bool) {
 	in, out, moved := s.carrier.Progress()
 	return progress{in: in, out: out, moved: clock() - int64(time.Since(moved))}, !s.ended.Load()
 }
@@ -133,7 +133,7 @@ func (l *sessions) remove(s *Session) {
 	delete(l.all, s)
 }
 
-func (l *sessions) appendAll(to []listed) []listed {
+func (l *sessions) appendAll(to []liveTunnel) []liveTunnel {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for s := range l.all {

@@ -64,7 +64,7 @@ type slot struct {
 	lent     bool          // a tunnel holds the place
 	scratch  *poll.Scratch // what Conn's buffer began in, if it is to be given back
 	evicted  atomic.Bool
-	guest    *guest // its place in the lobby, nil elsewhere; guarded by the loop's lock
+	waiting  *pendingConn // while its preamble is not complete, otherwise nil; guarded by the loop's lock
 
 	pending Place[*slot] // in the Server's queue; guarded by server.mu
 }
@@ -108,7 +108,7 @@ func (t *slots) makeRoom(l *Limits, n int) {
 	for t.pending.Len() > 0 && l.PendingFull(t.pending.Len()+n-1) {
 		old := t.pending.Victim().Value
 		old.evict()
-		t.finished(old)
+		t.removePending(old)
 	}
 }
 
@@ -126,8 +126,8 @@ func (c *Client) checkConnect(l *Limits, b *Budget, now time.Time) error {
 	return c.CheckRate(l, now, "connections")
 }
 
-// finished takes k from the pending connections.
-func (t *slots) finished(k *slot) {
+// removePending takes k from the pending connections.
+func (t *slots) removePending(k *slot) {
 	if k.pending.Listed() {
 		t.pending.Remove(&k.pending)
 		k.client.AddPending(-1)
@@ -146,7 +146,7 @@ func (k *slot) charge(addr netip.Addr) error {
 		return err
 	}
 	was, listed := k.client, k.pending.Listed()
-	s.slots.finished(k)
+	s.slots.removePending(k)
 	was.AddOpen(-1)
 	was.addDescriptors(-1)
 	k.client, k.exempt = c, false
@@ -160,9 +160,9 @@ func (k *slot) charge(addr netip.Addr) error {
 	return nil
 }
 
-// expire wakes the connections whose preamble took too long. It is false when
+// expirePending wakes the connections whose preamble took too long. It is false when
 // none is pending.
-func (t *slots) expire(l *Limits, now time.Time) bool {
+func (t *slots) expirePending(l *Limits, now time.Time) bool {
 	first, whole := limit(l.FirstByteTimeout, DefaultFirstByteTimeout), limit(l.HandshakeTimeout, DefaultHandshakeTimeout)
 	var next *Place[*slot]
 	for p := t.pending.Oldest(); p != nil; p = next {
@@ -174,7 +174,7 @@ func (t *slots) expire(l *Limits, now time.Time) bool {
 		case began == 0 && first > 0 && now.Sub(k.accepted) >= first,
 			began != 0 && whole > 0 && now.Sub(k.accepted)-time.Duration(began) >= whole:
 			k.wake()
-			t.finished(k)
+			t.removePending(k)
 		}
 	}
 	t.makeRoom(l, 0)
@@ -191,7 +191,7 @@ func (t *slots) each(f func(*slot)) {
 func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 	s := k.server
 	s.mu.Lock()
-	s.slots.finished(k)
+	s.slots.removePending(k)
 	s.mu.Unlock()
 	req.slot = k
 	s.Handler.ServeTunnel(ctx, req)
@@ -200,11 +200,11 @@ func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 // A lease is what a tunnel holds of its client's account, and of the Budget for
 // its connection where the connection is the tunnel.
 type lease struct {
-	client *Client // nil where nobody is charged
-	conn   bool    // the connection's place is the tunnel's
-	exempt bool    // no limit is held against the client
-	stream bool    // one of several on a connection
-	hello  uint32  // the request's, while it is on its way to a service and has no answer; otherwise 0
+	client   *Client // nil where nobody is charged
+	ownsConn bool    // the connection's place is the tunnel's
+	exempt   bool    // no limit is held against the client
+	stream   bool    // one of several on a connection
+	hello    uint32  // the request's, while it is on its way to a service and has no answer; otherwise 0
 }
 
 // client returns the account that req is charged to, with a reference for the
@@ -223,7 +223,7 @@ func (k *slot) lend(l *lease) {
 		l.stream = true
 		return
 	}
-	k.lent, l.conn = true, true
+	k.lent, l.ownsConn = true, true
 	k.client.Release() // the lease has a reference
 }
 
@@ -239,7 +239,7 @@ func (l *lease) release(multiplexed bool) {
 	if !multiplexed {
 		descriptors++
 	}
-	if l.conn {
+	if l.ownsConn {
 		descriptors++
 		c.AddOpen(-1)
 		c.budget.Give(1)
@@ -254,7 +254,7 @@ func (k *slot) leave() {
 	s := k.server
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.slots.finished(k)
+	s.slots.removePending(k)
 	delete(s.slots.waiting, k)
 	k.ln.conns--
 	s.forget(k.ln)
@@ -274,7 +274,7 @@ func (k *slot) giveUp() {
 // wake makes the connection's pending read fail: its time is up.
 func (k *slot) wake() {
 	_ = k.SetReadDeadline(time.Unix(1, 0))
-	k.leaveLobby()
+	k.servePending()
 }
 
 func (k *slot) evict() {

@@ -21,15 +21,15 @@ func TestSweepGoesInPieces(t *testing.T) {
 		l.Run()
 	}()
 	relay, ended, wantReason := new(Relay), 0, Idle
-	seat := func(idle time.Duration) *flow {
-		f := &flow{relay: relay, idle: millis(idle), born: l.Now, moved: l.Now, record: record{rare: &rare{ended: func(e End) {
+	seat := func(idle time.Duration) *socketTunnel {
+		f := &socketTunnel{relay: relay, idle: millis(idle), born: l.Now, moved: l.Now, tunnelInfo: tunnelInfo{extra: &extraInfo{ended: func(e End) {
 			if ended++; e.Reason != wantReason {
 				t.Errorf("ended by %s, want %s", e.Reason, wantReason)
 			}
 		}}}}
 		f.sides[0].fd, f.sides[1].fd = -1, -1
 		relay.kernel.flows.Add(1)
-		if !l.welcome(f, 0) {
+		if !l.watchTunnel(f, 0) {
 			t.Fatal("the loop is over")
 		}
 		f.broken = 0
@@ -39,14 +39,14 @@ func TestSweepGoesInPieces(t *testing.T) {
 	for range pieces * sweepPiece {
 		seat(time.Hour)
 	}
-	l.kills = nil // epoll does not know a descriptor of -1
+	l.aborts = nil // epoll does not know a descriptor of -1
 	sweep := func(when string, pieces, want int) {
 		t.Helper()
 		before := ended
 		for i := 1; i <= pieces; i++ {
 			l.sweepSome()
 			if got := l.sweep.next == 0; got != (i == pieces) {
-				t.Fatalf("%s: after piece %d of %d the sweep is at seat %d of %d", when, i, pieces, l.sweep.next, len(l.dues))
+				t.Fatalf("%s: after piece %d of %d the sweep is at seat %d of %d", when, i, pieces, l.sweep.next, len(l.sweepAt))
 			}
 		}
 		if ended-before != want {
@@ -56,7 +56,7 @@ func TestSweepGoesInPieces(t *testing.T) {
 	// The first look, for keepalive, finds them all in time. A flow that was not
 	// due is not looked at: all of them fit into one piece then.
 	sweep("too early", 1, 0)
-	l.Now += int64(keepAfter)
+	l.Now += int64(keepAliveAfter)
 	if got := l.sweepDue(); got > l.Now+int64(sweepGrain) {
 		t.Fatalf("the first sweep is at %v, want %v", time.Duration(got), time.Duration(l.Now))
 	}
@@ -73,7 +73,7 @@ func TestSweepGoesInPieces(t *testing.T) {
 		t.Fatalf("at rest the next sweep is at %v, want %v", time.Duration(got), time.Duration(want))
 	}
 	// One that moves is asked for again, and no other.
-	busy := l.Handlers()[7].(*flow)
+	busy := l.Handlers()[7].(*socketTunnel)
 	l.touch(busy)
 	if got, want := l.sweepDue(), l.Now+int64(poll.PeerCheckInterval+sweepGrain); got > want {
 		t.Fatalf("after a byte the next sweep is at %v, want %v at most", time.Duration(got), time.Duration(want))
@@ -81,7 +81,7 @@ func TestSweepGoesInPieces(t *testing.T) {
 	// When it has ended one way, the shorter limit holds.
 	busy.half = millis(2 * time.Second)
 	busy.sides[0].eof = true
-	l.expect(busy)
+	l.reschedule(busy)
 	if got, want := l.sweepDue(), l.Now+int64(3*time.Second); got > want {
 		t.Fatalf("half-closed: the next sweep is at %v, want %v at most", time.Duration(got), time.Duration(want))
 	}
@@ -97,7 +97,7 @@ func TestSweepGoesInPieces(t *testing.T) {
 		}
 		if i == 1 { // into a seat that is passed: its limit counts for the next sweep
 			seat(40 * time.Millisecond)
-			l.kills = nil
+			l.aborts = nil
 		}
 	}
 	if want := pieces * sweepPiece; ended != want {

@@ -394,7 +394,7 @@ func TestLoopbackIsNotTrusted(t *testing.T) {
 func TestTimesAreMonotonic(t *testing.T) {
 	allowed := map[string]string{
 		"registry/file/source.go UnixNano": "the age of a file, compared for equality",
-		"tunnel/record.go UnixNano":        "when a tunnel began, to be shown; its age is kept beside it",
+		"tunnel/outcome.go UnixNano":       "when a tunnel began, to be shown; its age is kept beside it",
 		"admin/tunnels.go UTC":             "likewise",
 		"gateway/admin.go Unix":            "a timestamp in a metric",
 		"gateway/health.go UTC":            "since when something is so, to be shown in the status",

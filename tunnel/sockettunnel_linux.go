@@ -11,21 +11,21 @@ import (
 	"culvert.dev/tunnel/internal/poll"
 )
 
-// A flow is one tunnel: sides[0] is the client's socket, sides[1] the
+// A socketTunnel is a tunnel between two sockets: sides[0] is the client's socket, sides[1] the
 // service's. It belongs to its loop's goroutine once adopted.
-type flow struct {
+type socketTunnel struct {
 	relay      *Relay
 	sides      [2]side
 	born       int64 // clock of its beginning
 	moved      int64 // clock of the last byte or end; see touch
 	idle, half milliseconds
 	token      poll.Token
-	phase      uint32 // for the list, atomic: see look
+	phase      uint32 // for the list, atomic: see listedTunnel
 	broken     uint16 // the errno of what went wrong before the loop had it
-	unasked    bool   // its peers are not to be asked for until something moves
+	unchecked  bool   // its peers are not to be checked until something moves
 	gone       bool
 
-	record
+	tunnelInfo
 }
 
 // milliseconds is a limit in half the space; 0 means none.
@@ -39,24 +39,24 @@ func millis(d time.Duration) milliseconds {
 func (m milliseconds) limit() time.Duration { return time.Duration(m) * time.Millisecond }
 
 // over tells of f's end. Its sockets are closed.
-func (f *flow) over(e End) {
+func (f *socketTunnel) over(e End) {
 	f.end(f.relay, e)
 	f.relay.kernel.flows.Done()
 }
 
-// A side is one socket of a flow, and the direction that flows into it.
+// A side is one socket of a socketTunnel, and the direction that goes into it.
 type side struct {
-	fd     int32
-	events uint32   // what epoll is asked for
-	out    *backlog // what the other side sent and this socket has not taken; nil for nothing
-	taken  int64    // bytes this socket has taken; see took
-	eof    bool     // it has sent its end of stream
-	shut   bool     // it was sent the other side's end of stream
-	bulk   bool     // what it sends is moved in turns, not by events
-	calm   uint8    // calm turns in a row
-	late   int16    // bytes meant for it after its own end, counted to a little over goodbye
-	check  poll.PeerCheck
-	kept   bool // keepalive is set
+	fd        int32
+	events    uint32   // what epoll is asked for
+	out       *backlog // what the other side sent and this socket has not taken; nil for nothing
+	taken     int64    // bytes this socket has taken; see took
+	eof       bool     // it has sent its end of stream
+	shut      bool     // it was sent the other side's end of stream
+	bulk      bool     // what it sends is moved in turns, not by events
+	calm      uint8    // calm turns in a row
+	late      int16    // bytes meant for it after its own end, counted to a little over goodbye
+	check     poll.PeerCheck
+	keepAlive bool // keepalive is set
 }
 
 // A backlog holds the bytes that back-pressure keeps here: in memory, or in a
@@ -68,14 +68,14 @@ type backlog struct {
 	n     int // bytes in the pipe
 }
 
-// A turn is a direction in bulk: what side from of f sends.
-type turn struct {
-	f    *flow
+// A bulkDirection is what side from of f sends, moved in turns.
+type bulkDirection struct {
+	f    *socketTunnel
 	from int
 }
 
 // HandleEvent implements poll.Handler.
-func (f *flow) HandleEvent(l *poll.Loop, side int, events uint32) bool {
+func (f *socketTunnel) HandleEvent(l *poll.Loop, side int, events uint32) bool {
 	if !f.gone {
 		loopOf(l).handle(f, side, events)
 	}
@@ -83,7 +83,7 @@ func (f *flow) HandleEvent(l *poll.Loop, side int, events uint32) bool {
 }
 
 // handle answers one event of side i of f.
-func (l *loop) handle(f *flow, i int, events uint32) {
+func (l *loop) handle(f *socketTunnel, i int, events uint32) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	if events&poll.Out != 0 && s.out != nil {
 		l.flush(f, i)
@@ -102,13 +102,13 @@ func (l *loop) handle(f *flow, i int, events uint32) {
 }
 
 // pump moves what side i sends, by read and write.
-func (l *loop) pump(f *flow, i int) {
+func (l *loop) pump(f *socketTunnel, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	if s.eof || p.out != nil {
 		l.arm(f)
 		return
 	}
-	n, errno := poll.Read(s.fd, l.buf[:l.budget.most(len(l.buf))])
+	n, errno := poll.Read(s.fd, l.buf[:l.budget.readLimit(len(l.buf))])
 	switch {
 	case errno == syscall.EAGAIN || errno == syscall.EINTR:
 		return // level-triggered: it comes again
@@ -133,7 +133,7 @@ func (l *loop) pump(f *flow, i int) {
 	}
 	if n == len(l.buf) && !s.bulk {
 		s.bulk, s.calm = true, 0
-		l.turns = append(l.turns, turn{f, i})
+		l.turns = append(l.turns, bulkDirection{f, i})
 		l.arm(f)
 	} else if p.out != nil {
 		l.arm(f)
@@ -141,13 +141,13 @@ func (l *loop) pump(f *flow, i int) {
 }
 
 // offer gives p to side i's socket and keeps what it does not take.
-func (l *loop) offer(f *flow, i int, p []byte) syscall.Errno {
+func (l *loop) offer(f *socketTunnel, i int, p []byte) syscall.Errno {
 	s := &f.sides[i]
 	for len(p) > 0 {
 		n, errno := poll.Send(s.fd, p)
 		switch errno {
 		case 0:
-			s.took(n)
+			s.addTaken(n)
 			p = p[n:]
 		case syscall.EINTR:
 		case syscall.EAGAIN:
@@ -163,7 +163,7 @@ func (l *loop) offer(f *flow, i int, p []byte) syscall.Errno {
 
 // flush gives side i its backlog. When that is gone the other side is read
 // again, and not before, so that its end of stream waits behind the backlog, too.
-func (l *loop) flush(f *flow, i int) {
+func (l *loop) flush(f *socketTunnel, i int) {
 	s := &f.sides[i]
 	if errno := l.drain(f, s); errno != 0 {
 		l.fail(f, i, errno)
@@ -175,7 +175,7 @@ func (l *loop) flush(f *flow, i int) {
 }
 
 // drain moves s's backlog into its socket, as far as that takes it.
-func (l *loop) drain(f *flow, s *side) syscall.Errno {
+func (l *loop) drain(f *socketTunnel, s *side) syscall.Errno {
 	o := s.out
 	for o != nil {
 		var n int
@@ -195,7 +195,7 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 			return errno
 		}
 		l.touch(f)
-		s.took(n)
+		s.addTaken(n)
 		switch {
 		case o.n > n:
 			o.n -= n
@@ -216,12 +216,12 @@ func (l *loop) drain(f *flow, s *side) syscall.Errno {
 // other side, or it would not have been read. The second end is the tunnel's,
 // and closing a socket says it too, unless something was sent to one that had
 // ended: that may have been reset by then, which a close would not tell.
-func (l *loop) finish(f *flow, i int) {
+func (l *loop) finish(f *socketTunnel, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	s.eof, s.bulk = true, false
 	l.touch(f)
-	f.halve()
-	l.expect(f)
+	f.setHalfClosed()
+	l.reschedule(f)
 	p.shut = true
 	if !s.shut || p.late > 0 {
 		// A side that is not connected any more has closed altogether. Where its
@@ -260,7 +260,7 @@ func (l *loop) bulk() {
 
 // take is one turn of bulk: what side i sends goes through a pipe to the
 // other side.
-func (l *loop) take(f *flow, i int) {
+func (l *loop) take(f *socketTunnel, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	before := p.taken
 	for p.taken-before < bulkTurn {
@@ -329,7 +329,7 @@ func (l *loop) pipe() (poll.Pipe, bool) {
 // backlog at the other side is not gone or bulk polls it; output while it has
 // a backlog of its own. With nothing to watch it is edge-triggered, or a socket
 // that is closed both ways would wake the loop for ever.
-func (f *flow) wants(i int) uint32 {
+func (f *socketTunnel) wants(i int) uint32 {
 	s, p := &f.sides[i], &f.sides[1-i]
 	var w uint32
 	if !s.eof && p.out == nil && !s.bulk {
@@ -345,7 +345,7 @@ func (f *flow) wants(i int) uint32 {
 }
 
 // arm tells epoll what changed.
-func (l *loop) arm(f *flow) {
+func (l *loop) arm(f *socketTunnel) {
 	for i := range f.sides {
 		s := &f.sides[i]
 		if w := f.wants(i); w != s.events {
@@ -357,19 +357,19 @@ func (l *loop) arm(f *flow) {
 
 // missed counts n bytes that s may not have read.
 func (s *side) missed(n int) {
-	if s.late <= goodbye {
-		s.late += int16(min(n, goodbye+1))
+	if s.late <= maxLateBytes {
+		s.late += int16(min(n, maxLateBytes+1))
 	}
 }
 
 // fail ends f because side i reported errno. Where it had ended its own stream
-// in order and no more than a goodbye came after that, this is how it closes
-// altogether: the other side gets its reset, and nobody need look into it. Its
+// in order and no more than maxLateBytes came after that, this is how it closes
+// altogether: the other side gets its reset, and nobody need investigate. Its
 // end may be there and not read yet.
-func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
+func (l *loop) fail(f *socketTunnel, i int, errno syscall.Errno) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	ended := s.eof && p.shut || !s.eof && errno == syscall.EPIPE && poll.AtEOF(s.fd)
-	if ended && s.out == nil && s.late <= goodbye {
+	if ended && s.out == nil && s.late <= maxLateBytes {
 		l.close(f, Done, nil, true)
 		return
 	}
@@ -380,15 +380,15 @@ func (l *loop) fail(f *flow, i int, errno syscall.Errno) {
 }
 
 // end closes f, in order for Done and with resets for any other reason.
-func (l *loop) end(f *flow, why Reason, err error) { l.close(f, why, err, why != Done) }
+func (l *loop) end(f *socketTunnel, why Reason, err error) { l.close(f, why, err, why != Done) }
 
 // close closes f, with resets or in order.
-func (l *loop) close(f *flow, why Reason, err error, reset bool) {
+func (l *loop) close(f *socketTunnel, why Reason, err error, reset bool) {
 	if f.gone {
 		return
 	}
 	f.gone = true
-	f.depart()
+	f.setOver()
 	for i := range f.sides {
 		s := &f.sides[i]
 		if s.out != nil && s.out.n > 0 { // a pipe with bytes in it is of no use to anyone
@@ -412,11 +412,11 @@ func (l *loop) close(f *flow, why Reason, err error, reset bool) {
 	f.over(End{Reason: why, Err: err, In: f.sides[1].taken, Out: f.sides[0].taken})
 }
 
-// A flow belongs to its loop, but for what the list shows: that the loop
+// A socketTunnel belongs to its loop, but for what the list shows: that the loop
 // writes, and the list reads, atomically. The loop itself reads it plainly, as
 // nobody else writes.
 
-// The phases of a flow.
+// The phases of a socketTunnel.
 const (
 	phaseOpen uint32 = iota
 	phaseHalf        // one side has ended its stream
@@ -424,14 +424,14 @@ const (
 )
 
 // touch notes that something moved at the given clock.
-func (f *flow) touch(now int64) { atomic.StoreInt64(&f.moved, now) }
+func (f *socketTunnel) touch(now int64) { atomic.StoreInt64(&f.moved, now) }
 
-// took counts n bytes that s's socket has taken.
-func (s *side) took(n int) { atomic.StoreInt64(&s.taken, s.taken+int64(n)) }
+// addTaken counts n bytes that s's socket has taken.
+func (s *side) addTaken(n int) { atomic.StoreInt64(&s.taken, s.taken+int64(n)) }
 
-// halve notes that a side has ended its stream. When the other one does, the
+// setHalfClosed notes that a side has ended its stream. When the other one does, the
 // tunnel is over.
-func (f *flow) halve() { atomic.StoreUint32(&f.phase, phaseHalf) }
+func (f *socketTunnel) setHalfClosed() { atomic.StoreUint32(&f.phase, phaseHalf) }
 
-// depart takes f off the lists that are being read.
-func (f *flow) depart() { atomic.StoreUint32(&f.phase, phaseOver) }
+// setOver takes f off the lists that are being read.
+func (f *socketTunnel) setOver() { atomic.StoreUint32(&f.phase, phaseOver) }
