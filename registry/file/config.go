@@ -47,9 +47,9 @@ type Config struct {
 	// for that. Their ends are the wall clock's.
 	Certificates []Certificate
 
-	files   []string // every file that was read
-	sum     digest   // of what they contain
-	reading reading  // of the first of them
+	files   []string    // every file that was read
+	sum     digest      // of what they contain
+	digests fileDigests // of the first of them
 }
 
 // Protocols are those a Listener may be asked to speak.
@@ -239,10 +239,10 @@ func LoadFrom(name string, r io.Reader) (*Config, error) {
 }
 
 func reload(path string, data []byte, current *Config) (*Config, error) {
-	d := parseAgain(path, data, current)
+	d := parseChanged(path, data, current)
 	if d == nil {
 		d = parse(path, data)
-		d.remember(data, itemsOf(data, len(d.cfg.Services)))
+		d.keepDigests(data, splitServices(data, len(d.cfg.Services)))
 	}
 	d.readFiles(path, data)
 	if current == nil {

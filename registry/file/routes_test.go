@@ -129,7 +129,7 @@ func BenchmarkParseRoutes(b *testing.B) {
 func BenchmarkParse(b *testing.B) {
 	var buf bytes.Buffer
 	buf.WriteString("services:\n")
-	for i := range 10_000 {
+	for i := range 100_000 {
 		fmt.Fprintf(&buf, "  - name: svc-%d.example.com\n    ports: [443]\n    endpoints: [\"10.0.0.1:8443\"]\n", i)
 	}
 	for b.Loop() {

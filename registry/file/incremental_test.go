@@ -14,21 +14,21 @@ import (
 // where that is of no help.
 func again(before, after []byte) *decoder {
 	d := parse("a.yaml", before)
-	d.remember(before, itemsOf(before, 0))
+	d.keepDigests(before, splitServices(before, 0))
 	if len(d.errs) > 0 {
 		return nil
 	}
-	return parseAgain("a.yaml", after, &d.cfg)
+	return parseChanged("a.yaml", after, &d.cfg)
 }
 
-// wantSame compares what parseAgain made of data with what parse makes of it.
+// wantSame compares what parseChanged made of data with what parse makes of it.
 func wantSame(t *testing.T, got *decoder, data []byte) {
 	t.Helper()
 	want := parse("a.yaml", data)
 	if err := want.errs.sorted(); err != nil {
 		t.Fatalf("what is wrong was read again without a complaint: %v\n%s", err, data)
 	}
-	want.remember(data, itemsOf(data, 0))
+	want.keepDigests(data, splitServices(data, 0))
 	if !reflect.DeepEqual(got.cfg, want.cfg) {
 		t.Errorf("read again:\n%+v\nread:\n%+v\nfrom\n%s", got.cfg, want.cfg, data)
 	}
@@ -39,7 +39,7 @@ const (
 	around2 = "drain: {timeout: 20s}\n"
 )
 
-func TestReadAgain(t *testing.T) {
+func TestReloadParsesWhatChanged(t *testing.T) {
 	a := "  - name: a.test\n    endpoints: [\"10.0.0.1:1\"]\n"
 	b := "  # the second\n\n  - {name: b.test, endpoints: [\"10.0.0.2:1\"]}\n"
 	c := "  - names:\n    - c.test\n    - d.test\n    endpoints:\n    - 10.0.0.3:1\n"
@@ -79,7 +79,7 @@ func TestReadAgain(t *testing.T) {
 
 // What a hop names is read into its own service, though those before it were not
 // read again.
-func TestReadAgainFilesOfHops(t *testing.T) {
+func TestReloadReadsFilesOfHops(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
@@ -107,7 +107,7 @@ func TestReadAgainFilesOfHops(t *testing.T) {
 }
 
 // Services that were not read again are those that were, not copies.
-func TestReadAgainKeepsWhatIsTheSame(t *testing.T) {
+func TestReloadKeepsUnchangedServices(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("services:\n")
 	for i := range 1000 {
@@ -143,9 +143,9 @@ func TestReadAgainKeepsWhatIsTheSame(t *testing.T) {
 	}
 }
 
-// FuzzReadAgain changes a file and reads it by what was known of it before:
+// FuzzReload changes a file and reads it by what was known of it before:
 // the same must come out as if it were read for the first time.
-func FuzzReadAgain(f *testing.F) {
+func FuzzReload(f *testing.F) {
 	files, _ := filepath.Glob("testdata/good/*.yaml")
 	for _, name := range files {
 		data, err := os.ReadFile(name)
