@@ -17,6 +17,7 @@ import (
 
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
 )
 
 // maxSize is the largest file that is read, in bytes.
@@ -74,25 +75,25 @@ func (l *Listener) UDP() bool { return isUDP(l.Address) }
 // A Proxy is what speaks the PROXY protocol in front of a listener, on every
 // connection.
 type Proxy struct {
-	From []netip.Prefix // where from; nobody else may connect
+	From []netip.Prefix `yaml:"from"` // where from; nobody else may connect
 }
 
 // Limits bound what clients can take. A count is at least 1, or -1 for no
 // limit, and a duration more than 0, but for Tunnels.
 type Limits struct {
-	MaxTunnels              int           // open at once; 0 means as many as there are descriptors for
-	MaxPendingConnections   int           // connections without a route yet
-	MaxPendingPerClient     int           // of them, of one client: an IPv4 address or IPv6 /64
-	MaxConnectionsPerClient int           // connections of one client, and as many tunnels
-	ConnectionRatePerClient int           // connections a second of one client
-	FirstByteTimeout        time.Duration // from accept to the first byte
-	HandshakeTimeout        time.Duration // from the first byte to the whole preamble
-	IdleTimeout             time.Duration // of a tunnel, without a byte either way
-	UDPIdleTimeout          time.Duration // of a session of UDP, without a datagram either way
-	HalfClosedTimeout       time.Duration // of a tunnel, silent with one side closed
-	ConnectTimeout          time.Duration // of one address
-	ConnectTotalTimeout     time.Duration // of all addresses of a request
-	Memory                  Memory        // of the process
+	MaxTunnels              int           `yaml:"maxTunnels"`                    // open at once; 0 means as many as there are descriptors for
+	MaxPendingConnections   int           `yaml:"maxPendingConnections,limit"`   // connections without a route yet
+	MaxPendingPerClient     int           `yaml:"maxPendingPerClient,limit"`     // of them, of one client: an IPv4 address or IPv6 /64
+	MaxConnectionsPerClient int           `yaml:"maxConnectionsPerClient,limit"` // connections of one client, and as many tunnels
+	ConnectionRatePerClient int           `yaml:"connectionRatePerClient,limit"` // connections a second of one client
+	FirstByteTimeout        time.Duration `yaml:"firstByteTimeout,min=1ms"`      // from accept to the first byte
+	HandshakeTimeout        time.Duration `yaml:"handshakeTimeout,min=1ms"`      // from the first byte to the whole preamble
+	IdleTimeout             time.Duration `yaml:"idleTimeout,min=1ms"`           // of a tunnel, without a byte either way
+	UDPIdleTimeout          time.Duration `yaml:"udpIdleTimeout,min=1ms"`        // of a session of UDP, without a datagram either way
+	HalfClosedTimeout       time.Duration `yaml:"halfClosedTimeout,min=1ms"`     // of a tunnel, silent with one side closed
+	ConnectTimeout          time.Duration `yaml:"connectTimeout,min=1ms"`        // of one address
+	ConnectTotalTimeout     time.Duration `yaml:"connectTotalTimeout,min=1ms"`   // of all addresses of a request
+	Memory                  Memory        `yaml:"memory"`                        // of the process
 }
 
 // A Memory is a limit in bytes: 0 for what the system grants the process, as
@@ -131,19 +132,31 @@ func parseSize(s string, least Memory) (Memory, error) {
 	return 0, fmt.Errorf("%q is not a size such as 512MiB", clip(s))
 }
 
+// decode reads what ParseMemory reads.
+func (m *Memory) decode(d *decoder, n *yaml.Node, key string) {
+	s, ok := d.text(n, key)
+	if !ok {
+		return
+	}
+	var err error
+	if *m, err = ParseMemory(s); err != nil {
+		d.errorf(n, "write it as 512MiB or 2GiB; auto takes nine tenths of the cgroup's", "%s: %v", key, err)
+	}
+}
+
 // leastMemory is less than any gateway gets by with.
 const leastMemory = 16 << 20
 
 // Drain is how the gateway stops.
 type Drain struct {
-	Delay   time.Duration // not ready, still accepting
-	Timeout time.Duration // from the signal until tunnels are aborted
+	Delay   time.Duration `yaml:"delay"`   // not ready, still accepting
+	Timeout time.Duration `yaml:"timeout"` // from the signal until tunnels are aborted
 }
 
 // Log is where and how much is logged.
 type Log struct {
-	Format string // "text" or "json"
-	Level  slog.Level
+	Format string     `yaml:"format"` // "text" or "json"
+	Level  slog.Level `yaml:"level"`
 }
 
 // Default returns the configuration of an empty file.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"regexp"
 	"strconv"
 	"strings"
@@ -322,12 +321,6 @@ func (d *decoder) integer(n *yaml.Node, what string, least, most int) (int, bool
 		return 0, false
 	}
 	return v, true
-}
-
-func (d *decoder) count(n *yaml.Node, what string, least int, to *int) {
-	if v, ok := d.integer(n, what, least, math.MaxInt32); ok {
-		*to = v
-	}
 }
 
 func (d *decoder) duration(n *yaml.Node, what string, least time.Duration, to *time.Duration) {

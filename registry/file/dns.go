@@ -15,21 +15,21 @@ import (
 // A DNS is what is answered by DNS. What is read of its files is taken up
 // while it runs.
 type DNS struct {
-	Listeners   []DNSListener
-	Certificate KeyPair // of those by TLS and HTTPS; zero if there are none
+	Listeners   []DNSListener `yaml:"listen"`
+	Certificate KeyPair       `yaml:"tls"` // of those by TLS and HTTPS; zero if there are none
 
-	Zones       []string      // its own; empty means the mesh's and svc.clusterset.local
-	TTL         time.Duration // of the table's answers
-	NegativeTTL time.Duration
+	Zones       []string      `yaml:"zones"` // its own; empty means the mesh's and svc.clusterset.local
+	TTL         time.Duration `yaml:"ttl"`   // of the table's answers
+	NegativeTTL time.Duration `yaml:"negativeTTL"`
 
-	Upstreams        []DNSUpstream  // that are asked for the rest; empty means those of resolv.conf
-	Forward          []DNSForward   // zones with others
-	PrivateZones     []string       // zones that may have private addresses, beside those of Forward
-	VIPNetworks      []string       // networks whose clients are told the VIPs of services
-	RecursionClients []netip.Prefix // clients that may ask for the names of others
-	RateLimitExempt  []netip.Prefix // clients for which RateLimit does not hold
-	RateLimit        int            // responses a second by UDP to a network; -1 for no limit
-	Cache            DNSCache
+	Upstreams        []DNSUpstream  `yaml:"upstreams"`        // that are asked for the rest; empty means those of resolv.conf
+	Forward          []DNSForward   `yaml:"forward"`          // zones with others
+	PrivateZones     []string       `yaml:"privateZones"`     // zones that may have private addresses, beside those of Forward
+	VIPNetworks      []string       `yaml:"vipNetworks"`      // networks whose clients are told the VIPs of services
+	RecursionClients []netip.Prefix `yaml:"recursionClients"` // clients that may ask for the names of others
+	RateLimitExempt  []netip.Prefix `yaml:"rateLimitExempt"`  // clients for which RateLimit does not hold
+	RateLimit        int            `yaml:"rateLimit,limit"`  // responses a second by UDP to a network; -1 for no limit
+	Cache            DNSCache       `yaml:"cache"`
 }
 
 // DNSTransports are what a DNSListener may speak.
@@ -38,8 +38,8 @@ var DNSTransports = []string{"udp", "tcp", "tls", "https"}
 // A DNSListener is where questions are taken.
 type DNSListener struct {
 	Transport string // of DNSTransports
-	Address   string // host:port; no host means every address of this machine
-	View      string // the network of all who ask here; "" means that of their address
+	Address   string `yaml:"address"` // host:port; no host means every address of this machine
+	View      string `yaml:"view"`    // the network of all who ask here; "" means that of their address
 }
 
 func (l DNSListener) String() string { return l.Transport + "://" + l.Address }
@@ -61,16 +61,16 @@ type DNSUpstream struct {
 
 // A DNSForward is a zone that has resolvers of its own.
 type DNSForward struct {
-	Zone      string
-	Upstreams []DNSUpstream
+	Zone      string        `yaml:"zone"`
+	Upstreams []DNSUpstream `yaml:"upstreams"`
 }
 
 // A DNSCache is how much of others' answers is kept, and how long.
 type DNSCache struct {
-	Size     Memory // of all answers, about
-	MinTTL   time.Duration
-	MaxTTL   time.Duration
-	MaxStale time.Duration // that an answer is served after its time, where there is no better
+	Size     Memory        `yaml:"size"` // of all answers, about
+	MinTTL   time.Duration `yaml:"minTTL"`
+	MaxTTL   time.Duration `yaml:"maxTTL,min=1s"`
+	MaxStale time.Duration `yaml:"maxStale"` // that an answer is served after its time, where there is no better
 }
 
 func defaultDNS() *DNS {
@@ -82,7 +82,7 @@ func defaultDNS() *DNS {
 
 // A dnsAt is where the file says what of DNS.
 type dnsAt struct {
-	node, tls        *yaml.Node
+	node             *yaml.Node
 	pair             pairAt
 	listeners, views []*yaml.Node
 	vips             []*yaml.Node
@@ -90,10 +90,9 @@ type dnsAt struct {
 	forward          []*yaml.Node
 	upstreams        []*yaml.Node // as those of all, those of zones
 	addresses        []string     // of upstreams
-	needsRecursion   map[string]*yaml.Node
 }
 
-var dnsFields = []field[DNS]{
+var dnsFields = fieldsOf([]field[DNS]{
 	{"listen", func(d *decoder, n *yaml.Node, to *DNS) {
 		d.list(n, "listen", func(n *yaml.Node) {
 			l := DNSListener{}
@@ -112,7 +111,6 @@ var dnsFields = []field[DNS]{
 		}
 	}},
 	{"tls", func(d *decoder, n *yaml.Node, _ *DNS) {
-		d.at.dns.tls = n
 		object(d, n, "tls", pairFields, &d.at.dns.pair)
 		d.need(n, "tls", "certificateFile")
 		d.need(n, "tls", "keyFile")
@@ -123,14 +121,8 @@ var dnsFields = []field[DNS]{
 			d.errorf(n, "leave the key out for the mesh's", "zones is empty")
 		}
 	}},
-	durationField("ttl", 0, func(c *DNS) *time.Duration { return &c.TTL }),
-	durationField("negativeTTL", 0, func(c *DNS) *time.Duration { return &c.NegativeTTL }),
-	{"upstreams", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.at.dns.needs("upstreams", n)
-		d.upstreams(n, &to.Upstreams)
-	}},
+	{"upstreams", func(d *decoder, n *yaml.Node, to *DNS) { d.upstreams(n, &to.Upstreams) }},
 	{"forward", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.at.dns.needs("forward", n)
 		d.list(n, "forward", func(n *yaml.Node) {
 			var f DNSForward
 			d.at.dns.forward = append(d.at.dns.forward, n)
@@ -141,7 +133,6 @@ var dnsFields = []field[DNS]{
 		})
 	}},
 	{"privateZones", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.at.dns.needs("privateZones", n)
 		var at []*yaml.Node
 		d.zones(n, "privateZones", &to.PrivateZones, &at)
 	}},
@@ -159,14 +150,13 @@ var dnsFields = []field[DNS]{
 	{"rateLimitExempt", func(d *decoder, n *yaml.Node, to *DNS) {
 		d.sources(n, "rateLimitExempt", &to.RateLimitExempt, "list the resolvers that ask for many clients, or write rateLimit: -1", "is everybody")
 	}},
-	limitField("rateLimit", func(c *DNS) *int { return &c.RateLimit }),
-	{"cache", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.at.dns.needs("cache", n)
-		object(d, n, "cache", dnsCacheFields, &to.Cache)
-	}},
+})
+
+func (c *DNSCache) decode(d *decoder, n *yaml.Node, key string) {
+	object(d, n, key, dnsCacheFields, c)
 }
 
-var dnsListenerFields = []field[DNSListener]{
+var dnsListenerFields = fieldsOf([]field[DNSListener]{
 	{"address", func(d *decoder, n *yaml.Node, to *DNSListener) {
 		d.at.dns.listeners[len(d.at.dns.listeners)-1] = n
 		d.dnsAddress(n, to)
@@ -177,17 +167,17 @@ var dnsListenerFields = []field[DNSListener]{
 			d.at.dns.views[len(d.at.dns.views)-1] = n
 		}
 	}},
-}
+})
 
-var dnsForwardFields = []field[DNSForward]{
+var dnsForwardFields = fieldsOf([]field[DNSForward]{
 	{"zone", func(d *decoder, n *yaml.Node, to *DNSForward) {
 		d.at.dns.forward[len(d.at.dns.forward)-1] = n
 		to.Zone, _ = d.zone(n)
 	}},
 	{"upstreams", func(d *decoder, n *yaml.Node, to *DNSForward) { d.upstreams(n, &to.Upstreams) }},
-}
+})
 
-var dnsCacheFields = []field[DNSCache]{
+var dnsCacheFields = fieldsOf([]field[DNSCache]{
 	{"size", func(d *decoder, n *yaml.Node, to *DNSCache) {
 		s, ok := d.text(n, "size")
 		if !ok {
@@ -200,22 +190,10 @@ var dnsCacheFields = []field[DNSCache]{
 		}
 		to.Size = size
 	}},
-	durationField("minTTL", 0, func(c *DNSCache) *time.Duration { return &c.MinTTL }),
-	durationField("maxTTL", time.Second, func(c *DNSCache) *time.Duration { return &c.MaxTTL }),
-	durationField("maxStale", 0, func(c *DNSCache) *time.Duration { return &c.MaxStale }),
-}
+})
 
 // leastCache is less than a cache of any use.
 const leastCache = 1 << 20
-
-// needs notes a key that is of no effect where nobody may ask for the names of
-// others.
-func (at *dnsAt) needs(key string, n *yaml.Node) {
-	if at.needsRecursion == nil {
-		at.needsRecursion = map[string]*yaml.Node{}
-	}
-	at.needsRecursion[key] = n
-}
 
 func (d *decoder) dns(n *yaml.Node, c *Config) {
 	d.at.dns.node = n

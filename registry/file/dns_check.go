@@ -22,7 +22,7 @@ func (d *decoder) checkDNS(taken []place) {
 		}
 		if l.Transport == "tls" || l.Transport == "https" {
 			secure = true
-			if at.tls == nil {
+			if valueOf(at.node, "tls") == nil {
 				d.errorf(n, "add tls: {certificateFile: ..., keyFile: ...} to dns", "%s needs a certificate", l)
 			}
 		}
@@ -34,8 +34,8 @@ func (d *decoder) checkDNS(taken []place) {
 		}
 		taken = append(taken, place{l.place(), n})
 	}
-	if at.tls != nil && !secure {
-		d.errorf(at.tls, "add tls://:853 or https://:443/dns-query to listen, or leave it out", "tls has no effect: nothing is listened to by TLS or HTTPS")
+	if n := valueOf(at.node, "tls"); n != nil && !secure {
+		d.errorf(n, "add tls://:853 or https://:443/dns-query to listen, or leave it out", "tls has no effect: nothing is listened to by TLS or HTTPS")
 	}
 	d.checkDNSViews(c)
 	d.checkDNSForward(c)
@@ -49,7 +49,7 @@ func (d *decoder) checkDNS(taken []place) {
 		}
 	}
 	if c.Cache.MinTTL > c.Cache.MaxTTL {
-		d.errorf(at.needsRecursion["cache"], "", "minTTL %v is longer than maxTTL %v", c.Cache.MinTTL, c.Cache.MaxTTL)
+		d.errorf(valueOf(at.node, "cache"), "", "minTTL %v is longer than maxTTL %v", c.Cache.MinTTL, c.Cache.MaxTTL)
 	}
 }
 
@@ -89,7 +89,11 @@ func (d *decoder) checkDNSForward(c *DNS) {
 	if len(c.RecursionClients) > 0 || has(at.node, "recursionClients") {
 		return
 	}
-	for key, n := range at.needsRecursion {
+	for _, key := range []string{"upstreams", "forward", "privateZones", "cache"} {
+		n := valueOf(at.node, key)
+		if n == nil {
+			continue
+		}
 		d.errorf(n, "add recursionClients: [10.0.0.0/8], the ranges of your own clients", "%s has no effect: nobody may ask for the names of others", key)
 	}
 }
@@ -131,7 +135,7 @@ func (c *Config) defaultZones() []string {
 // readDNSFiles reads the certificate and the key, and returns what they
 // contain.
 func (d *decoder) readDNSFiles(path string) (all [][]byte) {
-	if d.cfg.DNS == nil || d.at.dns.tls == nil {
+	if d.cfg.DNS == nil || valueOf(d.at.dns.node, "tls") == nil {
 		return nil
 	}
 	d.cfg.DNS.Certificate, _ = d.pair(path, "dns", d.at.dns.pair, &all)

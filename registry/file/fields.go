@@ -1,8 +1,6 @@
 package file
 
 import (
-	"log/slog"
-	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -21,9 +19,9 @@ type positions struct {
 	admin      *yaml.Node
 	services   []*serviceAt
 	hops       []hopAt
-	ports      servicePortsAt
+	ports      *yaml.Node
 	vips       vipsAt
-	kubernetes kubernetesAt
+	kubernetes *yaml.Node
 	mesh       meshAt
 	dns        dnsAt
 }
@@ -86,7 +84,10 @@ var configFields = []field[Config]{
 	{"servicePorts", func(d *decoder, n *yaml.Node, c *Config) { d.servicePorts(n, c) }},
 	{"vips", func(d *decoder, n *yaml.Node, c *Config) { d.vips(n, c) }},
 	{"dns", func(d *decoder, n *yaml.Node, c *Config) { d.dns(n, c) }},
-	{"kubernetes", func(d *decoder, n *yaml.Node, c *Config) { d.kubernetes(n, c) }},
+	{"kubernetes", func(d *decoder, n *yaml.Node, c *Config) {
+		c.Kubernetes = &Kubernetes{}
+		c.Kubernetes.decode(d, n, "kubernetes")
+	}},
 	{"admin", func(d *decoder, n *yaml.Node, c *Config) {
 		d.at.admin = n
 		d.adminAddress(n, &c.Admin)
@@ -132,13 +133,14 @@ func keyOf(n *yaml.Node, key string) *yaml.Node {
 	return n
 }
 
-// valueOf returns the value of a key of a mapping, or nil if it has no such key.
+// valueOf returns the value of a key of a mapping. It is nil if the key is missing or has
+// no value, and if n is nil or no mapping.
 func valueOf(n *yaml.Node, key string) *yaml.Node {
-	if n.Kind != yaml.MappingNode {
+	if n == nil || n.Kind != yaml.MappingNode {
 		return nil
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
+		if n.Content[i].Value == key && !isNull(n.Content[i+1]) {
 			return n.Content[i+1]
 		}
 	}
@@ -235,70 +237,28 @@ var authFields = []field[Auth]{
 	}},
 }
 
-// countField and durationField are fields of one value.
-func countField[T any](key string, least int, at func(*T) *int) field[T] {
-	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) { d.count(n, key, least, at(to)) }}
-}
-
-// limitField is a count for which -1 means no limit.
-func limitField[T any](key string, at func(*T) *int) field[T] {
-	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) {
-		if v, ok := d.integer(n, key, -1, math.MaxInt32); ok && v != 0 {
-			*at(to) = v
-		} else if ok {
-			d.errorf(n, "write -1 for no limit", "%s is 0, which would let nobody in", key)
-		}
-	}}
-}
-
 func durationField[T any](key string, least time.Duration, at func(*T) *time.Duration) field[T] {
 	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) { d.duration(n, key, least, at(to)) }}
 }
 
 // The least limit on time is a millisecond: less is a slip of the unit.
-var limitsFields = []field[Limits]{
-	countField("maxTunnels", 0, func(l *Limits) *int { return &l.MaxTunnels }),
-	limitField("maxPendingConnections", func(l *Limits) *int { return &l.MaxPendingConnections }),
-	limitField("maxPendingPerClient", func(l *Limits) *int { return &l.MaxPendingPerClient }),
-	limitField("maxConnectionsPerClient", func(l *Limits) *int { return &l.MaxConnectionsPerClient }),
-	limitField("connectionRatePerClient", func(l *Limits) *int { return &l.ConnectionRatePerClient }),
-	durationField("firstByteTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.FirstByteTimeout }),
-	durationField("handshakeTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.HandshakeTimeout }),
-	durationField("idleTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.IdleTimeout }),
-	durationField("udpIdleTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.UDPIdleTimeout }),
-	durationField("halfClosedTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.HalfClosedTimeout }),
-	durationField("connectTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.ConnectTimeout }),
-	durationField("connectTotalTimeout", time.Millisecond, func(l *Limits) *time.Duration { return &l.ConnectTotalTimeout }),
-	{"memory", func(d *decoder, n *yaml.Node, to *Limits) {
-		s, ok := d.text(n, "memory")
-		if !ok {
-			return
-		}
-		var err error
-		if to.Memory, err = ParseMemory(s); err != nil {
-			d.errorf(n, "write it as 512MiB or 2GiB; auto takes nine tenths of the cgroup's", "memory: %v", err)
-		}
-	}},
-}
+var (
+	limitsFields = fieldsOf[Limits](nil)
+	drainFields  = fieldsOf[Drain](nil)
+)
 
-var drainFields = []field[Drain]{
-	durationField("delay", 0, func(l *Drain) *time.Duration { return &l.Delay }),
-	durationField("timeout", 0, func(l *Drain) *time.Duration { return &l.Timeout }),
-}
-
-var logFields = []field[Log]{
+var logFields = fieldsOf([]field[Log]{
 	{"format", func(d *decoder, n *yaml.Node, to *Log) {
 		if s, ok := d.word(n, "format", "text", "json"); ok {
 			to.Format = s
 		}
 	}},
 	{"level", func(d *decoder, n *yaml.Node, to *Log) {
-		levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
 		if s, ok := d.word(n, "level", "debug", "info", "warn", "error"); ok {
-			to.Level = levels[s]
+			_ = to.Level.UnmarshalText([]byte(s)) // knows these words
 		}
 	}},
-}
+})
 
 var proxyFields = []field[Proxy]{
 	{"from", func(d *decoder, n *yaml.Node, to *Proxy) {

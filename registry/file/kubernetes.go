@@ -12,19 +12,19 @@ import (
 
 // Kubernetes says what is learnt from Kubernetes, and what is told to it.
 type Kubernetes struct {
-	Kubeconfig string   // path; "" means the pod's own service account
-	Context    string   // of the kubeconfig; "" means its current one
-	Namespaces []string // what is looked at; empty means the whole cluster
+	Kubeconfig string   `yaml:"kubeconfig"` // path; "" means the pod's own service account
+	Context    string   `yaml:"context"`    // of the kubeconfig; "" means its current one
+	Namespaces []string `yaml:"namespaces"` // what is looked at; empty means the whole cluster
 
-	Discovery    *Discovery  // nil means that services are not looked for
-	GatewayAPI   *GatewayAPI // nil means that nothing is served of it
-	MultiCluster bool        // ServiceExports are taken up, and ServiceImports kept
+	Discovery    *Discovery  `yaml:"discovery"`    // nil means that services are not looked for
+	GatewayAPI   *GatewayAPI `yaml:"gatewayAPI"`   // nil means that nothing is served of it
+	MultiCluster bool        `yaml:"multiCluster"` // ServiceExports are taken up, and ServiceImports kept
 
-	Leader Object // of the Lease among those who write statuses
+	Leader Object `yaml:"leader"` // of the Lease among those who write statuses
 
 	// State is the beginning of the paths of files that keep what was learnt, for a
 	// start while the API server is away; "" keeps nothing.
-	State string
+	State string `yaml:"state"`
 }
 
 // An Object is what a namespaced object is called.
@@ -32,41 +32,41 @@ type Object struct{ Namespace, Name string }
 
 // Discovery says which Services become services.
 type Discovery struct {
-	Network  string   // that their endpoints are in; "" means the cluster's name
-	Zone     string   // that the gateway is in, for topology hints; "" means that they count for nothing
-	Allow    []string // NAMESPACE/NAME, with * and ?, of what annotations may expose; empty means everything
-	Deny     []string // likewise, of what they may not, whatever Allow says
-	Suffixes []Suffix // that annotations may take names of; empty means none
-	Prefer   string   // "ipv4", "ipv6" or "both", of pods that have both; "" means each Service's first
-	PodCIDRs bool     // what Nodes have for their pods is of Network. Not where several clusters have the same
-	Gateways []string // namespaces whose Services may say that they are gateways; empty means culvert-system
-	Clusters string   // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
+	Network  string   `yaml:"network"`           // that their endpoints are in; "" means the cluster's name
+	Zone     string   `yaml:"zone"`              // that the gateway is in, for topology hints; "" means that they count for nothing
+	Allow    []string `yaml:"allow"`             // NAMESPACE/NAME, with * and ?, of what annotations may expose; empty means everything
+	Deny     []string `yaml:"deny"`              // likewise, of what they may not, whatever Allow says
+	Suffixes []Suffix `yaml:"suffixes"`          // that annotations may take names of; empty means none
+	Prefer   string   `yaml:"prefer"`            // "ipv4", "ipv6" or "both", of pods that have both; "" means each Service's first
+	PodCIDRs bool     `yaml:"podCIDRs"`          // what Nodes have for their pods is of Network. Not where several clusters have the same
+	Gateways []string `yaml:"gatewayNamespaces"` // namespaces whose Services may say that they are gateways; empty means culvert-system
+	Clusters string   `yaml:"clusters"`          // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
 
-	ExternalNames bool     // annotations may expose Services of the type ExternalName
-	ExportedTo    []string // networks that exports open a Service to, beside those of the clusters; "*" means everyone
+	ExternalNames bool     `yaml:"externalNames"` // annotations may expose Services of the type ExternalName
+	ExportedTo    []string `yaml:"exportedTo"`    // networks that exports open a Service to, beside those of the clusters; "*" means everyone
 }
 
 // A Suffix is a domain that Services may take names of.
 type Suffix struct {
-	Domain     string   // itself, and what is below it
-	Namespaces []string // that may, with * and ?; empty means all
+	Domain     string   `yaml:"suffix"`     // itself, and what is below it
+	Namespaces []string `yaml:"namespaces"` // that may, with * and ?; empty means all
 }
 
 // GatewayAPI says which Gateways are served, and where.
 type GatewayAPI struct {
-	ControllerName string          // of the GatewayClasses
-	Addresses      []PublicAddress // to listen at; empty means every address, all Gateways together
-	Service        Object          // whose addresses are those of Gateways; zero means none's
+	ControllerName string          `yaml:"controllerName"` // of the GatewayClasses
+	Addresses      []PublicAddress `yaml:"addresses"`      // to listen at; empty means every address, all Gateways together
+	Service        Object          `yaml:"service"`        // whose addresses are those of Gateways; zero means none's
 
 	// InfrastructureKeys are DOMAIN/NAME, with * and ?, of labels and annotations of
 	// infrastructure that ServiceAccounts of Gateways may have, beside those without a domain.
-	InfrastructureKeys []string
+	InfrastructureKeys []string `yaml:"infrastructureKeys"`
 }
 
 // A PublicAddress is an address to listen at, and what others know it by.
 type PublicAddress struct {
-	Address netip.Addr // the zero Addr means every address
-	Public  netip.Addr // the zero Addr means as Address
+	Address netip.Addr `yaml:"address"` // the zero Addr means every address
+	Public  netip.Addr `yaml:"public"`  // the zero Addr means as Address
 }
 
 // DefaultControllerName is that of a GatewayAPI that names no other.
@@ -75,39 +75,19 @@ const DefaultControllerName = "culvert.dev/gateway"
 // defaultLeader is the Lease where the file names no other.
 var defaultLeader = Object{"culvert-system", "culvert"}
 
-// kubernetesAt is where kubernetes stands.
-type kubernetesAt struct {
-	node, network, multi *yaml.Node
-}
-
-var kubernetesFields = []field[Kubernetes]{
-	{"kubeconfig", func(d *decoder, n *yaml.Node, to *Kubernetes) { to.Kubeconfig, _ = d.text(n, "kubeconfig") }},
-	{"context", func(d *decoder, n *yaml.Node, to *Kubernetes) { to.Context, _ = d.text(n, "context") }},
+var kubernetesFields = fieldsOf([]field[Kubernetes]{
 	{"namespaces", func(d *decoder, n *yaml.Node, to *Kubernetes) {
 		d.namespaces(n, "namespaces", "the whole cluster", &to.Namespaces)
 	}},
-	{"discovery", func(d *decoder, n *yaml.Node, to *Kubernetes) {
-		to.Discovery = &Discovery{}
-		object(d, n, "discovery", discoveryFields, to.Discovery)
-	}},
-	{"gatewayAPI", func(d *decoder, n *yaml.Node, to *Kubernetes) {
-		to.GatewayAPI = &GatewayAPI{ControllerName: DefaultControllerName}
-		object(d, n, "gatewayAPI", gatewayAPIFields, to.GatewayAPI)
-	}},
-	{"multiCluster", func(d *decoder, n *yaml.Node, to *Kubernetes) {
-		d.at.kubernetes.multi = n
-		d.boolean(n, "multiCluster", &to.MultiCluster)
-	}},
-	{"leader", func(d *decoder, n *yaml.Node, to *Kubernetes) { d.object(n, "leader", &to.Leader) }},
-	{"state", func(d *decoder, n *yaml.Node, to *Kubernetes) { to.State, _ = d.text(n, "state") }},
+})
+
+func (k *Kubernetes) decode(d *decoder, n *yaml.Node, key string) {
+	d.at.kubernetes = n
+	k.Leader = defaultLeader
+	object(d, n, key, kubernetesFields, k)
 }
 
-var discoveryFields = []field[Discovery]{
-	{"network", func(d *decoder, n *yaml.Node, to *Discovery) {
-		d.at.kubernetes.network = n
-		to.Network, _ = d.text(n, "network")
-	}},
-	{"zone", func(d *decoder, n *yaml.Node, to *Discovery) { to.Zone, _ = d.text(n, "zone") }},
+var discoveryFields = fieldsOf([]field[Discovery]{
 	{"allow", func(d *decoder, n *yaml.Node, to *Discovery) { d.objects(n, "allow", &to.Allow) }},
 	{"deny", func(d *decoder, n *yaml.Node, to *Discovery) { d.objects(n, "deny", &to.Deny) }},
 	{"suffixes", func(d *decoder, n *yaml.Node, to *Discovery) {
@@ -125,9 +105,6 @@ var discoveryFields = []field[Discovery]{
 			}
 		})
 	}},
-	{"externalNames", func(d *decoder, n *yaml.Node, to *Discovery) {
-		d.boolean(n, "externalNames", &to.ExternalNames)
-	}},
 	{"exportedTo", func(d *decoder, n *yaml.Node, to *Discovery) {
 		d.list(n, "exportedTo", func(n *yaml.Node) {
 			if s, ok := d.text(n, "a network"); ok {
@@ -138,23 +115,26 @@ var discoveryFields = []field[Discovery]{
 	{"prefer", func(d *decoder, n *yaml.Node, to *Discovery) {
 		to.Prefer, _ = d.word(n, "prefer", "ipv4", "ipv6", "both")
 	}},
-	{"podCIDRs", func(d *decoder, n *yaml.Node, to *Discovery) { d.boolean(n, "podCIDRs", &to.PodCIDRs) }},
 	{"gatewayNamespaces", func(d *decoder, n *yaml.Node, to *Discovery) {
 		d.namespaces(n, "gatewayNamespaces", "culvert-system", &to.Gateways)
 	}},
 	{"clusters", func(d *decoder, n *yaml.Node, to *Discovery) {
 		to.Clusters, _ = d.label(n, "the namespace of clusters")
 	}},
+})
+
+func (c *Discovery) decode(d *decoder, n *yaml.Node, key string) {
+	object(d, n, key, discoveryFields, c)
 }
 
-var suffixFields = []field[Suffix]{
+var suffixFields = fieldsOf([]field[Suffix]{
 	{"suffix", func(d *decoder, n *yaml.Node, to *Suffix) { d.suffix(n, &to.Domain) }},
 	{"namespaces", func(d *decoder, n *yaml.Node, to *Suffix) {
 		d.patterns(n, "namespaces", 0, `write "shop" or "team-*"`, "a namespace", &to.Namespaces)
 	}},
-}
+})
 
-var gatewayAPIFields = []field[GatewayAPI]{
+var gatewayAPIFields = fieldsOf([]field[GatewayAPI]{
 	{"controllerName", func(d *decoder, n *yaml.Node, to *GatewayAPI) {
 		s, ok := d.text(n, "controllerName")
 		if ok && !strings.Contains(s, "/") {
@@ -181,24 +161,20 @@ var gatewayAPIFields = []field[GatewayAPI]{
 			to.Addresses = append(to.Addresses, a)
 		})
 	}},
-	{"service", func(d *decoder, n *yaml.Node, to *GatewayAPI) { d.object(n, "service", &to.Service) }},
 	{"infrastructureKeys", func(d *decoder, n *yaml.Node, to *GatewayAPI) {
 		d.patterns(n, "infrastructureKeys", 1, `write "example.com/*" or "example.com/team"`, "DOMAIN/NAME", &to.InfrastructureKeys)
 	}},
+})
+
+func (g *GatewayAPI) decode(d *decoder, n *yaml.Node, key string) {
+	g.ControllerName = DefaultControllerName
+	object(d, n, key, gatewayAPIFields, g)
 }
 
-var publicAddressFields = []field[PublicAddress]{
+var publicAddressFields = fieldsOf([]field[PublicAddress]{
 	{"address", func(d *decoder, n *yaml.Node, to *PublicAddress) { d.address(n, &to.Address) }},
-	{"public", func(d *decoder, n *yaml.Node, to *PublicAddress) {
-		d.address(n, &to.Public)
-	}},
-}
-
-func (d *decoder) kubernetes(n *yaml.Node, c *Config) {
-	d.at.kubernetes.node = n
-	c.Kubernetes = &Kubernetes{Leader: defaultLeader}
-	object(d, n, "kubernetes", kubernetesFields, c.Kubernetes)
-}
+	{"public", func(d *decoder, n *yaml.Node, to *PublicAddress) { d.address(n, &to.Public) }},
+})
 
 // namespaces reads a list of them. Without the key it is otherwise.
 func (d *decoder) namespaces(n *yaml.Node, what, otherwise string, to *[]string) {
@@ -229,18 +205,18 @@ func (d *decoder) address(n *yaml.Node, to *netip.Addr) {
 	}
 }
 
-// object reads NAMESPACE/NAME.
-func (d *decoder) object(n *yaml.Node, what string, to *Object) {
-	s, ok := d.text(n, what)
+// decode reads NAMESPACE/NAME.
+func (o *Object) decode(d *decoder, n *yaml.Node, key string) {
+	s, ok := d.text(n, key)
 	if !ok {
 		return
 	}
 	namespace, name, found := strings.Cut(s, "/")
 	if !found || namespace == "" || name == "" || strings.Contains(name, "/") {
-		d.errorf(n, "write it as culvert-system/culvert", "%s %q is not NAMESPACE/NAME", what, clip(s))
+		d.errorf(n, "write it as culvert-system/culvert", "%s %q is not NAMESPACE/NAME", key, clip(s))
 		return
 	}
-	*to = Object{namespace, name}
+	*o = Object{namespace, name}
 }
 
 // suffix reads a domain.
@@ -282,21 +258,21 @@ func (d *decoder) patterns(n *yaml.Node, what string, slashes int, hint, of stri
 
 // checkKubernetes finds what of it can't work with the rest.
 func (d *decoder) checkKubernetes() {
-	k, at := d.cfg.Kubernetes, &d.at.kubernetes
-	if k == nil || at.node.Kind != yaml.MappingNode {
+	k, at := d.cfg.Kubernetes, d.at.kubernetes
+	if k == nil || at.Kind != yaml.MappingNode {
 		return
 	}
 	if k.Discovery == nil && k.GatewayAPI == nil {
-		d.errorf(at.node, "add discovery: {}, or gatewayAPI: {}, or both", "kubernetes has nothing to do")
+		d.errorf(at, "add discovery: {}, or gatewayAPI: {}, or both", "kubernetes has nothing to do")
 	}
 	if k.MultiCluster && k.Discovery == nil {
-		d.errorf(at.multi, "add discovery: {}", "multiCluster needs the services of the clusters")
+		d.errorf(valueOf(at, "multiCluster"), "add discovery: {}", "multiCluster needs the services of the clusters")
 	}
 	if k.Discovery == nil {
 		return
 	}
 	if d.cfg.Cluster == "" {
-		d.errorf(at.node, "add cluster to the configuration", "discovery makes names of the cluster's id, which it has none")
+		d.errorf(at, "add cluster to the configuration", "discovery makes names of the cluster's id, which it has none")
 	}
 	if k.Discovery.Network == "" {
 		k.Discovery.Network = d.cfg.Cluster

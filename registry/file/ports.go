@@ -13,21 +13,17 @@ import (
 
 // ServicePorts are ports to give to services, one to each.
 type ServicePorts struct {
-	Range      registry.PortRange
-	Address    netip.Addr    // to listen at; the zero Addr means every address of this machine
-	State      string        // path of the file that keeps who has which port
-	ReuseAfter time.Duration // how long nobody else gets the port of a service that is gone
+	Range      registry.PortRange `yaml:"range"`
+	Address    netip.Addr         `yaml:"address"`            // to listen at; the zero Addr means every address of this machine
+	State      string             `yaml:"state"`              // path of the file that keeps who has which port
+	ReuseAfter time.Duration      `yaml:"reuseAfter,min=1ms"` // how long nobody else gets the port of a service that is gone
 }
 
 // defaultReuseAfter is the default of ReuseAfter.
 const defaultReuseAfter = 24 * time.Hour
 
-// servicePortsAt is where servicePorts stand.
-type servicePortsAt struct{ rng, address *yaml.Node }
-
-var servicePortsFields = []field[ServicePorts]{
+var servicePortsFields = fieldsOf([]field[ServicePorts]{
 	{"range", func(d *decoder, n *yaml.Node, to *ServicePorts) {
-		d.at.ports.rng = n
 		s, ok := d.text(n, "range")
 		if !ok {
 			return
@@ -38,7 +34,6 @@ var servicePortsFields = []field[ServicePorts]{
 		}
 	}},
 	{"address", func(d *decoder, n *yaml.Node, to *ServicePorts) {
-		d.at.ports.address = n
 		s, ok := d.text(n, "address")
 		if !ok {
 			return
@@ -54,11 +49,10 @@ var servicePortsFields = []field[ServicePorts]{
 		}
 		to.Address = a.Unmap()
 	}},
-	{"state", func(d *decoder, n *yaml.Node, to *ServicePorts) { to.State, _ = d.text(n, "state") }},
-	durationField("reuseAfter", time.Millisecond, func(p *ServicePorts) *time.Duration { return &p.ReuseAfter }),
-}
+})
 
 func (d *decoder) servicePorts(n *yaml.Node, c *Config) {
+	d.at.ports = n
 	c.ServicePorts = &ServicePorts{ReuseAfter: defaultReuseAfter}
 	object(d, n, "servicePorts", servicePortsFields, c.ServicePorts)
 	d.need(n, "servicePorts", "range")
@@ -108,7 +102,7 @@ func (d *decoder) checkServicePorts() {
 	check := func(address string, n *yaml.Node) {
 		ours, ok := d.cfg.ServicePorts.listensAt(listenPort(address))
 		if ok && listenPort(address) != 0 && overlap(ours, address) {
-			d.errorf(n, "give it a port outside of the range", "%s is in the range %s of servicePorts (line %d)", address, d.cfg.ServicePorts.Range, d.at.ports.rng.Line)
+			d.errorf(n, "give it a port outside of the range", "%s is in the range %s of servicePorts (line %d)", address, d.cfg.ServicePorts.Range, valueOf(d.at.ports, "range").Line)
 		}
 	}
 	for i, l := range d.cfg.Listeners {
@@ -129,7 +123,7 @@ func (d *decoder) checkServicePorts() {
 func (d *decoder) leadsToOwnPort(ep registry.Endpoint, ports []uint16, n *yaml.Node) {
 	for _, port := range ports {
 		if ours, ok := d.cfg.ServicePorts.listensAt(port); ok && leadsTo(ep, []uint16{port}, ours) {
-			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), of which any port may be this gateway's", ep, d.cfg.ServicePorts.Range, d.at.ports.rng.Line)
+			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), of which any port may be this gateway's", ep, d.cfg.ServicePorts.Range, valueOf(d.at.ports, "range").Line)
 			return
 		}
 	}

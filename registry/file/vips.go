@@ -12,18 +12,18 @@ import (
 
 // VIPs are addresses to give to services, one of each range to one.
 type VIPs struct {
-	Ranges     []netip.Prefix // at most one of a family
-	State      string         // path of the file that keeps who has which address
-	ReuseAfter time.Duration  // how long nobody else gets the addresses of a service that is gone
+	Ranges     []netip.Prefix `yaml:"ranges"`             // at most one of a family
+	State      string         `yaml:"state"`              // path of the file that keeps who has which address
+	ReuseAfter time.Duration  `yaml:"reuseAfter,min=1ms"` // how long nobody else gets the addresses of a service that is gone
 }
 
 // vipsAt is where vips stand.
 type vipsAt struct {
-	node, state *yaml.Node
-	ranges      []*yaml.Node
+	node   *yaml.Node
+	ranges []*yaml.Node
 }
 
-var vipsFields = []field[VIPs]{
+var vipsFields = fieldsOf([]field[VIPs]{
 	{"ranges", func(d *decoder, n *yaml.Node, to *VIPs) {
 		d.list(n, "ranges", func(n *yaml.Node) {
 			p, ok := d.cidr(n)
@@ -45,12 +45,7 @@ var vipsFields = []field[VIPs]{
 			d.errorf(n, "leave the key out for 240.0.0.0/4 and a range of IPv6", "ranges is empty")
 		}
 	}},
-	{"state", func(d *decoder, n *yaml.Node, to *VIPs) {
-		d.at.vips.state = n
-		to.State, _ = d.text(n, "state")
-	}},
-	durationField("reuseAfter", time.Millisecond, func(p *VIPs) *time.Duration { return &p.ReuseAfter }),
-}
+})
 
 func (d *decoder) vips(n *yaml.Node, c *Config) {
 	d.at.vips.node = n
@@ -81,7 +76,7 @@ func (d *decoder) checkVIPs() {
 		return
 	}
 	if p := d.cfg.ServicePorts; p != nil && c.State != "" && d.beside(p.State) == d.beside(c.State) {
-		d.errorf(at.state, "give each a file of its own", "servicePorts keep theirs in %q, too", clip(c.State))
+		d.errorf(valueOf(at.node, "state"), "give each a file of its own", "servicePorts keep theirs in %q, too", clip(c.State))
 	}
 	if !has(at.node, "ranges") {
 		if d.cfg.Cluster == "" {
@@ -135,8 +130,8 @@ func (d *decoder) checkVIPListeners(r netip.Prefix, n *yaml.Node) {
 			check(l.Address, d.at.dns.listeners[i])
 		}
 	}
-	if p := d.cfg.ServicePorts; p != nil && d.at.ports.address != nil && r.Contains(p.Address) {
-		d.errorf(n, "choose another range, which nobody has", "range %s of vips has %s in it, which servicePorts listen at (line %d)", r, p.Address, d.at.ports.address.Line)
+	if p := d.cfg.ServicePorts; p != nil && p.Address.IsValid() && r.Contains(p.Address) {
+		d.errorf(n, "choose another range, which nobody has", "range %s of vips has %s in it, which servicePorts listen at (line %d)", r, p.Address, valueOf(d.at.ports, "address").Line)
 	}
 }
 
