@@ -233,3 +233,37 @@ func eachFile(t *testing.T, f func(path string, imports []string)) {
 		t.Fatal(err)
 	}
 }
+
+// public are the packages that another program may want. Each has an example that
+// runs as a test, and says in its documentation how stable its API is.
+var public = []string{
+	"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "registry", "dns",
+}
+
+func TestPublicPackages(t *testing.T) {
+	for _, folder := range public {
+		doc, err := os.ReadFile(filepath.Join(folder, "doc.go"))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if !strings.Contains(string(doc), "\n// # Stability\n") {
+			t.Errorf("%s/doc.go has no section \"Stability\"", folder)
+		}
+		examples, err := filepath.Glob(filepath.Join(folder, "example*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, name := range examples {
+			src, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || strings.Contains(string(src), "\nfunc Example") && strings.Contains(string(src), "// Output:")
+		}
+		if !found {
+			t.Errorf("%s has no example whose output is compared", folder)
+		}
+	}
+}

@@ -30,4 +30,9 @@
 // The package forwards no plain requests (absolute-form GET is answered 405),
 // keeps no connection for a second request, does not resolve names and does
 // not decide who may reach what: that is the Handler.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package connect

@@ -30,4 +30,9 @@
 // Both are stubs: they ask recursive resolvers and believe what is to the
 // question. Nobody here walks the tree from the root, validates DNSSEC,
 // transfers zones or takes updates.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package dns

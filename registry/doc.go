@@ -52,4 +52,9 @@
 // addresses of the answer are candidates. "localhost" is not looked up.
 //
 // The package does not dial, does not read files and does not speak DNS.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package registry

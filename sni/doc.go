@@ -35,4 +35,9 @@
 // What it does not do: decrypt, terminate, judge versions or cipher suites, or
 // open an Encrypted ClientHello. A hello with ECH is routed by its outer name;
 // a GREASE one cannot be told from it and must not be.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package sni

@@ -23,4 +23,9 @@
 // The package imports the standard library only. It does not parse any
 // protocol's preamble, does not know where names come from and does not
 // decrypt: those are the packages sni, connect and registry.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package tunnel

@@ -30,4 +30,9 @@
 //
 // The package ends no TLS: ServeConn takes any connection. It pushes nothing,
 // obeys no priorities, and answers 405 to what is not a CONNECT.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package h2

@@ -36,4 +36,9 @@
 //
 // There is no 0-RTT, no resumption, no server push, no QPACK dynamic table, no
 // datagram and no priority, and 405 is answered to what is not a CONNECT.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package h3

@@ -21,4 +21,9 @@
 // Who a caller is, its certificate says. What its header fields say (baggage,
 // forwarded, traceparent) is for logs and for the next hop; where they are
 // malformed or too long, it is as if they were not there.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package hbone

@@ -21,4 +21,9 @@
 //
 // What a header says of a certificate (the SSL TLV) is not read: an identity
 // comes from what was verified on this hop, and from nothing that is told.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package proxyproto

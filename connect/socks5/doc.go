@@ -23,4 +23,9 @@
 // Only CONNECT is done. BIND and UDP ASSOCIATE are refused, and so is SOCKS4,
 // in its own words. The package does not resolve names and does not decide who
 // may reach what: that is the Handler.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package socks5

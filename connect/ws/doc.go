@@ -56,4 +56,9 @@
 // The package speaks no HTTP/2. What a WebSocket is there (RFC 8441) is behind
 // two seams: Protocol.AdmitExtended and Dialer.Extended. It offers no
 // compression.
+//
+// # Stability
+//
+// Until version 1.0 a release may change the exported API; CHANGELOG.md lists each
+// change. From then on it follows semantic versioning.
 package ws
