@@ -39,7 +39,7 @@ func CheckAddr(addr string, allowRemote bool) error {
 func checkSocket(path string) error {
 	switch {
 	case !sockets:
-		return errors.New("a socket can't be kept to its owner on this system: listen on 127.0.0.1")
+		return errors.New("this system cannot restrict a socket to its owner: listen on 127.0.0.1")
 	case path == "":
 		return errors.New("want unix:PATH")
 	case path[0] == '@' || strings.ContainsRune(path, 0):

@@ -130,7 +130,7 @@ func (a *Admin) guard(next http.Handler) http.Handler {
 			w.Header().Set("Allow", a.methods(r))
 			text(w, http.StatusMethodNotAllowed, "only "+a.methods(r))
 		case r.ContentLength != 0:
-			text(w, http.StatusBadRequest, "no body is wanted")
+			text(w, http.StatusBadRequest, "the request must not have a body")
 		case !a.knownHost(r.Host):
 			text(w, http.StatusMisdirectedRequest, "this is not "+clean(r.Host, maxField)+": ask by IP address or as localhost")
 		case byAnotherPage(r):
@@ -226,7 +226,7 @@ func (a *Admin) json(w http.ResponseWriter, v any) {
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
 		a.log().Error("cannot encode the response", "err", err)
-		text(w, http.StatusInternalServerError, "the answer can't be encoded; the log says why")
+		text(w, http.StatusInternalServerError, "the response cannot be encoded; the log says why")
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

@@ -78,7 +78,7 @@ func TestEndpoints(t *testing.T) {
 		{"not ready but alive", notReady, "/healthz", 200, "ok\n"},
 		{"metrics", full(), "/metrics", 200, "culvert_tunnels_open 3\n"},
 		{"status", full(), "/status", 200, "{\n  \"name\": \"a\\u202e\\u009bb\",\n  \"tunnels\": 3\n}\n"},
-		{"status that can't be encoded", broken, "/status", 500, "the answer can't be encoded; the log says why\n"},
+		{"status that can't be encoded", broken, "/status", 500, "the response cannot be encoded; the log says why\n"},
 		{"explain", full(), "/explain?name=a.example.com&port=443&listener=:443", 200, "{\n  \"listener\": \":443\",\n  \"name\": \"a.example.com\",\n  \"port\": \"443\"\n}\n"},
 		{"explain, no name", full(), "/explain?port=%1b", 400, "explain: no name in map[port:[\\x1b]]\n"},
 		{"explain, bad query", full(), "/explain?name=%zz", 400, "query: invalid URL escape \"%zz\"\n"},

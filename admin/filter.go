@@ -77,12 +77,12 @@ func ParseTunnelFilter(q url.Values) (TunnelFilter, error) {
 	}
 	for key := range q {
 		if !slices.Contains(known, key) {
-			return f, fmt.Errorf("filter %q is not known; there are %s", key, strings.Join(known, ", "))
+			return f, fmt.Errorf("unknown filter %q; the filters are %s", key, strings.Join(known, ", "))
 		}
 	}
 	for _, k := range filterKeys {
 		if len(q[k.key]) > 1 && k.key != "id" {
-			return f, fmt.Errorf("filter %s is there %d times", k.key, len(q[k.key]))
+			return f, fmt.Errorf("filter %s is given %d times", k.key, len(q[k.key]))
 		}
 		for _, s := range q[k.key] {
 			if s == "" {

@@ -107,14 +107,14 @@ func TestTunnelFilter(t *testing.T) {
 // through what nobody meant.
 func TestTunnelFilterRefuses(t *testing.T) {
 	for _, tt := range []struct{ query, want string }{
-		{"servce=a", `filter "servce" is not known; there are id, service, `},
-		{"=a", `filter "" is not known`},
-		{"Service=a", `filter "Service" is not known`},
+		{"servce=a", `unknown filter "servce"; the filters are id, service, `},
+		{"=a", `unknown filter ""`},
+		{"Service=a", `unknown filter "Service"`},
 		{"service", "filter service has no value"},
 		{"service=", "filter service has no value"},
 		{"id=", "filter id has no value"},
-		{"service=a&service=b", "filter service is there 2 times"},
-		{"limit=1&limit=2", "filter limit is there 2 times"},
+		{"service=a&service=b", "filter service is given 2 times"},
+		{"limit=1&limit=2", "filter limit is given 2 times"},
 		{"id=0", "number from 1"}, {"id=-1", "number from 1"}, {"id=1.0", "number from 1"}, {"id=+1", "number from 1"}, {"id=x", "number from 1"},
 		{"id=18446744073709551616", "number from 1"}, {"id=1&id=x", "number from 1"},
 		{"source=office", "address or a range"}, {"source=192.0.2.0/33", "address or a range"}, {"source=192.0.2", "address or a range"},

@@ -61,7 +61,7 @@ func clear(ctx context.Context, path string) error {
 	case err != nil:
 		return err
 	case info.Mode().Type() != fs.ModeSocket:
-		return errors.New("the file is there already and is no socket")
+		return errors.New("the file exists and is not a socket")
 	}
 	d := net.Dialer{Timeout: time.Second}
 	c, err := d.DialContext(ctx, "unix", path)
@@ -72,7 +72,7 @@ func clear(ctx context.Context, path string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil // it was on its way out
 	case !errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("it is there already, and whether a process serves there can't be told: %w", err)
+		return fmt.Errorf("the file exists, and it cannot be determined whether a process serves there: %w", err)
 	}
 	return os.Remove(path)
 }

@@ -107,7 +107,7 @@ func TestASocketIsNotPutInPlaceOfOtherThings(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ path, want string }{
-		{"file", "is no socket"}, {"folder", "is no socket"}, {"link", "is no socket"}, {"none/admin.sock", "no such file"}, {"file/admin.sock", "not a directory"},
+		{"file", "is not a socket"}, {"folder", "is not a socket"}, {"link", "is not a socket"}, {"none/admin.sock", "no such file"}, {"file/admin.sock", "not a directory"},
 	} {
 		if ln, err := Listen(t.Context(), "unix:"+tt.path); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, %v, want %q", tt.path, ln, err, tt.want)

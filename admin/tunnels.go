@@ -83,7 +83,7 @@ func (a *Admin) tunnels(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !f.Narrows() {
-		text(w, http.StatusBadRequest, "say which: DELETE /tunnels/ID, or add a filter such as ?service=NAME")
+		text(w, http.StatusBadRequest, "name the tunnels: DELETE /tunnels/ID, or a filter such as ?service=NAME")
 		return
 	}
 	a.json(w, Closed{a.end(r, &f)})

@@ -175,7 +175,7 @@ func TestServersThatSpeakFirst(t *testing.T) {
 	try("at first")
 	for name, want := range map[string]string{
 		"mail.example.test": `it speaks first: "220 mail.example.test ready\r\n"`,
-		"down.example.test": "the connection was ended without a word",
+		"down.example.test": "the connection was closed without an answer",
 	} {
 		out, errs, code := command(t, "culvert", "probe", name, "--via", before[name], "--mode", "tcp", "--no-tls")
 		if !strings.Contains(out, want) || (code == 0) != (name == "mail.example.test") {

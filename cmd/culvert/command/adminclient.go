@@ -28,7 +28,7 @@ type adminOptions struct {
 func (o *adminOptions) add(cmd *cobra.Command) {
 	f := cmd.PersistentFlags()
 	f.StringVar(&o.addr, "admin", "", "`ADDR` of the gateway's admin port: HOST:PORT or unix:PATH")
-	f.StringVar(&o.config, "config", "", "the gateway's configuration `FILE`, to take the address from")
+	f.StringVar(&o.config, "config", "", "the gateway's configuration `FILE`, which has the address")
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 }
 
@@ -114,7 +114,7 @@ func (c *adminClient) do(ctx context.Context, method, path string, q url.Values)
 		}
 		hint := "is it running with --admin " + c.addr + "?"
 		if errors.Is(err, fs.ErrPermission) {
-			hint = "the socket is for the user that runs the gateway: ask as that user"
+			hint = "only the user of the gateway may use the socket: run the command as that user"
 		}
 		return nil, &cliError{err: fmt.Errorf("ask the gateway: %w", err), hint: hint, code: exitFailed}
 	}
@@ -128,12 +128,12 @@ func (c *adminClient) do(ctx context.Context, method, path string, q url.Values)
 		return nil, c.noAdminPort("a listener of a gateway")
 	case resp.StatusCode == http.StatusForbidden && method == http.MethodDelete:
 		return nil, &cliError{
-			err:  errors.New("the gateway does not let tunnels be closed over TCP"),
+			err:  errors.New("the gateway does not close tunnels over TCP"),
 			hint: "ask by a socket, with the gateway started with --admin unix:/run/culvert/admin.sock; or start it with --admin-control (adminControl: true in its file)",
 			code: exitFailed,
 		}
 	case resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusMethodNotAllowed:
-		return nil, c.noAdminPort(fmt.Sprintf("the health port, an older culvert or something else: it has no %s %s", method, path))
+		return nil, c.noAdminPort(fmt.Sprintf("it is the health port, an older culvert or another program: it has no %s %s", method, path))
 	}
 	return nil, fmt.Errorf("the gateway answered %s: %s", resp.Status, printable(strings.TrimSpace(string(said))))
 }
@@ -147,7 +147,7 @@ func (c *adminClient) noAdminPort(is string) error {
 	}
 	return &cliError{
 		err:  fmt.Errorf("%s is not the admin port: %s", c.addr, is),
-		hint: "the admin port is what \"admin:\" in the gateway's configuration or its flag --admin says",
+		hint: "the admin port is set by \"admin:\" in the gateway's configuration or by its flag --admin",
 		code: exitFailed,
 	}
 }

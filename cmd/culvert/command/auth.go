@@ -61,9 +61,9 @@ func (vs *verifiers) use(c *file.Config, log *slog.Logger) {
 		case err != nil:
 			log.Error("credentials", "listener", l.Address, "err", err)
 		case change.on:
-			log.Info("the listener asks for credentials from now on", "listener", l.Address)
+			log.Info("the listener now requires credentials", "listener", l.Address)
 		case change.off:
-			log.Warn("the listener asks for no credentials any more", "listener", l.Address)
+			log.Warn("the listener no longer requires credentials", "listener", l.Address)
 		case change != credentialChange{}:
 			log.Info("credentials", "listener", l.Address,
 				"users_added", change.usersAdded, "users_removed", change.usersRemoved, "users_changed", change.usersChanged,

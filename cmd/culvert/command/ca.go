@@ -19,8 +19,8 @@ func newCA() *cobra.Command {
 		Use:   "ca",
 		Short: "A small development CA: SPIFFE certificates for workloads",
 		Long: `Ca keeps a small certificate authority in a directory and issues certificates
-that carry a SPIFFE id, so that mutual TLS can be tried on one machine. It has
-one key, one level and no revocation: it is not an authority for production.`,
+with SPIFFE IDs, to try mutual TLS on one machine. It has one key, one level and
+no revocation: do not use it in production.`,
 		Example: `  culvert ca init --dir pki --trust-domain example.test
   culvert ca issue --dir pki --id spiffe://example.test/ns/shop/sa/orders --dns orders.example.test
   culvert ca issue --dir pki --id spiffe://example.test/ns/shop/sa/web --name web`,
@@ -35,14 +35,14 @@ func newCAInit() *cobra.Command {
 	var dir, trustDomain string
 	cmd := &cobra.Command{
 		Use:     "init",
-		Short:   "Make a CA",
+		Short:   "Create a CA",
 		Example: "  culvert ca init --dir pki --trust-domain example.test",
 		Args:    args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return caInit(cmd.OutOrStdout(), dir, trustDomain)
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "pki", "directory to keep it in")
+	cmd.Flags().StringVar(&dir, "dir", "pki", "directory of the CA")
 	cmd.Flags().StringVar(&trustDomain, "trust-domain", "example.test", "SPIFFE trust domain")
 	return cmd
 }
@@ -60,7 +60,7 @@ func caInit(w io.Writer, dir, trustDomain string) error {
 	} else if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "made a CA for trust domain %s\n  certificate  %s\n  key          %s (keep it to yourself)\n",
+	fmt.Fprintf(w, "created a CA for trust domain %s\n  certificate  %s\n  key          %s (keep it secret)\n",
 		trustDomain, filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"))
 	return nil
 }
@@ -87,11 +87,11 @@ func newCAIssue() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.dir, "dir", "pki", "directory of the CA")
-	f.StringVar(&o.name, "name", "", "name of the files (default: the last part of the id)")
-	f.StringVar(&o.id, "id", "", "SPIFFE id, spiffe://TRUST-DOMAIN/PATH")
-	f.StringSliceVar(&o.dns, "dns", nil, "DNS names, for clients that check one")
-	f.IPSliceVar(&o.ips, "ip", nil, "IP addresses, for clients that were given one")
-	f.DurationVar(&o.ttl, "ttl", 24*time.Hour, "how long it is valid")
+	f.StringVar(&o.name, "name", "", "name of the files (default: the last part of the ID)")
+	f.StringVar(&o.id, "id", "", "SPIFFE ID, spiffe://TRUST-DOMAIN/PATH")
+	f.StringSliceVar(&o.dns, "dns", nil, "DNS names of the workload")
+	f.IPSliceVar(&o.ips, "ip", nil, "IP addresses of the workload")
+	f.DurationVar(&o.ttl, "ttl", 24*time.Hour, "how long the certificate is valid")
 	f.StringVar(&o.usage, "usage", "both", "client, server or both")
 	_ = cmd.MarkFlagRequired("id")
 	_ = cmd.RegisterFlagCompletionFunc("usage", cobra.FixedCompletions([]string{"client", "server", "both"}, cobra.ShellCompDirectiveNoFileComp))

@@ -17,7 +17,7 @@ import (
 func newConfig() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "config",
-		Short:   "Check a configuration file, print its JSON schema",
+		Short:   "Check a configuration file, or print its JSON schema",
 		Example: "  culvert config check culvert.yaml\n  culvert config schema > culvert.schema.json",
 		Args:    subcommand,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -27,9 +27,9 @@ func newConfig() *cobra.Command {
 		Use:   "check FILE...",
 		Short: "Check configuration files",
 		Long: `Check reads configuration files as a gateway would and lists every mistake with
-its line and column and how to mend it. The file - is standard input; files that it
-names are relative to the current folder then. The exit code is 0 where all are
-good, 2 where a gateway would refuse one.`,
+its line, its column and a hint. The file "-" is standard input; paths in it are
+relative to the current folder. The exit code is 0 if all files are valid, and 2
+if a gateway would refuse one.`,
 		Example: "  culvert config check culvert.yaml\n  culvert config check sites/*.yaml\n  render | culvert config check - -o json",
 		Args: func(cmd *cobra.Command, a []string) error {
 			if len(a) > 0 {
@@ -80,11 +80,11 @@ func hashPassword(r io.Reader, w io.Writer, name string) error {
 		return usageError("echo PASSWORD | culvert config password NAME", "no password on standard input")
 	}
 	if name == "" || strings.ContainsAny(name, ":$\r\n") {
-		return usageError("use letters and digits", "%q can't be a user's name", name)
+		return usageError("use letters and digits", "%q cannot be a user name", name)
 	}
 	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost)
 	if err != nil {
-		return usageError("bcrypt takes 72 bytes at the most", "%w", err)
+		return usageError("bcrypt takes at most 72 bytes", "%w", err)
 	}
 	_, err = fmt.Fprintf(w, "%s:%s\n", name, hash)
 	return err
@@ -152,7 +152,7 @@ func checkConfigs(stdin io.Reader, w io.Writer, paths []string, asJSON bool) err
 	case len(failed) == 1:
 		return failed[0]
 	}
-	return &cliError{err: errors.Join(failed...), hint: fmt.Sprintf("%d of %d files are not good", len(failed), len(paths)), code: exitUsage}
+	return &cliError{err: errors.Join(failed...), hint: fmt.Sprintf("%d of %d files have mistakes", len(failed), len(paths)), code: exitUsage}
 }
 
 // checkConfig reads one file as a gateway would.

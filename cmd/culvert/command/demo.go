@@ -23,16 +23,16 @@ func newDemo() *cobra.Command {
 	var once bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "See it work: a CA, services with mutual TLS, a gateway and a client, all on loopback",
-		Long: `Demo makes a CA, starts two services that demand a client certificate, a private
-one, a gateway in front of them and five more for chains and for the PROXY
-protocol, all on loopback and in this process. Then a
-client reaches the first service by every way there is, by QUIC and through a
-chain of three gateways too, and each time the service sees its certificate.
-It is refused where it should be.
+		Short: "Run a CA, services with mutual TLS, a gateway and a client on loopback",
+		Long: `Demo creates a CA and starts two services that demand a client certificate, a
+private one, a gateway in front of them, and five more gateways for chains and
+the PROXY protocol, all on loopback and in this process. Then a client reaches
+the first service over every protocol, including QUIC and a chain of three
+gateways, and each time the service sees the client's certificate. Requests that
+must be refused are refused.
 
-It stays, and prints commands to try with curl and openssl, until it is
-interrupted; with --once it exits: 0 if everything went as it should, 1 if not.`,
+It then keeps running, and prints commands to try with curl and openssl, until
+it is interrupted. With --once it exits: 0 if every step passed, 1 if not.`,
 		Example: "  culvert demo\n  culvert demo --once",
 		Args:    args(0, "no arguments"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -91,10 +91,10 @@ func runDemo(ctx context.Context, w io.Writer, once bool) error {
 	case err != nil:
 		return err
 	case d.fails > 0:
-		return fmt.Errorf("%d of the demo's steps did not go as they should", d.fails)
+		return fmt.Errorf("%d steps of the demo failed", d.fails)
 	}
 	if once {
-		fmt.Fprintln(w, "\nall as it should be")
+		fmt.Fprintln(w, "\nall steps passed")
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func (d *demo) start(ctx context.Context) (done func(), err error) {
 	if err := errors.Join(d.ca.Save(d.dir), d.web.Save(d.dir, "web")); err != nil {
 		return nil, err
 	}
-	d.say("made a CA for trust domain %s and a certificate for the client, spiffe://%[1]s/ns/shop/sa/web", demoDomain)
+	d.say("created a CA for trust domain %s and a certificate for the client, spiffe://%[1]s/ns/shop/sa/web", demoDomain)
 
 	var services []*registry.Service
 	for _, name := range []string{"orders", "stock", "payroll"} {
@@ -122,7 +122,7 @@ func (d *demo) start(ctx context.Context) (done func(), err error) {
 		if name == "payroll" {
 			private = ", private"
 		}
-		d.say("service %s.%s at %s: serves only those who show a certificate of the CA%s", name, demoDomain, addr, private)
+		d.say("service %s.%s at %s: serves only clients with a certificate of the CA%s", name, demoDomain, addr, private)
 		s := demoService(name)
 		s.Endpoints = []registry.Endpoint{{Addr: addr.Addr(), Port: addr.Port()}}
 		s.Exposed = private == ""

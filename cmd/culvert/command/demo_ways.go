@@ -91,7 +91,7 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 		near = at[0]
 	}
 	d.far = near
-	d.say("two more gateways, from the last of which, %s, orders is three gateways away", d.far)
+	d.say("two more gateways: from the last one, %s, orders is three gateways away", d.far)
 
 	// One more each: that asks the first by SOCKS5, that is in front of it in
 	// double HBONE, and that tells orders of its clients.
@@ -135,23 +135,23 @@ func (d *demo) traffic(ctx context.Context) {
 		{"by WebSocket over HTTP/2", "websocket-h2", d.addr},
 		{"by the name in a PROXY header", "proxy", d.proxy},
 		{"by a port of its own", "sni", d.orders},
-		{"by QUIC that goes on by its name", "quic", d.quic},
-		{"by a port of UDP of its own", "quic", d.udp},
+		{"by QUIC, by the name in its hello", "quic", d.quic},
+		{"by a UDP port of its own", "quic", d.udp},
 		{"through two gateways, by SNI and SOCKS5", "sni", d.bySOCKS},
 		{"through three gateways, by SNI, HTTP/2 and WebSocket", "sni", d.far},
 	} {
 		d.reaches(ctx, orders+" "+way.title, way.mode, way.to, orders)
 	}
-	d.expect(orders+" by SNI, and a PROXY header says where from", "sa/web at 127.0.0.1",
+	d.expect(orders+" by SNI, with the client's address in a PROXY header", "sa/web at 127.0.0.1",
 		func() (string, error) { return d.get(ctx, "sni", d.told, orders, true) })
 	d.reaches(ctx, "stock."+demoDomain+" by SNI on the same port", "sni", d.addr, "stock."+demoDomain)
-	d.expect(orders+" by SNI without a certificate: the service itself says no", "certificate required",
+	d.expect(orders+" by SNI without a certificate: the service refuses", "certificate required",
 		func() (string, error) { return d.get(ctx, "sni", d.addr, orders, false) })
-	d.expect("payroll."+demoDomain+" by SNI: private, the gateway says no", "unrecognized name",
+	d.expect("payroll."+demoDomain+" by SNI: private, refused", "unrecognized name",
 		func() (string, error) { return d.get(ctx, "sni", d.addr, "payroll."+demoDomain, true) })
-	d.expect("nobody."+demoDomain+" by CONNECT: no such service, the gateway says no", "no-route",
+	d.expect("nobody."+demoDomain+" by CONNECT: no such service, refused", "no-route",
 		func() (string, error) { return d.get(ctx, "connect", d.addr, "nobody."+demoDomain, true) })
-	d.expect("127.0.0.1 by CONNECT: not an open proxy, the gateway says no", "prohibited",
+	d.expect("127.0.0.1 by CONNECT: not an open proxy, refused", "prohibited",
 		func() (string, error) { return d.get(ctx, "connect", d.addr, "127.0.0.1", true) })
 }
 

@@ -21,15 +21,16 @@ func newDNS() *cobra.Command {
 	o := gatewayOptions{onlyDNS: true}
 	cmd := &cobra.Command{
 		Use:   "dns",
-		Short: "Run a DNS server and no gateway",
-		Long: `Dns answers the names of the configuration file, as they are meant from the
-network of who asks, and has other resolvers answer the rest for those who may
-ask. It needs dns: in the file; what the file says of listeners for streams is
-for gateways. A gateway answers by DNS too, if its file has dns: in it.
+		Short: "Run a DNS server without a gateway",
+		Long: `Dns answers the names of the configuration file, each as it is seen from the
+network of the client, and forwards all other names to other resolvers, for
+clients that may ask for them. The file needs dns:. Its listeners for streams
+are ignored: they are for gateways. A gateway answers DNS too, if its file has
+dns:.
 
 The file is read again when it changes and on SIGHUP. The first SIGTERM drains:
-no longer ready at once, and no answers after the delay of the drain. The second one
-ends it now.`,
+the server is not ready from then on, and stops answering after the delay of
+the drain. A second SIGTERM ends it at once.`,
 		Example: `  culvert dns --config culvert.yaml
   culvert dns --config culvert.yaml --admin 127.0.0.1:9091 --log-level debug`,
 		Args: args(0, "no arguments"),
@@ -125,7 +126,7 @@ func useDNSKeys(d *gateway.DNS, c *file.Config) error {
 	}
 	pair, err := c.DNS.Certificate.X509()
 	if err != nil {
-		return fmt.Errorf("dns keeps its keys: %w", err)
+		return fmt.Errorf("dns: keeping the current certificates: %w", err)
 	}
 	d.Use(pair)
 	return nil
@@ -141,11 +142,11 @@ func dnsError(err error) error {
 	hint := ""
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		hint = fmt.Sprintf("ports below 1024 are for root and for who has CAP_NET_BIND_SERVICE: AmbientCapabilities= of a systemd unit, or setcap cap_net_bind_service=ep; or listen at another port than %s, and have port 53 sent on", port)
+		hint = fmt.Sprintf("ports below 1024 need root or CAP_NET_BIND_SERVICE: AmbientCapabilities= in a systemd unit, or setcap cap_net_bind_service=ep; or listen at another port than %s, and redirect port 53", port)
 	case errors.Is(err, syscall.EADDRINUSE) && port == "53":
-		hint = "another resolver is there: systemd-resolved has 127.0.0.53 and 127.0.0.54, so list the addresses of this machine in place of \":53\", or write DNSStubListener=no in resolved.conf"
+		hint = "another resolver listens there: systemd-resolved has 127.0.0.53 and 127.0.0.54, so list the addresses of this machine in place of \":53\", or write DNSStubListener=no in resolved.conf"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		hint = "that is no address of this machine; write \":" + port + "\" for all of them"
+		hint = "this machine does not have the address; write \":" + port + "\" for all of them"
 	}
 	return &cliError{err: err, hint: hint, code: exitFailed}
 }

@@ -34,11 +34,11 @@ func newExplain() *cobra.Command {
 	var o explainOptions
 	cmd := &cobra.Command{
 		Use:   "explain NAME[:PORT]",
-		Short: "Say what a request would meet: which route and endpoints, or which refusal",
-		Long: `Explain runs the code that decides for the data path, without dialing, and shows
-what it finds: the route and its endpoints in the order they would be tried, or
-the refusal with its reason. It asks a running gateway with --admin, or reads the
-configuration that a gateway would be started with.
+		Short: "Show what would happen to a request: its route and endpoints, or the refusal",
+		Long: `Explain decides about a request as the gateway would, without dialing, and shows
+the result: the route and its endpoints in the order in which they would be
+tried, or the refusal with its reason. With --admin it asks a running gateway,
+otherwise it reads the configuration that a gateway would be started with.
 
 The exit code is 0 for a route and 1 for a refusal.`,
 		Example: `  culvert explain orders.example.com --listener :443 --config culvert.yaml
@@ -55,13 +55,13 @@ The exit code is 0 for a route and 1 for a refusal.`,
 		},
 	}
 	o.add(cmd)
-	cmd.Flag("admin").Usage = "address of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it"
+	cmd.Flag("admin").Usage = "address of a running gateway's admin port, HOST:PORT or unix:PATH"
 	cmd.Flag("listen").Hidden = true
 	f := cmd.Flags()
-	f.StringVar(&o.listener, "listener", "", "the listener that is asked, by its address, or by the Gateway NAMESPACE/NAME that has it")
+	f.StringVar(&o.listener, "listener", "", "the listener, by its address, or by its Gateway NAMESPACE/NAME")
 	f.StringVar(&o.proto, "proto", "", oneOf(explainProtocols)+" (default: connect with a port, sni without)")
-	f.StringVar(&o.from, "from", "", "the source address that asks")
-	f.StringVar(&o.as, "as", "", "the user that asks, where a listener wants credentials; they are taken as shown")
+	f.StringVar(&o.from, "from", "", "the client's address")
+	f.StringVar(&o.as, "as", "", "the authenticated user, for a listener with auth")
 	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions(explainProtocols, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("listener", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return completeListeners(cmd.Context(), o.admin, o.config)

@@ -41,13 +41,14 @@ func newGateway() *cobra.Command {
 		Use:   "gateway",
 		Short: "Run a gateway",
 		Long: `Gateway accepts TLS and HTTP CONNECT on the same port, finds the service by the
-name asked for, and passes the bytes through without decrypting them.
+name that the client asks for, and passes the bytes through without decrypting
+them.
 
-What it serves stands in a configuration file, or in flags. The file is read
-again when it changes and on SIGHUP; a file with a mistake is refused and the
-old one stays in force. The first SIGTERM drains: no longer ready at once, then
-no new connections, then what is left is aborted at the end of the drain's
-timeout. The second one ends it now.`,
+Its services are listed in a configuration file, or in flags. The file is read
+again when it changes and on SIGHUP; a file with a mistake changes nothing. The
+first SIGTERM drains: the gateway is not ready from then on, then accepts no new
+connections, and aborts the remaining ones at the end of the drain's timeout. A
+second SIGTERM ends it at once.`,
 		Example: `  culvert gateway --listen :443 --route orders.example.com=10.0.1.7:8443
   culvert gateway --listen :443 --listen 127.0.0.1:3128 --routes routes.txt --admin unix:/run/culvert/admin.sock
   culvert gateway --config culvert.yaml`,
@@ -59,7 +60,7 @@ timeout. The second one ends it now.`,
 		},
 	}
 	o.add(cmd)
-	cmd.Flags().BoolVar(&o.adminControl, "admin-control", false, "let tunnels be closed by the admin port over TCP, too; over a socket they always may")
+	cmd.Flags().BoolVar(&o.adminControl, "admin-control", false, "let the admin port close tunnels over TCP; a Unix socket always may")
 	o.addRuntime(cmd)
 	return cmd
 }
@@ -295,7 +296,7 @@ func listenError(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		hint = "ports below 1024 need root or CAP_NET_BIND_SERVICE; sudo setcap cap_net_bind_service=+ep culvert, or use :8443"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		hint = fmt.Sprintf("that is no address of this machine; write \":%s\" for all of them", port)
+		hint = fmt.Sprintf("this machine does not have the address; write \":%s\" for all of them", port)
 	default:
 		return err
 	}

@@ -24,14 +24,14 @@ func newInstall() *cobra.Command {
 	var o installOptions
 	cmd := &cobra.Command{
 		Use:   "install --dry-run",
-		Short: "Print the manifests that install culvert to Kubernetes",
-		Long: `Install prints what the Helm chart in this program makes of its values: the
-gateway, its rights, its service, and a DNS server if it is asked for. It writes
-to no cluster: kubectl applies what is printed.
+		Short: "Print the manifests that install culvert in Kubernetes",
+		Long: `Install prints the manifests of the Helm chart in this program: the gateway, its
+permissions, its Service, and a DNS server if the values ask for one. It does
+not write to a cluster: kubectl applies what it prints.
 
 The values are the chart's, then those of each --values, then each --set. They
-are held against the chart's schema, and the configuration made of them is
-checked as "culvert config check" does.`,
+are validated by the chart's schema, and the resulting configuration is checked
+as by "culvert config check".`,
 		Example: `  culvert install --dry-run --create-namespace | kubectl apply --server-side -f -
   culvert install --dry-run --set gateway.kind=DaemonSet --set gateway.hostNetwork=true
   culvert install --dry-run --values values.yaml -o json
@@ -42,14 +42,14 @@ checked as "culvert config check" does.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.dryRun, "dry-run", false, "print the manifests; there is no other way")
+	f.BoolVar(&o.dryRun, "dry-run", false, "required; nothing is applied to the cluster")
 	f.StringVarP(&o.output, "output", "o", "yaml", "yaml or json")
-	f.StringVar(&o.release.Name, "name", "culvert", "of the release, and so of its objects")
-	f.StringVarP(&o.release.Namespace, "namespace", "n", "culvert-system", "that it is installed to")
-	f.BoolVar(&o.release.CreateNamespace, "create-namespace", false, "print the namespace, too, with the Pod Security it needs")
+	f.StringVar(&o.release.Name, "name", "culvert", "release name, the prefix of object names")
+	f.StringVarP(&o.release.Namespace, "namespace", "n", "culvert-system", "target namespace")
+	f.BoolVar(&o.release.CreateNamespace, "create-namespace", false, "also print the namespace, with the Pod Security labels it needs")
 	f.StringArrayVar(&o.values, "values", nil, "file with values, YAML; repeatable, the last one wins")
 	f.StringArrayVar(&o.set, "set", nil, `KEY.KEY=VALUE over the values, as in gateway.kind=DaemonSet; lists and maps in YAML; repeatable`)
-	f.BoolVar(&o.valuesDoc, "show-values", false, "print the chart's values with their comments instead")
+	f.BoolVar(&o.valuesDoc, "show-values", false, "print the chart's values, with comments, instead of manifests")
 	_ = cmd.MarkFlagFilename("values", "yaml", "yml")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -65,7 +65,7 @@ func install(w io.Writer, o *installOptions) error {
 		return err
 	}
 	if !o.dryRun {
-		return usageError("culvert install --dry-run | kubectl apply --server-side -f -", "this program writes to no cluster: with --dry-run it prints what kubectl is to apply")
+		return usageError("culvert install --dry-run | kubectl apply --server-side -f -", "this program does not write to clusters: with --dry-run it prints manifests for kubectl apply")
 	}
 	write := deploy.WriteYAML
 	switch o.output {
@@ -123,7 +123,7 @@ func checkInstalled(objects []deploy.Object) error {
 				continue
 			}
 			if _, err := file.Parse(fmt.Sprintf("ConfigMap %s, %s", o.Name, name), []byte(fmt.Sprint(text))); err != nil {
-				return usageError("the lines are those of the configuration that the values make", "%w", err)
+				return usageError("line numbers refer to the configuration that the values produce", "%w", err)
 			}
 		}
 	}

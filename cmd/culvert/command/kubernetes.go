@@ -19,7 +19,7 @@ func newKube(c *file.Config, log *slog.Logger) (*kube.Kube, error) {
 	}
 	k, err := kube.New(kubeConfig(c, log))
 	if err != nil {
-		return nil, usageError("give kubernetes a kubeconfig, or run where a pod's service account is", "%w", err)
+		return nil, usageError("set kubernetes.kubeconfig, or run in a pod with a service account", "%w", err)
 	}
 	return k, nil
 }

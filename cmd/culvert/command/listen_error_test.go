@@ -27,7 +27,7 @@ func TestListenErrorsHaveHints(t *testing.T) {
 		{at("tcp", syscall.EADDRINUSE), "find who has it with: ss -ltnp 'sport = :443'"},
 		{at("udp", syscall.EADDRINUSE), "find who has it with: ss -lunp 'sport = :443'"},
 		{at("tcp", syscall.EACCES), "ports below 1024 need root or CAP_NET_BIND_SERVICE; sudo setcap cap_net_bind_service=+ep culvert, or use :8443"},
-		{at("tcp", syscall.EADDRNOTAVAIL), `that is no address of this machine; write ":443" for all of them`},
+		{at("tcp", syscall.EADDRNOTAVAIL), `this machine does not have the address; write ":443" for all of them`},
 		{at("tcp", syscall.EMFILE), ""},
 		{errors.New("listen on :443: something else"), ""},
 	} {

@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,19 +28,18 @@ func newPorts() *cobra.Command {
 	var o portsOptions
 	cmd := &cobra.Command{
 		Use:   "ports [NAME...]",
-		Short: "List the ports that services have to themselves",
-		Long: `Ports lists which port of the gateway is which service's, where the configuration
-has servicePorts, or those of the services that are named. It asks a running
-gateway with --admin, or reads the configuration and the state that a gateway
-would be started with; then it says which port a new service would get, and
-opens none.
+		Short: "List the ports assigned to services",
+		Long: `Ports lists the port that servicePorts has assigned to each service, or to the
+named ones. With --admin it asks a running gateway; otherwise it reads the
+configuration and the state file, shows the ports that new services would get,
+and opens none.
 
-STATE is open, or assigned where no gateway is asked; held where another process
-has the port; full where none is left; failed for any other trouble; new for a
-port that would be assigned; and kept for one whose service is gone and which
-nobody else gets yet.
+STATE is open, or assigned without a gateway; held if another process has the
+port; full if no port is left; failed for any other error; new for a port that
+would be assigned; and kept for the port of a removed service, which stays
+reserved.
 
-The exit code is 1 where a service that is named has no port.`,
+The exit code is 1 if a named service has no port.`,
 		Example: `  culvert ports --admin unix:/run/culvert/admin.sock
   culvert ports --config culvert.yaml
   culvert ports db.example.com --admin 127.0.0.1:9090 -o json | jq '.[].assigned'`,
@@ -53,8 +51,8 @@ The exit code is 1 where a service that is named has no port.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it")
-	f.StringVar(&o.config, "config", "", "the configuration `FILE` of a gateway, to look without one")
+	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port: HOST:PORT or unix:PATH")
+	f.StringVar(&o.config, "config", "", "read the configuration `FILE` instead of asking a gateway")
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
 	cmd.MarkFlagsMutuallyExclusive("admin", "config")
 	addOutput(cmd, &o.output)
@@ -98,7 +96,7 @@ func askPorts(ctx context.Context, addr string) (*gateway.StatusPorts, error) {
 		return nil, err
 	}
 	if s.ServicePorts == nil {
-		return nil, noServicePorts("the gateway gives no ports to services", "its configuration")
+		return nil, noServicePorts("the gateway assigns no ports to services", "its configuration")
 	}
 	return s.ServicePorts, nil
 }
@@ -111,7 +109,7 @@ func readPorts(path string) (*gateway.StatusPorts, error) {
 	}
 	cfg := servicePorts(c)
 	if cfg == nil {
-		return nil, noServicePorts(path+" gives no ports to services", "it")
+		return nil, noServicePorts(path+" assigns no ports to services", "it")
 	}
 	t, err := registry.Merge(c.Snapshot())
 	if err != nil {
@@ -138,9 +136,9 @@ func stateError(err error) error {
 	if !ok {
 		return err
 	}
-	hint := "restore the file, or see to its rights; if it is removed, " + state.What + " are assigned anew and may be others than clients know"
+	hint := "restore the file, or fix its permissions; if it is removed, " + state.What + " are assigned anew and may differ from those that clients use"
 	if errors.Is(err, leases.ErrHeld) {
-		hint = "end the one that runs (fuser FILE.lock tells which), or give each a state of its own; a gateway answers by DNS, too, if its file has dns:"
+		hint = "stop the other process (fuser FILE.lock names it), or give each a state file of its own; a gateway answers DNS too, if its file has dns:"
 	}
 	return &cliError{err: err, hint: hint, code: exitFailed}
 }
@@ -165,8 +163,8 @@ func namedPorts(list []gateway.ServicePort, names []string) ([]gateway.ServicePo
 		}
 		if len(some) == before {
 			return nil, &cliError{
-				err:  fmt.Errorf("no port is for %q", text),
-				hint: "a service has one if it is exposed, has a name without *, and no ownPort: false",
+				err:  fmt.Errorf("no port is assigned to %q", text),
+				hint: "a service gets one if it is exposed, has a name without *, and not ownPort: false",
 				code: exitFailed,
 			}
 		}
@@ -198,7 +196,7 @@ func printPorts(w io.Writer, of string, list []gateway.ServicePort) error {
 		}
 		rows = append(rows, []string{port, printable(s.Name), its, s.Protocol, state, at})
 	}
-	if err := printColumns(w, rows); err != nil {
+	if err := writeTable(w, rows, 0); err != nil {
 		return err
 	}
 	for _, s := range list {
@@ -206,27 +204,6 @@ func printPorts(w io.Writer, of string, list []gateway.ServicePort) error {
 			continue
 		}
 		if _, err := fmt.Fprintf(w, "%s: %s\n", printable(s.Name), printable(s.Problem)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// printColumns prints rows, the first column to the right.
-func printColumns(w io.Writer, rows [][]string) error {
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], width(cell))
-		}
-	}
-	for _, row := range rows {
-		var line strings.Builder
-		line.WriteString(padded(row[0], widths[0], true))
-		for i, cell := range row[1:] {
-			line.WriteString("  " + padded(cell, widths[i+1], false))
-		}
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
 			return err
 		}
 	}

@@ -43,14 +43,14 @@ func newProbe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "probe NAME[:PORT]",
 		Short: "Dial a service through a gateway and show every step",
-		Long: `Probe dials a service through a gateway the way a client would, and shows each
-step with its time, the certificates the service presented and who it says it
-is. A refusal is shown with its reason. The exit code is 0 if the service was
-reached, 1 if not.
+		Long: `Probe dials a service through a gateway as a client would, and shows each step
+with its time, the certificates that the service presented and its identity. A
+refusal is shown with its reason. The exit code is 0 if the service was reached,
+1 if not.
 
-With --mode sni the gateway hears one alert for several reasons, so that
-strangers can't tell a private service from none: "culvert explain" on the
-gateway's side tells them apart.`,
+With --mode sni several reasons share one alert, so that strangers cannot tell a
+private service from one that does not exist: "culvert explain" at the gateway
+tells them apart.`,
 		Example: `  culvert probe orders.example.com --via gateway.example.com:443 --mode sni
   culvert probe orders.example.com:443 --via 192.0.2.1:443 --mode connect --user alice:secret
   culvert probe db.example.com:5432 --via 192.0.2.1:443 --mode connect --no-tls
@@ -73,18 +73,18 @@ gateway's side tells them apart.`,
 	f := cmd.Flags()
 	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; for TLS https://HOST:PORT with --mode connect or connect-h2, and wss://HOST[:PORT][/PATH/] with --mode websocket or websocket-h2")
 	f.StringVar(&o.mode, "mode", "sni", "how to ask: "+oneOf(probeModes))
-	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM, for the service and for a gateway that ends TLS")
+	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM, for the service and for a gateway that terminates TLS")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
-	f.StringVar(&o.ca, "ca", "", "file with the roots that sign services and gateways, PEM (default: the system's)")
+	f.StringVar(&o.ca, "ca", "", "file with CA certificates for services and gateways, PEM (default: the system's)")
 	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect, connect-h2, connect-h3, socks5, websocket or websocket-h2")
 	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, connect-h3, websocket or websocket-h2")
-	f.StringSliceVar(&o.peers, "peer", nil, "SPIFFE ids the gateway may have with --mode hbone, or spiffe://DOMAIN (default: its certificate has its name)")
-	f.StringSliceVar(&o.behind, "behind", nil, "with --mode hbone, double HBONE: SPIFFE ids that who is behind the gateway may have, or spiffe://DOMAIN")
+	f.StringSliceVar(&o.peers, "peer", nil, "with --mode hbone: accepted SPIFFE IDs of the gateway, or spiffe://DOMAIN (default: its certificate has its name)")
+	f.StringSliceVar(&o.behind, "behind", nil, "with --mode hbone, double HBONE: accepted SPIFFE IDs of the inner server, or spiffe://DOMAIN")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service (default with --mode quic: h3)")
-	f.StringVar(&o.send, "send", "", "with --mode udp, what to send to the service, which it should answer: text, \\x00 and the like for bytes")
+	f.StringVar(&o.send, "send", "", "with --mode udp: datagram to send, which the service answers; text, with \\x00 for bytes")
 	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni and quic")
-	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that can't be verified instead of failing")
-	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "limit for the whole probe")
+	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that cannot be verified, instead of failing")
+	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "time limit of the whole probe")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(probeModes, cobra.ShellCompDirectiveNoFileComp))
 	addOutput(cmd, &o.output)
 	return cmd
@@ -167,28 +167,28 @@ func newProber(o *probeOptions) (*prober, error) {
 		return nil, usageError("add --via HOST:PORT, the address of the gateway", "through which gateway?")
 	}
 	if len(o.behind) > 0 && o.mode != "hbone" {
-		return nil, usageError("use --mode hbone", "--behind is of no use with --mode %s", o.mode)
+		return nil, usageError("use --mode hbone", "--behind has no effect with --mode %s", o.mode)
 	}
 	if o.send != "" && o.mode != "udp" {
-		return nil, usageError("use --mode udp", "--send is of no use with --mode %s", o.mode)
+		return nil, usageError("use --mode udp", "--send has no effect with --mode %s", o.mode)
 	}
 	switch o.mode {
 	case "sni", "quic":
 		if o.user != "" || o.token != "" || o.noTLS {
-			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls are of no use with --mode %s", o.mode)
+			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls have no effect with --mode %s", o.mode)
 		}
 	case "udp":
 		if p.send, err = unescape(o.send); err != nil || len(p.send) == 0 {
-			return nil, usageError("give --send TEXT, with \\x00 and the like for bytes", "--mode udp needs something to send that the service answers, and %q is nothing of the kind", o.send)
+			return nil, usageError("give --send TEXT, with \\x00 for bytes", "--mode udp needs a datagram that the service answers, and %q cannot be parsed as one", o.send)
 		}
 		fallthrough
 	case "tcp", "proxy":
 		if o.user != "" || o.token != "" {
-			return nil, usageError("leave them out", "--user and --token are of no use with --mode %s: nobody is asked for them there", o.mode)
+			return nil, usageError("remove them", "--user and --token have no effect with --mode %s, which asks for no credentials", o.mode)
 		}
 	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2":
 		if o.mode == "hbone" && (o.user != "" || o.token != "") {
-			return nil, usageError("use --cert and --key", "--user and --token are of no use with --mode hbone")
+			return nil, usageError("use --cert and --key", "--user and --token have no effect with --mode hbone")
 		}
 		if o.mode == "hbone" && o.cert == "" {
 			return nil, usageError("give --cert and --key", "--mode hbone needs a client certificate")
@@ -197,7 +197,7 @@ func newProber(o *probeOptions) (*prober, error) {
 			p.port = 443
 		}
 		if o.token != "" && o.mode == "socks5" {
-			return nil, usageError("use --user", "--token is of no use with --mode socks5")
+			return nil, usageError("use --user", "--token has no effect with --mode socks5")
 		}
 	default:
 		return nil, usageError("use --mode "+oneOf(probeModes), "unknown mode %q", o.mode)
@@ -259,7 +259,7 @@ func (p *prober) run(ctx context.Context) error {
 		if err := p.step(below+p.o.mode, func() (string, error) {
 			var err error
 			conn, err = d.DialContext(ctx, "tcp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
-			return "the gateway said yes" + overHTTP2(conn), err
+			return "the gateway accepted" + overHTTP2(conn), err
 		}); err != nil {
 			p.refusedByProxy(err)
 			return err
@@ -280,7 +280,7 @@ func (p *prober) run(ctx context.Context) error {
 	p.conn = conn
 	if p.o.mode == "proxy" {
 		if err := p.step("proxy", func() (string, error) {
-			return "the gateway was told the name", sayName(conn, p.tls.ServerName)
+			return "sent the name to the gateway", sayName(conn, p.tls.ServerName)
 		}); err != nil {
 			p.refusedByReset(err)
 			return err
@@ -369,10 +369,10 @@ func (p *prober) judge(state *tls.ConnectionState, accepted func() error) error 
 	// A TLS 1.3 service judges the client's certificate after the client is
 	// done: what it thinks of it arrives with the first read.
 	err = p.step("accepted", func() (string, error) {
-		return "the service raised no alert", accepted()
+		return "the service sent no alert", accepted()
 	})
 	if err != nil {
-		p.report.Refusal = &probeRefusal{Answer: err.Error(), Hint: "the service itself said so, inside of TLS"}
+		p.report.Refusal = &probeRefusal{Answer: err.Error(), Hint: "the service itself sent it, inside TLS"}
 	}
 	return err
 }
@@ -380,12 +380,12 @@ func (p *prober) judge(state *tls.ConnectionState, accepted func() error) error 
 // hintOfVerify says what to do about a certificate that is not trusted.
 func hintOfVerify(err error) string {
 	if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) {
-		return "name the CA with --ca FILE, or look anyway with --insecure"
+		return "name the CA with --ca FILE, or show it anyway with --insecure"
 	}
 	if wrong := (x509.HostnameError{}); errors.As(err, &wrong) {
-		return "another service answers, or its certificate lacks the name; look anyway with --insecure"
+		return "another service answers, or its certificate lacks the name; show it anyway with --insecure"
 	}
-	return "look anyway with --insecure"
+	return "show it anyway with --insecure"
 }
 
 // A firstRecord keeps the beginning of what comes. A gateway's alert is the

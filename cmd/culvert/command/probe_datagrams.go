@@ -29,7 +29,7 @@ func (p *prober) quic(ctx context.Context) error {
 		if conn, err = h3.DialRawQUIC(ctx, p.o.via, cfg); err != nil {
 			return "", err
 		}
-		return "the handshake is done", nil
+		return "the handshake is complete", nil
 	}); err != nil {
 		p.refusedByQUIC(err)
 		return err
@@ -47,7 +47,7 @@ func (p *prober) refusedByQUIC(err error) {
 	case errors.As(err, &alert):
 		r.Reasons, r.Hint = reasonsOfAlert(sni.Alert(alert))
 	case errors.Is(err, context.DeadlineExceeded), isTimeout(err):
-		r.Hint = "nothing came back: the way may let no UDP through, and a listener with \"refusal: close\" refuses like this"
+		r.Hint = "no answer: the path may block UDP, and a listener with \"refusal: close\" refuses like this"
 	default:
 		r.Hint = hintExplain
 	}
@@ -94,14 +94,14 @@ func (p *prober) udp(ctx context.Context) error {
 			case !errors.Is(err, os.ErrDeadlineExceeded):
 				return "", err
 			case ctx.Err() != nil:
-				return "", errors.New("nothing came back")
+				return "", errors.New("no answer")
 			}
 		}
 	})
 	if err != nil {
 		p.report.Refusal = &probeRefusal{
 			Answer: err.Error(),
-			Hint:   "a gateway says nothing to who it refuses here, and a service that does not know what it was sent may not either: \"culvert explain\" with --listener tells of the gateway",
+			Hint:   "a gateway does not answer clients that it refuses here, and a service may not answer a datagram that it cannot parse: \"culvert explain\" with --listener shows the gateway's decision",
 		}
 	}
 	return err

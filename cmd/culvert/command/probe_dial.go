@@ -116,13 +116,13 @@ func (p *prober) refusedByReset(err error) {
 	switch p.o.mode {
 	case "proxy":
 		p.report.Refusal = &probeRefusal{
-			Answer: "the connection was ended without a word: " + err.Error(),
-			Hint:   "a gateway refuses like this after a PROXY header, also who is not in the listener's proxyProtocol.from: its log has the reason",
+			Answer: "the connection was closed without an answer: " + err.Error(),
+			Hint:   "a gateway refuses like this after a PROXY header, and clients that are not in the listener's proxyProtocol.from: its log has the reason",
 		}
 	case "tcp":
 		p.report.Refusal = &probeRefusal{
-			Answer: "the connection was ended without a word: " + err.Error(),
-			Hint:   "a gateway refuses like this at a port of a service's own, and so may the service: \"culvert explain\" with --listener tells of the gateway",
+			Answer: "the connection was closed without an answer: " + err.Error(),
+			Hint:   "a gateway refuses like this at a port of one service, and so may the service: \"culvert explain\" with --listener shows the gateway's decision",
 		}
 	}
 }

@@ -59,7 +59,7 @@ func protocols(l file.Listener, via string, vs *verifiers) ([]tunnel.Protocol, e
 		err = p.Use(k)
 	}
 	if err != nil {
-		return nil, usageError("the names in tls are of its certificates, and without any its certificates must have one that is no wildcard", "listener %s: %w", l.Address, err)
+		return nil, usageError("names in tls must be in its certificates, and without names its certificates must have one that is not a wildcard", "listener %s: %w", l.Address, err)
 	}
 	return outer, nil
 }
@@ -165,7 +165,7 @@ func useKeys(listeners []gateway.Listener, c *file.Config) error {
 			err = d.HTTP3.Use(k)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("listener %s keeps its keys: %w", l.Address, err))
+			errs = append(errs, fmt.Errorf("listener %s: keeping the current certificates: %w", l.Address, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -27,15 +27,15 @@ func newRegistry() *cobra.Command {
 	var o registryOptions
 	cmd := &cobra.Command{
 		Use:   "registry",
-		Short: "Show what services and networks a gateway knows",
-		Long: `Registry shows the table that a running gateway goes by, or the one that it would
-be started with: what names there are, where they lead, and what changes.`,
+		Short: "Show the services and networks of a gateway",
+		Long: `Registry shows the table of a running gateway, or the one that it would be
+started with: its names, where they lead, and what changes.`,
 		Args: subcommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	f := cmd.PersistentFlags()
-	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it")
-	f.StringVar(&o.config, "config", "", "the configuration `FILE` of a gateway, to look without one")
+	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port: HOST:PORT or unix:PATH")
+	f.StringVar(&o.config, "config", "", "read the configuration `FILE` instead of asking a gateway")
 	_ = cmd.MarkPersistentFlagFilename("config", "yaml", "yml")
 	cmd.MarkFlagsMutuallyExclusive("admin", "config")
 
@@ -56,7 +56,7 @@ be started with: what names there are, where they lead, and what changes.`,
 	ls.Flags().BoolVar(&o.networks, "networks", false, "list the networks and their gateways")
 	get := &cobra.Command{
 		Use:     "get NAME",
-		Short:   "Show all that is known of a service, by its name or one of its names",
+		Short:   "Show a service, by one of its names",
 		Example: `  culvert registry get db.example.com --admin unix:/run/culvert/admin.sock`,
 		Args:    args(1, "one NAME"),
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -70,14 +70,14 @@ be started with: what names there are, where they lead, and what changes.`,
 	}
 	watch := &cobra.Command{
 		Use:   "watch [NAME]",
-		Short: "Show what there is, and then what changes, as it happens",
+		Short: "Show the services, and then changes as they happen",
 		Example: `  culvert registry watch --admin unix:/run/culvert/admin.sock
   culvert registry watch db.example.com --admin 127.0.0.1:9090 -o json`,
 		Args: func(cmd *cobra.Command, a []string) error {
 			if len(a) == 0 {
 				return nil
 			}
-			return args(1, "one NAME at the most")(cmd, a)
+			return args(1, "at most one NAME")(cmd, a)
 		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			if o.config != "" {
@@ -149,7 +149,7 @@ func (o *registryOptions) source(ctx context.Context, q url.Values) (func(each f
 				case err != nil && ctx.Err() != nil:
 					return ctx.Err()
 				case err != nil:
-					return fmt.Errorf("the gateway has gone: %w", err)
+					return fmt.Errorf("lost the connection to the gateway: %w", err)
 				}
 				if !each(e) {
 					return nil
@@ -179,11 +179,9 @@ func (o *registryOptions) list(w io.Writer, events <-chan gateway.RegistryEvent)
 	if o.output == "json" {
 		return lines(w, events)
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	rows := [][]string{{"SERVICE", "PORTS", "EXPOSED TO", "ENDPOINTS", "NAMES"}}
 	if o.networks {
-		fmt.Fprintln(t, "NETWORK\tRANGES\tGATEWAYS\tNEAR")
-	} else {
-		fmt.Fprintln(t, "SERVICE\tPORTS\tEXPOSED TO\tENDPOINTS\tNAMES")
+		rows[0] = []string{"NETWORK", "RANGES", "GATEWAYS", "NEAR"}
 	}
 	for e := range events {
 		if n := e.Network; n != nil {
@@ -198,16 +196,16 @@ func (o *registryOptions) list(w io.Writer, events <-chan gateway.RegistryEvent)
 				}
 				gateways = append(gateways, s)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", n.Name, orDash(ranges), orDash(gateways), orDash(n.Near))
+			rows = append(rows, []string{n.Name, orDash(ranges), orDash(gateways), orDash(n.Near)})
 			continue
 		}
-		fmt.Fprintln(t, serviceLine(e.Service))
+		rows = append(rows, serviceRow(e.Service))
 	}
-	return t.Flush()
+	return writeTable(w, rows)
 }
 
-// serviceLine is a service in the columns of a table.
-func serviceLine(s *gateway.ListedService) string {
+// serviceRow is a service as a row of a table.
+func serviceRow(s *gateway.ListedService) []string {
 	ports, exposed := "any", "everyone"
 	if len(s.Ports) > 0 {
 		ports = strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Ports), " ", ","), "[]")
@@ -218,7 +216,7 @@ func serviceLine(s *gateway.ListedService) string {
 	case len(s.ExposedTo) > 0:
 		exposed = strings.Join(s.ExposedTo, ",")
 	}
-	return fmt.Sprintf("%s\t%s\t%s\t%d\t%s", s.Name, ports, exposed, len(s.Endpoints), orDash(s.Names))
+	return []string{s.Name, ports, exposed, strconv.Itoa(len(s.Endpoints)), orDash(s.Names)}
 }
 
 func orDash(list []string) string {
@@ -247,19 +245,19 @@ func (o *registryOptions) get(w io.Writer, events <-chan gateway.RegistryEvent, 
 		found = append(found, e.Service)
 	}
 	if len(found) == 0 {
-		return &cliError{err: fmt.Errorf("no service is called %q", name), hint: "culvert registry ls shows what there is", code: exitFailed}
+		return &cliError{err: fmt.Errorf("there is no service %q", name), hint: "\"culvert registry ls\" lists the services", code: exitFailed}
 	}
 	if o.output == "json" {
 		return writeJSON(w, found)
 	}
 	for _, s := range found {
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		var rows [][]string
 		row := func(key, value string) {
 			if value != "" {
-				fmt.Fprintf(t, "%s\t%s\n", key, value)
+				rows = append(rows, []string{key, value})
 			}
 		}
-		columns := strings.Split(serviceLine(s), "\t")
+		columns := serviceRow(s)
 		row("service", s.Name)
 		row("names", strings.Join(s.Names, " "))
 		row("cluster", s.Cluster)
@@ -281,7 +279,7 @@ func (o *registryOptions) get(w io.Writer, events <-chan gateway.RegistryEvent, 
 			}
 			row("endpoint", line)
 		}
-		if err := t.Flush(); err != nil {
+		if err := writeTable(w, rows); err != nil {
 			return err
 		}
 	}
@@ -303,7 +301,7 @@ func (o *registryOptions) watch(w io.Writer, events <-chan gateway.RegistryEvent
 		if e.Service == nil {
 			continue
 		}
-		if _, err := fmt.Fprintf(w, "%-8s %6d  %s\n", e.Event, e.Generation, strings.ReplaceAll(serviceLine(e.Service), "\t", "  ")); err != nil {
+		if _, err := fmt.Fprintf(w, "%-8s %6d  %s\n", e.Event, e.Generation, strings.Join(serviceRow(e.Service), "  ")); err != nil {
 			return err
 		}
 	}

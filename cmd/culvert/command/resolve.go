@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/url"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -27,17 +26,17 @@ func newResolve() *cobra.Command {
 	var o resolveOptions
 	cmd := &cobra.Command{
 		Use:   "resolve NAME",
-		Short: "Say what a name means, from each network, and why",
-		Long: `Resolve shows what a name means to those in each network: the endpoints, where
-they are reached directly, or else the gateways that lead there, as the gateway and
-explain go by, and the addresses that DNS answers: in networks of dns.vipNetworks those
-that the service has to itself.
+		Short: "Show how a name resolves from each network, and why",
+		Long: `Resolve shows what a name means to clients in each network: the endpoints, if
+they are reached directly, or else the gateways that lead to them, and the
+addresses that DNS answers. In networks of dns.vipNetworks these are the
+service's virtual IPs.
 
-It asks a running gateway, which also says how endpoints and gateways are, in the
-words of "culvert status"; a - stands where nothing is known. With --config it reads
-the configuration that one would be started with.
+With --admin it asks a running gateway, which also reports the health of
+endpoints and gateways, as "culvert status" does; "-" means unknown. With
+--config it reads the configuration that a gateway would be started with.
 
-The exit code is 1 where the name means nothing from any network asked for.`,
+The exit code is 1 if the name means nothing in any of the networks.`,
 		Example: `  culvert resolve db.example.com --config culvert.yaml
   culvert resolve db-0.db.west --from east --admin unix:/run/culvert/admin.sock
   culvert resolve db.example.com --from 192.0.2.7 --config culvert.yaml -o json`,
@@ -50,9 +49,9 @@ The exit code is 1 where the name means nothing from any network asked for.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port, HOST:PORT or unix:PATH, to ask it")
-	f.StringVar(&o.config, "config", "", "the configuration `FILE` of a gateway, to look without one")
-	f.StringVar(&o.from, "from", "", "`NETWORK` that asks, an address in it, or none (default: all of them)")
+	f.StringVar(&o.admin, "admin", "", "`ADDR` of a running gateway's admin port: HOST:PORT or unix:PATH")
+	f.StringVar(&o.config, "config", "", "read the configuration `FILE` instead of asking a gateway")
+	f.StringVar(&o.from, "from", "", "`NETWORK` of the client, an address in it, or none (default: all networks)")
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
 	cmd.MarkFlagsMutuallyExclusive("admin", "config")
 	addOutput(cmd, &o.output)
@@ -143,21 +142,21 @@ func printResolution(w io.Writer, r *gateway.Resolution) error {
 			fmt.Fprintf(w, "  nothing: %s (%s)\n", v.Reason, strings.TrimPrefix(v.Detail, "registry: "))
 			continue
 		}
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		for _, s := range v.Services {
-			fmt.Fprintf(t, "  service %s, by %s: %s\n", s.Service, s.Pattern, s.Why)
+			fmt.Fprintf(w, "  service %s, by %s: %s\n", s.Service, s.Pattern, s.Why)
+			var rows [][]string
 			for _, ep := range s.Endpoints {
-				fmt.Fprintf(t, "    %s\t%s\t%s\n", ep.Address, health(ep.State), ep.Name)
+				rows = append(rows, []string{"    " + ep.Address, health(ep.State), ep.Name})
 			}
 			for _, g := range s.Gateways {
-				fmt.Fprintf(t, "    %s\t%s\tnetwork %s, weight %d, by %s\n", g.Address, health(g.State), g.Network, g.Weight, strings.Join(g.Transports, ", "))
+				rows = append(rows, []string{"    " + g.Address, health(g.State), fmt.Sprintf("network %s, weight %d, by %s", g.Network, g.Weight, strings.Join(g.Transports, ", "))})
 			}
 			for _, a := range s.VIPs {
-				fmt.Fprintf(t, "    %s\tVIP\t\n", a)
+				rows = append(rows, []string{"    " + a.String(), "VIP"})
 			}
-		}
-		if err := t.Flush(); err != nil {
-			return err
+			if err := writeTable(w, rows); err != nil {
+				return err
+			}
 		}
 		answer := strings.Join(v.DNS, " ")
 		if answer == "" {

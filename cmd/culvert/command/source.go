@@ -36,7 +36,7 @@ func (o *sourceOptions) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "configuration file, YAML")
 	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at, or udp://ADDR for QUIC; repeatable")
-	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT: whatever port is asked for")
+	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT, any port")
 	f.StringVar(&o.routes, "routes", "", "file with a \"NAME[:PORT] HOST:PORT\" on each line")
 	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
 	cmd.MarkFlagsMutuallyExclusive("config", "listen")
@@ -157,7 +157,7 @@ func gatewayConfig(c *file.Config) (gateway.Config, *verifiers, error) {
 	if c.Admin != "" {
 		// Here and not only where it is opened, so that "config check" knows.
 		if err := admin.CheckAddr(c.Admin, false); err != nil {
-			hint := "listen on 127.0.0.1, and let what is on this host pass it on"
+			hint := "listen on 127.0.0.1, and have a program on this host pass it on"
 			if _, socket := admin.SocketPath(c.Admin); socket {
 				hint = "write unix:/run/culvert/admin.sock"
 			}

@@ -30,20 +30,19 @@ func newStatus() *cobra.Command {
 	var o statusOptions
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Say how a running gateway is, and what it serves",
-		Long: `Status asks a running gateway at its admin port whether it is ready, what it
-listens at, how old what it serves may be, and how the endpoints and gateways are
-that it knows something of: those that are checked, and those that could not be
-dialed. What is worst comes first.
+		Short: "Show the state of a running gateway",
+		Long: `Status shows whether a running gateway is ready, its listeners, the age of its
+table, and the health of endpoints and gateways that are checked or could not be
+dialed, worst first.
 
-STATE is down where a check says so; failing where a dial failed and the address
-is tried last for a while; suspect where the while is over and nobody has reached
-it since; and up where a check says so. BY is the kind of the check, or dial.
+STATE is down if a check failed; failing if a dial failed and the address is
+tried last for a while; suspect if that time is over and nothing has reached the
+address since; and up if a check passed. BY is the kind of the check, or dial.
 
-With --kube it says instead what the gateway knows of Kubernetes: clusters, who
-writes, Gateways with their listeners, and what is refused.
+With --kube it shows the state of Kubernetes instead: clusters, which replica
+writes status, Gateways with their listeners, and refused objects.
 
-The exit code is 1 where the gateway is not ready.`,
+The exit code is 1 if the gateway is not ready.`,
 		Example: `  culvert status --admin unix:/run/culvert/admin.sock
   culvert status --config culvert.yaml --down
   culvert status --watch
@@ -57,8 +56,8 @@ The exit code is 1 where the gateway is not ready.`,
 		},
 	}
 	o.admin.add(cmd)
-	cmd.Flags().BoolVar(&o.down, "down", false, "of the addresses, only those that are not up")
-	cmd.Flags().BoolVar(&o.kube, "kube", false, "what it knows of Kubernetes: clusters, Gateways, refusals")
+	cmd.Flags().BoolVar(&o.down, "down", false, "show only addresses that are not up")
+	cmd.Flags().BoolVar(&o.kube, "kube", false, "show the state of Kubernetes: clusters, Gateways, refused objects")
 	cmd.MarkFlagsMutuallyExclusive("down", "kube")
 	o.watch.add(cmd)
 	addOutput(cmd, &o.output)
@@ -199,7 +198,7 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	return printColumns(w, rows)
+	return writeTable(w, rows, 0)
 }
 
 // printDNSStatus prints where DNS is answered, and whether those answer who are
@@ -213,7 +212,7 @@ func printDNSStatus(line func(what, format string, args ...any), s *gateway.Stat
 		line("dns", "%s%s", l.Address, view)
 	}
 	for _, upstream := range slices.Sorted(maps.Keys(s.Upstreams)) {
-		line("upstream", "%s %s", upstream, map[bool]string{true: "answers", false: "is silent"}[s.Upstreams[upstream]])
+		line("upstream", "%s %s", upstream, map[bool]string{true: "answers", false: "does not answer"}[s.Upstreams[upstream]])
 	}
 }
 

@@ -17,7 +17,7 @@ func kubeStatus(w io.Writer, s *runningStatus, asJSON bool) error {
 	var err error
 	switch {
 	case s.Kubernetes == nil:
-		return &cliError{err: fmt.Errorf("the gateway knows of no Kubernetes"), hint: "its configuration has no kubernetes part", code: exitFailed}
+		return &cliError{err: fmt.Errorf("Kubernetes is not configured on this gateway"), hint: "its configuration has no kubernetes part", code: exitFailed}
 	case asJSON:
 		err = writeJSON(w, s.Kubernetes)
 	default:
@@ -54,7 +54,7 @@ func printKube(w io.Writer, s *kube.Status) error {
 	case l.Leads:
 		line("writes", "this replica, %s, by the lease %s", l.Self, l.Name)
 	case l.Holder == "":
-		line("writes", "nobody that is known, by the lease %s; this replica is %s", l.Name, l.Self)
+		line("writes", "unknown, by the lease %s; this replica is %s", l.Name, l.Self)
 	default:
 		line("writes", "%s, by the lease %s; this replica is %s", l.Holder, l.Name, l.Self)
 	}
@@ -80,7 +80,7 @@ func kindsText(kinds map[string]string) string {
 		case "none":
 			texts = append(texts, "not served by the API server: "+names)
 		case "unread":
-			texts = append(texts, "not read yet, or there is no right to: "+names)
+			texts = append(texts, "not read yet, or no permission: "+names)
 		default:
 			texts = append(texts, version+": "+names)
 		}
@@ -131,7 +131,7 @@ func printGateways(w io.Writer, s *kube.Status) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	return printColumns(w, rows)
+	return writeTable(w, rows, 0)
 }
 
 // printRefusals prints what is refused, and how much more there is.
@@ -163,7 +163,7 @@ func printRefusals(w io.Writer, s *kube.Status) error {
 	if _, err := fmt.Fprintln(w); err != nil {
 		return err
 	}
-	if err := printColumns(w, rows); err != nil || more == 0 {
+	if err := writeTable(w, rows, 0); err != nil || more == 0 {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "and %d more\n", more)

@@ -53,7 +53,7 @@ func TestStatusOfKubernetes(t *testing.T) {
 		"cluster:   east, 3h00m old: it does not answer (connection refused): 0 services found",
 		"cluster:   north, not seen yet: ",
 		"gateways:  in touch: 2 Gateways, 2 routes\n",
-		"kinds:     not served by the API server: TCPRoutes, UDPRoutes; not read yet, or there is no right to: HTTPRoutes; v1: GatewayClasses, Gateways; v1alpha2: TLSRoutes\n",
+		"kinds:     not served by the API server: TCPRoutes, UDPRoutes; not read yet, or no permission: HTTPRoutes; v1: GatewayClasses, Gateways; v1alpha2: TLSRoutes\n",
 		"writes:    b_1, by the lease system/culvert; this replica is a_1\n",
 		"shop/set:more", "5432/TCP", "failed", "PortUnavailable: another�has it", "Invalid: no listener",
 		"TLSRoute shop/db", "NoMatchingParent: Accepted: no such listener", "Service shop/web", "and 6 more\n",
@@ -76,7 +76,7 @@ func TestStatusOfKubernetes(t *testing.T) {
 	if err := kubeStatus(&b, &got, true); err != errSilent {
 		t.Errorf("of one that is not ready: %v, want the exit code alone", err)
 	}
-	if err := kubeStatus(&b, &runningStatus{}, false); err == nil || !strings.Contains(err.Error(), "no Kubernetes") {
+	if err := kubeStatus(&b, &runningStatus{}, false); err == nil || !strings.Contains(err.Error(), "Kubernetes is not configured") {
 		t.Errorf("of one without Kubernetes: %v", err)
 	}
 }

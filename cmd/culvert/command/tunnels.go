@@ -34,13 +34,12 @@ func newTunnels() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tunnels",
 		Short: "List the open tunnels of a running gateway, or close some",
-		Long: `Tunnels asks a running gateway at its admin port which tunnels are open: who
-opened them, where they lead, how long they stand, how long they are silent and
-what they have carried. Filters go together: a tunnel is shown that fits all of
-them. IN is what the client has sent, OUT what the service has.
+		Long: `Tunnels lists the open tunnels of a running gateway: the client, the service, the
+age, the time since the last byte and the bytes carried. All filters must match.
+IN is what the client has sent, OUT what the service has sent.
 
-With -o json it prints an array of objects, for programs; its fields stand in
-the operations page and stay what they are.`,
+With -o json it prints an array of objects for programs. The guide "Running a
+gateway" describes their fields, which are stable.`,
 		Example: `  culvert tunnels --admin 127.0.0.1:9090
   culvert tunnels --admin unix:/run/culvert/admin.sock --service orders.example.com --source 192.0.2.0/24
   culvert tunnels --config culvert.yaml --quiet-for 10m --sort idle --limit 20
@@ -55,7 +54,7 @@ the operations page and stay what they are.`,
 	}
 	o.admin.add(cmd)
 	o.filter.add(cmd, &o.admin)
-	cmd.Flags().StringVar(&o.sort, "sort", "id", "`COLUMN` to sort by: "+strings.Join(sortKeys(), ", ")+"; the largest numbers first")
+	cmd.Flags().StringVar(&o.sort, "sort", "id", "`COLUMN` to sort by: "+strings.Join(sortKeys(), ", ")+"; largest numbers first")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(sortKeys(), cobra.ShellCompDirectiveNoFileComp))
 	o.watch.add(cmd)
 	addOutput(cmd, &o.output)
@@ -93,7 +92,7 @@ func runTunnels(ctx context.Context, w io.Writer, o *tunnelsOptions) error {
 	if len(list) == 0 {
 		what := "no tunnel is open"
 		if f.Narrows() {
-			what = "no open tunnel fits"
+			what = "no open tunnel matches"
 		}
 		_, err := fmt.Fprintln(w, what)
 		return err
@@ -124,17 +123,17 @@ type tunnelFilter struct{ cmd *cobra.Command }
 var tunnelProtocols = allProtocols
 
 var filterFlags = []struct{ name, usage string }{
-	{"service", "of this service, by its `NAME`"},
-	{"target", "that asked for this `NAME[:PORT]`"},
-	{"source", "from this `ADDR` or CIDR"},
-	{"peer", "of the user with this `NAME`"},
-	{"proto", "by this `PROTOCOL`: " + oneOf(tunnelProtocols)},
-	{"listener", "of the listener with this `ADDR`, as configured"},
-	{"endpoint", "to this `ENDPOINT`: its address, with or without port, or DNS name"},
-	{"older-than", "open for at least this `DURATION`"},
-	{"quiet-for", "without a byte for at least this `DURATION`"},
-	{"min-bytes", "that have carried at least `N` bytes both ways, such as 10MiB"},
-	{"limit", "at most `N` of them"},
+	{"service", "only tunnels of the service `NAME`"},
+	{"target", "only tunnels that asked for `NAME[:PORT]`"},
+	{"source", "only tunnels from `ADDR`, an address or CIDR"},
+	{"peer", "only tunnels of the user `NAME`"},
+	{"proto", "only tunnels by `PROTOCOL`: " + oneOf(tunnelProtocols)},
+	{"listener", "only tunnels of the listener `ADDR`, as configured"},
+	{"endpoint", "only tunnels to `ENDPOINT`: its address, with or without port, or DNS name"},
+	{"older-than", "only tunnels open for at least `DURATION`"},
+	{"quiet-for", "only tunnels without a byte for at least `DURATION`"},
+	{"min-bytes", "only tunnels that have carried at least `N` bytes in both directions together, such as 10MiB"},
+	{"limit", "at most `N` tunnels"},
 }
 
 func (t *tunnelFilter) add(cmd *cobra.Command, o *adminOptions) {
@@ -246,34 +245,19 @@ var tunnelColumns = []struct {
 // printTunnels prints a table.
 func printTunnels(w io.Writer, list []admin.Tunnel) error {
 	rows := make([][]string, len(list)+1)
-	widths := make([]int, len(tunnelColumns))
-	for i := range rows {
-		for j, col := range tunnelColumns {
-			cell := col.head
-			if i > 0 {
-				if cell = printable(col.of(&list[i-1])); cell == "" {
-					cell = "-"
-				}
-			}
-			rows[i] = append(rows[i], cell)
-			widths[j] = max(widths[j], len([]rune(cell)))
+	var right []int
+	for j, col := range tunnelColumns {
+		rows[0] = append(rows[0], col.head)
+		if col.right {
+			right = append(right, j)
 		}
 	}
-	var line strings.Builder
-	for _, row := range rows {
-		line.Reset()
-		for j, cell := range row {
-			if tunnelColumns[j].right {
-				fmt.Fprintf(&line, "%*s  ", widths[j], cell)
-			} else {
-				fmt.Fprintf(&line, "%-*s  ", widths[j], cell)
-			}
-		}
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
-			return err
+	for i := range list {
+		for _, col := range tunnelColumns {
+			rows[i+1] = append(rows[i+1], cmp.Or(printable(col.of(&list[i])), "-"))
 		}
 	}
-	return nil
+	return writeTable(w, rows, right...)
 }
 
 // humanSeconds writes a time with its two largest units.

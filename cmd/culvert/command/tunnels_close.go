@@ -33,13 +33,13 @@ func newTunnelsClose(a *adminOptions) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "close [ID...]",
 		Short: "Close open tunnels, by ID or by a filter",
-		Long: `Close ends tunnels of a running gateway: those whose IDs are given, or those that
-fit all the filters. Both sides get a reset, never an end of stream, and the log
-line of each has the reason "killed". A client may come back; this is no way to
-keep one out.
+		Long: `Close ends tunnels of a running gateway: those with the given IDs, or those that
+match all filters. Both sides get a reset, not an end of stream, and the log
+line of each has the reason "killed". A client may reconnect: this does not
+keep it out.
 
-A gateway lets tunnels be closed over the socket of its admin port, and over TCP
-only where it was started with --admin-control.`,
+A gateway closes tunnels over the socket of its admin port, and over TCP only
+if it was started with --admin-control.`,
 		Example: `  culvert tunnels close 4711 4712 --admin unix:/run/culvert/admin.sock
   culvert tunnels close --service orders.example.com --admin unix:/run/culvert/admin.sock --dry-run
   culvert tunnels close --source 192.0.2.7 --older-than 1h --config culvert.yaml`,
@@ -54,7 +54,7 @@ only where it was started with --admin-control.`,
 		},
 	}
 	o.filter.add(cmd, a)
-	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show which tunnels these are and leave them open")
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "show the tunnels that would be closed, and close none")
 	addOutput(cmd, &o.output)
 	return cmd
 }
@@ -67,7 +67,7 @@ func runTunnelsClose(ctx context.Context, w io.Writer, o *closeOptions) error {
 	questions := []url.Values{q}
 	switch {
 	case len(o.ids) > 0 && len(q) > 0:
-		return usageError("name them, or say what they have in common", "both IDs and filters")
+		return usageError("give their IDs, or filters", "both IDs and filters")
 	case len(o.ids) > 0:
 		if questions, f, err = byID(o.ids); err != nil {
 			return err
@@ -174,7 +174,7 @@ func missing(named, found []uint64) error {
 			gone = append(gone, strconv.FormatUint(id, 10))
 		}
 	}
-	const hint = `it may have ended by itself: "culvert tunnels" shows those that are open, and the log how others ended`
+	const hint = `it may have ended on its own: "culvert tunnels" shows those that are open, and the log how others ended`
 	switch len(gone) {
 	case 0:
 		return nil
@@ -187,7 +187,7 @@ func missing(named, found []uint64) error {
 func count(n int) string {
 	switch n {
 	case 0:
-		return "no tunnel: none fits"
+		return "no tunnel: none matches"
 	case 1:
 		return "1 tunnel"
 	}

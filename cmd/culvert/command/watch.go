@@ -18,7 +18,7 @@ type watchFlag struct {
 }
 
 func (f *watchFlag) add(cmd *cobra.Command) {
-	const usage = "show it anew every 2 s, or every `DURATION` of --watch=DURATION, until interrupted"
+	const usage = "refresh every 2 s, or every `DURATION` with --watch=DURATION, until interrupted"
 	cmd.Flags().DurationVarP(&f.every, "watch", "w", 0, usage)
 	cmd.Flags().Lookup("watch").NoOptDefVal = "2s"
 }
@@ -35,7 +35,7 @@ func (f *watchFlag) run(ctx context.Context, w io.Writer, output string, show fu
 	case f.every < leastWatch:
 		return usageError("write --watch=2s, or --watch alone", "--watch %v: want %v or more", f.every, leastWatch)
 	case output != "text":
-		return usageError("leave --watch out", "--watch is for people, and not for -o %s", output)
+		return usageError("remove --watch", "--watch cannot be combined with -o %s", output)
 	}
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
 	defer stop()

@@ -411,7 +411,7 @@ func TestEveryCarrierAsksForCredentials(t *testing.T) {
 		t.Run("reloaded/"+p.kind.name+"/"+p.w.name, func(t *testing.T) { judge(t, p.w, p.addr, p.kind, true) })
 	}
 	const auth = ", auth: {usersFile: users.txt, tokensFile: tokens.txt}"
-	r.rewrite(t, strings.ReplaceAll(files["culvert.yaml"], auth, ""), "the listener asks for no credentials any more", len(listenersOf))
+	r.rewrite(t, strings.ReplaceAll(files["culvert.yaml"], auth, ""), "the listener no longer requires credentials", len(listenersOf))
 	for _, p := range places {
 		t.Run("without auth/"+p.kind.name+"/"+p.w.name, func(t *testing.T) {
 			c := client{}
@@ -423,7 +423,7 @@ func TestEveryCarrierAsksForCredentials(t *testing.T) {
 			}
 		})
 	}
-	r.rewrite(t, files["culvert.yaml"], "the listener asks for credentials from now on", len(listenersOf))
+	r.rewrite(t, files["culvert.yaml"], "the listener now requires credentials", len(listenersOf))
 	for _, p := range places {
 		t.Run("with auth again/"+p.kind.name+"/"+p.w.name, func(t *testing.T) { judge(t, p.w, p.addr, p.kind, true) })
 	}
@@ -476,9 +476,9 @@ func TestAuthTakesTLSByNameAway(t *testing.T) {
 		}
 	}
 	judge("at first", true)
-	r.rewrite(t, with(""), "the listener asks for no credentials any more", 1)
+	r.rewrite(t, with(""), "the listener no longer requires credentials", 1)
 	judge("without auth", false)
-	r.rewrite(t, with(auth), "the listener asks for credentials from now on", 1)
+	r.rewrite(t, with(auth), "the listener now requires credentials", 1)
 	judge("with auth again", true)
 }
 
