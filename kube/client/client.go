@@ -56,7 +56,7 @@ func (c Config) load() (*rest.Config, error) {
 		}
 		cfg, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
-			return nil, errors.New("kubernetes: no kubeconfig, and this is no pod: it has no KUBERNETES_SERVICE_HOST")
+			return nil, errors.New("kubernetes: no kubeconfig, and not in a pod: KUBERNETES_SERVICE_HOST is not set")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("kubernetes: the pod's service account: %w", err)

@@ -60,7 +60,7 @@ func TestREST(t *testing.T) {
 		{"named context", Config{Kubeconfig: path, Context: "west"}, "https://west.test:6443", ""},
 		{"unknown context", Config{Kubeconfig: path, Context: "north"}, "", `context "north"`},
 		{"no file", Config{Kubeconfig: path + "x"}, "", "no such file"},
-		{"no pod", Config{}, "", "this is no pod"},
+		{"no pod", Config{}, "", "not in a pod"},
 		{"a context of no file", Config{Context: "west"}, "", "without a kubeconfig"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestDenied(t *testing.T) {
 		want string
 	}{
 		{"forbidden", fmt.Errorf("failed to list: %w", apierrors.NewForbidden(res, "", errors.New("user x\n has no right"))), "may not list tlsroutes.gateway.networking.k8s.io: tlsroutes.gateway.networking.k8s.io is forbidden: user x has no right"},
-		{"unauthorized", apierrors.NewUnauthorized("who are you"), "may not list tlsroutes.gateway.networking.k8s.io: the API server does not know who asks: who are you"},
+		{"unauthorized", apierrors.NewUnauthorized("who are you"), "may not list tlsroutes.gateway.networking.k8s.io: the API server does not recognize the credentials: who are you"},
 		{"no CRD", apierrors.NewGenericServerResponse(404, "list", res, "", "", 0, true), "can't list tlsroutes.gateway.networking.k8s.io: the API server has no such resource; is its CRD installed?"},
 		{"no object", apierrors.NewNotFound(res, "web"), ""},
 		{"other", io.EOF, ""},

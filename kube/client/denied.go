@@ -23,7 +23,7 @@ func Denied(verb string, res schema.GroupResource, err error) (string, bool) {
 	case apierrors.IsForbidden(err):
 		return fmt.Sprintf("may not %s %s: %s", verb, res, reason(err)), true
 	case apierrors.IsUnauthorized(err):
-		return fmt.Sprintf("may not %s %s: the API server does not know who asks: %s", verb, res, reason(err)), true
+		return fmt.Sprintf("may not %s %s: the API server does not recognize the credentials: %s", verb, res, reason(err)), true
 	case apierrors.IsNotFound(err) && !named(err):
 		return fmt.Sprintf("can't %s %s: the API server has no such resource; is its CRD installed?", verb, res), true
 	}

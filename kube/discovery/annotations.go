@@ -244,7 +244,7 @@ func parseNetworks(x *exposure, v string) error {
 	for _, s := range list {
 		switch {
 		case s == "*" && len(list) > 1:
-			return fmt.Errorf(`"*" is everyone, and stands alone`)
+			return fmt.Errorf(`"*" means everyone, and must be alone`)
 		case s != "*" && strings.ContainsFunc(s, notInNetwork):
 			return fmt.Errorf("%q is not the name of a network: write letters, digits and any of %s, and commas between names", clip(s), networkMarks)
 		}

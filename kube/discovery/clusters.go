@@ -94,7 +94,7 @@ func secretOf(s *corev1.Secret) *secret {
 	h.Sum(out.sum[:0])
 	switch {
 	case !isCluster(out.cluster):
-		out.bad = fmt.Errorf("label %s: %q is no name of a cluster: it is not one label of a DNS name", LabelCluster, clip(out.cluster))
+		out.bad = fmt.Errorf("label %s: %q is not a cluster name: it is not one label of a DNS name", LabelCluster, clip(out.cluster))
 	case len(s.Data[KubeconfigKey]) == 0:
 		out.bad = fmt.Errorf("it has no key %q", KubeconfigKey)
 	default:
@@ -233,9 +233,9 @@ func (f *clustersRun) apply(ctx context.Context) (say []registry.Update) {
 		why := s.bad
 		switch other := want[s.cluster]; {
 		case f.Own != "" && s.cluster == f.Own:
-			why = fmt.Errorf("cluster %q is known without it", s.cluster)
+			why = fmt.Errorf("cluster %q is the gateway's own and needs no Secret", s.cluster)
 		case other != nil:
-			why = fmt.Errorf("cluster %q is that of Secret %q already", s.cluster, other.name)
+			why = fmt.Errorf("cluster %q is already defined by Secret %q", s.cluster, other.name)
 		case isCluster(s.cluster):
 			want[s.cluster] = s
 		}

@@ -50,15 +50,15 @@ func TestKubeconfigsThatAreRefused(t *testing.T) {
 		{"a key's file", user(`client-key: /etc/x.pem`), "client-key,"},
 		{"a root's file", change(`certificate-authority-data: ""`, "certificate-authority: /etc/x.pem"), "certificate-authority,"},
 		{"without verification", change(`certificate-authority-data: ""`, "insecure-skip-tls-verify: true"), "insecure-skip-tls-verify"},
-		{"plain HTTP", change("https://", "http://"), "no https:// URL"},
-		{"a server without a scheme", change("https://SERVER:6443", "SERVER:6443"), "no https:// URL"},
-		{"no server", change(`server: "https://SERVER:6443", `, ""), "no https:// URL"},
+		{"plain HTTP", change("https://", "http://"), "not an https:// URL"},
+		{"a server without a scheme", change("https://SERVER:6443", "SERVER:6443"), "not an https:// URL"},
+		{"no server", change(`server: "https://SERVER:6443", `, ""), "not an https:// URL"},
 		{"no current context", change("current-context: x\n", ""), "no current-context"},
 		{"another current context", change("current-context: x", "current-context: other"), "not among its contexts"},
 		{"another cluster", change("cluster: c,", "cluster: d,"), "not among its clusters"},
 		{"another user", change("user: u}", "user: w}"), "not among its users"},
 		{"certificates that are none", user(`client-certificate-data: aHVzaC1odXNo`), "can't be used"},
-		{"no YAML", "hush-hush: [", "no kubeconfig"},
+		{"no YAML", "hush-hush: [", "not a kubeconfig"},
 		{"nothing", "", "no current-context"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -144,7 +144,7 @@ func TestClusters(t *testing.T) {
 		step("one that is there", "")
 		r.put(config("e", "No", "other"))
 		step("no label", "")
-		for _, want := range []string{`cluster \"own\" is known without it`, `cluster \"west\" is that of Secret \"b\" already`, `\"No\" is no name of a cluster`} {
+		for _, want := range []string{`cluster \"own\" is the gateway's own and needs no Secret`, `cluster \"west\" is already defined by Secret \"b\"`, `\"No\" is not a cluster name`} {
 			if n := r.logged(want); n != 1 {
 				t.Errorf("the log says %d times %s, want once:\n%s", n, want, r.log.String())
 			}

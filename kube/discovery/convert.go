@@ -31,7 +31,7 @@ func (v *view) convert(s *service, ns *namespace, of []*slice, exported bool) (*
 		}
 		return nil, []Problem{{
 			Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: noteExpose, Value: clip(s.notes[noteExpose]),
-			Text: "none of its ports is of TCP, so it is no service here; what is of UDP a UDPRoute leads to",
+			Text: "it has no TCP port, so it is not a service here; use a UDPRoute for UDP",
 		}}
 	}
 	out := &registry.Service{
@@ -83,7 +83,7 @@ func (v *view) expose(out *registry.Service, s *service, x *exposure, exported b
 		return
 	}
 	if v.namespacesUnknown && !x.everyone && len(x.networks) == 0 {
-		refuse(noteExpose, "namespaces can't be read, and what this one says may narrow it: add culvert.dev/networks; the service is not exposed")
+		refuse(noteExpose, "Namespaces cannot be read, and an annotation of this one may restrict the service: add culvert.dev/networks; the service is not exposed")
 		return
 	}
 	if why := v.rules.Refuses(s.Namespace, s.Name); why != "" {
@@ -119,7 +119,7 @@ func (v *view) exportedTo(x *exposure, refuse func(key, text string)) []string {
 		if left[0] == Everyone {
 			left[0] = "all others"
 		}
-		refuse(noteNetworks, "it is exported to the cluster set, and this leaves out "+strings.Join(left, ", ")+"; what is named here counts")
+		refuse(noteNetworks, "it is exported to the cluster set, and this excludes "+strings.Join(left, ", ")+"; the networks named here apply")
 	}
 	if x.expose || slices.Contains(v.clusterSet, Everyone) {
 		return slices.Clone(x.networks)

@@ -66,7 +66,7 @@ func TestExposure(t *testing.T) {
 		{name: "to what is none", svc: []string{"expose", "true", "networks", "a b"}, want: "nobody", problem: "not the name of a network"},
 		{name: "to a list without commas", svc: []string{"expose", "true", "networks", "east;west"}, want: "nobody", problem: `"east;west" is not the name of a network: write letters, digits and any of ._-/:@, and commas between names; the service is not exposed`},
 		{name: "to names with marks", svc: []string{"expose", "true", "networks", "aws/eu-1,dc_2.b"}, want: "aws/eu-1,dc_2.b"},
-		{name: "to everyone and one", svc: []string{"expose", "true", "networks", "*,a"}, want: "nobody", problem: "stands alone"},
+		{name: "to everyone and one", svc: []string{"expose", "true", "networks", "*,a"}, want: "nobody", problem: "must be alone"},
 		{name: "to malformed ones of the namespace", svc: []string{"expose", "true"}, ns: space("shop", "networks", ","), want: "nobody", problem: "item 1 is empty"},
 		{name: "networks misspelt", svc: []string{"expose", "true", "network", "a"}, want: "nobody", problem: "did you mean culvert.dev/networks?"},
 		{name: "expose misspelt", svc: []string{"exposed", "true"}, want: "nobody", problem: "did you mean culvert.dev/expose?"},
@@ -90,13 +90,13 @@ func TestExposure(t *testing.T) {
 		{name: "exported to no networks", exported: true, want: "nobody"},
 		{name: "exported and exposed", svc: []string{"expose", "true"}, exported: true, set: "a", want: "everyone"},
 		{name: "exported to everyone", exported: true, set: "*", want: "everyone"},
-		{name: "exported and exposed to another network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a", want: "b", problem: `networks: "b": it is exported to the cluster set, and this leaves out a`},
-		{name: "exported and exposed to one of its networks", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a,b", want: "b", problem: "leaves out a"},
+		{name: "exported and exposed to another network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a", want: "b", problem: `networks: "b": it is exported to the cluster set, and this excludes a`},
+		{name: "exported and exposed to one of its networks", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "a,b", want: "b", problem: "excludes a"},
 		{name: "exported and exposed to more networks", svc: []string{"expose", "true", "networks", "a,b"}, exported: true, set: "a", want: "a,b"},
-		{name: "exported to everyone and exposed to a network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "*", want: "b", problem: "leaves out all others"},
-		{name: "exported to everyone and narrowed by its namespace", ns: space("shop", "networks", "b"), exported: true, set: "*", want: "b", problem: "leaves out all others"},
-		{name: "exported and narrowed", svc: []string{"networks", "b"}, exported: true, set: "a,b", want: "b", problem: "leaves out a"},
-		{name: "exported and narrowed to nothing", svc: []string{"networks", "c"}, exported: true, set: "a,b", want: "nobody", problem: "leaves out a, b"},
+		{name: "exported to everyone and exposed to a network", svc: []string{"expose", "true", "networks", "b"}, exported: true, set: "*", want: "b", problem: "excludes all others"},
+		{name: "exported to everyone and narrowed by its namespace", ns: space("shop", "networks", "b"), exported: true, set: "*", want: "b", problem: "excludes all others"},
+		{name: "exported and narrowed", svc: []string{"networks", "b"}, exported: true, set: "a,b", want: "b", problem: "excludes a"},
+		{name: "exported and narrowed to nothing", svc: []string{"networks", "c"}, exported: true, set: "a,b", want: "nobody", problem: "excludes a, b"},
 		{name: "exported with networks for everyone", svc: []string{"networks", "*"}, exported: true, set: "a", want: "a"},
 		{name: "exported and refused", svc: []string{"expose", "false"}, exported: true, set: "a", want: "nobody", problem: "it keeps the service closed, and its ServiceExport has no effect"},
 		{name: "exported and malformed", svc: []string{"networks", ""}, exported: true, set: "a", want: "nobody", problem: "networks"},
@@ -105,10 +105,10 @@ func TestExposure(t *testing.T) {
 		{name: "exported by the annotation of its namespace", ns: space("shop", "exported", "true"), set: "a", want: "nobody"},
 		{name: "exported and exposed by annotations", svc: []string{"expose", "true", "networks", "a,b", "exported", "true"}, set: "a", want: "a,b"},
 
-		{name: "blind", svc: []string{"expose", "true"}, namespacesUnknown: true, want: "nobody", problem: "namespaces can't be read"},
+		{name: "blind", svc: []string{"expose", "true"}, namespacesUnknown: true, want: "nobody", problem: "Namespaces cannot be read"},
 		{name: "blind, and said to whom", svc: []string{"expose", "true", "networks", "a"}, namespacesUnknown: true, want: "a"},
 		{name: "blind, and for everyone", svc: []string{"expose", "true", "networks", "*"}, namespacesUnknown: true, want: "everyone"},
-		{name: "blind and exported", exported: true, set: "a", namespacesUnknown: true, want: "nobody", problem: "namespaces can't be read"},
+		{name: "blind and exported", exported: true, set: "a", namespacesUnknown: true, want: "nobody", problem: "Namespaces cannot be read"},
 		{name: "blind, exported and said to whom", svc: []string{"networks", "a"}, exported: true, set: "a", namespacesUnknown: true, want: "a"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -282,7 +282,7 @@ func TestUDPAlone(t *testing.T) {
 		if out != nil || len(problems) != tt.want {
 			t.Errorf("%s: %v, problems %v, want no service and %d problems", tt.name, out, problems, tt.want)
 		}
-		if tt.want > 0 && !strings.Contains(problems[0].String(), `culvert.dev/expose: "true": none of its ports is of TCP`) {
+		if tt.want > 0 && !strings.Contains(problems[0].String(), `culvert.dev/expose: "true": it has no TCP port`) {
 			t.Errorf("%s: it is told %q", tt.name, problems[0])
 		}
 	}
@@ -341,11 +341,11 @@ func TestRulesCheck(t *testing.T) {
 		want  string
 	}{
 		{Rules{Allow: []string{"shop", "st?ck/a*"}, Deny: []string{"[a-c]/x"}}, ""},
-		{Rules{Allow: []string{"shop["}}, `allow: "shop[" is no pattern`},
-		{Rules{Deny: []string{""}}, `deny: "" is no pattern`},
-		{Rules{Deny: []string{"a/b/c"}}, `deny: "a/b/c" is no pattern`},
+		{Rules{Allow: []string{"shop["}}, `allow: "shop[" is not a pattern`},
+		{Rules{Deny: []string{""}}, `deny: "" is not a pattern`},
+		{Rules{Deny: []string{"a/b/c"}}, `deny: "a/b/c" is not a pattern`},
 		{Rules{Names: []NameRule{{}}}, "no suffix"},
-		{Rules{Names: []NameRule{{Suffix: tunnel.MustParseName("a.b"), Namespaces: []string{"["}}}}, `"[" is no pattern`},
+		{Rules{Names: []NameRule{{Suffix: tunnel.MustParseName("a.b"), Namespaces: []string{"["}}}}, `"[" is not a pattern`},
 	} {
 		err := tt.rules.Check()
 		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {

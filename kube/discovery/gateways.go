@@ -30,7 +30,7 @@ type entrance struct {
 // entranceOf reads the annotations of a gateway. It is pure.
 func entranceOf(s *service) (e entrance, bad *Problem) {
 	fail := func(key, text string) (entrance, *Problem) {
-		return e, &Problem{Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: key, Value: clip(s.notes[key]), Text: text + "; it is no gateway"}
+		return e, &Problem{Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: key, Value: clip(s.notes[key]), Text: text + "; it is not used as a gateway"}
 	}
 	if v, ok := s.notes[noteTransports]; ok {
 		list, err := items(v, len(transports))

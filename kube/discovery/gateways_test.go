@@ -126,7 +126,7 @@ func TestGateways(t *testing.T) {
 			ports(port("tls", 443, ""), port("quic", 8443, corev1.ProtocolUDP))(s)
 		}, want: "10.96.0.7:8443 public 192.0.2.9:8443 [quic] unchecked"},
 		{name: "no transport", svc: door(corev1.ServiceTypeClusterIP, "gateway-transports", "carrier-pigeon"), problem: `"carrier-pigeon" is none of sni`},
-		{name: "no weight", svc: door(corev1.ServiceTypeClusterIP, "gateway-weight", "0"), problem: "from 1 to 1000; it is no gateway"},
+		{name: "no weight", svc: door(corev1.ServiceTypeClusterIP, "gateway-weight", "0"), problem: "from 1 to 1000; it is not used as a gateway"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.change != nil {
@@ -230,8 +230,8 @@ func TestNetworkOfWhoIsBelieved(t *testing.T) {
 	}
 	slices.Sort(said)
 	if want := []string{
-		"Service culvert-system/other the network of this cluster is west; it is no gateway",
-		"Service shop/door gateways are not believed in this namespace; it is no gateway",
+		"Service culvert-system/other the network of this cluster is west; it is not used as a gateway",
+		"Service shop/door gateways are not trusted in this namespace; it is not used as a gateway",
 	}; !slices.Equal(said, want) {
 		t.Errorf("said %q, want %q", said, want)
 	}

@@ -20,7 +20,7 @@ import (
 func parseKubeconfig(data []byte) (*rest.Config, error) {
 	cfg, err := clientcmd.Load(data)
 	if err != nil {
-		return nil, errors.New("it is no kubeconfig")
+		return nil, errors.New("it is not a kubeconfig")
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.AuthInfos)) {
 		u := cfg.AuthInfos[name]
@@ -46,7 +46,7 @@ func parseKubeconfig(data []byte) (*rest.Config, error) {
 			return nil, refuse("insecure-skip-tls-verify")
 		}
 		if u, err := url.Parse(c.Server); err != nil || u.Scheme != "https" || u.Host == "" {
-			return nil, errors.New("its server is no https:// URL")
+			return nil, errors.New("its server is not an https:// URL")
 		}
 	}
 	if cfg.CurrentContext == "" {

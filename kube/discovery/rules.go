@@ -41,7 +41,7 @@ func (r *Rules) Check() error {
 	}{{"allow", r.Allow}, {"deny", r.Deny}} {
 		for _, p := range list.patterns {
 			if _, err := path.Match(p, "x"); err != nil || p == "" || strings.Count(p, "/") > 1 {
-				return fmt.Errorf("%s: %q is no pattern: write NAMESPACE/NAME or NAMESPACE", list.what, p)
+				return fmt.Errorf("%s: %q is not a pattern: write NAMESPACE/NAME or NAMESPACE", list.what, p)
 			}
 		}
 	}
@@ -51,7 +51,7 @@ func (r *Rules) Check() error {
 		}
 		for _, p := range n.Namespaces {
 			if _, err := path.Match(p, "x"); err != nil || p == "" {
-				return fmt.Errorf("names: %q is no pattern of a namespace", p)
+				return fmt.Errorf("names: %q is not a pattern of a namespace", p)
 			}
 		}
 	}

@@ -433,7 +433,7 @@ func TestSourceIsChecked(t *testing.T) {
 		{&Source{Client: r.api}, `cluster "" is not one label`},
 		{&Source{Client: r.api, Cluster: "a.b"}, `cluster "a.b" is not one label`},
 		{&Source{Client: r.api, Cluster: "west", Prefer: "ipv5"}, `prefer "ipv5"`},
-		{&Source{Client: r.api, Cluster: "west", Rules: Rules{Deny: []string{"["}}}, "no pattern"},
+		{&Source{Client: r.api, Cluster: "west", Rules: Rules{Deny: []string{"["}}}, "is not a pattern"},
 	} {
 		if err := tt.src.Run(t.Context(), nil); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("got %v, want an error with %q", err, tt.want)

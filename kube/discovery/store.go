@@ -284,9 +284,9 @@ func (r *run) convertNetwork() {
 		p := Problem{Kind: "Service", Namespace: k.Namespace, Name: k.Name, Key: noteGateway, Value: clip(network)}
 		switch {
 		case !slices.Contains(r.src.gatewayNamespaces(), k.Namespace):
-			p.Text = "gateways are not believed in this namespace; it is no gateway"
+			p.Text = "gateways are not trusted in this namespace; it is not used as a gateway"
 		case network != r.view.network:
-			p.Text = "the network of this cluster is " + r.network + "; it is no gateway"
+			p.Text = "the network of this cluster is " + r.network + "; it is not used as a gateway"
 		default:
 			entrances = append(entrances, &item{service: s})
 			continue

@@ -65,7 +65,7 @@ func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) 
 		return nil
 	}
 	if !owned(&have.ObjectMeta, want.OwnerReferences[0].UID) {
-		return errors.New("it is another Gateway's, or that of one that is gone, and then it will be collected")
+		return errors.New("it belongs to another Gateway, or to a deleted one, in which case it will be garbage-collected")
 	}
 	next := have.DeepCopy()
 	for _, k := range strings.Fields(have.Annotations[applied]) {

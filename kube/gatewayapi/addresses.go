@@ -43,7 +43,7 @@ func (t *translator) everywhere(g *gateway, public []gwv1.GatewayStatusAddress) 
 	if len(g.Spec.Addresses) == 0 || !slices.ContainsFunc(g.Spec.Addresses, func(a gwv1.GatewaySpecAddress) bool { return a.Value != "" }) {
 		g.published = public
 		if len(public) == 0 {
-			g.unfound = cmp.Or(t.unled, "culvert listens on all addresses and does not know how clients reach them: configure its public addresses, or the Service before it")
+			g.unfound = cmp.Or(t.unled, "culvert listens on all addresses and does not know how clients reach them: configure its public addresses, or the Service in front of it")
 		}
 		return
 	}
@@ -81,7 +81,7 @@ func (t *translator) public() (as []gwv1.GatewayStatusAddress, known bool) {
 	}
 	s := t.service(n.Namespace, n.Name)
 	if s == nil {
-		t.unled = t.absent("services", "Services", n.Namespace, "Service "+n.String()) + ", which clients are to come by"
+		t.unled = t.absent("services", "Services", n.Namespace, "Service "+n.String()) + ", through which clients connect"
 		return as, true
 	}
 	before := len(as)
@@ -101,7 +101,7 @@ func (t *translator) public() (as []gwv1.GatewayStatusAddress, known bool) {
 		return as, true
 	}
 	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		t.unled = "Service " + n.String() + " of type LoadBalancer has no address yet: what provides load balancers in this cluster has not given it one; see the Events of the Service"
+		t.unled = "Service " + n.String() + " of type LoadBalancer has no address yet: the load balancer controller of this cluster has not assigned one; see the Events of the Service"
 		return as, true
 	}
 	if s.Spec.Type == corev1.ServiceTypeNodePort {
@@ -123,7 +123,7 @@ func (t *translator) public() (as []gwv1.GatewayStatusAddress, known bool) {
 	if len(as) > before {
 		t.findPorts(s, false)
 	} else {
-		t.unled = "Service " + n.String() + ", which clients are to come by, has no address: it is headless"
+		t.unled = "Service " + n.String() + ", through which clients connect, has no address: it is headless"
 	}
 	return as, true
 }

@@ -77,7 +77,7 @@ func (t *translator) resolveBackends(r *route) {
 	if reason != "" {
 		r.resolved = condition(kind, false, reason, strings.Join(wrong, "; "))
 	} else if warn != nil {
-		r.resolved.Message += "; left out: " + strings.Join(warn, "; ")
+		r.resolved.Message += "; skipped: " + strings.Join(warn, "; ")
 	}
 	if reason == "" && r.idle != nil { // which Gateway API does not take for a reference that is not resolved
 		r.resolved.Message = truncate(r.resolved.Message + ", but " + strings.Join(r.idle, "; ") + ": connections to it are refused")
@@ -101,7 +101,7 @@ func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
 	}
 	isImport := k.group == mcsv1.GroupName && k.kind == serviceImportKind
 	if !isImport && (k.group != "" || k.kind != "Service") {
-		return fail(gwv1.RouteReasonInvalidKind, "backend of kind %q, group %q: culvert knows Services and ServiceImports", k.kind, k.group)
+		return fail(gwv1.RouteReasonInvalidKind, "backend of kind %q, group %q is not supported; supported are Services and ServiceImports", k.kind, k.group)
 	}
 	if from := (referrer{gwv1.GroupName, r.kind, r.GetNamespace()}); !t.granted(from, k.group, k.kind, k.namespace, k.name) {
 		return fail(gwv1.RouteReasonRefNotPermitted, "%s", t.ungranted(from, k.kind, k.namespace, k.name))
@@ -131,7 +131,7 @@ func (t *translator) served(k backendKey) *backend {
 		return b
 	}
 	if key(s) == t.in.PublicService {
-		b.fail(routeReasonLoop, "%s leads back to this gateway: it is the Service before it", k.targetKey)
+		b.fail(routeReasonLoop, "%s leads back to this gateway: it is the Service in front of it", k.targetKey)
 		return b
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {

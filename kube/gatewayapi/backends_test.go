@@ -207,7 +207,7 @@ endpoints: [{addresses: [10.0.0.1]}]
 	const what = `EndpointSlice b: "metadata.internal" is a name, which culvert does not follow, and 2 more`
 	for _, tt := range []struct{ docs, want string }{
 		{docs, "no endpoint of Service a/s can be used: " + what},
-		{docs + good, "all references are resolved; left out: " + what},
+		{docs + good, "all references are resolved; skipped: " + what},
 	} {
 		w := inputsOf(t, base, tt.docs)
 		w.PublicAddresses = addrs("192.0.2.1")

@@ -57,7 +57,7 @@ func (t *translator) readClasses() {
 		}
 		accepted := condition(string(gwv1.GatewayClassConditionStatusAccepted), true, string(gwv1.GatewayClassReasonAccepted), "served by "+string(t.controller))
 		if p := c.Spec.ParametersRef; p != nil {
-			cl.wrong = "parametersRef to " + string(p.Kind) + " " + p.Name + ": culvert takes no parameters here"
+			cl.wrong = "parametersRef to " + string(p.Kind) + " " + p.Name + ": parameters are not supported"
 			accepted = condition(accepted.Type, false, string(gwv1.GatewayClassReasonInvalidParameters), cl.wrong+"; Gateways that were accepted before are served as they were")
 		}
 		cl.served = true
@@ -88,7 +88,7 @@ func (t *translator) judgeClass(o *gwv1.Gateway) *gateway {
 	case slices.ContainsFunc(o.Status.Conditions, func(s metav1.Condition) bool { return s.Type == accepted && s.Status == metav1.ConditionTrue }):
 		t.res.Classless[name] = "it is not accepted: " + c.wrong + "; Gateways that were accepted before are served as before"
 		t.memo.serving[o.UID] = true
-		return &gateway{Gateway: o, remark: fmt.Sprintf("; GatewayClass %q is not accepted any more, and has no hold over this", name)}
+		return &gateway{Gateway: o, remark: fmt.Sprintf("; GatewayClass %q is no longer accepted, which does not affect this Gateway", name)}
 	default:
 		return &gateway{Gateway: o, refused: condition(accepted, false, string(gwv1.GatewayReasonInvalidParameters), fmt.Sprintf("GatewayClass %q is not accepted: %s", name, c.wrong))}
 	}
@@ -125,9 +125,9 @@ func (t *translator) version() metav1.Condition {
 	const kind = string(gwv1.GatewayClassConditionStatusSupportedVersion)
 	ours := consts.BundleVersion
 	if minor(t.in.Bundle) == minor(ours) {
-		return condition(kind, true, string(gwv1.GatewayClassReasonSupportedVersion), "the CRDs are of "+t.in.Bundle+versionRemark(t.in.Versions))
+		return condition(kind, true, string(gwv1.GatewayClassReasonSupportedVersion), "the CRDs are of version "+t.in.Bundle+versionRemark(t.in.Versions))
 	}
-	return condition(kind, false, string(gwv1.GatewayClassReasonUnsupportedVersion), "the CRDs are of "+t.in.Bundle+", culvert was made for "+ours+versionRemark(t.in.Versions))
+	return condition(kind, false, string(gwv1.GatewayClassReasonUnsupportedVersion), "the CRDs are of version "+t.in.Bundle+"; culvert supports version "+ours+versionRemark(t.in.Versions))
 }
 
 // minor cuts the patch off "v1.6.3".

@@ -64,7 +64,7 @@ func claimPorts(taken map[portKey]*portClaim, ls []*listener) {
 			}
 			for _, pair := range [][2]*listener{{a, b}, {b, a}} {
 				if pair[0].conflict.Type == "" {
-					pair[0].setConflict(reason, fmt.Sprintf("%s and listener %s of port %d can't be told apart, and neither is served", pair[0].spec.Protocol, pair[1].spec.Name, pair[1].spec.Port))
+					pair[0].setConflict(reason, fmt.Sprintf("this %s listener conflicts with listener %s of port %d, and neither is served", pair[0].spec.Protocol, pair[1].spec.Name, pair[1].spec.Port))
 				}
 			}
 		}
@@ -88,12 +88,12 @@ func claimPorts(taken map[portKey]*portClaim, ls []*listener) {
 func (o *portClaim) against(l *listener) (reason, message string) {
 	switch {
 	case o.family != l.family():
-		return string(gwv1.ListenerReasonProtocolConflict), fmt.Sprintf("port %d is taken by %s for protocol %s, which can't share it with %s", l.spec.Port, o.first.holder(), o.first.spec.Protocol, l.spec.Protocol)
+		return string(gwv1.ListenerReasonProtocolConflict), fmt.Sprintf("port %d is already used by %s for protocol %s, which can't share it with %s", l.spec.Port, o.first.holder(), o.first.spec.Protocol, l.spec.Protocol)
 	case !l.hasHost():
 		// Two that have nothing but the port to be told by.
-		return string(gwv1.ListenerEntryReasonListenerConflict), fmt.Sprintf("port %d of %s is taken by %s", l.spec.Port, l.spec.Protocol, o.first.holder())
+		return string(gwv1.ListenerEntryReasonListenerConflict), fmt.Sprintf("port %d of %s is already used by %s", l.spec.Port, l.spec.Protocol, o.first.holder())
 	case o.hosts[l.host] != nil:
-		return string(gwv1.ListenerReasonHostnameConflict), fmt.Sprintf("hostname %q of port %d is taken by %s", ptr.Deref(l.spec.Hostname, ""), l.spec.Port, o.hosts[l.host].holder())
+		return string(gwv1.ListenerReasonHostnameConflict), fmt.Sprintf("hostname %q of port %d is already used by %s", ptr.Deref(l.spec.Hostname, ""), l.spec.Port, o.hosts[l.host].holder())
 	}
 	return "", ""
 }
@@ -138,9 +138,9 @@ func (l *listener) setOverlap(other *listener) {
 	if l.overlap.Type != "" {
 		return
 	}
-	message := fmt.Sprintf("names of listener %s are names of this one, too", other.spec.Name)
+	message := fmt.Sprintf("hostnames overlap with those of listener %s", other.spec.Name)
 	if other.set != l.set || other.gw != l.gw {
-		message = "names of a listener of another object are names of this one, too"
+		message = "hostnames overlap with those of a listener of another object"
 	}
 	l.overlap = metav1.Condition{
 		Type: string(gwv1.ListenerConditionOverlappingTLSConfig), Status: metav1.ConditionTrue,

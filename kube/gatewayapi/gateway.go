@@ -56,12 +56,12 @@ func (t *translator) refuseGateway(g *gateway) metav1.Condition {
 	const kind = string(gwv1.GatewayConditionAccepted)
 	if in := g.Spec.Infrastructure; in != nil && in.ParametersRef != nil {
 		return condition(kind, false, string(gwv1.GatewayReasonInvalidParameters),
-			fmt.Sprintf("infrastructure.parametersRef to %s %q: culvert takes no parameters here", in.ParametersRef.Kind, in.ParametersRef.Name))
+			fmt.Sprintf("infrastructure.parametersRef to %s %q: parameters are not supported", in.ParametersRef.Kind, in.ParametersRef.Name))
 	}
 	for _, a := range g.Spec.Addresses {
 		if typ := ptr.Deref(a.Type, gwv1.IPAddressType); typ != gwv1.IPAddressType {
 			return condition(kind, false, string(gwv1.GatewayReasonUnsupportedAddress),
-				fmt.Sprintf("address %q is of type %s; culvert knows %s", a.Value, typ, gwv1.IPAddressType))
+				fmt.Sprintf("address %q is of type %s; only %s is supported", a.Value, typ, gwv1.IPAddressType))
 		}
 	}
 	return metav1.Condition{}
@@ -153,7 +153,7 @@ func (t *translator) gatewayStatus(g *gateway) gwv1.GatewayStatus {
 	conds := []metav1.Condition{g.accepted(), t.gatewayProgrammed(g), g.refs()}
 	if g.insecure {
 		conds = append(conds, condition(string(gwv1.GatewayConditionInsecureFrontendValidationMode), true, string(gwv1.GatewayReasonConfigurationChanged),
-			"clients without a valid certificate are let in: AllowInsecureFallback"))
+			"clients without a valid certificate are admitted: AllowInsecureFallback"))
 	}
 	attached := int32(0)
 	for _, s := range g.sets {

@@ -56,11 +56,11 @@ func (t *translator) newListener(g *gateway, s *listenerSet, spec gwv1.Listener)
 	l.findKinds()
 	const kind = string(gwv1.ListenerConditionAccepted)
 	if l.family() == "" {
-		l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedProtocol), fmt.Sprintf("protocol %q: culvert knows HTTP, HTTPS, TLS, TCP and UDP", spec.Protocol))
+		l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedProtocol), fmt.Sprintf("protocol %q is not supported; supported are HTTP, HTTPS, TLS, TCP and UDP", spec.Protocol))
 		return l
 	}
 	if spec.Port < 1 || spec.Port > 65535 {
-		l.refused = condition(kind, false, string(gwv1.ListenerReasonPortUnavailable), fmt.Sprintf("port %d: there are 1 to 65535", spec.Port))
+		l.refused = condition(kind, false, string(gwv1.ListenerReasonPortUnavailable), fmt.Sprintf("port %d is out of range 1-65535", spec.Port))
 		return l
 	}
 	if h := ptr.Deref(spec.Hostname, ""); h != "" && l.hasHost() {
@@ -78,7 +78,7 @@ func (t *translator) newListener(g *gateway, s *listenerSet, spec gwv1.Listener)
 		switch m := l.mode(); m {
 		case gwv1.TLSModeTerminate, gwv1.TLSModePassthrough:
 		default:
-			l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("tls.mode %q: culvert knows Passthrough and Terminate", m))
+			l.refused = condition(kind, false, string(gwv1.ListenerReasonUnsupportedValue), fmt.Sprintf("tls.mode %q is not supported; supported are Passthrough and Terminate", m))
 		}
 	}
 	return l

@@ -129,5 +129,5 @@ func (t *translator) breakLoops(b *backend) {
 		b.service = nil
 		return
 	}
-	b.service, b.reason, b.why = &s, string(routeReasonLoop), why+", and is left out"
+	b.service, b.reason, b.why = &s, string(routeReasonLoop), why+", and is skipped"
 }

@@ -172,7 +172,7 @@ func (t *translator) unreached(l *listener) string {
 	if l.portKey().udp {
 		transport = "UDP"
 	}
-	return fmt.Sprintf("clients can't reach port %d: Service %s, which clients come by, has no %s port that leads to it; add the port to the Service", l.spec.Port, t.front, transport)
+	return fmt.Sprintf("clients can't reach port %d: Service %s, through which clients connect, has no %s port that leads to it; add the port to the Service", l.spec.Port, t.front, transport)
 }
 
 // portRemark says by which ports a Gateway is reached, as that is nowhere in the API; ""

@@ -218,12 +218,12 @@ func TestPortsThatTheServiceLacks(t *testing.T) {
 		return out
 	}
 	for _, tt := range []struct{ name, docs, want string }{
-		{"what to do", edge(passthrough+tcp) + balanced, "Service b/in, which clients come by, has no TCP port that leads to it; add the port to the Service"},
+		{"what to do", edge(passthrough+tcp) + balanced, "Service b/in, through which clients connect, has no TCP port that leads to it; add the port to the Service"},
 		{"at the Gateway", edge(passthrough+tcp) + balanced, "in force; Service b/in has no port for 9000"},
 		{"under another number", edge("  - {name: x, port: 9001, protocol: TCP}\n") + clusterIP, "in force; of Service b/in, port 9001 is 80"},
 		{"pending", edge(passthrough) + service("type: LoadBalancer", ""), "Service b/in of type LoadBalancer has no address yet"},
-		{"headless", edge(passthrough) + service("clusterIPs: [None]", ""), "Service b/in, which clients are to come by, has no address: it is headless"},
-		{"gone", edge(passthrough), "there is no Service b/in, which clients are to come by"},
+		{"headless", edge(passthrough) + service("clusterIPs: [None]", ""), "Service b/in, through which clients connect, has no address: it is headless"},
+		{"gone", edge(passthrough), "there is no Service b/in, through which clients connect"},
 	} {
 		if got := message(tt.docs); !strings.Contains(got, tt.want) {
 			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)

@@ -84,7 +84,7 @@ func (t *translator) judge(p *policy) {
 		case gwv1.URISubjectAltNameType:
 			how.SANs = append(how.SANs, string(n.URI))
 		default:
-			refuse(gwv1.PolicyReasonInvalid, "subject alternative name of type %q: culvert knows Hostname and URI", n.Type)
+			refuse(gwv1.PolicyReasonInvalid, "subject alternative name of type %q is not supported; supported are Hostname and URI", n.Type)
 			return
 		}
 	}
@@ -116,11 +116,11 @@ func (t *translator) judge(p *policy) {
 		}
 	case len(v.CACertificateRefs) == 0 && known == gwv1.WellKnownCACertificatesSystem:
 	default:
-		refuse(gwv1.PolicyReasonInvalid, "wellKnownCACertificates %q with %d caCertificateRefs: culvert knows either certificates or %q", known, len(v.CACertificateRefs), gwv1.WellKnownCACertificatesSystem)
+		refuse(gwv1.PolicyReasonInvalid, "wellKnownCACertificates %q with %d caCertificateRefs is not supported; supported are either certificates or %q", known, len(v.CACertificateRefs), gwv1.WellKnownCACertificatesSystem)
 		return
 	}
 	if len(p.Spec.TargetRefs) != 1 {
-		refuse(gwv1.PolicyReasonInvalid, "%d targetRefs: culvert takes policies for one target", len(p.Spec.TargetRefs))
+		refuse(gwv1.PolicyReasonInvalid, "%d targetRefs: only one target is supported", len(p.Spec.TargetRefs))
 		return
 	}
 	p.tls = how
@@ -160,7 +160,7 @@ func (t *translator) judgeTarget(p *policy, k targetKey, section string) (gwv1.P
 			ports = append(ports, port{p.Name, cmp.Or(p.Protocol, corev1.ProtocolTCP)})
 		}
 	default:
-		return gwv1.PolicyReasonInvalid, fmt.Sprintf("target of kind %q, group %q: culvert knows Services and ServiceImports", k.kind, k.group)
+		return gwv1.PolicyReasonInvalid, fmt.Sprintf("target of kind %q, group %q is not supported; supported are Services and ServiceImports", k.kind, k.group)
 	}
 	if section != "" {
 		ports = slices.DeleteFunc(ports, func(p port) bool { return p.name != section })
@@ -176,7 +176,7 @@ func (t *translator) judgeTarget(p *policy, k targetKey, section string) (gwv1.P
 	}
 	switch {
 	case len(ports) > 0 && udp == len(ports):
-		return gwv1.PolicyReasonInvalid, fmt.Sprintf("all that is meant of %s is UDP, which has no TLS", k)
+		return gwv1.PolicyReasonInvalid, fmt.Sprintf("all targeted ports of %s are UDP, which has no TLS", k)
 	case udp > 0:
 		return "", fmt.Sprintf("accepted; ports of UDP of %s are left as they are", k)
 	}

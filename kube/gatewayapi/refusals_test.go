@@ -244,7 +244,7 @@ func TestOneCauseIsToldOnce(t *testing.T) {
 			"Gateway late PortUnavailable listener tcp: Accepted: Gateway a/edge has port 9000 of all addresses: give this listener another port, or make it a listener of that Gateway", false},
 		{"a hostname that the Gateway has", edge(passthrough, "allowedListeners: {namespaces: {from: Same}}") +
 			"\n---\nkind: ListenerSet\nmetadata: {namespace: a, name: more}\nspec:\n  parentRef: {name: edge}\n  listeners: [{name: l, port: 443, protocol: TLS, tls: {mode: Passthrough}}]\n",
-			nil, `ListenerSet more HostnameConflict listener l: Accepted: hostname "" of port 443 is taken by listener tls of Gateway a/edge`, false},
+			nil, `ListenerSet more HostnameConflict listener l: Accepted: hostname "" of port 443 is already used by listener tls of Gateway a/edge`, false},
 		{"a Service behind many routes", edge(passthrough) + many.String(), nil, "TLSRoute r00 BackendNotFound ResolvedRefs: there is no Service a/none (so for 39 more TLSRoutes of the namespace)", false},
 		{"an HTTPRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("HTTPRoute", "r", "abc.example.com", "{name: web, port: 80}"), nil, "HTTPRoute r HTTPNotRouted culvert routes no HTTP yet", false},
 		{"a GRPCRoute", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("GRPCRoute", "r", "abc.example.com", "{name: web, port: 80}"), nil, "GRPCRoute r NotAllowedByListeners Accepted: culvert routes no gRPC yet", false},

@@ -207,7 +207,7 @@ func TestASecretThatIsReplaced(t *testing.T) {
 			}
 			return metav1.Condition{}
 		}
-		if c := refs(); c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "what it had before stays in force for 3s") {
+		if c := refs(); c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "the previous certificate stays in force for 3s") {
 			t.Errorf("got %+v while it is away", c)
 		}
 		again := s.DeepCopy()

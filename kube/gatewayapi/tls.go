@@ -85,7 +85,7 @@ func (t *translator) resolveCertificates(l *listener) {
 	if len(l.ends.Certificates) == 0 {
 		l.broken = true
 		if l.refs.Type == "" {
-			l.refs = condition(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), "TLS is to end here, but there are no certificateRefs")
+			l.refs = condition(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), "TLS is terminated here, but there are no certificateRefs")
 		}
 	}
 }
@@ -95,7 +95,7 @@ func (t *translator) resolveCertificates(l *listener) {
 // before: it stays in force, and the error is to be told.
 func (t *translator) keyPair(from referrer, ref gwv1.SecretObjectReference) (pair *registry.KeyPair, denied bool, err error) {
 	if group, kind := ptr.Deref(ref.Group, ""), ptr.Deref(ref.Kind, "Secret"); group != "" || kind != "Secret" {
-		return nil, false, fmt.Errorf("certificate of kind %q, group %q: culvert knows Secrets", kind, group)
+		return nil, false, fmt.Errorf("certificate of kind %q, group %q is not supported; supported are Secrets", kind, group)
 	}
 	namespace := string(ptr.Deref(ref.Namespace, gwv1.Namespace(from.namespace)))
 	if !t.granted(from, "", "Secret", namespace, string(ref.Name)) {
@@ -107,7 +107,7 @@ func (t *translator) keyPair(from referrer, ref gwv1.SecretObjectReference) (pai
 		err = errors.New(t.absentSecret(namespace, string(ref.Name)))
 		if pair, until := t.memo.late(name, t.in.Now); pair != nil {
 			t.until(until)
-			return pair, false, fmt.Errorf("%w; what it had before stays in force for %v", err, secretGrace)
+			return pair, false, fmt.Errorf("%w; the previous certificate stays in force for %v", err, secretGrace)
 		}
 		return nil, false, err
 	}
@@ -123,7 +123,7 @@ func (t *translator) keyPair(from referrer, ref gwv1.SecretObjectReference) (pai
 	if err != nil {
 		err = fmt.Errorf("Secret %s/%s: %w", namespace, ref.Name, err)
 		if pair != nil {
-			err = fmt.Errorf("%w; what it had before stays in force", err)
+			err = fmt.Errorf("%w; the previous certificate stays in force", err)
 		}
 	}
 	return pair, false, err
@@ -169,7 +169,7 @@ func (t *translator) resolveValidation(l *listener) {
 		good++
 	}
 	if good == 0 {
-		l.refused = condition(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonNoValidCACertificate), "clients are to be verified, but none of the CA certificates can be used")
+		l.refused = condition(string(gwv1.ListenerConditionAccepted), false, string(gwv1.ListenerReasonNoValidCACertificate), "client certificates are required, but no CA certificate can be used")
 		return
 	}
 	l.ends.ClientCAs = roots.String()
@@ -192,7 +192,7 @@ func validation(c *gwv1.GatewayTLSConfig, port int32) *gwv1.FrontendTLSValidatio
 // bundle finds certificates of CAs.
 func (t *translator) bundle(from referrer, group, kind, namespace, name string) (string, gwv1.ListenerConditionReason, error) {
 	if group != "" || kind != "ConfigMap" {
-		return "", gwv1.ListenerReasonInvalidCACertificateKind, fmt.Errorf("CA certificates of kind %q, group %q: culvert knows ConfigMaps", kind, group)
+		return "", gwv1.ListenerReasonInvalidCACertificateKind, fmt.Errorf("CA certificates of kind %q, group %q is not supported; supported are ConfigMaps", kind, group)
 	}
 	if !t.granted(from, "", "ConfigMap", namespace, name) {
 		return "", gwv1.ListenerReasonRefNotPermitted, errors.New(t.ungranted(from, "ConfigMap", namespace, name))

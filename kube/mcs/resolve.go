@@ -162,7 +162,7 @@ func judge(name Name, s Service, there bool, refuses func(Name) string) (valid, 
 		why = refuses(name)
 	}
 	if why == "" && len(s.Ports) > 0 && !slices.ContainsFunc(s.Ports, func(p mcsv1.ServicePort) bool { return p.Protocol == corev1.ProtocolTCP }) {
-		why = "none of its ports is of TCP, and no other leads through a gateway"
+		why = "it has no TCP port, and gateways carry no other between clusters"
 	}
 	if why != "" {
 		ready = condition(mcsv1.ServiceExportConditionReady, metav1.ConditionFalse, mcsv1.ServiceExportReasonFailed, why)
