@@ -41,10 +41,8 @@ var layers = []struct {
 	{"registry", []string{"tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/checks", []string{"registry", "tunnel"}, "a check knows the table and how to dial"},
 	{"registry/file", []string{"internal/edits", "registry", "tunnel"}, "a source knows the table and no other source"},
-	{"registry/leases", []string{"registry"}, "who keeps which place is arithmetic and a file, whatever the places are"},
-	{"registry/kept", []string{"registry", "registry/leases", "tunnel"}, "what a source has said is kept whatever source it is"},
-	{"registry/ports", []string{"registry", "registry/leases"}, "which port is whose is arithmetic and a file"},
-	{"registry/vips", []string{"registry", "registry/leases", "tunnel"}, "which address is whose is arithmetic and a file"},
+	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
+	{"registry/kept", []string{"registry", "registry/alloc", "tunnel"}, "what a source has said is kept whatever source it is"},
 	{"names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
@@ -60,7 +58,7 @@ var layers = []struct {
 	{"kube/discovery", []string{"kube/client", "kube/endpoints", "kube/watch", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"kube/mcs", []string{"kube/client", "kube/watch", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
 	{"gateway/upstream", []string{"connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "registry", "termination", "tunnel"}, "the one place where a carrier becomes a dialer; what is served is not its business"},
-	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "gateway/upstream", "internal/edits", "metrics", "names", "registry", "registry/checks", "registry/ports", "registry/vips", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
+	{"gateway", []string{"admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "gateway/upstream", "internal/edits", "metrics", "names", "registry", "registry/alloc", "registry/checks", "sni", "termination", "tunnel", "udp"}, "the composition; what it is made of does not know it"},
 	{"deploy", nil, "manifests know nothing of the program that they start"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
@@ -79,7 +77,7 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "registry/file",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
-	"golang.org/x/sys/windows":            "registry/leases", // LockFileEx, which syscall lacks
+	"golang.org/x/sys/windows":            "registry/alloc", // LockFileEx, which syscall lacks
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",

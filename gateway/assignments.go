@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/registry/alloc"
 )
 
 // What is here is of all that gives something to services and keeps it on the
@@ -73,18 +75,11 @@ func (f *tableWatcher) watch(ctx context.Context, stopping *atomic.Bool, update 
 	}
 }
 
-// A fileStore is a file that keeps what was given: ports.State, vips.State.
-type fileStore[A any] interface {
-	Lock() (io.Closer, error)
-	Load() ([]A, error)
-	Save([]A) error
-}
-
-// A assignmentFile is what was given, as it is on the disk. That is this process's until
+// An assignmentFile is what was given, as it is on the disk. That is this process's until
 // close.
 type assignmentFile[A comparable] struct {
 	name      string // "service ports", for the log
-	state     fileStore[A]
+	state     alloc.File[A]
 	lock      io.Closer
 	log       *slog.Logger
 	assigned  []A
@@ -94,7 +89,7 @@ type assignmentFile[A comparable] struct {
 // openAssignmentFile reads what was given, unless another process keeps it. It writes an
 // empty state where there is none: better said at the start that it can't be than
 // with the first service.
-func openAssignmentFile[A comparable](of, what string, log *slog.Logger, state fileStore[A]) (*assignmentFile[A], error) {
+func openAssignmentFile[A comparable](of, what string, log *slog.Logger, state alloc.File[A]) (*assignmentFile[A], error) {
 	l := &assignmentFile[A]{name: of, state: state, log: log}
 	var err error
 	if l.lock, err = state.Lock(); err != nil {

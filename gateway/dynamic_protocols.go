@@ -23,7 +23,7 @@ type listenerState struct {
 	config   atomic.Pointer[listenerConfig]
 }
 
-// An listenerConfig is what a front has by one table. It is not changed.
+// A listenerConfig is the configuration of a listener by one table. It is not changed.
 type listenerConfig struct {
 	*registry.Listener
 	table   *registry.Table

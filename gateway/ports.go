@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"culvert.dev/registry"
-	"culvert.dev/registry/ports"
+	"culvert.dev/registry/alloc"
 	"culvert.dev/tunnel"
 )
 
@@ -23,7 +23,7 @@ type ServicePorts struct {
 	Range      registry.PortRange
 	Address    netip.Addr    // to listen at; the zero Addr means every address
 	State      string        // path of the file that keeps who has which port; one gateway's alone
-	ReuseAfter time.Duration // how long nobody else gets the port of a service that is gone; 0 means ports.DefaultKeep
+	ReuseAfter time.Duration // how long nobody else gets the port of a service that is gone; 0 means alloc.DefaultReuseAfter
 }
 
 // listenAddress returns the address of a port, as listeners have theirs configured.
@@ -45,9 +45,9 @@ type servicePorts struct {
 	serve  func(ctx context.Context, tl tunnel.Listener) // does not wait
 
 	// Of run's goroutine alone.
-	*assignmentFile[ports.Assignment]
-	open   map[ports.Key]*servicePort
-	logged errorLog[ports.Key]
+	*assignmentFile[alloc.Port]
+	open   map[alloc.PortKey]*servicePort
+	logged errorLog[alloc.PortKey]
 
 	mu      sync.Mutex // guards what follows
 	list    []ServicePort
@@ -81,10 +81,10 @@ func (t *portTarget) fill(req *tunnel.Request) {
 // already: a second gateway by mistake has failed before it touches the state.
 func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*servicePorts, error) {
 	p := &servicePorts{
-		tableWatcher: newTableWatcher(), cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget, open: map[ports.Key]*servicePort{},
+		tableWatcher: newTableWatcher(), cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget, open: map[alloc.PortKey]*servicePort{},
 	}
 	var err error
-	if p.assignmentFile, err = openAssignmentFile("service ports", "ports", g.log, ports.State{Path: p.cfg.State}); err != nil {
+	if p.assignmentFile, err = openAssignmentFile("service ports", "ports", g.log, alloc.PortFile(p.cfg.State)); err != nil {
 		return nil, err
 	}
 	if system, clash := ephemeral(p.cfg.Range); clash {
@@ -117,21 +117,21 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	saved := p.save(next)
 	if !saved {
 		// What is not on the disk is not promised to anybody.
-		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
+		next = slices.DeleteFunc(next, func(a alloc.Port) bool {
 			if !a.Gone.IsZero() || p.wasAssigned(a) {
 				return false
 			}
-			if opened[a.Key] {
-				p.close(a.Key)
+			if opened[a.PortKey] {
+				p.close(a.PortKey)
 			}
-			failed = append(failed, ports.Failure{Key: a.Key, Err: errors.New(p.saveError)})
+			failed = append(failed, alloc.PortFailure{PortKey: a.PortKey, Err: errors.New(p.saveError)})
 			return true
 		})
 	}
-	wanted := map[ports.Key]uint16{}
+	wanted := map[alloc.PortKey]uint16{}
 	for _, a := range next {
 		if a.Gone.IsZero() {
-			wanted[a.Key] = a.Assigned
+			wanted[a.PortKey] = a.Assigned
 		}
 	}
 	var published []registry.Published
@@ -161,7 +161,7 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 		}
 	}
 	p.logChanges(begun, closed, failed)
-	list := describe(&p.cfg, wishes, next, failed, func(a ports.Assignment) bool { return p.open[a.Key] != nil })
+	list := describe(&p.cfg, wishes, next, failed, func(a alloc.Port) bool { return p.open[a.PortKey] != nil })
 	p.mu.Lock()
 	p.list, p.settled = list, true
 	p.mu.Unlock()
@@ -169,23 +169,23 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 }
 
 // wasAssigned reports whether a port is its service's by the state.
-func (p *servicePorts) wasAssigned(a ports.Assignment) bool {
-	return slices.ContainsFunc(p.assigned, func(h ports.Assignment) bool {
+func (p *servicePorts) wasAssigned(a alloc.Port) bool {
+	return slices.ContainsFunc(p.assigned, func(h alloc.Port) bool {
 		return h.Service == a.Service && h.Protocol == a.Protocol && h.Assigned == a.Assigned
 	})
 }
 
 // rekeyOpen makes the listeners of services that are known by another key now
 // those of that: a service that has begun to tell its port keeps the one it has.
-func (p *servicePorts) rekeyOpen(next []ports.Assignment) {
-	at := make(map[protocolPort]ports.Key, len(p.open))
+func (p *servicePorts) rekeyOpen(next []alloc.Port) {
+	at := make(map[protocolPort]alloc.PortKey, len(p.open))
 	for key, o := range p.open {
 		at[protocolPort{key.Protocol, o.assigned}] = key
 	}
 	for _, a := range next {
 		was, ok := at[protocolPort{a.Protocol, a.Assigned}]
-		if ok && a.Gone.IsZero() && was != a.Key && was.Service == a.Service {
-			p.open[a.Key] = p.open[was]
+		if ok && a.Gone.IsZero() && was != a.PortKey && was.Service == a.Service {
+			p.open[a.PortKey] = p.open[was]
 			delete(p.open, was)
 		}
 	}
@@ -194,35 +194,35 @@ func (p *servicePorts) rekeyOpen(next []ports.Assignment) {
 // assign finds a port for each key and opens those that are not open. Ports that
 // turn out to be another process's are passed over, unless they have been
 // somebody's since before: those stay what they are and fail.
-func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []ports.Assignment, opened map[ports.Key]bool, failed []ports.Failure) {
-	known := make(map[ports.Key]uint16, len(p.assigned))
+func (p *servicePorts) assign(ctx context.Context, keys []alloc.PortKey) (next []alloc.Port, opened map[alloc.PortKey]bool, failed []alloc.PortFailure) {
+	known := make(map[alloc.PortKey]uint16, len(p.assigned))
 	for _, a := range p.assigned {
-		known[a.Key] = a.Assigned
+		known[a.PortKey] = a.Assigned
 	}
 	ours := p.g.ownPorts()
 	held := map[protocolPort]bool{}
-	plan := ports.Plan{
-		Range: p.cfg.Range, Keep: p.cfg.ReuseAfter, Now: now(),
+	plan := alloc.PortPlan{
+		Range: p.cfg.Range, ReuseAfter: p.cfg.ReuseAfter, Now: now(),
 		Taken: func(protocol string, port uint16) bool { return ours[port] || held[protocolPort{protocol, port}] },
 	}
-	opened, bad := map[ports.Key]bool{}, map[ports.Key]error{}
+	opened, bad := map[alloc.PortKey]bool{}, map[alloc.PortKey]error{}
 	next = p.assigned
 	for {
-		var full []ports.Failure
+		var full []alloc.PortFailure
 		next, full = plan.Assign(keys, next)
 		p.rekeyOpen(next)
 		again := false
-		next = slices.DeleteFunc(next, func(a ports.Assignment) bool {
-			if o := p.open[a.Key]; !a.Gone.IsZero() || o != nil && o.assigned == a.Assigned || bad[a.Key] != nil {
+		next = slices.DeleteFunc(next, func(a alloc.Port) bool {
+			if o := p.open[a.PortKey]; !a.Gone.IsZero() || o != nil && o.assigned == a.Assigned || bad[a.PortKey] != nil {
 				return false
 			}
 			err := p.listen(ctx, a)
 			if err == nil {
-				opened[a.Key] = true
+				opened[a.PortKey] = true
 				return false
 			}
-			if known[a.Key] == a.Assigned || !inUse(err) {
-				bad[a.Key] = err
+			if known[a.PortKey] == a.Assigned || !inUse(err) {
+				bad[a.PortKey] = err
 				return false
 			}
 			held[protocolPort{a.Protocol, a.Assigned}], again = true, true
@@ -234,7 +234,7 @@ func (p *servicePorts) assign(ctx context.Context, keys []ports.Key) (next []por
 		}
 	}
 	for key, err := range bad {
-		failed = append(failed, ports.Failure{Key: key, Err: err})
+		failed = append(failed, alloc.PortFailure{PortKey: key, Err: err})
 	}
 	return next, opened, failed
 }
@@ -253,7 +253,7 @@ func inUse(err error) bool {
 }
 
 // listen opens the port of an assignment.
-func (p *servicePorts) listen(ctx context.Context, a ports.Assignment) error {
+func (p *servicePorts) listen(ctx context.Context, a alloc.Port) error {
 	if !p.budget.Take(1) {
 		return errors.New("every descriptor is taken")
 	}
@@ -263,12 +263,12 @@ func (p *servicePorts) listen(ctx context.Context, a ports.Assignment) error {
 		return err
 	}
 	p.guard.OwnListener(ln.Addr())
-	p.open[a.Key] = &servicePort{Listener: ln, assigned: a.Assigned}
+	p.open[a.PortKey] = &servicePort{Listener: ln, assigned: a.Assigned}
 	return nil
 }
 
 // close gives up the port of a key. The tunnels that came by it stand.
-func (p *servicePorts) close(key ports.Key) {
+func (p *servicePorts) close(key alloc.PortKey) {
 	o := p.open[key]
 	delete(p.open, key)
 	_ = o.Close()
@@ -277,13 +277,13 @@ func (p *servicePorts) close(key ports.Key) {
 }
 
 // logChanges logs what has changed.
-func (p *servicePorts) logChanges(begun, closed int, failed []ports.Failure) {
-	slices.SortFunc(failed, func(a, b ports.Failure) int { return a.Compare(b.Key) })
+func (p *servicePorts) logChanges(begun, closed int, failed []alloc.PortFailure) {
+	slices.SortFunc(failed, func(a, b alloc.PortFailure) int { return a.Compare(b.PortKey) })
 	before := len(p.logged)
 	p.logged.logNew(len(failed),
-		func(i int) (ports.Key, error) { return failed[i].Key, failed[i].Err },
+		func(i int) (alloc.PortKey, error) { return failed[i].PortKey, failed[i].Err },
 		func(i int) {
-			p.g.log.Warn("service has no port", "service", failed[i].Key.String(), "err", failed[i].Err)
+			p.g.log.Warn("service has no port", "service", failed[i].PortKey.String(), "err", failed[i].Err)
 		},
 		func(n int) { p.g.log.Warn("more services have no port", "services", n) })
 	if begun > 0 || closed > 0 || before != len(p.logged) {
@@ -350,11 +350,11 @@ func (g *Gateway) ownPorts() map[uint16]bool {
 }
 
 // portRequests returns what of a table is to have a port, by key.
-func portRequests(t *registry.Table) (map[ports.Key]registry.Published, []ports.Key) {
+func portRequests(t *registry.Table) (map[alloc.PortKey]registry.Published, []alloc.PortKey) {
 	list := t.Publishable()
-	wishes, keys := make(map[ports.Key]registry.Published, len(list)), make([]ports.Key, len(list))
+	wishes, keys := make(map[alloc.PortKey]registry.Published, len(list)), make([]alloc.PortKey, len(list))
 	for i, w := range list {
-		keys[i] = ports.Key{Protocol: w.Protocol, Service: w.Name.String(), Port: w.Port}
+		keys[i] = alloc.PortKey{Protocol: w.Protocol, Service: w.Name.String(), Port: w.Port}
 		wishes[keys[i]] = w
 	}
 	return wishes, keys

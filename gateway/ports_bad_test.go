@@ -12,7 +12,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
-	"culvert.dev/registry/ports"
+	"culvert.dev/registry/alloc"
 	"culvert.dev/tunnel"
 )
 
@@ -91,8 +91,8 @@ func TestServicePortsOfServicesThatAreDown(t *testing.T) {
 // A service that leads back to its own port is found out.
 func TestServicePortsThatLeadToThemselves(t *testing.T) {
 	s := newSite(t, 3)
-	plan := ports.Plan{Range: s.cfg.Range, Now: time.Now()}
-	will, _ := plan.Assign([]ports.Key{{Protocol: "tcp", Service: "a.test"}}, nil)
+	plan := alloc.PortPlan{Range: s.cfg.Range, Now: time.Now()}
+	will, _ := plan.Assign([]alloc.PortKey{{Protocol: "tcp", Service: "a.test"}}, nil)
 	r := s.start(published("a.test", registry.Endpoint{Addr: s.cfg.Address, Port: will[0].Assigned}))
 	r.wantReset(r.address("a.test"), tunnel.Loop)
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"culvert.dev/registry"
-	"culvert.dev/registry/ports"
+	"culvert.dev/registry/alloc"
 )
 
 // What may be said of the port of a service.
@@ -36,18 +36,18 @@ type ServicePort struct {
 }
 
 // describe says what has become of wishes, ordered by name, port and protocol.
-func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []ports.Assignment, failed []ports.Failure, isOpen func(ports.Assignment) bool) []ServicePort {
-	problems := make(map[ports.Key]error, len(failed))
+func describe(cfg *ServicePorts, wishes map[alloc.PortKey]registry.Published, all []alloc.Port, failed []alloc.PortFailure, isOpen func(alloc.Port) bool) []ServicePort {
+	problems := make(map[alloc.PortKey]error, len(failed))
 	for _, f := range failed {
-		problems[f.Key] = f.Err
+		problems[f.PortKey] = f.Err
 	}
 	list := make([]ServicePort, 0, len(wishes))
-	seen := make(map[ports.Key]bool, len(wishes))
+	seen := make(map[alloc.PortKey]bool, len(wishes))
 	for _, a := range all {
 		s := ServicePort{Protocol: a.Protocol, Name: a.Service, Port: a.Port, Assigned: a.Assigned, Address: cfg.listenAddress(a.Assigned), Since: a.Since, State: PortAssigned}
-		switch err := problems[a.Key]; {
+		switch err := problems[a.PortKey]; {
 		case !a.Gone.IsZero():
-			s.State, s.Until = PortKept, a.Gone.Add(cmp.Or(cfg.ReuseAfter, ports.DefaultKeep))
+			s.State, s.Until = PortKept, a.Gone.Add(cmp.Or(cfg.ReuseAfter, alloc.DefaultReuseAfter))
 			if !s.Until.After(time.Now()) {
 				continue // whoever needs it has it
 			}
@@ -60,8 +60,8 @@ func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []
 		case err != nil:
 			s.State, s.Problem = PortFailed, err.Error()
 		}
-		s.Service = wishes[a.Key].Service
-		seen[a.Key] = true
+		s.Service = wishes[a.PortKey].Service
+		seen[a.PortKey] = true
 		list = append(list, s)
 	}
 	for key, w := range wishes {
@@ -71,7 +71,7 @@ func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []
 		s := ServicePort{Protocol: key.Protocol, Name: key.Service, Port: key.Port, Service: w.Service, State: PortFailed}
 		if err := problems[key]; err != nil {
 			s.Problem = err.Error()
-			if _, full := errors.AsType[*ports.Exhausted](err); full {
+			if _, full := errors.AsType[*alloc.Exhausted](err); full {
 				s.State = PortFull
 			}
 		}
@@ -87,20 +87,20 @@ func describe(cfg *ServicePorts, wishes map[ports.Key]registry.Published, all []
 // state that is kept, without opening any. A StateError tells that that can't be
 // read.
 func ForecastPorts(cfg ServicePorts, t *registry.Table) ([]ServicePort, error) {
-	have, err := ports.State{Path: cfg.State}.Load()
+	have, err := alloc.PortFile(cfg.State).Load()
 	if err != nil {
 		return nil, &StateError{"service ports", "ports", err}
 	}
 	wishes, keys := portRequests(t)
-	plan := ports.Plan{Range: cfg.Range, Keep: cfg.ReuseAfter, Now: now()}
+	plan := alloc.PortPlan{Range: cfg.Range, ReuseAfter: cfg.ReuseAfter, Now: now()}
 	next, failed := plan.Assign(keys, have)
-	list := describe(&cfg, wishes, next, failed, func(ports.Assignment) bool { return false })
-	known := make(map[ports.Key]uint16, len(have))
+	list := describe(&cfg, wishes, next, failed, func(alloc.Port) bool { return false })
+	known := make(map[alloc.PortKey]uint16, len(have))
 	for _, a := range have {
-		known[a.Key] = a.Assigned
+		known[a.PortKey] = a.Assigned
 	}
 	for i := range list {
-		key := ports.Key{Protocol: list[i].Protocol, Service: list[i].Name, Port: list[i].Port}
+		key := alloc.PortKey{Protocol: list[i].Protocol, Service: list[i].Name, Port: list[i].Port}
 		if list[i].State == PortAssigned && known[key] != list[i].Assigned {
 			list[i].State, list[i].Since = PortNew, time.Time{}
 		}

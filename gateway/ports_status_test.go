@@ -8,14 +8,14 @@ import (
 	"time"
 
 	"culvert.dev/registry"
-	"culvert.dev/registry/ports"
+	"culvert.dev/registry/alloc"
 )
 
 func TestForecastPorts(t *testing.T) {
 	s := newSite(t, 2)
 	old := time.Now().Add(-time.Hour).UTC().Truncate(time.Second)
-	kept := []ports.Assignment{{Key: ports.Key{Protocol: "tcp", Service: "a.test"}, Assigned: s.cfg.Range.First, Since: old}}
-	if err := (ports.State{Path: s.cfg.State}).Save(kept); err != nil {
+	kept := []alloc.Port{{PortKey: alloc.PortKey{Protocol: "tcp", Service: "a.test"}, Assigned: s.cfg.Range.First, Since: old}}
+	if err := alloc.PortFile(s.cfg.State).Save(kept); err != nil {
 		t.Fatal(err)
 	}
 	tab, err := registry.Merge(registry.Snapshot{Services: []*registry.Service{
@@ -38,7 +38,7 @@ func TestForecastPorts(t *testing.T) {
 			t.Errorf("got %+v\nwant %+v", got, want)
 		}
 	}
-	if after, err := (ports.State{Path: s.cfg.State}).Load(); err != nil || !slices.Equal(after, kept) {
+	if after, err := alloc.PortFile(s.cfg.State).Load(); err != nil || !slices.Equal(after, kept) {
 		t.Errorf("the state was changed: %v, %v", after, err)
 	}
 	if err := os.WriteFile(s.cfg.State, nil, 0o600); err != nil {

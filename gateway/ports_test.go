@@ -16,7 +16,7 @@ import (
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
-	"culvert.dev/registry/ports"
+	"culvert.dev/registry/alloc"
 	"culvert.dev/tunnel"
 )
 
@@ -106,7 +106,7 @@ func TestServicePortsOfAServiceThatTellsItsPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	testnet.Eventually(t, soon, func() bool {
-		all, err := ports.State{Path: s.cfg.State}.Load()
+		all, err := alloc.PortFile(s.cfg.State).Load()
 		return err == nil && len(all) == 1 && all[0].Port == 0
 	}, "the state is written when it can be")
 }
@@ -166,8 +166,8 @@ func TestServicePortsAreNotPortsOfServices(t *testing.T) {
 func TestServicePortsHeldByOthers(t *testing.T) {
 	s := newSite(t, 5)
 	a, b := published("a.test", greeter(t, "a")), published("b.test", greeter(t, "b"))
-	plan := ports.Plan{Range: s.cfg.Range, Now: time.Now()}
-	would, _ := plan.Assign([]ports.Key{{Protocol: "tcp", Service: "a.test"}}, nil)
+	plan := alloc.PortPlan{Range: s.cfg.Range, Now: time.Now()}
+	would, _ := plan.Assign([]alloc.PortKey{{Protocol: "tcp", Service: "a.test"}}, nil)
 	hold := func(addr string) net.Listener {
 		ln, err := net.Listen("tcp", addr)
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"culvert.dev/registry"
-	"culvert.dev/registry/vips"
+	"culvert.dev/registry/alloc"
 )
 
 // VIPs are addresses to give to services: each that wants one gets one of each
@@ -19,7 +19,7 @@ import (
 type VIPs struct {
 	Ranges     []netip.Prefix // one of a family, as registry.CheckVIPRange wants them
 	State      string         // path of the file that keeps who has which address; one gateway's alone
-	ReuseAfter time.Duration  // how long nobody else gets the addresses of a service that is gone; 0 means vips.DefaultKeep
+	ReuseAfter time.Duration  // how long nobody else gets the addresses of a service that is gone; 0 means alloc.DefaultReuseAfter
 }
 
 // A StatusVIPs is how many services have addresses to themselves.
@@ -38,7 +38,7 @@ type vipController struct {
 	g   *Gateway
 
 	// Of run's goroutine alone.
-	*assignmentFile[vips.Assignment]
+	*assignmentFile[alloc.VIP]
 	logged errorLog[vipKey]
 
 	mu      sync.Mutex // guards what follows
@@ -60,7 +60,7 @@ func newVIPController(g *Gateway) (*vipController, error) {
 		k.state.Ranges = append(k.state.Ranges, r.String())
 	}
 	var err error
-	if k.assignmentFile, err = openAssignmentFile("vips", "addresses", g.log, vips.State{Path: k.cfg.State}); err != nil {
+	if k.assignmentFile, err = openAssignmentFile("vips", "addresses", g.log, alloc.VIPFile(k.cfg.State)); err != nil {
 		return nil, err
 	}
 	return k, nil
@@ -73,8 +73,8 @@ func (k *vipController) run(ctx context.Context) error {
 }
 
 // plan returns what addresses are given by, for a table.
-func (c *VIPs) plan(t *registry.Table) *vips.Plan {
-	p := &vips.Plan{Ranges: c.Ranges, Keep: c.ReuseAfter, Now: now()}
+func (c *VIPs) plan(t *registry.Table) *alloc.VIPPlan {
+	p := &alloc.VIPPlan{Ranges: c.Ranges, ReuseAfter: c.ReuseAfter, Now: now()}
 	for _, r := range c.Ranges {
 		p.Taken = append(p.Taken, t.UsedAddresses(r)...)
 	}
@@ -92,19 +92,19 @@ func (k *vipController) update(context.Context) (whole bool) {
 	before := k.assigned
 	saved := k.save(next)
 	if !saved {
-		known := make(map[vips.Assignment]bool, len(before))
+		known := make(map[alloc.VIP]bool, len(before))
 		for _, a := range before {
 			known[withoutTimes(a)] = true
 		}
-		next = slices.DeleteFunc(next, func(a vips.Assignment) bool {
+		next = slices.DeleteFunc(next, func(a alloc.VIP) bool {
 			if !a.Gone.IsZero() || known[withoutTimes(a)] {
 				return false
 			}
-			failed = append(failed, vips.Failure{Service: a.Service, Family: vips.Family(a.Address), Err: errors.New(k.saveError)})
+			failed = append(failed, alloc.VIPFailure{Service: a.Service, Family: alloc.Family(a.Address), Err: errors.New(k.saveError)})
 			return true
 		})
 	}
-	list := vips.Table(next)
+	list := alloc.AssignedVIPs(next)
 	k.g.registry.AssignVIPs(list)
 	k.logChanges(before, next, failed)
 	k.mu.Lock()
@@ -123,13 +123,13 @@ func (k *vipController) update(context.Context) (whole bool) {
 }
 
 // withoutTimes is a without its times.
-func withoutTimes(a vips.Assignment) vips.Assignment {
-	return vips.Assignment{Service: a.Service, Address: a.Address}
+func withoutTimes(a alloc.VIP) alloc.VIP {
+	return alloc.VIP{Service: a.Service, Address: a.Address}
 }
 
 // logChanges logs what has changed.
-func (k *vipController) logChanges(before, after []vips.Assignment, failed []vips.Failure) {
-	slices.SortFunc(failed, func(a, b vips.Failure) int {
+func (k *vipController) logChanges(before, after []alloc.VIP, failed []alloc.VIPFailure) {
+	slices.SortFunc(failed, func(a, b alloc.VIPFailure) int {
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Family, b.Family))
 	})
 	missing := len(k.logged)
@@ -145,11 +145,11 @@ func (k *vipController) logChanges(before, after []vips.Assignment, failed []vip
 	had, given, left, moved := make(map[vipKey]netip.Addr, len(before)), 0, 0, 0
 	for _, a := range before {
 		if a.Gone.IsZero() {
-			had[vipKey{a.Service, vips.Family(a.Address)}] = a.Address
+			had[vipKey{a.Service, alloc.Family(a.Address)}] = a.Address
 		}
 	}
 	for _, a := range after {
-		key := vipKey{a.Service, vips.Family(a.Address)}
+		key := vipKey{a.Service, alloc.Family(a.Address)}
 		was, ok := had[key]
 		switch {
 		case !a.Gone.IsZero():
@@ -184,12 +184,12 @@ func (k *vipController) status() (s StatusVIPs, settled bool) {
 // state that is kept, for a Registry that is asked without a gateway. A
 // StateError tells that the state can't be read.
 func ForecastVIPs(cfg VIPs, t *registry.Table) ([]registry.VIP, error) {
-	have, err := vips.State{Path: cfg.State}.Load()
+	have, err := alloc.VIPFile(cfg.State).Load()
 	if err != nil {
 		return nil, &StateError{"vips", "addresses", err}
 	}
 	next, _ := cfg.plan(t).Assign(t.VIPRequests(), have)
-	return vips.Table(next), nil
+	return alloc.AssignedVIPs(next), nil
 }
 
 // ClusterSetAddresses returns the addresses that a service of the cluster set has

@@ -19,7 +19,7 @@ import (
 	"culvert.dev/connect/socks5"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
-	"culvert.dev/registry/vips"
+	"culvert.dev/registry/alloc"
 	"culvert.dev/tunnel"
 )
 
@@ -407,11 +407,11 @@ func TestVIPsByChance(t *testing.T) {
 			}
 			at[one.Name] = got[one.Name]
 		}
-		kept, err := vips.State{Path: s.cfg.State}.Load()
+		kept, err := alloc.VIPFile(s.cfg.State).Load()
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, v := range vips.Table(kept) {
+		for _, v := range alloc.AssignedVIPs(kept) {
 			if has, ok := got[v.Key]; ok && has != fmt.Sprint(v.V4, " ", v.V6) {
 				t.Errorf("round %d: the disk has %+v, and the table %s", round, v, has)
 			}

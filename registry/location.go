@@ -27,7 +27,7 @@ type Location struct {
 	remote *networkState // the nearest of the networks it is in; nil where Endpoints is not empty
 }
 
-// An GatewayHop is a gateway that leads to a service.
+// A GatewayHop is a gateway that leads to a service.
 type GatewayHop struct {
 	Gateway *Gateway
 	Network string   // that it leads into
@@ -49,7 +49,7 @@ type networkState struct {
 // without one is reached from everywhere.
 func (n *networkState) hasGateways() bool { return len(n.Gateways) > 0 || len(n.Via) > 0 }
 
-// A endpointGroup is those of a service's endpoints that are in one network, and no
+// An endpointGroup holds those of a service's endpoints that are in one network, and no
 // index of a network is -1.
 type endpointGroup struct {
 	network   int32

@@ -43,7 +43,7 @@ type Table struct {
 	listeners *compiledListeners // nil where there is no listener
 }
 
-// An serviceEntry is a service in a table.
+// A serviceEntry is a service in a table.
 type serviceEntry struct {
 	*Service // the snapshot's own, unless something is added to it
 	index    int32
@@ -331,7 +331,7 @@ func (b *builder) share(at addrPortKey, first, i int32) {
 	}
 }
 
-// A addrPortKey is an address and a port, in a form of which there may be very many: it is
+// An addrPortKey is an address and a port, in a form of which there may be very many: it is
 // quickly hashed, and the garbage collector passes over a map of them.
 type addrPortKey struct{ high, low, port uint64 }
 

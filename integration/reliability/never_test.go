@@ -404,13 +404,13 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"gateway/certificates.go UTC":      "likewise, in the log",
 		"admin/handler.go Truncate":        "when a line of the log is written, to be shown",
 		"gateway/assignments.go UTC":       "likewise",
-		"registry/leases/plan.go UTC":      "likewise",
-		"registry/leases/file.go UTC":      "likewise",
+		"registry/alloc/alloc.go UTC":      "likewise",
+		"registry/alloc/file.go UTC":       "likewise",
 	}
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "tunnel/internal/poll", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"termination", "udp", "registry", "registry/checks", "registry/file", "registry/leases", "registry/ports", "registry/vips", "gateway", "gateway/upstream", "admin", "metrics", "dns"} {
+		"termination", "udp", "registry", "registry/checks", "registry/file", "registry/alloc", "gateway", "gateway/upstream", "admin", "metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)

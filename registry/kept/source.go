@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"culvert.dev/registry"
-	"culvert.dev/registry/leases"
+	"culvert.dev/registry/alloc"
 )
 
 const (
@@ -330,7 +330,7 @@ func (r *run) rest(ctx context.Context) error {
 
 func (r *run) save(ctx context.Context) error {
 	if r.lock == nil {
-		lock, err := leases.File{Path: r.Path, What: "kept state"}.Lock()
+		lock, err := alloc.Lock(r.Path, "kept state")
 		if err != nil {
 			return err
 		}
@@ -339,7 +339,7 @@ func (r *run) save(ctx context.Context) error {
 	r.mu.Lock()
 	all := maps.Clone(r.known)
 	r.mu.Unlock()
-	return leases.Replace(r.Path, func(w io.Writer) error { return encode(ctx, w, r.Settings, all, MaxSize) })
+	return alloc.Replace(r.Path, func(w io.Writer) error { return encode(ctx, w, r.Settings, all, MaxSize) })
 }
 
 // say says once what is wrong with the file, and that it is not any more.
@@ -351,7 +351,7 @@ func (r *run) say(ctx context.Context, err error) {
 	case err != nil && r.bad == "":
 		r.bad = err.Error()
 		level := slog.LevelError
-		if errors.Is(err, leases.ErrHeld) {
+		if errors.Is(err, alloc.ErrHeld) {
 			level = slog.LevelWarn
 		}
 		r.log.Log(ctx, level, "cannot save a snapshot; a restart would use an older one or none", "path", r.Path, "err", err)

@@ -13,8 +13,8 @@ import (
 
 	"culvert.dev/gateway"
 	"culvert.dev/registry"
+	"culvert.dev/registry/alloc"
 	"culvert.dev/registry/file"
-	"culvert.dev/registry/leases"
 	"culvert.dev/tunnel"
 )
 
@@ -137,7 +137,7 @@ func stateError(err error) error {
 		return err
 	}
 	hint := "restore the file, or fix its permissions; if it is removed, " + state.What + " are assigned anew and may differ from those that clients use"
-	if errors.Is(err, leases.ErrHeld) {
+	if errors.Is(err, alloc.ErrHeld) {
 		hint = "stop the other process (fuser FILE.lock names it), or give each a state file of its own; a gateway answers DNS too, if its file has dns:"
 	}
 	return &cliError{err: err, hint: hint, code: exitFailed}

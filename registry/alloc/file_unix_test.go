@@ -1,6 +1,6 @@
 //go:build unix
 
-package leases
+package alloc
 
 import (
 	"fmt"
@@ -15,11 +15,11 @@ func TestFileIsWholeAtEveryMoment(t *testing.T) {
 	const rounds, entries = 40, 5000
 	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
 	save := func(n int) error {
-		list := make([]entry, entries)
+		list := make([]testEntry, entries)
 		for i := range list {
-			list[i] = entry{fmt.Sprintf("s%d-%d", n, i), TimesOf(noon, time.Time{})}
+			list[i] = testEntry{fmt.Sprintf("s%d-%d", n, i), timesOf(noon, time.Time{})}
 		}
-		return Save(f, list)
+		return f.Save(list)
 	}
 	if err := save(0); err != nil {
 		t.Fatal(err)
@@ -35,9 +35,8 @@ func TestFileIsWholeAtEveryMoment(t *testing.T) {
 		done <- nil
 	}()
 	for reads := 0; ; reads++ {
-		var c content
-		if _, err := Load(f, func(data []byte) ([]entry, error) { return nil, Parse(data, &c) }); err != nil || len(c.Services) != entries {
-			t.Errorf("read %d: %d entries, %v", reads, len(c.Services), err)
+		if all, err := f.Load(); err != nil || len(all) != entries {
+			t.Errorf("read %d: %d entries, %v", reads, len(all), err)
 			<-done
 			return
 		}

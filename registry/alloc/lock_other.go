@@ -1,6 +1,6 @@
 //go:build !darwin && !dragonfly && !freebsd && !illumos && !linux && !netbsd && !openbsd && !windows
 
-package leases
+package alloc
 
 import "os"
 

@@ -1,4 +1,4 @@
-package vips
+package alloc
 
 import (
 	"fmt"
@@ -9,22 +9,20 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"culvert.dev/registry/leases"
 )
 
-var sample = []Assignment{
+var sampleVIPs = []VIP{
 	{Service: "db.example.com", Address: netip.MustParseAddr("240.17.3.9"), Since: noon},
 	{Service: "west/default/mail", Address: netip.MustParseAddr("240.17.3.10"), Since: noon, Gone: noon.Add(time.Hour)},
 	{Service: "db.example.com", Address: netip.MustParseAddr("fd12:3456:789a::9"), Since: noon.Add(time.Nanosecond)},
 }
 
-func TestStateKeepsAssignments(t *testing.T) {
-	s := State{filepath.Join(t.TempDir(), "vips.json")}
+func TestVIPFile(t *testing.T) {
+	s := VIPFile(filepath.Join(t.TempDir(), "vips.json"))
 	if got, err := s.Load(); got != nil || err != nil {
 		t.Errorf("without a file: got %v, %v, want nothing", got, err)
 	}
-	for _, want := range [][]Assignment{sample, nil, sample[1:2]} {
+	for _, want := range [][]VIP{sampleVIPs, nil, sampleVIPs[1:2]} {
 		if err := s.Save(want); err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +42,7 @@ func TestStateKeepsAssignments(t *testing.T) {
 
 // A state that can't be understood is refused as a whole: nobody's address is
 // given anew by itself.
-func TestStateRefused(t *testing.T) {
+func TestVIPFileRefused(t *testing.T) {
 	state := func(text string) string { return `{"version": 1, "vips": [` + text + `]}` }
 	const one = `{"service": "a", "address": "240.0.0.1", "since": "2026-03-01T12:00:00Z"}`
 	for _, tt := range []struct{ name, text, want string }{
@@ -65,7 +63,7 @@ func TestStateRefused(t *testing.T) {
 		{"address twice", state(one + "," + strings.Replace(one, `"a"`, `"b"`, 1)), "entry 2, b, has 240.0.0.1, which is assigned to a"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := State{filepath.Join(t.TempDir(), "vips.json")}
+			s := VIPFile(filepath.Join(t.TempDir(), "vips.json"))
 			if err := os.WriteFile(s.Path, []byte(tt.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -75,16 +73,16 @@ func TestStateRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (State{t.TempDir()}).Load(); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+	if _, err := VIPFile(t.TempDir()).Load(); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a folder: %v", err)
 	}
 }
 
 // Whatever is in a file, it is refused or kept as it is by writing and reading.
-func FuzzState(f *testing.F) {
-	good, err := leases.Encode("vips", []entry{
-		{"a", netip.MustParseAddr("240.0.0.1"), leases.TimesOf(noon, time.Time{})},
-		{"a", netip.MustParseAddr("fd00::1"), leases.TimesOf(noon, noon)},
+func FuzzVIPFile(f *testing.F) {
+	good, err := VIPFile("").encode([]VIP{
+		{Service: "a", Address: netip.MustParseAddr("240.0.0.1"), Since: noon},
+		{Service: "a", Address: netip.MustParseAddr("fd00::1"), Since: noon, Gone: noon},
 	})
 	if err != nil {
 		f.Fatal(err)
@@ -92,25 +90,23 @@ func FuzzState(f *testing.F) {
 	f.Add(good)
 	f.Add([]byte(`{"version": 1, "vips": [{"service":"b","address":"::","since":"2026-03-01T12:00:00+01:00","gone":"0001-01-01T00:00:00Z"}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		all, err := parse(data)
+		all, err := parseVIPs(data)
 		if err != nil {
 			return
 		}
 		seen := map[string]bool{}
-		entries := make([]entry, len(all))
-		for i, a := range all {
+		for _, a := range all {
 			key := a.Service + " " + Family(a.Address)
 			if a.Service == "" || !a.Address.IsValid() || a.Address != a.Address.Unmap().WithZone("") || seen[key] || seen[a.Address.String()] {
 				t.Errorf("accepted %+v", a)
 			}
 			seen[key], seen[a.Address.String()] = true, true
-			entries[i] = entry{a.Service, a.Address, leases.TimesOf(a.Since, a.Gone)}
 		}
-		again, err := leases.Encode("vips", entries)
+		again, err := VIPFile("").encode(all)
 		if err != nil {
 			return // a year that JSON has no form for
 		}
-		back, err := parse(again)
+		back, err := parseVIPs(again)
 		if err != nil || len(back) != len(all) {
 			t.Fatalf("%d of %d come back: %v", len(back), len(all), err)
 		}

@@ -1,4 +1,4 @@
-package ports
+package alloc
 
 import (
 	"fmt"
@@ -10,22 +10,20 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"culvert.dev/registry/leases"
 )
 
-var sample = []Assignment{
-	{Key: Key{"tcp", "db.example.com", 5432}, Assigned: 20017, Since: noon},
-	{Key: Key{"tcp", "mail.example.com", 0}, Assigned: 20018, Since: noon, Gone: noon.Add(time.Hour)},
-	{Key: Key{"udp", "db.example.com", 5432}, Assigned: 20017, Since: noon.Add(time.Nanosecond)},
+var samplePorts = []Port{
+	{PortKey: PortKey{"tcp", "db.example.com", 5432}, Assigned: 20017, Since: noon},
+	{PortKey: PortKey{"tcp", "mail.example.com", 0}, Assigned: 20018, Since: noon, Gone: noon.Add(time.Hour)},
+	{PortKey: PortKey{"udp", "db.example.com", 5432}, Assigned: 20017, Since: noon.Add(time.Nanosecond)},
 }
 
-func TestStateKeepsAssignments(t *testing.T) {
-	s := State{filepath.Join(t.TempDir(), "ports.json")}
+func TestPortFile(t *testing.T) {
+	s := PortFile(filepath.Join(t.TempDir(), "ports.json"))
 	if got, err := s.Load(); got != nil || err != nil {
 		t.Errorf("without a file: got %v, %v, want nothing", got, err)
 	}
-	for _, want := range [][]Assignment{sample, nil, sample[:1]} {
+	for _, want := range [][]Port{samplePorts, nil, samplePorts[:1]} {
 		if err := s.Save(want); err != nil {
 			t.Fatal(err)
 		}
@@ -60,20 +58,20 @@ func wantFiles(t *testing.T, path string, want ...string) {
 	}
 }
 
-func TestStateFollowsALink(t *testing.T) {
+func TestFileFollowsALink(t *testing.T) {
 	dir := t.TempDir()
 	link, real := filepath.Join(dir, "link.json"), filepath.Join(dir, "real.json")
-	s := State{link}
-	if err := (State{real}).Save(nil); err != nil {
+	s := PortFile(link)
+	if err := PortFile(real).Save(nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("real.json", link); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Save(sample); err != nil {
+	if err := s.Save(samplePorts); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := (State{real}).Load(); !slices.Equal(got, sample) || err != nil {
+	if got, err := PortFile(real).Load(); !slices.Equal(got, samplePorts) || err != nil {
 		t.Errorf("behind the link: %v, %v", got, err)
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != fs.ModeSymlink {
@@ -83,9 +81,9 @@ func TestStateFollowsALink(t *testing.T) {
 
 // What somebody left who was killed is in nobody's way, and a link that stands
 // there is not followed.
-func TestStateAfterAKill(t *testing.T) {
+func TestFileAfterAKill(t *testing.T) {
 	dir := t.TempDir()
-	s, other := State{filepath.Join(dir, "ports.json")}, filepath.Join(dir, "other")
+	s, other := PortFile(filepath.Join(dir, "ports.json")), filepath.Join(dir, "other")
 	if err := os.WriteFile(other, []byte("mine"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -96,10 +94,10 @@ func TestStateAfterAKill(t *testing.T) {
 		if err := leave(); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Save(sample); err != nil {
+		if err := s.Save(samplePorts); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := s.Load(); !slices.Equal(got, sample) || err != nil {
+		if got, err := s.Load(); !slices.Equal(got, samplePorts) || err != nil {
 			t.Errorf("got %v, %v", got, err)
 		}
 		if info, err := os.Lstat(s.Path); err != nil || info.Mode() != 0o600 {
@@ -113,28 +111,28 @@ func TestStateAfterAKill(t *testing.T) {
 }
 
 // A file that can't be written leaves the one that is there, and nothing else.
-func TestStateNotWritten(t *testing.T) {
+func TestFileNotWritten(t *testing.T) {
 	dir := t.TempDir()
-	s := State{filepath.Join(dir, "ports.json")}
+	s := PortFile(filepath.Join(dir, "ports.json"))
 	if err := os.Mkdir(s.Path, 0o700); err != nil { // a rename can't replace it, whoever asks
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(s.Path, "x"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err := s.Save(sample)
+	err := s.Save(samplePorts)
 	if err == nil || !strings.HasPrefix(err.Error(), "write the assigned ports: ") {
 		t.Errorf("got %v", err)
 	}
 	wantFiles(t, s.Path, "ports.json")
-	if err := (State{filepath.Join(dir, "missing", "ports.json")}).Save(sample); err == nil || !strings.Contains(err.Error(), "missing") {
+	if err := PortFile(filepath.Join(dir, "missing", "ports.json")).Save(samplePorts); err == nil || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("in a folder that is not there: %v", err)
 	}
 }
 
 // A state that can't be understood is refused as a whole: nobody's port is
 // given anew by itself.
-func TestStateRefused(t *testing.T) {
+func TestPortFileRefused(t *testing.T) {
 	entry := func(text string) string { return `{"version": 1, "ports": [` + text + `]}` }
 	const one = `{"protocol": "tcp", "service": "a", "assigned": 20001, "since": "2026-03-01T12:00:00Z"}`
 	for _, tt := range []struct{ name, text, want string }{
@@ -159,7 +157,7 @@ func TestStateRefused(t *testing.T) {
 		{"port twice", entry(one + "," + strings.Replace(one, `"a"`, `"b"`, 1)), "entry 2, tcp b, has port 20001, which is assigned to tcp a"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := State{filepath.Join(t.TempDir(), "ports.json")}
+			s := PortFile(filepath.Join(t.TempDir(), "ports.json"))
 			if err := os.WriteFile(s.Path, []byte(tt.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -169,14 +167,14 @@ func TestStateRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (State{t.TempDir()}).Load(); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+	if _, err := PortFile(t.TempDir()).Load(); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("a folder: %v", err)
 	}
-	big := State{filepath.Join(t.TempDir(), "big")}
+	big := PortFile(filepath.Join(t.TempDir(), "big"))
 	if err := os.WriteFile(big.Path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(big.Path, leases.MaxSize+1); err != nil {
+	if err := os.Truncate(big.Path, MaxFileSize+1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := big.Load(); err == nil || !strings.Contains(err.Error(), "larger than the limit") {
@@ -185,15 +183,15 @@ func TestStateRefused(t *testing.T) {
 }
 
 // Whatever is in a file, it is refused or kept as it is by writing and reading.
-func FuzzState(f *testing.F) {
-	good, err := leases.Encode("ports", []entry{{Protocol: "tcp", Service: "a", Port: 1, Assigned: 2, Times: leases.TimesOf(noon, time.Time{})}})
+func FuzzPortFile(f *testing.F) {
+	good, err := PortFile("").encode([]Port{{PortKey: PortKey{"tcp", "a", 1}, Assigned: 2, Since: noon}})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(good)
 	f.Add([]byte(`{"version": 1, "ports": [{"protocol":"udp","service":"b","assigned":1,"since":"2026-03-01T12:00:00+01:00","gone":"0001-01-01T00:00:00Z"}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		all, err := parse(data)
+		all, err := parsePorts(data)
 		if err != nil {
 			return
 		}

@@ -1,4 +1,4 @@
-package leases
+package alloc
 
 import (
 	"errors"
@@ -12,47 +12,50 @@ import (
 	"time"
 )
 
-type entry struct {
+type testEntry struct {
 	Service string `json:"service"`
-	Times
+	times
 }
 
-type content struct {
-	Version  int     `json:"version"`
-	Services []entry `json:"services"`
+type testContent struct {
+	Version  int         `json:"version"`
+	Services []testEntry `json:"services"`
 }
 
-func fileAt(path string) File {
-	return File{Path: path, What: "assigned things", List: "services"}
+func fileAt(path string) File[testEntry] {
+	parse := func(data []byte) ([]testEntry, error) {
+		var c testContent
+		err := parseFile(data, &c)
+		return c.Services, err
+	}
+	return File[testEntry]{Path: path, what: "assigned things", list: "services", parse: parse, entry: func(e testEntry) any { return &e }}
 }
 
 func TestFileSaysWhatItIsOf(t *testing.T) {
 	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
-	parsed := 0
-	parse := func(data []byte) ([]entry, error) {
+	parsed, parse := 0, f.parse
+	f.parse = func(data []byte) ([]testEntry, error) {
 		parsed++
-		var c content
-		err := Parse(data, &c)
-		return c.Services, err
+		return parse(data)
 	}
-	if all, err := Load(f, parse); all != nil || err != nil || parsed != 0 {
+	if all, err := f.Load(); all != nil || err != nil || parsed != 0 {
 		t.Errorf("without a file: %v, %v, parsed %d times", all, err, parsed)
 	}
 	gone := noon.Add(time.Hour)
-	if err := Save(f, []entry{{"a", TimesOf(noon, time.Time{})}, {"b", TimesOf(noon, gone)}}); err != nil {
+	if err := f.Save([]testEntry{{"a", timesOf(noon, time.Time{})}, {"b", timesOf(noon, gone)}}); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := Load(f, parse); err != nil || len(all) != 2 || !all[0].Left().IsZero() || !all[1].Left().Equal(gone) || !all[1].Since.Equal(noon) {
+	if all, err := f.Load(); err != nil || len(all) != 2 || !all[0].gone().IsZero() || !all[1].gone().Equal(gone) || !all[1].Since.Equal(noon) {
 		t.Errorf("got %+v, %v", all, err)
 	}
 	if err := os.WriteFile(f.Path, []byte(`{"version": 3}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	want := fmt.Sprintf("the assigned things in %q can't be used: it is of version 3, and this culvert reads version 1", f.Path)
-	if all, err := Load(f, parse); all != nil || err == nil || err.Error() != want {
+	if all, err := f.Load(); all != nil || err == nil || err.Error() != want {
 		t.Errorf("got %v, %v\nwant %s", all, err, want)
 	}
-	if err := Save(fileAt(t.TempDir()), []entry{}); err == nil || !strings.HasPrefix(err.Error(), "write the assigned things: ") {
+	if err := fileAt(t.TempDir()).Save([]testEntry{}); err == nil || !strings.HasPrefix(err.Error(), "write the assigned things: ") {
 		t.Errorf("a folder: got %v", err)
 	}
 }
@@ -60,39 +63,35 @@ func TestFileSaysWhatItIsOf(t *testing.T) {
 // What could not be read again is not written.
 func TestFileDoesNotOutgrowItsReader(t *testing.T) {
 	f := fileAt(filepath.Join(t.TempDir(), "state.json"))
-	few := []entry{{"a", TimesOf(noon, time.Time{})}}
-	if err := Save(f, few); err != nil {
+	few := []testEntry{{"a", timesOf(noon, time.Time{})}}
+	if err := f.Save(few); err != nil {
 		t.Fatal(err)
 	}
-	many := make([]entry, 9)
+	many := make([]testEntry, 9)
 	for i := range many {
-		many[i].Service = strings.Repeat("a", MaxSize/8)
+		many[i].Service = strings.Repeat("a", MaxFileSize/8)
 	}
-	if err := Save(f, many); err == nil || !strings.Contains(err.Error(), "write the assigned things: 9 entries take ") {
+	if err := f.Save(many); err == nil || !strings.Contains(err.Error(), "write the assigned things: 9 entries take ") {
 		t.Errorf("got %v", err)
 	}
-	if all, err := Load(f, func(data []byte) ([]entry, error) {
-		var c content
-		err := Parse(data, &c)
-		return c.Services, err
-	}); err != nil || len(all) != 1 {
+	if all, err := f.Load(); err != nil || len(all) != 1 {
 		t.Errorf("what was there before: %v, %v", all, err)
 	}
 }
 
-// writer is the path that a process started by the test below writes to.
-const writer = "CULVERT_TEST_LEASES_WRITER"
+// writerEnv is the path that a process started by the test below writes to.
+const writerEnv = "CULVERT_TEST_ALLOC_WRITER"
 
 // A process that is killed while it writes leaves a file that is whole.
 func TestFileSurvivesKills(t *testing.T) {
 	const rounds, entries = 12, 2000
-	if path := os.Getenv(writer); path != "" {
+	if path := os.Getenv(writerEnv); path != "" {
 		for n := 0; ; n++ { // until it is killed
-			list := make([]entry, entries)
+			list := make([]testEntry, entries)
 			for i := range list {
-				list[i] = entry{fmt.Sprintf("s%d-%d", n, i), TimesOf(noon, time.Time{})}
+				list[i] = testEntry{fmt.Sprintf("s%d-%d", n, i), timesOf(noon, time.Time{})}
 			}
-			if err := Save(fileAt(path), list); err != nil {
+			if err := fileAt(path).Save(list); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				os.Exit(1)
 			}
@@ -106,7 +105,7 @@ func TestFileSurvivesKills(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	for round := range rounds {
 		cmd := exec.Command(self, "-test.run", "^TestFileSurvivesKills$")
-		cmd.Env = append(os.Environ(), writer+"="+path)
+		cmd.Env = append(os.Environ(), writerEnv+"="+path)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -125,12 +124,12 @@ func TestFileSurvivesKills(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait()
-		var c content
-		if _, err := Load(fileAt(path), func(data []byte) ([]entry, error) { return nil, Parse(data, &c) }); err != nil {
+		all, err := fileAt(path).Load()
+		if err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
-		if len(c.Services) != entries || c.Services[0].Service[:2] != c.Services[entries-1].Service[:2] {
-			t.Fatalf("round %d: %d entries, from %v to the last", round, len(c.Services), c.Services[:1])
+		if len(all) != entries || all[0].Service[:2] != all[entries-1].Service[:2] {
+			t.Fatalf("round %d: %d entries, from %v to the last", round, len(all), all[:1])
 		}
 		files, err := os.ReadDir(filepath.Dir(path))
 		if err != nil || len(files) > 2 {

@@ -1,4 +1,4 @@
-package ports
+package alloc
 
 import (
 	"errors"
@@ -8,27 +8,28 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert.dev/registry"
 )
 
 var (
-	noon  = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	small = Range{First: 20000, Last: 20009}
+	smallRange = registry.PortRange{First: 20000, Last: 20009}
 )
 
-func key(service string) Key { return Key{Protocol: "tcp", Service: service} }
+func portKey(service string) PortKey { return PortKey{Protocol: "tcp", Service: service} }
 
-func keysNamed(n int) []Key {
-	keys := make([]Key, n)
+func portKeysNamed(n int) []PortKey {
+	keys := make([]PortKey, n)
 	for i := range keys {
-		keys[i] = key(fmt.Sprintf("s%d.example.com", i))
+		keys[i] = portKey(fmt.Sprintf("s%d.example.com", i))
 	}
 	return keys
 }
 
 // portOf returns the port that stands for k, 0 for none.
-func portOf(all []Assignment, k Key) uint16 {
+func portOf(all []Port, k PortKey) uint16 {
 	for _, a := range all {
-		if a.Key == k && a.Gone.IsZero() {
+		if a.PortKey == k && a.Gone.IsZero() {
 			return a.Assigned
 		}
 	}
@@ -36,9 +37,9 @@ func portOf(all []Assignment, k Key) uint16 {
 }
 
 // The ports of a fresh start hang on nothing but the names.
-func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
-	p := Plan{Range: Range{First: 20000, Last: 20099}, Now: noon}
-	keys := keysNamed(60)
+func TestFreshPortsAreTheSameEverywhere(t *testing.T) {
+	p := PortPlan{Range: registry.PortRange{First: 20000, Last: 20099}, Now: noon}
+	keys := portKeysNamed(60)
 	first, failed := p.Assign(keys, nil)
 	if len(first) != 60 || failed != nil {
 		t.Fatalf("%d assignments, failures %v", len(first), failed)
@@ -52,15 +53,15 @@ func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
 	}
 	// What the hash says is a promise: it is how a gateway that has lost its
 	// state finds most ports again.
-	if got := portOf(first, key("s0.example.com")); got != 20051 {
+	if got := portOf(first, portKey("s0.example.com")); got != 20051 {
 		t.Errorf("s0.example.com has port %d, and had 20051 in the first version", got)
 	}
 }
 
-func TestAssignSamePortForBothProtocols(t *testing.T) {
-	p := Plan{Range: small, Now: noon}
-	tcp, udp := Key{"tcp", "dns.example.com", 53}, Key{"udp", "dns.example.com", 53}
-	got, failed := p.Assign([]Key{tcp, udp}, nil)
+func TestSamePortForBothProtocols(t *testing.T) {
+	p := PortPlan{Range: smallRange, Now: noon}
+	tcp, udp := PortKey{"tcp", "dns.example.com", 53}, PortKey{"udp", "dns.example.com", 53}
+	got, failed := p.Assign([]PortKey{tcp, udp}, nil)
 	if len(got) != 2 || failed != nil || got[0].Assigned != got[1].Assigned {
 		t.Errorf("got %v, %v, want one number for both", got, failed)
 	}
@@ -69,20 +70,20 @@ func TestAssignSamePortForBothProtocols(t *testing.T) {
 // A service keeps its port while others come and go, gets it back when it
 // returns, and nobody else gets it for as long as it is kept.
 func TestAssignKeepsPorts(t *testing.T) {
-	p := Plan{Range: Range{First: 20000, Last: 20001}, Now: noon, Keep: time.Hour}
-	a, b, c := key("a"), key("b"), key("c")
-	all, failed := p.Assign([]Key{a, b}, nil)
+	p := PortPlan{Range: registry.PortRange{First: 20000, Last: 20001}, Now: noon, ReuseAfter: time.Hour}
+	a, b, c := portKey("a"), portKey("b"), portKey("c")
+	all, failed := p.Assign([]PortKey{a, b}, nil)
 	if failed != nil {
 		t.Fatal(failed)
 	}
 	portA, portB := portOf(all, a), portOf(all, b)
 
 	p.Now = noon.Add(time.Minute)
-	all, failed = p.Assign([]Key{b, c}, all)
+	all, failed = p.Assign([]PortKey{b, c}, all)
 	if got := portOf(all, b); got != portB {
 		t.Errorf("b moved from %d to %d", portB, got)
 	}
-	if len(failed) != 1 || failed[0].Key != c {
+	if len(failed) != 1 || failed[0].PortKey != c {
 		t.Fatalf("failures %v, want c, as a's port is kept", failed)
 	}
 	var full *Exhausted
@@ -92,21 +93,21 @@ func TestAssignKeepsPorts(t *testing.T) {
 	}
 
 	p.Now = noon.Add(time.Minute + time.Hour - 1) // the last moment; and that it was missed again does not count
-	if all, failed = p.Assign([]Key{b, c}, all); len(failed) != 1 {
+	if all, failed = p.Assign([]PortKey{b, c}, all); len(failed) != 1 {
 		t.Errorf("a's port was given away after %v", p.Now.Sub(noon))
 	}
-	back, _ := p.Assign([]Key{a, b}, all)
+	back, _ := p.Assign([]PortKey{a, b}, all)
 	if got := portOf(back, a); got != portA {
 		t.Errorf("a came back to %d, want %d", got, portA)
 	}
 
 	p.Now = noon.Add(time.Minute + time.Hour)
-	all, failed = p.Assign([]Key{b, c}, all)
+	all, failed = p.Assign([]PortKey{b, c}, all)
 	if got := portOf(all, c); failed != nil || got != portA {
 		t.Errorf("c has %d, %v, want a's %d, which is nobody's by now", got, failed, portA)
 	}
-	all, failed = p.Assign([]Key{a, b, c}, all)
-	if len(failed) != 1 || failed[0].Key != a || portOf(all, c) != portA {
+	all, failed = p.Assign([]PortKey{a, b, c}, all)
+	if len(failed) != 1 || failed[0].PortKey != a || portOf(all, c) != portA {
 		t.Errorf("a took its old port from c: %v, %v", all, failed)
 	}
 }
@@ -114,96 +115,96 @@ func TestAssignKeepsPorts(t *testing.T) {
 // A port that never was anybody's goes before one that was, and of those that
 // were the one that was left first.
 func TestAssignPrefersPortsThatWereNobodys(t *testing.T) {
-	p := Plan{Range: Range{First: 20000, Last: 20002}, Now: noon, Keep: time.Nanosecond}
-	start := int(start(key("new")) % uint64(p.Range.Len()))
+	p := PortPlan{Range: registry.PortRange{First: 20000, Last: 20002}, Now: noon, ReuseAfter: time.Nanosecond}
+	start := int(portHash(portKey("new")) % uint64(p.Range.Len()))
 	at := func(i int) uint16 { return 20000 + uint16((start+i)%3) }
-	have := []Assignment{
-		{Key: key("left late"), Assigned: at(0), Gone: noon.Add(-time.Hour)},
-		{Key: key("left early"), Assigned: at(1), Gone: noon.Add(-2 * time.Hour)},
+	have := []Port{
+		{PortKey: portKey("left late"), Assigned: at(0), Gone: noon.Add(-time.Hour)},
+		{PortKey: portKey("left early"), Assigned: at(1), Gone: noon.Add(-2 * time.Hour)},
 	}
-	all, _ := p.Assign([]Key{key("new")}, have)
-	if got := portOf(all, key("new")); got != at(2) {
+	all, _ := p.Assign([]PortKey{portKey("new")}, have)
+	if got := portOf(all, portKey("new")); got != at(2) {
 		t.Errorf("got %d, want %d, which was nobody's", got, at(2))
 	}
-	all, _ = p.Assign([]Key{key("new"), key("newer")}, all)
-	if got := portOf(all, key("newer")); got != at(1) {
+	all, _ = p.Assign([]PortKey{portKey("new"), portKey("newer")}, all)
+	if got := portOf(all, portKey("newer")); got != at(1) {
 		t.Errorf("got %d, want %d, which was left first", got, at(1))
 	}
 }
 
 func TestAssignSkipsWhatIsTaken(t *testing.T) {
-	p := Plan{Range: small, Now: noon, Taken: func(protocol string, port uint16) bool { return protocol == "tcp" && port != 20004 }}
-	all, failed := p.Assign([]Key{key("a"), key("b")}, []Assignment{{Key: key("old"), Assigned: 20001}})
-	if got := portOf(all, key("a")); got != 20004 {
+	p := PortPlan{Range: smallRange, Now: noon, Taken: func(protocol string, port uint16) bool { return protocol == "tcp" && port != 20004 }}
+	all, failed := p.Assign([]PortKey{portKey("a"), portKey("b")}, []Port{{PortKey: portKey("old"), Assigned: 20001}})
+	if got := portOf(all, portKey("a")); got != 20004 {
 		t.Errorf("a has port %d, want 20004", got)
 	}
 	if len(failed) != 1 || !strings.Contains(failed[0].Err.Error(), "8 are taken by others, 1 are kept") {
 		t.Errorf("failures: %v", failed)
 	}
 	// What stands is not asked about: it does not move.
-	all, _ = p.Assign([]Key{key("old")}, []Assignment{{Key: key("old"), Assigned: 20001}})
-	if got := portOf(all, key("old")); got != 20001 {
+	all, _ = p.Assign([]PortKey{portKey("old")}, []Port{{PortKey: portKey("old"), Assigned: 20001}})
+	if got := portOf(all, portKey("old")); got != 20001 {
 		t.Errorf("old moved to %d", got)
 	}
 }
 
-func TestAssignMovesIntoAnotherRange(t *testing.T) {
-	p := Plan{Range: small, Now: noon}
-	all, failed := p.Assign([]Key{key("a"), key("b")}, []Assignment{
-		{Key: key("a"), Assigned: 19999}, {Key: key("b"), Assigned: 20003}, {Key: key("gone"), Assigned: 30000, Gone: noon},
+func TestPortsMoveIntoAnotherRange(t *testing.T) {
+	p := PortPlan{Range: smallRange, Now: noon}
+	all, failed := p.Assign([]PortKey{portKey("a"), portKey("b")}, []Port{
+		{PortKey: portKey("a"), Assigned: 19999}, {PortKey: portKey("b"), Assigned: 20003}, {PortKey: portKey("gone"), Assigned: 30000, Gone: noon},
 	})
-	if failed != nil || len(all) != 2 || portOf(all, key("b")) != 20003 || !small.Contains(portOf(all, key("a"))) {
+	if failed != nil || len(all) != 2 || portOf(all, portKey("b")) != 20003 || !smallRange.Contains(portOf(all, portKey("a"))) {
 		t.Errorf("got %v, %v", all, failed)
 	}
 }
 
 // A service that begins or ends to tell its only port is the same one.
 func TestAssignKeepsThePortOfAServiceThatNamesIts(t *testing.T) {
-	p := Plan{Range: small, Now: noon}
-	anyPort, one, two := Key{"tcp", "a", 0}, Key{"tcp", "a", 25}, Key{"tcp", "a", 587}
-	all, _ := p.Assign([]Key{anyPort, key("b")}, nil)
+	p := PortPlan{Range: smallRange, Now: noon}
+	anyPort, one, two := PortKey{"tcp", "a", 0}, PortKey{"tcp", "a", 25}, PortKey{"tcp", "a", 587}
+	all, _ := p.Assign([]PortKey{anyPort, portKey("b")}, nil)
 	first := portOf(all, anyPort)
-	for i, k := range []Key{one, anyPort, one, anyPort} {
-		if all, _ = p.Assign([]Key{k, key("b")}, all); portOf(all, k) != first || len(all) != 2 {
+	for i, k := range []PortKey{one, anyPort, one, anyPort} {
+		if all, _ = p.Assign([]PortKey{k, portKey("b")}, all); portOf(all, k) != first || len(all) != 2 {
 			t.Errorf("change %d: %s has port %d of %v, want %d", i, k, portOf(all, k), all, first)
 		}
 	}
 	// With two it can't be told which it is.
-	all, _ = p.Assign([]Key{one, two, key("b")}, all)
+	all, _ = p.Assign([]PortKey{one, two, portKey("b")}, all)
 	if portOf(all, one) == first || portOf(all, two) == first {
 		t.Errorf("one of two ports has that of any: %v", all)
 	}
-	if all, _ := p.Assign([]Key{anyPort, key("b")}, all); portOf(all, anyPort) != first || len(all) != 4 {
+	if all, _ := p.Assign([]PortKey{anyPort, portKey("b")}, all); portOf(all, anyPort) != first || len(all) != 4 {
 		t.Errorf("any port does not have %d, which it had: %v", first, all)
 	}
 	// What it had before as one of two does not stand in the way.
-	all, _ = p.Assign([]Key{two, key("b")}, all)
+	all, _ = p.Assign([]PortKey{two, portKey("b")}, all)
 	second := portOf(all, two)
-	all, _ = p.Assign([]Key{anyPort, key("b")}, all)
+	all, _ = p.Assign([]PortKey{anyPort, portKey("b")}, all)
 	if got := portOf(all, anyPort); got != second {
 		t.Errorf("got %d, want %d: %v", got, second, all)
 	}
-	seen := map[Key]bool{}
+	seen := map[PortKey]bool{}
 	for _, a := range all {
-		if seen[a.Key] {
-			t.Errorf("%s is there twice: %v", a.Key, all)
+		if seen[a.PortKey] {
+			t.Errorf("%s is there twice: %v", a.PortKey, all)
 		}
-		seen[a.Key] = true
+		seen[a.PortKey] = true
 	}
 }
 
 // Whatever comes and goes: no two services share a port, what stays keeps its
 // port, a port that is kept is nobody else's, a key fails only if there is no
 // port, and neither a restart nor a second look changes anything.
-func TestAssignByChance(t *testing.T) {
+func TestPortsByChance(t *testing.T) {
 	const rounds, universe = 100, 40
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		p := Plan{Range: Range{First: 20000, Last: 20000 + uint16(r.IntN(45))}, Now: noon, Keep: time.Hour}
+		p := PortPlan{Range: registry.PortRange{First: 20000, Last: 20000 + uint16(r.IntN(45))}, Now: noon, ReuseAfter: time.Hour}
 		taken := map[uint16]bool{}
 		p.Taken = func(_ string, port uint16) bool { return taken[port] }
-		var all []Assignment
-		names := keysNamed(universe)
+		var all []Port
+		names := portKeysNamed(universe)
 		for i := range names {
 			if i%4 == 3 {
 				names[i].Protocol = "udp"
@@ -216,7 +217,7 @@ func TestAssignByChance(t *testing.T) {
 			for range r.IntN(4) {
 				taken[p.Range.First+uint16(r.IntN(p.Range.Len()))] = true
 			}
-			var keys []Key
+			var keys []PortKey
 			for _, k := range names {
 				if r.IntN(3) > 0 {
 					keys = append(keys, k)
@@ -231,7 +232,7 @@ func TestAssignByChance(t *testing.T) {
 			if !slices.Equal(next, again) || len(failed) != len(failedAgain) {
 				t.Fatalf("seed %d, round %d: a second look changes\n%v to\n%v", seed, round, next, again)
 			}
-			check(t, &p, keys, all, next, failed)
+			checkPorts(t, &p, keys, all, next, failed)
 			if t.Failed() {
 				t.Fatalf("seed %d, round %d", seed, round)
 			}
@@ -240,45 +241,45 @@ func TestAssignByChance(t *testing.T) {
 	}
 }
 
-func check(t *testing.T, p *Plan, keys []Key, before, after []Assignment, failed []Failure) {
+func checkPorts(t *testing.T, p *PortPlan, keys []PortKey, before, after []Port, failed []PortFailure) {
 	t.Helper()
 	type port struct {
 		protocol string
 		number   uint16
 	}
-	owner := map[port]Assignment{}
+	owner := map[port]Port{}
 	for _, a := range after {
 		at := port{a.Protocol, a.Assigned}
 		if other, ok := owner[at]; ok {
-			t.Errorf("%s and %s share %d", a.Key, other.Key, a.Assigned)
+			t.Errorf("%s and %s share %d", a.PortKey, other.PortKey, a.Assigned)
 		}
 		if !p.Range.Contains(a.Assigned) {
-			t.Errorf("%s has %d, outside of %s", a.Key, a.Assigned, p.Range)
+			t.Errorf("%s has %d, outside of %s", a.PortKey, a.Assigned, p.Range)
 		}
-		if a.Gone.IsZero() != slices.Contains(keys, a.Key) {
-			t.Errorf("%s: gone %v, and wanted %v", a.Key, a.Gone, slices.Contains(keys, a.Key))
+		if a.Gone.IsZero() != slices.Contains(keys, a.PortKey) {
+			t.Errorf("%s: gone %v, and wanted %v", a.PortKey, a.Gone, slices.Contains(keys, a.PortKey))
 		}
 		owner[at] = a
 	}
 	for _, k := range keys {
-		if (portOf(after, k) == 0) != slices.ContainsFunc(failed, func(f Failure) bool { return f.Key == k }) {
+		if (portOf(after, k) == 0) != slices.ContainsFunc(failed, func(f PortFailure) bool { return f.PortKey == k }) {
 			t.Errorf("%s has port %d; failures are %v", k, portOf(after, k), failed)
 		}
 	}
 	for _, a := range before {
 		now := owner[port{a.Protocol, a.Assigned}]
-		kept := a.Gone.IsZero() || p.Now.Sub(a.Gone) < p.Keep
-		if kept && now.Key != a.Key && now.Service != a.Service {
-			t.Errorf("port %d was %s's, gone %v, and is %s's", a.Assigned, a.Key, a.Gone, now.Key)
+		kept := a.Gone.IsZero() || p.Now.Sub(a.Gone) < p.ReuseAfter
+		if kept && now.PortKey != a.PortKey && now.Service != a.Service {
+			t.Errorf("port %d was %s's, gone %v, and is %s's", a.Assigned, a.PortKey, a.Gone, now.PortKey)
 		}
-		if slices.Contains(keys, a.Key) && now.Key == a.Key && now.Since != a.Since {
-			t.Errorf("%s has been there since %v, not %v", a.Key, a.Since, now.Since)
+		if slices.Contains(keys, a.PortKey) && now.PortKey == a.PortKey && now.Since != a.Since {
+			t.Errorf("%s has been there since %v, not %v", a.PortKey, a.Since, now.Since)
 		}
 	}
 	for _, f := range failed {
 		for n := p.Range.First; n <= p.Range.Last; n++ {
-			if a, ok := owner[port{f.Protocol, n}]; !p.Taken(f.Protocol, n) && (!ok || !a.Gone.IsZero() && p.Now.Sub(a.Gone) >= p.Keep) {
-				t.Errorf("%s has none, and %d is free", f.Key, n)
+			if a, ok := owner[port{f.Protocol, n}]; !p.Taken(f.Protocol, n) && (!ok || !a.Gone.IsZero() && p.Now.Sub(a.Gone) >= p.ReuseAfter) {
+				t.Errorf("%s has none, and %d is free", f.PortKey, n)
 			}
 		}
 	}
@@ -287,8 +288,8 @@ func check(t *testing.T, p *Plan, keys []Key, before, after []Assignment, failed
 // Many services that a small range has no room for are told so in no time.
 func TestAssignManyWithoutRoom(t *testing.T) {
 	asked := 0
-	p := Plan{Range: Range{First: 20000, Last: 20999}, Now: noon, Taken: func(string, uint16) bool { asked++; return false }}
-	all, failed := p.Assign(keysNamed(30000), nil)
+	p := PortPlan{Range: registry.PortRange{First: 20000, Last: 20999}, Now: noon, Taken: func(string, uint16) bool { asked++; return false }}
+	all, failed := p.Assign(portKeysNamed(30000), nil)
 	if len(all) != 1000 || len(failed) != 29000 {
 		t.Errorf("%d assignments, %d failures", len(all), len(failed))
 	}
@@ -297,9 +298,9 @@ func TestAssignManyWithoutRoom(t *testing.T) {
 	}
 }
 
-func BenchmarkAssign(b *testing.B) {
-	p := Plan{Range: Range{First: 20000, Last: 20999}, Now: noon}
-	keys := keysNamed(1000)
+func BenchmarkPorts(b *testing.B) {
+	p := PortPlan{Range: registry.PortRange{First: 20000, Last: 20999}, Now: noon}
+	keys := portKeysNamed(1000)
 	have, _ := p.Assign(keys, nil)
 	for b.Loop() {
 		p.Assign(keys, have)

@@ -1,4 +1,4 @@
-package leases
+package alloc
 
 import (
 	"bytes"
@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// version is that of the files' format.
-	version = 1
+	// fileVersion is the version of the format.
+	fileVersion = 1
 
-	// MaxSize is the largest file that is read, in bytes.
-	MaxSize = 64 << 20
+	// MaxFileSize is the largest file that is read, in bytes.
+	MaxFileSize = 64 << 20
 )
 
 // A File keeps what was assigned, as one JSON object with a version and a list:
@@ -28,23 +28,31 @@ const (
 //	  {"service": "db.example.com", "assigned": 20017, "since": "2026-01-02T15:04:05Z"}
 //	]}
 //
-// It is one process's alone: who is to Save it has the Lock.
-type File struct {
+// It belongs to one process: only the one that has the Lock may Save. PortFile and
+// VIPFile make one.
+type File[A any] struct {
 	Path string
-	What string // is in it, for errors: "assigned ports"
-	List string // the key of the list: "ports"
+
+	what  string // is in it, for errors: "assigned ports"
+	list  string // the key of the list: "ports"
+	parse func(data []byte) ([]A, error)
+	entry func(A) any // of the list
 }
 
-// Times are the last fields of an entry.
-type Times struct {
+// Lock makes the file this process's until the caller closes what it returns. The
+// error is ErrHeld at once where another process has it.
+func (f File[A]) Lock() (io.Closer, error) { return Lock(f.Path, f.what) }
+
+// times are the last fields of an entry.
+type times struct {
 	Since time.Time  `json:"since"`
 	Gone  *time.Time `json:"gone,omitempty"`
 }
 
-// TimesOf returns the fields for a Lease's times; zero for gone means that it is
+// timesOf returns the fields for a Lease's times; zero for gone means that it is
 // not.
-func TimesOf(since, gone time.Time) Times {
-	t := Times{Since: since.UTC()}
+func timesOf(since, gone time.Time) times {
+	t := times{Since: since.UTC()}
 	if !gone.IsZero() {
 		gone = gone.UTC()
 		t.Gone = &gone
@@ -52,64 +60,63 @@ func TimesOf(since, gone time.Time) Times {
 	return t
 }
 
-// Left returns Gone, zero where it is not said.
-func (t Times) Left() time.Time {
+// gone returns Gone, zero where it is not said.
+func (t times) gone() time.Time {
 	if t.Gone == nil {
 		return time.Time{}
 	}
 	return *t.Gone
 }
 
-// Load reads the file and returns what parse finds in it. One that is not there
-// is empty: parse is not called. One that can't be read or understood as a whole
-// is an error: whoever went on without it would give services other places than
-// their clients know.
-func Load[A any](f File, parse func(data []byte) ([]A, error)) ([]A, error) {
-	data, err := f.read()
+// Load reads the file. One that is not there is empty. One that cannot be read or
+// understood as a whole is an error: a gateway that went on without it would give
+// services other places than their clients know.
+func (f File[A]) Load() ([]A, error) {
+	data, err := readFile(f.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the %s: %w", f.What, err)
+		return nil, fmt.Errorf("read the %s: %w", f.what, err)
 	}
-	all, err := parse(data)
+	all, err := f.parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("the %s in %q can't be used: %w", f.What, f.Path, err)
+		return nil, fmt.Errorf("the %s in %q can't be used: %w", f.what, f.Path, err)
 	}
 	return all, nil
 }
 
-func (f File) read() ([]byte, error) {
-	info, err := os.Stat(f.Path) // before opening: a FIFO would block
+func readFile(path string) ([]byte, error) {
+	info, err := os.Stat(path) // before opening: a FIFO would block
 	if err != nil {
 		return nil, err
 	}
-	tooLarge := fmt.Errorf("%q is larger than the limit of %d bytes", f.Path, MaxSize)
+	tooLarge := fmt.Errorf("%q is larger than the limit of %d bytes", path, MaxFileSize)
 	switch {
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%q is not a regular file", f.Path)
-	case info.Size() > MaxSize:
+		return nil, fmt.Errorf("%q is not a regular file", path)
+	case info.Size() > MaxFileSize:
 		return nil, tooLarge
 	}
-	file, err := os.Open(f.Path)
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, MaxSize+1))
+	data, err := io.ReadAll(io.LimitReader(file, MaxFileSize+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > MaxSize {
+	if len(data) > MaxFileSize {
 		return nil, tooLarge
 	}
 	return data, nil
 }
 
-// Parse decodes the content of a file into to, a pointer to a struct with the
+// parseFile decodes the content of a file into to, a pointer to a struct with the
 // fields Version and that of the list, and takes nothing for granted: another
 // version, and what this one does not know, are errors.
-func Parse(data []byte, to any) error {
+func parseFile(data []byte, to any) error {
 	var head struct{ Version *int }
 	if err := json.Unmarshal(data, &head); err != nil {
 		return syntax(data, err)
@@ -117,8 +124,8 @@ func Parse(data []byte, to any) error {
 	switch {
 	case head.Version == nil:
 		return errors.New("it tells no version")
-	case *head.Version != version:
-		return fmt.Errorf("it is of version %d, and this culvert reads version %d", *head.Version, version)
+	case *head.Version != fileVersion:
+		return fmt.Errorf("it is of version %d, and this culvert reads version %d", *head.Version, fileVersion)
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
@@ -148,14 +155,14 @@ func syntax(data []byte, err error) error {
 	return fmt.Errorf("line %d: %w", line, err)
 }
 
-// Save writes the file anew: after a crash at any moment there is the old one
-// or the new one, whole. Only its owner may read or write it.
-func Save[E any](f File, entries []E) error {
-	data, err := Encode(f.List, entries)
+// Save writes the file anew: after a crash at any moment there is the old one or
+// the new one, whole. Only its owner may read or write it.
+func (f File[A]) Save(all []A) error {
+	data, err := f.encode(all)
 	switch {
 	case err != nil:
-	case len(data) > MaxSize: // and could not be read again
-		err = fmt.Errorf("%d entries take %d bytes, limit %d", len(entries), len(data), MaxSize)
+	case len(data) > MaxFileSize: // and could not be read again
+		err = fmt.Errorf("%d entries take %d bytes, limit %d", len(all), len(data), MaxFileSize)
 	default:
 		err = Replace(f.Path, func(w io.Writer) error {
 			_, err := w.Write(data)
@@ -163,19 +170,19 @@ func Save[E any](f File, entries []E) error {
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("write the %s: %w", f.What, err)
+		return fmt.Errorf("write the %s: %w", f.what, err)
 	}
 	return nil
 }
 
-// Encode returns the content of a file. It has an entry a line, so that people
-// can compare two files.
-func Encode[E any](list string, entries []E) ([]byte, error) {
+// encode returns the content of a file. Each entry has a line, so that people can
+// compare two files.
+func (f File[A]) encode(all []A) ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "{\"version\": %d, %q: [", version, list)
-	for i := range entries {
+	fmt.Fprintf(&b, "{\"version\": %d, %q: [", fileVersion, f.list)
+	for i, a := range all {
 		registry.Yield(i)
-		line, err := json.Marshal(&entries[i])
+		line, err := json.Marshal(f.entry(a))
 		if err != nil {
 			return nil, err
 		}

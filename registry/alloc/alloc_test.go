@@ -1,4 +1,4 @@
-package leases
+package alloc
 
 import (
 	"cmp"
@@ -13,11 +13,11 @@ import (
 
 var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-func planOf(places uint64) *Plan[string] {
-	return &Plan[string]{Places: places, Now: noon, Keep: time.Hour, Start: Hash, Compare: strings.Compare}
+func poolOf(places uint64) *pool[string] {
+	return &pool[string]{Size: places, Now: noon, ReuseAfter: time.Hour, Start: hashOf, Compare: strings.Compare}
 }
 
-func keysNamed(n int) []string {
+func stringKeys(n int) []string {
 	keys := make([]string, n)
 	for i := range keys {
 		keys[i] = fmt.Sprintf("s%d", i)
@@ -25,10 +25,10 @@ func keysNamed(n int) []string {
 	return keys
 }
 
-// model is Assign as it would be said: each key, in order, walks over the
+// modelAssign is Assign as it would be said: each key, in order, walks over the
 // places from its own on.
-func model(p *Plan[string], keys []string, have []Lease[string]) (all []Lease[string], without []string) {
-	at := map[uint64]Lease[string]{}
+func modelAssign(p *pool[string], keys []string, have []allocation[string]) (all []allocation[string], without []string) {
+	at := map[uint64]allocation[string]{}
 	stands := map[string]bool{}
 	for _, l := range have {
 		if stands[l.Key] = slices.Contains(keys, l.Key); stands[l.Key] {
@@ -36,7 +36,7 @@ func model(p *Plan[string], keys []string, have []Lease[string]) (all []Lease[st
 		} else if l.Gone.IsZero() {
 			l.Gone = p.Now
 		}
-		at[l.Place] = l
+		at[l.Index] = l
 	}
 	taken := func(place uint64) bool {
 		for from := range place + 1 {
@@ -50,39 +50,39 @@ func model(p *Plan[string], keys []string, have []Lease[string]) (all []Lease[st
 		if stands[k] {
 			continue
 		}
-		best, found := Lease[string]{}, false
-		for i := range p.Places {
-			place := (p.Start(k) + i) % p.Places
+		best, found := allocation[string]{}, false
+		for i := range p.Size {
+			place := (p.Start(k) + i) % p.Size
 			l, used := at[place]
 			switch {
-			case taken(place) || used && (l.Gone.IsZero() || Kept(l.Gone, p.Now, p.Keep)):
+			case taken(place) || used && (l.Gone.IsZero() || isHeld(l.Gone, p.Now, p.ReuseAfter)):
 			case !found || !best.Gone.IsZero() && (!used || l.Gone.Before(best.Gone)):
 				best, found = l, true
-				best.Place = place
+				best.Index = place
 			}
 		}
 		if !found {
 			without = append(without, k)
 			continue
 		}
-		at[best.Place] = Lease[string]{Key: k, Place: best.Place, Since: p.Now}
+		at[best.Index] = allocation[string]{Key: k, Index: best.Index, Since: p.Now}
 	}
-	return slices.SortedFunc(maps.Values(at), func(a, b Lease[string]) int { return cmp.Compare(a.Place, b.Place) }), without
+	return slices.SortedFunc(maps.Values(at), func(a, b allocation[string]) int { return cmp.Compare(a.Index, b.Index) }), without
 }
 
 // Whatever comes, goes and is taken by others, Assign does what the model does,
 // in any order of its arguments; and a second look changes nothing.
-func TestAssignByChance(t *testing.T) {
-	names := keysNamed(30)
+func TestPoolByChance(t *testing.T) {
+	names := stringKeys(30)
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		p := planOf(1 + r.Uint64N(40))
-		var all []Lease[string]
+		p := poolOf(1 + r.Uint64N(40))
+		var all []allocation[string]
 		for round := range 30 {
 			p.Now = p.Now.Add(time.Duration(r.IntN(30)) * time.Minute)
 			blocks := map[uint64]uint64{}
 			for range r.IntN(3) {
-				blocks[r.Uint64N(p.Places)] = r.Uint64N(9)
+				blocks[r.Uint64N(p.Size)] = r.Uint64N(9)
 			}
 			p.Taken = func(place uint64) uint64 {
 				most := uint64(0)
@@ -99,33 +99,33 @@ func TestAssignByChance(t *testing.T) {
 					keys = append(keys, k)
 				}
 			}
-			want, wantWithout := model(p, keys, all)
+			want, wantWithout := modelAssign(p, keys, all)
 			rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 			rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 			before := slices.Clone(all)
-			got, without, full := p.Assign(append(keys, keys...), all)
+			got, without, full := p.assign(append(keys, keys...), all)
 			if !slices.Equal(got, want) || !slices.Equal(without, wantWithout) || (full != nil) != (len(without) > 0) {
-				t.Fatalf("seed %d, round %d, %d places: got %v, without %v, %v\nwant %v, without %v", seed, round, p.Places, got, without, full, want, wantWithout)
+				t.Fatalf("seed %d, round %d, %d places: got %v, without %v, %v\nwant %v, without %v", seed, round, p.Size, got, without, full, want, wantWithout)
 			}
 			if !slices.Equal(before, all) {
 				t.Fatal("Assign changed what it was given")
 			}
-			if again, _, _ := p.Assign(keys, got); !slices.Equal(got, again) {
+			if again, _, _ := p.assign(keys, got); !slices.Equal(got, again) {
 				t.Fatalf("seed %d, round %d: a second look changes %v to %v", seed, round, got, again)
 			}
 			if full != nil {
 				kept, others := uint64(0), uint64(0)
-				for place := range p.Places {
-					i := slices.IndexFunc(got, func(l Lease[string]) bool { return l.Place == place })
+				for place := range p.Size {
+					i := slices.IndexFunc(got, func(l allocation[string]) bool { return l.Index == place })
 					switch {
 					case i >= 0 && got[i].Gone.IsZero():
-					case i >= 0 && Kept(got[i].Gone, p.Now, p.Keep):
+					case i >= 0 && isHeld(got[i].Gone, p.Now, p.ReuseAfter):
 						kept++
 					default:
 						others++
 					}
 				}
-				if full.Kept != kept || full.Taken != others || full.Places != p.Places || kept > 0 && !full.Until.After(p.Now) {
+				if full.Held != kept || full.Taken != others || full.Size != p.Size || kept > 0 && !full.Until.After(p.Now) {
 					t.Fatalf("seed %d, round %d: exhausted %+v, want %d kept, %d taken of %v", seed, round, full, kept, others, got)
 				}
 			}
@@ -138,7 +138,7 @@ func TestAssignByChance(t *testing.T) {
 // state come close to it.
 func TestHash(t *testing.T) {
 	for key, want := range map[string]uint64{"": 0xcbf29ce484222325, "db.example.com": 0x7e7401df91ab350} {
-		if got := Hash(key); got != want {
+		if got := hashOf(key); got != want {
 			t.Errorf("%q: got %#x, want %#x", key, got, want)
 		}
 	}
@@ -154,21 +154,21 @@ func TestAssignLooksAtPlacesOnce(t *testing.T) {
 		start  func(string) uint64
 		want   int
 	}{
-		"full":                {n, func(uint64) uint64 { return 0 }, Hash, n},
+		"full":                {n, func(uint64) uint64 { return 0 }, hashOf, n},
 		"all at one place":    {1 << 28, func(uint64) uint64 { return 0 }, func(string) uint64 { return 7 }, n},
-		"more than there are": {n / 2, func(uint64) uint64 { return 0 }, Hash, n / 2},
+		"more than there are": {n / 2, func(uint64) uint64 { return 0 }, hashOf, n / 2},
 		"nearly all is others'": {1 << 62, func(at uint64) uint64 {
 			if at < 1<<62-n {
 				return 1<<62 - n - at
 			}
 			return 0
-		}, Hash, n},
+		}, hashOf, n},
 	} {
 		asked := 0
-		p := planOf(tt.places)
+		p := poolOf(tt.places)
 		p.Start = tt.start
 		p.Taken = func(at uint64) uint64 { asked++; return tt.taken(at) }
-		all, without, full := p.Assign(keysNamed(n), nil)
+		all, without, full := p.assign(stringKeys(n), nil)
 		if len(all) != tt.want || len(without) != n-tt.want || (full != nil) != (len(without) > 0) {
 			t.Errorf("%s: %d leases, %d without, %v, want %d", name, len(all), len(without), full, tt.want)
 		}
@@ -178,23 +178,23 @@ func TestAssignLooksAtPlacesOnce(t *testing.T) {
 	}
 }
 
-func BenchmarkAssign100k(b *testing.B) {
-	p, keys := planOf(1<<28), keysNamed(100_000)
-	have, _, _ := p.Assign(keys, nil)
+func BenchmarkPool100k(b *testing.B) {
+	p, keys := poolOf(1<<28), stringKeys(100_000)
+	have, _, _ := p.assign(keys, nil)
 	b.Run("fresh", func(b *testing.B) {
 		for b.Loop() {
-			p.Assign(keys, nil)
+			p.assign(keys, nil)
 		}
 	})
 	b.Run("standing", func(b *testing.B) {
 		for b.Loop() {
-			p.Assign(keys, have)
+			p.assign(keys, have)
 		}
 	})
-	full := planOf(100_000)
+	full := poolOf(100_000)
 	b.Run("filling", func(b *testing.B) {
 		for b.Loop() {
-			full.Assign(keys, nil)
+			full.assign(keys, nil)
 		}
 	})
 }

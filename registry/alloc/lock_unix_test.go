@@ -1,6 +1,6 @@
 //go:build unix
 
-package leases
+package alloc
 
 import (
 	"bufio"
@@ -24,7 +24,7 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := fmt.Sprintf("the assigned things in %q can't be used: another process keeps them, and has %q locked", f.Path, f.Path+".lock")
-	held := func(f File, when string) {
+	held := func(f File[testEntry], when string) {
 		t.Helper()
 		lock, err := f.Lock()
 		if err == nil {
@@ -38,7 +38,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 	for range 2 {
-		if err := Save(f, []entry{{"a", TimesOf(noon, time.Time{})}}); err != nil {
+		if err := f.Save([]testEntry{{"a", timesOf(noon, time.Time{})}}); err != nil {
 			t.Fatal(err)
 		}
 		held(f, "after it was written")

@@ -1,4 +1,4 @@
-package vips
+package alloc
 
 import (
 	"errors"
@@ -11,13 +11,11 @@ import (
 	"time"
 
 	"culvert.dev/registry"
-	"culvert.dev/registry/leases"
 	"culvert.dev/tunnel"
 )
 
 var (
-	noon  = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	small = prefixes("10.9.0.0/28", "fd12:3456:789a::/124") // 14 and 15
+	smallRanges = prefixes("10.9.0.0/28", "fd12:3456:789a::/124") // 14 and 15
 )
 
 func prefixes(texts ...string) []netip.Prefix {
@@ -28,21 +26,21 @@ func prefixes(texts ...string) []netip.Prefix {
 	return list
 }
 
-func wish(keys ...string) registry.VIPRequest {
+func vipRequest(keys ...string) registry.VIPRequest {
 	return registry.VIPRequest{Service: keys[0], Keys: keys}
 }
 
-func wishesNamed(n int) []registry.VIPRequest {
+func vipRequests(n int) []registry.VIPRequest {
 	list := make([]registry.VIPRequest, n)
 	for i := range list {
-		list[i] = wish(fmt.Sprintf("s%d.example.com", i))
+		list[i] = vipRequest(fmt.Sprintf("s%d.example.com", i))
 	}
 	return list
 }
 
 // vipsOf returns what stands for a service, "V4 V6".
-func vipsOf(all []Assignment, service string) string {
-	for _, v := range Table(all) {
+func vipsOf(all []VIP, service string) string {
+	for _, v := range AssignedVIPs(all) {
 		if v.Key == service {
 			return fmt.Sprint(v.V4, " ", v.V6)
 		}
@@ -52,9 +50,9 @@ func vipsOf(all []Assignment, service string) string {
 
 // The addresses of a fresh start hang on nothing but the names, and on the name
 // of the cluster.
-func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
-	p := Plan{Ranges: registry.DefaultVIPRanges("west"), Now: noon}
-	wishes := wishesNamed(500)
+func TestFreshVIPsAreTheSameEverywhere(t *testing.T) {
+	p := VIPPlan{Ranges: registry.DefaultVIPRanges("west"), Now: noon}
+	wishes := vipRequests(500)
 	first, failed := p.Assign(wishes, nil)
 	if len(first) != 1000 || failed != nil {
 		t.Fatalf("%d assignments, failures %v", len(first), failed)
@@ -76,7 +74,7 @@ func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
 		}
 	}
 	// Who comes alone has what it has among others, but for collisions.
-	alone, _ := p.Assign(wishesNamed(1), nil)
+	alone, _ := p.Assign(vipRequests(1), nil)
 	if got, want := vipsOf(alone, "s0.example.com"), vipsOf(first, "s0.example.com"); got != want {
 		t.Errorf("alone: got %s, want %s", got, want)
 	}
@@ -85,8 +83,8 @@ func TestAssignFreshIsTheSameEverywhere(t *testing.T) {
 // A service keeps its addresses while others come and go, gets them back when it
 // returns, and nobody else gets them for as long as they are kept.
 func TestAssignKeepsAddresses(t *testing.T) {
-	p := Plan{Ranges: prefixes("10.9.0.0/30"), Now: noon, Keep: time.Hour} // two addresses
-	a, b, c := wish("a"), wish("b"), wish("c")
+	p := VIPPlan{Ranges: prefixes("10.9.0.0/30"), Now: noon, ReuseAfter: time.Hour} // two addresses
+	a, b, c := vipRequest("a"), vipRequest("b"), vipRequest("c")
 	all, failed := p.Assign([]registry.VIPRequest{a, b}, nil)
 	if failed != nil {
 		t.Fatal(failed)
@@ -95,7 +93,7 @@ func TestAssignKeepsAddresses(t *testing.T) {
 	p.Now = noon.Add(time.Minute)
 	all, failed = p.Assign([]registry.VIPRequest{b, c}, all)
 	want := "no address is free in 10.9.0.0/30: 1 of 2 are other services', 1 are kept for services that are gone, the first until 2026-03-01T13:01:00Z"
-	var full *leases.Exhausted
+	var full *Exhausted
 	if len(failed) != 1 || failed[0].Service != "c" || failed[0].Family != "IPv4" || failed[0].Err.Error() != want || !errors.As(failed[0].Err, &full) {
 		t.Errorf("got %+v\nwant %q", failed, want)
 	}
@@ -114,34 +112,34 @@ func TestAssignKeepsAddresses(t *testing.T) {
 // A service that is known by another name, too, or by another one of its names,
 // is the same.
 func TestAssignKnowsServicesByAnyKey(t *testing.T) {
-	p := Plan{Ranges: small, Now: noon}
-	all, _ := p.Assign([]registry.VIPRequest{wish("db.example.com"), wish("x")}, nil)
+	p := VIPPlan{Ranges: smallRanges, Now: noon}
+	all, _ := p.Assign([]registry.VIPRequest{vipRequest("db.example.com"), vipRequest("x")}, nil)
 	want := vipsOf(all, "db.example.com")
 	for _, keys := range [][]string{{"west/default/db", "db.example.com"}, {"db.test", "db.example.com", "x.test"}} {
-		next, _ := p.Assign([]registry.VIPRequest{wish(keys...), wish("x")}, all)
+		next, _ := p.Assign([]registry.VIPRequest{vipRequest(keys...), vipRequest("x")}, all)
 		if got := vipsOf(next, "db.example.com"); got != want || len(next) != 4 {
 			t.Errorf("%q: %s of %v, want %s", keys, got, next, want)
 		}
 	}
 	// What stands goes before what is kept.
-	next, _ := p.Assign([]registry.VIPRequest{wish("db.test"), wish("x")}, all)
-	next, _ = p.Assign([]registry.VIPRequest{wish("db.example.com", "db.test"), wish("x")}, next)
+	next, _ := p.Assign([]registry.VIPRequest{vipRequest("db.test"), vipRequest("x")}, all)
+	next, _ = p.Assign([]registry.VIPRequest{vipRequest("db.example.com", "db.test"), vipRequest("x")}, next)
 	if vipsOf(next, "db.test") == "" || vipsOf(next, "db.example.com") != "" {
 		t.Errorf("the kept one goes first: %v", next)
 	}
 	// And what is kept before what is new.
-	next, _ = p.Assign([]registry.VIPRequest{wish("x")}, all)
-	next, _ = p.Assign([]registry.VIPRequest{wish("new", "db.example.com"), wish("x")}, next)
+	next, _ = p.Assign([]registry.VIPRequest{vipRequest("x")}, all)
+	next, _ = p.Assign([]registry.VIPRequest{vipRequest("new", "db.example.com"), vipRequest("x")}, next)
 	if got := vipsOf(next, "db.example.com"); got != want {
 		t.Errorf("came back as %v, want %s", next, want)
 	}
 }
 
 func TestAssignLeavesOutWhatMeansSomething(t *testing.T) {
-	p := Plan{Ranges: small, Now: noon}
-	all, failed := p.Assign(wishesNamed(20), nil)
+	p := VIPPlan{Ranges: smallRanges, Now: noon}
+	all, failed := p.Assign(vipRequests(20), nil)
 	for _, a := range all {
-		if s := a.Address.String(); s == "10.9.0.0" || s == "10.9.0.15" || s == "fd12:3456:789a::" || !small[0].Contains(a.Address) && !small[1].Contains(a.Address) {
+		if s := a.Address.String(); s == "10.9.0.0" || s == "10.9.0.15" || s == "fd12:3456:789a::" || !smallRanges[0].Contains(a.Address) && !smallRanges[1].Contains(a.Address) {
 			t.Errorf("%s has %s", a.Service, s)
 		}
 	}
@@ -151,7 +149,7 @@ func TestAssignLeavesOutWhatMeansSomething(t *testing.T) {
 	// A metadata service in the middle of a range, and broadcast at its end.
 	for _, text := range []string{"100.100.100.192/28", "fd00:ec2::200/119", "255.255.255.240/28"} {
 		p.Ranges = prefixes(text)
-		all, _ := p.Assign(wishesNamed(2000), nil)
+		all, _ := p.Assign(vipRequests(2000), nil)
 		for _, a := range all {
 			if why, bad := tunnel.Forbidden(a.Address); bad {
 				t.Errorf("%s: %s is given to %s: %s", text, a.Address, a.Service, why)
@@ -166,11 +164,11 @@ func TestAssignLeavesOutWhatMeansSomething(t *testing.T) {
 // What others have is given to nobody, and who has it moves: others of its
 // family, and its own other address, stay.
 func TestAssignGivesWayToOthers(t *testing.T) {
-	p := Plan{Ranges: small, Now: noon}
-	all, _ := p.Assign(wishesNamed(5), nil)
+	p := VIPPlan{Ranges: smallRanges, Now: noon}
+	all, _ := p.Assign(vipRequests(5), nil)
 	v4, v6, _ := strings.Cut(vipsOf(all, "s0.example.com"), " ")
 	p.Taken = prefixes(v4+"/32", "10.9.0.0/31", "192.0.2.0/24", "fd12:3456:789b::/48")
-	next, failed := p.Assign(wishesNamed(5), all)
+	next, failed := p.Assign(vipRequests(5), all)
 	now4, now6, _ := strings.Cut(vipsOf(next, "s0.example.com"), " ")
 	if failed != nil || now4 == v4 || now6 != v6 {
 		t.Errorf("s0 has %s and %s, %v, and had %s and %s, of which the first is another's", now4, now6, failed, v4, v6)
@@ -183,17 +181,17 @@ func TestAssignGivesWayToOthers(t *testing.T) {
 	}
 	// All of a range, as a network of more says.
 	p.Taken = prefixes("10.0.0.0/8")
-	next, failed = p.Assign(wishesNamed(5), all)
+	next, failed = p.Assign(vipRequests(5), all)
 	if len(next) != 5 || len(failed) != 5 || failed[0].Err.Error() != "no address is free in 10.9.0.0/28: 0 of 14 are other services', 14 are taken by others" {
 		t.Errorf("got %v, %v", next, failed)
 	}
 }
 
-func TestAssignMovesIntoOtherRanges(t *testing.T) {
-	p := Plan{Ranges: small, Now: noon}
-	all, _ := p.Assign(wishesNamed(3), nil)
+func TestVIPsMoveIntoOtherRanges(t *testing.T) {
+	p := VIPPlan{Ranges: smallRanges, Now: noon}
+	all, _ := p.Assign(vipRequests(3), nil)
 	p.Ranges = prefixes("10.9.1.0/28", "fd12:3456:789a::/124")
-	next, failed := p.Assign(wishesNamed(2), all)
+	next, failed := p.Assign(vipRequests(2), all)
 	for _, a := range next {
 		if !p.Ranges[0].Contains(a.Address) && !slices.Contains(all, a) && a.Gone.IsZero() {
 			t.Errorf("%+v was not there before", a)
@@ -203,7 +201,7 @@ func TestAssignMovesIntoOtherRanges(t *testing.T) {
 		t.Errorf("got %v, %v", next, failed)
 	}
 	p.Ranges = p.Ranges[:1]
-	if next, _ = p.Assign(wishesNamed(2), next); len(next) != 2 {
+	if next, _ = p.Assign(vipRequests(2), next); len(next) != 2 {
 		t.Errorf("without IPv6: %v", next)
 	}
 }
@@ -212,12 +210,12 @@ func TestAssignMovesIntoOtherRanges(t *testing.T) {
 // stays keeps its own, what is kept is nobody else's, nobody has what is taken,
 // a service fails only where there is none, and neither a second look nor the
 // way over the disk changes anything.
-func TestAssignByChance(t *testing.T) {
-	state := State{t.TempDir() + "/vips.json"}
+func TestVIPsByChance(t *testing.T) {
+	state := VIPFile(t.TempDir() + "/vips.json")
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 3))
-		p := Plan{Ranges: prefixes(fmt.Sprintf("10.9.0.0/%d", 26+r.IntN(4)), fmt.Sprintf("fd00:1:2:3::/%d", 120+r.IntN(6))), Now: noon, Keep: time.Hour}
-		var all []Assignment
+		p := VIPPlan{Ranges: prefixes(fmt.Sprintf("10.9.0.0/%d", 26+r.IntN(4)), fmt.Sprintf("fd00:1:2:3::/%d", 120+r.IntN(6))), Now: noon, ReuseAfter: time.Hour}
+		var all []VIP
 		for round := range 40 {
 			p.Now = p.Now.Add(time.Duration(r.IntN(40)) * time.Minute)
 			p.Taken = nil
@@ -231,13 +229,13 @@ func TestAssignByChance(t *testing.T) {
 				p.Taken = append(p.Taken, netip.PrefixFrom(a, a.BitLen()-r.IntN(3)).Masked())
 			}
 			var wishes []registry.VIPRequest
-			for _, w := range wishesNamed(30) {
+			for _, w := range vipRequests(30) {
 				if r.IntN(3) > 0 {
 					wishes = append(wishes, w)
 				}
 			}
 			next, failed := p.Assign(wishes, all)
-			check(t, &p, wishes, all, next, failed)
+			checkVIPs(t, &p, wishes, all, next, failed)
 			if again, _ := p.Assign(wishes, next); !slices.Equal(next, again) {
 				t.Errorf("a second look changes\n%v to\n%v", next, again)
 			}
@@ -257,13 +255,13 @@ func TestAssignByChance(t *testing.T) {
 	}
 }
 
-func check(t *testing.T, p *Plan, wishes []registry.VIPRequest, before, after []Assignment, failed []Failure) {
+func checkVIPs(t *testing.T, p *VIPPlan, wishes []registry.VIPRequest, before, after []VIP, failed []VIPFailure) {
 	t.Helper()
 	taken := func(a netip.Addr) bool {
 		return slices.ContainsFunc(p.Taken, func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	type has struct{ service, family string }
-	owner, of := map[netip.Addr]Assignment{}, map[has]Assignment{}
+	owner, of := map[netip.Addr]VIP{}, map[has]VIP{}
 	for _, a := range after {
 		if other, ok := owner[a.Address]; ok {
 			t.Errorf("%s and %s share %s", a.Service, other.Service, a.Address)
@@ -277,7 +275,7 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPRequest, before, after []
 		owner[a.Address], of[has{a.Service, Family(a.Address)}] = a, a
 	}
 	for _, a := range before {
-		kept := a.Gone.IsZero() || leases.Kept(a.Gone, p.Now, p.Keep)
+		kept := a.Gone.IsZero() || isHeld(a.Gone, p.Now, p.ReuseAfter)
 		if now := owner[a.Address]; kept && !taken(a.Address) && now.Service != a.Service {
 			t.Errorf("%s was %s's, gone %v, and is %s's", a.Address, a.Service, a.Gone, now.Service)
 		}
@@ -285,7 +283,7 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPRequest, before, after []
 	for _, w := range wishes {
 		for _, fam := range []string{"IPv4", "IPv6"} {
 			_, ok := of[has{w.Service, fam}]
-			if ok == slices.ContainsFunc(failed, func(f Failure) bool { return f.Service == w.Service && f.Family == fam }) {
+			if ok == slices.ContainsFunc(failed, func(f VIPFailure) bool { return f.Service == w.Service && f.Family == fam }) {
 				t.Errorf("%s has an %s address: %v, and failures are %v", w.Service, fam, ok, failed)
 			}
 		}
@@ -297,7 +295,7 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPRequest, before, after []
 			r, last = p.Ranges[1], netip.Addr{}
 		}
 		for a := r.Addr().Next(); r.Contains(a) && a != last; a = a.Next() {
-			if now, ok := owner[a]; !taken(a) && (!ok || !now.Gone.IsZero() && !leases.Kept(now.Gone, p.Now, p.Keep)) {
+			if now, ok := owner[a]; !taken(a) && (!ok || !now.Gone.IsZero() && !isHeld(now.Gone, p.Now, p.ReuseAfter)) {
 				t.Errorf("%s has no %s address, and %s is free", f.Service, f.Family, a)
 			}
 		}
@@ -307,12 +305,12 @@ func check(t *testing.T, p *Plan, wishes []registry.VIPRequest, before, after []
 // Services that come and go for years leave a state of no more than so many
 // that are gone; the last of them, and those that come back, have their own.
 func TestAssignForgets(t *testing.T) {
-	p := Plan{Ranges: registry.DefaultVIPRanges("west"), Now: noon, Keep: time.Hour}
-	var all []Assignment
-	at := func(i int) registry.VIPRequest { return wish(fmt.Sprintf("s%d.example.com", i)) }
+	p := VIPPlan{Ranges: registry.DefaultVIPRanges("west"), Now: noon, ReuseAfter: time.Hour}
+	var all []VIP
+	at := func(i int) registry.VIPRequest { return vipRequest(fmt.Sprintf("s%d.example.com", i)) }
 	for round := range 40 {
 		p.Now = p.Now.Add(2 * time.Hour)
-		wishes := []registry.VIPRequest{wish("stays")}
+		wishes := []registry.VIPRequest{vipRequest("stays")}
 		for i := range 500 {
 			wishes = append(wishes, at(500*round+i))
 		}
@@ -322,14 +320,14 @@ func TestAssignForgets(t *testing.T) {
 		before := all
 		all, _ = p.Assign(wishes, all)
 		for _, name := range []string{"stays", at(500*round - 1).Service, at(500*round - 500).Service} {
-			i := slices.IndexFunc(before, func(a Assignment) bool { return a.Service == name })
-			if i >= 0 && !slices.ContainsFunc(all, func(a Assignment) bool { return a.Service == name && a.Address == before[i].Address }) {
+			i := slices.IndexFunc(before, func(a VIP) bool { return a.Service == name })
+			if i >= 0 && !slices.ContainsFunc(all, func(a VIP) bool { return a.Service == name && a.Address == before[i].Address }) {
 				t.Errorf("round %d: %s, which was there a while ago, is forgotten", round, name)
 			}
 		}
 	}
-	if n := len(all); n < remembered || n > remembered+2*(2*500+2) {
-		t.Errorf("%d assignments, want about %d", n, remembered)
+	if n := len(all); n < maxHeldVIPs || n > maxHeldVIPs+2*(2*500+2) {
+		t.Errorf("%d assignments, want about %d", n, maxHeldVIPs)
 	}
 	first, _ := p.Assign([]registry.VIPRequest{at(0)}, nil)
 	if vipsOf(all, at(0).Service) != vipsOf(first, at(0).Service) {
@@ -350,17 +348,17 @@ func TestBlocks(t *testing.T) {
 		"fd00:0:0:1::/64": {1 << 62, "fd00:0:0:1::1", "fd00:0:0:1:4000::"},
 		"fd00::/48":       {1 << 62, "fd00::1", "fd00::4000:0:0:0"},
 	} {
-		b := blockOf(netip.MustParsePrefix(text), nil)
-		if b.places != want.places || b.at(0).String() != want.first || b.at(b.places-1).String() != want.last {
-			t.Errorf("%s: %d places from %s to %s, want %+v", text, b.places, b.at(0), b.at(b.places-1), want)
+		b := newAddrBlock(netip.MustParsePrefix(text), nil)
+		if b.size != want.places || b.at(0).String() != want.first || b.at(b.size-1).String() != want.last {
+			t.Errorf("%s: %d places from %s to %s, want %+v", text, b.size, b.at(0), b.at(b.size-1), want)
 		}
-		for _, place := range []uint64{0, 1, b.places / 2, b.places - 1} {
-			if got, ok := b.place(b.at(place)); got != place || !ok {
+		for _, place := range []uint64{0, 1, b.size / 2, b.size - 1} {
+			if got, ok := b.index(b.at(place)); got != place || !ok {
 				t.Errorf("%s: place %d is %s, which is %d, %v", text, place, b.at(place), got, ok)
 			}
 		}
-		for _, outside := range []netip.Addr{b.prefix.Addr(), b.at(b.places), netip.MustParseAddr("192.0.2.1"), {}} {
-			if got, ok := b.place(outside); ok {
+		for _, outside := range []netip.Addr{b.prefix.Addr(), b.at(b.size), netip.MustParseAddr("192.0.2.1"), {}} {
+			if got, ok := b.index(outside); ok {
 				t.Errorf("%s: %s has the place %d", text, outside, got)
 			}
 		}
@@ -368,14 +366,14 @@ func TestBlocks(t *testing.T) {
 }
 
 // 100,000 services, from nothing and as they stand.
-func BenchmarkAssign100k(b *testing.B) {
-	p := Plan{Ranges: registry.DefaultVIPRanges("west"), Now: noon}
-	wishes := wishesNamed(100_000)
+func BenchmarkVIPs100k(b *testing.B) {
+	p := VIPPlan{Ranges: registry.DefaultVIPRanges("west"), Now: noon}
+	wishes := vipRequests(100_000)
 	have, failed := p.Assign(wishes, nil)
 	if failed != nil {
 		b.Fatal(failed[0])
 	}
-	for name, have := range map[string][]Assignment{"fresh": nil, "standing": have} {
+	for name, have := range map[string][]VIP{"fresh": nil, "standing": have} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				p.Assign(wishes, have)
@@ -383,7 +381,7 @@ func BenchmarkAssign100k(b *testing.B) {
 		})
 	}
 	b.Run("save", func(b *testing.B) {
-		s := State{b.TempDir() + "/vips.json"}
+		s := VIPFile(b.TempDir() + "/vips.json")
 		for b.Loop() {
 			if err := s.Save(have); err != nil {
 				b.Fatal(err)
