@@ -25,7 +25,7 @@ var uncaught = map[string]string{
 	"admin/admin.go Admin.Serve":                     "net/http recovers for each request",
 	"admin/async.go NewAsyncWriter":                  "writes lines that are made",
 	"connect/pool.go Pool.start":                     "run recovers, and the rest is the pool's own list",
-	"dns/forward.go Forwarder.fly":                   "settle recovers, and the rest is the list of flights",
+	"dns/forward.go Forwarder.startFlight":           "settle recovers, and the rest is the list of flights",
 	"dns/https.go Server.ServeHTTPS":                 "waits for the end; net/http recovers for each request",
 	"dns/targets.go Server.join":                     "safeLookup recovers, and the rest is the list of lookups",
 	"dns/tcp.go Server.serveStreams":                 "serveStream recovers",

@@ -2,408 +2,341 @@ package dns
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/miekg/dns"
-
-	"culvert.dev/tunnel"
 )
 
-const rcodeDrop = -1
+const (
+	tries    = 3    // of one question, over all servers
+	maxChain = 11   // CNAMEs from the name asked for to its addresses
+	udpSize  = 1232 // bytes of an answer by UDP, so that it is not fragmented
+)
 
-// An exchange is one message and what is answered to it. It is used again for
-// the next one, with its memory.
-type exchange struct {
-	s         *Server
-	transport Transport
-	from      netip.AddrPort
-	view      string
-	viaUDP    bool
-
-	in  []byte // the message
-	out []byte // the answer; empty if there is none
-
-	q      query
-	a      Answer
-	extra  Answer
-	addrs  []netip.Addr
-	key    []byte
-	missed bool                // the name may be the table's, and nobody knows yet: a no of others is not to be believed
-	table  Names               // that is waited for Targets of; else nil
-	zone   string              // of the name, then
-	found  map[string]*finding // of Targets; nil as long as nobody looked
-	aim    aim
-	places *shares // of which the exchange has a place; nil for none
-	merged []Addr
-	begun  time.Time
-	result Result
+// An answer is the result of a lookup: addresses or an error, and how long it may be
+// cached.
+type answer struct {
+	addrs []netip.Addr
+	ttl   time.Duration
+	err   error
 }
 
-// take returns an exchange for a message from a client.
-func (s *Server) take(t Transport, view string) *exchange {
-	x := s.exchanges.Get().(*exchange)
-	x.transport, x.view, x.viaUDP = t, view, t == UDP
-	if cap(x.in) < maxQuery {
-		x.in = make([]byte, maxQuery)
+// ask asks the servers for the addresses of name, within the timeout.
+func (r *Resolver) ask(ctx context.Context, conf *config, name string) answer {
+	timeout := r.Timeout
+	if timeout <= 0 {
+		timeout = defaultTimeout
 	}
-	return x
-}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 
-func (s *Server) give(x *exchange) {
-	if cap(x.out) > 4*maxQuery {
-		x.out = nil
+	if len(conf.servers) == 0 {
+		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name+".")
+		return answer{addrs: addrs, ttl: otherTTL, err: err}
 	}
-	s.exchanges.Put(x)
+
+	q := lookupRound{servers: conf.servers, step: max(timeout/tries, time.Millisecond)}
+	types := [2]uint16{dns.TypeA, dns.TypeAAAA}
+	var found [2]answer
+	done := make(chan int, len(types))
+	var wg sync.WaitGroup
+	for i, qtype := range types {
+		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					found[i] = answer{err: recovered(nil, "a lookup", v)}
+				}
+				done <- i
+			}()
+			found[i] = q.addresses(ctx, name, qtype)
+		})
+	}
+	if first := <-done; found[first].err == nil {
+		late := time.AfterFunc(familyGrace, cancel)
+		defer late.Stop()
+	}
+	wg.Wait()
+	return join(found[0], found[1])
 }
 
-// begin makes the answer to x.in, unless others have to be asked: then it is
-// false, and finish must be called, which may wait. The listener's view is in
-// x.view.
-func (x *exchange) begin(from netip.AddrPort) (answered bool) {
-	defer func() {
-		if v := recover(); v != nil {
-			x.panicked(v)
-			answered = true
+// join combines the answers for the two families.
+func join(four, six answer) answer {
+	switch {
+	case four.err == nil && six.err == nil:
+		return answer{addrs: slices.Concat(four.addrs, six.addrs), ttl: min(four.ttl, six.ttl)}
+	case four.err == nil || six.err == nil:
+		found, missing := four, six
+		if four.err != nil {
+			found, missing = six, four
 		}
-	}()
-	x.places = nil
-	x.out, x.missed, x.table, x.found = x.out[:0], false, nil, nil
-	x.from = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
-	if x.s.Observe != nil {
-		x.begun = time.Now()
+		if !isNotFound(missing.err) {
+			found.ttl = min(found.ttl, halfTTL)
+		}
+		return found
+	case isNotFound(four.err) && isNotFound(six.err):
+		return answer{ttl: min(four.ttl, six.ttl), err: four.err}
+	case isNotFound(four.err):
+		return six
 	}
-	if x.view == "" {
-		x.view = x.s.view(x.from.Addr())
-	}
-	x.result = Result{Transport: x.transport, From: x.from, View: x.view, Rcode: rcodeDrop}
-	if !x.fromSomebody() {
-		x.result.Reason = tunnel.Prohibited
-		return true
-	}
-	rcode := parseQuery(x.in, &x.q)
-	x.q.pad = x.q.pad && (x.transport == TLS || x.transport == HTTPS) // elsewhere everybody can read it
-	x.result.Type = Type(x.q.qtype)
-	if x.viaUDP && x.s.rate != nil && !within(x.s.RecursionClients, x.from.Addr()) && !within(x.s.RateLimitExempt, x.from.Addr()) {
-		if ok, slip := x.s.rate.take(x.from.Addr(), x.s.clock()); !ok {
-			x.result.Reason = tunnel.Flood
-			if slip && rcode == dns.RcodeSuccess {
-				x.empty(bitTC, dns.RcodeSuccess)
+	return four
+}
+
+func isNotFound(err error) bool {
+	var de *net.DNSError
+	return errors.As(err, &de) && de.IsNotFound
+}
+
+// A lookupRound is how a question of a Resolver is asked.
+type lookupRound struct {
+	servers []string
+	step    time.Duration // before the next try begins beside those under way
+}
+
+// addresses asks for one family, and follows CNAMEs where the server did not.
+func (q lookupRound) addresses(ctx context.Context, name string, qtype uint16) answer {
+	asked, ttl := dns.Fqdn(name), maxTTL
+	for links := 0; ; {
+		m, err := q.exchange(ctx, asked, qtype)
+		if err != nil {
+			return answer{err: err}
+		}
+		target := asked
+		for {
+			next, nextTTL, ok := alias(m.Answer, target)
+			if !ok {
+				break
 			}
-			return true
+			if links++; links > maxChain {
+				return answer{err: &net.DNSError{Err: fmt.Sprintf("more than %d CNAMEs in a row", maxChain), Name: name}}
+			}
+			target, ttl = next, min(ttl, nextTTL)
+		}
+		var addrs []netip.Addr
+		for _, rr := range m.Answer {
+			h := rr.Header()
+			if h.Class != dns.ClassINET || h.Rrtype != qtype || !same(h.Name, target) || len(addrs) >= maxAddrs {
+				continue
+			}
+			var a netip.Addr
+			switch rr := rr.(type) {
+			case *dns.A:
+				a, _ = netip.AddrFromSlice(rr.A.To4())
+			case *dns.AAAA:
+				a, _ = netip.AddrFromSlice(rr.AAAA.To16())
+			}
+			if a = a.Unmap(); a.IsValid() && !slices.Contains(addrs, a) {
+				addrs = append(addrs, a)
+				ttl = min(ttl, seconds(h.Ttl))
+			}
+		}
+		switch {
+		case len(addrs) > 0:
+			return answer{addrs: addrs, ttl: ttl}
+		case m.Rcode == dns.RcodeNameError || same(target, asked):
+			return answer{ttl: negativeTTL(m), err: &net.DNSError{Err: "no such host", Name: name, IsNotFound: true}}
+		}
+		asked = target
+	}
+}
+
+// alias returns the target and the TTL of a CNAME of name.
+func alias(rrs []dns.RR, name string) (string, time.Duration, bool) {
+	for _, rr := range rrs {
+		if c, ok := rr.(*dns.CNAME); ok && c.Hdr.Class == dns.ClassINET && same(c.Hdr.Name, name) {
+			return c.Target, seconds(c.Hdr.Ttl), true
 		}
 	}
+	return "", 0, false
+}
+
+// negativeTTL returns how long it may be cached that a name does not exist, RFC 2308
+// section 5.
+func negativeTTL(m *dns.Msg) time.Duration {
+	for _, rr := range m.Ns {
+		if soa, ok := rr.(*dns.SOA); ok {
+			return seconds(min(soa.Hdr.Ttl, soa.Minttl))
+		}
+	}
+	return minTTL
+}
+
+func seconds(ttl uint32) time.Duration { return min(time.Duration(ttl)*time.Second, maxTTL) }
+
+// same reports whether two names are the same but for case.
+func same(a, b string) bool { return strings.EqualFold(dns.Fqdn(a), dns.Fqdn(b)) }
+
+// exchange returns the first answer to a question: NOERROR or NXDOMAIN.
+func (q lookupRound) exchange(ctx context.Context, name string, qtype uint16) (*dns.Msg, error) {
+	m, err := hedge(ctx, nil, q.step, func(ctx context.Context, i int) (*dns.Msg, error) {
+		return try(ctx, q.servers[i%len(q.servers)], name, qtype)
+	})
+	if err != nil && ctx.Err() != nil {
+		return nil, contextError(ctx, strings.TrimSuffix(name, "."))
+	}
+	return m, err
+}
+
+// hedge returns the first answer of several tries, or the last error where all fail. A
+// try that fails is followed by the next at once. One that takes longer than step goes
+// on, and the next begins beside it.
+func hedge(ctx context.Context, log *slog.Logger, step time.Duration, ask func(ctx context.Context, try int) (*dns.Msg, error)) (*dns.Msg, error) {
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	type result struct {
+		m   *dns.Msg
+		err error
+	}
+	results := make(chan result, tries)
+	started, open := 0, 0
+	start := func() {
+		try := started
+		started++
+		open++
+		wg.Go(func() {
+			var res result
+			defer func() {
+				if v := recover(); v != nil {
+					res = result{err: recovered(log, "a question to a server", v)}
+				}
+				results <- res
+			}()
+			res.m, res.err = ask(ctx, try)
+		})
+	}
+	start()
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	var last error
+	for open > 0 {
+		select {
+		case <-tick.C:
+			if started < tries {
+				start()
+			}
+		case res := <-results:
+			open--
+			if res.err == nil {
+				return res.m, nil
+			}
+			last = res.err
+			if started < tries && ctx.Err() == nil {
+				start()
+			}
+		}
+	}
+	if err := outer.Err(); err != nil {
+		return nil, err
+	}
+	return nil, last
+}
+
+// try asks one server once: by UDP from a port of its own, and by TCP if the
+// answer is cut short.
+func try(ctx context.Context, server, name string, qtype uint16) (*dns.Msg, error) {
+	m, err := overUDP(ctx, server, question(name, qtype))
+	if err == nil && m.Truncated {
+		m, err = overTCP(ctx, server, question(name, qtype))
+	}
+	fail := &net.DNSError{Name: strings.TrimSuffix(name, "."), Server: server}
 	switch {
-	case rcode == drop:
-		x.result.Reason = tunnel.BadRequest
-	case rcode == dns.RcodeFormatError:
-		x.refuse(rcode, tunnel.BadRequest)
-	case rcode != dns.RcodeSuccess:
-		x.refuse(rcode, tunnel.Unsupported)
-	case x.q.version != 0:
-		x.refuse(dns.RcodeBadVers, tunnel.Unsupported)
-	case x.q.class != dns.ClassINET || x.q.qtype != dns.TypeANY && isMeta(x.q.qtype):
-		x.refuse(dns.RcodeRefused, tunnel.Unsupported) // CHAOS's version.bind, transfers, TKEY
+	case err != nil:
+		var ne net.Error
+		fail.Err, fail.UnwrapErr = err.Error(), err
+		fail.IsTimeout = errors.As(err, &ne) && ne.Timeout()
+	case m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError:
+		fail.Err = "the server answers " + rcodeWord(m.Rcode)
+		fail.IsTemporary = true
 	default:
-		return x.decide()
+		return m, nil
 	}
-	return true
+	return nil, fail
 }
 
-// fromSomebody is false for sources that make two servers answer each other,
-// by UDP: ports of services that answer anything, and our own socket.
-func (x *exchange) fromSomebody() bool {
-	if !x.viaUDP {
-		return true
+// question makes a message with an id that can't be guessed.
+func question(name string, qtype uint16) *dns.Msg {
+	m := new(dns.Msg)
+	m.SetQuestion(name, qtype)
+	m.Id = dns.Id()
+	m.RecursionDesired = true
+	m.SetEdns0(udpSize, false)
+	return m
+}
+
+// answers reports whether m is an answer to q, and not what somebody else
+// made up or what belongs to another question.
+func answers(m, q *dns.Msg) bool {
+	return m.Id == q.Id && m.Response && m.Opcode == dns.OpcodeQuery && len(m.Question) == 1 &&
+		m.Question[0].Qtype == q.Question[0].Qtype && m.Question[0].Qclass == q.Question[0].Qclass &&
+		same(m.Question[0].Name, q.Question[0].Name)
+}
+
+// dial connects to a server; the connection ends with ctx.
+func dial(ctx context.Context, network, server string) (net.Conn, func(), error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, server)
+	if err != nil {
+		return nil, nil, err
 	}
-	switch x.from.Port() {
-	case 0, 7, 13, 17, 19, 37, 53, 123:
-		return false
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	return c, func() { stop(); _ = c.Close() }, nil
+}
+
+func overUDP(ctx context.Context, server string, q *dns.Msg) (*dns.Msg, error) {
+	out, err := q.Pack()
+	if err != nil {
+		return nil, err
 	}
-	a := x.from.Addr()
-	return !a.IsMulticast() && !a.IsUnspecified() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
-}
-
-// isMeta reports whether no record has this type: RFC 6895 section 3.1.
-func isMeta(t uint16) bool { return t == 0 || t == dns.TypeOPT || t >= 128 && t <= 255 }
-
-// limit is how long the answer may be.
-func (x *exchange) limit() int {
-	if x.viaUDP {
-		return min(x.q.size, udpSize)
+	c, end, err := dial(ctx, "udp", server) // connected: other senders are not heard
+	if err != nil {
+		return nil, err
 	}
-	return maxMessage
-}
-
-// empty answers without a record.
-func (x *exchange) empty(flags uint16, rcode int, options ...ede) {
-	var w writer
-	w.begin(x.out, &x.q, flags, rcode, x.limit())
-	x.out = w.end(rcode, options...)
-	x.result.Rcode = rcode
-}
-
-// refuse answers with no more bytes than were sent.
-func (x *exchange) refuse(rcode int, why tunnel.Reason) {
-	x.result.Reason = why
-	x.empty(0, rcode)
-}
-
-// fail answers SERVFAIL, and to those who understand it, why.
-func (x *exchange) fail(why tunnel.Reason, option ede) {
-	x.result.Reason = why
-	x.empty(x.recursive(), dns.RcodeServerFailure, option)
-}
-
-func (x *exchange) recursive() uint16 {
-	if x.mayRecurse() {
-		return bitRA
+	defer end()
+	if _, err := c.Write(out); err != nil {
+		return nil, err
 	}
-	return 0
-}
-
-func (x *exchange) mayRecurse() bool {
-	return x.s.Forward != nil && within(x.s.RecursionClients, x.from.Addr())
-}
-
-// decide is begin for a well-formed question: the table's name, the zone's
-// no, or somebody else's.
-func (x *exchange) decide() bool {
-	s := x.s
-	zone, own := s.zones.of(x.q.name)
-	if s.Forward != nil && own {
-		// Of two zones that hold the name the inner one counts.
-		if inner, ok := s.Forward.zoneOf(x.q.name); ok && len(inner) > len(zone) {
-			own = false
+	buf := make([]byte, 4096) // room for servers that send more than they were asked to
+	for {
+		n, err := c.Read(buf)
+		if err != nil {
+			return nil, err
 		}
-	}
-	table, missing := s.table()
-	x.a.reset()
-	if table != nil {
-		table.Answer(Question{Name: x.q.name, Type: Type(x.q.qtype), View: x.view, From: x.from.Addr()}, &x.a)
-	}
-	missing = missing || x.a.Status == Unknown
-	switch {
-	case own && missing:
-		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNotReady))
-	case x.a.Status == Exists:
-		if !own {
-			zone = x.q.name // a host by itself
+		m := new(dns.Msg)
+		err = m.Unpack(buf[:n])
+		if answers(m, q) && (err == nil || m.Truncated) {
+			return m, nil
 		}
-		return x.local(table, zone)
-	case own && (x.a.Status == Above || x.q.name == zone): // it has a SOA, if nothing else
-		x.a.reset()
-		return x.local(table, zone) // true: there is nothing to look up
-	case own:
-		x.no(table, zone, dns.RcodeNameError)
-	default:
-		_, claimed := s.claimed.of(x.q.name)
-		x.missed = missing && claimed
-		return x.elsewhere()
-	}
-	return true
-}
-
-// no answers that a name or a type is not there.
-func (x *exchange) no(table Names, zone string, rcode int) {
-	var w writer
-	w.begin(x.out, &x.q, bitAA|x.recursive(), rcode, x.limit())
-	if !w.soa(inAuthority, zone, serial(table), x.s.noTL) {
-		w.truncate()
-	}
-	x.out = w.end(rcode)
-	x.result.Rcode, x.result.Source = rcode, FromTable
-}
-
-// serial changes when the table does.
-func serial(table Names) uint32 {
-	if table == nil {
-		return 1
-	}
-	return uint32(table.Updated().Unix())
-}
-
-// local answers a name that exists with what x.a has. It is false if targets
-// have to be looked up before.
-func (x *exchange) local(table Names, zone string) bool {
-	var w writer
-	w.begin(x.out, &x.q, bitAA|x.recursive(), dns.RcodeSuccess, x.limit())
-	x.aim = aimed
-	ok := x.records(&w, table, zone)
-	switch x.aim {
-	case aimWaits:
-		x.table, x.zone = table, zone
-		return false
-	case aimRefused:
-		if x.viaUDP { // there is room for those who come by TCP, which are who they say
-			x.result.Reason = tunnel.Overload
-			x.empty(bitTC, dns.RcodeSuccess)
-			return true
-		}
-		x.refuse(dns.RcodeRefused, tunnel.Overload)
-		return true
-	case aimFailed:
-		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNetworkError))
-		return true
-	}
-	if !ok {
-		w.truncate()
-	} else if w.counts[inAnswer] == 0 && !w.soa(inAuthority, zone, serial(table), x.s.noTL) {
-		w.truncate()
-	}
-	x.out = w.end(dns.RcodeSuccess)
-	x.result.Rcode, x.result.Source = dns.RcodeSuccess, FromTable
-	return true
-}
-
-// elsewhere answers a name that is not the server's: by a refusal, from the
-// cache, or not yet, and then it is false and the exchange has a place to
-// wait in.
-func (x *exchange) elsewhere() bool {
-	switch {
-	case !x.mayRecurse():
-		x.refuse(dns.RcodeRefused, tunnel.Denied)
-		return true
-	case x.q.flags&bitRD == 0:
-		// "Answer only from what you have" is asked to learn what others ask.
-		x.refuse(dns.RcodeRefused, tunnel.Denied)
-		return true
-	case x.special():
-		return true
-	case x.q.qtype == dns.TypeANY:
-		var w writer
-		w.begin(x.out, &x.q, bitRA, dns.RcodeSuccess, x.limit())
-		if !w.unspecific(x.s.ttl) {
-			w.truncate()
-		}
-		x.out = w.end(dns.RcodeSuccess)
-		x.result.Rcode = dns.RcodeSuccess
-		return true
-	}
-	x.key = appendKey(x.key[:0], &x.q)
-	if e, age, stale := x.s.Forward.known(x.key); e != nil {
-		x.give(e, age, stale)
-		return true
-	}
-	if !x.place(&x.s.forwards) {
-		x.refuse(dns.RcodeRefused, tunnel.Overload)
-		return true
-	}
-	return false
-}
-
-// place takes a place to wait in.
-func (x *exchange) place(of *shares) bool {
-	if !of.take(x.from.Addr()) {
-		return false
-	}
-	x.places = of
-	return true
-}
-
-// leave gives it back.
-func (x *exchange) leave() {
-	if x.places != nil {
-		x.places.give(x.from.Addr())
-		x.places = nil
+		// Not ours, or broken: the true answer may still come.
 	}
 }
 
-// panicked answers SERVFAIL, for all that is known of the question.
-func (x *exchange) panicked(v any) {
-	_ = recovered(x.s.Log, "a question", v)
-	x.leave()
-	x.table, x.found = nil, nil
-	x.result.Rcode, x.result.Reason = rcodeDrop, tunnel.Internal
-	if x.out = x.out[:0]; len(x.q.raw) > 0 {
-		x.empty(0, dns.RcodeServerFailure)
+func overTCP(ctx context.Context, server string, q *dns.Msg) (*dns.Msg, error) {
+	c, end, err := dial(ctx, "tcp", server)
+	if err != nil {
+		return nil, err
 	}
-}
-
-// finish asks others. It waits for two seconds at most.
-func (x *exchange) finish(ctx context.Context) {
-	defer x.leave()
-	defer func() {
-		if v := recover(); v != nil {
-			x.panicked(v)
-		}
-	}()
-	if x.table != nil {
-		x.resolve(ctx)
-		return
+	defer end()
+	conn := &dns.Conn{Conn: c}
+	if err := conn.WriteMsg(q); err != nil {
+		return nil, err
 	}
-	e, age, how := x.s.Forward.resolve(ctx, x.key, &x.q)
-	switch {
-	case e != nil:
-		x.give(e, age, how == FromStale)
-		x.result.Source = how
-	case how == FromCache: // a failure, remembered or just seen
-		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNoReachableAuthority))
-	default:
-		x.fail(tunnel.LookupTime, 1+ede(dns.ExtendedErrorCodeNetworkError))
+	m, err := conn.ReadMsg()
+	if err != nil {
+		return nil, err
 	}
-}
-
-// give answers with what others said.
-func (x *exchange) give(e *reply, age uint32, stale bool) {
-	if x.missed && e.negative {
-		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNotReady))
-		return
+	if !answers(m, q) {
+		return nil, errors.New("the answer is not to the question")
 	}
-	if e.failed {
-		x.fail(tunnel.LookupError, 1+ede(dns.ExtendedErrorCodeNoReachableAuthority))
-		return
-	}
-	var w writer
-	w.begin(x.out, &x.q, bitRA, e.rcode, x.limit())
-	if !w.paste(e, age, stale) {
-		w.truncate()
-	}
-	x.result.Source = FromCache
-	var option ede
-	if stale {
-		x.result.Source, option = FromStale, 1+ede(dns.ExtendedErrorCodeStaleAnswer)
-		if e.rcode == dns.RcodeNameError {
-			option = 1 + ede(dns.ExtendedErrorCodeStaleNXDOMAINAnswer)
-		}
-	} else if e.stripped {
-		x.result.Reason, option = tunnel.Prohibited, 1+ede(dns.ExtendedErrorCodeFiltered)
-	}
-	x.out = w.end(e.rcode, option)
-	x.result.Rcode = e.rcode
-}
-
-// special answers names that no resolver is to be asked for: RFC 6761 for
-// localhost and invalid, RFC 7686 for onion.
-func (x *exchange) special() bool {
-	top := x.q.name[strings.LastIndexByte(x.q.name, '.')+1:]
-	switch top {
-	case "localhost":
-		x.a.reset()
-		x.a.Addrs = append(x.a.Addrs, Addr{Addr: netip.AddrFrom4([4]byte{127, 0, 0, 1})}, Addr{Addr: netip.IPv6Loopback()})
-		x.local(nil, top)
-	case "invalid", "onion":
-		x.no(nil, top, dns.RcodeNameError)
-	default:
-		return false
-	}
-	return true
-}
-
-// done tells what became of the message.
-func (x *exchange) done() {
-	defer func() {
-		if v := recover(); v != nil {
-			_ = recovered(x.s.Log, "an observer", v)
-		}
-	}()
-	x.result.Size = len(x.out)
-	if x.result.Reason != "" {
-		x.s.complain.add(x.s.Log, &x.result, x.s.clock())
-	}
-	if x.s.Observe != nil {
-		x.result.Took = time.Since(x.begun)
-		x.s.Observe(&x.result)
-	}
+	return m, nil
 }

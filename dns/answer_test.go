@@ -178,7 +178,7 @@ func TestEverySize(t *testing.T) {
 	r := start(t, &Server{})
 	m := q("t.mesh.internal", dns.TypeTXT)
 	m.SetEdns0(1232, false)
-	fits := 0
+	matchQuestion := 0
 	for n := 1100; n < 1240; n++ {
 		r.table.Store(newTable(map[string]Answer{"t.mesh.internal": {Texts: []string{strings.Repeat("x", n)}}}))
 		b := r.raw(t, UDP, message(t, m, nil))
@@ -186,11 +186,11 @@ func TestEverySize(t *testing.T) {
 			t.Fatalf("%d bytes, limit %d", len(b), udpSize)
 		}
 		if b[2]&(bitTC>>8) == 0 {
-			fits = len(b)
+			matchQuestion = len(b)
 		}
 	}
-	if fits != udpSize {
-		t.Errorf("the longest answer that is not cut is %d bytes, limit %d", fits, udpSize)
+	if matchQuestion != udpSize {
+		t.Errorf("the longest answer that is not cut is %d bytes, limit %d", matchQuestion, udpSize)
 	}
 }
 

@@ -17,7 +17,7 @@ const (
 	staleFor = 30 // seconds: the TTL of an answer after its time, RFC 8767 section 4
 )
 
-// A reply is an answer as others gave it, checked. It is not changed.
+// A reply is the checked answer of an upstream. It is not changed.
 type reply struct {
 	rcode    int
 	wire     []byte   // the sections behind the question, compressed against it
@@ -87,8 +87,7 @@ func (c *cache) shard(key []byte) *cacheShard {
 	return &c.shards[maphash.Bytes(c.seed, key)%cacheShards]
 }
 
-// get returns what is known for key, and until when it need not be asked for
-// again although its time is over.
+// get returns the entry for key, and until when it may be served stale without asking.
 func (c *cache) get(key []byte) (e *reply, retry time.Time) {
 	s := c.shard(key)
 	s.mu.Lock()
@@ -102,7 +101,7 @@ func (c *cache) get(key []byte) (e *reply, retry time.Time) {
 	return item.reply, item.retry
 }
 
-// put takes e for key, and lets go of those that were not used for longest.
+// put stores e for key, and evicts the entries that were used least recently.
 func (c *cache) put(key []byte, e *reply) {
 	s := c.shard(key)
 	s.mu.Lock()
@@ -121,8 +120,8 @@ func (c *cache) put(key []byte, e *reply) {
 	}
 }
 
-// later notes that key's entry, which is old, can't be renewed before retry.
-func (c *cache) later(key []byte, retry time.Time) {
+// retryAt notes that key's entry, which is stale, is not renewed before retry.
+func (c *cache) retryAt(key []byte, retry time.Time) {
 	s := c.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +136,7 @@ func (s *cacheShard) remove(el *list.Element) {
 	s.used -= item.reply.size(item.key)
 }
 
-// bytes is what all entries take.
+// bytes returns the bytes that all entries take.
 func (c *cache) bytes() (n int) {
 	for i := range c.shards {
 		c.shards[i].mu.Lock()
@@ -161,9 +160,9 @@ func appendKey(b []byte, q *query) []byte {
 	return append(b, q.name...)
 }
 
-// newReply packs an answer that has been checked. It is nil for one that
-// can't be written again so that it can be read, or does not fit into a
-// message: clients are not given what was made to break them.
+// newReply packs an answer that has been checked. It returns nil for one that cannot
+// be packed so that it can be read, or that does not fit into a message: clients do
+// not get messages that were made to break them.
 func newReply(m *dns.Msg, questionLen int) *reply {
 	m.Compress = true
 	b, err := m.Pack()

@@ -11,8 +11,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A check makes of an upstream's message what is an answer to the question,
-// and nothing else.
+// A check removes from an upstream's message all that does not answer the question.
 type check struct {
 	name    string // as in a Question
 	qtype   uint16
@@ -24,7 +23,7 @@ type check struct {
 	stripped bool
 }
 
-// clean takes out of m what was not asked for.
+// clean removes from m what was not asked for.
 func (c *check) clean(m *dns.Msg) error {
 	if len(m.Question) != 1 {
 		return errUnusable
@@ -89,7 +88,8 @@ func (c *check) clean(m *dns.Msg) error {
 	return nil
 }
 
-// authority keeps, of a no, the SOA of a zone the name is in, and the proof.
+// authority keeps the SOA of the name's zone in a negative answer, and the records
+// that prove it.
 func (c *check) authority(rrs []dns.RR, end string) []dns.RR {
 	if !c.negative && !c.do {
 		return nil
@@ -109,19 +109,19 @@ func (c *check) authority(rrs []dns.RR, end string) []dns.RR {
 	})
 }
 
-// ours are addresses that a name of the world has no reason to have.
-var ours = []netip.Prefix{
+// privateRanges are addresses that no public name should have.
+var privateRanges = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"),
 	netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"),
 	netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("224.0.0.0/3"), // multicast, and 240.0.0.0/4 of VIPs
 	netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fc00::/7"), netip.MustParsePrefix("fe80::/9"), netip.MustParsePrefix("ff00::/8"),
 }
 
-// isOurs judges an address that stands for an IPv4 one by that, as a gateway
-// does before it dials.
-func isOurs(a netip.Addr) bool {
+// isPrivateAddr reports whether a is in privateRanges, by itself or by an IPv4 address
+// that it embeds, as the gateway judges addresses before it dials.
+func isPrivateAddr(a netip.Addr) bool {
 	a = a.Unmap()
-	return within(ours, a) || slices.ContainsFunc(tunnel.Embedded(a), isOurs)
+	return within(privateRanges, a) || slices.ContainsFunc(tunnel.Embedded(a), isPrivateAddr)
 }
 
 func (c *check) isPrivate(rr dns.RR) bool {
@@ -137,10 +137,10 @@ func (c *check) isPrivate(rr dns.RR) bool {
 	default:
 		return false
 	}
-	return isOurs(a)
+	return isPrivateAddr(a)
 }
 
-// stripHints takes hints at private addresses out of HTTPS and SVCB records.
+// stripHints removes hints of private addresses from HTTPS and SVCB records.
 func (c *check) stripHints(rr dns.RR) {
 	if c.private {
 		return
@@ -160,7 +160,7 @@ func (c *check) stripHints(rr dns.RR) {
 			return false
 		}
 		for hint := range strings.SplitSeq(v.String(), ",") {
-			if a, err := netip.ParseAddr(hint); err != nil || isOurs(a) {
+			if a, err := netip.ParseAddr(hint); err != nil || isPrivateAddr(a) {
 				c.stripped = true
 				return true
 			}

@@ -14,13 +14,13 @@ import (
 	"github.com/miekg/dns"
 )
 
-// look is how often a file is looked at for changes.
-const look = 5 * time.Second
+// fileCheckInterval is how often a file is checked for changes.
+const fileCheckInterval = 5 * time.Second
 
-// maxFile is how much of a file is read, in bytes.
+// maxFile limits the bytes of a file that are read.
 const maxFile = 16 << 20
 
-// A cached is what a file says, read again when it has changed.
+// A cached is the parsed content of a file, which is read again when it has changed.
 type cached[T any] struct {
 	mu       sync.Mutex // guards what follows
 	value    T
@@ -29,12 +29,12 @@ type cached[T any] struct {
 	size     int64
 }
 
-// get returns what parse makes of the file at path. A file that can't be read
-// is as good as an empty one, and parse is given nil for it.
+// get returns the result of parse for the file at path. A file that cannot be read
+// counts as empty; parse gets nil for it.
 func (c *cached[T]) get(path string, now time.Time, parse func([]byte) T) T {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.looked.IsZero() && now.Sub(c.looked) < look {
+	if !c.looked.IsZero() && now.Sub(c.looked) < fileCheckInterval {
 		return c.value
 	}
 	first := c.looked.IsZero()
@@ -65,14 +65,14 @@ func readFile(path string) []byte {
 	return data
 }
 
-// A config is what resolv.conf says.
+// A config is the content of resolv.conf.
 type config struct {
 	servers []string // host:port; none means that the standard library is asked
 	search  []string // without trailing dots
 	ndots   int
 }
 
-// settings returns what holds now.
+// settings returns the present configuration.
 func (r *Resolver) settings() *config {
 	if len(r.Servers) > 0 {
 		c := &config{}
@@ -132,7 +132,7 @@ func (c *config) candidates(name string, absolute bool) []string {
 	return append(names, name)
 }
 
-// fromHosts returns what the hosts file says of name.
+// fromHosts returns the addresses of name in the hosts file.
 func (r *Resolver) fromHosts(name string) []netip.Addr {
 	path := r.Hosts
 	if path == "" {

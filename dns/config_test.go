@@ -18,7 +18,7 @@ func TestHostsFile(t *testing.T) {
 		if err := os.WriteFile(r.Hosts, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c.add(look)
+		c.add(fileCheckInterval)
 	}
 	write("# a comment\n10.0.0.1 A.test alias # more\n::1%lo a.test\nnonsense b.test\n10.0.0.2\n")
 	expect(t, r, "a.test", "10.0.0.1 ::1")
@@ -29,7 +29,7 @@ func TestHostsFile(t *testing.T) {
 	if err := os.Remove(r.Hosts); err != nil {
 		t.Fatal(err)
 	}
-	c.add(look)
+	c.add(fileCheckInterval)
 	expect(t, r, "a.test", "192.0.2.1")
 }
 
@@ -64,7 +64,7 @@ func TestSearchList(t *testing.T) {
 	if err := os.WriteFile(r.ResolvConf, []byte("nameserver 192.0.2.53\nnameserver 2001:db8::53\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c.add(look)
+	c.add(fileCheckInterval)
 	if got := fmt.Sprint(r.settings().servers); got != "[192.0.2.53:53 [2001:db8::53]:53]" {
 		t.Errorf("after a change: servers %s", got)
 	}

@@ -15,19 +15,17 @@ import (
 )
 
 const (
-	askFor    = 1900 * time.Millisecond // all tries of one question, so that SERVFAIL comes within 2 s
-	staleFrom = 1800 * time.Millisecond // then an old answer is better than none yet, RFC 8767 section 5
-	stepAfter = 600 * time.Millisecond  // then the next try begins beside those under way
+	forwardTimeout = 1900 * time.Millisecond // for all tries of one question, so that SERVFAIL comes within 2 s
+	staleAfter     = 1800 * time.Millisecond // until a stale answer is given, RFC 8767 section 5
+	hedgeInterval  = 600 * time.Millisecond  // until the next try begins beside those under way
 
-	defaultCache = 32 << 20
-	defaultCap   = time.Hour
-	defaultFloor = time.Second
-	negativeCap  = time.Minute
-	failedFor    = time.Second     // a failure without an old answer
-	recheck      = 5 * time.Second // the same with one
+	defaultCache         = 32 << 20    // bytes
+	maxForwardedNegative = time.Minute // in the cache
 
-	downAfter = time.Second // without an answer an upstream is asked last, for a time that doubles
-	downMost  = 30 * time.Second
+	// An upstream that did not answer is asked last, at first for minDown, which
+	// doubles up to maxDown.
+	minDown = time.Second
+	maxDown = 30 * time.Second
 )
 
 // An Upstream is a recursive resolver.
@@ -36,13 +34,13 @@ type Upstream struct {
 	TLS  *tls.Config // DNS over TLS, RFC 7858; nil means UDP, and TCP for what UDP can't carry
 }
 
-// A Forwarder has questions answered by other resolvers, and remembers. The
-// zero value asks those of resolv.conf. Fields are set before the first use
-// and not changed. It must not be copied.
+// A Forwarder asks other resolvers and caches their answers. The zero value asks
+// those of resolv.conf. Fields are set before the first use and not changed. It must
+// not be copied.
 //
-// Every question goes out with an id, a port and a pattern of capitals that
-// can't be guessed. An answer is taken only from where the question went, if
-// it repeats it to the letter; of its records only those that were asked for,
+// Every question has an id, a port and a pattern of capitals that cannot be guessed.
+// An answer is accepted only from the address that was asked, and only if it repeats
+// the question to the letter. Of its records only those that were asked for are used,
 // and the chain of CNAMEs to them.
 type Forwarder struct {
 	// Upstreams are asked in this order; those that did not answer lately come
@@ -82,7 +80,7 @@ type Forwarder struct {
 	wg      sync.WaitGroup       // flights
 }
 
-// A flight is a question on its way, for everyone who asks the same.
+// A flight is a question under way, shared by all clients that ask it.
 type flight struct {
 	done   chan struct{} // closed when e and err are set
 	cancel context.CancelFunc
@@ -137,7 +135,7 @@ func (f *Forwarder) zoneOf(name string) (string, bool) {
 	return f.zones.of(name)
 }
 
-// upstreams returns whom to ask for name, the most promising first.
+// upstreams returns the upstreams for name, those that answer first.
 func (f *Forwarder) upstreams(name string) []*upstream {
 	group := f.groups[""]
 	if zone, ok := f.zones.of(name); ok {
@@ -173,9 +171,9 @@ func (f *Forwarder) fromSystem() []*upstream {
 	return ups
 }
 
-// known returns what need not be asked for: its age in seconds and whether
-// its time is over.
-func (f *Forwarder) known(key []byte) (e *reply, age uint32, stale bool) {
+// fromCache returns a cached answer that may be given without asking, its age in
+// seconds and whether it is stale.
+func (f *Forwarder) fromCache(key []byte) (e *reply, age uint32, stale bool) {
 	f.init()
 	now := f.clock()
 	e, retry := f.cache.get(key)
@@ -193,25 +191,25 @@ func (f *Forwarder) age(e *reply, now time.Time) uint32 {
 	return uint32(max(now.Sub(e.stored), 0) / time.Second)
 }
 
-// usable reports whether e may be served after its time.
+// usable reports whether e may be served stale.
 func (f *Forwarder) usable(e *reply, now time.Time) bool {
 	most := cmp.Or(f.MaxStale, maxStale)
 	return !e.failed && now.Before(e.expires.Add(most))
 }
 
-// resolve asks, or waits for who asks the same. How is FromUpstream or
-// FromStale; where e is nil it is FromCache for a failure and "" for an end
-// of the wait.
+// resolve asks, or waits for a flight of the same question. How is FromUpstream or
+// FromStale; where e is nil it is FromCache for a failure and "" for a wait that has
+// timed out.
 func (f *Forwarder) resolve(ctx context.Context, key []byte, q *query) (e *reply, age uint32, how Source) {
 	f.init()
-	fl := f.fly(ctx, key, q)
+	fl := f.startFlight(ctx, key, q)
 	if fl == nil {
 		return nil, 0, ""
 	}
 	old, _ := f.cache.get(key)
 	var late <-chan time.Time
 	if old != nil && f.usable(old, f.clock()) {
-		t := time.NewTimer(staleFrom)
+		t := time.NewTimer(staleAfter)
 		defer t.Stop()
 		late = t.C
 	} else {
@@ -235,10 +233,10 @@ func (f *Forwarder) resolve(ctx context.Context, key []byte, q *query) (e *reply
 	return nil, 0, FromCache
 }
 
-// fly returns the flight of a question, which it begins if there is none; nil
-// after Close. A flight outlives who began it: others wait too, and a late answer is good
-// for the cache.
-func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) *flight {
+// startFlight returns the flight of a question, which it begins if there is none, or
+// nil after Close. A flight goes on without the client that began it: others may wait
+// for it, and a late answer is good for the cache.
+func (f *Forwarder) startFlight(ctx context.Context, key []byte, q *query) *flight {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
@@ -249,12 +247,12 @@ func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) *flight {
 	}
 	// One may have ended since the cache was looked at: it puts its answer
 	// there before it goes.
-	if e, _, stale := f.known(key); e != nil && !stale && !e.failed {
+	if e, _, stale := f.fromCache(key); e != nil && !stale && !e.failed {
 		fl := &flight{done: make(chan struct{}), e: e}
 		close(fl.done)
 		return fl
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askFor)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), forwardTimeout)
 	fl := &flight{done: make(chan struct{}), cancel: cancel}
 	k := string(key)
 	f.flights[k] = fl
@@ -262,7 +260,7 @@ func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) *flight {
 	asked.raw = slices.Clone(q.raw) // the asker's memory is soon another's
 	f.wg.Go(func() {
 		defer cancel()
-		f.settle(ctx, []byte(k), &asked, fl)
+		f.runFlight(ctx, []byte(k), &asked, fl)
 		f.mu.Lock()
 		delete(f.flights, k)
 		f.mu.Unlock()
@@ -271,19 +269,19 @@ func (f *Forwarder) fly(ctx context.Context, key []byte, q *query) *flight {
 	return fl
 }
 
-// settle asks, and keeps what comes of it. A panic is a failure.
-func (f *Forwarder) settle(ctx context.Context, key []byte, q *query, fl *flight) {
+// runFlight asks and stores the result. A panic is a failure.
+func (f *Forwarder) runFlight(ctx context.Context, key []byte, q *query, fl *flight) {
 	defer func() {
 		if v := recover(); v != nil {
 			fl.e, fl.err = nil, recovered(f.Log, "a forwarded question", v)
 		}
 	}()
 	fl.e, fl.err = f.ask(ctx, q)
-	f.keep(key, fl)
+	f.store(key, fl)
 }
 
-// keep puts what came of a flight into the cache.
-func (f *Forwarder) keep(key []byte, fl *flight) {
+// store puts the result of a flight into the cache.
+func (f *Forwarder) store(key []byte, fl *flight) {
 	now := f.clock()
 	if fl.err == nil {
 		if fl.e.expires.After(fl.e.stored) {
@@ -292,10 +290,10 @@ func (f *Forwarder) keep(key []byte, fl *flight) {
 		return
 	}
 	if old, _ := f.cache.get(key); old != nil && f.usable(old, now) {
-		f.cache.later(key, now.Add(recheck))
+		f.cache.retryAt(key, now.Add(staleTTL))
 		return
 	}
-	f.cache.put(key, &reply{rcode: dns.RcodeServerFailure, failed: true, stored: now, expires: now.Add(failedFor)})
+	f.cache.put(key, &reply{rcode: dns.RcodeServerFailure, failed: true, stored: now, expires: now.Add(failureTTL)})
 }
 
 // ask asks the upstreams and makes a reply of the answer.
@@ -323,13 +321,13 @@ func (f *Forwarder) ask(ctx context.Context, q *query) (*reply, error) {
 	return e, nil
 }
 
-// keepFor is how long an answer is believed: the shortest TTL of its records,
-// within the limits; a no without SOA, not at all (RFC 2308 section 5).
+// keepFor returns how long an answer is cached: the shortest TTL of its records,
+// within the limits, and 0 for a negative one without a SOA (RFC 2308 section 5).
 func (f *Forwarder) keepFor(m *dns.Msg, c *check) time.Duration {
-	most := cmp.Or(f.MaxTTL, defaultCap)
+	most := cmp.Or(f.MaxTTL, maxTTL)
 	ttl := most
 	if c.negative {
-		ttl = min(most, negativeCap)
+		ttl = min(most, maxForwardedNegative)
 		soa := false
 		for _, rr := range m.Ns {
 			if s, ok := rr.(*dns.SOA); ok {
@@ -344,12 +342,12 @@ func (f *Forwarder) keepFor(m *dns.Msg, c *check) time.Duration {
 	for _, rr := range m.Answer {
 		ttl = min(ttl, time.Duration(rr.Header().Ttl)*time.Second)
 	}
-	floor := cmp.Or(f.MinTTL, defaultFloor)
+	floor := cmp.Or(f.MinTTL, minTTL)
 	return max(ttl, min(max(floor, 0), most))
 }
 
-// clampTTLs makes no TTL longer than limit: nobody keeps the answer for longer
-// than we do.
+// clampTTLs limits all TTLs, so that clients cache the answer no longer than the
+// Forwarder does.
 func (e *reply) clampTTLs(limit uint32) {
 	for _, at := range e.ttls {
 		p := e.wire[at:]
@@ -359,8 +357,8 @@ func (e *reply) clampTTLs(limit uint32) {
 	}
 }
 
-// Health tells of every upstream in use whether it is asked last because it
-// did not answer.
+// Health reports for every upstream in use whether it answers; one that does not is
+// asked last.
 func (f *Forwarder) Health() map[string]bool {
 	f.init()
 	now := f.clock()
@@ -378,14 +376,14 @@ func (f *Forwarder) Health() map[string]bool {
 	return up
 }
 
-// CacheSize is how many bytes the cache takes, about.
+// CacheSize returns about how many bytes the cache takes.
 func (f *Forwarder) CacheSize() int {
 	f.init()
 	return f.cache.bytes()
 }
 
-// Close ends the questions that are under way, and the connections, and
-// returns when that is done. What is asked later fails.
+// Close ends all flights and connections, and returns when they have ended. Later
+// questions fail.
 func (f *Forwarder) Close() error {
 	f.init()
 	f.mu.Lock()

@@ -153,7 +153,7 @@ func TestUpstreamsDead(t *testing.T) {
 	r.expect(t, UDP, q("four.shop.svc.mesh.internal", dns.TypeA), "NOERROR aa ra an: four.shop.svc.mesh.internal. 5 IN A 10.0.0.4")
 	silent.do(nil)
 	silent.set(t, "a.test. 60 IN A 192.0.2.1")
-	clk.add(failedFor)
+	clk.add(failureTTL)
 	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 60 IN A 192.0.2.1")
 }
 
@@ -181,7 +181,7 @@ func TestForwardByResolvConf(t *testing.T) {
 	if got := fmt.Sprint(list()); got != "[192.0.2.53:53 [2001:db8::53]:53]" {
 		t.Error(got)
 	}
-	f.upstreams("a.test")[0].told(net.ErrClosed, c.now)
+	f.upstreams("a.test")[0].noteResult(net.ErrClosed, c.now)
 	if got := fmt.Sprint(list()); got != "[[2001:db8::53]:53 192.0.2.53:53]" {
 		t.Errorf("after a failure of the first: %s", got)
 	}
@@ -191,7 +191,7 @@ func TestForwardByResolvConf(t *testing.T) {
 	if err := os.WriteFile(path, []byte("nameserver 192.0.2.54\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c.add(look)
+	c.add(fileCheckInterval)
 	if got := fmt.Sprint(list()); got != "[192.0.2.54:53]" {
 		t.Errorf("after the change: %s", got)
 	}
@@ -226,7 +226,7 @@ func TestFailover(t *testing.T) {
 		t.Errorf("the first was asked %d times in 10 s", n)
 	}
 	first.do(nil)
-	clk.add(downMost)
+	clk.add(maxDown)
 	if got := ask(); got != "192.0.2.1" {
 		t.Errorf("the first is back: %s", got)
 	}

@@ -116,7 +116,7 @@ func FuzzReply(f *testing.F) {
 		}
 		copy(b[headerLen:], in.raw) // what does not repeat the question is not read
 		b[0], b[1], b[2], b[4], b[5] = 0, 0, 0x80, 0, 1
-		if fits(b, b, &in) != isAnswer {
+		if matchQuestion(b, b, &in) != isAnswer {
 			t.Fatal("an answer does not fit")
 		}
 		got := new(dns.Msg)
@@ -148,7 +148,7 @@ func FuzzReply(f *testing.F) {
 				t.Fatalf("a %s was not asked for", dns.TypeToString[t2])
 			}
 			if a, ok := rr.(*dns.A); ok {
-				if addr, _ := netip.AddrFromSlice(a.A); isOurs(addr) {
+				if addr, _ := netip.AddrFromSlice(a.A); isPrivateAddr(addr) {
 					t.Fatalf("%v", a)
 				}
 			}

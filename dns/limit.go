@@ -114,37 +114,37 @@ func (s *shares) crowded() bool {
 	return s.taken > s.all/2
 }
 
-// complainEvery is how often one kind of refusal is logged.
-const complainEvery = 10 * time.Second
+// refusalLogInterval is how often one kind of refusal is logged.
+const refusalLogInterval = 10 * time.Second
 
-// complaints logs refusals: the first of a kind, and then how many there were.
+// refusalLog logs refusals: the first of a kind, and then how many there were.
 // Names that were asked for are not written.
-type complaints struct {
+type refusalLog struct {
 	mu   sync.Mutex // guards what follows
-	kind map[tunnel.Reason]*complaint
+	kind map[tunnel.Reason]*refusalCount
 }
 
-type complaint struct {
+type refusalCount struct {
 	last  time.Time
 	count int // since last
 }
 
-func (c *complaints) add(log *slog.Logger, r *Result, now time.Time) {
+func (c *refusalLog) add(log *slog.Logger, r *Result, now time.Time) {
 	if log == nil {
 		return
 	}
 	c.mu.Lock()
 	if c.kind == nil {
-		c.kind = map[tunnel.Reason]*complaint{}
+		c.kind = map[tunnel.Reason]*refusalCount{}
 	}
 	k := c.kind[r.Reason]
 	if k == nil {
-		k = &complaint{}
+		k = &refusalCount{}
 		c.kind[r.Reason] = k
 	}
 	k.count++
 	count := k.count
-	due := k.last.IsZero() || now.Sub(k.last) >= complainEvery
+	due := k.last.IsZero() || now.Sub(k.last) >= refusalLogInterval
 	if due {
 		k.last, k.count = now, 0
 	}

@@ -129,7 +129,7 @@ func TestComplaints(t *testing.T) {
 		}
 	}
 	ask("Secret.example.com", 100)
-	c.add(complainEvery)
+	c.add(refusalLogInterval)
 	ask("secret.example.com", 1)
 	lines := strings.Split(strings.TrimSpace(buf.String()), "\n")
 	if len(lines) != 2 || !strings.Contains(lines[0], "reason=denied count=1 ") || !strings.Contains(lines[1], "count=100 ") {

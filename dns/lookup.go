@@ -18,27 +18,27 @@ const (
 	minTTL = time.Second // also of answers that say 0
 	maxTTL = time.Hour
 
-	// maxNegative bounds how long it is believed that a name does not exist:
-	// new names are asked for before they are there.
+	// maxNegative limits how long it is cached that a name does not exist: new names
+	// are asked for before they exist.
 	maxNegative = 10 * time.Second
 
-	// failureTTL is how long a failed lookup is not repeated. Callers that
-	// wait for it fail together, not one after the other.
+	// failureTTL is how long a failed lookup is not repeated. Callers that wait for it
+	// fail together, not one after the other.
 	failureTTL = time.Second
 
-	// An answer is served for a day after its time if its servers are gone,
-	// and they are asked again every 5 seconds.
+	// A stale answer is served for a day if its servers do not answer, and they are
+	// asked again every 5 seconds.
 	maxStale = 24 * time.Hour
 	staleTTL = 5 * time.Second
 
-	// otherTTL is for answers the standard library finds, and halfTTL for
-	// those of which one family is missing because its lookup failed.
+	// otherTTL is for answers of the standard library, and halfTTL for those of which
+	// one family is missing because its lookup failed.
 	otherTTL = 30 * time.Second
 	halfTTL  = 30 * time.Second
 
-	// grace is how long addresses of one family wait for those of the other:
-	// some servers never answer for AAAA.
-	grace = 300 * time.Millisecond
+	// familyGrace is how long addresses of one family wait for those of the other: some
+	// servers never answer for AAAA.
+	familyGrace = 300 * time.Millisecond
 
 	maxEntries = 10_000 // names in the cache
 	maxAddrs   = 64     // of one name and family
@@ -72,12 +72,12 @@ type Resolver struct {
 	hosts cached[map[string][]netip.Addr]
 }
 
-// An entry is what is known of a name.
+// An entry is the cached answer for a name.
 type entry struct {
 	addrs   []netip.Addr
 	err     error         // a *net.DNSError where there are no addrs
-	expires time.Time     // then it is asked for again
-	stale   time.Time     // then addrs are not even served for want of better
+	expires time.Time     // then the servers are asked again
+	stale   time.Time     // until then addrs may be served stale
 	flight  chan struct{} // closed at the end of the lookup under way; nil if there is none
 }
 
@@ -89,8 +89,8 @@ func (r *Resolver) Lookup(ctx context.Context, host string) ([]netip.Addr, error
 	return addrs, err
 }
 
-// LookupTTL is Lookup that tells how long the addresses are good for: up to
-// an hour, and 5 seconds for those that are served for want of better.
+// LookupTTL is Lookup that also returns how long the addresses are good for: up to an
+// hour, and 5 seconds for stale ones.
 func (r *Resolver) LookupTTL(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error) {
 	addrs, until, err := r.lookup(ctx, host)
 	if err != nil {
@@ -104,8 +104,8 @@ func (r *Resolver) LookupTTL(ctx context.Context, host string) (addrs []netip.Ad
 	return addrs, ttl, nil
 }
 
-// lookup is Lookup that tells when addresses are to be asked for again; zero
-// for those that nobody is asked for.
+// lookup is Lookup that also returns when the addresses expire; the zero time stands
+// for never.
 func (r *Resolver) lookup(ctx context.Context, host string) ([]netip.Addr, time.Time, error) {
 	var always time.Time
 	if a, err := netip.ParseAddr(host); err == nil {
@@ -145,9 +145,9 @@ func (r *Resolver) clock() time.Time {
 	return time.Now()
 }
 
-// fromCache returns what is known of name, or asks. The first caller asks, by
-// its own context; others wait for it, unless there is an old answer. If the
-// first one gives up the next one asks.
+// fromCache returns the cached answer for name, or asks. The first caller asks, with
+// its own context; others wait for it, unless there is a stale answer. If the first
+// one gives up, the next one asks.
 func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]netip.Addr, time.Time, error) {
 	for {
 		now := r.clock()
@@ -180,10 +180,9 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 	}
 }
 
-// refresh asks for name and puts the answer into e, whose flight is the
-// caller's.
+// refresh asks for name and puts the answer into e, whose flight is the caller's.
 func (r *Resolver) refresh(ctx context.Context, conf *config, name string, e *entry) ([]netip.Addr, time.Time, error) {
-	defer func() { // also if the lookup panics, or all others wait for ever
+	defer func() { // also after a panic, or all others would wait for ever
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		close(e.flight)
@@ -239,7 +238,7 @@ func (r *Resolver) insert(name string, now time.Time) *entry {
 	return e
 }
 
-// contextError is the error of a caller who could not wait.
+// contextError returns the error of a caller whose context has ended.
 func contextError(ctx context.Context, name string) error {
 	err := ctx.Err()
 	return &net.DNSError{Err: err.Error(), UnwrapErr: err, Name: name, IsTimeout: errors.Is(err, context.DeadlineExceeded)}

@@ -190,7 +190,7 @@ func TestOneFamilyIsSilent(t *testing.T) {
 	start := time.Now()
 	expect(t, r, "a.test", "192.0.2.1")
 	if took := time.Since(start); took > 1500*time.Millisecond {
-		t.Errorf("took %v, want about %v", took, grace)
+		t.Errorf("took %v, want about %v", took, familyGrace)
 	}
 	s.do(nil)
 	c.add(halfTTL)

@@ -85,7 +85,7 @@ func TestPanics(t *testing.T) {
 	}{
 		{name: "in the table", ask: "panic.mesh.internal"},
 		{name: "in the lookup of a target", ask: "one.mesh.internal", lookup: func(context.Context, string) ([]netip.Addr, time.Duration, error) { panic("planned") }},
-		{name: "in a flight", ask: "a.test", forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, now: brokenBelow("settle")}},
+		{name: "in a flight", ask: "a.test", forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, now: brokenBelow("runFlight")}},
 		{name: "in a question to a server", ask: "a.zone.test", forward: &Forwarder{
 			Upstreams: []Upstream{{Addr: up.addr}}, Zones: map[string][]Upstream{"zone.test": {{Addr: ln.Addr().String(), TLS: handshake}}}}},
 		{name: "after the answer of others", ask: "a.test", forward: &Forwarder{Upstreams: []Upstream{{Addr: up.addr}}, now: brokenBelow("finish(")}},

@@ -108,14 +108,14 @@ type Server struct {
 	unproven  shares // those that wait for Targets and came by UDP
 	conns     shares
 	webConns  shares
-	complain  complaints
+	refusals  refusalLog
 	exchanges sync.Pool
 
 	mu      sync.Mutex // guards what follows
 	closing bool
 	stops   map[*stopper]struct{}
-	lookups map[string]*finding // under way, by host
-	wg      sync.WaitGroup      // of stops
+	lookups map[string]*hostLookup // under way, by host
+	wg      sync.WaitGroup         // of stops
 }
 
 type sourceView struct {

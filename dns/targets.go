@@ -13,26 +13,26 @@ import (
 const (
 	maxTargets = 16 // of a name
 
-	// lookFor is how long a question waits for its targets: an answer comes
-	// within two seconds, whatever it is. Where some addresses are known, the
-	// rest is waited for as long as moreFor.
-	lookFor = 1800 * time.Millisecond
-	moreFor = 300 * time.Millisecond
+	// targetTimeout is how long a question waits for the lookup of its targets, so that
+	// every answer comes within two seconds. Where some addresses are known, the rest
+	// has moreTargetsTimeout.
+	targetTimeout      = 1800 * time.Millisecond
+	moreTargetsTimeout = 300 * time.Millisecond
 )
 
-// An aim is what is to be done about the targets of an answer.
-type aim uint8
+// A targetState says what remains to be done about the targets of an answer.
+type targetState uint8
 
 const (
-	aimed      aim = iota // nothing: there are none, or they were looked up
-	aimWaits              // they have to be looked up
-	aimRefused            // the same, and there is no place to wait in
-	aimFailed             // they have no address, nor has the table one
+	targetsReady   targetState = iota // there are none, or they were looked up
+	targetsPending                    // they have to be looked up
+	targetsRefused                    // they have to be looked up, and no slot to wait in is left
+	targetsFailed                     // neither they nor the table have an address
 )
 
-// A finding is the lookup of one target, for all who wait for it.
-type finding struct {
-	waiting []chan<- struct{} // each has room for what it is sent
+// A hostLookup is the lookup of one target, for all exchanges that wait for it.
+type hostLookup struct {
+	waiting []chan<- struct{} // each has a free buffer
 
 	// Set when it is over:
 	done  bool
@@ -41,8 +41,8 @@ type finding struct {
 	err   error
 }
 
-// resolve answers for the second time, when the targets were looked up. The
-// exchange has a place to wait in.
+// resolve looks up the targets and makes the answer again. The exchange has a slot to
+// wait in.
 func (x *exchange) resolve(ctx context.Context) {
 	table, zone := x.table, x.zone
 	x.found = x.s.lookUp(ctx, x.a.Targets, len(x.a.Addrs) > 0)
@@ -62,19 +62,18 @@ func (x *exchange) addresses(w *writer, owner string, ttl uint32) bool {
 	return x.writeAddrs(w, inAnswer, owner, addrs, six, ttl)
 }
 
-// merge returns the addresses of x.a with those of its targets, by rank, and
-// the shortest of their TTLs and ttl. In x.aim it leaves what is to be done
-// where it can't.
+// merge returns the addresses of x.a with those of its targets, by rank, and the
+// shortest of their TTLs and ttl. If it cannot, it sets x.targetState.
 func (x *exchange) merge(six bool, ttl uint32) ([]Addr, uint32) {
 	if x.found == nil {
 		switch {
-		case x.s.Lookup != nil && x.place(x.lookupPlaces()):
-			x.aim = aimWaits
+		case x.s.Lookup != nil && x.takeSlot(x.lookupSlots()):
+			x.targetState = targetsPending
 			return nil, 0
 		case len(x.a.Addrs) > 0: // better than nothing
 			return x.a.Addrs, ttl
 		case x.s.Lookup != nil:
-			x.aim = aimRefused
+			x.targetState = targetsRefused
 			return nil, 0
 		}
 	}
@@ -101,7 +100,7 @@ func (x *exchange) merge(six bool, ttl uint32) ([]Addr, uint32) {
 		}
 	}
 	if failed && len(x.a.Addrs) == 0 {
-		x.aim = aimFailed
+		x.targetState = targetsFailed
 		return nil, 0
 	}
 	if !slices.ContainsFunc(all, func(a Addr) bool { return a.Addr.IsValid() && a.Addr.Unmap().Is6() == six }) {
@@ -113,18 +112,17 @@ func (x *exchange) merge(six bool, ttl uint32) ([]Addr, uint32) {
 	return all, ttl
 }
 
-// lookupPlaces are those to wait for Targets in. Whoever asks by UDP may have
-// any address, and anybody may ask for the table's names: they have places of
-// their own, so that they do not take those of questions that are forwarded.
-func (x *exchange) lookupPlaces() *shares {
+// lookupSlots returns the slots to wait for Targets in. The address of a client by UDP
+// may be forged, and any client may ask for the table's names: such questions have
+// slots of their own, apart from those of forwarded questions.
+func (x *exchange) lookupSlots() *shares {
 	if x.viaUDP {
 		return &x.s.unproven
 	}
 	return &x.s.forwards
 }
 
-// distinct takes addresses out that are there before: two targets may be one
-// load balancer's.
+// distinct removes repeated addresses: two targets may be the same load balancer.
 func distinct(addrs []Addr) []Addr {
 	out := addrs[:0]
 	for _, a := range addrs {
@@ -135,11 +133,11 @@ func distinct(addrs []Addr) []Addr {
 	return out
 }
 
-// lookUp returns what is known of the targets when all are looked up, or when
-// it is time to answer. With some, or when something is known, that is soon.
-func (s *Server) lookUp(ctx context.Context, targets []Target, some bool) map[string]*finding {
+// lookUp returns the lookups of the targets that are done when all are, or when it is
+// time to answer: after moreTargetsTimeout with some, or once one has succeeded.
+func (s *Server) lookUp(ctx context.Context, targets []Target, some bool) map[string]*hostLookup {
 	targets = targets[:min(len(targets), maxTargets)]
-	found := make(map[string]*finding, len(targets))
+	found := make(map[string]*hostLookup, len(targets))
 	news := make(chan struct{}, len(targets))
 	s.mu.Lock()
 	for i := range targets {
@@ -149,14 +147,14 @@ func (s *Server) lookUp(ctx context.Context, targets []Target, some bool) map[st
 	}
 	s.mu.Unlock()
 
-	limit, more := time.NewTimer(lookFor), time.NewTimer(moreFor)
+	limit, more := time.NewTimer(targetTimeout), time.NewTimer(moreTargetsTimeout)
 	defer limit.Stop()
 	defer more.Stop()
 	late := more.C
 	if !some {
 		late = nil
 	}
-	known := map[string]*finding{}
+	known := map[string]*hostLookup{}
 	for waiting := true; waiting && len(known) < len(found); {
 		select {
 		case <-news:
@@ -184,14 +182,14 @@ func (s *Server) lookUp(ctx context.Context, targets []Target, some bool) map[st
 // join has news told of the lookup of host, which it begins if there is none.
 // A lookup outlives who began it: its cache is for others, too. It ends within
 // lookFor, or with Close. The caller holds mu.
-func (s *Server) join(ctx context.Context, host string, news chan<- struct{}) *finding {
+func (s *Server) join(ctx context.Context, host string, news chan<- struct{}) *hostLookup {
 	if l := s.lookups[host]; l != nil {
 		l.waiting = append(l.waiting, news)
 		return l
 	}
-	l := &finding{waiting: []chan<- struct{}{news}}
+	l := &hostLookup{waiting: []chan<- struct{}{news}}
 	if s.lookups == nil {
-		s.lookups = map[string]*finding{}
+		s.lookups = map[string]*hostLookup{}
 	}
 	if s.stops == nil {
 		s.stops = map[*stopper]struct{}{}
@@ -200,8 +198,8 @@ func (s *Server) join(ctx context.Context, host string, news chan<- struct{}) *f
 	if !s.closing {
 		ctx = context.WithoutCancel(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookFor)
-	k := &stopper{drain: func() {}, close: closers{cancel, nothing{}}}
+	ctx, cancel := context.WithTimeout(ctx, targetTimeout)
+	k := &stopper{drain: func() {}, close: closers{cancel, nopCloser{}}}
 	s.stops[k] = struct{}{}
 	s.wg.Add(1)
 	go func() {
@@ -219,7 +217,7 @@ func (s *Server) join(ctx context.Context, host string, news chan<- struct{}) *f
 	return l
 }
 
-// safeLookup is Lookup, whose panic is an error.
+// safeLookup calls Lookup and turns a panic into an error.
 func (s *Server) safeLookup(ctx context.Context, host string) (addrs []netip.Addr, ttl time.Duration, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -229,7 +227,7 @@ func (s *Server) safeLookup(ctx context.Context, host string) (addrs []netip.Add
 	return s.Lookup(ctx, host)
 }
 
-// nothing is closed.
-type nothing struct{}
+// A nopCloser does nothing on Close.
+type nopCloser struct{}
 
-func (nothing) Close() error { return nil }
+func (nopCloser) Close() error { return nil }

@@ -173,8 +173,8 @@ func TestDeadTargetsAreAnsweredInTime(t *testing.T) {
 	r.table.Store(gateways())
 	begun := time.Now()
 	r.expect(t, UDP, q("slow.mesh.internal", dns.TypeA), "SERVFAIL")
-	if took := time.Since(begun); took > 4*time.Second || took < lookFor {
-		t.Errorf("it took %v, want %v and a little", took, lookFor)
+	if took := time.Since(begun); took > 4*time.Second || took < targetTimeout {
+		t.Errorf("it took %v, want %v and a little", took, targetTimeout)
 	}
 }
 
@@ -183,8 +183,8 @@ func TestDeadTargetsAreAnsweredInTime(t *testing.T) {
 // any address, it is told to come by TCP, and the places are no others'.
 func TestTargetLimits(t *testing.T) {
 	for _, c := range []struct {
-		by                   Transport
-		byUDP, byTCP, atOnce string
+		by                    Transport
+		askUDP, byTCP, atOnce string
 	}{
 		{UDP, "NOERROR tc", "SERVFAIL", "NOERROR ra an: a.test. 60 IN A 192.0.2.1"},
 		{TCP, "SERVFAIL", "REFUSED", "REFUSED"},
@@ -208,8 +208,8 @@ func TestTargetLimits(t *testing.T) {
 				text, _, _ := strings.Cut(summary(r.ask(t, tr, q(name, dns.TypeA))), " ra")
 				return strings.Replace(text, "NOERROR aa tc", "NOERROR tc", 1)
 			}
-			if got := code(UDP, "dead.mesh.internal"); got != c.byUDP {
-				t.Errorf("by UDP: %s, want %s", got, c.byUDP)
+			if got := code(UDP, "dead.mesh.internal"); got != c.askUDP {
+				t.Errorf("by UDP: %s, want %s", got, c.askUDP)
 			}
 			if got := code(TCP, "dead.mesh.internal"); got != c.byTCP {
 				t.Errorf("by TCP: %s, want %s", got, c.byTCP)

@@ -89,7 +89,7 @@ func addrPort(a net.Addr) netip.AddrPort {
 // ended.
 func (s *Server) refusedConn(t Transport, from netip.AddrPort, view string, why tunnel.Reason) {
 	r := Result{Transport: t, From: from, View: view, Rcode: rcodeDrop, Reason: why}
-	s.complain.add(s.Log, &r, s.clock())
+	s.refusals.add(s.Log, &r, s.clock())
 	if s.Observe != nil {
 		s.Observe(&r)
 	}
@@ -208,7 +208,7 @@ func (st *stream) next(ctx context.Context, late *sync.WaitGroup, places chan st
 	select {
 	case places <- struct{}{}:
 	case <-ctx.Done():
-		x.leave()
+		x.releaseSlot()
 		return false
 	}
 	late.Go(func() {

@@ -18,25 +18,25 @@ import (
 
 const (
 	maxForgeries = 3 // answers to something else, and the question is asked by TCP
-	idleConns    = 4 // of an upstream by TLS
-	idleFor      = 10 * time.Second
+	maxIdleConns = 4 // of an upstream by TLS
+	idleTimeout  = 10 * time.Second
 )
 
 var (
-	errUnusable = errors.New("dns: an upstream's answer can't be used")
-	errForged   = errors.New("dns: answers that are not to the question")
-	errNobody   = errors.New("dns: no upstream is configured")
+	errUnusable   = errors.New("dns: an upstream's answer can't be used")
+	errForged     = errors.New("dns: answers that are not to the question")
+	errNoUpstream = errors.New("dns: no upstream is configured")
 )
 
-// An upstream is a resolver that is asked.
+// An upstream is an Upstream in use.
 type upstream struct {
 	addr string
 	tls  *tls.Config
 
-	mu      sync.Mutex // guards what follows
-	fails   int
-	downTil time.Time
-	idle    []idleConn // by TLS, the last used at the end
+	mu        sync.Mutex // guards what follows
+	fails     int
+	downUntil time.Time
+	idle      []idleConn // by TLS, the last used at the end
 }
 
 type idleConn struct {
@@ -44,41 +44,41 @@ type idleConn struct {
 	since time.Time
 }
 
-// down is 0 for an upstream that answers, or is due to be tried again, and
-// else the larger the longer it is not.
+// down returns how long the upstream is still asked last: 0 for one that answers, or
+// that may be tried again.
 func (u *upstream) down(now time.Time) time.Duration {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return max(u.downTil.Sub(now), 0)
+	return max(u.downUntil.Sub(now), 0)
 }
 
-// told notes whether a try was answered.
-func (u *upstream) told(err error, now time.Time) {
+// noteResult notes whether a try was answered.
+func (u *upstream) noteResult(err error, now time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if err == nil {
-		u.fails, u.downTil = 0, time.Time{}
+		u.fails, u.downUntil = 0, time.Time{}
 		return
 	}
-	u.downTil = now.Add(min(downAfter<<min(u.fails, 10), downMost))
+	u.downUntil = now.Add(min(minDown<<min(u.fails, 10), maxDown))
 	u.fails++
 }
 
 // race asks one upstream after the other, at most three times in all.
 func (f *Forwarder) race(ctx context.Context, ups []*upstream, q *query) (*dns.Msg, error) {
 	if len(ups) == 0 {
-		return nil, errNobody
+		return nil, errNoUpstream
 	}
-	return hedge(ctx, f.Log, stepAfter, func(ctx context.Context, i int) (*dns.Msg, error) {
+	return hedge(ctx, f.Log, hedgeInterval, func(ctx context.Context, i int) (*dns.Msg, error) {
 		u := ups[i%len(ups)]
 		begun := time.Now()
 		m, err := u.ask(ctx, q)
 		if err == nil && m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
 			err = fmt.Errorf("dns: %s answers %s", u.addr, rcodeWord(m.Rcode))
 		}
-		// To lose a race is no fault, but to be overtaken by one who began later is.
-		if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= stepAfter {
-			u.told(err, f.clock())
+		// A try that lost the race is no failure, unless a later one has overtaken it.
+		if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= hedgeInterval {
+			u.noteResult(err, f.clock())
 		}
 		return m, err
 	})
@@ -91,26 +91,26 @@ func rcodeWord(rcode int) string {
 	return fmt.Sprint(rcode)
 }
 
-// ask asks u once, by what can carry the answer.
+// ask asks u once: by TLS, or by UDP and then by TCP for what UDP cannot carry.
 func (u *upstream) ask(ctx context.Context, q *query) (*dns.Msg, error) {
 	if u.tls != nil {
-		return u.byTLS(ctx, q)
+		return u.askTLS(ctx, q)
 	}
-	m, err := u.byUDP(ctx, q)
+	m, err := u.askUDP(ctx, q)
 	if errors.Is(err, errForged) || err == nil && m.Truncated {
-		// What was cut short, or may be somebody's guesses.
+		// The answer was truncated, or may be forged.
 		c, end, err := dial(ctx, "tcp", u.addr)
 		if err != nil {
 			return nil, err
 		}
 		defer end()
-		return byStream(c, q)
+		return askStream(c, q)
 	}
 	return m, err
 }
 
-// outgoing makes the message for an upstream: an id from the system's random
-// source, and by each letter's case a bit more for who wants to guess it.
+// outgoing returns the message for an upstream, with its length in front. Its id is
+// random, and so is the case of each letter, which is one more bit to guess.
 func outgoing(q *query) []byte {
 	var random [2 + maxWire/8 + 1]byte
 	_, _ = rand.Read(random[:]) // it never fails: crypto/rand
@@ -138,16 +138,16 @@ func outgoing(q *query) []byte {
 	return b
 }
 
-// What a message is, seen from the question that went out.
+// The results of matchQuestion.
 const (
 	isAnswer = iota
 	isOther
 	isWrongCase
 )
 
-// fits compares the head of a message with that of the question out, both
-// without the length before them.
-func fits(b, out []byte, q *query) int {
+// matchQuestion compares the header and question of a message with those of out, both
+// without the length in front.
+func matchQuestion(b, out []byte, q *query) int {
 	end := headerLen + len(q.raw)
 	switch {
 	case len(b) < end || b[0] != out[0] || b[1] != out[1] || b[2]&0xf8 != 0x80, // QR, opcode 0
@@ -162,9 +162,8 @@ func fits(b, out []byte, q *query) int {
 	return isOther
 }
 
-// restore puts the question of b into lower case. Upstreams write names as
-// pointers into it, owners and data alike, and the pattern of capitals was for
-// them only.
+// restore puts the question of b into lower case: names in the records of b point
+// into it, and the pattern of capitals was for the upstream only.
 func restore(b []byte, q *query) {
 	name := b[headerLen : headerLen+q.labels]
 	for i, c := range name {
@@ -174,7 +173,7 @@ func restore(b []byte, q *query) {
 	}
 }
 
-func (u *upstream) byUDP(ctx context.Context, q *query) (*dns.Msg, error) {
+func (u *upstream) askUDP(ctx context.Context, q *query) (*dns.Msg, error) {
 	c, end, err := dial(ctx, "udp", u.addr) // a port of its own, and other senders are not heard
 	if err != nil {
 		return nil, err
@@ -190,7 +189,7 @@ func (u *upstream) byUDP(ctx context.Context, q *query) (*dns.Msg, error) {
 		if err != nil {
 			return nil, err
 		}
-		switch fits(buf[:n], out, q) {
+		switch matchQuestion(buf[:n], out, q) {
 		case isAnswer:
 			restore(buf[:n], q)
 			m := new(dns.Msg)
@@ -209,9 +208,9 @@ func (u *upstream) byUDP(ctx context.Context, q *query) (*dns.Msg, error) {
 	}
 }
 
-// byStream asks by a connection on which nothing else is asked at the time.
-// Guessing is no use there, and so the case need not be kept.
-func byStream(c io.ReadWriter, q *query) (*dns.Msg, error) {
+// askStream asks on a connection without other questions under way. An answer there
+// cannot be forged by guessing, so the case need not match.
+func askStream(c io.ReadWriter, q *query) (*dns.Msg, error) {
 	out := outgoing(q)
 	if _, err := c.Write(out); err != nil {
 		return nil, err
@@ -224,7 +223,7 @@ func byStream(c io.ReadWriter, q *query) (*dns.Msg, error) {
 	if _, err := io.ReadFull(c, b); err != nil {
 		return nil, err
 	}
-	if fits(b, out[2:], q) == isOther {
+	if matchQuestion(b, out[2:], q) == isOther {
 		return nil, errForged
 	}
 	restore(b, q)
@@ -235,9 +234,9 @@ func byStream(c io.ReadWriter, q *query) (*dns.Msg, error) {
 	return m, nil
 }
 
-// byTLS asks by a connection that is idle, or a new one. An idle one that
-// has gone in the meantime is no failure.
-func (u *upstream) byTLS(ctx context.Context, q *query) (*dns.Msg, error) {
+// askTLS asks on an idle connection, or on a new one. An idle one that has ended
+// meanwhile is no failure.
+func (u *upstream) askTLS(ctx context.Context, q *query) (*dns.Msg, error) {
 	for {
 		c := u.takeIdle()
 		fresh := c == nil
@@ -255,7 +254,7 @@ func (u *upstream) byTLS(ctx context.Context, q *query) (*dns.Msg, error) {
 			c = tc
 		}
 		stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-		m, err := byStream(c, q)
+		m, err := askStream(c, q)
 		if err == nil && stop() {
 			u.putIdle(c)
 			return m, nil
@@ -274,7 +273,7 @@ func (u *upstream) takeIdle() net.Conn {
 	for n := len(u.idle); n > 0; n = len(u.idle) {
 		c := u.idle[n-1]
 		u.idle = u.idle[:n-1]
-		if time.Since(c.since) < idleFor {
+		if time.Since(c.since) < idleTimeout {
 			return c.Conn
 		}
 		_ = c.Close()
@@ -285,7 +284,7 @@ func (u *upstream) takeIdle() net.Conn {
 func (u *upstream) putIdle(c net.Conn) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if len(u.idle) >= idleConns {
+	if len(u.idle) >= maxIdleConns {
 		_ = u.idle[0].Close()
 		u.idle = append(u.idle[:0], u.idle[1:]...)
 	}

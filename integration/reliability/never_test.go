@@ -398,7 +398,7 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"admin/tunnels.go UTC":             "likewise",
 		"gateway/admin.go Unix":            "a timestamp in a metric",
 		"gateway/health.go UTC":            "since when something is so, to be shown in the status",
-		"dns/answer.go Unix":               "the SOA's serial number",
+		"dns/exchange.go Unix":             "the SOA's serial number",
 		"gateway/assignments.go Truncate":  "since when a service has its port or address, kept on disk for days",
 		"gateway/certificates.go Unix":     "when a certificate expires, in a metric: the wall clock's",
 		"gateway/certificates.go UTC":      "likewise, in the log",
