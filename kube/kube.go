@@ -1,6 +1,6 @@
-// Package kube composes what a process has to do with Kubernetes: where services
-// are found, which listeners Gateways ask for, and which of several replicas
-// writes what has become of them.
+// Package kube composes everything that concerns Kubernetes: the discovery of services, the
+// Gateways of Gateway API, multi-cluster services, and the election of the replica that writes
+// status.
 //
 //	k, err := kube.New(kube.Config{Cluster: "west", Discovery: &kube.Discovery{}, Log: log})
 //	...
@@ -9,7 +9,7 @@
 //	defer k.Start(ctx, g)()
 //	err = g.Run(ctx, nil)
 //
-// What client-go knows stays below this folder.
+// No package outside of this folder imports client-go.
 package kube
 
 import (
@@ -44,31 +44,31 @@ type Config struct {
 
 	Cluster    string        // the cluster's name, one label; needed by Discovery
 	Mesh       registry.Mesh // by which its services have names
-	Namespaces []string      // what is looked at; empty means the whole cluster
+	Namespaces []string      // that are watched; empty means all
 
-	Discovery    *Discovery  // nil means that services are not looked for
+	Discovery    *Discovery  // nil means that no services are discovered
 	GatewayAPI   *GatewayAPI // nil means that no Gateways are served
-	MultiCluster bool        // ServiceExports are taken up, and ServiceImports kept
+	MultiCluster bool        // ServiceExports are served, and ServiceImports written
 
-	Lease Object // among those who write; zero means that this process never does
+	Lease Object // of the replica that writes; zero means that this process never does
 
-	// State is where what each source says is kept for the next start: it is the
-	// beginning of paths of files. "" keeps nothing.
+	// State is the prefix of the paths of files in which the last snapshot of each source is kept
+	// for the next start. "" keeps nothing.
 	State string
 
 	Log *slog.Logger
 }
 
-// An Object is what a namespaced object is called.
+// An Object is the name of a namespaced object.
 type Object struct{ Namespace, Name string }
 
 // Discovery says which Services become services.
 type Discovery struct {
-	Network           string // that pods are in; "" means one that is called as the cluster
-	Declared          bool   // Network is told of elsewhere, with its gateways
+	Network           string // that pods are in; "" means one with the name of the cluster
+	Declared          bool   // Network is declared in the configuration file, with its gateways
 	Zone              string // that we are in; "" ignores topology hints
 	Prefer            string // "ipv4", "ipv6" or "both"; "" means each Service's first family
-	PodCIDRs          bool   // what Nodes have for their pods is of Network
+	PodCIDRs          bool   // the podCIDRs of Nodes belong to Network
 	GatewayNamespaces []string
 	Rules             discovery.Rules
 	ExportedTo        []string // networks that exports open a Service to, beside those of the clusters; "*" means everyone
@@ -85,30 +85,30 @@ type GatewayAPI struct {
 	InfrastructureKeys []string // of gatewayapi.Settings
 }
 
-// A Gateway opens the listeners that a Kube knows of.
+// A Gateway opens the listeners of the sources.
 type Gateway interface {
-	// ListenerErrors has the listeners that have been tried, by name: nil is
-	// open, and an error says why not.
+	// ListenerErrors returns the listeners that the gateway tried to open, by name: nil is open, and
+	// an error says why not.
 	ListenerErrors() map[string]error
-	// ListenersChanged is sent to when that has changed.
+	// ListenersChanged receives when that has changed.
 	ListenersChanged() <-chan struct{}
 	// ClusterSetAddresses returns the addresses that a service of the cluster
 	// set has to itself.
 	ClusterSetAddresses(namespace, service string) []netip.Addr
-	// UseSecrets is told of the certificates of Secrets that Gateways show, whenever
-	// they change: from when, and until when, each is valid, by "NAMESPACE/NAME".
+	// UseSecrets is called with the periods of validity of the certificates of Secrets that Gateways
+	// use, by "NAMESPACE/NAME", whenever they change.
 	UseSecrets(map[string][2]time.Time)
 }
 
-// A Kube is what a process has to do with Kubernetes. A nil Kube is nothing.
+// A Kube holds all sources and controllers of Kubernetes. A nil *Kube has none.
 type Kube struct {
 	cfg     Config
 	rest    *rest.Config
-	pulse   *client.Pulse               // of all that goes by rest
-	alive   func(context.Context) error // asks whether the API server is there
+	pulse   *client.Pulse               // of all requests by rest
+	alive   func(context.Context) error // probes the API server
 	core    kubernetes.Interface
 	defs    *watch.Definitions // of the cluster's kinds
-	self    string             // what this replica is called
+	self    string             // the name of this replica
 	leads   atomic.Bool        // this replica writes
 	holder  atomic.Pointer[string]
 	denied  atomic.Pointer[string] // why it can't; "" or nil if it may
@@ -119,7 +119,7 @@ type Kube struct {
 	set     *clusterSet         // nil for none
 }
 
-// New makes a Kube. It makes no request yet.
+// New makes a Kube. It sends no request yet.
 func New(cfg Config) (*Kube, error) {
 	c, err := (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST()
 	if err != nil {
@@ -128,7 +128,7 @@ func New(cfg Config) (*Kube, error) {
 	return newOf(cfg, c)
 }
 
-// newOf is New of an API server.
+// newOf is New with the configuration of its clients.
 func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -169,7 +169,7 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 	return k, nil
 }
 
-// Sources returns what is to be run with a registry.
+// Sources returns the sources of the registry.
 func (k *Kube) Sources() []registry.Source {
 	if k == nil {
 		return nil
@@ -254,8 +254,8 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	return nil
 }
 
-// add adds a source, which is told settings, and what it says by those names is
-// kept under a name of its own.
+// add adds a source. Its last snapshots by those names are kept under name, with the settings that
+// they depend on.
 func (k *Kube) add(src registry.Source, name, settings string, names func() []string) {
 	if k.cfg.State != "" {
 		src = &kept.Source{Source: src, Path: k.cfg.State + "." + name, Settings: k.common() + settings, Names: names, Log: k.cfg.Log}
@@ -263,12 +263,12 @@ func (k *Kube) add(src registry.Source, name, settings string, names func() []st
 	k.sources = append(k.sources, src)
 }
 
-// common are the settings that all sources have.
+// common returns the settings that all sources depend on.
 func (k *Kube) common() string {
 	return fmt.Sprintf("%q %q %q %t ", k.rest.Host, k.cfg.Cluster, k.cfg.Namespaces, k.cfg.MultiCluster)
 }
 
-// printed is what v points to: the address of it is another in each process.
+// printed formats what v points to, because its address differs in each process.
 func printed[T any](v *T) string { return fmt.Sprintf("%+v", *v) }
 
 // A plane is a Gateway as its controller sees it, which is made before it.
@@ -276,9 +276,9 @@ type plane struct{ Gateway }
 
 func (p *plane) Changed() <-chan struct{} { return p.ListenersChanged() }
 
-// Start begins what the sources don't do, and tells them which gateway they
-// feed. It comes before they run. When ctx is done another replica may write.
-// What Start returns ends the rest, and waits; it is for when the sources have ended.
+// Start starts everything but the sources, and gives those their gateway. It must be called before
+// they run. When ctx is done another replica may write. The function that Start returns stops the
+// rest and waits; it is to be called when the sources have ended.
 func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	if k == nil {
 		return func() {}
@@ -290,8 +290,8 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain serves, too
 	var running sync.WaitGroup
 	running.Go(func() {
-		// Who drains does not write: that may last for hours, in which the others
-		// know better what is served, and after an upgrade what to say of it.
+		// A draining replica does not write: draining may take hours, in which the others know
+		// better what is served, and after an upgrade how to report it.
 		if err := k.lead(serving); err != nil {
 			k.cfg.Log.Error("leader election failed; this replica will not write status", "err", err)
 		}
@@ -309,7 +309,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	}
 }
 
-// lead does what is left to one of several replicas, until ctx is done.
+// lead takes part in the election of the replica that writes, until ctx is done.
 func (k *Kube) lead(ctx context.Context) error {
 	if k.cfg.Lease == (Object{}) {
 		return nil

@@ -16,14 +16,12 @@ import (
 	"culvert.dev/kube/client"
 )
 
-// applied is the annotation that says which labels and annotations of a
-// ServiceAccount are a Gateway's: they go when the Gateway has them no more, and
-// all others stay.
+// applied is the annotation that lists which labels and annotations of a ServiceAccount come from
+// its Gateway: they are removed when the Gateway has them no longer, and all others stay.
 const applied = "culvert.dev/applied"
 
-// planAccount keeps a Gateway's ServiceAccount as it is to be. It is looked at
-// when the Gateway changes, or the replica that writes, and not watched: that
-// would take the right to read all of them.
+// planAccount plans the update of a Gateway's ServiceAccount. It is read when the Gateway or the
+// leader changes, and not watched: that would need the permission to read all ServiceAccounts.
 func (w *writer) planAccount(ts *[]task, gateway types.NamespacedName, want *corev1.ServiceAccount) {
 	state := fmt.Sprint(want.OwnerReferences[0].UID, want.Name, want.Labels, want.Annotations)
 	w.mu.Lock()
@@ -43,7 +41,7 @@ func (w *writer) planAccount(ts *[]task, gateway types.NamespacedName, want *cor
 	}})
 }
 
-// forgetAccounts drops what is known of those of Gateways that are gone.
+// forgetAccounts forgets the ServiceAccounts of Gateways that are gone.
 func (w *writer) forgetAccounts(res *Result) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -90,7 +88,7 @@ func (w *writer) writeAccount(ctx context.Context, want *corev1.ServiceAccount) 
 	return client.Asked("update", corev1.Resource("serviceaccounts"), err)
 }
 
-// keysOf are the keys of labels and annotations, in one line.
+// keysOf returns the keys of labels and annotations, in one line.
 func keysOf(a *corev1.ServiceAccount) string {
 	var ks []string
 	for k := range a.Labels {

@@ -90,11 +90,11 @@ func (t *translator) attachRoutes() {
 			})
 		}
 		if len(st.Parents) > 0 {
-			t.res.blame(r.key(), r.resolved)
+			t.res.addCause(r.key(), r.resolved)
 		}
 		if len(r.idle) > 0 && r.kind != httpRoute && r.kind != grpcRoute && acceptedBy(st.Parents) {
 			n := note{reasonNoEndpoints, truncate(strings.Join(r.idle, "; ") + ": connections to it are refused")}
-			if t.res.blameFor(r.key(), n) {
+			if t.res.addNoteCause(r.key(), n) {
 				t.res.Notes[r.key()] = append(t.res.Notes[r.key()], n)
 			}
 		}

@@ -26,7 +26,7 @@ import (
 	"culvert.dev/registry"
 )
 
-// A Plane is what opens the listeners of the table.
+// A Plane opens the listeners of the table.
 type Plane interface {
 	// ListenerErrors has the listeners that have been tried, by
 	// registry.Listener.Name: nil is open, and an error why it is not.
@@ -35,19 +35,19 @@ type Plane interface {
 	Changed() <-chan struct{}
 }
 
-// A Config is what a Controller needs. REST is all that it must have.
+// A Config has the settings of a Controller. Only REST is required.
 type Config struct {
 	Settings
 
 	REST        *rest.Config       // of the API server: see kube/client
-	Pulse       *client.Pulse      // that REST is wrapped by; nil makes one, which notices no API server that says nothing
-	Definitions *watch.Definitions // that tell when a CRD comes or changes; who makes it runs it. Nil: that is noticed within minutes
+	Pulse       *client.Pulse      // that REST is wrapped by; nil makes one, which sends no probes
+	Definitions *watch.Definitions // that report when a CRD changes; whoever makes them runs them. Nil: that is noticed within minutes
 
 	Source string // of the registry's; "" means "gateway-api"
 	Plane  Plane  // nil means that all listeners open at once
 
-	// UseSecrets is told of the certificates of Secrets that Gateways show, whenever they
-	// change: from when, and until when, each is valid, by "NAMESPACE/NAME". It may be nil.
+	// UseSecrets is called with the periods of validity of the certificates of Secrets that Gateways
+	// use, by "NAMESPACE/NAME", whenever they change. It may be nil.
 	UseSecrets func(map[string][2]time.Time)
 
 	Leads func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
@@ -66,7 +66,7 @@ type Controller struct {
 	unusable    atomic.Pointer[outage]     // nil while what it answers can be used
 }
 
-// New makes a Controller. It asks nothing of the API server yet.
+// New makes a Controller. It sends no request yet.
 func New(cfg Config) (*Controller, error) {
 	c := &Controller{cfg: cfg, memo: newMemo(), pulse: cfg.Pulse}
 	if cfg.REST == nil {
@@ -107,15 +107,14 @@ func New(cfg Config) (*Controller, error) {
 	return c, nil
 }
 
-// How often the table is made anew.
+// Intervals and limits.
 const (
 	debounce          = 10 * time.Millisecond  // from the first change, for others that belong to it
 	translateInterval = 100 * time.Millisecond // from one time to the next
 	requestTimeout    = 10 * time.Second       // for one request
 )
 
-// Run is of registry.Source: it sends an Update at first and at each change, until ctx is
-// done.
+// Run implements registry.Source: it sends an Update at first and at each change, until ctx is done.
 func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) error {
 	log := c.cfg.Log
 	if log == nil {
@@ -173,7 +172,7 @@ func (r *run) source() string {
 	return "gateway-api"
 }
 
-// findVersion asks which version the CRDs are of. It is well to know, and not needed.
+// findVersion asks for the version of the CRDs, which is only reported.
 func (r *run) findVersion(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -183,7 +182,7 @@ func (r *run) findVersion(ctx context.Context) {
 	}
 }
 
-// loop makes the table whenever something has changed.
+// loop translates whenever something has changed.
 func (r *run) loop(ctx context.Context) error {
 	for !r.store.known() {
 		select {
@@ -240,8 +239,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// rebuild makes the table, sends it if it is another than before, and has status
-// written.
+// rebuild translates, sends the snapshot if it has changed, and has status written.
 func (r *run) rebuild(ctx context.Context) error {
 	if err := r.store.unusable(); err != nil {
 		return r.stale(ctx, err)
@@ -273,13 +271,12 @@ func (r *run) rebuild(ctx context.Context) error {
 	if !res.Until.IsZero() {
 		r.alarm = time.AfterFunc(time.Until(res.Until), r.dirty)
 	}
-	r.writer.want(res, w)
-	r.refusalLog.tell(append(suppressed(refusals(res), w.Plane), conflicting...), time.Now())
+	r.writer.setWanted(res, w)
+	r.refusalLog.update(append(suppressed(refusals(res), w.Plane), conflicting...), time.Now())
 	return nil
 }
 
-// publish sends a snapshot, unless it is as the last one was and nothing was said
-// against that.
+// publish sends a snapshot, unless it equals the last one and that was not reported as stale.
 func (r *run) publish(ctx context.Context, next *registry.Snapshot) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -298,8 +295,8 @@ func (r *run) publish(ctx context.Context, next *registry.Snapshot) error {
 	return r.send(ctx, registry.Update{Source: r.source(), Snapshot: *r.last})
 }
 
-// stale says, once, why nothing is made of what the API server says. What was sent
-// last stays in force, and status as it is.
+// stale reports once why the store cannot be used. The last snapshot stays in force, and status is
+// not written.
 func (r *run) stale(ctx context.Context, why error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -316,8 +313,8 @@ func (r *run) stale(ctx context.Context, why error) error {
 	return r.send(ctx, registry.Update{Source: r.source(), Err: why})
 }
 
-// confirm sends the last word again.
-func (r *run) confirm(ctx context.Context) error {
+// resend sends the last Update again.
+func (r *run) resend(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -344,7 +341,7 @@ func (r *run) reachable(ctx context.Context, err error) {
 	if err == nil {
 		r.unreachable.Store(nil)
 		r.log.Info("API server is reachable again")
-		_ = r.confirm(ctx) // ctx may be done
+		_ = r.resend(ctx) // ctx may be done
 		return
 	}
 	r.unreachable.Store(&outage{time.Now().UTC(), err})

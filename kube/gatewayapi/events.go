@@ -12,7 +12,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// A note is what an operator should hear of, beside the condition that says it.
+// A note is reported to operators, beside the condition that says it.
 type note struct{ reason, message string }
 
 // A finding is a condition that is False, on the way to a note.
@@ -23,8 +23,8 @@ type finding struct {
 	fresh        bool     // it was not there before
 }
 
-// tolds are the types of conditions that an operator hears of. Programmed is the last:
-// it repeats what the others say.
+// reportedConditions are the types of conditions that are reported to operators. Programmed is the
+// last: it repeats what the others say.
 var reportedConditions = []string{"Accepted", "ResolvedRefs", "SupportedVersion", "Programmed"}
 
 // derived are reasons that only sum up what the listeners of an object say.
@@ -50,8 +50,8 @@ func find(all []finding, listener string, before, after []metav1.Condition) []fi
 	return all
 }
 
-// notes are what is fresh of the findings of one object: of those that say the same, or
-// repeat what another one says, only one. A cause is told once.
+// notes returns what is new among the findings of one object: of those that say the same, or repeat
+// what another one says, only one.
 func notes(all []finding) (ns []note) {
 	for i := range all {
 		f := &all[i]
@@ -86,15 +86,15 @@ func notes(all []finding) (ns []note) {
 	return ns
 }
 
-// repeats reports whether f is told of with o, if they say the same.
+// repeats reports whether f is reported with o, if they say the same.
 func (o *finding) repeats(f *finding) bool {
 	return len(o.listeners) == 0 || len(f.listeners) > 0
 }
 
-// notesOf are refusals that are in after and were not in before.
+// notesOf returns the refusals that are in after and were not in before.
 func notesOf(before, after []metav1.Condition) []note { return notes(find(nil, "", before, after)) }
 
-// notesOfOwner are those of an object with listeners.
+// notesOfOwner is notesOf for an object with listeners.
 func notesOfOwner[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](before, after []metav1.Condition, listenersBefore, listenersAfter []L) []note {
 	var all []finding
 	for _, f := range find(nil, "", before, after) {
@@ -122,7 +122,7 @@ func (w *writer) note(ctx context.Context, o metav1.Object, notes []note) {
 	}
 	ref := corev1.ObjectReference{APIVersion: gwv1.GroupVersion.String(), Kind: kindOf(o), Namespace: o.GetNamespace(), Name: o.GetName(), UID: o.GetUID()}
 	for _, n := range notes {
-		if err := w.events.Warn(ctx, ref, n.reason, n.message, w.part(namespace)); apierrors.IsForbidden(err) {
+		if err := w.events.Warn(ctx, ref, n.reason, n.message, w.scope(namespace)); apierrors.IsForbidden(err) {
 			return
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// A Refusal is a condition that is worth an operator's eye.
+// A Refusal is a condition that an operator should know of.
 type Refusal struct {
 	Object  string `json:"object"` // "TLSRoute shop/db", "GatewayClass edge"
 	Reason  string `json:"reason"`
@@ -21,7 +21,7 @@ type Refusal struct {
 	Others  int    `json:"others,omitempty"` // routes of the kind and namespace that it is refused for, too
 }
 
-// refusals are all that res refuses, by object, and none of them twice.
+// refusals returns everything that res refuses, sorted by object, without duplicates.
 func refusals(res *Result) []Refusal {
 	var all []Refusal
 	say := func(kind string, o types.NamespacedName, ns []note) {
@@ -74,8 +74,8 @@ func refusals(res *Result) []Refusal {
 	return slices.Compact(all)
 }
 
-// unsaid are those of all that the data plane has not said in the log itself: why it
-// can't open a listener, and which certificates expire soon.
+// suppressed returns all but those that the data plane logs itself: why a listener cannot be opened,
+// and which certificates expire soon.
 func suppressed(all []Refusal, plane map[string]error) []Refusal {
 	return slices.DeleteFunc(all, func(r Refusal) bool {
 		if r.Reason == reasonCertificateExpiresSoon {
@@ -93,29 +93,29 @@ func suppressed(all []Refusal, plane map[string]error) []Refusal {
 	})
 }
 
-// A causeKey is what routes of a kind and namespace are refused for, a backend that
+// A causeKey is a reason for which routes of one kind and namespace are refused: a backend that
 // several of them have in common.
 type causeKey struct {
 	kind, namespace string
 	note            note
 }
 
-// A cause is told at the first route that has it, and at no others.
+// A cause is reported at the first route that has it, and at no others.
 type cause struct {
 	first  RouteKey
 	others int
 }
 
-// blame remembers what the backends of a route are refused for.
-func (res *Result) blame(k RouteKey, resolved metav1.Condition) {
+// addCause records what the backends of a route are refused for.
+func (res *Result) addCause(k RouteKey, resolved metav1.Condition) {
 	if resolved.Status != metav1.ConditionFalse {
 		return
 	}
-	res.blameFor(k, note{resolved.Reason, resolved.Type + ": " + resolved.Message})
+	res.addNoteCause(k, note{resolved.Reason, resolved.Type + ": " + resolved.Message})
 }
 
-// blameFor does so with any note, and reports whether the route is the first that has it.
-func (res *Result) blameFor(k RouteKey, n note) bool {
+// addNoteCause does so with any note, and reports whether the route is the first that has it.
+func (res *Result) addNoteCause(k RouteKey, n note) bool {
 	of := causeKey{k.Kind, k.Namespace, n}
 	if c := res.Causes[of]; c != nil {
 		c.others++
@@ -129,8 +129,8 @@ func (res *Result) blameFor(k RouteKey, n note) bool {
 // condition: the reference is resolved.
 const reasonNoEndpoints = "NoEndpoints"
 
-// told returns a note of a route as it is told, and reports whether it is.
-func (res *Result) told(k RouteKey, n note) (note, bool) {
+// reported returns a note of a route as it is reported, and whether it is.
+func (res *Result) reported(k RouteKey, n note) (note, bool) {
 	c := res.Causes[causeKey{k.Kind, k.Namespace, n}]
 	switch {
 	case c == nil:
@@ -167,8 +167,8 @@ func newRefusalLog(log *slog.Logger) *refusalLog {
 	return &refusalLog{log: log, known: map[Refusal]time.Time{}, room: refusalBurst * refusalInterval}
 }
 
-// tell takes all that is refused now.
-func (t *refusalLog) tell(all []Refusal, now time.Time) {
+// update logs what is newly refused among all that is refused now.
+func (t *refusalLog) update(all []Refusal, now time.Time) {
 	if !t.last.IsZero() {
 		t.room = min(t.room+now.Sub(t.last), refusalBurst*refusalInterval)
 	}

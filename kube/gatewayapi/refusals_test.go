@@ -133,7 +133,7 @@ func allConditions(res *Result, object string) (cs []metav1.Condition) {
 // line; one that comes back later is told again.
 func TestTeller(t *testing.T) {
 	var out lockedBuffer
-	tell := newRefusalLog(slog.New(slog.NewTextHandler(&out, nil)))
+	log := newRefusalLog(slog.New(slog.NewTextHandler(&out, nil)))
 	now := time.Unix(0, 0)
 	lines := func(what string) int { return strings.Count(out.String(), what) }
 	var many []Refusal
@@ -141,7 +141,7 @@ func TestTeller(t *testing.T) {
 		many = append(many, Refusal{Object: fmt.Sprint("TLSRoute a/", i), Reason: "BackendNotFound", Message: "there is none"})
 	}
 	for range 100 {
-		tell.tell(many, now)
+		log.update(many, now)
 		now = now.Add(100 * time.Millisecond)
 	}
 	if n := lines("refused\" object"); n != refusalBurst {
@@ -153,20 +153,20 @@ func TestTeller(t *testing.T) {
 
 	one := []Refusal{{Object: "Gateway a/edge", Reason: "Invalid", Message: "flaps"}}
 	for i := range 600 { // a minute
-		tell.tell(one[:i%2], now)
+		log.update(one[:i%2], now)
 		now = now.Add(100 * time.Millisecond)
 	}
 	if n := lines("flaps"); n != 1 {
 		t.Errorf("got %d lines of what flaps, want one", n)
 	}
-	tell.tell(nil, now)
-	tell.tell(nil, now.Add(2*suppressedInterval))
-	tell.tell(one, now.Add(3*suppressedInterval))
+	log.update(nil, now)
+	log.update(nil, now.Add(2*suppressedInterval))
+	log.update(one, now.Add(3*suppressedInterval))
 	if n := lines("flaps"); n != 2 {
 		t.Errorf("got %d lines of what is there again, want two", n)
 	}
-	if len(tell.known) != 1 {
-		t.Errorf("it remembers %d, want the one that there is", len(tell.known))
+	if len(log.known) != 1 {
+		t.Errorf("it remembers %d, want the one that there is", len(log.known))
 	}
 }
 

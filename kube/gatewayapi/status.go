@@ -7,8 +7,8 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// Types of conditions that are ours to write. Others belong to others, and are
-// neither changed nor removed.
+// The types of conditions that culvert writes. Others belong to other controllers, and are neither
+// changed nor removed.
 var (
 	ownGateway  = []string{"Accepted", "Programmed", "ResolvedRefs", "InsecureFrontendValidationMode"}
 	ownListener = []string{"Accepted", "Programmed", "ResolvedRefs", "Conflicted", "OverlappingTLSConfig"}
@@ -24,10 +24,9 @@ const (
 	maxAncestors = 16
 )
 
-// mergeConditions returns have with want in it. A condition keeps its place and,
-// as long as its status is the same, the time of its last transition. One
-// that was written for a newer generation than we know of is left alone: somebody
-// knows more, and we will, too.
+// mergeConditions returns have with want merged in. A condition keeps its position and, as long as
+// its status is the same, the time of its last transition. One that was written for a newer
+// generation than ours is not changed: we shall see that generation, too.
 func mergeConditions(have, want []metav1.Condition, own []string, now metav1.Time) []metav1.Condition {
 	out := make([]metav1.Condition, 0, len(have)+len(want))
 	for _, h := range have {
@@ -90,7 +89,7 @@ func mergeSet(have, want gwv1.ListenerSetStatus, now metav1.Time) gwv1.ListenerS
 	return want
 }
 
-// mergeListeners returns want with what others say of the same listeners.
+// mergeListeners returns want with the conditions that others wrote of the same listeners.
 func mergeListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](have, want []L, now metav1.Time) (out []L) {
 	for _, l := range want {
 		l := gwv1.ListenerStatus(l)
@@ -100,7 +99,7 @@ func mergeListeners[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](have, want
 	return out
 }
 
-// conditionsOf are those of the listener of that name.
+// conditionsOf returns the conditions of the listener of that name.
 func conditionsOf[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](all []L, name gwv1.SectionName) []metav1.Condition {
 	for _, l := range all {
 		if l := gwv1.ListenerStatus(l); l.Name == name {
@@ -110,7 +109,7 @@ func conditionsOf[L gwv1.ListenerStatus | gwv1.ListenerEntryStatus](all []L, nam
 	return nil
 }
 
-// stamped gives a time to conditions that are new.
+// stamped sets the time of conditions that are new.
 func stamped(cs []metav1.Condition, now metav1.Time) []metav1.Condition {
 	cs = slices.Clone(cs)
 	for i := range cs {
@@ -121,7 +120,7 @@ func stamped(cs []metav1.Condition, now metav1.Time) []metav1.Condition {
 	return cs
 }
 
-// mergeParents keeps what others say of a route.
+// mergeParents keeps what others wrote of a route.
 func mergeParents(have []gwv1.RouteParentStatus, want RouteStatus, controller gwv1.GatewayController, home string, now metav1.Time) []gwv1.RouteParentStatus {
 	out := []gwv1.RouteParentStatus{}
 	done := make([]bool, len(want.Parents))
@@ -183,8 +182,8 @@ func identicalRefs(a, b *gwv1.ParentReference) bool {
 
 func equal[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// mergeAncestors keeps what others say of a policy. There is room for sixteen,
-// and who comes later has none.
+// mergeAncestors keeps what others wrote of a policy. The API permits sixteen entries; later ones
+// are dropped.
 func mergeAncestors(have, want []gwv1.PolicyAncestorStatus, controller gwv1.GatewayController, home string, now metav1.Time) []gwv1.PolicyAncestorStatus {
 	out := []gwv1.PolicyAncestorStatus{}
 	done := make([]bool, len(want))

@@ -21,10 +21,10 @@ import (
 	"culvert.dev/kube/watch"
 )
 
-// fieldManager is our name in managedFields.
+// fieldManager is the name of culvert in managedFields.
 const fieldManager = "culvert"
 
-// How writing goes on.
+// Limits and intervals of writing.
 const (
 	maxConcurrentWrites = 8                // objects that are written at a time
 	maxConflictRetries  = 5                // tries against others who write the same object
@@ -34,8 +34,8 @@ const (
 	minRound            = time.Second      // that what was begun goes on for, though there is something newer
 )
 
-// A writer brings the status of objects to what was last wanted. It writes what
-// differs and nothing else: a cluster at rest sees no request.
+// A writer updates the status of objects to what the last Result wants. It writes only what differs:
+// without changes it sends no requests.
 type writer struct {
 	clients
 	store           *store
@@ -64,8 +64,8 @@ func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
 	}
 }
 
-// want says what is to be written.
-func (w *writer) want(res *Result, inputs *Inputs) {
+// setWanted sets what is to be written.
+func (w *writer) setWanted(res *Result, inputs *Inputs) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.result, w.inputs = res, inputs
@@ -115,16 +115,15 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// A task writes one object. What it fails with knows what was asked: see
-// client.Asked.
+// A task writes one object. Its errors are made by client.Asked.
 type task struct {
 	resource string // of the object
 	name     types.NamespacedName
 	do       func(context.Context) error
 }
 
-// writeAll does tasks, several at once, and after a while only as long as there is
-// nothing newer to be written. It reports whether any failed in a way that is worth another try.
+// writeAll runs tasks, several at once. After minRound it starts no more if there is a newer Result.
+// It reports whether any failed in a way that is worth a retry.
 func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct{}) (failed bool) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -172,12 +171,12 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// complain says that something can't be written: for want of a right once for each
-// verb and resource, and otherwise for each object.
+// logError logs a failed write: a missing permission once for each verb and resource, and other
+// errors for each object.
 func (w *writer) logError(t task, err error) {
 	if text, ok := client.Denied("write", schema.GroupResource{Resource: t.resource}, err); ok {
 		// The answer names the object, of which there may be thousands.
-		if w.said.New(client.Question(err)+" "+w.part(t.name.Namespace), "denied") {
+		if w.said.New(client.Question(err)+" "+w.scope(t.name.Namespace), "denied") {
 			w.log.Warn("missing permission to write", "reason", text)
 		}
 		return
@@ -189,20 +188,20 @@ func (w *writer) logError(t task, err error) {
 	w.log.Warn("cannot write status; retrying", "kind", t.resource, "name", t.name.String(), "err", err)
 }
 
-// forgive has complain say anew what is denied of what has worked now.
+// clearErrors has logError log again what succeeded now and is denied later.
 func (w *writer) clearErrors(t task) {
 	group := gwv1.GroupName
 	if t.resource == "serviceaccounts" {
 		group = ""
 	}
 	for _, q := range [][2]string{{"get", t.resource}, {"create", t.resource}, {"update", t.resource}, {"update", t.resource + "/status"}} {
-		w.said.New(q[0]+" "+schema.GroupResource{Group: group, Resource: q[1]}.String()+" "+w.part(t.name.Namespace), "")
+		w.said.New(q[0]+" "+schema.GroupResource{Group: group, Resource: q[1]}.String()+" "+w.scope(t.name.Namespace), "")
 	}
 }
 
-// part is what rights are given for: a namespace, where only some are looked at,
-// or all together.
-func (w *writer) part(namespace string) string {
+// scope returns for what permissions are given: a namespace where only some are watched, and "" for
+// all otherwise.
+func (w *writer) scope(namespace string) string {
 	if len(w.cfg.Namespaces) == 0 {
 		return ""
 	}
@@ -221,7 +220,7 @@ type statusClient[T any] interface {
 	Get(context.Context, string, metav1.GetOptions) (T, error)
 }
 
-// A draft is what is written to one Result, as it is made.
+// A draft collects the tasks for one Result.
 type draft struct {
 	w          *writer
 	res        *Result
@@ -231,8 +230,8 @@ type draft struct {
 	later      time.Time // when there is something that waits now; zero is never
 }
 
-// plan adds the task that brings one object to what apply makes of it, if that
-// is another than what it is. want is all that apply depends on.
+// plan adds the task that updates one object to what apply makes of it, if that differs from what it
+// is. want is all that apply depends on.
 func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of func(namespace string) C, want any, apply func(T) (bool, []note)) {
 	if changed, _ := apply(have.DeepCopy()); !changed {
 		return
@@ -294,7 +293,7 @@ func planRoutes[T object[T], C statusClient[T]](d *draft, kind, resource string,
 	}
 }
 
-// route brings a route's status to what is wanted of it.
+// route updates a route's status to what is wanted.
 func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []note) {
 	was := *st
 	st.Parents = mergeParents(was.Parents, d.res.Routes[k], d.controller, k.Namespace, d.now)
@@ -313,20 +312,20 @@ func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []n
 			before = was.Parents[i].Conditions
 		}
 		for _, n := range notesOf(before, p.Conditions) {
-			if n, first := d.res.told(k, n); first && !slices.Contains(notes, n) {
+			if n, first := d.res.reported(k, n); first && !slices.Contains(notes, n) {
 				notes = append(notes, n)
 			}
 		}
 	}
 	changed = !equality.Semantic.DeepEqual(was, *st)
 	for _, n := range d.res.Notes[k] {
-		n, _ := d.res.told(k, n)
+		n, _ := d.res.reported(k, n)
 		notes = append(notes, n)
 	}
 	return changed, notes
 }
 
-// ancestors brings a policy's status to what is wanted of it.
+// ancestors updates a policy's status to what is wanted.
 func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note) {
 	was := o.Status
 	o.Status.Ancestors = mergeAncestors(was.Ancestors, d.res.Policies[key(o)], d.controller, o.Namespace, d.now)
@@ -344,7 +343,7 @@ func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note)
 	return !equality.Semantic.DeepEqual(was, o.Status), notesOf(ours(was.Ancestors), ours(o.Status.Ancestors))
 }
 
-// tasks are all that differs, and when there will be more of it: zero is never.
+// tasks returns one for each object that differs, and when there will be more; zero is never.
 func (w *writer) tasks(res *Result, inputs *Inputs) (all []task, later time.Time) {
 	w.statusConflicts.forget(time.Now())
 	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(inputs.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}

@@ -6,24 +6,20 @@
 //	defer remove()
 //	go c.Run(ctx)
 //
-// A ServiceExport makes the Service of its name part of the cluster set:
-// whoever discovers services is told so (OnExports), and they get the name
-// SERVICE.NAMESPACE.svc.clusterset.local there. Exports of one name in several
-// clusters are one service, as namespaces of one name are taken for one. Where
-// they differ the oldest export decides, and all of them are told by their
-// condition Conflict.
+// A ServiceExport makes the Service of its name part of the cluster set. OnExports reports it to
+// discovery, which gives the service the name SERVICE.NAMESPACE.svc.clusterset.local. Exports of
+// one name in several clusters are one service, because namespaces of one name are considered the
+// same. Where they differ the oldest export decides, and all of them get the condition Conflict.
 //
-// In every cluster that has the namespace there is a ServiceImport for each such
-// service, for as long as anybody exports it. Imports and conditions are
-// written by the one replica that leads. A ServiceImport without our label
-// belongs to somebody else, and is never touched; nor is a condition that is
-// none of Valid, Ready and Conflict.
+// For each such service there is a ServiceImport in every cluster that has the namespace, for as
+// long as a cluster exports it. The leading replica writes imports and conditions. A ServiceImport
+// without our label belongs to another controller and is never changed; nor is a condition other
+// than Valid, Ready and Conflict.
 //
-// A cluster that can't be reached exports what it did. While one has not been
-// seen since the start, or may not be, nothing is taken from services that it takes part in. Where
-// all objects of a kind vanish they stay until the API server confirms it: see kube/watch.
+// A cluster that cannot be reached exports what it did before. While a cluster has not been read
+// since the start, or may not be, nothing is removed from services that it takes part in. Where all
+// objects of a kind vanish they stay until the API server confirms it: see kube/watch.
 //
-// EndpointSlices are not made: it is DNS and the gateways that lead to services
-// of other clusters, and imports say that there are none. The labels and
-// annotations of a ServiceExport are not passed on.
+// No EndpointSlices are written: DNS and gateways lead to services of other clusters, and the
+// imports say that there are none. The labels and annotations of a ServiceExport are not copied.
 package mcs
