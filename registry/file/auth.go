@@ -110,22 +110,22 @@ func (d *decoder) readFiles(path string, data []byte) {
 		if auth == nil {
 			continue
 		}
-		if at.users {
+		if at.auth("users") != nil {
 			if why := writable(path); why != "" {
-				d.errorf(at.auth, "chmod go-w it, as it has credentials in it", "%q %s", path, why)
+				d.errorf(at.value("auth"), "chmod go-w it, as it has credentials in it", "%q %s", path, why)
 			}
-			d.warnFile(at.auth, path)
+			d.warnFile(at.value("auth"), path)
 		}
 		for _, f := range []struct {
 			node *yaml.Node
 			name *string
 			line func(to *Auth, line string, complain func(hint, msg string))
 		}{
-			{at.usersFile, &auth.UsersFile, func(to *Auth, line string, complain func(hint, msg string)) {
+			{at.auth("usersFile"), &auth.UsersFile, func(to *Auth, line string, complain func(hint, msg string)) {
 				name, hash, _ := strings.Cut(line, ":")
 				d.addUser(to, name, hash, complain)
 			}},
-			{at.tokensFile, &auth.TokensFile, addToken},
+			{at.auth("tokensFile"), &auth.TokensFile, addToken},
 		} {
 			if f.node == nil || *f.name == "" {
 				continue
@@ -147,12 +147,12 @@ func (d *decoder) readFiles(path string, data []byte) {
 			d.warnFile(f.node, *f.name)
 			d.lines(*f.name, content, func(line string, complain func(hint, msg string)) { f.line(auth, line, complain) })
 		}
-		d.warnCheap(at.auth, auth)
+		d.warnCheap(at.value("auth"), auth)
 		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens) == 0 {
-			d.errorf(at.auth, "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
+			d.errorf(at.value("auth"), "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
 		}
 		if len(d.errs) == 0 && len(auth.Users) == 0 && slices.Contains(d.cfg.Listeners[i].spoken(), "socks5") {
-			d.errorf(at.auth, "add users, or take socks5 from its protocols", "auth names no user: a SOCKS client has no token to show, and nobody would get in")
+			d.errorf(at.value("auth"), "add users, or take socks5 from its protocols", "auth names no user: a SOCKS client has no token to show, and nobody would get in")
 		}
 	}
 	all = append(all, d.readTLSFiles(path)...)

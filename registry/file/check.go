@@ -71,22 +71,22 @@ func (d *decoder) checkService(i int) {
 	case !has(at.node, "name") && !has(at.node, "names") && !has(at.node, "mesh"):
 		d.errorf(at.node, `add name: host.example.com, or "*.example.com"`, "a service needs a name")
 	}
-	if !has(at.node, "endpoints") && at.via != nil {
+	if !has(at.node, "endpoints") && at.value("via") != nil {
 		// The last gateway is asked for what this one was asked for.
 	} else if !has(at.node, "endpoints") {
 		d.errorf(at.node, `add endpoints: ["host:port"]`, "a service needs endpoints")
-	} else if n := at.endpointsKey; n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+	} else if n := at.value("endpoints"); n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, `list where it is served: ["host:port"]`, "endpoints is empty")
 	}
-	if at.via != nil && len(s.Endpoints) == 0 && at.ports == nil {
+	if at.value("via") != nil && len(s.Endpoints) == 0 && at.value("ports") == nil {
 		switch {
 		case d.carriesSNI():
-			d.errorf(at.via, "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+			d.errorf(at.value("via"), "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
 		case d.hasOwnPort(s):
-			d.errorf(at.via, "add ports to the service, or endpoints, or ownPort: false", "the service's own port names none to ask the next gateway for, and the service lists none")
+			d.errorf(at.value("via"), "add ports to the service, or endpoints, or ownPort: false", "the service's own port names none to ask the next gateway for, and the service lists none")
 		}
 	}
-	d.checkOwnPort(s, at.ownPort)
+	d.checkOwnPort(s, at.value("ownPort"))
 	d.checkVIP(s, at)
 	d.checkHealthCheck(s, at)
 	for j, name := range s.ExposedTo {
@@ -96,7 +96,7 @@ func (d *decoder) checkService(i int) {
 	if at.portless && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
 		// A TLS hello carries no port, and who connects to a service's own says
 		// nothing at all, so there would be none to dial.
-		d.errorf(at.endpointsKey, "add the port to the endpoint, or ports to the service", "an endpoint has no port and the service lists none")
+		d.errorf(at.value("endpoints"), "add the port to the endpoint, or ports to the service", "an endpoint has no port and the service lists none")
 	}
 }
 
@@ -142,14 +142,14 @@ func (d *decoder) checkClaims() {
 		for i := range d.cfg.Services {
 			registry.Yield(i)
 			s, at := d.cfg.Services[i], d.at.services[i]
-			if (at.node == nil) != before || at.ports != nil && len(s.Ports) == 0 {
+			if (at.node == nil) != before || at.value("ports") != nil && len(s.Ports) == 0 {
 				continue // not its turn; or the ports are wrong, so what it claims is not known
 			}
 			for j, p := range s.Names {
 				check(at.names[j], "name", p.String(), s.Ports, !before)
 			}
 			for _, name := range d.meshNames(s, at) {
-				check(at.id, "name", name, s.Ports, !before)
+				check(at.value("mesh"), "name", name, s.Ports, !before)
 			}
 			for j, a := range s.Addresses {
 				check(at.addresses[j], "address", a.String(), s.Ports, !before)
@@ -182,32 +182,32 @@ func (d *decoder) checkListeners() {
 	var table *registry.Table
 	for i := range d.cfg.Listeners {
 		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
-		take(l.Address, at.address)
+		take(l.Address, at.value("address"))
 		d.checkNetwork(l, at)
 		if slices.Contains(l.Protocols, "proxy") {
 			switch {
 			case len(l.Protocols) > 1:
-				d.errorf(at.protocols, "give it a listener of its own", "proxy has nothing to be told from the others by")
+				d.errorf(at.value("protocols"), "give it a listener of its own", "proxy has nothing to be told from the others by")
 			case l.Proxy == nil:
-				d.errorf(at.protocols, "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and nobody is trusted to send one")
+				d.errorf(at.value("protocols"), "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and nobody is trusted to send one")
 			}
 		}
 		d.checkTLS(l, at)
-		if at.service == nil {
-			if at.auth != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
-				d.errorf(at.auth, "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
+		if at.value("service") == nil {
+			if at.value("auth") != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
+				d.errorf(at.value("auth"), "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
 			for _, open := range []string{"sni", "quic"} {
-				if at.auth != nil && slices.Contains(l.Protocols, open) && slices.ContainsFunc(l.spoken(), hasCredentials) {
-					d.warnf(at.protocols, "leave it out, or give it a listener of its own", "%s asks for no credentials: whoever can connect reaches services by it, in spite of auth", open)
+				if at.value("auth") != nil && slices.Contains(l.Protocols, open) && slices.ContainsFunc(l.spoken(), hasCredentials) {
+					d.warnf(at.value("protocols"), "leave it out, or give it a listener of its own", "%s asks for no credentials: whoever can connect reaches services by it, in spite of auth", open)
 				}
 			}
-			if at.websocket != nil && !l.UDP() && !slices.Contains(l.spoken(), "websocket") {
-				d.errorf(at.websocket, "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
+			if at.value("websocket") != nil && !l.UDP() && !slices.Contains(l.spoken(), "websocket") {
+				d.errorf(at.value("websocket"), "add it to protocols: [sni, connect, websocket]", "websocket has no effect: it is not among the listener's protocols")
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.protocols, "refusal": at.refusal, "auth": at.auth, "websocket": at.websocket, "tls": at.tls.node} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.value("protocols"), "refusal": at.value("refusal"), "auth": at.value("auth"), "websocket": at.value("websocket"), "tls": at.tls.node} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
@@ -222,11 +222,11 @@ func (d *decoder) checkListeners() {
 		s, err := table.Find(req)
 		switch {
 		case err != nil:
-			d.errorf(at.service, "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.service.Value), strings.TrimPrefix(err.Error(), "registry: "))
+			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
 		case l.UDP() && len(s.Via) > 0:
-			d.errorf(at.service, "leave via out of the service, or listen at UDP where the service is", "service %q has via: the gateways on the way carry streams, and this listener is of UDP", clip(at.service.Value))
+			d.errorf(at.value("service"), "leave via out of the service, or listen at UDP where the service is", "service %q has via: the gateways on the way carry streams, and this listener is of UDP", clip(at.value("service").Value))
 		case l.UDP() && s.ProxyProtocol != 0:
-			d.errorf(at.service, "leave proxyProtocol out of the service", "service %q has proxyProtocol: its header is of streams, and this listener is of UDP", clip(at.service.Value))
+			d.errorf(at.value("service"), "leave proxyProtocol out of the service", "service %q has proxyProtocol: its header is of streams, and this listener is of UDP", clip(at.value("service").Value))
 		}
 	}
 	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
@@ -244,23 +244,23 @@ func (d *decoder) checkNetwork(l *Listener, at *listenerAt) {
 			if l.Address == "" {
 				hint = "give it a listener of its own"
 			}
-			d.errorf(at.protocols, hint, "quic is carried by UDP, and this listener is of TCP")
+			d.errorf(at.value("protocols"), hint, "quic is carried by UDP, and this listener is of TCP")
 		}
 		return
 	}
 	for _, p := range l.Protocols {
 		if p != "quic" {
-			d.errorf(at.protocols, "leave protocols out, or write [quic]", "%s is carried by TCP, and this listener is of UDP", p)
+			d.errorf(at.value("protocols"), "leave protocols out, or write [quic]", "%s is carried by TCP, and this listener is of UDP", p)
 		}
 	}
 	for _, key := range []struct {
 		name string
 		node *yaml.Node
-	}{{"auth", at.auth}, {"proxyProtocol", at.proxy}, {"websocket", at.websocket}} {
+	}{{"auth", at.value("auth")}, {"proxyProtocol", at.value("proxyProtocol")}, {"websocket", at.value("websocket")}} {
 		if key.name == "auth" && l.TLS != nil {
 			continue // of connect-h3
 		}
-		if key.node != nil && (at.service == nil || key.name == "proxyProtocol") { // else it is said below
+		if key.node != nil && (at.value("service") == nil || key.name == "proxyProtocol") { // else it is said below
 			d.errorf(key.node, "leave it out", "%s has no effect: this listener is of UDP", key.name)
 		}
 	}
@@ -271,7 +271,7 @@ func (d *decoder) checkLoops() {
 	var ours []place
 	for i, l := range d.cfg.Listeners {
 		if l.Address != "" && !l.UDP() { // endpoints may be of TCP, of UDP or of both
-			ours = append(ours, place{l.Address, d.at.listeners[i].address})
+			ours = append(ours, place{l.Address, d.at.listeners[i].value("address")})
 		}
 	}
 	if d.cfg.Admin != "" && !isSocket(d.cfg.Admin) {

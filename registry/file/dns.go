@@ -82,8 +82,7 @@ func defaultDNS() *DNS {
 
 // A dnsAt is where the file says what of DNS.
 type dnsAt struct {
-	node             *yaml.Node
-	pair             pairAt
+	mapping
 	listeners, views []*yaml.Node
 	vips             []*yaml.Node
 	zones            []*yaml.Node
@@ -111,7 +110,7 @@ var dnsFields = fieldsOf([]field[DNS]{
 		}
 	}},
 	{"tls", func(d *decoder, n *yaml.Node, _ *DNS) {
-		object(d, n, "tls", pairFields, &d.at.dns.pair)
+		object(d, n, "tls", pairFields, &KeyPair{})
 		d.need(n, "tls", "certificateFile")
 		d.need(n, "tls", "keyFile")
 	}},

@@ -22,7 +22,7 @@ func (d *decoder) checkDNS(taken []place) {
 		}
 		if l.Transport == "tls" || l.Transport == "https" {
 			secure = true
-			if valueOf(at.node, "tls") == nil {
+			if at.value("tls") == nil {
 				d.errorf(n, "add tls: {certificateFile: ..., keyFile: ...} to dns", "%s needs a certificate", l)
 			}
 		}
@@ -34,7 +34,7 @@ func (d *decoder) checkDNS(taken []place) {
 		}
 		taken = append(taken, place{l.place(), n})
 	}
-	if n := valueOf(at.node, "tls"); n != nil && !secure {
+	if n := at.value("tls"); n != nil && !secure {
 		d.errorf(n, "add tls://:853 or https://:443/dns-query to listen, or leave it out", "tls has no effect: nothing is listened to by TLS or HTTPS")
 	}
 	d.checkDNSViews(c)
@@ -49,7 +49,7 @@ func (d *decoder) checkDNS(taken []place) {
 		}
 	}
 	if c.Cache.MinTTL > c.Cache.MaxTTL {
-		d.errorf(valueOf(at.node, "cache"), "", "minTTL %v is longer than maxTTL %v", c.Cache.MinTTL, c.Cache.MaxTTL)
+		d.errorf(at.value("cache"), "", "minTTL %v is longer than maxTTL %v", c.Cache.MinTTL, c.Cache.MaxTTL)
 	}
 }
 
@@ -90,7 +90,7 @@ func (d *decoder) checkDNSForward(c *DNS) {
 		return
 	}
 	for _, key := range []string{"upstreams", "forward", "privateZones", "cache"} {
-		n := valueOf(at.node, key)
+		n := at.value(key)
 		if n == nil {
 			continue
 		}
@@ -135,10 +135,10 @@ func (c *Config) defaultZones() []string {
 // readDNSFiles reads the certificate and the key, and returns what they
 // contain.
 func (d *decoder) readDNSFiles(path string) (all [][]byte) {
-	if d.cfg.DNS == nil || valueOf(d.at.dns.node, "tls") == nil {
+	if d.cfg.DNS == nil || d.at.dns.value("tls") == nil {
 		return nil
 	}
-	d.cfg.DNS.Certificate, _ = d.pair(path, "dns", d.at.dns.pair, &all)
+	d.cfg.DNS.Certificate, _ = d.pair(path, "dns", mapping{d.at.dns.value("tls")}, &all)
 	return all
 }
 

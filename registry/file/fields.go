@@ -33,18 +33,23 @@ type networkAt struct {
 	transports []*yaml.Node // of each gateway; nil where it says nothing of them
 }
 
+// A mapping is the node of an object, in which checks find the values of its keys.
+type mapping struct{ node *yaml.Node }
+
+// value returns the value of a key, as valueOf does.
+func (m mapping) value(key string) *yaml.Node { return valueOf(m.node, key) }
+
 type listenerAt struct {
-	node, address, service, protocols, refusal, auth, proxy, websocket *yaml.Node
-	users                                                              bool // in the file itself
-	usersFile, tokensFile                                              *yaml.Node
-	tls                                                                tlsAt
+	mapping
+	tls tlsAt
 }
 
+// auth returns the value of a key in the listener's auth.
+func (at *listenerAt) auth(key string) *yaml.Node { return valueOf(at.value("auth"), key) }
+
 type serviceAt struct {
-	node, ports, endpointsKey, via     *yaml.Node
-	ownPort, id, exported, network     *yaml.Node
-	vip                                *yaml.Node
-	check                              *yaml.Node
+	mapping
+	network                            *yaml.Node // where it is a word
 	names, addresses, endpoints, views []*yaml.Node
 	portless                           bool // an endpoint has no port
 }
@@ -76,7 +81,7 @@ var configFields = []field[Config]{
 		d.list(n, "listeners", func(n *yaml.Node) {
 			i := len(c.Listeners)
 			c.Listeners = append(c.Listeners, Listener{Refusal: "alert"})
-			d.at.listeners = append(d.at.listeners, listenerAt{node: n})
+			d.at.listeners = append(d.at.listeners, listenerAt{mapping: mapping{n}})
 			object(d, n, "a listener", listenerFields, &c.Listeners[i])
 			d.need(n, "a listener", "address")
 		})
@@ -100,7 +105,7 @@ var configFields = []field[Config]{
 		d.list(n, "services", func(n *yaml.Node) {
 			s := &registry.Service{Exposed: true, Publish: true, Origin: d.origin(n.Line)}
 			c.Services = append(c.Services, s)
-			d.at.services = append(d.at.services, &serviceAt{node: n})
+			d.at.services = append(d.at.services, &serviceAt{mapping: mapping{n}})
 			object(d, n, "a service", serviceFields, s)
 		})
 		if c.Services == nil {
@@ -178,25 +183,19 @@ var networkFields = []field[registry.Network]{
 func (d *decoder) listener() *listenerAt { return &d.at.listeners[len(d.at.listeners)-1] }
 
 var listenerFields = []field[Listener]{
-	{"address", func(d *decoder, n *yaml.Node, to *Listener) {
-		d.listener().address = n
-		d.listenerAddress(n, &to.Address)
-	}},
+	{"address", func(d *decoder, n *yaml.Node, to *Listener) { d.listenerAddress(n, &to.Address) }},
 	{"protocols", func(d *decoder, n *yaml.Node, to *Listener) {
-		d.listener().protocols = n
 		d.protocols(n, Protocols, &to.Protocols)
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "leave the key out for sni and connect", "protocols is empty")
 		}
 	}},
 	{"refusal", func(d *decoder, n *yaml.Node, to *Listener) {
-		d.listener().refusal = n
 		if s, ok := d.word(n, "refusal", "alert", "close"); ok {
 			to.Refusal = s
 		}
 	}},
 	{"auth", func(d *decoder, n *yaml.Node, to *Listener) {
-		d.listener().auth = n
 		to.Auth = &Auth{}
 		object(d, n, "auth", authFields, to.Auth)
 		if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
@@ -204,18 +203,15 @@ var listenerFields = []field[Listener]{
 		}
 	}},
 	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *Listener) {
-		d.listener().proxy = n
 		to.Proxy = &Proxy{}
 		object(d, n, "proxyProtocol", proxyFields, to.Proxy)
 		d.need(n, "proxyProtocol", "from")
 	}},
 	{"tls", func(d *decoder, n *yaml.Node, to *Listener) { d.tls(n, to) }},
 	{"websocket", func(d *decoder, n *yaml.Node, to *Listener) {
-		d.listener().websocket = n
 		object(d, n, "websocket", websocketFields, &to.WebSocket)
 	}},
 	{"service", func(d *decoder, n *yaml.Node, to *Listener) {
-		d.listener().service = n
 		if s, ok := d.text(n, "service"); ok {
 			to.Service, to.Port = d.target(n, s)
 		}
@@ -224,15 +220,12 @@ var listenerFields = []field[Listener]{
 
 var authFields = []field[Auth]{
 	{"users", func(d *decoder, n *yaml.Node, to *Auth) {
-		d.listener().users = true
 		d.users(n, to)
 	}},
 	{"usersFile", func(d *decoder, n *yaml.Node, to *Auth) {
-		d.listener().usersFile = n
 		to.UsersFile, _ = d.text(n, "usersFile")
 	}},
 	{"tokensFile", func(d *decoder, n *yaml.Node, to *Auth) {
-		d.listener().tokensFile = n
 		to.TokensFile, _ = d.text(n, "tokensFile")
 	}},
 }
@@ -289,17 +282,13 @@ var serviceFields = []field[registry.Service]{
 		d.list(n, "names", func(n *yaml.Node) { d.serviceName(n, to) })
 	}},
 	{"ports", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.service().ports = n
 		d.list(n, "ports", func(n *yaml.Node) { d.port(n, to) })
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 			d.errorf(n, "list ports, or leave the key out for any port", "ports is empty")
 		}
 	}},
 	{"mesh", func(d *decoder, n *yaml.Node, to *registry.Service) { d.id(n, to) }},
-	{"exported", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.service().exported = n
-		d.boolean(n, "exported", &to.Exported)
-	}},
+	{"exported", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exported", &to.Exported) }},
 	{"headless", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "headless", &to.Headless) }},
 	{"alpn", func(d *decoder, n *yaml.Node, to *registry.Service) { d.alpn(n, to) }},
 	{"network", func(d *decoder, n *yaml.Node, to *registry.Service) {
@@ -308,14 +297,8 @@ var serviceFields = []field[registry.Service]{
 		}
 	}},
 	{"exposed", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exposed", &to.Exposed) }},
-	{"ownPort", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.service().ownPort = n
-		d.boolean(n, "ownPort", &to.Publish)
-	}},
-	{"vip", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.service().vip = n
-		d.boolean(n, "vip", &to.VIP)
-	}},
+	{"ownPort", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "ownPort", &to.Publish) }},
+	{"vip", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "vip", &to.VIP) }},
 	{"exposedTo", func(d *decoder, n *yaml.Node, to *registry.Service) {
 		d.list(n, "exposedTo", func(n *yaml.Node) {
 			if s, ok := d.text(n, "exposedTo"); ok {
@@ -337,7 +320,6 @@ var serviceFields = []field[registry.Service]{
 		})
 	}},
 	{"endpoints", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.service().endpointsKey = n
 		d.list(n, "endpoints", func(n *yaml.Node) { d.endpoint(n, to) })
 	}},
 	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *registry.Service) {
@@ -346,7 +328,6 @@ var serviceFields = []field[registry.Service]{
 		}
 	}},
 	{"check", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.service().check = n
 		d.healthCheck(n, &to.Check)
 	}},
 	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},

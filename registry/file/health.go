@@ -106,10 +106,10 @@ var checkFields = []field[registry.Check]{
 // checkHealthCheck finds a check that can't be made.
 func (d *decoder) checkHealthCheck(s *registry.Service, at *serviceAt) {
 	switch {
-	case at.check == nil || s.Check.Kind == "":
-	case at.via != nil:
-		d.errorf(at.check, "leave it out: the gateways there look after their endpoints", "check has no effect: the service is reached through other gateways")
+	case at.value("check") == nil || s.Check.Kind == "":
+	case at.value("via") != nil:
+		d.errorf(at.value("check"), "leave it out: the gateways there look after their endpoints", "check has no effect: the service is reached through other gateways")
 	case at.portless && len(s.Ports) == 0 && !d.carriesSNI() && !d.hasOwnPort(s): // for whom it is wrong anyway
-		d.errorf(at.check, "add the port to the endpoint, or ports to the service", "an endpoint has no port to check and the service lists none")
+		d.errorf(at.value("check"), "add the port to the endpoint, or ports to the service", "an endpoint has no port to check and the service lists none")
 	}
 }

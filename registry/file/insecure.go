@@ -78,8 +78,8 @@ func (d *decoder) checkInsecureServices() {
 		if at.node == nil { // it was read before
 			continue
 		}
-		if to, clear := registry.InsecureVia(s.Via); clear && at.via != nil {
-			d.warnInsecure(at.via, "use TLS there, or say insecure: true of that hop", fmt.Sprintf("gateway %q is asked for service %q without TLS", clip(to), clip(s.Name)), plain)
+		if to, clear := registry.InsecureVia(s.Via); clear && at.value("via") != nil {
+			d.warnInsecure(at.value("via"), "use TLS there, or say insecure: true of that hop", fmt.Sprintf("gateway %q is asked for service %q without TLS", clip(to), clip(s.Name)), plain)
 		}
 		for j := range s.Endpoints {
 			n := d.networkOf(&s.Endpoints[j], open)

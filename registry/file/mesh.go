@@ -106,7 +106,6 @@ var gatewayFields = []field[registry.Gateway]{
 
 // id reads what a service is called in its cluster.
 func (d *decoder) id(n *yaml.Node, to *registry.Service) {
-	d.service().id = n
 	object(d, n, "mesh", idFields, &to.ID)
 	d.need(n, "mesh", "service")
 }
@@ -280,14 +279,14 @@ func (d *decoder) checkMesh() {
 		if s.ID.Service == "" {
 			continue
 		}
-		if at.id != nil {
+		if at.value("mesh") != nil {
 			d.identify(s, at)
 		}
 		key := s.ID
 		if key.Namespace == "" {
 			key.Namespace = registry.DefaultNamespace
 		}
-		here := place{at.id, s.Origin}
+		here := place{at.value("mesh"), s.Origin}
 		other, twice := first[key]
 		if twice && here.node == nil {
 			here, other = other, here
@@ -326,7 +325,7 @@ func (d *decoder) identify(s *registry.Service, at *serviceAt) {
 		s.ID.Cluster = d.cfg.Cluster
 	}
 	if s.ID.Cluster == "" {
-		d.errorf(at.id, "add cluster to it, or to the whole configuration", "the service has a name in the mesh, and no cluster")
+		d.errorf(at.value("mesh"), "add cluster to it, or to the whole configuration", "the service has a name in the mesh, and no cluster")
 		return
 	}
 	if s.Name == "" {
@@ -346,8 +345,8 @@ func (d *decoder) meshNames(s *registry.Service, at *serviceAt) (names []string)
 	}
 	full, short, err := d.cfg.Mesh.Names(s.ID)
 	if err != nil {
-		if at.id != nil {
-			d.errorf(at.id, "shorten the zone, or one of the labels", "the name in the mesh: %v", err)
+		if at.value("mesh") != nil {
+			d.errorf(at.value("mesh"), "shorten the zone, or one of the labels", "the name in the mesh: %v", err)
 		}
 		return nil
 	}
@@ -360,8 +359,8 @@ func (d *decoder) meshNames(s *registry.Service, at *serviceAt) (names []string)
 
 // checkPlaces checks what a service says of networks, names and endpoints.
 func (d *decoder) checkPlaces(s *registry.Service, at *serviceAt) {
-	if at.exported != nil && s.Exported && s.ID.Service == "" {
-		d.errorf(at.exported, "add mesh: {service: ...}", "exported has no effect: the service has no name in the mesh")
+	if at.value("exported") != nil && s.Exported && s.ID.Service == "" {
+		d.errorf(at.value("exported"), "add mesh: {service: ...}", "exported has no effect: the service has no name in the mesh")
 	}
 	if at.network != nil {
 		d.knownNetwork(at.network, at.network.Value)

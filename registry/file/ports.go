@@ -106,7 +106,7 @@ func (d *decoder) checkServicePorts() {
 		}
 	}
 	for i, l := range d.cfg.Listeners {
-		check(l.Address, d.at.listeners[i].address)
+		check(l.Address, d.at.listeners[i].value("address"))
 	}
 	if d.cfg.DNS != nil {
 		for i, l := range d.cfg.DNS.Listeners {

@@ -80,35 +80,31 @@ func (l *Listener) spoken() []string { return append(slices.Clone(l.Outer()), l.
 
 // A tlsAt is where the file says what of a listener's TLS.
 type tlsAt struct {
-	node, protocols, clientCA, clients, domains *yaml.Node
-	names                                       []*yaml.Node // of TLS.Names
-	pairs                                       []pairAt
-	trusted                                     []string // what trustDomains lists
+	mapping
+	names   []*yaml.Node // of TLS.Names
+	pairs   []mapping    // with the files of a certificate and its key each
+	trusted []string     // what trustDomains lists
 }
-
-// A pairAt is where the file names the files of a key pair.
-type pairAt struct{ node, certificate, key *yaml.Node }
 
 func (d *decoder) tls(n *yaml.Node, to *Listener) {
 	to.TLS = &TLS{}
 	at := &d.listener().tls
 	at.node = n
-	at.pairs = []pairAt{{node: n}}
+	at.pairs = []mapping{{n}}
 	object(d, n, "tls", tlsFields, to.TLS)
 	d.need(n, "tls", "certificateFile")
 	d.need(n, "tls", "keyFile")
 }
 
 var tlsFields = []field[TLS]{
-	{"certificateFile", func(d *decoder, n *yaml.Node, _ *TLS) { d.listener().tls.pairs[0].certificate = n }},
-	{"keyFile", func(d *decoder, n *yaml.Node, _ *TLS) { d.listener().tls.pairs[0].key = n }},
+	{"certificateFile", readLater[TLS]},
+	{"keyFile", readLater[TLS]},
 	{"certificates", func(d *decoder, n *yaml.Node, _ *TLS) {
 		d.list(n, "certificates", func(n *yaml.Node) {
-			at := pairAt{node: n}
-			object(d, n, "a certificate", pairFields, &at)
+			object(d, n, "a certificate", pairFields, &KeyPair{})
 			d.need(n, "a certificate", "certificateFile")
 			d.need(n, "a certificate", "keyFile")
-			d.listener().tls.pairs = append(d.listener().tls.pairs, at)
+			d.listener().tls.pairs = append(d.listener().tls.pairs, mapping{n})
 		})
 	}},
 	{"names", func(d *decoder, n *yaml.Node, to *TLS) {
@@ -128,21 +124,17 @@ var tlsFields = []field[TLS]{
 		})
 	}},
 	{"protocols", func(d *decoder, n *yaml.Node, to *TLS) {
-		d.listener().tls.protocols = n
 		d.protocols(n, Inner, &to.Protocols)
 	}},
 	{"clientCAFile", func(d *decoder, n *yaml.Node, _ *TLS) {
-		d.listener().tls.clientCA = n
 		d.checkByDomain(n, "clientCAFile")
 	}},
 	{"clientCertificates", func(d *decoder, n *yaml.Node, to *TLS) {
-		d.listener().tls.clients = n
 		s, _ := d.word(n, "clientCertificates", "required", "optional")
 		to.Optional = s == "optional"
 	}},
 	{"trustDomains", func(d *decoder, n *yaml.Node, _ *TLS) {
 		at := &d.listener().tls
-		at.domains = n
 		d.list(n, "trustDomains", func(n *yaml.Node) {
 			if s, ok := d.text(n, "a trust domain"); ok && d.isTrustDomain(n, s) && !slices.Contains(at.trusted, s) {
 				at.trusted = append(at.trusted, s)
@@ -162,10 +154,13 @@ var tlsFields = []field[TLS]{
 	}},
 }
 
-var pairFields = []field[pairAt]{
-	{"certificateFile", func(_ *decoder, n *yaml.Node, to *pairAt) { to.certificate = n }},
-	{"keyFile", func(_ *decoder, n *yaml.Node, to *pairAt) { to.key = n }},
+var pairFields = []field[KeyPair]{
+	{"certificateFile", readLater[KeyPair]},
+	{"keyFile", readLater[KeyPair]},
 }
+
+// readLater is for keys that name files, which are read when all else is.
+func readLater[T any](*decoder, *yaml.Node, *T) {}
 
 // isTrustDomain complains where s is not one.
 func (d *decoder) isTrustDomain(n *yaml.Node, s string) bool {
@@ -227,13 +222,14 @@ func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 	if l.TLS == nil {
 		return
 	}
+	protocols, cas, domains := at.tls.value("protocols"), at.tls.value("clientCAFile"), at.tls.value("trustDomains")
 	switch has := func(s string) bool { return slices.Contains(l.TLS.Protocols, s) }; {
 	case slices.Contains(l.Protocols, "proxy"):
 		d.errorf(at.tls.node, "give it a listener of its own", "tls has no effect: with proxy, nothing is read from the client but its PROXY header")
 	case has("hbone") && has("connect-h2"):
-		d.errorf(at.tls.protocols, "give one of them a listener of its own", "hbone and connect-h2 begin alike, and can't be told apart")
-	case has("hbone") && (at.tls.clientCA == nil || l.TLS.Optional):
-		d.errorf(at.tls.protocols, "add clientCAFile, and leave clientCertificates out", "hbone needs to know who is calling, by a client certificate")
+		d.errorf(protocols, "give one of them a listener of its own", "hbone and connect-h2 begin alike, and can't be told apart")
+	case has("hbone") && (cas == nil || l.TLS.Optional):
+		d.errorf(protocols, "add clientCAFile, and leave clientCertificates out", "hbone needs to know who is calling, by a client certificate")
 	}
 	for _, p := range l.TLS.Protocols {
 		if (p == "connect-h3") != l.UDP() {
@@ -241,21 +237,21 @@ func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 			if l.UDP() {
 				network, other = other, network
 			}
-			d.errorf(at.tls.protocols, "leave it out", "%s is carried by %s, and this listener is of %s", p, other, network)
+			d.errorf(protocols, "leave it out", "%s is carried by %s, and this listener is of %s", p, other, network)
 		}
 	}
 	if l.UDP() && l.TLS.MinVersion == tls.VersionTLS12 {
 		d.errorf(at.tls.node, "leave minVersion out", "QUIC has no TLS before 1.3")
 	}
 	switch {
-	case at.tls.clientCA == nil || at.tls.domains == nil:
-	case at.tls.clientCA.Kind == yaml.MappingNode:
-		d.errorf(at.tls.domains, "leave it out", "trustDomains has no effect: clientCAFile names the trust domains")
+	case cas == nil || domains == nil:
+	case cas.Kind == yaml.MappingNode:
+		d.errorf(domains, "leave it out", "trustDomains has no effect: clientCAFile names the trust domains")
 	case len(at.tls.trusted) > 1:
-		d.errorf(at.tls.domains, byDomain("clientCAFile", at.tls.trusted), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
+		d.errorf(domains, byDomain("clientCAFile", at.tls.trusted), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
 	}
-	for key, n := range map[string]*yaml.Node{"clientCertificates": at.tls.clients, "trustDomains": at.tls.domains} {
-		if n != nil && at.tls.clientCA == nil {
+	for key, n := range map[string]*yaml.Node{"clientCertificates": at.tls.value("clientCertificates"), "trustDomains": domains} {
+		if n != nil && cas == nil {
 			d.errorf(n, "add clientCAFile", "%s has no effect: there is nothing to verify a client's certificate by", key)
 		}
 	}
@@ -275,11 +271,12 @@ func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 				to.Certificates = append(to.Certificates, pair)
 			}
 		}
-		if at.clientCA != nil && at.clientCA.Kind == yaml.MappingNode {
-			to.Trust = d.rootsByDomain(path, at.clientCA, "clientCAFile", &all)
+		cas := at.value("clientCAFile")
+		if cas != nil && cas.Kind == yaml.MappingNode {
+			to.Trust = d.rootsByDomain(path, cas, "clientCAFile", &all)
 			continue
 		}
-		to.ClientCA = d.roots(path, at.clientCA, "clientCAFile", &all)
+		to.ClientCA = d.roots(path, cas, "clientCAFile", &all)
 		if len(at.trusted) > 0 && to.ClientCA != "" {
 			to.ClientCA, to.Trust = "", map[string]string{at.trusted[0]: to.ClientCA}
 		}
@@ -326,7 +323,7 @@ func (d *decoder) checkNamesOf(l *TLS, at *tlsAt) {
 			}
 			if has = has || covers(c.Leaf, name); len(c.Leaf.DNSNames) > 0 {
 				some := c.Leaf.DNSNames[:min(len(c.Leaf.DNSNames), most)]
-				covered = append(covered, fmt.Sprintf("%s covers %s", clip(at.pairs[j].certificate.Value), strings.Join(some, ", ")))
+				covered = append(covered, fmt.Sprintf("%s covers %s", clip(at.pairs[j].value("certificateFile").Value), strings.Join(some, ", ")))
 			}
 		}
 		if !has && i < len(at.names) {
@@ -351,19 +348,19 @@ type Certificate struct {
 }
 
 // pair reads a certificate and its key.
-func (d *decoder) pair(path, usedBy string, at pairAt, all *[][]byte) (pair KeyPair, ok bool) {
-	pair.Certificate = string(d.content(path, at.certificate, "certificateFile", all))
-	pair.Key = registry.Secret(d.content(path, at.key, "keyFile", all))
-	d.warnReadable(path, at.key)
+func (d *decoder) pair(path, usedBy string, at mapping, all *[][]byte) (pair KeyPair, ok bool) {
+	pair.Certificate = string(d.content(path, at.value("certificateFile"), "certificateFile", all))
+	pair.Key = registry.Secret(d.content(path, at.value("keyFile"), "keyFile", all))
+	d.warnReadable(path, at.value("keyFile"))
 	if pair.Certificate == "" || pair.Key == "" {
 		return pair, false
 	}
 	x, err := pair.X509()
 	if err == nil && x.Leaf != nil {
-		d.cfg.Certificates = append(d.cfg.Certificates, Certificate{usedBy, at.certificate.Value, x.Leaf.NotAfter})
+		d.cfg.Certificates = append(d.cfg.Certificates, Certificate{usedBy, at.value("certificateFile").Value, x.Leaf.NotAfter})
 	}
 	if err != nil { // which quotes nothing of either file
-		d.errorf(at.certificate, "write PEM: the certificate and what it was signed by, and in keyFile its key", "certificate and key: %v", strings.TrimPrefix(err.Error(), "tls: "))
+		d.errorf(at.value("certificateFile"), "write PEM: the certificate and what it was signed by, and in keyFile its key", "certificate and key: %v", strings.TrimPrefix(err.Error(), "tls: "))
 	}
 	return pair, err == nil
 }

@@ -61,22 +61,19 @@ var websocketFields = []field[WebSocket]{
 
 // A hopAt is where the file names the files of a hop.
 type hopAt struct {
-	hop                 *registry.Hop
-	tokenFile, rootFile *yaml.Node
-	userFile            *yaml.Node
-	pair                pairAt
+	mapping
+	hop *registry.Hop
 }
 
 // via reads the gateways on the way to a service.
 func (d *decoder) via(n *yaml.Node, to *registry.Service) {
-	d.service().via = n
 	d.hops(n, &to.Via)
 }
 
 func (d *decoder) hops(n *yaml.Node, to *[]registry.Hop) {
 	first := len(d.at.hops)
 	d.list(n, "via", func(n *yaml.Node) {
-		d.at.hops = append(d.at.hops, hopAt{})
+		d.at.hops = append(d.at.hops, hopAt{mapping: mapping{n}})
 		*to = append(*to, registry.Hop{})
 		object(d, n, "a hop", hopFields, &(*to)[len(*to)-1])
 		d.checkHop(n)
@@ -249,14 +246,13 @@ var hopFields = []field[registry.Hop]{
 	}},
 	{"insecure", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "insecure", &to.Insecure) }},
 	{"http2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "http2", &to.HTTP2) }},
-	{"certificateFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.certificate = n }},
-	{"keyFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].pair.key = n }},
+	{"certificateFile", readLater[registry.Hop]},
+	{"keyFile", readLater[registry.Hop]},
 	{"peers", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "peers", &to.Peers) }},
 	{"behind", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "behind", &to.InnerPeers) }},
-	{"tokenFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].tokenFile = n }},
-	{"userFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) { d.at.hops[len(d.at.hops)-1].userFile = n }},
+	{"tokenFile", readLater[registry.Hop]},
+	{"userFile", readLater[registry.Hop]},
 	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) {
-		d.at.hops[len(d.at.hops)-1].rootFile = n
 		d.checkByDomain(n, "caFile")
 	}},
 }
@@ -295,26 +291,27 @@ func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(s
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for _, at := range d.at.hops {
 		hop := at.hop
-		if at.rootFile != nil && at.rootFile.Kind == yaml.MappingNode {
-			hop.Trust = d.rootsByDomain(path, at.rootFile, "caFile", &all)
+		if cas := at.value("caFile"); cas != nil && cas.Kind == yaml.MappingNode {
+			hop.Trust = d.rootsByDomain(path, cas, "caFile", &all)
 		} else {
-			hop.Roots = d.roots(path, at.rootFile, "caFile", &all)
+			hop.Roots = d.roots(path, cas, "caFile", &all)
 		}
-		if at.pair.certificate != nil && at.pair.key != nil {
-			pair, _ := d.pair(path, "via", at.pair, &all)
+		if at.value("certificateFile") != nil && at.value("keyFile") != nil {
+			pair, _ := d.pair(path, "via", at.mapping, &all)
 			hop.Certificate, hop.Key = pair.Certificate, pair.Key
 		}
-		if at.userFile != nil {
-			d.warnReadable(path, at.userFile)
-			hop.User, hop.Password = d.userOf(at.userFile, d.content(path, at.userFile, "userFile", &all))
+		if n := at.value("userFile"); n != nil {
+			d.warnReadable(path, n)
+			hop.User, hop.Password = d.userOf(n, d.content(path, n, "userFile", &all))
 		}
-		if at.tokenFile == nil {
+		n := at.value("tokenFile")
+		if n == nil {
 			continue
 		}
-		d.warnReadable(path, at.tokenFile)
-		token := strings.TrimSpace(string(d.content(path, at.tokenFile, "tokenFile", &all)))
+		d.warnReadable(path, n)
+		token := strings.TrimSpace(string(d.content(path, n, "tokenFile", &all)))
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			d.errorf(at.tokenFile, "put the one token into it and nothing else", "tokenFile has more than one word in it, or what no token has")
+			d.errorf(n, "put the one token into it and nothing else", "tokenFile has more than one word in it, or what no token has")
 			continue
 		}
 		hop.Token = registry.Secret(token)

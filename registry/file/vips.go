@@ -19,7 +19,7 @@ type VIPs struct {
 
 // vipsAt is where vips stand.
 type vipsAt struct {
-	node   *yaml.Node
+	mapping
 	ranges []*yaml.Node
 }
 
@@ -60,11 +60,11 @@ func (d *decoder) checkVIP(s *registry.Service, at *serviceAt) {
 	switch {
 	case !s.VIP:
 	case d.cfg.VIPs == nil:
-		d.errorf(at.vip, "add vips: {state: vips.json}, or leave it out", "vip has no effect: there are no vips")
+		d.errorf(at.value("vip"), "add vips: {state: vips.json}, or leave it out", "vip has no effect: there are no vips")
 	case !s.Exposed:
-		d.errorf(at.vip, "leave one of them out", "a service that is not exposed has no address of its own")
-	case len(s.Names) > 0 && !hasExactName(s) && at.id == nil:
-		d.errorf(at.vip, "add a name without *, or mesh, or leave it out", "a service of wildcards has no address of its own: nobody could tell which name is meant")
+		d.errorf(at.value("vip"), "leave one of them out", "a service that is not exposed has no address of its own")
+	case len(s.Names) > 0 && !hasExactName(s) && at.value("mesh") == nil:
+		d.errorf(at.value("vip"), "add a name without *, or mesh, or leave it out", "a service of wildcards has no address of its own: nobody could tell which name is meant")
 	}
 }
 
@@ -76,7 +76,7 @@ func (d *decoder) checkVIPs() {
 		return
 	}
 	if p := d.cfg.ServicePorts; p != nil && c.State != "" && d.beside(p.State) == d.beside(c.State) {
-		d.errorf(valueOf(at.node, "state"), "give each a file of its own", "servicePorts keep theirs in %q, too", clip(c.State))
+		d.errorf(at.value("state"), "give each a file of its own", "servicePorts keep theirs in %q, too", clip(c.State))
 	}
 	if !has(at.node, "ranges") {
 		if d.cfg.Cluster == "" {
@@ -120,7 +120,7 @@ func (d *decoder) checkVIPListeners(r netip.Prefix, n *yaml.Node) {
 		}
 	}
 	for i, l := range d.cfg.Listeners {
-		check(l.Address, d.at.listeners[i].address)
+		check(l.Address, d.at.listeners[i].value("address"))
 	}
 	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
 		check(d.cfg.Admin, d.at.admin)
