@@ -59,7 +59,6 @@ func Authenticate(ctx context.Context, a Authenticator, req *tunnel.Request, sen
 	if !Asks(a) {
 		return nil
 	}
-	tunnel.WillWait(ctx) // a password is hashed on purpose slowly
 	scheme, value, _ := strings.Cut(sent, " ")
 	peer, err := a.Authenticate(ctx, Credentials{strings.ToLower(scheme), strings.TrimLeft(value, " "), req.Source.Addr()})
 	switch refused := (*tunnel.Error)(nil); {

@@ -163,7 +163,6 @@ func (p *Pool[C]) reserve(ctx context.Context) (none C, err error) {
 	select {
 	case <-l.ready:
 	default:
-		tunnel.WillWait(ctx)
 		select {
 		case <-l.ready:
 		case <-ctx.Done():

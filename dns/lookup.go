@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"culvert.dev/tunnel"
 )
 
 const (
@@ -163,7 +161,6 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 		case e.flight == nil:
 			e.flight = make(chan struct{})
 			r.mu.Unlock()
-			tunnel.WillWait(ctx)
 			return r.refresh(ctx, conf, name, e)
 		case len(e.addrs) > 0 && now.Before(e.stale):
 			defer r.mu.Unlock()
@@ -171,7 +168,6 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 		}
 		flight := e.flight
 		r.mu.Unlock()
-		tunnel.WillWait(ctx)
 		select {
 		case <-flight:
 		case <-ctx.Done():

@@ -222,7 +222,6 @@ func (f *httpProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, _ tunnel.H
 		_ = c.Abort()
 		return tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTPS is not routed", c.Listener)
 	}
-	tunnel.WillWait(ctx)
 	const body = "This gateway routes no HTTP.\n"
 	c.CloseWithMessage(fmt.Appendf(nil, "HTTP/1.1 501 Not Implemented\r\nContent-Type: text/plain; charset=utf-8\r\n"+
 		"Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))

@@ -156,7 +156,6 @@ func reserveMemory(ctx context.Context) (held tunnel.BufferAccount, err error) {
 // c has been closed. The handshake counts in held until it is over.
 func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked tunnel.Name, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
 	defer held.Set(0)
-	tunnel.WillWait(ctx) // a signature takes a while, and so does the client
 	transport := &tlsTransport{Conn: c, left: MaxHandshake}
 	t := tls.Server(transport, r.config)
 	if err := t.HandshakeContext(ctx); err != nil {

@@ -110,12 +110,9 @@ func NoLocalPort(err error) bool {
 // is made by the first call of Done: a dial that is answered at once, as most
 // are, needs none. The time runs from now.
 func withLazyTimeout(ctx context.Context, now time.Time, d time.Duration) (context.Context, context.CancelFunc) {
-	if d == 0 {
-		return context.WithCancel(ctx)
-	}
-	deadline := now.Add(d)
-	if earlier, ok := ctx.Deadline(); ok && earlier.Before(deadline) {
-		deadline = earlier
+	deadline, limited := ctx.Deadline()
+	if end := now.Add(d); d != 0 && (!limited || end.Before(deadline)) {
+		deadline = end
 	}
 	c := &lazyTimeout{parent: ctx, deadline: deadline}
 	return c, c.cancel
@@ -124,7 +121,7 @@ func withLazyTimeout(ctx context.Context, now time.Time, d time.Duration) (conte
 // A lazyTimeout is a context with a deadline and, until it is needed, no timer.
 type lazyTimeout struct {
 	parent   context.Context
-	deadline time.Time
+	deadline time.Time // zero means none
 
 	mu       sync.Mutex
 	real     context.Context // nil until Done
@@ -132,13 +129,17 @@ type lazyTimeout struct {
 	canceled bool
 }
 
-func (c *lazyTimeout) Deadline() (time.Time, bool) { return c.deadline, true }
+func (c *lazyTimeout) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
 
 func (c *lazyTimeout) Done() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.real == nil {
-		c.real, c.end = context.WithDeadline(c.parent, c.deadline)
+		if c.deadline.IsZero() {
+			c.real, c.end = context.WithCancel(c.parent)
+		} else {
+			c.real, c.end = context.WithDeadline(c.parent, c.deadline)
+		}
 		if c.canceled {
 			c.end()
 		}
@@ -156,7 +157,7 @@ func (c *lazyTimeout) Err() error {
 		return context.Canceled
 	case c.parent.Err() != nil:
 		return c.parent.Err()
-	case !time.Now().Before(c.deadline): // whether or not the timer has run
+	case !c.deadline.IsZero() && !time.Now().Before(c.deadline): // whether or not the timer has run
 		return context.DeadlineExceeded
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -37,13 +38,16 @@ func (w *waiter) ServeConn(ctx context.Context, c *Conn, h Handler) error {
 	word, _, _ := bytes.Cut(c.Buffered(), []byte("\n"))
 	switch string(word) {
 	case "says so":
-		WillWait(ctx)
+		WillCompute(ctx)
 		<-w.release
-	case "says so in a child's name":
+	case "asks for Done":
+		ctx.Done()
+		<-w.release
+	case "asks a child for Done":
 		ctx, cancel := withLazyTimeout(ctx, time.Now(), time.Minute)
 		defer cancel()
-		WillWait(ctx)
-		WillWait(ctx)
+		ctx.Done()
+		ctx.Done()
 		<-w.release
 	case "says nothing":
 		<-w.release
@@ -65,7 +69,7 @@ func (w *waiter) ServeConn(ctx context.Context, c *Conn, h Handler) error {
 // TestLoopGoesOnWithoutTheOneThatWaits has one loop serve a connection that
 // waits, a tunnel, and others that must not wait for it.
 func TestLoopGoesOnWithoutTheOneThatWaits(t *testing.T) {
-	for _, way := range []string{"says so", "says so in a child's name", "says nothing", "reads", "panics", "panics on the loop"} {
+	for _, way := range []string{"says so", "asks for Done", "asks a child for Done", "says nothing", "reads", "panics", "panics on the loop"} {
 		t.Run(way, func(t *testing.T) {
 			loops := &Loops{Count: 1}
 			relay := &Relay{Loops: loops}
@@ -214,5 +218,60 @@ func TestLoopsAcceptOnceTheClientHasSpoken(t *testing.T) {
 func TestTunnelAtRestIsSmall(t *testing.T) {
 	if size := unsafe.Sizeof(socketTunnel{}); size > 352 {
 		t.Errorf("a flow has %d bytes, more than its size class", size)
+	}
+}
+
+// fixedRoute is a Resolver that knows one address.
+type fixedRoute netip.AddrPort
+
+func (r fixedRoute) Resolve(context.Context, *Request) (Route, error) {
+	return Route{Service: "svc", Endpoints: []Endpoint{{Addr: netip.AddrPort(r), Named: true}}}, nil
+}
+
+// TestRouterStaysOnTheLoop: from accept to the Relay no goroutine is started
+// where the preamble has come and the service accepts at once.
+func TestRouterStaysOnTheLoop(t *testing.T) {
+	service, err := Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close()
+	loops := &Loops{Count: 1}
+	defer loops.Close()
+	relay := &Relay{Loops: loops}
+	defer relay.Close()
+	router := &Router{Resolver: fixedRoute(service.Addr().(*net.TCPAddr).AddrPort()), Dialer: &NetDialer{}, Relay: relay}
+	srv := &Server{Loops: loops, Handler: router}
+	ln, err := Listen(t.Context(), "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(t.Context(), Listener{Listener: ln, Protocols: []Protocol{&waiter{}}}) }()
+	for range 20 {
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.WriteString(c, "tunnel\nhello"); err != nil {
+			t.Fatal(err)
+		}
+		s, err := service.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if got, err := io.ReadAll(io.LimitReader(s, 5)); string(got) != "hello" || err != nil {
+			t.Fatalf("the service read %q, %v, want hello", got, err)
+		}
+	}
+	if n := loops.started()[0].HandOffs(); n != 0 {
+		t.Errorf("the loop was handed to another goroutine %d times in 20 tunnels, want 0", n)
+	}
+	_ = srv.Close()
+	if err := <-served; err != ErrServerClosed {
+		t.Errorf("Serve returned %v", err)
 	}
 }

@@ -26,19 +26,19 @@ func (l *Loops) Close() error {
 	return nil
 }
 
-// Stalls returns how often somebody waited without WillWait and held up a
-// loop.
+// Stalls returns how often a connection held up a loop: it waited for something
+// else than its context, or computed for long without WillCompute.
 func (l *Loops) Stalls() uint64 { return l.stalls.Load() }
 
-// WillWait says that the caller, which serves the request or connection of
-// ctx, is about to wait or to compute for more than a moment. Whoever does so
-// in a Protocol, a Resolver, a Dialer or a policy calls it first: the event
-// loop that the caller may be running on goes on with another goroutine. It
+// WillCompute says that the caller, which serves the request or connection of
+// ctx, is about to compute for more than a moment, as a password's hash takes. The
+// event loop that the caller may be running on goes on with another goroutine. It
 // costs nothing to call it elsewhere, or again.
 //
-// A wait that nobody announced holds up the other connections of its loop for
-// a fifth of a second at most.
-func WillWait(ctx context.Context) {
+// What waits need not call it: whoever waits asks for the context's Done, reads
+// from the connection or dials by a NetDialer, and each of them does the same. A
+// loop that is held up all the same goes on after a fifth of a second at most.
+func WillCompute(ctx context.Context) {
 	if t := taskOf(ctx); t != nil {
 		t.HandOff()
 	}
@@ -58,6 +58,13 @@ type slotKey struct{}
 type slotContext struct {
 	context.Context
 	k *slot
+}
+
+// Done hands off the loop: only what is about to wait asks for it. What needs no
+// wait, as most of what serves a connection does, asks for Err at most.
+func (c *slotContext) Done() <-chan struct{} {
+	c.k.task.HandOff()
+	return c.Context.Done()
 }
 
 func (c *slotContext) Value(key any) any {

@@ -314,7 +314,6 @@ func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep End
 	case EndpointDialer:
 		c, err = d.DialEndpoint(ctx, ep)
 	default:
-		WillWait(ctx) // for the answer of a further hop
 		c, err = d.DialContext(ctx, "tcp", ep.Addr.String())
 	}
 	if err != nil {

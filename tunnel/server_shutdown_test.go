@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,17 +98,23 @@ func TestServerShutdownAtItsDeadline(t *testing.T) {
 		<-dialing
 		start := time.Now()
 		var wg sync.WaitGroup
+		var expired atomic.Int32
 		for _, after := range []time.Duration{time.Second, time.Second, 2 * time.Second} {
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(t.Context(), after)
 				defer cancel()
-				err := srv.Shutdown(ctx)
-				if after == time.Second && !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("shutdown: %v, want the context's error", err)
+				if err := srv.Shutdown(ctx); errors.Is(err, context.DeadlineExceeded) {
+					expired.Add(1)
+				} else if err != nil {
+					t.Errorf("shutdown: %v, want nil or the context's error", err)
 				}
 			})
 		}
 		wg.Wait()
+		// Of two at the same deadline, one may find that the other has closed all.
+		if n := expired.Load(); n < 1 || n > 2 {
+			t.Errorf("%d of three shutdowns met their deadline, want those of the first second", n)
+		}
 		if d := time.Since(start); d < time.Second || d > 1200*time.Millisecond {
 			t.Errorf("shutdown took %v, want a second", d)
 		}

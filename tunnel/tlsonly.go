@@ -28,7 +28,6 @@ func (r *Router) mustBeTLS(ctx context.Context, route *Route, ep Endpoint, clien
 			r.giveBack(l, isMultiplexed(server))
 		}
 	}()
-	WillWait(ctx)
 	first, err := beginsTLS(ctx, client)
 	if err != nil {
 		return nil, &Error{Reason: reasonOr(err, Insecure), Err: fmt.Errorf("%w; %w", err, why)}

@@ -80,7 +80,6 @@ func (k *client) extended(ctx context.Context) error {
 	select {
 	case <-k.settingsArrived:
 	default:
-		tunnel.WillWait(ctx)
 		select {
 		case <-k.settingsArrived:
 		case <-ctx.Done():
@@ -128,7 +127,6 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	c.writeHead(s.id, pseudo, fields, false)
 	c.mu.Unlock()
 
-	tunnel.WillWait(ctx)
 	limit := time.Now().Add(k.d.wait())
 	for interim := 0; ; interim++ {
 		got, err := s.answer(ctx, limit)

@@ -159,7 +159,6 @@ func (p *Protocol) idle() time.Duration {
 // closed. Where the client did something that ends a connection, the error
 // says what, whatever there was before.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) (err error) {
-	tunnel.WillWait(ctx)
 	s := &server{p: p, tc: c, handler: h}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

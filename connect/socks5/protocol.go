@@ -172,7 +172,6 @@ func (s *session) authenticate(ctx context.Context, verify func(ctx context.Cont
 			continue
 		}
 		came := time.Now()
-		tunnel.WillWait(ctx) // hashing is slow on purpose, and a wrong password is delayed
 		if err == nil {
 			s.discard(n)
 			wrong := errors.New("empty, not UTF-8 or with control characters")

@@ -132,7 +132,6 @@ func HopsOf(dialer tunnel.Dialer) []string {
 
 // DialEndpoint dials ep by its name, where it has one.
 func (v *viaHops) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
-	tunnel.WillWait(ctx) // for each gateway in turn
 	return v.last.DialContext(ctx, "tcp", ep.String())
 }
 
@@ -143,7 +142,6 @@ func (v *viaHops) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunn
 
 // DialContext implements tunnel.Dialer.
 func (v *viaHops) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	tunnel.WillWait(ctx)
 	return v.last.DialContext(ctx, network, addr)
 }
 

@@ -157,7 +157,6 @@ func dialRequest(ctx context.Context, dialer tunnel.Dialer, ep tunnel.Endpoint, 
 	case tunnel.EndpointDialer:
 		return dialer.DialEndpoint(ctx, ep)
 	}
-	tunnel.WillWait(ctx)
 	return dialer.DialContext(ctx, "tcp", ep.Addr.String())
 }
 
@@ -180,7 +179,6 @@ func (d *tlsDialer) DialContext(ctx context.Context, network, addr string) (net.
 
 // handshake starts TLS on c, and closes c where that fails.
 func (d *tlsDialer) handshake(ctx context.Context, c net.Conn, to string) (net.Conn, error) {
-	tunnel.WillWait(ctx) // for the service, and for what its signature takes to verify
 	s, err := termination.Client(ctx, c, d.config)
 	if err == nil {
 		return s, nil

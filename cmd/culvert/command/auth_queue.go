@@ -51,6 +51,7 @@ func (q *checkQueue) run(ctx context.Context, from netip.Addr, check func()) err
 		return err
 	}
 	defer q.end(key)
+	tunnel.WillCompute(ctx)
 	check()
 	return nil
 }

@@ -29,6 +29,7 @@ type Loop struct {
 	yielded   int64   // Clock of the last yield
 	sleeps    int     // since then
 	current   atomic.Pointer[Task]
+	handOffs  atomic.Uint64
 	lastCheck *Task // current at the last CheckStalled; guarded by the Mutex
 
 	handlers []Handler // nil where free
@@ -281,9 +282,13 @@ func (t *Task) detach() bool {
 	if l == nil || l.current.Load() != t || !l.current.CompareAndSwap(t, nil) {
 		return false
 	}
+	l.handOffs.Add(1)
 	go l.Run()
 	return true
 }
+
+// HandOffs returns how often the Loop was handed to another goroutine.
+func (l *Loop) HandOffs() uint64 { return l.handOffs.Load() }
 
 // CheckStalled hands off a Loop whose goroutine has done the same Task since the
 // last call: the Task waits, and did not call HandOff. busy is false where there
