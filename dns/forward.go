@@ -72,12 +72,12 @@ type Forwarder struct {
 	groups  map[string][]*upstream // by zone
 	cache   *cache
 	conf    cached[*config]
+	system  upstreams // those of resolv.conf
 
 	mu      sync.Mutex // guards what follows
 	closed  bool
 	flights map[string]*flight
-	system  map[string]*upstream // those of resolv.conf, by address
-	wg      sync.WaitGroup       // flights
+	wg      sync.WaitGroup // flights
 }
 
 // A flight is a question under way, shared by all clients that ask it.
@@ -106,7 +106,6 @@ func (f *Forwarder) init() {
 		}
 		f.cache = newCache(max(cmp.Or(f.CacheBytes, defaultCache), 0))
 		f.flights = map[string]*flight{}
-		f.system = map[string]*upstream{}
 	})
 }
 
@@ -141,34 +140,10 @@ func (f *Forwarder) upstreams(name string) []*upstream {
 	if zone, ok := f.zones.of(name); ok {
 		group = f.groups[zone]
 	} else if group == nil {
-		group = f.fromSystem()
+		conf := f.conf.get(cmp.Or(f.ResolvConf, "/etc/resolv.conf"), f.clock(), parseResolvConf)
+		return f.system.inUse(conf.servers, f.clock())
 	}
-	now := f.clock()
-	ups := slices.Clone(group)
-	slices.SortStableFunc(ups, func(a, b *upstream) int { return cmp.Compare(a.down(now), b.down(now)) })
-	return ups
-}
-
-func (f *Forwarder) fromSystem() []*upstream {
-	path := cmp.Or(f.ResolvConf, "/etc/resolv.conf")
-	conf := f.conf.get(path, f.clock(), parseResolvConf)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	ups := make([]*upstream, 0, len(conf.servers))
-	for _, addr := range conf.servers {
-		u := f.system[addr]
-		if u == nil {
-			u = &upstream{addr: addr}
-			f.system[addr] = u
-		}
-		ups = append(ups, u)
-	}
-	for addr := range f.system {
-		if !slices.Contains(conf.servers, addr) {
-			delete(f.system, addr)
-		}
-	}
-	return ups
+	return answeringFirst(group, f.clock())
 }
 
 // fromCache returns a cached answer that may be given without asking, its age in
@@ -298,7 +273,7 @@ func (f *Forwarder) store(key []byte, fl *flight) {
 
 // ask asks the upstreams and makes a reply of the answer.
 func (f *Forwarder) ask(ctx context.Context, q *query) (*reply, error) {
-	m, err := f.race(ctx, f.upstreams(q.name), q)
+	m, err := race(ctx, f.Log, f.upstreams(q.name), q, hedgeInterval, f.clock)
 	if err != nil {
 		return nil, err
 	}
@@ -368,9 +343,7 @@ func (f *Forwarder) Health() map[string]bool {
 			up[u.addr] = u.down(now) == 0
 		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, u := range f.system {
+	for _, u := range f.system.all() {
 		up[u.addr] = u.down(now) == 0
 	}
 	return up

@@ -51,9 +51,9 @@ const (
 // they change. On systems without resolv.conf the standard library is asked,
 // and what it finds is kept for 30 seconds.
 //
-// Answers are kept for their TTL, within 1 second and 1 hour; that a name does
-// not exist for at most 10 seconds. An answer whose time is over is served for
-// up to a day while the servers do not answer.
+// Questions are asked as a Forwarder asks them. Answers are kept for their TTL, within
+// 1 second and 1 hour, and for at most 10 seconds that a name does not exist. A stale
+// answer is served for up to a day while the servers do not answer.
 type Resolver struct {
 	Servers []string      // addresses, with or without a port; empty means resolv.conf's, and its search list
 	Timeout time.Duration // of one question, all tries together; 0 means 2 seconds
@@ -66,8 +66,9 @@ type Resolver struct {
 	mu    sync.Mutex        // guards cache, and what entries point to
 	cache map[string]*entry // by name: lower case, no trailing dot
 
-	conf  cached[*config]
-	hosts cached[map[string][]netip.Addr]
+	conf      cached[*config]
+	upstreams upstreams
+	hosts     cached[map[string][]netip.Addr]
 }
 
 // An entry is the cached answer for a name.

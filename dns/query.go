@@ -47,6 +47,19 @@ type query struct {
 	cookie  []byte
 }
 
+// newQuery returns the question for name, which is fully qualified.
+func newQuery(name string, qtype uint16) (*query, error) {
+	b, err := new(dns.Msg).SetQuestion(name, qtype).Pack()
+	if err != nil {
+		return nil, err
+	}
+	q := new(query)
+	if rcode := parseQuery(b, q); rcode != dns.RcodeSuccess {
+		return nil, rcodeError(rcode)
+	}
+	return q, nil
+}
+
 // parseQuery reads a message that should be a question, RFC 1035 section 4
 // and RFC 6891. It returns drop, or the response code of what is wrong with
 // it, or dns.RcodeSuccess; then q refers to b.

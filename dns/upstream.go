@@ -2,6 +2,7 @@ package dns
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -9,7 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,8 +22,10 @@ import (
 )
 
 const (
-	maxForgeries = 3 // answers to something else, and the question is asked by TCP
-	maxIdleConns = 4 // of an upstream by TLS
+	tries        = 3    // of one question, over all upstreams
+	udpSize      = 1232 // bytes of an answer by UDP, so that it is not fragmented
+	maxForgeries = 3    // answers to something else, and the question is asked by TCP
+	maxIdleConns = 4    // of an upstream by TLS
 	idleTimeout  = 10 * time.Second
 )
 
@@ -64,24 +71,138 @@ func (u *upstream) noteResult(err error, now time.Time) {
 	u.fails++
 }
 
-// race asks one upstream after the other, at most three times in all.
-func (f *Forwarder) race(ctx context.Context, ups []*upstream, q *query) (*dns.Msg, error) {
+// upstreams are those of a configuration that may change, by address.
+type upstreams struct {
+	mu     sync.Mutex // guards byAddr
+	byAddr map[string]*upstream
+}
+
+// inUse returns the upstreams at addrs, those that answer first, and forgets all others.
+func (s *upstreams) inUse(addrs []string, now time.Time) []*upstream {
+	s.mu.Lock()
+	byAddr := make(map[string]*upstream, len(addrs))
+	ups := make([]*upstream, len(addrs))
+	for i, addr := range addrs {
+		u := cmp.Or(byAddr[addr], s.byAddr[addr])
+		if u == nil {
+			u = &upstream{addr: addr}
+		}
+		byAddr[addr], ups[i] = u, u
+	}
+	s.byAddr = byAddr
+	s.mu.Unlock()
+	return answeringFirst(ups, now)
+}
+
+// all returns the upstreams that were in use last.
+func (s *upstreams) all() []*upstream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.byAddr))
+}
+
+// answeringFirst returns ups in their order, but those last that do not answer.
+func answeringFirst(ups []*upstream, now time.Time) []*upstream {
+	ups = slices.Clone(ups)
+	slices.SortStableFunc(ups, func(a, b *upstream) int { return cmp.Compare(a.down(now), b.down(now)) })
+	return ups
+}
+
+// race asks one upstream after the other, at most three times in all: the next one
+// where one fails, or has not answered within step. Its errors are *net.DNSErrors.
+func race(ctx context.Context, log *slog.Logger, ups []*upstream, q *query, step time.Duration, clock func() time.Time) (*dns.Msg, error) {
 	if len(ups) == 0 {
 		return nil, errNoUpstream
 	}
-	return hedge(ctx, f.Log, hedgeInterval, func(ctx context.Context, i int) (*dns.Msg, error) {
+	return hedge(ctx, log, step, func(ctx context.Context, i int) (*dns.Msg, error) {
 		u := ups[i%len(ups)]
 		begun := time.Now()
 		m, err := u.ask(ctx, q)
 		if err == nil && m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
-			err = fmt.Errorf("dns: %s answers %s", u.addr, rcodeWord(m.Rcode))
+			err = rcodeError(m.Rcode)
 		}
 		// A try that lost the race is no failure, unless a later one has overtaken it.
-		if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= hedgeInterval {
-			u.noteResult(err, f.clock())
+		if err == nil || !errors.Is(ctx.Err(), context.Canceled) || time.Since(begun) >= step {
+			u.noteResult(err, clock())
 		}
-		return m, err
+		if err != nil {
+			return nil, lookupError(q.name, u.addr, err)
+		}
+		return m, nil
 	})
+}
+
+// lookupError returns the error of the question for name to server.
+func lookupError(name, server string, err error) error {
+	var ne net.Error
+	_, isRcode := errors.AsType[rcodeError](err)
+	return &net.DNSError{
+		Err: err.Error(), UnwrapErr: err, Name: strings.TrimSuffix(name, "."), Server: server,
+		IsTimeout: errors.As(err, &ne) && ne.Timeout(), IsTemporary: isRcode,
+	}
+}
+
+// A rcodeError is the response code of an upstream that has no answer.
+type rcodeError int
+
+func (e rcodeError) Error() string { return "the server answers " + rcodeWord(int(e)) }
+
+// hedge returns the first answer of several tries, or the last error where all fail. A
+// try that fails is followed by the next at once. One that takes longer than step goes
+// on, and the next begins beside it.
+func hedge(ctx context.Context, log *slog.Logger, step time.Duration, ask func(ctx context.Context, try int) (*dns.Msg, error)) (*dns.Msg, error) {
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	type result struct {
+		m   *dns.Msg
+		err error
+	}
+	results := make(chan result, tries)
+	started, open := 0, 0
+	start := func() {
+		try := started
+		started++
+		open++
+		wg.Go(func() {
+			var res result
+			defer func() {
+				if v := recover(); v != nil {
+					res = result{err: recovered(log, "a question to a server", v)}
+				}
+				results <- res
+			}()
+			res.m, res.err = ask(ctx, try)
+		})
+	}
+	start()
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	var last error
+	for open > 0 {
+		select {
+		case <-tick.C:
+			if started < tries {
+				start()
+			}
+		case res := <-results:
+			open--
+			if res.err == nil {
+				return res.m, nil
+			}
+			last = res.err
+			if started < tries && ctx.Err() == nil {
+				start()
+			}
+		}
+	}
+	if err := outer.Err(); err != nil {
+		return nil, err
+	}
+	return nil, last
 }
 
 func rcodeWord(rcode int) string {
@@ -171,6 +292,17 @@ func restore(b []byte, q *query) {
 			name[i] = c + 'a' - 'A'
 		}
 	}
+}
+
+// dial connects to a server; the connection ends with ctx.
+func dial(ctx context.Context, network, server string) (net.Conn, func(), error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, network, server)
+	if err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	return c, func() { stop(); _ = c.Close() }, nil
 }
 
 func (u *upstream) askUDP(ctx context.Context, q *query) (*dns.Msg, error) {
