@@ -18,8 +18,8 @@ import (
 	"culvert.dev/kube/watch"
 )
 
-// addressInterval is how often it is looked whether services of the cluster set have
-// other addresses: a table is asked, and nobody else.
+// addressInterval is how often the addresses of the services of the cluster set are read again, from
+// the table.
 const addressInterval = 2 * time.Second
 
 // A clusterSet is what several clusters export together.

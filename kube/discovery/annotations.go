@@ -77,8 +77,8 @@ type exposure struct {
 	closed bool // something is malformed that must not be guessed
 }
 
-// A noteKind says what an annotation is for. What is wrong with one that
-// closes keeps the service closed; any other is ignored.
+// A noteKind says what an annotation is for. An invalid annotation that closes keeps the service
+// closed; any other is ignored.
 type noteKind struct {
 	key     string
 	closes  bool

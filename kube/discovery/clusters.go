@@ -128,9 +128,8 @@ type member struct {
 
 func (c *Clusters) source() string { return "clusters/" + c.Namespace }
 
-// Run implements registry.Source. It returns when ctx is done. What it says of
-// itself, by the name "clusters/NAMESPACE", is only whether the Secrets can be
-// seen.
+// Run implements registry.Source. It returns when ctx is done. Its own updates, with the name
+// "clusters/NAMESPACE", say only whether the Secrets can be read.
 func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) error {
 	if c.Client == nil || c.Namespace == "" {
 		return errors.New("discovery: clusters need a client, and the namespace of their Secrets")

@@ -12,11 +12,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// parseKubeconfig makes a client's configuration of a kubeconfig that somebody
-// put into a Secret. Whoever may write Secrets may not thereby start programs
-// here, read files of this machine, or have anybody's word taken for the API
-// server's: what could is refused, in entries that are not used, too. Errors
-// never quote what is inside.
+// parseKubeconfig makes a client's configuration from the kubeconfig of a Secret. The permission to
+// write Secrets must not be enough to start programs here, to read files of this machine, or to
+// impersonate an API server: what could do that is refused, in unused entries as well. Errors never
+// quote the content.
 func parseKubeconfig(data []byte) (*rest.Config, error) {
 	cfg, err := clientcmd.Load(data)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Rules are what an administrator allows and no annotation can change. The zero
-// Rules leave it to annotations who is exposed, and let nobody claim a name.
+// Rules are the limits that an administrator sets to annotations. The zero Rules let annotations
+// expose any service, and claim no name.
 type Rules struct {
 	// Allow are the services that may be exposed, as "NAMESPACE/NAME" or
 	// "NAMESPACE", with the asterisks, question marks and brackets of
@@ -22,8 +22,7 @@ type Rules struct {
 	Names []NameRule
 
 	// ExternalNames lets Services of the type ExternalName be exposed. Without it
-	// they stay closed: somebody who may write one leads the gateway to any host
-	// that it reaches.
+	// they stay closed, because the author of one leads the gateway to any host that it reaches.
 	ExternalNames bool
 }
 

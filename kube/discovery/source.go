@@ -42,8 +42,8 @@ type Source struct {
 	Client  kubernetes.Interface // with a limit of requests, if any, well above client-go's
 	Cluster string               // its name, one label
 
-	// Pulse is that of Client, which somebody keeps, so that it is noticed where the
-	// API server takes connections and says nothing. Nil has it known by requests that fail.
+	// Pulse is that of Client; whoever makes it runs its Probe, which notices an API server that
+	// accepts connections and does not answer. With nil only failed requests are noticed.
 	Pulse *client.Pulse
 
 	Network   string // that its pods are in; "" means one that is called as the cluster
@@ -57,8 +57,8 @@ type Source struct {
 	Rules Rules // the administrator's
 
 	// GatewayNamespaces are where Services may say that they are gateways;
-	// empty means DefaultGatewayNamespace. Whoever can write there can take
-	// all that comes from other networks.
+	// empty means DefaultGatewayNamespace. The permission to write Services there gives control of all
+	// traffic from other networks.
 	GatewayNamespaces []string
 
 	// ClusterSet are the networks that exported services are exposed to, beside

@@ -7,12 +7,11 @@
 //	c := endpoints.Choice{Zone: "west-1a"}
 //	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) { ... })
 //
-// Who finds services and who finds the backends of routes ask the same: what is
-// ready, or, if nothing is, what still serves while it ends; those that hints name
-// for our zone, where all have hints; and one address of each pod, not both
-// families of it.
+// Discovery and Gateway API choose endpoints by the same rules: those that are ready, or, if there
+// are none, those that still serve while they terminate; those that hints name for our zone, if all
+// have hints; and one address of each pod, not both families.
 //
-// It watches nothing, and keeps no table.
+// The package watches nothing and keeps no state.
 package endpoints
 
 import (

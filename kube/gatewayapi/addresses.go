@@ -160,11 +160,10 @@ func (a Address) public() netip.Addr {
 	return a.Bind
 }
 
-// assignEach gives every Gateway addresses of its own. Those that have some keep
-// them: first those whose status has them, whoever is older, then those that ask
-// for particular ones, and then the others, oldest first. An address that nobody
-// has goes before one that can be shared because the ports differ, and that before one
-// where hostnames do.
+// assignEach gives every Gateway addresses of its own: first to those whose status has some, which
+// keep them, then to those that ask for particular ones, and then to the others, oldest first. An
+// unused address is preferred to one that can be shared because the ports differ, and that to one
+// where the hostnames differ.
 func (t *translator) assignEach() {
 	users := map[netip.Addr][]*gateway{}
 	take := func(g *gateway, a Address) {

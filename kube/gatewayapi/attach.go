@@ -139,10 +139,10 @@ func (t *translator) parent(r *route, ref gwv1.ParentReference) (*gateway, []*li
 	return nil, nil, false
 }
 
-// others says which entries of a route's status that have our name are not ours
-// to remove: those of a Gateway, or a ListenerSet of one, that exists but is of a
-// class that another instance serves, or that lies where we do not look. Where the
-// class is another controller's, nobody of our name has a say any more.
+// others says which entries with our controller's name in a route's status are not ours to remove:
+// those of a Gateway, or of a ListenerSet of one, that exists but is of a class that another
+// instance serves, or is in a namespace that is not watched. If the class is another controller's
+// the entries are removed.
 func (t *translator) others(r *route) func(gwv1.ParentReference) bool {
 	home := r.GetNamespace()
 	return func(ref gwv1.ParentReference) bool {

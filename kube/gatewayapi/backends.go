@@ -51,8 +51,8 @@ type backend struct {
 
 const serviceImportKind = "ServiceImport"
 
-// resolveBackends finds what a route leads to. What can't be found keeps its
-// share of the weight, and that share is refused: it must not be the others'.
+// resolveBackends finds the backends of a route. One that cannot be found keeps its share of the
+// weight, and that share is refused: it must not go to the others.
 func (t *translator) resolveBackends(r *route) {
 	const kind = string(gwv1.RouteConditionResolvedRefs)
 	r.resolved = condition(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")

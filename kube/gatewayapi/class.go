@@ -69,10 +69,10 @@ func (t *translator) readClasses() {
 	}
 }
 
-// judgeClass says what a Gateway's class makes of it. A class is a template: one that
-// goes wrong has no hold over the Gateways that were made of it before. Without any
-// nothing is served, and who has served so far says so: nobody else can know whose
-// the Gateway was. It is nil for a Gateway that is not ours.
+// judgeClass returns a Gateway as its class permits, or nil if it is not ours. A class is a template:
+// one that becomes invalid does not affect the Gateways that were accepted before. Without its class
+// a Gateway is not served, and the replica that served it says so, because no other one can know
+// that it was ours.
 func (t *translator) judgeClass(o *gwv1.Gateway) *gateway {
 	const accepted = string(gwv1.GatewayConditionAccepted)
 	name := string(o.Spec.GatewayClassName)

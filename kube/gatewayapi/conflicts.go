@@ -107,9 +107,9 @@ func (l *listener) setConflict(reason, message string) {
 	l.conflict = condition(string(gwv1.ListenerConditionConflicted), true, reason, message)
 }
 
-// findOverlaps finds listeners that end or pass TLS for names that another one
-// of the port has, too. That is legal; but a client that keeps to one connection
-// for several names may come by the wrong one.
+// findOverlaps finds listeners that terminate or pass TLS for names that another listener of the port
+// has, too. It is legal, but a client that uses one connection for several names may reach the wrong
+// one.
 func findOverlaps(all []*listener) {
 	at := map[portKey]map[tunnel.Pattern]*listener{} // no two have the same host
 	for _, l := range all {

@@ -89,9 +89,9 @@ func (t *translator) emit() {
 	}
 }
 
-// keepsShut reports whether l, which is not accepted, is there to refuse: it lost its
-// hostname to a quarrel within its Gateway, and a wildcard beside it must not have the name
-// now. The names of other Gateways are none of its business.
+// keepsShut reports whether l, which is not accepted, is kept to refuse its hostname: there is a
+// conflict about it within its Gateway, and a wildcard listener must not get the name instead. The
+// names of other Gateways are not affected.
 func (t *translator) keepsShut(l *listener) bool {
 	if l.refused.Type != "" || l.outdone || l.conflict.Reason != string(gwv1.ListenerReasonHostnameConflict) || l.family() != familyTLS {
 		return false

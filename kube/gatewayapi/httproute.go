@@ -32,7 +32,7 @@ func (t *translator) httpRoutes() []*route {
 	return rs
 }
 
-// grpcRoutes are there to be refused: without a status nobody would know by whom.
+// grpcRoutes returns the GRPCRoutes, for their status to say that they are refused, and by which controller.
 func (t *translator) grpcRoutes() []*route {
 	var rs []*route
 	for _, o := range sorted(t.in.GRPCRoutes) {

@@ -92,7 +92,7 @@ func (t *translator) noteInfrastructure(g *gateway) {
 // managedBy is the label by which we know our own objects.
 const managedBy = "app.kubernetes.io/managed-by"
 
-// accountName does not take that of the ServiceAccount of somebody's pods.
+// accountName returns a name for a Gateway's ServiceAccount that the account of a workload hardly has.
 func accountName(g *gwv1.Gateway) string {
 	return short(g.Name+"-"+string(g.Spec.GatewayClassName), 253)
 }

@@ -51,9 +51,8 @@ func (t *translator) readListenerSets() {
 	}
 }
 
-// isOrphan reports whether the Gateway of a set is gone, and the set's status is ours to
-// correct: a ListenerSet does not say whose it is, but its managedFields say who wrote
-// its status. What is said of an orphan is true whoever says it.
+// isOrphan reports whether the Gateway of a set is gone, and the set's status is ours to correct: a
+// ListenerSet does not name its controller, but its managedFields name the writer of its status.
 func (t *translator) isOrphan(o *gwv1.ListenerSet, gateway types.NamespacedName) bool {
 	if _, there := t.foreign[gateway]; there || len(t.in.Namespaces) != 0 && !slices.Contains(t.in.Namespaces, gateway.Namespace) {
 		return false

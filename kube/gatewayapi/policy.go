@@ -183,9 +183,9 @@ func (t *translator) judgeTarget(p *policy, k targetKey, section string) (gwv1.P
 	return "", ""
 }
 
-// policyFor is the policy in force for a backend: that of its very port, or
-// else the one of all ports. That one is in force even where it is no good, and
-// then nothing is: to go on without TLS would be the worse failure.
+// policyFor returns the policy in force for a backend: that of its port, or else the one for all
+// ports. An invalid policy is in force as well, and then the backend is refused: to connect without
+// TLS would be the worse failure.
 func (t *translator) policyFor(b *backend) *policy {
 	var general *policy
 	for _, p := range t.policies[b.targetKey] {

@@ -14,21 +14,21 @@ import (
 // Gateways that are at one address share its ports where hostnames tell their listeners
 // apart, as the listeners of one Gateway do. Of the Gateways of one namespace the more
 // specific hostname has a name. Between namespaces no hostname may include another: a
-// Gateway must not take names away from one of somebody else, who was not asked.
+// Gateway must not take names away from the Gateway of another owner.
 
 // A share is a port of an address, and which listeners have it.
 type share struct {
 	first *listener
 	hosts map[tunnel.Pattern]*listener
-	// Who has a hostname that a wildcard includes: the first listener, and the first of
-	// another namespace than that one's. The zero Pattern includes every hostname.
+	// For each wildcard, the listeners with a hostname that it includes: the first one, and the first
+	// one of another namespace. The zero Pattern includes every hostname.
 	below map[tunnel.Pattern][2]*listener
 	all   []*listener
 	mixed bool // by several Gateways
 }
 
-// rival returns who keeps l from having its part of s, and what to tell about it; nil
-// is nobody. The listeners of l's own Gateway are no rivals: see findConflicts.
+// rival returns the listener that keeps l from having its part of s, and why; nil if there is none.
+// The listeners of l's own Gateway are no rivals: see findConflicts.
 func (s *share) rival(l *listener) (by *listener, reason gwv1.ListenerConditionReason, what string) {
 	if s == nil {
 		return nil, "", ""
@@ -57,7 +57,7 @@ func (s *share) rival(l *listener) (by *listener, reason gwv1.ListenerConditionR
 	return nil, "", ""
 }
 
-// add gives l its part of s, unless somebody has it.
+// add gives l its part of s, unless another listener has it.
 func (s *share) add(l *listener) {
 	if s.first == nil {
 		s.first = l
@@ -134,8 +134,8 @@ type holder struct {
 
 func (l *listener) key() holder { return holder{l.owner().GetUID(), l.spec.Name} }
 
-// isIncumbent reports whether l is in force as it is now, and nobody takes that away:
-// its status says so of this generation, or of an earlier one in which it was the same.
+// isIncumbent reports whether l is in force already as it is now, and so keeps what it has: its status
+// says so of this generation, or of an earlier one in which it was the same.
 func (t *translator) isIncumbent(l *listener) bool {
 	if !l.gw.wasAt() {
 		return false

@@ -20,20 +20,20 @@ const (
 	conflictOver      = 10 * time.Minute // after the last of them it is over
 )
 
-// reasonContested is of objects whose status somebody else writes as well.
+// reasonStatusContested is the reason of Events of objects whose status another controller writes, too.
 const reasonStatusContested = "StatusContested"
 
 // statusConflicts are the objects that were written lately, and which of them another controller writes, too.
 type statusConflicts struct {
 	mu   sync.Mutex // guards the rest
 	of   map[types.UID]*statusConflict
-	many int // of those that have been undone often enough
+	many int // that have been overwritten often enough
 }
 
 // A statusConflict is one of them.
 type statusConflict struct {
 	object string // "Gateway a/edge"
-	want   uint64 // of what was written last
+	want   uint64 // the sum of what was written last
 	undone int    // how often the same had to be written again
 	last   time.Time
 }
@@ -41,13 +41,13 @@ type statusConflict struct {
 // sum is a hash of the wanted status.
 func sum(want any) uint64 {
 	h := fnv.New64a()
-	// It has nothing that could not be encoded: it goes to the API server so, too.
+	// It can be encoded: that is how it is sent to the API server.
 	_ = json.NewEncoder(h).Encode(want)
 	return h.Sum64()
 }
 
-// wrote is called when want has been written to an object, and reports whether it
-// has become clear that somebody else undoes that.
+// wrote is called when want has been written to an object. It reports whether it has just become
+// clear that another controller overwrites it.
 func (c *statusConflicts) wrote(uid types.UID, object string, want any, now time.Time) (undone bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,8 +71,8 @@ func (c *statusConflicts) wrote(uid types.UID, object string, want any, now time
 	return undone
 }
 
-// notBefore is when want may be written to an object; zero is at once. What is
-// not as it was last time never waits.
+// notBefore returns when want may be written to an object; zero means at once, as for everything that
+// differs from what was written last.
 func (c *statusConflicts) notBefore(uid types.UID, want any) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()

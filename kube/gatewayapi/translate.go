@@ -135,9 +135,8 @@ func byName(namespace, name, otherNamespace, otherName string) int {
 	return strings.Compare(namespace, otherNamespace)
 }
 
-// sorted returns a copy of objects by age and then by name, as Gateway API does
-// wherever two want the same. What is compared is looked up once for each: there
-// may be thousands.
+// sorted returns a copy of objects by age and then by name, the order in which Gateway API resolves
+// conflicts. The sort keys are looked up once for each object: there may be thousands.
 func sorted[T metav1.Object](objects []T) []T {
 	type aged struct {
 		second          int64

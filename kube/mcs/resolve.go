@@ -19,11 +19,11 @@ import (
 // A Name is of a service, in whatever cluster.
 type Name = types.NamespacedName
 
-// A Member is what there is in one cluster.
+// A Member is the state of one cluster.
 type Member struct {
 	Exports  map[Name]Export
 	Services map[Name]Service
-	Unseen   bool // nobody knows what there is
+	Unseen   bool // it has not been read
 }
 
 // An Export is a ServiceExport.
@@ -32,7 +32,7 @@ type Export struct {
 	Generation int64
 }
 
-// A Service is what matters of a Service.
+// A Service has the fields of a Service that matter for its export.
 type Service struct {
 	Kind           corev1.ServiceType
 	Headless       bool
@@ -249,7 +249,7 @@ func sameFamilies(a, b []corev1.IPFamily) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(f corev1.IPFamily) bool { return !slices.Contains(b, f) })
 }
 
-// unite adds those ports whose name and number nobody has.
+// unite adds those ports whose name and number are not used yet.
 func unite(to, more []mcsv1.ServicePort) []mcsv1.ServicePort {
 	have := len(to) // those of one service may share a number, of one that is older they may not
 	for _, p := range more {

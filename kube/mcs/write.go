@@ -31,7 +31,7 @@ const (
 type role int
 
 const (
-	leave  role = iota // it is somebody else's, or another gateway's
+	leave  role = iota // it belongs to another controller, or to another gateway
 	adopt              // it may become ours
 	writes             // it is ours
 )
@@ -299,10 +299,10 @@ func (c *Controller) writeOne(ctx context.Context, ch change) bool {
 		c.logged.New(subject, "")
 		return true
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), ctx.Err() != nil:
-		return false // somebody was faster, and we shall see what he did
+		return false // another writer was faster, and we shall see the result
 	case ch.verb == "create" && missingNamespace(err):
 		c.mu.Lock()
-		c.namespaceMissing = true // and it is not imported there; nobody says when that changes
+		c.namespaceMissing = true // so it is not imported there; no watch reports when that changes
 		c.mu.Unlock()
 		return true
 	}
