@@ -33,7 +33,7 @@ import (
 	"culvert.dev/kube/gatewayapi"
 	"culvert.dev/kube/watch"
 	"culvert.dev/registry"
-	"culvert.dev/registry/kept"
+	"culvert.dev/registry/snapshot"
 )
 
 // A Config says what is read from Kubernetes, and what is written to it.
@@ -258,7 +258,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 // they depend on.
 func (k *Kube) add(src registry.Source, name, settings string, names func() []string) {
 	if k.cfg.State != "" {
-		src = &kept.Source{Source: src, Path: k.cfg.State + "." + name, Settings: k.common() + settings, Names: names, Log: k.cfg.Log}
+		src = &snapshot.Source{Source: src, Path: k.cfg.State + "." + name, Settings: k.common() + settings, Names: names, Log: k.cfg.Log}
 	}
 	k.sources = append(k.sources, src)
 }

@@ -3,7 +3,7 @@ package kube
 import (
 	"culvert.dev/kube/discovery"
 	"culvert.dev/kube/gatewayapi"
-	"culvert.dev/registry/kept"
+	"culvert.dev/registry/snapshot"
 )
 
 // A Status is what a process knows of Kubernetes, for people and for JSON.
@@ -29,7 +29,7 @@ func (k *Kube) Status() *Status {
 	}
 	s := &Status{}
 	for _, src := range k.sources {
-		if k, ok := src.(*kept.Source); ok {
+		if k, ok := src.(*snapshot.Source); ok {
 			src = k.Source
 		}
 		switch src := src.(type) {

@@ -53,7 +53,7 @@ type TLSTermination struct {
 // A KeyPair is a certificate with its chain, and its key, in PEM.
 type KeyPair struct {
 	Certificate string
-	Key         Secret
+	Key         Secret `json:"-"`
 }
 
 // A Rule leads from names to backends.
@@ -84,5 +84,5 @@ type BackendTLS struct {
 	Roots       string   // PEM, to verify by; "" means the system's
 	SANs        []string // one of which the certificate must have: DNS names, or URIs if they have a "://"
 	Certificate string   // PEM, to show there; "" for none
-	Key         Secret   // PEM, of Certificate
+	Key         Secret   `json:"-"` // PEM, of Certificate
 }

@@ -188,16 +188,16 @@ func (e Endpoint) String() string {
 type Hop struct {
 	Proto     string   // how it is asked: "connect", "connect-h2", "connect-h3", "websocket", "hbone" or "socks5"
 	Addresses []string // where it is; those after the first are for when it can't be used
-	Token     Secret   // to show there; "" for none
+	Token     Secret   `json:"-"` // to show there; "" for none
 	User      string   // to show there, with Password; "" for nobody
 	Roots     string   // PEM certificates to verify it by; "" means the system's
 	HTTP2     bool     // WebSockets by wss may share connections of HTTP/2
 
-	Password Secret // of User
+	Password Secret `json:"-"` // of User
 	Insecure bool   // Token, Password and plaintext may go there without TLS
 
 	Certificate string // PEM, to show there; "" for none
-	Key         Secret // PEM, of Certificate
+	Key         Secret `json:"-"` // PEM, of Certificate
 
 	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain"
 	// for any of a trust domain, of hbone; empty means that its certificate must

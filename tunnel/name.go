@@ -105,6 +105,15 @@ func (n Name) AppendText(b []byte) ([]byte, error) { return append(b, n.s...), n
 // MarshalText implements encoding.TextMarshaler.
 func (n Name) MarshalText() ([]byte, error) { return []byte(n.s), nil }
 
+// UnmarshalText implements encoding.TextUnmarshaler. Empty text is the zero Name.
+func (n *Name) UnmarshalText(text []byte) (err error) {
+	*n = Name{}
+	if len(text) > 0 {
+		*n, err = ParseName(string(text))
+	}
+	return err
+}
+
 // A Pattern is a name as a route writes it: exact, or "*.suffix" for every
 // name with one or more labels before the suffix, the suffix itself excluded
 // (Gateway API's rule for hostnames).
@@ -128,6 +137,18 @@ func (p Pattern) String() string {
 		return "*." + p.Suffix.s
 	}
 	return p.Suffix.s
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (p Pattern) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler. Empty text is the zero Pattern.
+func (p *Pattern) UnmarshalText(text []byte) (err error) {
+	*p = Pattern{}
+	if len(text) > 0 {
+		*p, err = ParsePattern(string(text))
+	}
+	return err
 }
 
 // Matches reports whether n is covered by p.

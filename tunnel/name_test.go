@@ -319,3 +319,26 @@ func TestNamesAreMadeInOnePlace(t *testing.T) {
 		t.Error("no Name is made: they are not found")
 	}
 }
+
+// A Name and a Pattern come back from text as they were, and so do their zero values.
+func TestNamesAndPatternsAsText(t *testing.T) {
+	for _, text := range []string{"", "a.example.com", "*.example.com"} {
+		var p tunnel.Pattern
+		if err := p.UnmarshalText([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := p.MarshalText(); string(got) != text || err != nil {
+			t.Errorf("pattern %q: got %q, %v", text, got, err)
+		}
+	}
+	p, n := tunnel.Pattern{Wildcard: true}, tunnel.MustParseName("a.example.com")
+	if err := p.UnmarshalText([]byte("*.a b")); err == nil || p != (tunnel.Pattern{}) {
+		t.Errorf("pattern \"*.a b\": got %v, %v, want an error and the zero Pattern", p, err)
+	}
+	if err := n.UnmarshalText([]byte("a b")); err == nil || !n.IsZero() {
+		t.Errorf("name \"a b\": got %q, %v, want an error and the zero Name", n, err)
+	}
+	if err := n.UnmarshalText([]byte("B.example.com")); err != nil || n.String() != "b.example.com" {
+		t.Errorf("got %q, %v, want b.example.com", n, err)
+	}
+}

@@ -7,7 +7,7 @@ import (
 
 	"culvert.dev/kube/discovery"
 	"culvert.dev/kube/gatewayapi"
-	"culvert.dev/registry/kept"
+	"culvert.dev/registry/snapshot"
 	"culvert.dev/tunnel"
 )
 
@@ -48,7 +48,7 @@ func TestStateIsOfTheSettings(t *testing.T) {
 			t.Errorf("the status is %+v", s)
 		}
 		for _, src := range k.Sources() {
-			s := src.(*kept.Source)
+			s := src.(*snapshot.Source)
 			all[s.Path] = s.Settings
 		}
 		return all

@@ -1,4 +1,4 @@
-package kept
+package snapshot
 
 import (
 	"context"
@@ -16,19 +16,19 @@ import (
 )
 
 const (
-	// Patience is how long a source may say nothing before what is kept of it is
+	// FirstUpdateTimeout is how long a source may say nothing before what is kept of it is
 	// in force. It is less than a Registry waits with its first table.
-	Patience = 3 * time.Second
+	FirstUpdateTimeout = 3 * time.Second
 
-	// debounce is from news to their writing.
-	debounce = time.Second
+	// saveDelay is from news to their writing.
+	saveDelay = time.Second
 
-	// share is how many times as long as the last writing took passes before the
+	// maxSaveShare is how many times as long as the last writing took passes before the
 	// next one: news without end take a tenth of a core at the most.
-	share = 10
+	maxSaveShare = 10
 
-	// again is from a writing that failed to the next one.
-	again = 10 * time.Second
+	// saveRetryInterval is from a writing that failed to the next one.
+	saveRetryInterval = 10 * time.Second
 )
 
 // A Source is a registry.Source that keeps what another one says. Source and Path
@@ -50,13 +50,13 @@ type Source struct {
 	// Log is told of a file that can't be read or written, once. Nil discards.
 	Log *slog.Logger
 
-	mu    sync.Mutex // guards the following
-	known map[string]*said
+	mu      sync.Mutex // guards the following
+	current map[string]*savedSnapshot
 
 	// Of Run alone, and left as they are for one that comes after another.
-	read bool             // what is kept is in known, where there was any
-	old  map[string]*said // what of it the source has not said anything to
-	told bool             // old was passed on
+	loaded   bool                      // what is kept is in known, where there was any
+	stale    map[string]*savedSnapshot // what of it the source has not said anything to
+	fellBack bool                      // old was passed on
 }
 
 // Run implements registry.Source: it runs Source.
@@ -70,35 +70,35 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	defer running.Wait()
 	defer cancel()
 
-	r := &run{Source: s, log: log, out: updates, loaded: make(chan map[string]*said, 1), dirty: make(chan struct{}, 1)}
+	r := &run{Source: s, log: log, out: updates, loading: make(chan map[string]*savedSnapshot, 1), dirty: make(chan struct{}, 1)}
 	in := make(chan registry.Update)
 	ended := make(chan error, 1)
-	running.Go(func() { ended <- r.inner(ctx, in) })
+	running.Go(func() { ended <- r.runSource(ctx, in) })
 	running.Go(func() { r.write(ctx) })
-	if s.read {
-		r.loaded = nil
-		r.changed() // what was said shortly before the last run ended
+	if s.loaded {
+		r.loading = nil
+		r.requestSave() // what was said shortly before the last run ended
 	} else {
 		running.Go(func() { r.load(ctx) })
 	}
-	late := time.NewTimer(Patience)
+	late := time.NewTimer(FirstUpdateTimeout)
 	defer late.Stop()
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case all := <-r.loaded:
-			r.take(all)
+		case all := <-r.loading:
+			r.adopt(all)
 		case u := <-in:
-			err = r.hear(ctx, u)
+			err = r.observe(ctx, u)
 		case <-late.C:
-			err = r.tell(ctx, fmt.Errorf("it has said nothing for %v since the start", Patience))
+			err = r.fallBack(ctx, fmt.Errorf("no update for %v since the start", FirstUpdateTimeout))
 		case why := <-ended:
 			if why == nil {
-				return r.rest(ctx)
+				return r.keepSaving(ctx)
 			}
-			if err = r.tell(ctx, why); err == nil {
+			if err = r.fallBack(ctx, why); err == nil {
 				err = why
 			}
 		}
@@ -111,17 +111,17 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 // A run is one call of Run.
 type run struct {
 	*Source
-	log    *slog.Logger
-	out    chan<- registry.Update
-	loaded chan map[string]*said // what was in the file; nil when that is known
-	dirty  chan struct{}         // has one if there is something to be written
+	log     *slog.Logger
+	out     chan<- registry.Update
+	loading chan map[string]*savedSnapshot // what was in the file; nil when that is known
+	dirty   chan struct{}                  // has one if there is something to be written
 
-	lock io.Closer // of the writer, as is the next
-	bad  string    // why nothing can be written, as it was said
+	lock      io.Closer // of the writer, as is the next
+	saveError string    // why nothing can be written, as it was said
 }
 
-// inner runs the source. A panic of it is its failure.
-func (r *run) inner(ctx context.Context, in chan<- registry.Update) (err error) {
+// runSource runs the source. A panic of it is its failure.
+func (r *run) runSource(ctx context.Context, in chan<- registry.Update) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic: %v", p)
@@ -139,50 +139,50 @@ func (r *run) send(ctx context.Context, u registry.Update) error {
 	}
 }
 
-// hear passes on what the source says, and remembers it.
-func (r *run) hear(ctx context.Context, u registry.Update) error {
+// observe passes on what the source says, and remembers it.
+func (r *run) observe(ctx context.Context, u registry.Update) error {
 	if u.Err != nil {
-		if err := r.tell(ctx, u.Err); err != nil {
+		if err := r.fallBack(ctx, u.Err); err != nil {
 			return err
 		}
-		if s := r.old[u.Source]; s != nil && u.Since.IsZero() {
-			u.Since = s.at
+		if s := r.stale[u.Source]; s != nil && u.Since.IsZero() {
+			u.Since = s.time
 		}
 		return r.send(ctx, u)
 	}
-	delete(r.old, u.Source)
+	delete(r.stale, u.Source)
 	r.mu.Lock()
-	if r.known == nil {
-		r.known = map[string]*said{}
+	if r.current == nil {
+		r.current = map[string]*savedSnapshot{}
 	}
-	r.known[u.Source] = &said{u.Snapshot, time.Now()}
+	r.current[u.Source] = &savedSnapshot{u.Snapshot, time.Now()}
 	r.mu.Unlock()
 	if err := r.send(ctx, u); err != nil {
 		return err
 	}
-	r.changed()
-	return r.forget(ctx)
+	r.requestSave()
+	return r.dropRemoved(ctx)
 }
 
-// forget lets go what the source has nothing more to say to.
-func (r *run) forget(ctx context.Context) error {
-	names, all := r.names()
+// dropRemoved lets go what the source has nothing more to say to.
+func (r *run) dropRemoved(ctx context.Context) error {
+	names, all := r.currentNames()
 	if all {
 		return nil
 	}
 	r.mu.Lock()
-	for name := range r.known {
+	for name := range r.current {
 		if !slices.Contains(names, name) {
-			delete(r.known, name)
+			delete(r.current, name)
 		}
 	}
 	r.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(r.old)) {
+	for _, name := range slices.Sorted(maps.Keys(r.stale)) {
 		if slices.Contains(names, name) {
 			continue
 		}
-		delete(r.old, name)
-		if r.told {
+		delete(r.stale, name)
+		if r.fellBack {
 			if err := r.send(ctx, registry.Update{Source: name}); err != nil {
 				return err
 			}
@@ -191,44 +191,44 @@ func (r *run) forget(ctx context.Context) error {
 	return nil
 }
 
-func (r *run) names() (names []string, all bool) {
+func (r *run) currentNames() (currentNames []string, all bool) {
 	if r.Names == nil {
 		return nil, true
 	}
-	names = r.Names()
-	return names, names == nil
+	currentNames = r.Names()
+	return currentNames, currentNames == nil
 }
 
-// tell passes on what is kept, and why it may be old. It does so once.
-func (r *run) tell(ctx context.Context, why error) error {
-	if err := r.wait(ctx); err != nil {
+// fallBack passes on what is kept, and why it may be old. It does so once.
+func (r *run) fallBack(ctx context.Context, why error) error {
+	if err := r.awaitFile(ctx); err != nil {
 		return err
 	}
-	if r.told {
+	if r.fellBack {
 		return nil
 	}
-	r.told = true
-	for _, name := range slices.Sorted(maps.Keys(r.old)) {
-		s := r.old[name]
-		r.log.Warn("source is unavailable; using its saved snapshot", "source", name, "of", s.at.Format(time.RFC3339), "services", len(s.Services), "listeners", len(s.Listeners), "err", why)
+	r.fellBack = true
+	for _, name := range slices.Sorted(maps.Keys(r.stale)) {
+		s := r.stale[name]
+		r.log.Warn("source is unavailable; using its saved snapshot", "source", name, "of", s.time.Format(time.RFC3339), "services", len(s.Services), "listeners", len(s.Listeners), "err", why)
 		if err := r.send(ctx, registry.Update{Source: name, Snapshot: s.Snapshot}); err != nil {
 			return err
 		}
-		if err := r.send(ctx, registry.Update{Source: name, Err: why, Since: s.at}); err != nil {
+		if err := r.send(ctx, registry.Update{Source: name, Err: why, Since: s.time}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// wait waits until it is known what was in the file.
-func (r *run) wait(ctx context.Context) error {
-	if r.loaded == nil {
+// awaitFile waits until it is known what was in the file.
+func (r *run) awaitFile(ctx context.Context) error {
+	if r.loading == nil {
 		return nil
 	}
 	select {
-	case all := <-r.loaded:
-		r.take(all)
+	case all := <-r.loading:
+		r.adopt(all)
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -247,37 +247,37 @@ func (r *run) load(ctx context.Context) {
 	case all != nil:
 		r.log.Debug("saved snapshots loaded", "path", r.Path, "sources", len(all), "took", time.Since(begin))
 	}
-	r.loaded <- all
+	r.loading <- all
 }
 
-// take takes in what the file has, but for what is known better.
-func (r *run) take(all map[string]*said) {
-	r.loaded, r.read, r.old = nil, true, map[string]*said{}
-	names, any := r.names()
+// adopt takes in what the file has, but for what is known better.
+func (r *run) adopt(all map[string]*savedSnapshot) {
+	r.loading, r.loaded, r.stale = nil, true, map[string]*savedSnapshot{}
+	names, any := r.currentNames()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.known == nil {
-		r.known = map[string]*said{}
+	if r.current == nil {
+		r.current = map[string]*savedSnapshot{}
 	}
 	for name, s := range all {
-		if r.known[name] == nil && (any || slices.Contains(names, name)) {
-			r.known[name], r.old[name] = s, s
+		if r.current[name] == nil && (any || slices.Contains(names, name)) {
+			r.current[name], r.stale[name] = s, s
 		}
 	}
-	if len(r.known) > len(r.old) {
-		r.changed() // the source was faster
+	if len(r.current) > len(r.stale) {
+		r.requestSave() // the source was faster
 	}
 }
 
-// changed has what is known written.
-func (r *run) changed() {
-	if !r.read {
+// requestSave has what is known written.
+func (r *run) requestSave() {
+	if !r.loaded {
 		return // who wrote now would lose what is not read yet
 	}
-	r.kick()
+	r.wakeWriter()
 }
 
-func (r *run) kick() {
+func (r *run) wakeWriter() {
 	select {
 	case r.dirty <- struct{}{}:
 	default:
@@ -291,7 +291,7 @@ func (r *run) write(ctx context.Context) {
 			_ = r.lock.Close()
 		}
 	}()
-	wait := debounce
+	wait := saveDelay
 	for {
 		select {
 		case <-ctx.Done():
@@ -310,18 +310,18 @@ func (r *run) write(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		r.say(ctx, err)
-		wait = max(debounce, share*time.Since(begin))
+		r.logSave(ctx, err)
+		wait = max(saveDelay, maxSaveShare*time.Since(begin))
 		if err != nil {
-			wait = again
-			r.kick()
+			wait = saveRetryInterval
+			r.wakeWriter()
 		}
 	}
 }
 
-// rest is for a source that has nothing more to say: the writer goes on.
-func (r *run) rest(ctx context.Context) error {
-	if err := r.wait(ctx); err != nil {
+// keepSaving is for a source that has nothing more to say: the writer goes on.
+func (r *run) keepSaving(ctx context.Context) error {
+	if err := r.awaitFile(ctx); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -330,26 +330,26 @@ func (r *run) rest(ctx context.Context) error {
 
 func (r *run) save(ctx context.Context) error {
 	if r.lock == nil {
-		lock, err := alloc.Lock(r.Path, "kept state")
+		lock, err := alloc.Lock(r.Path, "saved snapshot")
 		if err != nil {
 			return err
 		}
 		r.lock = lock
 	}
 	r.mu.Lock()
-	all := maps.Clone(r.known)
+	all := maps.Clone(r.current)
 	r.mu.Unlock()
 	return alloc.Replace(r.Path, func(w io.Writer) error { return encode(ctx, w, r.Settings, all, MaxSize) })
 }
 
-// say says once what is wrong with the file, and that it is not any more.
-func (r *run) say(ctx context.Context, err error) {
+// logSave says once what is wrong with the file, and that it is not any more.
+func (r *run) logSave(ctx context.Context, err error) {
 	switch {
-	case err == nil && r.bad != "":
+	case err == nil && r.saveError != "":
 		r.log.Info("snapshot saved again", "path", r.Path)
-		r.bad = ""
-	case err != nil && r.bad == "":
-		r.bad = err.Error()
+		r.saveError = ""
+	case err != nil && r.saveError == "":
+		r.saveError = err.Error()
 		level := slog.LevelError
 		if errors.Is(err, alloc.ErrHeld) {
 			level = slog.LevelWarn

@@ -1,6 +1,6 @@
 //go:build unix
 
-package kept
+package snapshot
 
 import (
 	"os"

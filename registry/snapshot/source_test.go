@@ -1,4 +1,4 @@
-package kept
+package snapshot
 
 import (
 	"bytes"
@@ -59,14 +59,14 @@ func (r *rig) Write(b []byte) (int, error) {
 	return r.log.Write(b)
 }
 
-func (r *rig) said() string {
+func (r *rig) logged() string {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.log.String()
 }
 
-func begin(t *testing.T, path string, change ...func(*Source)) *rig {
+func startRig(t *testing.T, path string, change ...func(*Source)) *rig {
 	r := &rig{t: t, src: make(says)}
 	s := &Source{Source: r.src, Path: path, Log: slog.New(slog.NewTextHandler(r, nil))}
 	for _, f := range change {
@@ -132,12 +132,12 @@ var errAway = errors.New("away")
 func TestKeptIsSaidFirst(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		r := begin(t, path)
+		r := startRig(t, path)
 		r.src <- update("west", "old")
 		r.src <- update("west", "a", "b")
 		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west old", "west a b", "west !away")
-		time.Sleep(debounce)
+		time.Sleep(saveDelay)
 		synctest.Wait()
 		if err := r.stop(); err != context.Canceled {
 			t.Errorf("Run: %v", err)
@@ -146,8 +146,8 @@ func TestKeptIsSaidFirst(t *testing.T) {
 			t.Errorf("the file is %v, %v", info, err)
 		}
 
-		time.Sleep(time.Hour - debounce)
-		r = begin(t, path)
+		time.Sleep(time.Hour - saveDelay)
+		r = startRig(t, path)
 		r.want() // the source has the first word
 		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west a b", "west !away 1h0m0s", "west !away 1h0m0s")
@@ -162,20 +162,20 @@ func TestKeptIsSaidFirst(t *testing.T) {
 }
 
 // A source that says nothing is waited for, and one that speaks is not.
-func TestPatience(t *testing.T) {
+func TestFirstUpdateTimeout(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		r := begin(t, path)
+		r := startRig(t, path)
 		r.src <- update("west", "a")
-		time.Sleep(debounce)
+		time.Sleep(saveDelay)
 		synctest.Wait()
 		r.stop()
 
-		r = begin(t, path)
-		time.Sleep(Patience - 1)
+		r = startRig(t, path)
+		time.Sleep(FirstUpdateTimeout - 1)
 		r.want()
 		time.Sleep(time.Nanosecond)
-		r.want("west a", "west !it has said nothing for 3s since the start 4s")
+		r.want("west a", "west !no update for 3s since the start 4s")
 		r.src <- update("west", "b")
 		r.want("west b")
 		r.stop()
@@ -188,9 +188,9 @@ func TestASourceThatFails(t *testing.T) {
 	for _, fail := range []any{errAway, "away"} {
 		path := filepath.Join(t.TempDir(), "state")
 		synctest.Test(t, func(t *testing.T) {
-			r := begin(t, path)
+			r := startRig(t, path)
 			r.src <- update("west", "a")
-			time.Sleep(debounce)
+			time.Sleep(saveDelay)
 			synctest.Wait()
 			r.stop()
 
@@ -232,16 +232,16 @@ func TestNames(t *testing.T) {
 			names = all
 		}
 		set("clusters/x", "east", "north", "west")
-		r := begin(t, path, known)
+		r := startRig(t, path, known)
 		for _, name := range []string{"clusters/x", "east", "north", "west"} {
 			r.src <- update(name, name)
 		}
-		time.Sleep(debounce)
+		time.Sleep(saveDelay)
 		synctest.Wait()
 		r.stop()
 
 		set()
-		r = begin(t, path, known)
+		r = startRig(t, path, known)
 		r.src <- registry.Update{Source: "clusters/x", Err: errAway}
 		r.want("clusters/x clusters/x", "clusters/x !away 1s", "east east", "east !away 1s", "north north", "north !away 1s", "west west", "west !away 1s", "clusters/x !away 1s")
 		set("clusters/x", "east", "west")
@@ -249,19 +249,19 @@ func TestNames(t *testing.T) {
 		r.want("clusters/x", "north") // which is gone
 		r.src <- registry.Update{Source: "east", Err: errAway}
 		r.want("east !away 1s") // and still served
-		time.Sleep(debounce)
+		time.Sleep(saveDelay)
 		synctest.Wait()
 		r.stop()
 
-		r = begin(t, path, known) // north is gone from the file, too
+		r = startRig(t, path, known) // north is gone from the file, too
 		r.src <- update("clusters/x")
 		r.src <- update("west", "new")
-		time.Sleep(Patience)
-		r.want("clusters/x", "west new", "east east", "east !it has said nothing for 3s since the start 5s")
+		time.Sleep(FirstUpdateTimeout)
+		r.want("clusters/x", "west new", "east east", "east !no update for 3s since the start 5s")
 		r.stop()
 
 		set("other")
-		r = begin(t, path, known) // none of it is this source's
+		r = startRig(t, path, known) // none of it is this source's
 		r.src <- registry.Update{Source: "other", Err: errAway}
 		r.want("other !away")
 		r.stop()
@@ -275,18 +275,18 @@ func TestABrokenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := begin(t, path)
-		if log := r.said(); !strings.Contains(log, "it is not a state that culvert has kept") {
+		r := startRig(t, path)
+		if log := r.logged(); !strings.Contains(log, "it is not a snapshot that culvert has saved") {
 			t.Errorf("the log says %q", log)
 		}
 		r.src <- registry.Update{Source: "west", Err: errAway}
 		r.want("west !away")
 		r.src <- update("west", "a")
-		time.Sleep(debounce)
+		time.Sleep(saveDelay)
 		synctest.Wait()
 		r.stop()
-		r = begin(t, path, func(s *Source) { s.Settings = "others" })
-		if log := r.said(); !strings.Contains(log, "other settings") {
+		r = startRig(t, path, func(s *Source) { s.Settings = "others" })
+		if log := r.logged(); !strings.Contains(log, "other settings") {
 			t.Errorf("the log says %q", log)
 		}
 		r.stop()
@@ -301,19 +301,19 @@ func TestADiskThatFails(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "later")
 	path := filepath.Join(dir, "state")
 	synctest.Test(t, func(t *testing.T) {
-		r := begin(t, path)
+		r := startRig(t, path)
 		for i := range 100 {
 			r.src <- update("west", fmt.Sprint(i))
-			time.Sleep(debounce)
+			time.Sleep(saveDelay)
 		}
-		if n := strings.Count(r.said(), "cannot save a snapshot"); n != 1 {
-			t.Errorf("it is said %d times:\n%s", n, r.said())
+		if n := strings.Count(r.logged(), "cannot save a snapshot"); n != 1 {
+			t.Errorf("it is said %d times:\n%s", n, r.logged())
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(again + debounce)
-		if log := r.said(); !strings.Contains(log, "saved again") {
+		time.Sleep(saveRetryInterval + saveDelay)
+		if log := r.logged(); !strings.Contains(log, "saved again") {
 			t.Errorf("the log says %q", log)
 		}
 		r.stop()
@@ -327,19 +327,19 @@ func TestADiskThatFails(t *testing.T) {
 func TestTwoProcesses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		one, two := begin(t, path), begin(t, path)
+		one, two := startRig(t, path), startRig(t, path)
 		one.src <- update("west", "one")
-		time.Sleep(debounce)
+		time.Sleep(saveDelay)
 		two.src <- update("west", "two")
-		time.Sleep(debounce)
-		if log := two.said(); !strings.Contains(log, "another process keeps them") {
+		time.Sleep(saveDelay)
+		if log := two.logged(); !strings.Contains(log, "another process keeps them") {
 			t.Errorf("the log says %q", log)
 		}
 		if all, _ := load(t.Context(), path, ""); all["west"] == nil || all["west"].Services[0].Name != "one" {
 			t.Errorf("the file has %v", all)
 		}
 		one.stop()
-		time.Sleep(again + debounce)
+		time.Sleep(saveRetryInterval + saveDelay)
 		synctest.Wait()
 		two.stop()
 		if all, _ := load(t.Context(), path, ""); all["west"] == nil || all["west"].Services[0].Name != "two" {
@@ -352,8 +352,8 @@ func TestTwoProcesses(t *testing.T) {
 func TestASourceThatHasSaidAll(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		r := begin(t, path, func(s *Source) { s.Source = registry.Static{Name: "west", Snapshot: update("", "a").Snapshot} })
-		time.Sleep(debounce)
+		r := startRig(t, path, func(s *Source) { s.Source = registry.Static{Name: "west", Snapshot: update("", "a").Snapshot} })
+		time.Sleep(saveDelay)
 		r.want("west a")
 		r.stop()
 		if all, err := load(t.Context(), path, ""); err != nil || len(all) != 1 {
@@ -366,7 +366,7 @@ func TestASourceThatHasSaidAll(t *testing.T) {
 func TestARegistryIsStale(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state")
 	synctest.Test(t, func(t *testing.T) {
-		r := begin(t, path)
+		r := startRig(t, path)
 		r.src <- update("west", "a")
 		time.Sleep(time.Hour)
 		r.stop()

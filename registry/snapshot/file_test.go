@@ -1,4 +1,4 @@
-package kept
+package snapshot
 
 import (
 	"bytes"
@@ -19,8 +19,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// hush is what no file may have.
-const hush = "HUSH-HUSH-HUSH"
+// secretText is what no file may have.
+const secretText = "HUSH-HUSH-HUSH"
 
 // A filler gives every field of a model a value that no other field has. What it
 // does not know how to fill fails the test: it is new.
@@ -49,12 +49,12 @@ func (f *filler) fill(v reflect.Value) {
 		return
 	case registry.Secret:
 		if f.secrets {
-			v.SetString(hush)
+			v.SetString(secretText)
 		}
 		return
 	case *registry.TLSTermination:
 		if f.secrets {
-			v.Set(reflect.ValueOf(&registry.TLSTermination{Certificates: []registry.KeyPair{{Certificate: "c", Key: hush}}}))
+			v.Set(reflect.ValueOf(&registry.TLSTermination{Certificates: []registry.KeyPair{{Certificate: "c", Key: secretText}}}))
 		}
 		return
 	}
@@ -92,10 +92,10 @@ func (f *filler) fill(v reflect.Value) {
 	}
 }
 
-// full is a snapshot with two of everything in each field.
-func full(t testing.TB, secrets bool) registry.Snapshot { return filled(t, secrets, 2) }
+// fullSnapshot is a snapshot with two of everything in each field.
+func fullSnapshot(t testing.TB, secrets bool) registry.Snapshot { return filledSnapshot(t, secrets, 2) }
 
-func filled(t testing.TB, secrets bool, some int) registry.Snapshot {
+func filledSnapshot(t testing.TB, secrets bool, some int) registry.Snapshot {
 	t.Helper()
 	var s registry.Snapshot
 	(&filler{t: t, secrets: secrets, some: some}).fill(reflect.ValueOf(&s).Elem())
@@ -124,7 +124,7 @@ func filled(t testing.TB, secrets bool, some int) registry.Snapshot {
 	return s
 }
 
-func encoded(t testing.TB, all map[string]*said) []byte {
+func encoded(t testing.TB, all map[string]*savedSnapshot) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	if err := encode(t.Context(), &b, "settings", all, MaxSize); err != nil {
@@ -133,7 +133,7 @@ func encoded(t testing.TB, all map[string]*said) []byte {
 	return b.Bytes()
 }
 
-func decoded(t testing.TB, data []byte) map[string]*said {
+func decoded(t testing.TB, data []byte) map[string]*savedSnapshot {
 	t.Helper()
 	all, err := decode(t.Context(), bytes.NewReader(data), "settings")
 	if err != nil {
@@ -146,14 +146,14 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 7, time.UTC)
 
 // Every field there is comes back: one that is forgotten is found here.
 func TestRoundTrip(t *testing.T) {
-	want := full(t, false)
-	all := map[string]*said{"cluster/west": {want, noon}, "empty": {registry.Snapshot{}, noon}}
+	want := fullSnapshot(t, false)
+	all := map[string]*savedSnapshot{"cluster/west": {want, noon}, "empty": {registry.Snapshot{}, noon}}
 	got := decoded(t, encoded(t, all))
-	if len(got) != 2 || got["empty"] == nil || !got["cluster/west"].at.Equal(noon) {
+	if len(got) != 2 || got["empty"] == nil || !got["cluster/west"].time.Equal(noon) {
 		t.Fatalf("got %v", got)
 	}
 	if s := got["cluster/west"].Snapshot; !reflect.DeepEqual(s, want) {
-		t.Errorf("got  %s\nwant %s", encoded(t, map[string]*said{"": {s, noon}}), encoded(t, map[string]*said{"": {want, noon}}))
+		t.Errorf("got  %s\nwant %s", encoded(t, map[string]*savedSnapshot{"": {s, noon}}), encoded(t, map[string]*savedSnapshot{"": {want, noon}}))
 		for i := range want.Services {
 			if !reflect.DeepEqual(s.Services[i], want.Services[i]) {
 				t.Errorf("service %d: got  %+v\nwant %+v", i, s.Services[i], want.Services[i])
@@ -170,7 +170,7 @@ func TestServicesAreShared(t *testing.T) {
 		rules = append(rules, &registry.Rule{Backends: []registry.Backend{{Service: svc}}})
 	}
 	s := registry.Snapshot{Services: []*registry.Service{svc}, Listeners: []*registry.Listener{{Name: "edge", Sections: []*registry.Section{{Rules: rules}}}}}
-	data := encoded(t, map[string]*said{"a": {s, noon}})
+	data := encoded(t, map[string]*savedSnapshot{"a": {s, noon}})
 	if n := bytes.Count(data, []byte(`"db"`)); n != 1 {
 		t.Errorf("the service is written %d times:\n%s", n, data)
 	}
@@ -184,10 +184,10 @@ func TestServicesAreShared(t *testing.T) {
 
 // No secret is written, and what needs one refuses.
 func TestSecretsAreNotKept(t *testing.T) {
-	s := full(t, true)
+	s := fullSnapshot(t, true)
 	s.Listeners[0].Sections[0].TLS = nil
-	data := encoded(t, map[string]*said{"a": {s, noon}})
-	for _, not := range []string{hush, "hidden"} {
+	data := encoded(t, map[string]*savedSnapshot{"a": {s, noon}})
+	for _, not := range []string{secretText, "hidden"} {
 		if bytes.Contains(data, []byte(not)) {
 			t.Errorf("the file has %q:\n%s", not, data)
 		}
@@ -221,13 +221,13 @@ func TestEachSecretCounts(t *testing.T) {
 			}
 			n++
 			v := reflect.New(of)
-			v.Elem().Field(i).SetString(hush)
+			v.Elem().Field(i).SetString(secretText)
 			s := service(v)
-			if !needs(s) {
+			if !needsSecret(s) {
 				t.Errorf("a service with %s.%s needs nothing", of, of.Field(i).Name)
 			}
-			data := encoded(t, map[string]*said{"a": {registry.Snapshot{Services: []*registry.Service{s}}, noon}})
-			if bytes.Contains(data, []byte(hush)) {
+			data := encoded(t, map[string]*savedSnapshot{"a": {registry.Snapshot{Services: []*registry.Service{s}}, noon}})
+			if bytes.Contains(data, []byte(secretText)) {
 				t.Errorf("%s.%s is written", of, of.Field(i).Name)
 			}
 		}
@@ -243,60 +243,64 @@ func TestEachSecretCounts(t *testing.T) {
 	})
 }
 
-// signed makes a file of lines, with the right end.
-func signed(lines ...string) []byte {
+// withChecksum makes a file of lines, with the right end.
+func withChecksum(lines ...string) []byte {
 	text := strings.Join(lines, "\n") + "\n"
 	sum := sha256.Sum256([]byte(text))
 	return fmt.Appendf([]byte(text), "{\"end\":{\"lines\":%d,\"sha256\":%q}}\n", len(lines), hex.EncodeToString(sum[:]))
 }
 
-func first() string {
+func headerLine() string {
 	return fmt.Sprintf(`{"state":{"format":%q,"version":%d,"settings":%q}}`, format, version, digest("settings"))
 }
 
-const from = `{"source":{"name":"a","said":"2026-01-02T12:00:00Z"}}`
+const sourceLine = `{"source":{"name":"a","said":"2026-01-02T12:00:00Z"}}`
 
 // A file that is not whole and ours is said to be so, and nothing of it is used.
 func TestBadFiles(t *testing.T) {
-	good := encoded(t, map[string]*said{"a": {filled(t, false, 1), noon}})
+	good := encoded(t, map[string]*savedSnapshot{"a": {filledSnapshot(t, false, 1), noon}})
 	for name, c := range map[string]struct {
 		data []byte
 		want string
 	}{
 		"empty":             {nil, "it is empty"},
 		"no newline":        {[]byte("{"), "it is empty"},
-		"something else":    {[]byte("version: 1\n"), "not a state that culvert has kept"},
-		"leases":            {[]byte(`{"version": 1, "ports": []}` + "\n"), "not a state that culvert has kept"},
-		"newer":             {bytes.Replace(good, []byte(`"version":1`), []byte(`"version":2`), 1), "of version 2, and this culvert reads version 1"},
-		"newer and more":    {[]byte(`{"state":{"format":"culvert kept state","version":7,"zip":true}}` + "\n"), "of version 7"},
+		"something else":    {[]byte("version: 1\n"), "not a snapshot that culvert has saved"},
+		"leases":            {[]byte(`{"version": 1, "ports": []}` + "\n"), "not a snapshot that culvert has saved"},
+		"newer":             {bytes.Replace(good, []byte(`"version":2`), []byte(`"version":3`), 1), "of version 3, and this culvert reads version 2"},
+		"newer and more":    {[]byte(`{"state":{"format":"culvert snapshot","version":7,"zip":true}}` + "\n"), "of version 7"},
 		"other settings":    {bytes.Replace(good, []byte(digest("settings")), []byte(digest("others")), 1), "other settings"},
 		"changed":           {bytes.Replace(good, []byte("n1"), []byte("n2"), 1), "checksum"},
-		"a line less":       {bytes.Join(append(bytes.SplitAfter(good, []byte("\n"))[:2:2], bytes.SplitAfter(good, []byte("\n"))[3:]...), nil), "lines, and has"},
-		"more behind":       {append(bytes.Clone(good), good...), "goes on after its end"},
-		"unknown key":       {signed(first(), from, `{"service":{"name":"x","deny":true}}`), `line 3: json: unknown field "deny"`},
-		"unknown line":      {signed(first(), from, `{"policy":{}}`), `unknown field "policy"`},
-		"two in one":        {signed(first(), from, `{"section":{},"rule":{}}`), "2 keys that are known, and not one: rule, section"},
-		"none in one":       {signed(first(), from, `{}`), "0 keys"},
-		"two objects":       {signed(first(), from, `{"service":{}} {"service":{}}`), "line 3 has more than one object"},
-		"no source":         {signed(first(), `{"service":{}}`), "line 2: service stands where it can't"},
-		"two heads":         {signed(first(), first()), "line 2: state stands where it can't"},
-		"a source twice":    {signed(first(), from, from), `source "a" is there twice`},
-		"a rule alone":      {signed(first(), from, `{"rule":{}}`), "rule stands where it can't"},
-		"rule of the last":  {signed(first(), from, `{"listener":{}}`, `{"section":{}}`, `{"listener":{}}`, `{"rule":{}}`), "line 6: rule stands"},
-		"section of others": {signed(first(), from, `{"listener":{}}`, strings.Replace(from, `"a"`, `"b"`, 1), `{"section":{}}`), "section stands"},
-		"endpoints alone":   {signed(first(), from, `{"endpoints":[{"host":"a"}]}`), "endpoints stands"},
-		"bad endpoint":      {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"port":1}]}`), "exactly one of host and addr"},
-		"loopback":          {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"addr":"127.0.0.1","port":1}]}`), "an endpoint is 127.0.0.1, which no source says"},
-		"mapped loopback":   {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"addr":"::ffff:127.0.0.1","port":1}]}`), "which no source says"},
-		"metadata":          {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"addr":"169.254.169.254"}]}`), "which no source says"},
-		"localhost":         {signed(first(), from, `{"service":{}}`, `{"endpoints":[{"host":"a.LocalHost."}]}`), "which no source says"},
-		"gateway loopback":  {signed(first(), from, `{"network":{"name":"a","gateways":[{"address":{"addr":"127.0.0.1","port":1}}]}}`), "which no source says"},
-		"bad name":          {signed(first(), from, `{"service":{"names":["a b"]}}`), "line 3: name has a byte"},
-		"bad host":          {signed(first(), from, `{"listener":{}}`, `{"section":{"host":"*"}}`), "line 4: name"},
-		"bad rule":          {signed(first(), from, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"names":[""]}}`), "name is empty"},
-		"bad service":       {signed(first(), from, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"backends":[{"service":0}]}}`), "there is no service 0, of 0"},
-		"negative service":  {signed(first(), from, `{"service":{}}`, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"backends":[{"service":-1}]}}`), "there is no service -1"},
-		"a long line":       {signed(first(), from, `{"service":{"name":"`+strings.Repeat("x", MaxLine)+`"}}`), "line 3 is longer than the limit"},
+		"a line less":       {bytes.Join(append(bytes.SplitAfter(good, []byte("\n"))[:2:2], bytes.SplitAfter(good, []byte("\n"))[3:]...), nil), "lines and has"},
+		"more behind":       {append(bytes.Clone(good), good...), "continues after its end"},
+		"unknown key":       {withChecksum(headerLine(), sourceLine, `{"service":{"name":"x","deny":true}}`), `line 3: json: unknown field "deny"`},
+		"unknown line":      {withChecksum(headerLine(), sourceLine, `{"policy":{}}`), `unknown field "policy"`},
+		"two in one":        {withChecksum(headerLine(), sourceLine, `{"section":{},"rule":{}}`), "2 known keys, not one: rule, section"},
+		"none in one":       {withChecksum(headerLine(), sourceLine, `{}`), "0 known keys"},
+		"two objects":       {withChecksum(headerLine(), sourceLine, `{"service":{}} {"service":{}}`), "line 3 has more than one object"},
+		"no source":         {withChecksum(headerLine(), `{"service":{}}`), "line 2: service is out of place"},
+		"two heads":         {withChecksum(headerLine(), headerLine()), "line 2: state is out of place"},
+		"a source twice":    {withChecksum(headerLine(), sourceLine, sourceLine), `source "a" is there twice`},
+		"a rule alone":      {withChecksum(headerLine(), sourceLine, `{"rule":{}}`), "rule is out of place"},
+		"rule of the last":  {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{}}`, `{"listener":{}}`, `{"rule":{}}`), "line 6: rule is out of place"},
+		"section of others": {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, strings.Replace(sourceLine, `"a"`, `"b"`, 1), `{"section":{}}`), "section is out of place"},
+		"endpoints alone":   {withChecksum(headerLine(), sourceLine, `{"endpoints":[{"host":"a"}]}`), "endpoints is out of place"},
+		"bad endpoint":      {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"endpoints":[{"port":1}]}`), "exactly one of host and addr"},
+		"loopback":          {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"endpoints":[{"addr":"127.0.0.1","port":1}]}`), "an endpoint is 127.0.0.1, which no source may name"},
+		"mapped loopback":   {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"endpoints":[{"addr":"::ffff:127.0.0.1","port":1}]}`), "which no source may name"},
+		"metadata":          {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"endpoints":[{"addr":"169.254.169.254"}]}`), "which no source may name"},
+		"localhost":         {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"endpoints":[{"host":"a.LocalHost."}]}`), "which no source may name"},
+		"gateway loopback":  {withChecksum(headerLine(), sourceLine, `{"network":{"name":"a","gateways":[{"address":{"addr":"127.0.0.1","port":1}}]}}`), "which no source may name"},
+		"bad name":          {withChecksum(headerLine(), sourceLine, `{"service":{"names":["a b"]}}`), "line 3: name has a byte"},
+		"bad host":          {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{"host":"*"}}`), "line 4: name"},
+		"bad rule":          {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"names":[""]}}`), "name is empty"},
+		"bad service":       {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"backends":[{"service":0}]}}`), "there is no service 0, of 0"},
+		"negative service":  {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"backends":[{"service":-1}]}}`), "there is no service -1"},
+		"service endpoints": {withChecksum(headerLine(), sourceLine, `{"service":{"endpoints":[{"addr":"127.0.0.1"}]}}`), "a service has endpoints in its own record"},
+		"listener sections": {withChecksum(headerLine(), sourceLine, `{"listener":{"sections":[{}]}}`), "a listener has sections in its own record"},
+		"section rules":     {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{"rules":[{}]}}`), "a section has rules or keys in its own record"},
+		"section keys":      {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{"tls":{}}}`), "a section has rules or keys in its own record"},
+		"a long line":       {withChecksum(headerLine(), sourceLine, `{"service":{"name":"`+strings.Repeat("x", MaxLine)+`"}}`), "line 3 is longer than the limit"},
 	} {
 		all, err := decode(t.Context(), bytes.NewReader(c.data), "settings")
 		if all != nil || err == nil || !strings.Contains(err.Error(), c.want) {
@@ -346,11 +350,11 @@ func TestLoad(t *testing.T) {
 
 // What does not fit is not written, and what is there stays.
 func TestEncodeLimit(t *testing.T) {
-	all := map[string]*said{"a": {full(t, false), noon}}
+	all := map[string]*savedSnapshot{"a": {fullSnapshot(t, false), noon}}
 	if err := encode(t.Context(), new(bytes.Buffer), "", all, 1000); err == nil || !strings.Contains(err.Error(), "limit of 1000 bytes") {
 		t.Errorf("got %v", err)
 	}
-	all = map[string]*said{"a": {registry.Snapshot{Services: []*registry.Service{{Name: strings.Repeat("x", MaxLine)}}}, noon}}
+	all = map[string]*savedSnapshot{"a": {registry.Snapshot{Services: []*registry.Service{{Name: strings.Repeat("x", MaxLine)}}}, noon}}
 	if err := encode(t.Context(), new(bytes.Buffer), "", all, MaxSize); err == nil || !strings.Contains(err.Error(), "line 3 would take") {
 		t.Errorf("got %v", err)
 	}
@@ -363,16 +367,16 @@ func TestEncodeLimit(t *testing.T) {
 
 // A file that decodes is the same when it is written again.
 func FuzzDecode(f *testing.F) {
-	f.Add(encoded(f, map[string]*said{"a": {filled(f, false, 1), noon}}))
-	f.Add(encoded(f, map[string]*said{"a": {filled(f, true, 1), noon}, "b": {registry.Snapshot{}, noon}}))
+	f.Add(encoded(f, map[string]*savedSnapshot{"a": {filledSnapshot(f, false, 1), noon}}))
+	f.Add(encoded(f, map[string]*savedSnapshot{"a": {filledSnapshot(f, true, 1), noon}, "b": {registry.Snapshot{}, noon}}))
 	f.Add(encoded(f, nil))
-	f.Add(signed(first(), from, `{"service":{"names":["*.a.test"],"listed":true}}`, `{"endpoints":[{"addr":"fe80::1%eth0","port":1}]}`))
-	f.Add(signed(first(), from, `{"listener":{"protocol":"tls"}}`, `{"section":{"host":"*.a.test"}}`, `{"rule":{"backends":[{"weight":1,"broken":"x"}]}}`))
-	f.Add([]byte(first()))
+	f.Add(withChecksum(headerLine(), sourceLine, `{"service":{"names":["*.a.test"],"listed":true}}`, `{"endpoints":[{"addr":"fe80::1%eth0","port":1}]}`))
+	f.Add(withChecksum(headerLine(), sourceLine, `{"listener":{"protocol":"tls"}}`, `{"section":{"host":"*.a.test"}}`, `{"rule":{"backends":[{"weight":1,"broken":"x"}]}}`))
+	f.Add([]byte(headerLine()))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// With the right end, or no change would ever get further.
 		if i := bytes.LastIndex(data, []byte(`{"end"`)); i > 0 {
-			data = signed(strings.Split(strings.TrimSuffix(string(data[:i]), "\n"), "\n")...)
+			data = withChecksum(strings.Split(strings.TrimSuffix(string(data[:i]), "\n"), "\n")...)
 		}
 		all, err := decode(t.Context(), bytes.NewReader(data), "settings")
 		if err != nil {
@@ -389,7 +393,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 // fleet is n endpoints, two of a service.
-func fleet(n int) map[string]*said {
+func fleet(n int) map[string]*savedSnapshot {
 	var s registry.Snapshot
 	for i := range n / 2 {
 		name := fmt.Sprintf("service-%d.shop.svc.west.mesh.internal", i)
@@ -402,7 +406,7 @@ func fleet(n int) map[string]*said {
 		}
 		s.Services = append(s.Services, svc)
 	}
-	return map[string]*said{"cluster/west": {s, noon}}
+	return map[string]*savedSnapshot{"cluster/west": {s, noon}}
 }
 
 func BenchmarkEncode(b *testing.B) {

@@ -1,4 +1,4 @@
-package kept
+package snapshot
 
 import (
 	"bufio"
@@ -24,39 +24,77 @@ import (
 
 const (
 	// version is that of the format.
-	version = 1
+	version = 2
 
-	// MaxSize is that of the largest file that is written or read, in bytes.
+	// MaxSize is the size of the largest file that is written or read, in bytes.
 	MaxSize = 256 << 20
 
-	// MaxLine is likewise that of a line.
+	// MaxLine is the size of the longest line, in bytes.
 	MaxLine = 4 << 20
 
-	// chunk is how many endpoints are on a line, for no line to take long.
-	chunk = 64
+	// endpointsPerLine keeps lines short, so that none takes long to encode.
+	endpointsPerLine = 64
 
-	format = "culvert kept state"
+	format = "culvert snapshot"
 )
 
-// said is what a source has said under one name.
-type said struct {
+// savedSnapshot is what a source has said under one name.
+type savedSnapshot struct {
 	registry.Snapshot
-	at time.Time
+	time time.Time
 }
 
-// A line is one of the file: exactly one field is set. A source is followed by
+// A record is a line of the file: exactly one field is set. A source is followed by
 // all of it, a service by its endpoints, a listener by its sections, and a section by
-// its rules.
-type line struct {
-	Head      *head      `json:"state,omitempty"`
-	Source    *source    `json:"source,omitempty"`
-	Network   *network   `json:"network,omitempty"`
-	Service   *service   `json:"service,omitempty"`
-	Endpoints []endpoint `json:"endpoints,omitempty"`
-	Listener  *listener  `json:"listener,omitempty"`
-	Section   *section   `json:"section,omitempty"`
-	Rule      *rule      `json:"rule,omitempty"`
-	End       *end       `json:"end,omitempty"`
+// its rules. What follows is left out of the record itself.
+type record struct {
+	Head      *head               `json:"state,omitempty"`
+	Source    *source             `json:"source,omitempty"`
+	Network   *registry.Network   `json:"network,omitempty"`
+	Service   *service            `json:"service,omitempty"`
+	Endpoints []registry.Endpoint `json:"endpoints,omitempty"`
+	Listener  *registry.Listener  `json:"listener,omitempty"`
+	Section   *registry.Section   `json:"section,omitempty"`
+	Rule      *rule               `json:"rule,omitempty"`
+	End       *end                `json:"end,omitempty"`
+}
+
+// A service is a registry.Service without its endpoints.
+type service struct {
+	registry.Service
+	Listed bool // of the snapshot's Services, and not only a backend
+}
+
+// A rule is a registry.Rule whose backends name their services by number.
+type rule struct {
+	registry.Rule
+	Backends []backend
+}
+
+type backend struct {
+	registry.Backend
+	Service *int // which of its source's services in the file
+}
+
+// secretMissing is why a backend is refused that needs a secret.
+const secretMissing = "it needs a secret, which is not saved: it works again when its source is back"
+
+// needsSecret reports whether s does not work without a secret.
+func needsSecret(s *registry.Service) bool {
+	return s.TLS != nil && s.TLS.Key != "" || slices.ContainsFunc(s.Via, func(h registry.Hop) bool {
+		return h.Token != "" || h.Password != "" || h.Key != ""
+	})
+}
+
+// redact returns s without endpoints, and without what needs a secret: with neither
+// it leads nowhere. Secrets themselves have no JSON.
+func redact(s *registry.Service, listed bool) *service {
+	out := &service{*s, listed}
+	out.Endpoints = nil
+	if needsSecret(s) {
+		out.Via, out.TLS = nil, nil
+	}
+	return out
 }
 
 type head struct {
@@ -88,11 +126,11 @@ type encoder struct {
 }
 
 // encode writes what was said, by name, until ctx is done.
-func encode(ctx context.Context, w io.Writer, settings string, all map[string]*said, limit int) error {
+func encode(ctx context.Context, w io.Writer, settings string, all map[string]*savedSnapshot, limit int) error {
 	e := &encoder{ctx: ctx, w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New(), limit: limit}
 	e.json = json.NewEncoder(&e.buf)
 	e.json.SetEscapeHTML(false)
-	if err := e.line(&line{Head: &head{format, version, digest(settings)}}); err != nil {
+	if err := e.write(&record{Head: &head{format, version, digest(settings)}}); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -100,7 +138,7 @@ func encode(ctx context.Context, w io.Writer, settings string, all map[string]*s
 			return err
 		}
 	}
-	if err := e.line(&line{End: &end{e.lines, hex.EncodeToString(e.sum.Sum(nil))}}); err != nil {
+	if err := e.write(&record{End: &end{e.lines, hex.EncodeToString(e.sum.Sum(nil))}}); err != nil {
 		return err
 	}
 	return e.w.Flush()
@@ -111,7 +149,7 @@ func digest(settings string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func (e *encoder) line(l *line) error {
+func (e *encoder) write(l *record) error {
 	if err := e.ctx.Err(); err != nil {
 		return err
 	}
@@ -125,19 +163,19 @@ func (e *encoder) line(l *line) error {
 	case e.buf.Len() > MaxLine:
 		return fmt.Errorf("line %d would take %d bytes, limit %d", e.lines, e.buf.Len(), MaxLine)
 	case e.size > e.limit:
-		return fmt.Errorf("it would take more than the limit of %d bytes", e.limit)
+		return fmt.Errorf("it would exceed the limit of %d bytes", e.limit)
 	}
 	_, _ = e.sum.Write(e.buf.Bytes())
 	_, err := e.w.Write(e.buf.Bytes())
 	return err
 }
 
-func (e *encoder) source(name string, s *said) error {
-	if err := e.line(&line{Source: &source{name, s.at.UTC()}}); err != nil {
+func (e *encoder) source(name string, s *savedSnapshot) error {
+	if err := e.write(&record{Source: &source{name, s.time.UTC()}}); err != nil {
 		return err
 	}
 	for i := range s.Networks {
-		if err := e.line(&line{Network: ofNetwork(&s.Networks[i])}); err != nil {
+		if err := e.write(&record{Network: &s.Networks[i]}); err != nil {
 			return err
 		}
 	}
@@ -157,30 +195,24 @@ func (e *encoder) source(name string, s *said) error {
 }
 
 func (e *encoder) service(s *registry.Service, listed bool) error {
-	if err := e.line(&line{Service: ofService(s, listed)}); err != nil || needs(s) {
+	if err := e.write(&record{Service: redact(s, listed)}); err != nil || needsSecret(s) {
 		return err
 	}
-	var some [chunk]endpoint
-	for eps := s.Endpoints; len(eps) > 0; {
-		n := min(chunk, len(eps))
-		for i := range n {
-			some[i] = endpoint(eps[i])
-		}
-		if err := e.line(&line{Endpoints: some[:n]}); err != nil {
+	for eps := range slices.Chunk(s.Endpoints, endpointsPerLine) {
+		if err := e.write(&record{Endpoints: eps}); err != nil {
 			return err
 		}
-		eps = eps[n:]
 	}
 	return nil
 }
 
 func (e *encoder) listener(l *registry.Listener, known map[*registry.Service]int) error {
-	// Services come before whom they are for.
+	// The services of backends come before the rules that name them.
 	for _, s := range l.Sections {
-		for _, r := range kept(s) {
+		for _, r := range savedRules(s) {
 			for i := range r.Backends {
 				svc := r.Backends[i].Service
-				if svc == nil || needs(svc) {
+				if svc == nil || needsSecret(svc) {
 					continue
 				}
 				if _, ok := known[svc]; !ok {
@@ -192,18 +224,17 @@ func (e *encoder) listener(l *registry.Listener, known map[*registry.Service]int
 			}
 		}
 	}
-	if err := e.line(&line{Listener: &listener{l.Name, l.Protocol, l.Address, l.Port, l.Origin}}); err != nil {
+	head := *l
+	head.Sections = nil
+	if err := e.write(&record{Listener: &head}); err != nil {
 		return err
 	}
 	for _, s := range l.Sections {
-		out := &section{Name: s.Name, Istio: s.Istio && s.TLS == nil}
-		if !s.Host.Suffix.IsZero() {
-			out.Host = s.Host.String()
-		}
-		if err := e.line(&line{Section: out}); err != nil {
+		head := &registry.Section{Name: s.Name, Host: s.Host, Istio: s.Istio && s.TLS == nil}
+		if err := e.write(&record{Section: head}); err != nil {
 			return err
 		}
-		for _, r := range kept(s) {
+		for _, r := range savedRules(s) {
 			if err := e.rule(r, known); err != nil {
 				return err
 			}
@@ -212,8 +243,9 @@ func (e *encoder) listener(l *registry.Listener, known map[*registry.Service]int
 	return nil
 }
 
-// kept are the rules of a section that hold without a key. One with none refuses.
-func kept(s *registry.Section) []*registry.Rule {
+// savedRules are the rules of a section that work without a key. A section without
+// rules refuses.
+func savedRules(s *registry.Section) []*registry.Rule {
 	if s.TLS != nil {
 		return nil
 	}
@@ -221,27 +253,24 @@ func kept(s *registry.Section) []*registry.Rule {
 }
 
 func (e *encoder) rule(r *registry.Rule, known map[*registry.Service]int) error {
-	out := &rule{Name: r.Name, Names: each(r.Names, ofPattern), Idle: int64(r.IdleTimeout), Origin: r.Origin}
-	out.Backends = each(r.Backends, func(b *registry.Backend) backend {
-		switch to := (backend{Weight: b.Weight, Broken: b.Broken, Of: b.ServiceName.String()}); {
+	out := &rule{Rule: *r}
+	for _, b := range r.Backends {
+		to := backend{Backend: b}
+		switch {
 		case b.Service == nil:
-			return to
-		case needs(b.Service):
-			if to.Broken == "" {
-				to.Broken = without
-			}
-			return to
+		case needsSecret(b.Service):
+			to.Broken = cmp.Or(to.Broken, secretMissing)
 		default:
 			at := known[b.Service]
 			to.Service = &at
-			return to
 		}
-	})
-	return e.line(&line{Rule: out})
+		out.Backends = append(out.Backends, to)
+	}
+	return e.write(&record{Rule: out})
 }
 
 // load reads the file at path; there may be none.
-func load(ctx context.Context, path, settings string) (map[string]*said, error) {
+func load(ctx context.Context, path, settings string) (map[string]*savedSnapshot, error) {
 	info, err := os.Stat(path) // before opening: a FIFO would block
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -262,17 +291,17 @@ func load(ctx context.Context, path, settings string) (map[string]*said, error) 
 		return nil, err
 	}
 	if why := untrusted(info); why != "" {
-		return nil, fmt.Errorf("%q %s: anything in it could be theirs; remove it", path, why)
+		return nil, fmt.Errorf("%q %s: its content cannot be trusted; remove it", path, why)
 	}
 	return decode(ctx, io.LimitReader(f, MaxSize), settings)
 }
 
 // decode reads what encode has written. It returns all of it, or an error.
-func decode(ctx context.Context, r io.Reader, settings string) (map[string]*said, error) {
-	d := &decoder{all: map[string]*said{}}
+func decode(ctx context.Context, r io.Reader, settings string) (map[string]*savedSnapshot, error) {
+	d := &decoder{all: map[string]*savedSnapshot{}}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), MaxLine+1)
-	lines.Split(wholeLines)
+	lines.Split(splitLines)
 	sum := sha256.New()
 	n := 0
 	for ; lines.Scan(); n++ {
@@ -281,11 +310,11 @@ func decode(ctx context.Context, r io.Reader, settings string) (map[string]*said
 		}
 		registry.Yield(n)
 		if n == 0 {
-			if err := checkHead(lines.Bytes(), settings); err != nil {
+			if err := checkHeader(lines.Bytes(), settings); err != nil {
 				return nil, err
 			}
 		}
-		var l line
+		var l record
 		dec := json.NewDecoder(bytes.NewReader(lines.Bytes()))
 		dec.DisallowUnknownFields()
 		if err := dec.Decode(&l); err != nil {
@@ -297,15 +326,15 @@ func decode(ctx context.Context, r io.Reader, settings string) (map[string]*said
 		if l.End != nil {
 			switch {
 			case l.End.Lines != n:
-				return nil, fmt.Errorf("it says that it has %d lines, and has %d", l.End.Lines, n)
+				return nil, fmt.Errorf("it declares %d lines and has %d", l.End.Lines, n)
 			case l.End.Sum != hex.EncodeToString(sum.Sum(nil)):
-				return nil, errors.New("its checksum is another: it was changed, or the disk has lost some of it")
+				return nil, errors.New("its checksum does not match: it was changed or damaged")
 			case lines.Scan():
-				return nil, fmt.Errorf("it goes on after its end in line %d", n+1)
+				return nil, fmt.Errorf("it continues after its end in line %d", n+1)
 			}
 			return d.all, lines.Err()
 		}
-		if err := d.line(&l, n == 0); err != nil {
+		if err := d.add(&l, n == 0); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n+1, err)
 		}
 		_, _ = sum.Write(lines.Bytes())
@@ -321,23 +350,23 @@ func decode(ctx context.Context, r io.Reader, settings string) (map[string]*said
 	return nil, fmt.Errorf("it is cut off after %d lines", n)
 }
 
-// allowed returns an error for an endpoint that no source of a cluster says: a route
+// checkEndpoint returns an error for an endpoint that no source of a cluster says: a route
 // that names such an address is believed.
-func allowed(e *registry.Endpoint) error {
+func checkEndpoint(e *registry.Endpoint) error {
 	if host := strings.TrimSuffix(strings.ToLower(e.Host), "."); host == "localhost" || strings.HasSuffix(host, ".localhost") {
-		return fmt.Errorf("an endpoint is %q, which no source says", e.Host)
+		return fmt.Errorf("an endpoint is %q, which no source may name", e.Host)
 	}
 	if !e.Addr.IsValid() {
 		return nil
 	}
 	if why, bad := tunnel.Forbidden(e.Addr.Unmap()); bad {
-		return fmt.Errorf("an endpoint is %s, which no source says: it is %s", e.Addr, why)
+		return fmt.Errorf("an endpoint is %s, which no source may name: it is %s", e.Addr, why)
 	}
 	return nil
 }
 
-// wholeLines splits after each newline; what has none is no line.
-func wholeLines(data []byte, eof bool) (advance int, token []byte, err error) {
+// splitLines splits after each newline; what has none is no line.
+func splitLines(data []byte, eof bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i+1], nil
 	}
@@ -347,35 +376,35 @@ func wholeLines(data []byte, eof bool) (advance int, token []byte, err error) {
 	return 0, nil, nil
 }
 
-// checkHead says what a file is that is not for us. Of other versions nothing is
+// checkHeader says what a file is that is not for us. Of other versions nothing is
 // known but the beginning.
-func checkHead(text []byte, settings string) error {
+func checkHeader(text []byte, settings string) error {
 	var l struct {
 		State *head `json:"state"`
 	}
 	err := json.Unmarshal(text, &l)
 	switch {
 	case err != nil || l.State == nil || l.State.Format != format:
-		return errors.New("it is not a state that culvert has kept")
+		return errors.New("it is not a snapshot that culvert has saved")
 	case l.State.Version != version:
 		return fmt.Errorf("it is of version %d, and this culvert reads version %d", l.State.Version, version)
 	case l.State.Settings != digest(settings):
-		return errors.New("it was made by other settings than those there are now")
+		return errors.New("it was written with other settings")
 	}
 	return nil
 }
 
 // A decoder has what lines belong to.
 type decoder struct {
-	all      map[string]*said
-	at       *said
+	all      map[string]*savedSnapshot
+	at       *savedSnapshot
 	services []*registry.Service // of at, listed or not
 	service  *registry.Service   // whose endpoints follow
 	listener *registry.Listener
 	section  *registry.Section
 }
 
-func (d *decoder) line(l *line, first bool) (err error) {
+func (d *decoder) add(l *record, first bool) (err error) {
 	var set []string
 	for what, is := range map[string]bool{
 		"state": l.Head != nil, "source": l.Source != nil, "network": l.Network != nil, "service": l.Service != nil, "endpoints": l.Endpoints != nil,
@@ -387,7 +416,7 @@ func (d *decoder) line(l *line, first bool) (err error) {
 	}
 	if len(set) != 1 {
 		slices.Sort(set)
-		return fmt.Errorf("it has %d keys that are known, and not one: %s", len(set), strings.Join(set, ", "))
+		return fmt.Errorf("it has %d known keys, not one: %s", len(set), strings.Join(set, ", "))
 	}
 	switch what := set[0]; {
 	case (what == "state") != first,
@@ -395,7 +424,7 @@ func (d *decoder) line(l *line, first bool) (err error) {
 		what == "endpoints" && d.service == nil,
 		what == "section" && d.listener == nil,
 		what == "rule" && d.section == nil:
-		return fmt.Errorf("%s stands where it can't", what)
+		return fmt.Errorf("%s is out of place", what)
 	}
 	if l.Endpoints == nil {
 		d.service = nil
@@ -405,49 +434,50 @@ func (d *decoder) line(l *line, first bool) (err error) {
 		if d.all[l.Source.Name] != nil {
 			return fmt.Errorf("source %q is there twice", l.Source.Name)
 		}
-		*d = decoder{all: d.all, at: &said{at: l.Source.Said}}
+		*d = decoder{all: d.all, at: &savedSnapshot{time: l.Source.Said}}
 		d.all[l.Source.Name] = d.at
 	case l.Network != nil:
-		n := l.Network.registry()
-		for i := range n.Gateways {
-			if err := cmp.Or(allowed(&n.Gateways[i].Address), allowed(&n.Gateways[i].Public)); err != nil {
+		for i := range l.Network.Gateways {
+			g := &l.Network.Gateways[i]
+			if err := cmp.Or(checkEndpoint(&g.Address), checkEndpoint(&g.Public)); err != nil {
 				return err
 			}
 		}
-		d.at.Networks = append(d.at.Networks, n)
+		d.at.Networks = append(d.at.Networks, *l.Network)
 	case l.Service != nil:
-		if d.service, err = l.Service.registry(); err != nil {
+		if len(l.Service.Endpoints) > 0 {
+			return errors.New("a service has endpoints in its own record")
+		}
+		if err := checkPatterns(l.Service.Names); err != nil {
 			return err
 		}
+		d.service = &l.Service.Service
 		d.services = append(d.services, d.service)
 		if l.Service.Listed {
 			d.at.Services = append(d.at.Services, d.service)
 		}
 	case l.Endpoints != nil:
 		for i := range l.Endpoints {
-			e := registry.Endpoint(l.Endpoints[i])
+			e := &l.Endpoints[i]
 			if (e.Host == "") != e.Addr.IsValid() {
 				return errors.New("an endpoint has not exactly one of host and addr")
 			}
-			if err := allowed(&e); err != nil {
+			if err := checkEndpoint(e); err != nil {
 				return err
 			}
-			d.service.Endpoints = append(d.service.Endpoints, e)
 		}
+		d.service.Endpoints = append(d.service.Endpoints, l.Endpoints...)
 	case l.Listener != nil:
-		n := l.Listener
-		d.listener = &registry.Listener{Name: n.Name, Protocol: n.Protocol, Address: n.Address, Port: n.Port, Origin: n.Origin}
-		d.section = nil
+		if len(l.Listener.Sections) > 0 {
+			return errors.New("a listener has sections in its own record")
+		}
+		d.listener, d.section = l.Listener, nil
 		d.at.Listeners = append(d.at.Listeners, d.listener)
 	case l.Section != nil:
-		d.section = &registry.Section{Name: l.Section.Name, Istio: l.Section.Istio}
-		if l.Section.Host != "" {
-			hosts, err := patterns([]string{l.Section.Host})
-			if err != nil {
-				return err
-			}
-			d.section.Host = hosts[0]
+		if l.Section.TLS != nil || len(l.Section.Rules) > 0 {
+			return errors.New("a section has rules or keys in its own record")
 		}
+		d.section = l.Section
 		d.listener.Sections = append(d.listener.Sections, d.section)
 	case l.Rule != nil:
 		return d.rule(l.Rule)
@@ -455,20 +485,20 @@ func (d *decoder) line(l *line, first bool) (err error) {
 	return nil
 }
 
+func checkPatterns(names []tunnel.Pattern) error {
+	if slices.ContainsFunc(names, func(p tunnel.Pattern) bool { return p.Suffix.IsZero() }) {
+		return errors.New("name is empty")
+	}
+	return nil
+}
+
 func (d *decoder) rule(r *rule) error {
-	names, err := patterns(r.Names)
-	if err != nil {
+	if err := checkPatterns(r.Names); err != nil {
 		return err
 	}
-	out := &registry.Rule{Name: r.Name, Names: names, IdleTimeout: time.Duration(r.Idle), Origin: r.Origin}
-	for i := range r.Backends {
-		b := &r.Backends[i]
-		to := registry.Backend{Weight: b.Weight, Broken: b.Broken}
-		if b.Of != "" {
-			if to.ServiceName, err = tunnel.ParseName(b.Of); err != nil {
-				return err
-			}
-		}
+	out := r.Rule
+	for _, b := range r.Backends {
+		to := b.Backend
 		if at := b.Service; at != nil {
 			if *at < 0 || *at >= len(d.services) {
 				return fmt.Errorf("there is no service %d, of %d", *at, len(d.services))
@@ -477,6 +507,6 @@ func (d *decoder) rule(r *rule) error {
 		}
 		out.Backends = append(out.Backends, to)
 	}
-	d.section.Rules = append(d.section.Rules, out)
+	d.section.Rules = append(d.section.Rules, &out)
 	return nil
 }

@@ -1,4 +1,4 @@
-package kept
+package snapshot
 
 import (
 	"testing"
