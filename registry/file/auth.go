@@ -149,10 +149,10 @@ func (d *decoder) readFiles(path string, data []byte) {
 		}
 		d.warnCheap(at.value("auth"), auth)
 		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens) == 0 {
-			d.errorf(at.value("auth"), "add one, or leave auth out", "auth names no user and no token, and would let nobody in")
+			d.errorf(at.value("auth"), "add one, or leave auth out", "auth has no user and no token, which would refuse every client")
 		}
 		if len(d.errs) == 0 && len(auth.Users) == 0 && slices.Contains(d.cfg.Listeners[i].spoken(), "socks5") {
-			d.errorf(at.value("auth"), "add users, or take socks5 from its protocols", "auth names no user: a SOCKS client has no token to show, and nobody would get in")
+			d.errorf(at.value("auth"), "add users, or take socks5 from its protocols", "auth has no user: a SOCKS client can't send a token, so every one would be refused")
 		}
 	}
 	all = append(all, d.readTLSFiles(path)...)
@@ -194,7 +194,7 @@ func addToken(to *Auth, line string, complain func(hint, msg string)) {
 		return
 	}
 	if _, ok := to.Tokens[digest]; ok {
-		complain("give everyone a token of their own", "a token is listed twice")
+		complain("give each client its own token", "a token is listed twice")
 		return
 	}
 	if to.Tokens == nil {

@@ -44,14 +44,14 @@ func (d *decoder) checkNetworks() {
 	for i, network := range d.cfg.Networks {
 		at := &d.at.networks[i]
 		if first := names[network.Name]; first != nil && network.Name != "" {
-			d.errorf(at.name, "put all its cidrs in one place", "network %q is already in line %d", clip(network.Name), first.Line)
+			d.errorf(at.name, "list all its cidrs together", "network %q is already in line %d", clip(network.Name), first.Line)
 		} else {
 			names[network.Name] = at.name
 		}
 		for j, p := range network.CIDRs {
 			n := at.cidrs[j]
 			if first := ranges[p]; first != nil {
-				d.errorf(n, "an address is in one network, that with the longest range", "range %s is already in line %d", p, first.Line)
+				d.errorf(n, "an address belongs to one network, the one with the longest range", "range %s is already in line %d", p, first.Line)
 				continue
 			}
 			ranges[p] = n
@@ -81,9 +81,9 @@ func (d *decoder) checkService(i int) {
 	if at.value("via") != nil && len(s.Endpoints) == 0 && at.value("ports") == nil {
 		switch {
 		case d.carriesSNI():
-			d.errorf(at.value("via"), "add ports to the service, or endpoints", "a TLS hello names no port to ask the next gateway for, and the service lists none")
+			d.errorf(at.value("via"), "add ports to the service, or endpoints", "a ClientHello has no port, and the service lists none to ask the next gateway for")
 		case d.hasOwnPort(s):
-			d.errorf(at.value("via"), "add ports to the service, or endpoints, or ownPort: false", "the service's own port names none to ask the next gateway for, and the service lists none")
+			d.errorf(at.value("via"), "add ports to the service, or endpoints, or ownPort: false", "a connection to the service's own port names no port, and the service lists none to ask the next gateway for")
 		}
 	}
 	d.checkOwnPort(s, at.value("ownPort"))
@@ -172,7 +172,7 @@ func (d *decoder) checkListeners() {
 		}
 		for _, p := range taken {
 			if overlap(p.address, address) {
-				d.errorf(n, "one listener carries any number of services; a pinned one needs a port to itself", "%s is already listened at: %s in line %d", address, p.address, p.node.Line)
+				d.errorf(n, "one listener serves any number of services; a listener with a service needs a port of its own", "%s is already in use: %s in line %d", address, p.address, p.node.Line)
 				return
 			}
 		}
@@ -187,9 +187,9 @@ func (d *decoder) checkListeners() {
 		if slices.Contains(l.Protocols, "proxy") {
 			switch {
 			case len(l.Protocols) > 1:
-				d.errorf(at.value("protocols"), "give it a listener of its own", "proxy has nothing to be told from the others by")
+				d.errorf(at.value("protocols"), "give it a listener of its own", "proxy can't be told apart from other protocols")
 			case l.Proxy == nil:
-				d.errorf(at.value("protocols"), "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and nobody is trusted to send one")
+				d.errorf(at.value("protocols"), "add proxyProtocol: {from: [...]}", "proxy takes the name from a PROXY header, and no address is trusted to send one")
 			}
 		}
 		d.checkTLS(l, at)
@@ -222,7 +222,7 @@ func (d *decoder) checkListeners() {
 		s, err := table.Find(req)
 		switch {
 		case err != nil:
-			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q leads nowhere: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
+			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q is not served: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
 		case l.UDP() && len(s.Via) > 0:
 			d.errorf(at.value("service"), "leave via out of the service, or listen at UDP where the service is", "service %q has via: the gateways on the way carry streams, and this listener is of UDP", clip(at.value("service").Value))
 		case l.UDP() && s.ProxyProtocol != 0:

@@ -95,7 +95,7 @@ func (d *decoder) document(data []byte) *yaml.Node {
 func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("yaml: the parser gave up: %v", p)
+			err = fmt.Errorf("yaml: the parser failed: %v", p)
 		}
 	}()
 	return dec.Decode(n)
@@ -127,7 +127,7 @@ func (d *decoder) syntaxError(err error, data []byte) {
 	if indent := text[:len(text)-len(trimmed)]; bytes.Contains(indent, []byte("\t")) {
 		hint = "indent with spaces, not with tabs"
 	}
-	d.errorf(&yaml.Node{Line: line, Column: len(text) - len(trimmed) + 1}, hint, "not YAML: %s", msg)
+	d.errorf(&yaml.Node{Line: line, Column: len(text) - len(trimmed) + 1}, hint, "invalid YAML: %s", msg)
 }
 
 // brokenLine finds the line that breaks a document: the one after the longest
@@ -201,7 +201,7 @@ next:
 			}
 			continue next
 		}
-		hint := "known are " + strings.Join(keysOf(fields), ", ")
+		hint := "known keys are " + strings.Join(keysOf(fields), ", ")
 		if m := called(k.Value, keysOf(fields)); m != "" {
 			hint = fmt.Sprintf("did you mean %q?", m)
 		}

@@ -147,7 +147,7 @@ var dnsFields = fieldsOf([]field[DNS]{
 		d.sources(n, "recursionClients", &to.RecursionClients, "list the ranges of your own clients", "would make this an open resolver, for everybody to attack others with")
 	}},
 	{"rateLimitExempt", func(d *decoder, n *yaml.Node, to *DNS) {
-		d.sources(n, "rateLimitExempt", &to.RateLimitExempt, "list the resolvers that ask for many clients, or write rateLimit: -1", "is everybody")
+		d.sources(n, "rateLimitExempt", &to.RateLimitExempt, "list the resolvers that ask for many clients, or write rateLimit: -1", "covers everybody")
 	}},
 })
 
@@ -210,12 +210,12 @@ func (d *decoder) dnsAddress(n *yaml.Node, to *DNSListener) {
 	}
 	transport, address, found := strings.Cut(s, "://")
 	if !found || !slices.Contains(DNSTransports, transport) {
-		d.errorf(n, hint, "address %q begins with none of udp://, tcp://, tls:// and https://", clip(s))
+		d.errorf(n, hint, "address %q must begin with udp://, tcp://, tls:// or https://", clip(s))
 		return
 	}
 	address, path, slash := strings.Cut(address, "/")
 	if slash && (transport != "https" || path != "dns-query") {
-		d.errorf(n, hint, "address %q: questions are taken at /dns-query by HTTPS, and there is no other path", clip(s))
+		d.errorf(n, hint, "address %q: the only path is /dns-query, by HTTPS", clip(s))
 		return
 	}
 	inner := *n
@@ -286,7 +286,7 @@ func parseUpstream(s string) (u DNSUpstream, c *complaint) {
 	rest, secure := strings.CutPrefix(s, "tls://")
 	rest, name, named := strings.Cut(rest, "#")
 	if strings.Contains(rest, "://") || strings.Contains(rest, "/") {
-		return u, complain(hint, "a resolver is asked in the clear, or by tls://")
+		return u, complain(hint, "a resolver is an address, or tls:// and an address")
 	}
 	port := uint16(53)
 	if u.TLS = secure; secure {
@@ -294,7 +294,7 @@ func parseUpstream(s string) (u DNSUpstream, c *complaint) {
 	}
 	if named {
 		if !secure {
-			return u, complain(hint, "only a certificate has a name, and there is none in the clear")
+			return u, complain(hint, "a name is checked against a certificate, and without tls:// there is none")
 		}
 		n, c := parseName(name)
 		if c != nil {
@@ -310,7 +310,7 @@ func parseUpstream(s string) (u DNSUpstream, c *complaint) {
 	}
 	a, err := netip.ParseAddr(host)
 	if err != nil {
-		return u, complain(hint, "a resolver is an IP address: who would look its name up?")
+		return u, complain(hint, "a resolver must be an IP address")
 	}
 	if c := destination(a); c != nil {
 		return u, c

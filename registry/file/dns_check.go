@@ -29,13 +29,13 @@ func (d *decoder) checkDNS(taken []place) {
 		clash := slices.IndexFunc(taken, func(p place) bool { return overlap(p.address, l.place()) })
 		if clash >= 0 {
 			p := taken[clash]
-			d.errorf(n, "give it an address or a port of its own", "%s is already listened at: %s in line %d", l, p.address, p.node.Line)
+			d.errorf(n, "give it an address or a port of its own", "%s is already in use: %s in line %d", l, p.address, p.node.Line)
 			continue
 		}
 		taken = append(taken, place{l.place(), n})
 	}
 	if n := at.value("tls"); n != nil && !secure {
-		d.errorf(n, "add tls://:853 or https://:443/dns-query to listen, or leave it out", "tls has no effect: nothing is listened to by TLS or HTTPS")
+		d.errorf(n, "add tls://:853 or https://:443/dns-query to listen, or leave it out", "tls has no effect: there is no tls:// or https:// listener")
 	}
 	d.checkDNSViews(c)
 	d.checkDNSForward(c)
@@ -43,7 +43,7 @@ func (d *decoder) checkDNS(taken []place) {
 		for j, l := range c.Listeners {
 			ep, _ := parseEndpoint(at.addresses[i])
 			if l.Address != "" && leadsTo(ep, []uint16{ep.Port}, l.Address) {
-				d.errorf(n, "write the resolver that is to be asked", "upstream %s leads back to this server, which listens at %s (line %d)", at.addresses[i], l, at.listeners[j].Line)
+				d.errorf(n, "write the address of another resolver", "upstream %s leads back to this server, which listens at %s (line %d)", at.addresses[i], l, at.listeners[j].Line)
 				break
 			}
 		}
@@ -94,7 +94,7 @@ func (d *decoder) checkDNSForward(c *DNS) {
 		if n == nil {
 			continue
 		}
-		d.errorf(n, "add recursionClients: [10.0.0.0/8], the ranges of your own clients", "%s has no effect: nobody may ask for the names of others", key)
+		d.errorf(n, "add recursionClients: [10.0.0.0/8], the ranges of your own clients", "%s has no effect: no client may ask for other names", key)
 	}
 }
 

@@ -199,7 +199,7 @@ var listenerFields = []field[Listener]{
 		to.Auth = &Auth{}
 		object(d, n, "auth", authFields, to.Auth)
 		if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
-			d.errorf(n, "name users, usersFile or tokensFile", "auth is empty and would let nobody in")
+			d.errorf(n, "name users, usersFile or tokensFile", "auth is empty, which would refuse every client")
 		}
 	}},
 	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *Listener) {
@@ -260,7 +260,7 @@ var proxyFields = []field[Proxy]{
 			switch {
 			case ok && p.Bits() == 0:
 				// Whoever is trusted may claim to be anybody.
-				d.errorf(n, "list the ranges of the proxies in front", "range %s is everybody", p)
+				d.errorf(n, "list the ranges of the proxies in front", "range %s covers everybody", p)
 			case ok && slices.Contains(to.From, p):
 				d.errorf(n, "keep one of them", "range %s is listed twice", p)
 			case ok:
@@ -268,7 +268,7 @@ var proxyFields = []field[Proxy]{
 			}
 		})
 		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "list the ranges of the proxies in front", "from is empty and would let nobody in")
+			d.errorf(n, "list the ranges of the proxies in front", "from is empty, which would refuse every client")
 		}
 	}},
 }

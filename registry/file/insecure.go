@@ -41,17 +41,17 @@ func (d *decoder) plaintext() string {
 // warnInsecure warns of a way without TLS, by which the plaintext of what takes some
 // is refused.
 func (d *decoder) warnInsecure(at *yaml.Node, hint, way, plain string) {
-	d.warnf(at, hint, "%s: plaintext of %s is refused there with %q, and TLS alone is carried", way, plain, tunnel.Insecure)
+	d.warnf(at, hint, "%s: plaintext from %s is refused there with %q, and only TLS is carried", way, plain, tunnel.Insecure)
 }
 
 // checkInsecure tells of networks that plaintext goes to without TLS, and of those
 // that it can't go to for that.
 func (d *decoder) checkInsecure(network *registry.Network, at *networkAt, plain string) {
-	const hint = "give the network a via with TLS, or say insecure: true of it"
+	const hint = "give the network a via with TLS, or set insecure: true for it"
 	to, clear := "", false
 	switch {
 	case network.Insecure:
-		d.warnf(at.name, "", "network %q is insecure: what may be plaintext goes there without TLS", clip(network.Name))
+		d.warnf(at.name, "", "network %q is insecure: plaintext may go there without TLS", clip(network.Name))
 		return
 	case network.Name == d.cfg.Mesh.Network || plain == "":
 		return
@@ -61,7 +61,7 @@ func (d *decoder) checkInsecure(network *registry.Network, at *networkAt, plain 
 		to, clear = network.CleartextGateway()
 	}
 	if clear {
-		d.warnInsecure(at.name, hint, fmt.Sprintf("gateway %q of network %q is asked without TLS", clip(to), clip(network.Name)), plain)
+		d.warnInsecure(at.name, hint, fmt.Sprintf("gateway %q of network %q is reached without TLS", clip(to), clip(network.Name)), plain)
 	}
 }
 
@@ -79,7 +79,7 @@ func (d *decoder) checkInsecureServices() {
 			continue
 		}
 		if to, clear := registry.InsecureVia(s.Via); clear && at.value("via") != nil {
-			d.warnInsecure(at.value("via"), "use TLS there, or say insecure: true of that hop", fmt.Sprintf("gateway %q is asked for service %q without TLS", clip(to), clip(s.Name)), plain)
+			d.warnInsecure(at.value("via"), "use TLS there, or set insecure: true for that hop", fmt.Sprintf("gateway %q is reached without TLS for service %q", clip(to), clip(s.Name)), plain)
 		}
 		for j := range s.Endpoints {
 			n := d.networkOf(&s.Endpoints[j], open)
@@ -87,7 +87,7 @@ func (d *decoder) checkInsecureServices() {
 				continue
 			}
 			name := d.cfg.Networks[n].Name
-			d.warnInsecure(d.at.networks[n].name, "give the network gateways or a via with TLS, or say insecure: true of it",
+			d.warnInsecure(d.at.networks[n].name, "give the network gateways or a via with TLS, or set insecure: true for it",
 				fmt.Sprintf("network %q has no gateway, and endpoint %s of service %q there is reached unencrypted", clip(name), s.Endpoints[j], clip(s.Name)), plain)
 			if open = slices.DeleteFunc(open, func(i int) bool { return i == n }); len(open) == 0 {
 				break

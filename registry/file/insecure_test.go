@@ -27,12 +27,12 @@ services:
   - {name: g.test, ports: [1], via: [{connect: "127.0.0.1:1"}, {connect: "[::1]:1"}]}
   - {name: h.test, ports: [1], via: [{connect: "https://gw.example:1"}, {connect: "127.0.0.1:1"}]}
 `
-	always := `network "inner" is insecure: what may be plaintext goes there without TLS`
+	always := `network "inner" is insecure: plaintext may go there without TLS`
 	ways := []string{
-		`gateway "gw.plain.example:1" of network "plain" is asked without TLS`,
+		`gateway "gw.plain.example:1" of network "plain" is reached without TLS`,
 		`network "lab" has no gateway, and endpoint 10.9.0.1:1 of service "b.test" there is reached unencrypted`,
-		`gateway "gw.example:1" is asked for service "c.test" without TLS`,
-		`gateway "127.0.0.1:1" is asked for service "h.test" without TLS`,
+		`gateway "gw.example:1" is reached without TLS for service "c.test"`,
+		`gateway "127.0.0.1:1" is reached without TLS for service "h.test"`,
 	}
 	dir := t.TempDir()
 	for _, name := range []string{"gw.crt", "gw.key"} {
@@ -62,7 +62,7 @@ services:
 		want := []string{always}
 		if by != "" {
 			for _, way := range ways {
-				want = append(want, way+": plaintext of "+by+` is refused there with "insecure", and TLS alone is carried`)
+				want = append(want, way+": plaintext from "+by+` is refused there with "insecure", and only TLS is carried`)
 			}
 		}
 		n := 0

@@ -246,7 +246,7 @@ func (d *decoder) patterns(n *yaml.Node, what string, slashes int, hint, of stri
 			return
 		}
 		if _, err := path.Match(s, ""); err != nil || strings.Count(s, "/") != slashes {
-			d.errorf(n, hint, "%s %q is no pattern of %s", what, clip(s), of)
+			d.errorf(n, hint, "%s %q is not a pattern of %s", what, clip(s), of)
 			return
 		}
 		*to = append(*to, s)
@@ -272,7 +272,7 @@ func (d *decoder) checkKubernetes() {
 		return
 	}
 	if d.cfg.Cluster == "" {
-		d.errorf(at, "add cluster to the configuration", "discovery makes names of the cluster's id, which it has none")
+		d.errorf(at, "add cluster to the configuration", "discovery makes names from the cluster's id, and cluster is not set")
 	}
 	if k.Discovery.Network == "" {
 		k.Discovery.Network = d.cfg.Cluster

@@ -316,7 +316,7 @@ func (d *decoder) checkEntrance(network *registry.Network, g *registry.Gateway, 
 		}
 	}
 	d.errorf(n, "add via to the network, or one of sni, connect-h2, connect and socks5 to its transports",
-		"gateway %q of network %q takes %s alone: nobody can ask it by that without keys or a URL, which via has", g.Address, clip(network.Name), strings.Join(g.Transports, " and "))
+		"gateway %q of network %q takes only %s, which needs keys or a URL, and those are set in via", g.Address, clip(network.Name), strings.Join(g.Transports, " and "))
 }
 
 // identify completes the ID of a service that was read.

@@ -38,7 +38,7 @@ func parseName(s string) (tunnel.Name, *complaint) {
 		}
 		var err error
 		if ascii, err = idna.Lookup.ToASCII(s); err != nil {
-			return tunnel.Name{}, complain("write the A-labels that DNS has (xn--...)", "not a name that IDNA allows")
+			return tunnel.Name{}, complain("write the A-labels that DNS has (xn--...)", "not a valid name in IDNA")
 		}
 		break
 	}
@@ -59,7 +59,7 @@ func parseName(s string) (tunnel.Name, *complaint) {
 		}
 		u, err := idna.Punycode.ToUnicode(label)
 		if err != nil || u == label || isASCII(u) {
-			return tunnel.Name{}, complain("write the label as DNS has it", "label %q is no A-label: it stands for no name outside of ASCII", label)
+			return tunnel.Name{}, complain("write the label as DNS has it", "label %q is not a valid A-label: it does not decode to a name outside of ASCII", label)
 		}
 	}
 	return n, nil
@@ -78,7 +78,7 @@ func isASCII(s string) bool {
 func parsePattern(s string) (tunnel.Pattern, *complaint) {
 	rest, wild := strings.CutPrefix(s, "*.")
 	if s == "*" {
-		return tunnel.Pattern{}, complain("name a domain: *.example.com", "a service can't have every name there is")
+		return tunnel.Pattern{}, complain("name a domain: *.example.com", "a service can't have all names")
 	}
 	n, c := parseName(rest)
 	if c != nil {
@@ -205,7 +205,7 @@ func (d *decoder) listenerAddress(n *yaml.Node, to *string) {
 		return
 	}
 	if !isUDP(n.Value) {
-		d.errorf(n, "write udp://:443 for UDP, and :443 for TCP", "address %q: only udp:// may be in front", clip(n.Value))
+		d.errorf(n, "write udp://:443 for UDP, and :443 for TCP", "address %q: udp:// is the only scheme", clip(n.Value))
 		return
 	}
 	inner := *n
@@ -236,7 +236,7 @@ func (d *decoder) adminAddress(n *yaml.Node, to *string) {
 		return
 	}
 	if !path.IsAbs(strings.TrimPrefix(s, socketPrefix)) {
-		d.errorf(n, "write unix:/run/culvert/admin.sock", "admin %q: the path of a socket starts at the root", clip(s))
+		d.errorf(n, "write unix:/run/culvert/admin.sock", "admin %q: the path of a socket must be absolute", clip(s))
 		return
 	}
 	*to = s

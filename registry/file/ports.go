@@ -78,7 +78,7 @@ func (d *decoder) checkOwnPort(s *registry.Service, n *yaml.Node) {
 	case s.Publish && !s.Exposed:
 		d.errorf(n, "leave one of them out", "a service that is not exposed has no port of its own")
 	case s.Publish && len(s.Names) > 0 && !hasExactName(s):
-		d.errorf(n, "add a name without *, or leave it out", "a service of wildcards has no port of its own: nobody could tell which name is meant")
+		d.errorf(n, "add a name without *, or leave it out", "a service with wildcard names only has no port of its own: a connection to it would not say which name is meant")
 	}
 }
 
@@ -123,7 +123,7 @@ func (d *decoder) checkServicePorts() {
 func (d *decoder) leadsToOwnPort(ep registry.Endpoint, ports []uint16, n *yaml.Node) {
 	for _, port := range ports {
 		if ours, ok := d.cfg.ServicePorts.listensAt(port); ok && leadsTo(ep, []uint16{port}, ours) {
-			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), of which any port may be this gateway's", ep, d.cfg.ServicePorts.Range, valueOf(d.at.ports, "range").Line)
+			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), so this gateway may listen there", ep, d.cfg.ServicePorts.Range, valueOf(d.at.ports, "range").Line)
 			return
 		}
 	}

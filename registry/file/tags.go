@@ -85,6 +85,6 @@ func (d *decoder) limit(n *yaml.Node, key string, to *int) {
 	if v, ok := d.integer(n, key, -1, math.MaxInt32); ok && v != 0 {
 		*to = v
 	} else if ok {
-		d.errorf(n, "write -1 for no limit", "%s is 0, which would let nobody in", key)
+		d.errorf(n, "write -1 for no limit", "%s is 0, which would refuse every client", key)
 	}
 }

@@ -200,11 +200,11 @@ func (d *decoder) checkByDomain(n *yaml.Node, what string) {
 func (d *decoder) protocols(n *yaml.Node, known []string, to *[]string) {
 	d.list(n, "protocols", func(n *yaml.Node) {
 		if n.Value == "hbone" && !slices.Contains(known, "hbone") {
-			d.errorf(n, "write tls: {protocols: [hbone], ...}", "hbone is spoken inside of TLS")
+			d.errorf(n, "write tls: {protocols: [hbone], ...}", "hbone needs TLS")
 			return
 		}
 		if n.Value == "connect-h3" && !slices.Contains(known, "connect-h3") {
-			d.errorf(n, "write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 is spoken where QUIC ends")
+			d.errorf(n, "write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 needs a listener that terminates QUIC")
 			return
 		}
 		s, ok := d.word(n, "a protocol", known...)
@@ -227,9 +227,9 @@ func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 	case slices.Contains(l.Protocols, "proxy"):
 		d.errorf(at.tls.node, "give it a listener of its own", "tls has no effect: with proxy, nothing is read from the client but its PROXY header")
 	case has("hbone") && has("connect-h2"):
-		d.errorf(protocols, "give one of them a listener of its own", "hbone and connect-h2 begin alike, and can't be told apart")
+		d.errorf(protocols, "give one of them a listener of its own", "hbone and connect-h2 begin with the same bytes and can't be told apart")
 	case has("hbone") && (cas == nil || l.TLS.Optional):
-		d.errorf(protocols, "add clientCAFile, and leave clientCertificates out", "hbone needs to know who is calling, by a client certificate")
+		d.errorf(protocols, "add clientCAFile, and leave clientCertificates out", "hbone identifies its clients by certificates, which this listener does not require")
 	}
 	for _, p := range l.TLS.Protocols {
 		if (p == "connect-h3") != l.UDP() {

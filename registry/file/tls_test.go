@@ -217,10 +217,10 @@ services: [{name: a.test, ports: [1], endpoints: ["10.0.0.2:1"]}]
 	}
 	got := cfg.Warnings.Error()
 	for _, want := range []string{
-		`network "open" is insecure: what may be plaintext goes there without TLS`,
-		`network "discovered" is insecure: what may be plaintext goes there without TLS`,
-		`gateway "gw.plain.example:1" of network "plain" is asked without TLS`,
-		`gateway "gw.plainvia.example:1" of network "plainvia" is asked without TLS`,
+		`network "open" is insecure: plaintext may go there without TLS`,
+		`network "discovered" is insecure: plaintext may go there without TLS`,
+		`gateway "gw.plain.example:1" of network "plain" is reached without TLS`,
+		`gateway "gw.plainvia.example:1" of network "plainvia" is reached without TLS`,
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("the warnings are\n%s\nwant %s", got, want)

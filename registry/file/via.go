@@ -111,7 +111,7 @@ func (d *decoder) checkHop(n *yaml.Node) {
 	}
 	for _, key := range []string{"peers", "behind"} {
 		if has(n, key) && !has(n, "hbone") {
-			d.errorf(keyOf(n, key), "leave it out", "%s has no effect: it is of hbone alone", key)
+			d.errorf(keyOf(n, key), "leave it out", "%s has no effect: it is for hbone only", key)
 		}
 	}
 	if has(n, "hbone") {
@@ -132,10 +132,10 @@ func (d *decoder) checkHop(n *yaml.Node) {
 			}
 		}
 	} else if has(n, "tokenFile") && has(n, "userFile") {
-		d.errorf(keyOf(n, "userFile"), "keep one of them", "a hop shows either a token or a user")
+		d.errorf(keyOf(n, "userFile"), "keep one of them", "a hop sends either a token or a user")
 	}
 	if has(n, "http2") && !has(n, "websocket") {
-		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is of websocket alone")
+		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is for websocket only")
 	}
 	if has(n, "certificateFile") != has(n, "keyFile") {
 		d.errorf(n, "give both", "certificateFile and keyFile belong together")
@@ -176,11 +176,11 @@ func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
 	case hop.Proto != "hbone":
 		d.errorf(cas, "name one file", "a caFile for each trust domain has no effect: other gateways than hbone's have no peers")
 	case len(hop.Peers) == 0:
-		d.errorf(cas, "add peers: [spiffe://DOMAIN], or name one file", "caFile names trust domains, and peers says of which the gateway may be")
+		d.errorf(cas, "add peers: [spiffe://DOMAIN], or name one file", "caFile names trust domains, and there are no peers to say which of them the gateway is in")
 	default:
 		for _, domain := range domains {
 			if !has(cas, domain) {
-				d.errorf(cas, "add the file of its CAs", "caFile has none for %q, which peers or behind name", clip(domain))
+				d.errorf(cas, "add the file of its CAs", "caFile has no file for %q, which peers or behind name", clip(domain))
 			}
 		}
 	}
@@ -311,7 +311,7 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 		d.warnReadable(path, n)
 		token := strings.TrimSpace(string(d.content(path, n, "tokenFile", &all)))
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			d.errorf(n, "put the one token into it and nothing else", "tokenFile has more than one word in it, or what no token has")
+			d.errorf(n, "put the one token into it and nothing else", "tokenFile has more than one word, or characters that no token has")
 			continue
 		}
 		hop.Token = registry.Secret(token)

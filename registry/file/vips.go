@@ -31,11 +31,11 @@ var vipsFields = fieldsOf([]field[VIPs]{
 				return
 			}
 			if err := registry.CheckVIPRange(p); err != nil {
-				d.errorf(n, "leave ranges out, or write 240.0.0.0/4, or a range that nobody else has", "range %s can't be of vips: %v", p, err)
+				d.errorf(n, "leave ranges out, or write 240.0.0.0/4, or a range that nobody else uses", "range %s can't be of vips: %v", p, err)
 				return
 			}
 			if i := slices.IndexFunc(to.Ranges, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }); i >= 0 {
-				d.errorf(n, "keep one of them", "a service has one address of a family, and %s is of the same as %s", p, to.Ranges[i])
+				d.errorf(n, "keep one of them", "a service has one address of each family, and %s is of the same family as %s", p, to.Ranges[i])
 				return
 			}
 			to.Ranges = append(to.Ranges, p)
@@ -64,7 +64,7 @@ func (d *decoder) checkVIP(s *registry.Service, at *serviceAt) {
 	case !s.Exposed:
 		d.errorf(at.value("vip"), "leave one of them out", "a service that is not exposed has no address of its own")
 	case len(s.Names) > 0 && !hasExactName(s) && at.value("mesh") == nil:
-		d.errorf(at.value("vip"), "add a name without *, or mesh, or leave it out", "a service of wildcards has no address of its own: nobody could tell which name is meant")
+		d.errorf(at.value("vip"), "add a name without *, or mesh, or leave it out", "a service with wildcard names only has no address of its own: a connection to it would not say which name is meant")
 	}
 }
 
@@ -76,11 +76,11 @@ func (d *decoder) checkVIPs() {
 		return
 	}
 	if p := d.cfg.ServicePorts; p != nil && c.State != "" && d.beside(p.State) == d.beside(c.State) {
-		d.errorf(at.value("state"), "give each a file of its own", "servicePorts keep theirs in %q, too", clip(c.State))
+		d.errorf(at.value("state"), "give each a file of its own", "servicePorts use the state %q, too", clip(c.State))
 	}
 	if !has(at.node, "ranges") {
 		if d.cfg.Cluster == "" {
-			d.errorf(at.node, "add cluster to the configuration, or ranges: [240.0.0.0/4, fd12:3456:789a::/64] to vips", "vips needs ranges: that of IPv6 is made from the name of the cluster, which has none")
+			d.errorf(at.node, "add cluster to the configuration, or ranges: [240.0.0.0/4, fd12:3456:789a::/64] to vips", "vips needs ranges: the default one of IPv6 is made from cluster, which is not set")
 			return
 		}
 		c.Ranges = registry.DefaultVIPRanges(d.cfg.Cluster)
@@ -97,12 +97,12 @@ func (d *decoder) checkVIPs() {
 			n = at.ranges[i]
 		}
 		if most := registry.VIPsIn(r); services > most {
-			d.errorf(n, "choose a larger range", "range %s has %d addresses to give, and %d services want one", r, most, services)
+			d.errorf(n, "choose a larger range", "range %s has %d addresses, and %d services need one", r, most, services)
 		}
 		for j := range d.cfg.Networks {
 			for k, p := range d.cfg.Networks[j].CIDRs {
 				if p.Bits() > 0 && p.Overlaps(r) { // a network of everything stands for the rest of the world
-					d.errorf(n, "choose another range, which nobody has", "range %s of vips overlaps %s of network %q (line %d)", r, p, clip(d.cfg.Networks[j].Name), d.at.networks[j].cidrs[k].Line)
+					d.errorf(n, "choose a range that nobody else uses", "range %s of vips overlaps %s of network %q (line %d)", r, p, clip(d.cfg.Networks[j].Name), d.at.networks[j].cidrs[k].Line)
 				}
 			}
 		}
@@ -115,7 +115,7 @@ func (d *decoder) checkVIPListeners(r netip.Prefix, n *yaml.Node) {
 	check := func(address string, at *yaml.Node) {
 		for _, a := range listenAddrs(address) {
 			if r.Contains(a) {
-				d.errorf(n, "choose another range, which nobody has", "range %s of vips has %s in it, which is listened at (line %d)", r, a, at.Line)
+				d.errorf(n, "choose a range that nobody else uses", "range %s of vips contains %s, the address of a listener (line %d)", r, a, at.Line)
 			}
 		}
 	}
@@ -131,7 +131,7 @@ func (d *decoder) checkVIPListeners(r netip.Prefix, n *yaml.Node) {
 		}
 	}
 	if p := d.cfg.ServicePorts; p != nil && p.Address.IsValid() && r.Contains(p.Address) {
-		d.errorf(n, "choose another range, which nobody has", "range %s of vips has %s in it, which servicePorts listen at (line %d)", r, p.Address, valueOf(d.at.ports, "address").Line)
+		d.errorf(n, "choose a range that nobody else uses", "range %s of vips contains %s, the address of servicePorts (line %d)", r, p.Address, valueOf(d.at.ports, "address").Line)
 	}
 }
 
