@@ -193,8 +193,8 @@ func (p *pump) afterRead(err error) error {
 			return nil // it was the first Read after a pause, and bytes came
 		}
 		p.large = false
-		if r, ok := p.src.(Rester); ok {
-			r.Rest()
+		if r, ok := p.src.(BufferReleaser); ok {
+			r.ReleaseBuffers()
 		}
 	}
 	if p.park() {

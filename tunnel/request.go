@@ -145,11 +145,10 @@ type Unwrapper interface {
 
 // A Waker is a Stream that can be waited for without a goroutine in its Read.
 // WakeRead reports whether a Read would return at once. Where it would not, wake
-// is called when that changes: by bytes, by the end, by an error or by Close.
-// It may be called once more for nothing, on any goroutine and under any lock,
-// and neither waits nor uses the Stream. Of several calls of WakeRead the last
-// one counts. It is what the Relay needs to hold an idle tunnel without a stack
-// and a buffer.
+// is called once it would: for bytes, the end, an error or Close. wake may be
+// called once too often, on any goroutine and under any lock; it does not block
+// and does not use the Stream. Of several calls of WakeRead the last one counts.
+// The Relay needs it to hold an idle tunnel without a stack and a buffer.
 type Waker interface {
 	WakeRead(wake func()) (ready bool)
 }
@@ -168,17 +167,18 @@ func isMultiplexed(c net.Conn) bool {
 }
 
 // A Waiter is a Stream that can be waited for without a buffer. WaitRead returns
-// when a Read would find something: bytes, the end or an error. It takes nothing
-// and may return for nothing.
+// when a Read would find something: bytes, the end or an error. It consumes
+// nothing, and may return too early.
 type Waiter interface {
 	WaitRead()
 }
 
-// A Rester is a Stream that stands on another one, which it returns by NetConn.
-// Rest says that nobody will be in its Read until that other one has something,
-// so that it may let go of what only a Read needs. It comes between two Reads.
-type Rester interface {
-	Rest()
+// A BufferReleaser is a Stream that stands on another one, which it returns by
+// NetConn. ReleaseBuffers says that nobody calls its Read until that other one has
+// something, so that it may give up what only a Read needs. It is called between
+// two Reads.
+type BufferReleaser interface {
+	ReleaseBuffers()
 }
 
 // A Dialer opens a connection to the next hop.

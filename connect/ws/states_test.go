@@ -606,7 +606,7 @@ func (m *machine) own(a, b byte) {
 				o.reads <- struct{}{}
 				defer func() { <-o.reads }()
 				if !m.over.Load() {
-					o.s.Rest()
+					o.s.ReleaseBuffers()
 				}
 			})
 		}

@@ -89,10 +89,10 @@ type Stream struct {
 }
 
 var (
-	_ tunnel.Stream        = (*Stream)(nil)
-	_ tunnel.Aborter       = (*Stream)(nil)
-	_ tunnel.ReasonAborter = (*Stream)(nil)
-	_ tunnel.Rester        = (*Stream)(nil)
+	_ tunnel.Stream         = (*Stream)(nil)
+	_ tunnel.Aborter        = (*Stream)(nil)
+	_ tunnel.ReasonAborter  = (*Stream)(nil)
+	_ tunnel.BufferReleaser = (*Stream)(nil)
 )
 
 // NewStream returns the stream in rwc, on which the handshake is over. It owns
@@ -197,9 +197,9 @@ func (s *Stream) buffer() {
 	}
 }
 
-// Rest implements tunnel.Rester: the buffer is given up, if nothing is in it,
+// ReleaseBuffers implements tunnel.BufferReleaser: the buffer is given up, if nothing is in it,
 // and the peer may not be silent for longer than while a Read waits.
-func (s *Stream) Rest() {
+func (s *Stream) ReleaseBuffers() {
 	s.rmu.Lock()
 	defer s.rmu.Unlock()
 	if s.br != nil && s.br.Buffered() == 0 {

@@ -66,16 +66,16 @@ func TestResting(t *testing.T, c Resting) {
 	}
 	for i := range streams {
 		streams[i], conns[i] = pair()
-		if r, ok := streams[i].(tunnel.Rester); ok {
-			r.Rest() // as it would in a Relay
+		if r, ok := streams[i].(tunnel.BufferReleaser); ok {
+			r.ReleaseBuffers() // as it would in a Relay
 		}
 	}
 	atRest("new tunnels")
 	for i, s := range streams {
 		exchange(t, s, conns[i])
 		exchange(t, conns[i], s)
-		if r, ok := s.(tunnel.Rester); ok {
-			r.Rest()
+		if r, ok := s.(tunnel.BufferReleaser); ok {
+			r.ReleaseBuffers()
 		}
 	}
 	atRest("used tunnels")
