@@ -14,15 +14,15 @@ func TestAnswerForPorts(t *testing.T) {
 	pod := func(name, addr string, port, serves uint16) registry.Endpoint {
 		return registry.Endpoint{Name: name, Addr: netip.MustParseAddr(addr), Port: port, ServicePort: serves}
 	}
-	named := []registry.NamedPort{{Name: "http", Protocol: "tcp", Port: 80}, {Name: "https", Protocol: "tcp", Port: 443}}
+	namedPort := []registry.NamedPort{{Name: "http", Protocol: "tcp", Port: 80}, {Name: "https", Protocol: "tcp", Port: 443}}
 	eps := []registry.Endpoint{pod("db-0", "10.1.0.1", 8080, 80), pod("db-0", "10.1.0.1", 8443, 443), pod("db-1", "10.1.0.2", 8443, 443), pod("db-1", "10.1.0.2", 8081, 80)}
 	host := func(port, serves uint16) registry.Endpoint {
 		return registry.Endpoint{Host: "db.example.net", Port: port, ServicePort: serves}
 	}
 	table, err := registry.Merge(registry.Snapshot{Services: []*registry.Service{
-		{Name: "db", Names: pattern("db.test"), Ports: []uint16{80, 443}, NamedPorts: named, Headless: true, Exposed: true, Endpoints: eps},
-		{Name: "web", Names: pattern("web.test"), Ports: []uint16{80, 443}, NamedPorts: named, Exposed: true, Endpoints: eps},
-		{Name: "open", Names: pattern("open.test"), NamedPorts: named, Headless: true, Exposed: true, Endpoints: eps},
+		{Name: "db", Names: pattern("db.test"), Ports: []uint16{80, 443}, NamedPorts: namedPort, Headless: true, Exposed: true, Endpoints: eps},
+		{Name: "web", Names: pattern("web.test"), Ports: []uint16{80, 443}, NamedPorts: namedPort, Exposed: true, Endpoints: eps},
+		{Name: "open", Names: pattern("open.test"), NamedPorts: namedPort, Headless: true, Exposed: true, Endpoints: eps},
 		{Name: "ext", Names: pattern("ext.test"), Ports: []uint16{80, 443}, Exposed: true, Endpoints: []registry.Endpoint{host(8080, 80), host(8443, 443)}},
 	}})
 	if err != nil {

@@ -14,22 +14,21 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A Source makes dns.Names of a registry's table. It must not be copied.
+// A Source serves a registry's table as dns.Names. It must not be copied.
 type Source struct {
 	Registry *registry.Registry
 
-	// VIPs reports whether those in a network are told the addresses that
-	// services have to themselves, in place of where they are: somebody there
-	// takes what is sent to them. Nil means nobody is.
+	// VIPs reports whether clients in a network get the virtual addresses of services
+	// in place of their endpoints': something there accepts connections to them. Nil
+	// means that no client gets them.
 	VIPs func(network string) bool
 
 	current atomic.Pointer[Table]
 }
 
-// Names returns the table that holds now, nil before the first one. It is
-// dns.Server.Names.
+// Names returns the present table, nil before the first one. It is dns.Server.Names.
 func (s *Source) Names() dns.Names {
-	partial := s.Registry.PendingSources() > 0 // before the table, which has then what it was told
+	partial := s.Registry.PendingSources() > 0 // read before the table, which then has all that was reported
 	t := s.Registry.Table()
 	if t == nil {
 		return nil
@@ -47,7 +46,7 @@ type Table struct {
 	table   *registry.Table
 	source  *Source
 	loaded  time.Time
-	partial bool // a source has yet to say what there is
+	partial bool // a source has not reported yet
 }
 
 // Updated implements dns.Names: it is now, unless a source is lost.
@@ -61,8 +60,8 @@ func (t *Table) Updated() time.Time {
 // version is that of the specification of names in the cluster set.
 var version = []string{"1.0.0"}
 
-// Answer implements dns.Names. Of what is not there while a source has yet to
-// speak nobody can say that it does not exist.
+// Answer implements dns.Names. While a source has not reported yet, an absent name is
+// unknown.
 func (t *Table) Answer(q dns.Question, a *dns.Answer) {
 	t.answer(q, a)
 	if t.partial && (a.Status == dns.Absent || a.Status == dns.Above) {
@@ -78,19 +77,19 @@ func (t *Table) answer(q dns.Question, a *dns.Answer) {
 		a.Status, a.Texts = dns.Exists, version
 		return
 	}
-	if addr, ok := reverse(q.Name); ok {
+	if addr, ok := parseReverse(q.Name); ok {
 		if a.Hosts = t.table.Reverse(addr, q.View); len(a.Hosts) > 0 {
 			a.Status = dns.Exists
 		}
 		return
 	}
-	first, second, rest := prefixed(q.Name)
+	first, second, rest := splitPrefix(q.Name)
 	name, err := tunnel.ParseName(rest)
 	if err != nil {
 		return
 	}
-	places, ok := t.table.Locations(name, q.View)
-	if ok && !slices.ContainsFunc(places, there) {
+	locations, ok := t.table.Locations(name, q.View)
+	if ok && !slices.ContainsFunc(locations, exists) {
 		ok = false
 	}
 	switch {
@@ -98,25 +97,25 @@ func (t *Table) answer(q dns.Question, a *dns.Answer) {
 		a.Status = dns.Above
 	case !ok:
 	case first == "":
-		t.own(q, a, places)
+		t.ownName(q, a, locations)
 	case second == "":
-		if slices.ContainsFunc(places, func(p registry.Location) bool { return named(&p, "", first[1:]) != nil }) {
+		if slices.ContainsFunc(locations, func(p registry.Location) bool { return namedPort(&p, "", first[1:]) != nil }) {
 			a.Status = dns.Above
 		}
 	case second == "_https":
 		port, err := strconv.ParseUint(first[1:], 10, 16)
-		if at := slices.IndexFunc(places, func(p registry.Location) bool { return has(&p, uint16(port)) }); err == nil && at >= 0 {
+		if at := slices.IndexFunc(locations, func(p registry.Location) bool { return takesPort(&p, uint16(port)) }); err == nil && at >= 0 {
 			a.Status = dns.Exists
-			t.bind(q, a, places, rest, uint16(port))
+			t.bind(q, a, locations, rest, uint16(port))
 		}
 	default:
-		t.services(q, a, places, first[1:], second[1:], rest)
+		t.services(q, a, locations, first[1:], second[1:], rest)
 	}
 }
 
-// prefixed splits what begins with an underscore from a name: "_web._tcp" of
+// splitPrefix splits the labels with an underscore from a name: "_web._tcp" from
 // "_web._tcp.example.com". One of the two alone is returned as the first.
-func prefixed(name string) (first, second, rest string) {
+func splitPrefix(name string) (first, second, rest string) {
 	if !strings.HasPrefix(name, "_") {
 		return "", "", name
 	}
@@ -128,32 +127,31 @@ func prefixed(name string) (first, second, rest string) {
 	return first, second, rest
 }
 
-// own answers what is asked of a service's own name.
-func (t *Table) own(q dns.Question, a *dns.Answer, places []registry.Location) {
+// ownName answers a question for a service's own name.
+func (t *Table) ownName(q dns.Question, a *dns.Answer, locations []registry.Location) {
 	a.Status = dns.Exists
 	switch q.Type {
 	case dns.TypeA, dns.TypeAAAA:
-		for i := range places {
-			t.addresses(q, a, &places[i])
+		for i := range locations {
+			t.addresses(q, a, &locations[i])
 		}
 	case dns.TypeHTTPS:
-		t.bind(q, a, places, q.Name, 443)
+		t.bind(q, a, locations, q.Name, 443)
 	}
 }
 
-// there is false for a headless service without any endpoint. Its name does not
-// exist, whatever is asked: KEP-1645 wants NXDOMAIN for its addresses, and that
-// holds for all types and for what is below (RFC 2308, RFC 8020).
-func there(p registry.Location) bool {
+// exists returns false for a headless service without any endpoint: KEP-1645 wants
+// NXDOMAIN for its addresses, which holds for all types and for the names below (RFC
+// 2308, RFC 8020).
+func exists(p registry.Location) bool {
 	return !p.Service.Headless || len(p.Service.Endpoints) > 0 || len(p.Gateways) > 0
 }
 
-// addresses adds where p is. What does not work is left out, as long as
-// something else remains.
+// addresses adds the addresses of p. Unhealthy ones are left out, unless all are.
 func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Location) {
 	if t.vips(q.View, p) {
 		for _, v := range p.VIPs {
-			// A place for each of the service's ports has the same ones.
+			// The locations of a service's ports have the same addresses.
 			if v.IsValid() && !slices.Contains(a.Addrs, dns.Addr{Addr: v}) {
 				a.Addrs = append(a.Addrs, dns.Addr{Addr: v})
 			}
@@ -174,21 +172,21 @@ func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Location) {
 		if len(a.Addrs)+len(a.Targets) > 0 || all {
 			return
 		}
-		all = true // nothing works, so nothing is better than the rest
+		all = true // all are unhealthy, so none is better than the others
 	}
 }
 
-// vips reports whether those in a network are told the addresses that p's
-// service has to itself. One endpoint has none, nor has what is behind one gateway.
+// vips reports whether clients in a network get the virtual addresses of p's service.
+// A single endpoint has none, nor has the part of a service behind one gateway.
 func (t *Table) vips(network string, p *registry.Location) bool {
 	return p.VIPs != [2]netip.Addr{} && !p.Single && p.GatewayLabel == "" && t.source.VIPs != nil && t.source.VIPs(network)
 }
 
-// add adds one address if it works, or is wanted in any case.
+// add adds one address if it is healthy, or with all in any case.
 func (t *Table) add(a *dns.Answer, ep *registry.Endpoint, port uint16, rank int, weight uint16, all bool) {
 	r := uint8(min(rank, 255))
 	if !ep.Addr.IsValid() {
-		// One that serves several ports is there for each of them.
+		// An endpoint of several ports has a location for each of them.
 		if !slices.ContainsFunc(a.Targets, func(have dns.Target) bool { return ep.ServicePort != 0 && have.Host == ep.Host && have.Rank == r }) {
 			a.Targets = append(a.Targets, dns.Target{Host: ep.Host, Port: port, Rank: r, Weight: weight})
 		}
@@ -210,13 +208,13 @@ func firstPort(p *registry.Location) uint16 {
 	return p.Service.Ports[0]
 }
 
-// has reports whether p takes a port.
-func has(p *registry.Location, port uint16) bool {
+// takesPort reports whether p takes a port.
+func takesPort(p *registry.Location, port uint16) bool {
 	return port != 0 && (p.Port == port || p.Port == 0 && (len(p.Service.Ports) == 0 || slices.Contains(p.Service.Ports, port)))
 }
 
-// named returns the port of p with a name and protocol; with the name "", any.
-func named(p *registry.Location, name, protocol string) *registry.NamedPort {
+// namedPort returns the port of p with a name and protocol; with the name "", any.
+func namedPort(p *registry.Location, name, protocol string) *registry.NamedPort {
 	for i := range p.Service.NamedPorts {
 		n := &p.Service.NamedPorts[i]
 		if (name == "" || n.Name == name) && n.Protocol == protocol && (p.Port == 0 || p.Port == n.Port) {
@@ -226,9 +224,9 @@ func named(p *registry.Location, name, protocol string) *registry.NamedPort {
 	return nil
 }
 
-// reverse returns the address that a name of in-addr.arpa or ip6.arpa is of: RFC
+// parseReverse returns the address that a name of in-addr.arpa or ip6.arpa is of: RFC
 // 1035 section 3.5, RFC 3596 section 2.5.
-func reverse(name string) (netip.Addr, bool) {
+func parseReverse(name string) (netip.Addr, bool) {
 	if digits, ok := strings.CutSuffix(name, ".in-addr.arpa"); ok {
 		var b [4]byte
 		for i := range b {

@@ -215,11 +215,11 @@ func TestPrivateServicesAreNotAnswered(t *testing.T) {
 // nobody has, and so is what stands above it.
 func TestNamesOfOtherNetworksAreNotTold(t *testing.T) {
 	src := source(t)
-	for name, there := range map[string]string{
+	for name, exists := range map[string]string{
 		"example.org": "above ", "theirs.example.org": "above ", "b.theirs.example.org": "above ",
 		"a.theirs.example.org": "exists 0:10.2.8.3", "theirs-0.a.theirs.example.org": "exists 0:10.2.8.3", "x.b.theirs.example.org": "exists 0:10.2.8.3",
 	} {
-		for view, want := range map[string]string{"west": there, "east": "absent ", "": "absent ", "nowhere": "absent "} {
+		for view, want := range map[string]string{"west": exists, "east": "absent ", "": "absent ", "nowhere": "absent "} {
 			ask(t, src, []question{{name, dns.TypeA, view, want}})
 		}
 	}
@@ -321,12 +321,12 @@ func TestNamesFollowTheTable(t *testing.T) {
 func TestReverse(t *testing.T) {
 	for _, s := range []string{"10.2.5.1", "255.0.0.9", "fd00:1::5", "2001:db8:1:2:3:4:5:6"} {
 		a := netip.MustParseAddr(s)
-		if got, ok := reverse(arpa(a)); !ok || got != a {
+		if got, ok := parseReverse(arpa(a)); !ok || got != a {
 			t.Errorf("%s: %v, %t", arpa(a), got, ok)
 		}
 	}
 	for _, s := range []string{"in-addr.arpa", "1.2.3.in-addr.arpa", "256.1.1.1.in-addr.arpa", "1.ip6.arpa", strings.Repeat("g.", 32) + "ip6.arpa", "example.com"} {
-		if a, ok := reverse(s); ok {
+		if a, ok := parseReverse(s); ok {
 			t.Errorf("%s is %v", s, a)
 		}
 	}

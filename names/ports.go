@@ -11,10 +11,10 @@ import (
 
 // services answers _PORT._PROTO.NAME, RFC 2782: also where the question is for
 // another type, as the name exists.
-func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Location, port, protocol, name string) {
-	for i := range places {
-		p := &places[i]
-		n := named(p, port, protocol)
+func (t *Table) services(q dns.Question, a *dns.Answer, locations []registry.Location, port, protocol, name string) {
+	for i := range locations {
+		p := &locations[i]
+		n := namedPort(p, port, protocol)
 		if n == nil {
 			continue
 		}
@@ -23,27 +23,27 @@ func (t *Table) services(q dns.Question, a *dns.Answer, places []registry.Locati
 		case t.vips(q.View, p):
 			a.Services = append(a.Services, dns.Service{Weight: 1, Port: n.Port, Target: name})
 		case len(p.Gateways) > 0:
-			alike := t.alike(q.View, places)
-			for _, e := range t.ways(p) {
+			alike := t.oneGatewayPort(q.View, locations)
+			for _, e := range t.usableGateways(p) {
 				s := dns.Service{Priority: uint16(e.Rank), Weight: 1, Port: e.Address.Port, Target: name}
 				if !alike {
-					s.Target, s.Weight = way(e, name), cmp.Or(e.Gateway.Weight, 1)
+					s.Target, s.Weight = gatewayName(e, name), cmp.Or(e.Gateway.Weight, 1)
 				}
 				if !slices.ContainsFunc(a.Services, func(have dns.Service) bool { return have.Port == s.Port && have.Target == s.Target }) {
 					a.Services = append(a.Services, s)
 				}
 			}
 		case p.Service.Headless && !p.Single:
-			t.each(a, p, n.Port, name)
+			t.addHeadless(a, p, n.Port, name)
 		default:
 			a.Services = append(a.Services, dns.Service{Weight: 1, Port: endpointPort(p, n.Port), Target: name})
 		}
 	}
 }
 
-// each adds the endpoints of a headless service that serve a port. As among its
-// addresses, what does not work is left out as long as something else remains.
-func (t *Table) each(a *dns.Answer, p *registry.Location, port uint16, name string) {
+// addHeadless adds the endpoints of a headless service that serve a port. Unhealthy
+// ones are left out, unless all are.
+func (t *Table) addHeadless(a *dns.Answer, p *registry.Location, port uint16, name string) {
 	for _, all := range []bool{false, true} {
 		before := len(a.Services)
 		for i := range p.Endpoints {
@@ -52,7 +52,7 @@ func (t *Table) each(a *dns.Answer, p *registry.Location, port uint16, name stri
 			if label == "" || !ep.Serves(port) {
 				continue
 			}
-			if to := cmp.Or(ep.Port, port); all || t.works(ep, to) {
+			if to := cmp.Or(ep.Port, port); all || t.isHealthy(ep, to) {
 				a.Services = append(a.Services, dns.Service{Weight: 1, Port: to, Target: label})
 			}
 		}
@@ -62,15 +62,15 @@ func (t *Table) each(a *dns.Answer, p *registry.Location, port uint16, name stri
 	}
 }
 
-// works reports whether nobody says that ep does not. Of what has a DNS name the
-// server finds out when it has looked up the addresses.
-func (t *Table) works(ep *registry.Endpoint, port uint16) bool {
+// isHealthy reports whether ep is not known to be unhealthy. For an endpoint with a
+// DNS name, the server checks the addresses after it has looked them up.
+func (t *Table) isHealthy(ep *registry.Endpoint, port uint16) bool {
 	return !ep.Addr.IsValid() || t.source.Registry.Healthy(netip.AddrPortFrom(ep.Addr, port))
 }
 
-// ways returns the gateways in front of p that are among its addresses: those
-// that take SNI and work, or all of them where none works.
-func (t *Table) ways(p *registry.Location) []*registry.GatewayHop {
+// usableGateways returns the gateways in front of p that are among its addresses: those
+// that take SNI and are healthy, or all that take SNI where none is.
+func (t *Table) usableGateways(p *registry.Location) []*registry.GatewayHop {
 	var all, some []*registry.GatewayHop
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
@@ -78,7 +78,7 @@ func (t *Table) ways(p *registry.Location) []*registry.GatewayHop {
 			continue
 		}
 		all = append(all, e)
-		if t.works(&e.Address, e.Address.Port) {
+		if t.isHealthy(&e.Address, e.Address.Port) {
 			some = append(some, e)
 		}
 	}
@@ -88,18 +88,18 @@ func (t *Table) ways(p *registry.Location) []*registry.GatewayHop {
 	return some
 }
 
-// alike reports whether every address that a name of places has is a gateway's,
-// and all at one port: then a record may have that port and the name itself.
-// Otherwise each gateway has a name to itself, or who asks would go to the port of
-// one at the address of another.
-func (t *Table) alike(view string, places []registry.Location) bool {
+// oneGatewayPort reports whether all addresses of the locations are gateways', at one
+// port: then a record may have that port and the name itself. Otherwise each gateway
+// has a name of its own, or clients would combine the port of one with the address of
+// another.
+func (t *Table) oneGatewayPort(view string, locations []registry.Location) bool {
 	port := uint16(0)
-	for i := range places {
-		p := &places[i]
+	for i := range locations {
+		p := &locations[i]
 		if len(p.Endpoints) > 0 || t.vips(view, p) {
 			return false
 		}
-		for _, e := range t.ways(p) {
+		for _, e := range t.usableGateways(p) {
 			if port == 0 {
 				port = e.Address.Port
 			}
@@ -111,16 +111,15 @@ func (t *Table) alike(view string, places []registry.Location) bool {
 	return true
 }
 
-// way is the name of one gateway where it stands for what is called name.
-func way(e *registry.GatewayHop, name string) string {
+// gatewayName returns the name of one gateway of the service called name.
+func gatewayName(e *registry.GatewayHop, name string) string {
 	return cmp.Or(registry.GatewayName(&e.Address, name), e.Address.Host, name)
 }
 
-// bind answers HTTPS, RFC 9460, for https://NAME with a port. Every record leads
-// to what the name has addresses of, or to a target of its own. Of the types only
-// HTTPS is meant: a SVCB record is for schemes that say so (section 2.4.1), and
-// for the scheme https none does.
-func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Location, name string, port uint16) {
+// bind answers questions for HTTPS, RFC 9460, for https://NAME with a port. Every
+// record leads to the addresses of the name, or to a target of its own. SVCB records
+// are only for schemes that use them (section 2.4.1), and the scheme https does not.
+func (t *Table) bind(q dns.Question, a *dns.Answer, locations []registry.Location, name string, port uint16) {
 	if q.Type != dns.TypeHTTPS {
 		return
 	}
@@ -128,10 +127,10 @@ func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Location, 
 	if name != q.Name {
 		target = name
 	}
-	for i := range places {
-		p := &places[i]
+	for i := range locations {
+		p := &locations[i]
 		switch {
-		case !has(p, port):
+		case !takesPort(p, port):
 		case t.vips(q.View, p):
 			b := dns.Binding{Target: target, ALPN: p.Service.ALPN} // at the port of the URL
 			for _, v := range p.VIPs {
@@ -141,12 +140,12 @@ func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Location, 
 			}
 			a.Bindings = append(a.Bindings, b)
 		case len(p.Gateways) == 0:
-			a.Bindings = append(a.Bindings, dns.Binding{Target: target, ALPN: p.Service.ALPN, Port: other(endpointPort(p, port), port)})
-		case t.alike(q.View, places):
+			a.Bindings = append(a.Bindings, dns.Binding{Target: target, ALPN: p.Service.ALPN, Port: portChange(endpointPort(p, port), port)})
+		case t.oneGatewayPort(q.View, locations):
 			t.bindAll(a, p, target, port)
 		default:
-			for _, e := range t.ways(p) {
-				b := dns.Binding{Priority: uint16(e.Rank) + 1, Target: way(e, name), ALPN: p.Service.ALPN, Port: other(e.Address.Port, port)}
+			for _, e := range t.usableGateways(p) {
+				b := dns.Binding{Priority: uint16(e.Rank) + 1, Target: gatewayName(e, name), ALPN: p.Service.ALPN, Port: portChange(e.Address.Port, port)}
 				if e.Address.Addr.IsValid() {
 					b.Hints = []netip.Addr{e.Address.Addr}
 				}
@@ -156,30 +155,31 @@ func (t *Table) bind(q dns.Question, a *dns.Answer, places []registry.Location, 
 	}
 }
 
-// bindAll adds the one record of gateways that are alike.
+// bindAll adds the one record of gateways at one port.
 func (t *Table) bindAll(a *dns.Answer, p *registry.Location, target string, port uint16) {
 	b := dns.Binding{Priority: 1, Target: target, ALPN: p.Service.ALPN}
-	ways := t.ways(p)
-	for _, e := range ways {
-		b.Port = other(e.Address.Port, port)
+	usableGateways := t.usableGateways(p)
+	for _, e := range usableGateways {
+		b.Port = portChange(e.Address.Port, port)
 		if e.Address.Addr.IsValid() {
 			b.Hints = append(b.Hints, e.Address.Addr)
 		}
 	}
-	if len(ways) > 0 {
+	if len(usableGateways) > 0 {
 		a.Bindings = append(a.Bindings, b)
 	}
 }
 
-// other is to as a Binding has it, for a URL with a port.
-func other(to, port uint16) uint16 {
+// portChange returns to as the Port of a Binding, for a URL with a port: 0 where the
+// two are the same.
+func portChange(to, port uint16) uint16 {
 	if to == port {
 		return 0
 	}
 	return to
 }
 
-// endpointPort returns where a port of p's is at its endpoints.
+// endpointPort returns the port of the endpoints of p for the service's port.
 func endpointPort(p *registry.Location, port uint16) uint16 {
 	for i := range p.Endpoints {
 		if ep := &p.Endpoints[i]; ep.Serves(port) {

@@ -12,7 +12,7 @@ import (
 // apart has a service and a headless one behind gateways that have different ports.
 func apart(t *testing.T) *Source {
 	t.Helper()
-	named := []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}
+	namedPort := []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}
 	s := registry.Snapshot{
 		Networks: []registry.Network{
 			{Name: "near", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.3.0.0/16")}, Near: []string{"west", "south"}},
@@ -25,9 +25,9 @@ func apart(t *testing.T) *Source {
 			{Name: "south", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}, Gateways: []registry.Gateway{{Address: ep("198.51.100.3:443")}}},
 		},
 		Services: []*registry.Service{
-			{Name: "far", Names: pattern("far.test"), Ports: []uint16{443}, Exposed: true, NamedPorts: named, ALPN: []string{"h2"}, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}},
-			{Name: "both", Names: pattern("both.test"), Ports: []uint16{443}, Exposed: true, NamedPorts: named, Endpoints: []registry.Endpoint{ep("10.4.5.1:443"), ep("10.2.5.1:443")}},
-			{Name: "db", Names: pattern("db.test"), Ports: []uint16{443}, Exposed: true, Headless: true, NamedPorts: named, Endpoints: []registry.Endpoint{hosted("10.2.5.2:443", "db-0"), hosted("10.2.5.3:443", "db-1")}},
+			{Name: "far", Names: pattern("far.test"), Ports: []uint16{443}, Exposed: true, NamedPorts: namedPort, ALPN: []string{"h2"}, Endpoints: []registry.Endpoint{ep("10.2.5.1:443")}},
+			{Name: "both", Names: pattern("both.test"), Ports: []uint16{443}, Exposed: true, NamedPorts: namedPort, Endpoints: []registry.Endpoint{ep("10.4.5.1:443"), ep("10.2.5.1:443")}},
+			{Name: "db", Names: pattern("db.test"), Ports: []uint16{443}, Exposed: true, Headless: true, NamedPorts: namedPort, Endpoints: []registry.Endpoint{hosted("10.2.5.2:443", "db-0"), hosted("10.2.5.3:443", "db-1")}},
 			{Name: "wild", Names: pattern("*.wild.test"), Ports: []uint16{443}, Exposed: true, Endpoints: []registry.Endpoint{ep("10.2.5.4:443")}},
 		},
 	}
