@@ -4,27 +4,28 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 
 	"culvert.dev/tunnel"
 )
 
-// newStream returns c with early in front. Where nothing needs to stand
-// there it is c itself, so that the kernel can move its bytes even for a
-// caller who knows nothing of Unwrapper.
+// newStream returns a stream that begins with early and goes on with c. Without early
+// bytes it is c itself, so that the kernel can move its bytes even for a caller that
+// does not use Unwrapper.
 func newStream(c net.Conn, early []byte) net.Conn {
 	if _, ok := c.(*tls.Conn); ok {
-		return &front{Conn: c, early: early}
+		return &prefixedConn{Conn: c, early: early}
 	}
 	if _, ok := c.(tunnel.Stream); ok && len(early) == 0 {
 		return c
 	}
-	return &stream{front{Conn: c, early: early}}
+	return &stream{prefixedConn{Conn: c, early: early}}
 }
 
-// A front is a connection whose first bytes have been read.
-type front struct {
+// A prefixedConn is a connection whose first bytes have been read.
+type prefixedConn struct {
 	net.Conn
 
 	mu    sync.Mutex // guards early
@@ -32,19 +33,19 @@ type front struct {
 }
 
 var (
-	_ tunnel.Stream  = (*front)(nil)
-	_ tunnel.Aborter = (*front)(nil)
+	_ tunnel.Stream  = (*prefixedConn)(nil)
+	_ tunnel.Aborter = (*prefixedConn)(nil)
 )
 
 // Read returns the early bytes first.
-func (f *front) Read(p []byte) (int, error) {
+func (f *prefixedConn) Read(p []byte) (int, error) {
 	if n := f.take(p); n > 0 {
 		return n, nil
 	}
 	return f.Conn.Read(p)
 }
 
-func (f *front) take(p []byte) int {
+func (f *prefixedConn) take(p []byte) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := copy(p, f.early)
@@ -54,8 +55,8 @@ func (f *front) take(p []byte) int {
 	return n
 }
 
-// forget returns the early bytes and has them no more.
-func (f *front) forget() []byte {
+// forget returns the early bytes and drops them.
+func (f *prefixedConn) forget() []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	early := f.early
@@ -64,45 +65,45 @@ func (f *front) forget() []byte {
 }
 
 // NetConn returns the connection, for what looks at its socket.
-func (f *front) NetConn() net.Conn { return f.Conn }
+func (f *prefixedConn) NetConn() net.Conn { return f.Conn }
 
 // CloseWrite implements tunnel.Stream.
-func (f *front) CloseWrite() error {
+func (f *prefixedConn) CloseWrite() error {
 	if w, ok := f.Conn.(tunnel.Stream); ok {
 		return w.CloseWrite()
 	}
-	return fmt.Errorf("connect: the way to the proxy cannot half-close: %w", errors.ErrUnsupported)
+	return fmt.Errorf("connect: the connection to the proxy cannot half-close: %w", errors.ErrUnsupported)
 }
 
 // Close closes the connection and forgets the early bytes.
-func (f *front) Close() error {
+func (f *prefixedConn) Close() error {
 	f.forget()
 	return f.Conn.Close()
 }
 
 // Abort implements tunnel.Aborter.
-func (f *front) Abort() error {
+func (f *prefixedConn) Abort() error {
 	f.forget()
-	return abort(f.Conn)
+	return Abort(f.Conn)
 }
 
-// abort ends c so that its peer can tell. A TLS connection is cut below the
-// TLS: its own Close says close_notify, which is an orderly end.
-func abort(c net.Conn) error {
+// Abort closes c with a reset if it can. A TLS connection is reset below TLS: its own
+// Close sends close_notify, which is an orderly end.
+func Abort(c io.Closer) error {
 	switch c := c.(type) {
 	case tunnel.Aborter:
 		return c.Abort()
 	case *tls.Conn:
-		return abort(c.NetConn())
+		return Abort(c.NetConn())
 	case interface{ SetLinger(int) error }:
 		_ = c.SetLinger(0)
 	}
 	return c.Close()
 }
 
-// A stream is a front that does not translate what is behind it. TLS is left
-// a front: unwrapped, it would lose its Abort.
-type stream struct{ front }
+// A stream is a prefixedConn whose connection may be used directly. TLS stays a
+// prefixedConn: unwrapped, it would lose its Abort.
+type stream struct{ prefixedConn }
 
 var _ tunnel.Unwrapper = (*stream)(nil)
 

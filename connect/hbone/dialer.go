@@ -17,13 +17,13 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// What a Dialer keeps to, as ztunnel does.
+// Limits of a connection to a server, as ztunnel has them.
 const (
-	ping    = 10 * time.Second
-	pong    = 20 * time.Second
-	streams = 100             // on a connection
-	idle    = 5 * time.Minute // without one
-	given   = 10 * time.Second
+	pingInterval     = 10 * time.Second
+	pongTimeout      = 20 * time.Second
+	maxStreams       = 100              // at once
+	idleTimeout      = 5 * time.Minute  // without a stream
+	innerIdleTimeout = 10 * time.Second // the same of the inner connection of a Double
 )
 
 // A Dialer reaches its destinations through an HBONE server, and shares its
@@ -31,8 +31,8 @@ const (
 //
 // Its fields are not to be changed once it dials. It must not be copied.
 type Dialer struct {
-	// Gateway is the server, "host:port". Dialer is the way to it; nil means a
-	// net.Dialer.
+	// Gateway is the address of the server, "host:port". Dialer connects to it; nil
+	// means a net.Dialer.
 	Gateway string
 	Dialer  tunnel.Dialer
 
@@ -40,20 +40,20 @@ type Dialer struct {
 	// server's by.
 	TLS *tls.Config
 
-	// Peers are who the server may be: SPIFFE ids, or "spiffe://domain" for
-	// any of a trust domain. Empty means that its certificate must have the
-	// name or address of Gateway, as with any TLS; no name is asked for in
-	// either case.
+	// Peers are the identities that the server may have: SPIFFE ids, or
+	// "spiffe://domain" for any of a trust domain. Empty means that its certificate
+	// must have the name or address of Gateway, as with any TLS. The hello has no
+	// name in either case.
 	Peers []string
 
-	// Trust has the CAs to verify the server's certificate by, by the trust
-	// domain of its SPIFFE id, in place of TLS.RootCAs. It is needed where Peers
-	// are of several trust domains: so no CA can speak for the domain of
-	// another. It has no effect without Peers.
+	// Trust has the CAs that verify the server's certificate, by the trust domain of
+	// its SPIFFE id, in place of TLS.RootCAs. It is needed where Peers are of several
+	// trust domains, so that no CA can speak for the domain of another. It has no
+	// effect without Peers.
 	Trust map[string]*x509.CertPool
 
-	// Baggage describes the workloads on this side, for requests that say
-	// nothing of that themselves. Via is that of connect.Dialer.
+	// Baggage describes the workloads on this side, for requests without baggage of
+	// their own. Via is that of connect.Dialer.
 	Baggage string
 	Via     string
 
@@ -66,8 +66,8 @@ var _ tunnel.Dialer = (*Dialer)(nil)
 func (d *Dialer) inner() *h2.Dialer {
 	d.once.Do(func() {
 		d.h2.Proxy, d.h2.Via, d.h2.Header = d.Gateway, d.Via, header(d.Baggage)
-		d.h2.Dialer = &secure{way: d.Dialer, keys: d.TLS, peers: d.Peers, trust: d.Trust}
-		d.h2.Streams, d.h2.Idle, d.h2.Ping, d.h2.Pong = streams, idle, ping, pong
+		d.h2.Dialer = &secureDialer{dialer: d.Dialer, keys: d.TLS, peers: d.Peers, trust: d.Trust}
+		d.h2.Streams, d.h2.Idle, d.h2.Ping, d.h2.Pong = maxStreams, idleTimeout, pingInterval, pongTimeout
 	})
 	return &d.h2
 }
@@ -89,21 +89,20 @@ func (d *Dialer) Close() error { return d.inner().Close() }
 // Conns returns how many connections there are.
 func (d *Dialer) Conns() int { return d.inner().Conns() }
 
-// A Double reaches destinations that are behind two HBONE servers: the outer
-// one is asked for the destination, and the connection it gives leads to an
-// inner one, of its choice, that is asked for it again. The outer server sees
-// who asks and for what, and nothing of what is said.
+// A Double reaches destinations behind two HBONE servers: the outer one is asked for
+// the destination, and its tunnel leads to an inner one, of its choice, which is asked
+// for it again. The outer server learns the client and the destination, and nothing of
+// the stream.
 //
-// Connections to the outer server are shared. Those to the inner one are not:
-// all that are on one go to one endpoint.
+// Connections to the outer server are shared. Those to the inner one are not: all
+// streams of one would go to one endpoint.
 //
 // Its fields are not to be changed once it dials. It must not be copied.
 type Double struct {
 	Outer *Dialer
 
 	// TLS, Peers, Trust and Baggage are those of a Dialer, for the inner server.
-	// What it must be is said by Peers: without any, its certificate must have
-	// the name that is dialed.
+	// Without Peers, its certificate must have the name that is dialed.
 	TLS     *tls.Config
 	Peers   []string
 	Trust   map[string]*x509.CertPool
@@ -119,14 +118,14 @@ var _ tunnel.Dialer = (*Double)(nil)
 func (d *Double) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	d.once.Do(func() {
 		d.h2.Proxy, d.h2.Header = "behind "+d.Outer.Gateway, header(d.Baggage)
-		d.h2.Dialer = innerWay{&secure{way: d.Outer, keys: d.TLS, peers: d.Peers, trust: d.Trust}}
-		d.h2.Single, d.h2.Idle, d.h2.Ping, d.h2.Pong = true, given, ping, pong
+		d.h2.Dialer = innerDialer{&secureDialer{dialer: d.Outer, keys: d.TLS, peers: d.Peers, trust: d.Trust}}
+		d.h2.Single, d.h2.Idle, d.h2.Ping, d.h2.Pong = true, innerIdleTimeout, pingInterval, pongTimeout
 	})
 	to, err := connect.ParseAuthority(addr)
 	if err != nil {
 		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 	}
-	// Each connection is for one dial, whose ctx tells it where to.
+	// Each connection is for one dial, whose ctx has the destination.
 	return d.h2.DialContext(context.WithValue(ctx, targetKey{}, to.String()), network, addr)
 }
 
@@ -135,30 +134,29 @@ func (d *Double) Close() error { return errors.Join(d.h2.Close(), d.Outer.Close(
 
 type targetKey struct{}
 
-// An innerWay leads to the server that is behind another one, by the name that
-// the ctx has.
-type innerWay struct{ *secure }
+// An innerDialer connects to the inner server, by the destination in the ctx.
+type innerDialer struct{ *secureDialer }
 
-func (w innerWay) DialContext(ctx context.Context, network, _ string) (net.Conn, error) {
+func (w innerDialer) DialContext(ctx context.Context, network, _ string) (net.Conn, error) {
 	addr, _ := ctx.Value(targetKey{}).(string)
-	return w.secure.DialContext(ctx, network, addr)
+	return w.secureDialer.DialContext(ctx, network, addr)
 }
 
-// secure is a way that ends in TLS as HBONE has it.
-type secure struct {
-	way   tunnel.Dialer
-	keys  *tls.Config
-	peers []string
-	trust map[string]*x509.CertPool
+// A secureDialer connects by TLS as HBONE uses it.
+type secureDialer struct {
+	dialer tunnel.Dialer
+	keys   *tls.Config
+	peers  []string
+	trust  map[string]*x509.CertPool
 }
 
 // DialContext implements tunnel.Dialer.
-func (s *secure) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	way := s.way
-	if way == nil {
-		way = new(net.Dialer)
+func (s *secureDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	dialer := s.dialer
+	if dialer == nil {
+		dialer = new(net.Dialer)
 	}
-	raw, err := way.DialContext(ctx, network, addr)
+	raw, err := dialer.DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -174,17 +172,17 @@ func (s *secure) DialContext(ctx context.Context, network, addr string) (net.Con
 	return t, nil
 }
 
-func (s *secure) config(addr string) *tls.Config {
+func (s *secureDialer) config(addr string) *tls.Config {
 	cfg := &tls.Config{}
 	if s.keys != nil {
 		cfg = s.keys.Clone()
 	}
 	host, _, _ := net.SplitHostPort(addr)
-	cfg.ServerName = "" // an HBONE client names nobody
+	cfg.ServerName = "" // a client of HBONE sends no name
 	cfg.NextProtos = []string{"h2"}
 	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
 	cfg.ClientSessionCache = nil
-	// What crypto/tls does not verify without a name, VerifyConnection does.
+	// VerifyConnection verifies what crypto/tls does not without a name.
 	cfg.InsecureSkipVerify = true
 	roots, now := cfg.RootCAs, cfg.Time
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
@@ -207,13 +205,13 @@ func (s *secure) config(addr string) *tls.Config {
 		if len(s.peers) == 0 {
 			return nil
 		}
-		return known(leaf, s.peers)
+		return checkPeer(leaf, s.peers)
 	}
 	return cfg
 }
 
-// rootsOf has opts verify a leaf by the CAs of its own trust domain.
-func (s *secure) rootsOf(leaf *x509.Certificate, opts *x509.VerifyOptions) error {
+// rootsOf sets the roots of opts to the CAs of the leaf's own trust domain.
+func (s *secureDialer) rootsOf(leaf *x509.Certificate, opts *x509.VerifyOptions) error {
 	if s.trust == nil {
 		for _, p := range s.peers[1:] {
 			if domainOf(p) != domainOf(s.peers[0]) {
@@ -226,7 +224,7 @@ func (s *secure) rootsOf(leaf *x509.Certificate, opts *x509.VerifyOptions) error
 		return fmt.Errorf("hbone: the server's certificate has %d URIs, want one", n)
 	}
 	domain := domainOf(leaf.URIs[0].String())
-	if opts.Roots = s.trust[domain]; opts.Roots == nil { // by which crypto/x509 would mean those of the system
+	if opts.Roots = s.trust[domain]; opts.Roots == nil { // crypto/x509 would use the roots of the system
 		return fmt.Errorf("hbone: no CA is configured for the trust domain of the server, %q", domain[:min(len(domain), 80)])
 	}
 	return nil
@@ -239,8 +237,8 @@ func domainOf(id string) string {
 	return domain
 }
 
-// known reports whether a leaf that was verified is one of peers.
-func known(leaf *x509.Certificate, peers []string) error {
+// checkPeer returns an error unless a verified leaf is one of peers.
+func checkPeer(leaf *x509.Certificate, peers []string) error {
 	if n := len(leaf.URIs); n != 1 {
 		return fmt.Errorf("hbone: the server's certificate has %d URIs, want one", n)
 	}

@@ -82,7 +82,7 @@ func TestInnerIsNotPooled(t *testing.T) {
 	if n := d.Outer.Conns(); n != 1 {
 		t.Errorf("%d outer connections, want one for all", n)
 	}
-	for deadline := time.Now().Add(given / 2); d.h2.Conns() > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(innerIdleTimeout / 2); d.h2.Conns() > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d inner connections are left", d.h2.Conns())
 		}
@@ -142,7 +142,7 @@ func TestKnown(t *testing.T) {
 		uris []*url.URL
 		ok   bool
 	}{{nil, false}, {[]*url.URL{gw}, true}, {[]*url.URL{other}, false}, {[]*url.URL{gw, other}, false}, {[]*url.URL{gw, gw}, false}} {
-		err := known(&x509.Certificate{URIs: tt.uris}, []string{"spiffe://cluster.local/gw"})
+		err := checkPeer(&x509.Certificate{URIs: tt.uris}, []string{"spiffe://cluster.local/gw"})
 		if (err == nil) != tt.ok {
 			t.Errorf("%v: got %v, want it accepted: %v", tt.uris, err, tt.ok)
 		}
@@ -255,7 +255,7 @@ func TestFields(t *testing.T) {
 		{"not ASCII", f("baggage", "a=\u00e9", "forwarded", "for=\x7f"), tunnel.UnverifiedHeaders{}},
 		{"a tab", f("baggage", "a=\tb"), tunnel.UnverifiedHeaders{}},
 	} {
-		got := said(tt.fields)
+		got := unverified(tt.fields)
 		if tt.want == (tunnel.UnverifiedHeaders{}) && got != nil || tt.want != (tunnel.UnverifiedHeaders{}) && (got == nil || *got != tt.want) {
 			t.Errorf("%s: got %.100v, want %.100v", tt.name, got, tt.want)
 		}
@@ -270,7 +270,7 @@ func TestThousandStreams(t *testing.T) {
 	m := newMesh(t)
 	g := serve(t, m.server("gw"), table{"svc:1": testnet.Echo(t).Addr()})
 	d := m.newDialer(g.Addr, id("gw"))
-	d.inner().Idle = idle
+	d.inner().Idle = idleTimeout
 	tunneltest.TestThousand(t, g.With(d, "svc:1"))
 }
 
@@ -321,7 +321,7 @@ func TestDrain(t *testing.T) {
 		m := &mesh{m.CA, t}
 		g := serve(t, m.server("gw"), routes)
 		d := m.newDialer(g.Addr, id("gw"))
-		d.inner().Idle = idle
+		d.inner().Idle = idleTimeout
 		return tunneltest.Draining{
 			Served: g.With(d, "svc.test:443"), Socket: g.Addr, Begin: "\x16\x03",
 			Told: func() bool { return d.Conns() == 0 },
@@ -342,7 +342,7 @@ func TestDoubleDrain(t *testing.T) {
 		inner := serve(t, m.server("workload"), routes)
 		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.Addr})
 		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
-		d.Outer.inner().Idle = idle
+		d.Outer.inner().Idle = idleTimeout
 		t.Cleanup(func() { _ = d.Close() })
 		return tunneltest.Draining{
 			Served: inner.With(d, "svc.test:443"), Socket: inner.Addr, Begin: "\x16\x03",

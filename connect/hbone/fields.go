@@ -10,15 +10,15 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Limits of what a caller says of itself, in bytes. More than that is not
-// read: ztunnel's baggage takes about 300.
+// Limits of the fields in which a client describes itself, in bytes. Longer ones are
+// ignored: ztunnel's baggage takes about 300.
 const (
 	maxBaggage   = 1024
 	maxForwarded = 256
 )
 
-// said reads the fields that HBONE adds to a CONNECT; nil for nothing.
-func said(f connect.Fields) *tunnel.UnverifiedHeaders {
+// unverified reads the fields that HBONE adds to a CONNECT; nil for none.
+func unverified(f connect.Fields) *tunnel.UnverifiedHeaders {
 	s := tunnel.UnverifiedHeaders{
 		Baggage:   joined(f, "baggage", maxBaggage),
 		Forwarded: joined(f, "forwarded", maxForwarded),
@@ -32,9 +32,8 @@ func said(f connect.Fields) *tunnel.UnverifiedHeaders {
 	return &s
 }
 
-// joined returns the values of all fields of that name as the one field that
-// they stand for (RFC 9110 section 5.3); "" where they are longer than most or
-// hold what is not ASCII.
+// joined returns the values of all fields of that name as one list (RFC 9110 section
+// 5.3), and "" where it is longer than most or not ASCII.
 func joined(f connect.Fields, name string, most int) string {
 	var values []string
 	size := 0
@@ -76,14 +75,14 @@ func newTrace() string {
 
 type requestKey struct{}
 
-// WithRequest returns a ctx whose dials are on behalf of req: what its caller
-// said goes on, and forwarded names where it came from.
+// WithRequest returns a ctx whose dials are on behalf of req: its unverified headers are
+// passed on, and forwarded has its source.
 func WithRequest(ctx context.Context, req *tunnel.Request) context.Context {
 	return context.WithValue(ctx, requestKey{}, req)
 }
 
-// fields are what is added to a CONNECT in ctx. own is the baggage where the
-// caller had none.
+// fields returns the fields that are added to a CONNECT in ctx. own is the baggage for a
+// request without.
 func fields(ctx context.Context, own string) connect.Fields {
 	said := tunnel.UnverifiedHeaders{}
 	req, _ := ctx.Value(requestKey{}).(*tunnel.Request)

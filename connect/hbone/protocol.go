@@ -66,7 +66,7 @@ func head(_ context.Context, req *tunnel.Request, head *h2.Head) error {
 	if req.Peer.Method != "mtls" {
 		return tunnel.Refusef(tunnel.NoAuth, "hbone: the client has no certificate that was verified")
 	}
-	req.Unverified = said(head.Fields)
+	req.Unverified = unverified(head.Fields)
 	return nil
 }
 

@@ -2,13 +2,13 @@ package ws
 
 import (
 	"cmp"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"time"
 
+	"culvert.dev/connect"
 	"culvert.dev/tunnel"
 )
 
@@ -96,7 +96,7 @@ func (s *Stream) AbortWithReason(why tunnel.Reason) error {
 		}
 		s.wmu.Unlock()
 	}
-	return abort(s.rwc)
+	return connect.Abort(s.rwc)
 }
 
 // markClosed marks the stream as closed and reports whether it was open.
@@ -184,20 +184,6 @@ func (s *Stream) drain() {
 			s.rerr = nil
 		}
 	}
-}
-
-// abort ends c so that its peer can tell. A TLS connection is cut below the
-// TLS: its own Close says close_notify, which is an orderly end.
-func abort(c io.Closer) error {
-	switch c := c.(type) {
-	case tunnel.Aborter:
-		return c.Abort()
-	case *tls.Conn:
-		return abort(c.NetConn())
-	case interface{ SetLinger(int) error }:
-		_ = c.SetLinger(0)
-	}
-	return c.Close()
 }
 
 // NetConn returns the connection below, for what looks at its socket. It is

@@ -143,7 +143,7 @@ func (d *Dialer) extended(ctx context.Context, at place, to connect.Authority, a
 	}
 	subprotocol, err := checkChoice(answer)
 	if err != nil {
-		_ = abort(conn)
+		_ = connect.Abort(conn)
 		return nil, &tunnel.Error{Reason: tunnel.DialFailed, Err: err}
 	}
 	return NewStream(conn, Client, subprotocol, d.Options), nil

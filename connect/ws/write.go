@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/connect"
 	"culvert.dev/tunnel"
 )
 
@@ -132,7 +133,7 @@ func (s *Stream) sendRepliesLoop() {
 func (s *Stream) recovered() {
 	if v := recover(); v != nil {
 		s.panicked.Store(tunnel.Caught(v))
-		_ = abort(s.rwc)
+		_ = connect.Abort(s.rwc)
 	}
 }
 
@@ -165,7 +166,7 @@ func (s *Stream) keepAlive() {
 	now := time.Since(s.born)
 	if since := time.Duration(s.reading.Load()); s.halfCloses && since >= 0 && now-max(since, time.Duration(s.lastRead.Load())) >= maxMissedPings*s.ping {
 		s.pingTimedOut.Store(true)
-		_ = abort(s.rwc) // the Read returns why
+		_ = connect.Abort(s.rwc) // the Read returns why
 		return
 	}
 	quiet := now - time.Duration(s.sent.Load())
