@@ -8,7 +8,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// compiledListeners are the listeners of a table, made ready.
+// compiledListeners are the listeners of a table, indexed for lookups.
 type compiledListeners struct {
 	byName   map[string]*compiledListener
 	sections map[string]*compiledSection
@@ -23,21 +23,20 @@ type refusedListener struct {
 	err error
 }
 
-// A compiledListener is a listener in a table. Of its sections one is found as one of a
-// section's rules is.
+// A compiledListener is a Listener with its sections by host.
 type compiledListener struct {
 	*Listener
 	byHost hostMap[*compiledSection]
 }
 
-// A compiledSection is one in a table.
+// A compiledSection is a Section with its rules by name.
 type compiledSection struct {
 	*Section
 	byName hostMap[*compiledRule]
 	rules  int
 }
 
-// A compiledRule is one in a table.
+// A compiledRule is a Rule with its backends and counters.
 type compiledRule struct {
 	*Rule
 	section  string
@@ -55,21 +54,21 @@ type compiledBackend struct {
 	serviceName tunnel.Name // zero where the entry's own endpoints are meant
 }
 
-// A hostMap is of what has names: the one with the exact name, or else the one
-// with the longest wildcard, or else the one for any.
+// A hostMap finds a value by name: the one with the exact name, or else the one
+// with the longest wildcard, or else the fallback, which is for any name.
 type hostMap[T any] struct {
 	exact, wild map[tunnel.Name]hostMatch[T] // wild by what follows "*."
 	fallback    hostMatch[T]
 }
 
-// A hostMatch is what has a name, and the name. Where by is "" it is none.
+// A hostMatch is a value and the pattern that it is for. An empty pattern means none.
 type hostMatch[T any] struct {
 	value   T
 	pattern string // "a.example.com", "*.example.com", or "*" for any
 }
 
-// add is false, and returns who is there, where p is taken. The zero Pattern
-// means any.
+// add adds a value for p. It is false, and returns the earlier value, where p has
+// one. The zero Pattern means any name.
 func (c *hostMap[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
 	one := hostMatch[T]{to, patternString(p)}
 	if p.Suffix.IsZero() {
@@ -93,8 +92,8 @@ func (c *hostMap[T]) add(p tunnel.Pattern, to T) (have T, ok bool) {
 	return to, true
 }
 
-// find returns what is meant by a name. The zero Name is matched by any only. It
-// does not allocate.
+// find returns the value for a name. Only the fallback matches the zero Name. It does
+// not allocate.
 func (c *hostMap[T]) find(name tunnel.Name) (one hostMatch[T], ok bool) {
 	if one, ok = c.exact[name]; ok {
 		return one, true
@@ -109,7 +108,7 @@ func (c *hostMap[T]) find(name tunnel.Name) (one hostMatch[T], ok bool) {
 	return c.fallback, c.fallback.pattern != ""
 }
 
-// patternString is what a pattern is called where the zero one means any.
+// patternString is p.String, with "*" for the zero Pattern, which means any name.
 func patternString(p tunnel.Pattern) string {
 	if p.Suffix.IsZero() {
 		return "*"
@@ -195,13 +194,13 @@ func (t *Table) Backends() iter.Seq[*Service] {
 	}
 }
 
-// A place is where at most one listener can be.
+// A socket is where at most one listener can be.
 type socket struct {
 	udp  bool
 	addr netip.AddrPort
 }
 
-// addListeners makes the listeners of snapshots ready.
+// addListeners compiles the listeners of snapshots.
 func (b *builder) addListeners(snapshots []Snapshot) {
 	var f *compiledListeners
 	sockets := map[socket]*Listener{}

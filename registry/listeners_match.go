@@ -8,7 +8,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// listenerOnly reports whether only a section's rules count for req.
+// listenerOnly reports whether req is confined to the rules of a section.
 func (t *Table) listenerOnly(req *tunnel.Request) bool {
 	if req.ListenerOnly {
 		return true
@@ -20,8 +20,7 @@ func (t *Table) listenerOnly(req *tunnel.Request) bool {
 	return ok
 }
 
-// matchRule finds the rule for what is asked within a section, and what of it has
-// matched.
+// matchRule returns the rule of a section for req, and the pattern that matched.
 func (t *Table) matchRule(req *tunnel.Request) (hostMatch[*compiledRule], *tunnel.Error) {
 	var s *compiledSection
 	if t != nil && t.listeners != nil {
@@ -44,9 +43,9 @@ func (t *Table) matchRule(req *tunnel.Request) (hostMatch[*compiledRule], *tunne
 	return r, nil
 }
 
-// PrecheckRoute says why req, which is confined to a section, is refused whichever
-// backend's turn it is, and returns nil where it may have better luck: it is to
-// be asked before a client is promised anything.
+// PrecheckRoute returns why req, which is confined to a section, would be refused by
+// every backend of its rule, and nil if one of them may accept it. It is called
+// before the client is promised anything.
 func (t *Table) PrecheckRoute(req *tunnel.Request) error {
 	one, refusal := t.matchRule(req)
 	if refusal != nil {
@@ -85,7 +84,8 @@ func (t *Table) PrecheckRoute(req *tunnel.Request) error {
 // the weights say.
 const golden = 0x9E3779B97F4A7C15
 
-// findByRule is find for a request that is confined to a section: it counts.
+// findByRule is find for a request that is confined to a section. It counts the
+// request, as rules share requests among their backends by weight.
 func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
 	one, refusal := s.table.matchRule(req)
 	if refusal != nil {
@@ -112,8 +112,8 @@ func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
 	return match{entry: e, pattern: one.pattern, port: b.port, rule: r, turn: s.ruleOffset + b.turn}, nil
 }
 
-// backendService returns the service that a backend that is not broken leads to: one made for
-// it, or one of the table that it stands for. The latter must be exposed to the
+// backendService returns the service of a backend that is not broken: one made for
+// it, or the service of the table that it stands for. The latter must be exposed to the
 // network of the client: a rule opens nothing that is closed to that client by name.
 func (t *Table) backendService(b *compiledBackend, req *tunnel.Request) (*serviceEntry, *tunnel.Error) {
 	if b.serviceName.IsZero() {
@@ -138,7 +138,7 @@ func (t *Table) backendService(b *compiledBackend, req *tunnel.Request) (*servic
 	return &t.services[i], nil
 }
 
-// A turnKey says whose a counter of a rule is, whatever table it is in.
+// A turnKey identifies the counter of a rule or backend across tables.
 type turnKey struct{ section, rule, service string }
 
 // eachTurn calls f with every counter of rules and backends.

@@ -11,32 +11,32 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A Location is where a service is, for who stands in one network: at endpoints
-// that can be reached from there, or else behind gateways.
+// A Location says how a service is reached from one network: at endpoints that can
+// be dialed from there, or else through gateways.
 type Location struct {
 	Service      *Service      // of the table; must not be changed
 	Pattern      string        // that matched what was asked
-	Port         uint16        // that was asked for, or stands for it; 0 where it is not known
+	Port         uint16        // of the request, or the one that the service implies; 0 where it is not known
 	VIPs         [2]netip.Addr // of IPv4 and IPv6, that the service has to itself; zero for none
-	Single       bool          // one endpoint was asked for, and not all
-	GatewayLabel string        // the one gateway that was asked for, as in GatewayName; "" for all
+	Single       bool          // the name is of one endpoint, and not of the service
+	GatewayLabel string        // of the one gateway that the name asks for, as in GatewayName; "" for all
 
-	Endpoints []Endpoint   // to be reached directly; must not be changed
-	Gateways  []GatewayHop // where there are none of those: the nearest network's first
+	Endpoints []Endpoint   // that are dialed directly; must not be changed
+	Gateways  []GatewayHop // if there are no Endpoints: the nearest network's first
 
 	remote *networkState // the nearest of the networks it is in; nil where Endpoints is not empty
 }
 
-// A GatewayHop is a gateway that leads to a service.
+// A GatewayHop is a gateway on the way to a service.
 type GatewayHop struct {
 	Gateway *Gateway
 	Network string   // that it leads into
-	Address Endpoint // of it, for who asked
+	Address Endpoint // of the gateway, as the asking network knows it
 	Rank    int      // 0 for the nearest network's
 
 	insecure bool // plaintext may go into the network without TLS
 
-	via bool // the network has a Via, and is asked by nothing else than that and SNI
+	via bool // the network has a Via, so that the gateway is asked by SNI only
 }
 
 // A networkState network is one in a table.
@@ -45,8 +45,8 @@ type networkState struct {
 	near []int32 // of Near, those that are in the table
 }
 
-// hasGateways reports whether there are ways into n for those outside. A network
-// without one is reached from everywhere.
+// hasGateways reports whether n is reached through gateways from outside. A network
+// without any is reached directly from everywhere.
 func (n *networkState) hasGateways() bool { return len(n.Gateways) > 0 || len(n.Via) > 0 }
 
 // An endpointGroup holds those of a service's endpoints that are in one network, and no
@@ -56,7 +56,7 @@ type endpointGroup struct {
 	endpoints []Endpoint
 }
 
-// assignNetworks puts the endpoints of every service in their networks.
+// assignNetworks groups the endpoints of every service by network.
 func (b *builder) assignNetworks() {
 	b.here = -1
 	if i, ok := b.networkIndex[b.mesh.Network]; ok {
@@ -87,7 +87,7 @@ func (b *builder) assignNetworks() {
 	}
 }
 
-// groupEndpoints puts the endpoints of one service in their networks.
+// groupEndpoints groups the endpoints of one service by network.
 func (b *builder) groupEndpoints(e *serviceEntry) {
 	if len(e.Via) > 0 || len(e.Endpoints) == 0 {
 		return
@@ -131,7 +131,8 @@ func (e *serviceEntry) servingPort(eps []Endpoint, port uint16) []Endpoint {
 // An endpointRef is the endpoint of a headless service that has an address.
 type endpointRef struct{ service, endpoint int32 }
 
-// indexAddresses notes who has the addresses of a headless service; the first one stays.
+// indexAddresses indexes the endpoints of a headless service by address. The first
+// endpoint at an address keeps it.
 func (b *builder) indexAddresses(e *serviceEntry) {
 	for i := range e.Endpoints {
 		a := e.Endpoints[i].Addr
@@ -141,9 +142,9 @@ func (b *builder) indexAddresses(e *serviceEntry) {
 	}
 }
 
-// Reverse returns the name of what has an address, for who stands in network
-// from: a service of which that is the VIP, or an endpoint of a headless one that
-// can be reached from there.
+// Reverse returns the name of an address, as clients in network from may know it:
+// that of the service whose VIP it is, or of a headless service's endpoint that can
+// be reached from there.
 func (t *Table) Reverse(a netip.Addr, from string) []string {
 	if t == nil {
 		return nil
@@ -198,13 +199,14 @@ func (t *Table) direct(network, from int32) bool {
 	return network == from || network < 0 || !t.networks[network].hasGateways()
 }
 
-// reach says where f is for who stands in network from. It does not allocate
-// where there are endpoints of one network.
+// reach returns the endpoints of f that network from reaches directly, or else the
+// networks behind gateways, nearest first. It does not allocate where all endpoints
+// are in one network.
 func (t *Table) reach(f match, from int32) (eps []Endpoint, beyond []int32) {
 	e := f.entry
 	switch {
 	case len(e.Via) > 0:
-		// Behind the gateways of where we are, whoever asks.
+		// Behind the gateways of our own network, from everywhere.
 		if t.here >= 0 {
 			return nil, []int32{t.here}
 		}
@@ -249,7 +251,7 @@ func (p *Location) hasGatewayAt(a netip.Addr) bool {
 	})
 }
 
-// sortByDistance puts those networks first that from says are near.
+// sortByDistance sorts networks by their place in the Near list of from.
 func (t *Table) sortByDistance(networks []int32, from int32) {
 	if from < 0 || len(networks) < 2 {
 		return
@@ -264,7 +266,7 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 	slices.SortStableFunc(networks, func(a, b int32) int { return distance(a) - distance(b) })
 }
 
-// locate is reach for those who want to know all of it.
+// locate returns the whole Location of f from a network.
 func (t *Table) locate(f match, from int32) Location {
 	eps, beyond := t.reach(f, from)
 	if f.endpoints == nil {

@@ -10,20 +10,20 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A match is what a request leads to in a table.
+// A match is the service that a table has for a request.
 type match struct {
 	entry     *serviceEntry
 	pattern   string
-	port      uint16         // that was asked for, or stands for it; 0 where it is not known
+	port      uint16         // of the request, or the one that the service implies; 0 where it is not known
 	endpoint  netip.AddrPort // the one endpoint asked for by its address, or zero
-	endpoints []Endpoint     // of the entry, the one that was asked for; nil for all
-	vip       bool           // it was asked for by its VIP, which nobody but us knows
+	endpoints []Endpoint     // of the entry, the one that the request names; nil for all
+	vip       bool           // the request has its VIP, which no other gateway knows
 	rule      *compiledRule  // whose backend it is; nil for none
 	turn      int32          // of the backend, among the state's
 }
 
-// Find returns the service a request leads to, whoever asks. Its error is an
-// *tunnel.Error.
+// Find returns the service of a request, whether or not its client may reach it. The
+// error is a *tunnel.Error.
 func (t *Table) Find(req *tunnel.Request) (Service, error) {
 	f, err := t.find(req)
 	if err != nil {
@@ -32,8 +32,8 @@ func (t *Table) Find(req *tunnel.Request) (Service, error) {
 	return *f.entry.Service, nil
 }
 
-// findVisible finds the service of a request and whether the caller may have it. It
-// does not allocate, errors apart.
+// findVisible finds the service of a request, and refuses a client that may not reach
+// it. It does not allocate, errors apart.
 func (t *Table) findVisible(req *tunnel.Request) (match, *tunnel.Error) {
 	f, err := t.find(req)
 	if err != nil {
@@ -42,7 +42,7 @@ func (t *Table) findVisible(req *tunnel.Request) (match, *tunnel.Error) {
 	return f, t.visible(f.entry, req)
 }
 
-// find is find that does not ask who asks.
+// find finds the service of a request, without regard to the client.
 func (t *Table) find(req *tunnel.Request) (match, *tunnel.Error) {
 	switch {
 	case t == nil:
@@ -99,7 +99,7 @@ func (t *Table) findAddr(req *tunnel.Request) (match, *tunnel.Error) {
 	return f, nil
 }
 
-// pick applies the port rule to what one pattern leads to.
+// pick chooses among the services of one pattern by port.
 func (t *Table) pick(m nameMatch, req *tunnel.Request) (match, *tunnel.Error) {
 	c, port := m.claims, req.Port
 	if port == 0 {
@@ -130,8 +130,8 @@ func (t *Table) pick(m nameMatch, req *tunnel.Request) (match, *tunnel.Error) {
 	return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q has no port %d, it has %s", req.Host(), req.Port, list)
 }
 
-// matchOf is what a claim of a match leads to. It is false for an endpoint that is
-// not this service's.
+// matchOf returns the match of one claim. It is false where the name asks for an
+// endpoint that the service does not have.
 func (t *Table) matchOf(m nameMatch, c claim, port uint16) (match, bool) {
 	f := match{entry: &t.services[c.service], pattern: c.pattern, port: port}
 	if m.label != "" {
@@ -141,7 +141,7 @@ func (t *Table) matchOf(m nameMatch, c claim, port uint16) (match, bool) {
 	return f, true
 }
 
-// resolveClaim is found for a request.
+// resolveClaim returns the match of one claim, or refuses the request.
 func (t *Table) resolveClaim(m nameMatch, c claim, port uint16, req *tunnel.Request) (match, *tunnel.Error) {
 	f, ok := t.matchOf(m, c, port)
 	if !ok {
@@ -150,7 +150,7 @@ func (t *Table) resolveClaim(m nameMatch, c claim, port uint16, req *tunnel.Requ
 	return f, nil
 }
 
-// visible returns nil if the caller may know of e, and why not otherwise.
+// visible returns nil if the client may know of e, and the refusal otherwise.
 func (t *Table) visible(e *serviceEntry, req *tunnel.Request) *tunnel.Error {
 	if !e.Exposed {
 		return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is not exposed", req.Target(), e.Name, orUnknown(e.Origin))
@@ -166,7 +166,7 @@ func (t *Table) visible(e *serviceEntry, req *tunnel.Request) *tunnel.Error {
 		req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), t.describeNetwork(network))
 }
 
-// describeNetwork is what people read of a network that a client is in; none is -1.
+// describeNetwork names the network of a client for people; -1 is none.
 func (t *Table) describeNetwork(network int32) string {
 	if network < 0 {
 		return "no network"

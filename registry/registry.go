@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// minRebuildInterval is how often a table is made of updates: a source that flaps
+	// minRebuildInterval is the least time between two tables: a source that flaps
 	// must not take a core.
 	minRebuildInterval = 100 * time.Millisecond
 
-	// firstTableTimeout is how long the first table waits for sources that have not said
-	// anything yet: a partial table refuses what the gateway in fact serves.
+	// firstTableTimeout is how long the first table waits for the first update of
+	// every source: a partial table refuses what the gateway in fact serves.
 	firstTableTimeout = 5 * time.Second
 
 	// The wait before a source that failed is run again doubles between these.
@@ -47,28 +47,28 @@ type Registry struct {
 	// means that such endpoints are refused at every address.
 	Refuses func(netip.Addr) string
 
-	// Dialer returns the way out to a service: through the gateways of its Via,
-	// or telling endpoints of their client. It is called for every request.
+	// Dialer returns the dialer of a service: through the gateways of its Via, or
+	// with a PROXY header. It is called for every request.
 	// Nil, and a nil that it returns, mean the Router's. A service that has a
 	// Via is refused where Dialer is nil.
 	Dialer func(*Service) (tunnel.Dialer, error)
 
-	// RemoteDialer returns the way out of one request to a service in another network,
-	// where not all of its gateways are asked by SNI. Nil means that none is asked
-	// otherwise, but through the network's Via.
+	// RemoteDialer returns the dialer of one request to a service in another network,
+	// where not all of that network's gateways are asked by SNI. Nil means that
+	// gateways are asked by SNI only, or through the network's Via.
 	RemoteDialer func(*Service, RemoteDial) (tunnel.Dialer, error)
 
 	// OnTable is called whenever another table has become current, but for those
 	// that Publish and AssignVIPs make. It must not block. May be nil.
 	OnTable func()
 
-	// Log is told of new tables, conflicts and failing sources. Nil discards.
+	// Log receives new tables, conflicts and failing sources. Nil discards.
 	Log *slog.Logger
 
 	current        atomic.Pointer[state]
 	health         health
 	freshness      freshness
-	pendingSources atomic.Int32 // sources that have yet to say what there is
+	pendingSources atomic.Int32 // sources without a first snapshot
 
 	mu sync.Mutex // held while a table is swapped in, so that generations go up
 }
@@ -76,8 +76,8 @@ type Registry struct {
 // A state is a table and what goes with this one table only.
 type state struct {
 	table      *Table
-	turns      []atomic.Uint32 // by service, and after those by the turn of rules and backends: how many requests it has had
-	ruleOffset int32           // where those of rules begin
+	turns      []atomic.Uint32 // requests so far: of each service, then of each rule and backend
+	ruleOffset int32           // the index of the first rule's
 }
 
 // Table returns the current table, nil before the first one.
@@ -89,10 +89,10 @@ func (r *Registry) Table() *Table {
 	return s.table
 }
 
-// PendingSources returns how many of the sources that run have not yet said what there
-// is: a table that is made without them has less than was served before a restart.
-// It goes down when what they said is in the table: of a Table that is asked for
-// afterwards nothing is missing.
+// PendingSources returns how many of the running sources have not sent a snapshot
+// yet: a table without them has less than was served before a restart. It goes down
+// when the table has the snapshot, so that a Table that is read afterwards is
+// complete.
 func (r *Registry) PendingSources() int { return int(r.pendingSources.Load()) }
 
 // Swap makes t the current table and returns it with its generation. Requests
@@ -163,15 +163,14 @@ func carryRuleTurns(from, to *state) {
 	}
 }
 
-// Run runs the sources and swaps in a table whenever one of them has news,
+// Run runs the sources and swaps in a table whenever one of them sends an update,
 // until ctx is done; then it waits for the sources and returns nil. It may be
 // called once.
 //
-// A source that fails keeps the last it said and is run again, after a while.
-// As long as one does not see what there is, Stale says so, and so does the
-// log every 10 minutes.
-// The first table waits for the first word of every source, for at most 5
-// seconds. News are taken up at most every 100 ms.
+// The last snapshot of a source that fails stays in force, and the source is run
+// again after a while. As long as one fails, Stale says so, and so does the log
+// every 10 minutes. The first table waits for the first update of every source, for
+// at most 5 seconds. Tables are made at most every 100 ms.
 func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	if len(sources) == 0 {
 		return errors.New("registry: no source to run")
@@ -189,15 +188,14 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	defer running.Wait()
 
 	var (
-		known  = map[snapshotKey]Snapshot{}
-		silent = len(sources) // sources that have neither said anything nor failed
-		heard  = make([]bool, len(sources))
-		spoken = make([]bool, len(sources)) // has said what there is
-		mute   = len(sources)               // sources that have not
-		dirty  bool
-		late   = time.NewTimer(firstTableTimeout)
-		tick   = time.NewTimer(0)
-		wait   = true // for tick
+		known           = map[snapshotKey]Snapshot{}
+		pendingFirst    = len(sources) // sources that have neither sent anything nor failed
+		seen            = make([]struct{ any, snapshot bool }, len(sources))
+		pendingSnapshot = len(sources) // sources that have not sent a snapshot
+		dirty           bool
+		late            = time.NewTimer(firstTableTimeout)
+		tick            = time.NewTimer(0)
+		wait            = true // for tick
 	)
 	defer late.Stop()
 	defer tick.Stop()
@@ -208,13 +206,14 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 		case <-ctx.Done():
 			return nil
 		case m := <-news:
-			if !heard[m.source] {
-				heard[m.source] = true
-				silent--
+			from := &seen[m.source]
+			if !from.any {
+				from.any = true
+				pendingFirst--
 			}
-			if !spoken[m.source] && m.err == nil && (m.update == nil || m.update.Err == nil) {
-				spoken[m.source] = true
-				mute--
+			if !from.snapshot && m.err == nil && (m.update == nil || m.update.Err == nil) {
+				from.snapshot = true
+				pendingSnapshot--
 			}
 			r.freshness.observe(log, &m)
 			if m.update == nil || m.update.Err != nil {
@@ -228,24 +227,24 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 		case <-remind.C:
 			r.freshness.logStale(log)
 		case <-late.C:
-			silent = 0
+			pendingFirst = 0
 		case <-tick.C:
 			wait = false
 		}
 		if dirty {
-			if silent > 0 || wait {
+			if pendingFirst > 0 || wait {
 				continue
 			}
 			r.merge(log, known)
 			dirty, wait = false, true
 			tick.Reset(minRebuildInterval)
 		}
-		r.pendingSources.Store(int32(mute)) // not before the table has it
+		r.pendingSources.Store(int32(pendingSnapshot)) // not before the table has it
 	}
 }
 
-// A snapshotKey names what one source said under one name. Keys are ordered by the
-// precedence of what they name.
+// A snapshotKey identifies the snapshot that one source sent under one name. Keys are
+// ordered by precedence.
 type snapshotKey struct {
 	source int
 	name   string
@@ -274,8 +273,8 @@ func (r *Registry) merge(log *slog.Logger, known map[snapshotKey]Snapshot) {
 	log.Info("routing table changed", "generation", t.Generation(), "services", t.Len())
 }
 
-// A sourceEvent is what a source has to say: an update, or nil where its run ended,
-// for what reason, if any.
+// A sourceEvent is an update of a source, or the end of its run, with the reason if
+// it failed.
 type sourceEvent struct {
 	source int
 	update *Update
@@ -283,8 +282,7 @@ type sourceEvent struct {
 	err    error
 }
 
-// runSource runs one source, again and again where it fails, and passes on
-// what it says.
+// runSource runs one source, again after each failure, and passes on its updates.
 func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news chan<- sourceEvent) {
 	send := func(m sourceEvent) {
 		select {
@@ -322,8 +320,8 @@ func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news ch
 	}
 }
 
-// runSafely turns a panic of a source into its failure: discovery must not
-// take the tunnels down.
+// runSafely turns a panic of a source into an error: a source must not take the
+// tunnels down.
 func runSafely(ctx context.Context, src Source, updates chan<- Update) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

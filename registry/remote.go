@@ -10,16 +10,16 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// proxyTransports are the transports by which a gateway can be asked for a service with
-// nothing known of it but its address. The best comes first: connect-h2 shares
-// connections, and over socks5 nobody sees a loop.
+// proxyTransports are the transports by which a gateway can be asked for a service
+// when only its address is known, the best first: connect-h2 shares connections, and
+// socks5 does not let a gateway see a loop.
 var proxyTransports = [...]string{"connect-h2", "connect", "socks5"}
 
 const proxyTransportList = "connect-h2, connect or socks5"
 
-// ProxyTransport returns the transport by which the gateway is asked for what does not
-// come by SNI, where its network has no Via: the first it takes of connect-h2,
-// connect and socks5. It is "" for none of them.
+// ProxyTransport returns the transport by which the gateway is asked for requests
+// that do not come by SNI, where its network has no Via: the first that it supports
+// of connect-h2, connect and socks5, or "".
 func (g *Gateway) ProxyTransport() string {
 	for _, transport := range proxyTransports {
 		if g.Supports(transport) {
@@ -29,23 +29,23 @@ func (g *Gateway) ProxyTransport() string {
 	return ""
 }
 
-// A RemoteDial is how one request goes on to another network: the endpoints of its
-// route are gateways.
+// A RemoteDial says how one request is dialed in another network: the endpoints of
+// its route are gateways.
 type RemoteDial struct {
-	Target tunnel.Endpoint // what they are asked for: a Host or an address, and a port
+	Target tunnel.Endpoint // that the gateways are asked for: a Host or an address, and a port
 
-	// Transport returns how the gateway at an endpoint is asked: by what its ProxyTransport says,
-	// or "sni", where bytes go on as they come.
+	// Transport returns how the gateway at an endpoint is asked: its ProxyTransport,
+	// or "sni", where bytes are passed on as they come.
 	Transport func(tunnel.Endpoint) string
 }
 
-// ReportDial takes in how a dial of ep ended that was not the Router's: nil for one
-// that worked.
+// ReportDial reports the result of a dial of ep by another dialer than the Router's:
+// nil for one that worked.
 func (r *Registry) ReportDial(ep tunnel.Endpoint, err error) { r.health.report(ep, err) }
 
-// resolveRemote completes the route of a service in networks that are not ours: through
-// the nearest one's Via, or by SNI to its gateways, which read the name again, or
-// by what else those take.
+// resolveRemote completes the route of a service in other networks than ours: through
+// the Via of the nearest one, or to its gateways, by SNI, where they read the name
+// again, or by another transport that they support.
 func (r *Registry) resolveRemote(ctx context.Context, req *tunnel.Request, t *Table, f match, route tunnel.Route, turn uint32) (tunnel.Route, error) {
 	p := t.locate(f, t.here)
 	asked, known := Endpoint{Host: req.Host()}, true
@@ -138,7 +138,7 @@ func (r *Registry) resolveRemote(ctx context.Context, req *tunnel.Request, t *Ta
 	return route, nil
 }
 
-// transportOf is how the gateway at ep is asked, which is among p's.
+// transportOf returns how the gateway at ep, one of p's, is asked.
 func (p *Location) transportOf(ep tunnel.Endpoint, transportOf func(*GatewayHop) string) string {
 	if e := p.gatewayAt(ep, transportOf); e != nil {
 		return transportOf(e)
@@ -146,7 +146,7 @@ func (p *Location) transportOf(ep tunnel.Endpoint, transportOf func(*GatewayHop)
 	return ""
 }
 
-// gatewayAt returns the gateway at ep, which can be asked; nil for none.
+// gatewayAt returns the gateway at ep if it can be asked, and nil otherwise.
 func (p *Location) gatewayAt(ep tunnel.Endpoint, by func(*GatewayHop) string) *GatewayHop {
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
@@ -158,12 +158,12 @@ func (p *Location) gatewayAt(ep tunnel.Endpoint, by func(*GatewayHop) string) *G
 	return nil
 }
 
-// errNoName is for what nobody could be asked for.
+// errNoName refuses a request for which the gateways have no name to be asked for.
 func errNoName(req *tunnel.Request, f match, p *Location) error {
 	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the gateways of network %q for", req.Target(), f.entry.Name, p.remote.Name)
 }
 
-// errNoGateway says why no gateway of p can be asked by req.
+// errNoGateway refuses a request that no gateway of p can be asked for, and says why.
 func errNoGateway(req *tunnel.Request, f match, p *Location, known bool) error {
 	lead := slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.via && e.Gateway.ProxyTransport() != "" })
 	switch {
