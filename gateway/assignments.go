@@ -11,13 +11,13 @@ import (
 	"culvert.dev/registry/alloc"
 )
 
-// What is here is of all that gives something to services and keeps it on the
-// disk: ports, addresses.
+// What ports and addresses of services have in common: both are assigned by the
+// table, and kept in a file.
 
-// A StateError is a state that can't be read or written.
+// A StateError is the error of a state file that can't be read or written.
 type StateError struct {
 	Of   string // "service ports", "vips"
-	What string // it gives: "ports", "addresses"
+	What string // is in the file: "ports", "addresses"
 	err  error
 }
 
@@ -26,23 +26,23 @@ func (e *StateError) Error() string { return e.Of + ": " + e.err.Error() }
 // Unwrap returns what went wrong.
 func (e *StateError) Unwrap() error { return e.err }
 
-// now is when something was given or left, as a state has it.
+// now is the time with the precision of a state file.
 func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
-// Waits before what can't be had is tried again double between these.
+// The wait before what failed is tried again doubles between these.
 const (
 	minRetry = time.Second
 	maxRetry = 30 * time.Second
 )
 
-// A tableWatcher does something for each table.
+// A tableWatcher calls a function for each table.
 type tableWatcher struct {
-	updates chan struct{} // there is another table; room for one
+	updates chan struct{} // holds one if there is another table
 }
 
 func newTableWatcher() tableWatcher { return tableWatcher{make(chan struct{}, 1)} }
 
-// tableChanged says that there is another table.
+// tableChanged reports that there is another table. It does not block.
 func (f *tableWatcher) tableChanged() {
 	select {
 	case f.updates <- struct{}{}:
@@ -50,9 +50,9 @@ func (f *tableWatcher) tableChanged() {
 	}
 }
 
-// watch calls update for each table until ctx is done, and as long as update
-// returns false again after a while. It pauses while stopping.
-func (f *tableWatcher) watch(ctx context.Context, stopping *atomic.Bool, update func(ctx context.Context) (whole bool)) {
+// watch calls update for each table until ctx is done, and again after a while as
+// long as update returns false. It pauses while stopping.
+func (f *tableWatcher) watch(ctx context.Context, stopping *atomic.Bool, update func(ctx context.Context) (complete bool)) {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	for wait := minRetry; ; {
@@ -75,8 +75,8 @@ func (f *tableWatcher) watch(ctx context.Context, stopping *atomic.Bool, update 
 	}
 }
 
-// An assignmentFile is what was given, as it is on the disk. That is this process's until
-// close.
+// An assignmentFile is what was assigned, as it is on the disk. It is locked for this
+// process until close.
 type assignmentFile[A comparable] struct {
 	name      string // "service ports", for the log
 	state     alloc.File[A]
@@ -86,9 +86,8 @@ type assignmentFile[A comparable] struct {
 	saveError string // why the state could not be written last
 }
 
-// openAssignmentFile reads what was given, unless another process keeps it. It writes an
-// empty state where there is none: better said at the start that it can't be than
-// with the first service.
+// openAssignmentFile locks and reads a file. It writes an empty one where there is
+// none: an error at the start is better than one with the first service.
 func openAssignmentFile[A comparable](of, what string, log *slog.Logger, state alloc.File[A]) (*assignmentFile[A], error) {
 	l := &assignmentFile[A]{name: of, state: state, log: log}
 	var err error
@@ -105,18 +104,18 @@ func openAssignmentFile[A comparable](of, what string, log *slog.Logger, state a
 	return l, nil
 }
 
-// close gives the state back. Nothing is saved after it.
+// close unlocks the file. Nothing is saved after it.
 func (l *assignmentFile[A]) close() { _ = l.lock.Close() }
 
-// save keeps what is given now. It is false where that can't be written: what is
-// not on the disk is not to be promised to anybody.
+// save writes what is assigned now. It is false where that fails: what is not on the
+// disk must not be promised to a client.
 func (l *assignmentFile[A]) save(next []A) bool {
 	if slices.Equal(next, l.assigned) {
 		return true
 	}
 	if err := l.state.Save(next); err != nil {
-		if said := err.Error(); said != l.saveError {
-			l.saveError = said
+		if text := err.Error(); text != l.saveError {
+			l.saveError = text
 			l.log.Error(l.name+": nothing new is assigned", "err", err)
 		}
 		return false
@@ -125,15 +124,14 @@ func (l *assignmentFile[A]) save(next []A) bool {
 	return true
 }
 
-// maxLogged is how many services without what they want get a line of their own
-// in the log at a time.
+// maxLogged is how many errors get a line of their own in the log at a time.
 const maxLogged = 10
 
-// errorLog are problems that the log knows.
+// An errorLog has the errors that were logged, by what they are of.
 type errorLog[K comparable] map[K]string
 
-// logNew passes on what the log does not know yet: the first few one by one, and
-// how many more there are.
+// logNew logs errors that were not logged before: the first few one by one, and how
+// many more there are.
 func (t *errorLog[K]) logNew(n int, at func(i int) (K, error), one, more func(i int)) {
 	known := make(errorLog[K], n)
 	rest := 0

@@ -18,14 +18,14 @@ import (
 	"culvert.dev/udp"
 )
 
-// What may be said of a listener of the table.
+// States of a listener of the table.
 const (
 	ListenerOpen    = "open"    // it is listened at
 	ListenerFailed  = "failed"  // it is open, and a part of it can't be served; or it can't be opened, and is tried again
 	ListenerRefused = "refused" // an earlier one has its name, or its address and port
 )
 
-// A StatusSourceListener is a listener that a source knows of.
+// A StatusSourceListener is a listener of a source.
 type StatusSourceListener struct {
 	Name     string `json:"name"`
 	Protocol string `json:"protocol"`
@@ -36,14 +36,14 @@ type StatusSourceListener struct {
 	Origin   string `json:"origin,omitempty"`
 }
 
-// dynamicListeners keeps the listeners of the table open, and no others.
+// dynamicListeners opens the listeners of the table, and closes those that left it.
 type dynamicListeners struct {
 	tableWatcher
 	g       *Gateway
 	guard   *tunnel.Guard
 	budget  *tunnel.Budget
 	serve   func(ctx context.Context, f *openListener) // does not wait
-	changes chan struct{}                              // something has changed that ListenerErrors tells
+	changes chan struct{}                              // holds one if the result of ListenerErrors has changed
 
 	// Of run's goroutine alone.
 	open   map[string]*openListener // by name
@@ -67,7 +67,7 @@ type openListener struct {
 	plain      *plainProtocol  // of datagram
 }
 
-// A listenAddr is all that makes a listener the same one.
+// A listenAddr identifies the socket of a listener.
 type listenAddr struct {
 	protocol string
 	addr     netip.Addr
@@ -104,9 +104,9 @@ func (f *dynamicListeners) run(ctx context.Context) error {
 	return nil
 }
 
-// update brings the listeners in line with the current table. It is false where
-// one can't be opened that may be later, table or no table.
-func (f *dynamicListeners) update(ctx context.Context) (whole bool) {
+// update opens and closes listeners by the current table. It is false where one can't
+// be opened now and is to be tried again.
+func (f *dynamicListeners) update(ctx context.Context) (complete bool) {
 	t := f.g.registry.Table()
 	if t == nil {
 		return true
@@ -132,13 +132,13 @@ func (f *dynamicListeners) update(ctx context.Context) (whole bool) {
 			names = append(names, l.Name)
 		}
 	}
-	whole = true
+	complete = true
 	for _, l := range wanted {
 		if f.open[l.Name] == nil {
 			o, err := f.listen(ctx, t, l)
 			if err != nil {
 				failed(l, err)
-				whole = false
+				complete = false
 				continue
 			}
 			opened++
@@ -163,7 +163,7 @@ func (f *dynamicListeners) update(ctx context.Context) (whole bool) {
 	}
 	f.logChanges(opened, closed, names, errs)
 	f.publish(t, list, errs, parts, renamed || opened+closed > 0)
-	return whole
+	return complete
 }
 
 // keepOpen returns the open listeners that stay, by the names that they have now, and whether
@@ -201,7 +201,7 @@ func (f *dynamicListeners) describe(l *registry.Listener, err error) StatusSourc
 	return s
 }
 
-// publish says how things are, and that they are not as before.
+// publish stores the state for readers, and signals a change.
 func (f *dynamicListeners) publish(t *registry.Table, list []StatusSourceListener, errs, parts map[string]error, changed bool) {
 	same := func(a, b error) bool { return a.Error() == b.Error() }
 	f.mu.Lock()
@@ -252,7 +252,7 @@ func (f *dynamicListeners) listen(ctx context.Context, t *registry.Table, l *reg
 	return o, nil
 }
 
-// name is that of the listener by the current table.
+// name returns the name of the listener in the current table.
 func (o *openListener) name() string { return o.config.Load().Name }
 
 func (o *openListener) addr() net.Addr {
@@ -262,8 +262,8 @@ func (o *openListener) addr() net.Addr {
 	return o.stream.Addr()
 }
 
-// close gives up a listener. The tunnels that came by it stand; of UDP the
-// sessions end, as only that socket can tell their clients anything.
+// close closes a listener. Its tunnels go on; the sessions of UDP end, as only that
+// socket can reach their clients.
 func (f *dynamicListeners) close(name string) {
 	o := f.open[name]
 	delete(f.open, name)
@@ -276,7 +276,7 @@ func (f *dynamicListeners) close(name string) {
 	f.budget.Give(1)
 }
 
-// portHolder says who has a port, as far as that is us.
+// portHolder says which part of the gateway has a port, if one does.
 func (f *dynamicListeners) portHolder(w listenAddr) string {
 	hold := func(a net.Addr) (all, is bool) {
 		var ap netip.AddrPort
@@ -358,8 +358,8 @@ func (f *dynamicListeners) count(problem bool) float64 {
 	return float64(n)
 }
 
-// listeners returns them for those who ask what they do: by their own names, and
-// by those of their sections.
+// listeners returns the open listeners for Explain: by their own names, and by those
+// of their sections.
 func (f *dynamicListeners) listeners() []Listener {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -94,8 +94,8 @@ func newKeySet(e *registry.TLSTermination) (*termination.KeySet, error) {
 	return termination.NewKeySet(k)
 }
 
-// refuse ends a connection whose request goes nowhere. It takes the Router's
-// part, as TLS must not begin for who will get nothing.
+// refuse ends a connection whose request has no route. It does so in place of the
+// Router, as TLS must not begin for a client that will be refused.
 func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
 	req.Refuse(err)
 	if r, ok := h.(tunnel.Refuser); ok {
@@ -138,7 +138,7 @@ func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Ha
 	})); err != nil || ends == nil {
 		return err
 	}
-	// A client that has been shown a certificate has been told yes.
+	// Once a certificate is shown, the client takes itself for accepted.
 	if err := f.registry.Table().PrecheckRoute(ends); err != nil {
 		return refuse(ends, h, err)
 	}

@@ -146,8 +146,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	return g, nil
 }
 
-// openStates reads what services have been given, which no other process keeps
-// then until closeStates.
+// openStates locks and reads the state files of ports and addresses.
 func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
 	if g.cfg.ServicePorts != nil {
 		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
@@ -164,7 +163,7 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 	return nil
 }
 
-// closeStates lets other processes have what openStates has read.
+// closeStates unlocks the files of openStates.
 func (g *Gateway) closeStates() {
 	if g.ports != nil {
 		g.ports.assignmentFile.close()
@@ -309,7 +308,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	return err
 }
 
-// awaitTable gives the sources a moment to say what there is.
+// awaitTable waits a while for the first table.
 func (g *Gateway) awaitTable(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstTableTimeout)
 	defer cancel()

@@ -47,7 +47,7 @@ func (p *HTTP3) Use(k *termination.Keys) error {
 // Owns reports whether connections to n end here.
 func (p *HTTP3) Owns(n tunnel.Name) bool { return p.names.Owns(n) }
 
-// prepare says whose requests are whose.
+// prepare sets what of the server belongs to the gateway.
 func (p *HTTP3) prepare(g *Gateway, name string, budget *tunnel.Budget, observe func(*tunnel.Outcome)) {
 	s := &p.server
 	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {

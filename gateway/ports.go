@@ -17,8 +17,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// ServicePorts are ports to give to services: each that is Publishable gets one
-// to itself, and the same one for as long as it is there.
+// ServicePorts configures ports of services: each service that is Publishable gets a
+// port of its own, and keeps it for as long as it is there.
 type ServicePorts struct {
 	Range      registry.PortRange
 	Address    netip.Addr    // to listen at; the zero Addr means every address
@@ -35,7 +35,7 @@ func (c *ServicePorts) listenAddress(port uint16) string {
 	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// servicePorts keeps the listeners of services as the table says.
+// servicePorts assigns ports to services by the table, and listens at them.
 type servicePorts struct {
 	tableWatcher
 	cfg    ServicePorts
@@ -54,7 +54,7 @@ type servicePorts struct {
 	settled bool // the first table has been dealt with
 }
 
-// A servicePort is a listener of one service.
+// A servicePort is the open port of one service.
 type servicePort struct {
 	net.Listener
 	portTarget
@@ -105,9 +105,9 @@ func (p *servicePorts) run(ctx context.Context) error {
 	return nil
 }
 
-// update brings the listeners in line with the current table. It is false where
-// a service has no port that may have one later, table or no table.
-func (p *servicePorts) update(ctx context.Context) (whole bool) {
+// update assigns, opens and closes ports by the current table. It is false where a
+// service has no port now and is to be tried again.
+func (p *servicePorts) update(ctx context.Context) (complete bool) {
 	t := p.g.registry.Table()
 	if t == nil {
 		return true
@@ -168,15 +168,15 @@ func (p *servicePorts) update(ctx context.Context) (whole bool) {
 	return saved && len(failed) == 0
 }
 
-// wasAssigned reports whether a port is its service's by the state.
+// wasAssigned reports whether the state file has the assignment.
 func (p *servicePorts) wasAssigned(a alloc.Port) bool {
 	return slices.ContainsFunc(p.assigned, func(h alloc.Port) bool {
 		return h.Service == a.Service && h.Protocol == a.Protocol && h.Assigned == a.Assigned
 	})
 }
 
-// rekeyOpen makes the listeners of services that are known by another key now
-// those of that: a service that has begun to tell its port keeps the one it has.
+// rekeyOpen moves open ports to the new keys of their services: a service that begins
+// to name its port keeps the one it has.
 func (p *servicePorts) rekeyOpen(next []alloc.Port) {
 	at := make(map[protocolPort]alloc.PortKey, len(p.open))
 	for key, o := range p.open {
@@ -191,9 +191,9 @@ func (p *servicePorts) rekeyOpen(next []alloc.Port) {
 	}
 }
 
-// assign finds a port for each key and opens those that are not open. Ports that
-// turn out to be another process's are passed over, unless they have been
-// somebody's since before: those stay what they are and fail.
+// assign finds a port for each key and opens those that are not open. A port that
+// another process has is skipped, unless it was assigned before: then the assignment
+// stays, and the port fails.
 func (p *servicePorts) assign(ctx context.Context, keys []alloc.PortKey) (next []alloc.Port, opened map[alloc.PortKey]bool, failed []alloc.PortFailure) {
 	known := make(map[alloc.PortKey]uint16, len(p.assigned))
 	for _, a := range p.assigned {
@@ -267,7 +267,7 @@ func (p *servicePorts) listen(ctx context.Context, a alloc.Port) error {
 	return nil
 }
 
-// close gives up the port of a key. The tunnels that came by it stand.
+// close closes the port of a key. Its tunnels go on.
 func (p *servicePorts) close(key alloc.PortKey) {
 	o := p.open[key]
 	delete(p.open, key)
@@ -314,7 +314,7 @@ func (p *servicePorts) count(meant func(*ServicePort) bool) float64 {
 	return float64(n)
 }
 
-// listeners returns the ports as listeners, for those who ask what they do.
+// listeners returns the open ports as listeners, for Explain.
 func (p *servicePorts) listeners() []Listener {
 	if p == nil {
 		return nil
@@ -331,8 +331,7 @@ func (p *servicePorts) listeners() []Listener {
 	return all
 }
 
-// ownPorts returns the ports that the configured listeners and the admin port
-// have.
+// ownPorts returns the ports of the configured listeners and of the admin port.
 func (g *Gateway) ownPorts() map[uint16]bool {
 	all := map[uint16]bool{}
 	add := func(addr net.Addr) {
@@ -349,7 +348,7 @@ func (g *Gateway) ownPorts() map[uint16]bool {
 	return all
 }
 
-// portRequests returns what of a table is to have a port, by key.
+// portRequests returns the services of a table that get a port, by key.
 func portRequests(t *registry.Table) (map[alloc.PortKey]registry.Published, []alloc.PortKey) {
 	list := t.Publishable()
 	wishes, keys := make(map[alloc.PortKey]registry.Published, len(list)), make([]alloc.PortKey, len(list))

@@ -14,15 +14,15 @@ import (
 	"culvert.dev/registry/alloc"
 )
 
-// VIPs are addresses to give to services: each that wants one gets one of each
-// range to itself, and the same one for as long as it is there.
+// VIPs configures virtual IPs: each service that asks for one gets an address of its
+// own from each range, and keeps it for as long as it is there.
 type VIPs struct {
 	Ranges     []netip.Prefix // one of a family, as registry.CheckVIPRange wants them
 	State      string         // path of the file that keeps who has which address; one gateway's alone
 	ReuseAfter time.Duration  // how long nobody else gets the addresses of a service that is gone; 0 means alloc.DefaultReuseAfter
 }
 
-// A StatusVIPs is how many services have addresses to themselves.
+// StatusVIPs says how many services have virtual IPs.
 type StatusVIPs struct {
 	Ranges   []string `json:"ranges"`
 	Services int      `json:"services"` // that have at least one
@@ -31,7 +31,7 @@ type StatusVIPs struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
-// vipController gives addresses to the services of the table.
+// vipController assigns virtual IPs to the services of the table.
 type vipController struct {
 	tableWatcher
 	cfg VIPs
@@ -46,7 +46,7 @@ type vipController struct {
 	settled bool // the first table has been dealt with
 }
 
-// A vipKey is an address that a service has not.
+// A vipKey is a service and the family of an address.
 type vipKey struct{ service, family string }
 
 // newVIPController reads who has which address. The configured listeners are open
@@ -72,7 +72,7 @@ func (k *vipController) run(ctx context.Context) error {
 	return nil
 }
 
-// plan returns what addresses are given by, for a table.
+// plan returns the plan for the addresses of a table.
 func (c *VIPs) plan(t *registry.Table) *alloc.VIPPlan {
 	p := &alloc.VIPPlan{Ranges: c.Ranges, ReuseAfter: c.ReuseAfter, Now: now()}
 	for _, r := range c.Ranges {
@@ -81,9 +81,9 @@ func (c *VIPs) plan(t *registry.Table) *alloc.VIPPlan {
 	return p
 }
 
-// update gives the services of the current table their addresses. It is false
-// where one has none that may have one later, table or no table.
-func (k *vipController) update(context.Context) (whole bool) {
+// update assigns addresses to the services of the current table. It is false where a
+// service has none now and is to be tried again.
+func (k *vipController) update(context.Context) (complete bool) {
 	t := k.g.registry.Table()
 	if t == nil {
 		return true

@@ -38,7 +38,7 @@ const (
 	format = "culvert snapshot"
 )
 
-// savedSnapshot is what a source has said under one name.
+// A savedSnapshot is the last snapshot of a source under one name.
 type savedSnapshot struct {
 	registry.Snapshot
 	time time.Time
@@ -113,7 +113,7 @@ type end struct {
 	Sum   string `json:"sha256"`
 }
 
-// An encoder writes lines, and lets others have the processor between them.
+// An encoder writes lines, and yields the processor between them.
 type encoder struct {
 	ctx   context.Context
 	w     *bufio.Writer
@@ -125,7 +125,7 @@ type encoder struct {
 	limit int
 }
 
-// encode writes what was said, by name, until ctx is done.
+// encode writes all snapshots, by name, until ctx is done.
 func encode(ctx context.Context, w io.Writer, settings string, all map[string]*savedSnapshot, limit int) error {
 	e := &encoder{ctx: ctx, w: bufio.NewWriterSize(w, 64<<10), sum: sha256.New(), limit: limit}
 	e.json = json.NewEncoder(&e.buf)
@@ -350,8 +350,8 @@ func decode(ctx context.Context, r io.Reader, settings string) (map[string]*save
 	return nil, fmt.Errorf("it is cut off after %d lines", n)
 }
 
-// checkEndpoint returns an error for an endpoint that no source of a cluster says: a route
-// that names such an address is believed.
+// checkEndpoint returns an error for an endpoint that no source of a cluster may name:
+// the gateway trusts a route that names such an address.
 func checkEndpoint(e *registry.Endpoint) error {
 	if host := strings.TrimSuffix(strings.ToLower(e.Host), "."); host == "localhost" || strings.HasSuffix(host, ".localhost") {
 		return fmt.Errorf("an endpoint is %q, which no source may name", e.Host)
@@ -365,7 +365,7 @@ func checkEndpoint(e *registry.Endpoint) error {
 	return nil
 }
 
-// splitLines splits after each newline; what has none is no line.
+// splitLines splits after each newline. A last line without one is dropped.
 func splitLines(data []byte, eof bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i+1], nil
@@ -376,8 +376,8 @@ func splitLines(data []byte, eof bool) (advance int, token []byte, err error) {
 	return 0, nil, nil
 }
 
-// checkHeader says what a file is that is not for us. Of other versions nothing is
-// known but the beginning.
+// checkHeader returns an error for a file that is not ours. It reads no more than the
+// beginning, as nothing else is known of other versions.
 func checkHeader(text []byte, settings string) error {
 	var l struct {
 		State *head `json:"state"`
@@ -394,7 +394,7 @@ func checkHeader(text []byte, settings string) error {
 	return nil
 }
 
-// A decoder has what lines belong to.
+// A decoder has the objects that the next lines belong to.
 type decoder struct {
 	all      map[string]*savedSnapshot
 	at       *savedSnapshot

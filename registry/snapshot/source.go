@@ -16,47 +16,48 @@ import (
 )
 
 const (
-	// FirstUpdateTimeout is how long a source may say nothing before what is kept of it is
-	// in force. It is less than a Registry waits with its first table.
+	// FirstUpdateTimeout is how long a source may send nothing before its saved
+	// snapshots are used. It is less than a Registry waits with its first table.
 	FirstUpdateTimeout = 3 * time.Second
 
-	// saveDelay is from news to their writing.
+	// saveDelay is the time from an update to its saving, for several updates to be
+	// saved together.
 	saveDelay = time.Second
 
-	// maxSaveShare is how many times as long as the last writing took passes before the
-	// next one: news without end take a tenth of a core at the most.
+	// maxSaveShare is the pause after a save, as a multiple of the time that it took:
+	// updates without end take a tenth of a core at the most.
 	maxSaveShare = 10
 
-	// saveRetryInterval is from a writing that failed to the next one.
+	// saveRetryInterval is the time from a save that failed to the next one.
 	saveRetryInterval = 10 * time.Second
 )
 
-// A Source is a registry.Source that keeps what another one says. Source and Path
-// are needed. It must not be copied, nor changed once it runs.
+// A Source is a registry.Source that saves the snapshots of another one. Source and
+// Path are required. It must not be copied, nor changed once it runs.
 type Source struct {
 	Source registry.Source
 	Path   string // of the file, in a folder that may be written to
 
-	// Settings is all that what the source says depends on beside what it looks
-	// at. What was kept by others is ignored: who has forbidden something since
-	// must not find it served.
+	// Settings is all the configuration that the source's snapshots depend on. A file
+	// that was written with other settings is ignored: what they have forbidden since
+	// must not be served.
 	Settings string
 
-	// Names returns the names that Source has something to say under; nil as long
-	// as that is not known. It is asked when Source has said something, and what
-	// is kept by other names goes. Nil means that nothing goes by itself.
+	// Names returns the names under which Source sends updates; nil as long as that
+	// is not known. It is called after each update, and saved snapshots of other
+	// names are dropped. Nil means that none is dropped.
 	Names func() []string
 
-	// Log is told of a file that can't be read or written, once. Nil discards.
+	// Log receives, once, that the file can't be read or written. Nil discards.
 	Log *slog.Logger
 
 	mu      sync.Mutex // guards the following
 	current map[string]*savedSnapshot
 
-	// Of Run alone, and left as they are for one that comes after another.
-	loaded   bool                      // what is kept is in known, where there was any
-	stale    map[string]*savedSnapshot // what of it the source has not said anything to
-	fellBack bool                      // old was passed on
+	// Used by Run only. A later Run continues with them.
+	loaded   bool                      // the file is in current, if there was one
+	stale    map[string]*savedSnapshot // what of the file the source has not updated
+	fellBack bool                      // stale was sent
 }
 
 // Run implements registry.Source: it runs Source.
@@ -113,14 +114,14 @@ type run struct {
 	*Source
 	log     *slog.Logger
 	out     chan<- registry.Update
-	loading chan map[string]*savedSnapshot // what was in the file; nil when that is known
-	dirty   chan struct{}                  // has one if there is something to be written
+	loading chan map[string]*savedSnapshot // receives what was in the file; nil afterwards
+	dirty   chan struct{}                  // holds one if there is something to save
 
-	lock      io.Closer // of the writer, as is the next
-	saveError string    // why nothing can be written, as it was said
+	lock      io.Closer // of the writer, as is saveError
+	saveError string    // why nothing can be saved, as it was logged
 }
 
-// runSource runs the source. A panic of it is its failure.
+// runSource runs the source. It turns a panic into an error.
 func (r *run) runSource(ctx context.Context, in chan<- registry.Update) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -139,7 +140,7 @@ func (r *run) send(ctx context.Context, u registry.Update) error {
 	}
 }
 
-// observe passes on what the source says, and remembers it.
+// observe passes on an update of the source, and remembers it.
 func (r *run) observe(ctx context.Context, u registry.Update) error {
 	if u.Err != nil {
 		if err := r.fallBack(ctx, u.Err); err != nil {
@@ -164,7 +165,7 @@ func (r *run) observe(ctx context.Context, u registry.Update) error {
 	return r.dropRemoved(ctx)
 }
 
-// dropRemoved lets go what the source has nothing more to say to.
+// dropRemoved drops the names that the source no longer uses.
 func (r *run) dropRemoved(ctx context.Context) error {
 	names, all := r.currentNames()
 	if all {
@@ -199,7 +200,7 @@ func (r *run) currentNames() (currentNames []string, all bool) {
 	return currentNames, currentNames == nil
 }
 
-// fallBack passes on what is kept, and why it may be old. It does so once.
+// fallBack sends the saved snapshots, and why they may be old. It does so once.
 func (r *run) fallBack(ctx context.Context, why error) error {
 	if err := r.awaitFile(ctx); err != nil {
 		return err
@@ -221,7 +222,7 @@ func (r *run) fallBack(ctx context.Context, why error) error {
 	return nil
 }
 
-// awaitFile waits until it is known what was in the file.
+// awaitFile waits until the file has been read.
 func (r *run) awaitFile(ctx context.Context) error {
 	if r.loading == nil {
 		return nil
@@ -250,7 +251,8 @@ func (r *run) load(ctx context.Context) {
 	r.loading <- all
 }
 
-// adopt takes in what the file has, but for what is known better.
+// adopt takes over the content of the file, except for names that the source has
+// updated meanwhile.
 func (r *run) adopt(all map[string]*savedSnapshot) {
 	r.loading, r.loaded, r.stale = nil, true, map[string]*savedSnapshot{}
 	names, any := r.currentNames()
@@ -269,10 +271,10 @@ func (r *run) adopt(all map[string]*savedSnapshot) {
 	}
 }
 
-// requestSave has what is known written.
+// requestSave wakes the writer.
 func (r *run) requestSave() {
 	if !r.loaded {
-		return // who wrote now would lose what is not read yet
+		return // a save now would lose what is not read yet
 	}
 	r.wakeWriter()
 }
@@ -319,7 +321,7 @@ func (r *run) write(ctx context.Context) {
 	}
 }
 
-// keepSaving is for a source that has nothing more to say: the writer goes on.
+// keepSaving waits for the end of ctx after the source has ended: the writer goes on.
 func (r *run) keepSaving(ctx context.Context) error {
 	if err := r.awaitFile(ctx); err != nil {
 		return err
@@ -342,7 +344,7 @@ func (r *run) save(ctx context.Context) error {
 	return alloc.Replace(r.Path, func(w io.Writer) error { return encode(ctx, w, r.Settings, all, MaxSize) })
 }
 
-// logSave says once what is wrong with the file, and that it is not any more.
+// logSave logs once that the file can't be saved, and once that it can again.
 func (r *run) logSave(ctx context.Context, err error) {
 	switch {
 	case err == nil && r.saveError != "":
