@@ -49,16 +49,16 @@ type otherJudge struct{ lineDetector }
 
 func (*otherJudge) Sniff(p []byte) Verdict { return No }
 
-type lobbyRig struct {
+type pendingRig struct {
 	srv   *Server
 	proto *lineDetector
 	addr  string
 	told  chan Reason
 }
 
-func newLobbyRig(t *testing.T, l Limits) *lobbyRig {
+func newPendingRig(t *testing.T, l Limits) *pendingRig {
 	t.Helper()
-	r := &lobbyRig{proto: &lineDetector{}, told: make(chan Reason, 1000)}
+	r := &pendingRig{proto: &lineDetector{}, told: make(chan Reason, 1000)}
 	r.srv = &Server{Limits: l, Observe: func(o *Outcome) { r.told <- o.Reason }}
 	ln, err := Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
@@ -78,7 +78,7 @@ func newLobbyRig(t *testing.T, l Limits) *lobbyRig {
 	return r
 }
 
-func (r *lobbyRig) dial(t *testing.T) net.Conn {
+func (r *pendingRig) dial(t *testing.T) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", r.addr)
 	if err != nil {
@@ -90,7 +90,7 @@ func (r *lobbyRig) dial(t *testing.T) net.Conn {
 }
 
 // guests returns how many connections wait.
-func (r *lobbyRig) guests() int {
+func (r *pendingRig) pending() int {
 	n := 0
 	for _, l := range r.srv.own.started() {
 		l.Lock()
@@ -104,19 +104,19 @@ func (r *lobbyRig) guests() int {
 	return n
 }
 
-func (r *lobbyRig) await(t *testing.T, n int) {
+func (r *pendingRig) await(t *testing.T, n int) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); r.guests() != n; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); r.pending() != n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d connections wait, want %d", r.guests(), n)
+			t.Fatalf("%d connections wait, want %d", r.pending(), n)
 		}
 	}
 }
 
-func TestLobbyHoldsWithoutGoroutines(t *testing.T) {
-	r := newLobbyRig(t, Limits{})
+func TestPendingConnsHoldNoGoroutine(t *testing.T) {
+	r := newPendingRig(t, Limits{})
 	r.dial(t)
-	r.await(t, 1) // the lobby's own goroutine runs
+	r.await(t, 1) // the loop's own goroutine runs
 	before := runtime.NumGoroutine()
 	var conns []net.Conn
 	for range 100 {
@@ -144,29 +144,29 @@ func TestLobbyHoldsWithoutGoroutines(t *testing.T) {
 	}
 }
 
-func TestLobbyLetsOut(t *testing.T) {
+func TestPendingConnsAreServed(t *testing.T) {
 	limits := Limits{FirstByteTimeout: 300 * time.Millisecond, HandshakeTimeout: 300 * time.Millisecond}
 	for _, tc := range []struct {
 		what string
-		do   func(t *testing.T, r *lobbyRig, c net.Conn)
+		do   func(t *testing.T, r *pendingRig, c net.Conn)
 		want Reason
 	}{
-		{"a client that sends nothing", func(*testing.T, *lobbyRig, net.Conn) {}, HelloTimeout},
-		{"half a line and no more", func(_ *testing.T, _ *lobbyRig, c net.Conn) { _, _ = io.WriteString(c, "Li") }, HelloTimeout},
-		{"a client that leaves", func(_ *testing.T, _ *lobbyRig, c net.Conn) { c.Close() }, NoHello},
-		{"a client that leaves in the middle", func(t *testing.T, r *lobbyRig, c net.Conn) {
+		{"a client that sends nothing", func(*testing.T, *pendingRig, net.Conn) {}, HelloTimeout},
+		{"half a line and no more", func(_ *testing.T, _ *pendingRig, c net.Conn) { _, _ = io.WriteString(c, "Li") }, HelloTimeout},
+		{"a client that leaves", func(_ *testing.T, _ *pendingRig, c net.Conn) { c.Close() }, NoHello},
+		{"a client that leaves in the middle", func(t *testing.T, r *pendingRig, c net.Conn) {
 			_, _ = io.WriteString(c, "Li")
 			r.await(t, 1)
 			c.Close()
 		}, Gone},
-		{"bytes of no protocol", func(_ *testing.T, _ *lobbyRig, c net.Conn) { _, _ = io.WriteString(c, "?") }, BadPreamble},
-		{"a server that closes", func(t *testing.T, r *lobbyRig, c net.Conn) {
+		{"bytes of no protocol", func(_ *testing.T, _ *pendingRig, c net.Conn) { _, _ = io.WriteString(c, "?") }, BadPreamble},
+		{"a server that closes", func(t *testing.T, r *pendingRig, c net.Conn) {
 			r.await(t, 1)
 			_ = r.srv.Close()
 		}, Drain},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
-			r := newLobbyRig(t, limits)
+			r := newPendingRig(t, limits)
 			tc.do(t, r, r.dial(t))
 			select {
 			case got := <-r.told:
@@ -181,8 +181,8 @@ func TestLobbyLetsOut(t *testing.T) {
 	}
 }
 
-func TestLobbyGivesADripAGoroutine(t *testing.T) {
-	r := newLobbyRig(t, Limits{})
+func TestSlowPreambleGetsAGoroutine(t *testing.T) {
+	r := newPendingRig(t, Limits{})
 	c := r.dial(t)
 	line := "L" + string(bytes.Repeat([]byte("i"), 5*maxReads)) + "\n"
 	for _, b := range []byte(line) {
@@ -195,12 +195,12 @@ func TestLobbyGivesADripAGoroutine(t *testing.T) {
 	r.proto.mu.Lock()
 	defer r.proto.mu.Unlock()
 	if had := r.proto.had[0]; had >= len(line) {
-		t.Errorf("the drip waited in the lobby to its end: %d reads", had)
+		t.Errorf("the drip was pending to its end: %d reads", had)
 	}
 }
 
-func TestLobbyEvictsTheOldest(t *testing.T) {
-	r := newLobbyRig(t, Limits{MaxPendingConnections: 3})
+func TestOldestPendingConnIsEvicted(t *testing.T) {
+	r := newPendingRig(t, Limits{MaxPendingConnections: 3})
 	for range 3 {
 		r.dial(t)
 	}

@@ -154,7 +154,7 @@ func TestClientMessagesNameTheSetting(t *testing.T) {
 }
 
 // Unfinished handshakes are refused to those that have most first.
-func TestMayBeginLeavesSomeForOthers(t *testing.T) {
+func TestCheckPendingLeavesSomeForOthers(t *testing.T) {
 	b, l, pending := &Budget{}, &Limits{}, 0
 	begin := func(c *Client) bool {
 		if c.CheckPending(l, pending, "handshakes") != nil {

@@ -195,7 +195,7 @@ func TestThoseWhoWaitKeepNoThread(t *testing.T) {
 // TestLoopsAcceptOnceTheClientHasSpoken leaves clients that say nothing to the
 // kernel for a second, where every protocol is one that they begin.
 func TestLoopsAcceptOnceTheClientHasSpoken(t *testing.T) {
-	r := newLobbyRig(t, Limits{})
+	r := newPendingRig(t, Limits{})
 	talk := func() {
 		c := r.dial(t)
 		_, _ = io.WriteString(c, "Line\n")
@@ -206,7 +206,7 @@ func TestLoopsAcceptOnceTheClientHasSpoken(t *testing.T) {
 	talk() // the server is there
 	r.dial(t)
 	talk()
-	if n := r.guests(); n != 0 {
+	if n := r.pending(); n != 0 {
 		t.Errorf("%d connections wait, want the silent one to be with the kernel still", n)
 	}
 	r.await(t, 1) // but not for long: its time runs

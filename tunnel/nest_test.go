@@ -121,7 +121,7 @@ func TestNest(t *testing.T) {
 }
 
 // A last answer inside has its time, whatever the deadline of the preamble.
-func TestNestedFarewell(t *testing.T) {
+func TestNestedCloseWithMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := &lineProtocol{name: "refuse", serve: func(_ context.Context, c *tunnel.Conn, _ tunnel.Handler) error {
 			_ = c.Fill(1)

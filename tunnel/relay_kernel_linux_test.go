@@ -142,7 +142,7 @@ func TestRelayIdleTunnelsCost(t *testing.T) {
 
 // A service that answers and closes altogether, and a client that says goodbye
 // to nobody: half of all TLS connections end like this.
-func TestRelayCallsAGoodbyeToNobodyDone(t *testing.T) {
+func TestRelayDoneWithLateBytes(t *testing.T) {
 	for _, tc := range []struct {
 		late int
 		want tunnel.Reason
