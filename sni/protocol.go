@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"culvert.dev/tunnel"
@@ -85,7 +84,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 			return err
 		}
 		if err := c.Fill(MaxRaw); err != nil {
-			return lost(c, err)
+			return tunnel.PreambleError(c, err)
 		}
 	}
 }
@@ -105,19 +104,6 @@ func offered(h *Hello) []string {
 		short[i] = strings.Clone(list[i]) // or the whole list would be kept
 	}
 	return short
-}
-
-// lost says why the client's bytes stopped. There is nobody left to tell, or
-// nothing: a client that is slow on purpose gets no answer.
-func lost(c *tunnel.Conn, err error) error {
-	got := len(c.Buffered())
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return tunnel.Refusef(tunnel.HelloTimeout, "sni: the hello is not complete in time, after %d bytes", got)
-	case got == 0:
-		return tunnel.Refusef(tunnel.NoHello, "sni: the client left without a byte: %w", err)
-	}
-	return tunnel.Refusef(tunnel.Gone, "sni: the client left in its hello, after %d bytes: %w", got, err)
 }
 
 // refuse tells the client no and closes c.
@@ -171,7 +157,7 @@ func (p *Protocol) notTLS(c *tunnel.Conn, err *tunnel.Error) error {
 			switch ferr := c.Fill(maxLine); {
 			case errors.Is(ferr, io.ErrShortBuffer): // the line is too long to be worth an answer
 			case ferr != nil:
-				return lost(c, ferr)
+				return tunnel.PreambleError(c, ferr)
 			default:
 				continue
 			}

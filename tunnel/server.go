@@ -265,11 +265,16 @@ func detect(c *Conn, protocols []Protocol) (Protocol, error) {
 	}
 }
 
-// PreambleError gives the failure of a read its Reason: NoHello where the
-// client left without a byte, Gone where it left later, HelloTimeout where its
-// time was up. Protocols use it for the errors of Fill.
+// PreambleError returns the error, with its Reason, of a connection whose preamble could
+// not be read because of err: NoHello where the client left without a byte, Gone where
+// it left later, HelloTimeout where its time was up. Protocols use it for the errors of
+// Fill.
 func PreambleError(c *Conn, err error) *Error {
-	n := len(c.Buffered())
+	return PreambleErrorAfter(int64(len(c.Buffered())), err)
+}
+
+// PreambleErrorAfter is PreambleError for a connection of which n bytes were read.
+func PreambleErrorAfter(n int64, err error) *Error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return Refusef(HelloTimeout, "the preamble was not complete in time: %d bytes came", n)

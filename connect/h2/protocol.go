@@ -229,5 +229,5 @@ func (s *server) endError(err error) error {
 	if s.c.input.hasRequest.Load() {
 		return nil
 	}
-	return preambleError(s.c.input.n, err)
+	return tunnel.PreambleErrorAfter(s.c.input.n, err)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -66,19 +65,6 @@ func (c *conn) first() error {
 		return c.readError(err)
 	}
 	return c.other(f)
-}
-
-// preambleError returns the error of a connection that ended without a request.
-func preambleError(n int64, err error) error {
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return refuse(tunnel.HelloTimeout, "no request in time: %d bytes came", n)
-	case n == 0:
-		return refuse(tunnel.NoHello, "the client left without a byte: %w", err)
-	case errors.Is(err, io.EOF):
-		return refuse(tunnel.Gone, "the client left after %d bytes, before a request", n)
-	}
-	return refuse(tunnel.Gone, "the client left after %d bytes, before a request: %w", n, err)
 }
 
 // headers implements side: it begins a request, or ends the body of one.

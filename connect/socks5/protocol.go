@@ -3,10 +3,8 @@ package socks5
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -259,12 +257,5 @@ func (s *session) fill() error {
 // readError returns the error for a client that sends no more. It gets no answer: it
 // is gone, or slow on purpose.
 func (s *session) readError(err error) error {
-	got := s.read + len(s.c.Buffered())
-	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return tunnel.Refusef(tunnel.HelloTimeout, "socks5: the request is not complete in time, after %d bytes", got)
-	case got == 0:
-		return &tunnel.Error{Reason: tunnel.NoHello, Err: fmt.Errorf("socks5: the client left without a byte: %w", err)}
-	}
-	return tunnel.Refusef(tunnel.Gone, "socks5: the client left after %d bytes: %w", got, err)
+	return tunnel.PreambleErrorAfter(int64(s.read+len(s.c.Buffered())), err)
 }
