@@ -89,7 +89,7 @@ func (r *pendingRig) dial(t *testing.T) net.Conn {
 	return c
 }
 
-// guests returns how many connections wait.
+// pending returns how many connections wait.
 func (r *pendingRig) pending() int {
 	n := 0
 	for _, l := range r.srv.own.started() {

@@ -20,7 +20,11 @@
 //	}
 //	return srv.Serve(ctx, tunnel.Listener{Listener: ln, Protocols: []tunnel.Protocol{&sni.Protocol{}}})
 //
-// The package imports the standard library only. It does not parse any
+// On Linux connections wait in event loops (see Loops), which are in
+// tunnel/internal/poll with the sockets and the system calls. Elsewhere each waits
+// on a goroutine.
+//
+// The package stands on the standard library alone. It does not parse any
 // protocol's preamble, does not know where names come from and does not
 // decrypt: those are the packages sni, connect and registry.
 //

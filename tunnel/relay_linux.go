@@ -47,8 +47,8 @@ const (
 	trimAfter      = time.Second           // without bulk, after which empty pipes are closed
 	keepAliveAfter = 5 * time.Second       // the age at which a tunnel's sockets get their keepalive
 
-	// goodbye is the most bytes that may find nobody left without the tunnel's
-	// end being called a reset: the close_notify of a TLS client whose server,
+	// maxLateBytes is the most bytes that may arrive at a side after it has closed
+	// without the tunnel's end being called a reset: the close_notify of a TLS client whose server,
 	// as many do, has closed altogether and not only its half. The client still
 	// gets the reset it would have got from the server.
 	maxLateBytes = 128

@@ -54,7 +54,7 @@ type side struct {
 	shut      bool     // it was sent the other side's end of stream
 	bulk      bool     // what it sends is moved in turns, not by events
 	calm      uint8    // calm turns in a row
-	late      int16    // bytes meant for it after its own end, counted to a little over goodbye
+	late      int16    // bytes meant for it after its own end, counted to a little over maxLateBytes
 	check     poll.PeerCheck
 	keepAlive bool // keepalive is set
 }
