@@ -99,7 +99,7 @@ func TestDNSErrorsHaveHints(t *testing.T) {
 		{at(":53", syscall.EACCES), "CAP_NET_BIND_SERVICE"},
 		{at(":53", syscall.EADDRINUSE), "DNSStubListener=no"},
 		{at(":5353", syscall.EADDRINUSE), ""},
-		{at("192.0.2.1:53", syscall.EADDRNOTAVAIL), "no address of this machine"},
+		{at("192.0.2.1:53", syscall.EADDRNOTAVAIL), "this machine does not have the address"},
 	} {
 		var ce *cliError
 		if !errors.As(dnsError(tt.err), &ce) || !strings.Contains(ce.hint, tt.hint) || (tt.hint == "") != (ce.hint == "") || ce.code != exitFailed {
