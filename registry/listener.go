@@ -15,10 +15,10 @@ const (
 	HTTP = "http" // nothing is carried: a client hears that HTTP is not routed
 )
 
-// A Listener is where clients come in that a Source knows of and not the
-// configuration: a port of a Gateway of Gateway API. What they may ask for is in its
-// Sections and nowhere else, whatever services there are. The gateway opens it,
-// and closes it when it has left the table; tunnels that came by it stand.
+// A Listener is a socket that a Source asks for, and not the configuration: a port of
+// a Gateway of Gateway API. Its clients reach what its Sections have and nothing
+// else, whatever services there are. The gateway opens it, and closes it when it has
+// left the table; its tunnels go on.
 type Listener struct {
 	Name     string // unique among all listeners: "default/edge/tls/443". Of one that stays at its address it may change
 	Protocol string
@@ -28,17 +28,17 @@ type Listener struct {
 	Origin   string     // who says so, for people
 }
 
-// A Section is the part of a listener that is for one host, with the rules that
-// lead on from there. Of several the one with the exact host is it, or else
-// the one with the longest wildcard, or else the one for any; where none is, or
-// none of its rules, the client is refused, without a word of TLS.
+// A Section is the part of a listener that is for one host, with its rules. The
+// section with the exact host of the client is chosen, or else the one with the
+// longest wildcard, or else the one for any host. Where there is none, or none of its
+// rules matches, the client is refused without a byte of TLS.
 type Section struct {
 	Name  string          // unique among all sections: requests say it as their Listener
 	Host  tunnel.Pattern  // zero means any. A wildcard stands for one label or more
 	TLS   *TLSTermination // nil passes TLS on; of TLS only
 	Rules []*Rule         // in order of precedence
 
-	// Istio has names of the form "outbound_.PORT_.SUBSET_.SERVICE" lead to that
+	// Istio routes names of the form "outbound_.PORT_.SUBSET_.SERVICE" to that
 	// service and port, among all that are exposed: auto-passthrough.
 	Istio bool
 }
@@ -56,7 +56,7 @@ type KeyPair struct {
 	Key         Secret `json:"-"`
 }
 
-// A Rule leads from names to backends.
+// A Rule routes names to backends.
 type Rule struct {
 	Name        string           // for logs and metrics: "tlsroute/default/web"
 	Names       []tunnel.Pattern // of TLS; empty means any
@@ -71,9 +71,9 @@ type Backend struct {
 	Service *Service // its Names, Ports and exposure are not looked at, but for what a further gateway is asked for
 	Broken  string   // unless "", why this share is refused
 
-	// ServiceName is a name that services of the table have, of which one is meant where
-	// Service has no endpoints of its own: what is imported from other clusters.
-	// Zero means none. It must be exposed to the network of the client.
+	// ServiceName names a service of the table that is used where Service has no
+	// endpoints of its own: one that is imported from other clusters. It must be
+	// exposed to the network of the client. Zero means none.
 	ServiceName tunnel.Name
 }
 

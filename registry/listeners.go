@@ -40,7 +40,7 @@ type compiledSection struct {
 type compiledRule struct {
 	*Rule
 	section  string
-	turn     int32 // its counter, among those of fronts
+	turn     int32 // the index of its counter
 	total    uint64
 	backends []compiledBackend
 }
@@ -48,7 +48,7 @@ type compiledRule struct {
 type compiledBackend struct {
 	weight      uint64
 	broken      string
-	entry       int32 // of fronts; -1 for a broken one
+	entry       int32 // the index of its service; -1 for a broken one
 	turn        int32 // its own counter, which is for its endpoints
 	port        uint16
 	serviceName tunnel.Name // zero where the entry's own endpoints are meant

@@ -23,14 +23,14 @@ type Network struct {
 	Insecure bool      // plaintext may go there without TLS
 }
 
-// OnlyInsecure reports whether nothing is said of n but that it is insecure: what it is, a later
-// source says.
+// OnlyInsecure reports whether n has a name and Insecure and nothing else: a later
+// source defines the network itself.
 func (n *Network) OnlyInsecure() bool {
 	return n.Insecure && len(n.CIDRs) == 0 && len(n.Near) == 0 && len(n.Gateways) == 0 && len(n.Via) == 0
 }
 
-// CleartextGateway returns a gateway of n that those outside can ask for more than a
-// hello, and for nothing that may be plaintext, where there is no other.
+// CleartextGateway returns a gateway of n that takes proxy requests without TLS, where
+// no other gateway can carry what may be plaintext.
 func (n *Network) CleartextGateway() (to string, ok bool) {
 	p := Location{}
 	for i := range n.Gateways {
@@ -40,16 +40,16 @@ func (n *Network) CleartextGateway() (to string, ok bool) {
 	return p.cleartextGateway()
 }
 
-// A Gateway is a place where a network is entered.
+// A Gateway is an entry to a network.
 type Gateway struct {
-	Address    Endpoint // as those in its network know it, with a port
-	Public     Endpoint // as all others know it; zero means as Address
+	Address    Endpoint // inside its network, with a port
+	Public     Endpoint // outside; zero means Address
 	Transports []string // what is spoken there: "sni", "connect", ...; empty means sni
 	Weight     uint16   // beside the other gateways of its network; 0 means 1
 	Check      Check
 }
 
-// AddressFrom returns where the gateway of network is, for who stands in from.
+// AddressFrom returns the address of the gateway of network, as seen from network from.
 func (g *Gateway) AddressFrom(network, from string) Endpoint {
 	if from == network || g.Public == (Endpoint{}) {
 		return g.Address
@@ -57,7 +57,7 @@ func (g *Gateway) AddressFrom(network, from string) Endpoint {
 	return g.Public
 }
 
-// Supports reports whether the gateway speaks a transport.
+// Supports reports whether the gateway speaks transport.
 func (g *Gateway) Supports(transport string) bool {
 	if len(g.Transports) == 0 {
 		return transport == "sni"
@@ -65,8 +65,7 @@ func (g *Gateway) Supports(transport string) bool {
 	return slices.Contains(g.Transports, transport)
 }
 
-// A Check says how it is found out whether what listens at an address works. The
-// zero Check is none.
+// A Check is a health check of an address. The zero Check is none.
 type Check struct {
 	Kind     string        // "tcp", "tls" or "http"; "" means that nobody looks
 	Host     string        // for tls its SNI, for http its Host; "" means the service's first name, for tls that of any service there
@@ -151,8 +150,8 @@ type Endpoint struct {
 	Network string // that it is in; "" means the one that has its address, or the registry's own
 	Cluster string // that it is in; "" means the service's
 
-	// Guarded says that Host was chosen by somebody who may not lead the gateway
-	// everywhere: an address of it is used only if Registry.Refuses allows it.
+	// Guarded says that Host was chosen by a user who may not direct the gateway to
+	// every address: an address of it is used only if Registry.Refuses allows it.
 	Guarded bool
 }
 
@@ -161,7 +160,7 @@ func (e *Endpoint) Serves(port uint16) bool {
 	return e.ServicePort == 0 || port == 0 || e.ServicePort == port
 }
 
-// PortsFor returns the ports where e is found, of a service s that it serves.
+// PortsFor returns the ports at which e serves s.
 func (e *Endpoint) PortsFor(s *Service) []uint16 {
 	switch {
 	case e.Port != 0:
@@ -261,37 +260,37 @@ func (Secret) String() string               { return "(hidden)" }
 func (Secret) GoString() string             { return "(hidden)" }
 func (Secret) MarshalText() ([]byte, error) { return []byte("(hidden)"), nil }
 
-// A Snapshot is all that one source knows at one time. Whoever makes one does
-// not change it, or anything it points to, afterwards.
+// A Snapshot is all that one source knows at one moment. It must not change after it
+// was sent, nor anything that it points to.
 type Snapshot struct {
 	Networks  []Network
 	Services  []*Service
 	Listeners []*Listener
 }
 
-// An Update replaces what a source said before under the same name. One with
-// the very slices it had before confirms that, and makes no new table.
+// An Update replaces the earlier snapshot of a source under the same name. One with
+// the very slices of the earlier one confirms it, and makes no new table.
 type Update struct {
 	Source string // "file", "cluster/west"; a source may use several
 	Snapshot
 
-	// Err, if it is not nil, says that the source can't see any more what
-	// there is. What it said before stays in force, and the Snapshot counts for
-	// nothing; the next Update without an Err ends it. See Registry.Stale.
+	// Err, if it is not nil, says that the source has lost sight of its objects. Its
+	// earlier snapshot stays in force, and the Snapshot of this Update is ignored;
+	// the next Update without an Err ends it. See Registry.Stale.
 	Err error
 
-	// Since says since when, if that is not since now, as where what is in force
-	// is what was kept of an earlier process.
+	// Since is the time of the loss if it is not now: that of a snapshot that an
+	// earlier process has saved.
 	Since time.Time
 }
 
-// A Source finds out what there is. Run sends an Update at first and whenever
-// something changes, each with everything that Source name knows, until ctx is
-// done. Its sends select on ctx.Done.
+// A Source discovers services, networks and listeners. Run sends an Update at first
+// and whenever something changes, each with all that the source knows under that
+// name, until ctx is done. Its sends select on ctx.Done.
 //
-// What a source has sent stays in force when it fails: Run returns an error
-// only where it cannot go on, and is called again after a while. It returns
-// nil if there is nothing more to come.
+// The last snapshots stay in force when a source fails: Run returns an error only
+// where it cannot go on, and is called again after a while. It returns nil if no
+// update will follow.
 type Source interface {
 	Run(ctx context.Context, updates chan<- Update) error
 }
