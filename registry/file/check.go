@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// check finds what is wrong with the whole though every part of it is right.
+// check finds mistakes in how the parts of a configuration fit together.
 func (d *decoder) check(root *yaml.Node) {
 	if d.cfg.Kubernetes == nil { // which may bring them
 		d.need(root, "the configuration", "services")

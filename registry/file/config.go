@@ -23,7 +23,7 @@ import (
 // maxSize is the largest file that is read, in bytes.
 const maxSize = 16 << 20
 
-// A Config is what a file says, defaults filled in.
+// A Config is a configuration file, with the defaults filled in.
 type Config struct {
 	Cluster   string        // this cluster's id; "" if it has none
 	Mesh      registry.Mesh // the zone of its names, and the network the gateway is in
@@ -41,11 +41,11 @@ type Config struct {
 	DNS          *DNS          // nil means that nothing is answered by DNS
 	Kubernetes   *Kubernetes   // nil means that there is none
 
-	// Warnings are of what is no mistake, and hardly meant.
+	// Warnings report what is allowed and probably not meant.
 	Warnings Errors
 
-	// Certificates are those that the gateway shows, of every file that is named
-	// for that. Their ends are the wall clock's.
+	// Certificates are those that the gateway presents, from all files that the
+	// configuration names for that.
 	Certificates []Certificate
 
 	files   []string    // every file that was read
@@ -53,10 +53,10 @@ type Config struct {
 	digests fileDigests // of the first of them
 }
 
-// Protocols are those a Listener may be asked to speak.
+// Protocols are those that a Listener may have.
 var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic"}
 
-// A Listener is an address to accept connections at, or datagrams.
+// A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {
 	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
 	Protocols []string    // of Protocols, in the clear; empty means the first three, with Auth without sni, with TLS none, and for UDP quic
@@ -72,14 +72,14 @@ type Listener struct {
 // UDP reports whether l is for datagrams.
 func (l *Listener) UDP() bool { return isUDP(l.Address) }
 
-// A Proxy is what speaks the PROXY protocol in front of a listener, on every
-// connection.
+// A Proxy is a load balancer in front of a listener that begins every connection
+// with a PROXY header.
 type Proxy struct {
-	From []netip.Prefix `yaml:"from"` // where from; nobody else may connect
+	From []netip.Prefix `yaml:"from"` // its addresses; no other client may connect
 }
 
-// Limits bound what clients can take. A count is at least 1, or -1 for no
-// limit, and a duration more than 0, but for Tunnels.
+// Limits bound what clients can use. A count is at least 1, or -1 for no limit, and
+// a duration is more than 0. MaxTunnels may be 0.
 type Limits struct {
 	MaxTunnels              int           `yaml:"maxTunnels"`                    // open at once; 0 means as many as there are descriptors for
 	MaxPendingConnections   int           `yaml:"maxPendingConnections,limit"`   // connections without a route yet
@@ -96,8 +96,8 @@ type Limits struct {
 	Memory                  Memory        `yaml:"memory"`                        // of the process
 }
 
-// A Memory is a limit in bytes: 0 for what the system grants the process, as
-// far as that can be found out, and -1 for none.
+// A Memory is a limit in bytes: 0 means what the system grants the process, if that
+// is known, and -1 means none.
 type Memory int64
 
 // ParseMemory reads "auto", "none", or a number with one of the units KiB, MiB
@@ -144,16 +144,16 @@ func (m *Memory) decode(d *decoder, n *yaml.Node, key string) {
 	}
 }
 
-// leastMemory is less than any gateway gets by with.
+// leastMemory is the least limit that is accepted.
 const leastMemory = 16 << 20
 
-// Drain is how the gateway stops.
+// Drain says how the gateway stops.
 type Drain struct {
 	Delay   time.Duration `yaml:"delay"`   // not ready, still accepting
 	Timeout time.Duration `yaml:"timeout"` // from the signal until tunnels are aborted
 }
 
-// Log is where and how much is logged.
+// Log says what is logged, and in which format.
 type Log struct {
 	Format string     `yaml:"format"` // "text" or "json"
 	Level  slog.Level `yaml:"level"`
@@ -173,16 +173,16 @@ func Default() *Config {
 	}
 }
 
-// Snapshot returns what the registry is to know of c.
+// Snapshot returns the networks and services of c for the registry.
 func (c *Config) Snapshot() registry.Snapshot {
 	return registry.Snapshot{Networks: c.Networks, Services: c.Services}
 }
 
-// Listens reports whether what is learnt brings listeners of its own.
+// Listens reports whether sources other than the file may bring listeners.
 func (c *Config) Listens() bool { return c.Kubernetes != nil && c.Kubernetes.GatewayAPI != nil }
 
-// RestartNeeded names the parts in which next differs from c and which a
-// running gateway does not take up by itself.
+// RestartNeeded returns the keys whose values differ in next and take effect only with a
+// restart.
 func (c *Config) RestartNeeded(next *Config) []string {
 	var parts []string
 	for _, p := range []struct {
@@ -210,7 +210,7 @@ func (c *Config) RestartNeeded(next *Config) []string {
 	return parts
 }
 
-// fixed returns what of listeners stays as it is while they are open.
+// fixed returns listeners without what may change while they are open.
 func fixed(listeners []Listener) []Listener {
 	out := slices.Clone(listeners)
 	for i := range out {
@@ -227,9 +227,8 @@ func fixed(listeners []Listener) []Listener {
 func Load(path string) (*Config, error) { return Reload(path, nil) }
 
 // Reload is Load for a file that was read before, as current, which may be
-// nil. It returns current itself where nothing has changed, and otherwise takes
-// from it what is the same. Its time goes by what has changed: of 100,000
-// services, those that are as they were cost little.
+// nil. It returns current itself if nothing has changed, and otherwise reuses the
+// services whose text is the same, so that its time depends on what has changed.
 func Reload(path string, current *Config) (*Config, error) {
 	data, err := read(path, maxSize)
 	if err != nil {
@@ -241,8 +240,8 @@ func Reload(path string, current *Config) (*Config, error) {
 	return reload(path, data, current)
 }
 
-// LoadFrom is Load for what r has. The name is its file's in errors, and the
-// files that it names are relative to that.
+// LoadFrom is Load for the content of r. Errors call the file name, and the files that
+// the configuration names are relative to it.
 func LoadFrom(name string, r io.Reader) (*Config, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxSize+1))
 	if err != nil {
@@ -278,8 +277,8 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	return &d.cfg, nil
 }
 
-// unchanged reports whether c was read from data, and from other files that
-// are as they were and nobody else may write to. c may be nil.
+// unchanged reports whether c was read from data and from other files that have not
+// changed and are writable by their owner only. c may be nil.
 func (c *Config) unchanged(path string, data []byte) bool {
 	if c == nil || len(c.files) == 0 || c.files[0] != path {
 		return false
@@ -318,9 +317,8 @@ func ReloadRoutes(path string, current *Config) (*Config, error) {
 	return c, nil
 }
 
-// Parse reads a configuration from data, of which name is the file's name in
-// errors. It opens no other file: Auth has the names of its files only.
-// Mistakes are returned as Errors.
+// Parse reads a configuration from data. Errors call the file name. Parse opens no other
+// file, so that Auth has only the names of its files. It returns mistakes as Errors.
 func Parse(name string, data []byte) (*Config, error) {
 	d := parse(name, data)
 	if err := d.errs.sorted(); err != nil {
@@ -355,7 +353,7 @@ func read(path string, limit int64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// unreadable says in plain words that a file is missing or may not be read.
+// unreadable returns the errors of missing and forbidden files in plain words.
 func unreadable(err error) error {
 	var pe *fs.PathError
 	switch {
@@ -368,7 +366,7 @@ func unreadable(err error) error {
 	return err
 }
 
-// A plainError is an error of the system in other words.
+// A plainError is a system error with a message of our own.
 type plainError struct {
 	msg string
 	err error

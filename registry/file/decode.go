@@ -32,7 +32,7 @@ func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
 	})
 }
 
-// warnf notes what is no mistake, and hardly meant.
+// warnf reports what is allowed and probably not meant.
 func (d *decoder) warnf(n *yaml.Node, hint, format string, args ...any) {
 	if len(d.cfg.Warnings) < maxErrors {
 		d.cfg.Warnings = append(d.cfg.Warnings, &Error{
@@ -50,8 +50,8 @@ func parse(name string, data []byte) *decoder {
 	return d
 }
 
-// decode reads data, and judges its parts but not the whole. The root is nil
-// where it is no document.
+// decode reads data and checks each value by itself. The root is nil if data is not a
+// document.
 func decode(name string, data []byte) (*decoder, *yaml.Node) {
 	d := &decoder{file: name, cfg: *Default()}
 	root := d.document(data)
@@ -101,14 +101,14 @@ func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
 	return dec.Decode(n)
 }
 
-// needsQuotes finds a value that begins with what YAML has another use for, as
+// needsQuotes finds a value that begins with a character that has a meaning in YAML, as
 // in "name: *.example.com".
 var needsQuotes = regexp.MustCompile("(?:[:-] +|[\\[{,] *)([*&!%@`][^\\s,\\]}]*)")
 
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
 
-// syntaxError reports an error of the YAML library, which tells the line where
-// the surroundings of the mistake begin, and no column.
+// syntaxError reports an error of the YAML library. The library returns no column, and as
+// line the one where the block with the mistake begins.
 func (d *decoder) syntaxError(err error, data []byte) {
 	msg := strings.TrimPrefix(err.Error(), "yaml: ")
 	line := 1
@@ -156,8 +156,8 @@ func brokenLine(data []byte, line int) (int, []byte) {
 	return best, bytes.TrimRight(lines[best-1], "\r\n")
 }
 
-// A field is one key of an object: how it is called and how it is read. The
-// lists of fields are all the loader knows; the schema is tested against them.
+// A field is a key of an object and the function that reads its value. The loader knows
+// no other keys; the schema is tested against them.
 type field[T any] struct {
 	key  string
 	read func(d *decoder, n *yaml.Node, to *T)
@@ -171,7 +171,7 @@ func keysOf[T any](fields []field[T]) []string {
 	return keys
 }
 
-// object reads a mapping into to. It reports what is no mapping, unknown and
+// object reads a mapping into to. It reports a node that is no mapping, unknown and
 // repeated keys, and keys without a value.
 func object[T any](d *decoder, n *yaml.Node, what string, fields []field[T], to *T) {
 	if !d.is(n, yaml.MappingNode, what) {
@@ -215,10 +215,10 @@ var kinds = map[yaml.Kind]string{
 	yaml.MappingNode: "keys and values", yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value",
 }
 
-// firstKeys are the keys that a value may be meant for that stands alone.
+// firstKeys are the keys that a single value in place of an object is probably meant for.
 var firstKeys = map[string]string{"a listener": "address", "a service": "name", "a network": "name", "a gateway": "address", "a certificate": "certificateFile"}
 
-// is reports whether n is of a kind, and complains if it is not.
+// is reports whether n is of a kind, and adds an error if it is not.
 func (d *decoder) is(n *yaml.Node, kind yaml.Kind, what string) bool {
 	switch {
 	case n.Kind == yaml.AliasNode:
@@ -256,7 +256,7 @@ func (d *decoder) list(n *yaml.Node, what string, each func(n *yaml.Node)) {
 	}
 }
 
-// text returns a scalar as it stands in the file: 1234 is as good as "1234".
+// text returns a scalar as it is written in the file, with or without quotes.
 func (d *decoder) text(n *yaml.Node, what string) (string, bool) {
 	if !d.is(n, yaml.ScalarNode, what) {
 		return "", false

@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A DNS is what is answered by DNS. What is read of its files is taken up
-// while it runs.
+// A DNS is the configuration of the DNS server. Changes of its certificate files take
+// effect while it runs.
 type DNS struct {
 	Listeners   []DNSListener `yaml:"listen"`
 	Certificate KeyPair       `yaml:"tls"` // of those by TLS and HTTPS; zero if there are none
@@ -32,10 +32,10 @@ type DNS struct {
 	Cache            DNSCache       `yaml:"cache"`
 }
 
-// DNSTransports are what a DNSListener may speak.
+// DNSTransports are the transports of a DNSListener.
 var DNSTransports = []string{"udp", "tcp", "tls", "https"}
 
-// A DNSListener is where questions are taken.
+// A DNSListener is an address at which questions are accepted.
 type DNSListener struct {
 	Transport string // of DNSTransports
 	Address   string `yaml:"address"` // host:port; no host means every address of this machine
@@ -80,7 +80,7 @@ func defaultDNS() *DNS {
 	}
 }
 
-// A dnsAt is where the file says what of DNS.
+// A dnsAt has the positions of the keys of dns.
 type dnsAt struct {
 	mapping
 	listeners, views []*yaml.Node
@@ -191,7 +191,7 @@ var dnsCacheFields = fieldsOf([]field[DNSCache]{
 	}},
 })
 
-// leastCache is less than a cache of any use.
+// leastCache is the least size of a cache that is accepted.
 const leastCache = 1 << 20
 
 func (d *decoder) dns(n *yaml.Node, c *Config) {

@@ -23,15 +23,15 @@
 //	src := &file.Source{Path: "culvert.yaml", Log: log}
 //	err = reg.Run(ctx, src)
 //
-// What the loader does not understand it refuses: an unknown key is an error
-// and so is a name that two services claim. A file that is refused while the
-// gateway runs changes nothing.
+// The loader refuses what it does not understand: an unknown key is an error, and so
+// is a name that two services claim. A file that is refused while the gateway runs
+// changes nothing.
 //
-// A service in the file is exposed unless it says otherwise: that somebody
-// wrote it into the gateway's own file is the grant.
+// A service in the file is exposed unless it says otherwise: writing it into the
+// gateway's own file is the permission.
 //
 // ParseRoutes reads the short form, a "NAME[:PORT] HOST:PORT" on each line.
 //
-// Writers should replace the file by a rename. One that writes in place is
-// waited for until it has been still for 100 ms.
+// Writers should replace the file by a rename. A file that is written in place is read
+// when it has not changed for 100 ms.
 package file

@@ -30,8 +30,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Errors are the mistakes found in one go, at most 20, in the order of the
-// file.
+// Errors are all mistakes of a file, at most 20, in the order of the file.
 type Errors []*Error
 
 func (e Errors) Error() string {
@@ -45,7 +44,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap gives errors.As and errors.Is each of them.
+// Unwrap returns the mistakes for errors.As and errors.Is.
 func (e Errors) Unwrap() []error {
 	out := make([]error, len(e))
 	for i, err := range e {
@@ -94,7 +93,7 @@ var elsewhere = map[string][]string{
 	"proxy-protocol": {"proxy"}, "proxyprotocol": {"proxy"},
 }
 
-// called returns the word of a list that s is called here, or "".
+// called returns the word of words that stands for s, or "".
 func called(s string, words []string) string {
 	plain := strings.NewReplacer("_", "", "-", "").Replace(strings.ToLower(s))
 	for _, w := range elsewhere[plain] {
@@ -105,7 +104,7 @@ func called(s string, words []string) string {
 	return meant(s, words)
 }
 
-// meant returns the word of a list that is a slip or two away from s, or "".
+// meant returns the word of words that differs from s by two edits at most, or "".
 func meant(s string, words []string) string {
 	best, distance := "", 3
 	for _, w := range words {

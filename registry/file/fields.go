@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// positions are the nodes that checks of the whole point to.
+// positions are the nodes to which the checks of the whole configuration point.
 type positions struct {
 	networks   []networkAt
 	listeners  []listenerAt
@@ -118,7 +118,7 @@ func (d *decoder) origin(line int) string {
 	return filepath.Base(d.file) + ":" + strconv.Itoa(line)
 }
 
-// need complains of a key that an object must have and has not.
+// need adds an error if an object lacks a key.
 func (d *decoder) need(n *yaml.Node, what, key string) {
 	if n.Kind == yaml.MappingNode && !has(n, key) {
 		d.errorf(n, "", "%s needs the key %q", what, key)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/idna"
 )
 
-// A complaint is an Error without its place.
+// A complaint is an Error without a position.
 type complaint struct {
 	msg, hint string
 	offset    int // in bytes, into what was parsed
@@ -140,8 +140,8 @@ func parseEndpoint(s string) (registry.Endpoint, *complaint) {
 	return ep, nil
 }
 
-// destination complains of an address that nothing can be sent to. Loopback
-// and link-local ones are fine: who writes them into the file means them.
+// destination refuses an address that nothing can be sent to. Loopback and link-local
+// addresses are allowed, because a person wrote them into the file.
 func destination(a netip.Addr) *complaint {
 	switch u := a.Unmap(); {
 	case a.Zone() != "":

@@ -78,7 +78,7 @@ func (l *Listener) Inner() []string {
 // spoken returns all that the listener speaks.
 func (l *Listener) spoken() []string { return append(slices.Clone(l.Outer()), l.Inner()...) }
 
-// A tlsAt is where the file says what of a listener's TLS.
+// A tlsAt has the positions of the keys of a listener's TLS.
 type tlsAt struct {
 	mapping
 	names   []*yaml.Node // of TLS.Names
@@ -162,7 +162,7 @@ var pairFields = []field[KeyPair]{
 // readLater is for keys that name files, which are read when all else is.
 func readLater[T any](*decoder, *yaml.Node, *T) {}
 
-// isTrustDomain complains where s is not one.
+// isTrustDomain reports whether s is a trust domain, and adds an error if it is not.
 func (d *decoder) isTrustDomain(n *yaml.Node, s string) bool {
 	if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool {
 		return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-._", r))
@@ -173,8 +173,8 @@ func (d *decoder) isTrustDomain(n *yaml.Node, s string) bool {
 	return true
 }
 
-// checkByDomain judges the value of a key that names a file of CAs, or one for
-// each trust domain.
+// checkByDomain checks the value of a key that names a file of CAs, or a file for each
+// trust domain.
 func (d *decoder) checkByDomain(n *yaml.Node, what string) {
 	if n.Kind != yaml.MappingNode {
 		return // which is judged where it is read
@@ -217,7 +217,7 @@ func (d *decoder) protocols(n *yaml.Node, known []string, to *[]string) {
 	})
 }
 
-// checkTLS finds what of a listener's TLS does not go together.
+// checkTLS finds settings of a listener's TLS that do not go together.
 func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 	if l.TLS == nil {
 		return
