@@ -44,7 +44,7 @@ build: ## bin/culvert
 .PHONY: test
 test: peers ## every test; installs the real peers first
 	$(GO) test -race -shuffle=on -timeout 15m ./...
-	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/... ./sni ./connect ./termination ./gateway
+	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/... ./sni ./connect ./internal/termination ./internal/gateway
 	$(MAKE) test-integration
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) test-cluster; else echo "not root: the tests in clusters" >>$(CULVERT_LEFT_OUT); fi
 	@$(MAKE) -s left-out
@@ -132,8 +132,8 @@ FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:Fuz
 	connect/h3:FuzzServerStates:10 connect/h3:FuzzClientStates:10 connect/hbone:FuzzServerStates:8 connect/hbone:FuzzClientStates:8 \
 	connect/ws:FuzzServerStates:8 connect/ws:FuzzClientStates:8 connect/socks5:FuzzServerStates:8 connect/socks5:FuzzClientStates:8 \
 	connect/ws:FuzzHandshake:10 connect/ws:FuzzFrames:12 connect/socks5:FuzzRequest:8 connect/socks5:FuzzServe:12 connect/socks5:FuzzAnswer:8 connect:FuzzReply:8 \
-	connect/proxyproto:FuzzParse:12 dns:FuzzQuery:12 dns:FuzzReply:12 udp:FuzzHeader:5 tunnel:FuzzLoop:8 registry/snapshot:FuzzDecode:10 \
-	names:FuzzAnswer:10 registry/alloc:FuzzPortFile:6 registry/alloc:FuzzVIPFile:6
+	connect/proxyproto:FuzzParse:12 dns:FuzzQuery:12 dns:FuzzReply:12 internal/udp:FuzzHeader:5 tunnel:FuzzLoop:8 registry/snapshot:FuzzDecode:10 \
+	internal/names:FuzzAnswer:10 registry/alloc:FuzzPortFile:6 registry/alloc:FuzzVIPFile:6
 
 .PHONY: fuzz-short
 fuzz-short: ## a few seconds of each of the parsers that face the world, and of the event loop

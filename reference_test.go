@@ -347,7 +347,7 @@ func literal(e ast.Expr) string {
 func logPage(t *testing.T) string {
 	t.Helper()
 	fset := token.NewFileSet()
-	f, err := parser.ParseFile(fset, filepath.Join("admin", "accesslog.go"), nil, parser.ParseComments)
+	f, err := parser.ParseFile(fset, filepath.Join("internal", "admin", "accesslog.go"), nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"io"
 
 	"culvert.dev/connect/hbone"
+	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
-	"culvert.dev/termination"
 	"culvert.dev/tunnel"
 )
 

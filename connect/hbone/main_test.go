@@ -9,9 +9,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
 	"culvert.dev/sni"
-	"culvert.dev/termination"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )

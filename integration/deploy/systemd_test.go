@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 )
 
 func unit(t *testing.T) string {

@@ -18,7 +18,7 @@ import (
 
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/ws"
-	"culvert.dev/gateway/upstream"
+	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"

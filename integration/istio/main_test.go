@@ -16,11 +16,11 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert.dev/connect/hbone"
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
-	"culvert.dev/termination"
 	"culvert.dev/tunnel"
 	istio "istio.io/istio/pkg/hbone"
 	"istio.io/istio/pkg/log"

@@ -16,7 +16,7 @@ import (
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
-	"culvert.dev/gateway/upstream"
+	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )

@@ -393,24 +393,24 @@ func TestLoopbackIsNotTrusted(t *testing.T) {
 // strips the monotonic clock from a time is allowed where it is listed.
 func TestTimesAreMonotonic(t *testing.T) {
 	allowed := map[string]string{
-		"registry/file/source.go UnixNano": "the age of a file, compared for equality",
-		"tunnel/outcome.go UnixNano":       "when a tunnel began, to be shown; its age is kept beside it",
-		"admin/tunnels.go UTC":             "likewise",
-		"gateway/admin.go Unix":            "a timestamp in a metric",
-		"gateway/health.go UTC":            "since when something is so, to be shown in the status",
-		"dns/exchange.go Unix":             "the SOA's serial number",
-		"gateway/assignments.go Truncate":  "since when a service has its port or address, kept on disk for days",
-		"gateway/certificates.go Unix":     "when a certificate expires, in a metric: the wall clock's",
-		"gateway/certificates.go UTC":      "likewise, in the log",
-		"admin/handler.go Truncate":        "when a line of the log is written, to be shown",
-		"gateway/assignments.go UTC":       "likewise",
-		"registry/alloc/alloc.go UTC":      "likewise",
-		"registry/alloc/file.go UTC":       "likewise",
+		"registry/file/source.go UnixNano":         "the age of a file, compared for equality",
+		"tunnel/outcome.go UnixNano":               "when a tunnel began, to be shown; its age is kept beside it",
+		"internal/admin/tunnels.go UTC":            "likewise",
+		"internal/gateway/admin.go Unix":           "a timestamp in a metric",
+		"internal/gateway/health.go UTC":           "since when something is so, to be shown in the status",
+		"dns/exchange.go Unix":                     "the SOA's serial number",
+		"internal/gateway/assignments.go Truncate": "since when a service has its port or address, kept on disk for days",
+		"internal/gateway/certificates.go Unix":    "when a certificate expires, in a metric: the wall clock's",
+		"internal/gateway/certificates.go UTC":     "likewise, in the log",
+		"internal/admin/handler.go Truncate":       "when a line of the log is written, to be shown",
+		"internal/gateway/assignments.go UTC":      "likewise",
+		"registry/alloc/alloc.go UTC":              "likewise",
+		"registry/alloc/file.go UTC":               "likewise",
 	}
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "tunnel/internal/poll", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"termination", "udp", "registry", "registry/checks", "registry/file", "registry/alloc", "gateway", "gateway/upstream", "admin", "metrics", "dns"} {
+		"internal/termination", "internal/udp", "registry", "registry/checks", "registry/file", "registry/alloc", "internal/gateway", "internal/gateway/upstream", "internal/admin", "internal/metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/admin"
+	"culvert.dev/internal/admin"
 	"culvert.dev/registry/file"
 )
 

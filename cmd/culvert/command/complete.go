@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/registry/file"
 )
 

@@ -15,12 +15,12 @@ import (
 	"time"
 
 	"culvert.dev/connect/h3"
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
-	"culvert.dev/udp"
 )
 
 // gateways starts the gateway of the scene, and two more in front of it. done

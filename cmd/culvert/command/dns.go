@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/dns"
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/registry/file"
 )
 

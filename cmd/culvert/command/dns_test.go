@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"culvert.dev/dns"
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/registry/file"
 )
 

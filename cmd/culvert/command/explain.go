@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
 )

@@ -20,8 +20,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/admin"
-	"culvert.dev/gateway"
+	"culvert.dev/internal/admin"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/registry/file"
 )
 

@@ -4,9 +4,9 @@ import (
 	"log/slog"
 	"slices"
 
-	"culvert.dev/kube"
-	"culvert.dev/kube/discovery"
-	"culvert.dev/kube/gatewayapi"
+	"culvert.dev/internal/kube"
+	"culvert.dev/internal/kube/discovery"
+	"culvert.dev/internal/kube/gatewayapi"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"culvert.dev/kube/discovery"
+	"culvert.dev/internal/kube/discovery"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/registry"
 	"culvert.dev/registry/alloc"
 	"culvert.dev/registry/file"

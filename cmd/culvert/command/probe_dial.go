@@ -18,7 +18,7 @@ import (
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
-	"culvert.dev/gateway/upstream"
+	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/tunnel"
 )
 

@@ -14,10 +14,10 @@ import (
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/termination"
 	"culvert.dev/registry/file"
 	"culvert.dev/sni"
-	"culvert.dev/termination"
 	"culvert.dev/tunnel"
 )
 

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/gateway"
-	"culvert.dev/names"
+	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/names"
 	"culvert.dev/tunnel"
 )
 

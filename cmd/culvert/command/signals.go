@@ -6,7 +6,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 )
 
 // signals returns a context that the first SIGINT or SIGTERM ends, and a

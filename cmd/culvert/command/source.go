@@ -12,14 +12,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/admin"
 	"culvert.dev/dns"
-	"culvert.dev/gateway"
-	"culvert.dev/gateway/upstream"
+	"culvert.dev/internal/admin"
+	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/gateway/upstream"
+	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
-	"culvert.dev/udp"
 )
 
 // sourceOptions are the flags that say what there is to serve: a

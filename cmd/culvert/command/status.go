@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/gateway"
-	"culvert.dev/kube"
+	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/kube"
 	"culvert.dev/registry"
 )
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"culvert.dev/kube"
+	"culvert.dev/internal/kube"
 )
 
 // kubeStatus prints what a gateway knows of Kubernetes.

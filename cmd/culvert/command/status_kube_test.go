@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"culvert.dev/gateway"
-	"culvert.dev/kube"
-	"culvert.dev/kube/discovery"
-	"culvert.dev/kube/gatewayapi"
+	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/kube"
+	"culvert.dev/internal/kube/discovery"
+	"culvert.dev/internal/kube/gatewayapi"
 )
 
 // What a gateway knows of Kubernetes comes as it was sent, and says first what

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 )
 
 // Listeners that sources know of stand beside those of the configuration, with

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/admin"
+	"culvert.dev/internal/admin"
 )
 
 // askTime is the limit for one question about tunnels: the answer may be long.

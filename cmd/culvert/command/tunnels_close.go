@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/admin"
+	"culvert.dev/internal/admin"
 )
 
 // atOnce is how many IDs one request names, so that its head stays below the

@@ -26,7 +26,7 @@ import (
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
-	"culvert.dev/gateway"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"

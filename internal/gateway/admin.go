@@ -1,0 +1,261 @@
+package gateway
+
+import (
+	"context"
+	"iter"
+	"math"
+	"net"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/internal/admin"
+	"culvert.dev/internal/udp"
+	"culvert.dev/tunnel"
+)
+
+// A Status is what /status shows.
+type Status struct {
+	Version    string           `json:"version,omitempty"`
+	Ready      bool             `json:"ready"`
+	Why        string           `json:"why,omitempty"` // it is not ready, or what it serves may be old
+	Started    time.Time        `json:"started"`
+	Tunnels    int              `json:"tunnels"`
+	Listeners  []StatusListener `json:"listeners"`
+	Generation uint64           `json:"generation"` // of the table
+	Services   int              `json:"services"`
+
+	Stale        *StatusStale   `json:"stale,omitempty"`         // while the table may be old
+	Restart      []string       `json:"restartNeeded,omitempty"` // parts of the configuration that have changed and are not in force
+	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
+	Health       []StatusHealth `json:"health,omitempty"` // the worst first
+	DNS          *StatusDNS     `json:"dns,omitempty"`
+	VIPs         *StatusVIPs    `json:"vips,omitempty"`
+
+	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
+	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
+
+	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
+}
+
+// StatusPorts are the ports of services.
+type StatusPorts struct {
+	Range string        `json:"range"`
+	Ports []ServicePort `json:"ports"` // by name; those that are kept for nobody, too
+}
+
+// A StatusListener is one listener.
+type StatusListener struct {
+	Configured string   `json:"configured"`
+	Address    string   `json:"address"`
+	Protocols  []string `json:"protocols"`
+}
+
+// Status says how the gateway is.
+func (g *Gateway) Status() Status {
+	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.cfg.DNS.status()}
+	s.Ready, s.Why = g.Ready()
+	for i, ln := range g.cfg.Listeners {
+		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}
+		for _, p := range ln.Protocols {
+			l.Protocols = append(l.Protocols, p.Name())
+		}
+		if ln.Datagrams != nil {
+			l.Address = udp.Scheme + l.Address
+			l.Protocols = append(l.Protocols, ln.Datagrams.Protos()...)
+		}
+		s.Listeners = append(s.Listeners, l)
+	}
+	if t := g.registry.Table(); t != nil {
+		s.Generation, s.Services = t.Generation(), t.Len()
+	}
+	s.Stale, s.Health = g.staleStatus(), g.health()
+	if parts := g.restart.Load(); parts != nil {
+		s.Restart = *parts
+	}
+	if g.ports != nil {
+		list, _ := g.ports.status()
+		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
+	}
+	s.SourceListeners, _ = g.dynamic.status()
+	s.Certificates = g.expiry.certificates()
+	if g.cfg.Kubernetes != nil {
+		s.Kubernetes = g.cfg.Kubernetes()
+	}
+	if g.vips != nil {
+		state, _ := g.vips.status()
+		s.VIPs = &state
+	}
+	return s
+}
+
+// listenAdmin opens the admin port and the health port, and has the guard keep
+// clients from them.
+func (g *Gateway) listenAdmin(ctx context.Context, guard *tunnel.Guard) error {
+	for _, p := range []struct {
+		address string
+		remote  bool
+		to      *net.Listener
+	}{
+		{g.cfg.Admin, g.cfg.AdminRemote, &g.adminLn},
+		{g.cfg.Health, true, &g.healthLn},
+	} {
+		if p.address == "" {
+			continue
+		}
+		if err := admin.CheckAddr(p.address, p.remote); err != nil {
+			return err
+		}
+		ln, err := admin.Listen(ctx, p.address)
+		if err != nil {
+			return err
+		}
+		guard.OwnAdmin(ln.Addr())
+		*p.to = ln
+	}
+	return nil
+}
+
+// probes returns the server of the health port. What it answers tells nothing
+// of clients, and changes nothing.
+func (g *Gateway) probes() *admin.Admin {
+	return &admin.Admin{Ready: g.Ready, Metrics: g.metrics.Handler(), Brief: true, Log: g.log}
+}
+
+// HealthAddr returns the address of the health port; nil means that there is none.
+func (g *Gateway) HealthAddr() net.Addr {
+	if g.healthLn == nil {
+		return nil
+	}
+	return g.healthLn.Addr()
+}
+
+// admin returns the admin server.
+func (g *Gateway) admin() *admin.Admin {
+	return &admin.Admin{
+		Ready:   g.Ready,
+		Metrics: g.metrics.Handler(),
+		Status:  func() any { return g.Status() },
+		Explain: func(ctx context.Context, v url.Values) (any, error) {
+			q, err := queryOf(v)
+			if err != nil {
+				return nil, err
+			}
+			return g.explain(ctx, q)
+		},
+		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
+		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
+		Pprof:    true,
+		Tunnels:  g.relay.List,
+		CloseTunnels: func(match func(*tunnel.Live) bool) int {
+			return g.relay.EndFunc(tunnel.Killed, match)
+		},
+		Control: g.cfg.AdminControl,
+		Log:     g.log,
+	}
+}
+
+// reloads counts what Reloaded is told.
+type reloads struct {
+	good, bad atomic.Int64
+	last      atomic.Int64 // unix seconds of the last good one
+}
+
+// Reloaded tells the metrics that a configuration was read again, and whether
+// it was taken up.
+func (g *Gateway) Reloaded(ok bool) {
+	if !ok {
+		g.reloads.bad.Add(1)
+		return
+	}
+	g.reloads.good.Add(1)
+	g.reloads.last.Store(time.Now().Unix())
+}
+
+// RestartNeeded says which parts of the configuration have changed since the
+// start where only a restart takes them up.
+func (g *Gateway) RestartNeeded(parts []string) { g.restart.Store(&parts) }
+
+// gauges registers what the metrics read at each scrape.
+func (g *Gateway) gauges(budget *tunnel.Budget) {
+	m := g.metrics
+	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return float64(g.relay.Open()) })
+	m.Gauge("culvert_udp_sessions", "Open UDP sessions, including those without a route yet.", func() float64 { return float64(g.datagrams.server.Stats().Sessions) })
+	m.Gauge("culvert_udp_sessions_half_open", "UDP sessions whose client has not proven yet that it receives answers.", func() float64 { return float64(g.datagrams.server.Stats().HalfOpen) })
+	m.Counter("culvert_udp_dropped_total", "Datagrams from clients that belong to no session and start none, or do not fit: a flood, or clients whose session ended.", func() float64 { return float64(g.datagrams.server.Stats().Dropped) })
+	m.Counter("culvert_loop_stalls_total", "Times that an event loop was blocked for 100 ms or more. This is a bug of culvert: please report it.", func() float64 { return float64(g.loops.Stalls()) })
+	m.Gauge("culvert_descriptors_used", "File descriptors used by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
+	if budget != nil && budget.Limit < math.MaxInt64 {
+		m.Gauge("culvert_descriptors_limit", "File descriptors that connections, tunnels and pipes may use.", func() float64 { return float64(budget.Limit) })
+	}
+	m.Gauge("culvert_backlog_bytes", "Bytes buffered because a side of a tunnel does not read them, and the memory of unfinished TLS handshakes.", func() float64 { return float64(budget.Buffered()) })
+	m.Gauge("culvert_memory_used_bytes", "Memory in use without garbage, measured against the closest limit. 0 without a limit.", func() float64 { return float64(g.memory.used.Load()) })
+	m.Gauge("culvert_memory_limit_bytes", "The memory limit that is closest. 0 without a limit.", func() float64 { return float64(g.memory.of.Load()) })
+	m.Gauge("culvert_memory_pressure", "Memory pressure: 0 normal, 1 short (new requests are refused), 2 full (no connections are accepted).", func() float64 { return float64(budget.Pressure()) })
+	m.Gauge("culvert_ready", "1 while the gateway is ready, otherwise 0.", func() float64 {
+		if ok, _ := g.Ready(); ok {
+			return 1
+		}
+		return 0
+	})
+	m.Gauge("culvert_registry_generation", "Generation of the table. It increases with each change.", func() float64 {
+		if t := g.registry.Table(); t != nil {
+			return float64(t.Generation())
+		}
+		return 0
+	})
+	m.Gauge("culvert_registry_services", "Services in the table.", func() float64 {
+		if t := g.registry.Table(); t != nil {
+			return float64(t.Len())
+		}
+		return 0
+	})
+	g.healthGauges(m)
+	m.Gauge("culvert_service_ports_open", "Open ports of servicePorts.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
+	m.Gauge("culvert_service_ports_missing", "Services, or ports of services, that should have a port of servicePorts and have none that works.", func() float64 {
+		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
+	})
+	m.Gauge("culvert_source_listeners_open", "Open listeners of Gateways and other sources.", func() float64 { return g.dynamic.count(false) })
+	m.Gauge("culvert_source_listeners_missing", "Listeners of Gateways and other sources that cannot be opened, or only in part.", func() float64 { return g.dynamic.count(true) })
+	m.Gauge("culvert_vips_services", "Services with virtual IPs.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
+	m.Gauge("culvert_vips_missing", "Virtual IPs that services ask for and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
+	m.Counter("culvert_config_reloads_total", "Successful configuration reloads.", func() float64 { return float64(g.reloads.good.Load()) })
+	m.Counter("culvert_config_reload_failures_total", "Failed configuration reloads.", func() float64 { return float64(g.reloads.bad.Load()) })
+	m.Gauge("culvert_config_last_reload_timestamp_seconds", "Unix time of the last successful configuration reload. 0 before the first.", func() float64 { return float64(g.reloads.last.Load()) })
+	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires. used_by is listener, dns, via or gateway-api; file is the path in the configuration, or Secret NAMESPACE/NAME.", []string{"used_by", "file"}, g.expiry.gauges)
+	if g.cfg.Metrics != nil {
+		g.cfg.Metrics(m.GaugeSet)
+	}
+	if g.cfg.DroppedLogLines != nil {
+		m.Counter("culvert_log_lines_dropped_total", "Log lines dropped because the log was not read fast enough.", g.cfg.DroppedLogLines)
+	}
+	m.BuildInfo(g.cfg.Version)
+}
+
+// pruneMetrics drops the metrics of services that are gone, once a minute, so that
+// services that come and go don't use up the labels.
+func (g *Gateway) pruneMetrics(ctx context.Context) error {
+	tick := time.NewTicker(time.Minute)
+	defer tick.Stop()
+	var seen uint64
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		t := g.registry.Table()
+		if t == nil || t.Generation() == seen {
+			continue
+		}
+		seen = t.Generation()
+		names := make(map[string]bool, t.Len())
+		for s := range t.Services() {
+			names[s.Name] = true
+		}
+		for r := range t.Rules() {
+			names[r.Name] = true
+		}
+		g.metrics.Forget(func(service string) bool { return names[service] })
+	}
+}

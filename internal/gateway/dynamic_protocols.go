@@ -1,0 +1,229 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"culvert.dev/internal/termination"
+	"culvert.dev/registry"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+// A listenerState is what is said at a listener of the table: its Protocol. What it has
+// is changed at once, for the connections to come.
+type listenerState struct {
+	registry *registry.Registry
+	address  string // the address that is listened at
+	config   atomic.Pointer[listenerConfig]
+}
+
+// A listenerConfig is the configuration of a listener by one table. It is not changed.
+type listenerConfig struct {
+	*registry.Listener
+	table   *registry.Table
+	keySets map[string]*sectionKeys // by section
+}
+
+// sectionKeys are the keys of a section that terminates TLS.
+type sectionKeys struct {
+	termination *registry.TLSTermination
+	keys        *termination.KeySet
+	err         error // why there are no keys: the section terminates no TLS then
+}
+
+// newListenerConfig makes l of a table ready. What is the same as before is kept.
+func newListenerConfig(t *registry.Table, l *registry.Listener, before *listenerConfig) *listenerConfig {
+	o := &listenerConfig{Listener: l, table: t}
+	for i, s := range l.Sections {
+		registry.Yield(i)
+		if s.TLS == nil || l.Protocol != registry.TLS {
+			continue
+		}
+		if o.keySets == nil {
+			o.keySets = make(map[string]*sectionKeys)
+		}
+		if before != nil && before.keySets[s.Name] != nil && sameTermination(before.keySets[s.Name].termination, s.TLS) {
+			o.keySets[s.Name] = before.keySets[s.Name]
+			continue
+		}
+		k := &sectionKeys{termination: s.TLS}
+		k.keys, k.err = newKeySet(s.TLS)
+		o.keySets[s.Name] = k
+	}
+	return o
+}
+
+// problem says which sections can't be served, and notes each by its name.
+func (o *listenerConfig) problem(parts map[string]error) error {
+	var errs []error
+	for _, s := range o.Sections {
+		if k := o.keySets[s.Name]; k != nil && k.err != nil {
+			parts[s.Name] = k.err
+			errs = append(errs, fmt.Errorf("section %q: %w", s.Name, k.err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func sameTermination(a, b *registry.TLSTermination) bool {
+	return a == b || a.ClientCAs == b.ClientCAs && a.ClientCertOptional == b.ClientCertOptional && slices.Equal(a.Certificates, b.Certificates)
+}
+
+func newKeySet(e *registry.TLSTermination) (*termination.KeySet, error) {
+	// Unlike the gateway's own names these are for clients of any kind.
+	k := &termination.Keys{MinVersion: tls.VersionTLS12}
+	for i := range e.Certificates {
+		pair, err := tls.X509KeyPair([]byte(e.Certificates[i].Certificate), []byte(e.Certificates[i].Key))
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(e.Certificates), err)
+		}
+		k.Certificates = append(k.Certificates, pair)
+	}
+	if e.ClientCAs != "" {
+		k.ClientCAs, k.Optional, k.Unverified = x509.NewCertPool(), e.ClientCertOptional, e.ClientCertOptional
+		if !k.ClientCAs.AppendCertsFromPEM([]byte(e.ClientCAs)) {
+			return nil, errors.New("the CAs for clients hold no certificate")
+		}
+	}
+	return termination.NewKeySet(k)
+}
+
+// refuse ends a connection whose request has no route. It does so in place of the
+// Router, as TLS must not begin for a client that will be refused.
+func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
+	req.Refuse(err)
+	if r, ok := h.(tunnel.Refuser); ok {
+		r.Refused(req, err) // the log knows whom it asked for
+		return nil
+	}
+	return err
+}
+
+// A tlsProtocol is the Protocol of a TLS listener: of each hello the name says
+// which section it is for, and that one whether it is passed on or TLS ends.
+// Who is not served is cut off without a word, as Gateway API has it.
+type tlsProtocol struct{ listenerState }
+
+var _ tunnel.PreambleDetector = (*tlsProtocol)(nil)
+
+// hello reads them all: a client that names nobody may be served by who serves
+// any name.
+var hello = sni.Protocol{Refusal: sni.RefuseClose, Nameless: true}
+
+// Name returns "tls".
+func (*tlsProtocol) Name() string { return "tls" }
+
+// Sniff and HasPreamble are those of package sni.
+func (*tlsProtocol) Sniff(prefix []byte) tunnel.Verdict { return hello.Sniff(prefix) }
+
+// HasPreamble implements tunnel.PreambleDetector.
+func (*tlsProtocol) HasPreamble(prefix []byte) bool { return hello.HasPreamble(prefix) }
+
+// ServeConn implements tunnel.Protocol.
+func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	has := f.config.Load() // one for all that follows
+	var ends *tunnel.Request
+	if err := hello.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		if f.route(has, req) {
+			h.ServeTunnel(ctx, req)
+		} else {
+			ends = req
+		}
+	})); err != nil || ends == nil {
+		return err
+	}
+	// Once a certificate is shown, the client takes itself for accepted.
+	if err := f.registry.Table().PrecheckRoute(ends); err != nil {
+		return refuse(ends, h, err)
+	}
+	k := has.keySets[ends.Listener]
+	if k.err != nil {
+		return refuse(ends, h, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("section %q: %w", ends.Listener, k.err)})
+	}
+	inner, err := k.keys.Server(ctx, c, ends.Name)
+	if err != nil {
+		return err
+	}
+	req := inner.NewRequest("tls")
+	req.Name, req.Listener, req.ListenerOnly, req.ALPN = ends.Name, ends.Listener, true, ends.ALPN
+	h.ServeTunnel(ctx, req)
+	return nil
+}
+
+// route says what req leads to, and reports whether TLS is passed on there.
+func (f *tlsProtocol) route(has *listenerConfig, req *tunnel.Request) bool {
+	req.ListenerOnly = true // to nothing, unless there is a section
+	s := has.table.SectionOf(has.Name, req.Name)
+	if s == nil {
+		return true
+	}
+	if s.Istio {
+		if name, port, _, ok := sni.ParseIstio(req.Name); ok {
+			req.Name, req.Port, req.Listener, req.ListenerOnly = name, port, f.address, false
+			return true
+		}
+	}
+	req.Listener = s.Name
+	return s.TLS == nil
+}
+
+// A plainProtocol is the Protocol of a TCP listener, and what a UDP one asks for:
+// all there is goes by the one section.
+type plainProtocol struct {
+	listenerState
+	tunnel.Fixed
+}
+
+func newPlainProtocol() *plainProtocol {
+	f := &plainProtocol{}
+	f.Fill = f.route
+	return f
+}
+
+func (f *plainProtocol) route(req *tunnel.Request) {
+	has := f.config.Load()
+	req.ListenerOnly = true
+	if s := has.table.SectionOf(has.Name, tunnel.Name{}); s != nil {
+		req.Listener = s.Name
+	}
+}
+
+// An httpProtocol is the Protocol of a listener for HTTP, which is not routed.
+type httpProtocol struct{ listenerState }
+
+var _ tunnel.PreambleDetector = (*httpProtocol)(nil)
+
+// Name returns "http".
+func (*httpProtocol) Name() string { return "http" }
+
+// Sniff says Yes to anything.
+func (*httpProtocol) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
+
+// HasPreamble implements tunnel.PreambleDetector: whatever comes, it is not served.
+func (*httpProtocol) HasPreamble([]byte) bool { return true }
+
+// ServeConn tells a client of HTTP that there is none here, and cuts off one of
+// HTTPS.
+func (f *httpProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, _ tunnel.Handler) error {
+	if len(c.Buffered()) == 0 {
+		if err := c.Fill(1 << 10); err != nil {
+			_ = c.Abort()
+			return tunnel.PreambleError(c, err)
+		}
+	}
+	const handshake = 22 // a record of TLS, RFC 8446 section 5.1
+	if c.Buffered()[0] == handshake {
+		_ = c.Abort()
+		return tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTPS is not routed", c.Listener)
+	}
+	const body = "This gateway routes no HTTP.\n"
+	c.CloseWithMessage(fmt.Appendf(nil, "HTTP/1.1 501 Not Implemented\r\nContent-Type: text/plain; charset=utf-8\r\n"+
+		"Content-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body))
+	return tunnel.Refusef(tunnel.Unsupported, "listener %s: HTTP is not routed", c.Listener)
+}

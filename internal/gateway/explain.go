@@ -1,0 +1,337 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
+	"culvert.dev/connect/socks5"
+	"culvert.dev/connect/ws"
+	"culvert.dev/internal/admin"
+	"culvert.dev/internal/edits"
+	"culvert.dev/internal/gateway/upstream"
+	"culvert.dev/internal/termination"
+	"culvert.dev/internal/udp"
+	"culvert.dev/registry"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+// A Query asks what a request would meet.
+type Query struct {
+	Host     string     // a name, or an address for connect and socks5
+	Port     uint16     // 0 where the protocol carries none
+	Listener string     // the address of the listener that is asked, as configured
+	Proto    string     // a protocol's name, or "" for connect where there is a port, else sni
+	From     netip.Addr // where from; may be invalid
+	As       string     // who asks, as if that were proved; "" means a client without credentials
+}
+
+// Values is q as the admin port takes it.
+func (q Query) Values() url.Values {
+	v := url.Values{"name": {q.Host}, "listener": {q.Listener}, "proto": {q.Proto}}
+	if q.Port != 0 {
+		v.Set("port", strconv.Itoa(int(q.Port)))
+	}
+	if q.From.IsValid() {
+		v.Set("from", q.From.String())
+	}
+	if q.As != "" {
+		v.Set("as", q.As)
+	}
+	return v
+}
+
+// queryOf is the Query of v.
+func queryOf(v url.Values) (Query, error) {
+	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto"), As: v.Get("as")}
+	if p := v.Get("port"); p != "" {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil {
+			return q, fmt.Errorf("port %q is not a number from 1 to 65535", p)
+		}
+		q.Port = uint16(n)
+	}
+	if f := v.Get("from"); f != "" {
+		from, err := netip.ParseAddr(f)
+		if err != nil {
+			return q, fmt.Errorf("from %q is not an IP address", f)
+		}
+		q.From = from
+	}
+	return q, nil
+}
+
+// An Explanation is the answer to a Query.
+type Explanation struct {
+	Listener   string                `json:"listener"`
+	Proto      string                `json:"proto"`
+	Reason     tunnel.Reason         `json:"reason,omitempty"` // of the refusal; "" where there is a route
+	Detail     string                `json:"detail,omitempty"`
+	Service    string                `json:"service,omitempty"`
+	Pattern    string                `json:"pattern,omitempty"`
+	Generation uint64                `json:"generation,omitempty"`
+	Via        []string              `json:"via,omitempty"` // the gateways on the way, nearest first: "connect gw.example.com:443"
+	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
+}
+
+// An ExplanationEndpoint is one endpoint in the order it would be tried.
+type ExplanationEndpoint struct {
+	Address string `json:"address"`
+	Asked   string `json:"asked,omitempty"`   // of a gateway of another network, for what and how: "by connect for db.example.com:5432"
+	Problem string `json:"problem,omitempty"` // why it must not be dialed
+	TLSOnly string `json:"tlsOnly,omitempty"` // why plaintext to it is refused with "insecure"; "" where it is carried, or none can come
+}
+
+// Explain says what q would meet, by the code that decides for the data path.
+func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Query) *Explanation {
+	if q.Proto == "" {
+		q.Proto = "sni"
+		if q.Port != 0 {
+			q.Proto = "connect"
+		}
+		for _, l := range listeners {
+			if l.Address == q.Listener && l.Datagrams != nil {
+				q.Proto = l.Datagrams.Proto()
+				if q.Port != 0 && l.Datagrams.HTTP3 != nil {
+					q.Proto = "connect-h3"
+				}
+			}
+		}
+	}
+	x := &Explanation{Listener: q.Listener, Proto: q.Proto}
+	req, err := q.request(listeners, x)
+	if err != nil {
+		x.refuse(err)
+		return x
+	}
+	if req == nil {
+		return x // it is no request yet, which Detail says
+	}
+	if req.Proto == "quic" || req.Proto == "udp" {
+		req.Datagrams = &udp.Dialer{}
+		if d, ok := r.Dialer.(*tunnel.NetDialer); ok {
+			req.Datagrams = &udp.Dialer{Guard: d.Guard}
+		}
+	}
+	route, attempts, err := r.Forecast(ctx, req)
+	x.Service, x.Pattern, x.Generation, x.Via = route.Service, route.Pattern, route.Generation, upstream.HopsOf(route.Dialer)
+	remote, _ := route.Dialer.(*upstream.RemoteDialer)
+	for _, a := range attempts {
+		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
+		if remote != nil {
+			ep.Asked = remote.Describe(a.Endpoint)
+		}
+		if a.Err != nil {
+			ep.Problem = a.Err.Error()
+		}
+		if route.TLSOnly != nil {
+			if err := route.TLSOnly(a.Endpoint); err != nil {
+				ep.TLSOnly = err.Error()
+			}
+		}
+		x.Endpoints = append(x.Endpoints, ep)
+	}
+	if err != nil {
+		x.refuse(err)
+		if known, ok := r.Resolver.(interface{ Table() *registry.Table }); ok && x.Reason == tunnel.NoRoute && known.Table() != nil {
+			x.Detail += nearNames(known.Table(), req.Name)
+		}
+	}
+	return x
+}
+
+// nearNames says which names there are beside one that is not there; "" where none
+// is like it.
+func nearNames(t *registry.Table, name tunnel.Name) string {
+	const most = 50_000 // services to look at
+	apex, closest, distance, seen := "", "", 3, 0
+	for s := range t.Services() {
+		if seen++; seen > most {
+			break
+		}
+		for _, p := range s.Names {
+			if p.Wildcard {
+				if p.Suffix == name {
+					apex = fmt.Sprintf("; %s does not include %s itself", p, name)
+				}
+				continue
+			}
+			if d := edits.Distance(name.String(), p.Suffix.String(), distance); d < distance {
+				closest, distance = p.Suffix.String(), d
+			}
+		}
+	}
+	if closest != "" {
+		closest = "; closest: " + closest
+	}
+	return apex + closest
+}
+
+func (x *Explanation) refuse(err error) { x.Reason, x.Detail = tunnel.ReasonOf(err), err.Error() }
+
+// request makes the request that the listener's protocol would make.
+func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, error) {
+	req := &tunnel.Request{Proto: q.Proto, Listener: q.Listener, Start: time.Now(), Source: netip.AddrPortFrom(q.From, 0)}
+	if _, port, err := net.SplitHostPort(strings.TrimPrefix(q.Listener, udp.Scheme)); err == nil {
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil {
+			req.LocalPort = uint16(n)
+		}
+	}
+	if q.As != "" {
+		req.Peer = tunnel.Peer{ID: q.As, Method: "stated"}
+	}
+	spoken := false
+	for _, l := range listeners {
+		if l.Address != q.Listener {
+			continue
+		}
+		if d := l.Datagrams; d != nil && !d.Service.IsZero() {
+			req.Proto, req.Name, req.Port = d.Proto(), d.Service, d.Port
+			x.Proto = req.Proto
+			return req, nil
+		} else if d != nil {
+			spoken = slices.Contains(d.Protos(), q.Proto)
+			if d.HTTP3 != nil {
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "quic" && d.HTTP3.Owns(name) {
+					x.Detail = "QUIC ends here; inside is spoken connect-h3"
+					return nil, nil
+				}
+				if q.Proto == "connect-h3" && q.As == "" && connect.Asks(d.HTTP3.Auth) {
+					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+				}
+			}
+		}
+		for _, p := range flattenProtocols(l.Protocols) {
+			switch f := p.(type) {
+			case *termination.Protocol:
+				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
+					x.Detail = "TLS ends here; inside is spoken " + namesOf(f.Inner)
+					return nil, nil
+				}
+			case *tunnel.Fixed:
+				f.Direct(req)
+				req.Proto, x.Proto = f.Name(), f.Name()
+				return req, nil
+			case *tlsProtocol:
+				return explainDynamic(&f.listenerState, f, q, req, x)
+			case *plainProtocol:
+				return explainDynamic(&f.listenerState, f, q, req, x)
+			case *httpProtocol:
+				return explainDynamic(&f.listenerState, f, q, req, x)
+			}
+			if off, ok := p.(interface{ Off() bool }); ok && off.Off() {
+				continue // it takes nothing at this moment
+			}
+			spoken = spoken || p.Name() == q.Proto
+			if q.Proto == p.Name() && q.As == "" && wantsCredentials(p) {
+				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+			}
+		}
+		if !spoken {
+			why := tunnel.BadPreamble
+			if len(l.Protocols) > 0 {
+				switch l.Protocols[0].(type) {
+				case *connect.Protocol, *ws.Protocol:
+					why = tunnel.BadRequest // pinned: whatever comes is read as a head
+				}
+			}
+			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
+		}
+	}
+	var err error
+	switch q.Proto {
+	case "sni", "quic":
+		req.Name, err = sni.ParseName(q.Host)
+	case "proxy":
+		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
+			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
+		}
+	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket":
+		var a connect.Authority
+		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
+			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
+		} else {
+			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+		}
+	default:
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, hbone, socks5, websocket, proxy and quic", q.Proto)
+	}
+	return req, err
+}
+
+// flattenProtocols returns protocols and those that are spoken inside of them.
+func flattenProtocols(protocols []tunnel.Protocol) []tunnel.Protocol {
+	var all []tunnel.Protocol
+	for _, p := range protocols {
+		all = append(all, p)
+		if t, ok := p.(*termination.Protocol); ok {
+			if !t.All {
+				all = append(all, t.Hello)
+			}
+			all = append(all, t.Inner...)
+		}
+	}
+	return all
+}
+
+func namesOf(protocols []tunnel.Protocol) string {
+	list := make([]string, len(protocols))
+	for i, p := range protocols {
+		list[i] = p.Name()
+	}
+	return strings.Join(list, ", ")
+}
+
+// wantsCredentials reports whether p asks its clients who they are.
+func wantsCredentials(p tunnel.Protocol) bool {
+	switch p := p.(type) {
+	case *connect.Protocol:
+		return connect.Asks(p.Auth)
+	case *socks5.Protocol:
+		return p.Asks()
+	case *h2.Protocol:
+		return connect.Asks(p.Auth)
+	case *ws.Protocol:
+		return connect.Asks(p.Auth)
+	case *hbone.Protocol:
+		return true
+	}
+	return false
+}
+
+// NewGuard returns a guard that knows the addresses cfg listens at, for those
+// who ask without opening them.
+func NewGuard(cfg Config) (*tunnel.Guard, error) {
+	guard := &tunnel.Guard{}
+	for _, l := range cfg.Listeners {
+		var addr net.Addr
+		var err error
+		if hostport, ok := strings.CutPrefix(l.Address, udp.Scheme); ok {
+			addr, err = net.ResolveUDPAddr("udp", hostport)
+		} else {
+			addr, err = net.ResolveTCPAddr("tcp", l.Address)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("listener %s: %w", l.Address, err)
+		}
+		guard.OwnListener(addr)
+	}
+	if _, socket := admin.SocketPath(cfg.Admin); cfg.Admin != "" && !socket {
+		addr, err := net.ResolveTCPAddr("tcp", cfg.Admin)
+		if err != nil {
+			return nil, fmt.Errorf("admin port %s: %w", cfg.Admin, err)
+		}
+		guard.OwnAdmin(addr)
+	}
+	return guard, nil
+}

@@ -1,0 +1,419 @@
+// Package gateway composes the pieces into a running gateway: listeners and
+// their protocols, the registry with its sources, the router, the relay, the
+// admin port, and the order in which they stop.
+//
+//	g, err := gateway.New(ctx, gateway.Config{
+//		Listeners: []gateway.Listener{{Address: ":443", Protocols: []tunnel.Protocol{&sni.Protocol{}, &connect.Protocol{}}}},
+//		Sources:   []registry.Source{&file.Source{Path: "culvert.yaml"}},
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	return g.Run(ctx, nil)
+//
+// It reads no flags and no files: those are the command's.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/internal/admin"
+	"culvert.dev/internal/gateway/upstream"
+	"culvert.dev/internal/metrics"
+	"culvert.dev/internal/names"
+	"culvert.dev/internal/udp"
+	"culvert.dev/registry"
+	"culvert.dev/registry/checks"
+	"culvert.dev/tunnel"
+)
+
+// Defaults of a Config.
+const (
+	DefaultDrainDelay   = 5 * time.Second
+	DefaultDrainTimeout = 30 * time.Second
+)
+
+// firstTableTimeout is how long serving waits for the sources at the start. What
+// connects meanwhile waits in the kernel.
+const firstTableTimeout = 5 * time.Second
+
+// reservedDescriptors descriptors are never given to clients: they are for the admin
+// port, DNS, reloading, logs.
+const reservedDescriptors = 64
+
+// ErrInterrupted is the cause of Run's context where somebody at a terminal
+// ended it. Nobody waits to hear then that the gateway is not ready any more,
+// and without tunnels it ends at once.
+var ErrInterrupted = errors.New("interrupted")
+
+// A Gateway serves from New to the end of Run.
+type Gateway struct {
+	cfg       Config
+	log       *slog.Logger
+	registry  *registry.Registry
+	names     *names.Source // of the registry: what DNS answers
+	checker   *checks.Checker
+	upstreams *upstream.Dialers
+	router    *tunnel.Router
+	loops     *tunnel.Loops
+	relay     *tunnel.Relay
+	server    *tunnel.Server
+	metrics   *metrics.Metrics
+	access    *admin.AccessLog
+	listeners []tunnel.Listener
+	datagrams *datagrams
+	addrs     []net.Addr     // of all listeners, in the order of the Config
+	ports     *servicePorts  // nil for none
+	vips      *vipController // nil for none
+	dynamic   *dynamicListeners
+	adminLn   net.Listener
+	healthLn  net.Listener
+	started   time.Time
+	stopping  atomic.Bool
+	reloads   reloads
+	restart   atomic.Pointer[[]string] // what RestartNeeded was told
+	memory    memoryWatch
+	expiry    *expiryWatch
+}
+
+// New opens the listeners. Run serves them, or Close gives them back.
+func New(ctx context.Context, cfg Config) (*Gateway, error) {
+	g := &Gateway{cfg: cfg, log: cfg.Log, metrics: metrics.New(), started: time.Now()}
+	if g.log == nil {
+		g.log = slog.New(slog.DiscardHandler)
+	}
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && !cfg.SourcesListen {
+		return nil, errors.New("gateway: no listener")
+	}
+	g.expiry = newExpiryWatch(g.log)
+	guard, budget := &tunnel.Guard{}, descriptors()
+	if cfg.DNS != nil {
+		budget.Limit = max(budget.Limit-dnsDescriptors, budget.Limit/2)
+	}
+	if err := g.listen(ctx, guard); err != nil {
+		g.Close()
+		return nil, err
+	}
+	g.access = &admin.AccessLog{Log: g.log}
+	observe := func(o *tunnel.Outcome) {
+		g.metrics.Observe(o)
+		g.access.Observe(o)
+	}
+	direct := &tunnel.NetDialer{Guard: guard}
+	dialers := &upstream.Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
+	g.upstreams = dialers
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: dialers.To, RemoteDialer: dialers.Remote, Log: g.log}
+	dialers.ReportDial = g.registry.ReportDial
+	g.names = &names.Source{Registry: g.registry}
+	if cfg.DNS != nil {
+		g.names.VIPs = cfg.DNS.VIPs
+	}
+	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
+	g.relay = &tunnel.Relay{IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout, Loops: g.loops, Log: g.log}
+	g.router = &tunnel.Router{
+		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
+		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxTunnelsPerClient: cfg.Limits.MaxConnectionsPerClient, ConnectTimeout: cfg.ConnectTimeout, ConnectTotalTimeout: cfg.ConnectTotalTimeout,
+	}
+	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
+	g.datagrams.server = &udp.Server{
+		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, IdleTimeout: cfg.UDPIdleTimeout, Observe: observe, Log: g.log,
+	}
+	for _, l := range cfg.Listeners {
+		if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
+			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
+		}
+	}
+	if err := g.openStates(guard, budget); err != nil {
+		g.Close()
+		return nil, err
+	}
+	g.dynamic = newDynamicListeners(g, guard, budget)
+	g.onTable(g.dynamic.tableChanged)
+	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
+	g.onTable(g.checker.Changed)
+	if cfg.DNS != nil {
+		cfg.DNS.prepare(ctx, g)
+	}
+	g.watchMemory(budget)
+	g.gauges(budget)
+	return g, nil
+}
+
+// openStates locks and reads the state files of ports and addresses.
+func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
+	if g.cfg.ServicePorts != nil {
+		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+			return err
+		}
+		g.onTable(g.ports.tableChanged)
+	}
+	if g.cfg.VIPs != nil {
+		if g.vips, err = newVIPController(g); err != nil {
+			return err
+		}
+		g.onTable(g.vips.tableChanged)
+	}
+	return nil
+}
+
+// closeStates unlocks the files of openStates.
+func (g *Gateway) closeStates() {
+	if g.ports != nil {
+		g.ports.assignmentFile.close()
+	}
+	if g.vips != nil {
+		g.vips.assignmentFile.close()
+	}
+}
+
+// listen opens every socket and tells the guard which are our own.
+func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
+	g.datagrams = &datagrams{}
+	for _, l := range g.cfg.Listeners {
+		if l.Datagrams != nil {
+			addr, err := g.datagrams.listen(ctx, l)
+			if err != nil {
+				return err
+			}
+			guard.OwnListener(addr)
+			g.addrs = append(g.addrs, addr)
+			continue
+		}
+		ln, err := tunnel.Listen(ctx, l.Address)
+		if err != nil {
+			return err
+		}
+		guard.OwnListener(ln.Addr())
+		g.addrs = append(g.addrs, ln.Addr())
+		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, ConnHeader: l.ConnHeader})
+	}
+	if g.cfg.DNS != nil {
+		if err := g.cfg.DNS.listen(ctx, guard); err != nil {
+			return err
+		}
+	}
+	return g.listenAdmin(ctx, guard)
+}
+
+// Close gives back the sockets and the states of a Gateway that was never run.
+func (g *Gateway) Close() {
+	for _, ln := range g.listeners {
+		_ = ln.Close()
+	}
+	g.datagrams.close()
+	g.cfg.DNS.close()
+	for _, ln := range []net.Listener{g.adminLn, g.healthLn} {
+		if ln != nil {
+			_ = ln.Close()
+		}
+	}
+	g.closeStates()
+}
+
+// Addrs returns the listeners' addresses, in the order of the Config.
+func (g *Gateway) Addrs() []net.Addr { return slices.Clone(g.addrs) }
+
+// Run serves until ctx is done, then drains: it is no longer ready at once,
+// accepts for Config.DrainDelay, then refuses new connections while tunnels may
+// end, and aborts those that are left over the last fifth of Config.DrainTimeout.
+// A close of now, which may be nil, ends the drain at once.
+//
+// It returns nil after a drain, and has closed everything then.
+func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
+	// What serves outlives ctx: a drain goes on after it.
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	d := g.cfg.DNS
+	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+5)
+	var wg sync.WaitGroup
+	run := func(f func() error) {
+		wg.Go(func() {
+			if err := f(); err != nil && work.Err() == nil {
+				failed <- err
+			}
+		})
+	}
+	if g.ports != nil {
+		g.ports.serve = func(ctx context.Context, ln tunnel.Listener) {
+			run(func() error {
+				err := g.server.Serve(ctx, ln)
+				if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+					g.log.Error("service port closed", "listener", ln.Name, "err", err)
+				}
+				return nil
+			})
+		}
+		run(func() error { return g.ports.run(work) })
+	}
+	if g.vips != nil {
+		run(func() error { return g.vips.run(work) })
+	}
+	g.dynamic.serve = g.serveDynamic(run)
+	run(func() error { return g.dynamic.run(work) })
+	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	run(func() error { return g.checker.Run(work) })
+	run(func() error { return g.pruneMetrics(work) })
+	run(func() error { return g.memory.run(work) })
+	run(func() error { return g.expiry.run(work) })
+	if g.adminLn != nil {
+		run(func() error { return g.admin().Serve(work, g.adminLn) })
+		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
+	}
+	if g.healthLn != nil {
+		run(func() error { return g.probes().Serve(work, g.healthLn) })
+		g.log.Info("serving the health port", "address", g.healthLn.Addr().String())
+	}
+	if d != nil {
+		d.run(work, run, g.log)
+	}
+	g.awaitTable(ctx)
+	for _, ln := range g.listeners {
+		run(func() error {
+			if err := g.server.Serve(work, ln); !errors.Is(err, tunnel.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
+	}
+	g.datagrams.run(work, run, g.router, g.log)
+	if g.cfg.Serving != nil {
+		g.cfg.Serving()
+	}
+	var err error
+	select {
+	case <-ctx.Done():
+		g.drain(work, now, errors.Is(context.Cause(ctx), ErrInterrupted))
+	case err = <-failed:
+		g.stopping.Store(true)
+		_ = g.server.Close()
+	}
+	_ = g.relay.Close()
+	_ = g.server.Close()
+	d.stop()
+	g.datagrams.stop()
+	g.upstreams.Close()
+	_ = g.loops.Close()
+	stop()
+	wg.Wait()
+	g.closeStates()
+	g.access.Flush()
+	return err
+}
+
+// awaitTable waits a while for the first table.
+func (g *Gateway) awaitTable(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstTableTimeout)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for g.registry.Table() == nil {
+		select {
+		case <-ctx.Done():
+			g.log.Warn("no configuration loaded yet; refusing all requests")
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// drain ends a gateway in order.
+func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bool) {
+	g.stopping.Store(true)
+	delay, timeout := g.cfg.DrainDelay, g.cfg.DrainTimeout
+	if delay == 0 {
+		delay = DefaultDrainDelay
+	}
+	if timeout == 0 {
+		timeout = DefaultDrainTimeout
+	}
+	delay, timeout = max(delay, 0), max(timeout, 0)
+	if interrupted && g.relay.Open() == 0 {
+		delay = 0
+	}
+	deadline := time.Now().Add(timeout)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	go func() {
+		select {
+		case <-now:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	g.log.Info("draining", "tunnels", g.relay.Open(), "delay", delay, "timeout", timeout, "hint", "a second signal ends it now")
+	sleep(ctx, min(delay, timeout/2))
+
+	last := timeout / 5 // of the time is for aborts
+	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
+	defer stopWaiting()
+	g.datagrams.server.Drain()
+	// A connection of many tunnels ends with the last of them, so what is
+	// aborted below is also what Shutdown waits for.
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		var ending sync.WaitGroup
+		ending.Go(func() { g.datagrams.shutdown(ctx) })
+		ending.Go(func() { g.cfg.DNS.shutdown(ctx) })
+		_ = g.server.Shutdown(ctx)
+		ending.Wait()
+	}()
+	defer func() {
+		cancel()
+		<-stopped
+	}()
+	select {
+	case <-stopped:
+	case <-orderly.Done():
+	}
+	if g.relay.Wait(orderly) == nil {
+		g.log.Info("drained")
+		return
+	}
+	g.log.Warn("drain timeout: aborting the remaining tunnels", "tunnels", g.relay.Open(), "over", last)
+	g.relay.Abort(ctx, tunnel.Drain, last*9/10)
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// Ready says whether the gateway takes traffic, and if not, why. If it does, why
+// says that what it serves may be old, or nothing.
+func (g *Gateway) Ready() (ok bool, why string) {
+	switch {
+	case g.stopping.Load():
+		return false, "draining"
+	case g.registry.Table() == nil:
+		return false, "no source has said what there is to serve" + g.staleSuffix()
+	case g.registry.PendingSources() > 0:
+		// What the others said is served. But a replica that takes the place of one
+		// that knows more must not have its clients.
+		return false, "a source has not yet said what there is to serve" + g.staleSuffix()
+	}
+	if g.ports != nil {
+		if _, settled := g.ports.status(); !settled {
+			return false, "the ports of services are not open yet"
+		}
+	}
+	if _, settled := g.dynamic.status(); !settled {
+		return false, "the listeners that sources know of are not open yet"
+	}
+	if _, settled := g.vips.status(); !settled {
+		return false, "services have not got their addresses yet"
+	}
+	return true, g.stale()
+}

@@ -1,0 +1,201 @@
+package gateway
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+
+	"culvert.dev/dns"
+	"culvert.dev/internal/names"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A Resolution is what a name means, from each of some networks.
+type Resolution struct {
+	Name       string `json:"name"`
+	Generation uint64 `json:"generation"` // of the table
+	Views      []View `json:"views"`
+}
+
+// A View is what a name means from one network.
+type View struct {
+	Network  string          `json:"network"` // "" for those in none
+	Here     bool            `json:"here,omitempty"`
+	Reason   tunnel.Reason   `json:"reason,omitempty"` // why it means nothing; "" where it does
+	Detail   string          `json:"detail,omitempty"`
+	Services []ViewedService `json:"services,omitempty"`
+	DNS      []string        `json:"dns"` // the addresses that are answered, in order; names of which addresses are looked up
+}
+
+// A ViewedService is one service of a name, and where it is.
+type ViewedService struct {
+	Service   string           `json:"service"`
+	Pattern   string           `json:"pattern"`
+	Endpoint  bool             `json:"endpoint,omitempty"` // one of its endpoints was asked for
+	VIPs      []netip.Addr     `json:"vips,omitempty"`
+	Endpoints []ViewedEndpoint `json:"endpoints,omitempty"` // that are reached directly
+	Gateways  []ViewedGateway  `json:"gateways,omitempty"`  // in the order of their distance
+	Why       string           `json:"why"`
+}
+
+// A ViewedEndpoint is an endpoint that is reached directly.
+type ViewedEndpoint struct {
+	Address string `json:"address"`
+	Name    string `json:"name,omitempty"`
+	Healthy bool   `json:"healthy"`
+	State   string `json:"state,omitempty"` // as /status has it; "" where nothing is known
+}
+
+// A ViewedGateway is a gateway that leads to a service.
+type ViewedGateway struct {
+	Network    string   `json:"network"`
+	Address    string   `json:"address"`
+	Rank       int      `json:"rank"` // 0 for the nearest network's
+	Weight     uint16   `json:"weight"`
+	Transports []string `json:"transports"`
+	Healthy    bool     `json:"healthy"`
+	State      string   `json:"state,omitempty"`
+}
+
+// ResolveFrom says what name means from a network, or from an address; from
+// every network of the table, and none, where from is "". It is what DNS answers
+// that has the same src and, from the network of the registry's own, where a
+// gateway goes.
+func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
+	reg := src.Registry
+	t := reg.Table()
+	if t == nil {
+		return nil, fmt.Errorf("no source has said what there is")
+	}
+	n, err := tunnel.ParseName(name)
+	if err != nil {
+		return nil, fmt.Errorf("name: %w", err)
+	}
+	networks := []string{from}
+	switch a, err := netip.ParseAddr(from); {
+	case from == "":
+		networks = networks[:0]
+		for network := range t.Networks() {
+			networks = append(networks, network.Name)
+		}
+		networks = append(networks, "")
+	case from == "none":
+		networks[0] = ""
+	case err == nil:
+		networks[0], _ = t.Network(a)
+	default:
+		known, found := "", false
+		for network := range t.Networks() {
+			known += network.Name + ", "
+			found = found || network.Name == from
+		}
+		if !found {
+			return nil, fmt.Errorf("unknown network %q; use %san address, or \"none\" for clients outside all networks", from, known)
+		}
+	}
+	r := &Resolution{Name: n.String(), Generation: t.Generation()}
+	states := reg.States()
+	for _, network := range networks {
+		r.Views = append(r.Views, view(src, t, n, network, states))
+	}
+	return r, nil
+}
+
+func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, states func(netip.AddrPort) string) View {
+	v := View{Network: network, Here: network != "" && network == src.Registry.Mesh.Network, DNS: []string{}}
+	places, ok := t.Locations(name, network)
+	if !ok {
+		err := t.Refusal(name, network)
+		v.Reason, v.Detail = tunnel.ReasonOf(err), err.Error()
+		if src.Registry.PendingSources() > 0 {
+			v.Detail += "; but a source has not yet said what there is, and DNS answers SERVFAIL in its zones"
+		}
+		return v
+	}
+	for i := range places {
+		v.Services = append(v.Services, viewed(src.Registry, &places[i], states))
+	}
+	for _, typ := range []dns.Type{dns.TypeA, dns.TypeAAAA} {
+		var a dns.Answer
+		src.Names().Answer(dns.Question{Name: name.String(), Type: typ, View: network}, &a)
+		v.DNS = append(v.DNS, answered(&a, typ)...)
+	}
+	return v
+}
+
+// answered returns the addresses of an answer, and with those of IPv4 the names
+// of which addresses are looked up, in the order of their ranks.
+func answered(a *dns.Answer, typ dns.Type) []string {
+	type ranked struct {
+		rank uint8
+		what string
+	}
+	var all []ranked
+	for _, addr := range a.Addrs {
+		if addr.Addr.Is4() == (typ == dns.TypeA) {
+			all = append(all, ranked{addr.Rank, addr.Addr.String()})
+		}
+	}
+	for _, target := range a.Targets {
+		if typ == dns.TypeA {
+			all = append(all, ranked{target.Rank, target.Host})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b ranked) int { return cmp.Compare(a.rank, b.rank) })
+	list := make([]string, len(all))
+	for i := range all {
+		list[i] = all[i].what
+	}
+	return list
+}
+
+func viewed(reg *registry.Registry, p *registry.Location, states func(netip.AddrPort) string) ViewedService {
+	s := ViewedService{Service: p.Service.Name, Pattern: p.Pattern, Endpoint: p.Single}
+	for _, a := range p.VIPs {
+		if a.IsValid() {
+			s.VIPs = append(s.VIPs, a)
+		}
+	}
+	healthy := func(ep *registry.Endpoint, port uint16) bool {
+		return !ep.Addr.IsValid() || reg.Healthy(netip.AddrPortFrom(ep.Addr, cmp.Or(ep.Port, port)))
+	}
+	state := func(ep *registry.Endpoint, port uint16) string {
+		if !ep.Addr.IsValid() {
+			return ""
+		}
+		return states(netip.AddrPortFrom(ep.Addr, cmp.Or(ep.Port, port)))
+	}
+	for i := range p.Endpoints {
+		ep := &p.Endpoints[i]
+		s.Endpoints = append(s.Endpoints, ViewedEndpoint{Address: ep.String(), Name: ep.Name, Healthy: healthy(ep, p.Port), State: state(ep, p.Port)})
+	}
+	for i := range p.Gateways {
+		e := &p.Gateways[i]
+		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Transports, Healthy: healthy(&e.Address, 0), State: state(&e.Address, 0)}
+		if len(g.Transports) == 0 {
+			g.Transports = []string{"sni"}
+		}
+		s.Gateways = append(s.Gateways, g)
+	}
+	switch {
+	case len(s.Endpoints) > 0:
+		s.Why = "its endpoints are reached from here"
+	case len(s.Gateways) > 0:
+		s.Why = "its endpoints are in another network, whose gateways lead there"
+	case len(p.Service.Via) > 0:
+		s.Why = "it is reached via another gateway, and the network of this one has none to ask"
+	case len(p.Service.Endpoints) == 0:
+		s.Why = "it has no endpoint"
+	default:
+		s.Why = "its endpoints are in another network, which has no gateway that leads there"
+	}
+	return s
+}
+
+// resolve answers /resolve.
+func (g *Gateway) resolve(v url.Values) (any, error) {
+	return ResolveFrom(g.names, v.Get("name"), v.Get("from"))
+}

@@ -1,0 +1,216 @@
+package upstream
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"culvert.dev/internal/termination"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A tlsDialer speaks TLS on the connections of another dialer. Where the endpoint
+// cannot be verified there is no connection: no byte of the client goes there.
+type tlsDialer struct {
+	transport tunnel.Dialer // dials endpoints on behalf of a request if it can
+	*tlsConfig
+}
+
+// A tlsConfig is a parsed registry.BackendTLS.
+type tlsConfig struct {
+	config *tls.Config
+	sans   []string
+}
+
+// maxTLSTableKeys limits the places in tables that lead to a cached tlsConfig.
+// Tables of the past are among them, and each holds its certificates.
+const maxTLSTableKeys = 4096
+
+// tlsConfig parses b. Equal ones share one.
+func (d *Dialers) tlsConfig(b *registry.BackendTLS) (*tlsConfig, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if cfg, ok := d.tlsTable[b]; ok { // a table never changes
+		return cfg, nil
+	}
+	key := fmt.Sprintf("%q %q %q %q %q", b.ServerName, b.Roots, b.SANs, b.Certificate, string(b.Key))
+	cfg, ok := d.tls[key]
+	if !ok {
+		var err error
+		if cfg, err = newTLSConfig(b); err != nil {
+			return nil, err
+		}
+		if d.tls == nil || len(d.tls) >= maxCached {
+			d.tls = make(map[string]*tlsConfig)
+		}
+		d.tls[key] = cfg
+	}
+	if d.tlsTable == nil || len(d.tlsTable) >= maxTLSTableKeys {
+		d.tlsTable = make(map[*registry.BackendTLS]*tlsConfig)
+	}
+	d.tlsTable[b] = cfg
+	return cfg, nil
+}
+
+func newTLSConfig(b *registry.BackendTLS) (*tlsConfig, error) {
+	if b.ServerName == "" {
+		return nil, errors.New("gateway: TLS to a service needs a server name")
+	}
+	t := &tlsConfig{config: &tls.Config{ServerName: b.ServerName, MinVersion: tls.VersionTLS12}, sans: b.SANs}
+	if b.Roots != "" {
+		t.config.RootCAs = x509.NewCertPool()
+		if !t.config.RootCAs.AppendCertsFromPEM([]byte(b.Roots)) {
+			return nil, errors.New("gateway: the roots to verify a service by hold no certificate")
+		}
+	}
+	if b.Certificate != "" {
+		pair, err := tls.X509KeyPair([]byte(b.Certificate), []byte(b.Key))
+		if err != nil {
+			return nil, fmt.Errorf("gateway: the certificate to show to a service: %w", err)
+		}
+		// It is shown whatever CAs the service names: there is no other one, and a
+		// service that does not accept it must say so.
+		t.config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+	if len(t.sans) > 0 {
+		// crypto/tls would require the server name in the certificate. Here it is
+		// for the hello only, and verify checks all the rest.
+		t.config.InsecureSkipVerify = true
+		t.config.VerifyConnection = t.verify
+	}
+	return t, nil
+}
+
+// verify is what crypto/tls does, with the SANs in place of the server name.
+func (t *tlsConfig) verify(cs tls.ConnectionState) error {
+	if len(cs.PeerCertificates) == 0 {
+		return errors.New("it shows no certificate")
+	}
+	leaf := cs.PeerCertificates[0]
+	opts := x509.VerifyOptions{Roots: t.config.RootCAs, Intermediates: x509.NewCertPool()}
+	for _, c := range cs.PeerCertificates[1:] {
+		opts.Intermediates.AddCert(c)
+	}
+	if _, err := leaf.Verify(opts); err != nil {
+		return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
+	}
+	if !slices.ContainsFunc(t.sans, func(san string) bool { return hasSAN(leaf, san) }) {
+		return &sanError{t.sans, leaf}
+	}
+	return nil
+}
+
+// hasSAN reports whether a certificate has a name. A URI is compared byte by
+// byte, as RFC 3986 section 6.2.1 and SPIFFE do; a DNS name with a wildcard is
+// that very name.
+func hasSAN(leaf *x509.Certificate, san string) bool {
+	if strings.Contains(san, "://") {
+		for _, u := range leaf.URIs {
+			if u.String() == san {
+				return true
+			}
+		}
+		return false
+	}
+	if _, err := tunnel.ParseName(san); err == nil {
+		return leaf.VerifyHostname(san) == nil
+	}
+	return strings.HasPrefix(san, "*.") && slices.ContainsFunc(leaf.DNSNames, func(n string) bool { return strings.EqualFold(n, san) })
+}
+
+// A sanError is that of a certificate without the names that it must have.
+type sanError struct {
+	want []string
+	leaf *x509.Certificate
+}
+
+func (e *sanError) Error() string {
+	const maxNames = 10
+	has := slices.Clone(e.leaf.DNSNames)
+	for _, u := range e.leaf.URIs {
+		has = append(has, u.String())
+	}
+	return fmt.Sprintf("its certificate has none of the names %q, it has %q", e.want, has[:min(len(has), maxNames)])
+}
+
+// Check returns nil if ep may be dialed, as a tunnel.NetDialer does.
+func (d *tlsDialer) Check(ep tunnel.Endpoint) error {
+	if c, ok := d.transport.(interface{ Check(tunnel.Endpoint) error }); ok {
+		return c.Check(ep)
+	}
+	return nil
+}
+
+// dialRequest dials ep by dialer on behalf of req, as a Router does.
+func dialRequest(ctx context.Context, dialer tunnel.Dialer, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	switch dialer := dialer.(type) {
+	case interface {
+		DialRequest(context.Context, tunnel.Endpoint, *tunnel.Request) (net.Conn, error)
+	}:
+		return dialer.DialRequest(ctx, ep, req)
+	case tunnel.EndpointDialer:
+		return dialer.DialEndpoint(ctx, ep)
+	}
+	return dialer.DialContext(ctx, "tcp", ep.Addr.String())
+}
+
+// DialRequest dials ep on behalf of req and starts TLS there.
+func (d *tlsDialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (c net.Conn, err error) {
+	if c, err = dialRequest(ctx, d.transport, ep, req); err != nil {
+		return nil, err
+	}
+	return d.handshake(ctx, c, ep.String())
+}
+
+// DialContext implements tunnel.Dialer.
+func (d *tlsDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	c, err := d.transport.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return d.handshake(ctx, c, addr)
+}
+
+// handshake starts TLS on c, and closes c where that fails.
+func (d *tlsDialer) handshake(ctx context.Context, c net.Conn, to string) (net.Conn, error) {
+	s, err := termination.Client(ctx, c, d.config)
+	if err == nil {
+		return s, nil
+	}
+	reason := tunnel.DialFailed
+	if ctx.Err() != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		reason, err = tunnel.DialTimeout, errors.New("it is not complete in time")
+	}
+	return nil, &tunnel.Error{Reason: reason, Err: fmt.Errorf("TLS handshake with %s as %q: %w", to, d.config.ServerName, d.explain(err))}
+}
+
+// explain says which check has failed.
+func (d *tlsDialer) explain(err error) error {
+	by := "the CAs of the system"
+	if d.config.RootCAs != nil {
+		by = "the CAs that are configured for it"
+	}
+	var (
+		unknown x509.UnknownAuthorityError
+		host    x509.HostnameError
+		invalid x509.CertificateInvalidError
+		op      *net.OpError
+	)
+	switch {
+	case errors.As(err, &unknown):
+		return fmt.Errorf("its certificate is not signed by any of %s: %w", by, err)
+	case errors.As(err, &host):
+		return fmt.Errorf("its certificate is for other names: %w", err)
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Errorf("its certificate is not valid now: %w", err)
+	case errors.As(err, &op) && op.Op == "remote error":
+		return fmt.Errorf("the service refuses it: %w", err)
+	}
+	return err
+}

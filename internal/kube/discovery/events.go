@@ -1,0 +1,87 @@
+package discovery
+
+import (
+	"context"
+	"time"
+
+	"culvert.dev/internal/kube/watch"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Of more than maxEvents at once, and of more than one in eventInterval after that, the rest is in
+// the log only: a bad template must not fill etcd.
+const (
+	maxEvents     = 32
+	eventInterval = time.Second
+
+	leaderInterval = 5 * time.Second // from one check of leadership to the next
+)
+
+// queueEvent has an Event written of p, if there is room in the queue and p is of an object.
+func (r *run) queueEvent(p Problem) {
+	if r.src.Events == nil || p.Name == "" {
+		return
+	}
+	select {
+	case r.events <- p:
+	default:
+	}
+}
+
+// objectOf returns the UID of the object that has a problem. It is false if the problem has been
+// mended meanwhile.
+func (r *run) objectOf(p Problem) (uid types.UID, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch p.Kind {
+	case "Service":
+		if s := r.services[key{Namespace: p.Namespace, Name: p.Name}]; s != nil {
+			uid = s.uid
+		}
+	case "Namespace":
+		if n := r.spaces[p.Name]; n != nil {
+			uid = n.uid
+		}
+	}
+	return uid, r.problemCounts[p] > 0
+}
+
+// writeEvents writes Events until ctx is done. What there is before anybody leads, as at the start,
+// waits until it is known who does; if that is another replica it has the same to write.
+func (r *run) writeEvents(ctx context.Context) {
+	if r.src.Events == nil {
+		return
+	}
+	events := watch.Events{Client: r.src.Client, Controller: "culvert.dev/discovery", Instance: r.src.name(), Log: r.log}
+	for {
+		var p Problem
+		select {
+		case <-ctx.Done():
+			return
+		case p = <-r.events:
+		}
+		for !r.src.Events() {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(leaderInterval):
+			}
+		}
+		uid, ok := r.objectOf(p)
+		if !ok {
+			continue
+		}
+		object := corev1.ObjectReference{APIVersion: "v1", Kind: p.Kind, Namespace: p.Namespace, Name: p.Name, UID: uid}
+		if err := events.Warn(ctx, object, "Refused", p.String(), metav1.NamespaceAll); apierrors.IsAlreadyExists(err) {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(eventInterval):
+		}
+	}
+}

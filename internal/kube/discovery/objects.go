@@ -1,0 +1,187 @@
+package discovery
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	"culvert.dev/internal/kube/endpoints"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// What is kept of the API's objects. It is a small part of each, and strings
+// that many of them have are there once.
+
+type key = types.NamespacedName
+
+// A service is what is used of a Service.
+type service struct {
+	key
+	uid     types.UID
+	created time.Time
+	notes   map[string]string // annotations below culvert.dev/, without that; and the label gateway
+
+	kind      corev1.ServiceType
+	headless  bool
+	local     bool   // traffic from outside stays on the node it came to
+	external  string // ExternalName
+	ports     []servicePort
+	addresses []netip.Addr // ClusterIPs
+	outer     []netip.Addr // externalIPs
+	ingress   []string     // of a load balancer: addresses and names
+	v6        bool         // is its first family
+}
+
+type servicePort struct {
+	name     string
+	protocol corev1.Protocol
+	port     uint16
+	node     uint16
+}
+
+// prefix is of everything that is ours.
+const prefix = "culvert.dev/"
+
+func ownNotes(annotations map[string]string) (notes map[string]string) {
+	for k, v := range annotations {
+		if short, ok := strings.CutPrefix(k, prefix); ok {
+			if notes == nil {
+				notes = map[string]string{}
+			}
+			notes[short] = v
+		}
+	}
+	return notes
+}
+
+func serviceOf(s *corev1.Service) *service {
+	out := &service{
+		key:      key{Namespace: s.Namespace, Name: s.Name},
+		uid:      s.UID,
+		created:  s.CreationTimestamp.Time,
+		notes:    ownNotes(s.Annotations),
+		kind:     s.Spec.Type,
+		headless: s.Spec.ClusterIP == corev1.ClusterIPNone,
+		local:    s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+		v6:       len(s.Spec.IPFamilies) > 0 && s.Spec.IPFamilies[0] == corev1.IPv6Protocol,
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		out.external, out.headless = s.Spec.ExternalName, false
+	}
+	if network, ok := s.Labels[prefix+noteGateway]; ok && out.notes[noteGateway] == "" {
+		if out.notes == nil {
+			out.notes = map[string]string{}
+		}
+		out.notes[noteGateway] = network
+	}
+	for _, p := range s.Spec.Ports {
+		if p.Port < 1 || p.Port > 65535 {
+			continue
+		}
+		protocol := p.Protocol
+		if protocol == "" {
+			protocol = corev1.ProtocolTCP
+		}
+		port := servicePort{name: endpoints.Shared(p.Name), protocol: protocol, port: uint16(p.Port)}
+		if p.NodePort > 0 && p.NodePort <= 65535 {
+			port.node = uint16(p.NodePort)
+		}
+		out.ports = append(out.ports, port)
+	}
+	out.addresses = endpoints.Addrs(s.Spec.ClusterIPs)
+	if len(s.Spec.ClusterIPs) == 0 {
+		out.addresses = endpoints.Addrs([]string{s.Spec.ClusterIP})
+	}
+	out.outer = endpoints.Addrs(s.Spec.ExternalIPs)
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		switch {
+		case in.IP != "":
+			out.ingress = append(out.ingress, in.IP)
+		case in.Hostname != "":
+			out.ingress = append(out.ingress, in.Hostname)
+		}
+	}
+	return out
+}
+
+// A slice is what is used of an EndpointSlice.
+type slice struct {
+	service   key
+	ports     []slicePort
+	endpoints []endpoint
+}
+
+type slicePort struct {
+	name string
+	tcp  bool
+	port uint16 // 0 means as the service's
+}
+
+type endpoint = endpoints.Endpoint
+
+// sliceOf returns what is used of an EndpointSlice, nil if it is not of a
+// service or has no addresses.
+func sliceOf(s *discoveryv1.EndpointSlice) *slice {
+	name := s.Labels[discoveryv1.LabelServiceName]
+	if name == "" || s.AddressType == discoveryv1.AddressTypeFQDN {
+		return nil
+	}
+	out := &slice{service: key{Namespace: s.Namespace, Name: name}}
+	for i := range s.Ports {
+		p := &s.Ports[i]
+		port := slicePort{tcp: p.Protocol == nil || *p.Protocol == "" || *p.Protocol == corev1.ProtocolTCP}
+		if p.Name != nil {
+			port.name = endpoints.Shared(*p.Name)
+		}
+		if p.Port != nil {
+			if *p.Port < 1 || *p.Port > 65535 {
+				continue
+			}
+			port.port = uint16(*p.Port)
+		}
+		out.ports = append(out.ports, port)
+	}
+	out.endpoints = make([]endpoint, 0, len(s.Endpoints))
+	for i := range s.Endpoints {
+		if e, ok := endpoints.Of(&s.Endpoints[i]); ok {
+			out.endpoints = append(out.endpoints, e)
+		}
+	}
+	return out
+}
+
+// A node is what is used of a Node.
+type node struct {
+	name       string
+	ready      bool // and not to be left out
+	outer, own []netip.Addr
+	pods       []netip.Prefix
+}
+
+func nodeOf(n *corev1.Node) *node {
+	has := endpoints.NodeOf(n)
+	out := &node{name: n.Name, ready: has.Ready, outer: has.Outer, own: has.Own}
+	ranges := n.Spec.PodCIDRs
+	if len(ranges) == 0 {
+		ranges = []string{n.Spec.PodCIDR}
+	}
+	for _, r := range ranges {
+		if p, err := netip.ParsePrefix(r); err == nil {
+			out.pods = append(out.pods, p.Masked())
+		}
+	}
+	return out
+}
+
+// A namespace is what is used of a Namespace.
+type namespace struct {
+	name  string
+	uid   types.UID
+	notes map[string]string
+}
+
+func namespaceOf(n *corev1.Namespace) *namespace {
+	return &namespace{name: n.Name, uid: n.UID, notes: ownNotes(n.Annotations)}
+}

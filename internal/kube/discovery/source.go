@@ -1,0 +1,181 @@
+package discovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert.dev/internal/kube/client"
+	"culvert.dev/internal/kube/endpoints"
+	"culvert.dev/internal/kube/watch"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+)
+
+// updateInterval is the least time between two Updates: a rollout of a thousand pods must not make
+// a thousand tables.
+const updateInterval = 100 * time.Millisecond
+
+// Everyone stands for all networks in a ClusterSet.
+const Everyone = "*"
+
+// DefaultGatewayNamespace is where Services may say that they are gateways.
+const DefaultGatewayNamespace = "culvert-system"
+
+// Which address of a pod with two of them is its endpoint.
+const (
+	PreferIPv4 = endpoints.PreferIPv4
+	PreferIPv6 = endpoints.PreferIPv6
+	PreferBoth = endpoints.PreferBoth // two endpoints, so that DNS has A and AAAA
+)
+
+// A Source is one cluster as a registry.Source, by the name "cluster/CLUSTER".
+// Client and Cluster are needed; the zero value is good for all else. It must not
+// be copied, nor changed once it runs.
+type Source struct {
+	Client  kubernetes.Interface // with a limit of requests, if any, well above client-go's
+	Cluster string               // its name, one label
+
+	// Pulse is that of Client; whoever makes it runs its Probe, which notices an API server that
+	// accepts connections and does not answer. With nil only failed requests are noticed.
+	Pulse *client.Pulse
+
+	Network   string // that its pods are in; "" means one that is called as the cluster
+	NoNetwork bool   // Network is declared elsewhere, with its gateways: nothing is said of it
+	PodCIDRs  bool   // who asks from what Nodes have for their pods is in Network. Not if that is the same in several clusters
+
+	Namespaces []string // that are watched; empty means all
+	Zone       string   // that we are in; "" ignores hints
+	Prefer     string   // "" means each service's first family
+
+	Rules Rules // the administrator's
+
+	// GatewayNamespaces are where Services may say that they are gateways;
+	// empty means DefaultGatewayNamespace. The permission to write Services there gives control of all
+	// traffic from other networks.
+	GatewayNamespaces []string
+
+	// ClusterSet are the networks that exported services are exposed to, beside
+	// those of SetClusterSet, where their annotations name none. Everyone stands for
+	// everybody.
+	ClusterSet []string
+
+	// AwaitExports has the first Update wait for SetExports.
+	AwaitExports bool
+
+	// Events reports whether what is refused is to be written down as Events,
+	// too; nil means never. Of several replicas one should.
+	Events func() bool
+
+	// Log receives what is refused, forbidden and lost. Nil discards it.
+	Log *slog.Logger
+
+	once    sync.Once
+	changed watch.Signal
+
+	mu           sync.Mutex // guards the rest
+	exports      map[types.NamespacedName]bool
+	set          []string // networks, beside ClusterSet
+	exportsKnown bool     // exports are known
+	stale        bool     // exports and set are not applied yet
+	run          *run     // nil before Run
+	known        bool     // an Update was sent
+	lost         error
+	lostAt       time.Time // since when
+}
+
+func (s *Source) init() { s.once.Do(func() { s.changed = watch.NewSignal() }) }
+
+// SetExports makes those the services that are exported to the cluster set,
+// beside those whose annotations say so. It may be called at any time; exports
+// must not be changed afterwards.
+func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
+	s.init()
+	s.mu.Lock()
+	s.exports, s.exportsKnown, s.stale = exports, true, true
+	s.mu.Unlock()
+	s.changed.Notify()
+}
+
+// SetClusterSet makes those the networks of the clusters that export services to each
+// other. It may be called at any time; networks must not be changed afterwards.
+func (s *Source) SetClusterSet(networks []string) {
+	s.init()
+	s.mu.Lock()
+	changed := !slices.Equal(s.set, networks)
+	s.set, s.stale = networks, s.stale || changed
+	s.mu.Unlock()
+	if changed {
+		s.changed.Notify()
+	}
+}
+
+// clusterSet returns the networks that exported services are exposed to. The
+// caller holds mu.
+func (s *Source) clusterSet() []string {
+	all := slices.Concat(s.ClusterSet, s.set)
+	if slices.Contains(all, Everyone) {
+		return []string{Everyone}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// name is what the source says it is, for people and for the registry.
+func (s *Source) name() string { return "cluster/" + s.Cluster }
+
+// PodNetwork returns the network that the cluster's pods are in.
+func (s *Source) PodNetwork() string {
+	if s.Network == "" {
+		return s.Cluster
+	}
+	return s.Network
+}
+
+func (s *Source) check() error {
+	if s.Client == nil {
+		return errors.New("discovery: no client")
+	}
+	if _, err := tunnel.ParseName("a." + s.Cluster + ".x"); err != nil || !endpoints.IsLabel(s.Cluster) {
+		return fmt.Errorf("discovery: cluster %q is not one label of a DNS name", s.Cluster)
+	}
+	switch s.Prefer {
+	case "", PreferIPv4, PreferIPv6, PreferBoth:
+	default:
+		return fmt.Errorf("discovery: prefer %q is none of ipv4, ipv6 and both", s.Prefer)
+	}
+	if err := s.Rules.Check(); err != nil {
+		return fmt.Errorf("discovery: %w", err)
+	}
+	return nil
+}
+
+// Run implements registry.Source. It returns when ctx is done.
+func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error {
+	s.init()
+	if err := s.check(); err != nil {
+		return err
+	}
+	log := s.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	s.mu.Lock()
+	s.stale = true // for a Run that comes after another one, too
+	s.mu.Unlock()
+	r := newRun(s, log.With("cluster", s.Cluster))
+	s.mu.Lock()
+	s.run = r
+	s.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	defer r.running.Wait()
+	defer cancel()
+	r.watch(ctx)
+	return r.loop(ctx, updates)
+}

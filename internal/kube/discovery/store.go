@@ -1,0 +1,362 @@
+package discovery
+
+import (
+	"cmp"
+	"log/slog"
+	"reflect"
+	"slices"
+	"sync"
+
+	"culvert.dev/internal/kube/watch"
+	"culvert.dev/registry"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+)
+
+// A run is one call of Source.Run.
+type run struct {
+	src     *Source
+	log     *slog.Logger
+	running sync.WaitGroup
+	changed watch.Signal
+	events  chan Problem
+
+	mu       sync.Mutex // guards all below, and what the scopes hold
+	scopes   []*scope
+	services map[key]*service
+	slices   map[key]map[string]*slice // by their service
+	owners   map[key]key               // of slices: their services
+	spaces   map[string]*namespace
+	silent   error // why the API server says nothing; nil where it answers
+	nodes    map[string]*node
+
+	dirty    map[key]struct{} // services that are to be converted again
+	dirtyNet bool             // and the network
+
+	view
+	exports       map[key]bool
+	order         []*item // sorted, the oldest first
+	items         map[key]*item
+	nets          []registry.Network // none or one
+	netProblems   []Problem
+	problemCounts map[Problem]int // how many items have each
+	unlogged      []Problem
+	modified      bool // items or network are not sent yet
+}
+
+// An item is what was made of a service.
+type item struct {
+	*service
+	out      *registry.Service // nil for one that is not in the table
+	problems []Problem
+}
+
+func newRun(s *Source, log *slog.Logger) *run {
+	return &run{
+		src: s, log: log, changed: watch.NewSignal(), events: make(chan Problem, maxEvents),
+		services: map[key]*service{}, slices: map[key]map[string]*slice{}, owners: map[key]key{},
+		spaces: map[string]*namespace{}, nodes: map[string]*node{},
+		dirty: map[key]struct{}{}, dirtyNet: true, items: map[key]*item{}, problemCounts: map[Problem]int{},
+		view: view{cluster: s.Cluster, network: s.PodNetwork(), zone: s.Zone, prefer: s.Prefer, rules: &s.Rules},
+	}
+}
+
+// A kind is how objects of one kind are kept. Its functions are called with run.mu held.
+type kind struct {
+	put  func(r *run, o any) // the new state of an object
+	drop func(r *run, k key)
+}
+
+var (
+	serviceKind = kind{
+		put: func(r *run, o any) { r.putService(serviceOf(o.(*corev1.Service))) },
+		drop: func(r *run, k key) {
+			if s := r.services[k]; s != nil {
+				delete(r.services, k)
+				r.touch(k)
+				r.dirtyNet = r.dirtyNet || s.notes[noteGateway] != ""
+			}
+		},
+	}
+	sliceKind = kind{
+		put: func(r *run, o any) {
+			s := o.(*discoveryv1.EndpointSlice)
+			r.putSlice(key{Namespace: s.Namespace, Name: s.Name}, sliceOf(s))
+		},
+		drop: func(r *run, k key) { r.putSlice(k, nil) },
+	}
+	namespaceKind = kind{
+		put:  func(r *run, o any) { r.putNamespace(o.(*corev1.Namespace).Name, namespaceOf(o.(*corev1.Namespace))) },
+		drop: func(r *run, k key) { r.putNamespace(k.Name, nil) },
+	}
+	nodeKind = kind{
+		put:  func(r *run, o any) { r.putNode(o.(*corev1.Node).Name, nodeOf(o.(*corev1.Node))) },
+		drop: func(r *run, k key) { r.putNode(k.Name, nil) },
+	}
+)
+
+// A store is the watch.Store of one kind.
+type store struct {
+	*run
+	kind kind
+}
+
+// Apply implements watch.Store.
+func (s store) Apply(changed []any, gone []key) {
+	s.mu.Lock()
+	for _, o := range changed {
+		s.kind.put(s.run, o)
+	}
+	for _, k := range gone {
+		s.kind.drop(s.run, k)
+	}
+	s.mu.Unlock()
+	s.changed.Notify()
+}
+
+// touch has a service converted again.
+func (r *run) touch(k key) { r.dirty[k] = struct{}{} }
+
+func (r *run) touchAll() {
+	for k := range r.services {
+		r.touch(k)
+	}
+	r.dirtyNet = true
+}
+
+func (r *run) putService(s *service) {
+	old := r.services[s.key]
+	if old != nil && reflect.DeepEqual(old, s) {
+		return // something of it changed that is not used
+	}
+	r.services[s.key] = s
+	r.touch(s.key)
+	if s.notes[noteGateway] != "" || old != nil && old.notes[noteGateway] != "" {
+		r.dirtyNet = true
+	}
+}
+
+// putSlice makes s what is known of the EndpointSlice k, nil for nothing.
+func (r *run) putSlice(k key, s *slice) {
+	if owner, ok := r.owners[k]; ok {
+		if s != nil && s.service == owner && reflect.DeepEqual(r.slices[owner][k.Name], s) {
+			return
+		}
+		delete(r.slices[owner], k.Name)
+		if len(r.slices[owner]) == 0 {
+			delete(r.slices, owner)
+		}
+		delete(r.owners, k)
+		r.touchSlices(owner)
+	}
+	if s == nil {
+		return
+	}
+	r.owners[k] = s.service
+	if r.slices[s.service] == nil {
+		r.slices[s.service] = map[string]*slice{}
+	}
+	r.slices[s.service][k.Name] = s
+	r.touchSlices(s.service)
+}
+
+func (r *run) touchSlices(of key) {
+	r.touch(of)
+	if s := r.services[of]; s != nil && s.local && s.notes[noteGateway] != "" {
+		r.dirtyNet = true
+	}
+}
+
+func (r *run) putNamespace(name string, n *namespace) {
+	old := r.spaces[name]
+	if n == nil {
+		delete(r.spaces, name)
+	} else {
+		r.spaces[name] = n
+	}
+	if reflect.DeepEqual(old, n) {
+		return
+	}
+	for k := range r.services {
+		if k.Namespace == name {
+			r.touch(k)
+		}
+	}
+}
+
+func (r *run) putNode(name string, n *node) {
+	if reflect.DeepEqual(r.nodes[name], n) {
+		return
+	}
+	if n == nil {
+		delete(r.nodes, name)
+	} else {
+		r.nodes[name] = n
+	}
+	r.dirtyNet = true
+}
+
+// slicesOf returns the slices of a service, in any order: what is made of them
+// does not depend on it.
+func (r *run) slicesOf(k key) []*slice {
+	out := make([]*slice, 0, len(r.slices[k]))
+	for _, s := range r.slices[k] {
+		out = append(out, s)
+	}
+	return out
+}
+
+// convert brings items and network up to date.
+func (r *run) convert() {
+	i := 0
+	for k := range r.dirty {
+		registry.Yield(i)
+		i++
+		r.convertOne(k)
+	}
+	clear(r.dirty)
+	if r.dirtyNet {
+		r.dirtyNet = false
+		r.convertNetwork()
+	}
+}
+
+func (r *run) convertOne(k key) {
+	old, s := r.items[k], r.services[k]
+	var next *item
+	if s != nil {
+		next = &item{service: s}
+		next.out, next.problems = r.view.convert(s, r.spaces[k.Namespace], r.slicesOf(k), r.exports[k])
+	}
+	// Those that are new are counted before the old ones are forgotten, so that
+	// what stays is not said again.
+	if next != nil {
+		r.addProblems(next.problems)
+	}
+	if old != nil {
+		r.removeProblems(old.problems)
+	}
+	if old != nil && next != nil {
+		if reflect.DeepEqual(old.out, next.out) {
+			next.out = old.out // an unchanged service keeps its pointer
+		} else {
+			r.modified = true
+		}
+		if old.created.Equal(next.created) { // and its place
+			*old = *next
+			return
+		}
+		r.modified = true
+	}
+	if old != nil {
+		if at, ok := slices.BinarySearchFunc(r.order, old, compareItems); ok {
+			r.order = slices.Delete(r.order, at, at+1)
+		}
+		delete(r.items, k)
+		r.modified = r.modified || old.out != nil
+	}
+	if next != nil {
+		at, _ := slices.BinarySearchFunc(r.order, next, compareItems)
+		r.order = slices.Insert(r.order, at, next)
+		r.items[k] = next
+		r.modified = r.modified || next.out != nil
+	}
+}
+
+// compareItems puts the oldest first: where two services claim one name, it is
+// theirs who had it.
+func compareItems(a, b *item) int {
+	return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// convertNetwork makes the network of the gateways that there are.
+func (r *run) convertNetwork() {
+	if r.src.NoNetwork {
+		return
+	}
+	var entrances []*item
+	var bad []Problem
+	for k, s := range r.services {
+		network := s.notes[noteGateway]
+		if network == "" {
+			continue
+		}
+		p := Problem{Kind: "Service", Namespace: k.Namespace, Name: k.Name, Key: noteGateway, Value: clip(network)}
+		switch {
+		case !slices.Contains(r.src.gatewayNamespaces(), k.Namespace):
+			p.Text = "gateways are not trusted in this namespace; it is not used as a gateway"
+		case network != r.view.network:
+			p.Text = "the network of this cluster is " + r.network + "; it is not used as a gateway"
+		default:
+			entrances = append(entrances, &item{service: s})
+			continue
+		}
+		bad = append(bad, p)
+	}
+	slices.SortFunc(entrances, compareItems)
+	list := make([]*service, len(entrances))
+	at := map[key][]*slice{}
+	for i, e := range entrances {
+		list[i] = e.service
+		at[e.key] = r.slicesOf(e.key)
+	}
+	network, more := r.view.networkOf(list, at, r.nodes, r.src.PodCIDRs)
+	bad = append(bad, more...)
+	if p, none := r.withoutPodCIDR(); none {
+		bad = append(bad, p)
+	}
+	r.addProblems(bad)
+	r.removeProblems(r.netProblems)
+	r.netProblems = bad
+	if len(network.Gateways) == 0 && len(list) > len(more) && len(r.nets) > 0 {
+		// Without a gateway its pods would seem to be within reach of everybody.
+		network.Gateways = r.nets[0].Gateways
+	}
+	if len(r.nets) > 0 && reflect.DeepEqual(r.nets[0], network) {
+		return
+	}
+	r.nets = []registry.Network{network}
+	r.modified = true
+}
+
+// withoutPodCIDR says that podCIDRs finds nothing: where the network plugin gives
+// out addresses by itself, no Node says which ones.
+func (r *run) withoutPodCIDR() (Problem, bool) {
+	if !r.src.PodCIDRs || len(r.nodes) == 0 {
+		return Problem{}, false
+	}
+	for _, n := range r.nodes {
+		if len(n.pods) > 0 {
+			return Problem{}, false
+		}
+	}
+	return Problem{Kind: "Nodes", Text: "podCIDRs is set, and no Node has a podCIDR: pods are in no network; write their ranges as cidrs of the network"}, true
+}
+
+// addProblems counts problems, and has new ones logged.
+func (r *run) addProblems(problems []Problem) {
+	for _, p := range problems {
+		if r.problemCounts[p]++; r.problemCounts[p] == 1 {
+			r.unlogged = append(r.unlogged, p)
+		}
+	}
+}
+
+func (r *run) removeProblems(problems []Problem) {
+	for _, p := range problems {
+		if r.problemCounts[p]--; r.problemCounts[p] <= 0 {
+			delete(r.problemCounts, p)
+		}
+	}
+}
+
+// snapshot returns everything, in slices of its own.
+func (r *run) snapshot() registry.Snapshot {
+	out := registry.Snapshot{Networks: r.nets, Services: make([]*registry.Service, 0, len(r.order))}
+	for _, i := range r.order {
+		if i.out != nil {
+			out.Services = append(out.Services, i.out)
+		}
+	}
+	return out
+}

@@ -1,0 +1,363 @@
+package gatewayapi
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"culvert.dev/internal/kube/endpoints"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A targetKey names what a route leads to, or a policy is for.
+type targetKey struct {
+	group, kind, namespace, name string
+}
+
+func (k targetKey) String() string { return k.kind + " " + k.namespace + "/" + k.name }
+
+// A backendKey is that with a port.
+type backendKey struct {
+	targetKey
+	port     int32
+	protocol corev1.Protocol
+}
+
+// A backend is a reference of a route, resolved.
+type backend struct {
+	backendKey
+	weight           uint32
+	portName         string
+	service          *registry.Service // nil if broken
+	of               tunnel.Name       // see registry.Backend
+	reason           string            // of ResolvedRefs; "" if nothing is wrong
+	why              string            // the same at length
+	broken           string            // why it can't be reached at all
+	skippedEndpoints string            // what of it is not used, and why
+
+	secured map[*gateway]registry.Backend // with the policy that is for it
+}
+
+const serviceImportKind = "ServiceImport"
+
+// resolveBackends finds the backends of a route. One that cannot be found keeps its share of the
+// weight, and that share is refused: it must not go to the others.
+func (t *translator) resolveBackends(r *route) {
+	const kind = string(gwv1.RouteConditionResolvedRefs)
+	r.resolved = condition(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")
+	var reason string
+	var wrong, warn []string
+	for _, ref := range r.refs {
+		b := t.resolve(r, ref)
+		if w := ptr.Deref(ref.Weight, 1); w > 0 {
+			b.weight = uint32(w)
+		}
+		r.backends = append(r.backends, b)
+		if b.reason != "" {
+			reason = cmp.Or(reason, b.reason)
+			wrong = append(wrong, b.why)
+		} else if b.skippedEndpoints != "" {
+			warn = append(warn, b.skippedEndpoints)
+		}
+		if b.service != nil && b.weight > 0 && len(b.service.Endpoints) == 0 && b.of.IsZero() {
+			r.idle = append(r.idle, fmt.Sprintf("%s has no ready endpoint for port %d", b.targetKey, b.port))
+		}
+	}
+	if reason != "" {
+		r.resolved = condition(kind, false, reason, strings.Join(wrong, "; "))
+	} else if warn != nil {
+		r.resolved.Message += "; skipped: " + strings.Join(warn, "; ")
+	}
+	if reason == "" && r.idle != nil { // which Gateway API does not take for a reference that is not resolved
+		r.resolved.Message = truncate(r.resolved.Message + ", but " + strings.Join(r.idle, "; ") + ": connections to it are refused")
+	}
+}
+
+// resolve finds one reference. The backend is the caller's own.
+func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
+	k := backendKey{
+		targetKey: targetKey{string(ptr.Deref(ref.Group, "")), string(ptr.Deref(ref.Kind, "Service")), string(ptr.Deref(ref.Namespace, gwv1.Namespace(r.GetNamespace()))), string(ref.Name)},
+		port:      ptr.Deref(ref.Port, 0),
+		protocol:  corev1.ProtocolTCP,
+	}
+	if r.kind == udpRoute {
+		k.protocol = corev1.ProtocolUDP
+	}
+	fail := func(reason gwv1.RouteConditionReason, format string, args ...any) *backend {
+		b := &backend{backendKey: k}
+		b.fail(reason, format, args...)
+		return b
+	}
+	isImport := k.group == mcsv1.GroupName && k.kind == serviceImportKind
+	if !isImport && (k.group != "" || k.kind != "Service") {
+		return fail(gwv1.RouteReasonInvalidKind, "backend of kind %q, group %q is not supported; supported are Services and ServiceImports", k.kind, k.group)
+	}
+	if from := (referrer{gwv1.GroupName, r.kind, r.GetNamespace()}); !t.granted(from, k.group, k.kind, k.namespace, k.name) {
+		return fail(gwv1.RouteReasonRefNotPermitted, "%s", t.ungranted(from, k.kind, k.namespace, k.name))
+	}
+	b := t.backends[k]
+	if b == nil {
+		if isImport {
+			b = t.imported(k)
+		} else {
+			b = t.served(k)
+		}
+		if b.service != nil {
+			t.breakLoops(b)
+		}
+		t.backends[k] = b
+	}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, skippedEndpoints: b.skippedEndpoints}
+}
+
+// served finds a Service's port and who is behind it. The port is the Service's;
+// its pods may have it under another number, and EndpointSlices know it by name.
+func (t *translator) served(k backendKey) *backend {
+	b := &backend{backendKey: k}
+	s := t.service(k.namespace, k.name)
+	if s == nil {
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("services", "Services", k.namespace, k.String()))
+		return b
+	}
+	if key(s) == t.in.PublicService {
+		b.fail(routeReasonLoop, "%s leads back to this gateway: it is the Service in front of it", k.targetKey)
+		return b
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		// It may lead anywhere, past everything that guards a namespace: CVE-2021-25740.
+		b.fail(gwv1.RouteReasonInvalidKind, "%s is an ExternalName, which culvert does not follow", k)
+		return b
+	}
+	var other string
+	for _, p := range s.Spec.Ports {
+		if p.Port != k.port {
+			continue
+		}
+		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
+			b.portName = p.Name
+			t.reach(b, k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer))
+			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
+				b.service = nil
+				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
+			}
+			return b
+		}
+		other = string(cmp.Or(p.Protocol, corev1.ProtocolTCP))
+	}
+	if other != "" {
+		b.fail(gwv1.RouteReasonUnsupportedProtocol, "port %d of %s is of %s, not %s", k.port, k, other, k.protocol)
+	} else {
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s has no port %d", k, k.port)
+	}
+	return b
+}
+
+// imported is served for a service of other clusters.
+func (t *translator) imported(k backendKey) *backend {
+	b := &backend{backendKey: k}
+	i := t.serviceImport(k.namespace, k.name)
+	if i == nil {
+		b.fail(gwv1.RouteReasonBackendNotFound, "%s", t.absent("serviceimports", "ServiceImports", k.namespace, k.String()))
+		return b
+	}
+	for _, p := range i.Spec.Ports {
+		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol && (p.Port == k.port || k.port == 0 && len(i.Spec.Ports) == 1) {
+			b.portName = p.Name
+			k.port = p.Port
+			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
+			t.reach(b, k, importLabel, p.Name, endpoints.Choice{Zone: t.in.Zone, Prefer: t.in.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
+			// Without EndpointSlices it is what discovery knows of the clusters.
+			// An error is of a name that no exported service can have.
+			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
+			return b
+		}
+	}
+	b.fail(gwv1.RouteReasonBackendNotFound, "%s has no port %d of %s", k, k.port, k.protocol)
+	return b
+}
+
+func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...any) {
+	b.reason, b.why = string(reason), fmt.Sprintf(format, args...)
+	b.broken = b.why
+}
+
+// A reachKey is a backend with what finds its endpoints.
+type reachKey struct {
+	backendKey
+	label, port string
+	choice      endpoints.Choice
+}
+
+// A reached is the service that was made of EndpointSlices. It is good as long as
+// those are the same: an object is never changed, but replaced.
+type reached struct {
+	of               []*discoveryv1.EndpointSlice
+	service          *registry.Service
+	skippedEndpoints string
+}
+
+// reach gives b the service of the table that has its endpoints, the same
+// one as last time if nothing has changed of it: that makes the comparison of
+// snapshots short, and memory that it takes.
+func (t *translator) reach(b *backend, k backendKey, label, port string, c endpoints.Choice) {
+	of := t.slices(k.namespace, label, k.name)
+	key := reachKey{k, label, port, c}
+	t.memo.mu.Lock()
+	defer t.memo.mu.Unlock()
+	r := t.memo.reached[key]
+	if r == nil || !sameSlices(r.of, of) {
+		r = &reached{of, serviceOf(k, port, of, c), skippedEndpoints(of)}
+		if label == serviceLabel {
+			t.in.setNetwork(k, r.service)
+		}
+	}
+	t.memo.reaching[key] = r
+	if r.skippedEndpoints != "" && len(r.service.Endpoints) == 0 {
+		b.fail(gwv1.RouteReasonBackendNotFound, "no endpoint of %s can be used: %s", k, r.skippedEndpoints)
+		return
+	}
+	b.service, b.skippedEndpoints = r.service, r.skippedEndpoints
+}
+
+// sameSlices compares what has no order and nothing twice.
+func sameSlices(a, b []*discoveryv1.EndpointSlice) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for _, s := range a {
+		if !slices.Contains(b, s) {
+			return false
+		}
+	}
+	return true
+}
+
+// forget drops what the last translation had no use for.
+func (m *memo) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.reached, m.reaching = m.reaching, make(map[reachKey]*reached, len(m.reaching))
+	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
+	m.held, m.holding = m.holding, make(map[holder]holding, len(m.holding))
+	m.kept, m.keeping = m.keeping, make(map[types.NamespacedName]keptPair, len(m.keeping))
+	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
+}
+
+// serviceOf makes the service of the table out of EndpointSlices: those of their
+// endpoints that are to be used for a port.
+func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c endpoints.Choice) *registry.Service {
+	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
+	if k.port > 0 && k.port <= 65535 {
+		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
+	}
+	var parts []endpoints.Part
+	for _, slice := range of {
+		var all []endpoints.Endpoint
+		for _, p := range slice.Ports {
+			if ptr.Deref(p.Name, "") != port || ptr.Deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || ptr.Deref(p.Port, 0) < 1 || ptr.Deref(p.Port, 0) > 65535 {
+				continue
+			}
+			if all == nil {
+				all = endpointsOf(slice)
+			}
+			parts = append(parts, endpoints.Part{Endpoints: all, Port: uint16(*p.Port)})
+		}
+	}
+	pods := map[netip.Addr]uint64{}
+	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) {
+		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port})
+		if pod := pods[e.Addr]; pod == 0 || e.Pod != 0 && e.Pod < pod {
+			pods[e.Addr] = e.Pod // of two slices that differ the same, in any order
+		}
+	})
+	if doubles := c.Doubles(maps.All(pods)); doubles != nil {
+		for _, addr := range doubles {
+			delete(pods, addr)
+		}
+		s.Endpoints = slices.DeleteFunc(s.Endpoints, func(e registry.Endpoint) bool {
+			_, stays := pods[e.Addr]
+			return !stays
+		})
+	}
+	// Slices come in any order, and one endpoint may be in two while it moves.
+	slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), int(a.Port)-int(b.Port))
+	})
+	s.Endpoints = slices.Compact(s.Endpoints)
+	return s
+}
+
+// setNetwork sets in which network the endpoints of a Service are, and its name at the gateways there.
+func (s *Settings) setNetwork(k backendKey, to *registry.Service) {
+	if s.Network == "" {
+		return
+	}
+	for i := range to.Endpoints {
+		to.Endpoints[i].Network = s.Network
+	}
+	name, _, err := s.Mesh.Names(registry.ID{Service: k.name, Namespace: k.namespace, Cluster: s.Cluster})
+	if err == nil { // else it has a name that nobody can ask for
+		to.Names = []tunnel.Pattern{{Suffix: name}}
+	}
+}
+
+// endpointsOf are those of a slice that can be dialed; skippedEndpoints reports the others.
+func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
+	all := make([]endpoints.Endpoint, 0, len(slice.Endpoints))
+	for i := range slice.Endpoints {
+		if e, ok := endpoints.Of(&slice.Endpoints[i]); ok {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// forRule is a backend as a rule has it; tls says that it is to be reached as
+// its policy says, if it has one.
+func (t *translator) forRule(g *gateway, b *backend, tls bool) registry.Backend {
+	plain := registry.Backend{Weight: b.weight, Service: b.service, Broken: b.broken, ServiceName: b.of}
+	if !tls || b.service == nil {
+		return plain
+	}
+	if slices.Contains(t.in.PoliciesUnread, b.namespace) {
+		return registry.Backend{Weight: b.weight, Broken: "BackendTLSPolicies of namespace " + b.namespace + " may not be read, and one may ask for TLS"}
+	}
+	p := t.policyFor(b)
+	if p == nil {
+		return plain
+	}
+	if secured, ok := b.secured[g]; ok {
+		return secured
+	}
+	secured := registry.Backend{Weight: b.weight}
+	switch {
+	case p.tls == nil:
+		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + p.why()
+	case g.clientErr != nil && g.client == nil:
+		secured.Broken = g.clientErr.Message
+	default:
+		s := *b.service
+		how := *p.tls
+		if g.client != nil {
+			how.Certificate, how.Key = g.client.Certificate, g.client.Key
+		}
+		s.TLS = &how
+		secured.Service = &s
+	}
+	if b.secured == nil {
+		b.secured = map[*gateway]registry.Backend{}
+	}
+	b.secured[g] = secured
+	return secured
+}

@@ -1,0 +1,133 @@
+package gatewayapi
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"culvert.dev/internal/kube/endpoints"
+	"culvert.dev/registry"
+)
+
+// A way that leads back to the gateway that it leads on from has no end: TLS that
+// passes has nowhere to count its rounds. The process refuses to dial its own
+// sockets (tunnel.Guard); what is here knows those of the other replicas, too, and
+// says what is wrong before anybody has tried.
+
+// routeReasonLoop is the reason of ResolvedRefs where a backend is this gateway. The
+// API has none for it; "not found" would send people looking for the wrong thing.
+const routeReasonLoop gwv1.RouteConditionReason = "Loop"
+
+// An addrPort is a port of one address.
+type addrPort struct {
+	netip.Addr
+	portKey
+}
+
+// own is where Gateways are found, by us or by clients.
+type own struct {
+	ports     map[portKey]bool // of any address: most endpoints are at none of them
+	addrPorts map[addrPort]bool
+}
+
+func (o *own) add(addr netip.Addr, p portKey) {
+	if addr.IsValid() && !addr.IsUnspecified() {
+		o.ports[p] = true
+		o.addrPorts[addrPort{addr.Unmap(), p}] = true
+	}
+}
+
+// findOwn finds the addresses and ports of what is listened at: those that are
+// bound, those that are published, by us or whoever leads, and, of a Service before
+// us, its own and those of the pods behind it, which are our replicas.
+func (t *translator) findOwn() {
+	t.own = own{map[portKey]bool{}, map[addrPort]bool{}}
+	listening := map[portKey]bool{}
+	for _, g := range t.order {
+		if !g.isAccepted() {
+			continue
+		}
+		for _, l := range g.all() {
+			if !l.isAccepted() {
+				continue
+			}
+			p := l.portKey()
+			listening[p] = true
+			for _, a := range g.bound {
+				t.own.add(a.Bind, p)
+			}
+			// What a Service has is at its ports, and those are not ours.
+			if t.in.PublicService.Name == "" {
+				for _, a := range slices.Concat(g.published, g.Status.Addresses) {
+					if addr, err := netip.ParseAddr(a.Value); err == nil {
+						t.own.add(addr, p)
+					}
+				}
+			}
+			for _, a := range t.in.PublicAddresses {
+				t.own.add(a, p)
+			}
+		}
+	}
+	n := t.in.PublicService
+	if n.Name == "" {
+		return
+	}
+	for _, slice := range t.slices(n.Namespace, serviceLabel, n.Name) {
+		for i := range slice.Endpoints {
+			for _, a := range endpoints.Addrs(slice.Endpoints[i].Addresses) {
+				for p := range listening {
+					t.own.add(a, p)
+				}
+			}
+		}
+	}
+	s := t.service(n.Namespace, n.Name)
+	if s == nil {
+		return
+	}
+	front := slices.Concat(endpoints.Addrs(s.Spec.ClusterIPs), endpoints.Addrs(s.Spec.ExternalIPs))
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		front = append(front, endpoints.Addrs([]string{in.IP})...)
+	}
+	var at []netip.Addr
+	if s.Spec.Type == corev1.ServiceTypeNodePort {
+		at, _ = t.atNodes(s)
+	}
+	for _, port := range s.Spec.Ports {
+		udp := port.Protocol == corev1.ProtocolUDP
+		for _, a := range front {
+			t.own.add(a, portKey{udp, port.Port})
+		}
+		for _, a := range at {
+			t.own.add(a, portKey{udp, port.NodePort})
+		}
+	}
+}
+
+// isOwn reports whether an endpoint is this gateway, or a replica of it.
+func (t *translator) isOwn(e registry.Endpoint, protocol corev1.Protocol) bool {
+	p := portKey{protocol == corev1.ProtocolUDP, int32(e.Port)}
+	return t.own.ports[p] && t.own.addrPorts[addrPort{e.Addr.Unmap(), p}]
+}
+
+// breakLoops leaves out the endpoints of a backend that lead back here. Where there
+// are no others its share is refused.
+func (t *translator) breakLoops(b *backend) {
+	i := slices.IndexFunc(b.service.Endpoints, func(e registry.Endpoint) bool { return t.isOwn(e, b.protocol) })
+	if i < 0 {
+		return
+	}
+	s := *b.service
+	s.Endpoints = slices.DeleteFunc(slices.Clone(s.Endpoints), func(e registry.Endpoint) bool { return t.isOwn(e, b.protocol) })
+	why := fmt.Sprintf("%s leads back to this gateway: %s is one of its listeners", b.targetKey, b.service.Endpoints[i])
+	if len(s.Endpoints) == 0 {
+		b.fail(routeReasonLoop, "%s", why)
+		b.service = nil
+		return
+	}
+	b.service, b.reason, b.why = &s, string(routeReasonLoop), why+", and is skipped"
+}
