@@ -17,7 +17,7 @@ func kubeStatus(w io.Writer, s *runningStatus, asJSON bool) error {
 	var err error
 	switch {
 	case s.Kubernetes == nil:
-		return &cliError{err: fmt.Errorf("Kubernetes is not configured on this gateway"), hint: "its configuration has no kubernetes part", code: exitFailed}
+		return &cliError{err: fmt.Errorf("the gateway has no Kubernetes configuration"), hint: "add a kubernetes section to its file", code: exitFailed}
 	case asJSON:
 		err = writeJSON(w, s.Kubernetes)
 	default:

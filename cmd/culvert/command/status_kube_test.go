@@ -76,7 +76,7 @@ func TestStatusOfKubernetes(t *testing.T) {
 	if err := kubeStatus(&b, &got, true); err != errSilent {
 		t.Errorf("of one that is not ready: %v, want the exit code alone", err)
 	}
-	if err := kubeStatus(&b, &runningStatus{}, false); err == nil || !strings.Contains(err.Error(), "Kubernetes is not configured") {
-		t.Errorf("of one without Kubernetes: %v", err)
+	if err := kubeStatus(&b, &runningStatus{}, false); err == nil || !strings.Contains(err.Error(), "no Kubernetes configuration") {
+		t.Errorf("without Kubernetes: got %v, want an error that says so", err)
 	}
 }
