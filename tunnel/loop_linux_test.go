@@ -267,8 +267,10 @@ func TestRouterStaysOnTheLoop(t *testing.T) {
 			t.Fatalf("the service read %q, %v, want hello", got, err)
 		}
 	}
-	if n := loops.started()[0].HandOffs(); n != 0 {
-		t.Errorf("the loop was handed to another goroutine %d times in 20 tunnels, want 0", n)
+	// The guard against stalls hands a loop off on a busy machine. What waits in
+	// the Router would do so for each tunnel.
+	if n := loops.started()[0].HandOffs(); n > 10 {
+		t.Errorf("the loop was handed to another goroutine %d times in 20 tunnels, want none but for stalls", n)
 	}
 	_ = srv.Close()
 	if err := <-served; err != ErrServerClosed {
