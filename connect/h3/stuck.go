@@ -19,6 +19,10 @@ const (
 	stuckAfter  = 15 * time.Second
 	forgetAfter = 45 * time.Second // without such a packet, as they were of that search
 
+	// repeatedFor is how long such packets are repeated before the connection counts as
+	// stuck without one more, where packets of the peer arrive. The search is over by then.
+	repeatedFor = 9 * time.Second
+
 	fullPacket = 1000 // bytes sent between two ticks; fewer are PINGs and acknowledgements
 )
 
@@ -41,6 +45,8 @@ func (w *pathWatch) stuck(s quic.ConnectionStats, now int64) bool {
 		*w = pathWatch{then: s, sent: s.BytesSent}
 	case w.certain: // packets that were under way then have had the time to arrive
 		return true
+	case !more && time.Duration(w.last-w.first) >= repeatedFor && s.PacketsReceived > w.then.PacketsReceived:
+		w.certain = time.Duration(now-w.first) >= stuckAfter // the next repetition may be a minute away
 	case !more:
 		if w.last > 0 && time.Duration(now-w.last) >= forgetAfter {
 			w.first, w.last = 0, 0
