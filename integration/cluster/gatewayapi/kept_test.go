@@ -114,7 +114,7 @@ kubernetes:
 	b.waitAnswer(address, "b.end.example.com", "plain none hello")
 	waitFound()
 	b.Wait(t, settled, func(context.Context) error { // for it to be written
-		for name, want := range map[string]string{"state.gateway-api": `"a.pass.example.com"`, "state.discovery": `"service":"found"`} {
+		for name, want := range map[string]string{"state.gateway-api": `"a.pass.example.com"`, "state.discovery": `"Service":"found"`} {
 			data, err := os.ReadFile(filepath.Join(dir, name))
 			if err != nil {
 				return err
