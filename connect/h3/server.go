@@ -471,7 +471,7 @@ func handshakeError(err error) *tunnel.Error {
 	return refuse(tunnel.Gone, "the client left in the middle of its handshake: %w", err)
 }
 
-// newRequest returns a request with what is known of its connection.
+// newRequest returns a request with the addresses, identity and listener of its connection.
 func (k *serverConn) newRequest() *tunnel.Request {
 	source := addrPort(k.c.qc.RemoteAddr()) // as of now: a client may change it
 	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, LocalPort: k.local, Peer: k.peer, Start: time.Now()}

@@ -37,7 +37,7 @@ func (r Reply) String() string {
 }
 
 // replies has the reply for each Reason. An unknown name, a private one and one that
-// policy denies have the same reply, so that nobody finds services by asking.
+// policy denies have the same reply, so that a client cannot find services by trying names.
 var replies = map[tunnel.Reason]Reply{
 	tunnel.NoRoute:    NotAllowed,
 	tunnel.NotExposed: NotAllowed,
