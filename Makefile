@@ -106,7 +106,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 .PHONY: check
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
-	$(GO) vet ./...
+	$(GO) vet ./... && $(GO) vet -tags measure ./connect/h2 ./internal/testnet
 	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks && $(GO) vet -tags copyrelay ./reliability ./interop
 	cd integration/coredns && $(GO) vet ./...
 	cd integration/deploy && $(GO) vet ./...
@@ -155,8 +155,12 @@ fuzz: ## every fuzz target for FUZZTIME each
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg || exit 1; \
 	  done; done
 
+# With the tag "measure", tests hold the program to figures of time and of the processor. In "make test", what else the machine
+# does would decide about those.
 .PHONY: soak
-soak: ## a million short tunnels of every fate and what is left of them, 2 GiB by every way in and out, 15,000 idle tunnels over 150 connections, and 50,000 that go on to other gateways: twenty minutes
+soak: build ## figures of time and of the processor; a million short tunnels and what is left of them, 2 GiB by every way in and out, 15,000 idle tunnels over 150 connections, and 50,000 that go on to other gateways: half an hour
+	$(GO) test -tags measure -count=1 -p 1 ./connect/h2 ./internal/udp ./cmd/culvert/command
+	cd integration && $(GO) test -tags measure -count=1 -timeout 30m ./reliability
 	cd integration && $(GO) test ./reliability -count=1 -timeout 60m -v -run 'TestShortTunnelsLeaveNothing|TestBytesArriveExactly|TestWaysInCarryExactly|TestWaysOutCarryExactly|TestIdleStreams' -short-tunnels 1000000 -volume 2048 -volume-each 2048 -idle-streams 15000 -idle-onward 50000
 
 # Flags given take the place of writing the page, so that a part of it can't overwrite the whole:

@@ -77,7 +77,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 					}
 				}
 				t.Logf("%s: refused within %v, nine of ten within %v", when, percentile(took, 100), percentile(took, 90))
-				if p90 := percentile(took, 90); p90 > 10*time.Millisecond { // a busy machine may keep the others waiting
+				if p90 := percentile(took, 90); testnet.Measuring && p90 > 10*time.Millisecond { // a busy machine may keep the others waiting
 					t.Errorf("%s: one of ten refusals took %v and more, limit 10 ms", when, p90)
 				}
 				testnet.Eventually(t, patience, func() bool { return overloads() == was+n }, "%s: %d more are counted", when, n)
@@ -130,7 +130,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 			// Clients keep trying, ten a second; that is no work. A collection of
 			// garbage may be, so the least of three counts.
 			share := 100.0
-			for i := 0; i < 3 && share > 5; i++ {
+			for i := 0; i < 3 && share > 5 && (i == 0 || testnet.Measuring); i++ {
 				share = min(share, g.busyWhile(1500*time.Millisecond, func() {
 					if c, err := g.dial(300); err == nil {
 						_ = c.Close()
@@ -138,7 +138,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 				}))
 			}
 			t.Logf("%.1f %% of a core while clients keep trying", share)
-			if share > 5 {
+			if testnet.Measuring && share > 5 {
 				t.Errorf("%.1f %% of a core while clients keep trying, limit 5", share)
 			}
 
@@ -276,7 +276,7 @@ func TestAcceptErrorsDoNotSpin(t *testing.T) {
 	pause(t.Context(), 1500*time.Millisecond)
 	share := 100 * (g.cpu() - cpu).Seconds() / time.Since(began).Seconds()
 	t.Logf("%.1f %% of a core while accept fails", share)
-	if share > 5 {
+	if testnet.Measuring && share > 5 {
 		t.Errorf("%.1f %% of a core while accept fails, limit 5", share)
 	}
 	if n := len(g.entries(func(e entry) bool { return strings.HasPrefix(e.str("msg"), "accept failed") })); n == 0 || n > 20 {
@@ -291,8 +291,8 @@ func TestAcceptErrorsDoNotSpin(t *testing.T) {
 			t.Errorf("connection %d that waited: %v", i, err)
 		}
 	}
-	if took := time.Since(back); took > time.Second+500*time.Millisecond {
-		t.Errorf("back to normal after %v, limit 1 s", took)
+	if took, limit := time.Since(back), testnet.Deadline(1500*time.Millisecond); took > limit {
+		t.Errorf("back to normal after %v, want at most %v", took, limit)
 	}
 }
 

@@ -120,8 +120,8 @@ func inundate(dial tunnel.Dialer, addr string, first func(*flooder), repeat func
 	return <-f.calm, nil
 }
 
-// What a flood of promise P16 may cost the gateway of a processor. It is taken
-// of as many, as the kernel counts in steps of 10 ms.
+// floodBudget is the processor time that one flood may cost the gateway. It is
+// measured over floodConns of them, as the kernel counts in steps of 10 ms.
 const (
 	floodBudget = 50 * time.Millisecond
 	floodConns  = 10
@@ -139,14 +139,14 @@ func (g *gateway) cheap(t *testing.T, flood func() error) {
 	}
 	each := (g.cpu() - before) / floodConns
 	t.Logf("%v of a processor", each)
-	if each > floodBudget {
+	if testnet.Measuring && each > floodBudget {
 		t.Errorf("a flood took %v of a processor, want at most %v", each, floodBudget)
 	}
 }
 
-// A flood of HTTP/2 costs the gateway 50 ms of a processor, in the clear and
-// inside of TLS with its handshake, and who asks beside it does not notice
-// (promise P16).
+// A flood of HTTP/2 ends its connection, in the clear and inside of TLS. It
+// costs the gateway at most floodBudget of a processor, and other clients do not
+// notice it: "make soak" measures both.
 func TestFloodsAreCheap(t *testing.T) {
 	ca, keys := newCA(t)
 	echo := startBackend(t, "echo")
@@ -180,6 +180,10 @@ func TestFloodsAreCheap(t *testing.T) {
 		}
 	}
 	t.Run("bystander", func(t *testing.T) {
+		if !testnet.Measuring {
+			p99(t, bystander, nil) // it carries
+			return
+		}
 		// What a machine of two processors has left when it runs this test's own
 		// side too, and other tests, differs from one moment to the next: the
 		// promise has to hold in a quarter of the tries, within what a turn of

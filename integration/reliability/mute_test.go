@@ -81,7 +81,8 @@ type honest struct {
 }
 
 // honestly has a client at an address of its own be served, again and again, until
-// stop is called: nine times of ten within a second.
+// stop is called: always within ten seconds and, where tests measure, nine times
+// of ten within one.
 func (g *gateway) honestly(t *testing.T, target string) *honest {
 	stands := g.tunnel(byConnect, 2000, target)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -91,7 +92,7 @@ func (g *gateway) honestly(t *testing.T, target string) *honest {
 		cancel()
 		wg.Wait()
 		// A busy machine has one or the other wait.
-		if n, late := h.tries.Load(), h.late.Load(); late > 1+n/10 {
+		if n, late := h.tries.Load(), h.late.Load(); testnet.Measuring && late > 1+n/10 {
 			t.Errorf("an honest client: %d of %d tries took more than a second, the longest %v", late, n, time.Duration(h.worst.Load()).Round(time.Millisecond))
 		}
 	})

@@ -19,7 +19,7 @@ import (
 )
 
 // A reload takes effect, for good and for bad, within a second.
-const effect = time.Second
+var effect = testnet.Deadline(time.Second)
 
 // Twenty reloads in ten seconds, half of them by a file that is renamed into
 // place and half by one that is rewritten and a SIGHUP: no tunnel notices, no

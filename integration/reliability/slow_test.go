@@ -21,7 +21,7 @@ const preambleDeadline, preambleSlack = 5 * time.Second, 500 * time.Millisecond
 
 // One process plays 5,000 clients that are all ended at once, and is late to
 // notice.
-const crowdSlack = 2 * time.Second
+var crowdSlack = testnet.Deadline(2 * time.Second)
 
 // A flood of clients that begin and never finish costs little, ends on time,
 // and shuts nobody out.
@@ -105,7 +105,7 @@ func TestSlowClientsShutNobodyOut(t *testing.T) {
 		crowd(t, honest, 4, func(i int) (err error) { times[i], err = visit(i); return err })
 		usual, p99 := percentile(calm, 99), percentile(times, 99)
 		t.Logf("honest clients: p99 %v, %v with nobody else there", p99, usual)
-		if p99 > 2*usual+200*time.Millisecond { // the attackers' own process is busy, too
+		if testnet.Measuring && p99 > 2*usual+200*time.Millisecond { // the attackers' own process is busy, too
 			t.Errorf("honest clients waited %v, twice %v is the limit", p99, usual)
 		}
 

@@ -196,9 +196,9 @@ func delayed(t *testing.T, addr netip.AddrPort, d time.Duration) netip.AddrPort 
 	return addrOf(front)
 }
 
-// A handshake through the gateway takes no longer than without it, where a
-// round trip takes 50 ms: no datagram is dropped, which would cost the client a
-// probe timeout.
+// No datagram of a handshake through the gateway is dropped, where a round trip
+// takes 50 ms: that would cost the client a probe timeout. So it takes no longer
+// than without the gateway, where tests measure.
 func TestHandshakeTakesNoLonger(t *testing.T) {
 	const most, tries, connections = 1.15, 5, 8
 	s := newSite(t, nil)
@@ -218,11 +218,11 @@ func TestHandshakeTakesNoLonger(t *testing.T) {
 		a, b := median(direct), median(through)
 		ratio = float64(b) / float64(a)
 		t.Logf("direct %v, through the gateway %v: %.2f", a, b, ratio)
-		if ratio <= most {
+		if ratio <= most || !testnet.Measuring {
 			break
 		}
 	}
-	if ratio > most {
+	if testnet.Measuring && ratio > most {
 		t.Errorf("%.2f times as long as directly, want %.2f", ratio, most)
 	}
 	if st := s.server.Stats(); st.Dropped != 0 {
@@ -230,12 +230,14 @@ func TestHandshakeTakesNoLonger(t *testing.T) {
 	}
 }
 
-// An honest client's handshake takes no more than a second while another address,
+// An honest client's handshake takes no more than a second (testnet.Deadline)
+// while another address,
 // with hundreds of sessions begun by one and the same client id, sends thousands of
 // datagrams a second which look as if they belonged to one of those, or begin
 // another and can't be decrypted.
 func TestHandshakesDuringAFlood(t *testing.T) {
 	const sessions, perSecond, handshakes, tries, between = 300, 3000, 5, 3, 600
+	limit := testnet.Deadline(time.Second)
 	s := newSite(t, nil)
 	attacker, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 9)}, net.UDPAddrFromAddrPort(s.gateway))
 	must(t, err)
@@ -280,15 +282,15 @@ func TestHandshakesDuringAFlood(t *testing.T) {
 		testnet.Eventually(t, 30*time.Second, func() bool { return sent.Load() >= int64((i+1)*between) }, "the flood is under way")
 		var took time.Duration
 		for range tries { // on a machine that has other things to do
-			one, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			one, cancel := context.WithTimeout(t.Context(), 5*limit)
 			took, err = s.exchange(one, s.gateway)
 			cancel()
-			if err == nil && took <= time.Second {
+			if err == nil && took <= limit {
 				break
 			}
 		}
-		if err != nil || took > time.Second {
-			t.Errorf("an honest handshake: %v, %v, want a second at most", took, err)
+		if err != nil || took > limit {
+			t.Errorf("an honest handshake: %v, %v, want %v at most", took, err, limit)
 		}
 	}
 	stop()

@@ -115,7 +115,7 @@ services:
 				}
 				_ = c.Close()
 				t.Logf("client %d logged in after %v", i, took)
-				if took > most {
+				if testnet.Measuring && took > most {
 					t.Errorf("client %d waited for %v, want %v at most", i, took, most)
 				}
 			}
