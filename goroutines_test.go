@@ -14,7 +14,7 @@ import (
 // outside are the packages that read what strangers send, or that serve who
 // reads it.
 var outside = []string{
-	"internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "internal/gateway", "internal/gateway/upstream", "internal/names",
+	"internal/admin", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "internal/gateway", "internal/gateway/upstream", "internal/names",
 	"registry", "registry/checks", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "internal/udp",
 }
 
@@ -24,7 +24,7 @@ var uncaught = map[string]string{
 	"internal/admin/accesslog.go AccessLog.admit":      "writes lines that are made",
 	"internal/admin/admin.go Admin.Serve":              "net/http recovers for each request",
 	"internal/admin/async.go NewAsyncWriter":           "writes lines that are made",
-	"connect/pool.go Pool.start":                       "run recovers, and the rest is the pool's own list",
+	"connect/internal/mux/pool.go Pool.start":          "run recovers, and the rest is the pool's own list",
 	"dns/forward.go Forwarder.startFlight":             "settle recovers, and the rest is the list of flights",
 	"dns/https.go Server.ServeHTTPS":                   "waits for the end; net/http recovers for each request",
 	"dns/targets.go Server.join":                       "safeLookup recovers, and the rest is the list of lookups",

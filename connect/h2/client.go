@@ -9,12 +9,13 @@ import (
 	"golang.org/x/net/http2"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
 // A client is one connection of a Dialer.
 type client struct {
-	connect.Place // what it does is done with c.mu held, or without
+	mux.Slot // what it does is done with c.mu held, or without
 
 	d               *Dialer
 	settingsArrived chan struct{} // closed when the peer's settings have arrived, or the connection has ended
@@ -26,12 +27,12 @@ type client struct {
 	hasSettings    bool   // settingsArrived is closed
 	goAwayReceived bool   // the peer sent GOAWAY
 	lastTaken      uint32 // the last stream that the peer takes after its GOAWAY
-	purse          connect.Purse
+	purse          mux.Purse
 }
 
 var _ side = (*client)(nil)
 
-// Run implements connect.Pooled.
+// Run implements mux.Pooled.
 func (k *client) Run(ctx context.Context) {
 	nc, err := k.d.dial(ctx)
 	if err != nil {
@@ -69,7 +70,7 @@ func (k *client) noteSettings() {
 	}
 }
 
-// Stop implements connect.Pooled.
+// Stop implements mux.Pooled.
 func (k *client) Stop() { k.c.fail(errClosed) }
 
 // extended waits until it is known whether the peer takes extended CONNECT. It
@@ -102,24 +103,24 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	c, addr := k.c, head.Authority
 	if head.Protocol != "" {
 		if err := k.extended(ctx); err != nil {
-			k.GiveBack()
+			k.Release()
 			return nil, err
 		}
 	}
 	c.mu.Lock()
 	if c.err != nil || k.goAwayReceived || c.last > 1<<31-3 {
-		err := connect.ErrUnseen
+		err := mux.ErrUnprocessed
 		if c.err != nil { // such as the alert of a peer that does not take our certificate
 			err = fmt.Errorf("%w: %w", err, c.err)
 		}
 		c.mu.Unlock()
 		k.Leave()
-		k.GiveBack()
+		k.Release()
 		return nil, k.d.failure("is not to be used", err)
 	}
 	if !k.purse.Ask() {
 		c.mu.Unlock()
-		k.GiveBack()
+		k.Release()
 		return nil, k.purse.Empty(k.d.Proxy)
 	}
 	c.last = c.last + 1 | 1 // 1, 3, 5: a client's are odd
@@ -136,7 +137,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 			if ctx.Err() != nil {
 				return nil, k.d.pool.GivenUp(ctx)
 			}
-			return nil, k.d.failure("gave no answer", k.unseen(s, err))
+			return nil, k.d.failure("gave no answer", k.unprocessed(s, err))
 		}
 		switch {
 		case got.Status/100 == 2:
@@ -168,8 +169,8 @@ func (k *client) account(got *Head, err error) {
 	}
 }
 
-// unseen wraps ErrUnseen where the proxy has certainly not processed s.
-func (k *client) unseen(s *Stream, err error) error {
+// unprocessed wraps ErrUnprocessed where the proxy has certainly not processed s.
+func (k *client) unprocessed(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	k.c.mu.Lock()
 	defer k.c.mu.Unlock()
@@ -177,7 +178,7 @@ func (k *client) unseen(s *Stream, err error) error {
 		return fmt.Errorf("%w: %w", ErrNotSpoken, err)
 	}
 	if ok && re.Err == nil && re.Code == http2.ErrCodeRefusedStream || k.goAwayReceived && s.id > k.lastTaken {
-		return fmt.Errorf("%w: %w", connect.ErrUnseen, err)
+		return fmt.Errorf("%w: %w", mux.ErrUnprocessed, err)
 	}
 	return err
 }
@@ -255,7 +256,7 @@ func (k *client) headers(b *block) error {
 // settings implements side.
 func (k *client) settings() {
 	k.noteSettings()
-	k.Most(min(k.c.peerMaxStreams, k.d.streams()))
+	k.SetMaxStreams(min(k.c.peerMaxStreams, k.d.streams()))
 }
 
 // goAway implements side.
@@ -276,7 +277,7 @@ func (k *client) goAway(last uint32) {
 // dropped implements side.
 func (k *client) dropped(*Stream) {
 	k.idleSince = clock()
-	k.GiveBack()
+	k.Release()
 	if (k.goAwayReceived || k.d.Single) && len(k.c.streams) == 0 {
 		k.c.failLocked(errDrained)
 	}

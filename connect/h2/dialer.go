@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
 // What a Dialer does where its fields say nothing.
 const (
 	DefaultWait     = 15 * time.Second
-	DefaultParallel = connect.DefaultParallel
+	DefaultParallel = mux.DefaultParallel
 	DefaultPing     = 10 * time.Second
 	DefaultPong     = 20 * time.Second // a proxy may pause, and a path be gone, for ten seconds
 )
@@ -74,11 +75,11 @@ type Dialer struct {
 	Idle time.Duration
 
 	once sync.Once // for pool
-	pool connect.Pool[*client]
+	pool mux.Pool[*client]
 }
 
 // conns returns the pool, made by the Dialer's fields.
-func (d *Dialer) conns() *connect.Pool[*client] {
+func (d *Dialer) conns() *mux.Pool[*client] {
 	d.once.Do(func() {
 		d.pool.Proxy, d.pool.Parallel, d.pool.Streams, d.pool.Single, d.pool.Wait = d.Proxy, d.Parallel, d.streams(), d.Single, d.wait()
 		d.pool.New = func() *client { return &client{d: d, settingsArrived: make(chan struct{})} }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -133,7 +134,7 @@ func TestFloods(t *testing.T) {
 			most := budget + 200
 			switch c.name {
 			case "requests that are refused":
-				most = budget/connect.CostRefused + 200
+				most = budget/mux.CostRefused + 200
 			case "requests of 12 KiB that are refused":
 				most = budget/12 + 20 // each takes a tenth of a millisecond
 			case "HPACK bomb":

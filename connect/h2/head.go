@@ -4,6 +4,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -27,7 +28,7 @@ type block struct {
 func (b *block) reset() { *b = block{} }
 
 // cost is what reading it took, in points.
-func (b *block) cost() float64 { return float64(b.size>>10) * connect.CostKiB }
+func (b *block) cost() float64 { return float64(b.size>>10) * mux.CostKiB }
 
 // field takes one field.
 func (b *block) field(f hpack.HeaderField) { b.Add(f.Name, f.Value) }

@@ -1,25 +1,25 @@
 package h2
 
-import "culvert.dev/connect"
+import "culvert.dev/connect/internal/mux"
 
-// What frames cost of a connection's budget, beyond what connect.Meter names.
+// What frames cost of a connection's budget, beyond what mux.Meter names.
 const (
-	budget = connect.MeterBudget
+	budget = mux.MeterBudget
 
-	costFrame    = connect.CostFrame // PING, PRIORITY, an unknown type, a WINDOW_UPDATE beyond those that DATA called for
-	costRequest  = connect.CostRequest
-	costReset    = connect.CostReset
-	costEmpty    = connect.CostEmpty // CONTINUATION, too: CVE-2023-45288
-	costSettings = 10                // CVE-2019-9515
-	costList     = 10                // a header list that is malformed or over a limit: HPACK makes megabytes of one frame
+	costFrame    = mux.CostFrame // PING, PRIORITY, an unknown type, a WINDOW_UPDATE beyond those that DATA called for
+	costRequest  = mux.CostRequest
+	costReset    = mux.CostReset
+	costEmpty    = mux.CostEmpty // CONTINUATION, too: CVE-2023-45288
+	costSettings = 10            // CVE-2019-9515
+	costList     = 10            // a header list that is malformed or over a limit: HPACK makes megabytes of one frame
 
 	updatesPerData = 10 // WINDOW_UPDATEs that one DATA frame of ours calls for
 )
 
-// A meter is a connect.Meter that charges only those WINDOW_UPDATE and RST_STREAM
+// A meter is a mux.Meter that charges only those WINDOW_UPDATE and RST_STREAM
 // frames that nothing of ours called for.
 type meter struct {
-	connect.Meter
+	mux.Meter
 	updates int // WINDOW_UPDATEs that are free
 	resets  int // RST_STREAMs that are free: of streams that were paid for and have ended
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -173,7 +174,7 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		var guessing error
 		if errors.Is(err, connect.ErrCredentials) {
 			s.c.mu.Lock()
-			guessing = s.c.charge(connect.CostGuess, "too many wrong credentials")
+			guessing = s.c.charge(mux.CostGuess, "too many wrong credentials")
 			s.c.mu.Unlock()
 		}
 		s.report(req, err)
@@ -278,7 +279,7 @@ func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Ref
 func (s *server) refuse(st *Stream, r *connect.Refusal) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	s.c.meter.GiveBack(costRequest - connect.CostRefused)
+	s.c.meter.GiveBack(costRequest - mux.CostRefused)
 	s.answer(st, r)
 }
 

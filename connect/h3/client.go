@@ -10,12 +10,13 @@ import (
 	"github.com/quic-go/quic-go"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
 // A client is one connection of a Dialer.
 type client struct {
-	connect.Place // what it does is done with mu held, or without
+	mux.Slot // what it does is done with mu held, or without
 
 	d *Dialer
 	c *conn
@@ -26,13 +27,13 @@ type client struct {
 	idleSince      int64 // when the last stream ended, nanoseconds of clock
 	goAwayReceived bool  // the peer sent GOAWAY
 	firstRejected  int64 // the first number that the peer rejects after its GOAWAY; -1 before
-	purse          connect.Purse
+	purse          mux.Purse
 	stopped        bool // Run is about to return
 }
 
 func (k *client) isServer() bool { return false }
 
-// Run implements connect.Pooled.
+// Run implements mux.Pooled.
 func (k *client) Run(ctx context.Context) {
 	qc, tr, err := k.d.dial(ctx)
 	if err != nil {
@@ -61,7 +62,7 @@ func (k *client) Run(ctx context.Context) {
 	k.c.running.Wait()
 }
 
-// Stop implements connect.Pooled.
+// Stop implements mux.Pooled.
 func (k *client) Stop() {
 	k.mu.Lock()
 	rest := k.lingerLeft()
@@ -97,11 +98,11 @@ func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 		wait, cancel := context.WithTimeout(ctx, streamLimitWait)
 		defer cancel()
 		if qs, err = k.c.qc.OpenStreamSync(wait); err != nil && wait.Err() != nil {
-			k.Full() // the proxy allows fewer than was assumed
+			k.AtMaxStreams() // the proxy allows fewer than was assumed
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", connect.ErrUnseen, err)
+		return nil, fmt.Errorf("%w: %w", mux.ErrUnprocessed, err)
 	}
 	return qs, nil
 }
@@ -112,13 +113,13 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	affords := k.purse.Ask()
 	k.mu.Unlock()
 	if !affords {
-		k.GiveBack()
+		k.Release()
 		return nil, k.purse.Empty(k.d.Proxy)
 	}
 	qs, err := k.openStream(ctx)
 	if err != nil {
 		k.account(nil, nil)
-		k.GiveBack()
+		k.Release()
 		if ctx.Err() != nil {
 			return nil, k.d.pool.GivenUp(ctx)
 		}
@@ -132,7 +133,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	k.mu.Unlock()
 	if gone {
 		_ = s.Abort()
-		return nil, connect.Unusable(k.d.Proxy, "is not to be used", connect.ErrUnseen)
+		return nil, connect.Unusable(k.d.Proxy, "is not to be used", mux.ErrUnprocessed)
 	}
 
 	limit := time.Now().Add(orElse(k.d.Wait, DefaultWait))
@@ -185,7 +186,7 @@ func (k *client) account(answer *Head, err error) {
 // ask sends a request and returns the answer.
 func (k *client) ask(s *Stream, head []byte) (*Head, error) {
 	if _, err := s.qs.Write(head); err != nil {
-		return nil, k.unseen(s, s.translate(err))
+		return nil, k.unprocessed(s, s.translate(err))
 	}
 	for interim := 0; ; interim++ {
 		r, _, err := s.readHead()
@@ -196,7 +197,7 @@ func (k *client) ask(s *Stream, head []byte) (*Head, error) {
 			s.reading.Lock()
 			err = s.failed(err)
 			s.reading.Unlock()
-			return nil, k.unseen(s, err)
+			return nil, k.unprocessed(s, err)
 		case !r.IsAnswer():
 			return nil, refuse(tunnel.DialFailed, "an answer that is none: %q", r.Wrong())
 		case r.List.Status/100 != 1:
@@ -207,12 +208,12 @@ func (k *client) ask(s *Stream, head []byte) (*Head, error) {
 	}
 }
 
-// unseen wraps ErrUnseen where the proxy has certainly not processed s.
-func (k *client) unseen(s *Stream, err error) error {
+// unprocessed wraps ErrUnprocessed where the proxy has certainly not processed s.
+func (k *client) unprocessed(s *Stream, err error) error {
 	re, ok := errors.AsType[*ResetError](err)
 	if ok && re.Err == nil && re.Code == RequestRejected {
 		k.Leave() // the proxy would reject the next one, too
-		return fmt.Errorf("%w: %w", connect.ErrUnseen, err)
+		return fmt.Errorf("%w: %w", mux.ErrUnprocessed, err)
 	}
 	return err
 }
@@ -246,7 +247,7 @@ func (k *client) dropped(id quic.StreamID) {
 	defer k.mu.Unlock()
 	delete(k.streams, id)
 	k.idleSince = clock()
-	k.GiveBack()
+	k.Release()
 	if k.goAwayReceived && len(k.streams) == 0 && !k.stopped {
 		k.timer.Reset(k.lingerLeft())
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/quicvarint"
 
-	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -77,7 +77,7 @@ type conn struct {
 
 	mu       sync.Mutex // guards what follows
 	control  *quic.SendStream
-	meter    connect.Meter
+	meter    mux.Meter
 	err      error                   // why we ended the connection; nil before, and where the peer did
 	critical [streamDecoder + 1]bool // types of unidirectional streams that came
 }
@@ -212,11 +212,11 @@ func (c *conn) readUni(s *quic.ReceiveStream) *connError {
 	f := &frameReader{r: s}
 	kind, err := f.number()
 	if err != nil { // reset, or ended: RFC 9114 section 6.2 has that be nothing
-		return c.charge(connect.CostReset, "streams without a type")
+		return c.charge(mux.CostReset, "streams without a type")
 	}
 	if kind > streamDecoder {
 		s.CancelRead(quic.StreamErrorCode(StreamCreation)) // section 9: an extension
-		return c.charge(connect.CostReset, "streams of unknown types")
+		return c.charge(mux.CostReset, "streams of unknown types")
 	}
 	if kind == streamPush {
 		if c.side.isServer() {
@@ -302,7 +302,7 @@ func (c *conn) readControl(f *frameReader) *connError {
 		if ce := c.controlFrame(t, b); ce != nil {
 			return ce
 		}
-		if ce := c.charge(connect.CostFrame, "frames on the control stream"); !first && ce != nil {
+		if ce := c.charge(mux.CostFrame, "frames on the control stream"); !first && ce != nil {
 			return ce
 		}
 		first = false
@@ -344,7 +344,7 @@ func (c *conn) readEncoder(f *frameReader) *connError {
 		if err != nil {
 			return c.ended("QPACK encoder", err)
 		}
-		if ce := c.charge(connect.CostFrame, "instructions on the encoder stream"); ce != nil {
+		if ce := c.charge(mux.CostFrame, "instructions on the encoder stream"); ce != nil {
 			return ce
 		}
 	}

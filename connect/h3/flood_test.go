@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -78,14 +79,14 @@ func TestFloods(t *testing.T) {
 				t.Errorf("the connection ended with %v, want H3_EXCESSIVE_LOAD", code)
 			}
 			g.Reason(t, tunnel.Flood)
-			most := connect.MeterBudget + int(time.Since(start).Seconds()*connect.MeterRefill) + 500
+			most := mux.MeterBudget + int(time.Since(start).Seconds()*mux.MeterRefill) + 500
 			switch c.name {
 			case "requests that are refused, and not waited for":
-				most = int(float64(most) / connect.CostRefused) // the answer may be first
+				most = int(float64(most) / mux.CostRefused) // the answer may be first
 			case "requests of 12 KiB that are refused":
 				most /= 10
 			case "passwords that are guessed":
-				most = most/connect.CostGuess + DefaultStreams // as many may be under way
+				most = most/mux.CostGuess + DefaultStreams // as many may be under way
 			}
 			if n := len(g.Outcomes()); n > most {
 				t.Errorf("%d requests got through, want at most %d", n, most)

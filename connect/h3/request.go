@@ -14,6 +14,7 @@ import (
 	"github.com/quic-go/quic-go"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -128,7 +129,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 		st := newStream(k.c, qs)
 		st.reset(RequestRejected) // the client may try elsewhere
 		k.s.report(k.newRequest(), refuse(tunnel.Drain, "a request after the last GOAWAY"))
-		k.fail(k.c.charge(connect.CostRequest, "requests on a connection that is about to end"))
+		k.fail(k.c.charge(mux.CostRequest, "requests on a connection that is about to end"))
 		return
 	}
 	st := newStream(k.c, qs)
@@ -143,7 +144,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 			k.s.reportPanic(req, v)
 		}
 	}()
-	if ce := k.c.charge(connect.CostRequest, "requests that are not accepted"); ce != nil {
+	if ce := k.c.charge(mux.CostRequest, "requests that are not accepted"); ce != nil {
 		k.fail(ce)
 		k.drop(st, ExcessiveLoad)
 		return
@@ -163,16 +164,16 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 	ctx, err = k.admit(ctx, req, list)
 	if err != nil {
 		k.answer(st, req, nil, err)
-		k.c.giveBack(connect.CostRequest - connect.CostRefused)
+		k.c.giveBack(mux.CostRequest - mux.CostRefused)
 		if errors.Is(err, connect.ErrCredentials) {
-			k.fail(k.c.charge(connect.CostGuess, "wrong credentials"))
+			k.fail(k.c.charge(mux.CostGuess, "wrong credentials"))
 		}
 		return
 	}
 	req.Accept = func() (tunnel.Stream, error) { return k.accept(st, list, cost) }
 	req.Refuse = func(err error) {
 		k.answer(st, nil, req, err)
-		k.c.giveBack(connect.CostRequest - connect.CostRefused)
+		k.c.giveBack(mux.CostRequest - mux.CostRefused)
 	}
 	k.handler.ServeTunnel(ctx, req)
 }
@@ -231,7 +232,7 @@ func (k *serverConn) readRequest(st *Stream) (list *Head, cost float64, err erro
 		return nil, 0, err
 	}
 	r, size, err := st.readHead()
-	cost = float64(size>>10) * connect.CostKiB
+	cost = float64(size>>10) * mux.CostKiB
 	if ce := k.c.charge(cost, "requests that are not accepted"); ce != nil {
 		return nil, 0, ce
 	}
@@ -274,7 +275,7 @@ func (s *Stream) readHead() (r *connect.ListReader, size int, err error) {
 			t == frameMaxPushID, t == framePriorityUpdate, t == framePriorityPush, isHTTP2(t):
 			return nil, 0, wrong(FrameUnexpected, "a frame of type %#x before HEADERS", t)
 		}
-		if err := s.charge(connect.CostFrame, "frames of unknown types"); err != nil {
+		if err := s.charge(mux.CostFrame, "frames of unknown types"); err != nil {
 			return nil, 0, err
 		}
 		if err := s.in.pass(scratch[:]); err != nil {
@@ -293,7 +294,7 @@ func (k *serverConn) unreadable(st *Stream, req *tunnel.Request, err error) {
 	if bad, ok := errors.AsType[errMalformed](err); ok {
 		k.drop(st, MessageError)
 		k.s.report(req, refuse(tunnel.BadRequest, "%s", bad.what))
-		k.fail(k.c.charge(connect.CostReset, "malformed requests"))
+		k.fail(k.c.charge(mux.CostReset, "malformed requests"))
 		return
 	}
 	switch {
@@ -307,12 +308,12 @@ func (k *serverConn) unreadable(st *Stream, req *tunnel.Request, err error) {
 	case err == io.EOF:
 		k.drop(st, RequestIncomplete)
 		k.s.report(req, refuse(tunnel.Gone, "a stream ended without a request"))
-		k.fail(k.c.charge(connect.CostReset, "streams without a request"))
+		k.fail(k.c.charge(mux.CostReset, "streams without a request"))
 	default:
 		k.drop(st, RequestCancelled)
 		if k.c.qc.Context().Err() == nil {
 			k.s.report(req, refuse(tunnel.Gone, "the client gave up a request before it was complete: %w", err))
-			k.fail(k.c.charge(connect.CostReset, "streams that were reset"))
+			k.fail(k.c.charge(mux.CostReset, "streams that were reset"))
 		}
 	}
 }
@@ -339,7 +340,7 @@ func (k *serverConn) accept(st *Stream, list *Head, cost float64) (tunnel.Stream
 		k.drop(st, RequestCancelled)
 		return nil, refuse(tunnel.Gone, "the client left before it was answered: %w", gone)
 	}
-	k.c.giveBack(connect.CostRequest + cost)
+	k.c.giveBack(mux.CostRequest + cost)
 	return st, nil
 }
 

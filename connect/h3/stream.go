@@ -13,7 +13,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
-	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -197,7 +197,7 @@ func (s *Stream) nextData(scratch []byte) error {
 		if s.in.left > 0 {
 			return nil
 		}
-		return s.charge(connect.CostEmpty, "empty DATA frames")
+		return s.charge(mux.CostEmpty, "empty DATA frames")
 	case t == frameHeaders && s.refusal:
 		return io.EOF
 	case t == frameHeaders, t == frameSettings, t == frameGoAway, t == frameCancelPush, t == framePushPromise,
@@ -205,7 +205,7 @@ func (s *Stream) nextData(scratch []byte) error {
 		// Nothing follows a CONNECT but DATA and extensions, RFC 9114 section 4.4.
 		return wrong(FrameUnexpected, "a frame of type %#x in a tunnel", t)
 	}
-	if err := s.charge(connect.CostFrame, "frames of unknown types"); err != nil {
+	if err := s.charge(mux.CostFrame, "frames of unknown types"); err != nil {
 		return err
 	}
 	return s.in.pass(scratch)

@@ -1,4 +1,4 @@
-package connect
+package mux
 
 import (
 	"net/http"
