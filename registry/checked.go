@@ -18,18 +18,21 @@ func (c Check) complete(names []tunnel.Pattern) Check {
 	}
 	c.Interval = cmp.Or(c.Interval, DefaultCheckInterval)
 	c.Timeout = min(cmp.Or(c.Timeout, DefaultCheckTimeout), c.Interval/2)
+	c.HealthyThreshold = cmp.Or(c.HealthyThreshold, DefaultHealthyThreshold)
+	c.UnhealthyThreshold = cmp.Or(c.UnhealthyThreshold, DefaultUnhealthyThreshold)
 	switch c.Kind {
 	case "http":
 		c.Path = cmp.Or(c.Path, "/")
+		c.Statuses = cmp.Or(c.Statuses, DefaultStatuses)
 		if c.Host == "" {
 			c.Host = firstName(names)
 		}
 	case "tls":
 		// Without a host it is not the service's own: 100,000 of them may have
 		// one endpoint, and whether there is TLS is not a matter of the name.
-		c.Path = ""
+		c.Path, c.Statuses = "", ""
 	default:
-		c.Host, c.Path = "", ""
+		c.Host, c.Path, c.Statuses = "", "", ""
 	}
 	return c
 }
@@ -207,7 +210,9 @@ func (r *Registry) Health() []Health {
 		return cmp.Or(
 			cmp.Compare(slices.Index(worst, a.State), slices.Index(worst, b.State)), a.Addr.Compare(b.Addr), cmp.Compare(a.Host, b.Host),
 			cmp.Compare(a.Check.Kind, b.Check.Kind), cmp.Compare(a.Check.Host, b.Check.Host), cmp.Compare(a.Check.Path, b.Check.Path),
-			cmp.Compare(a.Check.Interval, b.Check.Interval), cmp.Compare(a.Check.Timeout, b.Check.Timeout))
+			cmp.Compare(a.Check.Port, b.Check.Port), cmp.Compare(a.Check.Statuses, b.Check.Statuses),
+			cmp.Compare(a.Check.Interval, b.Check.Interval), cmp.Compare(a.Check.Timeout, b.Check.Timeout),
+			cmp.Compare(a.Check.HealthyThreshold, b.Check.HealthyThreshold), cmp.Compare(a.Check.UnhealthyThreshold, b.Check.UnhealthyThreshold))
 	})
 	return list
 }

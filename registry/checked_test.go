@@ -110,11 +110,11 @@ func TestChecksAreCompleted(t *testing.T) {
 	for _, row := range []struct{ in, want Check }{
 		{Check{}, Check{}},
 		{Check{Host: "x", Interval: time.Second}, Check{}},
-		{Check{Kind: "tcp", Host: "x", Path: "/x"}, Check{Kind: "tcp", Interval: time.Second, Timeout: time.Second / 2}},
-		{Check{Kind: "tls", Path: "/x", Interval: 4 * time.Second}, Check{Kind: "tls", Interval: 4 * time.Second, Timeout: time.Second / 2}},
-		{Check{Kind: "tls", Host: "x.test", Timeout: time.Minute}, Check{Kind: "tls", Host: "x.test", Interval: time.Second, Timeout: time.Second / 2}},
-		{Check{Kind: "http"}, Check{Kind: "http", Host: "b.test", Path: "/", Interval: time.Second, Timeout: time.Second / 2}},
-		{Check{Kind: "http", Host: "x.test", Path: "/up"}, Check{Kind: "http", Host: "x.test", Path: "/up", Interval: time.Second, Timeout: time.Second / 2}},
+		{Check{Kind: "tcp", Host: "x", Path: "/x"}, Check{Kind: "tcp", Interval: time.Second, Timeout: time.Second / 2, HealthyThreshold: 2, UnhealthyThreshold: 2}},
+		{Check{Kind: "tls", Path: "/x", Interval: 4 * time.Second}, Check{Kind: "tls", Interval: 4 * time.Second, Timeout: time.Second / 2, HealthyThreshold: 2, UnhealthyThreshold: 2}},
+		{Check{Kind: "tls", Host: "x.test", Timeout: time.Minute}, Check{Kind: "tls", Host: "x.test", Interval: time.Second, Timeout: time.Second / 2, HealthyThreshold: 2, UnhealthyThreshold: 2}},
+		{Check{Kind: "http"}, Check{Kind: "http", Host: "b.test", Path: "/", Statuses: "200-399", Interval: time.Second, Timeout: time.Second / 2, HealthyThreshold: 2, UnhealthyThreshold: 2}},
+		{Check{Kind: "http", Host: "x.test", Path: "/up"}, Check{Kind: "http", Host: "x.test", Path: "/up", Statuses: "200-399", Interval: time.Second, Timeout: time.Second / 2, HealthyThreshold: 2, UnhealthyThreshold: 2}},
 	} {
 		s := service(t, "a.test")
 		s.Names, s.Check = patterns(t, "*.a.test", "b.test"), row.in
@@ -198,4 +198,34 @@ func TestHealthSaysWhoseAndSince(t *testing.T) {
 			t.Error("the failure of a gateway was forgotten with a table that has it")
 		}
 	})
+}
+
+func TestStatuses(t *testing.T) {
+	for _, row := range []struct {
+		items []string
+		want  Statuses
+	}{
+		{[]string{"200"}, "200"},
+		{[]string{"301-303", "200", "200"}, "200,301-303"},
+		{[]string{"200-599"}, "200-599"},
+		{[]string{"100"}, ""}, {[]string{"600"}, ""}, {[]string{"0200"}, ""}, {[]string{""}, ""}, {[]string{"300-200"}, ""},
+		{[]string{"200-"}, ""}, {[]string{"-200"}, ""}, {[]string{"+20"}, ""}, {[]string{"200,300"}, ""},
+	} {
+		got, err := ParseStatuses(row.items...)
+		if got != row.want || (err == nil) != (row.want != "") {
+			t.Errorf("ParseStatuses(%q) = %q, %v; want %q", row.items, got, err, row.want)
+		}
+	}
+	for _, row := range []struct {
+		set  Statuses
+		code int
+		want bool
+	}{
+		{DefaultStatuses, 200, true}, {DefaultStatuses, 399, true}, {DefaultStatuses, 400, false}, {DefaultStatuses, 101, false},
+		{"200,301-303", 302, true}, {"200,301-303", 300, false}, {"200", 0, false}, {"", 0, false}, {"", 200, false},
+	} {
+		if got := row.set.Has(row.code); got != row.want {
+			t.Errorf("Statuses(%q).Has(%d) = %t, want %t", row.set, row.code, got, row.want)
+		}
+	}
 }

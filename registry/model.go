@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -65,20 +66,77 @@ func (g *Gateway) Supports(transport string) bool {
 	return slices.Contains(g.Transports, transport)
 }
 
-// A Check is a health check of an address. The zero Check is none.
+// A Check is a health check of an address. The zero Check is none. Checks are
+// comparable: an address is probed once for all services with an equal one.
 type Check struct {
-	Kind     string        // "tcp", "tls" or "http"; "" means that nobody looks
+	Kind     string        // "tcp", "tls" or "http"; "" means no check
+	Port     uint16        // that is probed, at the endpoint's address; 0 means the endpoint's own
 	Host     string        // for tls its SNI, for http its Host; "" means the service's first name, for tls that of any service there
 	Path     string        // for http; "" means "/"
-	Interval time.Duration // 0 means DefaultCheckInterval
-	Timeout  time.Duration // of a try, half of Interval at most, for two to fit; 0 means DefaultCheckTimeout
+	Statuses Statuses      // for http, those of a healthy endpoint; "" means DefaultStatuses
+	Interval time.Duration // between two probes; 0 means DefaultCheckInterval
+	Timeout  time.Duration // of a probe, at most half of Interval, so that two fit into one; 0 means DefaultCheckTimeout
+
+	// HealthyThreshold is how many probes in a row must succeed before an
+	// endpoint that is down counts as healthy again; the first probe of all
+	// counts at once. UnhealthyThreshold is how many in a row must fail before
+	// an endpoint is down. 0 means the default of each.
+	HealthyThreshold   int
+	UnhealthyThreshold int
 }
 
 // Defaults of a Check.
 const (
-	DefaultCheckInterval = time.Second
-	DefaultCheckTimeout  = time.Second / 2
+	DefaultCheckInterval      = time.Second
+	DefaultCheckTimeout       = time.Second / 2
+	DefaultStatuses           = Statuses("200-399")
+	DefaultHealthyThreshold   = 2
+	DefaultUnhealthyThreshold = 2
 )
+
+// Statuses is a set of HTTP status codes in its text form: codes and ranges with
+// commas between them, such as "200,301-303".
+type Statuses string
+
+// ParseStatuses returns the set that items name, each a code or a range of codes
+// from 200 to 599. The 1xx codes are not final answers (RFC 9110 section 15.2)
+// and never in a set.
+func ParseStatuses(items ...string) (Statuses, error) {
+	ranges := make([]string, 0, len(items))
+	for _, item := range items {
+		from, to, isRange := strings.Cut(item, "-")
+		if !isRange {
+			to = from
+		}
+		low, high := statusCode(from), statusCode(to)
+		if low == 0 || high < low {
+			return "", fmt.Errorf("%q is not a status code or range of codes from 200 to 599", item)
+		}
+		ranges = append(ranges, item)
+	}
+	slices.Sort(ranges)
+	return Statuses(strings.Join(slices.Compact(ranges), ",")), nil
+}
+
+// statusCode returns the status code that text is, or 0.
+func statusCode(text string) int {
+	code, err := strconv.Atoi(text)
+	if err != nil || len(text) != 3 || code < 200 || code > 599 {
+		return 0
+	}
+	return code
+}
+
+// Has reports whether code is in the set.
+func (s Statuses) Has(code int) bool {
+	for item := range strings.SplitSeq(string(s), ",") {
+		from, to, isRange := strings.Cut(item, "-")
+		if low := statusCode(from); low == code && code != 0 || isRange && low != 0 && low <= code && code <= statusCode(to) {
+			return true
+		}
+	}
+	return false
+}
 
 // A Service is what clients may ask for.
 type Service struct {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -90,7 +91,7 @@ func (g *Gateway) health() []StatusHealth {
 	for i, h := range list {
 		out[i] = StatusHealth{
 			Address: h.Addr.String(), Host: h.Host, State: h.State, Since: h.Since.UTC(), By: "dial",
-			Asked: h.Check.Host + h.Check.Path, Services: h.Services, More: h.More, Gateway: h.Gateway, Network: h.Network,
+			Asked: describeCheck(h.Check), Services: h.Services, More: h.More, Gateway: h.Gateway, Network: h.Network,
 		}
 		if h.Check.Kind != "" {
 			out[i].By = h.Check.Kind
@@ -100,6 +101,15 @@ func (g *Gateway) health() []StatusHealth {
 		}
 	}
 	return out
+}
+
+// describeCheck says what a check asks for: "a.example/healthz", or ":8008/primary" at a
+// port of its own.
+func describeCheck(c registry.Check) string {
+	if c.Port == 0 {
+		return c.Host + c.Path
+	}
+	return c.Host + ":" + strconv.Itoa(int(c.Port)) + c.Path
 }
 
 // healthGauges registers what the metrics read of checks and of the table's age.

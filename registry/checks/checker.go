@@ -32,9 +32,6 @@ const (
 
 	// maxAddrs is how many addresses of a name are asked: others make them.
 	maxAddrs = 64
-
-	// back is how many probes in a row must work to bring an address back.
-	back = 2
 )
 
 // A Checker asks what a registry has. Set the fields and call Run, once.
@@ -79,7 +76,7 @@ type item struct {
 	at         int       // in its queue; -1 while it is asked
 	queue      int       // of queues
 	verdict    verdict   // of an address
-	inARow     int       // probes that worked, while it is down
+	inARow     int       // probes whose result was against the verdict
 	children   []*item   // of a DNS name: its addresses
 	generation uint64    // of the table that had it last
 	gone       bool      // it is in no table any more
@@ -96,8 +93,9 @@ const (
 // A result is what became of an item's probes.
 type result struct {
 	*item
-	err   error
-	addrs []netip.Addr // of a DNS name
+	err    error
+	probes int          // that ended with err
+	addrs  []netip.Addr // of a DNS name
 }
 
 // Counts says how things are.
@@ -185,7 +183,7 @@ func (c *Checker) ask(ctx context.Context, it *item) (r result) {
 		if v := recover(); v != nil { // by what an endpoint answers: it is not well, and nothing else is touched
 			p := tunnel.Caught(v)
 			c.Log.Error("panic in a check", "endpoint", it.Addr.String(), "panic", p.Value, "stack", string(p.Stack))
-			r = result{err: p}
+			r = result{err: p, probes: 2}
 		}
 	}()
 	if !it.Addr.Addr().IsValid() {
@@ -195,11 +193,13 @@ func (c *Checker) ask(ctx context.Context, it *item) (r result) {
 		}
 		return result{addrs: addrs, err: err}
 	}
-	err := c.count(c.probe(ctx, it))
-	if err != nil && it.verdict != down && registry.IsEndpointError(err) && ctx.Err() == nil {
-		err = c.count(c.probe(ctx, it))
+	r = result{err: c.count(c.probe(ctx, it)), probes: 1}
+	if r.err != nil && it.verdict != down && it.inARow == 0 && it.Check.UnhealthyThreshold > 1 && registry.IsEndpointError(r.err) && ctx.Err() == nil {
+		if r.err = c.count(c.probe(ctx, it)); r.err != nil {
+			r.probes++
+		}
 	}
-	return result{err: err}
+	return r
 }
 
 func (c *Checker) count(err error) error {
@@ -221,7 +221,7 @@ func (c *Checker) take(r result) {
 	}
 	every := it.Check.Interval
 	if it.Addr.Addr().IsValid() {
-		c.judge(it, r.err)
+		c.judge(it, r)
 	} else {
 		every = max(every, lookEvery)
 		if r.err == nil { // else the addresses it had are asked on
@@ -235,27 +235,31 @@ func (c *Checker) take(r result) {
 	c.push(it)
 }
 
-// judge takes in what a turn has said of an address.
-func (c *Checker) judge(it *item, err error) {
+// judge changes the verdict on an address if enough probes in a row were
+// against it.
+func (c *Checker) judge(it *item, r result) {
 	switch {
-	case err != nil && !registry.IsEndpointError(err):
+	case r.err != nil && !registry.IsEndpointError(r.err):
 		return
-	case err != nil:
+	case (r.err != nil) == (it.verdict == down):
 		it.inARow = 0
-		if it.verdict != down {
-			c.turn(it, down)
-			c.Log.Warn("endpoint is unhealthy", it.attrs("err", err)...)
+		if it.verdict == unknown {
+			c.turn(it, up)
 		}
-	case it.verdict == down:
-		if it.inARow++; it.inARow < back {
+	case r.err != nil:
+		if it.inARow += r.probes; it.inARow < it.Check.UnhealthyThreshold {
+			return
+		}
+		c.turn(it, down)
+		c.Log.Warn("endpoint is unhealthy", it.attrs("err", r.err)...)
+	default:
+		if it.inARow++; it.inARow < it.Check.HealthyThreshold {
 			return
 		}
 		c.turn(it, up)
 		c.Log.Info("endpoint is healthy again", it.attrs()...)
-	case it.verdict == unknown:
-		c.turn(it, up)
 	}
-	c.Registry.ReportCheck(it.Target, err)
+	c.Registry.ReportCheck(it.Target, r.err)
 }
 
 // turn changes what is known of an address.

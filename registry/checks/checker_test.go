@@ -236,6 +236,74 @@ func TestDownAndBack(t *testing.T) {
 	})
 }
 
+// Thresholds count probes in a row, and one result the other way starts the count
+// again.
+func TestThresholds(t *testing.T) {
+	for _, row := range []struct {
+		unhealthy, healthy int
+		down, up           int // probes until the verdict changes
+	}{
+		{1, 1, 1, 1}, {0, 0, 2, 2}, {2, 1, 2, 1}, {3, 2, 3, 2}, {5, 4, 5, 4},
+	} {
+		within(t, registry.Mesh{}, func(w *world) {
+			const ap = "192.0.2.1:443"
+			check := registry.Check{Kind: "tcp", HealthyThreshold: row.healthy, UnhealthyThreshold: row.unhealthy}
+			w.swap(registry.Snapshot{Services: []*registry.Service{service("a.test", check, "192.0.2.1/443")}})
+			after(5 * time.Second)
+			w.dialed(ap)
+			probesUntil := func(down bool) (probes int) {
+				for range 100 {
+					if w.down(ap) == down {
+						return probes
+					}
+					after(time.Second)
+					probes += w.dialed(ap)
+				}
+				t.Fatalf("thresholds %d and %d: down is not %t after %d probes", row.unhealthy, row.healthy, down, probes)
+				return 0
+			}
+			for range 2 { // again after it came back
+				w.set(ap, errRefused)
+				if got := probesUntil(true); got != row.down {
+					t.Errorf("unhealthyThreshold %d: down after %d probes, want %d", row.unhealthy, got, row.down)
+				}
+				w.set(ap, nil)
+				if got := probesUntil(false); got != row.up {
+					t.Errorf("healthyThreshold %d: up after %d probes, want %d", row.healthy, got, row.up)
+				}
+			}
+			if row.down < 3 {
+				return
+			}
+			w.set(ap, errRefused)
+			after(time.Second) // two probes
+			w.set(ap, nil)
+			after(time.Second)
+			w.set(ap, errRefused)
+			after(time.Second)
+			if w.down(ap) {
+				t.Errorf("unhealthyThreshold %d: down though a probe between succeeded", row.unhealthy)
+			}
+		})
+	}
+}
+
+// An endpoint is probed at the check's port, and its verdict counts at its own.
+func TestCheckAtAnotherPort(t *testing.T) {
+	within(t, registry.Mesh{}, func(w *world) {
+		check := registry.Check{Kind: "tcp", Port: 8008}
+		w.swap(registry.Snapshot{Services: []*registry.Service{service("db.test", check, "192.0.2.1/5432", "192.0.2.2/5432")}})
+		w.set("192.0.2.1:8008", errRefused)
+		after(5 * time.Second)
+		if n := w.dialed("192.0.2.1:5432"); n != 0 || w.dialed("192.0.2.1:8008") == 0 {
+			t.Errorf("the endpoint's own port was dialed %d times, want the check's port alone", n)
+		}
+		if !w.down("192.0.2.1:5432") || w.down("192.0.2.2:5432") || w.down("192.0.2.1:8008") {
+			t.Errorf("down: %t %t %t, want the first endpoint alone", w.down("192.0.2.1:5432"), w.down("192.0.2.2:5432"), w.down("192.0.2.1:8008"))
+		}
+	})
+}
+
 // One that fails and works at once is up all the time.
 func TestOneLostPacket(t *testing.T) {
 	within(t, registry.Mesh{}, func(w *world) {

@@ -25,22 +25,27 @@
 //     name. No certificate is looked at: what answers is not who it says until
 //     a client has made sure, end to end. The hello is never followed by
 //     anything.
-//   - http: a GET in the clear. A status of 200 to 399 is well; redirects are
-//     not followed. Of the body 16 KiB are read, for a close in order.
+//   - http: a GET in the clear. The status must be one of the check's; redirects
+//     are not followed. Of the body 16 KiB are read, for a close in order.
+//
+// A probe goes to the endpoint's own port, or to the check's where it has one: a
+// database may be asked for its role at the port of its REST interface.
 //
 // Where connections begin with a PROXY header, so do these: with one that says
 // that nobody is behind them.
 //
-// Each has a Timeout, and is made twice before an address is down, as a packet may
-// be lost; both fit into an Interval. What refuses is found by the next probe, so
-// within one Interval of its death; what is silent, as a host that is off, within
-// two: one until the probe, and one for both tries. Two that work in a row bring
-// it back; the very first counts at once. What is this host's own fault, a lack of
-// descriptors or an address that the guard does not let through, says nothing of
-// an address.
+// Each probe has a Timeout. As many as UnhealthyThreshold must fail in a row before
+// an address is down. A packet may be lost, so a first failure is followed by a
+// second probe at once, unless one is enough; both fit into an Interval, and
+// further ones are an Interval apart. With the default threshold of two, an
+// endpoint that refuses is down within one Interval of its death, and a silent one,
+// such as a host that is off, within two: one until the probe, and one for both
+// probes. HealthyThreshold probes in a row bring it back; the very first counts at
+// once. A fault of this host's own, such as a lack of descriptors or an address
+// that the guard refuses, counts for neither.
 //
-// What has no Check nobody asks: it is found only when a dial of the gateway's
-// fails.
+// An endpoint without a Check is not probed: its fault is found only when the
+// gateway fails to dial it.
 //
 // # What it costs
 //

@@ -3,6 +3,7 @@ package checks
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,9 +11,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"time"
 
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
@@ -29,7 +32,8 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	defer c.Budget.Give(1)
 	ctx, cancel := context.WithTimeout(ctx, it.Check.Timeout)
 	defer cancel()
-	conn, err := c.Dial(ctx, tunnel.Endpoint{Addr: it.Addr, Host: it.Host, Named: it.Host == "" || isLocalhost(it.Host)})
+	addr := netip.AddrPortFrom(it.Addr.Addr(), cmp.Or(it.Check.Port, it.Addr.Port()))
+	conn, err := c.Dial(ctx, tunnel.Endpoint{Addr: addr, Host: it.Host, Named: it.Host == "" || isLocalhost(it.Host)})
 	if err != nil {
 		return err
 	}
@@ -52,9 +56,9 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	case "http":
 		host := it.Check.Host
 		if host == "" {
-			host = it.Addr.String()
+			host = addr.String()
 		}
-		err = askHTTP(conn, host, it.Check.Path)
+		err = askHTTP(conn, host, it.Check.Path, it.Check.Statuses)
 	default:
 		return tunnel.Refusef(tunnel.Prohibited, "check %s: no check is called %q", it.Addr, it.Check.Kind)
 	}
@@ -146,8 +150,9 @@ func (*recorder) Close() error                     { return nil }
 func (*recorder) SetDeadline(time.Time) error      { return nil }
 func (*recorder) SetWriteDeadline(time.Time) error { return nil }
 
-// askHTTP sends a GET and looks at the status.
-func askHTTP(conn net.Conn, host, path string) error {
+// askHTTP sends a GET and returns nil if the status of the answer is one of those
+// expected.
+func askHTTP(conn net.Conn, host, path string, expected registry.Statuses) error {
 	if strings.ContainsFunc(host+path, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 		return tunnel.Refusef(tunnel.Prohibited, "http: host %q or path %q has a space or worse in it", host, path)
 	}
@@ -171,8 +176,8 @@ func askHTTP(conn net.Conn, host, path string) error {
 		}
 		limited.N = maxBody // and a little that is read already
 		_, _ = io.Copy(io.Discard, resp.Body)
-		if resp.StatusCode < 200 || resp.StatusCode > 399 {
-			return fmt.Errorf("http: the status is %d, want 200 to 399", resp.StatusCode)
+		if !expected.Has(resp.StatusCode) {
+			return fmt.Errorf("http: the status is %d, want %s", resp.StatusCode, expected)
 		}
 		return nil
 	}

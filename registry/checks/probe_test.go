@@ -1,6 +1,7 @@
 package checks
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -60,6 +61,7 @@ func ask(t *testing.T, ap netip.AddrPort, check registry.Check, name string) err
 	if check.Timeout == 0 {
 		check.Timeout = 10 * time.Second
 	}
+	check.Statuses = cmp.Or(check.Statuses, registry.DefaultStatuses)
 	return c.probe(t.Context(), &item{Target: registry.Target{Addr: ap, Check: check}, name: name})
 }
 
@@ -104,7 +106,7 @@ func TestProbeSendsAProxyHeader(t *testing.T) {
 	c := &Checker{Dial: (&tunnel.NetDialer{}).DialEndpoint}
 	for version, want := range map[int]string{0: "", 1: "PROXY UNKNOWN\r\n", 2: "\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"} {
 		for kind, after := range map[string]string{"tcp": "", "http": "GET /up HTTP/1.1\r\n"} {
-			it := &item{Target: registry.Target{Addr: ap, ProxyProtocol: version, Check: registry.Check{Kind: kind, Path: "/up", Timeout: 10 * time.Second}}}
+			it := &item{Target: registry.Target{Addr: ap, ProxyProtocol: version, Check: registry.Check{Kind: kind, Path: "/up", Statuses: "200", Timeout: 10 * time.Second}}}
 			wants(t, kind, c.probe(t.Context(), it), "")
 			if got := <-heard; !strings.HasPrefix(got, want+after) || after == "" && got != want {
 				t.Errorf("%s, version %d: the server heard %q, want %q", kind, version, got, want+after)
@@ -252,10 +254,20 @@ func TestProbeHTTP(t *testing.T) {
 	ap := netip.MustParseAddrPort(srv.Listener.Addr().String())
 	for _, row := range []struct{ path, want string }{
 		{"/200", ""}, {"/204", ""}, {"/302", ""}, {"/399", ""}, {"/large", ""}, {"/early", ""}, {"/host?full=1", ""},
-		{"/404", "the status is 404, want 200 to 399"}, {"/500", "500"}, {"/503", "503"}, {"/nothing", "404"},
+		{"/404", "the status is 404, want 200-399"}, {"/500", "500"}, {"/503", "503"}, {"/nothing", "404"},
 	} {
 		wants(t, row.path, ask(t, ap, registry.Check{Kind: "http", Host: "a.test", Path: row.path}, ""), row.want)
 	}
+	for _, row := range []struct {
+		path     string
+		statuses registry.Statuses
+		want     string
+	}{
+		{"/200", "200", ""}, {"/503", "200", "the status is 503, want 200"}, {"/503", "200,500-503", ""}, {"/204", "200,500-503", "204"},
+	} {
+		wants(t, row.path, ask(t, ap, registry.Check{Kind: "http", Host: "a.test", Path: row.path, Statuses: row.statuses}, ""), row.want)
+	}
+	wants(t, "another port", ask(t, netip.AddrPortFrom(ap.Addr(), 1), registry.Check{Kind: "http", Port: ap.Port(), Path: "/200"}, ""), "")
 	if err := <-cut; err == nil {
 		t.Error("a body of 100 MB was read to its end")
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -316,20 +317,35 @@ func parseDuration(v string, to *time.Duration) error {
 	return nil
 }
 
-// parseCheck reads "tcp", "tls", "http" or "none", and for http a path after a
-// colon: "http:/healthz".
+// parseCheck reads "tcp", "tls", "http" or "none". A port may follow the first
+// three after a colon, and for http then a path: "http:8008/primary",
+// "http:/healthz".
 func parseCheck(v string, to *registry.Check) error {
-	kind, path, ok := strings.Cut(v, ":")
-	switch {
-	case kind == "none" && !ok:
+	if v == "none" {
 		*to = registry.Check{}
-	case (kind == "tcp" || kind == "tls" || kind == "http") && !ok:
-		*to = registry.Check{Kind: kind}
-	case kind == "http" && strings.HasPrefix(path, "/") && len(path) <= 1024 && !strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' }):
-		*to = registry.Check{Kind: kind, Path: path}
-	default:
-		return fmt.Errorf("write tcp, tls, http, http:/PATH or none")
+		return nil
 	}
+	err := fmt.Errorf("write tcp, tls, http, each with :PORT if it is another than the endpoint's, http:/PATH, http:PORT/PATH or none")
+	kind, rest, hasMore := strings.Cut(v, ":")
+	c := registry.Check{Kind: kind}
+	if kind != "tcp" && kind != "tls" && kind != "http" || hasMore && rest == "" {
+		return err
+	}
+	portText, path, hasPath := strings.Cut(rest, "/")
+	if portText != "" {
+		port, parseErr := strconv.ParseUint(portText, 10, 16)
+		if parseErr != nil || port == 0 || portText[0] == '+' {
+			return err
+		}
+		c.Port = uint16(port)
+	}
+	if hasPath {
+		c.Path = "/" + path
+		if kind != "http" || len(c.Path) > 1024 || strings.ContainsFunc(path, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return err
+		}
+	}
+	*to = c
 	return nil
 }
 
