@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -126,6 +127,8 @@ func (s *sentences) visit(n ast.Node) {
 		if strings.Contains(sel.Sel.Name, "Var") && len(n.Args) > 3 { // pflag's StringVar, BoolVarP, ...
 			s.take("help", n.Args, len(n.Args)-1)
 		}
+	case *ast.Field:
+		s.takeTag(n.Tag)
 	case *ast.KeyValueExpr:
 		if key, ok := n.Key.(*ast.Ident); ok {
 			switch key.Name {
@@ -139,7 +142,7 @@ func (s *sentences) visit(n ast.Node) {
 // rest takes what is left and reads like a sentence.
 func (s *sentences) rest(n ast.Node) {
 	switch n := n.(type) {
-	case *ast.ImportSpec, *ast.Field: // paths and tags
+	case *ast.ImportSpec: // a path
 		return
 	case *ast.BinaryExpr:
 		s.add("text", n, true)
@@ -153,6 +156,22 @@ func (s *sentences) take(kind string, args []ast.Expr, i int) {
 		s.add(kind, args[i], false)
 	}
 }
+
+// takeTag takes the sentences in a struct tag.
+func (s *sentences) takeTag(tag *ast.BasicLit) {
+	if tag == nil {
+		return
+	}
+	s.seen[tag] = true
+	all, _ := constant(tag)
+	for _, m := range tagValue.FindAllStringSubmatch(all, -1) {
+		if text, err := strconv.Unquote(m[2]); err == nil && m[1] != "oneof" && isSentence(text) {
+			s.lines = append(s.lines, "text: "+strconv.Quote(text))
+		}
+	}
+}
+
+var tagValue = regexp.MustCompile(`(\w+):("(?:[^"\\]|\\.)*")`)
 
 func (s *sentences) add(kind string, e ast.Expr, words bool) {
 	text, ok := constant(e)

@@ -42,14 +42,17 @@ func (d *decoder) checkNetworks() {
 	names := map[string]*yaml.Node{}
 	ranges := map[netip.Prefix]*yaml.Node{}
 	for i, network := range d.cfg.Networks {
-		at := &d.at.networks[i]
+		at := d.at.networks[i]
 		if first := names[network.Name]; first != nil && network.Name != "" {
-			d.errorf(at.name, "list all its cidrs together", "network %q is already in line %d", clip(network.Name), first.Line)
+			d.errorf(at.where("name"), "list all its cidrs together", "network %q is already in line %d", clip(network.Name), first.Line)
 		} else {
-			names[network.Name] = at.name
+			names[network.Name] = at.where("name")
 		}
 		for j, p := range network.CIDRs {
-			n := at.cidrs[j]
+			n := at.item("cidrs", j)
+			if !p.IsValid() {
+				continue
+			}
 			if first := ranges[p]; first != nil {
 				d.errorf(n, "an address belongs to one network, the one with the longest range", "range %s is already in line %d", p, first.Line)
 				continue
@@ -90,10 +93,10 @@ func (d *decoder) checkService(i int) {
 	d.checkVIP(s, at)
 	d.checkHealthCheck(s, at)
 	for j, name := range s.ExposedTo {
-		d.knownNetwork(at.views[j], name)
+		d.knownNetwork(at.item("exposedTo", j), name)
 	}
 	d.checkPlaces(s, at)
-	if at.portless && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
+	if portless(s) && !has(at.node, "ports") && (d.carriesSNI() || d.hasOwnPort(s)) {
 		// A TLS hello carries no port, and who connects to a service's own says
 		// nothing at all, so there would be none to dial.
 		d.errorf(at.value("endpoints"), "add the port to the endpoint, or ports to the service", "an endpoint has no port and the service lists none")
@@ -146,13 +149,19 @@ func (d *decoder) checkClaims() {
 				continue // not its turn; or the ports are wrong, so what it claims is not known
 			}
 			for j, p := range s.Names {
-				check(at.names[j], "name", p.String(), s.Ports, !before)
+				if p == (tunnel.Pattern{}) {
+					continue
+				}
+				check(at.nameAt(j), "name", p.String(), s.Ports, !before)
 			}
 			for _, name := range d.meshNames(s, at) {
 				check(at.value("mesh"), "name", name, s.Ports, !before)
 			}
 			for j, a := range s.Addresses {
-				check(at.addresses[j], "address", a.String(), s.Ports, !before)
+				if !a.IsValid() {
+					continue
+				}
+				check(at.item("addresses", j), "address", a.String(), s.Ports, !before)
 			}
 		}
 	}
@@ -295,10 +304,10 @@ func (d *decoder) checkLoops() {
 			if ep.Port != 0 {
 				ports = []uint16{ep.Port}
 			}
-			d.leadsToOwnPort(ep, ports, at.endpoints[j])
+			d.leadsToOwnPort(ep, ports, at.item("endpoints", j))
 			for _, p := range ours {
 				if leadsTo(ep, ports, p.address) {
-					d.errorf(at.endpoints[j], "write where the service itself listens", "endpoint %q leads back to this gateway, which listens at %s (line %d)", ep, p.address, p.node.Line)
+					d.errorf(at.item("endpoints", j), "write where the service itself listens", "endpoint %q leads back to this gateway, which listens at %s (line %d)", ep, p.address, p.node.Line)
 					break
 				}
 			}

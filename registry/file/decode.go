@@ -22,8 +22,11 @@ type decoder struct {
 	at   positions
 }
 
+// full reports whether there are more mistakes than anybody reads.
+func (d *decoder) full() bool { return len(d.errs) > 10*maxErrors }
+
 func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
-	if len(d.errs) > 10*maxErrors {
+	if d.full() {
 		return
 	}
 	d.errs = append(d.errs, &Error{
@@ -56,7 +59,7 @@ func decode(name string, data []byte) (*decoder, *yaml.Node) {
 	d := &decoder{file: name, cfg: *Default()}
 	root := d.document(data)
 	if root != nil {
-		object(d, root, "the configuration", configFields, &d.cfg)
+		objectOf(d, root, "the configuration", configFields, &d.cfg)
 	}
 	return d, root
 }
@@ -173,7 +176,7 @@ func keysOf[T any](fields []field[T]) []string {
 
 // object reads a mapping into to. It reports a node that is no mapping, unknown and
 // repeated keys, and keys without a value.
-func object[T any](d *decoder, n *yaml.Node, what string, fields []field[T], to *T) {
+func objectOf[T any](d *decoder, n *yaml.Node, what string, fields []field[T], to *T) {
 	if !d.is(n, yaml.MappingNode, what) {
 		return
 	}

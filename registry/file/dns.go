@@ -98,7 +98,7 @@ var dnsFields = fieldsOf([]field[DNS]{
 			d.at.dns.listeners = append(d.at.dns.listeners, n)
 			d.at.dns.views = append(d.at.dns.views, nil)
 			if n.Kind == yaml.MappingNode {
-				object(d, n, "a listener", dnsListenerFields, &l)
+				objectOf(d, n, "a listener", dnsListenerFields, &l)
 				d.need(n, "a listener", "address")
 			} else {
 				d.dnsAddress(n, &l)
@@ -110,7 +110,7 @@ var dnsFields = fieldsOf([]field[DNS]{
 		}
 	}},
 	{"tls", func(d *decoder, n *yaml.Node, _ *DNS) {
-		object(d, n, "tls", pairFields, &KeyPair{})
+		objectOf(d, n, "tls", pairFields, &KeyPair{})
 		d.need(n, "tls", "certificateFile")
 		d.need(n, "tls", "keyFile")
 	}},
@@ -125,7 +125,7 @@ var dnsFields = fieldsOf([]field[DNS]{
 		d.list(n, "forward", func(n *yaml.Node) {
 			var f DNSForward
 			d.at.dns.forward = append(d.at.dns.forward, n)
-			object(d, n, "a zone to forward", dnsForwardFields, &f)
+			objectOf(d, n, "a zone to forward", dnsForwardFields, &f)
 			d.need(n, "a zone to forward", "zone")
 			d.need(n, "a zone to forward", "upstreams")
 			to.Forward = append(to.Forward, f)
@@ -152,7 +152,7 @@ var dnsFields = fieldsOf([]field[DNS]{
 })
 
 func (c *DNSCache) decode(d *decoder, n *yaml.Node, key string) {
-	object(d, n, key, dnsCacheFields, c)
+	objectOf(d, n, key, dnsCacheFields, c)
 }
 
 var dnsListenerFields = fieldsOf([]field[DNSListener]{
@@ -197,7 +197,7 @@ const leastCache = 1 << 20
 func (d *decoder) dns(n *yaml.Node, c *Config) {
 	d.at.dns.node = n
 	c.DNS = defaultDNS()
-	object(d, n, "dns", dnsFields, c.DNS)
+	objectOf(d, n, "dns", dnsFields, c.DNS)
 	d.need(n, "dns", "listen")
 }
 

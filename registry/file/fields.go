@@ -1,36 +1,27 @@
 package file
 
 import (
+	"cmp"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"time"
 
-	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"go.yaml.in/yaml/v3"
 )
 
 // positions are the nodes to which the checks of the whole configuration point.
 type positions struct {
-	networks   []networkAt
+	networks   []mapping
 	listeners  []listenerAt
 	admin      *yaml.Node
-	services   []*serviceAt
-	hops       []hopAt
+	services   []mapping
 	ports      *yaml.Node
 	vips       vipsAt
 	kubernetes *yaml.Node
 	mesh       meshAt
 	dns        dnsAt
-}
-
-type networkAt struct {
-	node, name *yaml.Node
-	cidrs      []*yaml.Node
-	near       []*yaml.Node
-	transports []*yaml.Node // of each gateway; nil where it says nothing of them
 }
 
 // A mapping is the node of an object, in which checks find the values of its keys.
@@ -39,6 +30,30 @@ type mapping struct{ node *yaml.Node }
 // value returns the value of a key, as valueOf does.
 func (m mapping) value(key string) *yaml.Node { return valueOf(m.node, key) }
 
+// where returns the value of a key, or the mapping itself if there is none.
+func (m mapping) where(key string) *yaml.Node { return cmp.Or(m.value(key), m.node) }
+
+// word returns the value of a key as it is written, and "" if it is no single value.
+func (m mapping) word(key string) string {
+	if n := m.value(key); n != nil && n.Kind == yaml.ScalarNode {
+		return n.Value
+	}
+	return ""
+}
+
+// item returns an element of the list of a key. It is the list itself if it is no list,
+// and an empty node if the key is missing.
+func (m mapping) item(key string, i int) *yaml.Node {
+	n := m.value(key)
+	switch {
+	case n == nil:
+		return &yaml.Node{}
+	case i < len(n.Content) && n.Kind == yaml.SequenceNode:
+		return n.Content[i]
+	}
+	return n
+}
+
 type listenerAt struct {
 	mapping
 	tls tlsAt
@@ -46,13 +61,6 @@ type listenerAt struct {
 
 // auth returns the value of a key in the listener's auth.
 func (at *listenerAt) auth(key string) *yaml.Node { return valueOf(at.value("auth"), key) }
-
-type serviceAt struct {
-	mapping
-	network                            *yaml.Node // where it is a word
-	names, addresses, endpoints, views []*yaml.Node
-	portless                           bool // an endpoint has no port
-}
 
 var configFields = []field[Config]{
 	{"cluster", func(d *decoder, n *yaml.Node, c *Config) {
@@ -70,11 +78,10 @@ var configFields = []field[Config]{
 	}},
 	{"networks", func(d *decoder, n *yaml.Node, c *Config) {
 		d.list(n, "networks", func(n *yaml.Node) {
-			i := len(c.Networks)
-			c.Networks = append(c.Networks, registry.Network{})
-			d.at.networks = append(d.at.networks, networkAt{node: n, name: n})
-			object(d, n, "a network", networkFields, &c.Networks[i])
-			d.need(n, "a network", "name")
+			var w network
+			into(d, n, "a network", &w)
+			d.at.networks = append(d.at.networks, mapping{n})
+			c.Networks = append(c.Networks, w.registered())
 		})
 	}},
 	{"listeners", func(d *decoder, n *yaml.Node, c *Config) {
@@ -82,7 +89,7 @@ var configFields = []field[Config]{
 			i := len(c.Listeners)
 			c.Listeners = append(c.Listeners, Listener{Refusal: "alert"})
 			d.at.listeners = append(d.at.listeners, listenerAt{mapping: mapping{n}})
-			object(d, n, "a listener", listenerFields, &c.Listeners[i])
+			objectOf(d, n, "a listener", listenerFields, &c.Listeners[i])
 			d.need(n, "a listener", "address")
 		})
 	}},
@@ -98,19 +105,13 @@ var configFields = []field[Config]{
 		d.adminAddress(n, &c.Admin)
 	}},
 	{"adminControl", func(d *decoder, n *yaml.Node, c *Config) { d.boolean(n, "adminControl", &c.Control) }},
-	{"limits", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "limits", limitsFields, &c.Limits) }},
-	{"drain", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "drain", drainFields, &c.Drain) }},
-	{"log", func(d *decoder, n *yaml.Node, c *Config) { object(d, n, "log", logFields, &c.Log) }},
+	{"limits", func(d *decoder, n *yaml.Node, c *Config) { objectOf(d, n, "limits", limitsFields, &c.Limits) }},
+	{"drain", func(d *decoder, n *yaml.Node, c *Config) { objectOf(d, n, "drain", drainFields, &c.Drain) }},
+	{"log", func(d *decoder, n *yaml.Node, c *Config) { objectOf(d, n, "log", logFields, &c.Log) }},
 	{"services", func(d *decoder, n *yaml.Node, c *Config) {
-		d.list(n, "services", func(n *yaml.Node) {
-			s := &registry.Service{Exposed: true, Publish: true, Origin: d.origin(n.Line)}
-			c.Services = append(c.Services, s)
-			d.at.services = append(d.at.services, &serviceAt{mapping: mapping{n}})
-			object(d, n, "a service", serviceFields, s)
-		})
-		if c.Services == nil {
-			c.Services = []*registry.Service{}
-		}
+		var l services
+		l.decode(d, n, "services")
+		c.Services = l
 	}},
 }
 
@@ -152,33 +153,6 @@ func valueOf(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// network returns the positions of the network that is being read.
-func (d *decoder) network() *networkAt { return &d.at.networks[len(d.at.networks)-1] }
-
-var networkFields = []field[registry.Network]{
-	{"name", func(d *decoder, n *yaml.Node, to *registry.Network) {
-		if s, ok := d.text(n, "the name of a network"); ok {
-			to.Name = s
-			d.network().name = n
-		}
-	}},
-	{"cidrs", func(d *decoder, n *yaml.Node, to *registry.Network) {
-		d.list(n, "cidrs", func(n *yaml.Node) {
-			if p, ok := d.cidr(n); ok {
-				to.CIDRs = append(to.CIDRs, p)
-				d.network().cidrs = append(d.network().cidrs, n)
-			}
-		})
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "list its address ranges", "cidrs is empty")
-		}
-	}},
-	{"near", func(d *decoder, n *yaml.Node, to *registry.Network) { d.near(n, to) }},
-	{"gateways", func(d *decoder, n *yaml.Node, to *registry.Network) { d.gateways(n, to) }},
-	{"via", func(d *decoder, n *yaml.Node, to *registry.Network) { d.hops(n, &to.Via) }},
-	{"insecure", func(d *decoder, n *yaml.Node, to *registry.Network) { d.boolean(n, "insecure", &to.Insecure) }},
-}
-
 // listener returns the positions of the listener that is being read.
 func (d *decoder) listener() *listenerAt { return &d.at.listeners[len(d.at.listeners)-1] }
 
@@ -197,19 +171,19 @@ var listenerFields = []field[Listener]{
 	}},
 	{"auth", func(d *decoder, n *yaml.Node, to *Listener) {
 		to.Auth = &Auth{}
-		object(d, n, "auth", authFields, to.Auth)
+		objectOf(d, n, "auth", authFields, to.Auth)
 		if n.Kind == yaml.MappingNode && len(n.Content) == 0 {
 			d.errorf(n, "name users, usersFile or tokensFile", "auth is empty, which would refuse every client")
 		}
 	}},
 	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *Listener) {
 		to.Proxy = &Proxy{}
-		object(d, n, "proxyProtocol", proxyFields, to.Proxy)
+		objectOf(d, n, "proxyProtocol", proxyFields, to.Proxy)
 		d.need(n, "proxyProtocol", "from")
 	}},
 	{"tls", func(d *decoder, n *yaml.Node, to *Listener) { d.tls(n, to) }},
 	{"websocket", func(d *decoder, n *yaml.Node, to *Listener) {
-		object(d, n, "websocket", websocketFields, &to.WebSocket)
+		objectOf(d, n, "websocket", websocketFields, &to.WebSocket)
 	}},
 	{"service", func(d *decoder, n *yaml.Node, to *Listener) {
 		if s, ok := d.text(n, "service"); ok {
@@ -228,10 +202,6 @@ var authFields = []field[Auth]{
 	{"tokensFile", func(d *decoder, n *yaml.Node, to *Auth) {
 		to.TokensFile, _ = d.text(n, "tokensFile")
 	}},
-}
-
-func durationField[T any](key string, least time.Duration, at func(*T) *time.Duration) field[T] {
-	return field[T]{key, func(d *decoder, n *yaml.Node, to *T) { d.duration(n, key, least, at(to)) }}
 }
 
 // The least limit on time is a millisecond: less is a slip of the unit.
@@ -273,127 +243,14 @@ var proxyFields = []field[Proxy]{
 	}},
 }
 
-// service returns the positions of the service that is being read.
-func (d *decoder) service() *serviceAt { return d.at.services[len(d.at.services)-1] }
-
-var serviceFields = []field[registry.Service]{
-	{"name", func(d *decoder, n *yaml.Node, to *registry.Service) { d.serviceName(n, to) }},
-	{"names", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.list(n, "names", func(n *yaml.Node) { d.serviceName(n, to) })
-	}},
-	{"ports", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.list(n, "ports", func(n *yaml.Node) { d.port(n, to) })
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "list ports, or leave the key out for any port", "ports is empty")
-		}
-	}},
-	{"mesh", func(d *decoder, n *yaml.Node, to *registry.Service) { d.id(n, to) }},
-	{"exported", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exported", &to.Exported) }},
-	{"headless", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "headless", &to.Headless) }},
-	{"alpn", func(d *decoder, n *yaml.Node, to *registry.Service) { d.alpn(n, to) }},
-	{"network", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		if _, ok := d.text(n, "network"); ok {
-			d.service().network = n
-		}
-	}},
-	{"exposed", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "exposed", &to.Exposed) }},
-	{"ownPort", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "ownPort", &to.Publish) }},
-	{"vip", func(d *decoder, n *yaml.Node, to *registry.Service) { d.boolean(n, "vip", &to.VIP) }},
-	{"exposedTo", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.list(n, "exposedTo", func(n *yaml.Node) {
-			if s, ok := d.text(n, "exposedTo"); ok {
-				to.ExposedTo = append(to.ExposedTo, s)
-				d.service().views = append(d.service().views, n)
-			}
-		})
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			// Empty could be read as nobody; in the registry it is everyone.
-			d.errorf(n, "leave the key out for everyone, or write exposed: false for nobody", "exposedTo is empty")
-		}
-	}},
-	{"addresses", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.list(n, "addresses", func(n *yaml.Node) {
-			if a, ok := d.vip(n); ok {
-				to.Addresses = append(to.Addresses, a)
-				d.service().addresses = append(d.service().addresses, n)
-			}
-		})
-	}},
-	{"endpoints", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.list(n, "endpoints", func(n *yaml.Node) { d.endpoint(n, to) })
-	}},
-	{"proxyProtocol", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		if s, ok := d.word(n, "proxyProtocol", "v1", "v2"); ok {
-			to.ProxyProtocol = int(s[1] - '0')
-		}
-	}},
-	{"check", func(d *decoder, n *yaml.Node, to *registry.Service) {
-		d.healthCheck(n, &to.Check)
-	}},
-	{"via", func(d *decoder, n *yaml.Node, to *registry.Service) { d.via(n, to) }},
-	durationField("idleTimeout", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.IdleTimeout }),
-	durationField("halfClosedTimeout", time.Millisecond, func(s *registry.Service) *time.Duration { return &s.HalfClosedTimeout }),
-}
-
-func (d *decoder) serviceName(n *yaml.Node, to *registry.Service) {
-	s, ok := d.text(n, "the name of a service")
-	if !ok {
-		return
-	}
-	p, err := parsePattern(s)
-	if err != nil {
-		d.errorf(n, err.hint, "name %q: %s", clip(s), err.msg)
-		return
-	}
-	if to.Name == "" {
-		to.Name = p.String()
-	}
-	to.Names = append(to.Names, p)
-	d.service().names = append(d.service().names, n)
-}
-
 func (d *decoder) cidr(n *yaml.Node) (netip.Prefix, bool) {
 	s, ok := d.text(n, "a range")
 	if !ok {
 		return netip.Prefix{}, false
 	}
-	p, err := netip.ParsePrefix(s)
-	if err != nil {
-		hint := "write it as 192.0.2.0/24 or 2001:db8::/32"
-		if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-			hint = "did you mean " + netip.PrefixFrom(a, a.BitLen()).String() + "?"
-		}
-		d.errorf(n, hint, "%q is not an address range", clip(s))
-		return netip.Prefix{}, false
+	p, c := parseCIDR(s)
+	if c != nil {
+		d.errorf(n, c.hint, "%s", c.msg)
 	}
-	if p.Addr().Is4In6() {
-		d.errorf(n, "write it as an IPv4 range", "%q is an IPv4 range in IPv6 form", clip(s))
-		return netip.Prefix{}, false
-	}
-	if p != p.Masked() {
-		d.errorf(n, "did you mean "+p.Masked().String()+"?", "range %q has bits set after the first %d", clip(s), p.Bits())
-		return netip.Prefix{}, false
-	}
-	return p, true
-}
-
-func (d *decoder) vip(n *yaml.Node) (netip.Addr, bool) {
-	s, ok := d.text(n, "an address")
-	if !ok {
-		return netip.Addr{}, false
-	}
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		hint := "write an IP address, without a port"
-		if _, err := netip.ParseAddrPort(s); err == nil {
-			hint = "leave the port out: it goes to ports"
-		}
-		d.errorf(n, hint, "%q is not an address", clip(s))
-		return netip.Addr{}, false
-	}
-	if e := destination(a); e != nil {
-		d.errorf(n, e.hint, "address %q: %s", clip(s), e.msg)
-		return netip.Addr{}, false
-	}
-	return a.Unmap(), true
+	return p, c == nil
 }

@@ -1,21 +1,30 @@
 package file
 
 import (
-	"net/netip"
+	"cmp"
 	"slices"
 	"strings"
 	"time"
 
 	"culvert.dev/registry"
-	"go.yaml.in/yaml/v3"
 )
 
-// checkKinds are those a check may be of.
-var checkKinds = []string{"tcp", "tls", "http", "none"}
+// A healthCheck is a kind of check, or an object with it.
+type healthCheck struct {
+	Kind     string        `yaml:"kind,required,short" what:"check" oneof:"tcp tls http none"`
+	Interval time.Duration `yaml:"interval,min=100ms"` // less would be a load and not a check
+	Timeout  time.Duration `yaml:"timeout,min=1ms"`
+	Host     string        `yaml:"host" as:"checkHost"`
+	Path     string        `yaml:"path" as:"urlPath"`
+}
 
-// leastInterval is the least between two checks: what is less is a load, and not
-// a check.
-const leastInterval = 100 * time.Millisecond
+// registered returns c as the registry has it.
+func (c *healthCheck) registered() registry.Check {
+	if c.Kind == "none" { // whatever else is said
+		return registry.Check{}
+	}
+	return registry.Check{Kind: c.Kind, Interval: c.Interval, Timeout: c.Timeout, Host: c.Host, Path: c.Path}
+}
 
 // gatewayCheck is the check of gateways for which the file says nothing.
 var gatewayCheck = registry.Check{Kind: "tcp"}
@@ -25,91 +34,32 @@ func onlyUDP(transports []string) bool {
 	return len(transports) > 0 && !slices.ContainsFunc(transports, func(t string) bool { return t != "quic" && t != "connect-h3" })
 }
 
-// healthCheck reads how it is found out whether something works: the kind, or an
-// object with it.
-func (d *decoder) healthCheck(n *yaml.Node, to *registry.Check) {
-	*to = registry.Check{}
-	if n.Kind == yaml.ScalarNode {
-		d.checkKind(n, to)
-		return
-	}
-	before := len(d.errs)
-	object(d, n, "check", checkFields, to)
-	d.need(n, "check", "kind")
-	if len(d.errs) > before {
-		return
+// check finds keys that do not go with the kind or with each other.
+func (c *healthCheck) check(d *decoder, at mapping) {
+	if c.Kind == "" {
+		return // which was reported
 	}
 	for _, only := range []struct {
-		key   string
-		kinds []string
-	}{{"host", []string{"tls", "http"}}, {"path", []string{"http"}}} {
-		if has(n, only.key) && !slices.Contains(only.kinds, to.Kind) {
-			d.errorf(keyOf(n, only.key), "leave it out", "%s has no effect: it is for %s", only.key, strings.Join(only.kinds, " and "))
+		key, value string
+		kinds      []string
+	}{{"host", c.Host, []string{"tls", "http"}}, {"path", c.Path, []string{"http"}}} {
+		if only.value != "" && !slices.Contains(only.kinds, c.Kind) {
+			d.errorf(keyOf(at.node, only.key), "leave it out", "%s has no effect: it is for %s", only.key, strings.Join(only.kinds, " and "))
 		}
 	}
-	interval := to.Interval
-	if interval == 0 {
-		interval = registry.DefaultCheckInterval
+	interval := cmp.Or(c.Interval, registry.DefaultCheckInterval)
+	if c.Timeout > interval/2 && (c.Interval != 0 || at.value("interval") == nil) {
+		d.errorf(keyOf(at.node, "timeout"), "make the interval "+(2*c.Timeout).String()+" or longer", "timeout %v is more than half of the interval of %v, and there are two tries in one", c.Timeout, interval)
 	}
-	if to.Timeout > interval/2 {
-		d.errorf(keyOf(n, "timeout"), "make the interval "+(2*to.Timeout).String()+" or longer", "timeout %v is more than half of the interval of %v, and there are two tries in one", to.Timeout, interval)
-	}
-	if to.Kind == "" { // none, with whatever else
-		*to = registry.Check{}
-	}
-}
-
-func (d *decoder) checkKind(n *yaml.Node, to *registry.Check) {
-	if s, ok := d.word(n, "check", checkKinds...); ok && s != "none" {
-		to.Kind = s
-	}
-}
-
-var checkFields = []field[registry.Check]{
-	{"kind", func(d *decoder, n *yaml.Node, to *registry.Check) { d.checkKind(n, to) }},
-	durationField("interval", leastInterval, func(c *registry.Check) *time.Duration { return &c.Interval }),
-	durationField("timeout", time.Millisecond, func(c *registry.Check) *time.Duration { return &c.Timeout }),
-	{"host", func(d *decoder, n *yaml.Node, to *registry.Check) {
-		s, ok := d.text(n, "host")
-		if !ok {
-			return
-		}
-		name, port, complaint := cutPort(s)
-		if complaint == nil && port != 0 {
-			complaint = complain("leave the port out", "it has a port")
-		}
-		if complaint == nil {
-			if _, err := netip.ParseAddr(name); err == nil {
-				complaint = complain("write the name that clients ask for", "it is an address")
-			}
-		}
-		if complaint == nil {
-			host, c := parseName(name)
-			to.Host, complaint = host.String(), c
-		}
-		if complaint != nil {
-			d.errorf(n, complaint.hint, "host %q: %s", clip(s), complaint.msg)
-		}
-	}},
-	{"path", func(d *decoder, n *yaml.Node, to *registry.Check) {
-		s, ok := d.text(n, "path")
-		switch {
-		case !ok:
-		case s[0] != '/' || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == '#' }):
-			d.errorf(n, "write it as /healthz, with %20 and the like for what is not ASCII", "path %q is not that of a URL", clip(s))
-		default:
-			to.Path = s
-		}
-	}},
 }
 
 // checkHealthCheck finds a check that can't be made.
-func (d *decoder) checkHealthCheck(s *registry.Service, at *serviceAt) {
+func (d *decoder) checkHealthCheck(s *registry.Service, at mapping) {
 	switch {
 	case at.value("check") == nil || s.Check.Kind == "":
 	case at.value("via") != nil:
 		d.errorf(at.value("check"), "leave it out: the gateways there look after their endpoints", "check has no effect: the service is reached through other gateways")
-	case at.portless && len(s.Ports) == 0 && !d.carriesSNI() && !d.hasOwnPort(s): // for whom it is wrong anyway
+	case portless(s) && len(s.Ports) == 0 && !d.carriesSNI() && !d.hasOwnPort(s): // for whom it is wrong anyway
 		d.errorf(at.value("check"), "add the port to the endpoint, or ports to the service", "an endpoint has no port to check and the service lists none")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"hash/maphash"
 
 	"culvert.dev/registry"
-	"go.yaml.in/yaml/v3"
 )
 
 // This file reads a changed configuration without parsing the services whose text
@@ -217,14 +216,13 @@ func (f *digestFinder) find(d digest) (int, bool) {
 }
 
 // restore puts the unchanged services of current between those that were parsed. from has
-// the index of each in current, and -1 for those that were parsed. The positions that it
-// sets for unchanged services are placeholders, which keep indices valid.
+// the index of each in current, and -1 for those that were parsed. Unchanged services have
+// no position.
 func (d *decoder) restore(current *Config, items []serviceText, from []int) {
 	parsed, at := d.cfg.Services, d.at.services
 	all := make([]*registry.Service, len(items))
-	d.at.services = make([]*serviceAt, len(items))
-	same := &serviceAt{}
-	most, next := 0, 0
+	d.at.services = make([]mapping, len(items))
+	next := 0
 	for i, before := range from {
 		if before < 0 {
 			all[i], d.at.services[i] = parsed[next], at[next]
@@ -232,18 +230,12 @@ func (d *decoder) restore(current *Config, items []serviceText, from []int) {
 			continue
 		}
 		registry.Yield(i)
-		all[i], d.at.services[i] = current.Services[before], same
+		all[i] = current.Services[before]
 		if line := items[i].line; line != current.digests.services[before].line {
 			moved := *all[i]
 			moved.Origin = d.origin(line)
 			all[i] = &moved
 		}
-		most = max(most, len(all[i].Names), len(all[i].Addresses), len(all[i].Endpoints))
 	}
-	nodes := make([]*yaml.Node, most)
-	for i := range nodes {
-		nodes[i] = &yaml.Node{}
-	}
-	same.names, same.addresses, same.endpoints = nodes, nodes, nodes
 	d.cfg.Services = all
 }

@@ -46,12 +46,12 @@ func (d *decoder) warnInsecure(at *yaml.Node, hint, way, plain string) {
 
 // checkInsecure tells of networks that plaintext goes to without TLS, and of those
 // that it can't go to for that.
-func (d *decoder) checkInsecure(network *registry.Network, at *networkAt, plain string) {
+func (d *decoder) checkInsecure(network *registry.Network, at mapping, plain string) {
 	const hint = "give the network a via with TLS, or set insecure: true for it"
 	to, clear := "", false
 	switch {
 	case network.Insecure:
-		d.warnf(at.name, "", "network %q is insecure: plaintext may go there without TLS", clip(network.Name))
+		d.warnf(at.where("name"), "", "network %q is insecure: plaintext may go there without TLS", clip(network.Name))
 		return
 	case network.Name == d.cfg.Mesh.Network || plain == "":
 		return
@@ -61,7 +61,7 @@ func (d *decoder) checkInsecure(network *registry.Network, at *networkAt, plain 
 		to, clear = network.CleartextGateway()
 	}
 	if clear {
-		d.warnInsecure(at.name, hint, fmt.Sprintf("gateway %q of network %q is reached without TLS", clip(to), clip(network.Name)), plain)
+		d.warnInsecure(at.where("name"), hint, fmt.Sprintf("gateway %q of network %q is reached without TLS", clip(to), clip(network.Name)), plain)
 	}
 }
 
@@ -87,7 +87,7 @@ func (d *decoder) checkInsecureServices() {
 				continue
 			}
 			name := d.cfg.Networks[n].Name
-			d.warnInsecure(d.at.networks[n].name, "give the network gateways or a via with TLS, or set insecure: true for it",
+			d.warnInsecure(d.at.networks[n].where("name"), "give the network gateways or a via with TLS, or set insecure: true for it",
 				fmt.Sprintf("network %q has no gateway, and endpoint %s of service %q there is reached unencrypted", clip(name), s.Endpoints[j], clip(s.Name)), plain)
 			if open = slices.DeleteFunc(open, func(i int) bool { return i == n }); len(open) == 0 {
 				break

@@ -84,7 +84,7 @@ var kubernetesFields = fieldsOf([]field[Kubernetes]{
 func (k *Kubernetes) decode(d *decoder, n *yaml.Node, key string) {
 	d.at.kubernetes = n
 	k.Leader = defaultLeader
-	object(d, n, key, kubernetesFields, k)
+	objectOf(d, n, key, kubernetesFields, k)
 }
 
 var discoveryFields = fieldsOf([]field[Discovery]{
@@ -95,7 +95,7 @@ var discoveryFields = fieldsOf([]field[Discovery]{
 			var s Suffix
 			before := len(d.errs)
 			if n.Kind == yaml.MappingNode {
-				object(d, n, "a suffix", suffixFields, &s)
+				objectOf(d, n, "a suffix", suffixFields, &s)
 				d.need(n, "a suffix", "suffix")
 			} else {
 				d.suffix(n, &s.Domain)
@@ -124,7 +124,7 @@ var discoveryFields = fieldsOf([]field[Discovery]{
 })
 
 func (c *Discovery) decode(d *decoder, n *yaml.Node, key string) {
-	object(d, n, key, discoveryFields, c)
+	objectOf(d, n, key, discoveryFields, c)
 }
 
 var suffixFields = fieldsOf([]field[Suffix]{
@@ -147,7 +147,7 @@ var gatewayAPIFields = fieldsOf([]field[GatewayAPI]{
 			var a PublicAddress
 			before := len(d.errs)
 			if n.Kind == yaml.MappingNode {
-				object(d, n, "an address", publicAddressFields, &a)
+				objectOf(d, n, "an address", publicAddressFields, &a)
 				d.need(n, "an address", "address")
 			} else {
 				d.address(n, &a.Address)
@@ -168,7 +168,7 @@ var gatewayAPIFields = fieldsOf([]field[GatewayAPI]{
 
 func (g *GatewayAPI) decode(d *decoder, n *yaml.Node, key string) {
 	g.ControllerName = DefaultControllerName
-	object(d, n, key, gatewayAPIFields, g)
+	objectOf(d, n, key, gatewayAPIFields, g)
 }
 
 var publicAddressFields = fieldsOf([]field[PublicAddress]{

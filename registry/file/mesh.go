@@ -2,18 +2,56 @@ package file
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"culvert.dev/registry"
-	"culvert.dev/tunnel"
 	"go.yaml.in/yaml/v3"
 )
 
-// transports are what a gateway of a network may be said to take.
-var transports = []string{"sni", "connect", "connect-h2", "connect-h3", "websocket", "hbone", "socks5", "quic"}
+// A network is an element of networks.
+type network struct {
+	Name     string         `yaml:"name,required" what:"the name of a network"`
+	CIDRs    []netip.Prefix `yaml:"cidrs" what:"a range" as:"cidr" empty:"list its address ranges"`
+	Near     []string       `yaml:"near" unique:"network"` // nearest first
+	Gateways []gateway      `yaml:"gateways" what:"a gateway" empty:"leave the key out for a network that is reached without one"`
+	Via      []hop          `yaml:"via" what:"a hop" empty:"leave the key out to go there directly"`
+	Insecure bool           `yaml:"insecure"`
+}
 
-// viaAlone are those of them that need more than an address: keys, or a URL.
+// A gateway is host:port of a gateway, or an object with what else is known of it.
+type gateway struct {
+	Address    registry.Endpoint `yaml:"address,required,short" as:"gateway"`
+	Public     registry.Endpoint `yaml:"public" as:"gateway"`
+	Transports []string          `yaml:"transports" what:"a protocol" oneof:"sni connect connect-h2 connect-h3 websocket hbone socks5 quic" unique:"protocol" empty:"leave the key out for sni"`
+	Weight     uint16            `yaml:"weight,min=1,max=1000"`
+	Check      *healthCheck      `yaml:"check"` // nil means tcp, if anything is carried by TCP
+}
+
+func (w *network) check(d *decoder, at mapping) { d.checkVia(at, w.Via) }
+
+// registered returns w as the registry has it.
+func (w *network) registered() registry.Network {
+	out := registry.Network{Name: w.Name, CIDRs: w.CIDRs, Near: w.Near, Via: registeredHops(w.Via), Insecure: w.Insecure}
+	for _, g := range w.Gateways {
+		out.Gateways = append(out.Gateways, g.registered())
+	}
+	return out
+}
+
+func (g *gateway) registered() registry.Gateway {
+	out := registry.Gateway{Address: g.Address, Public: g.Public, Transports: g.Transports, Weight: g.Weight}
+	switch {
+	case g.Check != nil:
+		out.Check = g.Check.registered()
+	case !onlyUDP(g.Transports):
+		out.Check = gatewayCheck
+	}
+	return out
+}
+
+// viaAlone are the transports that need more than an address: keys, or a URL.
 var viaAlone = []string{"connect-h3", "websocket", "hbone"}
 
 // A meshAt is where the file says what has to do with networks and names.
@@ -33,216 +71,17 @@ func (d *decoder) meshZone(n *yaml.Node, c *Config) {
 	c.Mesh.Zone = name.String()
 }
 
-// near reads the names of other networks.
-func (d *decoder) near(n *yaml.Node, to *registry.Network) {
-	d.list(n, "near", func(n *yaml.Node) {
-		s, ok := d.text(n, "near")
-		switch {
-		case ok && slices.Contains(to.Near, s):
-			d.errorf(n, "keep one of them", "network %q is listed twice", clip(s))
-		case ok:
-			to.Near = append(to.Near, s)
-			d.network().near = append(d.network().near, n)
-		}
-	})
-}
-
-func (d *decoder) gateways(n *yaml.Node, to *registry.Network) {
-	d.list(n, "gateways", func(n *yaml.Node) {
-		at := d.network()
-		at.transports = append(at.transports, nil)
-		if n.Kind == yaml.ScalarNode { // an address and nothing else
-			to.Gateways = append(to.Gateways, registry.Gateway{Address: d.gatewayAddress(n, "a gateway"), Check: gatewayCheck})
-			return
-		}
-		to.Gateways = append(to.Gateways, registry.Gateway{Check: gatewayCheck})
-		g := &to.Gateways[len(to.Gateways)-1]
-		object(d, n, "a gateway", gatewayFields, g)
-		if onlyUDP(g.Transports) && g.Check == gatewayCheck && !has(n, "check") {
-			g.Check = registry.Check{} // nobody may be there by TCP
-		}
-		d.need(n, "a gateway", "address")
-	})
-	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-		d.errorf(n, "leave the key out for a network that is reached without one", "gateways is empty")
-	}
-}
-
-func (d *decoder) gatewayAddress(n *yaml.Node, what string) registry.Endpoint {
-	s, ok := d.text(n, what)
-	if !ok {
-		return registry.Endpoint{}
-	}
-	ep, c := parseEndpoint(s)
-	if c == nil && ep.Port == 0 {
-		c = complain("write HOST:PORT", "it has no port")
-	}
-	if c != nil {
-		d.errorf(n, c.hint, "%s %q: %s", what, clip(s), c.msg)
-		return registry.Endpoint{}
-	}
-	return ep
-}
-
-var gatewayFields = []field[registry.Gateway]{
-	{"address", func(d *decoder, n *yaml.Node, to *registry.Gateway) { to.Address = d.gatewayAddress(n, "address") }},
-	{"public", func(d *decoder, n *yaml.Node, to *registry.Gateway) { to.Public = d.gatewayAddress(n, "public") }},
-	{"transports", func(d *decoder, n *yaml.Node, to *registry.Gateway) {
-		d.protocols(n, transports, &to.Transports)
-		if at := d.network().transports; len(at) > 0 {
-			at[len(at)-1] = n
-		}
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "leave the key out for sni", "transports is empty")
-		}
-	}},
-	{"weight", func(d *decoder, n *yaml.Node, to *registry.Gateway) {
-		if v, ok := d.integer(n, "weight", 1, 1000); ok {
-			to.Weight = uint16(v)
-		}
-	}},
-	{"check", func(d *decoder, n *yaml.Node, to *registry.Gateway) { d.healthCheck(n, &to.Check) }},
-}
-
-// id reads what a service is called in its cluster.
-func (d *decoder) id(n *yaml.Node, to *registry.Service) {
-	object(d, n, "mesh", idFields, &to.ID)
-	d.need(n, "mesh", "service")
-}
-
-func label(key string, at func(*registry.ID) *string) field[registry.ID] {
-	return field[registry.ID]{key, func(d *decoder, n *yaml.Node, to *registry.ID) {
-		if s, ok := d.label(n, key); ok {
-			*at(to) = s
-		}
-	}}
-}
-
-var idFields = []field[registry.ID]{
-	label("service", func(id *registry.ID) *string { return &id.Service }),
-	label("namespace", func(id *registry.ID) *string { return &id.Namespace }),
-	label("cluster", func(id *registry.ID) *string { return &id.Cluster }),
-}
-
 // label reads one label of a name, in lower case.
 func (d *decoder) label(n *yaml.Node, what string) (string, bool) {
 	s, ok := d.text(n, what)
 	if !ok {
 		return "", false
 	}
-	name, err := tunnel.ParseName(s + ".x") // digits alone would be an address
-	if err != nil || strings.ContainsAny(s, "._") || strings.HasPrefix(s, "-") || strings.HasSuffix(s, "-") {
-		d.errorf(n, "use letters, digits and hyphens", "%s %q is not one label of a DNS name", what, clip(s))
-		return "", false
+	label, c := parseLabel(what, s)
+	if c != nil {
+		d.errorf(n, c.hint, "%s", c.msg)
 	}
-	return strings.TrimSuffix(name.String(), ".x"), true
-}
-
-// port reads a port, or one with a name.
-func (d *decoder) port(n *yaml.Node, to *registry.Service) {
-	var p registry.NamedPort
-	if n.Kind == yaml.MappingNode {
-		p.Protocol = "tcp"
-		object(d, n, "a port", portFields, &p)
-		d.need(n, "a port", "port")
-		d.need(n, "a port", "name")
-		if p.Port == 0 || p.Name == "" {
-			return
-		}
-		if slices.ContainsFunc(to.NamedPorts, func(o registry.NamedPort) bool { return o.Name == p.Name && o.Protocol == p.Protocol }) {
-			d.errorf(n, "give one of them another", "two ports are called %q", p.Name)
-			return
-		}
-		to.NamedPorts = append(to.NamedPorts, p)
-	} else {
-		port, ok := d.integer(n, "a port", 1, 65535)
-		if !ok {
-			return
-		}
-		p.Port = uint16(port)
-	}
-	switch {
-	case !slices.Contains(to.Ports, p.Port):
-		to.Ports = append(to.Ports, p.Port)
-	case p.Name == "":
-		d.errorf(n, "keep one of them", "port %d is listed twice", p.Port)
-	}
-}
-
-// alpn reads what the TLS of a service speaks, RFC 7301.
-func (d *decoder) alpn(n *yaml.Node, to *registry.Service) {
-	d.list(n, "alpn", func(n *yaml.Node) {
-		s, ok := d.text(n, "a protocol")
-		switch {
-		case ok && (len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == ',' || r == '\\' })):
-			d.errorf(n, "write it as h2 or http/1.1", "%q is not the name of a protocol", clip(s))
-		case ok && slices.Contains(to.ALPN, s):
-			d.errorf(n, "keep one of them", "%q is listed twice", clip(s))
-		case ok:
-			to.ALPN = append(to.ALPN, s)
-		}
-	})
-}
-
-var portFields = []field[registry.NamedPort]{
-	{"port", func(d *decoder, n *yaml.Node, to *registry.NamedPort) {
-		if v, ok := d.integer(n, "a port", 1, 65535); ok {
-			to.Port = uint16(v)
-		}
-	}},
-	{"name", func(d *decoder, n *yaml.Node, to *registry.NamedPort) {
-		s, ok := d.label(n, "the name of a port")
-		if ok && len(s) > 15 { // RFC 6335 section 5.1
-			d.errorf(n, "", "the name of a port has %d characters, limit 15", len(s))
-			return
-		}
-		to.Name = s
-	}},
-	{"protocol", func(d *decoder, n *yaml.Node, to *registry.NamedPort) {
-		if s, ok := d.word(n, "protocol", "tcp", "udp"); ok {
-			to.Protocol = s
-		}
-	}},
-}
-
-// endpoint reads an endpoint: an address, or one with what is known of it.
-func (d *decoder) endpoint(n *yaml.Node, to *registry.Service) {
-	var ep registry.Endpoint
-	if n.Kind == yaml.MappingNode {
-		before := len(d.errs)
-		object(d, n, "an endpoint", endpointFields, &ep)
-		d.need(n, "an endpoint", "address")
-		if len(d.errs) > before {
-			return
-		}
-	} else if !d.endpointAddress(n, &ep) {
-		return
-	}
-	d.service().portless = d.service().portless || ep.Port == 0
-	to.Endpoints = append(to.Endpoints, ep)
-	d.service().endpoints = append(d.service().endpoints, n)
-}
-
-func (d *decoder) endpointAddress(n *yaml.Node, to *registry.Endpoint) bool {
-	s, ok := d.text(n, "an endpoint")
-	if !ok {
-		return false
-	}
-	ep, err := parseEndpoint(s)
-	if err != nil {
-		d.errorf(n, err.hint, "endpoint %q: %s", clip(s), err.msg)
-		return false
-	}
-	to.Host, to.Addr, to.Port = ep.Host, ep.Addr, ep.Port
-	return true
-}
-
-var endpointFields = []field[registry.Endpoint]{
-	{"address", func(d *decoder, n *yaml.Node, to *registry.Endpoint) { d.endpointAddress(n, to) }},
-	{"name", func(d *decoder, n *yaml.Node, to *registry.Endpoint) {
-		to.Name, _ = d.label(n, "the name of an endpoint")
-	}},
-	{"network", func(d *decoder, n *yaml.Node, to *registry.Endpoint) { to.Network, _ = d.text(n, "network") }},
+	return label, c == nil
 }
 
 // checkMesh finds what is wrong with networks and the names of a mesh together.
@@ -252,17 +91,17 @@ func (d *decoder) checkMesh() {
 	}
 	plain := d.plaintext()
 	for i, network := range d.cfg.Networks {
-		at := &d.at.networks[i]
+		at := d.at.networks[i]
 		for j, name := range network.Near {
-			if name == network.Name {
-				d.errorf(at.near[j], "leave it out", "network %q is not near itself", clip(name))
+			if name == network.Name && name != "" {
+				d.errorf(at.item("near", j), "leave it out", "network %q is not near itself", clip(name))
 			} else {
-				d.knownNetwork(at.near[j], name)
+				d.knownNetwork(at.item("near", j), name)
 			}
 		}
 		d.checkInsecure(&network, at, plain)
 		for j := range network.Gateways {
-			d.checkEntrance(&network, &network.Gateways[j], at, at.transports[j])
+			d.checkEntrance(&network, &network.Gateways[j], at, valueOf(at.item("gateways", j), "transports"))
 		}
 		if len(network.Gateways) == 0 && len(network.CIDRs) == 0 && at.node.Kind == yaml.MappingNode && !has(at.node, "cidrs") && !has(at.node, "gateways") && !(network.Insecure && d.discovers()) {
 			d.errorf(at.node, "add cidrs, or gateways, or both", "network %q is empty", clip(network.Name))
@@ -306,7 +145,7 @@ func (d *decoder) discovers() bool {
 // checkEntrance finds a gateway that takes only what a gateway of another network
 // needs more than an address for, in a network without a via that says it. Those
 // of our own network are for others, whose files say it.
-func (d *decoder) checkEntrance(network *registry.Network, g *registry.Gateway, at *networkAt, n *yaml.Node) {
+func (d *decoder) checkEntrance(network *registry.Network, g *registry.Gateway, at mapping, n *yaml.Node) {
 	if n == nil || len(g.Transports) == 0 || has(at.node, "via") || network.Name == d.cfg.Mesh.Network {
 		return
 	}
@@ -320,7 +159,7 @@ func (d *decoder) checkEntrance(network *registry.Network, g *registry.Gateway, 
 }
 
 // identify completes the ID of a service that was read.
-func (d *decoder) identify(s *registry.Service, at *serviceAt) {
+func (d *decoder) identify(s *registry.Service, at mapping) {
 	if s.ID.Cluster == "" {
 		s.ID.Cluster = d.cfg.Cluster
 	}
@@ -339,7 +178,7 @@ func (d *decoder) identify(s *registry.Service, at *serviceAt) {
 
 // meshNames returns what a service is called in the mesh, but for the cluster set,
 // where namesakes are one.
-func (d *decoder) meshNames(s *registry.Service, at *serviceAt) (names []string) {
+func (d *decoder) meshNames(s *registry.Service, at mapping) (names []string) {
 	if s.ID.Service == "" || s.ID.Cluster == "" {
 		return nil
 	}
@@ -358,20 +197,18 @@ func (d *decoder) meshNames(s *registry.Service, at *serviceAt) (names []string)
 }
 
 // checkPlaces checks what a service says of networks, names and endpoints.
-func (d *decoder) checkPlaces(s *registry.Service, at *serviceAt) {
+func (d *decoder) checkPlaces(s *registry.Service, at mapping) {
 	if at.value("exported") != nil && s.Exported && s.ID.Service == "" {
 		d.errorf(at.value("exported"), "add mesh: {service: ...}", "exported has no effect: the service has no name in the mesh")
 	}
-	if at.network != nil {
-		d.knownNetwork(at.network, at.network.Value)
+	if network := at.word("network"); network != "" {
+		d.knownNetwork(at.value("network"), network)
 	}
 	names := map[string]bool{}
 	for j := range s.Endpoints {
-		ep, n := &s.Endpoints[j], at.endpoints[j]
-		if n.Kind == yaml.MappingNode && has(n, "network") {
+		ep, n := &s.Endpoints[j], at.item("endpoints", j)
+		if has(n, "network") {
 			d.knownNetwork(n, ep.Network)
-		} else if at.network != nil {
-			ep.Network = at.network.Value
 		}
 		if ep.Name == "" {
 			continue

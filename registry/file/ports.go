@@ -54,7 +54,7 @@ var servicePortsFields = fieldsOf([]field[ServicePorts]{
 func (d *decoder) servicePorts(n *yaml.Node, c *Config) {
 	d.at.ports = n
 	c.ServicePorts = &ServicePorts{ReuseAfter: defaultReuseAfter}
-	object(d, n, "servicePorts", servicePortsFields, c.ServicePorts)
+	objectOf(d, n, "servicePorts", servicePortsFields, c.ServicePorts)
 	d.need(n, "servicePorts", "range")
 	d.need(n, "servicePorts", "state")
 }

@@ -26,16 +26,19 @@ func schema(t *testing.T) jsonObject {
 	return s
 }
 
+// keys returns the keys of the objects that are decoded into a T.
+func keys[T any]() []string { return slices.Clone(planOf(reflect.TypeFor[T]()).keys) }
+
 // The schema and the loader know the same keys.
 func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	root := schema(t)
 	defs := root["$defs"].(jsonObject)
-	for name, keys := range map[string][]string{
-		"": keysOf(configFields), "network": keysOf(networkFields), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
-		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keysOf(serviceFields),
-		"websocket": keysOf(websocketFields), "hop": keysOf(hopFields), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
-		"servicePorts": keysOf(servicePortsFields), "vips": keysOf(vipsFields), "check": keysOf(checkFields), "gateway": keysOf(gatewayFields), "id": keysOf(idFields),
-		"namedPort": keysOf(portFields), "endpoint": keysOf(endpointFields),
+	for name, want := range map[string][]string{
+		"": keysOf(configFields), "network": keys[network](), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
+		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keys[service](),
+		"websocket": keysOf(websocketFields), "hop": keys[hop](), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
+		"servicePorts": keysOf(servicePortsFields), "vips": keysOf(vipsFields), "check": keys[healthCheck](), "gateway": keys[gateway](), "id": keys[meshName](),
+		"namedPort": keys[port](), "endpoint": keys[endpoint](),
 		"dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
 		"kubernetes": keysOf(kubernetesFields), "discovery": keysOf(discoveryFields), "suffix": keysOf(suffixFields), "gatewayAPI": keysOf(gatewayAPIFields), "publicAddress": keysOf(publicAddressFields),
 		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
@@ -48,9 +51,9 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 			t.Errorf("%q allows additional properties", name)
 		}
 		properties, _ := object["properties"].(jsonObject)
-		slices.Sort(keys)
-		if got := slices.Sorted(maps.Keys(properties)); !slices.Equal(got, keys) {
-			t.Errorf("keys of %q: the schema has %v, the loader %v", name, got, keys)
+		slices.Sort(want)
+		if got := slices.Sorted(maps.Keys(properties)); !slices.Equal(got, want) {
+			t.Errorf("keys of %q: the schema has %v, the loader %v", name, got, want)
 		}
 		delete(defs, name)
 	}

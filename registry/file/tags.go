@@ -12,12 +12,6 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A decodable value reads itself from the node of a key. The key is its name in
-// errors.
-type decodable interface {
-	decode(d *decoder, n *yaml.Node, key string)
-}
-
 // fieldsOf returns the keys of the objects that are decoded into a T, in the order of
 // its fields. Keys that want more than their type says are read by those in special.
 // The tag of a field is its key:

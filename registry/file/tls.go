@@ -91,7 +91,7 @@ func (d *decoder) tls(n *yaml.Node, to *Listener) {
 	at := &d.listener().tls
 	at.node = n
 	at.pairs = []mapping{{n}}
-	object(d, n, "tls", tlsFields, to.TLS)
+	objectOf(d, n, "tls", tlsFields, to.TLS)
 	d.need(n, "tls", "certificateFile")
 	d.need(n, "tls", "keyFile")
 }
@@ -101,7 +101,7 @@ var tlsFields = []field[TLS]{
 	{"keyFile", readLater[TLS]},
 	{"certificates", func(d *decoder, n *yaml.Node, _ *TLS) {
 		d.list(n, "certificates", func(n *yaml.Node) {
-			object(d, n, "a certificate", pairFields, &KeyPair{})
+			objectOf(d, n, "a certificate", pairFields, &KeyPair{})
 			d.need(n, "a certificate", "certificateFile")
 			d.need(n, "a certificate", "keyFile")
 			d.listener().tls.pairs = append(d.listener().tls.pairs, mapping{n})
@@ -127,7 +127,7 @@ var tlsFields = []field[TLS]{
 		d.protocols(n, Inner, &to.Protocols)
 	}},
 	{"clientCAFile", func(d *decoder, n *yaml.Node, _ *TLS) {
-		d.checkByDomain(n, "clientCAFile")
+		new(caFiles).decode(d, n, "clientCAFile")
 	}},
 	{"clientCertificates", func(d *decoder, n *yaml.Node, to *TLS) {
 		s, _ := d.word(n, "clientCertificates", "required", "optional")
@@ -160,7 +160,7 @@ var pairFields = []field[KeyPair]{
 }
 
 // readLater is for keys that name files, which are read when all else is.
-func readLater[T any](*decoder, *yaml.Node, *T) {}
+func readLater[T any](d *decoder, n *yaml.Node, _ *T) { d.text(n, "a file") }
 
 // isTrustDomain reports whether s is a trust domain, and adds an error if it is not.
 func (d *decoder) isTrustDomain(n *yaml.Node, s string) bool {
@@ -173,26 +173,27 @@ func (d *decoder) isTrustDomain(n *yaml.Node, s string) bool {
 	return true
 }
 
-// checkByDomain checks the value of a key that names a file of CAs, or a file for each
-// trust domain.
-func (d *decoder) checkByDomain(n *yaml.Node, what string) {
+// caFiles names a file of CAs, or a file for each trust domain.
+type caFiles struct{}
+
+func (*caFiles) decode(d *decoder, n *yaml.Node, key string) {
 	if n.Kind != yaml.MappingNode {
-		return // which is judged where it is read
+		d.text(n, key)
+		return
 	}
 	if len(n.Content) == 0 {
-		d.errorf(n, "write {cluster.local: FILE}", "%s names no file", what)
+		d.errorf(n, "write {cluster.local: FILE}", "%s names no file", key)
 	}
-	seen := map[string]int{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k := n.Content[i]
 		domain, ok := d.text(k, "a trust domain")
 		if !ok || !d.isTrustDomain(k, domain) {
 			continue
 		}
-		if line, twice := seen[domain]; twice {
-			d.errorf(k, "put the CAs of a trust domain into one file", "%q is in %s twice, first in line %d", clip(domain), what, line)
+		if first := keyOf(n, domain); first != k {
+			d.errorf(k, "put the CAs of a trust domain into one file", "%q is in %s twice, first in line %d", clip(domain), key, first.Line)
 		}
-		seen[domain] = k.Line
+		d.text(n.Content[i+1], key)
 	}
 }
 
@@ -380,13 +381,10 @@ func (d *decoder) roots(path string, n *yaml.Node, what string, all *[][]byte) s
 // content reads a file that n names, relative to the one at path; nil where it
 // can't be. What it contains is added to all.
 func (d *decoder) content(path string, n *yaml.Node, what string, all *[][]byte) []byte {
-	if n == nil {
-		return nil
+	if n == nil || n.Kind != yaml.ScalarNode || n.Value == "" {
+		return nil // which was reported
 	}
-	name, ok := d.text(n, what)
-	if !ok {
-		return nil
-	}
+	name := n.Value
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(filepath.Dir(path), name)
 	}

@@ -59,38 +59,70 @@ var websocketFields = []field[WebSocket]{
 	}},
 }
 
-// A hopAt is where the file names the files of a hop.
-type hopAt struct {
-	mapping
-	hop *registry.Hop
+// A hop is a gateway on the way to a service or a network, or several of which one is
+// enough. One of the first six keys says where it is, and by which protocol it is asked.
+type hop struct {
+	Connect   []string `yaml:"connect,single" what:"a gateway" as:"proxy" unique:"gateway" empty:"name a gateway"`
+	ConnectH2 []string `yaml:"connect-h2,single" what:"a gateway" as:"proxy" unique:"gateway" empty:"name a gateway"`
+	ConnectH3 []string `yaml:"connect-h3,single" what:"a gateway" as:"hostPort" unique:"gateway" empty:"name a gateway"`
+	HBONE     []string `yaml:"hbone,single" what:"a gateway" as:"hostPort" unique:"gateway" empty:"name a gateway"`
+	SOCKS5    []string `yaml:"socks5,single" what:"a gateway" as:"hostPort" unique:"gateway" empty:"name a gateway"`
+	WebSocket []string `yaml:"websocket,single" what:"a gateway" as:"webSocketURL" unique:"gateway" empty:"name a gateway"`
+
+	Insecure        bool     `yaml:"insecure"` // credentials and plaintext may go there without TLS
+	HTTP2           bool     `yaml:"http2"`
+	CertificateFile string   `yaml:"certificateFile"`
+	KeyFile         string   `yaml:"keyFile"`
+	Peers           []string `yaml:"peers" what:"a SPIFFE id" as:"spiffe" empty:""`
+	Behind          []string `yaml:"behind" what:"a SPIFFE id" as:"spiffe" empty:""`
+	TokenFile       string   `yaml:"tokenFile"`
+	UserFile        string   `yaml:"userFile"`
+	CAFile          caFiles  `yaml:"caFile"`
 }
 
-// via reads the gateways on the way to a service.
-func (d *decoder) via(n *yaml.Node, to *registry.Service) {
-	d.hops(n, &to.Via)
+// registered returns h as the registry has it, without the content of its files.
+func (h *hop) registered() registry.Hop {
+	out := registry.Hop{Insecure: h.Insecure, HTTP2: h.HTTP2, Peers: readable(h.Peers), InnerPeers: readable(h.Behind)}
+	for _, way := range []struct {
+		proto     string
+		addresses []string
+	}{
+		{"connect", h.Connect}, {"connect-h2", h.ConnectH2}, {"connect-h3", h.ConnectH3},
+		{"websocket", h.WebSocket}, {"hbone", h.HBONE}, {"socks5", h.SOCKS5},
+	} {
+		if len(way.addresses) > 0 {
+			out.Proto, out.Addresses = way.proto, readable(way.addresses)
+		}
+	}
+	return out
 }
 
-func (d *decoder) hops(n *yaml.Node, to *[]registry.Hop) {
-	first := len(d.at.hops)
-	d.list(n, "via", func(n *yaml.Node) {
-		d.at.hops = append(d.at.hops, hopAt{mapping: mapping{n}})
-		*to = append(*to, registry.Hop{})
-		object(d, n, "a hop", hopFields, &(*to)[len(*to)-1])
+// readable returns a list without the elements that could not be read.
+func readable(list []string) []string {
+	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
+}
+
+func registeredHops(list []hop) []registry.Hop {
+	var out []registry.Hop
+	for i := range list {
+		out = append(out, list[i].registered())
+	}
+	return out
+}
+
+// checkVia finds what is wrong with the hops of a service or a network.
+func (d *decoder) checkVia(at mapping, list []hop) {
+	for i := range list {
+		n, h := at.item("via", i), list[i].registered()
 		d.checkHop(n)
-		d.checkPeers(n, &(*to)[len(*to)-1])
-		d.checkSecrets(n, &(*to)[len(*to)-1], len(*to) == 1)
-		if len(*to) > 1 && has(n, "connect-h3") {
+		d.checkPeers(n, &h)
+		d.checkSecrets(n, &h, i == 0)
+		if i > 0 && has(n, "connect-h3") {
 			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
 		}
-	})
-	for i := range d.at.hops[first:] {
-		d.at.hops[first+i].hop = &(*to)[i] // which stay where they are from now on
 	}
-	switch {
-	case n.Kind == yaml.SequenceNode && len(n.Content) == 0:
-		d.errorf(n, "leave the key out to go there directly", "via is empty")
-	case len(*to) > maxVia:
-		d.errorf(n, "", "via has %d gateways, limit %d", len(*to), maxVia)
+	if len(list) > maxVia {
+		d.errorf(at.value("via"), "", "via has %d gateways, limit %d", len(list), maxVia)
 	}
 }
 
@@ -186,137 +218,46 @@ func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
 	}
 }
 
-// address checks a host and port; with prefix, one that may come first.
-func address(prefix string) func(string) *complaint {
-	return func(s string) *complaint {
-		if prefix != "" {
-			s, _ = strings.CutPrefix(s, prefix)
-		}
-		ep, c := parseEndpoint(s)
-		switch {
-		case c == nil && ep.Port == 0 && prefix == "":
-			c = complain("write host:port", "it has no port")
-		case c == nil && ep.Port == 0:
-			c = complain("write host:port, or https://host:port for TLS", "it has no port")
-		}
-		return c
-	}
-}
-
-// ids reads SPIFFE ids, or trust domains with their scheme.
-func (d *decoder) ids(n *yaml.Node, what string, to *[]string) {
-	d.list(n, what, func(n *yaml.Node) {
-		s, ok := d.text(n, "a SPIFFE id")
-		if ok && (!strings.HasPrefix(s, "spiffe://") || strings.HasSuffix(s, "/")) {
-			d.errorf(n, "write spiffe://domain/path, or spiffe://domain for any of it", "%q is not a SPIFFE id", clip(s))
-			return
-		}
-		*to = append(*to, s)
-	})
-	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-		d.errorf(n, "", "%s is empty", what)
-	}
-}
-
-var hopFields = []field[registry.Hop]{
-	{"connect", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect", to, address("https://")) }},
-	{"connect-h2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h2", to, address("https://")) }},
-	{"connect-h3", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "connect-h3", to, address("")) }},
-	{"hbone", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "hbone", to, address("")) }},
-	{"socks5", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.hop(n, "socks5", to, address("")) }},
-	{"websocket", func(d *decoder, n *yaml.Node, to *registry.Hop) {
-		d.hop(n, "websocket", to, func(s string) *complaint {
-			const hint = "write ws://host:port/ or wss://host/, with a path that ends with a slash if there is one"
-			u, err := url.Parse(s)
-			switch {
-			case err != nil:
-				return complain(hint, "it is not a URL")
-			case u.Scheme != "ws" && u.Scheme != "wss", u.Hostname() == "":
-				return complain(hint, "it does not begin with ws:// or wss:// and a host")
-			case u.User != nil:
-				return complain("use userFile", "it has credentials in it")
-			case u.RawQuery != "" || u.Fragment != "" || u.ForceQuery:
-				return complain(hint, "it has a query")
-			case u.Path != "" && !strings.HasSuffix(u.Path, "/"):
-				return complain(hint, "its path does not end with a slash")
-			}
-			_, c := parseEndpoint(u.Host)
-			return c
-		})
-	}},
-	{"insecure", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "insecure", &to.Insecure) }},
-	{"http2", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.boolean(n, "http2", &to.HTTP2) }},
-	{"certificateFile", readLater[registry.Hop]},
-	{"keyFile", readLater[registry.Hop]},
-	{"peers", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "peers", &to.Peers) }},
-	{"behind", func(d *decoder, n *yaml.Node, to *registry.Hop) { d.ids(n, "behind", &to.InnerPeers) }},
-	{"tokenFile", readLater[registry.Hop]},
-	{"userFile", readLater[registry.Hop]},
-	{"caFile", func(d *decoder, n *yaml.Node, _ *registry.Hop) {
-		d.checkByDomain(n, "caFile")
-	}},
-}
-
-// hop reads one gateway, or several of which one is enough.
-func (d *decoder) hop(n *yaml.Node, proto string, to *registry.Hop, check func(string) *complaint) {
-	one := func(n *yaml.Node) {
-		s, ok := d.text(n, "a gateway")
-		if !ok {
-			return
-		}
-		switch c := check(s); {
-		case c != nil && strings.Contains(s, "@"): // perhaps a password
-			d.errorf(n, c.hint, "a gateway: %s", c.msg)
-		case c != nil:
-			d.errorf(n, c.hint, "gateway %q: %s", clip(s), c.msg)
-		case slices.Contains(to.Addresses, s):
-			d.errorf(n, "keep one of them", "gateway %q is listed twice", clip(s))
-		default:
-			to.Addresses = append(to.Addresses, s)
-		}
-	}
-	to.Proto = proto
-	if n.Kind != yaml.SequenceNode {
-		one(n)
-		return
-	}
-	d.list(n, proto, one)
-	if len(n.Content) == 0 {
-		d.errorf(n, "name a gateway", "%s is empty", proto)
-	}
-}
-
 // readHopFiles reads the tokens and roots that hops name, and returns what
 // they contain.
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
-	for _, at := range d.at.hops {
-		hop := at.hop
+	for i := range d.cfg.Networks {
+		d.readFilesOfHops(path, d.cfg.Networks[i].Via, d.at.networks[i], &all)
+	}
+	for i, s := range d.cfg.Services {
+		d.readFilesOfHops(path, s.Via, d.at.services[i], &all)
+	}
+	return all
+}
+
+func (d *decoder) readFilesOfHops(path string, via []registry.Hop, parent mapping, all *[][]byte) {
+	for i := range via {
+		hop, at := &via[i], mapping{parent.item("via", i)}
 		if cas := at.value("caFile"); cas != nil && cas.Kind == yaml.MappingNode {
-			hop.Trust = d.rootsByDomain(path, cas, "caFile", &all)
+			hop.Trust = d.rootsByDomain(path, cas, "caFile", all)
 		} else {
-			hop.Roots = d.roots(path, cas, "caFile", &all)
+			hop.Roots = d.roots(path, cas, "caFile", all)
 		}
 		if at.value("certificateFile") != nil && at.value("keyFile") != nil {
-			pair, _ := d.pair(path, "via", at.mapping, &all)
+			pair, _ := d.pair(path, "via", at, all)
 			hop.Certificate, hop.Key = pair.Certificate, pair.Key
 		}
 		if n := at.value("userFile"); n != nil {
 			d.warnReadable(path, n)
-			hop.User, hop.Password = d.userOf(n, d.content(path, n, "userFile", &all))
+			hop.User, hop.Password = d.userOf(n, d.content(path, n, "userFile", all))
 		}
 		n := at.value("tokenFile")
 		if n == nil {
 			continue
 		}
 		d.warnReadable(path, n)
-		token := strings.TrimSpace(string(d.content(path, n, "tokenFile", &all)))
+		token := strings.TrimSpace(string(d.content(path, n, "tokenFile", all)))
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			d.errorf(n, "put the one token into it and nothing else", "tokenFile has more than one word, or characters that no token has")
 			continue
 		}
 		hop.Token = registry.Secret(token)
 	}
-	return all
 }
 
 // maxShown is how long a name and a password for a gateway may be, RFC 1929.

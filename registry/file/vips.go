@@ -50,13 +50,13 @@ var vipsFields = fieldsOf([]field[VIPs]{
 func (d *decoder) vips(n *yaml.Node, c *Config) {
 	d.at.vips.node = n
 	c.VIPs = &VIPs{ReuseAfter: defaultReuseAfter}
-	object(d, n, "vips", vipsFields, c.VIPs)
+	objectOf(d, n, "vips", vipsFields, c.VIPs)
 	d.need(n, "vips", "state")
 }
 
 // checkVIP finds a service that asks for an address of its own and can't have
 // one.
-func (d *decoder) checkVIP(s *registry.Service, at *serviceAt) {
+func (d *decoder) checkVIP(s *registry.Service, at mapping) {
 	switch {
 	case !s.VIP:
 	case d.cfg.VIPs == nil:
@@ -102,7 +102,7 @@ func (d *decoder) checkVIPs() {
 		for j := range d.cfg.Networks {
 			for k, p := range d.cfg.Networks[j].CIDRs {
 				if p.Bits() > 0 && p.Overlaps(r) { // a network of everything stands for the rest of the world
-					d.errorf(n, "choose a range that nobody else uses", "range %s of vips overlaps %s of network %q (line %d)", r, p, clip(d.cfg.Networks[j].Name), d.at.networks[j].cidrs[k].Line)
+					d.errorf(n, "choose a range that nobody else uses", "range %s of vips overlaps %s of network %q (line %d)", r, p, clip(d.cfg.Networks[j].Name), d.at.networks[j].item("cidrs", k).Line)
 				}
 			}
 		}

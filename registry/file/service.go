@@ -1,0 +1,150 @@
+package file
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
+)
+
+// A service is an element of services.
+type service struct {
+	Name              tunnel.Pattern   `yaml:"name" what:"the name of a service" as:"pattern"`
+	Names             []tunnel.Pattern `yaml:"names" what:"the name of a service" as:"pattern"`
+	Ports             []port           `yaml:"ports" what:"a port" empty:"list ports, or leave the key out for any port"`
+	Mesh              meshName         `yaml:"mesh"`
+	Exported          bool             `yaml:"exported"`
+	Headless          bool             `yaml:"headless"`
+	ALPN              []string         `yaml:"alpn" what:"a protocol" as:"alpn" unique:"protocol"`
+	Network           string           `yaml:"network"` // of endpoints that name none
+	Exposed           bool             `yaml:"exposed" default:"true"`
+	OwnPort           bool             `yaml:"ownPort" default:"true"`
+	VIP               bool             `yaml:"vip"`
+	ExposedTo         []string         `yaml:"exposedTo" empty:"leave the key out for everyone, or write exposed: false for nobody"`
+	Addresses         []netip.Addr     `yaml:"addresses" what:"an address" as:"destination"`
+	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint"`
+	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
+	Check             healthCheck      `yaml:"check"`
+	Via               []hop            `yaml:"via" what:"a hop" empty:"leave the key out to go there directly"`
+	IdleTimeout       time.Duration    `yaml:"idleTimeout,min=1ms"`
+	HalfClosedTimeout time.Duration    `yaml:"halfClosedTimeout,min=1ms"`
+}
+
+// A port is a number, or one with a name for SRV records.
+type port struct {
+	Port     uint16 `yaml:"port,required,short,min=1,max=65535" what:"a port"`
+	Name     string `yaml:"name,required" what:"the name of a port" as:"portName"`
+	Protocol string `yaml:"protocol" oneof:"tcp udp" default:"tcp"`
+}
+
+// A meshName is what a service is called in its cluster.
+type meshName struct {
+	Service   string `yaml:"service,required" as:"label"`
+	Namespace string `yaml:"namespace" as:"label"`
+	Cluster   string `yaml:"cluster" as:"label"`
+}
+
+// An endpoint is host:port, or an object with what else is known of it.
+type endpoint struct {
+	Address registry.Endpoint `yaml:"address,required,short" what:"an endpoint" as:"endpoint"`
+	Name    string            `yaml:"name" what:"the name of an endpoint" as:"label"`
+	Network string            `yaml:"network"`
+}
+
+// services are registered one by one, so that the structs of a large file are not in
+// memory all at once.
+type services []*registry.Service
+
+func (l *services) decode(d *decoder, n *yaml.Node, key string) {
+	if !d.is(n, yaml.SequenceNode, key) {
+		return
+	}
+	*l = make(services, len(n.Content))
+	d.at.services = make([]mapping, len(n.Content))
+	var s service
+	for i, n := range n.Content {
+		registry.Yield(i)
+		s = service{}
+		if isNull(n) {
+			d.errorf(n, "give it a value, or take it out", "%s has an empty element", key)
+		} else {
+			into(d, n, "a service", &s)
+		}
+		d.at.services[i] = mapping{n}
+		(*l)[i] = s.registered(d.origin(n.Line))
+	}
+}
+
+// registered returns s as the registry has it.
+func (s *service) registered(origin string) *registry.Service {
+	out := &registry.Service{
+		Names: s.Names, Addresses: s.Addresses, Via: registeredHops(s.Via),
+		ID:       registry.ID{Service: s.Mesh.Service, Namespace: s.Mesh.Namespace, Cluster: s.Mesh.Cluster},
+		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, VIP: s.VIP, Check: s.Check.registered(),
+		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.OwnPort,
+		IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
+	}
+	if s.Name != (tunnel.Pattern{}) {
+		out.Names = append([]tunnel.Pattern{s.Name}, s.Names...)
+	}
+	if len(out.Names) > 0 {
+		out.Name = out.Names[0].String()
+	}
+	for _, p := range s.Ports {
+		if p.Port != 0 && !slices.Contains(out.Ports, p.Port) {
+			out.Ports = append(out.Ports, p.Port)
+		}
+		if p.Name != "" {
+			out.NamedPorts = append(out.NamedPorts, registry.NamedPort{Name: p.Name, Protocol: p.Protocol, Port: p.Port})
+		}
+	}
+	if len(s.Endpoints) > 0 {
+		out.Endpoints = make([]registry.Endpoint, len(s.Endpoints))
+	}
+	for i, e := range s.Endpoints {
+		out.Endpoints[i] = e.Address
+		out.Endpoints[i].Name, out.Endpoints[i].Network = e.Name, cmp.Or(e.Network, s.Network)
+	}
+	if s.ProxyProtocol != "" {
+		out.ProxyProtocol = int(s.ProxyProtocol[1] - '0')
+	}
+	return out
+}
+
+// check finds ports that are listed twice, and mistakes of hops.
+func (s *service) check(d *decoder, at mapping) {
+	d.checkVia(at, s.Via)
+	for i, p := range s.Ports {
+		n := at.item("ports", i)
+		for _, q := range s.Ports[:i] {
+			switch {
+			case p.Name == "" && p.Port == q.Port && p.Port != 0 && n.Kind == yaml.ScalarNode:
+				d.errorf(n, "keep one of them", "port %d is listed twice", p.Port)
+			case p.Name != "" && p.Name == q.Name && p.Protocol == q.Protocol:
+				d.errorf(n, "give one of them another", "two ports are called %q", p.Name)
+			default:
+				continue
+			}
+			break
+		}
+	}
+}
+
+// nameAt returns where the name with an index is in a service.
+func (m mapping) nameAt(i int) *yaml.Node {
+	if n := m.value("name"); n != nil {
+		if i--; i < 0 {
+			return n
+		}
+	}
+	return m.item("names", i)
+}
+
+// portless reports whether an endpoint of a service has no port.
+func portless(s *registry.Service) bool {
+	return slices.ContainsFunc(s.Endpoints, func(e registry.Endpoint) bool { return e.Port == 0 && (e.Host != "" || e.Addr.IsValid()) })
+}
