@@ -24,8 +24,9 @@ var layers = []struct {
 	may    []string
 	why    string
 }{
-	{"tunnel", []string{"tunnel/internal/poll"}, "the vocabulary stands on the standard library alone, so that everything can stand on it"},
+	{"tunnel", []string{"tunnel/internal/poll", "tunnel/internal/relay"}, "the vocabulary stands on the standard library alone, so that everything can stand on it"},
 	{"tunnel/internal/poll", nil, "waiting for sockets has nothing to do with what is carried"},
+	{"tunnel/internal/relay", []string{"tunnel/internal/poll"}, "carrying bytes has nothing to do with whose they are"},
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},

@@ -22,7 +22,7 @@ type loopListener struct {
 	deferredSince time.Time // since when the kernel keeps clients that send nothing
 	failed        chan<- *loopListener
 
-	loop      *loop
+	loop      *poll.Loop
 	token     poll.Token
 	unwatched bool  // it has no token
 	err       error // why
@@ -43,7 +43,7 @@ func (s *Server) serveOnLoops(ctx context.Context, ln *Listener) (error, bool) {
 	if !ok {
 		return nil, false
 	}
-	loops := s.loops().running()
+	loops := s.loops().engine().Running()
 	if len(loops) == 0 {
 		return nil, false
 	}
@@ -163,7 +163,7 @@ func (d *loopListener) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
 			go d.server.serve(k)
 		default:
 			s.Task = &k.task
-			if !d.loop.serveOrWait(k, s, d.deferredSince) {
+			if !serveOrWait(l, k, s, d.deferredSince) {
 				return false
 			}
 		}
@@ -191,22 +191,22 @@ type pendingConn struct {
 // serveOrWait serves k, or has it pending until its preamble is complete; since is
 // when the kernel began to keep clients that send nothing. It is false where the
 // loop is another goroutine's afterwards.
-func (l *loop) serveOrWait(k *slot, s *poll.Conn, since time.Time) bool {
+func serveOrWait(l *poll.Loop, k *slot, s *poll.Conn, since time.Time) bool {
 	g := &pendingConn{k: k, conn: s}
 	if g.readMore() {
-		return l.serve(k)
+		return serveOn(l, k)
 	}
 	if len(k.buf) == 0 {
 		k.server.countFromConnect(k, since)
 	}
-	if !l.watchPending(g) {
-		return l.serve(k)
+	if !g.watch(l) {
+		return serveOn(l, k)
 	}
 	return true
 }
 
-// watchPending watches g. It is false where g is to be served at once.
-func (l *loop) watchPending(g *pendingConn) bool {
+// watch has the loop watch g. It is false where g is to be served at once.
+func (g *pendingConn) watch(l *poll.Loop) bool {
 	l.Lock()
 	defer l.Unlock()
 	if l.Stopped() || g.k.evicted.Load() { // servePending came first
@@ -250,7 +250,15 @@ func (g *pendingConn) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
 		g.unwatch(l)
 	}
 	l.Unlock()
-	return !serve || loopOf(l).serve(g.k)
+	return !serve || serveOn(l, g.k)
+}
+
+// serveOn serves k on the loop's own goroutine, as any goroutine would. It is
+// false where k had to wait: the loop is another goroutine's by then.
+func serveOn(l *poll.Loop, k *slot) bool {
+	l.Begin(&k.task)
+	k.server.serve(k)
+	return l.End(&k.task)
 }
 
 // servePending serves k if it is pending: its time is up, or the server closes.
@@ -270,7 +278,7 @@ func (k *slot) servePending() {
 	}
 }
 
-// unwatch ends watchPending. The caller holds the lock.
+// unwatch ends watch. The caller holds the lock.
 func (g *pendingConn) unwatch(l *poll.Loop) {
 	g.k.waiting = nil
 	l.Unregister(g.token)

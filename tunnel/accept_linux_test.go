@@ -92,7 +92,7 @@ func (r *pendingRig) dial(t *testing.T) net.Conn {
 // pending returns how many connections wait.
 func (r *pendingRig) pending() int {
 	n := 0
-	for _, l := range r.srv.own.started() {
+	for _, l := range r.srv.own.engine().Running() {
 		l.Lock()
 		for _, w := range l.Handlers() {
 			if _, ok := w.(*pendingConn); ok {

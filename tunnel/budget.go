@@ -104,10 +104,6 @@ const (
 	// handshake has tens of kilobytes.
 	shortTime     = 2 * time.Second
 	shortHalfOpen = 8
-
-	// shortRead is the most that is read at once of a side whose other side
-	// may not take it, while memory is short, in bytes.
-	shortRead = 2 << 10
 )
 
 // SetPressure says how short memory is.
@@ -163,14 +159,11 @@ func (b *Budget) Buffered() int64 {
 	return b.held.Load()
 }
 
-// readLimit is how much may be read at once, of n. The account is exact, where
-// Pressure is a look from time to time: thousands that stop to read at once
-// must not fill the memory between two looks.
-func (b *Budget) readLimit(n int) int {
-	if b != nil && (b.pressure.Load() > 0 || b.Backlogs > 0 && b.held.Load() > b.Backlogs) {
-		return min(n, shortRead)
-	}
-	return n
+// MemoryShort reports whether tunnels are to be read in small pieces. The account of
+// buffered bytes is exact, where Pressure is a look from time to time: thousands that
+// stop to read at once must not fill the memory between two looks.
+func (b *Budget) MemoryShort() bool {
+	return b != nil && (b.pressure.Load() > 0 || b.Backlogs > 0 && b.held.Load() > b.Backlogs)
 }
 
 // A BufferAccount counts the bytes that a connection of many streams keeps in
@@ -212,7 +205,7 @@ func (h *BufferAccount) Set(n int) {
 
 // MemoryShort reports whether memory is short, or much of it is taken by bytes
 // that nobody reads: a peer may then send no more than is read.
-func (h *BufferAccount) MemoryShort() bool { return h.budget.readLimit(copySize) < copySize }
+func (h *BufferAccount) MemoryShort() bool { return h.budget.MemoryShort() }
 
 // CheckLimit returns an error where the client has its share of the memory for
 // unread bytes already.

@@ -14,36 +14,6 @@ import (
 	"culvert.dev/tunnel/internal/poll"
 )
 
-// Keepalive of every tunnel's sockets: a dead peer is found within 75 seconds
-// without traffic. It is set where the tunnel begins and not where the socket
-// does: most connections are over before it could matter, and it is four system
-// calls for each. Where bytes are under way, Linux finds one in 30 seconds: see
-// poll.PeerCheck.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 3}
-
-// keep sets keepAlive on a tunnel's connection, or on the one below it.
-func keep(c net.Conn) {
-	if c, ok := baseConn(c).(interface {
-		SetKeepAliveConfig(net.KeepAliveConfig) error
-	}); ok {
-		_ = c.SetKeepAliveConfig(keepAlive)
-	}
-}
-
-// A layer is a stream that stands on another one, as TLS does on a socket.
-type layer interface{ NetConn() net.Conn }
-
-// baseConn returns the connection that c stands on, or c.
-func baseConn(c net.Conn) net.Conn {
-	for {
-		over, ok := c.(layer)
-		if !ok {
-			return c
-		}
-		c = over.NetConn()
-	}
-}
-
 // A NetDialer dials TCP addresses that its Guard lets through. It resolves no
 // names: that is the Resolver's part, so that the address that was looked at
 // is the one that is dialed.

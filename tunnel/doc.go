@@ -22,7 +22,7 @@
 //
 // On Linux connections wait in event loops (see Loops), which are in
 // tunnel/internal/poll with the sockets and the system calls. Elsewhere each waits
-// on a goroutine.
+// on a goroutine. What carries the bytes of tunnels is in tunnel/internal/relay.
 //
 // The package stands on the standard library alone. It does not parse any
 // protocol's preamble, does not know where names come from and does not

@@ -1,5 +1,7 @@
 package tunnel
 
+import "culvert.dev/tunnel/internal/relay"
+
 // Account returns what the Server's clients have: places held, pending
 // connections, and connections that Close would close.
 func (s *Server) Account() (open, pending, waiting int) {
@@ -40,7 +42,7 @@ func (s *Server) accounts() *Clients {
 func (r *Router) Reserved() int { return int(r.tunnels.Load()) }
 
 // InKernel is false where the event loop carries nothing.
-const InKernel = inKernel
+const InKernel = relay.InKernel
 
 // Listeners returns how many listeners s knows of.
 func (s *Server) Listeners() int {
@@ -51,5 +53,12 @@ func (s *Server) Listeners() int {
 
 // CarryFor is Carry of a tunnel that is charged to c.
 func (r *Relay) CarryFor(c *Client, t Tunnel) {
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &tunnelInfo{lease: lease{client: c}, extra: &extraInfo{t.About, t.Ended}}, nil)
+	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &chargedInfo{carriedInfo{r, t.About, t.Ended}, c}, nil)
 }
+
+type chargedInfo struct {
+	carriedInfo
+	client *Client
+}
+
+func (rec *chargedInfo) ChargedTo() (key any, name string) { return rec.client, rec.client.name }

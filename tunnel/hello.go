@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // helloTimeout is how long a client has to begin a TLS handshake where nothing else
@@ -25,8 +27,8 @@ func (r *Router) mustBeTLS(ctx context.Context, route *Route, ep Endpoint, clien
 	passed := false
 	defer func() {
 		if !passed { // refused, or a panic is on its way up
-			_ = abort(server)
-			_ = abortWithReason(client, Insecure)
+			_ = relay.Abort(server)
+			_ = relay.AbortWithReason(client, Insecure)
 			r.giveBack(l, isMultiplexed(server))
 		}
 	}()

@@ -2,8 +2,10 @@ package tunnel
 
 import (
 	"context"
+	"sync"
 
 	"culvert.dev/tunnel/internal/poll"
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // Loops are event loops, one for each processor, that watch sockets: those
@@ -17,18 +19,25 @@ type Loops struct {
 	Count  int     // 0 means one for each processor that Go uses; it is best one less
 	Budget *Budget // pipes are counted here; nil means no limit
 
-	kernelLoops
+	once  sync.Once // guards the settings of loops
+	loops relay.Loops
 }
 
 // Close stops the loops. What they still watch is closed with a reset.
 func (l *Loops) Close() error {
-	l.stop()
+	l.loops.Stop()
 	return nil
+}
+
+// engine returns the event loops. They have the settings of l from the first call on.
+func (l *Loops) engine() *relay.Loops {
+	l.once.Do(func() { l.loops.Count, l.loops.Budget = l.Count, l.Budget })
+	return &l.loops
 }
 
 // Stalls returns how often a connection held up a loop: it waited for something
 // else than its context, or computed for long without WillCompute.
-func (l *Loops) Stalls() uint64 { return l.stalls.Load() }
+func (l *Loops) Stalls() uint64 { return l.loops.Stalls() }
 
 // WillCompute says that the caller, which serves the request or connection of
 // ctx, is about to compute for more than a moment, as a password's hash takes. The

@@ -2,8 +2,12 @@ package tunnel
 
 import (
 	"encoding/binary"
+	"math"
 	"net/netip"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // An Outcome is all there is to say about one request, once, at its end. The
@@ -49,35 +53,62 @@ type Attempt struct {
 	Err      error // nil for the one that worked
 }
 
-// tunnelInfo is what the Relay keeps of a tunnel's request until its end: a
-// gateway is mostly tunnels at rest, and they are mostly this. The Outcome is
-// made from it on demand.
+// A record is what the Relay keeps of a tunnel's request until its end.
+type record interface {
+	relay.Owner
+
+	requestID() uint64 // 0 where there is none
+
+	// outcome returns a new Outcome of all that is known before the end, nil where
+	// nothing is.
+	outcome() *Outcome
+
+	age() time.Duration // since the request began; only where there is an outcome
+}
+
+// A tunnelInfo is the record of nearly every request: a gateway is mostly tunnels at
+// rest, and they are mostly this. The Outcome is made from it on demand.
 type tunnelInfo struct {
-	router *Router // nil for a Tunnel that did not come from one
+	router *Router
 	lease  lease
-	extra  *extraInfo // nil for nearly all
 
-	id             uint64
-	start          int64 // unix nanoseconds
-	began          int64 // clock of the same moment
-	waited, dialed time.Duration
-	dialTime       time.Duration // the dial alone
-	source, addr   compactAddr   // the client's, the endpoint's
-	multiplexed    bool          // the way to the endpoint takes no descriptor
-	host           string        // the endpoint's DNS name
-	proto          string
-	listener       string
-	target         string
-	service        string
-	pattern        string
-	alpn           []string
+	id               uint64
+	start            int64 // unix nanoseconds
+	began            int64 // poll.Clock of the same moment
+	waited           time.Duration
+	dialed, dialTime microseconds // until the client heard yes, and the dial alone
+	source, addr     compactAddr  // the client's, the endpoint's
+	multiplexed      bool         // the way to the endpoint takes no descriptor
+	host             string       // the endpoint's DNS name
+	proto            string
+	listener         string
+	target           string
+	service          string
+	pattern          string
+	alpn             []string
 }
 
-// extraInfo is what only few tunnels have.
-type extraInfo struct {
-	whole *Outcome  // instead of the tunnelInfo, where that can't hold it
-	ended func(End) // of a Tunnel that did not come from a Router
+// A largeInfo is the record of a request that a tunnelInfo cannot hold.
+type largeInfo struct {
+	tunnelInfo
+	whole Outcome
 }
+
+// A carriedInfo is the record of a Tunnel that did not come from a Router.
+type carriedInfo struct {
+	relay *Relay
+	about *Outcome // may be nil
+	ended func(End)
+}
+
+// microseconds is a duration in half the space, of an hour at most.
+type microseconds uint32
+
+func toMicroseconds(d time.Duration) microseconds {
+	return microseconds(min(max(d.Microseconds(), 0), math.MaxUint32))
+}
+
+func (m microseconds) duration() time.Duration { return time.Duration(m) * time.Microsecond }
 
 // A compactAddr is a netip.AddrPort without a zone, in 19 bytes instead of 32.
 type compactAddr struct {
@@ -107,78 +138,114 @@ func (p compactAddr) addrPort() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(p.ip), port)
 }
 
-// tunnelInfo returns what is to be kept of o, whose request is about to be carried
-// to ep.
-func (r *Router) tunnelInfo(o *Outcome, ep Endpoint, took time.Duration, l lease) tunnelInfo {
-	rec := tunnelInfo{
-		router: r, lease: l, id: o.ID, start: o.Start.UnixNano(), began: clock() - int64(time.Since(o.Start)),
-		waited: o.Waited, dialed: o.Dialed, dialTime: took, host: ep.Host,
+// newRecord returns what is to be kept of o, whose request is about to be carried to
+// the endpoint that was dialed.
+func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease) record {
+	ep := dialed.Endpoint
+	source, sourceFits := compact(o.Source)
+	addr, addrFits := compact(ep.Addr)
+	info := tunnelInfo{
+		router: r, lease: l, id: o.ID, start: o.Start.UnixNano(), began: poll.Clock() - int64(time.Since(o.Start)),
+		waited: o.Waited, dialed: toMicroseconds(o.Dialed), dialTime: toMicroseconds(dialed.Took),
+		source: source, addr: addr, multiplexed: multiplexed, host: ep.Host,
 		proto: o.Proto, listener: o.Listener, target: o.Target, service: o.Service, pattern: o.Pattern, alpn: o.ALPN,
 	}
-	if rec.target == rec.pattern {
-		rec.target = rec.pattern // the table's string does for both
+	if info.target == info.pattern {
+		info.target = info.pattern // the table's string does for both
 	}
-	var fits, fits2 bool
-	rec.source, fits = compact(o.Source)
-	rec.addr, fits2 = compact(ep.Addr)
-	if !fits || !fits2 || o.Peer != (Peer{}) || o.Unverified != nil || len(o.Attempts) > 0 {
-		whole := *o
-		whole.Endpoint = ep.String()
-		whole.Attempts = append(whole.Attempts, Attempt{Endpoint: ep, Took: took})
-		rec.extra = &extraInfo{whole: &whole}
+	if sourceFits && addrFits && o.Peer == (Peer{}) && o.Unverified == nil && len(o.Attempts) == 0 {
+		return &info
 	}
-	return rec
+	large := &largeInfo{tunnelInfo: info, whole: *o}
+	large.whole.Endpoint = ep.String()
+	large.whole.Attempts = append(large.whole.Attempts, dialed)
+	return large
 }
 
-// outcome returns a new Outcome of all that is known before the end, nil where
-// nothing is.
-func (rec *tunnelInfo) outcome() *Outcome {
-	if rec.extra != nil {
-		if rec.extra.whole == nil {
-			return nil
-		}
-		o := *rec.extra.whole
-		return &o
+func (rec *tunnelInfo) requestID() uint64 { return rec.id }
+func (rec *carriedInfo) requestID() uint64 {
+	if rec.about == nil {
+		return 0
 	}
+	return rec.about.ID
+}
+
+func (rec *tunnelInfo) age() time.Duration  { return time.Duration(poll.Clock() - rec.began) }
+func (rec *carriedInfo) age() time.Duration { return time.Since(rec.about.Start) }
+
+func (rec *tunnelInfo) outcome() *Outcome {
 	ep := Endpoint{Addr: rec.addr.addrPort(), Host: rec.host}
 	return &Outcome{
 		ID: rec.id, Start: time.Unix(0, rec.start), Proto: rec.proto, Listener: rec.listener, Source: rec.source.addrPort(),
 		Target: rec.target, ALPN: rec.alpn, Service: rec.service, Pattern: rec.pattern, Endpoint: ep.String(),
-		Attempts: []Attempt{{Endpoint: ep, Took: rec.dialTime}}, Waited: rec.waited, Dialed: rec.dialed,
+		Attempts: []Attempt{{Endpoint: ep, Took: rec.dialTime.duration()}}, Waited: rec.waited, Dialed: rec.dialed.duration(),
 	}
 }
 
-// requestID returns the request's ID, 0 where there is none.
-func (rec *tunnelInfo) requestID() uint64 {
-	if rec.extra != nil && rec.extra.whole != nil {
-		return rec.extra.whole.ID
-	}
-	return rec.id
+func (rec *largeInfo) outcome() *Outcome {
+	o := rec.whole
+	return &o
 }
 
-// age returns how long ago the request began.
-func (rec *tunnelInfo) age() time.Duration {
-	if rec.router == nil {
-		return time.Since(rec.extra.whole.Start)
+func (rec *carriedInfo) outcome() *Outcome {
+	if rec.about == nil {
+		return nil
 	}
-	return time.Duration(clock() - rec.began)
+	o := *rec.about
+	return &o
 }
 
-// end tells of the end, gives back what the tunnel had taken, and lets relay
-// forget it.
-func (rec *tunnelInfo) end(relay *Relay, e End) {
-	defer relay.open.Add(-1)
-	if rec.router == nil {
-		rec.extra.ended(e)
-		return
-	}
+// Ended implements relay.Owner.
+func (rec *tunnelInfo) Ended(e End) { rec.end(rec.outcome(), e) }
+
+// Ended implements relay.Owner.
+func (rec *largeInfo) Ended(e End) { rec.end(rec.outcome(), e) }
+
+// Ended implements relay.Owner.
+func (rec *carriedInfo) Ended(e End) {
+	defer rec.relay.open.Add(-1)
+	rec.ended(e)
+}
+
+// end gives back what the tunnel had taken, and reports its Outcome, which is o with
+// its end.
+func (rec *tunnelInfo) end(o *Outcome, e End) {
+	defer rec.router.Relay.open.Add(-1)
 	if rec.lease.stream {
-		early := e.byClient && e.Out == 0 && rec.age()-rec.waited-rec.dialed < earlyAbort
+		early := e.ByClient && e.Out == 0 && rec.age()-rec.waited-rec.dialed.duration() < earlyAbort
 		rec.lease.client.countTunnelEnd(early, time.Now())
 	}
 	rec.router.giveBack(&rec.lease, rec.multiplexed)
-	o := rec.outcome()
 	o.Reason, o.Err, o.BytesIn, o.BytesOut = e.Reason, e.Err, e.In, e.Out
 	o.Lasted = rec.age()
 	rec.router.report(o)
 }
+
+// Answered implements relay.Owner: the ClientHello has its answer.
+func (rec *tunnelInfo) Answered() {
+	if rec.lease.hello != 0 {
+		rec.router.answered(&rec.lease)
+	}
+}
+
+// Answered implements relay.Owner.
+func (*carriedInfo) Answered() {}
+
+// ChargedTo implements relay.Owner: it returns the client's account, or that of the
+// client's /48. Behind a proxy in front, which stands for many clients, and without a
+// client each tunnel is by itself.
+func (rec *tunnelInfo) ChargedTo() (key any, name string) {
+	c := rec.lease.client
+	switch {
+	case c == nil:
+		return rec, ""
+	case rec.lease.exempt:
+		return rec, c.name
+	case c.site != nil:
+		c = c.site
+	}
+	return c, c.name
+}
+
+// ChargedTo implements relay.Owner.
+func (rec *carriedInfo) ChargedTo() (key any, name string) { return rec, "" }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // A Reason says in one word why a request was refused or how a tunnel ended.
 // The same word stands in the log line, the metric label, the wire answer and
 // in "culvert explain". The set is closed: see Reasons.
-type Reason string
+type Reason = relay.Reason
 
 // How a connection ends before it has asked for anything.
 const (
@@ -94,3 +96,12 @@ func ReasonOf(err error) Reason {
 	}
 	return Internal
 }
+
+// A Panic is the error that a panic becomes in a goroutine that serves one
+// connection or one tunnel: that ends, and nothing else. Whoever reports the end
+// logs the stack.
+type Panic = relay.Panic
+
+// Caught makes a Panic of what recover has returned, in the deferred function
+// that called it.
+func Caught(v any) *Panic { return relay.Caught(v) }

@@ -9,8 +9,12 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // Limits of a tunnel that its Route leaves at zero.
@@ -42,10 +46,9 @@ type Relay struct {
 
 	own      Loops
 	open     atomic.Int64
-	kernel   kernelRelay
-	copies   copyRelay
+	once     sync.Once // guards the setting of carrier
+	carrier  relay.Relay
 	sessions sessions
-	panics   panicLog
 }
 
 // A Tunnel is what Carry takes over. Neither stream may be used by anyone
@@ -69,53 +72,37 @@ type Tunnel struct {
 }
 
 // An End says how a tunnel ended.
-type End struct {
-	Reason Reason
-	Err    error // what a side reported, nil after an orderly end
-	In     int64 // bytes taken from the client and given to the service's socket
-	Out    int64 // bytes taken from the service and given to the client's socket
-
-	byClient bool // it was the client that aborted
-}
+type End = relay.End
 
 // Carry takes ownership of both streams and returns at once; t.Ended reports
 // the end. Bytes that either stream has already read (see Unwrapper) are
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &tunnelInfo{extra: &extraInfo{t.About, t.Ended}}, nil)
+	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &carriedInfo{r, t.About, t.Ended}, nil)
 }
 
-// carry is Carry for the request that rec describes, which is copied. k is the
-// client's connection in a Server, nil where it came from elsewhere.
-func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, rec *tunnelInfo, k *slot) {
-	j := carryArgs{relay: r, slot: k, idle: limit(idle, r.IdleTimeout, DefaultIdleTimeout), half: limit(halfClosed, r.HalfClosedTimeout, DefaultHalfClosedTimeout), record: rec}
-	j.client, j.fromClient = unwrap(client)
-	j.server, j.fromServer = unwrap(server)
+// carry is Carry for the request of info. k is the client's connection in
+// a Server, nil where it came from elsewhere.
+func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, info record, k *slot) {
+	t := relay.Tunnel{
+		IdleTimeout:       limit(idle, r.IdleTimeout, DefaultIdleTimeout),
+		HalfClosedTimeout: limit(halfClosed, r.HalfClosedTimeout, DefaultHalfClosedTimeout),
+		Owner:             info,
+	}
+	t.Client, t.FromClient = unwrap(client)
+	t.Server, t.FromServer = unwrap(server)
+	scratch := k.takeScratch(t.Client)
 	r.open.Add(1)
-	if !r.kernel.carry(&j) {
-		r.copies.carry(&j)
+	if copied := r.carriers().Carry(&t); copied && scratch != nil {
+		scratch.Free()
 	}
 }
 
-// carryArgs are what it takes to carry a tunnel.
-type carryArgs struct {
-	relay                  *Relay
-	client, server         net.Conn
-	fromClient, fromServer []byte // read already
-	idle, half             time.Duration
-	record                 *tunnelInfo
-	slot                   *slot // of the client's connection, nil for none
-}
-
-// freeScratch gives back the memory that the client's preamble stood in, unless
-// bytes are left there. The caller has passed on what it had of them, and nobody
-// uses the connection yet.
-func (j *carryArgs) freeScratch() {
-	k := j.slot
-	if k != nil && k.scratch != nil && len(k.buf) == 0 && baseConn(j.client) == k.Conn.Conn {
-		k.scratch.Free()
-		k.scratch = nil
-	}
+// carriers returns what carries the tunnels. It has the settings of r from the first
+// call on.
+func (r *Relay) carriers() *relay.Relay {
+	r.once.Do(func() { r.carrier.Loops, r.carrier.Log = r.loops().engine(), r.Log })
+	return &r.carrier
 }
 
 // Open returns the number of tunnels that have not ended.
@@ -154,7 +141,7 @@ func (r *Relay) Abort(ctx context.Context, why Reason, over time.Duration) {
 			}
 			timer.Stop()
 		}
-		t.kill(why, nil)
+		t.Kill(why, nil)
 	}
 }
 
@@ -162,10 +149,9 @@ func (r *Relay) Abort(ctx context.Context, why Reason, over time.Duration) {
 // goroutines. The Relay can't be used after it.
 func (r *Relay) Close() error {
 	for _, t := range r.all() {
-		t.kill(Drain, nil)
+		t.Kill(Drain, nil)
 	}
-	r.copies.close()
-	r.kernel.wait()
+	r.carriers().Close()
 	return r.own.Close()
 }
 
@@ -175,9 +161,6 @@ func (r *Relay) loops() *Loops {
 	}
 	return &r.own
 }
-
-// sideNames are for errors, in the order of sides and pumps.
-var sideNames = [2]string{"client", "service"}
 
 // limit picks the first of the given durations that is not zero; a negative
 // one means no limit and becomes 0.
@@ -207,18 +190,6 @@ func unwrap(c net.Conn) (net.Conn, []byte) {
 	}
 }
 
-// limitExceeded reports whether a tunnel has been without a byte for longer than its
-// limit allows, and which limit that is.
-func limitExceeded(quiet time.Duration, half bool, idle, halfClosed time.Duration) (Reason, bool) {
-	switch {
-	case half && halfClosed > 0 && quiet >= halfClosed:
-		return HalfClosed, true
-	case idle > 0 && quiet >= idle:
-		return Idle, true
-	}
-	return "", false
-}
-
 // A Live is an open tunnel as it was at one moment.
 type Live struct {
 	ID       uint64 // of the request, as in its Outcome; this and what follows is empty for a Tunnel without About
@@ -239,21 +210,6 @@ type Live struct {
 	HalfClosed bool          // one side has ended its stream
 }
 
-// A liveTunnel is an open tunnel on the list of the Relay, whichever way it is
-// carried. Its methods may be called at any time, on any goroutine.
-type liveTunnel interface {
-	about() *tunnelInfo
-	progress() (p progress, open bool)
-	kill(why Reason, err error) // an abort; where a loop carries the tunnel, it comes soon after
-}
-
-// progress is what changes in a tunnel's life.
-type progress struct {
-	in, out int64
-	moved   int64 // clock of the last byte or end
-	half    bool
-}
-
 // List yields the tunnels that are open when it is ranged over, in the order of
 // their IDs, each as it is when its turn comes. Those that have ended by then
 // are left out. It takes as long as its caller does and holds up no tunnel.
@@ -272,12 +228,12 @@ func (r *Relay) List() iter.Seq[Live] {
 // Ended, and has another reason where it was about to come anyway.
 func (r *Relay) End(id uint64, why Reason) bool {
 	for _, t := range r.all() {
-		if id == 0 || t.about().requestID() != id {
+		if id == 0 || infoOf(t).requestID() != id {
 			continue
 		}
-		_, open := t.progress()
+		_, open := t.Progress()
 		if open {
-			t.kill(why, nil)
+			t.Kill(why, nil)
 		}
 		return open
 	}
@@ -291,7 +247,7 @@ func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 	n := 0
 	for _, t := range r.sorted() {
 		if v, open := live(t); open && match(&v) {
-			t.kill(why, nil)
+			t.Kill(why, nil)
 			n++
 		}
 	}
@@ -299,28 +255,46 @@ func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 }
 
 // all returns the open tunnels, in no order.
-func (r *Relay) all() []liveTunnel {
-	return r.sessions.appendAll(append(r.kernel.all(r), r.copies.all()...))
+func (r *Relay) all() []relay.Live {
+	return r.sessions.appendAll(r.carriers().All())
 }
 
 // sorted returns them in the order of their IDs.
-func (r *Relay) sorted() []liveTunnel {
+func (r *Relay) sorted() []relay.Live {
 	all := r.all()
-	slices.SortFunc(all, func(a, b liveTunnel) int { return cmp.Compare(a.about().requestID(), b.about().requestID()) })
+	slices.SortFunc(all, func(a, b relay.Live) int { return cmp.Compare(infoOf(a).requestID(), infoOf(b).requestID()) })
 	return all
 }
 
+// infoOf returns what is known of the request that t is carried for.
+func infoOf(t relay.Live) record { return t.Owner().(record) }
+
 // live is t now. It is false where t has ended.
-func live(t liveTunnel) (Live, bool) {
-	p, open := t.progress()
+func live(t relay.Live) (Live, bool) {
+	p, open := t.Progress()
 	if !open {
 		return Live{}, false
 	}
-	v := Live{In: p.in, Out: p.out, Quiet: time.Duration(max(clock()-p.moved, 0)), HalfClosed: p.half}
-	if o := t.about().outcome(); o != nil {
-		v.ID, v.Start, v.Age, v.Proto, v.Listener = o.ID, o.Start, t.about().age(), o.Proto, o.Listener
+	v := Live{In: p.In, Out: p.Out, Quiet: time.Duration(max(poll.Clock()-p.Moved, 0)), HalfClosed: p.HalfClosed}
+	info := infoOf(t)
+	if o := info.outcome(); o != nil {
+		v.ID, v.Start, v.Age, v.Proto, v.Listener = o.ID, o.Start, info.age(), o.Proto, o.Listener
 		v.Source, v.Peer, v.Target = o.Source, o.Peer, o.Target
 		v.Service, v.Pattern, v.Endpoint = o.Service, o.Pattern, o.Endpoint
 	}
 	return v, true
+}
+
+// FreedMemory is the result of Relay.FreeMemory.
+type FreedMemory = relay.FreedMemory
+
+// FreeMemory ends tunnels that keep bytes because a side does not take them,
+// until about n bytes are free. It is called when memory is full. The next tunnel
+// to end is always one of the client that keeps most: first one that moves
+// nothing, and of those the one that keeps most. Tunnels that keep next to
+// nothing are left alone.
+//
+// kernel says that what the kernel keeps for the sockets counts, too.
+func (r *Relay) FreeMemory(n int64, kernel bool) FreedMemory {
+	return r.carriers().FreeMemory(n, kernel)
 }

@@ -181,6 +181,12 @@ type BufferReleaser interface {
 	ReleaseBuffers()
 }
 
+// A Holder is a Stream that keeps bytes which have come and were not read. The Relay
+// asks it when it looks for memory to free. Held may be called at any time.
+type Holder interface {
+	Held() int // bytes of memory
+}
+
 // A Dialer opens a connection to the next hop.
 //
 // One that also has DialEndpoint or DialRequest is asked by those: with the

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // Limits of the dial that a Router leaves at zero.
@@ -65,9 +67,8 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		}
 	}
 	req.slot.lend(&lease)
-	rec := r.tunnelInfo(&o, dialed.Endpoint, dialed.Took, lease)
-	rec.multiplexed = isMultiplexed(server)
-	r.Relay.carry(client, server, route.IdleTimeout, route.HalfClosedTimeout, &rec, req.slot)
+	rec := r.newRecord(&o, dialed, isMultiplexed(server), lease)
+	r.Relay.carry(client, server, route.IdleTimeout, route.HalfClosedTimeout, rec, req.slot)
 }
 
 // connect takes req as far as a service that answers: resolve, allow, dial. l is
@@ -109,7 +110,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease
 func (r *Router) accept(req *Request, server net.Conn, l *lease) (client Stream, err error) {
 	defer func() {
 		if client == nil {
-			_ = abort(server)
+			_ = relay.Abort(server)
 			r.giveBack(l, isMultiplexed(server))
 		}
 	}()
@@ -197,13 +198,6 @@ func (r *Router) answered(l *lease) {
 	if l.hello != 0 {
 		r.hellos.leave(l.hello)
 		l.hello = 0
-	}
-}
-
-// answered is the Router's, for a tunnel that something of the service has come in.
-func (rec *tunnelInfo) answered() {
-	if rec.lease.hello != 0 {
-		rec.router.answered(&rec.lease)
 	}
 }
 

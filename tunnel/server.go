@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"culvert.dev/tunnel/internal/poll"
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // A Listener is a socket that accepts and the protocols it speaks.
@@ -57,7 +58,7 @@ type Server struct {
 	drainers  []Drainer
 	slots     slots
 	closed    bool
-	panics    panicLog
+	panics    relay.PanicLog
 	wg        sync.WaitGroup
 }
 
@@ -196,7 +197,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 			s.Budget.Give(1)
 		}
 		k.client.Release()
-		_ = abort(c)
+		_ = relay.Abort(c)
 		s.report(k, nil, refused)
 		return nil
 	}
@@ -335,7 +336,7 @@ func (k *slot) Panicked(req *Request, v any) {
 
 // panicking logs a stack, once a minute at most: an attacker who found the
 // input may send it often.
-func (s *Server) panicking(p *Panic) { s.panics.log(s.Log, p) }
+func (s *Server) panicking(p *Panic) { s.panics.Log(s.Log, p) }
 
 // sweep ends preambles whose time is up, as long as there are any. It stands
 // for a timer per connection.
@@ -346,7 +347,7 @@ func (s *Server) sweep() {
 	defer t.Stop()
 	for range t.C {
 		s.mu.Lock()
-		limits, busy := s.Budget.preamble(s.Limits), s.loops().handOffStalled()
+		limits, busy := s.Budget.preamble(s.Limits), s.loops().engine().HandOffStalled()
 		if !s.slots.expirePending(&limits, time.Now()) && !busy {
 			s.slots.sweeping = false
 			s.mu.Unlock()

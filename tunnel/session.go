@@ -7,6 +7,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // A Session is what a Router has let through for somebody else than its Relay
@@ -19,7 +22,7 @@ type Session struct {
 	Route    Route
 
 	relay   *Relay
-	record  tunnelInfo
+	record  record
 	carrier Carrier
 	ended   atomic.Bool
 }
@@ -53,7 +56,7 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
-	s.record = r.tunnelInfo(&o, dialed.Endpoint, dialed.Took, lease)
+	s.record = r.newRecord(&o, dialed, false, lease)
 	return s, nil
 }
 
@@ -99,18 +102,20 @@ func (s *Session) End(e End) {
 		s.relay.open.Add(1)
 	}
 	s.relay.sessions.remove(s)
-	s.record.end(s.relay, e)
+	s.record.Ended(e)
 }
 
-// about, progress and kill implement liveTunnel.
-func (s *Session) about() *tunnelInfo { return &s.record }
+// listedSession is a Session on the Relay's list. It implements relay.Live.
+type listedSession struct{ s *Session }
 
-func (s *Session) progress() (p progress, open bool) {
-	in, out, moved := s.carrier.Progress()
-	return progress{in: in, out: out, moved: clock() - int64(time.Since(moved))}, !s.ended.Load()
+func (l listedSession) Owner() relay.Owner { return l.s.record }
+
+func (l listedSession) Progress() (p relay.Progress, open bool) {
+	in, out, moved := l.s.carrier.Progress()
+	return relay.Progress{In: in, Out: out, Moved: poll.Clock() - int64(time.Since(moved))}, !l.s.ended.Load()
 }
 
-func (s *Session) kill(why Reason, _ error) { s.carrier.Kill(why) }
+func (l listedSession) Kill(why Reason, _ error) { l.s.carrier.Kill(why) }
 
 // sessions are those that a Relay lists.
 type sessions struct {
@@ -133,11 +138,11 @@ func (l *sessions) remove(s *Session) {
 	delete(l.all, s)
 }
 
-func (l *sessions) appendAll(to []liveTunnel) []liveTunnel {
+func (l *sessions) appendAll(to []relay.Live) []relay.Live {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for s := range l.all {
-		to = append(to, s)
+		to = append(to, listedSession{s})
 	}
 	return to
 }

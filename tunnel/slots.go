@@ -2,11 +2,13 @@ package tunnel
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"sync/atomic"
 	"time"
 
 	"culvert.dev/tunnel/internal/poll"
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // Limits bound what connections may cost before they have asked for anything,
@@ -269,6 +271,18 @@ func (k *slot) giveUp() {
 	k.client.addDescriptors(-1)
 	k.client.Release()
 	k.server.Budget.Give(1)
+}
+
+// takeScratch returns the memory that the client's preamble stood in, for the caller to
+// free once it has passed on what it has of it. It is nil where bytes are left there,
+// and where client is not the connection itself, whose buffer somebody may yet read.
+func (k *slot) takeScratch(client net.Conn) *poll.Scratch {
+	if k == nil || len(k.buf) > 0 || relay.BaseConn(client) != k.Conn.Conn {
+		return nil
+	}
+	scratch := k.scratch
+	k.scratch = nil
+	return scratch
 }
 
 // wake makes the connection's pending read fail: its time is up.

@@ -1,6 +1,6 @@
 //go:build amd64 || arm64
 
-package tunnel
+package relay
 
 import (
 	"net"
@@ -17,7 +17,7 @@ import (
 // its turn and sweeps the others between events.
 type loop struct {
 	poll.Loop
-	budget *Budget
+	budget Budget
 	buf    []byte
 	turns  []bulkDirection
 	pipes  []poll.Pipe // empty ones
@@ -44,17 +44,31 @@ type abortOrder struct {
 
 const maxSleep = time.Minute
 
-type kernelLoops struct {
-	once  sync.Once
-	loops atomic.Pointer[[]*loop] // set once; nil before
-	next  atomic.Uint32
-	wg    sync.WaitGroup
+// Loops are event loops that carry tunnels and watch the sockets of listeners and of
+// pending connections. Count and Budget are set before they start; they start when
+// they are first needed.
+type Loops struct {
+	Count  int    // 0 means one for each processor that Go uses
+	Budget Budget // pipes are counted here
 
+	once   sync.Once
+	loops  atomic.Pointer[[]*loop] // set once; nil before
+	next   atomic.Uint32
+	wg     sync.WaitGroup
 	stalls atomic.Uint64
 }
 
-// running starts the loops if they never were and returns them. There are
-// fewer or none where the system has no more epoll sets, or after stop.
+// Running starts the loops if they never were, and returns them. There are fewer or
+// none where the system has no more epoll sets, or after Stop.
+func (l *Loops) Running() []*poll.Loop {
+	var all []*poll.Loop
+	for _, one := range l.running() {
+		all = append(all, &one.Loop)
+	}
+	return all
+}
+
+// running is Running, for this package.
 func (l *Loops) running() []*loop {
 	l.once.Do(func() {
 		n := l.Count
@@ -77,8 +91,8 @@ func (l *Loops) running() []*loop {
 }
 
 // started returns the loops if they run already.
-func (k *kernelLoops) started() []*loop {
-	if loops := k.loops.Load(); loops != nil {
+func (l *Loops) started() []*loop {
+	if loops := l.loops.Load(); loops != nil {
 		return *loops
 	}
 	return nil
@@ -107,15 +121,19 @@ func (l *Loops) pick(home *loop) *loop {
 	return least
 }
 
-func (k *kernelLoops) stop() {
-	k.once.Do(func() {}) // never start after this
-	for _, l := range k.started() {
-		l.Stop()
+// Stop stops the loops. What they still watch is closed with a reset.
+func (l *Loops) Stop() {
+	l.once.Do(func() {}) // never start after this
+	for _, one := range l.started() {
+		one.Stop()
 	}
-	k.wg.Wait()
+	l.wg.Wait()
 }
 
-func newLoop(budget *Budget, ended func()) (*loop, error) {
+// Stalls returns how often HandOffStalled found a loop that was held up.
+func (l *Loops) Stalls() uint64 { return l.stalls.Load() }
+
+func newLoop(budget Budget, ended func()) (*loop, error) {
 	l := &loop{budget: budget, due: notDue, buf: make([]byte, loopBuffer)}
 	return l, l.Init(l, ended)
 }
@@ -195,21 +213,13 @@ func (l *loop) Release() {
 	l.budget.Give(int64(2 * l.npipes))
 }
 
-// serve serves k on the loop's own goroutine, as any goroutine would. It is
-// false where k had to wait: the loop is another goroutine's by then.
-func (l *loop) serve(k *slot) bool {
-	l.Begin(&k.task)
-	k.server.serve(k)
-	return l.End(&k.task)
-}
-
-// handOffStalled hands off the loops that have served the same connection since
+// HandOffStalled hands off the loops that have served the same connection since
 // the last call: it waits, and nobody said so. It is false when none is served.
-func (k *kernelLoops) handOffStalled() (busy bool) {
-	for _, l := range k.started() {
-		serves, stalled := l.CheckStalled()
+func (l *Loops) HandOffStalled() (busy bool) {
+	for _, one := range l.started() {
+		serves, stalled := one.CheckStalled()
 		if stalled {
-			k.stalls.Add(1)
+			l.stalls.Add(1)
 		}
 		busy = busy || serves
 	}

@@ -1,6 +1,6 @@
 //go:build amd64 || arm64
 
-package tunnel
+package relay
 
 import (
 	"io"
@@ -20,7 +20,7 @@ type poller struct {
 
 func (p *pump) initPoller(c net.Conn) {
 	if poll.IsSocket(c) {
-		p.socket, p.loop = c, p.ct.relay.loops().pick(nil)
+		p.socket, p.loop = c, p.ct.relay.Loops.pick(nil)
 	}
 }
 
@@ -85,7 +85,7 @@ func (p *pump) copySocket() error {
 		errno syscall.Errno
 	)
 	try := func(fd uintptr) bool {
-		buf = p.budget.buffer(true)
+		buf = newBuffer(p.budget, true)
 		for {
 			if n, errno = poll.Read(int32(fd), *buf); errno != syscall.EINTR {
 				break

@@ -1,18 +1,42 @@
 //go:build amd64 || arm64
 
-package tunnel
+package relay
 
 import (
 	"testing"
 	"time"
+	"unsafe"
 
 	"culvert.dev/tunnel/internal/poll"
 )
 
+// noBudget is a Budget without limits.
+type noBudget struct{}
+
+func (noBudget) Take(int64) bool   { return true }
+func (noBudget) Give(int64)        {}
+func (noBudget) AddBuffered(int)   {}
+func (noBudget) MemoryShort() bool { return false }
+
+// An ownerFunc is an Owner that hears of the end alone.
+type ownerFunc func(End)
+
+func (ownerFunc) Answered()                {}
+func (f ownerFunc) Ended(e End)            { f(e) }
+func (ownerFunc) ChargedTo() (any, string) { return nil, "" }
+
+// TestTunnelAtRestIsSmall is the Relay's part of the half KiB that a tunnel at rest may
+// take.
+func TestTunnelAtRestIsSmall(t *testing.T) {
+	if size := unsafe.Sizeof(socketTunnel{}); size > 128 {
+		t.Errorf("a socketTunnel has %d bytes, want 128 at most, its size class", size)
+	}
+}
+
 // TestSweepGoesInPieces has a loop with many tunnels, all of them silent for
 // too long, sweep: between two pieces it can look at its events.
 func TestSweepGoesInPieces(t *testing.T) {
-	l, err := newLoop(&Budget{}, func() {})
+	l, err := newLoop(noBudget{}, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,13 +46,13 @@ func TestSweepGoesInPieces(t *testing.T) {
 	}()
 	relay, ended, wantReason := new(Relay), 0, Idle
 	seat := func(idle time.Duration) *socketTunnel {
-		f := &socketTunnel{relay: relay, idle: millis(idle), born: l.Now, moved: l.Now, tunnelInfo: tunnelInfo{extra: &extraInfo{ended: func(e End) {
+		f := &socketTunnel{relay: relay, idle: millis(idle), born: l.Now, moved: l.Now, owner: ownerFunc(func(e End) {
 			if ended++; e.Reason != wantReason {
 				t.Errorf("ended by %s, want %s", e.Reason, wantReason)
 			}
-		}}}}
+		})}
 		f.sides[0].fd, f.sides[1].fd = -1, -1
-		relay.kernel.flows.Add(1)
+		relay.sockets.flows.Add(1)
 		if !l.watchTunnel(f, 0) {
 			t.Fatal("the loop is over")
 		}

@@ -1,6 +1,6 @@
 //go:build amd64 || arm64
 
-package tunnel
+package relay
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 	"culvert.dev/tunnel/internal/poll"
 )
 
-// A kernelRelay carries pairs of TCP sockets in event loops.
+// A socketRelay carries pairs of TCP sockets in event loops.
 //
 // A tunnel at rest is a socketTunnel: two descriptors registered for input in a loop's
 // epoll set, and nothing else. A small payload is one read into the loop's own
@@ -31,7 +31,7 @@ import (
 // sockettunnel_linux.go: handle, pump and offer for bytes, bulk and take for many of
 // them, finish and fail for the end. The sweep at the end of this file looks
 // after those that have no events.
-type kernelRelay struct {
+type socketRelay struct {
 	flows sync.WaitGroup
 }
 
@@ -56,43 +56,41 @@ const (
 
 // carry takes over the tunnel if both ends are TCP sockets. It is false, with
 // nothing changed, where they are not or there is no loop to carry them.
-func (k *kernelRelay) carry(j *carryArgs) bool {
-	if !inKernel || !poll.IsSocket(j.client) || !poll.IsSocket(j.server) {
+func (k *socketRelay) carry(r *Relay, t *Tunnel) bool {
+	if !InKernel || !poll.IsSocket(t.Client) || !poll.IsSocket(t.Server) {
 		return false
 	}
-	home := homeOf(j.client)
-	l := j.relay.loops().pick(home)
+	l := r.Loops.pick(homeOf(t.Client))
 	if l == nil {
 		return false
 	}
-	f := &socketTunnel{relay: j.relay, idle: millis(j.idle), half: millis(j.half), tunnelInfo: *j.record, born: clock()}
+	f := &socketTunnel{relay: r, owner: t.Owner, idle: millis(t.IdleTimeout), half: millis(t.HalfClosedTimeout), born: clock()}
 	f.moved = f.born
 	var err error
-	if f.sides[0].fd, err = poll.TakeFD(j.client); err != nil {
+	if f.sides[0].fd, err = poll.TakeFD(t.Client); err != nil {
 		return false
 	}
 	k.flows.Add(1)
-	if f.sides[1].fd, err = poll.TakeFD(j.server); err != nil {
-		k.orphan(f, j.server)
+	if f.sides[1].fd, err = poll.TakeFD(t.Server); err != nil {
+		k.orphan(f, t.Server)
 		return true
 	}
-	l.adopt(f, j.fromClient, j.fromServer)
-	j.freeScratch()
+	l.adopt(f, t.FromClient, t.FromServer)
 	return true
 }
 
 // orphan ends a tunnel of which one socket was taken and the other could not
 // be: there are no descriptors left, not even for a moment.
-func (k *kernelRelay) orphan(f *socketTunnel, other net.Conn) {
+func (k *socketRelay) orphan(f *socketTunnel, other net.Conn) {
 	poll.ResetFD(f.sides[0].fd)
-	_ = abort(other)
+	_ = Abort(other)
 	f.over(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
 // held returns what the tunnels keep, as each loop says, and false where one does
 // not answer in time.
-func (k *kernelRelay) held(relay *Relay, kernel bool) (all []heldTunnel, ok bool) {
-	for _, l := range relay.loops().started() {
+func (k *socketRelay) held(relay *Relay, kernel bool) (all []heldTunnel, ok bool) {
+	for _, l := range relay.Loops.started() {
 		some, ok := l.held(relay, kernel)
 		if !ok {
 			return nil, false
@@ -102,16 +100,16 @@ func (k *kernelRelay) held(relay *Relay, kernel bool) (all []heldTunnel, ok bool
 	return all, true
 }
 
-func (k *kernelRelay) all(relay *Relay) []liveTunnel {
-	var all []liveTunnel
-	for _, l := range relay.loops().started() {
+func (k *socketRelay) all(relay *Relay) []Live {
+	var all []Live
+	for _, l := range relay.Loops.started() {
 		all = append(all, l.all(relay)...)
 	}
 	return all
 }
 
 // wait returns when every tunnel has ended.
-func (k *kernelRelay) wait() { k.flows.Wait() }
+func (k *socketRelay) wait() { k.flows.Wait() }
 
 // adopt passes on the early bytes and puts f in the loop's care.
 func (l *loop) adopt(f *socketTunnel, fromClient, fromServer []byte) {
@@ -377,30 +375,33 @@ type listedTunnel struct {
 	l *loop
 }
 
-func (t *listedTunnel) about() *tunnelInfo { return &t.f.tunnelInfo }
+// Owner implements Live.
+func (t *listedTunnel) Owner() Owner { return t.f.owner }
 
-func (t *listedTunnel) progress() (progress, bool) {
+// Progress implements Live.
+func (t *listedTunnel) Progress() (Progress, bool) {
 	f := t.f
 	phase := atomic.LoadUint32(&f.phase)
-	return progress{
-		in:    atomic.LoadInt64(&f.sides[1].taken),
-		out:   atomic.LoadInt64(&f.sides[0].taken),
-		moved: atomic.LoadInt64(&f.moved),
-		half:  phase == phaseHalf,
+	return Progress{
+		In:         atomic.LoadInt64(&f.sides[1].taken),
+		Out:        atomic.LoadInt64(&f.sides[0].taken),
+		Moved:      atomic.LoadInt64(&f.moved),
+		HalfClosed: phase == phaseHalf,
 	}, phase != phaseOver
 }
 
-func (t *listedTunnel) kill(why Reason, err error) { t.l.abort(t.f, why, err) }
+// Kill implements Live.
+func (t *listedTunnel) Kill(why Reason, err error) { t.l.abort(t.f, why, err) }
 
 // all returns the tunnels of l that are relay's. The loop waits for no more than
 // a copy of pointers.
-func (l *loop) all(relay *Relay) []liveTunnel {
+func (l *loop) all(relay *Relay) []Live {
 	n := int(l.flows.Load())
 	handlers := make([]poll.Handler, 0, n+n/8+8)
 	l.Lock()
 	handlers = append(handlers, l.Handlers()...)
 	l.Unlock()
-	refs, all := make([]listedTunnel, 0, len(handlers)), make([]liveTunnel, 0, len(handlers))
+	refs, all := make([]listedTunnel, 0, len(handlers)), make([]Live, 0, len(handlers))
 	for _, w := range handlers {
 		if f, ok := w.(*socketTunnel); ok && f.relay == relay {
 			refs = append(refs, listedTunnel{f, l})
@@ -448,7 +449,7 @@ func (l *loop) survey(s bufferSurvey) (all []heldTunnel) {
 		if !ok || f.relay != s.relay || f.sides[0].out == nil && f.sides[1].out == nil {
 			continue
 		}
-		t := heldTunnel{liveTunnel: &listedTunnel{f, l}, quiet: l.Now-f.moved >= int64(stalledAfter)}
+		t := heldTunnel{Live: &listedTunnel{f, l}, quiet: l.Now-f.moved >= int64(stalledAfter)}
 		for i := range f.sides {
 			if o := f.sides[i].out; o != nil {
 				t.held += int64(o.held + o.n)

@@ -1,6 +1,6 @@
 //go:build amd64 || arm64
 
-package tunnel
+package relay
 
 import (
 	"fmt"
@@ -15,6 +15,7 @@ import (
 // service's. It belongs to its loop's goroutine once adopted.
 type socketTunnel struct {
 	relay      *Relay
+	owner      Owner
 	sides      [2]side
 	born       int64 // clock of its beginning
 	moved      int64 // clock of the last byte or end; see touch
@@ -24,8 +25,6 @@ type socketTunnel struct {
 	broken     uint16 // the errno of what went wrong before the loop had it
 	unchecked  bool   // its peers are not to be checked until something moves
 	gone       bool
-
-	tunnelInfo
 }
 
 // milliseconds is a limit in half the space; 0 means none.
@@ -40,8 +39,8 @@ func (m milliseconds) limit() time.Duration { return time.Duration(m) * time.Mil
 
 // over tells of f's end. Its sockets are closed.
 func (f *socketTunnel) over(e End) {
-	f.end(f.relay, e)
-	f.relay.kernel.flows.Done()
+	f.owner.Ended(e)
+	f.relay.sockets.flows.Done()
 }
 
 // A side is one socket of a socketTunnel, and the direction that goes into it.
@@ -108,7 +107,7 @@ func (l *loop) pump(f *socketTunnel, i int) {
 		l.arm(f)
 		return
 	}
-	n, errno := poll.Read(s.fd, l.buf[:l.budget.readLimit(len(l.buf))])
+	n, errno := poll.Read(s.fd, l.buf[:readLimit(l.budget, len(l.buf))])
 	switch {
 	case errno == syscall.EAGAIN || errno == syscall.EINTR:
 		return // level-triggered: it comes again
@@ -121,7 +120,7 @@ func (l *loop) pump(f *socketTunnel, i int) {
 	}
 	l.touch(f)
 	if i == 1 {
-		f.answered()
+		f.owner.Answered()
 	}
 	if errno := l.offer(f, 1-i, l.buf[:n]); errno != 0 {
 		p.missed(n)

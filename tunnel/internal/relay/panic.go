@@ -1,4 +1,4 @@
-package tunnel
+package relay
 
 import (
 	"errors"
@@ -28,14 +28,15 @@ func Caught(v any) *Panic {
 
 func (p *Panic) Error() string { return fmt.Sprintf("panic: %v", p.Value) }
 
-// A panicLog logs panics, and a stack once a minute at most: an attacker who
+// A PanicLog logs panics, and a stack once a minute at most: an attacker who
 // found the input may send it often.
-type panicLog struct {
+type PanicLog struct {
 	mu   sync.Mutex
 	last time.Time
 }
 
-func (l *panicLog) log(to *slog.Logger, p *Panic) {
+// Log logs p, unless to is nil.
+func (l *PanicLog) Log(to *slog.Logger, p *Panic) {
 	l.mu.Lock()
 	quiet := !l.last.IsZero() && time.Since(l.last) < time.Minute
 	if !quiet {
@@ -58,7 +59,7 @@ func (r *Relay) caught(err error) (*Panic, bool) {
 	}
 	p, ok := errors.AsType[*Panic](err)
 	if ok {
-		r.panics.log(r.Log, p)
+		r.panics.Log(r.Log, p)
 	}
 	return p, ok
 }

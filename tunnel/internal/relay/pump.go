@@ -1,4 +1,4 @@
-package tunnel
+package relay
 
 import (
 	"errors"
@@ -30,7 +30,7 @@ const (
 type pump struct {
 	ct       *copyTunnel
 	src, dst net.Conn
-	budget   *Budget // counts the buffer while a write keeps it
+	budget   Budget // counts the buffer while a write keeps it
 
 	n           atomic.Int64 // bytes that dst has taken
 	moved       atomic.Int64 // when it last took some, nanoseconds of clock
@@ -40,7 +40,7 @@ type pump struct {
 	large       bool        // it has a buffer of full size; where a Read may wait in it, only once bytes have filled a small one
 	needsRead   bool        // only a Read says whether there is something: the source is a layer or a Waiter
 
-	waker    Waker  // the source or what it stands on, if that is one
+	waker    waker  // the source or what it stands on, if that is one
 	wakeFunc func() // wake, made once for it
 	poller          // where the source or what it stands on is waited for, if that is a socket
 }
@@ -54,14 +54,14 @@ const (
 var errParked = errors.New("tunnel: parked")
 
 func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
-	p.ct, p.src, p.dst, p.budget = ct, src, dst, ct.relay.loops().Budget
-	carrier := baseConn(src)
-	if w, ok := carrier.(Waker); ok {
+	p.ct, p.src, p.dst, p.budget = ct, src, dst, ct.relay.Loops.Budget
+	carrier := BaseConn(src)
+	if w, ok := carrier.(waker); ok {
 		p.waker, p.wakeFunc = w, p.wake
 	} else {
 		p.initPoller(carrier)
 	}
-	_, p.needsRead = src.(Waiter)
+	_, p.needsRead = src.(waiter)
 	if _, ok := src.(layer); ok {
 		p.needsRead = p.waker != nil || p.pollable()
 	}
@@ -138,7 +138,7 @@ func (p *pump) copyAny() error {
 
 // step is one read and one write.
 func (p *pump) step() error {
-	buf := p.budget.buffer(p.large)
+	buf := newBuffer(p.budget, p.large)
 	defer buf.free()
 	n, err := p.src.Read(*buf)
 	if n > 0 {
@@ -162,10 +162,10 @@ func newCopyBuffers(n int) *sync.Pool {
 	return &sync.Pool{New: func() any { return new(copyBuffer(make([]byte, n))) }}
 }
 
-// buffer returns a buffer, a small one also while memory is short or too much of
-// it is held. The caller frees it.
-func (b *Budget) buffer(large bool) *copyBuffer {
-	if !large || b.readLimit(copySize) < copySize {
+// newBuffer returns a buffer, a small one also while memory is short. The caller
+// frees it.
+func newBuffer(b Budget, large bool) *copyBuffer {
+	if !large || b.MemoryShort() {
 		return shortBuffers.Get().(*copyBuffer)
 	}
 	return copyBuffers.Get().(*copyBuffer)
@@ -193,7 +193,7 @@ func (p *pump) afterRead(err error) error {
 			return nil // it was the first Read after a pause, and bytes came
 		}
 		p.large = false
-		if r, ok := p.src.(BufferReleaser); ok {
+		if r, ok := p.src.(bufferReleaser); ok {
 			r.ReleaseBuffers()
 		}
 	}
@@ -257,12 +257,12 @@ func (p *pump) wakeLater() (waits bool) {
 		return p.watchSocket()
 	}
 	p.ct.relay.copies.wg.Add(1)
-	go p.waitForData(p.src.(Waiter))
+	go p.waitForData(p.src.(waiter))
 	return true
 }
 
 // waitForData is all that is left of the parked pump of a Waiter: a small stack.
-func (p *pump) waitForData(src Waiter) {
+func (p *pump) waitForData(src waiter) {
 	defer p.ct.relay.copies.wg.Done()
 	defer p.wake()
 	if c, ok := p.ct.relay.caught(guard(func() error { src.WaitRead(); return nil })); ok {

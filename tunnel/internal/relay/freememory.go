@@ -1,8 +1,9 @@
-package tunnel
+package relay
 
 import (
 	"cmp"
 	"container/heap"
+	"fmt"
 	"net"
 	"slices"
 	"time"
@@ -10,16 +11,10 @@ import (
 	"culvert.dev/tunnel/internal/poll"
 )
 
-// A Holder is a stream that keeps bytes which have come and were not read. The
-// Relay asks it when it looks for memory to free. Held may be called at any time.
-type Holder interface {
-	Held() int // bytes of memory
-}
-
 // A heldTunnel is a tunnel with the bytes that it keeps because a side does not
 // take them.
 type heldTunnel struct {
-	liveTunnel
+	Live
 	held  int64
 	quiet bool // nothing has moved for a moment
 }
@@ -57,7 +52,7 @@ func (r *Relay) FreeMemory(n int64, kernel bool) (did FreedMemory) {
 		}
 		did.Ended++
 		did.Freed += t.held
-		t.kill(Overload, Refusef(Overload, "memory is full, and the tunnel kept %d bytes that were not taken", t.held))
+		t.Kill(Overload, fmt.Errorf("memory is full, and the tunnel kept %d bytes that were not taken", t.held))
 		h.held -= t.held
 		if h.tunnels = h.tunnels[1:]; len(h.tunnels) == 0 {
 			heap.Pop(&clients)
@@ -92,7 +87,7 @@ func (h *buffersHeap) Pop() any {
 // buffersByClient returns what clients keep, each with its tunnels in the order in which
 // they are to be ended, and false where that is not known.
 func (r *Relay) buffersByClient(kernel bool) (buffersHeap, bool) {
-	inLoops, ok := r.kernel.held(r, kernel)
+	inLoops, ok := r.sockets.held(r, kernel)
 	if !ok {
 		return nil, false
 	}
@@ -101,7 +96,7 @@ func (r *Relay) buffersByClient(kernel bool) (buffersHeap, bool) {
 		if t.held < minBuffered {
 			continue
 		}
-		key, name := t.about().bufferOwner(t.liveTunnel)
+		key, name := t.Owner().ChargedTo()
 		h := by[key]
 		if h == nil {
 			h = &clientBuffers{name: name}
@@ -127,22 +122,6 @@ func (r *Relay) buffersByClient(kernel bool) (buffersHeap, bool) {
 	return all, true
 }
 
-// bufferOwner returns whose account a tunnel's bytes are charged to: that of its client
-// or the client's /48. Behind a proxy in front, which stands for many clients, and
-// without a client each tunnel is by itself.
-func (rec *tunnelInfo) bufferOwner(t liveTunnel) (key any, name string) {
-	c := rec.lease.client
-	switch {
-	case c == nil:
-		return t, ""
-	case rec.lease.exempt:
-		return t, c.name
-	case c.site != nil:
-		c = c.site
-	}
-	return c, c.name
-}
-
 // held returns what each tunnel keeps: what a pump has read and its other side has
 // not taken, and what the streams keep.
 func (r *copyRelay) held(kernel bool) []heldTunnel {
@@ -150,11 +129,11 @@ func (r *copyRelay) held(kernel bool) []heldTunnel {
 	r.mu.Lock()
 	all := make([]heldTunnel, 0, len(r.tunnels))
 	for ct := range r.tunnels {
-		all = append(all, heldTunnel{liveTunnel: ct, quiet: now-ct.moved.Load() >= int64(stalledAfter)})
+		all = append(all, heldTunnel{Live: ct, quiet: now-ct.moved.Load() >= int64(stalledAfter)})
 	}
 	r.mu.Unlock()
 	for i := range all {
-		ct := all[i].liveTunnel.(*copyTunnel)
+		ct := all[i].Live.(*copyTunnel)
 		for j := range ct.pumps {
 			all[i].held += ct.pumps[j].kept.Load() + keptBelow(ct.pumps[j].src, kernel)
 		}
@@ -165,8 +144,8 @@ func (r *copyRelay) held(kernel bool) []heldTunnel {
 // keptBelow returns what a stream keeps, and with kernel what the kernel does
 // where it is a socket.
 func keptBelow(c net.Conn, kernel bool) (n int64) {
-	below := baseConn(c)
-	if h, ok := below.(Holder); ok {
+	below := BaseConn(c)
+	if h, ok := below.(holder); ok {
 		_ = guard(func() error { n = int64(h.Held()); return nil })
 	}
 	if kernel {

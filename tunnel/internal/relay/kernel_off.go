@@ -1,5 +1,5 @@
 //go:build copyrelay || !linux || !(amd64 || arm64)
 
-package tunnel
+package relay
 
-const inKernel = false
+const InKernel = false

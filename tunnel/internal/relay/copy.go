@@ -1,4 +1,4 @@
-package tunnel
+package relay
 
 import (
 	"errors"
@@ -32,7 +32,7 @@ type copyRelay struct {
 type copyTunnel struct {
 	idle, half time.Duration
 	relay      *Relay
-	record     tunnelInfo
+	owner      Owner
 	pumps      [2]pump // what the client sends, and what the service does
 
 	moved       atomic.Int64 // when a byte last moved, nanoseconds of clock
@@ -50,27 +50,21 @@ type copyTunnel struct {
 	byClient bool
 }
 
-// clock is a monotonic clock for timestamps that fit a word.
-func clock() int64 { return poll.Clock() }
-
-func (r *copyRelay) carry(j *carryArgs) {
-	ct := &copyTunnel{idle: j.idle, half: j.half, relay: j.relay, record: *j.record}
+func (r *copyRelay) carry(relay *Relay, t *Tunnel) {
+	ct := &copyTunnel{idle: t.IdleTimeout, half: t.HalfClosedTimeout, relay: relay, owner: t.Owner}
 	ct.moved.Store(clock())
 	ct.open.Store(int32(len(ct.pumps)))
-	ct.pumps[0].init(ct, j.client, j.server)
-	ct.pumps[1].init(ct, j.server, j.client)
-	keep(j.client)
-	keep(j.server)
-	if len(j.fromClient) == 0 {
-		j.freeScratch()
-	}
+	ct.pumps[0].init(ct, t.Client, t.Server)
+	ct.pumps[1].init(ct, t.Server, t.Client)
+	setKeepAlive(t.Client)
+	setKeepAlive(t.Server)
 	if !r.open(ct) { // Close came in between
 		ct.finish(Drain, nil)
-		ct.record.end(ct.relay, End{Reason: Drain})
+		ct.owner.Ended(End{Reason: Drain})
 		return
 	}
-	ct.pumps[0].start(j.fromClient)
-	ct.pumps[1].start(j.fromServer)
+	ct.pumps[0].start(t.FromClient)
+	ct.pumps[1].start(t.FromServer)
 }
 
 // open lists ct and has the sweep look after it, and counts it for close. It
@@ -114,7 +108,7 @@ func (r *copyRelay) ended(ct *copyTunnel) {
 		r.notify()
 	}
 	r.mu.Unlock()
-	ct.record.end(ct.relay, End{Reason: ct.reason, Err: ct.err, In: ct.pumps[0].n.Load(), Out: ct.pumps[1].n.Load(), byClient: ct.byClient})
+	ct.owner.Ended(End{Reason: ct.reason, Err: ct.err, In: ct.pumps[0].n.Load(), Out: ct.pumps[1].n.Load(), ByClient: ct.byClient})
 }
 
 // passEnd passes on the end of what p moves.
@@ -138,7 +132,7 @@ func (p *pump) passEnd(err error) {
 	}
 	// The second end closes both, so it need not be half-closed.
 	if ct.halves.Add(1) == 1 {
-		switch err := closeWrite(dst); {
+		switch err := CloseWrite(dst); {
 		case errors.Is(err, errors.ErrUnsupported):
 			ct.noHalfClose.Store(true)
 		case errors.Is(err, syscall.ENOTCONN):
@@ -147,7 +141,7 @@ func (p *pump) passEnd(err error) {
 			ct.finish(Reset, err)
 		}
 	} else {
-		_ = closeWrite(dst)
+		_ = CloseWrite(dst)
 	}
 }
 
@@ -158,7 +152,7 @@ func (p *pump) write(b []byte, held int) error {
 	ct := p.ct
 	ct.moved.Store(clock())
 	if p == &ct.pumps[1] {
-		ct.record.answered()
+		ct.owner.Answered()
 	}
 	w, err := p.give(b, held)
 	now := clock()
@@ -222,7 +216,7 @@ func (ct *copyTunnel) finishBy(why Reason, err error, client bool) {
 				if why == Done {
 					return c.Close()
 				}
-				return abortWithReason(c, why)
+				return AbortWithReason(c, why)
 			})
 			if c, ok := ct.relay.caught(err); ok && ct.err == nil {
 				ct.reason, ct.err = Internal, c
@@ -320,7 +314,7 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 	// write to it for long.
 	if half {
 		for i := range ct.pumps {
-			b, ok := ct.pumps[i].src.(AbortDetector)
+			b, ok := ct.pumps[i].src.(abortDetector)
 			if !ok {
 				continue
 			}
@@ -345,10 +339,10 @@ func (ct *copyTunnel) check(quiet time.Duration) {
 // abortedBehindWrite returns why c's peer takes nothing any more and sends nothing, nil where it
 // may.
 func abortedBehindWrite(c net.Conn) error {
-	if err := poll.PendingError(baseConn(c)); err != nil {
+	if err := poll.PendingError(BaseConn(c)); err != nil {
 		return err
 	}
-	if b, ok := baseConn(c).(AbortDetector); ok {
+	if b, ok := BaseConn(c).(abortDetector); ok {
 		if err := b.Broken(); !routine(err) {
 			return err
 		}
@@ -357,25 +351,28 @@ func abortedBehindWrite(c net.Conn) error {
 }
 
 // all returns the open tunnels.
-func (r *copyRelay) all() []liveTunnel {
+func (r *copyRelay) all() []Live {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make([]liveTunnel, 0, len(r.tunnels))
+	all := make([]Live, 0, len(r.tunnels))
 	for ct := range r.tunnels {
 		all = append(all, ct)
 	}
 	return all
 }
 
-func (ct *copyTunnel) about() *tunnelInfo { return &ct.record }
+// Owner implements Live.
+func (ct *copyTunnel) Owner() Owner { return ct.owner }
 
-func (ct *copyTunnel) progress() (progress, bool) {
-	return progress{
-		in: ct.pumps[0].n.Load(), out: ct.pumps[1].n.Load(), moved: ct.moved.Load(), half: ct.halves.Load() == 1,
+// Progress implements Live.
+func (ct *copyTunnel) Progress() (Progress, bool) {
+	return Progress{
+		In: ct.pumps[0].n.Load(), Out: ct.pumps[1].n.Load(), Moved: ct.moved.Load(), HalfClosed: ct.halves.Load() == 1,
 	}, !ct.finished.Load()
 }
 
-func (ct *copyTunnel) kill(why Reason, err error) { ct.finish(why, err) }
+// Kill implements Live.
+func (ct *copyTunnel) Kill(why Reason, err error) { ct.finish(why, err) }
 
 // close aborts every tunnel and waits for their ends. What is carried after it
 // is aborted at once.
@@ -384,7 +381,7 @@ func (r *copyRelay) close() {
 	r.closed = true
 	r.mu.Unlock()
 	for _, t := range r.all() {
-		t.kill(Drain, nil)
+		t.Kill(Drain, nil)
 	}
 	r.wg.Wait()
 }
@@ -410,7 +407,7 @@ func (ct *copyTunnel) deadSide(last, now int64) string {
 		return ""
 	}
 	for i, who := range sideNames {
-		if p.sides[i].DeadConn(baseConn(ct.pumps[i].src)) {
+		if p.sides[i].DeadConn(BaseConn(ct.pumps[i].src)) {
 			return who
 		}
 	}
