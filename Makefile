@@ -63,7 +63,7 @@ test-integration: build ## the tests against real peers, and of the examples
 	@# The tests of dead peers and of networks wait for a minute, on each of the relay's paths, and do nothing: they run beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
-	  (cd integration && $(GO) test -tags netns -race ./networks) || exit 1; \
+	  (cd integration && $(GO) test -tags netns -race ./networks && $(GO) test -tags netns -run '^TestLoss$$' ./bench) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \
@@ -107,7 +107,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
 	$(GO) vet ./... && $(GO) vet -tags measure ./connect/h2 ./internal/testnet
-	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks && $(GO) vet -tags copyrelay ./reliability ./interop
+	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks ./bench && $(GO) vet -tags copyrelay ./reliability ./interop
 	cd integration/coredns && $(GO) vet ./...
 	cd integration/deploy && $(GO) vet ./...
 	cd integration/cluster && $(GO) vet ./...
@@ -168,6 +168,7 @@ soak: build ## figures of time and of the processor; a million short tunnels and
 # make bench BENCHFLAGS="-carrier 'sni|connect' -measure 'trips|idle' -rounds 1"
 # make bench BENCHFLAGS="-dns 'culvert|unbound' -rounds 1"
 # make bench BENCHFLAGS="-dns . -measure paced -slice 10s"
+# make bench BENCHFLAGS="-loss 'cubic|quic|h3'"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench

@@ -99,6 +99,9 @@ func (c *carrier) service(i int) string { return c.prefix + strings.TrimPrefix(s
 
 // find returns the carrier of that name.
 func find(name string) (*carrier, error) {
+	if way, ok := strings.CutPrefix(name, lossPrefix); ok {
+		return findLossWay(way)
+	}
 	for _, c := range carriers() {
 		if c.name == name {
 			return &c, nil

@@ -138,9 +138,15 @@ func serveDatagrams(port uint16) error {
 	if !haveKeys() {
 		return nil // nobody speaks TLS to anybody
 	}
+	return serveQUIC(net.JoinHostPort(quicHost, fmt.Sprint(port)))
+}
+
+// serveQUIC serves one stream of each connection to addr, as long as the process
+// lasts.
+func serveQUIC(addr string) error {
 	cfg := toProxy()
 	cfg.NextProtos = []string{quicALPN}
-	ln, err := quic.ListenAddr(net.JoinHostPort(quicHost, fmt.Sprint(port)), cfg, quicConfig())
+	ln, err := quic.ListenAddr(addr, cfg, quicConfig())
 	if err != nil {
 		return err
 	}
@@ -153,7 +159,7 @@ func serveDatagrams(port uint16) error {
 			go func() {
 				s, err := conn.AcceptStream(context.Background())
 				if err == nil {
-					err = serveStream(s)
+					err = serveStream(&quicStream{s, conn})
 				}
 				if err != nil {
 					_ = conn.CloseWithError(1, "")
@@ -165,8 +171,11 @@ func serveDatagrams(port uint16) error {
 	return nil
 }
 
-// serveStream is backendConn for a stream of QUIC.
-func serveStream(s *quic.Stream) error {
+// serveStream is backendConn for a stream of QUIC, or of TCP.
+func serveStream(s interface {
+	io.ReadWriter
+	CloseWrite() error
+}) error {
 	r := bufio.NewReaderSize(s, 64<<10)
 	head, err := r.Peek(5)
 	if err != nil {
@@ -196,7 +205,7 @@ func serveStream(s *quic.Stream) error {
 	if err != nil {
 		return err
 	}
-	return s.Close()
+	return s.CloseWrite()
 }
 
 // nginxDatagrams passes datagrams on by the address they come to: it does not

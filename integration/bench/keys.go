@@ -27,7 +27,7 @@ func makeKeys(dir string) error {
 		return err
 	}
 	pair, err := ca.Issue(testca.Options{
-		SPIFFEID: identity, DNSNames: []string{quicName}, IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2)}, Usage: testca.Both,
+		SPIFFEID: identity, DNSNames: []string{quicName}, IPs: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2), net.ParseIP(farHost)}, Usage: testca.Both,
 	})
 	if err != nil {
 		return err

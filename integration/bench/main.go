@@ -2,13 +2,15 @@
 
 // Bench measures culvert beside HAProxy, nginx, a naive Go proxy and a direct
 // connection, on the same work, and prints one table with ratios; and culvert's
-// carriers beside each other, in a second one; and DNS servers, in a third:
+// carriers beside each other, in a second one; and DNS servers, in a third; and bulk
+// through a path that loses packets, in a fourth:
 //
 //	go run ./bench -culvert ../bin/culvert -o ../docs/BENCHMARKS.md
 //	go run ./bench -only 'culvert|^haproxy$' -measure 'trips|cpu' -slice 1s
 //	go run ./bench -carrier 'connect-h2|^sni$' -measure idle -rounds 1
 //	go run ./bench -dns 'culvert|unbound' -rounds 1
 //	go run ./bench -dns . -measure paced
+//	go run ./bench -loss 'quic|h3|cubic'
 //	go run ./bench -profile ../bin/profile
 //
 // Everything runs on loopback and shares the machine's cores, so only ratios
@@ -18,6 +20,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -46,6 +49,7 @@ type options struct {
 	scale   int
 	carrier string
 	dns     string
+	loss    string
 }
 
 func main() {
@@ -63,6 +67,7 @@ func main() {
 	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")
 	flag.StringVar(&o.carrier, "carrier", "", "carriers to measure, a `regexp` of lines of their table, or none: sni, connect, connect-h2, ...")
 	flag.StringVar(&o.dns, "dns", "", "DNS servers to measure, a `regexp`, or none: culvert, coredns, unbound, dnsmasq")
+	flag.StringVar(&o.loss, "loss", "", "ways through a path that loses packets to measure, a `regexp`, or none: TCP alone, quic-go alone, port per service, connect-h2, connect-h3; as root")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
@@ -77,6 +82,8 @@ func main() {
 		err = loadMain()
 	case "carry":
 		err = carryMain()
+	case "source":
+		err = sourceMain()
 	case "naive":
 		err = naiveMain(*naive)
 	default:
@@ -150,23 +157,28 @@ func deliver(page, file string) error {
 
 // benchmark measures, and prints what came of it.
 func (s *suite) benchmark(ctx context.Context, o options) (err error) {
+	// A run that names a part of the benchmark is of that part alone.
+	named := func(s string) bool { return s != "" && s != "none" }
+	part := named(o.carrier) || named(o.dns) || named(o.loss)
+	if part {
+		o.carrier = cmp.Or(o.carrier, "none")
+	}
+	if part || o.only != "" {
+		o.dns, o.loss = cmp.Or(o.dns, "none"), cmp.Or(o.loss, "none")
+	}
 	ways, err := s.carriers(o)
 	if err != nil {
 		return err
-	}
-	// Who wants some carriers or DNS servers wants nothing else.
-	named := func(s string) bool { return s != "" && s != "none" }
-	if named(o.dns) && !named(o.carrier) {
-		ways.peers = nil
-	}
-	if named(o.carrier) && !named(o.dns) || o.only != "" && !named(o.dns) {
-		o.dns = "none"
 	}
 	answers, err := s.newDNS(o)
 	if err != nil {
 		return err
 	}
-	if !named(o.carrier) && !named(o.dns) {
+	lossy, err := s.newLoss(o)
+	if err != nil {
+		return err
+	}
+	if !part {
 		if s.peers, err = choose(o); err != nil {
 			return err
 		}
@@ -184,9 +196,15 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
+	if len(lossy.ways) > 0 {
+		if err := lossy.run(ctx); err != nil {
+			return err
+		}
+	}
 	var page strings.Builder
 	s.report(ctx, &page, o, ways)
 	answers.report(ctx, &page)
+	lossy.report(&page)
 	return deliver(page.String(), o.out)
 }
 
