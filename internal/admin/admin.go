@@ -43,6 +43,7 @@ const (
 //	/registry JSON, a line for each service: what there is, and what changes
 //	/tunnels  JSON: the open tunnels that fit a filter; see ParseTunnelFilter
 //	/tunnels/ID
+//	/refusals JSON: the recent refusals that fit a filter; see ParseRefusalFilter
 //	/debug/pprof/
 //
 // The zero value serves the first three. Set the fields before Handler or
@@ -60,6 +61,7 @@ type Admin struct {
 	Registry func(ctx context.Context, q url.Values) iter.Seq[any] // the lines of /registry, until ctx is done; a nil one says that more will come later. nil means no /registry
 	Pprof    bool                                                  // serve /debug/pprof/
 	Tunnels  func() iter.Seq[tunnel.Live]                          // in the order of their IDs; nil means no /tunnels
+	Refusals *RefusalLog                                           // nil means no /refusals
 	Control  bool                                                  // let tunnels be closed by TCP, too
 	Hosts    []string                                              // names by which it is asked, besides IP addresses and localhost
 	Brief    bool                                                  // one request a connection, within 5 s: for a port that anybody reaches
@@ -100,6 +102,9 @@ func (a *Admin) Handler() http.Handler {
 	if a.Tunnels != nil {
 		show("/tunnels", a.tunnels)
 		mux.HandleFunc("/tunnels/{id}", a.tunnel)
+	}
+	if a.Refusals != nil {
+		show("/refusals", a.refusals)
 	}
 	if a.Pprof {
 		// One by one: importing net/http/pprof also adds them to

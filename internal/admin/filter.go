@@ -31,13 +31,19 @@ type TunnelFilter struct {
 	Limit     int           // the first so many of them, by ID
 }
 
-// filterKeys are the words of a TunnelFilter as a query, in the order in which
-// they are told.
-var filterKeys = []struct {
+// A filterKey is a word of a filter as a query.
+type filterKey[F any] struct {
 	key string
-	set func(f *TunnelFilter, s string) error
-}{
-	{"id", func(f *TunnelFilter, s string) error {
+	set func(f *F, s string) error
+}
+
+// repeatable is the one word that may be repeated.
+const repeatable = "id"
+
+// tunnelFilters are the words of a TunnelFilter, in the order in which they are
+// told.
+var tunnelFilters = []filterKey[TunnelFilter]{
+	{repeatable, func(f *TunnelFilter, s string) error {
 		id, err := parseID(s)
 		f.IDs = append(f.IDs, id)
 		return err
@@ -52,12 +58,7 @@ var filterKeys = []struct {
 	{"older-than", func(f *TunnelFilter, s string) (err error) { f.OlderThan, err = parseAge(s); return err }},
 	{"quiet-for", func(f *TunnelFilter, s string) (err error) { f.QuietFor, err = parseAge(s); return err }},
 	{"min-bytes", func(f *TunnelFilter, s string) (err error) { f.MinBytes, err = parseBytes(s); return err }},
-	{"limit", func(f *TunnelFilter, s string) (err error) {
-		if f.Limit, err = strconv.Atoi(s); err != nil || f.Limit < 1 {
-			return errors.New("want a number from 1")
-		}
-		return nil
-	}},
+	{"limit", func(f *TunnelFilter, s string) (err error) { f.Limit, err = parseLimit(s); return err }},
 }
 
 // ParseTunnelFilter reads a query such as
@@ -70,9 +71,12 @@ var filterKeys = []struct {
 // understand is an error, and so is a word without a value: a filter that were
 // left out would let through what nobody meant.
 func ParseTunnelFilter(q url.Values) (TunnelFilter, error) {
-	var f TunnelFilter
+	return parseFilter(q, tunnelFilters)
+}
+
+func parseFilter[F any](q url.Values, keys []filterKey[F]) (f F, err error) {
 	var known []string
-	for _, k := range filterKeys {
+	for _, k := range keys {
 		known = append(known, k.key)
 	}
 	for key := range q {
@@ -80,8 +84,8 @@ func ParseTunnelFilter(q url.Values) (TunnelFilter, error) {
 			return f, fmt.Errorf("unknown filter %q; the filters are %s", key, strings.Join(known, ", "))
 		}
 	}
-	for _, k := range filterKeys {
-		if len(q[k.key]) > 1 && k.key != "id" {
+	for _, k := range keys {
+		if len(q[k.key]) > 1 && k.key != repeatable {
 			return f, fmt.Errorf("filter %s is given %d times", k.key, len(q[k.key]))
 		}
 		for _, s := range q[k.key] {
@@ -140,6 +144,14 @@ func parseID(s string) (uint64, error) {
 		return 0, errors.New("a tunnel's id is a number from 1")
 	}
 	return id, nil
+}
+
+func parseLimit(s string) (int, error) {
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		return 0, errors.New("want a number from 1")
+	}
+	return n, nil
 }
 
 func parseSource(s string) (netip.Prefix, error) {

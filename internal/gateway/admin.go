@@ -150,8 +150,9 @@ func (g *Gateway) admin() *admin.Admin {
 		CloseTunnels: func(match func(*tunnel.Live) bool) int {
 			return g.relay.EndFunc(tunnel.Killed, match)
 		},
-		Control: g.cfg.AdminControl,
-		Log:     g.log,
+		Refusals: &g.refusals,
+		Control:  g.cfg.AdminControl,
+		Log:      g.log,
 	}
 }
 

@@ -67,6 +67,7 @@ type Gateway struct {
 	server    *tunnel.Server
 	metrics   *metrics.Metrics
 	access    *admin.AccessLog
+	refusals  admin.RefusalLog
 	listeners []tunnel.Listener
 	datagrams *datagrams
 	addrs     []net.Addr     // of all listeners, in the order of the Config
@@ -105,6 +106,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	observe := func(o *tunnel.Outcome) {
 		g.metrics.Observe(o)
 		g.access.Observe(o)
+		g.refusals.Observe(o)
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	dialers := &upstream.Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
