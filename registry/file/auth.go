@@ -25,12 +25,21 @@ const (
 // An Auth is who may use a listener's CONNECT, SOCKS and WebSocket: whoever
 // shows the password of one of the Users or one of the Tokens.
 type Auth struct {
-	Users  map[string]Hash   // by name, for Basic credentials and for SOCKS
+	Users  Users             `yaml:"users"` // for Basic credentials and for SOCKS
 	Tokens map[Digest]string // names by token, for Bearer credentials
 
-	UsersFile  string // where more Users are, "" if nowhere
-	TokensFile string // where Tokens are
+	UsersFile  string `yaml:"usersFile"`  // where more Users are, "" if nowhere
+	TokensFile string `yaml:"tokensFile"` // where Tokens are
 }
+
+func (*Auth) check(d *decoder, at mapping) {
+	if len(at.node.Content) == 0 {
+		d.errorf(at.node, "name users, usersFile or tokensFile", "auth is empty, which would refuse every client")
+	}
+}
+
+// Users are hashes of passwords by the names of users.
+type Users map[string]Hash
 
 // A Hash is a bcrypt hash, "$2y$10$...". It does not print itself.
 type Hash string
@@ -47,10 +56,10 @@ func (Digest) String() string               { return hidden }
 func (Digest) GoString() string             { return hidden }
 func (Digest) MarshalText() ([]byte, error) { return []byte(hidden), nil }
 
-// users reads a mapping of names to hashes. Its errors quote nothing of it:
+// decode reads a mapping of names to hashes. Its errors quote nothing of it:
 // who mixes up the two sides must not find a hash in the log.
-func (d *decoder) users(n *yaml.Node, to *Auth) {
-	if !d.is(n, yaml.MappingNode, "users") {
+func (u *Users) decode(d *decoder, n *yaml.Node, key string) {
+	if !d.is(n, yaml.MappingNode, key) {
 		return
 	}
 	if len(n.Content) == 0 {
@@ -62,24 +71,24 @@ func (d *decoder) users(n *yaml.Node, to *Auth) {
 			d.errorf(k, `write NAME: "$2y$..."`, "a user must be a name and a hash")
 			continue
 		}
-		d.addUser(to, k.Value, v.Value, func(hint, msg string) { d.errorf(k, hint, "%s", msg) })
+		u.add(k.Value, v.Value, func(hint, msg string) { d.errorf(k, hint, "%s", msg) })
 	}
 }
 
-// addUser checks and adds one user; complain is told what is wrong.
-func (d *decoder) addUser(to *Auth, name, hash string, complain func(hint, msg string)) {
+// add checks and adds one user; complain is told what is wrong.
+func (u *Users) add(name, hash string, complain func(hint, msg string)) {
 	switch {
 	case name == "" || len(name) > maxUserLen || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == ':' || r == '$' }):
 		complain("use 1 to 128 characters without : and $", "the name of a user is not usable")
 	case !isBcrypt(hash):
 		complain("make one of cost 14 at most with: htpasswd -nbB NAME PASSWORD", "a user's hash is not bcrypt ($2y$...)")
-	case to.Users[name] != "":
+	case (*u)[name] != "":
 		complain("keep one of them", "a user is listed twice")
 	default:
-		if to.Users == nil {
-			to.Users = map[string]Hash{}
+		if *u == nil {
+			*u = Users{}
 		}
-		to.Users[name] = Hash(hash)
+		(*u)[name] = Hash(hash)
 	}
 }
 
@@ -106,11 +115,11 @@ func (d *decoder) readFiles(path string, data []byte) {
 	d.cfg.files = []string{path}
 	all := [][]byte{data}
 	for i := range d.cfg.Listeners {
-		at, auth := &d.at.listeners[i], d.cfg.Listeners[i].Auth
+		at, auth := d.listener(i), d.cfg.Listeners[i].Auth
 		if auth == nil {
 			continue
 		}
-		if at.auth("users") != nil {
+		if at.object("auth").value("users") != nil {
 			if why := writable(path); why != "" {
 				d.errorf(at.value("auth"), "chmod go-w it, as it has credentials in it", "%q %s", path, why)
 			}
@@ -121,11 +130,11 @@ func (d *decoder) readFiles(path string, data []byte) {
 			name *string
 			line func(to *Auth, line string, complain func(hint, msg string))
 		}{
-			{at.auth("usersFile"), &auth.UsersFile, func(to *Auth, line string, complain func(hint, msg string)) {
+			{at.object("auth").value("usersFile"), &auth.UsersFile, func(to *Auth, line string, complain func(hint, msg string)) {
 				name, hash, _ := strings.Cut(line, ":")
-				d.addUser(to, name, hash, complain)
+				to.Users.add(name, hash, complain)
 			}},
-			{at.auth("tokensFile"), &auth.TokensFile, addToken},
+			{at.object("auth").value("tokensFile"), &auth.TokensFile, addToken},
 		} {
 			if f.node == nil || *f.name == "" {
 				continue

@@ -42,7 +42,7 @@ func (d *decoder) checkNetworks() {
 	names := map[string]*yaml.Node{}
 	ranges := map[netip.Prefix]*yaml.Node{}
 	for i, network := range d.cfg.Networks {
-		at := d.at.networks[i]
+		at := d.network(i)
 		if first := names[network.Name]; first != nil && network.Name != "" {
 			d.errorf(at.where("name"), "list all its cidrs together", "network %q is already in line %d", clip(network.Name), first.Line)
 		} else {
@@ -64,7 +64,7 @@ func (d *decoder) checkNetworks() {
 
 // checkService checks one service by itself.
 func (d *decoder) checkService(i int) {
-	s, at := d.cfg.Services[i], d.at.services[i]
+	s, at := d.cfg.Services[i], d.services[i]
 	if at.node == nil || at.node.Kind != yaml.MappingNode { // it was read before, or can't be read
 		return
 	}
@@ -144,7 +144,7 @@ func (d *decoder) checkClaims() {
 	for _, before := range []bool{false, true} {
 		for i := range d.cfg.Services {
 			registry.Yield(i)
-			s, at := d.cfg.Services[i], d.at.services[i]
+			s, at := d.cfg.Services[i], d.services[i]
 			if (at.node == nil) != before || at.value("ports") != nil && len(s.Ports) == 0 {
 				continue // not its turn; or the ports are wrong, so what it claims is not known
 			}
@@ -190,7 +190,7 @@ func (d *decoder) checkListeners() {
 	sound := len(d.errs) == 0 // else a service that was not understood would seem to be missing
 	var table *registry.Table
 	for i := range d.cfg.Listeners {
-		l, at := &d.cfg.Listeners[i], &d.at.listeners[i]
+		l, at := &d.cfg.Listeners[i], d.listener(i)
 		take(l.Address, at.value("address"))
 		d.checkNetwork(l, at)
 		if slices.Contains(l.Protocols, "proxy") {
@@ -216,7 +216,7 @@ func (d *decoder) checkListeners() {
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.value("protocols"), "refusal": at.value("refusal"), "auth": at.value("auth"), "websocket": at.value("websocket"), "tls": at.tls.node} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.value("protocols"), "refusal": at.value("refusal"), "auth": at.value("auth"), "websocket": at.value("websocket"), "tls": at.value("tls")} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
@@ -238,15 +238,15 @@ func (d *decoder) checkListeners() {
 			d.errorf(at.value("service"), "leave proxyProtocol out of the service", "service %q has proxyProtocol: its header is of streams, and this listener is of UDP", clip(at.value("service").Value))
 		}
 	}
-	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
-		take(d.cfg.Admin, d.at.admin)
+	if d.root.value("admin") != nil && !isSocket(d.cfg.Admin) {
+		take(d.cfg.Admin, d.root.value("admin"))
 	}
 	d.checkDNS(taken)
 }
 
 // checkNetwork finds what goes with TCP alone at a listener of UDP, and the
 // other way round.
-func (d *decoder) checkNetwork(l *Listener, at *listenerAt) {
+func (d *decoder) checkNetwork(l *Listener, at mapping) {
 	if !l.UDP() {
 		if slices.Contains(l.Protocols, "quic") {
 			hint := "give it a listener of its own: address: " + udpPrefix + l.Address
@@ -280,21 +280,21 @@ func (d *decoder) checkLoops() {
 	var ours []place
 	for i, l := range d.cfg.Listeners {
 		if l.Address != "" && !l.UDP() { // endpoints may be of TCP, of UDP or of both
-			ours = append(ours, place{l.Address, d.at.listeners[i].value("address")})
+			ours = append(ours, place{l.Address, d.listener(i).value("address")})
 		}
 	}
 	if d.cfg.Admin != "" && !isSocket(d.cfg.Admin) {
-		ours = append(ours, place{d.cfg.Admin, d.at.admin})
+		ours = append(ours, place{d.cfg.Admin, d.root.value("admin")})
 	}
 	if d.cfg.DNS != nil {
 		for i, l := range d.cfg.DNS.Listeners {
 			if l.Address != "" && l.Transport != "udp" {
-				ours = append(ours, place{l.Address, d.at.dns.listeners[i]})
+				ours = append(ours, place{l.Address, d.dnsListener(i)})
 			}
 		}
 	}
 	for i := range d.cfg.Services {
-		s, at := d.cfg.Services[i], d.at.services[i]
+		s, at := d.cfg.Services[i], d.services[i]
 		registry.Yield(i)
 		if at.node == nil || len(s.Via) > 0 {
 			continue // it was read before, beside the same listeners; or its endpoints are seen from elsewhere

@@ -58,16 +58,28 @@ var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", 
 
 // A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {
-	Address   string      // host:port, and udp://host:port for UDP; no host means every address of this machine
-	Protocols []string    // of Protocols, in the clear; empty means the first three, with Auth without sni, with TLS none, and for UDP quic
-	TLS       *TLS        // that ends here; nil means that none does
-	Refusal   string      // of a TLS client: "alert" or "close"
-	Auth      *Auth       // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
-	Proxy     *Proxy      // what is in front; nil means nothing that speaks the PROXY protocol
-	WebSocket WebSocket   // of the protocol
-	Service   tunnel.Name // not zero: the one service of a port per service
-	Port      uint16      // of Service; 0 means its only one
+	// Address is host:port, and udp://host:port for UDP; no host means every address
+	// of this machine.
+	Address string `yaml:"address,required" as:"listenerAddress"`
+
+	// Protocols, of Protocols, are spoken in the clear; empty means the first three, with
+	// Auth without sni, with TLS none, and for UDP quic.
+	Protocols []string  `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic" unique:"protocol" empty:"leave the key out for sni and connect"`
+	TLS       *TLS      `yaml:"tls"`                                         // that ends here; nil means that none does
+	Refusal   string    `yaml:"refusal" oneof:"alert close" default:"alert"` // of a TLS client
+	Auth      *Auth     `yaml:"auth"`                                        // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
+	Proxy     *Proxy    `yaml:"proxyProtocol"`                               // what is in front; nil means nothing that speaks the PROXY protocol
+	WebSocket WebSocket `yaml:"websocket"`                                   // of the protocol
+	Target    `yaml:"service" as:"target"`
 }
+
+// A Target is the one service of a listener.
+type Target struct {
+	Service tunnel.Name // zero means any that is asked for
+	Port    uint16      // of Service; 0 means its only one
+}
+
+func (l *Listener) check(*decoder, mapping) { l.Protocols = readable(l.Protocols) }
 
 // UDP reports whether l is for datagrams.
 func (l *Listener) UDP() bool { return isUDP(l.Address) }
@@ -75,25 +87,37 @@ func (l *Listener) UDP() bool { return isUDP(l.Address) }
 // A Proxy is a load balancer in front of a listener that begins every connection
 // with a PROXY header.
 type Proxy struct {
-	From []netip.Prefix `yaml:"from"` // its addresses; no other client may connect
+	From []netip.Prefix `yaml:"from,required" what:"a range" as:"cidr" unique:"range"` // its addresses; no other client may connect
+}
+
+func (p *Proxy) check(d *decoder, at mapping) {
+	const hint = "list the ranges of the proxies in front"
+	if n := at.value("from"); n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+		d.errorf(n, hint, "from is empty, which would refuse every client")
+	}
+	for i, r := range p.From {
+		if r.IsValid() && r.Bits() == 0 { // who is trusted may claim to be anybody
+			d.errorf(at.item("from", i), hint, "range %s covers everybody", r)
+		}
+	}
 }
 
 // Limits bound what clients can use. A count is at least 1, or -1 for no limit, and
 // a duration is more than 0. MaxTunnels may be 0.
 type Limits struct {
-	MaxTunnels              int           `yaml:"maxTunnels"`                    // open at once; 0 means as many as there are descriptors for
-	MaxPendingConnections   int           `yaml:"maxPendingConnections,limit"`   // connections without a route yet
-	MaxPendingPerClient     int           `yaml:"maxPendingPerClient,limit"`     // of them, of one client: an IPv4 address or IPv6 /64
-	MaxConnectionsPerClient int           `yaml:"maxConnectionsPerClient,limit"` // connections of one client, and as many tunnels
-	ConnectionRatePerClient int           `yaml:"connectionRatePerClient,limit"` // connections a second of one client
-	FirstByteTimeout        time.Duration `yaml:"firstByteTimeout,min=1ms"`      // from accept to the first byte
-	HandshakeTimeout        time.Duration `yaml:"handshakeTimeout,min=1ms"`      // from the first byte to the whole preamble
-	IdleTimeout             time.Duration `yaml:"idleTimeout,min=1ms"`           // of a tunnel, without a byte either way
-	UDPIdleTimeout          time.Duration `yaml:"udpIdleTimeout,min=1ms"`        // of a session of UDP, without a datagram either way
-	HalfClosedTimeout       time.Duration `yaml:"halfClosedTimeout,min=1ms"`     // of a tunnel, silent with one side closed
-	ConnectTimeout          time.Duration `yaml:"connectTimeout,min=1ms"`        // of one address
-	ConnectTotalTimeout     time.Duration `yaml:"connectTotalTimeout,min=1ms"`   // of all addresses of a request
-	Memory                  Memory        `yaml:"memory"`                        // of the process
+	MaxTunnels              int           `yaml:"maxTunnels"`                                 // open at once; 0 means as many as there are descriptors for
+	MaxPendingConnections   int           `yaml:"maxPendingConnections,limit" default:"4096"` // connections without a route yet
+	MaxPendingPerClient     int           `yaml:"maxPendingPerClient,limit" default:"-1"`     // of them, of one client: an IPv4 address or IPv6 /64
+	MaxConnectionsPerClient int           `yaml:"maxConnectionsPerClient,limit" default:"-1"` // connections of one client, and as many tunnels
+	ConnectionRatePerClient int           `yaml:"connectionRatePerClient,limit" default:"-1"` // connections a second of one client
+	FirstByteTimeout        time.Duration `yaml:"firstByteTimeout,min=1ms" default:"10s"`     // from accept to the first byte
+	HandshakeTimeout        time.Duration `yaml:"handshakeTimeout,min=1ms" default:"5s"`      // from the first byte to the whole preamble
+	IdleTimeout             time.Duration `yaml:"idleTimeout,min=1ms" default:"1h"`           // of a tunnel, without a byte either way
+	UDPIdleTimeout          time.Duration `yaml:"udpIdleTimeout,min=1ms" default:"2m"`        // of a session of UDP, without a datagram either way
+	HalfClosedTimeout       time.Duration `yaml:"halfClosedTimeout,min=1ms" default:"1m"`     // of a tunnel, silent with one side closed
+	ConnectTimeout          time.Duration `yaml:"connectTimeout,min=1ms" default:"3s"`        // of one address
+	ConnectTotalTimeout     time.Duration `yaml:"connectTotalTimeout,min=1ms" default:"10s"`  // of all addresses of a request
+	Memory                  Memory        `yaml:"memory" as:"memory"`                         // of the process
 }
 
 // A Memory is a limit in bytes: 0 means what the system grants the process, if that
@@ -132,46 +156,23 @@ func parseSize(s string, least Memory) (Memory, error) {
 	return 0, fmt.Errorf("%q is not a size such as 512MiB", clip(s))
 }
 
-// decode reads what ParseMemory reads.
-func (m *Memory) decode(d *decoder, n *yaml.Node, key string) {
-	s, ok := d.text(n, key)
-	if !ok {
-		return
-	}
-	var err error
-	if *m, err = ParseMemory(s); err != nil {
-		d.errorf(n, "write it as 512MiB or 2GiB; auto takes nine tenths of the cgroup's", "%s: %v", key, err)
-	}
-}
-
 // leastMemory is the least limit that is accepted.
 const leastMemory = 16 << 20
 
 // Drain says how the gateway stops.
 type Drain struct {
-	Delay   time.Duration `yaml:"delay"`   // not ready, still accepting
-	Timeout time.Duration `yaml:"timeout"` // from the signal until tunnels are aborted
+	Delay   time.Duration `yaml:"delay" default:"5s"`    // not ready, still accepting
+	Timeout time.Duration `yaml:"timeout" default:"30s"` // from the signal until tunnels are aborted
 }
 
 // Log says what is logged, and in which format.
 type Log struct {
-	Format string     `yaml:"format"` // "text" or "json"
-	Level  slog.Level `yaml:"level"`
+	Format string     `yaml:"format" oneof:"text json" default:"text"`
+	Level  slog.Level `yaml:"level" as:"logLevel"`
 }
 
 // Default returns the configuration of an empty file.
-func Default() *Config {
-	return &Config{
-		Limits: Limits{
-			MaxPendingConnections: 4096, MaxPendingPerClient: -1, MaxConnectionsPerClient: -1, ConnectionRatePerClient: -1,
-			FirstByteTimeout: 10 * time.Second, HandshakeTimeout: 5 * time.Second,
-			IdleTimeout: time.Hour, UDPIdleTimeout: 2 * time.Minute, HalfClosedTimeout: time.Minute,
-			ConnectTimeout: 3 * time.Second, ConnectTotalTimeout: 10 * time.Second,
-		},
-		Drain: Drain{Delay: 5 * time.Second, Timeout: 30 * time.Second},
-		Log:   Log{Format: "text"},
-	}
-}
+func Default() *Config { return defaults[configuration]().registered() }
 
 // Snapshot returns the networks and services of c for the registry.
 func (c *Config) Snapshot() registry.Snapshot {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,9 @@ type decoder struct {
 	file string
 	errs Errors
 	cfg  Config
-	at   positions
+
+	root     mapping
+	services []mapping // the elements of services; empty for those that were read before
 }
 
 // full reports whether there are more mistakes than anybody reads.
@@ -56,11 +59,16 @@ func parse(name string, data []byte) *decoder {
 // decode reads data and checks each value by itself. The root is nil if data is not a
 // document.
 func decode(name string, data []byte) (*decoder, *yaml.Node) {
-	d := &decoder{file: name, cfg: *Default()}
+	d := &decoder{file: name}
 	root := d.document(data)
+	c := &configuration{}
 	if root != nil {
-		objectOf(d, root, "the configuration", configFields, &d.cfg)
+		d.root.node = root
+		into(d, root, "the configuration", c)
 	}
+	warnings := d.cfg.Warnings
+	d.cfg = *c.registered()
+	d.cfg.Warnings = warnings
 	return d, root
 }
 
@@ -159,59 +167,6 @@ func brokenLine(data []byte, line int) (int, []byte) {
 	return best, bytes.TrimRight(lines[best-1], "\r\n")
 }
 
-// A field is a key of an object and the function that reads its value. The loader knows
-// no other keys; the schema is tested against them.
-type field[T any] struct {
-	key  string
-	read func(d *decoder, n *yaml.Node, to *T)
-}
-
-func keysOf[T any](fields []field[T]) []string {
-	keys := make([]string, len(fields))
-	for i, f := range fields {
-		keys[i] = f.key
-	}
-	return keys
-}
-
-// object reads a mapping into to. It reports a node that is no mapping, unknown and
-// repeated keys, and keys without a value.
-func objectOf[T any](d *decoder, n *yaml.Node, what string, fields []field[T], to *T) {
-	if !d.is(n, yaml.MappingNode, what) {
-		return
-	}
-	seen := map[string]int{}
-next:
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		k, v := n.Content[i], n.Content[i+1]
-		if k.Kind != yaml.ScalarNode || k.Tag == "!!merge" {
-			d.errorf(k, "write the keys out", "a key of %s must be a word", what)
-			continue
-		}
-		if line, ok := seen[k.Value]; ok {
-			d.errorf(k, "keep one of them", "%q is in %s twice, first in line %d", clip(k.Value), what, line)
-			continue
-		}
-		seen[k.Value] = k.Line
-		for _, f := range fields {
-			if f.key != k.Value {
-				continue
-			}
-			if isNull(v) {
-				d.errorf(k, "give it one, or leave the key out", "%q has no value", k.Value)
-			} else {
-				f.read(d, v, to)
-			}
-			continue next
-		}
-		hint := "known keys are " + strings.Join(keysOf(fields), ", ")
-		if m := called(k.Value, keysOf(fields)); m != "" {
-			hint = fmt.Sprintf("did you mean %q?", m)
-		}
-		d.errorf(k, hint, "unknown key %q in %s", clip(k.Value), what)
-	}
-}
-
 func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" }
 
 var kinds = map[yaml.Kind]string{
@@ -245,20 +200,6 @@ func (d *decoder) is(n *yaml.Node, kind yaml.Kind, what string) bool {
 	return false
 }
 
-// list calls each for every element of a sequence.
-func (d *decoder) list(n *yaml.Node, what string, each func(n *yaml.Node)) {
-	if !d.is(n, yaml.SequenceNode, what) {
-		return
-	}
-	for _, v := range n.Content {
-		if isNull(v) {
-			d.errorf(v, "give it a value, or take it out", "%s has an empty element", what)
-			continue
-		}
-		each(v)
-	}
-}
-
 // text returns a scalar as it is written in the file, with or without quotes.
 func (d *decoder) text(n *yaml.Node, what string) (string, bool) {
 	if !d.is(n, yaml.ScalarNode, what) {
@@ -283,17 +224,32 @@ func (d *decoder) word(n *yaml.Node, what string, words ...string) (string, bool
 	if !ok {
 		return "", false
 	}
-	for _, w := range words {
-		if s == w {
-			return s, true
-		}
+	if c := oneOf(what, s, words); c != nil {
+		d.errorf(n, c.hint, "%s", c.msg)
+		return "", false
+	}
+	return s, true
+}
+
+// insideTLS are protocols that can't be among those in the clear.
+var insideTLS = map[string]*complaint{
+	"hbone":      complain("write tls: {protocols: [hbone], ...}", "hbone needs TLS"),
+	"connect-h3": complain("write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 needs a listener that terminates QUIC"),
+}
+
+// oneOf complains of a word that is none of words.
+func oneOf(what, s string, words []string) *complaint {
+	if slices.Contains(words, s) {
+		return nil
+	}
+	if c := insideTLS[s]; c != nil && slices.Contains(words, "connect") {
+		return c
 	}
 	hint := "it is one of " + strings.Join(words, ", ")
 	if m := called(s, words); m != "" {
 		hint = fmt.Sprintf("did you mean %q?", m)
 	}
-	d.errorf(n, hint, "%s can't be %q", what, clip(s))
-	return "", false
+	return complain(hint, "%s can't be %q", what, clip(s))
 }
 
 func (d *decoder) boolean(n *yaml.Node, what string, to *bool) {

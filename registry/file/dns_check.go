@@ -6,17 +6,18 @@ import (
 	"slices"
 
 	"culvert.dev/registry"
+	"go.yaml.in/yaml/v3"
 )
 
 // checkDNS finds what does not go together. Taken are the addresses of others.
 func (d *decoder) checkDNS(taken []place) {
-	c, at := d.cfg.DNS, &d.at.dns
+	c, at := d.cfg.DNS, d.root.object("dns")
 	if c == nil {
 		return
 	}
 	secure := false
 	for i, l := range c.Listeners {
-		n := at.listeners[i]
+		n := d.dnsListener(i)
 		if l.Address == "" {
 			continue
 		}
@@ -39,30 +40,39 @@ func (d *decoder) checkDNS(taken []place) {
 	}
 	d.checkDNSViews(c)
 	d.checkDNSForward(c)
-	for i, n := range at.upstreams {
-		for j, l := range c.Listeners {
-			ep, _ := parseEndpoint(at.addresses[i])
-			if l.Address != "" && leadsTo(ep, []uint16{ep.Port}, l.Address) {
-				d.errorf(n, "write the address of another resolver", "upstream %s leads back to this server, which listens at %s (line %d)", at.addresses[i], l, at.listeners[j].Line)
-				break
-			}
-		}
+	d.checkUpstreams(c.Upstreams, at)
+	for i, f := range c.Forward {
+		d.checkUpstreams(f.Upstreams, mapping{at.item("forward", i)})
 	}
 	if c.Cache.MinTTL > c.Cache.MaxTTL {
 		d.errorf(at.value("cache"), "", "minTTL %v is longer than maxTTL %v", c.Cache.MinTTL, c.Cache.MaxTTL)
 	}
 }
 
+// checkUpstreams finds resolvers that are this server.
+func (d *decoder) checkUpstreams(upstreams []DNSUpstream, at mapping) {
+	for i, u := range upstreams {
+		ep, _ := parseEndpoint(u.Address)
+		for j, l := range d.cfg.DNS.Listeners {
+			if u.Address != "" && l.Address != "" && leadsTo(ep, []uint16{ep.Port}, l.Address) {
+				d.errorf(at.item("upstreams", i), "write the address of another resolver", "upstream %s leads back to this server, which listens at %s (line %d)", u.Address, l, d.dnsListener(j).Line)
+				break
+			}
+		}
+	}
+}
+
 func (d *decoder) checkDNSViews(c *DNS) {
+	at := d.root.object("dns")
 	for i, l := range c.Listeners {
 		if l.View != "" {
-			d.knownNetwork(d.at.dns.views[i], l.View)
+			d.knownNetwork(valueOf(at.item("listen", i), "view"), l.View)
 		}
 	}
 	for i, name := range c.VIPNetworks {
-		d.knownNetwork(d.at.dns.vips[i], name)
+		d.knownNetwork(at.item("vipNetworks", i), name)
 		if d.cfg.VIPs == nil {
-			d.errorf(d.at.dns.vips[i], "add vips: {state: ...} to the configuration", "vipNetworks has no effect: no service has an address to itself")
+			d.errorf(at.item("vipNetworks", i), "add vips: {state: ...} to the configuration", "vipNetworks has no effect: no service has an address to itself")
 		}
 	}
 }
@@ -70,7 +80,8 @@ func (d *decoder) checkDNSViews(c *DNS) {
 // checkDNSForward finds zones that are somebody else's already, and what is
 // forwarded for nobody.
 func (d *decoder) checkDNSForward(c *DNS) {
-	at := &d.at.dns
+	at := d.root.object("dns")
+	forward := func(i int) *yaml.Node { return mapping{at.item("forward", i)}.where("zone") }
 	for i, f := range c.Forward {
 		if f.Zone == "" {
 			continue
@@ -80,10 +91,10 @@ func (d *decoder) checkDNSForward(c *DNS) {
 			own = d.cfg.defaultZones()
 		}
 		if slices.Contains(own, f.Zone) {
-			d.errorf(at.forward[i], "take it out of zones, or out of forward", "zone %q is answered here and not forwarded", f.Zone)
+			d.errorf(forward(i), "take it out of zones, or out of forward", "zone %q is answered here and not forwarded", f.Zone)
 		}
 		if first := slices.IndexFunc(c.Forward, func(g DNSForward) bool { return g.Zone == f.Zone }); first < i {
-			d.errorf(at.forward[i], "keep one of them", "zone %q is already in line %d", f.Zone, at.forward[first].Line)
+			d.errorf(forward(i), "keep one of them", "zone %q is already in line %d", f.Zone, forward(first).Line)
 		}
 	}
 	if len(c.RecursionClients) > 0 || has(at.node, "recursionClients") {
@@ -135,10 +146,10 @@ func (c *Config) defaultZones() []string {
 // readDNSFiles reads the certificate and the key, and returns what they
 // contain.
 func (d *decoder) readDNSFiles(path string) (all [][]byte) {
-	if d.cfg.DNS == nil || d.at.dns.value("tls") == nil {
+	if d.cfg.DNS == nil || d.root.object("dns").value("tls") == nil {
 		return nil
 	}
-	d.cfg.DNS.Certificate, _ = d.pair(path, "dns", mapping{d.at.dns.value("tls")}, &all)
+	d.cfg.DNS.Certificate, _ = d.pair(path, "dns", d.root.object("dns").object("tls"), &all)
 	return all
 }
 
@@ -148,6 +159,6 @@ func fixedDNS(c *DNS) *DNS {
 		return nil
 	}
 	out := *c
-	out.Certificate = KeyPair{}
+	out.Files, out.Certificate = KeyFiles{}, KeyPair{}
 	return &out
 }

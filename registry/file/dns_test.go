@@ -29,11 +29,11 @@ func TestDNS(t *testing.T) {
 	if _, err := got.Certificate.X509(); err != nil {
 		t.Error(err)
 	}
-	got.Certificate = KeyPair{}
+	got.Files, got.Certificate = KeyFiles{}, KeyPair{}
 	want := DNS{
 		Listeners: []DNSListener{
-			{Transport: "udp", Address: "127.0.0.1:53"}, {Transport: "tcp", Address: "127.0.0.1:53"}, {Transport: "udp", Address: "127.0.0.2:53", View: "office"},
-			{Transport: "tls", Address: ":853"}, {Transport: "https", Address: ":443"}, {Transport: "https", Address: "127.0.0.1:8443"},
+			{DNSAddress: DNSAddress{"udp", "127.0.0.1:53"}}, {DNSAddress: DNSAddress{"tcp", "127.0.0.1:53"}}, {DNSAddress: DNSAddress{"udp", "127.0.0.2:53"}, View: "office"},
+			{DNSAddress: DNSAddress{"tls", ":853"}}, {DNSAddress: DNSAddress{"https", ":443"}}, {DNSAddress: DNSAddress{"https", "127.0.0.1:8443"}},
 		},
 		Zones: []string{"mesh.internal", "10.in-addr.arpa"}, TTL: 2 * time.Second,
 		Upstreams: []DNSUpstream{
@@ -88,8 +88,8 @@ func TestDNSDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := defaultDNS()
-	want.Listeners = []DNSListener{{Transport: "udp", Address: ":53"}}
+	want := defaults[DNS]()
+	want.Listeners = []DNSListener{{DNSAddress: DNSAddress{"udp", ":53"}}}
 	if !reflect.DeepEqual(cfg.DNS, want) {
 		t.Errorf("got  %+v\nwant %+v", cfg.DNS, want)
 	}

@@ -166,7 +166,7 @@ func TestTypos(t *testing.T) {
 		t.Fatal(err)
 	}
 	tried := 0
-	for _, keys := range [][]string{keysOf(configFields), keys[network](), keysOf(listenerFields), keysOf(authFields), keysOf(limitsFields), keysOf(drainFields), keysOf(logFields), keys[service](), keysOf(websocketFields), keys[hop](), keys[gateway](), keys[meshName](), keys[endpoint]()} {
+	for _, keys := range [][]string{keys[configuration](), keys[network](), keys[Listener](), keys[Auth](), keys[Limits](), keys[Drain](), keys[Log](), keys[service](), keys[WebSocket](), keys[hop](), keys[gateway](), keys[meshName](), keys[endpoint]()} {
 		for _, key := range keys {
 			for _, before := range []string{"\n", " ", "{"} {
 				at := bytes.Index(data, []byte(before+key+":"))

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"log/slog"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -15,20 +16,44 @@ type format func(what, s string, to any) *complaint
 
 // formats are what the tag "as" may say.
 var formats = map[string]format{
-	"alpn":         formatOf(parseALPN),
-	"checkHost":    formatOf(parseCheckHost),
-	"cidr":         formatOf(func(_, s string) (netip.Prefix, *complaint) { return parseCIDR(s) }),
-	"destination":  formatOf(parseDestination),
-	"endpoint":     formatOf(parseServiceEndpoint),
-	"gateway":      formatOf(parseGatewayAddress),
-	"hostPort":     formatOf(hopAddress(checkHostPort)),
-	"label":        formatOf(parseLabel),
-	"pattern":      formatOf(parseNamePattern),
-	"portName":     formatOf(parsePortName),
-	"proxy":        formatOf(hopAddress(checkProxy)),
-	"spiffe":       formatOf(parseSPIFFE),
-	"urlPath":      formatOf(parseURLPath),
-	"webSocketURL": formatOf(hopAddress(checkWebSocketURL)),
+	"adminAddress":     formatOf(parseAdminAddress),
+	"alpn":             formatOf(parseALPN),
+	"cacheSize":        formatOf(parseCacheSize),
+	"checkHost":        formatOf(parseCheckHost),
+	"cidr":             formatOf(parseCIDR),
+	"cluster":          formatOf(parseCluster),
+	"controllerName":   formatOf(parseControllerName),
+	"destination":      formatOf(parseDestination),
+	"dnsAddress":       formatOf(parseDNSAddress),
+	"dnsZone":          formatOf(parseDNSZone),
+	"endpoint":         formatOf(parseServiceEndpoint),
+	"gateway":          formatOf(parseGatewayAddress),
+	"host":             formatOf(parseHost),
+	"hostPort":         formatOf(hopAddress(checkHostPort)),
+	"keyPattern":       formatOf(patternOf(1, `write "example.com/*" or "example.com/team"`, "DOMAIN/NAME")),
+	"label":            formatOf(parseLabel),
+	"listenerAddress":  formatOf(parseListenerAddress),
+	"logLevel":         formatOf(parseLogLevel),
+	"memory":           formatOf(parseMemory),
+	"namespacePattern": formatOf(patternOf(0, `write "shop" or "team-*"`, "a namespace")),
+	"object":           formatOf(parseObject),
+	"objectPattern":    formatOf(patternOf(1, `write "shop/*", "*/web" or "shop/web"`, "NAMESPACE/NAME")),
+	"origin":           formatOf(parseOrigin),
+	"ownAddress":       formatOf(parseOwnAddress),
+	"pattern":          formatOf(parseNamePattern),
+	"portName":         formatOf(parsePortName),
+	"portRange":        formatOf(parsePortRange),
+	"proxy":            formatOf(hopAddress(checkProxy)),
+	"publicAddress":    formatOf(parsePublicAddress),
+	"spiffe":           formatOf(parseSPIFFE),
+	"suffix":           formatOf(parseSuffix),
+	"target":           formatOf(parseTarget),
+	"trustDomain":      formatOf(parseTrustDomain),
+	"tunnelPath":       formatOf(parseTunnelPath),
+	"upstream":         formatOf(parseDNSUpstream),
+	"urlPath":          formatOf(parseURLPath),
+	"webSocketURL":     formatOf(hopAddress(checkWebSocketURL)),
+	"zone":             formatOf(parseZone),
 }
 
 // formatOf makes a format of a function that parses a T.
@@ -91,7 +116,7 @@ func parsePortName(what, s string) (string, *complaint) {
 	return name, c
 }
 
-func parseCIDR(s string) (netip.Prefix, *complaint) {
+func parseCIDR(_, s string) (netip.Prefix, *complaint) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil {
 		hint := "write it as 192.0.2.0/24 or 2001:db8::/32"
@@ -205,4 +230,97 @@ func parseSPIFFE(_, s string) (string, *complaint) {
 		return "", complain("write spiffe://domain/path, or spiffe://domain for any of it", "%q is not a SPIFFE id", clip(s))
 	}
 	return s, nil
+}
+
+func parseTrustDomain(_, s string) (string, *complaint) {
+	if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-._", r))
+	}) {
+		return "", complain("write cluster.local, without spiffe:// and in lower case", "%q is not a trust domain", clip(s))
+	}
+	return s, nil
+}
+
+// parseTunnelPath parses the path in front of a destination.
+func parseTunnelPath(_, s string) (string, *complaint) {
+	if !strings.HasPrefix(s, "/") || !strings.HasSuffix(s, "/") || strings.ContainsAny(s, "?#% ") {
+		return "", complain("write /some/path/", "path %q does not begin and end with a slash, or has a query, an escape or a space", clip(s))
+	}
+	return s, nil
+}
+
+func parseHost(_, s string) (string, *complaint) {
+	if _, c := parseEndpoint(s); c != nil || strings.Contains(s, ":") {
+		return "", complain("write a name, without a port", "%q is not a host", clip(s))
+	}
+	return strings.ToLower(s), nil
+}
+
+func parseOrigin(_, s string) (string, *complaint) {
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" || u.Scheme+"://"+u.Host != s {
+		return "", complain("write https://app.example.com", "%q is not an origin", clip(s))
+	}
+	return strings.ToLower(s), nil
+}
+
+// parseCluster returns a name that is wrong, too, so that it does not count as missing.
+func parseCluster(_, s string) (string, *complaint) {
+	if _, err := tunnel.ParseName(s); err != nil {
+		return s, complain("use letters, digits and hyphens", "cluster %q: %v", clip(s), err)
+	}
+	return s, nil
+}
+
+func parseZone(_, s string) (string, *complaint) {
+	name, c := parseName(s)
+	if c != nil {
+		return "", complain(c.hint, "zone %q: %s", clip(s), c.msg)
+	}
+	return name.String(), nil
+}
+
+func parsePortRange(_, s string) (registry.PortRange, *complaint) {
+	r, err := registry.ParsePortRange(s)
+	if err != nil {
+		return r, complain("write it as 20000-20999", "range %q: %v", clip(s), err)
+	}
+	return r, nil
+}
+
+// parseOwnAddress parses an address of this machine.
+func parseOwnAddress(_, s string) (netip.Addr, *complaint) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		hint := "write an address of this machine, or leave the key out for all of them"
+		if _, err := netip.ParseAddrPort(s); err == nil {
+			hint = "leave the port out: the range says which"
+		}
+		return a, complain(hint, "%q is not an IP address", clip(s))
+	}
+	return a.Unmap(), nil
+}
+
+func parseMemory(what, s string) (Memory, *complaint) {
+	m, err := ParseMemory(s)
+	if err != nil {
+		return 0, complain("write it as 512MiB or 2GiB; auto takes nine tenths of the cgroup's", "%s: %v", what, err)
+	}
+	return m, nil
+}
+
+func parseCacheSize(_, s string) (Memory, *complaint) {
+	m, err := parseSize(s, leastCache)
+	if err != nil {
+		return 0, complain("write it as 32MiB", "size: %v", err)
+	}
+	return m, nil
+}
+
+func parseLogLevel(what, s string) (level slog.Level, c *complaint) {
+	if c := oneOf(what, s, []string{"debug", "info", "warn", "error"}); c != nil {
+		return level, c
+	}
+	_ = level.UnmarshalText([]byte(s)) // knows these words
+	return level, nil
 }

@@ -219,13 +219,13 @@ func (f *digestFinder) find(d digest) (int, bool) {
 // the index of each in current, and -1 for those that were parsed. Unchanged services have
 // no position.
 func (d *decoder) restore(current *Config, items []serviceText, from []int) {
-	parsed, at := d.cfg.Services, d.at.services
+	parsed, at := d.cfg.Services, d.services
 	all := make([]*registry.Service, len(items))
-	d.at.services = make([]mapping, len(items))
+	d.services = make([]mapping, len(items))
 	next := 0
 	for i, before := range from {
 		if before < 0 {
-			all[i], d.at.services[i] = parsed[next], at[next]
+			all[i], d.services[i] = parsed[next], at[next]
 			next++
 			continue
 		}

@@ -74,7 +74,7 @@ func (d *decoder) checkInsecureServices() {
 	}
 	open := d.reachedDirectly()
 	for i, s := range d.cfg.Services {
-		at := d.at.services[i]
+		at := d.services[i]
 		if at.node == nil { // it was read before
 			continue
 		}
@@ -87,7 +87,7 @@ func (d *decoder) checkInsecureServices() {
 				continue
 			}
 			name := d.cfg.Networks[n].Name
-			d.warnInsecure(d.at.networks[n].where("name"), "give the network gateways or a via with TLS, or set insecure: true for it",
+			d.warnInsecure(d.network(n).where("name"), "give the network gateways or a via with TLS, or set insecure: true for it",
 				fmt.Sprintf("network %q has no gateway, and endpoint %s of service %q there is reached unencrypted", clip(name), s.Endpoints[j], clip(s.Name)), plain)
 			if open = slices.DeleteFunc(open, func(i int) bool { return i == n }); len(open) == 0 {
 				break

@@ -12,15 +12,15 @@ import (
 
 // Kubernetes says what is learnt from Kubernetes, and what is told to it.
 type Kubernetes struct {
-	Kubeconfig string   `yaml:"kubeconfig"` // path; "" means the pod's own service account
-	Context    string   `yaml:"context"`    // of the kubeconfig; "" means its current one
-	Namespaces []string `yaml:"namespaces"` // what is looked at; empty means the whole cluster
+	Kubeconfig string   `yaml:"kubeconfig"`                                                                               // path; "" means the pod's own service account
+	Context    string   `yaml:"context"`                                                                                  // of the kubeconfig; "" means its current one
+	Namespaces []string `yaml:"namespaces" what:"a namespace" as:"label" empty:"leave the key out for the whole cluster"` // what is looked at; empty means the whole cluster
 
 	Discovery    *Discovery  `yaml:"discovery"`    // nil means that services are not looked for
 	GatewayAPI   *GatewayAPI `yaml:"gatewayAPI"`   // nil means that nothing is served of it
 	MultiCluster bool        `yaml:"multiCluster"` // ServiceExports are taken up, and ServiceImports kept
 
-	Leader Object `yaml:"leader"` // of the Lease among those who write statuses
+	Leader Object `yaml:"leader" as:"object" default:"culvert-system/culvert"` // of the Lease among those who write statuses
 
 	// State is the beginning of the paths of files that keep what was learnt, for a
 	// start while the API server is away; "" keeps nothing.
@@ -32,233 +32,109 @@ type Object struct{ Namespace, Name string }
 
 // Discovery says which Services become services.
 type Discovery struct {
-	Network  string   `yaml:"network"`           // that their endpoints are in; "" means the cluster's name
-	Zone     string   `yaml:"zone"`              // that the gateway is in, for topology hints; "" means that they count for nothing
-	Allow    []string `yaml:"allow"`             // NAMESPACE/NAME, with * and ?, of what annotations may expose; empty means everything
-	Deny     []string `yaml:"deny"`              // likewise, of what they may not, whatever Allow says
-	Suffixes []Suffix `yaml:"suffixes"`          // that annotations may take names of; empty means none
-	Prefer   string   `yaml:"prefer"`            // "ipv4", "ipv6" or "both", of pods that have both; "" means each Service's first
-	PodCIDRs bool     `yaml:"podCIDRs"`          // what Nodes have for their pods is of Network. Not where several clusters have the same
-	Gateways []string `yaml:"gatewayNamespaces"` // namespaces whose Services may say that they are gateways; empty means culvert-system
-	Clusters string   `yaml:"clusters"`          // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
+	Network  string   `yaml:"network"`                                                                                      // that their endpoints are in; "" means the cluster's name
+	Zone     string   `yaml:"zone"`                                                                                         // that the gateway is in, for topology hints; "" means that they count for nothing
+	Allow    []string `yaml:"allow" as:"objectPattern" empty:"leave the key out"`                                           // NAMESPACE/NAME, with * and ?, of what annotations may expose; empty means everything
+	Deny     []string `yaml:"deny" as:"objectPattern" empty:"leave the key out"`                                            // likewise, of what they may not, whatever Allow says
+	Suffixes []Suffix `yaml:"suffixes" what:"a suffix"`                                                                     // that annotations may take names of; empty means none
+	Prefer   string   `yaml:"prefer" oneof:"ipv4 ipv6 both"`                                                                // of pods that have both; "" means each Service's first
+	PodCIDRs bool     `yaml:"podCIDRs"`                                                                                     // what Nodes have for their pods is of Network. Not where several clusters have the same
+	Gateways []string `yaml:"gatewayNamespaces" what:"a namespace" as:"label" empty:"leave the key out for culvert-system"` // namespaces whose Services may say that they are gateways; empty means culvert-system
+	Clusters string   `yaml:"clusters" what:"the namespace of clusters" as:"label"`                                         // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
 
-	ExternalNames bool     `yaml:"externalNames"` // annotations may expose Services of the type ExternalName
-	ExportedTo    []string `yaml:"exportedTo"`    // networks that exports open a Service to, beside those of the clusters; "*" means everyone
+	ExternalNames bool     `yaml:"externalNames"`               // annotations may expose Services of the type ExternalName
+	ExportedTo    []string `yaml:"exportedTo" what:"a network"` // networks that exports open a Service to, beside those of the clusters; "*" means everyone
 }
 
 // A Suffix is a domain that Services may take names of.
 type Suffix struct {
-	Domain     string   `yaml:"suffix"`     // itself, and what is below it
-	Namespaces []string `yaml:"namespaces"` // that may, with * and ?; empty means all
+	Domain     string   `yaml:"suffix,required,short" what:"a suffix" as:"suffix"`          // itself, and what is below it
+	Namespaces []string `yaml:"namespaces" as:"namespacePattern" empty:"leave the key out"` // that may, with * and ?; empty means all
 }
 
 // GatewayAPI says which Gateways are served, and where.
 type GatewayAPI struct {
-	ControllerName string          `yaml:"controllerName"` // of the GatewayClasses
-	Addresses      []PublicAddress `yaml:"addresses"`      // to listen at; empty means every address, all Gateways together
-	Service        Object          `yaml:"service"`        // whose addresses are those of Gateways; zero means none's
+	ControllerName string          `yaml:"controllerName" as:"controllerName" default:"culvert.dev/gateway"` // of the GatewayClasses
+	Addresses      []PublicAddress `yaml:"addresses" what:"an address"`                                      // to listen at; empty means every address, all Gateways together
+	Service        Object          `yaml:"service" as:"object"`                                              // whose addresses are those of Gateways; zero means none's
 
 	// InfrastructureKeys are DOMAIN/NAME, with * and ?, of labels and annotations of
 	// infrastructure that ServiceAccounts of Gateways may have, beside those without a domain.
-	InfrastructureKeys []string `yaml:"infrastructureKeys"`
+	InfrastructureKeys []string `yaml:"infrastructureKeys" as:"keyPattern" empty:"leave the key out"`
 }
 
 // A PublicAddress is an address to listen at, and what others know it by.
 type PublicAddress struct {
-	Address netip.Addr `yaml:"address"` // the zero Addr means every address
-	Public  netip.Addr `yaml:"public"`  // the zero Addr means as Address
+	Address netip.Addr `yaml:"address,required,short" what:"an address" as:"publicAddress"` // the zero Addr means every address
+	Public  netip.Addr `yaml:"public" what:"an address" as:"publicAddress"`                 // the zero Addr means as Address
 }
 
 // DefaultControllerName is that of a GatewayAPI that names no other.
 const DefaultControllerName = "culvert.dev/gateway"
 
-// defaultLeader is the Lease where the file names no other.
-var defaultLeader = Object{"culvert-system", "culvert"}
-
-var kubernetesFields = fieldsOf([]field[Kubernetes]{
-	{"namespaces", func(d *decoder, n *yaml.Node, to *Kubernetes) {
-		d.namespaces(n, "namespaces", "the whole cluster", &to.Namespaces)
-	}},
-})
-
-func (k *Kubernetes) decode(d *decoder, n *yaml.Node, key string) {
-	d.at.kubernetes = n
-	k.Leader = defaultLeader
-	objectOf(d, n, key, kubernetesFields, k)
-}
-
-var discoveryFields = fieldsOf([]field[Discovery]{
-	{"allow", func(d *decoder, n *yaml.Node, to *Discovery) { d.objects(n, "allow", &to.Allow) }},
-	{"deny", func(d *decoder, n *yaml.Node, to *Discovery) { d.objects(n, "deny", &to.Deny) }},
-	{"suffixes", func(d *decoder, n *yaml.Node, to *Discovery) {
-		d.list(n, "suffixes", func(n *yaml.Node) {
-			var s Suffix
-			before := len(d.errs)
-			if n.Kind == yaml.MappingNode {
-				objectOf(d, n, "a suffix", suffixFields, &s)
-				d.need(n, "a suffix", "suffix")
-			} else {
-				d.suffix(n, &s.Domain)
-			}
-			if len(d.errs) == before {
-				to.Suffixes = append(to.Suffixes, s)
-			}
-		})
-	}},
-	{"exportedTo", func(d *decoder, n *yaml.Node, to *Discovery) {
-		d.list(n, "exportedTo", func(n *yaml.Node) {
-			if s, ok := d.text(n, "a network"); ok {
-				to.ExportedTo = append(to.ExportedTo, s)
-			}
-		})
-	}},
-	{"prefer", func(d *decoder, n *yaml.Node, to *Discovery) {
-		to.Prefer, _ = d.word(n, "prefer", "ipv4", "ipv6", "both")
-	}},
-	{"gatewayNamespaces", func(d *decoder, n *yaml.Node, to *Discovery) {
-		d.namespaces(n, "gatewayNamespaces", "culvert-system", &to.Gateways)
-	}},
-	{"clusters", func(d *decoder, n *yaml.Node, to *Discovery) {
-		to.Clusters, _ = d.label(n, "the namespace of clusters")
-	}},
-})
-
-func (c *Discovery) decode(d *decoder, n *yaml.Node, key string) {
-	objectOf(d, n, key, discoveryFields, c)
-}
-
-var suffixFields = fieldsOf([]field[Suffix]{
-	{"suffix", func(d *decoder, n *yaml.Node, to *Suffix) { d.suffix(n, &to.Domain) }},
-	{"namespaces", func(d *decoder, n *yaml.Node, to *Suffix) {
-		d.patterns(n, "namespaces", 0, `write "shop" or "team-*"`, "a namespace", &to.Namespaces)
-	}},
-})
-
-var gatewayAPIFields = fieldsOf([]field[GatewayAPI]{
-	{"controllerName", func(d *decoder, n *yaml.Node, to *GatewayAPI) {
-		s, ok := d.text(n, "controllerName")
-		if ok && !strings.Contains(s, "/") {
-			d.errorf(n, "write it as example.com/gateway", "controllerName %q has no domain", clip(s))
+func (g *GatewayAPI) check(d *decoder, at mapping) {
+	for i, a := range g.Addresses {
+		same := func(b PublicAddress) bool {
+			return a.Address == b.Address || a.Address.IsUnspecified() && b.Address.IsUnspecified()
 		}
-		to.ControllerName = s
-	}},
-	{"addresses", func(d *decoder, n *yaml.Node, to *GatewayAPI) {
-		d.list(n, "addresses", func(n *yaml.Node) {
-			var a PublicAddress
-			before := len(d.errs)
-			if n.Kind == yaml.MappingNode {
-				objectOf(d, n, "an address", publicAddressFields, &a)
-				d.need(n, "an address", "address")
-			} else {
-				d.address(n, &a.Address)
-			}
-			if len(d.errs) > before {
-				return
-			}
-			if slices.ContainsFunc(to.Addresses, func(b PublicAddress) bool { return b.Address == a.Address }) {
-				d.errorf(n, "keep one of them", "address %s is listed twice", a.Address)
-			}
-			to.Addresses = append(to.Addresses, a)
-		})
-	}},
-	{"infrastructureKeys", func(d *decoder, n *yaml.Node, to *GatewayAPI) {
-		d.patterns(n, "infrastructureKeys", 1, `write "example.com/*" or "example.com/team"`, "DOMAIN/NAME", &to.InfrastructureKeys)
-	}},
-})
-
-func (g *GatewayAPI) decode(d *decoder, n *yaml.Node, key string) {
-	g.ControllerName = DefaultControllerName
-	objectOf(d, n, key, gatewayAPIFields, g)
-}
-
-var publicAddressFields = fieldsOf([]field[PublicAddress]{
-	{"address", func(d *decoder, n *yaml.Node, to *PublicAddress) { d.address(n, &to.Address) }},
-	{"public", func(d *decoder, n *yaml.Node, to *PublicAddress) { d.address(n, &to.Public) }},
-})
-
-// namespaces reads a list of them. Without the key it is otherwise.
-func (d *decoder) namespaces(n *yaml.Node, what, otherwise string, to *[]string) {
-	d.list(n, what, func(n *yaml.Node) {
-		if s, ok := d.label(n, "a namespace"); ok {
-			*to = append(*to, s)
+		if a.Address.IsValid() && slices.ContainsFunc(g.Addresses[:i], same) {
+			d.errorf(at.item("addresses", i), "keep one of them", "address %s is listed twice", a.Address)
 		}
-	})
-	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-		d.errorf(n, "leave the key out for "+otherwise, "%s is empty", what)
+	}
+	for i := range g.Addresses {
+		for _, a := range []*netip.Addr{&g.Addresses[i].Address, &g.Addresses[i].Public} {
+			if a.IsUnspecified() {
+				*a = netip.Addr{}
+			}
+		}
 	}
 }
 
-// address reads an address to listen at, without a port.
-func (d *decoder) address(n *yaml.Node, to *netip.Addr) {
-	s, ok := d.text(n, "an address")
-	if !ok {
-		return
-	}
+// parsePublicAddress parses an address to listen at, without a port.
+func parsePublicAddress(_, s string) (netip.Addr, *complaint) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" {
-		d.errorf(n, "write it as 203.0.113.7 or 2001:db8::7", "%q is not an address", clip(s))
-		return
+		return netip.Addr{}, complain("write it as 203.0.113.7 or 2001:db8::7", "%q is not an address", clip(s))
 	}
-	*to = a.Unmap()
-	if to.IsUnspecified() {
-		*to = netip.Addr{}
-	}
+	return a.Unmap(), nil
 }
 
-// decode reads NAMESPACE/NAME.
-func (o *Object) decode(d *decoder, n *yaml.Node, key string) {
-	s, ok := d.text(n, key)
-	if !ok {
-		return
-	}
+func parseObject(what, s string) (Object, *complaint) {
 	namespace, name, found := strings.Cut(s, "/")
 	if !found || namespace == "" || name == "" || strings.Contains(name, "/") {
-		d.errorf(n, "write it as culvert-system/culvert", "%s %q is not NAMESPACE/NAME", key, clip(s))
-		return
+		return Object{}, complain("write it as culvert-system/culvert", "%s %q is not NAMESPACE/NAME", what, clip(s))
 	}
-	*o = Object{namespace, name}
+	return Object{namespace, name}, nil
 }
 
-// suffix reads a domain.
-func (d *decoder) suffix(n *yaml.Node, to *string) {
-	s, ok := d.text(n, "a suffix")
-	if !ok {
-		return
-	}
+func parseSuffix(_, s string) (string, *complaint) {
 	name, err := tunnel.ParseName(s)
 	if err != nil {
-		d.errorf(n, "write the domain alone: shop.example.com", "suffix %q: %v", clip(s), err)
-		return
+		return "", complain("write the domain alone: shop.example.com", "suffix %q: %v", clip(s), err)
 	}
-	*to = name.String()
+	return name.String(), nil
 }
 
-// objects reads patterns of NAMESPACE/NAME.
-func (d *decoder) objects(n *yaml.Node, what string, to *[]string) {
-	d.patterns(n, what, 1, `write "shop/*", "*/web" or "shop/web"`, "NAMESPACE/NAME", to)
+func parseControllerName(_, s string) (string, *complaint) {
+	if !strings.Contains(s, "/") {
+		return s, complain("write it as example.com/gateway", "controllerName %q has no domain", clip(s))
+	}
+	return s, nil
 }
 
-// patterns reads patterns with so many slashes, of what is called of.
-func (d *decoder) patterns(n *yaml.Node, what string, slashes int, hint, of string, to *[]string) {
-	d.list(n, what, func(n *yaml.Node) {
-		s, ok := d.text(n, what)
-		if !ok {
-			return
-		}
+// patternOf parses patterns with so many slashes, of what is called of.
+func patternOf(slashes int, hint, of string) func(what, s string) (string, *complaint) {
+	return func(what, s string) (string, *complaint) {
 		if _, err := path.Match(s, ""); err != nil || strings.Count(s, "/") != slashes {
-			d.errorf(n, hint, "%s %q is not a pattern of %s", what, clip(s), of)
-			return
+			return "", complain(hint, "%s %q is not a pattern of %s", what, clip(s), of)
 		}
-		*to = append(*to, s)
-	})
-	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-		d.errorf(n, "leave the key out", "%s is empty", what)
+		return s, nil
 	}
 }
 
 // checkKubernetes finds what of it can't work with the rest.
 func (d *decoder) checkKubernetes() {
-	k, at := d.cfg.Kubernetes, d.at.kubernetes
+	k, at := d.cfg.Kubernetes, d.root.value("kubernetes")
 	if k == nil || at.Kind != yaml.MappingNode {
 		return
 	}

@@ -41,11 +41,11 @@ func (w *network) registered() registry.Network {
 }
 
 func (g *gateway) registered() registry.Gateway {
-	out := registry.Gateway{Address: g.Address, Public: g.Public, Transports: g.Transports, Weight: g.Weight}
+	out := registry.Gateway{Address: g.Address, Public: g.Public, Transports: readable(g.Transports), Weight: g.Weight}
 	switch {
 	case g.Check != nil:
 		out.Check = g.Check.registered()
-	case !onlyUDP(g.Transports):
+	case !onlyUDP(out.Transports):
 		out.Check = gatewayCheck
 	}
 	return out
@@ -54,44 +54,14 @@ func (g *gateway) registered() registry.Gateway {
 // viaAlone are the transports that need more than an address: keys, or a URL.
 var viaAlone = []string{"connect-h3", "websocket", "hbone"}
 
-// A meshAt is where the file says what has to do with networks and names.
-type meshAt struct{ zone, network *yaml.Node }
-
-func (d *decoder) meshZone(n *yaml.Node, c *Config) {
-	d.at.mesh.zone = n
-	s, ok := d.text(n, "zone")
-	if !ok {
-		return
-	}
-	name, complaint := parseName(s)
-	if complaint != nil {
-		d.errorf(n, complaint.hint, "zone %q: %s", clip(s), complaint.msg)
-		return
-	}
-	c.Mesh.Zone = name.String()
-}
-
-// label reads one label of a name, in lower case.
-func (d *decoder) label(n *yaml.Node, what string) (string, bool) {
-	s, ok := d.text(n, what)
-	if !ok {
-		return "", false
-	}
-	label, c := parseLabel(what, s)
-	if c != nil {
-		d.errorf(n, c.hint, "%s", c.msg)
-	}
-	return label, c == nil
-}
-
 // checkMesh finds what is wrong with networks and the names of a mesh together.
 func (d *decoder) checkMesh() {
-	if n := d.at.mesh.network; n != nil {
+	if n := d.root.value("network"); n != nil {
 		d.knownNetwork(n, d.cfg.Mesh.Network)
 	}
 	plain := d.plaintext()
 	for i, network := range d.cfg.Networks {
-		at := d.at.networks[i]
+		at := d.network(i)
 		for j, name := range network.Near {
 			if name == network.Name && name != "" {
 				d.errorf(at.item("near", j), "leave it out", "network %q is not near itself", clip(name))
@@ -114,7 +84,7 @@ func (d *decoder) checkMesh() {
 	first := map[registry.ID]place{}
 	for i := range d.cfg.Services {
 		registry.Yield(i)
-		s, at := d.cfg.Services[i], d.at.services[i]
+		s, at := d.cfg.Services[i], d.services[i]
 		if s.ID.Service == "" {
 			continue
 		}

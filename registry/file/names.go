@@ -12,7 +12,6 @@ import (
 
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
-	"go.yaml.in/yaml/v3"
 	"golang.org/x/net/idna"
 )
 
@@ -154,43 +153,35 @@ func destination(a netip.Addr) *complaint {
 	return nil
 }
 
-// target parses the "name[:port]" of a listener's service.
-func (d *decoder) target(n *yaml.Node, s string) (tunnel.Name, uint16) {
+// parseTarget parses the "name[:port]" of a listener's service.
+func parseTarget(_, s string) (Target, *complaint) {
 	host, port, c := cutPort(s)
 	if c == nil {
 		var name tunnel.Name
 		if name, c = parseName(host); c == nil {
-			return name, port
+			return Target{name, port}, nil
 		}
 	}
-	d.errorf(n, c.hint, "service %q: %s", clip(s), c.msg)
-	return tunnel.Name{}, 0
+	return Target{}, complain(c.hint, "service %q: %s", clip(s), c.msg)
 }
 
-// listenAddress reads "[host]:port" to listen at.
-func (d *decoder) listenAddress(n *yaml.Node, what string, to *string) {
-	s, ok := d.text(n, what)
-	if !ok {
-		return
-	}
+// parseListenAddress parses "[host]:port" to listen at.
+func parseListenAddress(what, s string) (string, *complaint) {
 	host, digits, err := net.SplitHostPort(s)
 	if err != nil {
 		hint := "write :443, 192.0.2.1:443 or [2001:db8::1]:443"
 		if _, c := parsePort(s); c == nil {
 			hint = fmt.Sprintf("did you mean %q?", ":"+s)
 		}
-		d.errorf(n, hint, "%s %q is not an address with a port", what, clip(s))
-		return
+		return "", complain(hint, "%s %q is not an address with a port", what, clip(s))
 	}
 	if _, c := parsePort(digits); c != nil {
-		d.errorf(n, "clients need to know the port", "%s %q: %s", what, clip(s), c.msg)
-		return
+		return "", complain("clients need to know the port", "%s %q: %s", what, clip(s), c.msg)
 	}
 	if _, err := netip.ParseAddr(host); err != nil && host != "" && host != "localhost" {
-		d.errorf(n, "write an address of this machine, or none for all of them", "%s %q: %q is not an IP address", what, clip(s), clip(host))
-		return
+		return "", complain("write an address of this machine, or none for all of them", "%s %q: %q is not an IP address", what, clip(s), clip(host))
 	}
-	*to = s
+	return s, nil
 }
 
 // udpPrefix begins the address of a listener for datagrams.
@@ -198,26 +189,19 @@ const udpPrefix = "udp://"
 
 func isUDP(address string) bool { return strings.HasPrefix(address, udpPrefix) }
 
-// listenerAddress is listenAddress for one that may be of UDP.
-func (d *decoder) listenerAddress(n *yaml.Node, to *string) {
-	if n.Kind != yaml.ScalarNode || !strings.Contains(n.Value, "://") {
-		d.listenAddress(n, "address", to)
-		return
+// parseListenerAddress is parseListenAddress for one that may be of UDP.
+func parseListenerAddress(what, s string) (string, *complaint) {
+	address, ok := strings.CutPrefix(s, udpPrefix)
+	if !ok && strings.Contains(s, "://") {
+		return "", complain("write udp://:443 for UDP, and :443 for TCP", "address %q: udp:// is the only scheme", clip(s))
 	}
-	if !isUDP(n.Value) {
-		d.errorf(n, "write udp://:443 for UDP, and :443 for TCP", "address %q: udp:// is the only scheme", clip(n.Value))
-		return
+	if _, _, err := net.SplitHostPort(address); ok && err != nil {
+		return "", complain("write udp://:443, udp://192.0.2.1:443 or udp://[2001:db8::1]:443", "address %q is not an address with a port", clip(s))
 	}
-	inner := *n
-	inner.Value = strings.TrimPrefix(n.Value, udpPrefix)
-	if _, _, err := net.SplitHostPort(inner.Value); err != nil {
-		d.errorf(n, "write udp://:443, udp://192.0.2.1:443 or udp://[2001:db8::1]:443", "address %q is not an address with a port", clip(n.Value))
-		return
+	if _, c := parseListenAddress(what, address); c != nil {
+		return "", c
 	}
-	var address string
-	if d.listenAddress(&inner, "address", &address); address != "" {
-		*to = udpPrefix + address
-	}
+	return s, nil
 }
 
 // socketPrefix begins the address of a socket.
@@ -225,19 +209,14 @@ const socketPrefix = "unix:"
 
 func isSocket(address string) bool { return strings.HasPrefix(address, socketPrefix) }
 
-// adminAddress is listenAddress for the one that may be a socket.
-func (d *decoder) adminAddress(n *yaml.Node, to *string) {
-	if n.Kind != yaml.ScalarNode || !isSocket(n.Value) {
-		d.listenAddress(n, "admin", to)
-		return
-	}
-	s, ok := d.text(n, "admin")
+// parseAdminAddress is parseListenAddress for one that may be a socket.
+func parseAdminAddress(what, s string) (string, *complaint) {
+	name, ok := strings.CutPrefix(s, socketPrefix)
 	if !ok {
-		return
+		return parseListenAddress(what, s)
 	}
-	if !path.IsAbs(strings.TrimPrefix(s, socketPrefix)) {
-		d.errorf(n, "write unix:/run/culvert/admin.sock", "admin %q: the path of a socket must be absolute", clip(s))
-		return
+	if !path.IsAbs(name) {
+		return "", complain("write unix:/run/culvert/admin.sock", "admin %q: the path of a socket must be absolute", clip(s))
 	}
-	*to = s
+	return s, nil
 }

@@ -13,50 +13,10 @@ import (
 
 // ServicePorts are ports to give to services, one to each.
 type ServicePorts struct {
-	Range      registry.PortRange `yaml:"range"`
-	Address    netip.Addr         `yaml:"address"`            // to listen at; the zero Addr means every address of this machine
-	State      string             `yaml:"state"`              // path of the file that keeps who has which port
-	ReuseAfter time.Duration      `yaml:"reuseAfter,min=1ms"` // how long nobody else gets the port of a service that is gone
-}
-
-// defaultReuseAfter is the default of ReuseAfter.
-const defaultReuseAfter = 24 * time.Hour
-
-var servicePortsFields = fieldsOf([]field[ServicePorts]{
-	{"range", func(d *decoder, n *yaml.Node, to *ServicePorts) {
-		s, ok := d.text(n, "range")
-		if !ok {
-			return
-		}
-		var err error
-		if to.Range, err = registry.ParsePortRange(s); err != nil {
-			d.errorf(n, "write it as 20000-20999", "range %q: %v", clip(s), err)
-		}
-	}},
-	{"address", func(d *decoder, n *yaml.Node, to *ServicePorts) {
-		s, ok := d.text(n, "address")
-		if !ok {
-			return
-		}
-		a, err := netip.ParseAddr(s)
-		if err != nil {
-			hint := "write an address of this machine, or leave the key out for all of them"
-			if _, err := netip.ParseAddrPort(s); err == nil {
-				hint = "leave the port out: the range says which"
-			}
-			d.errorf(n, hint, "%q is not an IP address", clip(s))
-			return
-		}
-		to.Address = a.Unmap()
-	}},
-})
-
-func (d *decoder) servicePorts(n *yaml.Node, c *Config) {
-	d.at.ports = n
-	c.ServicePorts = &ServicePorts{ReuseAfter: defaultReuseAfter}
-	objectOf(d, n, "servicePorts", servicePortsFields, c.ServicePorts)
-	d.need(n, "servicePorts", "range")
-	d.need(n, "servicePorts", "state")
+	Range      registry.PortRange `yaml:"range,required" as:"portRange"`
+	Address    netip.Addr         `yaml:"address" as:"ownAddress"`          // to listen at; the zero Addr means every address of this machine
+	State      string             `yaml:"state,required"`                   // path of the file that keeps who has which port
+	ReuseAfter time.Duration      `yaml:"reuseAfter,min=1ms" default:"24h"` // how long nobody else gets the port of a service that is gone
 }
 
 // hasOwnPort reports whether a service is to get a port to itself.
@@ -102,19 +62,19 @@ func (d *decoder) checkServicePorts() {
 	check := func(address string, n *yaml.Node) {
 		ours, ok := d.cfg.ServicePorts.listensAt(listenPort(address))
 		if ok && listenPort(address) != 0 && overlap(ours, address) {
-			d.errorf(n, "give it a port outside of the range", "%s is in the range %s of servicePorts (line %d)", address, d.cfg.ServicePorts.Range, valueOf(d.at.ports, "range").Line)
+			d.errorf(n, "give it a port outside of the range", "%s is in the range %s of servicePorts (line %d)", address, d.cfg.ServicePorts.Range, d.root.object("servicePorts").value("range").Line)
 		}
 	}
 	for i, l := range d.cfg.Listeners {
-		check(l.Address, d.at.listeners[i].value("address"))
+		check(l.Address, d.listener(i).value("address"))
 	}
 	if d.cfg.DNS != nil {
 		for i, l := range d.cfg.DNS.Listeners {
-			check(l.place(), d.at.dns.listeners[i])
+			check(l.place(), d.dnsListener(i))
 		}
 	}
-	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
-		check(d.cfg.Admin, d.at.admin)
+	if d.root.value("admin") != nil && !isSocket(d.cfg.Admin) {
+		check(d.cfg.Admin, d.root.value("admin"))
 	}
 }
 
@@ -123,7 +83,7 @@ func (d *decoder) checkServicePorts() {
 func (d *decoder) leadsToOwnPort(ep registry.Endpoint, ports []uint16, n *yaml.Node) {
 	for _, port := range ports {
 		if ours, ok := d.cfg.ServicePorts.listensAt(port); ok && leadsTo(ep, []uint16{port}, ours) {
-			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), so this gateway may listen there", ep, d.cfg.ServicePorts.Range, valueOf(d.at.ports, "range").Line)
+			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), so this gateway may listen there", ep, d.cfg.ServicePorts.Range, d.root.object("servicePorts").value("range").Line)
 			return
 		}
 	}

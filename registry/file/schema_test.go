@@ -34,14 +34,14 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	root := schema(t)
 	defs := root["$defs"].(jsonObject)
 	for name, want := range map[string][]string{
-		"": keysOf(configFields), "network": keys[network](), "listener": keysOf(listenerFields), "auth": keysOf(authFields), "proxyProtocol": keysOf(proxyFields),
-		"limits": keysOf(limitsFields), "drain": keysOf(drainFields), "log": keysOf(logFields), "service": keys[service](),
-		"websocket": keysOf(websocketFields), "hop": keys[hop](), "tls": keysOf(tlsFields), "keyPair": keysOf(pairFields),
-		"servicePorts": keysOf(servicePortsFields), "vips": keysOf(vipsFields), "check": keys[healthCheck](), "gateway": keys[gateway](), "id": keys[meshName](),
+		"": keys[configuration](), "network": keys[network](), "listener": keys[Listener](), "auth": keys[Auth](), "proxyProtocol": keys[Proxy](),
+		"limits": keys[Limits](), "drain": keys[Drain](), "log": keys[Log](), "service": keys[service](),
+		"websocket": keys[WebSocket](), "hop": keys[hop](), "tls": keys[tlsSettings](), "keyPair": keys[KeyFiles](),
+		"servicePorts": keys[ServicePorts](), "vips": keys[VIPs](), "check": keys[healthCheck](), "gateway": keys[gateway](), "id": keys[meshName](),
 		"namedPort": keys[port](), "endpoint": keys[endpoint](),
-		"dns": keysOf(dnsFields), "dnsListener": keysOf(dnsListenerFields),
-		"kubernetes": keysOf(kubernetesFields), "discovery": keysOf(discoveryFields), "suffix": keysOf(suffixFields), "gatewayAPI": keysOf(gatewayAPIFields), "publicAddress": keysOf(publicAddressFields),
-		"dnsForward": keysOf(dnsForwardFields), "dnsCache": keysOf(dnsCacheFields),
+		"dns": keys[DNS](), "dnsListener": keys[DNSListener](),
+		"kubernetes": keys[Kubernetes](), "discovery": keys[Discovery](), "suffix": keys[Suffix](), "gatewayAPI": keys[GatewayAPI](), "publicAddress": keys[PublicAddress](),
+		"dnsForward": keys[DNSForward](), "dnsCache": keys[DNSCache](),
 	} {
 		object := root
 		if name != "" {

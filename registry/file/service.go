@@ -3,7 +3,9 @@ package file
 import (
 	"cmp"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"culvert.dev/registry"
@@ -64,7 +66,7 @@ func (l *services) decode(d *decoder, n *yaml.Node, key string) {
 		return
 	}
 	*l = make(services, len(n.Content))
-	d.at.services = make([]mapping, len(n.Content))
+	d.services = make([]mapping, len(n.Content))
 	var s service
 	for i, n := range n.Content {
 		registry.Yield(i)
@@ -74,7 +76,7 @@ func (l *services) decode(d *decoder, n *yaml.Node, key string) {
 		} else {
 			into(d, n, "a service", &s)
 		}
-		d.at.services[i] = mapping{n}
+		d.services[i] = mapping{n}
 		(*l)[i] = s.registered(d.origin(n.Line))
 	}
 }
@@ -134,17 +136,12 @@ func (s *service) check(d *decoder, at mapping) {
 	}
 }
 
-// nameAt returns where the name with an index is in a service.
-func (m mapping) nameAt(i int) *yaml.Node {
-	if n := m.value("name"); n != nil {
-		if i--; i < 0 {
-			return n
-		}
-	}
-	return m.item("names", i)
-}
-
 // portless reports whether an endpoint of a service has no port.
 func portless(s *registry.Service) bool {
 	return slices.ContainsFunc(s.Endpoints, func(e registry.Endpoint) bool { return e.Port == 0 && (e.Host != "" || e.Addr.IsValid()) })
+}
+
+// origin says where a service is, for people.
+func (d *decoder) origin(line int) string {
+	return filepath.Base(d.file) + ":" + strconv.Itoa(line)
 }

@@ -78,99 +78,55 @@ func (l *Listener) Inner() []string {
 // spoken returns all that the listener speaks.
 func (l *Listener) spoken() []string { return append(slices.Clone(l.Outer()), l.Inner()...) }
 
-// A tlsAt has the positions of the keys of a listener's TLS.
-type tlsAt struct {
-	mapping
-	names   []*yaml.Node // of TLS.Names
-	pairs   []mapping    // with the files of a certificate and its key each
-	trusted []string     // what trustDomains lists
+// tlsSettings are a listener's tls. They become a TLS.
+type tlsSettings struct {
+	CertificateFile    string           `yaml:"certificateFile,required"`
+	KeyFile            string           `yaml:"keyFile,required"`
+	Certificates       []KeyFiles       `yaml:"certificates" what:"a certificate"` // beside the first
+	Names              []tunnel.Pattern `yaml:"names" what:"a name" as:"pattern"`
+	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3" unique:"protocol"`
+	ClientCAFile       caFiles          `yaml:"clientCAFile"`
+	ClientCertificates string           `yaml:"clientCertificates" oneof:"required optional"`
+	TrustDomains       []string         `yaml:"trustDomains" what:"a trust domain" as:"trustDomain" empty:"leave the key out to take any identity"`
+	MinVersion         string           `yaml:"minVersion" oneof:"1.2 1.3"`
 }
 
-func (d *decoder) tls(n *yaml.Node, to *Listener) {
-	to.TLS = &TLS{}
-	at := &d.listener().tls
-	at.node = n
-	at.pairs = []mapping{{n}}
-	objectOf(d, n, "tls", tlsFields, to.TLS)
-	d.need(n, "tls", "certificateFile")
-	d.need(n, "tls", "keyFile")
+// KeyFiles name the files of a KeyPair.
+type KeyFiles struct {
+	CertificateFile string `yaml:"certificateFile,required"`
+	KeyFile         string `yaml:"keyFile,required"`
 }
 
-var tlsFields = []field[TLS]{
-	{"certificateFile", readLater[TLS]},
-	{"keyFile", readLater[TLS]},
-	{"certificates", func(d *decoder, n *yaml.Node, _ *TLS) {
-		d.list(n, "certificates", func(n *yaml.Node) {
-			objectOf(d, n, "a certificate", pairFields, &KeyPair{})
-			d.need(n, "a certificate", "certificateFile")
-			d.need(n, "a certificate", "keyFile")
-			d.listener().tls.pairs = append(d.listener().tls.pairs, mapping{n})
-		})
-	}},
-	{"names", func(d *decoder, n *yaml.Node, to *TLS) {
-		d.list(n, "names", func(n *yaml.Node) {
-			s, ok := d.text(n, "a name")
-			if !ok {
-				return
-			}
-			p, c := parsePattern(s)
-			if c != nil {
-				d.errorf(n, c.hint, "name %q: %s", clip(s), c.msg)
-				return
-			}
-			to.Names = append(to.Names, p)
-			at := &d.listener().tls
-			at.names = append(at.names, n)
-		})
-	}},
-	{"protocols", func(d *decoder, n *yaml.Node, to *TLS) {
-		d.protocols(n, Inner, &to.Protocols)
-	}},
-	{"clientCAFile", func(d *decoder, n *yaml.Node, _ *TLS) {
-		new(caFiles).decode(d, n, "clientCAFile")
-	}},
-	{"clientCertificates", func(d *decoder, n *yaml.Node, to *TLS) {
-		s, _ := d.word(n, "clientCertificates", "required", "optional")
-		to.Optional = s == "optional"
-	}},
-	{"trustDomains", func(d *decoder, n *yaml.Node, _ *TLS) {
-		at := &d.listener().tls
-		d.list(n, "trustDomains", func(n *yaml.Node) {
-			if s, ok := d.text(n, "a trust domain"); ok && d.isTrustDomain(n, s) && !slices.Contains(at.trusted, s) {
-				at.trusted = append(at.trusted, s)
-			}
-		})
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "leave the key out to take any identity", "trustDomains is empty")
-		}
-	}},
-	{"minVersion", func(d *decoder, n *yaml.Node, to *TLS) {
-		switch s, _ := d.word(n, "minVersion", "1.2", "1.3"); s {
-		case "1.2":
-			to.MinVersion = tls.VersionTLS12
-		case "1.3":
-			to.MinVersion = tls.VersionTLS13
-		}
-	}},
-}
-
-var pairFields = []field[KeyPair]{
-	{"certificateFile", readLater[KeyPair]},
-	{"keyFile", readLater[KeyPair]},
-}
-
-// readLater is for keys that name files, which are read when all else is.
-func readLater[T any](d *decoder, n *yaml.Node, _ *T) { d.text(n, "a file") }
-
-// isTrustDomain reports whether s is a trust domain, and adds an error if it is not.
-func (d *decoder) isTrustDomain(n *yaml.Node, s string) bool {
-	if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("-._", r))
-	}) {
-		d.errorf(n, "write cluster.local, without spiffe:// and in lower case", "%q is not a trust domain", clip(s))
-		return false
+// decode reads all but the files.
+func (t *TLS) decode(d *decoder, n *yaml.Node, key string) {
+	var s tlsSettings
+	into(d, n, key, &s)
+	*t = TLS{Protocols: readable(s.Protocols), Names: s.Names, Optional: s.ClientCertificates == "optional"}
+	switch s.MinVersion {
+	case "1.2":
+		t.MinVersion = tls.VersionTLS12
+	case "1.3":
+		t.MinVersion = tls.VersionTLS13
 	}
-	return true
+}
+
+// keyFiles returns the objects that name the files of a listener's TLS.
+func (m mapping) keyFiles() []mapping {
+	all := []mapping{m}
+	for _, n := range m.items("certificates") {
+		all = append(all, mapping{n})
+	}
+	return all
+}
+
+// trustDomains returns the trust domains of a listener's TLS, each once.
+func (m mapping) trustDomains() (domains []string) {
+	for _, n := range m.items("trustDomains") {
+		if _, c := parseTrustDomain("", n.Value); c == nil && !slices.Contains(domains, n.Value) {
+			domains = append(domains, n.Value)
+		}
+	}
+	return domains
 }
 
 // caFiles names a file of CAs, or a file for each trust domain.
@@ -187,7 +143,11 @@ func (*caFiles) decode(d *decoder, n *yaml.Node, key string) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k := n.Content[i]
 		domain, ok := d.text(k, "a trust domain")
-		if !ok || !d.isTrustDomain(k, domain) {
+		if !ok {
+			continue
+		}
+		if _, c := parseTrustDomain("", domain); c != nil {
+			d.errorf(k, c.hint, "%s", c.msg)
 			continue
 		}
 		if first := keyOf(n, domain); first != k {
@@ -197,36 +157,16 @@ func (*caFiles) decode(d *decoder, n *yaml.Node, key string) {
 	}
 }
 
-// protocols reads a list of some of known.
-func (d *decoder) protocols(n *yaml.Node, known []string, to *[]string) {
-	d.list(n, "protocols", func(n *yaml.Node) {
-		if n.Value == "hbone" && !slices.Contains(known, "hbone") {
-			d.errorf(n, "write tls: {protocols: [hbone], ...}", "hbone needs TLS")
-			return
-		}
-		if n.Value == "connect-h3" && !slices.Contains(known, "connect-h3") {
-			d.errorf(n, "write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 needs a listener that terminates QUIC")
-			return
-		}
-		s, ok := d.word(n, "a protocol", known...)
-		switch {
-		case ok && slices.Contains(*to, s):
-			d.errorf(n, "keep one of them", "protocol %q is listed twice", s)
-		case ok:
-			*to = append(*to, s)
-		}
-	})
-}
-
 // checkTLS finds settings of a listener's TLS that do not go together.
-func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
+func (d *decoder) checkTLS(l *Listener, at mapping) {
 	if l.TLS == nil {
 		return
 	}
-	protocols, cas, domains := at.tls.value("protocols"), at.tls.value("clientCAFile"), at.tls.value("trustDomains")
+	settings := at.object("tls")
+	protocols, cas, domains := settings.value("protocols"), settings.value("clientCAFile"), settings.value("trustDomains")
 	switch has := func(s string) bool { return slices.Contains(l.TLS.Protocols, s) }; {
 	case slices.Contains(l.Protocols, "proxy"):
-		d.errorf(at.tls.node, "give it a listener of its own", "tls has no effect: with proxy, nothing is read from the client but its PROXY header")
+		d.errorf(settings.node, "give it a listener of its own", "tls has no effect: with proxy, nothing is read from the client but its PROXY header")
 	case has("hbone") && has("connect-h2"):
 		d.errorf(protocols, "give one of them a listener of its own", "hbone and connect-h2 begin with the same bytes and can't be told apart")
 	case has("hbone") && (cas == nil || l.TLS.Optional):
@@ -242,16 +182,16 @@ func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 		}
 	}
 	if l.UDP() && l.TLS.MinVersion == tls.VersionTLS12 {
-		d.errorf(at.tls.node, "leave minVersion out", "QUIC has no TLS before 1.3")
+		d.errorf(settings.node, "leave minVersion out", "QUIC has no TLS before 1.3")
 	}
 	switch {
 	case cas == nil || domains == nil:
 	case cas.Kind == yaml.MappingNode:
 		d.errorf(domains, "leave it out", "trustDomains has no effect: clientCAFile names the trust domains")
-	case len(at.tls.trusted) > 1:
-		d.errorf(domains, byDomain("clientCAFile", at.tls.trusted), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
+	case len(settings.trustDomains()) > 1:
+		d.errorf(domains, byDomain("clientCAFile", settings.trustDomains()), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
 	}
-	for key, n := range map[string]*yaml.Node{"clientCertificates": at.tls.value("clientCertificates"), "trustDomains": domains} {
+	for key, n := range map[string]*yaml.Node{"clientCertificates": settings.value("clientCertificates"), "trustDomains": domains} {
 		if n != nil && cas == nil {
 			d.errorf(n, "add clientCAFile", "%s has no effect: there is nothing to verify a client's certificate by", key)
 		}
@@ -262,11 +202,11 @@ func (d *decoder) checkTLS(l *Listener, at *listenerAt) {
 // what they contain.
 func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 	for i := range d.cfg.Listeners {
-		to, at := d.cfg.Listeners[i].TLS, &d.at.listeners[i].tls
+		to, at := d.cfg.Listeners[i].TLS, d.listener(i).object("tls")
 		if to == nil {
 			continue
 		}
-		for _, p := range at.pairs {
+		for _, p := range at.keyFiles() {
 			pair, ok := d.pair(path, "listener", p, &all)
 			if ok {
 				to.Certificates = append(to.Certificates, pair)
@@ -278,8 +218,8 @@ func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 			continue
 		}
 		to.ClientCA = d.roots(path, cas, "clientCAFile", &all)
-		if len(at.trusted) > 0 && to.ClientCA != "" {
-			to.ClientCA, to.Trust = "", map[string]string{at.trusted[0]: to.ClientCA}
+		if domains := at.trustDomains(); len(domains) > 0 && to.ClientCA != "" {
+			to.ClientCA, to.Trust = "", map[string]string{domains[0]: to.ClientCA}
 		}
 	}
 	return all
@@ -306,15 +246,19 @@ func (d *decoder) rootsByDomain(path string, n *yaml.Node, what string, all *[][
 // checkNames finds names that no certificate of their listener has.
 func (d *decoder) checkNames() {
 	for i := range d.cfg.Listeners {
-		if l, at := d.cfg.Listeners[i].TLS, &d.at.listeners[i].tls; l != nil && len(l.Certificates) == len(at.pairs) {
+		if l, at := d.cfg.Listeners[i].TLS, d.listener(i).object("tls"); l != nil && len(l.Certificates) == len(at.keyFiles()) {
 			d.checkNamesOf(l, at)
 		}
 	}
 }
 
-func (d *decoder) checkNamesOf(l *TLS, at *tlsAt) {
+func (d *decoder) checkNamesOf(l *TLS, at mapping) {
+	files := at.keyFiles()
 	const most = 5 // names that are told of a certificate
 	for i, name := range l.Names {
+		if name == (tunnel.Pattern{}) {
+			continue
+		}
 		var covered []string
 		has := false
 		for j, pair := range l.Certificates {
@@ -324,11 +268,11 @@ func (d *decoder) checkNamesOf(l *TLS, at *tlsAt) {
 			}
 			if has = has || covers(c.Leaf, name); len(c.Leaf.DNSNames) > 0 {
 				some := c.Leaf.DNSNames[:min(len(c.Leaf.DNSNames), most)]
-				covered = append(covered, fmt.Sprintf("%s covers %s", clip(at.pairs[j].value("certificateFile").Value), strings.Join(some, ", ")))
+				covered = append(covered, fmt.Sprintf("%s covers %s", clip(files[j].value("certificateFile").Value), strings.Join(some, ", ")))
 			}
 		}
-		if !has && i < len(at.names) {
-			d.errorf(at.names[i], strings.Join(covered, "; "), "tls.names: no certificate covers %q", name)
+		if !has {
+			d.errorf(at.item("names", i), strings.Join(covered, "; "), "tls.names: no certificate covers %q", name)
 		}
 	}
 }

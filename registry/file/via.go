@@ -1,7 +1,6 @@
 package file
 
 import (
-	"net/url"
 	"slices"
 	"strings"
 	"unicode"
@@ -16,47 +15,9 @@ const maxVia = 8
 
 // A WebSocket is what a listener's websocket protocol serves.
 type WebSocket struct {
-	Path    string   // in front of the destination, with a slash at both ends; "" means the default
-	Hosts   []string // what Host may be, in lower case; empty means anything
-	Origins []string // what Origin may be, in lower case; empty means that pages are refused
-}
-
-var websocketFields = []field[WebSocket]{
-	{"path", func(d *decoder, n *yaml.Node, to *WebSocket) {
-		s, ok := d.text(n, "path")
-		if ok && (!strings.HasPrefix(s, "/") || !strings.HasSuffix(s, "/") || strings.ContainsAny(s, "?#% ")) {
-			d.errorf(n, "write /some/path/", "path %q does not begin and end with a slash, or has a query, an escape or a space", clip(s))
-			return
-		}
-		to.Path = s
-	}},
-	{"hosts", func(d *decoder, n *yaml.Node, to *WebSocket) {
-		d.list(n, "hosts", func(n *yaml.Node) {
-			s, ok := d.text(n, "a host")
-			if !ok {
-				return
-			}
-			if _, c := parseEndpoint(s); c != nil || strings.ContainsAny(s, ":") {
-				d.errorf(n, "write a name, without a port", "%q is not a host", clip(s))
-				return
-			}
-			to.Hosts = append(to.Hosts, strings.ToLower(s))
-		})
-	}},
-	{"origins", func(d *decoder, n *yaml.Node, to *WebSocket) {
-		d.list(n, "origins", func(n *yaml.Node) {
-			s, ok := d.text(n, "an origin")
-			if !ok {
-				return
-			}
-			u, err := url.Parse(s)
-			if err != nil || u.Host == "" || u.Scheme+"://"+u.Host != s {
-				d.errorf(n, "write https://app.example.com", "%q is not an origin", clip(s))
-				return
-			}
-			to.Origins = append(to.Origins, strings.ToLower(s))
-		})
-	}},
+	Path    string   `yaml:"path" as:"tunnelPath"`                 // in front of the destination, with a slash at both ends; "" means the default
+	Hosts   []string `yaml:"hosts" what:"a host" as:"host"`        // what Host may be, in lower case; empty means anything
+	Origins []string `yaml:"origins" what:"an origin" as:"origin"` // what Origin may be, in lower case; empty means that pages are refused
 }
 
 // A hop is a gateway on the way to a service or a network, or several of which one is
@@ -222,10 +183,10 @@ func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
 // they contain.
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for i := range d.cfg.Networks {
-		d.readFilesOfHops(path, d.cfg.Networks[i].Via, d.at.networks[i], &all)
+		d.readFilesOfHops(path, d.cfg.Networks[i].Via, d.network(i), &all)
 	}
 	for i, s := range d.cfg.Services {
-		d.readFilesOfHops(path, s.Via, d.at.services[i], &all)
+		d.readFilesOfHops(path, s.Via, d.services[i], &all)
 	}
 	return all
 }

@@ -12,46 +12,27 @@ import (
 
 // VIPs are addresses to give to services, one of each range to one.
 type VIPs struct {
-	Ranges     []netip.Prefix `yaml:"ranges"`             // at most one of a family
-	State      string         `yaml:"state"`              // path of the file that keeps who has which address
-	ReuseAfter time.Duration  `yaml:"reuseAfter,min=1ms"` // how long nobody else gets the addresses of a service that is gone
+	Ranges     []netip.Prefix `yaml:"ranges" what:"a range" as:"cidr" empty:"leave the key out for 240.0.0.0/4 and a range of IPv6"` // at most one of a family
+	State      string         `yaml:"state,required"`                                                                                // path of the file that keeps who has which address
+	ReuseAfter time.Duration  `yaml:"reuseAfter,min=1ms" default:"24h"`                                                              // how long nobody else gets the addresses of a service that is gone
 }
 
-// vipsAt is where vips stand.
-type vipsAt struct {
-	mapping
-	ranges []*yaml.Node
-}
-
-var vipsFields = fieldsOf([]field[VIPs]{
-	{"ranges", func(d *decoder, n *yaml.Node, to *VIPs) {
-		d.list(n, "ranges", func(n *yaml.Node) {
-			p, ok := d.cidr(n)
-			if !ok {
-				return
-			}
-			if err := registry.CheckVIPRange(p); err != nil {
-				d.errorf(n, "leave ranges out, or write 240.0.0.0/4, or a range that nobody else uses", "range %s can't be of vips: %v", p, err)
-				return
-			}
-			if i := slices.IndexFunc(to.Ranges, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }); i >= 0 {
-				d.errorf(n, "keep one of them", "a service has one address of each family, and %s is of the same family as %s", p, to.Ranges[i])
-				return
-			}
-			to.Ranges = append(to.Ranges, p)
-			d.at.vips.ranges = append(d.at.vips.ranges, n)
-		})
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			d.errorf(n, "leave the key out for 240.0.0.0/4 and a range of IPv6", "ranges is empty")
+func (v *VIPs) check(d *decoder, at mapping) {
+	for i, p := range v.Ranges {
+		if !p.IsValid() {
+			continue
 		}
-	}},
-})
-
-func (d *decoder) vips(n *yaml.Node, c *Config) {
-	d.at.vips.node = n
-	c.VIPs = &VIPs{ReuseAfter: defaultReuseAfter}
-	objectOf(d, n, "vips", vipsFields, c.VIPs)
-	d.need(n, "vips", "state")
+		n := at.item("ranges", i)
+		sameFamily := func(o netip.Prefix) bool { return o.IsValid() && o.Addr().Is4() == p.Addr().Is4() }
+		if err := registry.CheckVIPRange(p); err != nil {
+			d.errorf(n, "leave ranges out, or write 240.0.0.0/4, or a range that nobody else uses", "range %s can't be of vips: %v", p, err)
+		} else if first := slices.IndexFunc(v.Ranges[:i], sameFamily); first >= 0 {
+			d.errorf(n, "keep one of them", "a service has one address of each family, and %s is of the same family as %s", p, v.Ranges[first])
+		} else {
+			continue
+		}
+		v.Ranges[i] = netip.Prefix{}
+	}
 }
 
 // checkVIP finds a service that asks for an address of its own and can't have
@@ -71,7 +52,7 @@ func (d *decoder) checkVIP(s *registry.Service, at mapping) {
 // checkVIPs finds ranges that are somebody else's, and fills in those that the
 // file leaves out.
 func (d *decoder) checkVIPs() {
-	c, at := d.cfg.VIPs, &d.at.vips
+	c, at := d.cfg.VIPs, d.root.object("vips")
 	if c == nil || at.node.Kind != yaml.MappingNode {
 		return
 	}
@@ -92,9 +73,12 @@ func (d *decoder) checkVIPs() {
 		}
 	}
 	for i, r := range c.Ranges {
+		if !r.IsValid() {
+			continue
+		}
 		n := at.node
-		if i < len(at.ranges) {
-			n = at.ranges[i]
+		if has(n, "ranges") {
+			n = at.item("ranges", i)
 		}
 		if most := registry.VIPsIn(r); services > most {
 			d.errorf(n, "choose a larger range", "range %s has %d addresses, and %d services need one", r, most, services)
@@ -102,7 +86,7 @@ func (d *decoder) checkVIPs() {
 		for j := range d.cfg.Networks {
 			for k, p := range d.cfg.Networks[j].CIDRs {
 				if p.Bits() > 0 && p.Overlaps(r) { // a network of everything stands for the rest of the world
-					d.errorf(n, "choose a range that nobody else uses", "range %s of vips overlaps %s of network %q (line %d)", r, p, clip(d.cfg.Networks[j].Name), d.at.networks[j].item("cidrs", k).Line)
+					d.errorf(n, "choose a range that nobody else uses", "range %s of vips overlaps %s of network %q (line %d)", r, p, clip(d.cfg.Networks[j].Name), d.network(j).item("cidrs", k).Line)
 				}
 			}
 		}
@@ -120,18 +104,18 @@ func (d *decoder) checkVIPListeners(r netip.Prefix, n *yaml.Node) {
 		}
 	}
 	for i, l := range d.cfg.Listeners {
-		check(l.Address, d.at.listeners[i].value("address"))
+		check(l.Address, d.listener(i).value("address"))
 	}
-	if d.at.admin != nil && !isSocket(d.cfg.Admin) {
-		check(d.cfg.Admin, d.at.admin)
+	if d.root.value("admin") != nil && !isSocket(d.cfg.Admin) {
+		check(d.cfg.Admin, d.root.value("admin"))
 	}
 	if d.cfg.DNS != nil {
 		for i, l := range d.cfg.DNS.Listeners {
-			check(l.Address, d.at.dns.listeners[i])
+			check(l.Address, d.dnsListener(i))
 		}
 	}
 	if p := d.cfg.ServicePorts; p != nil && p.Address.IsValid() && r.Contains(p.Address) {
-		d.errorf(n, "choose a range that nobody else uses", "range %s of vips contains %s, the address of servicePorts (line %d)", r, p.Address, valueOf(d.at.ports, "address").Line)
+		d.errorf(n, "choose a range that nobody else uses", "range %s of vips contains %s, the address of servicePorts (line %d)", r, p.Address, d.root.object("servicePorts").value("address").Line)
 	}
 }
 

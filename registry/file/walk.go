@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strconv"
@@ -122,6 +123,9 @@ func planOf(t reflect.Type) *structPlan {
 		if short {
 			p.short = &f
 		}
+		if ft := t.Field(i).Type; ft.Kind() == reflect.Struct && f.format == nil && !reflect.PointerTo(ft).Implements(decodableType) {
+			p.defaults.Field(i).Set(planOf(ft).defaults)
+		}
 		if s, ok := tag.Lookup("default"); ok {
 			f.read(&decoder{}, &yaml.Node{Kind: yaml.ScalarNode, Value: s}, key, p.defaults.Field(i))
 		}
@@ -139,14 +143,7 @@ func (f *structField) reader(t reflect.Type) reader {
 			to.Set(reflect.New(t.Elem()))
 			elem(d, n, what, to.Elem())
 		}
-	case reflect.PointerTo(t).Implements(decodableType):
-		return func(d *decoder, n *yaml.Node, what string, to reflect.Value) {
-			to.Addr().Interface().(decodable).decode(d, n, what)
-		}
-	case t.Kind() == reflect.Slice:
-		elem := f.reader(t.Elem())
-		return func(d *decoder, n *yaml.Node, _ string, to reflect.Value) { f.list(d, n, elem, to) }
-	case f.format != nil:
+	case f.format != nil && t.Kind() != reflect.Slice:
 		return func(d *decoder, n *yaml.Node, what string, to reflect.Value) {
 			if s, ok := d.text(n, what); ok {
 				if c := f.format(what, s, to.Addr().Interface()); c != nil {
@@ -154,6 +151,13 @@ func (f *structField) reader(t reflect.Type) reader {
 				}
 			}
 		}
+	case reflect.PointerTo(t).Implements(decodableType):
+		return func(d *decoder, n *yaml.Node, what string, to reflect.Value) {
+			to.Addr().Interface().(decodable).decode(d, n, what)
+		}
+	case t.Kind() == reflect.Slice:
+		elem := f.reader(t.Elem())
+		return func(d *decoder, n *yaml.Node, _ string, to reflect.Value) { f.list(d, n, elem, to) }
 	case t.Kind() == reflect.Struct:
 		return object
 	case t == durationType:
@@ -232,9 +236,12 @@ func (f *structField) list(d *decoder, n *yaml.Node, elem reader, to reflect.Val
 		}
 		for j := range i {
 			if v.Equal(to.Index(j)) {
-				shown := fmt.Sprint(v.Interface())
-				if v.Kind() == reflect.String {
-					shown = strconv.Quote(clip(shown))
+				shown := strconv.Quote(clip(n.Value))
+				switch v := v.Interface().(type) {
+				case netip.Prefix:
+					shown = v.String()
+				case string:
+					shown = strconv.Quote(clip(v))
 				}
 				d.errorf(n, "keep one of them", "%s %s is listed twice", f.unique, shown)
 				v.SetZero()
@@ -247,6 +254,12 @@ func (f *structField) list(d *decoder, n *yaml.Node, elem reader, to reflect.Val
 // into reads an object into a struct, as object does.
 func into[T any](d *decoder, n *yaml.Node, what string, to *T) {
 	object(d, n, what, reflect.ValueOf(to).Elem())
+}
+
+// defaults returns a T as an object without keys makes it.
+func defaults[T any]() *T {
+	v := planOf(reflect.TypeFor[T]()).defaults.Interface().(T)
+	return &v
 }
 
 // object reads a mapping into a struct. It reports a node that is no mapping, keys that

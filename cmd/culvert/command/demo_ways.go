@@ -67,10 +67,10 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 		file.Listener{TLS: &file.TLS{Certificates: own}},
 		file.Listener{TLS: &file.TLS{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}},
 		file.Listener{Protocols: []string{"proxy"}, Proxy: &file.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}},
-		file.Listener{Service: tunnel.MustParseName("orders." + demoDomain), Port: 443},
+		file.Listener{Target: file.Target{Service: tunnel.MustParseName("orders." + demoDomain), Port: 443}},
 		file.Listener{Address: udp.Scheme, TLS: &file.TLS{Certificates: own}},
 		file.Listener{Address: udp.Scheme},
-		file.Listener{Address: udp.Scheme, Service: tunnel.MustParseName("orders." + demoDomain), Port: 443},
+		file.Listener{Address: udp.Scheme, Target: file.Target{Service: tunnel.MustParseName("orders." + demoDomain), Port: 443}},
 	)
 	if err != nil {
 		return done, err
