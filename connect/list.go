@@ -31,18 +31,6 @@ type HeaderList struct {
 
 	// Fields are the rest, in order, their names in lower case.
 	Fields Fields
-
-	// Answer are field lines to send with the 200. A hook of the carrier's may
-	// set them; a Dialer that is given the list sets them to those that came.
-	Answer Fields
-
-	// Stream, if a hook of the carrier's sets it, makes of a stream that was
-	// accepted what its Handler gets.
-	Stream func(tunnel.Stream) tunnel.Stream
-
-	// Refusal, if a hook of the carrier's sets it, is what the client hears of
-	// an error, in place of what all of CONNECT says.
-	Refusal func(req *tunnel.Request, err error) Refusal
 }
 
 // A ListReader makes a HeaderList of fields as they are decoded, and judges
@@ -198,12 +186,36 @@ func (l *HeaderList) Check() error {
 	return nil
 }
 
-// AdmitList is Admit for a plain CONNECT that came as a header list.
-func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *HeaderList) (context.Context, error) {
-	if err := list.Check(); err != nil {
-		return ctx, err
-	}
-	return p.Admit(ctx, req, list.Authority, list.Fields)
+// A Service decides about the requests of HTTP/2 and HTTP/3: plain CONNECT, as a Protocol
+// does, or a protocol that is built on it, such as HBONE.
+type Service interface {
+	// Name is that of a tunnel.Protocol. Requests have it as their Proto.
+	Name() string
+
+	// AdmitList checks a request whose list has passed Check. It completes req and
+	// returns the context for the Handler, and the fields to send with the 200.
+	AdmitList(ctx context.Context, req *tunnel.Request, list *HeaderList) (context.Context, Fields, error)
+
+	// Refusal returns the answer to a request that is refused because of err. The req
+	// is nil for a request that did not reach the Handler.
+	Refusal(req *tunnel.Request, err error) Refusal
+}
+
+// An ExtendedService is a Service for extended CONNECT (RFC 8441, RFC 9220), such as
+// WebSocket. It serves the :protocol that is its Name.
+type ExtendedService interface {
+	Service
+
+	// NewStream returns what the Handler gets: s, a stream whose request was accepted
+	// with fields, as the :protocol uses it.
+	NewStream(s tunnel.Stream, fields Fields) tunnel.Stream
+}
+
+// AdmitList is Admit for a plain CONNECT that came as a header list. No field is sent
+// with its 200.
+func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *HeaderList) (context.Context, Fields, error) {
+	ctx, err := p.Admit(ctx, req, list.Authority, list.Fields)
+	return ctx, nil, err
 }
 
 // An Asker is what a Dialer of any version says of itself in each request. Its

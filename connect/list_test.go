@@ -89,10 +89,10 @@ func TestAskerIsUnderstood(t *testing.T) {
 		}
 	}
 	req := new(tunnel.Request)
-	if _, err := (&Protocol{Via: "other"}).AdmitList(t.Context(), req, &r.List); err != nil || req.Target() != "svc:1" {
+	if _, _, err := (&Protocol{Via: "other"}).AdmitList(t.Context(), req, &r.List); err != nil || req.Target() != "svc:1" {
 		t.Errorf("got target %q and %v", req.Target(), err)
 	}
-	_, err = (&Protocol{Via: "before"}).AdmitList(t.Context(), req, &r.List)
+	_, _, err = (&Protocol{Via: "before"}).AdmitList(t.Context(), req, &r.List)
 	if tunnel.ReasonOf(err) != tunnel.Loop {
 		t.Errorf("got %v, want a loop", err)
 	}

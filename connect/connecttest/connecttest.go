@@ -36,9 +36,9 @@ type Version struct {
 
 // A Server is what a gateway of any version can be told.
 type Server struct {
-	Auth connect.Authenticator
-	Via  string
-	Head func(ctx context.Context, req *tunnel.Request, head *connect.HeaderList) error
+	Auth    connect.Authenticator
+	Via     string
+	Service connect.Service // nil for plain CONNECT
 }
 
 // A Client is what a Dialer of any version can be told.
@@ -191,18 +191,24 @@ func TestAuthorities(t *testing.T, v Version) {
 	}
 }
 
-// TestFields: what a Dialer sends arrives, and what a gateway's hook answers is
-// seen.
+// A service is plain CONNECT that answers with a field of its own.
+type service struct {
+	connect.Protocol
+	heads chan *connect.HeaderList
+}
+
+func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, head *connect.HeaderList) (context.Context, connect.Fields, error) {
+	ctx, _, err := s.Protocol.AdmitList(ctx, req, head)
+	req.Peer = tunnel.Peer{ID: "x", Method: "test"}
+	s.heads <- head
+	return ctx, connect.Fields{{Name: "Baggage", Value: "of=server"}}, err
+}
+
+// TestFields checks that the fields that a Dialer sends arrive, and that it sees those
+// that a gateway's Service answers with.
 func TestFields(t *testing.T, v Version) {
 	heads, answers := make(chan *connect.HeaderList, 1), make(chan connect.Fields, 1)
-	addr, _ := v.Serve(t, tunneltest.Table{"*": testnet.Echo(t).Addr()}, Server{
-		Head: func(_ context.Context, req *tunnel.Request, head *connect.HeaderList) error {
-			head.Answer = connect.Fields{{Name: "Baggage", Value: "of=server"}}
-			req.Peer = tunnel.Peer{ID: "x", Method: "test"}
-			heads <- head
-			return nil
-		},
-	})
+	addr, _ := v.Serve(t, tunneltest.Table{"*": testnet.Echo(t).Addr()}, Server{Service: &service{heads: heads}})
 	c := v.Dial(t, addr, Client{
 		Via: "me", Authorization: connect.BearerCredentials("t"),
 		Header: func(context.Context, string) (connect.Fields, error) {

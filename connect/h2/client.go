@@ -23,7 +23,7 @@ type client struct {
 
 	// Guarded by c.mu.
 	timer          *time.Timer
-	idleSince      int64  // when the last stream ended, nanoseconds of clock
+	idleSince      int64  // when the last stream ended, by mux.Clock
 	hasSettings    bool   // settingsArrived is closed
 	goAwayReceived bool   // the peer sent GOAWAY
 	lastTaken      uint32 // the last stream that the peer takes after its GOAWAY
@@ -42,7 +42,7 @@ func (k *client) Run(ctx context.Context) {
 	}
 	k.c = newConn(nc, k, true)
 	k.c.holding = tunnel.NewBufferAccount(ctx, false)
-	k.idleSince = clock()
+	k.idleSince = mux.Clock()
 	k.c.input.hasRequest.Store(true)
 	k.c.mu.Lock()
 	k.timer = time.AfterFunc(k.tickEvery(), k.tick)
@@ -97,14 +97,14 @@ func (k *client) extended(ctx context.Context) error {
 	return nil
 }
 
-// open opens the stream that was reserved, and waits for its answer, whose
-// fields it sets in head.
-func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *Head) (*Stream, error) {
+// open opens the stream that was reserved, and waits for its answer, whose fields it
+// returns.
+func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *Head) (*Stream, connect.Fields, error) {
 	c, addr := k.c, head.Authority
 	if head.Protocol != "" {
 		if err := k.extended(ctx); err != nil {
 			k.Release()
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	c.mu.Lock()
@@ -116,12 +116,12 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 		c.mu.Unlock()
 		k.Leave()
 		k.Release()
-		return nil, k.d.failure("is not to be used", err)
+		return nil, nil, k.d.failure("is not to be used", err)
 	}
 	if !k.purse.Ask() {
 		c.mu.Unlock()
 		k.Release()
-		return nil, k.purse.Empty(k.d.Proxy)
+		return nil, nil, k.purse.Empty(k.d.Proxy)
 	}
 	c.last = c.last + 1 | 1 // 1, 3, 5: a client's are odd
 	s := c.newStream(c.last)
@@ -135,22 +135,21 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 		if err != nil {
 			_ = s.Abort()
 			if ctx.Err() != nil {
-				return nil, k.d.pool.GivenUp(ctx)
+				return nil, nil, k.d.pool.GivenUp(ctx)
 			}
-			return nil, k.d.failure("gave no answer", k.unprocessed(s, err))
+			return nil, nil, k.d.failure("gave no answer", k.unprocessed(s, err))
 		}
 		switch {
 		case got.Status/100 == 2:
 			if k.d.Answer != nil {
 				k.d.Answer(ctx, addr, got.Fields)
 			}
-			head.Answer = got.Fields
-			return s, nil
+			return s, got.Fields, nil
 		case got.Status/100 != 1:
-			return nil, k.d.refusal(s, got, addr)
+			return nil, nil, k.d.refusal(s, got, addr)
 		case interim == maxInterim:
 			_ = s.Abort()
-			return nil, k.d.failure("gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
+			return nil, nil, k.d.failure("gave no answer", fmt.Errorf("more than %d interim ones", maxInterim))
 		}
 	}
 }
@@ -159,14 +158,11 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 func (k *client) account(got *Head, err error) {
 	k.c.mu.Lock()
 	defer k.c.mu.Unlock()
-	switch {
-	case err != nil:
+	if err != nil {
 		k.purse.GaveUp()
-	case got.Status/100 == 2:
-		k.purse.Accepted()
-	case got.Status/100 != 1:
-		k.purse.Refused(got.Status)
+		return
 	}
+	k.purse.Answered(got.Status)
 }
 
 // unprocessed wraps ErrUnprocessed where the proxy has certainly not processed s.
@@ -259,8 +255,8 @@ func (k *client) settings() {
 	k.SetMaxStreams(min(k.c.peerMaxStreams, k.d.streams()))
 }
 
-// goAway implements side.
-func (k *client) goAway(last uint32) {
+// peerGoAway implements side.
+func (k *client) peerGoAway(last uint32) {
 	k.goAwayReceived, k.lastTaken = true, last
 	k.Leave()
 	for _, s := range k.c.streams {
@@ -276,7 +272,7 @@ func (k *client) goAway(last uint32) {
 
 // dropped implements side.
 func (k *client) dropped(*Stream) {
-	k.idleSince = clock()
+	k.idleSince = mux.Clock()
 	k.Release()
 	if (k.goAwayReceived || k.d.Single) && len(k.c.streams) == 0 {
 		k.c.failLocked(errDrained)
@@ -296,7 +292,7 @@ func (k *client) tick() {
 	if c.err != nil {
 		return
 	}
-	now := clock()
+	now := mux.Clock()
 	if c.settingsTimedOut(now) {
 		return
 	}

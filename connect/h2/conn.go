@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -59,11 +60,6 @@ const (
 	settingsTimeout = 20 * time.Second // for the peer to acknowledge SETTINGS
 )
 
-// clock is a monotonic clock for timestamps that fit a word.
-func clock() int64 { return int64(time.Since(epoch)) }
-
-var epoch = time.Now()
-
 // A side is what a server and a client do differently.
 type side interface {
 	// headers gets a complete header block. It is called on the reader's
@@ -71,8 +67,8 @@ type side interface {
 	headers(b *block) error
 	// settings is called with mu held when the peer's came.
 	settings()
-	// goAway is called with mu held: the peer takes no streams after last.
-	goAway(last uint32)
+	// peerGoAway is called with mu held: the peer takes no streams after last.
+	peerGoAway(last uint32)
 	// dropped is called with mu held when a stream has ended.
 	dropped(s *Stream)
 }
@@ -91,7 +87,7 @@ type conn struct {
 	dec   *hpack.Decoder
 	block block
 
-	lastFrame atomic.Int64 // when a frame last came, nanoseconds of clock
+	lastFrame atomic.Int64 // when a frame last came, by mux.Clock
 	panicked  atomic.Pointer[tunnel.Panic]
 
 	mu      sync.Mutex // guards what follows
@@ -151,7 +147,7 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 	c.enc = hpack.NewEncoder(&c.encoded)
 	c.enc.SetMaxDynamicTableSizeLimit(0) // tunnels have too few heads for it to be worth its memory
 	c.work.L = &c.mu
-	c.lastFrame.Store(clock())
+	c.lastFrame.Store(mux.Clock())
 	return c
 }
 

@@ -103,31 +103,31 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 	}
-	s, err := d.Open(ctx, &Head{Authority: to.String()})
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	s, _, err := d.Open(ctx, &Head{Authority: to.String()})
+	return s, err
 }
 
-// Open is DialContext for a request of the caller's making: an extended
-// CONNECT where head has a Protocol, and with head.Fields besides those of the
-// Dialer. It calls Answer with head.Authority, and sets head.Answer.
+// Open is DialContext for a request of the caller's making: an extended CONNECT if head
+// has a Protocol, and with head.Fields besides those of the Dialer. It returns a *Stream
+// and the field lines of the 200, and calls Answer with them and head.Authority.
 //
 // An extended CONNECT is sent to a proxy that has said it takes them, and is
 // ErrNotSpoken for any other.
-func (d *Dialer) Open(ctx context.Context, head *Head) (*Stream, error) {
+func (d *Dialer) Open(ctx context.Context, head *Head) (_ net.Conn, answer connect.Fields, err error) {
 	asker := connect.Asker{Version: "2", Via: d.Via, Authorization: d.Authorization, Header: d.Header}
 	pseudo, fields, err := asker.Lists(ctx, head)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var s *Stream
 	err = d.conns().Try(ctx, func(k *client) (err error) {
-		s, err = k.open(ctx, pseudo, fields, head)
+		s, answer, err = k.open(ctx, pseudo, fields, head)
 		return err
 	})
-	return s, err
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, answer, nil
 }
 
 // ErrNotSpoken is the error for a proxy that does not speak HTTP/2, or that asks for

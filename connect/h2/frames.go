@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -24,7 +25,7 @@ func (c *conn) frame() error {
 			err = c.other(f)
 		}
 	}
-	c.lastFrame.Store(clock())
+	c.lastFrame.Store(mux.Clock())
 	if err == nil {
 		return nil
 	}
@@ -210,7 +211,7 @@ func (c *conn) other(f http2.Frame) error {
 	case *http2.RSTStreamFrame:
 		return c.peerReset(id, f.ErrCode)
 	case *http2.GoAwayFrame:
-		c.side.goAway(f.LastStreamID)
+		c.side.peerGoAway(f.LastStreamID)
 		return c.charge(costFrame, "too many GOAWAY frames")
 	case *http2.PriorityFrame:
 		if f.StreamDep == id {
@@ -279,7 +280,7 @@ func (c *conn) ping(f *http2.PingFrame) error {
 
 // noteAck notes the answer to the PING or SETTINGS that was sent last.
 func (c *conn) noteAck() {
-	took := time.Duration(clock() - c.pinged)
+	took := time.Duration(mux.Clock() - c.pinged)
 	if c.pinged != 0 && (c.rtt == 0 || took < c.rtt) {
 		c.rtt = max(took, 1)
 	}
@@ -291,7 +292,7 @@ func (c *conn) sendPing() {
 	if c.pinged != 0 {
 		return
 	}
-	c.pinged = clock()
+	c.pinged = mux.Clock()
 	c.pings++
 	_ = c.fw.WritePing(false, [8]byte{'c', 'u', 'l', 'v', 'e', 'r', 't', byte(c.pings)})
 	c.work.Signal()

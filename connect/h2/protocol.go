@@ -1,7 +1,6 @@
 package h2
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -10,6 +9,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -48,23 +48,14 @@ type Protocol struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	// Label is what Name returns, for a protocol that is built on this one; ""
-	// means "connect-h2". Status, if set, returns the status of its refusals, given
-	// the Refusal that plain CONNECT would answer with.
-	Label  string
-	Status func(r connect.Refusal) int
+	// Service decides about CONNECT requests, for a protocol that is built on this
+	// one. Nil means plain CONNECT by Auth and Via, with the name "connect-h2".
+	Service connect.Service
 
-	// Head, if set, is called for each plain CONNECT after its credentials and its
-	// target were checked. It may refuse the request, change req or set head.Answer.
-	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
-
-	// Extended, if set, is called for each extended CONNECT (RFC 8441). Nothing of
-	// the request was checked before, not even its credentials: Extended checks all
-	// of it, sets the target and the peer of req, and returns the context for the
-	// Handler. It may set head.Answer, head.Stream and head.Refusal, the last one
-	// also where it returns an error. A Protocol without it does not offer extended
-	// CONNECT in its SETTINGS, and answers 501.
-	Extended func(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error)
+	// Extended decides about extended CONNECT requests (RFC 8441). Auth and Via do not
+	// apply to them. A Protocol without it does not offer extended CONNECT in its
+	// SETTINGS, and answers 501.
+	Extended connect.ExtendedService
 
 	mu       sync.Mutex // guards what follows
 	conns    map[*server]struct{}
@@ -76,8 +67,8 @@ var (
 	_ tunnel.PreambleDetector = (*Protocol)(nil)
 )
 
-// Name returns "connect-h2", or Label.
-func (p *Protocol) Name() string { return cmp.Or(p.Label, "connect-h2") }
+// Name returns "connect-h2", or the name of the Service.
+func (p *Protocol) Name() string { return p.service().Name() }
 
 // Sniff says Yes to the first line of the client's preface: HTTP/2 with prior
 // knowledge, RFC 9113 section 3.3.
@@ -135,9 +126,12 @@ func (p *Protocol) untrack(s *server) {
 	delete(p.conns, s)
 }
 
-// rules returns the rules of every version of HTTP.
-func (p *Protocol) rules() *connect.Protocol {
-	return &connect.Protocol{Auth: p.Auth, Via: p.Via, ProxyName: p.ProxyName}
+// service returns the Service, or that of plain CONNECT.
+func (p *Protocol) service() connect.Service {
+	if p.Service != nil {
+		return p.Service
+	}
+	return &mux.PlainService{Protocol: connect.Protocol{Auth: p.Auth, Via: p.Via}, Proto: "connect-h2"}
 }
 
 func (p *Protocol) streams() int {
@@ -159,7 +153,7 @@ func (p *Protocol) idle() time.Duration {
 // closed. Where the client did something that ends a connection, the error
 // says what, whatever there was before.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) (err error) {
-	s := &server{p: p, tc: c, handler: h}
+	s := &server{p: p, tc: c, requests: mux.Server{Service: p.service(), Extended: p.Extended, Handler: h}}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.ctx = ctx

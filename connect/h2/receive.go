@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"culvert.dev/connect/internal/mux"
 )
 
 // keep appends p to the unread bytes of s. The caller holds mu.
@@ -78,7 +80,7 @@ func (c *conn) took(s *Stream, n int) {
 	if s.unacked < step {
 		return
 	}
-	now := clock()
+	now := mux.Clock()
 	more := s.unacked
 	if s.taken >= s.window/2 {
 		// Half a window was read within two round trips, and at some moment little

@@ -17,21 +17,19 @@ import (
 
 // A server is one connection of a Protocol.
 type server struct {
-	p       *Protocol
-	c       *conn
-	tc      *tunnel.Conn
-	handler tunnel.Handler
-	ctx     context.Context // ends with the connection
-	running sync.WaitGroup
-	timer   *time.Timer
+	p        *Protocol
+	c        *conn
+	tc       *tunnel.Conn
+	requests mux.Server
+	ctx      context.Context // ends with the connection
+	running  sync.WaitGroup
+	timer    *time.Timer
 
 	// Guarded by c.mu.
-	stopped        bool  // ServeConn is about to return
-	handlers       int   // requests whose Handler has not returned
-	idleSince      int64 // when the last stream ended, nanoseconds of clock
-	goAwaySent     bool  // the first GOAWAY was sent
-	lastGoAwaySent bool  // the last GOAWAY was sent, with the last stream's id: later ones are refused
-	goAwayAt       int64 // when the first GOAWAY was sent
+	stopped   bool  // ServeConn is about to return
+	handlers  int   // requests whose Handler has not returned
+	idleSince int64 // when the last stream ended, by mux.Clock
+	goAway    mux.GoAway
 }
 
 var _ side = (*server)(nil)
@@ -48,7 +46,7 @@ func (c *conn) begin(settings ...http2.Setting) {
 	_ = c.fw.WriteSettings(settings...)
 	_ = c.fw.WriteWindowUpdate(0, connWindow-65535)
 	c.control.Write(early)
-	c.awaitsSettingsAck, c.pinged = true, clock()
+	c.awaitsSettingsAck, c.pinged = true, mux.Clock()
 	c.work.Signal()
 }
 
@@ -88,14 +86,14 @@ func (s *server) headers(b *block) error {
 	case b.id <= c.last:
 		return protocolError(http2.ErrCodeStreamClosed, "HEADERS on stream %d, which is closed", b.id)
 	}
-	if s.lastGoAwaySent {
+	if s.goAway.Finished() {
 		c.resetID(b.id, http2.ErrCodeRefusedStream) // the client may try elsewhere
 		s.reportRefused(nil, refuse(tunnel.Drain, "a request after the last GOAWAY"))
 		return c.charge(costRequest+b.cost(), "too many requests on a connection that is about to end")
 	}
 	c.last = b.id
 	if s.idleSince == 0 {
-		s.idleSince = clock() // from here on a connection may be idle
+		s.idleSince = mux.Clock() // from here on a connection may be idle
 	}
 	if wrong := b.malformed(); wrong != "" {
 		c.resetID(b.id, http2.ErrCodeProtocol)
@@ -113,7 +111,7 @@ func (s *server) headers(b *block) error {
 	}
 	st := c.newStream(b.id)
 	st.cost = uint16(cost)
-	st.began = clock()
+	st.began = mux.Clock()
 	if b.end {
 		st.ended, st.readErr = true, io.EOF
 	}
@@ -166,39 +164,18 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		s.handlers--
 		st.cancel()
 	}()
-	ctx, err := s.admit(ctx, req, head)
-	if err != nil {
-		s.noteRequest()
-		r := s.refusal(head, nil, err)
-		s.refuse(st, &r)
-		var guessing error
-		if errors.Is(err, connect.ErrCredentials) {
-			s.c.mu.Lock()
-			guessing = s.c.charge(mux.CostGuess, "too many wrong credentials")
-			s.c.mu.Unlock()
-		}
-		s.report(req, err)
-		if guessing != nil {
-			s.c.fail(guessing)
-		}
+	err := s.requests.Serve(ctx, req, head, requestStream{s, st})
+	if err == nil {
 		return
 	}
-	req.Accept = func() (tunnel.Stream, error) {
-		err := s.accept(st, head)
-		switch {
-		case err != nil:
-			return nil, err
-		case head.Stream != nil:
-			return head.Stream(st), nil
+	s.report(req, err)
+	if errors.Is(err, connect.ErrCredentials) {
+		s.c.mu.Lock()
+		defer s.c.mu.Unlock()
+		if err := s.c.charge(mux.CostGuess, "too many wrong credentials"); err != nil {
+			s.c.failLocked(err)
 		}
-		return st, nil
 	}
-	req.Refuse = func(err error) {
-		s.noteRequest()
-		r := s.refusal(head, req, err)
-		s.refuse(st, &r)
-	}
-	s.handler.ServeTunnel(ctx, req)
 }
 
 // recovered ends the stream of a request whose Handler panicked. It ends the whole
@@ -207,7 +184,7 @@ func (s *server) recovered(st *Stream, req *tunnel.Request, v any) {
 	s.noteRequest()
 	s.c.mu.Lock()
 	s.c.reset(st, http2.ErrCodeInternal)
-	r, ok := s.handler.(tunnel.Refuser)
+	r, ok := s.requests.Handler.(tunnel.Refuser)
 	s.c.mu.Unlock()
 	if ok {
 		r.Panicked(req, v)
@@ -224,36 +201,35 @@ func (s *server) noteRequest() {
 	}
 }
 
-// admit checks a request before the Handler gets it.
-func (s *server) admit(ctx context.Context, req *tunnel.Request, head *Head) (context.Context, error) {
-	if head.Protocol != "" && s.p.Extended == nil {
-		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", connect.Clip(head.Protocol))
-	}
-	if err := head.Check(); err != nil {
-		return ctx, err
-	}
-	if head.Protocol != "" {
-		return s.p.Extended(ctx, req, head)
-	}
-	ctx, err := s.p.rules().Admit(ctx, req, head.Authority, head.Fields)
-	if err == nil && s.p.Head != nil {
-		err = s.p.Head(ctx, req, head)
-	}
-	return ctx, err
+// A requestStream is the stream of a request that a Handler may serve.
+type requestStream struct {
+	s  *server
+	st *Stream
 }
 
-// accept sends the 200.
-func (s *server) accept(st *Stream, head *Head) error {
+// Accept implements mux.RequestStream.
+func (r requestStream) Accept(fields connect.Fields) (tunnel.Stream, error) {
+	s, st := r.s, r.st
 	s.noteRequest()
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	if s.c.streams[st.id] != st || st.finished {
-		return refuse(tunnel.Gone, "the client left before it was answered: %w", orReset(st.writeErr))
+		return nil, refuse(tunnel.Gone, "the client left before it was answered: %w", orReset(st.writeErr))
 	}
 	s.c.meter.GiveBack(float64(st.cost))
 	st.cost = 0
-	s.c.writeHead(st.id, connect.Fields{{Name: ":status", Value: "200"}}, head.Answer, false)
-	return nil
+	s.c.writeHead(st.id, connect.Fields{{Name: ":status", Value: "200"}}, fields, false)
+	return st, nil
+}
+
+// Refuse implements mux.RequestStream.
+func (r requestStream) Refuse(refusal connect.Refusal) {
+	s := r.s
+	s.noteRequest()
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.c.meter.GiveBack(costRequest - mux.CostRefused)
+	s.answer(r.st, refusal)
 }
 
 func orReset(err error) error {
@@ -263,28 +239,8 @@ func orReset(err error) error {
 	return err
 }
 
-// refusal returns the answer for err. req is nil where it was not admitted.
-func (s *server) refusal(head *Head, req *tunnel.Request, err error) connect.Refusal {
-	if head.Refusal != nil {
-		return head.Refusal(req, err)
-	}
-	r := s.p.rules().Refusal(req, err)
-	if s.p.Status != nil {
-		r.Status = s.p.Status(r)
-	}
-	return r
-}
-
-// refuse refuses a well-formed request.
-func (s *server) refuse(st *Stream, r *connect.Refusal) {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	s.c.meter.GiveBack(costRequest - mux.CostRefused)
-	s.answer(st, r)
-}
-
 // answer sends a refusal on the stream. The caller holds c.mu.
-func (s *server) answer(st *Stream, r *connect.Refusal) {
+func (s *server) answer(st *Stream, r connect.Refusal) {
 	c := s.c
 	if c.streams[st.id] != st || st.finish || st.finished {
 		return
@@ -293,15 +249,14 @@ func (s *server) answer(st *Stream, r *connect.Refusal) {
 	c.writeHead(st.id, connect.Fields{{Name: ":status", Value: strconv.Itoa(r.Status)}}, fields, false)
 	// The body is sent like any data, as the windows allow.
 	st.closed, st.finish, st.discardedBody = true, true, nil
-	st.pending, st.answered = []byte(r.Body()), clock()
+	st.pending, st.answered = []byte(r.Body()), mux.Clock()
 	c.discard(st)
 	c.enlist(st)
 }
 
 // refuseUnserved refuses a stream that no Handler has seen. The caller holds c.mu.
 func (s *server) refuseUnserved(st *Stream, err error) {
-	r := s.refusal(&Head{}, nil, err)
-	s.answer(st, &r)
+	s.answer(st, s.requests.Service.Refusal(nil, err))
 	s.reportRefused(nil, err)
 }
 
@@ -328,7 +283,7 @@ func (s *server) reportRefused(req *tunnel.Request, err error) {
 }
 
 func (s *server) report(req *tunnel.Request, err error) {
-	if r, ok := s.handler.(tunnel.Refuser); ok {
+	if r, ok := s.requests.Handler.(tunnel.Refuser); ok {
 		r.Refused(req, err)
 	}
 }
@@ -336,13 +291,13 @@ func (s *server) report(req *tunnel.Request, err error) {
 // settings implements side.
 func (s *server) settings() {}
 
-// goAway implements side: a client that leaves opens no more streams.
-func (s *server) goAway(uint32) {}
+// peerGoAway implements side: a client that leaves opens no more streams.
+func (s *server) peerGoAway(uint32) {}
 
 // dropped implements side.
 func (s *server) dropped(*Stream) {
-	s.idleSince = clock()
-	if s.lastGoAwaySent && len(s.c.streams) == 0 {
+	s.idleSince = mux.Clock()
+	if s.goAway.Finished() && len(s.c.streams) == 0 {
 		s.done()
 	}
 }
@@ -354,22 +309,21 @@ func (s *server) done() {
 	}
 }
 
-// drain sends the first GOAWAY, which announces the last one: streams that the
-// client has opened meanwhile are still served (RFC 9113 section 6.8).
+// drain sends the first GOAWAY.
 func (s *server) drain() {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if s.goAwaySent || s.c.err != nil {
+	if s.c.err != nil {
 		return
 	}
-	s.goAwaySent, s.goAwayAt = true, clock()
+	now := mux.Clock()
+	if !s.goAway.Start(now) {
+		return
+	}
 	_ = s.c.fw.WriteGoAway(1<<31-1, http2.ErrCodeNo, nil)
 	s.c.work.Signal()
-	s.timer.Reset(goAwayDelay)
+	s.timer.Reset(s.goAway.Left(now))
 }
-
-// goAwayDelay is the time between the first GOAWAY and the last: a round trip.
-const goAwayDelay = 500 * time.Millisecond
 
 // tick enforces the connection's time limits and sends what is due.
 func (s *server) tick() {
@@ -380,7 +334,7 @@ func (s *server) tick() {
 	if c.err != nil || s.stopped {
 		return
 	}
-	now := clock()
+	now := mux.Clock()
 	if c.settingsTimedOut(now) {
 		return
 	}
@@ -388,12 +342,12 @@ func (s *server) tick() {
 	heard := time.Duration(now - c.lastFrame.Load())
 	next := pongTimeout / 3
 	switch {
-	case s.goAwaySent && !s.lastGoAwaySent:
-		if left := goAwayDelay - time.Duration(now-s.goAwayAt); left > 0 {
+	case s.goAway.Started() && !s.goAway.Finished():
+		if left := s.goAway.Left(now); left > 0 {
 			next = left
 			break
 		}
-		s.lastGoAwaySent = true
+		s.goAway.Finish()
 		_ = c.fw.WriteGoAway(c.last, http2.ErrCodeNo, nil)
 		c.work.Signal()
 		if len(c.streams) == 0 {

@@ -35,7 +35,7 @@ type Stream struct {
 	taken    int   // bytes read here since began
 	lent     int   // bytes of the last Read: while its reader does not come for more, it has them still
 	moved    int64 // bytes read here in all
-	began    int64 // when taken was 0 last, nanoseconds of clock
+	began    int64 // when taken was 0 last, by mux.Clock
 	readErr  error // what follows the last byte of in
 
 	writable sync.Cond
@@ -62,7 +62,7 @@ type Stream struct {
 	head          *Head          // client: the answer, nil before it
 	discardedBody *discardedBody // server: reads the body of a request that is not a CONNECT; nil for none
 	cancel        func()         // server: ends the Handler's context
-	answered      int64          // server: when the request was refused, nanoseconds of clock; 0 if not
+	answered      int64          // server: when the request was refused, by mux.Clock; 0 if not
 }
 
 var (

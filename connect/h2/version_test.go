@@ -16,7 +16,7 @@ import (
 var version = connecttest.Version{
 	Name: "connect-h2", Via: "2",
 	Serve: func(t *testing.T, routes tunnel.Resolver, s connecttest.Server) (string, *tunneltest.Record) {
-		g := serve(t, routes, &Protocol{Auth: s.Auth, Via: s.Via, Head: s.Head})
+		g := serve(t, routes, &Protocol{Auth: s.Auth, Via: s.Via, Service: s.Service})
 		return g.Addr, &g.Record
 	},
 	Connect: func(t *testing.T, addr string) func(fields ...string) connecttest.Answer {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
@@ -208,7 +209,7 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 	c.rtt = shortPath / 10
 	s := c.newStream(1)
 	for s.moved < 2*minMovedToGrow {
-		s.kept, s.began, s.credit = true, clock(), 0
+		s.kept, s.began, s.credit = true, mux.Clock(), 0
 		c.took(s, s.window)
 	}
 	if s.window < 2*streamWindow || c.grown != s.window-streamWindow {

@@ -24,7 +24,7 @@ type client struct {
 	mu             sync.Mutex // guards what follows
 	timer          *time.Timer
 	streams        map[quic.StreamID]*Stream
-	idleSince      int64 // when the last stream ended, nanoseconds of clock
+	idleSince      int64 // when the last stream ended, by mux.Clock
 	goAwayReceived bool  // the peer sent GOAWAY
 	firstRejected  int64 // the first number that the peer rejects after its GOAWAY; -1 before
 	purse          mux.Purse
@@ -44,7 +44,7 @@ func (k *client) Run(ctx context.Context) {
 	defer tr.Conn.Close()
 	defer tr.Close()
 	k.c = &conn{qc: qc, side: k}
-	k.idleSince = clock()
+	k.idleSince = mux.Clock()
 	if err := k.c.begin(); err != nil {
 		k.c.fail(err)
 	}
@@ -84,7 +84,7 @@ func (k *client) Stop() {
 // tell when they have. The caller holds mu.
 func (k *client) lingerLeft() time.Duration {
 	linger := min(50*time.Millisecond+8*k.c.roundTrip(), time.Second)
-	return linger - time.Duration(clock()-k.idleSince)
+	return linger - time.Duration(mux.Clock()-k.idleSince)
 }
 
 // streamLimitWait is how long a new stream waits for the proxy to allow one more: the
@@ -118,7 +118,9 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	}
 	qs, err := k.openStream(ctx)
 	if err != nil {
-		k.account(nil, nil)
+		k.mu.Lock()
+		k.purse.NotSent()
+		k.mu.Unlock()
 		k.Release()
 		if ctx.Err() != nil {
 			return nil, k.d.pool.GivenUp(ctx)
@@ -168,19 +170,15 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	return s, nil
 }
 
-// account updates the purse by the result of a request, answer or err. With neither
-// the request was never made.
+// account updates the purse by the result of a request, answer or err.
 func (k *client) account(answer *Head, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	switch {
-	case err != nil:
+	if err != nil {
 		k.purse.GaveUp()
-	case answer == nil, answer.Status/100 == 2:
-		k.purse.Accepted()
-	default:
-		k.purse.Refused(answer.Status)
+		return
 	}
+	k.purse.Answered(answer.Status)
 }
 
 // ask sends a request and returns the answer.
@@ -218,8 +216,8 @@ func (k *client) unprocessed(s *Stream, err error) error {
 	return err
 }
 
-// goAway implements side.
-func (k *client) goAway(id uint64) *connError {
+// peerGoAway implements side.
+func (k *client) peerGoAway(id uint64) *connError {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -246,7 +244,7 @@ func (k *client) dropped(id quic.StreamID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.streams, id)
-	k.idleSince = clock()
+	k.idleSince = mux.Clock()
 	k.Release()
 	if k.goAwayReceived && len(k.streams) == 0 && !k.stopped {
 		k.timer.Reset(k.lingerLeft())
@@ -266,7 +264,7 @@ func (k *client) tick() {
 		return
 	}
 	next := k.tickEvery()
-	k.c.checkPath(clock())
+	k.c.checkPath(mux.Clock())
 	if len(k.streams) == 0 {
 		rest := k.lingerLeft()
 		switch {
@@ -275,7 +273,7 @@ func (k *client) tick() {
 			return
 		case k.goAwayReceived:
 			next = rest
-		case rest <= 0 && time.Duration(clock()-k.idleSince) >= orElse(k.d.Idle, DefaultIdle) && k.LeaveUnused():
+		case rest <= 0 && time.Duration(mux.Clock()-k.idleSince) >= orElse(k.d.Idle, DefaultIdle) && k.LeaveUnused():
 			k.c.background(func() { k.c.fail(errIdle) })
 			return
 		}

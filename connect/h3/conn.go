@@ -39,11 +39,6 @@ const (
 	headTimeout = 5 * time.Second // for the whole head of a request or an answer
 )
 
-// clock is a monotonic clock for timestamps that fit a word.
-func clock() int64 { return int64(time.Since(epoch)) }
-
-var epoch = time.Now()
-
 // quicConfig is what both sides' connections have in common.
 func quicConfig() *quic.Config {
 	return &quic.Config{
@@ -61,8 +56,8 @@ const handshakeTimeout = 5 * time.Second // without a packet; the whole handshak
 
 // A side is what a server and a client do differently.
 type side interface {
-	// goAway is told of a GOAWAY's number.
-	goAway(id uint64) *connError
+	// peerGoAway handles a GOAWAY with the number id.
+	peerGoAway(id uint64) *connError
 	// isServer reports whether the peer is a client.
 	isServer() bool
 }
@@ -320,7 +315,7 @@ func (c *conn) controlFrame(t uint64, b []byte) *connError {
 		}
 		switch t {
 		case frameGoAway:
-			return c.side.goAway(id)
+			return c.side.peerGoAway(id)
 		case frameCancelPush:
 			return wrong(IDError, "CANCEL_PUSH of %d, which was never allowed or promised", id)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
@@ -94,7 +95,7 @@ func FuzzRequest(f *testing.F) {
 				is.got, is.end = string(b), err == nil
 				_ = st.Close()
 			})
-			k := &serverConn{s: s, a: &attempt{}, handler: h}
+			k := &serverConn{s: s, a: &attempt{}, requests: mux.Server{Service: s.service(), Handler: h}}
 			k.c = &conn{qc: qc, side: k, err: io.EOF} // fail has been called, and calls no more
 			stream := &script{in: bytes.Clone(input), size: size}
 			k.serve(context.Background(), stream)

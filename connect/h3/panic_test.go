@@ -16,8 +16,8 @@ import (
 // A faultySide panics when it is told of a GOAWAY.
 type faultySide struct{ server bool }
 
-func (faultySide) goAway(uint64) *connError { panic("a fault") }
-func (s faultySide) isServer() bool         { return s.server }
+func (faultySide) peerGoAway(uint64) *connError { panic("a fault") }
+func (s faultySide) isServer() bool             { return s.server }
 
 // TestPanicInAConnection: a panic in a goroutine of a connection ends that one,
 // with H3_INTERNAL_ERROR, on either side.

@@ -15,17 +15,28 @@ import (
 
 	"github.com/quic-go/quic-go"
 
+	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
 
+// A sourceNoter is plain CONNECT that notes where requests come from.
+type sourceNoter struct {
+	connect.Protocol
+	sources chan netip.AddrPort
+}
+
+func (n *sourceNoter) AdmitList(ctx context.Context, req *tunnel.Request, list *Head) (context.Context, connect.Fields, error) {
+	n.sources <- req.Source
+	return n.Protocol.AdmitList(ctx, req, list)
+}
+
 // TestMigration: a client whose port changes keeps its tunnels, with what was
 // on its way, and the gateway sees who it is now.
 func TestMigration(t *testing.T) {
 	sources := make(chan netip.AddrPort, 10)
-	srv := &Server{Head: func(_ context.Context, req *tunnel.Request, _ *Head) error { sources <- req.Source; return nil }}
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, srv)
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{Service: &sourceNoter{sources: sources}})
 	r := newRelay(t, g.addr)
 	d := newDialer(t, r.addr)
 	d.Idle = time.Minute

@@ -19,43 +19,40 @@ import (
 )
 
 const (
-	answerTimeout  = time.Second            // for the answer to be written
-	goAwayDelay    = 500 * time.Millisecond // from the first GOAWAY to the last: a round trip
-	drainedTimeout = 3 * time.Second        // for the client to end a connection that has drained
-	lastID         = 1<<62 - 4              // the highest number of a client's stream
+	answerTimeout  = time.Second     // for the answer to be written
+	drainedTimeout = 3 * time.Second // for the client to end a connection that has drained
+	lastID         = 1<<62 - 4       // the highest number of a client's stream
 )
 
 // A serverConn is one connection of a Server.
 type serverConn struct {
-	s       *Server
-	c       *conn
-	a       *attempt
-	tr      *quic.Transport
-	handler tunnel.Handler
-	local   uint16
-	peer    tunnel.Peer
-	running sync.WaitGroup // requests whose Handler has not returned
+	s        *Server
+	c        *conn
+	a        *attempt
+	tr       *quic.Transport
+	requests mux.Server
+	local    uint16
+	peer     tunnel.Peer
+	running  sync.WaitGroup // requests whose Handler has not returned
 
 	grown int64 // by which its window grew; guarded by s.mu
 
-	mu             sync.Mutex // guards what follows
-	timer          *time.Timer
-	stopped        bool  // run is about to return
-	hasRequest     bool  // a request was made
-	timedOut       bool  // the first request did not come in time
-	streams        int   // that have not ended
-	next           int64 // above the numbers of all streams that came
-	idleSince      int64 // when the last stream ended, nanoseconds of clock
-	goAwaySent     bool  // the first GOAWAY was sent
-	lastGoAwaySent bool  // the last GOAWAY was sent, with the number of the last stream: later ones are rejected
-	goAwayAt       int64 // when the first GOAWAY was sent
+	mu         sync.Mutex // guards what follows
+	timer      *time.Timer
+	stopped    bool  // run is about to return
+	hasRequest bool  // a request was made
+	timedOut   bool  // the first request did not come in time
+	streams    int   // that have not ended
+	next       int64 // above the numbers of all streams that came
+	idleSince  int64 // when the last stream ended, by mux.Clock
+	goAway     mux.GoAway
 }
 
 func (k *serverConn) isServer() bool { return true }
 
-// goAway implements side. It does nothing: a client that leaves opens no more
+// peerGoAway implements side. It does nothing: a client that leaves opens no more
 // streams, and the number is that of a push.
-func (k *serverConn) goAway(uint64) *connError { return nil }
+func (k *serverConn) peerGoAway(uint64) *connError { return nil }
 
 // run serves the connection until it and all its goroutines have ended.
 func (k *serverConn) run(ctx context.Context) {
@@ -155,27 +152,20 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 		return
 	}
 	if list.Method != http.MethodConnect {
-		k.answer(st, req, nil, refuse(tunnel.BadMethod, "method %q, want CONNECT", connect.Clip(list.Method)))
+		k.refuseUnserved(st, req, refuse(tunnel.BadMethod, "method %q, want CONNECT", connect.Clip(list.Method)))
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(qs.Context(), cancel)() // the client gave up
-	ctx, err = k.admit(ctx, req, list)
-	if err != nil {
-		k.answer(st, req, nil, err)
-		k.c.giveBack(mux.CostRequest - mux.CostRefused)
-		if errors.Is(err, connect.ErrCredentials) {
-			k.fail(k.c.charge(mux.CostGuess, "wrong credentials"))
-		}
+	err = k.requests.Serve(ctx, req, list, requestStream{k, st, cost})
+	if err == nil {
 		return
 	}
-	req.Accept = func() (tunnel.Stream, error) { return k.accept(st, list, cost) }
-	req.Refuse = func(err error) {
-		k.answer(st, nil, req, err)
-		k.c.giveBack(mux.CostRequest - mux.CostRefused)
+	k.s.report(req, err)
+	if errors.Is(err, connect.ErrCredentials) {
+		k.fail(k.c.charge(mux.CostGuess, "wrong credentials"))
 	}
-	k.handler.ServeTunnel(ctx, req)
 }
 
 // countIn counts a stream as open. It returns false for a stream that the last GOAWAY
@@ -183,7 +173,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 func (k *serverConn) countIn(id int64) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.lastGoAwaySent && id >= k.next {
+	if k.goAway.Finished() && id >= k.next {
 		return false
 	}
 	k.next = max(k.next, id+4)
@@ -197,8 +187,8 @@ func (k *serverConn) countOut() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.streams--
-	k.idleSince = clock()
-	if k.lastGoAwaySent && k.streams == 0 && !k.stopped {
+	k.idleSince = mux.Clock()
+	if k.goAway.Finished() && k.streams == 0 && !k.stopped {
 		k.timer.Reset(drainedTimeout)
 	}
 }
@@ -299,9 +289,9 @@ func (k *serverConn) unreadable(st *Stream, req *tunnel.Request, err error) {
 	}
 	switch {
 	case err == errTooLarge:
-		k.answer(st, req, nil, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
+		k.refuseUnserved(st, req, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		k.answer(st, req, nil, refuse(tunnel.HelloTimeout, "the request was not complete within %v", headTimeout))
+		k.refuseUnserved(st, req, refuse(tunnel.HelloTimeout, "the request was not complete within %v", headTimeout))
 	case err == io.ErrUnexpectedEOF:
 		k.drop(st, FrameError)
 		k.fail(wrong(FrameError, "a stream ended inside of a frame"))
@@ -318,30 +308,31 @@ func (k *serverConn) unreadable(st *Stream, req *tunnel.Request, err error) {
 	}
 }
 
-// admit checks a request before the Handler gets it.
-func (k *serverConn) admit(ctx context.Context, req *tunnel.Request, list *Head) (context.Context, error) {
-	if list.Protocol != "" {
-		return ctx, refuse(tunnel.Unsupported, "extended CONNECT for %q", connect.Clip(list.Protocol))
-	}
-	ctx, err := k.s.rules().AdmitList(ctx, req, list)
-	if err == nil && k.s.Head != nil {
-		err = k.s.Head(ctx, req, list)
-	}
-	return ctx, err
+// A requestStream is the stream of a request that a Handler may serve.
+type requestStream struct {
+	k    *serverConn
+	st   *Stream
+	cost float64 // points that were charged for the size of the request
 }
 
-// accept sends the 200. The cost is what was charged for the request's size.
-func (k *serverConn) accept(st *Stream, list *Head, cost float64) (tunnel.Stream, error) {
-	gone := st.qs.Context().Err()
+// Accept implements mux.RequestStream.
+func (r requestStream) Accept(fields connect.Fields) (tunnel.Stream, error) {
+	gone := r.st.qs.Context().Err()
 	if gone == nil {
-		gone = st.sendHead(http.StatusOK, list.Answer)
+		gone = r.st.sendHead(http.StatusOK, fields)
 	}
 	if gone != nil {
-		k.drop(st, RequestCancelled)
+		r.k.drop(r.st, RequestCancelled)
 		return nil, refuse(tunnel.Gone, "the client left before it was answered: %w", gone)
 	}
-	k.c.giveBack(mux.CostRequest + cost)
-	return st, nil
+	r.k.c.giveBack(mux.CostRequest + r.cost)
+	return r.st, nil
+}
+
+// Refuse implements mux.RequestStream.
+func (r requestStream) Refuse(refusal connect.Refusal) {
+	r.k.answer(r.st, refusal)
+	r.k.c.giveBack(mux.CostRequest - mux.CostRefused)
 }
 
 // sendHead writes the head of an answer, and more after it.
@@ -360,28 +351,29 @@ func (s *Stream) sendHead(status int, fields connect.Fields, more ...byte) error
 	return s.qs.SetWriteDeadline(time.Time{})
 }
 
-// answer refuses a request. It reports unseen, a request that did not reach the
-// Handler; one that did is served, and the Handler reports it.
-func (k *serverConn) answer(st *Stream, unseen, served *tunnel.Request, err error) {
-	if st.shut() {
-		r := k.s.rules().Refusal(served, err)
-		body := r.Body()
-		if st.sendHead(r.Status, r.Fields(k.s.ProxyName), append(appendFrameHead(nil, frameData, uint64(len(body))), body...)...) != nil {
-			st.reset(RequestCancelled)
-		} else {
-			_ = st.qs.Close()
-			// What else the client sends is of no interest, RFC 9114 section 4.1.
-			st.qs.CancelRead(quic.StreamErrorCode(NoError))
-		}
-		k.countOut()
+// answer sends a refusal on the stream.
+func (k *serverConn) answer(st *Stream, r connect.Refusal) {
+	if !st.shut() {
+		return
 	}
-	if unseen != nil {
-		k.s.report(unseen, err)
+	body := r.Body()
+	if st.sendHead(r.Status, r.Fields(k.s.ProxyName), append(appendFrameHead(nil, frameData, uint64(len(body))), body...)...) != nil {
+		st.reset(RequestCancelled)
+	} else {
+		_ = st.qs.Close()
+		// What else the client sends is of no interest, RFC 9114 section 4.1.
+		st.qs.CancelRead(quic.StreamErrorCode(NoError))
 	}
+	k.countOut()
 }
 
-// drain sends the first GOAWAY, which announces the last one: requests that the
-// client has sent meanwhile are still served (RFC 9114 section 5.2).
+// refuseUnserved refuses a request that no Handler has seen, and reports it.
+func (k *serverConn) refuseUnserved(st *Stream, req *tunnel.Request, err error) {
+	k.answer(st, k.requests.Service.Refusal(nil, err))
+	k.s.report(req, err)
+}
+
+// drain sends the first GOAWAY.
 func (k *serverConn) drain() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -389,13 +381,16 @@ func (k *serverConn) drain() {
 }
 
 func (k *serverConn) drainLocked() {
-	if k.goAwaySent || k.stopped {
+	if k.stopped {
 		return
 	}
-	k.goAwaySent, k.goAwayAt = true, clock()
+	now := mux.Clock()
+	if !k.goAway.Start(now) {
+		return
+	}
 	k.c.background(func() { k.c.sendGoAway(lastID) }) // it may have to wait
 	if k.timer != nil {
-		k.timer.Reset(goAwayDelay)
+		k.timer.Reset(k.goAway.Left(now))
 	}
 }
 
@@ -430,26 +425,26 @@ func (k *serverConn) tick() {
 	if k.stopped {
 		return
 	}
-	now, next := clock(), k.tickEvery()
+	now, next := mux.Clock(), k.tickEvery()
 	k.c.checkPath(now)
 	quiet := time.Duration(now - k.idleSince)
 	switch {
-	case k.goAwaySent && !k.lastGoAwaySent:
-		if next = goAwayDelay - time.Duration(now-k.goAwayAt); next > 0 {
+	case k.goAway.Started() && !k.goAway.Finished():
+		if next = k.goAway.Left(now); next > 0 {
 			break
 		}
-		k.lastGoAwaySent = true
+		k.goAway.Finish()
 		id := uint64(k.next)
 		k.c.background(func() { k.c.sendGoAway(id) })
 		next = drainedTimeout
-	case k.lastGoAwaySent && k.streams == 0 && quiet >= drainedTimeout && time.Duration(now-k.goAwayAt) >= drainedTimeout:
+	case k.goAway.Finished() && k.streams == 0 && quiet >= drainedTimeout && k.goAway.Age(now) >= drainedTimeout:
 		// The client should have ended it, RFC 9114 section 5.2.
 		k.c.background(func() { k.c.fail(errDrained) }) // which waits for the connection's end
 		return
-	case k.streams == 0 && !k.goAwaySent && (quiet >= k.idle() || !k.hasRequest && quiet >= k.firstRequest()):
+	case k.streams == 0 && !k.goAway.Started() && (quiet >= k.idle() || !k.hasRequest && quiet >= k.firstRequest()):
 		k.timedOut = !k.hasRequest
 		k.drainLocked()
-		next = goAwayDelay
+		next = k.goAway.Left(now)
 	}
 	k.timer.Reset(next)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/quic-go/quic-go"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -58,9 +59,9 @@ type Server struct {
 	// DefaultIdle.
 	Idle time.Duration
 
-	// Head, if set, is called for each CONNECT after its credentials and its target
-	// were checked. It may refuse the request, change req or set head.Answer.
-	Head func(ctx context.Context, req *tunnel.Request, head *Head) error
+	// Service decides about CONNECT requests, for a protocol that is built on this
+	// one. Nil means plain CONNECT by Auth and Via.
+	Service connect.Service
 
 	// Limits are those of tunnel.Server. A handshake counts as a preamble until
 	// it is complete; from there FirstByteTimeout is the time for the first request.
@@ -223,7 +224,7 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 		s.reportAttempt(a, err)
 		return
 	}
-	k := &serverConn{s: s, a: a, tr: tr, handler: h, idleSince: clock(), local: addrPort(qc.LocalAddr()).Port()}
+	k := &serverConn{s: s, a: a, tr: tr, requests: mux.Server{Service: s.service(), Handler: h}, idleSince: mux.Clock(), local: addrPort(qc.LocalAddr()).Port()}
 	k.c = &conn{qc: qc, side: k}
 	if s.Identify != nil {
 		cs := qc.ConnectionState().TLS
@@ -401,9 +402,12 @@ func (s *Server) isClosed() bool {
 	return s.closed
 }
 
-// rules returns the rules of every version of HTTP.
-func (s *Server) rules() *connect.Protocol {
-	return &connect.Protocol{Auth: s.Auth, Via: s.Via, ProxyName: s.ProxyName}
+// service returns the Service, or that of plain CONNECT.
+func (s *Server) service() connect.Service {
+	if s.Service != nil {
+		return s.Service
+	}
+	return &mux.PlainService{Protocol: connect.Protocol{Auth: s.Auth, Via: s.Via}, Proto: proto}
 }
 
 func (s *Server) streams() int {

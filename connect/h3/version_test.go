@@ -14,7 +14,7 @@ import (
 var version = connecttest.Version{
 	Name: "connect-h3", Via: "3",
 	Serve: func(t *testing.T, routes tunnel.Resolver, s connecttest.Server) (string, *tunneltest.Record) {
-		g := serve(t, routes, &Server{Auth: s.Auth, Via: s.Via, Head: s.Head})
+		g := serve(t, routes, &Server{Auth: s.Auth, Via: s.Via, Service: s.Service})
 		return g.addr, &g.Record
 	},
 	Connect: func(t *testing.T, addr string) func(fields ...string) connecttest.Answer {

@@ -59,7 +59,7 @@ func TestBadRequests(t *testing.T) {
 		{"denied.test:80", 401, tunnel.Denied},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		s, err := d.inner().Open(ctx, &h2.Head{Authority: tt.authority})
+		s, _, err := d.inner().Open(ctx, &h2.Head{Authority: tt.authority})
 		cancel()
 		if err == nil {
 			_ = s.Close()

@@ -38,8 +38,8 @@ var (
 
 func (p *Protocol) inner() *h2.Protocol {
 	p.once.Do(func() {
-		p.h2.Label, p.h2.Via, p.h2.ProxyName, p.h2.Streams, p.h2.Idle = p.Name(), p.Via, p.ProxyName, p.Streams, p.Idle
-		p.h2.Head, p.h2.Status = head, status
+		p.h2.ProxyName, p.h2.Streams, p.h2.Idle = p.ProxyName, p.Streams, p.Idle
+		p.h2.Service = &service{plain: connect.Protocol{Via: p.Via}}
 	})
 	return &p.h2
 }
@@ -61,26 +61,38 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	return p.inner().ServeConn(ctx, c, h)
 }
 
-// head judges a request that h2 has found right, and notes what it says.
-func head(_ context.Context, req *tunnel.Request, head *h2.Head) error {
-	if req.Peer.Method != "mtls" {
-		return tunnel.Refusef(tunnel.NoAuth, "hbone: the client has no certificate that was verified")
+// A service is plain CONNECT with the fields and the statuses of HBONE.
+type service struct{ plain connect.Protocol }
+
+// Name implements connect.Service.
+func (*service) Name() string { return "hbone" }
+
+// AdmitList implements connect.Service. It also requires a verified certificate.
+func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (context.Context, connect.Fields, error) {
+	ctx, fields, err := s.plain.AdmitList(ctx, req, list)
+	if err != nil {
+		return ctx, nil, err
 	}
-	req.Unverified = unverified(head.Fields)
-	return nil
+	if req.Peer.Method != "mtls" {
+		return ctx, nil, tunnel.Refusef(tunnel.NoAuth, "hbone: the client has no certificate that was verified")
+	}
+	req.Unverified = unverified(list.Fields)
+	return ctx, fields, nil
 }
 
-// status is what ztunnel says in place of HTTP's finer answers: 400 for what
-// can't be meant, 401 for what may not be, 503 for what can't be reached, so
-// that a client knows which of them to try again.
-func status(r connect.Refusal) int {
+// Refusal implements connect.Service. Its statuses are those of ztunnel, in place of
+// HTTP's finer ones: 400 for a request that cannot succeed, 401 for one that is not
+// allowed, and 503 for a destination that cannot be reached, so that a client knows which
+// of them to try again.
+func (s *service) Refusal(req *tunnel.Request, err error) connect.Refusal {
+	r := s.plain.Refusal(req, err)
 	switch r.Reason {
 	case tunnel.BadRequest, tunnel.Prohibited, tunnel.Loop:
-		return http.StatusBadRequest
+		r.Status = http.StatusBadRequest
 	case tunnel.NoAuth, tunnel.NotExposed, tunnel.Denied, tunnel.Insecure:
-		return http.StatusUnauthorized
+		r.Status = http.StatusUnauthorized
 	case tunnel.NoRoute, tunnel.NoEndpoint, tunnel.LookupError, tunnel.LookupTime, tunnel.DialFailed, tunnel.DialTimeout:
-		return http.StatusServiceUnavailable
+		r.Status = http.StatusServiceUnavailable
 	}
-	return r.Status
+	return r
 }

@@ -2,7 +2,6 @@ package ws
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -35,7 +34,7 @@ func carriers(t *testing.T) []carrier {
 	return append(all, carrier{"over HTTP/2", extended, func(t *testing.T, g *tunneltest.Gateway) net.Conn {
 		d := &h2.Dialer{Proxy: g.Addr}
 		t.Cleanup(func() { _ = d.Close() })
-		s, err := d.Open(t.Context(), &h2.Head{
+		s, _, err := d.Open(t.Context(), &h2.Head{
 			Protocol: "websocket", Scheme: "https", Authority: "gw.test", Path: "/.culvert/tunnel/svc.test:443",
 			Fields: connect.Fields{{Name: "sec-websocket-version", Value: "13"}, {Name: "sec-websocket-protocol", Value: Subprotocol}},
 		})
@@ -107,27 +106,14 @@ func closeOf(t *testing.T, c io.Reader) int {
 
 // extended takes WebSockets over HTTP/2.
 func extended() tunnel.Protocol {
-	p := &Protocol{}
-	return &h2.Protocol{Extended: func(ctx context.Context, req *tunnel.Request, head *h2.Head) (context.Context, error) {
-		ctx, subprotocol, answer, err := p.AdmitExtended(ctx, req, &Extended{Scheme: head.Scheme, Host: head.Authority, Path: head.Path, Fields: head.Fields})
-		head.Answer = answer
-		head.Stream = func(s tunnel.Stream) tunnel.Stream { return NewStream(s, Server, subprotocol, p.Options) }
-		return ctx, err
-	}}
+	return &h2.Protocol{Extended: &Protocol{}}
 }
 
 // overHTTP2 is a Dialer of WebSockets that share the connections of a pool.
 func overHTTP2(t *testing.T, addr string) (*Dialer, *h2.Dialer) {
 	pool := &h2.Dialer{Proxy: addr, Idle: time.Minute}
 	t.Cleanup(func() { _ = pool.Close() })
-	return &Dialer{URL: "ws://" + addr, Extended: func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error) {
-		head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
-		s, err := pool.Open(ctx, head)
-		if err != nil {
-			return nil, nil, err
-		}
-		return s, head.Answer, nil
-	}}, pool
+	return &Dialer{URL: "ws://" + addr, Extended: pool.Open}, pool
 }
 
 // TestDrainOverHTTP2: the end of a gateway, over HTTP/2.
@@ -146,6 +132,11 @@ func TestDrainOverHTTP2(t *testing.T) {
 		}
 	})
 }
+
+// An overExtended is an h2.Protocol with the name that its extended requests have.
+type overExtended struct{ *h2.Protocol }
+
+func (p overExtended) Name() string { return p.Extended.Name() }
 
 // TestProtocolOverHTTP2 runs the suite on an extended CONNECT.
 func TestProtocolOverHTTP2(t *testing.T) {
@@ -169,7 +160,7 @@ func TestProtocolOverHTTP2(t *testing.T) {
 	} {
 		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 	}
-	tunneltest.TestProtocol(t, extended(), tunneltest.Preamble{
+	tunneltest.TestProtocol(t, overExtended{&h2.Protocol{Extended: &Protocol{}}}, tunneltest.Preamble{
 		Title: "path", Bytes: framed(list.Bytes(), nil), Name: tunnel.MustParseName("svc.test"), Port: 443,
 		Wrap: func(b []byte) []byte { return framed(nil, b) },
 		Unwrap: func(heard []byte) (stream []byte, over bool) {

@@ -48,25 +48,15 @@ type Dialer struct {
 	Via           string
 	Wait, Timeout time.Duration
 
-	// Extended, if set, is asked first for every destination. It sends r as an
-	// extended CONNECT and returns the stream of a 200, which the Dialer owns
-	// from then on, and its fields. Where it returns an error
-	// that is errors.ErrUnsupported, the handshake is made over HTTP/1.1; any
-	// other error stands.
-	Extended func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error)
+	// Extended, if set, is called first for every destination. It sends list as an
+	// extended CONNECT for "websocket" (RFC 8441 section 5), which has no key, and
+	// returns the stream of a 200, which the Dialer owns from then on, and its fields.
+	// After an error that is errors.ErrUnsupported the handshake is made over HTTP/1.1;
+	// any other error stands.
+	Extended func(ctx context.Context, list *connect.HeaderList) (_ net.Conn, answer connect.Fields, err error)
 
 	// Options are those of the streams.
 	Options Options
-}
-
-// Extended is what an extended CONNECT for "websocket" says, RFC 8441 section
-// 5: the handshake over HTTP/2 and HTTP/3. There is no key in it, as nobody
-// takes it for anything else.
-type Extended struct {
-	Scheme string // "https", or "http" for ws
-	Host   string // :authority
-	Path   string
-	Fields connect.Fields // the rest
 }
 
 var _ tunnel.Dialer = (*Dialer)(nil)
@@ -137,7 +127,7 @@ func (d *Dialer) extended(ctx context.Context, at place, to connect.Authority, a
 	if at.secure {
 		scheme = "https"
 	}
-	conn, answer, err := d.Extended(ctx, &Extended{Scheme: scheme, Host: at.host, Path: path, Fields: fields})
+	conn, answer, err := d.Extended(ctx, &connect.HeaderList{Protocol: "websocket", Scheme: scheme, Authority: at.host, Path: path, Fields: fields})
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@
 // the limits of a Relay for idle and half-closed tunnels count without them.
 //
 // The package speaks no HTTP/2. What a WebSocket is there (RFC 8441) is behind
-// two seams: Protocol.AdmitExtended and Dialer.Extended. It offers no
+// two seams: Protocol.AdmitList and Dialer.Extended. It offers no
 // compression.
 //
 // # Stability

@@ -167,7 +167,7 @@ func FuzzHandshake(f *testing.F) {
 		})
 		if err != nil {
 			var e *tunnel.Error
-			if r := p.Answer(nil, err); !errors.As(err, &e) || r.Status < 400 || strings.ContainsAny(r.Text, "\r\n\x00\x1b") {
+			if r := p.Refusal(nil, err); !errors.As(err, &e) || r.Status < 400 || strings.ContainsAny(r.Text, "\r\n\x00\x1b") {
 				t.Errorf("%q: got %v, answered %+v", in, err, r)
 			}
 			return

@@ -55,6 +55,7 @@ type Protocol struct {
 var (
 	_ tunnel.Protocol         = (*Protocol)(nil)
 	_ tunnel.PreambleDetector = (*Protocol)(nil)
+	_ connect.ExtendedService = (*Protocol)(nil)
 )
 
 // Name returns "websocket".
@@ -169,25 +170,35 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 	return connect.WithVia(ctx, hops), nil
 }
 
-// AdmitExtended is Admit for an extended CONNECT for "websocket", RFC 8441
-// section 5, with what is left there of the rest of a handshake. The answer to
-// it has the fields that are returned; the stream is then NewStream's, of the
-// subprotocol. HTTP/2 has no 426, so another version is refused with 400.
-func (p *Protocol) AdmitExtended(ctx context.Context, req *tunnel.Request, r *Extended) (_ context.Context, subprotocol string, answer connect.Fields, err error) {
-	if s := strings.ToLower(r.Scheme); s != "http" && s != "https" {
-		return nil, "", nil, bad("scheme %q, want https", connect.Clip(r.Scheme))
+// AdmitList implements connect.ExtendedService. It is Admit for an extended CONNECT for
+// "websocket", RFC 8441 section 5, with what is left there of the rest of a handshake.
+// HTTP/2 has no 426, so another version is refused with 400.
+func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (_ context.Context, answer connect.Fields, err error) {
+	if s := strings.ToLower(list.Scheme); s != "http" && s != "https" {
+		return nil, nil, bad("scheme %q, want https", connect.Clip(list.Scheme))
 	}
-	if err := checkVersion(r.Fields, http.StatusBadRequest); err != nil {
-		return nil, "", nil, err
+	if err := checkVersion(list.Fields, http.StatusBadRequest); err != nil {
+		return nil, nil, err
 	}
-	if ctx, err = p.Admit(ctx, req, r.Host, r.Path, r.Fields); err != nil {
-		return nil, "", nil, err
+	if ctx, err = p.Admit(ctx, req, list.Authority, list.Path, list.Fields); err != nil {
+		return nil, nil, err
 	}
-	if subprotocol = choose(r.Fields); subprotocol != "" {
-		answer = connect.Fields{{Name: "sec-websocket-protocol", Value: subprotocol}}
+	if subprotocol := choose(list.Fields); subprotocol != "" {
+		answer = connect.Fields{{Name: subprotocolField, Value: subprotocol}}
 	}
-	return ctx, subprotocol, answer, nil
+	return ctx, answer, nil
 }
+
+// NewStream implements connect.ExtendedService: it returns a *Stream with the subprotocol
+// that the answer names.
+func (p *Protocol) NewStream(s tunnel.Stream, answer connect.Fields) tunnel.Stream {
+	subprotocol, _ := answer.Get(subprotocolField)
+	return NewStream(s, Server, subprotocol, p.Options)
+}
+
+// subprotocolField is the field of an answer to an extended CONNECT, in lower case as
+// HTTP/2 has it.
+const subprotocolField = "sec-websocket-protocol"
 
 // bare returns a host without its port, in lower case.
 func bare(host string) string {
@@ -197,9 +208,9 @@ func bare(host string) string {
 	return strings.ToLower(strings.TrimSuffix(host, "."))
 }
 
-// Answer is connect.Answer with what is different for a WebSocket: the server
+// Refusal is connect.Answer with what is different for a WebSocket: the server
 // is an origin and no proxy, so it asks for Authorization by 401.
-func (p *Protocol) Answer(req *tunnel.Request, err error) connect.Refusal {
+func (p *Protocol) Refusal(req *tunnel.Request, err error) connect.Refusal {
 	r := connect.Answer(req, err)
 	if reason := tunnel.ReasonOf(err); req == nil && (reason == tunnel.BadRequest || reason == tunnel.Denied) {
 		r.Text = strings.TrimPrefix(r.Text, "ws: ")
@@ -221,6 +232,6 @@ func (p *Protocol) Answer(req *tunnel.Request, err error) connect.Refusal {
 }
 
 func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
-	r := p.Answer(req, err)
+	r := p.Refusal(req, err)
 	r.Send(c, req, p.ProxyName)
 }

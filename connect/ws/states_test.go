@@ -20,7 +20,6 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
-	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -323,14 +322,7 @@ func (m *machine) startHTTP2(ctx context.Context, port uint16) {
 	m.work.Go(m.readHTTP2)
 	if m.side == Client {
 		m.pool = &h2.Dialer{Proxy: "gw.test:80", Dialer: testnet.DialOnce(m.far), Idle: time.Hour}
-		d := &Dialer{URL: "ws://gw.test", Dialer: testnet.DialOnce(nil), Extended: func(ctx context.Context, r *Extended) (net.Conn, connect.Fields, error) {
-			head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
-			s, err := m.pool.Open(ctx, head)
-			if err != nil {
-				return nil, nil, err
-			}
-			return s, head.Answer, nil
-		}}
+		d := &Dialer{URL: "ws://gw.test", Dialer: testnet.DialOnce(nil), Extended: m.pool.Open}
 		for _, id := range []uint32{honestStream, wildStream} {
 			m.work.Go(func() {
 				c, err := d.DialContext(ctx, "tcp", fmt.Sprintf("svc.test:%d", ports[id]))

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
 	"os/exec"
 	"strings"
 
@@ -81,14 +80,7 @@ type webSockets struct {
 func overHTTP2(to string) *webSockets {
 	d := &webSockets{pool: oneConnection(to)}
 	d.URL = "ws://" + to
-	d.Extended = func(ctx context.Context, r *ws.Extended) (net.Conn, connect.Fields, error) {
-		head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
-		s, err := d.pool.Open(ctx, head)
-		if err != nil {
-			return nil, nil, err
-		}
-		return s, head.Answer, nil
-	}
+	d.Extended = d.pool.Open
 	return d
 }
 

@@ -115,9 +115,7 @@ func (b *balancer) dialer(t *testing.T) *upstream.WebSocketDialer {
 // both are the protocols of a listener that takes WebSockets over HTTP/1.1 and
 // over HTTP/2.
 func both(p *ws.Protocol) []tunnel.Protocol {
-	carrier := &h2.Protocol{Via: p.Via}
-	AcceptWebSockets(carrier, p)
-	return []tunnel.Protocol{p, carrier, &connect.Protocol{Via: p.Via}}
+	return []tunnel.Protocol{p, &h2.Protocol{Via: p.Via, Extended: p}, &connect.Protocol{Via: p.Via}}
 }
 
 // The suites of streams and dialers, over HTTP/2.
@@ -265,7 +263,7 @@ func TestRefusedWebSocketsOverHTTP2(t *testing.T) {
 			if version && len(row.fields) != 1 {
 				head.Fields = append(head.Fields, connect.Field{Name: "sec-websocket-version", Value: "13"})
 			}
-			s, err := d.Open(t.Context(), &head)
+			s, _, err := d.Open(t.Context(), &head)
 			if err == nil {
 				_ = s.Close()
 			}
@@ -310,14 +308,14 @@ func TestAcceptedWebSocketsOverHTTP2(t *testing.T) {
 		if name, value, ok := strings.Cut(row.fields, ": "); ok {
 			head.Fields = append(head.Fields, connect.Field{Name: name, Value: value})
 		}
-		s, err := d.Open(t.Context(), head)
+		s, answer, err := d.Open(t.Context(), head)
 		if err != nil {
 			t.Errorf("%s: %v", row.name, err)
 			continue
 		}
-		got, _ := head.Answer.Get("sec-websocket-protocol")
-		if _, n := head.Answer.Get("sec-websocket-extensions"); got != row.subprotocol || n > 0 {
-			t.Errorf("%s: got fields %v, want subprotocol %q and no extension", row.name, head.Answer, row.subprotocol)
+		got, _ := answer.Get("sec-websocket-protocol")
+		if _, n := answer.Get("sec-websocket-extensions"); got != row.subprotocol || n > 0 {
+			t.Errorf("%s: got fields %v, want subprotocol %q and no extension", row.name, answer, row.subprotocol)
 		}
 		c := ws.NewStream(s, ws.Client, got, ws.Options{})
 		_ = c.SetDeadline(time.Now().Add(patience))

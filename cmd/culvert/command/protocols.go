@@ -234,7 +234,7 @@ func speak(names []string, l *file.Listener, via string, auth *verifier) ([]tunn
 		}
 	}
 	if carrier != nil && sockets != nil {
-		gateway.AcceptWebSockets(carrier, sockets)
+		carrier.Extended = sockets
 	}
 	return ps, nil
 }

@@ -172,14 +172,7 @@ var waysIn = []wayIn{
 	{"websocket-h2", func(addr string, c *client) tunnel.Dialer {
 		pool := &h2.Dialer{Proxy: addr, TLS: c.tls}
 		d := webSocket(addr, c)
-		d.Extended = func(ctx context.Context, r *ws.Extended) (net.Conn, connect.Fields, error) {
-			head := &h2.Head{Protocol: "websocket", Scheme: "https", Authority: r.Host, Path: r.Path, Fields: r.Fields}
-			s, err := pool.Open(ctx, head)
-			if err != nil {
-				return nil, nil, err
-			}
-			return s, head.Answer, nil
-		}
+		d.Extended = pool.Open
 		return pooledWebSocket{d, pool}
 	}},
 	{"connect-h3", func(addr string, c *client) tunnel.Dialer {

@@ -7,10 +7,9 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// What a connection of HTTP/2 or HTTP/3 may spend on frames that carry
-// nothing: a bucket of points. Honest peers stay below, and see to it (Purse);
-// every flood that is known is made of frames that cost the sender less than the
-// receiver.
+// The peer of an HTTP/2 or HTTP/3 connection pays for frames that carry nothing from a
+// bucket of points. Every known flood is made of frames that cost the sender less than
+// the receiver. Honest peers stay below the limit, and count for that (Purse).
 const (
 	MeterBudget = 1000 // points, to begin with and at most
 	MeterRefill = 200  // points a second
@@ -24,13 +23,13 @@ const (
 	CostEmpty   = 5    // data without a byte: CVE-2019-9518
 )
 
-// A Meter counts them. It is not safe for concurrent use.
+// A Meter counts the points of one peer. It is not safe for concurrent use.
 type Meter struct {
 	spent float64
 	at    time.Time
 }
 
-// Spend is false when the peer has spent more than it has.
+// Spend charges points. It reports false if the peer has spent more than it had.
 func (m *Meter) Spend(cost float64) bool {
 	now := time.Now()
 	if !m.at.IsZero() {
@@ -44,17 +43,17 @@ func (m *Meter) Spend(cost float64) bool {
 // GiveBack returns points.
 func (m *Meter) GiveBack(cost float64) { m.spent = max(0, m.spent-cost) }
 
-// A Purse is what a client reckons the Meter of its peer to be. Those who share
-// a connection share what it may spend, and one whose requests are refused or
-// given up again and again would have it ended, with the tunnels of all. It is
-// not safe for concurrent use.
+// A Purse is a client's estimate of the Meter of its peer. The users of a connection
+// share what it may spend: one of them whose requests are refused or given up again and
+// again would have the connection ended, with the tunnels of all. It is not safe for
+// concurrent use.
 type Purse struct{ m Meter }
 
-// thrift is how much of the peer's budget a client leaves alone: the frames it
-// does not reckon, and clocks that differ.
+// thrift is how much of the peer's budget a client leaves alone, for the frames that it
+// does not count and for clocks that differ.
 const thrift = MeterBudget / 4
 
-// Ask is false when there is nothing left to ask with.
+// Ask charges a request. It reports false if too little is left for one.
 func (p *Purse) Ask() bool {
 	p.m.Spend(CostRequest)
 	if p.m.spent <= MeterBudget-thrift {
@@ -64,18 +63,27 @@ func (p *Purse) Ask() bool {
 	return false
 }
 
-// Accepted, Refused and GaveUp say what became of a request: the peer said yes,
-// or no, or was not waited for.
-func (p *Purse) Accepted() { p.m.GiveBack(CostRequest) }
-func (p *Purse) Refused(status int) {
-	p.m.GiveBack(CostRequest - CostRefused)
-	if status == http.StatusUnauthorized || status == http.StatusProxyAuthRequired {
-		p.m.Spend(CostGuess) // the credentials are wrong, for all that the peer says
+// Answered notes the answer to a request. An interim one, 1xx, changes nothing.
+func (p *Purse) Answered(status int) {
+	switch {
+	case status/100 == 1:
+	case status/100 == 2:
+		p.m.GiveBack(CostRequest)
+	default:
+		p.m.GiveBack(CostRequest - CostRefused)
+		if status == http.StatusUnauthorized || status == http.StatusProxyAuthRequired {
+			p.m.Spend(CostGuess) // the credentials are wrong, for all that the peer says
+		}
 	}
 }
+
+// GaveUp notes that the answer to a request was not waited for.
 func (p *Purse) GaveUp() { p.m.Spend(CostReset) }
 
-// Empty is the refusal of a request that was not made because of it.
+// NotSent notes that a request was not sent after all.
+func (p *Purse) NotSent() { p.m.GiveBack(CostRequest) }
+
+// Empty returns the refusal of a request for which too little was left.
 func (p *Purse) Empty(proxy string) error {
 	return tunnel.Refusef(tunnel.Overload, "connect: proxy %q refused so many requests, or had so many given up, that one more would end the connection to it", proxy)
 }

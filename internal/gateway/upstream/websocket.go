@@ -52,12 +52,11 @@ func NewWebSocketDialer(d *ws.Dialer) *WebSocketDialer {
 }
 
 // extended is ws.Dialer.Extended.
-func (w *WebSocketDialer) extended(ctx context.Context, r *ws.Extended) (net.Conn, connect.Fields, error) {
+func (w *WebSocketDialer) extended(ctx context.Context, list *connect.HeaderList) (net.Conn, connect.Fields, error) {
 	if until := w.http1Until.Load(); until != nil && time.Now().Before(*until) {
 		return nil, nil, errors.ErrUnsupported
 	}
-	head := &h2.Head{Protocol: "websocket", Scheme: r.Scheme, Authority: r.Host, Path: r.Path, Fields: r.Fields}
-	s, err := w.HTTP2.Open(ctx, head)
+	s, answer, err := w.HTTP2.Open(ctx, list)
 	switch {
 	case errors.Is(err, h2.ErrNotSpoken):
 		until := time.Now().Add(http2RetryInterval)
@@ -66,7 +65,7 @@ func (w *WebSocketDialer) extended(ctx context.Context, r *ws.Extended) (net.Con
 	case err != nil:
 		return nil, nil, err
 	}
-	return s, head.Answer, nil
+	return s, answer, nil
 }
 
 // Close ends the connections that streams share, with the streams on them.
