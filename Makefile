@@ -24,8 +24,9 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: manifests
-manifests: ## the folders of kustomize and the page of values, of the Helm chart
-	$(GO) test ./deploy -count=1 -run '^TestKustomizeIsOfTheChart$$|^TestThePageHasTheValues$$' -update
+manifests: ## what Helm makes of the chart, for kustomize and "culvert install", and the page of its values
+	cd integration/deploy && $(GO) run ./render -write
+	$(GO) test ./deploy -count=1 -run '^TestThePageHasTheValues$$' -update
 
 .PHONY: docs
 docs: ## the pages of docs/reference, of the schema, the commands, the metrics, the log and the reasons

@@ -75,7 +75,7 @@ var homes = map[string]string{
 	"golang.org/x/net/ipv4":               "dns",
 	"golang.org/x/net/ipv6":               "dns",
 	"go.yaml.in/yaml":                     "registry/file",
-	"sigs.k8s.io/yaml":                    "deploy", // Helm's: what is written by it is the same to the byte
+	"sigs.k8s.io/yaml":                    "deploy", // the one that Helm writes with: a sum of its output is the same
 	"github.com/fsnotify/fsnotify":        "registry/file",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",

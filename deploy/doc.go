@@ -1,23 +1,17 @@
-// Package deploy is the manifests that install culvert: the Helm chart of
-// helm/culvert, and what renders it without Helm.
+// Package deploy has the manifests that install culvert in Kubernetes.
 //
-//	values, err := deploy.Defaults()
-//	if err != nil {
-//		return err
-//	}
-//	if err := deploy.Set(values, "dns.enabled=true"); err != nil {
-//		return err
-//	}
-//	objects, err := deploy.Render(deploy.Release{Name: "culvert", Namespace: "culvert-system"}, values)
+//	objects, err := deploy.Manifests(deploy.Settings{
+//		Profile: "dns", Name: "culvert", Namespace: "culvert-system", CreateNamespace: true,
+//	})
 //	if err != nil {
 //		return err
 //	}
 //	return deploy.WriteYAML(w, objects)
 //
-// What comes out is what Helm makes of the same values, byte by byte: the chart
-// keeps to the few functions of Helm that are here, and a test renders it both
-// ways. Values are held against the chart's schema first, as Helm does.
+// Helm renders them from the chart in helm/culvert when the chart changes, by
+// "make manifests", into the folders of kustomize. They are embedded here, and
+// Manifests sets in them only what Settings has. Everything else is a value of
+// the chart, for those who install with Helm.
 //
-// Nothing here speaks to a cluster. The folder has also what is made from the
-// chart or stands beside it: kustomize, a unit of systemd.
+// Nothing here speaks to a cluster.
 package deploy

@@ -1,64 +1,50 @@
 package deploy
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
 )
 
-// An Object is one object of Kubernetes.
-type Object struct {
-	APIVersion, Kind, Namespace, Name string
+// An Object is one object of Kubernetes, as JSON decodes it.
+type Object map[string]any
 
-	Text   string         // YAML as the chart has it, with its comments, ending in a line feed
-	Fields map[string]any // what the Text says
-}
+// Kind returns the kind of o.
+func (o Object) Kind() string { s, _ := o["kind"].(string); return s }
 
-// order is that of Helm: what others refer to comes first. What is not listed
-// comes last, as nothing here refers to it.
-var order = []string{
-	"Namespace", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "ConfigMap",
-	"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "Service", "DaemonSet", "Deployment",
-}
+// Name returns the name of o.
+func (o Object) Name() string { s, _ := o.at("metadata")["name"].(string); return s }
 
-func inOrder(a, b Object) int {
-	place := func(o Object) int {
-		if i := slices.Index(order, o.Kind); i >= 0 {
-			return i
-		}
-		return len(order)
+// Namespace returns the namespace of o, or "" if it is in none.
+func (o Object) Namespace() string { s, _ := o.at("metadata")["namespace"].(string); return s }
+
+// at returns the map at a path of keys, nil if there is none.
+func (o Object) at(path ...string) Object {
+	for _, key := range path {
+		o, _ = o[key].(map[string]any)
 	}
-	return cmp.Or(cmp.Compare(place(a), place(b)), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Namespace, b.Namespace))
+	return o
 }
 
 var separator = regexp.MustCompile(`(?m)^---\s*$`)
 
-// split parses the documents of a rendered file.
-func split(name, text string) ([]Object, error) {
+// Parse decodes documents of YAML, each an object or empty.
+func Parse(text string) ([]Object, error) {
 	var objects []Object
 	for _, doc := range separator.Split(text, -1) {
-		doc = strings.TrimSpace(doc) + "\n"
-		o := Object{Text: doc}
-		if err := yaml.UnmarshalStrict([]byte(doc), &o.Fields); err != nil {
-			return nil, fmt.Errorf("render the chart: %s: %w", name, err)
+		var o map[string]any
+		if err := yaml.UnmarshalStrict([]byte(doc), &o); err != nil {
+			return nil, fmt.Errorf("manifests: %w", err)
 		}
-		if len(o.Fields) == 0 {
+		if len(o) == 0 {
 			continue
 		}
-		o.APIVersion, _ = o.Fields["apiVersion"].(string)
-		o.Kind, _ = o.Fields["kind"].(string)
-		meta, _ := o.Fields["metadata"].(map[string]any)
-		o.Namespace, _ = meta["namespace"].(string)
-		o.Name, _ = meta["name"].(string)
-		if o.APIVersion == "" || o.Kind == "" || o.Name == "" {
-			return nil, fmt.Errorf("render the chart: %s: an object without a kind or a name: %q", name, doc[:min(len(doc), 200)])
+		if obj := Object(o); obj["apiVersion"] == nil || obj.Kind() == "" || obj.Name() == "" {
+			return nil, fmt.Errorf("manifests: an object without a version, a kind or a name: %q", doc[:min(len(doc), 200)])
 		}
 		objects = append(objects, o)
 	}
@@ -67,24 +53,21 @@ func split(name, text string) ([]Object, error) {
 
 // WriteYAML writes objects as documents, for kubectl apply.
 func WriteYAML(w io.Writer, objects []Object) error {
-	var b bytes.Buffer
-	for i, o := range objects {
-		if i > 0 {
-			b.WriteString("---\n")
+	var docs []string
+	for _, o := range objects {
+		doc, err := yaml.Marshal(o)
+		if err != nil {
+			return err
 		}
-		b.WriteString(o.Text)
+		docs = append(docs, string(doc))
 	}
-	_, err := w.Write(b.Bytes())
+	_, err := io.WriteString(w, strings.Join(docs, "---\n"))
 	return err
 }
 
 // WriteJSON writes objects as one List, for kubectl apply.
 func WriteJSON(w io.Writer, objects []Object) error {
-	items := make([]map[string]any, 0, len(objects))
-	for _, o := range objects {
-		items = append(items, o.Fields)
-	}
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	return enc.Encode(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
+	return enc.Encode(map[string]any{"apiVersion": "v1", "kind": "List", "items": objects})
 }

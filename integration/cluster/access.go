@@ -75,22 +75,38 @@ func (c *Cluster) RunCulvert(t testing.TB, args ...string) *Process {
 	return c.Run(t, nil, Program("culvert"), args...)
 }
 
-// Manifests are what "culvert install" prints for values, in YAML, and further
-// arguments. It makes nothing of them: see Apply.
+// Manifests returns what Helm makes of the chart with values, in YAML, and with
+// further flags of integration/deploy/render. It applies nothing.
 func Manifests(t testing.TB, values string, args ...string) string {
 	t.Helper()
+	root, err := repository()
+	if err != nil {
+		t.Fatal(err)
+	}
 	file := filepath.Join(t.TempDir(), "values.yaml")
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return output(t, "render", append([]string{"--root", root, "--values", file}, args...)...)
+}
+
+// Installed returns what "culvert install" prints for its flags, with the
+// Namespace. It applies nothing.
+func Installed(t testing.TB, args ...string) string {
+	t.Helper()
+	return output(t, "culvert", append([]string{"install", "--dry-run", "--create-namespace"}, args...)...)
+}
+
+func output(t testing.TB, program string, args ...string) string {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var stderr strings.Builder
-	cmd := exec.CommandContext(ctx, Program("culvert"), append([]string{"install", "--dry-run", "--create-namespace", "--values", file}, args...)...)
+	cmd := exec.CommandContext(ctx, Program(program), args...)
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("culvert install %q: %v\n%s", args, err, stderr.String())
+		t.Fatalf("%s %q: %v\n%s", program, args, err, stderr.String())
 	}
 	return string(out)
 }

@@ -31,6 +31,7 @@ var builds = []struct {
 		" -X k8s.io/component-base/version.gitVersion=" + kubernetesVersion +
 		" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36"},
 	{"integration/cluster", []string{"sigs.k8s.io/gateway-api/conformance/echo-basic", "./dns", "./inspect"}, ""},
+	{"integration/deploy", []string{"./render"}, ""},
 	{".", []string{"./cmd/culvert"}, "-X culvert.dev/cmd/culvert/command.version=$VERSION"},
 }
 
@@ -115,7 +116,8 @@ func repository() (string, error) {
 }
 
 // Program returns the path of a program that Main has built: "controlplane",
-// "echo-basic", "dns", "inspect" or "culvert". All are static.
+// "echo-basic", "dns", "inspect",
+// "render" or "culvert". All are static.
 func Program(name string) string {
 	return filepath.Join(os.Getenv(programsDir), name)
 }

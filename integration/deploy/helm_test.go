@@ -1,225 +1,191 @@
 package deploy
 
 import (
-	"fmt"
+	"bytes"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
-	"helm.sh/helm/v4/pkg/chart/common"
-	"helm.sh/helm/v4/pkg/chart/common/util"
-	chart "helm.sh/helm/v4/pkg/chart/v2"
-	"helm.sh/helm/v4/pkg/chart/v2/loader"
-	"helm.sh/helm/v4/pkg/engine"
-	release "helm.sh/helm/v4/pkg/release/v1/util"
+	helm "helm.sh/helm/v4/pkg/chart/v2"
+	"sigs.k8s.io/yaml"
 
 	culvert "culvert.dev/deploy"
+	"culvert.dev/integration/deploy/chart"
 )
 
 // root is the project's folder.
 var root = filepath.Join("..", "..")
 
-func loadChart(t *testing.T) *chart.Chart {
+func loadChart(t *testing.T) *helm.Chart {
 	t.Helper()
-	c, err := loader.LoadDir(filepath.Join(root, "deploy", "helm", "culvert"))
+	c, err := chart.Load(root)
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-// byHelm are the documents that Helm makes of values over the chart's.
-func byHelm(c *chart.Chart, over map[string]any) ([]string, error) {
-	values, err := util.ToRenderValues(c, over, common.ReleaseOptions{Name: "culvert", Namespace: "culvert-system", Revision: 1, IsInstall: true}, nil)
+// refused returns what Helm says of assignments that it refuses.
+func refused(t *testing.T, sets ...string) string {
+	t.Helper()
+	values, err := chart.Values("", sets)
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
 	}
-	files, err := engine.Render(c, values)
+	text, err := chart.Render(loadChart(t), chart.Release{Name: "culvert", Namespace: "culvert-system"}, values)
+	if err == nil {
+		t.Errorf("%q: got %d bytes of manifests, want the values refused", sets, len(text))
+		return ""
+	}
+	return err.Error()
+}
+
+// The files of deploy/kustomize, which the program embeds, are what the chart
+// makes.
+func TestManifestsAreOfTheChart(t *testing.T) {
+	files, err := chart.Files(loadChart(t))
 	if err != nil {
-		return nil, err
+		t.Fatal(err)
+	}
+	dir := filepath.Join(root, "deploy", "kustomize")
+	err = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(name) != ".yaml" {
+			return err
+		}
+		key, err := filepath.Rel(dir, name)
+		if err != nil {
+			return err
+		}
+		want := files[filepath.ToSlash(key)]
+		delete(files, filepath.ToSlash(key))
+		got, err := os.ReadFile(name)
+		if err == nil && string(got) != want {
+			t.Errorf("%s is not what the chart makes: run \"make manifests\"", name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	for name := range files {
-		if strings.HasSuffix(name, "NOTES.txt") {
-			if strings.Contains(files[name], "<") {
-				return nil, fmt.Errorf("notes: %s", files[name])
-			}
-			delete(files, name)
-		}
+		t.Errorf("deploy/kustomize/%s is missing: run \"make manifests\"", name)
 	}
-	_, manifests, err := release.SortManifests(files, nil, release.InstallOrder)
-	if err != nil {
-		return nil, err
-	}
-	var docs []string
-	for _, m := range manifests {
-		docs = append(docs, strings.TrimSpace(m.Content)+"\n")
-	}
-	return docs, nil
 }
 
-// byCulvert are the documents that culvert makes of the same.
-func byCulvert(over map[string]any) ([]string, error) {
-	values, err := culvert.Defaults()
-	if err != nil {
-		return nil, err
-	}
-	culvert.Merge(values, over)
-	objects, err := culvert.Render(culvert.Release{Name: "culvert", Namespace: "culvert-system"}, values)
-	if err != nil {
-		return nil, err
-	}
-	var docs []string
-	for _, o := range objects {
-		docs = append(docs, o.Text)
-	}
-	return docs, nil
-}
-
-// Helm and culvert make the same of the same values, byte by byte: of every file
-// of good values, and of every feature with every other.
-func TestHelmMakesTheSame(t *testing.T) {
+// "culvert install" prints what Helm makes of the same profile and settings.
+func TestInstallPrintsWhatHelmMakes(t *testing.T) {
 	c := loadChart(t)
-	same := func(t *testing.T, over func() map[string]any) {
-		t.Helper()
-		want, err := byHelm(c, over())
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := byCulvert(over())
-		if err != nil {
-			t.Fatal(err)
-		}
-		// The order within a kind is Helm's own: of the files, and then by name.
-		slices.Sort(want)
-		slices.Sort(got)
-		if len(got) != len(want) {
-			t.Fatalf("%d objects, by Helm %d", len(got), len(want))
-		}
-		for i := range want {
-			if got[i] != want[i] {
-				t.Errorf("got:\n%s\nby Helm:\n%s", got[i], want[i])
+	var names []string
+	for _, p := range chart.Profiles {
+		names = append(names, p.Name)
+		for _, s := range []culvert.Settings{
+			{Name: "culvert", Namespace: "culvert-system"},
+			{Name: "west-culvert", Namespace: "edge", CreateNamespace: true, Cluster: "west"},
+			{Name: "edge", Namespace: "culvert", CreateNamespace: true, Image: "registry.example.com/gateway:v1.2.3"},
+		} {
+			sets := slices.Clone(p.Sets)
+			if s.Cluster != "" {
+				sets = append(sets, "cluster="+s.Cluster)
 			}
-		}
-	}
-	files, err := filepath.Glob(filepath.Join(root, "deploy", "testdata", "good", "*.yaml"))
-	if err != nil || len(files) < 5 {
-		t.Fatalf("%d files, %v", len(files), err)
-	}
-	for _, f := range files {
-		t.Run(filepath.Base(f), func(t *testing.T) {
-			text, err := os.ReadFile(f)
+			if s.Image != "" {
+				repository, tag, _ := strings.Cut(s.Image, ":")
+				sets = append(sets, "image={repository: "+repository+", tag: "+tag+"}")
+			}
+			values, err := chart.Values("", sets)
 			if err != nil {
 				t.Fatal(err)
 			}
-			same(t, func() map[string]any {
-				v, err := culvert.ParseValues(text)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return v
-			})
-		})
-	}
-	features := []string{
-		"gateway.kind=DaemonSet", "dns.enabled=true", "namespaces=[shop, stock]", "gatewayAPI.enabled=true", "multiCluster.enabled=true",
-		"gateway.hostNetwork=true", "serviceMonitor.enabled=true", "discovery.clusters=remote",
-	}
-	for bits := range 1 << len(features) {
-		same(t, func() map[string]any {
-			over := map[string]any{}
-			for i, f := range features {
-				if bits>>i&1 == 0 {
-					continue
-				}
-				if err := culvert.Set(over, f); err != nil {
-					t.Fatal(err)
-				}
-			}
-			return over
-		})
-		if t.Failed() {
-			t.Fatalf("features %08b of %q, the last one first", bits, features)
-		}
-	}
-}
-
-// Objects come in the order in which Helm creates them.
-func TestTheOrderIsHelms(t *testing.T) {
-	over := func() map[string]any {
-		v := map[string]any{}
-		for _, s := range []string{"dns.enabled=true", "gatewayAPI.enabled=true", "serviceMonitor.enabled=true", "namespaces=[shop]"} {
-			if err := culvert.Set(v, s); err != nil {
+			text, err := chart.Render(c, chart.Release{Name: s.Name, Namespace: s.Namespace, CreateNamespace: s.CreateNamespace}, values)
+			if err != nil {
 				t.Fatal(err)
 			}
-		}
-		return v
-	}
-	kinds := func(docs []string, err error) (out []string) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, d := range docs {
-			for line := range strings.Lines(d) {
-				if kind, ok := strings.CutPrefix(line, "kind: "); ok {
-					out = append(out, kind)
+			want, err := culvert.Parse(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Profile = p.Name
+			got, err := culvert.Manifests(s)
+			if err != nil || len(got) != len(want) {
+				t.Fatalf("%+v: got %d objects, %v; want %d", s, len(got), err, len(want))
+			}
+			for i := range want {
+				if !reflect.DeepEqual(got[i], want[i]) {
+					t.Errorf("%+v: got\n%s\nwant\n%s", s, asYAML(t, got[i]), asYAML(t, want[i]))
 				}
 			}
 		}
-		return out
 	}
-	want := kinds(byHelm(loadChart(t), over()))
-	got := kinds(byCulvert(over()))
-	if !slices.Equal(got, want) {
-		t.Errorf("got  %q\nwant %q", got, want)
+	if !slices.Equal(names, culvert.Profiles) {
+		t.Errorf("got the profiles %q, want %q", culvert.Profiles, names)
 	}
 }
 
-// What culvert says of values, Helm says of them, too: good or bad.
-func TestHelmRefusesTheSame(t *testing.T) {
-	c := loadChart(t)
-	text, err := os.ReadFile(filepath.Join(root, "deploy", "testdata", "bad-values"))
+func asYAML(t *testing.T, v any) string {
+	t.Helper()
+	data, err := yaml.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// Each line of testdata/bad-values is an assignment that the schema refuses.
+func TestBadValues(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "bad-values"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := 0
 	for line := range strings.Lines(string(text)) {
-		set, _, _ := strings.Cut(strings.TrimSpace(line), " | ")
-		if strings.HasSuffix(set, "=null") {
-			continue // takes a default away here, and Helm's own way to do so is the next test's
-		}
-		over := map[string]any{}
-		if err := culvert.Set(over, set); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := byHelm(c, over); err == nil || !strings.Contains(err.Error(), "schema") {
-			t.Errorf("%s: Helm says %v", set, err)
+		set := strings.TrimSpace(line)
+		got := refused(t, set)
+		key, _, _ := strings.Cut(set, "=")
+		named := func(key string) bool { return strings.Contains(got, key) }
+		keys := strings.FieldsFunc(key, func(r rune) bool { return r == '.' || r == '[' })
+		if !strings.Contains(got, "schema") || !slices.ContainsFunc(keys, named) {
+			t.Errorf("%s: got %q, want the schema and one of %q named", set, got, keys)
 		}
 		n++
 	}
 	if n < 20 {
-		t.Errorf("%d lines", n)
+		t.Errorf("got %d lines, want at least 20", n)
 	}
 }
 
-// A null of the user's takes a default away.
-func TestNullTakesAway(t *testing.T) {
+// What the chart itself refuses is said in its words.
+func TestTheChartRefuses(t *testing.T) {
+	got := refused(t, "multiCluster.enabled=true", "discovery.enabled=false")
+	if want := "multiCluster.enabled needs discovery.enabled: what is exported are its services"; !strings.Contains(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Every value is in the schema, and what the schema has is a value.
+func TestTheSchemaHasEveryValue(t *testing.T) {
 	c := loadChart(t)
-	for _, text := range []string{"gateway: null", "cluster: null", "gateway: {replicas: null}"} {
-		for name, made := range map[string]func(map[string]any) ([]string, error){
-			"Helm": func(v map[string]any) ([]string, error) { return byHelm(c, v) }, "culvert": byCulvert,
-		} {
-			over, err := culvert.ParseValues([]byte(text))
-			if err != nil {
-				t.Fatal(err)
+	root := map[string]any{}
+	if err := yaml.UnmarshalStrict(bytes.TrimSpace(c.Schema), &root); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(path string, schema, values any)
+	walk = func(path string, schema, values any) {
+		properties, _ := at(schema, "properties").(map[string]any)
+		m, _ := values.(map[string]any)
+		for key, sub := range properties {
+			if _, ok := m[key]; !ok && key != "global" && path+"."+key != "values.enabled" {
+				t.Errorf("%s.%s is in the schema and has no default", path, key)
 			}
-			if _, err := made(over); err == nil {
-				t.Errorf("%s takes %q", name, text)
+			if at(sub, "properties") != nil {
+				walk(path+"."+key, sub, m[key])
 			}
 		}
+		if at(schema, "additionalProperties") != false {
+			t.Errorf("%s may have any key", path)
+		}
 	}
+	walk("values", root, c.Values)
 }

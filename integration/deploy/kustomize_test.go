@@ -1,76 +1,45 @@
 package deploy
 
 import (
-	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"testing"
 
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
-	"sigs.k8s.io/yaml"
 
 	culvert "culvert.dev/deploy"
+	"culvert.dev/integration/deploy/chart"
 )
 
-// What kustomize builds of each folder is what the chart makes of the values
-// that the folder is for.
-func TestKustomizeBuildsWhatTheChartMakes(t *testing.T) {
-	sets := map[string][]string{
-		"base":                    nil,
-		"overlays/daemonset":      {"gateway.kind=DaemonSet", "gateway.hostNetwork=true", "gateway.service.enabled=false"},
-		"overlays/dns":            {"dns.enabled=true"},
-		"overlays/gateway-api":    {"gatewayAPI.enabled=true"},
-		"overlays/out-of-cluster": {"gateway.enabled=false"},
-	}
-	folder := filepath.Join(root, "deploy", "kustomize")
-	found, err := os.ReadDir(filepath.Join(folder, "overlays"))
-	if err != nil || len(found) != len(sets)-1 {
-		t.Errorf("%d overlays, %v, want %d", len(found), err, len(sets)-1)
-	}
-	for name, set := range sets {
-		t.Run(name, func(t *testing.T) {
-			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(folder, name))
+// What kustomize builds of each folder is what "culvert install" prints for the
+// same profile.
+func TestKustomizeBuildsTheProfiles(t *testing.T) {
+	for _, p := range chart.Profiles {
+		t.Run(p.Name, func(t *testing.T) {
+			built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join(root, "deploy", "kustomize", p.Folder))
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := map[string]map[string]any{}
-			for _, r := range built.Resources() {
-				text, err := r.AsYAML()
-				if err != nil {
-					t.Fatal(err)
-				}
-				var fields map[string]any
-				if err := yaml.UnmarshalStrict(text, &fields); err != nil {
-					t.Fatal(err)
-				}
-				got[r.GetKind()+" "+r.GetNamespace()+"/"+r.GetName()] = fields
-			}
-			values, err := culvert.Defaults()
+			text, err := built.AsYaml()
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, s := range set {
-				if err := culvert.Set(values, s); err != nil {
-					t.Fatal(err)
-				}
-			}
-			objects, err := culvert.Render(culvert.Release{Name: "culvert", Namespace: "culvert-system", CreateNamespace: true}, values)
+			got, err := culvert.Parse(string(text))
 			if err != nil {
 				t.Fatal(err)
 			}
-			var want []string
-			for _, o := range objects {
-				key := o.Kind + " " + o.Namespace + "/" + o.Name
-				want = append(want, key)
-				if !reflect.DeepEqual(got[key], o.Fields) {
-					t.Errorf("%s: got %v\nwant %v", key, got[key], o.Fields)
-				}
+			want, err := culvert.Manifests(culvert.Settings{Profile: p.Name, CreateNamespace: true})
+			if err != nil || len(got) != len(want) {
+				t.Fatalf("got %d objects, %v; want %d", len(got), err, len(want))
 			}
-			for key := range got {
-				if !slices.Contains(want, key) {
-					t.Errorf("%s is built, and not made of the chart", key)
+			byKey := map[string]culvert.Object{}
+			for _, o := range got {
+				byKey[o.Kind()+" "+o.Namespace()+"/"+o.Name()] = o
+			}
+			for _, o := range want {
+				if key := o.Kind() + " " + o.Namespace() + "/" + o.Name(); !reflect.DeepEqual(byKey[key], o) {
+					t.Errorf("%s: got %v\nwant %v", key, byKey[key], o)
 				}
 			}
 		})

@@ -133,7 +133,7 @@ func wantEcho(t *testing.T, c *cluster.Cluster, gateway, name string) {
 func TestWhatIsInstalledRuns(t *testing.T) {
 	a, flags := newAudit(t)
 	c := cluster.Start(t, cluster.Options{APIServerFlags: flags})
-	apply(t, c, cluster.Manifests(t, "", "--set", "dns.enabled=true"), metav1.ApplyOptions{})
+	apply(t, c, cluster.Installed(t, "--profile", "dns"), metav1.ApplyOptions{})
 	c.RunEcho(t, cluster.Echo{Exposed: true})
 	c.WaitReady(t, 2*cluster.PodTime, "culvert-system")
 	c.WaitReady(t, cluster.PodTime, "default")

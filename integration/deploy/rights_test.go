@@ -6,24 +6,26 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	culvert "culvert.dev/deploy"
 )
 
 // rights are what an account may do, as "verb group/resource" with the
 // namespace in front if it is not the whole cluster, and names behind.
-func rights(objects []Object, account string) []string {
-	roles := map[string]Object{}
+func rights(objects []culvert.Object, account string) []string {
+	roles := map[string]culvert.Object{}
 	for _, o := range objects {
-		if o.Kind == "Role" || o.Kind == "ClusterRole" {
-			roles[o.Kind+o.Namespace+"/"+o.Name] = o
+		if o.Kind() == "Role" || o.Kind() == "ClusterRole" {
+			roles[o.Kind()+o.Namespace()+"/"+o.Name()] = o
 		}
 	}
 	got := map[string]bool{}
 	for _, o := range objects {
-		if o.Kind != "RoleBinding" && o.Kind != "ClusterRoleBinding" || at(o.Fields["subjects"].([]any)[0], "name") != account {
+		if o.Kind() != "RoleBinding" && o.Kind() != "ClusterRoleBinding" || at(o["subjects"].([]any)[0], "name") != account {
 			continue
 		}
-		role := roles[fmt.Sprintf("%s%s/%s", at(o.Fields, "roleRef", "kind"), o.Namespace, at(o.Fields, "roleRef", "name"))]
-		for _, rule := range role.Fields["rules"].([]any) {
+		role := roles[fmt.Sprintf("%s%s/%s", at(o, "roleRef", "kind"), o.Namespace(), at(o, "roleRef", "name"))]
+		for _, rule := range role["rules"].([]any) {
 			names := ""
 			if n := at(rule, "resourceNames"); n != nil {
 				names = fmt.Sprintf(" %v", n)
@@ -31,7 +33,7 @@ func rights(objects []Object, account string) []string {
 			for _, group := range at(rule, "apiGroups").([]any) {
 				for _, resource := range at(rule, "resources").([]any) {
 					for _, verb := range at(rule, "verbs").([]any) {
-						where := o.Namespace
+						where := o.Namespace()
 						if where != "" {
 							where += ": "
 						}
@@ -109,7 +111,7 @@ func TestRightsAreTheLeast(t *testing.T) {
 		{"out of the cluster", "culvert", []string{"gateway.enabled=false"}, [][]string{services, cluster, events, lease}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := rights(render(t, valuesOf(t, "", tt.sets...)), tt.account)
+			got := rights(render(t, tt.sets...), tt.account)
 			want := slices.Concat(tt.want...)
 			slices.Sort(want)
 			if want = slices.Compact(want); !slices.Equal(got, want) {
