@@ -44,7 +44,8 @@ build: ## bin/culvert
 
 .PHONY: test
 test: peers ## every test; installs the real peers first
-	$(GO) test -race -shuffle=on -timeout 15m ./...
+	@# Tests wait more than they compute: three packages keep two processors busy.
+	$(GO) test -race -shuffle=on -p 3 -timeout 15m ./...
 	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/... ./sni ./connect ./internal/termination ./internal/gateway
 	$(MAKE) test-integration
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) test-cluster; else echo "not root: the tests in clusters" >>$(CULVERT_LEFT_OUT); fi
@@ -56,7 +57,7 @@ left-out:
 
 .PHONY: test-unit
 test-unit: ## the tests that need nothing but Go
-	$(GO) test -tags unit -race -shuffle=on -timeout 15m ./...
+	$(GO) test -tags unit -race -shuffle=on -p 3 -timeout 15m ./...
 
 .PHONY: test-integration
 test-integration: build ## the tests against real peers, and of the examples

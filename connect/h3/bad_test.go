@@ -262,6 +262,7 @@ func TestBytesAfterARefusal(t *testing.T) {
 func TestServerTimes(t *testing.T) {
 	t.Parallel()
 	t.Run("no request", func(t *testing.T) {
+		t.Parallel()
 		g := serve(t, tunneltest.Table{}, &Server{Limits: tunnel.Limits{FirstByteTimeout: 50 * time.Millisecond, ConnectionRatePerClient: -1}})
 		r := rawClient(t, g.addr)
 		r.begin()
@@ -271,6 +272,7 @@ func TestServerTimes(t *testing.T) {
 		g.Reason(t, tunnel.HelloTimeout)
 	})
 	t.Run("no tunnel for long", func(t *testing.T) {
+		t.Parallel()
 		g := serve(t, tunneltest.Table{}, &Server{Idle: 50 * time.Millisecond})
 		r := rawClient(t, g.addr)
 		r.request(":method", "CONNECT", ":authority", "nobody:1").answer()
@@ -279,6 +281,7 @@ func TestServerTimes(t *testing.T) {
 		}
 	})
 	t.Run("a head that is not complete", func(t *testing.T) {
+		t.Parallel()
 		g := serve(t, tunneltest.Table{}, &Server{})
 		r := rawClient(t, g.addr)
 		b := headOf(connectSvc...)

@@ -47,7 +47,7 @@ func TestDouble(t *testing.T) {
 		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 			"other.test:443": tunnel.NoRoute, "unknown.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed,
 		}}
-	}, tunneltest.Options{Bytes: 2 << 20, Streams: 1000})
+	}, tunneltest.Options{Bytes: 2 << 20, Streams: 100}) // each has a TLS handshake of its own
 }
 
 // TestInnerIsNotPooled: each dial has an inner connection of its own, on one

@@ -64,6 +64,7 @@ func TestBadFrames(t *testing.T) {
 	for _, over := range carriers(t) {
 		for _, row := range rows {
 			t.Run(row.name+" "+over.name, func(t *testing.T) {
+				t.Parallel()
 				type seen struct {
 					bytes string
 					err   error

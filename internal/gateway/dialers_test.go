@@ -170,7 +170,7 @@ func TestAlternatives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dead.Close()
+	t.Cleanup(func() { _ = dead.Close() })
 	refusing := func(why tunnel.Reason) (tcp, udp string) {
 		refuse := resolverFunc(func(*tunnel.Request) (tunnel.Route, error) {
 			return tunnel.Route{}, tunnel.Refusef(why, "whoever asks")
@@ -211,6 +211,7 @@ func TestAlternatives(t *testing.T) {
 				continue // of UDP, no server that is none, and who is down is silent
 			}
 			t.Run(name+"/"+row.name, func(t *testing.T) {
+				t.Parallel()
 				addr := start(t, "near", service("", way.hop(row.first, row.next)))
 				for i, d := range []tunnel.Dialer{&connect.Dialer{Proxy: addr}, &ws.Dialer{URL: "ws://" + addr}} {
 					if err := check(t, d); tunnel.ReasonOf(err) != row.want {

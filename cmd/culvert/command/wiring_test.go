@@ -400,9 +400,15 @@ func TestEveryCarrierAsksForCredentials(t *testing.T) {
 	if strings.Contains(r.log.String(), "some changes need a restart") {
 		t.Error("other credentials need a restart")
 	}
-	for _, p := range places {
-		t.Run("reloaded/"+p.kind.name+"/"+p.w.name, func(t *testing.T) { judge(t, p.w, p.addr, p.kind, true) })
+	judgeAll := func(t *testing.T) {
+		for _, p := range places {
+			t.Run(p.kind.name+"/"+p.w.name, func(t *testing.T) {
+				t.Parallel()
+				judge(t, p.w, p.addr, p.kind, true)
+			})
+		}
 	}
+	t.Run("reloaded", judgeAll)
 	const auth = ", auth: {usersFile: users.txt, tokensFile: tokens.txt}"
 	r.rewrite(t, strings.ReplaceAll(files["culvert.yaml"], auth, ""), "the listener no longer requires credentials", len(listenersOf))
 	for _, p := range places {
@@ -417,9 +423,7 @@ func TestEveryCarrierAsksForCredentials(t *testing.T) {
 		})
 	}
 	r.rewrite(t, files["culvert.yaml"], "the listener now requires credentials", len(listenersOf))
-	for _, p := range places {
-		t.Run("with auth again/"+p.kind.name+"/"+p.w.name, func(t *testing.T) { judge(t, p.w, p.addr, p.kind, true) })
-	}
+	t.Run("with auth again", judgeAll)
 	if strings.Contains(r.log.String(), "only a restart takes it up") {
 		t.Error("an auth that comes or goes needs a restart")
 	}
