@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/tunnel"
 )
 
@@ -204,7 +205,7 @@ func (r *Registry) Health() []Health {
 	if len(list) == 0 {
 		return nil
 	}
-	attributeHealth(r.Table(), list)
+	background.Do(func() { attributeHealth(r.Table(), list) })
 	worst := []string{StateDown, StateFailing, StateSuspect, StateUp}
 	slices.SortFunc(list, func(a, b Health) int {
 		return cmp.Or(
@@ -271,7 +272,6 @@ func attributeHealth(t *Table, list []Health) {
 	i := 0
 	for _, all := range []iter.Seq[*Service]{t.Services(), t.Backends()} {
 		for s := range all {
-			Yield(i)
 			i++
 			if len(s.Via) > 0 {
 				continue // its endpoints are another's

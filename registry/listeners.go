@@ -205,7 +205,6 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 	var f *compiledListeners
 	sockets := map[socket]*Listener{}
 	entries := map[*Service]int32{}
-	i := 0
 	for s := range snapshots {
 		for _, l := range snapshots[s].Listeners {
 			if f == nil {
@@ -234,8 +233,6 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 			f.byName[l.Name] = one
 			f.list = append(f.list, one)
 			for _, s := range l.Sections {
-				Yield(i)
-				i++
 				b.addSection(one, s, entries)
 			}
 		}
@@ -269,8 +266,7 @@ func (b *builder) addSection(l *compiledListener, s *Section, entries map[*Servi
 		return
 	}
 	f.sections[s.Name] = one
-	for i, r := range s.Rules {
-		Yield(i)
+	for _, r := range s.Rules {
 		b.addRule(l, one, r, entries)
 	}
 }

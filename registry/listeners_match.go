@@ -154,12 +154,9 @@ func (s *state) eachTurn(f func(k turnKey, turn int32)) {
 			}
 		}
 	}
-	i := 0
 	for _, sec := range s.table.listeners.sections {
 		for _, m := range []map[tunnel.Name]hostMatch[*compiledRule]{sec.byName.exact, sec.byName.wild} {
 			for _, r := range m {
-				Yield(i)
-				i++
 				of(r.value)
 			}
 		}

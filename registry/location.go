@@ -71,7 +71,6 @@ func (b *builder) assignNetworks() {
 		}
 	}
 	for i := range b.services {
-		Yield(i)
 		e := &b.services[i]
 		if e.Headless {
 			b.headless++
@@ -81,7 +80,6 @@ func (b *builder) assignNetworks() {
 	}
 	if b.listeners != nil {
 		for i := range b.listeners.backends {
-			Yield(i)
 			b.groupEndpoints(&b.listeners.backends[i])
 		}
 	}
@@ -368,11 +366,8 @@ func (t *Table) HasNamesBelow(name, from string) bool {
 
 // indexParentNames fills above and aboveOf.
 func (b *builder) indexParentNames() {
-	i := 0
 	var last tunnel.Name // most names have the parent of the one before
 	for name, c := range b.exact {
-		Yield(i)
-		i++
 		if parent, ok := name.Parent(); ok && parent != last && b.addParentNames(name, c, false) {
 			last = parent
 		}

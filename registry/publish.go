@@ -74,7 +74,6 @@ func (t *Table) Publishable() []Published {
 	}
 	var all []Published
 	for i := range t.services {
-		Yield(i)
 		e := &t.services[i]
 		if !e.Publish || !e.Exposed {
 			continue

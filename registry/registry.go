@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/tunnel"
 )
 
@@ -235,7 +236,7 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 			if pendingFirst > 0 || wait {
 				continue
 			}
-			r.merge(log, known)
+			background.Do(func() { r.merge(log, known) })
 			dirty, wait = false, true
 			tick.Reset(minRebuildInterval)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,12 +124,10 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 	for i := range snapshots {
 		for j := range snapshots[i].Services {
 			b.addService(snapshots[i].Services[j])
-			Yield(j)
 		}
 	}
 	for i := range b.services { // after the names that services say themselves, which come first
 		b.addMeshNames(int32(i))
-		Yield(i)
 	}
 	b.addSets()
 	b.addListeners(snapshots)
@@ -140,15 +137,6 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 		return &b.Table, b.conflicts
 	}
 	return &b.Table, nil
-}
-
-// Yield lets others run now and then, in the i-th turn of a loop over all
-// services. Whoever computes without a break keeps its processor for 10 ms, and
-// the tunnels of an event loop wait for as long.
-func Yield(i int) {
-	if i%64 == 63 {
-		runtime.Gosched()
-	}
 }
 
 // Generation counts the tables of a Registry: it only goes up. It is 0 in a

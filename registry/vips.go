@@ -64,7 +64,6 @@ func (t *Table) eachVIPRequest(each func(i int32, w VIPRequest)) {
 		return owners[name]
 	}
 	for i := range t.services {
-		Yield(i)
 		e := &t.services[i]
 		if !e.VIP || !e.Exposed {
 			continue
@@ -289,7 +288,6 @@ func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 		}
 	}
 	for i := range t.services {
-		Yield(i)
 		occupy(t.services[i].Service)
 	}
 	for s := range t.Backends() {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/registry/alloc"
 )
 
@@ -67,7 +68,9 @@ func (f *tableWatcher) watch(ctx context.Context, stopping *atomic.Bool, update 
 		if stopping.Load() {
 			continue
 		}
-		if update(ctx) {
+		var complete bool
+		background.Do(func() { complete = update(ctx) })
+		if complete {
 			retry.Stop()
 		} else {
 			retry.Reset(wait)

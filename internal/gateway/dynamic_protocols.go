@@ -40,8 +40,7 @@ type sectionKeys struct {
 // newListenerConfig makes l of a table ready. What is the same as before is kept.
 func newListenerConfig(t *registry.Table, l *registry.Listener, before *listenerConfig) *listenerConfig {
 	o := &listenerConfig{Listener: l, table: t}
-	for i, s := range l.Sections {
-		registry.Yield(i)
+	for _, s := range l.Sections {
 		if s.TLS == nil || l.Protocol != registry.TLS {
 			continue
 		}

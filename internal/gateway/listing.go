@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -143,12 +144,14 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 			if next.Generation() == t.Generation() {
 				continue
 			}
-			for event, s := range diffServices(t, next) {
+			var changes []serviceChange
+			background.Do(func() { changes = diffServices(t, next) })
+			for _, c := range changes {
 				in := next
-				if event == "removed" {
+				if c.event == "removed" {
 					in = t
 				}
-				if wanted(s) && !yield(RegistryEvent{Event: event, Generation: next.Generation(), Service: listService(in, s)}) {
+				if wanted(c.service) && !yield(RegistryEvent{Event: c.event, Generation: next.Generation(), Service: listService(in, c.service)}) {
 					return
 				}
 			}
@@ -160,44 +163,39 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 	}
 }
 
-// diffServices yields the services in which two tables differ, wherever their
-// files have them.
-func diffServices(from, to *registry.Table) iter.Seq2[string, *registry.Service] {
-	return func(yield func(string, *registry.Service) bool) {
-		old := make(map[string][]*registry.Service, from.Len())
-		i := 0
-		for s := range from.Services() {
-			old[s.Name] = append(old[s.Name], s)
-			registry.Yield(i)
-			i++
-		}
-		for s := range to.Services() {
-			registry.Yield(i)
-			i++
-			list := old[s.Name]
-			same := slices.IndexFunc(list, func(o *registry.Service) bool { return sameService(o, s) })
-			event := "added"
-			switch {
-			case same >= 0:
-				old[s.Name] = slices.Delete(list, same, same+1)
-				continue
-			case len(list) > 0:
-				event = "changed"
-				old[s.Name] = list[1:]
-			}
-			if !yield(event, s) {
-				return
-			}
-		}
-		for s := range from.Services() {
-			if list := old[s.Name]; len(list) > 0 {
-				old[s.Name] = list[1:]
-				if !yield("removed", list[0]) {
-					return
-				}
-			}
+// A serviceChange is a service in which two tables differ.
+type serviceChange struct {
+	event   string // "added", "changed", "removed"
+	service *registry.Service
+}
+
+// diffServices returns the services in which two tables differ, wherever their files have them.
+func diffServices(from, to *registry.Table) []serviceChange {
+	var changes []serviceChange
+	old := make(map[string][]*registry.Service, from.Len())
+	for s := range from.Services() {
+		old[s.Name] = append(old[s.Name], s)
+	}
+	for s := range to.Services() {
+		list := old[s.Name]
+		same := slices.IndexFunc(list, func(o *registry.Service) bool { return sameService(o, s) })
+		switch {
+		case same >= 0:
+			old[s.Name] = slices.Delete(list, same, same+1)
+		case len(list) > 0:
+			changes = append(changes, serviceChange{"changed", s})
+			old[s.Name] = list[1:]
+		default:
+			changes = append(changes, serviceChange{"added", s})
 		}
 	}
+	for s := range from.Services() {
+		if list := old[s.Name]; len(list) > 0 {
+			old[s.Name] = list[1:]
+			changes = append(changes, serviceChange{"removed", list[0]})
+		}
+	}
+	return changes
 }
 
 func sameService(a, b *registry.Service) bool {

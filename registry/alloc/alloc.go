@@ -6,8 +6,6 @@ import (
 	"hash/fnv"
 	"slices"
 	"time"
-
-	"culvert.dev/registry"
 )
 
 // DefaultReuseAfter is how long the port or address of a service that is gone is
@@ -58,8 +56,7 @@ func (p *pool[K]) assign(keys []K, have []allocation[K]) ([]allocation[K], []K, 
 		wanted[k] = true
 	}
 	s := search[K]{pool: p, used: make(map[uint64]allocation[K], len(have)+len(keys)), skips: map[uint64]uint64{}}
-	for i, l := range have {
-		registry.Yield(i)
+	for _, l := range have {
 		switch {
 		case wanted[l.Key]:
 			l.Gone = time.Time{}
@@ -76,8 +73,7 @@ func (p *pool[K]) assign(keys []K, have []allocation[K]) ([]allocation[K], []K, 
 	slices.SortFunc(fresh, p.Compare)
 	var without []K
 	var why *Exhausted
-	for i, k := range fresh {
-		registry.Yield(i)
+	for _, k := range fresh {
 		at, ok := s.find(p.Start(k) % p.Size)
 		if ok {
 			s.used[at] = allocation[K]{Key: k, Index: at, Since: p.Now}

@@ -10,8 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"culvert.dev/registry"
 )
 
 const (
@@ -181,7 +179,6 @@ func (f File[A]) encode(all []A) ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "{\"version\": %d, %q: [", fileVersion, f.list)
 	for i, a := range all {
-		registry.Yield(i)
 		line, err := json.Marshal(f.entry(a))
 		if err != nil {
 			return nil, err

@@ -54,8 +54,7 @@ func (p *VIPPlan) Assign(requests []registry.VIPRequest, have []VIP) ([]VIP, []V
 	for _, r := range slices.SortedFunc(slices.Values(p.Ranges), func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) }) {
 		b := newAddrBlock(r, p.Taken)
 		leased := make([]allocation[string], 0, len(have))
-		for i, a := range have {
-			registry.Yield(i)
+		for _, a := range have {
 			if place, ok := b.index(a.Address); ok && b.taken(place) == 0 {
 				leased = append(leased, allocation[string]{Key: a.Service, Index: place, Since: a.Since, Gone: a.Gone})
 			}
@@ -135,7 +134,6 @@ func vipKeys(requests []registry.VIPRequest, have []VIP) []string {
 	}
 	keys := make([]string, len(requests))
 	for i, w := range requests {
-		registry.Yield(i)
 		for _, k := range w.Keys {
 			if keys[i] == "" || known[k] > known[keys[i]] {
 				keys[i] = k

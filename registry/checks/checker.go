@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -130,7 +131,7 @@ func (c *Checker) Run(ctx context.Context) error {
 	c.items = map[registry.Target]*item{}
 	c.results = make(chan result, maxProbes) // so that nobody waits for who has gone
 	defer c.work.Wait()
-	c.follow()
+	background.Do(c.follow)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -143,7 +144,7 @@ func (c *Checker) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.changed:
-			c.follow()
+			background.Do(c.follow)
 		case r := <-c.results:
 			c.take(r)
 		case <-timer.C:

@@ -11,10 +11,7 @@ import (
 func (c *Checker) follow() {
 	t := c.Registry.Table()
 	generation := t.Generation()
-	i := 0
 	want := func(s *registry.Service) {
-		registry.Yield(i)
-		i++
 		if s.Check.Kind == "" || len(s.Via) > 0 {
 			return
 		}
@@ -52,8 +49,6 @@ func (c *Checker) follow() {
 		}
 	}
 	for _, it := range c.items {
-		registry.Yield(i)
-		i++
 		if it.generation != generation && (it.Host == "" || !it.Addr.Addr().IsValid()) { // else it is its name's
 			c.drop(it)
 		}

@@ -143,7 +143,6 @@ func (d *decoder) checkClaims() {
 	}
 	for _, before := range []bool{false, true} {
 		for i := range d.cfg.Services {
-			registry.Yield(i)
 			s, at := d.cfg.Services[i], d.services[i]
 			if (at.node == nil) != before || at.value("ports") != nil && len(s.Ports) == 0 {
 				continue // not its turn; or the ports are wrong, so what it claims is not known
@@ -295,7 +294,6 @@ func (d *decoder) checkLoops() {
 	}
 	for i := range d.cfg.Services {
 		s, at := d.cfg.Services[i], d.services[i]
-		registry.Yield(i)
 		if at.node == nil || len(s.Via) > 0 {
 			continue // it was read before, beside the same listeners; or its endpoints are seen from elsewhere
 		}

@@ -83,7 +83,6 @@ func (d *decoder) checkMesh() {
 	}
 	first := map[registry.ID]place{}
 	for i := range d.cfg.Services {
-		registry.Yield(i)
 		s, at := d.cfg.Services[i], d.services[i]
 		if s.ID.Service == "" {
 			continue

@@ -69,7 +69,6 @@ func (l *services) decode(d *decoder, n *yaml.Node, key string) {
 	d.services = make([]mapping, len(n.Content))
 	var s service
 	for i, n := range n.Content {
-		registry.Yield(i)
 		s = service{}
 		if isNull(n) {
 			d.errorf(n, "give it a value, or take it out", "%s has an empty element", key)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/registry"
 	"github.com/fsnotify/fsnotify"
 )
@@ -92,7 +93,9 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		// is not missed.
 		w.follow(s.files(current))
 		seen := w.stamps()
-		next, err := s.read(current, forced, w.log)
+		var next *Config
+		var err error
+		background.Do(func() { next, err = s.read(current, forced, w.log) })
 		update := registry.Update{Source: s.Path, Err: err}
 		if next != nil {
 			if s.OnConfig != nil {

@@ -113,7 +113,7 @@ type end struct {
 	Sum   string `json:"sha256"`
 }
 
-// An encoder writes lines, and yields the processor between them.
+// An encoder writes lines.
 type encoder struct {
 	ctx   context.Context
 	w     *bufio.Writer
@@ -153,7 +153,6 @@ func (e *encoder) write(l *record) error {
 	if err := e.ctx.Err(); err != nil {
 		return err
 	}
-	registry.Yield(e.lines)
 	e.buf.Reset()
 	if err := e.json.Encode(l); err != nil {
 		return err
@@ -308,7 +307,6 @@ func decode(ctx context.Context, r io.Reader, settings string) (map[string]*save
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		registry.Yield(n)
 		if n == 0 {
 			if err := checkHeader(lines.Bytes(), settings); err != nil {
 				return nil, err

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/registry"
 	"culvert.dev/registry/alloc"
 )
@@ -239,7 +240,9 @@ func (r *run) awaitFile(ctx context.Context) error {
 // load reads the file.
 func (r *run) load(ctx context.Context) {
 	begin := time.Now()
-	all, err := load(ctx, r.Path, r.Settings)
+	var all map[string]*savedSnapshot
+	var err error
+	background.Do(func() { all, err = load(ctx, r.Path, r.Settings) })
 	switch {
 	case ctx.Err() != nil:
 		return
@@ -308,7 +311,8 @@ func (r *run) write(ctx context.Context) {
 		default:
 		}
 		begin := time.Now()
-		err := r.save(ctx)
+		var err error
+		background.Do(func() { err = r.save(ctx) })
 		if ctx.Err() != nil {
 			return
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/internal/admin"
+	"culvert.dev/internal/background"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/registry/file"
 )
@@ -164,12 +165,13 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 // spareProcessor has Go use a processor more than there are, and returns how
 // many there are. Event loops sleep in the kernel, and while they do so with
 // all the processors Go has, its monitor looks every 20 us whether somebody
-// else wants one: 5 % of the CPU time of new connections. And what is not a
-// loop, such as a reload, is then scheduled by the kernel, which lets who slept
-// go first.
+// else wants one: 5 % of the CPU time of new connections. A long computation,
+// such as a reload, gets one more while it lasts, so that this one remains for
+// the goroutines of connections.
 func spareProcessor() int {
 	n := runtime.GOMAXPROCS(0)
 	runtime.GOMAXPROCS(n + 1)
+	background.UseExtraProcessor()
 	return n
 }
 

@@ -208,10 +208,7 @@ func (r *run) slicesOf(k key) []*slice {
 
 // convert brings items and network up to date.
 func (r *run) convert() {
-	i := 0
 	for k := range r.dirty {
-		registry.Yield(i)
-		i++
 		r.convertOne(k)
 	}
 	clear(r.dirty)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
@@ -196,7 +197,7 @@ func (r *run) settle() (complete, modified bool, lost error) {
 	complete, lost = r.state()
 	complete = complete && !waits
 	if complete {
-		r.convert()
+		background.Do(r.convert)
 	}
 	return complete, r.modified, lost
 }

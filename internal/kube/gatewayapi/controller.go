@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/gateway-api/pkg/consts"
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
+	"culvert.dev/internal/background"
 	"culvert.dev/internal/kube/client"
 	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
@@ -253,7 +254,8 @@ func (r *run) rebuild(ctx context.Context) error {
 			w.Plane = map[string]error{}
 		}
 	}
-	res := Translate(w)
+	var res *Result
+	background.Do(func() { res = Translate(w) })
 	r.logClasses(res)
 	r.store.references.Store(&res.References)
 	r.store.translating.Store(false)

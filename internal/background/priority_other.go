@@ -1,0 +1,5 @@
+//go:build !linux
+
+package background
+
+func onLowPriority(f func()) { f() }
