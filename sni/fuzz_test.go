@@ -158,6 +158,9 @@ func FuzzFeed(f *testing.F) {
 		var p Parser
 		for n, final := 0, false; ; n = min(n+max(int(step), 1), len(raw)) {
 			h, err := p.Feed(raw[:n])
+			if whole := complete(raw[:n]); whole && err == ErrMore || !whole && err == nil {
+				t.Fatalf("complete says %v after %d bytes, of which Feed says %v", whole, n, err)
+			}
 			switch {
 			case err != ErrMore:
 				if !same(h, want) || !alike(err, wantErr) {

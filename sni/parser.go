@@ -124,6 +124,24 @@ func (p *Parser) Feed(raw []byte) (Hello, error) {
 	return p.hello, nil
 }
 
+// complete reports whether raw, the bytes received so far, has all of its first message,
+// or does not begin with a ClientHello. Then Parse does not answer ErrMore. A hello
+// that is malformed further in is complete with its last byte, and not before.
+func complete(raw []byte) bool {
+	p := Parser{raw: raw}
+	for p.stage <= readLength {
+		b, err := p.next(size[p.stage])
+		if err == nil {
+			err = p.read(cryptobyte.String(b))
+		}
+		if err != nil {
+			return err != ErrMore
+		}
+	}
+	p.skip = p.end - p.pos
+	return p.discard() != ErrMore
+}
+
 // run reads fields to the end of the message. It returns nil there.
 func (p *Parser) run() error {
 	for {

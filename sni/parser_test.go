@@ -189,6 +189,12 @@ func TestParsePrefixes(t *testing.T) {
 			if _, err := Parse(raw[:n]); err != ErrMore {
 				t.Fatalf("after %d of %d bytes: %v, want ErrMore", n, h.Len, err)
 			}
+			if complete(raw[:n]) {
+				t.Fatalf("complete is true after %d of %d bytes, want false", n, h.Len)
+			}
+		}
+		if !complete(raw[:h.Len]) || !complete(raw) {
+			t.Errorf("complete is false after %d and %d bytes, want true for a hello of %d", h.Len, len(raw), h.Len)
 		}
 		if _, err := Parse(raw[:h.Len-1]); err != ErrMore {
 			t.Errorf("without the last byte: %v, want ErrMore", err)
@@ -317,6 +323,16 @@ func TestTypeSet(t *testing.T) {
 	}
 	if s.list != nil || s.bits == nil {
 		t.Error("the list is kept beside the bits")
+	}
+}
+
+func BenchmarkComplete(b *testing.B) {
+	raw := one(chromium(svc))
+	b.ReportAllocs()
+	for b.Loop() {
+		if !complete(raw) {
+			b.Fatal("the hello is not complete")
+		}
 	}
 }
 

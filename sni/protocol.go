@@ -50,10 +50,9 @@ func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
 }
 
 // HasPreamble implements tunnel.PreambleDetector: the hello has come, or cannot any more.
-func (*Protocol) HasPreamble(prefix []byte) bool {
-	_, err := Parse(prefix)
-	return err != ErrMore
-}
+// It reads the headers of the records and of the message, and leaves the message to
+// ServeConn: a hello is parsed once.
+func (*Protocol) HasPreamble(prefix []byte) bool { return complete(prefix) }
 
 // ServeConn reads the ClientHello of c, whatever the first bytes of c are, and
 // calls h once if it names somebody.
