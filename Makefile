@@ -185,6 +185,12 @@ bench-kube: ## from a change in Kubernetes to the first connection, and what 100
 profile: build ## CPU and allocations of the gateway under each load of bench: bin/profile
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) -profile ../bin/profile $(PROFILEFLAGS)
 
+.PHONY: hops
+hops: ## the functions and files that one TLS connection passes, from accept to the Relay: docs/internals/adr/0010-functions-on-the-way-of-a-connection.md
+	cd integration && $(GO) build -cover -covermode=atomic -coverpkg=culvert.dev/... -o ../bin/hops ./hops
+	@rm -rf bin/hops-coverage && mkdir bin/hops-coverage
+	GOCOVERDIR=bin/hops-coverage bin/hops $(HOPSFLAGS)
+
 .PHONY: scale
 scale: build ## as many idle tunnels as twelve processes can hold, and what a million takes: docs/guides/scale.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) -scale 12 -o ../docs/guides/scale.md
