@@ -33,10 +33,12 @@ type Listener struct {
 // longest wildcard, or else the one for any host. Where there is none, or none of its
 // rules matches, the client is refused without a byte of TLS.
 type Section struct {
-	Name  string          // unique among all sections: requests say it as their Listener
-	Host  tunnel.Pattern  // zero means any. A wildcard stands for one label or more
-	TLS   *TLSTermination // nil passes TLS on; of TLS only
-	Rules []*Rule         // in order of precedence
+	Name string          // unique among all sections: requests say it as their Listener
+	Host tunnel.Pattern  // zero means any. A wildcard stands for one label or more
+	TLS  *TLSTermination // nil passes TLS on; of TLS only
+
+	Clients ClientFilter `json:",omitzero"` // those that may connect
+	Rules   []*Rule      // in order of precedence
 
 	// Istio routes names of the form "outbound_.PORT_.SUBSET_.SERVICE" to that
 	// service and port, among all that are exposed: auto-passthrough.
@@ -62,6 +64,7 @@ type Rule struct {
 	Names       []tunnel.Pattern // of TLS; empty means any
 	Backends    []Backend        // each gets its share of the requests
 	IdleTimeout time.Duration    // limit without a byte either way; 0 means the relay's
+	Clients     ClientFilter     `json:",omitzero"` // those that may connect, of those that the section admits
 	Origin      string           // who says so, for people
 }
 

@@ -32,14 +32,17 @@ type compiledListener struct {
 // A compiledSection is a Section with its rules by name.
 type compiledSection struct {
 	*Section
-	byName hostMap[*compiledRule]
-	rules  int
+	byName  hostMap[*compiledRule]
+	rules   int
+	clients *clientFilter
+	origin  string // of its listener
 }
 
 // A compiledRule is a Rule with its backends and counters.
 type compiledRule struct {
 	*Rule
 	section  string
+	clients  *clientFilter
 	turn     int32 // the index of its counter
 	total    uint64
 	backends []compiledBackend
@@ -164,6 +167,12 @@ func (t *Table) SectionOf(listener string, name tunnel.Name) *Section {
 	return s.value.Section
 }
 
+// SectionAdmits reports whether a section admits the client of req.
+func (t *Table) SectionAdmits(section string, req *tunnel.Request) bool {
+	s := t.listeners.sections[section]
+	return s != nil && s.clients.admits(req, "section", s.Name, s.origin) == nil
+}
+
 // Rules iterates over the rules of all sections.
 func (t *Table) Rules() iter.Seq[*Rule] {
 	return func(yield func(*Rule) bool) {
@@ -256,7 +265,7 @@ func (b *builder) addSection(l *compiledListener, s *Section, entries map[*Servi
 		b.conflict(fmt.Sprintf("section %q", s.Name), "an earlier listener", l.Origin)
 		return
 	}
-	one := &compiledSection{Section: s}
+	one := &compiledSection{Section: s, clients: compileClientFilter(s.Clients), origin: l.Origin}
 	host := s.Host
 	if l.Protocol != TLS {
 		host = tunnel.Pattern{}
@@ -273,7 +282,7 @@ func (b *builder) addSection(l *compiledListener, s *Section, entries map[*Servi
 
 func (b *builder) addRule(l *compiledListener, s *compiledSection, r *Rule, entries map[*Service]int32) {
 	f := b.listeners
-	one := &compiledRule{Rule: r, section: s.Name, turn: f.turns, backends: make([]compiledBackend, len(r.Backends))}
+	one := &compiledRule{Rule: r, section: s.Name, clients: compileClientFilter(r.Clients), turn: f.turns, backends: make([]compiledBackend, len(r.Backends))}
 	f.turns++
 	s.rules++
 	for i := range r.Backends {
@@ -299,7 +308,7 @@ func (b *builder) addRule(l *compiledListener, s *compiledSection, r *Rule, entr
 		if !ok {
 			at = int32(len(f.backends))
 			entries[from.Service] = at
-			f.backends = append(f.backends, serviceEntry{Service: from.Service, index: -1, home: -1})
+			f.backends = append(f.backends, serviceEntry{Service: from.Service, index: -1, home: -1, clients: compileClientFilter(from.Service.Clients)})
 			if check := from.Service.Check.complete(from.Service.Names); check != from.Service.Check {
 				whole := *from.Service
 				whole.Check = check

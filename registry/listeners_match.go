@@ -36,9 +36,15 @@ func (t *Table) matchRule(req *tunnel.Request) (hostMatch[*compiledRule], *tunne
 	case !s.Host.Suffix.IsZero() && !s.Host.Matches(req.Name) && !req.Name.IsZero():
 		return hostMatch[*compiledRule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: section %q is for %q, and %q was asked for", req.Listener, s.Host, req.Name)
 	}
+	if refusal := s.clients.admits(req, "section", s.Name, s.origin); refusal != nil {
+		return hostMatch[*compiledRule]{}, refusal
+	}
 	r, ok := s.byName.find(req.Name)
 	if !ok {
 		return hostMatch[*compiledRule]{}, tunnel.Refusef(tunnel.NoRoute, "registry: no rule of section %q is for %q; it has %d", req.Listener, req.Name, s.rules)
+	}
+	if refusal := r.value.clients.admits(req, "rule", r.value.Name, r.value.Origin); refusal != nil {
+		return hostMatch[*compiledRule]{}, refusal
 	}
 	return r, nil
 }
@@ -117,7 +123,8 @@ func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
 // network of the client: a rule opens nothing that is closed to that client by name.
 func (t *Table) backendService(b *compiledBackend, req *tunnel.Request) (*serviceEntry, *tunnel.Error) {
 	if b.serviceName.IsZero() {
-		return &t.listeners.backends[b.entry], nil
+		e := &t.listeners.backends[b.entry]
+		return e, e.clients.admits(req, "service", e.Name, e.Origin)
 	}
 	i := t.claimant(b.serviceName, b.port)
 	if i < 0 {
@@ -135,7 +142,8 @@ func (t *Table) backendService(b *compiledBackend, req *tunnel.Request) (*servic
 				e.Name, e.ExposedTo, req.Source.Addr(), t.describeNetwork(network))
 		}
 	}
-	return &t.services[i], nil
+	e := &t.services[i]
+	return e, e.clients.admits(req, "service", e.Name, e.Origin)
 }
 
 // A turnKey identifies the counter of a rule or backend across tables.

@@ -150,20 +150,19 @@ func (t *Table) resolveClaim(m nameMatch, c claim, port uint16, req *tunnel.Requ
 	return f, nil
 }
 
-// visible returns nil if the client may know of e, and the refusal otherwise.
+// visible returns nil if e is exposed to the client and admits it, and the refusal
+// otherwise.
 func (t *Table) visible(e *serviceEntry, req *tunnel.Request) *tunnel.Error {
 	if !e.Exposed {
 		return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is not exposed", req.Target(), e.Name, orUnknown(e.Origin))
 	}
-	if len(e.ExposedTo) == 0 {
-		return nil
+	if len(e.ExposedTo) > 0 {
+		if network := t.prefixes.find(req.Source.Addr()); !t.exposedTo(e, network) {
+			return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; the source %s is in %s",
+				req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), t.describeNetwork(network))
+		}
 	}
-	network := t.prefixes.find(req.Source.Addr())
-	if t.exposedTo(e, network) {
-		return nil
-	}
-	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; the source %s is in %s",
-		req.Target(), e.Name, orUnknown(e.Origin), e.ExposedTo, req.Source.Addr(), t.describeNetwork(network))
+	return e.clients.admits(req, "service", e.Name, e.Origin)
 }
 
 // describeNetwork names the network of a client for people; -1 is none.

@@ -161,6 +161,8 @@ type Service struct {
 	Exposed   bool     // false keeps the service private: every request is NotExposed
 	ExposedTo []string // names of the networks that may ask; empty means everyone
 
+	Clients ClientFilter `json:",omitzero"` // those that may connect, of those it is exposed to
+
 	// Publish gives it a port of the gateway's to itself, if the gateway has
 	// ports to give and it is exposed.
 	Publish bool

@@ -47,6 +47,7 @@ type serviceEntry struct {
 	*Service // the snapshot's own, unless something is added to it
 	index    int32
 	views    []int32 // indices of the networks in ExposedTo; an unknown network has none
+	clients  *clientFilter
 
 	home             int32           // the network its endpoints are in, or -1
 	groups           []endpointGroup // its endpoints by network, where there is more than one
@@ -263,7 +264,7 @@ func (b *builder) append(s *Service) int32 {
 		whole.Check = check
 		s = &whole
 	}
-	e := serviceEntry{Service: s, index: i, home: -1}
+	e := serviceEntry{Service: s, index: i, home: -1, clients: compileClientFilter(s.Clients)}
 	for _, name := range s.ExposedTo {
 		if n, ok := b.networkIndex[name]; ok {
 			e.views = append(e.views, n)
@@ -312,7 +313,7 @@ func (b *builder) share(at addrPortKey, first, i int32) {
 	e := &b.services[i]
 	covers := func(j int32) bool {
 		h := &b.services[j]
-		return h.Exposed && (len(h.ExposedTo) == 0 || len(e.ExposedTo) > 0 && slices.Equal(h.views, e.views))
+		return h.Exposed && h.Clients.IsZero() && (len(h.ExposedTo) == 0 || len(e.ExposedTo) > 0 && slices.Equal(h.views, e.views))
 	}
 	if e.Exposed && !covers(first) && !slices.ContainsFunc(b.sharedEndpoints[at], covers) {
 		b.sharedEndpoints[at] = append(b.sharedEndpoints[at], i)

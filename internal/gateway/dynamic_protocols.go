@@ -162,7 +162,7 @@ func (f *tlsProtocol) route(has *listenerConfig, req *tunnel.Request) bool {
 	if s == nil {
 		return true
 	}
-	if s.Istio {
+	if s.Istio && has.table.SectionAdmits(s.Name, req) {
 		if name, port, _, ok := sni.ParseIstio(req.Name); ok {
 			req.Name, req.Port, req.Listener, req.ListenerOnly = name, port, f.address, false
 			return true

@@ -46,6 +46,7 @@ var formats = map[string]format{
 	"proxy":            formatOf(hopAddress(checkProxy)),
 	"publicAddress":    formatOf(parsePublicAddress),
 	"spiffe":           formatOf(parseSPIFFE),
+	"statuses":         formatOf(parseStatuses),
 	"suffix":           formatOf(parseSuffix),
 	"target":           formatOf(parseTarget),
 	"trustDomain":      formatOf(parseTrustDomain),
@@ -170,6 +171,14 @@ func parseCheckHost(_, s string) (string, *complaint) {
 func parseURLPath(_, s string) (string, *complaint) {
 	if s[0] != '/' || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || r == '#' }) {
 		return "", complain("write it as /healthz, with %20 and the like for what is not ASCII", "path %q is not that of a URL", clip(s))
+	}
+	return s, nil
+}
+
+// parseStatuses parses an HTTP status code, or a range of them.
+func parseStatuses(_, s string) (string, *complaint) {
+	if _, err := registry.ParseStatuses(s); err != nil {
+		return "", complain("write it as 200 or 200-299", "%q is not a status code from 200 to 599, or a range of them", clip(s))
 	}
 	return s, nil
 }

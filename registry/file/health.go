@@ -11,11 +11,15 @@ import (
 
 // A healthCheck is a kind of check, or an object with it.
 type healthCheck struct {
-	Kind     string        `yaml:"kind,required,short" what:"check" oneof:"tcp tls http none"`
-	Interval time.Duration `yaml:"interval,min=100ms"` // less would be a load and not a check
-	Timeout  time.Duration `yaml:"timeout,min=1ms"`
-	Host     string        `yaml:"host" as:"checkHost"`
-	Path     string        `yaml:"path" as:"urlPath"`
+	Kind               string        `yaml:"kind,required,short" what:"check" oneof:"tcp tls http none"`
+	Interval           time.Duration `yaml:"interval,min=100ms"` // less would be a load and not a check
+	Timeout            time.Duration `yaml:"timeout,min=1ms"`
+	Port               uint16        `yaml:"port,min=1,max=65535"`
+	Host               string        `yaml:"host" as:"checkHost"`
+	Path               string        `yaml:"path" as:"urlPath"`
+	ExpectedStatuses   []string      `yaml:"expectedStatuses" what:"a status" as:"statuses" unique:"status" empty:"leave the key out for 200-399"`
+	HealthyThreshold   int           `yaml:"healthyThreshold,min=1,max=100"`
+	UnhealthyThreshold int           `yaml:"unhealthyThreshold,min=1,max=100"`
 }
 
 // registered returns c as the registry has it.
@@ -23,7 +27,11 @@ func (c *healthCheck) registered() registry.Check {
 	if c.Kind == "none" { // whatever else is said
 		return registry.Check{}
 	}
-	return registry.Check{Kind: c.Kind, Interval: c.Interval, Timeout: c.Timeout, Host: c.Host, Path: c.Path}
+	statuses, _ := registry.ParseStatuses(c.ExpectedStatuses...) // each was read as one
+	return registry.Check{
+		Kind: c.Kind, Interval: c.Interval, Timeout: c.Timeout, Port: c.Port, Host: c.Host, Path: c.Path,
+		Statuses: statuses, HealthyThreshold: c.HealthyThreshold, UnhealthyThreshold: c.UnhealthyThreshold,
+	}
 }
 
 // gatewayCheck is the check of gateways for which the file says nothing.
@@ -40,10 +48,11 @@ func (c *healthCheck) check(d *decoder, at mapping) {
 		return // which was reported
 	}
 	for _, only := range []struct {
-		key, value string
-		kinds      []string
-	}{{"host", c.Host, []string{"tls", "http"}}, {"path", c.Path, []string{"http"}}} {
-		if only.value != "" && !slices.Contains(only.kinds, c.Kind) {
+		key   string
+		has   bool
+		kinds []string
+	}{{"host", c.Host != "", []string{"tls", "http"}}, {"path", c.Path != "", []string{"http"}}, {"expectedStatuses", len(c.ExpectedStatuses) > 0, []string{"http"}}} {
+		if only.has && !slices.Contains(only.kinds, c.Kind) {
 			d.errorf(keyOf(at.node, only.key), "leave it out", "%s has no effect: it is for %s", only.key, strings.Join(only.kinds, " and "))
 		}
 	}

@@ -27,6 +27,7 @@ func TestChecks(t *testing.T) {
 		{Kind: "tls", Interval: time.Second, Timeout: time.Second / 2, Host: "check.example.com"},
 		{Kind: "http", Interval: 10 * time.Second, Timeout: 3 * time.Second, Path: "/healthz?full=1"},
 		{}, {},
+		{Kind: "http", Port: 8008, Path: "/primary", Statuses: "200,300-302", HealthyThreshold: 1, UnhealthyThreshold: 3},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("checks\n%+v, want\n%+v", got, want)

@@ -37,7 +37,7 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 		"": keys[configuration](), "network": keys[network](), "listener": keys[Listener](), "auth": keys[Auth](), "proxyProtocol": keys[Proxy](),
 		"limits": keys[Limits](), "drain": keys[Drain](), "log": keys[Log](), "service": keys[service](),
 		"websocket": keys[WebSocket](), "hop": keys[hop](), "tls": keys[tlsSettings](), "keyPair": keys[KeyFiles](),
-		"servicePorts": keys[ServicePorts](), "vips": keys[VIPs](), "check": keys[healthCheck](), "gateway": keys[gateway](), "id": keys[meshName](),
+		"servicePorts": keys[ServicePorts](), "vips": keys[VIPs](), "check": keys[healthCheck](), "clients": keys[clientFilter](), "gateway": keys[gateway](), "id": keys[meshName](),
 		"namedPort": keys[port](), "endpoint": keys[endpoint](),
 		"dns": keys[DNS](), "dnsListener": keys[DNSListener](),
 		"kubernetes": keys[Kubernetes](), "discovery": keys[Discovery](), "suffix": keys[Suffix](), "gatewayAPI": keys[GatewayAPI](), "publicAddress": keys[PublicAddress](),

@@ -27,6 +27,7 @@ type service struct {
 	OwnPort           bool             `yaml:"ownPort" default:"true"`
 	VIP               bool             `yaml:"vip"`
 	ExposedTo         []string         `yaml:"exposedTo" empty:"leave the key out for everyone, or write exposed: false for nobody"`
+	Clients           clientFilter     `yaml:"clients"`
 	Addresses         []netip.Addr     `yaml:"addresses" what:"an address" as:"destination"`
 	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint"`
 	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
@@ -55,6 +56,12 @@ type endpoint struct {
 	Address registry.Endpoint `yaml:"address,required,short" what:"an endpoint" as:"endpoint"`
 	Name    string            `yaml:"name" what:"the name of an endpoint" as:"label"`
 	Network string            `yaml:"network"`
+}
+
+// A clientFilter says which clients may connect, by their addresses.
+type clientFilter struct {
+	Allow []netip.Prefix `yaml:"allow" what:"a range" as:"cidr" empty:"leave the key out to allow every address, or write exposed: false for nobody"`
+	Deny  []netip.Prefix `yaml:"deny" what:"a range" as:"cidr" empty:"leave the key out to deny none"`
 }
 
 // services are registered one by one, so that the structs of a large file are not in
@@ -86,7 +93,7 @@ func (s *service) registered(origin string) *registry.Service {
 		Names: s.Names, Addresses: s.Addresses, Via: registeredHops(s.Via),
 		ID:       registry.ID{Service: s.Mesh.Service, Namespace: s.Mesh.Namespace, Cluster: s.Mesh.Cluster},
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, VIP: s.VIP, Check: s.Check.registered(),
-		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Publish: s.OwnPort,
+		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Clients: registry.ClientFilter(s.Clients), Publish: s.OwnPort,
 		IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
 	}
 	if s.Name != (tunnel.Pattern{}) {

@@ -229,7 +229,7 @@ func (e *encoder) listener(l *registry.Listener, known map[*registry.Service]int
 		return err
 	}
 	for _, s := range l.Sections {
-		head := &registry.Section{Name: s.Name, Host: s.Host, Istio: s.Istio && s.TLS == nil}
+		head := &registry.Section{Name: s.Name, Host: s.Host, Clients: s.Clients, Istio: s.Istio && s.TLS == nil}
 		if err := e.write(&record{Section: head}); err != nil {
 			return err
 		}
