@@ -1,8 +1,10 @@
 package registry
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"culvert.dev/tunnel"
 )
@@ -13,6 +15,27 @@ import (
 type ClientFilter struct {
 	Allow []netip.Prefix // empty means every address
 	Deny  []netip.Prefix // wins over Allow
+}
+
+// maxClientRanges is how many address ranges ParseClientRanges takes.
+const maxClientRanges = 256
+
+// ParseClientRanges returns the address ranges of a list with commas, such as an
+// annotation has.
+func ParseClientRanges(list string) ([]netip.Prefix, error) {
+	items := strings.Split(list, ",")
+	if len(items) > maxClientRanges {
+		return nil, fmt.Errorf("it has %d address ranges, limit %d", len(items), maxClientRanges)
+	}
+	ranges := make([]netip.Prefix, len(items))
+	for i, item := range items {
+		p, err := netip.ParsePrefix(strings.TrimSpace(item))
+		if err != nil || p != p.Masked() {
+			return nil, fmt.Errorf("item %d is not an address range: write 192.0.2.0/24 or 2001:db8::/32", i+1)
+		}
+		ranges[i] = p
+	}
+	return ranges, nil
 }
 
 // IsZero reports whether f admits every client.

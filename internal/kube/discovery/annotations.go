@@ -3,6 +3,7 @@ package discovery
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,8 @@ const (
 	noteIdleTimeout   = "idle-timeout"
 	noteHalfClosed    = "half-closed-timeout"
 	noteCheck         = "check"
+	noteClientsAllow  = "clients-allow"
+	noteClientsDeny   = "clients-deny"
 
 	noteGateway    = "gateway"
 	notePort       = "gateway-port"
@@ -74,6 +77,7 @@ type exposure struct {
 	idle       time.Duration
 	halfClosed time.Duration
 	check      registry.Check
+	clients    registry.ClientFilter
 
 	closed bool // something is malformed that must not be guessed
 }
@@ -100,6 +104,8 @@ var noteKinds = []noteKind{
 	{noteIdleTimeout, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
 	{noteHalfClosed, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.halfClosed) }},
 	{noteCheck, false, true, func(x *exposure, v string) error { return parseCheck(v, &x.check) }},
+	{noteClientsAllow, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Allow) }},
+	{noteClientsDeny, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Deny) }},
 }
 
 // parseNotes reads the annotations of a service, and of its namespace, nil for
@@ -347,6 +353,11 @@ func parseCheck(v string, to *registry.Check) error {
 	}
 	*to = c
 	return nil
+}
+
+func parseRanges(v string, to *[]netip.Prefix) (err error) {
+	*to, err = registry.ParseClientRanges(v)
+	return err
 }
 
 // clip keeps what is quoted short.

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -184,6 +185,8 @@ func TestAnnotations(t *testing.T) {
 		{"alpn", "h2,", registry.Service{}, "item 2"},
 		{"alpn", "h 2", registry.Service{}, "item 1"},
 		{"alpn", strings.Repeat("x,", 16) + "x", registry.Service{}, "17 items, limit 16"},
+		{"clients-allow", "10.0.0.0/8, 2001:db8::/32", registry.Service{Clients: registry.ClientFilter{Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}}}, ""},
+		{"clients-deny", "10.9.0.0/16", registry.Service{Clients: registry.ClientFilter{Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}, ""},
 		{"check", "tcp", registry.Service{Check: registry.Check{Kind: "tcp"}}, ""},
 		{"check", "none", registry.Service{}, ""},
 		{"check", "http:/healthz", registry.Service{Check: registry.Check{Kind: "http", Path: "/healthz"}}, ""},
@@ -219,7 +222,7 @@ func TestAnnotations(t *testing.T) {
 			got, problems := v.convert(serviceOf(svc("shop", "web", "expose", "true", tt.key, tt.value)), nil, nil, false)
 			only := registry.Service{
 				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, IdleTimeout: got.IdleTimeout,
-				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Names: got.Names,
+				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Clients: got.Clients, Names: got.Names,
 			}
 			if !reflect.DeepEqual(only, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", only, tt.want)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
@@ -27,6 +28,9 @@ type route struct {
 	backends []*backend
 	resolved metav1.Condition // ResolvedRefs, the same for each parent
 	idle     []string         // of backends, those without an endpoint
+
+	clients    registry.ClientFilter
+	clientsErr error // why the annotations for clients can't be read; nobody is admitted then
 }
 
 // An attachment is of a route to a listener.
@@ -69,6 +73,7 @@ func refsOf[R gwv1.TLSRouteRule | gwv1.TCPRouteRule | gwv1.UDPRouteRule](rules [
 func (t *translator) attachRoutes() {
 	for _, r := range t.routes() {
 		r.parseHosts()
+		r.clients, r.clientsErr = clientsOf(r)
 		st := RouteStatus{Others: t.others(r)}
 		if !t.concerns(r) {
 			t.res.Routes[r.key()] = st
@@ -186,6 +191,8 @@ func (t *translator) attach(r *route, ref gwv1.ParentReference, all []*listener)
 		return condition(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), noGRPC)
 	case len(takers) == 0:
 		return condition(kind, false, string(gwv1.RouteReasonNotAllowedByListeners), t.noTaker(r, named)+t.unselected(named...))
+	case r.clientsErr != nil:
+		return condition(kind, false, string(gwv1.RouteReasonUnsupportedValue), r.clientsErr.Error())
 	case len(r.badHosts) > 0 && len(r.hosts) == 0:
 		return condition(kind, false, string(gwv1.RouteReasonUnsupportedValue), "no hostname can be used: "+strings.Join(r.badHosts, ", "))
 	}

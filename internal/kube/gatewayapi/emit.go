@@ -118,7 +118,7 @@ func (t *translator) sections(ls []*listener) []*registry.Section {
 				continue
 			}
 			taken[l.host] = true
-			s := &registry.Section{Name: l.String(), Host: l.host}
+			s := &registry.Section{Name: l.String(), Host: l.host, Clients: l.gw.clients}
 			if accepted {
 				t.fill(s, l)
 			}

@@ -18,6 +18,8 @@ type gateway struct {
 	sets []*listenerSet // that may attach, oldest first
 	held []*listenerSet // that may not
 
+	clients registry.ClientFilter // that may connect
+
 	refused  metav1.Condition // why it is not accepted by itself; zero if it is
 	remark   string           // on that it is accepted
 	insecure bool             // its frontend validation lets anybody in
@@ -57,6 +59,10 @@ func (t *translator) refuseGateway(g *gateway) metav1.Condition {
 	if in := g.Spec.Infrastructure; in != nil && in.ParametersRef != nil {
 		return condition(kind, false, string(gwv1.GatewayReasonInvalidParameters),
 			fmt.Sprintf("infrastructure.parametersRef to %s %q: parameters are not supported", in.ParametersRef.Kind, in.ParametersRef.Name))
+	}
+	var err error
+	if g.clients, err = clientsOf(g); err != nil {
+		return condition(kind, false, string(gwv1.GatewayReasonInvalid), err.Error())
 	}
 	for _, a := range g.Spec.Addresses {
 		if typ := ptr.Deref(a.Type, gwv1.IPAddressType); typ != gwv1.IPAddressType {

@@ -320,7 +320,7 @@ func dump(res *Result) []string {
 			if s.Istio {
 				ends += " istio"
 			}
-			add("section %s %s %s%s", l.Name, host, s.Name, ends)
+			add("section %s %s %s%s%s", l.Name, host, s.Name, ends, clientsText(s.Clients))
 			for _, r := range s.Rules {
 				var names, to []string
 				for _, n := range r.Names {
@@ -329,7 +329,7 @@ func dump(res *Result) []string {
 				for _, b := range r.Backends {
 					to = append(to, dumpBackend(b))
 				}
-				add("rule %s %s [%s] %s", s.Name, r.Name, strings.Join(names, " "), strings.Join(to, " "))
+				add("rule %s %s [%s] %s%s", s.Name, r.Name, strings.Join(names, " "), strings.Join(to, " "), clientsText(r.Clients))
 			}
 			add("rules %s=%d", s.Name, len(s.Rules))
 		}

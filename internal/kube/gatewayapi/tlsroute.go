@@ -81,7 +81,7 @@ func rank(p tunnel.Pattern) int {
 
 // rule makes the rule of a route at a listener.
 func (t *translator) rule(l *listener, r *route, names ...tunnel.Pattern) *registry.Rule {
-	rule := &registry.Rule{Name: r.String(), Names: names, Origin: r.kind + " " + r.GetNamespace() + "/" + r.GetName()}
+	rule := &registry.Rule{Name: r.String(), Names: names, Clients: r.clients, Origin: r.kind + " " + r.GetNamespace() + "/" + r.GetName()}
 	tls := r.kind == tcpRoute || r.kind == tlsRoute && l.terminates()
 	for _, b := range r.backends {
 		rule.Backends = append(rule.Backends, t.forRule(l.gw, b, tls))
