@@ -39,12 +39,12 @@ func ParseAuthority(s string) (Authority, error) {
 	}
 	i := strings.LastIndexByte(s, ':')
 	if i < 0 || strings.HasSuffix(s, "]") {
-		return Authority{}, fmt.Errorf("connect: authority %q has no port", Clip(s))
+		return Authority{}, fmt.Errorf("connect: authority %q has no port", tunnel.Clip(s))
 	}
 	var a Authority
 	var err error
 	if a.Port, err = parsePort(s[i+1:]); err != nil {
-		return Authority{}, fmt.Errorf("connect: authority %q: %w", Clip(s), err)
+		return Authority{}, fmt.Errorf("connect: authority %q: %w", tunnel.Clip(s), err)
 	}
 	host := s[:i]
 	if strings.HasPrefix(host, "[") {
@@ -56,7 +56,7 @@ func ParseAuthority(s string) (Authority, error) {
 		a.Name, err = tunnel.ParseName(strings.Clone(host)) // a Name keeps its input alive
 	}
 	if err != nil {
-		return Authority{}, fmt.Errorf("connect: authority %q: %w", Clip(s), err)
+		return Authority{}, fmt.Errorf("connect: authority %q: %w", tunnel.Clip(s), err)
 	}
 	return a, nil
 }
@@ -73,7 +73,7 @@ func (a Authority) String() string {
 func parsePort(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || n == 0 || s[0] == '0' {
-		return 0, fmt.Errorf("port %q is not a number from 1 to 65535", Clip(s))
+		return 0, fmt.Errorf("port %q is not a number from 1 to 65535", tunnel.Clip(s))
 	}
 	return uint16(n), nil
 }
@@ -91,13 +91,4 @@ func parseBracketed(s string) (netip.Addr, error) {
 		return netip.Addr{}, errors.New("an address with a zone means nothing on another host")
 	}
 	return addr.Unmap(), nil
-}
-
-// Clip shortens what a peer sent to what an error may quote.
-func Clip(s string) string {
-	const most = 80
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "..."
 }

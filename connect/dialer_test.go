@@ -196,7 +196,7 @@ func TestDialerRefusals(t *testing.T) {
 		if err == nil {
 			_ = c.Close()
 		}
-		name := Clip(row.reply)
+		name := tunnel.Clip(row.reply)
 		var te *tunnel.Error
 		if !errors.As(err, &te) || te.Reason != row.want || !strings.Contains(err.Error(), row.text) {
 			t.Errorf("%q: got error %v (%s), want %s with %q", name, err, tunnel.ReasonOf(err), row.want, row.text)

@@ -135,7 +135,7 @@ func readError(ctx context.Context, c *tunnel.Conn, err error) error {
 // send CONNECT in HTTP/1.0 without.
 func checkHead(h *Head) error {
 	if h.Method != "CONNECT" {
-		return tunnel.Refusef(tunnel.BadMethod, "connect: method %q, want CONNECT", Clip(h.Method))
+		return tunnel.Refusef(tunnel.BadMethod, "connect: method %q, want CONNECT", tunnel.Clip(h.Method))
 	}
 	host, n := h.Fields.Get("Host")
 	switch {

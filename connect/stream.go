@@ -87,18 +87,13 @@ func (f *prefixedConn) Abort() error {
 	return Abort(f.Conn)
 }
 
-// Abort closes c with a reset if it can. A TLS connection is reset below TLS: its own
-// Close sends close_notify, which is an orderly end.
+// Abort is tunnel.Abort. A TLS connection is reset below TLS: its own Close sends
+// close_notify, which is an orderly end.
 func Abort(c io.Closer) error {
-	switch c := c.(type) {
-	case tunnel.Aborter:
-		return c.Abort()
-	case *tls.Conn:
-		return Abort(c.NetConn())
-	case interface{ SetLinger(int) error }:
-		_ = c.SetLinger(0)
+	if t, ok := c.(*tls.Conn); ok {
+		return Abort(t.NetConn())
 	}
-	return c.Close()
+	return tunnel.Abort(c)
 }
 
 // A stream is a prefixedConn whose connection may be used directly. TLS stays a

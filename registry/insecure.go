@@ -60,7 +60,7 @@ func (n *networkState) cleartextVia() (to string, ok bool) {
 
 // loopback reports whether what is sent to e does not leave this host.
 func (e *Endpoint) loopback() bool {
-	return isLocalhost(e.Host) || e.Addr.Unmap().IsLoopback()
+	return IsLocalhost(e.Host) || e.Addr.Unmap().IsLoopback()
 }
 
 func insecure(req *tunnel.Request, f match, n *networkState, to string) *tunnel.Error {

@@ -193,7 +193,7 @@ func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f match,
 				refused = err
 			}
 		}
-		answers[i] = arrange(a, turn/n, isLocalhost(configured[i].Host))
+		answers[i] = arrange(a, turn/n, IsLocalhost(configured[i].Host))
 	}
 	eps := make([]tunnel.Endpoint, 0, n)
 	portless := false
@@ -214,7 +214,7 @@ func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f match,
 				eps = append(eps, tunnel.Endpoint{
 					Addr:  netip.AddrPortFrom(answers[at][row], port),
 					Host:  c.Host,
-					Named: isLocalhost(c.Host),
+					Named: IsLocalhost(c.Host),
 				})
 				more = more || row+1 < len(answers[at])
 			}
@@ -326,14 +326,14 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 
 var localhost = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
-// isLocalhost reports whether host is loopback by definition, RFC 6761
-// section 6.3. DNS is not asked: it could say anything.
-func isLocalhost(host string) bool {
+// IsLocalhost reports whether host is a loopback address by definition, RFC 6761
+// section 6.3. DNS is not asked, which could answer anything.
+func IsLocalhost(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost")
 }
 
 func (r *Registry) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
-	if isLocalhost(host) {
+	if IsLocalhost(host) {
 		return localhost, nil
 	}
 	if r.Lookup == nil {

@@ -48,7 +48,7 @@ func ParseName(s string) (Name, error) {
 	for i := 0; i <= len(host); i++ {
 		if i == len(host) || host[i] == '.' {
 			if n := i - start; n == 0 || n > MaxLabelLen {
-				return Name{}, fmt.Errorf("%w: %q at offset %d has %d bytes, want 1 to %d", ErrNameLabel, clip(host), start, n, MaxLabelLen)
+				return Name{}, fmt.Errorf("%w: %q at offset %d has %d bytes, want 1 to %d", ErrNameLabel, Clip(host), start, n, MaxLabelLen)
 			}
 			if i < len(host) {
 				start = i + 1
@@ -61,18 +61,18 @@ func ParseName(s string) (Name, error) {
 			upper = true
 		case c == ':' || c == '[':
 			if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
-				return Name{}, fmt.Errorf("%w: %q", ErrNameAddress, clip(host))
+				return Name{}, fmt.Errorf("%w: %q", ErrNameAddress, Clip(host))
 			}
 			fallthrough
 		default:
-			return Name{}, fmt.Errorf("%w: %q at offset %d", ErrNameByte, clip(host), i)
+			return Name{}, fmt.Errorf("%w: %q at offset %d", ErrNameByte, Clip(host), i)
 		}
 	}
 	if upper {
 		host = strings.ToLower(host)
 	}
 	if isNumber(host[start:]) {
-		return Name{}, fmt.Errorf("%w: %q", ErrNameAddress, clip(host))
+		return Name{}, fmt.Errorf("%w: %q", ErrNameAddress, Clip(host))
 	}
 	return Name{s: host}, nil
 }
@@ -175,8 +175,8 @@ func isNumber(label string) bool {
 	return true
 }
 
-// clip shortens what a client sent to what an error may quote.
-func clip(s string) string {
+// Clip shortens what a client sent to what an error may quote.
+func Clip(s string) string {
 	const most = 80
 	if len(s) <= most {
 		return s

@@ -3,10 +3,13 @@ package tunnel
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"strconv"
 	"time"
+
+	"culvert.dev/tunnel/internal/relay"
 )
 
 // A Request is one client's wish to reach one destination. A Protocol makes
@@ -119,6 +122,10 @@ type Stream interface {
 type Aborter interface {
 	Abort() error
 }
+
+// Abort ends c so that its peer can tell it from an orderly end, if c is an Aborter or
+// a TCP connection.
+func Abort(c io.Closer) error { return relay.Abort(c) }
 
 // A ReasonAborter is an Aborter whose carrier can tell the peer why the stream
 // ends.

@@ -119,7 +119,7 @@ func (s *server) headers(b *block) error {
 	case b.Large():
 		s.refuseUnserved(st, refuse(tunnel.TooLarge, "a header list of more than %d bytes or %d fields", maxList, connect.MaxListFields))
 	case head.Method != "CONNECT":
-		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", connect.Clip(head.Method))
+		err := refuse(tunnel.BadMethod, "method %q, want CONNECT", tunnel.Clip(head.Method))
 		if st.discardedBody = newDiscardedBody(&head, s, err); st.discardedBody == nil {
 			c.reset(st, http2.ErrCodeProtocol)
 		} else if b.end {

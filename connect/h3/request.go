@@ -152,7 +152,7 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 		return
 	}
 	if list.Method != http.MethodConnect {
-		k.refuseUnserved(st, req, refuse(tunnel.BadMethod, "method %q, want CONNECT", connect.Clip(list.Method)))
+		k.refuseUnserved(st, req, refuse(tunnel.BadMethod, "method %q, want CONNECT", tunnel.Clip(list.Method)))
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -55,7 +55,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	}
 	to, err := parseAddr(addr)
 	if err != nil {
-		return nil, tunnel.Refusef(tunnel.BadRequest, "socks5: destination %q: %w", clip(addr), err)
+		return nil, tunnel.Refusef(tunnel.BadRequest, "socks5: destination %q: %w", tunnel.Clip(addr), err)
 	}
 	if len(d.User) > 255 || len(d.Password) > 255 {
 		return nil, fmt.Errorf("socks5: the user name has %d bytes and the password %d, limit 255", len(d.User), len(d.Password))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"culvert.dev/tunnel"
 )
@@ -193,13 +192,4 @@ func command(c byte) string {
 		return "UDP ASSOCIATE"
 	}
 	return fmt.Sprintf("%#02x", c)
-}
-
-// clip shortens what the other side sent to what an error may quote.
-func clip(s string) string {
-	const most = 80
-	if len(s) <= most {
-		return s
-	}
-	return strings.Clone(s[:most]) + "..."
 }

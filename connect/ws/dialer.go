@@ -193,7 +193,7 @@ func checkChoice(f connect.Fields) (string, error) {
 	case extensions > 0:
 		return "", errors.New("ws: an extension was chosen that was not offered")
 	case subs > 1 || subs == 1 && sub != Subprotocol:
-		return "", fmt.Errorf("ws: subprotocol %q was chosen, which was not offered", connect.Clip(sub))
+		return "", fmt.Errorf("ws: subprotocol %q was chosen, which was not offered", tunnel.Clip(sub))
 	}
 	return sub, nil
 }
@@ -216,7 +216,7 @@ func ParseURL(s string) (addr string, secure bool, err error) {
 func parseURL(s string) (place, error) {
 	u, err := url.Parse(s)
 	wrong := func(why string) (place, error) {
-		return place{}, fmt.Errorf("ws: URL %q %s", connect.Clip(s), why)
+		return place{}, fmt.Errorf("ws: URL %q %s", tunnel.Clip(s), why)
 	}
 	switch {
 	case err != nil:

@@ -63,7 +63,7 @@ type upgrade struct {
 // has not, RFC 6455 section 4.2.1.
 func checkUpgrade(h *connect.Head) (u upgrade, err error) {
 	if h.Method != http.MethodGet {
-		return u, refuse(tunnel.BadMethod, http.StatusMethodNotAllowed, connect.Fields{{Name: "Allow", Value: "GET"}}, "method %q, want GET", connect.Clip(h.Method))
+		return u, refuse(tunnel.BadMethod, http.StatusMethodNotAllowed, connect.Fields{{Name: "Allow", Value: "GET"}}, "method %q, want GET", tunnel.Clip(h.Method))
 	}
 	host, n := h.Fields.Get("Host")
 	switch {
@@ -108,7 +108,7 @@ func checkVersion(f connect.Fields, status int, more ...connect.Field) error {
 		return bad("%d Sec-WebSocket-Version fields", n)
 	case v != version:
 		return refuse(tunnel.BadRequest, status, append(connect.Fields{{Name: "Sec-WebSocket-Version", Value: version}}, more...),
-			"WebSocket version %q, want %s", connect.Clip(v), version)
+			"WebSocket version %q, want %s", tunnel.Clip(v), version)
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ func destination(target, prefix string, f connect.Fields) (connect.Authority, er
 		rest, ok = "", true
 	}
 	if !ok {
-		return connect.Authority{}, refuse(tunnel.BadRequest, http.StatusNotFound, nil, "path %q is not below %q", connect.Clip(target), prefix)
+		return connect.Authority{}, refuse(tunnel.BadRequest, http.StatusNotFound, nil, "path %q is not below %q", tunnel.Clip(target), prefix)
 	}
 	sent, n := f.Get(TargetField)
 	switch {

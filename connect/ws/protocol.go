@@ -137,13 +137,13 @@ func (u *upgrade) answer() string {
 // request came through.
 func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target string, fields connect.Fields) (context.Context, error) {
 	if len(p.Hosts) > 0 && !slices.Contains(p.Hosts, bare(host)) {
-		return nil, refuse(tunnel.BadRequest, http.StatusMisdirectedRequest, nil, "host %q is not served here", connect.Clip(host))
+		return nil, refuse(tunnel.BadRequest, http.StatusMisdirectedRequest, nil, "host %q is not served here", tunnel.Clip(host))
 	}
 	switch origin, n := fields.Get("Origin"); {
 	case n > 1:
 		return nil, bad("%d Origin fields", n)
 	case n == 1 && !slices.ContainsFunc(p.Origins, func(o string) bool { return len(o) == len(origin) && strings.EqualFold(o, origin) }):
-		return nil, refuse(tunnel.Denied, http.StatusForbidden, nil, "origin %q is not allowed", connect.Clip(origin))
+		return nil, refuse(tunnel.Denied, http.StatusForbidden, nil, "origin %q is not allowed", tunnel.Clip(origin))
 	}
 	sent, n := fields.Get("Authorization")
 	if n > 1 {
@@ -175,7 +175,7 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 // HTTP/2 has no 426, so another version is refused with 400.
 func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (_ context.Context, answer connect.Fields, err error) {
 	if s := strings.ToLower(list.Scheme); s != "http" && s != "https" {
-		return nil, nil, bad("scheme %q, want https", connect.Clip(list.Scheme))
+		return nil, nil, bad("scheme %q, want https", tunnel.Clip(list.Scheme))
 	}
 	if err := checkVersion(list.Fields, http.StatusBadRequest); err != nil {
 		return nil, nil, err

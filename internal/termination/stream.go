@@ -156,15 +156,7 @@ func (b *tlsTransport) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-func (b *tlsTransport) Abort() error {
-	if a, ok := b.Conn.(tunnel.Aborter); ok {
-		return a.Abort()
-	}
-	if l, ok := b.Conn.(interface{ SetLinger(int) error }); ok {
-		_ = l.SetLinger(0)
-	}
-	return b.Conn.Close()
-}
+func (b *tlsTransport) Abort() error { return tunnel.Abort(b.Conn) }
 
 // A stream is the stream inside TLS. Other writes may follow one that its deadline
 // has ended: what that one has counted as written arrives first.

@@ -353,7 +353,7 @@ func (c *Checker) adopt(parent *item, addrs []netip.Addr) {
 // lookup returns the addresses of a name, in the one form they have in the
 // registry.
 func (c *Checker) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
-	if isLocalhost(host) {
+	if registry.IsLocalhost(host) {
 		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
 	}
 	if c.Lookup == nil {

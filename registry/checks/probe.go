@@ -33,7 +33,7 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	ctx, cancel := context.WithTimeout(ctx, it.Check.Timeout)
 	defer cancel()
 	addr := netip.AddrPortFrom(it.Addr.Addr(), cmp.Or(it.Check.Port, it.Addr.Port()))
-	conn, err := c.Dial(ctx, tunnel.Endpoint{Addr: addr, Host: it.Host, Named: it.Host == "" || isLocalhost(it.Host)})
+	conn, err := c.Dial(ctx, tunnel.Endpoint{Addr: addr, Host: it.Host, Named: it.Host == "" || registry.IsLocalhost(it.Host)})
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package checks
 
 import (
 	"net/netip"
-	"strings"
 
 	"culvert.dev/registry"
 )
@@ -69,10 +68,4 @@ func (c *Checker) want(generation uint64, t registry.Target, name, what string) 
 	for _, child := range it.children {
 		child.name, child.what = name, what
 	}
-}
-
-// isLocalhost reports whether host is loopback by definition, RFC 6761 section
-// 6.3.
-func isLocalhost(host string) bool {
-	return host == "localhost" || strings.HasSuffix(host, ".localhost")
 }

@@ -8,6 +8,7 @@ import (
 
 	"culvert.dev/internal/edits"
 	"culvert.dev/registry"
+	"culvert.dev/tunnel"
 )
 
 // maxErrors is how many mistakes are reported at once.
@@ -116,9 +117,5 @@ func meant(s string, words []string) string {
 }
 
 func clip(s string) string {
-	const most = 80
-	if len(s) <= most {
-		return s
-	}
-	return s[:most] + "..."
+	return tunnel.Clip(s)
 }

@@ -21,7 +21,7 @@ func (c Shared) honest(t *testing.T) {
 		}
 		s := g.open(t, "svc")
 		if i%40 == 0 {
-			Abort(s)
+			_ = tunnel.Abort(s)
 			continue
 		}
 		if err := s.CloseWrite(); err != nil {
@@ -54,7 +54,7 @@ func (c Shared) ofOneClient(t *testing.T) {
 			s := g.open(t, "svc")
 			_ = s.SetDeadline(time.Now().Add(patience))
 			ping(t, s)
-			Abort(s)
+			_ = tunnel.Abort(s)
 			return nil
 		}},
 		{"it closes tunnels before their ends", func(g Served) error {
@@ -79,7 +79,7 @@ func (c Shared) ofOneClient(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Microsecond)
 			defer cancel()
 			if s, err := g.Dialer.DialContext(ctx, "tcp", "svc:1"); err == nil {
-				Abort(s)
+				_ = tunnel.Abort(s)
 			}
 			return nil
 		}},

@@ -281,7 +281,7 @@ func (c Shared) aborts(t *testing.T) {
 		if server {
 			a, b = b, a
 		}
-		Abort(a)
+		_ = tunnel.Abort(a)
 		_ = b.SetReadDeadline(time.Now().Add(patience))
 		if _, err := b.Read(make([]byte, 1)); !c.Aborted(err, server) || !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("an abort, by the server %v: the other side saw %v", server, err)
@@ -293,7 +293,7 @@ func (c Shared) aborts(t *testing.T) {
 	}
 	g := c.Serve(t, named{"svc": serving(t, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 1))
-		Abort(c)
+		_ = tunnel.Abort(c)
 	})}, 0, 0)
 	s := g.open(t, "svc")
 	_, _ = s.Write([]byte("x"))

@@ -255,7 +255,7 @@ func (s *streamSuite) abort(t *testing.T) {
 		if err := receive(far, data[:1000]); err != nil {
 			t.Error(err)
 		}
-		Abort(near)
+		_ = tunnel.Abort(near)
 		<-written
 		rest, err := io.ReadAll(far)
 		if !bytes.HasPrefix(data[1000:], rest) {
@@ -268,17 +268,6 @@ func (s *streamSuite) abort(t *testing.T) {
 			t.Errorf("the abort did not arrive: %v", err)
 		}
 	})
-}
-
-// Abort ends c as a relay does that gives up a tunnel.
-func Abort(c net.Conn) {
-	switch c := c.(type) {
-	case tunnel.Aborter:
-		_ = c.Abort()
-	case interface{ SetLinger(int) error }:
-		_ = c.SetLinger(0)
-	}
-	_ = c.Close()
 }
 
 // deadline lets a read time out and then has the stream go on as before.

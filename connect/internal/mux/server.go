@@ -63,7 +63,7 @@ func (s *Server) Serve(ctx context.Context, req *tunnel.Request, list *connect.H
 func (s *Server) serviceOf(list *connect.HeaderList) (connect.Service, error) {
 	extended := list.Protocol != ""
 	if extended && (s.Extended == nil || s.Extended.Name() != list.Protocol) {
-		return s.Service, tunnel.Refusef(tunnel.Unsupported, "connect: extended CONNECT for %q", connect.Clip(list.Protocol))
+		return s.Service, tunnel.Refusef(tunnel.Unsupported, "connect: extended CONNECT for %q", tunnel.Clip(list.Protocol))
 	}
 	if err := list.Check(); err != nil {
 		return s.Service, err

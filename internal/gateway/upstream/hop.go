@@ -166,7 +166,7 @@ func (d firstHopDialer) DialContext(ctx context.Context, _, addr string) (net.Co
 		}
 		eps = eps[:0]
 		for _, a := range addrs {
-			eps = append(eps, tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: isLocalhost(host)})
+			eps = append(eps, tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: registry.IsLocalhost(host)})
 		}
 	}
 	var last error
@@ -180,14 +180,9 @@ func (d firstHopDialer) DialContext(ctx context.Context, _, addr string) (net.Co
 	return nil, last
 }
 
-// isLocalhost reports whether host is a name for this host, RFC 6761 section 6.3.
-func isLocalhost(host string) bool {
-	return host == "localhost" || strings.HasSuffix(host, ".localhost")
-}
-
 // addresses returns those of the first hop's name; there is at least one.
 func (d *Dialers) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
-	if isLocalhost(host) {
+	if registry.IsLocalhost(host) {
 		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
 	}
 	if d.Lookup == nil {
@@ -211,7 +206,7 @@ func (d *Dialers) addresses(ctx context.Context, host string) ([]netip.Addr, err
 // host that the configuration names.
 func (d *Dialers) listenUDP(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error) {
 	_, err := netip.ParseAddr(host)
-	written := err == nil || isLocalhost(host)
+	written := err == nil || registry.IsLocalhost(host)
 	if err := d.Direct.Guard.CheckUDP(to, written); err != nil {
 		return nil, err
 	}

@@ -39,7 +39,7 @@ func CloseWrite(c net.Conn) error {
 
 // Abort ends c so that its peer can tell it from an orderly end, where the
 // carrier has a way.
-func Abort(c net.Conn) error {
+func Abort(c io.Closer) error {
 	switch c := c.(type) {
 	case aborter:
 		return c.Abort()
