@@ -11,13 +11,13 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A Refusal is how HTTP, in any version, says no.
+// A Refusal is the answer to a request that is refused, in any version of HTTP.
 type Refusal struct {
 	Status int
-	Reason tunnel.Reason // as the client hears it; the log has the true one
+	Reason tunnel.Reason // that the client is told; the log has the true one
 	Error  string        // the error type of Proxy-Status, RFC 9209 section 2.3
 	Text   string        // one line for people: no endpoint's address, and what the client sent only quoted
-	Extra  Fields        // what the status asks for: Allow, Retry-After, Proxy-Authenticate
+	Extra  Fields        // that the status requires: Allow, Retry-After, Proxy-Authenticate
 }
 
 // An answer is a row of the table below.
@@ -142,9 +142,9 @@ func (r *Refusal) Fields(proxy string) Fields {
 	}, r.Extra...)
 }
 
-// Send answers req with r in HTTP/1.1 and closes c; req is nil where the
-// request could not be read. Who has left, or has not begun to speak HTTP, is
-// told nothing. proxy is as in Fields.
+// Send answers req with r in HTTP/1.1 and closes c; req is nil if the request could not
+// be read. Nothing is sent to a client that has left or has sent nothing. proxy is as in
+// Fields.
 func (r *Refusal) Send(c *tunnel.Conn, req *tunnel.Request, proxy string) {
 	switch silent := req == nil && len(c.Buffered()) == 0; {
 	case r.Reason == tunnel.NoHello, r.Reason == tunnel.Gone,

@@ -48,8 +48,7 @@ type Credentials struct {
 	From   netip.Addr // the client's address
 }
 
-// ErrCredentials is the refusal of credentials that are wrong. What a server
-// says of them has it inside.
+// ErrCredentials is the refusal of credentials that are wrong. A server's error wraps it.
 var ErrCredentials = errors.New("the credentials are not accepted")
 
 // Authenticate has a judge the value of a field with credentials, of which n
@@ -158,7 +157,7 @@ func (a AnyOf) Challenges() []string {
 }
 
 // Passwords returns a BasicAuth.Verify for a fixed set of users and their
-// passwords. It looks at every entry on every call, so its time says neither
+// passwords. It looks at every entry on every call, so its time reveals neither
 // whether a user exists nor how much of a password was right. The passwords
 // are kept as SHA-256 digests, which suits generated secrets; for what people
 // choose, write a Verify with a slow hash.

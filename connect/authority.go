@@ -23,6 +23,19 @@ type Authority struct {
 	Port uint16      // never 0
 }
 
+// ParseDial returns the destination of DialContext(network, addr): addr is an authority
+// and network is "tcp". An error about addr is a *tunnel.Error.
+func ParseDial(network, addr string) (Authority, error) {
+	if network != "tcp" {
+		return Authority{}, net.UnknownNetworkError(network)
+	}
+	to, err := ParseAuthority(addr)
+	if err != nil {
+		return Authority{}, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	return to, nil
+}
+
 // ParseAuthority parses "host:port", "1.2.3.4:port" or "[2001:db8::1]:port"
 // (RFC 9112 section 3.2.3).
 //

@@ -1,6 +1,5 @@
-// Package connect lets a client say where its stream should go by HTTP
-// CONNECT (RFC 9110 section 9.3.6) over HTTP/1.x: Protocol is the proxy that
-// hears it, Dialer the client that says it.
+// Package connect lets a client name the destination of its stream by HTTP CONNECT (RFC
+// 9110 section 9.3.6) over HTTP/1.x: Protocol is the proxy, Dialer the client.
 //
 // The proxy:
 //
@@ -17,19 +16,19 @@
 //
 // One CONNECT is read per connection. Its head is parsed strictly (ParseHead
 // lists the choices) because a head that two programs read differently is how
-// requests are smuggled. The client hears 200 only after the Handler has a
+// requests are smuggled. The client gets a 200 only after the Handler has a
 // connection to the service, and what it sent behind its head stays in order
-// in the tunnel.Conn until then. A refused client hears the status and the
+// in the tunnel.Conn until then. A refused client gets the status and the
 // Proxy-Status (RFC 9209) that Answer gives for the Reason, and its
 // connection is closed: bytes behind a refused head are never read as another
 // request.
 //
-// ParseAuthority, Answer and Authenticator know nothing of HTTP/1.x and serve
-// the other carriers of CONNECT as they are.
+// ParseAuthority, Answer and Authenticator know nothing of HTTP/1.x: the other carriers
+// of CONNECT use them, too. A Service decides about the requests of HTTP/2 and HTTP/3.
 //
 // The package forwards no plain requests (absolute-form GET is answered 405),
 // keeps no connection for a second request, does not resolve names and does
-// not decide who may reach what: that is the Handler.
+// not decide which client may reach what: that is the Handler.
 //
 // # Stability
 //

@@ -35,7 +35,7 @@ type HeaderList struct {
 
 // A ListReader makes a HeaderList of fields as they are decoded, and judges
 // it: RFC 9113 sections 8.2, 8.3 and 8.5, RFC 9114 sections 4.2 to 4.4. The
-// zero value is ready for one list. What it says of a list never quotes a
+// zero value is ready for one list. Its verdict never quotes a
 // value, which may be a secret.
 type ListReader struct {
 	List HeaderList
@@ -218,8 +218,7 @@ func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *Hea
 	return ctx, nil, err
 }
 
-// An Asker is what a Dialer of any version says of itself in each request. Its
-// fields are those of Dialer.
+// An Asker makes the requests of a Dialer of any version. Its fields are those of Dialer.
 type Asker struct {
 	Version       string // "2", "3": for Via
 	Via           string

@@ -11,21 +11,21 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// established is the yes. It goes to HTTP/1.0 clients too: the version is the
+// established accepts a request. HTTP/1.0 clients get it too: the version is the
 // proxy's own (RFC 9110 section 2.5), and a 2xx to CONNECT has no
 // Content-Length and no Transfer-Encoding (section 9.3.6).
 const established = "HTTP/1.1 200 Connection Established\r\n\r\n"
 
-// accepting is how long the yes may take to leave. It fits in any socket
-// buffer, so this only ends what is no socket.
-const accepting = time.Second
+// acceptTimeout limits the write of the 200. It fits in any socket buffer, so only other
+// carriers reach the limit.
+const acceptTimeout = time.Second
 
-// A Protocol is the proxy side of CONNECT over HTTP/1.x. The zero value
-// serves everybody who can connect: what may be reached is the Handler's to
-// say. A Protocol is safe for any number of connections at once.
+// A Protocol is the proxy side of CONNECT over HTTP/1.x. The zero value serves every
+// client that can connect: the Handler decides what may be reached. A Protocol is safe
+// for any number of connections at once.
 type Protocol struct {
-	// Auth, if set, has to accept the credentials of every request. It is
-	// asked before the target is looked at, so a 407 says nothing of names.
+	// Auth, if set, has to accept the credentials of every request. It is called
+	// before the target is parsed, so a 407 reveals nothing about names.
 	Auth Authenticator
 
 	// Via is this gateway's pseudonym: a request that names it in Via or
@@ -33,7 +33,7 @@ type Protocol struct {
 	// "" means loops are ended by their length only.
 	Via string
 
-	// ProxyName is who Proxy-Status says is speaking; "" means "culvert".
+	// ProxyName is the name of this gateway in Proxy-Status; "" means "culvert".
 	ProxyName string
 }
 
@@ -49,9 +49,9 @@ var foreign = []string{"PRI * HTTP/2.0\r\n", "SSH-", "PROXY "}
 // has 17 bytes.
 const maxMethod = 24
 
-// Sniff says Yes to a word and a space, which is how every HTTP/1.x request
-// begins, whatever its method: ServeConn can then say what is wrong with it.
-// The preface of HTTP/2, SSH and the PROXY protocol are another's.
+// Sniff returns Yes for a word and a space, which begin every HTTP/1.x request of any
+// method: ServeConn can then answer with what is wrong with it. The preface of HTTP/2,
+// SSH and the PROXY protocol belong to other protocols.
 func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	for _, s := range foreign {
 		n := min(len(b), len(s))
@@ -84,11 +84,10 @@ func (*Protocol) HasPreamble(prefix []byte) bool {
 }
 
 // ServeConn implements tunnel.Protocol. It reads one head, calls h at most
-// once, and returns when h does. Where it refuses by itself it has closed c.
+// once, and returns when h does. If it refuses the request itself it has closed c.
 //
-// The client's yes is written by req.Accept, whose Stream is c itself: it
-// begins with what the client sent behind its head. The no of req.Refuse is
-// the Refusal of Answer.
+// req.Accept writes the 200 and returns c itself, which begins with the bytes that the
+// client sent behind its head. req.Refuse answers with the Refusal of Answer.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
 	head, err := ReadHead(ctx, c)
 	if err != nil {
@@ -101,24 +100,24 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		p.refuse(c, nil, err)
 		return err
 	}
-	hops, err := p.admit(ctx, req, head.Target, head.Fields)
+	ctx, err = p.Admit(ctx, req, head.Target, head.Fields)
 	if err != nil {
 		p.refuse(c, nil, err)
 		return err
 	}
 	req.Accept = func() (tunnel.Stream, error) {
-		_ = c.SetWriteDeadline(time.Now().Add(accepting))
+		_ = c.SetWriteDeadline(time.Now().Add(acceptTimeout))
 		if _, err := io.WriteString(c, established); err != nil {
 			return nil, &tunnel.Error{Reason: tunnel.Gone, Err: fmt.Errorf("connect: the client left before it was answered: %w", err)}
 		}
 		return c.Accept()
 	}
 	req.Refuse = func(err error) { p.refuse(c, req, err) }
-	h.ServeTunnel(WithVia(ctx, hops), req)
+	h.ServeTunnel(ctx, req)
 	return nil
 }
 
-// readError says why a head ended before its end.
+// readError returns why a head could not be read to its end.
 func readError(ctx context.Context, c *tunnel.Conn, err error) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return tunnel.Refusef(tunnel.Drain, "connect: stopped after %d bytes of a head", len(c.Buffered()))
@@ -156,27 +155,7 @@ func checkHead(h *Head) error {
 	return nil
 }
 
-// admit judges a CONNECT that came by any HTTP version and says in req who
-// asks and where to. It returns the proxies the request came through.
-func (p *Protocol) admit(ctx context.Context, req *tunnel.Request, target string, fields Fields) ([]string, error) {
-	sent, n := fields.Get("Proxy-Authorization")
-	if n > 1 {
-		return nil, badRequest("%d Proxy-Authorization fields", n)
-	}
-	if p.Auth != nil {
-		if err := Authenticate(ctx, p.Auth, req, sent, n); err != nil {
-			return nil, tunnel.Refusef(tunnel.ReasonOf(err), "connect: %w", err)
-		}
-	}
-	to, err := ParseAuthority(target)
-	if err != nil {
-		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
-	}
-	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
-	return fields.Hops(p.Via, to)
-}
-
-// refuse tells the client no and closes c.
+// refuse sends a refusal and closes c.
 func (p *Protocol) refuse(c *tunnel.Conn, req *tunnel.Request, err error) {
 	r := p.Refusal(req, err)
 	r.Send(c, req, p.ProxyName)

@@ -8,14 +8,28 @@ import (
 
 // This file is what the other versions of HTTP have in common with this one.
 
-// Admit judges a CONNECT for target, whichever version of HTTP it came by:
-// credentials, target, loops. It says in req who asks and where to, and
-// returns the context for the Handler, from which a Dialer learns the proxies
-// the request came through. Its errors are *tunnel.Error.
+// Admit checks a CONNECT for target that came by any version of HTTP: credentials,
+// target, loops. It sets the destination and the client's identity in req, and returns
+// the context for the Handler, from which a Dialer learns the proxies that the request
+// came through. Its errors are *tunnel.Error.
 //
 // The strings of target and fields may go on being used.
 func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string, fields Fields) (context.Context, error) {
-	hops, err := p.admit(ctx, req, target, fields)
+	sent, n := fields.Get("Proxy-Authorization")
+	if n > 1 {
+		return ctx, badRequest("%d Proxy-Authorization fields", n)
+	}
+	if p.Auth != nil {
+		if err := Authenticate(ctx, p.Auth, req, sent, n); err != nil {
+			return ctx, tunnel.Refusef(tunnel.ReasonOf(err), "connect: %w", err)
+		}
+	}
+	to, err := ParseAuthority(target)
+	if err != nil {
+		return ctx, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
+	hops, err := fields.Hops(p.Via, to)
 	if err != nil {
 		return ctx, err
 	}

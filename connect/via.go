@@ -32,8 +32,8 @@ func viaOf(ctx context.Context) []string {
 }
 
 // ViaField returns the Via of a request that this gateway, whose pseudonym is
-// own, sends on in ctx by a version of HTTP, such as "1.1". It is false where
-// there is nobody to name: own is "" and the request came through nobody.
+// own, sends on in ctx by a version of HTTP, such as "1.1". It is false if there is no
+// gateway to name: own is "" and the request came through none.
 func ViaField(ctx context.Context, version, own string) (Field, bool) {
 	hops := viaOf(ctx)
 	if own != "" {

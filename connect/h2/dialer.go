@@ -96,12 +96,9 @@ var _ tunnel.Dialer = (*Dialer)(nil)
 // The net.Conn is a *Stream and belongs to the caller. A refusal is a
 // *tunnel.Error with the Reason that connect.ReplyReason finds.
 func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	if network != "tcp" {
-		return nil, net.UnknownNetworkError(network)
-	}
-	to, err := connect.ParseAuthority(addr)
+	to, err := connect.ParseDial(network, addr)
 	if err != nil {
-		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+		return nil, err
 	}
 	s, _, err := d.Open(ctx, &Head{Authority: to.String()})
 	return s, err

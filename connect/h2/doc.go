@@ -25,8 +25,8 @@
 // and the path is longer than it, up to 16 MiB, and 16 MiB for all streams of a
 // connection together.
 //
-// Every frame that carries nothing costs its sender points; who runs out of
-// them is a flood, and hears GOAWAY with ENHANCE_YOUR_CALM.
+// Every frame that carries nothing costs its sender points. A peer that runs out of them
+// is a flood, and its connection ends with GOAWAY and ENHANCE_YOUR_CALM.
 //
 // The package ends no TLS: ServeConn takes any connection. It pushes nothing,
 // obeys no priorities, and answers 405 to what is not a CONNECT.

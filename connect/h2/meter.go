@@ -2,7 +2,7 @@ package h2
 
 import "culvert.dev/connect/internal/mux"
 
-// What frames cost of a connection's budget, beyond what mux.Meter names.
+// The points that frames cost, of HTTP/2's own besides those of package mux.
 const (
 	budget = mux.MeterBudget
 

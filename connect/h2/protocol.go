@@ -29,8 +29,8 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 const sniffLen = len("PRI * HTTP/2.0\r\n")
 
 // A Protocol is the proxy side of CONNECT over HTTP/2, and a tunnel.Protocol
-// whose connections carry many tunnels. The zero value serves everybody who
-// can connect: what may be reached is the Handler's to say.
+// whose connections carry many tunnels. The zero value serves every client that can
+// connect: the Handler decides what may be reached.
 //
 // Its fields are not to be changed once it serves. It must not be copied.
 type Protocol struct {
@@ -70,7 +70,7 @@ var (
 // Name returns "connect-h2", or the name of the Service.
 func (p *Protocol) Name() string { return p.service().Name() }
 
-// Sniff says Yes to the first line of the client's preface: HTTP/2 with prior
+// Sniff returns Yes for the first line of the client's preface: HTTP/2 with prior
 // knowledge, RFC 9113 section 3.3.
 func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	n := min(len(b), sniffLen)
@@ -150,8 +150,7 @@ func (p *Protocol) idle() time.Duration {
 
 // ServeConn implements tunnel.Protocol. It calls h for each CONNECT, on a
 // goroutine of its own, and returns when the connection has ended and c is
-// closed. Where the client did something that ends a connection, the error
-// says what, whatever there was before.
+// closed. If the client did something that ends a connection, the error is about that.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) (err error) {
 	s := &server{p: p, tc: c, requests: mux.Server{Service: p.service(), Extended: p.Extended, Handler: h}}
 	ctx, cancel := context.WithCancel(ctx)

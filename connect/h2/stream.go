@@ -27,7 +27,7 @@ type Stream struct {
 	// What follows is guarded by c.mu.
 
 	readable sync.Cond
-	waker    func() // to be called when a Read would not wait, and then no more; nil for nobody
+	waker    func() // to be called when a Read would not wait, and then no more; may be nil
 	in       buffer
 	window   int   // bytes the peer may have on the way or unread here
 	credit   int   // bytes of it that the peer may still send
@@ -134,7 +134,7 @@ func (s *Stream) returned() {
 }
 
 // IsMultiplexed implements tunnel.Multiplexed: a stream has no descriptor, and the one of
-// its connection is counted by who dialed that.
+// its connection is counted where that was dialed.
 func (s *Stream) IsMultiplexed() bool { return true }
 
 // Held implements tunnel.Holder.
@@ -243,7 +243,7 @@ func (s *Stream) CloseWrite() error {
 
 // Close ends both directions. What was written arrives, and then the end,
 // unless a Write is cut short by it: then the peer sees a reset. A peer that
-// goes on sending is told to stop.
+// goes on sending is asked to stop.
 func (s *Stream) Close() error {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()

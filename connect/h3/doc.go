@@ -17,7 +17,7 @@
 // abort for an end. A connection goes on when its client's address changes.
 //
 // QUIC and QPACK are quic-go's; the frames on the streams are this package's
-// own. Its http3 package answers malformed requests by itself and tells nobody,
+// own. Its http3 package answers malformed requests without reporting them,
 // takes header fields in an http.Header, which knows neither their order nor
 // their number, and takes trailers where a tunnel must have none. What a header
 // list may hold is package connect's business, for HTTP/2 and HTTP/3 alike.
@@ -26,10 +26,10 @@
 // tunnels. What a stream has not read counts against the window of its
 // connection, so that one that was fast and then stopped holds as much of it as
 // it had grown to; the window is sized for three of the largest. The streams
-// that are slow from the start hold nobody up.
+// that are slow from the start hold up no other.
 //
-// Frames that carry nothing cost their sender points, as in HTTP/2; who runs
-// out of them is a flood, and the connection ends with H3_EXCESSIVE_LOAD.
+// Frames that carry nothing cost their sender points, as in HTTP/2. A peer that runs out
+// of them is a flood, and its connection ends with H3_EXCESSIVE_LOAD.
 //
 // DialRawQUIC and ServeRawQUIC are QUIC without HTTP, for probing and showing a
 // service behind a gateway that passes QUIC on: no other package has quic-go.

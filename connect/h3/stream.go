@@ -128,7 +128,7 @@ func (s *Stream) Broken() error {
 
 // isReset reports whether the peer, which wants no more of the stream, has reset
 // its own direction as well, or the connection has ended. It is false while
-// somebody reads, who finds out.
+// a Read is under way, which finds out.
 func (s *Stream) isReset() bool {
 	if !s.reading.TryLock() {
 		return false
@@ -347,7 +347,7 @@ func (s *Stream) CloseWrite() error {
 
 // Close ends both directions. What was written arrives, and then the end,
 // unless a Write is cut short by it: then the peer sees a reset. A peer that
-// goes on sending is told to stop.
+// goes on sending is asked to stop.
 func (s *Stream) Close() error {
 	if !s.shut() {
 		return net.ErrClosed

@@ -14,9 +14,9 @@ import (
 // DefaultPort is where HBONE is spoken.
 const DefaultPort = 15008
 
-// A Protocol is the server side of HBONE, for connections whose Peer has been
-// verified: who has none is refused. What may be reached is the Handler's to
-// say, by name or by address.
+// A Protocol is the server side of HBONE, for connections whose Peer has been verified:
+// a client without one is refused. The Handler decides what may be reached, by name or
+// by address.
 //
 // Its fields are not to be changed once it serves. It must not be copied.
 type Protocol struct {

@@ -13,11 +13,11 @@
 //	d := &socks5.Dialer{Proxy: "gw.example.com:1080", User: "alice", Password: secret}
 //	conn, err := d.DialContext(ctx, "tcp", "db.example.com:5432")
 //
-// A client says which ways of proving who it is it knows, hears which one to
+// A client says which ways of proving who it is it knows, is told which one to
 // use, proves it, and asks for one destination: a name, or an IPv4 or IPv6
-// address. It hears yes only after the Handler has a connection to the service;
+// address. It is accepted only after the Handler has a connection to the service;
 // what it sent behind its request stays in order in the tunnel.Conn until then.
-// A refused client hears the reply that ReplyFor gives for the Reason, and its
+// A refused client gets the reply that ReplyFor gives for the Reason, and its
 // connection is closed: bytes behind a refusal are never read.
 //
 // Only CONNECT is done. BIND and UDP ASSOCIATE are refused, and so is SOCKS4,

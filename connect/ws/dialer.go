@@ -68,12 +68,9 @@ var _ tunnel.Dialer = (*Dialer)(nil)
 // A refusal is a *tunnel.Error, as with connect.Dialer. A gateway that does not
 // agree on Subprotocol gives a stream that cannot half-close.
 func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	if network != "tcp" {
-		return nil, net.UnknownNetworkError(network)
-	}
-	to, err := connect.ParseAuthority(addr)
+	to, err := connect.ParseDial(network, addr)
 	if err != nil {
-		return nil, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+		return nil, err
 	}
 	at, err := parseURL(d.URL)
 	if err != nil {
@@ -198,7 +195,7 @@ func checkChoice(f connect.Fields) (string, error) {
 	return sub, nil
 }
 
-// A place is what a URL says.
+// A place is a parsed URL.
 type place struct {
 	addr   string // to dial, host:port
 	host   string // for the Host field

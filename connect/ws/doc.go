@@ -1,4 +1,4 @@
-// Package ws lets a client say where its stream should go by a WebSocket
+// Package ws lets a client name the destination of its stream by a WebSocket
 // handshake (RFC 6455), and carries the stream in binary messages: for
 // gateways behind a load balancer that lets only HTTP through. Protocol is the
 // server, Dialer the client, Stream what both have after the handshake.

@@ -63,8 +63,8 @@ func (*Protocol) Name() string { return "websocket" }
 
 const opening = "GET "
 
-// Sniff says Yes to "GET ", be it a handshake or not. On a listener with
-// connect, which says Yes to every method, this Protocol is asked first.
+// Sniff returns Yes for "GET ", whether a handshake follows or not. On a listener with
+// connect, which takes every method, this Protocol comes first.
 func (*Protocol) Sniff(b []byte) tunnel.Verdict {
 	n := min(len(b), len(opening))
 	switch {
