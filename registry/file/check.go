@@ -78,8 +78,6 @@ func (d *decoder) checkService(i int) {
 		// The last gateway is asked for what this one was asked for.
 	} else if !has(at.node, "endpoints") {
 		d.errorf(at.node, `add endpoints: ["host:port"]`, "a service needs endpoints")
-	} else if n := at.value("endpoints"); n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-		d.errorf(n, `list where it is served: ["host:port"]`, "endpoints is empty")
 	}
 	if at.value("via") != nil && len(s.Endpoints) == 0 && at.value("ports") == nil {
 		switch {

@@ -114,7 +114,7 @@ type Limits struct {
 	HandshakeTimeout        time.Duration `yaml:"handshakeTimeout,min=1ms" default:"5s"`      // from the first byte to the whole preamble
 	IdleTimeout             time.Duration `yaml:"idleTimeout,min=1ms" default:"1h"`           // of a tunnel, without a byte either way
 	UDPIdleTimeout          time.Duration `yaml:"udpIdleTimeout,min=1ms" default:"2m"`        // of a session of UDP, without a datagram either way
-	HalfClosedTimeout       time.Duration `yaml:"halfClosedTimeout,min=1ms" default:"1m"`     // of a tunnel, silent with one side closed
+	HalfClosedTimeout       time.Duration `yaml:"halfClosedTimeout,min=1ms" default:"60s"`    // of a tunnel, silent with one side closed
 	ConnectTimeout          time.Duration `yaml:"connectTimeout,min=1ms" default:"3s"`        // of one address
 	ConnectTotalTimeout     time.Duration `yaml:"connectTotalTimeout,min=1ms" default:"10s"`  // of all addresses of a request
 	Memory                  Memory        `yaml:"memory" as:"memory"`                         // of the process

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -29,38 +30,119 @@ func schema(t *testing.T) jsonObject {
 // keys returns the keys of the objects that are decoded into a T.
 func keys[T any]() []string { return slices.Clone(planOf(reflect.TypeFor[T]()).keys) }
 
-// The schema and the loader know the same keys.
+// The schema and the structs that the file is decoded into know the same keys, which are
+// required in both or in none, and the same words, defaults and empty lists.
 func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	root := schema(t)
 	defs := root["$defs"].(jsonObject)
-	for name, want := range map[string][]string{
-		"": keys[configuration](), "network": keys[network](), "listener": keys[Listener](), "auth": keys[Auth](), "proxyProtocol": keys[Proxy](),
-		"limits": keys[Limits](), "drain": keys[Drain](), "log": keys[Log](), "service": keys[service](),
-		"websocket": keys[WebSocket](), "hop": keys[hop](), "tls": keys[tlsSettings](), "keyPair": keys[KeyFiles](),
-		"servicePorts": keys[ServicePorts](), "vips": keys[VIPs](), "check": keys[healthCheck](), "clients": keys[clientFilter](), "gateway": keys[gateway](), "id": keys[meshName](),
-		"namedPort": keys[port](), "endpoint": keys[endpoint](),
-		"dns": keys[DNS](), "dnsListener": keys[DNSListener](),
-		"kubernetes": keys[Kubernetes](), "discovery": keys[Discovery](), "suffix": keys[Suffix](), "gatewayAPI": keys[GatewayAPI](), "publicAddress": keys[PublicAddress](),
-		"dnsForward": keys[DNSForward](), "dnsCache": keys[DNSCache](),
-	} {
-		object := root
-		if name != "" {
-			object, _ = defs[name].(jsonObject)
-		}
-		if object["additionalProperties"] != false {
-			t.Errorf("%q allows additional properties", name)
-		}
-		properties, _ := object["properties"].(jsonObject)
-		slices.Sort(want)
-		if got := slices.Sorted(maps.Keys(properties)); !slices.Equal(got, want) {
-			t.Errorf("keys of %q: the schema has %v, the loader %v", name, got, want)
-		}
-		delete(defs, name)
-	}
+	c := schemaComparison{t: t, defs: defs, seen: map[string]bool{}}
+	c.object("", root, reflect.TypeFor[configuration]())
 	for name, def := range defs {
-		if def.(jsonObject)["properties"] != nil {
+		if def.(jsonObject)["properties"] != nil && !c.seen[name] {
 			t.Errorf("the schema has an object %q that the loader does not read", name)
 		}
+	}
+}
+
+// decodedAs are the types of which the file has the keys of another.
+var decodedAs = map[reflect.Type]reflect.Type{
+	reflect.TypeFor[TLS]():      reflect.TypeFor[tlsSettings](),
+	reflect.TypeFor[services](): reflect.TypeFor[[]service](),
+}
+
+// refusesEmpty has the lists that are checked to have elements with a sentence of their own.
+var refusesEmpty = map[string]bool{".listeners.proxyProtocol.from": true}
+
+// A schemaComparison compares a schema with the structs of the loader.
+type schemaComparison struct {
+	t    *testing.T
+	defs jsonObject
+	seen map[string]bool // definitions
+}
+
+// resolved returns what s refers to.
+func (c schemaComparison) resolved(s jsonObject) jsonObject {
+	for s["$ref"] != nil {
+		name := strings.TrimPrefix(s["$ref"].(string), "#/$defs/")
+		c.seen[name] = true
+		s, _ = c.defs[name].(jsonObject)
+	}
+	return s
+}
+
+// alternative returns s, or the one of its alternatives of a type.
+func (c schemaComparison) alternative(s jsonObject, kind string) jsonObject {
+	s = c.resolved(s)
+	for _, word := range []string{"oneOf", "anyOf"} {
+		all, _ := s[word].([]any)
+		for _, a := range all {
+			if a := c.resolved(a.(jsonObject)); a["type"] == kind {
+				return a
+			}
+		}
+	}
+	return s
+}
+
+func (c schemaComparison) object(at string, s jsonObject, typ reflect.Type) {
+	c.t.Helper()
+	if s["additionalProperties"] != false {
+		c.t.Errorf("%q allows additional properties", at)
+	}
+	p := planOf(typ)
+	properties, _ := s["properties"].(jsonObject)
+	if got, want := slices.Sorted(maps.Keys(properties)), slices.Sorted(slices.Values(p.keys)); !slices.Equal(got, want) {
+		c.t.Fatalf("keys of %q: the schema has %v, the loader %v", at, got, want)
+	}
+	required, _ := s["required"].([]any)
+	for _, f := range p.fields {
+		if slices.Contains(required, any(f.key)) != f.required {
+			c.t.Errorf("%s.%s is required by the loader: %v, and not so by the schema", at, f.key, f.required)
+		}
+		c.value(at+"."+f.key, properties[f.key].(jsonObject), f, typ.Field(f.index))
+	}
+}
+
+func (c schemaComparison) value(at string, s jsonObject, f structField, field reflect.StructField) {
+	c.t.Helper()
+	if want, ok := field.Tag.Lookup("default"); ok && fmt.Sprint(s["default"]) != want {
+		c.t.Errorf("%s: default %v in the schema, %s in the loader", at, s["default"], want)
+	}
+	typ := field.Type
+	for {
+		if t, ok := decodedAs[typ]; ok {
+			typ = t
+		}
+		if typ.Kind() == reflect.Pointer {
+			typ = typ.Elem()
+			continue
+		}
+		if typ.Kind() != reflect.Slice {
+			break
+		}
+		least, _ := cmp.Or(s["minItems"], c.alternative(s, "array")["minItems"]).(float64)
+		s, typ = c.alternative(s, "array"), typ.Elem()
+		if least > 0 != (f.nonEmpty || refusesEmpty[at]) {
+			c.t.Errorf("%s: minItems %v in the schema, the loader refuses an empty list: %v", at, least, f.nonEmpty)
+		}
+		items, ok := s["items"].(jsonObject)
+		if !ok {
+			c.t.Fatalf("%s is no list in the schema", at)
+		}
+		s = items
+	}
+	if len(f.words) > 0 {
+		var words []string
+		enum, _ := c.resolved(s)["enum"].([]any)
+		for _, w := range enum {
+			words = append(words, fmt.Sprint(w))
+		}
+		if !slices.Equal(slices.Compact(slices.Sorted(slices.Values(words))), slices.Sorted(slices.Values(f.words))) {
+			c.t.Errorf("%s: words %v in the schema, %v in the loader", at, words, f.words)
+		}
+	}
+	if typ.Kind() == reflect.Struct && f.format == nil && len(planOf(typ).keys) > 0 {
+		c.object(at, c.alternative(s, "object"), typ)
 	}
 }
 

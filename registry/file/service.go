@@ -16,7 +16,7 @@ import (
 // A service is an element of services.
 type service struct {
 	Name              tunnel.Pattern   `yaml:"name" what:"the name of a service" as:"pattern"`
-	Names             []tunnel.Pattern `yaml:"names" what:"the name of a service" as:"pattern"`
+	Names             []tunnel.Pattern `yaml:"names" what:"the name of a service" as:"pattern" empty:"list names, or write name"`
 	Ports             []port           `yaml:"ports" what:"a port" empty:"list ports, or leave the key out for any port"`
 	Mesh              meshName         `yaml:"mesh"`
 	Exported          bool             `yaml:"exported"`
@@ -29,7 +29,7 @@ type service struct {
 	ExposedTo         []string         `yaml:"exposedTo" empty:"leave the key out for everyone, or write exposed: false for nobody"`
 	Clients           clientFilter     `yaml:"clients"`
 	Addresses         []netip.Addr     `yaml:"addresses" what:"an address" as:"destination"`
-	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint"`
+	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint" empty:"list where it is served: [\"host:port\"]"`
 	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
 	Check             healthCheck      `yaml:"check"`
 	Via               []hop            `yaml:"via" what:"a hop" empty:"leave the key out to go there directly"`
@@ -76,8 +76,8 @@ func (l *services) decode(d *decoder, n *yaml.Node, key string) {
 	d.services = make([]mapping, len(n.Content))
 	var s service
 	for i, n := range n.Content {
-		s = service{}
 		if isNull(n) {
+			s = service{}
 			d.errorf(n, "give it a value, or take it out", "%s has an empty element", key)
 		} else {
 			into(d, n, "a service", &s)

@@ -84,7 +84,7 @@ type tlsSettings struct {
 	KeyFile            string           `yaml:"keyFile,required"`
 	Certificates       []KeyFiles       `yaml:"certificates" what:"a certificate"` // beside the first
 	Names              []tunnel.Pattern `yaml:"names" what:"a name" as:"pattern"`
-	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3" unique:"protocol"`
+	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
 	ClientCAFile       caFiles          `yaml:"clientCAFile"`
 	ClientCertificates string           `yaml:"clientCertificates" oneof:"required optional"`
 	TrustDomains       []string         `yaml:"trustDomains" what:"a trust domain" as:"trustDomain" empty:"leave the key out to take any identity"`
