@@ -129,9 +129,9 @@ func (b *lossBench) run(ctx context.Context) error {
 			if !b.measures(rate) {
 				continue
 			}
-			p.loss.Store(rate.of)
+			p.lose(rate.of)
 			r, err := load.do(ctx, job{Op: "down", N: 1, Time: b.slice, To: netip.MustParseAddrPort(lossGateway), Carrier: lossPrefix + w.name})
-			p.loss.Store(0)
+			p.lose(0)
 			if err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
 			}

@@ -87,7 +87,7 @@ const nearHost, farHost, pathPrefix = "10.99.0.1", "10.99.0.2", "10.99.0.0/24"
 // one packet for TCP and QUIC alike.
 type path struct {
 	near, far *network
-	loss      atomic.Int64 // packets of a million that are lost, in each direction
+	loss      [2]atomic.Pointer[loss] // of each direction; nil loses nothing
 
 	ends [2]*os.File
 	done chan struct{}
@@ -128,11 +128,24 @@ func newPath() (p *path, err error) {
 	}
 	for i := range p.ends {
 		packets := make(chan packet, pathQueue/40)
-		flip := rand.New(rand.NewPCG(1, uint64(i)))
-		p.wg.Go(func() { p.take(p.ends[i], packets, flip) })
+		p.wg.Go(func() { p.take(p.ends[i], packets, &p.loss[i]) })
 		p.wg.Go(func() { p.deliver(packets, p.ends[1-i]) })
 	}
 	return p, nil
+}
+
+// A loss decides which packets are lost.
+type loss struct {
+	of   int64 // a million packets
+	flip *rand.Rand
+}
+
+// lose has the path lose so many of a million packets in each direction: the same
+// ones each time.
+func (p *path) lose(of int64) {
+	for i := range p.loss {
+		p.loss[i].Store(&loss{of, rand.New(rand.NewPCG(1, uint64(i)))})
+	}
 }
 
 // close ends the path and its networks, with the processes that are there.
@@ -158,7 +171,7 @@ type packet struct {
 }
 
 // take reads the packets of one end, loses some, and has the others wait.
-func (p *path) take(from *os.File, to chan<- packet, flip *rand.Rand) {
+func (p *path) take(from *os.File, to chan<- packet, losses *atomic.Pointer[loss]) {
 	defer close(to)
 	buf := make([]byte, 64<<10)
 	free := time.Now() // when the packets before have left
@@ -167,7 +180,7 @@ func (p *path) take(from *os.File, to chan<- packet, flip *rand.Rand) {
 		if errors.Is(err, os.ErrClosed) {
 			return
 		}
-		if err != nil || flip.Int64N(1e6) < p.loss.Load() {
+		if l := losses.Load(); err != nil || l != nil && l.flip.Int64N(1e6) < l.of {
 			continue
 		}
 		now := time.Now()
