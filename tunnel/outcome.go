@@ -57,7 +57,8 @@ type Attempt struct {
 type record interface {
 	relay.Owner
 
-	requestID() uint64 // 0 where there is none
+	requestID() uint64   // 0 where there is none
+	serviceName() string // of the route; "" where there is none
 
 	// outcome returns a new Outcome of all that is known before the end, nil where
 	// nothing is.
@@ -170,6 +171,14 @@ func (rec *carriedInfo) requestID() uint64 {
 	return rec.about.ID
 }
 
+func (rec *tunnelInfo) serviceName() string { return rec.service }
+func (rec *carriedInfo) serviceName() string {
+	if rec.about == nil {
+		return ""
+	}
+	return rec.about.Service
+}
+
 func (rec *tunnelInfo) age() time.Duration  { return time.Duration(poll.Clock() - rec.began) }
 func (rec *carriedInfo) age() time.Duration { return time.Since(rec.about.Start) }
 
@@ -203,14 +212,14 @@ func (rec *largeInfo) Ended(e End) { rec.end(rec.outcome(), e) }
 
 // Ended implements relay.Owner.
 func (rec *carriedInfo) Ended(e End) {
-	defer rec.relay.open.Add(-1)
+	defer rec.relay.open.remove(rec.serviceName())
 	rec.ended(e)
 }
 
 // end gives back what the tunnel had taken, and reports its Outcome, which is o with
 // its end.
 func (rec *tunnelInfo) end(o *Outcome, e End) {
-	defer rec.router.Relay.open.Add(-1)
+	defer rec.router.Relay.open.remove(rec.service)
 	if rec.lease.stream {
 		early := e.ByClient && e.Out == 0 && rec.age()-rec.waited-rec.dialed.duration() < earlyAbort
 		rec.lease.client.countTunnelEnd(early, time.Now())

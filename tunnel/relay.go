@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"culvert.dev/tunnel/internal/poll"
@@ -45,7 +44,7 @@ type Relay struct {
 	Log               *slog.Logger  // panics in tunnels; nil discards
 
 	own      Loops
-	open     atomic.Int64
+	open     openTunnels
 	once     sync.Once // guards the setting of carrier
 	carrier  relay.Relay
 	sessions sessions
@@ -92,7 +91,7 @@ func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, i
 	t.Client, t.FromClient = unwrap(client)
 	t.Server, t.FromServer = unwrap(server)
 	scratch := k.takeScratch(t.Client)
-	r.open.Add(1)
+	r.open.add(info.serviceName())
 	if copied := r.carriers().Carry(&t); copied && scratch != nil {
 		scratch.Free()
 	}
@@ -106,14 +105,14 @@ func (r *Relay) carriers() *relay.Relay {
 }
 
 // Open returns the number of tunnels that have not ended.
-func (r *Relay) Open() int { return int(r.open.Load()) }
+func (r *Relay) Open() int { return int(r.open.all.Load()) }
 
 // Wait returns nil when no tunnel is open, or the context's error.
 func (r *Relay) Wait(ctx context.Context) error {
 	const often = 10 * time.Millisecond
 	tick := time.NewTicker(often)
 	defer tick.Stop()
-	for r.open.Load() > 0 {
+	for r.open.all.Load() > 0 {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

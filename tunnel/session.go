@@ -80,7 +80,7 @@ func (r *Route) datagrams(d Dialer) error {
 // Carry puts s on the list of what is open.
 func (s *Session) Carry(c Carrier) {
 	s.carrier = c
-	s.relay.open.Add(1)
+	s.relay.open.add(s.record.serviceName())
 	s.relay.sessions.add(s)
 }
 
@@ -99,7 +99,7 @@ func (s *Session) End(e End) {
 		return
 	}
 	if s.carrier == nil { // it was given up before Carry
-		s.relay.open.Add(1)
+		s.relay.open.add(s.record.serviceName())
 	}
 	s.relay.sessions.remove(s)
 	s.record.Ended(e)

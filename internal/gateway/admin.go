@@ -180,7 +180,7 @@ func (g *Gateway) RestartNeeded(parts []string) { g.restart.Store(&parts) }
 // gauges registers what the metrics read at each scrape.
 func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m := g.metrics
-	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return float64(g.relay.Open()) })
+	m.OpenTunnels(g.relay.OpenByService, g.relay.BytesByService)
 	m.Gauge("culvert_udp_sessions", "Open UDP sessions, including those without a route yet.", func() float64 { return float64(g.datagrams.server.Stats().Sessions) })
 	m.Gauge("culvert_udp_sessions_half_open", "UDP sessions whose client has not proven yet that it receives answers.", func() float64 { return float64(g.datagrams.server.Stats().HalfOpen) })
 	m.Counter("culvert_udp_dropped_total", "Datagrams from clients that belong to no session and start none, or do not fit: a flood, or clients whose session ended.", func() float64 { return float64(g.datagrams.server.Stats().Dropped) })

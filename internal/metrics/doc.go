@@ -5,7 +5,7 @@
 //
 //	m := metrics.New()
 //	m.BuildInfo(version)
-//	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return float64(relay.Open()) })
+//	m.OpenTunnels(relay.OpenByService, relay.BytesByService)
 //	router.Observe = m.Observe
 //	server.Observe = m.Observe
 //	admin := &admin.Admin{Metrics: m.Handler()}

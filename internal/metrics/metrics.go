@@ -20,7 +20,6 @@ type Metrics struct {
 
 	requests     *prometheus.CounterVec   // proto, service, reason
 	refused      *prometheus.CounterVec   // reason
-	bytes        *prometheus.CounterVec   // service, direction
 	dialFailures *prometheus.CounterVec   // service, reason
 	dials        *prometheus.HistogramVec // result
 	noPort       prometheus.Counter
@@ -32,6 +31,7 @@ type Metrics struct {
 	build *prometheus.GaugeVec
 
 	children children
+	open     openTunnels
 }
 
 // New returns Metrics with a registry of its own, which also holds the Go
@@ -44,8 +44,6 @@ func New() *Metrics {
 			"Requests that have ended, whether refused or carried. reason says how.", "proto", "service", "reason"),
 		refused: counters("culvert_connections_refused_total",
 			"Connections that ended before they made a request.", "reason"),
-		bytes: counters("culvert_tunnel_bytes_total",
-			"Bytes carried by tunnels that have ended. direction is in (client to service) or out.", "service", "direction"),
 		dialFailures: counters("culvert_dial_failures_total",
 			"Failed dials of one endpoint. The request may have succeeded with the next one.", "service", "reason"),
 		dials: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -69,7 +67,7 @@ func New() *Metrics {
 		}, []string{"version", "goversion"}),
 	}
 	m.registry.MustRegister(
-		m.requests, m.refused, m.bytes, m.dialFailures, m.dials, m.noPort, m.tunnels, m.preamble,
+		m.requests, m.refused, &m.open, m.dialFailures, m.dials, m.noPort, m.tunnels, m.preamble,
 		m.build,
 		// What the last collection found in use, besides the usual: the heap's
 		// size also counts what is garbage and what is set aside.
@@ -92,6 +90,7 @@ func New() *Metrics {
 		}
 	}
 	m.children.init()
+	m.open.m = m
 	return m
 }
 

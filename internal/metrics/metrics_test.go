@@ -83,7 +83,7 @@ func TestExposition(t *testing.T) {
 func TestLint(t *testing.T) {
 	m := New()
 	fill(m)
-	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return 3 })
+	m.OpenTunnels(func() map[string]int { return map[string]int{"orders": 3} }, func() map[string]tunnel.ServiceBytes { return nil })
 	m.Counter("culvert_log_lines_dropped_total", "Log lines dropped.", func() float64 { return 1 })
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil {
@@ -98,7 +98,7 @@ func TestLint(t *testing.T) {
 func TestHandler(t *testing.T) {
 	m := New()
 	fill(m)
-	m.Gauge("culvert_tunnels_open", "Open tunnels.", func() float64 { return 7 })
+	m.OpenTunnels(func() map[string]int { return map[string]int{"orders": 7} }, func() map[string]tunnel.ServiceBytes { return nil })
 	m.Counter("culvert_log_lines_dropped_total", "Log lines dropped.", func() float64 { return 5 })
 	m.Gauges("culvert_checked", "Addresses.", "state", map[string]func() float64{"up": func() float64 { return 3 }, "down": func() float64 { return 4 }})
 	m.Counters("culvert_checks_total", "Probes.", "result", map[string]func() float64{"passed": func() float64 { return 8 }, "failed": func() float64 { return 9 }})
@@ -109,7 +109,7 @@ func TestHandler(t *testing.T) {
 	}
 	for _, want := range []string{
 		`culvert_build_info{goversion="go`, `version="v1.2.3"} 1`,
-		"culvert_tunnels_open 7\n", `culvert_checked{state="up"} 3`, `culvert_checked{state="down"} 4`,
+		"culvert_tunnels_open{service=\"orders\"} 7\n", "culvert_tunnels_open{service=\"\"} 0\n", `culvert_checked{state="up"} 3`, `culvert_checked{state="down"} 4`,
 		`culvert_checks_total{result="passed"} 8`, `culvert_checks_total{result="failed"} 9`, "culvert_log_lines_dropped_total 5\n",
 		`culvert_requests_total{proto="sni",reason="done",service="orders"} 2`,
 		"go_goroutines ",
@@ -190,7 +190,7 @@ func TestServicesAreCapped(t *testing.T) {
 	if got := testutil.ToFloat64(m.requests.WithLabelValues("sni", "s9999", "done")); got != 1 {
 		t.Errorf("at the cap: requests of the last service = %v, want 1", got)
 	}
-	series := testutil.CollectAndCount(m.bytes)
+	series := testutil.CollectAndCount(&m.open, "culvert_tunnel_bytes_total")
 	for i := range 50 {
 		m.Observe(carried(fmt.Sprintf("late%d", i)))
 	}
@@ -201,7 +201,7 @@ func TestServicesAreCapped(t *testing.T) {
 	if got := testutil.ToFloat64(m.requests.WithLabelValues("sni", "s9999", "done")); got != 2 {
 		t.Errorf("over the cap: requests of a known service = %v, want 2", got)
 	}
-	if got := testutil.CollectAndCount(m.bytes); got != series+2 {
+	if got := testutil.CollectAndCount(&m.open, "culvert_tunnel_bytes_total"); got != series+2 {
 		t.Errorf("over the cap: %d series of bytes, want %d: in and out of %q", got, series+2, otherName)
 	}
 	if n := len(m.children.services); n != MaxServices+2 {

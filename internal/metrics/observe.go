@@ -3,6 +3,7 @@ package metrics
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -42,8 +43,8 @@ func (m *Metrics) Observe(o *tunnel.Outcome) {
 	}
 	if o.Carried() {
 		m.tunnels.Observe(o.Lasted.Seconds())
-		s.in.Add(float64(max(o.BytesIn, 0))) // a counter panics at a negative number
-		s.out.Add(float64(max(o.BytesOut, 0)))
+		s.in.Add(max(o.BytesIn, 0))
+		s.out.Add(max(o.BytesOut, 0))
 	}
 }
 
@@ -67,10 +68,12 @@ type children struct {
 // A key is a set of label values.
 type key struct{ proto, service, reason string }
 
-// A service is one value of the label, with its busiest time series.
+// A service is one value of the label.
 type service struct {
 	name    string
-	in, out prometheus.Counter
+	in, out atomic.Int64 // bytes of tunnels that have ended
+
+	shownIn, shownOut int64 // bytes of all tunnels at the last scrape; openTunnels.mu guards them
 }
 
 func (c *children) init() {
@@ -99,11 +102,7 @@ func (m *Metrics) service(name string) *service {
 	if s := c.services[name]; s != nil {
 		return s
 	}
-	s = &service{
-		name: name,
-		in:   m.bytes.WithLabelValues(name, "in"),
-		out:  m.bytes.WithLabelValues(name, "out"),
-	}
+	s = &service{name: name}
 	c.services[name] = s
 	return s
 }
@@ -175,17 +174,15 @@ func (m *Metrics) proto(name string) string {
 
 // Forget drops the time series of services that keep doesn't want, and so
 // makes room for others. Call it after a reload that removed services. A
-// tunnel that such a service still has makes its series anew when it ends.
-// keep must not call m.
+// service with open tunnels keeps its series. keep must not call m.
 func (m *Metrics) Forget(keep func(service string) bool) {
+	open := m.open.services()
 	c := &m.children
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for name := range c.services {
-		if !shared(name) && !keep(name) {
+		if !shared(name) && !keep(name) && open[name] == 0 {
 			delete(c.services, name)
-			m.bytes.DeleteLabelValues(name, "in")
-			m.bytes.DeleteLabelValues(name, "out")
 		}
 	}
 	// By what is left and not by what went: an Observe under way may have
