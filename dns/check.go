@@ -23,7 +23,8 @@ type check struct {
 	stripped bool
 }
 
-// clean removes from m what was not asked for.
+// clean removes records from m that do not belong to the question, and returns
+// an error if what is left is no answer.
 func (c *check) clean(m *dns.Msg) error {
 	if len(m.Question) != 1 {
 		return errUnusable

@@ -118,7 +118,7 @@ func withDefaultPort(server, port string) string {
 	return server
 }
 
-// candidates returns the full names that name may stand for, in order.
+// candidates returns the full names that name may mean, in order.
 func (c *config) candidates(name string, absolute bool) []string {
 	if absolute || strings.Count(name, ".") >= c.ndots {
 		return []string{name}

@@ -1,7 +1,7 @@
 // Package dns speaks DNS in both directions.
 //
-// A Server answers the names of a table, as they are meant from where the
-// asker stands, and has everything else answered by other resolvers:
+// A Server answers the names of a table, for the network of each client, and
+// forwards all other questions to other resolvers:
 //
 //	srv := &dns.Server{
 //		Zones: []string{"mesh.internal", "svc.clusterset.local"},
@@ -15,21 +15,21 @@
 //	...
 //	srv.Shutdown(ctx)
 //
-// The table is one small interface, Names. What it answers is never cached: a
-// new table is in the next answer.
+// The table is one small interface, Names. Its answers are never cached: the
+// next answer after a change has the new table.
 //
 // A Resolver looks up endpoints for the gateway itself:
 //
 //	resolver := &dns.Resolver{}
 //	reg := &registry.Registry{Lookup: resolver.Lookup}
 //
-// The standard library's resolver does not tell how long an answer is good
-// for; this one keeps answers for as long as DNS says, asks once for any
-// number of callers, and serves what it had when the servers are gone.
+// The standard library's resolver does not return the TTL of an answer; this
+// one keeps answers for as long as DNS says, asks once for any number of
+// callers, and serves what it had when the servers are gone.
 //
-// Both are stubs: they ask recursive resolvers and believe what is to the
-// question. Nobody here walks the tree from the root, validates DNSSEC,
-// transfers zones or takes updates.
+// Both are stubs: they ask recursive resolvers and use only records that answer
+// the question. Neither resolves from the root, validates DNSSEC, transfers
+// zones or takes updates.
 //
 // # Stability
 //

@@ -52,9 +52,9 @@ type Forwarder struct {
 	Zones map[string][]Upstream
 
 	// PrivateZones are zones, beside Zones, that may have private and loopback
-	// addresses; "." is all. Elsewhere these are taken out of answers: a page
-	// must not reach what is near its reader by a name of its own (DNS
-	// rebinding).
+	// addresses; "." is all. For other names such addresses are removed from
+	// answers: a web page must not reach its reader's network by a name that it
+	// controls (DNS rebinding).
 	PrivateZones []string
 
 	CacheBytes int           // 0 means 32 MiB, less than 0 that nothing is kept but for the questions under way
@@ -128,7 +128,7 @@ func (f *Forwarder) clock() time.Time {
 	return time.Now()
 }
 
-// zoneOf returns the zone with upstreams of its own that name is in.
+// zoneOf returns the zone that name is in and that has its own upstreams.
 func (f *Forwarder) zoneOf(name string) (string, bool) {
 	f.init()
 	return f.zones.of(name)

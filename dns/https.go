@@ -118,7 +118,7 @@ type connKey struct{}
 type countedConn struct {
 	net.Conn
 	give, flood func()
-	spare       atomic.Int64 // bytes that came and were of no question
+	spare       atomic.Int64 // bytes received that belong to no question
 }
 
 func (c *countedConn) Read(p []byte) (int, error) {
@@ -131,7 +131,7 @@ func (c *countedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// asked takes what came for a question's.
+// asked gives a question its share of the bytes received, which then do not count as idle.
 func (c *countedConn) asked() {
 	for {
 		spare := c.spare.Load()

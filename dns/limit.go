@@ -15,8 +15,8 @@ import (
 // share a slot by chance share its rate; the memory is the same in any flood.
 const rateSlots = 1 << 16
 
-// A rateLimit counts the responses by UDP to each network in each second, as
-// a source address there is nobody's proof of anything.
+// A rateLimit counts the responses by UDP to each network in each second, as a
+// source address of UDP can be forged.
 type rateLimit struct {
 	began time.Time // seconds are counted from here
 	seed  maphash.Seed
@@ -51,7 +51,8 @@ func (r *rateLimit) take(from netip.Addr, now time.Time) (ok, slip bool) {
 	}
 }
 
-// network is what is taken for one source by UDP: a /24, or a /56.
+// network returns the prefix that is limited as one source by UDP: a /24, or a
+// /56.
 func network(a netip.Addr) netip.Prefix {
 	bits := 56
 	if a = a.Unmap(); a.Is4() {
@@ -61,8 +62,8 @@ func network(a netip.Addr) netip.Prefix {
 	return p
 }
 
-// host is what is taken for one client that has been seen to be there, or is
-// trusted: an address, or a /64.
+// host returns the prefix that is limited as one client whose address is proven
+// or trusted: an address, or a /64.
 func host(a netip.Addr) netip.Prefix {
 	bits := 64
 	if a = a.Unmap(); a.Is4() {

@@ -45,11 +45,11 @@ const (
 // A Resolver finds the addresses of names. The zero value uses the system's
 // settings. It is safe for use by many goroutines and must not be copied.
 //
-// /etc/hosts comes first. Where resolv.conf has a search list, names with
-// fewer dots than ndots are tried with it, then as they are; others only as
-// they are, as is a name that ends in a dot. Both files are read again when
-// they change. On systems without resolv.conf the standard library is asked,
-// and what it finds is kept for 30 seconds.
+// /etc/hosts comes first. Where resolv.conf has a search list, names with fewer
+// dots than ndots are tried with it, then as they are; others only as they are,
+// as is a name that ends in a dot. Both files are read again when they change.
+// On systems without resolv.conf it asks the standard library, and caches the
+// answer for 30 seconds.
 //
 // Questions are asked as a Forwarder asks them. Answers are kept for their TTL, within
 // 1 second and 1 hour, and for at most 10 seconds that a name does not exist. A stale
@@ -103,8 +103,7 @@ func (r *Resolver) LookupTTL(ctx context.Context, host string) (addrs []netip.Ad
 	return addrs, ttl, nil
 }
 
-// lookup is Lookup that also returns when the addresses expire; the zero time stands
-// for never.
+// lookup is Lookup that also returns when the addresses expire; the zero time means never.
 func (r *Resolver) lookup(ctx context.Context, host string) ([]netip.Addr, time.Time, error) {
 	var always time.Time
 	if a, err := netip.ParseAddr(host); err == nil {

@@ -54,8 +54,8 @@ type Question struct {
 	// labels.
 	Name string
 	Type Type
-	View string     // the network of the asker; "" if none is known
-	From netip.Addr // who asks, by the socket; nobody's word
+	View string     // the network of the client; "" if unknown
+	From netip.Addr // the client's address, as the socket has it
 }
 
 // A Status is what a table says of a name.
@@ -72,10 +72,10 @@ const (
 	// Exists: the name is the table's, in a zone or by itself. Without a
 	// record of the type asked for the answer is NODATA.
 	Exists
-	// Unknown: the part of the table that would know has never been loaded.
-	// In the server's zones the answer is SERVFAIL, as resolvers believe a
-	// NXDOMAIN, and for a while; elsewhere it is forwarded, and SERVFAIL where
-	// others have no record either, in what is Server.Claimed.
+	// Unknown: the part of the table that would know has never been loaded. In the
+	// server's zones the answer is SERVFAIL, as resolvers cache NXDOMAIN.
+	// Elsewhere the question is forwarded; in Server.Claimed the answer is
+	// SERVFAIL if the other resolvers have no record either.
 	Unknown
 )
 

@@ -26,10 +26,10 @@ const (
 	maskOpcode = 0xf << 11
 )
 
-// drop is the verdict on what is not answered at all.
+// drop means that a message gets no answer.
 const drop = -1
 
-// A query is a question as it stands in a message.
+// A query is the question of a message, undecoded.
 type query struct {
 	id     uint16
 	flags  uint16
@@ -60,9 +60,9 @@ func newQuery(name string, qtype uint16) (*query, error) {
 	return q, nil
 }
 
-// parseQuery reads a message that should be a question, RFC 1035 section 4
-// and RFC 6891. It returns drop, or the response code of what is wrong with
-// it, or dns.RcodeSuccess; then q refers to b.
+// parseQuery reads a message that should be a question, RFC 1035 section 4 and
+// RFC 6891. It returns drop, or the response code for an invalid message, or
+// dns.RcodeSuccess; then q refers to b.
 func parseQuery(b []byte, q *query) int {
 	*q = query{size: plainSize}
 	if len(b) < headerLen {
@@ -183,8 +183,8 @@ func (q *query) readOPT(head, data []byte) bool {
 	return true
 }
 
-// skipName returns where the name at off ends. A name may go on only at an
-// earlier place, and so comes to an end (RFC 1035 section 4.1.4: "a prior
+// skipName returns where the name at off ends. A pointer may lead only to an
+// earlier offset, so every name ends (RFC 1035 section 4.1.4: "a prior
 // occurrence").
 func skipName(b []byte, off int) (end int, ok bool) {
 	length, before := 0, off

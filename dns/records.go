@@ -67,8 +67,8 @@ func (w *writer) unspecific(ttl uint32) bool {
 	})
 }
 
-// aliases writes the chain of CNAMEs from the name asked for, as far as the
-// table has it, and what is at its end.
+// aliases writes the chain of CNAMEs from the name in the question, as far as
+// the table has it, and the records at its end.
 func (x *exchange) aliases(w *writer, table Names, ttl uint32) bool {
 	owner := ""
 	for range maxChain {

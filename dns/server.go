@@ -43,9 +43,10 @@ type Server struct {
 	// Zones are the server's own: what Names does not have there does not
 	// exist, and no question for them goes out.
 	Zones []string
-	// Claimed are domains outside of Zones in which Names may come to have names.
-	// As long as it can't say, nobody is believed there that a name does not exist,
-	// and the answer is SERVFAIL; others are forwarded as ever. "" is every name.
+	// Claimed are domains outside of Zones in which Names may have names later.
+	// While Names can't tell, an upstream's NXDOMAIN there is not passed on, and
+	// the answer is SERVFAIL; other answers are forwarded as usual. "" is every
+	// name.
 	Claimed []string
 	// Names returns the table that holds now, or nil if none was ever loaded:
 	// then the zones' names are answered SERVFAIL. It is called once for a
@@ -56,13 +57,13 @@ type Server struct {
 	// longest prefix counts.
 	Views []View
 	// ViewOf tells it where Views don't: networks of a table change with it. It
-	// must be quick. Nil means that nobody else knows.
+	// must be quick. Nil means that there is no other source.
 	ViewOf func(netip.Addr) string
 
 	// Lookup finds the addresses of the table's Targets, and how long they are
-	// good for, as Resolver.LookupTTL does. It should cache, and come to an end
-	// within 1.8 seconds, after which the question is answered without. Nil
-	// means that targets have no address.
+	// good for, as Resolver.LookupTTL does. It should cache, and return within 1.8
+	// seconds, after which the question is answered without it. Nil means that
+	// targets have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, time.Duration, error)
 	// Usable tells whether an address of a Target, with its port, is worth
 	// telling; others are told only where there is nothing else to tell. It
@@ -75,11 +76,11 @@ type Server struct {
 	// there; 0 means 5 s, less than 0 means 0, more than 60 s means 60 s.
 	NegativeTTL time.Duration
 
-	// Forward answers what is not the server's; nil means nobody, and REFUSED.
-	// Close and Shutdown leave it open.
+	// Forward answers questions about names that are not the server's; nil refuses
+	// them with REFUSED. Close and Shutdown leave it open.
 	Forward *Forwarder
-	// RecursionClients are the ranges of clients that may ask for names outside of
-	// Zones. Empty means nobody: no address is trusted for being private or loopback.
+	// RecursionClients are the ranges of clients that may ask for names outside of Zones. If it is
+	// empty, no client may: no address is trusted for being private or loopback.
 	RecursionClients []netip.Prefix
 
 	// RateLimit is how many responses a second go out by UDP to a /24 or /56
@@ -277,8 +278,7 @@ func (s *Server) isClosing() bool {
 	return s.closing
 }
 
-// each stops the server from beginning anything, and calls f for what it has
-// begun.
+// each marks the server as closing, and calls f for each of its stoppers.
 func (s *Server) each(f func(*stopper)) {
 	s.mu.Lock()
 	s.closing = true
@@ -292,9 +292,9 @@ func (s *Server) each(f func(*stopper)) {
 	}
 }
 
-// Shutdown takes no more questions, answers those it has, and returns when
-// that is done. When ctx ends before, it closes what is left and returns
-// ctx's error. It may be called more than once, and at once.
+// Shutdown takes no more questions, answers those it has, and returns when that
+// is done. If ctx ends first, it closes the rest and returns ctx's error. It
+// may be called more than once, and at once.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.each(func(k *stopper) { k.drain() })
 	done := make(chan struct{})

@@ -221,8 +221,8 @@ func (st *stream) next(ctx context.Context, late *sync.WaitGroup, places chan st
 	return true
 }
 
-// write sends the answer and gives x back. It is false if the connection is
-// of no more use, also because of what came: who sends no questions is left.
+// write sends the answer and gives x back. It returns false if the connection
+// must be closed, also because the message was not a question.
 func (st *stream) write(x *exchange) bool {
 	ok := true
 	if len(x.out) > 0 {

@@ -13,9 +13,10 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// ServeUDP answers what comes to c until Shutdown, Close or the end of ctx,
-// and returns ErrServerClosed, or the error of a socket that is of no use any
-// more. It owns c. The view is that of all who ask here; "" means by Views.
+// ServeUDP answers the queries that arrive at c until Shutdown, Close or the
+// end of ctx, and returns ErrServerClosed, or the error of a socket that no
+// longer works. It owns c. The view is that of all who ask here; "" means by
+// Views.
 func (s *Server) ServeUDP(ctx context.Context, c *net.UDPConn, view string) error {
 	defer c.Close()
 	ctx, cancel := context.WithCancel(ctx)
@@ -64,9 +65,9 @@ type udpServer struct {
 	pinned bool // the socket is of all addresses: an answer leaves from the one that was asked
 }
 
-// read answers one message after the other. What the table or the cache knows
-// is answered here, with no goroutine and no memory for it but what the
-// reader has.
+// read answers one message after the other. Questions that the table or the
+// cache answers are answered here, without a goroutine and in the reader's
+// memory.
 func (u *udpServer) read(ctx context.Context, wg *sync.WaitGroup) error {
 	s := u.s
 	var oob []byte
@@ -133,8 +134,9 @@ func pinReplies(c *net.UDPConn) bool {
 	return err4 == nil || err6 == nil
 }
 
-// replyFrom makes of what came with a message what sends the answer from the
-// address it was sent to.
+// replyFrom turns the control data of a received message into the control data
+// of its answer, so that the answer is sent from the address that the question
+// was sent to.
 func replyFrom(oob []byte) []byte {
 	var m6 ipv6.ControlMessage
 	if m6.Parse(oob) == nil && m6.Dst != nil && m6.Dst.To4() == nil {

@@ -11,8 +11,8 @@ import (
 // maxRecords is how many records an answer of the table's has at most.
 const maxRecords = 1000
 
-// A writer makes a message of answers behind a question. What does not fit
-// below the limit is told by ok, and the message is left as it was before.
+// A writer makes a message of answers behind a question. If the record does not
+// fit below the limit, ok is false and the message is unchanged.
 type writer struct {
 	b      []byte
 	q      *query
@@ -83,8 +83,8 @@ func (w *writer) end(rcode int, options ...ede) []byte {
 // padTo is what answers are padded to a multiple of, RFC 8467 section 4.1.
 const padTo = 468
 
-// pad makes the message, of which an option is the end, as long as many others,
-// so that its length does not tell what was asked for: RFC 7830.
+// pad extends the message, which ends in an option, to a common length, so that
+// its length does not reveal the question: RFC 7830.
 func (w *writer) pad() {
 	const head = 4
 	if len(w.b)+head > w.limit {

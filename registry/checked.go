@@ -75,10 +75,10 @@ type verdict struct {
 	err   error     // nil where it works
 }
 
-// ReportCheck takes in what a check has found: nil where t works, and otherwise
-// what is wrong. An address is down as long as one of its checks says so: it
-// stands behind all others then, and is not Healthy. A check that finds it well
-// ends what failed dials have brought upon it.
+// ReportCheck records the result of a check: nil if t works, otherwise the
+// failure. An address is down while one of its checks fails: it is tried after
+// all others then, and is not Healthy. A check that finds it well ends what
+// failed dials have brought upon it.
 func (r *Registry) ReportCheck(t Target, err error) { r.health.check(t, err) }
 
 // ForgetCheck forgets what a check has found, as it is made no more.
@@ -92,8 +92,8 @@ func (r *Registry) ForgetCheck(t Target) {
 }
 
 // Healthy reports whether ap is neither down by a check nor waiting out a
-// failed dial. It takes no lock while all is well. What is not healthy may be
-// left out of an answer as long as something else remains.
+// failed dial. It takes no lock while all is well. An answer may omit unhealthy
+// addresses as long as others remain.
 func (r *Registry) Healthy(ap netip.AddrPort) bool {
 	h := &r.health
 	if h.n.Load() == 0 {
@@ -105,8 +105,8 @@ func (r *Registry) Healthy(ap netip.AddrPort) bool {
 	return h.down[ap] == 0 && h.due(ap, now).IsZero()
 }
 
-// States returns what says how an address is at this moment, in the words of a
-// Health's State; "" is said of one of which nothing is known.
+// States returns a function that reports the state of an address at this
+// moment, as Health.State has it, or "" if nothing is known.
 func (r *Registry) States() func(ap netip.AddrPort) string {
 	h := &r.health
 	if h.n.Load() == 0 {
@@ -177,7 +177,7 @@ const (
 	StateUp      = "up"      // a check says so
 )
 
-// A Health is what is known of an address.
+// A Health is the state of an address.
 type Health struct {
 	Addr     netip.AddrPort
 	Host     string   // the DNS name it came from; "" for a written one
@@ -197,7 +197,7 @@ type Health struct {
 // maxServicesNamed is how many services a Health names: 100,000 may have one endpoint.
 const maxServicesNamed = 8
 
-// Health returns what is known of addresses that are checked, and of those that
+// Health returns the state of addresses that are checked, and of those that
 // could not be dialed: the worst first, then by address. It looks through the
 // whole table, so it is for people.
 func (r *Registry) Health() []Health {

@@ -3,10 +3,10 @@
 // asked for. It answers one question, tunnel.Resolver's: where does this
 // request go?
 //
-// What is known is a Table, which never changes. Sources (a file, a cluster)
-// send Snapshots of what they know; Merge makes one Table of them; a Registry
-// swaps tables under the running gateway and remembers what tables do not
-// hold: whose turn it is, and which endpoints fail.
+// A Table holds all services and routes, and never changes. Sources (a file, a cluster) send
+// Snapshots of their services; Merge makes one Table of them; a Registry swaps tables under the
+// running gateway and keeps the state that outlives a table: whose turn it is, and which endpoints
+// fail.
 //
 //	reg := &registry.Registry{Lookup: resolver.Lookup, Log: log}
 //	go reg.Run(ctx, &file.Source{Path: "culvert.yaml"})
@@ -40,13 +40,13 @@
 //
 // # Which endpoint
 //
-// Endpoints take turns. One that could not be dialed stands at the end of the
-// order for 1, 2, 10, 20 and then 30 seconds after each failure in a row, and
-// after that one request at a time may try it first; a dial that works clears
-// it, and so does a check (package checks) that passes. Those that a check says
-// are down stand behind all others for as long. No endpoint is ever left out:
-// where all fail, the one that is due back first is tried first. Whoever
-// answers with several addresses at once may leave out those not Healthy.
+// Endpoints take turns. One that could not be dialed is last in the order for
+// 1, 2, 10, 20 and then 30 seconds after each failure in a row, and after that
+// one request at a time may try it first; a dial that works clears it, and so
+// does a check (package checks) that passes. Those that a check reports as down
+// come last for as long. No endpoint is ever left out: where all fail, the one
+// that is due back first is tried first. A server that answers with several
+// addresses at once, such as DNS, may leave out those not Healthy.
 //
 // An endpoint that is a DNS name is looked up once per request, and all
 // addresses of the answer are candidates. "localhost" is not looked up.

@@ -16,8 +16,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// penalties is how long an endpoint stands at the end of the order after its
-// first, second, ... failure in a row.
+// penalties is how long an endpoint is last in the order after its first,
+// second, ... failure in a row.
 var penalties = [...]time.Duration{time.Second, 2 * time.Second, 10 * time.Second, 20 * time.Second, 30 * time.Second}
 
 const (
@@ -25,8 +25,8 @@ const (
 	// itself: a black hole costs one request its dial timeout, not all of them.
 	retryWindow = 5 * time.Second
 
-	// failureExpiry is when a failure is no longer held against an endpoint that
-	// nobody has tried since.
+	// failureExpiry is how long a failure counts against an endpoint that has not
+	// been tried since.
 	failureExpiry = 5 * time.Minute
 
 	// maxFailing bounds the memory for failing endpoints, as DNS answers are
@@ -200,7 +200,7 @@ func (h *health) prune(t *Table) {
 	h.count()
 }
 
-// sweep drops what is old. The caller holds mu.
+// sweep drops expired failures. The caller holds mu.
 func (h *health) sweep(now time.Time) {
 	for ap, f := range h.failing {
 		if now.Sub(f.until) > failureExpiry {

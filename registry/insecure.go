@@ -7,7 +7,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A payload is what is known beforehand of what a tunnel carries.
+// A payload says what a tunnel is known to carry before it is dialed.
 type payload int
 
 const (
@@ -16,7 +16,7 @@ const (
 	plaintext                // TLS ended here, or nothing is ever read
 )
 
-// payloadOf returns what is known of a request for s.
+// payloadOf returns the payload of a request for s.
 func payloadOf(req *tunnel.Request, s *Service) payload {
 	switch {
 	case s.TLS != nil:
@@ -37,8 +37,8 @@ func (p payload) tlsOnly(refusal *tunnel.Error) func(tunnel.Endpoint) error {
 	return func(tunnel.Endpoint) error { return refusal }
 }
 
-// InsecureVia returns the last hop of via where it has no TLS and is not said to be
-// insecure. What it protects, it protects from here on, whatever is before it.
+// InsecureVia returns the last hop of via where it has no TLS and is not said to be insecure. It
+// protects the way from here on, whatever hops are before it.
 func InsecureVia(via []Hop) (to string, ok bool) {
 	if len(via) == 0 || via[len(via)-1].Insecure {
 		return "", false
@@ -58,7 +58,7 @@ func (n *networkState) cleartextVia() (to string, ok bool) {
 	return InsecureVia(n.Via)
 }
 
-// loopback reports whether what is sent to e does not leave this host.
+// loopback reports whether bytes sent to e stay on this host.
 func (e *Endpoint) loopback() bool {
 	return IsLocalhost(e.Host) || e.Addr.Unmap().IsLoopback()
 }

@@ -74,14 +74,14 @@ type Backend struct {
 	Service *Service // its Names, Ports and exposure are not looked at, but for what a further gateway is asked for
 	Broken  string   // unless "", why this share is refused
 
-	// ServiceName names a service of the table that is used where Service has no
-	// endpoints of its own: one that is imported from other clusters. It must be
+	// ServiceName names the service of the table whose endpoints are used if
+	// Service has none: one that is imported from other clusters. It must be
 	// exposed to the network of the client. Zero means none.
 	ServiceName tunnel.Name
 }
 
-// A BackendTLS says how a gateway speaks TLS to what it dials. What it can't
-// verify is refused; it never falls back to anything less.
+// A BackendTLS says how a gateway uses TLS to its backends. A backend that it
+// cannot verify is refused; it never falls back to less.
 type BackendTLS struct {
 	ServerName  string   // in the hello, and in the certificate where there are no SANs
 	Roots       string   // PEM, to verify by; "" means the system's

@@ -150,8 +150,8 @@ func (t *Table) RefusedListeners() iter.Seq2[*Listener, error] {
 }
 
 // SectionOf returns the section of a listener that is for a name, of TLS, and
-// nil where there is none. The zero Name stands for a client that asks for
-// nobody, whom only a section for any host serves.
+// nil where there is none. The zero Name means a client that sent no name,
+// which only a section for any host serves.
 func (t *Table) SectionOf(listener string, name tunnel.Name) *Section {
 	if t == nil || t.listeners == nil {
 		return nil

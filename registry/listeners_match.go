@@ -118,9 +118,9 @@ func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
 	return match{entry: e, pattern: one.pattern, port: b.port, rule: r, turn: s.ruleOffset + b.turn}, nil
 }
 
-// backendService returns the service of a backend that is not broken: one made for
-// it, or the service of the table that it stands for. The latter must be exposed to the
-// network of the client: a rule opens nothing that is closed to that client by name.
+// backendService returns the service of a backend that is not broken: one made for it, or the
+// service of the table that it names. The latter must be exposed to the network of the client: a
+// rule opens nothing that is closed to that client by name.
 func (t *Table) backendService(b *compiledBackend, req *tunnel.Request) (*serviceEntry, *tunnel.Error) {
 	if b.serviceName.IsZero() {
 		e := &t.listeners.backends[b.entry]

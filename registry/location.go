@@ -191,8 +191,8 @@ func (t *Table) indexOf(name string) int32 {
 	return -1
 }
 
-// direct reports whether what is in network can be reached from another without
-// a gateway.
+// direct reports whether endpoints in network can be reached from another
+// network without a gateway.
 func (t *Table) direct(network, from int32) bool {
 	return network == from || network < 0 || !t.networks[network].hasGateways()
 }
@@ -240,8 +240,8 @@ func (t *Table) reach(f match, from int32) (eps []Endpoint, beyond []int32) {
 	return nil, beyond
 }
 
-// hasGatewayAt reports whether a is one of the gateways of p: who asks from there has
-// another table. Loopback says nothing.
+// hasGatewayAt reports whether a is one of the gateways of p: a client at that
+// address has another table. A loopback address proves nothing.
 func (p *Location) hasGatewayAt(a netip.Addr) bool {
 	a = normalAddr(a)
 	return a.IsValid() && !a.IsLoopback() && slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool {
@@ -291,10 +291,10 @@ func (t *Table) locate(f match, from int32) Location {
 	return p
 }
 
-// Locations says where what is called name is for who stands in network from, "" for
-// one in none. There may be several services of the name, each with ports of its
-// own; those that from may not have are left out. It is false where that leaves
-// nothing: there is no such name, for them.
+// Locations returns where the services called name are, for a client in network from, "" for one in
+// none. There may be several services of the name, each with its own ports; those that are not
+// exposed to from are left out. It is false where that leaves nothing: there is no such name, for
+// them.
 func (t *Table) Locations(name tunnel.Name, from string) (places []Location, ok bool) {
 	if t == nil {
 		return nil, false
@@ -342,13 +342,13 @@ func (t *Table) Refusal(name tunnel.Name, from string) error {
 		where = strconv.Quote(from)
 	}
 	if in := t.indexOf(from); m.gateway != "" && t.exposedTo(e, in) {
-		return tunnel.Refusef(tunnel.NoRoute, "registry: %q is service %q of %s by way of a gateway that leads there for others; who asks is in %s", name, e.Name, orUnknown(e.Origin), where)
+		return tunnel.Refusef(tunnel.NoRoute, "registry: %q is service %q of %s by way of a gateway that leads there for others; the client is in %s", name, e.Name, orUnknown(e.Origin), where)
 	}
-	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; who asks is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
+	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; the client is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
 }
 
-// HasNamesBelow reports whether those in a network may have something below name: what
-// they may not have makes no name that they are told of.
+// HasNamesBelow reports whether a service below name is exposed to a network: a service that is not
+// exposed to it makes no name exist there.
 func (t *Table) HasNamesBelow(name, from string) bool {
 	if t == nil {
 		return false
@@ -438,8 +438,8 @@ func (b *builder) addParentNames(name tunnel.Name, c claims, self bool) (everybo
 	return everybody
 }
 
-// addParents adds each parent of name, and name where self is true. What is there
-// has its own parents.
+// addParents adds each parent of name, and name where self is true. A service
+// that is there has its own parents.
 func addParents(above map[string]struct{}, name tunnel.Name, self bool) {
 	for at, ok := name, true; ok; at, ok = at.Parent() {
 		if at == name && !self {

@@ -191,8 +191,8 @@ func TestPlaces(t *testing.T) {
 func TestRefusalOfAGateway(t *testing.T) {
 	tab := table(t, registry.Mesh{Network: "east"}, mesh())
 	for name, want := range map[string]string{
-		"192-0-2-2.web.example.com":    `no-route: registry: "192-0-2-2.web.example.com" is service "web" of an unnamed source by way of a gateway that leads there for others; who asks is in "east"`,
-		"192-0-2-2.secret.example.com": `not-exposed: registry: "192-0-2-2.secret.example.com" is service "secret" of an unnamed source, which is exposed to ["west"]; who asks is in "east"`,
+		"192-0-2-2.web.example.com":    `no-route: registry: "192-0-2-2.web.example.com" is service "web" of an unnamed source by way of a gateway that leads there for others; the client is in "east"`,
+		"192-0-2-2.secret.example.com": `not-exposed: registry: "192-0-2-2.secret.example.com" is service "secret" of an unnamed source, which is exposed to ["west"]; the client is in "east"`,
 	} {
 		err := tab.Refusal(tunnel.MustParseName(name), "east")
 		if got := string(tunnel.ReasonOf(err)) + ": " + err.Error(); got != want {

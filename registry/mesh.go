@@ -401,10 +401,10 @@ func EndpointName(s *Service, ep *Endpoint, name string) string {
 	return label + "." + name
 }
 
-// GatewayName returns what is called name where one gateway at an address is
-// meant, and no other: for records that have a port, where gateways differ in
-// theirs. It is the address with dashes, or the DNS name with dashes for dots,
-// before the name, and leads where the name does; "" if that is too long.
+// GatewayName returns the name below name that means the gateway at one address
+// only: for records with a port, which differ between gateways. It is the
+// address with dashes, or the DNS name with dashes for dots, before the name,
+// and leads where the name does; "" if that is too long.
 func GatewayName(at *Endpoint, name string) string {
 	label := at.gatewayLabel()
 	if label == "" || len(label)+1+len(name) > 253 {

@@ -188,7 +188,7 @@ type ID struct {
 	Cluster   string // "west", one label
 }
 
-// DefaultNamespace is the namespace of who has none.
+// DefaultNamespace is the namespace of services that have none.
 const DefaultNamespace = "default"
 
 // A NamedPort is a port with a name, for SRV records: RFC 2782.
@@ -258,10 +258,10 @@ type Hop struct {
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret `json:"-"` // PEM, of Certificate
 
-	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain"
-	// for any of a trust domain, of hbone; empty means that its certificate must
-	// have its name. Behind says who may be behind it, in double HBONE: nobody
-	// is where it is empty.
+	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain" for
+	// any of a trust domain, of hbone; empty means that its certificate must have
+	// its name. Behind has the identities that may be behind it, in double HBONE;
+	// if it is empty, none may.
 	Peers      []string
 	InnerPeers []string
 
@@ -271,9 +271,8 @@ type Hop struct {
 	Trust map[string]string
 }
 
-// CleartextAddress returns the first address of h to which what is said goes without TLS,
-// and whether there is one. Where h is the first hop, loopback is none: nothing
-// of that leaves the host.
+// CleartextAddress returns the first address of h that is dialed without TLS, and whether there is
+// one. Where h is the first hop, loopback is none: nothing of that leaves the host.
 func (h *Hop) CleartextAddress(first bool) (to string, ok bool) {
 	for _, to := range h.Addresses {
 		if !h.hasTLS(to) && (!first || !loopbackHost(h.hostPort(to))) {

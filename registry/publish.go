@@ -59,15 +59,16 @@ type Published struct {
 	Assigned uint16      // of the gateway
 }
 
-// unassigned is p without what it was given.
+// unassigned returns p without its assigned port.
 func (p Published) unassigned() Published {
 	p.Assigned = 0
 	return p
 }
 
-// Publishable returns what is to have a port of its own: each port of each
+// Publishable returns the services that get a port each: each port of each
 // service that is exposed and says Publish, by the first of its names that
-// leads to it. A service of wildcards has no such name. Nothing is assigned yet.
+// leads to it. A service of wildcards has no such name. Nothing is assigned
+// yet.
 func (t *Table) Publishable() []Published {
 	if t == nil {
 		return nil
@@ -107,7 +108,7 @@ func (t *Table) Published() []Published {
 	return t.published
 }
 
-// PublishedAs returns those of Published that lead to what is asked for by name.
+// PublishedAs returns those of Published that lead to the service called name.
 func (t *Table) PublishedAs(name tunnel.Name) []Published {
 	if t == nil {
 		return nil

@@ -74,7 +74,7 @@ type Registry struct {
 	mu sync.Mutex // held while a table is swapped in, so that generations go up
 }
 
-// A state is a table and what goes with this one table only.
+// A state is a table and the data that belongs to this one table only.
 type state struct {
 	table      *Table
 	turns      []atomic.Uint32 // requests so far: of each service, then of each rule and backend
@@ -168,10 +168,10 @@ func carryRuleTurns(from, to *state) {
 // until ctx is done; then it waits for the sources and returns nil. It may be
 // called once.
 //
-// The last snapshot of a source that fails stays in force, and the source is run
-// again after a while. As long as one fails, Stale says so, and so does the log
-// every 10 minutes. The first table waits for the first update of every source, for
-// at most 5 seconds. Tables are made at most every 100 ms.
+// The last snapshot of a source that fails stays in force, and the source is run again after a
+// while. While one fails, Stale reports it, and the log repeats it every 10 minutes. The first
+// table waits for the first update of every source, for at most 5 seconds. Tables are made at most
+// every 100 ms.
 func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	if len(sources) == 0 {
 		return errors.New("registry: no source to run")

@@ -136,8 +136,8 @@ func (r *Registry) resolveVia(req *tunnel.Request, f match, route tunnel.Route, 
 	return route, nil
 }
 
-// primaryName returns a name of e that is no wildcard. What several clusters export has
-// that of the cluster set alone.
+// primaryName returns a name of e that is no wildcard. A service that several clusters export has
+// the name of the cluster set only.
 func (e *serviceEntry) primaryName() (tunnel.Name, bool) {
 	for _, p := range e.Names {
 		if !p.Wildcard {
@@ -272,8 +272,8 @@ func (f *failures) add(host string, err error) {
 	}
 }
 
-// lookupAll looks up each DNS name once. The answers stand at the places of
-// their endpoints; there are none where no endpoint has a DNS name.
+// lookupAll looks up each DNS name once. The answers are in the order of their
+// endpoints; there are none if no endpoint has a DNS name.
 func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]netip.Addr, failed failures) {
 	type lookup struct {
 		addrs []netip.Addr

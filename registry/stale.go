@@ -11,8 +11,8 @@ import (
 // staleLogInterval is how often the log says again that a source is lost.
 const staleLogInterval = 10 * time.Minute
 
-// freshness remembers which sources are lost. What they said stays in force
-// without a limit of time: a table that is old serves more than none.
+// freshness remembers which sources are lost. Their last snapshots stay in
+// force without a time limit: an old table serves more than none.
 type freshness struct {
 	mu   sync.Mutex // guards lost
 	lost map[snapshotKey]loss
@@ -25,9 +25,10 @@ type loss struct {
 	err    error
 }
 
-// ErrInvalid is what an Update's Err is where the source was read and what it
-// says makes no sense, as a file with a mistake. Nobody lost it.
-var ErrInvalid = errors.New("it makes no sense")
+// ErrInvalid is wrapped by an Update's Err if the source was read and its
+// content is invalid, as of a file with a mistake. The source itself is
+// reachable.
+var ErrInvalid = errors.New("invalid content")
 
 // Stale returns which source has been lost for longest, since when and why; ""
 // while every source is in touch.

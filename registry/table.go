@@ -212,7 +212,7 @@ type builder struct {
 	claims    []claim // room for lists of one each
 }
 
-// refuse leaves out what nobody may have.
+// refuse records that something is left out, and why.
 func (b *builder) refuse(what, dropped, why string) {
 	b.conflicts = append(b.conflicts, &Conflict{What: what, Dropped: dropped, Why: why})
 }
@@ -329,7 +329,7 @@ func addrPortKeyOf(a netip.Addr, port uint16) addrPortKey {
 	return addrPortKey{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), uint64(port)}
 }
 
-// claim adds what service i wants of one pattern to what is claimed of it.
+// claim adds service i to those that claim a pattern.
 func (b *builder) claim(have claims, kind, pattern string, i int32) claims {
 	ports := b.services[i].Ports
 	if len(ports) == 0 {

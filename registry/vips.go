@@ -30,7 +30,7 @@ type VIP struct {
 	V4, V6 netip.Addr
 }
 
-// vips are who has which address.
+// vips has the service of each address.
 type vips struct {
 	list   []VIP                // in the order of services
 	claims []claims             // of their ports, for either of their addresses
@@ -118,7 +118,7 @@ func (t *Table) aloneInSet(e *serviceEntry) bool {
 	return len(t.exact[set]) > 0
 }
 
-// SetVIPs returns the addresses of what is called id.SetName, whoever asks, each
+// SetVIPs returns the addresses of the service named id.SetName, in any view, each
 // the zero Addr where it has none.
 func (t *Table) SetVIPs(id ID) (v4, v6 netip.Addr) {
 	set, err := id.SetName()
@@ -152,8 +152,8 @@ func (t *Table) VIPs(i int) (v4, v6 netip.Addr) {
 	return v.V4, v.V6
 }
 
-// ByVIP returns which of Services has an address to itself, whoever asks. It
-// does not allocate.
+// ByVIP returns the service that a virtual IP is assigned to, in any view. It does
+// not allocate.
 func (t *Table) ByVIP(a netip.Addr) (i int, ok bool) {
 	if t == nil || t.vips == nil {
 		return 0, false
@@ -260,7 +260,7 @@ func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 	}
 	var all []netip.Prefix
 	for p := range t.prefixes.byPrefix {
-		// A network of all addresses stands for the rest of the world.
+		// A network of all addresses means the rest of the world.
 		if p.Overlaps(of) && p.Bits() > 0 {
 			all = append(all, p)
 		}
@@ -352,9 +352,10 @@ func VIPsIn(p netip.Prefix) uint64 {
 	return maxVIPs
 }
 
-// DefaultVIPRanges returns the ranges for the VIPs of a cluster that names none:
-// 240.0.0.0/4, which nobody has (RFC 1112 section 4), and a /64 of a ULA
-// (RFC 4193) that follows from the cluster's name, so that two clusters differ.
+// DefaultVIPRanges returns the ranges for the VIPs of a cluster that names
+// none: 240.0.0.0/4, which is not in use (RFC 1112 section 4), and a /64 of a
+// ULA (RFC 4193) that follows from the cluster's name, so that two clusters
+// differ.
 func DefaultVIPRanges(cluster string) []netip.Prefix {
 	h := sha256.Sum256([]byte("culvert vips " + strings.ToLower(cluster)))
 	ula := [16]byte{0xfd} // and 40 bits of a hash, a subnet of 16 bits, 64 of the host

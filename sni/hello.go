@@ -39,9 +39,9 @@ type Hello struct {
 	Version uint16 // the highest TLS version offered, GREASE aside
 	ECH     bool   // there is an outer encrypted_client_hello, real or GREASE (RFC 9849)
 
-	// Len is the number of raw bytes from the first record's header to the
-	// end of the hello. What follows, in the same record or not, is the
-	// client's and goes to the server too.
+	// Len is the number of raw bytes from the first record's header to the end of
+	// the hello. Later bytes, in the same record or not, go to the server
+	// unchanged.
 	Len int
 
 	alpn string // the ProtocolNameList as sent, valid
@@ -65,8 +65,8 @@ func (h *Hello) ALPN() []string {
 	return list
 }
 
-// An Alert is a TLS alert description, RFC 8446 section 6. Zero stands for no
-// alert at all: close_notify never refuses anything.
+// An Alert is a TLS alert description, RFC 8446 section 6. Zero means no alert:
+// close_notify never refuses anything.
 type Alert uint8
 
 // The alerts this package sends.

@@ -180,7 +180,7 @@ func (p *Parser) run() error {
 	}
 }
 
-// read takes in one field and says what follows it.
+// read parses one field and sets the next stage.
 func (p *Parser) read(s cryptobyte.String) error {
 	var (
 		n8  uint8
@@ -379,8 +379,8 @@ func (p *Parser) fail(at int, a Alert, limit int, format string, args ...any) er
 	return &ParseError{Reason: tunnel.BadHello, Alert: a, Offset: at, Limit: limit, Err: fmt.Errorf(format, args...)}
 }
 
-// malformed makes the error of a length that overruns what it is in, or does
-// not fill it.
+// malformed returns the error for a length that overruns or does not fill its
+// container.
 func (p *Parser) malformed(at int, format string, args ...any) error {
 	return p.fail(at, DecodeError, 0, format, args...)
 }

@@ -10,7 +10,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A Refusal is how a client is told no.
+// A Refusal is the answer to a client that is refused.
 type Refusal uint8
 
 const (
@@ -37,8 +37,8 @@ type Protocol struct {
 // Name returns "sni".
 func (*Protocol) Name() string { return "sni" }
 
-// Sniff says Yes to the start of any TLS record and to an SSLv2 hello: what
-// is TLS but no hello is answered in TLS too.
+// Sniff returns Yes for the start of any TLS record and for an SSLv2 hello: TLS
+// that does not begin with a hello gets an answer in TLS, too.
 func (*Protocol) Sniff(prefix []byte) tunnel.Verdict {
 	switch lead(prefix) {
 	case leadTLS, leadSSL2:
@@ -116,9 +116,9 @@ func (p *Protocol) refuse(c *tunnel.Conn, err error) {
 	c.CloseWithMessage([]byte{21, 3, 3, 0, 2, 2, byte(a)})
 }
 
-// AlertFor is the table of what a TLS client hears for each Reason; 0 means
-// nothing but a close. Names that are unknown and names that are private get the same
-// answer, so that nobody learns of a service by asking.
+// AlertFor returns the TLS alert that a client gets for each Reason; 0 means a close without an
+// alert. Names that are unknown and names that are private get the same answer, so that no client
+// can probe for private services.
 func AlertFor(err error) Alert {
 	var bad *ParseError
 	if errors.As(err, &bad) {

@@ -257,8 +257,8 @@ func (q *QUIC) take(frames []byte) error {
 	})
 }
 
-// insert puts data at its place. What has come before must be the same: of two
-// ways to read a hello the server might choose the other.
+// insert puts data at its place. Bytes that overlap earlier ones must be equal:
+// the server might read a hello from the other copy.
 func (q *QUIC) insert(at int, data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -352,8 +352,8 @@ func (q *QUIC) past(t packetType) {
 	}
 }
 
-// again accepts the CRYPTO frames of the hello that was read. What follows it
-// in the stream is the answer to a HelloRetryRequest.
+// again accepts the CRYPTO frames of the hello that was read. Later bytes of
+// the stream are the answer to a HelloRetryRequest.
 func (q *QUIC) again(frames []byte) error {
 	err := eachFrame(frames, func(at int, data []byte) error {
 		if at >= q.hello {
@@ -413,7 +413,7 @@ const (
 )
 
 // eachFrame goes through the frames of an Initial and gives the CRYPTO frames
-// (section 19.6) to crypto: their place in the stream and what they carry.
+// (section 19.6) to crypto: their offset in the stream and their data.
 func eachFrame(b []byte, crypto func(at int, data []byte) error) error {
 	var bad bool
 	next := func() uint64 {

@@ -8,7 +8,7 @@ const (
 	quicV2 = 0x6b3343cf // RFC 9369
 )
 
-// quicVersions are what a client that speaks none of them is told of.
+// quicVersions are the versions that a Version Negotiation packet lists.
 var quicVersions = [...]uint32{quicV1, quicV2}
 
 const (

@@ -7,19 +7,19 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Errors of QUIC's own, RFC 9000 section 20.1. Those of TLS are 0x100 and the
-// alert, RFC 9001 section 4.8.
+// Errors of QUIC's own, RFC 9000 section 20.1. A TLS alert's code is 0x100 plus
+// the alert, RFC 9001 section 4.8.
 const (
 	quicConnectionRefused = 0x02
 	quicProtocolViolation = 0x0a
 	quicCryptoError       = 0x100
 )
 
-// VersionNegotiation is what a client hears whose first datagram is of a
-// version that can't be read (RFC 9000 section 6.1): the versions that can. It
-// is nil where the datagram must not be answered: one that is shorter than
-// 1,200 bytes, so that nobody is sent more than was sent in his name, and one
-// that is itself of this kind.
+// VersionNegotiation returns the answer to a first datagram of an unknown
+// version (RFC 9000 section 6.1): the list of known versions. It is nil where
+// the datagram must not be answered: one that is shorter than 1,200 bytes, as
+// an answer must not be larger than a datagram with a forged source, and one
+// that is itself a Version Negotiation.
 func VersionNegotiation(datagram []byte) []byte {
 	h, _, ok := readInvariants(datagram)
 	if !ok || len(datagram) < leastDatagram || h.version == 0 {
@@ -37,11 +37,11 @@ func VersionNegotiation(datagram []byte) []byte {
 	return b
 }
 
-// Refuse returns the datagram that tells the client no: an Initial with a
+// Refuse returns the datagram that refuses the client: an Initial with a
 // CONNECTION_CLOSE (RFC 9000 section 19.19) that carries the TLS alert a client
-// of TCP would hear. It is nil where there is nothing to say, or nobody who
-// would understand. It is shorter than 128 bytes and always an answer to 1,200
-// or more.
+// of TCP would get. It is nil where the Reason has no code, or the client could
+// not decrypt it. It is shorter than 128 bytes and always an answer to 1,200 or
+// more.
 func (q *QUIC) Refuse(err error) []byte {
 	var version *VersionError
 	if errors.As(err, &version) {
@@ -65,10 +65,10 @@ func (q *QUIC) Refuse(err error) []byte {
 	return keys.seal(q.version, q.scid, scid[:], frame)
 }
 
-// closeCode is the table of what a QUIC client hears for each Reason, 0 for
-// nothing. It is AlertFor with two differences: what is the gateway's or the
-// service's has a code of its own in QUIC, and so has what is wrong with the
-// packets and not with the hello.
+// closeCode returns the code that a QUIC client gets for each Reason, 0 for no
+// answer. It is AlertFor with two differences: QUIC has codes of its own for
+// failures of the gateway or the service, and for invalid packets around a
+// valid hello.
 func closeCode(err error) (code uint64, words string) {
 	switch tunnel.ReasonOf(reasonOf(err)) {
 	case tunnel.NoHello, tunnel.HelloTimeout, tunnel.BadPreamble, tunnel.Gone:

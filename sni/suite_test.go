@@ -58,8 +58,8 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
-// abort, in both directions.
+// TestEnds checks that every byte arrives once and in order, that an end stays an
+// end and an abort an abort, in both directions.
 func TestEnds(t *testing.T) {
 	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
 		g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&Protocol{}}, Resolver: tunneltest.Table{"svc.test": service}})

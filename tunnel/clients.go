@@ -452,7 +452,7 @@ func (b *Budget) checkDescriptors(c *Client, n int64) error {
 	if b == nil || c == nil {
 		return nil
 	}
-	// What is left for refusals alone is no part of what is shared.
+	// The descriptors reserved for refusals are not shared.
 	total := max(b.Limit-reservedForRefusals, b.Limit/2)
 	return c.fair("descriptors", total, total-b.used.Load(), n, func(c *Client) int64 { return c.descriptors.Load() },
 		"raise the limit on open files or add a gateway")

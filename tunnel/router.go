@@ -280,7 +280,7 @@ func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcom
 		}
 		o.Attempts = append(o.Attempts, a)
 		if errors.Is(ctx.Err(), context.Canceled) {
-			return nil, a, &Error{Reason: Drain, Err: fmt.Errorf("service %s: the dial was given up: %w", route.Service, a.Err)}
+			return nil, a, &Error{Reason: Drain, Err: fmt.Errorf("service %s: the dial was canceled: %w", route.Service, a.Err)}
 		}
 		if ctx.Err() != nil {
 			break

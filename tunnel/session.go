@@ -44,8 +44,8 @@ type Carrier interface {
 // req.Refuse. After an error the Outcome has been told, and the client is the
 // caller's to tell; after none the caller calls Carry, and End once.
 //
-// That an address of UDP could be dialed says nothing of who is there, so the
-// route's Report hears of failures only. See Session.Failed.
+// A successful dial of UDP does not show that a server is there, so the route's
+// Report gets failures only. See Session.Failed.
 func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	o := r.newOutcome(req)
 	lease := r.client(req)

@@ -83,8 +83,8 @@ func FuzzServer(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
-		// A request is a few bytes and has a stream and a Handler: promise P17's
-		// ten times are not to be had. The limit of streams holds what stays.
+		// A request is a few bytes and gets a stream and a Handler, which take
+		// more than ten times its size. The limit of streams bounds them.
 		testnet.Bounded(t, 1000*len(input)+256<<10, func() { serve(t, input) })
 	})
 }

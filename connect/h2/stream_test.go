@@ -157,8 +157,8 @@ func TestShared(t *testing.T) {
 	})
 }
 
-// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
-// abort, in both directions.
+// TestEnds checks that every byte arrives once and in order, that an end stays an
+// end and an abort an abort, in both directions.
 func TestEnds(t *testing.T) {
 	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
 		return newDialer(t, serve(t, tunneltest.Table{"svc:1": service}, &Protocol{}).Addr), "svc:1"

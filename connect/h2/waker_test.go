@@ -56,7 +56,7 @@ func TestWakeRead(t *testing.T) {
 	}
 }
 
-// TestResting is promise P3, of whole tunnels.
+// TestResting checks that whole tunnels at rest hold no goroutine and no buffer.
 func TestResting(t *testing.T) {
 	tunneltest.TestResting(t, tunneltest.Resting{
 		Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {

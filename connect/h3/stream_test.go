@@ -136,7 +136,8 @@ func TestShared(t *testing.T) {
 	})
 }
 
-// TestResting is promise P3: a small goroutine waits.
+// TestResting checks that a tunnel at rest holds no buffer, and one small
+// goroutine, which waits.
 func TestResting(t *testing.T) {
 	tunneltest.TestResting(t, tunneltest.Resting{
 		Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {
@@ -149,8 +150,8 @@ func TestResting(t *testing.T) {
 	})
 }
 
-// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
-// abort, in both directions.
+// TestEnds checks that every byte arrives once and in order, that an end stays an
+// end and an abort an abort, in both directions.
 func TestEnds(t *testing.T) {
 	var g *gateway
 	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {

@@ -18,8 +18,8 @@
 //	defer d.Close()
 //	conn, err := d.DialContext(ctx, "tcp", "db.default.svc.cluster.local:5432")
 //
-// Who a caller is, its certificate says. What its header fields say (baggage,
-// forwarded, traceparent) is for logs and for the next hop; where they are
+// A caller's certificate is its identity. Its header fields (baggage, forwarded,
+// traceparent) are for logs and for the next hop; where they are
 // malformed or too long, it is as if they were not there.
 //
 // # Stability

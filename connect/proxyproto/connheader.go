@@ -10,13 +10,13 @@ import (
 
 // A ConnHeader is the header that every connection of a listener begins with.
 //
-// Whoever may send one may claim to be anybody, so a connection from outside
-// of From is reset as it comes; and there is no listener that takes connections
-// with and without.
+// A sender can claim any client address, so a connection from outside of From
+// is reset at once, and no listener takes connections both with and without a
+// header.
 type ConnHeader struct {
-	// From are the ranges of the proxies in front. The limits on one source
-	// are not held against them: those on all sources are, and what one client
-	// may have is theirs to limit. Empty trusts nobody.
+	// From are the ranges of the proxies in front. The limits on one source are
+	// not held against them: those on all sources are, and what one client may
+	// have is theirs to limit. If it is empty, no address is trusted.
 	From []netip.Prefix
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 // telling is how long the header may take to leave. It fits in any socket
-// buffer, so this only ends what is no socket.
+// buffer, so the timeout only matters for other kinds of connections.
 const telling = time.Second
 
 // A Dialer dials as another one does and sends a header first, which tells the

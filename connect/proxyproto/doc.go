@@ -2,8 +2,9 @@
 // (https://www.haproxy.org/download/3.4/doc/proxy-protocol.txt), by which a
 // proxy says in front of a stream whose it is.
 //
-// Inbound it is a setting of a listener, never detected: ConnHeader reads what a
-// load balancer in front says, from the ranges it trusts and from nobody else.
+// Inbound it is a setting of a listener, never detected: ConnHeader reads the
+// header of a load balancer, from the address ranges that it trusts and from no
+// others.
 //
 //	tunnel.Listener{
 //		Listener: ln, Protocols: ps,

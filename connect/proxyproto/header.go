@@ -65,10 +65,9 @@ type Header struct {
 // is ErrMore where b could be the beginning of one. It reads nothing behind
 // the header and keeps nothing of b.
 //
-// A header that is not exactly as the specification has it is an error: so are
-// a checksum that is wrong, a value that stands there twice or overruns its
-// place, and a datagram's family on a stream. Types of value it does not know
-// are skipped.
+// A header that deviates from the specification is an error: so are a wrong
+// checksum, a value that occurs twice or overruns its field, and a datagram's
+// family on a stream. Types of value it does not know are skipped.
 func Parse(b []byte) (Header, int, error) {
 	switch {
 	case begins(b, lineV1):
@@ -162,8 +161,7 @@ func unmapped(ap netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
 
-// setTLVs takes over what is stated beside the addresses. b is the whole
-// header.
+// setTLVs parses the values behind the addresses. b is the whole header.
 func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 	tlvs, err := w.TLVs()
 	if err != nil {

@@ -33,8 +33,8 @@
 //	Close: an orderly end     close code 1000
 //	Abort                     close code 1011, or 1001 in a drain, if it can be sent at once, and a TCP reset
 //
-// What is read as an orderly end is code 1000 and a close frame without a code,
-// as pages send it. All else is an abort: another code, and a connection that
+// A close frame with code 1000 or without a code, as pages send it, is an orderly
+// end. Everything else is an abort: another code, and a connection that
 // ends without a close frame, as it does when a load balancer in between passes
 // on a reset.
 //

@@ -198,7 +198,8 @@ func TestDrain(t *testing.T) {
 	})
 }
 
-// TestResting is promise P3, over TCP and over HTTP/2.
+// TestResting checks that a tunnel at rest holds no goroutine and no buffer, over
+// TCP and over HTTP/2.
 func TestResting(t *testing.T) {
 	t.Run("over TCP", func(t *testing.T) {
 		tunneltest.TestResting(t, tunneltest.Resting{
@@ -229,8 +230,8 @@ func aborted(err error) bool {
 	return ok && said.code == codeInternal || errors.Is(err, syscall.ECONNRESET)
 }
 
-// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
-// abort, in both directions.
+// TestEnds checks that every byte arrives once and in order, that an end stays an
+// end and an abort an abort, in both directions.
 func TestEnds(t *testing.T) {
 	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
 		return &Dialer{URL: "ws://" + serve(t, tunneltest.Table{"svc.test:443": service}, &Protocol{}).Addr}, "svc.test:443"

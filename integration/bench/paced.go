@@ -102,7 +102,7 @@ func (b *dnsBench) pace(ctx context.Context, round int) error {
 			b.results.add("p99paced"+questions, p.name, 1e6*r.p99)
 			b.results.add("cpupaced"+questions, p.name, micros(cpu(p.pids)-before)/r.count)
 			b.results.add("lostpaced"+questions, p.name, 1e5*r.lost/(r.lost+r.count))
-			// That is dnsperf's doing: the machine has too little left for it.
+			// dnsperf falls behind: the machine has too little left for it.
 			if asked := (r.count + r.lost) / seconds; asked < 0.98*dnsPaced {
 				b.trouble = append(b.trouble, fmt.Sprintf("%s, paced, %s: %.0f questions a second were asked, and not %d", p.name, questions, asked, dnsPaced))
 			}

@@ -156,8 +156,8 @@ func relayedOf(t *testing.T, ca *testca.CA, far *gateway, o options) *gateway {
 	return g
 }
 
-// carriesExactly is promises P7 and P8 of what dial opens: every byte arrives,
-// an end is an end and an abort an abort, in both directions.
+// carriesExactly checks the tunnels that dial opens: every byte arrives, an end
+// stays an end and an abort an abort, in both directions.
 func carriesExactly(t *testing.T, dial testnet.Dial) {
 	t.Helper()
 	testnet.TestEndings(t, dial, testnet.Transparent())

@@ -29,7 +29,7 @@ func TestIdleStreams(t *testing.T) {
 
 // Nor does one hold a descriptor where it goes on to another gateway by HTTP/2:
 // both of its ends are streams on connections of many. So there may be more of
-// them than a process may have descriptors (promise P4). The gateways behind
+// them than a process may have descriptors. The gateways behind
 // have one for each, and are several, each with a service of its own.
 func TestIdleStreamsOnward(t *testing.T) {
 	const most = 16_000 // tunnels for a process that may have 20,000 descriptors

@@ -166,7 +166,7 @@ func crowded(t *testing.T, limit int64) (*gateway, *cgroup, net.Conn, *many) {
 }
 
 // 2,000 slow readers that come at once don't get the gateway killed, though its
-// cgroup has 64 MiB (promise P14).
+// cgroup has 64 MiB.
 func TestSlowReadersInASmallCgroup(t *testing.T) {
 	crowded(t, 64<<20)
 }

@@ -26,7 +26,7 @@ const (
 // same reason, listener, source and target. Its size is limited, and so is the part
 // of it that one client can fill. The zero value is ready.
 //
-// What is kept of a refusal is in the access log, too, and escaped like that.
+// The fields of a refusal are in the access log, too, and escaped in the same way.
 type RefusalLog struct {
 	mu      sync.Mutex                   // guards what follows
 	clients map[netip.Addr]*list.Element // of recent

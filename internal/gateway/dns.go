@@ -86,8 +86,8 @@ func (d *DNS) config() *tls.Config {
 	}
 }
 
-// listen opens every socket. Nobody gets to them by a tunnel: who asks from
-// there would be taken for this host.
+// listen opens every socket. No tunnel leads to them: a client that came by one
+// would be taken for this host.
 func (d *DNS) listen(ctx context.Context, guard *tunnel.Guard) error {
 	for _, l := range d.Listeners {
 		s := dnsSocket{DNSListener: l}

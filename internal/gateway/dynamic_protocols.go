@@ -106,7 +106,8 @@ func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
 
 // A tlsProtocol is the Protocol of a TLS listener: of each hello the name says
 // which section it is for, and that one whether it is passed on or TLS ends.
-// Who is not served is cut off without a word, as Gateway API has it.
+// A client that is not served gets no answer: its connection is closed, as Gateway
+// API requires.
 type tlsProtocol struct{ listenerState }
 
 var _ tunnel.PreambleDetector = (*tlsProtocol)(nil)

@@ -33,7 +33,7 @@ type Query struct {
 	Listener string     // the address of the listener that is asked, as configured
 	Proto    string     // a protocol's name, or "" for connect where there is a port, else sni
 	From     netip.Addr // where from; may be invalid
-	As       string     // who asks, as if that were proved; "" means a client without credentials
+	As       string     // the principal, taken as verified; "" means a client without credentials
 }
 
 // Values is q as the admin port takes it.
@@ -207,7 +207,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 					return nil, nil
 				}
 				if q.Proto == "connect-h3" && q.As == "" && connect.Asks(d.HTTP3.Auth) {
-					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s requires credentials: give a principal", q.Listener)
 				}
 			}
 		}
@@ -234,7 +234,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			}
 			spoken = spoken || p.Name() == q.Proto
 			if q.Proto == p.Name() && q.As == "" && wantsCredentials(p) {
-				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s wants credentials: say who asks", q.Listener)
+				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s requires credentials: give a principal", q.Listener)
 			}
 		}
 		if !spoken {

@@ -415,7 +415,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "the listeners that sources know of are not open yet"
 	}
 	if _, settled := g.vips.status(); !settled {
-		return false, "services have not got their addresses yet"
+		return false, "virtual IPs are not assigned yet"
 	}
 	return true, g.stale()
 }

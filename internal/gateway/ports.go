@@ -116,7 +116,7 @@ func (p *servicePorts) update(ctx context.Context) (complete bool) {
 	next, opened, failed := p.assign(ctx, keys)
 	saved := p.save(next)
 	if !saved {
-		// What is not on the disk is not promised to anybody.
+		// An assignment that is not on the disk is not announced.
 		next = slices.DeleteFunc(next, func(a alloc.Port) bool {
 			if !a.Gone.IsZero() || p.wasAssigned(a) {
 				return false

@@ -21,7 +21,7 @@ func ephemeral(r registry.PortRange) (system registry.PortRange, clash bool) {
 	if r.Last < system.First || system.Last < r.First {
 		return system, false
 	}
-	// What is reserved is not given away.
+	// Reserved ports are not assigned.
 	reserved, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_reserved_ports")
 	if err != nil {
 		return system, true

@@ -17,7 +17,7 @@ const (
 	PortNew      = "new"      // it would be the service's if a gateway started
 	PortHeld     = "held"     // it is the service's, and another process has it
 	PortFull     = "full"     // there is none left
-	PortFailed   = "failed"   // it can't be had, for another reason
+	PortFailed   = "failed"   // it cannot be opened, for another reason
 	PortKept     = "kept"     // the service is gone, and nobody else gets it yet
 )
 

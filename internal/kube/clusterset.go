@@ -105,7 +105,7 @@ func (s *clusterSet) setExports(cluster string, exports map[mcs.Name]bool) {
 	}
 }
 
-// joinClusterSet makes a further cluster a member, until what it returns is called.
+// joinClusterSet makes a further cluster a member until the returned function is called.
 func (k *Kube) joinClusterSet(ctx context.Context, name string, cfg *rest.Config, src *discovery.Source) (leave func()) {
 	api, err := mcsclient.NewForConfig(cfg)
 	if err != nil {

@@ -36,7 +36,7 @@ import (
 	"culvert.dev/registry/snapshot"
 )
 
-// A Config says what is read from Kubernetes, and what is written to it.
+// A Config says what culvert reads from Kubernetes, and what it writes there.
 type Config struct {
 	Kubeconfig string // path; "" means the pod's own service account
 	Context    string // of the kubeconfig; "" means its current one
@@ -214,7 +214,8 @@ func (k *Kube) Refuses(a netip.Addr) string {
 	return k.further.Refuses(a)
 }
 
-// source returns the discovery of a cluster, without what is its own.
+// source returns the discovery of the cluster called name, with the settings
+// that all clusters share.
 func (k *Kube) source(name string) *discovery.Source {
 	d := k.cfg.Discovery
 	s := &discovery.Source{
@@ -290,8 +291,8 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain serves, too
 	var running sync.WaitGroup
 	running.Go(func() {
-		// A draining replica does not write: draining may take hours, in which the others know
-		// better what is served, and after an upgrade how to report it.
+		// A draining replica does not write: draining may take hours, while the other replicas serve the
+		// current state and, after an upgrade, write newer conditions.
 		if err := k.lead(serving); err != nil {
 			k.cfg.Log.Error("leader election failed; this replica will not write status", "err", err)
 		}

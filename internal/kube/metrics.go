@@ -12,7 +12,7 @@ import (
 // one after the other.
 const measureAgain = time.Second
 
-// Metrics adds gauges of what is known of Kubernetes, by a function such as GaugeSet of
+// Metrics adds gauges about the state read from Kubernetes, by a function such as GaugeSet of
 // package metrics.
 func (k *Kube) Metrics(add func(name, help string, labels []string, read func(yield func(labels []string, v float64)))) {
 	var (

@@ -22,7 +22,7 @@ type LeaseStatus struct {
 	Error  string `json:"error,omitempty"`  // why this replica can't
 }
 
-// Status says what is known now. It is nil of a nil Kube.
+// Status returns the current state. It is nil of a nil Kube.
 func (k *Kube) Status() *Status {
 	if k == nil {
 		return nil

@@ -4,7 +4,7 @@
 //	source := &names.Source{Registry: reg}
 //	srv := &dns.Server{Zones: []string{"mesh.internal", "svc.clusterset.local"}, Names: source.Names, Usable: reg.Healthy}
 //
-// The network of who asks decides, as it does for the gateway's own routes:
+// The client's network decides, as it does for the gateway's own routes:
 //
 //	A, AAAA    the endpoints, where they can be reached from there, and else the
 //	           gateways that take SNI; of either, those that work, if any does

@@ -83,7 +83,8 @@ func TestDialers(t *testing.T) {
 	}
 }
 
-// TestResting is promise P3, of CONNECT over HTTP/1 inside.
+// TestResting checks that a tunnel at rest holds no goroutine and no buffer, for
+// CONNECT over HTTP/1 inside of TLS.
 func TestResting(t *testing.T) {
 	ca := newCA(t, "example.test")
 	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
@@ -106,8 +107,8 @@ func TestThousandStreams(t *testing.T) {
 	tunneltest.TestThousand(t, g.With(d, "svc:1"))
 }
 
-// TestEnds is promises P7 and P8: exact bytes, an end is an end and an abort an
-// abort, in both directions.
+// TestEnds checks that every byte arrives once and in order, that an end stays an
+// end and an abort an abort, in both directions.
 func TestEnds(t *testing.T) {
 	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
 		ca := newCA(t, "example.test")

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What is waited for at most, where a test would otherwise hang.
+// Deadlines, without which a test could hang.
 const (
 	clientTime  = 10 * time.Second // a client's connection
 	serviceTime = 40 * time.Second // a service's, which is to outlast its clients

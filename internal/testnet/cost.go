@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// slow is what no input may take of a parser, promise P18.
+// slow is the time that no input may take a parser.
 const slow = 100 * time.Millisecond
 
 // Bounded calls f and checks that it allocates no more than limit bytes and

@@ -9,9 +9,8 @@
 //	s := &udp.Server{Router: router, Dialer: &udp.Dialer{Guard: guard}}
 //	return s.Serve(ctx, udp.Listener{Conn: conn, Open: func() udp.Opening { return new(sni.QUIC) }})
 //
-// UDP knows no connections, so a Server makes sessions: what one client sends
-// to one service and hears from it. Who asks for what is decided where it is
-// for streams, by a tunnel.Router, once for each session, and a session ends
+// UDP has no connections, so a Server makes sessions: the datagrams between one
+// client and one service. Each session is routed and authorized as streams are, by a tunnel.Router, once for each session, and a session ends
 // with one Outcome. It has a socket of its own to the service, so that the
 // service tells clients apart; it ends when nothing has come for a while, as
 // nobody says when UDP is over.

@@ -139,7 +139,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		ln.Name = ln.Conn.LocalAddr().String()
 	}
 	if ln.Service.IsZero() && ln.Open == nil && ln.To == nil {
-		return fmt.Errorf("udp: listener %s carries nothing", ln.Name)
+		return fmt.Errorf("udp: listener %s has no protocol", ln.Name)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

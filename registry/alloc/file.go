@@ -20,7 +20,7 @@ const (
 	MaxFileSize = 64 << 20
 )
 
-// A File keeps what was assigned, as one JSON object with a version and a list:
+// A File stores the assignments, as one JSON object with a version and a list:
 //
 //	{"version": 1, "ports": [
 //	  {"service": "db.example.com", "assigned": 20017, "since": "2026-01-02T15:04:05Z"}
@@ -37,8 +37,8 @@ type File[A any] struct {
 	entry func(A) any // of the list
 }
 
-// Lock makes the file this process's until the caller closes what it returns. The
-// error is ErrHeld at once where another process has it.
+// Lock locks the file for this process until the caller closes the returned
+// Closer. The error is ErrHeld at once where another process has it.
 func (f File[A]) Lock() (io.Closer, error) { return Lock(f.Path, f.what) }
 
 // times are the last fields of an entry.
@@ -197,11 +197,11 @@ func (f File[A]) encode(all []A) ([]byte, error) {
 // what it is called with.
 var toDisk = (*os.File).Sync
 
-// Replace puts what write writes in the place of the file at path, as Save does.
-// Where write fails, or anything else does, the file is what it was. Of several
+// Replace puts what write writes in the place of the file at path, as Save
+// does. If write or any other step fails, the file is unchanged. Of several
 // processes only one may do it: see Lock.
 func Replace(path string, write func(io.Writer) error) (err error) {
-	// A link is followed: what it leads to is replaced, and not the link.
+	// A link is followed: its target is replaced, and not the link.
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}

@@ -11,15 +11,15 @@ import (
 // ErrHeld is the error of a file that another process has locked.
 var ErrHeld = errors.New("another process keeps them")
 
-// Lock makes the file at path this process's, until the caller closes what it
-// returns or the process has ended, in whatever way. Where another process has it,
-// Lock returns ErrHeld at once. The word what names the content in errors.
+// Lock locks the file at path for this process, until the caller closes the returned Closer or the
+// process ends, in whatever way. Where another process has it, Lock returns ErrHeld at once. The
+// word what names the content in errors.
 //
 // It is for processes that write: reading needs no Lock, so that people can look
 // at the file meanwhile.
 //
-// What is locked is an empty file beside the other, PATH.lock. The file itself is
-// another one after each Replace, and the lock would be gone with it. PATH.lock
+// The lock is on an empty file beside the other, PATH.lock. Each Replace makes
+// PATH another file, and a lock on it would be lost. PATH.lock
 // stays: a process that removed it could remove the one that another has just
 // opened to lock it, and the next one would lock a file of its own.
 //

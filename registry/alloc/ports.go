@@ -119,8 +119,8 @@ func (p *PortPlan) pool(protocol string) *pool[PortKey] {
 	return plan
 }
 
-// inheritPorts returns have, with the assignment of a service for any port as that
-// for its one port where that is what is wanted now, and the reverse.
+// inheritPorts returns have, with the assignment of a service for any port as that for its one port
+// if the service wants that now, and the reverse.
 func inheritPorts(wanted map[PortKey]bool, have []Port) []Port {
 	type service struct{ protocol, name string }
 	want, stand := map[service][]PortKey{}, map[service]int{}
@@ -142,7 +142,7 @@ func inheritPorts(wanted map[PortKey]bool, have []Port) []Port {
 			renamed[a.PortKey] = true
 		}
 	}
-	// What it had in that way before is nobody's: there must not be two.
+	// Its earlier assignment of that kind is released: there must not be two.
 	return slices.DeleteFunc(out, func(a Port) bool { return renamed[a.PortKey] && !a.Gone.IsZero() })
 }
 

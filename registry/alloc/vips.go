@@ -89,13 +89,13 @@ func (p *VIPPlan) Assign(requests []registry.VIPRequest, have []VIP) ([]VIP, []V
 	return all, failures
 }
 
-// maxHeldVIPs is how many addresses of services that are long gone are not given
-// to others as long as there are more. Services that come and go would fill the
-// state with them: there are more addresses than it has room for.
+// maxHeldVIPs is how many released addresses are remembered, and not assigned to
+// other services while unused ones are left. Without a limit, services that come
+// and go would fill the state file, which has less room than there are addresses.
 const maxHeldVIPs = 10_000
 
-// pruneGone returns have without those that may be had again and were left first,
-// but for the last of them.
+// pruneGone returns have without the released addresses that may be assigned
+// again, of which it keeps the maxHeldVIPs released last.
 func (p *VIPPlan) pruneGone(keys []string, have []VIP) []VIP {
 	var left []time.Time
 	old := func(a VIP) bool {
@@ -120,8 +120,8 @@ func (p *VIPPlan) pruneGone(keys []string, have []VIP) []VIP {
 	})
 }
 
-// vipKeys returns the key that each service goes by: the first that stands in
-// have, else the first that stood, else the best.
+// vipKeys returns the key that each service uses: the first that has an address
+// in have, else the first that had one, else the best.
 func vipKeys(requests []registry.VIPRequest, have []VIP) []string {
 	const gone, stands = 1, 2
 	known := make(map[string]int, len(have))

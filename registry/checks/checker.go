@@ -51,7 +51,8 @@ type Checker struct {
 	// nothing. Nil means no limit.
 	Budget *tunnel.Budget
 
-	// Log is told of every address that goes down or comes back. Nil discards.
+	// Log gets a line for every address that goes down or comes back. Nil
+	// discards.
 	Log *slog.Logger
 
 	once    sync.Once
@@ -59,7 +60,7 @@ type Checker struct {
 
 	passed, failed, up, down atomic.Int64
 
-	// What follows is Run's alone.
+	// Only Run uses the fields below.
 	items   map[registry.Target]*item
 	queues  [2]queue // of what is not known to be down, and of what is
 	running [2]int
@@ -121,8 +122,8 @@ func (c *Checker) Changed() {
 	}
 }
 
-// Run asks until ctx is done, and then waits for what is under way. It returns
-// nil.
+// Run probes until ctx is done, and then waits for the probes under way. It
+// returns nil.
 func (c *Checker) Run(ctx context.Context) error {
 	c.init()
 	if c.Log == nil {
@@ -263,7 +264,7 @@ func (c *Checker) judge(it *item, r result) {
 	c.Registry.ReportCheck(it.Target, r.err)
 }
 
-// turn changes what is known of an address.
+// turn changes the state of an address.
 func (c *Checker) turn(it *item, to verdict) {
 	switch it.verdict {
 	case up:
@@ -288,8 +289,8 @@ func (it *item) attrs(more ...any) []any {
 	return append(attrs, more...)
 }
 
-// push puts an item into its queue. What is down but has answered needs no long
-// time any more.
+// push puts an item into its queue. An address that is down but has answered no
+// longer needs the full timeout.
 func (c *Checker) push(it *item) {
 	it.queue = 0
 	if it.verdict == down && it.inARow == 0 {

@@ -1,6 +1,5 @@
-// Package checks finds out whether what is in a registry works: it asks the
-// endpoints and gateways that have a Check, again and again, and tells the
-// registry.
+// Package checks probes the endpoints and gateways of a registry that have a
+// Check, at intervals, and reports the results to the registry.
 //
 //	reg := &registry.Registry{Lookup: resolver.Lookup, ...}
 //	c := &checks.Checker{Registry: reg, Dial: dialer.DialEndpoint, Lookup: resolver.Lookup, Log: log}
@@ -31,8 +30,8 @@
 // A probe goes to the endpoint's own port, or to the check's where it has one: a
 // database may be asked for its role at the port of its REST interface.
 //
-// Where connections begin with a PROXY header, so do these: with one that says
-// that nobody is behind them.
+// Where connections begin with a PROXY header, probes begin with a LOCAL one,
+// which has no client.
 //
 // Each probe has a Timeout. As many as UnhealthyThreshold must fail in a row before
 // an address is down. A packet may be lost, so a first failure is followed by a

@@ -72,8 +72,8 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	return err
 }
 
-// proxyHeaders say, by version, that nobody is behind the connection: it is the
-// sender's own. PROXY protocol sections 2.1 and 2.2, LOCAL.
+// proxyHeaders are, by version, the headers of a connection that has no client:
+// it is the sender's own. PROXY protocol sections 2.1 and 2.2, LOCAL.
 var proxyHeaders = map[int]string{
 	1: "PROXY UNKNOWN\r\n",
 	2: "\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00",
@@ -86,8 +86,8 @@ func askTLS(ctx context.Context, conn net.Conn, name string) error {
 	if err != nil {
 		return tunnel.Refusef(tunnel.Prohibited, "tls: no hello can be made for %q: %w", name, err)
 	}
-	// The server hears at once that nothing follows, and neither side waits in
-	// TIME-WAIT.
+	// The reset tells the server at once that nothing follows, and leaves neither
+	// side in TIME-WAIT.
 	if l, ok := conn.(interface{ SetLinger(int) error }); ok {
 		_ = l.SetLinger(0)
 	}
@@ -124,7 +124,7 @@ func clientHello(ctx context.Context, name string) ([]byte, error) {
 		ServerName:         name,
 		InsecureSkipVerify: true, // nothing is ever shown
 		MinVersion:         tls.VersionTLS12,
-		// The small key share: the key is thrown away, and who wants another
+		// The small key share: the key is not used, and a server that wants another
 		// group says so, which is an answer.
 		CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256},
 	})
@@ -135,7 +135,8 @@ func clientHello(ctx context.Context, name string) ([]byte, error) {
 	return rec.sent, nil
 }
 
-// A recorder is a connection that keeps what is sent, and hears nothing.
+// A recorder is a connection that records the bytes written to it and returns
+// none.
 type recorder struct {
 	net.Conn
 	sent []byte
@@ -154,7 +155,7 @@ func (*recorder) SetWriteDeadline(time.Time) error { return nil }
 // expected.
 func askHTTP(conn net.Conn, host, path string, expected registry.Statuses) error {
 	if strings.ContainsFunc(host+path, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
-		return tunnel.Refusef(tunnel.Prohibited, "http: host %q or path %q has a space or worse in it", host, path)
+		return tunnel.Refusef(tunnel.Prohibited, "http: host %q or path %q has a space or control character in it", host, path)
 	}
 	var req bytes.Buffer
 	fmt.Fprintf(&req, "GET %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: culvert-check\r\nAccept: */*\r\nConnection: close\r\n\r\n", path, host)

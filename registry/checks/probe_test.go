@@ -271,7 +271,7 @@ func TestProbeHTTP(t *testing.T) {
 	if err := <-cut; err == nil {
 		t.Error("a body of 100 MB was read to its end")
 	}
-	wants(t, "two lines", ask(t, ap, registry.Check{Kind: "http", Host: "a.test\r\nX: y", Path: "/200"}, ""), "has a space or worse")
+	wants(t, "two lines", ask(t, ap, registry.Check{Kind: "http", Host: "a.test\r\nX: y", Path: "/200"}, ""), "has a space or control character")
 	for _, row := range []struct{ answer, want string }{
 		{"HTTP/1.0 200 OK\r\n\r\nwell", ""},
 		{"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", ""},

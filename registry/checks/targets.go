@@ -6,7 +6,7 @@ import (
 	"culvert.dev/registry"
 )
 
-// follow makes what is asked that of the current table.
+// follow sets the probed addresses to those of the current table.
 func (c *Checker) follow() {
 	t := c.Registry.Table()
 	generation := t.Generation()
@@ -54,7 +54,8 @@ func (c *Checker) follow() {
 	}
 }
 
-// want notes that t is to be asked. Who wants it first gives the name.
+// want notes that t is to be asked. The first service that has the check gives
+// its name.
 func (c *Checker) want(generation uint64, t registry.Target, name, what string) {
 	it, ok := c.items[t]
 	if !ok {

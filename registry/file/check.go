@@ -266,7 +266,7 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 		if key.name == "auth" && l.TLS != nil {
 			continue // of connect-h3
 		}
-		if key.node != nil && (at.value("service") == nil || key.name == "proxyProtocol") { // else it is said below
+		if key.node != nil && (at.value("service") == nil || key.name == "proxyProtocol") { // else another error below covers it
 			d.errorf(key.node, "leave it out", "%s has no effect: this listener is of UDP", key.name)
 		}
 	}
@@ -332,7 +332,7 @@ func leadsTo(ep registry.Endpoint, ports []uint16, address string) bool {
 	return false
 }
 
-// overlap reports whether two listening addresses can't both be had.
+// overlap reports whether two listening addresses cannot both be open.
 func overlap(a, b string) bool {
 	if isUDP(a) != isUDP(b) || listenPort(a) != listenPort(b) {
 		return false

@@ -89,8 +89,8 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	ticker := time.NewTicker(poll)
 	defer ticker.Stop()
 	for forced := true; ; {
-		// What is watched is set before the file is read: a change after that
-		// is not missed.
+		// The watches are set before the file is read, so that no later change
+		// is missed.
 		w.follow(s.files(current))
 		seen := w.stamps()
 		var next *Config

@@ -13,7 +13,7 @@
 //
 // # Which names are dropped
 //
-// What is saved under a name stays until the source says something else under it. A
+// A name's saved entry stays until the source sends another one under it. A
 // name that the source no longer uses is dropped as soon as that is known: see
 // Source.Names.
 //

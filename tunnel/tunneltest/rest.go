@@ -27,9 +27,9 @@ type Resting struct {
 	Aborted func(err error) bool
 }
 
-// TestResting is promise P3: a tunnel at rest between a stream and a socket
-// holds no more than it should, be it new or has it been used; and whatever
-// happens then is carried.
+// TestResting checks that a tunnel at rest between a stream and a socket holds no
+// more than it should, whether it is new or was used before, and that it then
+// carries whatever happens.
 func TestResting(t *testing.T, c Resting) {
 	const n = 60
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

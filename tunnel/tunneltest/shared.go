@@ -383,7 +383,7 @@ func (c Shared) panics(t *testing.T) {
 	g.Reason(t, tunnel.Internal)
 }
 
-// idle is promise P4: a stream at rest holds little, on either side, and no
+// idle checks that a stream at rest holds little memory, on either side, and no
 // goroutine.
 func (c Shared) idle(t *testing.T) {
 	const n = 500

@@ -90,7 +90,7 @@ func serveHTTPS(ctx context.Context, ln net.Listener, pair *testca.Pair, page fu
 // headed is a listener whose connections begin with a PROXY header.
 type headed struct{ net.Listener }
 
-// Accept takes no time over the header: who asks for the address reads it.
+// Accept does not wait for the header: the first call of RemoteAddr reads it.
 func (l headed) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {

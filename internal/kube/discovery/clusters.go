@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// What is said at a Secret with a kubeconfig.
+// Reasons of Events at a Secret with a kubeconfig.
 const (
 	LabelCluster  = prefix + "cluster" // and names the cluster
 	NoteNetwork   = prefix + "network" // annotation; the cluster's name, if it is not there

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// What is kept of the API's objects. It is a small part of each, and strings
-// that many of them have are there once.
+// The stores keep a small part of each object of the API, and one copy of each
+// string that many of them share.
 
 type key = types.NamespacedName
 

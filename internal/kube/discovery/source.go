@@ -47,8 +47,8 @@ type Source struct {
 	Pulse *client.Pulse
 
 	Network   string // that its pods are in; "" means one that is called as the cluster
-	NoNetwork bool   // Network is declared elsewhere, with its gateways: nothing is said of it
-	PodCIDRs  bool   // who asks from what Nodes have for their pods is in Network. Not if that is the same in several clusters
+	NoNetwork bool   // Network is declared elsewhere, with its gateways; the source does not declare it
+	PodCIDRs  bool   // clients in the pod CIDRs of Nodes are in Network; not where several clusters have the same CIDRs
 
 	Namespaces []string // that are watched; empty means all
 	Zone       string   // that we are in; "" ignores hints

@@ -29,8 +29,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// An Endpoint is what is used of one of an EndpointSlice. Strings that many have
-// are there once.
+// An Endpoint has the fields of an EndpointSlice's endpoint that culvert uses.
+// Strings that many have are there once.
 type Endpoint struct {
 	Addr  netip.Addr
 	Pod   uint64   // a hash of who it is; 0 where that is not said
@@ -50,9 +50,9 @@ const (
 	Ready
 )
 
-// Of returns what is used of e. It is false where there is nothing to be dialed: no
-// address, a name in place of one, or one that is never a pod's. The API server
-// refuses those as well; what is in the table would be dialed.
+// Of returns the Endpoint of e. It is false where there is nothing to be dialed: no address, a name
+// in place of one, or one that is never a pod's. The API server refuses those as well, but culvert
+// would dial whatever is in the table.
 func Of(e *discoveryv1.Endpoint) (out Endpoint, ok bool) {
 	if len(e.Addresses) == 0 {
 		return out, false
@@ -136,14 +136,15 @@ func (e *Endpoint) Before(o *Endpoint) bool {
 	return cmp.Or(cmp.Compare(e.Host, o.Host), cmp.Compare(e.Pod, o.Pod)) < 0
 }
 
-// What Choice.Prefer may be.
+// The values of Choice.Prefer.
 const (
 	PreferIPv4 = "ipv4"
 	PreferIPv6 = "ipv6"
 	PreferBoth = "both" // each pod by both of its addresses
 )
 
-// A Choice is what is to be known of a Service, and of where we are, to choose.
+// A Choice has what the choice of endpoints depends on: the Service, and the
+// gateway's own place.
 type Choice struct {
 	Zone     string // that we are in; "" ignores hints
 	Prefer   string // a family; "" means the Service's first

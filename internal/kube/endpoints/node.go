@@ -12,7 +12,7 @@ type Node struct {
 	Outer, Own []netip.Addr // ExternalIPs and InternalIPs
 }
 
-// NodeOf returns what is used of n.
+// NodeOf returns the fields of n that culvert uses.
 func NodeOf(n *corev1.Node) (out Node) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {

@@ -56,7 +56,7 @@ func (t *translator) emit() {
 					}
 					protocol := ls[0].family()
 					one.Listener = &registry.Listener{
-						// That of the oldest Gateway. Another name does not close the socket.
+						// The oldest Gateway's name. Another name does not close the socket.
 						Name:     fmt.Sprintf("%s/%s/%s/%d%s", g.Namespace, g.Name, protocol, p.port, one.at),
 						Protocol: protocol, Address: a.Bind, Port: uint16(p.port),
 					}

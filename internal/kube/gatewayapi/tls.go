@@ -147,8 +147,9 @@ func (t *translator) resolveClient(g *gateway) {
 }
 
 // resolveValidation finds what a listener's clients are verified by. The API has
-// this for HTTPS; here it is for TLS listeners with mode Terminate as well. What
-// is asked for and can't be had closes the listener, and never opens it.
+// this for HTTPS; here it is for TLS listeners with mode Terminate as well. If
+// the settings ask for a validation that is not possible, the listener is closed
+// and never left open without it.
 func (t *translator) resolveValidation(l *listener) {
 	v := validation(l.gw.Spec.TLS, l.spec.Port)
 	if v == nil {

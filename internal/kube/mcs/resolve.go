@@ -77,7 +77,7 @@ type Import struct {
 	Ready    metav1.Condition
 }
 
-// A part is one export of a service that can be had.
+// A part is one valid export of a service.
 type part struct {
 	cluster string
 	Export

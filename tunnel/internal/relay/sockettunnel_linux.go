@@ -272,7 +272,7 @@ func (l *loop) take(f *socketTunnel, i int) {
 		}
 		pp, ok := l.pipe()
 		if !ok {
-			s.calm = calmTurns // no pipe to be had: events and the loop's own buffer do
+			s.calm = calmTurns // without a pipe, events and the loop's own buffer do
 			break
 		}
 		n, errno := poll.Splice(s.fd, pp.W, pipeSize)
@@ -305,7 +305,7 @@ func (l *loop) take(f *socketTunnel, i int) {
 	}
 }
 
-// pipe returns an empty pipe. It is false where no more may be had.
+// pipe returns an empty pipe, or false at the limit of pipes.
 func (l *loop) pipe() (poll.Pipe, bool) {
 	if n := len(l.pipes); n > 0 {
 		p := l.pipes[n-1]
