@@ -149,7 +149,7 @@ func (d *decoder) checkClaims() {
 				if p == (tunnel.Pattern{}) {
 					continue
 				}
-				check(at.nameAt(j), "name", p.String(), s.Ports, !before)
+				check(nameAt(at, j), "name", p.String(), s.Ports, !before)
 			}
 			for _, name := range d.meshNames(s, at) {
 				check(at.value("mesh"), "name", name, s.Ports, !before)

@@ -172,7 +172,7 @@ type Log struct {
 }
 
 // Default returns the configuration of an empty file.
-func Default() *Config { return defaults[configuration]().registered() }
+func Default() *Config { return defaults[configuration]().config() }
 
 // Snapshot returns the networks and services of c for the registry.
 func (c *Config) Snapshot() registry.Snapshot {

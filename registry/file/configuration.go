@@ -21,8 +21,8 @@ type configuration struct {
 	Services     services      `yaml:"services"`
 }
 
-// registered returns c as the rest of the program has it.
-func (c *configuration) registered() *Config {
+// config returns c as the rest of the program has it.
+func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services,

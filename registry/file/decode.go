@@ -67,7 +67,7 @@ func decode(name string, data []byte) (*decoder, *yaml.Node) {
 		into(d, root, "the configuration", c)
 	}
 	warnings := d.cfg.Warnings
-	d.cfg = *c.registered()
+	d.cfg = *c.config()
 	d.cfg.Warnings = warnings
 	return d, root
 }
@@ -174,7 +174,7 @@ var kinds = map[yaml.Kind]string{
 }
 
 // firstKeys are the keys that a single value in place of an object is probably meant for.
-var firstKeys = map[string]string{"a listener": "address", "a service": "name", "a network": "name", "a gateway": "address", "a certificate": "certificateFile"}
+var firstKeys = map[string]string{"a listener": "address", "a service": "name", "a network": "name", "a certificate": "certificateFile"}
 
 // is reports whether n is of a kind, and adds an error if it is not.
 func (d *decoder) is(n *yaml.Node, kind yaml.Kind, what string) bool {
@@ -216,19 +216,6 @@ func (d *decoder) text(n *yaml.Node, what string) (string, bool) {
 		return "", false
 	}
 	return n.Value, true
-}
-
-// word reads one of a few words.
-func (d *decoder) word(n *yaml.Node, what string, words ...string) (string, bool) {
-	s, ok := d.text(n, what)
-	if !ok {
-		return "", false
-	}
-	if c := oneOf(what, s, words); c != nil {
-		d.errorf(n, c.hint, "%s", c.msg)
-		return "", false
-	}
-	return s, true
 }
 
 // insideTLS are protocols that can't be among those in the clear.

@@ -43,16 +43,6 @@ func (m mapping) item(key string, i int) *yaml.Node {
 	return cmp.Or(m.value(key), &yaml.Node{})
 }
 
-// nameAt returns where the name with an index is in a service.
-func (m mapping) nameAt(i int) *yaml.Node {
-	if n := m.value("name"); n != nil {
-		if i--; i < 0 {
-			return n
-		}
-	}
-	return m.item("names", i)
-}
-
 // network and listener return an element of networks and of listeners.
 func (d *decoder) network(i int) mapping  { return mapping{d.root.item("networks", i)} }
 func (d *decoder) listener(i int) mapping { return mapping{d.root.item("listeners", i)} }

@@ -142,6 +142,16 @@ func (s *service) check(d *decoder, at mapping) {
 	}
 }
 
+// nameAt returns where the name with an index is in a service.
+func nameAt(at mapping, i int) *yaml.Node {
+	if n := at.value("name"); n != nil {
+		if i--; i < 0 {
+			return n
+		}
+	}
+	return at.item("names", i)
+}
+
 // portless reports whether an endpoint of a service has no port.
 func portless(s *registry.Service) bool {
 	return slices.ContainsFunc(s.Endpoints, func(e registry.Endpoint) bool { return e.Port == 0 && (e.Host != "" || e.Addr.IsValid()) })

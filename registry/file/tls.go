@@ -111,17 +111,17 @@ func (t *TLS) decode(d *decoder, n *yaml.Node, key string) {
 }
 
 // keyFiles returns the objects that name the files of a listener's TLS.
-func (m mapping) keyFiles() []mapping {
-	all := []mapping{m}
-	for _, n := range m.items("certificates") {
+func keyFiles(at mapping) []mapping {
+	all := []mapping{at}
+	for _, n := range at.items("certificates") {
 		all = append(all, mapping{n})
 	}
 	return all
 }
 
 // trustDomains returns the trust domains of a listener's TLS, each once.
-func (m mapping) trustDomains() (domains []string) {
-	for _, n := range m.items("trustDomains") {
+func trustDomains(at mapping) (domains []string) {
+	for _, n := range at.items("trustDomains") {
 		if _, c := parseTrustDomain("", n.Value); c == nil && !slices.Contains(domains, n.Value) {
 			domains = append(domains, n.Value)
 		}
@@ -140,6 +140,7 @@ func (*caFiles) decode(d *decoder, n *yaml.Node, key string) {
 	if len(n.Content) == 0 {
 		d.errorf(n, "write {cluster.local: FILE}", "%s names no file", key)
 	}
+	seen := map[string]int{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k := n.Content[i]
 		domain, ok := d.text(k, "a trust domain")
@@ -150,9 +151,10 @@ func (*caFiles) decode(d *decoder, n *yaml.Node, key string) {
 			d.errorf(k, c.hint, "%s", c.msg)
 			continue
 		}
-		if first := keyOf(n, domain); first != k {
-			d.errorf(k, "put the CAs of a trust domain into one file", "%q is in %s twice, first in line %d", clip(domain), key, first.Line)
+		if line, twice := seen[domain]; twice {
+			d.errorf(k, "put the CAs of a trust domain into one file", "%q is in %s twice, first in line %d", clip(domain), key, line)
 		}
+		seen[domain] = k.Line
 		d.text(n.Content[i+1], key)
 	}
 }
@@ -188,8 +190,8 @@ func (d *decoder) checkTLS(l *Listener, at mapping) {
 	case cas == nil || domains == nil:
 	case cas.Kind == yaml.MappingNode:
 		d.errorf(domains, "leave it out", "trustDomains has no effect: clientCAFile names the trust domains")
-	case len(settings.trustDomains()) > 1:
-		d.errorf(domains, byDomain("clientCAFile", settings.trustDomains()), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
+	case len(trustDomains(settings)) > 1:
+		d.errorf(domains, byDomain("clientCAFile", trustDomains(settings)), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
 	}
 	for key, n := range map[string]*yaml.Node{"clientCertificates": settings.value("clientCertificates"), "trustDomains": domains} {
 		if n != nil && cas == nil {
@@ -206,7 +208,7 @@ func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 		if to == nil {
 			continue
 		}
-		for _, p := range at.keyFiles() {
+		for _, p := range keyFiles(at) {
 			pair, ok := d.pair(path, "listener", p, &all)
 			if ok {
 				to.Certificates = append(to.Certificates, pair)
@@ -218,7 +220,7 @@ func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 			continue
 		}
 		to.ClientCA = d.roots(path, cas, "clientCAFile", &all)
-		if domains := at.trustDomains(); len(domains) > 0 && to.ClientCA != "" {
+		if domains := trustDomains(at); len(domains) > 0 && to.ClientCA != "" {
 			to.ClientCA, to.Trust = "", map[string]string{domains[0]: to.ClientCA}
 		}
 	}
@@ -246,14 +248,14 @@ func (d *decoder) rootsByDomain(path string, n *yaml.Node, what string, all *[][
 // checkNames finds names that no certificate of their listener has.
 func (d *decoder) checkNames() {
 	for i := range d.cfg.Listeners {
-		if l, at := d.cfg.Listeners[i].TLS, d.listener(i).object("tls"); l != nil && len(l.Certificates) == len(at.keyFiles()) {
+		if l, at := d.cfg.Listeners[i].TLS, d.listener(i).object("tls"); l != nil && len(l.Certificates) == len(keyFiles(at)) {
 			d.checkNamesOf(l, at)
 		}
 	}
 }
 
 func (d *decoder) checkNamesOf(l *TLS, at mapping) {
-	files := at.keyFiles()
+	files := keyFiles(at)
 	const most = 5 // names that are told of a certificate
 	for i, name := range l.Names {
 		if name == (tunnel.Pattern{}) {

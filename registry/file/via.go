@@ -58,7 +58,7 @@ func (h *hop) registered() registry.Hop {
 	return out
 }
 
-// readable returns a list without the elements that could not be read.
+// readable removes the elements of a list that could not be read.
 func readable(list []string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
 }

@@ -95,11 +95,20 @@ func planOf(t reflect.Type) *structPlan {
 		if key == "" {
 			continue
 		}
-		f := structField{
-			index: i, key: key, what: cmp.Or(tag.Get("what"), key), words: strings.Fields(tag.Get("oneof")),
-			unique: tag.Get("unique"), format: formats[tag.Get("as")],
-		}
+		f := structField{index: i, key: key, what: cmp.Or(tag.Get("what"), key), words: strings.Fields(tag.Get("oneof")), unique: tag.Get("unique")}
 		f.empty, f.nonEmpty = tag.Lookup("empty")
+		if as, ok := tag.Lookup("as"); ok {
+			if f.format = formats[as]; f.format == nil {
+				panic(fmt.Sprintf("file: %q has the unknown format %q", key, as))
+			}
+		} else if len(f.words) > 0 {
+			f.format = formatOf(func(what, s string) (string, *complaint) {
+				if c := oneOf(what, s, f.words); c != nil {
+					return "", c
+				}
+				return s, nil
+			})
+		}
 		short := false
 		for option := range strings.SplitSeq(options, ",") {
 			name, value, _ := strings.Cut(option, "=")
@@ -116,6 +125,9 @@ func planOf(t reflect.Type) *structPlan {
 				f.min = value
 			case "max":
 				f.max = value
+			case "":
+			default:
+				panic(fmt.Sprintf("file: %q has the unknown option %q", key, name))
 			}
 		}
 		f.read = f.reader(t.Field(i).Type)
@@ -127,7 +139,11 @@ func planOf(t reflect.Type) *structPlan {
 			p.defaults.Field(i).Set(planOf(ft).defaults)
 		}
 		if s, ok := tag.Lookup("default"); ok {
-			f.read(&decoder{}, &yaml.Node{Kind: yaml.ScalarNode, Value: s}, key, p.defaults.Field(i))
+			d := &decoder{}
+			f.read(d, &yaml.Node{Kind: yaml.ScalarNode, Value: s}, key, p.defaults.Field(i))
+			if len(d.errs) > 0 {
+				panic(fmt.Sprintf("file: the default of %q: %v", key, d.errs))
+			}
 		}
 	}
 	plans.Store(t, p)
@@ -169,15 +185,8 @@ func (f *structField) reader(t reflect.Type) reader {
 	switch t.Kind() {
 	case reflect.String:
 		return func(d *decoder, n *yaml.Node, what string, to reflect.Value) {
-			s := ""
-			if len(f.words) > 0 {
-				s, _ = d.word(n, what, f.words...)
-			} else {
-				s, _ = d.text(n, what)
-			}
-			if s != "" {
-				to.SetString(s)
-			}
+			s, _ := d.text(n, what)
+			to.SetString(s)
 		}
 	case reflect.Bool:
 		return func(d *decoder, n *yaml.Node, what string, to reflect.Value) {
@@ -224,6 +233,7 @@ func (f *structField) list(d *decoder, n *yaml.Node, elem reader, to reflect.Val
 		return
 	}
 	to.Set(reflect.MakeSlice(to.Type(), len(n.Content), len(n.Content)))
+	seen := map[any]bool{}
 	for i, n := range n.Content {
 		if isNull(n) {
 			d.errorf(n, "give it a value, or take it out", "%s has an empty element", f.key)
@@ -234,20 +244,19 @@ func (f *structField) list(d *decoder, n *yaml.Node, elem reader, to reflect.Val
 		if f.unique == "" || v.IsZero() {
 			continue
 		}
-		for j := range i {
-			if v.Equal(to.Index(j)) {
-				shown := strconv.Quote(clip(n.Value))
-				switch v := v.Interface().(type) {
-				case netip.Prefix:
-					shown = v.String()
-				case string:
-					shown = strconv.Quote(clip(v))
-				}
-				d.errorf(n, "keep one of them", "%s %s is listed twice", f.unique, shown)
-				v.SetZero()
-				break
-			}
+		if !seen[v.Interface()] {
+			seen[v.Interface()] = true
+			continue
 		}
+		shown := strconv.Quote(clip(n.Value))
+		switch v := v.Interface().(type) {
+		case netip.Prefix:
+			shown = v.String()
+		case string:
+			shown = strconv.Quote(clip(v))
+		}
+		d.errorf(n, "keep one of them", "%s %s is listed twice", f.unique, shown)
+		v.SetZero()
 	}
 }
 
