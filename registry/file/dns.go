@@ -18,18 +18,30 @@ type DNS struct {
 	Listeners []DNSListener `yaml:"listen,required" what:"a listener" empty:"list where to take questions: [udp://:53, tcp://:53]"`
 	Files     KeyFiles      `yaml:"tls"` // of Certificate
 
-	Zones       []string      `yaml:"zones" what:"a zone" as:"dnsZone" unique:"zone" empty:"leave the key out for the mesh's"` // its own; empty means the mesh's and svc.clusterset.local
-	TTL         time.Duration `yaml:"ttl" default:"5s"`                                                                        // of the table's answers
+	// Zones are those that the server answers itself; empty means the mesh's and
+	// svc.clusterset.local. The table's answers have TTL.
+	Zones       []string      `yaml:"zones" what:"a zone" as:"dnsZone" unique:"zone" empty:"leave the key out for the mesh's"`
+	TTL         time.Duration `yaml:"ttl" default:"5s"`
 	NegativeTTL time.Duration `yaml:"negativeTTL" default:"5s"`
 
-	Upstreams        []DNSUpstream  `yaml:"upstreams" what:"an upstream" as:"upstream" unique:"upstream" empty:"list the resolvers to ask: [192.0.2.53]"` // that are asked for the rest; empty means those of resolv.conf
-	Forward          []DNSForward   `yaml:"forward" what:"a zone to forward"`                                                                             // zones with others
-	PrivateZones     []string       `yaml:"privateZones" what:"a zone" as:"dnsZone" unique:"zone"`                                                        // zones that may have private addresses, beside those of Forward
-	VIPNetworks      []string       `yaml:"vipNetworks"`                                                                                                  // networks whose clients are told the VIPs of services
-	RecursionClients []netip.Prefix `yaml:"recursionClients" what:"a range" as:"cidr" unique:"range"`                                                     // clients that may ask for the names of others
-	RateLimitExempt  []netip.Prefix `yaml:"rateLimitExempt" what:"a range" as:"cidr" unique:"range"`                                                      // clients for which RateLimit does not hold
-	RateLimit        int            `yaml:"rateLimit,limit" default:"1000"`                                                                               // responses a second by UDP to a network; -1 for no limit
-	Cache            DNSCache       `yaml:"cache"`
+	// Upstreams are asked for all other names; empty means those of resolv.conf.
+	// Forward has zones with others. PrivateZones may have private addresses, beside
+	// the zones of Forward.
+	Upstreams    []DNSUpstream `yaml:"upstreams" what:"an upstream" as:"upstream" unique:"upstream" empty:"list the resolvers to ask: [192.0.2.53]"`
+	Forward      []DNSForward  `yaml:"forward" what:"a zone to forward"`
+	PrivateZones []string      `yaml:"privateZones" what:"a zone" as:"dnsZone" unique:"zone"`
+
+	// VIPNetworks are networks whose clients are told the VIPs of services.
+	VIPNetworks []string `yaml:"vipNetworks"`
+
+	// RecursionClients may ask for the names of others.
+	RecursionClients []netip.Prefix `yaml:"recursionClients" what:"a range" as:"cidr" unique:"range"`
+
+	// RateLimitExempt are clients to which RateLimit does not apply. RateLimit is how many
+	// responses a second a network gets by UDP, and -1 for no limit.
+	RateLimitExempt []netip.Prefix `yaml:"rateLimitExempt" what:"a range" as:"cidr" unique:"range"`
+	RateLimit       int            `yaml:"rateLimit,limit" default:"1000"`
+	Cache           DNSCache       `yaml:"cache"`
 
 	Certificate KeyPair // of the listeners by TLS and HTTPS; zero if there are none
 }

@@ -12,9 +12,13 @@ import (
 
 // Kubernetes says what is learnt from Kubernetes, and what is told to it.
 type Kubernetes struct {
-	Kubeconfig string   `yaml:"kubeconfig"`                                                                               // path; "" means the pod's own service account
-	Context    string   `yaml:"context"`                                                                                  // of the kubeconfig; "" means its current one
-	Namespaces []string `yaml:"namespaces" what:"a namespace" as:"label" empty:"leave the key out for the whole cluster"` // what is looked at; empty means the whole cluster
+	// Kubeconfig is a path; "" means the pod's own service account. Context is one of the
+	// kubeconfig; "" means its current one.
+	Kubeconfig string `yaml:"kubeconfig"`
+	Context    string `yaml:"context"`
+
+	// Namespaces are what is watched; empty means the whole cluster.
+	Namespaces []string `yaml:"namespaces" what:"a namespace" as:"label" empty:"leave the key out for the whole cluster"`
 
 	Discovery    *Discovery  `yaml:"discovery"`    // nil means that services are not looked for
 	GatewayAPI   *GatewayAPI `yaml:"gatewayAPI"`   // nil means that nothing is served of it
@@ -32,15 +36,33 @@ type Object struct{ Namespace, Name string }
 
 // Discovery says which Services become services.
 type Discovery struct {
-	Network  string   `yaml:"network"`                                                                                      // that their endpoints are in; "" means the cluster's name
-	Zone     string   `yaml:"zone"`                                                                                         // that the gateway is in, for topology hints; "" means that they count for nothing
-	Allow    []string `yaml:"allow" as:"objectPattern" empty:"leave the key out"`                                           // NAMESPACE/NAME, with * and ?, of what annotations may expose; empty means everything
-	Deny     []string `yaml:"deny" as:"objectPattern" empty:"leave the key out"`                                            // likewise, of what they may not, whatever Allow says
-	Suffixes []Suffix `yaml:"suffixes" what:"a suffix"`                                                                     // that annotations may take names of; empty means none
-	Prefer   string   `yaml:"prefer" oneof:"ipv4 ipv6 both"`                                                                // of pods that have both; "" means each Service's first
-	PodCIDRs bool     `yaml:"podCIDRs"`                                                                                     // what Nodes have for their pods is of Network. Not where several clusters have the same
-	Gateways []string `yaml:"gatewayNamespaces" what:"a namespace" as:"label" empty:"leave the key out for culvert-system"` // namespaces whose Services may say that they are gateways; empty means culvert-system
-	Clusters string   `yaml:"clusters" what:"the namespace of clusters" as:"label"`                                         // namespace of Secrets with the kubeconfigs of further clusters; "" means that there are none
+	// Network is the one that the endpoints are in; "" means the cluster's name. Zone is the
+	// one that the gateway is in, for topology hints; "" means that hints are ignored.
+	Network string `yaml:"network"`
+	Zone    string `yaml:"zone"`
+
+	// Allow and Deny are NAMESPACE/NAME, with * and ?, of what annotations may expose and of
+	// what they may not, whatever Allow says. An empty Allow means everything.
+	Allow []string `yaml:"allow" as:"objectPattern" empty:"leave the key out"`
+	Deny  []string `yaml:"deny" as:"objectPattern" empty:"leave the key out"`
+
+	// Suffixes are domains that annotations may take names of; empty means none.
+	Suffixes []Suffix `yaml:"suffixes" what:"a suffix"`
+
+	// Prefer is the family of pods that have both; "" means each Service's first.
+	Prefer string `yaml:"prefer" oneof:"ipv4 ipv6 both"`
+
+	// PodCIDRs says that the ranges of Nodes for their pods are in Network. It is not for
+	// several clusters with the same ranges.
+	PodCIDRs bool `yaml:"podCIDRs"`
+
+	// Gateways are the namespaces whose Services may say that they are gateways; empty means
+	// culvert-system.
+	Gateways []string `yaml:"gatewayNamespaces" what:"a namespace" as:"label" empty:"leave the key out for culvert-system"`
+
+	// Clusters is the namespace of Secrets with the kubeconfigs of further clusters; "" means
+	// that there are none.
+	Clusters string `yaml:"clusters" what:"the namespace of clusters" as:"label"`
 
 	ExternalNames bool     `yaml:"externalNames"`               // annotations may expose Services of the type ExternalName
 	ExportedTo    []string `yaml:"exportedTo" what:"a network"` // networks that exports open a Service to, beside those of the clusters; "*" means everyone

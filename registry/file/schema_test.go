@@ -44,6 +44,22 @@ func TestSchemaHasTheLoadersKeys(t *testing.T) {
 	}
 }
 
+// The exported lists of protocols are the words of their keys.
+func TestProtocolsAreWords(t *testing.T) {
+	for _, row := range []struct {
+		list []string
+		typ  reflect.Type
+	}{{Protocols, reflect.TypeFor[Listener]()}, {Inner, reflect.TypeFor[tlsSettings]()}} {
+		p := planOf(row.typ)
+		if f := p.fields[slices.Index(p.keys, "protocols")]; !slices.Equal(f.words, row.list) {
+			t.Errorf("protocols of %s: the loader reads %q, want %q", row.typ, f.words, row.list)
+		}
+	}
+	if got := defaults[GatewayAPI]().ControllerName; got != DefaultControllerName {
+		t.Errorf("controllerName is %q by default, want %q", got, DefaultControllerName)
+	}
+}
+
 // decodedAs are the types of which the file has the keys of another.
 var decodedAs = map[reflect.Type]reflect.Type{
 	reflect.TypeFor[TLS]():      reflect.TypeFor[tlsSettings](),

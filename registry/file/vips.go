@@ -12,9 +12,14 @@ import (
 
 // VIPs are addresses to give to services, one of each range to one.
 type VIPs struct {
-	Ranges     []netip.Prefix `yaml:"ranges" what:"a range" as:"cidr" empty:"leave the key out for 240.0.0.0/4 and a range of IPv6"` // at most one of a family
-	State      string         `yaml:"state,required"`                                                                                // path of the file that keeps who has which address
-	ReuseAfter time.Duration  `yaml:"reuseAfter,min=1ms" default:"24h"`                                                              // how long nobody else gets the addresses of a service that is gone
+	// Ranges has at most one of a family.
+	Ranges []netip.Prefix `yaml:"ranges" what:"a range" as:"cidr" empty:"leave the key out for 240.0.0.0/4 and a range of IPv6"`
+
+	// State is the path of the file that keeps which service has which address.
+	State string `yaml:"state,required"`
+
+	// ReuseAfter is how long no other service gets the addresses of one that is gone.
+	ReuseAfter time.Duration `yaml:"reuseAfter,min=1ms" default:"24h"`
 }
 
 func (v *VIPs) check(d *decoder, at mapping) {
