@@ -280,7 +280,7 @@ func (k *client) dropped(*Stream) {
 }
 
 func (k *client) tickEvery() time.Duration {
-	return max(min(orElse(k.d.Ping, DefaultPing), orElse(k.d.Pong, DefaultPong), orElse(k.d.Idle, DefaultIdle))/4, time.Millisecond)
+	return max(min(mux.OrDefault(k.d.Ping, DefaultPing), mux.OrDefault(k.d.Pong, DefaultPong), mux.OrDefault(k.d.Idle, DefaultIdle))/4, time.Millisecond)
 }
 
 // tick enforces the connection's time limits and sends what is due.
@@ -297,7 +297,7 @@ func (k *client) tick() {
 		return
 	}
 	c.replenish() // memory may be short no longer
-	ping, noteAck := int64(orElse(k.d.Ping, DefaultPing)), int64(orElse(k.d.Pong, DefaultPong))
+	ping, noteAck := int64(mux.OrDefault(k.d.Ping, DefaultPing)), int64(mux.OrDefault(k.d.Pong, DefaultPong))
 	heard := now - c.lastFrame.Load()
 	switch {
 	case c.pinged != 0 && now-c.pinged >= noteAck && heard >= noteAck:
@@ -306,7 +306,7 @@ func (k *client) tick() {
 	case heard >= ping-int64(k.tickEvery()):
 		c.sendPing()
 	}
-	if len(c.streams) == 0 && now-k.idleSince >= int64(orElse(k.d.Idle, DefaultIdle)) {
+	if len(c.streams) == 0 && now-k.idleSince >= int64(mux.OrDefault(k.d.Idle, DefaultIdle)) {
 		if k.LeaveUnused() {
 			c.failLocked(errIdle)
 			return

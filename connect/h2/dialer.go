@@ -131,14 +131,9 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (_ net.Conn, answer conne
 // this kind of request by HTTP/1.1.
 var ErrNotSpoken = errors.New("the proxy does not take this request by HTTP/2")
 
-func (d *Dialer) streams() int {
-	if d.Streams > 0 {
-		return d.Streams
-	}
-	return DefaultStreams
-}
+func (d *Dialer) streams() int { return mux.OrDefault(d.Streams, DefaultStreams) }
 
-func (d *Dialer) wait() time.Duration { return orElse(d.Wait, DefaultWait) }
+func (d *Dialer) wait() time.Duration { return mux.OrDefault(d.Wait, DefaultWait) }
 
 // Close ends every connection, with the streams on it, and waits for their
 // ends.
@@ -190,11 +185,4 @@ func (d *Dialer) refusal(s *Stream, head *Head, addr string) error {
 	_ = s.SetReadDeadline(time.Now().Add(lingerTimeout))
 	defer s.Close()
 	return connect.Refused(d.Proxy, addr, head, s)
-}
-
-func orElse(d, otherwise time.Duration) time.Duration {
-	if d > 0 {
-		return d
-	}
-	return otherwise
 }

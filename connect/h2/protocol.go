@@ -134,19 +134,7 @@ func (p *Protocol) service() connect.Service {
 	return &mux.PlainService{Protocol: connect.Protocol{Auth: p.Auth, Via: p.Via}, Proto: "connect-h2"}
 }
 
-func (p *Protocol) streams() int {
-	if p.Streams > 0 {
-		return p.Streams
-	}
-	return DefaultStreams
-}
-
-func (p *Protocol) idle() time.Duration {
-	if p.Idle > 0 {
-		return p.Idle
-	}
-	return DefaultIdle
-}
+func (p *Protocol) streams() int { return mux.OrDefault(p.Streams, DefaultStreams) }
 
 // ServeConn implements tunnel.Protocol. It calls h for each CONNECT, on a
 // goroutine of its own, and returns when the connection has ended and c is

@@ -357,7 +357,7 @@ func (s *server) tick() {
 		c.failLocked(errDead)
 	case heard >= pingInterval && s.c.input.hasRequest.Load():
 		c.sendPing()
-	case len(c.streams) == 0 && s.handlers == 0 && s.idleSince != 0 && time.Duration(now-s.idleSince) >= s.p.idle():
+	case len(c.streams) == 0 && s.handlers == 0 && s.idleSince != 0 && time.Duration(now-s.idleSince) >= mux.OrDefault(s.p.Idle, DefaultIdle):
 		c.failLocked(errIdle)
 	}
 	for _, st := range c.streams {

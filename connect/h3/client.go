@@ -138,7 +138,7 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 		return nil, connect.Unusable(k.d.Proxy, "is not to be used", mux.ErrUnprocessed)
 	}
 
-	limit := time.Now().Add(orElse(k.d.Wait, DefaultWait))
+	limit := time.Now().Add(mux.OrDefault(k.d.Wait, DefaultWait))
 	_ = qs.SetReadDeadline(limit)
 	_ = qs.SetWriteDeadline(limit)
 	stop := context.AfterFunc(ctx, func() { // wakes what waits
@@ -252,7 +252,7 @@ func (k *client) dropped(id quic.StreamID) {
 }
 
 func (k *client) tickEvery() time.Duration {
-	return max(min(orElse(k.d.Idle, DefaultIdle)/4, 5*time.Second), time.Millisecond)
+	return max(min(mux.OrDefault(k.d.Idle, DefaultIdle)/4, 5*time.Second), time.Millisecond)
 }
 
 // tick enforces the connection's time limits.
@@ -273,7 +273,7 @@ func (k *client) tick() {
 			return
 		case k.goAwayReceived:
 			next = rest
-		case rest <= 0 && time.Duration(mux.Clock()-k.idleSince) >= orElse(k.d.Idle, DefaultIdle) && k.LeaveUnused():
+		case rest <= 0 && time.Duration(mux.Clock()-k.idleSince) >= mux.OrDefault(k.d.Idle, DefaultIdle) && k.LeaveUnused():
 			k.c.background(func() { k.c.fail(errIdle) })
 			return
 		}

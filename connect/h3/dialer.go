@@ -90,10 +90,7 @@ type Dialer struct {
 // conns returns the pool, made by the Dialer's fields.
 func (d *Dialer) conns() *mux.Pool[*client] {
 	d.once.Do(func() {
-		d.pool.Proxy, d.pool.Parallel, d.pool.Streams, d.pool.Wait = d.Proxy, d.Parallel, d.Streams, orElse(d.Wait, DefaultWait)
-		if d.pool.Streams <= 0 {
-			d.pool.Streams = DefaultStreams
-		}
+		d.pool.Proxy, d.pool.Parallel, d.pool.Streams, d.pool.Wait = d.Proxy, d.Parallel, mux.OrDefault(d.Streams, DefaultStreams), mux.OrDefault(d.Wait, DefaultWait)
 		d.pool.New = func() *client { return &client{d: d, firstRejected: -1, streams: make(map[quic.StreamID]*Stream)} }
 	})
 	return &d.pool
@@ -197,7 +194,7 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 	if err != nil {
 		return nil, nil, err
 	}
-	ping, pong := orElse(d.Ping, DefaultPing), orElse(d.Pong, DefaultPong)
+	ping, pong := mux.OrDefault(d.Ping, DefaultPing), mux.OrDefault(d.Pong, DefaultPong)
 	conf := quicConfig()
 	conf.MaxIdleTimeout, conf.KeepAlivePeriod = ping+pong, ping
 	conf.MaxIncomingStreams = -1 // RFC 9114 section 6.1: a server opens none
@@ -243,11 +240,4 @@ func Listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
 		return nil, tunnel.Refusef(tunnel.Overload, "h3: no local port is left: %w", err)
 	}
 	return c, err
-}
-
-func orElse(d, otherwise time.Duration) time.Duration {
-	if d > 0 {
-		return d
-	}
-	return otherwise
 }

@@ -394,12 +394,7 @@ func (k *serverConn) drainLocked() {
 	}
 }
 
-func (k *serverConn) idle() time.Duration {
-	if k.s.Idle > 0 {
-		return k.s.Idle
-	}
-	return DefaultIdle
-}
+func (k *serverConn) idle() time.Duration { return mux.OrDefault(k.s.Idle, DefaultIdle) }
 
 // firstRequest returns how long a connection may take to its first request.
 func (k *serverConn) firstRequest() time.Duration {

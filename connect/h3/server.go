@@ -132,7 +132,7 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 	}
 	cfg := quicConfig()
 	cfg.MaxIdleTimeout, cfg.KeepAlivePeriod = idleTimeout, idleTimeout/2
-	cfg.MaxIncomingStreams = int64(s.streams())
+	cfg.MaxIncomingStreams = int64(mux.OrDefault(s.Streams, DefaultStreams))
 	cfg.AllowConnectionWindowIncrease = s.allowGrowth
 	ln, err := tr.Listen(tlsConfig(s.TLS), cfg)
 	if err != nil {
@@ -408,13 +408,6 @@ func (s *Server) service() connect.Service {
 		return s.Service
 	}
 	return &mux.PlainService{Protocol: connect.Protocol{Auth: s.Auth, Via: s.Via}, Proto: proto}
-}
-
-func (s *Server) streams() int {
-	if s.Streams > 0 {
-		return s.Streams
-	}
-	return DefaultStreams
 }
 
 // reportAttempt reports a handshake or connection that ended without a request.
