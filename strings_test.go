@@ -121,7 +121,7 @@ func (s *sentences) visit(n ast.Node) {
 			}
 		case "Errorf":
 			s.take("error", n.Args, 0)
-		case "Refusef":
+		case "Refusef", "HopRefusedf":
 			s.take("error", n.Args, 1)
 		}
 		if strings.Contains(sel.Sel.Name, "Var") && len(n.Args) > 3 { // pflag's StringVar, BoolVarP, ...

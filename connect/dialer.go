@@ -301,7 +301,7 @@ func (d *Dialer) refused(c *tunnel.Conn, r reply, addr string) error {
 		body = fmt.Sprintf(": %q", bytes.TrimRight(line, "\r"))
 	}
 	reason := r.reason()
-	return tunnel.Refusef(reason, "connect: proxy %q refused %q with status %d, %s%s", d.Proxy, addr, r.status, reason, body)
+	return tunnel.HopRefusedf(reason, "connect: proxy %q refused %q with status %d, %s%s", d.Proxy, addr, r.status, reason, body)
 }
 
 // failed is for a proxy that cannot be used.

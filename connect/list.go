@@ -279,7 +279,7 @@ func Refused(proxy, addr string, answer *HeaderList, body io.Reader) *tunnel.Err
 		quote = fmt.Sprintf(": %q", first)
 	}
 	reason := ReplyReason(answer.Status, answer.Fields)
-	return tunnel.Refusef(reason, "connect: proxy %q refused %q with status %d, %s%s", proxy, addr, answer.Status, reason, quote)
+	return tunnel.HopRefusedf(reason, "connect: proxy %q refused %q with status %d, %s%s", proxy, addr, answer.Status, reason, quote)
 }
 
 // isListValue reports whether s may be a value, RFC 9113 section 8.2.1.

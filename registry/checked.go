@@ -3,8 +3,10 @@ package registry
 import (
 	"cmp"
 	"iter"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	"culvert.dev/internal/background"
@@ -86,8 +88,11 @@ func (r *Registry) ForgetCheck(t Target) {
 	h := &r.health
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.mark(t.Addr, h.checked[t].err, nil)
-	delete(h.checked, t)
+	if v, ok := h.checked[t]; ok {
+		h.mark(t, v.err, nil)
+		h.countName(t, -1, 0)
+		delete(h.checked, t)
+	}
 	h.count()
 }
 
@@ -102,7 +107,7 @@ func (r *Registry) Healthy(ap netip.AddrPort) bool {
 	now := time.Now()
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	return h.down[ap] == 0 && h.due(ap, now).IsZero()
+	return h.down[ap] == 0 && h.due(healthKey{addr: ap}, now).IsZero()
 }
 
 // States returns a function that reports the state of an address at this
@@ -120,10 +125,10 @@ func (r *Registry) States() func(ap netip.AddrPort) string {
 	for t := range h.checked {
 		states[t.Addr] = StateUp
 	}
-	for ap := range h.failing {
-		states[ap] = StateSuspect
-		if !h.due(ap, now).IsZero() {
-			states[ap] = StateFailing
+	for key := range h.failing {
+		states[key.addr] = StateSuspect
+		if !h.due(key, now).IsZero() {
+			states[key.addr] = StateFailing
 		}
 	}
 	for ap, n := range h.down {
@@ -138,8 +143,11 @@ func (h *health) check(t Target, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v, known := h.checked[t]
+	if !known {
+		h.countName(t, 1, 0)
+	}
 	if !known || (v.err == nil) != (err == nil) {
-		h.mark(t.Addr, v.err, err)
+		h.mark(t, v.err, err)
 		v.since = time.Now()
 	}
 	v.err = err
@@ -148,25 +156,53 @@ func (h *health) check(t Target, err error) {
 	}
 	h.checked[t] = v
 	if err == nil {
-		delete(h.failing, t.Addr)
+		delete(h.failing, healthKey{addr: t.Addr})
+		delete(h.failing, healthKey{hop: t.name()})
 	}
 	h.count()
 }
 
-// mark counts how many checks say that ap is down, as one of them changes. The
+// name returns HOST:PORT of a target whose address came from a name, or "".
+func (t *Target) name() string {
+	if t.Host == "" {
+		return ""
+	}
+	return net.JoinHostPort(t.Host, strconv.Itoa(int(t.Addr.Port())))
+}
+
+// mark counts how many checks say that an address is down, as one of them changes. The
 // caller holds mu.
-func (h *health) mark(ap netip.AddrPort, before, after error) {
+func (h *health) mark(t Target, before, after error) {
 	switch {
 	case before == nil && after != nil:
 		if h.down == nil {
 			h.down = map[netip.AddrPort]int{}
 		}
-		h.down[ap]++
+		h.down[t.Addr]++
+		h.countName(t, 0, 1)
 	case before != nil && after == nil:
-		if h.down[ap]--; h.down[ap] == 0 {
-			delete(h.down, ap)
+		if h.down[t.Addr]--; h.down[t.Addr] == 0 {
+			delete(h.down, t.Addr)
 		}
+		h.countName(t, 0, -1)
 	}
+}
+
+// countName adds to the counts of the name that t came from. The caller holds mu.
+func (h *health) countName(t Target, all, down int) {
+	if t.Host == "" {
+		return
+	}
+	if h.byName == nil {
+		h.byName = map[string]nameChecks{}
+	}
+	n := h.byName[t.name()]
+	n.all, n.down = n.all+all, n.down+down
+	if n.all == 0 {
+		delete(h.byName, t.name())
+		return
+	}
+	h.byName[t.name()] = n
 }
 
 // States of a Health.
@@ -177,7 +213,8 @@ const (
 	StateUp      = "up"      // a check says so
 )
 
-// A Health is the state of an address.
+// A Health is the state of an address, or of a gateway that is asked by its name: Addr
+// is only a port then.
 type Health struct {
 	Addr     netip.AddrPort
 	Host     string   // the DNS name it came from; "" for a written one
@@ -230,9 +267,12 @@ func (h *health) list() []Health {
 		list = append(list, one)
 	}
 	now := time.Now()
-	for ap, f := range h.failing {
-		one := Health{Addr: ap, Host: f.host, State: StateSuspect, Since: f.since, Err: f.err}
-		if !h.due(ap, now).IsZero() {
+	for key, f := range h.failing {
+		one := Health{Addr: key.addr, Host: f.host, State: StateSuspect, Since: f.since, Err: f.err}
+		if key.hop != "" {
+			one.Addr = netip.AddrPortFrom(netip.Addr{}, portOf(key.hop))
+		}
+		if !h.due(key, now).IsZero() {
 			one.State = StateFailing
 		}
 		list = append(list, one)

@@ -194,7 +194,7 @@ func TestHealthSaysWhoseAndSince(t *testing.T) {
 		}
 		// A gateway's failures outlive tables that still have it.
 		r.Swap(tab)
-		if _, ok := r.health.failing[netip.MustParseAddrPort("192.0.2.9:443")]; !ok {
+		if _, ok := r.health.failing[healthKey{addr: netip.MustParseAddrPort("192.0.2.9:443")}]; !ok {
 			t.Error("the failure of a gateway was forgotten with a table that has it")
 		}
 	})

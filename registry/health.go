@@ -34,6 +34,24 @@ const (
 	maxFailing = 1 << 16
 )
 
+// A healthKey is what failures are counted under: an address, or a next hop that is
+// asked by its name, HOST:PORT.
+type healthKey struct {
+	addr netip.AddrPort
+	hop  string // "" where there is an addr
+}
+
+// keyOf returns the key of ep. A next hop at an address has the key of that address.
+func keyOf(ep *tunnel.Endpoint) healthKey {
+	if ep.HealthKey == "" {
+		return healthKey{addr: ep.Addr}
+	}
+	if ap, err := netip.ParseAddrPort(ep.HealthKey); err == nil {
+		return healthKey{addr: netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())}
+	}
+	return healthKey{hop: ep.HealthKey}
+}
+
 // A failure is the state of an endpoint that could not be dialed. Endpoints
 // that work have none.
 type failure struct {
@@ -50,16 +68,25 @@ type failure struct {
 type health struct {
 	n       atomic.Int64 // of failing and down, so that requests can tell without the lock that all is well
 	mu      sync.RWMutex // guards what follows
-	failing map[netip.AddrPort]failure
+	failing map[healthKey]failure
 	checked map[Target]verdict
 	down    map[netip.AddrPort]int // by how many of the checked
+	byName  map[string]nameChecks  // of addresses that came from a name, by HOST:PORT
 }
+
+// nameChecks counts the checks of the addresses of one name.
+type nameChecks struct{ all, down int }
 
 // count brings n up to date. The caller holds mu.
 func (h *health) count() { h.n.Store(int64(len(h.failing) + len(h.down))) }
 
-// report takes in how a dial of ep ended.
+// report takes in how a dial of ep ended. A next hop that has answered works,
+// whatever it said.
 func (h *health) report(ep tunnel.Endpoint, err error) {
+	key := keyOf(&ep)
+	if e, ok := errors.AsType[*tunnel.Error](err); ok && e.BehindHop && ep.HealthKey != "" {
+		err = nil
+	}
 	switch {
 	case err == nil:
 		if h.n.Load() == 0 {
@@ -67,14 +94,14 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		delete(h.failing, ep.Addr)
+		delete(h.failing, key)
 	case !IsEndpointError(err):
 		return
 	default:
 		now := time.Now()
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		f, known := h.failing[ep.Addr]
+		f, known := h.failing[key]
 		if known && now.Before(f.until) {
 			return // dials that were under way together are one failure
 		}
@@ -92,10 +119,16 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 		f.inARow++
 		f.trial = time.Time{}
 		f.host = ep.Host
-		if h.failing == nil {
-			h.failing = map[netip.AddrPort]failure{}
+		if ep.HealthKey != "" {
+			f.host = ""
 		}
-		h.failing[ep.Addr] = f
+		if key.hop != "" {
+			f.host = hostOf(key.hop)
+		}
+		if h.failing == nil {
+			h.failing = map[healthKey]failure{}
+		}
+		h.failing[key] = f
 	}
 	h.count()
 }
@@ -119,28 +152,59 @@ func IsEndpointError(err error) bool {
 }
 
 // order moves failing endpoints behind the others, the one due back first at
-// the front of them, and behind those the ones that a check says are down.
+// the front of them, and behind those the ones that a check says are down. Last come
+// those that must not be dialed.
 func (h *health) order(eps []tunnel.Endpoint) {
-	if h.n.Load() == 0 || len(eps) < 2 {
+	if len(eps) < 2 {
+		return
+	}
+	forbidden := func(ep *tunnel.Endpoint) bool { return ep.Transport != nil && ep.Transport.Check(ep) != nil }
+	for i := range eps {
+		if forbidden(&eps[i]) {
+			slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int { return compareBool(forbidden(&a), forbidden(&b)) })
+			break
+		}
+	}
+	if h.n.Load() == 0 {
 		return
 	}
 	now := time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int {
-		return cmp.Or(cmp.Compare(min(h.down[a.Addr], 1), min(h.down[b.Addr], 1)), h.due(a.Addr, now).Compare(h.due(b.Addr, now)))
+		one, other := keyOf(&a), keyOf(&b)
+		return cmp.Or(compareBool(h.isDown(one), h.isDown(other)), h.due(one, now).Compare(h.due(other, now)))
 	})
-	first := eps[0].Addr
-	if f, ok := h.failing[first]; ok && h.down[first] == 0 && h.due(first, now).IsZero() {
+	first := keyOf(&eps[0])
+	if f, ok := h.failing[first]; ok && !h.isDown(first) && h.due(first, now).IsZero() {
 		f.trial = now.Add(retryWindow)
 		h.failing[first] = f
 	}
 }
 
-// due is when an address that failed may be tried again, zero for now. The
-// caller holds mu.
-func (h *health) due(ap netip.AddrPort, now time.Time) time.Time {
-	f := h.failing[ap]
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// isDown reports whether checks say so: any of those of an address, and all of those
+// of a name. The caller holds mu.
+func (h *health) isDown(key healthKey) bool {
+	if key.hop == "" {
+		return h.down[key.addr] > 0
+	}
+	n := h.byName[key.hop]
+	return n.all > 0 && n.down == n.all
+}
+
+// due is when what failed may be tried again, zero for now. The caller holds mu.
+func (h *health) due(key healthKey, now time.Time) time.Time {
+	f := h.failing[key]
 	switch {
 	case now.Before(f.until):
 		return f.until
@@ -161,11 +225,11 @@ func (h *health) prune(t *Table) {
 
 	// Outside of the lock, as tables are large and requests wait for it.
 	addrs, hosts := map[netip.Addr]bool{}, map[string]bool{}
-	for ap, f := range gone {
+	for key, f := range gone {
 		if f.host != "" {
 			hosts[f.host] = false
 		} else {
-			addrs[ap.Addr()] = false
+			addrs[key.addr.Addr()] = false
 		}
 	}
 	here := func(ep *Endpoint) {
@@ -191,9 +255,9 @@ func (h *health) prune(t *Table) {
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for ap, f := range gone {
-		if !hosts[f.host] && !addrs[ap.Addr()] {
-			delete(h.failing, ap)
+	for key, f := range gone {
+		if !hosts[f.host] && !addrs[key.addr.Addr()] {
+			delete(h.failing, key)
 		}
 	}
 	h.sweep(time.Now())
@@ -202,9 +266,9 @@ func (h *health) prune(t *Table) {
 
 // sweep drops expired failures. The caller holds mu.
 func (h *health) sweep(now time.Time) {
-	for ap, f := range h.failing {
+	for key, f := range h.failing {
 		if now.Sub(f.until) > failureExpiry {
-			delete(h.failing, ap)
+			delete(h.failing, key)
 		}
 	}
 }

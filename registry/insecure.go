@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -29,12 +30,35 @@ func payloadOf(req *tunnel.Request, s *Service) payload {
 	return unknown
 }
 
-// tlsOnly is the Route.TLSOnly of a way that is unencrypted for all its endpoints.
-func (p payload) tlsOnly(refusal *tunnel.Error) func(tunnel.Endpoint) error {
-	if p != unknown {
-		return nil
+// An insecureError says why nothing but TLS may be carried to an endpoint: a hop, or
+// the endpoint itself where hop is "", is reached unencrypted.
+type insecureError struct {
+	service, network string // network is "" where the service has the hop itself
+	hop, endpoint    string
+}
+
+func (e *insecureError) Error() string {
+	switch {
+	case e.hop == "":
+		return fmt.Sprintf("registry: endpoint %s of service %q is in network %q, and what may be plaintext would go there unencrypted: have clients speak TLS to the service, give the network a via with TLS, or say insecure: true of it", e.endpoint, e.service, e.network)
+	case e.network == "":
+		return fmt.Sprintf("registry: service %q is behind gateway %q, and what may be plaintext would go there without TLS: use TLS in the service's via, or say insecure: true of that hop", e.service, e.hop)
 	}
-	return func(tunnel.Endpoint) error { return refusal }
+	return fmt.Sprintf("registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it", e.service, e.network, e.hop)
+}
+
+// protect leaves out the endpoints to which plaintext may not go, where the payload is
+// plaintext.
+func (x *resolution) protect(eps []tunnel.Endpoint) ([]tunnel.Endpoint, error) {
+	if x.payload != plaintext {
+		return eps, nil
+	}
+	why := eps[0].TLSOnly
+	eps = slices.DeleteFunc(eps, func(ep tunnel.Endpoint) bool { return ep.TLSOnly != nil })
+	if len(eps) == 0 {
+		return nil, &tunnel.Error{Reason: tunnel.Insecure, Err: why}
+	}
+	return eps, nil
 }
 
 // InsecureVia returns the last hop of via where it has no TLS and is not said to be insecure. It
@@ -63,47 +87,30 @@ func (e *Endpoint) loopback() bool {
 	return IsLocalhost(e.Host) || e.Addr.Unmap().IsLoopback()
 }
 
-func insecure(req *tunnel.Request, f match, n *networkState, to string) *tunnel.Error {
-	return tunnel.Refusef(tunnel.Insecure, "registry: %q: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it",
-		req.Target(), f.entry.Name, n.Name, to)
-}
-
-func insecureHop(req *tunnel.Request, f match, to string) *tunnel.Error {
-	return tunnel.Refusef(tunnel.Insecure, "registry: %q: service %q is behind gateway %q, and what may be plaintext would go there without TLS: use TLS in the service's via, or say insecure: true of that hop",
-		req.Target(), f.entry.Name, to)
-}
-
-func insecureEndpoint(req *tunnel.Request, f match, n *networkState, to string) *tunnel.Error {
-	return tunnel.Refusef(tunnel.Insecure, "registry: %q: endpoint %s of service %q is in network %q, and what may be plaintext would go there unencrypted: have clients speak TLS to the service, give the network a via with TLS, or say insecure: true of it",
-		req.Target(), to, f.entry.Name, n.Name)
-}
-
 // plaintextRefusal says why a stream whose TLS ends here can't go on to f: all ways there are
 // without TLS. It is nil for any other.
-func (t *Table) plaintextRefusal(req *tunnel.Request, f match) *tunnel.Error {
-	if f.entry.TLS != nil {
+func (t *Table) plaintextRefusal(f match) error {
+	e := f.entry
+	if e.TLS != nil {
 		return nil
 	}
-	if len(f.entry.Via) > 0 {
-		if to, clear := InsecureVia(f.entry.Via); clear {
-			return insecureHop(req, f, to)
+	if len(e.Via) > 0 {
+		if to, clear := InsecureVia(e.Via); clear {
+			return &insecureError{service: e.Name, hop: to}
 		}
 		return nil
 	}
 	direct, beyond := t.reach(f, t.here)
 	if len(beyond) == 0 {
-		_, refusal := t.plaintextEndpoints(req, f, direct)
-		return refusal
+		return t.plaintextEndpoints(e, direct)
 	}
 	p := t.locate(f, t.here)
+	to, clear := p.cleartextGateway()
 	if len(p.remote.Via) > 0 {
-		if to, clear := p.remote.cleartextVia(); clear {
-			return insecure(req, f, p.remote, to)
-		}
-		return nil
+		to, clear = p.remote.cleartextVia()
 	}
-	if to, clear := p.cleartextGateway(); clear {
-		return insecure(req, f, p.remote, to)
+	if clear {
+		return &insecureError{service: e.Name, network: p.remote.Name, hop: to}
 	}
 	return nil
 }
@@ -120,61 +127,31 @@ func (t *Table) foreignNetwork(i int32) *networkState {
 	return &t.networks[i]
 }
 
-// plaintextEndpoints returns those of eps that plaintext may be sent to, and a refusal where there
-// is none of them. It allocates where it leaves some out.
-func (t *Table) plaintextEndpoints(req *tunnel.Request, f match, eps []Endpoint) ([]Endpoint, *tunnel.Error) {
+// plaintextEndpoints returns why plaintext may go to none of eps, which are e's.
+func (t *Table) plaintextEndpoints(e *serviceEntry, eps []Endpoint) error {
 	if !t.hasForeignNetworks() || len(eps) == 0 {
-		return eps, nil
-	}
-	elsewhere := func(ep Endpoint) bool { return !ep.loopback() && t.foreignNetwork(t.network(&ep)) != nil }
-	if !slices.ContainsFunc(eps, elsewhere) {
-		return eps, nil
-	}
-	some := slices.DeleteFunc(slices.Clone(eps), elsewhere)
-	if len(some) == 0 {
-		return nil, insecureEndpoint(req, f, t.foreignNetwork(t.network(&eps[0])), eps[0].String())
-	}
-	return some, nil
-}
-
-// crosses says why nothing but TLS may go to ep, an address that a request has come
-// to without a gateway in between: it is one of configured, or of a name of these.
-func (t *Table) crosses(req *tunnel.Request, f match, configured []Endpoint, ep tunnel.Endpoint) error {
-	if ep.Addr.Addr().IsLoopback() {
 		return nil
 	}
-	in := t.prefixes.find(ep.Addr.Addr())
-	for i := range configured {
-		c := &configured[i]
-		if c.Network != "" && (c.Host != "" && c.Host == ep.Host || c.Host == "" && c.Addr.Unmap() == ep.Addr.Addr()) {
-			in = t.network(c)
-			break
+	for i := range eps {
+		if eps[i].loopback() || t.foreignNetwork(t.network(&eps[i])) == nil {
+			return nil
 		}
 	}
-	if n := t.foreignNetwork(in); n != nil {
-		return insecureEndpoint(req, f, n, ep.String())
-	}
-	return nil
+	return &insecureError{service: e.Name, network: t.foreignNetwork(t.network(&eps[0])).Name, endpoint: eps[0].String()}
 }
 
-// protect has route carry nothing to other networks that may be plaintext, where its
-// endpoints, those of configured, are reached without a gateway.
-func (t *Table) protect(req *tunnel.Request, f match, configured []Endpoint, route *tunnel.Route) error {
-	inside := payloadOf(req, f.entry.Service)
-	if inside == encrypted || !t.hasForeignNetworks() {
+// crosses says why nothing but TLS may go to ep at addr, which is reached without a
+// gateway in between: it is configured, or an address of its name.
+func (x *resolution) crosses(configured *Endpoint, addr netip.Addr, ep *tunnel.Endpoint) error {
+	if x.payload == encrypted || !x.table.hasForeignNetworks() || addr.IsLoopback() {
 		return nil
 	}
-	crosses := func(ep tunnel.Endpoint) error { return t.crosses(req, f, configured, ep) }
-	if inside == unknown {
-		if slices.ContainsFunc(route.Endpoints, func(ep tunnel.Endpoint) bool { return crosses(ep) != nil }) {
-			route.TLSOnly = crosses
-		}
-		return nil
+	in := x.table.prefixes.find(addr)
+	if configured != nil && configured.Network != "" {
+		in = x.table.network(configured)
 	}
-	all := route.Endpoints
-	route.Endpoints = slices.DeleteFunc(slices.Clone(all), func(ep tunnel.Endpoint) bool { return crosses(ep) != nil })
-	if len(route.Endpoints) == 0 && len(all) > 0 {
-		return crosses(all[0])
+	if n := x.table.foreignNetwork(in); n != nil {
+		return &insecureError{service: x.entry.Name, network: n.Name, endpoint: ep.String()}
 	}
 	return nil
 }
@@ -199,23 +176,10 @@ func (p *Location) cleartextGateway() (to string, ok bool) {
 	return to, to != ""
 }
 
-// tlsOnly is the Route.TLSOnly of a request that is passed on to the gateways of p.
-func (p *Location) tlsOnly(req *tunnel.Request, f match, by func(*GatewayHop) string) func(tunnel.Endpoint) error {
-	if !slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.acceptsPlaintext() }) {
-		return nil
-	}
-	return func(ep tunnel.Endpoint) error {
-		if e := p.gatewayAt(ep, by); e == nil || e.acceptsPlaintext() {
-			return nil
-		}
-		return insecure(req, f, p.remote, ep.String())
-	}
-}
-
 // onHost reports whether h does not leave the host that asks it.
 func (h *Hop) onHost() bool {
 	for _, to := range h.Addresses {
-		if !loopbackHost(h.hostPort(to)) {
+		if !loopbackHost(h.HostPort(to)) {
 			return false
 		}
 	}

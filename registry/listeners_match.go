@@ -72,11 +72,10 @@ func (t *Table) PrecheckRoute(req *tunnel.Request) error {
 				continue
 			}
 			if len(e.Endpoints) > 0 || len(e.Via) > 0 {
-				refusal := t.plaintextRefusal(req, match{entry: e, port: b.port, rule: r})
-				if refusal == nil {
+				if why = t.plaintextRefusal(match{entry: e, port: b.port, rule: r}); why == nil {
 					return nil
 				}
-				why, reason = refusal, tunnel.Insecure
+				reason = tunnel.Insecure
 				continue
 			}
 			why = fmt.Errorf("service %q has no endpoint", e.Name)

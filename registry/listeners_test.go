@@ -384,17 +384,17 @@ func TestBackendsAreServices(t *testing.T) {
 		l.Sections[0].Rules = append(l.Sections[0].Rules, ruleOf(t, "rule of "+name, []string{name}, Backend{Weight: 1, Service: s}))
 	}
 	l.Sections[0].Rules[0].IdleTimeout = 7
-	tab, err := Mesh{Network: "here"}.Merge(Snapshot{Networks: []Network{far, beyond, {Name: "here"}}, Listeners: []*Listener{l}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	lookup := &answers{has: map[string]string{"db.internal": "192.0.2.7"}}
-	r := &Registry{Lookup: lookup.lookup, Mesh: Mesh{Network: "here"}, Dialer: func(s *Service) (tunnel.Dialer, error) {
+	r := &Registry{Lookup: lookup.lookup, Mesh: Mesh{Network: "here"}, NewTransport: func(s *Service, _ *Endpoint, _ *Gateway) (tunnel.Transport, error) {
 		if len(s.Via) > 0 {
 			return nowhere{}, nil
 		}
 		return nil, nil
 	}}
+	tab, err := r.Merge(Snapshot{Networks: []Network{far, beyond, {Name: "here"}}, Listeners: []*Listener{l}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	r.Swap(tab)
 	ask := func(name, proto string) string {
 		req := confined("s", name)
@@ -406,7 +406,7 @@ func TestBackendsAreServices(t *testing.T) {
 		if want := map[bool]int{true: 7, false: 5}[route.Service == l.Sections[0].Rules[0].Name]; int(route.IdleTimeout) != want {
 			t.Errorf("%s: idle %d, want %d", name, route.IdleTimeout, want)
 		}
-		return fmt.Sprint(route.Endpoints, route.Dialer != nil)
+		return fmt.Sprint(route.Endpoints, route.Endpoints[0].Transport != nil)
 	}
 	for _, test := range [][3]string{
 		{"dns.test", "sni", "[db.internal (192.0.2.7:5432) 192.0.2.1:1] false"},

@@ -24,7 +24,8 @@ type Location struct {
 	Endpoints []Endpoint   // that are dialed directly; must not be changed
 	Gateways  []GatewayHop // if there are no Endpoints: the nearest network's first
 
-	remote *networkState // the nearest of the networks it is in; nil where Endpoints is not empty
+	remote    *networkState  // the nearest of the networks it is in; nil where Endpoints is not empty
+	remoteVia *madeTransport // from here, by remote's Via; nil for none
 }
 
 // A GatewayHop is a gateway on the way to a service.
@@ -34,15 +35,21 @@ type GatewayHop struct {
 	Address Endpoint // of the gateway, as the asking network knows it
 	Rank    int      // 0 for the nearest network's
 
-	insecure bool // plaintext may go into the network without TLS
+	insecure  bool           // plaintext may go into the network without TLS
+	via       bool           // the network has a Via, so that the gateway is asked by SNI only
+	transport *madeTransport // from here, by the gateway's ProxyTransport; nil for none
+}
 
-	via bool // the network has a Via, so that the gateway is asked by SNI only
+// proxies reports whether the gateway can be asked for more than the name in a hello.
+func (e *GatewayHop) proxies() bool {
+	return e.transport != nil && (e.transport.Transport != nil || e.transport.err != nil)
 }
 
 // A networkState network is one in a table.
 type networkState struct {
 	Network
-	near []int32 // of Near, those that are in the table
+	near       []int32            // of Near, those that are in the table
+	transports *networkTransports // of services without layers, from here; nil for none
 }
 
 // hasGateways reports whether n is reached through gateways from outside. A network
@@ -280,12 +287,23 @@ func (t *Table) locate(f match, from int32) Location {
 	}
 	for rank, i := range beyond {
 		n := &t.networks[i]
+		var transports *networkTransports
+		if from == t.here {
+			transports = t.transportsTo(f.entry, i)
+		}
 		if rank == 0 {
 			p.remote = n
+			if transports != nil {
+				p.remoteVia = &transports.via
+			}
 		}
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
-			p.Gateways = append(p.Gateways, GatewayHop{Gateway: g, Network: n.Name, Address: g.AddressFrom(n.Name, name), Rank: rank, via: len(n.Via) > 0, insecure: n.Insecure})
+			hop := GatewayHop{Gateway: g, Network: n.Name, Address: g.AddressFrom(n.Name, name), Rank: rank, via: len(n.Via) > 0, insecure: n.Insecure}
+			if transports != nil && !hop.via {
+				hop.transport = &transports.gateways[j]
+			}
+			p.Gateways = append(p.Gateways, hop)
 		}
 	}
 	return p

@@ -275,11 +275,22 @@ type Hop struct {
 // one. Where h is the first hop, loopback is none: nothing of that leaves the host.
 func (h *Hop) CleartextAddress(first bool) (to string, ok bool) {
 	for _, to := range h.Addresses {
-		if !h.hasTLS(to) && (!first || !loopbackHost(h.hostPort(to))) {
+		if !h.hasTLS(to) && (!first || !loopbackHost(h.HostPort(to))) {
 			return to, true
 		}
 	}
 	return "", false
+}
+
+// Security says how a stream to the gateway at to, one of h.Addresses, is protected.
+func (h *Hop) Security(to string) tunnel.Security {
+	switch {
+	case !h.hasTLS(to):
+		return tunnel.Plain
+	case h.Certificate == "" && h.Token == "" && h.User == "":
+		return tunnel.ServerVerified
+	}
+	return tunnel.Mutual
 }
 
 // hasTLS reports whether h is asked at to by TLS.
@@ -295,8 +306,8 @@ func (h *Hop) hasTLS(to string) bool {
 	return false
 }
 
-// hostPort returns the host and port of to, one of h.To.
-func (h *Hop) hostPort(to string) string {
+// HostPort returns the host and port of to, one of h.Addresses.
+func (h *Hop) HostPort(to string) string {
 	if _, rest, ok := strings.Cut(to, "://"); ok {
 		to, _, _ = strings.Cut(rest, "/")
 	}
@@ -310,6 +321,13 @@ func hostOf(hostport string) string {
 		host = hostport
 	}
 	return strings.Trim(host, "[]")
+}
+
+// portOf returns the port of a HOST:PORT.
+func portOf(hostport string) uint16 {
+	_, port, _ := net.SplitHostPort(hostport)
+	n, _ := strconv.ParseUint(port, 10, 16)
+	return uint16(n)
 }
 
 // A Secret does not print itself.

@@ -48,16 +48,17 @@ type Registry struct {
 	// means that such endpoints are refused at every address.
 	Refuses func(netip.Addr) string
 
-	// Dialer returns the dialer of a service: through the gateways of its Via, or
-	// with a PROXY header. It is called for every request.
-	// Nil, and a nil that it returns, mean the Router's. A service that has a
-	// Via is refused where Dialer is nil.
-	Dialer func(*Service) (tunnel.Dialer, error)
-
-	// RemoteDialer returns the dialer of one request to a service in another network,
-	// where not all of that network's gateways are asked by SNI. Nil means that
-	// gateways are asked by SNI only, or through the network's Via.
-	RemoteDialer func(*Service, RemoteDial) (tunnel.Dialer, error)
+	// NewTransport makes a transport to the endpoints of a service: with the gateways
+	// of its Via on the way, and the PROXY header and the TLS that it asks for. Where
+	// the endpoints are in another network, the transport leads over a gateway of that
+	// network, at an endpoint. A nil Transport stands for the Router's Dialer. Merge
+	// calls NewTransport once for each distinct triple; the endpoint and the gateway
+	// may be nil. Services without settings of their own share the transports over a
+	// gateway, and are then one empty service.
+	//
+	// An error makes the service refuse with Internal. Without a NewTransport, a
+	// service that has a Via is refused, and gateways are asked by SNI only.
+	NewTransport func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error)
 
 	// OnTable is called whenever another table has become current, but for those
 	// that Publish and AssignVIPs make. It must not block. May be nil.
@@ -266,7 +267,7 @@ func (r *Registry) merge(log *slog.Logger, known map[snapshotKey]Snapshot) {
 	for i, k := range keys {
 		snapshots[i] = known[k]
 	}
-	t, err := r.Mesh.Merge(snapshots...)
+	t, err := r.Merge(snapshots...)
 	if err != nil {
 		log.Warn("ignored conflicting definitions", "err", err)
 	}

@@ -2,8 +2,6 @@ package registry
 
 import (
 	"context"
-	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -29,133 +27,70 @@ func (g *Gateway) ProxyTransport() string {
 	return ""
 }
 
-// A RemoteDial says how one request is dialed in another network: the endpoints of
-// its route are gateways.
-type RemoteDial struct {
-	Target tunnel.Endpoint // that the gateways are asked for: a Host or an address, and a port
-
-	// Transport returns how the gateway at an endpoint is asked: its ProxyTransport,
-	// or "sni", where bytes are passed on as they come.
-	Transport func(tunnel.Endpoint) string
-}
-
-// ReportDial reports the result of a dial of ep by another dialer than the Router's:
-// nil for one that worked.
-func (r *Registry) ReportDial(ep tunnel.Endpoint, err error) { r.health.report(ep, err) }
-
-// resolveRemote completes the route of a service in other networks than ours: through
-// the Via of the nearest one, or to its gateways, by SNI, where they read the name
-// again, or by another transport that they support.
-func (r *Registry) resolveRemote(ctx context.Context, req *tunnel.Request, t *Table, f match, route tunnel.Route, turn uint32) (tunnel.Route, error) {
-	p := t.locate(f, t.here)
-	asked, known := Endpoint{Host: req.Host()}, true
-	if f.rule != nil || req.Addr.IsValid() && f.endpoints == nil { // it has another name there; and of a VIP of ours nobody has heard
+// remote returns the endpoints of a service in other networks than ours: behind the
+// Via of the nearest one, or behind its gateways. A gateway that reads the name in a
+// hello again is an endpoint itself. Any other is asked for the destination, by its
+// ProxyTransport.
+func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
+	p := x.table.locate(x.match, x.table.here)
+	asked, known := Endpoint{Host: x.req.Host()}, true
+	if x.rule != nil || x.req.Addr.IsValid() && x.match.endpoints == nil { // it has another name there; and of a VIP of ours nobody has heard
 		var name tunnel.Name
-		if name, known = f.entry.primaryName(); !known && (f.rule == nil || len(p.remote.Via) > 0) {
-			return tunnel.Route{}, errNoName(req, f, &p)
+		if name, known = x.entry.primaryName(); !known && (x.rule == nil || len(p.remote.Via) > 0) {
+			return nil, errNoName(x.req, x.match, &p)
 		}
 		asked.Host = name.String()
-	} else if req.Addr.IsValid() {
-		asked = Endpoint{Addr: req.Addr}
+	} else if x.req.Addr.IsValid() {
+		asked = Endpoint{Addr: x.req.Addr}
 	}
-	inside := payloadOf(req, f.entry.Service)
-	plain := inside == plaintext
 	if len(p.remote.Via) > 0 {
-		if to, clear := p.remote.cleartextVia(); clear {
-			refusal := insecure(req, f, p.remote, to)
-			if plain {
-				return tunnel.Route{}, refusal
+		eps, err := x.behind(p.remoteVia, []Endpoint{asked})
+		if to, clear := p.remote.cleartextVia(); clear && x.payload != encrypted {
+			for i := range eps {
+				eps[i].TLSOnly = &insecureError{service: x.entry.Name, network: p.remote.Name, hop: to}
 			}
-			route.TLSOnly = inside.tlsOnly(refusal)
 		}
-		s := *f.entry.Service
-		s.Via = p.remote.Via
-		if r.Dialer != nil {
-			way, err := r.Dialer(&s)
-			if err != nil {
-				return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.remote.Name, err)}
-			}
-			route.Dialer = way
-		}
-		return r.resolveVia(req, f, route, []Endpoint{asked}, turn)
+		return eps, err
 	}
-	if req.Datagrams != nil || req.Proto == "quic" || req.Proto == "udp" {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", req.Target(), f.entry.Name, p.remote.Name, req.Proto)
+	if x.req.Datagrams != nil || x.req.Proto == "quic" || x.req.Proto == "udp" {
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", x.req.Target(), x.entry.Name, p.remote.Name, x.req.Proto)
 	}
-	hello, hops := req.Proto == "sni", r.RemoteDialer != nil && known && f.port != 0
-	by := func(e *GatewayHop) string {
-		if plain && !e.acceptsPlaintext() {
-			return ""
-		}
-		hop := ""
-		if hops && !e.via {
-			hop = e.Gateway.ProxyTransport()
-		}
-		// A rule has chosen a backend, and what the hello names may lead elsewhere there.
-		if hello && e.Gateway.Supports("sni") && (f.rule == nil || hop == "") {
-			return "sni"
-		}
-		return hop
+	asks := func(e *GatewayHop) bool { return known && x.port != 0 && e.proxies() }
+	// A rule has chosen a backend, and what the hello names may lead elsewhere there.
+	reads := func(e *GatewayHop) bool {
+		return x.req.Proto == "sni" && e.Gateway.Supports("sni") && (x.rule == nil || !asks(e))
 	}
-	var gateways []Endpoint
+	var hops []*GatewayHop
 	for from := 0; from < len(p.Gateways); {
 		to := from
 		for to < len(p.Gateways) && p.Gateways[to].Rank == p.Gateways[from].Rank {
 			to++
 		}
-		gateways = append(gateways, rotateByWeight(p.Gateways[from:to], by, turn)...)
+		hops = append(hops, rotateByWeight(p.Gateways[from:to], func(e *GatewayHop) bool { return asks(e) || reads(e) }, x.turn)...)
 		from = to
 	}
-	if len(gateways) == 0 && plain && hops {
-		if to, clear := p.cleartextGateway(); clear {
-			return tunnel.Route{}, insecure(req, f, p.remote, to)
+	if len(hops) == 0 {
+		return nil, errNoGateway(x.req, x.match, &p, known)
+	}
+	if p.hasGatewayAt(x.req.Source.Addr()) {
+		return nil, tunnel.Refusef(tunnel.Loop, "registry: %q: service %q is in network %q, whose gateway %s asks for it here", x.req.Target(), x.entry.Name, p.remote.Name, x.req.Source.Addr())
+	}
+	configured, targets := make([]Endpoint, len(hops)), make([]tunnel.Endpoint, len(hops))
+	for i, e := range hops {
+		if reads(e) {
+			configured[i] = e.Address
+			continue
+		}
+		if err := e.transport.refusal(x.entry); err != nil {
+			return nil, err
+		}
+		targets[i] = x.target(&asked, x.port, e.transport.Transport)
+		targets[i].HealthKey = e.Address.String()
+		if x.payload != encrypted && !e.acceptsPlaintext() {
+			targets[i].TLSOnly = &insecureError{service: x.entry.Name, network: e.Network, hop: targets[i].HealthKey}
 		}
 	}
-	if len(gateways) == 0 {
-		return tunnel.Route{}, errNoGateway(req, f, &p, known)
-	}
-	if p.hasGatewayAt(req.Source.Addr()) {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.Loop, "registry: %q: service %q is in network %q, whose gateway %s asks for it here", req.Target(), f.entry.Name, p.remote.Name, req.Source.Addr())
-	}
-	eps, err := r.candidates(ctx, req, f, gateways, 0)
-	if err != nil {
-		return tunnel.Route{}, err
-	}
-	r.health.order(eps)
-	route.Endpoints = eps
-	byOf := func(ep tunnel.Endpoint) string { return p.transportOf(ep, by) }
-	if inside == unknown {
-		route.TLSOnly = p.tlsOnly(req, f, by)
-	}
-	if !slices.ContainsFunc(eps, func(ep tunnel.Endpoint) bool { return byOf(ep) != "sni" }) {
-		return route, nil
-	}
-	target := tunnel.Endpoint{Addr: netip.AddrPortFrom(asked.Addr.Unmap(), f.port), Host: asked.Host, Named: true}
-	if route.Dialer, err = r.RemoteDialer(f.entry.Service, RemoteDial{Target: target, Transport: byOf}); err != nil {
-		return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to network %q: %w", p.remote.Name, err)}
-	}
-	route.Report = nil // a gateway that answers works, whatever it says: who dials it tells Dialed
-	return route, nil
-}
-
-// transportOf returns how the gateway at ep, one of p's, is asked.
-func (p *Location) transportOf(ep tunnel.Endpoint, transportOf func(*GatewayHop) string) string {
-	if e := p.gatewayAt(ep, transportOf); e != nil {
-		return transportOf(e)
-	}
-	return ""
-}
-
-// gatewayAt returns the gateway at ep if it can be asked, and nil otherwise.
-func (p *Location) gatewayAt(ep tunnel.Endpoint, by func(*GatewayHop) string) *GatewayHop {
-	for i := range p.Gateways {
-		e := &p.Gateways[i]
-		a := &e.Address
-		if a.Host == ep.Host && a.Port == ep.Addr.Port() && (a.Host != "" || a.Addr.Unmap() == ep.Addr.Addr()) && by(e) != "" {
-			return e
-		}
-	}
-	return nil
+	return x.candidates(ctx, configured, targets, 0)
 }
 
 // errNoName refuses a request for which the gateways have no name to be asked for.

@@ -15,45 +15,66 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// crossed is a way out that says how it was asked for.
-type crossed struct {
-	service string
-	registry.RemoteDial
-}
+// crossed is a transport over a gateway that says how it was asked for.
+type crossed struct{ service, by string }
 
-func (*crossed) DialContext(context.Context, string, string) (net.Conn, error) {
+func (crossed) Dial(context.Context, *tunnel.Endpoint, *tunnel.Request) (net.Conn, error) {
 	return nil, errors.New("nobody dials here")
 }
+func (crossed) Check(*tunnel.Endpoint) error { return nil }
+func (crossed) Info() tunnel.TransportInfo   { return tunnel.TransportInfo{} }
 
-// proxyTransports is what Resolve says of a request, in a line: the gateways with how each
-// is asked, and for what.
+// newCrossed is a NewTransport that makes them.
+func newCrossed(s *registry.Service, _ *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
+	switch {
+	case len(s.Via) > 0:
+		return crossed{s.Name, "via"}, nil
+	case g != nil:
+		return crossed{s.Name, g.ProxyTransport()}, nil
+	}
+	return nil, nil
+}
+
+// crossing makes a registry of a table of snapshots, in the network home.
+func crossing(t *testing.T, snapshots ...registry.Snapshot) *registry.Registry {
+	t.Helper()
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, NewTransport: newCrossed,
+		Lookup: func(context.Context, string) ([]netip.Addr, error) {
+			return []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")}, nil
+		},
+	}
+	tab, err := reg.Merge(snapshots...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.Swap(tab)
+	return reg
+}
+
+// proxyTransports is what Resolve says of a request, in a line: the endpoints, with
+// the gateways that they are asked of and how.
 func proxyTransports(reg *registry.Registry, req *tunnel.Request) string {
 	route, err := reg.Resolve(context.Background(), req)
 	if err != nil {
 		return string(tunnel.ReasonOf(err)) + ": " + err.Error()
 	}
 	var s []string
-	c, _ := route.Dialer.(*crossed)
 	for _, ep := range route.Endpoints {
-		by := "the Router"
-		if c != nil {
-			by = c.Transport(ep)
+		one := ep.String() + " directly"
+		if c, ok := ep.Transport.(crossed); ok {
+			one = strings.TrimRight(fmt.Sprintf("%s by %s %s", ep, c.by, ep.HealthKey), " ")
+			if c.service != "" {
+				one += " of " + c.service
+			}
 		}
-		s = append(s, ep.Addr.String()+" by "+by)
+		s = append(s, one)
 	}
-	said := strings.Join(s, ", ")
-	if c != nil {
-		said += " for " + c.Target.String() + " of " + c.service
-		if route.Report != nil {
-			said += ", and what a gateway says is held against it"
-		}
-	}
-	return said
+	return strings.Join(s, ", ")
 }
 
 // refusedInClear is how a request is refused that may be of plaintext.
-func refusedInClear(target, service, network, gateway string) string {
-	return fmt.Sprintf("insecure: registry: %q: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it", target, service, network, gateway)
+func refusedInClear(service, network, gateway string) string {
+	return fmt.Sprintf("insecure: registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it", service, network, gateway)
 }
 
 // far is networks of which each is entered in another way, seen from home.
@@ -106,41 +127,40 @@ func far() registry.Snapshot {
 // Where a network has no via, its gateways are asked by the best of what they
 // take; TLS goes on by its name where they read it.
 func TestOnward(t *testing.T) {
-	tab := table(t, registry.Mesh{Network: "home"}, far())
 	for _, c := range []struct{ proto, target, from, want string }{
 		// Each by the best that is taken.
-		{"connect", "b.test:443", "", "198.51.100.2:443 by connect-h2 for b.test:443 of b"},
-		{"connect-h2", "c.test:443", "", "198.51.100.3:443 by connect-h2 for c.test:443 of c"},
-		{"socks5", "d.test:443", "", "198.51.100.4:443 by connect for d.test:443 of d"},
-		{"connect", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
-		{"connect-h3", "e.test:443", "", "198.51.100.5:443 by socks5 for e.test:443 of e"},
-		{"tcp", "open.test:443", "", "198.51.100.11:443 by socks5 for open.test:443 of open"},
-		{"tls", "open.test:443", "", "198.51.100.11:443 by socks5 for open.test:443 of open"},
+		{"connect", "b.test:443", "", "b.test:443 by connect-h2 198.51.100.2:443"},
+		{"connect-h2", "c.test:443", "", "c.test:443 by connect-h2 198.51.100.3:443"},
+		{"socks5", "d.test:443", "", "d.test:443 by connect 198.51.100.4:443"},
+		{"connect", "e.test:443", "", "e.test:443 by socks5 198.51.100.5:443"},
+		{"connect-h3", "e.test:443", "", "e.test:443 by socks5 198.51.100.5:443"},
+		{"tcp", "open.test:443", "", "open.test:443 by socks5 198.51.100.11:443"},
+		{"tls", "open.test:443", "", "open.test:443 by socks5 198.51.100.11:443"},
 
 		// Plaintext goes nowhere in the clear but where the network says so.
-		{"tcp", "e.test:443", "", refusedInClear("e.test:443", "e", "socks5", "198.51.100.5:443")},
-		{"tls", "b.test:443", "", refusedInClear("b.test:443", "b", "all", "198.51.100.2:443")},
-		{"hbone", "c.test:443", "", refusedInClear("c.test:443", "c", "h2", "198.51.100.3:443")},
-		{"tcp", "plain.test:443", "", refusedInClear("plain.test:443", "plain", "plainvia", "gw.plain.example:1")},
-		{"connect", "plain.test:443", "", "invalid AddrPort by via for invalid AddrPort of plain"},
-		{"tcp", "i.test:443", "", "127.0.0.1:443 by connect for i.test:443 of i"}, // nothing leaves the host
-		{"tls", "crypt.test:443", "", "198.51.100.3:443 by connect-h2 for crypt.test:443 of crypt"},
+		{"tcp", "e.test:443", "", refusedInClear("e", "socks5", "198.51.100.5:443")},
+		{"tls", "b.test:443", "", refusedInClear("b", "all", "198.51.100.2:443")},
+		{"hbone", "c.test:443", "", refusedInClear("c", "h2", "198.51.100.3:443")},
+		{"tcp", "plain.test:443", "", refusedInClear("plain", "plainvia", "gw.plain.example:1")},
+		{"connect", "plain.test:443", "", "plain.test:443 by via"},
+		{"tcp", "i.test:443", "", "i.test:443 by connect 127.0.0.1:443"}, // nothing leaves the host
+		{"tls", "crypt.test:443", "", "crypt.test:443 by connect-h2 198.51.100.3:443 of crypt"},
 		{"tcp", "a.test:443", "", `no-endpoint: registry: "a.test:443": service "a" is in network "sni", whose gateways take sni: a tcp request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 
 		// A hello goes on as it is where that is read, and nothing else changes.
-		{"sni", "a.test", "", "198.51.100.1:443 by the Router"},
-		{"sni", "b.test", "", "198.51.100.2:443 by the Router"},
-		{"sni", "c.test", "", "198.51.100.3:443 by connect-h2 for c.test:443 of c"},
-		{"sni", "g.test", "", "198.51.100.8:443 by sni, 198.51.100.9:443 by connect, 203.0.113.1:443 by socks5, 203.0.113.2:443 by socks5 for g.test:443 of g"},
-		{"connect", "g.test:443", "", "198.51.100.9:443 by connect, 203.0.113.1:443 by socks5, 203.0.113.2:443 by socks5 for g.test:443 of g"},
+		{"sni", "a.test", "", "198.51.100.1:443 directly"},
+		{"sni", "b.test", "", "198.51.100.2:443 directly"},
+		{"sni", "c.test", "", "c.test:443 by connect-h2 198.51.100.3:443"},
+		{"sni", "g.test", "", "198.51.100.8:443 directly, g.test:443 by connect 198.51.100.9:443, g.test:443 by socks5 gw.test:443"},
+		{"connect", "g.test:443", "", "g.test:443 by connect 198.51.100.9:443, g.test:443 by socks5 gw.test:443"},
 
 		// What is asked for is what the far gateway can know.
-		{"connect", "x.wide.test:443", "", "198.51.100.3:443 by connect-h2 for x.wide.test:443 of wide"},
-		{"connect", "192.0.2.98:443", "", "198.51.100.3:443 by connect-h2 for named.test:443 of named"},
+		{"connect", "x.wide.test:443", "", "x.wide.test:443 by connect-h2 198.51.100.3:443"},
+		{"connect", "192.0.2.98:443", "", "named.test:443 by connect-h2 198.51.100.3:443"},
 		{"connect", "192.0.2.99:443", "", `no-endpoint: registry: "192.0.2.99:443": service "wide" has no name to ask the gateways of network "h2" for`},
-		{"connect", "db-0.db.test:5432", "", "198.51.100.3:443 by connect-h2 for db-0.db.test:5432 of db"},
-		{"connect", "10.7.0.1:5432", "", "198.51.100.3:443 by connect-h2 for 10.7.0.1:5432 of db"},
-		{"connect", "h.test:8080", "", "198.51.100.3:443 by connect-h2 for h.test:8080 of h"},
+		{"connect", "db-0.db.test:5432", "", "db-0.db.test:5432 by connect-h2 198.51.100.3:443"},
+		{"connect", "10.7.0.1:5432", "", "10.7.0.1:5432 by connect-h2 198.51.100.3:443"},
+		{"connect", "h.test:8080", "", "h.test:8080 by connect-h2 198.51.100.3:443"},
 		{"sni", "h.test", "", `no-endpoint: registry: "h.test": service "h" has no port to ask the gateways of network "h2" for and none was asked for: list the service's ports`},
 
 		// Nothing else opens.
@@ -149,7 +169,7 @@ func TestOnward(t *testing.T) {
 		{"sni", "f.test", "", `no-endpoint: registry: "f.test": service "f" is in network "keys", whose gateways take hbone, websocket, connect-h3: a sni request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"quic", "b.test", "", `no-endpoint: registry: "b.test": service "b" is in network "all": gateways pass on streams, and a quic request is of datagrams`},
 		{"connect", "secret.test:443", "10.9.0.1", `not-exposed: registry: "secret.test:443" is service "secret" of an unnamed source, which is exposed to ["home"]; the source 10.9.0.1 is in no network`},
-		{"connect", "secret.test:443", "10.1.0.1", "198.51.100.3:443 by connect-h2 for secret.test:443 of secret"},
+		{"connect", "secret.test:443", "10.1.0.1", "secret.test:443 by connect-h2 198.51.100.3:443"},
 		{"connect", "c.test:80", "", `no-route: registry: "c.test" has no port 80, it has 443`},
 
 		// Who asks from one of the gateways has another table.
@@ -157,24 +177,10 @@ func TestOnward(t *testing.T) {
 		{"socks5", "e.test:443", "198.51.100.5", `loop: registry: "e.test:443": service "e" is in network "socks5", whose gateway 198.51.100.5 asks for it here`},
 
 		// A network's via is not gone around, though its gateways take connect.
-		{"connect", "several.test:443", "", "198.51.100.4:443 by connect for several.test:443 of several"},
-		{"sni", "several.test", "", "198.51.100.1:443 by sni, 198.51.100.10:443 by sni, 198.51.100.4:443 by connect for several.test:443 of several"},
+		{"connect", "several.test:443", "", "several.test:443 by connect 198.51.100.4:443"},
+		{"sni", "several.test", "", "198.51.100.1:443 directly, 198.51.100.10:443 directly, several.test:443 by connect 198.51.100.4:443"},
 	} {
-		reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"},
-			Lookup: func(context.Context, string) ([]netip.Addr, error) {
-				return []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")}, nil
-			},
-			RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
-				return &crossed{s.Name, c}, nil
-			},
-			Dialer: func(s *registry.Service) (tunnel.Dialer, error) {
-				if len(s.Via) > 0 {
-					return &crossed{s.Name, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "via" }}}, nil
-				}
-				return nil, nil
-			},
-		}
-		reg.Swap(tab)
+		reg := crossing(t, far())
 		req := &tunnel.Request{Proto: c.proto}
 		if ap, err := netip.ParseAddrPort(c.target); err == nil {
 			req.Addr, req.Port = ap.Addr(), ap.Port()
@@ -201,20 +207,21 @@ func TestOnwardTakesTurns(t *testing.T) {
 		{Address: addrPort("198.51.100.2:443"), Transports: []string{"connect-h2"}},
 		{Address: addrPort("198.51.100.3:443"), Weight: 1000}, // by SNI alone
 	}
-	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
-		return &crossed{s.Name, c}, nil
-	}}
-	reg.Swap(table(t, reg.Mesh, s))
+	reg := crossing(t, s)
 	req := &tunnel.Request{Proto: "connect", Name: tunnel.MustParseName("c.test"), Port: 443}
 	const (
-		first  = "198.51.100.1:443 by connect, 198.51.100.2:443 by connect-h2 for c.test:443 of c"
-		second = "198.51.100.2:443 by connect-h2, 198.51.100.1:443 by connect for c.test:443 of c"
+		first  = "c.test:443 by connect 198.51.100.1:443, c.test:443 by connect-h2 198.51.100.2:443"
+		second = "c.test:443 by connect-h2 198.51.100.2:443, c.test:443 by connect 198.51.100.1:443"
 	)
 	count := map[string]int{}
-	at := tunnel.Endpoint{Addr: netip.MustParseAddrPort("198.51.100.1:443"), Named: true}
+	at := tunnel.Endpoint{Host: "c.test", HealthKey: "198.51.100.1:443"}
+	route, err := reg.Resolve(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, ours := range []error{context.Canceled, syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS} {
 		// A lack of this host's says nothing of who was dialed.
-		reg.ReportDial(at, &tunnel.Error{Reason: tunnel.DialFailed, Err: os.NewSyscallError("connect", ours)})
+		route.Report(at, &tunnel.Error{Reason: tunnel.DialFailed, Err: os.NewSyscallError("connect", ours)})
 	}
 	for range 40 {
 		count[proxyTransports(reg, req)]++
@@ -222,13 +229,13 @@ func TestOnwardTakesTurns(t *testing.T) {
 	if count[first] != 30 || count[second] != 10 {
 		t.Errorf("of 40 requests %v, want 30 and 10", count)
 	}
-	reg.ReportDial(at, tunnel.Refusef(tunnel.DialFailed, "nobody there"))
+	route.Report(at, tunnel.Refusef(tunnel.DialFailed, "nobody there"))
 	for range 8 {
 		if got := proxyTransports(reg, req); got != second {
 			t.Fatalf("with the first one down: %s, want %s", got, second)
 		}
 	}
-	reg.ReportDial(at, nil)
+	route.Report(at, tunnel.HopRefusedf(tunnel.DialFailed, "its own endpoint is down")) // so the gateway itself works
 	clear(count)
 	for range 4 {
 		count[proxyTransports(reg, req)]++
@@ -273,31 +280,20 @@ func TestOnwardOfBackends(t *testing.T) {
 		s.Listeners = append(s.Listeners, &registry.Listener{Name: name, Protocol: registry.TCP, Port: uint16(1000 + len(s.Listeners)),
 			Sections: []*registry.Section{{Name: name, Rules: []*registry.Rule{{Name: "to " + name, Backends: []registry.Backend{b}}}}}})
 	}
-	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"},
-		RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
-			return &crossed{s.Name, c}, nil
-		},
-		Dialer: func(s *registry.Service) (tunnel.Dialer, error) {
-			if len(s.Via) > 0 {
-				return &crossed{s.Name, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "via" }}}, nil
-			}
-			return nil, nil
-		},
-	}
-	reg.Swap(table(t, reg.Mesh, s))
+	reg := crossing(t, s)
 	for _, c := range []struct{ proto, listener, want string }{
-		{"tcp", "here", "10.7.0.1:15432 by the Router"},
-		{"sni", "all", "198.51.100.2:443 by connect-h2 for " + name + ":5432 of shop/db"},
-		{"tls", "all", refusedInClear("", "shop/db", "all", "198.51.100.2:443")},
-		{"tcp", "h2", refusedInClear("", "shop/db", "h2", "198.51.100.3:443")},
-		{"tcp", "open", "198.51.100.11:443 by socks5 for " + name + ":5432 of shop/db"},
-		{"tls", "crypt", "198.51.100.3:443 by connect-h2 for " + name + ":5432 of shop/db"},
-		{"tcp", "set", refusedInClear("", set.String(), "connect", "198.51.100.4:443")},
-		{"sni", "set", "198.51.100.4:443 by connect, 198.51.100.3:443 by connect-h2 for " + set.String() + ":5432 of " + set.String()},
+		{"tcp", "here", "10.7.0.1:15432 directly"},
+		{"sni", "all", name + ":5432 by connect-h2 198.51.100.2:443"},
+		{"tls", "all", refusedInClear("shop/db", "all", "198.51.100.2:443")},
+		{"tcp", "h2", refusedInClear("shop/db", "h2", "198.51.100.3:443")},
+		{"tcp", "open", name + ":5432 by socks5 198.51.100.11:443"},
+		{"tls", "crypt", name + ":5432 by connect-h2 198.51.100.3:443 of shop/db"},
+		{"tcp", "set", refusedInClear(set.String(), "connect", "198.51.100.4:443")},
+		{"sni", "set", set.String() + ":5432 by connect 198.51.100.4:443, " + set.String() + ":5432 by connect-h2 198.51.100.3:443"},
 
 		// Who reads names alone is told the one in the hello.
-		{"sni", "sni", "198.51.100.1:443 by the Router"},
-		{"sni", "nameless", "198.51.100.2:443 by the Router"},
+		{"sni", "sni", "198.51.100.1:443 directly"},
+		{"sni", "nameless", "198.51.100.2:443 directly"},
 		{"tcp", "sni", `no-endpoint: registry: "": service "shop/db" is in network "sni", whose gateways take sni: a tcp request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"tcp", "nameless", `no-endpoint: registry: "": service "shop/db" has no name to ask the gateways of network "all" for`},
 		{"udp", "all", `no-endpoint: registry: "": service "shop/db" is in network "all": gateways pass on streams, and a udp request is of datagrams`},
@@ -326,21 +322,18 @@ func TestOnwardOfBackends(t *testing.T) {
 func TestInsecureOfAnotherSource(t *testing.T) {
 	s := far()
 	file := registry.Snapshot{Networks: []registry.Network{{Name: "h2", Insecure: true}}}
-	reg := &registry.Registry{Mesh: registry.Mesh{Network: "home"}, RemoteDialer: func(s *registry.Service, c registry.RemoteDial) (tunnel.Dialer, error) {
-		return &crossed{s.Name, c}, nil
-	}}
 	req := &tunnel.Request{Proto: "tcp", Name: tunnel.MustParseName("c.test"), Port: 443}
-	reg.Swap(table(t, reg.Mesh, file, s))
-	if got, want := proxyTransports(reg, req), "198.51.100.3:443 by connect-h2 for c.test:443 of c"; got != want {
+	reg := crossing(t, file, s)
+	if got, want := proxyTransports(reg, req), "c.test:443 by connect-h2 198.51.100.3:443"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	// It is no way to change one that an earlier source has.
-	tab, err := reg.Mesh.Merge(s, file)
+	tab, err := reg.Merge(s, file)
 	if err == nil {
 		t.Error("a later source may say it of an earlier one's network")
 	}
 	reg.Swap(tab)
-	if got, want := proxyTransports(reg, req), refusedInClear("c.test:443", "c", "h2", "198.51.100.3:443"); got != want {
+	if got, want := proxyTransports(reg, req), refusedInClear("c", "h2", "198.51.100.3:443"); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

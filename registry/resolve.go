@@ -40,48 +40,60 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		HalfClosedTimeout: f.entry.HalfClosedTimeout,
 		Report:            r.health.report,
 	}
-	turn := f.entry.index
+	counter := f.entry.index
 	if f.rule != nil {
-		turn, route.Service = f.turn, f.rule.Name
+		counter, route.Service = f.turn, f.rule.Name
 		if f.rule.IdleTimeout != 0 {
 			route.IdleTimeout = f.rule.IdleTimeout
 		}
 	}
-	if r.Dialer != nil {
-		way, err := r.Dialer(f.entry.Service)
-		if err != nil {
-			return tunnel.Route{}, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("registry: the way to service %q of %s: %w", f.entry.Name, orUnknown(f.entry.Origin), err)}
-		}
-		route.Dialer = way
-	}
 	if f.endpoint.IsValid() {
 		route.Pattern = f.endpoint.String()
 	}
-	n := s.turns[turn].Add(1) - 1
-	if len(f.entry.Via) > 0 {
-		return r.resolveVia(req, f, route, f.entry.servingPort(f.entry.Endpoints, f.port), n)
+	x := resolution{Registry: r, table: s.table, req: req, match: f, payload: payloadOf(req, f.entry.Service), turn: s.turns[counter].Add(1) - 1}
+	eps, err := x.endpoints(ctx)
+	if err == nil {
+		eps, err = x.protect(eps)
 	}
-	configured, beyond := s.table.reach(f, s.table.here)
-	if len(beyond) > 0 {
-		return r.resolveRemote(ctx, req, s.table, f, route, n)
-	}
-	if f.endpoint.IsValid() {
-		route.Endpoints = []tunnel.Endpoint{{Addr: f.endpoint, Named: true}}
-		return route, s.table.protect(req, f, nil, &route)
-	}
-	if f.endpoints == nil {
-		configured = f.entry.servingPort(configured, f.port)
-	}
-	eps, err := r.candidates(ctx, req, f, configured, n)
 	if err != nil {
 		return tunnel.Route{}, err
 	}
-	r.health.order(eps)
 	route.Endpoints = eps
-	if err := s.table.protect(req, f, configured, &route); err != nil {
-		return tunnel.Route{}, err
+	if x.unreported {
+		route.Report = nil
 	}
 	return route, nil
+}
+
+// A resolution is one call of Resolve, for which a service was found.
+type resolution struct {
+	*Registry
+	table *Table
+	req   *tunnel.Request
+	match
+	payload    payload
+	turn       uint32
+	unreported bool // what becomes of a dial is not counted
+}
+
+// endpoints returns the endpoints of the service in the order to try.
+func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
+	if len(x.entry.Via) > 0 {
+		return x.behind(&x.entry.transport, x.entry.servingPort(x.entry.Endpoints, x.port))
+	}
+	configured, beyond := x.table.reach(x.match, x.table.here)
+	if len(beyond) > 0 {
+		return x.remote(ctx)
+	}
+	if x.endpoint.IsValid() {
+		ep := tunnel.Endpoint{Addr: x.endpoint, Named: true, Transport: x.entry.transport.Transport}
+		ep.TLSOnly = x.crosses(nil, ep.Addr.Addr(), &ep)
+		return []tunnel.Endpoint{ep}, x.entry.transport.refusal(x.entry)
+	}
+	if x.match.endpoints == nil {
+		configured = x.entry.servingPort(configured, x.port)
+	}
+	return x.candidates(ctx, configured, nil, x.turn)
 }
 
 // find finds the service of a request: of all, or of those of a section.
@@ -92,48 +104,55 @@ func (s *state) find(req *tunnel.Request) (match, *tunnel.Error) {
 	return s.table.findVisible(req)
 }
 
-// resolveVia completes the route of a service behind further gateways. Its
-// endpoints are names and addresses there, so nothing is looked up, and what
+// behind returns the endpoints of a service behind further gateways, which transport
+// leads over. They are names and addresses there, so nothing is looked up, and what
 // becomes of a dial says nothing of an address.
-func (r *Registry) resolveVia(req *tunnel.Request, f match, route tunnel.Route, configured []Endpoint, turn uint32) (tunnel.Route, error) {
-	if route.Dialer == nil {
-		return tunnel.Route{}, tunnel.Refusef(tunnel.Unsupported, "registry: service %q of %s is behind another gateway, and there is no way there", f.entry.Name, orUnknown(f.entry.Origin))
+func (x *resolution) behind(transport *madeTransport, configured []Endpoint) ([]tunnel.Endpoint, error) {
+	x.unreported = true
+	if err := transport.refusal(x.entry); err != nil {
+		return nil, err
 	}
-	route.Report = nil
-	if to, clear := InsecureVia(f.entry.Via); clear { // of the service's own, and not its network's
-		refusal, inside := insecureHop(req, f, to), payloadOf(req, f.entry.Service)
-		if inside == plaintext {
-			return tunnel.Route{}, refusal
-		}
-		route.TLSOnly = inside.tlsOnly(refusal)
+	if transport == nil || transport.Transport == nil {
+		return nil, tunnel.Refusef(tunnel.Unsupported, "registry: service %q of %s is behind another gateway, and there is no way there", x.entry.Name, orUnknown(x.entry.Origin))
 	}
-	if f.endpoints != nil {
-		configured = f.endpoints
+	if x.match.endpoints != nil {
+		configured = x.match.endpoints
 	}
 	if len(configured) == 0 {
-		configured = []Endpoint{{Host: req.Host(), Addr: req.Addr}}
-		if f.vip || f.rule != nil {
-			name, ok := f.entry.primaryName()
+		configured = []Endpoint{{Host: x.req.Host(), Addr: x.req.Addr}}
+		if x.vip || x.rule != nil {
+			name, ok := x.entry.primaryName()
 			if !ok {
-				return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the next gateway for", req.Target(), f.entry.Name)
+				return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the next gateway for", x.req.Target(), x.entry.Name)
 			}
 			configured[0] = Endpoint{Host: name.String()}
 		}
 	}
-	n := uint32(len(configured))
-	for i := range n {
-		c := &configured[(turn+i)%n]
-		port := cmp.Or(c.Port, f.port)
-		if port == 0 {
-			return tunnel.Route{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the next gateway for and none was asked for: list the service's ports", req.Target(), f.entry.Name)
-		}
-		ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), port), Named: true}
-		if !c.Addr.IsValid() {
-			ep.Host = c.Host
-		}
-		route.Endpoints = append(route.Endpoints, ep)
+	var tlsOnly error
+	if to, clear := InsecureVia(x.entry.Via); clear && x.payload != encrypted {
+		tlsOnly = &insecureError{service: x.entry.Name, hop: to}
 	}
-	return route, nil
+	n := uint32(len(configured))
+	eps := make([]tunnel.Endpoint, n)
+	for i := range n {
+		c := &configured[(x.turn+i)%n]
+		port := cmp.Or(c.Port, x.port)
+		if port == 0 {
+			return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the next gateway for and none was asked for: list the service's ports", x.req.Target(), x.entry.Name)
+		}
+		eps[i] = x.target(c, port, transport.Transport)
+		eps[i].TLSOnly = tlsOnly
+	}
+	return eps, nil
+}
+
+// target returns the endpoint c as a next hop is asked for it.
+func (x *resolution) target(c *Endpoint, port uint16, transport tunnel.Transport) tunnel.Endpoint {
+	ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), port), Named: true, Transport: transport}
+	if !c.Addr.IsValid() {
+		ep.Host = c.Host
+	}
+	return ep
 }
 
 // primaryName returns a name of e that is no wildcard. A service that several clusters export has
@@ -151,45 +170,52 @@ func (e *serviceEntry) primaryName() (tunnel.Name, bool) {
 	return tunnel.Name{}, false
 }
 
-// rotateByWeight returns the addresses of the gateways that can be asked in some way,
-// beginning with the one whose turn it is by weight.
-func rotateByWeight(entries []GatewayHop, by func(*GatewayHop) string, turn uint32) []Endpoint {
-	var eps []Endpoint
+// rotateByWeight returns the gateways that usable accepts, beginning with the one
+// whose turn it is by weight.
+func rotateByWeight(entries []GatewayHop, usable func(*GatewayHop) bool, turn uint32) []*GatewayHop {
+	var hops []*GatewayHop
 	var weights []uint32
 	total := uint32(0)
 	for i := range entries {
 		e := &entries[i]
-		if by(e) == "" {
+		if !usable(e) {
 			continue
 		}
 		w := uint32(cmp.Or(e.Gateway.Weight, 1))
-		eps, weights, total = append(eps, e.Address), append(weights, w), total+w
+		hops, weights, total = append(hops, e), append(weights, w), total+w
 	}
-	if len(eps) < 2 {
-		return eps
+	if len(hops) < 2 {
+		return hops
 	}
 	first, at := 0, turn%total
 	for at >= weights[first] {
 		at -= weights[first]
 		first++
 	}
-	return append(eps[first:len(eps):len(eps)], eps[:first]...)
+	return append(hops[first:len(hops):len(hops)], hops[:first]...)
 }
 
-// candidates returns every address of the service, beginning with the
-// endpoint whose turn it is. The second address of a DNS name comes after the
-// first of every other endpoint, so that few tries reach many hosts.
-func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f match, configured []Endpoint, turn uint32) ([]tunnel.Endpoint, error) {
+// candidates returns every address of the configured endpoints, beginning with the
+// one whose turn it is. The second address of a DNS name comes after the
+// first of every other endpoint, so that few tries reach many hosts. Those that
+// have failed come last.
+//
+// For a zero Endpoint stands that of the same index in targets, which a next hop is
+// asked for.
+func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targets []tunnel.Endpoint, turn uint32) ([]tunnel.Endpoint, error) {
 	n := uint32(len(configured))
 	if n == 0 {
-		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", f.entry.Name, orUnknown(f.entry.Origin))
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", x.entry.Name, orUnknown(x.entry.Origin))
 	}
-	answers, failed := r.lookupAll(ctx, configured)
+	if err := x.entry.transport.refusal(x.entry); err != nil {
+		return nil, err
+	}
+	answers, failed := x.lookupAll(ctx, configured)
 	var refused error
 	for i, a := range answers {
 		if configured[i].Guarded {
 			var err error
-			if a, err = r.guard(&configured[i], a); err != nil {
+			if a, err = x.guard(&configured[i], a); err != nil {
 				refused = err
 			}
 		}
@@ -202,37 +228,46 @@ func (r *Registry) candidates(ctx context.Context, req *tunnel.Request, f match,
 		for i := range n {
 			at := (turn + i) % n
 			c := &configured[at]
-			port := cmp.Or(c.Port, f.port)
+			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Transport: x.entry.transport.Transport}
 			switch {
-			case port == 0:
-				portless = true
-			case c.Addr.IsValid():
+			case *c == Endpoint{}:
 				if row == 0 {
-					eps = append(eps, tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), port), Named: true})
+					eps = append(eps, targets[at])
+				}
+				continue
+			case ep.Addr.Port() == 0:
+				portless = true
+				continue
+			case c.Addr.IsValid():
+				if row > 0 {
+					continue
 				}
 			case row < len(answers[at]):
-				eps = append(eps, tunnel.Endpoint{
-					Addr:  netip.AddrPortFrom(answers[at][row], port),
-					Host:  c.Host,
-					Named: IsLocalhost(c.Host),
-				})
+				ep.Addr, ep.Host, ep.Named = netip.AddrPortFrom(answers[at][row], ep.Addr.Port()), c.Host, IsLocalhost(c.Host)
 				more = more || row+1 < len(answers[at])
+			default:
+				continue
 			}
+			if targets == nil {
+				ep.TLSOnly = x.crosses(c, ep.Addr.Addr(), &ep)
+			}
+			eps = append(eps, ep)
 		}
 	}
 	switch {
 	case len(eps) > 0:
+		x.health.order(eps)
 		return eps, nil
 	case refused != nil:
-		return nil, tunnel.Refusef(tunnel.Prohibited, "registry: service %q of %s: %w", f.entry.Name, orUnknown(f.entry.Origin), refused)
+		return nil, tunnel.Refusef(tunnel.Prohibited, "registry: service %q of %s: %w", x.entry.Name, orUnknown(x.entry.Origin), refused)
 	case portless:
-		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: the endpoints of service %q have no port and none was asked for: give them one, or list the service's ports", req.Target(), f.entry.Name)
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: the endpoints of service %q have no port and none was asked for: give them one, or list the service's ports", x.req.Target(), x.entry.Name)
 	}
 	reason := tunnel.LookupError
 	if failed.timeouts == failed.all && failed.all > 0 {
 		reason = tunnel.LookupTime
 	}
-	return nil, tunnel.Refusef(reason, "registry: no endpoint of service %q has an address: %w", f.entry.Name, errors.Join(failed.errs...))
+	return nil, tunnel.Refusef(reason, "registry: no endpoint of service %q has an address: %w", x.entry.Name, errors.Join(failed.errs...))
 }
 
 // guard returns those addresses of a Guarded endpoint's name that are not
@@ -281,7 +316,7 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 	}
 	var byHost map[string]*lookup
 	for _, ep := range eps {
-		if ep.Addr.IsValid() {
+		if ep.Host == "" {
 			continue
 		}
 		if byHost == nil {
@@ -312,7 +347,7 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 	answers = make([][]netip.Addr, len(eps))
 	for i, ep := range eps {
 		l := byHost[ep.Host]
-		if ep.Addr.IsValid() || l == nil {
+		if ep.Host == "" || l == nil {
 			continue
 		}
 		answers[i] = l.addrs

@@ -337,8 +337,8 @@ func TestFailuresAcrossTables(t *testing.T) {
 	s.Endpoints = endpoints("192.0.2.1:1", "192.0.2.2:1", "db.test:1")
 	r.Swap(table(t, s))
 	var left []string
-	for ap := range r.health.failing {
-		left = append(left, ap.String())
+	for key := range r.health.failing {
+		left = append(left, key.addr.String())
 	}
 	slices.Sort(left)
 	if got, want := fmt.Sprint(left), "[10.0.0.1:1 192.0.2.1:1]"; got != want {
@@ -372,37 +372,37 @@ func TestFailuresAreBounded(t *testing.T) {
 	})
 }
 
-// The way out is asked for with the service, whether it was found by name or by
-// an endpoint's address.
-func TestResolveAsksForTheWayOut(t *testing.T) {
-	way := new(tunnel.NetDialer)
-	table, err := Merge(Snapshot{Services: []*Service{
-		{Name: "told", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("told.test")}}, Exposed: true, ProxyProtocol: 2, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80}}},
-		{Name: "plain", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("plain.test")}}, Exposed: true, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.2"), Port: 80}}},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &Registry{Dialer: func(s *Service) (tunnel.Dialer, error) {
+// An endpoint has the transport of its service, whether it was found by name or by
+// its address.
+func TestEndpointsHaveTheirTransport(t *testing.T) {
+	asked := 0
+	r := &Registry{NewTransport: func(s *Service, _ *Endpoint, _ *Gateway) (tunnel.Transport, error) {
+		asked++
 		if s.ProxyProtocol == 2 {
-			return way, nil
+			return nowhere{}, nil
 		}
 		return nil, nil
 	}}
-	r.Swap(table)
+	merge(t, r,
+		&Service{Name: "told", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("told.test")}}, Exposed: true, ProxyProtocol: 2, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80}}},
+		&Service{Name: "plain", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("plain.test")}}, Exposed: true, Endpoints: []Endpoint{{Addr: netip.MustParseAddr("192.0.2.2"), Port: 80}}},
+	)
 	for _, row := range []struct {
 		req  tunnel.Request
-		want tunnel.Dialer
+		want tunnel.Transport
 	}{
-		{tunnel.Request{Name: tunnel.MustParseName("told.test"), Port: 80}, way},
-		{tunnel.Request{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80}, way},
+		{tunnel.Request{Name: tunnel.MustParseName("told.test"), Port: 80}, nowhere{}},
+		{tunnel.Request{Addr: netip.MustParseAddr("192.0.2.1"), Port: 80}, nowhere{}},
 		{tunnel.Request{Name: tunnel.MustParseName("plain.test"), Port: 80}, nil},
 		{tunnel.Request{Addr: netip.MustParseAddr("192.0.2.2"), Port: 80}, nil},
 	} {
 		route, err := r.Resolve(t.Context(), &row.req)
-		if err != nil || route.Dialer != row.want {
-			t.Errorf("%s: got dialer %v, %v, want %v", row.req.Target(), route.Dialer, err, row.want)
+		if err != nil || len(route.Endpoints) != 1 || route.Endpoints[0].Transport != row.want {
+			t.Errorf("%s: got endpoints %+v, %v, want one with transport %v", row.req.Target(), route.Endpoints, err, row.want)
 		}
+	}
+	if asked != 1 {
+		t.Errorf("a transport was asked for %d times, want once: by Merge, for the service that needs one", asked)
 	}
 }
 

@@ -49,6 +49,9 @@ type serviceEntry struct {
 	views    []int32 // indices of the networks in ExposedTo; an unknown network has none
 	clients  *clientFilter
 
+	transport madeTransport        // of its endpoints that are not behind a network's gateways
+	remote    []*networkTransports // of those that are, where it has layers
+
 	home             int32           // the network its endpoints are in, or -1
 	groups           []endpointGroup // its endpoints by network, where there is more than one
 	hasPortEndpoints bool            // there are endpoints that serve one port only
@@ -88,7 +91,18 @@ func (c *Conflict) Error() string {
 func Merge(snapshots ...Snapshot) (*Table, error) { return Mesh{}.Merge(snapshots...) }
 
 // Merge is the function Merge with the names and the place of a mesh.
-func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
+func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) { return m.merge(nil, snapshots) }
+
+// Merge is the function Merge with r's Mesh and NewTransport. Other tables have no
+// transports: they are to look things up, and serve what the Router's Dialer reaches.
+func (r *Registry) Merge(snapshots ...Snapshot) (*Table, error) {
+	return r.Mesh.merge(r.NewTransport, snapshots)
+}
+
+// A newTransport is Registry.NewTransport.
+type newTransport func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error)
+
+func (m Mesh) merge(newTransport newTransport, snapshots []Snapshot) (*Table, error) {
 	n, endpoints := 0, 0
 	for i := range snapshots {
 		n += len(snapshots[i].Services)
@@ -112,8 +126,9 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 			parentNamesOf:   map[int32]map[string]struct{}{},
 			endpointsByAddr: map[netip.Addr]endpointRef{},
 		},
-		mesh: m,
-		sets: map[tunnel.Name][]int32{},
+		mesh:         m,
+		newTransport: newTransport,
+		sets:         map[tunnel.Name][]int32{},
 
 		claims: make([]claim, 0, n),
 	}
@@ -133,6 +148,7 @@ func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) {
 	b.addSets()
 	b.addListeners(snapshots)
 	b.assignNetworks()
+	b.makeTransports()
 	b.indexParentNames()
 	if len(b.conflicts) > 0 {
 		return &b.Table, b.conflicts
@@ -205,11 +221,12 @@ func (t *Table) Network(a netip.Addr) (string, bool) {
 // builder is a Table in the making.
 type builder struct {
 	Table
-	mesh      Mesh
-	sets      map[tunnel.Name][]int32 // services by what they are called in the cluster set
-	setNames  []tunnel.Name           // of sets, in the order of their first services
-	conflicts Conflicts
-	claims    []claim // room for lists of one each
+	mesh         Mesh
+	newTransport newTransport
+	sets         map[tunnel.Name][]int32 // services by what they are called in the cluster set
+	setNames     []tunnel.Name           // of sets, in the order of their first services
+	conflicts    Conflicts
+	claims       []claim // room for lists of one each
 }
 
 // refuse records that something is left out, and why.

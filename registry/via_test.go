@@ -10,10 +10,23 @@ import (
 	"culvert.dev/tunnel"
 )
 
+// nowhere is a Transport that leads there.
 type nowhere struct{}
 
-func (nowhere) DialContext(context.Context, string, string) (net.Conn, error) {
+func (nowhere) Dial(context.Context, *tunnel.Endpoint, *tunnel.Request) (net.Conn, error) {
 	return nil, errors.New("nowhere")
+}
+func (nowhere) Check(*tunnel.Endpoint) error { return nil }
+func (nowhere) Info() tunnel.TransportInfo   { return tunnel.TransportInfo{} }
+
+// merge makes a table of services by r, and has r serve it.
+func merge(t testing.TB, r *Registry, services ...*Service) {
+	t.Helper()
+	tab, err := r.Merge(Snapshot{Services: services})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Swap(tab)
 }
 
 // A service behind other gateways: its endpoints are names and addresses
@@ -43,21 +56,26 @@ func TestVia(t *testing.T) {
 			s.Endpoints = append(s.Endpoints, ep)
 		}
 		a := &answers{}
-		r := &Registry{Lookup: a.lookup, Dialer: func(s *Service) (tunnel.Dialer, error) {
+		r := &Registry{Lookup: a.lookup, NewTransport: func(s *Service, _ *Endpoint, _ *Gateway) (tunnel.Transport, error) {
 			got := s.Via
 			if len(got) != 1 || got[0].Addresses[0] != "gw.test:443" {
 				t.Errorf("asked for the way by %+v, want %+v", got, hops)
 			}
 			return nowhere{}, nil
 		}}
-		r.Swap(table(t, s))
+		merge(t, r, s)
 		route, err := r.Resolve(t.Context(), byName("a.test", row.port, 443))
 		if err != nil {
 			t.Errorf("%v: %v", row.specs, err)
 			continue
 		}
-		if got := fmt.Sprint(route.Endpoints); got != row.want || route.Dialer != (nowhere{}) || route.Report != nil {
-			t.Errorf("%v: got %s by %T, want %s by what Dialer made", row.specs, got, route.Dialer, row.want)
+		if got := fmt.Sprint(route.Endpoints); got != row.want || route.Report != nil {
+			t.Errorf("%v: got %s, reported: %t; want %s", row.specs, got, route.Report != nil, row.want)
+		}
+		for _, ep := range route.Endpoints {
+			if ep.Transport != (nowhere{}) {
+				t.Errorf("%v: %s is reached by %T, want what NewTransport made", row.specs, ep, ep.Transport)
+			}
 		}
 		if len(a.asked) > 0 {
 			t.Errorf("%v: %v were looked up", row.specs, a.asked)
@@ -77,13 +95,17 @@ func TestViaRefuses(t *testing.T) {
 		return tunnel.ReasonOf(err)
 	}
 	if got := ask(byName("a.test", 443, 443)); got != tunnel.Unsupported {
-		t.Errorf("without a Dialer: got %s, want %s", got, tunnel.Unsupported)
+		t.Errorf("without a NewTransport: got %s, want %s", got, tunnel.Unsupported)
 	}
-	r.Dialer = func(*Service) (tunnel.Dialer, error) { return nil, errors.New("no such carrier") }
+	r.NewTransport = func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error) {
+		return nil, errors.New("no such carrier")
+	}
+	merge(t, r, s, portless)
 	if got := ask(byName("a.test", 443, 443)); got != tunnel.Internal {
-		t.Errorf("a Dialer that fails: got %s, want %s", got, tunnel.Internal)
+		t.Errorf("a NewTransport that fails: got %s, want %s", got, tunnel.Internal)
 	}
-	r.Dialer = func(*Service) (tunnel.Dialer, error) { return nowhere{}, nil }
+	r.NewTransport = func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error) { return nowhere{}, nil }
+	merge(t, r, s, portless)
 	if got := ask(byName("b.test", 0, 0)); got != tunnel.NoEndpoint {
 		t.Errorf("without a port: got %s, want %s", got, tunnel.NoEndpoint)
 	}

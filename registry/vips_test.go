@@ -207,11 +207,11 @@ func TestByVIP(t *testing.T) {
 
 // Nobody but this gateway knows a VIP: the next one is asked for the name.
 func TestByVIPThroughAGateway(t *testing.T) {
-	r := &Registry{Dialer: func(*Service) (tunnel.Dialer, error) { return &tunnel.NetDialer{}, nil }}
+	r := &Registry{NewTransport: func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error) { return nowhere{}, nil }}
 	s := vipService(t, "*.far.test", 22)
 	s.Names = append(s.Names, patterns(t, "db.far.test")...)
 	s.Endpoints, s.Via = nil, []Hop{{Proto: "connect", Addresses: []string{"gw.test:443"}}}
-	r.Swap(table(t, s))
+	merge(t, r, s)
 	r.AssignVIPs([]VIP{vip("db.far.test", "240.0.0.1", "")})
 	route, err := r.Resolve(t.Context(), byAddr("240.0.0.1", 22))
 	if err != nil || len(route.Endpoints) != 1 || route.Endpoints[0].Host != "db.far.test" || route.Endpoints[0].Addr.Port() != 22 || route.Endpoints[0].Addr.Addr().IsValid() {

@@ -16,14 +16,10 @@ import (
 // may be carried. Of a protocol in which the service speaks first nothing ever comes.
 const helloTimeout = 10 * time.Second
 
-// mustBeTLS lets a tunnel pass whose client begins a TLS handshake, where the route
-// wants that for ep. Otherwise it ends both sides and returns why; nothing has gone
-// to server then. The stream that it returns takes the place of client.
-func (r *Router) mustBeTLS(ctx context.Context, route *Route, ep Endpoint, client Stream, server net.Conn, l *lease) (_ Stream, err error) {
-	why := route.TLSOnly(ep)
-	if why == nil {
-		return client, nil
-	}
+// mustBeTLS lets a tunnel pass whose client begins a TLS handshake. Otherwise it ends
+// both sides and returns an error with why in it; nothing has gone to server then. The
+// stream that it returns takes the place of client.
+func (r *Router) mustBeTLS(ctx context.Context, why error, client Stream, server net.Conn, l *lease) (_ Stream, err error) {
 	passed := false
 	defer func() {
 		if !passed { // refused, or a panic is on its way up

@@ -142,7 +142,7 @@ func (p compactAddr) addrPort() netip.AddrPort {
 // newRecord returns what is to be kept of o, whose request is about to be carried to
 // the endpoint that was dialed.
 func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease) record {
-	ep := dialed.Endpoint
+	ep := dialed.Endpoint.reached()
 	source, sourceFits := compact(o.Source)
 	addr, addrFits := compact(ep.Addr)
 	info := tunnelInfo{

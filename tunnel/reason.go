@@ -71,11 +71,29 @@ func Reasons() []Reason {
 type Error struct {
 	Reason Reason
 	Err    error
+
+	// BehindHop says that a next hop has answered: what failed is behind it, and
+	// the hop itself works. Final says that it has refused the request itself, so
+	// that no other endpoint is tried.
+	BehindHop bool
+	Final     bool
 }
 
 // Refusef makes an *Error.
 func Refusef(r Reason, format string, args ...any) *Error {
 	return &Error{Reason: r, Err: fmt.Errorf(format, args...)}
+}
+
+// HopRefusedf makes the *Error of a refusal by a next hop. It is final where any
+// other hop would refuse the request for the same Reason.
+func HopRefusedf(r Reason, format string, args ...any) *Error {
+	e := Refusef(r, format, args...)
+	e.BehindHop = true
+	switch r {
+	case NoRoute, NotExposed, Denied, Prohibited, Insecure, Loop, BadRequest, TooLarge:
+		e.Final = true
+	}
+	return e
 }
 
 func (e *Error) Error() string { return e.Err.Error() }

@@ -216,22 +216,15 @@ type Route struct {
 	Pattern           string        // what matched: "svc.example.com", "*.example.com:443"
 	Generation        uint64        // of the table it came from
 	Endpoints         []Endpoint    // in the order to try
-	Dialer            Dialer        // nil means the Router's
 	IdleTimeout       time.Duration // limit without a byte either way; 0 means the Relay's
 	HalfClosedTimeout time.Duration // limit half-closed and silent; 0 means the Relay's
-
-	// TLSOnly says why nothing but TLS may be carried to an endpoint: the way there
-	// is unencrypted. It is nil, or returns nil, where anything may. What a client
-	// sends is then looked at before the first byte of it leaves; what begins as no
-	// TLS is refused with that error.
-	TLSOnly func(Endpoint) error
 
 	// Report is told of every dial: nil for one that worked. May be nil.
 	Report func(Endpoint, error)
 }
 
-// An Endpoint is one address that serves a service. Behind a Route's own Dialer
-// it may be a Host and the port of Addr, whose address is known elsewhere only.
+// An Endpoint is one address that serves a service. Behind a Transport over next
+// hops it may be a Host and the port of Addr, whose address is known elsewhere only.
 type Endpoint struct {
 	Addr netip.AddrPort
 	Host string // the DNS name Addr came from; "" where the address was written
@@ -239,6 +232,32 @@ type Endpoint struct {
 	// Named says that the route names this very address, so the Guard lets
 	// loopback and link-local ones through.
 	Named bool
+
+	// Transport dials the endpoint; nil means the Router's Dialer. An endpoint that
+	// has one carries no datagrams.
+	Transport Transport
+
+	// HealthKey is what failures of the endpoint are counted under: the next hop
+	// where there is one. "" means Addr.
+	HealthKey string
+
+	// TLSOnly says why nothing but TLS may be carried to the endpoint, and is nil
+	// where anything may. What a client sends is then looked at before the first
+	// byte of it leaves. What does not begin as TLS is refused with that error.
+	TLSOnly error
+}
+
+// reached returns e as the log has it: where it is behind a next hop, that hop.
+func (e Endpoint) reached() Endpoint {
+	if e.HealthKey == "" {
+		return e
+	}
+	if ap, err := netip.ParseAddrPort(e.HealthKey); err == nil {
+		return Endpoint{Addr: ap}
+	}
+	host, port, _ := net.SplitHostPort(e.HealthKey)
+	n, _ := strconv.ParseUint(port, 10, 16)
+	return Endpoint{Host: host, Addr: netip.AddrPortFrom(netip.Addr{}, uint16(n))}
 }
 
 func (e Endpoint) String() string {

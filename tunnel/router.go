@@ -25,7 +25,7 @@ const (
 type Router struct {
 	Resolver Resolver
 	Allow    func(context.Context, *Request, *Route) error // policy; nil allows what the Resolver finds
-	Dialer   Dialer                                        // for routes without their own
+	Dialer   Dialer                                        // for endpoints without a Transport
 	Relay    *Relay
 	Budget   *Budget        // a tunnel's second descriptor is taken here, if it has one; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
@@ -59,8 +59,8 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		return
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
-	if route.TLSOnly != nil {
-		if client, err = r.mustBeTLS(ctx, &route, dialed.Endpoint, client, server, &lease); err != nil {
+	if why := dialed.Endpoint.TLSOnly; why != nil {
+		if client, err = r.mustBeTLS(ctx, why, client, server, &lease); err != nil {
 			o.Attempts = append(o.Attempts, dialed)
 			r.refused(o, err)
 			return
@@ -129,14 +129,11 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 	if err != nil {
 		return route, nil, err
 	}
-	check := func(Endpoint) error { return nil }
-	if d, ok := r.dialer(&route).(interface{ Check(Endpoint) error }); ok {
-		check = d.Check
-	}
 	var attempts []Attempt
 	refused := 0
-	for _, ep := range r.candidates(&route) {
-		a := Attempt{Endpoint: ep, Err: check(ep)}
+	eps := r.candidates(&route)
+	for i := range eps {
+		a := Attempt{Endpoint: eps[i], Err: r.check(req, &eps[i])}
 		if a.Err != nil {
 			refused++
 		}
@@ -172,7 +169,7 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 		return route, Refusef(NoEndpoint, "service %s has no endpoint", route.Service)
 	}
 	if req.Datagrams != nil {
-		return route, route.datagrams(req.Datagrams)
+		return route, route.datagrams()
 	}
 	return route, nil
 }
@@ -264,17 +261,12 @@ type EndpointDialer interface {
 	DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, error)
 }
 
-// requestDialer is an EndpointDialer that has something of the request to say
-// to whom it dials, before the client's own bytes.
-type requestDialer interface {
-	DialRequest(ctx context.Context, ep Endpoint, req *Request) (net.Conn, error)
-}
-
 // dial tries the route's endpoints in order and returns the first connection
 // and how it came about. The attempts before it go to o.
 func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcome) (net.Conn, Attempt, error) {
-	for _, ep := range r.candidates(route) {
-		c, a := r.dialOne(ctx, req, route, ep)
+	eps := r.candidates(route)
+	for i := range eps {
+		c, a := r.dialOne(ctx, req, route, &eps[i])
 		if a.Err == nil {
 			return c, a, nil
 		}
@@ -282,45 +274,59 @@ func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcom
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return nil, a, &Error{Reason: Drain, Err: fmt.Errorf("service %s: the dial was canceled: %w", route.Service, a.Err)}
 		}
-		if ctx.Err() != nil {
+		if e, ok := errors.AsType[*Error](a.Err); ctx.Err() != nil || ok && e.Final {
 			break
 		}
 	}
 	return nil, Attempt{}, dialFailure(route, o.Attempts)
 }
 
-// dialer returns the way out of route.
-func (r *Router) dialer(route *Route) Dialer {
-	if route.Dialer != nil {
-		return route.Dialer
-	}
-	return r.Dialer
-}
-
-func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep Endpoint) (c net.Conn, a Attempt) {
-	var err error
+func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep *Endpoint) (net.Conn, Attempt) {
 	start := time.Now()
 	ctx, cancel := withLazyTimeout(ctx, start, limit(r.ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
-	switch d := r.dialer(route).(type) {
-	case requestDialer:
-		c, err = d.DialRequest(ctx, ep, req)
-	case EndpointDialer:
-		c, err = d.DialEndpoint(ctx, ep)
-	default:
-		c, err = d.DialContext(ctx, "tcp", ep.Addr.String())
-	}
+	c, err := r.dialEndpoint(ctx, req, ep)
 	if err != nil {
-		c, err = nil, dialError(ep, err)
+		c, err = nil, dialError(*ep, err)
 	}
-	a = Attempt{Endpoint: ep, Took: time.Since(start), Err: err}
 	// A dial that we gave up, refused or had no descriptor for says nothing of the endpoint.
 	why := ReasonOf(err)
 	tried := err == nil || (why == DialFailed || why == DialTimeout) && !errors.Is(ctx.Err(), context.Canceled)
 	if route.Report != nil && tried {
-		route.Report(ep, err)
+		route.Report(*ep, err)
 	}
-	return c, a
+	return c, Attempt{Endpoint: *ep, Took: time.Since(start), Err: err}
+}
+
+// dialEndpoint dials ep by its Transport, or else by the dialer of all endpoints.
+func (r *Router) dialEndpoint(ctx context.Context, req *Request, ep *Endpoint) (net.Conn, error) {
+	if ep.Transport != nil {
+		return ep.Transport.Dial(ctx, ep, req)
+	}
+	d := r.dialer(req)
+	if d, ok := d.(EndpointDialer); ok {
+		return d.DialEndpoint(ctx, *ep)
+	}
+	return d.DialContext(ctx, "tcp", ep.Addr.String())
+}
+
+// dialer returns what dials endpoints without a Transport.
+func (r *Router) dialer(req *Request) Dialer {
+	if req.Datagrams != nil {
+		return req.Datagrams
+	}
+	return r.Dialer
+}
+
+// check returns why ep must not be dialed for req.
+func (r *Router) check(req *Request, ep *Endpoint) error {
+	if ep.Transport != nil {
+		return ep.Transport.Check(ep)
+	}
+	if d, ok := r.dialer(req).(interface{ Check(Endpoint) error }); ok {
+		return d.Check(*ep)
+	}
+	return nil
 }
 
 // dialFailure sums up failed attempts. An address that must not be dialed

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // A bench is a Router whose every part is watched.
@@ -511,12 +512,12 @@ func TestRouterRoute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var own fakeDialer
 		b := newBench(t, resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route, error) {
-			return tunnel.Route{Endpoints: []tunnel.Endpoint{{Addr: netip.MustParseAddrPort("192.0.2.1:80"), Host: "db.internal"}}, Dialer: &own, IdleTimeout: 5 * time.Second}, nil
+			return tunnel.Route{Endpoints: []tunnel.Endpoint{{Addr: netip.MustParseAddrPort("192.0.2.1:80"), Host: "db.internal", Transport: tunneltest.Transport{Dialer: &own}}}, IdleTimeout: 5 * time.Second}, nil
 		}))
 		a := &asker{}
 		b.ServeTunnel(t.Context(), a.request())
 		if len(b.dialer.calls()) != 0 || len(own.calls()) != 1 {
-			t.Errorf("the Router's dialer had %d dials, the route's %d; want 0 and 1", len(b.dialer.calls()), len(own.calls()))
+			t.Errorf("the Router's dialer had %d dials, the endpoint's %d; want 0 and 1", len(b.dialer.calls()), len(own.calls()))
 		}
 		time.Sleep(4 * time.Second)
 		if n := len(b.told.all()); n != 0 {

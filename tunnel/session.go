@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,13 +61,14 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	return s, nil
 }
 
-// datagrams makes d the way out of route, which must not have one of its own:
-// those are for streams.
-func (r *Route) datagrams(d Dialer) error {
-	if r.Dialer != nil {
+// datagrams leaves out the endpoints that have a Transport: those carry streams.
+func (r *Route) datagrams() error {
+	if slices.ContainsFunc(r.Endpoints, hasTransport) {
+		r.Endpoints = slices.DeleteFunc(slices.Clone(r.Endpoints), hasTransport)
+	}
+	if len(r.Endpoints) == 0 {
 		return Refusef(Unsupported, "service %s is reached by a proxy protocol or through another gateway, which carry no datagrams", r.Service)
 	}
-	r.Dialer = d
 	if report := r.Report; report != nil {
 		r.Report = func(ep Endpoint, err error) {
 			if err != nil {
@@ -76,6 +78,8 @@ func (r *Route) datagrams(d Dialer) error {
 	}
 	return nil
 }
+
+func hasTransport(ep Endpoint) bool { return ep.Transport != nil }
 
 // Carry puts s on the list of what is open.
 func (s *Session) Carry(c Carrier) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // A fakeCarrier carries nothing.
@@ -153,7 +154,7 @@ func TestSessionRefusals(t *testing.T) {
 	r = newSessionRig(t, "192.0.2.1:53")
 	r.Resolver = resolverFunc(func(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
 		route, err := routeTo("192.0.2.1:53")(ctx, req)
-		route.Dialer = &fakeDialer{}
+		tunneltest.WithTransport(route.Endpoints, tunneltest.Transport{Dialer: &fakeDialer{}})
 		return route, err
 	})
 	if _, err := r.Open(t.Context(), r.request()); tunnel.ReasonOf(err) != tunnel.Unsupported {

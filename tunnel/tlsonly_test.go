@@ -16,7 +16,9 @@ var errUnencrypted = &tunnel.Error{Reason: tunnel.Insecure, Err: errors.New("the
 
 // unencrypted resolves everything to an address that nothing but TLS may go to.
 func unencrypted(context.Context, *tunnel.Request) (tunnel.Route, error) {
-	return tunnel.Route{Service: "svc", Endpoints: endpoints("192.0.2.1:80"), TLSOnly: func(tunnel.Endpoint) error { return errUnencrypted }}, nil
+	eps := endpoints("192.0.2.1:80")
+	eps[0].TLSOnly = errUnencrypted
+	return tunnel.Route{Service: "svc", Endpoints: eps}, nil
 }
 
 // TestRouterCarriesTLSAlone sends what is TLS and what is not over a way that is

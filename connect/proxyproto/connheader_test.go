@@ -61,19 +61,25 @@ type notDetector struct{ tunnel.Protocol }
 // connections end by themselves.
 func serve(t *testing.T, p tunnel.ConnHeader, backend string, way tunnel.Dialer, ps ...tunnel.Protocol) *tunneltest.Gateway {
 	t.Helper()
+	transport, _ := way.(tunnel.Transport)
 	return tunneltest.Serve(t, tunneltest.Setup{
-		Protocols: ps, ConnHeader: p, Resolver: everybody{backend}, Dialer: way, Limits: tunnel.Limits{ConnectionRatePerClient: -1}, Drained: true,
+		Protocols: ps, ConnHeader: p, Resolver: everybody{backend, transport}, Dialer: way, Limits: tunnel.Limits{ConnectionRatePerClient: -1}, Drained: true,
 	})
 }
 
 // everybody is a Resolver by which all but nobody.test lead to one service.
-type everybody struct{ service string }
+type everybody struct {
+	service   string
+	transport tunnel.Transport // may be nil
+}
 
 func (e everybody) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
 	if req.Name.String() == "nobody.test" {
 		return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "nobody")
 	}
-	return tunneltest.RouteTo(e.service), nil
+	route := tunneltest.RouteTo(e.service)
+	tunneltest.WithTransport(route.Endpoints, e.transport)
+	return route, nil
 }
 
 // talk sends in and returns what comes until the end. Where the other side is

@@ -16,36 +16,34 @@ import (
 // buffer, so the timeout only matters for other kinds of connections.
 const telling = time.Second
 
-// A Dialer dials as another one does and sends a header first, which tells the
-// endpoint of the client: in version 1 its address; in version 2 also the name
-// it asked for (AUTHORITY), the protocol it offered inside, where that is one
-// (ALPN), a name for the connection (UNIQUE_ID), and a checksum (CRC32C).
+// A Layer sends a header over a connection, which tells the endpoint of the client:
+// in version 1 its address; in version 2 also the name it asked for (AUTHORITY), the
+// protocol it offered inside, where that is one (ALPN), a name for the connection
+// (UNIQUE_ID), and a checksum (CRC32C).
 //
 // The endpoint has to be one that expects it.
-type Dialer struct {
+type Layer struct {
 	Version int // 1 or 2
-	Dialer  tunnel.EndpointDialer
 }
 
-var _ tunnel.Dialer = (*Dialer)(nil)
-
-// Check returns nil if ep may be dialed, as a tunnel.NetDialer does.
-func (d *Dialer) Check(ep tunnel.Endpoint) error {
-	if c, ok := d.Dialer.(interface{ Check(tunnel.Endpoint) error }); ok {
-		return c.Check(ep)
-	}
-	return nil
-}
-
-// DialRequest dials ep and tells it of the client that made req. The caller
-// closes the connection.
+// Handshake tells ep, over c, of the client that made req, and returns c. It closes c
+// where it fails.
 //
 // The header's destination is the endpoint's own address, or none in
 // particular where it has a name only: the gateway's, at which the client was,
 // says nothing to a service. A unique id that a proxy in
 // front gave the connection is passed on.
-func (d *Dialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	h := Header{Version: d.Version, Source: unmapped(req.Source), Destination: unmapped(ep.Addr), Authority: req.Name.String()}
+func (l Layer) Handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	b, err := l.header(ctx, ep, req)
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return tell(c, b, ep.String())
+}
+
+func (l Layer) header(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) ([]byte, error) {
+	h := Header{Version: l.Version, Source: unmapped(req.Source), Destination: unmapped(ep.Addr), Authority: req.Name.String()}
 	if !ep.Addr.Addr().IsValid() {
 		none := netip.IPv4Unspecified()
 		if h.Source.Addr().Is6() {
@@ -70,7 +68,40 @@ func (d *Dialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunne
 	if err != nil {
 		return nil, &tunnel.Error{Reason: tunnel.Internal, Err: err}
 	}
-	c, err := d.Dialer.DialEndpoint(ctx, ep)
+	return b, nil
+}
+
+// A Dialer dials as another one does and sends a header first, as a Layer does. It is
+// a tunnel.Dialer, and a tunnel.Transport.
+type Dialer struct {
+	Version int // 1 or 2
+	Dialer  tunnel.EndpointDialer
+}
+
+var (
+	_ tunnel.Dialer    = (*Dialer)(nil)
+	_ tunnel.Transport = (*Dialer)(nil)
+)
+
+// Check implements tunnel.Transport.
+func (d *Dialer) Check(ep *tunnel.Endpoint) error {
+	if c, ok := d.Dialer.(interface{ Check(tunnel.Endpoint) error }); ok {
+		return c.Check(*ep)
+	}
+	return nil
+}
+
+// Info implements tunnel.Transport.
+func (d *Dialer) Info() tunnel.TransportInfo { return tunnel.TransportInfo{} }
+
+// Dial implements tunnel.Transport. A header that can't be written is no reason to
+// dial.
+func (d *Dialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	b, err := Layer{d.Version}.header(ctx, ep, req)
+	if err != nil {
+		return nil, err
+	}
+	c, err := d.Dialer.DialEndpoint(ctx, *ep)
 	if err != nil {
 		return nil, err
 	}

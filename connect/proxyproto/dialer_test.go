@@ -75,9 +75,9 @@ func TestDialer(t *testing.T) {
 }
 
 // endpoint is what a NetDialer dials.
-func endpoint(addr string) tunnel.Endpoint { return tunnel.Endpoint{Addr: ap(addr), Named: true} }
+func endpoint(addr string) *tunnel.Endpoint { return &tunnel.Endpoint{Addr: ap(addr), Named: true} }
 
-func TestDialRequest(t *testing.T) {
+func TestDial(t *testing.T) {
 	svc, heard := receiver(t)
 	d := &Dialer{Version: 2, Dialer: straight}
 	for _, row := range []struct {
@@ -91,7 +91,7 @@ func TestDialRequest(t *testing.T) {
 		{"no source", tunnel.Request{Name: tunnel.MustParseName("svc.test")}, Header{Version: 2, Local: true}},
 		{"an identity", tunnel.Request{Source: ap("198.51.100.7:1"), Peer: tunnel.Peer{ID: "alice", Method: "mtls"}}, Header{Version: 2, Source: ap("198.51.100.7:1"), Destination: ap(svc)}},
 	} {
-		c, err := d.DialRequest(t.Context(), endpoint(svc), &row.req)
+		c, err := d.Dial(t.Context(), endpoint(svc), &row.req)
 		if err != nil {
 			t.Fatalf("%s: %v", row.name, err)
 		}
@@ -116,7 +116,7 @@ func TestDialRequest(t *testing.T) {
 // A header that can't be written is no reason to dial.
 func TestDialerDoesNotDialForNothing(t *testing.T) {
 	d := &Dialer{Version: 3, Dialer: namedDialer{}}
-	if _, err := d.DialRequest(t.Context(), endpoint("127.0.0.1:1"), &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Internal {
+	if _, err := d.Dial(t.Context(), endpoint("127.0.0.1:1"), &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Internal {
 		t.Errorf("got %v, want reason %s", err, tunnel.Internal)
 	}
 	if _, err := d.DialContext(t.Context(), "tcp", "127.0.0.1:1"); tunnel.ReasonOf(err) != tunnel.Internal {
@@ -127,12 +127,12 @@ func TestDialerDoesNotDialForNothing(t *testing.T) {
 // The guard is the inner dialer's.
 func TestDialerAsksTheGuard(t *testing.T) {
 	d := &Dialer{Version: 2, Dialer: straight}
-	ep := tunnel.Endpoint{Addr: ap("127.0.0.1:1")} // not named
+	ep := &tunnel.Endpoint{Addr: ap("127.0.0.1:1")} // not named
 	if err := d.Check(ep); tunnel.ReasonOf(err) != tunnel.Prohibited {
 		t.Errorf("Check: got %v, want reason %s", err, tunnel.Prohibited)
 	}
-	if _, err := d.DialRequest(t.Context(), ep, &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Prohibited {
-		t.Errorf("DialRequest: got %v, want reason %s", err, tunnel.Prohibited)
+	if _, err := d.Dial(t.Context(), ep, &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Prohibited {
+		t.Errorf("Dial: got %v, want reason %s", err, tunnel.Prohibited)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestDialerEndpointGone(t *testing.T) {
 	near, far := net.Pipe()
 	_ = far.Close()
 	d := &Dialer{Version: 2, Dialer: pipeDialer{near}}
-	if _, err := d.DialRequest(t.Context(), endpoint("127.0.0.1:1"), &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.DialFailed {
+	if _, err := d.Dial(t.Context(), endpoint("127.0.0.1:1"), &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.DialFailed {
 		t.Errorf("got %v, want reason %s", err, tunnel.DialFailed)
 	}
 	if _, err := near.Write(nil); !errors.Is(err, io.ErrClosedPipe) {
@@ -160,7 +160,7 @@ func (d pipeDialer) DialEndpoint(context.Context, tunnel.Endpoint) (net.Conn, er
 type namedDialer struct{ tunnel.NetDialer }
 
 func (d namedDialer) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
-	return d.DialEndpoint(ctx, endpoint(addr))
+	return d.DialEndpoint(ctx, *endpoint(addr))
 }
 
 func (d namedDialer) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {

@@ -135,7 +135,7 @@ func (d *Dialer) open(ctx context.Context, conn net.Conn, to destination, addr s
 			return err
 		}
 	case got[1] == methodRefused:
-		return tunnel.Refusef(tunnel.NoAuth, "socks5: proxy %q takes none of the methods [% x]", d.Proxy, greeting[2:])
+		return tunnel.HopRefusedf(tunnel.NoAuth, "socks5: proxy %q takes none of the methods [% x]", d.Proxy, greeting[2:])
 	case got[1] != methodNone:
 		return d.failed(ctx, "gave no answer that can be read", fmt.Errorf("it chose method %#02x, which was not offered", got[1]))
 	}
@@ -155,7 +155,7 @@ func (d *Dialer) open(ctx context.Context, conn net.Conn, to destination, addr s
 		if !ok {
 			why = tunnel.DialFailed
 		}
-		return tunnel.Refusef(why, "socks5: proxy %q refused %q: %s (%#02x)", d.Proxy, addr, r, got[1])
+		return tunnel.HopRefusedf(why, "socks5: proxy %q refused %q: %s (%#02x)", d.Proxy, addr, r, got[1])
 	case got[3] == typeIPv4:
 		rest = 4 + 2 - 1
 	case got[3] == typeIPv6:
@@ -181,7 +181,7 @@ func (d *Dialer) authenticate(ctx context.Context, conn net.Conn) error {
 	case err != nil:
 		return d.failed(ctx, "gave no answer to the password", err)
 	case got[1] != 0: // some write 5 for the version, so it is not looked at
-		return tunnel.Refusef(tunnel.NoAuth, "socks5: proxy %q does not accept the user name and the password", d.Proxy)
+		return tunnel.HopRefusedf(tunnel.NoAuth, "socks5: proxy %q does not accept the user name and the password", d.Proxy)
 	}
 	return nil
 }

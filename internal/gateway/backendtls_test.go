@@ -156,11 +156,6 @@ func TestFrontReencrypts(t *testing.T) {
 	e.logs("listener=bad ", "reason=dial-failed", "not signed by any")
 }
 
-// A requestDialer dials endpoints on behalf of a request.
-type requestDialer interface {
-	DialRequest(context.Context, tunnel.Endpoint, *tunnel.Request) (net.Conn, error)
-}
-
 // A way that is TLS is a carrier as all others are, also behind another gateway.
 func TestBackendTLSEndings(t *testing.T) {
 	ca, err := testca.New("edge.test", nil)
@@ -168,16 +163,16 @@ func TestBackendTLSEndings(t *testing.T) {
 		t.Fatal(err)
 	}
 	backendTLS := &registry.BackendTLS{ServerName: "db.test", Roots: string(ca.CertPEM)}
-	d := &upstream.Dialers{Direct: &tunnel.NetDialer{}}
+	d := &upstream.Transports{Direct: &tunnel.NetDialer{}}
 	defer d.Close()
-	way, err := d.To(&registry.Service{TLS: backendTLS})
+	way, err := d.New(&registry.Service{TLS: backendTLS}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := testnet.NewBackend(t)
 	front := tlsInFrontOf(t, ca, b.Addr())
 	testnet.TestEndings(t, b.Through(func(ctx context.Context) (net.Conn, error) {
-		return way.(requestDialer).DialRequest(ctx, tunneltest.RouteTo(front).Endpoints[0], &tunnel.Request{})
+		return way.Dial(ctx, &tunneltest.RouteTo(front).Endpoints[0], &tunnel.Request{})
 	}, nil), testnet.Transparent())
 }
 
@@ -202,15 +197,15 @@ func netipEndpoint(addr string) registry.Endpoint {
 // A handshake that the service does not go on with has the dial's time.
 func TestBackendTLSTimeout(t *testing.T) {
 	silent := testnet.Listen(t)
-	d := &upstream.Dialers{Direct: &tunnel.NetDialer{}}
+	d := &upstream.Transports{Direct: &tunnel.NetDialer{}}
 	defer d.Close()
-	way, err := d.To(&registry.Service{TLS: &registry.BackendTLS{ServerName: "db.test"}})
+	way, err := d.New(&registry.Service{TLS: &registry.BackendTLS{ServerName: "db.test"}}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	c, err := way.(requestDialer).DialRequest(ctx, tunneltest.RouteTo(silent.Addr().String()).Endpoints[0], &tunnel.Request{})
+	c, err := way.Dial(ctx, &tunneltest.RouteTo(silent.Addr().String()).Endpoints[0], &tunnel.Request{})
 	if tunnel.ReasonOf(err) != tunnel.DialTimeout || c != nil {
 		t.Errorf("got %v, %v", c, err)
 	}
@@ -242,7 +237,7 @@ func TestBackendTLSUponOtherWays(t *testing.T) {
 	})
 	plain := tlsBackend(t, cfg, "h")
 	next := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{&connect.Protocol{}}, Resolver: byTarget{"db.internal:5432": endpointAddr(plain)}})
-	d := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Lookup: nil}
+	d := &upstream.Transports{Direct: &tunnel.NetDialer{}, Lookup: nil}
 	defer d.Close()
 	policy := &registry.BackendTLS{ServerName: "db.test", Roots: string(ca.CertPEM)}
 	req := &tunnel.Request{Name: tunnel.MustParseName("a.test"), Source: netip.MustParseAddrPort("192.0.2.9:4711")}
@@ -253,14 +248,14 @@ func TestBackendTLSUponOtherWays(t *testing.T) {
 		{&registry.Service{TLS: policy, ProxyProtocol: 1}, tunneltest.RouteTo(told.Addr()).Endpoints[0]},
 		{&registry.Service{TLS: policy, Via: []registry.Hop{{Proto: "connect", Addresses: []string{next.Addr}}}}, tunnel.Endpoint{Host: "db.internal", Addr: netip.AddrPortFrom(netip.Addr{}, 5432)}},
 	} {
-		way, err := d.To(test.s)
+		way, err := d.New(test.s, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if hops := upstream.HopsOf(way); len(hops) != len(test.s.Via) {
-			t.Errorf("explain would say %v of the way", hops)
+		if info := way.Info(); len(info.Hops) != len(test.s.Via) || info.Security != tunnel.ServerVerified {
+			t.Errorf("explain would say %+v of the transport", info)
 		}
-		c, err := way.(requestDialer).DialRequest(t.Context(), test.ep, req)
+		c, err := way.Dial(t.Context(), &test.ep, req)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -322,7 +322,7 @@ func forward(t *testing.T, ln net.Listener, to string) {
 
 // The first hop is judged like every address that is dialed.
 func TestFirstHopIsGuarded(t *testing.T) {
-	d := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+	d := &upstream.Transports{Direct: &tunnel.NetDialer{}, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
 		switch host {
 		case "metadata.test":
 			return []netip.Addr{netip.MustParseAddr("169.254.169.254")}, nil
@@ -341,7 +341,7 @@ func TestFirstHopIsGuarded(t *testing.T) {
 		closed:             tunnel.DialFailed,
 	} {
 		for _, hop := range []registry.Hop{byConnect(to), byWebSocket(to), bySOCKS(to)} {
-			way, err := d.Through([]registry.Hop{hop})
+			way, err := d.NextHop([]registry.Hop{hop})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -354,10 +354,10 @@ func TestFirstHopIsGuarded(t *testing.T) {
 
 // Equal ways share one, so that what keeps connections can.
 func TestWaysAreShared(t *testing.T) {
-	d := &upstream.Dialers{}
+	d := &upstream.Transports{}
 	way := func(hops ...registry.Hop) tunnel.Dialer {
 		t.Helper()
-		w, err := d.Through(hops)
+		w, err := d.NextHop(hops)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -378,7 +378,7 @@ func TestWaysAreShared(t *testing.T) {
 	bare := token
 	bare.Insecure = false
 	for _, bad := range [][]registry.Hop{{bare}, {{Proto: "carrier pigeon", Addresses: []string{"a.test:1"}}}, {{Proto: "connect"}}, {{Proto: "websocket", Addresses: []string{"http://a.test/"}}}, {{Proto: "connect", Addresses: []string{"https://a.test:1"}, Roots: "x"}}} {
-		if _, err := d.Through(bad); err == nil || strings.Contains(err.Error(), "t0ken") {
+		if _, err := d.NextHop(bad); err == nil || strings.Contains(err.Error(), "t0ken") {
 			t.Errorf("%+v: got %v, want an error", bad, err)
 		}
 	}

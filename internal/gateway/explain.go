@@ -18,7 +18,6 @@ import (
 	"culvert.dev/connect/ws"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/edits"
-	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
@@ -80,16 +79,16 @@ type Explanation struct {
 	Service    string                `json:"service,omitempty"`
 	Pattern    string                `json:"pattern,omitempty"`
 	Generation uint64                `json:"generation,omitempty"`
-	Via        []string              `json:"via,omitempty"` // the gateways on the way, nearest first: "connect gw.example.com:443"
 	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
 }
 
 // An ExplanationEndpoint is one endpoint in the order it would be tried.
 type ExplanationEndpoint struct {
-	Address string `json:"address"`
-	Asked   string `json:"asked,omitempty"`   // of a gateway of another network, for what and how: "by connect for db.example.com:5432"
-	Problem string `json:"problem,omitempty"` // why it must not be dialed
-	TLSOnly string `json:"tlsOnly,omitempty"` // why plaintext to it is refused with "insecure"; "" where it is carried, or none can come
+	Address  string   `json:"address"`            // behind a Via, as its last gateway knows it
+	Via      []string `json:"via,omitempty"`      // the gateways on the way, nearest first: "connect gw.example.com:443"
+	Security string   `json:"security,omitempty"` // of the transport: plain, server-verified or mutual; "" where the endpoint is dialed as it is
+	Problem  string   `json:"problem,omitempty"`  // why it must not be dialed
+	TLSOnly  string   `json:"tlsOnly,omitempty"`  // why plaintext to it is refused with "insecure"; "" where it is carried, or none can come
 }
 
 // Explain says what q would meet, by the code that decides for the data path.
@@ -124,20 +123,18 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		}
 	}
 	route, attempts, err := r.Forecast(ctx, req)
-	x.Service, x.Pattern, x.Generation, x.Via = route.Service, route.Pattern, route.Generation, upstream.HopsOf(route.Dialer)
-	remote, _ := route.Dialer.(*upstream.RemoteDialer)
+	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
 	for _, a := range attempts {
 		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
-		if remote != nil {
-			ep.Asked = remote.Describe(a.Endpoint)
+		if t := a.Endpoint.Transport; t != nil {
+			info := t.Info()
+			ep.Via, ep.Security = info.Hops, info.Security.String()
 		}
 		if a.Err != nil {
 			ep.Problem = a.Err.Error()
 		}
-		if route.TLSOnly != nil {
-			if err := route.TLSOnly(a.Endpoint); err != nil {
-				ep.TLSOnly = err.Error()
-			}
+		if err := a.Endpoint.TLSOnly; err != nil {
+			ep.TLSOnly = err.Error()
 		}
 		x.Endpoints = append(x.Endpoints, ep)
 	}

@@ -60,7 +60,7 @@ type Gateway struct {
 	registry  *registry.Registry
 	names     *names.Source // of the registry: what DNS answers
 	checker   *checks.Checker
-	upstreams *upstream.Dialers
+	upstreams *upstream.Transports
 	router    *tunnel.Router
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -109,10 +109,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.refusals.Observe(o)
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
-	dialers := &upstream.Dialers{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
-	g.upstreams = dialers
-	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, Dialer: dialers.To, RemoteDialer: dialers.Remote, Log: g.log}
-	dialers.ReportDial = g.registry.ReportDial
+	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
+	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
 	g.names = &names.Source{Registry: g.registry}
 	if cfg.DNS != nil {
 		g.names.VIPs = cfg.DNS.VIPs

@@ -127,11 +127,11 @@ func TestHopOfAnother(t *testing.T) {
 // certificate, and expect the same of the other side.
 func TestSecureWaysAreShared(t *testing.T) {
 	ca := newCA(t)
-	d := &upstream.Dialers{}
+	d := &upstream.Transports{}
 	defer d.Close()
 	way := func(h registry.Hop) tunnel.Dialer {
 		t.Helper()
-		w, err := d.Through([]registry.Hop{h})
+		w, err := d.NextHop([]registry.Hop{h})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func TestSecureWaysAreShared(t *testing.T) {
 		}
 	}
 	h.Key = registry.Secret(h.Certificate)
-	if _, err := d.Through([]registry.Hop{h}); err == nil || strings.Contains(err.Error(), "BEGIN") {
+	if _, err := d.NextHop([]registry.Hop{h}); err == nil || strings.Contains(err.Error(), "BEGIN") {
 		t.Errorf("got %v, want an error without the key", err)
 	}
 }
@@ -168,9 +168,9 @@ func TestSharedConnectionsAreCounted(t *testing.T) {
 		"hbone":      hop(t, ca, "last", startTLS(t, ca, "last", &hbone.Protocol{Via: "last"}, service(echo))),
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{Limit: 100}}
+			d := &upstream.Transports{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{Limit: 100}}
 			defer d.Close()
-			way, err := d.Through([]registry.Hop{h})
+			way, err := d.NextHop([]registry.Hop{h})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -189,9 +189,9 @@ func TestSharedConnectionsAreCounted(t *testing.T) {
 				t.Errorf("%d descriptors are taken when all is closed", n)
 			}
 
-			full := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{}}
+			full := &upstream.Transports{Direct: &tunnel.NetDialer{}, Budget: &tunnel.Budget{}}
 			defer full.Close()
-			if way, err = full.Through([]registry.Hop{h}); err != nil {
+			if way, err = full.NextHop([]registry.Hop{h}); err != nil {
 				t.Fatal(err)
 			}
 			_, err = way.DialContext(t.Context(), "tcp", "svc.test:443")

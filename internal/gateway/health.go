@@ -3,6 +3,7 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -92,6 +93,9 @@ func (g *Gateway) health() []StatusHealth {
 		out[i] = StatusHealth{
 			Address: h.Addr.String(), Host: h.Host, State: h.State, Since: h.Since.UTC(), By: "dial",
 			Asked: describeCheck(h.Check), Services: h.Services, More: h.More, Gateway: h.Gateway, Network: h.Network,
+		}
+		if !h.Addr.Addr().IsValid() { // a gateway by its name
+			out[i].Address = net.JoinHostPort(h.Host, strconv.Itoa(int(h.Addr.Port())))
 		}
 		if h.Check.Kind != "" {
 			out[i].By = h.Check.Kind

@@ -121,11 +121,11 @@ func TestHTTP3IsAHop(t *testing.T) {
 		if !alone { // its connections are told by their name, and an address is none
 			hop.Addresses = []string{"gw.test:" + far[len("127.0.0.1:"):]}
 		}
-		d := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Via: "near", Lookup: func(context.Context, string) ([]netip.Addr, error) {
+		d := &upstream.Transports{Direct: &tunnel.NetDialer{}, Via: "near", Lookup: func(context.Context, string) ([]netip.Addr, error) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 		}}
 		t.Cleanup(d.Close)
-		way, err := d.Through([]registry.Hop{hop})
+		way, err := d.NextHop([]registry.Hop{hop})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -145,10 +145,10 @@ func TestHTTP3IsAHop(t *testing.T) {
 			}
 			_ = direct.Close()
 		}
-		looping := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Via: "far"}
+		looping := &upstream.Transports{Direct: &tunnel.NetDialer{}, Via: "far"}
 		t.Cleanup(looping.Close)
 		if alone {
-			way, _ := looping.Through([]registry.Hop{hop})
+			way, _ := looping.NextHop([]registry.Hop{hop})
 			if err := check(t, way); tunnel.ReasonOf(err) != tunnel.Loop {
 				t.Errorf("got %v, want a loop", err)
 			}
@@ -159,7 +159,7 @@ func TestHTTP3IsAHop(t *testing.T) {
 // The address of a hop by UDP is judged like any other, and it can't be behind
 // another.
 func TestHTTP3HopIsGuarded(t *testing.T) {
-	d := &upstream.Dialers{Direct: &tunnel.NetDialer{}, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+	d := &upstream.Transports{Direct: &tunnel.NetDialer{}, Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
 		if host == "metadata.test" {
 			return []netip.Addr{netip.MustParseAddr("169.254.169.254")}, nil
 		}
@@ -167,7 +167,7 @@ func TestHTTP3HopIsGuarded(t *testing.T) {
 	}}
 	t.Cleanup(d.Close)
 	for to, want := range map[string]tunnel.Reason{"metadata.test:80": tunnel.Prohibited, "nobody.test:80": tunnel.LookupError} {
-		way, err := d.Through([]registry.Hop{byHTTP3("", to)})
+		way, err := d.NextHop([]registry.Hop{byHTTP3("", to)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestHTTP3HopIsGuarded(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", to, err, want)
 		}
 	}
-	if _, err := d.Through([]registry.Hop{byConnect("a.test:1"), byHTTP3("", "b.test:1")}); err == nil {
+	if _, err := d.NextHop([]registry.Hop{byConnect("a.test:1"), byHTTP3("", "b.test:1")}); err == nil {
 		t.Error("a hop by UDP behind one that carries streams was made")
 	}
 }

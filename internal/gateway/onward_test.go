@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -227,13 +228,17 @@ func TestAcrossIsGuarded(t *testing.T) {
 	own := testnet.Listen(t)
 	guard := &tunnel.Guard{}
 	guard.OwnListener(own.Addr())
-	way, err := (&upstream.Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).Remote(&registry.Service{}, registry.RemoteDial{Transport: func(tunnel.Endpoint) string { return "socks5" }})
+	self := registry.Endpoint{Addr: netip.MustParseAddrPort(own.Addr().String()).Addr(), Port: netip.MustParseAddrPort(own.Addr().String()).Port()}
+	way, err := (&upstream.Transports{Direct: &tunnel.NetDialer{Guard: guard}}).New(&registry.Service{}, &self, &registry.Gateway{Transports: []string{"socks5"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ep := tunnel.Endpoint{Addr: netip.MustParseAddrPort(own.Addr().String()), Named: true}
-	if _, err := way.(*upstream.RemoteDialer).DialRequest(t.Context(), ep, &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Loop {
+	ep := &tunnel.Endpoint{Host: "svc.test", Addr: netip.AddrPortFrom(netip.Addr{}, 443)}
+	if _, err := way.Dial(t.Context(), ep, &tunnel.Request{}); tunnel.ReasonOf(err) != tunnel.Loop {
 		t.Errorf("a gateway that is asked to ask itself: got %v, want %s", err, tunnel.Loop)
+	}
+	if err := way.Check(ep); tunnel.ReasonOf(err) != tunnel.Loop {
+		t.Errorf("Check of a gateway that is asked to ask itself: got %v, want %s", err, tunnel.Loop)
 	}
 }
 
@@ -251,8 +256,8 @@ func TestAcrossInTheClear(t *testing.T) {
 		works    bool
 	}{
 		{"elsewhere", named, false, true, tunnel.Insecure, false},
-		{"elsewhere, by CONNECT", named, false, false, tunnel.Prohibited, false}, // asked, but for its address
-		{"elsewhere, and that may be", named, true, true, tunnel.Prohibited, false},
+		{"elsewhere, by CONNECT", named, false, false, "", false}, // asked, but for its address
+		{"elsewhere, and that may be", named, true, true, "", false},
 		{"on this host", at(far, "connect"), false, true, "", true},
 	} {
 		cfg := inWest(row.gateway)
@@ -291,14 +296,14 @@ func TestAcrossIsExplained(t *testing.T) {
 		}
 		return Explain(t.Context(), g.router, g.cfg.Listeners, q)
 	}
-	byName := ExplanationEndpoint{Address: closed, Asked: "by connect-h2 for svc.test:443"}
-	if x := ask("socks5"); !slices.Equal(x.Endpoints, []ExplanationEndpoint{byName}) || x.Reason != "" {
+	byName := ExplanationEndpoint{Address: "svc.test:443", Via: []string{"connect-h2 " + closed}, Security: "plain"}
+	if x := ask("socks5"); !reflect.DeepEqual(x.Endpoints, []ExplanationEndpoint{byName}) || x.Reason != "" {
 		t.Errorf("by socks5: %+v, want %+v", x, byName)
 	}
 	want := []ExplanationEndpoint{{Address: "127.0.0.1:3"}, byName}
 	x := ask("sni")
-	slices.SortFunc(x.Endpoints, func(a, b ExplanationEndpoint) int { return strings.Compare(b.Address, a.Address) }) // whose turn it is
-	if !slices.Equal(x.Endpoints, want) {
+	slices.SortFunc(x.Endpoints, func(a, b ExplanationEndpoint) int { return strings.Compare(a.Address, b.Address) }) // whose turn it is
+	if !reflect.DeepEqual(x.Endpoints, want) {
 		t.Errorf("by sni: %+v, want %+v", x.Endpoints, want)
 	}
 	_, g = startGateway(t, inWest(at(closed)))

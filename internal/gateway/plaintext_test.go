@@ -149,7 +149,7 @@ func TestPlaintextToOtherNetworks(t *testing.T) {
 		if err != nil {
 			continue
 		}
-		if got := route.TLSOnly != nil && route.TLSOnly(route.Endpoints[0]) != nil; got != row.tlsOnly {
+		if got := route.Endpoints[0].TLSOnly != nil; got != row.tlsOnly {
 			t.Errorf("%s: TLS alone is carried: %v, want %v", row.name, got, row.tlsOnly)
 		}
 	}

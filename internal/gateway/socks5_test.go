@@ -58,7 +58,7 @@ func TestChainSOCKS(t *testing.T) {
 	}
 	wrong := bySOCKS(farSOCKS)
 	wrong.Password = "guess"
-	way, err := (&upstream.Dialers{Direct: &tunnel.NetDialer{}}).Through([]registry.Hop{wrong})
+	way, err := (&upstream.Transports{Direct: &tunnel.NetDialer{}}).NextHop([]registry.Hop{wrong})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestSOCKSLoop(t *testing.T) {
 	own := testnet.Listen(t)
 	guard := &tunnel.Guard{}
 	guard.OwnListener(own.Addr())
-	way, err := (&upstream.Dialers{Direct: &tunnel.NetDialer{Guard: guard}}).Through([]registry.Hop{bySOCKS(own.Addr().String())})
+	way, err := (&upstream.Transports{Direct: &tunnel.NetDialer{Guard: guard}}).NextHop([]registry.Hop{bySOCKS(own.Addr().String())})
 	if err != nil {
 		t.Fatal(err)
 	}

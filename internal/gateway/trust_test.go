@@ -100,9 +100,9 @@ func TestTrustOfHops(t *testing.T) {
 		twice := once
 		twice.Addresses, twice.InnerPeers = []string{outer}, peers
 		for _, hop := range []registry.Hop{once, twice} {
-			d := &upstream.Dialers{Direct: &tunnel.NetDialer{}}
+			d := &upstream.Transports{Direct: &tunnel.NetDialer{}}
 			t.Cleanup(d.Close)
-			way, err := d.Through([]registry.Hop{hop})
+			way, err := d.NextHop([]registry.Hop{hop})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 func name(t testing.TB, s string) tunnel.Name {
@@ -231,7 +232,7 @@ type throughDialer struct{ tunnel.Resolver }
 
 func (d throughDialer) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
 	route, err := d.Resolver.Resolve(ctx, req)
-	route.Dialer = &tunnel.NetDialer{}
+	tunneltest.WithTransport(route.Endpoints, tunneltest.Transport{Dialer: &tunnel.NetDialer{}})
 	return route, err
 }
 

@@ -131,7 +131,7 @@ func (r *oneRoute) Resolve(context.Context, *tunnel.Request) (tunnel.Route, erro
 	r.count.Add(1)
 	route := RouteTo(r.to)
 	if r.hold.Load() {
-		route.Dialer = nowhere{r.asked}
+		WithTransport(route.Endpoints, Transport{nowhere{r.asked}})
 	}
 	return route, nil
 }

@@ -199,13 +199,20 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		return
 	}
 	fmt.Fprintf(w, "route:   %s, service %s, table generation %d\n", x.Pattern, x.Service, x.Generation)
-	for _, hop := range x.Via {
+	var common []string // what all endpoints are reached over
+	if len(x.Endpoints) > 0 && !slices.ContainsFunc(x.Endpoints, func(ep gateway.ExplanationEndpoint) bool { return !slices.Equal(ep.Via, x.Endpoints[0].Via) }) {
+		common = x.Endpoints[0].Via
+	}
+	for _, hop := range common {
 		fmt.Fprintf(w, "via:     %s\n", hop)
 	}
 	for i, ep := range x.Endpoints {
 		note := ""
-		if ep.Asked != "" {
-			note = ", asked " + ep.Asked
+		if ep.Security != "" {
+			note = ", transport " + ep.Security
+			if common == nil && len(ep.Via) > 0 {
+				note += " over " + strings.Join(ep.Via, ", ")
+			}
 		}
 		if ep.Problem != "" {
 			note += "  would be refused: " + ep.Problem

@@ -243,12 +243,12 @@ func configError(err error) error {
 // runRegistry returns a registry that holds what c says, for commands that
 // ask and do not serve. Nothing is dialed: direct says only what may be.
 func runRegistry(ctx context.Context, c *file.Config, direct *tunnel.NetDialer) (*registry.Registry, error) {
-	t, err := c.Mesh.Merge(c.Snapshot())
+	transports := &upstream.Transports{Direct: direct}
+	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, NewTransport: transports.New}
+	t, err := reg.Merge(c.Snapshot())
 	if err != nil {
 		return nil, err
 	}
-	dialers := &upstream.Dialers{Direct: direct}
-	reg := &registry.Registry{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Dialer: dialers.To, RemoteDialer: dialers.Remote}
 	reg.Swap(t)
 	if c.VIPs != nil {
 		list, err := gateway.ForecastVIPs(gateway.VIPs(*c.VIPs), t)

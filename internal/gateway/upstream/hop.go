@@ -6,8 +6,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -16,17 +18,122 @@ import (
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
-	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
-// newHopDialer returns the dialer that asks the gateway at addr, one of h's,
-// which it reaches by dialer. This is the one place where a carrier becomes a
-// dialer. The caller holds mu.
-func (d *Dialers) newHopDialer(h *registry.Hop, addr string, dialer tunnel.Dialer) (tunnel.Dialer, error) {
+// A NextHop opens connections over further gateways. The last of them is asked for the
+// endpoint, by the name or address that it has there.
+type NextHop struct {
+	last     tunnel.Dialer
+	info     tunnel.TransportInfo
+	direct   *tunnel.NetDialer
+	literals []tunnel.Endpoint // the first hop's; none where it has a name, too
+}
+
+// NextHop returns the transport over hops, in order. Equal lists share one.
+func (t *Transports) NextHop(hops []registry.Hop) (*NextHop, error) {
+	settings := make([]any, 0, 13*len(hops))
+	for _, h := range hops {
+		settings = append(settings, h.Proto, h.Addresses, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
+	}
+	return t.hops.get(func() (*NextHop, error) { return t.newNextHop(hops) }, settings...)
+}
+
+func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
+	n := &NextHop{direct: t.Direct, info: tunnel.TransportInfo{Security: tunnel.Mutual}}
+	var pools []io.Closer
+	n.last = firstHopDialer{t}
+	for i := range hops {
+		hop := &hops[i]
+		var gateways fallbackDialer
+		for _, addr := range hop.Addresses {
+			carrier, err := t.newCarrier(hop, addr, n.last)
+			if err != nil {
+				return nil, err
+			}
+			if c, ok := carrier.(io.Closer); ok {
+				pools = append(pools, c)
+			}
+			gateways = append(gateways, carrier)
+			n.info.Security = min(n.info.Security, hop.Security(addr))
+		}
+		if len(gateways) == 0 {
+			return nil, errors.New("gateway: a hop leads nowhere")
+		}
+		n.last = gateways
+		n.info.Hops = append(n.info.Hops, hop.Proto+" "+strings.Join(hop.Addresses, " or "))
+	}
+	n.literals = literals(&hops[0])
+	t.keepPools(n, pools)
+	return n, nil
+}
+
+// keepPools has Close close the pools of n. Of a transport that nobody uses any more
+// they are forgotten: their connections end with the streams on them.
+func (t *Transports) keepPools(n *NextHop, pools []io.Closer) {
+	if len(pools) == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pools == nil {
+		t.pools = make(map[io.Closer]struct{})
+	}
+	for _, c := range pools {
+		t.pools[c] = struct{}{}
+	}
+	runtime.AddCleanup(n, func(pools []io.Closer) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		for _, c := range pools {
+			delete(t.pools, c)
+		}
+	}, pools)
+}
+
+// literals returns the addresses of h, and none where one of them is a name.
+func literals(h *registry.Hop) []tunnel.Endpoint {
+	var eps []tunnel.Endpoint
+	for _, to := range h.Addresses {
+		ap, err := netip.ParseAddrPort(h.HostPort(to))
+		if err != nil {
+			return nil
+		}
+		eps = append(eps, tunnel.Endpoint{Addr: ap, Named: true})
+	}
+	return eps
+}
+
+// Dial implements tunnel.Transport.
+func (n *NextHop) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	return n.DialContext(hbone.WithRequest(ctx, req), "tcp", ep.String())
+}
+
+// DialContext implements tunnel.Dialer, for streams that no request has asked for.
+func (n *NextHop) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	return n.last.DialContext(ctx, network, addr)
+}
+
+// Check implements tunnel.Transport: it refuses where no address of the first hop may
+// be dialed.
+func (n *NextHop) Check(*tunnel.Endpoint) (err error) {
+	for _, ep := range n.literals {
+		if err = n.direct.Check(ep); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// Info implements tunnel.Transport.
+func (n *NextHop) Info() tunnel.TransportInfo { return n.info }
+
+// newCarrier returns the dialer that asks the gateway at addr, one of h's, which it
+// reaches by dialer. This is the one place where a carrier becomes a dialer.
+func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dialer) (tunnel.Dialer, error) {
 	_, first := dialer.(firstHopDialer)
 	credentials := ""
 	switch {
@@ -60,34 +167,34 @@ func (d *Dialers) newHopDialer(h *registry.Hop, addr string, dialer tunnel.Diale
 		if err != nil {
 			return nil, fmt.Errorf("gateway: the roots for %q: %w", addr, err)
 		}
-		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, d.Budget}, TLS: cfg, Peers: h.Peers, Trust: trust, Via: d.Via}
+		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Peers: h.Peers, Trust: trust, Via: t.Via}
 		if len(h.InnerPeers) == 0 {
-			return d.pooled(outer), nil
+			return outer, nil
 		}
-		return d.pooled(&hbone.Double{Outer: outer, TLS: cfg, Peers: h.InnerPeers, Trust: trust}), nil
+		return &hbone.Double{Outer: outer, TLS: cfg, Peers: h.InnerPeers, Trust: trust}, nil
 	case "connect", "connect-h2":
 		proxy, secure := strings.CutPrefix(addr, "https://")
 		if !secure {
 			cfg = nil
 		}
 		if h.Proto == "connect-h2" {
-			return d.pooled(&h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, d.Budget}, TLS: cfg, Authorization: credentials, Via: d.Via}), nil
+			return &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Via: t.Via}, nil
 		}
-		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: d.Via}, nil
+		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.Via}, nil
 	case "connect-h3":
 		if !first {
 			return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only where it is the first gateway: streams carry no datagrams", addr)
 		}
-		return d.pooled(&h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Via: d.Via, Lookup: d.addresses, Listen: d.listenUDP}), nil
+		return &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Via: t.Via, Lookup: t.addresses, Listen: t.listenUDP}, nil
 	case "socks5":
 		return &socks5.Dialer{Proxy: addr, Dialer: dialer, User: h.User, Password: string(h.Password)}, nil
 	case "websocket":
 		if _, _, err := ws.ParseURL(addr); err != nil {
 			return nil, err
 		}
-		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: d.Via}
+		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.Via}
 		if h.HTTP2 {
-			return d.pooled(NewWebSocketDialer(single)), nil
+			return NewWebSocketDialer(single), nil
 		}
 		return single, nil
 	}
@@ -109,86 +216,41 @@ func trustPools(trust map[string]string) (map[string]*x509.CertPool, error) {
 	return pools, nil
 }
 
-// A viaHops dials endpoints through gateways. The names and addresses of the
-// endpoints are those that the last gateway knows.
-type viaHops struct {
-	last tunnel.Dialer
-	hops []string // for people
-}
-
-// HopsOf describes the gateways that a dialer of To leads through.
-func HopsOf(dialer tunnel.Dialer) []string {
-	if d, ok := dialer.(*tlsDialer); ok {
-		dialer = d.transport
-	}
-	if d, ok := dialer.(*proxyproto.Dialer); ok {
-		dialer = d.Dialer
-	}
-	if v, ok := dialer.(*viaHops); ok {
-		return v.hops
-	}
-	return nil
-}
-
-// DialEndpoint dials ep by its name, where it has one.
-func (v *viaHops) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
-	return v.last.DialContext(ctx, "tcp", ep.String())
-}
-
-// DialRequest is DialEndpoint on behalf of req.
-func (v *viaHops) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	return v.DialEndpoint(hbone.WithRequest(ctx, req), ep)
-}
-
-// DialContext implements tunnel.Dialer.
-func (v *viaHops) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	return v.last.DialContext(ctx, network, addr)
-}
-
 // A firstHopDialer dials the first hop, which is a host and a port.
-type firstHopDialer struct{ dialers *Dialers }
+type firstHopDialer struct{ transports *Transports }
 
-// maxFirstHopAddrs is how many addresses of the first hop are tried.
-const maxFirstHopAddrs = 3
-
-// DialContext implements tunnel.Dialer.
+// DialContext implements tunnel.Dialer. The addresses of a name are tried at once where
+// the first one does not answer soon.
 func (d firstHopDialer) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
 	to, err := connect.ParseAuthority(addr)
 	if err != nil {
 		return nil, err
 	}
-	eps := []tunnel.Endpoint{{Addr: netip.AddrPortFrom(to.Addr, to.Port), Named: true}}
-	if !to.Addr.IsValid() {
-		host := to.Name.String()
-		addrs, err := d.dialers.addresses(ctx, host)
-		if err != nil {
-			return nil, err
-		}
-		eps = eps[:0]
-		for _, a := range addrs {
-			eps = append(eps, tunnel.Endpoint{Addr: netip.AddrPortFrom(a, to.Port), Host: host, Named: registry.IsLocalhost(host)})
-		}
+	if to.Addr.IsValid() {
+		return d.transports.Direct.DialEndpoint(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(to.Addr, to.Port), Named: true})
 	}
-	var last error
-	for _, ep := range eps[:min(len(eps), maxFirstHopAddrs)] {
-		c, err := d.dialers.Direct.DialEndpoint(ctx, ep)
-		if err == nil {
-			return c, nil
-		}
-		last = err
+	host := to.Name.String()
+	addrs, err := d.transports.addresses(ctx, host)
+	if err != nil {
+		return nil, err
 	}
-	return nil, last
+	return race(ctx, min(len(addrs), maxFirstHopAddrs), func(ctx context.Context, i int) (net.Conn, error) {
+		return d.transports.Direct.DialEndpoint(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(addrs[i], to.Port), Host: host, Named: registry.IsLocalhost(host)})
+	})
 }
 
+// maxFirstHopAddrs is how many addresses of the first hop are tried.
+const maxFirstHopAddrs = 3
+
 // addresses returns those of the first hop's name; there is at least one.
-func (d *Dialers) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
+func (t *Transports) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
 	if registry.IsLocalhost(host) {
 		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
 	}
-	if d.Lookup == nil {
+	if t.Lookup == nil {
 		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q: no DNS resolver is configured", host)
 	}
-	addrs, err := d.Lookup(ctx, host)
+	addrs, err := t.Lookup(ctx, host)
 	if err != nil {
 		reason := tunnel.LookupError
 		if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
@@ -204,10 +266,10 @@ func (d *Dialers) addresses(ctx context.Context, host string) ([]netip.Addr, err
 
 // listenUDP opens a UDP socket to reach the first hop at the address to, of a
 // host that the configuration names.
-func (d *Dialers) listenUDP(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error) {
+func (t *Transports) listenUDP(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error) {
 	_, err := netip.ParseAddr(host)
 	written := err == nil || registry.IsLocalhost(host)
-	if err := d.Direct.Guard.CheckUDP(to, written); err != nil {
+	if err := t.Direct.Guard.CheckUDP(to, written); err != nil {
 		return nil, err
 	}
 	return h3.Listen(ctx, to)
@@ -227,7 +289,7 @@ func (f fallbackDialer) DialContext(ctx context.Context, network, addr string) (
 			return c, nil
 		}
 		errs = append(errs, err)
-		if ctx.Err() != nil || isDecision(err) {
+		if ctx.Err() != nil || isFinal(err) {
 			return nil, err
 		}
 	}
@@ -248,13 +310,10 @@ func dialWithin(ctx context.Context, d tunnel.Dialer, addr string, parts int) (n
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// isDecision reports whether err is a gateway's decision about the request.
-func isDecision(err error) bool {
-	switch tunnel.ReasonOf(err) {
-	case tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied, tunnel.Prohibited, tunnel.Insecure, tunnel.Loop, tunnel.BadRequest, tunnel.TooLarge:
-		return true
-	}
-	return false
+// isFinal reports whether err is a gateway's refusal of the request itself.
+func isFinal(err error) bool {
+	e, ok := errors.AsType[*tunnel.Error](err)
+	return ok && e.Final
 }
 
 // A budgetDialer dials gateways by connections that carry many tunnels: each

@@ -15,54 +15,23 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A tlsDialer speaks TLS on the connections of another dialer. Where the endpoint
-// cannot be verified there is no connection: no byte of the client goes there.
-type tlsDialer struct {
-	transport tunnel.Dialer // dials endpoints on behalf of a request if it can
-	*tlsConfig
-}
-
-// A tlsConfig is a parsed registry.BackendTLS.
-type tlsConfig struct {
+// A tlsLayer speaks TLS on connections, as a registry.BackendTLS says. Where the
+// endpoint cannot be verified there is no connection: no byte of the client goes there.
+type tlsLayer struct {
 	config *tls.Config
 	sans   []string
 }
 
-// maxTLSTableKeys limits the places in tables that lead to a cached tlsConfig.
-// Tables of the past are among them, and each holds its certificates.
-const maxTLSTableKeys = 4096
-
-// tlsConfig parses b. Equal ones share one.
-func (d *Dialers) tlsConfig(b *registry.BackendTLS) (*tlsConfig, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if cfg, ok := d.tlsTable[b]; ok { // a table never changes
-		return cfg, nil
-	}
-	key := fmt.Sprintf("%q %q %q %q %q", b.ServerName, b.Roots, b.SANs, b.Certificate, string(b.Key))
-	cfg, ok := d.tls[key]
-	if !ok {
-		var err error
-		if cfg, err = newTLSConfig(b); err != nil {
-			return nil, err
-		}
-		if d.tls == nil || len(d.tls) >= maxCached {
-			d.tls = make(map[string]*tlsConfig)
-		}
-		d.tls[key] = cfg
-	}
-	if d.tlsTable == nil || len(d.tlsTable) >= maxTLSTableKeys {
-		d.tlsTable = make(map[*registry.BackendTLS]*tlsConfig)
-	}
-	d.tlsTable[b] = cfg
-	return cfg, nil
+// tlsLayer parses b. Equal ones share one.
+func (t *Transports) tlsLayer(b *registry.BackendTLS) (*tlsLayer, error) {
+	return t.layers.get(func() (*tlsLayer, error) { return newTLSLayer(b) }, b.ServerName, b.Roots, b.SANs, b.Certificate, string(b.Key))
 }
 
-func newTLSConfig(b *registry.BackendTLS) (*tlsConfig, error) {
+func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 	if b.ServerName == "" {
 		return nil, errors.New("gateway: TLS to a service needs a server name")
 	}
-	t := &tlsConfig{config: &tls.Config{ServerName: b.ServerName, MinVersion: tls.VersionTLS12}, sans: b.SANs}
+	t := &tlsLayer{config: &tls.Config{ServerName: b.ServerName, MinVersion: tls.VersionTLS12}, sans: b.SANs}
 	if b.Roots != "" {
 		t.config.RootCAs = x509.NewCertPool()
 		if !t.config.RootCAs.AppendCertsFromPEM([]byte(b.Roots)) {
@@ -88,7 +57,7 @@ func newTLSConfig(b *registry.BackendTLS) (*tlsConfig, error) {
 }
 
 // verify is what crypto/tls does, with the SANs in place of the server name.
-func (t *tlsConfig) verify(cs tls.ConnectionState) error {
+func (t *tlsLayer) verify(cs tls.ConnectionState) error {
 	if len(cs.PeerCertificates) == 0 {
 		return errors.New("it shows no certificate")
 	}
@@ -139,47 +108,17 @@ func (e *sanError) Error() string {
 	return fmt.Sprintf("its certificate has none of the names %q, it has %q", e.want, has[:min(len(has), maxNames)])
 }
 
-// Check returns nil if ep may be dialed, as a tunnel.NetDialer does.
-func (d *tlsDialer) Check(ep tunnel.Endpoint) error {
-	if c, ok := d.transport.(interface{ Check(tunnel.Endpoint) error }); ok {
-		return c.Check(ep)
+// security is what the layer adds to a Transport.
+func (t *tlsLayer) security() tunnel.Security {
+	if t.config.GetClientCertificate != nil {
+		return tunnel.Mutual
 	}
-	return nil
+	return tunnel.ServerVerified
 }
 
-// dialRequest dials ep by dialer on behalf of req, as a Router does.
-func dialRequest(ctx context.Context, dialer tunnel.Dialer, ep tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	switch dialer := dialer.(type) {
-	case interface {
-		DialRequest(context.Context, tunnel.Endpoint, *tunnel.Request) (net.Conn, error)
-	}:
-		return dialer.DialRequest(ctx, ep, req)
-	case tunnel.EndpointDialer:
-		return dialer.DialEndpoint(ctx, ep)
-	}
-	return dialer.DialContext(ctx, "tcp", ep.Addr.String())
-}
-
-// DialRequest dials ep on behalf of req and starts TLS there.
-func (d *tlsDialer) DialRequest(ctx context.Context, ep tunnel.Endpoint, req *tunnel.Request) (c net.Conn, err error) {
-	if c, err = dialRequest(ctx, d.transport, ep, req); err != nil {
-		return nil, err
-	}
-	return d.handshake(ctx, c, ep.String())
-}
-
-// DialContext implements tunnel.Dialer.
-func (d *tlsDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := d.transport.DialContext(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	return d.handshake(ctx, c, addr)
-}
-
-// handshake starts TLS on c, and closes c where that fails.
-func (d *tlsDialer) handshake(ctx context.Context, c net.Conn, to string) (net.Conn, error) {
-	s, err := termination.Client(ctx, c, d.config)
+// Handshake implements Layer.
+func (t *tlsLayer) Handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, _ *tunnel.Request) (net.Conn, error) {
+	s, err := termination.Client(ctx, c, t.config)
 	if err == nil {
 		return s, nil
 	}
@@ -187,13 +126,13 @@ func (d *tlsDialer) handshake(ctx context.Context, c net.Conn, to string) (net.C
 	if ctx.Err() != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		reason, err = tunnel.DialTimeout, errors.New("it is not complete in time")
 	}
-	return nil, &tunnel.Error{Reason: reason, Err: fmt.Errorf("TLS handshake with %s as %q: %w", to, d.config.ServerName, d.explain(err))}
+	return nil, &tunnel.Error{Reason: reason, Err: fmt.Errorf("TLS handshake with %s as %q: %w", ep, t.config.ServerName, t.explain(err))}
 }
 
 // explain says which check has failed.
-func (d *tlsDialer) explain(err error) error {
+func (t *tlsLayer) explain(err error) error {
 	by := "the CAs of the system"
-	if d.config.RootCAs != nil {
+	if t.config.RootCAs != nil {
 		by = "the CAs that are configured for it"
 	}
 	var (

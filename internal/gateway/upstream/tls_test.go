@@ -9,21 +9,21 @@ import (
 
 // Services with the same TLS settings share the parsed ones.
 func TestEqualTLSIsShared(t *testing.T) {
-	d := &Dialers{Direct: &tunnel.NetDialer{}}
-	defer d.Close()
-	dialer := func(serverName string) *tlsDialer {
+	up := &Transports{Direct: &tunnel.NetDialer{}}
+	defer up.Close()
+	layer := func(serverName string) Layer {
 		t.Helper()
-		made, err := d.To(&registry.Service{TLS: &registry.BackendTLS{ServerName: serverName}})
+		made, err := up.New(&registry.Service{TLS: &registry.BackendTLS{ServerName: serverName}}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return made.(*tlsDialer)
+		return made.(*layered).layers[0]
 	}
-	first := dialer("db.test")
-	if dialer("db.test").tlsConfig != first.tlsConfig {
+	first := layer("db.test")
+	if layer("db.test") != first {
 		t.Error("equal settings are parsed twice")
 	}
-	if dialer("mail.test").tlsConfig == first.tlsConfig {
+	if layer("mail.test") == first {
 		t.Error("another server name has the settings of the first")
 	}
 }
