@@ -396,6 +396,7 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"registry/file/source.go UnixNano":         "the age of a file, compared for equality",
 		"tunnel/outcome.go UnixNano":               "when a tunnel began, to be shown; its age is kept beside it",
 		"internal/admin/tunnels.go UTC":            "likewise",
+		"internal/admin/refusals.go UTC":           "when a client was refused, to be shown; a jump at most delays the text of an error",
 		"internal/gateway/admin.go Unix":           "a timestamp in a metric",
 		"internal/gateway/health.go UTC":           "since when something is so, to be shown in the status",
 		"dns/exchange.go Unix":                     "the SOA's serial number",
