@@ -274,7 +274,7 @@ a gateway. What the figures say: [adr/%s](internals/adr/%s.md).
 
 `
 
-const lossADR = "0010-http3-under-loss"
+const lossADR = "0013-http3-under-loss"
 
 // report writes the part of the page that is about them.
 func (b *lossBench) report(w io.Writer) {
