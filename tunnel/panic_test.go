@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,8 +18,6 @@ import (
 type faulty struct {
 	net.Conn
 	method string
-	end    chan struct{}
-	once   sync.Once
 }
 
 func (f *faulty) at(method string) {
@@ -45,23 +42,10 @@ func (f *faulty) Abort() error {
 	return err
 }
 
-// A faultyWaker panics where it is asked to wake the Relay.
-type faultyWaker struct{ *faulty }
-
-func (f faultyWaker) WakeRead(func()) bool { f.at("WakeRead"); return true }
-
-// A faultyWaiter panics where the Relay waits in it.
+// A faultyWaiter panics where it is asked to wake the Relay.
 type faultyWaiter struct{ *faulty }
 
-func (f faultyWaiter) WaitRead() {
-	f.at("WaitRead")
-	<-f.end
-}
-
-func (f faultyWaiter) Abort() error {
-	f.once.Do(func() { close(f.end) })
-	return f.faulty.Abort()
-}
+func (f faultyWaiter) WaitRead(func()) bool { f.at("WaitRead"); return true }
 
 // TestPanicInATunnel: a stream that panics ends its own tunnel, which is reported
 // once, and nothing else.
@@ -79,7 +63,6 @@ func TestPanicInATunnel(t *testing.T) {
 			_ = service.Close()
 		}},
 		{"Broken", func(f *faulty) net.Conn { return f }, func(client, _ net.Conn) { _ = testnet.CloseWrite(client) }},
-		{"WakeRead", func(f *faulty) net.Conn { return faultyWaker{f} }, nil},
 		{"WaitRead", func(f *faulty) net.Conn { return faultyWaiter{f} }, nil},
 	} {
 		t.Run(c.method, func(t *testing.T) {
@@ -94,7 +77,7 @@ func TestPanicInATunnel(t *testing.T) {
 			besideService, gatewaysBesideService := tcpPair(t)
 			relay.Carry(tunnel.Tunnel{Client: plain{gatewaysBeside}, Server: plain{gatewaysBesideService}, Ended: func(tunnel.End) {}})
 			ends := make(chan tunnel.End, 2)
-			f := &faulty{Conn: gatewaysClient, method: c.method, end: make(chan struct{})}
+			f := &faulty{Conn: gatewaysClient, method: c.method}
 			relay.Carry(tunnel.Tunnel{Client: c.wrap(f), Server: gatewaysService, Ended: func(e tunnel.End) { ends <- e }})
 			if c.do != nil {
 				c.do(client, service)

@@ -29,9 +29,8 @@ const (
 // A pair of plain TCP sockets on Linux is held by an event loop, with two
 // descriptors and no goroutine, pipe or buffer while nothing moves. Any other
 // pair takes two goroutines and pooled buffers, while bytes move: a direction
-// that is quiet gives them up where its source is a Waker or, on Linux, a
-// socket, or stands on one of these, and keeps a small goroutine where it is a
-// Waiter. There, an abort of a side whose bytes the other side does not take is
+// that is quiet gives them up where its source is a Waiter or, on Linux, a
+// socket, or stands on one of these. There, an abort of a side whose bytes the other side does not take is
 // noticed within two seconds where it is a socket on Linux, an AbortDetector, or
 // a layer over one of these, and else only when the other side takes some, or at
 // the idle limit.

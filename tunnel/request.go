@@ -150,14 +150,22 @@ type Unwrapper interface {
 	Unwrap() (c net.Conn, early []byte)
 }
 
-// A Waker is a Stream that can be waited for without a goroutine in its Read.
-// WakeRead reports whether a Read would return at once. Where it would not, wake
-// is called once it would: for bytes, the end, an error or Close. wake may be
-// called once too often, on any goroutine and under any lock; it does not block
-// and does not use the Stream. Of several calls of WakeRead the last one counts.
-// The Relay needs it to hold an idle tunnel without a stack and a buffer.
-type Waker interface {
-	WakeRead(wake func()) (ready bool)
+// A Waiter is a Stream that can be waited for without a goroutine in its Read, and
+// without what only a Read needs, such as a buffer. There is no other way for a Stream
+// to wait; the Relay needs it to hold an idle tunnel without a stack and a buffer.
+//
+// WaitRead reports whether the caller is to call Read: it would return at once, with
+// bytes, the end or an error; or something came a moment ago, and to wait costs the
+// Stream more than a Read. Otherwise wake is called once a Read would return: for
+// bytes, the end, an error or Close. wake may be called once too often, on any
+// goroutine and under any lock; it does not block and does not use the Stream. Of
+// several calls of WaitRead the last one counts, and the wakes of others may be called
+// as well. It is called between two Reads.
+//
+// A Stream that stands on another one, which its method NetConn returns, need not call
+// wake: the caller waits for that one, too, and then calls Read.
+type Waiter interface {
+	WaitRead(wake func()) (ready bool)
 }
 
 // A Multiplexed connection has no descriptor of its own where IsMultiplexed is
@@ -171,21 +179,6 @@ type Multiplexed interface {
 func isMultiplexed(c net.Conn) bool {
 	s, ok := c.(Multiplexed)
 	return ok && s.IsMultiplexed()
-}
-
-// A Waiter is a Stream that can be waited for without a buffer. WaitRead returns
-// when a Read would find something: bytes, the end or an error. It consumes
-// nothing, and may return too early.
-type Waiter interface {
-	WaitRead()
-}
-
-// A BufferReleaser is a Stream that stands on another one, which it returns by
-// NetConn. ReleaseBuffers says that nobody calls its Read until that other one has
-// something, so that it may give up what only a Read needs. It is called between
-// two Reads.
-type BufferReleaser interface {
-	ReleaseBuffers()
 }
 
 // A Holder is a Stream that keeps bytes which have come and were not read. The Relay

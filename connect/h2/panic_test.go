@@ -55,7 +55,7 @@ func TestPanicInAConnection(t *testing.T) {
 		}},
 		{"the timer of a deadline", func(_ *faultyConn, s *Stream) {
 			_ = s.SetReadDeadline(time.Now().Add(time.Millisecond))
-			s.WakeRead(func() { panic("a fault") })
+			s.WaitRead(func() { panic("a fault") })
 		}},
 	} {
 		for _, dialer := range []bool{false, true} {

@@ -472,7 +472,7 @@ func (m *machine) own(a, b byte) {
 	case 6:
 		_ = s.SetDeadline(time.Time{})
 	case 7:
-		s.WakeRead(func() {})
+		s.WaitRead(func() {})
 		_ = s.Broken()
 	}
 }

@@ -69,7 +69,7 @@ var (
 	_ tunnel.Stream        = (*Stream)(nil)
 	_ tunnel.AbortDetector = (*Stream)(nil)
 	_ tunnel.Aborter       = (*Stream)(nil)
-	_ tunnel.Waker         = (*Stream)(nil)
+	_ tunnel.Waiter        = (*Stream)(nil)
 	_ tunnel.Holder        = (*Stream)(nil)
 	_ tunnel.Multiplexed   = (*Stream)(nil)
 )
@@ -144,8 +144,8 @@ func (s *Stream) Held() int {
 	return s.in.held
 }
 
-// WakeRead implements tunnel.Waker.
-func (s *Stream) WakeRead(wake func()) (ready bool) {
+// WaitRead implements tunnel.Waiter.
+func (s *Stream) WaitRead(wake func()) (ready bool) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	s.returned()

@@ -13,7 +13,7 @@ import (
 )
 
 // TestWakeRead: what would end a Read wakes who waits for that, once.
-func TestWakeRead(t *testing.T) {
+func TestWaitRead(t *testing.T) {
 	makePipe := pipes(t, &Protocol{})
 	for _, c := range []struct {
 		name string
@@ -33,7 +33,7 @@ func TestWakeRead(t *testing.T) {
 		}
 		near, far := a.(*Stream), b.(*Stream)
 		woken := make(chan struct{}, 10)
-		if near.WakeRead(func() { t.Errorf("%s: who was replaced was woken", c.name) }) || near.WakeRead(func() { woken <- struct{}{} }) {
+		if near.WaitRead(func() { t.Errorf("%s: who was replaced was woken", c.name) }) || near.WaitRead(func() { woken <- struct{}{} }) {
 			t.Errorf("%s: a Read would not wait, before anything happened", c.name)
 		}
 		c.do(near, far)
@@ -42,7 +42,7 @@ func TestWakeRead(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatalf("%s: nobody was woken", c.name)
 		}
-		if !near.WakeRead(func() { t.Errorf("%s: woken for what was known", c.name) }) {
+		if !near.WaitRead(func() { t.Errorf("%s: woken for what was known", c.name) }) {
 			t.Errorf("%s: a Read would still wait", c.name)
 		}
 		_ = near.SetReadDeadline(time.Now().Add(patience))

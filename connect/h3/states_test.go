@@ -807,7 +807,10 @@ func (m *machine) own(a, b byte) {
 			m.work.Go(func() {
 				o.reads <- struct{}{}
 				defer func() { <-o.reads }()
-				o.s.WaitRead()
+				woken := make(chan struct{})
+				if !o.s.WaitRead(func() { close(woken) }) {
+					<-woken
+				}
 			})
 		}
 	}

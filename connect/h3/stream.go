@@ -42,8 +42,9 @@ type Stream struct {
 
 	reading sync.Mutex // held by Read; guards the rest of this block
 	in      frameReader
-	broken  error // what ended in for good; nil before
-	refusal bool  // it is no tunnel but an answer, which may have trailers
+	cameAt  time.Time // when a Read last found something
+	broken  error     // what ended in for good; nil before
+	refusal bool      // it is no tunnel but an answer, which may have trailers
 
 	writing  sync.Mutex // held by Write and CloseWrite; guards the rest of this block
 	owed     int        // bytes of a frame that were announced and not written
@@ -166,6 +167,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 			if err != nil {
 				return 0, s.failed(err)
 			}
+			s.cameAt = time.Now()
 			return n, nil
 		}
 		if err := s.nextData(p); err != nil {
@@ -175,15 +177,24 @@ func (s *Stream) Read(p []byte) (int, error) {
 	return 0, s.broken
 }
 
-// WaitRead implements tunnel.Waiter.
-func (s *Stream) WaitRead() {
+// readAgain is how long after bytes a Read, which holds a goroutine and a buffer, is
+// better than a wait, which takes a new goroutine.
+const readAgain = time.Second
+
+// WaitRead implements tunnel.Waiter: a small goroutine waits for the stream below.
+func (s *Stream) WaitRead(wake func()) (ready bool) {
 	s.reading.Lock()
-	ahead := s.in.from < s.in.to || s.broken != nil
-	s.reading.Unlock()
-	if !ahead {
+	defer s.reading.Unlock()
+	if s.in.from < s.in.to || s.broken != nil || time.Since(s.cameAt) < readAgain {
+		return true
+	}
+	go func() {
+		defer s.c.recovered()
+		defer wake()
 		var b [1]byte
 		_, _ = s.qs.Peek(b[:]) // what fails now will fail the Read
-	}
+	}()
+	return false
 }
 
 // nextData goes on to the next DATA frame that has something. The caller holds

@@ -598,7 +598,7 @@ func (m *machine) own(a, b byte) {
 				o.reads <- struct{}{}
 				defer func() { <-o.reads }()
 				if !m.over.Load() {
-					o.s.ReleaseBuffers()
+					o.s.WaitRead(func() {})
 				}
 			})
 		}

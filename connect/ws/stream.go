@@ -89,10 +89,10 @@ type Stream struct {
 }
 
 var (
-	_ tunnel.Stream         = (*Stream)(nil)
-	_ tunnel.Aborter        = (*Stream)(nil)
-	_ tunnel.ReasonAborter  = (*Stream)(nil)
-	_ tunnel.BufferReleaser = (*Stream)(nil)
+	_ tunnel.Stream        = (*Stream)(nil)
+	_ tunnel.Aborter       = (*Stream)(nil)
+	_ tunnel.ReasonAborter = (*Stream)(nil)
+	_ tunnel.Waiter        = (*Stream)(nil)
 )
 
 // NewStream returns the stream in rwc, on which the handshake is over. It owns
@@ -197,9 +197,10 @@ func (s *Stream) buffer() {
 	}
 }
 
-// ReleaseBuffers implements tunnel.BufferReleaser: the buffer is given up, if nothing is in it,
-// and the peer may not be silent for longer than while a Read waits.
-func (s *Stream) ReleaseBuffers() {
+// WaitRead implements tunnel.Waiter: the buffer is given up, if nothing is in it, and the
+// peer may not be silent for longer than while a Read waits. A part of a frame that is
+// left in it is nothing that a Read would return.
+func (s *Stream) WaitRead(func()) (ready bool) {
 	s.rmu.Lock()
 	defer s.rmu.Unlock()
 	if s.br != nil && s.br.Buffered() == 0 {
@@ -210,6 +211,7 @@ func (s *Stream) ReleaseBuffers() {
 	if s.ping > 0 {
 		s.reading.Store(int64(time.Since(s.born)))
 	}
+	return false
 }
 
 // noteWaiting and noteRead note how long the peer has been silent.

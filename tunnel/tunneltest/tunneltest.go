@@ -73,6 +73,7 @@ func TestStream(t *testing.T, makePipe MakePipe, opts Options) {
 	t.Run("Close", s.close)
 	t.Run("Abort", s.abort)
 	t.Run("Deadline", s.deadline)
+	t.Run("WaitRead", s.waitRead)
 	t.Run("Concurrent", s.concurrent)
 	wantNoMore(t, before)
 }
@@ -282,6 +283,43 @@ func (s *streamSuite) deadline(t *testing.T) {
 		go func() { _, _ = far.Write([]byte("later")) }()
 		if err := receive(near, []byte("later")); err != nil {
 			t.Errorf("read after a deadline: %v", err)
+		}
+	})
+}
+
+// waitRead reads from a tunnel.Waiter only what that has said is there. One that stands
+// on another stream need not say so.
+func (s *streamSuite) waitRead(t *testing.T) {
+	s.eachEnd(t, func(t *testing.T, near, far tunnel.Stream) {
+		w, ok := near.(tunnel.Waiter)
+		if !ok {
+			return
+		}
+		_, layer := near.(interface{ NetConn() net.Conn })
+		await := func(what string, do func()) {
+			t.Helper()
+			woken := make(chan struct{}, 10)
+			ready := w.WaitRead(func() { woken <- struct{}{} })
+			do()
+			if ready || layer {
+				return
+			}
+			select {
+			case <-woken:
+			case <-time.After(patience):
+				t.Errorf("%s did not wake the reader", what)
+			}
+		}
+		await("a byte", func() { go func() { _, _ = far.Write([]byte("x")) }() })
+		if err := receive(near, []byte("x")); err != nil {
+			t.Error(err)
+		}
+		if s.opts.NoHalfClose {
+			return
+		}
+		await("the end of the stream", func() { _ = far.CloseWrite() })
+		if n, err := near.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+			t.Errorf("read %d bytes and %v, want the end of the stream", n, err)
 		}
 	})
 }

@@ -20,12 +20,12 @@ const (
 )
 
 // A pump is one direction of a copyTunnel. What it costs depends on its source:
-//   - a Waker has a goroutine and a buffer only while there are bytes;
+//   - a Waiter has a goroutine and a buffer only while there are bytes, or for a while
+//     longer where it says so;
 //   - a socket has a buffer only then, and a goroutine for a while longer, since
 //     its wait in Go's poller is the faster one;
 //   - a layer on one of those, as TLS and a WebSocket are, has both for a while
 //     longer: only a Read that finds nothing says that there is nothing;
-//   - so does a Waiter, and then a small goroutine;
 //   - any other stream has both until its end.
 type pump struct {
 	ct       *copyTunnel
@@ -37,11 +37,11 @@ type pump struct {
 	kept        atomic.Int64 // bytes of the buffer that a write keeps now
 	state       atomic.Int32
 	interrupted atomic.Bool // the source was given a deadline to have it parked
-	large       bool        // it has a buffer of full size; where a Read may wait in it, only once bytes have filled a small one
-	needsRead   bool        // only a Read says whether there is something: the source is a layer or a Waiter
+	large       bool        // it has a buffer of full size; of a layer, where a Read may wait in it, only once bytes have filled a small one
+	needsRead   bool        // only a Read says whether there is something: the source is a layer
 
-	waker    waker  // the source or what it stands on, if that is one
-	wakeFunc func() // wake, made once for it
+	waits    bool   // the source or what it stands on is a Waiter
+	wakeFunc func() // wake, made once for Waiters
 	poller          // where the source or what it stands on is waited for, if that is a socket
 }
 
@@ -56,16 +56,14 @@ var errParked = errors.New("tunnel: parked")
 func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
 	p.ct, p.src, p.dst, p.budget = ct, src, dst, ct.relay.Loops.Budget
 	carrier := BaseConn(src)
-	if w, ok := carrier.(waker); ok {
-		p.waker, p.wakeFunc = w, p.wake
-	} else {
+	p.wakeFunc = p.wake
+	if _, p.waits = carrier.(waiter); !p.waits {
 		p.initPoller(carrier)
 	}
-	_, p.needsRead = src.(waiter)
 	if _, ok := src.(layer); ok {
-		p.needsRead = p.waker != nil || p.pollable()
+		p.needsRead = p.waits || p.pollable()
 	}
-	p.large = p.waker != nil && !p.needsRead
+	p.large = p.waits && !p.needsRead
 }
 
 // start begins with what was read before. A pump that has nothing to do is
@@ -100,21 +98,27 @@ func (p *pump) copy(early []byte) error {
 	switch {
 	case p.needsRead:
 		return p.copyNeedsRead()
-	case p.waker != nil:
-		return p.copyWaker()
+	case p.waits:
+		if len(early) > 0 && p.park() {
+			return errParked
+		}
+		return p.copyWaiter()
 	case p.pollable():
 		return p.copySocket()
 	}
 	return p.copyAny()
 }
 
-func (p *pump) copyWaker() error {
-	for !p.park() {
-		if err := p.step(); err != nil {
+// copyWaiter reads what the Waiter has said is there, and asks it again after each Read.
+func (p *pump) copyWaiter() error {
+	for {
+		if err := p.afterRead(p.step()); err != nil {
 			return err
 		}
+		if p.park() {
+			return errParked
+		}
 	}
-	return errParked
 }
 
 // copyNeedsRead begins with a short Read, since what has arrived may be no byte of
@@ -193,9 +197,6 @@ func (p *pump) afterRead(err error) error {
 			return nil // it was the first Read after a pause, and bytes came
 		}
 		p.large = false
-		if r, ok := p.src.(bufferReleaser); ok {
-			r.ReleaseBuffers()
-		}
 	}
 	if p.park() {
 		return errParked
@@ -210,7 +211,7 @@ func (p *pump) sweep(now int64) {
 		if p.needsRead && p.socketClosed() { // closed by the layer, which gives its peer up
 			p.wake()
 		}
-	case (p.needsRead || p.pollable()) && p.idle(now):
+	case (p.needsRead || p.waits || p.pollable()) && p.idle(now):
 		p.interruptRead(time.Unix(1, 0)) // which ends the read
 	}
 }
@@ -230,7 +231,7 @@ func (p *pump) interruptRead(at time.Time) {
 // park gives up the caller's goroutine. It is false where there is something
 // to read, or no way to wait for it: then the caller goes on.
 func (p *pump) park() bool {
-	if p.waker == nil && !p.pollable() && !p.needsRead {
+	if !p.waits && !p.pollable() {
 		return false
 	}
 	p.state.Store(parked) // before it is known that there is nothing: somebody may wake it at once
@@ -247,27 +248,23 @@ func (p *pump) wakeLater() (waits bool) {
 			waits = false
 		}
 	}()
-	switch {
-	case p.waker != nil:
-		return !p.waker.WakeRead(p.wakeFunc)
-	case p.pollable():
-		if !p.needsRead {
-			p.moved.Store(clock()) // or the sweep would interrupt it as soon as it wakes
+	for c := p.src; ; {
+		if w, ok := c.(waiter); ok && w.WaitRead(p.wakeFunc) {
+			return false
 		}
-		return p.watchSocket()
+		over, ok := c.(layer)
+		if !ok {
+			break
+		}
+		c = over.NetConn()
 	}
-	p.ct.relay.copies.wg.Add(1)
-	go p.waitForData(p.src.(waiter))
-	return true
-}
-
-// waitForData is all that is left of the parked pump of a Waiter: a small stack.
-func (p *pump) waitForData(src waiter) {
-	defer p.ct.relay.copies.wg.Done()
-	defer p.wake()
-	if c, ok := p.ct.relay.caught(guard(func() error { src.WaitRead(); return nil })); ok {
-		p.ct.finish(Internal, c)
+	if p.waits {
+		return true
 	}
+	if !p.needsRead {
+		p.moved.Store(clock()) // or the sweep would interrupt it as soon as it wakes
+	}
+	return p.watchSocket()
 }
 
 // wake has a parked pump run. It does nothing to any other.

@@ -17,8 +17,9 @@ type (
 	waker         interface {
 		WakeRead(wake func()) (ready bool)
 	}
-	waiter          interface{ WaitRead() }
-	bufferReleaser  interface{ ReleaseBuffers() }
+	waiter interface {
+		WaitRead(wake func()) (ready bool)
+	}
 	holder          interface{ Held() int }
 	layer           interface{ NetConn() net.Conn }
 	keepAliveSetter interface {
