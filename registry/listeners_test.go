@@ -322,7 +322,7 @@ func TestListenerConflicts(t *testing.T) {
 	}})
 	var conflicts Conflicts
 	if !errors.As(err, &conflicts) {
-		t.Fatalf("got %v", err)
+		t.Fatalf("got %v, want Conflicts", err)
 	}
 	var listeners []string
 	for l := range tab.Listeners() {
@@ -339,7 +339,7 @@ func TestListenerConflicts(t *testing.T) {
 		t.Errorf("refused: %v", said)
 	}
 	if !strings.Contains(said["port"], `listener "first" of first.yaml has it already`) {
-		t.Errorf("got %q", said["port"])
+		t.Errorf("got %q, want first of first.yaml named as the one that has it", said["port"])
 	}
 	text := ""
 	for _, c := range conflicts {
@@ -437,7 +437,7 @@ func TestBackendsAreServices(t *testing.T) {
 	}
 	r.Swap(tab)
 	if r.Healthy(at) || len(r.Health()) != 1 || fmt.Sprint(r.Health()[0].Services) != "[d.test]" {
-		t.Errorf("got %v", r.Health())
+		t.Errorf("got %v, want d.test down", r.Health())
 	}
 	for range 4 {
 		if got := ask("dns.test", "sni"); !strings.HasPrefix(got, "[db.internal") {

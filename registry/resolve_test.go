@@ -457,6 +457,6 @@ func TestPanicInALookup(t *testing.T) {
 		return []netip.Addr{netip.MustParseAddr("10.0.0.7")}, nil
 	}, []uint16{443}, "bad.test", "good.test")
 	if got := order(t, r); got != "10.0.0.7:443" {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q, want 10.0.0.7:443", got)
 	}
 }

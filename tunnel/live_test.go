@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -35,18 +36,6 @@ func ids(r *tunnel.Relay) []uint64 {
 		got = append(got, l.ID)
 	}
 	return got
-}
-
-// eventually polls until ok is true.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !ok(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
-		}
-	}
 }
 
 // pass sends n bytes from one end to the other, and waits for them there.
@@ -78,7 +67,7 @@ func TestListShowsATunnelFromItsBeginningToItsEnd(t *testing.T) {
 		shows := func(what string) {
 			t.Helper()
 			var got []tunnel.Live
-			eventually(t, what, func() bool {
+			testnet.Eventually(t, patience, func() bool {
 				got = listed(r)
 				if len(got) != 1 {
 					return false
@@ -86,7 +75,7 @@ func TestListShowsATunnelFromItsBeginningToItsEnd(t *testing.T) {
 				old := got[0].Age >= time.Since(want.Start)-time.Minute
 				got[0].Quiet, got[0].Age = 0, 0
 				return old && got[0] == want
-			})
+			}, "%s", what)
 		}
 		shows("a tunnel without a byte")
 		for _, n := range []int{1, 100, 3 << 20} { // the last one by splice
@@ -129,14 +118,14 @@ func TestListSaysHowLongATunnelIsQuiet(t *testing.T) {
 			return l[0].Quiet
 		}
 		const long = 60 * time.Millisecond
-		eventually(t, "quiet from the beginning", func() bool { return quiet() >= long })
+		testnet.Eventually(t, patience, func() bool { return quiet() >= long }, "quiet from the beginning")
 		moved := time.Now()
 		pass(t, c.client, c.server, 1)
-		eventually(t, "not quiet after a byte", func() bool { return quiet() <= time.Since(moved) })
-		eventually(t, "quiet again", func() bool { return quiet() >= long })
+		testnet.Eventually(t, patience, func() bool { return quiet() <= time.Since(moved) }, "not quiet after a byte")
+		testnet.Eventually(t, patience, func() bool { return quiet() >= long }, "quiet again")
 		moved = time.Now()
 		_ = c.server.CloseWrite()
-		eventually(t, "an end of stream is a sign of life", func() bool { return quiet() <= time.Since(moved) })
+		testnet.Eventually(t, patience, func() bool { return quiet() <= time.Since(moved) }, "an end of stream is a sign of life")
 	})
 }
 
@@ -166,7 +155,7 @@ func TestListIsInOrderAndMayBeLeft(t *testing.T) {
 		if got = append(got, l.ID); l.ID == 2 {
 			r.End(3, tunnel.Killed)
 			r.End(4, tunnel.Killed)
-			eventually(t, "the tunnels are gone", func() bool { return r.Open() == 5 })
+			testnet.Eventually(t, patience, func() bool { return r.Open() == 5 }, "the tunnels are gone")
 		}
 	}
 	if want := []uint64{0, 1, 2, 5, 900}; !slices.Equal(got, want) {
@@ -242,7 +231,7 @@ func TestEndFuncEndsThoseThatMatch(t *testing.T) {
 		if n := r.EndFunc(tunnel.Killed, func(*tunnel.Live) bool { return false }); n != 0 {
 			t.Errorf("ended %d where none matches", n)
 		}
-		eventually(t, "four are left", func() bool { return r.Open() == 4 }) // an end is told before it is counted
+		testnet.Eventually(t, patience, func() bool { return r.Open() == 4 }, "four are left") // an end is told before it is counted
 	})
 }
 

@@ -267,7 +267,7 @@ func TestServerTimes(t *testing.T) {
 		r := rawClient(t, g.addr)
 		r.begin()
 		if code := r.ended(); code != NoError {
-			t.Errorf("got %v", code)
+			t.Errorf("got %v, want %v", code, NoError)
 		}
 		g.Reason(t, tunnel.HelloTimeout)
 	})
@@ -277,7 +277,7 @@ func TestServerTimes(t *testing.T) {
 		r := rawClient(t, g.addr)
 		r.request(":method", "CONNECT", ":authority", "nobody:1").answer()
 		if code := r.ended(); code != NoError {
-			t.Errorf("got %v", code)
+			t.Errorf("got %v, want %v", code, NoError)
 		}
 	})
 	t.Run("a head that is not complete", func(t *testing.T) {

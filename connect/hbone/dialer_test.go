@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/net/http2"
 
@@ -82,11 +81,7 @@ func TestInnerIsNotPooled(t *testing.T) {
 	if n := d.Outer.Conns(); n != 1 {
 		t.Errorf("%d outer connections, want one for all", n)
 	}
-	for deadline := time.Now().Add(innerIdleTimeout / 2); d.h2.Conns() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d inner connections are left", d.h2.Conns())
-		}
-	}
+	testnet.Eventually(t, innerIdleTimeout/2, func() bool { return d.h2.Conns() == 0 }, "no inner connections are left")
 }
 
 type resolverFunc func(*tunnel.Request) (tunnel.Route, error)

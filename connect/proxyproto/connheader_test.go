@@ -206,7 +206,7 @@ func TestConnHeaderTrustsNobodyElse(t *testing.T) {
 				_ = c.SetDeadline(time.Now().Add(patience))
 				var got []byte
 				if got, err = talk(c.(*net.TCPConn), append(row.in, "svc.test "...)); len(got) > 0 {
-					t.Errorf("got %q", got)
+					t.Errorf("got %q, want nothing", got)
 				}
 			}
 			if !isReset(err) {

@@ -141,7 +141,7 @@ func TestAsyncWriterQueueLimit(t *testing.T) {
 	close(g.open)
 	closeWriter(t, w)
 	if got := g.String(); !strings.HasPrefix(got, "x\n12345678\n") || !strings.HasSuffix(got, " dropped=2\n") {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q, want x, 12345678 and a line that ends in dropped=2", got)
 	}
 }
 
@@ -156,7 +156,7 @@ func TestAsyncWriterSaysItInJSON(t *testing.T) {
 	close(g.open)
 	closeWriter(t, w)
 	if got := g.String(); !regexp.MustCompile(`^\{"a":1\}\n\{.*"msg":"log lines dropped.*","dropped":1\}\n$`).MatchString(got) {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q, want the line and one about 1 dropped line", got)
 	}
 }
 

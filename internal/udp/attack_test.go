@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -90,7 +91,7 @@ func TestForgedSources(t *testing.T) {
 				}
 			}()
 			defer func() { close(stop); <-stopped }()
-			waitFor(t, "each source to have sent", func() bool { return sent.Load() >= int64(sources*c.each) })
+			testnet.Eventually(t, patience, func() bool { return sent.Load() >= int64(sources*c.each) }, "each source to have sent")
 			for range 10 {
 				newPeer(t).asks(r, []byte("question"))
 				if used := budget.Used(); used > descriptors/2+descriptors/8 { // those being closed count for a moment
@@ -113,7 +114,7 @@ func TestAnsweredOnceIsHalfOpen(t *testing.T) {
 	for range 20 {
 		newPeer(t).asksOnce(r, []byte("once"))
 	}
-	waitFor(t, "the oldest to make room", func() bool { return r.s.Stats().Sessions == 6 })
+	testnet.Eventually(t, patience, func() bool { return r.s.Stats().Sessions == 6 }, "the oldest to make room")
 	for _, o := range r.told() {
 		if o.Reason != tunnel.Idle || o.Source == talker.addr() {
 			t.Errorf("outcome %+v", o)

@@ -36,7 +36,7 @@ func TestListenerOfItsOwn(t *testing.T) {
 		from[string(got)] = true
 	}
 	if !from["one"] || !from["two"] {
-		t.Errorf("got %v", from)
+		t.Errorf("got answers from %v, want one and two", from)
 	}
 	say("b.test") // for those to come
 	stays.say(r.addr, []byte("more"))

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -150,21 +151,12 @@ func (r *rig) told() []*tunnel.Outcome {
 // outcome waits for the n-th outcome and compares its reason.
 func (r *rig) outcome(n int, why tunnel.Reason) *tunnel.Outcome {
 	r.t.Helper()
-	waitFor(r.t, "an outcome", func() bool { return len(r.told()) >= n })
+	testnet.Eventually(r.t, patience, func() bool { return len(r.told()) >= n }, "an outcome")
 	o := r.told()[n-1]
 	if o.Reason != why {
 		r.t.Fatalf("outcome %d: %s (%v), want %s", n, o.Reason, o.Err, why)
 	}
 	return o
-}
-
-func waitFor(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited %v for %s", patience, what)
-		}
-	}
 }
 
 // A peer is a UDP socket of a test: a client or a service.

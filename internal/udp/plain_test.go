@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
@@ -93,13 +94,14 @@ func TestSessionsAreListedAndEnded(t *testing.T) {
 	svc.say(svc.hear([]byte("ping")), []byte("pong!"))
 	client.hear([]byte("pong!"))
 	var id uint64
-	waitFor(t, "the counts", func() bool {
+	testnet.Eventually(t, patience, func() bool {
 		for l := range r.relay.List() {
 			id = l.ID
 			return l.Proto == "udp" && l.Source == client.addr() && l.In == 4 && l.Out == 5 && l.Target == "svc.test:53" && l.Quiet < time.Minute
 		}
 		return false
-	})
+	}, "the counts")
+
 	if !r.relay.End(id, tunnel.Killed) {
 		t.Fatal("End = false")
 	}
@@ -149,7 +151,7 @@ func TestUnreachableServiceEndsTheSession(t *testing.T) {
 	svc.say(svc.hear([]byte("two")), []byte("yes"))
 	client.hear([]byte("yes"))
 	_ = svc.Close()
-	waitFor(t, "the end", func() bool { client.say(r.addr, []byte("three")); return len(r.told()) > 1 })
+	testnet.Eventually(t, patience, func() bool { client.say(r.addr, []byte("three")); return len(r.told()) > 1 }, "the end")
 	r.outcome(2, tunnel.Reset)
 }
 
@@ -266,7 +268,7 @@ func TestLimits(t *testing.T) {
 		proven.say(r.addr, []byte("p"))
 		svc.say(svc.hear([]byte("p")), []byte("q"))
 		proven.hear([]byte("q"))
-		waitFor(t, "proof", func() bool { return r.s.Stats().HalfOpen == 0 })
+		testnet.Eventually(t, patience, func() bool { return r.s.Stats().HalfOpen == 0 }, "proof")
 		for _, p := range []*peer{first, second} {
 			p.say(r.addr, []byte("x"))
 			svc.hear([]byte("x"))

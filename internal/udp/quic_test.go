@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -90,7 +91,7 @@ func TestQUICLoop(t *testing.T) {
 	newPeer(t).say(r.addr, hello)
 	there.hear(hello)
 	newPeer(t).say(r.addr, hello) // as a gateway there passes it on
-	waitFor(t, "the datagram to be dropped", func() bool { return r.s.Stats().Dropped == 1 })
+	testnet.Eventually(t, patience, func() bool { return r.s.Stats().Dropped == 1 }, "the datagram to be dropped")
 	there.silent()
 	if n := r.relay.Open(); n != 1 {
 		t.Errorf("%d sessions, want 1", n)
@@ -318,7 +319,7 @@ func TestQUICBuffersAreBounded(t *testing.T) {
 	for range 100 {
 		client.say(r.addr, long(firstID, clientID, strings.Repeat(" ", 1100)+"more"))
 	}
-	waitFor(t, "some to be dropped", func() bool { return r.s.Stats().Dropped > 0 })
+	testnet.Eventually(t, patience, func() bool { return r.s.Stats().Dropped > 0 }, "some to be dropped")
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
 	if r.s.waiting > maxWaiting {
@@ -535,7 +536,7 @@ func TestGuessesAreBounded(t *testing.T) {
 		t.Helper()
 		before := r.s.Stats().Dropped
 		client.say(r.addr, long("????", clientID, "garbage"))
-		waitFor(t, "the guess", func() bool { return r.s.Stats().Dropped > before })
+		testnet.Eventually(t, patience, func() bool { return r.s.Stats().Dropped > before }, "the guess")
 	}
 	guess()
 	if n := checked.Load(); n != maxGuesses {

@@ -72,7 +72,7 @@ func TestFileDoesNotOutgrowItsReader(t *testing.T) {
 		many[i].Service = strings.Repeat("a", MaxFileSize/8)
 	}
 	if err := f.Save(many); err == nil || !strings.Contains(err.Error(), "write the assigned things: 9 entries take ") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want an error that says what 9 entries take", err)
 	}
 	if all, err := f.Load(); err != nil || len(all) != 1 {
 		t.Errorf("what was there before: %v, %v", all, err)

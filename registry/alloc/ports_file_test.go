@@ -122,7 +122,7 @@ func TestFileNotWritten(t *testing.T) {
 	}
 	err := s.Save(samplePorts)
 	if err == nil || !strings.HasPrefix(err.Error(), "write the assigned ports: ") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want write the assigned ports: ...", err)
 	}
 	wantFiles(t, s.Path, "ports.json")
 	if err := PortFile(filepath.Join(dir, "missing", "ports.json")).Save(samplePorts); err == nil || !strings.Contains(err.Error(), "missing") {

@@ -150,7 +150,7 @@ func TestRoundTrip(t *testing.T) {
 	all := map[string]*savedSnapshot{"cluster/west": {want, noon}, "empty": {registry.Snapshot{}, noon}}
 	got := decoded(t, encoded(t, all))
 	if len(got) != 2 || got["empty"] == nil || !got["cluster/west"].time.Equal(noon) {
-		t.Fatalf("got %v", got)
+		t.Fatalf("got %v, want empty, and cluster/west of %v", got, noon)
 	}
 	if s := got["cluster/west"].Snapshot; !reflect.DeepEqual(s, want) {
 		t.Errorf("got  %s\nwant %s", encoded(t, map[string]*savedSnapshot{"": {s, noon}}), encoded(t, map[string]*savedSnapshot{"": {want, noon}}))
@@ -352,11 +352,11 @@ func TestLoad(t *testing.T) {
 func TestEncodeLimit(t *testing.T) {
 	all := map[string]*savedSnapshot{"a": {fullSnapshot(t, false), noon}}
 	if err := encode(t.Context(), new(bytes.Buffer), "", all, 1000); err == nil || !strings.Contains(err.Error(), "limit of 1000 bytes") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want the limit of 1000 bytes exceeded", err)
 	}
 	all = map[string]*savedSnapshot{"a": {registry.Snapshot{Services: []*registry.Service{{Name: strings.Repeat("x", MaxLine)}}}, noon}}
 	if err := encode(t.Context(), new(bytes.Buffer), "", all, MaxSize); err == nil || !strings.Contains(err.Error(), "line 3 would take") {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want line 3 refused", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

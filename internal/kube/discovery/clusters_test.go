@@ -236,7 +236,7 @@ func TestClustersDenied(t *testing.T) {
 		r.setFail(func(verb, resource, _ string) error { return denied(verb, resource) })
 		r.start(&Clusters{Client: r.api, Namespace: "sys", Log: r.logger()})
 		if got := said(r.after(5 * time.Minute)); got != "clusters/sys: error" {
-			t.Errorf("got %s", got)
+			t.Errorf("got %s, want clusters/sys: error", got)
 		}
 		if n := r.logged("may not list secrets", "verb=list", "resource=secrets", "namespace=sys"); n != 1 {
 			t.Errorf("the log says it %d times, want once:\n%s", n, r.log.String())

@@ -57,7 +57,7 @@ func TestGatewayClassThatIsDeleted(t *testing.T) {
 			!open
 		`)
 		if len(res.Classless) != 1 || !strings.Contains(res.Classless["culvert"], "it was deleted") {
-			t.Errorf("got %v", res.Classless)
+			t.Errorf("got %v, want culvert, and that it was deleted", res.Classless)
 		}
 	}
 	w.Classes = classes

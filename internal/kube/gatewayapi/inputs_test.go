@@ -376,7 +376,7 @@ func expect(t *testing.T, res *Result, want string) {
 		}
 		if not, ok := strings.CutPrefix(line, "!"); ok {
 			if slices.ContainsFunc(got, func(l string) bool { return strings.HasPrefix(l, not) }) {
-				t.Errorf("got %q", not)
+				t.Errorf("got %q in %q, want no such line", not, got)
 				fail = true
 			}
 			continue

@@ -163,7 +163,7 @@ func TestControllerMayNotLookAtNodes(t *testing.T) {
 		calm()
 		calm()
 		if got := b.gateway("edge").Status.Addresses; len(got) != 1 || got[0].Value != "10.96.0.1" {
-			t.Errorf("got %v", got)
+			t.Errorf("got %v, want 10.96.0.1", got)
 		}
 		if n := strings.Count(b.log.String(), "may not list nodes"); n != 1 {
 			t.Errorf("it is said %d times which right is missing, want once:\n%s", n, b.log)
