@@ -9,8 +9,9 @@ import (
 // ownWrites recognize the events of our own writes, which must not cause a translation: with
 // thousands of routes nothing else would be done. An event may come before the answer to its write.
 //
-// To ignore each event that leaves the generation as it was would not do: status that somebody else
-// removes is written again, and what a class or a Gateway was accepted for is read from its status.
+// Ignoring each event that leaves the generation as it was would not do (docs/internals/adr/0011):
+// status that another program removes is written again, and what a class or a Gateway was accepted
+// for is read from its status.
 type ownWrites struct {
 	mu     sync.Mutex
 	wrote  map[types.UID]string   // the resourceVersion of our last write
