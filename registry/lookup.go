@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"culvert.dev/tunnel"
@@ -14,12 +13,12 @@ import (
 type match struct {
 	entry     *serviceEntry
 	pattern   string
-	port      uint16         // of the request, or the one that the service implies; 0 where it is not known
-	endpoint  netip.AddrPort // the one endpoint asked for by its address, or zero
-	endpoints []Endpoint     // of the entry, the one that the request names; nil for all
-	vip       bool           // the request has its VIP, which no other gateway knows
-	rule      *compiledRule  // whose backend it is; nil for none
-	turn      int32          // of the backend, among the state's
+	port      uint16         // of the request, or the only port of the service; 0 if it is not known
+	endpoint  netip.AddrPort // of the request if it names an endpoint by address, or zero
+	endpoints []Endpoint     // the one endpoint of the entry that the request names; nil for all
+	vip       bool           // the request names the service's VIP, which no other gateway knows
+	rule      *compiledRule  // that has the entry as a backend; nil for none
+	turn      int32          // the index of the backend's turn in the state
 }
 
 // Find returns the service of a request, whether or not its client may reach it. The
@@ -70,8 +69,8 @@ func (t *Table) findAddr(req *tunnel.Request) (match, *tunnel.Error) {
 	if f, err, ok := t.findVIP(a, req); ok {
 		return f, err
 	}
-	// Before endpoints: that a service has an endpoint on loopback is no leave
-	// for clients to name it.
+	// Before endpoints: a client may not name loopback, even where a service has an
+	// endpoint there.
 	if why, bad := tunnel.Forbidden(req.Addr); bad {
 		return match{}, tunnel.Refusef(tunnel.Prohibited, "registry: %q is prohibited: %s", req.Target(), why)
 	}
@@ -108,7 +107,7 @@ func (t *Table) pick(m nameMatch, req *tunnel.Request) (match, *tunnel.Error) {
 		}
 		port = req.LocalPort
 	}
-	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
+	at, ok := c.find(port)
 	if ok && port != 0 {
 		return t.resolveClaim(m, c[at], port, req)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,18 +25,10 @@ type Mesh struct {
 	Network string // the one we are in ourselves, and endpoints without another; "" for none
 }
 
-// zone returns the suffix of mesh names.
-func (m Mesh) zone() string {
-	if m.Zone == "" {
-		return DefaultZone
-	}
-	return m.Zone
-}
-
 // Names returns the names of a service in the mesh: the one of its cluster, and
 // the short one, which belongs to the default namespace and is zero in others.
 func (m Mesh) Names(id ID) (full, short tunnel.Name, err error) {
-	full, err = tunnel.ParseName(id.Service + "." + id.namespace() + ".svc." + id.Cluster + "." + m.zone())
+	full, err = tunnel.ParseName(id.Service + "." + id.namespace() + ".svc." + id.Cluster + "." + cmp.Or(m.Zone, DefaultZone))
 	if err == nil && id.namespace() == DefaultNamespace {
 		short, err = tunnel.ParseName(id.Service + "." + id.Cluster)
 	}
@@ -49,14 +42,9 @@ func (id ID) SetName() (tunnel.Name, error) {
 
 const clustersetSuffix = ".svc." + Clusterset
 
-func (id ID) namespace() string {
-	if id.Namespace == "" {
-		return DefaultNamespace
-	}
-	return id.Namespace
-}
+func (id ID) namespace() string { return cmp.Or(id.Namespace, DefaultNamespace) }
 
-// addMeshNames claims what service i is called by its ID.
+// addMeshNames claims the names that service i has by its ID.
 func (b *builder) addMeshNames(i int32) {
 	e := &b.services[i]
 	if e.ID == (ID{}) {
@@ -88,8 +76,8 @@ func (b *builder) addMeshNames(i int32) {
 	}
 }
 
-// addSets claims the names of the cluster set. One that several clusters export
-// leads to all of their endpoints, as a service made for it.
+// addSets claims the names of the cluster set. For a name that several clusters export it
+// adds a service with the endpoints of all of them.
 func (b *builder) addSets() {
 	for _, name := range b.setNames {
 		members := b.sets[name]
@@ -121,8 +109,8 @@ func (b *builder) addSets() {
 	}
 }
 
-// mergedEndpoints returns e's endpoints as they are part of a service with more ports, of
-// which they serve e's.
+// mergedEndpoints returns the endpoints of e as endpoints of a service that has other ports
+// too: they serve the ports of e only.
 func (e *serviceEntry) mergedEndpoints(ports []uint16) []Endpoint {
 	var eps []Endpoint
 	for _, ep := range e.Endpoints {
@@ -145,21 +133,18 @@ func (e *serviceEntry) mergedEndpoints(ports []uint16) []Endpoint {
 	return eps
 }
 
-func union[T comparable](to, from []T) []T {
-next:
-	for _, v := range from {
-		for _, have := range to {
-			if have == v {
-				continue next
-			}
+// union appends to a those elements of b that it does not have.
+func union[T comparable](a, b []T) []T {
+	for _, v := range b {
+		if !slices.Contains(a, v) {
+			a = append(a, v)
 		}
-		to = append(to, v)
 	}
-	return to
+	return a
 }
 
-// incompatibility says why a service of another cluster can't be one with e, or "". The
-// one that was there first decides, as the specification has it of exports.
+// incompatibility says why o, of another cluster, cannot share a name of the cluster set
+// with e, or "". The first service decides, as KEP-1645 says of exports.
 func (e *serviceEntry) incompatibility(o *serviceEntry) string {
 	switch {
 	case e == o:
@@ -178,33 +163,21 @@ func (e *serviceEntry) incompatibility(o *serviceEntry) string {
 	return ""
 }
 
+// sameSet reports whether a and b have the same elements in any order. Neither has one twice.
 func sameSet(a, b []int32) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for _, v := range a {
-		found := false
-		for _, w := range b {
-			found = found || v == w
-		}
-		if !found {
-			return false
-		}
-	}
-	return true
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(v int32) bool { return !slices.Contains(b, v) })
 }
 
-// A nameMatch is what a name leads to, whatever the port.
+// A nameMatch is the services that have a name, at any port.
 type nameMatch struct {
 	claims
 	label   string // of one endpoint of a headless service; "" for the service
 	cluster string // of that endpoint, in the cluster set; "" for any
-	gateway string // that it was asked for by way of; "" for any
+	gateway string // the one gateway to use; "" for any
 }
 
-// matchName finds what name leads to: the exact name, an endpoint of a headless
-// service, either of them by way of one gateway, the wildcard with the longest
-// suffix.
+// matchName returns the first match of name as: an exact name, an endpoint of a headless
+// service, one of these by way of one gateway, the wildcard with the longest suffix.
 func (t *Table) matchName(name tunnel.Name) (nameMatch, bool) {
 	if m, ok := t.matchExact(name); ok {
 		return m, true
@@ -215,6 +188,7 @@ func (t *Table) matchName(name tunnel.Name) (nameMatch, bool) {
 	return t.matchWild(name)
 }
 
+// matchExact matches an exact name, or an endpoint of a headless service.
 func (t *Table) matchExact(name tunnel.Name) (nameMatch, bool) {
 	if c, ok := t.exact[name]; ok {
 		return nameMatch{claims: c}, true
@@ -222,7 +196,7 @@ func (t *Table) matchExact(name tunnel.Name) (nameMatch, bool) {
 	return t.matchEndpoint(name)
 }
 
-// matchGateway finds GATEWAY.NAME: see GatewayName.
+// matchGateway matches GATEWAY.NAME: see GatewayName.
 func (t *Table) matchGateway(name tunnel.Name) (m nameMatch, ok bool) {
 	if len(t.gateways) == 0 {
 		return m, false
@@ -242,6 +216,7 @@ func (t *Table) matchGateway(name tunnel.Name) (m nameMatch, ok bool) {
 	return m, ok
 }
 
+// matchWild matches the wildcard with the longest suffix.
 func (t *Table) matchWild(name tunnel.Name) (nameMatch, bool) {
 	for parent, ok := name.Parent(); ok; parent, ok = parent.Parent() {
 		if c, ok := t.wild[parent]; ok {
@@ -251,8 +226,8 @@ func (t *Table) matchWild(name tunnel.Name) (nameMatch, bool) {
 	return nameMatch{}, false
 }
 
-// matchEndpoint finds ENDPOINT.NAME, where NAME is a headless service's, and in
-// the cluster set HOST.CLUSTER.NAME: there CLUSTER.NAME must not exist.
+// matchEndpoint matches ENDPOINT.NAME, where NAME is that of a headless service, and in the
+// cluster set HOST.CLUSTER.NAME, where CLUSTER.NAME must not be a name.
 func (t *Table) matchEndpoint(name tunnel.Name) (m nameMatch, ok bool) {
 	if t.headless == 0 {
 		return m, false
@@ -284,9 +259,9 @@ func (t *Table) matchEndpoint(name tunnel.Name) (m nameMatch, ok bool) {
 	return m, false
 }
 
-// endpointNamed returns the one endpoint called label, within e.Endpoints: by its name,
-// its place in the list, or its address with dashes. Of those that serve one port
-// each it is the one for port.
+// endpointNamed returns the part of e.Endpoints with the one endpoint that label is of: its
+// name, its index in the list, or its address with dashes. Where endpoints serve one port
+// each, it is the one that serves port.
 func (e *serviceEntry) endpointNamed(label, cluster string, port uint16) []Endpoint {
 	if !e.Headless {
 		return nil
@@ -307,20 +282,13 @@ func (e *serviceEntry) endpointNamed(label, cluster string, port uint16) []Endpo
 	return e.Endpoints[at : at+1 : at+1]
 }
 
-// inCluster reports whether ep is in a cluster, "" being any.
+// inCluster reports whether ep is in a cluster; "" is any.
 func (e *serviceEntry) inCluster(ep *Endpoint, cluster string) bool {
-	if cluster == "" {
-		return true
-	}
-	if ep.Cluster != "" {
-		return ep.Cluster == cluster
-	}
-	return e.ID.Cluster == cluster
+	return cluster == "" || cluster == cmp.Or(ep.Cluster, e.ID.Cluster)
 }
 
-// endpointNumbered returns the index of the endpoint with a number or an address for a
-// label, or -1. In the cluster set there are no numbers, as nobody counts over
-// clusters.
+// endpointNumbered returns the index of the endpoint whose number or address is label, or -1.
+// In the cluster set there are no numbers, because the order of clusters is not defined.
 func (e *serviceEntry) endpointNumbered(label, cluster string, port uint16) int {
 	if n, err := strconv.ParseUint(label, 10, 31); err == nil {
 		if cluster == "" && int(n) < len(e.Endpoints) && (label == "0" || label[0] != '0') {
@@ -340,8 +308,8 @@ func (e *serviceEntry) endpointNumbered(label, cluster string, port uint16) int 
 	return -1
 }
 
-// nthServing returns the index of the n-th endpoint, from 0, that serves port: the same
-// one for every port where each serves all of them, one after the other.
+// nthServing returns the index of the n-th endpoint, from 0, that serves port. Where each
+// port of a pod is an endpoint of its own, it is the same pod for every port.
 func (e *serviceEntry) nthServing(n int, port uint16) int {
 	for i := range e.Endpoints {
 		if !e.Endpoints[i].Serves(port) {
@@ -355,9 +323,9 @@ func (e *serviceEntry) nthServing(n int, port uint16) int {
 	return -1
 }
 
-// parseDashed reads an address whose dots or colons are dashes, "10-1-2-3" or
-// "fd00--1". One that begins or ends with a dash has a zero there: a label may
-// not.
+// parseDashed reads an address with dashes for dots or colons: "10-1-2-3", "fd00--1". Before
+// a dash at its beginning and after one at its end there is a zero, because a label must not
+// begin or end with a dash.
 func parseDashed(label string) (netip.Addr, bool) {
 	if !strings.Contains(label, "-") || len(label) > 39+2 {
 		return netip.Addr{}, false
@@ -369,7 +337,7 @@ func parseDashed(label string) (netip.Addr, bool) {
 	return a, err == nil
 }
 
-// Dashed is how an address is written as the label of an endpoint.
+// Dashed returns an address as the label of an endpoint: with dashes for dots or colons.
 func Dashed(a netip.Addr) string {
 	s := a.Unmap().WithZone("").String()
 	if a.Unmap().Is4() {
@@ -385,8 +353,8 @@ func Dashed(a netip.Addr) string {
 	return s
 }
 
-// EndpointName returns what an endpoint of a headless service is called, below
-// one of the service's names; "" for one with neither a name nor an address.
+// EndpointName returns the name of an endpoint of a headless service below name, which is one
+// of the service's names. It is "" for an endpoint with neither a name nor an address.
 func EndpointName(s *Service, ep *Endpoint, name string) string {
 	label := ep.Name
 	if label == "" && ep.Addr.IsValid() {

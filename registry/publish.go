@@ -49,13 +49,12 @@ func (r PortRange) Len() int { return int(r.Last) - int(r.First) + 1 }
 // Contains reports whether port is in the range.
 func (r PortRange) Contains(port uint16) bool { return r.First <= port && port <= r.Last }
 
-// A Published is a port of a service that has a port of the gateway's to
-// itself.
+// A Published is a port of a service that has a port of the gateway of its own.
 type Published struct {
 	Protocol string      // "tcp"
 	Service  string      // the service's name
-	Name     tunnel.Name // by which the service is asked for
-	Port     uint16      // of the service; 0 for one that does not tell its ports apart
+	Name     tunnel.Name // by which connections to Assigned request the service
+	Port     uint16      // of the service; 0 if the service has no list of ports
 	Assigned uint16      // of the gateway
 }
 
@@ -65,10 +64,9 @@ func (p Published) unassigned() Published {
 	return p
 }
 
-// Publishable returns the services that get a port each: each port of each
-// service that is exposed and says Publish, by the first of its names that
-// leads to it. A service of wildcards has no such name. Nothing is assigned
-// yet.
+// Publishable returns the ports that want a port of the gateway: each port of each service
+// that is exposed and has Publish, with the first of its names that leads to it. A service
+// with wildcards only has no such name. Assigned is 0 in all of them.
 func (t *Table) Publishable() []Published {
 	if t == nil {
 		return nil
@@ -89,18 +87,18 @@ func (t *Table) Publishable() []Published {
 	return all
 }
 
-// claimant returns the index of the service that has a name and port, or -1.
+// claimant returns the index of the service that has a name at a port, or -1.
 func (t *Table) claimant(name tunnel.Name, port uint16) int32 {
 	c := t.exact[name]
-	at, ok := slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
+	at, ok := c.find(port)
 	if !ok {
 		return -1
 	}
 	return c[at].service
 }
 
-// Published returns the ports that services have to themselves, in the order of
-// the assigned ones. The slice must not be changed.
+// Published returns the ports of services that have a port of the gateway, in the order of
+// the latter. The slice must not be changed.
 func (t *Table) Published() []Published {
 	if t == nil {
 		return nil
@@ -116,8 +114,7 @@ func (t *Table) PublishedAs(name tunnel.Name) []Published {
 	return t.publishedAs[name]
 }
 
-// publish sets which ports services have, without those that t knows nothing
-// of.
+// publish sets Published to those of list that are Publishable.
 func (t *Table) publish(list []Published) {
 	t.published, t.publishedAs = nil, nil
 	if len(list) == 0 {
@@ -141,10 +138,9 @@ func (t *Table) publish(list []Published) {
 	}
 }
 
-// Publish says which ports services have to themselves: what Published returns
-// from now on. It is kept as tables change, for as long as a service is
-// Publishable, so it need not be said again. It returns the current table, which
-// is another one where something has changed, and nil before the first one.
+// Publish sets what Published returns from now on, for later tables too, as far as it is
+// Publishable. It returns the current table, which is a new one if something has changed. It
+// returns nil before the first table.
 func (r *Registry) Publish(list []Published) *Table {
 	return r.change(func(next *Table) bool {
 		before := next.published
@@ -153,9 +149,8 @@ func (r *Registry) Publish(list []Published) *Table {
 	})
 }
 
-// change makes a table of the current one by edit, which may set what stands
-// beside the services only and says whether that is another one. It returns nil
-// before the first table.
+// change replaces the current table by a copy that edit has changed, if edit returns true. edit
+// must not change the services. change returns the current table, nil before the first one.
 func (r *Registry) change(edit func(next *Table) bool) *Table {
 	r.mu.Lock()
 	defer r.mu.Unlock()

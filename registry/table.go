@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -23,19 +24,19 @@ type Table struct {
 	wild            map[tunnel.Name]claims // by what follows "*."
 	byAddress       map[netip.Addr]claims
 	byEndpoint      map[addrPortKey]int32   // endpoints written as addresses; the index of a service
-	sharedEndpoints map[addrPortKey][]int32 // and those of others that may be asked for by the same
+	sharedEndpoints map[addrPortKey][]int32 // further services with the same endpoint
 	prefixes        prefixTable
 
 	networks        []networkState                // in the order of their indices
 	networkIndex    map[string]int32              // by name
 	here            int32                         // the network we are in, or -1
 	headless        int                           // how many services are
-	gateways        map[string]struct{}           // what gateways are called before a service's name
+	gateways        map[string]struct{}           // labels of gateways: see GatewayName
 	endpointsByAddr map[netip.Addr]endpointRef    // endpoints of headless services
-	parentNames     map[string]struct{}           // names that have others below them which everybody may have
-	parentNamesOf   map[int32]map[string]struct{} // and those for a network
+	parentNames     map[string]struct{}           // names that have names below them that everybody may look up
+	parentNamesOf   map[int32]map[string]struct{} // and those that only a network may
 
-	published   []Published // sorted by what is assigned
+	published   []Published // sorted by port
 	publishedAs map[tunnel.Name][]Published
 	vips        *vips // nil for none
 
@@ -44,7 +45,7 @@ type Table struct {
 
 // A serviceEntry is a service in a table.
 type serviceEntry struct {
-	*Service // the snapshot's own, unless something is added to it
+	*Service // of the snapshot, or a copy with more
 	index    int32
 	views    []int32 // indices of the networks in ExposedTo; an unknown network has none
 	clients  *clientFilter
@@ -64,15 +65,20 @@ type claim struct {
 	pattern string // "svc.example.com", "*.example.com:443"
 }
 
-// claims are those of one pattern or address, sorted by port.
+// claims are the claims to one pattern or address, sorted by port.
 type claims []claim
+
+// find returns the index of the claim to a port, and whether there is one.
+func (c claims) find(port uint16) (at int, ok bool) {
+	return slices.BinarySearchFunc(c, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
+}
 
 // A Conflict is something of a snapshot that Merge left out.
 type Conflict struct {
 	What    string // `name "a.example.com", port 443`
-	Kept    string // who has it; of no meaning where there is a Why
-	Why     string // why nobody may have it; "" where another one has
-	Dropped string // who wanted it too
+	Kept    string // the origin of the service that has it, unless there is a Why
+	Why     string // why no service may have it; "" where another one has it
+	Dropped string // the origin of what was left out
 }
 
 func (c *Conflict) Error() string {
@@ -82,15 +88,14 @@ func (c *Conflict) Error() string {
 	return fmt.Sprintf("%s of %s is left out: %s has it already", c.What, orUnknown(c.Dropped), orUnknown(c.Kept))
 }
 
-// Merge makes a table of snapshots. Where two of them claim the same, the
-// earlier one keeps it, whatever the later one says: the order of sources is
-// the order of precedence. The table is whole and usable in any case; err
-// is Conflicts, with every claim left out, or nil.
+// Merge makes a table of snapshots. Where two of them claim the same, the earlier one
+// gets it: the order of sources is the order of precedence. The table is complete and
+// usable in any case; err is Conflicts, with every claim that was left out, or nil.
 //
 // The table shares memory with the snapshots, which must not change any more.
 func Merge(snapshots ...Snapshot) (*Table, error) { return Mesh{}.Merge(snapshots...) }
 
-// Merge is the function Merge with the names and the place of a mesh.
+// Merge is the function Merge with the zone and the network of a mesh.
 func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) { return m.merge(nil, snapshots) }
 
 // Merge is the function Merge with r's Mesh and NewTransport. Other tables have no
@@ -142,7 +147,7 @@ func (m Mesh) merge(newTransport newTransport, snapshots []Snapshot) (*Table, er
 			b.addService(snapshots[i].Services[j])
 		}
 	}
-	for i := range b.services { // after the names that services say themselves, which come first
+	for i := range b.services { // after the Names of all services, which take precedence
 		b.addMeshNames(int32(i))
 	}
 	b.addSets()
@@ -202,7 +207,7 @@ func (t *Table) Networks() iter.Seq[*Network] {
 	}
 }
 
-// Reaches reports whether ep can be reached from where we are without a gateway.
+// Reaches reports whether this gateway reaches ep without another one.
 func (t *Table) Reaches(ep *Endpoint) bool { return t.direct(t.network(ep), t.here) }
 
 // Network returns the name of the network a is in: that with the longest
@@ -218,15 +223,15 @@ func (t *Table) Network(a netip.Addr) (string, bool) {
 	return t.prefixes.names[i], true
 }
 
-// builder is a Table in the making.
+// A builder makes a Table.
 type builder struct {
 	Table
 	mesh         Mesh
 	newTransport newTransport
-	sets         map[tunnel.Name][]int32 // services by what they are called in the cluster set
-	setNames     []tunnel.Name           // of sets, in the order of their first services
+	sets         map[tunnel.Name][]int32 // services by their names in the cluster set
+	setNames     []tunnel.Name           // the keys of sets, in the order of their first services
 	conflicts    Conflicts
-	claims       []claim // room for lists of one each
+	claims       []claim // memory for claims of one element
 }
 
 // refuse records that something is left out, and why.
@@ -234,6 +239,7 @@ func (b *builder) refuse(what, dropped, why string) {
 	b.conflicts = append(b.conflicts, &Conflict{What: what, Dropped: dropped, Why: why})
 }
 
+// conflict records that what is left out because another service has it.
 func (b *builder) conflict(what, kept, dropped string) {
 	b.conflicts = append(b.conflicts, &Conflict{What: what, Kept: kept, Dropped: dropped})
 }
@@ -241,7 +247,7 @@ func (b *builder) conflict(what, kept, dropped string) {
 func (b *builder) addNetwork(network Network) {
 	i, ok := b.networkIndex[network.Name]
 	if ok && b.networks[i].OnlyInsecure() {
-		network.Insecure = true // an earlier source says so, and leaves the rest to a later one
+		network.Insecure = true // the earlier source sets nothing else
 	} else if ok {
 		// Not a union: a source must not widen a network of another one.
 		b.conflict(fmt.Sprintf("network %q", network.Name), "an earlier source", "a later one")
@@ -309,7 +315,7 @@ func (b *builder) addService(s *Service) {
 		b.byAddress[a] = b.claim(b.byAddress[a], "address", a.String(), i)
 	}
 	for _, ep := range s.Endpoints {
-		if !ep.Addr.IsValid() || len(s.Via) > 0 { // an address there is another's here
+		if !ep.Addr.IsValid() || len(s.Via) > 0 { // behind a Via the address is one of another network
 			continue
 		}
 		for _, port := range ep.PortsFor(s) {
@@ -323,9 +329,9 @@ func (b *builder) addService(s *Service) {
 	}
 }
 
-// share adds service i to those by which an endpoint may be asked for, of which
-// there is a first one, unless one of them is seen by everyone who sees i: 100,000
-// services may share an endpoint, and a request looks at all that stand here.
+// share adds service i to the services of an endpoint, of which first is the first one,
+// unless every client that may see i may see one of them: 100,000 services may share an
+// endpoint, and a request for it goes through this list.
 func (b *builder) share(at addrPortKey, first, i int32) {
 	e := &b.services[i]
 	covers := func(j int32) bool {
@@ -337,25 +343,21 @@ func (b *builder) share(at addrPortKey, first, i int32) {
 	}
 }
 
-// An addrPortKey is an address and a port, in a form of which there may be very many: it is
-// quickly hashed, and the garbage collector passes over a map of them.
+// An addrPortKey is an address and a port as the key of a large map: it is hashed quickly, and
+// the garbage collector does not scan a map of it.
 type addrPortKey struct{ high, low, port uint64 }
 
 func addrPortKeyOf(a netip.Addr, port uint16) addrPortKey {
-	b := a.As16() // in which IPv4 is its mapped form, and there are no zones
+	b := a.As16() // IPv4 in its mapped form, and no zone
 	return addrPortKey{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:]), uint64(port)}
 }
 
-// claim adds service i to those that claim a pattern.
+// claim adds the claims of service i to one pattern or address to those that there are.
 func (b *builder) claim(have claims, kind, pattern string, i int32) claims {
-	ports := b.services[i].Ports
-	if len(ports) == 0 {
-		ports = []uint16{0}
-	}
-	for _, port := range ports {
-		at, taken := slices.BinarySearchFunc(have, port, func(c claim, port uint16) int { return cmp.Compare(c.port, port) })
+	for _, port := range orAny(b.services[i].Ports) {
+		at, taken := have.find(port)
 		if taken {
-			if have[at].service != i { // else the service says it twice, which is no harm
+			if have[at].service != i { // else the service has it twice, which does no harm
 				b.conflict(describe(kind, pattern, port), b.services[have[at].service].Origin, b.services[i].Origin)
 			}
 			continue
@@ -364,7 +366,7 @@ func (b *builder) claim(have claims, kind, pattern string, i int32) claims {
 		if port != 0 {
 			c.pattern = joinPort(pattern, port)
 		}
-		if len(have) == 0 { // and stays so, mostly
+		if len(have) == 0 { // most have one claim
 			b.claims = append(b.claims, c)
 			have = b.claims[len(b.claims)-1 : len(b.claims) : len(b.claims)]
 			continue
@@ -374,6 +376,7 @@ func (b *builder) claim(have claims, kind, pattern string, i int32) claims {
 	return have
 }
 
+// describe names a claim for people.
 func describe(kind, pattern string, port uint16) string {
 	if port == 0 {
 		return fmt.Sprintf("%s %q", kind, pattern)
@@ -382,12 +385,7 @@ func describe(kind, pattern string, port uint16) string {
 }
 
 func joinPort(pattern string, port uint16) string {
-	for i := range len(pattern) {
-		if pattern[i] == ':' { // an IPv6 address
-			return "[" + pattern + "]:" + strconv.Itoa(int(port))
-		}
-	}
-	return pattern + ":" + strconv.Itoa(int(port))
+	return net.JoinHostPort(pattern, strconv.Itoa(int(port)))
 }
 
 // Conflicts is the error of Merge.
@@ -416,7 +414,7 @@ func orUnknown(origin string) string {
 	return origin
 }
 
-// prefixTable finds the longest prefix of an address with one map lookup for each
+// A prefixTable finds the longest prefix that holds an address, with one map lookup for each
 // prefix length in use.
 type prefixTable struct {
 	names    []string
@@ -437,7 +435,7 @@ func (n *prefixTable) add(p netip.Prefix, network int32) {
 	}
 }
 
-// find returns the index of a's network, or -1.
+// find returns the index of the network of a, or -1.
 func (n *prefixTable) find(a netip.Addr) int32 {
 	a = normalAddr(a)
 	if !a.IsValid() {

@@ -12,35 +12,33 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A VIPRequest is a service that is to have an address of its own.
+// A VIPRequest is a service that wants an address of its own.
 type VIPRequest struct {
 	Service string // the service's name, for people
 
-	// Keys are what it may be known by for longer than a table stands, the best
-	// first: "CLUSTER/NAMESPACE/SERVICE" if it has an ID, without the cluster if it
-	// is of several, and each of its names, with a port where another service has
-	// the name, too. No two services of a table share one.
+	// Keys identify the service in all tables, the best first: "CLUSTER/NAMESPACE/SERVICE" if
+	// it has an ID, without the cluster if it is of several, and each of its names, with a port
+	// if another service has the name too. No two services of a table share a key.
 	Keys []string
 }
 
-// A VIP is the addresses that a service has to itself, one of a family. A family
-// that it has none of is the zero Addr.
+// A VIP is the addresses of a service of its own, one of each family. An address that it does
+// not have is the zero Addr.
 type VIP struct {
-	Key    string // one of its VIPRequest's
+	Key    string // one of VIPRequest.Keys
 	V4, V6 netip.Addr
 }
 
-// vips has the service of each address.
+// vips are the VIPs of a table.
 type vips struct {
-	list   []VIP                // in the order of services
-	claims []claims             // of their ports, for either of their addresses
-	of     map[int32]int32      // places in the two, by service
-	by     map[netip.Addr]int32 // services
+	list      []VIP                // in the order of services
+	claims    []claims             // to the ports of each, at both addresses
+	byService map[int32]int32      // indices in list and claims
+	byAddr    map[netip.Addr]int32 // indices of services
 }
 
-// VIPRequests returns which services are to have an address of their own: those
-// that are exposed and say VIP, and that can be told from others by an ID or by
-// a name that is no wildcard. Nothing is assigned yet.
+// VIPRequests returns the services that want an address of their own: those that are exposed
+// and have VIP, and that are identified by an ID or by a name that is no wildcard.
 func (t *Table) VIPRequests() []VIPRequest {
 	var all []VIPRequest
 	t.eachVIPRequest(func(_ int32, w VIPRequest) { all = append(all, w) })
@@ -101,7 +99,7 @@ func (t *Table) eachVIPRequest(each func(i int32, w VIPRequest)) {
 	}
 }
 
-// aloneInSet reports whether e is all there is of its name in the cluster set.
+// aloneInSet reports whether e is the only service with its name in the cluster set.
 func (t *Table) aloneInSet(e *serviceEntry) bool {
 	if !e.Exported || e.ID == (ID{}) {
 		return false
@@ -130,7 +128,7 @@ func (t *Table) SetVIPs(id ID) (v4, v6 netip.Addr) {
 
 var anyPort = []uint16{0}
 
-// orAny returns the ports that a service's claims are of.
+// orAny returns the ports that a service with those Ports claims: 0, which is any, for none.
 func orAny(ports []uint16) []uint16 {
 	if len(ports) == 0 {
 		return anyPort
@@ -138,13 +136,13 @@ func orAny(ports []uint16) []uint16 {
 	return ports
 }
 
-// VIPs returns the addresses that the i-th of Services has to itself, each the
-// zero Addr where it has none. It does not allocate.
+// VIPs returns the VIP of the i-th of Services, each address the zero Addr if it has none. It
+// does not allocate.
 func (t *Table) VIPs(i int) (v4, v6 netip.Addr) {
 	if t == nil || t.vips == nil {
 		return netip.Addr{}, netip.Addr{}
 	}
-	at, ok := t.vips.of[int32(i)]
+	at, ok := t.vips.byService[int32(i)]
 	if !ok {
 		return netip.Addr{}, netip.Addr{}
 	}
@@ -152,18 +150,17 @@ func (t *Table) VIPs(i int) (v4, v6 netip.Addr) {
 	return v.V4, v.V6
 }
 
-// ByVIP returns the service that a virtual IP is assigned to, in any view. It does
-// not allocate.
+// ByVIP returns the index in Services of the service with a VIP. It does not depend on who may
+// see the service. It does not allocate.
 func (t *Table) ByVIP(a netip.Addr) (i int, ok bool) {
 	if t == nil || t.vips == nil {
 		return 0, false
 	}
-	at, ok := t.vips.by[normalAddr(a)]
+	at, ok := t.vips.byAddr[normalAddr(a)]
 	return int(at), ok
 }
 
-// AllVIPs returns the addresses that services have to themselves, in the order
-// of services. The slice must not be changed.
+// AllVIPs returns all VIPs, in the order of their services. The slice must not be changed.
 func (t *Table) AllVIPs() []VIP {
 	if t == nil || t.vips == nil {
 		return nil
@@ -171,19 +168,19 @@ func (t *Table) AllVIPs() []VIP {
 	return t.vips.list
 }
 
-// findVIP is findAddr for an address that is a service's own.
+// findVIP is findAddr for a VIP.
 func (t *Table) findVIP(a netip.Addr, req *tunnel.Request) (f match, refusal *tunnel.Error, ok bool) {
 	i, ok := t.ByVIP(a)
 	if !ok {
 		return match{}, nil, false
 	}
-	f, refusal = t.pick(nameMatch{claims: t.vips.claims[t.vips.of[int32(i)]]}, req)
+	f, refusal = t.pick(nameMatch{claims: t.vips.claims[t.vips.byService[int32(i)]]}, req)
 	f.vip = true
 	return f, refusal, true
 }
 
-// assignVIPs sets which addresses services have, without those that t knows
-// nothing of, and without those that are somebody's by name.
+// assignVIPs sets the VIPs to those of list whose services are in t, without addresses that a
+// service lists as its own.
 func (t *Table) assignVIPs(list []VIP) {
 	t.vips = nil
 	if len(list) == 0 {
@@ -193,11 +190,11 @@ func (t *Table) assignVIPs(list []VIP) {
 	for _, v := range list {
 		given[v.Key] = v
 	}
-	next := &vips{of: make(map[int32]int32, len(list)), by: make(map[netip.Addr]int32, 2*len(list))}
+	next := &vips{byService: make(map[int32]int32, len(list)), byAddr: make(map[netip.Addr]int32, 2*len(list))}
 	free := func(a netip.Addr) netip.Addr {
 		a = normalAddr(a)
 		_, listed := t.byAddress[a]
-		if _, twice := next.by[a]; listed || twice {
+		if _, twice := next.byAddr[a]; listed || twice {
 			return netip.Addr{}
 		}
 		return a
@@ -211,11 +208,11 @@ func (t *Table) assignVIPs(list []VIP) {
 			v.V4, v.V6 = free(v.V4), free(v.V6)
 			for _, a := range [...]netip.Addr{v.V4, v.V6} {
 				if a.IsValid() {
-					next.by[a] = i
+					next.byAddr[a] = i
 				}
 			}
 			if v.V4.IsValid() || v.V6.IsValid() {
-				next.of[i] = int32(len(next.list))
+				next.byService[i] = int32(len(next.list))
 				next.list = append(next.list, v)
 				next.claims = append(next.claims, t.services[i].vipClaims())
 			}
@@ -227,7 +224,7 @@ func (t *Table) assignVIPs(list []VIP) {
 	}
 }
 
-// vipClaims returns what e answers to at its VIPs.
+// vipClaims returns the claims of e at its VIP.
 func (e *serviceEntry) vipClaims() claims {
 	ports := orAny(e.Ports)
 	c := make(claims, len(ports))
@@ -238,11 +235,9 @@ func (e *serviceEntry) vipClaims() claims {
 	return c
 }
 
-// AssignVIPs says which addresses services have to themselves: what VIPs and
-// ByVIP return from now on. It is kept as tables change, for as long as a
-// service is among VIPRequests, so it need not be said again. It returns the current
-// table, which is another one where something has changed, and nil before the
-// first one.
+// AssignVIPs sets what VIPs and ByVIP return from now on, for later tables too, as far as the
+// services are among VIPRequests. It returns the current table, which is a new one if something
+// has changed. It returns nil before the first table.
 func (r *Registry) AssignVIPs(list []VIP) *Table {
 	return r.change(func(next *Table) bool {
 		before := next.AllVIPs()
@@ -251,9 +246,8 @@ func (r *Registry) AssignVIPs(list []VIP) *Table {
 	})
 }
 
-// UsedAddresses returns what of a range is somebody's: ranges of networks, but for
-// those of every address there is, their gateways, and the addresses that
-// services list or have endpoints at.
+// UsedAddresses returns the parts of a range that are in use: ranges of networks, except those
+// of all addresses, gateways, and the addresses and endpoints of services.
 func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 	if t == nil {
 		return nil
@@ -280,7 +274,7 @@ func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 		for _, a := range e.Addresses {
 			add(a)
 		}
-		if len(e.Via) > 0 { // an address there is another's here
+		if len(e.Via) > 0 { // behind a Via the address is one of another network
 			return
 		}
 		for _, ep := range e.Endpoints {
@@ -296,7 +290,7 @@ func (t *Table) UsedAddresses(of netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// reservedRanges are ranges that mean something to hosts or to the gateway.
+// reservedRanges are ranges with a special meaning to hosts or to the gateway.
 var reservedRanges = []struct {
 	prefix netip.Prefix
 	why    string
@@ -334,13 +328,13 @@ func CheckVIPRange(p netip.Prefix) error {
 	return nil
 }
 
-// maxVIPs is how many addresses of a range are given: of IPv6 that is a quarter
-// of a /64, so that they can be counted.
+// maxVIPs is the largest number of VIPs of a range: a quarter of a /64 of IPv6, so that the
+// number fits a uint64.
 const maxVIPs = 1 << 62
 
-// VIPsIn returns how many addresses of a range are given to services. The first
-// one is left out, which is that of the network, or of any of its routers (RFC
-// 4291 section 2.6.1), and of IPv4 the last one, which is for broadcast.
+// VIPsIn returns the number of addresses of a range that can be VIPs. The first one is left out,
+// which is that of the network, or of its routers (RFC 4291 section 2.6.1), and of IPv4 the last
+// one, which is for broadcast.
 func VIPsIn(p netip.Prefix) uint64 {
 	host := p.Addr().BitLen() - p.Bits()
 	switch {
