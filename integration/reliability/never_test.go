@@ -404,6 +404,7 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"internal/gateway/certificates.go Unix":    "when a certificate expires, in a metric: the wall clock's",
 		"internal/gateway/certificates.go UTC":     "likewise, in the log",
 		"internal/admin/handler.go Truncate":       "when a line of the log is written, to be shown",
+		"internal/admin/refusals.go UTC":           "when a refusal happened, to be shown",
 		"internal/gateway/assignments.go UTC":      "likewise",
 		"registry/alloc/alloc.go UTC":              "likewise",
 		"registry/alloc/file.go UTC":               "likewise",

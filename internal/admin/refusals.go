@@ -74,7 +74,7 @@ func (l *RefusalLog) Observe(o *tunnel.Outcome) {
 	if o.Carried() || o.Reason == tunnel.NoHello || o.Reason == tunnel.Gone {
 		return
 	}
-	now := time.Now().UTC()
+	now := time.Now()
 	source, client := "", o.Source.Addr().Unmap().WithZone("")
 	if client.IsValid() {
 		source = client.String()
@@ -161,6 +161,7 @@ func (l *RefusalLog) List(f *RefusalFilter) Refusals {
 		matching = matching[:f.Limit]
 	}
 	for _, r := range matching {
+		r.First, r.Last = r.First.UTC(), r.Last.UTC() // until here they are compared
 		answer.Refusals = append(answer.Refusals, r.Refusal)
 	}
 	return answer
