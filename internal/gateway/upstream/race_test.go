@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,9 +45,10 @@ func TestRace(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 				defer cancel()
 				conns := make([]*conn, len(row.answers))
-				started, begin := 0, time.Now()
+				var started atomic.Int32
+				begin := time.Now()
 				c, err := race(ctx, len(row.answers), func(ctx context.Context, i int) (net.Conn, error) {
-					started++
+					started.Add(1)
 					a := row.answers[i]
 					if a.after < 0 {
 						<-ctx.Done()
@@ -62,8 +64,8 @@ func TestRace(t *testing.T) {
 				})
 				took := time.Since(begin)
 				synctest.Wait()
-				if took != row.took || started != row.started {
-					t.Errorf("it took %v and %d dials, want %v and %d", took, started, row.took, row.started)
+				if n := int(started.Load()); took != row.took || n != row.started {
+					t.Errorf("it took %v and %d dials, want %v and %d", took, n, row.took, row.started)
 				}
 				for i, one := range conns {
 					if one != nil && one.closed == (i == row.want) && row.want >= 0 {
