@@ -50,8 +50,7 @@ type serviceEntry struct {
 	views    []int32 // indices of the networks in ExposedTo; an unknown network has none
 	clients  *clientFilter
 
-	transport madeTransport        // of its endpoints that are not behind a network's gateways
-	remote    []*networkTransports // of those that are, where it has layers
+	transports *serviceTransports // that it shares with no other service; nil for none
 
 	home             int32           // the network its endpoints are in, or -1
 	groups           []endpointGroup // its endpoints by network, where there is more than one

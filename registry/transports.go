@@ -29,6 +29,24 @@ type networkTransports struct {
 	gateways []madeTransport // of those without a ProxyTransport, zero
 }
 
+// serviceTransports are those of one service alone.
+type serviceTransports struct {
+	own    madeTransport        // to its endpoints that are not behind a network's gateways
+	remote []*networkTransports // to those that are, where it has layers
+}
+
+// noTransport is of services that need none.
+var noTransport madeTransport
+
+// transport returns the transport to e's endpoints that are not behind a network's
+// gateways.
+func (e *serviceEntry) transport() *madeTransport {
+	if e.transports == nil {
+		return &noTransport
+	}
+	return &e.transports.own
+}
+
 // hasLayers reports whether s asks for more on a connection than the client's bytes.
 func (s *Service) hasLayers() bool { return s.TLS != nil || s.ProxyProtocol != 0 }
 
@@ -60,7 +78,7 @@ func (b *builder) makeOwnTransports(e *serviceEntry) {
 	if len(e.Via) == 0 && !e.hasLayers() {
 		return
 	}
-	e.transport = b.newMadeTransport(e.Service, nil, nil)
+	e.transports = &serviceTransports{own: b.newMadeTransport(e.Service, nil, nil)}
 	if len(e.Via) > 0 || len(e.Endpoints) == 0 {
 		return
 	}
@@ -73,7 +91,7 @@ func (b *builder) makeOwnTransports(e *serviceEntry) {
 	}
 	for _, n := range networks {
 		if !b.direct(n, b.here) {
-			e.remote = append(e.remote, b.transportsInto(e.Service, n))
+			e.transports.remote = append(e.transports.remote, b.transportsInto(e.Service, n))
 		}
 	}
 }
@@ -112,7 +130,10 @@ func (t *Table) transportsTo(e *serviceEntry, network int32) *networkTransports 
 	if !e.hasLayers() {
 		return t.networks[network].transports
 	}
-	for _, r := range e.remote {
+	if e.transports == nil {
+		return nil
+	}
+	for _, r := range e.transports.remote {
 		if r.network == network {
 			return r
 		}
