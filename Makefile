@@ -186,7 +186,7 @@ profile: build ## CPU and allocations of the gateway under each load of bench: b
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) -profile ../bin/profile $(PROFILEFLAGS)
 
 .PHONY: hops
-hops: ## the functions and files that one TLS connection passes, from accept to the Relay: docs/internals/adr/0010-functions-on-the-way-of-a-connection.md
+hops: ## the functions and files that one TLS connection passes, from accept to the Relay: docs/internals/adr/0014-functions-on-the-way-of-a-connection.md
 	cd integration && $(GO) build -cover -covermode=atomic -coverpkg=culvert.dev/... -o ../bin/hops ./hops
 	@rm -rf bin/hops-coverage && mkdir bin/hops-coverage
 	GOCOVERDIR=bin/hops-coverage bin/hops $(HOPSFLAGS)
