@@ -162,6 +162,7 @@ fuzz: ## every fuzz target for FUZZTIME each
 .PHONY: soak
 soak: build ## figures of time and of the processor; a million short tunnels and what is left of them, 2 GiB by every way in and out, 15,000 idle tunnels over 150 connections, and 50,000 that go on to other gateways: half an hour
 	$(GO) test -tags measure -count=1 -p 1 ./connect/h2 ./internal/udp ./cmd/culvert/command
+	$(GO) test -tags measure -count=1 -run '^TestReloadsEndNoTunnel$$' ./internal/gateway
 	cd integration && $(GO) test -tags measure -count=1 -timeout 30m ./reliability
 	cd integration && $(GO) test ./reliability -count=1 -timeout 60m -v -run 'TestShortTunnelsLeaveNothing|TestBytesArriveExactly|TestWaysInCarryExactly|TestWaysOutCarryExactly|TestIdleStreams' -short-tunnels 1000000 -volume 2048 -volume-each 2048 -idle-streams 15000 -idle-onward 50000
 

@@ -14,37 +14,38 @@ import (
 // outside are the packages that read what strangers send, or that serve who
 // reads it.
 var outside = []string{
-	"internal/admin", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "internal/gateway", "internal/gateway/upstream", "internal/names",
+	"internal/admin", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names",
 	"registry", "registry/checks", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
 }
 
 // uncaught are the goroutines of these packages that do not recover by
 // themselves, by the function that starts them, and why that is right.
 var uncaught = map[string]string{
-	"internal/admin/accesslog.go AccessLog.admit":       "writes lines that are made",
-	"internal/admin/admin.go Admin.Serve":               "net/http recovers for each request",
-	"internal/admin/async.go NewAsyncWriter":            "writes lines that are made",
-	"connect/internal/mux/pool.go Pool.start":           "run recovers, and the rest is the pool's own list",
-	"dns/forward.go Forwarder.startFlight":              "settle recovers, and the rest is the list of flights",
-	"dns/https.go Server.ServeHTTPS":                    "waits for the end; net/http recovers for each request",
-	"dns/targets.go Server.join":                        "safeLookup recovers, and the rest is the list of lookups",
-	"dns/tcp.go Server.serveStreams":                    "serveStream recovers",
-	"dns/tcp.go stream.next":                            "finish recovers, and what is left is to write the answer",
-	"dns/udp.go Server.ServeUDP":                        "begin and done recover for each message, and what is left is to write the answer",
-	"dns/udp.go udpServer.read":                         "finish and done recover, and what is left is to write the answer",
-	"internal/gateway/datagrams.go datagrams.shutdown":  "stops servers",
-	"internal/gateway/gateway.go Gateway.Run":           "runs a server, which recovers for each connection",
-	"internal/gateway/gateway.go Gateway.drain":         "stops servers",
-	"registry/checks/checker.go Checker.start":          "ask recovers, and the rest hands on its result",
-	"registry/registry.go Registry.Run":                 "runs a source of configuration, whose panic runSafely catches",
-	"registry/registry.go runSource":                    "runSafely recovers",
-	"tunnel/internal/relay/loop_linux.go Loops.running": "a loop moves bytes and parses none; hasPreamble, which does, recovers, and so does serve",
-	"tunnel/internal/poll/loop_linux.go Task.detach":    "a loop goes on in another goroutine",
-	"tunnel/internal/relay/copy.go copyRelay.open":      "the sweep guards what it does with each tunnel",
-	"tunnel/internal/relay/pump.go pump.start":          "run guards what it calls",
-	"tunnel/internal/relay/pump.go pump.wake":           "run guards what it calls",
-	"tunnel/server.go Server.admit":                     "the sweep compares times, and ends connections by a lock of their own",
-	"internal/udp/session.go activeListener.admit":      "the sweep compares times, and recovers for each session that it ends",
+	"internal/admin/accesslog.go AccessLog.admit":        "writes lines that are made",
+	"internal/admin/admin.go Admin.Serve":                "net/http recovers for each request",
+	"internal/admin/async.go NewAsyncWriter":             "writes lines that are made",
+	"connect/internal/mux/pool.go Pool.start":            "run recovers, and the rest is the pool's own list",
+	"dns/forward.go Forwarder.startFlight":               "settle recovers, and the rest is the list of flights",
+	"dns/https.go Server.ServeHTTPS":                     "waits for the end; net/http recovers for each request",
+	"dns/targets.go Server.join":                         "safeLookup recovers, and the rest is the list of lookups",
+	"dns/tcp.go Server.serveStreams":                     "serveStream recovers",
+	"dns/tcp.go stream.next":                             "finish recovers, and what is left is to write the answer",
+	"dns/udp.go Server.ServeUDP":                         "begin and done recover for each message, and what is left is to write the answer",
+	"dns/udp.go udpServer.read":                          "finish and done recover, and what is left is to write the answer",
+	"internal/gateway/inbound/datagrams.go Socket.Serve": "runs a server, which recovers for each connection",
+	"internal/gateway/http3.go http3Sockets.shutdown":    "stops servers",
+	"internal/gateway/gateway.go Gateway.Run":            "runs a server, which recovers for each connection",
+	"internal/gateway/gateway.go Gateway.drain":          "stops servers",
+	"registry/checks/checker.go Checker.start":           "ask recovers, and the rest hands on its result",
+	"registry/registry.go Registry.Run":                  "runs a source of configuration, whose panic runSafely catches",
+	"registry/registry.go runSource":                     "runSafely recovers",
+	"tunnel/internal/relay/loop_linux.go Loops.running":  "a loop moves bytes and parses none; hasPreamble, which does, recovers, and so does serve",
+	"tunnel/internal/poll/loop_linux.go Task.detach":     "a loop goes on in another goroutine",
+	"tunnel/internal/relay/copy.go copyRelay.open":       "the sweep guards what it does with each tunnel",
+	"tunnel/internal/relay/pump.go pump.start":           "run guards what it calls",
+	"tunnel/internal/relay/pump.go pump.wake":            "run guards what it calls",
+	"tunnel/server.go Server.admit":                      "the sweep compares times, and ends connections by a lock of their own",
+	"internal/udp/session.go activeListener.admit":       "the sweep compares times, and recovers for each session that it ends",
 }
 
 // TestGoroutinesRecover: a panic in a goroutine ends the process, so each one

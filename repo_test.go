@@ -61,7 +61,8 @@ var layers = []struct {
 	{"internal/kube/discovery", []string{"internal/background", "internal/kube/client", "internal/kube/endpoints", "internal/kube/watch", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"internal/kube/mcs", []string{"internal/kube/client", "internal/kube/watch", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
 	{"internal/gateway/upstream", []string{"connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "registry", "internal/termination", "tunnel"}, "the one place where a carrier becomes a dialer; what is served is not its business"},
-	{"internal/gateway", []string{"internal/background", "internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "internal/gateway/upstream", "internal/edits", "internal/metrics", "internal/names", "registry", "registry/alloc", "registry/checks", "sni", "internal/termination", "tunnel", "internal/udp"}, "the composition; what it is made of does not know it"},
+	{"internal/gateway/inbound", []string{"connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "internal/termination", "internal/udp", "registry", "sni", "tunnel"}, "the one place where a listener gets its protocols; what is dialed is not its business"},
+	{"internal/gateway", []string{"internal/background", "internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "internal/gateway/inbound", "internal/gateway/upstream", "internal/edits", "internal/metrics", "internal/names", "registry", "registry/alloc", "registry/checks", "sni", "internal/termination", "tunnel", "internal/udp"}, "the composition; what it is made of does not know it"},
 	{"deploy", nil, "manifests know nothing of the program that they start"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
@@ -84,7 +85,7 @@ var homes = map[string]string{
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",
-	"golang.org/x/crypto/bcrypt":          "cmd/culvert/command",
+	"golang.org/x/crypto/bcrypt":          "internal/gateway/inbound",
 	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
 	"k8s.io":                              "internal/kube/...",
 	"sigs.k8s.io":                         "internal/kube/...",

@@ -7,26 +7,90 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Protocols of a Listener.
+// Protocols of a Listener. Clients of the first four reach what its Sections have and
+// nothing else, whatever services there are. Those of the last two reach every service
+// that is exposed to them.
 const (
 	TLS  = "tls"  // by the name in the hello, passed on or ended here
 	TCP  = "tcp"  // every connection to the one section
 	UDP  = "udp"  // every datagram to the one section
 	HTTP = "http" // nothing is carried: a client hears that HTTP is not routed
+
+	Streams   = "streams"   // of TCP, by the Protocols of its Settings
+	Datagrams = "datagrams" // of UDP, by the Protocols of its Settings
 )
 
-// A Listener is a socket that a Source asks for, and not the configuration: a port of
-// a Gateway of Gateway API. Its clients reach what its Sections have and nothing
-// else, whatever services there are. The gateway opens it, and closes it when it has
+// A Listener is a socket that a Source asks for: a listener of the configuration file,
+// or a port of a Gateway of Gateway API. The gateway opens it, and closes it when it has
 // left the table; its tunnels go on.
 type Listener struct {
-	Name     string // unique among all listeners: "default/edge/tls/443". Of one that stays at its address it may change
+	Name     string // unique among all listeners: ":443", "default/edge/tls/443". Of one that stays at its address it may change
 	Protocol string
-	Address  netip.Addr // to listen at; the zero Addr means every address
-	Port     uint16
-	Sections []*Section // of TLS one for each host; one of TCP and UDP
-	Origin   string     // who says so, for people
+	Address  netip.Addr        // to listen at; the zero Addr means every address
+	Host     string            // to listen at in place of Address: "localhost"
+	Port     uint16            // 0 lets the system choose one, for Streams and Datagrams alone
+	Sections []*Section        // of TLS one for each host; one of TCP and UDP
+	Settings *ListenerSettings `json:"-"` // of Streams and Datagrams
+	Origin   string            // who says so, for people
 }
+
+// ListenerSettings say what a listener offers whose clients reach every service.
+type ListenerSettings struct {
+	// Service, if it is not zero, is where everything goes, and nothing is read from
+	// clients. Port is one of its ports; 0 means its only one.
+	Service tunnel.Name
+	Port    uint16
+
+	// Protocols are spoken in the clear: "sni", "connect", "connect-h2", "socks5",
+	// "websocket" and "proxy", or "quic" for Datagrams.
+	Protocols []string
+
+	// ImpliedSNI says that the source has not named Protocols: "sni" is among them
+	// where there is no Auth, and may come and go with it.
+	ImpliedSNI bool
+
+	RefuseSilently bool             // TLS and QUIC clients are cut off without an alert
+	TLS            *ListenerTLS     // that ends here; nil means that none does
+	Auth           *Auth            // of clients that have credentials; nil asks for none
+	ProxyProtocol  []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
+	WebSocket      WebSocketOptions // of the protocol "websocket"
+}
+
+// ListenerTLS says how a listener ends TLS or QUIC by itself.
+type ListenerTLS struct {
+	Protocols          []string // inside: "connect", "connect-h2", "hbone", "socks5", "websocket", or "connect-h3" for Datagrams
+	Certificates       []KeyPair
+	Names              []tunnel.Pattern // that end here; empty means the certificates', without wildcards
+	ClientCAs          string           // PEM, to verify clients by, whatever identity these have; "" for none
+	ClientCertOptional bool             // clients may come without a certificate
+	MinVersion         uint16           // as in crypto/tls; 0 means TLS 1.3
+
+	// Trust has the PEM certificates to verify clients by, by the trust domain of
+	// the SPIFFE id that they must have. Where there are none, and no ClientCAs, no
+	// client is asked for a certificate.
+	Trust map[string]string
+}
+
+// WebSocketOptions limit who may begin a WebSocket. An empty field means any.
+type WebSocketOptions struct {
+	Path    string
+	Hosts   []string
+	Origins []string
+}
+
+// An Auth has the credentials that a listener accepts: the password of one of the Users,
+// or one of the Tokens.
+type Auth struct {
+	Users  map[string]Secret      // bcrypt hashes by name, for Basic credentials and for SOCKS
+	Tokens map[TokenDigest]string // names by token, for Bearer credentials
+}
+
+// A TokenDigest is the SHA-256 of a token. It does not print itself.
+type TokenDigest [32]byte
+
+func (TokenDigest) String() string               { return Secret("").String() }
+func (TokenDigest) GoString() string             { return Secret("").String() }
+func (TokenDigest) MarshalText() ([]byte, error) { return Secret("").MarshalText() }
 
 // A Section is the part of a listener that is for one host, with its rules. The
 // section with the exact host of the client is chosen, or else the one with the

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"slices"
 
 	"culvert.dev/tunnel"
 )
@@ -206,6 +207,7 @@ func (t *Table) Backends() iter.Seq[*Service] {
 // A socket is where at most one listener can be.
 type socket struct {
 	udp  bool
+	host string
 	addr netip.AddrPort
 }
 
@@ -220,16 +222,16 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 				f = &compiledListeners{byName: map[string]*compiledListener{}, sections: map[string]*compiledSection{}}
 				b.listeners = f
 			}
-			at := socket{l.Protocol == UDP, netip.AddrPortFrom(normalAddr(l.Address), l.Port)}
+			at := socket{l.Protocol == UDP || l.Protocol == Datagrams, l.Host, netip.AddrPortFrom(normalAddr(l.Address), l.Port)}
 			what, kept, why := "", "", ""
 			switch before := f.byName[l.Name]; {
-			case l.Name == "" || l.Port == 0:
+			case l.Name == "" || l.Port == 0 && l.Settings == nil:
 				what, why = fmt.Sprintf("listener %q, port %d", l.Name, l.Port), "it has no name, or no port"
-			case l.Protocol != TLS && l.Protocol != TCP && l.Protocol != UDP && l.Protocol != HTTP:
+			case !slices.Contains([]string{TLS, TCP, UDP, HTTP, Streams, Datagrams}, l.Protocol) || (l.Settings != nil) != (l.Protocol == Streams || l.Protocol == Datagrams):
 				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "there is no such protocol"
 			case before != nil:
 				what, kept = fmt.Sprintf("listener %q", l.Name), before.Origin
-			case sockets[at] != nil:
+			case sockets[at] != nil && l.Port != 0:
 				what, kept = fmt.Sprintf("%s of listener %q", at, l.Name), fmt.Sprintf("listener %q of %s", sockets[at].Name, orUnknown(sockets[at].Origin))
 			}
 			if what != "" {

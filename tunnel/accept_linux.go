@@ -18,7 +18,6 @@ type loopListener struct {
 	ctx           context.Context
 	ln            *Listener
 	sock          *poll.Listener
-	deferred      bool      // the kernel holds its connections back until they send: its protocols are all PreambleDetectors
 	deferredSince time.Time // since when the kernel keeps clients that send nothing
 	failed        chan<- *loopListener
 
@@ -48,15 +47,12 @@ func (s *Server) serveOnLoops(ctx context.Context, ln *Listener) (error, bool) {
 		return nil, false
 	}
 	failed := make(chan *loopListener, len(loops))
-	deferred := detectPreambles(ln.Protocols)
-	if deferred {
-		// The client sends first: the loop need not hear of it before. It hears
-		// of one that sends nothing after a second (see countFromConnect).
-		sock.DeferAccept(acceptDefer)
-	}
+	// A client that sends first need not be heard of before. One that sends nothing is
+	// heard of after a second (see countFromConnect).
+	DeferAccept(sock, ln.Current().Protocols)
 	since := time.Now()
 	for _, l := range loops {
-		d := &loopListener{server: s, ctx: ctx, ln: ln, sock: sock, deferred: deferred, deferredSince: since, failed: failed, loop: l}
+		d := &loopListener{server: s, ctx: ctx, ln: ln, sock: sock, deferredSince: since, failed: failed, loop: l}
 		defer d.unwatch()
 		d.watch()
 	}
@@ -74,12 +70,25 @@ func (s *Server) serveOnLoops(ctx context.Context, ln *Listener) (error, bool) {
 				backoff = 0
 			}
 			backoff, last = min(max(2*backoff, 5*time.Millisecond), time.Second), time.Now()
-			s.log().Warn("accept failed, waiting", "listener", ln.Name, "err", d.err, "wait", backoff)
+			s.log().Warn("accept failed, waiting", "listener", ln.Current().Name, "err", d.err, "wait", backoff)
 			if !s.wait(ctx, backoff) {
 				return ErrServerClosed, true
 			}
 			d.watch()
 		}
+	}
+}
+
+// DeferAccept has the kernel keep back the clients of ln, which was opened by Listen, until
+// they send something, or for a second: if all protocols are PreambleDetectors. Serve does
+// that for the protocols that a Listener begins with. It must be called where they change.
+func DeferAccept(ln net.Listener, protocols []Protocol) {
+	if sock, ok := ln.(*poll.Listener); ok {
+		d := time.Duration(0)
+		if detectPreambles(protocols) {
+			d = acceptDefer
+		}
+		sock.DeferAccept(d)
 	}
 }
 
@@ -159,11 +168,15 @@ func (d *loopListener) HandleEvent(l *poll.Loop, _ int, _ uint32) bool {
 		k := d.server.admit(d.ctx, d.ln, s, room, poll.Task{Loop: l})
 		switch {
 		case k == nil:
-		case !d.deferred:
+		case !detectPreambles(k.config.Protocols):
 			go d.server.serve(k)
 		default:
 			s.Task = &k.task
-			if !serveOrWait(l, k, s, d.deferredSince) {
+			since := d.deferredSince
+			if !d.sock.Deferred() {
+				since = k.accepted
+			}
+			if !serveOrWait(l, k, s, since) {
 				return false
 			}
 		}
@@ -228,7 +241,7 @@ func (g *pendingConn) readMore() bool {
 	k := g.k
 	if n > 0 && len(k.buf) == 0 {
 		k.markBegun()
-		if k.ln.hasPreamble(p[:n]) { // as nearly all are: the bytes stay where they are
+		if k.config.hasPreamble(p[:n]) { // as nearly all are: the bytes stay where they are
 			k.buf, k.scratch = p[:n:n], p
 			return true
 		}
@@ -239,7 +252,7 @@ func (g *pendingConn) readMore() bool {
 		g.reads++
 	}
 	// After an error, the goroutine that serves it gets the same error.
-	return err != nil || n > 0 && (g.reads >= maxReads || k.ln.hasPreamble(k.buf))
+	return err != nil || n > 0 && (g.reads >= maxReads || k.config.hasPreamble(k.buf))
 }
 
 // HandleEvent implements poll.Handler.

@@ -160,14 +160,14 @@ func (c *Conn) SetSource(source netip.AddrPort) {
 	c.source = netip.AddrPortFrom(source.Addr().Unmap(), source.Port())
 }
 
-// fronted reports whether addr is a proxy in front of ln.
-func (ln *Listener) fronted(addr netip.Addr) bool {
+// fronted reports whether addr is a proxy in front of the listener.
+func (ln *ListenerConfig) fronted(addr netip.Addr) bool {
 	return ln.ConnHeader != nil && ln.ConnHeader.Trusts(addr)
 }
 
-// hasPreamble reports whether a connection of ln that has sent prefix can be
-// served without waiting, its ConnHeader included.
-func (ln *Listener) hasPreamble(prefix []byte) bool {
+// hasPreamble reports whether a connection that has sent prefix can be served without
+// waiting, its ConnHeader included.
+func (ln *ListenerConfig) hasPreamble(prefix []byte) bool {
 	if ln.ConnHeader == nil {
 		return hasPreamble(ln.Protocols, prefix)
 	}
@@ -184,7 +184,7 @@ func (ln *Listener) hasPreamble(prefix []byte) bool {
 // readConnHeader reads the header where the listener has one, and returns the
 // context to serve the connection with.
 func (k *slot) readConnHeader() (context.Context, error) {
-	p := k.ln.ConnHeader
+	p := k.config.ConnHeader
 	if p == nil {
 		return &k.ctx, nil
 	}

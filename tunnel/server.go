@@ -20,20 +20,27 @@ type Listener struct {
 	net.Listener
 	Name string // as configured, for logs; "" means its address
 
-	// NameNow is asked for the name, for each connection that comes, where it may
-	// change while the Listener is served; nil means Name.
-	NameNow func() string
-
 	// Protocols are asked in order whose connection it is. A single one is
 	// not asked: the listener is pinned to it, and its server may speak first.
 	Protocols []Protocol
 
 	ConnHeader ConnHeader // that every connection begins with; nil means none
 
+	// Current, if set, takes the place of Name, Protocols and ConnHeader, where they may
+	// change while the Listener is served. It is asked for each connection that comes.
+	Current func() *ListenerConfig
+
 	// Guarded by the Server's mu.
 	cancel context.CancelFunc // ends the contexts of its connections
 	conns  int                // that have such a context
 	over   bool               // Serve has returned
+}
+
+// A ListenerConfig is what a Listener serves at one moment. It must not be changed.
+type ListenerConfig struct {
+	Name       string
+	Protocols  []Protocol
+	ConnHeader ConnHeader
 }
 
 // A Server accepts connections, holds them to limits until they have asked
@@ -55,7 +62,6 @@ type Server struct {
 
 	mu        sync.Mutex             // guards what follows
 	listeners map[*Listener]struct{} // being served, or with connections left
-	drainers  []Drainer
 	slots     slots
 	closed    bool
 	panics    relay.PanicLog
@@ -81,14 +87,15 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 // then, and the connections that came by it go on.
 func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	defer ln.Close()
-	if ln.Name == "" && ln.NameNow != nil {
-		ln.Name = ln.NameNow()
-	}
 	if ln.Name == "" {
 		ln.Name = ln.Addr().String()
 	}
-	if len(ln.Protocols) == 0 {
-		return fmt.Errorf("tunnel: listener %s speaks no protocol", ln.Name)
+	if ln.Current == nil {
+		fixed := &ListenerConfig{ln.Name, ln.Protocols, ln.ConnHeader}
+		ln.Current = func() *ListenerConfig { return fixed }
+	}
+	if c := ln.Current(); len(c.Protocols) == 0 {
+		return fmt.Errorf("tunnel: listener %s speaks no protocol", c.Name)
 	}
 	ctx, ln.cancel = context.WithCancel(ctx)
 	if !s.track(&ln) {
@@ -116,7 +123,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 				return net.ErrClosed
 			}
 			backoff = min(max(2*backoff, 5*time.Millisecond), time.Second)
-			s.log().Warn("accept failed, waiting", "listener", ln.Name, "err", err, "wait", backoff)
+			s.log().Warn("accept failed, waiting", "listener", ln.Current().Name, "err", err, "wait", backoff)
 			if !s.wait(ctx, backoff) {
 				return ErrServerClosed
 			}
@@ -163,12 +170,10 @@ func (s *Server) wait(ctx context.Context, d time.Duration) bool {
 // admit makes c a slot, which somebody must serve, or turns it away. task has
 // the loop that accepted c, if one did.
 func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool, task poll.Task) *slot {
-	k := &slot{server: s, ln: ln, task: task}
+	k := &slot{server: s, ln: ln, config: ln.Current(), task: task}
 	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
-	if k.Conn.Listener = ln.Name; ln.NameNow != nil {
-		k.Conn.Listener = ln.NameNow()
-	}
+	k.Conn.Listener = k.config.Name
 	k.client = s.Budget.Client(&s.clients, k.Conn.source.Addr())
 	s.mu.Lock()
 	var refused error
@@ -219,7 +224,7 @@ func (s *Server) serve(k *slot) {
 	}()
 	ctx, err := k.readConnHeader()
 	if err == nil {
-		proto, err = detect(&k.Conn, k.ln.Protocols)
+		proto, err = detect(&k.Conn, k.config.Protocols)
 	}
 	if err == nil {
 		err = proto.ServeConn(ctx, &k.Conn, k)
@@ -363,11 +368,7 @@ func (s *Server) sweep() {
 // first, Shutdown closes what is left and returns the context's error. It is
 // safe to call again and at once with Close.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.stopListening()
-	s.mu.Lock()
-	drainers := s.drainers
-	s.mu.Unlock()
-	for _, d := range drainers {
+	for _, d := range s.stopListening() {
 		d.Drain()
 	}
 	idle := make(chan struct{})
@@ -388,7 +389,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 
 // Close stops accepting and aborts every connection that was not handed over.
 func (s *Server) Close() error {
-	s.stopListening()
+	_ = s.stopListening()
 	s.mu.Lock()
 	for ln := range s.listeners {
 		ln.cancel()
@@ -402,13 +403,21 @@ func (s *Server) Close() error {
 	return nil
 }
 
-func (s *Server) stopListening() {
+// stopListening closes the listeners, and returns those of their protocols that are to
+// be drained.
+func (s *Server) stopListening() (drainers []Drainer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 	for ln := range s.listeners {
+		for _, p := range ln.Current().Protocols {
+			if d, ok := p.(Drainer); ok {
+				drainers = append(drainers, d)
+			}
+		}
 		_ = ln.Close() // again does no harm
 	}
+	return drainers
 }
 
 func (s *Server) track(ln *Listener) bool {
@@ -421,11 +430,6 @@ func (s *Server) track(ln *Listener) bool {
 		s.listeners = make(map[*Listener]struct{})
 	}
 	s.listeners[ln] = struct{}{}
-	for _, p := range ln.Protocols {
-		if d, ok := p.(Drainer); ok {
-			s.drainers = append(s.drainers, d)
-		}
-	}
 	return true
 }
 

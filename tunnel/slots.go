@@ -59,7 +59,8 @@ type slot struct {
 	server   *Server
 	ctx      slotContext // of the connection
 	ln       *Listener
-	task     poll.Task // its loop is the one that accepted the connection
+	config   *ListenerConfig // of ln, as the connection came
+	task     poll.Task       // its loop is the one that accepted the connection
 	client   *Client
 	exempt   bool          // the client is a proxy in front, and stands for many
 	requests atomic.Int32  // made on the connection
@@ -81,9 +82,9 @@ type slots struct {
 // admit counts k in, or says which limit it would break.
 func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 	switch {
-	case k.ln.fronted(k.Conn.source.Addr()):
+	case k.config.fronted(k.Conn.source.Addr()):
 		k.exempt = true
-	case k.ln.ConnHeader != nil:
+	case k.config.ConnHeader != nil:
 		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
 	default:
 		if err := k.client.checkConnect(l, b, now); err != nil {

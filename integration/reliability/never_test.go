@@ -412,7 +412,7 @@ func TestTimesAreMonotonic(t *testing.T) {
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "sni", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"internal/termination", "internal/udp", "registry", "registry/checks", "registry/file", "registry/alloc", "internal/gateway", "internal/gateway/upstream", "internal/admin", "internal/metrics", "dns"} {
+		"internal/termination", "internal/udp", "registry", "registry/checks", "registry/file", "registry/alloc", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/admin", "internal/metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)

@@ -47,24 +47,29 @@ type StatusPorts struct {
 // A StatusListener is one listener.
 type StatusListener struct {
 	Configured string   `json:"configured"`
-	Address    string   `json:"address"`
+	Address    string   `json:"address"` // "" where it is not open
 	Protocols  []string `json:"protocols"`
+	Problem    string   `json:"problem,omitempty"` // why it is not open, or does not serve all that is configured
+}
+
+// statusOf describes a listener that is open at addr.
+func statusOf(l *Listener, addr net.Addr) StatusListener {
+	s := StatusListener{Configured: l.Address, Address: addr.String()}
+	for _, p := range l.Protocols {
+		s.Protocols = append(s.Protocols, p.Name())
+	}
+	if l.Datagrams != nil {
+		s.Address, s.Protocols = udp.Scheme+s.Address, l.Datagrams.Protos()
+	}
+	return s
 }
 
 // Status says how the gateway is.
 func (g *Gateway) Status() Status {
 	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.cfg.DNS.status()}
 	s.Ready, s.Why = g.Ready()
-	for i, ln := range g.cfg.Listeners {
-		l := StatusListener{Configured: ln.Address, Address: g.addrs[i].String()}
-		for _, p := range ln.Protocols {
-			l.Protocols = append(l.Protocols, p.Name())
-		}
-		if ln.Datagrams != nil {
-			l.Address = udp.Scheme + l.Address
-			l.Protocols = append(l.Protocols, ln.Datagrams.Protos()...)
-		}
-		s.Listeners = append(s.Listeners, l)
+	for i := range g.cfg.Listeners {
+		s.Listeners = append(s.Listeners, statusOf(&g.cfg.Listeners[i], g.addrs[i]))
 	}
 	if t := g.registry.Table(); t != nil {
 		s.Generation, s.Services = t.Generation(), t.Len()
@@ -77,7 +82,8 @@ func (g *Gateway) Status() Status {
 		list, _ := g.ports.status()
 		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
 	}
-	s.SourceListeners, _ = g.dynamic.status()
+	configured, others := g.inbound.describeAll()
+	s.Listeners, s.SourceListeners = append(s.Listeners, configured...), others
 	s.Certificates = g.expiry.certificates()
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
@@ -181,9 +187,9 @@ func (g *Gateway) RestartNeeded(parts []string) { g.restart.Store(&parts) }
 func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m := g.metrics
 	m.OpenTunnels(g.relay.OpenByService, g.relay.BytesByService)
-	m.Gauge("culvert_udp_sessions", "Open UDP sessions, including those without a route yet.", func() float64 { return float64(g.datagrams.server.Stats().Sessions) })
-	m.Gauge("culvert_udp_sessions_half_open", "UDP sessions whose client has not proven yet that it receives answers.", func() float64 { return float64(g.datagrams.server.Stats().HalfOpen) })
-	m.Counter("culvert_udp_dropped_total", "Datagrams from clients that belong to no session and start none, or do not fit: a flood, or clients whose session ended.", func() float64 { return float64(g.datagrams.server.Stats().Dropped) })
+	m.Gauge("culvert_udp_sessions", "Open UDP sessions, including those without a route yet.", func() float64 { return float64(g.datagrams.Stats().Sessions) })
+	m.Gauge("culvert_udp_sessions_half_open", "UDP sessions whose client has not proven yet that it receives answers.", func() float64 { return float64(g.datagrams.Stats().HalfOpen) })
+	m.Counter("culvert_udp_dropped_total", "Datagrams from clients that belong to no session and start none, or do not fit: a flood, or clients whose session ended.", func() float64 { return float64(g.datagrams.Stats().Dropped) })
 	m.Counter("culvert_loop_stalls_total", "Times that an event loop was blocked for 100 ms or more. This is a bug of culvert: please report it.", func() float64 { return float64(g.loops.Stalls()) })
 	m.Gauge("culvert_descriptors_used", "File descriptors used by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
 	if budget != nil && budget.Limit < math.MaxInt64 {
@@ -216,8 +222,8 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of services, that should have a port of servicePorts and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
-	m.Gauge("culvert_source_listeners_open", "Open listeners of Gateways and other sources.", func() float64 { return g.dynamic.count(false) })
-	m.Gauge("culvert_source_listeners_missing", "Listeners of Gateways and other sources that cannot be opened, or only in part.", func() float64 { return g.dynamic.count(true) })
+	m.Gauge("culvert_source_listeners_open", "Open listeners of the configuration file, of Gateways and of other sources.", func() float64 { return g.inbound.count(false) })
+	m.Gauge("culvert_source_listeners_missing", "Listeners of the configuration file, of Gateways and of other sources that cannot be opened, or only in part.", func() float64 { return g.inbound.count(true) })
 	m.Gauge("culvert_vips_services", "Services with virtual IPs.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
 	m.Gauge("culvert_vips_missing", "Virtual IPs that services ask for and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
 	m.Counter("culvert_config_reloads_total", "Successful configuration reloads.", func() float64 { return float64(g.reloads.good.Load()) })

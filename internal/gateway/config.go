@@ -6,14 +6,21 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
 // A Config says what a gateway serves and within which limits.
 type Config struct {
+	Sources []registry.Source
+
+	// SourceListeners are those that the sources are known to bring. New opens them, and
+	// returns an error where that fails; those that sources bring later are tried again.
+	SourceListeners []*registry.Listener
+
+	// Listeners have protocols of the caller's, and stay as they are.
 	Listeners []Listener
-	Sources   []registry.Source
 
 	// SourcesListen says that the sources may bring listeners, so that none has
 	// to be configured. They are opened in any case.
@@ -96,8 +103,8 @@ type Config struct {
 
 // A Listener is an address and what is spoken there.
 type Listener struct {
-	Address    string            // HOST:PORT, or udp://HOST:PORT
-	Protocols  []tunnel.Protocol // asked in order; a single one is pinned
-	ConnHeader tunnel.ConnHeader // that every connection begins with; nil means none
-	Datagrams  *Datagrams        // of an address of UDP, in place of the others; nil at TCP
+	Address    string             // HOST:PORT, or udp://HOST:PORT
+	Protocols  []tunnel.Protocol  // asked in order; a single one is pinned
+	ConnHeader tunnel.ConnHeader  // that every connection begins with; nil means none
+	Datagrams  *inbound.Datagrams // of an address of UDP, in place of the others; nil at TCP
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/gateway/inbound"
+
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -57,7 +59,7 @@ func TestDatagramsAreGuarded(t *testing.T) {
 	}()
 	source := later{make(chan registry.Snapshot)}
 	listener := func(name string) Listener {
-		return Listener{Address: "udp://127.0.0.1:0", Datagrams: &Datagrams{Service: tunnel.MustParseName(name), Port: 1}}
+		return Listener{Address: "udp://127.0.0.1:0", Datagrams: &inbound.Datagrams{Service: tunnel.MustParseName(name), Port: 1}}
 	}
 	var log lines
 	g, err := New(t.Context(), Config{

@@ -32,13 +32,13 @@ func TestFrontsFollowTheTable(t *testing.T) {
 	if n := e.loops.Budget.Used() - base; n != 2 {
 		t.Errorf("%d descriptors are counted, want 2", n)
 	}
-	if e.dynamic.guard.Check(netip.AddrPortFrom(e.addr, one.Port), true) == nil {
+	if e.inbound.guard.Check(netip.AddrPortFrom(e.addr, one.Port), true) == nil {
 		t.Error("the guard does not know the listener")
 	}
 	toOne, toTwo := e.greeted(e.at(one.Port), "a"), e.greeted(e.at(two.Port), "b")
-	socket := e.dynamic.open["one"].stream
+	socket := e.inbound.open["one"].stream
 	e.have(with(one, section("other", "", to(b))))
-	if e.dynamic.open["one"].stream != socket {
+	if e.inbound.open["one"].stream != socket {
 		t.Error("a listener that stays was opened again")
 	}
 	if !refused(e.at(two.Port)) {
@@ -49,7 +49,7 @@ func TestFrontsFollowTheTable(t *testing.T) {
 	}
 	e.still(toOne)
 	e.still(toTwo)
-	if e.dynamic.guard.Check(netip.AddrPortFrom(e.addr, two.Port), true) != nil {
+	if e.inbound.guard.Check(netip.AddrPortFrom(e.addr, two.Port), true) != nil {
 		t.Error("the guard still knows a listener that is gone")
 	}
 
@@ -145,7 +145,7 @@ func TestFrontsChangeTheirNames(t *testing.T) {
 	a, b := section("gateway/x/a/tls", "a.test", to(backend("a.test"))), section("gateway/x/b/tls", "b.test", to(backend("b.test")))
 	shared := e.listener("x/a/tls/443", registry.TLS, a, b)
 	e.have(shared)
-	socket := e.dynamic.open[shared.Name].stream
+	socket := e.inbound.open[shared.Name].stream
 	kept, err := e.dialTLS(shared.Port, "b.test")
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +158,7 @@ func TestFrontsChangeTheirNames(t *testing.T) {
 	alone := with(shared, b)
 	alone.Name = "x/b/tls/443"
 	e.have(alone)
-	if o := e.dynamic.open[alone.Name]; o == nil || o.stream != socket || len(e.dynamic.open) != 1 {
+	if o := e.inbound.open[alone.Name]; o == nil || o.stream != socket || len(e.inbound.open) != 1 {
 		t.Fatal("the socket was closed")
 	}
 	select {
@@ -184,7 +184,7 @@ func TestFrontsChangeTheirNames(t *testing.T) {
 	one, two := *alone, *other
 	one.Name, two.Name = other.Name, alone.Name
 	e.have(&one, &two)
-	if o := e.dynamic.open[one.Name]; o == nil || o.stream != socket || e.asked(one.Port, "b.test") != "b" || e.asked(two.Port, "a.test") != "a" {
+	if o := e.inbound.open[one.Name]; o == nil || o.stream != socket || e.asked(one.Port, "b.test") != "b" || e.asked(two.Port, "a.test") != "a" {
 		t.Error("the names went with the sockets")
 	}
 	works(t, kept)

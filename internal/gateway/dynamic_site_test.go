@@ -76,9 +76,9 @@ func (e *edge) say(s registry.Snapshot) {
 	before := e.registry.Table().Generation()
 	e.feed <- s
 	testnet.Eventually(e.t, soon, func() bool {
-		e.dynamic.mu.Lock()
-		defer e.dynamic.mu.Unlock()
-		return e.dynamic.generation > before
+		e.inbound.mu.Lock()
+		defer e.inbound.mu.Unlock()
+		return e.inbound.generation > before
 	}, "the gateway has taken up the change")
 }
 

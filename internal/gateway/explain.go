@@ -18,6 +18,7 @@ import (
 	"culvert.dev/connect/ws"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/edits"
+	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
@@ -192,9 +193,11 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if l.Address != q.Listener {
 			continue
 		}
-		if d := l.Datagrams; d != nil && !d.Service.IsZero() {
-			req.Proto, req.Name, req.Port = d.Proto(), d.Service, d.Port
-			x.Proto = req.Proto
+		if d := l.Datagrams; d != nil && d.Proto() == "udp" {
+			if req.Proto, req.Name, req.Port = d.Proto(), d.Service, d.Port; d.To != nil {
+				d.To(req)
+			}
+			x.Proto, x.Listener = req.Proto, req.Listener
 			return req, nil
 		} else if d != nil {
 			spoken = slices.Contains(d.Protos(), q.Proto)
@@ -217,14 +220,14 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				}
 			case *tunnel.Fixed:
 				f.Direct(req)
-				req.Proto, x.Proto = f.Name(), f.Name()
+				req.Proto, x.Proto, x.Listener = f.Name(), f.Name(), req.Listener
 				return req, nil
-			case *tlsProtocol:
-				return explainDynamic(&f.listenerState, f, q, req, x)
-			case *plainProtocol:
-				return explainDynamic(&f.listenerState, f, q, req, x)
-			case *httpProtocol:
-				return explainDynamic(&f.listenerState, f, q, req, x)
+			case inbound.Sectioned:
+				if err := f.Route(req, q.Host); err != nil {
+					return nil, err
+				}
+				x.Proto, x.Listener = req.Proto, req.Listener
+				return req, nil
 			}
 			if off, ok := p.(interface{ Off() bool }); ok && off.Off() {
 				continue // it takes nothing at this moment

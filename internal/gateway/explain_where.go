@@ -41,20 +41,29 @@ func (g *Gateway) explainTargets() []explainTarget {
 	for _, p := range g.ports.listeners() {
 		all = append(all, explainTarget{listener: p.Address, where: p.Address, origin: "a service"})
 	}
-	return append(all, g.dynamic.explainTargets()...)
+	return append(all, g.inbound.explainTargets()...)
 }
 
 // explainTargets are the listeners of the table, with those that can't be opened.
-func (f *dynamicListeners) explainTargets() []explainTarget {
+func (f *listeners) explainTargets() []explainTarget {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []explainTarget
+	for _, l := range f.configured {
+		a := explainTarget{listener: l.Configured, where: l.Configured}
+		if f.serving[l.Configured] == nil {
+			a.problem = l.Problem
+		} else {
+			a.names = []string{l.Address}
+		}
+		all = append(all, a)
+	}
 	for _, s := range f.list {
 		a := explainTarget{listener: s.Name, where: s.Address, origin: s.Origin, protocol: s.Protocol}
 		if o := f.serving[s.Name]; o == nil {
 			a.problem = s.Problem
 		} else {
-			for _, section := range o.config.Load().Sections {
+			for _, section := range o.Table().Sections {
 				a.names = append(a.names, section.Name)
 				if gateway, ok := strings.CutPrefix(section.Name, "gateway/"); ok { // "gateway/shop/edge/tls": several Gateways may share a port
 					if i := strings.LastIndex(gateway, "/"); i > 0 {
@@ -132,7 +141,7 @@ func (a *explainTarget) serves(q Query) bool {
 // told, and for one that is not there.
 func (g *Gateway) explain(ctx context.Context, q Query) (*Explanation, error) {
 	all := g.explainTargets()
-	listeners := slices.Concat(g.ports.listeners(), g.dynamic.listeners(), g.cfg.Listeners)
+	listeners := slices.Concat(g.ports.listeners(), g.inbound.listeners(), g.cfg.Listeners)
 	if q.Listener == "" {
 		return g.explainAnywhere(ctx, all, listeners, q)
 	}
@@ -192,14 +201,15 @@ func (g *Gateway) explainEach(ctx context.Context, some []explainTarget, listene
 func (g *Gateway) explainAnywhere(ctx context.Context, all []explainTarget, listeners []Listener, q Query) (*Explanation, error) {
 	some := slices.DeleteFunc(slices.Clone(all), func(a explainTarget) bool { return a.protocol == "" || !a.serves(q) })
 	routes, leads, refusals := g.explainEach(ctx, some, listeners, q)
-	if n := len(g.cfg.Listeners); n > 0 {
+	configured := slices.DeleteFunc(slices.Clone(all), func(a explainTarget) bool { return a.origin != "" || a.problem != "" })
+	if len(configured) > 0 {
 		one := q
-		if n == 1 {
-			one.Listener = g.cfg.Listeners[0].Address
+		if len(configured) == 1 {
+			one.Listener = configured[0].listener
 		}
 		x := Explain(ctx, g.router, listeners, one)
 		if x.Reason == "" {
-			routes, leads = append(routes, x), append(leads, all[:n]...)
+			routes, leads = append(routes, x), append(leads, configured...)
 		} else if len(routes) == 0 {
 			return x, nil
 		}

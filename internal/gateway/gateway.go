@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"culvert.dev/internal/admin"
+	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/metrics"
 	"culvert.dev/internal/names"
@@ -69,11 +70,13 @@ type Gateway struct {
 	access    *admin.AccessLog
 	refusals  admin.RefusalLog
 	listeners []tunnel.Listener
-	datagrams *datagrams
+	datagrams *udp.Server
+	sockets   []*inbound.Socket // of Config.Listeners
+	http3     http3Sockets
 	addrs     []net.Addr     // of all listeners, in the order of the Config
 	ports     *servicePorts  // nil for none
 	vips      *vipController // nil for none
-	dynamic   *dynamicListeners
+	inbound   *listeners
 	adminLn   net.Listener
 	healthLn  net.Listener
 	started   time.Time
@@ -90,7 +93,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && !cfg.SourcesListen {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && len(cfg.SourceListeners) == 0 && !cfg.SourcesListen {
 		return nil, errors.New("gateway: no listener")
 	}
 	g.expiry = newExpiryWatch(g.log)
@@ -98,15 +101,20 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if cfg.DNS != nil {
 		budget.Limit = max(budget.Limit-dnsDescriptors, budget.Limit/2)
 	}
-	if err := g.listen(ctx, guard); err != nil {
-		g.Close()
-		return nil, err
-	}
 	g.access = &admin.AccessLog{Log: g.log}
 	observe := func(o *tunnel.Outcome) {
 		g.metrics.Observe(o)
 		g.access.Observe(o)
 		g.refusals.Observe(o)
+	}
+	builder := &inbound.Builder{
+		Via: cfg.Via, Table: func() *registry.Table { return g.registry.Table() },
+		Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log,
+	}
+	g.inbound = newListeners(g, guard, builder)
+	if err := g.listen(ctx, guard); err != nil {
+		g.Close()
+		return nil, err
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
@@ -122,20 +130,14 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxTunnelsPerClient: cfg.Limits.MaxConnectionsPerClient, ConnectTimeout: cfg.ConnectTimeout, ConnectTotalTimeout: cfg.ConnectTotalTimeout,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
-	g.datagrams.server = &udp.Server{
+	g.datagrams = &udp.Server{
 		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, IdleTimeout: cfg.UDPIdleTimeout, Observe: observe, Log: g.log,
-	}
-	for _, l := range cfg.Listeners {
-		if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
-			l.Datagrams.HTTP3.prepare(g, l.Address, budget, observe)
-		}
 	}
 	if err := g.openStates(guard, budget); err != nil {
 		g.Close()
 		return nil, err
 	}
-	g.dynamic = newDynamicListeners(g, guard, budget)
-	g.onTable(g.dynamic.tableChanged)
+	g.onTable(g.inbound.tableChanged)
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.onTable(g.checker.Changed)
 	if cfg.DNS != nil {
@@ -175,15 +177,15 @@ func (g *Gateway) closeStates() {
 
 // listen opens every socket and tells the guard which are our own.
 func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
-	g.datagrams = &datagrams{}
 	for _, l := range g.cfg.Listeners {
 		if l.Datagrams != nil {
-			addr, err := g.datagrams.listen(ctx, l)
+			s, err := g.inbound.builder.OpenSocket(ctx, l.Address, l.Address, l.Datagrams)
 			if err != nil {
 				return err
 			}
-			guard.OwnListener(addr)
-			g.addrs = append(g.addrs, addr)
+			guard.OwnListener(s.Conn.LocalAddr())
+			g.addrs = append(g.addrs, s.Conn.LocalAddr())
+			g.sockets = append(g.sockets, s)
 			continue
 		}
 		ln, err := tunnel.Listen(ctx, l.Address)
@@ -193,6 +195,12 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 		guard.OwnListener(ln.Addr())
 		g.addrs = append(g.addrs, ln.Addr())
 		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, ConnHeader: l.ConnHeader})
+	}
+	if err := g.inbound.openAll(ctx, g.cfg.SourceListeners); err != nil {
+		return err
+	}
+	for _, l := range g.cfg.SourceListeners {
+		g.addrs = append(g.addrs, g.inbound.open[l.Name].addr())
 	}
 	if g.cfg.DNS != nil {
 		if err := g.cfg.DNS.listen(ctx, guard); err != nil {
@@ -207,7 +215,10 @@ func (g *Gateway) Close() {
 	for _, ln := range g.listeners {
 		_ = ln.Close()
 	}
-	g.datagrams.close()
+	for _, s := range g.sockets {
+		s.Close()
+	}
+	g.inbound.closeAll()
 	g.cfg.DNS.close()
 	for _, ln := range []net.Listener{g.adminLn, g.healthLn} {
 		if ln != nil {
@@ -217,7 +228,8 @@ func (g *Gateway) Close() {
 	g.closeStates()
 }
 
-// Addrs returns the listeners' addresses, in the order of the Config.
+// Addrs returns the addresses of the Listeners and then of the SourceListeners of the
+// Config, in their order.
 func (g *Gateway) Addrs() []net.Addr { return slices.Clone(g.addrs) }
 
 // Run serves until ctx is done, then drains: it is no longer ready at once,
@@ -255,8 +267,6 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	if g.vips != nil {
 		run(func() error { return g.vips.run(work) })
 	}
-	g.dynamic.serve = g.serveDynamic(run)
-	run(func() error { return g.dynamic.run(work) })
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.pruneMetrics(work) })
@@ -283,7 +293,14 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		})
 		g.log.Info("serving", "listener", ln.Name, "address", ln.Addr().String())
 	}
-	g.datagrams.run(work, run, g.router, g.log)
+	for _, s := range g.sockets {
+		g.http3.add(s)
+		run(func() error { return s.Serve(work, g.datagrams, g.router) })
+		g.log.Info("serving", "listener", s.Name(), "address", s.Conn.LocalAddr().String())
+	}
+	g.inbound.serve = g.serveListener(run)
+	g.inbound.serveAll(work)
+	run(func() error { return g.inbound.run(work) })
 	if g.cfg.Serving != nil {
 		g.cfg.Serving()
 	}
@@ -298,7 +315,8 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	_ = g.relay.Close()
 	_ = g.server.Close()
 	d.stop()
-	g.datagrams.stop()
+	g.http3.close()
+	_ = g.datagrams.Close()
 	g.upstreams.Close()
 	_ = g.loops.Close()
 	stop()
@@ -354,14 +372,14 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 	last := timeout / 5 // of the time is for aborts
 	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
 	defer stopWaiting()
-	g.datagrams.server.Drain()
+	g.datagrams.Drain()
 	// A connection of many tunnels ends with the last of them, so what is
 	// aborted below is also what Shutdown waits for.
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		var ending sync.WaitGroup
-		ending.Go(func() { g.datagrams.shutdown(ctx) })
+		ending.Go(func() { g.http3.shutdown(ctx) })
 		ending.Go(func() { g.cfg.DNS.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
 		ending.Wait()
@@ -409,7 +427,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 			return false, "the ports of services are not open yet"
 		}
 	}
-	if _, settled := g.dynamic.status(); !settled {
+	if !g.inbound.settled() {
 		return false, "the listeners that sources know of are not open yet"
 	}
 	if _, settled := g.vips.status(); !settled {

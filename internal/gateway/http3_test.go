@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/gateway/inbound"
+
 	"culvert.dev/connect/h3"
 	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/termination"
@@ -55,12 +57,12 @@ func startHTTP3(t *testing.T, alone bool, drainTimeout time.Duration, services .
 // startHTTP3With is startHTTP3 with keys of the caller's.
 func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, drainTimeout time.Duration, services ...*registry.Service) (addr string, stop func() error) {
 	t.Helper()
-	h := &HTTP3{Via: "far", TerminateAll: alone}
+	h := &inbound.HTTP3{Via: "far", TerminateAll: alone}
 	if err := h.Use(keys); err != nil {
 		t.Fatal(err)
 	}
 	g, err := New(t.Context(), Config{
-		Via: "far", Listeners: []Listener{{Address: "udp://127.0.0.1:0", Datagrams: &Datagrams{HTTP3: h}}},
+		Via: "far", Listeners: []Listener{{Address: "udp://127.0.0.1:0", Datagrams: &inbound.Datagrams{HTTP3: h}}},
 		Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: services}}}, DrainDelay: -1, DrainTimeout: drainTimeout,
 	})
 	if err != nil {

@@ -93,14 +93,7 @@ func (g *Gateway) watchMemory(budget *tunnel.Budget) {
 	w := &g.memory
 	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
 	w.relieve = g.relay.FreeMemory
-	w.http3 = func() (all []*h3.Server) {
-		for _, l := range g.cfg.Listeners {
-			if l.Datagrams != nil && l.Datagrams.HTTP3 != nil {
-				all = append(all, &l.Datagrams.HTTP3.server)
-			}
-		}
-		return all
-	}
+	w.http3 = g.http3.servers
 	w.moved = w.limit
 	if w.limit < 0 {
 		return

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -14,7 +15,7 @@ import (
 // tested where it is; that it has it, here.
 func TestEveryPartIsPluggedIn(t *testing.T) {
 	auth := &connect.Bearer{Verify: connect.Tokens(map[string]string{"ci": "t-one"})}
-	h := &HTTP3{Auth: auth, Via: "gw", TerminateAll: true}
+	h := &inbound.HTTP3{Auth: auth, Via: "gw", TerminateAll: true}
 	keys, _ := gatewayKeys(t)
 	if err := h.Use(keys); err != nil {
 		t.Fatal(err)
@@ -22,7 +23,7 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	cfg := Config{
 		Listeners: []Listener{
 			{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}},
-			{Address: "udp://127.0.0.1:0", Datagrams: &Datagrams{HTTP3: h}},
+			{Address: "udp://127.0.0.1:0", Datagrams: &inbound.Datagrams{HTTP3: h}},
 		},
 		Sources:             []registry.Source{registry.Static{Name: "test"}},
 		Via:                 "gw",
@@ -39,7 +40,7 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	for who, limits := range map[string]tunnel.Limits{"streams": g.server.Limits, "datagrams": g.datagrams.server.Limits, "HTTP/3": h.server.Limits} {
+	for who, limits := range map[string]tunnel.Limits{"streams": g.server.Limits, "datagrams": g.datagrams.Limits, "HTTP/3": h.Server.Limits} {
 		if limits != cfg.Limits {
 			t.Errorf("%s have the limits %+v, want %+v", who, limits, cfg.Limits)
 		}
@@ -49,14 +50,14 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 		t.Fatal("the loops have no budget")
 	}
 	for who, has := range map[string]*tunnel.Budget{
-		"streams": g.server.Budget, "datagrams": g.datagrams.server.Budget, "HTTP/3": h.server.Budget, "tunnels": g.router.Budget,
-		"ways out": g.upstreams.Budget, "checks": g.checker.Budget, "listeners of sources": g.dynamic.budget, "the memory's watch": g.memory.budget,
+		"streams": g.server.Budget, "datagrams": g.datagrams.Budget, "HTTP/3": h.Server.Budget, "tunnels": g.router.Budget,
+		"ways out": g.upstreams.Budget, "checks": g.checker.Budget, "listeners of sources": g.inbound.budget, "the memory's watch": g.memory.budget,
 	} {
 		if has != budget {
 			t.Errorf("%s have a budget of their own, or none", who)
 		}
 	}
-	guard := g.dynamic.guard
+	guard := g.inbound.guard
 	if guard == nil {
 		t.Fatal("the listeners of sources have no guard")
 	}
@@ -64,7 +65,7 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	if !ok {
 		t.Fatalf("tunnels are dialed by a %T", g.router.Dialer)
 	}
-	datagrams := g.datagrams.server.Dialer
+	datagrams := g.datagrams.Dialer
 	if datagrams == nil {
 		t.Fatal("datagrams have no dialer")
 	}
@@ -74,7 +75,7 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 		}
 	}
 	for who, tells := range map[string]bool{
-		"streams": g.server.Observe != nil, "datagrams": g.datagrams.server.Observe != nil, "HTTP/3": h.server.Observe != nil, "tunnels": g.router.Observe != nil,
+		"streams": g.server.Observe != nil, "datagrams": g.datagrams.Observe != nil, "HTTP/3": h.Server.Observe != nil, "tunnels": g.router.Observe != nil,
 	} {
 		if !tells {
 			t.Errorf("nobody is told of the end of %s", who)
@@ -83,13 +84,13 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	if r := g.router; r.MaxTunnels != cfg.MaxTunnels || r.MaxTunnelsPerClient != cfg.Limits.MaxConnectionsPerClient || r.ConnectTimeout != cfg.ConnectTimeout || r.ConnectTotalTimeout != cfg.ConnectTotalTimeout {
 		t.Errorf("tunnels have %d, %d, %v and %v", r.MaxTunnels, r.MaxTunnelsPerClient, r.ConnectTimeout, r.ConnectTotalTimeout)
 	}
-	if g.relay.IdleTimeout != cfg.IdleTimeout || g.relay.HalfClosedTimeout != cfg.HalfClosedTimeout || g.datagrams.server.IdleTimeout != cfg.UDPIdleTimeout {
-		t.Errorf("limits without a byte are %v, %v and %v", g.relay.IdleTimeout, g.relay.HalfClosedTimeout, g.datagrams.server.IdleTimeout)
+	if g.relay.IdleTimeout != cfg.IdleTimeout || g.relay.HalfClosedTimeout != cfg.HalfClosedTimeout || g.datagrams.IdleTimeout != cfg.UDPIdleTimeout {
+		t.Errorf("limits without a byte are %v, %v and %v", g.relay.IdleTimeout, g.relay.HalfClosedTimeout, g.datagrams.IdleTimeout)
 	}
-	if g.upstreams.Via != cfg.Via || h.server.Via != h.Via {
-		t.Errorf("this gateway calls itself %q and %q, want %q", g.upstreams.Via, h.server.Via, cfg.Via)
+	if g.upstreams.Via != cfg.Via || h.Server.Via != h.Via {
+		t.Errorf("this gateway calls itself %q and %q, want %q", g.upstreams.Via, h.Server.Via, cfg.Via)
 	}
-	if h.server.Auth != connect.Authenticator(auth) || h.server.Identify == nil {
-		t.Errorf("HTTP/3 asks for %v, and knows clients by their certificates: %v", h.server.Auth, h.server.Identify != nil)
+	if h.Server.Auth != connect.Authenticator(auth) || h.Server.Identify == nil {
+		t.Errorf("HTTP/3 asks for %v, and knows clients by their certificates: %v", h.Server.Auth, h.Server.Identify != nil)
 	}
 }

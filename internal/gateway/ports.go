@@ -342,6 +342,9 @@ func (g *Gateway) ownPorts() map[uint16]bool {
 	for _, ln := range g.listeners {
 		add(ln.Addr())
 	}
+	for _, addr := range g.inbound.addrs() {
+		add(addr)
+	}
 	if g.adminLn != nil {
 		add(g.adminLn.Addr())
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"culvert.dev/registry"
 )
 
 // Limits of files with credentials.
@@ -41,20 +43,12 @@ func (*Auth) check(d *decoder, at mapping) {
 // Users are hashes of passwords by the names of users.
 type Users map[string]Hash
 
-// A Hash is a bcrypt hash, "$2y$10$...". It does not print itself.
-type Hash string
-
-// A Digest is the SHA-256 of a token. It does not print itself.
-type Digest [sha256.Size]byte
-
-const hidden = "(hidden)"
-
-func (Hash) String() string                 { return hidden }
-func (Hash) GoString() string               { return hidden }
-func (Hash) MarshalText() ([]byte, error)   { return []byte(hidden), nil }
-func (Digest) String() string               { return hidden }
-func (Digest) GoString() string             { return hidden }
-func (Digest) MarshalText() ([]byte, error) { return []byte(hidden), nil }
+// A Hash is a bcrypt hash, "$2y$10$...", and a Digest is the SHA-256 of a token. Neither
+// prints itself.
+type (
+	Hash   = registry.Secret
+	Digest = registry.TokenDigest
+)
 
 // decode reads a mapping of names to hashes. Its errors quote nothing of it:
 // who mixes up the two sides must not find a hash in the log.

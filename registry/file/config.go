@@ -48,6 +48,8 @@ type Config struct {
 	// configuration names for that.
 	Certificates []Certificate
 
+	tableListeners []*registry.Listener // of Snapshot
+
 	files   []string    // every file that was read
 	sum     digest      // of what they contain
 	digests fileDigests // of the first of them
@@ -175,9 +177,12 @@ type Log struct {
 // Default returns the configuration of an empty file.
 func Default() *Config { return defaults[configuration]().config() }
 
-// Snapshot returns the networks and services of c for the registry.
+// Snapshot returns the networks, services and listeners of c for the registry.
 func (c *Config) Snapshot() registry.Snapshot {
-	return registry.Snapshot{Networks: c.Networks, Services: c.Services}
+	if len(c.tableListeners) != len(c.Listeners) {
+		c.tableListeners = tableListeners(c.Listeners)
+	}
+	return registry.Snapshot{Networks: c.Networks, Services: c.Services, Listeners: c.tableListeners}
 }
 
 // Listens reports whether sources other than the file may bring listeners.
@@ -194,7 +199,6 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		{"cluster", c.Cluster, next.Cluster},
 		{"zone", c.Mesh.Zone, next.Mesh.Zone},
 		{"network", c.Mesh.Network, next.Mesh.Network},
-		{"listeners", fixed(c.Listeners), fixed(next.Listeners)},
 		{"servicePorts", c.ServicePorts, next.ServicePorts},
 		{"vips", c.VIPs, next.VIPs},
 		{"dns", fixedDNS(c.DNS), fixedDNS(next.DNS)},
@@ -210,18 +214,6 @@ func (c *Config) RestartNeeded(next *Config) []string {
 		}
 	}
 	return parts
-}
-
-// fixed returns listeners without what may change while they are open.
-func fixed(listeners []Listener) []Listener {
-	out := slices.Clone(listeners)
-	for i := range out {
-		if out[i].TLS != nil {
-			out[i].TLS = &TLS{Protocols: out[i].TLS.Protocols}
-		}
-		out[i].Auth = nil
-	}
-	return out
 }
 
 // Load reads the configuration file at path, of at most 16 MiB, and the files

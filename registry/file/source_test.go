@@ -219,14 +219,14 @@ func TestBadFileKeepsTheTable(t *testing.T) {
 	}
 }
 
-func TestListenerChangesNeedARestart(t *testing.T) {
+func TestChangesThatNeedARestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "culvert.yaml")
 	write(t, path, config(1, "a.test"))
 	f := follow(t, path)
 	testnet.Eventually(t, reloadTimeout, func() bool { return f.serves("a.test") }, "first read")
-	replace(t, path, strings.ReplaceAll(config(1, "b.test"), ":443", ":8443")+"log: {level: debug}\n")
+	replace(t, path, strings.ReplaceAll(config(1, "b.test"), ":443", ":8443")+"cluster: west\n")
 	testnet.Eventually(t, reloadTimeout, func() bool { return f.serves("b.test") }, "second read")
-	if !f.logged(`change needs a restart" file=` + path + ` changed="listeners, log"`) {
+	if !f.logged(`change needs a restart" file=` + path + ` changed=cluster`) {
 		t.Errorf("no warning:\n%s", f.log.String())
 	}
 }

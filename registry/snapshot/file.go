@@ -186,6 +186,9 @@ func (e *encoder) source(name string, s *savedSnapshot) error {
 		}
 	}
 	for _, l := range s.Listeners {
+		if l.Settings != nil {
+			continue // without its credentials it would be open to everybody
+		}
 		if err := e.listener(l, known); err != nil {
 			return err
 		}

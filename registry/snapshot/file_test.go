@@ -52,6 +52,8 @@ func (f *filler) fill(v reflect.Value) {
 			v.SetString(secretText)
 		}
 		return
+	case *registry.ListenerSettings: // of listeners that are not saved
+		return
 	case *registry.TLSTermination:
 		if f.secrets {
 			v.Set(reflect.ValueOf(&registry.TLSTermination{Certificates: []registry.KeyPair{{Certificate: "c", Key: secretText}}}))

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -13,10 +14,27 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/crypto/bcrypt"
+
 	"culvert.dev/connect"
 	"culvert.dev/internal/testnet"
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
+
+func hashOf(t testing.TB, password string, cost int) registry.Secret {
+	t.Helper()
+	h, err := bcrypt.GenerateFromPassword([]byte(password), cost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return registry.Secret(h)
+}
+
+// digestOf is how a file of tokens has one.
+func digestOf(token string) string {
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(token)))
+}
 
 // guessCost makes a check slow enough that what waits behind 180 of them waits
 // for seconds, also on a fast machine.

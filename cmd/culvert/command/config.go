@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/crypto/bcrypt"
 
+	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 )
@@ -82,7 +82,7 @@ func hashPassword(r io.Reader, w io.Writer, name string) error {
 	if name == "" || strings.ContainsAny(name, ":$\r\n") {
 		return usageError("use letters and digits", "%q cannot be a user name", name)
 	}
-	hash, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost)
+	hash, err := inbound.HashPassword(password)
 	if err != nil {
 		return usageError("bcrypt takes at most 72 bytes", "%w", err)
 	}
@@ -167,7 +167,7 @@ func checkConfig(stdin io.Reader, path string) (*file.Config, error) {
 	if err != nil {
 		return nil, &cliError{err: err, code: exitUsage}
 	}
-	if _, _, err := gatewayConfig(c); err != nil {
+	if _, err := gatewayConfig(c); err != nil {
 		return nil, usage(err)
 	}
 	if _, err := registry.Merge(c.Snapshot()); err != nil {

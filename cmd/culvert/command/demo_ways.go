@@ -39,17 +39,18 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 	start := func(services []*registry.Service, listeners ...file.Listener) (addrs []string, err error) {
 		c := file.Default()
 		c.Drain = file.Drain{Timeout: 2 * time.Second}
+		c.Services = services
 		for _, l := range listeners {
 			l.Address += "127.0.0.1:0"
 			c.Listeners = append(c.Listeners, l)
 		}
-		cfg, _, err := gatewayConfig(c)
+		cfg, err := gatewayConfig(c)
 		if err != nil {
 			return nil, err
 		}
 		started++
 		cfg.Via = fmt.Sprintf("demo-%d", started)
-		cfg.Sources = []registry.Source{registry.Static{Name: "demo", Snapshot: registry.Snapshot{Services: services}}}
+		cfg.Sources = []registry.Source{registry.Static{Name: "demo", Snapshot: c.Snapshot()}}
 		cfg.Log = slog.New(slog.DiscardHandler)
 		g, err := gateway.New(ctx, cfg)
 		if err != nil {

@@ -70,6 +70,9 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	return cmd
 }
 
+// allProtocols are those a request may have come by.
+var allProtocols = append(slices.Clone(file.Protocols), "hbone", "connect-h3", "tcp", "udp")
+
 // explainProtocols are those that a question may be asked of by its protocol:
 // ports for one service have no other.
 var explainProtocols = allProtocols[:len(allProtocols)-2]
@@ -131,8 +134,11 @@ func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gate
 	if q.Listener, err = pickListener(c, q.Listener); err != nil {
 		return nil, err
 	}
-	cfg, _, err := gatewayConfig(c)
+	cfg, err := gatewayConfig(c)
 	if err != nil {
+		return nil, err
+	}
+	if cfg.Listeners, err = preparedListeners(&cfg); err != nil {
 		return nil, err
 	}
 	guard, err := gateway.NewGuard(cfg)

@@ -106,7 +106,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
-	cfg, credentials, err := gatewayConfig(c)
+	cfg, err := gatewayConfig(c)
 	if err != nil {
 		return err
 	}
@@ -115,10 +115,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	}
 	cfg.Log, cfg.Health = log, o.health
 	cfg.DroppedLogLines = func() float64 { return float64(out.Dropped()) }
-	sources, reloader, err := o.sources(c, log)
-	if err != nil {
-		return err
-	}
+	sources, reloader := o.sources(c, log)
 	k8s, err := newKube(c, log)
 	if err != nil {
 		return err
@@ -139,7 +136,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	defer k8s.Start(ctx, g)()
 	if reloader != nil {
 		reloader.OnError = func(error) { g.Reloaded(false) }
-		reloader.OnConfig = onConfig(g, &cfg, credentials, log)
+		reloader.OnConfig = onConfig(g, &cfg, log)
 		reload := reloader.Load
 		if reload == nil {
 			reload = file.Reload
@@ -147,6 +144,9 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		var asked atomic.Bool // for a reload, by a signal
 		reloader.Load = func(path string, current *file.Config) (*file.Config, error) {
 			next, err := reload(path, current)
+			if o.onlyDNS && err == nil {
+				next.Listeners = nil
+			}
 			if asked.Swap(false) {
 				notify(notifyReady)
 			}
@@ -204,14 +204,13 @@ func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) error 
 
 // onConfig returns what a source calls with every configuration it takes up.
 // The first one is the one that the gateway was started with.
-func onConfig(g *gateway.Gateway, cfg *gateway.Config, credentials *verifiers, log *slog.Logger) func(*file.Config) {
+func onConfig(g *gateway.Gateway, cfg *gateway.Config, log *slog.Logger) func(*file.Config) {
 	var running *file.Config
 	return func(c *file.Config) {
-		if err := errors.Join(useKeys(cfg.Listeners, c), useDNSKeys(cfg.DNS, c)); err != nil {
+		if err := useDNSKeys(cfg.DNS, c); err != nil {
 			log.Error("cannot reload the certificates", "err", err)
 		}
 		g.UseCertificates(expiries(c))
-		credentials.use(c, log)
 		for _, warning := range c.Warnings {
 			log.Warn("configuration warning", "warning", warning.Error())
 		}

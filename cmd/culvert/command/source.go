@@ -65,14 +65,24 @@ func (o *sourceOptions) load() (*file.Config, error) {
 		}
 		return c, nil
 	}
-	c := file.Default()
 	if o.routes != "" {
-		fromFile, err := o.loadRoutes(o.routes, nil)
+		c, err := o.loadRoutes(o.routes, nil)
 		if err != nil {
 			return nil, configError(err)
 		}
-		c = fromFile
+		return c, nil
 	}
+	c := file.Default()
+	if err := o.addFlags(c); err != nil {
+		return nil, err
+	}
+	var err error
+	c.Services, err = o.flagRoutes()
+	return c, err
+}
+
+// addFlags adds the listeners and the admin port of flags.
+func (o *sourceOptions) addFlags(c *file.Config) error {
 	c.Admin = o.admin
 	for _, l := range o.listen {
 		_, port, err := net.SplitHostPort(strings.TrimPrefix(l, udp.Scheme))
@@ -80,16 +90,11 @@ func (o *sourceOptions) load() (*file.Config, error) {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return nil, usageError("write HOST:PORT or :PORT, or udp://HOST:PORT for QUIC", "--listen %q: %w", l, err)
+			return usageError("write HOST:PORT or :PORT, or udp://HOST:PORT for QUIC", "--listen %q: %w", l, err)
 		}
 		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
 	}
-	if o.routes != "" {
-		return c, nil
-	}
-	var err error
-	c.Services, err = o.flagRoutes()
-	return c, err
+	return nil
 }
 
 // loadRoutes reads the routes file at path and adds the routes of flags: what
@@ -106,7 +111,7 @@ func (o *sourceOptions) loadRoutes(path string, current *file.Config) (*file.Con
 	if len(flags) > 0 { // else they are joined
 		c.Services = file.JoinRoutes(append(c.Services, flags...))
 	}
-	return c, nil
+	return c, o.addFlags(c)
 }
 
 // flagRoutes makes the services of --route.
@@ -123,24 +128,20 @@ func (o *sourceOptions) flagRoutes() ([]*registry.Service, error) {
 }
 
 // sources returns what feeds the registry, and the one that can reload.
-func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.Source, *file.Source, error) {
+func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.Source, *file.Source) {
 	if o.config != "" {
 		src := &file.Source{Path: o.config, Log: log}
-		return []registry.Source{src}, src, nil
+		return []registry.Source{src}, src
 	}
 	if o.routes != "" {
 		src := &file.Source{Path: o.routes, Load: o.loadRoutes, Log: log}
-		return []registry.Source{src}, src, nil
+		return []registry.Source{src}, src
 	}
-	flags, err := o.flagRoutes()
-	if err != nil {
-		return nil, nil, err
-	}
-	return []registry.Source{registry.Static{Name: "flags", Snapshot: registry.Snapshot{Services: flags}}}, nil, nil
+	return []registry.Source{registry.Static{Name: "flags", Snapshot: c.Snapshot()}}, nil
 }
 
-// gatewayConfig makes what gateway.New takes, and what checks credentials there.
-func gatewayConfig(c *file.Config) (gateway.Config, *verifiers, error) {
+// gatewayConfig makes what gateway.New takes.
+func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{
 		Mesh:   c.Mesh,
 		Lookup: new(dns.Resolver).Lookup,
@@ -161,33 +162,28 @@ func gatewayConfig(c *file.Config) (gateway.Config, *verifiers, error) {
 			if _, socket := admin.SocketPath(c.Admin); socket {
 				hint = "write unix:/run/culvert/admin.sock"
 			}
-			return cfg, nil, usageError(hint, "%w", err)
+			return cfg, usageError(hint, "%w", err)
 		}
 	}
 	cfg.ServicePorts = servicePorts(c)
 	var err error
 	if cfg.DNS, err = dnsServer(c); err != nil {
-		return cfg, nil, err
+		return cfg, err
 	}
 	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	cfg.Via = pseudonym(c)
-	vs := newVerifiers()
-	for _, l := range c.Listeners {
-		if l.UDP() {
-			d, err := datagrams(l, cfg.Via, vs)
-			if err != nil {
-				return cfg, nil, err
-			}
-			cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Datagrams: d})
-			continue
-		}
-		ps, err := protocols(l, cfg.Via, vs)
-		if err != nil {
-			return cfg, nil, err
-		}
-		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: l.Address, Protocols: ps, ConnHeader: connHeader(l)})
+	cfg.SourceListeners = c.Snapshot().Listeners
+	_, err = preparedListeners(&cfg) // "config check" is to know what the gateway can't serve
+	return cfg, err
+}
+
+// preparedListeners returns what a gateway of cfg would serve.
+func preparedListeners(cfg *gateway.Config) ([]gateway.Listener, error) {
+	all, err := gateway.Prepare(cfg.SourceListeners, cfg.Via)
+	if err != nil {
+		return nil, usageError("names in tls must be in its certificates, and without names its certificates must have one that is not a wildcard", "%w", err)
 	}
-	return cfg, vs, nil
+	return all, nil
 }
 
 // servicePorts are the ports that c has to give to services; nil for none.

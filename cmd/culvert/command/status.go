@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -150,7 +151,11 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	}
 	line("tunnels", "%d open", s.Tunnels)
 	for _, l := range s.Listeners {
-		line("listener", "%s (%s)", l.Address, strings.Join(l.Protocols, ", "))
+		problem := ""
+		if l.Problem != "" {
+			problem = ": " + l.Problem
+		}
+		line("listener", "%s (%s)%s", cmp.Or(l.Address, l.Configured), strings.Join(l.Protocols, ", "), problem)
 	}
 	for _, l := range s.SourceListeners {
 		problem := ""

@@ -87,7 +87,7 @@ func startFile(t *testing.T, files map[string]string) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, credentials, err := gatewayConfig(c)
+	cfg, err := gatewayConfig(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func startFile(t *testing.T, files map[string]string) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.source.OnConfig = onConfig(g, &cfg, credentials, log)
+	r.source.OnConfig = onConfig(g, &cfg, log)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ran := make(chan error, 1)
 	go func() { ran <- g.Run(ctx, nil) }()

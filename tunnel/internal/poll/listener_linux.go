@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -17,6 +18,8 @@ import (
 type Listener struct {
 	addr *net.TCPAddr
 	done chan struct{} // closed by Close
+
+	deferred atomic.Bool
 
 	mu   sync.RWMutex // guards what follows; read-held over calls that don't block
 	fd   int32        // -1 once closed
@@ -45,11 +48,15 @@ func (l *Listener) Done() <-chan struct{} { return l.done }
 // DeferAccept has the kernel keep a connection that has sent nothing for up to d,
 // in whole seconds, before it can be accepted.
 func (l *Listener) DeferAccept(d time.Duration) {
+	l.deferred.Store(d > 0)
 	const tcpDeferAccept = 9 // TCP_DEFER_ACCEPT
 	_ = l.Control(func(fd int32) error {
 		return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpDeferAccept, int(d/time.Second))
 	})
 }
+
+// Deferred reports whether DeferAccept is in force.
+func (l *Listener) Deferred() bool { return l.deferred.Load() }
 
 func (l *Listener) Addr() net.Addr { return l.addr }
 

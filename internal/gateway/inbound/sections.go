@@ -1,4 +1,4 @@
-package gateway
+package inbound
 
 import (
 	"context"
@@ -7,28 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
-
-// A listenerState is what is said at a listener of the table: its Protocol. What it has
-// is changed at once, for the connections to come.
-type listenerState struct {
-	registry *registry.Registry
-	address  string // the address that is listened at
-	config   atomic.Pointer[listenerConfig]
-}
-
-// A listenerConfig is the configuration of a listener by one table. It is not changed.
-type listenerConfig struct {
-	*registry.Listener
-	table   *registry.Table
-	keySets map[string]*sectionKeys // by section
-}
 
 // sectionKeys are the keys of a section that terminates TLS.
 type sectionKeys struct {
@@ -37,11 +21,10 @@ type sectionKeys struct {
 	err         error // why there are no keys: the section terminates no TLS then
 }
 
-// newListenerConfig makes l of a table ready. What is the same as before is kept.
-func newListenerConfig(t *registry.Table, l *registry.Listener, before *listenerConfig) *listenerConfig {
-	o := &listenerConfig{Listener: l, table: t}
-	for _, s := range l.Sections {
-		if s.TLS == nil || l.Protocol != registry.TLS {
+// makeKeySets makes the keys of the sections. Those that are the same as before are kept.
+func (o *config) makeKeySets(before *config) {
+	for _, s := range o.Sections {
+		if s.TLS == nil || o.Protocol != registry.TLS {
 			continue
 		}
 		if o.keySets == nil {
@@ -55,11 +38,10 @@ func newListenerConfig(t *registry.Table, l *registry.Listener, before *listener
 		k.keys, k.err = newKeySet(s.TLS)
 		o.keySets[s.Name] = k
 	}
-	return o
 }
 
 // problem says which sections can't be served, and notes each by its name.
-func (o *listenerConfig) problem(parts map[string]error) error {
+func (o *config) problem(parts map[string]error) error {
 	var errs []error
 	for _, s := range o.Sections {
 		if k := o.keySets[s.Name]; k != nil && k.err != nil {
@@ -108,7 +90,7 @@ func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
 // which section it is for, and that one whether it is passed on or TLS ends.
 // A client that is not served gets no answer: its connection is closed, as Gateway
 // API requires.
-type tlsProtocol struct{ listenerState }
+type tlsProtocol struct{ l *Listener }
 
 var _ tunnel.PreambleDetector = (*tlsProtocol)(nil)
 
@@ -127,7 +109,7 @@ func (*tlsProtocol) HasPreamble(prefix []byte) bool { return hello.HasPreamble(p
 
 // ServeConn implements tunnel.Protocol.
 func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	has := f.config.Load() // one for all that follows
+	has := f.l.config.Load() // one for all that follows
 	var ends *tunnel.Request
 	if err := hello.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
 		if f.route(has, req) {
@@ -139,7 +121,7 @@ func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Ha
 		return err
 	}
 	// Once a certificate is shown, the client takes itself for accepted.
-	if err := f.registry.Table().PrecheckRoute(ends); err != nil {
+	if err := f.l.builder.Table().PrecheckRoute(ends); err != nil {
 		return refuse(ends, h, err)
 	}
 	k := has.keySets[ends.Listener]
@@ -157,7 +139,7 @@ func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Ha
 }
 
 // route says what req leads to, and reports whether TLS is passed on there.
-func (f *tlsProtocol) route(has *listenerConfig, req *tunnel.Request) bool {
+func (f *tlsProtocol) route(has *config, req *tunnel.Request) bool {
 	req.ListenerOnly = true // to nothing, unless there is a section
 	s := has.table.SectionOf(has.Name, req.Name)
 	if s == nil {
@@ -165,7 +147,7 @@ func (f *tlsProtocol) route(has *listenerConfig, req *tunnel.Request) bool {
 	}
 	if s.Istio && has.table.SectionAdmits(s.Name, req) {
 		if name, port, _, ok := sni.ParseIstio(req.Name); ok {
-			req.Name, req.Port, req.Listener, req.ListenerOnly = name, port, f.address, false
+			req.Name, req.Port, req.Listener, req.ListenerOnly = name, port, Address(has.Listener), false
 			return true
 		}
 	}
@@ -173,21 +155,9 @@ func (f *tlsProtocol) route(has *listenerConfig, req *tunnel.Request) bool {
 	return s.TLS == nil
 }
 
-// A plainProtocol is the Protocol of a TCP listener, and what a UDP one asks for:
-// all there is goes by the one section.
-type plainProtocol struct {
-	listenerState
-	tunnel.Fixed
-}
-
-func newPlainProtocol() *plainProtocol {
-	f := &plainProtocol{}
-	f.Fill = f.route
-	return f
-}
-
-func (f *plainProtocol) route(req *tunnel.Request) {
-	has := f.config.Load()
+// routeAll sends req to the one section of a listener of TCP or UDP.
+func (l *Listener) routeAll(req *tunnel.Request) {
+	has := l.config.Load()
 	req.ListenerOnly = true
 	if s := has.table.SectionOf(has.Name, tunnel.Name{}); s != nil {
 		req.Listener = s.Name
@@ -195,7 +165,7 @@ func (f *plainProtocol) route(req *tunnel.Request) {
 }
 
 // An httpProtocol is the Protocol of a listener for HTTP, which is not routed.
-type httpProtocol struct{ listenerState }
+type httpProtocol struct{ l *Listener }
 
 var _ tunnel.PreambleDetector = (*httpProtocol)(nil)
 

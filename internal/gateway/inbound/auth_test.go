@@ -1,11 +1,9 @@
-package command
+package inbound
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -17,22 +15,25 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"culvert.dev/connect"
-	"culvert.dev/registry/file"
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
-func hashOf(t testing.TB, password string, cost int) file.Hash {
+func hashOf(t testing.TB, password string, cost int) registry.Secret {
 	t.Helper()
 	h, err := bcrypt.GenerateFromPassword([]byte(password), cost)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return file.Hash(h)
+	return registry.Secret(h)
 }
 
-func newVerifier(t testing.TB, vs *verifiers, l *file.Listener) *verifier {
+func verifierOf(t testing.TB, a *registry.Auth) *verifier {
 	t.Helper()
-	v, err := vs.of(l)
+	v, err := newVerifier(newCheckQueue(1))
+	if err == nil {
+		_, err = v.use(a)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,14 +52,9 @@ func bearer(token string) connect.Credentials {
 // What a reload takes away is refused at once, also where it was remembered, and
 // what it adds is accepted.
 func TestCredentialsAreReloaded(t *testing.T) {
-	vs := newVerifiers()
 	alice, bob := hashOf(t, "a-secret", bcrypt.MinCost), hashOf(t, "b-secret", bcrypt.MinCost)
-	one, two := file.Digest(sha256.Sum256([]byte("t-one"))), file.Digest(sha256.Sum256([]byte("t-two")))
-	listener := func(users map[string]file.Hash, tokens map[file.Digest]string) file.Listener {
-		return file.Listener{Address: ":1", Auth: &file.Auth{Users: users, Tokens: tokens}}
-	}
-	l := listener(map[string]file.Hash{"alice": alice, "bob": bob}, map[file.Digest]string{one: "one"})
-	v := newVerifier(t, vs, &l)
+	one, two := registry.TokenDigest(sha256.Sum256([]byte("t-one"))), registry.TokenDigest(sha256.Sum256([]byte("t-two")))
+	v := verifierOf(t, &registry.Auth{Users: map[string]registry.Secret{"alice": alice, "bob": bob}, Tokens: map[registry.TokenDigest]string{one: "one"}})
 	wants := func(when string, c connect.Credentials, want bool) {
 		t.Helper()
 		if _, err := v.Authenticate(t.Context(), c); (err == nil) != want {
@@ -71,29 +67,29 @@ func TestCredentialsAreReloaded(t *testing.T) {
 		wants("before", bearer("t-one"), true)
 		wants("before", bearer("t-two"), false)
 	}
-	var log bytes.Buffer
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	cfg := &file.Config{Listeners: []file.Listener{
-		listener(map[string]file.Hash{"bob": hashOf(t, "another", bcrypt.MinCost), "carol": alice}, map[file.Digest]string{two: "two"}),
-		{Address: ":2", Auth: &file.Auth{Users: map[string]file.Hash{"alice": alice}}}, // which needs a restart
-	}}
-	vs.use(cfg, logger)
+	next := &registry.Auth{
+		Users:  map[string]registry.Secret{"bob": hashOf(t, "another", bcrypt.MinCost), "carol": alice},
+		Tokens: map[registry.TokenDigest]string{two: "two"},
+	}
+	use := func(a *registry.Auth, want credentialChange) {
+		t.Helper()
+		if got, err := v.use(a); err != nil || got != want {
+			t.Errorf("got %+v and %v, want %+v", got, err, want)
+		}
+	}
+	use(next, credentialChange{usersAdded: 1, usersRemoved: 1, usersChanged: 1, tokensAdded: 1, tokensRemoved: 1})
 	wants("taken away", basic("192.0.2.1", "alice", "a-secret"), false)
 	wants("with another password", basic("192.0.2.1", "bob", "b-secret"), false)
 	wants("with another password", basic("192.0.2.1", "bob", "another"), true)
 	wants("added", basic("192.0.2.1", "carol", "a-secret"), true)
 	wants("taken away", bearer("t-one"), false)
 	wants("added", bearer("t-two"), true)
-	if got, want := log.String(), "users_added=1 users_removed=1 users_changed=1 tokens_added=1 tokens_removed=1"; !strings.Contains(got, want) {
-		t.Errorf("the log says %q, want %q", got, want)
+	use(next, credentialChange{})
+	if _, err := v.use(&registry.Auth{}); err == nil {
+		t.Error("credentials of nobody are accepted")
 	}
-	log.Reset()
-	vs.use(cfg, logger)
-	if log.Len() > 0 {
-		t.Errorf("nothing has changed, and the log says %q", &log)
-	}
-	cfg.Listeners[0] = listener(nil, map[file.Digest]string{two: "two"})
-	vs.use(cfg, logger)
+	wants("after credentials of nobody", bearer("t-two"), true)
+	use(&registry.Auth{Tokens: next.Tokens}, credentialChange{usersRemoved: 2})
 	if got := strings.Join(v.Challenges(), ", "); got != `Bearer realm="culvert"` {
 		t.Errorf("the challenges are %q, want that of tokens alone", got)
 	}
@@ -104,7 +100,7 @@ func TestCredentialsAreReloaded(t *testing.T) {
 // and whether there is such a user.
 func TestPasswordsTakeTheSameTime(t *testing.T) {
 	const low, high = bcrypt.MinCost, bcrypt.MinCost + 5
-	users := map[string]file.Hash{"low": hashOf(t, "a", low), "middle": hashOf(t, "a", low+2), "high": hashOf(t, "a", high)}
+	users := map[string]registry.Secret{"low": hashOf(t, "a", low), "middle": hashOf(t, "a", low+2), "high": hashOf(t, "a", high)}
 	for _, user := range []string{"low", "middle", "high", "nobody"} {
 		work := 0
 		right := compare(func(hash, password []byte) error {
@@ -136,8 +132,7 @@ func TestPasswordsTakeTheSameTime(t *testing.T) {
 // was not used for longest is forgotten.
 func TestRightPasswordsAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := file.Listener{Address: ":1", Auth: &file.Auth{Users: map[string]file.Hash{"alice": hashOf(t, "a", bcrypt.MinCost)}}}
-		v := newVerifier(t, newVerifiers(), &l)
+		v := verifierOf(t, &registry.Auth{Users: map[string]registry.Secret{"alice": hashOf(t, "a", bcrypt.MinCost)}})
 		sum := func(i int) [sha256.Size]byte { return sha256.Sum256(fmt.Append(nil, i)) }
 		v.remember(sum(0), "h")
 		for range 5 {
@@ -299,9 +294,4 @@ func TestCheckQueueIsBounded(t *testing.T) {
 			t.Errorf("%d clients are left over", len(q.clients))
 		}
 	})
-}
-
-// digestOf is how a file of tokens has one.
-func digestOf(token string) string {
-	return fmt.Sprintf("%x", sha256.Sum256([]byte(token)))
 }

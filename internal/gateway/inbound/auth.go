@@ -1,4 +1,4 @@
-package command
+package inbound
 
 import (
 	"container/list"
@@ -9,8 +9,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
-	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,57 +16,28 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"culvert.dev/connect"
-	"culvert.dev/registry/file"
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
-// verifiers has the one verifier of each listener, by its address, whatever the
-// listener speaks and whether it has auth now: a reload may give it some. All of them
-// share the processors for password checks.
-type verifiers struct {
-	checks *checkQueue
-	all    map[string]*verifier
+// newVerifier returns a verifier that accepts nobody before use.
+func newVerifier(checks *checkQueue) (*verifier, error) {
+	v := &verifier{checks: checks, right: make(map[[sha256.Size]byte]*list.Element)}
+	_, err := rand.Read(v.key[:])
+	return v, err
 }
 
-func newVerifiers() *verifiers {
-	return &verifiers{newCheckQueue(runtime.GOMAXPROCS(0) / 2), make(map[string]*verifier)}
-}
-
-// of makes the verifier of a listener.
-func (vs *verifiers) of(l *file.Listener) (*verifier, error) {
-	v := &verifier{checks: vs.checks, right: make(map[[sha256.Size]byte]*list.Element)}
-	if _, err := rand.Read(v.key[:]); err != nil {
-		return nil, err
-	}
-	if _, err := v.use(l); err != nil {
-		return nil, err
-	}
-	vs.all[l.Address] = v
-	return v, nil
-}
-
-// use gives the listeners of a running gateway the credentials of c, and has those
-// ask for none that have no auth there.
-func (vs *verifiers) use(c *file.Config, log *slog.Logger) {
-	for i := range c.Listeners {
-		l := &c.Listeners[i]
-		v := vs.all[l.Address]
-		if v == nil {
-			continue // which only a restart opens, and the log says so
-		}
-		change, err := v.use(l)
-		switch {
-		case err != nil:
-			log.Error("credentials", "listener", l.Address, "err", err)
-		case change.on:
-			log.Info("the listener now requires credentials", "listener", l.Address)
-		case change.off:
-			log.Warn("the listener no longer requires credentials", "listener", l.Address)
-		case change != credentialChange{}:
-			log.Info("credentials", "listener", l.Address,
-				"users_added", change.usersAdded, "users_removed", change.usersRemoved, "users_changed", change.usersChanged,
-				"tokens_added", change.tokensAdded, "tokens_removed", change.tokensRemoved)
-		}
+// logCredentials logs how the credentials of a listener have changed.
+func logCredentials(log *slog.Logger, listener string, change credentialChange) {
+	switch {
+	case change.on:
+		log.Info("the listener now requires credentials", "listener", listener)
+	case change.off:
+		log.Warn("the listener no longer requires credentials", "listener", listener)
+	case change != credentialChange{}:
+		log.Info("credentials", "listener", listener,
+			"users_added", change.usersAdded, "users_removed", change.usersRemoved, "users_changed", change.usersChanged,
+			"tokens_added", change.tokensAdded, "tokens_removed", change.tokensRemoved)
 	}
 }
 
@@ -95,15 +64,14 @@ type verifier struct {
 // A rightPassword is one that a check has found right.
 type rightPassword struct {
 	sum   [sha256.Size]byte
-	hash  file.Hash // of the user then
+	hash  registry.Secret // of the user then
 	until time.Time
 }
 
 // credentials are what a listener accepts.
 type credentials struct {
-	auth   *file.Auth
+	auth   *registry.Auth
 	off    bool // nobody is asked for any
-	byName bool // the listener takes TLS by name, which has no place for any
 	cost   int  // the highest of any user's hash
 	tokens func(string) (string, bool)
 }
@@ -115,14 +83,13 @@ type credentialChange struct {
 	on, off bool // there is an auth, and there was none; or the other way round
 }
 
-// use has v accept what is in the auth of l and nothing else, from now on; where
-// there is none, credentials are not asked for.
-func (v *verifier) use(l *file.Listener) (change credentialChange, err error) {
-	a := l.Auth
-	next := &credentials{auth: a, cost: bcrypt.MinCost, byName: slices.Contains(l.Outer(), "sni")}
+// use has v accept what is in a and nothing else, from now on; where a is nil,
+// credentials are not asked for.
+func (v *verifier) use(a *registry.Auth) (change credentialChange, err error) {
+	next := &credentials{auth: a, cost: bcrypt.MinCost}
 	switch {
 	case a == nil:
-		a = &file.Auth{}
+		a = &registry.Auth{}
 		next.auth, next.off = a, true
 	case len(a.Users) == 0 && len(a.Tokens) == 0:
 		return change, errors.New("auth names no user and no token")
@@ -197,7 +164,7 @@ func (v *verifier) Challenges() []string {
 func (v *verifier) password(ctx context.Context, from netip.Addr, user, password string) error {
 	mac := hmac.New(sha256.New, v.key[:])
 	mac.Write([]byte(user))
-	mac.Write([]byte{0}) // no user name has a NUL: the file's reader sees to it
+	mac.Write([]byte{0}) // no user name has a NUL: the source sees to it
 	mac.Write([]byte(password))
 	sum := [sha256.Size]byte(mac.Sum(nil))
 	known := v.known.Load()
@@ -222,12 +189,18 @@ func (v *verifier) password(ctx context.Context, from netip.Addr, user, password
 	return nil
 }
 
+// HashPassword returns a bcrypt hash of a password of at most 72 bytes, for registry.Auth.
+func HashPassword(password string) (string, error) {
+	h, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.DefaultCost)
+	return string(h), err
+}
+
 // compare reports whether a password is that of a hash, which is "" for a user
 // that does not exist. A wrong one takes the time of a hash of the highest cost,
 // whatever the cost of this one is and whether there is one: a check of cost n
 // takes 2^n, so that what is missing is one of each cost from n to below the
 // highest.
-func compare(check func(hash, password []byte) error, hash file.Hash, password string, highest int) bool {
+func compare(check func(hash, password []byte) error, hash registry.Secret, password string, highest int) bool {
 	if hash == "" {
 		_ = check(decoy(highest), []byte(password))
 		return false
@@ -251,7 +224,7 @@ func decoy(cost int) []byte {
 
 // remembers reports whether a password was found right a moment ago, for the hash
 // that the user has now. It is then remembered for longer.
-func (v *verifier) remembers(sum [sha256.Size]byte, hash file.Hash) bool {
+func (v *verifier) remembers(sum [sha256.Size]byte, hash registry.Secret) bool {
 	now := time.Now()
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -272,7 +245,7 @@ func (v *verifier) remembers(sum [sha256.Size]byte, hash file.Hash) bool {
 
 // remember notes a right password, in place of the one that was not used for
 // longest where there are too many.
-func (v *verifier) remember(sum [sha256.Size]byte, hash file.Hash) {
+func (v *verifier) remember(sum [sha256.Size]byte, hash registry.Secret) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if e := v.right[sum]; e != nil {

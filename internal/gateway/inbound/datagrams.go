@@ -1,0 +1,169 @@
+package inbound
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h3"
+	"culvert.dev/internal/termination"
+	"culvert.dev/internal/udp"
+	"culvert.dev/registry"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+// Datagrams are what is carried from an address of UDP: those for one Service, or QUIC
+// by the names in its hellos.
+type Datagrams struct {
+	Service tunnel.Name               // zero: QUIC
+	Port    uint16                    // of Service; 0 where it has only one
+	To      func(req *tunnel.Request) // in place of Service: fills in where a session goes
+	Silent  bool                      // QUIC clients are told nothing where they are refused
+
+	// HTTP3, if set, is where QUIC to names of the gateway's own ends; all of
+	// QUIC does where it is Alone.
+	HTTP3 *HTTP3
+}
+
+// newDatagrams makes what a listener of Datagrams carries.
+func (o *Listener) newDatagrams(s *registry.ListenerSettings) (*Datagrams, error) {
+	d := &Datagrams{Service: s.Service, Port: s.Port, Silent: s.RefuseSilently}
+	if s.TLS == nil {
+		return d, nil
+	}
+	d.HTTP3 = &HTTP3{Auth: o.verifier, Via: o.builder.Via, TerminateAll: len(s.Protocols) == 0}
+	return d, useKeys(d.HTTP3, s.TLS)
+}
+
+// Proto is how requests by d are called where nothing is said of them.
+func (d *Datagrams) Proto() string { return d.Protos()[0] }
+
+// Protos are how requests by d may be called.
+func (d *Datagrams) Protos() []string {
+	switch {
+	case !d.Service.IsZero() || d.To != nil:
+		return []string{"udp"}
+	case d.HTTP3 == nil:
+		return []string{"quic"}
+	case d.HTTP3.TerminateAll:
+		return []string{"connect-h3"}
+	}
+	return []string{"quic", "connect-h3"}
+}
+
+// An HTTP3 ends QUIC at an address of UDP and takes CONNECT over HTTP/3. Its
+// keys may be changed while it serves; it has none before Use.
+type HTTP3 struct {
+	Auth connect.Authenticator // nil asks for no credentials
+	Via  string                // this gateway's pseudonym
+
+	// TerminateAll says that nothing else is at the address: all connections end here,
+	// whatever name they ask for, and those that ask for none.
+	TerminateAll bool
+
+	Server h3.Server // whose fields OpenSocket sets
+
+	names termination.Protocol // knows which end here
+	keys  atomic.Pointer[tls.Config]
+}
+
+// Use has QUIC ended with k from the next connection on. Where it returns an
+// error, nothing has changed.
+func (p *HTTP3) Use(k *termination.Keys) error {
+	cfg, err := k.Config("h3")
+	if err != nil {
+		return err
+	}
+	p.names.All = p.TerminateAll
+	if err := p.names.Use(k); err != nil {
+		return err
+	}
+	p.keys.Store(cfg)
+	return nil
+}
+
+// Owns reports whether connections to n end here.
+func (p *HTTP3) Owns(n tunnel.Name) bool { return p.names.Owns(n) }
+
+// prepare sets what of the server belongs to the gateway.
+func (p *HTTP3) prepare(b *Builder, name string) {
+	s := &p.Server
+	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		if cfg := p.keys.Load(); cfg != nil {
+			return cfg, nil
+		}
+		return nil, errors.New("gateway: no certificate for HTTP/3")
+	}}
+	s.Identify = termination.PeerOf // of a client that the keys have let pass, whatever they are now
+	s.Auth, s.Via, s.Name = p.Auth, p.Via, name
+	s.Limits, s.Budget, s.Observe, s.Log = b.Limits, b.Budget, b.Observe, b.Log
+}
+
+// A Socket is an open socket of UDP, and what is carried from it.
+type Socket struct {
+	*Datagrams
+	Conn *net.UDPConn
+	ln   udp.Listener
+}
+
+// OpenSocket opens the socket of d. Logs call it name.
+func (b *Builder) OpenSocket(ctx context.Context, address, name string, d *Datagrams) (*Socket, error) {
+	conn, err := udp.Listen(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	s := &Socket{Datagrams: d, Conn: conn, ln: udp.Listener{Conn: conn, Name: name, Service: d.Service, Port: d.Port, To: d.To, Silent: d.Silent}}
+	if d.HTTP3 != nil {
+		d.HTTP3.prepare(b, name)
+		if !d.HTTP3.TerminateAll {
+			s.ln.Own, s.ln.Local = d.HTTP3.Owns, udp.NewLocal(conn)
+		}
+	}
+	if d.Service.IsZero() && d.To == nil {
+		s.ln.Open = func() udp.Opening { return new(sni.QUIC) }
+	}
+	return s, nil
+}
+
+// Name returns what logs call s.
+func (s *Socket) Name() string { return s.ln.Name }
+
+// Serve carries what comes to s until s or the servers are closed. It returns nil then.
+func (s *Socket) Serve(ctx context.Context, server *udp.Server, h tunnel.Handler) error {
+	served := func(err error) error {
+		if errors.Is(err, tunnel.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		return err
+	}
+	if s.HTTP3 != nil && s.HTTP3.TerminateAll {
+		return served(s.HTTP3.Server.Serve(ctx, s.Conn, h))
+	}
+	var wg sync.WaitGroup
+	var failed error
+	if s.HTTP3 != nil {
+		wg.Go(func() {
+			defer s.ln.Local.Close()
+			failed = served(s.HTTP3.Server.Serve(ctx, s.ln.Local, h))
+		})
+	}
+	err := served(server.Serve(ctx, s.ln))
+	if s.HTTP3 != nil {
+		_ = s.HTTP3.Server.Close()
+	}
+	wg.Wait()
+	return errors.Join(err, failed)
+}
+
+// Close closes the socket. Its sessions end, as nothing else reaches their clients.
+func (s *Socket) Close() {
+	if s.HTTP3 != nil {
+		_ = s.HTTP3.Server.Close()
+	}
+	_ = s.Conn.Close()
+}

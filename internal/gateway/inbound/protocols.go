@@ -1,0 +1,203 @@
+package inbound
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/connect/hbone"
+	"culvert.dev/connect/proxyproto"
+	"culvert.dev/connect/socks5"
+	"culvert.dev/connect/ws"
+	"culvert.dev/internal/termination"
+	"culvert.dev/registry"
+	"culvert.dev/sni"
+	"culvert.dev/tunnel"
+)
+
+// streamProtocols makes the protocols of a listener of Streams, and returns the one that
+// terminates TLS, if one does.
+func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Protocol, *termination.Protocol, error) {
+	if !s.Service.IsZero() {
+		return []tunnel.Protocol{&tunnel.Fixed{To: s.Service, Port: s.Port}}, nil, nil
+	}
+	outer, err := l.speak(s.Protocols, s)
+	if err != nil || s.TLS == nil {
+		return outer, nil, err
+	}
+	inner, err := l.speak(s.TLS.Protocols, s)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := &termination.Protocol{Inner: inner, ALPN: offered(inner)}
+	at := slices.IndexFunc(outer, func(p tunnel.Protocol) bool { return p.Name() == "sni" })
+	if at >= 0 {
+		p.Hello = outer[at].(*sni.Protocol)
+		outer[at] = p
+	} else {
+		p.Hello, p.All = &sni.Protocol{Refusal: refusal(s), Nameless: true}, true
+		outer = append([]tunnel.Protocol{p}, outer...)
+	}
+	return outer, p, useKeys(p, s.TLS)
+}
+
+// useKeys has p terminate TLS with the keys of t from the next connection on.
+func useKeys(p interface{ Use(*termination.Keys) error }, t *registry.ListenerTLS) error {
+	k, err := keys(t)
+	if err != nil {
+		return err
+	}
+	return p.Use(k)
+}
+
+func refusal(s *registry.ListenerSettings) sni.Refusal {
+	if s.RefuseSilently {
+		return sni.RefuseClose
+	}
+	return sni.RefuseAlert
+}
+
+// offered is what ALPN is told of the inner protocols.
+func offered(inner []tunnel.Protocol) []termination.Offer {
+	two, one := termination.Offer{Name: "h2"}, termination.Offer{Name: "http/1.1"}
+	for _, p := range inner {
+		switch p.Name() {
+		case "connect-h2", "hbone":
+			two.Protocols = append(two.Protocols, p)
+		case "connect", "websocket":
+			one.Protocols = append(one.Protocols, p)
+		case "socks5":
+			return nil // it has no name in ALPN, and who offers others may speak it
+		}
+	}
+	return slices.DeleteFunc([]termination.Offer{two, one}, func(o termination.Offer) bool { return len(o.Protocols) == 0 })
+}
+
+// keys returns the keys that t terminates TLS with.
+func keys(t *registry.ListenerTLS) (*termination.Keys, error) {
+	k := &termination.Keys{Names: t.Names, Optional: t.ClientCertOptional, MinVersion: t.MinVersion}
+	for _, p := range t.Certificates {
+		pair, err := tls.X509KeyPair([]byte(p.Certificate), []byte(p.Key))
+		if err != nil {
+			return nil, err
+		}
+		k.Certificates = append(k.Certificates, pair)
+	}
+	if t.ClientCAs != "" {
+		k.ClientCAs = x509.NewCertPool()
+		if !k.ClientCAs.AppendCertsFromPEM([]byte(t.ClientCAs)) {
+			return nil, errors.New("the CAs for clients hold no certificate")
+		}
+	}
+	for domain, cas := range t.Trust {
+		if k.Trust == nil {
+			k.Trust = make(map[string][]*x509.Certificate, len(t.Trust))
+		}
+		var err error
+		if k.Trust[domain], err = certificates(cas); err != nil {
+			return nil, fmt.Errorf("the CAs of the trust domain %q: %w", domain, err)
+		}
+	}
+	return k, nil
+}
+
+// certificates returns those of a text in PEM, of which there is at least one.
+func certificates(text string) ([]*x509.Certificate, error) {
+	var all []*x509.Certificate
+	for block, rest := pem.Decode([]byte(text)); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil { // as x509.CertPool has it
+			all = append(all, c)
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("there is no certificate")
+	}
+	return all, nil
+}
+
+// An impliedSNI is TLS by name at a listener that names no protocols. It is off while the
+// listener asks for credentials, for which TLS by name has no place.
+type impliedSNI struct {
+	*sni.Protocol
+	auth *verifier
+}
+
+// Off reports that TLS by name is not spoken.
+func (p *impliedSNI) Off() bool { return !p.auth.Off() }
+
+// Sniff implements tunnel.Protocol.
+func (p *impliedSNI) Sniff(prefix []byte) tunnel.Verdict {
+	if p.Off() {
+		return tunnel.No
+	}
+	return p.Protocol.Sniff(prefix)
+}
+
+// speak makes the protocols of those names.
+func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel.Protocol, error) {
+	auth, via := l.verifier, l.builder.Via
+	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
+	// asked before it.
+	names = slices.Clone(names)
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	var ps []tunnel.Protocol
+	var carrier *h2.Protocol
+	var sockets *ws.Protocol
+	for _, name := range names {
+		switch name {
+		case "sni":
+			if p := (&sni.Protocol{Refusal: refusal(s)}); s.ImpliedSNI {
+				ps = append(ps, &impliedSNI{p, auth})
+			} else {
+				ps = append(ps, p)
+			}
+		case "connect", "connect-h2":
+			if name == "connect-h2" {
+				carrier = &h2.Protocol{Auth: auth, Via: via}
+				ps = append(ps, carrier)
+				continue
+			}
+			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+		case "hbone":
+			ps = append(ps, &hbone.Protocol{Via: via})
+		case "socks5":
+			ps = append(ps, &socks5.Protocol{Verify: auth.password, Off: auth.Off})
+		case "proxy":
+			ps = append(ps, &proxyproto.Protocol{})
+		case "websocket":
+			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, Via: via}
+			ps = append(ps, sockets)
+		default:
+			return nil, fmt.Errorf("unknown protocol %q", name)
+		}
+	}
+	if carrier != nil && sockets != nil {
+		carrier.Extended = sockets
+	}
+	return ps, nil
+}
+
+// connHeader returns the header that connections begin with, nil for none.
+func connHeader(s *registry.ListenerSettings) tunnel.ConnHeader {
+	if len(s.ProxyProtocol) == 0 {
+		return nil
+	}
+	return &proxyproto.ConnHeader{From: s.ProxyProtocol}
+}
+
+// rank orders protocols by how much they take for theirs.
+func rank(protocol string) int {
+	if protocol == "connect" {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,576 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+
+	"culvert.dev/internal/gateway/inbound"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// States of a listener of the table.
+const (
+	ListenerOpen    = "open"    // it is listened at
+	ListenerFailed  = "failed"  // it is open, and a part of it can't be served; or it can't be opened, and is tried again
+	ListenerRefused = "refused" // an earlier one has its name, or its address and port
+)
+
+// A StatusSourceListener is a listener of a source.
+type StatusSourceListener struct {
+	Name     string `json:"name"`
+	Protocol string `json:"protocol"`
+	Address  string `json:"address"`
+	Sections int    `json:"sections"`
+	State    string `json:"state"`
+	Problem  string `json:"problem,omitempty"`
+	Origin   string `json:"origin,omitempty"`
+}
+
+// listeners opens the listeners of the table, changes them, and closes those that left it.
+type listeners struct {
+	tableWatcher
+	g       *Gateway
+	guard   *tunnel.Guard
+	budget  *tunnel.Budget
+	builder *inbound.Builder
+	serve   func(ctx context.Context, o *openListener) // does not wait
+	changes chan struct{}                              // holds one if the result of ListenerErrors has changed
+
+	// Of New's goroutine, and then of run's alone.
+	open   map[string]*openListener // by name
+	logged errorLog[string]
+
+	mu         sync.Mutex             // guards what follows
+	configured []StatusListener       // those with Settings
+	list       []StatusSourceListener // the others
+	errs       map[string]error       // of listeners, by name
+	parts      map[string]error       // of those of their sections that can't be served, by name
+	serving    map[string]*openListener
+	generation uint64 // the generation of the table that has been dealt with last; 0 before the first
+}
+
+// An openListener is a listener of the table that is open. One of its sockets is nil.
+type openListener struct {
+	*inbound.Listener
+	key    socketKey
+	stream net.Listener
+	socket *inbound.Socket
+	moving bool // it has left the table, and the listener in its place can't be opened
+}
+
+// A socketKey identifies the socket of a listener.
+type socketKey struct {
+	udp  bool
+	addr netip.Addr
+	host string
+	port uint16
+	name string // of a listener at any free port
+}
+
+func keyOf(l *registry.Listener) socketKey {
+	k := socketKey{l.Protocol == registry.UDP || l.Protocol == registry.Datagrams, l.Address, l.Host, l.Port, ""}
+	if l.Port == 0 {
+		k.name = l.Name
+	}
+	return k
+}
+
+func newListeners(g *Gateway, guard *tunnel.Guard, builder *inbound.Builder) *listeners {
+	return &listeners{tableWatcher: newTableWatcher(), g: g, guard: guard, budget: builder.Budget, builder: builder, changes: make(chan struct{}, 1), open: map[string]*openListener{}}
+}
+
+// openAll opens listeners before there is a table. An error is one for the start of the
+// gateway.
+func (f *listeners) openAll(ctx context.Context, all []*registry.Listener) error {
+	for _, l := range all {
+		o, err := f.listen(ctx, nil, l)
+		if err != nil {
+			return err
+		}
+		f.open[l.Name] = o
+		f.configured = append(f.configured, f.describeConfigured(l, nil))
+	}
+	f.serving = maps.Clone(f.open)
+	return nil
+}
+
+// serveAll serves what openAll has opened.
+func (f *listeners) serveAll(ctx context.Context) {
+	for _, name := range slices.Sorted(maps.Keys(f.open)) {
+		f.begin(ctx, f.open[name])
+	}
+}
+
+// begin serves a listener.
+func (f *listeners) begin(ctx context.Context, o *openListener) {
+	f.serve(ctx, o)
+	if l := o.Table(); l.Settings != nil {
+		f.g.log.Info("serving", "listener", l.Name, "address", o.addr().String())
+	}
+}
+
+// run follows the table until ctx is done.
+func (f *listeners) run(ctx context.Context) error {
+	defer f.closeAll()
+	f.watch(ctx, &f.g.stopping, f.update)
+	return nil
+}
+
+func (f *listeners) closeAll() {
+	for name := range f.open {
+		f.close(name)
+	}
+}
+
+// update opens, changes and closes listeners by the current table. It is false where one
+// can't be opened now and is to be tried again.
+func (f *listeners) update(ctx context.Context) (complete bool) {
+	t := f.g.registry.Table()
+	if t == nil {
+		return true
+	}
+	wanted := slices.Collect(t.Listeners())
+	errs, names := map[string]error{}, []string(nil)
+	parts := map[string]error{} // of sections
+	failed := func(l *registry.Listener, err error) {
+		if errs[l.Name] == nil {
+			errs[l.Name] = err
+			names = append(names, l.Name)
+		}
+	}
+	before := f.open
+	kept, renamed := f.keepOpen(t, wanted, failed)
+	leaving, moves := f.leaving(before, kept, wanted)
+	closed, opened := 0, 0
+	for _, o := range before { // first, as another one may want the port
+		if !kept[o] && !moves[o] {
+			f.closeListener(o)
+			closed++
+		}
+	}
+	complete = true
+	for _, l := range wanted {
+		o := f.open[l.Name]
+		if o == nil {
+			from := leaving[l]
+			var err error
+			if o, err = f.listen(ctx, t, l); err != nil && from != nil && inUse(err) && from.key.udp == keyOf(l).udp && from.key.port == l.Port {
+				f.closeListener(from) // it is in the way
+				closed++
+				from = nil
+				o, err = f.listen(ctx, t, l)
+			}
+			if err != nil {
+				if from != nil {
+					err = f.stay(t, from, l, err)
+				}
+				failed(l, err)
+				complete = false
+				continue
+			}
+			if from != nil {
+				f.closeListener(from)
+				closed++
+			}
+			opened++
+			f.open[l.Name] = o
+			f.begin(ctx, o)
+		}
+		if err := o.Problem(parts); err != nil {
+			failed(l, err)
+		}
+	}
+	configured, list := []StatusListener(nil), make([]StatusSourceListener, 0, len(wanted))
+	for _, l := range wanted {
+		if l.Settings != nil {
+			configured = append(configured, f.describeConfigured(l, errs[l.Name]))
+		} else {
+			list = append(list, f.describe(l, errs[l.Name]))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.open)) {
+		if o := f.open[name]; o.moving {
+			configured = append(configured, f.describeConfigured(o.Table(), errMoving))
+		}
+	}
+	for l, err := range t.RefusedListeners() {
+		if f.open[l.Name] == nil {
+			failed(l, err)
+		}
+		if l.Settings != nil {
+			configured = append(configured, StatusListener{Configured: l.Name, Problem: err.Error()})
+			continue
+		}
+		s := f.describe(l, err)
+		s.State = ListenerRefused
+		list = append(list, s)
+	}
+	f.logChanges(opened, closed, names, errs)
+	f.publish(t, configured, list, errs, parts, renamed || opened+closed > 0)
+	return complete
+}
+
+// keepOpen leaves the listeners open that stay, by the names that they have now, and
+// has them serve what they serve by the table. It returns which those are, and whether
+// one of the names is new. One that stays at its address stays open under another name:
+// several Gateways may share it, and the one that it is named after may go. Of UDP
+// another name is another listener, as the sessions of its clients lead where the
+// earlier one did.
+func (f *listeners) keepOpen(t *registry.Table, wanted []*registry.Listener, failed func(*registry.Listener, error)) (kept map[*openListener]bool, renamed bool) {
+	at := make(map[socketKey]*openListener, len(f.open))
+	for _, o := range f.open {
+		at[o.key] = o
+	}
+	stays := make(map[string]*openListener, len(wanted))
+	kept = make(map[*openListener]bool, len(wanted))
+	for _, l := range wanted {
+		o := at[keyOf(l)]
+		if o == nil || !o.CanUse(l) {
+			continue
+		}
+		was := o.Table().Name
+		if err := o.Use(t, l); err != nil {
+			failed(l, err)
+		}
+		if o.stream != nil {
+			tunnel.DeferAccept(o.stream, o.Current().Protocols)
+		}
+		stays[l.Name], kept[o] = o, true
+		o.moving = false
+		renamed = renamed || was != l.Name
+	}
+	f.open = stays
+	return kept, renamed
+}
+
+// leaving returns the listeners that leave the table and seem to move, by those that are
+// new in their place: they do the same at another address.
+func (f *listeners) leaving(before map[string]*openListener, kept map[*openListener]bool, wanted []*registry.Listener) (from map[*registry.Listener]*openListener, moves map[*openListener]bool) {
+	from, moves = map[*registry.Listener]*openListener{}, map[*openListener]bool{}
+	names := slices.Sorted(maps.Keys(before))
+	for _, l := range wanted {
+		if f.open[l.Name] != nil {
+			continue
+		}
+		for _, name := range names {
+			if o := before[name]; !kept[o] && !moves[o] && o.MovesTo(l) {
+				from[l], moves[o] = o, true
+				break
+			}
+		}
+	}
+	return from, moves
+}
+
+// stay keeps a listener open that should move, as the new one can't be opened because of
+// err. It has the credentials and keys of the new one.
+func (f *listeners) stay(t *registry.Table, o *openListener, to *registry.Listener, err error) error {
+	stays := *to
+	was := o.Table()
+	stays.Name, stays.Address, stays.Host, stays.Port = was.Name, was.Address, was.Host, was.Port
+	if failed := o.Use(t, &stays); failed != nil {
+		err = errors.Join(err, failed)
+	}
+	o.moving = true
+	f.open[was.Name] = o
+	return fmt.Errorf("%w; until it can be opened, %s stays open", err, was.Name)
+}
+
+func (f *listeners) describe(l *registry.Listener, err error) StatusSourceListener {
+	s := StatusSourceListener{Name: l.Name, Protocol: l.Protocol, Address: inbound.Address(l), Sections: len(l.Sections), State: ListenerOpen, Origin: l.Origin}
+	if err != nil {
+		s.State, s.Problem = ListenerFailed, err.Error()
+	}
+	return s
+}
+
+// errMoving is the problem of an openListener that is moving.
+var errMoving = errors.New("it is not configured any more, and stays open until the listener in its place can be opened")
+
+func (f *listeners) describeConfigured(l *registry.Listener, err error) StatusListener {
+	s := StatusListener{Configured: l.Name, Protocols: l.Settings.Protocols}
+	if o := f.open[l.Name]; o != nil {
+		serving := ready(o.Listener)
+		s = statusOf(&serving, o.addr())
+	}
+	if err != nil {
+		s.Problem = err.Error()
+	}
+	return s
+}
+
+// publish stores the state for readers, and signals a change.
+func (f *listeners) publish(t *registry.Table, configured []StatusListener, list []StatusSourceListener, errs, parts map[string]error, changed bool) {
+	same := func(a, b error) bool { return a.Error() == b.Error() }
+	f.mu.Lock()
+	changed = changed || f.generation == 0 || !maps.EqualFunc(f.errs, errs, same) || !maps.EqualFunc(f.parts, parts, same)
+	f.configured, f.list, f.errs, f.parts, f.generation, f.serving = configured, list, errs, parts, t.Generation(), maps.Clone(f.open)
+	f.mu.Unlock()
+	if changed {
+		select {
+		case f.changes <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// listen opens the socket of a listener.
+func (f *listeners) listen(ctx context.Context, t *registry.Table, l *registry.Listener) (*openListener, error) {
+	o := &openListener{key: keyOf(l)}
+	var err error
+	if o.Listener, err = f.builder.New(t, l); err != nil {
+		return nil, err
+	}
+	if !f.budget.Take(1) {
+		return nil, errors.New("every descriptor is taken")
+	}
+	if d := o.Datagrams(); d != nil {
+		o.socket, err = f.builder.OpenSocket(ctx, inbound.Address(l), l.Name, d)
+	} else {
+		o.stream, err = tunnel.Listen(ctx, inbound.Address(l))
+	}
+	if err != nil {
+		f.budget.Give(1)
+		if inUse(err) {
+			if who := f.portHolder(l); who != "" {
+				err = fmt.Errorf("%w: %s", err, who)
+			}
+		}
+		return nil, err
+	}
+	f.guard.OwnListener(o.addr())
+	return o, nil
+}
+
+func (o *openListener) addr() net.Addr {
+	if o.socket != nil {
+		return o.socket.Conn.LocalAddr()
+	}
+	return o.stream.Addr()
+}
+
+// close closes the listener of a name.
+func (f *listeners) close(name string) {
+	o := f.open[name]
+	delete(f.open, name)
+	f.closeListener(o)
+}
+
+// closeListener closes a listener. Its tunnels go on; those of UDP end, as only that
+// socket can reach their clients.
+func (f *listeners) closeListener(o *openListener) {
+	if o.socket != nil {
+		o.socket.Close()
+	} else {
+		_ = o.stream.Close()
+		o.Drain()
+	}
+	f.guard.Disown(o.addr())
+	f.budget.Give(1)
+}
+
+// portHolder says which part of the gateway has a port, if one does.
+func (f *listeners) portHolder(l *registry.Listener) string {
+	w := keyOf(l)
+	hold := func(a net.Addr) (all, is bool) {
+		var ap netip.AddrPort
+		switch a := a.(type) {
+		case *net.TCPAddr:
+			if w.udp {
+				return false, false
+			}
+			ap = a.AddrPort()
+		case *net.UDPAddr:
+			if !w.udp {
+				return false, false
+			}
+			ap = a.AddrPort()
+		}
+		one, other := ap.Addr().Unmap(), w.addr.Unmap()
+		anywhere := !other.IsValid() || other.IsUnspecified()
+		return one != other && !(one.IsUnspecified() && anywhere), ap.Port() == w.port && (one == other || one.IsUnspecified() || anywhere)
+	}
+	said := func(who string, differs bool) string {
+		if differs {
+			return who + " has the port at other addresses: all addresses and a single one exclude each other"
+		}
+		return who + " has it"
+	}
+	for i, a := range f.g.addrs {
+		if differs, is := hold(a); is {
+			return said("the configured listener "+f.g.cfg.Listeners[i].Address, differs)
+		}
+	}
+	for who, ln := range map[string]net.Listener{"the admin port": f.g.adminLn, "the health port": f.g.healthLn} {
+		if ln == nil {
+			continue
+		}
+		if differs, is := hold(ln.Addr()); is {
+			return said(who, differs)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.open)) {
+		if differs, is := hold(f.open[name].addr()); is {
+			if f.open[name].Table().Settings != nil {
+				return said("the configured listener "+name, differs)
+			}
+			return said("listener "+strconv.Quote(name), differs)
+		}
+	}
+	return "another process has it, or a part of this gateway"
+}
+
+// logChanges logs what has changed.
+func (f *listeners) logChanges(opened, closed int, names []string, errs map[string]error) {
+	slices.Sort(names)
+	before := len(f.logged)
+	f.logged.logNew(len(names),
+		func(i int) (string, error) { return names[i], errs[names[i]] },
+		func(i int) {
+			f.g.log.Warn("cannot serve a listener", "listener", names[i], "err", errs[names[i]])
+		},
+		func(n int) { f.g.log.Warn("cannot serve more listeners", "listeners", n) })
+	if opened > 0 || closed > 0 || before != len(f.logged) {
+		f.g.log.Info("listeners changed", "opened", opened, "closed", closed, "open", len(f.open), "failed", len(f.logged))
+	}
+}
+
+// describeAll returns what /status shows: the listeners with Settings, and the others.
+func (f *listeners) describeAll() ([]StatusListener, []StatusSourceListener) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.configured, f.list
+}
+
+// settled reports whether the first table has been dealt with.
+func (f *listeners) settled() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.generation > 0
+}
+
+// addrs returns the addresses of the configured listeners that are open.
+func (f *listeners) addrs() (all []net.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range f.serving {
+		if o.Table().Settings != nil {
+			all = append(all, o.addr())
+		}
+	}
+	return all
+}
+
+// count returns how many listeners have a problem, or have none.
+func (f *listeners) count(problem bool) float64 {
+	configured, list := f.describeAll()
+	n := 0
+	for i := range configured {
+		if (configured[i].Problem != "") == problem {
+			n++
+		}
+	}
+	for i := range list {
+		if (list[i].Problem != "") == problem {
+			n++
+		}
+	}
+	return float64(n)
+}
+
+// listeners returns the open listeners for Explain: by their own names, and by those
+// of their sections.
+func (f *listeners) listeners() []Listener {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []Listener
+	for _, name := range slices.Sorted(maps.Keys(f.serving)) {
+		l := ready(f.serving[name].Listener)
+		l.Address = name
+		all = append(all, l)
+		for _, s := range f.serving[name].Table().Sections {
+			if s.Name != name {
+				l.Address = s.Name
+				all = append(all, l)
+			}
+		}
+	}
+	return all
+}
+
+// ready returns what l serves at this moment.
+func ready(l *inbound.Listener) Listener {
+	out := Listener{Address: l.Table().Name, Datagrams: l.Datagrams()}
+	if out.Datagrams == nil {
+		c := l.Current()
+		out.Protocols, out.ConnHeader = c.Protocols, c.ConnHeader
+	}
+	return out
+}
+
+// Prepare returns what a gateway would serve at listeners of sources, without opening
+// them. An error says what one of them can't serve.
+func Prepare(listeners []*registry.Listener, via string) ([]Listener, error) {
+	b := &inbound.Builder{Via: via}
+	var all []Listener
+	for _, l := range listeners {
+		o, err := b.New(nil, l)
+		if err != nil {
+			return nil, fmt.Errorf("listener %s: %w", l.Name, err)
+		}
+		all = append(all, ready(o))
+	}
+	return all, nil
+}
+
+// ListenerErrors returns the listeners that sources know of by their names: nil
+// for those that are open, and else what is wrong. One can't be opened, which is
+// tried again, or it stands behind an earlier one of the same name or address.
+// Those that are not there have not been tried. Sections that can't be served are
+// there by their own names: a listener that has others is open.
+func (g *Gateway) ListenerErrors() map[string]error {
+	g.inbound.mu.Lock()
+	defer g.inbound.mu.Unlock()
+	all := maps.Clone(g.inbound.errs)
+	if all == nil {
+		all = make(map[string]error, len(g.inbound.serving))
+	}
+	for name := range g.inbound.serving {
+		all[name] = nil
+	}
+	maps.Copy(all, g.inbound.parts)
+	return all
+}
+
+// ListenersChanged receives when a listener that a source knows of was opened or
+// closed, or ListenerErrors has changed, after it has: once for several changes.
+// It is for one goroutine.
+func (g *Gateway) ListenersChanged() <-chan struct{} { return g.inbound.changes }
+
+// serveListener returns what serves a listener, by functions given to run.
+func (g *Gateway) serveListener(run func(func() error)) func(context.Context, *openListener) {
+	return func(ctx context.Context, o *openListener) {
+		run(func() error {
+			var err error
+			if o.socket != nil {
+				g.http3.add(o.socket)
+				err = o.socket.Serve(ctx, g.datagrams, g.router)
+				g.http3.remove(o.socket)
+			} else {
+				err = g.server.Serve(ctx, tunnel.Listener{Listener: o.stream, Current: o.Current})
+			}
+			if err != nil && !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+				g.log.Error("listener closed", "listener", o.Table().Name, "err", err)
+			}
+			return nil
+		})
+	}
+}

@@ -1,0 +1,63 @@
+package file
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"culvert.dev/registry"
+)
+
+// tableListeners returns listeners as the table has them.
+func tableListeners(all []Listener) []*registry.Listener {
+	out := make([]*registry.Listener, len(all))
+	names := make(map[string]int, len(all))
+	for i := range all {
+		out[i] = all[i].forTable()
+		// Only those at any free port may be several of one address.
+		if names[out[i].Name]++; names[out[i].Name] > 1 {
+			out[i].Name += fmt.Sprintf("#%d", names[out[i].Name])
+		}
+	}
+	return out
+}
+
+// forTable returns l as the table has it.
+func (l *Listener) forTable() *registry.Listener {
+	s := &registry.ListenerSettings{
+		Service: l.Service, Port: l.Port, Protocols: l.Outer(), RefuseSilently: l.Refusal == "close",
+		WebSocket: registry.WebSocketOptions(l.WebSocket),
+	}
+	if len(l.Protocols) == 0 && l.TLS == nil && !l.UDP() {
+		s.Protocols, s.ImpliedSNI = Protocols[:3], true
+	}
+	if l.Proxy != nil {
+		s.ProxyProtocol = l.Proxy.From
+	}
+	if l.Auth != nil {
+		s.Auth = &registry.Auth{Users: l.Auth.Users, Tokens: l.Auth.Tokens}
+	}
+	if t := l.TLS; t != nil {
+		s.TLS = &registry.ListenerTLS{
+			Protocols: l.Inner(), Names: t.Names, ClientCAs: t.ClientCA, ClientCertOptional: t.Optional, MinVersion: t.MinVersion, Trust: t.Trust,
+		}
+		for _, p := range t.Certificates {
+			s.TLS.Certificates = append(s.TLS.Certificates, registry.KeyPair(p))
+		}
+	}
+	out := &registry.Listener{Name: l.Address, Protocol: registry.Streams, Settings: s, Origin: "the configuration"}
+	if l.UDP() {
+		out.Protocol = registry.Datagrams
+	}
+	host, digits, _ := net.SplitHostPort(strings.TrimPrefix(l.Address, udpPrefix))
+	port, _ := strconv.ParseUint(digits, 10, 16)
+	out.Port = uint16(port)
+	if addr, err := netip.ParseAddr(host); err == nil {
+		out.Address = addr
+	} else {
+		out.Host = host
+	}
+	return out
+}
