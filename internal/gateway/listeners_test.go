@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -51,7 +52,9 @@ func TestReloadsEndNoTunnel(t *testing.T) {
 	if testnet.Measuring {
 		tunnels, reloads = 1000, 1000
 	}
-	svc := service(testnet.Echo(t).Addr())
+	// A testnet.Echo ends its connections after 40 s, and a thousand reloads take longer.
+	backend := testnet.Serve(t, func(c net.Conn) { _, _ = io.Copy(c, c) })
+	svc := service(backend.Addr())
 	e := newEdge(t)
 	base := e.loops.Budget.Used()
 	stays, changes := e.configured("connect"), e.configured("connect", "connect-h2")
