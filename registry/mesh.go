@@ -159,6 +159,8 @@ func (e *serviceEntry) incompatibility(o *serviceEntry) string {
 		return "one of them is reached via another gateway"
 	case e.ProxyProtocol != o.ProxyProtocol:
 		return "they speak different versions of the PROXY protocol"
+	case e.StartTLS != o.StartTLS:
+		return "they begin TLS in different ways"
 	}
 	return ""
 }

@@ -178,6 +178,10 @@ type Service struct {
 	// its endpoints are told of the client; 0 means they are not.
 	ProxyProtocol int
 
+	// StartTLS is the protocol in which its endpoints are asked to begin TLS:
+	// "postgres", or "" for endpoints that expect a ClientHello first.
+	StartTLS string
+
 	Origin string // who says so, for people: "culvert.yaml:12"
 }
 

@@ -48,7 +48,7 @@ func (e *serviceEntry) transport() *madeTransport {
 }
 
 // hasLayers reports whether s asks for more on a connection than the client's bytes.
-func (s *Service) hasLayers() bool { return s.TLS != nil || s.ProxyProtocol != 0 }
+func (s *Service) hasLayers() bool { return s.TLS != nil || s.ProxyProtocol != 0 || s.StartTLS != "" }
 
 // makeTransports calls newTransport for everything in the table that has to be
 // reached otherwise than by the Router's Dialer. Services without layers share the
@@ -102,7 +102,7 @@ func (b *builder) transportsInto(s *Service, n int32) *networkTransports {
 	t := &networkTransports{network: n}
 	if len(network.Via) > 0 {
 		behind := *s
-		behind.Via = network.Via
+		behind.Via, behind.StartTLS = network.Via, "" // the gateway there does it
 		t.via = b.newMadeTransport(&behind, nil, nil)
 		return t
 	}

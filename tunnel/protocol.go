@@ -220,7 +220,7 @@ var strangers = []stranger{
 	{"a PROXY header", "add proxyProtocol: {from: [...]} to the listener", begins("PROXY ", "\r\n\r\n\x00\r\nQUIT\n")},
 	{"TLS", "add sni to its protocols", begins("\x16\x03")},
 	{"SSH", adviceOwn + "service: NAME:22", begins("SSH-")},
-	{"PostgreSQL", adviceOwn + "service: NAME:5432", func(b []byte) bool {
+	{"PostgreSQL", "add postgres to its protocols, or give it a port of its own: service: NAME:5432", func(b []byte) bool {
 		// The length of the message, and then SSLRequest, GSSENCRequest or version 3.0.
 		return len(b) >= 8 && b[0] == 0 && b[1] == 0 && slices.ContainsFunc([]string{"\x04\xd2\x16\x2f", "\x04\xd2\x16\x30", "\x00\x03\x00\x00"},
 			func(s string) bool { return string(b[4:8]) == s })

@@ -232,7 +232,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			if off, ok := p.(interface{ Off() bool }); ok && off.Off() {
 				continue // it takes nothing at this moment
 			}
-			spoken = spoken || p.Name() == q.Proto
+			spoken = spoken || p.Name() == q.Proto || p.Name() == "postgres" && q.Proto == "sni" // TLS by name is behind it
 			if q.Proto == p.Name() && q.As == "" && wantsCredentials(p) {
 				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s requires credentials: give a principal", q.Listener)
 			}

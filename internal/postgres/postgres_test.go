@@ -9,6 +9,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -199,31 +200,46 @@ func TestSniff(t *testing.T) {
 	}
 }
 
-// TestHandshake is the client's side, against a server that answers well and badly.
-func TestHandshake(t *testing.T) {
+// TestLayer is the client's side, against a server that answers well, badly or never.
+func TestLayer(t *testing.T) {
 	addr, config := database(t, true)
-	c := dial(t, addr)
-	if err := Handshake(c); err != nil {
+	ep := &tunnel.Endpoint{Host: "db.test"}
+	c, err := Layer{}.Handshake(t.Context(), dial(t, addr), ep, nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(tls.Client(c, config)); err != nil || string(got) != "ready" {
 		t.Errorf("got %q, %v; want the server's answer", got, err)
 	}
 	for _, row := range []struct{ answer, want string }{
-		{"N", "does not offer TLS"}, {"E", `with 'E'`}, {"S\x16", "more than one byte"}, {"Sx", "more than one byte"}, {"", "closed the connection"},
+		{"N", "does not offer TLS"}, {"E", "'E'"}, {"S\x16", "more than one byte"}, {"", "closed the connection"},
 	} {
 		here, there := net.Pipe()
 		go func() {
 			_, _ = io.ReadFull(there, make([]byte, 8))
-			_, _ = io.WriteString(there, row.answer)
+			if row.answer != "" {
+				_, _ = io.WriteString(there, row.answer)
+			}
 			_ = there.Close()
 		}()
-		err := Handshake(here)
+		_, err := Layer{}.Handshake(t.Context(), here, ep, nil)
 		if err == nil || !strings.Contains(err.Error(), row.want) || tunnel.ReasonOf(err) != tunnel.DialFailed {
 			t.Errorf("answer %q: got %v, want %q with %s", row.answer, err, row.want, tunnel.DialFailed)
 		}
-		_ = here.Close()
+		if _, err := here.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("answer %q: the connection is still open", row.answer)
+		}
 	}
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		defer there.Close()
+		go func() { _, _ = io.Copy(io.Discard, there) }()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := (Layer{}).Handshake(ctx, here, ep, nil); tunnel.ReasonOf(err) != tunnel.DialTimeout {
+			t.Errorf("no answer: got %v, want %s", err, tunnel.DialTimeout)
+		}
+	})
 }
 
 // A script is a connection that has sent all it will, and keeps what it is answered.

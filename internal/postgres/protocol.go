@@ -4,7 +4,7 @@
 // A PostgreSQL client asks for TLS in its own protocol first: it sends an SSLRequest of
 // eight bytes, and begins TLS when the server has answered with one byte, "S".
 // PostgreSQL's documentation, "Message Flow", section "SSL Session Encryption". Protocol
-// gives that answer and leaves the TLS, untouched, to another Protocol. Handshake is the
+// gives that answer and leaves the TLS, untouched, to another Protocol. Layer is the
 // client's side, towards a server that expects an SSLRequest.
 //
 // Clients of PostgreSQL 17 and later that are told sslnegotiation=direct begin with TLS.

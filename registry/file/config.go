@@ -56,7 +56,7 @@ type Config struct {
 }
 
 // Protocols are those that a Listener may have.
-var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic"}
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic", "postgres"}
 
 // A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {

@@ -31,6 +31,7 @@ type service struct {
 	Addresses         []netip.Addr     `yaml:"addresses" what:"an address" as:"destination"`
 	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint" empty:"list where it is served: [\"host:port\"]"`
 	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
+	StartTLS          string           `yaml:"startTLS" oneof:"postgres"`
 	Check             healthCheck      `yaml:"check"`
 	Via               []hop            `yaml:"via" what:"a hop" empty:"leave the key out to go there directly"`
 	IdleTimeout       time.Duration    `yaml:"idleTimeout,min=1ms"`
@@ -94,7 +95,7 @@ func (s *service) registered(origin string) *registry.Service {
 		ID:       registry.ID{Service: s.Mesh.Service, Namespace: s.Mesh.Namespace, Cluster: s.Mesh.Cluster},
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, VIP: s.VIP, Check: s.Check.registered(),
 		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Clients: registry.ClientFilter(s.Clients), Publish: s.OwnPort,
-		IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
+		StartTLS: s.StartTLS, IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
 	}
 	if s.Name != (tunnel.Pattern{}) {
 		out.Names = append([]tunnel.Pattern{s.Name}, s.Names...)

@@ -15,6 +15,7 @@ import (
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/internal/postgres"
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
@@ -43,6 +44,11 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 	} else {
 		p.Hello, p.All = &sni.Protocol{Refusal: refusal(s), Nameless: true}, true
 		outer = append([]tunnel.Protocol{p}, outer...)
+	}
+	for _, o := range outer {
+		if o, ok := o.(*postgres.Protocol); ok {
+			o.TLS = p
+		}
 	}
 	return outer, p, useKeys(p, s.TLS)
 }
@@ -171,6 +177,8 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 			ps = append(ps, &hbone.Protocol{Via: via})
 		case "socks5":
 			ps = append(ps, &socks5.Protocol{Verify: auth.password, Off: auth.Off})
+		case "postgres":
+			ps = append(ps, &postgres.Protocol{TLS: &sni.Protocol{Refusal: refusal(s)}})
 		case "proxy":
 			ps = append(ps, &proxyproto.Protocol{})
 		case "websocket":

@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"culvert.dev/connect/proxyproto"
+	"culvert.dev/internal/postgres"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -55,6 +56,9 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 	var layers []Layer
 	if s.ProxyProtocol != 0 {
 		layers = append(layers, proxyproto.Layer{Version: s.ProxyProtocol})
+	}
+	if s.StartTLS == "postgres" && g == nil { // the gateway of another network does it there
+		layers = append(layers, postgres.Layer{})
 	}
 	if s.TLS != nil {
 		layer, err := t.tlsLayer(s.TLS)
@@ -108,7 +112,7 @@ type Layer interface {
 }
 
 // WithLayers returns t with layers on its connections, in order: the PROXY header
-// first, TLS behind it.
+// first, then the request to begin TLS, TLS behind it.
 func WithLayers(t tunnel.Transport, layers ...Layer) tunnel.Transport {
 	if len(layers) == 0 {
 		return t

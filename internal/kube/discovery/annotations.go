@@ -29,6 +29,7 @@ const (
 	noteCheck         = "check"
 	noteClientsAllow  = "clients-allow"
 	noteClientsDeny   = "clients-deny"
+	noteStartTLS      = "start-tls"
 
 	noteGateway    = "gateway"
 	notePort       = "gateway-port"
@@ -78,6 +79,7 @@ type exposure struct {
 	halfClosed time.Duration
 	check      registry.Check
 	clients    registry.ClientFilter
+	startTLS   string
 
 	closed bool // something is malformed that must not be guessed
 }
@@ -104,6 +106,7 @@ var noteKinds = []noteKind{
 	{noteIdleTimeout, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
 	{noteHalfClosed, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.halfClosed) }},
 	{noteCheck, false, true, func(x *exposure, v string) error { return parseCheck(v, &x.check) }},
+	{noteStartTLS, true, true, parseStartTLS}, // without it a server would take a ClientHello for something else
 	{noteClientsAllow, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Allow) }},
 	{noteClientsDeny, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Deny) }},
 }
@@ -352,6 +355,14 @@ func parseCheck(v string, to *registry.Check) error {
 		}
 	}
 	*to = c
+	return nil
+}
+
+func parseStartTLS(x *exposure, v string) error {
+	if v != "postgres" {
+		return fmt.Errorf(`write "postgres"`)
+	}
+	x.startTLS = v
 	return nil
 }
 

@@ -74,6 +74,8 @@ func TestExposure(t *testing.T) {
 		{name: "networks misspelt at the namespace", svc: []string{"expose", "true"}, ns: space("shop", "netwroks", "a"), want: "nobody", problem: "did you mean culvert.dev/networks?"},
 		{name: "a key that nothing reads", svc: []string{"expose", "true", "timeout", "90s"}, want: "everyone", problem: `annotation culvert.dev/timeout: "90s": there is no annotation of this name; it is ignored`},
 		{name: "an earlier name", svc: []string{"expose", "true", "idle", "90s"}, want: "everyone", problem: "did you mean culvert.dev/idle-timeout? it is ignored"},
+		{name: "no protocol that begins TLS", svc: []string{"expose", "true", "start-tls", "smtp"}, want: "nobody", problem: `write "postgres"; the service is not exposed`},
+		{name: "no client ranges", svc: []string{"expose", "true", "clients-allow", "all"}, want: "nobody", problem: `item 1 is not an address range: write 192.0.2.0/24 or 2001:db8::/32; the service is not exposed`},
 		{name: "no version of the PROXY protocol", svc: []string{"expose", "true", "proxy-protocol", "3"}, want: "nobody", problem: `write "v1" or "v2"; the service is not exposed`},
 		{name: "something harmless is wrong", svc: []string{"expose", "true", "idle-timeout", "long"}, want: "everyone", problem: "90s or 1h30m; it is ignored"},
 		{name: "names at a namespace", svc: []string{"expose", "true"}, ns: space("shop", "names", "a.example.com"), want: "everyone", problem: "for a Service, and ignored at a Namespace"},
@@ -187,6 +189,7 @@ func TestAnnotations(t *testing.T) {
 		{"alpn", strings.Repeat("x,", 16) + "x", registry.Service{}, "17 items, limit 16"},
 		{"clients-allow", "10.0.0.0/8, 2001:db8::/32", registry.Service{Clients: registry.ClientFilter{Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}}}, ""},
 		{"clients-deny", "10.9.0.0/16", registry.Service{Clients: registry.ClientFilter{Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}, ""},
+		{"start-tls", "postgres", registry.Service{StartTLS: "postgres"}, ""},
 		{"check", "tcp", registry.Service{Check: registry.Check{Kind: "tcp"}}, ""},
 		{"check", "none", registry.Service{}, ""},
 		{"check", "http:/healthz", registry.Service{Check: registry.Check{Kind: "http", Path: "/healthz"}}, ""},
@@ -222,7 +225,7 @@ func TestAnnotations(t *testing.T) {
 			got, problems := v.convert(serviceOf(svc("shop", "web", "expose", "true", tt.key, tt.value)), nil, nil, false)
 			only := registry.Service{
 				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, IdleTimeout: got.IdleTimeout,
-				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Clients: got.Clients, Names: got.Names,
+				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Clients: got.Clients, StartTLS: got.StartTLS, Names: got.Names,
 			}
 			if !reflect.DeepEqual(only, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", only, tt.want)
