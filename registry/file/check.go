@@ -203,7 +203,7 @@ func (d *decoder) checkListeners() {
 			if at.value("auth") != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
 				d.errorf(at.value("auth"), "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
-			for _, open := range []string{"sni", "quic"} {
+			for _, open := range []string{"sni", "quic", "postgres"} {
 				if at.value("auth") != nil && slices.Contains(l.Protocols, open) && slices.ContainsFunc(l.spoken(), hasCredentials) {
 					d.warnf(at.value("protocols"), "leave it out, or give it a listener of its own", "%s asks for no credentials: whoever can connect reaches services by it, in spite of auth", open)
 				}
@@ -376,7 +376,7 @@ func listenAddrs(address string) []netip.Addr {
 
 // namesNoPort reports whether requests by a protocol name no port.
 func namesNoPort(protocol string) bool {
-	return protocol == "sni" || protocol == "proxy" || protocol == "quic"
+	return protocol == "sni" || protocol == "proxy" || protocol == "quic" || protocol == "postgres"
 }
 
 // hasCredentials reports whether the clients of a protocol can show who they are.

@@ -66,7 +66,7 @@ type Listener struct {
 
 	// Protocols, of Protocols, are spoken in the clear; empty means the first three, with
 	// Auth without sni, with TLS none, and for UDP quic.
-	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic" unique:"protocol" empty:"leave the key out for sni and connect"`
+	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic postgres" unique:"protocol" empty:"leave the key out for sni and connect"`
 
 	TLS       *TLS      `yaml:"tls"`                                         // that ends here; nil means that none does
 	Refusal   string    `yaml:"refusal" oneof:"alert close" default:"alert"` // of a TLS client

@@ -68,6 +68,8 @@ func (d *decoder) checkHealthCheck(s *registry.Service, at mapping) {
 	case at.value("check") == nil || s.Check.Kind == "":
 	case at.value("via") != nil:
 		d.errorf(at.value("check"), "leave it out: the gateways there look after their endpoints", "check has no effect: the service is reached through other gateways")
+	case s.Check.Kind == "tls" && s.StartTLS != "":
+		d.errorf(at.value("check"), "check by tcp", "the endpoints do not answer a ClientHello before startTLS")
 	case portless(s) && len(s.Ports) == 0 && !d.carriesSNI() && !d.hasOwnPort(s): // for whom it is wrong anyway
 		d.errorf(at.value("check"), "add the port to the endpoint, or ports to the service", "an endpoint has no port to check and the service lists none")
 	}

@@ -18,7 +18,7 @@ func (d *decoder) plaintext() string {
 	var by []string
 	for i := range d.cfg.Listeners {
 		l := &d.cfg.Listeners[i]
-		protocols := slices.DeleteFunc(l.spoken(), func(p string) bool { return p == "sni" || p == "quic" })
+		protocols := slices.DeleteFunc(l.spoken(), func(p string) bool { return p == "sni" || p == "quic" || p == "postgres" })
 		switch {
 		case !l.Service.IsZero():
 			by = append(by, fmt.Sprintf("listener %s (service)", l.Address))

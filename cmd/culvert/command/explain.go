@@ -70,8 +70,8 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	return cmd
 }
 
-// allProtocols are those a request may have come by.
-var allProtocols = append(slices.Clone(file.Protocols), "hbone", "connect-h3", "tcp", "udp")
+// allProtocols are those a request may have come by: behind postgres it is sni.
+var allProtocols = append(slices.DeleteFunc(slices.Clone(file.Protocols), func(p string) bool { return p == "postgres" }), "hbone", "connect-h3", "tcp", "udp")
 
 // explainProtocols are those that a question may be asked of by its protocol:
 // ports for one service have no other.
