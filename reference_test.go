@@ -395,7 +395,7 @@ lines are dropped and counted in ` + "`culvert_log_lines_dropped_total`" + `, an
 // reasonsPage has every Reason, by its comment, with what clients are told.
 func reasonsPage(t *testing.T) string {
 	t.Helper()
-	source := read(t, "tunnel/reason.go")
+	source := read(t, "tunnel/outcome.go")
 	var b strings.Builder
 	b.WriteString("# Reasons\n\n" + generated + `A reason is the one word that says why a request was refused or how a tunnel ended. It is the same
 in the log, the metrics, ` + "`Proxy-Status`" + ` and ` + "`culvert explain`" + `.
@@ -414,7 +414,7 @@ in the log, the metrics, ` + "`Proxy-Status`" + ` and ` + "`culvert explain`" + 
 	for _, r := range tunnel.Reasons() {
 		comment := regexp.MustCompile(`(?m)"` + string(r) + `" *// (.*)$`).FindStringSubmatch(source)
 		if comment == nil || whatToDo[r] == "" {
-			t.Errorf("the reason %q has no comment in tunnel/reason.go, or nothing to do here", r)
+			t.Errorf("the reason %q has no comment in tunnel/outcome.go, or nothing to do here", r)
 			continue
 		}
 		err := tunnel.Refusef(r, "test")

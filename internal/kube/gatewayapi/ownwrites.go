@@ -9,7 +9,7 @@ import (
 // ownWrites recognize the events of our own writes, which must not cause a translation: with
 // thousands of routes nothing else would be done. An event may come before the answer to its write.
 //
-// Ignoring each event that leaves the generation as it was would not do (docs/internals/adr/0011):
+// Ignoring each event that leaves the generation as it was would not do (docs/internals/adr/0012):
 // status that another program removes is written again, and what a class or a Gateway was accepted
 // for is read from its status.
 type ownWrites struct {
