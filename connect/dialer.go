@@ -221,6 +221,9 @@ func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr strin
 		}
 		conn = t
 	}
+	if err := tunnel.HandshakeDone(ctx); err != nil {
+		return nil, nil, d.failed(ctx, "is not asked", err)
+	}
 	if _, err := conn.Write(head); err != nil {
 		return nil, nil, d.failed(ctx, "did not take the request", err)
 	}

@@ -76,6 +76,39 @@ func (k *client) Stop() { k.c.fail(errClosed) }
 // extended waits until it is known whether the peer takes extended CONNECT. It
 // must not be tried before (RFC 8441 section 3).
 func (k *client) extended(ctx context.Context) error {
+	if err := k.awaitSettings(ctx); err != nil {
+		return err
+	}
+	k.c.mu.Lock()
+	defer k.c.mu.Unlock()
+	if k.c.err == nil && !k.c.peerExtended {
+		return k.d.failure("has no extended CONNECT", ErrNotSpoken)
+	}
+	return nil
+}
+
+// handshakeDone calls tunnel.HandshakeDone once the proxy has sent its settings.
+func (k *client) handshakeDone(ctx context.Context) error {
+	if !tunnel.AwaitsHandshake(ctx) {
+		return nil
+	}
+	if err := k.awaitSettings(ctx); err != nil {
+		return err
+	}
+	k.c.mu.Lock()
+	err := k.c.err
+	k.c.mu.Unlock()
+	if err == nil {
+		err = tunnel.HandshakeDone(ctx)
+	}
+	if err != nil {
+		return k.d.failure("is not asked", err)
+	}
+	return nil
+}
+
+// awaitSettings waits for the settings of the proxy, or the end of the connection.
+func (k *client) awaitSettings(ctx context.Context) error {
 	late := time.NewTimer(k.d.wait())
 	defer late.Stop()
 	select {
@@ -89,11 +122,6 @@ func (k *client) extended(ctx context.Context) error {
 			return k.d.failure("sent no settings", answerTimeoutError{})
 		}
 	}
-	k.c.mu.Lock()
-	defer k.c.mu.Unlock()
-	if k.c.err == nil && !k.c.peerExtended {
-		return k.d.failure("has no extended CONNECT", ErrNotSpoken)
-	}
 	return nil
 }
 
@@ -106,6 +134,10 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 			k.Release()
 			return nil, nil, err
 		}
+	}
+	if err := k.handshakeDone(ctx); err != nil {
+		k.Release()
+		return nil, nil, err
 	}
 	c.mu.Lock()
 	if c.err != nil || k.goAwayReceived || c.last > 1<<31-3 {

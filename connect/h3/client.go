@@ -109,6 +109,10 @@ func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 
 // open opens a stream with a request, and waits for its answer.
 func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, error) {
+	if err := tunnel.HandshakeDone(ctx); err != nil {
+		k.Release()
+		return nil, connect.Unusable(k.d.Proxy, "is not asked", err)
+	}
 	k.mu.Lock()
 	affords := k.purse.Ask()
 	k.mu.Unlock()

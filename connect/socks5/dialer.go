@@ -140,6 +140,9 @@ func (d *Dialer) open(ctx context.Context, conn net.Conn, to destination, addr s
 		return d.failed(ctx, "gave no answer that can be read", fmt.Errorf("it chose method %#02x, which was not offered", got[1]))
 	}
 
+	if err := tunnel.HandshakeDone(ctx); err != nil {
+		return d.failed(ctx, "is not asked", err)
+	}
 	// With the first five bytes the length of the answer is known.
 	if got, err = ask(conn, appendRequest(nil, to), in[:5]); err != nil {
 		return d.failed(ctx, "gave no answer", err)
