@@ -27,6 +27,18 @@ func (g *Gateway) ProxyTransport() string {
 	return ""
 }
 
+// ProxyTransports returns all transports that ProxyTransport chooses from, the best
+// first: where one fails, the gateway is asked by the next.
+func (g *Gateway) ProxyTransports() []string {
+	var transports []string
+	for _, transport := range proxyTransports {
+		if g.Supports(transport) {
+			transports = append(transports, transport)
+		}
+	}
+	return transports
+}
+
 // remote returns the endpoints of a service in other networks than ours: behind the
 // Via of the nearest one, or behind its gateways. A gateway that reads the name in a
 // hello again is an endpoint itself. Any other is asked for the destination, by its

@@ -48,7 +48,7 @@ func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
 	n.last = firstHopDialer{t}
 	for i := range hops {
 		hop := &hops[i]
-		var gateways fallbackDialer
+		var gateways gatewayList
 		for _, addr := range hop.Addresses {
 			carrier, err := t.newCarrier(hop, addr, n.last)
 			if err != nil {
@@ -67,13 +67,13 @@ func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
 		n.info.Hops = append(n.info.Hops, hop.Proto+" "+strings.Join(hop.Addresses, " or "))
 	}
 	n.literals = literals(&hops[0])
-	t.keepPools(n, pools)
+	keepOpen(t, n, pools)
 	return n, nil
 }
 
-// keepPools has Close close the pools of n. Of a transport that nobody uses any more
+// keepOpen has Close close the pools of owner. Of a transport that nobody uses any more
 // they are forgotten: their connections end with the streams on them.
-func (t *Transports) keepPools(n *NextHop, pools []io.Closer) {
+func keepOpen[T any](t *Transports, owner *T, pools []io.Closer) {
 	if len(pools) == 0 {
 		return
 	}
@@ -85,7 +85,7 @@ func (t *Transports) keepPools(n *NextHop, pools []io.Closer) {
 	for _, c := range pools {
 		t.pools[c] = struct{}{}
 	}
-	runtime.AddCleanup(n, func(pools []io.Closer) {
+	runtime.AddCleanup(owner, func(pools []io.Closer) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		for _, c := range pools {
@@ -275,13 +275,13 @@ func (t *Transports) listenUDP(ctx context.Context, host string, to netip.AddrPo
 	return h3.Listen(ctx, to)
 }
 
-// A fallbackDialer asks gateways in order until one dials. The client has been
+// A gatewayList asks gateways in order until one dials. The client has been
 // promised nothing yet, so the next one may be tried where one fails. Where a
 // gateway has decided against the request, that decision stands.
-type fallbackDialer []tunnel.Dialer
+type gatewayList []tunnel.Dialer
 
 // DialContext implements tunnel.Dialer.
-func (f fallbackDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+func (f gatewayList) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	var errs []error
 	for i, d := range f {
 		c, err := dialWithin(ctx, d, addr, len(f)-i)

@@ -38,8 +38,9 @@ type Transports struct {
 	// Via is the pseudonym of this gateway. Every request carries it.
 	Via string
 
-	hops   shared[NextHop]
-	layers shared[tlsLayer]
+	hops      shared[NextHop]
+	layers    shared[tlsLayer]
+	fallbacks shared[FallbackDialer]
 
 	mu    sync.Mutex
 	pools map[io.Closer]struct{} // carriers that keep connections; guarded by mu
@@ -49,10 +50,6 @@ type Transports struct {
 // where g is not nil, over g at ep, with a PROXY header and TLS where s asks for them.
 // It is nil where the Router's own dialer does. It is registry.Registry.NewTransport.
 func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
-	via := s.Via
-	if g != nil {
-		via = []registry.Hop{{Proto: g.ProxyTransport(), Addresses: []string{ep.String()}}}
-	}
 	var layers []Layer
 	if s.ProxyProtocol != 0 {
 		layers = append(layers, proxyproto.Layer{Version: s.ProxyProtocol})
@@ -67,17 +64,45 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 		}
 		layers = append(layers, layer)
 	}
-	if len(via) == 0 && len(layers) == 0 {
-		return nil, nil
-	}
-	if len(via) == 0 {
+	switch {
+	case g != nil:
+		carriers, err := t.toGateway(ep, g)
+		if err != nil {
+			return nil, err
+		}
+		return WithLayers(carriers, layers...), nil
+	case len(s.Via) > 0:
+		hop, err := t.NextHop(s.Via)
+		if err != nil {
+			return nil, err
+		}
+		return WithLayers(hop, layers...), nil
+	case len(layers) > 0:
 		return WithLayers(Direct{t.Direct}, layers...), nil
 	}
-	hop, err := t.NextHop(via)
-	if err != nil {
-		return nil, err
+	return nil, nil
+}
+
+// toGateway returns the transport to g at ep: by its one carrier, or by the first of
+// several that works.
+func (t *Transports) toGateway(ep *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
+	protocols := g.ProxyTransports()
+	carriers := make([]fallbackCarrier, 0, len(protocols))
+	for _, protocol := range protocols {
+		hop, err := t.NextHop([]registry.Hop{{Proto: protocol, Addresses: []string{ep.String()}}})
+		if err != nil {
+			return nil, err
+		}
+		carriers = append(carriers, fallbackCarrier{Transport: hop, name: protocol})
 	}
-	return WithLayers(hop, layers...), nil
+	if len(carriers) == 1 {
+		return carriers[0].Transport, nil
+	}
+	return t.fallbacks.get(func() (*FallbackDialer, error) {
+		f := newFallbackDialer(ep.String(), carriers...)
+		keepOpen(t, f, []io.Closer{f.probes})
+		return f, nil
+	}, ep.String(), protocols)
 }
 
 // Close ends the connections that carriers keep, with the streams on them.
