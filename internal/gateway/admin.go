@@ -25,12 +25,13 @@ type Status struct {
 	Generation uint64           `json:"generation"` // of the table
 	Services   int              `json:"services"`
 
-	Stale        *StatusStale   `json:"stale,omitempty"`         // while the table may be old
-	Restart      []string       `json:"restartNeeded,omitempty"` // parts of the configuration that have changed and are not in force
-	ServicePorts *StatusPorts   `json:"servicePorts,omitempty"`
-	Health       []StatusHealth `json:"health,omitempty"` // the worst first
-	DNS          *StatusDNS     `json:"dns,omitempty"`
-	VIPs         *StatusVIPs    `json:"vips,omitempty"`
+	Stale        *StatusStale      `json:"stale,omitempty"`         // while the table may be old
+	Restart      []string          `json:"restartNeeded,omitempty"` // parts of the configuration that have changed and are not in force
+	ServicePorts *StatusPorts      `json:"servicePorts,omitempty"`
+	Health       []StatusHealth    `json:"health,omitempty"`     // the worst first
+	Transports   []StatusTransport `json:"transports,omitempty"` // of gateways with several, in order of preference
+	DNS          *StatusDNS        `json:"dns,omitempty"`
+	VIPs         *StatusVIPs       `json:"vips,omitempty"`
 
 	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
@@ -74,7 +75,7 @@ func (g *Gateway) Status() Status {
 	if t := g.registry.Table(); t != nil {
 		s.Generation, s.Services = t.Generation(), t.Len()
 	}
-	s.Stale, s.Health = g.staleStatus(), g.health()
+	s.Stale, s.Health, s.Transports = g.staleStatus(), g.health(), g.transportStatus()
 	if parts := g.restart.Load(); parts != nil {
 		s.Restart = *parts
 	}
@@ -229,6 +230,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Counter("culvert_config_reloads_total", "Successful configuration reloads.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Failed configuration reloads.", func() float64 { return float64(g.reloads.bad.Load()) })
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "Unix time of the last successful configuration reload. 0 before the first.", func() float64 { return float64(g.reloads.last.Load()) })
+	m.GaugeSet("culvert_transport_up", "Whether a transport to a gateway is in use: 0 while others are preferred because it failed. Only for gateways with several transports.", []string{"gateway", "carrier"}, g.transportGauges)
 	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires. used_by is listener, dns, via or gateway-api; file is the path in the configuration, or Secret NAMESPACE/NAME.", []string{"used_by", "file"}, g.expiry.gauges)
 	if g.cfg.Metrics != nil {
 		g.cfg.Metrics(m.GaugeSet)

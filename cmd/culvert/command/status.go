@@ -167,6 +167,11 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	if s.DNS != nil {
 		printDNSStatus(line, s.DNS)
 	}
+	for _, t := range s.Transports {
+		if !t.Up {
+			line("transport", "%s to gateway %s is down since %s: %s", t.Carrier, t.Gateway, t.Since.UTC().Format(time.RFC3339), t.Error)
+		}
+	}
 	for _, c := range s.Certificates {
 		left := time.Until(c.NotAfter)
 		when := "expires in " + humanSeconds(left.Seconds())

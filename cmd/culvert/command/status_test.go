@@ -45,3 +45,19 @@ func TestStatusOfCertificates(t *testing.T) {
 		}
 	}
 }
+
+// Of several transports to a gateway, those that failed are listed.
+func TestStatusOfTransports(t *testing.T) {
+	var b strings.Builder
+	s := &gateway.Status{Ready: true, Started: time.Now(), Transports: []gateway.StatusTransport{
+		{Gateway: "gw.test:443", Carrier: "connect-h2", Since: time.Unix(0, 0), Error: "no\nanswer"},
+		{Gateway: "gw.test:443", Carrier: "connect", Up: true},
+	}}
+	if err := printStatus(&b, s, nil); err != nil {
+		t.Fatal(err)
+	}
+	const want = "transport: connect-h2 to gateway gw.test:443 is down since 1970-01-01T00:00:00Z: no\uFFFDanswer\n"
+	if !strings.Contains(b.String(), want) || strings.Count(b.String(), "transport:") != 1 {
+		t.Errorf("not there, or not alone: %q\n%s", want, b.String())
+	}
+}

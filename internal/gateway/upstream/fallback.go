@@ -3,7 +3,9 @@ package upstream
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -36,7 +38,7 @@ const (
 // makes the handshakes and sends no request.
 type FallbackDialer struct {
 	gateway string
-	info    tunnel.TransportInfo
+	made    time.Time
 	probes  *probes
 
 	mu       sync.Mutex // guards the state of the carriers
@@ -61,19 +63,27 @@ type fallbackCarrier struct {
 func (c *fallbackCarrier) overUDP() bool { return c.name == "connect-h3" }
 
 func newFallbackDialer(gateway string, carriers ...fallbackCarrier) *FallbackDialer {
-	f := &FallbackDialer{gateway: gateway, carriers: carriers, probes: newProbes(), info: tunnel.TransportInfo{Security: tunnel.Mutual}}
-	var hops []string
-	for i := range carriers {
-		info := carriers[i].Info()
-		hops = append(hops, strings.Join(info.Hops, ", "))
-		f.info.Security = min(f.info.Security, info.Security)
-	}
-	f.info.Hops = []string{strings.Join(hops, " or ")}
-	return f
+	return &FallbackDialer{gateway: gateway, made: time.Now(), carriers: carriers, probes: newProbes()}
 }
 
-// Info implements tunnel.Transport. The weakest carrier counts.
-func (f *FallbackDialer) Info() tunnel.TransportInfo { return f.info }
+// Info implements tunnel.Transport. The weakest carrier counts. It says which are down.
+func (f *FallbackDialer) Info() tunnel.TransportInfo {
+	info := tunnel.TransportInfo{Security: tunnel.Mutual}
+	hops := make([]string, len(f.carriers))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.carriers {
+		c := &f.carriers[i]
+		one := c.Info()
+		info.Security = min(info.Security, one.Security)
+		hops[i] = strings.Join(one.Hops, ", ")
+		if c.down {
+			hops[i] += " (down)"
+		}
+	}
+	info.Hops = []string{strings.Join(hops, " or ")}
+	return info
+}
 
 // Check implements tunnel.Transport: it refuses where no carrier may be dialed.
 func (f *FallbackDialer) Check(ep *tunnel.Endpoint) (err error) {
@@ -363,6 +373,22 @@ func (f *FallbackDialer) States() []CarrierState {
 		if c.down {
 			states[i].RetryAt, states[i].Err = c.retryAt, c.lastErr
 		}
+	}
+	return states
+}
+
+// States returns the states of the carriers of each gateway that has several, by gateway
+// and in order of preference.
+func (t *Transports) States() []CarrierState {
+	newest := make(map[string]*FallbackDialer) // one of an earlier table may not be forgotten yet
+	for _, f := range t.fallbacks.all() {
+		if before := newest[f.gateway]; before == nil || before.made.Before(f.made) {
+			newest[f.gateway] = f
+		}
+	}
+	var states []CarrierState
+	for _, gateway := range slices.Sorted(maps.Keys(newest)) {
+		states = append(states, newest[gateway].States()...)
 	}
 	return states
 }

@@ -444,7 +444,10 @@ func TestFallbackOfGateway(t *testing.T) {
 	if n := requests.Load(); n != 3 {
 		t.Errorf("the gateway got %d requests, want 3", n)
 	}
-	if s := transport.(*FallbackDialer).States()[0]; s.Carrier != "connect-h2" || !s.Down {
+	if states := up.States(); len(states) != 2 || states[0].Gateway != at.String() {
+		t.Fatalf("the states are %+v, want those of two carriers to %s", states, at)
+	}
+	if s := up.States()[0]; s.Carrier != "connect-h2" || !s.Down {
 		t.Errorf("the state of the first carrier is %+v, want connect-h2, down", s)
 	}
 }

@@ -43,3 +43,16 @@ func (s *shared[T]) forget(key [sha256.Size]byte) {
 		delete(s.byKey, key)
 	}
 }
+
+// all returns the values that anyone uses.
+func (s *shared[T]) all() []*T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	values := make([]*T, 0, len(s.byKey))
+	for _, p := range s.byKey {
+		if v := p.Value(); v != nil {
+			values = append(values, v)
+		}
+	}
+	return values
+}
