@@ -362,3 +362,32 @@ func (c *pausedConn) Read(p []byte) (int, error) {
 	time.Sleep(time.Until(time.Unix(0, c.until.Load())))
 	return n, err
 }
+
+// TestHandshakeDone checks that no request is sent where the end of the handshake is
+// refused, and that the connection then serves a dial that may send one.
+func TestHandshakeDone(t *testing.T) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{})
+	d := newDialer(t, g.Addr)
+	d.Idle = time.Minute
+	refused := errors.New("refused")
+	for range 2 {
+		_, err := d.DialContext(tunnel.WithHandshakeDone(t.Context(), func() error { return refused }), "tcp", "svc:1")
+		if !errors.Is(err, refused) {
+			t.Errorf("got error %v, want %v", err, refused)
+		}
+	}
+	calls := 0
+	s, err := d.DialContext(tunnel.WithHandshakeDone(t.Context(), func() error { calls++; return nil }), "tcp", "svc:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testnet.Ping(t, s, "x")
+	_ = s.Close()
+	if n := d.Conns(); calls != 1 || n != 1 {
+		t.Errorf("%d calls and %d connections, want 1 and 1", calls, n)
+	}
+	g.Outcome(t)
+	if n := len(g.Outcomes()); n != 1 {
+		t.Errorf("the proxy saw %d requests, want 1", n)
+	}
+}

@@ -229,3 +229,32 @@ func TestListenMayRefuse(t *testing.T) {
 	_, err := d.DialContext(t.Context(), "tcp", "svc:1")
 	tunneltest.WantReason(t, err, tunnel.Prohibited)
 }
+
+// TestHandshakeDone checks that no request is sent where the end of the handshake is
+// refused, and that the connection then serves a dial that may send one.
+func TestHandshakeDone(t *testing.T) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	d := newDialer(t, g.addr)
+	d.Idle = time.Minute
+	refused := errors.New("refused")
+	for range 2 {
+		_, err := d.DialContext(tunnel.WithHandshakeDone(t.Context(), func() error { return refused }), "tcp", "svc:1")
+		if !errors.Is(err, refused) {
+			t.Errorf("got error %v, want %v", err, refused)
+		}
+	}
+	calls := 0
+	s, err := d.DialContext(tunnel.WithHandshakeDone(t.Context(), func() error { calls++; return nil }), "tcp", "svc:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testnet.Ping(t, s, "x")
+	_ = s.Close()
+	if n := d.Conns(); calls != 1 || n != 1 {
+		t.Errorf("%d calls and %d connections, want 1 and 1", calls, n)
+	}
+	g.Outcome(t)
+	if n := len(g.Outcomes()); n != 1 {
+		t.Errorf("the proxy saw %d requests, want 1", n)
+	}
+}
