@@ -172,7 +172,7 @@ func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 		switch v.Type {
 		case wire.PP2_TYPE_ALPN, wire.PP2_TYPE_AUTHORITY, wire.PP2_TYPE_CRC32C, wire.PP2_TYPE_UNIQUE_ID, wire.PP2_TYPE_SSL, wire.PP2_TYPE_NETNS:
 			if seen[v.Type] {
-				return fmt.Errorf("value %#02x stands there twice", byte(v.Type))
+				return fmt.Errorf("value %#02x is repeated", byte(v.Type))
 			}
 			seen[v.Type] = true
 		}
