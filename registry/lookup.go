@@ -48,6 +48,8 @@ func (t *Table) find(req *tunnel.Request) (match, *tunnel.Error) {
 		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q: no table is loaded yet", req.Target())
 	case req.Addr.IsValid():
 		return t.findAddr(req)
+	case namesNothing(req) && readHello(req):
+		return t.findNoSNI(req)
 	case req.Name.IsZero():
 		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: the request names no destination")
 	}
@@ -55,10 +57,25 @@ func (t *Table) find(req *tunnel.Request) (match, *tunnel.Error) {
 }
 
 func (t *Table) findName(req *tunnel.Request) (match, *tunnel.Error) {
-	if m, ok := t.matchName(req.Name); ok {
+	m, ok, refusal := t.findHello(req)
+	if refusal != nil {
+		return match{}, refusal
+	}
+	if !ok {
+		m, ok = t.matchName(req.Name)
+	}
+	if ok {
 		return t.pick(m, req)
 	}
+	if len(t.catchAll) > 0 {
+		return t.pick(nameMatch{claims: t.catchAll}, req)
+	}
 	return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", req.Name, count(len(t.services)))
+}
+
+// readHello reports whether a request was made of a ClientHello.
+func readHello(req *tunnel.Request) bool {
+	return req.Proto == "sni" || req.Proto == "quic" || req.Proto == "tls"
 }
 
 func (t *Table) findAddr(req *tunnel.Request) (match, *tunnel.Error) {

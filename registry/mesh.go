@@ -153,6 +153,8 @@ func (e *serviceEntry) incompatibility(o *serviceEntry) string {
 		return "one of them is headless"
 	case e.Exposed != o.Exposed, !sameSet(e.views, o.views), len(e.ExposedTo) != len(o.ExposedTo):
 		return "they are exposed to different networks"
+	case !e.Match.IsZero() || !o.Match.IsZero():
+		return "one of them is for some ClientHellos only"
 	case !e.Clients.equal(o.Clients):
 		return "they admit different clients"
 	case len(e.Via) > 0 || len(o.Via) > 0:

@@ -178,6 +178,10 @@ type Service struct {
 	// its endpoints are told of the client; 0 means they are not.
 	ProxyProtocol int
 
+	// Match narrows its names to some ClientHellos. The name tunnel.AnyName makes
+	// it the catch-all, for names that no other service has.
+	Match HelloMatch `json:",omitzero"`
+
 	// StartTLS is the protocol in which its endpoints are asked to begin TLS:
 	// "postgres", or "" for endpoints that expect a ClientHello first.
 	StartTLS string

@@ -23,7 +23,7 @@ func TestMergeConflicts(t *testing.T) {
 	first.Addresses = []netip.Addr{netip.MustParseAddr("10.96.0.1")}
 	second.Name, second.Origin = "second", "second.yaml:7"
 	second.Addresses = []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("10.96.0.2")}
-	second.Names = append(second.Names, tunnel.Pattern{Wildcard: true})
+	second.Names = append(second.Names, tunnel.Pattern{})
 	second.ExposedTo = []string{"office"}
 	office := func(cidrs ...string) Network {
 		n := Network{Name: "office"}

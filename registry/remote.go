@@ -46,7 +46,7 @@ func (g *Gateway) ProxyTransports() []string {
 func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 	p := x.table.locate(x.match, x.table.here)
 	asked, known := Endpoint{Host: x.req.Host()}, true
-	if x.rule != nil || x.req.Addr.IsValid() && x.match.endpoints == nil { // it has another name there; and of a VIP of ours nobody has heard
+	if x.rule != nil || namesNothing(x.req) || x.req.Addr.IsValid() && x.match.endpoints == nil { // it has another name there; and of a VIP of ours nobody has heard
 		var name tunnel.Name
 		if name, known = x.entry.primaryName(); !known && (x.rule == nil || len(p.remote.Via) > 0) {
 			return nil, errNoName(x.req, x.match, &p)

@@ -120,7 +120,7 @@ func (x *resolution) behind(transport *madeTransport, configured []Endpoint) ([]
 	}
 	if len(configured) == 0 {
 		configured = []Endpoint{{Host: x.req.Host(), Addr: x.req.Addr}}
-		if x.vip || x.rule != nil {
+		if x.vip || x.rule != nil || namesNothing(x.req) {
 			name, ok := x.entry.primaryName()
 			if !ok {
 				return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no name to ask the next gateway for", x.req.Target(), x.entry.Name)

@@ -22,6 +22,8 @@ type Table struct {
 	services        []serviceEntry
 	exact           map[tunnel.Name]claims
 	wild            map[tunnel.Name]claims // by what follows "*."
+	catchAll        claims                 // of services with tunnel.AnyName
+	hello           *helloClaims           // nil where no service has a HelloMatch
 	byAddress       map[netip.Addr]claims
 	byEndpoint      map[addrPortKey]int32   // endpoints written as addresses; the index of a service
 	sharedEndpoints map[addrPortKey][]int32 // further services with the same endpoint
@@ -298,7 +300,15 @@ func (b *builder) append(s *Service) int32 {
 
 func (b *builder) addService(s *Service) {
 	i := b.append(s)
-	for _, p := range s.Names {
+	names := s.Names
+	if !s.Match.IsZero() && !b.addHello(s, i) {
+		names = nil
+	}
+	for _, p := range names {
+		if p == tunnel.AnyName {
+			b.catchAll = b.claim(b.catchAll, "name", p.String(), i)
+			continue
+		}
 		if p.Suffix.IsZero() {
 			b.refuse("the empty name", s.Origin, "it names nothing")
 			continue

@@ -88,17 +88,14 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	}
 }
 
-// maxOffered is how many ALPN protocols a Request tells of, the client's first
-// choices. It lives as long as the tunnel, and a hello has room for 30,000;
-// real clients offer three. A rule that must see them all asks the Hello.
-const maxOffered = 32
-
+// offered returns the first of the client's ALPN protocols. A Request lives as long as
+// the tunnel, and a hello has room for 30,000; real clients offer three.
 func offered(h *Hello) []string {
 	list := h.ALPN()
-	if len(list) <= maxOffered {
+	if len(list) <= tunnel.MaxALPN {
 		return list
 	}
-	short := make([]string, maxOffered)
+	short := make([]string, tunnel.MaxALPN)
 	for i := range short {
 		short[i] = strings.Clone(list[i]) // or the whole list would be kept
 	}

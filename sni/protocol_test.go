@@ -362,8 +362,8 @@ func TestServeManyProtocols(t *testing.T) {
 		t.Errorf("the hello has %d protocols, want %d", len(h.ALPN()), len(all))
 	}
 	v := call(t, &Protocol{}, tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
-		if !slices.Equal(req.ALPN, all[:maxOffered]) {
-			t.Errorf("the request has %q, want %q", req.ALPN, all[:maxOffered])
+		if !slices.Equal(req.ALPN, all[:tunnel.MaxALPN]) {
+			t.Errorf("the request has %q, want %q", req.ALPN, all[:tunnel.MaxALPN])
 		}
 		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "no route"))
 	}), patience)

@@ -122,6 +122,10 @@ type Pattern struct {
 	Wildcard bool
 }
 
+// AnyName is the Pattern "*", of every name. ParsePattern does not take it: only what
+// means to have all names writes it.
+var AnyName = Pattern{Wildcard: true}
+
 // ParsePattern parses "name" or "*.name". An asterisk anywhere else is an error.
 func ParsePattern(s string) (Pattern, error) {
 	rest, wild := strings.CutPrefix(s, "*.")
@@ -133,6 +137,9 @@ func ParsePattern(s string) (Pattern, error) {
 }
 
 func (p Pattern) String() string {
+	if p == AnyName {
+		return "*"
+	}
 	if p.Wildcard {
 		return "*." + p.Suffix.s
 	}
@@ -145,7 +152,10 @@ func (p Pattern) MarshalText() ([]byte, error) { return []byte(p.String()), nil 
 // UnmarshalText implements encoding.TextUnmarshaler. Empty text is the zero Pattern.
 func (p *Pattern) UnmarshalText(text []byte) (err error) {
 	*p = Pattern{}
-	if len(text) > 0 {
+	switch {
+	case string(text) == "*":
+		*p = AnyName
+	case len(text) > 0:
 		*p, err = ParsePattern(string(text))
 	}
 	return err
@@ -153,6 +163,9 @@ func (p *Pattern) UnmarshalText(text []byte) (err error) {
 
 // Matches reports whether n is covered by p.
 func (p Pattern) Matches(n Name) bool {
+	if p == AnyName {
+		return !n.IsZero()
+	}
 	if !p.Wildcard {
 		return n == p.Suffix && !n.IsZero()
 	}

@@ -277,10 +277,18 @@ func TestPatternMatches(t *testing.T) {
 	if matches < 100 {
 		t.Errorf("only %d pairs match: the test compares nothing", matches)
 	}
-	for _, zero := range []tunnel.Pattern{{}, {Wildcard: true}} {
-		if zero.Matches(tunnel.MustParseName("a")) || zero.Matches(tunnel.Name{}) {
-			t.Errorf("%+v matches something", zero)
-		}
+	if zero := (tunnel.Pattern{}); zero.Matches(tunnel.MustParseName("a")) || zero.Matches(tunnel.Name{}) {
+		t.Error("the zero Pattern matches something")
+	}
+	if !tunnel.AnyName.Matches(tunnel.MustParseName("a")) || tunnel.AnyName.Matches(tunnel.Name{}) {
+		t.Error("AnyName does not match a name, or matches none")
+	}
+	var read tunnel.Pattern
+	if text, err := tunnel.AnyName.MarshalText(); err != nil || read.UnmarshalText(text) != nil || read != tunnel.AnyName || string(text) != "*" {
+		t.Errorf("AnyName is written as %q and read as %+v, %v", text, read, err)
+	}
+	if p, err := tunnel.ParsePattern("*"); err == nil {
+		t.Errorf("ParsePattern(\"*\") = %v, want an error: all names are not to be had by mistake", p)
 	}
 }
 

@@ -22,7 +22,7 @@ type Request struct {
 	Port         uint16             // as asked; 0 where the protocol carries none (SNI)
 	LocalPort    uint16             // the port of the listener
 	ListenerOnly bool               // only routes of the section that Listener names may serve the request
-	ALPN         []string           // what the client offers inside, where it can be seen
+	ALPN         []string           // what the client offers inside, where it can be seen; at most MaxALPN
 	Source       netip.AddrPort     // the socket's peer, or what a trusted hop said of it
 	Peer         Peer               // the verified identity of the caller on this hop; zero if none
 	Unverified   *UnverifiedHeaders // what the caller says of itself; nil for nothing
@@ -64,6 +64,9 @@ func (r *Request) Target() string {
 	}
 	return net.JoinHostPort(r.Host(), strconv.Itoa(int(r.Port)))
 }
+
+// MaxALPN is how many ALPN protocols a Request tells of, the client's first choices.
+const MaxALPN = 32
 
 // A Peer is who the caller proved to be on this hop. It never comes from
 // anything that was not verified.

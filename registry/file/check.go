@@ -149,7 +149,15 @@ func (d *decoder) checkClaims() {
 				if p == (tunnel.Pattern{}) {
 					continue
 				}
-				check(nameAt(at, j), "name", p.String(), s.Ports, !before)
+				for _, protocol := range s.Match.ALPN {
+					check(nameAt(at, j), "name", p.String()+" with ALPN "+protocol, s.Ports, !before)
+				}
+				if len(s.Match.ALPN) == 0 {
+					check(nameAt(at, j), "name", p.String(), s.Ports, !before)
+				}
+			}
+			if s.Match.NoSNI && len(s.Match.ALPN) == 0 {
+				check(at.value("match"), "match.noSNI", "true", s.Ports, !before)
 			}
 			for _, name := range d.meshNames(s, at) {
 				check(at.value("mesh"), "name", name, s.Ports, !before)

@@ -45,6 +45,7 @@ var formats = map[string]format{
 	"portRange":        formatOf(parsePortRange),
 	"proxy":            formatOf(hopAddress(checkProxy)),
 	"publicAddress":    formatOf(parsePublicAddress),
+	"servicePattern":   formatOf(parseServicePattern),
 	"spiffe":           formatOf(parseSPIFFE),
 	"statuses":         formatOf(parseStatuses),
 	"suffix":           formatOf(parseSuffix),
@@ -79,6 +80,14 @@ func parseNamePattern(_, s string) (tunnel.Pattern, *complaint) {
 		return tunnel.Pattern{}, complain(c.hint, "name %q: %s", clip(s), c.msg)
 	}
 	return p, nil
+}
+
+// parseServicePattern parses a name of a service, which may be the catch-all.
+func parseServicePattern(what, s string) (tunnel.Pattern, *complaint) {
+	if s == tunnel.AnyName.String() {
+		return tunnel.AnyName, nil
+	}
+	return parseNamePattern(what, s)
 }
 
 func parseServiceEndpoint(_, s string) (registry.Endpoint, *complaint) {

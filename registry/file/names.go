@@ -77,7 +77,7 @@ func isASCII(s string) bool {
 func parsePattern(s string) (tunnel.Pattern, *complaint) {
 	rest, wild := strings.CutPrefix(s, "*.")
 	if s == "*" {
-		return tunnel.Pattern{}, complain("name a domain: *.example.com", "a service can't have all names")
+		return tunnel.Pattern{}, complain("name a domain: *.example.com", "it is every name")
 	}
 	n, c := parseName(rest)
 	if c != nil {

@@ -24,7 +24,7 @@ func TestParseRoute(t *testing.T) {
 		{"a.example.com:0=10.0.0.1:1", `error port "0"`},
 		{"a.example.com:https=10.0.0.1:1", `error port "https"`},
 		{"=10.0.0.1:1", "error name is empty"},
-		{"*=10.0.0.1:1", "error a service can't have all names"},
+		{"*=10.0.0.1:1", "error route \"*=10.0.0.1:1\": it is every name; name a domain: *.example.com"},
 		{"a.example.com=", "error name is empty"},
 		{"10.0.0.1=10.0.0.1:1", "error name is an address"},
 		{"a.example.com=b=c:1", "error name has a byte"},

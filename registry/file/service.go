@@ -15,9 +15,10 @@ import (
 
 // A service is an element of services.
 type service struct {
-	Name              tunnel.Pattern   `yaml:"name" what:"the name of a service" as:"pattern"`
-	Names             []tunnel.Pattern `yaml:"names" what:"the name of a service" as:"pattern" empty:"list names, or write name"`
+	Name              tunnel.Pattern   `yaml:"name" what:"the name of a service" as:"servicePattern"`
+	Names             []tunnel.Pattern `yaml:"names" what:"the name of a service" as:"servicePattern" empty:"list names, or write name"`
 	Ports             []port           `yaml:"ports" what:"a port" empty:"list ports, or leave the key out for any port"`
+	Match             helloMatch       `yaml:"match"`
 	Mesh              meshName         `yaml:"mesh"`
 	Exported          bool             `yaml:"exported"`
 	Headless          bool             `yaml:"headless"`
@@ -59,6 +60,12 @@ type endpoint struct {
 	Network string            `yaml:"network"`
 }
 
+// A helloMatch says which ClientHellos of its names are for a service.
+type helloMatch struct {
+	ALPN  []string `yaml:"alpn" what:"a protocol" as:"alpn" unique:"protocol" empty:"leave the key out for any protocol"`
+	NoSNI bool     `yaml:"noSNI"`
+}
+
 // A clientFilter says which clients may connect, by their addresses.
 type clientFilter struct {
 	Allow []netip.Prefix `yaml:"allow" what:"a range" as:"cidr" empty:"leave the key out to allow every address, or write exposed: false for nobody"`
@@ -94,7 +101,8 @@ func (s *service) registered(origin string) *registry.Service {
 		Names: s.Names, Addresses: s.Addresses, Via: registeredHops(s.Via),
 		ID:       registry.ID{Service: s.Mesh.Service, Namespace: s.Mesh.Namespace, Cluster: s.Mesh.Cluster},
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, VIP: s.VIP, Check: s.Check.registered(),
-		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Clients: registry.ClientFilter(s.Clients), Publish: s.OwnPort,
+		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Clients: registry.ClientFilter(s.Clients), Publish: s.OwnPort && len(s.Match.ALPN) == 0,
+		Match:    registry.HelloMatch(s.Match),
 		StartTLS: s.StartTLS, IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
 	}
 	if s.Name != (tunnel.Pattern{}) {
@@ -127,6 +135,9 @@ func (s *service) registered(origin string) *registry.Service {
 // check finds ports that are listed twice, and mistakes of hops.
 func (s *service) check(d *decoder, at mapping) {
 	d.checkVia(at, s.Via)
+	if m := at.value("match"); m != nil && (s.VIP || s.Mesh != (meshName{}) || len(s.Addresses) > 0 || s.Headless || s.Exported) && len(s.Match.ALPN) > 0 {
+		d.errorf(m, "give the protocols a service of their own", "match.alpn is for names alone: not with mesh, addresses, vip, headless or exported")
+	}
 	for i, p := range s.Ports {
 		n := at.item("ports", i)
 		for _, q := range s.Ports[:i] {

@@ -294,7 +294,7 @@ func TestBadFiles(t *testing.T) {
 		"localhost":         {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"endpoints":[{"host":"a.LocalHost."}]}`), "which no source may name"},
 		"gateway loopback":  {withChecksum(headerLine(), sourceLine, `{"network":{"name":"a","gateways":[{"address":{"addr":"127.0.0.1","port":1}}]}}`), "which no source may name"},
 		"bad name":          {withChecksum(headerLine(), sourceLine, `{"service":{"names":["a b"]}}`), "line 3: name has a byte"},
-		"bad host":          {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{"host":"*"}}`), "line 4: name"},
+		"bad host":          {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{"host":"*."}}`), "line 4: name"},
 		"bad rule":          {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"names":[""]}}`), "name is empty"},
 		"bad service":       {withChecksum(headerLine(), sourceLine, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"backends":[{"service":0}]}}`), "there is no service 0, of 0"},
 		"negative service":  {withChecksum(headerLine(), sourceLine, `{"service":{}}`, `{"listener":{}}`, `{"section":{}}`, `{"rule":{"backends":[{"service":-1}]}}`), "there is no service -1"},

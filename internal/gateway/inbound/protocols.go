@@ -161,7 +161,7 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 	for _, name := range names {
 		switch name {
 		case "sni":
-			if p := (&sni.Protocol{Refusal: refusal(s)}); s.ImpliedSNI {
+			if p := (&sni.Protocol{Refusal: refusal(s), Nameless: true}); s.ImpliedSNI {
 				ps = append(ps, &impliedSNI{p, auth})
 			} else {
 				ps = append(ps, p)
@@ -178,7 +178,7 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 		case "socks5":
 			ps = append(ps, &socks5.Protocol{Verify: auth.password, Off: auth.Off})
 		case "postgres":
-			ps = append(ps, &postgres.Protocol{TLS: &sni.Protocol{Refusal: refusal(s)}})
+			ps = append(ps, &postgres.Protocol{TLS: &sni.Protocol{Refusal: refusal(s), Nameless: true}})
 		case "proxy":
 			ps = append(ps, &proxyproto.Protocol{})
 		case "websocket":

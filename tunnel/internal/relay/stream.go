@@ -14,10 +14,7 @@ type (
 	reasonAborter interface{ AbortWithReason(why Reason) error }
 	abortDetector interface{ Broken() error }
 	halfCloser    interface{ CloseWrite() error }
-	waker         interface {
-		WakeRead(wake func()) (ready bool)
-	}
-	waiter interface {
+	waiter        interface {
 		WaitRead(wake func()) (ready bool)
 	}
 	holder          interface{ Held() int }
