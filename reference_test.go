@@ -458,7 +458,7 @@ var whatToDo = map[tunnel.Reason]string{
 	tunnel.NotExposed:   "check `exposed` and `exposedTo` of the service",
 	tunnel.Denied:       "check the policy",
 	tunnel.Prohibited:   "for a service, see what its DNS name resolves to; 403 where the client asked for the address itself",
-	tunnel.Insecure:     "use a `via` with TLS, or `insecure: true`: [between networks](../guides/gateway.md#between-networks)",
+	tunnel.Insecure:     "use a `via` with TLS and credentials, or `insecure: true`: [between networks](../guides/gateway.md#between-networks)",
 	tunnel.Loop:         "the endpoint is the gateway's own listener, or a gateway that leads back; 403 where the client asked for its address",
 	tunnel.NoEndpoint:   "check the service's `endpoints`, and whether they have a port",
 	tunnel.LookupError:  "check the name, and the host's DNS",

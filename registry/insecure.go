@@ -24,33 +24,70 @@ func payloadOf(req *tunnel.Request, s *Service) payload {
 		return encrypted
 	case req.Proto == "sni" || req.Proto == "quic":
 		return encrypted
-	case req.Proto == "tls" || req.Proto == "tcp" || req.Proto == "hbone" || req.Proto == "udp":
+	case req.Proto == "tls" || req.Proto == "hbone" || req.Proto == "udp":
 		return plaintext
 	}
 	return unknown
 }
 
+// A WeakHop is a gateway to which what may be plaintext does not go, as it is not reached
+// by a tunnel.Mutual transport.
+type WeakHop struct {
+	Address  string
+	Security tunnel.Security // less than Mutual
+}
+
+// Lacks says what the transport to h is without.
+func (h *WeakHop) Lacks() string {
+	if h.Security == tunnel.Plain {
+		return "TLS"
+	}
+	return "credentials"
+}
+
 // An insecureError says why nothing but TLS may be carried to an endpoint: a hop, or
-// the endpoint itself where hop is "", is reached unencrypted.
+// the endpoint itself where hop is nil, is reached by a weak transport.
 type insecureError struct {
 	service, network string // network is "" where the service has the hop itself
-	hop, endpoint    string
+	hop              *WeakHop
+	endpoint         string
 }
 
 func (e *insecureError) Error() string {
 	switch {
-	case e.hop == "":
-		return fmt.Sprintf("registry: endpoint %s of service %q is in network %q, and what may be plaintext would go there unencrypted: have clients speak TLS to the service, give the network a via with TLS, or say insecure: true of it", e.endpoint, e.service, e.network)
+	case e.hop == nil:
+		return fmt.Sprintf("registry: endpoint %s of service %q is in network %q, and what may be plaintext would go there unencrypted: have clients speak TLS to the service, give the network a via with TLS and credentials, or say insecure: true of it or of the service", e.endpoint, e.service, e.network)
 	case e.network == "":
-		return fmt.Sprintf("registry: service %q is behind gateway %q, and what may be plaintext would go there without TLS: use TLS in the service's via, or say insecure: true of that hop", e.service, e.hop)
+		return fmt.Sprintf("registry: service %q is behind gateway %q, and what may be plaintext would go there without %s: use TLS and credentials in the service's via, or say insecure: true of that hop or of the service", e.service, e.hop.Address, e.hop.Lacks())
 	}
-	return fmt.Sprintf("registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it", e.service, e.network, e.hop)
+	return fmt.Sprintf("registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without %s: give the network a via with TLS and credentials, or say insecure: true of it or of the service", e.service, e.network, e.hop.Address, e.hop.Lacks())
+}
+
+// restrict has ep, which is reached by a weak transport, carry TLS alone. Where the
+// configuration permits plaintext, ep says so instead.
+func (x *resolution) restrict(ep *tunnel.Endpoint, permitted bool, why *insecureError) {
+	switch {
+	case x.payload == encrypted:
+	case permitted || x.entry.Insecure:
+		ep.Insecure = true
+	default:
+		ep.TLSOnly = why
+	}
 }
 
 // protect leaves out the endpoints to which plaintext may not go, where the payload is
-// plaintext.
+// plaintext. Where that is not known, they come last.
 func (x *resolution) protect(eps []tunnel.Endpoint) ([]tunnel.Endpoint, error) {
 	if x.payload != plaintext {
+		slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int {
+			switch {
+			case (a.TLSOnly == nil) == (b.TLSOnly == nil):
+				return 0
+			case a.TLSOnly == nil:
+				return -1
+			}
+			return 1
+		})
 		return eps, nil
 	}
 	why := eps[0].TLSOnly
@@ -61,23 +98,36 @@ func (x *resolution) protect(eps []tunnel.Endpoint) ([]tunnel.Endpoint, error) {
 	return eps, nil
 }
 
-// InsecureVia returns the last hop of via where it has no TLS and is not said to be insecure. It
-// protects the way from here on, whatever hops are before it.
-func InsecureVia(via []Hop) (to string, ok bool) {
+// InsecureVia returns the last hop of via where it is weak and not said to be insecure,
+// and nil otherwise. The last hop protects the way from here on, whatever hops are
+// before it.
+func InsecureVia(via []Hop) *WeakHop {
 	if len(via) == 0 || via[len(via)-1].Insecure {
-		return "", false
+		return nil
 	}
-	here := true // up to the last hop, nothing has left this host
+	return weakVia(via)
+}
+
+// weakVia returns the last hop of via where it is weak. Nothing is weak that does not
+// leave this host.
+func weakVia(via []Hop) *WeakHop {
+	here := true // up to the last hop
 	for i := range via[:len(via)-1] {
 		here = here && via[i].onHost()
 	}
-	return via[len(via)-1].CleartextAddress(here)
+	last := &via[len(via)-1]
+	for _, to := range last.Addresses {
+		if security := last.Security(to); security < tunnel.Mutual && (!here || !loopbackHost(last.HostPort(to))) {
+			return &WeakHop{Address: to, Security: security}
+		}
+	}
+	return nil
 }
 
-// cleartextVia is InsecureVia of a network that may itself be insecure.
-func (n *networkState) cleartextVia() (to string, ok bool) {
+// insecureVia is InsecureVia of a network that may itself be insecure.
+func (n *networkState) insecureVia() *WeakHop {
 	if n.Insecure {
-		return "", false
+		return nil
 	}
 	return InsecureVia(n.Via)
 }
@@ -87,16 +137,16 @@ func (e *Endpoint) loopback() bool {
 	return IsLocalhost(e.Host) || e.Addr.Unmap().IsLoopback()
 }
 
-// plaintextRefusal says why a stream whose TLS ends here can't go on to f: all ways there are
-// without TLS. It is nil for any other.
+// plaintextRefusal says why a stream whose TLS ends here can't go on to f: all
+// transports there are weak. It is nil for any other.
 func (t *Table) plaintextRefusal(f match) error {
 	e := f.entry
-	if e.TLS != nil {
+	if e.TLS != nil || e.Insecure {
 		return nil
 	}
 	if len(e.Via) > 0 {
-		if to, clear := InsecureVia(e.Via); clear {
-			return &insecureError{service: e.Name, hop: to}
+		if hop := InsecureVia(e.Via); hop != nil {
+			return &insecureError{service: e.Name, hop: hop}
 		}
 		return nil
 	}
@@ -105,12 +155,12 @@ func (t *Table) plaintextRefusal(f match) error {
 		return t.plaintextEndpoints(e, direct)
 	}
 	p := t.locate(f, t.here)
-	to, clear := p.cleartextGateway()
+	hop := p.insecureGateway()
 	if len(p.remote.Via) > 0 {
-		to, clear = p.remote.cleartextVia()
+		hop = p.remote.insecureVia()
 	}
-	if clear {
-		return &insecureError{service: e.Name, network: p.remote.Name, hop: to}
+	if hop != nil {
+		return &insecureError{service: e.Name, network: p.remote.Name, hop: hop}
 	}
 	return nil
 }
@@ -119,9 +169,10 @@ func (t *Table) plaintextRefusal(f match) error {
 // gateway's own.
 func (t *Table) hasForeignNetworks() bool { return t.here >= 0 && len(t.networks) > 1 }
 
-// foreignNetwork returns the network of index i if plaintext may not go there unencrypted.
+// foreignNetwork returns the network of index i if it is not the gateway's own, and nil
+// if it is or that is not known.
 func (t *Table) foreignNetwork(i int32) *networkState {
-	if i < 0 || i == t.here || t.here < 0 || t.networks[i].Insecure {
+	if i < 0 || i == t.here || t.here < 0 {
 		return nil
 	}
 	return &t.networks[i]
@@ -133,47 +184,59 @@ func (t *Table) plaintextEndpoints(e *serviceEntry, eps []Endpoint) error {
 		return nil
 	}
 	for i := range eps {
-		if eps[i].loopback() || t.foreignNetwork(t.network(&eps[i])) == nil {
+		if n := t.foreignNetwork(t.network(&eps[i])); n == nil || n.Insecure || eps[i].loopback() {
 			return nil
 		}
 	}
 	return &insecureError{service: e.Name, network: t.foreignNetwork(t.network(&eps[0])).Name, endpoint: eps[0].String()}
 }
 
-// crosses says why nothing but TLS may go to ep at addr, which is reached without a
-// gateway in between: it is configured, or an address of its name.
-func (x *resolution) crosses(configured *Endpoint, addr netip.Addr, ep *tunnel.Endpoint) error {
+// restrictDirect is restrict for ep if it is in another network, which is reached
+// without a gateway in between: it is configured, or an address of its name.
+func (x *resolution) restrictDirect(configured *Endpoint, ep *tunnel.Endpoint) {
+	addr := ep.Addr.Addr()
 	if x.payload == encrypted || !x.table.hasForeignNetworks() || addr.IsLoopback() {
-		return nil
+		return
 	}
 	in := x.table.prefixes.find(addr)
 	if configured != nil && configured.Network != "" {
 		in = x.table.network(configured)
 	}
 	if n := x.table.foreignNetwork(in); n != nil {
-		return &insecureError{service: x.entry.Name, network: n.Name, endpoint: ep.String()}
+		x.restrict(ep, n.Insecure, &insecureError{service: x.entry.Name, network: n.Name, endpoint: ep.String()})
 	}
-	return nil
 }
 
-// acceptsPlaintext reports whether plaintext may be sent to the gateway e, which is
-// asked without TLS.
-func (e *GatewayHop) acceptsPlaintext() bool { return e.insecure || e.Address.loopback() }
+// weak returns the gateway as a WeakHop, and nil where its transport is Mutual or does
+// not leave the host.
+func (e *GatewayHop) weak() *WeakHop {
+	security := tunnel.Plain
+	if e.transport != nil && e.transport.Transport != nil {
+		security = e.transport.Info().Security
+	}
+	if security >= tunnel.Mutual || e.Address.loopback() {
+		return nil
+	}
+	return &WeakHop{Address: e.Address.String(), Security: security}
+}
 
-// cleartextGateway returns a gateway of p that can be asked for more than a hello, and not for
+// insecureGateway returns a gateway of p that can be asked for more than a hello, and not for
 // plaintext, where there is no other.
-func (p *Location) cleartextGateway() (to string, ok bool) {
+func (p *Location) insecureGateway() (first *WeakHop) {
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
-		switch {
-		case e.via || e.Gateway.ProxyTransport() == "":
-		case e.acceptsPlaintext():
-			return "", false
-		case to == "":
-			to = e.Address.String()
+		if e.via || e.Gateway.ProxyTransport() == "" {
+			continue
+		}
+		hop := e.weak()
+		if hop == nil || e.insecure {
+			return nil
+		}
+		if first == nil {
+			first = hop
 		}
 	}
-	return to, to != ""
+	return first
 }
 
 // onHost reports whether h does not leave the host that asks it.

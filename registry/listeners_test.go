@@ -416,7 +416,8 @@ func TestBackendsAreServices(t *testing.T) {
 		{"beyond.test", "sni", "[b.test:8443] true"},
 		{"beyond.test", "tls", "insecure"},
 		{"via.test", "sni", "[via.test:8443] true"},
-		{"via.test", "tcp", "insecure"},
+		{"via.test", "tls", "insecure"},
+		{"via.test", "tcp", "[via.test:8443] true"},
 		{"nameless.test", "tls", "no-endpoint"},
 		{"local.test", "tls", "[127.0.0.1:1] false"},
 	} {

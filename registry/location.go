@@ -35,7 +35,7 @@ type GatewayHop struct {
 	Address Endpoint // of the gateway, as the asking network knows it
 	Rank    int      // 0 for the nearest network's
 
-	insecure  bool           // plaintext may go into the network without TLS
+	insecure  bool           // plaintext may go into the network by a weak transport
 	via       bool           // the network has a Via, so that the gateway is asked by SNI only
 	transport *madeTransport // from here, by the gateway's ProxyTransport; nil for none
 }

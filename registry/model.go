@@ -21,7 +21,7 @@ type Network struct {
 	Near     []string  // other networks, the nearest first; those not named come after them
 	Gateways []Gateway // how those outside reach what is in it
 	Via      []Hop     // how a gateway of another network does; none means at Gateways, by SNI or as Gateway.ProxyTransport has it
-	Insecure bool      // plaintext may go there without TLS
+	Insecure bool      // plaintext may go there by transports that are not Mutual
 }
 
 // OnlyInsecure reports whether n has a name and Insecure and nothing else: a later
@@ -30,15 +30,15 @@ func (n *Network) OnlyInsecure() bool {
 	return n.Insecure && len(n.CIDRs) == 0 && len(n.Near) == 0 && len(n.Gateways) == 0 && len(n.Via) == 0
 }
 
-// CleartextGateway returns a gateway of n that takes proxy requests without TLS, where
-// no other gateway can carry what may be plaintext.
-func (n *Network) CleartextGateway() (to string, ok bool) {
+// InsecureGateway returns a gateway of n that is asked by a weak transport, where no
+// other gateway can carry what may be plaintext, and nil otherwise.
+func (n *Network) InsecureGateway() *WeakHop {
 	p := Location{}
 	for i := range n.Gateways {
 		g := &n.Gateways[i]
 		p.Gateways = append(p.Gateways, GatewayHop{Gateway: g, Address: g.AddressFrom(n.Name, ""), insecure: n.Insecure})
 	}
-	return p.cleartextGateway()
+	return p.insecureGateway()
 }
 
 // A Gateway is an entry to a network.
@@ -161,6 +161,10 @@ type Service struct {
 	Exposed   bool     // false keeps the service private: every request is NotExposed
 	ExposedTo []string // names of the networks that may ask; empty means everyone
 
+	// Insecure says that plaintext may go to its endpoints by transports that are not
+	// tunnel.Mutual, also in other networks.
+	Insecure bool `json:",omitzero"`
+
 	Clients ClientFilter `json:",omitzero"` // those that may connect, of those it is exposed to
 
 	// Publish gives it a port of the gateway's to itself, if the gateway has
@@ -261,7 +265,7 @@ type Hop struct {
 	HTTP2     bool     // WebSockets by wss may share connections of HTTP/2
 
 	Password Secret `json:"-"` // of User
-	Insecure bool   // Token, Password and plaintext may go there without TLS
+	Insecure bool   // plaintext may go there by a transport that is not Mutual, and Token and Password without TLS
 
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret `json:"-"` // PEM, of Certificate

@@ -56,13 +56,7 @@ func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 		asked = Endpoint{Addr: x.req.Addr}
 	}
 	if len(p.remote.Via) > 0 {
-		eps, err := x.behind(p.remoteVia, []Endpoint{asked})
-		if to, clear := p.remote.cleartextVia(); clear && x.payload != encrypted {
-			for i := range eps {
-				eps[i].TLSOnly = &insecureError{service: x.entry.Name, network: p.remote.Name, hop: to}
-			}
-		}
-		return eps, err
+		return x.behind(p.remoteVia, &p.remote.Network, []Endpoint{asked})
 	}
 	if x.req.Datagrams != nil || x.req.Proto == "quic" || x.req.Proto == "udp" {
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", x.req.Target(), x.entry.Name, p.remote.Name, x.req.Proto)
@@ -98,8 +92,11 @@ func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 		}
 		targets[i] = x.target(&asked, x.port, e.transport.Transport)
 		targets[i].HealthKey = e.Address.String()
-		if x.payload != encrypted && !e.acceptsPlaintext() {
-			targets[i].TLSOnly = &insecureError{service: x.entry.Name, network: e.Network, hop: targets[i].HealthKey}
+		if x.payload == encrypted {
+			continue
+		}
+		if hop := e.weak(); hop != nil {
+			x.restrict(&targets[i], e.insecure, &insecureError{service: x.entry.Name, network: e.Network, hop: hop})
 		}
 	}
 	return x.candidates(ctx, configured, targets, 0)

@@ -74,7 +74,7 @@ func proxyTransports(reg *registry.Registry, req *tunnel.Request) string {
 
 // refusedInClear is how a request is refused that may be of plaintext.
 func refusedInClear(service, network, gateway string) string {
-	return fmt.Sprintf("insecure: registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS, or say insecure: true of it", service, network, gateway)
+	return fmt.Sprintf("insecure: registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS and credentials, or say insecure: true of it or of the service", service, network, gateway)
 }
 
 // far is networks of which each is entered in another way, seen from home.
@@ -82,7 +82,7 @@ func far() registry.Snapshot {
 	gw := func(address string, transports ...string) registry.Gateway {
 		return registry.Gateway{Address: addrPort(address), Transports: transports}
 	}
-	via := []registry.Hop{{Proto: "hbone", Addresses: []string{"gw.both.example:15008"}}}
+	via := []registry.Hop{{Proto: "hbone", Addresses: []string{"gw.both.example:15008"}, Certificate: "of this gateway"}}
 	one := func(name, network string, ports ...uint16) *registry.Service {
 		return &registry.Service{Name: name, Names: patterns(name + ".test"), Ports: ports, Exposed: true,
 			Endpoints: []registry.Endpoint{{Host: "inside.test", Port: 1, Network: network}}}
@@ -114,12 +114,13 @@ func far() registry.Snapshot {
 			{Name: "open", Insecure: true, Gateways: []registry.Gateway{gw("198.51.100.11:443", "socks5")}},
 			{Name: "local", Gateways: []registry.Gateway{gw("198.51.100.12:443", "connect"), gw("127.0.0.1:443", "connect")}},
 			{Name: "plainvia", Via: []registry.Hop{{Proto: "connect", Addresses: []string{"https://gw.test:1"}}, {Proto: "connect", Addresses: []string{"gw.plain.example:1"}}}},
+			{Name: "barevia", Via: []registry.Hop{{Proto: "connect", Addresses: []string{"https://gw.test:1"}}}},
 			{Name: "via", Via: via, Gateways: []registry.Gateway{gw("198.51.100.10:443", "sni", "connect")}},
 		},
 		Services: []*registry.Service{
 			one("a", "sni", 443), one("b", "all", 443), one("c", "h2", 443), one("d", "connect", 443), one("e", "socks5", 443),
 			one("f", "keys", 443), one("g", "mixed", 443), one("h", "h2"), wide, named, secret, db, several, crypt,
-			one("i", "local", 443), one("open", "open", 443), one("plain", "plainvia", 443),
+			one("i", "local", 443), one("open", "open", 443), one("plain", "plainvia", 443), one("bare", "barevia", 443),
 		},
 	}
 }
@@ -138,12 +139,16 @@ func TestOnward(t *testing.T) {
 		{"tls", "open.test:443", "", "open.test:443 by socks5 198.51.100.11:443"},
 
 		// Plaintext goes nowhere in the clear but where the network says so.
-		{"tcp", "e.test:443", "", refusedInClear("e", "socks5", "198.51.100.5:443")},
+		{"tls", "e.test:443", "", refusedInClear("e", "socks5", "198.51.100.5:443")},
 		{"tls", "b.test:443", "", refusedInClear("b", "all", "198.51.100.2:443")},
 		{"hbone", "c.test:443", "", refusedInClear("c", "h2", "198.51.100.3:443")},
-		{"tcp", "plain.test:443", "", refusedInClear("plain", "plainvia", "gw.plain.example:1")},
+		{"tls", "plain.test:443", "", refusedInClear("plain", "plainvia", "gw.plain.example:1")},
 		{"connect", "plain.test:443", "", "plain.test:443 by via"},
-		{"tcp", "i.test:443", "", "i.test:443 by connect 127.0.0.1:443"}, // nothing leaves the host
+		{"tls", "bare.test:443", "", strings.Replace(refusedInClear("bare", "barevia", "https://gw.test:1"), "without TLS", "without credentials", 1)},
+		{"connect", "bare.test:443", "", "bare.test:443 by via"},
+		{"tcp", "e.test:443", "", "e.test:443 by socks5 198.51.100.5:443"},                                        // TLS alone
+		{"tcp", "i.test:443", "", "i.test:443 by connect 127.0.0.1:443, i.test:443 by connect 198.51.100.12:443"}, // nothing leaves the host at first
+		{"tls", "i.test:443", "", "i.test:443 by connect 127.0.0.1:443"},
 		{"tls", "crypt.test:443", "", "crypt.test:443 by connect-h2 198.51.100.3:443 of crypt"},
 		{"tcp", "a.test:443", "", `no-endpoint: registry: "a.test:443": service "a" is in network "sni", whose gateways take sni: a tcp request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 
@@ -285,10 +290,10 @@ func TestOnwardOfBackends(t *testing.T) {
 		{"tcp", "here", "10.7.0.1:15432 directly"},
 		{"sni", "all", name + ":5432 by connect-h2 198.51.100.2:443"},
 		{"tls", "all", refusedInClear("shop/db", "all", "198.51.100.2:443")},
-		{"tcp", "h2", refusedInClear("shop/db", "h2", "198.51.100.3:443")},
+		{"tls", "h2", refusedInClear("shop/db", "h2", "198.51.100.3:443")},
 		{"tcp", "open", name + ":5432 by socks5 198.51.100.11:443"},
 		{"tls", "crypt", name + ":5432 by connect-h2 198.51.100.3:443 of shop/db"},
-		{"tcp", "set", refusedInClear(set.String(), "connect", "198.51.100.4:443")},
+		{"tls", "set", refusedInClear(set.String(), "connect", "198.51.100.4:443")},
 		{"sni", "set", set.String() + ":5432 by connect 198.51.100.4:443, " + set.String() + ":5432 by connect-h2 198.51.100.3:443"},
 
 		// Who reads names alone is told the one in the hello.
@@ -322,7 +327,7 @@ func TestOnwardOfBackends(t *testing.T) {
 func TestInsecureOfAnotherSource(t *testing.T) {
 	s := far()
 	file := registry.Snapshot{Networks: []registry.Network{{Name: "h2", Insecure: true}}}
-	req := &tunnel.Request{Proto: "tcp", Name: tunnel.MustParseName("c.test"), Port: 443}
+	req := &tunnel.Request{Proto: "tls", Name: tunnel.MustParseName("c.test"), Port: 443}
 	reg := crossing(t, file, s)
 	if got, want := proxyTransports(reg, req), "c.test:443 by connect-h2 198.51.100.3:443"; got != want {
 		t.Errorf("got %s, want %s", got, want)

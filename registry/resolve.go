@@ -79,7 +79,7 @@ type resolution struct {
 // endpoints returns the endpoints of the service in the order to try.
 func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 	if len(x.entry.Via) > 0 {
-		return x.behind(x.entry.transport(), x.entry.servingPort(x.entry.Endpoints, x.port))
+		return x.behind(x.entry.transport(), nil, x.entry.servingPort(x.entry.Endpoints, x.port))
 	}
 	configured, beyond := x.table.reach(x.match, x.table.here)
 	if len(beyond) > 0 {
@@ -87,7 +87,7 @@ func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 	}
 	if x.endpoint.IsValid() {
 		ep := tunnel.Endpoint{Addr: x.endpoint, Named: true, Transport: x.entry.transport().Transport}
-		ep.TLSOnly = x.crosses(nil, ep.Addr.Addr(), &ep)
+		x.restrictDirect(nil, &ep)
 		return []tunnel.Endpoint{ep}, x.entry.transport().refusal(x.entry)
 	}
 	if x.match.endpoints == nil {
@@ -105,9 +105,10 @@ func (s *state) find(req *tunnel.Request) (match, *tunnel.Error) {
 }
 
 // behind returns the endpoints of a service behind further gateways, which transport
-// leads over. They are names and addresses there, so nothing is looked up, and what
-// becomes of a dial says nothing of an address.
-func (x *resolution) behind(transport *madeTransport, configured []Endpoint) ([]tunnel.Endpoint, error) {
+// leads over: those of its own via or, where network is not nil, of the network's. They
+// are names and addresses there, so nothing is looked up, and what becomes of a dial
+// says nothing of an address.
+func (x *resolution) behind(transport *madeTransport, network *Network, configured []Endpoint) ([]tunnel.Endpoint, error) {
 	x.unreported = true
 	if err := transport.refusal(x.entry); err != nil {
 		return nil, err
@@ -128,10 +129,7 @@ func (x *resolution) behind(transport *madeTransport, configured []Endpoint) ([]
 			configured[0] = Endpoint{Host: name.String()}
 		}
 	}
-	var tlsOnly error
-	if to, clear := InsecureVia(x.entry.Via); clear && x.payload != encrypted {
-		tlsOnly = &insecureError{service: x.entry.Name, hop: to}
-	}
+	permitted, why := x.insecureBehind(network)
 	n := uint32(len(configured))
 	eps := make([]tunnel.Endpoint, n)
 	for i := range n {
@@ -141,9 +139,29 @@ func (x *resolution) behind(transport *madeTransport, configured []Endpoint) ([]
 			return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the next gateway for and none was asked for: list the service's ports", x.req.Target(), x.entry.Name)
 		}
 		eps[i] = x.target(c, port, transport.Transport)
-		eps[i].TLSOnly = tlsOnly
+		if why != nil {
+			x.restrict(&eps[i], permitted, why)
+		}
 	}
 	return eps, nil
+}
+
+// insecureBehind returns why plaintext must not go over the hops of the service or, where
+// it is not nil, of network, and whether they or the network permit it all the same. It
+// is nil where there is no such reason.
+func (x *resolution) insecureBehind(network *Network) (permitted bool, why *insecureError) {
+	if x.payload == encrypted {
+		return false, nil
+	}
+	why = &insecureError{service: x.entry.Name}
+	via := x.entry.Via
+	if network != nil {
+		via, why.network, permitted = network.Via, network.Name, network.Insecure
+	}
+	if why.hop = weakVia(via); why.hop == nil {
+		return false, nil
+	}
+	return permitted || via[len(via)-1].Insecure, why
 }
 
 // target returns the endpoint c as a next hop is asked for it.
@@ -249,7 +267,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 				continue
 			}
 			if targets == nil {
-				ep.TLSOnly = x.crosses(c, ep.Addr.Addr(), &ep)
+				x.restrictDirect(c, &ep)
 			}
 			eps = append(eps, ep)
 		}

@@ -40,7 +40,7 @@ const (
 	NotExposed  Reason = "not-exposed"  // the service is private, or not for this client
 	Denied      Reason = "denied"       // policy says no
 	Prohibited  Reason = "prohibited"   // the address is one that the gateway never dials
-	Insecure    Reason = "insecure"     // plaintext would cross to another network unencrypted
+	Insecure    Reason = "insecure"     // plaintext would cross to another network without mutual TLS
 	Loop        Reason = "loop"         // the route leads back to this gateway
 	NoEndpoint  Reason = "no-endpoint"  // the service has no endpoint that can be dialed
 	LookupError Reason = "dns-failed"   // the endpoint's DNS name has no address
@@ -145,6 +145,7 @@ type Outcome struct {
 	Pattern    string // of the route
 	Endpoint   string // the one that was reached
 	Attempts   []Attempt
+	Insecure   bool // Endpoint.Insecure of the one that was reached
 
 	Reason Reason
 	Err    error // for people; nil after an orderly end
@@ -199,6 +200,7 @@ type tunnelInfo struct {
 	dialed, dialTime microseconds // until the client heard yes, and the dial alone
 	source, addr     compactAddr  // the client's, the endpoint's
 	multiplexed      bool         // the way to the endpoint takes no descriptor
+	insecure         bool         // Endpoint.Insecure
 	host             string       // the endpoint's DNS name
 	proto            string
 	listener         string
@@ -267,7 +269,7 @@ func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease
 	info := tunnelInfo{
 		router: r, lease: l, id: o.ID, start: o.Start.UnixNano(), began: poll.Clock() - int64(time.Since(o.Start)),
 		waited: o.Waited, dialed: toMicroseconds(o.Dialed), dialTime: toMicroseconds(dialed.Took),
-		source: source, addr: addr, multiplexed: multiplexed, host: ep.Host,
+		source: source, addr: addr, multiplexed: multiplexed, insecure: dialed.Endpoint.Insecure, host: ep.Host,
 		proto: o.Proto, listener: o.Listener, target: o.Target, service: o.Service, pattern: o.Pattern, alpn: o.ALPN,
 	}
 	if info.target == info.pattern {
@@ -277,7 +279,7 @@ func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease
 		return &info
 	}
 	large := &largeInfo{tunnelInfo: info, whole: *o}
-	large.whole.Endpoint = ep.String()
+	large.whole.Endpoint, large.whole.Insecure = ep.String(), dialed.Endpoint.Insecure
 	large.whole.Attempts = append(large.whole.Attempts, dialed)
 	return large
 }
@@ -305,7 +307,7 @@ func (rec *tunnelInfo) outcome() *Outcome {
 	ep := Endpoint{Addr: rec.addr.addrPort(), Host: rec.host}
 	return &Outcome{
 		ID: rec.id, Start: time.Unix(0, rec.start), Proto: rec.proto, Listener: rec.listener, Source: rec.source.addrPort(),
-		Target: rec.target, ALPN: rec.alpn, Service: rec.service, Pattern: rec.pattern, Endpoint: ep.String(),
+		Target: rec.target, ALPN: rec.alpn, Service: rec.service, Pattern: rec.pattern, Endpoint: ep.String(), Insecure: rec.insecure,
 		Attempts: []Attempt{{Endpoint: ep, Took: rec.dialTime.duration()}}, Waited: rec.waited, Dialed: rec.dialed.duration(),
 	}
 }

@@ -241,6 +241,10 @@ type Endpoint struct {
 	// where anything may. What a client sends is then looked at before the first
 	// byte of it leaves. What does not begin as TLS is refused with that error.
 	TLSOnly error
+
+	// Insecure says that the configuration permits plaintext to the endpoint, although
+	// its transport is not Mutual. The Outcome has it.
+	Insecure bool
 }
 
 // reached returns e as the log has it: where it is behind a next hop, that hop.

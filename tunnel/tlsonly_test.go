@@ -115,3 +115,26 @@ func TestRouterCarriesTLSAlone(t *testing.T) {
 		})
 	}
 }
+
+// TestOutcomeSaysInsecure carries plaintext to an endpoint by permission of the
+// configuration: the outcome says so, and that of any other endpoint does not.
+func TestOutcomeSaysInsecure(t *testing.T) {
+	for _, insecure := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route, error) {
+				eps := endpoints("192.0.2.1:80")
+				eps[0].Insecure = insecure
+				return tunnel.Route{Service: "svc", Endpoints: eps}, nil
+			}))
+			a := &asker{}
+			b.ServeTunnel(t.Context(), a.request())
+			_ = a.client.Close()
+			b.dialer.closeAll()
+			time.Sleep(time.Second) // of the bubble: the relay waits for a moment where both ends close
+			if o := b.last(t); !o.Carried() || o.Insecure != insecure {
+				t.Errorf("outcome %s, insecure %v; want it carried, and insecure %v", o.Reason, o.Insecure, insecure)
+			}
+			b.stop()
+		})
+	}
+}

@@ -151,9 +151,12 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	if o.Source.IsValid() {
 		w.address("source", o.Source, maxField) // the client's address
 	}
-	text("target", o.Target, maxTarget)        // name and port that the client asked for
-	text("service", o.Service, maxField)       // service that the name led to
-	text("endpoint", o.Endpoint, 2*maxTarget)  // endpoint that was reached: a name and an address
+	text("target", o.Target, maxTarget)       // name and port that the client asked for
+	text("service", o.Service, maxField)      // service that the name led to
+	text("endpoint", o.Endpoint, 2*maxTarget) // endpoint that was reached: a name and an address
+	if o.Insecure {
+		text("insecure", "true", maxField) // true where plaintext was permitted over a transport without mutual TLS
+	}
 	text("reason", string(o.Reason), maxField) // why the request was refused or the tunnel ended
 	if o.Err != nil {
 		text("err", o.Err.Error(), maxError) // what happened, in words

@@ -11,6 +11,7 @@ import (
 
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/udp"
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
@@ -25,6 +26,7 @@ type Status struct {
 	Generation uint64           `json:"generation"` // of the table
 	Services   int              `json:"services"`
 
+	Insecure     *StatusInsecure   `json:"insecure,omitempty"`      // what plaintext may go to without mutual TLS
 	Stale        *StatusStale      `json:"stale,omitempty"`         // while the table may be old
 	Restart      []string          `json:"restartNeeded,omitempty"` // parts of the configuration that have changed and are not in force
 	ServicePorts *StatusPorts      `json:"servicePorts,omitempty"`
@@ -37,6 +39,13 @@ type Status struct {
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
+}
+
+// StatusInsecure is what the configuration permits plaintext to by "insecure: true".
+type StatusInsecure struct {
+	Networks []string `json:"networks,omitempty"`
+	Services []string `json:"services,omitempty"` // the first of them
+	Count    int      `json:"count,omitempty"`    // of all services
 }
 
 // StatusPorts are the ports of services.
@@ -73,7 +82,7 @@ func (g *Gateway) Status() Status {
 		s.Listeners = append(s.Listeners, statusOf(&g.cfg.Listeners[i], g.addrs[i]))
 	}
 	if t := g.registry.Table(); t != nil {
-		s.Generation, s.Services = t.Generation(), t.Len()
+		s.Generation, s.Services, s.Insecure = t.Generation(), t.Len(), insecureIn(t)
 	}
 	s.Stale, s.Health, s.Transports = g.staleStatus(), g.health(), g.transportStatus()
 	if parts := g.restart.Load(); parts != nil {
@@ -94,6 +103,29 @@ func (g *Gateway) Status() Status {
 		s.VIPs = &state
 	}
 	return s
+}
+
+// insecureIn returns what of t is said to be insecure, nil for nothing.
+func insecureIn(t *registry.Table) *StatusInsecure {
+	const most = 20
+	var s StatusInsecure
+	for n := range t.Networks() {
+		if n.Insecure {
+			s.Networks = append(s.Networks, n.Name)
+		}
+	}
+	for e := range t.Services() {
+		if !e.Insecure {
+			continue
+		}
+		if s.Count++; s.Count <= most {
+			s.Services = append(s.Services, e.Name)
+		}
+	}
+	if s.Count == 0 && len(s.Networks) == 0 {
+		return nil
+	}
+	return &s
 }
 
 // listenAdmin opens the admin port and the health port, and has the guard keep

@@ -89,6 +89,7 @@ type ExplanationEndpoint struct {
 	Via      []string `json:"via,omitempty"`      // the gateways on the way, nearest first: "connect gw.example.com:443"
 	Security string   `json:"security,omitempty"` // of the transport: plain, server-verified or mutual; "" where the endpoint is dialed as it is
 	Problem  string   `json:"problem,omitempty"`  // why it must not be dialed
+	Insecure bool     `json:"insecure,omitempty"` // plaintext to it is carried only because of "insecure: true"
 	TLSOnly  string   `json:"tlsOnly,omitempty"`  // why plaintext to it is refused with "insecure"; "" where it is carried, or none can come
 }
 
@@ -126,7 +127,7 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 	route, attempts, err := r.Forecast(ctx, req)
 	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
 	for _, a := range attempts {
-		ep := ExplanationEndpoint{Address: a.Endpoint.String()}
+		ep := ExplanationEndpoint{Address: a.Endpoint.String(), Insecure: a.Endpoint.Insecure}
 		if t := a.Endpoint.Transport; t != nil {
 			info := t.Info()
 			ep.Via, ep.Security = info.Hops, info.Security.String()

@@ -38,7 +38,8 @@ type ListedService struct {
 	ExposedTo []string         `json:"exposedTo,omitempty"` // none means everyone
 	Addresses []netip.Addr     `json:"addresses,omitempty"`
 	Endpoints []ListedEndpoint `json:"endpoints"`
-	Via       []string         `json:"via,omitempty"` // the gateways on the way there
+	Via       []string         `json:"via,omitempty"`      // the gateways on the way there
+	Insecure  bool             `json:"insecure,omitempty"` // plaintext may go there by transports that are not mutual
 	Origin    string           `json:"origin,omitempty"`
 }
 
@@ -57,7 +58,7 @@ type ListedNetwork struct {
 	Near     []string        `json:"near,omitempty"`
 	Gateways []ListedGateway `json:"gateways,omitempty"`
 	Here     bool            `json:"here,omitempty"`
-	Insecure bool            `json:"insecure,omitempty"` // plaintext may go there without TLS
+	Insecure bool            `json:"insecure,omitempty"` // plaintext may go there by transports that are not mutual
 }
 
 // A ListedGateway is a gateway of a network.
@@ -71,7 +72,7 @@ type ListedGateway struct {
 func listService(t *registry.Table, s *registry.Service) *ListedService {
 	l := &ListedService{
 		Name: s.Name, Cluster: s.ID.Cluster, Namespace: s.ID.Namespace, Exported: s.Exported, Headless: s.Headless, Ports: s.Ports,
-		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Addresses: s.Addresses, Origin: s.Origin, Names: []string{}, Endpoints: []ListedEndpoint{},
+		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Addresses: s.Addresses, Insecure: s.Insecure, Origin: s.Origin, Names: []string{}, Endpoints: []ListedEndpoint{},
 	}
 	for _, n := range s.Names {
 		l.Names = append(l.Names, n.String())

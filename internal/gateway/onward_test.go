@@ -255,7 +255,7 @@ func TestAcrossInTheClear(t *testing.T) {
 		want     tunnel.Reason // as Explain has it
 		works    bool
 	}{
-		{"elsewhere", named, false, true, tunnel.Insecure, false},
+		{"elsewhere", named, false, true, "", false},              // as the next
 		{"elsewhere, by CONNECT", named, false, false, "", false}, // asked, but for its address
 		{"elsewhere, and that may be", named, true, true, "", false},
 		{"on this host", at(far, "connect"), false, true, "", true},

@@ -85,13 +85,16 @@ func TestPlaintextByAPlainHop(t *testing.T) {
 				t.Errorf("%s, by %s: explained as %+v", name, how, x)
 			}
 		}
-		// A port of the service's own is not read at all.
+		// A port of the service's own carries what begins as TLS.
+		if got, err := say(t, straight(g.Addrs()[1].String()), hello); got != hello || err != nil {
+			t.Errorf("%s, by its own port: a hello comes back as %q, %v", name, got, err)
+		}
 		got, err := say(t, straight(g.Addrs()[1].String()), plain)
 		if row.plain && (got != plain || err != nil) || !row.plain && (got != "" || err == nil) {
 			t.Errorf("%s, by its own port: plaintext comes back as %q, %v; want it carried: %v", name, got, err, row.plain)
 		}
 		x := Explain(t.Context(), g.router, g.cfg.Listeners, Query{Listener: g.cfg.Listeners[1].Address})
-		if row.plain != (x.Reason == "") || !row.plain && (x.Reason != tunnel.Insecure || !strings.Contains(x.Detail, "far.gw.test:8080")) {
+		if x.Reason != "" || len(x.Endpoints) != 1 || row.plain != (x.Endpoints[0].TLSOnly == "") || !row.plain && !strings.Contains(x.Endpoints[0].TLSOnly, "far.gw.test:8080") {
 			t.Errorf("%s, by its own port: explained as %+v", name, x)
 		}
 	}
@@ -110,16 +113,20 @@ func TestPlaintextToOtherNetworks(t *testing.T) {
 		want     tunnel.Reason
 		tlsOnly  bool
 	}{
-		{"an address there", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "tcp", false, tunnel.Insecure, false},
+		{"an address there", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "tls", false, tunnel.Insecure, false},
 		{"by CONNECT", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "connect", false, "", true},
+		{"by its own port", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "tcp", false, "", true},
+		{"by UDP", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "udp", false, tunnel.Insecure, false},
+		{"by UDP to one that may be", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "udp", true, "", false},
+		{"by QUIC", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "quic", false, "", false},
 		{"TLS by name", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "sni", false, "", false},
 		{"one that may be", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "tcp", true, "", false},
 		{"by CONNECT to one that may be", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "west", "connect", true, "", false},
 		{"an address here", registry.Endpoint{Addr: netip.MustParseAddr("192.0.2.7"), Port: 443}, "west", "tcp", false, "", false},
 		{"an address nowhere", registry.Endpoint{Addr: netip.MustParseAddr("203.0.113.7"), Port: 443}, "west", "connect", false, "", false},
-		{"a name that leads there", registry.Endpoint{Host: "db.test", Port: 443}, "west", "tcp", false, tunnel.Insecure, false},
+		{"a name that leads there", registry.Endpoint{Host: "db.test", Port: 443}, "west", "tls", false, tunnel.Insecure, false},
 		{"a name that leads there, by SOCKS", registry.Endpoint{Host: "db.test", Port: 443}, "west", "socks5", false, "", true},
-		{"a name that is said to be there", registry.Endpoint{Host: "out.test", Port: 443, Network: "lab"}, "west", "tcp", false, tunnel.Insecure, false},
+		{"a name that is said to be there", registry.Endpoint{Host: "out.test", Port: 443, Network: "lab"}, "west", "tls", false, tunnel.Insecure, false},
 		{"a name that is said to be there, by CONNECT", registry.Endpoint{Host: "out.test", Port: 443, Network: "lab"}, "west", "connect", false, "", true},
 		{"loopback, whatever is said of it", registry.Endpoint{Addr: netip.MustParseAddr("127.0.0.1"), Port: 443, Network: "lab"}, "west", "tcp", false, "", false},
 		{"from a gateway in no network", registry.Endpoint{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}, "", "tcp", false, "", false},
@@ -152,5 +159,33 @@ func TestPlaintextToOtherNetworks(t *testing.T) {
 		if got := route.Endpoints[0].TLSOnly != nil; got != row.tlsOnly {
 			t.Errorf("%s: TLS alone is carried: %v, want %v", row.name, got, row.tlsOnly)
 		}
+		if got := route.Endpoints[0].Insecure; got != row.insecure {
+			t.Errorf("%s: insecure %v, want %v", row.name, got, row.insecure)
+		}
+	}
+}
+
+// A service that is insecure takes plaintext wherever it is, and the route says so.
+func TestPlaintextToInsecureService(t *testing.T) {
+	s := service("")
+	s.Endpoints = []registry.Endpoint{{Addr: netip.MustParseAddr("198.51.100.7"), Port: 443}}
+	s.Insecure = true
+	reg := &registry.Registry{Mesh: registry.Mesh{Network: "west"}}
+	tab, err := reg.Mesh.Merge(registry.Snapshot{
+		Networks: []registry.Network{{Name: "west"}, {Name: "lab", CIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}},
+		Services: []*registry.Service{s},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.Swap(tab)
+	for proto, want := range map[string]bool{"tls": true, "tcp": true, "connect": true, "udp": true, "sni": false} {
+		route, err := reg.Resolve(t.Context(), &tunnel.Request{Proto: proto, Name: tunnel.MustParseName("svc.test"), Port: 443})
+		if err != nil || route.Endpoints[0].TLSOnly != nil || route.Endpoints[0].Insecure != want {
+			t.Errorf("%s: got %+v, %v; want it carried, and insecure %v", proto, route.Endpoints, err, want)
+		}
+	}
+	if got := insecureIn(tab); got == nil || got.Count != 1 || len(got.Services) != 1 || len(got.Networks) != 0 {
+		t.Errorf("the status has %+v, want the one service", got)
 	}
 }

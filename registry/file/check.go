@@ -23,7 +23,6 @@ func (d *decoder) check(root *yaml.Node) {
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}
-	d.checkInsecureServices()
 	d.checkClaims()
 	d.checkListeners()
 	d.checkServicePorts()

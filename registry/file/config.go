@@ -251,6 +251,7 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 		d.keepDigests(data, splitServices(data, len(d.cfg.Services)))
 	}
 	d.readFiles(path, data)
+	d.checkInsecure()
 	if current == nil {
 		// A running gateway whose new certificate lacks a name keeps the one
 		// before, and takes up the rest.

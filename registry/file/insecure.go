@@ -38,48 +38,60 @@ func (d *decoder) plaintext() string {
 	return strings.Join(by, ", ")
 }
 
-// warnInsecure warns of a way without TLS, by which the plaintext of what takes some
-// is refused.
+// warnInsecure warns of a weak transport, by which the plaintext of what takes some is
+// refused.
 func (d *decoder) warnInsecure(at *yaml.Node, hint, way, plain string) {
 	d.warnf(at, hint, "%s: plaintext from %s is refused there with %q, and only TLS is carried", way, plain, tunnel.Insecure)
 }
 
-// checkInsecure tells of networks that plaintext goes to without TLS, and of those
-// that it can't go to for that.
-func (d *decoder) checkInsecure(network *registry.Network, at mapping, plain string) {
-	const hint = "give the network a via with TLS, or set insecure: true for it"
-	to, clear := "", false
+// checkInsecure warns of networks and services that plaintext goes to without a mutual
+// transport, or is refused for. The credentials of hops have been read.
+func (d *decoder) checkInsecure() {
+	plain := d.plaintext()
+	for i := range d.cfg.Networks {
+		d.checkInsecureNetwork(&d.cfg.Networks[i], d.network(i), plain)
+	}
+	d.checkInsecureServices(plain)
+}
+
+// checkInsecureNetwork warns of a network without a mutual transport.
+func (d *decoder) checkInsecureNetwork(network *registry.Network, at mapping, plain string) {
+	const hint = "give the network a via with TLS and credentials, or set insecure: true for it"
+	var hop *registry.WeakHop
 	switch {
 	case network.Insecure:
-		d.warnf(at.where("name"), "", "network %q is insecure: plaintext may go there without TLS", clip(network.Name))
+		d.warnf(at.where("name"), "", "network %q is insecure: plaintext may go there without mutual TLS", clip(network.Name))
 		return
 	case network.Name == d.cfg.Mesh.Network || plain == "":
 		return
 	case len(network.Via) > 0:
-		to, clear = registry.InsecureVia(network.Via)
+		hop = registry.InsecureVia(network.Via)
 	default:
-		to, clear = network.CleartextGateway()
+		hop = network.InsecureGateway()
 	}
-	if clear {
-		d.warnInsecure(at.where("name"), hint, fmt.Sprintf("gateway %q of network %q is reached without TLS", clip(to), clip(network.Name)), plain)
+	if hop != nil {
+		d.warnInsecure(at.where("name"), hint, fmt.Sprintf("gateway %q of network %q is reached without %s", clip(hop.Address), clip(network.Name), hop.Lacks()), plain)
 	}
 }
 
-// checkInsecureServices tells of services that are asked for without TLS, of another
-// gateway or in another network.
-func (d *decoder) checkInsecureServices() {
-	plain := d.plaintext()
-	if plain == "" {
-		return
-	}
+// checkInsecureServices warns of services that are insecure, and of those that are
+// reached by a weak transport: over another gateway, or in another network.
+func (d *decoder) checkInsecureServices(plain string) {
 	open := d.reachedDirectly()
 	for i, s := range d.cfg.Services {
 		at := d.services[i]
 		if at.node == nil { // it was read before
 			continue
 		}
-		if to, clear := registry.InsecureVia(s.Via); clear && at.value("via") != nil {
-			d.warnInsecure(at.value("via"), "use TLS there, or set insecure: true for that hop", fmt.Sprintf("gateway %q is reached without TLS for service %q", clip(to), clip(s.Name)), plain)
+		if s.Insecure {
+			d.warnf(at.where("insecure"), "", "service %q is insecure: plaintext may go to other networks and gateways without mutual TLS", clip(s.Name))
+			continue
+		}
+		if plain == "" {
+			continue
+		}
+		if hop := registry.InsecureVia(s.Via); hop != nil && at.value("via") != nil {
+			d.warnInsecure(at.value("via"), "use TLS and credentials there, or set insecure: true for that hop", fmt.Sprintf("gateway %q is reached without %s for service %q", clip(hop.Address), hop.Lacks(), clip(s.Name)), plain)
 		}
 		for j := range s.Endpoints {
 			n := d.networkOf(&s.Endpoints[j], open)
@@ -87,7 +99,7 @@ func (d *decoder) checkInsecureServices() {
 				continue
 			}
 			name := d.cfg.Networks[n].Name
-			d.warnInsecure(d.network(n).where("name"), "give the network gateways or a via with TLS, or set insecure: true for it",
+			d.warnInsecure(d.network(n).where("name"), "give the network a via with TLS and credentials, or set insecure: true for it",
 				fmt.Sprintf("network %q has no gateway, and endpoint %s of service %q there is reached unencrypted", clip(name), s.Endpoints[j], clip(s.Name)), plain)
 			if open = slices.DeleteFunc(open, func(i int) bool { return i == n }); len(open) == 0 {
 				break

@@ -3,6 +3,7 @@ package file
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -21,17 +22,23 @@ services:
   - {name: a.test, ports: [1], endpoints: ["10.0.0.2:1"]}
   - {name: b.test, ports: [1], endpoints: ["10.9.9.1:1", "10.9.0.1:1", "10.9.0.2:1"]}
   - {name: c.test, ports: [1], via: [{connect: "gw.example:1"}]}
-  - {name: d.test, ports: [1], via: [{connect: "gw.example:1"}, {connect-h2: "https://gw.example:1"}]}
+  - {name: d.test, ports: [1], via: [{connect: "gw.example:1"}, {connect-h2: "https://gw.example:1", certificateFile: gw.crt, keyFile: gw.key}]}
+  - {name: bare.test, ports: [1], via: [{connect-h2: "https://gw.example:1"}]}
+  - {name: open.test, ports: [1], via: [{connect: "gw.example:1"}], insecure: true}
   - {name: e.test, ports: [1], via: [{socks5: "gw.example:1", insecure: true}]}
   - {name: f.test, ports: [1], via: [{socks5: "127.0.0.1:1"}]}
   - {name: g.test, ports: [1], via: [{connect: "127.0.0.1:1"}, {connect: "[::1]:1"}]}
   - {name: h.test, ports: [1], via: [{connect: "https://gw.example:1"}, {connect: "127.0.0.1:1"}]}
 `
-	always := `network "inner" is insecure: plaintext may go there without TLS`
+	always := []string{
+		`network "inner" is insecure: plaintext may go there without mutual TLS`,
+		`service "open.test" is insecure: plaintext may go to other networks and gateways without mutual TLS`,
+	}
 	ways := []string{
 		`gateway "gw.plain.example:1" of network "plain" is reached without TLS`,
 		`network "lab" has no gateway, and endpoint 10.9.0.1:1 of service "b.test" there is reached unencrypted`,
 		`gateway "gw.example:1" is reached without TLS for service "c.test"`,
+		`gateway "https://gw.example:1" is reached without credentials for service "bare.test"`,
 		`gateway "127.0.0.1:1" is reached without TLS for service "h.test"`,
 	}
 	dir := t.TempDir()
@@ -59,7 +66,7 @@ services:
 			t.Fatal(err)
 		}
 		got := c.Warnings.Error()
-		want := []string{always}
+		want := slices.Clone(always)
 		if by != "" {
 			for _, way := range ways {
 				want = append(want, way+": plaintext from "+by+` is refused there with "insecure", and only TLS is carried`)

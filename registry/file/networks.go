@@ -59,7 +59,6 @@ func (d *decoder) checkMesh() {
 	if n := d.root.value("network"); n != nil {
 		d.knownNetwork(n, d.cfg.Mesh.Network)
 	}
-	plain := d.plaintext()
 	for i, network := range d.cfg.Networks {
 		at := d.network(i)
 		for j, name := range network.Near {
@@ -69,7 +68,6 @@ func (d *decoder) checkMesh() {
 				d.knownNetwork(at.item("near", j), name)
 			}
 		}
-		d.checkInsecure(&network, at, plain)
 		for j := range network.Gateways {
 			d.checkEntrance(&network, &network.Gateways[j], at, valueOf(at.item("gateways", j), "transports"))
 		}

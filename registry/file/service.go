@@ -29,6 +29,7 @@ type service struct {
 	VIP               bool             `yaml:"vip"`
 	ExposedTo         []string         `yaml:"exposedTo" empty:"leave the key out for everyone, or write exposed: false for nobody"`
 	Clients           clientFilter     `yaml:"clients"`
+	Insecure          bool             `yaml:"insecure"`
 	Addresses         []netip.Addr     `yaml:"addresses" what:"an address" as:"destination"`
 	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint" empty:"list where it is served: [\"host:port\"]"`
 	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
@@ -102,7 +103,7 @@ func (s *service) registered(origin string) *registry.Service {
 		ID:       registry.ID{Service: s.Mesh.Service, Namespace: s.Mesh.Namespace, Cluster: s.Mesh.Cluster},
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, VIP: s.VIP, Check: s.Check.registered(),
 		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Clients: registry.ClientFilter(s.Clients), Publish: s.OwnPort && len(s.Match.ALPN) == 0,
-		Match:    registry.HelloMatch(s.Match),
+		Insecure: s.Insecure, Match: registry.HelloMatch(s.Match),
 		StartTLS: s.StartTLS, IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
 	}
 	if s.Name != (tunnel.Pattern{}) {

@@ -203,7 +203,7 @@ networks:
   - {name: plain, gateways: [{address: "gw.plain.example:1", transports: [sni, connect]}]}
   - {name: plainvia, cidrs: [10.3.0.0/16], via: [{connect: "https://gw.example:1"}, {connect: "gw.plainvia.example:1"}]}
   - {name: names, gateways: ["gw.names.example:1"]}
-  - {name: safe, gateways: [{address: "gw.safe.example:1", transports: [connect]}], via: [{connect: "gw.example:1"}, {connect-h2: "https://gw.safe.example:1"}]}
+  - {name: safe, gateways: [{address: "gw.safe.example:1", transports: [connect]}], via: [{connect: "gw.example:1"}, {connect-h2: "https://gw.safe.example:1", tokenFile: warn-token.txt}]}
   - {name: local, gateways: [{address: "127.0.0.1:1", transports: [connect]}]}
   - {name: discovered, insecure: true}
 listeners: [{address: ":1", service: a.test}]
@@ -216,8 +216,8 @@ services: [{name: a.test, ports: [1], endpoints: ["10.0.0.2:1"]}]
 	}
 	got := cfg.Warnings.Error()
 	for _, want := range []string{
-		`network "open" is insecure: plaintext may go there without TLS`,
-		`network "discovered" is insecure: plaintext may go there without TLS`,
+		`network "open" is insecure: plaintext may go there without mutual TLS`,
+		`network "discovered" is insecure: plaintext may go there without mutual TLS`,
 		`gateway "gw.plain.example:1" of network "plain" is reached without TLS`,
 		`gateway "gw.plainvia.example:1" of network "plainvia" is reached without TLS`,
 	} {

@@ -30,7 +30,7 @@ type hop struct {
 	SOCKS5    []string `yaml:"socks5,single" what:"a gateway" as:"hostPort" unique:"gateway" empty:"name a gateway"`
 	WebSocket []string `yaml:"websocket,single" what:"a gateway" as:"webSocketURL" unique:"gateway" empty:"name a gateway"`
 
-	Insecure        bool     `yaml:"insecure"` // credentials and plaintext may go there without TLS
+	Insecure        bool     `yaml:"insecure"` // plaintext may go there without mutual TLS, and credentials without TLS
 	HTTP2           bool     `yaml:"http2"`
 	CertificateFile string   `yaml:"certificateFile"`
 	KeyFile         string   `yaml:"keyFile"`

@@ -226,6 +226,9 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		if ep.TLSOnly != "" {
 			note += fmt.Sprintf("\n     TLS alone is carried, and plaintext is refused with %s: %s", tunnel.Insecure, printable(ep.TLSOnly))
 		}
+		if ep.Insecure {
+			note += "\n     plaintext is carried without the protection of mutual TLS: insecure: true permits it"
+		}
 		fmt.Fprintf(w, "  %d. %s%s\n", i+1, ep.Address, note)
 	}
 }

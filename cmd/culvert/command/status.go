@@ -150,6 +150,14 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 		line("restart", "needed for what has changed in %s", strings.Join(s.Restart, ", "))
 	}
 	line("tunnels", "%d open", s.Tunnels)
+	if s.Insecure != nil {
+		for _, name := range s.Insecure.Networks {
+			line("insecure", "plaintext may go to network %s without mutual TLS", name)
+		}
+		if n := s.Insecure.Count; n > 0 {
+			line("insecure", "plaintext may go without mutual TLS to %s: %s", plural(n, "service"), strings.Join(s.Insecure.Services, ", "))
+		}
+	}
 	for _, l := range s.Listeners {
 		problem := ""
 		if l.Problem != "" {
