@@ -163,6 +163,8 @@ func (e *serviceEntry) incompatibility(o *serviceEntry) string {
 		return "they speak different versions of the PROXY protocol"
 	case e.StartTLS != o.StartTLS:
 		return "they begin TLS in different ways"
+	case e.Insecure != o.Insecure:
+		return "one of them is insecure"
 	}
 	return ""
 }
