@@ -211,8 +211,8 @@ func (x *resolution) restrictDirect(configured *Endpoint, ep *tunnel.Endpoint) {
 // not leave the host.
 func (e *GatewayHop) weak() *WeakHop {
 	security := tunnel.Plain
-	if e.transport != nil && e.transport.Transport != nil {
-		security = e.transport.Info().Security
+	if e.transport != nil {
+		security = e.transport.security
 	}
 	if security >= tunnel.Mutual || e.Address.loopback() {
 		return nil

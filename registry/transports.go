@@ -10,7 +10,8 @@ import (
 // without a Transport and an error stands for the Router's Dialer.
 type madeTransport struct {
 	tunnel.Transport
-	err error
+	security tunnel.Security // of the Transport
+	err      error
 }
 
 // refusal returns an error where the transport could not be made.
@@ -121,7 +122,9 @@ func (b *builder) transportsInto(s *Service, n int32) *networkTransports {
 }
 
 func (b *builder) newMadeTransport(s *Service, ep *Endpoint, g *Gateway) (m madeTransport) {
-	m.Transport, m.err = b.newTransport(s, ep, g)
+	if m.Transport, m.err = b.newTransport(s, ep, g); m.err == nil && m.Transport != nil {
+		m.security = m.Info().Security
+	}
 	return m
 }
 
