@@ -40,7 +40,7 @@ type openTunnels struct {
 	next time.Time  // when bytes is read again at the earliest
 }
 
-// OpenTunnels sets what is known of open tunnels, by service: their number, and what
+// OpenTunnels sets the source of the figures of open tunnels, by service: their number, and what
 // they have carried. Both are read at scrapes. A tunnel must be missing in bytes
 // before it is observed. Call it before the first scrape.
 func (m *Metrics) OpenTunnels(count func() map[string]int, bytes func() map[string]tunnel.ServiceBytes) {

@@ -404,6 +404,7 @@ type probes struct {
 
 func newProbes() *probes {
 	p := &probes{}
+	// A probe outlives the request that started it: Close ends it.
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
