@@ -212,8 +212,14 @@ type tunnelInfo struct {
 
 // A largeInfo is the record of a request that a tunnelInfo cannot hold.
 type largeInfo struct {
-	tunnelInfo
+	loadedInfo
 	whole Outcome
+}
+
+// A loadedInfo is a tunnelInfo of an endpoint whose tunnels are counted.
+type loadedInfo struct {
+	tunnelInfo
+	load *EndpointLoad
 }
 
 // A carriedInfo is the record of a Tunnel that did not come from a Router.
@@ -275,10 +281,15 @@ func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease
 	if info.target == info.pattern {
 		info.target = info.pattern // the table's string does for both
 	}
+	load := dialed.Endpoint.Load
 	if sourceFits && addrFits && o.Peer == (Peer{}) && o.Unverified == nil && len(o.Attempts) == 0 {
-		return &info
+		if load == nil {
+			small := info // which alone is on the heap then
+			return &small
+		}
+		return &loadedInfo{info, load}
 	}
-	large := &largeInfo{tunnelInfo: info, whole: *o}
+	large := &largeInfo{loadedInfo: loadedInfo{info, load}, whole: *o}
 	large.whole.Endpoint, large.whole.Insecure = ep.String(), dialed.Endpoint.Insecure
 	large.whole.Attempts = append(large.whole.Attempts, dialed)
 	return large
@@ -329,7 +340,16 @@ func (rec *carriedInfo) outcome() *Outcome {
 func (rec *tunnelInfo) Ended(e End) { rec.end(rec.outcome(), e) }
 
 // Ended implements relay.Owner.
-func (rec *largeInfo) Ended(e End) { rec.end(rec.outcome(), e) }
+func (rec *loadedInfo) Ended(e End) {
+	rec.load.add(-1)
+	rec.end(rec.outcome(), e)
+}
+
+// Ended implements relay.Owner.
+func (rec *largeInfo) Ended(e End) {
+	rec.load.add(-1)
+	rec.end(rec.outcome(), e)
+}
 
 // Ended implements relay.Owner.
 func (rec *carriedInfo) Ended(e End) {

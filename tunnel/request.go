@@ -217,6 +217,16 @@ type Route struct {
 
 	// Report is told of every dial: nil for one that worked. May be nil.
 	Report func(Endpoint, error)
+
+	// Balancer has put Endpoints in their order; nil where they take turns.
+	Balancer Balancer
+}
+
+// A Balancer chooses among the endpoints of a service.
+type Balancer interface {
+	// Chosen is told of the endpoint that req goes to, once it is dialed. It must not
+	// block.
+	Chosen(req *Request, ep *Endpoint)
 }
 
 // An Endpoint is one address that serves a service. Behind a Transport over next
@@ -236,6 +246,9 @@ type Endpoint struct {
 	// HealthKey is what failures of the endpoint are counted under: the next hop
 	// where there is one. "" means Addr.
 	HealthKey string
+
+	// Load counts the endpoint's tunnels and dials; nil where nobody needs that.
+	Load *EndpointLoad
 
 	// TLSOnly says why nothing but TLS may be carried to the endpoint, and is nil
 	// where anything may. What a client sends is then looked at before the first

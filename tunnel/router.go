@@ -53,6 +53,12 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		r.refused(o, err)
 		return
 	}
+	load, carried := dialed.Endpoint.Load, false
+	defer func() {
+		if !carried {
+			load.add(-1)
+		}
+	}()
 	client, err := r.accept(req, server, &lease)
 	if err != nil {
 		r.refused(o, err)
@@ -68,6 +74,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	}
 	req.slot.lend(&lease)
 	rec := r.newRecord(&o, dialed, isMultiplexed(server), lease)
+	carried = true
 	r.Relay.carry(client, server, route.IdleTimeout, route.HalfClosedTimeout, rec, req.slot)
 }
 
@@ -268,6 +275,9 @@ func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcom
 	for i := range eps {
 		c, a := r.dialOne(ctx, req, route, &eps[i])
 		if a.Err == nil {
+			if route.Balancer != nil {
+				route.Balancer.Chosen(req, &eps[i])
+			}
 			return c, a, nil
 		}
 		o.Attempts = append(o.Attempts, a)
@@ -281,10 +291,17 @@ func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcom
 	return nil, Attempt{}, dialFailure(route, o.Attempts)
 }
 
-func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep *Endpoint) (net.Conn, Attempt) {
+// dialOne dials ep. Where that works, the tunnel is counted in ep.Load from then on.
+func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep *Endpoint) (c net.Conn, _ Attempt) {
 	start := time.Now()
 	ctx, cancel := withLazyTimeout(ctx, start, limit(r.ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
+	ep.Load.add(1)
+	defer func() {
+		if c == nil { // it failed, or a panic is on its way up
+			ep.Load.add(-1)
+		}
+	}()
 	c, err := r.dialEndpoint(ctx, req, ep)
 	if err != nil {
 		c, err = nil, dialError(*ep, err)
