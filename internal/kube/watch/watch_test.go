@@ -43,8 +43,13 @@ type rig struct {
 }
 
 func run(t *testing.T, test func(r *rig)) {
+	runFailing(t, nil, test)
+}
+
+// runFailing is run with an API server that answers all requests with err, the first one too.
+func runFailing(t *testing.T, err error, test func(r *rig)) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, cache: NewCache(nil, nil), log: &bytes.Buffer{}, listed: []corev1.Service{service("web"), service("db")}}
+		r := &rig{t: t, cache: NewCache(nil, nil), log: &bytes.Buffer{}, err: err, listed: []corev1.Service{service("web"), service("db")}}
 		r.w = New(Config{
 			Name: "test", Resource: corev1.Resource("services"), Object: &corev1.Service{}, Source: &cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch}, Client: fake.NewClientset(),
 			Store: r.cache, Log: slog.New(slog.NewTextHandler(r.log, nil)),
@@ -227,8 +232,7 @@ func TestDenials(t *testing.T) {
 			func(s State) bool { return s.Err != nil && s.Denied == "" && !s.Known() }, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			run(t, func(r *rig) {
-				r.set(func() { r.err = tt.err })
+			runFailing(t, tt.err, func(r *rig) {
 				r.wants(time.Millisecond, "", tt.moment)
 				r.wants(time.Hour, "", tt.want)
 				r.set(func() {
