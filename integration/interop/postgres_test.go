@@ -5,6 +5,7 @@ package interop
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -23,9 +24,30 @@ const (
 	postgresUser = "web"
 )
 
-// postgres starts a PostgreSQL server that takes TLS alone, and asks for the client
-// certificate of postgresUser. It may not run as root.
+// postgres starts the PostgreSQL server of the system. See postgresOf.
 func (w *world) postgres(t *testing.T) (addr string) {
+	t.Helper()
+	return w.postgresOf(t, postgresBin(t))
+}
+
+// postgres18 starts a server of version 18, which takes TLS without an SSLRequest.
+func (w *world) postgres18(t *testing.T) (addr string) {
+	t.Helper()
+	// The checkout may be closed to the user that the server runs as.
+	root := filepath.Join(w.dir, "postgres18")
+	must(t, os.CopyFS(root, os.DirFS("../../bin/postgres18")))
+	must(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chmod(path, 0o755)
+	}))
+	return w.postgresOf(t, filepath.Join(root, "bin"))
+}
+
+// postgresOf starts a PostgreSQL server whose programs are in the folder bin. It takes TLS
+// alone, and asks for the client certificate of postgresUser. It may not run as root.
+func (w *world) postgresOf(t *testing.T, bin string) (addr string) {
 	t.Helper()
 	ca, err := testca.Load(w.dir, nil)
 	must(t, err)
@@ -43,7 +65,6 @@ func (w *world) postgres(t *testing.T) (addr string) {
 			return exec.Command(look(t, "setpriv"), append([]string{"--reuid=65534", "--regid=65534", "--clear-groups", "--", cmd.Path}, cmd.Args[1:]...)...)
 		}
 	}
-	bin := postgresBin(t)
 	data := filepath.Join(dir, "data")
 	initdb := unprivileged(exec.Command(filepath.Join(bin, "initdb"), "-D", data, "-U", postgresUser, "-A", "trust", "-N", "--locale=C"))
 	if out, errs, code := runCmd(t, initdb); code != 0 {
@@ -151,7 +172,7 @@ services:
 			continue
 		}
 		var got string
-		if err := conn.QueryRow(ctx, "select client_dn from pg_stat_ssl where pid = pg_backend_pid()").Scan(&got); err != nil || got != "/CN=web" {
+		if err := conn.QueryRow(ctx, postgresWhoami).Scan(&got); err != nil || got != "/CN=web" {
 			t.Errorf("pgx %s: got client %q, %v; want /CN=web", what, got, err)
 		}
 		rows, err := conn.Query(ctx, "select repeat('x', 1000) from generate_series(1, 10000)")
@@ -164,5 +185,84 @@ services:
 			t.Errorf("pgx %s: %d rows, %v; want 10000", what, n, rows.Err())
 		}
 		_ = conn.Close(ctx)
+	}
+}
+
+// The name of a client, as the server has seen it in its certificate.
+const postgresWhoami = "select client_dn from pg_stat_ssl where pid = pg_backend_pid()"
+
+// TestPostgresJDBC: PostgreSQL's driver for Java, with a client certificate.
+func TestPostgresJDBC(t *testing.T) {
+	w := newWorld(t)
+	g := startGateway(t, "--config", w.write(t, "culvert.yaml", fmt.Sprintf(`
+listeners: [{address: "127.0.0.1:%s", protocols: [sni, postgres]}]
+admin: 127.0.0.1:%s
+services:
+  - {name: %s, startTLS: postgres, endpoints: ["%s"]}
+`, freePort(t), freePort(t), postgresName, w.postgres(t))))
+	key := filepath.Join(w.dir, "web.pk8")
+	if out, errs, code := command(t, "openssl", "pkcs8", "-topk8", "-nocrypt", "-in", w.key, "-outform", "DER", "-out", key); code != 0 {
+		t.Fatalf("openssl pkcs8: exit code %d\n%s%s", code, out, errs)
+	}
+	host, port, err := net.SplitHostPort(g.addr)
+	must(t, err)
+	url := fmt.Sprintf("jdbc:postgresql://%s:%s/postgres?user=%s&sslmode=verify-full&sslrootcert=%s&sslcert=%s&sslkey=%s", postgresName, port, postgresUser, w.ca, w.cert, key)
+	out, errs, code := command(t, "java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Djdk.net.hosts.file="+w.write(t, "hosts", host+" "+postgresName+"\n"),
+		"-cp", "/usr/share/java/postgresql.jar", "testdata/Query.java", url, postgresWhoami)
+	if strings.TrimSpace(out) != "/CN=web" || code != 0 {
+		t.Errorf("exit code %d, got %q, want /CN=web\n%s", code, out, errs)
+	}
+}
+
+// TestPostgresDirectTLS: since PostgreSQL 17 clients may begin with TLS, whose ALPN says
+// what follows. Such a client passes like any other TLS, also at a listener without the
+// protocol postgres, and where the service has startTLS for the sake of older clients.
+func TestPostgresDirectTLS(t *testing.T) {
+	w := newWorld(t)
+	server := w.postgres18(t)
+	g := startGateway(t, "--config", w.write(t, "culvert.yaml", fmt.Sprintf(`
+listeners:
+  - {address: "127.0.0.1:%s", protocols: [sni, postgres]}
+admin: 127.0.0.1:%s
+services:
+  - {name: other.example.test, endpoints: ["127.0.0.1:1"]}
+  - {name: other.example.test, match: {alpn: [postgresql]}, endpoints: ["%s"]}
+  - {name: %s, startTLS: postgres, endpoints: ["%[3]s"]}
+`, freePort(t), freePort(t), server, postgresName)))
+	plain := startGateway(t, "--listen", "127.0.0.1:0", "--route", postgresName+"="+server)
+	for _, tt := range []struct {
+		name    string
+		gateway *gateway
+		host    string
+		options string
+	}{
+		{"direct", plain, postgresName, "sslmode=verify-full sslnegotiation=direct"},
+		{"direct, to a service with startTLS", g, postgresName, "sslmode=verify-full sslnegotiation=direct"},
+		{"direct, found by its ALPN", g, "other.example.test", "sslmode=verify-ca sslnegotiation=direct"},
+		{"by an SSLRequest", g, postgresName, "sslmode=verify-full sslnegotiation=postgres"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			addr, port, err := net.SplitHostPort(tt.gateway.addr)
+			must(t, err)
+			dsn := fmt.Sprintf("user=%s dbname=postgres sslrootcert=%s sslcert=%s sslkey=%s connect_timeout=20 %s", postgresUser, w.ca, w.cert, w.key, tt.options)
+			out, errs, code := command(t, "../../bin/postgres18/psql", "-X", "-A", "-t", "-c", postgresWhoami, fmt.Sprintf("host=%s hostaddr=%s port=%s %s", tt.host, addr, port, dsn))
+			if strings.TrimSpace(out) != "/CN=web" || code != 0 {
+				t.Errorf("libpq 18: exit code %d, got %q, %s, want /CN=web", code, out, errs)
+			}
+			cfg, err := pgx.ParseConfig(fmt.Sprintf("host=%s port=%s %s", tt.host, port, dsn))
+			must(t, err)
+			cfg.LookupFunc = func(context.Context, string) ([]string, error) { return []string{addr}, nil }
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			conn, err := pgx.ConnectConfig(ctx, cfg)
+			if err != nil {
+				t.Fatalf("pgx: %v", err)
+			}
+			defer conn.Close(ctx)
+			var got string
+			if err := conn.QueryRow(ctx, postgresWhoami).Scan(&got); err != nil || got != "/CN=web" {
+				t.Errorf("pgx: got client %q, %v; want /CN=web", got, err)
+			}
+		})
 	}
 }
