@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -114,16 +115,21 @@ func (p *peer) start(ctx context.Context, r rig) (*running, error) {
 	return run, nil
 }
 
-// freeAddr returns a loopback address with a port that was free a moment ago, of
-// TCP and of UDP.
+// lastPort counts the ports that freeAddr has tried.
+var lastPort atomic.Int32
+
+// freeAddr returns a loopback address whose port is free, of TCP and of UDP. No two calls
+// return the same, and the kernel takes none of them for an outgoing connection: they are
+// below its range.
 func freeAddr() (string, error) {
+	const first, ports = 10000, 20000
 	var err error
-	for range 20 {
+	for range ports {
+		addr := fmt.Sprintf("127.0.0.1:%d", first+(os.Getpid()*131+int(lastPort.Add(1)))%ports)
 		var ln net.Listener
-		if ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-			return "", err
+		if ln, err = net.Listen("tcp", addr); err != nil {
+			continue
 		}
-		addr := ln.Addr().String()
 		var pc net.PacketConn
 		if pc, err = net.ListenPacket("udp", addr); err == nil {
 			_ = pc.Close()
