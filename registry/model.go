@@ -174,6 +174,10 @@ type Service struct {
 	IdleTimeout       time.Duration // limit without a byte either way; 0 means the relay's
 	HalfClosedTimeout time.Duration // limit half-closed and silent; 0 means the relay's
 
+	// Limits bound what it has in this process; nil means nothing but the limits of the
+	// whole gateway. Services of one Name count together.
+	Limits *tunnel.ServiceLimits `json:",omitempty"`
+
 	// TLS is spoken by the gateway to its endpoints, upon what the client sends;
 	// nil means that bytes go on as they come.
 	TLS *BackendTLS

@@ -38,11 +38,12 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		Generation:        s.table.Generation(),
 		IdleTimeout:       f.entry.IdleTimeout,
 		HalfClosedTimeout: f.entry.HalfClosedTimeout,
+		Limits:            f.entry.Limits,
 		Report:            r.health.report,
 	}
 	counter := f.entry.index
 	if f.rule != nil {
-		counter, route.Service = f.turn, f.rule.Name
+		counter, route.Service, route.Backend = f.turn, f.rule.Name, f.entry.Name
 		if f.rule.IdleTimeout != 0 {
 			route.IdleTimeout = f.rule.IdleTimeout
 		}

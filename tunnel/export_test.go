@@ -41,6 +41,17 @@ func (s *Server) accounts() *Clients {
 // Reserved returns how many tunnels the Router counts.
 func (r *Router) Reserved() int { return int(r.tunnels.Load()) }
 
+// Counted returns how many connections the Relay counts, of all services.
+func (r *Relay) Counted() int {
+	r.loads.mu.RLock()
+	defer r.loads.mu.RUnlock()
+	n := 0
+	for _, s := range r.loads.loads {
+		n += int(s.connections.Load())
+	}
+	return n
+}
+
 // InKernel is false where the event loop carries nothing.
 const InKernel = relay.InKernel
 
@@ -53,7 +64,7 @@ func (s *Server) Listeners() int {
 
 // CarryFor is Carry of a tunnel that is charged to c.
 func (r *Relay) CarryFor(c *Client, t Tunnel) {
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &chargedInfo{carriedInfo{r, t.About, t.Ended}, c}, nil)
+	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &chargedInfo{r.newCarriedInfo(&t), c}, nil)
 }
 
 type chargedInfo struct {

@@ -177,8 +177,8 @@ type Attempt struct {
 type record interface {
 	relay.Owner
 
-	requestID() uint64   // 0 where there is none
-	serviceName() string // of the route; "" where there is none
+	requestID() uint64       // 0 where there is none
+	countedIn() *serviceLoad // of the route; that of the service "" where there is none
 
 	// outcome returns a new Outcome of all that is known before the end, nil where
 	// nothing is.
@@ -205,7 +205,6 @@ type tunnelInfo struct {
 	proto            string
 	listener         string
 	target           string
-	service          string
 	pattern          string
 	alpn             []string
 }
@@ -226,7 +225,18 @@ type loadedInfo struct {
 type carriedInfo struct {
 	relay *Relay
 	about *Outcome // may be nil
+	load  *serviceLoad
 	ended func(End)
+}
+
+// newCarriedInfo returns the record of t, which counts as a connection until it ends.
+func (r *Relay) newCarriedInfo(t *Tunnel) carriedInfo {
+	var k loadKey
+	if t.About != nil {
+		k.route = t.About.Service
+	}
+	load, _ := r.loads.take(k, nil) // without limits nothing is refused
+	return carriedInfo{relay: r, about: t.About, load: load, ended: t.Ended}
 }
 
 // microseconds is a duration in half the space, of an hour at most.
@@ -276,7 +286,7 @@ func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease
 		router: r, lease: l, id: o.ID, start: o.Start.UnixNano(), began: poll.Clock() - int64(time.Since(o.Start)),
 		waited: o.Waited, dialed: toMicroseconds(o.Dialed), dialTime: toMicroseconds(dialed.Took),
 		source: source, addr: addr, multiplexed: multiplexed, insecure: dialed.Endpoint.Insecure, host: ep.Host,
-		proto: o.Proto, listener: o.Listener, target: o.Target, service: o.Service, pattern: o.Pattern, alpn: o.ALPN,
+		proto: o.Proto, listener: o.Listener, target: o.Target, pattern: o.Pattern, alpn: o.ALPN,
 	}
 	if info.target == info.pattern {
 		info.target = info.pattern // the table's string does for both
@@ -303,13 +313,8 @@ func (rec *carriedInfo) requestID() uint64 {
 	return rec.about.ID
 }
 
-func (rec *tunnelInfo) serviceName() string { return rec.service }
-func (rec *carriedInfo) serviceName() string {
-	if rec.about == nil {
-		return ""
-	}
-	return rec.about.Service
-}
+func (rec *tunnelInfo) countedIn() *serviceLoad  { return rec.lease.load }
+func (rec *carriedInfo) countedIn() *serviceLoad { return rec.load }
 
 func (rec *tunnelInfo) age() time.Duration  { return time.Duration(poll.Clock() - rec.began) }
 func (rec *carriedInfo) age() time.Duration { return time.Since(rec.about.Start) }
@@ -318,7 +323,7 @@ func (rec *tunnelInfo) outcome() *Outcome {
 	ep := Endpoint{Addr: rec.addr.addrPort(), Host: rec.host}
 	return &Outcome{
 		ID: rec.id, Start: time.Unix(0, rec.start), Proto: rec.proto, Listener: rec.listener, Source: rec.source.addrPort(),
-		Target: rec.target, ALPN: rec.alpn, Service: rec.service, Pattern: rec.pattern, Endpoint: ep.String(), Insecure: rec.insecure,
+		Target: rec.target, ALPN: rec.alpn, Service: rec.lease.load.key.route, Pattern: rec.pattern, Endpoint: ep.String(), Insecure: rec.insecure,
 		Attempts: []Attempt{{Endpoint: ep, Took: rec.dialTime.duration()}}, Waited: rec.waited, Dialed: rec.dialed.duration(),
 	}
 }
@@ -353,14 +358,15 @@ func (rec *largeInfo) Ended(e End) {
 
 // Ended implements relay.Owner.
 func (rec *carriedInfo) Ended(e End) {
-	defer rec.relay.open.remove(rec.serviceName())
+	defer rec.relay.loads.closed(rec.load)
+	rec.load.leave()
 	rec.ended(e)
 }
 
 // end gives back what the tunnel had taken, and reports its Outcome, which is o with
 // its end.
 func (rec *tunnelInfo) end(o *Outcome, e End) {
-	defer rec.router.Relay.open.remove(rec.service)
+	defer rec.router.Relay.loads.closed(rec.lease.load)
 	if rec.lease.stream {
 		early := e.ByClient && e.Out == 0 && rec.age()-rec.waited-rec.dialed.duration() < earlyAbort
 		rec.lease.client.countTunnelEnd(early, time.Now())

@@ -5,13 +5,11 @@ import (
 	"context"
 	"iter"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"culvert.dev/tunnel/internal/poll"
@@ -45,7 +43,7 @@ type Relay struct {
 	Log               *slog.Logger  // panics in tunnels; nil discards
 
 	own      Loops
-	open     openTunnels
+	loads    serviceLoads
 	once     sync.Once // guards the setting of carrier
 	carrier  relay.Relay
 	sessions sessions
@@ -78,7 +76,8 @@ type End = relay.End
 // the end. Bytes that either stream has already read (see Unwrapper) are
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &carriedInfo{r, t.About, t.Ended}, nil)
+	info := r.newCarriedInfo(&t)
+	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &info, nil)
 }
 
 // carry is Carry for the request of info. k is the client's connection in
@@ -92,7 +91,7 @@ func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, i
 	t.Client, t.FromClient = unwrap(client)
 	t.Server, t.FromServer = unwrap(server)
 	scratch := k.takeScratch(t.Client)
-	r.open.add(info.serviceName())
+	r.loads.opened(info.countedIn())
 	if copied := r.carriers().Carry(&t); copied && scratch != nil {
 		scratch.Free()
 	}
@@ -106,14 +105,14 @@ func (r *Relay) carriers() *relay.Relay {
 }
 
 // Open returns the number of tunnels that have not ended.
-func (r *Relay) Open() int { return int(r.open.all.Load()) }
+func (r *Relay) Open() int { return int(r.loads.all.Load()) }
 
 // Wait returns nil when no tunnel is open, or the context's error.
 func (r *Relay) Wait(ctx context.Context) error {
 	const often = 10 * time.Millisecond
 	tick := time.NewTicker(often)
 	defer tick.Stop()
-	for r.open.all.Load() > 0 {
+	for r.loads.all.Load() > 0 {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -299,46 +298,23 @@ func (r *Relay) FreeMemory(n int64, kernel bool) FreedMemory {
 	return r.carriers().FreeMemory(n, kernel)
 }
 
-// openTunnels counts the tunnels that have not ended, all of them and those of each
-// service.
-type openTunnels struct {
-	all atomic.Int64
-
-	mu       sync.Mutex // guards services
-	services map[string]int
-}
-
-func (o *openTunnels) add(service string) {
-	o.all.Add(1)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.services == nil {
-		o.services = make(map[string]int)
-	}
-	o.services[service]++
-}
-
-func (o *openTunnels) remove(service string) {
-	o.mu.Lock()
-	if o.services[service]--; o.services[service] == 0 {
-		delete(o.services, service)
-	}
-	o.mu.Unlock()
-	o.all.Add(-1)
-}
-
 // OpenByService returns the number of tunnels that have not ended of each service
 // that has some. Tunnels without a service are those of "".
-func (r *Relay) OpenByService() map[string]int {
-	r.open.mu.Lock()
-	defer r.open.mu.Unlock()
-	return maps.Clone(r.open.services)
-}
+func (r *Relay) OpenByService() map[string]int { return r.loads.byService() }
 
 // ServiceBytes is what open tunnels of one service have carried.
 type ServiceBytes struct {
 	In  int64 // from clients to the service
 	Out int64 // from the service to clients
+}
+
+// Connections returns the number of tunnels and sessions of a service that are open or
+// being dialed, by whatever rule they reach it. ServiceLimits are held against it.
+func (r *Relay) Connections(service string) int {
+	if s := r.loads.find(loadKey{route: service}); s != nil {
+		return int(max(s.connections.Load(), 0))
+	}
+	return 0
 }
 
 // BytesByService returns what the open tunnels of each service have carried so far.
@@ -348,7 +324,7 @@ func (r *Relay) BytesByService() map[string]ServiceBytes {
 	services := make(map[string]ServiceBytes)
 	for _, t := range r.all() {
 		if p, open := t.Progress(); open {
-			name := infoOf(t).serviceName()
+			name := infoOf(t).countedIn().key.route
 			sum := services[name]
 			sum.In += p.In
 			sum.Out += p.Out

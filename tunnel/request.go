@@ -208,12 +208,14 @@ type Resolver interface {
 // A Route says where a request goes: every address is known, so that what is
 // dialed is what was looked at.
 type Route struct {
-	Service           string        // the service's name, for logs, metrics and explain
-	Pattern           string        // what matched: "svc.example.com", "*.example.com:443"
-	Generation        uint64        // of the table it came from
-	Endpoints         []Endpoint    // in the order to try
-	IdleTimeout       time.Duration // limit without a byte either way; 0 means the Relay's
-	HalfClosedTimeout time.Duration // limit half-closed and silent; 0 means the Relay's
+	Service           string         // the service's name, for logs, metrics and explain
+	Backend           string         // the service whose limits hold, where Service is the name of a rule; "" means Service
+	Pattern           string         // what matched: "svc.example.com", "*.example.com:443"
+	Generation        uint64         // of the table it came from
+	Endpoints         []Endpoint     // in the order to try
+	IdleTimeout       time.Duration  // limit without a byte either way; 0 means the Relay's
+	HalfClosedTimeout time.Duration  // limit half-closed and silent; 0 means the Relay's
+	Limits            *ServiceLimits // nil means none
 
 	// Report is told of every dial: nil for one that worked. May be nil.
 	Report func(Endpoint, error)

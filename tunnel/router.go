@@ -91,6 +91,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease
 			r.giveBack(l, false)
 		default:
 			r.answered(l)
+			l.load.leave()
 			l.client.Release()
 		}
 	}()
@@ -102,7 +103,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease
 	if err := r.enter(l, req, &route); err != nil {
 		return nil, route, dialed, err
 	}
-	if err := r.reserve(l); err != nil {
+	if err := r.reserve(l, &route); err != nil {
 		return nil, route, dialed, err
 	}
 	reserved = true
@@ -135,6 +136,11 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 	route, err := r.Decide(ctx, req)
 	if err != nil {
 		return route, nil, err
+	}
+	if r.Relay != nil {
+		if refusal := r.Relay.loads.find(route.loadKey()).check(route.Limits); refusal != nil {
+			return route, nil, refusal
+		}
 	}
 	var attempts []Attempt
 	refused := 0
@@ -206,13 +212,18 @@ func (r *Router) answered(l *lease) {
 }
 
 // reserve takes what a tunnel needs beyond its client's descriptor, and charges
-// it to the client.
-func (r *Router) reserve(l *lease) error {
+// it to the client and to the service.
+func (r *Router) reserve(l *lease, route *Route) (err error) {
 	if p := r.Budget.Pressure(); p != Calm && !r.Budget.isOthersShortage(l.client) {
 		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
 	if err := r.checkTunnels(l); err != nil {
 		return err
+	}
+	if r.Relay != nil { // which a Router that only refuses may lack
+		if l.load, err = r.Relay.loads.take(route.loadKey(), route.Limits); err != nil {
+			return err
+		}
 	}
 	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
 		r.tunnels.Add(-1)

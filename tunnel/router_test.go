@@ -39,8 +39,8 @@ func newBench(t *testing.T, resolver tunnel.Resolver) *bench {
 	b.stop = func() {
 		b.dialer.closeAll()
 		_ = relay.Close()
-		if b.Budget.Used() != 0 || b.Reserved() != 0 || relay.Open() != 0 {
-			t.Errorf("afterwards: %d descriptors, %d tunnels reserved, %d open; want none", b.Budget.Used(), b.Reserved(), relay.Open())
+		if b.Budget.Used() != 0 || b.Reserved() != 0 || relay.Open() != 0 || relay.Counted() != 0 {
+			t.Errorf("afterwards: %d descriptors, %d tunnels reserved, %d open, %d connections of services; want none", b.Budget.Used(), b.Reserved(), relay.Open(), relay.Counted())
 		}
 	}
 	return b

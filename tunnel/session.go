@@ -84,7 +84,7 @@ func hasTransport(ep Endpoint) bool { return ep.Transport != nil }
 // Carry puts s on the list of what is open.
 func (s *Session) Carry(c Carrier) {
 	s.carrier = c
-	s.relay.open.add(s.record.serviceName())
+	s.relay.loads.opened(s.record.countedIn())
 	s.relay.sessions.add(s)
 }
 
@@ -103,7 +103,7 @@ func (s *Session) End(e End) {
 		return
 	}
 	if s.carrier == nil { // it was given up before Carry
-		s.relay.open.add(s.record.serviceName())
+		s.relay.loads.opened(s.record.countedIn())
 	}
 	s.relay.sessions.remove(s)
 	s.record.Ended(e)

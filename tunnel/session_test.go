@@ -59,8 +59,8 @@ func newSessionRig(t *testing.T, addrs ...string) *sessionRig {
 		if n := r.Budget.Used(); n != 0 {
 			t.Errorf("%d descriptors are taken at the end", n)
 		}
-		if n := r.Relay.Open(); n != 0 {
-			t.Errorf("%d open at the end", n)
+		if n, counted := r.Relay.Open(), r.Relay.Counted(); n != 0 || counted != 0 {
+			t.Errorf("%d open at the end, and %d connections of services", n, counted)
 		}
 	})
 	return r

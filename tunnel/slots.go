@@ -200,14 +200,15 @@ func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 	s.Handler.ServeTunnel(ctx, req)
 }
 
-// A lease is what a tunnel holds of its client's account, and of the Budget for
-// its connection where the connection is the tunnel.
+// A lease is what a tunnel holds of its client's account and of its service's, and of
+// the Budget for its connection where the connection is the tunnel.
 type lease struct {
-	client   *Client // nil where nobody is charged
-	ownsConn bool    // the connection's place is the tunnel's
-	exempt   bool    // no limit is held against the client
-	stream   bool    // one of several on a connection
-	hello    uint32  // the request's, while it is on its way to a service and has no answer; otherwise 0
+	client   *Client      // nil where nobody is charged
+	load     *serviceLoad // of the service; nil until it is known
+	ownsConn bool         // the connection's place is the tunnel's
+	exempt   bool         // no limit is held against the client
+	stream   bool         // one of several on a connection
+	hello    uint32       // the request's, while it is on its way to a service and has no answer; otherwise 0
 }
 
 // client returns the account that req is charged to, with a reference for the
@@ -233,6 +234,7 @@ func (k *slot) lend(l *lease) {
 // release gives everything back. multiplexed says that the tunnel's way to the
 // service takes no descriptor.
 func (l *lease) release(multiplexed bool) {
+	l.load.leave()
 	c := l.client
 	if c == nil {
 		return

@@ -32,6 +32,8 @@ type Status struct {
 	ServicePorts *StatusPorts      `json:"servicePorts,omitempty"`
 	Health       []StatusHealth    `json:"health,omitempty"`     // the worst first
 	Transports   []StatusTransport `json:"transports,omitempty"` // of gateways with several, in order of preference
+	Limits       []StatusLimit     `json:"limits,omitempty"`     // of services, those first that use most of theirs; 20 at most
+	MoreLimits   int               `json:"moreLimits,omitempty"` // services with limits that are not listed
 	DNS          *StatusDNS        `json:"dns,omitempty"`
 	VIPs         *StatusVIPs       `json:"vips,omitempty"`
 
@@ -83,6 +85,9 @@ func (g *Gateway) Status() Status {
 	}
 	if t := g.registry.Table(); t != nil {
 		s.Generation, s.Services, s.Insecure = t.Generation(), t.Len(), insecureIn(t)
+		var all int
+		s.Limits, all = g.limits()
+		s.MoreLimits = all - len(s.Limits)
 	}
 	s.Stale, s.Health, s.Transports = g.staleStatus(), g.health(), g.transportStatus()
 	if parts := g.restart.Load(); parts != nil {
@@ -251,6 +256,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 		return 0
 	})
 	g.healthGauges(m)
+	g.limitGauges(m)
 	m.Gauge("culvert_service_ports_open", "Open ports of servicePorts.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of services, that should have a port of servicePorts and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })

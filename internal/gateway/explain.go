@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -80,6 +81,7 @@ type Explanation struct {
 	Service    string                `json:"service,omitempty"`
 	Pattern    string                `json:"pattern,omitempty"`
 	Generation uint64                `json:"generation,omitempty"`
+	Limits     *StatusLimit          `json:"limits,omitempty"` // of the service; nil for none
 	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
 }
 
@@ -126,6 +128,10 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 	}
 	route, attempts, err := r.Forecast(ctx, req)
 	x.Service, x.Pattern, x.Generation = route.Service, route.Pattern, route.Generation
+	if route.Limits != nil {
+		limits := limitOf(r.Relay, cmp.Or(route.Backend, route.Service), route.Limits)
+		x.Limits = &limits
+	}
 	for _, a := range attempts {
 		ep := ExplanationEndpoint{Address: a.Endpoint.String(), Insecure: a.Endpoint.Insecure}
 		if t := a.Endpoint.Transport; t != nil {

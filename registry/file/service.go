@@ -38,6 +38,7 @@ type service struct {
 	Via               []hop            `yaml:"via" what:"a hop" empty:"leave the key out to go there directly"`
 	IdleTimeout       time.Duration    `yaml:"idleTimeout,min=1ms"`
 	HalfClosedTimeout time.Duration    `yaml:"halfClosedTimeout,min=1ms"`
+	Limits            serviceLimits    `yaml:"limits"`
 }
 
 // A port is a number, or one with a name for SRV records.
@@ -71,6 +72,12 @@ type helloMatch struct {
 type clientFilter struct {
 	Allow []netip.Prefix `yaml:"allow" what:"a range" as:"cidr" empty:"leave the key out to allow every address, or write exposed: false for nobody"`
 	Deny  []netip.Prefix `yaml:"deny" what:"a range" as:"cidr" empty:"leave the key out to deny none"`
+}
+
+// serviceLimits bound what a service has in one gateway.
+type serviceLimits struct {
+	Connections  int `yaml:"connections,min=1"`
+	NewPerSecond int `yaml:"newPerSecond,min=1,max=1000000"`
 }
 
 // services are registered one by one, so that the structs of a large file are not in
@@ -126,6 +133,9 @@ func (s *service) registered(origin string) *registry.Service {
 	for i, e := range s.Endpoints {
 		out.Endpoints[i] = e.Address
 		out.Endpoints[i].Name, out.Endpoints[i].Network = e.Name, cmp.Or(e.Network, s.Network)
+	}
+	if limits := tunnel.ServiceLimits(s.Limits); limits != (tunnel.ServiceLimits{}) {
+		out.Limits = &limits
 	}
 	if s.ProxyProtocol != "" {
 		out.ProxyProtocol = int(s.ProxyProtocol[1] - '0')

@@ -205,6 +205,9 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		return
 	}
 	fmt.Fprintf(w, "route:   %s, service %s, table generation %d\n", x.Pattern, x.Service, x.Generation)
+	if l := x.Limits; l != nil {
+		fmt.Fprintf(w, "limits:  %s\n", describeLimits(l))
+	}
 	var common []string // what all endpoints are reached over
 	if len(x.Endpoints) > 0 && !slices.ContainsFunc(x.Endpoints, func(ep gateway.ExplanationEndpoint) bool { return !slices.Equal(ep.Via, x.Endpoints[0].Via) }) {
 		common = x.Endpoints[0].Via
@@ -231,4 +234,16 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		}
 		fmt.Fprintf(w, "  %d. %s%s\n", i+1, ep.Address, note)
 	}
+}
+
+// describeLimits says what of the limits of a service is in use.
+func describeLimits(l *gateway.StatusLimit) string {
+	var parts []string
+	if l.MaxConnections > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d connections", l.Connections, l.MaxConnections))
+	}
+	if l.NewPerSecond > 0 {
+		parts = append(parts, fmt.Sprintf("%d new ones a second", l.NewPerSecond))
+	}
+	return strings.Join(parts, ", ")
 }

@@ -158,6 +158,11 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 			line("insecure", "plaintext may go without mutual TLS to %s: %s", plural(n, "service"), strings.Join(s.Insecure.Services, ", "))
 		}
 	}
+	for i := range s.Limits {
+		if l := &s.Limits[i]; l.Full() {
+			line("limit", "service %s has %s", l.Service, describeLimits(l))
+		}
+	}
 	for _, l := range s.Listeners {
 		problem := ""
 		if l.Problem != "" {

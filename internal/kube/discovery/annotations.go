@@ -30,6 +30,8 @@ const (
 	noteClientsAllow  = "clients-allow"
 	noteClientsDeny   = "clients-deny"
 	noteStartTLS      = "start-tls"
+	noteConnections   = "limits-connections"
+	noteNewPerSecond  = "limits-new-per-second"
 
 	noteGateway    = "gateway"
 	notePort       = "gateway-port"
@@ -80,6 +82,7 @@ type exposure struct {
 	check      registry.Check
 	clients    registry.ClientFilter
 	startTLS   string
+	limits     tunnel.ServiceLimits
 
 	closed bool // something is malformed that must not be guessed
 }
@@ -109,6 +112,8 @@ var noteKinds = []noteKind{
 	{noteStartTLS, true, true, parseStartTLS}, // without it a server would take a ClientHello for something else
 	{noteClientsAllow, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Allow) }},
 	{noteClientsDeny, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Deny) }},
+	{noteConnections, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.Connections) }},
+	{noteNewPerSecond, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.NewPerSecond) }},
 }
 
 // parseNotes reads the annotations of a service, and of its namespace, nil for
@@ -369,6 +374,18 @@ func parseStartTLS(x *exposure, v string) error {
 func parseRanges(v string, to *[]netip.Prefix) (err error) {
 	*to, err = registry.ParseClientRanges(v)
 	return err
+}
+
+// maxLimit is the highest limit that an annotation may set.
+const maxLimit = 1_000_000
+
+func parseLimit(v string, to *int) error {
+	n, err := strconv.ParseUint(v, 10, 32)
+	if err != nil || n < 1 || n > maxLimit {
+		return fmt.Errorf("write a number from 1 to %d", maxLimit)
+	}
+	*to = int(n)
+	return nil
 }
 
 // clip keeps what is quoted short.

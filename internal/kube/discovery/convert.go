@@ -62,6 +62,9 @@ func (v *view) convert(s *service, ns *namespace, of []*slice, exported bool) (*
 	out.Publish, out.ALPN = x.ownPort, x.alpn
 	out.VIP = x.vip || out.Exported && !out.Headless // which is its address in the cluster set
 	out.ProxyProtocol, out.IdleTimeout, out.HalfClosedTimeout, out.Check, out.Clients, out.StartTLS = x.proxy, x.idle, x.halfClosed, x.check, x.clients, x.startTLS
+	if x.limits != (tunnel.ServiceLimits{}) {
+		out.Limits = &x.limits
+	}
 	if s.kind == corev1.ServiceTypeExternalName {
 		out.Endpoints = v.externalName(s)
 		return out, problems

@@ -190,6 +190,11 @@ func TestAnnotations(t *testing.T) {
 		{"clients-allow", "10.0.0.0/8, 2001:db8::/32", registry.Service{Clients: registry.ClientFilter{Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}}}, ""},
 		{"clients-deny", "10.9.0.0/16", registry.Service{Clients: registry.ClientFilter{Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}, ""},
 		{"start-tls", "postgres", registry.Service{StartTLS: "postgres"}, ""},
+		{"limits-connections", "500", registry.Service{Limits: &tunnel.ServiceLimits{Connections: 500}}, ""},
+		{"limits-new-per-second", "50", registry.Service{Limits: &tunnel.ServiceLimits{NewPerSecond: 50}}, ""},
+		{"limits-connections", "0", registry.Service{}, "write a number from 1 to 1000000; it is ignored"},
+		{"limits-connections", "+5", registry.Service{}, "write a number from 1 to 1000000; it is ignored"},
+		{"limits-new-per-second", "1000001", registry.Service{}, "write a number from 1 to 1000000; it is ignored"},
 		{"check", "tcp", registry.Service{Check: registry.Check{Kind: "tcp"}}, ""},
 		{"check", "none", registry.Service{}, ""},
 		{"check", "http:/healthz", registry.Service{Check: registry.Check{Kind: "http", Path: "/healthz"}}, ""},
@@ -226,6 +231,7 @@ func TestAnnotations(t *testing.T) {
 			only := registry.Service{
 				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, IdleTimeout: got.IdleTimeout,
 				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Clients: got.Clients, StartTLS: got.StartTLS, Names: got.Names,
+				Limits: got.Limits,
 			}
 			if !reflect.DeepEqual(only, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", only, tt.want)
