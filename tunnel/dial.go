@@ -17,7 +17,8 @@ import (
 // A Transport opens connections to endpoints: directly or over next hops, with
 // or without TLS. It does not change, and all requests that use it share it.
 type Transport interface {
-	// Dial connects to ep on behalf of req. The caller closes the connection.
+	// Dial connects to ep on behalf of req. The caller closes the connection, which is a
+	// DatagramConn where req is for datagrams.
 	Dial(ctx context.Context, ep *Endpoint, req *Request) (net.Conn, error)
 
 	// Check returns nil if ep may be dialed. It never waits.
@@ -31,6 +32,10 @@ type Transport interface {
 type TransportInfo struct {
 	Hops     []string // the next hops, nearest first: "connect-h2 gw.example.com:443"
 	Security Security // of what is between this gateway and the endpoint; the weakest hop counts
+
+	// Datagrams says that the transport also carries datagrams. It must not be asked for
+	// them otherwise.
+	Datagrams bool
 }
 
 // Security says how a Transport protects what it carries.

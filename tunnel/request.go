@@ -32,8 +32,9 @@ type Request struct {
 	// came, and 0 for all else.
 	Hello uint32
 
-	// Datagrams is what dials where the client asks for datagrams, and nil
-	// where it asks for a stream. Such a request is for Router.Open.
+	// Datagrams is what dials endpoints without a Transport where the client asks for
+	// datagrams, and nil where it asks for a stream. Where ServeTunnel is to carry them,
+	// it returns DatagramConns, and so does Accept. Router.Open leaves that to its caller.
 	Datagrams Dialer
 
 	// Accept tells the client yes and returns its stream. Only now may bytes
@@ -241,8 +242,7 @@ type Endpoint struct {
 	// loopback and link-local ones through.
 	Named bool
 
-	// Transport dials the endpoint; nil means the Router's Dialer. An endpoint that
-	// has one carries no datagrams.
+	// Transport dials the endpoint; nil means the Router's Dialer.
 	Transport Transport
 
 	// HealthKey is what failures of the endpoint are counted under: the next hop

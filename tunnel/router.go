@@ -36,6 +36,7 @@ type Router struct {
 	ConnectTimeout      time.Duration // for each address; 0 means DefaultConnectTimeout, negative none
 	ConnectTotalTimeout time.Duration // for all, with the lookup; 0 means DefaultConnectTotalTimeout, negative none
 	MaxDialAttempts     int           // addresses tried; 0 means DefaultMaxDialAttempts
+	DatagramIdleTimeout time.Duration // of a tunnel of datagrams whose route has no limit; 0 means DefaultDatagramIdleTimeout, negative none
 
 	ids     atomic.Uint64
 	tunnels atomic.Int64 // reserved
@@ -65,6 +66,11 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		return
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
+	if req.Datagrams != nil {
+		req.slot.lend(&lease)
+		r.carryDatagrams(client, server, &o, dialed, route, lease)
+		return
+	}
 	if why := dialed.Endpoint.TLSOnly; why != nil {
 		if client, err = r.mustBeTLS(ctx, why, client, server, &lease); err != nil {
 			o.Attempts = append(o.Attempts, dialed)

@@ -57,17 +57,17 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
-	s.record = r.newRecord(&o, dialed, false, lease)
+	s.record = r.newRecord(&o, dialed, isMultiplexed(server), lease)
 	return s, nil
 }
 
-// datagrams leaves out the endpoints that have a Transport: those carry streams.
+// datagrams leaves out the endpoints to which datagrams cannot go, or must not.
 func (r *Route) datagrams() error {
-	if slices.ContainsFunc(r.Endpoints, hasTransport) {
-		r.Endpoints = slices.DeleteFunc(slices.Clone(r.Endpoints), hasTransport)
+	if slices.ContainsFunc(r.Endpoints, carriesNoDatagrams) {
+		r.Endpoints = slices.DeleteFunc(slices.Clone(r.Endpoints), carriesNoDatagrams)
 	}
 	if len(r.Endpoints) == 0 {
-		return Refusef(Unsupported, "service %s is reached by a proxy protocol or through another gateway, which carry no datagrams", r.Service)
+		return Refusef(Unsupported, "service %s is reached by a proxy protocol or through gateways that carry no datagrams: those asked by connect-h2 and connect-h3 do", r.Service)
 	}
 	if report := r.Report; report != nil {
 		r.Report = func(ep Endpoint, err error) {
@@ -79,7 +79,11 @@ func (r *Route) datagrams() error {
 	return nil
 }
 
-func hasTransport(ep Endpoint) bool { return ep.Transport != nil }
+// carriesNoDatagrams reports whether ep carries streams alone. Of datagrams nobody can tell
+// whether they are encrypted, as TLSOnly demands.
+func carriesNoDatagrams(ep Endpoint) bool {
+	return ep.Transport != nil && !ep.Transport.Info().Datagrams || ep.TLSOnly != nil
+}
 
 // Carry puts s on the list of what is open.
 func (s *Session) Carry(c Carrier) {

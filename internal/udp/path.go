@@ -1,7 +1,9 @@
 package udp
 
 import (
+	"context"
 	"errors"
+	"net"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -23,10 +25,10 @@ type path struct {
 	moved   atomic.Int64 // as the session's
 
 	// Guarded by the Server's mu.
-	sock    *socket // nil before the session is carried, and where it is local
-	extra   bool    // the socket is counted by the Budget, and not by the session
-	closed  bool    // it is not used any more
-	refused bool    // the client may not have the service from there
+	sock    tunnel.DatagramConn // nil before the session is carried, and where it is local
+	extra   bool                // the socket is counted by the Budget, and not by the session
+	closed  bool                // it is not used any more
+	refused bool                // the client may not have the service from there
 	waiting [][]byte
 	size    int // of waiting
 }
@@ -128,10 +130,10 @@ func (k *session) follow(p *path) {
 		s.log().Info("rejected a client migration", "proto", req.Proto, "target", req.Target(), "from", k.req.Source, "to", p.client.addr, "reason", string(tunnel.ReasonOf(err)), "err", err)
 		return
 	}
-	var sock *socket
-	c, err := s.dialer().DialEndpoint(k.d.ctx, k.tun.Endpoint)
+	var sock tunnel.DatagramConn
+	c, err := k.dial(&req)
 	if err == nil {
-		sock, err = k.d.socket(c)
+		sock, err = k.d.datagramConn(c)
 	}
 	s.mu.Lock()
 	if err != nil || p.closed {
@@ -153,6 +155,17 @@ func (k *session) follow(p *path) {
 	}
 	s.log().Debug("client migrated", "proto", req.Proto, "target", req.Target(), "from", k.req.Source, "to", p.client.addr)
 	k.pump(p, sock)
+}
+
+// dial opens another connection to the endpoint of k.
+func (k *session) dial(req *tunnel.Request) (net.Conn, error) {
+	ep := k.tun.Endpoint
+	if ep.Transport == nil {
+		return k.d.s.dialer().DialEndpoint(k.d.ctx, ep)
+	}
+	ctx, cancel := context.WithTimeout(k.d.ctx, tunnel.DefaultConnectTotalTimeout)
+	defer cancel()
+	return ep.Transport.Dial(ctx, &ep, req)
 }
 
 // prune closes paths that the client no longer uses. The caller holds mu.

@@ -3,6 +3,7 @@ package udp
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"runtime/debug"
@@ -240,7 +241,7 @@ func (k *session) open() {
 		k.refuse(err)
 		return
 	}
-	sock, err := k.d.socket(tun.Conn)
+	sock, err := k.d.datagramConn(tun.Conn)
 	if err != nil {
 		_ = tun.Conn.Close()
 		tun.End(tunnel.End{Reason: tunnel.Internal, Err: err})
@@ -284,23 +285,28 @@ func (k *session) recovered() {
 	}
 }
 
-// socket returns the socket of c, which a Dialer has connected.
-func (d *activeListener) socket(c net.Conn) (*socket, error) {
-	u, ok := c.(*net.UDPConn)
+// datagramConn returns c, which a Dialer or a Transport has connected, as it is used for
+// the sessions of d.
+func (d *activeListener) datagramConn(c net.Conn) (tunnel.DatagramConn, error) {
+	dc, ok := c.(tunnel.DatagramConn)
 	if !ok {
-		return nil, fmt.Errorf("udp: the dialer made a %T, want a *net.UDPConn", c)
+		return nil, fmt.Errorf("udp: a %T was dialed, want a tunnel.DatagramConn", c)
 	}
-	if d.ln.Open != nil {
-		dontFragment(u)
+	if s, ok := c.(*socket); ok && d.ln.Open != nil {
+		dontFragment(s.UDPConn)
 	}
-	return newSocket(u)
+	return dc, nil
 }
 
 func isRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // lost ends a session whose service cannot be reached any more, or never could.
 func (k *session) lost(err error) {
-	if errors.Is(err, net.ErrClosed) {
+	switch {
+	case errors.Is(err, net.ErrClosed):
+		return
+	case err == io.EOF: // a next hop has ended its part of the session
+		k.end(tunnel.Done, nil)
 		return
 	}
 	s := k.d.s

@@ -2,7 +2,6 @@ package udp
 
 import (
 	"errors"
-	"net"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -46,40 +45,25 @@ func (k *session) deliver(p *path, b []byte) {
 }
 
 // toService sends a datagram and counts it.
-func (k *session) toService(p *path, sock *socket, b []byte) error {
+func (k *session) toService(p *path, sock tunnel.DatagramConn, b []byte) error {
 	now := int64(time.Since(k.start))
 	k.moved.Store(now)
 	p.moved.Store(now)
 	k.sent.Add(1)
 	k.clientSentLast.Store(true)
-	if err := sock.send(b); err != nil {
+	if err := sock.SendDatagram(b); err != nil {
 		return err
 	}
 	k.in.Add(int64(len(b)))
 	return nil
 }
 
-// pump sends the service's datagrams to the client until the socket is closed.
-func (k *session) pump(p *path, sock *socket) {
-	var soft int
-	for {
-		b, n, err := sock.receive()
-		switch {
-		case err == nil:
-			soft = 0
-			k.toClient(p, b[:n])
-			buffers.Put(b)
-			continue
-		case errors.Is(err, net.ErrClosed):
-			return
-		}
-		// A router that cannot reach the service for a moment causes other errors
-		// than a host whose port is closed.
-		if soft++; isRefused(err) || soft > 16 {
-			k.lost(err)
-			return
-		}
-	}
+// pump sends the service's datagrams to the client until sock is closed.
+func (k *session) pump(p *path, sock tunnel.DatagramConn) {
+	k.lost(sock.ReceiveDatagrams(func(b []byte) {
+		defer k.recovered() // it may be a goroutine of many sessions
+		k.toClient(p, b)
+	}))
 }
 
 func (k *session) toClient(p *path, b []byte) {

@@ -20,8 +20,8 @@ func (s *socket) receive() (b *buffer, n int, err error) {
 	return b, n, err
 }
 
-// send sends b.
-func (s *socket) send(b []byte) error {
+// SendDatagram implements tunnel.DatagramConn.
+func (s *socket) SendDatagram(b []byte) error {
 	_, err := s.Write(b)
 	return err
 }

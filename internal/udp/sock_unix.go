@@ -21,7 +21,7 @@ type socket struct {
 	readErr error
 	tryRead func(fd uintptr) bool
 
-	mu       sync.Mutex // guards send's
+	mu       sync.Mutex // guards SendDatagram's
 	out      []byte
 	writeErr error
 	tryWrite func(fd uintptr) bool
@@ -64,8 +64,8 @@ func (s *socket) read(fd uintptr) bool {
 	return true
 }
 
-// send sends b, or not.
-func (s *socket) send(b []byte) error {
+// SendDatagram implements tunnel.DatagramConn.
+func (s *socket) SendDatagram(b []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.out = b
