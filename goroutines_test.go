@@ -14,7 +14,7 @@ import (
 // outside are the packages that read what strangers send, or that serve who
 // reads it.
 var outside = []string{
-	"internal/admin", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names",
+	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names",
 	"registry", "registry/checks", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
 }
 

@@ -2,6 +2,7 @@ package connect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -301,3 +302,23 @@ func isListName(s string) bool {
 	}
 	return s != ""
 }
+
+// A DatagramStream is a stream of an extended CONNECT that has datagrams beside its bytes,
+// which are neither ordered nor sent again: QUIC DATAGRAM frames, RFC 9297 section 2.1.
+type DatagramStream interface {
+	tunnel.Stream
+
+	// SendDatagram sends an HTTP Datagram, head and then payload, and keeps neither. It
+	// does not wait: ErrDatagramLost says that there was no room. The error wraps
+	// errors.ErrUnsupported as long as the peer has not said that it takes DATAGRAM frames.
+	SendDatagram(head, payload []byte) error
+
+	// HandleDatagrams has deliver called with each HTTP Datagram that comes, and tooLarge
+	// with each that was sent and is larger than a packet on this path. Both may be called
+	// by several goroutines, must not wait, and must not keep what they get. It is called
+	// once.
+	HandleDatagrams(deliver, tooLarge func(b []byte))
+}
+
+// ErrDatagramLost is the error of a datagram that was not sent, as too many wait.
+var ErrDatagramLost = errors.New("connect: too many datagrams wait to be sent")

@@ -14,7 +14,7 @@ type payload int
 const (
 	encrypted payload = iota // a hello was read, or the gateway speaks TLS to the service
 	unknown                  // what the client of a proxy protocol sends is its own to protect
-	plaintext                // TLS ended here, or nothing is ever read
+	plaintext                // TLS ended here, or nothing is ever read, as of datagrams
 )
 
 // payloadOf returns the payload of a request for s.
@@ -24,7 +24,7 @@ func payloadOf(req *tunnel.Request, s *Service) payload {
 		return encrypted
 	case req.Proto == "sni" || req.Proto == "quic":
 		return encrypted
-	case req.Proto == "tls" || req.Proto == "hbone" || req.Proto == "udp":
+	case req.Proto == "tls" || req.Proto == "hbone" || req.Proto == "udp" || req.Proto == "connect-udp":
 		return plaintext
 	}
 	return unknown

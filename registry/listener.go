@@ -58,7 +58,7 @@ type ListenerSettings struct {
 
 // ListenerTLS says how a listener ends TLS or QUIC by itself.
 type ListenerTLS struct {
-	Protocols          []string // inside: "connect", "connect-h2", "hbone", "socks5", "websocket", or "connect-h3" for Datagrams
+	Protocols          []string // inside: "connect", "connect-h2", "hbone", "socks5", "websocket", or "connect-h3" for Datagrams; beside connect-h2 or connect-h3 "connect-udp"
 	Certificates       []KeyPair
 	Names              []tunnel.Pattern // that end here; empty means the certificates', without wildcards
 	ClientCAs          string           // PEM, to verify clients by, whatever identity these have; "" for none

@@ -45,6 +45,12 @@ func (e *GatewayHop) proxies() bool {
 	return e.transport != nil && (e.transport.Transport != nil || e.transport.err != nil)
 }
 
+// carriesDatagrams reports whether the gateway can be asked for datagrams. One whose
+// transport could not be made is asked, too, and says why.
+func (e *GatewayHop) carriesDatagrams() bool {
+	return e.transport.err != nil || e.transport.Info().Datagrams
+}
+
 // A networkState network is one in a table.
 type networkState struct {
 	Network

@@ -58,10 +58,10 @@ func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 	if len(p.remote.Via) > 0 {
 		return x.behind(p.remoteVia, &p.remote.Network, []Endpoint{asked})
 	}
-	if x.req.Datagrams != nil || x.req.Proto == "quic" || x.req.Proto == "udp" {
-		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q: gateways pass on streams, and a %s request is of datagrams", x.req.Target(), x.entry.Name, p.remote.Name, x.req.Proto)
+	datagrams := x.req.Datagrams != nil || x.req.Proto == "quic" || x.req.Proto == "udp"
+	asks := func(e *GatewayHop) bool {
+		return known && x.port != 0 && e.proxies() && (!datagrams || e.carriesDatagrams())
 	}
-	asks := func(e *GatewayHop) bool { return known && x.port != 0 && e.proxies() }
 	// A rule has chosen a backend, and what the hello names may lead elsewhere there.
 	reads := func(e *GatewayHop) bool {
 		return x.req.Proto == "sni" && e.Gateway.Supports("sni") && (x.rule == nil || !asks(e))
@@ -74,6 +74,9 @@ func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 		}
 		hops = append(hops, rotateByWeight(p.Gateways[from:to], func(e *GatewayHop) bool { return asks(e) || reads(e) }, x.turn)...)
 		from = to
+	}
+	if len(hops) == 0 && datagrams && known && x.port != 0 {
+		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q, and a %s request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via", x.req.Target(), x.entry.Name, p.remote.Name, x.req.Proto)
 	}
 	if len(hops) == 0 {
 		return nil, errNoGateway(x.req, x.match, &p, known)

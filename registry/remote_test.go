@@ -172,7 +172,7 @@ func TestOnward(t *testing.T) {
 		{"connect", "a.test:443", "", `no-endpoint: registry: "a.test:443": service "a" is in network "sni", whose gateways take sni: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"connect", "f.test:443", "", `no-endpoint: registry: "f.test:443": service "f" is in network "keys", whose gateways take hbone, websocket, connect-h3: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"sni", "f.test", "", `no-endpoint: registry: "f.test": service "f" is in network "keys", whose gateways take hbone, websocket, connect-h3: a sni request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
-		{"quic", "b.test", "", `no-endpoint: registry: "b.test": service "b" is in network "all": gateways pass on streams, and a quic request is of datagrams`},
+		{"quic", "b.test", "", `no-endpoint: registry: "b.test": service "b" is in network "all", and a quic request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
 		{"connect", "secret.test:443", "10.9.0.1", `not-exposed: registry: "secret.test:443" is service "secret" of an unnamed source, which is exposed to ["home"]; the source 10.9.0.1 is in no network`},
 		{"connect", "secret.test:443", "10.1.0.1", "secret.test:443 by connect-h2 198.51.100.3:443"},
 		{"connect", "c.test:80", "", `no-route: registry: "c.test" has no port 80, it has 443`},
@@ -301,7 +301,7 @@ func TestOnwardOfBackends(t *testing.T) {
 		{"sni", "nameless", "198.51.100.2:443 directly"},
 		{"tcp", "sni", `no-endpoint: registry: "": service "shop/db" is in network "sni", whose gateways take sni: a tcp request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"tcp", "nameless", `no-endpoint: registry: "": service "shop/db" has no name to ask the gateways of network "all" for`},
-		{"udp", "all", `no-endpoint: registry: "": service "shop/db" is in network "all": gateways pass on streams, and a udp request is of datagrams`},
+		{"udp", "all", `no-endpoint: registry: "": service "shop/db" is in network "all", and a udp request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
 	} {
 		req := &tunnel.Request{Proto: c.proto, Listener: c.listener, ListenerOnly: true}
 		if got := proxyTransports(reg, req); got != c.want {

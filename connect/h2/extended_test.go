@@ -42,7 +42,7 @@ func (p teapot) NewStream(s tunnel.Stream, _ connect.Fields) tunnel.Stream {
 // TestExtended: an extended CONNECT goes to the ExtendedService, which says where to.
 func TestExtended(t *testing.T) {
 	wrapped := make(chan *Stream, 1)
-	p := &Protocol{Extended: teapot{wrapped}}
+	p := &Protocol{Extended: []connect.ExtendedService{teapot{wrapped}}}
 	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, p)
 	d := newDialer(t, g.Addr)
 	head := &Head{Protocol: "websocket", Scheme: "https", Path: "/svc", Authority: "gw:443"}
@@ -69,7 +69,7 @@ func TestExtended(t *testing.T) {
 
 // TestExtendedFields: what no CONNECT may have, an extended one may not have.
 func TestExtendedFields(t *testing.T) {
-	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Extended: teapot{make(chan *Stream, 1)}})
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Protocol{Extended: []connect.ExtendedService{teapot{make(chan *Stream, 1)}}})
 	r := rawClient(t, g.Addr)
 	for i, c := range []struct {
 		name, value, status string

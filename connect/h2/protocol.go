@@ -52,10 +52,10 @@ type Protocol struct {
 	// one. Nil means plain CONNECT by Auth and Via, with the name "connect-h2".
 	Service connect.Service
 
-	// Extended decides about extended CONNECT requests (RFC 8441). Auth and Via do not
-	// apply to them. A Protocol without it does not offer extended CONNECT in its
-	// SETTINGS, and answers 501.
-	Extended connect.ExtendedService
+	// Extended decide about extended CONNECT requests (RFC 8441), each about those of its
+	// name. Auth and Via do not apply to them. A Protocol without any does not offer
+	// extended CONNECT in its SETTINGS, and answers 501.
+	Extended []connect.ExtendedService
 
 	mu       sync.Mutex // guards what follows
 	conns    map[*server]struct{}
@@ -192,7 +192,7 @@ func (s *server) preface() error {
 		{ID: http2.SettingInitialWindowSize, Val: streamWindow},
 		{ID: http2.SettingMaxHeaderListSize, Val: maxList},
 	}
-	if s.p.Extended != nil {
+	if len(s.p.Extended) > 0 {
 		settings = append(settings, http2.Setting{ID: http2.SettingEnableConnectProtocol, Val: 1})
 	}
 	s.c.begin(settings...)

@@ -45,7 +45,7 @@ func (k *client) Run(ctx context.Context) {
 	defer tr.Close()
 	k.c = &conn{qc: qc, side: k}
 	k.idleSince = mux.Clock()
-	if err := k.c.begin(); err != nil {
+	if err := k.c.begin(settingDatagrams, 1); err != nil {
 		k.c.fail(err)
 	}
 	k.mu.Lock()
@@ -107,18 +107,25 @@ func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 	return qs, nil
 }
 
-// open opens a stream with a request, and waits for its answer.
-func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, error) {
+// open opens a stream with the request of list, which is encoded in head, and waits for
+// its answer, whose fields it returns.
+func (k *client) open(ctx context.Context, head []byte, list *Head) (*Stream, connect.Fields, error) {
+	if list.Protocol != "" {
+		if err := k.extended(ctx); err != nil {
+			k.Release()
+			return nil, nil, err
+		}
+	}
 	if err := tunnel.HandshakeDone(ctx); err != nil {
 		k.Release()
-		return nil, connect.Unusable(k.d.Proxy, "is not asked", err)
+		return nil, nil, connect.Unusable(k.d.Proxy, "is not asked", err)
 	}
 	k.mu.Lock()
 	affords := k.purse.Ask()
 	k.mu.Unlock()
 	if !affords {
 		k.Release()
-		return nil, k.purse.Empty(k.d.Proxy)
+		return nil, nil, k.purse.Empty(k.d.Proxy)
 	}
 	qs, err := k.openStream(ctx)
 	if err != nil {
@@ -127,19 +134,22 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 		k.mu.Unlock()
 		k.Release()
 		if ctx.Err() != nil {
-			return nil, k.d.pool.GivenUp(ctx)
+			return nil, nil, k.d.pool.GivenUp(ctx)
 		}
-		return nil, connect.Unusable(k.d.Proxy, "is not to be used", err)
+		return nil, nil, connect.Unusable(k.d.Proxy, "is not to be used", err)
 	}
 	s := newStream(k.c, qs)
 	k.mu.Lock()
 	gone := k.goAwayReceived
 	k.streams[qs.StreamID()] = s
 	s.ended = func() { k.dropped(qs.StreamID()) }
+	if list.Protocol != "" && !k.stopped {
+		k.c.expectDatagrams(s)
+	}
 	k.mu.Unlock()
 	if gone {
 		_ = s.Abort()
-		return nil, connect.Unusable(k.d.Proxy, "is not to be used", mux.ErrUnprocessed)
+		return nil, nil, connect.Unusable(k.d.Proxy, "is not to be used", mux.ErrUnprocessed)
 	}
 
 	limit := time.Now().Add(mux.OrDefault(k.d.Wait, DefaultWait))
@@ -154,24 +164,24 @@ func (k *client) open(ctx context.Context, head []byte, addr string) (*Stream, e
 	k.account(answer, err)
 	if !stop() {
 		_ = s.Abort()
-		return nil, k.d.pool.GivenUp(ctx)
+		return nil, nil, k.d.pool.GivenUp(ctx)
 	}
 	if err != nil {
 		_ = s.Abort()
-		return nil, connect.Unusable(k.d.Proxy, "gave no answer", err)
+		return nil, nil, connect.Unusable(k.d.Proxy, "gave no answer", err)
 	}
 	_ = qs.SetWriteDeadline(time.Time{})
 	if answer.Status/100 != 2 {
 		s.refusal = true
 		_ = qs.SetReadDeadline(time.Now().Add(answerTimeout))
 		defer s.Close()
-		return nil, connect.Refused(k.d.Proxy, addr, answer, s)
+		return nil, nil, connect.Refused(k.d.Proxy, list.Authority, answer, s)
 	}
 	_ = qs.SetReadDeadline(time.Time{})
 	if k.d.Answer != nil {
-		k.d.Answer(ctx, addr, answer.Fields)
+		k.d.Answer(ctx, list.Authority, answer.Fields)
 	}
-	return s, nil
+	return s, answer.Fields, nil
 }
 
 // account updates the purse by the result of a request, answer or err.

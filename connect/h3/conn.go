@@ -70,7 +70,12 @@ type conn struct {
 	path    pathWatch      // of the ticks alone
 	read    atomic.Uint64  // bytes of streams of tunnels, see unread
 
-	mu       sync.Mutex // guards what follows
+	datagrams     datagrams
+	peerExtended  atomic.Bool // the peer takes extended CONNECT
+	peerDatagrams atomic.Bool // both sides take DATAGRAM frames
+
+	mu       sync.Mutex    // guards what follows
+	settings chan struct{} // closed when the peer's settings have come; see settingsArrived
 	control  *quic.SendStream
 	meter    mux.Meter
 	err      error                   // why we ended the connection; nil before, and where the peer did
@@ -98,8 +103,9 @@ var (
 	errClosed  = fmt.Errorf("h3: %w", net.ErrClosed)
 )
 
-// begin opens the control stream and sends the settings.
-func (c *conn) begin() error {
+// begin opens the control stream and sends the settings: those of both sides, and more,
+// which are names and values.
+func (c *conn) begin(more ...uint64) error {
 	s, err := c.qc.OpenUniStream()
 	if err != nil {
 		return err
@@ -107,7 +113,7 @@ func (c *conn) begin() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.control = s
-	_, err = s.Write(appendSettings(quicvarint.Append(nil, streamControl)))
+	_, err = s.Write(appendSettings(quicvarint.Append(nil, streamControl), more...))
 	return err
 }
 
@@ -307,7 +313,11 @@ func (c *conn) readControl(f *frameReader) *connError {
 func (c *conn) controlFrame(t uint64, b []byte) *connError {
 	switch t {
 	case frameSettings:
-		return checkSettings(b)
+		p, ce := readSettings(b)
+		if ce != nil {
+			return ce
+		}
+		return c.applySettings(p)
 	case frameGoAway, frameCancelPush, frameMaxPushID:
 		id, err := parseID(b)
 		if err != nil {

@@ -25,6 +25,8 @@ const (
 )
 
 const (
+	tunneledPacket = 1200 // bytes
+
 	maxInterim = 8 // 1xx answers before the one that counts
 	maxAddrs   = 3 // addresses of the proxy that are tried
 )
@@ -52,6 +54,11 @@ type Dialer struct {
 	// proxy at to, an address of host. A guard may refuse the address here. The
 	// Dialer closes the socket. Nil means the function Listen.
 	Listen func(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error)
+
+	// Tunneled says that the sockets of Listen lead through a tunnel of datagrams. Packets
+	// then have 1,200 bytes, which every path takes (RFC 9000 section 14), and no larger
+	// ones are tried.
+	Tunneled bool
 
 	// TLS is used to the proxy, with the ALPN "h3" and without 0-RTT; without a
 	// ServerName it asks for the host of Proxy. Nil means the roots of this host.
@@ -109,21 +116,32 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, err
 	}
+	s, _, err := d.Open(ctx, &Head{Authority: to.String()})
+	return s, err
+}
+
+// Open is DialContext for a request of the caller's making: an extended CONNECT if list
+// has a Protocol, and with list.Fields besides those of the Dialer. It returns a *Stream
+// and the field lines of the 200, and calls Answer with them and list.Authority.
+//
+// An extended CONNECT is sent to a proxy that has said it takes them. For any other the
+// error wraps errors.ErrUnsupported.
+func (d *Dialer) Open(ctx context.Context, list *Head) (_ net.Conn, answer connect.Fields, err error) {
 	asker := connect.Asker{Version: "3", Via: d.Via, Authorization: d.Authorization, Header: d.Header}
-	pseudo, fields, err := asker.Lists(ctx, &Head{Authority: to.String()})
+	pseudo, fields, err := asker.Lists(ctx, list)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	head := appendHead(nil, pseudo, fields)
 	var s *Stream
 	err = d.conns().Try(ctx, func(k *client) (err error) {
-		s, err = k.open(ctx, head, to.String())
+		s, answer, err = k.open(ctx, head, list)
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return s, nil
+	return s, answer, nil
 }
 
 // Close ends every connection, with the streams on it, and waits for their
@@ -198,6 +216,10 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 	conf := quicConfig()
 	conf.MaxIdleTimeout, conf.KeepAlivePeriod = ping+pong, ping
 	conf.MaxIncomingStreams = -1 // RFC 9114 section 6.1: a server opens none
+	conf.EnableDatagrams = true
+	if d.Tunneled {
+		conf.InitialPacketSize, conf.DisablePathMTUDiscovery = tunneledPacket, true
+	}
 	var socket *lossTolerant
 	if c, ok := pc.(*net.UDPConn); ok {
 		socket = &lossTolerant{UDPConn: c}

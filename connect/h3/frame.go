@@ -34,13 +34,17 @@ const (
 	streamDecoder = 0x3
 )
 
-// Settings, RFC 9114 section 7.2.4.1 and RFC 9204 section 5. Of the peer's, none
-// matters: it may have no dynamic table of ours and hears of no setting that
-// would let it.
-const settingMaxFieldSection = 0x6
+// Settings, RFC 9114 section 7.2.4.1, RFC 9220 section 3 and RFC 9297 section 2.1.1. Of
+// the peer's, those of QPACK (RFC 9204 section 5) do not matter: it may have no dynamic
+// table of ours and hears of no setting that would let it.
+const (
+	settingMaxFieldSection = 0x6
+	settingExtendedConnect = 0x8
+	settingDatagrams       = 0x33
+)
 
 // An ErrCode says why a stream or a connection was given up, RFC 9114 section
-// 8.1 and RFC 9204 section 6.
+// 8.1, RFC 9204 section 6 and RFC 9297 section 5.2.
 type ErrCode uint64
 
 // The codes.
@@ -61,6 +65,7 @@ const (
 	RequestIncomplete   ErrCode = 0x10d
 	MessageError        ErrCode = 0x10e
 	ConnectError        ErrCode = 0x10f
+	DatagramError       ErrCode = 0x33
 	DecompressionFailed ErrCode = 0x200
 	EncoderStream       ErrCode = 0x201
 )
@@ -71,7 +76,7 @@ var codeNames = map[ErrCode]string{
 	FrameUnexpected: "H3_FRAME_UNEXPECTED", FrameError: "H3_FRAME_ERROR", ExcessiveLoad: "H3_EXCESSIVE_LOAD",
 	IDError: "H3_ID_ERROR", SettingsError: "H3_SETTINGS_ERROR", MissingSettings: "H3_MISSING_SETTINGS",
 	RequestRejected: "H3_REQUEST_REJECTED", RequestCancelled: "H3_REQUEST_CANCELLED",
-	RequestIncomplete: "H3_REQUEST_INCOMPLETE", MessageError: "H3_MESSAGE_ERROR", ConnectError: "H3_CONNECT_ERROR",
+	RequestIncomplete: "H3_REQUEST_INCOMPLETE", MessageError: "H3_MESSAGE_ERROR", ConnectError: "H3_CONNECT_ERROR", DatagramError: "H3_DATAGRAM_ERROR",
 	DecompressionFailed: "QPACK_DECOMPRESSION_FAILED", EncoderStream: "QPACK_ENCODER_STREAM_ERROR",
 }
 
@@ -199,43 +204,50 @@ func appendFrameHead(b []byte, frame, length uint64) []byte {
 const maxFrameHead = 16 // bytes
 
 // appendSettings appends the SETTINGS frame that both sides send: how large a
-// header list may be. That there is no dynamic table, and none of the
-// extensions, is the default.
-func appendSettings(b []byte) []byte {
-	n := quicvarint.Len(settingMaxFieldSection) + quicvarint.Len(maxList)
+// header list may be, and the names and values of more. That there is no dynamic table
+// is the default.
+func appendSettings(b []byte, more ...uint64) []byte {
+	all := append([]uint64{settingMaxFieldSection, maxList}, more...)
+	n := 0
+	for _, v := range all {
+		n += quicvarint.Len(v)
+	}
 	b = appendFrameHead(b, frameSettings, uint64(n))
-	b = quicvarint.Append(b, settingMaxFieldSection)
-	return quicvarint.Append(b, maxList)
+	for _, v := range all {
+		b = quicvarint.Append(b, v)
+	}
+	return b
 }
 
-// checkSettings looks at the payload of a SETTINGS frame, RFC 9114 section
-// 7.2.4.
-func checkSettings(b []byte) *connError {
+// readSettings reads the payload of a SETTINGS frame, RFC 9114 section 7.2.4.
+func readSettings(b []byte) (p peerSettings, _ *connError) {
 	seen := make(map[uint64]struct{})
 	for len(b) > 0 {
 		id, n, err := quicvarint.Parse(b)
 		if err != nil {
-			return wrong(FrameError, "SETTINGS cut short")
+			return p, wrong(FrameError, "SETTINGS cut short")
 		}
 		value, m, err := quicvarint.Parse(b[n:])
 		if err != nil {
-			return wrong(FrameError, "SETTINGS cut short")
+			return p, wrong(FrameError, "SETTINGS cut short")
 		}
 		b = b[n+m:]
 		if _, twice := seen[id]; twice {
-			return wrong(SettingsError, "setting %#x twice", id)
+			return p, wrong(SettingsError, "setting %#x twice", id)
 		}
 		seen[id] = struct{}{}
 		switch id {
 		case 0x0, 0x2, 0x3, 0x4, 0x5: // of HTTP/2, section 7.2.4.1
-			return wrong(SettingsError, "setting %#x is one of HTTP/2", id)
-		case 0x8, 0x33: // RFC 9220 section 3, RFC 9297 section 2.1.1
+			return p, wrong(SettingsError, "setting %#x is one of HTTP/2", id)
+		case settingExtendedConnect, settingDatagrams:
 			if value > 1 {
-				return wrong(SettingsError, "setting %#x is %d", id, value)
+				return p, wrong(SettingsError, "setting %#x is %d", id, value)
 			}
+			p.extended = p.extended || id == settingExtendedConnect && value == 1
+			p.datagrams = p.datagrams || id == settingDatagrams && value == 1
 		}
 	}
-	return nil
+	return p, nil
 }
 
 // parseID reads the number that is all of a frame's payload.

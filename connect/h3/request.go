@@ -81,7 +81,11 @@ func (k *serverConn) run(ctx context.Context) {
 // serveStreams serves the connection's streams until it ends.
 func (k *serverConn) serveStreams(ctx context.Context) {
 	defer k.c.recovered()
-	if err := k.c.begin(); err != nil {
+	var more []uint64
+	if len(k.s.Extended) > 0 {
+		more = []uint64{settingExtendedConnect, 1, settingDatagrams, 1}
+	}
+	if err := k.c.begin(more...); err != nil {
 		k.c.fail(err)
 	}
 	k.mu.Lock()
@@ -154,6 +158,9 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 	if list.Method != http.MethodConnect {
 		k.refuseUnserved(st, req, refuse(tunnel.BadMethod, "method %q, want CONNECT", tunnel.Clip(list.Method)))
 		return
+	}
+	if list.Protocol != "" && len(k.s.Extended) > 0 {
+		k.c.expectDatagrams(st)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

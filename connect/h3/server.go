@@ -63,6 +63,11 @@ type Server struct {
 	// one. Nil means plain CONNECT by Auth and Via.
 	Service connect.Service
 
+	// Extended decide about extended CONNECT requests (RFC 9220), each about those of its
+	// name. Auth and Via do not apply to them. A Server without any offers neither extended
+	// CONNECT nor DATAGRAM frames, and answers 501.
+	Extended []connect.ExtendedService
+
 	// Limits are those of tunnel.Server. A handshake counts as a preamble until
 	// it is complete; from there FirstByteTimeout is the time for the first request.
 	Limits tunnel.Limits
@@ -134,6 +139,7 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, h tunnel.Handler)
 	cfg.MaxIdleTimeout, cfg.KeepAlivePeriod = idleTimeout, idleTimeout/2
 	cfg.MaxIncomingStreams = int64(mux.OrDefault(s.Streams, DefaultStreams))
 	cfg.AllowConnectionWindowIncrease = s.allowGrowth
+	cfg.EnableDatagrams = len(s.Extended) > 0
 	ln, err := tr.Listen(tlsConfig(s.TLS), cfg)
 	if err != nil {
 		s.untrack(tr)
@@ -224,7 +230,7 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 		s.reportAttempt(a, err)
 		return
 	}
-	k := &serverConn{s: s, a: a, tr: tr, requests: mux.Server{Service: s.service(), Handler: h}, idleSince: mux.Clock(), local: addrPort(qc.LocalAddr()).Port()}
+	k := &serverConn{s: s, a: a, tr: tr, requests: mux.Server{Service: s.service(), Extended: s.Extended, Handler: h}, idleSince: mux.Clock(), local: addrPort(qc.LocalAddr()).Port()}
 	k.c = &conn{qc: qc, side: k}
 	if s.Identify != nil {
 		cs := qc.ConnectionState().TLS

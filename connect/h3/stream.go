@@ -38,6 +38,7 @@ type Stream struct {
 	c  *conn
 	qs quicStream
 
+	inbox *inbox // of its datagrams; nil for a plain CONNECT
 	ended func() // called once, by Close or Abort
 
 	reading sync.Mutex // held by Read; guards the rest of this block
@@ -430,6 +431,9 @@ func (s *Stream) shut() bool {
 	defer s.mu.Unlock()
 	first := !s.closed
 	s.closed = true
+	if first {
+		s.forgetDatagrams()
+	}
 	return first
 }
 

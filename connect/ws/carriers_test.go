@@ -106,7 +106,7 @@ func closeOf(t *testing.T, c io.Reader) int {
 
 // extended takes WebSockets over HTTP/2.
 func extended() tunnel.Protocol {
-	return &h2.Protocol{Extended: &Protocol{}}
+	return &h2.Protocol{Extended: []connect.ExtendedService{&Protocol{}}}
 }
 
 // overHTTP2 is a Dialer of WebSockets that share the connections of a pool.
@@ -136,7 +136,7 @@ func TestDrainOverHTTP2(t *testing.T) {
 // An overExtended is an h2.Protocol with the name that its extended requests have.
 type overExtended struct{ *h2.Protocol }
 
-func (p overExtended) Name() string { return p.Extended.Name() }
+func (p overExtended) Name() string { return p.Extended[0].Name() }
 
 // TestProtocolOverHTTP2 runs the suite on an extended CONNECT.
 func TestProtocolOverHTTP2(t *testing.T) {
@@ -160,7 +160,7 @@ func TestProtocolOverHTTP2(t *testing.T) {
 	} {
 		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 	}
-	tunneltest.TestProtocol(t, overExtended{&h2.Protocol{Extended: &Protocol{}}}, tunneltest.Preamble{
+	tunneltest.TestProtocol(t, overExtended{&h2.Protocol{Extended: []connect.ExtendedService{&Protocol{}}}}, tunneltest.Preamble{
 		Title: "path", Bytes: framed(list.Bytes(), nil), Name: tunnel.MustParseName("svc.test"), Port: 443,
 		Wrap: func(b []byte) []byte { return framed(nil, b) },
 		Unwrap: func(heard []byte) (stream []byte, over bool) {

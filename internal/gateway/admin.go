@@ -228,6 +228,9 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Gauge("culvert_udp_sessions", "Open UDP sessions, including those without a route yet.", func() float64 { return float64(g.datagrams.Stats().Sessions) })
 	m.Gauge("culvert_udp_sessions_half_open", "UDP sessions whose client has not proven yet that it receives answers.", func() float64 { return float64(g.datagrams.Stats().HalfOpen) })
 	m.Counter("culvert_udp_dropped_total", "Datagrams from clients that belong to no session and start none, or do not fit: a flood, or clients whose session ended.", func() float64 { return float64(g.datagrams.Stats().Dropped) })
+	m.Counter("culvert_connect_udp_dropped_total", "Datagrams between gateways, or to clients of CONNECT-UDP, that were lost here: the other side takes fewer, or they are too large for the path by HTTP/3.", func() float64 {
+		return float64(g.droppedDatagrams.Load() + g.upstreams.DroppedDatagrams.Load())
+	})
 	m.Counter("culvert_loop_stalls_total", "Times that an event loop was blocked for 100 ms or more. This is a bug of culvert: please report it.", func() float64 { return float64(g.loops.Stalls()) })
 	m.Gauge("culvert_descriptors_used", "File descriptors used by connections, tunnels and pipes.", func() float64 { return float64(budget.Used()) })
 	if budget != nil && budget.Limit < math.MaxInt64 {

@@ -120,7 +120,7 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 	if req == nil {
 		return x // it is no request yet, which Detail says
 	}
-	if req.Proto == "quic" || req.Proto == "udp" {
+	if req.Proto == "quic" || req.Proto == "udp" || req.Proto == "connect-udp" {
 		req.Datagrams = &udp.Dialer{}
 		if d, ok := r.Dialer.(*tunnel.NetDialer); ok {
 			req.Datagrams = &udp.Dialer{Guard: d.Guard}
@@ -213,7 +213,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 					x.Detail = "QUIC ends here; inside is spoken connect-h3"
 					return nil, nil
 				}
-				if q.Proto == "connect-h3" && q.As == "" && connect.Asks(d.HTTP3.Auth) {
+				if (q.Proto == "connect-h3" || q.Proto == "connect-udp") && q.As == "" && connect.Asks(d.HTTP3.Auth) {
 					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s requires credentials: give a principal", q.Listener)
 				}
 			}
@@ -239,6 +239,11 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			if off, ok := p.(interface{ Off() bool }); ok && off.Off() {
 				continue // it takes nothing at this moment
 			}
+			if carrier, ok := p.(*h2.Protocol); ok && slices.ContainsFunc(carrier.Extended, func(e connect.ExtendedService) bool { return e.Name() == "connect-udp" }) && q.Proto == "connect-udp" {
+				if spoken = true; q.As == "" && connect.Asks(carrier.Auth) {
+					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s requires credentials: give a principal", q.Listener)
+				}
+			}
 			spoken = spoken || p.Name() == q.Proto || p.Name() == "postgres" && q.Proto == "sni" // TLS by name is behind it
 			if q.Proto == p.Name() && q.As == "" && wantsCredentials(p) {
 				return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s requires credentials: give a principal", q.Listener)
@@ -263,7 +268,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket":
+	case "connect", "connect-h2", "connect-h3", "connect-udp", "hbone", "socks5", "websocket":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -271,7 +276,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, hbone, socks5, websocket, proxy and quic", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, connect-udp, hbone, socks5, websocket, proxy and quic", q.Proto)
 	}
 	return req, err
 }

@@ -71,20 +71,23 @@ type Gateway struct {
 	refusals  admin.RefusalLog
 	listeners []tunnel.Listener
 	datagrams *udp.Server
-	sockets   []*inbound.Socket // of Config.Listeners
-	http3     http3Sockets
-	addrs     []net.Addr     // of all listeners, in the order of the Config
-	ports     *servicePorts  // nil for none
-	vips      *vipController // nil for none
-	inbound   *listeners
-	adminLn   net.Listener
-	healthLn  net.Listener
-	started   time.Time
-	stopping  atomic.Bool
-	reloads   reloads
-	restart   atomic.Pointer[[]string] // what RestartNeeded was told
-	memory    memoryWatch
-	expiry    *expiryWatch
+
+	droppedDatagrams atomic.Uint64 // on the way to clients of CONNECT-UDP
+
+	sockets  []*inbound.Socket // of Config.Listeners
+	http3    http3Sockets
+	addrs    []net.Addr     // of all listeners, in the order of the Config
+	ports    *servicePorts  // nil for none
+	vips     *vipController // nil for none
+	inbound  *listeners
+	adminLn  net.Listener
+	healthLn net.Listener
+	started  time.Time
+	stopping atomic.Bool
+	reloads  reloads
+	restart  atomic.Pointer[[]string] // what RestartNeeded was told
+	memory   memoryWatch
+	expiry   *expiryWatch
 }
 
 // New opens the listeners. Run serves them, or Close gives them back.
@@ -110,6 +113,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	builder := &inbound.Builder{
 		Via: cfg.Via, Table: func() *registry.Table { return g.registry.Table() },
 		Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log,
+		UDP: &udp.Dialer{Guard: guard, DontFragment: true}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
 	}
 	g.inbound = newListeners(g, guard, builder)
 	if err := g.listen(ctx, guard); err != nil {
@@ -128,6 +132,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxTunnelsPerClient: cfg.Limits.MaxConnectionsPerClient, ConnectTimeout: cfg.ConnectTimeout, ConnectTotalTimeout: cfg.ConnectTotalTimeout,
+		DatagramIdleTimeout: cfg.UDPIdleTimeout,
 	}
 	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams = &udp.Server{

@@ -115,7 +115,7 @@ func (b *balancer) dialer(t *testing.T) *upstream.WebSocketDialer {
 // both are the protocols of a listener that takes WebSockets over HTTP/1.1 and
 // over HTTP/2.
 func both(p *ws.Protocol) []tunnel.Protocol {
-	return []tunnel.Protocol{p, &h2.Protocol{Via: p.Via, Extended: p}, &connect.Protocol{Via: p.Via}}
+	return []tunnel.Protocol{p, &h2.Protocol{Via: p.Via, Extended: []connect.ExtendedService{p}}, &connect.Protocol{Via: p.Via}}
 }
 
 // The suites of streams and dialers, over HTTP/2.

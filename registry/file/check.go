@@ -388,5 +388,5 @@ func namesNoPort(protocol string) bool {
 
 // hasCredentials reports whether the clients of a protocol can show who they are.
 func hasCredentials(protocol string) bool {
-	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "socks5" || protocol == "websocket"
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "connect-udp" || protocol == "socks5" || protocol == "websocket"
 }

@@ -220,8 +220,9 @@ func (d *decoder) text(n *yaml.Node, what string) (string, bool) {
 
 // insideTLS are protocols that can't be among those in the clear.
 var insideTLS = map[string]*complaint{
-	"hbone":      complain("write tls: {protocols: [hbone], ...}", "hbone needs TLS"),
-	"connect-h3": complain("write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 needs a listener that terminates QUIC"),
+	"hbone":       complain("write tls: {protocols: [hbone], ...}", "hbone needs TLS"),
+	"connect-h3":  complain("write tls: {certificateFile: ..., keyFile: ...} at an address of UDP", "connect-h3 needs a listener that terminates QUIC"),
+	"connect-udp": complain("write tls: {protocols: [connect-h2, connect-udp], ...}, or the same with connect-h3 at an address of UDP", "connect-udp needs TLS"),
 }
 
 // oneOf complains of a word that is none of words.

@@ -16,7 +16,7 @@ import (
 )
 
 // Inner are the protocols that a listener's TLS may have inside.
-var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3"}
+var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3", "connect-udp"}
 
 // A TLS is how a listener ends TLS by itself. What is read of its files is
 // taken up by a running gateway, and all else but Protocols.
@@ -84,7 +84,7 @@ type tlsSettings struct {
 	KeyFile            string           `yaml:"keyFile,required"`
 	Certificates       []KeyFiles       `yaml:"certificates" what:"a certificate"` // beside the first
 	Names              []tunnel.Pattern `yaml:"names" what:"a name" as:"pattern"`
-	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
+	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3 connect-udp" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
 	ClientCAFile       caFiles          `yaml:"clientCAFile"`
 	ClientCertificates string           `yaml:"clientCertificates" oneof:"required optional"`
 	TrustDomains       []string         `yaml:"trustDomains" what:"a trust domain" as:"trustDomain" empty:"leave the key out to take any identity"`
@@ -174,8 +174,15 @@ func (d *decoder) checkTLS(l *Listener, at mapping) {
 	case has("hbone") && (cas == nil || l.TLS.Optional):
 		d.errorf(protocols, "add clientCAFile, and leave clientCertificates out", "hbone identifies its clients by certificates, which this listener does not require")
 	}
+	carrier := "connect-h2"
+	if l.UDP() {
+		carrier = "connect-h3"
+	}
+	if has := func(s string) bool { return slices.Contains(l.TLS.Protocols, s) }; has("connect-udp") && !has(carrier) {
+		d.errorf(protocols, "add "+carrier, "connect-udp is carried by %s, which this listener does not speak", carrier)
+	}
 	for _, p := range l.TLS.Protocols {
-		if (p == "connect-h3") != l.UDP() {
+		if p != "connect-udp" && (p == "connect-h3") != l.UDP() {
 			network, other := "TCP", "UDP"
 			if l.UDP() {
 				network, other = other, network

@@ -58,6 +58,9 @@ func (h *hop) registered() registry.Hop {
 	return out
 }
 
+// carriesDatagrams reports whether the gateway of h can be asked for datagrams.
+func (h *hop) carriesDatagrams() bool { return len(h.ConnectH2) > 0 || len(h.ConnectH3) > 0 }
+
 // readable removes the elements of a list that could not be read.
 func readable(list []string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
@@ -78,8 +81,8 @@ func (d *decoder) checkVia(at mapping, list []hop) {
 		d.checkHop(n)
 		d.checkPeers(n, &h)
 		d.checkSecrets(n, &h, i == 0)
-		if i > 0 && has(n, "connect-h3") {
-			d.errorf(keyOf(n, "connect-h3"), "make it the first, or write connect-h2", "connect-h3 is carried by UDP, and the gateway before it carries streams")
+		if i > 0 && has(n, "connect-h3") && !list[i-1].carriesDatagrams() {
+			d.errorf(keyOf(n, "connect-h3"), "write connect-h2, or ask the gateway before it by connect-h2 or connect-h3", "connect-h3 is carried by UDP, and the gateway before it carries streams alone")
 		}
 	}
 	if len(list) > maxVia {

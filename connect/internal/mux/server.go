@@ -2,6 +2,7 @@ package mux
 
 import (
 	"context"
+	"slices"
 
 	"culvert.dev/connect"
 	"culvert.dev/tunnel"
@@ -19,7 +20,7 @@ func (p *PlainService) Name() string { return p.Proto }
 // A Server has requests served, whichever version of HTTP they came by.
 type Server struct {
 	Service  connect.Service
-	Extended connect.ExtendedService // for extended CONNECT; nil for a server that does not take it
+	Extended []connect.ExtendedService // for extended CONNECT; none for a server that does not take it
 	Handler  tunnel.Handler
 }
 
@@ -36,7 +37,7 @@ type RequestStream interface {
 // Serve calls the Handler for the request of list, which came on st. It refuses a request
 // that is not admitted and returns why: that one has not reached the Handler.
 func (s *Server) Serve(ctx context.Context, req *tunnel.Request, list *connect.HeaderList, st RequestStream) error {
-	service, err := s.serviceOf(list)
+	service, extended, err := s.serviceOf(list)
 	var fields connect.Fields
 	if err == nil {
 		req.Proto = service.Name()
@@ -48,8 +49,8 @@ func (s *Server) Serve(ctx context.Context, req *tunnel.Request, list *connect.H
 	}
 	req.Accept = func() (tunnel.Stream, error) {
 		stream, err := st.Accept(fields)
-		if err == nil && list.Protocol != "" {
-			stream = s.Extended.NewStream(stream, fields)
+		if err == nil && extended != nil {
+			stream = extended.NewStream(stream, fields)
 		}
 		return stream, err
 	}
@@ -58,18 +59,19 @@ func (s *Server) Serve(ctx context.Context, req *tunnel.Request, list *connect.H
 	return nil
 }
 
-// serviceOf returns the Service that admits the request of list. With an error it is the
-// Service that refuses it.
-func (s *Server) serviceOf(list *connect.HeaderList) (connect.Service, error) {
-	extended := list.Protocol != ""
-	if extended && (s.Extended == nil || s.Extended.Name() != list.Protocol) {
-		return s.Service, tunnel.Refusef(tunnel.Unsupported, "connect: extended CONNECT for %q", tunnel.Clip(list.Protocol))
+// serviceOf returns the Service that admits the request of list, and that as an
+// ExtendedService where it is one. With an error it is the Service that refuses the
+// request.
+func (s *Server) serviceOf(list *connect.HeaderList) (connect.Service, connect.ExtendedService, error) {
+	if list.Protocol == "" {
+		return s.Service, nil, list.Check()
+	}
+	at := slices.IndexFunc(s.Extended, func(e connect.ExtendedService) bool { return e.Name() == list.Protocol })
+	if at < 0 {
+		return s.Service, nil, tunnel.Refusef(tunnel.Unsupported, "connect: extended CONNECT for %q", tunnel.Clip(list.Protocol))
 	}
 	if err := list.Check(); err != nil {
-		return s.Service, err
+		return s.Service, nil, err
 	}
-	if extended {
-		return s.Extended, nil
-	}
-	return s.Service, nil
+	return s.Extended[at], s.Extended[at], nil
 }

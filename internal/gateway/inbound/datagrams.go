@@ -5,10 +5,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/connectudp"
 	"culvert.dev/connect/h3"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/udp"
@@ -36,7 +38,7 @@ func (o *Listener) newDatagrams(s *registry.ListenerSettings) (*Datagrams, error
 	if s.TLS == nil {
 		return d, nil
 	}
-	d.HTTP3 = &HTTP3{Auth: o.verifier, Via: o.builder.Via, TerminateAll: len(s.Protocols) == 0}
+	d.HTTP3 = &HTTP3{Auth: o.verifier, Via: o.builder.Via, TerminateAll: len(s.Protocols) == 0, ConnectUDP: slices.Contains(s.TLS.Protocols, "connect-udp")}
 	return d, useKeys(d.HTTP3, s.TLS)
 }
 
@@ -50,10 +52,20 @@ func (d *Datagrams) Protos() []string {
 		return []string{"udp"}
 	case d.HTTP3 == nil:
 		return []string{"quic"}
-	case d.HTTP3.TerminateAll:
-		return []string{"connect-h3"}
 	}
-	return []string{"quic", "connect-h3"}
+	ends := []string{"connect-h3"}
+	if d.HTTP3.ConnectUDP {
+		ends = append(ends, "connect-udp")
+	}
+	if d.HTTP3.TerminateAll {
+		return ends
+	}
+	return append([]string{"quic"}, ends...)
+}
+
+// connectUDP makes the protocol of CONNECT-UDP.
+func (b *Builder) connectUDP(auth connect.Authenticator) *connectudp.Protocol {
+	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, Via: b.Via}, Dialer: b.UDP, Dropped: b.DroppedDatagrams}
 }
 
 // An HTTP3 ends QUIC at an address of UDP and takes CONNECT over HTTP/3. Its
@@ -65,6 +77,8 @@ type HTTP3 struct {
 	// TerminateAll says that nothing else is at the address: all connections end here,
 	// whatever name they ask for, and those that ask for none.
 	TerminateAll bool
+
+	ConnectUDP bool // CONNECT-UDP is taken, too
 
 	Server h3.Server // whose fields OpenSocket sets
 
@@ -101,6 +115,9 @@ func (p *HTTP3) prepare(b *Builder, name string) {
 	}}
 	s.Identify = termination.PeerOf // of a client that the keys have let pass, whatever they are now
 	s.Auth, s.Via, s.Name = p.Auth, p.Via, name
+	if p.ConnectUDP {
+		s.Extended = []connect.ExtendedService{b.connectUDP(p.Auth)}
+	}
 	s.Limits, s.Budget, s.Observe, s.Log = b.Limits, b.Budget, b.Observe, b.Log
 }
 

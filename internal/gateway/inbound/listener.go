@@ -28,6 +28,9 @@ type Builder struct {
 	Budget  *tunnel.Budget
 	Observe func(*tunnel.Outcome)
 
+	UDP              tunnel.Dialer  // to the endpoints of CONNECT-UDP requests
+	DroppedDatagrams *atomic.Uint64 // counts those that were lost here; may be nil
+
 	Log *slog.Logger // nil discards
 
 	once   sync.Once

@@ -158,6 +158,7 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 	var ps []tunnel.Protocol
 	var carrier *h2.Protocol
 	var sockets *ws.Protocol
+	var extended []connect.ExtendedService
 	for _, name := range names {
 		switch name {
 		case "sni":
@@ -173,6 +174,8 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 				continue
 			}
 			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+		case "connect-udp":
+			extended = append(extended, l.builder.connectUDP(auth))
 		case "hbone":
 			ps = append(ps, &hbone.Protocol{Via: via})
 		case "socks5":
@@ -188,8 +191,11 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 			return nil, fmt.Errorf("unknown protocol %q", name)
 		}
 	}
-	if carrier != nil && sockets != nil {
-		carrier.Extended = sockets
+	if sockets != nil {
+		extended = append(extended, sockets)
+	}
+	if carrier != nil {
+		carrier.Extended = extended
 	}
 	return ps, nil
 }

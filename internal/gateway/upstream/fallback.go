@@ -76,6 +76,7 @@ func (f *FallbackDialer) Info() tunnel.TransportInfo {
 		c := &f.carriers[i]
 		one := c.Info()
 		info.Security = min(info.Security, one.Security)
+		info.Datagrams = info.Datagrams || one.Datagrams
 		hops[i] = strings.Join(one.Hops, ", ")
 		if c.down {
 			hops[i] += " (down)"
@@ -130,6 +131,9 @@ type fallbackDial struct {
 // Dial implements tunnel.Transport.
 func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
 	order := f.order(ep)
+	if req.Datagrams != nil {
+		order = slices.DeleteFunc(order, func(c *fallbackCarrier) bool { return !c.Info().Datagrams })
+	}
 	type result struct {
 		dial int
 		conn net.Conn

@@ -63,7 +63,7 @@ func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
 		if len(gateways) == 0 {
 			return nil, errors.New("gateway: a hop leads nowhere")
 		}
-		n.last = gateways
+		n.last, n.info.Datagrams = gateways, gateways.carriesDatagrams()
 		n.info.Hops = append(n.info.Hops, hop.Proto+" "+strings.Join(hop.Addresses, " or "))
 	}
 	n.literals = literals(&hops[0])
@@ -109,7 +109,11 @@ func literals(h *registry.Hop) []tunnel.Endpoint {
 
 // Dial implements tunnel.Transport.
 func (n *NextHop) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	return n.DialContext(hbone.WithRequest(ctx, req), "tcp", ep.String())
+	network := "tcp"
+	if req.Datagrams != nil {
+		network = "udp"
+	}
+	return n.DialContext(hbone.WithRequest(ctx, req), network, ep.String())
 }
 
 // DialContext implements tunnel.Dialer, for streams that no request has asked for.
@@ -178,14 +182,20 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			cfg = nil
 		}
 		if h.Proto == "connect-h2" {
-			return &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Via: t.Via}, nil
+			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Via: t.Via}
+			return withDatagrams(d, proxy, &t.DroppedDatagrams), nil
 		}
 		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.Via}, nil
 	case "connect-h3":
+		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Via: t.Via, Lookup: t.addresses, Listen: t.listenUDP}
 		if !first {
-			return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only where it is the first gateway: streams carry no datagrams", addr)
+			if before, ok := dialer.(gatewayList); !ok || !before.carriesDatagrams() {
+				return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only if the gateway before it is asked by connect-h2 or connect-h3, which carry datagrams", addr)
+			}
+			d.Tunneled, d.Listen = true, listenTunneled(dialer, addr)
+			d.Lookup = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{tunneledAddr}, nil }
 		}
-		return &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Via: t.Via, Lookup: t.addresses, Listen: t.listenUDP}, nil
+		return withDatagrams(d, addr, &t.DroppedDatagrams), nil
 	case "socks5":
 		return &socks5.Dialer{Proxy: addr, Dialer: dialer, User: h.User, Password: string(h.Password)}, nil
 	case "websocket":
@@ -284,7 +294,7 @@ type gatewayList []tunnel.Dialer
 func (f gatewayList) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	var errs []error
 	for i, d := range f {
-		c, err := dialWithin(ctx, d, addr, len(f)-i)
+		c, err := dialWithin(ctx, d, network, addr, len(f)-i)
 		if err == nil {
 			return c, nil
 		}
@@ -301,13 +311,13 @@ func (f gatewayList) DialContext(ctx context.Context, network, addr string) (net
 
 // dialWithin dials addr in an equal part of the time that is left: a gateway that
 // does not answer must leave some for the next.
-func dialWithin(ctx context.Context, d tunnel.Dialer, addr string, parts int) (net.Conn, error) {
+func dialWithin(ctx context.Context, d tunnel.Dialer, network, addr string, parts int) (net.Conn, error) {
 	if end, ok := ctx.Deadline(); ok && parts > 1 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(parts))
 		defer cancel()
 	}
-	return d.DialContext(ctx, "tcp", addr)
+	return d.DialContext(ctx, network, addr)
 }
 
 // isFinal reports whether err is a gateway's refusal of the request itself.

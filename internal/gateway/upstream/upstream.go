@@ -15,6 +15,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/internal/postgres"
@@ -37,6 +38,9 @@ type Transports struct {
 
 	// Via is the pseudonym of this gateway. Every request carries it.
 	Via string
+
+	// DroppedDatagrams counts those that were lost on the way to next hops.
+	DroppedDatagrams atomic.Uint64
 
 	hops      shared[NextHop]
 	layers    shared[tlsLayer]
@@ -166,6 +170,7 @@ func (l *layered) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Req
 // Info implements tunnel.Transport.
 func (l *layered) Info() tunnel.TransportInfo {
 	info := l.Transport.Info()
+	info.Datagrams = false // a layer is a handshake on a stream
 	for _, layer := range l.layers {
 		if s, ok := layer.(interface{ security() tunnel.Security }); ok {
 			info.Security = max(info.Security, s.security())
