@@ -341,9 +341,9 @@ func (t *translator) forRule(g *gateway, b *backend, tls bool) registry.Backend 
 		return secured
 	}
 	secured := registry.Backend{Weight: b.weight}
-	switch {
-	case p.tls == nil:
-		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + p.why()
+	switch why := p.why(); {
+	case why != "":
+		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + why
 	case g.clientErr != nil && g.client == nil:
 		secured.Broken = g.clientErr.Message
 	default:

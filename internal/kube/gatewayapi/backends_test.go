@@ -253,6 +253,7 @@ func TestBackendTLSPolicy(t *testing.T) {
 	policy := func(name, target, validation string) string {
 		return "\n---\nkind: BackendTLSPolicy\nmetadata: {namespace: a, name: " + name + "}\nspec:\n  targetRefs: [" + target + "]\n  validation: " + validation + "\n"
 	}
+	options := func(list string) string { return "  options: {" + list + "}\n" }
 	const (
 		web    = "{group: '', kind: Service, name: web}"
 		webTLS = "{group: '', kind: Service, name: web, sectionName: tls}"
@@ -295,7 +296,22 @@ func TestBackendTLSPolicy(t *testing.T) {
 		{"no such section", term + policy("p", "{group: '', kind: Service, name: web, sectionName: none}", good), nil, plain},
 		{"no such Service", edge(terminate) + secret + caMap + testRoute("TLSRoute", "r", "abc.example.com", "{name: none, port: 443}") + policy("p", "{group: '', kind: Service, name: none}", good), nil,
 			broken + "\npolicy a/p edge Accepted=False/TargetNotFound"},
-		{"two targets", term + policy("p", web+", {group: '', kind: Service, name: other}", good), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
+		{"two targets", term + policy("p", "{group: '', kind: Service, name: other}, "+web, good), nil, over + "\npolicy a/p edge Accepted=True/Accepted\npolicy a/p ancestors=1"},
+		{"two targets, of which one is not there", term + testRoute("TLSRoute", "s", "b.example.com", "{name: none, port: 443}") + policy("p", web+", {group: '', kind: Service, name: none}", good), nil,
+			over + "\npolicy a/p edge Accepted=False/TargetNotFound\npolicy a/p ancestors=1"},
+		{"two ports of a Service", term + policy("p", webTLS+", {group: '', kind: Service, name: web, sectionName: plain}", good), nil, over + "\npolicy a/p edge Accepted=True/Accepted"},
+		{"two targets, of which an older policy has one", term + policy("z", "{group: '', kind: Service, name: web, sectionName: plain}", good) + policy("a", "{group: '', kind: Service, name: web, sectionName: plain}, "+webTLS, good) + testRoute("TLSRoute", "s", "b.example.com", "{name: web, port: 80}"), nil,
+			over + "\npolicy a/z edge Accepted=True/Accepted\npolicy a/a edge Accepted=False/Conflicted"},
+		{"options", term + policy("p", web, good) + options("culvert.dev/min-version: '1.2', culvert.dev/max-version: '1.2', culvert.dev/cipher-suites: 'TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256', other.example/min-version: huh"), nil,
+			over + "+min:TLS 1.2+max:TLS 1.2+suites:2\npolicy a/p edge Accepted=True/Accepted"},
+		{"a version that is too old", term + policy("p", web, good) + options("culvert.dev/min-version: '1.1'"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid\npolicy a/p edge ResolvedRefs=True/ResolvedRefs"},
+		{"no version is left", term + policy("p", web, good) + options("culvert.dev/min-version: '1.3', culvert.dev/max-version: '1.2'"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
+		{"an unknown cipher suite", term + policy("p", web, good) + options("culvert.dev/cipher-suites: 'TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,huh'"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
+		{"an insecure cipher suite", term + policy("p", web, good) + options("culvert.dev/cipher-suites: TLS_RSA_WITH_RC4_128_SHA"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
+		{"no cipher suite", term + policy("p", web, good) + options("culvert.dev/cipher-suites: ''"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
+		{"cipher suites without effect", term + policy("p", web, good) + options("culvert.dev/min-version: '1.3', culvert.dev/cipher-suites: TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
+		{"an unknown option", term + policy("p", web, good) + options("culvert.dev/minimum-version: '1.3'"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
+		{"an option without a domain", term + policy("p", web, good) + options("min-version: '1.3'"), nil, broken + "\npolicy a/p edge Accepted=False/Invalid"},
 		{"a client certificate", edge(terminate, "tls: {backend: {clientCertificateRef: {name: cert}}}") + secret + caMap + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}") + policy("p", web, good), nil,
 			over + "+cert\ngateway a/edge ResolvedRefs=True/ResolvedRefs"},
 		{"a client certificate makes no TLS", edge(terminate, "tls: {backend: {clientCertificateRef: {name: cert}}}") + secret + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"), nil, plain},

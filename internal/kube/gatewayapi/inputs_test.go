@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"cmp"
+	"crypto/tls"
 	"encoding/pem"
 	"fmt"
 	"slices"
@@ -359,6 +360,15 @@ func dumpBackend(b registry.Backend) string {
 		}
 		if b.Service.TLS.Certificate != "" {
 			s += "+cert"
+		}
+		if v := b.Service.TLS.MinVersion; v != 0 {
+			s += "+min:" + tls.VersionName(v)
+		}
+		if v := b.Service.TLS.MaxVersion; v != 0 {
+			s += "+max:" + tls.VersionName(v)
+		}
+		if n := len(b.Service.TLS.CipherSuites); n > 0 {
+			s += fmt.Sprintf("+suites:%d", n)
 		}
 	}
 	return s

@@ -2,7 +2,9 @@ package gatewayapi
 
 import (
 	"cmp"
+	"crypto/tls"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -13,23 +15,16 @@ import (
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
 	"culvert.dev/registry"
+	"culvert.dev/tunnel"
 )
 
-// A policy is a BackendTLSPolicy with what became of it.
+// A policy is a BackendTLSPolicy with what became of it, whatever its targets are.
 type policy struct {
 	*gwv1.BackendTLSPolicy
 	accepted  metav1.Condition
 	resolved  metav1.Condition
-	tls       *registry.BackendTLS // nil if no connection may be made by it
-	ancestors map[*gateway]bool
-}
-
-// why says why there is no connection by it.
-func (p *policy) why() string {
-	if p.accepted.Status != metav1.ConditionTrue {
-		return p.accepted.Message
-	}
-	return p.resolved.Message
+	tls       *registry.BackendTLS      // nil if no connection may be made by it
+	ancestors map[*gateway][]*targeting // the targets that a Gateway has to do with
 }
 
 // A targeting is of a policy at one target; section is the name of the port that
@@ -37,7 +32,22 @@ func (p *policy) why() string {
 type targeting struct {
 	*policy
 	section string
-	loser   bool // an older one is for the same
+	loser   bool                       // an older one is for the same
+	reason  gwv1.PolicyConditionReason // why no connection may be made to the target by the policy; "" if one may
+	message string                     // of reason; without one, a warning or ""
+}
+
+// why says why there is no connection to the target by its policy; "" if there is one.
+func (p *targeting) why() string {
+	switch {
+	case p.tls != nil && p.reason != "":
+		return p.message
+	case p.tls != nil:
+		return ""
+	case p.accepted.Status != metav1.ConditionTrue:
+		return p.accepted.Message
+	}
+	return p.resolved.Message
 }
 
 func (p *policy) target(ref gwv1.LocalPolicyTargetReferenceWithSectionName) targetKey {
@@ -47,23 +57,91 @@ func (p *policy) target(ref gwv1.LocalPolicyTargetReferenceWithSectionName) targ
 // readPolicies judges every policy by itself and beside others for the same
 // target, of which the oldest is in force.
 func (t *translator) readPolicies() {
-	t.policies = map[targetKey][]targeting{}
+	t.policies = map[targetKey][]*targeting{}
 	for _, o := range sorted(t.in.Policies) {
-		p := &policy{BackendTLSPolicy: o, ancestors: map[*gateway]bool{}}
+		p := &policy{BackendTLSPolicy: o, ancestors: map[*gateway][]*targeting{}}
 		t.all = append(t.all, p)
 		t.judge(p)
 		for _, ref := range o.Spec.TargetRefs {
 			k := p.target(ref)
-			at := targeting{policy: p, section: string(ptr.Deref(ref.SectionName, ""))}
-			rival := slices.IndexFunc(t.policies[k], func(q targeting) bool { return !q.loser && q.section == at.section && q.policy != p })
+			at := &targeting{policy: p, section: string(ptr.Deref(ref.SectionName, ""))}
+			rival := slices.IndexFunc(t.policies[k], func(q *targeting) bool { return !q.loser && q.section == at.section && q.policy != p })
 			if rival >= 0 {
 				at.loser = true
-				p.accepted = condition(string(gwv1.PolicyConditionAccepted), false, string(gwv1.PolicyReasonConflicted),
-					fmt.Sprintf("an older policy, %q, is for the same", t.policies[k][rival].Name))
+				at.reason, at.message = gwv1.PolicyReasonConflicted, fmt.Sprintf("an older policy, %q, is for the same", t.policies[k][rival].Name)
+			} else {
+				at.reason, at.message = t.judgeTarget(k, at.section)
 			}
 			t.policies[k] = append(t.policies[k], at)
 		}
 	}
+}
+
+// acceptance returns whether p is accepted, as a Gateway that has to do with some of its
+// targets is told.
+func (p *policy) acceptance(targets []*targeting) metav1.Condition {
+	const accepted = string(gwv1.PolicyConditionAccepted)
+	c := p.accepted
+	for _, at := range targets {
+		switch {
+		case at.loser: // whatever else is wrong with it
+			return condition(accepted, false, string(at.reason), at.message)
+		case c.Status != metav1.ConditionTrue:
+		case at.reason != "":
+			c = condition(accepted, false, string(at.reason), at.message)
+		case at.message != "":
+			c.Message = at.message
+		}
+	}
+	return c
+}
+
+// Options of a BackendTLSPolicy.
+const (
+	optionDomain       = "culvert.dev/"
+	optionMinVersion   = optionDomain + "min-version"
+	optionMaxVersion   = optionDomain + "max-version"
+	optionCipherSuites = optionDomain + "cipher-suites"
+)
+
+// setOptions adds the options of a policy to how. An option that is not known is an error,
+// as it may ask for more safety; those with the domain of another implementation are not
+// for this one.
+func setOptions(how *registry.BackendTLS, options map[gwv1.AnnotationKey]gwv1.AnnotationValue) error {
+	for _, key := range slices.Sorted(maps.Keys(options)) {
+		value := string(options[key])
+		switch key {
+		case optionMinVersion, optionMaxVersion:
+			version := map[string]uint16{"1.2": tls.VersionTLS12, "1.3": tls.VersionTLS13}[value]
+			if version == 0 {
+				return fmt.Errorf("option %s: %q is not a version of TLS that is supported; supported are 1.2 and 1.3", key, tunnel.Clip(value))
+			}
+			if key == optionMinVersion {
+				how.MinVersion = version
+			} else {
+				how.MaxVersion = version
+			}
+		case optionCipherSuites:
+			for suite := range strings.SplitSeq(value, ",") {
+				suite = strings.TrimSpace(suite)
+				if _, err := registry.ParseCipherSuite(suite); err != nil {
+					return fmt.Errorf("option %s: %w; supported are %s", key, err, strings.Join(registry.CipherSuites(), ", "))
+				}
+				how.CipherSuites = append(how.CipherSuites, suite)
+			}
+		default:
+			if domain, _, prefixed := strings.Cut(string(key), "/"); !prefixed || domain+"/" == optionDomain {
+				return fmt.Errorf("option %q is not supported; supported are %s, %s and %s", tunnel.Clip(string(key)), optionMinVersion, optionMaxVersion, optionCipherSuites)
+			}
+		}
+	}
+	switch {
+	case how.MaxVersion != 0 && how.MinVersion > how.MaxVersion:
+		return fmt.Errorf("option %s is above %s, which leaves no version of TLS", optionMinVersion, optionMaxVersion)
+	case how.MinVersion == tls.VersionTLS13 && len(how.CipherSuites) > 0:
+		return fmt.Errorf("option %s has no effect: TLS 1.3 has cipher suites of its own, which can't be chosen", optionCipherSuites)
+	}
+	return nil
 }
 
 // judge says whether connections can be made by a policy, and how.
@@ -119,24 +197,16 @@ func (t *translator) judge(p *policy) {
 		refuse(gwv1.PolicyReasonInvalid, "wellKnownCACertificates %q with %d caCertificateRefs is not supported; supported are either certificates or %q", known, len(v.CACertificateRefs), gwv1.WellKnownCACertificatesSystem)
 		return
 	}
-	if len(p.Spec.TargetRefs) != 1 {
-		refuse(gwv1.PolicyReasonInvalid, "%d targetRefs: only one target is supported", len(p.Spec.TargetRefs))
+	if err := setOptions(how, p.Spec.Options); err != nil {
+		refuse(gwv1.PolicyReasonInvalid, "%v", err)
 		return
 	}
 	p.tls = how
-	reason, message := t.judgeTarget(p, p.target(p.Spec.TargetRefs[0]), string(ptr.Deref(p.Spec.TargetRefs[0].SectionName, "")))
-	switch {
-	case reason != "":
-		refuse(reason, "%s", message)
-		p.tls = nil
-	case message != "":
-		p.accepted.Message = message
-	}
 }
 
-// judgeTarget says what is wrong with what a policy is for; with no reason but a
+// judgeTarget says what is wrong with a target of a policy; with no reason but a
 // message it is accepted with a warning.
-func (t *translator) judgeTarget(p *policy, k targetKey, section string) (gwv1.PolicyConditionReason, string) {
+func (t *translator) judgeTarget(k targetKey, section string) (gwv1.PolicyConditionReason, string) {
 	type port struct {
 		name     string
 		protocol corev1.Protocol
@@ -186,15 +256,15 @@ func (t *translator) judgeTarget(p *policy, k targetKey, section string) (gwv1.P
 // policyFor returns the policy in force for a backend: that of its port, or else the one for all
 // ports. An invalid policy is in force as well, and then the backend is refused: to connect without
 // TLS would be the worse failure.
-func (t *translator) policyFor(b *backend) *policy {
-	var general *policy
+func (t *translator) policyFor(b *backend) *targeting {
+	var general *targeting
 	for _, p := range t.policies[b.targetKey] {
 		switch {
 		case p.loser:
 		case p.section == "":
-			general = p.policy
+			general = p
 		case p.section == b.portName:
-			return p.policy
+			return p
 		}
 	}
 	return general
@@ -213,7 +283,9 @@ func (t *translator) notePolicies(r *route, g *gateway) {
 	for _, b := range r.backends {
 		for _, p := range t.policies[b.targetKey] {
 			if p.section == "" || p.section == b.portName || b.service == nil {
-				p.ancestors[g] = true
+				if !slices.Contains(p.ancestors[g], p) {
+					p.ancestors[g] = append(p.ancestors[g], p)
+				}
 			}
 		}
 	}
@@ -223,14 +295,15 @@ func (t *translator) notePolicies(r *route, g *gateway) {
 func (t *translator) policyStatus(p *policy) []gwv1.PolicyAncestorStatus {
 	var as []gwv1.PolicyAncestorStatus
 	for _, g := range t.order {
-		if !p.ancestors[g] {
+		targets := p.ancestors[g]
+		if len(targets) == 0 {
 			continue
 		}
 		group, kind, namespace := gwv1.Group(gwv1.GroupName), gwv1.Kind("Gateway"), gwv1.Namespace(g.Namespace)
 		as = append(as, gwv1.PolicyAncestorStatus{
 			AncestorRef:    gwv1.ParentReference{Group: &group, Kind: &kind, Namespace: &namespace, Name: gwv1.ObjectName(g.Name)},
 			ControllerName: t.controller,
-			Conditions:     observe(p.Generation, []metav1.Condition{p.accepted, p.resolved}),
+			Conditions:     observe(p.Generation, []metav1.Condition{p.acceptance(targets), p.resolved}),
 		})
 	}
 	return as

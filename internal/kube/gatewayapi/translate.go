@@ -81,7 +81,7 @@ type translator struct {
 	sets     map[types.NamespacedName]*listenerSet // of our gateways
 	orphans  []*gwv1.ListenerSet                   // that were of one, which is gone
 	grants   map[string][]*gwv1.ReferenceGrant     // by namespace
-	policies map[targetKey][]targeting             // by what they are for, oldest first
+	policies map[targetKey][]*targeting            // by what they are for, oldest first
 	all      []*policy
 	backends map[backendKey]*backend
 	own      own    // where we are
