@@ -2,6 +2,7 @@ package registry
 
 import (
 	"cmp"
+	"context"
 	"iter"
 	"net"
 	"net/netip"
@@ -69,6 +70,17 @@ type Target struct {
 	// ProxyProtocol is the version of the header that connections there begin
 	// with; 0 for none.
 	ProxyProtocol int
+
+	// TLS is spoken there before anything is asked; nil for none. Equal settings have
+	// the same one.
+	TLS TLSLayer
+}
+
+// A TLSLayer speaks TLS by a BackendTLS on connections that were dialed. Handshake returns
+// the connection that takes the place of c, and closes c where it fails. A probe has no
+// request: req is nil.
+type TLSLayer interface {
+	Handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error)
 }
 
 // A verdict is what a check has found.

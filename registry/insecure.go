@@ -20,15 +20,17 @@ const (
 // payloadOf returns the payload of a request for s.
 func payloadOf(req *tunnel.Request, s *Service) payload {
 	switch {
-	case s.TLS != nil:
-		return encrypted
-	case req.Proto == "sni" || req.Proto == "quic":
+	case s.TLS != nil || speaksTLS(req):
 		return encrypted
 	case req.Proto == "tls" || req.Proto == "hbone" || req.Proto == "udp" || req.Proto == "connect-udp":
 		return plaintext
 	}
 	return unknown
 }
+
+// speaksTLS reports whether the client of req speaks TLS with the service: its hello was
+// read, and is passed on.
+func speaksTLS(req *tunnel.Request) bool { return req.Proto == "sni" || req.Proto == "quic" }
 
 // A WeakHop is a gateway to which what may be plaintext does not go, as it is not reached
 // by a tunnel.Mutual transport.

@@ -147,9 +147,13 @@ type Backend struct {
 // A BackendTLS says how a gateway uses TLS to its backends. A backend that it
 // cannot verify is refused; it never falls back to less.
 type BackendTLS struct {
-	ServerName  string   // in the hello, and in the certificate where there are no SANs
+	ServerName  string   // in the hello unless it is an address, and in the certificate where there are no SANs
 	Roots       string   // PEM, to verify by; "" means the system's
-	SANs        []string // one of which the certificate must have: DNS names, or URIs if they have a "://"
+	SANs        []string // one of which the certificate must have: DNS names, addresses, or URIs if they have a "://"
 	Certificate string   // PEM, to show there; "" for none
 	Key         Secret   `json:"-"` // PEM, of Certificate
+
+	MinVersion   uint16   `json:",omitzero"` // as in crypto/tls; 0 means TLS 1.2, which is the least
+	MaxVersion   uint16   `json:",omitzero"` // 0 means TLS 1.3
+	CipherSuites []string `json:",omitzero"` // of TLS 1.2, by their names in crypto/tls; empty means all that are secure. Those of TLS 1.3 can't be chosen
 }

@@ -295,7 +295,7 @@ func (t *Table) locate(f match, from int32) Location {
 		n := &t.networks[i]
 		var transports *networkTransports
 		if from == t.here {
-			transports = t.transportsTo(f.entry, i)
+			transports = t.transportsTo(&f, i)
 		}
 		if rank == 0 {
 			p.remote = n

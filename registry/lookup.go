@@ -19,6 +19,10 @@ type match struct {
 	vip       bool           // the request names the service's VIP, which no other gateway knows
 	rule      *compiledRule  // that has the entry as a backend; nil for none
 	turn      int32          // the index of the backend's turn in the state
+
+	// passthrough says that the client speaks TLS with the service itself: the
+	// gateway adds none of its own.
+	passthrough bool
 }
 
 // Find returns the service of a request, whether or not its client may reach it. The

@@ -178,8 +178,8 @@ type Service struct {
 	// whole gateway. Services of one Name count together.
 	Limits *tunnel.ServiceLimits `json:",omitempty"`
 
-	// TLS is spoken by the gateway to its endpoints, upon what the client sends;
-	// nil means that bytes go on as they come.
+	// TLS is spoken by the gateway to its endpoints, upon what the client sends, unless
+	// the client's own TLS is passed on; nil means that bytes go on as they come.
 	TLS *BackendTLS
 
 	// ProxyProtocol is the version, 1 or 2, of the PROXY protocol by which

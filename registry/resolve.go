@@ -51,6 +51,7 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	if f.endpoint.IsValid() {
 		route.Pattern = f.endpoint.String()
 	}
+	f.passthrough = speaksTLS(req)
 	x := resolution{Registry: r, table: s.table, req: req, match: f, payload: payloadOf(req, f.entry.Service), turn: s.turns[counter].Add(1) - 1}
 	eps, err := x.endpoints(ctx)
 	if err == nil {
@@ -80,16 +81,16 @@ type resolution struct {
 // endpoints returns the endpoints of the service in the order to try.
 func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 	if len(x.entry.Via) > 0 {
-		return x.behind(x.entry.transport(), nil, x.entry.servingPort(x.entry.Endpoints, x.port))
+		return x.behind(x.transport(), nil, x.entry.servingPort(x.entry.Endpoints, x.port))
 	}
 	configured, beyond := x.table.reach(x.match, x.table.here)
 	if len(beyond) > 0 {
 		return x.remote(ctx)
 	}
 	if x.endpoint.IsValid() {
-		ep := tunnel.Endpoint{Addr: x.endpoint, Named: true, Transport: x.entry.transport().Transport}
+		ep := tunnel.Endpoint{Addr: x.endpoint, Named: true, Transport: x.transport().Transport}
 		x.restrictDirect(nil, &ep)
-		return []tunnel.Endpoint{ep}, x.entry.transport().refusal(x.entry)
+		return []tunnel.Endpoint{ep}, x.transport().refusal(x.entry)
 	}
 	if x.match.endpoints == nil {
 		configured = x.entry.servingPort(configured, x.port)
@@ -226,7 +227,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 	if n == 0 {
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", x.entry.Name, orUnknown(x.entry.Origin))
 	}
-	if err := x.entry.transport().refusal(x.entry); err != nil {
+	if err := x.transport().refusal(x.entry); err != nil {
 		return nil, err
 	}
 	answers, failed := x.lookupAll(ctx, configured)
@@ -247,7 +248,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 		for i := range n {
 			at := (turn + i) % n
 			c := &configured[at]
-			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Transport: x.entry.transport().Transport}
+			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Transport: x.transport().Transport}
 			switch {
 			case *c == Endpoint{}:
 				if row == 0 {

@@ -34,18 +34,38 @@ type networkTransports struct {
 type serviceTransports struct {
 	own    madeTransport        // to its endpoints that are not behind a network's gateways
 	remote []*networkTransports // to those that are, where it has layers
+
+	// passthrough are those for clients that speak TLS with the service themselves,
+	// where own speaks TLS, too; nil where these need none.
+	passthrough *serviceTransports
 }
 
 // noTransport is of services that need none.
 var noTransport madeTransport
 
-// transport returns the transport to e's endpoints that are not behind a network's
-// gateways.
-func (e *serviceEntry) transport() *madeTransport {
-	if e.transports == nil {
+// transport returns the transport to the endpoints of f's service that are not behind a
+// network's gateways.
+func (f *match) transport() *madeTransport {
+	t := f.transports()
+	if t == nil {
 		return &noTransport
 	}
-	return &e.transports.own
+	return &t.own
+}
+
+// transports returns those of f's service alone, nil for none.
+func (f *match) transports() *serviceTransports {
+	if f.passthrough && f.entry.TLS != nil && f.entry.transports != nil {
+		return f.entry.transports.passthrough
+	}
+	return f.entry.transports
+}
+
+// hasLayers reports whether f's service asks for more on a connection than the client's
+// bytes.
+func (f *match) hasLayers() bool {
+	e := f.entry
+	return e.TLS != nil && !f.passthrough || e.ProxyProtocol != 0 || e.StartTLS != ""
 }
 
 // hasLayers reports whether s asks for more on a connection than the client's bytes.
@@ -76,12 +96,23 @@ func (b *builder) makeTransports() {
 
 // makeOwnTransports makes the transports that e shares with no other service.
 func (b *builder) makeOwnTransports(e *serviceEntry) {
-	if len(e.Via) == 0 && !e.hasLayers() {
-		return
+	e.transports = b.transportsOf(e, e.Service)
+	if e.TLS != nil {
+		passthrough := *e.Service
+		passthrough.TLS = nil
+		e.transports.passthrough = b.transportsOf(e, &passthrough)
 	}
-	e.transports = &serviceTransports{own: b.newMadeTransport(e.Service, nil, nil)}
-	if len(e.Via) > 0 || len(e.Endpoints) == 0 {
-		return
+}
+
+// transportsOf returns the transports of s, which is e's service or differs from it in its
+// layers; nil where it needs none of its own.
+func (b *builder) transportsOf(e *serviceEntry, s *Service) *serviceTransports {
+	if len(s.Via) == 0 && !s.hasLayers() {
+		return nil
+	}
+	t := &serviceTransports{own: b.newMadeTransport(s, nil, nil)}
+	if len(s.Via) > 0 || len(s.Endpoints) == 0 || !s.hasLayers() {
+		return t
 	}
 	networks := []int32{e.home}
 	if len(e.groups) > 0 {
@@ -92,9 +123,10 @@ func (b *builder) makeOwnTransports(e *serviceEntry) {
 	}
 	for _, n := range networks {
 		if !b.direct(n, b.here) {
-			e.transports.remote = append(e.transports.remote, b.transportsInto(e.Service, n))
+			t.remote = append(t.remote, b.transportsInto(s, n))
 		}
 	}
+	return t
 }
 
 // transportsInto makes the transports of s into network n.
@@ -128,15 +160,16 @@ func (b *builder) newMadeTransport(s *Service, ep *Endpoint, g *Gateway) (m made
 	return m
 }
 
-// transportsTo returns the transports of e into a network, nil for none.
-func (t *Table) transportsTo(e *serviceEntry, network int32) *networkTransports {
-	if !e.hasLayers() {
+// transportsTo returns the transports of f's service into a network, nil for none.
+func (t *Table) transportsTo(f *match, network int32) *networkTransports {
+	if !f.hasLayers() {
 		return t.networks[network].transports
 	}
-	if e.transports == nil {
+	own := f.transports()
+	if own == nil {
 		return nil
 	}
-	for _, r := range e.transports.remote {
+	for _, r := range own.remote {
 		if r.network == network {
 			return r
 		}

@@ -272,7 +272,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Counter("culvert_config_reload_failures_total", "Failed configuration reloads.", func() float64 { return float64(g.reloads.bad.Load()) })
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "Unix time of the last successful configuration reload. 0 before the first.", func() float64 { return float64(g.reloads.last.Load()) })
 	m.GaugeSet("culvert_transport_up", "Whether a transport to a gateway is in use: 0 while others are preferred because it failed. Only for gateways with several transports.", []string{"gateway", "carrier"}, g.transportGauges)
-	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires. used_by is listener, dns, via or gateway-api; file is the path in the configuration, or Secret NAMESPACE/NAME.", []string{"used_by", "file"}, g.expiry.gauges)
+	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires. used_by is listener, dns, via, service or gateway-api; file is the path in the configuration, or Secret NAMESPACE/NAME.", []string{"used_by", "file"}, g.expiry.gauges)
 	if g.cfg.Metrics != nil {
 		g.cfg.Metrics(m.GaugeSet)
 	}

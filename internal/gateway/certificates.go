@@ -12,7 +12,7 @@ import (
 // A Certificate is one that the gateway shows: to its clients, or to another
 // gateway on the way to a service.
 type Certificate struct {
-	UsedBy   string    `json:"usedBy"` // "listener", "dns", "via" or "gateway-api"
+	UsedBy   string    `json:"usedBy"` // "listener", "dns", "via", "service" or "gateway-api"
 	File     string    `json:"file"`   // as the configuration names it; of gateway-api "Secret NAMESPACE/NAME"
 	NotAfter time.Time `json:"notAfter"`
 }

@@ -143,7 +143,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	g.onTable(g.inbound.tableChanged)
-	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
+	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, TLS: g.upstreams.TLSLayer, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.onTable(g.checker.Changed)
 	if cfg.DNS != nil {
 		cfg.DNS.prepare(ctx, g)

@@ -47,6 +47,10 @@ type Checker struct {
 	// are not asked. It is called every few seconds, so it should cache.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
+	// TLS returns what speaks TLS to the endpoints of a service that has it. Nil means
+	// that their checks are as those of others.
+	TLS func(*registry.BackendTLS) (registry.TLSLayer, error)
+
 	// Budget is where each probe takes a descriptor; one that gets none says
 	// nothing. Nil means no limit.
 	Budget *tunnel.Budget

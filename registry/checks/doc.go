@@ -24,8 +24,12 @@
 //     name. No certificate is looked at: what answers is not who it says until
 //     a client has made sure, end to end. The hello is never followed by
 //     anything.
-//   - http: a GET in the clear. The status must be one of the check's; redirects
+//   - http: a GET, in the clear unless the gateway speaks TLS to the service. The status must be one of the check's; redirects
 //     are not followed. Of the body 16 KiB are read, for a close in order.
+//
+// Where the gateway speaks TLS to the service, so do its probes of tls and http at the
+// endpoint's own port, with the same settings: an endpoint whose certificate does not
+// pass is down. A tls check is that handshake and nothing else.
 //
 // A probe goes to the endpoint's own port, or to the check's where it has one: a
 // database may be asked for its role at the port of its REST interface.

@@ -33,21 +33,33 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	ctx, cancel := context.WithTimeout(ctx, it.Check.Timeout)
 	defer cancel()
 	addr := netip.AddrPortFrom(it.Addr.Addr(), cmp.Or(it.Check.Port, it.Addr.Port()))
-	conn, err := c.Dial(ctx, tunnel.Endpoint{Addr: addr, Host: it.Host, Named: it.Host == "" || registry.IsLocalhost(it.Host)})
+	ep := tunnel.Endpoint{Addr: addr, Host: it.Host, Named: it.Host == "" || registry.IsLocalhost(it.Host)}
+	dialed, err := c.Dial(ctx, ep)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	conn := dialed
+	defer func() { _ = conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = dialed.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if header := proxyHeaders[it.ProxyProtocol]; header != "" {
 		if _, err := io.WriteString(conn, header); err != nil {
 			return fmt.Errorf("send a PROXY header: %w", err)
 		}
 	}
+	if it.TLS != nil {
+		inside, err := it.TLS.Handshake(ctx, conn, &ep, nil)
+		if err != nil {
+			return err // which closes conn
+		}
+		conn = inside
+	}
 	switch it.Check.Kind {
 	case "tcp":
 	case "tls":
+		if it.TLS != nil {
+			break // the handshake is complete, and the certificate was verified
+		}
 		name := it.Check.Host
 		if name == "" {
 			name = it.name

@@ -308,3 +308,95 @@ func TestProbeEndsInTime(t *testing.T) {
 		}
 	}
 }
+
+// A tlsLayer speaks TLS as a client.
+type tlsLayer struct{ *tls.Config }
+
+func (l *tlsLayer) Handshake(ctx context.Context, c net.Conn, _ *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	if req != nil {
+		return nil, errors.New("a probe has no request")
+	}
+	inside := tls.Client(c, l.Config)
+	if err := inside.HandshakeContext(ctx); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	return inside, nil
+}
+
+// Where TLS is spoken to a service, probes speak it, too: what they ask is inside, and a
+// certificate that does not pass is a failure.
+func TestChecksInsideTLS(t *testing.T) {
+	ca, err := testca.New("checks.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://checks.test/db", DNSNames: []string{"db.test"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/healthz" {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	server.TLS = &tls.Config{Certificates: []tls.Certificate{pair.TLS}}
+	server.StartTLS()
+	defer server.Close()
+	at := netip.MustParseAddrPort(server.Listener.Addr().String())
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	layer := func(name string) *tlsLayer {
+		return &tlsLayer{&tls.Config{ServerName: name, RootCAs: ca.Pool()}}
+	}
+	dialer := &tunnel.NetDialer{}
+	c := &Checker{Dial: dialer.DialEndpoint}
+	for _, row := range []struct {
+		name  string
+		at    netip.AddrPort
+		check registry.Check
+		layer *tlsLayer
+		want  string
+	}{
+		{"http", at, registry.Check{Kind: "http", Path: "/healthz"}, layer("db.test"), ""},
+		{"another status", at, registry.Check{Kind: "http", Path: "/"}, layer("db.test"), "the status is 503"},
+		{"tls", at, registry.Check{Kind: "tls"}, layer("db.test"), ""},
+		{"another name", at, registry.Check{Kind: "tls"}, layer("other.test"), "certificate is valid for db.test, not other.test"},
+		{"no TLS", netip.MustParseAddrPort(plain.Listener.Addr().String()), registry.Check{Kind: "tls"}, layer("db.test"), "does not look like a TLS handshake"},
+	} {
+		row.check.Timeout, row.check.Statuses = 10*time.Second, registry.DefaultStatuses
+		err := c.probe(t.Context(), &item{Target: registry.Target{Addr: row.at, Check: row.check, TLS: row.layer}})
+		wants(t, row.name, err, row.want)
+	}
+}
+
+// Probes speak TLS at the service's own port alone, and those by tcp not at all. Equal
+// settings are one target.
+func TestTargetsInsideTLS(t *testing.T) {
+	shared := &tlsLayer{}
+	c := &Checker{TLS: func(b *registry.BackendTLS) (registry.TLSLayer, error) {
+		if b.ServerName == "" {
+			return nil, errors.New("no server name")
+		}
+		return shared, nil
+	}}
+	own := &registry.BackendTLS{ServerName: "db.test"}
+	for _, row := range []struct {
+		s    registry.Service
+		want bool
+	}{
+		{registry.Service{TLS: own, Check: registry.Check{Kind: "http"}}, true},
+		{registry.Service{TLS: own, Check: registry.Check{Kind: "tls"}}, true},
+		{registry.Service{TLS: own, Check: registry.Check{Kind: "tcp"}}, false},
+		{registry.Service{TLS: own, Check: registry.Check{Kind: "http", Port: 8008}}, false},
+		{registry.Service{Check: registry.Check{Kind: "http"}}, false},
+	} {
+		got, err := c.layerOf(&row.s)
+		if err != nil || (got != nil) != row.want || row.want && got != registry.TLSLayer(shared) {
+			t.Errorf("%+v: got %v, %v, want a layer: %t", row.s.Check, got, err, row.want)
+		}
+	}
+	if _, err := c.layerOf(&registry.Service{TLS: &registry.BackendTLS{}, Check: registry.Check{Kind: "tls"}}); err == nil {
+		t.Error("settings that can't be used have a layer")
+	}
+}

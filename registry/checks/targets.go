@@ -14,6 +14,10 @@ func (c *Checker) follow() {
 		if s.Check.Kind == "" || len(s.Via) > 0 {
 			return
 		}
+		layer, err := c.layerOf(s)
+		if err != nil {
+			return // every request for it is refused
+		}
 		name := ""
 		for _, p := range s.Names {
 			if !p.Wildcard {
@@ -28,7 +32,7 @@ func (c *Checker) follow() {
 			}
 			for _, port := range ep.PortsFor(s) {
 				c.want(generation, registry.Target{
-					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol,
+					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol, TLS: layer,
 				}, name, s.Name)
 			}
 		}
@@ -52,6 +56,15 @@ func (c *Checker) follow() {
 			c.drop(it)
 		}
 	}
+}
+
+// layerOf returns what speaks TLS to the endpoints of s before a check of it, nil for
+// nothing. At another port than theirs there is another server.
+func (c *Checker) layerOf(s *registry.Service) (registry.TLSLayer, error) {
+	if s.TLS == nil || s.Check.Kind == "tcp" || s.Check.Port != 0 || c.TLS == nil {
+		return nil, nil
+	}
+	return c.TLS(s.TLS)
 }
 
 // want notes that t is to be asked. The first service that has the check gives

@@ -160,6 +160,7 @@ func (d *decoder) readFiles(path string, data []byte) {
 	}
 	all = append(all, d.readTLSFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)
+	all = append(all, d.readServiceTLSFiles(path)...)
 	all = append(all, d.readDNSFiles(path)...)
 	d.cfg.sum = sum(all...)
 }

@@ -89,6 +89,7 @@ func (d *decoder) checkService(i int) {
 	d.checkOwnPort(s, at.value("ownPort"))
 	d.checkVIP(s, at)
 	d.checkHealthCheck(s, at)
+	d.checkServiceTLS(s, at)
 	for j, name := range s.ExposedTo {
 		d.knownNetwork(at.item("exposedTo", j), name)
 	}
@@ -238,6 +239,8 @@ func (d *decoder) checkListeners() {
 			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q is not served: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
 		case l.UDP() && len(s.Via) > 0:
 			d.errorf(at.value("service"), "leave via out of the service, or listen at UDP where the service is", "service %q has via: the gateways on the way carry streams, and this listener is of UDP", clip(at.value("service").Value))
+		case l.UDP() && s.TLS != nil:
+			d.errorf(at.value("service"), "leave tls out of the service", "service %q has tls: TLS is of streams, and this listener is of UDP", clip(at.value("service").Value))
 		case l.UDP() && s.ProxyProtocol != 0:
 			d.errorf(at.value("service"), "leave proxyProtocol out of the service", "service %q has proxyProtocol: its header is of streams, and this listener is of UDP", clip(at.value("service").Value))
 		}

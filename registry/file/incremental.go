@@ -111,7 +111,7 @@ func serviceBounds(data []byte, expected int) []serviceText {
 }
 
 // keepDigests keeps the digests of data, which was parsed, for the next Reload. Services
-// with other files, those of their hops, are parsed each time.
+// with other files, those of their hops or of TLS, are parsed each time.
 func (d *decoder) keepDigests(data []byte, items []serviceText) {
 	if len(items) == 0 || len(items) != len(d.cfg.Services) {
 		return
@@ -120,7 +120,7 @@ func (d *decoder) keepDigests(data []byte, items []serviceText) {
 	r.head, r.tail = surroundings(data, items)
 	r.services = make([]serviceDigest, len(items))
 	for i, it := range items {
-		if len(d.cfg.Services[i].Via) == 0 {
+		if s := d.cfg.Services[i]; len(s.Via) == 0 && s.TLS == nil {
 			r.services[i] = serviceDigest{it.digest, it.line}
 		}
 	}

@@ -87,7 +87,7 @@ func (d *decoder) checkInsecureServices(plain string) {
 			d.warnf(at.where("insecure"), "", "service %q is insecure: plaintext may go to other networks and gateways without mutual TLS", clip(s.Name))
 			continue
 		}
-		if plain == "" {
+		if plain == "" || s.TLS != nil { // the gateway's own TLS protects it, whatever is on the way
 			continue
 		}
 		if hop := registry.InsecureVia(s.Via); hop != nil && at.value("via") != nil {

@@ -34,6 +34,7 @@ type service struct {
 	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint" empty:"list where it is served: [\"host:port\"]"`
 	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
 	StartTLS          string           `yaml:"startTLS" oneof:"postgres"`
+	TLS               *serviceTLS      `yaml:"tls"`
 	Check             healthCheck      `yaml:"check"`
 	Via               []hop            `yaml:"via" what:"a hop" empty:"leave the key out to go there directly"`
 	IdleTimeout       time.Duration    `yaml:"idleTimeout,min=1ms"`
@@ -119,6 +120,7 @@ func (s *service) registered(origin string) *registry.Service {
 	if len(out.Names) > 0 {
 		out.Name = out.Names[0].String()
 	}
+	out.TLS = s.TLS.registered(out.Names)
 	for _, p := range s.Ports {
 		if p.Port != 0 && !slices.Contains(out.Ports, p.Port) {
 			out.Ports = append(out.Ports, p.Port)

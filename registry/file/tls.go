@@ -296,7 +296,7 @@ func covers(c *x509.Certificate, name tunnel.Pattern) bool {
 
 // A Certificate is one that the gateway shows.
 type Certificate struct {
-	UsedBy   string // "listener", "dns" or "via"
+	UsedBy   string // "listener", "dns", "via" or "service"
 	File     string // as the configuration names it
 	NotAfter time.Time
 }

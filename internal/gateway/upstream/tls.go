@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -24,14 +25,33 @@ type tlsLayer struct {
 
 // tlsLayer parses b. Equal ones share one.
 func (t *Transports) tlsLayer(b *registry.BackendTLS) (*tlsLayer, error) {
-	return t.layers.get(func() (*tlsLayer, error) { return newTLSLayer(b) }, b.ServerName, b.Roots, b.SANs, b.Certificate, string(b.Key))
+	return t.layers.get(func() (*tlsLayer, error) { return newTLSLayer(b) },
+		b.ServerName, b.Roots, b.SANs, b.Certificate, string(b.Key), b.MinVersion, b.MaxVersion, b.CipherSuites)
+}
+
+// TLSLayer returns what speaks TLS by b, for probes. It is checks.Checker.TLS.
+func (t *Transports) TLSLayer(b *registry.BackendTLS) (registry.TLSLayer, error) {
+	layer, err := t.tlsLayer(b)
+	if err != nil {
+		return nil, err // and no interface that has a nil in it
+	}
+	return layer, nil
 }
 
 func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 	if b.ServerName == "" {
 		return nil, errors.New("gateway: TLS to a service needs a server name")
 	}
-	t := &tlsLayer{config: &tls.Config{ServerName: b.ServerName, MinVersion: tls.VersionTLS12}, sans: b.SANs}
+	suites, err := cipherSuites(b)
+	if err != nil {
+		return nil, err
+	}
+	t := &tlsLayer{sans: b.SANs, config: &tls.Config{
+		ServerName: b.ServerName, MinVersion: max(b.MinVersion, tls.VersionTLS12), MaxVersion: b.MaxVersion, CipherSuites: suites,
+		// Small records help a browser on a slow line to show something early. Here
+		// they only cost time.
+		DynamicRecordSizingDisabled: true,
+	}}
 	if b.Roots != "" {
 		t.config.RootCAs = x509.NewCertPool()
 		if !t.config.RootCAs.AppendCertsFromPEM([]byte(b.Roots)) {
@@ -56,6 +76,24 @@ func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 	return t, nil
 }
 
+// cipherSuites returns the numbers of b's cipher suites, nil for the default. What b asks
+// for must leave a version and a suite to speak.
+func cipherSuites(b *registry.BackendTLS) ([]uint16, error) {
+	if b.MaxVersion != 0 && b.MaxVersion < max(b.MinVersion, tls.VersionTLS12) {
+		return nil, fmt.Errorf("gateway: TLS to a service: the highest version, %s, is below the lowest, %s",
+			tls.VersionName(b.MaxVersion), tls.VersionName(max(b.MinVersion, tls.VersionTLS12)))
+	}
+	var suites []uint16
+	for _, name := range b.CipherSuites {
+		id, err := registry.ParseCipherSuite(name)
+		if err != nil {
+			return nil, fmt.Errorf("gateway: TLS to a service: %w", err)
+		}
+		suites = append(suites, id)
+	}
+	return suites, nil
+}
+
 // verify is what crypto/tls does, with the SANs in place of the server name.
 func (t *tlsLayer) verify(cs tls.ConnectionState) error {
 	if len(cs.PeerCertificates) == 0 {
@@ -75,8 +113,8 @@ func (t *tlsLayer) verify(cs tls.ConnectionState) error {
 	return nil
 }
 
-// hasSAN reports whether a certificate has a name. A URI is compared byte by
-// byte, as RFC 3986 section 6.2.1 and SPIFFE do; a DNS name with a wildcard is
+// hasSAN reports whether a certificate has a name, or an address. A URI is compared byte
+// by byte, as RFC 3986 section 6.2.1 and SPIFFE do; a DNS name with a wildcard is
 // that very name.
 func hasSAN(leaf *x509.Certificate, san string) bool {
 	if strings.Contains(san, "://") {
@@ -86,6 +124,9 @@ func hasSAN(leaf *x509.Certificate, san string) bool {
 			}
 		}
 		return false
+	}
+	if _, err := netip.ParseAddr(san); err == nil {
+		return leaf.VerifyHostname(san) == nil
 	}
 	if _, err := tunnel.ParseName(san); err == nil {
 		return leaf.VerifyHostname(san) == nil
@@ -104,6 +145,9 @@ func (e *sanError) Error() string {
 	has := slices.Clone(e.leaf.DNSNames)
 	for _, u := range e.leaf.URIs {
 		has = append(has, u.String())
+	}
+	for _, a := range e.leaf.IPAddresses {
+		has = append(has, a.String())
 	}
 	return fmt.Sprintf("its certificate has none of the names %q, it has %q", e.want, has[:min(len(has), maxNames)])
 }
@@ -141,6 +185,9 @@ func (t *tlsLayer) explain(err error) error {
 		invalid x509.CertificateInvalidError
 		op      *net.OpError
 	)
+	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
+		return fmt.Errorf("the service does not speak TLS there: %w", err)
+	}
 	switch {
 	case errors.As(err, &unknown):
 		return fmt.Errorf("its certificate is not signed by any of %s: %w", by, err)
@@ -148,6 +195,8 @@ func (t *tlsLayer) explain(err error) error {
 		return fmt.Errorf("its certificate is for other names: %w", err)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return fmt.Errorf("its certificate is not valid now: %w", err)
+	case errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage:
+		return fmt.Errorf("its certificate is not for servers: %w", err)
 	case errors.As(err, &op) && op.Op == "remote error":
 		return fmt.Errorf("the service refuses it: %w", err)
 	}
