@@ -67,6 +67,7 @@ A duration is written as 30s, 5m or 1h30m. "Without it" in a description says wh
 left out means.
 
 `)
+	fmt.Fprintf(&b, "The file is read again when it changes. A running gateway takes up every key but %s:\nthese wait for a restart, and `culvert status` names those that do, with both values.\n\n", strings.Join(p.restartKeys(p.root, ""), ", "))
 	p.section(&b, "culvert.yaml", p.root, p.keys(p.root))
 	for _, def := range p.order {
 		object := p.def(def)
@@ -135,6 +136,29 @@ func (p *schemaPage) below(v any, at string) {
 			p.below(one, at)
 		}
 	}
+}
+
+// restartKeys returns the keys of which a change needs a restart, as code.
+func (p *schemaPage) restartKeys(object map[string]any, at string) (keys []string) {
+	for _, key := range p.keys(object) {
+		s := object["properties"].(map[string]any)[key].(map[string]any)
+		text, _ := s["description"].(string)
+		ref, isRef := s["$ref"].(string)
+		var def map[string]any
+		if isRef {
+			def = p.def(strings.TrimPrefix(ref, "#/$defs/"))
+		}
+		if below, _ := def["description"].(string); text == "" {
+			text = below
+		}
+		switch {
+		case strings.Contains(text, "A change needs a restart."):
+			keys = append(keys, "`"+at+key+"`")
+		case def["properties"] != nil:
+			keys = append(keys, p.restartKeys(def, at+key+".")...)
+		}
+	}
+	return keys
 }
 
 func (p *schemaPage) section(b *strings.Builder, title string, object map[string]any, keys []string) {

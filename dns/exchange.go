@@ -17,6 +17,7 @@ const rcodeDrop = -1
 // memory.
 type exchange struct {
 	s         *Server
+	rules     *rules // that held as the message came
 	transport Transport
 	from      netip.AddrPort
 	view      string
@@ -68,7 +69,7 @@ func (x *exchange) begin(from netip.AddrPort) (answered bool) {
 			answered = true
 		}
 	}()
-	x.slots = nil
+	x.slots, x.rules = nil, x.s.rules.Load()
 	x.out, x.unknown, x.table, x.found = x.out[:0], false, nil, nil
 	x.from = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
 	if x.s.Observe != nil {
@@ -85,8 +86,8 @@ func (x *exchange) begin(from netip.AddrPort) (answered bool) {
 	rcode := parseQuery(x.in, &x.q)
 	x.q.pad = x.q.pad && (x.transport == TLS || x.transport == HTTPS) // elsewhere everybody can read it
 	x.result.Type = Type(x.q.qtype)
-	if x.viaUDP && x.s.rate != nil && !within(x.s.RecursionClients, x.from.Addr()) && !within(x.s.RateLimitExempt, x.from.Addr()) {
-		if ok, slip := x.s.rate.take(x.from.Addr(), x.s.clock()); !ok {
+	if x.viaUDP && x.rules.rate != nil && !within(x.rules.recursionClients, x.from.Addr()) && !within(x.rules.exempt, x.from.Addr()) {
+		if ok, slip := x.rules.rate.take(x.from.Addr(), x.s.clock()); !ok {
 			x.result.Reason = tunnel.Flood
 			if slip && rcode == dns.RcodeSuccess {
 				x.empty(bitTC, dns.RcodeSuccess)
@@ -164,17 +165,17 @@ func (x *exchange) recursive() uint16 {
 }
 
 func (x *exchange) mayRecurse() bool {
-	return x.s.Forward != nil && within(x.s.RecursionClients, x.from.Addr())
+	return x.rules.forward != nil && within(x.rules.recursionClients, x.from.Addr())
 }
 
 // decide answers a well-formed question: from the table, with NXDOMAIN for a name in
 // a zone of its own, or by forwarding.
 func (x *exchange) decide() bool {
-	s := x.s
-	zone, own := s.zones.of(x.q.name)
-	if s.Forward != nil && own {
+	s, rules := x.s, x.rules
+	zone, own := rules.zones.of(x.q.name)
+	if rules.forward != nil && own {
 		// Of two zones that hold the name the inner one counts.
-		if inner, ok := s.Forward.zoneOf(x.q.name); ok && len(inner) > len(zone) {
+		if inner, ok := rules.forward.zoneOf(x.q.name); ok && len(inner) > len(zone) {
 			own = false
 		}
 	}
@@ -198,7 +199,7 @@ func (x *exchange) decide() bool {
 	case own:
 		x.no(table, zone, dns.RcodeNameError)
 	default:
-		_, claimed := s.claimed.of(x.q.name)
+		_, claimed := rules.claimed.of(x.q.name)
 		x.unknown = missing && claimed
 		return x.elsewhere()
 	}
@@ -209,7 +210,7 @@ func (x *exchange) decide() bool {
 func (x *exchange) no(table Names, zone string, rcode int) {
 	var w writer
 	w.begin(x.out, &x.q, bitAA|x.recursive(), rcode, x.limit())
-	if !w.soa(inAuthority, zone, serial(table), x.s.noTL) {
+	if !w.soa(inAuthority, zone, serial(table), x.rules.negativeTTL) {
 		w.truncate()
 	}
 	x.out = w.end(rcode)
@@ -249,7 +250,7 @@ func (x *exchange) local(table Names, zone string) bool {
 	}
 	if !ok {
 		w.truncate()
-	} else if w.counts[inAnswer] == 0 && !w.soa(inAuthority, zone, serial(table), x.s.noTL) {
+	} else if w.counts[inAnswer] == 0 && !w.soa(inAuthority, zone, serial(table), x.rules.negativeTTL) {
 		w.truncate()
 	}
 	x.out = w.end(dns.RcodeSuccess)
@@ -274,7 +275,7 @@ func (x *exchange) elsewhere() bool {
 	case x.q.qtype == dns.TypeANY:
 		var w writer
 		w.begin(x.out, &x.q, bitRA, dns.RcodeSuccess, x.limit())
-		if !w.unspecific(x.s.ttl) {
+		if !w.unspecific(x.rules.ttl) {
 			w.truncate()
 		}
 		x.out = w.end(dns.RcodeSuccess)
@@ -282,7 +283,7 @@ func (x *exchange) elsewhere() bool {
 		return true
 	}
 	x.key = appendKey(x.key[:0], &x.q)
-	if e, age, stale := x.s.Forward.fromCache(x.key); e != nil {
+	if e, age, stale := x.rules.forward.fromCache(x.key); e != nil {
 		x.give(e, age, stale)
 		return true
 	}
@@ -333,7 +334,7 @@ func (x *exchange) finish(ctx context.Context) {
 		x.resolve(ctx)
 		return
 	}
-	e, age, how := x.s.Forward.resolve(ctx, x.key, &x.q)
+	e, age, how := x.rules.forward.resolve(ctx, x.key, &x.q)
 	switch {
 	case e != nil:
 		x.give(e, age, how == FromStale)

@@ -61,7 +61,7 @@ func (s *Server) ServeHTTPS(ctx context.Context, ln net.Listener, conf *tls.Conf
 	}
 	srv.TLSConfig.NextProtos = []string{"h2", "http/1.1"}
 	drain := make(chan struct{})
-	k := s.track(ctx, sync.OnceFunc(func() { close(drain) }), closers{cancel, srv})
+	k := s.track(ctx, ln, sync.OnceFunc(func() { close(drain) }), closers{cancel, srv})
 	if k == nil {
 		_ = ln.Close()
 		return ErrServerClosed
@@ -77,7 +77,7 @@ func (s *Server) ServeHTTPS(ctx context.Context, ln net.Listener, conf *tls.Conf
 		_ = srv.Close()
 	})
 	err := srv.ServeTLS(&countedListener{Listener: ln, s: s, view: view}, "", "")
-	if errors.Is(err, http.ErrServerClosed) || s.isClosing() || ctx.Err() != nil {
+	if errors.Is(err, http.ErrServerClosed) || s.isClosing() || k.ended.Load() || ctx.Err() != nil {
 		drained.Wait() // before cancel ends what is still being answered
 		return ErrServerClosed
 	}

@@ -10,7 +10,7 @@ import (
 
 // records writes the answer section. It is false if that does not fit.
 func (x *exchange) records(w *writer, table Names, zone string) bool {
-	ttl := x.s.ttl
+	ttl := x.rules.ttl
 	if x.a.TTL != 0 {
 		ttl = wireTTL(x.a.TTL, maxTTL)
 	}
@@ -51,7 +51,7 @@ func (x *exchange) records(w *writer, table Names, zone string) bool {
 	case dns.TypeSOA, dns.TypeNS:
 		if x.q.name == zone {
 			if x.q.qtype == dns.TypeSOA {
-				return w.soa(inAnswer, zone, serial(table), x.s.noTL)
+				return w.soa(inAnswer, zone, serial(table), x.rules.negativeTTL)
 			}
 			return w.record(inAnswer, "", dns.TypeNS, ttl, func(w *writer) bool { return w.name(join2("ns", zone), true) })
 		}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -100,11 +101,8 @@ type Server struct {
 	now  func() time.Time // nil means time.Now
 	once sync.Once        // for what follows
 
-	zones     zoneSet
-	claimed   zoneSet
+	rules     atomic.Pointer[rules]
 	views     []sourceView
-	ttl, noTL uint32 // seconds
-	rate      *rateLimit
 	forwards  shares
 	unproven  shares // those that wait for Targets and came by UDP
 	conns     shares
@@ -170,19 +168,16 @@ func (r *Result) Code() string {
 // init makes the fields into what the hot path uses.
 func (s *Server) init() {
 	s.once.Do(func() {
-		s.zones = newZoneSet(s.Zones)
-		s.claimed = newZoneSet(s.Claimed)
+		s.rules.Store(newRules(&Settings{
+			Zones: s.Zones, Claimed: s.Claimed, TTL: s.TTL, NegativeTTL: s.NegativeTTL, Forward: s.Forward,
+			RecursionClients: s.RecursionClients, RateLimit: s.RateLimit, RateLimitExempt: s.RateLimitExempt,
+		}, nil))
 		for _, v := range s.Views {
 			for _, p := range v.Sources {
 				s.views = append(s.views, sourceView{p.Masked(), v.Name})
 			}
 		}
 		slices.SortStableFunc(s.views, func(a, b sourceView) int { return cmp.Compare(b.source.Bits(), a.source.Bits()) })
-		s.ttl = wireTTL(cmp.Or(s.TTL, defaultTTL), maxTTL)
-		s.noTL = wireTTL(cmp.Or(s.NegativeTTL, defaultTTL), maxNoTTL)
-		if s.RateLimit >= 0 {
-			s.rate = newRateLimit(cmp.Or(s.RateLimit, defaultRate))
-		}
 		s.forwards.all, s.forwards.each = cmp.Or(s.MaxForwards, defaultForwards), forwardsEach
 		s.unproven.all, s.unproven.each = s.forwards.all, forwardsEach
 		s.conns.all, s.conns.each = cmp.Or(s.MaxConns, defaultConns), connsEach
@@ -245,11 +240,13 @@ func within(list []netip.Prefix, a netip.Addr) bool {
 type stopper struct {
 	drain func() // take nothing new; what is under way may end
 	close io.Closer
+	of    io.Closer   // the socket of a listener; nil for a connection
+	ended atomic.Bool // Drain was called for it
 }
 
 // track makes Shutdown and Close know of a listener or connection until
-// untrack. It is nil when the server is closing.
-func (s *Server) track(ctx context.Context, drain func(), c io.Closer) *stopper {
+// untrack. Of is the socket of a listener, for Drain. It is nil when the server is closing.
+func (s *Server) track(ctx context.Context, of io.Closer, drain func(), c io.Closer) *stopper {
 	s.init()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -259,7 +256,7 @@ func (s *Server) track(ctx context.Context, drain func(), c io.Closer) *stopper 
 	if s.stops == nil {
 		s.stops = map[*stopper]struct{}{}
 	}
-	k := &stopper{drain: drain, close: c}
+	k := &stopper{drain: drain, close: c, of: of}
 	s.stops[k] = struct{}{}
 	s.wg.Add(1)
 	return k
@@ -290,6 +287,26 @@ func (s *Server) each(f func(*stopper)) {
 	for _, k := range stops {
 		f(k)
 	}
+}
+
+// Drain takes no more questions from one socket that a Serve method was given. Serve
+// answers those that it has, and returns; connections end when their clients are quiet.
+// It is false where no Serve method has the socket.
+func (s *Server) Drain(socket io.Closer) bool {
+	s.mu.Lock()
+	var found *stopper
+	for k := range s.stops {
+		if k.of == socket {
+			found = k
+		}
+	}
+	s.mu.Unlock()
+	if found == nil {
+		return false
+	}
+	found.ended.Store(true)
+	found.drain()
+	return true
 }
 
 // Shutdown takes no more questions, answers those it has, and returns when that

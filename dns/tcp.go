@@ -37,7 +37,7 @@ func (s *Server) serveStreams(ctx context.Context, ln net.Listener, conf *tls.Co
 	defer ln.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	k := s.track(ctx, func() { _ = ln.Close() }, closers{cancel, ln})
+	k := s.track(ctx, ln, func() { _ = ln.Close() }, closers{cancel, ln})
 	if k == nil {
 		return ErrServerClosed
 	}
@@ -48,7 +48,7 @@ func (s *Server) serveStreams(ctx context.Context, ln net.Listener, conf *tls.Co
 	for delay := time.Duration(0); ; {
 		c, err := ln.Accept()
 		if err != nil {
-			if s.isClosing() || ctx.Err() != nil {
+			if s.isClosing() || k.ended.Load() || ctx.Err() != nil {
 				return ErrServerClosed
 			}
 			if errors.Is(err, net.ErrClosed) {
@@ -128,7 +128,7 @@ func (s *Server) serveStream(ctx context.Context, c net.Conn, conf *tls.Config, 
 		_ = c.SetDeadline(time.Time{})
 		st.c = tc
 	}
-	k := s.track(ctx, st.drain, closers{cancel, c})
+	k := s.track(ctx, nil, st.drain, closers{cancel, c})
 	if k == nil {
 		return
 	}

@@ -22,14 +22,14 @@ func (s *Server) ServeUDP(ctx context.Context, c *net.UDPConn, view string) erro
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// Readers stop at once; the socket is closed when the last answer is out.
-	k := s.track(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }, closers{cancel, c})
+	k := s.track(ctx, c, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) }, closers{cancel, c})
 	if k == nil {
 		return ErrServerClosed
 	}
 	defer s.untrack(k)
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 
-	u := &udpServer{s: s, c: c, view: view}
+	u := &udpServer{s: s, c: c, view: view, listener: k}
 	u.own, _ = netip.ParseAddrPort(c.LocalAddr().String())
 	u.own = netip.AddrPortFrom(u.own.Addr().Unmap(), u.own.Port())
 	if u.own.Addr().IsUnspecified() {
@@ -58,11 +58,12 @@ func (c closers) Close() error {
 }
 
 type udpServer struct {
-	s      *Server
-	c      *net.UDPConn
-	view   string
-	own    netip.AddrPort
-	pinned bool // the socket is of all addresses: an answer leaves from the one that was asked
+	s        *Server
+	c        *net.UDPConn
+	view     string
+	listener *stopper
+	own      netip.AddrPort
+	pinned   bool // the socket is of all addresses: an answer leaves from the one that was asked
 }
 
 // read answers one message after the other. Questions that the table or the
@@ -81,7 +82,7 @@ func (u *udpServer) read(ctx context.Context, wg *sync.WaitGroup) error {
 		x.view = u.view
 		n, noob, _, from, err := u.c.ReadMsgUDPAddrPort(x.in[:maxQuery], oob)
 		if err != nil {
-			if s.isClosing() || ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+			if s.isClosing() || u.listener.ended.Load() || ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return ErrServerClosed
 			}
 			// Windows reports here that an answer did not arrive.

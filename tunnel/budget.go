@@ -17,6 +17,7 @@ type Budget struct {
 	Backlogs int64 // bytes that back-pressure may keep in memory before tunnels are read in small pieces; 0 means no limit
 
 	clients  Clients
+	backlogs atomic.Int64 // in place of Backlogs, and one more; 0 for Backlogs
 	used     atomic.Int64
 	held     atomic.Int64
 	pressure atomic.Int32
@@ -159,11 +160,28 @@ func (b *Budget) Buffered() int64 {
 	return b.held.Load()
 }
 
+// SetBacklogs puts n in the place of Backlogs.
+func (b *Budget) SetBacklogs(n int64) { b.backlogs.Store(n + 1) }
+
+// BacklogLimit returns Backlogs, or what took its place.
+func (b *Budget) BacklogLimit() int64 {
+	if n := b.backlogs.Load(); n > 0 {
+		return n - 1
+	}
+	return b.Backlogs
+}
+
+// backlogged reports whether more is held than back-pressure may keep.
+func (b *Budget) backlogged() bool {
+	most := b.BacklogLimit()
+	return most > 0 && b.held.Load() > most
+}
+
 // MemoryShort reports whether tunnels are to be read in small pieces. The account of
 // buffered bytes is exact, where Pressure is a look from time to time: thousands that
 // stop to read at once must not fill the memory between two looks.
 func (b *Budget) MemoryShort() bool {
-	return b != nil && (b.pressure.Load() > 0 || b.Backlogs > 0 && b.held.Load() > b.Backlogs)
+	return b != nil && (b.pressure.Load() > 0 || b.backlogged())
 }
 
 // A BufferAccount counts the bytes that a connection of many streams keeps in
@@ -211,10 +229,10 @@ func (h *BufferAccount) MemoryShort() bool { return h.budget.MemoryShort() }
 // unread bytes already.
 func (h *BufferAccount) CheckLimit() error {
 	b := h.budget
-	if b == nil || b.Backlogs <= 0 {
+	if b == nil || b.BacklogLimit() <= 0 {
 		return nil
 	}
-	most := backlogsMost * b.Backlogs
+	most := backlogsMost * b.BacklogLimit()
 	free := most - b.held.Load()
 	if h.client == nil {
 		if free > 0 {

@@ -193,7 +193,7 @@ func TestServerChargesClientOfConnHeader(t *testing.T) {
 		defer relay.Close()
 		budget := &tunnel.Budget{Limit: 100}
 		dialer := &fakeDialer{}
-		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, MaxTunnelsPerClient: 2, Observe: func(*tunnel.Outcome) {}}
+		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, Limits: tunnel.Limits{MaxConnectionsPerClient: 2}, Observe: func(*tunnel.Outcome) {}}
 		g := serveFronted(t, &tunnel.Server{Handler: router, Limits: tunnel.Limits{MaxConnectionsPerClient: 2}, Budget: budget}, &lineHeader{"198.51.100.7"}, line)
 		var clients []net.Conn
 		enter := func(client string) *fakeConn {

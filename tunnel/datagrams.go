@@ -14,10 +14,6 @@ import (
 	"culvert.dev/tunnel/internal/poll"
 )
 
-// DefaultDatagramIdleTimeout is how long a tunnel of datagrams may be without one either
-// way. NAT forgets UDP after two minutes at the most (RFC 4787 section 4.3).
-const DefaultDatagramIdleTimeout = 2 * time.Minute
-
 // A DatagramConn is a connection that carries datagrams: to a service, or of a client to
 // this gateway. Its Read and Write are not to be used.
 type DatagramConn interface {
@@ -55,7 +51,7 @@ type datagramTunnel struct {
 func (r *Router) carryDatagrams(client Stream, server net.Conn, o *Outcome, dialed Attempt, route Route, l lease) {
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
 	s.record = r.newRecord(o, dialed, isMultiplexed(server), l)
-	t := &datagramTunnel{session: s, idle: limit(route.IdleTimeout, r.DatagramIdleTimeout, DefaultDatagramIdleTimeout)}
+	t := &datagramTunnel{session: s, idle: limit(route.IdleTimeout, r.limits().UDPIdleTimeout, DefaultUDPIdleTimeout)}
 	var fits, also bool
 	t.client, fits = client.(DatagramConn)
 	t.server, also = server.(DatagramConn)

@@ -96,7 +96,7 @@ func TestServiceLimit(t *testing.T) {
 // TestServiceLimitOfSessions checks that sessions of datagrams count as connections do.
 func TestServiceLimitOfSessions(t *testing.T) {
 	r := newSessionRig(t)
-	r.MaxTunnels = 0
+	r.Limits.MaxTunnels = 0
 	r.Resolver = limitedTo(&tunnel.ServiceLimits{Connections: 2}, "192.0.2.1:53")
 	var all []*tunnel.Session
 	for range 2 {

@@ -16,12 +16,6 @@ import (
 	"culvert.dev/tunnel/internal/relay"
 )
 
-// Limits of a tunnel that its Route leaves at zero.
-const (
-	DefaultIdleTimeout       = time.Hour
-	DefaultHalfClosedTimeout = time.Minute
-)
-
 // A Relay owns tunnels from the moment both ends stand to their end: it moves
 // the bytes, carries an end of stream as an end of stream and an abort as an
 // abort, keeps the limits and counts exactly.
@@ -37,10 +31,10 @@ const (
 //
 // The zero value is ready to use. Close it to end its goroutines.
 type Relay struct {
-	IdleTimeout       time.Duration // without a byte either way; 0 means DefaultIdleTimeout, negative none
-	HalfClosedTimeout time.Duration // half-closed and silent; 0 means DefaultHalfClosedTimeout, negative none
-	Loops             *Loops        // carry pairs of sockets; nil means loops of the Relay's own
-	Log               *slog.Logger  // panics in tunnels; nil discards
+	Limits        Limits
+	CurrentLimits LimitsFunc   // if set, takes the place of Limits
+	Loops         *Loops       // carry pairs of sockets; nil means loops of the Relay's own
+	Log           *slog.Logger // panics in tunnels; nil discards
 
 	own      Loops
 	loads    serviceLoads
@@ -83,9 +77,10 @@ func (r *Relay) Carry(t Tunnel) {
 // carry is Carry for the request of info. k is the client's connection in
 // a Server, nil where it came from elsewhere.
 func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, info record, k *slot) {
+	limits := r.CurrentLimits.Or(&r.Limits)
 	t := relay.Tunnel{
-		IdleTimeout:       limit(idle, r.IdleTimeout, DefaultIdleTimeout),
-		HalfClosedTimeout: limit(halfClosed, r.HalfClosedTimeout, DefaultHalfClosedTimeout),
+		IdleTimeout:       limit(idle, limits.IdleTimeout, DefaultIdleTimeout),
+		HalfClosedTimeout: limit(halfClosed, limits.HalfClosedTimeout, DefaultHalfClosedTimeout),
 		Owner:             info,
 	}
 	t.Client, t.FromClient = unwrap(client)

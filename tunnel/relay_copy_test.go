@@ -141,7 +141,7 @@ func TestRelayLimitsByDefault(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &tunnel.Relay{IdleTimeout: tt.idle, HalfClosedTimeout: tt.half}
+				r := &tunnel.Relay{Limits: tunnel.Limits{IdleTimeout: tt.idle, HalfClosedTimeout: tt.half}}
 				defer r.Close()
 				start := time.Now()
 				client, server, _, out, end := carryMem(t, r, true, !tt.noHalf, func(tun *tunnel.Tunnel) {

@@ -12,12 +12,8 @@ import (
 	"culvert.dev/tunnel/internal/relay"
 )
 
-// Limits of the dial that a Router leaves at zero.
-const (
-	DefaultConnectTimeout      = 3 * time.Second  // for each address
-	DefaultConnectTotalTimeout = 10 * time.Second // for all of them, the lookup of names included
-	DefaultMaxDialAttempts     = 3                // addresses
-)
+// DefaultMaxDialAttempts is how many addresses a Router tries.
+const DefaultMaxDialAttempts = 3
 
 // A Router is the Handler that decides: it resolves the request, allows it,
 // dials, tells the client yes, and gives both ends to the Relay. Everything
@@ -30,13 +26,11 @@ type Router struct {
 	Budget   *Budget        // a tunnel's second descriptor is taken here, if it has one; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
 
-	MaxTunnels          int           // standing or being dialed; 0 means no limit but the Budget's
-	MaxTunnelsPerClient int           // of them, of one client: Limits.MaxConnectionsPerClient; 0 means no limit
-	MaxHelloRepeats     int           // how often the same ClientHello may be on its way to services; 0 means DefaultMaxHelloRepeats, negative no limit
-	ConnectTimeout      time.Duration // for each address; 0 means DefaultConnectTimeout, negative none
-	ConnectTotalTimeout time.Duration // for all, with the lookup; 0 means DefaultConnectTotalTimeout, negative none
-	MaxDialAttempts     int           // addresses tried; 0 means DefaultMaxDialAttempts
-	DatagramIdleTimeout time.Duration // of a tunnel of datagrams whose route has no limit; 0 means DefaultDatagramIdleTimeout, negative none
+	Limits        Limits     // MaxConnectionsPerClient is for tunnels
+	CurrentLimits LimitsFunc // if set, takes the place of Limits
+
+	MaxHelloRepeats int // how often the same ClientHello may be on its way to services; 0 means DefaultMaxHelloRepeats, negative no limit
+	MaxDialAttempts int // addresses tried; 0 means DefaultMaxDialAttempts
 
 	ids     atomic.Uint64
 	tunnels atomic.Int64 // reserved
@@ -87,7 +81,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 // connect takes req as far as a service that answers: resolve, allow, dial. l is
 // for the tunnel; it is released where there is none.
 func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease) (server net.Conn, route Route, dialed Attempt, err error) {
-	ctx, cancel := withLazyTimeout(ctx, time.Now(), limit(r.ConnectTotalTimeout, DefaultConnectTotalTimeout))
+	ctx, cancel := withLazyTimeout(ctx, time.Now(), limit(r.limits().ConnectTotalTimeout, DefaultConnectTotalTimeout))
 	defer cancel()
 	reserved := false
 	defer func() {
@@ -223,7 +217,8 @@ func (r *Router) reserve(l *lease, route *Route) (err error) {
 	if p := r.Budget.Pressure(); p != Calm && !r.Budget.isOthersShortage(l.client) {
 		return Refusef(Overload, "memory is %s: raise its limit or add a gateway", p)
 	}
-	if err := r.checkTunnels(l); err != nil {
+	limits := r.limits()
+	if err := r.checkTunnels(l, limits); err != nil {
 		return err
 	}
 	if r.Relay != nil { // which a Router that only refuses may lack
@@ -231,9 +226,9 @@ func (r *Router) reserve(l *lease, route *Route) (err error) {
 			return err
 		}
 	}
-	if n := r.tunnels.Add(1); r.MaxTunnels > 0 && n > int64(r.MaxTunnels) {
+	if n, most := r.tunnels.Add(1), limits.MaxTunnels; most > 0 && n > int64(most) {
 		r.tunnels.Add(-1)
-		return Refusef(Overload, "limits.maxTunnels: %d tunnels are open, the limit: raise it or add a gateway", r.MaxTunnels)
+		return Refusef(Overload, "limits.maxTunnels: %d tunnels are open, and the limit is %d: raise it or add a gateway", n-1, most)
 	}
 	if !r.Budget.Take(1) {
 		r.tunnels.Add(-1)
@@ -244,13 +239,15 @@ func (r *Router) reserve(l *lease, route *Route) (err error) {
 	return nil
 }
 
+func (r *Router) limits() *Limits { return r.CurrentLimits.Or(&r.Limits) }
+
 // checkTunnels refuses one more tunnel of the client where it holds its share.
-func (r *Router) checkTunnels(l *lease) error {
+func (r *Router) checkTunnels(l *lease, limits *Limits) error {
 	if l.exempt {
 		return nil
 	}
 	c := l.client
-	if err := c.CheckTunnels(r.MaxTunnelsPerClient); err != nil {
+	if err := c.CheckTunnels(limits.MaxConnectionsPerClient); err != nil {
 		return err
 	}
 	if l.stream {
@@ -261,7 +258,7 @@ func (r *Router) checkTunnels(l *lease) error {
 	if err := r.Budget.checkDescriptors(c, 1); err != nil {
 		return err
 	}
-	if most := int64(r.MaxTunnels); most > 0 {
+	if most := int64(limits.MaxTunnels); most > 0 {
 		return c.fair("tunnels", most, most-r.tunnels.Load(), 1, func(c *Client) int64 { return c.Tunnels.Load() }, "raise limits.maxTunnels or add a gateway")
 	}
 	return nil
@@ -311,7 +308,7 @@ func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcom
 // dialOne dials ep. Where that works, the tunnel is counted in ep.Load from then on.
 func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep *Endpoint) (c net.Conn, _ Attempt) {
 	start := time.Now()
-	ctx, cancel := withLazyTimeout(ctx, start, limit(r.ConnectTimeout, DefaultConnectTimeout))
+	ctx, cancel := withLazyTimeout(ctx, start, limit(r.limits().ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
 	ep.Load.add(1)
 	defer func() {

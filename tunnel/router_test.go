@@ -143,9 +143,12 @@ func TestRouterRefuses(t *testing.T) {
 		{"no descriptor", func(b *bench) { b.Budget.Limit = 1 }, overload, "descriptors", 0, 0},
 		{"refused", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = errRefused }, tunnel.DialFailed, "192.0.2.1:80: connection refused", 1, 0},
 		{"silent", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour }, tunnel.DialTimeout, "192.0.2.1:80", 1, 3 * time.Second},
-		{"own timeout", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.ConnectTimeout = time.Second }, tunnel.DialTimeout, "", 1, time.Second},
-		{"own total", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.ConnectTotalTimeout = time.Second }, tunnel.DialTimeout, "", 1, time.Second},
-		{"no timeout but the total", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.ConnectTimeout = -1 }, tunnel.DialTimeout, "", 1, 10 * time.Second},
+		{"own timeout", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.Limits.ConnectTimeout = time.Second }, tunnel.DialTimeout, "", 1, time.Second},
+		{"own total", func(b *bench) {
+			b.dialer.answers["192.0.2.1:80"] = time.Hour
+			b.Limits.ConnectTotalTimeout = time.Second
+		}, tunnel.DialTimeout, "", 1, time.Second},
+		{"no timeout but the total", func(b *bench) { b.dialer.answers["192.0.2.1:80"] = time.Hour; b.Limits.ConnectTimeout = -1 }, tunnel.DialTimeout, "", 1, 10 * time.Second},
 		{"three are tried", func(b *bench) {
 			b.Resolver = routeTo("192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80", "192.0.2.1:80")
 			b.dialer.answers["192.0.2.1:80"] = errRefused
@@ -470,7 +473,7 @@ func TestRouterCountsDescriptors(t *testing.T) {
 func TestRouterMaxTunnels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, routeTo("192.0.2.1:80"))
-		b.MaxTunnels = 3
+		b.Limits.MaxTunnels = 3
 		b.dialer.answers["192.0.2.1:80"] = func() { time.Sleep(time.Second) }
 		askers := make([]*asker, 20)
 		var wg sync.WaitGroup

@@ -54,6 +54,10 @@ type Server struct {
 	Observe func(*Outcome) // told of connections that ended without a request; must not block. May be nil
 	Log     *slog.Logger   // accept errors and panics; nil discards
 
+	// CurrentLimits, if set, takes the place of Limits. Pending connections, too, have the
+	// limits of the moment.
+	CurrentLimits LimitsFunc
+
 	// Loops accept from what Listen opened; nil means loops of the Server's own.
 	Loops *Loops
 
@@ -139,6 +143,8 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 	}
 }
 
+func (s *Server) limits() *Limits { return s.CurrentLimits.Or(&s.Limits) }
+
 func (s *Server) loops() *Loops {
 	if s.Loops != nil {
 		return s.Loops
@@ -185,7 +191,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 	case !room:
 		refused = Refusef(Overload, "all %d descriptors for connections are taken", s.Budget.Limit)
 	default:
-		refused = s.slots.admit(k, &s.Limits, s.Budget, time.Now())
+		refused = s.slots.admit(k, s.limits(), s.Budget, time.Now())
 	}
 	if refused == nil {
 		ln.conns++
@@ -352,7 +358,7 @@ func (s *Server) sweep() {
 	defer t.Stop()
 	for range t.C {
 		s.mu.Lock()
-		limits, busy := s.Budget.preamble(s.Limits), s.loops().engine().HandOffStalled()
+		limits, busy := s.Budget.preamble(*s.limits()), s.loops().engine().HandOffStalled()
 		if !s.slots.expirePending(&limits, time.Now()) && !busy {
 			s.slots.sweeping = false
 			s.mu.Unlock()

@@ -39,7 +39,7 @@ type sessionRig struct {
 func newSessionRig(t *testing.T, addrs ...string) *sessionRig {
 	r := &sessionRig{}
 	r.Router = tunnel.Router{
-		Relay: &tunnel.Relay{}, Budget: &tunnel.Budget{Limit: 100}, MaxTunnels: 1,
+		Relay: &tunnel.Relay{}, Budget: &tunnel.Budget{Limit: 100}, Limits: tunnel.Limits{MaxTunnels: 1},
 		Resolver: resolverFunc(func(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
 			route, err := routeTo(addrs...)(ctx, req)
 			route.Report = func(_ tunnel.Endpoint, err error) { r.reports = append(r.reports, err) }

@@ -11,46 +11,6 @@ import (
 	"culvert.dev/tunnel/internal/relay"
 )
 
-// Limits bound what connections may cost before they have asked for anything,
-// and how much of the gateway one client may have. A zero field means its
-// default, a negative one no limit.
-type Limits struct {
-	FirstByteTimeout      time.Duration // from accept to the first byte; default 10 s
-	HandshakeTimeout      time.Duration // from the first byte to a complete preamble, whatever comes; default 5 s
-	MaxPendingConnections int           // pending connections in all; the oldest one of the client with most makes room; default 4,096
-
-	// Fixed limits for each client, which is an IPv4 address or an IPv6 /64,
-	// eight times as much for a /48. There are none by default: one client may
-	// use what is free, and as that becomes scarce those who hold most are
-	// refused first. See FairShare and Queue.
-	MaxPendingPerClient     int // pending connections
-	MaxConnectionsPerClient int // connections, and as many tunnels
-	ConnectionRatePerClient int // new connections a second, and as many at once
-}
-
-// Default Limits.
-const (
-	DefaultFirstByteTimeout      = 10 * time.Second
-	DefaultHandshakeTimeout      = 5 * time.Second
-	DefaultMaxPendingConnections = 4096
-)
-
-// PendingLimit returns how many pending connections there may be in all, and
-// is false where there may be any number.
-func (l *Limits) PendingLimit() (int, bool) {
-	if l.MaxPendingConnections == 0 {
-		return DefaultMaxPendingConnections, true
-	}
-	return l.MaxPendingConnections, l.MaxPendingConnections > 0
-}
-
-// PendingFull reports whether n pending connections, or what stands for them, are
-// as many as there may be in all.
-func (l *Limits) PendingFull(n int) bool {
-	most, limited := l.PendingLimit()
-	return limited && n >= most
-}
-
 // A slot is one connection's place in the Server: what it is counted under.
 // It lives as long as the connection is served; a tunnel that outlives that has
 // a lease on the place.
@@ -144,7 +104,7 @@ func (k *slot) charge(addr netip.Addr) error {
 	c := s.Budget.Client(&s.clients, addr)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := c.checkConnect(&s.Limits, s.Budget, time.Now()); err != nil {
+	if err := c.checkConnect(s.limits(), s.Budget, time.Now()); err != nil {
 		c.Release()
 		return err
 	}

@@ -169,7 +169,7 @@ func TestLargeDatagrams(t *testing.T) {
 
 // TestIdle: a tunnel without a datagram either way ends in order.
 func TestIdle(t *testing.T) {
-	eachVersion(t, tunneltest.Table{"dns.test:53": echo(t)}, func(p *proxy) { p.router.DatagramIdleTimeout = 10 * time.Millisecond }, func(t *testing.T, p *proxy) {
+	eachVersion(t, tunneltest.Table{"dns.test:53": echo(t)}, func(p *proxy) { p.router.Limits.UDPIdleTimeout = 10 * time.Millisecond }, func(t *testing.T, p *proxy) {
 		c := p.dial(t, "dns.test:53")
 		if err := c.end(t); err != io.EOF {
 			t.Errorf("the client sees %v, want the end", err)

@@ -74,6 +74,8 @@ func (s *Server) admitHandshake(ctx context.Context, info *quic.ClientInfo, list
 	return context.WithValue(ctx, attemptKey{}, a), nil
 }
 
+func (s *Server) limits() *tunnel.Limits { return s.CurrentLimits.Or(&s.Limits) }
+
 func (s *Server) reserve(a *attempt) error {
 	c := s.Budget.Client(&s.clients, a.addr.Addr())
 	s.mu.Lock()
@@ -96,7 +98,7 @@ func (s *Server) checkBegin(c *tunnel.Client) error {
 	case s.Budget.Pressure() == tunnel.Full:
 		return refuse(tunnel.Overload, "memory is full")
 	}
-	return c.CheckPending(&s.Limits, s.handshakes, "unfinished handshakes")
+	return c.CheckPending(s.limits(), s.handshakes, "unfinished handshakes")
 }
 
 // admitConn admits or refuses a connection whose handshake is complete, which has
@@ -104,7 +106,7 @@ func (s *Server) checkBegin(c *tunnel.Client) error {
 func (s *Server) admitConn(a *attempt) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l, c := &s.Limits, a.client
+	l, c := s.limits(), a.client
 	s.handshakes--
 	c.AddPending(-1)
 	a.open = true

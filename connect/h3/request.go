@@ -405,7 +405,7 @@ func (k *serverConn) idle() time.Duration { return mux.OrDefault(k.s.Idle, Defau
 
 // firstRequest returns how long a connection may take to its first request.
 func (k *serverConn) firstRequest() time.Duration {
-	switch d := k.s.Limits.FirstByteTimeout; {
+	switch d := k.s.limits().FirstByteTimeout; {
 	case d == 0:
 		return tunnel.DefaultFirstByteTimeout
 	case d < 0:

@@ -70,7 +70,8 @@ type Server struct {
 
 	// Limits are those of tunnel.Server. A handshake counts as a preamble until
 	// it is complete; from there FirstByteTimeout is the time for the first request.
-	Limits tunnel.Limits
+	Limits        tunnel.Limits
+	CurrentLimits tunnel.LimitsFunc // if set, takes the place of Limits
 
 	// Grow is by how many bytes the windows of all connections together may
 	// grow beyond what each begins with; 0 means 256 MiB. They do not grow by more
@@ -300,8 +301,8 @@ func (s *Server) allowGrowth(qc *quic.Conn, n uint64) (may bool) {
 	if most == 0 {
 		most = 256 << 20
 	}
-	if b := s.Budget; b != nil && b.Backlogs > 0 {
-		most = min(most, b.Backlogs)
+	if b := s.Budget; b != nil && b.BacklogLimit() > 0 {
+		most = min(most, b.BacklogLimit())
 	}
 	if s.grown+int64(n) > most || s.Budget.Pressure() != tunnel.Calm {
 		return false

@@ -62,7 +62,7 @@ type Admin struct {
 	Pprof    bool                                                  // serve /debug/pprof/
 	Tunnels  func() iter.Seq[tunnel.Live]                          // in the order of their IDs; nil means no /tunnels
 	Refusals *RefusalLog                                           // nil means no /refusals
-	Control  bool                                                  // let tunnels be closed by TCP, too
+	Control  func() bool                                           // whether tunnels may be closed by TCP, too; nil means no
 	Hosts    []string                                              // names by which it is asked, besides IP addresses and localhost
 	Brief    bool                                                  // one request a connection, within 5 s: for a port that anybody reaches
 	Log      *slog.Logger                                          // net/http's complaints, and what operators changed; nil discards

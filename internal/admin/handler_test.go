@@ -28,7 +28,7 @@ func sameAsSlog(t *testing.T, o *tunnel.Outcome) {
 			return lineTime.ReplaceAllString(b.String(), "")
 		}
 		got := line(NewHandler(&fast, asJSON, slog.LevelDebug), &fast)
-		want := line(NewHandler(&slow, asJSON, slog.LevelDebug).Handler, &slow)
+		want := line(NewHandler(&slow, asJSON, slog.LevelDebug).handler(), &slow)
 		if got != want {
 			t.Errorf("JSON %v:\ngot  %qwant %q", asJSON, got, want)
 		}

@@ -167,7 +167,7 @@ func (a *Admin) mayClose(w http.ResponseWriter, r *http.Request) bool {
 	switch {
 	case r.Header.Get("Origin") != "" || r.Header.Get("Sec-Fetch-Site") != "":
 		text(w, http.StatusForbidden, "asked by a web page")
-	case a.Control || overSocket(r):
+	case a.Control != nil && a.Control() || overSocket(r):
 		return true
 	default:
 		text(w, http.StatusForbidden, "closing tunnels over TCP is not allowed, as anyone on this host could: "+

@@ -155,7 +155,7 @@ func TestTunnelsAreClosed(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, f := withTunnels()
-			a.Control = tt.control
+			a.Control = func() bool { return tt.control }
 			r := ask(a, tt.method, tt.target, tt.edit)
 			if got := body(t, r); r.StatusCode != tt.status || !strings.Contains(got, tt.want) {
 				t.Errorf("got %d %q, want %d %q", r.StatusCode, got, tt.status, tt.want)
@@ -175,7 +175,7 @@ func TestTunnelsAreThereOnlyIfGiven(t *testing.T) {
 		}
 	}
 	a, _ := withTunnels()
-	a.CloseTunnels, a.Control = nil, true
+	a.CloseTunnels, a.Control = nil, func() bool { return true }
 	if r := ask(a, "DELETE", "/tunnels/2", bySocket); r.StatusCode != 405 || r.Header.Get("Allow") != "GET, HEAD" {
 		t.Errorf("DELETE without a way to: %d, Allow %q", r.StatusCode, r.Header.Get("Allow"))
 	}

@@ -28,13 +28,14 @@ type Status struct {
 
 	Insecure     *StatusInsecure   `json:"insecure,omitempty"`      // what plaintext may go to without mutual TLS
 	Stale        *StatusStale      `json:"stale,omitempty"`         // while the table may be old
-	Restart      []string          `json:"restartNeeded,omitempty"` // parts of the configuration that have changed and are not in force
+	Restart      []PendingChange   `json:"restartNeeded,omitempty"` // what of the configuration has changed and is not in force
 	ServicePorts *StatusPorts      `json:"servicePorts,omitempty"`
 	Health       []StatusHealth    `json:"health,omitempty"`     // the worst first
 	Transports   []StatusTransport `json:"transports,omitempty"` // of gateways with several, in order of preference
 	Limits       []StatusLimit     `json:"limits,omitempty"`     // of services, those first that use most of theirs; 20 at most
 	MoreLimits   int               `json:"moreLimits,omitempty"` // services with limits that are not listed
 	DNS          *StatusDNS        `json:"dns,omitempty"`
+	Admin        []StatusAdmin     `json:"admin,omitempty"` // with one that stays open as the configured one cannot be opened
 	VIPs         *StatusVIPs       `json:"vips,omitempty"`
 
 	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
@@ -78,7 +79,7 @@ func statusOf(l *Listener, addr net.Addr) StatusListener {
 
 // Status says how the gateway is.
 func (g *Gateway) Status() Status {
-	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.cfg.DNS.status()}
+	s := Status{Version: g.cfg.Version, Started: g.started, Tunnels: g.relay.Open(), DNS: g.dns.status(), Admin: g.adminStatus()}
 	s.Ready, s.Why = g.Ready()
 	for i := range g.cfg.Listeners {
 		s.Listeners = append(s.Listeners, statusOf(&g.cfg.Listeners[i], g.addrs[i]))
@@ -90,8 +91,8 @@ func (g *Gateway) Status() Status {
 		s.MoreLimits = all - len(s.Limits)
 	}
 	s.Stale, s.Health, s.Transports = g.staleStatus(), g.health(), g.transportStatus()
-	if parts := g.restart.Load(); parts != nil {
-		s.Restart = *parts
+	if waiting := g.restart.Load(); waiting != nil {
+		s.Restart = *waiting
 	}
 	if g.ports != nil {
 		list, _ := g.ports.status()
@@ -133,33 +134,6 @@ func insecureIn(t *registry.Table) *StatusInsecure {
 	return &s
 }
 
-// listenAdmin opens the admin port and the health port, and has the guard keep
-// clients from them.
-func (g *Gateway) listenAdmin(ctx context.Context, guard *tunnel.Guard) error {
-	for _, p := range []struct {
-		address string
-		remote  bool
-		to      *net.Listener
-	}{
-		{g.cfg.Admin, g.cfg.AdminRemote, &g.adminLn},
-		{g.cfg.Health, true, &g.healthLn},
-	} {
-		if p.address == "" {
-			continue
-		}
-		if err := admin.CheckAddr(p.address, p.remote); err != nil {
-			return err
-		}
-		ln, err := admin.Listen(ctx, p.address)
-		if err != nil {
-			return err
-		}
-		guard.OwnAdmin(ln.Addr())
-		*p.to = ln
-	}
-	return nil
-}
-
 // probes returns the server of the health port. What it answers tells nothing
 // of clients, and changes nothing.
 func (g *Gateway) probes() *admin.Admin {
@@ -174,8 +148,8 @@ func (g *Gateway) HealthAddr() net.Addr {
 	return g.healthLn.Addr()
 }
 
-// admin returns the admin server.
-func (g *Gateway) admin() *admin.Admin {
+// adminServer returns the admin server.
+func (g *Gateway) adminServer() *admin.Admin {
 	return &admin.Admin{
 		Ready:   g.Ready,
 		Metrics: g.metrics.Handler(),
@@ -195,7 +169,7 @@ func (g *Gateway) admin() *admin.Admin {
 			return g.relay.EndFunc(tunnel.Killed, match)
 		},
 		Refusals: &g.refusals,
-		Control:  g.cfg.AdminControl,
+		Control:  func() bool { return g.settings.Load().AdminControl },
 		Log:      g.log,
 	}
 }
@@ -217,9 +191,16 @@ func (g *Gateway) Reloaded(ok bool) {
 	g.reloads.last.Store(time.Now().Unix())
 }
 
-// RestartNeeded says which parts of the configuration have changed since the
-// start where only a restart takes them up.
-func (g *Gateway) RestartNeeded(parts []string) { g.restart.Store(&parts) }
+// A PendingChange is a key of the configuration that has changed since the start and that
+// only a restart takes up.
+type PendingChange struct {
+	Key        string `json:"key"`
+	InForce    string `json:"inForce"`    // "" for nothing
+	Configured string `json:"configured"` // "" for nothing
+}
+
+// RestartNeeded says what of the configuration waits for a restart, for /status.
+func (g *Gateway) RestartNeeded(list []PendingChange) { g.restart.Store(&list) }
 
 // gauges registers what the metrics read at each scrape.
 func (g *Gateway) gauges(budget *tunnel.Budget) {
@@ -265,7 +246,9 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })
 	})
 	m.Gauge("culvert_source_listeners_open", "Open listeners of the configuration file, of Gateways and of other sources.", func() float64 { return g.inbound.count(false) })
-	m.Gauge("culvert_source_listeners_missing", "Listeners of the configuration file, of Gateways and of other sources that cannot be opened, or only in part.", func() float64 { return g.inbound.count(true) })
+	m.Gauge("culvert_source_listeners_missing", "Listeners of the configuration file, of Gateways and of other sources that cannot be opened, or only in part. DNS listeners and the admin port count as well.", func() float64 {
+		return g.inbound.count(true) + float64(g.dns.problems()+g.adminPort.problems())
+	})
 	m.Gauge("culvert_vips_services", "Services with virtual IPs.", func() float64 { s, _ := g.vips.status(); return float64(s.Services) })
 	m.Gauge("culvert_vips_missing", "Virtual IPs that services ask for and do not have.", func() float64 { s, _ := g.vips.status(); return float64(s.Missing) })
 	m.Counter("culvert_config_reloads_total", "Successful configuration reloads.", func() float64 { return float64(g.reloads.good.Load()) })

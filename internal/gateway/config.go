@@ -56,13 +56,7 @@ type Config struct {
 	// Prometheus. "" means none.
 	Health string
 
-	Limits              tunnel.Limits
-	MaxTunnels          int           // 0 means as many as there are descriptors for
-	IdleTimeout         time.Duration // 0 means tunnel.DefaultIdleTimeout
-	UDPIdleTimeout      time.Duration // of sessions of UDP; 0 means udp.DefaultIdleTimeout
-	HalfClosedTimeout   time.Duration // 0 means tunnel.DefaultHalfClosedTimeout
-	ConnectTimeout      time.Duration // 0 means tunnel.DefaultConnectTimeout
-	ConnectTotalTimeout time.Duration // 0 means tunnel.DefaultConnectTotalTimeout
+	Limits tunnel.Limits
 
 	// Memory is what the Go runtime was told to keep below, in bytes. Where it,
 	// or the cgroup's limit, is nearly reached, connections are refused, and
@@ -70,8 +64,9 @@ type Config struct {
 	// that neither is looked at.
 	Memory int64
 
-	// SetMemory tells the runtime another limit, while the kernel holds much of
-	// the cgroup's memory for our sockets. May be nil.
+	// SetMemory tells the runtime another limit: after a change of Memory, and while the
+	// kernel holds much of the cgroup's memory for our sockets. Zero and less are none. May
+	// be nil: then the runtime keeps the limit that it has, and Memory does not change.
 	SetMemory func(bytes int64)
 
 	// ServicePorts are ports to give to services; nil means that none has one to

@@ -53,7 +53,7 @@ func startConfig(t *testing.T, cfg Config) (addr string) {
 
 func startGateway(t *testing.T, cfg Config) (addr string, g *Gateway) {
 	t.Helper()
-	cfg.DrainDelay, cfg.DrainTimeout, cfg.ConnectTimeout = -1, -1, time.Second
+	cfg.DrainDelay, cfg.DrainTimeout, cfg.Limits.ConnectTimeout = -1, -1, time.Second
 	var err error
 	if g, err = New(t.Context(), cfg); err != nil {
 		t.Fatal(err)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,17 +22,17 @@ import (
 type DNS struct {
 	Listeners []DNSListener
 
-	// Server has the zones, the limits, and Forward, which is closed at the end
-	// of Run. Names, ViewOf, Lookup and Usable are the gateway's to set where they
-	// are nil, Log and Observe in any case.
+	// Server has the zones, the limits, and Forward, which is closed when the gateway has
+	// no more use for it. Names, ViewOf, Lookup and Usable are the gateway's to set where
+	// they are nil, Log and Observe in any case. Of the Server of a later Config only the
+	// fields of dns.Settings count.
 	Server *dns.Server
 
 	// VIPs reports whether those in a network are told the addresses that services
 	// have to themselves; nil means nobody is.
 	VIPs func(network string) bool
 
-	pair    atomic.Pointer[tls.Certificate]
-	sockets []dnsSocket
+	pair atomic.Pointer[tls.Certificate]
 }
 
 // A DNSListener is where questions are taken.
@@ -40,27 +42,7 @@ type DNSListener struct {
 	View      string // the network of all who ask here; "" means that of their address
 }
 
-// A dnsSocket is a listener that is open: one of both.
-type dnsSocket struct {
-	DNSListener
-	packets *net.UDPConn
-	streams net.Listener
-}
-
-func (s *dnsSocket) addr() net.Addr {
-	if s.packets != nil {
-		return s.packets.LocalAddr()
-	}
-	return s.streams.Addr()
-}
-
-func (s *dnsSocket) close() {
-	if s.packets != nil {
-		_ = s.packets.Close()
-		return
-	}
-	_ = s.streams.Close()
-}
+func (l DNSListener) String() string { return string(l.Transport) + "://" + l.Address }
 
 // dnsLookupTimeout is the time a target's name may take, less than a question may.
 const dnsLookupTimeout = 1500 * time.Millisecond
@@ -72,41 +54,6 @@ const dnsDescriptors = 1500
 // Use has pair shown by TLS and HTTPS from the next connection on.
 func (d *DNS) Use(pair tls.Certificate) { d.pair.Store(&pair) }
 
-// config is that of a listener by TLS. TLS 1.2 is for the stub resolvers of
-// systems that have nothing later.
-func (d *DNS) config() *tls.Config {
-	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			if c := d.pair.Load(); c != nil {
-				return c, nil
-			}
-			return nil, errors.New("there is no certificate")
-		},
-	}
-}
-
-// listen opens every socket. No tunnel leads to them: a client that came by one
-// would be taken for this host.
-func (d *DNS) listen(ctx context.Context, guard *tunnel.Guard) error {
-	for _, l := range d.Listeners {
-		s := dnsSocket{DNSListener: l}
-		var err error
-		if l.Transport == dns.UDP {
-			s.packets, err = udp.Listen(ctx, l.Address)
-		} else {
-			var lc net.ListenConfig
-			s.streams, err = lc.Listen(ctx, "tcp", l.Address)
-		}
-		if err != nil {
-			return &DNSError{Listener: l, Err: err}
-		}
-		d.sockets = append(d.sockets, s)
-		guard.OwnListener(s.addr())
-	}
-	return nil
-}
-
 // A DNSError is that a listener could not be opened.
 type DNSError struct {
 	Listener DNSListener
@@ -114,32 +61,182 @@ type DNSError struct {
 }
 
 func (e *DNSError) Error() string {
-	return "listen for DNS at " + string(e.Listener.Transport) + "://" + e.Listener.Address + ": " + e.Err.Error()
+	return "listen for DNS at " + e.Listener.String() + ": " + e.Err.Error()
 }
 
 func (e *DNSError) Unwrap() error { return e.Err }
 
-// count is how many listeners there are.
-func (d *DNS) count() int {
-	if d == nil {
-		return 0
-	}
-	return len(d.Listeners)
+// A dnsService answers what the configuration of the moment says.
+type dnsService struct {
+	socketSet[DNSListener]
+	ctx     context.Context // for logs alone
+	current atomic.Pointer[DNS]
+	server  atomic.Pointer[dns.Server] // nil as long as nothing was ever answered
+
+	retiring sync.Mutex // guards what follows
+	retired  []retiredForwarder
 }
 
-// close gives back sockets that were never served.
-func (d *DNS) close() {
-	if d == nil {
+// A retiredForwarder is one that only questions from before are asked of.
+type retiredForwarder struct {
+	*dns.Forwarder
+	since time.Time
+}
+
+// forwarderRest is how long a retired Forwarder may still be asked: a question takes no
+// more than two seconds.
+const forwarderRest = 3 * time.Second
+
+func newDNSService(ctx context.Context, g *Gateway, guard *tunnel.Guard) *dnsService {
+	d := &dnsService{ctx: ctx}
+	d.socketSet = socketSet[DNSListener]{
+		tableWatcher: newTableWatcher(), g: g, guard: guard,
+		wanted: func() []DNSListener {
+			if c := d.current.Load(); c != nil {
+				return c.Listeners
+			}
+			return nil
+		},
+		listen: d.listenDNS,
+		opened: func(s *ownSocket[DNSListener]) {
+			g.log.Info("serving DNS", "listener", s.key.String(), "address", s.addr.String(), "view", s.key.View)
+		},
+		failed: func(l DNSListener, err error) {
+			g.log.Warn("cannot serve DNS", "listener", l.String(), "err", err)
+		},
+		closed: func(l DNSListener, addr string) {
+			g.log.Info("closed a DNS listener", "listener", l.String(), "address", addr)
+		},
+	}
+	d.current.Store(g.cfg.DNS)
+	return d
+}
+
+// listenDNS opens a socket. No tunnel leads to it: a client that came by one would be
+// taken for this host.
+func (d *dnsService) listenDNS(ctx context.Context, l DNSListener) (*ownSocket[DNSListener], error) {
+	o := &ownSocket[DNSListener]{key: l}
+	var socket io.Closer
+	if l.Transport == dns.UDP {
+		packets, err := udp.Listen(ctx, l.Address)
+		if err != nil {
+			return nil, &DNSError{l, err}
+		}
+		o.addr, socket = packets.LocalAddr(), packets
+		o.serve = func(ctx context.Context) error { return d.server.Load().ServeUDP(ctx, packets, l.View) }
+	} else {
+		streams, err := new(net.ListenConfig).Listen(ctx, "tcp", l.Address)
+		if err != nil {
+			return nil, &DNSError{l, err}
+		}
+		o.addr, socket = streams.Addr(), streams
+		o.serve = func(ctx context.Context) error { return d.serveStreams(ctx, streams, l) }
+	}
+	serve := o.serve
+	o.serve = func(ctx context.Context) error {
+		if err := serve(ctx); !errors.Is(err, dns.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	}
+	o.drain = func() {
+		if !d.server.Load().Drain(socket) { // it is not served yet
+			o.cancel()
+		}
+	}
+	o.close = func() { _ = socket.Close() }
+	return o, nil
+}
+
+func (d *dnsService) serveStreams(ctx context.Context, ln net.Listener, l DNSListener) error {
+	s := d.server.Load()
+	switch l.Transport {
+	case dns.TLS:
+		return s.ServeTLS(ctx, ln, d.config(), l.View)
+	case dns.HTTPS:
+		return s.ServeHTTPS(ctx, ln, d.config(), l.View)
+	}
+	return s.ServeTCP(ctx, ln, l.View)
+}
+
+// config is that of a listener by TLS. TLS 1.2 is for the stub resolvers of
+// systems that have nothing later.
+func (d *dnsService) config() *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if c := d.current.Load(); c != nil {
+				if pair := c.pair.Load(); pair != nil {
+					return pair, nil
+				}
+			}
+			return nil, errors.New("there is no certificate")
+		},
+	}
+}
+
+// use answers by next from the next question on; nil for nothing. The sockets follow in
+// their own time.
+func (d *dnsService) use(next *DNS) {
+	if next != nil && next.Server.Forward != nil && next.Server.Forward.Log == nil {
+		next.Server.Forward.Log = d.g.log
+	}
+	was := d.current.Swap(next)
+	if next != nil {
+		if s := d.server.Load(); s == nil {
+			d.prepare(next.Server)
+		} else if s != next.Server {
+			n := next.Server
+			s.Use(&dns.Settings{
+				Zones: n.Zones, Claimed: n.Claimed, TTL: n.TTL, NegativeTTL: n.NegativeTTL, Forward: n.Forward,
+				RecursionClients: n.RecursionClients, RateLimit: n.RateLimit, RateLimitExempt: n.RateLimitExempt,
+			})
+		}
+	}
+	if was == nil || was.Server.Forward == nil || next != nil && next.Server.Forward == was.Server.Forward {
 		return
 	}
-	for _, s := range d.sockets {
-		s.close()
-	}
+	d.retiring.Lock()
+	defer d.retiring.Unlock()
+	d.retired = append(d.retired, retiredForwarder{was.Server.Forward, time.Now()})
 }
 
-// prepare sets what of the server is the gateway's.
-func (d *DNS) prepare(ctx context.Context, g *Gateway) {
-	s := d.Server
+// updateDNS opens and closes sockets, and closes forwarders that nobody asks any more.
+func (d *dnsService) updateDNS(ctx context.Context) (complete bool) {
+	complete = d.update(ctx)
+	d.retiring.Lock()
+	defer d.retiring.Unlock()
+	for len(d.retired) > 0 && time.Since(d.retired[0].since) >= forwarderRest {
+		_ = d.retired[0].Close()
+		d.retired = d.retired[1:]
+	}
+	return complete && len(d.retired) == 0
+}
+
+// watchDNS follows the configuration until ctx is done.
+func (d *dnsService) watchDNS(ctx context.Context) error {
+	d.watch(ctx, &d.g.stopping, d.updateDNS)
+	return nil
+}
+
+// vips reports whether those in a network are told the addresses that services have to
+// themselves.
+func (d *dnsService) vips(network string) bool {
+	c := d.current.Load()
+	return c != nil && c.VIPs != nil && c.VIPs(network)
+}
+
+// forwarder returns what asks others now; nil for none.
+func (d *dnsService) forwarder() *dns.Forwarder {
+	if c := d.current.Load(); c != nil {
+		return c.Server.Forward
+	}
+	return nil
+}
+
+// prepare sets what of the server is the gateway's, before it serves.
+func (d *dnsService) prepare(s *dns.Server) {
+	g := d.g
 	if s.Names == nil {
 		s.Names = g.names.Names
 	}
@@ -158,21 +255,29 @@ func (d *DNS) prepare(ctx context.Context, g *Gateway) {
 	if s.Lookup == nil {
 		s.Lookup = (&dns.Resolver{Timeout: dnsLookupTimeout}).LookupTTL
 	}
+	if s.Forward != nil {
+		s.Forward.Log = g.log
+	}
 	s.Log = g.log
-	s.Observe = observeDNS(ctx, g.metrics.DNS(), g.log)
-	if f := s.Forward; f != nil {
-		f.Log = g.log
-		g.metrics.Gauge("culvert_dns_cache_bytes", "Approximate memory of cached DNS answers.", func() float64 { return float64(f.CacheSize()) })
-		g.metrics.Gauge("culvert_dns_upstreams_down", "Upstream resolvers that are tried last because they did not answer.", func() float64 {
-			n := 0
+	s.Observe = observeDNS(d.ctx, g.metrics.DNS(), g.log)
+	d.server.Store(s)
+	g.metrics.Gauge("culvert_dns_cache_bytes", "Approximate memory of cached DNS answers.", func() float64 {
+		if f := d.forwarder(); f != nil {
+			return float64(f.CacheSize())
+		}
+		return 0
+	})
+	g.metrics.Gauge("culvert_dns_upstreams_down", "Upstream resolvers that are tried last because they did not answer.", func() float64 {
+		n := 0
+		if f := d.forwarder(); f != nil {
 			for _, up := range f.Health() {
 				if !up {
 					n++
 				}
 			}
-			return float64(n)
-		})
-	}
+		}
+		return float64(n)
+	})
 }
 
 // observeDNS counts every question, and logs those that were not answered, for
@@ -187,48 +292,27 @@ func observeDNS(ctx context.Context, m *metrics.DNS, log *slog.Logger) func(*dns
 	}
 }
 
-// run serves every socket, each by a function given to run. Until there is a
-// table the zones are answered SERVFAIL, and all else as ever.
-func (d *DNS) run(ctx context.Context, run func(func() error), log *slog.Logger) {
-	for _, s := range d.sockets {
-		run(func() error {
-			if err := d.serve(ctx, &s); !errors.Is(err, dns.ErrServerClosed) {
-				return err
-			}
-			return nil
-		})
-		log.Info("serving DNS", "listener", string(s.Transport)+"://"+s.Address, "address", s.addr().String(), "view", s.View)
-	}
-}
-
-func (d *DNS) serve(ctx context.Context, s *dnsSocket) error {
-	switch s.Transport {
-	case dns.UDP:
-		return d.Server.ServeUDP(ctx, s.packets, s.View)
-	case dns.TLS:
-		return d.Server.ServeTLS(ctx, s.streams, d.config(), s.View)
-	case dns.HTTPS:
-		return d.Server.ServeHTTPS(ctx, s.streams, d.config(), s.View)
-	}
-	return d.Server.ServeTCP(ctx, s.streams, s.View)
-}
-
 // shutdown answers what was asked, and takes nothing more.
-func (d *DNS) shutdown(ctx context.Context) {
-	if d != nil {
-		_ = d.Server.Shutdown(ctx)
+func (d *dnsService) shutdown(ctx context.Context) {
+	if s := d.server.Load(); s != nil {
+		_ = s.Shutdown(ctx)
 	}
 }
 
 // stop ends everything.
-func (d *DNS) stop() {
-	if d == nil {
-		return
+func (d *dnsService) stop() {
+	if s := d.server.Load(); s != nil {
+		_ = s.Close()
 	}
-	_ = d.Server.Close()
-	if d.Server.Forward != nil {
-		_ = d.Server.Forward.Close()
+	if f := d.forwarder(); f != nil {
+		_ = f.Close()
 	}
+	d.retiring.Lock()
+	defer d.retiring.Unlock()
+	for _, f := range d.retired {
+		_ = f.Close()
+	}
+	d.retired = nil
 }
 
 // StatusDNS is what is answered by DNS.
@@ -242,21 +326,31 @@ type StatusDNS struct {
 // A StatusDNSListener is where questions are taken.
 type StatusDNSListener struct {
 	Configured string `json:"configured"`
-	Address    string `json:"address"`
+	Address    string `json:"address"` // "" where it is not open
 	View       string `json:"view,omitempty"`
+	Problem    string `json:"problem,omitempty"` // why it is not open, or open still
 }
 
-func (d *DNS) status() *StatusDNS {
-	if d == nil {
+func (d *dnsService) status() *StatusDNS {
+	states := d.states()
+	c := d.current.Load()
+	if c == nil && len(states) == 0 {
 		return nil
 	}
-	s := &StatusDNS{Zones: d.Server.Zones}
-	for i := range d.sockets {
-		l := &d.sockets[i]
-		scheme := string(l.Transport) + "://"
-		s.Listeners = append(s.Listeners, StatusDNSListener{Configured: scheme + l.Address, Address: scheme + l.addr().String(), View: l.View})
+	s := &StatusDNS{}
+	for i := range states {
+		st := &states[i]
+		l := StatusDNSListener{Configured: st.key.String(), View: st.key.View, Problem: st.problemText()}
+		if st.addr != nil {
+			l.Address = string(st.key.Transport) + "://" + st.addr.String()
+		}
+		s.Listeners = append(s.Listeners, l)
 	}
-	if f := d.Server.Forward; f != nil {
+	if c == nil {
+		return s
+	}
+	s.Zones = c.Server.Zones
+	if f := c.Server.Forward; f != nil {
 		s.Cache, s.Upstreams = f.CacheSize(), f.Health()
 	}
 	return s

@@ -192,7 +192,7 @@ func TestDNSAlone(t *testing.T) {
 	if strings.Contains(r.log.String(), "level=WARN msg=\"dns") || strings.Contains(r.log.String(), "www.example.com") {
 		t.Error("the log is loud about questions, or tells what was asked for")
 	}
-	res, err := http.Get("http://" + r.adminLn.Addr().String() + "/metrics")
+	res, err := http.Get("http://" + r.AdminAddr().String() + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,11 +247,12 @@ func TestDNSAnswersWhileLame(t *testing.T) {
 func TestDNSIsNotReachedByTunnels(t *testing.T) {
 	guard := &tunnel.Guard{}
 	d := &DNS{Listeners: []DNSListener{{Transport: dns.UDP, Address: "127.0.0.1:0"}, {Transport: dns.TCP, Address: "127.0.0.1:0"}}}
-	if err := d.listen(t.Context(), guard); err != nil {
+	s := newDNSService(t.Context(), &Gateway{cfg: Config{DNS: d}}, guard)
+	if err := s.openAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	defer d.close()
-	byUDP, byTCP := netip.MustParseAddrPort(d.sockets[0].addr().String()), netip.MustParseAddrPort(d.sockets[1].addr().String())
+	defer s.closeAll()
+	byUDP, byTCP := netip.MustParseAddrPort(s.addrs()[0].String()), netip.MustParseAddrPort(s.addrs()[1].String())
 	if guard.CheckUDP(byUDP, true) == nil || guard.Check(byTCP, true) == nil {
 		t.Error("the listeners may be dialed")
 	}

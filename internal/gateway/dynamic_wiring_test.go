@@ -129,7 +129,9 @@ func TestFrontsAreGuarded(t *testing.T) {
 	lookup := func(context.Context, string) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 	}
-	eachFront(t, Config{Limits: noLimits, Lookup: lookup, MaxTunnels: 50}, func(t *testing.T, e *edge, kind *frontKind) {
+	limits := noLimits
+	limits.MaxTunnels = 50
+	eachFront(t, Config{Limits: limits, Lookup: lookup}, func(t *testing.T, e *edge, kind *frontKind) {
 		ep := kind.backend(e)
 		l := kind.listener(e, registry.Backend{Weight: 1, Service: serving("named", ep)})
 		e.have(l)

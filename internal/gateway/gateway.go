@@ -74,20 +74,25 @@ type Gateway struct {
 
 	droppedDatagrams atomic.Uint64 // on the way to clients of CONNECT-UDP
 
-	sockets  []*inbound.Socket // of Config.Listeners
-	http3    http3Sockets
-	addrs    []net.Addr     // of all listeners, in the order of the Config
-	ports    *servicePorts  // nil for none
-	vips     *vipController // nil for none
-	inbound  *listeners
-	adminLn  net.Listener
-	healthLn net.Listener
-	started  time.Time
-	stopping atomic.Bool
-	reloads  reloads
-	restart  atomic.Pointer[[]string] // what RestartNeeded was told
-	memory   memoryWatch
-	expiry   *expiryWatch
+	sockets   []*inbound.Socket // of Config.Listeners
+	http3     http3Sockets
+	addrs     []net.Addr     // of all listeners, in the order of the Config
+	ports     *servicePorts  // nil for none
+	vips      *vipController // nil for none
+	inbound   *listeners
+	dns       *dnsService
+	adminPort *socketSet[string]
+	healthLn  net.Listener
+	started   time.Time
+	stopping  atomic.Bool
+	reloads   reloads
+	restart   atomic.Pointer[[]PendingChange] // what RestartNeeded was told
+	memory    memoryWatch
+	expiry    *expiryWatch
+
+	reconfiguring sync.Mutex // held by Reconfigure, which sets what follows
+	currentLimits atomic.Pointer[tunnel.Limits]
+	settings      atomic.Pointer[Config] // the last one: what of it Reconfigure takes up counts
 }
 
 // New opens the listeners. Run serves them, or Close gives them back.
@@ -100,6 +105,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		return nil, errors.New("gateway: no listener")
 	}
 	g.expiry = newExpiryWatch(g.log)
+	g.currentLimits.Store(&cfg.Limits)
+	g.settings.Store(&cfg)
 	guard, budget := &tunnel.Guard{}, descriptors()
 	if cfg.DNS != nil {
 		budget.Limit = max(budget.Limit-dnsDescriptors, budget.Limit/2)
@@ -112,9 +119,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	builder := &inbound.Builder{
 		Via: cfg.Via, Table: func() *registry.Table { return g.registry.Table() },
-		Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log,
+		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log,
 		UDP: &udp.Dialer{Guard: guard, DontFragment: true}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
 	}
+	g.dns, g.adminPort = newDNSService(ctx, g, guard), newAdminPort(g, guard)
 	g.inbound = newListeners(g, guard, builder)
 	if err := g.listen(ctx, guard); err != nil {
 		g.Close()
@@ -123,20 +131,16 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
 	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
-	g.names = &names.Source{Registry: g.registry}
-	if cfg.DNS != nil {
-		g.names.VIPs = cfg.DNS.VIPs
-	}
+	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
-	g.relay = &tunnel.Relay{IdleTimeout: cfg.IdleTimeout, HalfClosedTimeout: cfg.HalfClosedTimeout, Loops: g.loops, Log: g.log}
+	g.relay = &tunnel.Relay{CurrentLimits: g.currentLimits.Load, Loops: g.loops, Log: g.log}
 	g.router = &tunnel.Router{
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
-		Observe: observe, MaxTunnels: cfg.MaxTunnels, MaxTunnelsPerClient: cfg.Limits.MaxConnectionsPerClient, ConnectTimeout: cfg.ConnectTimeout, ConnectTotalTimeout: cfg.ConnectTotalTimeout,
-		DatagramIdleTimeout: cfg.UDPIdleTimeout,
+		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
-	g.server = &tunnel.Server{Handler: g.router, Limits: cfg.Limits, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
+	g.server = &tunnel.Server{Handler: g.router, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams = &udp.Server{
-		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, Limits: cfg.Limits, IdleTimeout: cfg.UDPIdleTimeout, Observe: observe, Log: g.log,
+		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, CurrentLimits: g.currentLimits.Load, Observe: observe, Log: g.log,
 	}
 	if err := g.openStates(guard, budget); err != nil {
 		g.Close()
@@ -146,7 +150,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, TLS: g.upstreams.TLSLayer, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.onTable(g.checker.Changed)
 	if cfg.DNS != nil {
-		cfg.DNS.prepare(ctx, g)
+		g.dns.prepare(cfg.DNS.Server)
 	}
 	g.watchMemory(budget)
 	g.gauges(budget)
@@ -207,12 +211,13 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 	for _, l := range g.cfg.SourceListeners {
 		g.addrs = append(g.addrs, g.inbound.open[l.Name].addr())
 	}
-	if g.cfg.DNS != nil {
-		if err := g.cfg.DNS.listen(ctx, guard); err != nil {
-			return err
-		}
+	if err := g.dns.openAll(ctx); err != nil {
+		return err
 	}
-	return g.listenAdmin(ctx, guard)
+	if err := g.adminPort.openAll(ctx); err != nil {
+		return err
+	}
+	return g.listenHealth(ctx, guard)
 }
 
 // Close gives back the sockets and the states of a Gateway that was never run.
@@ -224,11 +229,10 @@ func (g *Gateway) Close() {
 		s.Close()
 	}
 	g.inbound.closeAll()
-	g.cfg.DNS.close()
-	for _, ln := range []net.Listener{g.adminLn, g.healthLn} {
-		if ln != nil {
-			_ = ln.Close()
-		}
+	g.dns.closeAll()
+	g.adminPort.closeAll()
+	if g.healthLn != nil {
+		_ = g.healthLn.Close()
 	}
 	g.closeStates()
 }
@@ -247,8 +251,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	// What serves outlives ctx: a drain goes on after it.
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	d := g.cfg.DNS
-	failed := make(chan error, 2*len(g.cfg.Listeners)+d.count()+5)
+	failed := make(chan error, 2*len(g.cfg.Listeners)+8)
 	var wg sync.WaitGroup
 	run := func(f func() error) {
 		wg.Go(func() {
@@ -277,17 +280,15 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	run(func() error { return g.pruneMetrics(work) })
 	run(func() error { return g.memory.run(work) })
 	run(func() error { return g.expiry.run(work) })
-	if g.adminLn != nil {
-		run(func() error { return g.admin().Serve(work, g.adminLn) })
-		g.log.Info("serving the admin port", "address", g.adminLn.Addr().String())
-	}
+	g.adminPort.run, g.dns.run = run, run
+	g.adminPort.serveAll(work)
+	run(func() error { return g.adminPort.watchSockets(work) })
 	if g.healthLn != nil {
 		run(func() error { return g.probes().Serve(work, g.healthLn) })
 		g.log.Info("serving the health port", "address", g.healthLn.Addr().String())
 	}
-	if d != nil {
-		d.run(work, run, g.log)
-	}
+	g.dns.serveAll(work)
+	run(func() error { return g.dns.watchDNS(work) })
 	g.awaitTable(ctx)
 	for _, ln := range g.listeners {
 		run(func() error {
@@ -319,7 +320,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	_ = g.relay.Close()
 	_ = g.server.Close()
-	d.stop()
+	g.dns.stop()
 	g.http3.close()
 	_ = g.datagrams.Close()
 	g.upstreams.Close()
@@ -350,7 +351,8 @@ func (g *Gateway) awaitTable(ctx context.Context) {
 // drain ends a gateway in order.
 func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bool) {
 	g.stopping.Store(true)
-	delay, timeout := g.cfg.DrainDelay, g.cfg.DrainTimeout
+	settings := g.settings.Load()
+	delay, timeout := settings.DrainDelay, settings.DrainTimeout
 	if delay == 0 {
 		delay = DefaultDrainDelay
 	}
@@ -385,7 +387,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 		defer close(stopped)
 		var ending sync.WaitGroup
 		ending.Go(func() { g.http3.shutdown(ctx) })
-		ending.Go(func() { g.cfg.DNS.shutdown(ctx) })
+		ending.Go(func() { g.dns.shutdown(ctx) })
 		_ = g.server.Shutdown(ctx)
 		ending.Wait()
 	}()

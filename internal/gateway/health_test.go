@@ -63,7 +63,7 @@ func TestHealthOfARunningGateway(t *testing.T) {
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	get := func(path string) string {
-		resp, err := client.Get("http://" + g.adminLn.Addr().String() + path)
+		resp, err := client.Get("http://" + g.AdminAddr().String() + path)
 		if err != nil {
 			t.Fatal(err)
 		}

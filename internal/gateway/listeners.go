@@ -150,7 +150,8 @@ func (f *listeners) update(ctx context.Context) (complete bool) {
 	kept, renamed := f.keepOpen(t, wanted, failed)
 	leaving, moves := f.leaving(before, kept, wanted)
 	closed, opened := 0, 0
-	for _, o := range before { // first, as another one may want the port
+	gone := map[*openListener]bool{} // of moves
+	for _, o := range before {       // first, as another one may want the port
 		if !kept[o] && !moves[o] {
 			f.closeListener(o)
 			closed++
@@ -160,13 +161,18 @@ func (f *listeners) update(ctx context.Context) (complete bool) {
 	for _, l := range wanted {
 		o := f.open[l.Name]
 		if o == nil {
-			from := leaving[l]
 			var err error
-			if o, err = f.listen(ctx, t, l); err != nil && from != nil && inUse(err) && from.key.udp == keyOf(l).udp && from.key.port == l.Port {
-				f.closeListener(from) // it is in the way
-				closed++
+			if o, err = f.listen(ctx, t, l); inUse(err) {
+				if away := f.makeRoom(l, moves, gone); len(away) > 0 {
+					closed += len(away)
+					if o, err = f.listen(ctx, t, l); err != nil {
+						opened += f.bringBack(ctx, t, away, leaving)
+					}
+				}
+			}
+			from := leaving[l]
+			if gone[from] {
 				from = nil
-				o, err = f.listen(ctx, t, l)
 			}
 			if err != nil {
 				if from != nil {
@@ -177,7 +183,8 @@ func (f *listeners) update(ctx context.Context) (complete bool) {
 				continue
 			}
 			if from != nil {
-				f.closeListener(from)
+				f.remove(from)
+				gone[from] = true
 				closed++
 			}
 			opened++
@@ -268,6 +275,54 @@ func (f *listeners) leaving(before map[string]*openListener, kept map[*openListe
 		}
 	}
 	return from, moves
+}
+
+// remove closes a listener that was to move, and may have been to stay.
+func (f *listeners) remove(o *openListener) {
+	if name := o.Table().Name; f.open[name] == o {
+		delete(f.open, name)
+	}
+	f.closeListener(o)
+}
+
+// makeRoom closes listeners that are to move and are in the way of l: at the same address,
+// as where two change places, or at another one of the same port.
+func (f *listeners) makeRoom(l *registry.Listener, moves, gone map[*openListener]bool) (away []*openListener) {
+	key := keyOf(l)
+	for o := range moves {
+		if gone[o] || o.key.udp != key.udp || o.key.port != key.port || key.port == 0 {
+			continue
+		}
+		f.remove(o)
+		gone[o] = true
+		away = append(away, o)
+	}
+	return away
+}
+
+// bringBack opens listeners again that were closed in vain, and returns how many are open.
+// They stay until what is in their place can be opened.
+func (f *listeners) bringBack(ctx context.Context, t *registry.Table, away []*openListener, leaving map[*registry.Listener]*openListener) (opened int) {
+	for _, o := range away {
+		was := o.Table()
+		if f.open[was.Name] != nil {
+			continue // another one has its place
+		}
+		back, err := f.listen(ctx, t, was)
+		if err != nil {
+			continue // another program was faster
+		}
+		opened++
+		back.moving = true
+		f.open[was.Name] = back
+		f.begin(ctx, back)
+		for l, from := range leaving {
+			if from == o {
+				leaving[l] = back
+			}
+		}
+	}
+	return opened
 }
 
 // stay keeps a listener open that should move, as the new one can't be opened because of
@@ -409,12 +464,15 @@ func (f *listeners) portHolder(l *registry.Listener) string {
 			return said("the configured listener "+f.g.cfg.Listeners[i].Address, differs)
 		}
 	}
-	for who, ln := range map[string]net.Listener{"the admin port": f.g.adminLn, "the health port": f.g.healthLn} {
-		if ln == nil {
-			continue
-		}
-		if differs, is := hold(ln.Addr()); is {
-			return said(who, differs)
+	own := map[string][]net.Addr{"the admin port": f.g.adminPort.addrs(), "a DNS listener": f.g.dns.addrs()}
+	if f.g.healthLn != nil {
+		own["the health port"] = []net.Addr{f.g.healthLn.Addr()}
+	}
+	for who, addrs := range own {
+		for _, addr := range addrs {
+			if differs, is := hold(addr); is {
+				return said(who, differs)
+			}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.open)) {

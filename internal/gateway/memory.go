@@ -58,6 +58,10 @@ type memoryWatch struct {
 
 	set func(int64) // moves limit; nil if it must stay
 
+	changed chan struct{} // receives when wanted is another limit
+	wanted  atomic.Int64  // as Config.Memory
+	asked   int64         // the last one that was wanted and is used
+
 	// relieve ends tunnels that keep about n bytes, of the kernel's too where
 	// those count; nil for nothing.
 	relieve  func(n int64, kernel bool) tunnel.FreedMemory
@@ -94,15 +98,42 @@ func (g *Gateway) watchMemory(budget *tunnel.Budget) {
 	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
 	w.relieve = g.relay.FreeMemory
 	w.http3 = g.http3.servers
-	w.moved = w.limit
-	if w.limit < 0 {
+	w.changed = make(chan struct{}, 1)
+	w.begin(g.cfg.Memory)
+}
+
+// begin makes limit, as Config.Memory, what is kept below.
+func (w *memoryWatch) begin(limit int64) {
+	w.asked, w.limit, w.moved, w.group = limit, limit, limit, nil
+	w.used.Store(0)
+	w.of.Store(0)
+	if limit >= 0 {
+		w.group = ownCgroup()
+		w.measure()
+	}
+	w.budget.SetBacklogs(w.of.Load() / backlogShare)
+}
+
+// change has the watch keep below another limit, as Config.Memory, in its own time.
+func (w *memoryWatch) change(limit int64) {
+	w.wanted.Store(limit)
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// use takes up a limit that was changed, unless the runtime's must stay.
+func (w *memoryWatch) use(limit int64) {
+	if limit == w.asked || w.set == nil {
 		return
 	}
-	w.group = ownCgroup()
-	w.measure()
-	if of := w.of.Load(); of > 0 {
-		budget.Backlogs = of / backlogShare
+	w.set(limit)
+	w.begin(limit)
+	if w.limit <= 0 && w.group == nil {
+		w.budget.SetPressure(tunnel.Calm)
 	}
+	w.log.Info("memory limit changed", "limit", w.of.Load())
 }
 
 // next returns the state that follows was when used bytes of limit are in use.
@@ -119,12 +150,18 @@ func next(was tunnel.Pressure, used, limit int64) tunnel.Pressure {
 
 // run looks at the memory until ctx is done.
 func (w *memoryWatch) run(ctx context.Context) error {
-	if w.limit <= 0 && w.group == nil {
-		return nil
-	}
 	timer := time.NewTimer(lookEvery)
 	defer timer.Stop()
 	for {
+		if w.limit <= 0 && w.group == nil {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-w.changed:
+				w.use(w.wanted.Load())
+			}
+			continue
+		}
 		w.look(ctx)
 		if w.budget.Pressure() == tunnel.Full {
 			timer.Reset(lookFull)
@@ -134,6 +171,8 @@ func (w *memoryWatch) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-w.changed:
+			w.use(w.wanted.Load())
 		case <-timer.C:
 		case <-w.budget.NotifyAt(crowd(w.of.Load())):
 		}

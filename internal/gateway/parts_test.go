@@ -25,24 +25,28 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 			{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}},
 			{Address: "udp://127.0.0.1:0", Datagrams: &inbound.Datagrams{HTTP3: h}},
 		},
-		Sources:             []registry.Source{registry.Static{Name: "test"}},
-		Via:                 "gw",
-		Limits:              tunnel.Limits{ConnectionRatePerClient: 11, MaxConnectionsPerClient: 12, MaxPendingPerClient: 13, MaxPendingConnections: 14, FirstByteTimeout: 15 * time.Second, HandshakeTimeout: 16 * time.Second},
-		MaxTunnels:          17,
-		IdleTimeout:         18 * time.Second,
-		UDPIdleTimeout:      19 * time.Second,
-		HalfClosedTimeout:   20 * time.Second,
-		ConnectTimeout:      21 * time.Second,
-		ConnectTotalTimeout: 22 * time.Second,
+		Sources: []registry.Source{registry.Static{Name: "test"}},
+		Via:     "gw",
+		Limits: tunnel.Limits{ConnectionRatePerClient: 11, MaxConnectionsPerClient: 12, MaxPendingPerClient: 13, MaxPendingConnections: 14, FirstByteTimeout: 15 * time.Second, HandshakeTimeout: 16 * time.Second,
+			MaxTunnels: 17, IdleTimeout: 18 * time.Second, UDPIdleTimeout: 19 * time.Second, HalfClosedTimeout: 20 * time.Second, ConnectTimeout: 21 * time.Second, ConnectTotalTimeout: 22 * time.Second},
 	}
 	g, err := New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	for who, limits := range map[string]tunnel.Limits{"streams": g.server.Limits, "datagrams": g.datagrams.Limits, "HTTP/3": h.Server.Limits} {
-		if limits != cfg.Limits {
-			t.Errorf("%s have the limits %+v, want %+v", who, limits, cfg.Limits)
+	next := cfg
+	next.Limits.MaxTunnels = 18
+	for _, want := range []Config{cfg, next} {
+		for who, limits := range map[string]tunnel.LimitsFunc{
+			"streams": g.server.CurrentLimits, "datagrams": g.datagrams.CurrentLimits, "HTTP/3": h.Server.CurrentLimits, "requests": g.router.CurrentLimits, "tunnels": g.relay.CurrentLimits,
+		} {
+			if has := *limits(); has != want.Limits {
+				t.Errorf("%s have the limits %+v, want %+v", who, has, want.Limits)
+			}
+		}
+		if err := g.Reconfigure(next); err != nil {
+			t.Fatal(err)
 		}
 	}
 	budget := g.loops.Budget
@@ -80,12 +84,6 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 		if !tells {
 			t.Errorf("nobody is told of the end of %s", who)
 		}
-	}
-	if r := g.router; r.MaxTunnels != cfg.MaxTunnels || r.MaxTunnelsPerClient != cfg.Limits.MaxConnectionsPerClient || r.ConnectTimeout != cfg.ConnectTimeout || r.ConnectTotalTimeout != cfg.ConnectTotalTimeout {
-		t.Errorf("tunnels have %d, %d, %v and %v", r.MaxTunnels, r.MaxTunnelsPerClient, r.ConnectTimeout, r.ConnectTotalTimeout)
-	}
-	if g.relay.IdleTimeout != cfg.IdleTimeout || g.relay.HalfClosedTimeout != cfg.HalfClosedTimeout || g.datagrams.IdleTimeout != cfg.UDPIdleTimeout {
-		t.Errorf("limits without a byte are %v, %v and %v", g.relay.IdleTimeout, g.relay.HalfClosedTimeout, g.datagrams.IdleTimeout)
 	}
 	if g.upstreams.Via != cfg.Via || h.Server.Via != h.Via {
 		t.Errorf("this gateway calls itself %q and %q, want %q", g.upstreams.Via, h.Server.Via, cfg.Via)

@@ -345,8 +345,8 @@ func (g *Gateway) ownPorts() map[uint16]bool {
 	for _, addr := range g.inbound.addrs() {
 		add(addr)
 	}
-	if g.adminLn != nil {
-		add(g.adminLn.Addr())
+	for _, addr := range g.adminPort.addrs() {
+		add(addr)
 	}
 	return all
 }

@@ -89,7 +89,7 @@ func TestTheHealthPortOnlyTells(t *testing.T) {
 func TestTheHealthPortIsNoDestination(t *testing.T) {
 	guard := &tunnel.Guard{}
 	g := &Gateway{cfg: Config{Health: "127.0.0.1:0"}}
-	if err := g.listenAdmin(t.Context(), guard); err != nil {
+	if err := g.listenHealth(t.Context(), guard); err != nil {
 		t.Fatal(err)
 	}
 	defer g.healthLn.Close()

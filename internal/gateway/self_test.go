@@ -38,7 +38,7 @@ func TestNamesThatLeadBack(t *testing.T) {
 	}
 	defer g.Close()
 	own := netip.MustParseAddrPort(g.Addrs()[0].String())
-	asked := g.cfg.DNS.sockets[0].addr().String()
+	asked := g.dns.addrs()[0].String()
 	resolver.Store(&dns.Resolver{Servers: []string{asked}})
 	port := []uint16{own.Port()}
 	snapshot := registry.Snapshot{

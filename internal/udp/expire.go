@@ -34,7 +34,7 @@ func (l *list) remove(k *session) {
 func (k *session) expired(now time.Time) (tunnel.Reason, bool) {
 	switch k.state {
 	case asking:
-		most := limit(k.d.s.Limits.HandshakeTimeout, tunnel.DefaultHandshakeTimeout)
+		most := limit(k.d.s.limits().HandshakeTimeout, tunnel.DefaultHandshakeTimeout)
 		return tunnel.HelloTimeout, most > 0 && now.Sub(k.start) >= most
 	case carried, local:
 		idle := k.idleTimeout()
@@ -49,7 +49,7 @@ func (k *session) expired(now time.Time) (tunnel.Reason, bool) {
 func (k *session) idleTimeout() time.Duration {
 	idle := k.idle
 	if k.state == local {
-		idle = max(limit(k.d.s.IdleTimeout, DefaultIdleTimeout), 0)
+		idle = max(limit(k.d.s.limits().UDPIdleTimeout, tunnel.DefaultUDPIdleTimeout), 0)
 	}
 	settled := !k.half
 	if k.opening == nil {

@@ -17,11 +17,6 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// DefaultIdleTimeout is how long a session may be without a datagram either way. QUIC
-// ends its own connections earlier, and NAT forgets UDP after two minutes at
-// the most (RFC 4787 section 4.3).
-const DefaultIdleTimeout = 2 * time.Minute
-
 const (
 	// briefIdleTimeout is that of a session that is not proven, or that has lasted no
 	// longer than provenAfter: a question and its answer, or no client at all.
@@ -85,9 +80,10 @@ type Server struct {
 	Budget *tunnel.Budget // counts the second sockets of sessions, and has the clients' accounts; nil means no limit
 
 	// Limits are those of connections: a session is half open until its client's
-	// address is proven, and HandshakeTimeout limits its hello.
-	Limits      tunnel.Limits
-	IdleTimeout time.Duration // of a session whose route has no limit; 0 means DefaultIdleTimeout
+	// address is proven, and HandshakeTimeout limits its hello. UDPIdleTimeout is for
+	// sessions whose route has no limit.
+	Limits        tunnel.Limits
+	CurrentLimits tunnel.LimitsFunc // if set, takes the place of Limits
 
 	Observe func(*tunnel.Outcome) // gets the Outcomes of sessions without a request; must not block. May be nil
 	Log     *slog.Logger          // nil discards
@@ -126,6 +122,8 @@ type activeListener struct {
 	idLen    [maxIDLen + 1]int         // how many of byID have this length
 	answers  map[netip.AddrPort]client // of a Local's sessions
 }
+
+func (s *Server) limits() *tunnel.Limits { return s.CurrentLimits.Or(&s.Limits) }
 
 // Serve carries what comes to ln until Close, and then returns
 // tunnel.ErrServerClosed. It owns ln.Conn. ctx is that of every session.

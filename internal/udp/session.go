@@ -131,7 +131,7 @@ func (d *activeListener) admit(c client) (k, evicted *session, err error) {
 		src.Release()
 		return nil, nil, err
 	}
-	if s.Limits.PendingFull(s.half.n) {
+	if s.limits().PendingFull(s.half.n) {
 		evicted = s.half.queue.Victim().Value
 		s.half.remove(evicted)
 	}
@@ -152,13 +152,14 @@ func (d *activeListener) admit(c client) (k, evicted *session, err error) {
 
 // mayOpen refuses one more session of a client that has reached a limit.
 func (s *Server) mayOpen(c *tunnel.Client, now time.Time) error {
-	if err := c.CheckOpen(&s.Limits, "sessions"); err != nil {
+	limits := s.limits()
+	if err := c.CheckOpen(limits, "sessions"); err != nil {
 		return err
 	}
-	if err := c.CheckPending(&s.Limits, 0, "sessions of which nothing is proven"); err != nil {
+	if err := c.CheckPending(limits, 0, "sessions of which nothing is proven"); err != nil {
 		return err
 	}
-	return c.CheckRate(&s.Limits, now, "sessions")
+	return c.CheckRate(limits, now, "sessions")
 }
 
 // evict ends a session that made room; nil is none.
@@ -257,7 +258,7 @@ func (k *session) open() {
 	}
 	p := k.paths[0]
 	k.state, k.tun, p.sock = carried, tun, sock
-	k.idle = max(limit(tun.Route.IdleTimeout, limit(s.IdleTimeout, DefaultIdleTimeout)), 0)
+	k.idle = max(limit(tun.Route.IdleTimeout, limit(s.limits().UDPIdleTimeout, tunnel.DefaultUDPIdleTimeout)), 0)
 	tun.Carry(k)
 	for _, b := range k.release() { // within mu, so that nothing overtakes it
 		err = errors.Join(err, k.toService(p, sock, b))

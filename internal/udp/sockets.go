@@ -90,7 +90,7 @@ func (s *Server) answered(k *session) {
 	var evicted *session
 	if k.half && k.state == carried {
 		k.proven()
-		if s.Limits.PendingFull(s.sockets.answered.Len()) {
+		if s.limits().PendingFull(s.sockets.answered.Len()) {
 			evicted = s.sockets.answered.Front().Value.(*session)
 			evicted.rank(nil)
 		}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -187,34 +186,6 @@ func (c *Config) Snapshot() registry.Snapshot {
 
 // Listens reports whether sources other than the file may bring listeners.
 func (c *Config) Listens() bool { return c.Kubernetes != nil && c.Kubernetes.GatewayAPI != nil }
-
-// RestartNeeded returns the keys whose values differ in next and take effect only with a
-// restart.
-func (c *Config) RestartNeeded(next *Config) []string {
-	var parts []string
-	for _, p := range []struct {
-		name string
-		a, b any
-	}{
-		{"cluster", c.Cluster, next.Cluster},
-		{"zone", c.Mesh.Zone, next.Mesh.Zone},
-		{"network", c.Mesh.Network, next.Mesh.Network},
-		{"servicePorts", c.ServicePorts, next.ServicePorts},
-		{"vips", c.VIPs, next.VIPs},
-		{"dns", fixedDNS(c.DNS), fixedDNS(next.DNS)},
-		{"kubernetes", c.Kubernetes, next.Kubernetes},
-		{"admin", c.Admin, next.Admin},
-		{"adminControl", c.Control, next.Control},
-		{"limits", c.Limits, next.Limits},
-		{"drain", c.Drain, next.Drain},
-		{"log", c.Log, next.Log},
-	} {
-		if !reflect.DeepEqual(p.a, p.b) {
-			parts = append(parts, p.name)
-		}
-	}
-	return parts
-}
 
 // Load reads the configuration file at path, of at most 16 MiB, and the files
 // with credentials that it names. Mistakes are returned as Errors.

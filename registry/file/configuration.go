@@ -2,23 +2,25 @@ package file
 
 import "culvert.dev/registry"
 
-// A configuration is the root of the file.
+// A configuration is the root of the file. The tag reload says what becomes of a change
+// while a gateway runs: "live" that it is taken up, "restart" that it waits for a restart. It
+// holds for all below the key; a field further down may have reload:"restart", too.
 type configuration struct {
-	Cluster      string        `yaml:"cluster" as:"cluster"`
-	Zone         string        `yaml:"zone" as:"zone"`
-	Network      string        `yaml:"network"`
-	Networks     []network     `yaml:"networks" what:"a network"`
-	Listeners    []Listener    `yaml:"listeners" what:"a listener"`
-	ServicePorts *ServicePorts `yaml:"servicePorts"`
-	VIPs         *VIPs         `yaml:"vips"`
-	DNS          *DNS          `yaml:"dns"`
-	Kubernetes   *Kubernetes   `yaml:"kubernetes"`
-	Admin        string        `yaml:"admin" as:"adminAddress"`
-	AdminControl bool          `yaml:"adminControl"`
-	Limits       Limits        `yaml:"limits"`
-	Drain        Drain         `yaml:"drain"`
-	Log          Log           `yaml:"log"`
-	Services     services      `yaml:"services"`
+	Cluster      string        `yaml:"cluster" as:"cluster" reload:"restart"`
+	Zone         string        `yaml:"zone" as:"zone" reload:"restart"`
+	Network      string        `yaml:"network" reload:"restart"`
+	Networks     []network     `yaml:"networks" what:"a network" reload:"live"`
+	Listeners    []Listener    `yaml:"listeners" what:"a listener" reload:"live"`
+	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"restart"`
+	VIPs         *VIPs         `yaml:"vips" reload:"restart"`
+	DNS          *DNS          `yaml:"dns" reload:"live"`
+	Kubernetes   *Kubernetes   `yaml:"kubernetes" reload:"restart"`
+	Admin        string        `yaml:"admin" as:"adminAddress" reload:"live"`
+	AdminControl bool          `yaml:"adminControl" reload:"live"`
+	Limits       Limits        `yaml:"limits" reload:"live"`
+	Drain        Drain         `yaml:"drain" reload:"live"`
+	Log          Log           `yaml:"log" reload:"live"`
+	Services     services      `yaml:"services" reload:"live"`
 }
 
 // config returns c as the rest of the program has it.

@@ -152,13 +152,3 @@ func (d *decoder) readDNSFiles(path string) (all [][]byte) {
 	d.cfg.DNS.Certificate, _ = d.pair(path, "dns", d.root.object("dns").object("tls"), &all)
 	return all
 }
-
-// fixedDNS returns what of c stays as it is while it runs.
-func fixedDNS(c *DNS) *DNS {
-	if c == nil {
-		return nil
-	}
-	out := *c
-	out.Files, out.Certificate = KeyFiles{}, KeyPair{}
-	return &out
-}

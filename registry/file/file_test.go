@@ -275,11 +275,6 @@ func TestTheAdminPortMayBeASocket(t *testing.T) {
 	if cfg.Admin != "unix:/run/culvert/admin.sock" || !cfg.Control {
 		t.Errorf("admin %q, control %v", cfg.Admin, cfg.Control)
 	}
-	tcp := Default()
-	tcp.Admin, tcp.Listeners, tcp.Services = "unix:/run/culvert/admin.sock", cfg.Listeners, cfg.Services
-	if got := cfg.RestartNeeded(tcp); !slices.Equal(got, []string{"adminControl"}) {
-		t.Errorf("restart needed for %v, want adminControl", got)
-	}
 }
 
 func TestParseMemory(t *testing.T) {

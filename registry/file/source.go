@@ -102,7 +102,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 				s.OnConfig(next)
 			} else if current != nil {
 				if parts := current.RestartNeeded(next); len(parts) > 0 {
-					w.log.Warn("configuration change needs a restart", "file", s.Path, "changed", strings.Join(parts, ", "))
+					w.log.Warn("configuration change needs a restart", "file", s.Path, "changed", joinKeys(parts))
 				}
 			}
 			current = next
@@ -124,6 +124,14 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 			return err
 		}
 	}
+}
+
+func joinKeys(list []Change) string {
+	keys := make([]string, len(list))
+	for i, c := range list {
+		keys[i] = c.Key
+	}
+	return strings.Join(keys, ", ")
 }
 
 // files returns every file the configuration is made of.

@@ -80,7 +80,15 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	for _, l := range c.DNS.Listeners {
 		d.Listeners = append(d.Listeners, gateway.DNSListener{Transport: dns.Transport(l.Transport), Address: l.Address, View: l.View})
 	}
-	return d, useDNSKeys(d, c)
+	if c.DNS.Certificate == (file.KeyPair{}) {
+		return d, nil
+	}
+	pair, err := c.DNS.Certificate.X509()
+	if err != nil {
+		return nil, fmt.Errorf("dns: certificate: %w", err)
+	}
+	d.Use(pair)
+	return d, nil
 }
 
 // dnsVIPs says which networks are told of VIPs; nil where none is.
@@ -89,6 +97,11 @@ func dnsVIPs(c *file.Config) func(network string) bool {
 		return nil
 	}
 	return func(network string) bool { return slices.Contains(c.DNS.VIPNetworks, network) }
+}
+
+// forwarding is what of c a forwarder is made of.
+func forwarding(c *file.DNS) *file.DNS {
+	return &file.DNS{Upstreams: c.Upstreams, Forward: c.Forward, PrivateZones: c.PrivateZones, Cache: c.Cache}
 }
 
 // forwarder is who has other resolvers answer.
@@ -117,19 +130,6 @@ func forwarder(c *file.DNS) *dns.Forwarder {
 		f.Zones[z.Zone] = upstreams(z.Upstreams)
 	}
 	return f
-}
-
-// useDNSKeys gives d the certificate of c, if it has one.
-func useDNSKeys(d *gateway.DNS, c *file.Config) error {
-	if d == nil || c.DNS == nil || c.DNS.Certificate == (file.KeyPair{}) {
-		return nil
-	}
-	pair, err := c.DNS.Certificate.X509()
-	if err != nil {
-		return fmt.Errorf("dns: keeping the current certificates: %w", err)
-	}
-	d.Use(pair)
-	return nil
 }
 
 // dnsError adds to an error of a listener what is known of port 53.

@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -84,14 +83,11 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
-	c.Control = c.Control || o.adminControl
-	switch {
-	case o.onlyDNS && c.DNS == nil:
+	if o.onlyDNS && c.DNS == nil {
 		return usageError("add dns: {listen: [\"udp://:53\", \"tcp://:53\"]} to the file", "nothing to answer by DNS")
-	case o.onlyDNS:
-		c.Listeners, c.ServicePorts = nil, nil
-		answersOnly(c)
-	case len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil && !c.Listens():
+	}
+	o.override(c)
+	if len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil && !c.Listens() {
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
@@ -102,10 +98,11 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		defer cancel()
 		_ = out.Close(flush)
 	}()
-	log, err := o.logger(out, c)
+	output, err := o.logOutput(out, c)
 	if err != nil {
 		return err
 	}
+	log := slog.New(output.handler)
 	cfg, err := gatewayConfig(c)
 	if err != nil {
 		return err
@@ -115,7 +112,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	}
 	cfg.Log, cfg.Health = log, o.health
 	cfg.DroppedLogLines = func() float64 { return float64(out.Dropped()) }
-	sources, reloader := o.sources(c, log)
+	sources, followed := o.sources(c, log)
 	k8s, err := newKube(c, log)
 	if err != nil {
 		return err
@@ -134,28 +131,13 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return stateError(listenError(dnsError(err)))
 	}
 	defer k8s.Start(ctx, g)()
-	if reloader != nil {
-		reloader.OnError = func(error) { g.Reloaded(false) }
-		reloader.OnConfig = onConfig(g, &cfg, log)
-		reload := reloader.Load
-		if reload == nil {
-			reload = file.Reload
-		}
-		var asked atomic.Bool // for a reload, by a signal
-		reloader.Load = func(path string, current *file.Config) (*file.Config, error) {
-			next, err := reload(path, current)
-			if o.onlyDNS && err == nil {
-				next.Listeners = nil
-			}
-			if asked.Swap(false) {
-				notify(notifyReady)
-			}
-			return next, err
-		}
+	if followed != nil {
+		r := &reloader{o: o, log: log, output: output}
+		r.follow(g, followed, c, cfg)
 		defer onHangup(func() {
 			notify(notifyReloading)
-			asked.Store(true)
-			reloader.Reload()
+			r.asked.Store(true)
+			followed.Reload()
 		})()
 	}
 	defer context.AfterFunc(ctx, func() { notify(notifyStopping) })()
@@ -175,56 +157,58 @@ func spareProcessor() int {
 	return n
 }
 
+// override puts the flags in the place of what c says, and takes out what a DNS server
+// without a gateway does not do.
+func (o *gatewayOptions) override(c *file.Config) {
+	if o.admin != "" {
+		c.Admin = o.admin
+	}
+	c.Control = c.Control || o.adminControl
+	if o.onlyDNS {
+		c.Listeners, c.ServicePorts = nil, nil
+		answersOnly(c)
+	}
+}
+
 // limitMemory tells the Go runtime what to keep below, and the gateway what it
 // was told. GOMEMLIMIT, which the runtime has read by itself, goes before
 // everything else and is not moved.
-func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) error {
-	memory := c.Limits.Memory
-	if o.memory != "" {
-		var err error
-		if memory, err = file.ParseMemory(o.memory); err != nil {
-			return usageError("use auto, none or a size", "--memory-limit: %w", err)
-		}
+func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) (err error) {
+	if cfg.Memory, err = o.memoryLimit(c); err != nil || os.Getenv("GOMEMLIMIT") != "" {
+		return err
 	}
-	if os.Getenv("GOMEMLIMIT") != "" {
-		if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // "off" is that
-			cfg.Memory = limit
+	cfg.SetMemory = func(n int64) {
+		if n <= 0 {
+			n = math.MaxInt64
 		}
-		return nil
-	}
-	if cfg.Memory = int64(memory); memory == 0 {
-		cfg.Memory = gateway.AutoMemory()
+		debug.SetMemoryLimit(n)
 	}
 	if cfg.Memory > 0 {
-		cfg.SetMemory = func(n int64) { debug.SetMemoryLimit(n) }
 		cfg.SetMemory(cfg.Memory)
 	}
 	return nil
 }
 
-// onConfig returns what a source calls with every configuration it takes up.
-// The first one is the one that the gateway was started with.
-func onConfig(g *gateway.Gateway, cfg *gateway.Config, log *slog.Logger) func(*file.Config) {
-	var running *file.Config
-	return func(c *file.Config) {
-		if err := useDNSKeys(cfg.DNS, c); err != nil {
-			log.Error("cannot reload the certificates", "err", err)
-		}
-		g.UseCertificates(expiries(c))
-		for _, warning := range c.Warnings {
-			log.Warn("configuration warning", "warning", warning.Error())
-		}
-		if running == nil {
-			running = c
-			return
-		}
-		g.Reloaded(true)
-		parts := running.RestartNeeded(c)
-		g.RestartNeeded(parts)
-		if len(parts) > 0 {
-			log.Warn("some changes need a restart", "parts", parts)
+// memoryLimit returns what the runtime is to keep below by the flags, the environment
+// and c, as gateway.Config.Memory.
+func (o *gatewayOptions) memoryLimit(c *file.Config) (int64, error) {
+	memory := c.Limits.Memory
+	if o.memory != "" {
+		var err error
+		if memory, err = file.ParseMemory(o.memory); err != nil {
+			return 0, usageError("use auto, none or a size", "--memory-limit: %w", err)
 		}
 	}
+	switch {
+	case os.Getenv("GOMEMLIMIT") != "":
+		if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 { // "off" is that
+			return limit, nil
+		}
+		return 0, nil
+	case memory == 0:
+		return gateway.AutoMemory(), nil
+	}
+	return int64(memory), nil
 }
 
 // expiries are the certificates of c's files, for the gateway to say when they
@@ -260,21 +244,47 @@ func onHangup(f func()) (stop func()) {
 	}
 }
 
-// logger makes the logger the flags and the file ask for.
-func (o *gatewayOptions) logger(w io.Writer, c *file.Config) (*slog.Logger, error) {
+// A logOutput is where the log goes, whose level and format may change.
+type logOutput struct {
+	handler *admin.Handler
+	level   *slog.LevelVar
+}
+
+// logOutput makes the log that the flags and the file ask for.
+func (o *gatewayOptions) logOutput(w io.Writer, c *file.Config) (*logOutput, error) {
+	level, asJSON, err := o.logSettings(c)
+	if err != nil {
+		return nil, err
+	}
+	out := &logOutput{level: new(slog.LevelVar)}
+	out.level.Set(level)
+	out.handler = admin.NewHandler(w, asJSON, out.level)
+	return out, nil
+}
+
+// use has the log follow c, as far as no flag goes before it.
+func (out *logOutput) use(o *gatewayOptions, c *file.Config) {
+	if level, asJSON, err := o.logSettings(c); err == nil { // of which the flags are what they were
+		out.level.Set(level)
+		out.handler.SetJSON(asJSON)
+	}
+}
+
+// logSettings returns the level and the format that the flags and the file ask for.
+func (o *gatewayOptions) logSettings(c *file.Config) (level slog.Level, asJSON bool, err error) {
 	level, format := c.Log.Level, c.Log.Format
 	if o.logLevel != "" {
 		if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-			return nil, usageError("use debug, info, warn or error", "--log-level %q", o.logLevel)
+			return level, false, usageError("use debug, info, warn or error", "--log-level %q", o.logLevel)
 		}
 	}
 	if o.logFormat != "" {
 		format = o.logFormat
 	}
-	if format == "json" || format == "text" {
-		return slog.New(admin.NewHandler(w, format == "json", level)), nil
+	if format != "json" && format != "text" {
+		return level, false, usageError("use text or json", "--log-format %q", format)
 	}
-	return nil, usageError("use text or json", "--log-format %q", format)
+	return level, format == "json", nil
 }
 
 // listenError adds to an error of a listener what to do about it.

@@ -142,19 +142,29 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 
 // gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
-	cfg := gateway.Config{
-		Mesh:   c.Mesh,
-		Lookup: new(dns.Resolver).Lookup,
-		Admin:  c.Admin, AdminControl: c.Control,
-		Limits: tunnel.Limits{
-			FirstByteTimeout: c.Limits.FirstByteTimeout, HandshakeTimeout: c.Limits.HandshakeTimeout, MaxPendingConnections: c.Limits.MaxPendingConnections,
-			MaxPendingPerClient: c.Limits.MaxPendingPerClient, MaxConnectionsPerClient: c.Limits.MaxConnectionsPerClient, ConnectionRatePerClient: c.Limits.ConnectionRatePerClient,
-		},
-		MaxTunnels: c.Limits.MaxTunnels, IdleTimeout: c.Limits.IdleTimeout, UDPIdleTimeout: c.Limits.UDPIdleTimeout, HalfClosedTimeout: c.Limits.HalfClosedTimeout,
-		ConnectTimeout: c.Limits.ConnectTimeout, ConnectTotalTimeout: c.Limits.ConnectTotalTimeout,
-		DrainDelay: orNone(c.Drain.Delay), DrainTimeout: orNone(c.Drain.Timeout),
-		Version: version,
+	cfg := gateway.Config{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Version: version}
+	err := settings(c, &cfg)
+	if err != nil {
+		return cfg, err
 	}
+	cfg.ServicePorts = servicePorts(c)
+	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
+	cfg.Via = pseudonym(c)
+	cfg.SourceListeners = c.Snapshot().Listeners
+	_, err = preparedListeners(&cfg) // "config check" is to know what the gateway can't serve
+	return cfg, err
+}
+
+// settings sets what of cfg follows the file while the gateway runs.
+func settings(c *file.Config, cfg *gateway.Config) (err error) {
+	cfg.Limits = tunnel.Limits{
+		FirstByteTimeout: c.Limits.FirstByteTimeout, HandshakeTimeout: c.Limits.HandshakeTimeout, MaxPendingConnections: c.Limits.MaxPendingConnections,
+		MaxPendingPerClient: c.Limits.MaxPendingPerClient, MaxConnectionsPerClient: c.Limits.MaxConnectionsPerClient, ConnectionRatePerClient: c.Limits.ConnectionRatePerClient,
+		MaxTunnels: c.Limits.MaxTunnels, ConnectTimeout: c.Limits.ConnectTimeout, ConnectTotalTimeout: c.Limits.ConnectTotalTimeout,
+		IdleTimeout: c.Limits.IdleTimeout, UDPIdleTimeout: c.Limits.UDPIdleTimeout, HalfClosedTimeout: c.Limits.HalfClosedTimeout,
+	}
+	cfg.DrainDelay, cfg.DrainTimeout = orNone(c.Drain.Delay), orNone(c.Drain.Timeout)
+	cfg.Admin, cfg.AdminControl = c.Admin, c.Control
 	if c.Admin != "" {
 		// Here and not only where it is opened, so that "config check" knows.
 		if err := admin.CheckAddr(c.Admin, false); err != nil {
@@ -162,19 +172,11 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 			if _, socket := admin.SocketPath(c.Admin); socket {
 				hint = "write unix:/run/culvert/admin.sock"
 			}
-			return cfg, usageError(hint, "%w", err)
+			return usageError(hint, "%w", err)
 		}
 	}
-	cfg.ServicePorts = servicePorts(c)
-	var err error
-	if cfg.DNS, err = dnsServer(c); err != nil {
-		return cfg, err
-	}
-	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
-	cfg.Via = pseudonym(c)
-	cfg.SourceListeners = c.Snapshot().Listeners
-	_, err = preparedListeners(&cfg) // "config check" is to know what the gateway can't serve
-	return cfg, err
+	cfg.DNS, err = dnsServer(c)
+	return err
 }
 
 // preparedListeners returns what a gateway of cfg would serve.

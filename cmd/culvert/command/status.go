@@ -146,8 +146,8 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 		table = fmt.Sprintf("%s old: source %s is lost", humanSeconds(time.Since(s.Stale.Since).Seconds()), s.Stale.Source)
 	}
 	line("table", "generation %d, %s, %s", s.Generation, plural(s.Services, "service"), table)
-	if len(s.Restart) > 0 {
-		line("restart", "needed for what has changed in %s", strings.Join(s.Restart, ", "))
+	for _, w := range s.Restart {
+		line("restart", "needed for %s: %s is in force, and the file has %s", w.Key, cmp.Or(w.InForce, "nothing"), cmp.Or(w.Configured, "nothing"))
 	}
 	line("tunnels", "%d open", s.Tunnels)
 	if s.Insecure != nil {
@@ -179,6 +179,11 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 	}
 	if s.DNS != nil {
 		printDNSStatus(line, s.DNS)
+	}
+	for _, a := range s.Admin {
+		if a.Problem != "" {
+			line("admin", "%s: %s", cmp.Or(a.Address, a.Configured), a.Problem)
+		}
 	}
 	for _, t := range s.Transports {
 		if !t.Up {
@@ -232,7 +237,11 @@ func printDNSStatus(line func(what, format string, args ...any), s *gateway.Stat
 		if l.View != "" {
 			view = " for network " + l.View
 		}
-		line("dns", "%s%s", l.Address, view)
+		problem := ""
+		if l.Problem != "" {
+			problem = ": " + l.Problem
+		}
+		line("dns", "%s%s%s", cmp.Or(l.Address, l.Configured), view, problem)
 	}
 	for _, upstream := range slices.Sorted(maps.Keys(s.Upstreams)) {
 		line("upstream", "%s %s", upstream, map[bool]string{true: "answers", false: "does not answer"}[s.Upstreams[upstream]])

@@ -99,7 +99,7 @@ func startFile(t *testing.T, files map[string]string) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.source.OnConfig = onConfig(g, &cfg, log)
+	(&reloader{o: &gatewayOptions{}, log: log}).follow(g, r.source, c, cfg)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ran := make(chan error, 1)
 	go func() { ran <- g.Run(ctx, nil) }()
@@ -126,6 +126,7 @@ func loadAnyPort(path string, current *file.Config) (*file.Config, error) {
 	if err != nil || c == current {
 		return c, err
 	}
+	c.Drain = file.Drain{}
 	for i, l := range c.Listeners {
 		if host, ok := strings.CutSuffix(l.Address, ":1"); ok {
 			c.Listeners[i].Address = host + ":0"

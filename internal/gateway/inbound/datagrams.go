@@ -118,7 +118,7 @@ func (p *HTTP3) prepare(b *Builder, name string) {
 	if p.ConnectUDP {
 		s.Extended = []connect.ExtendedService{b.connectUDP(p.Auth)}
 	}
-	s.Limits, s.Budget, s.Observe, s.Log = b.Limits, b.Budget, b.Observe, b.Log
+	s.CurrentLimits, s.Budget, s.Observe, s.Log = b.Limits, b.Budget, b.Observe, b.Log
 }
 
 // A Socket is an open socket of UDP, and what is carried from it.

@@ -24,7 +24,7 @@ type Builder struct {
 	Table func() *registry.Table // the current one
 
 	// Of HTTP/3, as those of a tunnel.Server.
-	Limits  tunnel.Limits
+	Limits  tunnel.LimitsFunc
 	Budget  *tunnel.Budget
 	Observe func(*tunnel.Outcome)
 

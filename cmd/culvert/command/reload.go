@@ -1,0 +1,111 @@
+package command
+
+import (
+	"log/slog"
+	"reflect"
+	"sync/atomic"
+
+	"culvert.dev/internal/gateway"
+	"culvert.dev/registry"
+	"culvert.dev/registry/file"
+)
+
+// A reloader has a running gateway follow its file. Its methods are called by the
+// goroutine of the source.
+type reloader struct {
+	o      *gatewayOptions
+	log    *slog.Logger
+	output *logOutput  // of log; nil where its level and format stay
+	asked  atomic.Bool // for a reload, by a signal
+
+	g       *gateway.Gateway
+	read    func(path string, current *file.Config) (*file.Config, error)
+	started *file.Config // what the gateway was started with
+
+	cfg  gateway.Config // in force
+	dns  *file.DNS      // of cfg
+	used bool           // a file was read since the start
+
+	next gateway.Config // of what load has returned last
+}
+
+// follow has g, which was started with c and cfg, follow src.
+func (r *reloader) follow(g *gateway.Gateway, src *file.Source, c *file.Config, cfg gateway.Config) {
+	r.g, r.started, r.cfg, r.dns, r.read = g, c, cfg, c.DNS, src.Load
+	if r.read == nil {
+		r.read = file.Reload
+	}
+	src.Load, src.OnConfig = r.load, r.use
+	src.OnError = func(error) { g.Reloaded(false) }
+}
+
+// load reads the file. One that the gateway cannot use is refused as a whole.
+func (r *reloader) load(path string, current *file.Config) (*file.Config, error) {
+	if r.asked.Swap(false) {
+		defer notify(notifyReady)
+	}
+	c, err := r.read(path, current)
+	if err != nil || c == current {
+		return c, err
+	}
+	r.o.override(c)
+	r.next = r.cfg
+	// What waits for a restart must not show in what does not.
+	now := *c
+	now.Cluster, now.Mesh, now.VIPs, now.Kubernetes = r.started.Cluster, r.started.Mesh, r.started.VIPs, r.started.Kubernetes
+	if err := settings(&now, &r.next); err != nil {
+		return nil, unusableError{err}
+	}
+	r.next.Memory, err = r.o.memoryLimit(c)
+	return c, err
+}
+
+// An unusableError is that of a file without a mistake that the gateway cannot use.
+type unusableError struct{ error }
+
+func (e unusableError) Unwrap() error { return e.error }
+
+// Is makes it a registry.ErrInvalid.
+func (e unusableError) Is(target error) bool { return target == registry.ErrInvalid }
+
+// use has the gateway use c, which load has returned.
+func (r *reloader) use(c *file.Config) {
+	if was, is := r.cfg.DNS, r.next.DNS; was != nil && is != nil && was.Server.Forward != nil && is.Server.Forward != nil &&
+		reflect.DeepEqual(forwarding(r.dns), forwarding(c.DNS)) {
+		is.Server.Forward = was.Server.Forward // with its cache
+	}
+	if err := r.g.Reconfigure(r.next); err != nil { // settings has found it right
+		r.log.Error("cannot use the configuration", "err", err)
+		return
+	}
+	r.cfg, r.dns = r.next, c.DNS
+	if r.output != nil {
+		r.output.use(r.o, c)
+	}
+	r.g.UseCertificates(expiries(c))
+	for _, warning := range c.Warnings {
+		r.log.Warn("configuration warning", "warning", warning.Error())
+	}
+	waiting := r.started.RestartNeeded(c)
+	r.g.RestartNeeded(pendingChanges(waiting))
+	if len(waiting) > 0 {
+		keys := make([]string, len(waiting))
+		for i, w := range waiting {
+			keys[i] = w.Key
+		}
+		r.log.Warn("some changes need a restart", "parts", keys)
+	}
+	if r.used {
+		r.g.Reloaded(true)
+	}
+	r.used = true
+}
+
+// pendingChanges are changes in the words of /status.
+func pendingChanges(list []file.Change) []gateway.PendingChange {
+	all := make([]gateway.PendingChange, len(list))
+	for i, c := range list {
+		all[i] = gateway.PendingChange{Key: c.Key, InForce: c.Was, Configured: c.Is}
+	}
+	return all
+}

@@ -1,0 +1,131 @@
+package file
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// changedKeys returns the keys of changes.
+func changedKeys(list []Change) (keys []string) {
+	for _, c := range list {
+		keys = append(keys, c.Key)
+	}
+	return keys
+}
+
+// Every key says whether a running gateway takes up its changes, for itself or for all
+// below it, and its description says the same.
+func TestEveryKeySaysWhetherItNeedsARestart(t *testing.T) {
+	root := schema(t)
+	c := schemaComparison{t: t, defs: root["$defs"].(jsonObject), seen: map[string]bool{}}
+	const sentence = "A change needs a restart."
+	var check func(path string, s jsonObject, typ reflect.Type)
+	check = func(path string, s jsonObject, typ reflect.Type) {
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+			if key == "" {
+				continue
+			}
+			property := s["properties"].(jsonObject)[key].(jsonObject)
+			tag := f.Tag.Get("reload")
+			if path == "" && tag != "live" && tag != "restart" {
+				t.Errorf("%s: the field has reload:%q, want live or restart", key, tag)
+			}
+			text, _ := property["description"].(string)
+			if text == "" {
+				text, _ = c.resolved(property)["description"].(string)
+			}
+			if got, want := strings.Contains(text, sentence), tag == "restart"; got != want {
+				t.Errorf("%s%s: the description %q says that a change needs a restart: %v, want %v as the field has reload:%q", path, key, text, got, want, tag)
+			}
+			of := f.Type
+			for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
+				of = of.Elem()
+			}
+			if below := c.resolved(property); tag != "restart" && of.Kind() == reflect.Struct && f.Type.Kind() != reflect.Slice && hasKeys(of) && below["properties"] != nil {
+				check(path+key+".", below, of)
+			}
+		}
+	}
+	check("", root, reflect.TypeFor[configuration]())
+}
+
+// RestartNeeded knows every key that needs a restart.
+func TestRestartNeededKnowsEveryKey(t *testing.T) {
+	typ := reflect.TypeFor[configuration]()
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		if f.Tag.Get("reload") != "restart" && !hasRestartKeys(f.Type) {
+			continue
+		}
+		changed := defaults[configuration]()
+		v := reflect.ValueOf(changed).Elem().Field(i)
+		switch v.Kind() {
+		case reflect.String:
+			v.SetString("other")
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+		default:
+			t.Fatalf("%s is a %s: have this test change it", f.Name, v.Kind())
+		}
+		key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if got := changedKeys(Default().RestartNeeded(changed.config())); !slices.Equal(got, []string{key}) {
+			t.Errorf("%s has changed: a restart is needed for %q", key, got)
+		}
+	}
+}
+
+// What waits for a restart is named to the key, with both values.
+func TestRestartNeeded(t *testing.T) {
+	const before = `
+cluster: west
+servicePorts: {range: 20000-20999, state: /var/lib/culvert/ports.json}
+kubernetes: {namespaces: [a, b], discovery: {suffixes: [apps.example.com, {suffix: db.example.com, namespaces: [db]}]}}
+limits: {maxTunnels: 7}
+listeners: [{address: ":443"}]
+services: []
+`
+	const after = `
+cluster: east
+servicePorts: {range: 20000-21999, state: /var/lib/culvert/ports.json}
+kubernetes: {namespaces: [a], discovery: {suffixes: [apps.example.com]}}
+vips: {ranges: [10.9.0.0/24], state: /var/lib/culvert/vips.json}
+limits: {maxTunnels: 8}
+drain: {timeout: 9s}
+log: {level: debug}
+admin: 127.0.0.1:9090
+dns: {listen: ["udp://:53"]}
+listeners: [{address: ":8443"}]
+services: []
+`
+	parse := func(text string) *Config {
+		c, err := Parse("x.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	was := parse(before)
+	want := []Change{
+		{"cluster", "west", "east"},
+		{"network", "west", "east"}, // the cluster's name
+		{"servicePorts.range", "20000-20999", "20000-21999"},
+		{"vips", "", "{ranges: [10.9.0.0/24], state: /var/lib/culvert/vips.json, reuseAfter: 24h0m0s}"},
+		{"kubernetes.namespaces", "[a, b]", "[a]"},
+		{"kubernetes.discovery.network", "west", "east"},
+		{"kubernetes.discovery.suffixes", "[{suffix: apps.example.com}, {suffix: db.example.com, namespaces: [db]}]", "[{suffix: apps.example.com}]"},
+	}
+	if got := was.RestartNeeded(parse(after)); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if got := was.RestartNeeded(parse(before)); len(got) > 0 {
+		t.Errorf("a restart is needed for %q, and nothing has changed", got)
+	}
+	long := parse(strings.Replace(before, "[a, b]", "["+strings.Repeat("namespace, ", 50)+"b]", 1))
+	if got := was.RestartNeeded(long)[0].Is; len(got) > maxChangeText+len("...") {
+		t.Errorf("a value of %d bytes", len(got))
+	}
+}
