@@ -99,6 +99,12 @@ func find(name string) (*carrier, error) {
 			return &c, nil
 		}
 	}
+	for _, o := range originations() {
+		if o.name == name {
+			o.prefix = "svc"
+			return &o.carrier, nil
+		}
+	}
 	return nil, fmt.Errorf("no such carrier: %q", name)
 }
 

@@ -45,6 +45,8 @@ type rig struct {
 	routes  int    // in culvert's table; the others have what they usually have
 	origin  string // address of the resolver that DNS servers forward to
 	syslog  string // address of a local syslog
+
+	tlsService string // address of a service inside TLS
 }
 
 // target returns where service i is served.
