@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"culvert.dev/tunnel/internal/poll"
@@ -219,6 +220,7 @@ type largeInfo struct {
 type loadedInfo struct {
 	tunnelInfo
 	load *EndpointLoad
+	told atomic.Bool // load's watcher knows how the tunnel has begun, or there is none
 }
 
 // A carriedInfo is the record of a Tunnel that did not come from a Router.
@@ -297,9 +299,12 @@ func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease
 			small := info // which alone is on the heap then
 			return &small
 		}
-		return &loadedInfo{info, load}
+		loaded := &loadedInfo{tunnelInfo: info, load: load}
+		loaded.told.Store(load.watcher() == nil)
+		return loaded
 	}
-	large := &largeInfo{loadedInfo: loadedInfo{info, load}, whole: *o}
+	large := &largeInfo{loadedInfo: loadedInfo{tunnelInfo: info, load: load}, whole: *o}
+	large.told.Store(load.watcher() == nil)
 	large.whole.Endpoint, large.whole.Insecure = ep.String(), dialed.Endpoint.Insecure
 	large.whole.Attempts = append(large.whole.Attempts, dialed)
 	return large
@@ -346,12 +351,14 @@ func (rec *tunnelInfo) Ended(e End) { rec.end(rec.outcome(), e) }
 
 // Ended implements relay.Owner.
 func (rec *loadedInfo) Ended(e End) {
+	rec.watchEnd(e)
 	rec.load.add(-1)
 	rec.end(rec.outcome(), e)
 }
 
 // Ended implements relay.Owner.
 func (rec *largeInfo) Ended(e End) {
+	rec.watchEnd(e)
 	rec.load.add(-1)
 	rec.end(rec.outcome(), e)
 }
@@ -386,6 +393,43 @@ func (rec *tunnelInfo) Answered() {
 
 // Answered implements relay.Owner.
 func (*carriedInfo) Answered() {}
+
+// Answered implements relay.Owner.
+func (rec *loadedInfo) Answered() {
+	rec.tunnelInfo.Answered()
+	if !rec.told.Load() && !rec.told.Swap(true) {
+		rec.load.Watcher.Answered()
+	}
+}
+
+// ServiceEnded implements relay.Owner.
+func (*tunnelInfo) ServiceEnded(error) {}
+
+// ServiceEnded implements relay.Owner.
+func (*carriedInfo) ServiceEnded(error) {}
+
+var errNoAnswer = errors.New("it closed the connection in place of an answer to the ClientHello")
+
+// ServiceEnded implements relay.Owner. A service that closes in order may have nothing
+// to say, unless it was asked by a ClientHello.
+func (rec *loadedInfo) ServiceEnded(err error) {
+	if rec.told.Load() {
+		return
+	}
+	if err == nil && rec.lease.hello != 0 {
+		err = errNoAnswer
+	}
+	if err != nil && !rec.told.Swap(true) {
+		rec.load.Watcher.Unanswered(err)
+	}
+}
+
+// watchEnd tells the watcher of a session, which has an answer in the end or none.
+func (rec *loadedInfo) watchEnd(e End) {
+	if e.Out > 0 && !rec.told.Swap(true) {
+		rec.load.Watcher.Answered()
+	}
+}
 
 // ChargedTo implements relay.Owner: it returns the client's account, or that of the
 // client's /48. Behind a proxy in front, which stands for many clients, and without a

@@ -143,28 +143,45 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 		}
 	}
 	var attempts []Attempt
-	refused := 0
-	eps := r.candidates(&route)
-	for i := range eps {
-		a := Attempt{Endpoint: eps[i], Err: r.check(req, &eps[i])}
+	refused, left := 0, r.dialAttempts()
+	for i := range route.Endpoints {
+		ep := &route.Endpoints[i]
+		a := Attempt{Endpoint: *ep, Err: r.check(req, ep)}
+		if most := route.Limits.perEndpoint(); most > 0 && ep.Load.Tunnels() >= most {
+			a.Err = endpointFull(route.Limits)
+		} else if left--; left < 0 {
+			break
+		}
 		if a.Err != nil {
 			refused++
 		}
 		attempts = append(attempts, a)
 	}
-	if refused == len(attempts) {
+	switch {
+	case left == r.dialAttempts():
+		return route, attempts, route.errAllFull()
+	case refused == len(attempts):
 		return route, attempts, dialFailure(&route, attempts)
 	}
 	return route, attempts, nil
 }
 
-// candidates are the endpoints that are tried.
-func (r *Router) candidates(route *Route) []Endpoint {
-	most := r.MaxDialAttempts
-	if most <= 0 {
-		most = DefaultMaxDialAttempts
+// dialAttempts is how many endpoints are tried. Those that are at their limit are passed over.
+func (r *Router) dialAttempts() int {
+	if r.MaxDialAttempts <= 0 {
+		return DefaultMaxDialAttempts
 	}
-	return route.Endpoints[:min(most, len(route.Endpoints))]
+	return r.MaxDialAttempts
+}
+
+// endpointFull is why an endpoint is passed over.
+func endpointFull(l *ServiceLimits) error {
+	return Refusef(Overload, "limits.connectionsPerEndpoint: it has %d connections, the limit", l.ConnectionsPerEndpoint)
+}
+
+// errAllFull refuses a request where every endpoint is at its limit.
+func (r *Route) errAllFull() error {
+	return Refusef(Overload, "service %s: limits.connectionsPerEndpoint: each of %d endpoints has %d connections, the limit", r.Service, len(r.Endpoints), r.Limits.ConnectionsPerEndpoint)
 }
 
 // Decide resolves req and asks the policy, without dialing.
@@ -285,12 +302,20 @@ type EndpointDialer interface {
 // dial tries the route's endpoints in order and returns the first connection
 // and how it came about. The attempts before it go to o.
 func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcome) (net.Conn, Attempt, error) {
-	eps := r.candidates(route)
-	for i := range eps {
-		c, a := r.dialOne(ctx, req, route, &eps[i])
+	left, most := r.dialAttempts(), route.Limits.perEndpoint()
+	for i := range route.Endpoints {
+		ep := &route.Endpoints[i]
+		if left == 0 {
+			break
+		}
+		if !ep.Load.enter(most) {
+			continue
+		}
+		left--
+		c, a := r.dialOne(ctx, req, route, ep)
 		if a.Err == nil {
 			if route.Balancer != nil {
-				route.Balancer.Chosen(req, &eps[i])
+				route.Balancer.Chosen(req, ep)
 			}
 			return c, a, nil
 		}
@@ -302,15 +327,18 @@ func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcom
 			break
 		}
 	}
+	if len(o.Attempts) == 0 {
+		return nil, Attempt{}, route.errAllFull()
+	}
 	return nil, Attempt{}, dialFailure(route, o.Attempts)
 }
 
-// dialOne dials ep. Where that works, the tunnel is counted in ep.Load from then on.
+// dialOne dials ep, whose Load counts the tunnel already. Where that works, the count
+// stays.
 func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep *Endpoint) (c net.Conn, _ Attempt) {
 	start := time.Now()
 	ctx, cancel := withLazyTimeout(ctx, start, limit(r.limits().ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
-	ep.Load.add(1)
 	defer func() {
 		if c == nil { // it failed, or a panic is on its way up
 			ep.Load.add(-1)

@@ -11,8 +11,9 @@ import (
 // ServiceLimits bound what one service has at a time in this process. 0 means no
 // limit. They are not changed once they are in a Route.
 type ServiceLimits struct {
-	Connections  int // tunnels and sessions of datagrams, open or being dialed
-	NewPerSecond int // that begin within a second; after a quiet second as many may begin at once
+	Connections            int // tunnels and sessions of datagrams, open or being dialed
+	ConnectionsPerEndpoint int // of them, those of one Endpoint that has a Load
+	NewPerSecond           int // that begin within a second; after a quiet second as many may begin at once
 }
 
 // A loadKey names what requests are counted for.
@@ -148,6 +149,14 @@ func (s *serviceLoad) connectionsRefusal(most int) *Error {
 
 func (s *serviceLoad) rateRefusal(perSecond int) *Error {
 	return Refusef(Overload, "service %s: limits.newPerSecond: more than %d new connections in a second, the limit", s.key.route, perSecond)
+}
+
+// perEndpoint returns how many connections one endpoint may have; 0 means no limit.
+func (l *ServiceLimits) perEndpoint() int64 {
+	if l == nil {
+		return 0
+	}
+	return int64(l.ConnectionsPerEndpoint)
 }
 
 // serviceLoads are the loads of all services that have had a request for some time. The

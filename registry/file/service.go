@@ -136,8 +136,8 @@ func (s *service) registered(origin string) *registry.Service {
 		out.Endpoints[i] = e.Address
 		out.Endpoints[i].Name, out.Endpoints[i].Network = e.Name, cmp.Or(e.Network, s.Network)
 	}
-	if limits := tunnel.ServiceLimits(s.Limits); limits != (tunnel.ServiceLimits{}) {
-		out.Limits = &limits
+	if l := s.Limits; l != (serviceLimits{}) {
+		out.Limits = &tunnel.ServiceLimits{Connections: l.Connections, NewPerSecond: l.NewPerSecond}
 	}
 	if s.ProxyProtocol != "" {
 		out.ProxyProtocol = int(s.ProxyProtocol[1] - '0')

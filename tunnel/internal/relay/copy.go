@@ -124,7 +124,11 @@ func (p *pump) passEnd(err error) {
 	}
 	if !routine(err) {
 		_, lost := errors.AsType[*lostError](err)
-		ct.finishBy(Reset, err, (p == &ct.pumps[0]) != lost)
+		byClient := (p == &ct.pumps[0]) != lost
+		if !byClient && ct.halves.Load() == 0 {
+			ct.owner.ServiceEnded(err)
+		}
+		ct.finishBy(Reset, err, byClient)
 		return
 	}
 	if ct.awaitWrites() {
@@ -132,6 +136,9 @@ func (p *pump) passEnd(err error) {
 	}
 	// The second end closes both, so it need not be half-closed.
 	if ct.halves.Add(1) == 1 {
+		if p == &ct.pumps[1] {
+			ct.owner.ServiceEnded(nil)
+		}
 		switch err := CloseWrite(dst); {
 		case errors.Is(err, errors.ErrUnsupported):
 			ct.noHalfClose.Store(true)
@@ -257,7 +264,11 @@ func (ct *copyTunnel) sweep(before, now int64) {
 	err := guard(func() error {
 		ct.check(time.Duration(now - ct.moved.Load()))
 		if who := ct.deadSide(before, now); who != "" {
-			ct.finish(Reset, fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT))
+			err := fmt.Errorf("%s: %w", who, syscall.ETIMEDOUT)
+			if who == sideNames[1] && ct.halves.Load() == 0 {
+				ct.owner.ServiceEnded(err)
+			}
+			ct.finish(Reset, err)
 		}
 		for i := range ct.pumps {
 			ct.pumps[i].sweep(now)

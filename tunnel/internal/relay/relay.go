@@ -47,6 +47,11 @@ type Owner interface {
 	// goroutine at a time.
 	Answered()
 
+	// ServiceEnded is called when the service ends or aborts its stream before the
+	// client does: after an end in order with nil, on the goroutine that calls Answered,
+	// and after an abort with the error, on any. It may be called twice.
+	ServiceEnded(err error)
+
 	// Ended is called once, when both streams are closed.
 	Ended(End)
 

@@ -114,6 +114,12 @@ func (k *socketRelay) wait() { k.flows.Wait() }
 // adopt passes on the early bytes and puts f in the loop's care.
 func (l *loop) adopt(f *socketTunnel, fromClient, fromServer []byte) {
 	broken := l.offer(f, 1, fromClient)
+	if broken != 0 {
+		f.owner.ServiceEnded(sideError(1, broken))
+	}
+	if len(fromServer) > 0 {
+		f.owner.Answered()
+	}
 	if err := l.offer(f, 0, fromServer); broken == 0 {
 		broken = err
 	}

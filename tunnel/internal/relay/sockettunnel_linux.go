@@ -217,6 +217,9 @@ func (l *loop) drain(f *socketTunnel, s *side) syscall.Errno {
 // ended: that may have been reset by then, which a close would not tell.
 func (l *loop) finish(f *socketTunnel, i int) {
 	s, p := &f.sides[i], &f.sides[1-i]
+	if i == 1 && !p.eof {
+		f.owner.ServiceEnded(nil)
+	}
 	s.eof, s.bulk = true, false
 	l.touch(f)
 	f.setHalfClosed()
@@ -369,14 +372,24 @@ func (l *loop) fail(f *socketTunnel, i int, errno syscall.Errno) {
 	s, p := &f.sides[i], &f.sides[1-i]
 	ended := s.eof && p.shut || !s.eof && errno == syscall.EPIPE && poll.AtEOF(s.fd)
 	if ended && s.out == nil && s.late <= maxLateBytes {
+		if i == 1 && !s.eof && !p.eof && f.broken == 0 {
+			f.owner.ServiceEnded(nil)
+		}
 		l.close(f, Done, nil, true)
 		return
 	}
 	if errno == syscall.ENOTCONN {
 		errno = syscall.ECONNRESET // which is what ended the connection
 	}
-	l.end(f, Reset, fmt.Errorf("%s: %w", sideNames[i], errno))
+	err := sideError(i, errno)
+	if i == 1 && !s.eof && !p.eof && f.broken == 0 { // else adopt has said so, or it is not the service's
+		f.owner.ServiceEnded(err)
+	}
+	l.end(f, Reset, err)
 }
+
+// sideError returns what side i reported.
+func sideError(i int, errno syscall.Errno) error { return fmt.Errorf("%s: %w", sideNames[i], errno) }
 
 // end closes f, in order for Done and with resets for any other reason.
 func (l *loop) end(f *socketTunnel, why Reason, err error) { l.close(f, why, err, why != Done) }

@@ -22,6 +22,7 @@ func (noBudget) MemoryShort() bool { return false }
 type ownerFunc func(End)
 
 func (ownerFunc) Answered()                {}
+func (ownerFunc) ServiceEnded(error)       {}
 func (f ownerFunc) Ended(e End)            { f(e) }
 func (ownerFunc) ChargedTo() (any, string) { return nil, "" }
 
