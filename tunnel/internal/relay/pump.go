@@ -158,7 +158,7 @@ func (p *pump) step() error {
 // when it was taken.
 type copyBuffer []byte
 
-const copySize = 32 << 10 // bytes
+const copySize = 64 << 10 // bytes
 
 var copyBuffers, shortBuffers = newCopyBuffers(copySize), newCopyBuffers(shortRead)
 
