@@ -155,6 +155,14 @@ func mask(b []byte, key [4]byte, pos int) {
 		k[i] = key[(pos+i)&3]
 	}
 	word := binary.LittleEndian.Uint64(k[:])
+	for len(b) >= 32 {
+		block := b[:32]
+		binary.LittleEndian.PutUint64(block[:8], binary.LittleEndian.Uint64(block[:8])^word)
+		binary.LittleEndian.PutUint64(block[8:16], binary.LittleEndian.Uint64(block[8:16])^word)
+		binary.LittleEndian.PutUint64(block[16:24], binary.LittleEndian.Uint64(block[16:24])^word)
+		binary.LittleEndian.PutUint64(block[24:], binary.LittleEndian.Uint64(block[24:])^word)
+		b = b[32:]
+	}
 	for len(b) >= 8 {
 		binary.LittleEndian.PutUint64(b, binary.LittleEndian.Uint64(b)^word)
 		b = b[8:]

@@ -21,9 +21,10 @@ import (
 const DefaultPing = 20 * time.Second
 
 const (
-	readBuffer     = 4 << 10 // bytes; larger reads go around it
-	maxEmptyFrames = 100     // frames without data in a second; more where nobody read for longer
-	maxMissedPings = 3       // pings in a row that a peer may leave unanswered
+	readBuffer     = 4 << 10  // bytes; larger reads go around it
+	bulkReadBuffer = 64 << 10 // bytes, for frames that readBuffer does not hold
+	maxEmptyFrames = 100      // frames without data in a second; more where nobody read for longer
+	maxMissedPings = 3        // pings in a row that a peer may leave unanswered
 )
 
 // A Side is the role in a WebSocket: clients mask what they send.
@@ -152,11 +153,30 @@ func (s *Stream) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// read fills p with what is there, from as many frames as there are: the fewer and the
+// larger the Writes that follow, the better.
 func (s *Stream) read(p []byte) (int, error) {
 	if s.closed.Load() {
 		return 0, net.ErrClosed
 	}
 	s.buffer()
+	n, err := s.readFrame(p)
+	for err == nil && n > 0 && n < len(p) && s.dataBuffered() {
+		var m int
+		m, err = s.readFrame(p[n:])
+		n += m
+	}
+	if s.br.Size() > readBuffer && s.br.Buffered() == 0 {
+		s.freeBuffer() // the Write that follows may take long
+	}
+	if n > 0 {
+		return n, nil // an error that follows is kept, as none of a wait
+	}
+	return 0, err
+}
+
+// readFrame reads from one frame, and waits for the first byte.
+func (s *Stream) readFrame(p []byte) (int, error) {
 	for {
 		if s.rerr != nil {
 			return 0, s.rerr
@@ -169,6 +189,11 @@ func (s *Stream) read(p []byte) (int, error) {
 				return 0, s.failed(err)
 			}
 			continue
+		}
+		if s.br.Buffered() == 0 && s.br.Size() == readBuffer && s.left > readBuffer && len(p) > readBuffer {
+			s.freeBuffer()
+			s.br = bulkReaders.Get().(*bufio.Reader)
+			s.br.Reset(s.from)
 		}
 		s.noteWaiting()
 		n, err := s.br.Read(p[:min(uint64(len(p)), s.left)])
@@ -187,7 +212,21 @@ func (s *Stream) read(p []byte) (int, error) {
 	}
 }
 
-var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, readBuffer) }}
+// dataBuffered reports whether a byte of data is in the buffer, for which nobody waits.
+func (s *Stream) dataBuffered() bool {
+	if s.left > 0 {
+		return s.br.Buffered() > 0
+	}
+	b, _ := s.br.Peek(min(maxHeader, s.br.Buffered()))
+	h, err := parseHeader(b, s.side == Server)
+	return err == nil && h.opcode < opClose && h.length > 0 && s.br.Buffered() > h.size
+}
+
+var readers, bulkReaders = newReaders(readBuffer), newReaders(bulkReadBuffer)
+
+func newReaders(size int) *sync.Pool {
+	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
+}
 
 // buffer gets br where there is none. The caller holds rmu.
 func (s *Stream) buffer() {
@@ -197,6 +236,17 @@ func (s *Stream) buffer() {
 	}
 }
 
+// freeBuffer gives br up, in which nothing is. The caller holds rmu.
+func (s *Stream) freeBuffer() {
+	s.br.Reset(nil)
+	if s.br.Size() > readBuffer {
+		bulkReaders.Put(s.br)
+	} else {
+		readers.Put(s.br)
+	}
+	s.br = nil
+}
+
 // WaitRead implements tunnel.Waiter: the buffer is given up, if nothing is in it, and the
 // peer may not be silent for longer than while a Read waits. A part of a frame that is
 // left in it is nothing that a Read would return.
@@ -204,9 +254,7 @@ func (s *Stream) WaitRead(func()) (ready bool) {
 	s.rmu.Lock()
 	defer s.rmu.Unlock()
 	if s.br != nil && s.br.Buffered() == 0 {
-		s.br.Reset(nil)
-		readers.Put(s.br)
-		s.br = nil
+		s.freeBuffer()
 	}
 	if s.ping > 0 {
 		s.reading.Store(int64(time.Since(s.born)))

@@ -15,7 +15,7 @@ import (
 
 // maxFrame limits the bytes of one frame and message: it is what the Relay writes at
 // once.
-const maxFrame = 32 << 10
+const maxFrame = 64 << 10
 
 var frames = sync.Pool{New: func() any { return new([maxHeader + maxFrame]byte) }}
 
