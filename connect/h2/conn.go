@@ -52,7 +52,8 @@ const (
 
 const (
 	readSize        = 32 << 10
-	maxBatch        = 64 << 10         // bytes of one write
+	bulkReadSize    = 64 << 10         // while there is much to read
+	maxBatch        = 128 << 10        // bytes of one write
 	writeTimeout    = 30 * time.Second // for one write
 	lingerTimeout   = time.Second      // for the last frames to arrive, and for the body of a refusal
 	requestTimeout  = 5 * time.Second  // for a whole header block, a body that is discarded, or a refusal to be read
@@ -139,7 +140,7 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 	}
 	c.input = &input{conn: nc}
 	c.br = bufio.NewReaderSize(c.input, readSize)
-	c.fr = http2.NewFramer(nil, c.br)
+	c.fr = http2.NewFramer(nil, frameReader{c})
 	c.fr.SetMaxReadFrameSize(maxFrame)
 	c.dec = hpack.NewDecoder(4096, c.block.field)
 	c.dec.SetMaxStringLength(maxList)
@@ -155,9 +156,41 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 type input struct {
 	conn        net.Conn
 	n           int64
+	large       int         // reads in a row that had at least half of readSize
 	hasRequest  atomic.Bool // a request was made: the Server's deadline no longer holds
 	ownDeadline atomic.Bool // setTimeout has set the deadline
 	ended       atomic.Bool // the connection has ended
+}
+
+// A frameReader is what the Framer reads from: the conn's buffer, whichever it has.
+type frameReader struct{ c *conn }
+
+func (r frameReader) Read(p []byte) (int, error) { return r.c.br.Read(p) }
+
+var bulkReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, bulkReadSize) }}
+
+// fitBuffer gives the conn a buffer that fits what comes, if nothing is in the one that it
+// has.
+func (c *conn) fitBuffer() {
+	if c.br.Buffered() > 0 {
+		return
+	}
+	switch bulk := c.br.Size() == bulkReadSize; {
+	case !bulk && c.input.large >= 4:
+		c.br = bulkReaders.Get().(*bufio.Reader)
+		c.br.Reset(c.input)
+	case bulk && c.input.large == 0:
+		c.freeBuffer()
+		c.br = bufio.NewReaderSize(c.input, readSize)
+	}
+}
+
+// freeBuffer gives the buffer up that fitBuffer has got.
+func (c *conn) freeBuffer() {
+	if c.br.Size() == bulkReadSize {
+		c.br.Reset(nil)
+		bulkReaders.Put(c.br)
+	}
 }
 
 // setTimeout limits the time until clearTimeout is called.
@@ -184,6 +217,9 @@ func (in *input) Read(p []byte) (int, error) {
 	for {
 		n, err := in.conn.Read(p)
 		in.n += int64(n)
+		if in.large++; n < readSize/2 {
+			in.large = 0
+		}
 		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && in.hasRequest.Load() && !in.ownDeadline.Load() && !in.ended.Load() {
 			in.deadline(time.Time{})
 			continue
@@ -254,8 +290,10 @@ func (c *conn) read(first func() error) (err error) {
 			err = c.caught(v)
 		}
 	}()
+	defer c.freeBuffer()
 	err = first()
 	for err == nil {
+		c.fitBuffer()
 		err = c.frame()
 	}
 	return err

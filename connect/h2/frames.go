@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"encoding/binary"
 	"errors"
 	"io"
 	"time"
@@ -113,11 +114,24 @@ func (c *conn) data(h http2.FrameHeader) error {
 	if err != nil {
 		return unexpectedEOF(err)
 	}
-	if err = c.dataOf(h, p); err != nil {
+	if err = c.dataOf(h, p, c.moreOf(h.StreamID, body+padding)); err != nil {
 		return err
 	}
 	_, err = c.br.Discard(body + padding)
 	return unexpectedEOF(err)
+}
+
+// moreOf reports whether the next frame is DATA of the stream id as well and is buffered
+// as a whole, behind the skip bytes that are left of the present one.
+func (c *conn) moreOf(id uint32, skip int) bool {
+	have := c.br.Buffered() - skip - frameHead
+	if have < 0 {
+		return false
+	}
+	b, _ := c.br.Peek(skip + frameHead)
+	h := b[skip:]
+	length := int(h[0])<<16 | int(h[1])<<8 | int(h[2])
+	return http2.FrameType(h[3]) == http2.FrameData && length <= have && binary.BigEndian.Uint32(h[5:])&(1<<31-1) == id
 }
 
 // unexpectedEOF turns the end of the stream within a frame into its own error.
@@ -128,8 +142,9 @@ func unexpectedEOF(err error) error {
 	return err
 }
 
-// dataOf handles the payload p of a DATA frame, without its padding.
-func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
+// dataOf handles the payload p of a DATA frame, without its padding. The reader of the
+// stream need not be woken for it where there is more: the next frame wakes it.
+func (c *conn) dataOf(h http2.FrameHeader, p []byte, more bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	size := int(h.Length)
@@ -173,7 +188,9 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte) error {
 			return nil
 		}
 		c.took(s, size-len(p)) // nobody reads padding
-		s.canRead()
+		if !more {
+			s.canRead()
+		}
 	}
 	if end {
 		c.ended(s)
