@@ -287,6 +287,9 @@ type Hop struct {
 	Trust map[string]string
 }
 
+// CarriesDatagrams reports whether the gateways of h can be asked for datagrams, too.
+func (h *Hop) CarriesDatagrams() bool { return h.Proto == "connect-h2" || h.Proto == "connect-h3" }
+
 // CleartextAddress returns the first address of h that is dialed without TLS, and whether there is
 // one. Where h is the first hop, loopback is none: nothing of that leaves the host.
 func (h *Hop) CleartextAddress(first bool) (to string, ok bool) {

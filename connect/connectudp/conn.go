@@ -17,8 +17,9 @@ const (
 
 	keptQueue = 4 << 10 // bytes of memory that a Conn at rest keeps for its queue, at most
 
-	// minPayload is the largest datagram that arrives on every path, RFC 9000 section 14.
-	minPayload = 1200
+	// minPayload is the largest datagram that arrives on every path. RFC 9000 section 14
+	// requires 1,200 bytes; implementations of QUIC begin with up to 1,280.
+	minPayload = 1280
 )
 
 // A Conn carries datagrams on the stream of a CONNECT-UDP request. It is a

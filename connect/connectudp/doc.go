@@ -21,8 +21,8 @@
 // Nothing waits for a slow side: what does not fit in the queue of a Conn is lost, and
 // counted. A datagram that is too large for a DATAGRAM frame on this path is lost, too,
 // as an IP packet would be that must not be fragmented: a client that searches for the
-// path's MTU depends on it (RFC 9298 section 6). The first 1,200 bytes always fit, as QUIC
-// requires of every path: what is no larger goes in a capsule then.
+// path's MTU depends on it (RFC 9298 section 6). Up to 1,280 bytes always arrive, which is
+// what implementations of QUIC begin with: they go in a capsule then.
 //
 // # What it does not do
 //

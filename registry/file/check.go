@@ -237,8 +237,8 @@ func (d *decoder) checkListeners() {
 		switch {
 		case err != nil:
 			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q is not served: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
-		case l.UDP() && len(s.Via) > 0:
-			d.errorf(at.value("service"), "leave via out of the service, or listen at UDP where the service is", "service %q has via: the gateways on the way carry streams, and this listener is of UDP", clip(at.value("service").Value))
+		case l.UDP() && len(s.Via) > 0 && !s.Via[len(s.Via)-1].CarriesDatagrams():
+			d.errorf(at.value("service"), "ask the last gateway of via by connect-h2 or connect-h3, or listen at UDP where the service is", "service %q has via, whose last gateway carries streams alone, and this listener is of UDP", clip(at.value("service").Value))
 		case l.UDP() && s.TLS != nil:
 			d.errorf(at.value("service"), "leave tls out of the service", "service %q has tls: TLS is of streams, and this listener is of UDP", clip(at.value("service").Value))
 		case l.UDP() && s.ProxyProtocol != 0:

@@ -58,9 +58,6 @@ func (h *hop) registered() registry.Hop {
 	return out
 }
 
-// carriesDatagrams reports whether the gateway of h can be asked for datagrams.
-func (h *hop) carriesDatagrams() bool { return len(h.ConnectH2) > 0 || len(h.ConnectH3) > 0 }
-
 // readable removes the elements of a list that could not be read.
 func readable(list []string) []string {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" })
@@ -76,14 +73,16 @@ func registeredHops(list []hop) []registry.Hop {
 
 // checkVia finds what is wrong with the hops of a service or a network.
 func (d *decoder) checkVia(at mapping, list []hop) {
+	var before registry.Hop
 	for i := range list {
 		n, h := at.item("via", i), list[i].registered()
 		d.checkHop(n)
 		d.checkPeers(n, &h)
 		d.checkSecrets(n, &h, i == 0)
-		if i > 0 && has(n, "connect-h3") && !list[i-1].carriesDatagrams() {
+		if i > 0 && has(n, "connect-h3") && !before.CarriesDatagrams() {
 			d.errorf(keyOf(n, "connect-h3"), "write connect-h2, or ask the gateway before it by connect-h2 or connect-h3", "connect-h3 is carried by UDP, and the gateway before it carries streams alone")
 		}
+		before = h
 	}
 	if len(list) > maxVia {
 		d.errorf(at.value("via"), "", "via has %d gateways, limit %d", len(list), maxVia)
