@@ -31,6 +31,7 @@ type api struct {
 	latency  time.Duration
 	hangs    bool
 	down     bool
+	without  bool // Gateway API
 	open     []net.Conn
 	requests map[string]int
 	items    map[string][]item // by resource, the oldest first
@@ -153,10 +154,15 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d}`, reason, code)
 	}
 	q := r.URL.Query()
+	a.mu.Lock()
+	without := a.without
+	a.mu.Unlock()
 	switch {
 	case resource == "livez":
 	case resource == "culvert" || r.Method != http.MethodGet:
 		refuse(http.StatusForbidden, "Forbidden")
+	case without && strings.Contains(r.URL.Path, "/gateway.networking.k8s.io/"):
+		refuse(http.StatusNotFound, "NotFound")
 	case (resource == "serviceimports" || resource == "serviceexports") && !a.has(resource):
 		refuse(http.StatusNotFound, "NotFound")
 	case q.Get("sendInitialEvents") == "true":
@@ -256,6 +262,13 @@ func (a *api) set(hangs bool, latency time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.hangs, a.latency = hangs, latency
+}
+
+// missing says whether the kinds of Gateway API are not installed.
+func (a *api) missing(without bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.without = without
 }
 
 func (a *api) asked() (all map[string]int, n int) {

@@ -30,6 +30,7 @@ import (
 
 	"culvert.dev/internal/kube/client"
 	"culvert.dev/internal/kube/discovery"
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/internal/kube/gatewayapi"
 	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
@@ -107,6 +108,7 @@ type Kube struct {
 	pulse   *client.Pulse               // of all requests by rest
 	alive   func(context.Context) error // probes the API server
 	core    kubernetes.Interface
+	slices  *endpoints.Store   // of the cluster; nil if no source needs them
 	defs    *watch.Definitions // of the cluster's kinds
 	self    string             // the name of this replica
 	leads   atomic.Bool        // this replica writes
@@ -151,6 +153,11 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 	if k.defs, err = watch.NewDefinitions(k.rest, cfg.Log); err != nil {
 		return nil, err
 	}
+	if cfg.Discovery != nil || cfg.GatewayAPI != nil {
+		k.slices = endpoints.NewStore(endpoints.Config{
+			Client: k.core, Name: "kube", Namespaces: cfg.Namespaces, Imports: cfg.GatewayAPI != nil, Pulse: k.pulse, Log: cfg.Log,
+		})
+	}
 	if cfg.MultiCluster {
 		if err := k.export(); err != nil {
 			return nil, err
@@ -184,7 +191,7 @@ func (k *Kube) discover(d *Discovery) error {
 	}
 	own := k.source(k.cfg.Cluster)
 	own.Client, own.Network, own.NoNetwork, own.Namespaces = k.core, d.Network, d.Declared, k.cfg.Namespaces
-	own.Pulse = k.pulse
+	own.Pulse, own.Slices = k.pulse, k.slices
 	k.own = own
 	k.add(own, "discovery", printed(d), func() []string { return []string{"cluster/" + k.cfg.Cluster} })
 	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
@@ -245,7 +252,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	}
 	c, err := gatewayapi.New(gatewayapi.Config{
 		Settings: settings,
-		REST:     k.rest, Pulse: k.pulse, Definitions: k.defs, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
+		REST:     k.rest, Pulse: k.pulse, Slices: k.slices, Definitions: k.defs, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
 		UseSecrets: func(all map[string][2]time.Time) { k.plane.UseSecrets(all) },
 	})
 	if err != nil {
@@ -298,6 +305,9 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 		}
 	})
 	running.Go(func() { k.pulse.Probe(ctx, k.alive) })
+	if k.slices != nil {
+		running.Go(func() { k.slices.Run(ctx) })
+	}
 	if k.cfg.GatewayAPI != nil || k.set != nil {
 		running.Go(func() { k.defs.Run(ctx) })
 	}

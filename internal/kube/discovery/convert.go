@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	corev1 "k8s.io/api/core/v1"
@@ -23,7 +24,7 @@ type view struct {
 // convert makes the registry's service of a Service, nil for one without a port
 // of TCP. It is pure; ns is nil where there is no such Namespace, or it is not
 // known. One that is not exposed has neither names nor endpoints.
-func (v *view) convert(s *service, ns *namespace, of []*slice, exported bool) (*registry.Service, []Problem) {
+func (v *view) convert(s *service, ns *namespace, of []*endpoints.Slice, exported bool) (*registry.Service, []Problem) {
 	x, problems := parseNotes(s, ns)
 	if len(s.ports) > 0 && !servesTCP(s) {
 		if !x.expose || !x.mine {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	corev1 "k8s.io/api/core/v1"
@@ -126,7 +127,7 @@ func TestExposure(t *testing.T) {
 			if tt.set != "" {
 				v.clusterSet = strings.Split(tt.set, ",")
 			}
-			got, problems := v.convert(serviceOf(svc(ns, name, tt.svc...)), tt.ns, []*slice{sliceOf(eps(ns, name, "a", "10.1.0.1"))}, tt.exported)
+			got, problems := v.convert(serviceOf(svc(ns, name, tt.svc...)), tt.ns, []*endpoints.Slice{endpoints.SliceOf(eps(ns, name, "a", "10.1.0.1"))}, tt.exported)
 			if exposedTo(got) != tt.want {
 				t.Errorf("exposed to %s, want %s", exposedTo(got), tt.want)
 			}

@@ -13,30 +13,29 @@
 //	    culvert.dev/expose: "true"
 //	    culvert.dev/networks: east,west
 //
-// A closed service is in the table, for explain to name it, but its endpoints
-// are not: what can't be asked for costs nothing.
+// A closed service is in the table, for explain to name it, but without its endpoints, because no
+// client can reach them.
 //
 // # Endpoints
 //
-// Ready ones are used, and those that are terminating but still serve only
-// where none is ready, for each port by itself, as kube-proxy does. Zone hints
-// are obeyed by its rule, too: if every ready endpoint has one, and one is for our
-// zone. A pod with two addresses is one endpoint, unless Prefer says both.
+// Ready endpoints are used. If a port has none, those that are terminating but still serve are used
+// for it, as kube-proxy does. Zone hints are followed if every ready endpoint has one, and one is for
+// our zone, which is kube-proxy's rule, too. A pod with two addresses is one endpoint, unless Prefer
+// is PreferBoth.
 //
 // # What is watched
 //
-// Services, EndpointSlices, Namespaces and Nodes, by package internal/kube/watch,
-// into stores of this package, which keep only what is used: a service of ten
-// endpoints takes about 2 KiB. A change of one EndpointSlice converts one service;
-// all others keep their pointers. Changes are gathered: there are at most 10
-// Updates per second.
+// Services, Namespaces and Nodes, by package internal/kube/watch, into stores of this package, and
+// EndpointSlices into a Store of internal/kube/endpoints, which Gateway API uses as well. They keep
+// only the fields that are used: a service of ten endpoints takes about 2 KiB. A change of one
+// EndpointSlice converts one service; all others keep their pointers. There are at most 10 Updates
+// per second.
 //
-// The first Update waits until everything has been listed. When the API server
-// can't be reached Updates say so by their Err, and what was known stays in
-// force. What RBAC forbids is said once and tried again: without the right to
-// read Nodes there are no gateways at their ports, and without the right to read
-// Namespaces a service is exposed only if its own annotations say to whom. Where
-// all objects of a kind vanish they stay until the API server confirms it.
+// The first Update waits until everything has been listed. When the API server cannot be reached an
+// Update has an Err, and the last snapshot stays in force. A missing permission is logged once, and
+// the request is repeated: without permission to read Nodes there are no gateways at their ports,
+// and without permission to read Namespaces a service is exposed only if its own annotations say to
+// whom. If all objects of a kind vanish they are kept until the API server confirms it.
 //
 // Several clusters, each by a kubeconfig in a Secret, are Clusters.
 package discovery

@@ -12,13 +12,13 @@ import (
 
 // A target is an address that serves some of a service's ports.
 type target struct {
-	*endpoint
+	*endpoints.Endpoint
 	ports []uint16 // by the index of the service's ports of TCP: where it serves that; 0 for not at all
 }
 
 // endpoints returns where a service is served, in an order that depends on
 // nothing but what is there.
-func (v *view) endpoints(s *service, of []*slice) []registry.Endpoint {
+func (v *view) endpoints(s *service, of []*endpoints.Slice) []registry.Endpoint {
 	var ports []uint16
 	var names []string
 	for _, p := range s.ports {
@@ -28,10 +28,10 @@ func (v *view) endpoints(s *service, of []*slice) []registry.Endpoint {
 	}
 	targets := map[netip.Addr]*target{}
 	if len(ports) == 0 { // headless, and any port is it
-		v.choose(s, of, targets, 0, 1, func(*slice) (uint16, bool) { return 0, true })
+		v.choose(s, of, targets, 0, 1, func(*endpoints.Slice) (uint16, bool) { return 0, true })
 	}
 	for i, name := range names {
-		v.choose(s, of, targets, i, len(ports), func(sl *slice) (uint16, bool) { return sl.target(name, ports[i]) })
+		v.choose(s, of, targets, i, len(ports), func(sl *endpoints.Slice) (uint16, bool) { return portOf(sl, name, ports[i]) })
 	}
 	v.oneOfEachPod(s, targets)
 
@@ -66,29 +66,29 @@ func (v *view) endpoints(s *service, of []*slice) []registry.Endpoint {
 	return out
 }
 
-// target returns where the endpoints of sl serve a service's port, and whether
+// portOf returns where the endpoints of sl serve a service's port, and whether
 // they do.
-func (sl *slice) target(name string, port uint16) (uint16, bool) {
-	for i := range sl.ports {
-		if p := &sl.ports[i]; p.tcp && p.name == name {
-			return cmp.Or(p.port, port), true
+func portOf(sl *endpoints.Slice, name string, port uint16) (uint16, bool) {
+	for i := range sl.Ports {
+		if p := &sl.Ports[i]; p.Protocol == corev1.ProtocolTCP && p.Name == name {
+			return cmp.Or(p.Number, port), true
 		}
 	}
 	return 0, false
 }
 
 // choose adds those endpoints that are to be used for the i-th of n ports.
-func (v *view) choose(s *service, of []*slice, targets map[netip.Addr]*target, i, n int, at func(*slice) (uint16, bool)) {
+func (v *view) choose(s *service, of []*endpoints.Slice, targets map[netip.Addr]*target, i, n int, at func(*endpoints.Slice) (uint16, bool)) {
 	parts := make([]endpoints.Part, 0, len(of))
 	for _, sl := range of {
 		if port, ok := at(sl); ok {
-			parts = append(parts, endpoints.Part{Endpoints: sl.endpoints, Port: port})
+			parts = append(parts, endpoints.Part{Endpoints: sl.Endpoints, Port: port})
 		}
 	}
-	v.choice(s).Choose(parts, func(e *endpoint, port uint16) {
+	v.choice(s).Choose(parts, func(e *endpoints.Endpoint, port uint16) {
 		t := targets[e.Addr]
 		if t == nil {
-			t = &target{endpoint: e, ports: make([]uint16, n)}
+			t = &target{Endpoint: e, ports: make([]uint16, n)}
 			targets[e.Addr] = t
 		}
 		// One that moves from slice to slice is in both for a moment, and
@@ -96,8 +96,8 @@ func (v *view) choose(s *service, of []*slice, targets map[netip.Addr]*target, i
 		if before := t.ports[i]; before == 0 || port != 0 && port < before {
 			t.ports[i] = port
 		}
-		if e.Before(t.endpoint) {
-			t.endpoint = e
+		if e.Before(t.Endpoint) {
+			t.Endpoint = e
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -137,9 +138,9 @@ func TestEndpoints(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v := view{cluster: "west", network: "net", zone: tt.zone, prefer: tt.prefer, rules: &Rules{}}
-			var of []*slice
+			var of []*endpoints.Slice
 			for _, s := range tt.slices {
-				if sl := sliceOf(s); sl != nil {
+				if sl := endpoints.SliceOf(s); sl != nil {
 					of = append(of, sl)
 				}
 			}

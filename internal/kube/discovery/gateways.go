@@ -165,7 +165,7 @@ func host(s string, port uint16) (registry.Endpoint, bool) {
 
 // networkOf makes the cluster's network of the Services that are its gateways,
 // the oldest first.
-func (v *view) networkOf(entrances []*service, at map[key][]*slice, nodes map[string]*node, pods bool) (registry.Network, []Problem) {
+func (v *view) networkOf(entrances []*service, at map[key][]*endpoints.Slice, nodes map[string]*node, pods bool) (registry.Network, []Problem) {
 	out := registry.Network{Name: v.network}
 	var problems []Problem
 	for _, s := range entrances {
@@ -177,8 +177,8 @@ func (v *view) networkOf(entrances []*service, at map[key][]*slice, nodes map[st
 		on := map[string]bool{}
 		if s.local {
 			for _, sl := range at[s.key] {
-				for i := range sl.endpoints {
-					if ep := &sl.endpoints[i]; ep.State == endpoints.Ready {
+				for i := range sl.Endpoints {
+					if ep := &sl.Endpoints[i]; ep.State == endpoints.Ready {
 						on[ep.Node] = true
 					}
 				}

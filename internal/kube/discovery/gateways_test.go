@@ -9,11 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"culvert.dev/internal/kube/endpoints"
+	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 // worker makes a Node; addresses are "internal" or "external/internal".
@@ -142,7 +145,7 @@ func TestGateways(t *testing.T) {
 				slices.Endpoints = append(slices.Endpoints, ep("10.1.0.1", on(n)))
 			}
 			v := view{cluster: "west", network: "west", prefer: tt.prefer, rules: &Rules{}}
-			got, problems := v.networkOf([]*service{s}, map[key][]*slice{s.key: {sliceOf(slices)}}, known, false)
+			got, problems := v.networkOf([]*service{s}, map[key][]*endpoints.Slice{s.key: {endpoints.SliceOf(slices)}}, known, false)
 			if ways(got.Gateways) != tt.want {
 				t.Errorf("got  %s\nwant %s", ways(got.Gateways), tt.want)
 			}
@@ -155,7 +158,7 @@ func TestGateways(t *testing.T) {
 
 // A listed is a store, and the names of what a watch has put there.
 type listed struct {
-	store
+	watch.Store
 	names map[key]bool
 }
 
@@ -187,10 +190,11 @@ func nameOf(o any) key {
 
 // fresh makes a run that nothing watches.
 func fresh(s *Source) (*run, map[string]listed) {
-	s.Cluster = "west"
+	s.Cluster, s.Client = "west", fake.NewSimpleClientset()
 	r := newRun(s, discard)
-	stores := map[string]listed{}
-	for name, k := range map[string]kind{"services": serviceKind, "endpointslices": sliceKind, "namespaces": namespaceKind, "nodes": nodeKind} {
+	r.slices.Use(&endpoints.User{Changed: r.slicesChanged})
+	stores := map[string]listed{"endpointslices": {r.slices, map[key]bool{}}}
+	for name, k := range map[string]kind{"services": serviceKind, "namespaces": namespaceKind, "nodes": nodeKind} {
 		stores[name] = listed{store{r, k}, map[key]bool{}}
 	}
 	return r, stores

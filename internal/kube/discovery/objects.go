@@ -7,7 +7,6 @@ import (
 
 	"culvert.dev/internal/kube/endpoints"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -101,52 +100,6 @@ func serviceOf(s *corev1.Service) *service {
 			out.ingress = append(out.ingress, in.IP)
 		case in.Hostname != "":
 			out.ingress = append(out.ingress, in.Hostname)
-		}
-	}
-	return out
-}
-
-// A slice is what is used of an EndpointSlice.
-type slice struct {
-	service   key
-	ports     []slicePort
-	endpoints []endpoint
-}
-
-type slicePort struct {
-	name string
-	tcp  bool
-	port uint16 // 0 means as the service's
-}
-
-type endpoint = endpoints.Endpoint
-
-// sliceOf returns what is used of an EndpointSlice, nil if it is not of a
-// service or has no addresses.
-func sliceOf(s *discoveryv1.EndpointSlice) *slice {
-	name := s.Labels[discoveryv1.LabelServiceName]
-	if name == "" || s.AddressType == discoveryv1.AddressTypeFQDN {
-		return nil
-	}
-	out := &slice{service: key{Namespace: s.Namespace, Name: name}}
-	for i := range s.Ports {
-		p := &s.Ports[i]
-		port := slicePort{tcp: p.Protocol == nil || *p.Protocol == "" || *p.Protocol == corev1.ProtocolTCP}
-		if p.Name != nil {
-			port.name = endpoints.Shared(*p.Name)
-		}
-		if p.Port != nil {
-			if *p.Port < 1 || *p.Port > 65535 {
-				continue
-			}
-			port.port = uint16(*p.Port)
-		}
-		out.ports = append(out.ports, port)
-	}
-	out.endpoints = make([]endpoint, 0, len(s.Endpoints))
-	for i := range s.Endpoints {
-		if e, ok := endpoints.Of(&s.Endpoints[i]); ok {
-			out.endpoints = append(out.endpoints, e)
 		}
 	}
 	return out

@@ -44,13 +44,12 @@ func (s *Source) Refuses(a netip.Addr) string {
 			}
 		}
 	}
-	for k, all := range r.slices {
-		for _, sl := range all {
-			if slices.ContainsFunc(sl.endpoints, func(e endpoint) bool { return e.Addr == a }) {
-				if why := of(k, "an endpoint of"); why != "" {
-					return why
-				}
-			}
+	for _, o := range r.slices.At(a) {
+		if o.Import {
+			continue
+		}
+		if why := of(o.NamespacedName, "an endpoint of"); why != "" {
+			return why
 		}
 	}
 	if known {

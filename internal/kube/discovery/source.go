@@ -46,6 +46,10 @@ type Source struct {
 	// accepts connections and does not answer. With nil only failed requests are noticed.
 	Pulse *client.Pulse
 
+	// Slices has the EndpointSlices of Client in Namespaces; whoever makes it runs it. With nil the
+	// source watches them itself.
+	Slices *endpoints.Store
+
 	Network   string // that its pods are in; "" means one that is called as the cluster
 	NoNetwork bool   // Network is declared elsewhere, with its gateways; the source does not declare it
 	PodCIDRs  bool   // clients in the pod CIDRs of Nodes are in Network; not where several clusters have the same CIDRs

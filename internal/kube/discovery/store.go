@@ -7,10 +7,10 @@ import (
 	"slices"
 	"sync"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 // A run is one call of Source.Run.
@@ -20,12 +20,14 @@ type run struct {
 	running sync.WaitGroup
 	changed watch.Signal
 	events  chan Problem
+	slices  *endpoints.Store
+
+	reslicing sync.Mutex       // guards the next one: it is held for a moment only, not while services are converted
+	resliced  map[key]struct{} // services whose slices have changed since the last conversion
 
 	mu       sync.Mutex // guards all below, and what the scopes hold
 	scopes   []*scope
 	services map[key]*service
-	slices   map[key]map[string]*slice // by their service
-	owners   map[key]key               // of slices: their services
 	spaces   map[string]*namespace
 	silent   error // why the API server says nothing; nil where it answers
 	nodes    map[string]*node
@@ -52,10 +54,13 @@ type item struct {
 }
 
 func newRun(s *Source, log *slog.Logger) *run {
+	shared := s.Slices
+	if shared == nil {
+		shared = endpoints.NewStore(endpoints.Config{Client: s.Client, Name: s.name(), Namespaces: s.Namespaces, Pulse: s.Pulse, Log: log})
+	}
 	return &run{
-		src: s, log: log, changed: watch.NewSignal(), events: make(chan Problem, maxEvents),
-		services: map[key]*service{}, slices: map[key]map[string]*slice{}, owners: map[key]key{},
-		spaces: map[string]*namespace{}, nodes: map[string]*node{},
+		src: s, log: log, slices: shared, changed: watch.NewSignal(), events: make(chan Problem, maxEvents),
+		resliced: map[key]struct{}{}, services: map[key]*service{}, spaces: map[string]*namespace{}, nodes: map[string]*node{},
 		dirty: map[key]struct{}{}, dirtyNet: true, items: map[key]*item{}, problemCounts: map[Problem]int{},
 		view: view{cluster: s.Cluster, network: s.PodNetwork(), zone: s.Zone, prefer: s.Prefer, rules: &s.Rules},
 	}
@@ -77,13 +82,6 @@ var (
 				r.dirtyNet = r.dirtyNet || s.notes[noteGateway] != ""
 			}
 		},
-	}
-	sliceKind = kind{
-		put: func(r *run, o any) {
-			s := o.(*discoveryv1.EndpointSlice)
-			r.putSlice(key{Namespace: s.Namespace, Name: s.Name}, sliceOf(s))
-		},
-		drop: func(r *run, k key) { r.putSlice(k, nil) },
 	}
 	namespaceKind = kind{
 		put:  func(r *run, o any) { r.putNamespace(o.(*corev1.Namespace).Name, namespaceOf(o.(*corev1.Namespace))) },
@@ -136,35 +134,30 @@ func (r *run) putService(s *service) {
 	}
 }
 
-// putSlice makes s what is known of the EndpointSlice k, nil for nothing.
-func (r *run) putSlice(k key, s *slice) {
-	if owner, ok := r.owners[k]; ok {
-		if s != nil && s.service == owner && reflect.DeepEqual(r.slices[owner][k.Name], s) {
-			return
+// slicesChanged is called when the slices of owners have changed. It does not wait for a conversion
+// that is under way, because others use the store, too.
+func (r *run) slicesChanged(owners []endpoints.Owner) {
+	r.reslicing.Lock()
+	for _, o := range owners {
+		if !o.Import {
+			r.resliced[o.NamespacedName] = struct{}{}
 		}
-		delete(r.slices[owner], k.Name)
-		if len(r.slices[owner]) == 0 {
-			delete(r.slices, owner)
-		}
-		delete(r.owners, k)
-		r.touchSlices(owner)
 	}
-	if s == nil {
-		return
-	}
-	r.owners[k] = s.service
-	if r.slices[s.service] == nil {
-		r.slices[s.service] = map[string]*slice{}
-	}
-	r.slices[s.service][k.Name] = s
-	r.touchSlices(s.service)
+	r.reslicing.Unlock()
+	r.changed.Notify()
 }
 
-func (r *run) touchSlices(of key) {
-	r.touch(of)
-	if s := r.services[of]; s != nil && s.local && s.notes[noteGateway] != "" {
-		r.dirtyNet = true
+// touchResliced has the services converted again whose slices have changed.
+func (r *run) touchResliced() {
+	r.reslicing.Lock()
+	defer r.reslicing.Unlock()
+	for k := range r.resliced {
+		r.touch(k)
+		if s := r.services[k]; s != nil && s.local && s.notes[noteGateway] != "" {
+			r.dirtyNet = true
+		}
 	}
+	clear(r.resliced)
 }
 
 func (r *run) putNamespace(name string, n *namespace) {
@@ -198,16 +191,13 @@ func (r *run) putNode(name string, n *node) {
 
 // slicesOf returns the slices of a service, in any order: what is made of them
 // does not depend on it.
-func (r *run) slicesOf(k key) []*slice {
-	out := make([]*slice, 0, len(r.slices[k]))
-	for _, s := range r.slices[k] {
-		out = append(out, s)
-	}
-	return out
+func (r *run) slicesOf(k key) []*endpoints.Slice {
+	return r.slices.Of(endpoints.OfService(k.Namespace, k.Name))
 }
 
 // convert brings items and network up to date.
 func (r *run) convert() {
+	r.touchResliced()
 	for k := range r.dirty {
 		r.convertOne(k)
 	}
@@ -292,7 +282,7 @@ func (r *run) convertNetwork() {
 	}
 	slices.SortFunc(entrances, compareItems)
 	list := make([]*service, len(entrances))
-	at := map[key][]*slice{}
+	at := map[key][]*endpoints.Slice{}
 	for i, e := range entrances {
 		list[i] = e.service
 		at[e.key] = r.slicesOf(e.key)

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"culvert.dev/internal/background"
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -47,10 +47,9 @@ func (r *run) watch(ctx context.Context) {
 			Store: store{r, k}, Pulse: r.src.Pulse, OnChange: r.onState, Without: without, Log: r.log,
 		})})
 	}
-	ofServices := func(o *metav1.ListOptions) { o.LabelSelector = discoveryv1.LabelServiceName }
+	r.mu.Lock()
 	for _, ns := range namespaces {
 		add(serviceKind, corev1.Resource("services"), ns, &corev1.Service{}, watch.Source(c.Services(ns), nil), false, "services")
-		add(sliceKind, discoveryv1.Resource("endpointslices"), ns, &discoveryv1.EndpointSlice{}, watch.Source(r.src.Client.DiscoveryV1().EndpointSlices(ns), ofServices), false, "services")
 		itself := func(o *metav1.ListOptions) {
 			if ns != metav1.NamespaceAll { // RBAC can allow that by resourceNames
 				o.FieldSelector = metav1.ObjectNameField + "=" + ns
@@ -61,8 +60,22 @@ func (r *run) watch(ctx context.Context) {
 	if !r.src.NoNetwork || r.src.Rules.ExternalNames {
 		add(nodeKind, corev1.Resource("nodes"), metav1.NamespaceAll, &corev1.Node{}, watch.Source(c.Nodes(), nil), true, "gateways at the ports of nodes")
 	}
-	for _, sc := range r.scopes { // once there are all: what is complete depends on them
+	own := r.scopes
+	for _, sc := range r.slices.Scopes() {
+		r.scopes = append(r.scopes, &scope{resource: "endpointslices", Watch: sc.Watch})
+	}
+	r.mu.Unlock()
+	end := r.slices.Use(&endpoints.User{Changed: r.slicesChanged, StateChanged: func(_, _ watch.State) { r.changed.Notify() }})
+	r.running.Go(func() {
+		<-ctx.Done()
+		end()
+	})
+	// They run once there are all: what is complete depends on them.
+	for _, sc := range own {
 		r.running.Go(func() { sc.Run(ctx) })
+	}
+	if r.slices != r.src.Slices {
+		r.running.Go(func() { r.slices.Run(ctx) })
 	}
 	if r.src.Pulse != nil {
 		r.running.Go(func() { watch.Reachability(ctx, r.src.Pulse, r.reachable) })

@@ -1,8 +1,12 @@
-// Package endpoints says which of a Service's endpoints are to be used.
+// Package endpoints keeps the EndpointSlices of a cluster, and says which of a Service's endpoints
+// are to be used.
 //
+//	store := endpoints.NewStore(endpoints.Config{Client: c})
+//	go store.Run(ctx)
+//	...
 //	var parts []endpoints.Part
-//	for _, s := range slicesOfTheService {
-//		parts = append(parts, endpoints.Part{Endpoints: endpointsOf(s), Port: portOf(s)})
+//	for _, s := range store.Of(endpoints.OfService("shop", "web")) {
+//		parts = append(parts, endpoints.Part{Endpoints: s.Endpoints, Port: portOf(s)})
 //	}
 //	c := endpoints.Choice{Zone: "west-1a"}
 //	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) { ... })
@@ -11,7 +15,7 @@
 // are none, those that still serve while they terminate; those that hints name for our zone, if all
 // have hints; and one address of each pod, not both families.
 //
-// The package watches nothing and keeps no state.
+// They share one Store for each cluster: an EndpointSlice is received, decoded and kept once.
 package endpoints
 
 import (

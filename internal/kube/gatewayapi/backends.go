@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -146,7 +145,7 @@ func (t *translator) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			t.reach(b, k, serviceLabel, p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer))
+			t.reach(b, k, endpoints.OfService(k.namespace, k.name), p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer))
 			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
 				b.service = nil
 				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
@@ -176,7 +175,7 @@ func (t *translator) imported(k backendKey) *backend {
 			b.portName = p.Name
 			k.port = p.Port
 			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
-			t.reach(b, k, importLabel, p.Name, endpoints.Choice{Zone: t.in.Zone, Prefer: t.in.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
+			t.reach(b, k, endpoints.OfImport(k.namespace, k.name), p.Name, endpoints.Choice{Zone: t.in.Zone, Prefer: t.in.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
 			// Without EndpointSlices it is what discovery knows of the clusters.
 			// An error is of a name that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
@@ -195,14 +194,14 @@ func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...
 // A reachKey is a backend with what finds its endpoints.
 type reachKey struct {
 	backendKey
-	label, port string
-	choice      endpoints.Choice
+	port   string
+	choice endpoints.Choice
 }
 
 // A reached is the service that was made of EndpointSlices. It is good as long as
 // those are the same: an object is never changed, but replaced.
 type reached struct {
-	of               []*discoveryv1.EndpointSlice
+	of               []*endpoints.Slice
 	service          *registry.Service
 	skippedEndpoints string
 }
@@ -210,15 +209,15 @@ type reached struct {
 // reach gives b the service of the table that has its endpoints, the same
 // one as last time if nothing has changed of it: that makes the comparison of
 // snapshots short, and memory that it takes.
-func (t *translator) reach(b *backend, k backendKey, label, port string, c endpoints.Choice) {
-	of := t.slices(k.namespace, label, k.name)
-	key := reachKey{k, label, port, c}
+func (t *translator) reach(b *backend, k backendKey, owner endpoints.Owner, port string, c endpoints.Choice) {
+	of := t.slices(owner)
+	key := reachKey{k, port, c}
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
 	r := t.memo.reached[key]
 	if r == nil || !sameSlices(r.of, of) {
 		r = &reached{of, serviceOf(k, port, of, c), skippedEndpoints(of)}
-		if label == serviceLabel {
+		if !owner.Import {
 			t.in.setNetwork(k, r.service)
 		}
 	}
@@ -231,7 +230,7 @@ func (t *translator) reach(b *backend, k backendKey, label, port string, c endpo
 }
 
 // sameSlices compares what has no order and nothing twice.
-func sameSlices(a, b []*discoveryv1.EndpointSlice) bool {
+func sameSlices(a, b []*endpoints.Slice) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -256,22 +255,17 @@ func (m *memo) forget() {
 
 // serviceOf makes the service of the table out of EndpointSlices: those of their
 // endpoints that are to be used for a port.
-func serviceOf(k backendKey, port string, of []*discoveryv1.EndpointSlice, c endpoints.Choice) *registry.Service {
+func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Choice) *registry.Service {
 	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
 	if k.port > 0 && k.port <= 65535 {
 		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
 	}
 	var parts []endpoints.Part
 	for _, slice := range of {
-		var all []endpoints.Endpoint
 		for _, p := range slice.Ports {
-			if ptr.Deref(p.Name, "") != port || ptr.Deref(p.Protocol, corev1.ProtocolTCP) != k.protocol || ptr.Deref(p.Port, 0) < 1 || ptr.Deref(p.Port, 0) > 65535 {
-				continue
+			if p.Name == port && p.Protocol == k.protocol && p.Number != 0 {
+				parts = append(parts, endpoints.Part{Endpoints: slice.Endpoints, Port: p.Number})
 			}
-			if all == nil {
-				all = endpointsOf(slice)
-			}
-			parts = append(parts, endpoints.Part{Endpoints: all, Port: uint16(*p.Port)})
 		}
 	}
 	pods := map[netip.Addr]uint64{}
@@ -312,15 +306,18 @@ func (s *Settings) setNetwork(k backendKey, to *registry.Service) {
 	}
 }
 
-// endpointsOf are those of a slice that can be dialed; skippedEndpoints reports the others.
-func endpointsOf(slice *discoveryv1.EndpointSlice) []endpoints.Endpoint {
-	all := make([]endpoints.Endpoint, 0, len(slice.Endpoints))
-	for i := range slice.Endpoints {
-		if e, ok := endpoints.Of(&slice.Endpoints[i]); ok {
-			all = append(all, e)
+// skippedEndpoints says which endpoints are not used whatever their state is, or is "".
+func skippedEndpoints(of []*endpoints.Slice) string {
+	first, n := "", 0 // by what is said of it: slices come in any order
+	for _, s := range of {
+		if n += s.Skips; s.Skips > 0 && (first == "" || s.Skipped < first) {
+			first = s.Skipped
 		}
 	}
-	return all
+	if n > 1 {
+		first += fmt.Sprintf(", and %d more", n-1)
+	}
+	return first
 }
 
 // forRule is a backend as a rule has it; tls says that it is to be reached as

@@ -23,6 +23,7 @@ import (
 
 	"culvert.dev/internal/background"
 	"culvert.dev/internal/kube/client"
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
 )
@@ -42,6 +43,7 @@ type Config struct {
 
 	REST        *rest.Config       // of the API server: see internal/kube/client
 	Pulse       *client.Pulse      // that REST is wrapped by; nil makes one, which sends no probes
+	Slices      *endpoints.Store   // the EndpointSlices of Namespaces, with those of ServiceImports; whoever makes it runs it. Nil makes one
 	Definitions *watch.Definitions // that report when a CRD changes; whoever makes them runs them. Nil: that is noticed within minutes
 
 	Source string // of the registry's; "" means "gateway-api"
@@ -124,7 +126,7 @@ func (c *Controller) Run(ctx context.Context, updates chan<- registry.Update) er
 	r := &run{Controller: c, log: log, updates: updates, changed: watch.NewSignal()}
 	clients := c.clients
 	clients.versionChanged = r.logVersion
-	r.store = newStore(clients, c.cfg.Settings, log, r.dirty)
+	r.store = newStore(clients, c.cfg.Settings, c.cfg.Slices, log, r.dirty)
 	r.writer = newWriter(c.clients, r.store, c.cfg, log)
 	r.refusalLog = newRefusalLog(log)
 	r.alarm = time.NewTimer(0)

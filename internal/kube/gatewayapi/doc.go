@@ -1,6 +1,5 @@
-// Package gatewayapi serves Gateways of Gateway API: it turns the objects that
-// there are into listeners of the table, and writes back to them what has become
-// of each.
+// Package gatewayapi serves Gateways of Gateway API: it turns the objects of the cluster into
+// listeners of the table, and writes their status.
 //
 //	c, err := gatewayapi.New(gatewayapi.Config{
 //		Settings: gatewayapi.Settings{Addresses: []gatewayapi.Address{{Bind: addr}}},
@@ -25,7 +24,10 @@
 // There is little around it: a store of the watched objects (store.go), a loop that translates at
 // most ten times a second, and only when an object has changed that the last result depends on
 // (controller.go), and a writer that compares the wanted status with the present one, and writes
-// what differs (writer.go, status.go). An idle controller sends no requests.
+// what differs (writer.go, status.go). An event that its own write of status causes is ignored
+// (ownwrites.go). An idle controller sends no requests.
+//
+// EndpointSlices are in a Store of internal/kube/endpoints, which discovery uses as well.
 //
 // # Several replicas
 //
@@ -37,25 +39,24 @@
 //
 // # What is refused
 //
-// Each refusal is a condition, a line of every replica's log (refusals.go), an entry
-// of the Report, and, by the one that writes, an Event.
+// Each refusal is a condition, a line in every replica's log (refusals.go), an entry of the Report,
+// and an Event, which the leader writes.
 //
 // # When something is missing
 //
-// Package internal/kube/watch says what is known of each kind. If a kind that a table needs has never been
-// read for lack of a permission there is no table: the registry is told why, no status is written,
-// and what somebody has kept of an earlier run stays in force. A missing CRD is nothing to wait for.
+// Package internal/kube/watch knows which kinds could be read. If a kind that a table needs has
+// never been read for lack of a permission there is no table: the registry is told why, no status is
+// written, and the saved snapshot of an earlier run stays in force. A missing CRD delays nothing.
 //
-// An API server that does not answer, restarts, or suddenly lists nothing of a kind empties no
-// table: the last snapshot stays in force, and the registry is told that it is stale. What was not
-// read cannot be what admits a client, or has something sent without TLS.
+// If the API server does not answer, restarts, or suddenly lists nothing of a kind, the last snapshot
+// stays in force, and the registry is told that it is stale. An object that could not be read never
+// admits a client, and never lets anything be sent without TLS.
 //
-// A Secret that is changed for the worse leaves in force what it had before, until
-// it is gone, and a Gateway whose class was deleted says so: that it was ours, and
-// what the Secret was, is all that a replica knows and the objects do not say.
+// If a Secret is changed and its new content is invalid, the old content stays in force until the
+// Secret is deleted. If a class is deleted, the status of its Gateways says so. Each replica
+// remembers these two things by itself, because no object has them.
 //
-// It does not route HTTP: HTTPRoutes attach and have a status, and the message of
-// it says that requests are refused. It creates no infrastructure but a
-// ServiceAccount for each Gateway, which carries the labels of
-// spec.infrastructure and which nothing runs as.
+// HTTP is not routed: HTTPRoutes attach, and their status says that requests are refused. The only
+// infrastructure that is created is a ServiceAccount for each Gateway, with the labels of
+// spec.infrastructure; nothing runs as it.
 package gatewayapi

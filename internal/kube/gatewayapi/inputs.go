@@ -5,12 +5,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 )
 
@@ -67,17 +67,11 @@ type Objects interface {
 	Secret(namespace, name string) *corev1.Secret
 	ConfigMap(namespace, name string) *corev1.ConfigMap
 	Import(namespace, name string) *mcsv1.ServiceImport
-	// Slices are those whose label, one of the next two, is name.
-	Slices(namespace, label, name string) []*discoveryv1.EndpointSlice
+	// Slices are in no order, and the same ones as before if nothing of them has changed.
+	Slices(endpoints.Owner) []*endpoints.Slice
 	// Nodes are all of the cluster, the caller's own slice; false means that it is not known yet which.
 	Nodes() ([]*corev1.Node, bool)
 }
-
-// Labels of EndpointSlices that name what they are of.
-const (
-	serviceLabel = discoveryv1.LabelServiceName
-	importLabel  = mcsv1.LabelServiceName
-)
 
 // Settings are the process's own.
 type Settings struct {

@@ -28,6 +28,7 @@ import (
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	"sigs.k8s.io/yaml"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 )
 
@@ -100,6 +101,7 @@ type fixture struct {
 	configMaps map[string]*corev1.ConfigMap
 	imports    map[string]*mcsv1.ServiceImport
 	slices     []*discoveryv1.EndpointSlice
+	kept       map[*discoveryv1.EndpointSlice]*endpoints.Slice // as a store keeps them
 	nodes      []*corev1.Node
 	nodeless   bool // it is not known yet which nodes there are
 }
@@ -110,10 +112,13 @@ func (f *fixture) Secret(ns, n string) *corev1.Secret       { return f.secrets[n
 func (f *fixture) ConfigMap(ns, n string) *corev1.ConfigMap { return f.configMaps[ns+"/"+n] }
 func (f *fixture) Import(ns, n string) *mcsv1.ServiceImport { return f.imports[ns+"/"+n] }
 func (f *fixture) Nodes() ([]*corev1.Node, bool)            { return slices.Clone(f.nodes), !f.nodeless }
-func (f *fixture) Slices(ns, label, n string) (out []*discoveryv1.EndpointSlice) {
+func (f *fixture) Slices(o endpoints.Owner) (out []*endpoints.Slice) {
 	for _, s := range f.slices {
-		if s.Namespace == ns && s.Labels[label] == n {
-			out = append(out, s)
+		if f.kept[s] == nil {
+			f.kept[s] = endpoints.SliceOf(s)
+		}
+		if kept := f.kept[s]; kept != nil && slices.Contains(kept.Owners, o) {
+			out = append(out, kept)
 		}
 	}
 	return out
@@ -122,7 +127,7 @@ func (f *fixture) Slices(ns, label, n string) (out []*discoveryv1.EndpointSlice)
 // worldOf reads YAML documents. CERT in one stands for a pair of PEM and CA for a CA.
 func inputsOf(t testing.TB, docs ...string) *Inputs {
 	t.Helper()
-	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, nil, false}
+	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, map[*discoveryv1.EndpointSlice]*endpoints.Slice{}, nil, false}
 	w := &Inputs{Objects: f}
 	cert, private := pair()
 	for n, doc := range strings.Split(strings.Join(docs, "\n---\n"), "\n---\n") {

@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
@@ -19,7 +18,6 @@ import (
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
 	"culvert.dev/internal/kube/client"
-	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/internal/kube/watch"
 )
 
@@ -41,25 +39,10 @@ type clients struct {
 type kind struct {
 	resource schema.GroupResource
 	object   runtime.Object
-	cluster  bool // it has no namespaces
-	optional bool // that it is missing is nothing to warn of
-	refers   bool // it matters only if a Result uses it
-	in       func(namespace string) *cache.ListWatch
-	indexers cache.Indexers
-}
-
-// The index of EndpointSlices by what they are of, under each of the two labels.
-func byLabel(label string) cache.IndexFunc {
-	return func(o any) ([]string, error) {
-		m, err := meta.Accessor(o)
-		if err != nil {
-			return nil, err
-		}
-		if name := m.GetLabels()[label]; name != "" {
-			return []string{m.GetNamespace() + "/" + name}, nil
-		}
-		return nil, nil
-	}
+	cluster  bool                                    // it has no namespaces
+	optional bool                                    // that it is missing is nothing to warn of
+	refers   bool                                    // it matters only if a Result uses it
+	in       func(namespace string) *cache.ListWatch // nil for EndpointSlices, which an endpoints.Store watches
 }
 
 // from returns what makes the watch.Source of a typed client for a namespace.
@@ -100,34 +83,11 @@ func (c clients) kinds() []kind {
 		{resource: core("services"), object: &corev1.Service{}, refers: true, in: from(k.Services, nil)},
 		{resource: core("secrets"), object: &corev1.Secret{}, refers: true, in: from(k.Secrets, certificates)},
 		{resource: core("configmaps"), object: &corev1.ConfigMap{}, refers: true, in: from(k.ConfigMaps, nil)},
-		{
-			resource: schema.GroupResource{Group: discoveryv1.GroupName, Resource: "endpointslices"}, object: &discoveryv1.EndpointSlice{}, refers: true,
-			in:       from(c.core.DiscoveryV1().EndpointSlices, nil),
-			indexers: cache.Indexers{serviceLabel: byLabel(serviceLabel), importLabel: byLabel(importLabel)},
-		},
+		{resource: discoveryv1.Resource("endpointslices")},
 		{
 			resource: schema.GroupResource{Group: mcsv1.GroupName, Resource: "serviceimports"}, object: &mcsv1.ServiceImport{}, refers: true, optional: true,
 			in: from(c.mcs.MulticlusterV1beta1().ServiceImports, nil),
 		},
-	}
-}
-
-// slimFor is slim, but that the EndpointSlices of one Service keep the names of nodes:
-// that Service is before us, and may be at those nodes alone.
-func slimFor(s types.NamespacedName) cache.TransformFunc {
-	return func(o any) (any, error) {
-		slice, ok := o.(*discoveryv1.EndpointSlice)
-		if !ok || s.Name == "" || slice.Namespace != s.Namespace || slice.Labels[serviceLabel] != s.Name {
-			return slim(o)
-		}
-		before := slice.Endpoints
-		if _, err := slim(o); err != nil {
-			return nil, err
-		}
-		for i := range before {
-			slice.Endpoints[i].NodeName = before[i].NodeName
-		}
-		return o, nil
 	}
 }
 
@@ -154,58 +114,6 @@ func slim(o any) (any, error) {
 		o.Annotations = nil
 	case *corev1.Service:
 		o.Annotations, o.Labels, o.Spec.Selector = nil, nil, nil
-	case *discoveryv1.EndpointSlice:
-		slimSlice(o)
 	}
 	return o, nil
-}
-
-// slimSlice leaves an endpoint its addresses, whether it serves, whose it is and for
-// whom: the rest is most of it, and there may be a hundred thousand of them.
-func slimSlice(s *discoveryv1.EndpointSlice) {
-	s.Annotations, s.OwnerReferences, s.GenerateName = nil, nil, ""
-	labels := make(map[string]string, 1)
-	for _, label := range []string{serviceLabel, importLabel} {
-		if of, ok := s.Labels[label]; ok {
-			labels[label] = of
-		}
-	}
-	s.Labels = labels
-	all := s.Endpoints
-	s.Endpoints = make([]discoveryv1.Endpoint, len(all)) // what was decoded has room for more
-	pods := make([]corev1.ObjectReference, len(all))
-	for i := range all {
-		c := &all[i].Conditions
-		s.Endpoints[i] = discoveryv1.Endpoint{Addresses: all[i].Addresses, Conditions: discoveryv1.EndpointConditions{
-			Ready: sharedBool(c.Ready), Serving: sharedBool(c.Serving), Terminating: sharedBool(c.Terminating),
-		}}
-		switch pod := all[i].TargetRef; {
-		case pod == nil:
-		case pod.UID != "":
-			pods[i].UID = pod.UID
-			s.Endpoints[i].TargetRef = &pods[i]
-		default:
-			s.Endpoints[i].TargetRef = &corev1.ObjectReference{Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name}
-		}
-		if h := all[i].Hints; h != nil {
-			zones := make([]discoveryv1.ForZone, len(h.ForZones))
-			for j, z := range h.ForZones {
-				zones[j].Name = endpoints.Shared(z.Name)
-			}
-			s.Endpoints[i].Hints = &discoveryv1.EndpointHints{ForZones: zones}
-		}
-	}
-}
-
-// yes and no are what all conditions of endpoints point to.
-var yes, no = true, false
-
-func sharedBool(b *bool) *bool {
-	switch {
-	case b == nil:
-		return nil
-	case *b:
-		return &yes
-	}
-	return &no
 }

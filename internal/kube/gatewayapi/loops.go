@@ -76,12 +76,10 @@ func (t *translator) findOwn() {
 	if n.Name == "" {
 		return
 	}
-	for _, slice := range t.slices(n.Namespace, serviceLabel, n.Name) {
+	for _, slice := range t.slices(endpoints.OfService(n.Namespace, n.Name)) {
 		for i := range slice.Endpoints {
-			for _, a := range endpoints.Addrs(slice.Endpoints[i].Addresses) {
-				for p := range listening {
-					t.own.add(a, p)
-				}
+			for p := range listening {
+				t.own.add(slice.Endpoints[i].Addr, p)
 			}
 		}
 	}

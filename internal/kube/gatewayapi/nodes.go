@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 
 	"culvert.dev/internal/kube/endpoints"
@@ -34,7 +33,7 @@ type nodes struct {
 
 func newNodes(c clients, s *store, log *slog.Logger) *nodes {
 	n := &nodes{asked: make(chan struct{})}
-	n.Cache = watch.NewCache(nil, func(before, after metav1.Object) {
+	n.Cache = watch.NewCache(func(before, after metav1.Object) {
 		if before != nil && after != nil { // nodes write their status all the time
 			a, b := *before.(*corev1.Node), *after.(*corev1.Node)
 			if a.ResourceVersion = b.ResourceVersion; equality.Semantic.DeepEqual(&a, &b) {
@@ -104,9 +103,9 @@ func (t *translator) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
 	on := map[string]bool{}
 	local := s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 	if local {
-		for _, slice := range t.slices(s.Namespace, serviceLabel, s.Name) {
+		for _, slice := range t.slices(endpoints.OfService(s.Namespace, s.Name)) {
 			for i := range slice.Endpoints {
-				if e, ok := endpoints.Of(&slice.Endpoints[i]); ok && e.State == endpoints.Ready {
+				if e := &slice.Endpoints[i]; e.State == endpoints.Ready {
 					on[e.Node] = true
 				}
 			}
@@ -148,10 +147,10 @@ func (t *translator) findPorts(s *corev1.Service, nodes bool) {
 		}
 		protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		target := cmp.Or(p.TargetPort.IntVal, p.Port)
-		for _, slice := range t.slices(s.Namespace, serviceLabel, s.Name) {
+		for _, slice := range t.slices(endpoints.OfService(s.Namespace, s.Name)) {
 			for _, at := range slice.Ports {
-				if ptr.Deref(at.Name, "") == p.Name && ptr.Deref(at.Protocol, corev1.ProtocolTCP) == protocol {
-					target = ptr.Deref(at.Port, target) // what a name of a target stands for
+				if at.Name == p.Name && at.Protocol == protocol {
+					target = cmp.Or(int32(at.Number), target) // what a name of a target stands for
 				}
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -167,7 +168,7 @@ func (d dice) common() gwv1.CommonRouteSpec {
 }
 
 func (d dice) inputs(cert, key string) *Inputs {
-	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, nil, false}
+	f := &fixture{map[string]*corev1.Namespace{}, map[string]*corev1.Service{}, map[string]*corev1.Secret{}, map[string]*corev1.ConfigMap{}, map[string]*mcsv1.ServiceImport{}, nil, map[*discoveryv1.EndpointSlice]*endpoints.Slice{}, nil, false}
 	w := &Inputs{Objects: f, Bundle: pick(d, "", "v1.6.3", "huh")}
 	for _, c := range []gwv1.GatewayClass{{ObjectMeta: metav1.ObjectMeta{Name: "culvert", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: DefaultController}}, {ObjectMeta: metav1.ObjectMeta{Name: "second", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: DefaultController}}, {ObjectMeta: metav1.ObjectMeta{Name: "other", Generation: 1}, Spec: gwv1.GatewayClassSpec{ControllerName: "x.example/y"}}} {
 		w.Classes = append(w.Classes, &c)
@@ -230,7 +231,7 @@ func (d dice) inputs(cert, key string) *Inputs {
 		f.services[key2(s)] = s
 		f.imports[key2(s)] = &mcsv1.ServiceImport{ObjectMeta: s.ObjectMeta, Spec: mcsv1.ServiceImportSpec{Ports: many(d, 2, func() mcsv1.ServicePort { return mcsv1.ServicePort{Name: pick(d, "", "p1"), Port: d.port()} })}}
 		f.slices = append(f.slices, &discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: s.Namespace, Name: "s", Labels: map[string]string{pick(d, serviceLabel, importLabel): s.Name}},
+			ObjectMeta:  metav1.ObjectMeta{Namespace: s.Namespace, Name: "s", Labels: map[string]string{pick(d, discoveryv1.LabelServiceName, mcsv1.LabelServiceName): s.Name}},
 			AddressType: pick[discoveryv1.AddressType](d, "IPv4", "IPv6", "FQDN"),
 			Ports: many(d, 2, func() discoveryv1.EndpointPort {
 				return discoveryv1.EndpointPort{Name: maybe(d, "", "tls", "p1"), Port: maybe(d, d.port()), Protocol: maybe[corev1.Protocol](d, "TCP", "UDP")}
@@ -383,12 +384,12 @@ func sameResult(a, b *Result) error {
 func BenchmarkTranslate(b *testing.B) {
 	w := inputsOf(b, base, edge(passthrough))
 	f := w.Objects.(*fixture)
-	bySlice := map[string][]*discoveryv1.EndpointSlice{}
+	bySlice := map[string][]*endpoints.Slice{}
 	for i := range 5000 {
 		name := fmt.Sprint("s", i)
 		f.services["a/"+name] = &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443, Protocol: "TCP"}}}}
 		port := int32(8443)
-		bySlice[name] = []*discoveryv1.EndpointSlice{{AddressType: "IPv4", Ports: []discoveryv1.EndpointPort{{Port: &port}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}}, {Addresses: []string{"10.1.1.2"}}}}}
+		bySlice[name] = []*endpoints.Slice{endpoints.SliceOf(&discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{discoveryv1.LabelServiceName: name}}, AddressType: "IPv4", Ports: []discoveryv1.EndpointPort{{Port: &port}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.1.1"}}, {Addresses: []string{"10.1.1.2"}}}})}
 		r := &gwv1.TLSRoute{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name, CreationTimestamp: metav1.NewTime(time.Unix(int64(i), 0))}}
 		r.Spec.ParentRefs = []gwv1.ParentReference{{Name: "edge"}}
 		r.Spec.Hostnames = []gwv1.Hostname{gwv1.Hostname(name + ".example.com")}
@@ -408,7 +409,7 @@ func BenchmarkTranslate(b *testing.B) {
 // indexed finds slices as fast as an informer does.
 type indexed struct {
 	*fixture
-	by map[string][]*discoveryv1.EndpointSlice
+	by map[string][]*endpoints.Slice
 }
 
-func (x indexed) Slices(_, _, name string) []*discoveryv1.EndpointSlice { return x.by[name] }
+func (x indexed) Slices(o endpoints.Owner) []*endpoints.Slice { return x.by[o.Name] }

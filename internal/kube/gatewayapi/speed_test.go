@@ -1,19 +1,14 @@
 package gatewayapi
 
 import (
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
-
-	"culvert.dev/internal/kube/endpoints"
 )
 
 func TestByNameIsTheOrderOfWholeNames(t *testing.T) {
@@ -47,41 +42,6 @@ func TestSortedIsByAgeAndName(t *testing.T) {
 		if said(got[i]) != said(want[i]) {
 			t.Fatalf("the %dth is %s, want %s", i, said(got[i]), said(want[i]))
 		}
-	}
-}
-
-// What is kept of an EndpointSlice is all that a translation looks at.
-func TestSlimSliceKeepsEndpoints(t *testing.T) {
-	yes, no, node, name, port := true, false, "n1", "tls", int32(8443)
-	full := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "web-1", Labels: map[string]string{serviceLabel: "web"}, Annotations: map[string]string{"x": "y"}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{
-			{Addresses: []string{"10.0.0.1"}, Conditions: discoveryv1.EndpointConditions{Ready: &yes}, NodeName: &node, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod", UID: "u"}},
-			{Addresses: []string{"10.0.0.2"}, Conditions: discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}, Zone: &node},
-			{Addresses: []string{"10.0.0.3"}},
-			{Addresses: []string{"10.0.0.4"}, Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: "z"}}}},
-			{Addresses: []string{"fd00::1"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "pod", UID: "u"}},
-			{Addresses: []string{"fd00::5"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "of"}},
-			{Addresses: []string{"10.0.0.5"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "of"}},
-		},
-	}
-	k := backendKey{targetKey{"", "Service", "a", "web"}, 443, corev1.ProtocolTCP}
-	for range len(full.Endpoints) { // ready ones, then those that end, then none
-		before := serviceOf(k, "tls", []*discoveryv1.EndpointSlice{full}, endpoints.Choice{Zone: "z"})
-		got, err := slim(full.DeepCopy())
-		if err != nil {
-			t.Fatal(err)
-		}
-		slimmed := got.(*discoveryv1.EndpointSlice)
-		if after := serviceOf(k, "tls", []*discoveryv1.EndpointSlice{slimmed}, endpoints.Choice{Zone: "z"}); !reflect.DeepEqual(after, before) {
-			t.Errorf("got %+v, want %+v", after, before)
-		}
-		if e := slimmed.Endpoints[0]; e.NodeName != nil || e.TargetRef != nil && e.TargetRef.UID != "" && e.TargetRef.Name != "" || e.Zone != nil || slimmed.Annotations != nil {
-			t.Errorf("%+v has more than is used", slimmed)
-		}
-		full.Endpoints = append(full.Endpoints[1:], discoveryv1.Endpoint{Conditions: discoveryv1.EndpointConditions{Ready: &no}})
 	}
 }
 

@@ -11,21 +11,23 @@ import (
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/internal/kube/watch"
 )
 
 // A store has the objects of all kinds that are watched.
 type store struct {
-	kinds map[string]*kindStore // by resource
-	order []*kindStore
-	nodes *nodes
-	dirty func()
+	kinds  map[string]*kindStore // by resource
+	order  []*kindStore
+	nodes  *nodes
+	slices *endpoints.Store
+	own    bool // slices is nobody else's
+	dirty  func()
 
 	references  atomic.Pointer[map[ObjectRef]bool] // of the last translation
 	translating atomic.Bool                        // a translation is under way, and may use any object
@@ -39,36 +41,48 @@ type kindStore struct {
 	served  int // how many of the watches are of namespaces that are served
 }
 
-// A kindWatch is the watch of one kind in one namespace, and what it found.
+// A kindWatch is the watch of one kind in one namespace, and the objects that it found. Those of
+// EndpointSlices are in the store of all.
 type kindWatch struct {
 	*watch.Watch
 	*watch.Cache
 	namespace string // "" means all
 }
 
-// newStore makes the watches, and starts none.
-func newStore(c clients, cfg Settings, log *slog.Logger, dirty func()) *store {
-	s := &store{kinds: map[string]*kindStore{}, dirty: dirty}
+// newStore makes the watches, and starts none. shared, unless it is nil, has the EndpointSlices.
+func newStore(c clients, cfg Settings, shared *endpoints.Store, log *slog.Logger, dirty func()) *store {
+	s := &store{kinds: map[string]*kindStore{}, slices: shared, own: shared == nil, dirty: dirty}
+	if s.own {
+		s.slices = endpoints.NewStore(endpoints.Config{Client: c.core, Name: "gatewayapi", Namespaces: cfg.Namespaces, Imports: true, Pulse: c.pulse, Log: log})
+	}
 	s.references.Store(&map[ObjectRef]bool{})
 	for _, k := range c.kinds() {
+		ks := &kindStore{kind: k}
+		s.kinds[k.resource.Resource] = ks
+		s.order = append(s.order, ks)
+		if k.in == nil {
+			for _, sc := range s.slices.Scopes() {
+				ks.watches = append(ks.watches, &kindWatch{namespace: sc.Namespace, Watch: sc.Watch})
+			}
+			ks.served = len(ks.watches)
+			continue
+		}
 		in := cfg.Namespaces
 		if len(in) == 0 || k.cluster {
 			in = []string{metav1.NamespaceAll}
 		}
-		ks := &kindStore{kind: k, served: len(in)}
+		ks.served = len(in)
 		if ns := cfg.PublicService.Namespace; k.resource.Resource == "services" && ns != "" && in[0] != metav1.NamespaceAll && !slices.Contains(in, ns) {
 			in = append(slices.Clone(in), ns)
 		}
 		for _, ns := range in {
-			objects := watch.NewCache(k.indexers, s.observer(k))
+			objects := watch.NewCache(s.observer(k))
 			ks.watches = append(ks.watches, &kindWatch{namespace: ns, Cache: objects, Watch: watch.New(watch.Config{
 				Name: "gatewayapi", Resource: k.resource, Namespace: ns, Object: k.object, Source: k.in(ns), Client: c.core,
-				Store: objects, Transform: slimFor(cfg.PublicService), Pulse: c.pulse, Definitions: c.definitions,
+				Store: objects, Transform: slim, Pulse: c.pulse, Definitions: c.definitions,
 				OnChange: s.onState, Optional: k.optional, Log: log,
 			})})
 		}
-		s.kinds[k.resource.Resource] = ks
-		s.order = append(s.order, ks)
 	}
 	s.nodes = newNodes(c, s, log)
 	return s
@@ -84,9 +98,12 @@ func (s *store) onState(before, after watch.State) {
 // run keeps the watches until ctx is done.
 func (s *store) run(ctx context.Context) {
 	var wg sync.WaitGroup
+	defer s.slices.Use(&endpoints.User{Changed: s.slicesChanged, StateChanged: s.onState})()
 	for _, ks := range s.order {
 		for _, w := range ks.watches {
-			wg.Go(func() { w.Run(ctx) })
+			if ks.in != nil || s.own {
+				wg.Go(func() { w.Run(ctx) })
+			}
 		}
 	}
 	wg.Go(func() { s.nodes.run(ctx) })
@@ -182,37 +199,45 @@ func (s *store) observer(k kind) func(before, after metav1.Object) {
 		case before != nil && s.ownWrites.isOwn(after.GetUID(), after.GetResourceVersion()):
 			return
 		}
-		if !k.refers || s.translating.Load() {
-			s.dirty()
-			return
-		}
-		references := *s.references.Load()
-		if slices.ContainsFunc(referencesOf(o), func(u ObjectRef) bool { return references[u] }) {
+		if !k.refers || s.refers(referenceOf(o)) {
 			s.dirty()
 		}
 	}
 }
 
-// usesOf says as what an object may be used.
-func referencesOf(o any) []ObjectRef {
+// slicesChanged is called when the EndpointSlices of owners have changed.
+func (s *store) slicesChanged(owners []endpoints.Owner) {
+	if slices.ContainsFunc(owners, func(o endpoints.Owner) bool { return s.refers(slicesOf(o)) }) {
+		s.dirty()
+	}
+}
+
+// refers reports whether a translation may give another result because of an object.
+func (s *store) refers(o ObjectRef) bool { return s.translating.Load() || (*s.references.Load())[o] }
+
+// referenceOf returns an object as routes and Gateways refer to it.
+func referenceOf(o any) ObjectRef {
 	switch o := o.(type) {
 	case *corev1.Namespace:
-		return []ObjectRef{{"Namespace", "", o.Name}}
+		return ObjectRef{"Namespace", "", o.Name}
 	case *corev1.Service:
-		return []ObjectRef{{"Service", o.Namespace, o.Name}}
+		return ObjectRef{"Service", o.Namespace, o.Name}
 	case *corev1.Secret:
-		return []ObjectRef{{"Secret", o.Namespace, o.Name}}
+		return ObjectRef{"Secret", o.Namespace, o.Name}
 	case *corev1.ConfigMap:
-		return []ObjectRef{{"ConfigMap", o.Namespace, o.Name}}
+		return ObjectRef{"ConfigMap", o.Namespace, o.Name}
 	case *mcsv1.ServiceImport:
-		return []ObjectRef{{"ServiceImport", o.Namespace, o.Name}}
-	case *discoveryv1.EndpointSlice:
-		return []ObjectRef{
-			{"EndpointSlice:" + serviceLabel, o.Namespace, o.Labels[serviceLabel]},
-			{"EndpointSlice:" + importLabel, o.Namespace, o.Labels[importLabel]},
-		}
+		return ObjectRef{"ServiceImport", o.Namespace, o.Name}
 	}
-	return nil
+	return ObjectRef{}
+}
+
+// slicesOf returns the EndpointSlices of an owner as an object that is referred to.
+func slicesOf(o endpoints.Owner) ObjectRef {
+	if o.Import {
+		return ObjectRef{"EndpointSlices of ServiceImport", o.Namespace, o.Name}
+	}
+	return ObjectRef{"EndpointSlices of Service", o.Namespace, o.Name}
 }
 
 // all returns the objects of a resource.
@@ -258,15 +283,7 @@ func (s *store) Import(namespace, name string) *mcsv1.ServiceImport {
 	return get[mcsv1.ServiceImport](s, "serviceimports", namespace, name)
 }
 
-func (s *store) Slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
-	var out []*discoveryv1.EndpointSlice
-	for _, w := range s.kinds["endpointslices"].watches {
-		for _, o := range w.Find(label, namespace+"/"+name) {
-			out = append(out, o.(*discoveryv1.EndpointSlice))
-		}
-	}
-	return out
-}
+func (s *store) Slices(o endpoints.Owner) []*endpoints.Slice { return s.slices.Of(o) }
 
 // inputs returns the present objects, for one translation.
 func (s *store) inputs() *Inputs {

@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
@@ -13,21 +12,17 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	gwfake "sigs.k8s.io/gateway-api/pkg/client/clientset/versioned/fake"
 	mcsfake "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned/fake"
+
+	"culvert.dev/internal/kube/endpoints"
 )
 
 // Of ten thousand Services those that no route leads to can change without
 // anything being done.
 func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 	heard := 0
-	s := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, slog.New(slog.DiscardHandler), func() { heard++ })
-	s.references.Store(&map[ObjectRef]bool{{"Service", "a", "web"}: true, {"EndpointSlice:" + importLabel, "a", "far"}: true})
-	meta := func(name string, labels ...string) metav1.ObjectMeta {
-		m := metav1.ObjectMeta{Namespace: "a", Name: name, Labels: map[string]string{}}
-		if len(labels) > 0 {
-			m.Labels[labels[0]] = labels[1]
-		}
-		return m
-	}
+	s := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()}, Settings{}, nil, slog.New(slog.DiscardHandler), func() { heard++ })
+	s.references.Store(&map[ObjectRef]bool{{"Service", "a", "web"}: true, slicesOf(endpoints.OfImport("a", "far")): true})
+	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "a", Name: name} }
 	for _, tt := range []struct {
 		name, kind string
 		object     metav1.Object
@@ -37,8 +32,6 @@ func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 		{"a Service in use", "services", &corev1.Service{ObjectMeta: meta("web")}, false, 1},
 		{"another", "services", &corev1.Service{ObjectMeta: meta("other")}, false, 0},
 		{"another, while it is looked for", "services", &corev1.Service{ObjectMeta: meta("other")}, true, 1},
-		{"a slice in use", "endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: meta("x", importLabel, "far")}, false, 1},
-		{"a slice under another label", "endpointslices", &discoveryv1.EndpointSlice{ObjectMeta: meta("x", serviceLabel, "far")}, false, 0},
 		{"a ConfigMap", "configmaps", &corev1.ConfigMap{ObjectMeta: meta("web")}, false, 0},
 		{"a route", "tlsroutes", &gwv1.TLSRoute{ObjectMeta: meta("x")}, false, 1},
 	} {
@@ -51,12 +44,28 @@ func TestStoreHearsOfWhatIsUsed(t *testing.T) {
 			t.Errorf("%s: heard %d times, want %d", tt.name, heard, 2*tt.want)
 		}
 	}
+	for _, tt := range []struct {
+		name    string
+		owner   endpoints.Owner
+		looking bool
+		want    int
+	}{
+		{"slices in use", endpoints.OfImport("a", "far"), false, 1},
+		{"slices of a Service of that name", endpoints.OfService("a", "far"), false, 0},
+		{"slices of a Service of that name, while it is looked for", endpoints.OfService("a", "far"), true, 1},
+	} {
+		heard = 0
+		s.translating.Store(tt.looking)
+		if s.slicesChanged([]endpoints.Owner{endpoints.OfService("b", "far"), tt.owner}); heard != tt.want {
+			t.Errorf("%s: heard %d times, want %d", tt.name, heard, tt.want)
+		}
+	}
 }
 
 // The Service of public addresses may lie where nothing else is looked at.
 func TestStoreLooksWhereItIsTold(t *testing.T) {
 	s := newStore(clients{core: fake.NewClientset(), gw: gwfake.NewSimpleClientset(), mcs: mcsfake.NewSimpleClientset()},
-		Settings{Namespaces: []string{"a", "b"}, PublicService: types.NamespacedName{Namespace: "c", Name: "lb"}}, slog.New(slog.DiscardHandler), func() {})
+		Settings{Namespaces: []string{"a", "b"}, PublicService: types.NamespacedName{Namespace: "c", Name: "lb"}}, nil, slog.New(slog.DiscardHandler), func() {})
 	for resource, want := range map[string]int{"services": 3, "secrets": 2, "gateways": 2, "gatewayclasses": 1, "namespaces": 1} {
 		if got := len(s.kinds[resource].watches); got != want {
 			t.Errorf("%s are watched %d times, want %d", resource, got, want)

@@ -7,11 +7,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
+
+	"culvert.dev/internal/kube/endpoints"
 )
 
 // Translate returns what follows from its inputs: the listeners of the table, and the status of
@@ -118,9 +119,9 @@ func (t *translator) serviceImport(namespace, name string) *mcsv1.ServiceImport 
 	return t.in.Objects.Import(namespace, name)
 }
 
-func (t *translator) slices(namespace, label, name string) []*discoveryv1.EndpointSlice {
-	t.res.References[ObjectRef{"EndpointSlice:" + label, namespace, name}] = true
-	return t.in.Objects.Slices(namespace, label, name)
+func (t *translator) slices(o endpoints.Owner) []*endpoints.Slice {
+	t.res.References[slicesOf(o)] = true
+	return t.in.Objects.Slices(o)
 }
 
 // byName orders as NAMESPACE/NAME does: "a-b/c" is before "a/c". It makes no

@@ -318,7 +318,13 @@ type answer struct {
 func (b *bench) vanish(k kind) *vanished {
 	b.t.Helper()
 	s := b.of(k)
-	list, err := k.in("").ListWithContext(b.t.Context(), metav1.ListOptions{})
+	var list runtime.Object
+	var err error
+	if k.in != nil {
+		list, err = k.in("").ListWithContext(b.t.Context(), metav1.ListOptions{})
+	} else {
+		list, err = b.core.DiscoveryV1().EndpointSlices("").List(b.t.Context(), metav1.ListOptions{})
+	}
 	if err != nil {
 		b.t.Fatal(err)
 	}

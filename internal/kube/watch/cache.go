@@ -8,17 +8,17 @@ import (
 
 // A Cache is a Store that keeps the objects as they are. They must not be changed.
 type Cache struct {
-	objects cache.Indexer
+	objects cache.Store
 	changed func(before, after metav1.Object)
 }
 
 // NewCache makes a Cache. changed, which may be nil, is called when an object was added (before is
 // nil), changed, or is gone (after is nil); it must not block.
-func NewCache(indexers cache.Indexers, changed func(before, after metav1.Object)) *Cache {
+func NewCache(changed func(before, after metav1.Object)) *Cache {
 	if changed == nil {
 		changed = func(metav1.Object, metav1.Object) {}
 	}
-	return &Cache{objects: cache.NewIndexer(cache.MetaNamespaceKeyFunc, indexers), changed: changed}
+	return &Cache{objects: cache.NewStore(cache.MetaNamespaceKeyFunc), changed: changed}
 }
 
 // Apply implements Store.
@@ -63,12 +63,3 @@ func (c *Cache) Get(name types.NamespacedName) any {
 
 // All returns all objects, in no order.
 func (c *Cache) All() []any { return c.objects.List() }
-
-// Find returns the objects that an index has under a value.
-func (c *Cache) Find(index, value string) []any {
-	found, err := c.objects.ByIndex(index, value)
-	if err != nil {
-		return nil
-	}
-	return found
-}

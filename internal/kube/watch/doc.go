@@ -1,7 +1,7 @@
 // Package watch keeps caches of Kubernetes objects up to date, and knows how far they can be
 // trusted. Everything here that reads many objects of the API server reads them by this package.
 //
-//	services := watch.NewCache(nil, func(before, after metav1.Object) { changed.Notify() })
+//	services := watch.NewCache(func(before, after metav1.Object) { changed.Notify() })
 //	w := watch.New(watch.Config{
 //		Name: "shop", Resource: corev1.Resource("services"), Object: &corev1.Service{},
 //		Source: watch.Source(core.CoreV1().Services(""), nil), Client: core,

@@ -49,7 +49,7 @@ func run(t *testing.T, test func(r *rig)) {
 // runFailing is run with an API server that answers all requests with err, the first one too.
 func runFailing(t *testing.T, err error, test func(r *rig)) {
 	synctest.Test(t, func(t *testing.T) {
-		r := &rig{t: t, cache: NewCache(nil, nil), log: &bytes.Buffer{}, err: err, listed: []corev1.Service{service("web"), service("db")}}
+		r := &rig{t: t, cache: NewCache(nil), log: &bytes.Buffer{}, err: err, listed: []corev1.Service{service("web"), service("db")}}
 		r.w = New(Config{
 			Name: "test", Resource: corev1.Resource("services"), Object: &corev1.Service{}, Source: &cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch}, Client: fake.NewClientset(),
 			Store: r.cache, Log: slog.New(slog.NewTextHandler(r.log, nil)),
