@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,6 +123,12 @@ func newBench(t *testing.T, docs ...string) *bench {
 			t.Fatal(err)
 		}
 	}
+	b.gw.PrependReactor("update", "*", func(a ktesting.Action) (bool, runtime.Object, error) {
+		if o := a.(ktesting.UpdateAction).GetObject().(metav1.Object); a.GetSubresource() == "" { // as an API server does
+			o.SetGeneration(o.GetGeneration() + 1)
+		}
+		return false, nil, nil
+	})
 	log := slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	b.c = &Controller{
 		cfg:     Config{Settings: Settings{PublicAddresses: addrs("192.0.2.1")}, Log: log},
@@ -208,12 +215,15 @@ func (b *bench) requests() (all, writes int) {
 
 // plane is a Plane whose sockets open when they are told to.
 type plane struct {
+	asked atomic.Int32 // once for each translation
+
 	mu   sync.Mutex
 	errs map[string]error
 	news chan struct{}
 }
 
 func (p *plane) ListenerErrors() map[string]error {
+	p.asked.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.errs

@@ -248,6 +248,7 @@ func (r *run) rebuild(ctx context.Context) error {
 		return r.stale(ctx, err)
 	}
 	r.store.translating.Store(true)
+	r.store.ownWrites.translate()
 	w := r.store.inputs()
 	w.Settings, w.Bundle, w.memo, w.Now = r.cfg.Settings, r.version, r.memo, time.Now()
 	w.Versions = r.clients.versions.unusual()

@@ -59,14 +59,13 @@ func TestTwoControllersWithDifferentSettings(t *testing.T) {
 
 		// What is new is written at once.
 		g := b.gateway("edge")
-		g.Generation++
 		if _, err := b.gw.GatewayV1().Gateways("a").Update(t.Context(), g, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if c := b.gateway("edge").Status.Conditions; len(c) == 0 || c[0].ObservedGeneration != g.Generation {
-			t.Errorf("got %+v a second after a change, want generation %d", c, g.Generation)
+		if c := b.gateway("edge").Status.Conditions; len(c) == 0 || c[0].ObservedGeneration != g.Generation+1 {
+			t.Errorf("got %+v a second after a change, want generation %d", c, g.Generation+1)
 		}
 
 		stop()

@@ -196,7 +196,7 @@ func (s *store) observer(k kind) func(before, after metav1.Object) {
 		case after == nil:
 			o = before
 			s.ownWrites.forget(before.GetUID())
-		case before != nil && s.ownWrites.isOwn(after.GetUID(), after.GetResourceVersion()):
+		case before != nil && s.ownWrites.isOwn(before, after):
 			return
 		}
 		if !k.refers || s.refers(referenceOf(o)) {

@@ -88,8 +88,13 @@ func (w *writer) run(ctx context.Context) {
 		if !w.leads() {
 			again = time.After(leaderInterval)
 		} else if res != nil {
+			w.store.ownWrites.begin()
 			tasks, later := w.tasks(res, inputs)
-			if w.writeAll(ctx, tasks, fresh) {
+			failed := w.writeAll(ctx, tasks, fresh)
+			if !closed(fresh) && w.store.ownWrites.end() {
+				w.store.dirty()
+			}
+			if failed {
 				later = earlier(later, time.Now().Add(retry))
 				retry = min(2*retry, lastRetry)
 			} else {
@@ -250,15 +255,8 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 				return nil
 			}
 			next.SetManagedFields(nil) // as those of the API server are, and not what is left of them here
-			end := d.w.store.ownWrites.begin(have.GetUID())
+			d.w.store.ownWrites.record(next)
 			got, err := c.UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
-			version := ""
-			if err == nil {
-				version = got.GetResourceVersion()
-			}
-			if end(version) {
-				d.w.store.dirty()
-			}
 			if err == nil {
 				object := kindOf(have) + " " + strings.TrimPrefix(name.String(), "/")
 				if d.w.statusConflicts.wrote(have.GetUID(), object, want, time.Now()) {
