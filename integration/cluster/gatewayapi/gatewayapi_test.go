@@ -76,6 +76,21 @@ spec:
 		b.waitAnswer(address, "secure.end.example.com", "secure abc.example.com hello")
 		b.waitParent("backendtlspolicies", "secure", "Accepted", "True/Accepted")
 
+		// An option that can't be used fails the connection.
+		options := func(list string) {
+			t.Helper()
+			policies := b.Dynamic.Resource(schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: "backendtlspolicies"}).Namespace("default")
+			if _, err := policies.Patch(t.Context(), "secure", types.MergePatchType, []byte(`{"spec":{"options":{`+list+`}}}`), metav1.PatchOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		options(`"culvert.dev/min-version":"1.1"`)
+		b.waitParent("backendtlspolicies", "secure", "Accepted", "False/Invalid")
+		b.waitRefused(address, "secure.end.example.com")
+		options(`"culvert.dev/min-version":"1.3"`)
+		b.waitParent("backendtlspolicies", "secure", "Accepted", "True/Accepted")
+		b.waitAnswer(address, "secure.end.example.com", "secure abc.example.com hello")
+
 		// Without its CA it is refused, and not spoken to in the clear.
 		if err := b.Client.CoreV1().ConfigMaps("default").Delete(t.Context(), "ca", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)

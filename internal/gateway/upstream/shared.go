@@ -17,7 +17,11 @@ type shared[T any] struct {
 // get returns the value for settings, made by create where there is none. The settings
 // may have secrets: no more is kept of them than a hash.
 func (s *shared[T]) get(create func() (*T, error), settings ...any) (*T, error) {
-	key := sha256.Sum256(fmt.Appendf(nil, "%q", settings))
+	return s.getByKey(sha256.Sum256(fmt.Appendf(nil, "%q", settings)), create)
+}
+
+// getByKey is get for settings whose hash is key.
+func (s *shared[T]) getByKey(key [sha256.Size]byte, create func() (*T, error)) (*T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v := s.byKey[key].Value(); v != nil {

@@ -2,10 +2,13 @@ package upstream
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -25,8 +28,35 @@ type tlsLayer struct {
 
 // tlsLayer parses b. Equal ones share one.
 func (t *Transports) tlsLayer(b *registry.BackendTLS) (*tlsLayer, error) {
-	return t.layers.get(func() (*tlsLayer, error) { return newTLSLayer(b) },
-		b.ServerName, b.Roots, b.SANs, b.Certificate, string(b.Key), b.MinVersion, b.MaxVersion, b.CipherSuites)
+	return t.layers.getByKey(tlsKey(b), func() (*tlsLayer, error) { return newTLSLayer(b) })
+}
+
+// tlsKey returns a key that equal settings share. It is asked for with each table, for each
+// of maybe thousands of services, whose roots and certificates are long.
+func tlsKey(b *registry.BackendTLS) (key [sha256.Size]byte) {
+	h := sha256.New()
+	var number [8]byte
+	count := func(n int) {
+		binary.BigEndian.PutUint64(number[:], uint64(n))
+		h.Write(number[:])
+	}
+	text := func(s string) {
+		count(len(s))
+		_, _ = io.WriteString(h, s)
+	}
+	for _, s := range []string{b.ServerName, b.Roots, b.Certificate, string(b.Key)} {
+		text(s)
+	}
+	for _, list := range [][]string{b.SANs, b.CipherSuites} {
+		count(len(list))
+		for _, s := range list {
+			text(s)
+		}
+	}
+	count(int(b.MinVersion))
+	count(int(b.MaxVersion))
+	h.Sum(key[:0])
+	return key
 }
 
 // TLSLayer returns what speaks TLS by b, for probes. It is checks.Checker.TLS.

@@ -2,10 +2,12 @@ package upstream
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -146,6 +148,46 @@ func TestTLSIsAsConfiguredOrThereIsNone(t *testing.T) {
 	}
 }
 
+// A handshake goes on by the settings that it has begun with, whatever the table has in
+// the meantime.
+func TestTLSHandshakeOutlivesItsSettings(t *testing.T) {
+	ca, err := testca.New("edge.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://edge.test/db", DNSNames: []string{"db.test"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	config := &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		close(begun)
+		<-goOn
+		return nil, nil
+	}, Certificates: []tls.Certificate{pair.TLS}}
+	server := testnet.ServeTLS(t, config, func(c *tls.Conn) { _, _ = io.WriteString(c, "h") })
+	up := &Transports{Direct: &tunnel.NetDialer{}}
+	defer up.Close()
+	type answer struct {
+		greeting string
+		err      error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		greeting, err := greetingBy(t, up, &registry.Service{TLS: &registry.BackendTLS{ServerName: "db.test", Roots: string(ca.CertPEM)}}, server.Addr())
+		answered <- answer{greeting, err}
+	}()
+	<-begun
+	runtime.GC() // the table has no such service any more
+	if _, err := up.New(&registry.Service{TLS: &registry.BackendTLS{ServerName: "db.test", Roots: "gone"}}, nil, nil); err == nil || !strings.Contains(err.Error(), "hold no certificate") {
+		t.Errorf("roots that are none: got %v", err)
+	}
+	close(goOn)
+	if got := <-answered; got.greeting != "h" || got.err != nil {
+		t.Errorf("got %q, %v, want the handshake to go on by its own roots", got.greeting, got.err)
+	}
+}
+
 // greetingBy returns the first byte that the endpoint at addr says to a client of s.
 func greetingBy(t *testing.T, up *Transports, s *registry.Service, addr string) (string, error) {
 	t.Helper()
@@ -197,4 +239,46 @@ func floodOfCertificates(w io.Writer) {
 			return
 		}
 	}
+}
+
+// Settings that differ in anything have keys that differ, also where a text moves from one
+// to the next.
+func TestTLSKeysDiffer(t *testing.T) {
+	seen := map[[sha256.Size]byte]string{}
+	for _, b := range []registry.BackendTLS{
+		{}, {ServerName: "a"}, {Roots: "a"}, {Certificate: "a"}, {Key: "a"}, {SANs: []string{"a"}}, {CipherSuites: []string{"a"}},
+		{SANs: []string{""}}, {SANs: []string{"a", "a"}}, {SANs: []string{"aa"}}, {SANs: []string{"a"}, CipherSuites: []string{"a"}}, {MinVersion: 1}, {MaxVersion: 1},
+		{ServerName: "aa"}, {ServerName: "a", Roots: "a"}, {Roots: "a", Certificate: "a"},
+	} {
+		what := fmt.Sprintf("%#v", b)
+		if other, taken := seen[tlsKey(&b)]; taken {
+			t.Errorf("%s has the key of %s", what, other)
+		}
+		seen[tlsKey(&b)] = what
+	}
+}
+
+func BenchmarkTLSLayerOfAService(b *testing.B) {
+	up := &Transports{Direct: &tunnel.NetDialer{}}
+	defer up.Close()
+	ca, err := testca.New("edge.test", nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://edge.test/gw"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := &registry.Service{TLS: &registry.BackendTLS{ServerName: "db.test", Roots: string(ca.CertPEM), Certificate: string(pair.CertPEM), Key: registry.Secret(pair.KeyPEM)}}
+	keep, err := up.New(s, nil, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := up.New(s, nil, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	runtime.KeepAlive(keep)
 }
