@@ -182,6 +182,27 @@ func (h *health) order(eps []tunnel.Endpoint) {
 	}
 }
 
+// unhealthy calls mark with the index of each endpoint that order moves behind the
+// others.
+func (h *health) unhealthy(eps []tunnel.Endpoint, mark func(i int)) {
+	for i := range eps {
+		if ep := &eps[i]; ep.Transport != nil && ep.Transport.Check(ep) != nil {
+			mark(i)
+		}
+	}
+	if h.n.Load() == 0 {
+		return
+	}
+	now := time.Now()
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	for i := range eps {
+		if key := keyOf(&eps[i]); h.isDown(key) || !h.due(key, now).IsZero() {
+			mark(i)
+		}
+	}
+}
+
 func compareBool(a, b bool) int {
 	switch {
 	case a == b:

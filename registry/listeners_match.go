@@ -3,7 +3,6 @@ package registry
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 
 	"culvert.dev/tunnel"
 )
@@ -84,11 +83,6 @@ func (t *Table) PrecheckRoute(req *tunnel.Request) error {
 	return tunnel.Refusef(reason, "registry: rule %q of %s leads nowhere: %w", r.Name, orUnknown(r.Origin), why)
 }
 
-// golden is the golden ratio's fraction, in units of 1/2^64: its multiples are
-// spread evenly over any stretch, so that a few requests already are shared as
-// the weights say.
-const golden = 0x9E3779B97F4A7C15
-
 // findByRule is find for a request that is confined to a section. It counts the
 // request, as rules share requests among their backends by weight.
 func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
@@ -101,7 +95,7 @@ func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
 		return match{}, tunnel.Refusef(tunnel.NoEndpoint, "registry: rule %q of %s has no backend with a weight", r.Name, orUnknown(r.Origin))
 	}
 	n := s.turns[s.ruleOffset+r.turn].Add(1) - 1
-	at, _ := bits.Mul64(uint64(n)*golden, r.total)
+	at := share(n, r.total)
 	b := &r.backends[0]
 	for i := 1; at >= b.weight; i++ {
 		at -= b.weight

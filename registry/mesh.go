@@ -23,6 +23,10 @@ const Clusterset = "clusterset.local"
 type Mesh struct {
 	Zone    string // that services with an ID have their names in; "" means DefaultZone
 	Network string // the one we are in ourselves, and endpoints without another; "" for none
+
+	// TopologyZone is the zone that we are in ourselves, as endpoints have theirs; ""
+	// prefers none.
+	TopologyZone string
 }
 
 // Names returns the names of a service in the mesh: the one of its cluster, and

@@ -178,6 +178,8 @@ type Service struct {
 	// whole gateway. Services of one Name count together.
 	Limits *tunnel.ServiceLimits `json:",omitempty"`
 
+	LoadBalancing LoadBalancing `json:",omitzero"` // which endpoint a new connection goes to
+
 	// TLS is spoken by the gateway to its endpoints, upon what the client sends, unless
 	// the client's own TLS is passed on; nil means that bytes go on as they come.
 	TLS *BackendTLS
@@ -222,6 +224,10 @@ type Endpoint struct {
 	Port        uint16     // 0 means the port that was asked for
 	ServicePort uint16     // the one of the service's ports that it serves; 0 means all
 
+	Weight   uint16 `json:",omitzero"` // its share of new connections beside other endpoints; 0 means 1
+	Draining bool   `json:",omitzero"` // it gets no new client: only those that stick to it, and those that ask for it alone
+	Zone     string `json:",omitzero"` // that it is in; those of Mesh.TopologyZone are preferred as long as enough of them are healthy
+
 	Name    string // of it among the service's, one label: "db-0"; "" for none
 	Network string // that it is in; "" means the one that has its address, or the registry's own
 	Cluster string // that it is in; "" means the service's
@@ -229,6 +235,8 @@ type Endpoint struct {
 	// Guarded says that Host was chosen by a user who may not direct the gateway to
 	// every address: an address of it is used only if Registry.Refuses allows it.
 	Guarded bool
+
+	load *tunnel.EndpointLoad // in a table, where its tunnels are counted
 }
 
 // Serves reports whether e is for a port of its service; 0 stands for any.

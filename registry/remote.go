@@ -102,7 +102,7 @@ func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 			x.restrict(&targets[i], e.insecure, &insecureError{service: x.entry.Name, network: e.Network, hop: hop})
 		}
 	}
-	return x.candidates(ctx, configured, targets, 0)
+	return x.candidates(ctx, configured, targets, hops, 0)
 }
 
 // errNoName refuses a request for which the gateways have no name to be asked for.

@@ -52,6 +52,9 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		route.Pattern = f.endpoint.String()
 	}
 	f.passthrough = speaksTLS(req)
+	if f.entry.balance != nil {
+		route.Balancer = f.entry.balance
+	}
 	x := resolution{Registry: r, table: s.table, req: req, match: f, payload: payloadOf(req, f.entry.Service), turn: s.turns[counter].Add(1) - 1}
 	eps, err := x.endpoints(ctx)
 	if err == nil {
@@ -90,12 +93,13 @@ func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 	if x.endpoint.IsValid() {
 		ep := tunnel.Endpoint{Addr: x.endpoint, Named: true, Transport: x.transport().Transport}
 		x.restrictDirect(nil, &ep)
+		x.count(&ep, nil)
 		return []tunnel.Endpoint{ep}, x.transport().refusal(x.entry)
 	}
 	if x.match.endpoints == nil {
 		configured = x.entry.servingPort(configured, x.port)
 	}
-	return x.candidates(ctx, configured, nil, x.turn)
+	return x.candidates(ctx, configured, nil, nil, x.turn)
 }
 
 // find finds the service of a request: of all, or of those of a section.
@@ -134,15 +138,32 @@ func (x *resolution) behind(transport *madeTransport, network *Network, configur
 	permitted, why := x.insecureBehind(network)
 	n := uint32(len(configured))
 	eps := make([]tunnel.Endpoint, n)
+	turn := x.turn
+	var few [16]contender
+	var all []contender // nil where the endpoints take turns
+	if x.balanced() && n > 1 {
+		if turn, all = 0, few[:0]; n > uint32(len(few)) {
+			all = make([]contender, 0, n)
+		}
+	}
 	for i := range n {
-		c := &configured[(x.turn+i)%n]
+		c := &configured[(turn+i)%n]
 		port := cmp.Or(c.Port, x.port)
 		if port == 0 {
 			return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q has no port to ask the next gateway for and none was asked for: list the service's ports", x.req.Target(), x.entry.Name)
 		}
 		eps[i] = x.target(c, port, transport.Transport)
+		x.count(&eps[i], c)
 		if why != nil {
 			x.restrict(&eps[i], permitted, why)
+		}
+		if all != nil {
+			all = append(all, x.entry.balance.contenderOf(c, nil))
+		}
+	}
+	if all != nil {
+		if eps = x.choose(eps, all); len(eps) == 0 {
+			return nil, x.errAllDraining()
 		}
 	}
 	return eps, nil
@@ -220,9 +241,12 @@ func rotateByWeight(entries []GatewayHop, usable func(*GatewayHop) bool, turn ui
 // first of every other endpoint, so that few tries reach many hosts. Those that
 // have failed come last.
 //
+// A service with a balance has the order of that instead.
+//
 // For a zero Endpoint stands that of the same index in targets, which a next hop is
-// asked for.
-func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targets []tunnel.Endpoint, turn uint32) ([]tunnel.Endpoint, error) {
+// asked for. Where there are targets, there are hops: the gateways that configured are,
+// or that targets lead over.
+func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targets []tunnel.Endpoint, hops []*GatewayHop, turn uint32) ([]tunnel.Endpoint, error) {
 	n := uint32(len(configured))
 	if n == 0 {
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", x.entry.Name, orUnknown(x.entry.Origin))
@@ -242,6 +266,13 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 		answers[i] = arrange(a, turn/n, IsLocalhost(configured[i].Host))
 	}
 	eps := make([]tunnel.Endpoint, 0, n)
+	var few [16]contender
+	var all []contender // nil where the endpoints take turns
+	if x.balanced() {
+		if turn, all = 0, few[:0]; n > uint32(len(few)) {
+			all = make([]contender, 0, n)
+		}
+	}
 	portless := false
 	for row, more := 0, true; more; row++ {
 		more = false
@@ -253,6 +284,10 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			case *c == Endpoint{}:
 				if row == 0 {
 					eps = append(eps, targets[at])
+					x.count(&eps[len(eps)-1], nil)
+					if all != nil {
+						all = append(all, x.entry.balance.contenderOf(c, hops[at]))
+					}
 				}
 				continue
 			case ep.Addr.Port() == 0:
@@ -271,7 +306,24 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			if targets == nil {
 				x.restrictDirect(c, &ep)
 			}
+			x.count(&ep, c)
 			eps = append(eps, ep)
+			if all != nil {
+				var hop *GatewayHop
+				if hops != nil {
+					hop = hops[at]
+				}
+				one := x.entry.balance.contenderOf(c, hop)
+				if !c.Addr.IsValid() {
+					one.divide(answers[at], row, IsLocalhost(c.Host))
+				}
+				all = append(all, one)
+			}
+		}
+	}
+	if all != nil && len(eps) > 0 {
+		if eps = x.choose(eps, all); len(eps) == 0 {
+			return nil, x.errAllDraining()
 		}
 	}
 	switch {

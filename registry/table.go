@@ -43,6 +43,8 @@ type Table struct {
 	vips        *vips // nil for none
 
 	listeners *compiledListeners // nil where there is no listener
+
+	balances map[balanceKey]*balanceState // that the next table takes over
 }
 
 // A serviceEntry is a service in a table.
@@ -53,6 +55,7 @@ type serviceEntry struct {
 	clients  *clientFilter
 
 	transports *serviceTransports // that it shares with no other service; nil for none
+	balance    *balance           // nil where its endpoints take turns
 
 	home             int32           // the network its endpoints are in, or -1
 	groups           []endpointGroup // its endpoints by network, where there is more than one
@@ -97,18 +100,23 @@ func (c *Conflict) Error() string {
 func Merge(snapshots ...Snapshot) (*Table, error) { return Mesh{}.Merge(snapshots...) }
 
 // Merge is the function Merge with the zone and the network of a mesh.
-func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) { return m.merge(nil, snapshots) }
+func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) { return m.merge(nil, nil, snapshots) }
 
-// Merge is the function Merge with r's Mesh and NewTransport. Other tables have no
+// Merge is the function Merge with r's Mesh and NewTransport, and with what r's current
+// table knows of clients and endpoints for load balancing. Other tables have no
 // transports: they are to look things up, and serve what the Router's Dialer reaches.
 func (r *Registry) Merge(snapshots ...Snapshot) (*Table, error) {
-	return r.Mesh.merge(r.NewTransport, snapshots)
+	var before map[balanceKey]*balanceState
+	if t := r.Table(); t != nil {
+		before = t.balances
+	}
+	return r.Mesh.merge(r.NewTransport, before, snapshots)
 }
 
 // A newTransport is Registry.NewTransport.
 type newTransport func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error)
 
-func (m Mesh) merge(newTransport newTransport, snapshots []Snapshot) (*Table, error) {
+func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceState, snapshots []Snapshot) (*Table, error) {
 	n, endpoints := 0, 0
 	for i := range snapshots {
 		n += len(snapshots[i].Services)
@@ -134,6 +142,7 @@ func (m Mesh) merge(newTransport newTransport, snapshots []Snapshot) (*Table, er
 		},
 		mesh:         m,
 		newTransport: newTransport,
+		before:       before,
 		sets:         map[tunnel.Name][]int32{},
 
 		claims: make([]claim, 0, n),
@@ -153,6 +162,7 @@ func (m Mesh) merge(newTransport newTransport, snapshots []Snapshot) (*Table, er
 	}
 	b.addSets()
 	b.addListeners(snapshots)
+	b.makeBalances()
 	b.assignNetworks()
 	b.makeTransports()
 	b.indexParentNames()
@@ -229,8 +239,9 @@ type builder struct {
 	Table
 	mesh         Mesh
 	newTransport newTransport
-	sets         map[tunnel.Name][]int32 // services by their names in the cluster set
-	setNames     []tunnel.Name           // the keys of sets, in the order of their first services
+	before       map[balanceKey]*balanceState // of the table before
+	sets         map[tunnel.Name][]int32      // services by their names in the cluster set
+	setNames     []tunnel.Name                // the keys of sets, in the order of their first services
 	conflicts    Conflicts
 	claims       []claim // memory for claims of one element
 }

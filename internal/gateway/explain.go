@@ -81,7 +81,8 @@ type Explanation struct {
 	Service    string                `json:"service,omitempty"`
 	Pattern    string                `json:"pattern,omitempty"`
 	Generation uint64                `json:"generation,omitempty"`
-	Limits     *StatusLimit          `json:"limits,omitempty"` // of the service; nil for none
+	Limits     *StatusLimit          `json:"limits,omitempty"`    // of the service; nil for none
+	Balancing  *ExplanationBalancing `json:"balancing,omitempty"` // nil where there is one endpoint, or none
 	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
 }
 
@@ -93,6 +94,17 @@ type ExplanationEndpoint struct {
 	Problem  string   `json:"problem,omitempty"`  // why it must not be dialed
 	Insecure bool     `json:"insecure,omitempty"` // plaintext to it is carried only because of "insecure: true"
 	TLSOnly  string   `json:"tlsOnly,omitempty"`  // why plaintext to it is refused with "insecure"; "" where it is carried, or none can come
+	Weight   int      `json:"weight,omitempty"`   // its share of new connections beside the others; 0 where there are no weights
+	Tunnels  *int64   `json:"tunnels,omitempty"`  // open or being dialed; nil where they are not counted for each endpoint
+	Why      string   `json:"why,omitempty"`      // what speaks for it, or against it
+}
+
+// An ExplanationBalancing says how the endpoints came to be in their order.
+type ExplanationBalancing struct {
+	Policy    string `json:"policy"`              // roundRobin, leastConnections or sourceHash
+	Client    string `json:"client,omitempty"`    // whose hash counts, or who keeps an endpoint
+	StickyFor string `json:"stickyFor,omitempty"` // how long a client keeps its endpoint
+	Zone      string `json:"zone,omitempty"`      // the gateway's, whose endpoints are preferred
 }
 
 // Explain says what q would meet, by the code that decides for the data path.
@@ -146,6 +158,11 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		}
 		x.Endpoints = append(x.Endpoints, ep)
 	}
+	if known, ok := r.Resolver.(interface {
+		Explain(*tunnel.Request, *tunnel.Route) registry.Choice
+	}); ok && len(route.Endpoints) > 1 {
+		x.balancing(known.Explain(req, &route))
+	}
 	if err != nil {
 		x.refuse(err)
 		if known, ok := r.Resolver.(interface{ Table() *registry.Table }); ok && x.Reason == tunnel.NoRoute && known.Table() != nil {
@@ -153,6 +170,20 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		}
 	}
 	return x
+}
+
+// balancing adds how the endpoints came to be in their order.
+func (x *Explanation) balancing(c registry.Choice) {
+	x.Balancing = &ExplanationBalancing{Policy: c.Policy, Client: c.Client, Zone: c.Zone}
+	if c.StickyFor > 0 {
+		x.Balancing.StickyFor = c.StickyFor.String()
+	}
+	for i := range x.Endpoints { // which are the first ones, that are tried
+		ep, of := &x.Endpoints[i], &c.Endpoints[i]
+		if ep.Weight, ep.Why = of.Weight, of.Why; of.Tunnels >= 0 {
+			ep.Tunnels = &of.Tunnels
+		}
+	}
 }
 
 // nearNames says which names there are beside one that is not there; "" where none

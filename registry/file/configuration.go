@@ -9,6 +9,7 @@ type configuration struct {
 	Cluster      string        `yaml:"cluster" as:"cluster" reload:"restart"`
 	Zone         string        `yaml:"zone" as:"zone" reload:"restart"`
 	Network      string        `yaml:"network" reload:"restart"`
+	TopologyZone string        `yaml:"topologyZone" reload:"restart"`
 	Networks     []network     `yaml:"networks" what:"a network" reload:"live"`
 	Listeners    []Listener    `yaml:"listeners" what:"a listener" reload:"live"`
 	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"restart"`
@@ -29,6 +30,9 @@ func (c *configuration) config() *Config {
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services,
 		ServicePorts: c.ServicePorts, VIPs: c.VIPs, DNS: c.DNS, Kubernetes: c.Kubernetes,
+	}
+	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
+		out.Mesh.TopologyZone = c.Kubernetes.Discovery.Zone
 	}
 	for i := range c.Networks {
 		out.Networks = append(out.Networks, c.Networks[i].registered())

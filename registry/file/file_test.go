@@ -97,8 +97,42 @@ func TestNames(t *testing.T) {
 	if !cfg.Services[1].Exposed || cfg.Services[2].Exposed {
 		t.Error("exposed: want true by default and false where the file says so")
 	}
-	if reflect.TypeFor[registry.Service]().NumField() != 26 {
+	if reflect.TypeFor[registry.Service]().NumField() != 27 {
 		t.Error("a service has a new field: is it in the file, the schema and the tests?")
+	}
+}
+
+func TestLoadBalancing(t *testing.T) {
+	cfg, err := Load("testdata/good/load-balancing.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []registry.LoadBalancing{
+		{Policy: registry.LeastConnections}, {Policy: registry.SourceHash, StickyFor: 30 * time.Minute}, {StickyFor: time.Second}, {},
+	} {
+		if got := cfg.Services[i].LoadBalancing; got != want {
+			t.Errorf("service %d: %+v, want %+v", i, got, want)
+		}
+	}
+	addr := netip.MustParseAddr
+	want := []registry.Endpoint{{Addr: addr("10.0.0.1"), Port: 443, Weight: 3}, {Addr: addr("10.0.0.2"), Port: 443, Draining: true}, {Addr: addr("10.0.0.3"), Port: 443}}
+	if got := cfg.Services[0].Endpoints; !reflect.DeepEqual(got, want) {
+		t.Errorf("endpoints %+v, want %+v", got, want)
+	}
+	if eps := cfg.Services[1].Endpoints; eps[0].Zone != "west-1a" || eps[1].Zone != "west-1b" || cfg.Mesh.TopologyZone != "west-1a" {
+		t.Errorf("endpoints %+v, gateway in %q; want the zones of the file", eps, cfg.Mesh.TopologyZone)
+	}
+	next := *cfg
+	next.Mesh.TopologyZone = "west-1b"
+	if got := cfg.RestartNeeded(&next); !slices.Equal(got, []Change{{"topologyZone", "west-1a", "west-1b"}}) {
+		t.Errorf("restart needed for %q, want topologyZone", got)
+	}
+	cfg, err = Parse("zone.yaml", []byte("cluster: west\nnetwork: west\nkubernetes: {discovery: {zone: east-2}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Mesh.TopologyZone != "east-2" {
+		t.Errorf("gateway in %q, want the zone of discovery", cfg.Mesh.TopologyZone)
 	}
 }
 

@@ -26,7 +26,7 @@ func (c *Config) RestartNeeded(next *Config) []Change {
 
 // fixed returns what of c may need a restart.
 func (c *Config) fixed() configuration {
-	return configuration{Cluster: c.Cluster, Zone: c.Mesh.Zone, Network: c.Mesh.Network, ServicePorts: c.ServicePorts, VIPs: c.VIPs, Kubernetes: c.Kubernetes}
+	return configuration{Cluster: c.Cluster, Zone: c.Mesh.Zone, Network: c.Mesh.Network, TopologyZone: c.Mesh.TopologyZone, ServicePorts: c.ServicePorts, VIPs: c.VIPs, Kubernetes: c.Kubernetes}
 }
 
 // findChanges adds the changes of an object with keys. Restart says that a change of any

@@ -35,6 +35,7 @@ type service struct {
 	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
 	StartTLS          string           `yaml:"startTLS" oneof:"postgres"`
 	TLS               *serviceTLS      `yaml:"tls"`
+	LoadBalancing     loadBalancing    `yaml:"loadBalancing"`
 	Check             healthCheck      `yaml:"check"`
 	Via               []hop            `yaml:"via" what:"a hop" empty:"leave the key out to go there directly"`
 	IdleTimeout       time.Duration    `yaml:"idleTimeout,min=1ms"`
@@ -61,6 +62,35 @@ type endpoint struct {
 	Address registry.Endpoint `yaml:"address,required,short" what:"an endpoint" as:"endpoint"`
 	Name    string            `yaml:"name" what:"the name of an endpoint" as:"label"`
 	Network string            `yaml:"network"`
+	Weight  uint16            `yaml:"weight,max=1000" default:"1"`
+	Zone    string            `yaml:"zone"`
+}
+
+// A loadBalancing says which endpoint a new connection goes to: a policy, or an object
+// with it.
+type loadBalancing struct {
+	Policy    string        `yaml:"policy,short" what:"policy" oneof:"roundRobin leastConnections sourceHash" default:"roundRobin"`
+	HashOn    string        `yaml:"hashOn" oneof:"address"` // which sourceHash is on anyway
+	StickyFor time.Duration `yaml:"stickyFor,min=1s"`
+}
+
+// registered returns l as the registry has it.
+func (l *loadBalancing) registered() registry.LoadBalancing {
+	out := registry.LoadBalancing{Policy: l.Policy, StickyFor: l.StickyFor}
+	if out.Policy == registry.RoundRobin {
+		out.Policy = ""
+	}
+	return out
+}
+
+// check finds keys that do not go with the policy.
+func (l *loadBalancing) check(d *decoder, at mapping) {
+	if at.value("hashOn") != nil && l.Policy != "" && l.Policy != registry.SourceHash {
+		d.errorf(keyOf(at.node, "hashOn"), "leave it out, or write policy: sourceHash", "hashOn has no effect: it is for sourceHash")
+	}
+	if l.StickyFor > registry.MaxStickyFor {
+		d.errorf(at.value("stickyFor"), "", "stickyFor is %v, limit %v", l.StickyFor, registry.MaxStickyFor)
+	}
 }
 
 // A helloMatch says which ClientHellos of its names are for a service.
@@ -111,7 +141,7 @@ func (s *service) registered(origin string) *registry.Service {
 		ID:       registry.ID{Service: s.Mesh.Service, Namespace: s.Mesh.Namespace, Cluster: s.Mesh.Cluster},
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, VIP: s.VIP, Check: s.Check.registered(),
 		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Clients: registry.ClientFilter(s.Clients), Publish: s.OwnPort && len(s.Match.ALPN) == 0,
-		Insecure: s.Insecure, Match: registry.HelloMatch(s.Match),
+		LoadBalancing: s.LoadBalancing.registered(), Insecure: s.Insecure, Match: registry.HelloMatch(s.Match),
 		StartTLS: s.StartTLS, IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
 	}
 	if s.Name != (tunnel.Pattern{}) {
@@ -134,7 +164,11 @@ func (s *service) registered(origin string) *registry.Service {
 	}
 	for i, e := range s.Endpoints {
 		out.Endpoints[i] = e.Address
-		out.Endpoints[i].Name, out.Endpoints[i].Network = e.Name, cmp.Or(e.Network, s.Network)
+		ep := &out.Endpoints[i]
+		ep.Name, ep.Network, ep.Zone, ep.Draining = e.Name, cmp.Or(e.Network, s.Network), e.Zone, e.Weight == 0
+		if e.Weight > 1 {
+			ep.Weight = e.Weight
+		}
 	}
 	if l := s.Limits; l != (serviceLimits{}) {
 		out.Limits = &tunnel.ServiceLimits{Connections: l.Connections, NewPerSecond: l.NewPerSecond}

@@ -63,7 +63,9 @@ func (f *filler) fill(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
-			f.fill(v.Field(i))
+			if v.Type().Field(i).IsExported() { // others are of tables
+				f.fill(v.Field(i))
+			}
 		}
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), f.some, f.some))

@@ -215,13 +215,25 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 	for _, hop := range common {
 		fmt.Fprintf(w, "via:     %s\n", hop)
 	}
+	if b := x.Balancing; b != nil {
+		fmt.Fprintf(w, "choice:  %s%s\n", b.Policy, balancingNote(b))
+	}
 	for i, ep := range x.Endpoints {
 		note := ""
+		if ep.Weight > 0 {
+			note += fmt.Sprintf(", weight %d", ep.Weight)
+		}
+		if ep.Tunnels != nil {
+			note += fmt.Sprintf(", tunnels %d", *ep.Tunnels)
+		}
 		if ep.Security != "" {
-			note = ", transport " + ep.Security
+			note += ", transport " + ep.Security
 			if common == nil && len(ep.Via) > 0 {
 				note += " over " + strings.Join(ep.Via, ", ")
 			}
+		}
+		if ep.Why != "" {
+			note += ": " + ep.Why
 		}
 		if ep.Problem != "" {
 			note += "  would be refused: " + ep.Problem
@@ -246,4 +258,18 @@ func describeLimits(l *gateway.StatusLimit) string {
 		parts = append(parts, fmt.Sprintf("%d new ones a second", l.NewPerSecond))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// balancingNote says what counts beside the policy.
+func balancingNote(b *gateway.ExplanationBalancing) (note string) {
+	if b.Client != "" {
+		note += ", client " + b.Client
+	}
+	if b.StickyFor != "" {
+		note += ", which keeps its endpoint for " + b.StickyFor
+	}
+	if b.Zone != "" {
+		note += ", zone " + b.Zone
+	}
+	return note
 }

@@ -163,6 +163,7 @@ func (o *gatewayOptions) override(c *file.Config) {
 	if o.admin != "" {
 		c.Admin = o.admin
 	}
+	o.setZone(c)
 	c.Control = c.Control || o.adminControl
 	if o.onlyDNS {
 		c.Listeners, c.ServicePorts = nil, nil

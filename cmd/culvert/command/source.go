@@ -30,6 +30,7 @@ type sourceOptions struct {
 	route  []string
 	routes string
 	admin  string
+	zone   string
 }
 
 func (o *sourceOptions) add(cmd *cobra.Command) {
@@ -39,6 +40,7 @@ func (o *sourceOptions) add(cmd *cobra.Command) {
 	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT, any port")
 	f.StringVar(&o.routes, "routes", "", "file with a \"NAME[:PORT] HOST:PORT\" on each line")
 	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
+	f.StringVar(&o.zone, "topology-zone", "", "the zone that the gateway is in, in place of topologyZone of the configuration")
 	cmd.MarkFlagsMutuallyExclusive("config", "listen")
 	cmd.MarkFlagsMutuallyExclusive("config", "route")
 	cmd.MarkFlagsMutuallyExclusive("config", "routes")
@@ -63,6 +65,7 @@ func (o *sourceOptions) load() (*file.Config, error) {
 		if o.admin != "" {
 			c.Admin = o.admin
 		}
+		o.setZone(c)
 		return c, nil
 	}
 	if o.routes != "" {
@@ -79,6 +82,17 @@ func (o *sourceOptions) load() (*file.Config, error) {
 	var err error
 	c.Services, err = o.flagRoutes()
 	return c, err
+}
+
+// setZone gives c the zone of the flag, if there is one.
+func (o *sourceOptions) setZone(c *file.Config) {
+	if o.zone == "" {
+		return
+	}
+	c.Mesh.TopologyZone = o.zone
+	if c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
+		c.Kubernetes.Discovery.Zone = o.zone
+	}
 }
 
 // addFlags adds the listeners and the admin port of flags.

@@ -32,6 +32,7 @@ const (
 	noteStartTLS      = "start-tls"
 	noteConnections   = "limits-connections"
 	noteNewPerSecond  = "limits-new-per-second"
+	noteLoadBalancing = "load-balancing"
 
 	noteGateway    = "gateway"
 	notePort       = "gateway-port"
@@ -83,6 +84,7 @@ type exposure struct {
 	clients    registry.ClientFilter
 	startTLS   string
 	limits     tunnel.ServiceLimits
+	balancing  registry.LoadBalancing
 
 	closed bool // something is malformed that must not be guessed
 }
@@ -109,6 +111,7 @@ var noteKinds = []noteKind{
 	{noteIdleTimeout, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
 	{noteHalfClosed, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.halfClosed) }},
 	{noteCheck, false, true, func(x *exposure, v string) error { return parseCheck(v, &x.check) }},
+	{noteLoadBalancing, false, true, func(x *exposure, v string) (err error) { x.balancing, err = registry.ParseLoadBalancing(v); return err }},
 	{noteStartTLS, true, true, parseStartTLS}, // without it a server would take a ClientHello for something else
 	{noteClientsAllow, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Allow) }},
 	{noteClientsDeny, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Deny) }},

@@ -66,6 +66,7 @@ func (v *view) convert(s *service, ns *namespace, of []*endpoints.Slice, exporte
 	if x.limits != (tunnel.ServiceLimits{}) {
 		out.Limits = &x.limits
 	}
+	out.LoadBalancing = x.balancing
 	if s.kind == corev1.ServiceTypeExternalName {
 		out.Endpoints = v.externalName(s)
 		return out, problems

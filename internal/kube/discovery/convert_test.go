@@ -188,6 +188,8 @@ func TestAnnotations(t *testing.T) {
 		{"alpn", "h2,", registry.Service{}, "item 2"},
 		{"alpn", "h 2", registry.Service{}, "item 1"},
 		{"alpn", strings.Repeat("x,", 16) + "x", registry.Service{}, "17 items, limit 16"},
+		{"load-balancing", "sourceHash; stickyFor=30m", registry.Service{LoadBalancing: registry.LoadBalancing{Policy: registry.SourceHash, StickyFor: 30 * time.Minute}}, ""},
+		{"load-balancing", "random", registry.Service{}, `"random" is no policy: write roundRobin`},
 		{"clients-allow", "10.0.0.0/8, 2001:db8::/32", registry.Service{Clients: registry.ClientFilter{Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}}}, ""},
 		{"clients-deny", "10.9.0.0/16", registry.Service{Clients: registry.ClientFilter{Deny: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}}}, ""},
 		{"start-tls", "postgres", registry.Service{StartTLS: "postgres"}, ""},
@@ -232,7 +234,7 @@ func TestAnnotations(t *testing.T) {
 			only := registry.Service{
 				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, IdleTimeout: got.IdleTimeout,
 				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Clients: got.Clients, StartTLS: got.StartTLS, Names: got.Names,
-				Limits: got.Limits,
+				Limits: got.Limits, LoadBalancing: got.LoadBalancing,
 			}
 			if !reflect.DeepEqual(only, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", only, tt.want)
