@@ -152,10 +152,16 @@ func (f *listeners) update(ctx context.Context) (complete bool) {
 	closed, opened := 0, 0
 	gone := map[*openListener]bool{} // of moves
 	for _, o := range before {       // first, as another one may want the port
-		if !kept[o] && !moves[o] {
-			f.closeListener(o)
-			closed++
+		if kept[o] || moves[o] {
+			continue
 		}
+		if l, err := f.unusable(t, wanted, o); err != nil {
+			f.open[l.Name] = o
+			failed(l, fmt.Errorf("%w; what was served before is served on", err))
+			continue
+		}
+		f.closeListener(o)
+		closed++
 	}
 	complete = true
 	for _, l := range wanted {
@@ -275,6 +281,17 @@ func (f *listeners) leaving(before map[string]*openListener, kept map[*openListe
 		}
 	}
 	return from, moves
+}
+
+// unusable returns the listener that is wanted at the socket of o, and why it cannot be
+// served. The error is nil where it can, and where there is none.
+func (f *listeners) unusable(t *registry.Table, wanted []*registry.Listener, o *openListener) (*registry.Listener, error) {
+	i := slices.IndexFunc(wanted, func(l *registry.Listener) bool { return keyOf(l) == o.key })
+	if i < 0 {
+		return nil, nil
+	}
+	_, err := f.builder.New(t, wanted[i])
+	return wanted[i], err
 }
 
 // remove closes a listener that was to move, and may have been to stay.
