@@ -47,6 +47,7 @@ type running struct {
 	addrs  []string // of the listeners, in order
 	log    *syncBuffer
 	source *file.Source
+	*gateway.Gateway
 }
 
 // A syncBuffer may be read while it is written to.
@@ -91,7 +92,12 @@ func startFile(t *testing.T, files map[string]string) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.NewTextHandler(r.log, nil))
+	o := &gatewayOptions{}
+	output, err := o.logOutput(r.log, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(output.handler)
 	r.source = &file.Source{Path: path, Load: loadAnyPort, Log: log}
 	cfg.Log, cfg.DrainDelay, cfg.DrainTimeout = log, -1, -1
 	cfg.Sources = []registry.Source{r.source}
@@ -99,7 +105,8 @@ func startFile(t *testing.T, files map[string]string) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	(&reloader{o: &gatewayOptions{}, log: log}).follow(g, r.source, c, cfg)
+	r.Gateway = g
+	(&reloader{o: o, log: log, output: output}).follow(g, r.source, c, cfg)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ran := make(chan error, 1)
 	go func() { ran <- g.Run(ctx, nil) }()
@@ -119,14 +126,24 @@ func startFile(t *testing.T, files map[string]string) *running {
 	return r
 }
 
-// loadAnyPort is file.Reload of a file in which port 1 stands for any free one: a
-// file has to name its ports.
+// loadAnyPort is file.Reload of a file in which port 1 of a listener stands for any free
+// one, and so do 2 of the admin port and 3 of DNS: a file has to name its ports.
 func loadAnyPort(path string, current *file.Config) (*file.Config, error) {
 	c, err := file.Reload(path, current)
 	if err != nil || c == current {
 		return c, err
 	}
 	c.Drain = file.Drain{}
+	if host, ok := strings.CutSuffix(c.Admin, ":2"); ok {
+		c.Admin = host + ":0"
+	}
+	if c.DNS != nil {
+		for i, l := range c.DNS.Listeners {
+			if host, ok := strings.CutSuffix(l.Address, ":3"); ok {
+				c.DNS.Listeners[i].Address = host + ":0"
+			}
+		}
+	}
 	for i, l := range c.Listeners {
 		if host, ok := strings.CutSuffix(l.Address, ":1"); ok {
 			c.Listeners[i].Address = host + ":0"
