@@ -13,8 +13,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// The annotations, without their prefix. Those of exposure may stand at a
-// Namespace, too, for all of its services that do not say it themselves.
+// The annotations, without their prefix. Those of exposure may also be annotations of a Namespace,
+// for all of its services that do not have them.
 const (
 	noteExpose        = "expose"
 	noteNetworks      = "networks"
@@ -47,8 +47,8 @@ const (
 	maxALPN     = 16
 )
 
-// A Problem is something that is refused. It is comparable: the same is said
-// once.
+// A Problem is an object or annotation that is refused, and why. It is comparable, because each is
+// logged once.
 type Problem struct {
 	Kind      string // "Service", "Namespace" or "Secret"; "Nodes", without a Name, for all of them
 	Namespace string
@@ -65,7 +65,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("annotation %s%s: %q: %s", prefix, p.Key, clip(p.Value), p.Text)
 }
 
-// exposure is what the annotations of a service and of its namespace say.
+// An exposure has the values of the annotations of a service and of its namespace.
 type exposure struct {
 	expose     bool
 	mine       bool // expose stands at the service
@@ -119,8 +119,8 @@ var noteKinds = []noteKind{
 	{noteNewPerSecond, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.NewPerSecond) }},
 }
 
-// parseNotes reads the annotations of a service, and of its namespace, nil for
-// one of which nothing is known.
+// parseNotes reads the annotations of a service and of its namespace, which is nil if it is not
+// known.
 func parseNotes(s *service, ns *namespace) (x exposure, problems []Problem) {
 	for _, k := range noteKinds {
 		v, ok := s.notes[k.key]
@@ -163,8 +163,8 @@ func (k *noteKind) consequence() string {
 	return "it is ignored"
 }
 
-// unknown complains of keys that nothing reads. One that was meant to close the
-// service, by the looks of it, does.
+// unknown reports annotations that do not exist. If one looks like a misspelled annotation that
+// closes the service, the service stays closed.
 func unknown(notes map[string]string, at Problem, x *exposure) (problems []Problem) {
 	known := []string{noteGateway, notePort, noteTransports, noteWeight}
 	for _, k := range noteKinds {
@@ -243,8 +243,8 @@ func items(v string, most int) ([]string, error) {
 	return slices.Compact(list), nil
 }
 
-// networkMarks are what the name of a network may have beside letters and digits.
-// Anything else, such as a semicolon, is more likely a list that is malformed.
+// networkMarks are the characters that the name of a network may have besides letters and digits.
+// Any other, such as a semicolon, is more likely to be part of a malformed list.
 const networkMarks = "._-/:@"
 
 func notInNetwork(r rune) bool {
@@ -275,7 +275,7 @@ func parseNetworks(x *exposure, v string) error {
 	return nil
 }
 
-// parseNames takes the names that are good even if others of the list are not.
+// parseNames returns the valid names of a list, even if others of it are not.
 func parseNames(x *exposure, v string) error {
 	list, err := items(v, maxNames)
 	if err != nil {
@@ -391,7 +391,7 @@ func parseLimit(v string, to *int) error {
 	return nil
 }
 
-// clip keeps what is quoted short.
+// clip shortens a text that is quoted.
 func clip(s string) string {
 	const most = 128
 	if len(s) <= most {

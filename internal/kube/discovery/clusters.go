@@ -29,9 +29,9 @@ const (
 	KubeconfigKey = "kubeconfig"       // of the Secret's data
 )
 
-// gatherTimeout is how long the first updates of all clusters are waited for, to send them together:
-// a table with half of the clusters refuses what the others serve. The registry waits a little
-// longer.
+// gatherTimeout is how long to wait for the first updates of all clusters, to send them together: a
+// table with half of the clusters refuses requests for services of the others. The registry waits a
+// little longer.
 const gatherTimeout = 4 * time.Second
 
 // Clusters are further clusters as one registry.Source: each is a kubeconfig, under the key of that
@@ -42,22 +42,22 @@ type Clusters struct {
 	Client    kubernetes.Interface // of the cluster that has the Secrets
 	Namespace string               // that they are in
 
-	// Own is the cluster that is known without a Secret; no Secret may be of it.
+	// Own is the cluster that needs no Secret. A Secret for it is refused.
 	Own string
 
-	// New returns the Source of a cluster, to be completed with its Client,
-	// Cluster and Network. Nil means a zero Source.
+	// New returns the Source of a cluster, whose Client, Cluster and Network are set afterwards. Nil
+	// means a zero Source.
 	New func(name string) *Source
 
-	// Connect makes a client of a kubeconfig that has been found harmless. Nil
-	// means client-go's, by protobuf.
+	// Connect makes a client from a kubeconfig that parseKubeconfig has accepted. Nil means a client
+	// of client-go, with protobuf.
 	Connect func(*rest.Config) (kubernetes.Interface, error)
 
 	// OnCluster is called for each cluster whose discovery begins, with its context. The function
 	// that it returns, if not nil, is called when the discovery has ended. It may be nil.
 	OnCluster func(ctx context.Context, name string, cfg *rest.Config, src *Source) (ended func())
 
-	// Log receives what is refused. Nil discards it.
+	// Log receives refused Secrets and lost clusters. Nil discards them.
 	Log *slog.Logger
 
 	names atomic.Pointer[[]string]
@@ -66,8 +66,8 @@ type Clusters struct {
 	sources map[string]*Source // of the clusters that are there
 }
 
-// Names returns the names of what Clusters says: its own, and those of all clusters that
-// have Secrets, good or bad. It is nil until the Secrets have been seen.
+// Names returns the names under which Clusters sends updates: its own, and those of all clusters
+// that have Secrets, valid or not. It is nil until the Secrets have been listed.
 func (c *Clusters) Names() []string {
 	if p := c.names.Load(); p != nil {
 		return *p
@@ -75,7 +75,7 @@ func (c *Clusters) Names() []string {
 	return nil
 }
 
-// A secret is what is used of a Secret.
+// A secret has the fields of a Secret that are used.
 type secret struct {
 	name    string
 	created time.Time
@@ -129,7 +129,7 @@ type member struct {
 func (c *Clusters) source() string { return "clusters/" + c.Namespace }
 
 // Run implements registry.Source. It returns when ctx is done. Its own updates, with the name
-// "clusters/NAMESPACE", say only whether the Secrets can be read.
+// "clusters/NAMESPACE", have no services, and an Err if the Secrets cannot be read.
 func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) error {
 	if c.Client == nil || c.Namespace == "" {
 		return errors.New("discovery: clusters need a client, and the namespace of their Secrets")
@@ -148,7 +148,7 @@ func (c *Clusters) Run(ctx context.Context, updates chan<- registry.Update) erro
 	return f.loop(ctx, updates)
 }
 
-// loop starts and stops discoveries, and passes on what they say.
+// loop starts and stops discoveries, and passes on their updates.
 func (f *clustersRun) loop(ctx context.Context, out chan<- registry.Update) error {
 	send := func(u registry.Update) error {
 		select {
@@ -160,12 +160,12 @@ func (f *clustersRun) loop(ctx context.Context, out chan<- registry.Update) erro
 	}
 	var (
 		begun, lost bool
-		waiting     = map[string]bool{} // clusters that have not said anything yet; nil when that is over
+		waiting     = map[string]bool{} // clusters that have not sent an update yet; nil once they are not waited for
 		held        []registry.Update
 		late        = time.After(gatherTimeout)
 	)
 	for {
-		var own []registry.Update // what is to be said of clusters that do not run
+		var own []registry.Update // of clusters whose discovery does not run
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -220,8 +220,8 @@ func (f *clustersRun) loop(ctx context.Context, out chan<- registry.Update) erro
 	}
 }
 
-// apply makes the running discoveries those of the Secrets, and returns what is
-// to be said of the others.
+// apply starts and stops discoveries so that those of the Secrets run, and returns the updates of
+// clusters whose discovery does not run.
 func (f *clustersRun) apply(ctx context.Context) (say []registry.Update) {
 	f.mu.Lock()
 	want := map[string]*secret{}
@@ -252,7 +252,7 @@ func (f *clustersRun) apply(ctx context.Context) (say []registry.Update) {
 		m := f.members[name]
 		s := want[name]
 		if s != nil && (s.config == nil || s.sum == m.sum) {
-			continue // what it says stays in force where the new one is bad
+			continue // if the new one is invalid, the old one stays in force
 		}
 		m.stop()
 		delete(f.members, name)
@@ -280,7 +280,7 @@ func (f *clustersRun) apply(ctx context.Context) (say []registry.Update) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.failed)) {
-		if want[name] == nil { // nobody waits for it any more
+		if want[name] == nil { // its Secret is gone
 			say = append(say, registry.Update{Source: "cluster/" + name})
 			delete(f.failed, name)
 		}
@@ -290,7 +290,7 @@ func (f *clustersRun) apply(ctx context.Context) (say []registry.Update) {
 
 func isCluster(name string) bool { return len(validation.NameIsDNSLabel(name, false)) == 0 }
 
-// logRefused logs once what is wrong with a Secret.
+// logRefused logs once why a Secret is refused.
 func (f *clustersRun) logRefused(s *secret, why error) {
 	text := ""
 	if why != nil {
@@ -374,7 +374,7 @@ func (f *clustersRun) runSource(ctx context.Context, src *Source) {
 	}
 }
 
-// runSafely turns a panic of one cluster's discovery into its failure.
+// runSafely runs src, and turns a panic into an error.
 func runSafely(ctx context.Context, src *Source, updates chan<- registry.Update) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

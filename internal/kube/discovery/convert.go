@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A view is what a conversion depends on beside the objects.
+// A view has everything that a conversion depends on besides the objects.
 type view struct {
 	cluster           string
 	network           string
@@ -21,14 +21,14 @@ type view struct {
 	namespacesUnknown bool // Namespaces can't be read
 }
 
-// convert makes the registry's service of a Service, nil for one without a port
-// of TCP. It is pure; ns is nil where there is no such Namespace, or it is not
-// known. One that is not exposed has neither names nor endpoints.
+// convert returns the registry's service for a Service, or nil if it has no TCP port. It is pure. ns
+// is nil if the Namespace does not exist or is not known. A service that is not exposed has neither
+// names nor endpoints.
 func (v *view) convert(s *service, ns *namespace, of []*endpoints.Slice, exported bool) (*registry.Service, []Problem) {
 	x, problems := parseNotes(s, ns)
 	if len(s.ports) > 0 && !servesTCP(s) {
 		if !x.expose || !x.mine {
-			return nil, nil // nobody meant it
+			return nil, nil // it was not meant to be a service
 		}
 		return nil, []Problem{{
 			Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: noteExpose, Value: clip(s.notes[noteExpose]),
@@ -61,7 +61,7 @@ func (v *view) convert(s *service, ns *namespace, of []*endpoints.Slice, exporte
 		out.Names = append(out.Names, p)
 	}
 	out.Publish, out.ALPN = x.ownPort, x.alpn
-	out.VIP = x.vip || out.Exported && !out.Headless // which is its address in the cluster set
+	out.VIP = x.vip || out.Exported && !out.Headless // the address of it in the cluster set
 	out.ProxyProtocol, out.IdleTimeout, out.HalfClosedTimeout, out.Check, out.Clients, out.StartTLS = x.proxy, x.idle, x.halfClosed, x.check, x.clients, x.startTLS
 	if x.limits != (tunnel.ServiceLimits{}) {
 		out.Limits = &x.limits
@@ -75,7 +75,7 @@ func (v *view) convert(s *service, ns *namespace, of []*endpoints.Slice, exporte
 	return out, problems
 }
 
-// expose decides who may have a service.
+// expose decides which networks may reach a service.
 func (v *view) expose(out *registry.Service, s *service, x *exposure, exported bool, refuse func(key, text string)) {
 	switch {
 	case exported && x.refused:
@@ -152,8 +152,8 @@ func (v *view) external(s *service) string {
 	if name.String() == "localhost" || strings.HasSuffix(name.String(), ".localhost") {
 		return "its externalName is localhost"
 	}
-	// The name of another service must not be a way around the rules. Its address
-	// is none either: see Source.Refuses.
+	// The name of another Service must not circumvent the rules. Nor can its address: see
+	// Source.Refuses.
 	labels := strings.Split(name.String(), ".")
 	for i, l := range labels {
 		switch {
@@ -168,10 +168,10 @@ func (v *view) external(s *service) string {
 	return ""
 }
 
-// externalName returns the endpoint of an ExternalName. The name is absolute: with
-// the domains that the gateway searches it could be that of a Service.
+// externalName returns the endpoint of an ExternalName. The name is absolute, because with the search
+// domains of the gateway it could be the name of a Service.
 func (v *view) externalName(s *service) []registry.Endpoint {
-	name, _ := tunnel.ParseName(s.external) // was looked at before
+	name, _ := tunnel.ParseName(s.external) // external has checked it
 	return []registry.Endpoint{{Host: name.String() + ".", Network: v.network, Cluster: v.cluster, Guarded: true}}
 }
 
@@ -179,9 +179,9 @@ func servesTCP(s *service) bool {
 	return slices.ContainsFunc(s.ports, func(p servicePort) bool { return p.protocol == corev1.ProtocolTCP })
 }
 
-// addPorts fills in the ports of TCP, and the names of those, and of UDP where
-// its port is one of TCP, too: no table knows a port by its protocol, and what is
-// of UDP alone must not be offered to clients of TCP.
+// addPorts sets the TCP ports and their names, and the names of UDP ports whose number is also that
+// of a TCP port. The table does not distinguish ports by protocol, and a port that is UDP only must
+// not be offered to clients of TCP.
 func (v *view) addPorts(out *registry.Service, s *service) {
 	for _, p := range s.ports {
 		if p.protocol == corev1.ProtocolTCP {

@@ -13,11 +13,11 @@ import (
 // A target is an address that serves some of a service's ports.
 type target struct {
 	*endpoints.Endpoint
-	ports []uint16 // by the index of the service's ports of TCP: where it serves that; 0 for not at all
+	ports []uint16 // by the index of the service's TCP port: the port where the address serves it, or 0
 }
 
-// endpoints returns where a service is served, in an order that depends on
-// nothing but what is there.
+// endpoints returns the endpoints of a service, in an order that depends on nothing but the
+// endpoints.
 func (v *view) endpoints(s *service, of []*endpoints.Slice) []registry.Endpoint {
 	var ports []uint16
 	var names []string
@@ -27,7 +27,7 @@ func (v *view) endpoints(s *service, of []*endpoints.Slice) []registry.Endpoint 
 		}
 	}
 	targets := map[netip.Addr]*target{}
-	if len(ports) == 0 { // headless, and any port is it
+	if len(ports) == 0 { // headless: any port will do
 		v.choose(s, of, targets, 0, 1, func(*endpoints.Slice) (uint16, bool) { return 0, true })
 	}
 	for i, name := range names {
@@ -66,8 +66,7 @@ func (v *view) endpoints(s *service, of []*endpoints.Slice) []registry.Endpoint 
 	return out
 }
 
-// portOf returns where the endpoints of sl serve a service's port, and whether
-// they do.
+// portOf returns the port at which the endpoints of sl serve a service's port, and whether they do.
 func portOf(sl *endpoints.Slice, name string, port uint16) (uint16, bool) {
 	for i := range sl.Ports {
 		if p := &sl.Ports[i]; p.Protocol == corev1.ProtocolTCP && p.Name == name {
@@ -77,7 +76,7 @@ func portOf(sl *endpoints.Slice, name string, port uint16) (uint16, bool) {
 	return 0, false
 }
 
-// choose adds those endpoints that are to be used for the i-th of n ports.
+// choose adds the endpoints that are used for the i-th of n ports.
 func (v *view) choose(s *service, of []*endpoints.Slice, targets map[netip.Addr]*target, i, n int, at func(*endpoints.Slice) (uint16, bool)) {
 	parts := make([]endpoints.Part, 0, len(of))
 	for _, sl := range of {
@@ -91,8 +90,8 @@ func (v *view) choose(s *service, of []*endpoints.Slice, targets map[netip.Addr]
 			t = &target{Endpoint: e, ports: make([]uint16, n)}
 			targets[e.Addr] = t
 		}
-		// One that moves from slice to slice is in both for a moment, and
-		// the order of slices must not matter.
+		// An endpoint that moves from one slice to another is in both for a moment, and the order of
+		// slices must not matter.
 		if before := t.ports[i]; before == 0 || port != 0 && port < before {
 			t.ports[i] = port
 		}
@@ -102,12 +101,12 @@ func (v *view) choose(s *service, of []*endpoints.Slice, targets map[netip.Addr]
 	})
 }
 
-// choice is what decides between a service's endpoints.
+// choice returns what the choice of a service's endpoints depends on.
 func (v *view) choice(s *service) endpoints.Choice {
 	return endpoints.Choice{Zone: v.zone, Prefer: v.prefer, V6: s.v6, Headless: s.headless}
 }
 
-// oneOfEachPod leaves a pod the address of the family that is preferred.
+// oneOfEachPod leaves each pod with its address of the preferred family.
 func (v *view) oneOfEachPod(s *service, targets map[netip.Addr]*target) {
 	for _, addr := range v.choice(s).Doubles(func(yield func(netip.Addr, uint64) bool) {
 		for addr, t := range targets {

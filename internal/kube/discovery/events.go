@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Of more than maxEvents at once, and of more than one in eventInterval after that, the rest is in
-// the log only: a bad template must not fill etcd.
+// If there are more than maxEvents at once, or afterwards more than one in eventInterval, the rest is
+// only logged: a bad template must not fill etcd.
 const (
 	maxEvents     = 32
 	eventInterval = time.Second
@@ -20,7 +20,7 @@ const (
 	leaderInterval = 5 * time.Second // from one check of leadership to the next
 )
 
-// queueEvent has an Event written of p, if there is room in the queue and p is of an object.
+// queueEvent queues an Event of p, if there is room in the queue and p is about an object.
 func (r *run) queueEvent(p Problem) {
 	if r.src.Events == nil || p.Name == "" {
 		return
@@ -32,7 +32,7 @@ func (r *run) queueEvent(p Problem) {
 }
 
 // objectOf returns the UID of the object that has a problem. It is false if the problem has been
-// mended meanwhile.
+// fixed in the meantime.
 func (r *run) objectOf(p Problem) (uid types.UID, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,8 +49,8 @@ func (r *run) objectOf(p Problem) (uid types.UID, ok bool) {
 	return uid, r.problemCounts[p] > 0
 }
 
-// writeEvents writes Events until ctx is done. What there is before anybody leads, as at the start,
-// waits until it is known who does; if that is another replica it has the same to write.
+// writeEvents writes Events until ctx is done. Events from before a leader is elected, as at the
+// start, wait until there is one. If that is another replica, it writes the same Events.
 func (r *run) writeEvents(ctx context.Context) {
 	if r.src.Events == nil {
 		return

@@ -15,21 +15,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// transports are what a gateway may be said to take; those of UDP last.
+// transports are the values of the annotation of that name, those over UDP last.
 var transports = []string{"sni", "connect", "connect-h2", "websocket", "hbone", "socks5", "quic", "connect-h3"}
 
 const firstUDP = 6
 
-// An entrance is a Service that says it is a gateway, as its annotations have it.
-type entrance struct {
+// A gatewayService has the annotations of a Service that is a gateway of the cluster.
+type gatewayService struct {
 	port       servicePort
 	transports []string
 	weight     uint16
 }
 
-// entranceOf reads the annotations of a gateway. It is pure.
-func entranceOf(s *service) (e entrance, bad *Problem) {
-	fail := func(key, text string) (entrance, *Problem) {
+// gatewayOf reads the annotations of a gateway. It is pure.
+func gatewayOf(s *service) (e gatewayService, bad *Problem) {
+	fail := func(key, text string) (gatewayService, *Problem) {
 		return e, &Problem{Kind: "Service", Namespace: s.Namespace, Name: s.Name, Key: key, Value: clip(s.notes[key]), Text: text + "; it is not used as a gateway"}
 	}
 	if v, ok := s.notes[noteTransports]; ok {
@@ -75,14 +75,14 @@ func entranceOf(s *service) (e entrance, bad *Problem) {
 	return e, nil
 }
 
-func (e *entrance) onlyUDP() bool {
+func (e *gatewayService) onlyUDP() bool {
 	return len(e.transports) > 0 && !slices.ContainsFunc(e.transports, func(t string) bool { return slices.Index(transports, t) < firstUDP })
 }
 
-func (e *entrance) gateway(address, public registry.Endpoint) registry.Gateway {
+func (e *gatewayService) gateway(address, public registry.Endpoint) registry.Gateway {
 	g := registry.Gateway{Address: address, Public: public, Transports: e.transports, Weight: e.weight, Check: registry.Check{Kind: "tcp"}}
 	if e.onlyUDP() {
-		g.Check = registry.Check{} // nobody may be there by TCP
+		g.Check = registry.Check{} // it may not answer by TCP
 	}
 	if g.Address == (registry.Endpoint{}) {
 		g.Address, g.Public = public, registry.Endpoint{}
@@ -90,9 +90,9 @@ func (e *entrance) gateway(address, public registry.Endpoint) registry.Gateway {
 	return g
 }
 
-// gateways returns the ways in that a Service is, none as long as it has no
-// address. on are the names of the nodes with ready endpoints of it.
-func (v *view) gateways(s *service, e entrance, nodes map[string]*node, on map[string]bool) (list []registry.Gateway) {
+// gateways returns the gateways that a Service stands for, one for each of its addresses. on has the
+// names of the nodes with ready endpoints of it.
+func (v *view) gateways(s *service, e gatewayService, nodes map[string]*node, on map[string]bool) (list []registry.Gateway) {
 	port := e.port.port
 	own := registry.Endpoint{}
 	if a := v.pick(s.addresses, s.v6); a.IsValid() {
@@ -129,8 +129,8 @@ func (v *view) gateways(s *service, e entrance, nodes map[string]*node, on map[s
 	return list
 }
 
-// pick returns the address of the family that is preferred, else any; the zero
-// Addr for none.
+// pick returns an address of the preferred family, or else any address, or the zero Addr if there is
+// none.
 func (v *view) pick(list []netip.Addr, v6 bool) netip.Addr {
 	switch v.prefer {
 	case PreferIPv4:
@@ -153,7 +153,7 @@ func (v *view) pick(list []netip.Addr, v6 bool) netip.Addr {
 	return any
 }
 
-// host makes an endpoint of an address or a name.
+// host returns the endpoint for an address or a name.
 func host(s string, port uint16) (registry.Endpoint, bool) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		_, never := tunnel.Forbidden(a.Unmap())
@@ -163,13 +163,13 @@ func host(s string, port uint16) (registry.Endpoint, bool) {
 	return registry.Endpoint{Host: n.String(), Port: port}, err == nil
 }
 
-// networkOf makes the cluster's network of the Services that are its gateways,
-// the oldest first.
-func (v *view) networkOf(entrances []*service, at map[key][]*endpoints.Slice, nodes map[string]*node, pods bool) (registry.Network, []Problem) {
+// networkOf returns the cluster's network. Its gateways are those of the given Services, the oldest
+// first.
+func (v *view) networkOf(services []*service, at map[key][]*endpoints.Slice, nodes map[string]*node, pods bool) (registry.Network, []Problem) {
 	out := registry.Network{Name: v.network}
 	var problems []Problem
-	for _, s := range entrances {
-		e, bad := entranceOf(s)
+	for _, s := range services {
+		e, bad := gatewayOf(s)
 		if bad != nil {
 			problems = append(problems, *bad)
 			continue

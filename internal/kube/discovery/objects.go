@@ -10,17 +10,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The stores keep a small part of each object of the API, and one copy of each
-// string that many of them share.
+// The stores keep only the fields of objects that are used, and one copy of each string that many of
+// them share.
 
 type key = types.NamespacedName
 
-// A service is what is used of a Service.
+// A service has the fields of a Service that are used.
 type service struct {
 	key
 	uid     types.UID
 	created time.Time
-	notes   map[string]string // annotations below culvert.dev/, without that; and the label gateway
+	notes   map[string]string // annotations with the prefix culvert.dev/, without it; and the label gateway
 
 	kind      corev1.ServiceType
 	headless  bool
@@ -30,7 +30,7 @@ type service struct {
 	addresses []netip.Addr // ClusterIPs
 	outer     []netip.Addr // externalIPs
 	ingress   []string     // of a load balancer: addresses and names
-	v6        bool         // is its first family
+	v6        bool         // the first family is IPv6
 }
 
 type servicePort struct {
@@ -40,7 +40,7 @@ type servicePort struct {
 	node     uint16
 }
 
-// prefix is of everything that is ours.
+// prefix is that of all our annotations and labels.
 const prefix = "culvert.dev/"
 
 func ownNotes(annotations map[string]string) (notes map[string]string) {
@@ -105,10 +105,10 @@ func serviceOf(s *corev1.Service) *service {
 	return out
 }
 
-// A node is what is used of a Node.
+// A node has the fields of a Node that are used.
 type node struct {
 	name       string
-	ready      bool // and not to be left out
+	ready      bool // and not excluded from load balancers
 	outer, own []netip.Addr
 	pods       []netip.Prefix
 }
@@ -128,7 +128,7 @@ func nodeOf(n *corev1.Node) *node {
 	return out
 }
 
-// A namespace is what is used of a Namespace.
+// A namespace has the fields of a Namespace that are used.
 type namespace struct {
 	name  string
 	uid   types.UID

@@ -6,13 +6,12 @@ import (
 	"slices"
 )
 
-// api is the Service of the API server. An ExternalName leads there only if Allow
-// names it.
+// api is the Service of the API server. An ExternalName may lead there only if Allow names it.
 var api = key{Namespace: "default", Name: "kubernetes"}
 
-// Refuses returns why an ExternalName may not lead to an address, or "". The
-// addresses of Services that the Rules refuse, of their endpoints, of nodes and of
-// pods of no Service are refused. It may be called at any time.
+// Refuses returns why an ExternalName may not lead to an address, or "". It refuses the addresses of
+// Services that the Rules refuse, of their endpoints, of nodes, and of pods that belong to no
+// Service. It may be called at any time.
 func (s *Source) Refuses(a netip.Addr) string {
 	if !s.Rules.ExternalNames {
 		return "the administrator allows no ExternalName"
@@ -69,7 +68,7 @@ func (s *Source) Refuses(a netip.Addr) string {
 	return ""
 }
 
-// shared is used for pods and Services, too: RFC 6598.
+// shared is the address space of RFC 6598, which some clusters use for pods and Services.
 var shared = netip.MustParsePrefix("100.64.0.0/10")
 
 func (s *Source) unknown() string {

@@ -81,7 +81,7 @@ func (c *Clusters) register(s *Source) (gone func()) {
 	}
 }
 
-// setLost records why the cluster cannot be read, or with nil that it sent a snapshot.
+// setLost records why the cluster cannot be read. A nil error records that it has sent a snapshot.
 func (s *Source) setLost(lost error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Rules are the limits that an administrator sets to annotations. The zero Rules let annotations
-// expose any service, and claim no name.
+// Rules limit what annotations can do; the administrator sets them. With zero Rules annotations can
+// expose any service and claim no name.
 type Rules struct {
 	// Allow are the services that may be exposed, as "NAMESPACE/NAME" or
 	// "NAMESPACE", with the asterisks, question marks and brackets of
@@ -21,8 +21,8 @@ type Rules struct {
 	// culvert.dev/names. Empty means none.
 	Names []NameRule
 
-	// ExternalNames lets Services of the type ExternalName be exposed. Without it
-	// they stay closed, because the author of one leads the gateway to any host that it reaches.
+	// ExternalNames lets Services of the type ExternalName be exposed. Without it they stay closed,
+	// because whoever can create one can make the gateway dial any host that it reaches.
 	ExternalNames bool
 }
 
@@ -75,8 +75,7 @@ func (r *Rules) Refuses(namespace, name string) string {
 	return "the administrator does not allow it"
 }
 
-// matches reports whether a pattern covers a service; broken is the answer of
-// one that is malformed.
+// matches reports whether a pattern covers a service. It returns broken if the pattern is malformed.
 func matches(pattern, namespace, name string, broken bool) bool {
 	what := namespace
 	if strings.Contains(pattern, "/") {

@@ -20,7 +20,7 @@ func (f *clustersRun) watchSecrets(ctx context.Context) {
 	f.running.Go(func() { f.watch.Run(ctx) })
 }
 
-// state returns whether the Secrets have been listed, and why what is known of them may be old.
+// state returns whether the Secrets have been listed, and why they may be out of date.
 func (f *clustersRun) state() (synced bool, err error) {
 	s := f.watch.State()
 	if s.Denied != "" {

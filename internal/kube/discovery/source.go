@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// updateInterval is the least time between two Updates: a rollout of a thousand pods must not make
-// a thousand tables.
+// updateInterval is the least time between two Updates: a rollout of a thousand pods must not cause a
+// thousand tables.
 const updateInterval = 100 * time.Millisecond
 
 // Everyone stands for all networks in a ClusterSet.
@@ -28,7 +28,7 @@ const Everyone = "*"
 // DefaultGatewayNamespace is where Services may say that they are gateways.
 const DefaultGatewayNamespace = "culvert-system"
 
-// Which address of a pod with two of them is its endpoint.
+// Values of Source.Prefer: which address of a pod with two families is its endpoint.
 const (
 	PreferIPv4 = endpoints.PreferIPv4
 	PreferIPv6 = endpoints.PreferIPv6
@@ -36,21 +36,20 @@ const (
 )
 
 // A Source is one cluster as a registry.Source, by the name "cluster/CLUSTER".
-// Client and Cluster are needed; the zero value is good for all else. It must not
-// be copied, nor changed once it runs.
+// Client and Cluster are required. It must not be copied, nor changed while it runs.
 type Source struct {
-	Client  kubernetes.Interface // with a limit of requests, if any, well above client-go's
+	Client  kubernetes.Interface // its rate limit, if any, must be well above the default of client-go
 	Cluster string               // its name, one label
 
-	// Pulse is that of Client; whoever makes it runs its Probe, which notices an API server that
-	// accepts connections and does not answer. With nil only failed requests are noticed.
+	// Pulse observes the requests of Client. Its owner runs its Probe, which notices an API server
+	// that accepts connections and does not answer. With nil only failed requests are noticed.
 	Pulse *client.Pulse
 
-	// Slices has the EndpointSlices of Client in Namespaces; whoever makes it runs it. With nil the
-	// source watches them itself.
+	// Slices has the EndpointSlices of Client in Namespaces. Its owner runs it. With nil the source
+	// watches them itself.
 	Slices *endpoints.Store
 
-	Network   string // that its pods are in; "" means one that is called as the cluster
+	Network   string // that its pods are in; "" means the name of the cluster
 	NoNetwork bool   // Network is declared elsewhere, with its gateways; the source does not declare it
 	PodCIDRs  bool   // clients in the pod CIDRs of Nodes are in Network; not where several clusters have the same CIDRs
 
@@ -65,19 +64,18 @@ type Source struct {
 	// traffic from other networks.
 	GatewayNamespaces []string
 
-	// ClusterSet are the networks that exported services are exposed to, beside
-	// those of SetClusterSet, where their annotations name none. Everyone stands for
-	// everybody.
+	// ClusterSet has networks that exported services are exposed to, besides those of SetClusterSet,
+	// unless their annotations name networks. It may be Everyone.
 	ClusterSet []string
 
-	// AwaitExports has the first Update wait for SetExports.
+	// AwaitExports delays the first Update until SetExports is called.
 	AwaitExports bool
 
-	// Events reports whether what is refused is to be written down as Events,
-	// too; nil means never. Of several replicas one should.
+	// Events reports whether to write Events of refused objects; nil means never. Only one of several
+	// replicas should.
 	Events func() bool
 
-	// Log receives what is refused, forbidden and lost. Nil discards it.
+	// Log receives refused objects, missing permissions and lost connections. Nil discards them.
 	Log *slog.Logger
 
 	once    sync.Once
@@ -96,9 +94,8 @@ type Source struct {
 
 func (s *Source) init() { s.once.Do(func() { s.changed = watch.NewSignal() }) }
 
-// SetExports makes those the services that are exported to the cluster set,
-// beside those whose annotations say so. It may be called at any time; exports
-// must not be changed afterwards.
+// SetExports sets the services that are exported to the cluster set, besides those that are exported
+// by annotation. It may be called at any time; exports must not be changed afterwards.
 func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
 	s.init()
 	s.mu.Lock()
@@ -107,8 +104,8 @@ func (s *Source) SetExports(exports map[types.NamespacedName]bool) {
 	s.changed.Notify()
 }
 
-// SetClusterSet makes those the networks of the clusters that export services to each
-// other. It may be called at any time; networks must not be changed afterwards.
+// SetClusterSet sets the networks of the clusters that export services to each other. It may be called
+// at any time; networks must not be changed afterwards.
 func (s *Source) SetClusterSet(networks []string) {
 	s.init()
 	s.mu.Lock()
@@ -131,7 +128,7 @@ func (s *Source) clusterSet() []string {
 	return slices.Compact(all)
 }
 
-// name is what the source says it is, for people and for the registry.
+// name is the name of the source in the registry and in logs.
 func (s *Source) name() string { return "cluster/" + s.Cluster }
 
 // PodNetwork returns the network that the cluster's pods are in.
@@ -171,7 +168,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		log = slog.New(slog.DiscardHandler)
 	}
 	s.mu.Lock()
-	s.stale = true // for a Run that comes after another one, too
+	s.stale = true // also for a second Run
 	s.mu.Unlock()
 	r := newRun(s, log.With("cluster", s.Cluster))
 	s.mu.Lock()

@@ -29,11 +29,11 @@ type run struct {
 	scopes   []*scope
 	services map[key]*service
 	spaces   map[string]*namespace
-	silent   error // why the API server says nothing; nil where it answers
+	silent   error // why the API server does not answer; nil if it does
 	nodes    map[string]*node
 
-	dirty    map[key]struct{} // services that are to be converted again
-	dirtyNet bool             // and the network
+	dirty    map[key]struct{} // services that must be converted again
+	dirtyNet bool             // the network must be converted again, too
 
 	view
 	exports       map[key]bool
@@ -46,10 +46,10 @@ type run struct {
 	modified      bool // items or network are not sent yet
 }
 
-// An item is what was made of a service.
+// An item is a service with the result of its conversion.
 type item struct {
 	*service
-	out      *registry.Service // nil for one that is not in the table
+	out      *registry.Service // nil if it is not in the table
 	problems []Problem
 }
 
@@ -66,7 +66,7 @@ func newRun(s *Source, log *slog.Logger) *run {
 	}
 }
 
-// A kind is how objects of one kind are kept. Its functions are called with run.mu held.
+// A kind keeps the objects of one kind. Its functions are called with run.mu held.
 type kind struct {
 	put  func(r *run, o any) // the new state of an object
 	drop func(r *run, k key)
@@ -112,7 +112,7 @@ func (s store) Apply(changed []any, gone []key) {
 	s.changed.Notify()
 }
 
-// touch has a service converted again.
+// touch marks a service to be converted again.
 func (r *run) touch(k key) { r.dirty[k] = struct{}{} }
 
 func (r *run) touchAll() {
@@ -125,7 +125,7 @@ func (r *run) touchAll() {
 func (r *run) putService(s *service) {
 	old := r.services[s.key]
 	if old != nil && reflect.DeepEqual(old, s) {
-		return // something of it changed that is not used
+		return // only fields have changed that are not used
 	}
 	r.services[s.key] = s
 	r.touch(s.key)
@@ -135,7 +135,7 @@ func (r *run) putService(s *service) {
 }
 
 // slicesChanged is called when the slices of owners have changed. It does not wait for a conversion
-// that is under way, because others use the store, too.
+// in progress, because others use the store, too.
 func (r *run) slicesChanged(owners []endpoints.Owner) {
 	r.reslicing.Lock()
 	for _, o := range owners {
@@ -147,7 +147,7 @@ func (r *run) slicesChanged(owners []endpoints.Owner) {
 	r.changed.Notify()
 }
 
-// touchResliced has the services converted again whose slices have changed.
+// touchResliced marks the services whose slices have changed to be converted again.
 func (r *run) touchResliced() {
 	r.reslicing.Lock()
 	defer r.reslicing.Unlock()
@@ -189,8 +189,8 @@ func (r *run) putNode(name string, n *node) {
 	r.dirtyNet = true
 }
 
-// slicesOf returns the slices of a service, in any order: what is made of them
-// does not depend on it.
+// slicesOf returns the slices of a service, in any order. The result of a conversion does not depend
+// on it.
 func (r *run) slicesOf(k key) []*endpoints.Slice {
 	return r.slices.Of(endpoints.OfService(k.Namespace, k.Name))
 }
@@ -215,8 +215,8 @@ func (r *run) convertOne(k key) {
 		next = &item{service: s}
 		next.out, next.problems = r.view.convert(s, r.spaces[k.Namespace], r.slicesOf(k), r.exports[k])
 	}
-	// Those that are new are counted before the old ones are forgotten, so that
-	// what stays is not said again.
+	// The new problems are counted before the old ones are removed, so that a problem that stays is
+	// not logged again.
 	if next != nil {
 		r.addProblems(next.problems)
 	}
@@ -250,18 +250,17 @@ func (r *run) convertOne(k key) {
 	}
 }
 
-// compareItems puts the oldest first: where two services claim one name, it is
-// theirs who had it.
+// compareItems puts the oldest first: if two services claim one name, the older one has it.
 func compareItems(a, b *item) int {
 	return cmp.Or(a.created.Compare(b.created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// convertNetwork makes the network of the gateways that there are.
+// convertNetwork converts the network with its gateways.
 func (r *run) convertNetwork() {
 	if r.src.NoNetwork {
 		return
 	}
-	var entrances []*item
+	var gatewayServices []*item
 	var bad []Problem
 	for k, s := range r.services {
 		network := s.notes[noteGateway]
@@ -275,15 +274,15 @@ func (r *run) convertNetwork() {
 		case network != r.view.network:
 			p.Text = "the network of this cluster is " + r.network + "; it is not used as a gateway"
 		default:
-			entrances = append(entrances, &item{service: s})
+			gatewayServices = append(gatewayServices, &item{service: s})
 			continue
 		}
 		bad = append(bad, p)
 	}
-	slices.SortFunc(entrances, compareItems)
-	list := make([]*service, len(entrances))
+	slices.SortFunc(gatewayServices, compareItems)
+	list := make([]*service, len(gatewayServices))
 	at := map[key][]*endpoints.Slice{}
-	for i, e := range entrances {
+	for i, e := range gatewayServices {
 		list[i] = e.service
 		at[e.key] = r.slicesOf(e.key)
 	}
@@ -296,7 +295,7 @@ func (r *run) convertNetwork() {
 	r.removeProblems(r.netProblems)
 	r.netProblems = bad
 	if len(network.Gateways) == 0 && len(list) > len(more) && len(r.nets) > 0 {
-		// Without a gateway its pods would seem to be within reach of everybody.
+		// Without a gateway, the pods of the network would seem to be reachable from everywhere.
 		network.Gateways = r.nets[0].Gateways
 	}
 	if len(r.nets) > 0 && reflect.DeepEqual(r.nets[0], network) {
@@ -306,8 +305,8 @@ func (r *run) convertNetwork() {
 	r.modified = true
 }
 
-// withoutPodCIDR says that podCIDRs finds nothing: where the network plugin gives
-// out addresses by itself, no Node says which ones.
+// withoutPodCIDR reports the problem that podCIDRs is set and no Node has a podCIDR, as with a network
+// plugin that assigns addresses by itself.
 func (r *run) withoutPodCIDR() (Problem, bool) {
 	if !r.src.PodCIDRs || len(r.nodes) == 0 {
 		return Problem{}, false
@@ -320,7 +319,7 @@ func (r *run) withoutPodCIDR() (Problem, bool) {
 	return Problem{Kind: "Nodes", Text: "podCIDRs is set, and no Node has a podCIDR: pods are in no network; write their ranges as cidrs of the network"}, true
 }
 
-// addProblems counts problems, and has new ones logged.
+// addProblems counts problems, and queues new ones to be logged.
 func (r *run) addProblems(problems []Problem) {
 	for _, p := range problems {
 		if r.problemCounts[p]++; r.problemCounts[p] == 1 {
@@ -337,7 +336,7 @@ func (r *run) removeProblems(problems []Problem) {
 	}
 }
 
-// snapshot returns everything, in slices of its own.
+// snapshot returns the services and the network, in new slices.
 func (r *run) snapshot() registry.Snapshot {
 	out := registry.Snapshot{Networks: r.nets, Services: make([]*registry.Service, 0, len(r.order))}
 	for _, i := range r.order {

@@ -23,7 +23,7 @@ import (
 type scope struct {
 	*watch.Watch
 	resource string
-	optional bool // discovery works without it, though not in full
+	optional bool // discovery works without it, with less
 }
 
 func (s *Source) gatewayNamespaces() []string {
@@ -40,7 +40,7 @@ func (r *run) watch(ctx context.Context) {
 	if len(namespaces) == 0 {
 		namespaces = []string{metav1.NamespaceAll}
 	}
-	// without says what is not found out where the resource may not be read.
+	// without says, for the log, what is missing if the resource may not be read.
 	add := func(k kind, resource schema.GroupResource, namespace string, object runtime.Object, source *cache.ListWatch, optional bool, without string) {
 		r.scopes = append(r.scopes, &scope{resource: resource.Resource, optional: optional, Watch: watch.New(watch.Config{
 			Name: r.src.name(), Resource: resource, Namespace: namespace, Object: object, Source: source, Client: r.src.Client,
@@ -51,7 +51,7 @@ func (r *run) watch(ctx context.Context) {
 	for _, ns := range namespaces {
 		add(serviceKind, corev1.Resource("services"), ns, &corev1.Service{}, watch.Source(c.Services(ns), nil), false, "services")
 		itself := func(o *metav1.ListOptions) {
-			if ns != metav1.NamespaceAll { // RBAC can allow that by resourceNames
+			if ns != metav1.NamespaceAll { // RBAC can allow this with resourceNames
 				o.FieldSelector = metav1.ObjectNameField + "=" + ns
 			}
 		}
@@ -70,7 +70,7 @@ func (r *run) watch(ctx context.Context) {
 		<-ctx.Done()
 		end()
 	})
-	// They run once there are all: what is complete depends on them.
+	// They start once all are in scopes, because state looks at all of them.
 	for _, sc := range own {
 		r.running.Go(func() { sc.Run(ctx) })
 	}
@@ -83,7 +83,7 @@ func (r *run) watch(ctx context.Context) {
 	r.running.Go(func() { r.writeEvents(ctx) })
 }
 
-// reachable records that the API server does not answer, or with nil that it does again.
+// reachable records that the API server does not answer. A nil error records that it does again.
 func (r *run) reachable(err error) {
 	if err != nil {
 		err = fmt.Errorf("the API server does not answer: %w", err)
@@ -105,7 +105,7 @@ func (r *run) onState(_, _ watch.State) {
 	r.changed.Notify()
 }
 
-// namespacesUnread reports whether the annotations of a namespace are not known.
+// namespacesUnread reports whether the annotations of any namespace are unknown.
 func (r *run) namespacesUnread() bool {
 	for _, sc := range r.scopes {
 		if s := sc.State(); sc.resource == "namespaces" && s.Denied != "" && !s.Synced {
@@ -115,10 +115,10 @@ func (r *run) namespacesUnread() bool {
 	return false
 }
 
-// state returns whether everything has been listed that can be, and why what is known may be old.
+// state returns whether all that can be listed has been listed, and why it may be out of date.
 func (r *run) state() (complete bool, lost error) {
 	complete, lost = true, r.silent
-	readable := map[string]bool{} // resources, in one namespace at least
+	readable := map[string]bool{} // resources, in at least one namespace
 	denied := map[string]string{}
 	for _, sc := range r.scopes {
 		s := sc.State()
@@ -192,7 +192,7 @@ func (r *run) loop(ctx context.Context, updates chan<- registry.Update) error {
 	}
 }
 
-// settle converts all that has changed.
+// settle converts everything that has changed.
 func (r *run) settle() (complete, modified bool, lost error) {
 	s := r.src
 	s.mu.Lock()
@@ -215,7 +215,7 @@ func (r *run) settle() (complete, modified bool, lost error) {
 	return complete, r.modified, lost
 }
 
-// take returns the snapshot to be sent.
+// take returns the snapshot to send.
 func (r *run) take() registry.Snapshot {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -223,7 +223,7 @@ func (r *run) take() registry.Snapshot {
 	return r.snapshot()
 }
 
-// logProblems logs what is newly refused.
+// logProblems logs the new problems.
 func (r *run) logProblems() {
 	r.mu.Lock()
 	problems := r.unlogged
