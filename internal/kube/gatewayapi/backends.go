@@ -19,21 +19,21 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A targetKey names what a route leads to, or a policy is for.
+// A targetKey names the object that a route leads to, or that a policy is for.
 type targetKey struct {
 	group, kind, namespace, name string
 }
 
 func (k targetKey) String() string { return k.kind + " " + k.namespace + "/" + k.name }
 
-// A backendKey is that with a port.
+// A backendKey is a targetKey with a port.
 type backendKey struct {
 	targetKey
 	port     int32
 	protocol corev1.Protocol
 }
 
-// A backend is a reference of a route, resolved.
+// A backend is a resolved reference of a route.
 type backend struct {
 	backendKey
 	weight           uint32
@@ -41,17 +41,17 @@ type backend struct {
 	service          *registry.Service // nil if broken
 	of               tunnel.Name       // see registry.Backend
 	reason           string            // of ResolvedRefs; "" if nothing is wrong
-	why              string            // the same at length
+	why              string            // the reason in words
 	broken           string            // why it can't be reached at all
-	skippedEndpoints string            // what of it is not used, and why
+	skippedEndpoints string            // which endpoints are not used, and why
 
 	secured map[*gateway]registry.Backend // with the policy that is for it
 }
 
 const serviceImportKind = "ServiceImport"
 
-// resolveBackends finds the backends of a route. One that cannot be found keeps its share of the
-// weight, and that share is refused: it must not go to the others.
+// resolveBackends finds the backends of a route. A backend that cannot be found keeps its weight, and
+// its share of requests is refused: it must not go to the others.
 func (t *translator) resolveBackends(r *route) {
 	const kind = string(gwv1.RouteConditionResolvedRefs)
 	r.resolved = condition(kind, true, string(gwv1.RouteReasonResolvedRefs), "all references are resolved")
@@ -78,12 +78,12 @@ func (t *translator) resolveBackends(r *route) {
 	} else if warn != nil {
 		r.resolved.Message += "; skipped: " + strings.Join(warn, "; ")
 	}
-	if reason == "" && r.idle != nil { // which Gateway API does not take for a reference that is not resolved
+	if reason == "" && r.idle != nil { // for Gateway API the reference is resolved all the same
 		r.resolved.Message = truncate(r.resolved.Message + ", but " + strings.Join(r.idle, "; ") + ": connections to it are refused")
 	}
 }
 
-// resolve finds one reference. The backend is the caller's own.
+// resolve resolves one reference. The caller may change the backend.
 func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
 	k := backendKey{
 		targetKey: targetKey{string(ptr.Deref(ref.Group, "")), string(ptr.Deref(ref.Kind, "Service")), string(ptr.Deref(ref.Namespace, gwv1.Namespace(r.GetNamespace()))), string(ref.Name)},
@@ -120,8 +120,8 @@ func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
 	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, skippedEndpoints: b.skippedEndpoints}
 }
 
-// served finds a Service's port and who is behind it. The port is the Service's;
-// its pods may have it under another number, and EndpointSlices know it by name.
+// served resolves a reference to a Service. The port is that of the Service. Its pods may use another
+// number, and EndpointSlices have the port by its name.
 func (t *translator) served(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	s := t.service(k.namespace, k.name)
@@ -134,7 +134,7 @@ func (t *translator) served(k backendKey) *backend {
 		return b
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		// It may lead anywhere, past everything that guards a namespace: CVE-2021-25740.
+		// It may lead anywhere, and circumvent what protects a namespace: CVE-2021-25740.
 		b.fail(gwv1.RouteReasonInvalidKind, "%s is an ExternalName, which culvert does not follow", k)
 		return b
 	}
@@ -162,7 +162,7 @@ func (t *translator) served(k backendKey) *backend {
 	return b
 }
 
-// imported is served for a service of other clusters.
+// imported resolves a reference to a ServiceImport.
 func (t *translator) imported(k backendKey) *backend {
 	b := &backend{backendKey: k}
 	i := t.serviceImport(k.namespace, k.name)
@@ -176,8 +176,8 @@ func (t *translator) imported(k backendKey) *backend {
 			k.port = p.Port
 			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
 			t.reach(b, k, endpoints.OfImport(k.namespace, k.name), p.Name, endpoints.Choice{Zone: t.in.Zone, Prefer: t.in.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
-			// Without EndpointSlices it is what discovery knows of the clusters.
-			// An error is of a name that no exported service can have.
+			// Without EndpointSlices, requests go to the endpoints that discovery knows of the
+			// clusters. SetName fails for names that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
 			return b
 		}
@@ -191,24 +191,23 @@ func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...
 	b.broken = b.why
 }
 
-// A reachKey is a backend with what finds its endpoints.
+// A reachKey has everything that the service of a backend depends on, but for its EndpointSlices.
 type reachKey struct {
 	backendKey
 	port   string
 	choice endpoints.Choice
 }
 
-// A reached is the service that was made of EndpointSlices. It is good as long as
-// those are the same: an object is never changed, but replaced.
+// A reached is a service with the Slices that it was made of. It is valid as long as they are the same,
+// because a Slice is never changed, but replaced.
 type reached struct {
 	of               []*endpoints.Slice
 	service          *registry.Service
 	skippedEndpoints string
 }
 
-// reach gives b the service of the table that has its endpoints, the same
-// one as last time if nothing has changed of it: that makes the comparison of
-// snapshots short, and memory that it takes.
+// reach sets the service of b, with its endpoints. It is the same service as last time if nothing of it
+// has changed, which saves memory and makes it quick to compare snapshots.
 func (t *translator) reach(b *backend, k backendKey, owner endpoints.Owner, port string, c endpoints.Choice) {
 	of := t.slices(owner)
 	key := reachKey{k, port, c}
@@ -229,7 +228,7 @@ func (t *translator) reach(b *backend, k backendKey, owner endpoints.Owner, port
 	b.service, b.skippedEndpoints = r.service, r.skippedEndpoints
 }
 
-// sameSlices compares what has no order and nothing twice.
+// sameSlices compares two sets of Slices.
 func sameSlices(a, b []*endpoints.Slice) bool {
 	if len(a) != len(b) {
 		return false
@@ -242,7 +241,7 @@ func sameSlices(a, b []*endpoints.Slice) bool {
 	return true
 }
 
-// forget drops what the last translation had no use for.
+// forget drops everything that the last translation has not used.
 func (m *memo) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -253,12 +252,12 @@ func (m *memo) forget() {
 	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
 }
 
-// serviceOf makes the service of the table out of EndpointSlices: those of their
-// endpoints that are to be used for a port.
+// serviceOf makes a service of the table from Slices, with the endpoints that are to be used for a
+// port.
 func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Choice) *registry.Service {
 	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
 	if k.port > 0 && k.port <= 65535 {
-		s.Ports = []uint16{uint16(k.port)} // what a further gateway is asked for
+		s.Ports = []uint16{uint16(k.port)} // the port in requests to a further gateway
 	}
 	var parts []endpoints.Part
 	for _, slice := range of {
@@ -272,7 +271,7 @@ func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Cho
 	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) {
 		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port})
 		if pod := pods[e.Addr]; pod == 0 || e.Pod != 0 && e.Pod < pod {
-			pods[e.Addr] = e.Pod // of two slices that differ the same, in any order
+			pods[e.Addr] = e.Pod // the same of two slices that differ, in any order
 		}
 	})
 	if doubles := c.Doubles(maps.All(pods)); doubles != nil {
@@ -284,7 +283,7 @@ func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Cho
 			return !stays
 		})
 	}
-	// Slices come in any order, and one endpoint may be in two while it moves.
+	// Slices are in no order, and an endpoint that moves may be in two of them.
 	slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), int(a.Port)-int(b.Port))
 	})
@@ -292,7 +291,7 @@ func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Cho
 	return s
 }
 
-// setNetwork sets in which network the endpoints of a Service are, and its name at the gateways there.
+// setNetwork sets the network of the endpoints of a Service, and its name at the gateways there.
 func (s *Settings) setNetwork(k backendKey, to *registry.Service) {
 	if s.Network == "" {
 		return
@@ -301,14 +300,14 @@ func (s *Settings) setNetwork(k backendKey, to *registry.Service) {
 		to.Endpoints[i].Network = s.Network
 	}
 	name, _, err := s.Mesh.Names(registry.ID{Service: k.name, Namespace: k.namespace, Cluster: s.Cluster})
-	if err == nil { // else it has a name that nobody can ask for
+	if err == nil { // else clients cannot ask for the name
 		to.Names = []tunnel.Pattern{{Suffix: name}}
 	}
 }
 
-// skippedEndpoints says which endpoints are not used whatever their state is, or is "".
+// skippedEndpoints returns which endpoints are never used, whatever their state, or "".
 func skippedEndpoints(of []*endpoints.Slice) string {
-	first, n := "", 0 // by what is said of it: slices come in any order
+	first, n := "", 0 // the first in the order of texts, because slices are in no order
 	for _, s := range of {
 		if n += s.Skips; s.Skips > 0 && (first == "" || s.Skipped < first) {
 			first = s.Skipped

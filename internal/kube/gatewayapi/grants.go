@@ -4,7 +4,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// A referrer is who refers to an object.
+// A referrer is an object that refers to another one.
 type referrer struct {
 	group, kind, namespace string
 }
@@ -17,10 +17,9 @@ func (t *translator) readGrants() {
 	}
 }
 
-// granted reports whether from may refer to an object. Within a namespace
-// everybody may; from another one it takes a grant there, which is asked for
-// before it is looked whether there is such an object: who has none is not to
-// learn that either.
+// granted reports whether from may refer to an object. Within a namespace it may; from another
+// namespace it needs a grant there. That is checked before the object is looked for, because without
+// a grant nobody may learn whether it exists.
 func (t *translator) granted(from referrer, group, kind, namespace, name string) bool {
 	if from.namespace == namespace {
 		return true

@@ -14,7 +14,7 @@ import (
 	"culvert.dev/registry"
 )
 
-// Inputs are all that Translate depends on. Neither they nor what they point to are changed.
+// Inputs have everything that Translate depends on. Neither they nor the objects are changed.
 type Inputs struct {
 	Settings
 
@@ -29,51 +29,52 @@ type Inputs struct {
 	Grants       []*gwv1.ReferenceGrant
 	Policies     []*gwv1.BackendTLSPolicy
 
-	// PoliciesUnread are the namespaces whose BackendTLSPolicies may not be read.
-	// What leads there might have to speak TLS, and so is refused.
+	// PoliciesUnread are the namespaces whose BackendTLSPolicies may not be read. Routes to backends
+	// there are refused, because a policy might ask for TLS.
 	PoliciesUnread []string
 
-	Objects Objects // what those refer to
+	Objects Objects // that those refer to
 
-	// Unread reports whether objects of a resource, "secrets", may not be read in a
-	// namespace, so that it is not known whether there are any; "" is of those that
-	// have no namespace. Nil means that all may.
+	// Unread reports whether objects of a resource, such as "secrets", may not be read in a
+	// namespace, so that it is not known whether there are any. The namespace of resources without
+	// namespaces is "". Nil means that everything may be read.
 	Unread func(resource, namespace string) bool
 
-	// Plane has the listeners that are open, with a nil error, or could not be
-	// opened, by registry.Listener.Name; of the others that is not known yet. A
-	// nil Plane means that all are open.
+	// Plane has the listeners that are open, with a nil error, and those that could not be opened, by
+	// registry.Listener.Name. The state of others is not known yet. A nil Plane means that all are
+	// open.
 	Plane map[string]error
 
-	// Bundle is the version of the CRDs, as they say; "" is unknown.
+	// Bundle is the version of the CRDs, from their annotation; "" is unknown.
 	Bundle string
 
-	// Versions are those that kinds are read as, by resource, where that is not v1:
-	// "v1alpha2", or "none" for a kind that the API server does not have.
+	// Versions has the versions in which kinds are read, by resource, if that is not v1: "v1alpha2",
+	// or "none" if the API server does not have the kind.
 	Versions map[string]string
 
-	// Now is what the time is, for messages about certificates, and for how long one whose
-	// Secret is gone is kept. Zero is unknown.
+	// Now is the time, for messages about certificates, and to drop certificates whose Secret is gone.
+	// Zero is unknown.
 	Now time.Time
 
 	memo *memo // may be nil
 }
 
-// Objects finds what others refer to. Its methods return nil where there is
-// nothing of that name.
+// Objects finds the objects that others refer to. Its methods return nil if there is no object of
+// that name.
 type Objects interface {
 	Namespace(name string) *corev1.Namespace
 	Service(namespace, name string) *corev1.Service
 	Secret(namespace, name string) *corev1.Secret
 	ConfigMap(namespace, name string) *corev1.ConfigMap
 	Import(namespace, name string) *mcsv1.ServiceImport
-	// Slices are in no order, and the same ones as before if nothing of them has changed.
+	// Slices returns the Slices of an owner, in no order. They are the same ones as before if nothing
+	// of them has changed.
 	Slices(endpoints.Owner) []*endpoints.Slice
-	// Nodes are all of the cluster, the caller's own slice; false means that it is not known yet which.
+	// Nodes returns all Nodes of the cluster, in a new slice. It is false if they are not known yet.
 	Nodes() ([]*corev1.Node, bool)
 }
 
-// Settings are the process's own.
+// Settings are those of this process.
 type Settings struct {
 	Controller string // of the classes that are served; "" means DefaultController
 	Class      string // the only class that is served; "" means all of Controller

@@ -12,13 +12,12 @@ import (
 	"culvert.dev/registry"
 )
 
-// A way that leads back to the gateway that it leads on from has no end: TLS that
-// passes has nowhere to count its rounds. The process refuses to dial its own
-// sockets (tunnel.Guard); what is here knows those of the other replicas, too, and
-// says what is wrong before anybody has tried.
+// A route that leads back to its own gateway is a loop without an end, because TLS that is passed on
+// has no hop count. The process refuses to dial its own sockets (tunnel.Guard). The code here also
+// knows the sockets of other replicas, and reports a loop before a client connects.
 
-// routeReasonLoop is the reason of ResolvedRefs where a backend is this gateway. The
-// API has none for it; "not found" would send people looking for the wrong thing.
+// routeReasonLoop is the reason of ResolvedRefs if a backend is this gateway. The API has no reason for
+// that, and "not found" would be misleading.
 const routeReasonLoop gwv1.RouteConditionReason = "Loop"
 
 // An addrPort is a port of one address.
@@ -27,9 +26,9 @@ type addrPort struct {
 	portKey
 }
 
-// own is where Gateways are found, by us or by clients.
+// own has the addresses and ports of Gateways, on this machine and for clients.
 type own struct {
-	ports     map[portKey]bool // of any address: most endpoints are at none of them
+	ports     map[portKey]bool // of any address, because most endpoints have none of these ports
 	addrPorts map[addrPort]bool
 }
 
@@ -40,9 +39,9 @@ func (o *own) add(addr netip.Addr, p portKey) {
 	}
 }
 
-// findOwn finds the addresses and ports of what is listened at: those that are
-// bound, those that are published, by us or whoever leads, and, of a Service before
-// us, its own and those of the pods behind it, which are our replicas.
+// findOwn finds the addresses and ports of our listeners: those that are bound, those that are
+// published in status, and, if a Service is in front of the gateway, those of the Service and of the
+// pods behind it, which are our replicas.
 func (t *translator) findOwn() {
 	t.own = own{map[portKey]bool{}, map[addrPort]bool{}}
 	listening := map[portKey]bool{}
@@ -59,7 +58,7 @@ func (t *translator) findOwn() {
 			for _, a := range g.bound {
 				t.own.add(a.Bind, p)
 			}
-			// What a Service has is at its ports, and those are not ours.
+			// The addresses of a Service are at its ports, which differ from ours.
 			if t.in.PublicService.Name == "" {
 				for _, a := range slices.Concat(g.published, g.Status.Addresses) {
 					if addr, err := netip.ParseAddr(a.Value); err == nil {
@@ -112,8 +111,8 @@ func (t *translator) isOwn(e registry.Endpoint, protocol corev1.Protocol) bool {
 	return t.own.ports[p] && t.own.addrPorts[addrPort{e.Addr.Unmap(), p}]
 }
 
-// breakLoops leaves out the endpoints of a backend that lead back here. Where there
-// are no others its share is refused.
+// breakLoops drops the endpoints of a backend that lead back here. If there are no others, its share of
+// requests is refused.
 func (t *translator) breakLoops(b *backend) {
 	i := slices.IndexFunc(b.service.Endpoints, func(e registry.Endpoint) bool { return t.isOwn(e, b.protocol) })
 	if i < 0 {

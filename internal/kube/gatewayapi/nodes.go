@@ -20,11 +20,11 @@ import (
 	"culvert.dev/internal/kube/watch"
 )
 
-// maxAddresses is how many a Gateway's status may have.
+// maxAddresses is how many addresses a Gateway's status may have.
 const maxAddresses = 16
 
-// nodes are the cluster's, for a Service of type NodePort in front of the gateway. They are watched
-// from when they are first asked for: without such a Service nobody needs the permission.
+// nodes has the Nodes of the cluster, for a Service of type NodePort in front of the gateway. The watch
+// starts when they are first asked for, because without such a Service it needs no permission.
 type nodes struct {
 	kindWatch
 	once  sync.Once
@@ -49,7 +49,7 @@ func newNodes(c clients, s *store, log *slog.Logger) *nodes {
 	return n
 }
 
-// slimNode leaves what endpoints.NodeOf looks at.
+// slimNode drops all fields that endpoints.NodeOf does not use.
 func slimNode(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
 	if !ok {
@@ -68,7 +68,7 @@ func slimNode(o any) (any, error) {
 	return out, nil
 }
 
-// run watches once somebody has asked, until ctx is done.
+// run watches from the first call of Nodes until ctx is done.
 func (n *nodes) run(ctx context.Context) {
 	select {
 	case <-n.asked:
@@ -77,7 +77,7 @@ func (n *nodes) run(ctx context.Context) {
 	}
 }
 
-// Nodes is of Objects.
+// Nodes implements Objects.
 func (s *store) Nodes() ([]*corev1.Node, bool) {
 	n := s.nodes
 	n.once.Do(func() { close(n.asked) })
@@ -91,9 +91,8 @@ func (s *store) Nodes() ([]*corev1.Node, bool) {
 	return out, true
 }
 
-// atNodes says where a Service of type NodePort is reached: at the nodes that are
-// ready, and, where traffic stays on the node that it came to, have an endpoint. It
-// is false as long as that is not known.
+// atNodes returns the addresses of a Service of type NodePort: those of the nodes that are ready and, if
+// traffic stays on the node that it came to, have an endpoint. It is false while they are not known.
 func (t *translator) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
 	all, known := t.in.Objects.Nodes()
 	if !known {
@@ -126,15 +125,15 @@ func (t *translator) atNodes(s *corev1.Service) ([]netip.Addr, bool) {
 	return out, true
 }
 
-// A publicService is the Service by which clients come.
+// A publicService is the Service in front of the gateway.
 type publicService struct {
 	types.NamespacedName
-	nodes bool              // clients dial nodes, at ports of theirs
+	nodes bool              // clients dial ports of nodes
 	ports map[portKey]int32 // for each port of ours, the one that clients dial
-	only  bool              // there is no other address that clients know
+	only  bool              // clients know no other address
 }
 
-// findPorts finds at which port of a Service, or of the nodes, each of our listeners is.
+// findPorts finds the port of the Service, or of the nodes, that leads to each of our listeners.
 func (t *translator) findPorts(s *corev1.Service, nodes bool) {
 	front := &publicService{key(s), nodes, map[portKey]int32{}, len(t.in.PublicAddresses) == 0 && !slices.ContainsFunc(t.in.Addresses, func(a Address) bool { return a.Public.IsValid() })}
 	for _, p := range s.Spec.Ports {
@@ -150,11 +149,11 @@ func (t *translator) findPorts(s *corev1.Service, nodes bool) {
 		for _, slice := range t.slices(endpoints.OfService(s.Namespace, s.Name)) {
 			for _, at := range slice.Ports {
 				if at.Name == p.Name && at.Protocol == protocol {
-					target = cmp.Or(int32(at.Number), target) // what a name of a target stands for
+					target = cmp.Or(int32(at.Number), target) // the number of a target port that has a name
 				}
 			}
 		}
-		// Of several the same number is what clients expect.
+		// Of several ports, clients expect the one with the same number.
 		if at := (portKey{protocol == corev1.ProtocolUDP, target}); front.ports[at] != target {
 			front.ports[at] = port
 		}
@@ -162,7 +161,7 @@ func (t *translator) findPorts(s *corev1.Service, nodes bool) {
 	t.front = front
 }
 
-// unreached says why clients can't reach l by the Service before us, or is "".
+// unreached returns why clients can't reach l by the Service in front of the gateway, or "".
 func (t *translator) unreached(l *listener) string {
 	if t.front == nil || !t.front.only || t.front.ports[l.portKey()] != 0 {
 		return ""
@@ -174,8 +173,8 @@ func (t *translator) unreached(l *listener) string {
 	return fmt.Sprintf("clients can't reach port %d: Service %s, through which clients connect, has no %s port that leads to it; add the port to the Service", l.spec.Port, t.front, transport)
 }
 
-// portRemark says by which ports a Gateway is reached, as that is nowhere in the API; ""
-// where there are no others than its own.
+// portRemark returns a text with the ports at which clients reach a Gateway, for which the API has no
+// field, or "" if they are its own.
 func (t *translator) portRemark(g *gateway) string {
 	if t.front == nil {
 		return ""
@@ -212,7 +211,7 @@ func dedupe(list []string) []string {
 	return slices.Compact(list)
 }
 
-// clipAddresses keeps a status within what it may have.
+// truncateAddresses drops addresses beyond maxAddresses.
 func truncateAddresses(as []gwv1.GatewayStatusAddress) []gwv1.GatewayStatusAddress {
 	return as[:min(len(as), maxAddresses)]
 }

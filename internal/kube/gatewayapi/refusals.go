@@ -93,8 +93,8 @@ func suppressed(all []Refusal, plane map[string]error) []Refusal {
 	})
 }
 
-// A causeKey is a reason for which routes of one kind and namespace are refused: a backend that
-// several of them have in common.
+// A causeKey is a reason for which several routes of one kind and namespace are refused, such as a
+// backend that they have in common.
 type causeKey struct {
 	kind, namespace string
 	note            note
@@ -106,7 +106,7 @@ type cause struct {
 	others int
 }
 
-// addCause records what the backends of a route are refused for.
+// addCause records why the backends of a route are refused.
 func (res *Result) addCause(k RouteKey, resolved metav1.Condition) {
 	if resolved.Status != metav1.ConditionFalse {
 		return
@@ -143,16 +143,16 @@ func (res *Result) reported(k RouteKey, n note) (note, bool) {
 	return n, true
 }
 
-// Of more lines than refusalBurst, and than one in refusalInterval after that, only the number is
-// logged, at most once in suppressedInterval: a bad template must not fill the log. A refusal that
-// comes back within suppressedInterval is not logged again.
+// If there are more refusals than refusalBurst at once, or afterwards more than one in
+// refusalInterval, only their number is logged, at most once in suppressedInterval: a bad template
+// must not fill the log. A refusal that comes back within suppressedInterval is not logged again.
 const (
 	refusalBurst       = 32
 	refusalInterval    = time.Second
 	suppressedInterval = time.Minute
 )
 
-// A refusalLog logs what is refused, once for as long as it is refused.
+// A refusalLog logs each refusal once, as long as it lasts.
 type refusalLog struct {
 	log *slog.Logger
 
@@ -167,7 +167,7 @@ func newRefusalLog(log *slog.Logger) *refusalLog {
 	return &refusalLog{log: log, known: map[Refusal]time.Time{}, room: refusalBurst * refusalInterval}
 }
 
-// update logs what is newly refused among all that is refused now.
+// update logs those of the present refusals that are new.
 func (t *refusalLog) update(all []Refusal, now time.Time) {
 	if !t.last.IsZero() {
 		t.room = min(t.room+now.Sub(t.last), refusalBurst*refusalInterval)

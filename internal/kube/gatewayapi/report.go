@@ -10,10 +10,10 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 )
 
-// A Report is what a Controller knows, for people and for JSON.
+// A Report is the state of a Controller, for people and for JSON.
 type Report struct {
-	Known    bool            `json:"known"`           // the API server has said what there is
-	Lost     *time.Time      `json:"lost,omitempty"`  // since when it does not answer, or not so that it can be used
+	Known    bool            `json:"known"`           // all objects have been listed
+	Lost     *time.Time      `json:"lost,omitempty"`  // since when the API server does not answer, or its answers cannot be used
 	Error    string          `json:"error,omitempty"` // why
 	Gateways []GatewayReport `json:"gateways"`        // that are ours, by namespace and name
 	Routes   int             `json:"routes"`          // that are of one of them
@@ -57,8 +57,8 @@ const (
 // maxRefusals is how many of a Report are listed.
 const maxRefusals = 32
 
-// Report says what has become of the Gateways, as this process sees it: whether
-// it leads or not. It may be called at any time.
+// Report returns the state of the Gateways as this process sees them, whether it leads or not. It may
+// be called at any time.
 func (c *Controller) Report() Report {
 	out := Report{Gateways: []GatewayReport{}}
 	if l := c.current.Load(); l != nil {
@@ -76,13 +76,13 @@ func (c *Controller) Report() Report {
 	return out
 }
 
-// An outage says since when, and why, the API server is not usable.
+// An outage has the time since which the API server cannot be used, and the reason.
 type outage struct {
 	since time.Time
 	err   error
 }
 
-// A translated is Inputs and what follows from them.
+// A translated is Inputs with their Result.
 type translated struct {
 	inputs *Inputs
 	result *Result

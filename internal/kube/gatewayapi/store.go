@@ -26,11 +26,11 @@ type store struct {
 	order  []*kindStore
 	nodes  *nodes
 	slices *endpoints.Store
-	own    bool // slices is nobody else's
+	own    bool // slices is not shared, and runs with the store
 	dirty  func()
 
 	references  atomic.Pointer[map[ObjectRef]bool] // of the last translation
-	translating atomic.Bool                        // a translation is under way, and may use any object
+	translating atomic.Bool                        // a translation is in progress, and may use any object
 	ownWrites   ownWrites
 }
 
@@ -41,15 +41,16 @@ type kindStore struct {
 	served  int // how many of the watches are of namespaces that are served
 }
 
-// A kindWatch is the watch of one kind in one namespace, and the objects that it found. Those of
-// EndpointSlices are in the store of all.
+// A kindWatch is the watch of one kind in one namespace, with its objects. The watch of EndpointSlices
+// has no Cache: they are in slices.
 type kindWatch struct {
 	*watch.Watch
 	*watch.Cache
 	namespace string // "" means all
 }
 
-// newStore makes the watches, and starts none. shared, unless it is nil, has the EndpointSlices.
+// newStore makes the watches, and does not start them. shared has the EndpointSlices; nil makes a
+// store of them.
 func newStore(c clients, cfg Settings, shared *endpoints.Store, log *slog.Logger, dirty func()) *store {
 	s := &store{kinds: map[string]*kindStore{}, slices: shared, own: shared == nil, dirty: dirty}
 	if s.own {
@@ -95,7 +96,7 @@ func (s *store) onState(before, after watch.State) {
 	}
 }
 
-// run keeps the watches until ctx is done.
+// run runs the watches until ctx is done.
 func (s *store) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer s.slices.Use(&endpoints.User{Changed: s.slicesChanged, StateChanged: s.onState})()
@@ -122,15 +123,15 @@ func (s *store) known() bool {
 	return true
 }
 
-// needed are the kinds without which no table is made: one without them would serve less than it
-// should, or without the TLS that a policy asks for. Without Secrets, ConfigMaps and Namespaces only
-// that is refused which needs one.
+// needed are the kinds without which no table is made, because it would serve too little, or without
+// the TLS that a policy asks for. Without Secrets, ConfigMaps or Namespaces only those Gateways and
+// routes are refused that refer to one.
 var needed = []string{
 	"gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes", "udproutes",
 	"referencegrants", "backendtlspolicies", "services", "endpointslices",
 }
 
-// unusable says why no table can be made of the store now, or is nil.
+// unusable returns why no table can be made of the store now, or nil.
 func (s *store) unusable() error {
 	if err := s.forbidden(); err != nil {
 		return err
@@ -145,10 +146,10 @@ func (s *store) unusable() error {
 	return nil
 }
 
-// forbidden says which of the needed kinds have never been read for lack of a permission: a gateway
-// that starts with a reduced role has not less to serve. It is nil if each can be read in at least
-// one of the namespaces, because the owner of a namespace can take away rights there, which must not
-// affect the others.
+// forbidden returns which of the needed kinds have never been read for lack of a permission: a gateway
+// that starts with a reduced role must not serve less than before. It is nil if each can be read in
+// at least one namespace, because the owner of a namespace can revoke permissions there, which must
+// not affect the others.
 func (s *store) forbidden() error {
 	var all []string
 	for _, resource := range needed {
@@ -165,8 +166,8 @@ func (s *store) forbidden() error {
 	return errors.New(strings.Join(all, "; "))
 }
 
-// unread returns the namespaces that are served, "" for all, whose objects have never been read for
-// lack of a permission.
+// unread returns the served namespaces, "" for all, whose objects have never been read for lack of a
+// permission.
 func (ks *kindStore) unread() []string {
 	var out []string
 	for _, w := range ks.watches[:ks.served] {
@@ -187,8 +188,8 @@ func (s *store) unread(resource, namespace string) bool {
 	return false
 }
 
-// observer returns what is called for each change of an object of a kind: it requests a translation
-// if that may give another result.
+// observer returns a function that is called for each change of an object of a kind. It requests a
+// translation if that may have another result.
 func (s *store) observer(k kind) func(before, after metav1.Object) {
 	return func(before, after metav1.Object) {
 		o := after
@@ -212,10 +213,10 @@ func (s *store) slicesChanged(owners []endpoints.Owner) {
 	}
 }
 
-// refers reports whether a translation may give another result because of an object.
+// refers reports whether a translation may have another result because an object has changed.
 func (s *store) refers(o ObjectRef) bool { return s.translating.Load() || (*s.references.Load())[o] }
 
-// referenceOf returns an object as routes and Gateways refer to it.
+// referenceOf returns the reference by which routes and Gateways refer to an object.
 func referenceOf(o any) ObjectRef {
 	switch o := o.(type) {
 	case *corev1.Namespace:
@@ -232,7 +233,7 @@ func referenceOf(o any) ObjectRef {
 	return ObjectRef{}
 }
 
-// slicesOf returns the EndpointSlices of an owner as an object that is referred to.
+// slicesOf returns the reference to the EndpointSlices of an owner.
 func slicesOf(o endpoints.Owner) ObjectRef {
 	if o.Import {
 		return ObjectRef{"EndpointSlices of ServiceImport", o.Namespace, o.Name}

@@ -6,10 +6,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// What may not be read is not what is not there: who looks for a Secret in vain is
-// not helped by a role that lacks a verb.
+// An object that may not be read is not reported as missing: whoever then looks for the object would
+// not find that a role lacks a verb.
 
-// unread says so of kinds, "Secrets", or is "".
+// unread returns a text that objects of a kind, such as "Secrets", may not be read, or "".
 func (t *translator) unread(resource, kinds, namespace string) string {
 	switch {
 	case t.in.Unread == nil || !t.in.Unread(resource, namespace):
@@ -20,7 +20,7 @@ func (t *translator) unread(resource, kinds, namespace string) string {
 	return fmt.Sprintf("%s may not be read in namespace %q", kinds, namespace)
 }
 
-// absent says that there is no such object, or that it can't be known.
+// absent returns a text that there is no such object, or that this is not known.
 func (t *translator) absent(resource, kinds, namespace, what string) string {
 	if why := t.unread(resource, kinds, namespace); why != "" {
 		return why + ", and nothing is known of " + what
@@ -28,7 +28,7 @@ func (t *translator) absent(resource, kinds, namespace, what string) string {
 	return "there is no " + what
 }
 
-// ungranted says that there is no grant, or that it can't be known.
+// ungranted returns a text that there is no grant, or that this is not known.
 func (t *translator) ungranted(from referrer, kind, namespace, name string) string {
 	if why := t.unread("referencegrants", "ReferenceGrants", namespace); why != "" {
 		return fmt.Sprintf("%s, and none lets a %s of %q refer to %s %q", why, from.kind, from.namespace, kind, name)
@@ -36,7 +36,7 @@ func (t *translator) ungranted(from referrer, kind, namespace, name string) stri
 	return fmt.Sprintf("no ReferenceGrant of namespace %q lets a %s of %q refer to %s %q", namespace, from.kind, from.namespace, kind, name)
 }
 
-// absentSecret is absent of a Secret with a certificate.
+// absentSecret is absent for a Secret with a certificate.
 func (t *translator) absentSecret(namespace, name string) string {
 	return t.absent("secrets", "Secrets", namespace, fmt.Sprintf("Secret %q of type %s in namespace %q", name, corev1.SecretTypeTLS, namespace))
 }

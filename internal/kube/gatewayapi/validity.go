@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A certificate that is not valid yet, or no more, is served as it is: whether it
-// is good is for clients to say, whose clocks may be right where ours is not. But
-// whoever looks why they complain finds it in the message.
+// A certificate that is not valid yet, or has expired, is still served: clients decide whether they
+// accept it, and their clocks may be right if ours is wrong. The message of a condition says so, for
+// whoever looks why clients fail.
 
 // reasonCertificateNotValid is no reason of a condition: Gateway API has none.
 const reasonCertificateNotValid = "CertificateNotValid"
@@ -17,20 +17,20 @@ const reasonCertificateNotValid = "CertificateNotValid"
 // reasonCertificateExpiresSoon is none either. The gateway logs it.
 const reasonCertificateExpiresSoon = "CertificateExpiresSoon"
 
-// soonBefore is how long before its end a certificate is told of, if it is valid for
-// long: of one that is valid for less than five times as long, at a fifth of that.
+// soonBefore is how long before its end a certificate is reported. If it is valid for less than five
+// times as long, it is reported for the last fifth of its validity.
 const soonBefore = 7 * 24 * time.Hour
 
-// soon is from when p is told to end.
+// soon returns the time from which the end of p is reported.
 func (p period) soon() time.Time { return p.end.Add(-min(soonBefore, p.end.Sub(p.from)/5)) }
 
-// A period is when a certificate is valid.
+// A period is the time for which a certificate is valid.
 type period struct {
-	of        string // whom, for people
+	of        string // its owner, for people
 	from, end time.Time
 }
 
-// periodOf is that of the first certificate of a chain; of none it is zero.
+// periodOf returns the period of the first certificate of a chain; zero if there is none.
 func (m *memo) periodOf(chain string) period {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -56,9 +56,8 @@ func (m *memo) periodOf(chain string) period {
 	return p
 }
 
-// notValid says which of l's certificates are not valid at the time of the Inputs, and
-// which will soon be no more, and has that be looked at again when it changes. Each is ""
-// if there are none.
+// notValid returns which of l's certificates are not valid at the time of the Inputs, and which will
+// expire soon; each is "" if there are none. A translation is due when that changes.
 func (t *translator) notValid(l *listener) (not, soon string) {
 	if t.in.Now.IsZero() || l.ends == nil {
 		return "", ""
@@ -83,9 +82,9 @@ func (t *translator) notValid(l *listener) (not, soon string) {
 	return strings.Join(texts, "; "), strings.Join(ending, "; ")
 }
 
-// until notes when time alone changes what follows.
+// until makes a translation due at a time.
 func (t *translator) until(at time.Time) {
-	at = at.Add(time.Second) // well after, and not just at it
+	at = at.Add(time.Second) // clearly after it
 	if t.res.Until.IsZero() || at.Before(t.res.Until) {
 		t.res.Until = at
 	}

@@ -26,16 +26,16 @@ const fieldManager = "culvert"
 
 // Limits and intervals of writing.
 const (
-	maxConcurrentWrites = 8                // objects that are written at a time
-	maxConflictRetries  = 5                // tries against others who write the same object
-	firstRetry          = time.Second      // after a failure; the next time twice that
-	lastRetry           = 30 * time.Second // and no longer
-	leaderInterval      = time.Second      // from one question to the next whether we lead
-	minRound            = time.Second      // that what was begun goes on for, though there is something newer
+	maxConcurrentWrites = 8                // objects that are written at once
+	maxConflictRetries  = 5                // attempts to write an object that others write, too
+	firstRetry          = time.Second      // pause after a failure, doubled each time
+	lastRetry           = 30 * time.Second // the longest pause
+	leaderInterval      = time.Second      // between checks whether this replica leads
+	minRound            = time.Second      // how long a round of writes goes on although there is a newer Result
 )
 
-// A writer updates the status of objects to what the last Result wants. It writes only what differs:
-// without changes it sends no requests.
+// A writer updates the status of objects to that of the last Result. It writes only the objects whose
+// status differs, so that without changes it sends no requests.
 type writer struct {
 	clients
 	store           *store
@@ -50,7 +50,7 @@ type writer struct {
 	result   *Result
 	inputs   *Inputs
 	fresh    chan struct{}                   // closed with the next result
-	accounts map[types.NamespacedName]string // what is known to be there, by Gateway: see accounts.go
+	accounts map[types.NamespacedName]string // those known to exist, by Gateway: see accounts.go
 }
 
 func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
@@ -64,7 +64,7 @@ func newWriter(c clients, s *store, cfg Config, log *slog.Logger) *writer {
 	}
 }
 
-// setWanted sets what is to be written.
+// setWanted sets the status to write.
 func (w *writer) setWanted(res *Result, inputs *Inputs) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +112,7 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// earlier is the earlier one of two times; zero is none.
+// earlier returns the earlier of two times; zero is none.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -127,8 +127,8 @@ type task struct {
 	do       func(context.Context) error
 }
 
-// writeAll runs tasks, several at once. After minRound it starts no more if there is a newer Result.
-// It reports whether any failed in a way that is worth a retry.
+// writeAll runs tasks, several at once. After minRound it starts no more of them if there is a newer
+// Result. It reports whether any has failed and should be retried.
 func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct{}) (failed bool) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -150,8 +150,8 @@ func (w *writer) writeAll(ctx context.Context, tasks []task, fresh <-chan struct
 			}
 		})
 	}
-	// To begin again for each change would mean to compare everything for every few
-	// writes. Gateways are first among tasks, so that none of theirs waits longer.
+	// To begin again at each change would mean to compare everything after every few writes. The
+	// tasks of Gateways are the first, so that none of them waits longer.
 	began := time.Now()
 	for _, t := range tasks {
 		if ctx.Err() != nil || !w.leads() || time.Since(began) > minRound && closed(fresh) {
@@ -180,7 +180,7 @@ func closed(c <-chan struct{}) bool {
 // errors for each object.
 func (w *writer) logError(t task, err error) {
 	if text, ok := client.Denied("write", schema.GroupResource{Resource: t.resource}, err); ok {
-		// The answer names the object, of which there may be thousands.
+		// The answer names the object, and there may be thousands.
 		if w.said.New(client.Question(err)+" "+w.scope(t.name.Namespace), "denied") {
 			w.log.Warn("missing permission to write", "reason", text)
 		}
@@ -193,7 +193,7 @@ func (w *writer) logError(t task, err error) {
 	w.log.Warn("cannot write status; retrying", "kind", t.resource, "name", t.name.String(), "err", err)
 }
 
-// clearErrors has logError log again what succeeded now and is denied later.
+// clearErrors makes logError log a permission again that is missing later.
 func (w *writer) clearErrors(t task) {
 	group := gwv1.GroupName
 	if t.resource == "serviceaccounts" {
@@ -204,8 +204,8 @@ func (w *writer) clearErrors(t task) {
 	}
 }
 
-// scope returns for what permissions are given: a namespace where only some are watched, and "" for
-// all otherwise.
+// scope returns where a permission applies: the namespace if only some are watched, or else "" for
+// all.
 func (w *writer) scope(namespace string) string {
 	if len(w.cfg.Namespaces) == 0 {
 		return ""
@@ -213,7 +213,7 @@ func (w *writer) scope(namespace string) string {
 	return namespace
 }
 
-// An object is one with a status.
+// An object has a status.
 type object[T any] interface {
 	metav1.Object
 	DeepCopy() T
@@ -232,11 +232,11 @@ type draft struct {
 	controller gwv1.GatewayController
 	now        metav1.Time
 	tasks      []task
-	later      time.Time // when there is something that waits now; zero is never
+	later      time.Time // when to write those that wait now; zero is never
 }
 
-// plan adds the task that updates one object to what apply makes of it, if that differs from what it
-// is. want is all that apply depends on.
+// plan adds a task that updates one object by apply, if that changes it. want is all that apply
+// depends on.
 func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of func(namespace string) C, want any, apply func(T) (bool, []note)) {
 	if changed, _ := apply(have.DeepCopy()); !changed {
 		return
@@ -254,14 +254,14 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 			if !changed {
 				return nil
 			}
-			next.SetManagedFields(nil) // as those of the API server are, and not what is left of them here
+			next.SetManagedFields(nil) // the API server keeps its own; here they are incomplete
 			d.w.store.ownWrites.record(next)
 			got, err := c.UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 			if err == nil {
 				object := kindOf(have) + " " + strings.TrimPrefix(name.String(), "/")
 				if d.w.statusConflicts.wrote(have.GetUID(), object, want, time.Now()) {
 					notes = append(notes, statusConflictNote(string(d.controller)))
-					d.w.store.dirty() // for it to be told
+					d.w.store.dirty() // to report it
 				}
 				d.w.note(ctx, got, notes)
 				return nil
@@ -274,7 +274,7 @@ func plan[T object[T], C statusClient[T]](d *draft, resource string, have T, of 
 				return client.Asked("get", schema.GroupResource{Group: gwv1.GroupName, Resource: resource}, err)
 			}
 			if live.GetUID() != have.GetUID() {
-				return nil // another one of the same name: it will be heard of
+				return nil // another object of the same name, whose event will come
 			}
 			have = live
 		}
@@ -291,7 +291,7 @@ func planRoutes[T object[T], C statusClient[T]](d *draft, kind, resource string,
 	}
 }
 
-// route updates a route's status to what is wanted.
+// route updates a route's status to the wanted one.
 func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []note) {
 	was := *st
 	st.Parents = mergeParents(was.Parents, d.res.Routes[k], d.controller, k.Namespace, d.now)
@@ -323,7 +323,7 @@ func (d *draft) route(st *gwv1.RouteStatus, k RouteKey) (changed bool, notes []n
 	return changed, notes
 }
 
-// ancestors updates a policy's status to what is wanted.
+// ancestors updates a policy's status to the wanted one.
 func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note) {
 	was := o.Status
 	o.Status.Ancestors = mergeAncestors(was.Ancestors, d.res.Policies[key(o)], d.controller, o.Namespace, d.now)
@@ -341,7 +341,8 @@ func (d *draft) ancestors(o *gwv1.BackendTLSPolicy) (changed bool, notes []note)
 	return !equality.Semantic.DeepEqual(was, o.Status), notesOf(ours(was.Ancestors), ours(o.Status.Ancestors))
 }
 
-// tasks returns one for each object that differs, and when there will be more; zero is never.
+// tasks returns a task for each object whose status differs, and when there will be more; zero is
+// never.
 func (w *writer) tasks(res *Result, inputs *Inputs) (all []task, later time.Time) {
 	w.statusConflicts.forget(time.Now())
 	d := &draft{w: w, res: res, controller: gwv1.GatewayController(cmp.Or(inputs.Controller, DefaultController)), now: metav1.NewTime(time.Now().Truncate(time.Second))}
