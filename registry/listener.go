@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"maps"
 	"net/netip"
 	"time"
 
@@ -42,7 +43,7 @@ type ListenerSettings struct {
 	Port    uint16
 
 	// Protocols are spoken in the clear: "sni", "connect", "connect-h2", "socks5",
-	// "websocket" and "proxy", or "quic" for Datagrams.
+	// "websocket", "postgres" and "proxy", or "quic" for Datagrams.
 	Protocols []string
 
 	// ImpliedSNI says that the source has not named Protocols: "sni" is among them
@@ -50,26 +51,32 @@ type ListenerSettings struct {
 	ImpliedSNI bool
 
 	RefuseSilently bool             // TLS and QUIC clients are cut off without an alert
-	TLS            *ListenerTLS     // that ends here; nil means that none does
+	TLS            []ListenerTLS    // that ends here, each for its names; empty means that none does
+	RequireTLS     bool             // what clients send that did not come by TLS must begin as TLS
 	Auth           *Auth            // of clients that have credentials; nil asks for none
 	ProxyProtocol  []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
 	WebSocket      WebSocketOptions // of the protocol "websocket"
 }
 
-// ListenerTLS says how a listener ends TLS or QUIC by itself.
+// ListenerTLS says how a listener ends TLS or QUIC for some names, and what is inside.
 type ListenerTLS struct {
-	Protocols          []string // inside: "connect", "connect-h2", "hbone", "socks5", "websocket", or "connect-h3" for Datagrams; beside connect-h2 or connect-h3 "connect-udp"
-	Certificates       []KeyPair
-	Names              []tunnel.Pattern // that end here; empty means the certificates', without wildcards
-	ClientCAs          string           // PEM, to verify clients by, whatever identity these have; "" for none
-	ClientCertOptional bool             // clients may come without a certificate
-	MinVersion         uint16           // as in crypto/tls; 0 means TLS 1.3
+	TLSTermination
+	Names []tunnel.Pattern // that end here; empty means the certificates', without wildcards
+	Any   bool             // also names that are in no other ListenerTLS, and clients without a name
 
-	// Trust has the PEM certificates to verify clients by, by the trust domain of
-	// the SPIFFE id that they must have. Where there are none, and no ClientCAs, no
-	// client is asked for a certificate.
-	Trust map[string]string
+	// Protocols are spoken inside: "connect", "connect-h2", "hbone", "socks5" and
+	// "websocket", or "connect-h3" for Datagrams; "connect-udp" beside connect-h2 or
+	// connect-h3; or PlainTCP alone.
+	Protocols []string
+
+	ALPN []string // protocols that clients are offered with PlainTCP; empty means that ALPN is not spoken
 }
+
+// PlainTCP is the protocol of a stream inside TLS that goes to the service with the name
+// that TLS was ended for. A request for such a service that has come by the same listener
+// in any other way is refused where the ListenerTLS requires client certificates, unless
+// the client has shown one that is as good.
+const PlainTCP = "tcp"
 
 // WebSocketOptions limit who may begin a WebSocket. An empty field means any.
 type WebSocketOptions struct {
@@ -109,11 +116,38 @@ type Section struct {
 	Istio bool
 }
 
-// TLSTermination says how TLS ends here.
+// TLSTermination says how TLS ends here, and what is asked of its clients.
 type TLSTermination struct {
-	Certificates       []KeyPair // at least one; the one with the name asked for is shown, or the first
-	ClientCAs          string    // PEM, to verify clients by; "" means that none is asked for a certificate
-	ClientCertOptional bool      // clients may come without one, or with one that can't be verified, and then have no identity
+	Certificates []KeyPair // at least one; the one with the name asked for is shown, or the first
+	MinVersion   uint16    // as in crypto/tls; 0 means TLS 1.3 for Settings, and TLS 1.2 for Sections
+
+	// ClientCAs has the PEM certificates to verify clients by, whatever identity these
+	// have. Trust has them by the trust domain of the SPIFFE id that clients must have.
+	// At most one of the two is set; with neither, no client is asked for a certificate.
+	ClientCAs string
+	Trust     map[string]string
+
+	ClientCertOptional   bool // clients may come without a certificate, and then have no identity
+	ClientCertUnverified bool // and with one that can't be verified
+}
+
+// ClientCertificates says what is asked of clients: "required", "optional" or "ignored".
+func (t *TLSTermination) ClientCertificates() string {
+	switch {
+	case t.ClientCAs == "" && len(t.Trust) == 0:
+		return "ignored"
+	case t.ClientCertOptional || t.ClientCertUnverified:
+		return "optional"
+	}
+	return "required"
+}
+
+// requiresClientCert reports whether clients must show a certificate.
+func (t *TLSTermination) requiresClientCert() bool { return t.ClientCertificates() == "required" }
+
+// sameClients reports whether t and o verify the certificates of clients by the same.
+func (t *TLSTermination) sameClients(o *TLSTermination) bool {
+	return t.ClientCAs == o.ClientCAs && maps.Equal(t.Trust, o.Trust)
 }
 
 // A KeyPair is a certificate with its chain, and its key, in PEM.

@@ -48,10 +48,13 @@ func (t *Table) matchRule(req *tunnel.Request) (hostMatch[*compiledRule], *tunne
 	return r, nil
 }
 
-// PrecheckRoute returns why req, which is confined to a section, would be refused by
-// every backend of its rule, and nil if one of them may accept it. It is called
-// before the client is promised anything.
+// PrecheckRoute returns why req, whose TLS is to end here, would be refused: by its
+// service or, where it is confined to a section, by every backend of its rule. It is nil
+// if it may be accepted. It is called before the client is promised anything.
 func (t *Table) PrecheckRoute(req *tunnel.Request) error {
+	if !t.listenerOnly(req) {
+		return t.precheckService(req)
+	}
 	one, refusal := t.matchRule(req)
 	if refusal != nil {
 		return refusal
@@ -81,6 +84,21 @@ func (t *Table) PrecheckRoute(req *tunnel.Request) error {
 		}
 	}
 	return tunnel.Refusef(reason, "registry: rule %q of %s leads nowhere: %w", r.Name, orUnknown(r.Origin), why)
+}
+
+// precheckService is PrecheckRoute for a request that all services may serve.
+func (t *Table) precheckService(req *tunnel.Request) error {
+	f, refusal := t.findVisible(req)
+	if refusal != nil {
+		return refusal
+	}
+	if len(f.entry.Endpoints) == 0 && len(f.entry.Via) == 0 {
+		return tunnel.Refusef(tunnel.NoEndpoint, "registry: service %q of %s has no endpoint", f.entry.Name, orUnknown(f.entry.Origin))
+	}
+	if err := t.plaintextRefusal(f); err != nil {
+		return &tunnel.Error{Reason: tunnel.Insecure, Err: err}
+	}
+	return nil
 }
 
 // findByRule is find for a request that is confined to a section. It counts the

@@ -42,7 +42,10 @@ func (t *Table) findVisible(req *tunnel.Request) (match, *tunnel.Error) {
 	if err != nil {
 		return match{}, err
 	}
-	return f, t.visible(f.entry, req)
+	if err := t.visible(f.entry, req); err != nil {
+		return f, err
+	}
+	return f, t.clientCerts.admits(f.entry, req)
 }
 
 // find finds the service of a request, without regard to the client.

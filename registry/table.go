@@ -42,7 +42,8 @@ type Table struct {
 	publishedAs map[tunnel.Name][]Published
 	vips        *vips // nil for none
 
-	listeners *compiledListeners // nil where there is no listener
+	listeners   *compiledListeners // nil where there is no listener
+	clientCerts clientCerts        // nil where no listener requires them for a service
 
 	balances map[balanceKey]*balanceState // that the next table takes over
 }
@@ -162,6 +163,7 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 	}
 	b.addSets()
 	b.addListeners(snapshots)
+	b.addClientCerts()
 	b.makeBalances()
 	b.assignNetworks()
 	b.makeTransports()

@@ -32,7 +32,21 @@ type Conn struct {
 	leaving  atomic.Bool    // the last answer is on its way
 	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
 	handed   bool           // accepted as a Stream: the Server no longer closes it
-	outer    *Conn          // what this one is carried in, see Nest; nil for a connection of its own
+	bare     bool           // its listener requires TLS, and no TLS was ended around it
+	nest     *nest          // what this one is carried in, see Nest; nil for a connection of its own
+}
+
+// A nest is the place of a Conn inside of another one.
+type nest struct {
+	outer *Conn
+	tls   EndedTLS
+}
+
+// An EndedTLS is TLS of a client that was ended at the gateway.
+type EndedTLS struct {
+	ServerName Name     // that the client asked for; zero where it sent none
+	ALPN       []string // protocols that the client offered, at most MaxALPN
+	Peer       Peer     // the identity that the client proved; zero if none
 }
 
 // NewConn wraps c, which the Conn owns from now on.
@@ -141,7 +155,7 @@ func (c *Conn) Unwrap() (net.Conn, []byte) {
 // what the client still sends is discarded for at most closeTimeout and a
 // megabyte.
 func (c *Conn) CloseWithMessage(msg []byte) {
-	for o := c; o != nil; o = o.outer {
+	for o := c; o != nil; o = o.outer() {
 		o.leaving.Store(true)
 	}
 	_ = c.Conn.SetDeadline(time.Now().Add(closeTimeout))
@@ -169,6 +183,11 @@ func (c *Conn) NewRequest(proto string) *Request {
 		Refuse:    func(error) { _ = c.Abort() },
 		Start:     c.accepted,
 		LocalPort: c.local,
+
+		RequireTLS: c.bare,
+	}
+	if c.nest != nil {
+		r.TLS = &c.nest.tls
 	}
 	if c.local == 0 {
 		if a, ok := c.LocalAddr().(*net.TCPAddr); ok {
@@ -191,15 +210,23 @@ func (c *Conn) Accept() (Stream, error) {
 // Nest returns the Conn of what is carried inside of c: TLS that was ended
 // here. inner is a layer upon c, and closing it closes c. The two are one
 // connection to the Server, with one place, one deadline for the whole
-// preamble and one source; peer is who was proved to be calling.
-func (c *Conn) Nest(inner net.Conn, peer Peer) *Conn {
-	return &Conn{Conn: inner, Listener: c.Listener, Peer: peer, outer: c, accepted: c.accepted, source: c.source, local: c.local}
+// preamble and one source. The requests inside have ended as their TLS.
+func (c *Conn) Nest(inner net.Conn, ended EndedTLS) *Conn {
+	return &Conn{Conn: inner, Listener: c.Listener, Peer: ended.Peer, nest: &nest{c, ended}, accepted: c.accepted, source: c.source, local: c.local}
+}
+
+// outer returns what c is carried in, nil for a connection of its own.
+func (c *Conn) outer() *Conn {
+	if c.nest == nil {
+		return nil
+	}
+	return c.nest.outer
 }
 
 // markHanded notes that c belongs to whoever has it as a Stream, and with it what it
 // is carried in.
 func (c *Conn) markHanded() {
-	for ; c != nil; c = c.outer {
+	for ; c != nil; c = c.outer() {
 		c.handed = true
 	}
 }

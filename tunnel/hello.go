@@ -36,6 +36,19 @@ func (r *Router) mustBeTLS(ctx context.Context, why error, client Stream, server
 	return &begun{client, first}, nil
 }
 
+// requireTLS has nothing but TLS carried to the endpoints of r, as a listener requires it.
+func (r *Route) requireTLS(listener string) {
+	why := fmt.Errorf("listener %s requires TLS", listener)
+	eps := make([]Endpoint, len(r.Endpoints)) // the others are the Resolver's
+	for i, ep := range r.Endpoints {
+		if ep.Insecure = false; ep.TLSOnly == nil {
+			ep.TLSOnly = why
+		}
+		eps[i] = ep
+	}
+	r.Endpoints = eps
+}
+
 // reasonOr returns the Reason of err, or another one where it has none.
 func reasonOr(err error, other Reason) Reason {
 	if e, ok := errors.AsType[*Error](err); ok {

@@ -33,7 +33,7 @@ func nesting(inner ...tunnel.Protocol) *lineProtocol {
 			}
 		}
 		c.Discard(1)
-		return tunnel.ServeInner(ctx, c.Nest(capital{c}, tunnel.Peer{ID: "alice", Method: "test"}), inner, h)
+		return tunnel.ServeInner(ctx, c.Nest(capital{c}, tunnel.EndedTLS{ServerName: tunnel.MustParseName("a.test"), Peer: tunnel.Peer{ID: "alice", Method: "test"}}), inner, h)
 	}}
 }
 
@@ -67,6 +67,9 @@ func TestNest(t *testing.T) {
 		}
 		if got.Source.String() != "198.51.100.7:1000" || got.LocalPort != 443 || got.Listener != listenAddr.String() || !got.Start.Equal(start) || got.Peer.ID != "alice" {
 			t.Errorf("request %+v, want it to be of the connection that it came in, and alice's", got)
+		}
+		if got.TLS == nil || got.TLS.ServerName.String() != "a.test" || got.RequireTLS {
+			t.Errorf("request %+v of %+v, want it inside of TLS for a.test", got, got.TLS)
 		}
 		rest := make([]byte, 4)
 		if _, err := io.ReadFull(stream, rest); err != nil || string(rest) != "rest" {

@@ -22,11 +22,13 @@ type Request struct {
 	Port         uint16             // as asked; 0 where the protocol carries none (SNI)
 	LocalPort    uint16             // the port of the listener
 	ListenerOnly bool               // only routes of the section that Listener names may serve the request
+	RequireTLS   bool               // it came in the clear to a listener that requires TLS: what the client sends must begin as TLS
 	ALPN         []string           // what the client offers inside, where it can be seen; at most MaxALPN
 	Source       netip.AddrPort     // the socket's peer, or what a trusted hop said of it
 	Peer         Peer               // the verified identity of the caller on this hop; zero if none
 	Unverified   *UnverifiedHeaders // what the caller says of itself; nil for nothing
 	Start        time.Time          // when the client's connection, or its stream on one, began
+	TLS          *EndedTLS          // TLS that was ended around the request; nil for none. It is not changed
 
 	// Hello is the Fingerprint of the TLS ClientHello that is passed on as it
 	// came, and 0 for all else.

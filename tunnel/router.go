@@ -198,6 +198,9 @@ func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 	if len(route.Endpoints) == 0 {
 		return route, Refusef(NoEndpoint, "service %s has no endpoint", route.Service)
 	}
+	if req.RequireTLS && req.Hello == 0 {
+		route.requireTLS(req.Listener)
+	}
 	if req.Datagrams != nil {
 		return route, route.datagrams()
 	}

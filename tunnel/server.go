@@ -25,9 +25,10 @@ type Listener struct {
 	Protocols []Protocol
 
 	ConnHeader ConnHeader // that every connection begins with; nil means none
+	RequireTLS bool       // as of a ListenerConfig
 
-	// Current, if set, takes the place of Name, Protocols and ConnHeader, where they may
-	// change while the Listener is served. It is asked for each connection that comes.
+	// Current, if set, takes the place of what is above, where that may change while the
+	// Listener is served. It is asked for each connection that comes.
 	Current func() *ListenerConfig
 
 	// Guarded by the Server's mu.
@@ -41,6 +42,7 @@ type ListenerConfig struct {
 	Name       string
 	Protocols  []Protocol
 	ConnHeader ConnHeader
+	RequireTLS bool // of what clients send that did not come by TLS: see Request.RequireTLS
 }
 
 // A Server accepts connections, holds them to limits until they have asked
@@ -95,7 +97,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		ln.Name = ln.Addr().String()
 	}
 	if ln.Current == nil {
-		fixed := &ListenerConfig{ln.Name, ln.Protocols, ln.ConnHeader}
+		fixed := &ListenerConfig{Name: ln.Name, Protocols: ln.Protocols, ConnHeader: ln.ConnHeader, RequireTLS: ln.RequireTLS}
 		ln.Current = func() *ListenerConfig { return fixed }
 	}
 	if c := ln.Current(); len(c.Protocols) == 0 {
@@ -179,7 +181,7 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 	k := &slot{server: s, ln: ln, config: ln.Current(), task: task}
 	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
-	k.Conn.Listener = k.config.Name
+	k.Conn.Listener, k.Conn.bare = k.config.Name, k.config.RequireTLS
 	k.client = s.Budget.Client(&s.clients, k.Conn.source.Addr())
 	s.mu.Lock()
 	var refused error

@@ -138,3 +138,41 @@ func TestOutcomeSaysInsecure(t *testing.T) {
 		})
 	}
 }
+
+// A request that came in the clear to a listener that requires TLS carries TLS alone to
+// every endpoint, whatever the configuration permits there. The Resolver's endpoints stay
+// as they are.
+func TestRouterRequiresTLS(t *testing.T) {
+	shared := endpoints("192.0.2.1:80", "192.0.2.2:80")
+	shared[0].TLSOnly = errUnencrypted
+	shared[1].Insecure = true
+	r := &tunnel.Router{Dialer: &tunnel.NetDialer{}, Resolver: resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route, error) {
+		return tunnel.Route{Service: "svc", Endpoints: shared}, nil
+	})}
+	for name, row := range map[string]struct {
+		req  tunnel.Request
+		want bool
+	}{
+		"in the clear":     {tunnel.Request{RequireTLS: true, Listener: ":8080"}, true},
+		"a hello was read": {tunnel.Request{RequireTLS: true, Hello: 1}, false},
+		"not required":     {tunnel.Request{}, false},
+	} {
+		_, attempts, err := r.Forecast(t.Context(), &row.req)
+		if err != nil || len(attempts) != 2 {
+			t.Fatalf("%s: %v, %v", name, attempts, err)
+		}
+		if one := attempts[0].Endpoint; !errors.Is(one.TLSOnly, errUnencrypted) {
+			t.Errorf("%s: the first endpoint carries TLS alone because of %v, want the route's reason", name, one.TLSOnly)
+		}
+		two := attempts[1].Endpoint
+		if got := two.TLSOnly != nil; got != row.want || two.Insecure == row.want {
+			t.Errorf("%s: the second endpoint carries TLS alone: %v, and is insecure: %v", name, two.TLSOnly, two.Insecure)
+		}
+		if row.want && two.TLSOnly.Error() != "listener :8080 requires TLS" {
+			t.Errorf("%s: the reason is %v", name, two.TLSOnly)
+		}
+	}
+	if shared[1].TLSOnly != nil || !shared[1].Insecure {
+		t.Error("the Resolver's endpoints have changed")
+	}
+}

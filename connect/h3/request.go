@@ -32,8 +32,8 @@ type serverConn struct {
 	tr       *quic.Transport
 	requests mux.Server
 	local    uint16
-	peer     tunnel.Peer
-	running  sync.WaitGroup // requests whose Handler has not returned
+	tls      tunnel.EndedTLS // of the connection
+	running  sync.WaitGroup  // requests whose Handler has not returned
 
 	grown int64 // by which its window grew; guarded by s.mu
 

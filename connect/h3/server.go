@@ -233,9 +233,10 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	}
 	k := &serverConn{s: s, a: a, tr: tr, requests: mux.Server{Service: s.service(), Extended: s.Extended, Handler: h}, idleSince: mux.Clock(), local: addrPort(qc.LocalAddr()).Port()}
 	k.c = &conn{qc: qc, side: k}
+	cs := qc.ConnectionState().TLS
+	k.tls.ServerName, _ = tunnel.ParseName(cs.ServerName) // TLS has refused a malformed one, or does not care
 	if s.Identify != nil {
-		cs := qc.ConnectionState().TLS
-		if k.peer, err = s.identify(&cs); err != nil {
+		if k.tls.Peer, err = s.identify(&cs); err != nil {
 			err = refuse(tunnel.NoAuth, "the client's certificate: %w", err)
 			_ = qc.CloseWithError(quic.ApplicationErrorCode(GeneralProtocol), "") // TLS should have refused it
 			s.reportAttempt(a, err)
@@ -478,5 +479,5 @@ func handshakeError(err error) *tunnel.Error {
 // newRequest returns a request with the addresses, identity and listener of its connection.
 func (k *serverConn) newRequest() *tunnel.Request {
 	source := addrPort(k.c.qc.RemoteAddr()) // as of now: a client may change it
-	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, LocalPort: k.local, Peer: k.peer, Start: time.Now()}
+	return &tunnel.Request{Proto: proto, Listener: k.a.listener, Source: source, LocalPort: k.local, Peer: k.tls.Peer, TLS: &k.tls, Start: time.Now()}
 }

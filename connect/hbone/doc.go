@@ -5,10 +5,12 @@
 // The server is a tunnel.Protocol for the inside of TLS that somebody else has
 // ended, with a client certificate (see package termination):
 //
-//	p := &termination.Protocol{
-//		Hello: &sni.Protocol{Nameless: true}, All: true, // an HBONE client names nobody
+//	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
+//	err := p.Use(termination.Item{
+//		Keys:  keys,
+//		Any:   true, // an HBONE client sends no server name
 //		Inner: []tunnel.Protocol{&hbone.Protocol{Via: "gateway-7f3a"}}, ALPN: []termination.Offer{{Name: "h2"}},
-//	}
+//	})
 //
 // A Dialer reaches its destinations through such a server, a Double those that
 // are behind two: the first one ends its own connection and passes on another,

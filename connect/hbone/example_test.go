@@ -33,13 +33,14 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	p := &termination.Protocol{
-		Hello: &sni.Protocol{Nameless: true}, All: true, // an HBONE client sends no server name
+	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
+	err = p.Use(termination.Item{
+		Keys: &termination.Keys{
+			Certificates: []tls.Certificate{server.TLS},
+			Trust:        map[string][]*x509.Certificate{"cluster.local": {ca.Root()}},
+		},
+		Any:   true, // an HBONE client sends no server name
 		Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}},
-	}
-	err = p.Use(&termination.Keys{
-		Certificates: []tls.Certificate{server.TLS},
-		Trust:        map[string][]*x509.Certificate{"cluster.local": {ca.Root()}},
 	})
 	if err != nil {
 		fmt.Println(err)

@@ -34,11 +34,8 @@ func (t table) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Route, 
 // serve starts a gateway that ends TLS and speaks HBONE inside.
 func serve(t testing.TB, keys *termination.Keys, routes tunnel.Resolver) *tunneltest.Gateway {
 	t.Helper()
-	p := &termination.Protocol{
-		Hello: &sni.Protocol{Nameless: true}, All: true,
-		Inner: []tunnel.Protocol{&Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}},
-	}
-	if err := p.Use(keys); err != nil {
+	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
+	if err := p.Use(termination.Item{Keys: keys, Any: true, Inner: []tunnel.Protocol{&Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
 		t.Fatal(err)
 	}
 	return tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{p}, Resolver: routes})

@@ -27,7 +27,7 @@ const (
 // postgres starts the PostgreSQL server of the system. See postgresOf.
 func (w *world) postgres(t *testing.T) (addr string) {
 	t.Helper()
-	return w.postgresOf(t, postgresBin(t))
+	return w.postgresOf(t, postgresBin(t), false)
 }
 
 // postgres18 starts a server of version 18, which takes TLS without an SSLRequest.
@@ -42,12 +42,13 @@ func (w *world) postgres18(t *testing.T) (addr string) {
 		}
 		return os.Chmod(path, 0o755)
 	}))
-	return w.postgresOf(t, filepath.Join(root, "bin"))
+	return w.postgresOf(t, filepath.Join(root, "bin"), false)
 }
 
 // postgresOf starts a PostgreSQL server whose programs are in the folder bin. It takes TLS
-// alone, and asks for the client certificate of postgresUser. It may not run as root.
-func (w *world) postgresOf(t *testing.T, bin string) (addr string) {
+// alone, and asks for the client certificate of postgresUser; or it is plain, and has no
+// TLS. It may not run as root.
+func (w *world) postgresOf(t *testing.T, bin string, plain bool) (addr string) {
 	t.Helper()
 	ca, err := testca.Load(w.dir, nil)
 	must(t, err)
@@ -83,11 +84,15 @@ func (w *world) postgresOf(t *testing.T, bin string) (addr string) {
 	copyTo("server.crt", filepath.Join(w.dir, "db.crt"))
 	copyTo("server.key", filepath.Join(w.dir, "db.key"))
 	copyTo("ca.crt", w.ca)
-	copyTo("pg_hba.conf", w.write(t, "pg_hba.conf", "hostssl all all 127.0.0.1/32 cert\n"))
+	hba, ssl := "hostssl all all 127.0.0.1/32 cert\n", "on"
+	if plain {
+		hba, ssl = "host all all 127.0.0.1/32 trust\n", "off"
+	}
+	copyTo("pg_hba.conf", w.write(t, "pg_hba.conf", hba))
 	port := freePort(t)
 	addr = net.JoinHostPort("127.0.0.1", port)
 	server := unprivileged(exec.Command(filepath.Join(bin, "postgres"), "-D", data, "-c", "listen_addresses=127.0.0.1", "-c", "port="+port, "-c", "unix_socket_directories="+dir,
-		"-c", "ssl=on", "-c", "ssl_cert_file=server.crt", "-c", "ssl_key_file=server.key", "-c", "ssl_ca_file=ca.crt", "-c", "fsync=off"))
+		"-c", "ssl="+ssl, "-c", "ssl_cert_file=server.crt", "-c", "ssl_key_file=server.key", "-c", "ssl_ca_file=ca.crt", "-c", "fsync=off"))
 	startCmd(t, server).listens(t, addr)
 	return addr
 }

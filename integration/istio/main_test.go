@@ -84,11 +84,9 @@ func (m *mesh) server(name string) *tls.Config {
 func (m *mesh) gateway(addr string) string {
 	t := m.t
 	t.Helper()
-	p := &termination.Protocol{
-		Hello: &sni.Protocol{Nameless: true}, All: true,
-		Inner: []tunnel.Protocol{&hbone.Protocol{Via: "ours"}}, ALPN: []termination.Offer{{Name: "h2"}},
-	}
-	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{m.issue("gw")}, Trust: map[string][]*x509.Certificate{"cluster.local": {m.ca.Root()}}}); err != nil {
+	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
+	keys := &termination.Keys{Certificates: []tls.Certificate{m.issue("gw")}, Trust: map[string][]*x509.Certificate{"cluster.local": {m.ca.Root()}}}
+	if err := p.Use(termination.Item{Keys: keys, Any: true, Inner: []tunnel.Protocol{&hbone.Protocol{Via: "ours"}}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
 		t.Fatal(err)
 	}
 	at := netip.MustParseAddrPort(addr)

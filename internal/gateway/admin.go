@@ -63,6 +63,30 @@ type StatusListener struct {
 	Address    string   `json:"address"` // "" where it is not open
 	Protocols  []string `json:"protocols"`
 	Problem    string   `json:"problem,omitempty"` // why it is not open, or does not serve all that is configured
+
+	RequireTLS bool        `json:"requireTLS,omitempty"`
+	TLS        []StatusTLS `json:"tls,omitempty"` // that ends there, as configured
+}
+
+// A StatusTLS is how TLS ends at a listener for some names.
+type StatusTLS struct {
+	Names              []string `json:"names"`         // empty for any
+	Any                bool     `json:"any,omitempty"` // whether it ends for all other names, too
+	Protocols          []string `json:"protocols"`     // inside
+	ClientCertificates string   `json:"clientCertificates"`
+}
+
+// describeTLS describes how TLS ends at a listener with settings s.
+func describeTLS(s *registry.ListenerSettings) (all []StatusTLS) {
+	for i := range s.TLS {
+		t := &s.TLS[i]
+		one := StatusTLS{Names: []string{}, Any: t.Any, Protocols: t.Protocols, ClientCertificates: t.ClientCertificates()}
+		for _, p := range t.Names {
+			one.Names = append(one.Names, p.String())
+		}
+		all = append(all, one)
+	}
+	return all
 }
 
 // statusOf describes a listener that is open at addr.

@@ -101,5 +101,6 @@ type Listener struct {
 	Address    string             // HOST:PORT, or udp://HOST:PORT
 	Protocols  []tunnel.Protocol  // asked in order; a single one is pinned
 	ConnHeader tunnel.ConnHeader  // that every connection begins with; nil means none
+	RequireTLS bool               // as of a tunnel.ListenerConfig
 	Datagrams  *inbound.Datagrams // of an address of UDP, in place of the others; nil at TCP
 }

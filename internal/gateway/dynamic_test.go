@@ -206,6 +206,7 @@ func TestFrontClientCertificates(t *testing.T) {
 	must, may := section("must", "must.test", to(ep)), section("may", "may.test", to(ep))
 	must.TLS, may.TLS = e.ends("must.test"), e.ends("may.test")
 	must.TLS.ClientCAs, may.TLS.ClientCAs, may.TLS.ClientCertOptional = string(e.ca.CertPEM), string(e.ca.CertPEM), true
+	may.TLS.ClientCertUnverified = true
 	l := e.listener("tls", registry.TLS, must, may)
 	e.have(l)
 	for i, test := range []struct {

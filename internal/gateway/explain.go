@@ -249,16 +249,31 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				}
 			}
 		}
+		// What comes inside TLS may be anything, and TLS by name is TLS.
+		req.RequireTLS = l.RequireTLS && q.Proto != "sni" && slices.ContainsFunc(l.Protocols, func(p tunnel.Protocol) bool { return p.Name() == q.Proto })
 		for _, p := range flattenProtocols(l.Protocols) {
 			switch f := p.(type) {
 			case *termination.Protocol:
-				if name, err := sni.ParseName(q.Host); err == nil && q.Proto == "sni" && f.Owns(name) {
-					x.Detail = "TLS ends here; inside is spoken " + namesOf(f.Inner)
-					return nil, nil
+				name, err := sni.ParseName(q.Host)
+				if err != nil || q.Proto != "sni" {
+					continue
 				}
+				inside := f.Inside(name)
+				if inside == nil && f.Pass {
+					continue
+				}
+				if inside == nil {
+					return nil, tunnel.Refusef(tunnel.NoRoute, "listener %s ends TLS for other names alone, and passes none on", q.Listener)
+				}
+				if _, ok := inside[0].(termination.Plain); ok {
+					req.Name, req.Proto, x.Proto = name, inside[0].Name(), inside[0].Name()
+					return req, nil
+				}
+				x.Detail = "TLS ends here; inside is spoken " + namesOf(inside)
+				return nil, nil
 			case *tunnel.Fixed:
 				f.Direct(req)
-				req.Proto, x.Proto, x.Listener = f.Name(), f.Name(), req.Listener
+				req.Proto, x.Proto, x.Listener, req.RequireTLS = f.Name(), f.Name(), req.Listener, l.RequireTLS
 				return req, nil
 			case inbound.Sectioned:
 				if err := f.Route(req, q.Host); err != nil {
@@ -318,10 +333,10 @@ func flattenProtocols(protocols []tunnel.Protocol) []tunnel.Protocol {
 	for _, p := range protocols {
 		all = append(all, p)
 		if t, ok := p.(*termination.Protocol); ok {
-			if !t.All {
+			if t.Pass {
 				all = append(all, t.Hello)
 			}
-			all = append(all, t.Inner...)
+			all = append(all, t.Inner()...)
 		}
 	}
 	return all

@@ -203,7 +203,7 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 		}
 		guard.OwnListener(ln.Addr())
 		g.addrs = append(g.addrs, ln.Addr())
-		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, ConnHeader: l.ConnHeader})
+		g.listeners = append(g.listeners, tunnel.Listener{Listener: ln, Name: l.Address, Protocols: l.Protocols, ConnHeader: l.ConnHeader, RequireTLS: l.RequireTLS})
 	}
 	if err := g.inbound.openAll(ctx, g.cfg.SourceListeners); err != nil {
 		return err

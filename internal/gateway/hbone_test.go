@@ -26,8 +26,8 @@ func startTLS(t *testing.T, ca *testca.CA, name string, inner tunnel.Protocol, s
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}, All: true, Inner: []tunnel.Protocol{inner}, ALPN: []termination.Offer{{Name: "h2"}}}
-	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: ca.Pool()}); err != nil {
+	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
+	if err := p.Use(termination.Item{Keys: &termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: ca.Pool()}, Any: true, Inner: []tunnel.Protocol{inner}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
 		t.Fatal(err)
 	}
 	return startWith(t, name, []tunnel.Protocol{p}, services...)

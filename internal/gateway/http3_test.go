@@ -58,7 +58,7 @@ func startHTTP3(t *testing.T, alone bool, drainTimeout time.Duration, services .
 func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, drainTimeout time.Duration, services ...*registry.Service) (addr string, stop func() error) {
 	t.Helper()
 	h := &inbound.HTTP3{Via: "far", TerminateAll: alone}
-	if err := h.Use(keys); err != nil {
+	if err := h.Use(termination.Item{Keys: keys, Any: alone}); err != nil {
 		t.Fatal(err)
 	}
 	g, err := New(t.Context(), Config{
@@ -88,10 +88,7 @@ func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, drainTimeo
 func serveHTTP3(t *testing.T, routes tunnel.Resolver) (addr, roots string) {
 	t.Helper()
 	keys, roots := gatewayKeys(t)
-	cfg, err := keys.Config("h3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := &tls.Config{Certificates: keys.Certificates, NextProtos: []string{"h3"}}
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)

@@ -373,6 +373,7 @@ func (f *listeners) describeConfigured(l *registry.Listener, err error) StatusLi
 		serving := ready(o.Listener)
 		s = statusOf(&serving, o.addr())
 	}
+	s.RequireTLS, s.TLS = l.Settings.RequireTLS, describeTLS(l.Settings)
 	if err != nil {
 		s.Problem = err.Error()
 	}
@@ -586,7 +587,7 @@ func ready(l *inbound.Listener) Listener {
 	out := Listener{Address: l.Table().Name, Datagrams: l.Datagrams()}
 	if out.Datagrams == nil {
 		c := l.Current()
-		out.Protocols, out.ConnHeader = c.Protocols, c.ConnHeader
+		out.Protocols, out.ConnHeader, out.RequireTLS = c.Protocols, c.ConnHeader, c.RequireTLS
 	}
 	return out
 }

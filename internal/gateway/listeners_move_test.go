@@ -58,7 +58,7 @@ func TestListenersOfUDPChange(t *testing.T) {
 	e.hearsUDP(one, "b?", "the one that is left")
 	bad := e.udpPort(one, "a.test")
 	bad.Settings.Service = tunnel.Name{}
-	bad.Settings.TLS = &registry.ListenerTLS{Certificates: []registry.KeyPair{{Certificate: "none"}}}
+	bad.Settings.TLS = []registry.ListenerTLS{{TLSTermination: registry.TLSTermination{Certificates: []registry.KeyPair{{Certificate: "none"}}}}}
 	have(bad)
 	e.hearsUDP(one, "b?", "one that has no certificate")
 	if s := e.Status().Listeners; len(s) != 1 || !strings.Contains(s[0].Problem, "what was served before is served on") {

@@ -181,7 +181,7 @@ func TestListenerThatLosesItsCredentials(t *testing.T) {
 	fresh := changed(e.configured("connect"), auth(&registry.Auth{}))
 	e.configure(svc, changed(l, auth(l.Settings.Auth)))
 	e.configure(svc, changed(l, auth(&registry.Auth{})), fresh, changed(e.configured(), func(s *registry.ListenerSettings) {
-		s.TLS = &registry.ListenerTLS{Protocols: []string{"connect"}, Certificates: []registry.KeyPair{{Certificate: "none"}}}
+		s.TLS = []registry.ListenerTLS{{Protocols: []string{"connect"}, TLSTermination: registry.TLSTermination{Certificates: []registry.KeyPair{{Certificate: "none"}}}}}
 	}))
 	if !refused(fresh.Name) {
 		t.Error("a listener without its credentials is open")

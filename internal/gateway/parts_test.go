@@ -6,6 +6,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/internal/gateway/inbound"
+	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -17,7 +18,7 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	auth := &connect.Bearer{Verify: connect.Tokens(map[string]string{"ci": "t-one"})}
 	h := &inbound.HTTP3{Auth: auth, Via: "gw", TerminateAll: true}
 	keys, _ := gatewayKeys(t)
-	if err := h.Use(keys); err != nil {
+	if err := h.Use(termination.Item{Keys: keys, Any: true}); err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{

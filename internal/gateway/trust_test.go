@@ -77,8 +77,8 @@ func TestTrustOfHops(t *testing.T) {
 	a, b := twoDomains(t)
 	mesh := newCA(t)
 	start := func(pair *testca.Pair, to string) string {
-		p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}, All: true, Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}}}
-		if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: mesh.Pool()}); err != nil {
+		p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
+		if err := p.Use(termination.Item{Keys: &termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: mesh.Pool()}, Any: true, Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
 			t.Fatal(err)
 		}
 		return startWith(t, pair.TLS.Leaf.URIs[0].Host, []tunnel.Protocol{p}, service(to))

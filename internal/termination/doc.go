@@ -2,19 +2,24 @@
 // if it had come in the clear: TLS is the one protocol that can nest.
 //
 //	one, two := &connect.Protocol{}, &h2.Protocol{}
-//	p := &termination.Protocol{
-//		Hello: &sni.Protocol{},
+//	p := &termination.Protocol{Hello: &sni.Protocol{}, Pass: true}
+//	if err := p.Use(termination.Item{
+//		Keys:  &termination.Keys{Certificates: []tls.Certificate{pair}, ClientCAs: pool},
 //		Inner: []tunnel.Protocol{one, two},
 //		ALPN:  []termination.Offer{{"h2", []tunnel.Protocol{two}}, {"http/1.1", []tunnel.Protocol{one}}},
-//	}
-//	if err := p.Use(&termination.Keys{Certificates: []tls.Certificate{pair}, ClientCAs: pool}); err != nil {
+//	}, termination.Item{
+//		Keys:  &termination.Keys{Certificates: []tls.Certificate{shop}, Names: names},
+//		Inner: []tunnel.Protocol{termination.Plain{}},
+//	}); err != nil {
 //		return err
 //	}
 //	srv.Serve(ctx, tunnel.Listener{Listener: ln, Protocols: []tunnel.Protocol{p}})
 //
-// Hello reads the ClientHello of every connection and serves those for other names:
-// there is one parser of hellos, whether TLS is terminated here or not. TLS for the
-// gateway's own names is terminated, and with All for any name.
+// Hello reads the ClientHello of every connection, and with Pass it serves those for
+// other names: there is one parser of hellos, whether TLS is terminated here or not. The
+// name in the hello decides which Item terminates TLS, with its certificates, what it
+// asks of clients, and what is inside: further protocols, or the Plain stream for the
+// service with that name.
 //
 // A client certificate is verified by Keys.ClientCAs or Keys.Trust, and its identity
 // becomes the Peer of every request inside (see PeerOf). With neither, no client has

@@ -139,11 +139,6 @@ func (r *KeySet) add(c *tls.Certificate, own bool) error {
 	return nil
 }
 
-// owns reports whether TLS for n is terminated here.
-func (r *KeySet) owns(n tunnel.Name) bool {
-	return slices.ContainsFunc(r.names, func(p tunnel.Pattern) bool { return p.Matches(n) })
-}
-
 // find returns the certificates with the name n. A wildcard stands for one
 // label, RFC 9525 section 6.3.
 func (r *KeySet) find(n tunnel.Name) []*tls.Certificate {
@@ -172,15 +167,4 @@ func (r *KeySet) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 		return list[0], nil
 	}
 	return r.first, nil
-}
-
-// Config returns k as a configuration of crypto/tls, for a caller that terminates TLS
-// without a Protocol. PeerOf returns the identity of the client, whose certificate
-// was checked when the handshake is complete.
-func (k *Keys) Config(alpn ...string) (*tls.Config, error) {
-	r, err := newKeySet(k, alpn, len(k.Names) == 0)
-	if err != nil {
-		return nil, err
-	}
-	return r.config, nil
 }

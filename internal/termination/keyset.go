@@ -21,17 +21,17 @@ func NewKeySet(k *Keys) (*KeySet, error) {
 	return newKeySet(k, nil, false)
 }
 
-// Server terminates TLS on c, whose hello was read for name and not consumed; a
-// hello without a name has the zero one. It returns the connection inside TLS, with
-// the client's identity. After an error, which is one for ServeConn to return, c has
-// been closed, after an alert where the client should know.
-func (r *KeySet) Server(ctx context.Context, c *tunnel.Conn, name tunnel.Name) (*tunnel.Conn, error) {
+// Server terminates TLS on c, whose hello was read for the request asked and not
+// consumed. It returns the connection inside TLS, with the client's identity. After an
+// error, which is one for ServeConn to return, c has been closed, after an alert where
+// the client should know.
+func (r *KeySet) Server(ctx context.Context, c *tunnel.Conn, asked *tunnel.Request) (*tunnel.Conn, error) {
 	held, err := reserveMemory(ctx)
 	if err != nil {
 		_ = c.Abort()
 		return nil, err
 	}
-	inner, _, err := r.handshake(ctx, c, name, &held)
+	inner, _, err := r.handshake(ctx, c, asked, &held)
 	return inner, err
 }
 

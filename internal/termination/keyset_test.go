@@ -26,14 +26,11 @@ func (e *terminator) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Han
 	if err := e.Protocol.ServeConn(ctx, c, tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) { asked = req })); err != nil {
 		return err
 	}
-	inner, err := e.keys.Server(ctx, c, asked.Name)
+	inner, err := e.keys.Server(ctx, c, asked)
 	if err != nil {
 		return err
 	}
-	req := inner.NewRequest("tls")
-	req.Name = asked.Name
-	h.ServeTunnel(ctx, req)
-	return nil
+	return Plain{}.ServeConn(ctx, inner, h)
 }
 
 // TestKeySet: the stream inside TLS is a tunnel, with the identity of a certificate

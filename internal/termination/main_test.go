@@ -62,15 +62,20 @@ func issue(t testing.TB, ca *testca.CA, name string, names ...string) *testca.Pa
 // terminating makes a Protocol that carries CONNECT, of both versions.
 func terminating(t testing.TB, k *Keys, all bool) *Protocol {
 	t.Helper()
-	one, two := &connect.Protocol{}, &h2.Protocol{}
-	p := &Protocol{
-		Hello: &sni.Protocol{Nameless: all}, All: all, Inner: []tunnel.Protocol{one, two},
-		ALPN: []Offer{{"h2", []tunnel.Protocol{two}}, {"http/1.1", []tunnel.Protocol{one}}},
-	}
-	if err := p.Use(k); err != nil {
+	p := &Protocol{Hello: &sni.Protocol{Nameless: all}, Pass: !all}
+	if err := p.Use(carrying(k, all)); err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// carrying is an Item with CONNECT of both versions inside.
+func carrying(k *Keys, all bool) Item {
+	one, two := &connect.Protocol{}, &h2.Protocol{}
+	return Item{
+		Keys: k, Any: all, Inner: []tunnel.Protocol{one, two},
+		ALPN: []Offer{{"h2", []tunnel.Protocol{two}}, {"http/1.1", []tunnel.Protocol{one}}},
+	}
 }
 
 // A tlsDialer speaks TLS to whom it dials, and gives what this package's own

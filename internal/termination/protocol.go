@@ -16,13 +16,24 @@ import (
 // A Protocol terminates TLS and serves the stream inside. Its fields must not change
 // once it serves, and it must not be copied.
 type Protocol struct {
-	// Hello reads every hello and serves those for names that the Protocol does not
-	// own: an *sni.Protocol, and with All one that is Nameless. It must not consume
-	// the hello.
+	// Hello reads every hello: an *sni.Protocol, which is Nameless where an Item is for
+	// Any name. It must not consume the hello.
 	Hello Hello
 
-	// All terminates TLS for any name, and without one.
-	All bool
+	// Pass has Hello serve the hellos for names that no Item has. Without it their
+	// clients are refused.
+	Pass bool
+
+	items atomic.Pointer[itemSet]
+}
+
+// An Item says how TLS is terminated for some names.
+type Item struct {
+	*Keys
+
+	// Any terminates TLS also for the names that no other Item has, and for clients that
+	// send no name.
+	Any bool
 
 	// Inner are the protocols inside TLS; the first whose Sniff accepts a stream
 	// serves it. ALPN is what clients may ask for, in order of preference; empty
@@ -30,7 +41,9 @@ type Protocol struct {
 	Inner []tunnel.Protocol
 	ALPN  []Offer
 
-	keys atomic.Pointer[KeySet]
+	// Check, if set, returns why a client is refused before a certificate is shown to it.
+	// The request is the one of its hello.
+	Check func(*tunnel.Request) error
 }
 
 // An Offer is a name of ALPN (RFC 7301), and the protocols that may serve the stream
@@ -42,13 +55,13 @@ type Offer struct {
 
 // chosen returns the protocols for a stream on which ALPN has chosen name; "" stands
 // for none.
-func (p *Protocol) chosen(name string) []tunnel.Protocol {
-	for _, o := range p.ALPN {
+func (i *Item) chosen(name string) []tunnel.Protocol {
+	for _, o := range i.ALPN {
 		if o.Name == name && o.Protocols != nil {
 			return o.Protocols
 		}
 	}
-	return p.Inner
+	return i.Inner
 }
 
 // A Hello is a Protocol that makes its request of a ClientHello.
@@ -63,28 +76,46 @@ var (
 	_ tunnel.Drainer          = (*Protocol)(nil)
 )
 
-// Use makes k the keys of later connections. After an error the previous keys stay
-// in use. A Protocol without keys refuses the connections that it should terminate.
-func (p *Protocol) Use(k *Keys) error {
-	var names []string
-	for _, o := range p.ALPN {
-		names = append(names, o.Name)
-	}
-	r, err := newKeySet(k, names, len(k.Names) == 0)
+// Use makes items those of later connections. After an error the previous ones stay in
+// use. A Protocol without items refuses the connections that it should terminate.
+func (p *Protocol) Use(items ...Item) error {
+	set, err := newItemSet(items)
 	if err != nil {
 		return err
 	}
-	if !p.All && len(r.names) == 0 {
-		return errors.New("termination: no certificate has a name that could end here, wildcards aside: list the names")
-	}
-	p.keys.Store(r)
+	p.items.Store(set)
 	return nil
 }
 
 // Owns reports whether TLS for n is terminated here.
-func (p *Protocol) Owns(n tunnel.Name) bool {
-	r := p.keys.Load()
-	return p.All || r != nil && r.owns(n)
+func (p *Protocol) Owns(n tunnel.Name) bool { return p.items.Load().find(n) != nil }
+
+// Inside returns the protocols inside TLS for n, nil where it is not terminated here.
+func (p *Protocol) Inside(n tunnel.Name) []tunnel.Protocol {
+	if i := p.items.Load().find(n); i != nil {
+		return i.Inner
+	}
+	return nil
+}
+
+// Inner returns the protocols inside TLS of all items.
+func (p *Protocol) Inner() (all []tunnel.Protocol) {
+	if set := p.items.Load(); set != nil {
+		for _, i := range set.list {
+			all = append(all, i.Inner...)
+		}
+	}
+	return all
+}
+
+// Config returns how TLS for n is terminated, for a caller that does so without Protocol;
+// nil where it is not terminated here. PeerOf returns the identity of the client, whose
+// certificate was checked when the handshake is complete.
+func (p *Protocol) Config(n tunnel.Name) *tls.Config {
+	if i := p.items.Load().find(n); i != nil {
+		return i.keys.config
+	}
+	return nil
 }
 
 // Name returns "tls".
@@ -98,7 +129,7 @@ func (p *Protocol) HasPreamble(prefix []byte) bool { return p.Hello.HasPreamble(
 
 // Drain implements tunnel.Drainer for the protocols inside.
 func (p *Protocol) Drain() {
-	for _, inner := range p.Inner {
+	for _, inner := range p.Inner() {
 		if d, ok := inner.(tunnel.Drainer); ok {
 			d.Drain()
 		}
@@ -107,33 +138,80 @@ func (p *Protocol) Drain() {
 
 // ServeConn implements tunnel.Protocol.
 func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
-	r := p.keys.Load() // one set of keys for all that follows
+	set := p.items.Load() // one for all that follows
 	var own *tunnel.Request
+	var item *useItem
 	err := p.Hello.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
-		if p.All || r != nil && r.owns(req.Name) {
-			own = req // terminated here; the request inside is not read yet
+		if item = set.find(req.Name); item == nil && p.Pass {
+			h.ServeTunnel(ctx, req)
 			return
 		}
-		h.ServeTunnel(ctx, req)
+		own = req // the request inside is not read yet
+		own.Proto = p.Name()
 	}))
-	switch {
-	case err != nil || own == nil:
+	if err != nil || own == nil {
 		return err
-	case r == nil:
-		err := tunnel.Refusef(tunnel.Internal, "termination: there is no certificate yet")
-		own.Refuse(err)
-		return err
+	}
+	if err := check(set, item, own); err != nil {
+		return Refuse(own, h, err)
 	}
 	held, err := reserveMemory(ctx)
 	if err != nil {
-		own.Refuse(err)
-		return err
+		return Refuse(own, h, err)
 	}
-	inner, alpn, err := r.handshake(ctx, c, own.Name, &held)
+	inner, alpn, err := item.keys.handshake(ctx, c, own, &held)
 	if err != nil {
 		return err
 	}
-	return tunnel.ServeInner(ctx, inner, p.chosen(alpn), h)
+	return tunnel.ServeInner(ctx, inner, item.chosen(alpn), h)
+}
+
+// check returns why the client of a hello is refused before TLS begins.
+func check(set *itemSet, item *useItem, req *tunnel.Request) error {
+	switch {
+	case set == nil:
+		return tunnel.Refusef(tunnel.Internal, "termination: there is no certificate yet")
+	case item == nil && req.Name.IsZero():
+		return tunnel.Refusef(tunnel.NoSNI, "termination: the ClientHello has no server name, by which TLS is terminated here")
+	case item == nil:
+		return tunnel.Refusef(tunnel.NoRoute, "termination: TLS for %q is neither terminated nor passed on here", req.Name)
+	case item.Check != nil:
+		return item.Check(req)
+	}
+	return nil
+}
+
+// Refuse ends the connection of req, to which no certificate was shown, because of err. It
+// does so in place of the Router, as TLS must not begin for a client that is refused. It
+// returns what ServeConn is to return.
+func Refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
+	req.Refuse(err)
+	if r, ok := h.(tunnel.Refuser); ok {
+		r.Refused(req, err) // the log knows whom it asked for
+		return nil
+	}
+	return err
+}
+
+// Plain is the Protocol of a stream inside TLS that is for the service with the name that
+// TLS was terminated for. No byte of it is read, so the server may speak first.
+type Plain struct{}
+
+// Name returns "tls".
+func (Plain) Name() string { return "tls" }
+
+// Sniff says Yes to anything.
+func (Plain) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }
+
+// ServeConn makes the one Request.
+func (p Plain) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	req := c.NewRequest(p.Name())
+	if req.TLS == nil {
+		return tunnel.Refusef(tunnel.Internal, "termination: the stream is not inside TLS")
+	}
+	req.Name, req.ALPN = req.TLS.ServerName, req.TLS.ALPN
+	h.ServeTunnel(ctx, req)
+	return nil
 }
 
 // handshakeMemory is about what an unfinished handshake takes: the hello, keys, the
@@ -151,10 +229,10 @@ func reserveMemory(ctx context.Context) (held tunnel.BufferAccount, err error) {
 	return held, nil
 }
 
-// handshake terminates TLS on c, whose hello was read for the name asked and not
+// handshake terminates TLS on c, whose hello was read for the request asked and not
 // consumed. It returns the connection inside and what ALPN has chosen. After an error
 // c has been closed. The handshake counts in held until it is over.
-func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked tunnel.Name, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
+func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked *tunnel.Request, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
 	defer held.Set(0)
 	transport := &tlsTransport{Conn: c, left: MaxHandshake}
 	t := tls.Server(transport, r.config)
@@ -162,10 +240,11 @@ func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked tunnel.Nam
 		return nil, "", failed(ctx, c, transport, err)
 	}
 	cs := t.ConnectionState()
-	if name, _ := tunnel.ParseName(cs.ServerName); name != asked {
-		// The two parsers of the hello disagree, and the first one decided.
+	if name, _ := tunnel.ParseName(cs.ServerName); name != asked.Name {
+		// The two parsers of the hello disagree, and the first one decided; or the client
+		// has sent a second hello, with another name, on being asked for one.
 		_ = c.Abort()
-		return nil, "", tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked, name)
+		return nil, "", tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked.Name, name)
 	}
 	if r.verify != nil {
 		r.verify(&cs)
@@ -176,7 +255,8 @@ func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked tunnel.Nam
 		return nil, "", err
 	}
 	transport.carry()
-	return c.Nest(&stream{Conn: t, transport: transport, peer: "client"}, peer), cs.NegotiatedProtocol, nil
+	ended := tunnel.EndedTLS{ServerName: asked.Name, ALPN: asked.ALPN, Peer: peer}
+	return c.Nest(&stream{Conn: t, transport: transport, peer: "client"}, ended), cs.NegotiatedProtocol, nil
 }
 
 // failed closes a connection whose handshake failed, so that an alert that was sent

@@ -51,7 +51,7 @@ func TestNames(t *testing.T) {
 	testnet.Ping(t, c, "in the clear, on the same port")
 
 	keys.Names = []tunnel.Pattern{{Suffix: tunnel.MustParseName("wild.test"), Wildcard: true}}
-	if err := p.Use(keys); err != nil {
+	if err := p.Use(carrying(keys, false)); err != nil {
 		t.Fatal(err)
 	}
 	c = tunneltest.Dial(t, &connect.Dialer{Proxy: g.Addr, TLS: roots(ca, "a.wild.test")}, "plain:1")
@@ -143,10 +143,10 @@ func TestKeysChange(t *testing.T) {
 		}
 		_ = c.Close()
 	}
-	if err := p.Use(&Keys{}); err == nil {
+	if err := p.Use(carrying(&Keys{}, false)); err == nil {
 		t.Error("keys without a certificate are taken")
 	}
-	if err := p.Use(&Keys{Certificates: []tls.Certificate{issue(t, fresh, "gw", "gw.test").TLS}, ClientCAs: fresh.Pool()}); err != nil {
+	if err := p.Use(carrying(&Keys{Certificates: []tls.Certificate{issue(t, fresh, "gw", "gw.test").TLS}, ClientCAs: fresh.Pool()}, false)); err != nil {
 		t.Fatal(err)
 	}
 	testnet.Ping(t, held, "after")
@@ -186,12 +186,12 @@ func TestBadKeys(t *testing.T) {
 		"wildcards aside":            {Certificates: []tls.Certificate{issue(t, ca, "svid", "*.wild.test").TLS}},
 		"a name of a certificate:":   {Certificates: []tls.Certificate{issue(t, ca, "svid", "a..test").TLS}},
 	} {
-		if err := new(Protocol).Use(&k); err == nil || !strings.Contains(err.Error(), want) {
+		if err := new(Protocol).Use(Item{Keys: &k}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want %q", k, err, want)
 		}
 	}
 	for _, ok := range []string{"gw.test", "a.wild.test", "*.wild.test"} {
-		if err := new(Protocol).Use(&Keys{Certificates: certs, Names: name(ok)}); err != nil {
+		if err := new(Protocol).Use(Item{Keys: &Keys{Certificates: certs, Names: name(ok)}}); err != nil {
 			t.Errorf("%s: %v", ok, err)
 		}
 	}
@@ -431,7 +431,7 @@ func TestALPNIsKept(t *testing.T) {
 // TestNoKeys: a Protocol that was given none refuses, and passes on the rest.
 func TestNoKeys(t *testing.T) {
 	ca := newCA(t, "example.test")
-	g := serve(t, table{}, tunnel.Limits{}, &Protocol{Hello: &sni.Protocol{Nameless: true}, All: true})
+	g := serve(t, table{}, tunnel.Limits{}, &Protocol{Hello: &sni.Protocol{Nameless: true}})
 	_, err := tlsDialer{roots(ca, "gw.test")}.DialContext(t.Context(), "tcp", g.Addr)
 	if err == nil || !strings.Contains(err.Error(), "internal error") {
 		t.Errorf("got %v, want the alert internal_error", err)
@@ -440,8 +440,8 @@ func TestNoKeys(t *testing.T) {
 }
 
 func ExampleProtocol() {
-	p := &Protocol{Hello: &sni.Protocol{}, Inner: []tunnel.Protocol{&connect.Protocol{}}}
-	fmt.Println(p.Use(&Keys{}))
+	p := &Protocol{Hello: &sni.Protocol{}, Pass: true}
+	fmt.Println(p.Use(Item{Keys: &Keys{}, Inner: []tunnel.Protocol{&connect.Protocol{}}}))
 	// Output: termination: no certificate
 }
 

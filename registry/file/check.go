@@ -105,7 +105,7 @@ func (d *decoder) checkService(i int) {
 // may be given on the command line, so no listener counts as any.
 func (d *decoder) carriesSNI() bool {
 	for _, l := range d.cfg.Listeners {
-		if l.Service.IsZero() && slices.ContainsFunc(l.Outer(), namesNoPort) {
+		if l.Service.IsZero() && slices.ContainsFunc(l.spoken(), namesNoPort) {
 			return true
 		}
 	}
@@ -193,7 +193,13 @@ func (d *decoder) checkListeners() {
 		taken = append(taken, place{address, n})
 	}
 	sound := len(d.errs) == 0 // else a service that was not understood would seem to be missing
-	var table *registry.Table
+	var merged *registry.Table
+	table := func() *registry.Table {
+		if merged == nil {
+			merged, _ = d.cfg.Mesh.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
+		}
+		return merged
+	}
 	for i := range d.cfg.Listeners {
 		l, at := &d.cfg.Listeners[i], d.listener(i)
 		take(l.Address, at.value("address"))
@@ -207,7 +213,13 @@ func (d *decoder) checkListeners() {
 			}
 		}
 		d.checkTLS(l, at)
+		if l.RequireTLS && l.UDP() {
+			d.errorf(at.value("requireTLS"), "leave it out", "requireTLS is for TCP, and this listener is of UDP: QUIC is always encrypted, and nothing is read of other datagrams")
+		}
 		if at.value("service") == nil {
+			if sound {
+				d.checkPlain(l, at, table)
+			}
 			if at.value("auth") != nil && !l.UDP() && !slices.ContainsFunc(l.spoken(), hasCredentials) {
 				d.errorf(at.value("auth"), "add connect, socks5 or websocket to its protocols, or leave auth out", "auth has no effect: only CONNECT, SOCKS and WebSocket clients have credentials")
 			}
@@ -229,11 +241,8 @@ func (d *decoder) checkListeners() {
 		if l.Service.IsZero() || !sound {
 			continue
 		}
-		if table == nil {
-			table, _ = d.cfg.Mesh.Merge(registry.Snapshot{Networks: d.cfg.Networks, Services: d.cfg.Services})
-		}
 		req := &tunnel.Request{Name: l.Service, Port: l.Port, LocalPort: listenPort(l.Address)}
-		s, err := table.Find(req)
+		s, err := table().Find(req)
 		switch {
 		case err != nil:
 			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q is not served: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
@@ -273,7 +282,7 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 		name string
 		node *yaml.Node
 	}{{"auth", at.value("auth")}, {"proxyProtocol", at.value("proxyProtocol")}, {"websocket", at.value("websocket")}} {
-		if key.name == "auth" && l.TLS != nil {
+		if key.name == "auth" && len(l.TLS) > 0 {
 			continue // of connect-h3
 		}
 		if key.node != nil && (at.value("service") == nil || key.name == "proxyProtocol") { // else another error below covers it
@@ -386,7 +395,7 @@ func listenAddrs(address string) []netip.Addr {
 
 // namesNoPort reports whether requests by a protocol name no port.
 func namesNoPort(protocol string) bool {
-	return protocol == "sni" || protocol == "proxy" || protocol == "quic" || protocol == "postgres"
+	return protocol == "sni" || protocol == "proxy" || protocol == "quic" || protocol == "postgres" || protocol == registry.PlainTCP
 }
 
 // hasCredentials reports whether the clients of a protocol can show who they are.

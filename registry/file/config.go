@@ -67,12 +67,13 @@ type Listener struct {
 	// Auth without sni, with TLS none, and for UDP quic.
 	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic postgres" unique:"protocol" empty:"leave the key out for sni and connect"`
 
-	TLS       *TLS      `yaml:"tls"`                                         // that ends here; nil means that none does
-	Refusal   string    `yaml:"refusal" oneof:"alert close" default:"alert"` // of a TLS client
-	Auth      *Auth     `yaml:"auth"`                                        // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
-	Proxy     *Proxy    `yaml:"proxyProtocol"`                               // what is in front; nil means nothing that speaks the PROXY protocol
-	WebSocket WebSocket `yaml:"websocket"`                                   // of the protocol
-	Target    `yaml:"service" as:"target"`
+	TLS        []TLS     `yaml:"tls,single" what:"tls" empty:"leave the key out where no TLS ends"` // that ends here, by names; empty means that none does
+	RequireTLS bool      `yaml:"requireTLS"`                                                        // what clients send that did not come by TLS must begin as TLS
+	Refusal    string    `yaml:"refusal" oneof:"alert close" default:"alert"`                       // of a TLS client
+	Auth       *Auth     `yaml:"auth"`                                                              // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
+	Proxy      *Proxy    `yaml:"proxyProtocol"`                                                     // what is in front; nil means nothing that speaks the PROXY protocol
+	WebSocket  WebSocket `yaml:"websocket"`                                                         // of the protocol
+	Target     `yaml:"service" as:"target"`
 }
 
 // A Target is the one service of a listener.

@@ -18,8 +18,13 @@ func (d *decoder) plaintext() string {
 	var by []string
 	for i := range d.cfg.Listeners {
 		l := &d.cfg.Listeners[i]
-		protocols := slices.DeleteFunc(l.spoken(), func(p string) bool { return p == "sni" || p == "quic" || p == "postgres" })
+		spoken := l.spoken()
+		if l.RequireTLS { // of all that is not inside TLS
+			spoken = l.Inner()
+		}
+		protocols := slices.DeleteFunc(spoken, func(p string) bool { return p == "sni" || p == "quic" || p == "postgres" })
 		switch {
+		case !l.Service.IsZero() && l.RequireTLS:
 		case !l.Service.IsZero():
 			by = append(by, fmt.Sprintf("listener %s (service)", l.Address))
 		case len(protocols) > 0:

@@ -27,10 +27,10 @@ func tableListeners(all []Listener) []*registry.Listener {
 // forTable returns l as the table has it.
 func (l *Listener) forTable() *registry.Listener {
 	s := &registry.ListenerSettings{
-		Service: l.Service, Port: l.Port, Protocols: l.Outer(), RefuseSilently: l.Refusal == "close",
+		Service: l.Service, Port: l.Port, Protocols: l.Outer(), RefuseSilently: l.Refusal == "close", RequireTLS: l.RequireTLS,
 		WebSocket: registry.WebSocketOptions(l.WebSocket),
 	}
-	if len(l.Protocols) == 0 && l.TLS == nil && !l.UDP() {
+	if len(l.Protocols) == 0 && len(l.TLS) == 0 && !l.UDP() {
 		s.Protocols, s.ImpliedSNI = Protocols[:3], true
 	}
 	if l.Proxy != nil {
@@ -39,13 +39,8 @@ func (l *Listener) forTable() *registry.Listener {
 	if l.Auth != nil {
 		s.Auth = &registry.Auth{Users: l.Auth.Users, Tokens: l.Auth.Tokens}
 	}
-	if t := l.TLS; t != nil {
-		s.TLS = &registry.ListenerTLS{
-			Protocols: l.Inner(), Names: t.Names, ClientCAs: t.ClientCA, ClientCertOptional: t.Optional, MinVersion: t.MinVersion, Trust: t.Trust,
-		}
-		for _, p := range t.Certificates {
-			s.TLS.Certificates = append(s.TLS.Certificates, registry.KeyPair(p))
-		}
+	for i := range l.TLS {
+		s.TLS = append(s.TLS, l.TLS[i].forTable(l))
 	}
 	out := &registry.Listener{Name: l.Address, Protocol: registry.Streams, Settings: s, Origin: "the configuration"}
 	if l.UDP() {
@@ -58,6 +53,18 @@ func (l *Listener) forTable() *registry.Listener {
 		out.Address = addr
 	} else {
 		out.Host = host
+	}
+	return out
+}
+
+// forTable returns t, which is one of l's, as the table has it.
+func (t *TLS) forTable(l *Listener) registry.ListenerTLS {
+	out := registry.ListenerTLS{
+		Protocols: l.inside(t), Names: t.names(), Any: l.any(t), ALPN: t.ALPN,
+		TLSTermination: registry.TLSTermination{ClientCAs: t.ClientCA, ClientCertOptional: t.Optional, MinVersion: t.MinVersion, Trust: t.Trust},
+	}
+	for _, p := range t.Certificates {
+		out.Certificates = append(out.Certificates, registry.KeyPair(p))
 	}
 	return out
 }

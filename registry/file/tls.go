@@ -16,14 +16,18 @@ import (
 )
 
 // Inner are the protocols that a listener's TLS may have inside.
-var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3", "connect-udp"}
+var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3", "connect-udp", "tcp"}
 
-// A TLS is how a listener ends TLS by itself. What is read of its files is
-// taken up by a running gateway, and all else but Protocols.
+// A TLS is how a listener ends TLS for some names.
 type TLS struct {
-	Protocols    []string // of Inner; empty means connect and connect-h2, and for UDP connect-h3
+	// Protocols, of Inner, are spoken inside; empty means connect and connect-h2, and for
+	// UDP connect-h3. With tcp the stream goes to the service with the name that TLS was
+	// ended for.
+	Protocols []string
+
 	Certificates []KeyPair
 	Names        []tunnel.Pattern // that end here; empty means the certificates', without wildcards
+	ALPN         []string         // that clients are offered with tcp; empty means that ALPN is not spoken
 	ClientCA     string           // PEM certificates to verify clients by, whatever identity these have; "" for none
 	Optional     bool             // clients may come without a certificate
 	MinVersion   uint16           // 0 means TLS 1.3
@@ -52,7 +56,7 @@ func (l *Listener) Outer() []string {
 	switch {
 	case len(l.Protocols) > 0:
 		return l.Protocols
-	case l.TLS != nil:
+	case len(l.TLS) > 0:
 		return nil
 	case l.UDP():
 		return []string{"quic"}
@@ -62,17 +66,56 @@ func (l *Listener) Outer() []string {
 	return Protocols[:3]
 }
 
-// Inner returns the protocols that the listener speaks inside of TLS.
-func (l *Listener) Inner() []string {
+// Inner returns the protocols that the listener speaks inside of TLS, for all names.
+func (l *Listener) Inner() (all []string) {
+	for i := range l.TLS {
+		for _, p := range l.inside(&l.TLS[i]) {
+			if !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// inside returns the protocols that the listener speaks inside of t.
+func (l *Listener) inside(t *TLS) []string {
 	switch {
-	case l.TLS == nil:
-		return nil
-	case len(l.TLS.Protocols) > 0:
-		return l.TLS.Protocols
+	case len(t.Protocols) > 0:
+		return t.Protocols
 	case l.UDP():
 		return []string{"connect-h3"}
 	}
 	return Inner[:2]
+}
+
+// any reports whether TLS ends by t for names that no other has: where the listener
+// passes none on, at the one that names none. TLS for a service ends for names alone.
+func (l *Listener) any(t *TLS) bool {
+	return !slices.Contains(l.Outer(), "sni") && !slices.Contains(l.Outer(), "quic") && !t.plain() && (len(l.TLS) == 1 || len(t.Names) == 0)
+}
+
+// plain reports whether the streams inside go to services as they are.
+func (t *TLS) plain() bool { return slices.Contains(t.Protocols, registry.PlainTCP) }
+
+// names returns the names that end by t: those of its certificates where it has none.
+func (t *TLS) names() []tunnel.Pattern {
+	if len(t.Names) > 0 {
+		return t.Names
+	}
+	var all []tunnel.Pattern
+	for _, pair := range t.Certificates {
+		c, err := pair.X509()
+		if err != nil || c.Leaf == nil {
+			continue
+		}
+		for _, s := range c.Leaf.DNSNames {
+			if p, err := tunnel.ParsePattern(s); err == nil && !p.Wildcard && !slices.Contains(all, p) {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
 }
 
 // spoken returns all that the listener speaks.
@@ -84,9 +127,10 @@ type tlsSettings struct {
 	KeyFile            string           `yaml:"keyFile,required"`
 	Certificates       []KeyFiles       `yaml:"certificates" what:"a certificate"` // beside the first
 	Names              []tunnel.Pattern `yaml:"names" what:"a name" as:"pattern"`
-	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3 connect-udp" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
+	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3 connect-udp tcp" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
+	ALPN               []string         `yaml:"alpn" what:"an ALPN protocol" as:"alpn" unique:"ALPN protocol" empty:"leave the key out to speak no ALPN"`
 	ClientCAFile       caFiles          `yaml:"clientCAFile"`
-	ClientCertificates string           `yaml:"clientCertificates" oneof:"required optional"`
+	ClientCertificates string           `yaml:"clientCertificates" oneof:"required optional ignored"`
 	TrustDomains       []string         `yaml:"trustDomains" what:"a trust domain" as:"trustDomain" empty:"leave the key out to take any identity"`
 	MinVersion         string           `yaml:"minVersion" oneof:"1.2 1.3"`
 }
@@ -101,7 +145,7 @@ type KeyFiles struct {
 func (t *TLS) decode(d *decoder, n *yaml.Node, key string) {
 	var s tlsSettings
 	into(d, n, key, &s)
-	*t = TLS{Protocols: readable(s.Protocols), Names: s.Names, Optional: s.ClientCertificates == "optional"}
+	*t = TLS{Protocols: readable(s.Protocols), Names: s.Names, ALPN: readable(s.ALPN), Optional: s.ClientCertificates == "optional"}
 	switch s.MinVersion {
 	case "1.2":
 		t.MinVersion = tls.VersionTLS12
@@ -159,29 +203,79 @@ func (*caFiles) decode(d *decoder, n *yaml.Node, key string) {
 	}
 }
 
+// tlsItems returns the objects of a listener's tls: one, or those of a list.
+func tlsItems(listener mapping) []mapping {
+	n := listener.value("tls")
+	if n == nil || n.Kind != yaml.SequenceNode {
+		return []mapping{{n}}
+	}
+	all := make([]mapping, len(n.Content))
+	for i := range n.Content {
+		all[i].node = n.Content[i]
+	}
+	return all
+}
+
 // checkTLS finds settings of a listener's TLS that do not go together.
 func (d *decoder) checkTLS(l *Listener, at mapping) {
-	if l.TLS == nil {
+	items := tlsItems(at)
+	if len(items) != len(l.TLS) {
 		return
 	}
-	settings := at.object("tls")
+	var catchAll *yaml.Node // that ends TLS for any name
+	names := map[tunnel.Pattern]*yaml.Node{}
+	for i := range l.TLS {
+		t := &l.TLS[i]
+		if items[i].node.Kind != yaml.MappingNode {
+			continue
+		}
+		d.checkTLSItem(l, t, items[i])
+		for j, name := range t.Names {
+			n := items[i].item("names", j)
+			if first := names[name]; first != nil && name != (tunnel.Pattern{}) {
+				d.errorf(n, "keep one of them", "TLS for %q ends already by line %d", name, first.Line)
+				continue
+			}
+			names[name] = n
+		}
+		if l.UDP() && !slices.Equal(l.inside(t), l.inside(&l.TLS[0])) {
+			d.errorf(items[i].where("protocols"), "write the same, or use a listener of its own", "every tls of a listener of UDP has the same protocols, and these are not those of line %d", items[0].node.Line)
+		}
+		switch {
+		case !l.any(t):
+		case catchAll != nil:
+			d.errorf(items[i].node, "list the names of one of them", "tls without names ends TLS for every other name, and so does that in line %d", catchAll.Line)
+		default:
+			catchAll = items[i].node
+		}
+	}
+}
+
+// checkTLSItem finds settings of one tls that do not go together.
+func (d *decoder) checkTLSItem(l *Listener, t *TLS, settings mapping) {
 	protocols, cas, domains := settings.value("protocols"), settings.value("clientCAFile"), settings.value("trustDomains")
-	switch has := func(s string) bool { return slices.Contains(l.TLS.Protocols, s) }; {
+	ignored := settings.word("clientCertificates") == "ignored"
+	switch has := func(s string) bool { return slices.Contains(t.Protocols, s) }; {
 	case slices.Contains(l.Protocols, "proxy"):
 		d.errorf(settings.node, "give it a listener of its own", "tls has no effect: with proxy, nothing is read from the client but its PROXY header")
 	case has("hbone") && has("connect-h2"):
 		d.errorf(protocols, "give one of them a listener of its own", "hbone and connect-h2 begin with the same bytes and can't be told apart")
-	case has("hbone") && (cas == nil || l.TLS.Optional):
+	case has("hbone") && (cas == nil || t.Optional || ignored):
 		d.errorf(protocols, "add clientCAFile, and leave clientCertificates out", "hbone identifies its clients by certificates, which this listener does not require")
+	case t.plain() && len(t.Protocols) > 1:
+		d.errorf(protocols, "give it names of its own: tls: [{names: [...], protocols: [tcp], ...}, ...]", "tcp can't be told apart from other protocols: it is whatever the service speaks")
 	}
 	carrier := "connect-h2"
 	if l.UDP() {
 		carrier = "connect-h3"
 	}
-	if has := func(s string) bool { return slices.Contains(l.TLS.Protocols, s) }; has("connect-udp") && !has(carrier) {
+	if has := func(s string) bool { return slices.Contains(t.Protocols, s) }; has("connect-udp") && !has(carrier) {
 		d.errorf(protocols, "add "+carrier, "connect-udp is carried by %s, which this listener does not speak", carrier)
 	}
-	for _, p := range l.TLS.Protocols {
+	if n := settings.value("alpn"); n != nil && !t.plain() {
+		d.errorf(n, "leave it out", "alpn has no effect: it is for the protocol tcp, and the others have their own")
+	}
+	for _, p := range t.Protocols {
 		if p != "connect-udp" && (p == "connect-h3") != l.UDP() {
 			network, other := "TCP", "UDP"
 			if l.UDP() {
@@ -190,7 +284,7 @@ func (d *decoder) checkTLS(l *Listener, at mapping) {
 			d.errorf(protocols, "leave it out", "%s is carried by %s, and this listener is of %s", p, other, network)
 		}
 	}
-	if l.UDP() && l.TLS.MinVersion == tls.VersionTLS12 {
+	if l.UDP() && t.MinVersion == tls.VersionTLS12 {
 		d.errorf(settings.node, "leave minVersion out", "QUIC has no TLS before 1.3")
 	}
 	switch {
@@ -200,9 +294,32 @@ func (d *decoder) checkTLS(l *Listener, at mapping) {
 	case len(trustDomains(settings)) > 1:
 		d.errorf(domains, byDomain("clientCAFile", trustDomains(settings)), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
 	}
+	if ignored && cas != nil {
+		d.errorf(cas, "leave one of them out", "clientCAFile has no effect: client certificates are ignored")
+	}
 	for key, n := range map[string]*yaml.Node{"clientCertificates": settings.value("clientCertificates"), "trustDomains": domains} {
-		if n != nil && cas == nil {
+		if n != nil && cas == nil && (key == "trustDomains" || !ignored) {
 			d.errorf(n, "add clientCAFile", "%s has no effect: there is nothing to verify a client's certificate by", key)
+		}
+	}
+}
+
+// checkPlain finds names that TLS ends for and that no service has. Table has the services
+// of the file.
+func (d *decoder) checkPlain(l *Listener, at mapping, table func() *registry.Table) {
+	items := tlsItems(at)
+	for i := range l.TLS {
+		t := &l.TLS[i]
+		if !t.plain() || d.cfg.Kubernetes != nil { // which may have them
+			continue
+		}
+		for j, name := range t.Names {
+			if name.Wildcard || name.Suffix.IsZero() {
+				continue
+			}
+			if _, err := table().Find(&tunnel.Request{Proto: "tls", Name: name.Suffix, ALPN: t.ALPN, LocalPort: listenPort(l.Address)}); err != nil {
+				d.errorf(items[i].item("names", j), "add a service with that name", "tls ends for %q, and its stream goes nowhere: %v", name, strings.TrimPrefix(err.Error(), "registry: "))
+			}
 		}
 	}
 }
@@ -211,27 +328,31 @@ func (d *decoder) checkTLS(l *Listener, at mapping) {
 // what they contain.
 func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 	for i := range d.cfg.Listeners {
-		to, at := d.cfg.Listeners[i].TLS, d.listener(i).object("tls")
-		if to == nil {
-			continue
-		}
-		for _, p := range keyFiles(at) {
-			pair, ok := d.pair(path, "listener", p, &all)
-			if ok {
-				to.Certificates = append(to.Certificates, pair)
-			}
-		}
-		cas := at.value("clientCAFile")
-		if cas != nil && cas.Kind == yaml.MappingNode {
-			to.Trust = d.rootsByDomain(path, cas, "clientCAFile", &all)
-			continue
-		}
-		to.ClientCA = d.roots(path, cas, "clientCAFile", &all)
-		if domains := trustDomains(at); len(domains) > 0 && to.ClientCA != "" {
-			to.ClientCA, to.Trust = "", map[string]string{domains[0]: to.ClientCA}
+		items := tlsItems(d.listener(i))
+		for j := range d.cfg.Listeners[i].TLS {
+			d.readTLSItem(path, &d.cfg.Listeners[i].TLS[j], items[j], &all)
 		}
 	}
 	return all
+}
+
+// readTLSItem reads the files of one tls.
+func (d *decoder) readTLSItem(path string, to *TLS, at mapping, all *[][]byte) {
+	for _, p := range keyFiles(at) {
+		pair, ok := d.pair(path, "listener", p, all)
+		if ok {
+			to.Certificates = append(to.Certificates, pair)
+		}
+	}
+	cas := at.value("clientCAFile")
+	if cas != nil && cas.Kind == yaml.MappingNode {
+		to.Trust = d.rootsByDomain(path, cas, "clientCAFile", all)
+		return
+	}
+	to.ClientCA = d.roots(path, cas, "clientCAFile", all)
+	if domains := trustDomains(at); len(domains) > 0 && to.ClientCA != "" {
+		to.ClientCA, to.Trust = "", map[string]string{domains[0]: to.ClientCA}
+	}
 }
 
 // byDomain is the hint for a file of CAs that several trust domains have.
@@ -252,11 +373,29 @@ func (d *decoder) rootsByDomain(path string, n *yaml.Node, what string, all *[][
 	return trust
 }
 
-// checkNames finds names that no certificate of their listener has.
+// checkNames finds names that no certificate of their listener has, and those that
+// several have.
 func (d *decoder) checkNames() {
 	for i := range d.cfg.Listeners {
-		if l, at := d.cfg.Listeners[i].TLS, d.listener(i).object("tls"); l != nil && len(l.Certificates) == len(keyFiles(at)) {
-			d.checkNamesOf(l, at)
+		l, items := &d.cfg.Listeners[i], tlsItems(d.listener(i))
+		first := map[tunnel.Pattern]int{}
+		for j := range l.TLS {
+			t := &l.TLS[j]
+			if len(t.Certificates) != len(keyFiles(items[j])) {
+				continue
+			}
+			d.checkNamesOf(t, items[j])
+			names := t.names()
+			if len(names) == 0 && !l.any(t) {
+				d.errorf(items[j].node, "list them: names: [...]", "tls ends for no name: it lists none, and its certificates have none but wildcards")
+			}
+			for _, name := range names {
+				if k, taken := first[name]; taken && k != j && len(l.TLS[j].Names)*len(l.TLS[k].Names) == 0 { // else it was reported
+					d.errorf(items[j].node, "list the names of each", "TLS for %q, of a certificate, ends already by line %d", name, items[k].node.Line)
+					continue
+				}
+				first[name] = j
+			}
 		}
 	}
 }

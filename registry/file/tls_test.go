@@ -38,7 +38,7 @@ func TestTLS(t *testing.T) {
 	if l := (&Listener{}); fmt.Sprint(l.Outer(), l.Inner()) != "[sni connect connect-h2] []" {
 		t.Errorf("a listener that says nothing speaks %s and inside %s", l.Outer(), l.Inner())
 	}
-	hbone := cfg.Listeners[1].TLS
+	hbone := cfg.Listeners[1].TLS[0]
 	if len(hbone.Certificates) != 2 || hbone.Optional || fmt.Sprint(hbone.Names) != "[gw.example.com *.in.example.net]" || hbone.ClientCA != "" {
 		t.Errorf("got %+v", hbone)
 	}
@@ -47,7 +47,7 @@ func TestTLS(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	one := cfg.Listeners[3].TLS
+	one := cfg.Listeners[3].TLS[0]
 	ca, err := os.ReadFile(filepath.Join(dir, "client-ca.pem"))
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestTLS(t *testing.T) {
 	if want := map[string]string{"example.test": string(ca)}; !reflect.DeepEqual(one.Trust, want) || one.ClientCA != "" {
 		t.Errorf("the CAs by trust domain are %q, and %q beside them", one.Trust, one.ClientCA)
 	}
-	last := cfg.Listeners[2].TLS
+	last := cfg.Listeners[2].TLS[0]
 	if !last.Optional || last.MinVersion != 0x0303 || last.ClientCA == "" || last.Trust != nil {
 		t.Errorf("got %+v, want optional client certificates and TLS 1.2", last)
 	}
@@ -102,6 +102,85 @@ func TestTLS(t *testing.T) {
 	}
 	if reflect.DeepEqual(cfg.Snapshot().Listeners, next.Snapshot().Listeners) {
 		t.Error("a new certificate is not in the snapshot")
+	}
+}
+
+// TLS may end for each name in a way of its own.
+func TestTLSByNames(t *testing.T) {
+	dir := private(t, "testdata/good")
+	cfg, err := Load(filepath.Join(dir, "tls-names.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := os.ReadFile(filepath.Join(dir, "client-ca.pem"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	type item struct {
+		names, protocols, alpn, clients string
+		any                             bool
+	}
+	for i, want := range [][]item{
+		{{"[gw.example.com]", "[connect connect-h2]", "[]", "ignored", false}, {"[shop.in.example.net]", "[tcp]", "[]", "required", false}, {"[*.in.example.net]", "[tcp]", "[h2 http/1.1]", "ignored", false}},
+		{{"[gw.example.com]", "[connect connect-h2]", "[]", "ignored", true}, {"[shop.in.example.net]", "[tcp]", "[]", "ignored", false}},
+		{{"[gw.example.com]", "[connect-h3]", "[]", "ignored", false}, {"[shop.in.example.net]", "[connect-h3]", "[]", "required", false}},
+	} {
+		s := cfg.Snapshot().Listeners[i].Settings
+		var got []item
+		for j := range s.TLS {
+			l := &s.TLS[j]
+			got = append(got, item{fmt.Sprint(l.Names), fmt.Sprint(l.Protocols), fmt.Sprint(l.ALPN), l.ClientCertificates(), l.Any})
+		}
+		if !slices.Equal(got, want) || s.RequireTLS != (i == 0) {
+			t.Errorf("listener %d: got %+v, TLS required: %v; want %+v", i, got, s.RequireTLS, want)
+		}
+	}
+	if got := cfg.Snapshot().Listeners[0].Settings.TLS[1].ClientCAs; got != string(ca) {
+		t.Errorf("the CAs of clients are %q", got)
+	}
+	if got := fmt.Sprint(cfg.Listeners[0].Inner()); got != "[connect connect-h2 tcp]" {
+		t.Errorf("inside TLS is spoken %s", got)
+	}
+}
+
+// A certificate or key that vanishes or turns bad is told of, and the configuration
+// before stays in force.
+func TestKeysThatTurnBad(t *testing.T) {
+	dir := private(t, "testdata/good")
+	path := filepath.Join(dir, "tls-names.yaml")
+	cfg, err := Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		file, content, want string
+	}{
+		{"second.key", "", "keyFile: " + filepath.Join(dir, "second.key") + ": no such file"},
+		{"second.crt", "nonsense", "failed to find any PEM data in certificate input"},
+		{"client-ca.pem", "nonsense", "clientCAFile has no certificate in it"},
+	} {
+		name := filepath.Join(dir, row.file)
+		good, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if row.content == "" {
+			err = os.Remove(name)
+		} else {
+			err = os.WriteFile(name, []byte(row.content), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Reload(path, cfg); err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: got %v, want %q", row.file, err, row.want)
+		}
+		if err := os.WriteFile(name, good, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if next, err := Reload(path, cfg); err != nil || next != cfg {
+		t.Errorf("as it was: %v", err)
 	}
 }
 

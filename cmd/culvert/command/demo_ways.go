@@ -65,11 +65,11 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 	all := []string{"sni", "connect", "connect-h2", "socks5", "websocket"}
 	at, err := start(services,
 		file.Listener{Protocols: all},
-		file.Listener{TLS: &file.TLS{Certificates: own}},
-		file.Listener{TLS: &file.TLS{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}},
+		file.Listener{TLS: []file.TLS{{Certificates: own}}},
+		file.Listener{TLS: []file.TLS{{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}}},
 		file.Listener{Protocols: []string{"proxy"}, Proxy: &file.Proxy{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}},
 		file.Listener{Target: file.Target{Service: tunnel.MustParseName("orders." + demoDomain), Port: 443}},
-		file.Listener{Address: udp.Scheme, TLS: &file.TLS{Certificates: own}},
+		file.Listener{Address: udp.Scheme, TLS: []file.TLS{{Certificates: own}}},
 		file.Listener{Address: udp.Scheme},
 		file.Listener{Address: udp.Scheme, Target: file.Target{Service: tunnel.MustParseName("orders." + demoDomain), Port: 443}},
 	)
@@ -105,7 +105,7 @@ func (d *demo) gateways(ctx context.Context, services []*registry.Service) (done
 	s = demoService("orders")
 	behind := netip.MustParseAddrPort(d.hbone)
 	s.Endpoints = []registry.Endpoint{{Addr: behind.Addr(), Port: behind.Port()}}
-	if at, err = start([]*registry.Service{s}, file.Listener{TLS: &file.TLS{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}}); err != nil {
+	if at, err = start([]*registry.Service{s}, file.Listener{TLS: []file.TLS{{Certificates: own, Protocols: []string{"hbone"}, ClientCA: string(d.ca.CertPEM)}}}); err != nil {
 		return done, err
 	}
 	d.twice = at[0]

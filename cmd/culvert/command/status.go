@@ -169,6 +169,13 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 			problem = ": " + l.Problem
 		}
 		line("listener", "%s (%s)%s", cmp.Or(l.Address, l.Configured), strings.Join(l.Protocols, ", "), problem)
+		for _, t := range l.TLS {
+			names := strings.Join(t.Names, ", ")
+			if t.Any {
+				names = "any name"
+			}
+			line("tls", "ends at %s for %s (%s), client certificates %s", l.Configured, names, strings.Join(t.Protocols, ", "), t.ClientCertificates)
+		}
 	}
 	for _, l := range s.SourceListeners {
 		problem := ""

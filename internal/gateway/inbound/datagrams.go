@@ -4,10 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/connectudp"
@@ -35,11 +35,12 @@ type Datagrams struct {
 // newDatagrams makes what a listener of Datagrams carries.
 func (o *Listener) newDatagrams(s *registry.ListenerSettings) (*Datagrams, error) {
 	d := &Datagrams{Service: s.Service, Port: s.Port, Silent: s.RefuseSilently}
-	if s.TLS == nil {
+	if len(s.TLS) == 0 {
 		return d, nil
 	}
-	d.HTTP3 = &HTTP3{Auth: o.verifier, Via: o.builder.Via, TerminateAll: len(s.Protocols) == 0, ConnectUDP: slices.Contains(s.TLS.Protocols, "connect-udp")}
-	return d, useKeys(d.HTTP3, s.TLS)
+	// Every one of a listener has the same protocols.
+	d.HTTP3 = &HTTP3{Auth: o.verifier, Via: o.builder.Via, TerminateAll: len(s.Protocols) == 0, ConnectUDP: slices.Contains(s.TLS[0].Protocols, "connect-udp")}
+	return d, d.HTTP3.useItems(s.TLS)
 }
 
 // Proto is how requests by d are called where nothing is said of them.
@@ -74,44 +75,55 @@ type HTTP3 struct {
 	Auth connect.Authenticator // nil asks for no credentials
 	Via  string                // this gateway's pseudonym
 
-	// TerminateAll says that nothing else is at the address: all connections end here,
-	// whatever name they ask for, and those that ask for none.
+	// TerminateAll says that nothing else is at the address: all connections end here, or
+	// are refused.
 	TerminateAll bool
 
 	ConnectUDP bool // CONNECT-UDP is taken, too
 
 	Server h3.Server // whose fields OpenSocket sets
 
-	names termination.Protocol // knows which end here
-	keys  atomic.Pointer[tls.Config]
+	items termination.Protocol // knows which end here, and how
 }
 
-// Use has QUIC ended with k from the next connection on. Where it returns an
-// error, nothing has changed.
-func (p *HTTP3) Use(k *termination.Keys) error {
-	cfg, err := k.Config("h3")
-	if err != nil {
-		return err
+// Use has QUIC ended by items from the next connection on. Where it returns an error,
+// nothing has changed.
+func (p *HTTP3) Use(items ...termination.Item) error {
+	items = slices.Clone(items)
+	for i := range items {
+		items[i].ALPN = []termination.Offer{{Name: "h3"}}
 	}
-	p.names.All = p.TerminateAll
-	if err := p.names.Use(k); err != nil {
-		return err
+	return p.items.Use(items...)
+}
+
+// useItems is Use for items of a listener.
+func (p *HTTP3) useItems(items []registry.ListenerTLS) error {
+	var all []termination.Item
+	for i := range items {
+		k, err := keys(&items[i])
+		if err != nil {
+			return err
+		}
+		all = append(all, termination.Item{Keys: k, Any: items[i].Any})
 	}
-	p.keys.Store(cfg)
-	return nil
+	return p.Use(all...)
 }
 
 // Owns reports whether connections to n end here.
-func (p *HTTP3) Owns(n tunnel.Name) bool { return p.names.Owns(n) }
+func (p *HTTP3) Owns(n tunnel.Name) bool { return p.items.Owns(n) }
 
 // prepare sets what of the server belongs to the gateway.
 func (p *HTTP3) prepare(b *Builder, name string) {
 	s := &p.Server
-	s.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		if cfg := p.keys.Load(); cfg != nil {
+	s.TLS = &tls.Config{GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		name, err := tunnel.ParseName(hello.ServerName)
+		if err != nil && hello.ServerName != "" {
+			return nil, err
+		}
+		if cfg := p.items.Config(name); cfg != nil {
 			return cfg, nil
 		}
-		return nil, errors.New("gateway: no certificate for HTTP/3")
+		return nil, fmt.Errorf("gateway: no certificate for HTTP/3 with the server name %q", hello.ServerName)
 	}}
 	s.Identify = termination.PeerOf // of a client that the keys have let pass, whatever they are now
 	s.Auth, s.Via, s.Name = p.Auth, p.Via, name

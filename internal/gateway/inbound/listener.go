@@ -7,11 +7,11 @@ import (
 	"net"
 	"reflect"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 
-	"culvert.dev/internal/termination"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
@@ -50,8 +50,8 @@ type config struct {
 	table     *registry.Table
 	keySets   map[string]*sectionKeys // by section
 	serving   *tunnel.ListenerConfig
-	tls       *termination.Protocol // of serving; nil for none
-	datagrams *Datagrams            // in place of serving, of a listener of UDP
+	tls       *terminator // of serving; nil for none
+	datagrams *Datagrams  // in place of serving, of a listener of UDP
 }
 
 // New returns a Listener for l of t.
@@ -134,17 +134,20 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 	case before != nil && before.Protocol == next.Protocol && reflect.DeepEqual(before.Settings, s):
 		next.serving, next.tls, next.datagrams = before.serving, before.tls, before.datagrams
 		if next.serving != nil && next.Name != before.Name {
-			next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: before.serving.Protocols, ConnHeader: before.serving.ConnHeader}
+			renamed := *before.serving
+			renamed.Name = next.Name
+			next.serving = &renamed
 		}
 		return nil
 	case before != nil && before.Protocol == next.Protocol && reflect.DeepEqual(fixed(before.Settings), fixed(s)):
 		next.serving, next.tls, next.datagrams = before.serving, before.tls, before.datagrams
-		if s.TLS != nil && !reflect.DeepEqual(before.Settings.TLS, s.TLS) {
-			var p interface{ Use(*termination.Keys) error } = next.tls
+		if len(s.TLS) > 0 && !reflect.DeepEqual(before.Settings.TLS, s.TLS) {
 			if next.datagrams != nil {
-				p = next.datagrams.HTTP3
+				err = next.datagrams.HTTP3.useItems(s.TLS)
+			} else {
+				err = next.tls.use(s.TLS)
 			}
-			if err = useKeys(p, s.TLS); err != nil {
+			if err != nil {
 				err = fmt.Errorf("keeping the current certificates: %w", err)
 			}
 		}
@@ -158,7 +161,8 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 		if err != nil {
 			return err
 		}
-		next.serving, next.tls = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s)}, term
+		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS}
+		next.tls = term
 	}
 	change, failed := o.verifier.use(s.Auth)
 	if failed != nil {
@@ -172,9 +176,15 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 // fixed returns s without what changes in place.
 func fixed(s *registry.ListenerSettings) registry.ListenerSettings {
 	out := *s
-	out.Auth = nil
-	if s.TLS != nil {
-		out.TLS = &registry.ListenerTLS{Protocols: s.TLS.Protocols}
+	out.Auth, out.TLS = nil, nil
+	for i := range s.TLS {
+		// Those of UDP have the same protocols.
+		if t := &s.TLS[i]; !plain(t) && (i == 0 || !slices.Contains(t.Protocols, "connect-h3")) {
+			out.TLS = append(out.TLS, registry.ListenerTLS{Protocols: t.Protocols})
+		}
+	}
+	if len(s.TLS) > 0 && out.TLS == nil {
+		out.TLS = []registry.ListenerTLS{} // there is TLS, of services alone
 	}
 	return out
 }

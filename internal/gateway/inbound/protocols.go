@@ -22,27 +22,34 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// streamProtocols makes the protocols of a listener of Streams, and returns the one that
-// terminates TLS, if one does.
-func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Protocol, *termination.Protocol, error) {
+// streamProtocols makes the protocols of a listener of Streams, and returns what
+// terminates TLS, if something does.
+func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Protocol, *terminator, error) {
 	if !s.Service.IsZero() {
 		return []tunnel.Protocol{&tunnel.Fixed{To: s.Service, Port: s.Port}}, nil, nil
 	}
 	outer, err := l.speak(s.Protocols, s)
-	if err != nil || s.TLS == nil {
+	if err != nil || len(s.TLS) == 0 {
 		return outer, nil, err
 	}
-	inner, err := l.speak(s.TLS.Protocols, s)
-	if err != nil {
-		return nil, nil, err
+	t := &terminator{protocol: &termination.Protocol{}, check: l.precheck}
+	for i := range s.TLS {
+		if plain(&s.TLS[i]) {
+			continue
+		}
+		inner, err := l.speak(s.TLS[i].Protocols, s)
+		if err != nil {
+			return nil, nil, err
+		}
+		t.inner = append(t.inner, inner)
 	}
-	p := &termination.Protocol{Inner: inner, ALPN: offered(inner)}
+	p := t.protocol
 	at := slices.IndexFunc(outer, func(p tunnel.Protocol) bool { return p.Name() == "sni" })
 	if at >= 0 {
-		p.Hello = outer[at].(*sni.Protocol)
+		p.Hello, p.Pass = outer[at].(*sni.Protocol), true
 		outer[at] = p
 	} else {
-		p.Hello, p.All = &sni.Protocol{Refusal: refusal(s), Nameless: true}, true
+		p.Hello = &sni.Protocol{Refusal: refusal(s), Nameless: true}
 		outer = append([]tunnel.Protocol{p}, outer...)
 	}
 	for _, o := range outer {
@@ -50,16 +57,48 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 			o.TLS = p
 		}
 	}
-	return outer, p, useKeys(p, s.TLS)
+	return outer, t, t.use(s.TLS)
 }
 
-// useKeys has p terminate TLS with the keys of t from the next connection on.
-func useKeys(p interface{ Use(*termination.Keys) error }, t *registry.ListenerTLS) error {
-	k, err := keys(t)
-	if err != nil {
-		return err
+// A terminator terminates TLS at a listener of Streams.
+type terminator struct {
+	protocol *termination.Protocol
+	inner    [][]tunnel.Protocol         // of each item whose streams are not plain
+	check    func(*tunnel.Request) error // before a certificate is shown for a service
+}
+
+// use has items terminate TLS from the next connection on. Those whose streams are not
+// plain have the protocols of the items that t was made for.
+func (t *terminator) use(items []registry.ListenerTLS) error {
+	var all []termination.Item
+	inner := t.inner
+	for i := range items {
+		from := &items[i]
+		k, err := keys(from)
+		if err != nil {
+			return err
+		}
+		to := termination.Item{Keys: k, Any: from.Any}
+		if plain(from) {
+			to.Inner, to.Check = []tunnel.Protocol{termination.Plain{}}, t.check
+			for _, name := range from.ALPN {
+				to.ALPN = append(to.ALPN, termination.Offer{Name: name})
+			}
+		} else {
+			to.Inner, inner = inner[0], inner[1:]
+			to.ALPN = offered(to.Inner)
+		}
+		all = append(all, to)
 	}
-	return p.Use(k)
+	return t.protocol.Use(all...)
+}
+
+// plain reports whether the streams inside TLS go to services as they are.
+func plain(t *registry.ListenerTLS) bool { return slices.Contains(t.Protocols, registry.PlainTCP) }
+
+// precheck returns why the client of a hello is refused whose stream is for a service.
+func (l *Listener) precheck(req *tunnel.Request) error {
+	return l.builder.Table().PrecheckRoute(req)
 }
 
 func refusal(s *registry.ListenerSettings) sni.Refusal {
@@ -87,11 +126,20 @@ func offered(inner []tunnel.Protocol) []termination.Offer {
 
 // keys returns the keys that t terminates TLS with.
 func keys(t *registry.ListenerTLS) (*termination.Keys, error) {
-	k := &termination.Keys{Names: t.Names, Optional: t.ClientCertOptional, MinVersion: t.MinVersion}
-	for _, p := range t.Certificates {
+	k, err := terminationKeys(&t.TLSTermination)
+	if err == nil {
+		k.Names = t.Names
+	}
+	return k, err
+}
+
+// terminationKeys returns the keys that t terminates TLS with, for no names of their own.
+func terminationKeys(t *registry.TLSTermination) (*termination.Keys, error) {
+	k := &termination.Keys{Optional: t.ClientCertOptional, Unverified: t.ClientCertUnverified, MinVersion: t.MinVersion}
+	for i, p := range t.Certificates {
 		pair, err := tls.X509KeyPair([]byte(p.Certificate), []byte(p.Key))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(t.Certificates), err)
 		}
 		k.Certificates = append(k.Certificates, pair)
 	}

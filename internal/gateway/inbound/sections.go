@@ -3,10 +3,9 @@ package inbound
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"slices"
+	"reflect"
 
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
@@ -53,37 +52,18 @@ func (o *config) problem(parts map[string]error) error {
 }
 
 func sameTermination(a, b *registry.TLSTermination) bool {
-	return a == b || a.ClientCAs == b.ClientCAs && a.ClientCertOptional == b.ClientCertOptional && slices.Equal(a.Certificates, b.Certificates)
+	return a == b || reflect.DeepEqual(a, b)
 }
 
 func newKeySet(e *registry.TLSTermination) (*termination.KeySet, error) {
-	// Unlike the gateway's own names these are for clients of any kind.
-	k := &termination.Keys{MinVersion: tls.VersionTLS12}
-	for i := range e.Certificates {
-		pair, err := tls.X509KeyPair([]byte(e.Certificates[i].Certificate), []byte(e.Certificates[i].Key))
-		if err != nil {
-			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(e.Certificates), err)
-		}
-		k.Certificates = append(k.Certificates, pair)
+	k, err := terminationKeys(e)
+	if err != nil {
+		return nil, err
 	}
-	if e.ClientCAs != "" {
-		k.ClientCAs, k.Optional, k.Unverified = x509.NewCertPool(), e.ClientCertOptional, e.ClientCertOptional
-		if !k.ClientCAs.AppendCertsFromPEM([]byte(e.ClientCAs)) {
-			return nil, errors.New("the CAs for clients hold no certificate")
-		}
+	if k.MinVersion == 0 { // these are for clients of any kind
+		k.MinVersion = tls.VersionTLS12
 	}
 	return termination.NewKeySet(k)
-}
-
-// refuse ends a connection whose request has no route. It does so in place of the
-// Router, as TLS must not begin for a client that will be refused.
-func refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
-	req.Refuse(err)
-	if r, ok := h.(tunnel.Refuser); ok {
-		r.Refused(req, err) // the log knows whom it asked for
-		return nil
-	}
-	return err
 }
 
 // A tlsProtocol is the Protocol of a TLS listener: of each hello the name says
@@ -122,20 +102,20 @@ func (f *tlsProtocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Ha
 	}
 	// Once a certificate is shown, the client takes itself for accepted.
 	if err := f.l.builder.Table().PrecheckRoute(ends); err != nil {
-		return refuse(ends, h, err)
+		return termination.Refuse(ends, h, err)
 	}
 	k := has.keySets[ends.Listener]
 	if k.err != nil {
-		return refuse(ends, h, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("section %q: %w", ends.Listener, k.err)})
+		return termination.Refuse(ends, h, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("section %q: %w", ends.Listener, k.err)})
 	}
-	inner, err := k.keys.Server(ctx, c, ends.Name)
+	inner, err := k.keys.Server(ctx, c, ends)
 	if err != nil {
 		return err
 	}
-	req := inner.NewRequest("tls")
-	req.Name, req.Listener, req.ListenerOnly, req.ALPN = ends.Name, ends.Listener, true, ends.ALPN
-	h.ServeTunnel(ctx, req)
-	return nil
+	return termination.Plain{}.ServeConn(ctx, inner, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		req.Listener, req.ListenerOnly = ends.Listener, true
+		h.ServeTunnel(ctx, req)
+	}))
 }
 
 // route says what req leads to, and reports whether TLS is passed on there.

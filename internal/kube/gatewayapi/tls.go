@@ -175,6 +175,7 @@ func (t *translator) resolveValidation(l *listener) {
 	}
 	l.ends.ClientCAs = roots.String()
 	l.ends.ClientCertOptional = v.Mode == gwv1.AllowInsecureFallback
+	l.ends.ClientCertUnverified = l.ends.ClientCertOptional
 }
 
 // validation is the one of a port, or else the Gateway's.
