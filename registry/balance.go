@@ -284,9 +284,9 @@ func (b *balance) Chosen(req *tunnel.Request, ep *tunnel.Endpoint) {
 	}
 }
 
-// choose returns eps with those to try first at the front, and without those that get
-// no new client. all says more of each. It allocates nothing.
-func (x *resolution) choose(eps []tunnel.Endpoint, all []contender) []tunnel.Endpoint {
+// choose puts the endpoints to try first at the front of eps, and returns how many may be
+// tried: not those that get no new client. all says more of each. It allocates nothing.
+func (x *resolution) choose(eps []tunnel.Endpoint, all []contender) int {
 	b := x.entry.balance
 	x.health.unhealthy(eps, func(i int) { all[i].tier |= tierUnhealthy })
 	if b.zone != "" {
@@ -307,7 +307,7 @@ func (x *resolution) choose(eps []tunnel.Endpoint, all []contender) []tunnel.End
 			order.keep(hash)
 		}
 	}
-	return order.withoutDraining()
+	return order.dropDraining()
 }
 
 // preferZone puts the endpoints of other zones into a higher tier, as long as at least
@@ -539,19 +539,20 @@ func (o *ordering) keep(hash uint64) {
 	}
 }
 
-// withoutDraining returns the endpoints that may be tried.
-func (o *ordering) withoutDraining() []tunnel.Endpoint {
-	left := o.eps[:0]
+// dropDraining moves the endpoints that may be tried to the front, and returns how many
+// those are. It must not return them: contenders would then be on the heap, too.
+func (o *ordering) dropDraining() int {
+	n := 0
 	for i := range o.eps {
 		if o.all[i].weight == 0 {
 			continue
 		}
-		if len(left) < i {
-			o.eps[len(left)] = o.eps[i]
+		if n < i {
+			o.eps[n] = o.eps[i]
 		}
-		left = left[:len(left)+1]
+		n++
 	}
-	return left
+	return n
 }
 
 // hashOf returns a hash of what is dialed: the endpoint, or the next hop to it. It is

@@ -629,3 +629,16 @@ func BenchmarkResolve(b *testing.B) {
 		}
 	}
 }
+
+// A choice takes no memory beside the endpoints, of which there is one piece for each
+// request.
+func TestResolveAllocatesLittle(t *testing.T) {
+	for _, l := range []LoadBalancing{{}, {Policy: LeastConnections}, {Policy: SourceHash, StickyFor: time.Hour}} {
+		r := balanced(t, l, "192.0.2.1:1 2", "192.0.2.2:1", "192.0.2.3:1")
+		req := from("203.0.113.9")
+		connected(t, r, req)
+		if n := testing.AllocsPerRun(100, func() { _, _ = r.Resolve(t.Context(), req) }); n > 2 {
+			t.Errorf("%+v: %v allocations a request, want 2: the endpoints, and what reports of dials", l, n)
+		}
+	}
+}

@@ -162,7 +162,7 @@ func (x *resolution) behind(transport *madeTransport, network *Network, configur
 		}
 	}
 	if all != nil {
-		if eps = x.choose(eps, all); len(eps) == 0 {
+		if eps = eps[:x.choose(eps, all)]; len(eps) == 0 {
 			return nil, x.errAllDraining()
 		}
 	}
@@ -322,7 +322,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 		}
 	}
 	if all != nil && len(eps) > 0 {
-		if eps = x.choose(eps, all); len(eps) == 0 {
+		if eps = eps[:x.choose(eps, all)]; len(eps) == 0 {
 			return nil, x.errAllDraining()
 		}
 	}
