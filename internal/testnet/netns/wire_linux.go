@@ -19,6 +19,7 @@ type Wire struct {
 
 	mu   sync.Mutex // guards what follows
 	fate func(size int) Fate
+	read func(packet []byte)
 	flip *rand.Rand
 	stat WireStats
 }
@@ -63,6 +64,14 @@ func (w *Wire) SetFate(f func(size int) Fate) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.fate, w.stat = f, WireStats{}
+}
+
+// Watch has f see each packet of either direction from now on; nil ends that. It is called
+// for one packet at a time, and must not keep it.
+func (w *Wire) Watch(f func(packet []byte)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.read = f
 }
 
 // Stats returns what became of the packets since SetFate.
@@ -116,6 +125,9 @@ func (w *Wire) carry(from, to *os.File, done <-chan struct{}) {
 func (w *Wire) decide(p []byte) (f Fate) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.read != nil {
+		w.read(p)
+	}
 	if w.fate != nil {
 		f = w.fate(len(p))
 	}
