@@ -77,6 +77,8 @@ type balanceKey struct{ name, ports string }
 type balanceState struct {
 	sticky stickyClients
 
+	outliers outliers
+
 	mu    sync.Mutex // guards loads
 	loads map[healthKey]*tunnel.EndpointLoad
 }
@@ -90,26 +92,29 @@ func (s *balanceState) load(key healthKey) *tunnel.EndpointLoad {
 		if s.loads == nil {
 			s.loads = map[healthKey]*tunnel.EndpointLoad{}
 		}
-		l = &tunnel.EndpointLoad{}
+		l = &tunnel.EndpointLoad{Watcher: &outlier{of: &s.outliers, addr: key.String()}}
 		s.loads[key] = l
 	}
 	return l
 }
 
-// prune forgets the endpoints without a tunnel. Those of the table that is made get
-// their counters again.
+// prune forgets the endpoints without a tunnel and without a failure of late. Those of
+// the table that is made get their counters again.
 func (s *balanceState) prune() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now()
 	for key, l := range s.loads {
-		if l.Tunnels() == 0 {
+		if l.Tunnels() == 0 && l.Watcher.(*outlier).forget(now) {
 			delete(s.loads, key)
 		}
 	}
 }
 
 // countsLoad reports whether the tunnels of each endpoint of s are counted.
-func (s *Service) countsLoad() bool { return s.LoadBalancing.Policy == LeastConnections }
+func (s *Service) countsLoad() bool {
+	return s.LoadBalancing.Policy == LeastConnections || s.OutlierEjection != nil || s.Limits != nil && s.Limits.ConnectionsPerEndpoint > 0
+}
 
 // makeBalances gives each service what chooses among its endpoints.
 func (b *builder) makeBalances() {
@@ -137,7 +142,7 @@ func (b *builder) makeBalance(e *serviceEntry) {
 		own = ""
 	}
 	l := e.LoadBalancing
-	if !unequal && !zoned && l.StickyFor == 0 && (l.Policy == "" || l.Policy == RoundRobin) {
+	if !unequal && !zoned && l.StickyFor == 0 && (l.Policy == "" || l.Policy == RoundRobin) && !e.countsLoad() {
 		return
 	}
 	e.balance = &balance{policy: l.Policy, stickyFor: l.StickyFor, zone: own, service: e.Service}
@@ -161,6 +166,7 @@ func (b *builder) makeBalance(e *serviceEntry) {
 		b.balances[key] = state
 	}
 	e.balance.state = state
+	state.outliers.use(e.Name, e.OutlierEjection)
 	if !e.countsLoad() {
 		return
 	}
@@ -633,6 +639,8 @@ func (r *Registry) Explain(req *tunnel.Request, route *tunnel.Route) Choice {
 	c := Choice{Policy: RoundRobin, Endpoints: make([]EndpointChoice, len(route.Endpoints))}
 	unhealthy := make([]bool, len(route.Endpoints))
 	r.health.unhealthy(route.Endpoints, func(i int) { unhealthy[i] = true })
+	isEjected := make([]bool, len(route.Endpoints))
+	eachEjected(route.Endpoints, func(i int) { isEjected[i] = true })
 	b, ok := route.Balancer.(*balance)
 	if !ok {
 		b = &balance{policy: RoundRobin, service: &Service{}}
@@ -659,6 +667,8 @@ func (r *Registry) Explain(req *tunnel.Request, route *tunnel.Route) Choice {
 			to.Weight = int(configured.weight())
 		}
 		switch {
+		case isEjected[i]:
+			to.Why = "ejected"
 		case unhealthy[i]:
 			to.Why = "unhealthy"
 		case kept != 0 && kept == hashOf(ep):

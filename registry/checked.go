@@ -220,6 +220,7 @@ func (h *health) countName(t Target, all, down int) {
 // States of a Health.
 const (
 	StateDown    = "down"    // a check says so
+	StateEjected = "ejected" // it has failed too often in a row, and is tried last for a while
 	StateFailing = "failing" // it could not be dialed, and is tried last for a while
 	StateSuspect = "suspect" // the while is over, and nobody has reached it since
 	StateUp      = "up"      // a check says so

@@ -84,6 +84,9 @@ func (h *health) count() { h.n.Store(int64(len(h.failing) + len(h.down))) }
 // whatever it said.
 func (h *health) report(ep tunnel.Endpoint, err error) {
 	key := keyOf(&ep)
+	if o := outlierOf(&ep); o != nil && (err == nil || IsEndpointError(err)) {
+		o.reported(err)
+	}
 	if e, ok := errors.AsType[*tunnel.Error](err); ok && e.BehindHop && ep.HealthKey != "" {
 		err = nil
 	}
@@ -152,12 +155,18 @@ func IsEndpointError(err error) bool {
 }
 
 // order moves failing endpoints behind the others, the one due back first at
-// the front of them, and behind those the ones that a check says are down. Last come
-// those that must not be dialed.
+// the front of them, and behind those the ones that a check says are down. Then come
+// those that must not be dialed, and last the ones that are ejected.
 func (h *health) order(eps []tunnel.Endpoint) {
 	if len(eps) < 2 {
 		return
 	}
+	h.orderByDials(eps)
+	ejectLast(eps)
+}
+
+// orderByDials is order by what dials and checks have found.
+func (h *health) orderByDials(eps []tunnel.Endpoint) {
 	forbidden := func(ep *tunnel.Endpoint) bool { return ep.Transport != nil && ep.Transport.Check(ep) != nil }
 	for i := range eps {
 		if forbidden(&eps[i]) {
@@ -190,6 +199,7 @@ func (h *health) unhealthy(eps []tunnel.Endpoint, mark func(i int)) {
 			mark(i)
 		}
 	}
+	eachEjected(eps, mark)
 	if h.n.Load() == 0 {
 		return
 	}
@@ -233,6 +243,14 @@ func (h *health) due(key healthKey, now time.Time) time.Time {
 		return f.trial
 	}
 	return time.Time{}
+}
+
+// String returns the address, or HOST:PORT of a next hop.
+func (k healthKey) String() string {
+	if k.hop != "" {
+		return k.hop
+	}
+	return k.addr.String()
 }
 
 // prune forgets endpoints that are not in t any more.

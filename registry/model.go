@@ -180,6 +180,9 @@ type Service struct {
 
 	LoadBalancing LoadBalancing `json:",omitzero"` // which endpoint a new connection goes to
 
+	// OutlierEjection has endpoints tried last that fail again and again; nil has it not.
+	OutlierEjection *OutlierEjection `json:",omitempty"`
+
 	// TLS is spoken by the gateway to its endpoints, upon what the client sends, unless
 	// the client's own TLS is passed on; nil means that bytes go on as they come.
 	TLS *BackendTLS

@@ -69,6 +69,7 @@ type Registry struct {
 
 	current        atomic.Pointer[state]
 	health         health
+	ejections      *ejectionEvents // made by the first Swap; mu guards it
 	freshness      freshness
 	pendingSources atomic.Int32 // sources without a first snapshot
 
@@ -120,6 +121,12 @@ func (r *Registry) Swap(t *Table) *Table {
 		carryTurns(old, s)
 		next.publish(old.table.published)
 		next.assignVIPs(old.table.AllVIPs())
+	}
+	if r.ejections == nil {
+		r.ejections = &ejectionEvents{log: r.Log}
+	}
+	for _, b := range next.balances {
+		b.outliers.events.Store(r.ejections)
 	}
 	r.current.Store(s)
 	r.health.prune(&next)

@@ -1,9 +1,11 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,7 +31,7 @@ type StatusHealth struct {
 	Host     string    `json:"host,omitempty"`  // the DNS name it came from
 	State    string    `json:"state"`           // of the registry's
 	Since    time.Time `json:"since"`           // of the state; of the first failure in a row
-	By       string    `json:"by"`              // who says so: "dial", or "tcp", "tls" or "http" for a check
+	By       string    `json:"by"`              // who says so: "dial", "tunnels", or "tcp", "tls" or "http" for a check
 	Asked    string    `json:"asked,omitempty"` // host and path that the check asks for
 	Error    string    `json:"error,omitempty"` // the last
 	Services []string  `json:"services,omitempty"`
@@ -104,6 +106,22 @@ func (g *Gateway) health() []StatusHealth {
 			out[i].Error = h.Err.Error()
 		}
 	}
+	return append(g.ejections(), out...)
+}
+
+// ejections returns the endpoints that are ejected.
+func (g *Gateway) ejections() []StatusHealth {
+	var out []StatusHealth
+	for _, e := range g.registry.Ejections() {
+		h := StatusHealth{Address: e.Endpoint, State: e.State, Since: e.Since.UTC(), By: "tunnels", Services: []string{e.Service}}
+		if e.Err != nil {
+			h.Error = e.Err.Error()
+		}
+		out = append(out, h)
+	}
+	slices.SortFunc(out, func(a, b StatusHealth) int {
+		return cmp.Or(cmp.Compare(a.State, b.State), cmp.Compare(a.Services[0], b.Services[0]), cmp.Compare(a.Address, b.Address))
+	})
 	return out
 }
 
@@ -126,6 +144,18 @@ func (g *Gateway) healthGauges(m *metrics.Metrics) {
 	m.Counters("culvert_checks_total", "Health checks. result is passed or failed.", "result", map[string]func() float64{
 		"passed": count(func() int64 { return g.checker.Counts().Passed }),
 		"failed": count(func() int64 { return g.checker.Counts().Failed }),
+	})
+	m.Counter("culvert_ejections_total", "Ejections of endpoints that have failed too often in a row.", count(g.registry.Ejected))
+	m.GaugeSet("culvert_endpoints_ejected", "Endpoints of a service that are ejected or on trial. Only for services that have some.", []string{"service"}, func(yield func([]string, float64)) {
+		by := map[string]float64{}
+		for _, e := range g.registry.Ejections() {
+			if by[e.Service]++; len(by) == metrics.MaxServices {
+				break
+			}
+		}
+		for service, n := range by {
+			yield([]string{service}, n)
+		}
 	})
 	m.Gauge("culvert_table_age_seconds", "Seconds since contact with a source of the table was lost. 0 while every source answers.", func() float64 {
 		_, since, err := g.registry.Stale()

@@ -15,7 +15,8 @@ type StatusLimit struct {
 	Service        string `json:"service"`
 	Connections    int    `json:"connections"`              // open or being dialed
 	MaxConnections int    `json:"maxConnections,omitempty"` // 0 for no limit
-	NewPerSecond   int    `json:"newPerSecond,omitempty"`   // 0 for no limit
+	MaxPerEndpoint int    `json:"maxConnectionsPerEndpoint,omitempty"`
+	NewPerSecond   int    `json:"newPerSecond,omitempty"` // 0 for no limit
 }
 
 // Full reports whether nearly all of the connections are in use.
@@ -28,7 +29,7 @@ const maxLimitsShown = 20
 
 // limitOf returns the limits of a service and their use; relay may be nil.
 func limitOf(relay *tunnel.Relay, service string, l *tunnel.ServiceLimits) StatusLimit {
-	s := StatusLimit{Service: service, MaxConnections: l.Connections, NewPerSecond: l.NewPerSecond}
+	s := StatusLimit{Service: service, MaxConnections: l.Connections, MaxPerEndpoint: l.ConnectionsPerEndpoint, NewPerSecond: l.NewPerSecond}
 	if relay != nil {
 		s.Connections = relay.Connections(service)
 	}

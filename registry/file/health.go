@@ -62,8 +62,11 @@ func (c *healthCheck) check(d *decoder, at mapping) {
 	}
 }
 
-// checkHealthCheck finds a check that can't be made.
+// checkHealthCheck finds a check that can't be made, and an ejection that has no effect.
 func (d *decoder) checkHealthCheck(s *registry.Service, at mapping) {
+	if n := at.value("outlierEjection"); n != nil && at.value("via") != nil {
+		d.errorf(n, "leave it out: the gateways there look after their endpoints", "outlierEjection has no effect: the service is reached through other gateways")
+	}
 	switch {
 	case at.value("check") == nil || s.Check.Kind == "":
 	case at.value("via") != nil:

@@ -41,6 +41,7 @@ type service struct {
 	IdleTimeout       time.Duration    `yaml:"idleTimeout,min=1ms"`
 	HalfClosedTimeout time.Duration    `yaml:"halfClosedTimeout,min=1ms"`
 	Limits            serviceLimits    `yaml:"limits"`
+	OutlierEjection   *outlierEjection `yaml:"outlierEjection"`
 }
 
 // A port is a number, or one with a name for SRV records.
@@ -107,8 +108,30 @@ type clientFilter struct {
 
 // serviceLimits bound what a service has in one gateway.
 type serviceLimits struct {
-	Connections  int `yaml:"connections,min=1"`
-	NewPerSecond int `yaml:"newPerSecond,min=1,max=1000000"`
+	Connections            int `yaml:"connections,min=1"`
+	ConnectionsPerEndpoint int `yaml:"connectionsPerEndpoint,min=1"`
+	NewPerSecond           int `yaml:"newPerSecond,min=1,max=1000000"`
+}
+
+// check finds a limit that another one hides.
+func (l *serviceLimits) check(d *decoder, at mapping) {
+	if l.Connections > 0 && l.ConnectionsPerEndpoint > l.Connections {
+		d.errorf(at.value("connectionsPerEndpoint"), "leave it out, or raise connections", "connectionsPerEndpoint %d is never reached: connections is %d", l.ConnectionsPerEndpoint, l.Connections)
+	}
+}
+
+// An outlierEjection says when an endpoint that fails again and again is tried last.
+type outlierEjection struct {
+	ConsecutiveFailures int           `yaml:"consecutiveFailures,min=1,max=1000" default:"5"`
+	EjectionTime        time.Duration `yaml:"ejectionTime,min=1s" default:"30s"`
+	MaxEjectedPercent   int           `yaml:"maxEjectedPercent,min=1,max=100" default:"50"`
+}
+
+// check finds a time that is too long.
+func (e *outlierEjection) check(d *decoder, at mapping) {
+	if e.EjectionTime > registry.MaxEjectionTime {
+		d.errorf(at.value("ejectionTime"), "", "ejectionTime is %v, limit %v", e.EjectionTime, registry.MaxEjectionTime)
+	}
 }
 
 // services are registered one by one, so that the structs of a large file are not in
@@ -142,7 +165,8 @@ func (s *service) registered(origin string) *registry.Service {
 		Exported: s.Exported, Headless: s.Headless, ALPN: s.ALPN, VIP: s.VIP, Check: s.Check.registered(),
 		Exposed: s.Exposed, ExposedTo: s.ExposedTo, Clients: registry.ClientFilter(s.Clients), Publish: s.OwnPort && len(s.Match.ALPN) == 0,
 		LoadBalancing: s.LoadBalancing.registered(), Insecure: s.Insecure, Match: registry.HelloMatch(s.Match),
-		StartTLS: s.StartTLS, IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
+		OutlierEjection: (*registry.OutlierEjection)(s.OutlierEjection),
+		StartTLS:        s.StartTLS, IdleTimeout: s.IdleTimeout, HalfClosedTimeout: s.HalfClosedTimeout, Origin: origin,
 	}
 	if s.Name != (tunnel.Pattern{}) {
 		out.Names = append([]tunnel.Pattern{s.Name}, s.Names...)
@@ -171,7 +195,8 @@ func (s *service) registered(origin string) *registry.Service {
 		}
 	}
 	if l := s.Limits; l != (serviceLimits{}) {
-		out.Limits = &tunnel.ServiceLimits{Connections: l.Connections, NewPerSecond: l.NewPerSecond}
+		limits := tunnel.ServiceLimits(l)
+		out.Limits = &limits
 	}
 	if s.ProxyProtocol != "" {
 		out.ProxyProtocol = int(s.ProxyProtocol[1] - '0')

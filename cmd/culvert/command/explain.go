@@ -254,6 +254,9 @@ func describeLimits(l *gateway.StatusLimit) string {
 	if l.MaxConnections > 0 {
 		parts = append(parts, fmt.Sprintf("%d of %d connections", l.Connections, l.MaxConnections))
 	}
+	if l.MaxPerEndpoint > 0 {
+		parts = append(parts, fmt.Sprintf("%d connections for each endpoint", l.MaxPerEndpoint))
+	}
 	if l.NewPerSecond > 0 {
 		parts = append(parts, fmt.Sprintf("%d new ones a second", l.NewPerSecond))
 	}

@@ -37,8 +37,9 @@ table, and the health of endpoints and gateways that are checked or could not be
 dialed, worst first.
 
 STATE is down if a check failed; failing if a dial failed and the address is
-tried last for a while; suspect if that time is over and nothing has reached the
-address since; and up if a check passed. BY is the kind of the check, or dial.
+tried last for a while, or ejected if that is by outlierEjection; suspect if that
+time is over and nothing has reached the address since; and up if a check passed.
+BY is the kind of the check, dial, or tunnels for an ejection.
 
 With --kube it shows the state of Kubernetes instead: clusters, which replica
 writes status, Gateways with their listeners, and refused objects.

@@ -32,6 +32,8 @@ const (
 	noteStartTLS      = "start-tls"
 	noteConnections   = "limits-connections"
 	noteNewPerSecond  = "limits-new-per-second"
+	notePerEndpoint   = "limits-connections-per-endpoint"
+	noteEjection      = "outlier-ejection"
 	noteLoadBalancing = "load-balancing"
 
 	noteGateway    = "gateway"
@@ -84,6 +86,7 @@ type exposure struct {
 	clients    registry.ClientFilter
 	startTLS   string
 	limits     tunnel.ServiceLimits
+	ejection   *registry.OutlierEjection
 	balancing  registry.LoadBalancing
 
 	closed bool // something is malformed that must not be guessed
@@ -117,6 +120,11 @@ var noteKinds = []noteKind{
 	{noteClientsDeny, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Deny) }},
 	{noteConnections, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.Connections) }},
 	{noteNewPerSecond, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.NewPerSecond) }},
+	{notePerEndpoint, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.ConnectionsPerEndpoint) }},
+	{noteEjection, false, true, func(x *exposure, v string) (err error) {
+		x.ejection, err = registry.ParseOutlierEjection(v)
+		return err
+	}},
 }
 
 // parseNotes reads the annotations of a service and of its namespace, which is nil if it is not

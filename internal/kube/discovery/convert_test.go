@@ -195,6 +195,12 @@ func TestAnnotations(t *testing.T) {
 		{"start-tls", "postgres", registry.Service{StartTLS: "postgres"}, ""},
 		{"limits-connections", "500", registry.Service{Limits: &tunnel.ServiceLimits{Connections: 500}}, ""},
 		{"limits-new-per-second", "50", registry.Service{Limits: &tunnel.ServiceLimits{NewPerSecond: 50}}, ""},
+		{"limits-connections-per-endpoint", "100", registry.Service{Limits: &tunnel.ServiceLimits{ConnectionsPerEndpoint: 100}}, ""},
+		{"outlier-ejection", "true", registry.Service{OutlierEjection: &registry.OutlierEjection{}}, ""},
+		{"outlier-ejection", "consecutiveFailures=3; ejectionTime=1m;maxEjectedPercent=30", registry.Service{OutlierEjection: &registry.OutlierEjection{ConsecutiveFailures: 3, EjectionTime: time.Minute, MaxEjectedPercent: 30}}, ""},
+		{"outlier-ejection", "false", registry.Service{}, `"false" is unknown: write "true"`},
+		{"outlier-ejection", "maxEjectedPercent=101", registry.Service{}, `maxEjectedPercent "101" is not a number from 1 to 100; it is ignored`},
+		{"outlier-ejection", "ejectionTime=5", registry.Service{}, `ejectionTime "5" is not a duration from 1s to 1h0m0s; it is ignored`},
 		{"limits-connections", "0", registry.Service{}, "write a number from 1 to 1000000; it is ignored"},
 		{"limits-connections", "+5", registry.Service{}, "write a number from 1 to 1000000; it is ignored"},
 		{"limits-new-per-second", "1000001", registry.Service{}, "write a number from 1 to 1000000; it is ignored"},
@@ -234,7 +240,7 @@ func TestAnnotations(t *testing.T) {
 			only := registry.Service{
 				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, IdleTimeout: got.IdleTimeout,
 				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Clients: got.Clients, StartTLS: got.StartTLS, Names: got.Names,
-				Limits: got.Limits, LoadBalancing: got.LoadBalancing,
+				Limits: got.Limits, OutlierEjection: got.OutlierEjection, LoadBalancing: got.LoadBalancing,
 			}
 			if !reflect.DeepEqual(only, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", only, tt.want)
