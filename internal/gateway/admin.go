@@ -120,7 +120,7 @@ func (g *Gateway) Status() Status {
 	}
 	if g.ports != nil {
 		list, _ := g.ports.status()
-		s.ServicePorts = &StatusPorts{Range: g.cfg.ServicePorts.Range.String(), Ports: append([]ServicePort{}, list...)}
+		s.ServicePorts = &StatusPorts{Range: g.ports.portRange().String(), Ports: append([]ServicePort{}, list...)}
 	}
 	configured, others := g.inbound.describeAll()
 	s.Listeners, s.SourceListeners = append(s.Listeners, configured...), others

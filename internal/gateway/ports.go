@@ -38,7 +38,6 @@ func (c *ServicePorts) listenAddress(port uint16) string {
 // servicePorts assigns ports to services by the table, and listens at them.
 type servicePorts struct {
 	tableWatcher
-	cfg    ServicePorts
 	g      *Gateway
 	guard  *tunnel.Guard
 	budget *tunnel.Budget
@@ -46,18 +45,21 @@ type servicePorts struct {
 
 	// Of run's goroutine alone.
 	*assignmentFile[alloc.Port]
+	cfg    ServicePorts // in use; State is that of the start
 	open   map[alloc.PortKey]*servicePort
 	logged errorLog[alloc.PortKey]
 
 	mu      sync.Mutex // guards what follows
 	list    []ServicePort
-	settled bool // the first table has been dealt with
+	ports   registry.PortRange // of cfg
+	settled bool               // the first table has been dealt with
 }
 
 // A servicePort is the open port of one service.
 type servicePort struct {
 	net.Listener
 	portTarget
+	address  netip.Addr // as ServicePorts.Address
 	assigned uint16
 }
 
@@ -81,17 +83,27 @@ func (t *portTarget) fill(req *tunnel.Request) {
 // already: a second gateway by mistake has failed before it touches the state.
 func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*servicePorts, error) {
 	p := &servicePorts{
-		tableWatcher: newTableWatcher(), cfg: *g.cfg.ServicePorts, g: g, guard: guard, budget: budget, open: map[alloc.PortKey]*servicePort{},
+		tableWatcher: newTableWatcher(), g: g, guard: guard, budget: budget, open: map[alloc.PortKey]*servicePort{},
 	}
 	var err error
-	if p.assignmentFile, err = openAssignmentFile("service ports", "ports", g.log, alloc.PortFile(p.cfg.State)); err != nil {
+	if p.assignmentFile, err = openAssignmentFile("service ports", "ports", g.log, alloc.PortFile(g.cfg.ServicePorts.State)); err != nil {
 		return nil, err
 	}
-	if system, clash := ephemeral(p.cfg.Range); clash {
-		g.log.Warn("service ports overlap the system's ephemeral ports; a service may find its port taken",
+	p.use(g.cfg.ServicePorts)
+	return p, nil
+}
+
+// use has other settings used from the next update on, all but State.
+func (p *servicePorts) use(next *ServicePorts) {
+	p.mu.Lock()
+	same := p.ports == next.Range
+	p.ports = next.Range
+	p.mu.Unlock()
+	p.cfg = *next
+	if system, clash := ephemeral(p.cfg.Range); clash && !same {
+		p.g.log.Warn("service ports overlap the system's ephemeral ports; a service may find its port taken",
 			"range", p.cfg.Range.String(), "system", system.String(), "hint", "choose another range, or reserve it: net.ipv4.ip_local_reserved_ports")
 	}
-	return p, nil
 }
 
 // run follows the table until ctx is done.
@@ -111,6 +123,9 @@ func (p *servicePorts) update(ctx context.Context) (complete bool) {
 	t := p.g.registry.Table()
 	if t == nil {
 		return true
+	}
+	if next := p.g.settings.Load().ServicePorts; next != nil {
+		p.use(next)
 	}
 	wishes, keys := portRequests(t)
 	next, opened, failed := p.assign(ctx, keys)
@@ -157,7 +172,7 @@ func (p *servicePorts) update(ctx context.Context) (complete bool) {
 	for key := range opened {
 		if o := p.open[key]; o != nil {
 			begun++
-			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: p.cfg.listenAddress(o.assigned), Protocols: []tunnel.Protocol{o.protocol()}})
+			p.serve(ctx, tunnel.Listener{Listener: o.Listener, Name: (&ServicePorts{Address: o.address}).listenAddress(o.assigned), Protocols: []tunnel.Protocol{o.protocol()}})
 		}
 	}
 	p.logChanges(begun, closed, failed)
@@ -213,10 +228,20 @@ func (p *servicePorts) assign(ctx context.Context, keys []alloc.PortKey) (next [
 		p.rekeyOpen(next)
 		again := false
 		next = slices.DeleteFunc(next, func(a alloc.Port) bool {
-			if o := p.open[a.PortKey]; !a.Gone.IsZero() || o != nil && o.assigned == a.Assigned || bad[a.PortKey] != nil {
+			was := p.open[a.PortKey]
+			if !a.Gone.IsZero() || was != nil && was.assigned == a.Assigned && was.address == p.cfg.Address || bad[a.PortKey] != nil {
 				return false
 			}
-			err := p.listen(ctx, a)
+			err := p.listen(ctx, a, p.cfg.Address)
+			if was != nil && was.assigned == a.Assigned && inUse(err) { // it may be in the way, at another address
+				p.closePort(was)
+				delete(p.open, a.PortKey)
+				if err = p.listen(ctx, a, p.cfg.Address); err != nil {
+					opened[a.PortKey] = p.listen(ctx, a, was.address) == nil
+				}
+			} else if was != nil && err == nil {
+				p.closePort(was)
+			}
 			if err == nil {
 				opened[a.PortKey] = true
 				return false
@@ -252,25 +277,28 @@ func inUse(err error) bool {
 	return ok && (errno == syscall.EADDRINUSE || errno == windows)
 }
 
-// listen opens the port of an assignment.
-func (p *servicePorts) listen(ctx context.Context, a alloc.Port) error {
+// listen opens the port of an assignment at an address.
+func (p *servicePorts) listen(ctx context.Context, a alloc.Port, address netip.Addr) error {
 	if !p.budget.Take(1) {
 		return errors.New("every descriptor is taken")
 	}
-	ln, err := tunnel.Listen(ctx, p.cfg.listenAddress(a.Assigned))
+	ln, err := tunnel.Listen(ctx, (&ServicePorts{Address: address}).listenAddress(a.Assigned))
 	if err != nil {
 		p.budget.Give(1)
 		return err
 	}
 	p.guard.OwnListener(ln.Addr())
-	p.open[a.PortKey] = &servicePort{Listener: ln, assigned: a.Assigned}
+	p.open[a.PortKey] = &servicePort{Listener: ln, address: address, assigned: a.Assigned}
 	return nil
 }
 
 // close closes the port of a key. Its tunnels go on.
 func (p *servicePorts) close(key alloc.PortKey) {
-	o := p.open[key]
+	p.closePort(p.open[key])
 	delete(p.open, key)
+}
+
+func (p *servicePorts) closePort(o *servicePort) {
 	_ = o.Close()
 	p.guard.Disown(o.Addr())
 	p.budget.Give(1)
@@ -289,6 +317,13 @@ func (p *servicePorts) logChanges(begun, closed int, failed []alloc.PortFailure)
 	if begun > 0 || closed > 0 || before != len(p.logged) {
 		p.g.log.Info("serving service ports", "opened", begun, "closed", closed, "open", len(p.open), "without", len(p.logged), "range", p.cfg.Range.String())
 	}
+}
+
+// portRange returns the range in use.
+func (p *servicePorts) portRange() registry.PortRange {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ports
 }
 
 // status returns what /status shows; settled is false before the first table

@@ -34,11 +34,11 @@ type StatusVIPs struct {
 // vipController assigns virtual IPs to the services of the table.
 type vipController struct {
 	tableWatcher
-	cfg VIPs
-	g   *Gateway
+	g *Gateway
 
 	// Of run's goroutine alone.
 	*assignmentFile[alloc.VIP]
+	cfg    VIPs // in use; State is that of the start
 	logged errorLog[vipKey]
 
 	mu      sync.Mutex // guards what follows
@@ -53,12 +53,10 @@ type vipKey struct{ service, family string }
 // already: a second gateway by mistake has failed before it touches the state.
 func newVIPController(g *Gateway) (*vipController, error) {
 	k := &vipController{tableWatcher: newTableWatcher(), cfg: *g.cfg.VIPs, g: g}
-	for _, r := range k.cfg.Ranges {
-		if err := registry.CheckVIPRange(r); err != nil {
-			return nil, fmt.Errorf("vips: range %s: %w", r, err)
-		}
-		k.state.Ranges = append(k.state.Ranges, r.String())
+	if err := k.cfg.check(); err != nil {
+		return nil, err
 	}
+	k.state.Ranges = k.cfg.ranges()
 	var err error
 	if k.assignmentFile, err = openAssignmentFile("vips", "addresses", g.log, alloc.VIPFile(k.cfg.State)); err != nil {
 		return nil, err
@@ -70,6 +68,24 @@ func newVIPController(g *Gateway) (*vipController, error) {
 func (k *vipController) run(ctx context.Context) error {
 	k.watch(ctx, &k.g.stopping, k.update)
 	return nil
+}
+
+// check returns what is wrong with the ranges.
+func (c *VIPs) check() error {
+	for _, r := range c.Ranges {
+		if err := registry.CheckVIPRange(r); err != nil {
+			return fmt.Errorf("vips: range %s: %w", r, err)
+		}
+	}
+	return nil
+}
+
+// ranges returns the ranges as text.
+func (c *VIPs) ranges() (all []string) {
+	for _, r := range c.Ranges {
+		all = append(all, r.String())
+	}
+	return all
 }
 
 // plan returns the plan for the addresses of a table.
@@ -87,6 +103,9 @@ func (k *vipController) update(context.Context) (complete bool) {
 	t := k.g.registry.Table()
 	if t == nil {
 		return true
+	}
+	if next := k.g.settings.Load().VIPs; next != nil {
+		k.cfg = *next
 	}
 	next, failed := k.cfg.plan(t).Assign(t.VIPRequests(), k.assigned)
 	before := k.assigned
@@ -110,6 +129,7 @@ func (k *vipController) update(context.Context) (complete bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.settled = true
+	k.state.Ranges = k.cfg.ranges()
 	k.state.Services, k.state.Missing, k.state.Kept, k.state.Problems = len(list), len(failed), 0, nil
 	for i := range next {
 		if !next[i].Gone.IsZero() {
@@ -165,7 +185,7 @@ func (k *vipController) logChanges(before, after []alloc.VIP, failed []alloc.VIP
 		}
 	}
 	if given > 0 || left > 0 || moved > 0 || missing != len(k.logged) {
-		k.log.Info("virtual IPs assigned", "new", given, "released", left, "changed", moved, "unassigned", len(k.logged), "ranges", k.state.Ranges)
+		k.log.Info("virtual IPs assigned", "new", given, "released", left, "changed", moved, "unassigned", len(k.logged), "ranges", k.cfg.ranges())
 	}
 }
 

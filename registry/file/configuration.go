@@ -12,8 +12,8 @@ type configuration struct {
 	TopologyZone string        `yaml:"topologyZone" reload:"restart"`
 	Networks     []network     `yaml:"networks" what:"a network" reload:"live"`
 	Listeners    []Listener    `yaml:"listeners" what:"a listener" reload:"live"`
-	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"restart"`
-	VIPs         *VIPs         `yaml:"vips" reload:"restart"`
+	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"live"`
+	VIPs         *VIPs         `yaml:"vips" reload:"live"`
 	DNS          *DNS          `yaml:"dns" reload:"live"`
 	Kubernetes   *Kubernetes   `yaml:"kubernetes" reload:"restart"`
 	Admin        string        `yaml:"admin" as:"adminAddress" reload:"live"`

@@ -15,7 +15,7 @@ import (
 type ServicePorts struct {
 	Range      registry.PortRange `yaml:"range,required" as:"portRange"`
 	Address    netip.Addr         `yaml:"address" as:"ownAddress"`          // to listen at; the zero Addr means every address of this machine
-	State      string             `yaml:"state,required"`                   // path of the file that keeps who has which port
+	State      string             `yaml:"state,required" reload:"restart"`  // path of the file that keeps who has which port
 	ReuseAfter time.Duration      `yaml:"reuseAfter,min=1ms" default:"24h"` // how long nobody else gets the port of a service that is gone
 }
 

@@ -8,7 +8,7 @@ import (
 
 // A Change is a key whose value differs from the one that a gateway was started with.
 type Change struct {
-	Key string // by its path, as in servicePorts.range
+	Key string // by its path, as in servicePorts.state
 	Was string // "" where the key was left out
 	Is  string // "" where it is left out now
 }

@@ -90,7 +90,7 @@ services: []
 `
 	const after = `
 cluster: east
-servicePorts: {range: 20000-21999, state: /var/lib/culvert/ports.json}
+servicePorts: {range: 20000-21999, state: /var/lib/other/ports.json}
 kubernetes: {namespaces: [a], discovery: {suffixes: [apps.example.com]}}
 vips: {ranges: [10.9.0.0/24], state: /var/lib/culvert/vips.json}
 limits: {maxTunnels: 8}
@@ -112,7 +112,7 @@ services: []
 	want := []Change{
 		{"cluster", "west", "east"},
 		{"network", "west", "east"}, // the cluster's name
-		{"servicePorts.range", "20000-20999", "20000-21999"},
+		{"servicePorts.state", "/var/lib/culvert/ports.json", "/var/lib/other/ports.json"},
 		{"vips", "", "{ranges: [10.9.0.0/24], state: /var/lib/culvert/vips.json, reuseAfter: 24h0m0s}"},
 		{"kubernetes.namespaces", "[a, b]", "[a]"},
 		{"kubernetes.discovery.network", "west", "east"},

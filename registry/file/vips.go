@@ -16,7 +16,7 @@ type VIPs struct {
 	Ranges []netip.Prefix `yaml:"ranges" what:"a range" as:"cidr" empty:"leave the key out for 240.0.0.0/4 and a range of IPv6"`
 
 	// State is the path of the file that keeps which service has which address.
-	State string `yaml:"state,required"`
+	State string `yaml:"state,required" reload:"restart"`
 
 	// ReuseAfter is how long no other service gets the addresses of one that is gone.
 	ReuseAfter time.Duration `yaml:"reuseAfter,min=1ms" default:"24h"`

@@ -52,7 +52,10 @@ func (r *reloader) load(path string, current *file.Config) (*file.Config, error)
 	r.next = r.cfg
 	// What waits for a restart must not show in what does not.
 	now := *c
-	now.Cluster, now.Mesh, now.VIPs, now.Kubernetes = r.started.Cluster, r.started.Mesh, r.started.VIPs, r.started.Kubernetes
+	now.Cluster, now.Mesh, now.Kubernetes = r.started.Cluster, r.started.Mesh, r.started.Kubernetes
+	if (c.VIPs == nil) != (r.started.VIPs == nil) || c.Cluster != r.started.Cluster { // which the ranges may come from
+		now.VIPs = r.started.VIPs
+	}
 	if err := settings(&now, &r.next); err != nil {
 		return nil, unusableError{err}
 	}

@@ -161,8 +161,6 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	cfg.ServicePorts = servicePorts(c)
-	cfg.VIPs = (*gateway.VIPs)(c.VIPs)
 	cfg.Via = pseudonym(c)
 	cfg.SourceListeners = c.Snapshot().Listeners
 	_, err = preparedListeners(&cfg) // "config check" is to know what the gateway can't serve
@@ -189,6 +187,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 			return usageError(hint, "%w", err)
 		}
 	}
+	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)
 	cfg.DNS, err = dnsServer(c)
 	return err
 }
