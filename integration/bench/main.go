@@ -70,7 +70,7 @@ func main() {
 	flag.StringVar(&o.carrier, "carrier", "", "carriers to measure, a `regexp` of lines of their table, or none: sni, connect, connect-h2, ...")
 	flag.StringVar(&o.dns, "dns", "", "DNS servers to measure, a `regexp`, or none: culvert, coredns, unbound, dnsmasq")
 	flag.StringVar(&o.loss, "loss", "", "ways through a path that loses packets to measure, a `regexp`, or none: TCP alone, quic-go alone, port per service, connect-h2, connect-h3; as root")
-	flag.StringVar(&o.originate, "originate", "", "TLS to services to measure, a `regexp`, or none: originated")
+	flag.StringVar(&o.originate, "originate", "", "TLS to services to measure, a `regexp`, or none: originated, re-encrypted")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")

@@ -96,6 +96,54 @@ services:
 	})
 }
 
+// TestTLSIsReencrypted: TLS of clients ends at the gateway, for names of its own
+// certificate, and goes on by TLS to servers that demand the gateway's certificate.
+func TestTLSIsReencrypted(t *testing.T) {
+	w := newWorld(t)
+	ca, err := testca.Load(w.dir, nil)
+	must(t, err)
+	names := []string{"nginx.example.test", "haproxy.example.test", "wrong.example.test"}
+	issue(t, ca, w.dir, "edge", testca.Options{SPIFFEID: "spiffe://example.test/edge", DNSNames: names, Usage: testca.ServerOnly})
+	mutual := fmt.Sprintf("caFile: %s, certificateFile: %s, keyFile: %s", w.ca, w.cert, w.key)
+	g := startGateway(t, "--config", w.write(t, "culvert.yaml", fmt.Sprintf(`
+listeners:
+  - address: 127.0.0.1:%[1]s
+    protocols: [sni]
+    tls: {names: [nginx.example.test, haproxy.example.test, wrong.example.test], certificateFile: edge.crt, keyFile: edge.key, protocols: [tcp]}
+admin: 127.0.0.1:%[2]s
+services:
+  - {name: nginx.example.test, endpoints: ["%[3]s"], tls: {serverName: %[5]s, %[6]s}}
+  - {name: haproxy.example.test, endpoints: ["%[4]s"], tls: {serverName: %[5]s, %[6]s}}
+  - {name: wrong.example.test, endpoints: ["%[3]s"], tls: {%[6]s}}
+  - {name: %[5]s, endpoints: ["%[3]s"]}
+`, freePort(t), freePort(t), w.nginx(t), w.haproxyTLS(t), svc, mutual)))
+	get := func(name string, args ...string) (string, string, int) {
+		return command(t, "curl", append([]string{"-sS", "--cacert", w.ca, "--connect-to", name + ":443:" + g.addr, "https://" + name + "/"}, args...)...)
+	}
+	nginxSays := func(proto string) string {
+		return fmt.Sprintf("dn=CN=web serial=%s proto=%s sni=%s\n", w.serial(), proto, svc)
+	}
+	for _, row := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"nginx.example.test", nil, nginxSays("HTTP/1.1")},
+		{"haproxy.example.test", nil, "cn=web sni=" + svc + "\n"},
+		{svc, []string{"--cert", w.cert, "--key", w.key}, nginxSays("HTTP/2.0")}, // passed on at the same port
+	} {
+		if out, errs, code := get(row.name, row.args...); out != row.want || code != 0 {
+			t.Errorf("%s: exit code %d, got %q, %s, want %q", row.name, code, out, errs, row.want)
+		}
+	}
+	if out, errs, code := get("wrong.example.test"); code == 0 {
+		t.Errorf("a server with another name: got %q, %s", out, errs)
+	}
+	g.line(t, "refused the server with another name", func(l line) bool {
+		return l.Proto == "tls" && l.Service == "wrong.example.test" && l.Reason == "dial-failed" && strings.Contains(l.Err, "its certificate is for other names")
+	})
+}
+
 // TestPostgresBehindTLSOfTheGateway: a psql without TLS reaches a server that demands TLS
 // and a certificate.
 func TestPostgresBehindTLSOfTheGateway(t *testing.T) {
