@@ -62,7 +62,7 @@ func (e *insecureError) Error() string {
 	case e.network == "":
 		return fmt.Sprintf("registry: service %q is behind gateway %q, and what may be plaintext would go there without %s: use TLS and credentials in the service's via, or say insecure: true of that hop or of the service", e.service, e.hop.Address, e.hop.Lacks())
 	}
-	return fmt.Sprintf("registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without %s: give the network a via with TLS and credentials, or say insecure: true of it or of the service", e.service, e.network, e.hop.Address, e.hop.Lacks())
+	return fmt.Sprintf("registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without %s: give the gateway transports, or the network a via, with TLS and credentials, or say insecure: true of the network or of the service", e.service, e.network, e.hop.Address, e.hop.Lacks())
 }
 
 // restrict has ep, which is reached by a weak transport, carry TLS alone. Where the
@@ -209,17 +209,17 @@ func (x *resolution) restrictDirect(configured *Endpoint, ep *tunnel.Endpoint) {
 	}
 }
 
-// weak returns the gateway as a WeakHop, and nil where its transport is Mutual or does
-// not leave the host.
-func (e *GatewayHop) weak() *WeakHop {
-	security := tunnel.Plain
+// weak returns the gateway as a WeakHop, and whether plaintext may go there all the same.
+// It returns nil where its transport is Mutual or does not leave the host.
+func (e *GatewayHop) weak() (hop *WeakHop, permitted bool) {
+	security, permitted := e.Gateway.protection()
 	if e.transport != nil {
 		security = e.transport.security
 	}
 	if security >= tunnel.Mutual || e.Address.loopback() {
-		return nil
+		return nil, false
 	}
-	return &WeakHop{Address: e.Address.String(), Security: security}
+	return &WeakHop{Address: e.Address.String(), Security: security}, permitted || e.insecure
 }
 
 // insecureGateway returns a gateway of p that can be asked for more than a hello, and not for
@@ -227,11 +227,11 @@ func (e *GatewayHop) weak() *WeakHop {
 func (p *Location) insecureGateway() (first *WeakHop) {
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
-		if e.via || e.Gateway.ProxyTransport() == "" {
+		if e.via || !e.Gateway.HasCarriers() {
 			continue
 		}
-		hop := e.weak()
-		if hop == nil || e.insecure {
+		hop, permitted := e.weak()
+		if hop == nil || permitted {
 			return nil
 		}
 		if first == nil {

@@ -37,7 +37,7 @@ type GatewayHop struct {
 
 	insecure  bool           // plaintext may go into the network by a weak transport
 	via       bool           // the network has a Via, so that the gateway is asked by SNI only
-	transport *madeTransport // from here, by the gateway's ProxyTransport; nil for none
+	transport *madeTransport // from here, by the gateway's Carriers; nil for none
 }
 
 // proxies reports whether the gateway can be asked for more than the name in a hello.

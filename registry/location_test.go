@@ -16,7 +16,7 @@ import (
 // everyone else.
 func mesh() registry.Snapshot {
 	gw := func(address, public string, weight uint16, transports ...string) registry.Gateway {
-		g := registry.Gateway{Address: addrPort(address), Weight: weight, Transports: transports}
+		g := registry.Gateway{Address: addrPort(address), Weight: weight, Transports: registry.HopsBy(transports...)}
 		if public != "" {
 			g.Public = addrPort(public)
 		}

@@ -20,7 +20,7 @@ type Network struct {
 
 	Near     []string  // other networks, the nearest first; those not named come after them
 	Gateways []Gateway // how those outside reach what is in it
-	Via      []Hop     // how a gateway of another network does; none means at Gateways, by SNI or as Gateway.ProxyTransport has it
+	Via      []Hop     // how a gateway of another network does; none means at Gateways, by SNI or by their Carriers
 	Insecure bool      // plaintext may go there by transports that are not Mutual
 }
 
@@ -28,42 +28,6 @@ type Network struct {
 // source defines the network itself.
 func (n *Network) OnlyInsecure() bool {
 	return n.Insecure && len(n.CIDRs) == 0 && len(n.Near) == 0 && len(n.Gateways) == 0 && len(n.Via) == 0
-}
-
-// InsecureGateway returns a gateway of n that is asked by a weak transport, where no
-// other gateway can carry what may be plaintext, and nil otherwise.
-func (n *Network) InsecureGateway() *WeakHop {
-	p := Location{}
-	for i := range n.Gateways {
-		g := &n.Gateways[i]
-		p.Gateways = append(p.Gateways, GatewayHop{Gateway: g, Address: g.AddressFrom(n.Name, ""), insecure: n.Insecure})
-	}
-	return p.insecureGateway()
-}
-
-// A Gateway is an entry to a network.
-type Gateway struct {
-	Address    Endpoint // inside its network, with a port
-	Public     Endpoint // outside; zero means Address
-	Transports []string // what is spoken there: "sni", "connect", ...; empty means sni
-	Weight     uint16   // beside the other gateways of its network; 0 means 1
-	Check      Check
-}
-
-// AddressFrom returns the address of the gateway of network, as seen from network from.
-func (g *Gateway) AddressFrom(network, from string) Endpoint {
-	if from == network || g.Public == (Endpoint{}) {
-		return g.Address
-	}
-	return g.Public
-}
-
-// Supports reports whether the gateway speaks transport.
-func (g *Gateway) Supports(transport string) bool {
-	if len(g.Transports) == 0 {
-		return transport == "sni"
-	}
-	return slices.Contains(g.Transports, transport)
 }
 
 // A Check is a health check of an address. The zero Check is none. Checks are
@@ -279,6 +243,14 @@ type Hop struct {
 	Roots     string   // PEM certificates to verify it by; "" means the system's
 	HTTP2     bool     // WebSockets by wss may share connections of HTTP/2
 
+	// ServerName is the name in its certificate, and in the requests for a WebSocket;
+	// "" means the host of its address.
+	ServerName string
+
+	// TLS and Path are of a hop without Addresses, one of Gateway.Transports: see At.
+	TLS  bool   // connect, connect-h2 and websocket are inside of TLS
+	Path string // of websocket; "" means the default
+
 	Password Secret `json:"-"` // of User
 	Insecure bool   // plaintext may go there by a transport that is not Mutual, and Token and Password without TLS
 
@@ -286,15 +258,15 @@ type Hop struct {
 	Key         Secret `json:"-"` // PEM, of Certificate
 
 	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain" for
-	// any of a trust domain, of hbone; empty means that its certificate must have
-	// its name. Behind has the identities that may be behind it, in double HBONE;
-	// if it is empty, none may.
+	// any of a trust domain; empty means that its certificate must have its name.
+	// InnerPeers has the identities that may be behind it, in double HBONE; if it is
+	// empty, none may.
 	Peers      []string
 	InnerPeers []string
 
-	// Trust has the roots, PEM, to verify an hbone gateway by, by the trust domain
-	// of its SPIFFE id. It takes the place of Roots where Peers and Behind are of
-	// several trust domains.
+	// Trust has the roots, PEM, to verify the gateway by, by the trust domain of its
+	// SPIFFE id. It takes the place of Roots where Peers and InnerPeers are of several
+	// trust domains.
 	Trust map[string]string
 }
 
@@ -314,8 +286,13 @@ func (h *Hop) CleartextAddress(first bool) (to string, ok bool) {
 
 // Security says how a stream to the gateway at to, one of h.Addresses, is protected.
 func (h *Hop) Security(to string) tunnel.Security {
+	return h.security(h.hasTLS(to))
+}
+
+// security is Security by whether h has TLS.
+func (h *Hop) security(hasTLS bool) tunnel.Security {
 	switch {
-	case !h.hasTLS(to):
+	case !hasTLS:
 		return tunnel.Plain
 	case h.Certificate == "" && h.Token == "" && h.User == "":
 		return tunnel.ServerVerified
@@ -373,6 +350,11 @@ type Snapshot struct {
 	Networks  []Network
 	Services  []*Service
 	Listeners []*Listener
+
+	// GatewayTransport is how the gateways in the networks of all other snapshots are
+	// asked, which say by which protocols only; nil means without TLS. Its Proto and
+	// Addresses have no meaning. The first snapshot that has one counts.
+	GatewayTransport *Hop
 }
 
 // An Update replaces the earlier snapshot of a source under the same name. One with

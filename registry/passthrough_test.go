@@ -32,7 +32,7 @@ func TestTLSOfClientsIsPassedThrough(t *testing.T) {
 		return s
 	}
 	table, err := r.Merge(Snapshot{
-		Networks: []Network{{Name: "home"}, {Name: "east", Gateways: []Gateway{{Address: Endpoint{Addr: netip.MustParseAddr("198.51.100.1"), Port: 443}, Transports: []string{"connect"}}}}},
+		Networks: []Network{{Name: "home"}, {Name: "east", Gateways: []Gateway{{Address: Endpoint{Addr: netip.MustParseAddr("198.51.100.1"), Port: 443}, Transports: HopsBy("connect")}}}},
 		Services: []*Service{
 			service("plain.test", func(s *Service) { s.TLS = nil }),
 			service("tls.test", func(*Service) {}),

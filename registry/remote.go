@@ -8,41 +8,15 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// proxyTransports are the transports by which a gateway can be asked for a service
-// when only its address is known, the best first: connect-h2 shares connections, and
-// socks5 does not let a gateway see a loop.
-var proxyTransports = [...]string{"connect-h2", "connect", "socks5"}
-
+// proxyTransportList suggests transports by which a gateway can be asked for a service
+// when only its address is known. With connect-h2 connections are shared, and socks5 does
+// not let a gateway see a loop.
 const proxyTransportList = "connect-h2, connect or socks5"
-
-// ProxyTransport returns the transport by which the gateway is asked for requests
-// that do not come by SNI, where its network has no Via: the first that it supports
-// of connect-h2, connect and socks5, or "".
-func (g *Gateway) ProxyTransport() string {
-	for _, transport := range proxyTransports {
-		if g.Supports(transport) {
-			return transport
-		}
-	}
-	return ""
-}
-
-// ProxyTransports returns all transports that ProxyTransport chooses from, the best
-// first: where one fails, the gateway is asked by the next.
-func (g *Gateway) ProxyTransports() []string {
-	var transports []string
-	for _, transport := range proxyTransports {
-		if g.Supports(transport) {
-			transports = append(transports, transport)
-		}
-	}
-	return transports
-}
 
 // remote returns the endpoints of a service in other networks than ours: behind the
 // Via of the nearest one, or behind its gateways. A gateway that reads the name in a
 // hello again is an endpoint itself. Any other is asked for the destination, by its
-// ProxyTransport.
+// Carriers.
 func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 	p := x.table.locate(x.match, x.table.here)
 	asked, known := Endpoint{Host: x.req.Host()}, true
@@ -98,8 +72,8 @@ func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 		if x.payload == encrypted {
 			continue
 		}
-		if hop := e.weak(); hop != nil {
-			x.restrict(&targets[i], e.insecure, &insecureError{service: x.entry.Name, network: e.Network, hop: hop})
+		if hop, permitted := e.weak(); hop != nil {
+			x.restrict(&targets[i], permitted, &insecureError{service: x.entry.Name, network: e.Network, hop: hop})
 		}
 	}
 	return x.candidates(ctx, configured, targets, hops, 0)
@@ -112,7 +86,7 @@ func errNoName(req *tunnel.Request, f match, p *Location) error {
 
 // errNoGateway refuses a request that no gateway of p can be asked for, and says why.
 func errNoGateway(req *tunnel.Request, f match, p *Location, known bool) error {
-	lead := slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.via && e.Gateway.ProxyTransport() != "" })
+	lead := slices.ContainsFunc(p.Gateways, func(e GatewayHop) bool { return !e.via && e.Gateway.HasCarriers() })
 	switch {
 	case lead && !known:
 		return errNoName(req, f, p)
@@ -126,10 +100,7 @@ func errNoGateway(req *tunnel.Request, f match, p *Location, known bool) error {
 		if e.Network != p.remote.Name {
 			continue
 		}
-		if len(e.Gateway.Transports) == 0 {
-			take = union(take, []string{"sni"})
-		}
-		take = union(take, e.Gateway.Transports)
+		take = union(take, e.Gateway.Protocols())
 	}
 	return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q, whose gateways take %s: a %s request can't go there unless one of them has %s among its transports, or the network a via",
 		req.Target(), f.entry.Name, p.remote.Name, strings.Join(take, ", "), req.Proto, proxyTransportList)

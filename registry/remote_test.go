@@ -30,7 +30,7 @@ func newCrossed(s *registry.Service, _ *registry.Endpoint, g *registry.Gateway) 
 	case len(s.Via) > 0:
 		return crossed{s.Name, "via"}, nil
 	case g != nil:
-		return crossed{s.Name, g.ProxyTransport()}, nil
+		return crossed{s.Name, g.Carriers(registry.Endpoint{})[0].Proto}, nil
 	}
 	return nil, nil
 }
@@ -74,13 +74,13 @@ func proxyTransports(reg *registry.Registry, req *tunnel.Request) string {
 
 // refusedInClear is how a request is refused that may be of plaintext.
 func refusedInClear(service, network, gateway string) string {
-	return fmt.Sprintf("insecure: registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the network a via with TLS and credentials, or say insecure: true of it or of the service", service, network, gateway)
+	return fmt.Sprintf("insecure: registry: service %q is in network %q, and what may be plaintext would go to gateway %q there without TLS: give the gateway transports, or the network a via, with TLS and credentials, or say insecure: true of the network or of the service", service, network, gateway)
 }
 
 // far is networks of which each is entered in another way, seen from home.
 func far() registry.Snapshot {
 	gw := func(address string, transports ...string) registry.Gateway {
-		return registry.Gateway{Address: addrPort(address), Transports: transports}
+		return registry.Gateway{Address: addrPort(address), Transports: registry.HopsBy(transports...)}
 	}
 	via := []registry.Hop{{Proto: "hbone", Addresses: []string{"gw.both.example:15008"}, Certificate: "of this gateway"}}
 	one := func(name, network string, ports ...uint16) *registry.Service {
@@ -105,12 +105,12 @@ func far() registry.Snapshot {
 		Networks: []registry.Network{
 			{Name: "home", CIDRs: prefixes("10.1.0.0/16"), Near: []string{"sni", "via", "connect"}},
 			{Name: "sni", Gateways: []registry.Gateway{{Address: addrPort("198.51.100.1:443")}}},
-			{Name: "all", Gateways: []registry.Gateway{gw("198.51.100.2:443", "socks5", "connect", "sni", "connect-h2")}},
-			{Name: "h2", Gateways: []registry.Gateway{gw("198.51.100.3:443", "connect", "connect-h2")}},
-			{Name: "connect", Gateways: []registry.Gateway{gw("198.51.100.4:443", "websocket", "socks5", "connect")}},
+			{Name: "all", Gateways: []registry.Gateway{gw("198.51.100.2:443", "connect-h2", "socks5", "sni", "connect")}},
+			{Name: "h2", Gateways: []registry.Gateway{gw("198.51.100.3:443", "hbone", "connect-h2", "connect")}},
+			{Name: "connect", Gateways: []registry.Gateway{gw("198.51.100.4:443", "quic", "connect", "socks5")}},
 			{Name: "socks5", Gateways: []registry.Gateway{gw("198.51.100.5:443", "hbone", "socks5")}},
-			{Name: "keys", Gateways: []registry.Gateway{gw("198.51.100.6:443", "hbone", "websocket"), gw("198.51.100.7:443", "websocket", "connect-h3")}},
-			{Name: "mixed", Gateways: []registry.Gateway{gw("198.51.100.8:443"), gw("198.51.100.9:443", "connect"), {Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: []string{"socks5"}}}},
+			{Name: "keys", Gateways: []registry.Gateway{gw("198.51.100.6:443", "hbone", "quic"), gw("198.51.100.7:443", "hbone")}},
+			{Name: "mixed", Gateways: []registry.Gateway{gw("198.51.100.8:443"), gw("198.51.100.9:443", "connect"), {Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: registry.HopsBy("socks5")}}},
 			{Name: "open", Insecure: true, Gateways: []registry.Gateway{gw("198.51.100.11:443", "socks5")}},
 			{Name: "local", Gateways: []registry.Gateway{gw("198.51.100.12:443", "connect"), gw("127.0.0.1:443", "connect")}},
 			{Name: "plainvia", Via: []registry.Hop{{Proto: "connect", Addresses: []string{"https://gw.test:1"}}, {Proto: "connect", Addresses: []string{"gw.plain.example:1"}}}},
@@ -129,7 +129,7 @@ func far() registry.Snapshot {
 // take; TLS goes on by its name where they read it.
 func TestOnward(t *testing.T) {
 	for _, c := range []struct{ proto, target, from, want string }{
-		// Each by the best that is taken.
+		// Each by the first that can be asked for anything.
 		{"connect", "b.test:443", "", "b.test:443 by connect-h2 198.51.100.2:443"},
 		{"connect-h2", "c.test:443", "", "c.test:443 by connect-h2 198.51.100.3:443"},
 		{"socks5", "d.test:443", "", "d.test:443 by connect 198.51.100.4:443"},
@@ -170,8 +170,8 @@ func TestOnward(t *testing.T) {
 
 		// Nothing else opens.
 		{"connect", "a.test:443", "", `no-endpoint: registry: "a.test:443": service "a" is in network "sni", whose gateways take sni: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
-		{"connect", "f.test:443", "", `no-endpoint: registry: "f.test:443": service "f" is in network "keys", whose gateways take hbone, websocket, connect-h3: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
-		{"sni", "f.test", "", `no-endpoint: registry: "f.test": service "f" is in network "keys", whose gateways take hbone, websocket, connect-h3: a sni request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"connect", "f.test:443", "", `no-endpoint: registry: "f.test:443": service "f" is in network "keys", whose gateways take hbone, quic: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
+		{"sni", "f.test", "", `no-endpoint: registry: "f.test": service "f" is in network "keys", whose gateways take hbone, quic: a sni request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"quic", "b.test", "", `no-endpoint: registry: "b.test": service "b" is in network "all", and a quic request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
 		{"connect", "secret.test:443", "10.9.0.1", `not-exposed: registry: "secret.test:443" is service "secret" of an unnamed source, which is exposed to ["home"]; the source 10.9.0.1 is in no network`},
 		{"connect", "secret.test:443", "10.1.0.1", "secret.test:443 by connect-h2 198.51.100.3:443"},
@@ -208,8 +208,8 @@ func TestOnward(t *testing.T) {
 func TestOnwardTakesTurns(t *testing.T) {
 	s := far()
 	s.Networks[3].Gateways = []registry.Gateway{
-		{Address: addrPort("198.51.100.1:443"), Transports: []string{"connect"}, Weight: 3},
-		{Address: addrPort("198.51.100.2:443"), Transports: []string{"connect-h2"}},
+		{Address: addrPort("198.51.100.1:443"), Transports: registry.HopsBy("connect"), Weight: 3},
+		{Address: addrPort("198.51.100.2:443"), Transports: registry.HopsBy("connect-h2")},
 		{Address: addrPort("198.51.100.3:443"), Weight: 1000}, // by SNI alone
 	}
 	reg := crossing(t, s)

@@ -148,8 +148,17 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 
 		claims: make([]claim, 0, n),
 	}
+	var how *Hop
+	asks := slices.IndexFunc(snapshots, func(s Snapshot) bool { return s.GatewayTransport != nil })
+	if asks >= 0 {
+		how = snapshots[asks].GatewayTransport
+	}
 	for i := range snapshots {
 		for _, network := range snapshots[i].Networks {
+			network.Gateways = completeGateways(network.Gateways)
+			if i != asks {
+				b.addTransports(network.Gateways, how)
+			}
 			b.addNetwork(network)
 		}
 	}
@@ -272,7 +281,6 @@ func (b *builder) addNetwork(network Network) {
 		b.prefixes.names = append(b.prefixes.names, network.Name)
 		b.networks = append(b.networks, networkState{})
 	}
-	network.Gateways = completeGateways(network.Gateways)
 	for j := range network.Gateways {
 		g := &network.Gateways[j]
 		for _, at := range []*Endpoint{&g.Address, &g.Public} {

@@ -27,7 +27,7 @@ func (m *madeTransport) refusal(e *serviceEntry) error {
 type networkTransports struct {
 	network  int32
 	via      madeTransport
-	gateways []madeTransport // of those without a ProxyTransport, zero
+	gateways []madeTransport // of those without Carriers, zero
 }
 
 // serviceTransports are those of one service alone.
@@ -145,7 +145,7 @@ func (b *builder) transportsInto(s *Service, n int32) *networkTransports {
 	}
 	t.gateways = make([]madeTransport, len(network.Gateways))
 	for i := range network.Gateways {
-		if g := &network.Gateways[i]; g.ProxyTransport() != "" {
+		if g := &network.Gateways[i]; g.HasCarriers() {
 			at := g.AddressFrom(network.Name, here)
 			t.gateways[i] = b.newMadeTransport(s, &at, g)
 		}

@@ -182,6 +182,18 @@ func (s *secureDialer) config(addr string) *tls.Config {
 	cfg.NextProtos = []string{"h2"}
 	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
 	cfg.ClientSessionCache = nil
+	s.verifyIn(cfg, host)
+	return cfg
+}
+
+// VerifyPeers has cfg, which is a client's, verify a server by its SPIFFE id and not by a
+// name, whatever is spoken inside: see Dialer.Peers and Dialer.Trust. There must be peers.
+func VerifyPeers(cfg *tls.Config, peers []string, trust map[string]*x509.CertPool) {
+	(&secureDialer{peers: peers, trust: trust}).verifyIn(cfg, "")
+}
+
+// verifyIn has cfg verify a server, by its host where there are no peers.
+func (s *secureDialer) verifyIn(cfg *tls.Config, host string) {
 	// VerifyConnection verifies what crypto/tls does not without a name.
 	cfg.InsecureSkipVerify = true
 	roots, now := cfg.RootCAs, cfg.Time
@@ -207,7 +219,6 @@ func (s *secureDialer) config(addr string) *tls.Config {
 		}
 		return checkPeer(leaf, s.peers)
 	}
-	return cfg
 }
 
 // rootsOf sets the roots of opts to the CAs of the leaf's own trust domain.
@@ -215,17 +226,17 @@ func (s *secureDialer) rootsOf(leaf *x509.Certificate, opts *x509.VerifyOptions)
 	if s.trust == nil {
 		for _, p := range s.peers[1:] {
 			if domainOf(p) != domainOf(s.peers[0]) {
-				return fmt.Errorf("hbone: the server may be of the trust domains %q and %q, and it is not known which CA speaks for which", domainOf(s.peers[0]), domainOf(p))
+				return fmt.Errorf("the server may be of the trust domains %q and %q, and it is not known which CA speaks for which", domainOf(s.peers[0]), domainOf(p))
 			}
 		}
 		return nil
 	}
 	if n := len(leaf.URIs); n != 1 {
-		return fmt.Errorf("hbone: the server's certificate has %d URIs, want one", n)
+		return fmt.Errorf("the server's certificate has %d URIs, want one", n)
 	}
 	domain := domainOf(leaf.URIs[0].String())
 	if opts.Roots = s.trust[domain]; opts.Roots == nil { // crypto/x509 would use the roots of the system
-		return fmt.Errorf("hbone: no CA is configured for the trust domain of the server, %q", domain[:min(len(domain), 80)])
+		return fmt.Errorf("no CA is configured for the trust domain of the server, %q", domain[:min(len(domain), 80)])
 	}
 	return nil
 }
@@ -240,14 +251,14 @@ func domainOf(id string) string {
 // checkPeer returns an error unless a verified leaf is one of peers.
 func checkPeer(leaf *x509.Certificate, peers []string) error {
 	if n := len(leaf.URIs); n != 1 {
-		return fmt.Errorf("hbone: the server's certificate has %d URIs, want one", n)
+		return fmt.Errorf("the server's certificate has %d URIs, want one", n)
 	}
 	id := leaf.URIs[0].String()
 	if !slices.ContainsFunc(peers, func(p string) bool {
 		domain := strings.Count(p, "/") == 2
 		return id == p || domain && strings.HasPrefix(id, p+"/")
 	}) {
-		return fmt.Errorf("hbone: the server is %q, want one of %q", id, peers)
+		return fmt.Errorf("the server is %q, want one of %q", id, peers)
 	}
 	return nil
 }

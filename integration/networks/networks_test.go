@@ -123,8 +123,14 @@ func (s *site) must(cmd *exec.Cmd) string {
 // returned function ends it, as the end of the test does.
 func (s *site) start(ns *netns.NS, name, sub, own string) (stop func(os.Signal)) {
 	s.t.Helper()
+	return s.run(ns, name, sub, own+world)
+}
+
+// run is start with a whole configuration.
+func (s *site) run(ns *netns.NS, name, sub, content string) (stop func(os.Signal)) {
+	s.t.Helper()
 	config := filepath.Join(s.dir, name+".yaml")
-	if err := os.WriteFile(config, []byte(own+world), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(content), 0o600); err != nil {
 		s.t.Fatal(err)
 	}
 	// Not ended by the context of the test, which is over before Cleanup.

@@ -95,7 +95,10 @@ func listNetwork(n *registry.Network, here string) *ListedNetwork {
 	l := &ListedNetwork{Name: n.Name, CIDRs: n.CIDRs, Near: n.Near, Here: n.Name == here, Insecure: n.Insecure}
 	for i := range n.Gateways {
 		g := &n.Gateways[i]
-		one := ListedGateway{Address: g.Address.String(), Transports: g.Transports, Weight: cmp.Or(g.Weight, 1)}
+		one := ListedGateway{Address: g.Address.String(), Weight: cmp.Or(g.Weight, 1)}
+		if len(g.Transports) > 0 {
+			one.Transports = g.Protocols()
+		}
 		if g.Public != (registry.Endpoint{}) {
 			one.Public = g.Public.String()
 		}

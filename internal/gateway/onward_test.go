@@ -31,7 +31,7 @@ func everything(name string) []tunnel.Protocol {
 // at is a gateway of a network, by what it takes.
 func at(addr string, transports ...string) registry.Gateway {
 	ap := netip.MustParseAddrPort(addr)
-	return registry.Gateway{Address: registry.Endpoint{Addr: ap.Addr(), Port: ap.Port()}, Transports: transports}
+	return registry.Gateway{Address: registry.Endpoint{Addr: ap.Addr(), Port: ap.Port()}, Transports: registry.HopsBy(transports...)}
 }
 
 // inWest is a gateway in the network west, which knows svc.test in east and the
@@ -158,7 +158,7 @@ func TestAcrossToTheNext(t *testing.T) {
 		{"all are down", []registry.Gateway{first(closed, "connect"), at(alsoClosed, "socks5")}, tunnel.DialFailed},
 		{"all are silent", []registry.Gateway{first(silent(t), "connect"), at(silent(t), "connect-h2")}, tunnel.DialTimeout},
 		{"the first knows no such service", []registry.Gateway{first(ignorant, "connect"), at(unasked.Addr(), "connect")}, tunnel.DialFailed},
-		{"there are none but for sni", []registry.Gateway{first(unasked.Addr()), at(unasked.Addr(), "sni", "websocket", "hbone")}, tunnel.NoEndpoint},
+		{"there are none but for sni", []registry.Gateway{first(unasked.Addr()), at(unasked.Addr(), "sni", "quic", "hbone")}, tunnel.NoEndpoint},
 	}
 	for _, row := range rows {
 		west := startConfig(t, inWest(row.gateways...))
@@ -217,7 +217,7 @@ func TestAcrossLoop(t *testing.T) {
 // What a gateway's name leads to is judged, as what a service's name leads to is,
 // and a gateway never asks itself.
 func TestAcrossIsGuarded(t *testing.T) {
-	named := registry.Gateway{Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: []string{"connect"}}
+	named := registry.Gateway{Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: registry.HopsBy("connect")}
 	for _, a := range []string{"127.0.0.1", "169.254.169.254"} {
 		cfg := inWest(named)
 		cfg.Lookup = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr(a)}, nil }
@@ -229,7 +229,7 @@ func TestAcrossIsGuarded(t *testing.T) {
 	guard := &tunnel.Guard{}
 	guard.OwnListener(own.Addr())
 	self := registry.Endpoint{Addr: netip.MustParseAddrPort(own.Addr().String()).Addr(), Port: netip.MustParseAddrPort(own.Addr().String()).Port()}
-	way, err := (&upstream.Transports{Direct: &tunnel.NetDialer{Guard: guard}}).New(&registry.Service{}, &self, &registry.Gateway{Transports: []string{"socks5"}})
+	way, err := (&upstream.Transports{Direct: &tunnel.NetDialer{Guard: guard}}).New(&registry.Service{}, &self, &registry.Gateway{Transports: registry.HopsBy("socks5")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestAcrossIsGuarded(t *testing.T) {
 // so or nothing leaves the host.
 func TestAcrossInTheClear(t *testing.T) {
 	far := startWith(t, "east", []tunnel.Protocol{&connect.Protocol{}}, service(testnet.Echo(t).Addr()))
-	named := registry.Gateway{Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: []string{"connect"}}
+	named := registry.Gateway{Address: registry.Endpoint{Host: "gw.test", Port: 443}, Transports: registry.HopsBy("connect")}
 	for _, row := range []struct {
 		name     string
 		gateway  registry.Gateway

@@ -174,10 +174,7 @@ func viewed(reg *registry.Registry, p *registry.Location, states func(netip.Addr
 	}
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
-		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Transports, Healthy: healthy(&e.Address, 0), State: state(&e.Address, 0)}
-		if len(g.Transports) == 0 {
-			g.Transports = []string{"sni"}
-		}
+		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Protocols(), Healthy: healthy(&e.Address, 0), State: state(&e.Address, 0)}
 		s.Gateways = append(s.Gateways, g)
 	}
 	switch {

@@ -44,7 +44,7 @@ func source(t *testing.T) *Source {
 			{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd00:1::/32")}, Gateways: []registry.Gateway{
 				{Address: ep("10.1.0.2:443"), Public: ep("192.0.2.1:443")},
 				{Address: ep("10.1.0.3:443"), Public: ep("192.0.2.2:443"), Weight: 3},
-				{Address: ep("10.1.0.4:80"), Public: ep("192.0.2.3:80"), Transports: []string{"connect"}},
+				{Address: ep("10.1.0.4:80"), Public: ep("192.0.2.3:80"), Transports: registry.HopsBy("connect")},
 			}},
 			{Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{
 				{Address: ep("198.51.100.1:15443")}, {Address: registry.Endpoint{Host: "lb.example.net", Port: 15443}},

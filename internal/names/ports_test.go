@@ -20,7 +20,7 @@ func apart(t *testing.T) *Source {
 				{Address: ep("10.2.0.1:443"), Public: ep("198.51.100.1:443")},
 				{Address: ep("198.51.100.2:8443"), Weight: 2},
 				{Address: registry.Endpoint{Host: "LB.example.net", Port: 9443}},
-				{Address: ep("198.51.100.9:3128"), Transports: []string{"connect"}},
+				{Address: ep("198.51.100.9:3128"), Transports: registry.HopsBy("connect")},
 			}},
 			{Name: "south", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16")}, Gateways: []registry.Gateway{{Address: ep("198.51.100.3:443")}}},
 		},

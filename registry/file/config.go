@@ -40,6 +40,10 @@ type Config struct {
 	DNS          *DNS          // nil means that nothing is answered by DNS
 	Kubernetes   *Kubernetes   // nil means that there is none
 
+	// GatewayTransport is how the gateways are asked that discovery has found; nil means
+	// without TLS.
+	GatewayTransport *registry.Hop
+
 	// Warnings report what is allowed and probably not meant.
 	Warnings Errors
 
@@ -182,7 +186,7 @@ func (c *Config) Snapshot() registry.Snapshot {
 	if len(c.tableListeners) != len(c.Listeners) {
 		c.tableListeners = tableListeners(c.Listeners)
 	}
-	return registry.Snapshot{Networks: c.Networks, Services: c.Services, Listeners: c.tableListeners}
+	return registry.Snapshot{Networks: c.Networks, Services: c.Services, Listeners: c.tableListeners, GatewayTransport: c.GatewayTransport}
 }
 
 // Listens reports whether sources other than the file may bring listeners.

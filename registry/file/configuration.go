@@ -37,5 +37,9 @@ func (c *configuration) config() *Config {
 	for i := range c.Networks {
 		out.Networks = append(out.Networks, c.Networks[i].registered())
 	}
+	if k := c.Kubernetes; k != nil && k.Discovery != nil && k.Discovery.GatewayTransport != nil {
+		hop := k.Discovery.GatewayTransport.registered()
+		out.GatewayTransport = &hop
+	}
 	return out
 }

@@ -162,7 +162,7 @@ func TestMesh(t *testing.T) {
 		{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Near: []string{"south", "west"}, Gateways: []registry.Gateway{
 			{Address: ep("10.1.0.2:443"), Public: ep("192.0.2.1:443")}, {Address: ep("10.1.0.3:443"), Public: ep("192.0.2.2:443")}}},
 		{Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{
-			{Address: ep("gw.west.example:15443"), Weight: 3, Transports: []string{"sni", "connect-h2"}}, {Address: ep("gw2.west.example:15443")}}},
+			{Address: ep("gw.west.example:15443"), Weight: 3, Transports: registry.HopsBy("sni", "connect-h2")}, {Address: ep("gw2.west.example:15443")}}},
 		{Name: "south", Gateways: []registry.Gateway{{Address: ep("203.0.113.1:443")}}},
 	}
 	if !reflect.DeepEqual(cfg.Networks, want) {

@@ -38,8 +38,8 @@ func (c *healthCheck) registered() registry.Check {
 var gatewayCheck = registry.Check{Kind: "tcp"}
 
 // onlyUDP reports whether a gateway takes nothing that TCP carries.
-func onlyUDP(transports []string) bool {
-	return len(transports) > 0 && !slices.ContainsFunc(transports, func(t string) bool { return t != "quic" && t != "connect-h3" })
+func onlyUDP(transports []registry.Hop) bool {
+	return len(transports) > 0 && !slices.ContainsFunc(transports, func(h registry.Hop) bool { return h.Proto != "quic" && h.Proto != "connect-h3" })
 }
 
 // check finds keys that do not go with the kind or with each other.

@@ -61,7 +61,7 @@ func (d *decoder) checkInsecure() {
 
 // checkInsecureNetwork warns of a network without a mutual transport.
 func (d *decoder) checkInsecureNetwork(network *registry.Network, at mapping, plain string) {
-	const hint = "give the network a via with TLS and credentials, or set insecure: true for it"
+	hint := "give its gateways transports with TLS and credentials, or set insecure: true for it"
 	var hop *registry.WeakHop
 	switch {
 	case network.Insecure:
@@ -70,6 +70,7 @@ func (d *decoder) checkInsecureNetwork(network *registry.Network, at mapping, pl
 	case network.Name == d.cfg.Mesh.Network || plain == "":
 		return
 	case len(network.Via) > 0:
+		hint = "give the network a via with TLS and credentials, or set insecure: true for it"
 		hop = registry.InsecureVia(network.Via)
 	default:
 		hop = network.InsecureGateway()

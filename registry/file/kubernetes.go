@@ -60,6 +60,9 @@ type Discovery struct {
 	// culvert-system.
 	Gateways []string `yaml:"gatewayNamespaces" what:"a namespace" as:"label" empty:"leave the key out for culvert-system"`
 
+	// GatewayTransport is how such gateways are asked; nil means without TLS.
+	GatewayTransport *GatewayTransport `yaml:"gatewayTransport"`
+
 	// Clusters is the namespace of Secrets with the kubeconfigs of further clusters; "" means
 	// that there are none.
 	Clusters string `yaml:"clusters" what:"the namespace of clusters" as:"label"`

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"culvert.dev/registry"
 	"go.yaml.in/yaml/v3"
@@ -24,7 +23,7 @@ type network struct {
 type gateway struct {
 	Address    registry.Endpoint `yaml:"address,required,short" as:"gateway"`
 	Public     registry.Endpoint `yaml:"public" as:"gateway"`
-	Transports []string          `yaml:"transports" what:"a protocol" oneof:"sni connect connect-h2 connect-h3 websocket hbone socks5 quic" unique:"protocol" empty:"leave the key out for sni"`
+	Transports []transport       `yaml:"transports" what:"a protocol" empty:"leave the key out for sni"` // in order of preference
 	Weight     uint16            `yaml:"weight,min=1,max=1000"`
 	Check      *healthCheck      `yaml:"check"` // nil means tcp, if anything is carried by TCP
 }
@@ -41,7 +40,10 @@ func (w *network) registered() registry.Network {
 }
 
 func (g *gateway) registered() registry.Gateway {
-	out := registry.Gateway{Address: g.Address, Public: g.Public, Transports: readable(g.Transports), Weight: g.Weight}
+	out := registry.Gateway{Address: g.Address, Public: g.Public, Weight: g.Weight}
+	for i := range g.Transports {
+		out.Transports = append(out.Transports, g.Transports[i].registered())
+	}
 	switch {
 	case g.Check != nil:
 		out.Check = g.Check.registered()
@@ -50,9 +52,6 @@ func (g *gateway) registered() registry.Gateway {
 	}
 	return out
 }
-
-// viaAlone are the transports that need more than an address: keys, or a URL.
-var viaAlone = []string{"connect-h3", "websocket", "hbone"}
 
 // checkMesh finds what is wrong with networks and the names of a mesh together.
 func (d *decoder) checkMesh() {
@@ -69,7 +68,7 @@ func (d *decoder) checkMesh() {
 			}
 		}
 		for j := range network.Gateways {
-			d.checkEntrance(&network, &network.Gateways[j], at, valueOf(at.item("gateways", j), "transports"))
+			d.checkTransports(&network, &network.Gateways[j], at, mapping{at.item("gateways", j)})
 		}
 		if len(network.Gateways) == 0 && len(network.CIDRs) == 0 && at.node.Kind == yaml.MappingNode && !has(at.node, "cidrs") && !has(at.node, "gateways") && !(network.Insecure && d.discovers()) {
 			d.errorf(at.node, "add cidrs, or gateways, or both", "network %q is empty", clip(network.Name))
@@ -107,22 +106,6 @@ func (d *decoder) checkMesh() {
 // discovers reports whether networks come from Kubernetes, too.
 func (d *decoder) discovers() bool {
 	return d.cfg.Kubernetes != nil && d.cfg.Kubernetes.Discovery != nil
-}
-
-// checkEntrance finds a gateway that takes only what a gateway of another network
-// needs more than an address for, in a network without a via that says it. Those
-// of our own network are for others, whose files say it.
-func (d *decoder) checkEntrance(network *registry.Network, g *registry.Gateway, at mapping, n *yaml.Node) {
-	if n == nil || len(g.Transports) == 0 || has(at.node, "via") || network.Name == d.cfg.Mesh.Network {
-		return
-	}
-	for _, transport := range g.Transports {
-		if !slices.Contains(viaAlone, transport) {
-			return
-		}
-	}
-	d.errorf(n, "add via to the network, or one of sni, connect-h2, connect and socks5 to its transports",
-		"gateway %q of network %q takes only %s, which needs keys or a URL, and those are set in via", g.Address, clip(network.Name), strings.Join(g.Transports, " and "))
 }
 
 // identify completes the ID of a service that was read.

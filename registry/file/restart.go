@@ -26,7 +26,7 @@ func (c *Config) RestartNeeded(next *Config) []Change {
 
 // fixed returns what of c may need a restart.
 func (c *Config) fixed() configuration {
-	return configuration{Cluster: c.Cluster, Zone: c.Mesh.Zone, Network: c.Mesh.Network, TopologyZone: c.Mesh.TopologyZone, ServicePorts: c.ServicePorts, VIPs: c.VIPs, Kubernetes: c.Kubernetes}
+	return configuration{Cluster: c.Cluster, Zone: c.Mesh.Zone, Network: c.Mesh.Network, TopologyZone: c.Mesh.TopologyZone, ServicePorts: c.ServicePorts, VIPs: c.VIPs, Kubernetes: fixedKubernetes(c.Kubernetes)}
 }
 
 // findChanges adds the changes of an object with keys. Restart says that a change of any
@@ -118,9 +118,20 @@ func plainText(v reflect.Value) string {
 	var parts []string
 	p := planOf(v.Type())
 	for i, key := range p.keys {
-		if text := plainText(v.Field(p.fields[i].index)); text != "" {
+		if text := plainText(v.FieldByIndex(p.fields[i].index)); text != "" {
 			parts = append(parts, key+": "+text)
 		}
 	}
 	return "{" + strings.Join(parts, ", ") + "}"
+}
+
+// fixedKubernetes returns k without what a reload changes.
+func fixedKubernetes(k *Kubernetes) *Kubernetes {
+	if k == nil || k.Discovery == nil {
+		return k
+	}
+	fixed, discovery := *k, *k.Discovery
+	discovery.GatewayTransport = nil
+	fixed.Discovery = &discovery
+	return &fixed
 }

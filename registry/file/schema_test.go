@@ -115,7 +115,7 @@ func (c schemaComparison) object(at string, s jsonObject, typ reflect.Type) {
 		if slices.Contains(required, any(f.key)) != f.required {
 			c.t.Errorf("%s.%s is required by the loader: %v, and not so by the schema", at, f.key, f.required)
 		}
-		c.value(at+"."+f.key, properties[f.key].(jsonObject), f, typ.Field(f.index))
+		c.value(at+"."+f.key, properties[f.key].(jsonObject), f, typ.FieldByIndex(f.index))
 	}
 }
 

@@ -30,10 +30,16 @@ type hop struct {
 	SOCKS5    []string `yaml:"socks5,single" what:"a gateway" as:"hostPort" unique:"gateway" empty:"name a gateway"`
 	WebSocket []string `yaml:"websocket,single" what:"a gateway" as:"webSocketURL" unique:"gateway" empty:"name a gateway"`
 
+	hopAccess
+}
+
+// A hopAccess says how a gateway is verified, and what is shown to it.
+type hopAccess struct {
 	Insecure        bool     `yaml:"insecure"` // plaintext may go there without mutual TLS, and credentials without TLS
 	HTTP2           bool     `yaml:"http2"`
 	CertificateFile string   `yaml:"certificateFile"`
 	KeyFile         string   `yaml:"keyFile"`
+	ServerName      string   `yaml:"serverName" as:"host"` // "" means the host of its address
 	Peers           []string `yaml:"peers" what:"a SPIFFE id" as:"spiffe" empty:""`
 	Behind          []string `yaml:"behind" what:"a SPIFFE id" as:"spiffe" empty:""`
 	TokenFile       string   `yaml:"tokenFile"`
@@ -41,9 +47,14 @@ type hop struct {
 	CAFile          caFiles  `yaml:"caFile"`
 }
 
+// registered returns a as the registry has it, without the content of its files.
+func (a *hopAccess) registered() registry.Hop {
+	return registry.Hop{Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind)}
+}
+
 // registered returns h as the registry has it, without the content of its files.
 func (h *hop) registered() registry.Hop {
-	out := registry.Hop{Insecure: h.Insecure, HTTP2: h.HTTP2, Peers: readable(h.Peers), InnerPeers: readable(h.Behind)}
+	out := h.hopAccess.registered()
 	for _, way := range []struct {
 		proto     string
 		addresses []string
@@ -76,9 +87,12 @@ func (d *decoder) checkVia(at mapping, list []hop) {
 	var before registry.Hop
 	for i := range list {
 		n, h := at.item("via", i), list[i].registered()
-		d.checkHop(n)
+		if d.checkHop(n) {
+			_, clear := h.CleartextAddress(false)
+			d.checkAccess(n, h.Proto, !clear)
+		}
 		d.checkPeers(n, &h)
-		d.checkSecrets(n, &h, i == 0)
+		d.checkSecrets(n, valueOf(n, h.Proto), &h, i == 0)
 		if i > 0 && has(n, "connect-h3") && !before.CarriesDatagrams() {
 			d.errorf(keyOf(n, "connect-h3"), "write connect-h2, or ask the gateway before it by connect-h2 or connect-h3", "connect-h3 is carried by UDP, and the gateway before it carries streams alone")
 		}
@@ -89,10 +103,10 @@ func (d *decoder) checkVia(at mapping, list []hop) {
 	}
 }
 
-// checkHop finds keys of a hop that do not go together.
-func (d *decoder) checkHop(n *yaml.Node) {
+// checkHop reports whether a hop is of one protocol, as it must be.
+func (d *decoder) checkHop(n *yaml.Node) bool {
 	if n.Kind != yaml.MappingNode {
-		return
+		return false
 	}
 	ways := 0
 	for _, way := range []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone", "socks5"} {
@@ -102,14 +116,24 @@ func (d *decoder) checkHop(n *yaml.Node) {
 	}
 	if ways != 1 {
 		d.errorf(n, "write {connect: gw.example.com:443}, or the same with connect-h2, connect-h3, hbone or socks5, or {websocket: wss://gw.example.com/}", "a hop has one of connect, connect-h2, connect-h3, websocket, hbone and socks5")
-		return
 	}
-	for _, key := range []string{"peers", "behind"} {
-		if has(n, key) && !has(n, "hbone") {
-			d.errorf(keyOf(n, key), "leave it out", "%s has no effect: it is for hbone only", key)
+	return ways == 1
+}
+
+// checkAccess finds keys of a hop by a protocol that do not go together.
+func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
+	if has(n, "behind") && protocol != "hbone" {
+		d.errorf(keyOf(n, "behind"), "leave it out", "behind has no effect: it is for hbone only")
+	}
+	for _, key := range []string{"peers", "serverName"} {
+		if has(n, key) && !hasTLS && protocol != "socks5" {
+			d.errorf(keyOf(n, key), "use TLS there, or leave it out", "%s has no effect: there is no TLS to the gateway", key)
 		}
 	}
-	if has(n, "hbone") {
+	if has(n, "serverName") && protocol == "hbone" {
+		d.errorf(keyOf(n, "serverName"), "use peers, or leave it out", "serverName has no effect: clients of hbone send no name")
+	}
+	if protocol == "hbone" {
 		for _, key := range []string{"tokenFile", "userFile"} {
 			if has(n, key) {
 				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: hbone knows its callers by their certificates", key)
@@ -117,11 +141,11 @@ func (d *decoder) checkHop(n *yaml.Node) {
 		}
 		d.need(n, "a hop by hbone", "certificateFile")
 	}
-	if has(n, "socks5") {
+	if protocol == "socks5" {
 		if has(n, "tokenFile") {
 			d.errorf(keyOf(n, "tokenFile"), "use userFile", "tokenFile has no effect: socks5 knows its callers by a name and a password")
 		}
-		for _, key := range []string{"certificateFile", "keyFile", "caFile"} {
+		for _, key := range []string{"certificateFile", "keyFile", "caFile", "peers", "serverName"} {
 			if has(n, key) {
 				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: socks5 has no TLS of its own", key)
 			}
@@ -129,7 +153,7 @@ func (d *decoder) checkHop(n *yaml.Node) {
 	} else if has(n, "tokenFile") && has(n, "userFile") {
 		d.errorf(keyOf(n, "userFile"), "keep one of them", "a hop sends either a token or a user")
 	}
-	if has(n, "http2") && !has(n, "websocket") {
+	if has(n, "http2") && protocol != "websocket" {
 		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is for websocket only")
 	}
 	if has(n, "certificateFile") != has(n, "keyFile") {
@@ -138,13 +162,13 @@ func (d *decoder) checkHop(n *yaml.Node) {
 }
 
 // checkSecrets finds credentials that would be sent in the clear. The first hop
-// is dialed from here.
-func (d *decoder) checkSecrets(n *yaml.Node, hop *registry.Hop, first bool) {
+// is dialed from here. The mistake is at the node at.
+func (d *decoder) checkSecrets(n, at *yaml.Node, hop *registry.Hop, first bool) {
 	if n.Kind != yaml.MappingNode || hop.Insecure || !has(n, "tokenFile") && !has(n, "userFile") {
 		return
 	}
 	if to, clear := hop.CleartextAddress(first); clear {
-		d.errorf(valueOf(n, hop.Proto), "use TLS there, or add insecure: true to send them all the same", "the credentials for gateway %q would go there unencrypted", clip(to))
+		d.errorf(at, "use TLS there, or add insecure: true to send them all the same", "the credentials for gateway %q would go there unencrypted", clip(to))
 	}
 }
 
@@ -168,8 +192,6 @@ func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
 			}
 			d.errorf(keyOf(n, "peers"), byDomain("caFile", domains), "%s for peers of several trust domains: each CA could speak for all of them", what)
 		}
-	case hop.Proto != "hbone":
-		d.errorf(cas, "name one file", "a caFile for each trust domain has no effect: other gateways than hbone's have no peers")
 	case len(hop.Peers) == 0:
 		d.errorf(cas, "add peers: [spiffe://DOMAIN], or name one file", "caFile names trust domains, and there are no peers to say which of them the gateway is in")
 	default:
@@ -185,42 +207,52 @@ func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
 // they contain.
 func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for i := range d.cfg.Networks {
-		d.readFilesOfHops(path, d.cfg.Networks[i].Via, d.network(i), &all)
+		d.readFilesOfHops(path, d.cfg.Networks[i].Via, d.network(i), "via", &all)
+		for j := range d.cfg.Networks[i].Gateways {
+			d.readFilesOfHops(path, d.cfg.Networks[i].Gateways[j].Transports, mapping{d.network(i).item("gateways", j)}, "transports", &all)
+		}
+	}
+	if hop := d.cfg.GatewayTransport; hop != nil {
+		d.readFilesOfHop(path, hop, d.gatewayTransport(), "gatewayTransport", &all)
 	}
 	for i, s := range d.cfg.Services {
-		d.readFilesOfHops(path, s.Via, d.services[i], &all)
+		d.readFilesOfHops(path, s.Via, d.services[i], "via", &all)
 	}
 	return all
 }
 
-func (d *decoder) readFilesOfHops(path string, via []registry.Hop, parent mapping, all *[][]byte) {
-	for i := range via {
-		hop, at := &via[i], mapping{parent.item("via", i)}
-		if cas := at.value("caFile"); cas != nil && cas.Kind == yaml.MappingNode {
-			hop.Trust = d.rootsByDomain(path, cas, "caFile", all)
-		} else {
-			hop.Roots = d.roots(path, cas, "caFile", all)
-		}
-		if at.value("certificateFile") != nil && at.value("keyFile") != nil {
-			pair, _ := d.pair(path, "via", at, all)
-			hop.Certificate, hop.Key = pair.Certificate, pair.Key
-		}
-		if n := at.value("userFile"); n != nil {
-			d.warnReadable(path, n)
-			hop.User, hop.Password = d.userOf(n, d.content(path, n, "userFile", all))
-		}
-		n := at.value("tokenFile")
-		if n == nil {
-			continue
-		}
-		d.warnReadable(path, n)
-		token := strings.TrimSpace(string(d.content(path, n, "tokenFile", all)))
-		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			d.errorf(n, "put the one token into it and nothing else", "tokenFile has more than one word, or characters that no token has")
-			continue
-		}
-		hop.Token = registry.Secret(token)
+// readFilesOfHops reads the files of hops, which are the list of a key.
+func (d *decoder) readFilesOfHops(path string, hops []registry.Hop, parent mapping, key string, all *[][]byte) {
+	for i := range hops {
+		d.readFilesOfHop(path, &hops[i], mapping{parent.item(key, i)}, key, all)
 	}
+}
+
+func (d *decoder) readFilesOfHop(path string, hop *registry.Hop, at mapping, usedBy string, all *[][]byte) {
+	if cas := at.value("caFile"); cas != nil && cas.Kind == yaml.MappingNode {
+		hop.Trust = d.rootsByDomain(path, cas, "caFile", all)
+	} else {
+		hop.Roots = d.roots(path, cas, "caFile", all)
+	}
+	if at.value("certificateFile") != nil && at.value("keyFile") != nil {
+		pair, _ := d.pair(path, usedBy, at, all)
+		hop.Certificate, hop.Key = pair.Certificate, pair.Key
+	}
+	if n := at.value("userFile"); n != nil {
+		d.warnReadable(path, n)
+		hop.User, hop.Password = d.userOf(n, d.content(path, n, "userFile", all))
+	}
+	n := at.value("tokenFile")
+	if n == nil {
+		return
+	}
+	d.warnReadable(path, n)
+	token := strings.TrimSpace(string(d.content(path, n, "tokenFile", all)))
+	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		d.errorf(n, "put the one token into it and nothing else", "tokenFile has more than one word, or characters that no token has")
+		return
+	}
+	hop.Token = registry.Secret(token)
 }
 
 // maxShown is how long a name and a password for a gateway may be, RFC 1929.

@@ -34,6 +34,8 @@ import (
 // oneof, as and the bounds of a list are those of its elements. Keys that name files have
 // the type string; the files are read when the rest is known to be right.
 //
+// The fields of an embedded struct without a key are those of the struct around it.
+//
 // A list has as many elements as in the file, also if some can't be read. These are
 // zero, so that an index leads to the place of an element, and checks leave them out.
 
@@ -58,7 +60,7 @@ type structPlan struct {
 
 // A structField is a field with a key.
 type structField struct {
-	index    int // in its struct
+	index    []int // in its struct, as reflect.StructField has it
 	key      string
 	what     string
 	words    []string
@@ -89,13 +91,13 @@ func planOf(t reflect.Type) *structPlan {
 		return p.(*structPlan)
 	}
 	p := &structPlan{checked: reflect.PointerTo(t).Implements(checkedType), defaults: reflect.New(t).Elem()}
-	for i := range t.NumField() {
-		tag := t.Field(i).Tag
+	for _, field := range reflect.VisibleFields(t) {
+		tag := field.Tag
 		key, options, _ := strings.Cut(tag.Get("yaml"), ",")
 		if key == "" {
 			continue
 		}
-		f := structField{index: i, key: key, what: cmp.Or(tag.Get("what"), key), words: strings.Fields(tag.Get("oneof")), unique: tag.Get("unique")}
+		f := structField{index: field.Index, key: key, what: cmp.Or(tag.Get("what"), key), words: strings.Fields(tag.Get("oneof")), unique: tag.Get("unique")}
 		f.empty, f.nonEmpty = tag.Lookup("empty")
 		if as, ok := tag.Lookup("as"); ok {
 			if f.format = formats[as]; f.format == nil {
@@ -130,17 +132,17 @@ func planOf(t reflect.Type) *structPlan {
 				panic(fmt.Sprintf("file: %q has the unknown option %q", key, name))
 			}
 		}
-		f.read = f.reader(t.Field(i).Type)
+		f.read = f.reader(field.Type)
 		p.keys, p.fields = append(p.keys, key), append(p.fields, f)
 		if short {
 			p.short = &f
 		}
-		if ft := t.Field(i).Type; ft.Kind() == reflect.Struct && f.format == nil && !reflect.PointerTo(ft).Implements(decodableType) {
-			p.defaults.Field(i).Set(planOf(ft).defaults)
+		if ft := field.Type; ft.Kind() == reflect.Struct && f.format == nil && !reflect.PointerTo(ft).Implements(decodableType) {
+			p.defaults.FieldByIndex(field.Index).Set(planOf(ft).defaults)
 		}
 		if s, ok := tag.Lookup("default"); ok {
 			d := &decoder{}
-			f.read(d, &yaml.Node{Kind: yaml.ScalarNode, Value: s}, key, p.defaults.Field(i))
+			f.read(d, &yaml.Node{Kind: yaml.ScalarNode, Value: s}, key, p.defaults.FieldByIndex(field.Index))
 			if len(d.errs) > 0 {
 				panic(fmt.Sprintf("file: the default of %q: %v", key, d.errs))
 			}
@@ -277,7 +279,7 @@ func object(d *decoder, n *yaml.Node, what string, to reflect.Value) {
 	p := planOf(to.Type())
 	to.Set(p.defaults)
 	if p.short != nil && n.Kind == yaml.ScalarNode {
-		p.short.read(d, n, what, to.Field(p.short.index))
+		p.short.read(d, n, what, to.FieldByIndex(p.short.index))
 		return
 	}
 	if !d.is(n, yaml.MappingNode, what) {
@@ -310,7 +312,7 @@ func object(d *decoder, n *yaml.Node, what string, to reflect.Value) {
 		case isNull(v):
 			d.errorf(k, "give it one, or leave the key out", "%q has no value", k.Value)
 		default:
-			p.fields[f].read(d, v, p.fields[f].what, to.Field(p.fields[f].index))
+			p.fields[f].read(d, v, p.fields[f].what, to.FieldByIndex(p.fields[f].index))
 		}
 	}
 	for i := range p.fields {

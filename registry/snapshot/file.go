@@ -24,7 +24,7 @@ import (
 
 const (
 	// version is that of the format.
-	version = 2
+	version = 3
 
 	// MaxSize is the size of the largest file that is written or read, in bytes.
 	MaxSize = 256 << 20

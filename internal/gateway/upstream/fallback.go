@@ -3,14 +3,18 @@ package upstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+	"weak"
 
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
@@ -26,16 +30,23 @@ const (
 
 	// probeTimeout is how long the handshake of a probe may take.
 	probeTimeout = 10 * time.Second
+
+	// answerDelay is how long a request may be without an answer before it is found out
+	// whether the carrier still works. A connection that was there before the network
+	// began to drop its packets looks like one whose gateway takes its time.
+	answerDelay = time.Second
 )
 
 // A FallbackDialer opens connections to one gateway by several carriers, in order of
 // preference. If a carrier does not complete its handshakes within raceDelay, the next
-// one starts, and the first that is ready sends the request, which is sent once.
+// one starts, and the first that is ready sends the request. If that carrier then fails
+// without an answer of the gateway, those that are left are tried: the client has been
+// promised nothing yet.
 //
 // A carrier is down, which means that it is tried last, after two failures within
 // failureWindow, after a refusal, and if it is over UDP and does not answer while one
-// over TCP does. Requests that arrive later have it probed in the background: a probe
-// makes the handshakes and sends no request.
+// over TCP does. It is then probed in the background until it works: a probe makes the
+// handshakes of a new connection and sends no request.
 type FallbackDialer struct {
 	gateway string
 	made    time.Time
@@ -48,7 +59,8 @@ type FallbackDialer struct {
 // A fallbackCarrier is one transport of a FallbackDialer with its state.
 type fallbackCarrier struct {
 	tunnel.Transport
-	name string // "connect-h2"
+	name  string                      // "connect-h2"
+	probe func(context.Context) error // makes the handshakes of a new connection, and closes it
 
 	down          bool
 	since         time.Time     // of down; zero from the start
@@ -99,6 +111,7 @@ func (f *FallbackDialer) Check(ep *tunnel.Endpoint) (err error) {
 var (
 	errOvertaken = errors.New("another carrier was ready first")
 	errProbe     = errors.New("a probe sends no request")
+	errSilent    = errors.New("it no longer answers, and another carrier does")
 )
 
 // A claim says which of several dials sends the request.
@@ -130,16 +143,51 @@ type fallbackDial struct {
 
 // Dial implements tunnel.Transport.
 func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	order := f.order(ep)
+	a := fallbackAttempt{f: f, ctx: ctx, ep: ep, req: req, order: f.order()}
 	if req.Datagrams != nil {
-		order = slices.DeleteFunc(order, func(c *fallbackCarrier) bool { return !c.Info().Datagrams })
+		a.order = slices.DeleteFunc(a.order, func(c *fallbackCarrier) bool { return !c.Info().Datagrams })
+		if len(a.order) == 0 {
+			return nil, tunnel.Refusef(tunnel.Unsupported, "gateway: no carrier to %q takes datagrams", f.gateway)
+		}
 	}
-	type result struct {
-		dial int
-		conn net.Conn
-		err  error
+	for {
+		conn, err := a.run()
+		if err == nil {
+			return conn, nil
+		}
+		a.errs = append(a.errs, err)
+		if a.final || len(a.order) == 0 || ctx.Err() != nil {
+			return nil, joinErrors(a.errs)
+		}
 	}
-	results := make(chan result, len(order)) // a dial that lost never waits
+}
+
+// A fallbackAttempt is one call of FallbackDialer.Dial.
+type fallbackAttempt struct {
+	f     *FallbackDialer
+	ctx   context.Context
+	ep    *tunnel.Endpoint
+	req   *tunnel.Request
+	order []*fallbackCarrier // that have not failed, in the order to try
+	errs  []error
+	final bool // no other carrier is to be tried
+
+	// silent is the dial, of an earlier run, by a carrier that has stopped to answer.
+	silent *fallbackDial
+}
+
+// A fallbackResult is the end of a dial.
+type fallbackResult struct {
+	dial int
+	conn net.Conn
+	err  error
+}
+
+// run dials by a.order until one carrier has sent the request and has got an answer or
+// failed. It takes those that have failed out of a.order.
+func (a *fallbackAttempt) run() (net.Conn, error) {
+	order := a.order
+	results := make(chan fallbackResult, len(order)) // a dial that lost never waits
 	request := claim{taken: make(chan struct{})}
 	dials := make([]fallbackDial, 0, len(order))
 	defer func() {
@@ -148,9 +196,9 @@ func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tun
 		}
 	}()
 	start := func() {
-		r := result{dial: len(dials)}
+		r := fallbackResult{dial: len(dials)}
 		carrier := order[r.dial]
-		dialCtx, cancel := context.WithCancel(ctx)
+		dialCtx, cancel := context.WithCancel(a.ctx)
 		dials = append(dials, fallbackDial{carrier: carrier, begun: time.Now(), cancel: cancel})
 		go func() {
 			defer func() {
@@ -160,7 +208,7 @@ func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tun
 				results <- r
 			}()
 			take := func() error { return request.take(r.dial) }
-			r.conn, r.err = carrier.Dial(tunnel.WithHandshakeDone(dialCtx, take), ep, req)
+			r.conn, r.err = carrier.Dial(tunnel.WithHandshakeDone(dialCtx, take), a.ep, a.req)
 			if r.err == nil && take() != nil { // a transport without handshakes
 				_ = r.conn.Close()
 				r.conn, r.err = nil, errOvertaken
@@ -169,46 +217,134 @@ func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tun
 	}
 	next := time.NewTimer(raceDelay)
 	defer next.Stop()
-	taken := request.taken
-	claimed := func() {
-		if taken == nil {
-			return
-		}
-		taken = nil
-		f.overtaken(dials, request.by)
-	}
 	var errs []error
 	start()
 	for {
 		select {
-		case <-taken:
-			claimed()
+		case <-request.taken:
+			return a.await(dials, request.by, results)
 		case r := <-results:
 			select {
-			case <-taken:
-				claimed()
+			case <-request.taken:
+				results <- r
+				return a.await(dials, request.by, results)
 			default:
 			}
 			dials[r.dial].ended = true
-			if taken == nil && r.dial == request.by {
-				f.answered(ctx, &dials[r.dial], r.err)
-				return r.conn, r.err
-			}
-			if taken == nil {
-				continue
-			}
 			errs = append(errs, r.err)
-			f.failed(ctx, &dials[r.dial], r.err)
-			if len(errs) == len(order) || ctx.Err() != nil {
+			a.f.failed(a.ctx, &dials[r.dial], r.err)
+			if len(errs) == len(order) || a.ctx.Err() != nil {
+				a.order = nil
 				return nil, joinErrors(errs)
 			}
 		case <-next.C:
 		}
-		if taken != nil && len(dials) < len(order) {
+		if len(dials) < len(order) {
 			start()
 			next.Reset(raceDelay)
 		}
 	}
+}
+
+// await returns the result of the winner of dials, which sends the request. The others
+// are canceled.
+func (a *fallbackAttempt) await(dials []fallbackDial, winner int, results <-chan fallbackResult) (net.Conn, error) {
+	a.f.overtaken(dials, winner)
+	d := &dials[winner]
+	if a.silent != nil {
+		a.f.fail(a.silent, errSilent, a.silent.carrier.overUDP() && !d.carrier.overUDP())
+		a.silent = nil
+	}
+	a.order = slices.DeleteFunc(slices.Clone(a.order), func(c *fallbackCarrier) bool {
+		at := slices.IndexFunc(dials, func(d fallbackDial) bool { return d.carrier == c })
+		return at >= 0 && (at <= winner || dials[at].ended)
+	})
+	var silence <-chan time.Time
+	if len(a.order) > 0 {
+		late := time.NewTimer(answerDelay)
+		defer late.Stop()
+		silence = late.C
+	}
+	ctx, cancel := context.WithCancel(a.ctx)
+	defer cancel()
+	var dead <-chan bool
+	gaveUp := false
+	for {
+		select {
+		case r := <-results:
+			switch {
+			case r.dial != winner: // it has sent nothing, and has no connection
+			case gaveUp && r.err != nil:
+				a.silent = d
+				return nil, &tunnel.Error{Reason: tunnel.DialTimeout, Err: fmt.Errorf("gateway: %s to %q: %w", d.carrier.name, a.f.gateway, errSilent)}
+			default:
+				a.final = a.f.answered(a.ctx, d, r.err)
+				return r.conn, r.err
+			}
+		case <-silence:
+			dead = a.check(ctx, d.carrier)
+		case gaveUp = <-dead:
+			if gaveUp {
+				d.cancel() // its result follows
+			}
+			dead = nil
+		}
+	}
+}
+
+// check finds out whether c has stopped to work while others of a.order do. It makes new
+// handshakes by all of them.
+func (a *fallbackAttempt) check(ctx context.Context, c *fallbackCarrier) <-chan bool {
+	own, others := make(chan error, 1), make(chan error, len(a.order))
+	try := func(result chan<- error, handshakes func() error) {
+		go func() {
+			var err error
+			defer func() {
+				if v := recover(); v != nil {
+					err = tunnel.Caught(v)
+				}
+				result <- err
+			}()
+			err = handshakes()
+		}()
+	}
+	try(own, func() error { return c.probe(ctx) })
+	for _, other := range a.order {
+		try(others, func() error { return handshake(ctx, other, a.ep) })
+	}
+	dead, left := make(chan bool, 1), len(a.order)
+	go func() {
+		var grace <-chan time.Time // of c, after another one is ready
+		failed := false            // c has
+		for {
+			select {
+			case err := <-own:
+				if err == nil || grace != nil {
+					dead <- err != nil
+					return
+				}
+				failed = true
+			case err := <-others:
+				left--
+				switch {
+				case err == nil && failed:
+					dead <- true
+					return
+				case err == nil && grace == nil:
+					grace = time.After(raceDelay)
+				case left == 0 && grace == nil:
+					dead <- false
+					return
+				}
+			case <-grace:
+				dead <- true
+				return
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return dead
 }
 
 // joinErrors returns the error of a dial that failed by every carrier.
@@ -219,23 +355,16 @@ func joinErrors(errs []error) error {
 	return &tunnel.Error{Reason: tunnel.ReasonOf(errs[len(errs)-1]), Err: errors.Join(errs...)}
 }
 
-// order returns the carriers in the order to try, those that are down last. It starts
-// the probes that are due.
-func (f *FallbackDialer) order(ep *tunnel.Endpoint) []*fallbackCarrier {
-	now := time.Now()
+// order returns the carriers in the order to try, those that are down last.
+func (f *FallbackDialer) order() []*fallbackCarrier {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	up, down := make([]*fallbackCarrier, 0, len(f.carriers)), []*fallbackCarrier(nil)
 	for i := range f.carriers {
-		c := &f.carriers[i]
-		if !c.down {
+		if c := &f.carriers[i]; c.down {
+			down = append(down, c)
+		} else {
 			up = append(up, c)
-			continue
-		}
-		down = append(down, c)
-		if !c.probing && !now.Before(c.retryAt) {
-			to := *ep
-			c.probing = f.probes.run(func(ctx context.Context) error { return handshake(ctx, c, &to) }, func(err error) { f.probed(c, err) })
 		}
 	}
 	return append(up, down...)
@@ -263,9 +392,10 @@ func (f *FallbackDialer) failed(ctx context.Context, d *fallbackDial, err error)
 	}
 }
 
-// answered notes the end of the dial that has sent the request. An answer of the gateway
-// shows that the carrier works, unless it is the carrier that the gateway refuses.
-func (f *FallbackDialer) answered(ctx context.Context, d *fallbackDial, err error) {
+// answered notes the end of the dial that has sent the request, and reports whether it is
+// final. An answer of the gateway is, and shows that the carrier works, unless it is the
+// carrier that the gateway refuses.
+func (f *FallbackDialer) answered(ctx context.Context, d *fallbackDial, err error) (final bool) {
 	e, ok := errors.AsType[*tunnel.Error](err)
 	switch {
 	case ok && e.BehindHop && (e.Reason == tunnel.NoAuth || e.Reason == tunnel.BadMethod):
@@ -274,7 +404,9 @@ func (f *FallbackDialer) answered(ctx context.Context, d *fallbackDial, err erro
 		f.succeed(d.carrier)
 	case countsAgainstCarrier(ctx, err):
 		f.fail(d, err, false)
+		return false
 	}
+	return true
 }
 
 // countsAgainstCarrier reports whether err may be the fault of the carrier: it is not
@@ -314,7 +446,8 @@ func (f *FallbackDialer) fail(d *fallbackDial, err error, refused bool) {
 	} else {
 		c.retryInterval = min(2*c.retryInterval, maxRetryInterval)
 	}
-	c.down, c.since, c.retryAt = true, now, now.Add(c.retryInterval)
+	c.down, c.since = true, now
+	f.schedule(c)
 }
 
 // succeed makes a carrier one that is not down.
@@ -324,6 +457,28 @@ func (f *FallbackDialer) succeed(c *fallbackCarrier) {
 	if c.down {
 		c.down, c.since, c.lastFailure, c.lastErr = false, time.Now(), time.Time{}, nil
 	}
+}
+
+// schedule has c, which is down, probed after its retryInterval. A FallbackDialer that
+// nobody uses any more probes nothing. The caller holds mu.
+func (f *FallbackDialer) schedule(c *fallbackCarrier) {
+	c.retryAt = time.Now().Add(c.retryInterval)
+	dialer, i := weak.Make(f), slices.IndexFunc(f.carriers, func(o fallbackCarrier) bool { return o.name == c.name })
+	time.AfterFunc(c.retryInterval, func() {
+		if f := dialer.Value(); f != nil {
+			f.retry(&f.carriers[i])
+		}
+	})
+}
+
+// retry probes c if that is due.
+func (f *FallbackDialer) retry(c *fallbackCarrier) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !c.down || c.probing || time.Now().Before(c.retryAt) { // it was up meanwhile
+		return
+	}
+	c.probing = f.probes.run(c.probe, func(err error) { f.probed(c, err) })
 }
 
 // probed notes the result of a probe.
@@ -337,9 +492,29 @@ func (f *FallbackDialer) probed(c *fallbackCarrier, err error) {
 	if c.down {
 		c.lastErr = err
 		c.retryInterval = min(2*c.retryInterval, maxRetryInterval)
-		c.retryAt = time.Now().Add(c.retryInterval)
+		f.schedule(c)
 	}
 }
+
+// prober returns a fallbackCarrier's probe by hop. It has connections of its own: one that
+// is kept may have been there before the network began to drop its packets.
+func (t *Transports) prober(hop registry.Hop) func(context.Context) error {
+	return func(ctx context.Context) error {
+		n, pools, err := t.makeNextHop([]registry.Hop{hop})
+		if err != nil {
+			return err
+		}
+		defer func() {
+			for _, p := range pools {
+				_ = p.Close()
+			}
+		}()
+		return handshake(ctx, n, &probeEndpoint)
+	}
+}
+
+// probeEndpoint is what a probe would ask for if it sent a request.
+var probeEndpoint = tunnel.Endpoint{Host: "probe.culvert.alt", Addr: netip.AddrPortFrom(netip.Addr{}, 443)}
 
 // handshake dials by t and sends no request.
 func handshake(ctx context.Context, t tunnel.Transport, ep *tunnel.Endpoint) error {

@@ -35,16 +35,30 @@ type NextHop struct {
 
 // NextHop returns the transport over hops, in order. Equal lists share one.
 func (t *Transports) NextHop(hops []registry.Hop) (*NextHop, error) {
-	settings := make([]any, 0, 13*len(hops))
+	return t.hops.get(func() (*NextHop, error) { return t.newNextHop(hops) }, hopSettings(hops)...)
+}
+
+// hopSettings returns all that makes two lists of hops differ.
+func hopSettings(hops []registry.Hop) []any {
+	settings := make([]any, 0, 14*len(hops))
 	for _, h := range hops {
-		settings = append(settings, h.Proto, h.Addresses, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
+		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
 	}
-	return t.hops.get(func() (*NextHop, error) { return t.newNextHop(hops) }, settings...)
+	return settings
 }
 
 func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
-	n := &NextHop{direct: t.Direct, info: tunnel.TransportInfo{Security: tunnel.Mutual}}
-	var pools []io.Closer
+	n, pools, err := t.makeNextHop(hops)
+	if err != nil {
+		return nil, err
+	}
+	keepOpen(t, n, pools)
+	return n, nil
+}
+
+// makeNextHop returns a NextHop, and its carriers that keep connections.
+func (t *Transports) makeNextHop(hops []registry.Hop) (n *NextHop, pools []io.Closer, err error) {
+	n = &NextHop{direct: t.Direct, info: tunnel.TransportInfo{Security: tunnel.Mutual}}
 	n.last = firstHopDialer{t}
 	for i := range hops {
 		hop := &hops[i]
@@ -52,7 +66,7 @@ func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
 		for _, addr := range hop.Addresses {
 			carrier, err := t.newCarrier(hop, addr, n.last)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			if c, ok := carrier.(io.Closer); ok {
 				pools = append(pools, c)
@@ -61,14 +75,13 @@ func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
 			n.info.Security = min(n.info.Security, hop.Security(addr))
 		}
 		if len(gateways) == 0 {
-			return nil, errors.New("gateway: a hop leads nowhere")
+			return nil, nil, errors.New("gateway: a hop leads nowhere")
 		}
 		n.last, n.info.Datagrams = gateways, gateways.carriesDatagrams()
 		n.info.Hops = append(n.info.Hops, hop.Proto+" "+strings.Join(hop.Addresses, " or "))
 	}
 	n.literals = literals(&hops[0])
-	keepOpen(t, n, pools)
-	return n, nil
+	return n, pools, nil
 }
 
 // keepOpen has Close close the pools of owner. Of a transport that nobody uses any more
@@ -151,7 +164,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			return nil, fmt.Errorf("gateway: the credentials for %q would go there unencrypted, and it is not said to be insecure", to)
 		}
 	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: h.ServerName}
 	if h.Roots != "" {
 		cfg.RootCAs = x509.NewCertPool()
 		if !cfg.RootCAs.AppendCertsFromPEM([]byte(h.Roots)) {
@@ -165,12 +178,15 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		}
 		cfg.Certificates = []tls.Certificate{pair}
 	}
+	trust, err := trustPools(h.Trust)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: the roots for %q: %w", addr, err)
+	}
+	if len(h.Peers) > 0 && h.Proto != "hbone" {
+		hbone.VerifyPeers(cfg, h.Peers, trust)
+	}
 	switch h.Proto {
 	case "hbone":
-		trust, err := trustPools(h.Trust)
-		if err != nil {
-			return nil, fmt.Errorf("gateway: the roots for %q: %w", addr, err)
-		}
 		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Peers: h.Peers, Trust: trust, Via: t.Via}
 		if len(h.InnerPeers) == 0 {
 			return outer, nil
@@ -199,8 +215,12 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 	case "socks5":
 		return &socks5.Dialer{Proxy: addr, Dialer: dialer, User: h.User, Password: string(h.Password)}, nil
 	case "websocket":
-		if _, _, err := ws.ParseURL(addr); err != nil {
+		to, _, err := ws.ParseURL(addr)
+		if err != nil {
 			return nil, err
+		}
+		if h.ServerName != "" { // the URL has it, too: a server may serve several names
+			addr, dialer = withHost(addr, to, h.ServerName), dialerTo{dialer, to}
 		}
 		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.Via}
 		if h.HTTP2 {
@@ -209,6 +229,25 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		return single, nil
 	}
 	return nil, fmt.Errorf("gateway: no hop is called %q", h.Proto)
+}
+
+// withHost returns the URL of a WebSocket with another host, where to is its HOST:PORT.
+func withHost(url, to, host string) string {
+	scheme, rest, _ := strings.Cut(url, "://")
+	_, path, _ := strings.Cut(rest, "/")
+	_, port, _ := net.SplitHostPort(to)
+	return scheme + "://" + net.JoinHostPort(host, port) + "/" + path
+}
+
+// A dialerTo dials one address, whatever it is asked for.
+type dialerTo struct {
+	tunnel.Dialer
+	addr string
+}
+
+// DialContext implements tunnel.Dialer.
+func (d dialerTo) DialContext(ctx context.Context, network, _ string) (net.Conn, error) {
+	return d.Dialer.DialContext(ctx, network, d.addr)
 }
 
 // trustPools parses the roots of each trust domain; nil where there are none.

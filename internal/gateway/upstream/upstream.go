@@ -11,6 +11,7 @@ package upstream
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -90,14 +91,17 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 // toGateway returns the transport to g at ep: by its one carrier, or by the first of
 // several that works.
 func (t *Transports) toGateway(ep *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
-	protocols := g.ProxyTransports()
-	carriers := make([]fallbackCarrier, 0, len(protocols))
-	for _, protocol := range protocols {
-		hop, err := t.NextHop([]registry.Hop{{Proto: protocol, Addresses: []string{ep.String()}}})
+	hops := g.Carriers(*ep)
+	if weak := g.Downgrade(); weak != nil {
+		return nil, fmt.Errorf("gateway: %s to %q has no TLS and comes after a transport that has, and it is not said to be insecure", weak.Proto, ep)
+	}
+	carriers := make([]fallbackCarrier, len(hops))
+	for i := range hops {
+		hop, err := t.NextHop(hops[i : i+1])
 		if err != nil {
 			return nil, err
 		}
-		carriers = append(carriers, fallbackCarrier{Transport: hop, name: protocol})
+		carriers[i] = fallbackCarrier{Transport: hop, name: hops[i].Proto, probe: t.prober(hops[i])}
 	}
 	if len(carriers) == 1 {
 		return carriers[0].Transport, nil
@@ -106,7 +110,7 @@ func (t *Transports) toGateway(ep *registry.Endpoint, g *registry.Gateway) (tunn
 		f := newFallbackDialer(ep.String(), carriers...)
 		keepOpen(t, f, []io.Closer{f.probes})
 		return f, nil
-	}, ep.String(), protocols)
+	}, append(hopSettings(hops), ep.String())...)
 }
 
 // Close ends the connections that carriers keep, with the streams on them.

@@ -16,7 +16,7 @@ var closed = netip.MustParseAddrPort("127.0.0.1:1")
 // overGateway makes the transport over a gateway.
 func overGateway(t *testing.T, up *Transports, s *registry.Service, ep registry.Endpoint, by string) tunnel.Transport {
 	t.Helper()
-	transport, err := up.New(s, &ep, &registry.Gateway{Transports: []string{by}})
+	transport, err := up.New(s, &ep, &registry.Gateway{Transports: registry.HopsBy(by)})
 	if err != nil {
 		t.Fatal(err)
 	}

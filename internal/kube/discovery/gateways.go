@@ -80,7 +80,7 @@ func (e *gatewayService) onlyUDP() bool {
 }
 
 func (e *gatewayService) gateway(address, public registry.Endpoint) registry.Gateway {
-	g := registry.Gateway{Address: address, Public: public, Transports: e.transports, Weight: e.weight, Check: registry.Check{Kind: "tcp"}}
+	g := registry.Gateway{Address: address, Public: public, Transports: registry.HopsBy(e.transports...), Weight: e.weight, Check: registry.Check{Kind: "tcp"}}
 	if e.onlyUDP() {
 		g.Check = registry.Check{} // it may not answer by TCP
 	}

@@ -60,7 +60,7 @@ func ways(list []registry.Gateway) string {
 			s += " public " + g.Public.String()
 		}
 		if len(g.Transports) > 0 {
-			s += fmt.Sprint(" ", g.Transports)
+			s += fmt.Sprint(" ", g.Protocols())
 		}
 		if g.Weight > 0 {
 			s += fmt.Sprint(" weight ", g.Weight)
