@@ -1,8 +1,8 @@
 // Package networks tries names from several networks at once: namespaces of the
 // kernel that can't reach each other but through gateways, each with a DNS server
 // of its own, and dig and curl as clients in each; and systemd-resolved, which
-// wants a machine for itself.
+// wants a machine for itself; and a gateway behind a network that blocks carriers.
 //
-// Its tests need root, ip, nft and unshare, what make peers puts at bin/resolved,
+// Its tests need root, ip, nft, unshare and nginx, what make peers puts at bin/resolved,
 // and the tag netns.
 package networks

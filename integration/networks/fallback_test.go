@@ -444,12 +444,16 @@ func (r *fallbackRun) change(f func()) {
 	f()
 }
 
-// await waits for n more requests, and for the carriers that are to be up then.
+// await waits for n more requests, for the carriers that are to be up then, and until half
+// as many requests have come by the first of them.
 func (r *fallbackRun) await(what string, n int64, up string) {
 	r.Helper()
-	began, until := time.Now(), r.done.Load()+n
-	testnet.Eventually(r, 2*time.Minute, func() bool { return r.done.Load() >= until && r.up() == up }, "%s: up are %q", what, up)
-	r.Logf("%s: %v, %d requests", what, time.Since(began).Round(100*time.Millisecond), r.done.Load()-until+n)
+	by, _, _ := strings.Cut(up, " ")
+	began, until, before := time.Now(), r.done.Load()+n, r.carried(by)
+	testnet.Eventually(r, 4*time.Minute, func() bool {
+		return r.done.Load() >= until && r.up() == up && r.carried(by)-before >= int(n/2)
+	}, "%s: %d requests, with %s up and most of them by %s", what, n, up, by)
+	r.Logf("%s: %v, %d requests, %d by %s", what, time.Since(began).Round(100*time.Millisecond), r.done.Load()-until+n, r.carried(by)-before, by)
 }
 
 // A network blocks one carrier after another, and then none. The requests that clients
@@ -480,27 +484,17 @@ func TestFallback(t *testing.T) {
 
 	const all = "connect-h3 connect-h2 websocket"
 	r.await("nothing is blocked", 3000, all)
-	byH3 := r.carried("connect-h3")
 	r.change(func() { r.far.Drop(t, "udp dport 443") })
 	r.await("UDP is dropped", 2000, "connect-h2 websocket")
-	byH2 := r.carried("connect-h2")
 	r.change(func() { r.box.block("h2.gw.test") })
 	r.await("TLS to h2.gw.test is reset", 1000, "websocket")
-	byWebSocket := r.carried("websocket")
 	r.change(func() {
 		r.far.Undrop(t)
 		r.box.block("")
 	})
-	r.await("nothing is blocked again", 1000, all)
-	before := r.carried("connect-h3")
-	r.await("all the rest", max(1000, total-r.done.Load()), all)
+	r.await("nothing is blocked again", max(1000, total-r.done.Load()), all)
 	end()
-	after := r.carried("connect-h3")
-	if byH3 < 2000 || byH2 < 1500 || byWebSocket < 500 || after-before < 500 {
-		t.Errorf("%d requests came by HTTP/3 at first, then %d by HTTP/2, %d by WebSocket, and %d by HTTP/3 in the end; want most of each part", byH3, byH2, byWebSocket, after-before)
-	}
 	if n := r.failed.Load(); n > 0 {
 		t.Errorf("%d of %d requests failed", n, r.done.Load())
 	}
-	t.Logf("%d requests: %d by HTTP/3 at first, then %d by HTTP/2, %d by WebSocket, %d by HTTP/3 in the end", r.done.Load(), byH3, byH2, byWebSocket, after-before)
 }
