@@ -13,6 +13,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/connect/h3"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/internal/testca"
@@ -351,4 +352,59 @@ func TestListenerRequiresTLS(t *testing.T) {
 		t.Errorf("without the requirement: plaintext comes back as %q, %v", got, err)
 	}
 	works(t, c)
+}
+
+// QUIC ends by name too: each with its certificate and what it asks of clients. Names come
+// and go at the same socket.
+func TestHTTP3EndsByNames(t *testing.T) {
+	e := newEdge(t)
+	svc := service(testnet.Echo(t).Addr())
+	clients, err := testca.New("clients.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alice := issueOf(t, clients, "alice.test").TLS
+	carrier := []string{"connect-h3"}
+	gw, sure := e.endsFor(nil, carrier, "gw.test"), e.endsFor(clients, carrier, "sure.test")
+	l := e.udpPort(e.port(), "svc.test")
+	l.Settings = &registry.ListenerSettings{TLS: []registry.ListenerTLS{gw}}
+	e.configure(svc, l)
+	socket := e.inbound.open[l.Name].socket
+	carried := func(name string, certs ...tls.Certificate) error {
+		d := &h3.Dialer{Proxy: e.at(l.Port), TLS: &tls.Config{RootCAs: e.ca.Pool(), ServerName: name, Certificates: certs}}
+		defer d.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		c, err := d.DialContext(ctx, "tcp", "svc.test:443")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(soon))
+		works(t, c)
+		return nil
+	}
+	if err := carried("gw.test"); err != nil {
+		t.Errorf("gw.test: %v", err)
+	}
+	if err := carried("sure.test"); err == nil {
+		t.Error("a name that is not configured is served")
+	}
+	e.configure(svc, changed(l, func(s *registry.ListenerSettings) { s.TLS = []registry.ListenerTLS{gw, sure} }))
+	if e.inbound.open[l.Name].socket != socket {
+		t.Error("the socket was opened again")
+	}
+	if err := carried("gw.test"); err != nil {
+		t.Errorf("gw.test: %v", err)
+	}
+	if err := carried("sure.test", alice); err != nil {
+		t.Errorf("sure.test: %v", err)
+	}
+	e.logs("proto=connect-h3", "peer=spiffe://clients.test/ns/test/sa/a")
+	if err := carried("sure.test"); err == nil {
+		t.Error("sure.test serves a client without a certificate")
+	}
+	if err := carried("other.test"); err == nil {
+		t.Error("a name that is not configured is served")
+	}
 }

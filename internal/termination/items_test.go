@@ -217,3 +217,56 @@ func TestItemsThatClaimTheSame(t *testing.T) {
 		}
 	}
 }
+
+// TestItemsChangeUnderHandshakes: each handshake has the items of one moment, whatever is
+// used meanwhile, and those that are refused are never seen.
+func TestItemsChangeUnderHandshakes(t *testing.T) {
+	ca, clients := newCA(t, "example.test"), newCA(t, "clients.test")
+	greeting := testnet.Greeting(t, "x").Addr()
+	plain := []tunnel.Protocol{Plain{}}
+	item := func(k Keys, name string) Item {
+		k.Certificates = []tls.Certificate{issue(t, ca, "gw", name).TLS}
+		return Item{Keys: &k, Inner: plain}
+	}
+	sets := [][]Item{
+		{item(Keys{ClientCAs: clients.Pool()}, "shop.test"), item(Keys{}, "open.test")},
+		{item(Keys{}, "open.test"), item(Keys{ClientCAs: clients.Pool()}, "shop.test")},
+		{item(Keys{}, "shop.test"), item(Keys{}, "shop.test")}, // two of one name
+		{{Keys: &Keys{}, Inner: plain}},                        // no certificate
+	}
+	p := &Protocol{Hello: &sni.Protocol{}}
+	if err := p.Use(sets[0]...); err != nil {
+		t.Fatal(err)
+	}
+	g := serve(t, table{"shop.test": greeting, "open.test": greeting}, tunnel.Limits{}, p)
+	done, changed := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(changed)
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+				if err := p.Use(sets[i%len(sets)]...); (err == nil) != (i%len(sets) < 2) {
+					t.Errorf("set %d: %v", i%len(sets), err)
+				}
+			}
+		}
+	}()
+	cert := issue(t, clients, "alice").TLS
+	for range 25 {
+		cfg := roots(ca, "shop.test")
+		cfg.Certificates = []tls.Certificate{cert}
+		if got, err := hear(t, g.Addr, cfg); got != "x" {
+			t.Errorf("shop.test: heard %q, %v", got, err)
+		}
+		if got, err := hear(t, g.Addr, roots(ca, "open.test")); got != "x" {
+			t.Errorf("open.test: heard %q, %v", got, err)
+		}
+		if got, err := hear(t, g.Addr, roots(ca, "shop.test")); err == nil || !strings.Contains(err.Error(), "certificate required") {
+			t.Errorf("shop.test without a certificate: heard %q, %v", got, err)
+		}
+	}
+	close(done)
+	<-changed
+}
