@@ -22,7 +22,9 @@ func (crossed) Dial(context.Context, *tunnel.Endpoint, *tunnel.Request) (net.Con
 	return nil, errors.New("nobody dials here")
 }
 func (crossed) Check(*tunnel.Endpoint) error { return nil }
-func (crossed) Info() tunnel.TransportInfo   { return tunnel.TransportInfo{} }
+func (c crossed) Info() tunnel.TransportInfo {
+	return tunnel.TransportInfo{Datagrams: c.by == "connect-h2" || c.by == "via"}
+}
 
 // newCrossed is a NewTransport that makes them.
 func newCrossed(s *registry.Service, _ *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
@@ -172,7 +174,20 @@ func TestOnward(t *testing.T) {
 		{"connect", "a.test:443", "", `no-endpoint: registry: "a.test:443": service "a" is in network "sni", whose gateways take sni: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"connect", "f.test:443", "", `no-endpoint: registry: "f.test:443": service "f" is in network "keys", whose gateways take hbone, quic: a connect request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"sni", "f.test", "", `no-endpoint: registry: "f.test": service "f" is in network "keys", whose gateways take hbone, quic: a sni request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
-		{"quic", "b.test", "", `no-endpoint: registry: "b.test": service "b" is in network "all", and a quic request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
+
+		// Datagrams go by what carries them, and by no weaker transport than plaintext does.
+		{"quic", "b.test", "", "b.test:443 by connect-h2 198.51.100.2:443"},
+		{"quic", "plain.test", "", "plain.test:443 by via"},
+		{"quic", "e.test", "", `no-endpoint: registry: "e.test": service "e" is in network "socks5", and a quic request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
+		{"quic", "a.test", "", `no-endpoint: registry: "a.test": service "a" is in network "sni", and a quic request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
+		{"quic", "h.test", "", `no-endpoint: registry: "h.test": service "h" has no port to ask the gateways of network "h2" for and none was asked for: list the service's ports`},
+		{"udp", "b.test:443", "", refusedInClear("b", "all", "198.51.100.2:443")},
+		{"connect-udp", "b.test:443", "", refusedInClear("b", "all", "198.51.100.2:443")},
+		{"connect-udp", "plain.test:443", "", refusedInClear("plain", "plainvia", "gw.plain.example:1")},
+		{"udp", "crypt.test:443", "", "crypt.test:443 by connect-h2 198.51.100.3:443 of crypt"},
+		{"quic", "c.test", "198.51.100.3", `loop: registry: "c.test": service "c" is in network "h2", whose gateway 198.51.100.3 asks for it here`},
+
+		// Who may have it is asked first.
 		{"connect", "secret.test:443", "10.9.0.1", `not-exposed: registry: "secret.test:443" is service "secret" of an unnamed source, which is exposed to ["home"]; the source 10.9.0.1 is in no network`},
 		{"connect", "secret.test:443", "10.1.0.1", "secret.test:443 by connect-h2 198.51.100.3:443"},
 		{"connect", "c.test:80", "", `no-route: registry: "c.test" has no port 80, it has 443`},
@@ -301,7 +316,8 @@ func TestOnwardOfBackends(t *testing.T) {
 		{"sni", "nameless", "198.51.100.2:443 directly"},
 		{"tcp", "sni", `no-endpoint: registry: "": service "shop/db" is in network "sni", whose gateways take sni: a tcp request can't go there unless one of them has connect-h2, connect or socks5 among its transports, or the network a via`},
 		{"tcp", "nameless", `no-endpoint: registry: "": service "shop/db" has no name to ask the gateways of network "all" for`},
-		{"udp", "all", `no-endpoint: registry: "": service "shop/db" is in network "all", and a udp request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
+		{"udp", "all", refusedInClear("shop/db", "all", "198.51.100.2:443")},
+		{"udp", "sni", `no-endpoint: registry: "": service "shop/db" is in network "sni", and a udp request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via`},
 	} {
 		req := &tunnel.Request{Proto: c.proto, Listener: c.listener, ListenerOnly: true}
 		if got := proxyTransports(reg, req); got != c.want {

@@ -15,6 +15,8 @@ const (
 	// those that are being written. What comes then is lost.
 	maxQueued = 128 << 10
 
+	scarceQueued = 8 << 10 // in place of maxQueued while memory is short
+
 	keptQueue = 4 << 10 // bytes of memory that a Conn at rest keeps for its queue, at most
 
 	// minPayload is the largest datagram that arrives on every path. RFC 9000 section 14
@@ -31,9 +33,10 @@ type Conn struct {
 	tunnel.Stream
 	frames  connect.DatagramStream // the Stream, if it has DATAGRAM frames; nil if not
 	dropped *atomic.Uint64
+	budget  *tunnel.Budget // counts what waits; nil means no limit
 
 	mu      sync.Mutex // guards what follows
-	queue   []byte     // capsules that wait for the writer
+	queue   []byte     // capsules that wait for the writer, counted by the budget
 	spare   []byte     // memory for the next queue
 	writing bool       // there is a writer
 	err     error      // of the stream, when it took no more
@@ -46,13 +49,13 @@ var (
 	_ tunnel.Multiplexed  = (*Conn)(nil)
 )
 
-// newConn returns the Conn on s, which it owns. Lost datagrams are counted in dropped,
-// which may be nil.
-func newConn(s tunnel.Stream, dropped *atomic.Uint64) *Conn {
+// newConn returns the Conn on s, which it owns. Lost datagrams are counted in dropped.
+// Either of dropped and budget may be nil.
+func newConn(s tunnel.Stream, dropped *atomic.Uint64, budget *tunnel.Budget) *Conn {
 	if dropped == nil {
 		dropped = new(atomic.Uint64)
 	}
-	c := &Conn{Stream: s, dropped: dropped}
+	c := &Conn{Stream: s, dropped: dropped, budget: budget}
 	c.frames, _ = s.(connect.DatagramStream)
 	return c
 }
@@ -99,14 +102,19 @@ func (c *Conn) tooLarge(b []byte) {
 func (c *Conn) sendCapsule(b []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	before, most := len(c.queue), maxQueued
+	if c.budget.MemoryShort() {
+		most = scarceQueued
+	}
 	switch {
 	case c.err != nil:
 		return c.err
-	case len(c.queue)+maxHead+len(b) > maxQueued:
+	case before+maxHead+len(b) > most:
 		c.dropped.Add(1)
 		return nil
 	}
 	c.queue = appendCapsule(c.queue, b)
+	c.budget.AddBuffered(len(c.queue) - before)
 	if !c.writing {
 		c.writing = true
 		go c.write()
@@ -132,6 +140,7 @@ func (c *Conn) write() {
 				c.queue = nil
 			}
 			if c.spare = nil; c.err != nil {
+				c.budget.AddBuffered(-len(c.queue))
 				c.queue = nil
 			}
 			c.mu.Unlock()
@@ -142,6 +151,7 @@ func (c *Conn) write() {
 		c.mu.Unlock()
 		_, err := c.Stream.Write(b)
 		c.mu.Lock()
+		c.budget.AddBuffered(-len(b))
 		c.spare = b
 		if err != nil {
 			c.err = err

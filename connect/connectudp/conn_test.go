@@ -302,7 +302,8 @@ func TestSlowReader(t *testing.T) {
 func TestQueueIsBounded(t *testing.T) {
 	s := &stuckStream{wait: make(chan struct{})}
 	var dropped atomic.Uint64
-	c := newConn(s, &dropped)
+	budget := &tunnel.Budget{Backlogs: 1 << 30}
+	c := newConn(s, &dropped, budget)
 	b := make([]byte, 1000)
 	for range 1000 {
 		if err := c.SendDatagram(b); err != nil {
@@ -310,8 +311,8 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 	}
 	c.mu.Lock()
-	if n := len(c.queue); n > maxQueued {
-		t.Errorf("%d bytes wait, limit %d", n, maxQueued)
+	if n := len(c.queue); n > maxQueued || budget.Buffered() < int64(n) {
+		t.Errorf("%d bytes wait, limit %d, and %d are counted", n, maxQueued, budget.Buffered())
 	}
 	c.mu.Unlock()
 	if n := dropped.Load(); n < 1000-2*maxQueued/1000 {
@@ -323,9 +324,34 @@ func TestQueueIsBounded(t *testing.T) {
 		defer c.mu.Unlock()
 		return !c.writing && cap(c.queue) <= keptQueue && c.spare == nil
 	}, "the writer has ended, and keeps next to nothing")
+	if n := budget.Buffered(); n != 0 {
+		t.Errorf("%d bytes are counted, and none wait", n)
+	}
 	if err := c.SendDatagram(b); err == nil {
 		t.Error("a stream that takes no more takes another datagram")
 	}
+}
+
+// TestMemoryIsShort: while memory is short, less waits.
+func TestMemoryIsShort(t *testing.T) {
+	s := &stuckStream{wait: make(chan struct{})}
+	budget := &tunnel.Budget{}
+	budget.SetPressure(tunnel.Short)
+	c := newConn(s, nil, budget)
+	for range 100 {
+		_ = c.SendDatagram(make([]byte, 1000))
+	}
+	c.mu.Lock()
+	if n := len(c.queue); n == 0 || n > scarceQueued {
+		t.Errorf("%d bytes wait, limit %d", n, scarceQueued)
+	}
+	c.mu.Unlock()
+	close(s.wait)
+	testnet.Eventually(t, patience, func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return !c.writing
+	}, "the writer has ended")
 }
 
 // A stuckStream takes nothing until wait is closed, and then fails.

@@ -22,6 +22,8 @@ type Dialer struct {
 
 	// Dropped counts datagrams that were lost here; it may be nil.
 	Dropped *atomic.Uint64
+
+	Budget *tunnel.Budget // counts the bytes that wait to be sent; nil means no limit
 }
 
 var _ tunnel.Dialer = (*Dialer)(nil)
@@ -48,5 +50,5 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 		_ = c.Close()
 		return nil, fmt.Errorf("connectudp: the stream to %q is a %T, which cannot half-close", d.Proxy, c)
 	}
-	return newConn(s, d.Dropped), nil
+	return newConn(s, d.Dropped, d.Budget), nil
 }

@@ -29,6 +29,8 @@ type Protocol struct {
 
 	// Dropped counts datagrams that were lost here; it may be nil.
 	Dropped *atomic.Uint64
+
+	Budget *tunnel.Budget // counts the bytes that wait to be sent; nil means no limit
 }
 
 var _ connect.ExtendedService = (*Protocol)(nil)
@@ -70,5 +72,5 @@ func withCredentials(fields connect.Fields) connect.Fields {
 
 // NewStream implements connect.ExtendedService: it returns a *Conn.
 func (p *Protocol) NewStream(s tunnel.Stream, _ connect.Fields) tunnel.Stream {
-	return newConn(s, p.Dropped)
+	return newConn(s, p.Dropped, p.Budget)
 }

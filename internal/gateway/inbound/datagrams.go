@@ -66,7 +66,7 @@ func (d *Datagrams) Protos() []string {
 
 // connectUDP makes the protocol of CONNECT-UDP.
 func (b *Builder) connectUDP(auth connect.Authenticator) *connectudp.Protocol {
-	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, Via: b.Via}, Dialer: b.UDP, Dropped: b.DroppedDatagrams}
+	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, Via: b.Via}, Dialer: b.UDP, Dropped: b.DroppedDatagrams, Budget: b.Budget}
 }
 
 // An HTTP3 ends QUIC at an address of UDP and takes CONNECT over HTTP/3. Its

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"culvert.dev/connect"
@@ -31,9 +30,9 @@ type datagramCarrier struct {
 }
 
 // withDatagrams returns the carrier d, which asks the gateway at proxy.
-func withDatagrams(d extendedOpener, proxy string, dropped *atomic.Uint64) *datagramCarrier {
+func (t *Transports) withDatagrams(d extendedOpener, proxy string) *datagramCarrier {
 	c := &datagramCarrier{extendedOpener: d}
-	c.udp = connectudp.Dialer{Proxy: proxy, Open: c.open, Dropped: dropped}
+	c.udp = connectudp.Dialer{Proxy: proxy, Open: c.open, Dropped: &t.DroppedDatagrams, Budget: t.Budget}
 	return c
 }
 

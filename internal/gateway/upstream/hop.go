@@ -199,7 +199,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		}
 		if h.Proto == "connect-h2" {
 			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Via: t.Via}
-			return withDatagrams(d, proxy, &t.DroppedDatagrams), nil
+			return t.withDatagrams(d, proxy), nil
 		}
 		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.Via}, nil
 	case "connect-h3":
@@ -211,7 +211,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			d.Tunneled, d.Listen = true, listenTunneled(dialer, addr)
 			d.Lookup = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{tunneledAddr}, nil }
 		}
-		return withDatagrams(d, addr, &t.DroppedDatagrams), nil
+		return t.withDatagrams(d, addr), nil
 	case "socks5":
 		return &socks5.Dialer{Proxy: addr, Dialer: dialer, User: h.User, Password: string(h.Password)}, nil
 	case "websocket":
