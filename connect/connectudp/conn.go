@@ -136,11 +136,8 @@ func (c *Conn) write() {
 		c.mu.Lock()
 		if len(c.queue) == 0 || c.err != nil {
 			c.writing = false
-			if cap(c.queue) > keptQueue {
-				c.queue = nil
-			}
-			if c.spare = nil; c.err != nil {
-				c.budget.AddBuffered(-len(c.queue))
+			c.budget.AddBuffered(-len(c.queue)) // of a stream that takes no more
+			if c.queue, c.spare = c.queue[:0], nil; cap(c.queue) > keptQueue {
 				c.queue = nil
 			}
 			c.mu.Unlock()

@@ -449,3 +449,58 @@ func TestCredentials(t *testing.T) {
 		}
 	})
 }
+
+// A framedStream is a stream in memory with DATAGRAM frames, none of which fits.
+type framedStream struct {
+	*pipeStream
+	tooLarge chan func([]byte)
+	refused  error // what SendDatagram returns; nil means that the frame is too large
+}
+
+func (s *framedStream) HandleDatagrams(_, tooLarge func([]byte)) { s.tooLarge <- tooLarge }
+
+func (s *framedStream) SendDatagram(head, payload []byte) error {
+	if s.refused != nil {
+		return s.refused
+	}
+	f := <-s.tooLarge
+	f(append(head, payload...))
+	s.tooLarge <- f
+	return nil
+}
+
+// TestTooLargeForAFrame: of what no frame can hold, the first packets of QUIC go in a
+// capsule, and all that is larger is lost. What cannot go in frames at all goes in
+// capsules, and what there is no room for is lost.
+func TestTooLargeForAFrame(t *testing.T) {
+	for _, test := range []struct {
+		title   string
+		size    int
+		refused error
+		arrives bool
+	}{
+		{"the largest that QUIC begins with", minPayload, nil, true},
+		{"a byte more", minPayload + 1, nil, false},
+		{"no frames", 60000, errors.ErrUnsupported, true},
+		{"no room", 10, connect.ErrDatagramLost, false},
+	} {
+		near, far := newPipe()
+		s := &framedStream{near, make(chan func([]byte), 1), test.refused}
+		var dropped atomic.Uint64
+		c := receive(t, newConn(s, &dropped, nil))
+		testnet.Eventually(t, patience, func() bool { return len(s.tooLarge) == 1 }, "datagrams are handled")
+		if err := c.SendDatagram(make([]byte, test.size)); err != nil {
+			t.Errorf("%s: %v", test.title, err)
+		}
+		if n := dropped.Load(); (n == 0) != test.arrives {
+			t.Errorf("%s: %d are lost", test.title, n)
+			continue
+		}
+		if !test.arrives {
+			continue
+		}
+		if b, err := newCapsuleReader(far).next(); err != nil || len(b) != test.size {
+			t.Errorf("%s: %d bytes arrive, %v", test.title, len(b), err)
+		}
+	}
+}
