@@ -290,11 +290,19 @@ func (b *balance) Chosen(req *tunnel.Request, ep *tunnel.Endpoint) {
 	}
 }
 
+// check returns the check whose word counts for the endpoints. Gateways have their own.
+func (x *resolution) check(gateways bool) Check {
+	if gateways {
+		return Check{}
+	}
+	return x.entry.Check
+}
+
 // choose puts the endpoints to try first at the front of eps, and returns how many may be
 // tried: not those that get no new client. all says more of each. It allocates nothing.
-func (x *resolution) choose(eps []tunnel.Endpoint, all []contender) int {
+func (x *resolution) choose(eps []tunnel.Endpoint, all []contender, check Check) int {
 	b := x.entry.balance
-	x.health.unhealthy(eps, func(i int) { all[i].tier |= tierUnhealthy })
+	x.health.unhealthy(eps, check, func(i int) { all[i].tier |= tierUnhealthy })
 	if b.zone != "" {
 		preferZone(all)
 	}
@@ -638,7 +646,7 @@ type EndpointChoice struct {
 func (r *Registry) Explain(req *tunnel.Request, route *tunnel.Route) Choice {
 	c := Choice{Policy: RoundRobin, Endpoints: make([]EndpointChoice, len(route.Endpoints))}
 	unhealthy := make([]bool, len(route.Endpoints))
-	r.health.unhealthy(route.Endpoints, func(i int) { unhealthy[i] = true })
+	r.health.unhealthy(route.Endpoints, r.checkOf(req), func(i int) { unhealthy[i] = true })
 	isEjected := make([]bool, len(route.Endpoints))
 	eachEjected(route.Endpoints, func(i int) { isEjected[i] = true })
 	b, ok := route.Balancer.(*balance)
@@ -694,6 +702,19 @@ func (r *Registry) Explain(req *tunnel.Request, route *tunnel.Route) Choice {
 		to.Why = why
 	}
 	return c
+}
+
+// checkOf returns the check of the service of req; that of a rule's backend is not known.
+func (r *Registry) checkOf(req *tunnel.Request) Check {
+	t := r.Table()
+	if t.listenerOnly(req) {
+		return Check{}
+	}
+	m, err := t.findVisible(req)
+	if err != nil || t.here >= 0 && len(m.entry.Via) == 0 && !t.direct(m.entry.home, t.here) { // behind gateways
+		return Check{}
+	}
+	return m.entry.Check
 }
 
 // configured returns the endpoint that ep is an address of; nil for none.

@@ -607,7 +607,7 @@ func BenchmarkChoose(b *testing.B) {
 					b.ReportAllocs()
 					for b.Loop() {
 						x.turn++
-						x.choose(eps, all)
+						x.choose(eps, all, Check{})
 					}
 				})
 			}
@@ -640,5 +640,63 @@ func TestResolveAllocatesLittle(t *testing.T) {
 		if n := testing.AllocsPerRun(100, func() { _, _ = r.Resolve(t.Context(), req) }); n > 2 {
 			t.Errorf("%+v: %v allocations a request, want 2: the endpoints, and what reports of dials", l, n)
 		}
+	}
+}
+
+// Two services at the same addresses that check them in different ways, as for the
+// leader and the replicas of a database, do not see each other's checks. One without a
+// check sees all of them.
+func TestServicesHaveTheirOwnChecks(t *testing.T) {
+	named := func(name, path string) *Service {
+		s := service(t, name)
+		s.Endpoints = endpoints("192.0.2.1:1", "192.0.2.2:1")
+		if path != "" {
+			s.Check = Check{Kind: "http", Port: 8008, Path: path}
+		}
+		return s
+	}
+	r := &Registry{}
+	r.Swap(table(t, named("leader.test", "/primary"), named("replica.test", "/replica"), named("any.test", "")))
+	target := func(addr, name string) Target {
+		m, err := r.Table().find(byName(name, 443, 443))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Target{Addr: netip.MustParseAddrPort(addr), Check: m.entry.Check}
+	}
+	firsts := func(name string) string {
+		set := map[string]bool{}
+		for range 10 {
+			req := byName(name, 443, 443)
+			set[resolved(t, r, req)[0]] = true
+		}
+		return strings.Join(slices.Sorted(maps.Keys(set)), " ")
+	}
+	check := func(when string, leader, replica, any string) {
+		t.Helper()
+		for name, want := range map[string]string{"leader.test": leader, "replica.test": replica, "any.test": any} {
+			if got := firsts(name); got != want {
+				t.Errorf("%s: %s has %s first, want %s", when, name, got, want)
+			}
+		}
+	}
+	const one, two = "192.0.2.1:1", "192.0.2.2:1"
+	report := func(addr, name string, err error) { r.ReportCheck(target(addr, name), err) }
+	report(one, "leader.test", nil)
+	report(two, "leader.test", errRefused)
+	check("with one check", one, one+" "+two, one)
+	report(one, "replica.test", errRefused)
+	report(two, "replica.test", nil)
+	check("with a leader", one, two, one+" "+two)
+	report(one, "leader.test", errRefused)
+	report(one, "replica.test", nil)
+	report(two, "leader.test", nil)
+	report(two, "replica.test", errRefused)
+	check("after a failover", two, one, one+" "+two)
+	r.ForgetCheck(target(one, "leader.test"))
+	r.ForgetCheck(target(two, "replica.test"))
+	check("without the checks that failed", one+" "+two, one+" "+two, one+" "+two)
+	if n := len(r.health.down) + len(r.health.downBy); n != 0 {
+		t.Errorf("%d addresses are down still", n)
 	}
 }

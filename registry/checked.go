@@ -90,8 +90,8 @@ type verdict struct {
 }
 
 // ReportCheck records the result of a check: nil if t works, otherwise the
-// failure. An address is down while one of its checks fails: it is tried after
-// all others then, and is not Healthy. A check that finds it well ends what
+// failure. An address is down while one of its checks fails: it is not Healthy, and
+// requests for services with that check, or with none, try it after all others. A check that finds it well ends what
 // failed dials have brought upon it.
 func (r *Registry) ReportCheck(t Target, err error) { r.health.check(t, err) }
 
@@ -185,16 +185,21 @@ func (t *Target) name() string {
 // mark counts how many checks say that an address is down, as one of them changes. The
 // caller holds mu.
 func (h *health) mark(t Target, before, after error) {
+	by := checkedAddr{t.Addr, t.Check}
 	switch {
 	case before == nil && after != nil:
 		if h.down == nil {
-			h.down = map[netip.AddrPort]int{}
+			h.down, h.downBy = map[netip.AddrPort]int{}, map[checkedAddr]int{}
 		}
 		h.down[t.Addr]++
+		h.downBy[by]++
 		h.countName(t, 0, 1)
 	case before != nil && after == nil:
 		if h.down[t.Addr]--; h.down[t.Addr] == 0 {
 			delete(h.down, t.Addr)
+		}
+		if h.downBy[by]--; h.downBy[by] == 0 {
+			delete(h.downBy, by)
 		}
 		h.countName(t, 0, -1)
 	}

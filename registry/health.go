@@ -71,7 +71,15 @@ type health struct {
 	failing map[healthKey]failure
 	checked map[Target]verdict
 	down    map[netip.AddrPort]int // by how many of the checked
+	downBy  map[checkedAddr]int    // the same, of each check
 	byName  map[string]nameChecks  // of addresses that came from a name, by HOST:PORT
+}
+
+// A checkedAddr is an address and one way to check it. Services may have different ones
+// at one address, such as those for the leader and for the replicas of a database.
+type checkedAddr struct {
+	addr  netip.AddrPort
+	check Check
 }
 
 // nameChecks counts the checks of the addresses of one name.
@@ -157,16 +165,16 @@ func IsEndpointError(err error) bool {
 // order moves failing endpoints behind the others, the one due back first at
 // the front of them, and behind those the ones that a check says are down. Then come
 // those that must not be dialed, and last the ones that are ejected.
-func (h *health) order(eps []tunnel.Endpoint) {
+func (h *health) order(eps []tunnel.Endpoint, check Check) {
 	if len(eps) < 2 {
 		return
 	}
-	h.orderByDials(eps)
+	h.orderByDials(eps, check)
 	ejectLast(eps)
 }
 
 // orderByDials is order by what dials and checks have found.
-func (h *health) orderByDials(eps []tunnel.Endpoint) {
+func (h *health) orderByDials(eps []tunnel.Endpoint, check Check) {
 	forbidden := func(ep *tunnel.Endpoint) bool { return ep.Transport != nil && ep.Transport.Check(ep) != nil }
 	for i := range eps {
 		if forbidden(&eps[i]) {
@@ -182,10 +190,10 @@ func (h *health) orderByDials(eps []tunnel.Endpoint) {
 	defer h.mu.Unlock()
 	slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int {
 		one, other := keyOf(&a), keyOf(&b)
-		return cmp.Or(compareBool(h.isDown(one), h.isDown(other)), h.due(one, now).Compare(h.due(other, now)))
+		return cmp.Or(compareBool(h.isDown(one, check), h.isDown(other, check)), h.due(one, now).Compare(h.due(other, now)))
 	})
 	first := keyOf(&eps[0])
-	if f, ok := h.failing[first]; ok && !h.isDown(first) && h.due(first, now).IsZero() {
+	if f, ok := h.failing[first]; ok && !h.isDown(first, check) && h.due(first, now).IsZero() {
 		f.trial = now.Add(retryWindow)
 		h.failing[first] = f
 	}
@@ -193,7 +201,7 @@ func (h *health) orderByDials(eps []tunnel.Endpoint) {
 
 // unhealthy calls mark with the index of each endpoint that order moves behind the
 // others.
-func (h *health) unhealthy(eps []tunnel.Endpoint, mark func(i int)) {
+func (h *health) unhealthy(eps []tunnel.Endpoint, check Check, mark func(i int)) {
 	for i := range eps {
 		if ep := &eps[i]; ep.Transport != nil && ep.Transport.Check(ep) != nil {
 			mark(i)
@@ -207,7 +215,7 @@ func (h *health) unhealthy(eps []tunnel.Endpoint, mark func(i int)) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for i := range eps {
-		if key := keyOf(&eps[i]); h.isDown(key) || !h.due(key, now).IsZero() {
+		if key := keyOf(&eps[i]); h.isDown(key, check) || !h.due(key, now).IsZero() {
 			mark(i)
 		}
 	}
@@ -223,10 +231,13 @@ func compareBool(a, b bool) int {
 	return -1
 }
 
-// isDown reports whether checks say so: any of those of an address, and all of those
-// of a name. The caller holds mu.
-func (h *health) isDown(key healthKey) bool {
-	if key.hop == "" {
+// isDown reports whether checks say so: of an address the service's own check, or any
+// where it has none, and all of those of a name. The caller holds mu.
+func (h *health) isDown(key healthKey, check Check) bool {
+	switch {
+	case key.hop == "" && check.Kind != "":
+		return h.downBy[checkedAddr{key.addr, check}] > 0
+	case key.hop == "":
 		return h.down[key.addr] > 0
 	}
 	n := h.byName[key.hop]

@@ -162,7 +162,7 @@ func (x *resolution) behind(transport *madeTransport, network *Network, configur
 		}
 	}
 	if all != nil {
-		if eps = eps[:x.choose(eps, all)]; len(eps) == 0 {
+		if eps = eps[:x.choose(eps, all, x.check(false))]; len(eps) == 0 {
 			return nil, x.errAllDraining()
 		}
 	}
@@ -322,13 +322,13 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 		}
 	}
 	if all != nil && len(eps) > 0 {
-		if eps = eps[:x.choose(eps, all)]; len(eps) == 0 {
+		if eps = eps[:x.choose(eps, all, x.check(hops != nil))]; len(eps) == 0 {
 			return nil, x.errAllDraining()
 		}
 	}
 	switch {
 	case len(eps) > 0:
-		x.health.order(eps)
+		x.health.order(eps, x.check(hops != nil))
 		return eps, nil
 	case refused != nil:
 		return nil, tunnel.Refusef(tunnel.Prohibited, "registry: service %q of %s: %w", x.entry.Name, orUnknown(x.entry.Origin), refused)
