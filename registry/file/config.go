@@ -228,6 +228,7 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	}
 	d.readFiles(path, data)
 	d.checkInsecure()
+	d.warnCertified()
 	if current == nil {
 		// A running gateway whose new certificate lacks a name keeps the one
 		// before, and takes up the rest.

@@ -324,6 +324,41 @@ func (d *decoder) checkPlain(l *Listener, at mapping, table func() *registry.Tab
 	}
 }
 
+// warnCertified warns of services whose clients must show a certificate at one listener,
+// and that another one leads to without. Each pair of listeners is told of once.
+func (d *decoder) warnCertified() {
+	certified := make([][]tunnel.Pattern, len(d.cfg.Listeners))
+	for i := range d.cfg.Listeners {
+		certified[i] = d.cfg.Listeners[i].certified()
+	}
+	for i := range d.cfg.Listeners {
+		for j := range d.cfg.Listeners {
+			if i == j {
+				continue
+			}
+			other := &d.cfg.Listeners[j]
+			for _, name := range certified[i] {
+				if !other.Service.IsZero() && !name.Matches(other.Service) || slices.Contains(certified[j], name) {
+					continue
+				}
+				d.warnf(d.listener(j).where("address"), "do not expose the service there, or ask for the same", "clients of %q must show a certificate at %s, and %s leads to the service without one", name, d.cfg.Listeners[i].Address, other.Address)
+				break
+			}
+		}
+	}
+}
+
+// certified returns the names whose streams go to services, of clients that must show a
+// certificate.
+func (l *Listener) certified() (names []tunnel.Pattern) {
+	for i := range l.TLS {
+		if t := &l.TLS[i]; t.plain() && !t.Optional && (t.ClientCA != "" || len(t.Trust) > 0) {
+			names = append(names, t.names()...)
+		}
+	}
+	return names
+}
+
 // readTLSFiles reads the certificates, keys and CAs of listeners, and returns
 // what they contain.
 func (d *decoder) readTLSFiles(path string) (all [][]byte) {

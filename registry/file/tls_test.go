@@ -135,6 +135,10 @@ func TestTLSByNames(t *testing.T) {
 			t.Errorf("listener %d: got %+v, TLS required: %v; want %+v", i, got, s.RequireTLS, want)
 		}
 	}
+	want := `clients of "shop.in.example.net" must show a certificate at :443, and :8443 leads to the service without one; do not expose the service there, or ask for the same`
+	if got := cfg.Warnings.Error(); strings.Count(got, "must show a certificate") != 2 || !strings.Contains(got, want) || !strings.Contains(got, "udp://:443 leads") {
+		t.Errorf("the warnings are %s\nwant %s", got, want)
+	}
 	if got := cfg.Snapshot().Listeners[0].Settings.TLS[1].ClientCAs; got != string(ca) {
 		t.Errorf("the CAs of clients are %q", got)
 	}
