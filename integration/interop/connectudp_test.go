@@ -389,6 +389,7 @@ func TestForeignClientsOfConnectUDP(t *testing.T) {
 		conf.NextProtos = []string{"h2"}
 		raw, err := (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", h.address)
 		must(t, err)
+		//lint:ignore SA1019 net/http takes no field :protocol
 		cc, err := (&http2.Transport{}).NewClientConn(raw)
 		must(t, err)
 		defer cc.Close()
