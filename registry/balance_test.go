@@ -700,3 +700,70 @@ func TestServicesHaveTheirOwnChecks(t *testing.T) {
 		t.Errorf("%d addresses are down still", n)
 	}
 }
+
+// The gateways of another network are chosen by the service's policy, with their weights.
+func TestGatewaysAreBalanced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gateway := func(addr string, weight uint16) Gateway { return Gateway{Address: endpoints(addr)[0], Weight: weight} }
+		for _, l := range []LoadBalancing{{Policy: SourceHash}, {Policy: LeastConnections}, {StickyFor: time.Hour}} {
+			s := service(t, "a.test", 443)
+			s.Endpoints, s.LoadBalancing = endpoints("10.2.0.9:443"), l
+			r := &Registry{Mesh: Mesh{Network: "home"}}
+			tab, err := r.Merge(Snapshot{Services: []*Service{s}, Networks: []Network{{Name: "home"}, {
+				Name: "there", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")},
+				Gateways: []Gateway{gateway("198.51.100.1:443", 3), gateway("198.51.100.2:443", 0), gateway("198.51.100.3:443", 1)},
+			}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Swap(tab)
+			request := func(i int) *tunnel.Request {
+				req := from(clientAt(i))
+				req.Proto = "sni"
+				return req
+			}
+			counts := map[string]int{}
+			loads := map[*tunnel.EndpointLoad]bool{}
+			for i := range 5000 {
+				to := route(t, r, request(i))
+				counts[to.Endpoints[0].Addr.String()]++
+				for j := range to.Endpoints {
+					loads[to.Endpoints[j].Load] = true
+				}
+			}
+			checkShares(t, counts, map[string]float64{"198.51.100.1:443": 3, "198.51.100.2:443": 1, "198.51.100.3:443": 1})
+			if want := map[bool]int{true: 3, false: 1}[l.Policy == LeastConnections]; len(loads) != want || loads[nil] == (want == 3) {
+				t.Errorf("%+v: %d counters of tunnels, want one for each of 3 gateways where they are compared, and none otherwise", l, len(loads))
+			}
+			report(r, "198.51.100.1:443", errRefused)
+			for i := range 50 {
+				if order := resolved(t, r, request(i)); len(order) != 3 || order[2] != "198.51.100.1:443" {
+					t.Fatalf("%+v: gateways %v, want the one that fails last", l, order)
+				}
+			}
+		}
+	})
+}
+
+// Endpoints behind further gateways, whose addresses are not known here, are chosen by
+// the policy, too.
+func TestEndpointsBehindHopsAreBalanced(t *testing.T) {
+	for _, policy := range []string{RoundRobin, LeastConnections, SourceHash} {
+		r := &Registry{NewTransport: func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error) { return nowhere{}, nil }}
+		s := service(t, "a.test", 443)
+		s.Via, s.LoadBalancing = []Hop{{Proto: "connect", Addresses: []string{"gw.test:443"}}}, LoadBalancing{Policy: policy}
+		s.Endpoints = endpoints("one.test:443", "two.test:443", "10.0.0.1:443", "gone.test:443")
+		s.Endpoints[1].Weight, s.Endpoints[3].Draining = 2, true
+		s.Insecure = true
+		merge(t, r, s)
+		counts := map[string]int{}
+		for i := range 4000 {
+			to := route(t, r, from(clientAt(i)))
+			if len(to.Endpoints) != 3 {
+				t.Fatalf("%s: endpoints %v, want the three with a weight", policy, to.Endpoints)
+			}
+			counts[to.Endpoints[0].String()]++
+		}
+		checkShares(t, counts, map[string]float64{"one.test:443": 1, "two.test:443": 2, "10.0.0.1:443": 1})
+	}
+}
