@@ -101,6 +101,19 @@ func (f *fakeCarrier) dial(ctx context.Context, fresh bool) (net.Conn, error) {
 	return &conn{}, nil
 }
 
+// counts returns how many handshakes it has begun, and how many requests it has sent.
+func (f *fakeCarrier) counts() (handshakes, requests int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.handshakes, f.requests
+}
+
+// begun is the first of counts.
+func (f *fakeCarrier) begun() int { n, _ := f.counts(); return n }
+
+// sent is the second of counts.
+func (f *fakeCarrier) sent() int { _, n := f.counts(); return n }
+
 // set changes what the carrier does from now on.
 func (f *fakeCarrier) set(to *fakeCarrier) {
 	f.mu.Lock()
@@ -140,7 +153,7 @@ func (ft *fallbackTest) dial() (by string, took time.Duration, err error) {
 	defer cancel()
 	before := make([]int, len(ft.fakes))
 	for i, fake := range ft.fakes {
-		before[i] = fake.requests
+		before[i] = fake.sent()
 	}
 	begin := time.Now()
 	_, err = ft.f.Dial(ctx, &tunnel.Endpoint{Host: "shop.test"}, &tunnel.Request{})
@@ -148,7 +161,7 @@ func (ft *fallbackTest) dial() (by string, took time.Duration, err error) {
 	synctest.Wait()
 	var sent []string
 	for i, fake := range ft.fakes {
-		for range fake.requests - before[i] {
+		for range fake.sent() - before[i] {
 			sent = append(sent, ft.f.carriers[i].name)
 		}
 	}
@@ -216,7 +229,7 @@ func TestFallbackRace(t *testing.T) {
 				ft.want(name, row.by, row.took)
 				started := 0
 				for _, fake := range ft.fakes {
-					started += fake.handshakes
+					started += fake.begun()
 				}
 				if started != row.started {
 					t.Errorf("%d carriers were started, want %d", started, row.started)
@@ -287,7 +300,7 @@ func TestFallbackAnswers(t *testing.T) {
 					}
 					time.Sleep(time.Second)
 				}
-				if final && ft.fakes[1].handshakes != 0 {
+				if final && ft.fakes[1].begun() != 0 {
 					t.Error("the other carrier was dialed")
 				}
 				ft.wantDown("afterwards", row.down)
@@ -378,12 +391,12 @@ func TestFallbackProbes(t *testing.T) {
 		refuses := &fakeCarrier{refused: syscall.ECONNREFUSED}
 		ft.fakes[0].set(refuses)
 		ft.want("the refusal", "b", 0)
-		begin, seen := time.Now(), ft.fakes[0].handshakes
+		begin, seen := time.Now(), ft.fakes[0].begun()
 		var at []string
 		for time.Since(begin) < 40*time.Minute {
 			time.Sleep(time.Second)
 			ft.want("while a is down", "b", 0)
-			if n := ft.fakes[0].handshakes; n != seen {
+			if n := ft.fakes[0].begun(); n != seen {
 				if n != seen+1 {
 					t.Fatalf("%d probes at once, want 1", n-seen)
 				}
@@ -397,7 +410,7 @@ func TestFallbackProbes(t *testing.T) {
 		ft.fakes[0].set(&fakeCarrier{})
 		time.Sleep(maxRetryInterval)
 		ft.want("after the probe", "a", 0)
-		if n := ft.fakes[0].requests; n != 1 {
+		if n := ft.fakes[0].sent(); n != 1 {
 			t.Errorf("%d requests by a, want 1: a probe sends none", n)
 		}
 
@@ -439,8 +452,8 @@ func TestFallbackIsForgotten(t *testing.T) {
 		synctest.Wait()
 		runtime.GC()
 		time.Sleep(time.Hour)
-		if fake.handshakes != 1 {
-			t.Errorf("%d handshakes, want the dial's alone", fake.handshakes)
+		if fake.begun() != 1 {
+			t.Errorf("%d handshakes, want the dial's alone", fake.begun())
 		}
 	})
 }
@@ -500,7 +513,7 @@ func TestFallbackProbeHangs(t *testing.T) {
 			ft.want("while a probe runs", "b", 0)
 			time.Sleep(time.Second)
 		}
-		if n := ft.fakes[0].handshakes; n != 2 {
+		if n := ft.fakes[0].begun(); n != 2 {
 			t.Errorf("%d handshakes, want the dial's and one probe's", n)
 		}
 		time.Sleep(probeTimeout)
