@@ -1,10 +1,12 @@
 package gateway
 
 import (
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -92,12 +94,7 @@ func TestVIPsAreReconfigured(t *testing.T) {
 // does not wait for itself.
 func TestDNSListenersMove(t *testing.T) {
 	r := launch(t, Config{SourcesListen: true})
-	udp, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	old := udp.LocalAddr().String()
-	_ = udp.Close()
+	old, to := freeEverywhere(t), freeEverywhere(t)
 	listen := func(zone string, listeners ...DNSListener) {
 		t.Helper()
 		r.reconfigure(func(c *Config) { c.DNS = &DNS{Listeners: listeners, Server: &dns.Server{Zones: []string{zone}}} })
@@ -116,11 +113,10 @@ func TestDNSListenersMove(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		testnet.Eventually(t, soon, answers(network, old, "a.test"), "DNS is answered by %s", network)
 	}
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	taken, err := net.Listen("tcp", to)
 	if err != nil {
 		t.Fatal(err)
 	}
-	to := taken.Addr().String()
 	listen("b.test", at(to)...)
 	for _, network := range []string{"udp", "tcp"} {
 		testnet.Eventually(t, soon, answers(network, old, "b.test"), "the listener that stays answers by %s", network)
@@ -144,6 +140,28 @@ func TestDNSListenersMove(t *testing.T) {
 	testnet.Eventually(t, soon, func() bool { return r.dns.problems() == 0 }, "nothing is wrong")
 	r.reconfigure(func(c *Config) { c.DNS = nil })
 	testnet.Eventually(t, soon, func() bool { return refused(to) && r.Status().DNS == nil }, "DNS is gone")
+}
+
+// freeEverywhere returns loopback with a port that nobody has, by UDP and by TCP, at any
+// address. The system gives none of those to clients.
+func freeEverywhere(t *testing.T) string {
+	t.Helper()
+	for range 100 {
+		port := strconv.Itoa(20000 + rand.IntN(10000))
+		byTCP, err := net.Listen("tcp", ":"+port)
+		if err != nil {
+			continue
+		}
+		byUDP, err := net.ListenPacket("udp", ":"+port)
+		_ = byTCP.Close()
+		if err != nil {
+			continue
+		}
+		_ = byUDP.Close()
+		return "127.0.0.1:" + port
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // A forwarder that has others in its place is closed after a while, and one that stays is not.
