@@ -1,0 +1,60 @@
+package registry_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"culvert.dev/registry"
+)
+
+// The gateways of other sources are asked as the file says, and a carrier without TLS
+// behind one with TLS is left out. Those of the file are what they are.
+func TestTransportOfFoundGateways(t *testing.T) {
+	ep := addrPort("198.51.100.1:443")
+	how := &registry.Hop{Certificate: "crt", Key: "key", Token: "token", User: "user", Password: "password", Roots: "ca", ServerName: "gw.test", Path: "/t/"}
+	with := func(proto, address string) registry.Hop {
+		h := *how
+		h.Proto, h.Addresses, h.TLS = proto, []string{address}, true
+		return h
+	}
+	anonymous := with("hbone", "198.51.100.1:443")
+	anonymous.Token, anonymous.User, anonymous.Password = "", "", ""
+	plain := func(proto string) registry.Hop {
+		return registry.Hop{Proto: proto, Addresses: []string{"198.51.100.1:443"}}
+	}
+	for _, c := range []struct {
+		name  string
+		how   *registry.Hop
+		found string
+		want  []registry.Hop
+		left  string
+	}{
+		{"without TLS", nil, "sni connect-h2 connect", []registry.Hop{plain("connect-h2"), plain("connect")}, ""},
+		{"HTTP/3 has TLS", nil, "connect-h3 connect", []registry.Hop{plain("connect-h3")}, "transport connect of gateway"},
+		{"HTTP/3 is the last", nil, "connect connect-h3", []registry.Hop{plain("connect"), plain("connect-h3")}, ""},
+		{"keys", how, "connect-h3 connect-h2 websocket sni", []registry.Hop{with("connect-h3", "198.51.100.1:443"), with("connect-h2", "https://198.51.100.1:443"), with("websocket", "wss://198.51.100.1:443/t/")}, ""},
+		{"HBONE shows its certificate alone", how, "hbone", []registry.Hop{anonymous}, ""},
+		{"SOCKS has no TLS", how, "connect socks5", []registry.Hop{with("connect", "https://198.51.100.1:443")}, "transport socks5 of gateway"},
+		{"SOCKS alone is shown no password", how, "sni socks5", []registry.Hop{plain("socks5")}, ""},
+	} {
+		found := registry.Snapshot{Networks: []registry.Network{{Name: "far", Gateways: []registry.Gateway{{Address: ep, Transports: registry.HopsBy(strings.Fields(c.found)...)}}}}}
+		file := registry.Snapshot{GatewayTransport: c.how, Networks: []registry.Network{{Name: "own", Gateways: []registry.Gateway{{Address: ep, Transports: registry.HopsBy("connect")}}}}}
+		table, err := registry.Merge(file, found)
+		if c.left == "" && err != nil || c.left != "" && (err == nil || !strings.Contains(err.Error(), c.left)) {
+			t.Errorf("%s: got error %v, want %q", c.name, err, c.left)
+		}
+		for n := range table.Networks() {
+			got, want := n.Gateways[0].Carriers(ep), c.want
+			if n.Name == "own" {
+				want = []registry.Hop{plain("connect")}
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("%s: gateways of %s are asked by\n%+v\nwant\n%+v", c.name, n.Name, got, want)
+			}
+		}
+		if got := found.Networks[0].Gateways[0].Protocols(); strings.Join(got, " ") != c.found {
+			t.Errorf("%s: the snapshot has become %q", c.name, got)
+		}
+	}
+}
