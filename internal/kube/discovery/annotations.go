@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert.dev/internal/kube/annotations"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -30,11 +31,6 @@ const (
 	noteClientsAllow  = "clients-allow"
 	noteClientsDeny   = "clients-deny"
 	noteStartTLS      = "start-tls"
-	noteConnections   = "limits-connections"
-	noteNewPerSecond  = "limits-new-per-second"
-	notePerEndpoint   = "limits-connections-per-endpoint"
-	noteEjection      = "outlier-ejection"
-	noteLoadBalancing = "load-balancing"
 
 	noteGateway    = "gateway"
 	notePort       = "gateway-port"
@@ -85,9 +81,7 @@ type exposure struct {
 	check      registry.Check
 	clients    registry.ClientFilter
 	startTLS   string
-	limits     tunnel.ServiceLimits
-	ejection   *registry.OutlierEjection
-	balancing  registry.LoadBalancing
+	balancing  annotations.Balancing
 
 	closed bool // something is malformed that must not be guessed
 }
@@ -114,17 +108,19 @@ var noteKinds = []noteKind{
 	{noteIdleTimeout, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
 	{noteHalfClosed, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.halfClosed) }},
 	{noteCheck, false, true, func(x *exposure, v string) error { return parseCheck(v, &x.check) }},
-	{noteLoadBalancing, false, true, func(x *exposure, v string) (err error) { x.balancing, err = registry.ParseLoadBalancing(v); return err }},
+	balancingKind(annotations.LoadBalancing),
 	{noteStartTLS, true, true, parseStartTLS}, // without it a server would take a ClientHello for something else
 	{noteClientsAllow, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Allow) }},
 	{noteClientsDeny, true, true, func(x *exposure, v string) error { return parseRanges(v, &x.clients.Deny) }},
-	{noteConnections, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.Connections) }},
-	{noteNewPerSecond, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.NewPerSecond) }},
-	{notePerEndpoint, false, true, func(x *exposure, v string) error { return parseLimit(v, &x.limits.ConnectionsPerEndpoint) }},
-	{noteEjection, false, true, func(x *exposure, v string) (err error) {
-		x.ejection, err = registry.ParseOutlierEjection(v)
-		return err
-	}},
+	balancingKind(annotations.Connections),
+	balancingKind(annotations.NewPerSecond),
+	balancingKind(annotations.PerEndpoint),
+	balancingKind(annotations.OutlierEjection),
+}
+
+// balancingKind returns the kind of an annotation that backends of Gateway API have, too.
+func balancingKind(key string) noteKind {
+	return noteKind{key, false, true, func(x *exposure, v string) error { return x.balancing.Set(key, v) }}
 }
 
 // parseNotes reads the annotations of a service and of its namespace, which is nil if it is not
@@ -387,23 +383,5 @@ func parseRanges(v string, to *[]netip.Prefix) (err error) {
 	return err
 }
 
-// maxLimit is the highest limit that an annotation may set.
-const maxLimit = 1_000_000
-
-func parseLimit(v string, to *int) error {
-	n, err := strconv.ParseUint(v, 10, 32)
-	if err != nil || n < 1 || n > maxLimit {
-		return fmt.Errorf("write a number from 1 to %d", maxLimit)
-	}
-	*to = int(n)
-	return nil
-}
-
 // clip shortens a text that is quoted.
-func clip(s string) string {
-	const most = 128
-	if len(s) <= most {
-		return s
-	}
-	return strings.ToValidUTF8(s[:most], "") + "..."
-}
+func clip(s string) string { return annotations.Clip(s) }

@@ -63,11 +63,7 @@ func (v *view) convert(s *service, ns *namespace, of []*endpoints.Slice, exporte
 	out.Publish, out.ALPN = x.ownPort, x.alpn
 	out.VIP = x.vip || out.Exported && !out.Headless // the address of it in the cluster set
 	out.ProxyProtocol, out.IdleTimeout, out.HalfClosedTimeout, out.Check, out.Clients, out.StartTLS = x.proxy, x.idle, x.halfClosed, x.check, x.clients, x.startTLS
-	out.OutlierEjection = x.ejection
-	if x.limits != (tunnel.ServiceLimits{}) {
-		out.Limits = &x.limits
-	}
-	out.LoadBalancing = x.balancing
+	x.balancing.Apply(out)
 	if s.kind == corev1.ServiceTypeExternalName {
 		out.Endpoints = v.externalName(s)
 		return out, problems

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert.dev/internal/kube/annotations"
 	"culvert.dev/internal/kube/endpoints"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -41,7 +42,7 @@ type servicePort struct {
 }
 
 // prefix is that of all our annotations and labels.
-const prefix = "culvert.dev/"
+const prefix = annotations.Prefix
 
 func ownNotes(annotations map[string]string) (notes map[string]string) {
 	for k, v := range annotations {

@@ -28,6 +28,7 @@ type route struct {
 	backends []*backend
 	resolved metav1.Condition // ResolvedRefs, the same for each parent
 	idle     []string         // of backends, those without an endpoint
+	ignored  []string         // malformed annotations of backends
 
 	clients    registry.ClientFilter
 	clientsErr error // why the annotations for clients can't be read; nobody is admitted then
@@ -99,6 +100,12 @@ func (t *translator) attachRoutes() {
 		}
 		if len(r.idle) > 0 && r.kind != httpRoute && r.kind != grpcRoute && acceptedBy(st.Parents) {
 			n := note{reasonNoEndpoints, truncate(strings.Join(r.idle, "; ") + ": connections to it are refused")}
+			if t.res.addNoteCause(r.key(), n) {
+				t.res.Notes[r.key()] = append(t.res.Notes[r.key()], n)
+			}
+		}
+		if len(r.ignored) > 0 && r.kind != httpRoute && r.kind != grpcRoute && acceptedBy(st.Parents) {
+			n := note{reasonAnnotationIgnored, truncate(strings.Join(r.ignored, "; "))}
 			if t.res.addNoteCause(r.key(), n) {
 				t.res.Notes[r.key()] = append(t.res.Notes[r.key()], n)
 			}

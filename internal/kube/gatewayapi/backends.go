@@ -14,6 +14,7 @@ import (
 	gwv1 "sigs.k8s.io/gateway-api/apis/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 
+	"culvert.dev/internal/kube/annotations"
 	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -44,6 +45,7 @@ type backend struct {
 	why              string            // the reason in words
 	broken           string            // why it can't be reached at all
 	skippedEndpoints string            // which endpoints are not used, and why
+	ignored          []string          // which annotations are malformed, and why
 
 	secured map[*gateway]registry.Backend // with the policy that is for it
 }
@@ -69,6 +71,11 @@ func (t *translator) resolveBackends(r *route) {
 		} else if b.skippedEndpoints != "" {
 			warn = append(warn, b.skippedEndpoints)
 		}
+		for _, text := range b.ignored {
+			if !slices.Contains(r.ignored, text) { // another backend may be of the same Service
+				r.ignored = append(r.ignored, text)
+			}
+		}
 		if b.service != nil && b.weight > 0 && len(b.service.Endpoints) == 0 && b.of.IsZero() {
 			r.idle = append(r.idle, fmt.Sprintf("%s has no ready endpoint for port %d", b.targetKey, b.port))
 		}
@@ -77,6 +84,9 @@ func (t *translator) resolveBackends(r *route) {
 		r.resolved = condition(kind, false, reason, strings.Join(wrong, "; "))
 	} else if warn != nil {
 		r.resolved.Message += "; skipped: " + strings.Join(warn, "; ")
+	}
+	if reason == "" && r.ignored != nil {
+		r.resolved.Message = truncate(r.resolved.Message + "; " + strings.Join(r.ignored, "; "))
 	}
 	if reason == "" && r.idle != nil { // for Gateway API the reference is resolved all the same
 		r.resolved.Message = truncate(r.resolved.Message + ", but " + strings.Join(r.idle, "; ") + ": connections to it are refused")
@@ -117,7 +127,7 @@ func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
 		}
 		t.backends[k] = b
 	}
-	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, skippedEndpoints: b.skippedEndpoints}
+	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, skippedEndpoints: b.skippedEndpoints, ignored: b.ignored}
 }
 
 // served resolves a reference to a Service. The port is that of the Service. Its pods may use another
@@ -145,7 +155,7 @@ func (t *translator) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			t.reach(b, k, endpoints.OfService(k.namespace, k.name), p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer))
+			t.reach(b, reachKey{k, p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer), t.balancing(b, s)}, endpoints.OfService(k.namespace, k.name))
 			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
 				b.service = nil
 				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
@@ -175,7 +185,8 @@ func (t *translator) imported(k backendKey) *backend {
 			b.portName = p.Name
 			k.port = p.Port
 			v6 := len(i.Spec.IPFamilies) > 0 && i.Spec.IPFamilies[0] == corev1.IPv6Protocol
-			t.reach(b, k, endpoints.OfImport(k.namespace, k.name), p.Name, endpoints.Choice{Zone: t.in.Zone, Prefer: t.in.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless})
+			choice := endpoints.Choice{Zone: t.in.Zone, Prefer: t.in.Prefer, V6: v6, Headless: i.Spec.Type == mcsv1.Headless}
+			t.reach(b, reachKey{backendKey: k, port: p.Name, choice: choice}, endpoints.OfImport(k.namespace, k.name))
 			// Without EndpointSlices, requests go to the endpoints that discovery knows of the
 			// clusters. SetName fails for names that no exported service can have.
 			b.of, _ = registry.ID{Service: k.name, Namespace: k.namespace}.SetName()
@@ -186,6 +197,25 @@ func (t *translator) imported(k backendKey) *backend {
 	return b
 }
 
+// balancing returns what annotations of a Service and its Namespace say of load balancing. Malformed
+// ones are added to b.ignored.
+func (t *translator) balancing(b *backend, s *corev1.Service) annotations.Balancing {
+	var inherited map[string]string
+	ns := t.namespace(s.Namespace)
+	if ns != nil {
+		inherited = ns.Annotations
+	}
+	balancing, problems := annotations.ReadBalancing(s.Annotations, inherited)
+	for _, p := range problems {
+		of := b.targetKey.String()
+		if p.Namespace {
+			of = "Namespace " + s.Namespace
+		}
+		b.ignored = append(b.ignored, fmt.Sprintf("annotation %s%s of %s is ignored: %q: %v", annotations.Prefix, p.Key, of, p.Value, p.Err))
+	}
+	return balancing
+}
+
 func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...any) {
 	b.reason, b.why = string(reason), fmt.Sprintf(format, args...)
 	b.broken = b.why
@@ -194,8 +224,9 @@ func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...
 // A reachKey has everything that the service of a backend depends on, but for its EndpointSlices.
 type reachKey struct {
 	backendKey
-	port   string
-	choice endpoints.Choice
+	port      string
+	choice    endpoints.Choice
+	balancing annotations.Balancing
 }
 
 // A reached is a service with the Slices that it was made of. It is valid as long as they are the same,
@@ -208,19 +239,19 @@ type reached struct {
 
 // reach sets the service of b, with its endpoints. It is the same service as last time if nothing of it
 // has changed, which saves memory and makes it quick to compare snapshots.
-func (t *translator) reach(b *backend, k backendKey, owner endpoints.Owner, port string, c endpoints.Choice) {
+func (t *translator) reach(b *backend, k reachKey, owner endpoints.Owner) {
 	of := t.slices(owner)
-	key := reachKey{k, port, c}
 	t.memo.mu.Lock()
 	defer t.memo.mu.Unlock()
-	r := t.memo.reached[key]
+	r := t.memo.reached[k]
 	if r == nil || !sameSlices(r.of, of) {
-		r = &reached{of, serviceOf(k, port, of, c), skippedEndpoints(of)}
+		r = &reached{of, serviceOf(k.backendKey, k.port, of, k.choice), skippedEndpoints(of)}
+		k.balancing.Apply(r.service)
 		if !owner.Import {
-			t.in.setNetwork(k, r.service)
+			t.in.setNetwork(k.backendKey, r.service)
 		}
 	}
-	t.memo.reaching[key] = r
+	t.memo.reaching[k] = r
 	if r.skippedEndpoints != "" && len(r.service.Endpoints) == 0 {
 		b.fail(gwv1.RouteReasonBackendNotFound, "no endpoint of %s can be used: %s", k, r.skippedEndpoints)
 		return

@@ -17,6 +17,7 @@ import (
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
+	"culvert.dev/internal/kube/annotations"
 	"culvert.dev/internal/kube/client"
 	"culvert.dev/internal/kube/watch"
 )
@@ -111,9 +112,9 @@ func slim(o any) (any, error) {
 			o.Data = map[string]string{caKey: ca}
 		}
 	case *corev1.Namespace:
-		o.Annotations = nil
+		o.Annotations = annotations.KeepBalancing(o.Annotations)
 	case *corev1.Service:
-		o.Annotations, o.Labels, o.Spec.Selector = nil, nil, nil
+		o.Annotations, o.Labels, o.Spec.Selector = annotations.KeepBalancing(o.Annotations), nil, nil
 	}
 	return o, nil
 }

@@ -129,6 +129,10 @@ func (res *Result) addNoteCause(k RouteKey, n note) bool {
 // condition: the reference is resolved.
 const reasonNoEndpoints = "NoEndpoints"
 
+// reasonAnnotationIgnored is of routes to a Service with an annotation that is malformed. It is no
+// reason of a condition.
+const reasonAnnotationIgnored = "AnnotationIgnored"
+
 // reported returns a note of a route as it is reported, and whether it is.
 func (res *Result) reported(k RouteKey, n note) (note, bool) {
 	c := res.Causes[causeKey{k.Kind, k.Namespace, n}]

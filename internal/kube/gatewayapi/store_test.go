@@ -82,3 +82,16 @@ func TestSlim(t *testing.T) {
 		t.Errorf("got %v, %v of a tombstone", o, err)
 	}
 }
+
+// The annotations of a Service may be long, and most are of no use here.
+func TestSlimKeepsAnnotationsInUse(t *testing.T) {
+	all := map[string]string{"culvert.dev/load-balancing": "leastConnections", "culvert.dev/expose": "true", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+	for _, o := range []metav1.Object{
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: all, Labels: map[string]string{"app": "web"}}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Annotations: all}},
+	} {
+		if _, err := slim(o); err != nil || len(o.GetAnnotations()) != 1 || o.GetAnnotations()["culvert.dev/load-balancing"] != "leastConnections" {
+			t.Errorf("%T: got %v, %v, want the annotation of load balancing alone", o, o.GetAnnotations(), err)
+		}
+	}
+}
