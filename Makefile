@@ -174,6 +174,7 @@ soak: build ## figures of time and of the processor; a million short tunnels and
 # make bench BENCHFLAGS="-dns 'culvert|unbound' -rounds 1"
 # make bench BENCHFLAGS="-dns . -measure paced -slice 10s"
 # make bench BENCHFLAGS="-loss 'cubic|quic|h3'"
+# make bench BENCHFLAGS="-tls terminated -slice 1s"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: bench

@@ -99,10 +99,10 @@ func find(name string) (*carrier, error) {
 			return &c, nil
 		}
 	}
-	for _, o := range originations() {
-		if o.name == name {
-			o.prefix = "svc"
-			return &o.carrier, nil
+	for _, k := range tlsKinds() {
+		if k.name == name {
+			k.prefix = "svc"
+			return &k.carrier, nil
 		}
 	}
 	return nil, fmt.Errorf("no such carrier: %q", name)

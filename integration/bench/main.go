@@ -50,8 +50,7 @@ type options struct {
 	carrier string
 	dns     string
 	loss    string
-
-	originate string
+	tls     string
 }
 
 func main() {
@@ -70,7 +69,7 @@ func main() {
 	flag.StringVar(&o.carrier, "carrier", "", "carriers to measure, a `regexp` of lines of their table, or none: sni, connect, connect-h2, ...")
 	flag.StringVar(&o.dns, "dns", "", "DNS servers to measure, a `regexp`, or none: culvert, coredns, unbound, dnsmasq")
 	flag.StringVar(&o.loss, "loss", "", "ways through a path that loses packets to measure, a `regexp`, or none: TCP alone, quic-go alone, port per service, connect-h2, connect-h3; as root")
-	flag.StringVar(&o.originate, "originate", "", "TLS to services to measure, a `regexp`, or none: originated, re-encrypted")
+	flag.StringVar(&o.tls, "tls", "", "TLS at the proxy to measure, a `regexp`, or none: terminated, originated, re-encrypted")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
@@ -164,12 +163,12 @@ func deliver(page, file string) error {
 func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	// A run that names a part of the benchmark is of that part alone.
 	named := func(s string) bool { return s != "" && s != "none" }
-	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.originate)
+	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.tls)
 	if part {
 		o.carrier = cmp.Or(o.carrier, "none")
 	}
 	if part || o.only != "" {
-		o.dns, o.loss, o.originate = cmp.Or(o.dns, "none"), cmp.Or(o.loss, "none"), cmp.Or(o.originate, "none")
+		o.dns, o.loss, o.tls = cmp.Or(o.dns, "none"), cmp.Or(o.loss, "none"), cmp.Or(o.tls, "none")
 	}
 	ways, err := s.carriers(o)
 	if err != nil {
@@ -183,7 +182,7 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	originated, err := s.newOriginations(o)
+	encrypted, err := s.newTLS(o)
 	if err != nil {
 		return err
 	}
@@ -200,7 +199,7 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	if err := originated.run(ctx); err != nil {
+	if err := encrypted.run(ctx); err != nil {
 		return err
 	}
 	if len(answers.peers) > 0 {
@@ -215,7 +214,7 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	}
 	var page strings.Builder
 	s.report(ctx, &page, o, ways)
-	originated.report(&page)
+	encrypted.report(&page)
 	answers.report(ctx, &page)
 	lossy.report(&page)
 	return deliver(page.String(), o.out)

@@ -17,113 +17,130 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// An origination is TLS that a proxy speaks to a service, and a table of its own.
-type origination struct {
+// A tlsKind is one of the ways in which a proxy takes part in TLS, and a table of its own.
+type tlsKind struct {
 	carrier
-	title   string
-	culvert string // keys of its listener, beside the address
-	ends    bool   // TLS of clients, too
-	nginx   string // of its listen, after the address, and of its server
+	title string
+
+	terminated bool // TLS of the client ends at the proxy
+	originated bool // the proxy speaks TLS to the service
 }
 
-// originations lists them.
-func originations() []origination {
-	return []origination{
+// tlsKinds lists them.
+func tlsKinds() []tlsKind {
+	return []tlsKind{
 		{
-			carrier: carrier{name: "originated", dial: func(to string) tunnel.Dialer { return toPort(to) }},
-			title:   "Originated: the client speaks no TLS, and the proxy speaks it to the service.",
-			culvert: "service: " + serviceName(0) + ":443",
-			nginx:   "reuseport backlog=4096;",
+			carrier:    carrier{name: "terminated", dial: toTLS},
+			title:      "Terminated: TLS of the client ends at the proxy, and the service speaks none.",
+			terminated: true,
 		},
 		{
-			carrier: carrier{name: "re-encrypted", dial: toTLS},
-			title:   "Re-encrypted: TLS of the client ends at the proxy, by the same certificate, and the proxy speaks TLS to the service.",
-			culvert: fmt.Sprintf("tls: {certificateFile: %s, keyFile: %s, names: [%s], protocols: [tcp]}", keyFile("bench.crt"), keyFile("bench.key"), quicName),
-			ends:    true,
-			nginx: fmt.Sprintf("ssl reuseport backlog=4096; ssl_certificate %s; ssl_certificate_key %s; ssl_protocols TLSv1.2 TLSv1.3; ssl_session_tickets off; ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;",
-				keyFile("bench.crt"), keyFile("bench.key")),
+			carrier:    carrier{name: "originated", dial: func(to string) tunnel.Dialer { return toPort(to) }},
+			title:      "Originated: the client speaks no TLS, and the proxy speaks it to the service.",
+			originated: true,
+		},
+		{
+			carrier:    carrier{name: "re-encrypted", dial: toTLS},
+			title:      "Re-encrypted: TLS of the client ends at the proxy, by the same certificate, and the proxy speaks TLS to the service.",
+			terminated: true,
+			originated: true,
 		},
 	}
 }
 
-// toTLS dials what ends TLS.
+// toTLS dials what ends TLS. It fails if the proxy has chosen other keys or another cipher
+// than the others: their figures could not be compared.
 func toTLS(to string) tunnel.Dialer {
 	config := toProxy()
 	config.ServerName = quicName
+	config.CurvePreferences = []tls.CurveID{tls.X25519} // all of them have it
+	config.VerifyConnection = func(cs tls.ConnectionState) error {
+		if cs.Version != tls.VersionTLS13 || cs.CipherSuite != tls.TLS_AES_128_GCM_SHA256 || cs.CurveID != tls.X25519 || cs.DidResume {
+			return fmt.Errorf("bench: got %s with %s and %s, resumed: %t; want a full handshake of TLS 1.3 with TLS_AES_128_GCM_SHA256 and X25519",
+				tls.VersionName(cs.Version), tls.CipherSuiteName(cs.CipherSuite), cs.CurveID, cs.DidResume)
+		}
+		return nil
+	}
 	return dialFunc(func(ctx context.Context) (net.Conn, error) {
 		return (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", to)
 	})
 }
 
-// An originationBench measures TLS to services.
-type originationBench struct {
+// A tlsBench measures TLS that the proxies take part in.
+type tlsBench struct {
 	*suite
-	kinds []originationPart
+	kinds []tlsPart
 }
 
-type originationPart struct {
-	origination
+type tlsPart struct {
+	tlsKind
 	suite *suite
 }
 
-// newOriginations is the part of the suite about them, for those that o names.
-func (s *suite) newOriginations(o options) (*originationBench, error) {
-	re, err := regexp.Compile(o.originate)
+// newTLS is the part of the suite about TLS, for the kinds that o names.
+func (s *suite) newTLS(o options) (*tlsBench, error) {
+	re, err := regexp.Compile(o.tls)
 	if err != nil {
-		return nil, fmt.Errorf("-originate: %w", err)
+		return nil, fmt.Errorf("-tls: %w", err)
 	}
 	only, err := regexp.Compile(o.only)
 	if err != nil {
 		return nil, fmt.Errorf("-only: %w", err)
 	}
-	b := &originationBench{suite: s}
-	for _, kind := range originations() {
+	b := &tlsBench{suite: s}
+	for _, kind := range tlsKinds() {
 		if !re.MatchString(kind.name) {
 			continue
 		}
 		part := *s
-		part.steps, part.role, part.results, part.trouble, part.live = originationSteps(), "carry", make(results), nil, nil
+		part.steps, part.role, part.results, part.trouble, part.live = tlsSteps(), "carry", make(results), nil, nil
 		part.peers = nil
 		for _, p := range kind.peers() {
 			if only.MatchString(p.name) {
 				part.peers = append(part.peers, p)
 			}
 		}
-		b.kinds = append(b.kinds, originationPart{kind, &part})
+		b.kinds = append(b.kinds, tlsPart{kind, &part})
 	}
 	return b, nil
 }
 
-func (b *originationBench) run(ctx context.Context) error {
+func (b *tlsBench) run(ctx context.Context) error {
+	if len(b.kinds) == 0 {
+		return nil
+	}
+	service, err := startHelper("tlsservice")
+	if err != nil {
+		return err
+	}
+	defer service.stop()
+	var addr string
+	if _, err := fmt.Fscanln(service.out, &addr); err != nil {
+		return fmt.Errorf("the TLS service's address: %w", err)
+	}
 	for _, kind := range b.kinds {
-		services, err := startHelper("tlsservice")
-		if err != nil {
-			return err
-		}
-		if _, err = fmt.Fscanln(services.out, &kind.suite.rig.tlsService); err == nil {
-			err = kind.suite.run(ctx)
-		}
-		services.stop()
-		if err != nil {
+		kind.suite.rig.tlsService = addr
+		if err := kind.suite.run(ctx); err != nil {
 			return fmt.Errorf("%s: %w", kind.name, err)
 		}
 	}
 	return nil
 }
 
-const originationPreface = `
-## TLS to services
+const tlsPreface = `
+## TLS at the proxy
 
-Each connection to the service is a full handshake of TLS 1.3 with ECDSA P-256, X25519 and AES-128-GCM in which the proxy verifies the
-service's certificate; no session is resumed. culvert also offers a post-quantum key share (X25519MLKEM768), which the others do not have
-and the service does not take: an eighth of culvert's CPU per connection. The service and the load generator are Go programs, whose cost
-is in no figure but takes the cores. Each cell: median, median ratio to haproxy in the same round, half the range.
+Each TLS connection, from the client and to the service, is a full handshake of TLS 1.3 with ECDSA P-256, X25519 and AES-128-GCM; no
+session is resumed. Where the proxy speaks TLS to the service, it verifies the service's certificate, and culvert also offers a
+post-quantum key share (X25519MLKEM768), which the others do not have and the service does not take: an eighth of culvert's CPU per
+originated connection. The load generator and the service are programs of their own, whose cost is in no figure but takes the cores.
+Each cell: median, median ratio to haproxy in the same round, half the range.
 `
 
 // report writes the tables.
-func (b *originationBench) report(w io.Writer) {
+func (b *tlsBench) report(w io.Writer) {
 	if len(b.kinds) > 0 {
-		_, _ = io.WriteString(w, originationPreface)
+		_, _ = io.WriteString(w, tlsPreface)
 	}
 	for _, kind := range b.kinds {
 		fmt.Fprintf(w, "\n%s\n\n", kind.title)
@@ -131,15 +148,15 @@ func (b *originationBench) report(w io.Writer) {
 		for _, p := range kind.suite.peers {
 			names = append(names, p.name)
 		}
-		kind.suite.results.table(w, names, "haproxy", originationRows())
+		kind.suite.results.table(w, names, "haproxy", tlsRows())
 		for _, t := range kind.suite.trouble {
 			fmt.Fprintf(w, "\nTROUBLE  %s\n", t)
 		}
 	}
 }
 
-// originationSteps are what is done. The ids are those of originationRows.
-func originationSteps() []step {
+// tlsSteps are what is done. The ids are those of tlsRows.
+func tlsSteps() []step {
 	all := []step{{name: "conns64", run: func(ctx context.Context, s *suite, p *running) (map[string]float64, error) {
 		r, cpu, err := s.measure(ctx, p, job{Op: "conns", N: 64})
 		return map[string]float64{"conns64": float64(r.Count) / r.Took.Seconds(), "cpuconns64": micros(cpu) / float64(r.Count)}, err
@@ -156,8 +173,8 @@ func originationSteps() []step {
 	return all
 }
 
-// originationRows are the lines of a table.
-func originationRows() []row {
+// tlsRows are the lines of a table.
+func tlsRows() []row {
 	return []row{
 		{id: "conns64", title: "full handshakes/s, 64 workers", more: true},
 		{id: "cpuconns64", title: "CPU per connection, 64 workers, us", digit: 1},
@@ -173,39 +190,54 @@ func originationRows() []row {
 }
 
 // peers are who does it.
-func (o *origination) peers() []*peer {
-	o.prefix = "svc"
+func (k *tlsKind) peers() []*peer {
+	k.prefix = "svc"
 	ready := func(ctx context.Context, addr string) error {
-		return (&caller{carrier: &o.carrier, to: addr}).echo(ctx)
+		return (&caller{carrier: &k.carrier, to: addr}).echo(ctx)
 	}
 	return []*peer{
-		{name: us, carrier: &o.carrier, ready: ready, command: o.culvertCommand, collect: collectCulvert},
-		{name: "haproxy", carrier: &o.carrier, ready: ready, command: o.haproxyCommand},
-		{name: "nginx", carrier: &o.carrier, ready: ready, command: o.nginxCommand},
+		{name: us, carrier: &k.carrier, ready: ready, command: k.culvertCommand, collect: collectCulvert},
+		{name: "haproxy", carrier: &k.carrier, ready: ready, command: k.haproxyCommand},
+		{name: "nginx", carrier: &k.carrier, ready: ready, command: k.nginxCommand},
 	}
 }
 
-func (o *origination) culvertCommand(r rig) (*exec.Cmd, error) {
+// endpoint is the address of the service.
+func (k *tlsKind) endpoint(r rig) string {
+	if k.originated {
+		return r.tlsService
+	}
+	return r.target(0)
+}
+
+func (k *tlsKind) culvertCommand(r rig) (*exec.Cmd, error) {
+	listener, service := "service: "+serviceName(0)+":443", ""
+	if k.terminated {
+		listener = fmt.Sprintf("tls: {certificateFile: %s, keyFile: %s, names: [%s], protocols: [tcp]}", keyFile("bench.crt"), keyFile("bench.key"), quicName)
+	}
+	if k.originated {
+		service = fmt.Sprintf("tls: {serverName: %s, caFile: %s}", quicName, keyFile("ca.crt"))
+	}
 	file, err := r.write("culvert.yaml", fmt.Sprintf(`listeners:
   - {address: "%s", %s}
 admin: %s
 limits: {maxPendingConnections: -1, firstByteTimeout: 60s, handshakeTimeout: 60s}
 log: {level: error}
 services:
-  - names: [%s, %[5]s]
+  - names: [%s, %s]
     ports: [443]
-    endpoints: ["%[6]s"]
-    tls: {serverName: %[5]s, caFile: %[7]s}
-`, r.listen, o.culvert, r.admin, serviceName(0), quicName, r.tlsService, keyFile("ca.crt")))
+    endpoints: ["%s"]
+    %s
+`, r.listen, listener, r.admin, serviceName(0), quicName, k.endpoint(r), service))
 	if err != nil {
 		return nil, err
 	}
 	return exec.Command(r.culvert, "gateway", "--config", file), nil
 }
 
-func (o *origination) haproxyCommand(r rig) (*exec.Cmd, error) {
-	options := ""
-	if o.ends {
+func (k *tlsKind) haproxyCommand(r rig) (*exec.Cmd, error) {
+	bind, server := "", ""
+	if k.terminated {
 		var both []byte // HAProxy wants the key in the same file
 		for _, name := range []string{"bench.crt", "bench.key"} {
 			pem, err := os.ReadFile(keyFile(name))
@@ -218,11 +250,15 @@ func (o *origination) haproxyCommand(r rig) (*exec.Cmd, error) {
 		if err != nil {
 			return nil, err
 		}
-		options = "ssl crt " + file
+		bind = "ssl no-tls-tickets crt " + file
+	}
+	if k.originated {
+		server = fmt.Sprintf("ssl verify required ca-file %s sni str(%s) verifyhost %[2]s no-ssl-reuse", keyFile("ca.crt"), quicName)
 	}
 	file, err := r.write("haproxy.cfg", fmt.Sprintf(`global
 	nbthread 2
 	maxconn 8500
+	tune.ssl.cachesize 0
 	ssl-default-bind-ciphersuites TLS_AES_128_GCM_SHA256
 	ssl-default-server-ciphersuites TLS_AES_128_GCM_SHA256
 defaults
@@ -232,15 +268,25 @@ defaults
 	timeout server 1h
 listen services
 	bind %s %s
-	server s %s ssl verify required ca-file %s sni str(%[5]s) verifyhost %[5]s no-ssl-reuse
-`, r.listen, options, r.tlsService, keyFile("ca.crt"), quicName))
+	server s %s %s
+`, r.listen, bind, k.endpoint(r), server))
 	if err != nil {
 		return nil, err
 	}
 	return exec.Command("haproxy", "-db", "-q", "-f", file), nil
 }
 
-func (o *origination) nginxCommand(r rig) (*exec.Cmd, error) {
+func (k *tlsKind) nginxCommand(r rig) (*exec.Cmd, error) {
+	listen, client, service := "", "", ""
+	if k.terminated {
+		listen = "ssl "
+		client = fmt.Sprintf("ssl_certificate %s; ssl_certificate_key %s; ssl_protocols TLSv1.2 TLSv1.3; ssl_session_tickets off; ssl_conf_command Ciphersuites TLS_AES_128_GCM_SHA256;",
+			keyFile("bench.crt"), keyFile("bench.key"))
+	}
+	if k.originated {
+		service = fmt.Sprintf("proxy_ssl on; proxy_ssl_verify on; proxy_ssl_trusted_certificate %s; proxy_ssl_name %s; proxy_ssl_server_name on; proxy_ssl_session_reuse off; proxy_ssl_protocols TLSv1.2 TLSv1.3;",
+			keyFile("ca.crt"), quicName)
+	}
 	file, err := r.write("nginx.conf", fmt.Sprintf(`load_module %s;
 daemon off;
 user root;
@@ -255,18 +301,13 @@ stream {
 	proxy_timeout 1h;
 	proxy_half_close on;
 	server {
-		listen %s %s
+		listen %s %sreuseport backlog=4096;
+		%s
 		proxy_pass %s;
-		proxy_ssl on;
-		proxy_ssl_verify on;
-		proxy_ssl_trusted_certificate %s;
-		proxy_ssl_name %s;
-		proxy_ssl_server_name on;
-		proxy_ssl_session_reuse off;
-		proxy_ssl_protocols TLSv1.2 TLSv1.3;
+		%s
 	}
 }
-`, nginxModule, r.dir, r.listen, o.nginx, r.tlsService, keyFile("ca.crt"), quicName))
+`, nginxModule, r.dir, r.listen, listen, client, k.endpoint(r), service))
 	if err != nil {
 		return nil, err
 	}
