@@ -88,6 +88,10 @@ func hint(zones ...string) func(*discoveryv1.Endpoint) {
 	}
 }
 
+func zone(z string) func(*discoveryv1.Endpoint) {
+	return func(e *discoveryv1.Endpoint) { e.Zone = &z }
+}
+
 func pod(uid string) func(*discoveryv1.Endpoint) {
 	return func(e *discoveryv1.Endpoint) {
 		e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Name: uid, UID: types.UID(uid)}

@@ -40,7 +40,8 @@ type Endpoint struct {
 	Pod   uint64   // a hash of who it is; 0 where that is not said
 	Host  string   // its hostname, in lower case; "" where there is none, or it is no label
 	Node  string   // that it is on
-	Zones []string // hints
+	Zone  string   // that it is in; "" where that is not said
+	Hints []string // the zones that it is for; nil where that is not said
 	State State
 }
 
@@ -77,9 +78,12 @@ func Of(e *discoveryv1.Endpoint) (out Endpoint, ok bool) {
 	if e.NodeName != nil {
 		out.Node = Shared(*e.NodeName)
 	}
+	if e.Zone != nil && isZone(*e.Zone) {
+		out.Zone = Shared(*e.Zone)
+	}
 	if e.Hints != nil {
 		for _, z := range e.Hints.ForZones {
-			out.Zones = append(out.Zones, Shared(z.Name))
+			out.Hints = append(out.Hints, Shared(z.Name))
 		}
 	}
 	if t := e.TargetRef; t != nil {
@@ -132,12 +136,38 @@ func IsLabel(s string) bool {
 	return true
 }
 
+// isZone reports whether s has the characters and the length of a label's value, as the zone of a node
+// has. An EndpointSlice that somebody made by hand may say anything else.
+func isZone(s string) bool {
+	const most = 63
+	if s == "" || len(s) > most {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// CompareZones is an order of the zones that two slices say of one address: an address has the first
+// one, so that it does not matter which slice is read first. Known zones come before "".
+func CompareZones(a, b string) int {
+	if (a == "") != (b == "") {
+		return strings.Compare(b, a)
+	}
+	return strings.Compare(a, b)
+}
+
 // Before is an order of what two slices say of one address.
 func (e *Endpoint) Before(o *Endpoint) bool {
 	if (e.Host == "") != (o.Host == "") {
 		return e.Host != ""
 	}
-	return cmp.Or(cmp.Compare(e.Host, o.Host), cmp.Compare(e.Pod, o.Pod)) < 0
+	return cmp.Or(cmp.Compare(e.Host, o.Host), cmp.Compare(e.Pod, o.Pod), CompareZones(e.Zone, o.Zone)) < 0
 }
 
 // The values of Choice.Prefer.
@@ -180,8 +210,8 @@ func (c Choice) Choose(parts []Part, use func(e *Endpoint, port uint16)) {
 			e := &p.Endpoints[i]
 			best = max(best, e.State)
 			if e.State == Ready {
-				hinted = hinted && len(e.Zones) > 0
-				here = here || slices.Contains(e.Zones, c.Zone)
+				hinted = hinted && len(e.Hints) > 0
+				here = here || slices.Contains(e.Hints, c.Zone)
 			}
 		}
 	}
@@ -191,7 +221,7 @@ func (c Choice) Choose(parts []Part, use func(e *Endpoint, port uint16)) {
 	near := best == Ready && c.Zone != "" && hinted && here && !c.Headless
 	for _, p := range parts {
 		for i := range p.Endpoints {
-			if e := &p.Endpoints[i]; e.State == best && (!near || slices.Contains(e.Zones, c.Zone)) {
+			if e := &p.Endpoints[i]; e.State == best && (!near || slices.Contains(e.Hints, c.Zone)) {
 				use(e, p.Port)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
@@ -71,8 +72,8 @@ func TestOf(t *testing.T) {
 }
 
 func TestChoose(t *testing.T) {
-	at := func(addr string, s State, zones ...string) Endpoint {
-		return Endpoint{Addr: netip.MustParseAddr(addr), State: s, Zones: zones}
+	at := func(addr string, s State, hints ...string) Endpoint {
+		return Endpoint{Addr: netip.MustParseAddr(addr), State: s, Hints: hints}
 	}
 	one, two := "10.0.0.1", "10.0.0.2"
 	for _, tt := range []struct {
@@ -140,5 +141,42 @@ func TestChoiceOf(t *testing.T) {
 	}
 	if got := ChoiceOf(&corev1.Service{}, "", ""); got != (Choice{}) {
 		t.Errorf("got %+v", got)
+	}
+}
+
+func TestZones(t *testing.T) {
+	zoneOf := func(zone *string) string {
+		e, ok := Of(&discoveryv1.Endpoint{Addresses: []string{"10.0.0.1"}, Zone: zone})
+		if !ok || e.Hints != nil {
+			t.Errorf("got %+v, %t, want an endpoint without hints", e, ok)
+		}
+		return e.Zone
+	}
+	for zone, want := range map[string]string{
+		"west-1a": "west-1a", "Zone_1.b": "Zone_1.b", strings.Repeat("z", 63): strings.Repeat("z", 63),
+		"": "", strings.Repeat("z", 64): "", "west 1a": "", "west\n1a": "", "wést": "",
+	} {
+		if got := zoneOf(&zone); got != want {
+			t.Errorf("zone %q: got %q, want %q", zone, got, want)
+		}
+	}
+	if got := zoneOf(nil); got != "" {
+		t.Errorf("without a zone: got %q, want none", got)
+	}
+	one, two := zoneOf(ref(strings.Clone("west-1a"))), zoneOf(ref(strings.Clone("west-1a")))
+	if unsafe.StringData(one) != unsafe.StringData(two) {
+		t.Error("two endpoints in one zone have a copy each of its name, want one for both")
+	}
+}
+
+func TestCompareZones(t *testing.T) {
+	zones := []string{"", "west-1b", "", "west-1a"}
+	slices.SortFunc(zones, CompareZones)
+	if want := []string{"west-1a", "west-1b", "", ""}; !slices.Equal(zones, want) {
+		t.Errorf("got %q, want %q", zones, want)
+	}
+	known, unknown := Endpoint{Zone: "west-1a"}, Endpoint{}
+	if !known.Before(&unknown) || unknown.Before(&known) {
+		t.Error("an endpoint whose zone is known does not come before one whose zone is not")
 	}
 }

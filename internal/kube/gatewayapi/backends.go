@@ -300,7 +300,7 @@ func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Cho
 	}
 	pods := map[netip.Addr]uint64{}
 	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) {
-		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port})
+		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port, Zone: e.Zone})
 		if pod := pods[e.Addr]; pod == 0 || e.Pod != 0 && e.Pod < pod {
 			pods[e.Addr] = e.Pod // the same of two slices that differ, in any order
 		}
@@ -316,9 +316,9 @@ func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Cho
 	}
 	// Slices are in no order, and an endpoint that moves may be in two of them.
 	slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int {
-		return cmp.Or(a.Addr.Compare(b.Addr), int(a.Port)-int(b.Port))
+		return cmp.Or(a.Addr.Compare(b.Addr), int(a.Port)-int(b.Port), endpoints.CompareZones(a.Zone, b.Zone))
 	})
-	s.Endpoints = slices.Compact(s.Endpoints)
+	s.Endpoints = slices.CompactFunc(s.Endpoints, func(a, b registry.Endpoint) bool { return a.Addr == b.Addr && a.Port == b.Port })
 	return s
 }
 

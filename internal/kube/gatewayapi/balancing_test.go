@@ -187,3 +187,46 @@ func TestControllerFollowsAnnotations(t *testing.T) {
 		}
 	})
 }
+
+// Backends' endpoints have the zones that EndpointSlices say, and each is there once.
+func TestBackendsHaveZones(t *testing.T) {
+	slice := func(name, endpoints string) string {
+		return "\n---\nkind: EndpointSlice\nmetadata: {namespace: a, name: " + name + ", labels: {kubernetes.io/service-name: s}}\naddressType: IPv4\nports: [{port: 80}]\nendpoints: [" + endpoints + "]\n"
+	}
+	w := inputsOf(t, base, edge(tcp), testRoute("TCPRoute", "r", "", "{name: s, port: 80}")+"\n---\nkind: Service\nmetadata: {namespace: a, name: s}\nspec: {ports: [{port: 80}]}\n"+
+		slice("1", "{addresses: [10.0.0.1], zone: b}, {addresses: [10.0.0.2], zone: b}, {addresses: [10.0.0.3]}, {addresses: [10.0.0.4]}")+
+		slice("2", "{addresses: [10.0.0.1], zone: a}, {addresses: [10.0.0.3], zone: a}"))
+	w.Zone = "a" // hints are heeded for it, and there are none
+	f := w.Objects.(*fixture)
+	for range 2 {
+		res := Translate(w)
+		s := backendsOf(&res.Snapshot)["Service a/s:80"]
+		if s == nil {
+			t.Fatal("got no service")
+		}
+		var got []string
+		for _, e := range s.Endpoints {
+			got = append(got, e.String()+" "+e.Zone)
+		}
+		if all, want := strings.Join(got, ", "), "10.0.0.1:80 a, 10.0.0.2:80 b, 10.0.0.3:80 a, 10.0.0.4:80 "; all != want {
+			t.Errorf("got %q, want %q", all, want)
+		}
+		// A connection goes to the zone of the gateway.
+		reg := &registry.Registry{Mesh: registry.Mesh{TopologyZone: "b"}}
+		table, err := reg.Merge(res.Snapshot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reg.Swap(table)
+		for range 10 {
+			to, err := reg.Resolve(t.Context(), &tunnel.Request{Listener: "gateway/a/edge/tcp"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if first := to.Endpoints[0].Addr.String(); first != "10.0.0.2:80" {
+				t.Errorf("got %s first, want 10.0.0.2:80, which is in the gateway's zone", first)
+			}
+		}
+		slices.Reverse(f.slices)
+	}
+}
