@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -391,4 +393,22 @@ func TestJudgePaced(t *testing.T) {
 	if page.String() != want {
 		t.Errorf("got\n%swant\n%s", page.String(), want)
 	}
+}
+
+// A peer that never becomes ready is reported with the reason, not with the end of the
+// time that it had.
+func TestAwaitReportsTheReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		r := &running{done: make(chan error, 1), peer: &peer{ready: func(ctx context.Context, _ string) error {
+			if calls++; calls < 3 {
+				return errors.New("another cipher")
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		}}}
+		if err := r.await(t.Context()); err == nil || !strings.Contains(err.Error(), "another cipher") {
+			t.Errorf("error %v, want one with %q", err, "another cipher")
+		}
+	})
 }

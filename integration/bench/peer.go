@@ -160,13 +160,17 @@ func (r *running) await(ctx context.Context) error {
 			return fmt.Errorf("ended at start: %w", errors.Join(err, last))
 		case <-tick.C:
 		}
+		var err error
 		if r.ready != nil {
-			last = r.ready(ctx, r.addr.String())
+			err = r.ready(ctx, r.addr.String())
 		} else {
-			last = echoThrough(ctx, r.addr.String(), serviceName(r.rig.routes-1))
+			err = echoThrough(ctx, r.addr.String(), serviceName(r.rig.routes-1))
 		}
-		if last == nil {
+		if err == nil {
 			return nil
+		}
+		if last == nil || ctx.Err() == nil { // the end of the time says nothing of the cause
+			last = err
 		}
 	}
 }
