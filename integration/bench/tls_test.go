@@ -39,6 +39,11 @@ func TestTLS(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
+	for _, kind := range b.kinds {
+		if kind.name == "terminated" {
+			noTickets(ctx, t, kind.suite)
+		}
+	}
 	if err := b.run(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -58,6 +63,54 @@ func TestTLS(t *testing.T) {
 	b.report(&page)
 	if want := "| | culvert | haproxy | nginx |"; strings.Count(page.String(), want) != len(tlsKinds()) {
 		t.Errorf("the page has not %d tables that begin with %q:\n%s", len(tlsKinds()), want, page.String())
+	}
+}
+
+// noTickets checks that no proxy of s spends time on tickets, which no client here uses.
+func noTickets(ctx context.Context, t *testing.T, s *suite) {
+	stop, err := s.cast()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	for _, p := range s.peers {
+		run, err := p.start(ctx, s.rig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer run.stop()
+		tickets := new(ticketCounter)
+		config := toProxy()
+		config.ServerName, config.ClientSessionCache = quicName, tickets
+		c, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", run.addr.String())
+		if err != nil {
+			t.Fatalf("%s: %v", p.name, err)
+		}
+		defer c.Close()
+		h, err := hello(serviceName(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(opening(h, cmdEcho, 0)); err != nil {
+			t.Fatalf("%s: %v", p.name, err)
+		}
+		if err := trip(c, make([]byte, payloadLen)); err != nil { // tickets come before it
+			t.Fatalf("%s: %v", p.name, err)
+		}
+		if *tickets > 0 {
+			t.Errorf("%s sent %d tickets, want none", p.name, *tickets)
+		}
+	}
+}
+
+// A ticketCounter is a tls.ClientSessionCache that keeps nothing.
+type ticketCounter int
+
+func (*ticketCounter) Get(string) (*tls.ClientSessionState, bool) { return nil, false }
+
+func (n *ticketCounter) Put(_ string, s *tls.ClientSessionState) {
+	if s != nil {
+		*n++
 	}
 }
 
